@@ -1,0 +1,285 @@
+/* Headrace: exact, IO-aware attention. The C ABI: every way into the library goes through this
+ * header.
+ *
+ * Conventions
+ *   - Every function returns a headrace_status (or a plain value that cannot fail). The text of the
+ * last error of the calling thread is headrace_last_error().
+ *   - Every struct that may grow begins with `struct_size`; the *_init functions fill it in
+ * together with the defaults. Call them, then set what you need.
+ *   - Tensors are borrowed views: nothing is copied or kept after the call returns.
+ *   - Strides are in elements, may be zero or negative for inputs; the innermost one (head_dim)
+ * is 1.
+ *   - Nothing is printed, no exception crosses this boundary, the library never exits or aborts.
+ *   - Thread safety: all functions may be called from any thread at any time. A plan is immutable
+ * and may be run by several threads at once as long as each brings its own workspace and outputs.
+ */
+#ifndef HEADRACE_HEADRACE_H_
+#define HEADRACE_HEADRACE_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define HEADRACE_VERSION_MAJOR 0
+#define HEADRACE_VERSION_MINOR 1
+#define HEADRACE_VERSION_PATCH 0
+
+#if defined(_WIN32)
+#define HEADRACE_API
+#else
+#define HEADRACE_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- status
+ * -------------------------------------------------------------------------------------- */
+
+typedef enum headrace_status {
+  HEADRACE_OK = 0,
+  HEADRACE_INVALID_ARGUMENT =
+      1, /* an argument broke a rule; the text names it, its value, the rule, the remedy */
+  HEADRACE_UNSUPPORTED =
+      2, /* valid, but no kernel of this build and device takes it; the text lists why */
+  HEADRACE_OUT_OF_MEMORY = 3,
+  HEADRACE_DEVICE_ERROR = 4,
+  HEADRACE_IO_ERROR = 5,
+  HEADRACE_INTERNAL = 6
+} headrace_status;
+
+/* Text of the last error on this thread; "" if there was none. Valid until the next call on this
+ * thread. */
+HEADRACE_API const char* headrace_last_error(void);
+/* "invalid_argument", "unsupported", ... */
+HEADRACE_API const char* headrace_status_name(headrace_status status);
+
+/* ---- version and build
+ * --------------------------------------------------------------------------- */
+
+/* "MAJOR.MINOR.PATCH" of the library that is loaded (the macros above are those it was compiled
+ * against). */
+HEADRACE_API const char* headrace_version(void);
+/* One line: version, compiler, dtypes, head dims, instruction sets, CUDA architectures of this
+ * build. */
+HEADRACE_API const char* headrace_build_info(void);
+
+/* ---- tensors
+ * ------------------------------------------------------------------------------------- */
+
+typedef enum headrace_dtype {
+  HEADRACE_F32 = 0,
+  HEADRACE_F16 = 1,
+  HEADRACE_BF16 = 2,
+  HEADRACE_F64 = 3,
+  HEADRACE_I32 = 4,
+  HEADRACE_U32 = 5,
+  HEADRACE_BOOL = 6 /* one byte; 0 is false, anything else is true */
+} headrace_dtype;
+
+typedef enum headrace_device_type { HEADRACE_CPU = 0, HEADRACE_CUDA = 1 } headrace_device_type;
+
+#define HEADRACE_MAX_RANK 6
+
+/* A borrowed view. `data == NULL && rank == 0` means "not given". */
+typedef struct headrace_tensor {
+  void* data;
+  int32_t dtype;       /* headrace_dtype */
+  int32_t device_type; /* headrace_device_type */
+  int32_t device_id;
+  int32_t rank;
+  int64_t shape[HEADRACE_MAX_RANK];
+  int64_t strides[HEADRACE_MAX_RANK]; /* in elements */
+} headrace_tensor;
+
+/* ---- devices
+ * ------------------------------------------------------------------------------------- */
+
+typedef enum headrace_cpu_isa {                          /* bits of headrace_device_info.cpu_isa */
+                                HEADRACE_ISA_AVX2 = 1,   /* AVX2 + FMA + F16C */
+                                HEADRACE_ISA_AVX512 = 2, /* AVX-512 F, BW, DQ, VL */
+                                HEADRACE_ISA_AVX512_BF16 = 4,
+                                HEADRACE_ISA_NEON = 8
+} headrace_cpu_isa;
+
+/* A plain value: plans can be made for a device that is not there (explain, tests). */
+typedef struct headrace_device_info {
+  size_t struct_size;
+  int32_t device_type; /* headrace_device_type */
+  int32_t device_id;
+  int32_t sm;        /* CUDA: compute capability * 10, for example 90; CPU: 0 */
+  int32_t num_units; /* CUDA: multiprocessors; CPU: threads that a call may use */
+  uint32_t cpu_isa;  /* CPU: headrace_cpu_isa bits */
+  uint32_t reserved;
+  int64_t l2_bytes; /* CPU: of one core; CUDA: of the device */
+  char name[96];
+} headrace_device_info;
+
+/* The CPU of this process: instruction sets, threads by affinity; honours HEADRACE_CPU_ISA and
+ * HEADRACE_NUM_THREADS. */
+HEADRACE_API headrace_status headrace_cpu_info(headrace_device_info* device);
+/* Parses "cpu", "cpu:avx2", "cpu:avx512:16", "sm90:132" into a device description. */
+HEADRACE_API headrace_status headrace_device_from_text(const char* text,
+                                                       headrace_device_info* device);
+
+/* ---- attention
+ * ----------------------------------------------------------------------------------- */
+
+typedef enum headrace_causal {
+  HEADRACE_CAUSAL_NONE = 0,
+  HEADRACE_CAUSAL_BOTTOM_RIGHT =
+      1, /* query i sees keys j <= i + seqlen_k - seqlen_q: the last query sees the last key */
+  HEADRACE_CAUSAL_TOP_LEFT = 2 /* query i sees keys j <= i */
+} headrace_causal;
+
+typedef struct headrace_attention_options {
+  size_t struct_size;
+  double softmax_scale; /* NaN: head_dim^-0.5 (head_dim of q and k) */
+  double softcap;       /* 0: none; else c: score = c * tanh(score / c) */
+  double dropout_p;     /* probability of dropping, 0 <= p < 1 */
+  uint64_t dropout_seed;
+  uint64_t dropout_offset;
+  int64_t window_left;  /* keys visible left of the diagonal, inclusive; -1: open */
+  int64_t window_right; /* keys visible right of the diagonal, inclusive; -1: open */
+  int64_t max_seqlen_q; /* ragged batches only: an upper bound of the lengths */
+  int64_t max_seqlen_k;
+  int32_t
+      causal; /* headrace_causal; also aligns the window and ALiBi (top-left only when asked for) */
+  int32_t num_splits; /* key splits; 0: by the rule (depends on the sequence's own lengths only) */
+  int32_t
+      strict_fallback; /* 1: error "unsupported" where only the last kernel of the list would run */
+  int32_t strict_rows; /* 1: a row has the same bits whatever seqlen_q it came with (prefill =
+                          decode) */
+  int32_t
+      checked; /* 1: lengths that live on a device are validated on the host first (synchronises) */
+  int32_t reserved;
+} headrace_attention_options;
+
+HEADRACE_API void headrace_attention_options_init(headrace_attention_options* options);
+
+/* Dense: q [batch, seqlen_q, num_heads, head_dim], k [batch, seqlen_k, num_kv_heads, head_dim],
+ *        v [batch, seqlen_k, num_kv_heads, head_dim_v], out [batch, seqlen_q, num_heads,
+ * head_dim_v]. Ragged (cu_seqlens_q and cu_seqlens_k given): the first two axes become one of all
+ * rows, [total, heads, dim]. Everything below `out` is optional; leave it zeroed when absent. */
+typedef struct headrace_attention_tensors {
+  size_t struct_size;
+  headrace_tensor q, k, v, out;
+  headrace_tensor lse; /* f32 out (f64 with f64 inputs), natural log: [batch, num_heads, seqlen_q],
+                          ragged [num_heads, total_q] */
+  headrace_tensor cu_seqlens_q; /* i32 [batch + 1], starts at 0, never decreases, ends at total_q */
+  headrace_tensor cu_seqlens_k; /* i32 [batch + 1] */
+  headrace_tensor
+      alibi_slopes; /* f32 [num_heads] or [batch, num_heads]: score += -slope * |i + shift - j| */
+  headrace_tensor bias; /* dtype of q or f32; [batch, num_heads, seqlen_q, seqlen_k], any axis may
+                           have size 1 or stride 0; ragged [num_heads, total_q, max_seqlen_k] */
+  headrace_tensor mask; /* bool, true = keep; shaped like bias */
+  headrace_tensor tree_mask; /* u32 [batch, seqlen_q, words], ragged [total_q, words]: bit j of row
+                                i says whether query i sees key seqlen_k - seqlen_q + j; earlier
+                                keys are all visible, bits beyond seqlen_q are ignored; words >=
+                                ceil(seqlen_q / 32), seqlen_q <= seqlen_k */
+  headrace_tensor sinks;     /* f32 [num_heads]: a logit that joins the denominator only */
+  headrace_tensor probs;     /* f32 out [batch, num_heads, seqlen_q, seqlen_k], for debugging small
+                                shapes: softmax after     dropout; dense batches only */
+} headrace_attention_tensors;
+
+HEADRACE_API void headrace_attention_tensors_init(headrace_attention_tensors* tensors);
+
+/* Shapes and features of one call, validated; no pointers. */
+typedef struct headrace_problem {
+  size_t struct_size;
+  int64_t batch, seqlen_q, seqlen_k; /* ragged: seqlen_* are max_seqlen_* */
+  int64_t total_q, total_k;          /* ragged: rows of q and k; dense: 0 */
+  int64_t num_heads, num_kv_heads, head_dim, head_dim_v;
+  int64_t window_left, window_right; /* -1: open */
+  double softmax_scale, softcap, dropout_p;
+  int32_t dtype;      /* of q, k, v, out */
+  int32_t bias_dtype; /* headrace_dtype, -1: no bias */
+  int32_t causal;     /* headrace_causal */
+  int32_t num_splits; /* 0: by the rule */
+  int32_t is_ragged, has_alibi, has_mask, has_tree_mask, has_sinks, has_lse, has_probs;
+  int32_t strict_fallback, strict_rows, checked;
+} headrace_problem;
+
+/* Defaults: f32, everything 1 or absent. */
+HEADRACE_API void headrace_problem_init(headrace_problem* problem);
+/* Validates the tensors and options of one call and fills `problem`. Reads shapes and strides only.
+ */
+HEADRACE_API headrace_status headrace_attention_problem(const headrace_attention_tensors* tensors,
+                                                        const headrace_attention_options* options,
+                                                        headrace_problem* problem);
+
+typedef struct headrace_plan headrace_plan; /* immutable */
+
+/* Chooses the kernel and its schedule. Pure: reads no device, keeps no pointer. */
+HEADRACE_API headrace_status headrace_plan_attention(const headrace_problem* problem,
+                                                     const headrace_device_info* device,
+                                                     headrace_plan** plan);
+HEADRACE_API void headrace_plan_destroy(headrace_plan* plan); /* NULL is fine */
+HEADRACE_API size_t headrace_plan_workspace_bytes(const headrace_plan* plan);
+HEADRACE_API int headrace_plan_is_fallback(const headrace_plan* plan);
+HEADRACE_API const char* headrace_plan_kernel(const headrace_plan* plan);
+/* Many lines of text: the kernels in order, why each refused, the schedule of the one that was
+ * chosen. Valid as long as the plan. */
+HEADRACE_API const char* headrace_plan_explain(const headrace_plan* plan);
+/* Runs the plan. `tensors` must have the shapes and features of the plan's problem; `options` gives
+ * the dropout seed and offset (NULL: zeros); the workspace has at least
+ * headrace_plan_workspace_bytes() bytes (any alignment; NULL when that is 0) on the plan's device.
+ * No allocation, no synchronisation with the device. On CPU `stream` is NULL and the result is
+ * there on return. */
+HEADRACE_API headrace_status headrace_plan_run(const headrace_plan* plan,
+                                               const headrace_attention_tensors* tensors,
+                                               const headrace_attention_options* options,
+                                               void* workspace, size_t workspace_bytes,
+                                               void* stream);
+/* HEADRACE_OK where a kernel of this build takes the problem on the device, else the reasons in the
+ * error text. */
+HEADRACE_API headrace_status headrace_attention_supports(const headrace_problem* problem,
+                                                         const headrace_device_info* device);
+/* Validate + plan + run in one call. `workspace` NULL with 0 bytes: one is allocated for the call
+ * and freed (CPU). */
+HEADRACE_API headrace_status headrace_attention_forward(const headrace_attention_tensors* tensors,
+                                                        const headrace_attention_options* options,
+                                                        void* workspace, size_t workspace_bytes,
+                                                        void* stream);
+/* Reads and clears the sticky error that kernels set when lengths on the device were out of bounds.
+ */
+HEADRACE_API headrace_status headrace_check(int32_t device_type, int32_t device_id, void* stream);
+
+/* ---- the support matrix
+ * -------------------------------------------------------------------------- */
+
+/* The kernels of a device type, in the order in which they are asked. name: "cpu_avx2_fwd";
+ * summary: what it takes. */
+HEADRACE_API int headrace_num_kernels(int32_t device_type);
+HEADRACE_API const char* headrace_kernel_name(int32_t device_type, int index);
+HEADRACE_API const char* headrace_kernel_summary(int32_t device_type, int index);
+/* Why the kernel refuses this problem on this device; "" when it takes it, NULL for a bad index or
+ * struct. */
+HEADRACE_API const char* headrace_kernel_refusal(const headrace_problem* problem,
+                                                 const headrace_device_info* device, int index);
+
+/* ---- the host program's say
+ * ---------------------------------------------------------------------- */
+
+typedef enum headrace_log_level {
+  HEADRACE_LOG_INFO = 0,
+  HEADRACE_LOG_WARNING = 1
+} headrace_log_level;
+/* Receives what the library would like to say (a fallback and its reasons). Default: none. Called
+ * on the thread that made the plan. */
+typedef void (*headrace_log_fn)(void* user, headrace_log_level level, const char* text);
+HEADRACE_API void headrace_set_log(headrace_log_fn fn, void* user);
+
+/* The host program's own threads instead of ours: `run(user, n, task, task_arg)` calls
+ * task(task_arg, i) for every i in [0, n), on as many threads as it likes, and returns when all are
+ * done. NULL restores the built-in pool. */
+typedef void (*headrace_task_fn)(void* task_arg, int index);
+typedef void (*headrace_executor_fn)(void* user, int num_tasks, headrace_task_fn task,
+                                     void* task_arg);
+HEADRACE_API void headrace_set_executor(headrace_executor_fn run, void* user);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* HEADRACE_HEADRACE_H_ */

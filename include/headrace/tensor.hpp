@@ -1,0 +1,225 @@
+// TensorView: a borrowed, strided view of memory that somebody else owns. Header-only, no library
+// calls.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+
+#include "headrace/headrace.h"
+
+namespace headrace {
+
+enum class DType : std::int32_t {
+  f32 = HEADRACE_F32,
+  f16 = HEADRACE_F16,
+  bf16 = HEADRACE_BF16,
+  f64 = HEADRACE_F64,
+  i32 = HEADRACE_I32,
+  u32 = HEADRACE_U32,
+  boolean = HEADRACE_BOOL,
+};
+
+// Bytes of one element; 0 for a value that is no dtype.
+constexpr std::size_t dtype_bytes(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return 4;
+    case DType::f16:
+      return 2;
+    case DType::bf16:
+      return 2;
+    case DType::f64:
+      return 8;
+    case DType::i32:
+      return 4;
+    case DType::u32:
+      return 4;
+    case DType::boolean:
+      return 1;
+  }
+  return 0;
+}
+
+constexpr const char* dtype_name(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return "f32";
+    case DType::f16:
+      return "f16";
+    case DType::bf16:
+      return "bf16";
+    case DType::f64:
+      return "f64";
+    case DType::i32:
+      return "i32";
+    case DType::u32:
+      return "u32";
+    case DType::boolean:
+      return "bool";
+  }
+  return "unknown";
+}
+
+// The C struct with methods. All operations are views: none touches the data. Those that may be
+// impossible without a copy return nullopt. Shapes hold int64 sizes, strides are in elements.
+struct TensorView : headrace_tensor {
+  constexpr TensorView() : headrace_tensor{} {}
+  constexpr explicit TensorView(const headrace_tensor& t) : headrace_tensor(t) {}
+
+  // A row-major contiguous view: TensorView(q.data(), DType::f32, {batch, seqlen, num_heads,
+  // head_dim}).
+  TensorView(const void* ptr, DType type, std::initializer_list<std::int64_t> sizes)
+      : headrace_tensor{} {
+    data = const_cast<void*>(ptr);
+    dtype = static_cast<std::int32_t>(type);
+    for (std::int64_t size : sizes) {
+      if (rank == HEADRACE_MAX_RANK) break;
+      shape[rank++] = size;
+    }
+    set_contiguous_strides();
+  }
+
+  constexpr DType type() const { return static_cast<DType>(dtype); }
+  constexpr bool is_given() const { return data != nullptr || rank != 0; }
+
+  constexpr std::int64_t num_elements() const {
+    std::int64_t n = 1;
+    for (int i = 0; i < rank; ++i) n *= shape[i];
+    return n;
+  }
+
+  // True when the elements lie row-major without gaps (axes of size 1 do not count; empty views are
+  // contiguous).
+  constexpr bool is_contiguous() const {
+    if (num_elements() == 0) return true;
+    std::int64_t expected = 1;
+    for (int i = rank - 1; i >= 0; --i) {
+      if (shape[i] == 1) continue;
+      if (strides[i] != expected) return false;
+      expected *= shape[i];
+    }
+    return true;
+  }
+
+  // Axes in a new order: BHSD memory read as BSHD is view.permute({0, 2, 1, 3}).
+  std::optional<TensorView> permute(std::initializer_list<int> axes) const {
+    if (static_cast<int>(axes.size()) != rank) return std::nullopt;
+    TensorView out = *this;
+    unsigned seen = 0;
+    int i = 0;
+    for (int axis : axes) {
+      if (axis < 0 || axis >= rank || (seen >> axis & 1u)) return std::nullopt;
+      seen |= 1u << axis;
+      out.shape[i] = shape[axis];
+      out.strides[i++] = strides[axis];
+    }
+    return out;
+  }
+
+  // [start, stop) of one axis, every `step`-th element; negative steps walk backwards from `start`
+  // down to `stop` (exclusive).
+  std::optional<TensorView> slice(int axis, std::int64_t start, std::int64_t stop,
+                                  std::int64_t step = 1) const {
+    if (axis < 0 || axis >= rank || step == 0 || step == INT64_MIN) return std::nullopt;
+    const std::int64_t n = shape[axis];
+    const bool forward = step > 0;
+    const bool in_range =
+        forward ? 0 <= start && start <= stop && stop <= n  //
+                : -1 <= stop && stop <= start && (start < n || (n == 0 && start == -1));
+    if (!in_range) return std::nullopt;
+    const std::int64_t span = forward ? stop - start : start - stop;
+    const std::int64_t stride = forward ? step : -step;
+    TensorView out = *this;
+    out.shape[axis] = span / stride + (span % stride != 0);
+    out.strides[axis] = strides[axis] * step;
+    if (out.shape[axis] > 0) out.advance(start * strides[axis]);
+    return out;
+  }
+
+  // One index of an axis; the axis disappears: packed.select(2, 0) is q of a packed [batch, seqlen,
+  // 3, heads, dim].
+  std::optional<TensorView> select(int axis, std::int64_t index) const {
+    if (axis < 0 || axis >= rank || index < 0 || index >= shape[axis]) return std::nullopt;
+    TensorView out = *this;
+    out.advance(index * strides[axis]);
+    for (int i = axis; i + 1 < rank; ++i) {
+      out.shape[i] = shape[i + 1];
+      out.strides[i] = strides[i + 1];
+    }
+    --out.rank;
+    out.shape[out.rank] = 0;
+    out.strides[out.rank] = 0;
+    return out;
+  }
+
+  // The same elements under another shape, where strides allow it (an axis may be split; neighbours
+  // that lie behind each other may be merged).
+  std::optional<TensorView> reshape(std::initializer_list<std::int64_t> sizes) const {
+    if (sizes.size() > HEADRACE_MAX_RANK) return std::nullopt;
+    TensorView out = *this;
+    out.rank = 0;
+    for (std::int64_t size : sizes) {
+      if (size < 0) return std::nullopt;
+      out.shape[out.rank++] = size;
+    }
+    if (out.num_elements() != num_elements()) return std::nullopt;
+    for (int i = out.rank; i < HEADRACE_MAX_RANK; ++i) out.shape[i] = out.strides[i] = 0;
+    if (num_elements() == 0) {
+      out.set_contiguous_strides();
+      return out;
+    }
+    if (!out.split_axes_of(*this)) return std::nullopt;
+    return out;
+  }
+
+ private:
+  void advance(std::int64_t elements) {
+    if (data == nullptr) return;  // shapes without data are fine to slice
+    data = static_cast<char*>(data) + elements * static_cast<std::int64_t>(dtype_bytes(type()));
+  }
+
+  void set_contiguous_strides() {
+    std::int64_t stride = 1;
+    for (int i = rank - 1; i >= 0; --i) {
+      strides[i] = stride;
+      stride *= shape[i];
+    }
+  }
+
+  // Walks both shapes from the back, matching runs of old axes that lie behind each other with runs
+  // of new axes.
+  bool split_axes_of(const TensorView& old) {
+    int i = old.rank - 1;
+    int j = rank - 1;
+    while (i >= 0 || j >= 0) {
+      while (i >= 0 && old.shape[i] == 1) --i;
+      if (i < 0) {
+        for (; j >= 0; --j) strides[j] = 1;  // only axes of size 1 are left
+        return true;
+      }
+      std::int64_t run = old.shape[i];
+      std::int64_t stride = old.strides[i];
+      const std::int64_t run_stride = stride;
+      std::int64_t covered = 1;
+      for (; j >= 0 && covered < run; --j) {
+        strides[j] = run_stride * covered;
+        covered *= shape[j];
+        while (covered > run &&
+               i > 0) {  // the new axis reaches into the next old one: they must be neighbours
+          --i;
+          if (old.shape[i] == 1) continue;
+          if (old.strides[i] != run_stride * run) return false;
+          run *= old.shape[i];
+        }
+      }
+      if (covered != run) return false;
+      --i;
+    }
+    return true;
+  }
+};
+
+}  // namespace headrace

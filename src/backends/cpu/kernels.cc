@@ -1,0 +1,7 @@
+#include "backends/cpu/kernels.h"
+
+namespace headrace::cpu {
+
+std::span<const Kernel> forward_kernels() { return {}; }
+
+}  // namespace headrace::cpu

@@ -1,0 +1,32 @@
+// A kernel: a row of an ordered list. It accepts a problem or says why not, plans it, launches it.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "base/error.h"
+#include "core/args.h"
+#include "core/plan.h"
+
+namespace headrace {
+
+struct Workspace {
+  void* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+using Stream = void*;  // null on CPU; cudaStream_t on CUDA
+
+struct Kernel {
+  std::string_view name;     // "cpu_avx2_fwd": <arch>_<phase>
+  std::string_view summary;  // one line for the support matrix
+  // Empty: accepts. Else the reason, for explain() and errors.
+  std::string (*refuses)(const Problem&, const DeviceInfo&);
+  Schedule (*plan)(const Problem&, const DeviceInfo&);
+  // Enqueues; the arguments were validated against the plan's problem. Allocates nothing.
+  Status (*launch)(const Plan&, const AttentionArgs&, Workspace, Stream);
+};
+
+}  // namespace headrace

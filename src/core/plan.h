@@ -1,0 +1,42 @@
+// A plan: the chosen kernel and its schedule, a pure function of (Problem, DeviceInfo). Printable,
+// immutable.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/problem.h"
+
+namespace headrace {
+
+struct Kernel;
+
+// What a kernel's plan() decides. Zero where a kernel has no such notion.
+struct Schedule {
+  std::int64_t tile_m = 0;      // query rows (queries x heads of a group) per tile
+  std::int64_t tile_n = 0;      // keys per tile
+  std::int64_t split_keys = 0;  // keys per split; 0: one split
+  std::int64_t max_splits = 1;  // splits of the longest possible sequence
+  int num_threads = 1;
+  std::size_t workspace_bytes = 0;
+  std::string note;  // one line for explain: the path and the reason for it
+};
+
+struct RefusedKernel {
+  std::string_view name;
+  std::string reason;
+};
+
+struct Plan {
+  Problem problem;
+  DeviceInfo device;
+  const Kernel* kernel = nullptr;
+  Schedule schedule;
+  std::vector<RefusedKernel> refused;  // asked before the chosen one, in order
+  bool is_fallback = false;            // the last kernel of the list, which refuses nothing
+};
+
+}  // namespace headrace
