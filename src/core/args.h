@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "headrace/tensor.hpp"
+#include "core/problem.h"
 
 namespace headrace {
 
@@ -52,11 +52,26 @@ struct AttentionArgs {
   std::uint64_t dropout_seed = 0, dropout_offset = 0;
 };
 
-// Where one sequence lies and how long it is. Dense: the batch entry; ragged: its rows.
+// Where one sequence lies and how long it is. Dense: a batch entry; ragged: its rows in q and k.
 struct Sequence {
-  std::int64_t batch_idx;     // index for operands with a batch axis (0 stride when ragged)
-  std::int64_t row_q, row_k;  // first row in q / k (dense: 0)
-  std::int64_t seqlen_q, seqlen_k;
+  std::int64_t row_q = 0, row_k = 0;  // first row; dense: 0, the batch axis has a stride
+  std::int64_t seqlen_q = 0, seqlen_k = 0;
 };
+
+inline Sequence sequence_of(const Problem& p, const AttentionArgs& args, std::int64_t batch_idx) {
+  if (!p.is_ragged) return {.seqlen_q = p.seqlen_q, .seqlen_k = p.seqlen_k};
+  const std::int32_t* cu_q = args.ragged.cu_seqlens_q + batch_idx;
+  const std::int32_t* cu_k = args.ragged.cu_seqlens_k + batch_idx;
+  return {.row_q = cu_q[0],
+          .row_k = cu_k[0],
+          .seqlen_q = cu_q[1] - cu_q[0],
+          .seqlen_k = cu_k[1] - cu_k[0]};
+}
+
+// Element offset of row `seq_idx` of a sequence in q, k, v or out.
+inline std::int64_t row_offset(const Operand& x, std::int64_t batch_idx, std::int64_t row,
+                               std::int64_t head) {
+  return batch_idx * x.stride_batch + row * x.stride_seq + head * x.stride_head;
+}
 
 }  // namespace headrace

@@ -1,0 +1,102 @@
+// Scalar conversions of the 16-bit formats, and loading any floating dtype as double. Round to
+// nearest even; NaN stays NaN (quiet), infinities and denormals are kept.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+
+#include "headrace/tensor.hpp"
+
+namespace headrace {
+
+inline float float_from_bf16(std::uint16_t bits) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+}
+
+inline std::uint16_t bf16_from_float(float value) {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>(bits >> 16 | 0x40u);
+  return static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+inline float float_from_f16(std::uint16_t bits) {
+  const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
+  const std::uint32_t exponent = bits >> 10 & 0x1fu;
+  const std::uint32_t mantissa = bits & 0x3ffu;
+  if (exponent == 0) {  // zero or denormal: mantissa * 2^-24, exact in float
+    const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
+    return std::bit_cast<float>(std::bit_cast<std::uint32_t>(magnitude) | sign);
+  }
+  if (exponent == 31) {
+    const std::uint32_t quiet = mantissa != 0 ? 0x400000u : 0u;
+    return std::bit_cast<float>(sign | 0x7f800000u | mantissa << 13 | quiet);
+  }
+  return std::bit_cast<float>(sign | (exponent + 112) << 23 | mantissa << 13);
+}
+
+inline std::uint16_t f16_from_float(float value) {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t sign = bits >> 16 & 0x8000u;
+  const std::uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u)
+    return static_cast<std::uint16_t>(sign | 0x7e00u | (magnitude >> 13 & 0x3ffu));
+  if (magnitude >= 0x477ff000u)
+    return static_cast<std::uint16_t>(sign | 0x7c00u);  // rounds to 2^16 or more
+  if (magnitude < 0x38800000u) {  // below 2^-14: adding 0.5 leaves round-to-even of multiples of
+                                  // 2^-24 in the low bits
+    const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
+    return static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(shifted) - 0x3f000000u));
+  }
+  const std::uint32_t rounded = magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u);
+  return static_cast<std::uint16_t>(sign | rounded >> 13);
+}
+
+// Element `idx` (counted in elements) of a floating tensor.
+inline double load_as_double(DType dtype, const void* data, std::int64_t idx) {
+  switch (dtype) {
+    case DType::f32:
+      return static_cast<const float*>(data)[idx];
+    case DType::f16:
+      return float_from_f16(static_cast<const std::uint16_t*>(data)[idx]);
+    case DType::bf16:
+      return float_from_bf16(static_cast<const std::uint16_t*>(data)[idx]);
+    case DType::f64:
+      return static_cast<const double*>(data)[idx];
+    default:
+      return 0;
+  }
+}
+
+// Rounds once: double -> float -> 16 bits would round twice, so the intermediate float is rounded
+// to odd.
+inline float round_to_odd(double value) {
+  const float nearest = static_cast<float>(value);
+  if (static_cast<double>(nearest) == value || nearest != nearest) return nearest;
+  std::uint32_t bits = std::bit_cast<std::uint32_t>(nearest);
+  if ((bits & 0x7fffffffu) == 0x7f800000u) return nearest;
+  const bool away_from_zero = value < 0 ? nearest < value : nearest > value;
+  if (away_from_zero) --bits;  // truncated towards zero, then made odd
+  return std::bit_cast<float>(bits | 1u);
+}
+
+inline void store_from_double(DType dtype, void* data, std::int64_t idx, double value) {
+  switch (dtype) {
+    case DType::f32:
+      static_cast<float*>(data)[idx] = static_cast<float>(value);
+      break;
+    case DType::f16:
+      static_cast<std::uint16_t*>(data)[idx] = f16_from_float(round_to_odd(value));
+      break;
+    case DType::bf16:
+      static_cast<std::uint16_t*>(data)[idx] = bf16_from_float(round_to_odd(value));
+      break;
+    case DType::f64:
+      static_cast<double*>(data)[idx] = value;
+      break;
+    default:
+      break;
+  }
+}
+
+}  // namespace headrace
