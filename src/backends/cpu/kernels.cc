@@ -1,7 +1,19 @@
 #include "backends/cpu/kernels.h"
 
+#include "backends/cpu/flash/kernel.h"
+
 namespace headrace::cpu {
 
-std::span<const Kernel> forward_kernels() { return {}; }
+std::span<const Kernel> forward_kernels() {
+  static const Kernel kernels[] = {
+#if defined(__x86_64__)
+      flash::kAvx512Bf16Kernel,
+      flash::kAvx512Kernel,
+      flash::kAvx2Kernel,
+#endif
+      flash::kScalarKernel,
+  };
+  return kernels;
+}
 
 }  // namespace headrace::cpu

@@ -18,7 +18,7 @@ struct Loop {
   std::int64_t num_tasks;
   int max_workers;
   std::atomic<std::int64_t> next_task{0};
-  int num_joined = 1;  // worker numbers handed out; guarded by Pool::mutex_
+  int num_joined = 1;              // worker numbers handed out; guarded by Pool::mutex_
   std::atomic<int> num_active{0};  // pool threads inside run()
   Loop* next = nullptr;            // list of loops that still have tasks; guarded by Pool::mutex_
 
@@ -34,8 +34,9 @@ struct Loop {
   }
 };
 
-// How long an idle thread looks for work before it sleeps, and a caller for its helpers to finish: waking a thread costs
-// 5 to 50 us, as long as a small attention call. About 20 us of pause instructions.
+// How long an idle thread looks for work before it sleeps, and a caller for its helpers to finish:
+// waking a thread costs 5 to 50 us, as long as a small attention call. About 20 us of pause
+// instructions.
 constexpr int kSpins = 500;
 
 inline void pause_cpu() {
@@ -95,7 +96,8 @@ class Pool {
     for (;;) {
       auto [loop, worker] = next_loop();
       loop->run(worker);
-      // The lock keeps the notification inside the caller's wait: after num_active drops to 0 the loop may be gone.
+      // The lock keeps the notification inside the caller's wait: after num_active drops to 0 the
+      // loop may be gone.
       std::lock_guard lock(mutex_);
       if (loop->num_active.fetch_sub(1, std::memory_order_release) == 1) helper_left_.notify_all();
     }
@@ -148,7 +150,8 @@ Pool& pool() {
   if (Pool* existing = g_pool.load(std::memory_order_acquire)) return *existing;
   std::lock_guard lock(g_pool_creation);
   if (Pool* existing = g_pool.load(std::memory_order_acquire)) return *existing;
-  // Threads do not survive fork(): the child forgets the parent's pool, whose locks may be held for ever.
+  // Threads do not survive fork(): the child forgets the parent's pool, whose locks may be held for
+  // ever.
   static const int registered = pthread_atfork([] { g_pool_creation.lock(); },    //
                                                [] { g_pool_creation.unlock(); },  //
                                                [] {
@@ -177,7 +180,8 @@ void parallel_for(std::int64_t num_tasks, int max_workers, LoopBody body, void* 
   if (max_workers <= 1 || num_tasks == 1) return loop.run(0);
   if (const ExecutorFn run = g_executor.load()) {
     const int workers = static_cast<int>(std::min<std::int64_t>(max_workers, num_tasks));
-    run(g_executor_user.load(), workers,
+    run(
+        g_executor_user.load(), workers,
         [](void* arg, int worker) { static_cast<Loop*>(arg)->run(worker); }, &loop);
     return;
   }

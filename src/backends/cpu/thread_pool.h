@@ -1,8 +1,9 @@
 // The library's own small thread pool, or the host program's executor in its place.
 //
-// Lazy: no thread exists before the first parallel call. Threads inherit the affinity of the caller that first needed
-// them. A child process after fork() starts with an empty pool. Several callers may be in parallel_for at once; each takes
-// part in its own loop, so nobody waits for somebody else's work.
+// Lazy: no thread exists before the first parallel call. Threads inherit the affinity of the caller
+// that first needed them. A child process after fork() starts with an empty pool. Several callers
+// may be in parallel_for at once; each takes part in its own loop, so nobody waits for somebody
+// else's work.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +11,15 @@
 namespace headrace::cpu {
 
 // run(user, n, task, arg) calls task(arg, i) for every i in [0, n) and returns when all are done.
-using ExecutorFn = void (*)(void* user, int num_tasks, void (*task)(void* arg, int index), void* arg);
+using ExecutorFn = void (*)(void* user, int num_tasks, void (*task)(void* arg, int index),
+                            void* arg);
 
 // Null restores the built-in pool. Not while a parallel_for is running.
 void set_executor(ExecutorFn run, void* user);
 
-// Calls body(context, task, worker) once for every task in [0, num_tasks). `worker` is in [0, max_workers) and no two calls
-// with the same worker run at once, so it may index scratch memory. Tasks are handed out in order.
+// Calls body(context, task, worker) once for every task in [0, num_tasks). `worker` is in [0,
+// max_workers) and no two calls with the same worker run at once, so it may index scratch memory.
+// Tasks are handed out in order.
 using LoopBody = void (*)(void* context, std::int64_t task, int worker);
 void parallel_for(std::int64_t num_tasks, int max_workers, LoopBody body, void* context);
 

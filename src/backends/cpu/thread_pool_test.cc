@@ -17,7 +17,10 @@ using Body = std::function<void(std::int64_t, int)>;
 void loop(std::int64_t num_tasks, int max_workers, Body body) {
   parallel_for(
       num_tasks, max_workers,
-      [](void* context, std::int64_t task, int worker) { (*static_cast<Body*>(context))(task, worker); }, &body);
+      [](void* context, std::int64_t task, int worker) {
+        (*static_cast<Body*>(context))(task, worker);
+      },
+      &body);
 }
 
 TEST(ThreadPool, RunsEveryTaskOnceOnDistinctWorkers) {

@@ -1,0 +1,121 @@
+// Tiles, splits and scratch memory of the flash kernel: plain arithmetic, testable without running
+// anything.
+#pragma once
+
+#include <stdint.h>
+
+#include <algorithm>
+
+#include "base/math.h"
+#include "core/problem.h"
+
+namespace headrace::cpu::flash {
+
+// What the schedule must know of an instruction set.
+struct IsaShape {
+  int width;      // floats a vector
+  int tile_rows;  // rows of the register tile (Isa::kMr)
+  int tile_cols;  // columns of the register tile (Isa::kMr x kNv vectors)
+  int pair;       // elements in a 32-bit unit of the matrix products: 2 for bf16 dot products
+};
+
+// A tile of Q, S and O plus the packed K and V of a key tile stay in a core's L2 cache, for
+// head_dim 128 in float: 192 * 128 * 4 (Q) + 192 * 128 * 4 (O) + 48 * 128 * 4 (S) + 2 * 128 * 128 *
+// 4 (K, V) = 344 KB of 512 KB. tile_n depends on head_dim alone: the key tiles, and with them the
+// order of all sums of a row, must not depend on anything but the row's own sequence. tile_m never
+// changes a bit, so it may shrink to give every thread work.
+struct Tile {
+  int64_t m, n;
+};
+inline Tile largest_tile(const Problem& p) {
+  const int64_t dim = std::max(p.head_dim, p.head_dim_v);
+  if (dim <= 128) return {192, 128};
+  if (dim <= 256) return {96, 64};
+  return {64, 64};
+}
+
+// Rows are (query, head of the group) pairs that share a KV head: row = q_idx * group_size +
+// head_in_group.
+enum class Path {
+  packed,  // many rows: K and V are packed into panels, register-tiled matrix products
+  direct,  // few rows (decode): K and V are read once, straight from where they lie
+};
+
+// Few enough rows that packing K and V would cost more than it saves.
+inline constexpr int64_t kDirectRows = 16;
+// Up to this many rows the keys may be split among threads (decode, short prefill on a long cache).
+inline constexpr int64_t kSplitRows = 64;
+inline constexpr int64_t kMinSplitKeys = 512;
+inline constexpr int64_t kMaxSplits = 32;
+
+// How one sequence is computed. A pure function of the sequence's own lengths, the head dims and
+// the options, so that a row has the same bits in every batch and with any number of threads.
+struct SequencePlan {
+  Path path;
+  int64_t num_splits;
+  int64_t split_keys;
+};
+inline SequencePlan plan_sequence(const Problem& p, int64_t seqlen_q, int64_t seqlen_k) {
+  const int64_t rows = seqlen_q * group_size(p);
+  if (p.strict_rows) return {Path::packed, 1, std::max<int64_t>(seqlen_k, 1)};
+  const Path path = rows <= kDirectRows ? Path::direct : Path::packed;
+  const int64_t tile_n = largest_tile(p).n;
+  int64_t split_keys = round_up(std::max(kMinSplitKeys, ceil_div(seqlen_k, kMaxSplits)), tile_n);
+  if (p.num_splits > 0)
+    split_keys = round_up(std::max<int64_t>(ceil_div<int64_t>(seqlen_k, p.num_splits), 1), tile_n);
+  if (rows > kSplitRows) split_keys = std::max<int64_t>(seqlen_k, 1);
+  return {path, std::max<int64_t>(ceil_div(seqlen_k, split_keys), 1), split_keys};
+}
+
+// Arrays with one entry a row: 5 of floats, key ranges (4 floats each), spans (2), and spans of row
+// blocks (at most 1).
+inline constexpr int64_t kRowArrays = 12;
+
+// Scratch of one worker, in floats (and 32-bit units), each part on its own cache lines.
+struct Scratch {
+  int64_t q, k, v, s, o, rows;  // offsets
+  int64_t q_stride;             // units of a Q row
+  int64_t k_panel, v_panel;     // floats from one panel to the next
+  int64_t o_stride;             // floats of an O row
+  int64_t row_array;            // floats of one array with an entry a row
+  int64_t total;
+};
+inline Scratch scratch_layout(const Problem& p, Tile tile, IsaShape isa) {
+  const int64_t line = 16;  // floats of a cache line
+  const int64_t m = round_up<int64_t>(tile.m, isa.tile_rows);
+  const int64_t cols = isa.tile_cols;
+  Scratch x{};
+  x.q_stride = round_up(ceil_div<int64_t>(p.head_dim, isa.pair), line);
+  // One line more than the panel: panels a multiple of 4 KiB apart would share the same few sets of
+  // the L1 cache.
+  x.k_panel = round_up(ceil_div<int64_t>(p.head_dim, isa.pair) * cols, line) + line;
+  x.v_panel = tile.n / isa.pair * cols + line;
+  x.o_stride = round_up(round_up(p.head_dim_v, cols), line);
+  x.q = 0;
+  x.k = x.q + m * x.q_stride;
+  x.v = x.k + ceil_div(tile.n, cols) * x.k_panel;
+  x.s = x.v + ceil_div(p.head_dim_v, cols) * x.v_panel;
+  x.o = x.s + m * tile.n;
+  x.rows = x.o + m * x.o_stride;
+  x.row_array = round_up(m, line);
+  x.total = x.rows + kRowArrays * x.row_array;
+  return x;
+}
+
+// Results of one split before they are merged: O without its denominator, the row maximum and the
+// row sum.
+struct Partials {
+  int64_t max_splits, rows;  // of the sequence with most
+  int64_t row_floats;        // o_stride, then maximum and sum, padded to a cache line
+  int64_t floats_per_head() const { return max_splits * rows * row_floats; }
+};
+inline Partials partials_layout(const Problem& p, const Scratch& scratch) {
+  const int64_t rows = std::min(p.seqlen_q * group_size(p), kSplitRows);
+  // A ragged batch may hold any shorter sequence too: fewer queries (which may split where the
+  // longest does not).
+  const int64_t short_q = std::min(p.seqlen_q, kSplitRows / group_size(p));
+  const SequencePlan longest = plan_sequence(p, p.is_ragged ? short_q : p.seqlen_q, p.seqlen_k);
+  return {longest.num_splits, rows, scratch.o_stride + 16};
+}
+
+}  // namespace headrace::cpu::flash

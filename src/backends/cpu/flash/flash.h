@@ -1,0 +1,46 @@
+// One call of the flash kernel, and the compiled instances of it.
+#pragma once
+
+#include "backends/cpu/flash/config.h"
+#include "core/args.h"
+#include "core/plan.h"
+
+namespace headrace::cpu::flash {
+
+// Everything a task needs; shared by all workers, immutable while they run.
+struct Call {
+  const Problem* problem;
+  const AttentionArgs* args;
+  Tile tile;
+  Scratch scratch;
+  Partials partials;
+  int64_t units_per_head;  // tasks of one (batch, KV head): tiles of rows, or splits
+  float* worker_scratch;   // [num_workers, scratch.total], 64-byte aligned
+  float* partial;          // [batch, num_kv_heads, splits, rows, row_floats]
+  uint32_t* num_finished;  // [batch, num_kv_heads] splits that are done, zero at the start
+};
+
+// An instance: one instruction set. `task` is task_body[dtype] for f32, f16, bf16 (null: not
+// compiled).
+using TaskBody = void (*)(void* call, int64_t task, int worker);
+struct Instance {
+  IsaShape shape;
+  TaskBody task_body[3];  // by DType
+};
+
+namespace scalar {
+extern const Instance kInstance;
+}
+#if defined(__x86_64__)
+namespace avx2 {
+extern const Instance kInstance;
+}
+namespace avx512 {
+extern const Instance kInstance;
+}
+namespace avx512bf16 {
+extern const Instance kInstance;
+}
+#endif
+
+}  // namespace headrace::cpu::flash

@@ -1,0 +1,31 @@
+#include <immintrin.h>
+#include <string.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+
+#include "backends/cpu/flash/flash.h"
+#include "backends/cpu/simd/element.h"
+#include "core/philox.h"
+
+// Nothing above this line is compiled for the instruction set, everything below is.
+// clang-format off
+#include "backends/cpu/simd/target_avx2.h"
+#include "backends/cpu/simd/vec_avx2.h"
+#include "backends/cpu/flash/instance-inl.h"
+// clang-format on
+
+namespace headrace::cpu::flash::avx2 {
+
+using Isa = cpu::avx2::Isa;
+const Instance kInstance = {
+    shape_of<Isa>(),
+    {task_body<Isa, float, HEADRACE_DTYPE_F32>(), task_body<Isa, F16, HEADRACE_DTYPE_F16>(),
+     task_body<Isa, Bf16, HEADRACE_DTYPE_BF16>()}};
+
+}  // namespace headrace::cpu::flash::avx2
+
+#include "backends/cpu/simd/target_end.h"

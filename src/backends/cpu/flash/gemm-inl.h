@@ -1,0 +1,139 @@
+// The two matrix products of attention on register tiles, and the packing that feeds them.
+//
+// A *unit* is one 32-bit step of the reduction: a float, or two bf16 (Isa::kPair elements). A
+// *panel* holds kMr-independent columns: [reduction step][kNr] units, so that the inner loop reads
+// it front to back.
+#pragma once
+
+#include "backends/cpu/simd/element.h"
+
+namespace headrace::cpu::flash {
+
+template <class Isa>
+inline constexpr int kNr = Isa::kNv* Isa::Vec::kWidth;
+
+// c[kMr][kNr] = A B, or with row_scale: c = c * row_scale + A B.
+//   a [kMr, steps] units, row stride a_stride;  b [steps, kNr] units;  c row stride c_stride.
+// The sum over the steps starts at zero and runs in order, whatever tile it is part of.
+template <class Isa, bool kAccumulate>
+inline void register_tile(const typename Isa::Unit* a, int64_t a_stride,
+                          const typename Isa::Unit* b, int64_t steps, float* c, int64_t c_stride,
+                          const float* row_scale) {
+  using Vec = typename Isa::Vec;
+  using F = typename Vec::F;
+  constexpr int kMr = Isa::kMr, kNv = Isa::kNv, kW = Vec::kWidth;
+  F acc[kMr][kNv];
+#pragma GCC unroll 16
+  for (int i = 0; i < kMr; ++i) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kNv; ++v) acc[i][v] = Vec::zero();
+  }
+  for (int64_t step = 0; step < steps; ++step) {
+    F column[kNv];
+#pragma GCC unroll 4
+    for (int v = 0; v < kNv; ++v) column[v] = Isa::load_units(b + step * kNr<Isa> + v * kW);
+#pragma GCC unroll 16
+    for (int i = 0; i < kMr; ++i) {
+      const F row = Isa::broadcast(a + i * a_stride + step);
+#pragma GCC unroll 4
+      for (int v = 0; v < kNv; ++v) acc[i][v] = Isa::madd(row, column[v], acc[i][v]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kMr; ++i) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kNv; ++v) {
+      float* out = c + i * c_stride + v * kW;
+      if constexpr (kAccumulate) {
+        Vec::store(out, Vec::fma(Vec::load(out), Vec::set1(row_scale[i]), acc[i][v]));
+      } else {
+        Vec::store(out, acc[i][v]);
+      }
+    }
+  }
+}
+
+// K rows [num_keys, head_dim] (row stride in elements) -> panels of kNr keys, [head_dim
+// units][kNr]. Keys beyond num_keys in the last panel are zero.
+template <class Isa, class E>
+inline void pack_keys(const E* keys, int64_t stride, int64_t num_keys, int64_t head_dim,
+                      float* panels, int64_t panel_floats) {
+  using Vec = typename Isa::Vec;
+  constexpr int kW = Vec::kWidth, kStep = kW * Isa::kPair;
+  const int64_t units = (head_dim + Isa::kPair - 1) / Isa::kPair;
+  for (int64_t key = 0; key < num_keys; key += kW) {
+    float* panel = panels + key / kNr<Isa> * panel_floats + key % kNr<Isa>;
+    const int rows = static_cast<int>(num_keys - key < kW ? num_keys - key : kW);
+    for (int64_t d = 0; d < head_dim; d += kStep) {
+      const int elements = static_cast<int>(head_dim - d < kStep ? head_dim - d : kStep);
+      typename Vec::F block[kW];
+      for (int i = 0; i < kW; ++i) block[i] = Vec::zero();
+      if (elements == kStep && rows == kW) {
+#pragma GCC unroll 16
+        for (int i = 0; i < kW; ++i) block[i] = Isa::load_row(keys + (key + i) * stride + d);
+      } else {
+        for (int i = 0; i < rows; ++i)
+          block[i] = Isa::load_row_partial(keys + (key + i) * stride + d, elements);
+      }
+      Vec::transpose(block);
+      const int64_t first = d / Isa::kPair;
+      const int64_t count = units - first < kW ? units - first : kW;
+      if (count == kW) {
+#pragma GCC unroll 16
+        for (int i = 0; i < kW; ++i) Vec::store(panel + (first + i) * kNr<Isa>, block[i]);
+      } else {
+        for (int i = 0; i < count; ++i) Vec::store(panel + (first + i) * kNr<Isa>, block[i]);
+      }
+    }
+  }
+  // The rest of the last panel.
+  const int64_t covered = (num_keys + kW - 1) / kW * kW;
+  const int64_t end = (num_keys + kNr<Isa> - 1) / kNr<Isa> * kNr<Isa>;
+  for (int64_t key = covered; key < end; key += kW) {
+    float* panel = panels + key / kNr<Isa> * panel_floats + key % kNr<Isa>;
+    for (int64_t unit = 0; unit < units; ++unit) Vec::store(panel + unit * kNr<Isa>, Vec::zero());
+  }
+}
+
+// One step of the reduction over keys: columns [c, c + kW) of the kPair rows that begin at `row`,
+// `rows_left` of which exist; `columns` <= kW of them exist.
+template <class Isa, class E>
+inline typename Isa::Vec::F load_value_step(const E* row, int64_t stride, int64_t rows_left,
+                                            int columns) {
+  constexpr int kW = Isa::Vec::kWidth;
+  if constexpr (Isa::kPair == 1) {
+    return columns == kW ? Isa::Vec::load(row) : Isa::Vec::load_partial(row, columns);
+  } else {
+    return Isa::load_row_pair(row, rows_left > 1 ? row + stride : nullptr, columns);
+  }
+}
+
+// V rows [num_keys, head_dim_v] -> panels of kNr columns, [key steps][kNr]; columns beyond
+// head_dim_v are zero.
+template <class Isa, class E>
+inline void pack_values(const E* values, int64_t stride, int64_t num_keys, int64_t head_dim_v,
+                        float* panels, int64_t panel_floats) {
+  using Vec = typename Isa::Vec;
+  constexpr int kW = Vec::kWidth;
+  const int64_t padded = (head_dim_v + kNr<Isa> - 1) / kNr<Isa> * kNr<Isa>;
+  for (int64_t key = 0; key < num_keys; key += Isa::kPair) {
+    const E* row = values + key * stride;
+    float* step = panels + key / Isa::kPair * kNr<Isa>;
+    int64_t c = 0;
+    for (; c + kNr<Isa> <= head_dim_v; c += kNr<Isa>, step += panel_floats) {
+#pragma GCC unroll 4
+      for (int v = 0; v < Isa::kNv; ++v)
+        Vec::store(step + v * kW,
+                   load_value_step<Isa>(row + c + v * kW, stride, num_keys - key, kW));
+    }
+    for (int v = 0; c < padded; c += kW, ++v) {
+      const int64_t left = head_dim_v - c;
+      const int columns = static_cast<int>(left < 0 ? 0 : left < kW ? left : kW);
+      Vec::store(step + v * kW,
+                 columns == 0 ? Vec::zero()
+                              : load_value_step<Isa>(row + c, stride, num_keys - key, columns));
+    }
+  }
+}
+
+}  // namespace headrace::cpu::flash

@@ -1,0 +1,148 @@
+#include "backends/cpu/flash/kernel.h"
+
+#include <cstring>
+
+#include "backends/cpu/flash/flash.h"
+#include "backends/cpu/thread_pool.h"
+
+namespace headrace::cpu::flash {
+namespace {
+
+constexpr int64_t kLineBytes = 64;
+
+// An instance with what selection must know of it.
+struct Target {
+  const Instance& instance;
+  uint32_t isa;          // headrace_cpu_isa bit, 0: any machine
+  const char* isa_text;  // "AVX2 and FMA"
+};
+
+std::string refuses(const Target& target, const Problem& p, const DeviceInfo& device) {
+  if ((device.cpu_isa & target.isa) != target.isa)
+    return format_text("needs a CPU with {}", target.isa_text);
+  if (p.dtype < 0 || p.dtype > 2)
+    return format_text("computes f32, f16 and bf16, not {}", dtype_name(dtype_of(p)));
+  if (target.instance.task_body[p.dtype] == nullptr)
+    return format_text("has no instance for {} in this build", dtype_name(dtype_of(p)));
+  if (p.has_probs)
+    return "never holds the whole matrix of probabilities; only cpu_reference writes probs";
+  return {};
+}
+
+// Rows a tile: as many as fit, fewer where that would leave threads without work (at least 4 tasks
+// a thread).
+Tile choose_tile(const Problem& p, const IsaShape& isa, int num_threads) {
+  Tile tile = largest_tile(p);
+  const int64_t rows = std::max<int64_t>(p.seqlen_q * group_size(p), 1);
+  const int64_t heads = std::max<int64_t>(p.batch * p.num_kv_heads, 1);
+  const int64_t wanted_tiles = ceil_div<int64_t>(4 * num_threads, heads);
+  const int64_t fair = round_up<int64_t>(ceil_div(rows, wanted_tiles), isa.tile_rows);
+  tile.m = std::clamp<int64_t>(fair, std::min<int64_t>(kSplitRows, tile.m), tile.m);
+  return tile;
+}
+
+struct Sizes {
+  Scratch scratch;
+  Partials partials;
+  int64_t num_counters;
+  size_t scratch_bytes, partial_bytes, total_bytes;
+};
+Sizes sizes_of(const Problem& p, Tile tile, const IsaShape& isa, int num_threads) {
+  Sizes x{};
+  x.scratch = scratch_layout(p, tile, isa);
+  x.partials = partials_layout(p, x.scratch);
+  const bool is_split = x.partials.max_splits > 1;
+  x.num_counters = is_split ? p.batch * p.num_kv_heads : 0;
+  x.scratch_bytes = static_cast<size_t>(num_threads * x.scratch.total) * sizeof(float);
+  x.partial_bytes =
+      static_cast<size_t>(x.num_counters * x.partials.floats_per_head()) * sizeof(float);
+  x.total_bytes = x.scratch_bytes + x.partial_bytes +
+                  static_cast<size_t>(x.num_counters) * sizeof(uint32_t) + kLineBytes;
+  return x;
+}
+
+Schedule plan(const Target& target, const Problem& p, const DeviceInfo& device) {
+  const IsaShape& isa = target.instance.shape;
+  const int num_threads = std::max(device.num_units, 1);
+  const Tile tile = choose_tile(p, isa, num_threads);
+  const Sizes sizes = sizes_of(p, tile, isa, num_threads);
+  const SequencePlan sequence = plan_sequence(p, p.seqlen_q, p.seqlen_k);
+  Schedule schedule{.tile_m = tile.m,
+                    .tile_n = tile.n,
+                    .split_keys = sequence.num_splits > 1 ? sequence.split_keys : 0,
+                    .max_splits = sizes.partials.max_splits,
+                    .num_threads = num_threads,
+                    .workspace_bytes = sizes.total_bytes,
+                    .note = {}};
+  schedule.note = sequence.path == Path::direct
+                      ? format_text(
+                            "direct: at most {} rows share a KV head, K and V are read once from "
+                            "where they lie",
+                            kDirectRows)
+                      : format_text("packed: {} x {} register tiles over packed panels of K and V",
+                                    isa.tile_rows, isa.tile_cols);
+  if (p.is_ragged) schedule.note += "; chosen for each sequence by its own lengths";
+  return schedule;
+}
+
+Status launch(const Target& target, const Plan& plan, const AttentionArgs& args,
+              Workspace workspace) {
+  const Problem& p = plan.problem;
+  const Schedule& schedule = plan.schedule;
+  const Tile tile{schedule.tile_m, schedule.tile_n};
+  const Sizes sizes = sizes_of(p, tile, target.instance.shape, schedule.num_threads);
+  const auto address = reinterpret_cast<uintptr_t>(workspace.data);
+  char* base =
+      static_cast<char*>(workspace.data) + (kLineBytes - address % kLineBytes) % kLineBytes;
+
+  Call call{.problem = &p,
+            .args = &args,
+            .tile = tile,
+            .scratch = sizes.scratch,
+            .partials = sizes.partials,
+            .units_per_head =
+                std::max(ceil_div(p.seqlen_q * group_size(p), tile.m), sizes.partials.max_splits),
+            .worker_scratch = reinterpret_cast<float*>(base),
+            .partial = reinterpret_cast<float*>(base + sizes.scratch_bytes),
+            .num_finished =
+                reinterpret_cast<uint32_t*>(base + sizes.scratch_bytes + sizes.partial_bytes)};
+  std::memset(call.num_finished, 0, static_cast<size_t>(sizes.num_counters) * sizeof(uint32_t));
+  const int64_t num_tasks = p.batch * p.num_kv_heads * call.units_per_head;
+  parallel_for(num_tasks, schedule.num_threads, target.instance.task_body[p.dtype], &call);
+  return std::nullopt;
+}
+
+// One Kernel per target: the functions of a Kernel are plain pointers, so the target is a template
+// argument.
+template <const Target& kTarget>
+constexpr Kernel make_kernel(std::string_view name, std::string_view summary) {
+  return {.name = name,
+          .summary = summary,
+          .refuses = [](const Problem& p, const DeviceInfo& d) { return refuses(kTarget, p, d); },
+          .plan = [](const Problem& p, const DeviceInfo& d) { return plan(kTarget, p, d); },
+          .launch = [](const Plan& plan, const AttentionArgs& args, Workspace workspace,
+                       Stream) { return launch(kTarget, plan, args, workspace); }};
+}
+
+constexpr Target kScalar{scalar::kInstance, 0, "any instruction set"};
+#if defined(__x86_64__)
+constexpr Target kAvx2{avx2::kInstance, HEADRACE_ISA_AVX2, "AVX2, FMA and F16C"};
+constexpr Target kAvx512{avx512::kInstance, HEADRACE_ISA_AVX512, "AVX-512 F, BW, DQ and VL"};
+constexpr Target kAvx512Bf16{avx512bf16::kInstance, HEADRACE_ISA_AVX512_BF16, "AVX-512 BF16"};
+#endif
+
+}  // namespace
+
+const Kernel kScalarKernel = make_kernel<kScalar>(
+    "cpu_scalar_fwd", "tiled online softmax, f32 f16 bf16, every feature, any CPU");
+#if defined(__x86_64__)
+const Kernel kAvx2Kernel = make_kernel<kAvx2>(
+    "cpu_avx2_fwd", "tiled online softmax, f32 f16 bf16, every feature, 6 x 16 float tiles");
+const Kernel kAvx512Kernel = make_kernel<kAvx512>(
+    "cpu_avx512_fwd", "tiled online softmax, f32 f16 bf16, every feature, 12 x 32 float tiles");
+const Kernel kAvx512Bf16Kernel = make_kernel<kAvx512Bf16>(
+    "cpu_avx512bf16_fwd",
+    "tiled online softmax, bf16, every feature, 12 x 32 tiles of bf16 dot products");
+#endif
+
+}  // namespace headrace::cpu::flash

@@ -1,0 +1,183 @@
+// From raw dot products to probabilities, one row of a tile at a time (online softmax: Milakov and
+// Gimelshein 2018, FlashAttention algorithm 1).
+#pragma once
+
+#include <limits>
+
+#include "backends/cpu/simd/exp-inl.h"
+#include "core/args.h"
+#include "core/philox.h"
+
+namespace headrace::cpu::flash {
+
+inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// Columns [begin, end) of a tile: what a row sees, or what a block of rows sees together. Empty:
+// begin == end.
+struct Span {
+  int begin, end;
+  bool is_empty() const { return begin >= end; }
+};
+
+// One row of the attention matrix: who it is, for the features that depend on it.
+struct RowId {
+  int64_t batch_idx, head, q_idx;
+  Sequence sequence;
+};
+
+template <class Vec>
+inline void fill(float* x, int begin, int end, float value) {
+  for (int i = begin; i < end; ++i) x[i] = value;
+}
+
+// Turns scores s[span] into exp(scale * s - reference) in place and zero elsewhere in `block`, the
+// columns that the row's block will multiply with V; the reference is the maximum so far. Returns
+// the sum of the new terms; `maximum` is updated.
+template <class Vec>
+inline float softmax_row(float* s, Span span, Span block, float scale, float& maximum) {
+  constexpr int kW = Vec::kWidth;
+  const int begin = span.begin / kW * kW;
+  const int end = (span.end + kW - 1) / kW * kW;
+  fill<Vec>(s, begin, span.begin, -kInfinity);
+  fill<Vec>(s, span.end, end, -kInfinity);
+  const auto factor = Vec::set1(scale);
+  auto largest = Vec::set1(-kInfinity);
+  for (int j = begin; j < end; j += kW)
+    largest = Vec::max(largest, Vec::mul(Vec::load(s + j), factor));
+  const float tile_maximum = Vec::max_lane(largest);
+  if (tile_maximum > maximum) maximum = tile_maximum;
+  // All scores so far are -inf: any finite reference gives zeros (and lets a NaN through).
+  const auto minus_reference = Vec::set1(maximum == -kInfinity ? 0.0f : -maximum);
+  auto sum = Vec::zero();
+  for (int j = begin; j < end; j += kW) {
+    const auto p = exp_softmax<Vec>(Vec::fma(Vec::load(s + j), factor, minus_reference));
+    sum = Vec::add(sum, p);
+    Vec::store(s + j, p);
+  }
+  fill<Vec>(s, block.begin / kW * kW, begin, 0.0f);
+  fill<Vec>(s, end, (block.end + kW - 1) / kW * kW, 0.0f);
+  return Vec::sum(sum);
+}
+
+// row_scale = exp(old maximum - new maximum), what O and the row sum so far are multiplied with;
+// exactly 1 where nothing changed (also for -inf and +inf). `count` is a multiple of the vector
+// width.
+template <class Vec>
+inline void rescale_rows(const float* old_maximum, const float* new_maximum, const float* tile_sum,
+                         int count, float* row_scale, float* row_sum) {
+  for (int i = 0; i < count; i += Vec::kWidth) {
+    const auto before = Vec::load(old_maximum + i), after = Vec::load(new_maximum + i);
+    const auto change = Vec::select_less(before, after, Vec::sub(before, after), Vec::zero());
+    const auto factor = exp_softmax<Vec>(change);
+    Vec::store(row_scale + i, factor);
+    Vec::store(row_sum + i, Vec::fma(Vec::load(row_sum + i), factor, Vec::load(tile_sum + i)));
+  }
+}
+
+// Address of the first key of a row in a broadcastable operand.
+inline int64_t score_row_offset(const ScoreOperand& x, const RowId& row) {
+  return row.batch_idx * x.stride_batch + row.head * x.stride_head +
+         (row.sequence.row_q + row.q_idx) * x.stride_q;
+}
+
+template <class Vec, class T>
+inline typename Vec::F load_strided(const T* p, int64_t stride, int n) {
+  if (stride == 0) return Vec::set1(to_float(*p));
+  if (stride == 1) return n >= Vec::kWidth ? Vec::load(p) : Vec::load_partial(p, n);
+  float buffer[Vec::kWidth] = {};
+  for (int i = 0; i < n && i < Vec::kWidth; ++i) buffer[i] = to_float(p[i * stride]);
+  return Vec::load(buffer);
+}
+
+template <class Vec>
+inline typename Vec::F load_bias(const ScoreOperand& bias, int64_t offset, int n) {
+  switch (bias.dtype) {
+    case DType::f16:
+      return load_strided<Vec>(static_cast<const F16*>(bias.data) + offset, bias.stride_k, n);
+    case DType::bf16:
+      return load_strided<Vec>(static_cast<const Bf16*>(bias.data) + offset, bias.stride_k, n);
+    default:
+      return load_strided<Vec>(static_cast<const float*>(bias.data) + offset, bias.stride_k, n);
+  }
+}
+
+template <class Vec>
+inline typename Vec::F apply_mask(const ScoreOperand& mask, int64_t offset, int n,
+                                  typename Vec::F score) {
+  const uint8_t* keep = static_cast<const uint8_t*>(mask.data) + offset;
+  const auto hidden = Vec::set1(-kInfinity);
+  if (mask.stride_k == 1 && n >= Vec::kWidth) return Vec::select_bytes(keep, score, hidden);
+  uint8_t buffer[Vec::kWidth < 8 ? 8 : Vec::kWidth] = {};
+  for (int i = 0; i < n && i < Vec::kWidth; ++i) buffer[i] = keep[i * mask.stride_k];
+  return Vec::select_bytes(buffer, score, hidden);
+}
+
+// Bit (key - (seqlen_k - seqlen_q)) of the query's words; earlier keys are visible.
+inline void apply_tree_mask(const AttentionArgs& args, const RowId& row, int64_t first_key,
+                            Span span, float* s) {
+  const int64_t prefix = row.sequence.seqlen_k - row.sequence.seqlen_q;
+  const uint32_t* words = args.tree_mask + row.batch_idx * args.tree_stride_batch +
+                          (row.sequence.row_q + row.q_idx) * args.tree_stride_q;
+  for (int j = span.begin; j < span.end; ++j) {
+    const int64_t bit = first_key + j - prefix;
+    if (bit >= 0 && (words[bit / 32] >> (bit % 32) & 1u) == 0) s[j] = -kInfinity;
+  }
+}
+
+// s[span] = masked(softcap(scale * s) + ALiBi + bias). `num_keys`: keys of the tile that exist.
+// Softmax then uses scale 1.
+template <class Vec>
+inline void general_scores(const Problem& p, const AttentionArgs& args, const RowId& row,
+                           int64_t first_key, int num_keys, Span span, float* s) {
+  constexpr int kW = Vec::kWidth;
+  const auto scale = Vec::set1(static_cast<float>(p.softmax_scale));
+  const auto cap = Vec::set1(static_cast<float>(p.softcap));
+  const auto inverse_cap = Vec::set1(has_softcap(p) ? static_cast<float>(1.0 / p.softcap) : 0.0f);
+  const float slope = p.has_alibi ? args.alibi_slopes[row.batch_idx * args.alibi_stride_batch +
+                                                      row.head * args.alibi_stride_head]
+                                  : 0.0f;
+  const int64_t diagonal =
+      row.q_idx + diagonal_shift(p, row.sequence.seqlen_q, row.sequence.seqlen_k);
+  const int64_t bias_row = args.bias.data != nullptr ? score_row_offset(args.bias, row) : 0;
+  const int64_t mask_row = args.mask.data != nullptr ? score_row_offset(args.mask, row) : 0;
+  for (int j = span.begin / kW * kW; j < span.end; j += kW) {
+    const int64_t key = first_key + j;
+    auto x = Vec::mul(Vec::load(s + j), scale);
+    if (has_softcap(p)) x = Vec::mul(cap, tanh<Vec>(Vec::mul(x, inverse_cap)));
+    if (p.has_alibi) {
+      const auto distance =
+          Vec::abs(Vec::add(Vec::set1(static_cast<float>(key - diagonal)), Vec::lane_index()));
+      x = Vec::fma(Vec::set1(-slope), distance, x);
+    }
+    if (args.bias.data != nullptr)
+      x = Vec::add(x, load_bias<Vec>(args.bias, bias_row + key * args.bias.stride_k, num_keys - j));
+    if (args.mask.data != nullptr)
+      x = apply_mask<Vec>(args.mask, mask_row + key * args.mask.stride_k, num_keys - j, x);
+    Vec::store(s + j, x);
+  }
+  if (p.has_tree_mask) apply_tree_mask(args, row, first_key, span, s);
+}
+
+// Zeroes dropped probabilities; the factor for those that stay is applied to the finished row.
+inline void dropout_row(const Problem& p, const AttentionArgs& args, const RowId& row,
+                        int64_t first_key, Span span, float* s) {
+  const DropoutRow random{
+      .seed = args.dropout_seed,
+      .offset = args.dropout_offset,
+      .batch_head = static_cast<uint32_t>(row.batch_idx * p.num_heads + row.head),
+      .query = static_cast<uint32_t>(row.q_idx)};
+  const uint32_t threshold = dropout_keep_threshold(p.dropout_p);
+  for (int j = span.begin / 32 * 32; j < span.end; j += 32) {  // tiles begin at multiples of 64
+    const int64_t key = first_key + j;
+    for (int lane = 0; lane < 4; ++lane) {
+      const PhiloxWords words = random.group(key / 64, static_cast<int>(key % 64 / 32), lane);
+      for (int i = 0; i < 8; ++i) {
+        const int column = j + i / 2 * 8 + lane * 2 + i % 2;
+        const uint32_t bits = words.word[i / 2] >> (i % 2 * 16) & 0xFFFFu;
+        if (bits >= threshold && column >= span.begin && column < span.end) s[column] = 0.0f;
+      }
+    }
+  }
+}
+
+}  // namespace headrace::cpu::flash

@@ -1,0 +1,26 @@
+// Element types of tensors in memory. A vector register always holds floats; loads and stores
+// convert.
+#pragma once
+
+#include <stdint.h>
+
+#include "core/dtype.h"
+
+namespace headrace::cpu {
+
+struct Bf16 {
+  uint16_t bits;
+};
+struct F16 {
+  uint16_t bits;
+};
+
+inline float to_float(float x) { return x; }
+inline float to_float(Bf16 x) { return float_from_bf16(x.bits); }
+inline float to_float(F16 x) { return float_from_f16(x.bits); }
+
+inline void from_float(float x, float& out) { out = x; }
+inline void from_float(float x, Bf16& out) { out.bits = bf16_from_float(x); }
+inline void from_float(float x, F16& out) { out.bits = f16_from_float(x); }
+
+}  // namespace headrace::cpu

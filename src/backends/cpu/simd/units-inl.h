@@ -1,0 +1,46 @@
+// How the flash kernel multiplies when a unit (one 32-bit step of a reduction) is a float.
+#pragma once
+
+#include "backends/cpu/simd/element.h"
+
+namespace headrace::cpu {
+
+template <class V>
+struct FloatUnits {
+  using Vec = V;
+  using F = typename V::F;
+  using Unit = float;
+  static constexpr int kPair = 1;  // elements in a unit
+
+  static F broadcast(const Unit* p) { return V::set1(*p); }
+  static F load_units(const Unit* p) { return V::load(p); }
+  static F madd(F a, F b, F c) { return V::fma(a, b, c); }
+
+  // A vector of units from a row in memory; the partial form reads n elements and fills up with
+  // zeros.
+  template <class E>
+  static F load_row(const E* row) {
+    return V::load(row);
+  }
+  template <class E>
+  static F load_row_partial(const E* row, int n) {
+    return V::load_partial(row, n);
+  }
+
+  // row [elements] -> units [num_units], zeros behind.
+  template <class E>
+  static void copy_row(const E* row, int64_t elements, Unit* units, int64_t num_units) {
+    int64_t i = 0;
+    for (; i + V::kWidth <= elements; i += V::kWidth) V::store(units + i, V::load(row + i));
+    if (i < elements) {
+      V::store(units + i, V::load_partial(row + i, static_cast<int>(elements - i)));
+      i += V::kWidth;
+    }
+    for (; i < num_units; ++i) units[i] = 0.0f;
+  }
+
+  // Probabilities [begin, end) of a row -> units, in place.
+  static void to_units(float*, int, int) {}
+};
+
+}  // namespace headrace::cpu

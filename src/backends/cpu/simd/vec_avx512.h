@@ -1,0 +1,156 @@
+// Sixteen floats. Included only below target_avx512.h or target_avx512bf16.h, which say in which
+// namespace it lives: two instruction sets never share a symbol.
+#include <immintrin.h>
+
+#include "backends/cpu/simd/element.h"
+#include "backends/cpu/simd/units-inl.h"
+
+#ifndef HEADRACE_AVX512_NAMESPACE
+#error "define HEADRACE_AVX512_NAMESPACE before including vec_avx512.h"
+#endif
+
+namespace headrace::cpu::HEADRACE_AVX512_NAMESPACE {
+
+struct Vec {
+  static constexpr int kWidth = 16;
+  using F = __m512;
+  using I = __m512i;
+
+  static F load(const float* p) { return _mm512_loadu_ps(p); }
+  static F load(const Bf16* p) {
+    return bf16_to_float(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  static F load(const F16* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  static F load_partial(const float* p, int n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
+  static F load_partial(const Bf16* p, int n) {
+    return bf16_to_float(_mm256_maskz_loadu_epi16(first_lanes(n), p));
+  }
+  static F load_partial(const F16* p, int n) {
+    return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(n), p));
+  }
+
+  static void store(float* p, F x) { _mm512_storeu_ps(p, x); }
+  static void store(Bf16* p, F x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), bf16_from(x));
+  }
+  static void store(F16* p, F x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), f16_from(x));
+  }
+  static void store_partial(float* p, F x, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), x); }
+  static void store_partial(Bf16* p, F x, int n) {
+    _mm256_mask_storeu_epi16(p, first_lanes(n), bf16_from(x));
+  }
+  static void store_partial(F16* p, F x, int n) {
+    _mm256_mask_storeu_epi16(p, first_lanes(n), f16_from(x));
+  }
+
+  static F zero() { return _mm512_setzero_ps(); }
+  static F set1(float x) { return _mm512_set1_ps(x); }
+  static F lane_index() {
+    return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  }
+  static F add(F a, F b) { return _mm512_add_ps(a, b); }
+  static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+  static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  static F div(F a, F b) { return _mm512_div_ps(a, b); }
+  static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  static F max(F a, F b) { return _mm512_max_ps(a, b); }
+  static F min(F a, F b) { return _mm512_min_ps(a, b); }
+  static F abs(F a) { return _mm512_andnot_ps(set1(-0.0f), a); }
+  static F copysign(F magnitude, F sign) {
+    return _mm512_or_ps(abs(magnitude), _mm512_and_ps(set1(-0.0f), sign));
+  }
+  static F select_less(F a, F b, F x, F y) {
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x);
+  }
+  static F select_bytes(const uint8_t* keep, F x, F y) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(keep));
+    return _mm512_mask_blend_ps(_mm_test_epi8_mask(bytes, bytes), y, x);
+  }
+
+  static I bits(F a) { return _mm512_castps_si512(a); }
+  static F from_bits(I a) { return _mm512_castsi512_ps(a); }
+  static I add_int(I a, I b) { return _mm512_add_epi32(a, b); }
+  static I sub_int(I a, I b) { return _mm512_sub_epi32(a, b); }
+  static I set1_int(int32_t a) { return _mm512_set1_epi32(a); }
+  template <int kBits>
+  static I shift_left(I a) {
+    return _mm512_slli_epi32(a, kBits);
+  }
+  template <int kBits>
+  static I shift_right(I a) {
+    return _mm512_srai_epi32(a, kBits);
+  }
+
+  // By halves: g++ 12 warns falsely inside its own _mm512_reduce_*.
+  static float sum(F a) {
+    const __m256 s8 = _mm256_add_ps(low_half(a), high_half(a));
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+  }
+  static float max_lane(F a) {
+    const __m256 s8 = _mm256_max_ps(low_half(a), high_half(a));
+    __m128 s = _mm_max_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
+    s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+  }
+
+  static void transpose(F (&r)[kWidth]) {
+    F t[16];
+    for (int i = 0; i < 16; i += 2) {
+      t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+      t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+      r[i] = _mm512_shuffle_ps(t[i], t[i + 2], 0x44);
+      r[i + 1] = _mm512_shuffle_ps(t[i], t[i + 2], 0xEE);
+      r[i + 2] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+      r[i + 3] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0xEE);
+    }
+    // Now 4 x 4 blocks of 128-bit lanes: transpose the lanes, rows i, i + 4, i + 8, i + 12
+    // together.
+    for (int i = 0; i < 4; ++i) {
+      const F a = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
+      const F b = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xDD);
+      const F c = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
+      const F d = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xDD);
+      t[i] = _mm512_shuffle_f32x4(a, c, 0x88);
+      t[i + 8] = _mm512_shuffle_f32x4(a, c, 0xDD);
+      t[i + 4] = _mm512_shuffle_f32x4(b, d, 0x88);
+      t[i + 12] = _mm512_shuffle_f32x4(b, d, 0xDD);
+    }
+    for (int i = 0; i < 16; ++i) r[i] = t[i];
+  }
+
+ private:
+  static __mmask16 first_lanes(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
+  static __m256 low_half(F a) { return _mm512_castps512_ps256(a); }
+  static __m256 high_half(F a) {
+    return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a), 1));
+  }
+  static F bf16_to_float(__m256i half) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+  }
+  static __m256i f16_from(F x) { return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT); }
+  static __m256i bf16_from(F x) {
+    const I b = bits(x);
+    const I high = _mm512_srli_epi32(b, 16);
+    const I odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+    const I rounded = _mm512_srli_epi32(
+        _mm512_add_epi32(b, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+    const I quiet = _mm512_or_si512(high, _mm512_set1_epi32(0x40));
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    return _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(is_nan, rounded, quiet));
+  }
+};
+
+// 12 x 32: 24 accumulators, 2 columns of B, 1 broadcast of A: 27 of 32 registers.
+struct Isa : FloatUnits<Vec> {
+  static constexpr int kMr = 12;
+  static constexpr int kNv = 2;
+};
+
+}  // namespace headrace::cpu::HEADRACE_AVX512_NAMESPACE
