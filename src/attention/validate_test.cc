@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <vector>
@@ -176,7 +177,7 @@ std::vector<BadCase> bad_memory() {
               view->strides[1] = 0;
             }
           },
-          {"seqlen_k=4611686018427387903", "0 to 2^40", "correct the shape"}),
+          {"seqlen_k=4611686018427387903", "0 to 2147483647", "correct the shape"}),
       bad("DtypeOfK", [](Call& c) { c.t.k.dtype = HEADRACE_F16; },
           {"k.dtype=f16", "must equal q.dtype=f32", "convert k"}),
       bad("DtypeOfOut", [](Call& c) { c.t.out.dtype = HEADRACE_BF16; },
@@ -445,7 +446,8 @@ void expect_failure(const BadCase& test) {
   for (const char* substring : test.substrings)
     EXPECT_NE(status->message.find(substring), std::string::npos)
         << "no \"" << substring << "\" in: " << status->message;
-  EXPECT_TRUE(before == call.memory) << "something was written";
+  EXPECT_EQ(std::memcmp(before.data(), call.memory.data(), before.size() * sizeof(double)), 0)
+      << "something was written";
 }
 
 TEST(Validate, RefusesBadShapes) {
