@@ -76,7 +76,8 @@ TEST(FlashConfig, ScratchPartsDoNotOverlap) {
       EXPECT_GE(x.k_panel, ceil_div<int64_t>(head_dim, isa.pair) * isa.tile_cols);
       EXPECT_GE(x.v - x.k, panels * x.k_panel);
       EXPECT_GE(x.s - x.v, ceil_div<int64_t>(head_dim, isa.tile_cols) * x.v_panel);
-      EXPECT_GE(x.o - x.s, m * tile.n);
+      EXPECT_GE(x.o - x.s, kSweepRows * tile.n);
+      EXPECT_EQ(kSweepRows % isa.tile_rows, 0);
       EXPECT_GE(x.rows - x.o, m * x.o_stride);
       EXPECT_GE(x.total - x.rows, kRowArrays * m);
       for (const int64_t part : {x.q, x.k, x.v, x.s, x.o, x.rows, x.total}) EXPECT_EQ(part % 16, 0);
@@ -87,6 +88,7 @@ TEST(FlashConfig, ScratchPartsDoNotOverlap) {
 // What a tile needs stays within the L2 cache of a core (512 KiB and up; a page for everything
 // else).
 TEST(FlashConfig, ScratchFitsTheL2Cache) {
+  static_assert(kDirectRows <= kSweepRows);
   for (const int64_t head_dim : {64, 128, 256}) {
     const Problem p = problem(1000, 1000, 1, head_dim);
     EXPECT_LE(scratch_layout(p, largest_tile(p), kShapes[1]).total * 4, 512 * 1024) << head_dim;
