@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Each file under src/ includes its own layer or a lower one; programs see the public headers and their own folder."""
+"""Each file under src/ includes its own layer or a lower one; programs see the public headers and their own folder.
+
+A unit test (*_test.cc) also sees tests/.
+"""
 
 import posixpath
 import re
@@ -58,6 +61,8 @@ def check(root):
                 continue
             quoted, included = match.group(1) == '"', match.group(2)
             wrong = None
+            if path.stem.endswith("_test") and included.startswith("tests/"):
+                continue
             if path.parts[0] != "src":
                 wrong = check_program(root, path, quoted, included)
             elif quoted or (root / "src" / included).is_file():
@@ -77,6 +82,9 @@ CASES = [
     ("angle brackets", {"src/core/a.h": "#include <capi/door.h>\n", "src/capi/door.h": ""}, "higher layer capi"),
     ("relative path", {"src/core/a.h": '#include "../core/b.h"\n'}, "write the path from src/"),
     ("no path", {"src/core/a.h": '#include "b.h"\n'}, "write the path from src/"),
+    ("test, tests/", {"src/core/a_test.cc": '#include "tests/b.h"\n'}, None),
+    ("no test, tests/", {"src/core/a.cc": '#include "tests/b.h"\n'}, "write the path from src/"),
+    ("test, higher layer", {"src/core/a_test.cc": '#include "capi/b.h"\n'}, "higher layer capi"),
     ("unknown layer", {"src/misc/a.h": '#include "core/b.h"\n'}, "no layer of src/"),
     ("program, own file", {"cli/a.cc": '#include "b.h"\n#include <CLI/CLI.hpp>\n', "cli/b.h": ""}, None),
     ("program, src", {"cli/a.cc": '#include "core/b.h"\n', "src/core/b.h": ""}, "only headrace/"),
