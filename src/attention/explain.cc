@@ -1,0 +1,109 @@
+// A plan as text.
+#include "attention/select.h"
+#include "core/device.h"
+
+namespace headrace {
+namespace {
+
+std::string bytes_text(std::size_t bytes) {
+  if (bytes < 10 * 1024) return format_text("{} bytes", bytes);
+  if (bytes < 10 * 1024 * 1024) return format_text("{} KiB", bytes / 1024);
+  return format_text("{} MiB", bytes / (1024 * 1024));
+}
+
+std::string window_text(std::int64_t window) {
+  return window < 0 ? "open" : std::to_string(window);
+}
+
+std::string kernels_text(const Plan& plan) {
+  std::string text;
+  int position = 0;
+  const auto add = [&](std::string_view name, std::string_view verdict) {
+    text += format_text("{}{}. {}: {}\n", position == 0 ? "kernels   " : "          ", position + 1,
+                        name, verdict);
+    ++position;
+  };
+  for (const RefusedKernel& kernel : plan.refused) add(kernel.name, "refuses, " + kernel.reason);
+  add(plan.kernel->name,
+      plan.is_fallback ? "-> selected (fallback: the last of the list)" : "-> selected");
+  const auto list = forward_kernels_of(plan.device.device_type);
+  bool is_later = false;
+  for (const Kernel& kernel : list) {
+    if (is_later) add(kernel.name, "not asked");
+    is_later = is_later || &kernel == plan.kernel;
+  }
+  return text;
+}
+
+std::string schedule_text(const Schedule& s) {
+  std::string text = "schedule  ";
+  if (s.tile_m > 0) text += format_text("tile_m {}, ", s.tile_m);
+  if (s.tile_n > 0) text += format_text("tile_n {}, ", s.tile_n);
+  if (s.max_splits > 1)
+    text += format_text("up to {} splits of {} keys, ", s.max_splits, s.split_keys);
+  else
+    text += "1 split, ";
+  text += format_text("{} thread{}, workspace {}\n", s.num_threads, s.num_threads == 1 ? "" : "s",
+                      bytes_text(s.workspace_bytes));
+  if (!s.note.empty()) text += format_text("          {}\n", s.note);
+  return text;
+}
+
+bool is_exact_about_nans(std::string_view kernel) {
+  return kernel.ends_with("reference") || kernel.ends_with("simple");
+}
+
+std::string promises_text(const Plan& plan) {
+  std::string text =
+      is_exact_about_nans(plan.kernel->name)
+          ? "nan       a NaN or infinity reaches exactly the rows that see it\n"
+          : "nan       in q or k: reaches exactly the rows that see it; in v: every row that sees "
+            "it, never another head or sequence, but rows of the same sequence and tile that mask "
+            "it may receive it\n";
+  text += plan.problem.num_splits > 0
+              ? format_text(
+                    "bits      the same from run to run and for any number of threads; "
+                    "num_splits={} was asked for, so they may differ from those of the "
+                    "rule\n",
+                    plan.problem.num_splits)
+              : "bits      the same from run to run, for any number of threads and whatever else "
+                "is in the batch: splits depend only on the sequence's own lengths\n";
+  if (plan.problem.strict_rows)
+    text += "          strict_rows: and for any seqlen_q (a prefill row equals its decode row)\n";
+  return text;
+}
+
+}  // namespace
+
+std::string problem_text(const Problem& p) {
+  std::string text = format_text(
+      "{} {}batch {}, {}seqlen_q {}, {}seqlen_k {}, {} heads ({} kv), head_dim {}",
+      dtype_name(dtype_of(p)), p.is_ragged ? "ragged " : "", p.batch, p.is_ragged ? "max_" : "",
+      p.seqlen_q, p.is_ragged ? "max_" : "", p.seqlen_k, p.num_heads, p.num_kv_heads, p.head_dim);
+  if (p.head_dim_v != p.head_dim) text += format_text(", head_dim_v {}", p.head_dim_v);
+  if (p.is_ragged) text += format_text(", total_q {}, total_k {}", p.total_q, p.total_k);
+  if (p.causal == HEADRACE_CAUSAL_BOTTOM_RIGHT) text += ", causal bottom-right";
+  if (p.causal == HEADRACE_CAUSAL_TOP_LEFT) text += ", causal top-left";
+  if (p.window_left >= 0 || p.window_right >= 0)
+    text += format_text(", window {}/{}", window_text(p.window_left), window_text(p.window_right));
+  text += format_text(", scale {}", p.softmax_scale);
+  if (has_softcap(p)) text += format_text(", softcap {}", p.softcap);
+  if (has_dropout(p)) text += format_text(", dropout {}", p.dropout_p);
+  if (has_bias(p)) text += format_text(", bias {}", dtype_name(static_cast<DType>(p.bias_dtype)));
+  if (p.has_mask) text += ", mask";
+  if (p.has_alibi) text += ", alibi";
+  if (p.has_tree_mask) text += ", tree_mask";
+  if (p.has_sinks) text += ", sinks";
+  if (p.has_lse) text += ", lse";
+  if (p.has_probs) text += ", probs";
+  if (p.num_splits > 0) text += format_text(", num_splits {}", p.num_splits);
+  return text;
+}
+
+std::string explain(const Plan& plan) {
+  return format_text("problem   {}\ndevice    {}\n", problem_text(plan.problem),
+                     device_text(plan.device)) +
+         kernels_text(plan) + schedule_text(plan.schedule) + promises_text(plan);
+}
+
+}  // namespace headrace

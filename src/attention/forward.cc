@@ -1,0 +1,46 @@
+#include "attention/forward.h"
+
+#include "attention/validate.h"
+#include "core/device.h"
+
+namespace headrace {
+namespace {
+
+Status check_workspace(const Plan& plan, const Workspace& workspace) {
+  const std::size_t needed = plan.schedule.workspace_bytes;
+  const std::size_t given = workspace.data == nullptr ? 0 : workspace.bytes;
+  if (given >= needed) return std::nullopt;
+  return invalid_argument(
+      "workspace of {} bytes{}: kernel {} needs at least {} bytes; pass "
+      "headrace_plan_workspace_bytes() of them",
+      workspace.bytes, workspace.data == nullptr ? " at NULL" : "", plan.kernel->name, needed);
+}
+
+// A plan may be made for any device; it may only run where its instructions exist.
+Status check_machine(const Plan& plan) {
+  const std::uint32_t missing = plan.device.cpu_isa & ~detected_cpu_isa();
+  if (missing == 0) return std::nullopt;
+  return unsupported(
+      "the plan was made for [{}] but this CPU has {} only; make it for headrace_cpu_info()",
+      device_text(plan.device), cpu_isa_name(detected_cpu_isa()));
+}
+
+bool has_nothing_to_write(const Problem& p) {
+  return p.num_heads == 0 || p.batch == 0 || (p.is_ragged ? p.total_q : p.seqlen_q) == 0;
+}
+
+}  // namespace
+
+Status run(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
+  if (auto bad = check_workspace(plan, workspace)) return bad;
+  if (plan.device.device_type == HEADRACE_CPU) {
+    if (stream != nullptr)
+      return invalid_argument("stream={}: must be NULL on CPU; pass NULL", stream);
+    if (auto bad = check_machine(plan)) return bad;
+    if (auto bad = validate_lengths(plan.problem, args)) return bad;
+  }
+  if (has_nothing_to_write(plan.problem)) return std::nullopt;
+  return plan.kernel->launch(plan, args, workspace, stream);
+}
+
+}  // namespace headrace

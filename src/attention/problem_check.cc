@@ -1,0 +1,285 @@
+// Problems and options: values without tensors.
+#include <cmath>
+#include <cstring>
+
+#include "attention/validate.h"
+
+namespace headrace {
+namespace {
+
+// No axis of a real call comes near; sums of two sizes then never overflow.
+constexpr std::int64_t kMaxSize = std::int64_t{1} << 40;
+
+Status check_sizes(const Problem& p) {
+  const struct {
+    const char* name;
+    std::int64_t size;
+  } sizes[] = {
+      {"batch", p.batch},       {"seqlen_q", p.seqlen_q},         {"seqlen_k", p.seqlen_k},
+      {"total_q", p.total_q},   {"total_k", p.total_k},           {"num_heads", p.num_heads},
+      {"head_dim", p.head_dim}, {"num_kv_heads", p.num_kv_heads}, {"head_dim_v", p.head_dim_v}};
+  for (const auto& [name, size] : sizes) {
+    if (size < 0 || size > kMaxSize)
+      return invalid_argument("problem.{}={}: must be 0 to 2^40; correct the shape it comes from",
+                              name, size);
+  }
+  return std::nullopt;
+}
+
+// q, k, v, out and the scores are indexed by int64: their element counts must fit, in bytes of f64.
+Status check_products(const Problem& p) {
+  const std::int64_t rows_q = p.is_ragged ? p.total_q : p.seqlen_q;
+  const std::int64_t rows_k = p.is_ragged ? p.total_k : p.seqlen_k;
+  const std::int64_t batch = p.is_ragged ? 1 : p.batch;
+  const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
+  for (const auto& [rows, heads] : {std::pair{rows_q, p.num_heads}, {rows_k, p.num_kv_heads}}) {
+    std::int64_t count = 8 * dim;
+    if (__builtin_mul_overflow(count, batch, &count) ||
+        __builtin_mul_overflow(count, rows, &count) || __builtin_mul_overflow(count, heads, &count))
+      return invalid_argument(
+          "problem: batch={}, {} rows, {} heads, head_dim={}: the bytes of a tensor must fit 64 "
+          "bits; split the call",
+          batch, rows, heads, dim);
+  }
+  return std::nullopt;
+}
+
+Status check_heads(const Problem& p) {
+  if ((p.num_kv_heads == 0) != (p.num_heads == 0) ||
+      (p.num_kv_heads > 0 && p.num_heads % p.num_kv_heads != 0))
+    return invalid_argument(
+        "num_heads={} (q.shape) with num_kv_heads={} (k.shape): num_heads must be a multiple of "
+        "num_kv_heads; query head h reads kv head h / (num_heads / num_kv_heads), so pass k and v "
+        "with a number of heads that divides that of q",
+        p.num_heads, p.num_kv_heads);
+  const struct {
+    const char* name;
+    std::int64_t dim;
+  } dims[] = {{"head_dim", p.head_dim}, {"head_dim_v", p.head_dim_v}};
+  for (const auto& [name, dim] : dims) {
+    if (dim < 1 || dim > kMaxHeadDim)
+      return unsupported(
+          "{}={}: kernels of this library take 1 to {}; split or project the head to that size",
+          name, dim, kMaxHeadDim);
+  }
+  return std::nullopt;
+}
+
+Status check_dtypes(const Problem& p) {
+  const DType dtype = dtype_of(p);
+  if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16 && dtype != DType::f64)
+    return invalid_argument("q.dtype={}: must be f32, f16, bf16 or f64; convert q, k, v and out",
+                            dtype_name(dtype));
+  if (!has_bias(p)) return std::nullopt;
+  const auto bias_dtype = static_cast<DType>(p.bias_dtype);
+  const bool is_f64_pair = dtype == DType::f64 && bias_dtype == DType::f64;
+  if (bias_dtype != dtype && bias_dtype != DType::f32 && !is_f64_pair)
+    return invalid_argument("bias.dtype={}: must be {} (the dtype of q) or f32; convert bias",
+                            dtype_name(bias_dtype), dtype_name(dtype));
+  return std::nullopt;
+}
+
+// What is used in float must be one: 1e300 would be infinite there and 1e-300 zero.
+bool fits_compute_type(const Problem& p, double value) {
+  return dtype_of(p) == DType::f64 ? std::isfinite(value)
+                                   : std::isfinite(static_cast<float>(value));
+}
+
+Status check_scalars(const Problem& p) {
+  if (!fits_compute_type(p, p.softmax_scale))
+    return invalid_argument(
+        "softmax_scale={}: must be finite{}; leave it NaN for the default head_dim^-0.5",
+        p.softmax_scale, dtype_of(p) == DType::f64 ? "" : " as f32");
+  const bool vanishes =
+      p.softcap > 0 && dtype_of(p) != DType::f64 && !std::isnormal(static_cast<float>(p.softcap));
+  if (!(p.softcap >= 0) || !fits_compute_type(p, p.softcap) || vanishes)
+    return invalid_argument(
+        "softcap={}: must be 0 (none) or a positive normal number{}; set it to "
+        "the bound c of c * tanh(score / c)",
+        p.softcap, dtype_of(p) == DType::f64 ? "" : " as f32");
+  if (!(p.dropout_p >= 0 && p.dropout_p < 1))
+    return invalid_argument(
+        "dropout_p={}: must be in [0, 1); it is the probability of dropping, 0 for none",
+        p.dropout_p);
+  return std::nullopt;
+}
+
+Status check_masking(const Problem& p) {
+  if (p.causal < HEADRACE_CAUSAL_NONE || p.causal > HEADRACE_CAUSAL_TOP_LEFT)
+    return invalid_argument(
+        "causal={}: must be 0 (none), 1 (bottom-right) or 2 (top-left); use "
+        "a headrace_causal value",
+        p.causal);
+  const struct {
+    const char* name;
+    std::int64_t size;
+  } windows[] = {{"window_left", p.window_left}, {"window_right", p.window_right}};
+  for (const auto& [name, size] : windows) {
+    if (size < -1)
+      return invalid_argument("{}={}: must be -1 (open) or a number of keys; pass -1 to open it",
+                              name, size);
+  }
+  if (p.num_splits < 0)
+    return invalid_argument("num_splits={}: must not be negative; pass 0 to let the rule decide",
+                            p.num_splits);
+  return std::nullopt;
+}
+
+Status check_combinations(const Problem& p) {
+  if (p.has_tree_mask && !p.is_ragged && p.seqlen_q > p.seqlen_k)
+    return invalid_argument(
+        "tree_mask with seqlen_q={} and seqlen_k={}: seqlen_q must be at most seqlen_k (the "
+        "drafted "
+        "queries are the last keys); append their keys to k and v first",
+        p.seqlen_q, p.seqlen_k);
+  if (p.has_probs && p.is_ragged)
+    return invalid_argument(
+        "probs given for a ragged batch: only dense batches have probs; "
+        "call without probs or one sequence at a time");
+  std::int64_t count = p.batch;
+  if (p.has_probs &&
+      (__builtin_mul_overflow(count, p.num_heads, &count) ||
+       __builtin_mul_overflow(count, p.seqlen_q, &count) ||
+       __builtin_mul_overflow(count, p.seqlen_k, &count) || count > kMaxProbsElements))
+    return invalid_argument(
+        "probs of shape [{}, {}, {}, {}]: must have at most {} elements (it is for debugging small "
+        "shapes); call without probs or on a part",
+        p.batch, p.num_heads, p.seqlen_q, p.seqlen_k, kMaxProbsElements);
+  if (!p.is_ragged && (p.total_q != 0 || p.total_k != 0))
+    return invalid_argument(
+        "problem.total_q={}, problem.total_k={}: must be 0 for a dense batch; "
+        "set is_ragged or clear them",
+        p.total_q, p.total_k);
+  return std::nullopt;
+}
+
+// cu_seqlens are int32, and rows must belong to some sequence.
+Status check_ragged(const Problem& p) {
+  if (!p.is_ragged) return std::nullopt;
+  const struct {
+    const char* name;
+    std::int64_t total, max_seqlen;
+  } sides[] = {{"q", p.total_q, p.seqlen_q}, {"k", p.total_k, p.seqlen_k}};
+  for (const auto& [name, total, max_seqlen] : sides) {
+    if (total > INT32_MAX)
+      return invalid_argument(
+          "{}.shape[0]={}: rows of a ragged batch must be at most 2147483647 (cu_seqlens are "
+          "32-bit); split the batch",
+          name, total);
+    if (total > 0 && p.batch == 0)
+      return invalid_argument(
+          "cu_seqlens_{} of 0 sequences with {}.shape[0]={}: must end at the number of rows; pass "
+          "[batch + 1] entries",
+          name, name, total);
+    if (total > 0 && max_seqlen < 1)
+      return invalid_argument(
+          "max_seqlen_{}={}: must be an upper bound of the sequence lengths, at least 1 for {} "
+          "rows; set it in the options of a ragged batch",
+          name, max_seqlen, total);
+    if (max_seqlen > INT32_MAX)
+      return invalid_argument(
+          "max_seqlen_{}={}: must be at most 2147483647; set it to the longest sequence", name,
+          max_seqlen);
+  }
+  return std::nullopt;
+}
+
+std::int64_t open_if_idle(std::int64_t window, const Problem& p) {
+  // Reaches past every key of every query, so it hides nothing; arithmetic with it could overflow.
+  return window >= p.seqlen_q + p.seqlen_k ? -1 : window;
+}
+
+}  // namespace
+
+headrace_attention_options default_options() {
+  headrace_attention_options options{};
+  options.struct_size = sizeof options;
+  options.softmax_scale = std::nan("");
+  options.window_left = options.window_right = -1;
+  return options;
+}
+
+Problem default_problem() {
+  Problem p{};
+  p.struct_size = sizeof p;
+  p.batch = p.seqlen_q = p.seqlen_k = 1;
+  p.num_heads = p.num_kv_heads = p.head_dim = p.head_dim_v = 1;
+  p.window_left = p.window_right = -1;
+  p.softmax_scale = std::nan("");
+  p.dtype = HEADRACE_F32;
+  p.bias_dtype = -1;
+  return p;
+}
+
+Result<Problem> check_problem(const Problem& problem) {
+  Problem p = problem;
+  using Check = Status (*)(const Problem&);
+  for (const Check check : {check_ragged, check_sizes, check_heads, check_products, check_dtypes,
+                            check_masking, check_combinations}) {
+    if (auto bad = check(p)) return std::move(*bad);
+  }
+  if (std::isnan(p.softmax_scale))
+    p.softmax_scale = 1.0 / std::sqrt(static_cast<double>(p.head_dim));
+  if (auto bad = check_scalars(p)) return std::move(*bad);
+  p.window_left = open_if_idle(p.window_left, p);
+  p.window_right = open_if_idle(p.window_right, p);
+  for (std::int32_t* flag :
+       {&p.is_ragged, &p.has_alibi, &p.has_mask, &p.has_tree_mask, &p.has_sinks, &p.has_lse,
+        &p.has_probs, &p.strict_fallback, &p.strict_rows, &p.checked})
+    *flag = *flag != 0;
+  return p;
+}
+
+Status check_same_problem(const Problem& planned, const Problem& call) {
+  const struct {
+    const char* name;
+    std::int64_t planned, arrived;
+  } fields[] = {
+#define HEADRACE_FIELD(name) {#name, planned.name, call.name}
+      HEADRACE_FIELD(dtype),         HEADRACE_FIELD(batch),        HEADRACE_FIELD(seqlen_q),
+      HEADRACE_FIELD(seqlen_k),      HEADRACE_FIELD(total_q),      HEADRACE_FIELD(total_k),
+      HEADRACE_FIELD(num_heads),     HEADRACE_FIELD(num_kv_heads), HEADRACE_FIELD(head_dim),
+      HEADRACE_FIELD(head_dim_v),    HEADRACE_FIELD(bias_dtype),   HEADRACE_FIELD(is_ragged),
+      HEADRACE_FIELD(has_alibi),     HEADRACE_FIELD(has_mask),     HEADRACE_FIELD(has_sinks),
+      HEADRACE_FIELD(has_tree_mask), HEADRACE_FIELD(has_lse),      HEADRACE_FIELD(has_probs),
+#undef HEADRACE_FIELD
+  };
+  for (const auto& [name, expected, arrived] : fields) {
+    if (expected != arrived)
+      return invalid_argument(
+          "tensors: {}={} but the plan was made for {}={}; make a plan for this problem or pass "
+          "tensors of the planned one",
+          name, arrived, name, expected);
+  }
+  return std::nullopt;
+}
+
+Status copy_versioned(const char* name, const void* theirs, std::size_t min_bytes, void* ours,
+                      std::size_t our_bytes) {
+  constexpr std::size_t kMaxGrowth = 4096;
+  if (theirs == nullptr)
+    return invalid_argument("{}=NULL: must point to a struct; pass one made by its init function",
+                            name);
+  std::size_t bytes = 0;
+  std::memcpy(&bytes, theirs, sizeof bytes);
+  if (bytes < min_bytes || bytes % alignof(std::int64_t) != 0 || bytes > our_bytes + kMaxGrowth)
+    return invalid_argument(
+        "{}.struct_size={}: must be sizeof of the struct ({} in this library, at least {}); call "
+        "its init function first",
+        name, bytes, our_bytes, min_bytes);
+  const auto* source = static_cast<const unsigned char*>(theirs);
+  for (std::size_t i = our_bytes; i < bytes; ++i) {
+    if (source[i] != 0)
+      return unsupported(
+          "{}: byte {} is set, but this library ({}.{}.{}) knows {} bytes of it; leave newer "
+          "fields "
+          "zero or load a newer library",
+          name, i, HEADRACE_VERSION_MAJOR, HEADRACE_VERSION_MINOR, HEADRACE_VERSION_PATCH,
+          our_bytes);
+  }
+  std::memcpy(ours, theirs, std::min(bytes, our_bytes));
+  std::memcpy(ours, &our_bytes, sizeof our_bytes);
+  return std::nullopt;
+}
+
+}  // namespace headrace

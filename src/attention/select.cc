@@ -1,0 +1,92 @@
+#include "attention/select.h"
+
+#include "attention/validate.h"
+#include "backends/cpu/kernels.h"
+#include "base/env.h"
+#include "base/log.h"
+#include "core/device.h"
+
+namespace headrace {
+namespace {
+
+std::string refusal_of(const Kernel& kernel, const Problem& problem, const DeviceInfo& device,
+                       std::string_view forced) {
+  if (!forced.empty() && kernel.name != forced)
+    return format_text("{}={} asks for another", env::name_of(env::Variable::kernel), forced);
+  return kernel.refuses(problem, device);
+}
+
+std::string refusals_text(const std::vector<RefusedKernel>& refused) {
+  std::string text;
+  for (const RefusedKernel& kernel : refused)
+    text += format_text("\n  {}: {}", kernel.name, kernel.reason);
+  return text;
+}
+
+Failure no_kernel(const Plan& plan, std::string_view forced) {
+  const char* remedy = forced.empty() ? "change what the reasons name"
+                                      : "unset HEADRACE_KERNEL or name a kernel of this list";
+  return unsupported("no kernel of this build takes [{}] on [{}]; {}:{}",
+                     problem_text(plan.problem), device_text(plan.device), remedy,
+                     refusals_text(plan.refused));
+}
+
+Failure strict_failure(const Plan& plan) {
+  return unsupported(
+      "strict_fallback=1: only the last kernel of the list, {}, takes [{}] on [{}]; clear "
+      "strict_fallback to let it run, or change what the reasons name:{}",
+      plan.kernel->name, problem_text(plan.problem), device_text(plan.device),
+      refusals_text(plan.refused));
+}
+
+void report_fallback(const Plan& plan) {
+  if (!is_log_set()) return;
+  log_text(HEADRACE_LOG_WARNING,
+           format_text("fallback to {} for [{}] on [{}]:{}", plan.kernel->name,
+                       problem_text(plan.problem), device_text(plan.device),
+                       refusals_text(plan.refused)));
+}
+
+}  // namespace
+
+std::span<const Kernel> forward_kernels_of(std::int32_t device_type) {
+  if (device_type == HEADRACE_CPU) return cpu::forward_kernels();
+  return {};
+}
+
+Result<Plan> plan_attention(const Problem& problem, const DeviceInfo& device) {
+  return plan_attention(problem, device, forward_kernels_of(device.device_type));
+}
+
+Result<Plan> plan_attention(const Problem& problem, const DeviceInfo& device,
+                            std::span<const Kernel> kernels) {
+  Result<Problem> checked = check_problem(problem);
+  if (!checked.ok()) return std::move(checked.failure());
+  if (auto bad = check_device(device)) return std::move(*bad);
+  if (device.device_type == HEADRACE_CUDA && kernels.empty())
+    return unsupported(
+        "device [{}]: this build has no CUDA kernels; build with CUDA or pass tensors in CPU "
+        "memory",
+        device_text(device));
+  Plan plan;
+  plan.problem = checked.value();
+  plan.device = device;
+  const std::string_view forced = env::value_of(env::Variable::kernel);
+  for (const Kernel& kernel : kernels) {
+    std::string reason = refusal_of(kernel, plan.problem, device, forced);
+    if (!reason.empty()) {
+      plan.refused.push_back({kernel.name, std::move(reason)});
+      continue;
+    }
+    plan.kernel = &kernel;
+    plan.is_fallback = forced.empty() && &kernel == &kernels.back() && !plan.refused.empty();
+    break;
+  }
+  if (plan.kernel == nullptr) return no_kernel(plan, forced);
+  if (plan.is_fallback && plan.problem.strict_fallback) return strict_failure(plan);
+  plan.schedule = plan.kernel->plan(plan.problem, device);
+  if (plan.is_fallback) report_fallback(plan);
+  return plan;
+}
+
+}  // namespace headrace

@@ -1,0 +1,39 @@
+// Checks of one tensor, shared by all arguments of the front door.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "base/error.h"
+#include "headrace/tensor.hpp"
+
+namespace headrace {
+
+// What an axis must measure and where that number comes from ("q.shape[3]").
+struct Axis {
+  const char* name;
+  std::int64_t size;
+  const char* from;
+  bool may_be_one = false;  // broadcasts
+};
+
+// "[2, 128, 8, 64]"
+std::string shape_text(const headrace_tensor& tensor);
+// "[batch, seqlen_q, num_heads, head_dim]"
+std::string layout_text(std::span<const Axis> layout);
+
+inline bool is_given(const headrace_tensor& tensor) {
+  return tensor.data != nullptr || tensor.rank != 0;
+}
+bool has_elements(const headrace_tensor& tensor);
+
+// Rank, known device type and dtype, sizes not negative, reachable offsets, alignment, data not
+// null unless empty.
+Status check_view(const char* name, const headrace_tensor& tensor, int rank, const char* layout);
+
+Status check_shape(const char* name, const headrace_tensor& tensor, std::span<const Axis> layout);
+
+// The last axis must lie in memory without gaps.
+Status check_inner_stride(const char* name, const headrace_tensor& tensor, const char* axis);
+
+}  // namespace headrace

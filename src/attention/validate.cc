@@ -1,0 +1,326 @@
+#include "attention/validate.h"
+
+#include <algorithm>
+#include <array>
+
+#include "attention/overlap.h"
+#include "attention/tensor_checks.h"
+#include "base/math.h"
+
+#define HEADRACE_TRY(check) \
+  if (auto bad = (check)) return bad
+
+namespace headrace {
+namespace {
+
+using Tensors = headrace_attention_tensors;
+using Options = headrace_attention_options;
+
+constexpr const char* kDense = "[batch, seqlen_q or seqlen_k, heads, dim]";
+constexpr const char* kRagged = "[total, heads, dim] (cu_seqlens_q and cu_seqlens_k are given)";
+constexpr const char* kDenseHint =
+    "[batch, seqlen, heads, dim], or for rows of a ragged batch give cu_seqlens_q and cu_seqlens_k";
+
+struct Argument {
+  const char* name;
+  headrace_tensor Tensors::*tensor;
+};
+constexpr Argument kOutputs[] = {
+    {"out", &Tensors::out}, {"lse", &Tensors::lse}, {"probs", &Tensors::probs}};
+constexpr Argument kInputs[] = {
+    {"q", &Tensors::q},
+    {"k", &Tensors::k},
+    {"v", &Tensors::v},
+    {"cu_seqlens_q", &Tensors::cu_seqlens_q},
+    {"cu_seqlens_k", &Tensors::cu_seqlens_k},
+    {"alibi_slopes", &Tensors::alibi_slopes},
+    {"bias", &Tensors::bias},
+    {"mask", &Tensors::mask},
+    {"tree_mask", &Tensors::tree_mask},
+    {"sinks", &Tensors::sinks},
+};
+
+DType type_of(const headrace_tensor& tensor) { return static_cast<DType>(tensor.dtype); }
+
+Status check_dtype(const char* name, const headrace_tensor& tensor, DType expected,
+                   const char* why) {
+  if (type_of(tensor) == expected) return std::nullopt;
+  return invalid_argument("{}.dtype={}: must be {}{}; convert {}", name,
+                          dtype_name(type_of(tensor)), dtype_name(expected), why, name);
+}
+
+// Row lengths come first: they decide the rank of everything else.
+Status check_cu_seqlens(const Tensors& t, const Options& options, Problem& p) {
+  p.is_ragged = is_given(t.cu_seqlens_q) || is_given(t.cu_seqlens_k);
+  if (!p.is_ragged) return std::nullopt;
+  for (const auto& [name, tensor] : {Argument{"cu_seqlens_q", &Tensors::cu_seqlens_q},
+                                     Argument{"cu_seqlens_k", &Tensors::cu_seqlens_k}}) {
+    const headrace_tensor& view = t.*tensor;
+    if (!is_given(view))
+      return invalid_argument(
+          "{}: not given although the other one is; a ragged batch needs cu_seqlens_q and "
+          "cu_seqlens_k; pass both or none",
+          name);
+    HEADRACE_TRY(check_view(name, view, 1, "i32 [batch + 1]"));
+    HEADRACE_TRY(check_dtype(name, view, DType::i32, ""));
+    if (view.shape[0] < 1)
+      return invalid_argument("{}.shape[0]=0: must be batch + 1; pass [0] for an empty batch",
+                              name);
+    HEADRACE_TRY(check_inner_stride(name, view, "it"));
+  }
+  p.batch = t.cu_seqlens_q.shape[0] - 1;
+  const Axis axis{"batch + 1", p.batch + 1, "cu_seqlens_q"};
+  HEADRACE_TRY(check_shape("cu_seqlens_k", t.cu_seqlens_k, {&axis, 1}));
+  p.seqlen_q = options.max_seqlen_q;
+  p.seqlen_k = options.max_seqlen_k;
+  return std::nullopt;
+}
+
+Status check_views_of_operands(const Tensors& t, const Problem& p) {
+  const int rank = p.is_ragged ? 3 : 4;
+  for (const auto& [name, tensor] : {kInputs[0], kInputs[1], kInputs[2], kOutputs[0]}) {
+    const headrace_tensor& view = t.*tensor;
+    if (!is_given(view))
+      return invalid_argument("{}: not given; q, k, v and out are required; pass {} as {}", name,
+                              name, p.is_ragged ? kRagged : kDense);
+    HEADRACE_TRY(check_view(name, view, rank, p.is_ragged ? kRagged : kDenseHint));
+    if (view.dtype != t.q.dtype)
+      return invalid_argument("{}.dtype={}: must equal q.dtype={}; convert {}", name,
+                              dtype_name(type_of(view)), dtype_name(type_of(t.q)), name);
+  }
+  return std::nullopt;
+}
+
+void read_sizes(const Tensors& t, Problem& p) {
+  const int heads = p.is_ragged ? 1 : 2;
+  if (p.is_ragged) {
+    p.total_q = t.q.shape[0];
+    p.total_k = t.k.shape[0];
+  } else {
+    p.batch = t.q.shape[0];
+    p.seqlen_q = t.q.shape[1];
+    p.seqlen_k = t.k.shape[1];
+  }
+  p.num_heads = t.q.shape[heads];
+  p.num_kv_heads = t.k.shape[heads];
+  p.head_dim = t.q.shape[heads + 1];
+  p.head_dim_v = t.v.shape[heads + 1];
+  p.dtype = t.q.dtype;
+}
+
+// q, k, v, out. What q and k say defines the sizes; the others must agree.
+Status check_operands(const Tensors& t, Problem& p) {
+  HEADRACE_TRY(check_views_of_operands(t, p));
+  read_sizes(t, p);
+  const Axis batch{"batch", p.batch, "q"};
+  const Axis rows_q =
+      p.is_ragged ? Axis{"total_q", p.total_q, "q"} : Axis{"seqlen_q", p.seqlen_q, "q"};
+  const Axis rows_k =
+      p.is_ragged ? Axis{"total_k", p.total_k, "k"} : Axis{"seqlen_k", p.seqlen_k, "k"};
+  const Axis heads{"num_heads", p.num_heads, "q"};
+  const Axis kv_heads{"num_kv_heads", p.num_kv_heads, "k"};
+  const Axis dim{"head_dim", p.head_dim, "q"};
+  const Axis dim_v{"head_dim_v", p.head_dim_v, "v"};
+  const std::size_t skip = p.is_ragged ? 1 : 0;  // ragged tensors have no batch axis
+  const auto check = [skip](const char* name, const headrace_tensor& view,
+                            const std::array<Axis, 4>& layout) {
+    return check_shape(name, view, std::span(layout).subspan(skip));
+  };
+  HEADRACE_TRY(check("k", t.k, {batch, rows_k, kv_heads, dim}));
+  HEADRACE_TRY(check("v", t.v, {batch, rows_k, kv_heads, dim_v}));
+  HEADRACE_TRY(check("out", t.out, {batch, rows_q, heads, dim_v}));
+  HEADRACE_TRY(check_inner_stride("q", t.q, "head_dim"));
+  HEADRACE_TRY(check_inner_stride("k", t.k, "head_dim"));
+  HEADRACE_TRY(check_inner_stride("v", t.v, "head_dim_v"));
+  return check_inner_stride("out", t.out, "head_dim_v");
+}
+
+// lse and probs: f32, and f64 for f64 inputs.
+Status check_result_dtype(const char* name, const headrace_tensor& tensor, const Problem& p) {
+  const bool is_f64 = dtype_of(p) == DType::f64;
+  return check_dtype(name, tensor, is_f64 ? DType::f64 : DType::f32,
+                     is_f64 ? " (q is f64)" : " for every q but f64");
+}
+
+Status check_lse(const Tensors& t, Problem& p) {
+  p.has_lse = is_given(t.lse);
+  if (!p.has_lse) return std::nullopt;
+  const Axis layout[] = {
+      {"batch", p.batch, "q"},
+      {"num_heads", p.num_heads, "q"},
+      p.is_ragged ? Axis{"total_q", p.total_q, "q"} : Axis{"seqlen_q", p.seqlen_q, "q"}};
+  const auto axes = std::span(layout).subspan(p.is_ragged ? 1 : 0);
+  HEADRACE_TRY(check_view("lse", t.lse, static_cast<int>(axes.size()),
+                          p.is_ragged ? "[num_heads, total_q]" : "[batch, num_heads, seqlen_q]"));
+  HEADRACE_TRY(check_result_dtype("lse", t.lse, p));
+  return check_shape("lse", t.lse, axes);
+}
+
+Status check_probs(const Tensors& t, Problem& p) {
+  p.has_probs = is_given(t.probs);
+  if (!p.has_probs || p.is_ragged) return std::nullopt;  // ragged: refused with the problem
+  const Axis layout[] = {{"batch", p.batch, "q"},
+                         {"num_heads", p.num_heads, "q"},
+                         {"seqlen_q", p.seqlen_q, "q"},
+                         {"seqlen_k", p.seqlen_k, "k"}};
+  HEADRACE_TRY(check_view("probs", t.probs, 4, "[batch, num_heads, seqlen_q, seqlen_k]"));
+  HEADRACE_TRY(check_result_dtype("probs", t.probs, p));
+  return check_shape("probs", t.probs, layout);
+}
+
+Status check_scores_shape(const char* name, const headrace_tensor& view, const Problem& p) {
+  const Axis dense[] = {{"batch", p.batch, "q", true},
+                        {"num_heads", p.num_heads, "q", true},
+                        {"seqlen_q", p.seqlen_q, "q", true},
+                        {"seqlen_k", p.seqlen_k, "k", true}};
+  const Axis ragged[] = {{"num_heads", p.num_heads, "q", true},
+                         {"total_q", p.total_q, "q", true},
+                         {"max_seqlen_k", p.seqlen_k, "options", true}};
+  HEADRACE_TRY(check_view(name, view, p.is_ragged ? 3 : 4,
+                          p.is_ragged ? "[num_heads, total_q, max_seqlen_k]"
+                                      : "[batch, num_heads, seqlen_q, seqlen_k] (any of size 1)"));
+  return p.is_ragged ? check_shape(name, view, ragged) : check_shape(name, view, dense);
+}
+
+Status check_bias_and_mask(const Tensors& t, Problem& p) {
+  if (is_given(t.bias)) {
+    p.bias_dtype = t.bias.dtype;  // judged with the problem
+    HEADRACE_TRY(check_scores_shape("bias", t.bias, p));
+  }
+  p.has_mask = is_given(t.mask);
+  if (!p.has_mask) return std::nullopt;
+  HEADRACE_TRY(check_scores_shape("mask", t.mask, p));
+  return check_dtype("mask", t.mask, DType::boolean, " (true = keep)");
+}
+
+Status check_tree_mask(const Tensors& t, Problem& p) {
+  p.has_tree_mask = is_given(t.tree_mask);
+  if (!p.has_tree_mask) return std::nullopt;
+  HEADRACE_TRY(check_view("tree_mask", t.tree_mask, p.is_ragged ? 2 : 3,
+                          p.is_ragged ? "u32 [total_q, words]" : "u32 [batch, seqlen_q, words]"));
+  HEADRACE_TRY(check_dtype("tree_mask", t.tree_mask, DType::u32, ""));
+  const Axis layout[] = {
+      {"batch", p.batch, "q"},
+      p.is_ragged ? Axis{"total_q", p.total_q, "q"} : Axis{"seqlen_q", p.seqlen_q, "q"}};
+  HEADRACE_TRY(
+      check_shape("tree_mask", t.tree_mask, std::span(layout).subspan(p.is_ragged ? 1 : 0)));
+  const int last = t.tree_mask.rank - 1;
+  const std::int64_t words = t.tree_mask.shape[last];
+  const std::int64_t needed = p.seqlen_q / 32 + (p.seqlen_q % 32 > 0);
+  if (words < needed)
+    return invalid_argument(
+        "tree_mask.shape[{}]={}: must be at least ceil({} / 32)={} words for {}={}; pass one bit a "
+        "query",
+        last, words, p.is_ragged ? "max_seqlen_q" : "seqlen_q", needed,
+        p.is_ragged ? "max_seqlen_q" : "seqlen_q", p.seqlen_q);
+  return check_inner_stride("tree_mask", t.tree_mask, "words");
+}
+
+Status check_per_head(const Tensors& t, Problem& p) {
+  const Axis layout[] = {{"batch", p.batch, "q"}, {"num_heads", p.num_heads, "q"}};
+  p.has_alibi = is_given(t.alibi_slopes);
+  if (p.has_alibi) {
+    const bool per_batch = t.alibi_slopes.rank == 2;
+    HEADRACE_TRY(check_view("alibi_slopes", t.alibi_slopes, per_batch ? 2 : 1,
+                            "f32 [num_heads] or [batch, num_heads]"));
+    HEADRACE_TRY(check_dtype("alibi_slopes", t.alibi_slopes, DType::f32, ""));
+    HEADRACE_TRY(
+        check_shape("alibi_slopes", t.alibi_slopes, std::span(layout).subspan(per_batch ? 0 : 1)));
+  }
+  p.has_sinks = is_given(t.sinks);
+  if (!p.has_sinks) return std::nullopt;
+  HEADRACE_TRY(check_view("sinks", t.sinks, 1, "f32 [num_heads]"));
+  HEADRACE_TRY(check_dtype("sinks", t.sinks, DType::f32, ""));
+  return check_shape("sinks", t.sinks, std::span(layout).subspan(1));
+}
+
+Status check_devices(const Tensors& t) {
+  const auto check = [&t](const Argument& argument) -> Status {
+    const headrace_tensor& view = t.*argument.tensor;
+    if (!is_given(view)) return std::nullopt;
+    if (view.device_type == t.q.device_type && view.device_id == t.q.device_id) return std::nullopt;
+    const auto name = [](std::int32_t type) { return type == HEADRACE_CPU ? "cpu" : "cuda"; };
+    return invalid_argument(
+        "{} is on {}:{}: must be on {}:{} as q is; copy it there (nothing is moved for you)",
+        argument.name, name(view.device_type), view.device_id, name(t.q.device_type),
+        t.q.device_id);
+  };
+  for (const Argument& argument : kInputs) HEADRACE_TRY(check(argument));
+  for (const Argument& argument : kOutputs) HEADRACE_TRY(check(argument));
+  return std::nullopt;
+}
+
+Failure overlap_failure(const char* output, const char* other, Overlap overlap) {
+  return invalid_argument(
+      "{} {} {}: an output must share no memory with {}; write {} to memory of its own", output,
+      overlap == Overlap::certain ? "overlaps" : "cannot be told apart from", other,
+      std::string_view(output) == other ? "itself (two indices lie on one element)"
+                                        : "an input or another output",
+      output);
+}
+
+Status check_overlaps(const Tensors& t) {
+  AddressRange inputs[std::size(kInputs)];
+  for (std::size_t i = 0; i < std::size(kInputs); ++i)
+    if (is_given(t.*kInputs[i].tensor)) inputs[i] = address_range(t.*kInputs[i].tensor);
+  for (std::size_t o = 0; o < std::size(kOutputs); ++o) {
+    const auto& [name, tensor] = kOutputs[o];
+    const headrace_tensor& output = t.*tensor;
+    if (!is_given(output)) continue;
+    if (const Overlap found = overlap_within(output); found != Overlap::none)
+      return overlap_failure(name, name, found);
+    const AddressRange range = address_range(output);
+    for (std::size_t i = 0; i < std::size(kInputs); ++i) {
+      const Overlap found = overlap_between(output, range, t.*kInputs[i].tensor, inputs[i]);
+      if (found != Overlap::none) return overlap_failure(name, kInputs[i].name, found);
+    }
+    for (std::size_t i = 0; i < o; ++i) {
+      const headrace_tensor& other = t.*kOutputs[i].tensor;
+      const Overlap found = overlap_between(output, range, other, address_range(other));
+      if (found != Overlap::none) return overlap_failure(name, kOutputs[i].name, found);
+    }
+  }
+  return std::nullopt;
+}
+
+Status read_options(const Options& options, Problem& p) {
+  if (options.reserved != 0)
+    return invalid_argument("options.reserved={}: must be 0; call the init function first",
+                            options.reserved);
+  p.window_left = options.window_left;
+  p.window_right = options.window_right;
+  p.softmax_scale = options.softmax_scale;
+  p.softcap = options.softcap;
+  p.dropout_p = options.dropout_p;
+  p.causal = options.causal;
+  p.num_splits = options.num_splits;
+  p.strict_fallback = options.strict_fallback;
+  p.strict_rows = options.strict_rows;
+  p.checked = options.checked;
+  return std::nullopt;
+}
+
+Status validate_into(const Tensors& t, const Options& options, Problem& p) {
+  HEADRACE_TRY(read_options(options, p));
+  HEADRACE_TRY(check_cu_seqlens(t, options, p));
+  HEADRACE_TRY(check_operands(t, p));
+  HEADRACE_TRY(check_lse(t, p));
+  HEADRACE_TRY(check_bias_and_mask(t, p));
+  HEADRACE_TRY(check_tree_mask(t, p));
+  HEADRACE_TRY(check_per_head(t, p));
+  HEADRACE_TRY(check_probs(t, p));
+  return check_devices(t);
+}
+
+}  // namespace
+
+Result<Problem> validate(const Tensors& tensors, const Options& options) {
+  Problem problem = default_problem();
+  if (auto bad = validate_into(tensors, options, problem)) return std::move(*bad);
+  Result<Problem> checked = check_problem(problem);
+  if (!checked.ok()) return checked;
+  if (auto bad = check_overlaps(tensors)) return std::move(*bad);
+  return checked;
+}
+
+}  // namespace headrace

@@ -1,0 +1,188 @@
+// Problems, plans, runs.
+#include <cstdlib>
+#include <memory>
+
+#include "attention/forward.h"
+#include "attention/select.h"
+#include "capi/door.h"
+#include "core/device.h"
+
+namespace headrace::capi {
+namespace {
+
+// The options under which a planned problem is compared with the tensors of a run. Of the caller's
+// only the dropout seed and offset count; everything else is part of the plan.
+headrace_attention_options options_of(const Problem& p) {
+  headrace_attention_options options = default_options();
+  options.softmax_scale = p.softmax_scale;
+  options.softcap = p.softcap;
+  options.dropout_p = p.dropout_p;
+  options.window_left = p.window_left;
+  options.window_right = p.window_right;
+  options.max_seqlen_q = p.is_ragged ? p.seqlen_q : 0;
+  options.max_seqlen_k = p.is_ragged ? p.seqlen_k : 0;
+  options.causal = p.causal;
+  options.num_splits = p.num_splits;
+  return options;
+}
+
+Status check_device_of(const Plan& plan, const headrace_attention_tensors& tensors) {
+  if (tensors.q.device_type == plan.device.device_type &&
+      (plan.device.device_type == HEADRACE_CPU || tensors.q.device_id == plan.device.device_id))
+    return std::nullopt;
+  return invalid_argument(
+      "q.device_type={}, q.device_id={}: the plan was made for [{}]; make a plan for the device of "
+      "the tensors",
+      tensors.q.device_type, tensors.q.device_id, device_text(plan.device));
+}
+
+Status run_plan(const Plan& plan, const headrace_attention_tensors* tensors,
+                const headrace_attention_options* options, Workspace workspace, Stream stream) {
+  headrace_attention_tensors t;
+  headrace_attention_options caller;
+  if (auto bad = read_tensors(tensors, t)) return bad;
+  if (auto bad = read_options(options, caller)) return bad;
+  headrace_attention_options planned = options_of(plan.problem);
+  planned.dropout_seed = options == nullptr ? 0 : caller.dropout_seed;
+  planned.dropout_offset = options == nullptr ? 0 : caller.dropout_offset;
+  Result<Problem> call = validate(t, planned);
+  if (!call.ok()) return std::move(call.failure());
+  if (auto bad = check_same_problem(plan.problem, call.value())) return bad;
+  if (auto bad = check_device_of(plan, t)) return bad;
+  return run(plan, make_args(plan.problem, t, planned), workspace, stream);
+}
+
+struct Free {
+  void operator()(void* data) const { std::free(data); }  // NOLINT: from std::aligned_alloc
+};
+
+Status run_with_own_workspace(const Plan& plan, const AttentionArgs& args, Stream stream) {
+  constexpr std::size_t kAlignment = 64;
+  const std::size_t needed = plan.schedule.workspace_bytes;
+  if (needed == 0) return run(plan, args, {}, stream);
+  if (needed > PTRDIFF_MAX - kAlignment) throw std::bad_alloc();
+  const std::size_t bytes = (needed + kAlignment - 1) / kAlignment * kAlignment;
+  const std::unique_ptr<void, Free> data(std::aligned_alloc(kAlignment, bytes));
+  if (data == nullptr)
+    return Failure{ErrorCode::out_of_memory,
+                   format_text("workspace: {} bytes could not be allocated; pass one or split the "
+                               "call",
+                               needed)};
+  return run(plan, args, {data.get(), bytes}, stream);
+}
+
+Status forward(const headrace_attention_tensors* tensors, const headrace_attention_options* options,
+               Workspace workspace, Stream stream) {
+  headrace_attention_tensors t;
+  headrace_attention_options o;
+  if (auto bad = read_tensors(tensors, t)) return bad;
+  if (auto bad = read_options(options, o)) return bad;
+  Result<Problem> problem = validate(t, o);
+  if (!problem.ok()) return std::move(problem.failure());
+  if (t.q.device_type == HEADRACE_CUDA)
+    return unsupported(
+        "q.device_type=1 (cuda): this build has no CUDA kernels; build with CUDA or pass tensors "
+        "in "
+        "CPU memory");
+  Result<DeviceInfo> device = cpu_info();
+  if (!device.ok()) return std::move(device.failure());
+  Result<Plan> plan = plan_attention(problem.value(), device.value());
+  if (!plan.ok()) return std::move(plan.failure());
+  const AttentionArgs args = make_args(plan.value().problem, t, o);
+  if (workspace.data == nullptr && workspace.bytes == 0)
+    return run_with_own_workspace(plan.value(), args, stream);
+  return run(plan.value(), args, workspace, stream);
+}
+
+Result<Plan> plan_of(const headrace_problem* problem, const headrace_device_info* device) {
+  headrace_problem p;
+  headrace_device_info d;
+  if (auto bad = read_problem(problem, p)) return std::move(*bad);
+  if (auto bad = read_device(device, d)) return std::move(*bad);
+  return plan_attention(p, d);
+}
+
+}  // namespace
+}  // namespace headrace::capi
+
+using namespace headrace::capi;  // NOLINT: the functions below are the C face of this namespace
+
+extern "C" {
+
+headrace_status headrace_attention_problem(const headrace_attention_tensors* tensors,
+                                           const headrace_attention_options* options,
+                                           headrace_problem* problem) {
+  return guarded([&] {
+    if (problem == nullptr) return fail(null_argument("problem", "pass a struct to fill"));
+    headrace_attention_tensors t;
+    headrace_attention_options o;
+    if (auto bad = read_tensors(tensors, t)) return fail(std::move(*bad));
+    if (auto bad = read_options(options, o)) return fail(std::move(*bad));
+    auto result = headrace::validate(t, o);
+    if (!result.ok()) return fail(std::move(result.failure()));
+    *problem = result.value();
+    return HEADRACE_OK;
+  });
+}
+
+headrace_status headrace_plan_attention(const headrace_problem* problem,
+                                        const headrace_device_info* device, headrace_plan** plan) {
+  return guarded([&] {
+    if (plan == nullptr) return fail(null_argument("plan", "pass the address of a pointer"));
+    auto result = plan_of(problem, device);
+    if (!result.ok()) return fail(std::move(result.failure()));
+    auto made = std::make_unique<headrace_plan>();
+    made->plan = std::move(result.value());
+    made->kernel_name = made->plan.kernel->name;
+    made->explain = headrace::explain(made->plan);
+    *plan = made.release();
+    return HEADRACE_OK;
+  });
+}
+
+void headrace_plan_destroy(headrace_plan* plan) { delete plan; }
+
+size_t headrace_plan_workspace_bytes(const headrace_plan* plan) {
+  return plan == nullptr ? 0 : plan->plan.schedule.workspace_bytes;
+}
+
+int headrace_plan_is_fallback(const headrace_plan* plan) {
+  return plan != nullptr && plan->plan.is_fallback ? 1 : 0;
+}
+
+const char* headrace_plan_kernel(const headrace_plan* plan) {
+  return plan == nullptr ? "" : plan->kernel_name.c_str();
+}
+
+const char* headrace_plan_explain(const headrace_plan* plan) {
+  return plan == nullptr ? "" : plan->explain.c_str();
+}
+
+headrace_status headrace_plan_run(const headrace_plan* plan,
+                                  const headrace_attention_tensors* tensors,
+                                  const headrace_attention_options* options, void* workspace,
+                                  size_t workspace_bytes, void* stream) {
+  return guarded([&] {
+    if (plan == nullptr)
+      return fail(null_argument("plan", "make one with headrace_plan_attention"));
+    return status_of(run_plan(plan->plan, tensors, options, {workspace, workspace_bytes}, stream));
+  });
+}
+
+headrace_status headrace_attention_supports(const headrace_problem* problem,
+                                            const headrace_device_info* device) {
+  return guarded([&] {
+    auto result = plan_of(problem, device);
+    return result.ok() ? HEADRACE_OK : fail(std::move(result.failure()));
+  });
+}
+
+headrace_status headrace_attention_forward(const headrace_attention_tensors* tensors,
+                                           const headrace_attention_options* options,
+                                           void* workspace, size_t workspace_bytes, void* stream) {
+  return guarded([&] {
+    return status_of(forward(tensors, options, {workspace, workspace_bytes}, stream));
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,99 @@
+// Version, build, devices, threads.
+#include "attention/select.h"
+#include "backends/cpu/thread_pool.h"
+#include "capi/door.h"
+#include "core/device.h"
+
+namespace headrace::capi {
+namespace {
+
+#define HEADRACE_TEXT2(x) #x
+#define HEADRACE_TEXT(x) HEADRACE_TEXT2(x)
+constexpr const char* kHeaderVersion = HEADRACE_TEXT(HEADRACE_VERSION_MAJOR) "." HEADRACE_TEXT(
+    HEADRACE_VERSION_MINOR) "." HEADRACE_TEXT(HEADRACE_VERSION_PATCH);
+static_assert(std::string_view(kHeaderVersion) == HEADRACE_PROJECT_VERSION,
+              "headrace.h and CMakeLists.txt name different versions");
+
+#if defined(__clang__)
+constexpr const char* kCompiler = "clang " __clang_version__;
+#elif defined(__GNUC__)
+constexpr const char* kCompiler = "gcc " __VERSION__;
+#else
+constexpr const char* kCompiler = "unknown compiler";
+#endif
+
+std::string make_build_info() {
+  std::string text = format_text(
+      "headrace {} ({}); dtypes f32 f16 bf16 f64; head_dim 1 to {}; detects CPU instruction sets "
+#if defined(__x86_64__)
+      "avx2 avx512 avx512_bf16"
+#elif defined(__aarch64__)
+      "neon"
+#else
+      "(none)"
+#endif
+      "; cpu kernels",
+      kHeaderVersion, kCompiler, kMaxHeadDim);
+  for (const Kernel& kernel : forward_kernels_of(HEADRACE_CPU))
+    text += format_text(" {}", kernel.name);
+  return text + "; CUDA architectures: none";
+}
+
+headrace_status write_device(Result<DeviceInfo> device, headrace_device_info* to) {
+  if (!device.ok()) return fail(std::move(device.failure()));
+  *to = device.value();
+  return HEADRACE_OK;
+}
+
+}  // namespace
+}  // namespace headrace::capi
+
+using namespace headrace::capi;  // NOLINT: the functions below are the C face of this namespace
+
+extern "C" {
+
+const char* headrace_version(void) { return kHeaderVersion; }
+
+const char* headrace_build_info(void) {
+  try {
+    static const std::string info = make_build_info();
+    return info.c_str();
+  } catch (...) {
+    return kHeaderVersion;
+  }
+}
+
+headrace_status headrace_cpu_info(headrace_device_info* device) {
+  return guarded([&] {
+    if (device == nullptr) return fail(null_argument("device", "pass a struct to fill"));
+    return write_device(headrace::cpu_info(), device);
+  });
+}
+
+headrace_status headrace_device_from_text(const char* text, headrace_device_info* device) {
+  return guarded([&] {
+    if (text == nullptr) return fail(null_argument("text", "pass for example \"cpu\""));
+    if (device == nullptr) return fail(null_argument("device", "pass a struct to fill"));
+    return write_device(headrace::device_from_text(text), device);
+  });
+}
+
+headrace_status headrace_check(int32_t device_type, int32_t /*device_id*/, void* /*stream*/) {
+  return guarded([&] {
+    if (device_type == HEADRACE_CPU) return HEADRACE_OK;  // lengths are read before the launch
+    if (device_type == HEADRACE_CUDA)
+      return fail(headrace::unsupported(
+          "device_type=1 (cuda): this build has no CUDA kernels; build with CUDA"));
+    return fail(headrace::invalid_argument(
+        "device_type={}: must be 0 (cpu) or 1 (cuda); pass a headrace_device_type", device_type));
+  });
+}
+
+void headrace_set_executor(headrace_executor_fn run, void* user) {
+  (void)guarded([&] {
+    headrace::cpu::set_executor(run, user);
+    return HEADRACE_OK;
+  });
+}
+
+}  // extern "C"

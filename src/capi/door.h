@@ -1,0 +1,54 @@
+// Shared by the functions of the C ABI: nothing may be thrown across it, every failure leaves a
+// text.
+#pragma once
+
+#include <exception>
+#include <new>
+#include <string>
+
+#include "attention/validate.h"
+#include "base/error.h"
+#include "core/plan.h"
+
+struct headrace_plan {
+  headrace::Plan plan;
+  std::string kernel_name;
+  std::string explain;
+};
+
+namespace headrace::capi {
+
+// Keep the text for headrace_last_error() of this thread.
+headrace_status fail(Failure failure) noexcept;
+// For texts that must not need memory.
+headrace_status fail_static(headrace_status status, const char* text) noexcept;
+
+inline headrace_status status_of(Status status) noexcept {
+  return status ? fail(std::move(*status)) : HEADRACE_OK;
+}
+
+// Runs the body of a function that returns a status; what it throws becomes one.
+template <class Body>
+headrace_status guarded(Body body) noexcept {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return fail_static(HEADRACE_OUT_OF_MEMORY, "out of memory: the host has no more to give");
+  } catch (const std::exception& error) {
+    return fail_static(HEADRACE_INTERNAL, error.what());
+  } catch (...) {
+    return fail_static(HEADRACE_INTERNAL, "internal: an unknown exception was caught at the ABI");
+  }
+}
+
+inline Failure null_argument(const char* name, const char* remedy) {
+  return invalid_argument("{}=NULL: must not be null; {}", name, remedy);
+}
+
+// The caller's structs, whatever version of the header made them. `options` may be null: defaults.
+Status read_tensors(const headrace_attention_tensors* theirs, headrace_attention_tensors& ours);
+Status read_options(const headrace_attention_options* theirs, headrace_attention_options& ours);
+Status read_problem(const headrace_problem* theirs, headrace_problem& ours);
+Status read_device(const headrace_device_info* theirs, headrace_device_info& ours);
+
+}  // namespace headrace::capi

@@ -1,0 +1,34 @@
+// Device descriptions: the CPU of this process, and any other one made from text.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "base/error.h"
+#include "core/problem.h"
+
+namespace headrace {
+
+// Instruction sets (headrace_cpu_isa bits) that this CPU and its operating system run, whatever the
+// environment says.
+std::uint32_t detected_cpu_isa();
+
+// The CPU of this process; HEADRACE_CPU_ISA caps the instruction set, HEADRACE_NUM_THREADS sets the
+// threads. Fails where one of them has no meaning.
+Result<DeviceInfo> cpu_info();
+
+// "cpu" (this machine), "cpu:ISA", "cpu:ISA:THREADS", "smNN:UNITS". An instruction set implies the
+// lower ones. The device need not be there.
+Result<DeviceInfo> device_from_text(std::string_view text);
+
+// "scalar", "avx2", "avx512", "avx512_bf16", "neon": the highest one of the bits.
+std::string_view cpu_isa_name(std::uint32_t cpu_isa);
+
+// One line for explain(): "cpu avx2, 16 threads, L2 512 KiB (name)".
+std::string device_text(const DeviceInfo& device);
+
+// A description made by hand must make sense: type, unit count, known bits, terminated name.
+Status check_device(const DeviceInfo& device);
+
+}  // namespace headrace
