@@ -2,7 +2,6 @@
 // calls.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -69,8 +68,8 @@ struct TensorView : headrace_tensor {
   constexpr TensorView() : headrace_tensor{} {}
   constexpr explicit TensorView(const headrace_tensor& t) : headrace_tensor(t) {}
 
-  // A row-major contiguous view: TensorView(q.data(), DType::f32, {batch, seqlen, num_heads,
-  // head_dim}).
+  // A row-major contiguous view (at most HEADRACE_MAX_RANK sizes; further ones are dropped):
+  // TensorView(q.data(), DType::f32, {batch, seqlen, num_heads, head_dim}).
   TensorView(const void* ptr, DType type, std::initializer_list<std::int64_t> sizes)
       : headrace_tensor{} {
     data = const_cast<void*>(ptr);
@@ -85,21 +84,24 @@ struct TensorView : headrace_tensor {
   constexpr DType type() const { return static_cast<DType>(dtype); }
   constexpr bool is_given() const { return data != nullptr || rank != 0; }
 
+  // 0 as soon as one axis is 0. Wraps around where the product does not fit; validation refuses
+  // such views.
   constexpr std::int64_t num_elements() const {
-    std::int64_t n = 1;
-    for (int i = 0; i < rank; ++i) n *= shape[i];
-    return n;
+    std::uint64_t n = 1;
+    for (int i = 0; i < rank; ++i) n *= static_cast<std::uint64_t>(shape[i]);
+    return static_cast<std::int64_t>(n);
   }
 
   // True when the elements lie row-major without gaps (axes of size 1 do not count; empty views are
   // contiguous).
   constexpr bool is_contiguous() const {
-    if (num_elements() == 0) return true;
-    std::int64_t expected = 1;
+    for (int i = 0; i < rank; ++i)
+      if (shape[i] == 0) return true;
+    std::uint64_t expected = 1;
     for (int i = rank - 1; i >= 0; --i) {
       if (shape[i] == 1) continue;
-      if (strides[i] != expected) return false;
-      expected *= shape[i];
+      if (static_cast<std::uint64_t>(strides[i]) != expected) return false;
+      expected *= static_cast<std::uint64_t>(shape[i]);
     }
     return true;
   }
@@ -134,7 +136,7 @@ struct TensorView : headrace_tensor {
     const std::int64_t stride = forward ? step : -step;
     TensorView out = *this;
     out.shape[axis] = span / stride + (span % stride != 0);
-    out.strides[axis] = strides[axis] * step;
+    if (out.shape[axis] > 1) out.strides[axis] = strides[axis] * step;  // else it never counts
     if (out.shape[axis] > 0) out.advance(start * strides[axis]);
     return out;
   }
@@ -165,7 +167,7 @@ struct TensorView : headrace_tensor {
       if (size < 0) return std::nullopt;
       out.shape[out.rank++] = size;
     }
-    if (out.num_elements() != num_elements()) return std::nullopt;
+    if (!has_as_many_elements_as(out)) return std::nullopt;
     for (int i = out.rank; i < HEADRACE_MAX_RANK; ++i) out.shape[i] = out.strides[i] = 0;
     if (num_elements() == 0) {
       out.set_contiguous_strides();
@@ -176,16 +178,36 @@ struct TensorView : headrace_tensor {
   }
 
  private:
+  // Compares the products without computing one that may not fit.
+  bool has_as_many_elements_as(const TensorView& other) const {
+    std::int64_t products[2] = {1, 1};
+    bool fits[2] = {true, true};
+    const TensorView* views[2] = {this, &other};
+    for (int v = 0; v < 2; ++v) {
+      for (int i = 0; i < views[v]->rank; ++i) {
+        const std::int64_t size = views[v]->shape[i];
+        if (size == 0) {
+          products[v] = 0;
+          fits[v] = true;
+          break;
+        }
+        fits[v] = fits[v] && products[v] <= INT64_MAX / size;
+        if (fits[v]) products[v] *= size;
+      }
+    }
+    return fits[0] && fits[1] && products[0] == products[1];
+  }
+
   void advance(std::int64_t elements) {
     if (data == nullptr) return;  // shapes without data are fine to slice
     data = static_cast<char*>(data) + elements * static_cast<std::int64_t>(dtype_bytes(type()));
   }
 
   void set_contiguous_strides() {
-    std::int64_t stride = 1;
+    std::uint64_t stride = 1;
     for (int i = rank - 1; i >= 0; --i) {
-      strides[i] = stride;
-      stride *= shape[i];
+      strides[i] = static_cast<std::int64_t>(stride);
+      stride *= static_cast<std::uint64_t>(shape[i]);
     }
   }
 

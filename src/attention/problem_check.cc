@@ -7,8 +7,9 @@
 namespace headrace {
 namespace {
 
-// No axis of a real call comes near; sums of two sizes then never overflow.
-constexpr std::int64_t kMaxSize = std::int64_t{1} << 40;
+// Of one axis, and of batch * num_heads: dropout counts both in 32 bits. Tensors may still have far
+// more elements than that.
+constexpr std::int64_t kMaxSize = INT32_MAX;
 
 Status check_sizes(const Problem& p) {
   const struct {
@@ -20,27 +21,27 @@ Status check_sizes(const Problem& p) {
       {"head_dim", p.head_dim}, {"num_kv_heads", p.num_kv_heads}, {"head_dim_v", p.head_dim_v}};
   for (const auto& [name, size] : sizes) {
     if (size < 0 || size > kMaxSize)
-      return invalid_argument("problem.{}={}: must be 0 to 2^40; correct the shape it comes from",
-                              name, size);
+      return invalid_argument("problem.{}={}: must be 0 to {}; correct the shape it comes from",
+                              name, size, kMaxSize);
   }
   return std::nullopt;
 }
 
-// q, k, v, out and the scores are indexed by int64: their element counts must fit, in bytes of f64.
+// Offsets and workspaces are int64: the bytes of every tensor, and of f64 partial results of every
+// row, must fit with room to spare, for axes of size 0 too (workspaces do not ask).
 Status check_products(const Problem& p) {
-  const std::int64_t rows_q = p.is_ragged ? p.total_q : p.seqlen_q;
-  const std::int64_t rows_k = p.is_ragged ? p.total_k : p.seqlen_k;
-  const std::int64_t batch = p.is_ragged ? 1 : p.batch;
-  const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  for (const auto& [rows, heads] : {std::pair{rows_q, p.num_heads}, {rows_k, p.num_kv_heads}}) {
-    std::int64_t count = 8 * dim;
-    if (__builtin_mul_overflow(count, batch, &count) ||
-        __builtin_mul_overflow(count, rows, &count) || __builtin_mul_overflow(count, heads, &count))
-      return invalid_argument(
-          "problem: batch={}, {} rows, {} heads, head_dim={}: the bytes of a tensor must fit 64 "
-          "bits; split the call",
-          batch, rows, heads, dim);
-  }
+  if (p.batch * p.num_heads > kMaxSize)
+    return invalid_argument(
+        "batch={} with num_heads={}: their product must be at most {}; split the call", p.batch,
+        p.num_heads, kMaxSize);
+  const std::int64_t seqlen = std::max({p.seqlen_q, p.seqlen_k, std::int64_t{1}});
+  std::int64_t bytes = 8 * (p.head_dim + p.head_dim_v);
+  if (__builtin_mul_overflow(bytes, std::max<std::int64_t>(p.batch * p.num_heads, 1), &bytes) ||
+      __builtin_mul_overflow(bytes, seqlen, &bytes))
+    return invalid_argument(
+        "batch={}, num_heads={}, sequences of {} rows, head_dim={}: the bytes of all rows must fit "
+        "64 bits; split the call",
+        p.batch, p.num_heads, seqlen, p.head_dim);
   return std::nullopt;
 }
 

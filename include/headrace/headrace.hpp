@@ -1,0 +1,245 @@
+// Headrace for C++20: a header-only skin over the C ABI of headrace.h. Link libheadrace.
+//
+//   headrace::TensorView q(q_data, headrace::DType::bf16, {batch, seqlen_q, num_heads, head_dim});
+//   ...
+//   headrace::attention_forward(q, k, v, out, {}, {.causal = headrace::Causal::bottom_right});
+//
+// This is the only place where anything is thrown: headrace::Error with the code and the text of
+// the library (which argument, what arrived, the rule it broke, what to do).
+#pragma once
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "headrace/headrace.h"
+#include "headrace/tensor.hpp"
+
+namespace headrace {
+// Inline: the names are headrace::Plan and so on, the symbols cannot meet those of another version.
+inline namespace v0 {
+
+// A call failed. code(): HEADRACE_INVALID_ARGUMENT, HEADRACE_UNSUPPORTED, ... what(): the text.
+class Error : public std::runtime_error {
+ public:
+  Error(headrace_status code, const std::string& text) : std::runtime_error(text), code_(code) {}
+  headrace_status code() const noexcept { return code_; }
+
+ private:
+  headrace_status code_;
+};
+
+// Throws what headrace_last_error() says unless the status is HEADRACE_OK.
+inline void check(headrace_status status) {
+  if (status != HEADRACE_OK) throw Error(status, headrace_last_error());
+}
+
+// "MAJOR.MINOR.PATCH" of the library that is loaded.
+inline const char* version() { return headrace_version(); }
+// One line: version, compiler, dtypes, head sizes, instruction sets, kernels.
+inline const char* build_info() { return headrace_build_info(); }
+
+// Which keys a query may see. bottom_right: key j <= i + seqlen_k - seqlen_q, so that the last
+// query sees the last key (decoding with a cache); top_left: key j <= i.
+enum class Causal : std::int32_t {
+  none = HEADRACE_CAUSAL_NONE,
+  bottom_right = HEADRACE_CAUSAL_BOTTOM_RIGHT,
+  top_left = HEADRACE_CAUSAL_TOP_LEFT,
+};
+
+// What one call shall compute. The defaults are plain softmax(q k^T * head_dim^-0.5) v.
+//
+// Order of the score terms: scale, softcap, ALiBi and bias, mask; sinks join the denominator only.
+// Sources: softmax without materialising the scores: Dao, Fu, Ermon, Rudra, Re, "FlashAttention",
+// 2022, section 3.1; softcap: Gemma Team, "Gemma 2", 2024, section 2; window: Beltagy, Peters,
+// Cohan, "Longformer", 2020, section 3.1; ALiBi: Press, Smith, Lewis, "Train Short, Test Long",
+// 2022, section 3; sinks: Xiao et al., "Efficient Streaming Language Models with Attention Sinks",
+// 2024, section 3; dropout bits: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3",
+// 2011.
+struct AttentionOptions {
+  std::optional<double> softmax_scale = std::nullopt;  // absent: head_dim^-0.5
+  double softcap = 0;             // c of c * tanh(score / c), in units of the scaled score; 0: none
+  Causal causal = Causal::none;   // also aligns window and ALiBi
+  std::int64_t window_left = -1;  // keys visible left of the diagonal, inclusive; -1: open
+  std::int64_t window_right = -1;  // keys visible right of it, inclusive; -1: open
+  double dropout_p = 0;            // probability of dropping, [0, 1)
+  std::uint64_t dropout_seed = 0;
+  std::uint64_t dropout_offset = 0;
+  std::int64_t max_seqlen_q = 0;  // ragged only: bound of the lengths, in rows
+  std::int64_t max_seqlen_k = 0;
+  std::int32_t num_splits = 0;   // 0: by the rule
+  bool strict_fallback = false;  // an error instead of the last kernel of the list
+  bool strict_rows = false;      // a prefill row has the bits of its decode row
+  bool checked = false;          // lengths on a device are read by the host first
+
+  headrace_attention_options to_c() const {
+    headrace_attention_options c;
+    headrace_attention_options_init(&c);
+    if (softmax_scale) c.softmax_scale = *softmax_scale;
+    c.softcap = softcap;
+    c.causal = static_cast<std::int32_t>(causal);
+    c.window_left = window_left;
+    c.window_right = window_right;
+    c.dropout_p = dropout_p;
+    c.dropout_seed = dropout_seed;
+    c.dropout_offset = dropout_offset;
+    c.max_seqlen_q = max_seqlen_q;
+    c.max_seqlen_k = max_seqlen_k;
+    c.num_splits = num_splits;
+    c.strict_fallback = strict_fallback;
+    c.strict_rows = strict_rows;
+    c.checked = checked;
+    return c;
+  }
+};
+
+// The tensors of one call; those not set are absent. Strides are free (0 and negative included for
+// inputs) but for the innermost one, which is 1. Outputs share memory with nothing.
+struct AttentionTensors {
+  TensorView q{};    // [batch, seqlen_q, num_heads, head_dim]; f32, f16, bf16 or f64
+  TensorView k{};    // [batch, seqlen_k, num_kv_heads, head_dim], dtype of q
+  TensorView v{};    // [batch, seqlen_k, num_kv_heads, head_dim_v], dtype of q
+  TensorView out{};  // written: [batch, seqlen_q, num_heads, head_dim_v], dtype of q
+  TensorView lse{};  // written: f32 (f64 for f64), natural log, [batch, num_heads, seqlen_q]
+  // A ragged batch: q, k, v, out have the rows of all sequences as one axis, [total, heads, dim],
+  // lse is [num_heads, total_q]; these are i32 [batch + 1], prefix sums of the lengths.
+  TensorView cu_seqlens_q{};
+  TensorView cu_seqlens_k{};
+  TensorView alibi_slopes{};  // f32 [num_heads] or [batch, num_heads]
+  TensorView bias{};  // dtype of q or f32, [batch, num_heads, seqlen_q, seqlen_k], axes of size 1
+                      // broadcast; ragged [num_heads, total_q, max_seqlen_k]
+  TensorView mask{};  // bool, true = keep, shaped like bias
+  TensorView tree_mask{};  // u32 bits [batch, seqlen_q, words], ragged [total_q, words]
+  TensorView sinks{};      // f32 [num_heads], logits
+  TensorView probs{};      // written: f32 (f64 for f64) [batch, num_heads, seqlen_q, seqlen_k]
+
+  headrace_attention_tensors to_c() const {
+    headrace_attention_tensors c;
+    c.struct_size = sizeof c;
+    c.q = q;
+    c.k = k;
+    c.v = v;
+    c.out = out;
+    c.lse = lse;
+    c.cu_seqlens_q = cu_seqlens_q;
+    c.cu_seqlens_k = cu_seqlens_k;
+    c.alibi_slopes = alibi_slopes;
+    c.bias = bias;
+    c.mask = mask;
+    c.tree_mask = tree_mask;
+    c.sinks = sinks;
+    c.probs = probs;
+    return c;
+  }
+};
+
+// Shapes and features of a call without its pointers. Fill it by hand (everything starts at 1 or
+// absent) or from the tensors of a call. Throws Error(HEADRACE_INVALID_ARGUMENT or
+// HEADRACE_UNSUPPORTED) where the tensors break a rule.
+struct Problem : headrace_problem {
+  Problem() { headrace_problem_init(this); }
+  explicit Problem(const AttentionTensors& tensors, const AttentionOptions& options = {}) {
+    headrace_problem_init(this);
+    const headrace_attention_tensors c_tensors = tensors.to_c();
+    const headrace_attention_options c_options = options.to_c();
+    check(headrace_attention_problem(&c_tensors, &c_options, this));
+  }
+};
+
+using DeviceInfo = headrace_device_info;
+
+// The CPU of this process. Throws Error(HEADRACE_INVALID_ARGUMENT) where HEADRACE_CPU_ISA or
+// HEADRACE_NUM_THREADS is nonsense.
+inline DeviceInfo cpu_info() {
+  DeviceInfo device{};
+  check(headrace_cpu_info(&device));
+  return device;
+}
+
+// "cpu", "cpu:avx2", "cpu:avx512:16", "sm90:132". Throws Error(HEADRACE_INVALID_ARGUMENT).
+inline DeviceInfo device_from_text(const char* text) {
+  DeviceInfo device{};
+  check(headrace_device_from_text(text, &device));
+  return device;
+}
+
+// Memory that the caller lends for one run, any alignment.
+struct Workspace {
+  void* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+// A chosen kernel and its schedule. Immutable: several threads may run it at once, each with its
+// own workspace and outputs. Move-only.
+class Plan {
+ public:
+  // Takes the plan over; it is destroyed with this object.
+  explicit Plan(headrace_plan* plan) noexcept : plan_(plan) {}
+  Plan(Plan&& other) noexcept : plan_(std::exchange(other.plan_, nullptr)) {}
+  Plan& operator=(Plan&& other) noexcept {
+    std::swap(plan_, other.plan_);
+    return *this;
+  }
+  Plan(const Plan&) = delete;
+  Plan& operator=(const Plan&) = delete;
+  ~Plan() { headrace_plan_destroy(plan_); }
+
+  std::size_t workspace_bytes() const { return headrace_plan_workspace_bytes(plan_); }
+  // True where only the last kernel of the list accepts.
+  bool is_fallback() const { return headrace_plan_is_fallback(plan_) != 0; }
+  const char* kernel() const { return headrace_plan_kernel(plan_); }
+  // The kernels in order, why each refused, the schedule. Valid as long as the plan.
+  const char* explain() const { return headrace_plan_explain(plan_); }
+
+  // Runs on tensors of the planned shapes; of the options only the dropout seed and offset count.
+  // Throws Error(HEADRACE_INVALID_ARGUMENT) for other shapes or a workspace that is too small.
+  void run(const AttentionTensors& tensors, Workspace workspace = {},
+           const AttentionOptions& options = {}, void* stream = nullptr) const {
+    const headrace_attention_tensors c_tensors = tensors.to_c();
+    const headrace_attention_options c_options = options.to_c();
+    check(
+        headrace_plan_run(plan_, &c_tensors, &c_options, workspace.data, workspace.bytes, stream));
+  }
+
+  const headrace_plan* get() const { return plan_; }
+
+ private:
+  headrace_plan* plan_;
+};
+
+// Chooses the kernel. Pure: needs no device. Throws Error(HEADRACE_UNSUPPORTED) with every kernel's
+// reason where none takes the problem.
+inline Plan plan_attention(const headrace_problem& problem, const DeviceInfo& device) {
+  headrace_plan* plan = nullptr;
+  check(headrace_plan_attention(&problem, &device, &plan));
+  return Plan(plan);
+}
+
+// Whether plan_attention() would find a kernel. Throws on an invalid problem.
+inline bool supports(const headrace_problem& problem, const DeviceInfo& device) {
+  const headrace_status status = headrace_attention_supports(&problem, &device);
+  if (status == HEADRACE_UNSUPPORTED) return false;
+  check(status);
+  return true;
+}
+
+// Validates, plans and runs in one call. Without a workspace one is allocated for the call (CPU).
+// Throws Error.
+inline void attention_forward(const AttentionTensors& tensors, const AttentionOptions& options = {},
+                              Workspace workspace = {}, void* stream = nullptr) {
+  const headrace_attention_tensors c_tensors = tensors.to_c();
+  const headrace_attention_options c_options = options.to_c();
+  check(
+      headrace_attention_forward(&c_tensors, &c_options, workspace.data, workspace.bytes, stream));
+}
+
+// The same for the common case; pass {} for an lse that is not wanted.
+inline void attention_forward(const TensorView& q, const TensorView& k, const TensorView& v,
+                              const TensorView& out, const TensorView& lse = {},
+                              const AttentionOptions& options = {}) {
+  attention_forward({.q = q, .k = k, .v = v, .out = out, .lse = lse}, options);
+}
+
+}  // namespace v0
+}  // namespace headrace

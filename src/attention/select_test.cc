@@ -1,0 +1,223 @@
+// Selection, plans and their text, with kernels made for the test.
+#include "attention/select.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "attention/forward.h"
+#include "attention/validate.h"
+#include "base/log.h"
+#include "core/device.h"
+
+namespace headrace {
+namespace {
+
+std::string accepts(const Problem&, const DeviceInfo&) { return {}; }
+std::string refuses_wide(const Problem& p, const DeviceInfo&) {
+  return p.head_dim > 64 ? format_text("takes head_dim up to 64, not {}", p.head_dim) : "";
+}
+Schedule small_schedule(const Problem&, const DeviceInfo& device) {
+  Schedule schedule;
+  schedule.tile_m = 48;
+  schedule.tile_n = 96;
+  schedule.split_keys = 512;
+  schedule.max_splits = 7;
+  schedule.num_threads = device.num_units;
+  schedule.workspace_bytes = 1234;
+  schedule.note = "made for this test";
+  return schedule;
+}
+Schedule no_schedule(const Problem&, const DeviceInfo&) { return {}; }
+int num_launches = 0;
+Status count_launch(const Plan&, const AttentionArgs&, Workspace, Stream) {
+  ++num_launches;
+  return std::nullopt;
+}
+
+constexpr Kernel kKernels[] = {
+    {"cpu_narrow_fwd", "up to 64", refuses_wide, small_schedule, count_launch},
+    {"cpu_any_reference", "everything", accepts, no_schedule, count_launch},
+};
+
+Problem problem_of(std::int64_t head_dim) {
+  Problem p = default_problem();
+  p.head_dim = p.head_dim_v = head_dim;
+  return p;
+}
+
+const DeviceInfo& invented() {
+  static const DeviceInfo device = device_from_text("cpu:avx512:16").value();
+  return device;
+}
+
+bool contains(const std::string& text, const char* part) {
+  if (text.find(part) != std::string::npos) return true;
+  ADD_FAILURE() << "no \"" << part << "\" in:\n" << text;
+  return false;
+}
+
+TEST(Select, TakesTheFirstThatAccepts) {
+  const Plan plan = plan_attention(problem_of(64), invented(), kKernels).value();
+  EXPECT_EQ(plan.kernel, &kKernels[0]);
+  EXPECT_FALSE(plan.is_fallback);
+  EXPECT_TRUE(plan.refused.empty());
+  EXPECT_DOUBLE_EQ(plan.problem.softmax_scale, 0.125);
+}
+
+struct Heard {
+  int count = 0;
+  headrace_log_level level = HEADRACE_LOG_INFO;
+  std::string text;
+};
+
+TEST(Select, FallbackIsMarkedLoggedAndRefusedWhenStrict) {
+  Heard heard;
+  set_log(
+      [](void* user, headrace_log_level level, const char* text) {
+        auto* to = static_cast<Heard*>(user);
+        ++to->count;
+        to->level = level;
+        to->text = text;
+      },
+      &heard);
+  Problem p = problem_of(65);
+  const Plan plan = plan_attention(p, invented(), kKernels).value();
+  EXPECT_EQ(plan.kernel, &kKernels[1]);
+  EXPECT_TRUE(plan.is_fallback);
+  EXPECT_EQ(heard.count, 1);
+  EXPECT_EQ(heard.level, HEADRACE_LOG_WARNING);
+  EXPECT_TRUE(contains(heard.text, "fallback to cpu_any_reference"));
+  EXPECT_TRUE(contains(heard.text, "cpu_narrow_fwd: takes head_dim up to 64, not 65"));
+  p.strict_fallback = 1;
+  auto strict = plan_attention(p, invented(), kKernels);
+  ASSERT_FALSE(strict.ok());
+  EXPECT_EQ(strict.failure().code, ErrorCode::unsupported);
+  EXPECT_TRUE(contains(strict.failure().message, "strict_fallback=1"));
+  EXPECT_TRUE(contains(strict.failure().message, "cpu_narrow_fwd: takes head_dim up to 64"));
+  EXPECT_EQ(heard.count, 1) << "an error is no fallback";
+  set_log(nullptr, nullptr);
+}
+
+TEST(Select, TheOnlyKernelOfAListIsNoFallback) {
+  const std::span<const Kernel> one(&kKernels[1], 1);
+  Problem p = problem_of(65);
+  p.strict_fallback = 1;
+  EXPECT_FALSE(plan_attention(p, invented(), one).value().is_fallback);
+}
+
+TEST(Select, EnvironmentForcesAKernel) {
+  setenv("HEADRACE_KERNEL", "cpu_any_reference", 1);
+  const Plan plan = plan_attention(problem_of(64), invented(), kKernels).value();
+  EXPECT_EQ(plan.kernel, &kKernels[1]);
+  EXPECT_FALSE(plan.is_fallback);
+  EXPECT_EQ(plan.refused[0].reason, "HEADRACE_KERNEL=cpu_any_reference asks for another");
+  setenv("HEADRACE_KERNEL", "no_such_kernel", 1);
+  auto none = plan_attention(problem_of(64), invented(), kKernels);
+  unsetenv("HEADRACE_KERNEL");
+  ASSERT_FALSE(none.ok());
+  EXPECT_TRUE(contains(none.failure().message, "unset HEADRACE_KERNEL"));
+  EXPECT_TRUE(contains(none.failure().message,
+                       "cpu_any_reference: HEADRACE_KERNEL=no_such_kernel asks for another"));
+}
+
+TEST(Select, ListsEveryReasonWhenNobodyAccepts) {
+  auto none = plan_attention(problem_of(80), invented(), std::span(kKernels, 1));
+  ASSERT_FALSE(none.ok());
+  EXPECT_EQ(none.failure().code, ErrorCode::unsupported);
+  EXPECT_TRUE(contains(none.failure().message, "head_dim 80"));
+  EXPECT_TRUE(contains(none.failure().message, "cpu avx512, 16 threads"));
+  EXPECT_TRUE(contains(none.failure().message, "takes head_dim up to 64, not 80"));
+}
+
+TEST(Select, SaysThatThereAreNoCudaKernels) {
+  auto plan = plan_attention(problem_of(64), device_from_text("sm90:132").value());
+  ASSERT_FALSE(plan.ok());
+  EXPECT_EQ(plan.failure().code, ErrorCode::unsupported);
+  EXPECT_TRUE(contains(plan.failure().message, "cuda sm90, 132 multiprocessors"));
+  EXPECT_TRUE(contains(plan.failure().message, "this build has no CUDA kernels"));
+  EXPECT_TRUE(contains(plan.failure().message, "build with CUDA"));
+}
+
+TEST(Select, RefusesBadDescriptions) {
+  Problem p = problem_of(64);
+  p.num_kv_heads = 0;
+  EXPECT_FALSE(plan_attention(p, invented(), kKernels).ok());
+  DeviceInfo device = invented();
+  device.num_units = -4;
+  EXPECT_FALSE(plan_attention(problem_of(64), device, kKernels).ok());
+}
+
+// Equal inputs give equal plans, whatever was planned in between.
+TEST(Select, IsPure) {
+  const auto text = [](std::int64_t dim) {
+    return explain(plan_attention(problem_of(dim), invented(), kKernels).value());
+  };
+  const std::string first = text(64);
+  const std::string other = text(100);
+  EXPECT_NE(first, other);
+  EXPECT_EQ(text(64), first);
+  EXPECT_EQ(text(100), other);
+}
+
+TEST(Explain, PrintsTheWholeDecision) {
+  Problem p = problem_of(64);
+  p.dtype = HEADRACE_BF16;
+  p.batch = 2;
+  p.num_heads = 8;
+  p.num_kv_heads = 2;
+  p.seqlen_q = p.seqlen_k = 4096;
+  p.causal = HEADRACE_CAUSAL_BOTTOM_RIGHT;
+  p.window_left = 128;
+  p.softcap = 30;
+  const std::string text = explain(plan_attention(p, invented(), kKernels).value());
+  for (const char* part :
+       {"problem   bf16 batch 2, seqlen_q 4096, seqlen_k 4096, 8 heads (2 kv), head_dim 64, causal "
+        "bottom-right, window 128/open, scale 0.125, softcap 30\n",
+        "device    cpu avx512, 16 threads", "kernels   1. cpu_narrow_fwd: -> selected\n",
+        "tile_m 48, tile_n 96, up to 7 splits of 512 keys, 16 threads, workspace 1234 bytes",
+        "made for this test", "same sequence and tile that mask it may receive it",
+        "splits depend only on the sequence's own lengths"})
+    EXPECT_TRUE(contains(text, part));
+  p.head_dim = 128;
+  p.num_splits = 3;
+  const std::string fallback = explain(plan_attention(p, invented(), kKernels).value());
+  for (const char* part : {"1. cpu_narrow_fwd: refuses, takes head_dim up to 64, not 128",
+                           "2. cpu_any_reference: -> selected (fallback: the last of the list)",
+                           "reaches exactly the rows that see it", "num_splits=3 was asked for"})
+    EXPECT_TRUE(contains(fallback, part));
+}
+
+TEST(Run, ChecksWorkspaceStreamAndMachine) {
+  Plan plan =
+      plan_attention(problem_of(64), device_from_text("cpu:scalar:1").value(), kKernels).value();
+  char memory[1234];
+  num_launches = 0;
+  const Status small = run(plan, {}, {memory, 1233}, nullptr);
+  ASSERT_TRUE(small.has_value());
+  EXPECT_EQ(small->code, ErrorCode::invalid_argument);
+  EXPECT_TRUE(contains(small->message, "workspace of 1233 bytes"));
+  EXPECT_TRUE(contains(small->message, "at least 1234 bytes"));
+  const Status null = run(plan, {}, {nullptr, 5000}, nullptr);
+  ASSERT_TRUE(null.has_value());
+  EXPECT_TRUE(contains(null->message, "5000 bytes at NULL"));
+  const Status stream = run(plan, {}, {memory, 1234}, memory);
+  ASSERT_TRUE(stream.has_value());
+  EXPECT_TRUE(contains(stream->message, "stream=0x"));
+  plan.device.cpu_isa = HEADRACE_ISA_NEON | HEADRACE_ISA_AVX2;  // no machine has both
+  const Status machine = run(plan, {}, {memory, 1234}, nullptr);
+  ASSERT_TRUE(machine.has_value());
+  EXPECT_EQ(machine->code, ErrorCode::unsupported);
+  EXPECT_TRUE(contains(machine->message, "make it for headrace_cpu_info()"));
+  EXPECT_EQ(num_launches, 0);
+  plan.device.cpu_isa = 0;
+  EXPECT_FALSE(run(plan, {}, {memory, 1234}, nullptr).has_value());
+  EXPECT_EQ(num_launches, 1);
+  plan.problem.batch = 0;
+  EXPECT_FALSE(run(plan, {}, {memory, 1234}, nullptr).has_value());
+  EXPECT_EQ(num_launches, 1) << "nothing to write, nothing to launch";
+}
+
+}  // namespace
+}  // namespace headrace

@@ -1,0 +1,165 @@
+// What is valid passes the front door, with defaults resolved.
+#include "attention/validate.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "attention/validate_fixture.h"
+
+namespace headrace {
+namespace {
+
+void expect_valid(const Call& call, const char* name) {
+  const Status status = call.check();
+  EXPECT_FALSE(status.has_value()) << name << ": " << status->message;
+}
+
+TEST(Validate, AcceptsEveryFeature) {
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::f64}) {
+    Call c = Call::dense(dtype);
+    const DType result = dtype == DType::f64 ? DType::f64 : DType::f32;
+    c.t.lse = c.fresh(result, {kBatch, kHeads, kSeqlenQ});
+    c.t.probs = c.fresh(result, {kBatch, kHeads, kSeqlenQ, kSeqlenK});
+    c.t.bias = c.fresh(dtype, {1, kHeads, kSeqlenQ, 1});
+    c.t.mask = c.fresh(DType::boolean, {kBatch, 1, 1, kSeqlenK});
+    c.t.tree_mask = c.fresh(DType::u32, {kBatch, kSeqlenQ, 3});
+    c.t.alibi_slopes = c.fresh(DType::f32, {kBatch, kHeads});
+    c.t.sinks = c.fresh(DType::f32, {kHeads});
+    expect_valid(c, dtype_name(dtype));
+    c.t.bias = c.fresh(DType::f32, {kBatch, 1, 1, kSeqlenK});
+    expect_valid(c, "f32 bias");
+  }
+  expect_valid(Call::ragged(), "ragged");
+}
+
+TEST(Validate, ResolvesDefaults) {
+  Call c = Call::dense();
+  c.o.window_left = INT64_MAX;  // hides nothing
+  c.o.window_right = 3;
+  c.o.strict_rows = 5;
+  const Problem p = validate(c.t, c.o).value();
+  EXPECT_DOUBLE_EQ(p.softmax_scale, 1 / std::sqrt(8.0));
+  EXPECT_EQ(p.window_left, -1);
+  EXPECT_EQ(p.window_right, 3);
+  EXPECT_EQ(p.strict_rows, 1);
+  EXPECT_EQ(p.bias_dtype, -1);
+  EXPECT_EQ(p.head_dim_v, kDimV);
+}
+
+TEST(Validate, AcceptsEmptyBatches) {
+  const auto shaped = [](std::int64_t batch, std::int64_t seqlen_q, std::int64_t seqlen_k,
+                         std::int64_t heads, std::int64_t kv_heads) {
+    Call c = Call::dense();
+    c.t.q = TensorView(nullptr, DType::f32, {batch, seqlen_q, heads, kDim});
+    c.t.k = TensorView(nullptr, DType::f32, {batch, seqlen_k, kv_heads, kDim});
+    c.t.v = TensorView(nullptr, DType::f32, {batch, seqlen_k, kv_heads, kDimV});
+    c.t.out = TensorView(nullptr, DType::f32, {batch, seqlen_q, heads, kDimV});
+    for (auto* view : {&c.t.q, &c.t.k, &c.t.v, &c.t.out}) {
+      const TensorView as_view(*view);
+      if (as_view.num_elements() != 0)
+        *view =
+            c.fresh(DType::f32, {view->shape[0], view->shape[1], view->shape[2], view->shape[3]});
+    }
+    return c;
+  };
+  expect_valid(shaped(0, 5, 7, 4, 2), "batch 0");
+  expect_valid(shaped(2, 0, 7, 4, 2), "seqlen_q 0");
+  expect_valid(shaped(2, 5, 0, 4, 2), "seqlen_k 0");
+  expect_valid(shaped(2, 5, 7, 0, 0), "heads 0");
+  Call c = Call::ragged();
+  for (auto* view : {&c.t.q, &c.t.k, &c.t.v, &c.t.out}) view->shape[0] = 0;
+  c.set_lengths(c.t.cu_seqlens_q, {0, 0, 0, 0});
+  c.set_lengths(c.t.cu_seqlens_k, {0, 0, 0, 0});
+  c.o.max_seqlen_q = c.o.max_seqlen_k = 0;
+  expect_valid(c, "total 0");
+  c.t.cu_seqlens_q.shape[0] = c.t.cu_seqlens_k.shape[0] = 1;
+  expect_valid(c, "ragged batch 0");
+}
+
+// Strides of axes of size 1 say nothing and must reach nobody.
+TEST(Validate, IgnoresStridesOfSizeOneAxes) {
+  Call c = Call::dense();
+  c.t.q = c.fresh(DType::f32, {1, 1, 1, 1});
+  c.t.k = c.fresh(DType::f32, {1, 1, 1, 1});
+  c.t.v = c.fresh(DType::f32, {1, 1, 1, 1});
+  c.t.out = c.fresh(DType::f32, {1, 1, 1, 1});
+  c.t.bias = c.fresh(DType::f32, {1, 1, 1, 1});
+  for (auto* view : {&c.t.q, &c.t.k, &c.t.v, &c.t.out, &c.t.bias})
+    for (auto& stride : view->strides) stride = INT64_MAX - 3;
+  expect_valid(c, "size 1");
+  const AttentionArgs args = make_args(validate(c.t, c.o).value(), c.t, c.o);
+  EXPECT_EQ(args.q.stride_batch, 0);
+  EXPECT_EQ(args.out.stride_head, 0);
+  EXPECT_EQ(args.bias.stride_k, 0);
+}
+
+// Inputs may broadcast, run backwards and share memory; out may be a slice between them.
+TEST(Validate, AcceptsViewsOfPackedBuffers) {
+  Call c = Call::dense();
+  TensorView packed = c.fresh(DType::f32, {kBatch, kSeqlenQ, 4, kHeads, kDim});
+  c.t.q = *packed.select(2, 0);
+  c.t.k = *packed.select(2, 1);
+  c.t.v = *packed.select(2, 2);
+  c.t.out = *packed.select(2, 3);
+  expect_valid(c, "packed [batch, seqlen, 4, heads, dim]");
+  packed = c.fresh(DType::f32, {kBatch, kSeqlenQ, 8 + 2 + 2 + 8, kDim});
+  c.t.q = *packed.slice(2, 0, 8);
+  c.t.k = *packed.slice(2, 8, 10);
+  c.t.v = *packed.slice(2, 10, 12);
+  c.t.out = *packed.slice(2, 12, 20);
+  expect_valid(c, "packed heads");
+  c.t.out = *packed.slice(2, 11, 19);
+  EXPECT_TRUE(c.check().has_value()) << "one head of v is overwritten";
+  c.t.out = *packed.slice(2, 19, 11, -1);
+  expect_valid(c, "backwards");
+  packed = c.fresh(DType::f32, {kHeads, kDim * 2, kBatch, kSeqlenQ});
+  c = Call::dense();
+  c.t.k = c.t.v = c.fresh(DType::f32, {kBatch, kSeqlenK, kKvHeads, kDim});
+  c.t.out = c.fresh(DType::f32, {kBatch, kSeqlenQ, kHeads, kDim});
+  c.t.k.strides[1] = c.t.v.strides[1] = 0;
+  expect_valid(c, "k is v, broadcast along keys");
+}
+
+TEST(CheckSameProblem, NamesWhatDiffers) {
+  const Problem planned = validate(Call::dense().t, default_options()).value();
+  Problem call = planned;
+  EXPECT_FALSE(check_same_problem(planned, call).has_value());
+  call.seqlen_k = 9;
+  const Status status = check_same_problem(planned, call);
+  ASSERT_TRUE(status.has_value());
+  EXPECT_NE(status->message.find("seqlen_k=9 but the plan was made for seqlen_k=7"),
+            std::string::npos)
+      << status->message;
+}
+
+// Whatever is in a Problem that was made by hand, checking it is well defined.
+TEST(CheckProblem, SurvivesAnything) {
+  const std::int64_t values[] = {0, 1, -1, 577, std::int64_t{1} << 40, INT64_MAX, INT64_MIN};
+  std::int64_t Problem::*const sizes[] = {
+      &Problem::batch,      &Problem::seqlen_q,    &Problem::seqlen_k,    &Problem::total_q,
+      &Problem::total_k,    &Problem::num_heads,   &Problem::head_dim,    &Problem::num_kv_heads,
+      &Problem::head_dim_v, &Problem::window_left, &Problem::window_right};
+  int num_valid = 0;
+  for (const auto first : sizes)
+    for (const auto second : sizes)
+      for (const std::int64_t a : values)
+        for (const std::int64_t b : values)
+          for (const int flags : {0, 1}) {
+            Problem p = default_problem();
+            p.has_tree_mask = p.is_ragged = p.has_probs = flags;
+            p.*first = a;
+            p.*second = b;
+            num_valid += check_problem(p).ok();
+          }
+  EXPECT_GT(num_valid, 0);
+  Problem p = default_problem();
+  p.dtype = 99;
+  EXPECT_FALSE(check_problem(p).ok());
+  p = default_problem();
+  p.bias_dtype = HEADRACE_I32;
+  EXPECT_FALSE(check_problem(p).ok());
+}
+
+}  // namespace
+}  // namespace headrace

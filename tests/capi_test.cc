@@ -1,0 +1,294 @@
+// The C ABI as a program meets it: statuses and texts, null pointers, structs of other versions,
+// plans that many threads share.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "headrace/headrace.h"
+#include "headrace/tensor.hpp"
+
+namespace {
+
+using headrace::DType;
+using headrace::TensorView;
+
+struct Call {
+  std::vector<float> q = std::vector<float>(2 * 5 * 4 * 8), k = q, v = q, out = q;
+  headrace_attention_tensors tensors;
+  headrace_attention_options options;
+
+  Call() {
+    for (std::size_t i = 0; i < q.size(); ++i) {
+      q[i] = static_cast<float>(std::sin(0.37 * static_cast<double>(i)));
+      k[i] = static_cast<float>(std::cos(0.23 * static_cast<double>(i)));
+      v[i] = static_cast<float>(i % 17);
+    }
+    headrace_attention_tensors_init(&tensors);
+    headrace_attention_options_init(&options);
+    tensors.q = TensorView(q.data(), DType::f32, {2, 5, 4, 8});
+    tensors.k = TensorView(k.data(), DType::f32, {2, 5, 4, 8});
+    tensors.v = TensorView(v.data(), DType::f32, {2, 5, 4, 8});
+    tensors.out = TensorView(out.data(), DType::f32, {2, 5, 4, 8});
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  headrace_status forward() {
+    return headrace_attention_forward(&tensors, &options, nullptr, 0, nullptr);
+  }
+  headrace_problem problem() {
+    headrace_problem p;
+    EXPECT_EQ(headrace_attention_problem(&tensors, &options, &p), HEADRACE_OK)
+        << headrace_last_error();
+    return p;
+  }
+};
+
+headrace_device_info this_cpu() {
+  headrace_device_info device;
+  EXPECT_EQ(headrace_cpu_info(&device), HEADRACE_OK) << headrace_last_error();
+  return device;
+}
+
+bool error_has(const char* part) {
+  const std::string text = headrace_last_error();
+  if (text.find(part) != std::string::npos) return true;
+  ADD_FAILURE() << "no \"" << part << "\" in: " << text;
+  return false;
+}
+
+TEST(Capi, NullPointersAreErrors) {
+  Call call;
+  headrace_problem p = call.problem();
+  headrace_device_info d = this_cpu();
+  headrace_plan* plan = nullptr;
+  const auto expect = [](headrace_status status, const char* argument) {
+    EXPECT_EQ(status, HEADRACE_INVALID_ARGUMENT);
+    EXPECT_TRUE(error_has(argument));
+    EXPECT_TRUE(error_has("=NULL"));
+  };
+  expect(headrace_cpu_info(nullptr), "device");
+  expect(headrace_device_from_text(nullptr, &d), "text");
+  expect(headrace_device_from_text("cpu", nullptr), "device");
+  expect(headrace_attention_problem(nullptr, nullptr, &p), "tensors");
+  expect(headrace_attention_problem(&call.tensors, nullptr, nullptr), "problem");
+  expect(headrace_plan_attention(nullptr, &d, &plan), "problem");
+  expect(headrace_plan_attention(&p, nullptr, &plan), "device");
+  expect(headrace_plan_attention(&p, &d, nullptr), "plan");
+  expect(headrace_plan_run(nullptr, &call.tensors, nullptr, nullptr, 0, nullptr), "plan");
+  expect(headrace_attention_supports(nullptr, &d), "problem");
+  expect(headrace_attention_supports(&p, nullptr), "device");
+  expect(headrace_attention_forward(nullptr, nullptr, nullptr, 0, nullptr), "tensors");
+  EXPECT_EQ(headrace_kernel_refusal(nullptr, &d, 0), nullptr);
+  EXPECT_EQ(headrace_kernel_refusal(&p, nullptr, 0), nullptr);
+  EXPECT_EQ(plan, nullptr);
+  headrace_attention_options_init(nullptr);
+  headrace_attention_tensors_init(nullptr);
+  headrace_problem_init(nullptr);
+  headrace_plan_destroy(nullptr);
+  EXPECT_EQ(headrace_plan_workspace_bytes(nullptr), 0u);
+  EXPECT_EQ(headrace_plan_is_fallback(nullptr), 0);
+  EXPECT_STREQ(headrace_plan_kernel(nullptr), "");
+  EXPECT_STREQ(headrace_plan_explain(nullptr), "");
+}
+
+TEST(Capi, PlanAndForwardAgree) {
+  Call call;
+  ASSERT_EQ(call.forward(), HEADRACE_OK) << headrace_last_error();
+  const std::vector<float> expected = call.out;
+  std::fill(call.out.begin(), call.out.end(), -7.0f);
+  const headrace_problem p = call.problem();
+  const headrace_device_info d = this_cpu();
+  headrace_plan* plan = nullptr;
+  ASSERT_EQ(headrace_plan_attention(&p, &d, &plan), HEADRACE_OK) << headrace_last_error();
+  // Any alignment of the workspace will do.
+  std::vector<char> memory(headrace_plan_workspace_bytes(plan) + 1);
+  ASSERT_EQ(headrace_plan_run(plan, &call.tensors, nullptr, memory.data() + 1, memory.size() - 1,
+                              nullptr),
+            HEADRACE_OK)
+      << headrace_last_error();
+  EXPECT_EQ(call.out, expected);
+  headrace_plan_destroy(plan);
+}
+
+TEST(Capi, AFailedCallLeavesTheOutputsAlone) {
+  Call call;
+  std::fill(call.out.begin(), call.out.end(), -7.0f);
+  call.options.dropout_p = 2;
+  EXPECT_EQ(call.forward(), HEADRACE_INVALID_ARGUMENT);
+  EXPECT_TRUE(error_has("dropout_p=2"));
+  const headrace_problem p = [] {
+    Call other;
+    return other.problem();
+  }();
+  const headrace_device_info d = this_cpu();
+  headrace_plan* plan = nullptr;
+  ASSERT_EQ(headrace_plan_attention(&p, &d, &plan), HEADRACE_OK);
+  std::vector<char> memory(headrace_plan_workspace_bytes(plan));
+  const auto run = [&](std::size_t bytes) {
+    return headrace_plan_run(plan, &call.tensors, nullptr, memory.data(), bytes, nullptr);
+  };
+  if (!memory.empty()) {
+    EXPECT_EQ(run(memory.size() - 1), HEADRACE_INVALID_ARGUMENT);
+    EXPECT_TRUE(error_has(("at least " + std::to_string(memory.size()) + " bytes").c_str()));
+  }
+  std::vector<float> lse(2 * 4 * 5);
+  call.tensors.lse = TensorView(lse.data(), DType::f32, {2, 4, 5});
+  EXPECT_EQ(run(memory.size()), HEADRACE_INVALID_ARGUMENT);
+  EXPECT_TRUE(error_has("has_lse=1 but the plan was made for has_lse=0"));
+  call.tensors.lse = {};
+  call.tensors.q.shape[1] = call.tensors.out.shape[1] = 3;
+  EXPECT_EQ(run(memory.size()), HEADRACE_INVALID_ARGUMENT);
+  EXPECT_TRUE(error_has("seqlen_q=3 but the plan was made for seqlen_q=5"));
+  headrace_plan_destroy(plan);
+  for (const float x : call.out) EXPECT_EQ(x, -7.0f);
+}
+
+// An older caller knows fewer fields, a newer one more.
+TEST(Capi, StructsOfOtherVersions) {
+  Call call;
+  ASSERT_EQ(call.forward(), HEADRACE_OK) << headrace_last_error();
+  const std::vector<float> expected = call.out;
+  std::memset(&call.options.softcap, 0xEE, sizeof call.options - 2 * sizeof(double));
+  call.options.struct_size = offsetof(headrace_attention_options, softcap);
+  std::memset(&call.tensors.lse, 0xEE,
+              sizeof call.tensors - offsetof(headrace_attention_tensors, lse));
+  call.tensors.struct_size = offsetof(headrace_attention_tensors, lse);
+  ASSERT_EQ(call.forward(), HEADRACE_OK) << headrace_last_error();
+  EXPECT_EQ(call.out, expected);
+  for (const std::size_t bytes : {std::size_t{0}, std::size_t{8}, std::size_t{20}, SIZE_MAX}) {
+    call.options.struct_size = bytes;
+    EXPECT_EQ(call.forward(), HEADRACE_INVALID_ARGUMENT);
+    EXPECT_TRUE(error_has(("options.struct_size=" + std::to_string(bytes)).c_str()));
+    EXPECT_TRUE(error_has("init function"));
+  }
+  headrace_attention_options_init(&call.options);
+  call.tensors.struct_size = 16;
+  EXPECT_EQ(call.forward(), HEADRACE_INVALID_ARGUMENT);
+  EXPECT_TRUE(error_has("tensors.struct_size=16"));
+  call.tensors.struct_size = offsetof(headrace_attention_tensors, lse);
+  struct Newer {
+    headrace_attention_options options;
+    std::int64_t more;
+  } newer{call.options, 0};
+  newer.options.struct_size = sizeof newer;
+  EXPECT_EQ(headrace_attention_forward(&call.tensors, &newer.options, nullptr, 0, nullptr),
+            HEADRACE_OK);
+  newer.more = 1;
+  EXPECT_EQ(headrace_attention_forward(&call.tensors, &newer.options, nullptr, 0, nullptr),
+            HEADRACE_UNSUPPORTED);
+  EXPECT_TRUE(error_has("load a newer library"));
+}
+
+TEST(Capi, ErrorsBelongToTheirThread) {
+  EXPECT_NE(headrace_device_from_text("toaster", nullptr), HEADRACE_OK);
+  std::string other = "unset";
+  std::thread([&] { other = headrace_last_error(); }).join();
+  EXPECT_EQ(other, "");
+  EXPECT_STRNE(headrace_last_error(), "");
+}
+
+TEST(Capi, NamesAndLists) {
+  EXPECT_STREQ(headrace_version(), "0.1.0");
+  EXPECT_STREQ(headrace_status_name(HEADRACE_OUT_OF_MEMORY), "out_of_memory");
+  EXPECT_STREQ(headrace_status_name(static_cast<headrace_status>(7)), "unknown");
+  const int count = headrace_num_kernels(HEADRACE_CPU);
+  EXPECT_GT(count, 0);
+  EXPECT_EQ(headrace_num_kernels(HEADRACE_CUDA), 0);
+  EXPECT_EQ(headrace_num_kernels(9), 0);
+  const headrace_device_info device = this_cpu();
+  headrace_problem problem;
+  headrace_problem_init(&problem);
+  int num_taking = 0;
+  for (int i = 0; i < count; ++i) {
+    EXPECT_GT(std::strlen(headrace_kernel_name(HEADRACE_CPU, i)), 0u);
+    EXPECT_GT(std::strlen(headrace_kernel_summary(HEADRACE_CPU, i)), 0u);
+    const char* refusal = headrace_kernel_refusal(&problem, &device, i);
+    ASSERT_NE(refusal, nullptr);
+    num_taking += refusal[0] == '\0';
+  }
+  EXPECT_GT(num_taking, 0);
+  EXPECT_EQ(headrace_kernel_name(HEADRACE_CPU, count), nullptr);
+  EXPECT_EQ(headrace_kernel_name(HEADRACE_CPU, -1), nullptr);
+  EXPECT_EQ(headrace_kernel_summary(HEADRACE_CUDA, 0), nullptr);
+  EXPECT_EQ(headrace_kernel_refusal(&problem, &device, count), nullptr);
+  EXPECT_EQ(headrace_check(HEADRACE_CPU, 0, nullptr), HEADRACE_OK);
+  EXPECT_EQ(headrace_check(HEADRACE_CUDA, 0, nullptr), HEADRACE_UNSUPPORTED);
+  EXPECT_EQ(headrace_check(5, 0, nullptr), HEADRACE_INVALID_ARGUMENT);
+}
+
+TEST(Capi, EmptyBatchesAreFine) {
+  Call call;
+  for (auto* view : {&call.tensors.q, &call.tensors.k, &call.tensors.v, &call.tensors.out}) {
+    view->shape[0] = 0;
+    view->data = nullptr;
+  }
+  EXPECT_EQ(call.forward(), HEADRACE_OK) << headrace_last_error();
+  Call keyless;
+  for (auto* view : {&keyless.tensors.k, &keyless.tensors.v}) {
+    view->shape[1] = 0;
+    view->data = nullptr;
+  }
+  EXPECT_EQ(keyless.forward(), HEADRACE_OK) << headrace_last_error();
+  for (const float x : keyless.out) EXPECT_EQ(x, 0.0f);
+}
+
+TEST(Capi, RunsOnTheThreadsOfTheHostProgram) {
+  Call call;
+  headrace_set_executor(
+      [](void*, int num_tasks, headrace_task_fn task, void* arg) {
+        for (int i = 0; i < num_tasks; ++i) task(arg, i);
+      },
+      nullptr);
+  EXPECT_EQ(call.forward(), HEADRACE_OK) << headrace_last_error();
+  headrace_set_executor(nullptr, nullptr);
+}
+
+void throwing_log(void*, headrace_log_level, const char*) { throw 42; }
+
+// What a callback of the host program throws ends as a status, not in a caller written in C.
+TEST(Capi, NothingIsThrownAcross) {
+  headrace_set_log(throwing_log, nullptr);
+  headrace_problem p;
+  headrace_problem_init(&p);
+  const headrace_device_info d = this_cpu();
+  for (const std::int32_t dtype : {HEADRACE_F32, HEADRACE_F64}) {
+    p.dtype = dtype;
+    EXPECT_NO_THROW((void)headrace_attention_supports(&p, &d));
+  }
+  headrace_set_log(nullptr, nullptr);
+}
+
+TEST(Capi, OnePlanManyThreads) {
+  Call model;
+  const headrace_problem p = model.problem();
+  const headrace_device_info d = this_cpu();
+  headrace_plan* plan = nullptr;
+  ASSERT_EQ(headrace_plan_attention(&p, &d, &plan), HEADRACE_OK);
+  ASSERT_EQ(model.forward(), HEADRACE_OK);
+  std::atomic<int> num_wrong{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 16; ++t)
+    threads.emplace_back([&] {
+      Call call;
+      std::vector<char> memory(headrace_plan_workspace_bytes(plan));
+      for (int i = 0; i < 50; ++i) {
+        std::fill(call.out.begin(), call.out.end(), -1.0f);
+        const headrace_status status =
+            headrace_plan_run(plan, &call.tensors, nullptr, memory.data(), memory.size(), nullptr);
+        num_wrong += status != HEADRACE_OK || call.out != model.out;
+        num_wrong += call.forward() != HEADRACE_OK || call.out != model.out;
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(num_wrong, 0);
+  headrace_plan_destroy(plan);
+}
+
+}  // namespace

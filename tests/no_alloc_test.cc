@@ -1,0 +1,108 @@
+// headrace_plan_run() allocates nothing: every malloc of the process is counted. Also prints what a
+// plan and the checks of a run cost.
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+#include "headrace/headrace.hpp"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__GLIBC__)
+#define HEADRACE_COUNTS 0
+#else
+#define HEADRACE_COUNTS 1
+#endif
+
+static std::atomic<long> num_allocations{0};
+
+#if HEADRACE_COUNTS
+extern "C" {
+void* __libc_malloc(std::size_t bytes);
+void* __libc_calloc(std::size_t count, std::size_t bytes);
+void* __libc_memalign(std::size_t alignment, std::size_t bytes);
+__attribute__((visibility("default"))) void* malloc(std::size_t bytes) {
+  ++num_allocations;
+  return __libc_malloc(bytes);
+}
+__attribute__((visibility("default"))) void* calloc(std::size_t count, std::size_t bytes) {
+  ++num_allocations;
+  return __libc_calloc(count, bytes);
+}
+__attribute__((visibility("default"))) void* aligned_alloc(std::size_t alignment,
+                                                           std::size_t bytes) {
+  ++num_allocations;
+  return __libc_memalign(alignment, bytes);
+}
+}
+#endif
+
+namespace {
+
+template <class Body>
+double microseconds(int repeats, Body body) {
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < repeats; ++i) body();
+  const std::chrono::duration<double, std::micro> taken = std::chrono::steady_clock::now() - start;
+  return taken.count() / repeats;
+}
+
+int fail(const char* what) {
+  std::printf("FAILED: %s\n", what);
+  return 1;
+}
+
+}  // namespace
+
+int main() {
+  using namespace headrace;
+  std::vector<float> q(4 * 8 * 16), k(4 * 8 * 16), v(4 * 8 * 16), out(4 * 8 * 16), lse(4 * 8);
+  const auto view = [](std::vector<float>& x) {
+    return TensorView(x.data(), DType::f32, {1, 4, 8, 16});
+  };
+  const AttentionTensors tensors{.q = view(q),
+                                 .k = view(k),
+                                 .v = view(v),
+                                 .out = view(out),
+                                 .lse = TensorView(lse.data(), DType::f32, {1, 8, 4})};
+  const Problem problem(tensors);
+  DeviceInfo device = cpu_info();
+  device.num_units = 1;
+  const Plan plan = plan_attention(problem, device);
+  std::vector<char> memory(plan.workspace_bytes());
+  const Workspace workspace{memory.data(), memory.size()};
+  plan.run(tensors, workspace);  // first use
+  const long before = num_allocations;
+#if HEADRACE_COUNTS
+  if (before == 0) return fail("the counter does not count");
+#endif
+  const headrace_attention_tensors c = tensors.to_c();
+  for (int i = 0; i < 1000; ++i)
+    if (headrace_plan_run(plan.get(), &c, nullptr, memory.data(), memory.size(), nullptr) !=
+        HEADRACE_OK)
+      return fail(headrace_last_error());
+  if (num_allocations != before) return fail("headrace_plan_run allocated");
+
+  // A call whose checks pass and that has nothing to compute: what is left is the overhead.
+  AttentionTensors empty = tensors;
+  for (TensorView* t : {&empty.q, &empty.k, &empty.v, &empty.out, &empty.lse}) t->shape[0] = 0;
+  const Problem empty_problem(empty);
+  const Plan empty_plan = plan_attention(empty_problem, device);
+  const headrace_attention_tensors e = empty.to_c();
+  std::vector<char> more(empty_plan.workspace_bytes());
+  std::printf("plan %.2f us, run %.3f us, checks of a run %.3f us (empty) \n",
+              microseconds(2000, [&] { (void)plan_attention(problem, device); }),
+              microseconds(20000,
+                           [&] {
+                             (void)headrace_plan_run(plan.get(), &c, nullptr, memory.data(),
+                                                     memory.size(), nullptr);
+                           }),
+              microseconds(20000, [&] {
+                (void)headrace_plan_run(empty_plan.get(), &e, nullptr, more.data(), more.size(),
+                                        nullptr);
+              }));
+  headrace_problem made;
+  std::printf("validate alone %.3f us\n",
+              microseconds(20000, [&] { (void)headrace_attention_problem(&c, nullptr, &made); }));
+  return 0;
+}

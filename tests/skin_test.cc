@@ -1,0 +1,68 @@
+// The C++ skin: what C returns as a status is an Error here, and nothing else is thrown.
+#include <gtest/gtest.h>
+
+#include <type_traits>
+#include <vector>
+
+#include "headrace/headrace.hpp"
+
+namespace {
+
+using namespace headrace;
+
+static_assert(!std::is_copy_constructible_v<Plan> && std::is_nothrow_move_constructible_v<Plan>);
+
+struct Buffers {
+  std::vector<float> q = std::vector<float>(2 * 3 * 4 * 8, 1.0f);
+  std::vector<float> v = std::vector<float>(2 * 3 * 4 * 8, 2.5f);
+  std::vector<float> out = std::vector<float>(2 * 3 * 4 * 8, -1.0f);
+  std::vector<float> lse = std::vector<float>(2 * 4 * 3);
+  TensorView view(std::vector<float>& x) { return TensorView(x.data(), DType::f32, {2, 3, 4, 8}); }
+};
+
+TEST(Skin, ForwardOfEqualValuesIsTheValue) {
+  Buffers b;
+  attention_forward(b.view(b.q), b.view(b.q), b.view(b.v), b.view(b.out), {},
+                    {.causal = Causal::bottom_right});
+  for (const float x : b.out) EXPECT_FLOAT_EQ(x, 2.5f);
+}
+
+TEST(Skin, PlanRunsAndMoves) {
+  Buffers b;
+  const AttentionTensors tensors{
+      .q = b.view(b.q), .k = b.view(b.q), .v = b.view(b.v), .out = b.view(b.out)};
+  Plan plan = plan_attention(Problem(tensors), cpu_info());
+  Plan moved = std::move(plan);
+  std::vector<char> memory(moved.workspace_bytes());
+  moved.run(tensors, {memory.data(), memory.size()});
+  EXPECT_FLOAT_EQ(b.out[0], 2.5f);
+  EXPECT_NE(std::string(moved.explain()).find("-> selected"), std::string::npos);
+  EXPECT_NE(std::string(moved.explain()).find(moved.kernel()), std::string::npos);
+  plan = std::move(moved);
+  plan.run(tensors, {memory.data(), memory.size()});
+}
+
+TEST(Skin, ThrowsErrorsWithCodeAndText) {
+  Buffers b;
+  try {
+    attention_forward(b.view(b.q), b.view(b.q), b.view(b.v), b.view(b.q));
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), HEADRACE_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(error.what()).find("out overlaps q"), std::string::npos);
+  }
+  EXPECT_THROW(device_from_text("toaster"), Error);
+  EXPECT_THROW(plan_attention(Problem(), device_from_text("sm90:132")), Error);
+}
+
+TEST(Skin, Supports) {
+  Problem problem;
+  EXPECT_TRUE(supports(problem, cpu_info()));
+  EXPECT_FALSE(supports(problem, device_from_text("sm90:132")));
+  problem.causal = 9;
+  EXPECT_THROW(supports(problem, cpu_info()), Error);
+  EXPECT_STREQ(version(), "0.1.0");
+  EXPECT_NE(std::string(build_info()).find("headrace 0.1.0"), std::string::npos);
+}
+
+}  // namespace
