@@ -6,9 +6,10 @@
 
 namespace headrace::cpu::flash {
 
-// Rows of a head lie in different pages in [batch, seqlen, heads, dim], where hardware prefetchers do not follow, and memory
-// should never idle. So rows are fetched by hand, one product ahead: the first product fetches the V tile, the second the
-// next K tile. Both tiles fit the L2 cache (2 * 128 keys * 128 * 4 bytes = 128 KB).
+// Rows of a head lie in different pages in [batch, seqlen, heads, dim], where hardware prefetchers
+// do not follow, and memory should never idle. So rows are fetched by hand, one product ahead: the
+// first product fetches the V tile, the second the next K tile. Both tiles fit the L2 cache (2 *
+// 128 keys * 128 * 4 bytes = 128 KB).
 class Prefetcher {
  public:
   Prefetcher() = default;
@@ -77,8 +78,8 @@ inline void dot_rows(const typename Isa::Unit* q, int64_t q_stride, const E* key
 // multiple of kPair.
 template <class Isa, int kRows, class E>
 inline void weigh_values(const typename Isa::Unit* p, int64_t p_stride, const E* values,
-                         int64_t value_stride, int64_t begin, int64_t end, int64_t head_dim_v, float* o,
-                         int64_t o_stride, const float* row_scale, Prefetcher next_keys) {
+                         int64_t value_stride, int64_t begin, int64_t end, int64_t head_dim_v,
+                         float* o, int64_t o_stride, const float* row_scale, Prefetcher next_keys) {
   using Vec = typename Isa::Vec;
   constexpr int kW = Vec::kWidth;
   for (int64_t c = 0; c < head_dim_v; c += kNr<Isa>) {
@@ -138,16 +139,17 @@ inline void for_row_blocks(int64_t rows, Body body) {
 
 // s[rows][num_keys] = Q K^T, fetching the V rows of the same keys meanwhile.
 template <class Isa, class E>
-inline void direct_scores(const typename Isa::Unit* q, int64_t q_stride, int64_t rows, const E* keys,
-                          int64_t key_stride, int64_t num_keys, int64_t head_dim, float* s,
-                          int64_t s_stride, Prefetcher values, int64_t value_lines) {
+inline void direct_scores(const typename Isa::Unit* q, int64_t q_stride, int64_t rows,
+                          const E* keys, int64_t key_stride, int64_t num_keys, int64_t head_dim,
+                          float* s, int64_t s_stride, Prefetcher values, int64_t value_lines) {
   constexpr int kKeys = 2;
   const auto block = [&](int64_t key, auto num) __attribute__((always_inline)) {
     constexpr int kNum = decltype(num)::value;
     for (int64_t line = 0; line < kNum * value_lines; ++line) values.fetch_line();
     for_row_blocks(rows, [&](int64_t i, auto n) {
       dot_rows<Isa, decltype(n)::value, kNum>(q + i * q_stride, q_stride, keys + key * key_stride,
-                                              key_stride, head_dim, s + i * s_stride + key, s_stride);
+                                              key_stride, head_dim, s + i * s_stride + key,
+                                              s_stride);
     });
   };
   int64_t key = 0;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <limits>
+#include <type_traits>
 
 #include "backends/cpu/simd/exp-inl.h"
 #include "core/args.h"
@@ -25,37 +26,54 @@ struct RowId {
   Sequence sequence;
 };
 
-template <class Vec>
 inline void fill(float* x, int begin, int end, float value) {
   for (int i = begin; i < end; ++i) x[i] = value;
 }
 
+// Calls body(j, std::integral_constant<int, n>) for n vectors at a time from `begin` to `end`,
+// multiples of the width.
+template <class Vec, class Body>
+inline void for_vectors(int begin, int end, Body body) {
+  constexpr int kN = 4;
+  int j = begin;
+  for (; j + kN * Vec::kWidth <= end; j += kN * Vec::kWidth)
+    body(j, std::integral_constant<int, kN>{});
+  for (; j < end; j += Vec::kWidth) body(j, std::integral_constant<int, 1>{});
+}
+
 // Turns scores s[span] into exp(scale * s - reference) in place and zero elsewhere in `block`, the
-// columns that the row's block will multiply with V; the reference is the maximum so far. Returns
-// the sum of the new terms; `maximum` is updated.
+// columns that the row's block will multiply with V; the reference is the maximum so far. scale >
+// 0. Returns the sum of the new terms, in an order that depends only on their columns; `maximum` is
+// updated.
 template <class Vec>
 inline float softmax_row(float* s, Span span, Span block, float scale, float& maximum) {
+  using F = typename Vec::F;
   constexpr int kW = Vec::kWidth;
   const int begin = span.begin / kW * kW;
   const int end = (span.end + kW - 1) / kW * kW;
-  fill<Vec>(s, begin, span.begin, -kInfinity);
-  fill<Vec>(s, span.end, end, -kInfinity);
-  const auto factor = Vec::set1(scale);
-  auto largest = Vec::set1(-kInfinity);
-  for (int j = begin; j < end; j += kW)
-    largest = Vec::max(largest, Vec::mul(Vec::load(s + j), factor));
-  const float tile_maximum = Vec::max_lane(largest);
+  fill(s, begin, span.begin, -kInfinity);
+  fill(s, span.end, end, -kInfinity);
+  F largest = Vec::set1(-kInfinity);
+  for (int j = begin; j < end; j += kW) largest = Vec::max(largest, Vec::load(s + j));
+  const float tile_maximum =
+      Vec::max_lane(largest) * scale;  // rounding is monotonic: the maximum of the products
   if (tile_maximum > maximum) maximum = tile_maximum;
   // All scores so far are -inf: any finite reference gives zeros (and lets a NaN through).
-  const auto minus_reference = Vec::set1(maximum == -kInfinity ? 0.0f : -maximum);
-  auto sum = Vec::zero();
-  for (int j = begin; j < end; j += kW) {
-    const auto p = exp_softmax<Vec>(Vec::fma(Vec::load(s + j), factor, minus_reference));
-    sum = Vec::add(sum, p);
-    Vec::store(s + j, p);
-  }
-  fill<Vec>(s, block.begin / kW * kW, begin, 0.0f);
-  fill<Vec>(s, end, (block.end + kW - 1) / kW * kW, 0.0f);
+  const F minus_reference = Vec::set1(maximum == -kInfinity ? 0.0f : -maximum);
+  const F factor = Vec::set1(scale);
+  F sum = Vec::zero();
+  for_vectors<Vec>(
+      begin, end, [&](int j, auto num) __attribute__((always_inline)) {
+        constexpr int kN = decltype(num)::value;
+        F x[kN];
+        for (int i = 0; i < kN; ++i)
+          x[i] = Vec::fma(Vec::load(s + j + i * kW), factor, minus_reference);
+        exp_softmax<Vec>(x);
+        for (int i = 0; i < kN; ++i) sum = Vec::add(sum, x[i]);
+        for (int i = 0; i < kN; ++i) Vec::store(s + j + i * kW, x[i]);
+      });
+  fill(s, block.begin / kW * kW, begin, 0.0f);
+  fill(s, end, (block.end + kW - 1) / kW * kW, 0.0f);
   return Vec::sum(sum);
 }
 

@@ -22,17 +22,23 @@ struct ExpConstants {
   static constexpr float kQ4 = 0x1.6a2402p-10f;
 };
 
-template <class Vec>
-inline typename Vec::F exp_of_reduced(typename Vec::F x, typename Vec::F n) {
+// All functions take kN vectors at once and go through them stage by stage: one exponential is a
+// chain of 13 dependent operations, and a scheduler of 64 entries does not see far enough to
+// overlap chains written one behind the other.
+
+// y = exp(x) * 2^-n for n = round(x / ln 2).
+template <class Vec, int kN>
+inline void exp_of_reduced(typename Vec::F (&x)[kN], const typename Vec::F (&n)[kN]) {
   using C = ExpConstants;
-  auto r = Vec::fma(n, Vec::set1(-C::kLn2High), x);
-  r = Vec::fma(n, Vec::set1(-C::kLn2Low), r);
-  auto q = Vec::fma(Vec::set1(C::kQ4), r, Vec::set1(C::kQ3));
-  q = Vec::fma(q, r, Vec::set1(C::kQ2));
-  q = Vec::fma(q, r, Vec::set1(C::kQ1));
-  q = Vec::fma(q, r, Vec::set1(C::kQ0));
-  const auto r_plus_r2q = Vec::fma(Vec::mul(r, r), q, r);
-  return Vec::add(r_plus_r2q, Vec::set1(1.0f));
+  typename Vec::F q[kN];
+  for (int i = 0; i < kN; ++i) x[i] = Vec::fma(n[i], Vec::set1(-C::kLn2High), x[i]);
+  for (int i = 0; i < kN; ++i) x[i] = Vec::fma(n[i], Vec::set1(-C::kLn2Low), x[i]);
+  for (int i = 0; i < kN; ++i) q[i] = Vec::fma(Vec::set1(C::kQ4), x[i], Vec::set1(C::kQ3));
+  for (int i = 0; i < kN; ++i) q[i] = Vec::fma(q[i], x[i], Vec::set1(C::kQ2));
+  for (int i = 0; i < kN; ++i) q[i] = Vec::fma(q[i], x[i], Vec::set1(C::kQ1));
+  for (int i = 0; i < kN; ++i) q[i] = Vec::fma(q[i], x[i], Vec::set1(C::kQ0));
+  for (int i = 0; i < kN; ++i) q[i] = Vec::fma(Vec::mul(x[i], x[i]), q[i], x[i]);
+  for (int i = 0; i < kN; ++i) x[i] = Vec::add(q[i], Vec::set1(1.0f));
 }
 
 // All floats: denormal results, 0 and infinity where they belong, NaN stays NaN. At most 1 ulp.
@@ -44,7 +50,8 @@ inline typename Vec::F exp(typename Vec::F x) {
   x = Vec::min(Vec::set1(89.0f), Vec::max(Vec::set1(-104.0f), x));
   const auto rounded = Vec::fma(x, Vec::set1(C::kLog2E), Vec::set1(C::kRounder));
   const auto n = Vec::sub(rounded, Vec::set1(C::kRounder));
-  const auto y = exp_of_reduced<Vec>(x, n);
+  typename Vec::F y[1] = {x};
+  exp_of_reduced<Vec>(y, {n});
   // 2^n in two factors, since n reaches 129 and -151.
   const auto exponent = Vec::sub_int(Vec::bits(rounded), Vec::bits(Vec::set1(C::kRounder)));
   const auto half = Vec::template shift_right<1>(exponent);
@@ -52,20 +59,33 @@ inline typename Vec::F exp(typename Vec::F x) {
   const auto scale1 = Vec::from_bits(Vec::template shift_left<23>(Vec::add_int(half, bias)));
   const auto scale2 = Vec::from_bits(
       Vec::template shift_left<23>(Vec::add_int(Vec::sub_int(exponent, half), bias)));
-  return Vec::mul(Vec::mul(y, scale1), scale2);
+  return Vec::mul(Vec::mul(y[0], scale1), scale2);
 }
 
 // For softmax: x <= 1 or NaN. Results below 2^-126 become 0 (they are lost against the row's
 // largest term, which is 1). One factor and one shift: the bias sits in the rounder already.
+template <class Vec, int kN>
+inline void exp_softmax(typename Vec::F (&x)[kN]) {
+  using C = ExpConstants;
+  using F = typename Vec::F;
+  const auto rounder = Vec::set1(C::kRounder + 127.0f);
+  const auto smallest = Vec::set1(-0x1.5d58a0p+6f);  // ln 2^-126 = -87.3365
+  F y[kN], n[kN], scale[kN];
+  for (int i = 0; i < kN; ++i) n[i] = Vec::fma(x[i], Vec::set1(C::kLog2E), rounder);
+  for (int i = 0; i < kN; ++i)
+    scale[i] = Vec::from_bits(Vec::template shift_left<23>(Vec::bits(n[i])));
+  for (int i = 0; i < kN; ++i) n[i] = Vec::sub(n[i], rounder);
+  for (int i = 0; i < kN; ++i) y[i] = x[i];
+  exp_of_reduced<Vec>(y, n);
+  for (int i = 0; i < kN; ++i) y[i] = Vec::mul(y[i], scale[i]);
+  for (int i = 0; i < kN; ++i) x[i] = Vec::select_less(x[i], smallest, Vec::zero(), y[i]);
+}
+
 template <class Vec>
 inline typename Vec::F exp_softmax(typename Vec::F x) {
-  using C = ExpConstants;
-  const auto rounder = Vec::set1(C::kRounder + 127.0f);
-  const auto rounded = Vec::fma(x, Vec::set1(C::kLog2E), rounder);
-  const auto y = exp_of_reduced<Vec>(x, Vec::sub(rounded, rounder));
-  const auto scale = Vec::from_bits(Vec::template shift_left<23>(Vec::bits(rounded)));
-  return Vec::select_less(x, Vec::set1(-0x1.5d58a0p+6f), Vec::zero(),
-                          Vec::mul(y, scale));  // ln 2^-126 = -87.3365
+  typename Vec::F one[1] = {x};
+  exp_softmax<Vec>(one);
+  return one[0];
 }
 
 // |x| <= 0.625: x * (1 + x^2 * p(x^2)), minimax, relative error 5e-9. Above: 1 - 2 / (exp(2|x|) +
