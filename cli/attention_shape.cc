@@ -58,6 +58,18 @@ std::string check_window(const std::string& text) {
   return "must be L,R: keys left and right of the diagonal, each a number or \"open\"";
 }
 
+// The parser's own number checks speak of ranges of floating-point numbers.
+std::string check_size(const std::string& text) {
+  std::int64_t size = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), size);
+  const bool is_size = error == std::errc() && end == text.data() + text.size() && size >= 1;
+  return is_size ? "" : '"' + text + "\" must be a whole number, 1 or more";
+}
+
+std::string list_text(const std::vector<std::int64_t>& list) {
+  return list.empty() ? "" : " [" + std::to_string(list[0]) + ']';
+}
+
 // The list, or one value where it was not given.
 std::vector<std::int64_t> list_or(const std::vector<std::int64_t>& list, std::int64_t otherwise) {
   return list.empty() ? std::vector<std::int64_t>{otherwise} : list;
@@ -132,46 +144,44 @@ double scores_bytes(const headrace_problem& p) {
 void add_shape_options(CLI::App& app, ShapeOptions& o) {
   constexpr const char* kGroup = "Shape (comma lists: all combinations)";
   const auto add_sizes = [&](const char* name, std::vector<std::int64_t>& list, const char* text) {
-    auto* option = app.add_option(name, list, text)
-                       ->delimiter(',')
-                       ->allow_extra_args(false)
-                       ->check(CLI::PositiveNumber)
-                       ->type_name("N,...")
-                       ->group(kGroup);
-    if (!list.empty()) option->capture_default_str();
+    app.add_option(name, list, text)
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->check(check_size)
+        ->option_text("N,..." + list_text(list))
+        ->group(kGroup);
   };
   add_sizes("--batch", o.batch, "sequences");
   add_sizes("--seqlen", o.seqlen, "queries and keys of a sequence");
-  add_sizes("--seqlen-q", o.seqlen_q, "queries [default: --seqlen]");
-  add_sizes("--seqlen-k", o.seqlen_k, "keys [default: as many as queries]");
+  add_sizes("--seqlen-q", o.seqlen_q, "queries (default: --seqlen)");
+  add_sizes("--seqlen-k", o.seqlen_k, "keys (default: as many as queries)");
   add_sizes("--heads", o.num_heads, "query heads");
-  add_sizes("--kv-heads", o.num_kv_heads, "heads of keys and values [default: --heads]");
+  add_sizes("--kv-heads", o.num_kv_heads, "heads of keys and values (default: --heads)");
   add_sizes("--head-dim", o.head_dim, "elements of a head of q and k");
-  add_sizes("--head-dim-v", o.head_dim_v, "elements of a head of v [default: --head-dim]");
+  add_sizes("--head-dim-v", o.head_dim_v, "elements of a head of v (default: --head-dim)");
   const auto add_names = [&](const char* name, std::vector<std::string>& list, const auto& names,
                              const char* text) {
     app.add_option(name, list, text)
         ->delimiter(',')
         ->allow_extra_args(false)
         ->check(member_of(names))
-        ->type_name("NAME,...")
-        ->group(kGroup)
-        ->capture_default_str();
+        ->option_text("NAME,... [" + list[0] + ']')
+        ->group(kGroup);
   };
   add_names("--dtype", o.dtype, kDtypes, "f32, f16, bf16, f64");
   add_names("--causal", o.causal, kCausals, "none, bottom-right, top-left");
 
   constexpr const char* kFeatures = "Features";
-  app.add_option("--window", o.window, "keys visible left and right of the diagonal [default: all]")
+  app.add_option("--window", o.window, "keys visible left and right of the diagonal (default: all)")
       ->check(check_window)
-      ->type_name("L,R")
+      ->option_text("L,R")
       ->group(kFeatures);
   app.add_option("--softcap", o.softcap, "c of c * tanh(score / c), 0: none")
-      ->group(kFeatures)
-      ->capture_default_str();
+      ->option_text("C [0]")
+      ->group(kFeatures);
   app.add_option("--dropout", o.dropout_p, "probability of dropping")
-      ->group(kFeatures)
-      ->capture_default_str();
+      ->option_text("P [0]")
+      ->group(kFeatures);
   app.add_flag("--alibi", o.has_alibi, "ALiBi slopes, one a head")->group(kFeatures);
   app.add_flag("--bias", o.has_bias, "additive bias, one matrix for all heads")->group(kFeatures);
   app.add_flag("--mask", o.has_mask, "boolean mask, one matrix for all heads")->group(kFeatures);

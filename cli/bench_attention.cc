@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <iostream>
-#include <map>
 #include <memory>
 #include <optional>
 
@@ -30,7 +30,7 @@ struct BenchOptions {
   int reps = 5;
   double min_time = 0.2;
   bool is_cold = false;
-  bool has_ceilings = true;
+  bool skips_ceilings = false;
   Format format = Format::text;
   std::string command_line;
 };
@@ -59,6 +59,12 @@ std::vector<AttentionShape> shapes_to_run(const BenchOptions& options) {
   return shapes;
 }
 
+// "[3/24] ..." over itself, on a terminal only.
+void print_progress(const std::string& text) {
+  static const bool is_terminal = isatty(STDERR_FILENO) != 0;
+  if (is_terminal) std::cerr << "\r\033[K" << text << std::flush;
+}
+
 // 0 where not measured.
 struct Ceilings {
   probes::Peak f32, bf16;
@@ -72,10 +78,17 @@ struct Ceilings {
   }
 };
 
-Ceilings measure_ceilings(int num_threads) {
-  return {.f32 = probes::measure_f32_fma(num_threads),
-          .bf16 = probes::measure_bf16_dot(num_threads),
-          .gbytes = probes::measure_read_bandwidth(num_threads)};
+probes::Peak better(const probes::Peak& a, const probes::Peak& b) {
+  return a.gflops >= b.gflops ? a : b;
+}
+
+// Called before and after the measurements: the clocks may have changed, and what counts is the
+// best that the machine showed.
+void raise_ceilings(int num_threads, Ceilings& ceilings) {
+  print_progress("measuring the ceilings");
+  ceilings.f32 = better(ceilings.f32, probes::measure_f32_fma(num_threads));
+  ceilings.bf16 = better(ceilings.bf16, probes::measure_bf16_dot(num_threads));
+  ceilings.gbytes = std::max(ceilings.gbytes, probes::measure_read_bandwidth(num_threads));
 }
 
 struct Times {
@@ -200,7 +213,7 @@ void add_notes(const BenchOptions& options, const DeviceInfo& device, const Ceil
       {"threads", std::int64_t{device.num_units}},
       {"caches", std::string(options.is_cold ? "cold: evicted before each call" : "warm")},
       {"layout", std::string(options.layout == Layout::bhsd ? "bhsd" : "bshd")}};
-  if (!options.has_ceilings) return;
+  if (options.skips_ceilings) return;
   if (options.format != Format::json) {
     report.notes.emplace_back("ceilings", ceilings_text(ceilings));
     return;
@@ -212,48 +225,53 @@ void add_notes(const BenchOptions& options, const DeviceInfo& device, const Ceil
   report.notes.emplace_back("read_gbytes", ceilings.gbytes);
 }
 
-// "[3/24] ..." over itself, on a terminal only.
-void print_progress(const std::string& text) {
-  static const bool is_terminal = isatty(STDERR_FILENO) != 0;
-  if (is_terminal) std::cerr << "\r\033[K" << text << std::flush;
-}
+struct Measured {
+  AttentionShape shape;
+  Plan plan;
+  Times times;
+};
 
-int run_bench(const BenchOptions& options) {
-  DeviceInfo device = cpu_info();
-  if (options.num_threads > 0) device.num_units = options.num_threads;
-  Ceilings ceilings;
-  if (options.has_ceilings) {
-    print_progress("measuring the ceilings");
-    ceilings = measure_ceilings(device.num_units);
-  }
+// One call that no kernel takes must not cost the measurements of the others: a note, no result.
+std::vector<Measured> measure(const std::vector<AttentionShape>& shapes, const DeviceInfo& device,
+                              const BenchOptions& options) {
   std::optional<probes::StreamBuffer> evictor;
   if (options.is_cold) {
     const std::size_t bytes = 2 * probes::last_level_cache_bytes();
     evictor.emplace(device.num_units, bytes / static_cast<std::size_t>(device.num_units));
   }
-  Report report;
-  add_notes(options, device, ceilings, report);
-  report.tables.push_back(make_table());
-  const auto shapes = shapes_to_run(options);
-  int exit_code = kExitOk;
+  std::vector<Measured> results;
   for (std::size_t i = 0; i < shapes.size(); ++i) {
     print_progress('[' + std::to_string(i + 1) + '/' + std::to_string(shapes.size()) + ']');
     try {
-      const Plan plan = plan_attention(shapes[i].problem, device);
+      Plan plan = plan_attention(shapes[i].problem, device);
       AttentionData data(shapes[i], options.layout);
       const Times times = time_calls(plan, data, options, evictor ? &*evictor : nullptr);
-      report.tables[0].rows.push_back(row_of(shapes[i], plan, times, ceilings));
+      results.push_back({shapes[i], std::move(plan), times});
     } catch (const Error& error) {
-      // One call that no kernel takes must not cost the measurements of the others.
       if (error.code() != HEADRACE_UNSUPPORTED) throw;
       print_progress("");
       print_note(std::string("skipped: ") + error.what());
-      exit_code = kExitFailure;
     }
   }
+  return results;
+}
+
+int run_bench(const BenchOptions& options) {
+  DeviceInfo device = cpu_info();
+  if (options.num_threads > 0) device.num_units = options.num_threads;
+  const auto shapes = shapes_to_run(options);
+  Ceilings ceilings;
+  if (!options.skips_ceilings) raise_ceilings(device.num_units, ceilings);
+  const auto results = measure(shapes, device, options);
+  if (!options.skips_ceilings) raise_ceilings(device.num_units, ceilings);
   print_progress("");
+  Report report;
+  add_notes(options, device, ceilings, report);
+  report.tables.push_back(make_table());
+  for (const Measured& result : results)
+    report.tables[0].rows.push_back(row_of(result.shape, result.plan, result.times, ceilings));
   print_report(report, options.format);
-  return exit_code;
+  return results.size() == shapes.size() ? kExitOk : kExitFailure;
 }
 
 }  // namespace
@@ -265,28 +283,31 @@ void add_bench_attention(CLI::App& bench, Action& action, const std::string& com
   options->command_line = command_line;
   add_shape_options(*app, options->shape);
   constexpr const char* kGroup = "Measurement";
-  static const std::map<std::string, Layout> kLayouts = {{"bshd", Layout::bshd},
-                                                         {"bhsd", Layout::bhsd}};
-  app->add_option("--layout", options->layout, "order of batch, seqlen, heads, dim in memory")
-      ->transform(CLI::CheckedTransformer(kLayouts))
-      ->type_name("bshd|bhsd")
-      ->default_str("bshd")
+  app->add_option_function<std::string>(
+         "--layout",
+         [options](const std::string& name) {
+           options->layout = name == "bhsd" ? Layout::bhsd : Layout::bshd;
+         },
+         "order of batch, seqlen, heads, dim in memory")
+      ->check(CLI::IsMember({"bshd", "bhsd"}))
+      ->option_text("bshd|bhsd [bshd]")
       ->group(kGroup);
-  app->add_option("--threads", options->num_threads, "threads of a call [default: all allowed]")
+  app->add_option("--threads", options->num_threads, "threads of a call (default: all allowed)")
       ->check(CLI::Range(1, 1024))
+      ->option_text("N")
       ->group(kGroup);
   app->add_option("--reps", options->reps, "calls at least")
       ->check(CLI::Range(1, 100000))
-      ->capture_default_str()
+      ->option_text("N [5]")
       ->group(kGroup);
   app->add_option("--min-time", options->min_time, "seconds at least, for each row")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str()
+      ->check(CLI::Range(0., 3600.))
+      ->option_text("SECONDS [0.2]")
       ->group(kGroup);
   app->add_flag("--cold", options->is_cold,
                 "evict the caches before each call (a decode step finds its cache in memory)")
       ->group(kGroup);
-  app->add_flag("!--no-ceilings", options->has_ceilings, "do not measure the machine's ceilings")
+  app->add_flag("--no-ceilings", options->skips_ceilings, "do not measure the machine's ceilings")
       ->group(kGroup);
   add_format_option(*app, options->format);
   app->callback([&action, app, options] {

@@ -14,11 +14,11 @@ void add_bench(CLI::App& app, Action& action, const std::string& command_line) {
 void add_format_option(CLI::App& app, Format& format) {
   static const std::map<std::string, Format> kFormats = {
       {"text", Format::text}, {"csv", Format::csv}, {"json", Format::json}, {"md", Format::md}};
-  app.add_option("--format", format, "text, csv, json or md")
-      ->transform(CLI::Transformer(kFormats))
-      ->check(CLI::IsMember({Format::text, Format::csv, Format::json, Format::md}))
-      ->type_name("NAME")
-      ->default_str("text");
+  app.add_option_function<std::string>(
+         "--format", [&format](const std::string& name) { format = kFormats.at(name); },
+         "of the output")
+      ->check(CLI::IsMember({"text", "csv", "json", "md"}))
+      ->option_text("text|csv|json|md [text]");
 }
 
 void print_report(const Report& report, Format format) {

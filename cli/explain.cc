@@ -58,8 +58,7 @@ void add_explain(CLI::App& app, Action& action) {
   attention
       ->add_option("--device", options->device,
                    "cpu, cpu:ISA, cpu:ISA:THREADS or smNN:UNITS; it need not be there")
-      ->type_name("DEVICE")
-      ->capture_default_str();
+      ->option_text("DEVICE [cpu]");
   attention->add_flag("--strict", options->is_strict,
                       "fail where only the last kernel of the list would run");
   add_format_option(*attention, options->format);

@@ -180,8 +180,7 @@ void add_kernels(CLI::App& app, Action& action) {
       "Show the support matrix: kernels in the order in which they are asked, what each takes");
   auto options = std::make_shared<KernelsOptions>();
   kernels->add_option("--device", options->device, "device of the column \"here\"")
-      ->type_name("DEVICE")
-      ->capture_default_str();
+      ->option_text("DEVICE [cpu]");
   kernels->add_flag("-v,--verbose", options->is_verbose, "also list the reason of every \"no\"");
   add_format_option(*kernels, options->format);
   kernels->callback([&action, options] { action = [options] { return run_kernels(*options); }; });

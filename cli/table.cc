@@ -83,22 +83,42 @@ struct Grid {
   std::vector<bool> is_right;  // columns of numbers
 };
 
+bool is_empty(const Cell& cell) {
+  const auto* text = std::get_if<std::string>(&cell);
+  return std::holds_alternative<std::monostate>(cell) || (text != nullptr && text->empty());
+}
+
+// Columns that say nothing in any row are left out.
+std::vector<std::size_t> columns_to_show(const Table& table) {
+  std::vector<std::size_t> shown;
+  for (std::size_t i = 0; i < table.columns.size(); ++i) {
+    const bool says_something =
+        table.rows.empty() || std::any_of(table.rows.begin(), table.rows.end(),
+                                          [i](const auto& row) { return !is_empty(row[i]); });
+    if (says_something) shown.push_back(i);
+  }
+  return shown;
+}
+
+bool is_number_column(const Table& table, std::size_t column) {
+  return std::all_of(table.rows.begin(), table.rows.end(), [column](const auto& row) {
+    return is_number(row[column]) || is_empty(row[column]);
+  });
+}
+
 Grid make_grid(const Table& table) {
   Grid grid;
-  grid.lines.emplace_back();
-  for (const Column& column : table.columns) grid.lines[0].push_back(column.title);
-  grid.is_right.assign(table.columns.size(), false);
-  for (const auto& row : table.rows) {
-    auto& line = grid.lines.emplace_back();
-    for (std::size_t i = 0; i < table.columns.size(); ++i) {
-      line.push_back(cell_text(row[i], table.columns[i].decimals));
-      if (is_number(row[i])) grid.is_right[i] = true;
+  grid.lines.resize(table.rows.size() + 1);
+  for (const std::size_t column : columns_to_show(table)) {
+    const Column& about = table.columns[column];
+    grid.lines[0].push_back(about.title);
+    std::size_t width = text_width(about.title);
+    for (std::size_t row = 0; row < table.rows.size(); ++row) {
+      grid.lines[row + 1].push_back(cell_text(table.rows[row][column], about.decimals));
+      width = std::max(width, text_width(grid.lines[row + 1].back()));
     }
-  }
-  for (std::size_t i = 0; i < table.columns.size(); ++i) {
-    std::size_t width = 0;
-    for (const auto& line : grid.lines) width = std::max(width, text_width(line[i]));
     grid.widths.push_back(width);
+    grid.is_right.push_back(is_number_column(table, column));
   }
   return grid;
 }

@@ -37,8 +37,9 @@ struct PrintOptions {
   bool is_styled = false;  // text only: bold titles
 };
 
-// Text and Markdown print the notes above the tables, JSON under "meta". CSV has no place for them
-// that every reader would skip, so they go to `notes_out` as "key: value" lines.
+// Text and Markdown print the notes above the tables and leave out columns without values; JSON
+// puts the notes under "meta". CSV has no place for them that every reader would skip, so they go
+// to `notes_out` as "key: value" lines.
 void print(const Report& report, const PrintOptions& options, std::ostream& out,
            std::ostream& notes_out);
 

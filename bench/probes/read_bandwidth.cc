@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
 #include <new>
+#include <string>
 
 #include "probes/probes.h"
 #include "probes/team.h"
@@ -86,6 +88,14 @@ std::size_t memory_bytes() {
 
 std::size_t last_level_cache_bytes() {
   constexpr std::size_t kGuess = 32 * 1024 * 1024;
+  // Linux knows who shares the cache; the C library computes it from cpuid, which in a virtual
+  // machine may describe the whole host.
+  for (int level = 3; level >= 2; --level) {
+    std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(level) +
+                       "/size");
+    std::size_t kib = 0;
+    if (file >> kib && kib > 0) return kib * 1024;
+  }
 #if defined(_SC_LEVEL3_CACHE_SIZE)
   return positive_or(sysconf(_SC_LEVEL3_CACHE_SIZE), kGuess);
 #else
