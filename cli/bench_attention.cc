@@ -204,6 +204,7 @@ std::string ceilings_text(const Ceilings& ceilings) {
 void add_notes(const BenchOptions& options, const DeviceInfo& device, const Ceilings& ceilings,
                Report& report) {
   report.notes = {
+      {"benchmark", std::string("attention")},
       {"command", options.command_line},
       {"date", date_text()},
       {"machine", std::string(device.name)},
