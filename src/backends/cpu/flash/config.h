@@ -110,12 +110,17 @@ struct Partials {
   int64_t floats_per_head() const { return max_splits * rows * row_floats; }
 };
 inline Partials partials_layout(const Problem& p, const Scratch& scratch) {
+  const int64_t row_floats = scratch.o_stride + 16;
   const int64_t rows = std::min(p.seqlen_q * group_size(p), kSplitRows);
-  // A ragged batch may hold any shorter sequence too: fewer queries (which may split where the
-  // longest does not).
-  const int64_t short_q = std::min(p.seqlen_q, kSplitRows / group_size(p));
-  const SequencePlan longest = plan_sequence(p, p.is_ragged ? short_q : p.seqlen_q, p.seqlen_k);
-  return {longest.num_splits, rows, scratch.o_stride + 16};
+  if (!p.is_ragged) return {plan_sequence(p, p.seqlen_q, p.seqlen_k).num_splits, rows, row_floats};
+  // A ragged batch may hold any shorter sequence, and a shorter one may have more splits (16384
+  // keys: 32 splits of 512; 16385 keys: 26 of 640). So the bound of the rule, not the splits of the
+  // longest.
+  if (p.strict_rows || group_size(p) > kSplitRows) return {1, rows, row_floats};
+  const int64_t by_size =
+      ceil_div(p.seqlen_k, p.num_splits > 0 ? largest_tile(p).n : kMinSplitKeys);
+  const int64_t by_count = p.num_splits > 0 ? p.num_splits : kMaxSplits;
+  return {std::clamp<int64_t>(by_size, 1, by_count), rows, row_floats};
 }
 
 }  // namespace headrace::cpu::flash
