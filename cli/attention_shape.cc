@@ -139,9 +139,7 @@ double scores_bytes(const headrace_problem& p) {
   return bytes;
 }
 
-}  // namespace
-
-void add_shape_options(CLI::App& app, ShapeOptions& o) {
+void add_size_options(CLI::App& app, ShapeOptions& o) {
   constexpr const char* kGroup = "Shape (comma lists: all combinations)";
   const auto add_sizes = [&](const char* name, std::vector<std::int64_t>& list, const char* text) {
     app.add_option(name, list, text)
@@ -170,7 +168,9 @@ void add_shape_options(CLI::App& app, ShapeOptions& o) {
   };
   add_names("--dtype", o.dtype, kDtypes, "f32, f16, bf16, f64");
   add_names("--causal", o.causal, kCausals, "none, bottom-right, top-left");
+}
 
+void add_feature_options(CLI::App& app, ShapeOptions& o) {
   constexpr const char* kFeatures = "Features";
   app.add_option("--window", o.window, "keys visible left and right of the diagonal (default: all)")
       ->check(check_window)
@@ -190,6 +190,13 @@ void add_shape_options(CLI::App& app, ShapeOptions& o) {
   app.add_flag("--ragged", o.is_ragged,
                "ragged batch: lengths fall from the given one to its batch-th part in even steps")
       ->group(kFeatures);
+}
+
+}  // namespace
+
+void add_shape_options(CLI::App& app, ShapeOptions& options) {
+  add_size_options(app, options);
+  add_feature_options(app, options);
 }
 
 bool has_dims(const CLI::App& app) {

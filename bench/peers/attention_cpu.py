@@ -309,7 +309,8 @@ def main():
     result = {"meta": meta_of(library, options), "rows": rows, "summary": report.summary_of(rows)}
     sys.stdout.write(report.FORMATS[options.format](result))
     if options.format == "csv":  # has no place for it
-        print(*(f"{key}: {value}" for key, value in result["meta"].items()), sep="\n", file=sys.stderr)
+        for key, value in result["meta"].items():
+            print(f"{key}: {value}", file=sys.stderr)
     if options.out:
         options.out.write_text(report.as_json(result))
     return 0 if all(row["is_correct"] for row in rows) else 1

@@ -1,4 +1,4 @@
-"""The C ABI of Headrace (include/headrace/headrace.h) through ctypes, as much as a benchmark needs."""
+"""The C ABI of Headrace (include/headrace/headrace.h) through ctypes: what a benchmark needs."""
 
 import ctypes
 import os
