@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Files of at most 500 lines, C++ functions of at most 60, C++ lines of at most 100 columns (others: 120).
+"""Files of at most 500 lines, host functions of at most 60, device functions of at most 150, C++ lines of at most 100
+columns (others: 120).
 
 A function's length is counted from its first line to its closing brace, by matching braces: an approximation that
 knows comments, literals and preprocessor lines, and nothing else of C++. A function that only returns a braced list is
@@ -12,6 +13,7 @@ import checklib
 
 FILE_LINES = 500
 FUNCTION_LINES = 60
+DEVICE_FUNCTION_LINES = 150
 CPP_COLUMNS = 100
 OTHER_COLUMNS = 120
 CPP = {".h", ".hpp", ".cc", ".c", ".cpp", ".cu", ".cuh"}
@@ -25,6 +27,7 @@ HIDDEN = re.compile(
 )
 SCOPE = re.compile(r'^(?:\[\[[^\]]*\]\]\s*)?(?:(?:inline|typedef|static|const|constexpr)\s+)*'
                    r'(?:namespace|class|struct|union|enum|extern\b(?!.*\())')
+DEVICE = re.compile(r"\b__(?:global|device)__\b")
 TABLE = re.compile(r"\s*return\s*\{")
 TEMPLATE = re.compile(r"^\s*template\s*<")
 
@@ -56,7 +59,7 @@ def kind_of(header):
 
 
 def functions(text):
-    """(first line, last line, name) of each function body at namespace or class scope."""
+    """(first line, last line, name, most lines) of each function body at namespace or class scope."""
     stack, header, header_line, line = [], "", 1, 1
     text = blanked(text)
     for position, char in enumerate(text):
@@ -73,7 +76,8 @@ def functions(text):
             kind, opened, first = stack.pop()
             if kind == "function":
                 name = re.search(r"([~\w:]+|operator\S+)\s*\(", without_template(opened))
-                yield first, line, name.group(1) if name else "?"
+                most = DEVICE_FUNCTION_LINES if DEVICE.search(opened) else FUNCTION_LINES
+                yield first, line, name.group(1) if name else "?", most
             if kind in ("function", "table", "scope"):
                 header = ""
         elif inside:
@@ -96,9 +100,9 @@ def check_file(path, text):
     for number, line in enumerate(lines, 1):
         if len(line) > columns and "://" not in line:
             findings.append(f"{path}:{number}: {len(line)} columns, at most {columns}")
-    for first, last, name in functions(text) if cpp else ():
-        if last - first + 1 > FUNCTION_LINES:
-            findings.append(f"{path}:{first}: {name} has {last - first + 1} lines, at most {FUNCTION_LINES}")
+    for first, last, name, most in functions(text) if cpp else ():
+        if last - first + 1 > most:
+            findings.append(f"{path}:{first}: {name} has {last - first + 1} lines, at most {most}")
     return findings
 
 
@@ -118,6 +122,9 @@ def body(count):
 CASES = [
     ("short", {"a.cc": "int f() {\n" + body(58) + "}\n"}, None),
     ("long function", {"a.cc": "int f() {\n" + body(59) + "}\n"}, "f has 61 lines"),
+    ("device function", {"a.cuh": "template <int N>\n__device__ void f() {\n" + body(147) + "}\n"}, None),
+    ("long kernel", {"a.cu": "__global__ void f() {\n" + body(149) + "}\n"}, "f has 151 lines, at most 150"),
+    ("host, .cu", {"a.cu": "void f() {\n" + body(59) + "}\n"}, "f has 61 lines, at most 60"),
     ("in a namespace", {"a.cc": "namespace a {\nint f(int b) {\n" + body(60) + "}\n}\n"}, "a.cc:2: f has 62"),
     ("in a class", {"a.h": "template <class T>\nstruct S : B {\nint f() const {\n" + body(60) + "}\n};\n"}, "a.h:3: f"),
     ("template", {"a.h": "template <class T,\n class U>\nvoid f(T a = {}) {\n" + body(60) + "}\n"}, "f has 64 lines"),
