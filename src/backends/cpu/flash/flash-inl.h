@@ -234,25 +234,19 @@ class Task {
     const E* values = value_rows();
     const int64_t k_stride = args_.k.stride_seq, v_stride = args_.v.stride_seq;
     direct_scores<Isa>(q(), x_.q_stride, num_rows_, key_rows() + block.begin * k_stride, k_stride,
-                       block.end - block.begin, p_.head_dim, s(0) + block.begin, call_.tile.n,
-                       Prefetcher(values + block.begin * v_stride, v_stride,
-                                  block.end - block.begin, p_.head_dim_v),
-                       ceil_div<int64_t>(p_.head_dim_v * static_cast<int64_t>(sizeof(E)), 64));
+                       block.end - block.begin, keys_.end - first_key_ - block.begin, p_.head_dim,
+                       values + block.begin * v_stride, v_stride, p_.head_dim_v, s(0) + block.begin,
+                       call_.tile.n);
     for (int64_t r = 0; r < num_rows_; ++r) {
       old_maximum()[r] = maximum()[r];
       softmax(r, block);
     }
     rescale_rows<Vec>(old_maximum(), maximum(), tile_sum(), static_cast<int>(num_rows_),
                       row_scale(), sum());
-    Prefetcher next_keys;
-    if (const int64_t next_key = first_key_ + call_.tile.n; next_key < keys_.end)
-      next_keys = Prefetcher(key_rows() + call_.tile.n * k_stride, k_stride,
-                             std::min(keys_.end - next_key, call_.tile.n), p_.head_dim);
     for_row_blocks(num_rows_, [&](int64_t r, auto n) {
-      weigh_values<Isa, decltype(n)::value>(
-          reinterpret_cast<const Unit*>(s(r)), call_.tile.n, values, v_stride, begin, block.end,
-          p_.head_dim_v, o() + r * x_.o_stride, x_.o_stride, row_scale() + r, next_keys);
-      next_keys = {};
+      weigh_values<Isa, decltype(n)::value>(reinterpret_cast<const Unit*>(s(r)), call_.tile.n,
+                                            values, v_stride, begin, block.end, p_.head_dim_v,
+                                            o() + r * x_.o_stride, x_.o_stride, row_scale() + r);
     });
   }
 

@@ -7,9 +7,9 @@
 namespace headrace::cpu {
 
 // exp(x) = 2^n * exp(r) with n = round(x / ln 2), |r| <= ln(2)/2 * 1.0005. ln 2 is taken in two
-// parts so that r is exact to 2^-53; exp(r) = 1 + r * (1 + r * q(r)) with q the minimax polynomial of
-// degree 4 for the relative error: 3.1e-9, a twentieth of half an ulp. 1.5 * 2^23 added to a float
-// leaves its rounded integer in the low mantissa bits.
+// parts so that r is exact to 2^-53; exp(r) = 1 + r * (1 + r * q(r)) with q the minimax polynomial
+// of degree 4 for the relative error: 3.1e-9, a twentieth of half an ulp. 1.5 * 2^23 added to a
+// float leaves its rounded integer in the low mantissa bits.
 struct ExpConstants {
   static constexpr float kLog2E = 0x1.715476p+0f;
   static constexpr float kLn2High = 0x1.62e430p-1f;
