@@ -106,7 +106,10 @@ def find_library():
 class Library:
     def __init__(self, path=None):
         self.path = path or find_library()
-        self.c = ctypes.CDLL(self.path)
+        try:
+            self.c = ctypes.CDLL(self.path)
+        except OSError as error:
+            raise Error(f"cannot load the library: {error}") from error
         self._declare()
         self._check_layouts()
 
