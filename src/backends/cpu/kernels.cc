@@ -1,6 +1,7 @@
 #include "backends/cpu/kernels.h"
 
 #include "backends/cpu/flash/kernel.h"
+#include "backends/cpu/reference/forward.h"
 
 namespace headrace::cpu {
 
@@ -12,6 +13,7 @@ std::span<const Kernel> forward_kernels() {
       flash::kAvx2Kernel,
 #endif
       flash::kScalarKernel,
+      reference::kForwardKernel,
   };
   return kernels;
 }

@@ -1,0 +1,38 @@
+// One row of the attention matrix in double: the specification that every kernel is measured
+// against.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/args.h"
+
+namespace headrace::cpu::reference {
+
+// Everything about one (batch entry, head, query). Reused between calls to save allocations.
+struct Row {
+  std::vector<double> scores;  // [seqlen_k] after scale, softcap, ALiBi, bias; -inf where invisible
+  std::vector<double> softmax;  // [seqlen_k] before dropout; 0 where invisible
+  std::vector<double> probs;    // [seqlen_k] after dropout: what V is weighed with
+  std::vector<double> out;      // [head_dim_v] unrounded
+  std::vector<double>
+      abs_out;  // [head_dim_v] sum over keys of probs * |v|: the size of rounding errors
+  double lse = 0;
+  double score_magnitude = 0;    // max over visible keys of |scale| * sum |q||k|
+  std::int64_t num_visible = 0;  // keys that masks leave
+  bool is_empty = true;          // no visible key, or every visible score is -inf
+};
+
+void attention_row(const Problem& p, const AttentionArgs& args, const Sequence& sequence,
+                   std::int64_t batch_idx, std::int64_t head, std::int64_t q_idx, Row& row);
+
+// Whether masks of every kind let the query see the key.
+bool is_visible(const Problem& p, const AttentionArgs& args, const Sequence& sequence,
+                std::int64_t batch_idx, std::int64_t head, std::int64_t q_idx, std::int64_t k_idx);
+
+// Whether dropout keeps the element, and the factor for those that it keeps.
+bool is_kept(const Problem& p, const AttentionArgs& args, std::int64_t batch_idx, std::int64_t head,
+             std::int64_t q_idx, std::int64_t k_idx);
+double keep_factor(const Problem& p);
+
+}  // namespace headrace::cpu::reference
