@@ -1,0 +1,78 @@
+// A test case: axis values and a seed become shapes, and shapes become tensors in guarded memory.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attention/validate.h"
+#include "support/axes.h"
+#include "support/guarded_buffer.h"
+
+namespace headrace::testing {
+
+// Sizes of a case, a pure function of its name.
+struct Shape {
+  DType dtype = DType::f32;
+  std::int64_t batch = 1, seqlen_q = 1, seqlen_k = 1;  // ragged: the longest
+  std::int64_t num_heads = 1, num_kv_heads = 1, head_dim = 1, head_dim_v = 1;
+  bool is_ragged = false;
+  std::vector<std::int32_t> lengths_q, lengths_k;  // ragged: one a sequence
+  std::int64_t total_q = 0, total_k = 0;           // ragged
+};
+Shape shape_of(const CaseName& name);
+
+// One allocation with a view of it.
+struct TestTensor {
+  GuardedBuffer memory;
+  TensorView view;
+};
+
+class Case {
+ public:
+  explicit Case(const CaseName& name);
+  Case(const CaseName& name, const Shape& shape);
+
+  const CaseName& name() const { return name_; }
+  const Shape& shape() const { return shape_; }
+  const headrace_attention_tensors& tensors() const { return tensors_; }
+  const headrace_attention_options& options() const { return options_; }
+  headrace_attention_tensors& mutable_tensors() { return tensors_; }
+  headrace_attention_options& mutable_options() { return options_; }
+  double largest_v() const { return largest_v_; }  // max |v|
+
+  // Fills outputs (all of their memory) with the sentinel.
+  void reset_outputs();
+  // Empty, or what is wrong with the memory around the outputs after a run. Call after
+  // take_written() on each.
+  std::string check_gaps() const;
+  // Inputs lie in read-only pages; a test that changes one says so first.
+  void unlock_inputs();
+  void lock_inputs();
+
+ private:
+  void make_operands(Random& random);
+  void make_separate(Random& random);
+  void make_packed(Random& random);
+  void make_outputs();
+  void make_lengths_tensors();
+  void make_extras(Random& random);
+  void set_options(Random& random);
+  void fill_operands(Random& random);
+  void fill_winner(Random& random, double strength);
+  headrace_tensor add_view(DType dtype, const std::vector<std::int64_t>& shape,
+                           const std::vector<std::int64_t>& strides, bool is_output);
+  headrace_tensor add_contiguous(DType dtype, const std::vector<std::int64_t>& shape,
+                                 bool is_output = false);
+  headrace_tensor add_score_operand(DType dtype, int broadcast_axis);
+
+  CaseName name_;
+  Shape shape_;
+  Guard guard_;
+  headrace_attention_tensors tensors_{};
+  headrace_attention_options options_{};
+  std::vector<GuardedBuffer> inputs_, outputs_;
+  double largest_v_ = 0;
+};
+
+}  // namespace headrace::testing

@@ -1,0 +1,251 @@
+#include "support/rules.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/error.h"
+#include "base/math.h"
+#include "core/dtype.h"
+
+namespace headrace::testing {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kE32 = 0x1p-24;  // unit roundoff of float
+constexpr double kBlockRoundings = 4;
+
+double round_to(DType dtype, double value) {
+  std::uint64_t bits = 0;
+  store_from_double(dtype, &bits, 0, value);
+  return load_as_double(dtype, &bits, 0);
+}
+
+// The furthest a visible key is from the diagonal.
+double largest_distance(const RowRef& r) {
+  const KeyRange keys = visible_keys(*r.problem, r.q_idx, r.sequence.seqlen_q, r.sequence.seqlen_k);
+  const std::int64_t diagonal =
+      r.q_idx + diagonal_shift(*r.problem, r.sequence.seqlen_q, r.sequence.seqlen_k);
+  return static_cast<double>(
+      std::max(std::abs(keys.begin - diagonal), std::abs(keys.end - 1 - diagonal)));
+}
+
+// Error of a score s = softcap(scale * q.k) + alibi + bias in float arithmetic, M = |scale| sum
+// |q||k|:
+//   dot product: d products and sums of at most M / |scale| each         d * e32 * M
+//   scale as a float, the product with it, the argument of exp           3 * e32 * M
+//   softcap c * tanh(x / c), whose slope is at most 1: 1 / c and the product with it are off by 2
+//   e32 |x|, tanh and the last product by 8 e32 of a value below C = min(M, c)
+//                                                                        2 * e32 * M + 8 * e32 * C
+//   ALiBi and bias: one rounding each, of at most C + |alibi| (+ |bias|). |bias| is bounded by
+//   |s| + C + |alibi|.
+double score_error(const RowRef& r, const cpu::reference::Row& exact) {
+  const Problem& p = *r.problem;
+  const double magnitude = exact.score_magnitude;
+  double error = (static_cast<double>(p.head_dim) + 3) * magnitude;
+  double size = magnitude;
+  if (has_softcap(p)) {
+    size = std::min(magnitude, p.softcap);
+    error += 2 * magnitude + 8 * size;
+  }
+  if (p.has_alibi) {
+    const double slope = r.args->alibi_slopes[r.batch_idx * r.args->alibi_stride_batch +
+                                              r.head * r.args->alibi_stride_head];
+    size += std::abs(slope) * largest_distance(r);
+    error += size;
+  }
+  if (has_bias(p)) {
+    double largest = 0;
+    for (const double score : exact.scores)
+      if (std::isfinite(score)) largest = std::max(largest, std::abs(score));
+    error += std::max(size, largest) + size;
+  }
+  return error * kE32;
+}
+
+}  // namespace
+
+double unit_roundoff(DType dtype) {
+  return dtype == DType::f16 ? 0x1p-11 : dtype == DType::bf16 ? 0x1p-8 : kE32;
+}
+
+double smallest_denormal(DType dtype) {
+  return dtype == DType::f16 ? 0x1p-24 : dtype == DType::bf16 ? 0x1p-133 : 0x1p-149;
+}
+
+double ulp_at(DType dtype, double value) {
+  if (value == 0 || !std::isfinite(value)) return smallest_denormal(dtype);
+  const double step = std::ldexp(2 * unit_roundoff(dtype), std::ilogb(value));
+  return std::max(step, smallest_denormal(dtype));
+}
+
+double RowBound::out(double exact, double abs_out) const {
+  return weight * abs_out + unit_roundoff(dtype) * std::abs(exact) + underflow +
+         smallest_denormal(dtype);
+}
+
+// out = sum p v with p = exp(s - m) / sum exp(s - m):
+//   each exp is off by a factor within exp(+-ds), the sum of them too:      exp(2 ds) - 1
+//   the format of P                                                         u_P
+//   rescaling by exp(old m - new m), a constant number of roundings a block and of |m|
+//                                                                           c * (n_blk + |m|) * e32
+//   summing over keys                                                       sk * e32
+// and the result is rounded once. Beside that an exponential or product below 2^-126 may become 0.
+RowBound row_bound(const RowRef& ref, const cpu::reference::Row& exact,
+                   const Arithmetic& arithmetic, double largest_v) {
+  RowBound bound;
+  bound.dtype = dtype_of(*ref.problem);
+  bound.score = score_error(ref, exact);
+  double top = 0;
+  if (!exact.is_empty) top = *std::max_element(exact.scores.begin(), exact.scores.end());
+  const auto keys = static_cast<double>(ref.sequence.seqlen_k);
+  const double blocks = static_cast<double>(
+      ceil_div(std::max<std::int64_t>(ref.sequence.seqlen_k, 1), arithmetic.tile_keys) +
+      arithmetic.num_splits);
+  bound.weight = std::expm1(2 * bound.score) + arithmetic.prob_roundoff +
+                 kBlockRoundings * (blocks + std::abs(top)) * kE32 + keys * kE32;
+  bound.lse = bound.score + (keys + kBlockRoundings * (blocks + 1 + std::abs(exact.lse))) * kE32;
+  bound.underflow = 0x1p-126 * keys * largest_v * 2;
+  return bound;
+}
+
+void Judge::fail(const RowRef& ref, const std::string& text) {
+  if (verdict_.failures.size() < 5)
+    verdict_.failures.push_back(format_text("{} in row (batch {}, head {}, query {})", text,
+                                            ref.batch_idx, ref.head, ref.q_idx));
+}
+
+// R5. True where numbers may be compared.
+bool Judge::check_class(const RowRef& ref, const cpu::reference::Row& exact, const RowResult& got) {
+  bool is_finite = true;
+  for (std::size_t d = 0; d < got.out.size(); ++d) {
+    const double expected = round_to(dtype_of(problem_), exact.out[d]);
+    if (exact.is_empty && (got.out[d] != 0 || std::signbit(got.out[d])))
+      fail(ref, format_text("R5 element {} is {} instead of +0", d, got.out[d]));
+    const bool is_same_class = std::isnan(expected)   ? std::isnan(got.out[d])
+                               : std::isinf(expected) ? got.out[d] == expected
+                                                      : std::isfinite(got.out[d]);
+    if (!is_same_class)
+      fail(ref, format_text("R5 element {} is {} instead of {}", d, got.out[d], expected));
+    is_finite = is_finite && std::isfinite(expected) && std::isfinite(got.out[d]);
+  }
+  if (!problem_.has_lse) return is_finite;
+  const bool is_same = std::isnan(exact.lse)   ? std::isnan(got.lse)
+                       : std::isinf(exact.lse) ? got.lse == exact.lse
+                                               : std::isfinite(got.lse);
+  if (!is_same) fail(ref, format_text("R5 lse is {} instead of {}", got.lse, exact.lse));
+  return is_finite && is_same;
+}
+
+// R3.
+void Judge::check_bounds(const RowRef& ref, const cpu::reference::Row& exact,
+                         const RowResult& got) {
+  const RowBound bound = row_bound(ref, exact, arithmetic_, largest_v_);
+  for (std::size_t d = 0; d < got.out.size(); ++d) {
+    const double error = std::abs(got.out[d] - exact.out[d]);
+    const double limit = bound.out(exact.out[d], exact.abs_out[d]);
+    verdict_.utilisation = std::max(verdict_.utilisation, error / limit);
+    if (!(error <= limit))
+      fail(ref, format_text("R3 element {} is {}, exact {}: off by {} with a bound of {}", d,
+                            got.out[d], exact.out[d], error, limit));
+    sum_error2_ += error * error;
+    sum_exact2_ += exact.out[d] * exact.out[d];
+    sum_abs2_ += exact.abs_out[d] * exact.abs_out[d];
+    if (exact.out[d] == 0) ++num_zero_;
+  }
+  score_magnitude_ = std::max(score_magnitude_, exact.score_magnitude);
+  if (!problem_.has_lse || exact.is_empty) return;
+  const double error = std::abs(got.lse - exact.lse);
+  verdict_.lse_utilisation = std::max(verdict_.lse_utilisation, error / bound.lse);
+  if (!(error <= bound.lse))
+    fail(ref, format_text("R3 lse is {}, exact {}: off by {} with a bound of {}", got.lse,
+                          exact.lse, error, bound.lse));
+}
+
+void Judge::add_errors(const cpu::reference::Row& exact, const RowResult& got,
+                       const std::vector<double>& low_precision) {
+  const DType dtype = dtype_of(problem_);
+  for (std::size_t d = 0; d < got.out.size(); ++d) {
+    const double error = std::abs(got.out[d] - exact.out[d]);
+    const double pt_error = std::abs(low_precision[d] - exact.out[d]);
+    const double ulp = ulp_at(dtype, exact.out[d]);
+    is_pt_finite_ = is_pt_finite_ && std::isfinite(pt_error);
+    verdict_.max_error = std::max(verdict_.max_error, error);
+    verdict_.pt_max_error = std::max(verdict_.pt_max_error, pt_error);
+    max_beyond_ulp_ = std::max(max_beyond_ulp_, error - ulp);
+    max_ulp_ = std::max(max_ulp_, ulp);
+    sum_error_ += error;
+    sum_pt_error_ += pt_error;
+    sum_rounding_ += std::abs(round_to(dtype, exact.out[d]) - exact.out[d]);
+    ++num_errors_;
+  }
+}
+
+void Judge::add_row(const RowRef& ref, const cpu::reference::Row& exact, const RowResult& got,
+                    const std::vector<double>* low_precision) {
+  ++verdict_.num_rows;
+  verdict_.num_elements += static_cast<std::int64_t>(got.out.size());
+  if (!check_class(ref, exact, got)) return;
+  check_bounds(ref, exact, got);
+  if (low_precision != nullptr && !exact.is_empty) add_errors(exact, got, *low_precision);
+  if (exact.is_empty) return;
+  ++num_full_rows_;
+  const double top = *std::max_element(exact.softmax.begin(), exact.softmax.end());
+  if (top > 1 - 1e-6) ++num_one_hot_;
+}
+
+// R1. Where rounding the exact result is most of the straightforward implementation's error (one
+// key has all weight, or P is exact in the format), no implementation could be at 0.8 of it: there
+// the mean must not be above it by more than half an ulp.
+void Judge::judge_relative() {
+  if (num_errors_ == 0) return;
+  const auto count = static_cast<double>(num_errors_);
+  verdict_.mean_error = sum_error_ / count;
+  verdict_.pt_mean_error = sum_pt_error_ / count;
+  if (!is_pt_finite_) return;  // scores overflow the format: nothing to compare with
+  if (max_beyond_ulp_ > verdict_.pt_max_error)
+    verdict_.failures.push_back(
+        format_text("R1 largest error {} with {} of the straightforward one", verdict_.max_error,
+                    verdict_.pt_max_error));
+  constexpr std::int64_t kEnough = 64;
+  const bool is_degenerate = sum_rounding_ > 0.7 * sum_pt_error_;
+  verdict_.judged_mean = num_errors_ >= kEnough && !is_degenerate;
+  if (verdict_.judged_mean && sum_error_ > 0.8 * sum_pt_error_)
+    verdict_.failures.push_back(format_text("R1 mean error {} with {} of the straightforward one",
+                                            verdict_.mean_error, verdict_.pt_mean_error));
+  if (!verdict_.judged_mean && verdict_.mean_error > verdict_.pt_mean_error + max_ulp_ / 2)
+    verdict_.failures.push_back(
+        format_text("R1 mean error {} with {} of the straightforward one (degenerate data)",
+                    verdict_.mean_error, verdict_.pt_mean_error));
+}
+
+// R2. Only where the limit means something: a single rounding at the size of the largest score does
+// not use it up, outputs are not what cancellation left over, and not denormal in their format.
+void Judge::judge_nmse() {
+  const DType dtype = dtype_of(problem_);
+  const double limit = dtype == DType::bf16 ? 1e-5 : dtype == DType::f16 ? 2e-7 : 1e-12;
+  if (sum_exact2_ == 0) return;
+  verdict_.nmse = sum_error2_ / sum_exact2_;
+  const double score_share = kE32 * score_magnitude_;
+  const double mean_square = sum_exact2_ / static_cast<double>(verdict_.num_elements);
+  const double normal = smallest_denormal(dtype) / unit_roundoff(dtype) * 8;
+  verdict_.judged_nmse = score_share * score_share <= limit && sum_exact2_ >= 1e-4 * sum_abs2_ &&
+                         std::sqrt(mean_square) >= normal;
+  if (verdict_.judged_nmse && verdict_.nmse > limit)
+    verdict_.failures.push_back(
+        format_text("R2 error {} of the sum of squares, at most {}", verdict_.nmse, limit));
+}
+
+Verdict Judge::finish() {
+  judge_relative();
+  judge_nmse();
+  if (verdict_.num_elements > 0)
+    verdict_.zero_share =
+        static_cast<double>(num_zero_) / static_cast<double>(verdict_.num_elements);
+  if (num_full_rows_ > 0)
+    verdict_.one_hot_share =
+        static_cast<double>(num_one_hot_) / static_cast<double>(num_full_rows_);
+  return verdict_;
+}
+
+}  // namespace headrace::testing
