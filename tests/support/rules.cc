@@ -144,7 +144,9 @@ void Judge::check_bounds(const RowRef& ref, const cpu::reference::Row& exact,
   for (std::size_t d = 0; d < got.out.size(); ++d) {
     const double error = std::abs(got.out[d] - exact.out[d]);
     const double limit = bound.out(exact.out[d], exact.abs_out[d]);
-    verdict_.utilisation = std::max(verdict_.utilisation, error / limit);
+    // The share of what may accumulate: the last rounding uses up its part of the bound by itself.
+    const double rounding = unit_roundoff(bound.dtype) * std::abs(exact.out[d]);
+    verdict_.utilisation = std::max(verdict_.utilisation, (error - rounding) / (limit - rounding));
     if (!(error <= limit))
       fail(ref, format_text("R3 element {} is {}, exact {}: off by {} with a bound of {}", d,
                             got.out[d], exact.out[d], error, limit));
@@ -219,8 +221,9 @@ void Judge::judge_relative() {
                     verdict_.mean_error, verdict_.pt_mean_error));
 }
 
-// R2. Only where the limit means something: a single rounding at the size of the largest score does
-// not use it up, outputs are not what cancellation left over, and not denormal in their format.
+// R2. Only where the limit means something: neither a single float rounding at the size of the
+// largest score nor one at the size of the terms p |v| uses it up, outputs are not what
+// cancellation left over, and not denormal in their format.
 void Judge::judge_nmse() {
   const DType dtype = dtype_of(problem_);
   const double limit = dtype == DType::bf16 ? 1e-5 : dtype == DType::f16 ? 2e-7 : 1e-12;
@@ -229,8 +232,9 @@ void Judge::judge_nmse() {
   const double score_share = kE32 * score_magnitude_;
   const double mean_square = sum_exact2_ / static_cast<double>(verdict_.num_elements);
   const double normal = smallest_denormal(dtype) / unit_roundoff(dtype) * 8;
-  verdict_.judged_nmse = score_share * score_share <= limit && sum_exact2_ >= 1e-4 * sum_abs2_ &&
-                         std::sqrt(mean_square) >= normal;
+  verdict_.judged_nmse = score_share * score_share <= limit &&
+                         kE32 * kE32 * sum_abs2_ <= limit * sum_exact2_ &&
+                         sum_exact2_ >= 1e-4 * sum_abs2_ && std::sqrt(mean_square) >= normal;
   if (verdict_.judged_nmse && verdict_.nmse > limit)
     verdict_.failures.push_back(
         format_text("R2 error {} of the sum of squares, at most {}", verdict_.nmse, limit));
