@@ -156,6 +156,8 @@ void Judge::check_bounds(const RowRef& ref, const cpu::reference::Row& exact,
     if (exact.out[d] == 0) ++num_zero_;
   }
   score_magnitude_ = std::max(score_magnitude_, exact.score_magnitude);
+  for (const double score : exact.scores)  // ALiBi and bias make scores larger than their products
+    if (std::isfinite(score)) score_magnitude_ = std::max(score_magnitude_, std::abs(score));
   if (!problem_.has_lse || exact.is_empty) return;
   const double error = std::abs(got.lse - exact.lse);
   verdict_.lse_utilisation = std::max(verdict_.lse_utilisation, error / bound.lse);
@@ -221,15 +223,15 @@ void Judge::judge_relative() {
                     verdict_.mean_error, verdict_.pt_mean_error));
 }
 
-// R2. Only where the limit means something: neither a single float rounding at the size of the
-// largest score nor one at the size of the terms p |v| uses it up, outputs are not what
-// cancellation left over, and not denormal in their format.
+// R2. Only where the limit means something: neither two float roundings at the size of the
+// largest score (the scaled product, and what is added to it) nor one at the size of the terms p
+// |v| uses it up, outputs are not what cancellation left over, and not denormal in their format.
 void Judge::judge_nmse() {
   const DType dtype = dtype_of(problem_);
   const double limit = dtype == DType::bf16 ? 1e-5 : dtype == DType::f16 ? 2e-7 : 1e-12;
   if (sum_exact2_ == 0) return;
   verdict_.nmse = sum_error2_ / sum_exact2_;
-  const double score_share = kE32 * score_magnitude_;
+  const double score_share = 2 * kE32 * score_magnitude_;
   const double mean_square = sum_exact2_ / static_cast<double>(verdict_.num_elements);
   const double normal = smallest_denormal(dtype) / unit_roundoff(dtype) * 8;
   verdict_.judged_nmse = score_share * score_share <= limit &&

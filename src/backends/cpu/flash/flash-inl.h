@@ -260,7 +260,7 @@ class Task {
     if (row_sum == 0.0f) {  // no visible key, or every score is -inf: the row is empty
       store_scaled(nullptr, 0.0f, out);
     } else {
-      double denominator = row_sum, rescale = 1.0, reference = row_maximum;
+      double denominator = row_sum / kProbUnit, rescale = 1.0 / kProbUnit, reference = row_maximum;
       if (p_.has_sinks)
         join_sink(args_.sinks[id.head * args_.sinks_stride], reference, denominator, rescale);
       lse = reference + std::log(denominator);
@@ -281,7 +281,7 @@ class Task {
     const double top = sink > reference ? sink : reference;
     const double change = reference == top ? 1.0 : std::exp(reference - top);
     denominator = denominator * change + (sink == top ? 1.0 : std::exp(sink - top));
-    rescale = change;
+    rescale *= change;
     reference = top;
   }
 
