@@ -72,9 +72,9 @@ inline SequencePlan plan_sequence(const Problem& p, int64_t seqlen_q, int64_t se
   return {path, std::max<int64_t>(ceil_div(seqlen_k, split_keys), 1), split_keys};
 }
 
-// Arrays with one entry a row: 5 of floats, key ranges (4 floats each), spans (2), and spans of row
+// Arrays with one entry a row: 6 of floats, key ranges (4 floats each), spans (2), and spans of row
 // blocks (at most 1).
-inline constexpr int64_t kRowArrays = 12;
+inline constexpr int64_t kRowArrays = 13;
 
 // Scratch of one worker, in floats (and 32-bit units), each part on its own cache lines.
 struct Scratch {

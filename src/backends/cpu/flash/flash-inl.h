@@ -54,24 +54,16 @@ class Task {
 
   void run() {
     if (num_rows_ <= 0) return;
-    start_rows();
-    const int64_t tile_n = call_.tile.n;
-    for (int64_t key = keys_.begin / tile_n * tile_n; key < keys_.end; key += tile_n) {
-      first_key_ = key;
-      num_keys_ = static_cast<int>(std::min(tile_n, sequence_.seqlen_k - key));
-      find_spans();
-      if (plan_.path == Path::packed) {
-        packed_tile();
-      } else {
-        direct_tile();
-      }
+    for (int64_t r = 0; r < num_rows_; ++r) is_done()[r] = 0.0f;
+    walk_keys<0>();
+    // A sum of many values near the largest float can overflow though their mean does not: such
+    // rows are done again, with probabilities in units of 2^-20. (So are rows with a NaN, to the
+    // same end.)
+    if (!finish_rows<0>()) {
+      walk_keys<kSmallUnit>();
+      for (int64_t r = 0; r < num_rows_; ++r) finish_row<kSmallUnit>(r);
     }
-    if (plan_.num_splits > 1) {
-      store_partial();
-    } else {
-      for (int64_t r = 0; r < num_rows_; ++r)
-        store_row(r, o() + r * x_.o_stride, maximum()[r], sum()[r]);
-    }
+    if (plan_.num_splits > 1) merge_if_last();
   }
 
  private:
@@ -89,6 +81,7 @@ class Task {
   float* sum() { return row_array(2); }
   float* tile_sum() { return row_array(3); }
   float* row_scale() { return row_array(4); }
+  float* is_done() { return row_array(12); }
   KeyRange* row_keys() { return reinterpret_cast<KeyRange*>(row_array(5)); }
   Span* row_span() { return reinterpret_cast<Span*>(row_array(9)); }
   Span* block_span() { return reinterpret_cast<Span*>(row_array(11)); }  // kMr >= 2 rows a block
@@ -97,6 +90,56 @@ class Task {
   RowId row_id(int64_t r) const {
     const int64_t row = first_row_ + r;
     return {batch_idx_, kv_head_ * group_ + row % group_, row / group_, sequence_};
+  }
+
+  // All tiles of keys; leaves O, maximum and sum of each row, with probabilities in units of
+  // 2^kShift.
+  template <int kShift>
+  void walk_keys() {
+    start_rows();
+    const int64_t tile_n = call_.tile.n;
+    for (int64_t key = keys_.begin / tile_n * tile_n; key < keys_.end; key += tile_n) {
+      first_key_ = key;
+      num_keys_ = static_cast<int>(std::min(tile_n, sequence_.seqlen_k - key));
+      find_spans();
+      if (plan_.path == Path::packed) {
+        packed_tile<kShift>();
+      } else {
+        direct_tile<kShift>();
+      }
+    }
+  }
+
+  // Finishes the rows whose O is finite; false where others are left.
+  template <int kShift>
+  bool finish_rows() {
+    bool are_all_done = true;
+    for (int64_t r = 0; r < num_rows_; ++r) {
+      const float* row = o() + r * x_.o_stride;
+      auto sum = Vec::zero();  // 0 * infinity and 0 * NaN are NaN
+      for (int64_t c = 0; c < x_.o_stride; c += Vec::kWidth)
+        sum = Vec::fma(Vec::load(row + c), Vec::zero(), sum);
+      if (Vec::sum(sum) == 0.0f) {
+        finish_row<kShift>(r);
+        is_done()[r] = 1.0f;
+      } else {
+        are_all_done = false;
+      }
+    }
+    return are_all_done;
+  }
+
+  template <int kShift>
+  void finish_row(int64_t r) {
+    if (is_done()[r] != 0.0f) return;
+    const float* row = o() + r * x_.o_stride;
+    const double row_sum = std::ldexp(static_cast<double>(sum()[r]), -kShift);
+    const double normaliser = 1.0 / static_cast<double>(sum()[r]);
+    if (plan_.num_splits > 1) {
+      store_partial(r, row, normaliser, row_sum);
+    } else {
+      store_row(r, row, normaliser, maximum()[r], row_sum);
+    }
   }
 
   void start_rows() {
@@ -156,6 +199,7 @@ class Task {
   }
 
   // Scores of row r -> probabilities in units, ready for the second product.
+  template <int kShift>
   void softmax(int64_t r, Span block) {
     float* scores = s(r);
     const Span span = row_span()[r];
@@ -164,20 +208,21 @@ class Task {
       general_scores<Vec>(p_, args_, row_id(r), first_key_, num_keys_, span, scores);
       scale = 1.0f;
     }
-    tile_sum()[r] = softmax_row<Vec>(scores, span, block, scale, maximum()[r]);
+    tile_sum()[r] = softmax_row<Vec, kShift>(scores, span, block, scale, maximum()[r]);
     if (has_dropout(p_)) dropout_row(p_, args_, row_id(r), first_key_, span, scores);
     Isa::to_units(scores, block.begin, block.end);
   }
 
   // K and V of the tile go through packed panels; rows in blocks of kMr, each with the columns that
   // it sees.
+  template <int kShift>
   void packed_tile() {
     pack_keys<Isa>(key_rows(), args_.k.stride_seq, num_keys_, p_.head_dim, k(), x_.k_panel);
     pack_values<Isa>(value_rows(), args_.v.stride_seq, num_keys_, p_.head_dim_v, v(), x_.v_panel);
     for (int64_t r = 0; r < num_rows_; r += kSweepRows) {
       const int64_t end = std::min(r + kSweepRows, padded_rows());
       packed_scores(r, end);
-      softmax_rows(r, std::min(end, num_rows_));
+      softmax_rows<kShift>(r, std::min(end, num_rows_));
       packed_output(r, end);
     }
   }
@@ -196,13 +241,14 @@ class Task {
     }
   }
 
+  template <int kShift>
   void softmax_rows(int64_t row_begin, int64_t row_end) {
     for (int64_t block_begin = row_begin; block_begin < row_end; block_begin += Isa::kMr) {
       const Span block = block_span()[block_begin / Isa::kMr];
       for (int64_t r = block_begin; r < std::min<int64_t>(block_begin + Isa::kMr, row_end); ++r) {
         old_maximum()[r] = maximum()[r];
         tile_sum()[r] = 0.0f;
-        if (!block.is_empty()) softmax(r, block);
+        if (!block.is_empty()) softmax<kShift>(r, block);
       }
     }
     // Whole vectors: row_begin is a multiple of 16, and the arrays have room behind the last row.
@@ -227,6 +273,7 @@ class Task {
     }
   }
 
+  template <int kShift>
   void direct_tile() {
     const Span block = block_span()[0];
     if (block.is_empty()) return;
@@ -239,7 +286,7 @@ class Task {
                        call_.tile.n);
     for (int64_t r = 0; r < num_rows_; ++r) {
       old_maximum()[r] = maximum()[r];
-      softmax(r, block);
+      softmax<kShift>(r, block);
     }
     rescale_rows<Vec>(old_maximum(), maximum(), tile_sum(), static_cast<int>(num_rows_),
                       row_scale(), sum());
@@ -250,22 +297,22 @@ class Task {
     });
   }
 
-  // The finished row: joins the sink, divides, rounds once. O, maximum and sum are those of all
-  // keys.
-  void store_row(int64_t r, const float* o_row, float row_maximum, float row_sum) {
+  // The finished row: joins the sink, scales, rounds once. o_row * normaliser is softmax times V;
+  // row_sum is the sum of exp(s - row_maximum) over all keys.
+  void store_row(int64_t r, const float* o_row, double normaliser, double row_maximum,
+                 double row_sum) {
     const RowId id = row_id(r);
     E* out = static_cast<E*>(args_.out.data) +
              row_offset(args_.out, batch_idx_, sequence_.row_q + id.q_idx, id.head);
     double lse = -std::numeric_limits<double>::infinity();
-    if (row_sum == 0.0f) {  // no visible key, or every score is -inf: the row is empty
+    if (row_sum == 0.0) {  // no visible key, or every score is -inf: the row is empty
       store_scaled(nullptr, 0.0f, out);
     } else {
-      double denominator = row_sum / kProbUnit, rescale = 1.0 / kProbUnit, reference = row_maximum;
-      if (p_.has_sinks)
-        join_sink(args_.sinks[id.head * args_.sinks_stride], reference, denominator, rescale);
-      lse = reference + std::log(denominator);
-      if (has_dropout(p_)) rescale *= 65536.0 / dropout_keep_threshold(p_.dropout_p);
-      store_scaled(o_row, static_cast<float>(rescale / denominator), out);
+      double share = 1.0;  // of the keys, against the sink
+      lse = row_maximum + std::log(row_sum);
+      if (p_.has_sinks) join_sink(args_.sinks[id.head * args_.sinks_stride], lse, share);
+      if (has_dropout(p_)) share *= 65536.0 / dropout_keep_threshold(p_.dropout_p);
+      store_scaled(o_row, static_cast<float>(normaliser * share), out);
     }
     if (args_.lse.data != nullptr) {
       const LseOperand& to = args_.lse;
@@ -275,14 +322,14 @@ class Task {
     }
   }
 
-  // The sink is one more term of the denominator, exp(sink - reference), with the larger of both as
-  // the new reference.
-  static void join_sink(double sink, double& reference, double& denominator, double& rescale) {
-    const double top = sink > reference ? sink : reference;
-    const double change = reference == top ? 1.0 : std::exp(reference - top);
-    denominator = denominator * change + (sink == top ? 1.0 : std::exp(sink - top));
-    rescale *= change;
-    reference = top;
+  // The sink is one more term of the denominator: log(exp(lse) + exp(sink)), from the larger of
+  // both.
+  static void join_sink(double sink, double& lse, double& share) {
+    const double top = sink > lse ? sink : lse;
+    const double keys = lse == top ? 1.0 : std::exp(lse - top);
+    const double both = keys + (sink == top ? 1.0 : std::exp(sink - top));
+    share = keys / both;
+    lse = top + std::log(both);
   }
 
   // out [head_dim_v] = o_row * factor; zeros where o_row is null.
@@ -309,38 +356,46 @@ class Task {
            (split * call_.partials.rows + r) * call_.partials.row_floats;
   }
 
+  // The normalised row of this split, its maximum and its sum.
+  void store_partial(int64_t r, const float* o_row, double normaliser, double row_sum) {
+    float* to = partial_row(split_idx_, r);
+    const auto factor = Vec::set1(row_sum == 0.0 ? 0.0f : static_cast<float>(normaliser));
+    for (int64_t c = 0; c < x_.o_stride; c += Vec::kWidth)
+      Vec::store(to + c, Vec::mul(Vec::load(o_row + c), factor));
+    to[x_.o_stride] = maximum()[r];
+    to[x_.o_stride + 1] = static_cast<float>(row_sum);
+  }
+
   // Whoever finishes last merges, in the order of the keys: the result does not depend on who that
   // is.
-  void store_partial() {
-    for (int64_t r = 0; r < num_rows_; ++r) {
-      float* to = partial_row(split_idx_, r);
-      memcpy(to, o() + r * x_.o_stride, static_cast<size_t>(x_.o_stride) * sizeof(float));
-      to[x_.o_stride] = maximum()[r];
-      to[x_.o_stride + 1] = sum()[r];
-    }
+  void merge_if_last() {
     std::atomic_ref<uint32_t> finished(call_.num_finished[batch_idx_ * p_.num_kv_heads + kv_head_]);
-    if (finished.fetch_add(1, std::memory_order_acq_rel) + 1 <
-        static_cast<uint32_t>(plan_.num_splits))
-      return;
+    const auto all = static_cast<uint32_t>(plan_.num_splits);
+    if (finished.fetch_add(1, std::memory_order_acq_rel) + 1 < all) return;
     for (int64_t r = 0; r < num_rows_; ++r) merge_row(r);
   }
 
+  // Each split weighs with its share of the sum over all keys (FlashAttention-2, section 3.1, on
+  // normalised parts).
   void merge_row(int64_t r) {
     float top = -kInfinity;
     for (int64_t split = 0; split < plan_.num_splits; ++split)
       top = std::max(top, partial_row(split, r)[x_.o_stride]);
+    const auto weight_of = [&](int64_t split) {
+      const float* from = partial_row(split, r) + x_.o_stride;
+      return from[1] * (from[0] == top ? 1.0 : std::exp(static_cast<double>(from[0]) - top));
+    };
+    double total = 0.0;
+    for (int64_t split = 0; split < plan_.num_splits; ++split) total += weight_of(split);
     memset(o(), 0, static_cast<size_t>(x_.o_stride) * sizeof(float));
-    float total = 0.0f;
     for (int64_t split = 0; split < plan_.num_splits; ++split) {
       const float* from = partial_row(split, r);
-      const float split_maximum = from[x_.o_stride];
-      const float weight = split_maximum == top ? 1.0f : std::exp(split_maximum - top);
-      total += from[x_.o_stride + 1] * weight;
-      const auto factor = Vec::set1(weight);
+      const auto share =
+          Vec::set1(total == 0.0 ? 0.0f : static_cast<float>(weight_of(split) / total));
       for (int64_t c = 0; c < x_.o_stride; c += Vec::kWidth)
-        Vec::store(o() + c, Vec::fma(Vec::load(from + c), factor, Vec::load(o() + c)));
+        Vec::store(o() + c, Vec::fma(Vec::load(from + c), share, Vec::load(o() + c)));
     }
-    store_row(r, o(), top, total);
+    store_row(r, o(), 1.0, top, total);
   }
 
   const Call& call_;
