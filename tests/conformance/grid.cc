@@ -1,0 +1,225 @@
+// The grid: every pair of axis values, then random cases; each judged by the rules.
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <mutex>
+#include <thread>
+
+#include "conformance/suites.h"
+#include "core/dtype.h"
+
+namespace headrace::testing {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// R6: data for which empty results, or a single key with all weight, are what was asked for.
+bool is_meant_degenerate(const AxisValues& values) {
+  return values.get<Lengths>(Axis::lengths) == Lengths::zero_k ||
+         values.get<Lengths>(Axis::lengths) == Lengths::one ||
+         values.get<RaggedKind>(Axis::ragged) == RaggedKind::zeros ||
+         values.get<Mask>(Axis::mask) == Mask::empty_rows || values[Axis::causal] != 0 ||
+         values[Axis::window] != 0 || values[Axis::mask] != 0 || values[Axis::tree_mask] != 0 ||
+         values.get<Data>(Axis::data) == Data::negative ||
+         values.get<Data>(Axis::data) == Data::scaled;
+}
+
+// R6: another V of the key that weighs most must give another row. Empty when it does (or nothing
+// can be said).
+std::string swap_check(const Target& target, Case& test_case, const Expected& expected) {
+  for (const ExpectedRow& row : expected.rows) {
+    if (row.exact.is_empty) continue;
+    const auto top = std::max_element(row.exact.probs.begin(), row.exact.probs.end());
+    if (*top < 0.05) continue;
+    const int num_threads = test_case.name().values.number(Axis::threads);
+    RowRef ref = row.ref;
+    const RowResult before = row_result(test_case, run_kernel(target, test_case, num_threads), ref);
+    const Operand& v = expected.call.args.v;
+    const std::int64_t offset =
+        row_offset(v, ref.batch_idx, ref.sequence.row_k + (top - row.exact.probs.begin()),
+                   ref.head / group_size(expected.call.problem));
+    const DType dtype = test_case.shape().dtype;
+    test_case.unlock_inputs();
+    const double kept = load_as_double(dtype, v.data, offset);
+    store_from_double(dtype, v.data, offset, kept + 4);
+    const RowResult after = row_result(test_case, run_kernel(target, test_case, num_threads), ref);
+    store_from_double(dtype, v.data, offset, kept);
+    test_case.lock_inputs();
+    return after.out[0] > before.out[0] ? std::string()
+                                        : "R6 the result does not depend on the heaviest key's V";
+  }
+  return {};
+}
+
+void add_verdict(KernelReport& report, const CaseName& name, const Verdict& verdict) {
+  report.num_rows += verdict.num_rows;
+  report.num_mean_judged += verdict.judged_mean ? 1 : 0;
+  report.num_nmse_judged += verdict.judged_nmse ? 1 : 0;
+  if (verdict.utilisation > report.utilisation) {
+    report.utilisation = verdict.utilisation;
+    report.utilisation_case = replay_line("", name);
+  }
+  report.lse_utilisation = std::max(report.lse_utilisation, verdict.lse_utilisation);
+  if (verdict.judged_mean)
+    report.mean_ratio = std::max(report.mean_ratio, verdict.mean_error / verdict.pt_mean_error);
+  const bool is_zero = verdict.zero_share > 0.5, is_one_hot = verdict.one_hot_share > 0.5;
+  report.num_mostly_zero += is_zero ? 1 : 0;
+  report.num_one_hot += is_one_hot ? 1 : 0;
+  if ((is_zero || is_one_hot) && is_meant_degenerate(name.values)) ++report.num_degenerate_allowed;
+}
+
+class GridRun {
+ public:
+  GridRun(const SuiteOptions& options, Report& report)
+      : options_(options), report_(report), targets_(chosen_targets(options)) {
+    for (const Target& target : targets_) report_.kernels[std::string(target.kernel->name)];
+  }
+
+  // All kernels on one case. The reference is slow and its own oracle: `with_reference` says when.
+  void run_case(int slot, const CaseName& name, bool with_reference) {
+    Case test_case(name);
+    Result<Call> call = make_call(test_case);
+    if (!call.ok()) {
+      add_failure("all", name, "the case itself is not accepted: " + call.failure().message);
+      return;
+    }
+    const Expected expected = expect(test_case, call.value(), false);
+    for (const Target& target : targets_) {
+      if (target.kernel->name == "cpu_reference" && !with_reference) continue;
+      set_current_case(slot, replay_line(std::string(target.kernel->name), name));
+      CaseResult result = judge(target, test_case, expected);
+      const bool is_swapped = name.seed % 16 == 0 && result.refusal.empty() &&
+                              result.failures.empty() && !expected.rows.empty();
+      if (is_swapped)
+        if (std::string text = swap_check(target, test_case, expected); !text.empty())
+          result.failures.push_back(std::move(text));
+      add(target, name, result, is_swapped);
+    }
+    set_current_case(slot, "");
+  }
+
+ private:
+  void add(const Target& target, const CaseName& name, const CaseResult& result, bool is_swapped) {
+    const std::lock_guard lock(mutex_);
+    const std::string kernel(target.kernel->name);
+    KernelReport& report = report_.kernels[kernel];
+    if (!result.refusal.empty()) {
+      ++report.num_refused;
+      report.refused.add(name.values);
+      return;
+    }
+    ++report.num_cases;
+    report.num_swaps += is_swapped ? 1 : 0;
+    report.seen.add(name.values);
+    add_verdict(report, name, result.verdict);
+    if (result.failures.empty()) return;
+    ++report.num_failed;
+    for (const std::string& text : result.failures)
+      report_.failures.push_back({kernel, describe(name.values), text, replay_line(kernel, name)});
+  }
+
+  void add_failure(const std::string& kernel, const CaseName& name, const std::string& text) {
+    const std::lock_guard lock(mutex_);
+    report_.failures.push_back({kernel, describe(name.values), text, replay_line("", name)});
+  }
+
+  const SuiteOptions& options_;
+  Report& report_;
+  std::vector<Target> targets_;
+  std::mutex mutex_;
+};
+
+// body(slot, index) for all indices, on several threads; progress on a terminal.
+template <class Body>
+void for_all(std::size_t count, int num_threads, Body body) {
+  std::atomic<std::size_t> next{0};
+  const bool is_terminal = isatty(STDERR_FILENO) != 0;
+  const auto work = [&](int slot) {
+    for (std::size_t i = next++; i < count; i = next++) {
+      body(slot, i);
+      if (is_terminal && slot == 0) std::fprintf(stderr, "\r%zu / %zu ", i + 1, count);
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int slot = 1; slot < num_threads; ++slot) threads.emplace_back(work, slot);
+  work(0);
+  for (std::thread& thread : threads) thread.join();
+  if (is_terminal) std::fprintf(stderr, "\r                    \r");
+}
+
+// A hole: a pair that no case of this kernel ran and none was refused with.
+void check_holes(const std::vector<CaseName>& of_other_shards, Report& report) {
+  for (auto& [kernel, sums] : report.kernels) {
+    PairTable all = sums.seen;
+    all.merge(sums.refused);
+    for (const CaseName& name : of_other_shards) all.add(name.values);
+    const auto holes = all.holes();
+    if (holes.empty()) continue;
+    report.failures.push_back({kernel, "pair table",
+                               format_text("{} pairs of axis values never ran, the first: {}",
+                                           holes.size(), holes.front()),
+                               ""});
+  }
+}
+
+}  // namespace
+
+Report run_grid(const SuiteOptions& options) {
+  const auto start = Clock::now();
+  Report report;
+  report.suite = "grid";
+  const std::size_t count = options.is_small ? 300 : options.count;
+  const std::size_t array_size = covering_array(options.seed).size();
+  const std::vector<CaseName> all = grid_cases(count, options.seed);
+  std::vector<CaseName> mine, others;
+  std::vector<bool> is_array;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const bool is_mine = static_cast<int>(i) % options.num_shards == options.shard;
+    (is_mine ? mine : others).push_back(all[i]);
+    if (is_mine) is_array.push_back(i < array_size);
+  }
+  // The reference runs the covering array alone.
+  std::vector<CaseName> others_array(others);
+  GridRun run(options, report);
+  for_all(mine.size(), options.num_threads,
+          [&](int slot, std::size_t i) { run.run_case(slot, mine[i], is_array[i]); });
+  report.notes.push_back(format_text("{} cases, {} of them the covering array; shard {} of {}",
+                                     mine.size(), array_size, options.shard + 1,
+                                     options.num_shards));
+  if (count >= array_size) {
+    check_holes(others, report);
+  } else {
+    report.notes.push_back("too few cases for every pair: the pair table is not judged");
+  }
+  report.seconds = seconds_since(start);
+  return report;
+}
+
+Report run_fuzz(const SuiteOptions& options) {
+  const auto start = Clock::now();
+  Report report;
+  report.suite = "fuzz";
+  GridRun run(options, report);
+  Random random(options.seed);
+  std::mutex mutex;
+  constexpr std::size_t kBatch = 64;
+  while (seconds_since(start) < options.seconds && report.failures.size() < 20) {
+    std::vector<CaseName> cases;
+    for (std::size_t i = 0; i < kBatch; ++i) cases.push_back(random_case(random));
+    for_all(kBatch, options.num_threads,
+            [&](int slot, std::size_t i) { run.run_case(slot, cases[i], false); });
+  }
+  report.notes.push_back(format_text("seed {}; pairs are counted but not judged", options.seed));
+  report.seconds = seconds_since(start);
+  return report;
+}
+
+}  // namespace headrace::testing

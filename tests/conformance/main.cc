@@ -1,0 +1,101 @@
+// headrace_conformance: compares kernels with the double-precision reference over a grid of cases.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+#include "conformance/suites.h"
+
+namespace headrace::testing {
+
+std::vector<Target> chosen_targets(const SuiteOptions& options) {
+  std::vector<Target> list;
+  for (const Target& target : targets())
+    if (options.kernel.empty() || target.kernel->name == options.kernel) list.push_back(target);
+  return list;
+}
+
+namespace {
+
+struct CommandLine {
+  SuiteOptions options;
+  std::string case_id, tier = "full", shard = "1/1", format = "text";
+  bool is_list = false;
+};
+
+void add_options(CLI::App& app, CommandLine& line) {
+  SuiteOptions& o = line.options;
+  app.add_option("--suite", o.suite, "what to run")
+      ->check(CLI::IsMember({"grid", "bits", "catalogue", "fuzz", "all"}));
+  app.add_option("--kernel", o.kernel, "one kernel only, by name");
+  app.add_option("--case", line.case_id, "replays one case and prints everything about it");
+  app.add_option("--count", o.count, "cases of the grid");
+  app.add_option("--seed", o.seed, "another grid, or another fuzzing run");
+  app.add_option("--seconds", o.seconds, "how long to fuzz");
+  app.add_option("--tier", line.tier, "small: a few hundred cases")
+      ->check(CLI::IsMember({"small", "full"}));
+  app.add_option("--shard", line.shard, "i/n: the i-th of n parts, from 1");
+  app.add_option("--threads", o.num_threads, "cases at once")->check(CLI::Range(1, 64));
+  app.add_option("--format", line.format, "of the report")
+      ->check(CLI::IsMember({"text", "csv", "json", "md"}));
+  app.add_flag("--list", line.is_list, "names kernels, suites and axes");
+}
+
+void print_list() {
+  for (const Target& target : targets())
+    std::printf("kernel %.*s\n", static_cast<int>(target.kernel->name.size()),
+                target.kernel->name.data());
+  for (const std::string& name : skipped_targets())
+    std::printf("kernel %s (this CPU does not run it)\n", name.c_str());
+  std::printf("suites grid bits catalogue fuzz all\n");
+  for (const AxisInfo& axis : axes()) {
+    std::printf("axis %s:", axis.name);
+    for (const char* value : axis.values) std::printf(" %s", value);
+    std::printf("\n");
+  }
+}
+
+int run_suites(const CommandLine& line) {
+  using Run = Report (*)(const SuiteOptions&);
+  const std::pair<const char*, Run> suites[] = {
+      {"grid", run_grid}, {"bits", run_bits}, {"catalogue", run_catalogue}, {"fuzz", run_fuzz}};
+  bool ok = true;
+  for (const auto& [name, run] : suites) {
+    const bool is_all = line.options.suite == "all" && std::string(name) != "fuzz";
+    if (line.options.suite != name && !is_all) continue;
+    const Report report = run(line.options);
+    std::fputs(format_report(report, line.format).c_str(), stdout);
+    std::fflush(stdout);
+    ok = ok && report.ok();
+  }
+  return ok ? 0 : 1;
+}
+
+int run_program(int argc, char** argv) {
+  CLI::App app{"Compares the kernels of this machine with the double-precision reference."};
+  CommandLine line;
+  add_options(app, line);
+  CLI11_PARSE(app, argc, argv);
+  SuiteOptions& o = line.options;
+  o.is_small = line.tier == "small";
+  if (std::sscanf(line.shard.c_str(), "%d/%d", &o.shard, &o.num_shards) != 2 || o.num_shards < 1 ||
+      o.shard < 1 || o.shard > o.num_shards) {
+    std::fprintf(stderr, "--shard %s: must be i/n with 1 <= i <= n\n", line.shard.c_str());
+    return 2;
+  }
+  --o.shard;
+  if (line.is_list) {
+    print_list();
+    return 0;
+  }
+  if (chosen_targets(o).empty()) {
+    std::fprintf(stderr, "--kernel %s: no kernel of this machine; see --list\n", o.kernel.c_str());
+    return 2;
+  }
+  install_crash_handler();
+  if (!line.case_id.empty()) return replay_case(std::stoull(line.case_id, nullptr, 0), o);
+  return run_suites(line);
+}
+
+}  // namespace
+}  // namespace headrace::testing
+
+int main(int argc, char** argv) { return headrace::testing::run_program(argc, argv); }

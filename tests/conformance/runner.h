@@ -1,0 +1,60 @@
+// One case on one kernel: plan, run in poisoned memory, judge.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/kernel.h"
+#include "support/case.h"
+#include "support/rules.h"
+
+namespace headrace::testing {
+
+// The kernels to test: of this CPU, all that its instruction set runs.
+struct Target {
+  const Kernel* kernel;
+  DeviceInfo device;
+};
+std::vector<Target> targets();  // what this machine runs; those that refuse it by name are left out
+std::vector<std::string> skipped_targets();
+
+Arithmetic arithmetic_of(const Target& target, const Problem& problem, const Schedule& schedule);
+
+// A validated call of a case.
+struct Call {
+  Problem problem;
+  AttentionArgs args;
+};
+Result<Call> make_call(const Case& test_case);
+
+// What a kernel wrote, as doubles, with the memory around it checked.
+struct RunOutput {
+  std::string refusal;  // the kernel does not take the problem
+  std::vector<std::string> failures;
+  Schedule schedule;
+  std::vector<unsigned char> out_bytes, lse_bytes;  // row-major elements of the views
+};
+RunOutput run_kernel(const Target& target, Case& test_case, int num_threads);
+RowResult row_result(const Case& test_case, const RunOutput& output, const RowRef& ref);
+
+// Expected rows, computed once and used for every kernel.
+struct ExpectedRow {
+  RowRef ref;
+  cpu::reference::Row exact;
+  std::vector<double> low_precision;  // empty: R1 does not apply
+};
+struct Expected {
+  Call call;
+  std::vector<ExpectedRow> rows;
+};
+// Rows at the ends, at tile edges and at random, within a fixed effort; `every_row` takes all.
+Expected expect(const Case& test_case, Call call, bool every_row);
+
+struct CaseResult {
+  std::string refusal;
+  std::vector<std::string> failures;
+  Verdict verdict;
+};
+CaseResult judge(const Target& target, Case& test_case, const Expected& expected);
+
+}  // namespace headrace::testing

@@ -1,0 +1,70 @@
+// The suites of the conformance program and what they report.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "conformance/covering.h"
+#include "conformance/runner.h"
+
+namespace headrace::testing {
+
+struct SuiteOptions {
+  std::string suite = "grid";
+  std::string kernel;  // empty: all of this machine
+  std::size_t count = 10000;
+  bool is_small = false;  // a few hundred cases: for sanitizers
+  int shard = 0, num_shards = 1;
+  int num_threads = 1;  // cases at once
+  double seconds = 60;  // fuzz
+  std::uint64_t seed = 1;
+};
+
+struct FailedCheck {
+  std::string kernel, name, text, replay;
+};
+
+// Sums over the cases of one kernel.
+struct KernelReport {
+  std::int64_t num_cases = 0, num_refused = 0, num_failed = 0, num_rows = 0;
+  std::int64_t num_mean_judged = 0, num_nmse_judged = 0;  // cases where R1's mean rule, R2 applied
+  std::int64_t num_mostly_zero = 0, num_one_hot = 0, num_degenerate_allowed = 0;  // R6
+  std::int64_t num_swaps = 0;                                   // cases rerun with a changed input
+  double utilisation = 0, lse_utilisation = 0, mean_ratio = 0;  // largest
+  std::string utilisation_case;
+  PairTable seen, refused;
+};
+
+// One check with a name, of the suites bits and catalogue.
+struct NamedCheck {
+  std::string id, title, kernel, status;  // "ok", "failed", "refused", "not applicable"
+};
+
+struct Report {
+  std::string suite;
+  std::map<std::string, KernelReport> kernels;
+  std::vector<NamedCheck> checks;
+  std::vector<FailedCheck> failures;
+  std::vector<std::string> notes;
+  double seconds = 0;
+  bool ok() const { return failures.empty(); }
+};
+
+std::vector<Target> chosen_targets(const SuiteOptions& options);
+std::string replay_line(const std::string& kernel, const CaseName& name);
+
+Report run_grid(const SuiteOptions& options);
+Report run_fuzz(const SuiteOptions& options);
+Report run_bits(const SuiteOptions& options);
+Report run_catalogue(const SuiteOptions& options);
+// Replays one case and prints everything about it.
+int replay_case(std::uint64_t id, const SuiteOptions& options);
+
+// A crash names the cases that were running. Slot: one of 64 threads of the program.
+void install_crash_handler();
+void set_current_case(int slot, const std::string& replay);
+
+std::string format_report(const Report& report, const std::string& format);
+
+}  // namespace headrace::testing
