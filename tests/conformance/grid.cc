@@ -213,6 +213,8 @@ Report run_grid(const SuiteOptions& options) {
                                      options.num_shards));
   if (count >= array_size) {
     check_holes(others, report);
+    if (options.num_shards > 1)
+      report.notes.push_back("pairs are printed for this shard and judged over all of them");
   } else {
     report.notes.push_back("too few cases for every pair: the pair table is not judged");
   }

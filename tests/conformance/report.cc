@@ -34,9 +34,11 @@ std::string text_report(const Report& report, bool is_markdown) {
         number(k.lse_utilisation)));
     line(format_text("  R6 mostly zero {}, one-hot {}, changed inputs {}", k.num_mostly_zero,
                      k.num_one_hot, k.num_swaps));
+    std::string table;
     for (const auto& row : k.seen.by_axis())
-      if (row.covered < row.required)
-        line(format_text("  pairs with {}: {} of {}", row.axis, row.covered, row.required));
+      table +=
+          format_text("{}{} {}/{}", table.empty() ? "" : ", ", row.axis, row.covered, row.required);
+    line("  pairs by axis: " + table);
   }
   for (const NamedCheck& check : report.checks)
     line(format_text("{} {} {}: {}", check.id, check.kernel, check.title, check.status));

@@ -238,15 +238,17 @@ void Judge::judge_relative() {
 }
 
 // R2. Only where the limit means something: it is to be twice what sound arithmetic gives, so half
-// of it must be at least the expected error; there are rows enough for a mean; and the outputs are
-// not denormal in their format.
+// of it must be at least the expected error; there are samples enough for a mean; and the outputs
+// are not denormal in their format.
 void Judge::judge_nmse() {
   const DType dtype = dtype_of(problem_);
   const double limit = dtype == DType::bf16 ? 1e-5 : dtype == DType::f16 ? 2e-7 : 1e-12;
   if (sum_exact2_ == 0) return;
   verdict_.nmse = sum_error2_ / sum_exact2_;
   const double mean_square = sum_exact2_ / static_cast<double>(verdict_.num_elements);
-  constexpr std::int64_t kEnoughRows = 16;
+  // In f32 the scores' errors dominate, one sample a row; else the rounding of each element.
+  const bool has_enough =
+      dtype == DType::f32 ? verdict_.num_full_rows >= 16 : verdict_.num_elements >= 64;
   const double normal = smallest_denormal(dtype) / unit_roundoff(dtype) * 8;
   verdict_.judged_nmse = verdict_.num_full_rows >= kEnoughRows &&
                          2 * sum_expected_error2_ <= limit * sum_exact2_ &&
