@@ -250,8 +250,7 @@ void Judge::judge_nmse() {
   const bool has_enough =
       dtype == DType::f32 ? verdict_.num_full_rows >= 16 : verdict_.num_elements >= 64;
   const double normal = smallest_denormal(dtype) / unit_roundoff(dtype) * 8;
-  verdict_.judged_nmse = verdict_.num_full_rows >= kEnoughRows &&
-                         2 * sum_expected_error2_ <= limit * sum_exact2_ &&
+  verdict_.judged_nmse = has_enough && 2 * sum_expected_error2_ <= limit * sum_exact2_ &&
                          std::sqrt(mean_square) >= normal;
   if (verdict_.judged_nmse && verdict_.nmse > limit)
     verdict_.failures.push_back(
