@@ -1,233 +1,240 @@
-// Bit for bit: results that must not depend on how they were asked for.
+// Bit for bit: results that must not depend on how they were asked for. Random cases of the grid,
+// each run in several ways; what the output memory holds afterwards must be the same bytes.
+#include <algorithm>
 #include <chrono>
-#include <cstdio>
+#include <cstring>
+#include <optional>
 
+#include "attention/forward.h"
 #include "conformance/suites.h"
+#include "headrace/tensor.hpp"
 
 namespace headrace::testing {
 namespace {
 
-using Tensors = headrace_attention_tensors;
-using Options = headrace_attention_options;
+constexpr int kCases = 600, kSmallCases = 60;
+constexpr int kThreads[] = {1, 2, 3, 5, 16};
+
+// Rows [begin, begin + count) of an axis, where there is such an axis to speak of: absent and
+// broadcast operands stay.
+headrace_tensor sliced(const headrace_tensor& x, int axis, std::int64_t begin, std::int64_t count) {
+  if (x.rank == 0 || x.shape[axis] == 1) return x;
+  return *TensorView(x).slice(axis, begin, begin + count);
+}
+
+// A ragged operand's rows of one sequence, with a batch axis of one entry in front.
+headrace_tensor alone(const headrace_tensor& x, int axis, std::int64_t begin, std::int64_t count) {
+  if (x.rank == 0) return x;
+  headrace_tensor y = sliced(x, axis, begin, count);
+  std::copy_backward(y.shape, y.shape + y.rank, y.shape + y.rank + 1);
+  std::copy_backward(y.strides, y.strides + y.rank, y.strides + y.rank + 1);
+  y.shape[0] = 1;
+  y.strides[0] = 0;
+  ++y.rank;
+  return y;
+}
+
+// Entry `b` of a dense batch as a batch of one.
+headrace_attention_tensors batch_entry(const headrace_attention_tensors& t, std::int64_t b) {
+  headrace_attention_tensors one = t;
+  for (auto member : {&headrace_attention_tensors::q, &headrace_attention_tensors::k,
+                      &headrace_attention_tensors::v, &headrace_attention_tensors::out,
+                      &headrace_attention_tensors::lse, &headrace_attention_tensors::bias,
+                      &headrace_attention_tensors::mask, &headrace_attention_tensors::tree_mask})
+    one.*member = sliced(t.*member, 0, b, 1);
+  if (t.alibi_slopes.rank == 2) one.alibi_slopes = sliced(t.alibi_slopes, 0, b, 1);
+  return one;
+}
+
+// Sequence `b` of a ragged batch as a dense batch of one.
+headrace_attention_tensors sequence_alone(const headrace_attention_tensors& t, const Shape& s,
+                                          std::size_t b) {
+  std::int64_t q = 0, k = 0;
+  for (std::size_t i = 0; i < b; ++i) {
+    q += s.lengths_q[i];
+    k += s.lengths_k[i];
+  }
+  headrace_attention_tensors one = t;
+  one.cu_seqlens_q = one.cu_seqlens_k = headrace_tensor{};
+  one.q = alone(t.q, 0, q, s.lengths_q[b]);
+  one.out = alone(t.out, 0, q, s.lengths_q[b]);
+  one.k = alone(t.k, 0, k, s.lengths_k[b]);
+  one.v = alone(t.v, 0, k, s.lengths_k[b]);
+  one.lse = alone(t.lse, 1, q, s.lengths_q[b]);
+  one.bias = alone(sliced(t.bias, 2, 0, s.lengths_k[b]), 1, q, s.lengths_q[b]);
+  one.mask = alone(sliced(t.mask, 2, 0, s.lengths_k[b]), 1, q, s.lengths_q[b]);
+  one.tree_mask = alone(t.tree_mask, 0, q, s.lengths_q[b]);
+  if (t.alibi_slopes.rank == 2)
+    one.alibi_slopes = sliced(t.alibi_slopes, 0, static_cast<std::int64_t>(b), 1);
+  return one;
+}
+
+// Query `i` of a dense, bottom-right causal batch as the decode step that would have computed it.
+headrace_attention_tensors decode_step(const headrace_attention_tensors& t, const Shape& s,
+                                       std::int64_t i) {
+  const std::int64_t keys = i + 1 + s.seqlen_k - s.seqlen_q;
+  headrace_attention_tensors one = t;
+  one.q = sliced(t.q, 1, i, 1);
+  one.out = sliced(t.out, 1, i, 1);
+  one.k = sliced(t.k, 1, 0, keys);
+  one.v = sliced(t.v, 1, 0, keys);
+  one.lse = sliced(t.lse, 2, i, 1);
+  one.bias = sliced(sliced(t.bias, 2, i, 1), 3, 0, keys);
+  one.mask = sliced(sliced(t.mask, 2, i, 1), 3, 0, keys);
+  return one;
+}
 
 struct Bytes {
   std::vector<unsigned char> out, lse;
+  std::string failure;
   bool operator==(const Bytes&) const = default;
 };
 
-// A part of a call: the same memory, fewer elements.
-struct Part {
-  Tensors tensors;
-  Options options;
-};
-
-Bytes take(const Tensors& tensors) {
-  Bytes bytes{take_written(tensors.out).bytes, {}};
-  if (tensors.lse.rank > 0) bytes.lse = take_written(tensors.lse).bytes;
+// Runs tensors whose outputs lie in the case's memory; reads (and resets) what was written there.
+Bytes run_bytes(const Target& target, Case& test_case, const headrace_attention_tensors& tensors,
+                const headrace_attention_options& options, int num_threads) {
+  Bytes bytes;
+  const Result<Problem> problem = validate(tensors, options);
+  if (!problem.ok()) {
+    bytes.failure = Result<Problem>(problem).failure().message;
+    return bytes;
+  }
+  Plan plan;
+  plan.problem = problem.value();
+  plan.device = target.device;
+  plan.device.num_units = num_threads;
+  plan.kernel = target.kernel;
+  plan.schedule = target.kernel->plan(plan.problem, plan.device);
+  GuardedBuffer workspace(plan.schedule.workspace_bytes, Guard::after, kNanByte);
+  test_case.reset_outputs();
+  if (Status bad = run(plan, make_args(plan.problem, tensors, options),
+                       {workspace.data(), workspace.bytes()}, nullptr))
+    bytes.failure = bad->message;
+  bytes.out = take_written(tensors.out).bytes;
+  if (tensors.lse.rank != 0) bytes.lse = take_written(tensors.lse).bytes;
   return bytes;
 }
 
-void slice(headrace_tensor& view, int axis, std::int64_t begin, std::int64_t count,
-           bool is_broadcast = false) {
-  if (view.rank == 0 || (is_broadcast && view.shape[axis] == 1)) return;
-  const auto part = TensorView(view).slice(axis, begin, begin + count);
-  if (part) view = *part;
+// The same elements out of a whole result: what `part` (a view into `whole`'s memory) would hold.
+std::vector<unsigned char> part_of(const headrace_tensor& whole,
+                                   const std::vector<unsigned char>& bytes,
+                                   const headrace_tensor& part) {
+  if (part.rank == 0) return {};
+  const auto size = static_cast<std::int64_t>(dtype_bytes(static_cast<DType>(whole.dtype)));
+  std::vector<std::pair<const unsigned char*, std::int64_t>>
+      where;  // address of each element, its place in `bytes`
+  for_each_element(whole, [&](std::int64_t idx) {
+    where.emplace_back(static_cast<unsigned char*>(whole.data) + idx * size,
+                       static_cast<std::int64_t>(where.size()));
+  });
+  std::sort(where.begin(), where.end());
+  std::vector<unsigned char> found;
+  for_each_element(part, [&](std::int64_t idx) {
+    const unsigned char* address = static_cast<unsigned char*>(part.data) + idx * size;
+    const auto at =
+        std::lower_bound(where.begin(), where.end(), std::make_pair(address, std::int64_t{0}));
+    const unsigned char* from = bytes.data() + at->second * size;
+    found.insert(found.end(), from, from + size);
+  });
+  return found;
 }
 
-// Puts an axis of size 1 in front: a sequence of a ragged batch as a batch of one.
-void add_batch_axis(headrace_tensor& view) {
-  if (view.rank == 0) return;
-  for (int i = view.rank; i > 0; --i) {
-    view.shape[i] = view.shape[i - 1];
-    view.strides[i] = view.strides[i - 1];
-  }
-  view.shape[0] = 1;
-  view.strides[0] = 0;
-  ++view.rank;
-}
+// Counts and failures of one class of equality on one kernel.
+struct Class {
+  const char* id;
+  const char* title;
+  std::int64_t num_compared = 0, num_failed = 0;
+};
 
-Part batch_entry(const Case& test_case, std::int64_t entry) {
-  Part part{test_case.tensors(), test_case.options()};
-  Tensors& t = part.tensors;
-  for (headrace_tensor* view : {&t.q, &t.k, &t.v, &t.out, &t.lse, &t.tree_mask})
-    slice(*view, 0, entry, 1);
-  for (headrace_tensor* view : {&t.bias, &t.mask}) slice(*view, 0, entry, 1, true);
-  if (t.alibi_slopes.rank == 2) slice(t.alibi_slopes, 0, entry, 1);
-  return part;
-}
-
-Part ragged_sequence(const Case& test_case, const Sequence& sequence, std::int64_t entry) {
-  Part part{test_case.tensors(), test_case.options()};
-  Tensors& t = part.tensors;
-  for (headrace_tensor* view : {&t.q, &t.out, &t.tree_mask})
-    slice(*view, 0, sequence.row_q, sequence.seqlen_q);
-  for (headrace_tensor* view : {&t.k, &t.v}) slice(*view, 0, sequence.row_k, sequence.seqlen_k);
-  slice(t.lse, 1, sequence.row_q, sequence.seqlen_q);
-  for (headrace_tensor* view : {&t.bias, &t.mask}) {
-    slice(*view, 1, sequence.row_q, sequence.seqlen_q, true);
-    slice(*view, 2, 0, sequence.seqlen_k, true);
-  }
-  if (t.alibi_slopes.rank == 2) slice(t.alibi_slopes, 0, entry, 1);
-  t.cu_seqlens_q = t.cu_seqlens_k = headrace_tensor{};
-  for (headrace_tensor* view : {&t.q, &t.k, &t.v, &t.out, &t.lse, &t.bias, &t.mask, &t.tree_mask})
-    add_batch_axis(*view);
-  part.options.max_seqlen_q = part.options.max_seqlen_k = 0;
-  return part;
-}
-
-// Query `row` of a bottom-right causal prefill as a decode step: the keys up to its own.
-Part decode_step(const Case& test_case, std::int64_t row, std::int64_t num_keys) {
-  Part part{test_case.tensors(), test_case.options()};
-  Tensors& t = part.tensors;
-  for (headrace_tensor* view : {&t.q, &t.out}) slice(*view, 1, row, 1);
-  for (headrace_tensor* view : {&t.k, &t.v}) slice(*view, 1, 0, num_keys);
-  slice(t.lse, 2, row, 1);
-  for (headrace_tensor* view : {&t.bias, &t.mask}) {
-    slice(*view, 2, row, 1, true);
-    slice(*view, 3, 0, num_keys, true);
-  }
-  return part;
-}
-
-class BitsRun {
+class BitsOfKernel {
  public:
-  BitsRun(const Target& target, Report& report)
-      : target_(target), kernel_(target.kernel->name), report_(report) {}
+  BitsOfKernel(const Target& target, Report& report) : target_(target), report_(report) {}
 
-  void repeat_and_threads(const CaseName& name) {
+  void check(const CaseName& name) {
     Case test_case(name);
-    const Part whole{test_case.tensors(), test_case.options()};
-    const Bytes first = run(name, whole, 1);
-    expect_equal(name, "run twice", first, run(name, whole, 1));
-    for (const int num_threads : {2, 3, 5, 16})
-      expect_equal(name, "threads 1 and " + std::to_string(num_threads), first,
-                   run(name, whole, num_threads));
+    const Bytes whole = run_bytes(target_, test_case, test_case.tensors(), test_case.options(), 1);
+    compare(repeat_, name, whole,
+            run_bytes(target_, test_case, test_case.tensors(), test_case.options(), 1));
+    for (const int num_threads : kThreads)
+      compare(threads_, name, whole,
+              run_bytes(target_, test_case, test_case.tensors(), test_case.options(), num_threads));
+    if (name.values[Axis::dropout] == 0) check_alone(test_case, whole);
+    check_decode(name);
   }
 
-  void batch_entries(const CaseName& name) {
-    Case test_case(name);
-    for (std::int64_t entry = 0; entry < test_case.shape().batch; ++entry)
-      compare_part(name, test_case, batch_entry(test_case, entry), "batch entry alone");
-  }
-
-  void ragged_sequences(const CaseName& name) {
-    Case test_case(name);
-    const Result<Call> call = make_call(test_case);
-    if (!call.ok()) return;
-    for (std::int64_t entry = 0; entry < test_case.shape().batch; ++entry) {
-      const Sequence sequence = sequence_of(call.value().problem, call.value().args, entry);
-      if (sequence.seqlen_q == 0) continue;
-      compare_part(name, test_case, ragged_sequence(test_case, sequence, entry),
-                   "ragged sequence alone");
+  void finish() {
+    for (const Class* c : {&repeat_, &threads_, &batch_, &ragged_, &decode_}) {
+      const bool ok = c->num_failed == 0 && c->num_compared > 0;
+      report_.checks.push_back(
+          {c->id, std::string(c->title) + ", " + std::to_string(c->num_compared) + " comparisons",
+           std::string(target_.kernel->name), ok ? "ok" : "failed"});
+      if (c->num_compared == 0)
+        report_.failures.push_back(
+            {std::string(target_.kernel->name), c->id, "nothing was compared", ""});
     }
   }
-
-  void strict_rows(const CaseName& name) {
-    Case test_case(name);
-    const Shape& s = test_case.shape();
-    const std::int64_t step = std::max<std::int64_t>(s.seqlen_q / 6, 1);
-    for (std::int64_t row = s.seqlen_q - 1; row >= 0; row -= step) {
-      const std::int64_t num_keys = row + 1 + s.seqlen_k - s.seqlen_q;
-      if (num_keys < 1) continue;
-      compare_part(name, test_case, decode_step(test_case, row, num_keys),
-                   "prefill row and decode row");
-    }
-  }
-
-  std::int64_t num_comparisons() const { return num_comparisons_; }
 
  private:
-  Bytes run(const CaseName& name, const Part& part, int num_threads) {
-    const std::string replay = replay_line(kernel_, name);
-    set_current_case(0, replay);
-    Result<Call> call = make_call(part.tensors, part.options);
-    std::string refusal;
-    Status bad =
-        call.ok() ? run_call(target_, call.value(), num_threads, &refusal) : Status(call.failure());
-    if (bad) report_.failures.push_back({kernel_, describe(name.values), bad->message, replay});
-    return take(part.tensors);
+  void compare(Class& c, const CaseName& name, const Bytes& expected, const Bytes& got) {
+    ++c.num_compared;
+    if (expected == got && got.failure.empty()) return;
+    ++c.num_failed;
+    report_.failures.push_back({std::string(target_.kernel->name),
+                                std::string(c.id) + " " + describe(name.values),
+                                got.failure.empty() ? "other bits" : got.failure,
+                                replay_line(std::string(target_.kernel->name), name)});
   }
 
-  // The whole call wrote the part's elements; the part alone must write the same.
-  void compare_part(const CaseName& name, const Case& test_case, const Part& part,
-                    const char* what) {
-    const Part whole{test_case.tensors(), test_case.options()};
-    const std::string replay = replay_line(kernel_, name);
-    set_current_case(0, replay);
-    const Result<Call> call = make_call(whole.tensors, whole.options);
-    std::string refusal;
-    if (!call.ok() || run_call(target_, call.value(), name.values.number(Axis::threads), &refusal))
-      report_.failures.push_back({kernel_, describe(name.values), "did not run", replay});
-    const Bytes of_whole = take(part.tensors);
-    take(whole.tensors);
-    expect_equal(name, what, of_whole, run(name, part, name.values.number(Axis::threads)));
+  void compare_part(Class& c, Case& test_case, const Bytes& whole,
+                    const headrace_attention_tensors& part,
+                    const headrace_attention_options& options) {
+    const headrace_attention_tensors& all = test_case.tensors();
+    const Bytes expected{part_of(all.out, whole.out, part.out),
+                         part_of(all.lse, whole.lse, part.lse), ""};
+    compare(c, test_case.name(), expected, run_bytes(target_, test_case, part, options, 2));
   }
 
-  void expect_equal(const CaseName& name, const std::string& what, const Bytes& a, const Bytes& b) {
-    ++num_comparisons_;
-    if (a == b) return;
-    const std::size_t bytes = dtype_bytes(static_cast<DType>(name.values[Axis::dtype]));
-    std::size_t at = 0;
-    while (at < a.out.size() && at < b.out.size() && a.out[at] == b.out[at]) ++at;
-    report_.failures.push_back({kernel_, describe(name.values),
-                                format_text("{}: {} differs from element {}", what,
-                                            at < a.out.size() ? "out" : "lse", at / bytes),
-                                replay_line(kernel_, name)});
+  // One sequence of the batch, as if the others were not there.
+  void check_alone(Case& test_case, const Bytes& whole) {
+    const Shape& s = test_case.shape();
+    if (s.batch < 2 || whole.out.empty()) return;
+    const auto b =
+        static_cast<std::size_t>(test_case.name().seed) % static_cast<std::size_t>(s.batch);
+    if (!s.is_ragged) {
+      compare_part(batch_, test_case, whole,
+                   batch_entry(test_case.tensors(), static_cast<std::int64_t>(b)),
+                   test_case.options());
+    } else if (s.lengths_q[b] > 0) {
+      headrace_attention_options options = test_case.options();
+      options.max_seqlen_q = options.max_seqlen_k = 0;
+      compare_part(ragged_, test_case, whole, sequence_alone(test_case.tensors(), s, b), options);
+    }
+  }
+
+  // strict_rows: a row of a causal prefill equals the decode step that computes it.
+  void check_decode(CaseName name) {
+    name.values.value[static_cast<std::size_t>(Axis::causal)] = 1;
+    name.values.value[static_cast<std::size_t>(Axis::strict_rows)] = 1;
+    for (const Axis off : {Axis::ragged, Axis::tree_mask, Axis::dropout, Axis::num_splits})
+      name.values.value[static_cast<std::size_t>(off)] = 0;
+    Case test_case(name);
+    const Shape& s = test_case.shape();
+    if (s.seqlen_q == 0) return;
+    const std::int64_t i = name.seed % s.seqlen_q;
+    if (i + 1 + s.seqlen_k - s.seqlen_q <= 0) return;
+    const Bytes whole = run_bytes(target_, test_case, test_case.tensors(), test_case.options(), 2);
+    compare_part(decode_, test_case, whole, decode_step(test_case.tensors(), s, i),
+                 test_case.options());
   }
 
   const Target& target_;
-  std::string kernel_;
   Report& report_;
-  std::int64_t num_comparisons_ = 0;
+  Class repeat_{"repeat", "the same call twice"};
+  Class threads_{"threads", "1, 2, 3, 5 and 16 threads"};
+  Class batch_{"batch", "a batch entry alone"};
+  Class ragged_{"ragged", "a ragged sequence alone, as a dense batch of one"};
+  Class decode_{"strict_rows", "a prefill row and its decode step"};
 };
-
-// Random cases, changed so that a property of the contract applies to them.
-template <class Adapt, class Check>
-void check_property(BitsRun& run, std::size_t count, std::uint64_t seed, Adapt adapt, Check check) {
-  Random random(seed);
-  for (std::size_t i = 0; i < count;) {
-    CaseName name = random_case(random);
-    adapt(name.values);
-    if (!is_possible(name.values)) continue;
-    (run.*check)(name);
-    ++i;
-  }
-}
-
-void set(AxisValues& values, Axis axis, int value) {
-  values.value[static_cast<std::size_t>(axis)] = static_cast<std::uint8_t>(value);
-}
-
-void check_all(BitsRun& run, std::size_t count, std::uint64_t seed) {
-  check_property(
-      run, count, seed + 1, [](AxisValues&) {}, &BitsRun::repeat_and_threads);
-  check_property(
-      run, count, seed + 2,
-      [](AxisValues& v) {
-        set(v, Axis::ragged, 0);
-        set(v, Axis::dropout, 0);  // its random numbers count batch entries
-        if (v[Axis::batch] == 0) set(v, Axis::batch, 2);
-      },
-      &BitsRun::batch_entries);
-  check_property(
-      run, count, seed + 3,
-      [](AxisValues& v) {
-        if (v[Axis::ragged] == 0) set(v, Axis::ragged, 1);
-        set(v, Axis::dropout, 0);
-        if (v[Axis::batch] == 0) set(v, Axis::batch, 2);
-      },
-      &BitsRun::ragged_sequences);
-  check_property(
-      run, count, seed + 4,
-      [](AxisValues& v) {
-        set(v, Axis::ragged, 0);
-        set(v, Axis::dropout, 0);  // and queries
-        set(v, Axis::tree_mask, 0);
-        set(v, Axis::strict_rows, 1);
-        set(v, Axis::causal, HEADRACE_CAUSAL_BOTTOM_RIGHT);
-      },
-      &BitsRun::strict_rows);
-}
 
 }  // namespace
 
@@ -236,15 +243,13 @@ Report run_bits(const SuiteOptions& options) {
   Report report;
   report.suite = "bits";
   for (const Target& target : chosen_targets(options)) {
-    if (target.kernel->name == "cpu_reference" && options.kernel.empty()) continue;  // slow
-    const std::size_t before = report.failures.size();
-    BitsRun run(target, report);
-    check_all(run, options.is_small ? 20 : 400, options.seed);
-    report.checks.push_back({"bits", format_text("{} comparisons", run.num_comparisons()),
-                             std::string(target.kernel->name),
-                             report.failures.size() == before ? "ok" : "failed"});
+    if (target.kernel->name == "cpu_reference") continue;  // a plain loop, nothing to depend on
+    Random random(options.seed * 1000003u);
+    BitsOfKernel kernel(target, report);
+    for (int i = 0; i < (options.is_small ? kSmallCases : kCases); ++i)
+      kernel.check(random_case(random));
+    kernel.finish();
   }
-  set_current_case(0, "");
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
 }

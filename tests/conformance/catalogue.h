@@ -1,85 +1,122 @@
-// Inputs that have broken attention kernels before, each with its exact answer.
+// What the entries of the catalogue are made of: cases whose inputs the test writes itself, and a
+// collector of what went wrong.
 #pragma once
 
-#include <string>
-#include <vector>
+#include <array>
+#include <cmath>
+#include <functional>
+#include <limits>
 
-#include "conformance/runner.h"
+#include "conformance/suites.h"
+#include "core/dtype.h"
 
 namespace headrace::testing {
 
-// One named check on one kernel: what it builds, runs and finds.
+inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
+inline constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+inline constexpr DType kDtypes[] = {DType::f32, DType::f16, DType::bf16};
+
+using Setting = std::pair<Axis, int>;
+
+inline CaseName named(DType dtype, std::initializer_list<Setting> settings) {
+  CaseName name{};
+  name.seed = 1;
+  name.values.value[static_cast<std::size_t>(Axis::dtype)] = static_cast<std::uint8_t>(dtype);
+  name.values.value[static_cast<std::size_t>(Axis::lse)] = 1;
+  for (const auto& [axis, value] : settings)
+    name.values.value[static_cast<std::size_t>(axis)] = static_cast<std::uint8_t>(value);
+  return name;
+}
+
+inline Shape shape(DType dtype, std::int64_t seqlen_q, std::int64_t seqlen_k, std::int64_t head_dim,
+                   std::int64_t num_heads = 2, std::int64_t num_kv_heads = 1,
+                   std::int64_t batch = 1) {
+  Shape s;
+  s.dtype = dtype;
+  s.batch = batch;
+  s.seqlen_q = seqlen_q;
+  s.seqlen_k = seqlen_k;
+  s.num_heads = num_heads;
+  s.num_kv_heads = num_kv_heads;
+  s.head_dim = s.head_dim_v = head_dim;
+  return s;
+}
+
+// Index of an element: [batch, row, head, column] of q, k, v; [batch, head, query, key] of bias and
+// mask.
+using Index = std::array<std::int64_t, 4>;
+using Fill = std::function<double(const Index&)>;
+
+// A case whose inputs the test writes itself.
+class Lab {
+ public:
+  Lab(const CaseName& name, const Shape& s) : test_case(name, s) { test_case.unlock_inputs(); }
+
+  void fill(const headrace_tensor& x, const Fill& value) {
+    Index i{};
+    double largest = 0;
+    for_each_element(x, [&](std::int64_t offset) {
+      const double v = value(i);
+      if (std::isfinite(v)) largest = std::max(largest, std::abs(v));
+      if (x.dtype == HEADRACE_BOOL) {
+        static_cast<unsigned char*>(x.data)[offset] = v != 0;
+      } else {
+        store_from_double(static_cast<DType>(x.dtype), x.data, offset, v);
+      }
+      for (int axis = x.rank - 1; axis >= 0 && ++i[static_cast<std::size_t>(axis)] == x.shape[axis];
+           --axis)
+        i[static_cast<std::size_t>(axis)] = 0;
+    });
+    if (x.data == tensors().v.data) test_case.set_largest_v(largest);
+  }
+  const headrace_attention_tensors& tensors() const { return test_case.tensors(); }
+
+  Case test_case;
+};
+
+// One entry on one kernel: collects what went wrong.
 class Check {
  public:
-  explicit Check(const Target& target) : target_(target) {}
-
-  void expect_true(bool ok, const std::string& text) {
-    if (!ok) failures_.push_back(text);
+  explicit Check(const Target& on) : target(on) {}
+  // Every row by every rule.
+  void judge_all(Lab& lab) {
+    Result<Call> call = make_call(lab.test_case);
+    if (!call.ok()) return fail("not accepted: " + call.failure().message);
+    // Rules ask for finite results; an entry says itself where NaN belongs (R5 compares).
+    const CaseResult result =
+        judge(target, lab.test_case, expect(lab.test_case, call.value(), true), !allow_nan);
+    for (const std::string& text : result.failures) fail(text);
   }
-  // All rules on all rows.
-  void judge_rows(Case& test_case, const std::string& label, bool must_be_finite = true);
-  // Runs; the result as doubles in row-major order of out. Empty after a failure.
-  struct Values {
-    std::vector<double> out, lse;
-    std::vector<unsigned char> bytes;
-  };
-  Values run(Case& test_case, const std::string& label);
+  RunOutput run(Lab& lab, int num_threads = 2) {
+    return run_kernel(target, lab.test_case, num_threads);
+  }
+  void fail(const std::string& text) { failures.push_back(text); }
+  void expect_equal(double got, double expected, const std::string& what) {
+    if (got == expected || (std::isnan(got) && std::isnan(expected))) return;
+    fail(format_text("{} is {} instead of {}", what, got, expected));
+  }
 
-  const Target& target() const { return target_; }
-  const std::vector<std::string>& failures() const { return failures_; }
-  bool is_reference() const { return target_.kernel->name == "cpu_reference"; }
-
- private:
-  const Target& target_;
-  std::vector<std::string> failures_;
+  const Target& target;
+  bool allow_nan = false;
+  std::vector<std::string> failures;
 };
 
-// A dense case with every feature off, lse given, and normal data unless said otherwise.
-struct PlainShape {
-  DType dtype = DType::f32;
-  std::int64_t batch = 1, seqlen_q = 1, seqlen_k = 1, num_heads = 1, num_kv_heads = 1;
-  std::int64_t head_dim = 16, head_dim_v = 16;
-};
-CaseName plain_name(DType dtype, Data data = Data::normal);
-Case plain_case(const PlainShape& shape, Data data = Data::normal);
-Case plain_case(const PlainShape& shape, const CaseName& name);
-// The same for a ragged batch.
-Case ragged_case(const PlainShape& shape, const std::vector<std::int32_t>& lengths_q,
-                 const std::vector<std::int32_t>& lengths_k, const CaseName& name);
+// catalogue_layouts.cc
+void same_bits_in_every_layout(Check& check);
+void ragged_splits(Check& check);
 
-// value(index of each axis) for every element of an input.
-template <class Value>
-void set_elements(Case& test_case, const headrace_tensor& view, Value value);
-void set_element(const headrace_tensor& view, std::int64_t idx, double value);
-
-// Strides of one element of a dense operand.
-inline std::int64_t at(const headrace_tensor& view, std::int64_t b, std::int64_t row,
-                       std::int64_t head, std::int64_t d) {
-  return b * view.strides[0] + row * view.strides[1] + head * view.strides[2] + d;
-}
-
-using CheckFn = void (*)(Check&);
-struct CatalogueEntry {
-  const char* id;
-  const char* title;
-  CheckFn check;  // null: not applicable to a contiguous cache in CPU memory
-};
-std::vector<CatalogueEntry> value_checks();
-std::vector<CatalogueEntry> exact_checks();
-std::vector<CatalogueEntry> shape_checks();
-
-template <class Value>
-void set_elements(Case& test_case, const headrace_tensor& view, Value value) {
-  test_case.unlock_inputs();
-  std::int64_t n = 0;
-  for_each_element(view, [&](std::int64_t idx) {
-    std::int64_t index[HEADRACE_MAX_RANK] = {}, rest = n++;
-    for (int axis = view.rank - 1; axis >= 0; --axis) {
-      index[axis] = rest % view.shape[axis];
-      rest /= view.shape[axis];
-    }
-    set_element(view, idx, value(index));
-  });
-}
+// catalogue_numbers.cc
+void very_negative_scores(Check& check);
+void masked_key_with_huge_score(Check& check);
+void large_inputs_at_short_lengths(Check& check);
+void empty_rows(Check& check);
+void infinite_sinks(Check& check);
+void nan_in_a_live_key(Check& check);
+void nan_in_a_live_value(Check& check);
+void infinite_scores(Check& check);
+void ends_of_the_format(Check& check);
+void window_edges(Check& check);
+void needles(Check& check);
+void integers(Check& check);
 
 }  // namespace headrace::testing

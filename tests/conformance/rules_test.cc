@@ -13,6 +13,17 @@ namespace {
 
 using cpu::reference::Row;
 
+struct PlainShape {
+  DType dtype = DType::f32;
+  std::int64_t batch = 1, seqlen_q = 1, seqlen_k = 1, num_heads = 1, num_kv_heads = 1;
+  std::int64_t head_dim = 16;
+};
+
+Case plain_case(const PlainShape& s, const CaseName& name) {
+  return Case(name, shape(s.dtype, s.seqlen_q, s.seqlen_k, s.head_dim, s.num_heads, s.num_kv_heads,
+                          s.batch));
+}
+
 // Computes a row as a faulty implementation would. `row` holds the right one.
 using Fault = std::function<void(const RowRef& ref, Row& row)>;
 
@@ -152,6 +163,11 @@ std::vector<NamedFault> general_faults() {
          other.args = &args;
          compute(other, row);
        }},
+  };
+}
+
+std::vector<NamedFault> more_faults() {
+  return {
       {"unmasked tail", unmasked_tail},
       {"causal by one key more", other_problem([](Problem& p) {
          p.causal = 0;
@@ -178,67 +194,8 @@ std::vector<NamedFault> general_faults() {
   };
 }
 
-class RulesTest : public ::testing::TestWithParam<DType> {
- protected:
-  // A causal prefill with grouped heads; one row of K and V more than the problem has, for faults
-  // that read beside it.
-  Case make(bool is_causal) {
-    CaseName name = plain_name(GetParam());
-    Case c = plain_case({.dtype = GetParam(),
-                         .seqlen_q = 40,
-                         .seqlen_k = 100,
-                         .num_heads = 4,
-                         .num_kv_heads = 2,
-                         .head_dim = 32,
-                         .head_dim_v = 32},
-                        name);
-    if (is_causal) c.mutable_options().causal = HEADRACE_CAUSAL_BOTTOM_RIGHT;
-    --c.mutable_tensors().k.shape[1];
-    --c.mutable_tensors().v.shape[1];
-    return c;
-  }
-};
-
-TEST_P(RulesTest, RightResultsPass) {
-  for (const bool is_causal : {false, true}) {
-    Case c = make(is_causal);
-    for (const Fault& fault : {Fault([](const RowRef&, Row&) {}), tiled(true, true)}) {
-      const Verdict verdict = verdict_of(c, fault);
-      EXPECT_TRUE(verdict.failures.empty()) << verdict.failures.front();
-      EXPECT_GT(verdict.num_full_rows, 0);
-    }
-  }
-}
-
-TEST_P(RulesTest, EveryFaultIsCaught) {
-  Case c = make(true);
-  for (const NamedFault& f : general_faults())
-    EXPECT_FALSE(verdict_of(c, f.fault).failures.empty()) << f.name;
-}
-
-TEST_P(RulesTest, FeatureFaultsAreCaught) {
-  CaseName name = plain_name(GetParam());
-  const auto set = [&](Axis axis, int value) {
-    name.values.value[static_cast<std::size_t>(axis)] = static_cast<std::uint8_t>(value);
-  };
-  set(Axis::alibi, static_cast<int>(Alibi::per_head));
-  set(Axis::bias, static_cast<int>(Bias::f32_full));
-  set(Axis::mask, static_cast<int>(Mask::full));
-  set(Axis::sinks, 1);
-  set(Axis::dropout, 1);
-  set(Axis::softcap, 2);
-  Case c = plain_case({.dtype = GetParam(),
-                       .batch = 2,
-                       .seqlen_q = 40,
-                       .seqlen_k = 100,
-                       .num_heads = 4,
-                       .num_kv_heads = 2,
-                       .head_dim = 32,
-                       .head_dim_v = 32},
-                      name);
-  c.mutable_options().window_left = 50;
-  EXPECT_TRUE(verdict_of(c, [](const RowRef&, Row&) {}).failures.empty());
-  const NamedFault faults[] = {
+std::vector<NamedFault> feature_faults() {
+  return {
       {"no softcap", other_problem([](Problem& p) { p.softcap = 0; })},
       {"no ALiBi", other_problem([](Problem& p) { p.has_alibi = 0; })},
       {"no sinks", other_problem([](Problem& p) { p.has_sinks = 0; })},
@@ -260,7 +217,68 @@ TEST_P(RulesTest, FeatureFaultsAreCaught) {
       {"window by one key more", other_problem([](Problem& p) { ++p.window_left; })},
       {"window by one key less", other_problem([](Problem& p) { --p.window_left; })},
   };
-  for (const NamedFault& f : faults)
+}
+
+class RulesTest : public ::testing::TestWithParam<DType> {
+ protected:
+  // A causal prefill with grouped heads; one row of K and V more than the problem has, for faults
+  // that read beside it.
+  Case make(bool is_causal) {
+    CaseName name = named(GetParam(), {});
+    Case c = plain_case({.dtype = GetParam(),
+                         .seqlen_q = 40,
+                         .seqlen_k = 100,
+                         .num_heads = 4,
+                         .num_kv_heads = 2,
+                         .head_dim = 32},
+                        name);
+    if (is_causal) c.mutable_options().causal = HEADRACE_CAUSAL_BOTTOM_RIGHT;
+    --c.mutable_tensors().k.shape[1];
+    --c.mutable_tensors().v.shape[1];
+    return c;
+  }
+};
+
+TEST_P(RulesTest, RightResultsPass) {
+  for (const bool is_causal : {false, true}) {
+    Case c = make(is_causal);
+    for (const Fault& fault : {Fault([](const RowRef&, Row&) {}), tiled(true, true)}) {
+      const Verdict verdict = verdict_of(c, fault);
+      EXPECT_TRUE(verdict.failures.empty()) << verdict.failures.front();
+      EXPECT_GT(verdict.num_full_rows, 0);
+    }
+  }
+}
+
+TEST_P(RulesTest, EveryFaultIsCaught) {
+  Case c = make(true);
+  for (const auto& faults : {general_faults(), more_faults()})
+    for (const NamedFault& f : faults)
+      EXPECT_FALSE(verdict_of(c, f.fault).failures.empty()) << f.name;
+}
+
+TEST_P(RulesTest, FeatureFaultsAreCaught) {
+  CaseName name = named(GetParam(), {});
+  const auto set = [&](Axis axis, int value) {
+    name.values.value[static_cast<std::size_t>(axis)] = static_cast<std::uint8_t>(value);
+  };
+  set(Axis::alibi, static_cast<int>(Alibi::per_head));
+  set(Axis::bias, static_cast<int>(Bias::f32_full));
+  set(Axis::mask, static_cast<int>(Mask::full));
+  set(Axis::sinks, 1);
+  set(Axis::dropout, 1);
+  set(Axis::softcap, 2);
+  Case c = plain_case({.dtype = GetParam(),
+                       .batch = 2,
+                       .seqlen_q = 40,
+                       .seqlen_k = 100,
+                       .num_heads = 4,
+                       .num_kv_heads = 2,
+                       .head_dim = 32},
+                      name);
+  c.mutable_options().window_left = 50;
+  EXPECT_TRUE(verdict_of(c, [](const RowRef&, Row&) {}).failures.empty());
+  for (const NamedFault& f : feature_faults())
     EXPECT_FALSE(verdict_of(c, f.fault).failures.empty()) << f.name;
 }
 
@@ -304,8 +322,8 @@ TEST(RelativeRule, CatchesRoundedProbabilities) {
                        .seqlen_k = 200,
                        .num_heads = 2,
                        .num_kv_heads = 2,
-                       .head_dim = 64,
-                       .head_dim_v = 64});
+                       .head_dim = 64},
+                      named(DType::bf16, {}));
   std::vector<double> low;
   const Verdict verdict = verdict_of(c, [&](const RowRef& ref, Row& row) {
     low_precision_row(ref, row, low);

@@ -8,12 +8,12 @@ namespace headrace::cpu {
 std::span<const Kernel> forward_kernels() {
   static const Kernel kernels[] = {
 #if defined(__x86_64__)
-      flash::kAvx512Bf16Kernel,
-      flash::kAvx512Kernel,
-      flash::kAvx2Kernel,
+    flash::kAvx512Bf16Kernel,
+    flash::kAvx512Kernel,
+    flash::kAvx2Kernel,
 #endif
-      flash::kScalarKernel,
-      reference::kForwardKernel,
+    flash::kScalarKernel,
+    reference::kForwardKernel,
   };
   return kernels;
 }

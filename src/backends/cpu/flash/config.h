@@ -19,18 +19,19 @@ struct IsaShape {
   int pair;       // elements in a 32-bit unit of the matrix products: 2 for bf16 dot products
 };
 
-// A tile of Q, S and O plus the packed K and V of a key tile stay in a core's L2 cache, for
-// head_dim 128 in float: 192 * 128 * 4 (Q) + 192 * 128 * 4 (O) + 48 * 128 * 4 (S) + 2 * 128 * 128 *
-// 4 (K, V) = 344 KB of 512 KB. tile_n depends on head_dim alone: the key tiles, and with them the
-// order of all sums of a row, must not depend on anything but the row's own sequence. tile_m never
-// changes a bit, so it may shrink to give every thread work.
+// Q and O of a row tile, the packed K and V of a key tile and the scores of a sweep stay in a
+// core's L2 cache; for head_dim 128 in float: 2 * 192 * 128 * 4 (Q, O) + 2 * 128 * 128 * 4 (K, V) +
+// 48 * 128 * 4 (S) = 344 KB of 512 KB. More rows a tile spread the packing of K and V over more
+// products. tile_n depends on head_dim alone: the key tiles, and with them the order of all sums of
+// a row, must not depend on anything but the row's own sequence. tile_m never changes a bit, so it
+// may shrink to give every thread work.
 struct Tile {
   int64_t m, n;
 };
 inline Tile largest_tile(const Problem& p) {
   const int64_t dim = std::max(p.head_dim, p.head_dim_v);
   if (dim <= 128) return {192, 128};
-  if (dim <= 256) return {96, 64};
+  if (dim <= 256) return {144, 64};
   return {64, 64};
 }
 
@@ -40,6 +41,10 @@ enum class Path {
   packed,  // many rows: K and V are packed into panels, register-tiled matrix products
   direct,  // few rows (decode): K and V are read once, straight from where they lie
 };
+
+// Rows whose scores, softmax and output are computed in one go (a multiple of every register tile
+// and of 16): S and P of a sweep, 48 * 128 * 4 = 24 KB, stay in the L1 cache.
+inline constexpr int64_t kSweepRows = 48;
 
 // Few enough rows that packing K and V would cost more than it saves.
 inline constexpr int64_t kDirectRows = 16;
@@ -95,7 +100,7 @@ inline Scratch scratch_layout(const Problem& p, Tile tile, IsaShape isa) {
   x.k = x.q + m * x.q_stride;
   x.v = x.k + ceil_div(tile.n, cols) * x.k_panel;
   x.s = x.v + ceil_div(p.head_dim_v, cols) * x.v_panel;
-  x.o = x.s + m * tile.n;
+  x.o = x.s + kSweepRows * tile.n;
   x.rows = x.o + m * x.o_stride;
   x.row_array = round_up(m, line);
   x.total = x.rows + kRowArrays * x.row_array;
@@ -110,12 +115,17 @@ struct Partials {
   int64_t floats_per_head() const { return max_splits * rows * row_floats; }
 };
 inline Partials partials_layout(const Problem& p, const Scratch& scratch) {
+  const int64_t row_floats = scratch.o_stride + 16;
   const int64_t rows = std::min(p.seqlen_q * group_size(p), kSplitRows);
-  // A ragged batch may hold any shorter sequence too: fewer queries (which may split where the
-  // longest does not).
-  const int64_t short_q = std::min(p.seqlen_q, kSplitRows / group_size(p));
-  const SequencePlan longest = plan_sequence(p, p.is_ragged ? short_q : p.seqlen_q, p.seqlen_k);
-  return {longest.num_splits, rows, scratch.o_stride + 16};
+  if (!p.is_ragged) return {plan_sequence(p, p.seqlen_q, p.seqlen_k).num_splits, rows, row_floats};
+  // A ragged batch may hold any shorter sequence, and a shorter one may have more splits (16384
+  // keys: 32 splits of 512; 16385 keys: 26 of 640). So the bound of the rule, not the splits of the
+  // longest.
+  if (p.strict_rows || group_size(p) > kSplitRows) return {1, rows, row_floats};
+  const int64_t by_size =
+      ceil_div(p.seqlen_k, p.num_splits > 0 ? largest_tile(p).n : kMinSplitKeys);
+  const int64_t by_count = p.num_splits > 0 ? p.num_splits : kMaxSplits;
+  return {std::clamp<int64_t>(by_size, 1, by_count), rows, row_floats};
 }
 
 }  // namespace headrace::cpu::flash

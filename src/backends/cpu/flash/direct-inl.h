@@ -7,35 +7,16 @@
 namespace headrace::cpu::flash {
 
 // Rows of a head lie in different pages in [batch, seqlen, heads, dim], where hardware prefetchers
-// do not follow, and memory should never idle. So rows are fetched by hand, one product ahead: the
-// first product fetches the V tile, the second the next K tile. Both tiles fit the L2 cache (2 *
-// 128 keys * 128 * 4 bytes = 128 KB).
-class Prefetcher {
- public:
-  Prefetcher() = default;
-  // `count` rows of `dim` elements, `stride` elements apart.
-  template <class E>
-  Prefetcher(const E* rows, int64_t stride, int64_t count, int64_t dim)
-      : row_(reinterpret_cast<const char*>(rows)),
-        stride_bytes_(stride * static_cast<int64_t>(sizeof(E))),
-        row_bytes_(dim * static_cast<int64_t>(sizeof(E))),
-        rows_left_(count) {}
+// do not follow. So rows are fetched by hand, into the L2 cache: K a few rows ahead, and with each
+// row of K the V row of the same key, which the second product, walking V in strips of columns,
+// then finds near.
+inline constexpr int64_t kRowsAhead = 8;
 
-  // The next cache line, in the order of the rows.
-  void fetch_line() {
-    if (rows_left_ <= 0) return;
-    __builtin_prefetch(row_ + byte_, 0, 2);
-    byte_ += 64;
-    if (byte_ < row_bytes_) return;
-    byte_ = 0;
-    row_ += stride_bytes_;
-    --rows_left_;
-  }
-
- private:
-  const char* row_ = nullptr;
-  int64_t stride_bytes_ = 0, row_bytes_ = 0, rows_left_ = 0, byte_ = 0;
-};
+template <class E>
+inline void prefetch_row(const E* row, int64_t dim) {
+  for (int64_t byte = 0; byte < dim * static_cast<int64_t>(sizeof(E)); byte += 64)
+    __builtin_prefetch(reinterpret_cast<const char*>(row) + byte, 0, 2);
+}
 
 // s[kRows][kKeys] = Q K^T for rows of Q (units, zero padded to whole vectors) and rows of K.
 template <class Isa, int kRows, int kKeys, class E>
@@ -79,7 +60,7 @@ inline void dot_rows(const typename Isa::Unit* q, int64_t q_stride, const E* key
 template <class Isa, int kRows, class E>
 inline void weigh_values(const typename Isa::Unit* p, int64_t p_stride, const E* values,
                          int64_t value_stride, int64_t begin, int64_t end, int64_t head_dim_v,
-                         float* o, int64_t o_stride, const float* row_scale, Prefetcher next_keys) {
+                         float* o, int64_t o_stride, const float* row_scale) {
   using Vec = typename Isa::Vec;
   constexpr int kW = Vec::kWidth;
   for (int64_t c = 0; c < head_dim_v; c += kNr<Isa>) {
@@ -93,7 +74,6 @@ inline void weigh_values(const typename Isa::Unit* p, int64_t p_stride, const E*
       for (int i = 0; i < kRows; ++i) acc[i][v] = Vec::zero();
     }
     const auto step = [&](int64_t key, auto whole) __attribute__((always_inline)) {
-      next_keys.fetch_line();
       typename Vec::F row[Isa::kNv];
 #pragma GCC unroll 4
       for (int v = 0; v < Isa::kNv; ++v) {
@@ -137,15 +117,19 @@ inline void for_row_blocks(int64_t rows, Body body) {
   if (i < rows) body(i, std::integral_constant<int, 1>{});
 }
 
-// s[rows][num_keys] = Q K^T, fetching the V rows of the same keys meanwhile.
+// s[rows][num_keys] = Q K^T. `keys_ahead` >= num_keys: rows of K that exist behind `keys`.
 template <class Isa, class E>
 inline void direct_scores(const typename Isa::Unit* q, int64_t q_stride, int64_t rows,
-                          const E* keys, int64_t key_stride, int64_t num_keys, int64_t head_dim,
-                          float* s, int64_t s_stride, Prefetcher values, int64_t value_lines) {
-  constexpr int kKeys = 2;
+                          const E* keys, int64_t key_stride, int64_t num_keys, int64_t keys_ahead,
+                          int64_t head_dim, const E* values, int64_t value_stride,
+                          int64_t head_dim_v, float* s, int64_t s_stride) {
+  constexpr int kKeys = 3;  // 4 x 3 accumulators, 3 rows of K; Q is a memory operand
   const auto block = [&](int64_t key, auto num) __attribute__((always_inline)) {
     constexpr int kNum = decltype(num)::value;
-    for (int64_t line = 0; line < kNum * value_lines; ++line) values.fetch_line();
+    for (int64_t k = key; k < key + kNum; ++k) {
+      if (k + kRowsAhead < keys_ahead) prefetch_row(keys + (k + kRowsAhead) * key_stride, head_dim);
+      prefetch_row(values + k * value_stride, head_dim_v);
+    }
     for_row_blocks(rows, [&](int64_t i, auto n) {
       dot_rows<Isa, decltype(n)::value, kNum>(q + i * q_stride, q_stride, keys + key * key_stride,
                                               key_stride, head_dim, s + i * s_stride + key,
@@ -154,7 +138,7 @@ inline void direct_scores(const typename Isa::Unit* q, int64_t q_stride, int64_t
   };
   int64_t key = 0;
   for (; key + kKeys <= num_keys; key += kKeys) block(key, std::integral_constant<int, kKeys>{});
-  if (key < num_keys) block(key, std::integral_constant<int, 1>{});
+  for (; key < num_keys; ++key) block(key, std::integral_constant<int, 1>{});
 }
 
 }  // namespace headrace::cpu::flash

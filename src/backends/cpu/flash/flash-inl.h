@@ -79,7 +79,9 @@ class Task {
   Unit* q() { return reinterpret_cast<Unit*>(scratch_ + x_.q); }  // [rows][q_stride] units
   float* k() { return scratch_ + x_.k; }                          // panels of K
   float* v() { return scratch_ + x_.v; }                          // panels of V
-  float* s() { return scratch_ + x_.s; }  // [rows][tile_n] scores, then probabilities
+  float* s(int64_t r) {
+    return scratch_ + x_.s + r % kSweepRows * call_.tile.n;
+  }                                       // [rows][tile_n] scores, then probabilities
   float* o() { return scratch_ + x_.o; }  // [rows][o_stride]
   float* row_array(int i) { return scratch_ + x_.rows + i * x_.row_array; }
   float* maximum() { return row_array(0); }
@@ -155,7 +157,7 @@ class Task {
 
   // Scores of row r -> probabilities in units, ready for the second product.
   void softmax(int64_t r, Span block) {
-    float* scores = s() + r * call_.tile.n;
+    float* scores = s(r);
     const Span span = row_span()[r];
     float scale = static_cast<float>(p_.softmax_scale);
     if (has_general_scores(p_) || !(scale > 0)) {
@@ -188,8 +190,8 @@ class Task {
       for (int64_t r = row_begin; r < row_end; r += Isa::kMr) {
         const Span block = block_span()[r / Isa::kMr];
         if (block.is_empty() || block.end <= col || block.begin >= col + kCols) continue;
-        register_tile<Isa, false>(q() + r * x_.q_stride, x_.q_stride, panel, steps,
-                                  s() + r * call_.tile.n + col, call_.tile.n, nullptr);
+        register_tile<Isa, false>(q() + r * x_.q_stride, x_.q_stride, panel, steps, s(r) + col,
+                                  call_.tile.n, nullptr);
       }
     }
   }
@@ -218,7 +220,7 @@ class Task {
         if (block.is_empty()) continue;
         const int64_t first = block.begin / Isa::kPair;
         const int64_t steps = ceil_div<int64_t>(block.end, Isa::kPair) - first;
-        const auto* weights = reinterpret_cast<const Unit*>(s() + r * call_.tile.n) + first;
+        const auto* weights = reinterpret_cast<const Unit*>(s(r)) + first;
         register_tile<Isa, true>(weights, call_.tile.n, panel + first * kCols, steps,
                                  o() + r * x_.o_stride + c, x_.o_stride, row_scale() + r);
       }
@@ -232,25 +234,19 @@ class Task {
     const E* values = value_rows();
     const int64_t k_stride = args_.k.stride_seq, v_stride = args_.v.stride_seq;
     direct_scores<Isa>(q(), x_.q_stride, num_rows_, key_rows() + block.begin * k_stride, k_stride,
-                       block.end - block.begin, p_.head_dim, s() + block.begin, call_.tile.n,
-                       Prefetcher(values + block.begin * v_stride, v_stride,
-                                  block.end - block.begin, p_.head_dim_v),
-                       ceil_div<int64_t>(p_.head_dim_v * static_cast<int64_t>(sizeof(E)), 64));
+                       block.end - block.begin, keys_.end - first_key_ - block.begin, p_.head_dim,
+                       values + block.begin * v_stride, v_stride, p_.head_dim_v, s(0) + block.begin,
+                       call_.tile.n);
     for (int64_t r = 0; r < num_rows_; ++r) {
       old_maximum()[r] = maximum()[r];
       softmax(r, block);
     }
     rescale_rows<Vec>(old_maximum(), maximum(), tile_sum(), static_cast<int>(num_rows_),
                       row_scale(), sum());
-    const int64_t next_key = first_key_ + call_.tile.n;
-    Prefetcher next_keys(key_rows() + call_.tile.n * k_stride, k_stride,
-                         std::min(keys_.end - next_key, call_.tile.n), p_.head_dim);
     for_row_blocks(num_rows_, [&](int64_t r, auto n) {
-      weigh_values<Isa, decltype(n)::value>(reinterpret_cast<const Unit*>(s() + r * call_.tile.n),
-                                            call_.tile.n, values, v_stride, begin, block.end,
-                                            p_.head_dim_v, o() + r * x_.o_stride, x_.o_stride,
-                                            row_scale() + r, next_keys);
-      next_keys = {};
+      weigh_values<Isa, decltype(n)::value>(reinterpret_cast<const Unit*>(s(r)), call_.tile.n,
+                                            values, v_stride, begin, block.end, p_.head_dim_v,
+                                            o() + r * x_.o_stride, x_.o_stride, row_scale() + r);
     });
   }
 
@@ -264,7 +260,7 @@ class Task {
     if (row_sum == 0.0f) {  // no visible key, or every score is -inf: the row is empty
       store_scaled(nullptr, 0.0f, out);
     } else {
-      double denominator = row_sum, rescale = 1.0, reference = row_maximum;
+      double denominator = row_sum / kProbUnit, rescale = 1.0 / kProbUnit, reference = row_maximum;
       if (p_.has_sinks)
         join_sink(args_.sinks[id.head * args_.sinks_stride], reference, denominator, rescale);
       lse = reference + std::log(denominator);
@@ -285,7 +281,7 @@ class Task {
     const double top = sink > reference ? sink : reference;
     const double change = reference == top ? 1.0 : std::exp(reference - top);
     denominator = denominator * change + (sink == top ? 1.0 : std::exp(sink - top));
-    rescale = change;
+    rescale *= change;
     reference = top;
   }
 
@@ -346,10 +342,6 @@ class Task {
     }
     store_row(r, o(), top, total);
   }
-
-  // Rows whose scores, softmax and output are computed in one go: their S and P stay in the L1
-  // cache.
-  static constexpr int64_t kSweepRows = 48;
 
   const Call& call_;
   const Problem& p_;

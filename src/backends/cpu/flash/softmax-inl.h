@@ -13,6 +13,12 @@ namespace headrace::cpu::flash {
 
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
+// Probabilities are kept as 2^-20 exp(s - maximum): the sum of a million of them times the largest
+// float V still is finite, and what is lost at the small end lies 2^-106 below the maximum. A power
+// of two changes no digit of O or of the row sum.
+inline constexpr int kProbShift = -20;
+inline constexpr double kProbUnit = 0x1p-20;
+
 // Columns [begin, end) of a tile: what a row sees, or what a block of rows sees together. Empty:
 // begin == end.
 struct Span {
@@ -41,10 +47,10 @@ inline void for_vectors(int begin, int end, Body body) {
   for (; j < end; j += Vec::kWidth) body(j, std::integral_constant<int, 1>{});
 }
 
-// Turns scores s[span] into exp(scale * s - reference) in place and zero elsewhere in `block`, the
-// columns that the row's block will multiply with V; the reference is the maximum so far. scale >
-// 0. Returns the sum of the new terms, in an order that depends only on their columns; `maximum` is
-// updated.
+// Turns scores s[span] into 2^kProbShift exp(scale * s - reference) in place and zero elsewhere in
+// `block`, the columns that the row's block will multiply with V; the reference is the maximum so
+// far. scale > 0. Returns the sum of the new terms, in an order that depends only on their columns;
+// `maximum` is updated.
 template <class Vec>
 inline float softmax_row(float* s, Span span, Span block, float scale, float& maximum) {
   using F = typename Vec::F;
@@ -68,7 +74,7 @@ inline float softmax_row(float* s, Span span, Span block, float scale, float& ma
         F x[kN];
         for (int i = 0; i < kN; ++i)
           x[i] = Vec::fma(Vec::load(s + j + i * kW), factor, minus_reference);
-        exp_softmax<Vec>(x);
+        exp_softmax<Vec, kProbShift>(x);
         for (int i = 0; i < kN; ++i) sum = Vec::add(sum, x[i]);
         for (int i = 0; i < kN; ++i) Vec::store(s + j + i * kW, x[i]);
       });

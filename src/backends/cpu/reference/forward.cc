@@ -20,10 +20,12 @@ void store_row(const Problem& p, const AttentionArgs& args, const Sequence& sequ
   }
   if (args.probs.data != nullptr) {  // dense batches only
     const ScoreOperand& probs = args.probs;
-    float* to = static_cast<float*>(const_cast<void*>(probs.data));
+    const DType dtype = dtype_of(p) == DType::f64 ? DType::f64 : DType::f32;
     for (std::int64_t j = 0; j < sequence.seqlen_k; ++j)
-      to[batch_idx * probs.stride_batch + head * probs.stride_head + q_idx * probs.stride_q +
-         j * probs.stride_k] = static_cast<float>(row.probs[static_cast<std::size_t>(j)]);
+      store_from_double(dtype, const_cast<void*>(probs.data),
+                        batch_idx * probs.stride_batch + head * probs.stride_head +
+                            q_idx * probs.stride_q + j * probs.stride_k,
+                        row.probs[static_cast<std::size_t>(j)]);
   }
 }
 

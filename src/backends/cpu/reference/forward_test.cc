@@ -219,6 +219,20 @@ TEST(ReferenceRagged, EachSequenceEqualsItselfAlone) {
   for (std::size_t i = alone.out.size(); i < c.out.size(); ++i) EXPECT_EQ(c.out[i], 0.0);
 }
 
+TEST(ReferenceProbs, AreWrittenInTheTypeOfTheInputs) {
+  TinyCase c(1, 2, 3, 2, 1, 2, 1);
+  c.p.has_probs = 1;
+  c.p.causal = HEADRACE_CAUSAL_BOTTOM_RIGHT;
+  c.allocate(13);
+  std::vector<double> probs(2 * 2 * 3, -7.0);
+  c.args.probs = {probs.data(), DType::f64, 12, 6, 3, 1};
+  run(c);
+  for (std::size_t row = 0; row < 4; ++row) {
+    EXPECT_NEAR(probs[row * 3] + probs[row * 3 + 1] + probs[row * 3 + 2], 1.0, 1e-12);
+    EXPECT_EQ(probs[row * 3 + 2] == 0.0, row % 2 == 0);  // query 0 does not see key 2
+  }
+}
+
 TEST(ReferenceDropout, WeighsTheKeptElementsUp) {
   TinyCase c(1, 2, 64, 1, 1, 2, 1);
   c.p.dropout_p = 0.5;

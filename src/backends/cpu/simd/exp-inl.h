@@ -7,9 +7,9 @@
 namespace headrace::cpu {
 
 // exp(x) = 2^n * exp(r) with n = round(x / ln 2), |r| <= ln(2)/2 * 1.0005. ln 2 is taken in two
-// parts so that r is exact to 2^-53; exp(r) = 1 + r + r^2 * q(r) with q the minimax polynomial of
-// degree 4 for the relative error: 3.1e-9, a twentieth of half an ulp. 1.5 * 2^23 added to a float
-// leaves its rounded integer in the low mantissa bits.
+// parts so that r is exact to 2^-53; exp(r) = 1 + r * (1 + r * q(r)) with q the minimax polynomial
+// of degree 4 for the relative error: 3.1e-9, a twentieth of half an ulp. 1.5 * 2^23 added to a
+// float leaves its rounded integer in the low mantissa bits.
 struct ExpConstants {
   static constexpr float kLog2E = 0x1.715476p+0f;
   static constexpr float kLn2High = 0x1.62e430p-1f;
@@ -37,8 +37,8 @@ inline void exp_of_reduced(typename Vec::F (&x)[kN], const typename Vec::F (&n)[
   for (int i = 0; i < kN; ++i) q[i] = Vec::fma(q[i], x[i], Vec::set1(C::kQ2));
   for (int i = 0; i < kN; ++i) q[i] = Vec::fma(q[i], x[i], Vec::set1(C::kQ1));
   for (int i = 0; i < kN; ++i) q[i] = Vec::fma(q[i], x[i], Vec::set1(C::kQ0));
-  for (int i = 0; i < kN; ++i) q[i] = Vec::fma(Vec::mul(x[i], x[i]), q[i], x[i]);
-  for (int i = 0; i < kN; ++i) x[i] = Vec::add(q[i], Vec::set1(1.0f));
+  for (int i = 0; i < kN; ++i) q[i] = Vec::fma(q[i], x[i], Vec::set1(1.0f));
+  for (int i = 0; i < kN; ++i) x[i] = Vec::fma(q[i], x[i], Vec::set1(1.0f));
 }
 
 // All floats: denormal results, 0 and infinity where they belong, NaN stays NaN. At most 1 ulp.
@@ -62,14 +62,17 @@ inline typename Vec::F exp(typename Vec::F x) {
   return Vec::mul(Vec::mul(y[0], scale1), scale2);
 }
 
-// For softmax: x <= 1 or NaN. Results below 2^-126 become 0 (they are lost against the row's
-// largest term, which is 1). One factor and one shift: the bias sits in the rounder already.
-template <class Vec, int kN>
+// For softmax: 2^kShift * exp(x) for x <= 1 or NaN. What is below 2^-126 becomes 0 (it is lost
+// against the row's largest term, 2^kShift). One factor and one shift: the bias of the exponent
+// sits in the rounder already.
+template <class Vec, int kShift, int kN>
 inline void exp_softmax(typename Vec::F (&x)[kN]) {
   using C = ExpConstants;
   using F = typename Vec::F;
-  const auto rounder = Vec::set1(C::kRounder + 127.0f);
-  const auto smallest = Vec::set1(-0x1.5d58a0p+6f);  // ln 2^-126 = -87.3365
+  static_assert(kShift == 0 || kShift == -20);
+  const auto rounder = Vec::set1(C::kRounder + static_cast<float>(127 + kShift));
+  // ln(2^-126 / 2^kShift), rounded up
+  const auto smallest = Vec::set1(kShift == 0 ? -0x1.5d58a0p+6f : -0x1.25e4f6p+6f);
   F y[kN], n[kN], scale[kN];
   for (int i = 0; i < kN; ++i) n[i] = Vec::fma(x[i], Vec::set1(C::kLog2E), rounder);
   for (int i = 0; i < kN; ++i)
@@ -81,10 +84,10 @@ inline void exp_softmax(typename Vec::F (&x)[kN]) {
   for (int i = 0; i < kN; ++i) x[i] = Vec::select_less(x[i], smallest, Vec::zero(), y[i]);
 }
 
-template <class Vec>
+template <class Vec, int kShift = 0>
 inline typename Vec::F exp_softmax(typename Vec::F x) {
   typename Vec::F one[1] = {x};
-  exp_softmax<Vec>(one);
+  exp_softmax<Vec, kShift>(one);
   return one[0];
 }
 

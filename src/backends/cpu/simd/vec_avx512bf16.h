@@ -49,14 +49,14 @@ struct PairIsa {
   static void to_units(float* p, int begin, int end) {
     auto* units = reinterpret_cast<char*>(p);
     for (int i = begin / Vec::kWidth * Vec::kWidth; i < end; i += Vec::kWidth) {
-      const __m256i half = std::bit_cast<__m256i>(_mm512_cvtneps_pbh(Vec::load(p + i)));
+      const __m256i half = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(Vec::load(p + i)));
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(units + 2 * i), half);
     }
   }
 
  private:
   static __mmask32 first(int n) { return static_cast<__mmask32>((uint64_t{1} << n) - 1); }
-  static __m512bh as_bf16(F x) { return std::bit_cast<__m512bh>(x); }
+  static __m512bh as_bf16(F x) { return reinterpret_cast<__m512bh>(x); }
 };
 
 }  // namespace headrace::cpu::avx512bf16

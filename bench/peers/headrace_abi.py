@@ -1,0 +1,215 @@
+"""The C ABI of Headrace (include/headrace/headrace.h) through ctypes: what a benchmark needs."""
+
+import ctypes
+import os
+import pathlib
+
+MAX_RANK = 6
+F32, F16, BF16, F64 = 0, 1, 2, 3
+CAUSAL_NONE, CAUSAL_BOTTOM_RIGHT = 0, 1
+CPU = 0
+
+
+class Error(RuntimeError):
+    """A call of the library failed; the text is the library's own."""
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("dtype", ctypes.c_int32),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+        ("shape", ctypes.c_int64 * MAX_RANK),
+        ("strides", ctypes.c_int64 * MAX_RANK),
+    ]
+
+
+class DeviceInfo(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("sm", ctypes.c_int32),
+        ("num_units", ctypes.c_int32),
+        ("cpu_isa", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("l2_bytes", ctypes.c_int64),
+        ("name", ctypes.c_char * 96),
+    ]
+
+
+class AttentionOptions(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("softmax_scale", ctypes.c_double),
+        ("softcap", ctypes.c_double),
+        ("dropout_p", ctypes.c_double),
+        ("dropout_seed", ctypes.c_uint64),
+        ("dropout_offset", ctypes.c_uint64),
+        ("window_left", ctypes.c_int64),
+        ("window_right", ctypes.c_int64),
+        ("max_seqlen_q", ctypes.c_int64),
+        ("max_seqlen_k", ctypes.c_int64),
+        ("causal", ctypes.c_int32),
+        ("num_splits", ctypes.c_int32),
+        ("strict_fallback", ctypes.c_int32),
+        ("strict_rows", ctypes.c_int32),
+        ("checked", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+    ]
+
+
+_TENSOR_NAMES = (
+    "q k v out lse cu_seqlens_q cu_seqlens_k alibi_slopes bias mask tree_mask sinks probs"
+).split()
+
+
+class AttentionTensors(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t)] + [(name, Tensor) for name in _TENSOR_NAMES]
+
+
+class Problem(ctypes.Structure):
+    _fields_ = (
+        [("struct_size", ctypes.c_size_t)]
+        + [
+            (name, ctypes.c_int64)
+            for name in (
+                "batch seqlen_q seqlen_k total_q total_k num_heads num_kv_heads head_dim "
+                "head_dim_v window_left window_right"
+            ).split()
+        ]
+        + [(name, ctypes.c_double) for name in "softmax_scale softcap dropout_p".split()]
+        + [
+            (name, ctypes.c_int32)
+            for name in (
+                "dtype bias_dtype causal num_splits is_ragged has_alibi has_mask has_tree_mask "
+                "has_sinks has_lse has_probs strict_fallback strict_rows checked"
+            ).split()
+        ]
+    )
+
+
+def find_library():
+    """HEADRACE_LIBRARY, else the newest libheadrace.so below build/ of this repository."""
+    named = os.environ.get("HEADRACE_LIBRARY")
+    if named:
+        return named
+    root = pathlib.Path(__file__).resolve().parents[2]
+    built = sorted(root.glob("build/*/src/libheadrace.so"), key=lambda p: p.stat().st_mtime)
+    if not built:
+        raise Error("no build/*/src/libheadrace.so; build the library or set HEADRACE_LIBRARY")
+    return str(built[-1])
+
+
+class Library:
+    def __init__(self, path=None):
+        self.path = path or find_library()
+        try:
+            self.c = ctypes.CDLL(self.path)
+        except OSError as error:
+            raise Error(f"cannot load the library: {error}") from error
+        self._declare()
+        self._check_layouts()
+
+    def _declare(self):
+        c = self.c
+        for name in ("last_error", "version", "build_info", "plan_kernel", "plan_explain"):
+            getattr(c, f"headrace_{name}").restype = ctypes.c_char_p
+        for name in ("plan_kernel", "plan_explain", "plan_workspace_bytes", "plan_destroy"):
+            getattr(c, f"headrace_{name}").argtypes = [ctypes.c_void_p]
+        c.headrace_plan_workspace_bytes.restype = ctypes.c_size_t
+        c.headrace_plan_destroy.restype = None
+        c.headrace_plan_run.argtypes = [
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+            ctypes.c_size_t,
+            ctypes.c_void_p,
+        ]
+        c.headrace_plan_run.restype = ctypes.c_int
+
+    def _check_layouts(self):
+        """The structs above must be those of the library that was loaded."""
+        for init, struct in (
+            ("attention_tensors_init", AttentionTensors),
+            ("attention_options_init", AttentionOptions),
+            ("problem_init", Problem),
+        ):
+            room = (ctypes.c_size_t * 1024)()
+            getattr(self.c, f"headrace_{init}")(room)
+            if room[0] != ctypes.sizeof(struct):
+                raise Error(
+                    f"{struct.__name__} has {room[0]} bytes in {self.path} and "
+                    f"{ctypes.sizeof(struct)} here; use the library of this source tree"
+                )
+
+    def check(self, status):
+        if status != 0:
+            raise Error(self.c.headrace_last_error().decode())
+
+    def build_info(self):
+        return self.c.headrace_build_info().decode()
+
+    def cpu_info(self, num_threads):
+        device = DeviceInfo()
+        self.check(self.c.headrace_cpu_info(ctypes.byref(device)))
+        device.num_units = num_threads
+        return device
+
+
+def tensor(data_ptr, dtype, shape, strides):
+    """A view of CPU memory; strides in elements."""
+    t = Tensor(data=data_ptr, dtype=dtype, device_type=CPU, rank=len(shape))
+    t.shape[: len(shape)] = shape
+    t.strides[: len(strides)] = strides
+    return t
+
+
+class Attention:
+    """A kept plan with its tensors and workspace: calling it runs the plan, nothing else."""
+
+    def __init__(self, library, q, k, v, out, causal, num_threads):
+        self._library = library
+        self._tensors = AttentionTensors()
+        self._options = AttentionOptions()
+        library.c.headrace_attention_tensors_init(ctypes.byref(self._tensors))
+        library.c.headrace_attention_options_init(ctypes.byref(self._options))
+        for name, view in (("q", q), ("k", k), ("v", v), ("out", out)):
+            setattr(self._tensors, name, view)
+        self._options.causal = causal
+        problem = Problem()
+        library.check(
+            library.c.headrace_attention_problem(
+                ctypes.byref(self._tensors), ctypes.byref(self._options), ctypes.byref(problem)
+            )
+        )
+        device = library.cpu_info(num_threads)
+        self._plan = ctypes.c_void_p()
+        library.check(
+            library.c.headrace_plan_attention(
+                ctypes.byref(problem), ctypes.byref(device), ctypes.byref(self._plan)
+            )
+        )
+        self.kernel = library.c.headrace_plan_kernel(self._plan).decode()
+        size = library.c.headrace_plan_workspace_bytes(self._plan)
+        self._workspace = ctypes.create_string_buffer(size) if size else None
+        self._run = library.c.headrace_plan_run
+        self._arguments = (
+            self._plan,
+            ctypes.addressof(self._tensors),
+            ctypes.addressof(self._options),
+            ctypes.addressof(self._workspace) if size else None,
+            size,
+            None,
+        )
+
+    def __call__(self):
+        if self._run(*self._arguments) != 0:
+            raise Error(self._library.c.headrace_last_error().decode())
+
+    def __del__(self):
+        if getattr(self, "_plan", None):
+            self._library.c.headrace_plan_destroy(self._plan)

@@ -1,0 +1,42 @@
+// Memory for one attention call: inputs filled with numbers, outputs empty.
+#pragma once
+
+#include <cstddef>
+#include <initializer_list>
+#include <memory>
+#include <vector>
+
+#include "attention_shape.h"
+#include "headrace/headrace.hpp"
+
+namespace headrace::cli {
+
+enum class Layout {
+  bshd,  // heads of a token side by side
+  bhsd,  // tokens of a head side by side; dense batches only
+};
+
+class AttentionData {
+ public:
+  AttentionData(const AttentionShape& shape, Layout layout);
+  const AttentionTensors& tensors() const { return tensors_; }
+  const AttentionOptions& options() const { return options_; }
+  Workspace workspace(std::size_t bytes);
+
+ private:
+  struct Free {
+    void operator()(std::byte* data) const;
+  };
+  std::byte* allocate(std::size_t bytes);
+  TensorView floats(DType dtype, std::initializer_list<std::int64_t> shape);
+  TensorView heads(const AttentionShape& shape, Layout layout, bool is_query, std::int64_t dim);
+  void add_scores(const AttentionShape& shape);
+  void add_ragged(const AttentionShape& shape);
+
+  std::vector<std::unique_ptr<std::byte, Free>> buffers_;
+  AttentionTensors tensors_;
+  AttentionOptions options_;
+  std::uint64_t random_state_ = 0x9E3779B97F4A7C15u;
+};
+
+}  // namespace headrace::cli

@@ -1,0 +1,88 @@
+#include "attention_shape.h"
+
+#include <gtest/gtest.h>
+
+namespace headrace::cli {
+namespace {
+
+AttentionShape shape_of(std::vector<std::string> arguments) {
+  CLI::App app;
+  ShapeOptions options;
+  add_shape_options(app, options);
+  std::reverse(arguments.begin(), arguments.end());  // the parser takes them from the back
+  app.parse(arguments);
+  const auto shapes = shapes_of(dims_of(options), options);
+  EXPECT_EQ(shapes.size(), 1u);
+  return shapes.at(0);
+}
+
+TEST(AttentionShape, ListsMakeAllCombinations) {
+  CLI::App app;
+  ShapeOptions options;
+  add_shape_options(app, options);
+  EXPECT_FALSE(has_dims(app));
+  app.parse("--batch 1,2 --seqlen 128,256,512 --dtype f32,bf16 --causal none,top-left");
+  EXPECT_TRUE(has_dims(app));
+  EXPECT_EQ(dims_of(options).size(), 6u);
+  EXPECT_EQ(shapes_of(dims_of(options), options).size(), 24u);
+}
+
+TEST(AttentionShape, WhatIsNotGivenFollows) {
+  const auto p = shape_of({"--seqlen=7", "--heads=6", "--head-dim=80"}).problem;
+  EXPECT_EQ(p.seqlen_q, 7);
+  EXPECT_EQ(p.seqlen_k, 7);
+  EXPECT_EQ(p.num_kv_heads, 6);
+  EXPECT_EQ(p.head_dim_v, 80);
+}
+
+TEST(AttentionShape, WorkOfAFullMatrix) {
+  const Work work = work_of(shape_of({"--batch=2", "--seqlen-q=3", "--seqlen-k=5", "--heads=4",
+                                      "--kv-heads=2", "--head-dim=8", "--head-dim-v=16"}));
+  EXPECT_EQ(work.visible_pairs, 2 * 3 * 5);
+  EXPECT_DOUBLE_EQ(work.flops, 2. * (8 + 16) * 4 * 2 * 3 * 5);
+  EXPECT_DOUBLE_EQ(work.bytes, 4. * (8 + 16) * (2 * 3 * 4 + 2 * 5 * 2));
+}
+
+TEST(AttentionShape, CausalPairsAreCountedOneByOne) {
+  EXPECT_EQ(work_of(shape_of({"--seqlen=4", "--causal=bottom-right"})).visible_pairs, 10);
+  const std::vector<std::string> sizes = {"--seqlen-q=2", "--seqlen-k=5"};
+  EXPECT_EQ(work_of(shape_of({sizes[0], sizes[1], "--causal=bottom-right"})).visible_pairs, 4 + 5);
+  EXPECT_EQ(work_of(shape_of({sizes[0], sizes[1], "--causal=top-left"})).visible_pairs, 1 + 2);
+  // More queries than keys: the first ones see nothing.
+  EXPECT_EQ(
+      work_of(shape_of({"--seqlen-q=4", "--seqlen-k=2", "--causal=bottom-right"})).visible_pairs,
+      1 + 2);
+}
+
+TEST(AttentionShape, WindowLimitsPairsAndBytes) {
+  // A single query sees itself and two keys to its left: K and V are read for three keys only.
+  const Work work = work_of(
+      shape_of({"--seqlen-q=1", "--seqlen-k=100", "--heads=1", "--head-dim=4", "--window=2,0"}));
+  EXPECT_EQ(work.visible_pairs, 3);
+  EXPECT_DOUBLE_EQ(work.bytes, 4. * (8 + 3 * 8));
+}
+
+TEST(AttentionShape, RaggedLengthsFallEvenly) {
+  EXPECT_EQ(ragged_seqlens(4, 100), (std::vector<std::int64_t>{100, 75, 50, 25}));
+  const AttentionShape shape = shape_of({"--ragged", "--batch=4", "--seqlen=100"});
+  EXPECT_EQ(shape.problem.total_q, 250);
+  EXPECT_EQ(work_of(shape).visible_pairs, 100 * 100 + 75 * 75 + 50 * 50 + 25 * 25);
+}
+
+TEST(AttentionShape, NonsenseIsAUsageError) {
+  EXPECT_THROW(shape_of({"--window=3"}), CLI::ParseError);
+  EXPECT_THROW(shape_of({"--window=3,x"}), CLI::ParseError);
+  EXPECT_THROW(shape_of({"--batch=0"}), CLI::ParseError);
+  EXPECT_THROW(shape_of({"--batch=1,a"}), CLI::ParseError);
+  EXPECT_THROW(shape_of({"--dtype=f8"}), CLI::ParseError);
+  EXPECT_THROW(shape_of({"--causal=left"}), CLI::ParseError);
+}
+
+TEST(AttentionShape, FeaturesAsText) {
+  EXPECT_EQ(features_text(shape_of({}).problem), "");
+  EXPECT_EQ(features_text(shape_of({"--window=open,0", "--softcap=30", "--sinks"}).problem),
+            "window open/0, softcap 30, sinks");
+}
+
+}  // namespace
+}  // namespace headrace::cli

@@ -1,0 +1,320 @@
+// headrace bench attention: time, throughput and traffic of attention calls, beside what the
+// machine can do, measured in the same run.
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <optional>
+
+#include "attention_data.h"
+#include "attention_shape.h"
+#include "command.h"
+#include "headrace/headrace.hpp"
+#include "machine.h"
+#include "probes/probes.h"
+#include "schedule_text.h"
+
+namespace headrace::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct BenchOptions {
+  ShapeOptions shape;
+  bool is_grid = true;  // no sizes were given
+  Layout layout = Layout::bshd;
+  int num_threads = 0;  // 0: as the library finds them
+  int reps = 5;
+  double min_time = 0.2;
+  bool is_cold = false;
+  bool skips_ceilings = false;
+  Format format = Format::text;
+  std::string command_line;
+};
+
+// Prefill from launch-bound to compute-bound and each head_dim tile, then decode of a 32/8 model.
+constexpr Dims kPrefillGrid[] = {
+    {1, 128, 128, 8, 8, 64, 64},     {4, 512, 512, 16, 16, 64, 64},
+    {1, 1024, 1024, 16, 16, 64, 64}, {1, 4096, 4096, 16, 16, 64, 64},
+    {1, 4096, 4096, 8, 8, 128, 128}, {1, 1024, 1024, 4, 4, 256, 256},
+};
+constexpr Dims kDecodeGrid[] = {
+    {1, 1, 512, 32, 8, 128, 128},
+    {1, 1, 4096, 32, 8, 128, 128},
+    {1, 1, 32768, 32, 8, 128, 128},
+    {8, 1, 4096, 32, 8, 128, 128},
+};
+
+std::vector<AttentionShape> shapes_to_run(const BenchOptions& options) {
+  if (!options.is_grid) return shapes_of(dims_of(options.shape), options.shape);
+  auto shapes = shapes_of({std::begin(kPrefillGrid), std::end(kPrefillGrid)}, options.shape);
+  // One query that sees every key: causal or not is the same call.
+  ShapeOptions decode = options.shape;
+  decode.causal = {"none"};
+  const auto more = shapes_of({std::begin(kDecodeGrid), std::end(kDecodeGrid)}, decode);
+  shapes.insert(shapes.end(), more.begin(), more.end());
+  return shapes;
+}
+
+// "[3/24] ..." over itself, on a terminal only.
+void print_progress(const std::string& text) {
+  static const bool is_terminal = isatty(STDERR_FILENO) != 0;
+  if (is_terminal) std::cerr << "\r\033[K" << text << std::flush;
+}
+
+// 0 where not measured.
+struct Ceilings {
+  probes::Peak f32, bf16;
+  double gbytes = 0;  // GB/s
+
+  // The peak of the unit that the kernel uses.
+  double gflops_for(const headrace_problem& problem, std::string_view kernel) const {
+    const bool is_bf16_dot =
+        problem.dtype == HEADRACE_BF16 && kernel.find("bf16") != std::string_view::npos;
+    return is_bf16_dot ? bf16.gflops : f32.gflops;
+  }
+};
+
+probes::Peak better(const probes::Peak& a, const probes::Peak& b) {
+  return a.gflops >= b.gflops ? a : b;
+}
+
+// Called before and after the measurements: the clocks may have changed, and what counts is the
+// best that the machine showed.
+void raise_ceilings(int num_threads, Ceilings& ceilings) {
+  print_progress("measuring the ceilings");
+  ceilings.f32 = better(ceilings.f32, probes::measure_f32_fma(num_threads));
+  ceilings.bf16 = better(ceilings.bf16, probes::measure_bf16_dot(num_threads));
+  ceilings.gbytes = std::max(ceilings.gbytes, probes::measure_read_bandwidth(num_threads));
+}
+
+struct Times {
+  double median, min, max;  // seconds
+  std::int64_t reps;
+};
+
+Times times_of(std::vector<double> seconds) {
+  std::sort(seconds.begin(), seconds.end());
+  const std::size_t half = seconds.size() / 2;
+  const double median =
+      seconds.size() % 2 == 1 ? seconds[half] : (seconds[half - 1] + seconds[half]) / 2;
+  return {median, seconds.front(), seconds.back(), static_cast<std::int64_t>(seconds.size())};
+}
+
+// At least `reps` calls and `min_time` seconds (of everything: evictions count), each call timed.
+Times time_calls(const Plan& plan, AttentionData& data, const BenchOptions& options,
+                 probes::StreamBuffer* evictor) {
+  constexpr std::size_t kMostCalls = 100000;
+  const Workspace workspace = data.workspace(plan.workspace_bytes());
+  const auto call = [&] {
+    if (evictor != nullptr) evictor->read();
+    const auto begin = Clock::now();
+    plan.run(data.tensors(), workspace, data.options());
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+  };
+  call();  // first touch of the workspace and the outputs, threads started
+  std::vector<double> seconds;
+  const auto begin = Clock::now();
+  const auto elapsed = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
+  while (seconds.size() < kMostCalls &&
+         (seconds.size() < static_cast<std::size_t>(options.reps) || elapsed() < options.min_time))
+    seconds.push_back(call());
+  return times_of(std::move(seconds));
+}
+
+Table make_table() {
+  return {.key = "rows",
+          .columns = {{"dtype", "dtype"},
+                      {"batch", "batch"},
+                      {"seqlen_q", "seqlen_q"},
+                      {"seqlen_k", "seqlen_k"},
+                      {"num_heads", "heads"},
+                      {"num_kv_heads", "kv"},
+                      {"head_dim", "dim"},
+                      {"head_dim_v", "dim_v"},
+                      {"causal", "causal"},
+                      {"features", "features"},
+                      {"ms_median", "ms", 3},
+                      {"ms_min", "min", 3},
+                      {"ms_max", "max", 3},
+                      {"reps", "reps"},
+                      {"gflops", "GFLOP/s"},
+                      {"percent_of_fma_peak", "% peak"},
+                      {"gbytes", "GB/s"},
+                      {"percent_of_read_bandwidth", "% read"},
+                      {"kernel", "kernel"},
+                      {"tile_m", "tile_m"},
+                      {"tile_n", "tile_n"},
+                      {"max_splits", "splits"},
+                      {"workspace_bytes", "workspace"}},
+          .rows = {}};
+}
+
+Cell percent(double value, double ceiling) {
+  return ceiling > 0 ? Cell(100 * value / ceiling) : Cell();
+}
+
+std::vector<Cell> row_of(const AttentionShape& shape, const Plan& plan, const Times& times,
+                         const Ceilings& ceilings) {
+  const headrace_problem& p = shape.problem;
+  const Work work = work_of(shape);
+  const double gflops = work.flops / times.median * 1e-9;
+  const double gbytes = work.bytes / times.median * 1e-9;
+  const ScheduleFacts schedule = schedule_of(plan.explain());
+  return {std::string(dtype_name(static_cast<DType>(p.dtype))),
+          p.batch,
+          p.seqlen_q,
+          p.seqlen_k,
+          p.num_heads,
+          p.num_kv_heads,
+          p.head_dim,
+          p.head_dim_v,
+          std::string(causal_name(p.causal)),
+          features_text(p),
+          times.median * 1e3,
+          times.min * 1e3,
+          times.max * 1e3,
+          times.reps,
+          gflops,
+          percent(gflops, ceilings.gflops_for(p, plan.kernel())),
+          gbytes,
+          percent(gbytes, ceilings.gbytes),
+          std::string(plan.kernel()),
+          schedule.tile_m,
+          schedule.tile_n,
+          schedule.max_splits,
+          static_cast<std::int64_t>(plan.workspace_bytes())};
+}
+
+std::string ceilings_text(const Ceilings& ceilings) {
+  char text[160];
+  std::snprintf(text, sizeof text, "f32 FMA %.1f GFLOP/s (%s), read %.1f GB/s", ceilings.f32.gflops,
+                ceilings.f32.isa.c_str(), ceilings.gbytes);
+  std::string all = text;
+  if (ceilings.bf16.gflops > 0) {
+    std::snprintf(text, sizeof text, ", bf16 dot %.1f GFLOP/s", ceilings.bf16.gflops);
+    all += text;
+  }
+  return all;
+}
+
+void add_notes(const BenchOptions& options, const DeviceInfo& device, const Ceilings& ceilings,
+               Report& report) {
+  report.notes = {
+      {"benchmark", std::string("attention")},
+      {"command", options.command_line},
+      {"date", date_text()},
+      {"machine", std::string(device.name)},
+      {"instruction_sets", isa_text(device.cpu_isa)},
+      {"operating_system", operating_system_text()},
+      {"build", std::string(build_info())},
+      {"threads", std::int64_t{device.num_units}},
+      {"caches", std::string(options.is_cold ? "cold: evicted before each call" : "warm")},
+      {"layout", std::string(options.layout == Layout::bhsd ? "bhsd" : "bshd")}};
+  if (options.skips_ceilings) return;
+  if (options.format != Format::json) {
+    report.notes.emplace_back("ceilings", ceilings_text(ceilings));
+    return;
+  }
+  report.notes.emplace_back("f32_fma_gflops", ceilings.f32.gflops);
+  report.notes.emplace_back("f32_fma_isa", ceilings.f32.isa);
+  report.notes.emplace_back("bf16_dot_gflops",
+                            ceilings.bf16.gflops > 0 ? Cell(ceilings.bf16.gflops) : Cell());
+  report.notes.emplace_back("read_gbytes", ceilings.gbytes);
+}
+
+struct Measured {
+  AttentionShape shape;
+  Plan plan;
+  Times times;
+};
+
+// One call that no kernel takes must not cost the measurements of the others: a note, no result.
+std::vector<Measured> measure(const std::vector<AttentionShape>& shapes, const DeviceInfo& device,
+                              const BenchOptions& options) {
+  std::optional<probes::StreamBuffer> evictor;
+  if (options.is_cold) {
+    const std::size_t bytes = 2 * probes::last_level_cache_bytes();
+    evictor.emplace(device.num_units, bytes / static_cast<std::size_t>(device.num_units));
+  }
+  std::vector<Measured> results;
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    print_progress('[' + std::to_string(i + 1) + '/' + std::to_string(shapes.size()) + ']');
+    try {
+      Plan plan = plan_attention(shapes[i].problem, device);
+      AttentionData data(shapes[i], options.layout);
+      const Times times = time_calls(plan, data, options, evictor ? &*evictor : nullptr);
+      results.push_back({shapes[i], std::move(plan), times});
+    } catch (const Error& error) {
+      if (error.code() != HEADRACE_UNSUPPORTED) throw;
+      print_progress("");
+      print_note(std::string("skipped: ") + error.what());
+    }
+  }
+  return results;
+}
+
+int run_bench(const BenchOptions& options) {
+  DeviceInfo device = cpu_info();
+  if (options.num_threads > 0) device.num_units = options.num_threads;
+  const auto shapes = shapes_to_run(options);
+  Ceilings ceilings;
+  if (!options.skips_ceilings) raise_ceilings(device.num_units, ceilings);
+  const auto results = measure(shapes, device, options);
+  if (!options.skips_ceilings) raise_ceilings(device.num_units, ceilings);
+  print_progress("");
+  Report report;
+  add_notes(options, device, ceilings, report);
+  report.tables.push_back(make_table());
+  for (const Measured& result : results)
+    report.tables[0].rows.push_back(row_of(result.shape, result.plan, result.times, ceilings));
+  print_report(report, options.format);
+  return results.size() == shapes.size() ? kExitOk : kExitFailure;
+}
+
+}  // namespace
+
+void add_bench_attention(CLI::App& bench, Action& action, const std::string& command_line) {
+  CLI::App* app = bench.add_subcommand(
+      "attention", "Attention calls; without sizes a grid of prefill and decode shapes");
+  auto options = std::make_shared<BenchOptions>();
+  options->command_line = command_line;
+  add_shape_options(*app, options->shape);
+  constexpr const char* kGroup = "Measurement";
+  app->add_option_function<std::string>(
+         "--layout",
+         [options](const std::string& name) {
+           options->layout = name == "bhsd" ? Layout::bhsd : Layout::bshd;
+         },
+         "order of batch, seqlen, heads, dim in memory")
+      ->check(CLI::IsMember({"bshd", "bhsd"}))
+      ->option_text("bshd|bhsd [bshd]")
+      ->group(kGroup);
+  app->add_option("--threads", options->num_threads, "threads of a call (default: all allowed)")
+      ->check(CLI::Range(1, 1024))
+      ->option_text("N")
+      ->group(kGroup);
+  app->add_option("--reps", options->reps, "calls at least")
+      ->check(CLI::Range(1, 100000))
+      ->option_text("N [5]")
+      ->group(kGroup);
+  app->add_option("--min-time", options->min_time, "seconds at least, for each row")
+      ->check(CLI::Range(0., 3600.))
+      ->option_text("SECONDS [0.2]")
+      ->group(kGroup);
+  app->add_flag("--cold", options->is_cold,
+                "evict the caches before each call (a decode step finds its cache in memory)")
+      ->group(kGroup);
+  app->add_flag("--no-ceilings", options->skips_ceilings, "do not measure the machine's ceilings")
+      ->group(kGroup);
+  add_format_option(*app, options->format);
+  app->callback([&action, app, options] {
+    options->is_grid = !has_dims(*app);
+    action = [options] { return run_bench(*options); };
+  });
+}
+
+}  // namespace headrace::cli

@@ -1,0 +1,34 @@
+// What the subcommands share. Parsing only chooses an action; main() runs it afterwards, so that
+// usage errors (exit code 2) and failures (1) cannot be confused.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <string>
+
+#include "table.h"
+
+namespace headrace::cli {
+
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitFailure = 1;
+inline constexpr int kExitUsage = 2;
+
+using Action = std::function<int()>;  // returns the exit code
+
+void add_bench(CLI::App& app, Action& action, const std::string& command_line);
+void add_explain(CLI::App& app, Action& action);
+void add_kernels(CLI::App& app, Action& action);
+void add_info(CLI::App& app, Action& action);
+
+// bench attention
+void add_bench_attention(CLI::App& bench, Action& action, const std::string& command_line);
+
+// --format text|csv|json|md
+void add_format_option(CLI::App& app, Format& format);
+// To stdout, notes of CSV to stderr.
+void print_report(const Report& report, Format format);
+// A line on stderr: "headrace: ...".
+void print_note(const std::string& text);
+
+}  // namespace headrace::cli

@@ -1,0 +1,52 @@
+// headrace info: this build and this machine.
+#include <cstdlib>
+#include <memory>
+
+#include "command.h"
+#include "headrace/headrace.hpp"
+#include "machine.h"
+#include "probes/probes.h"
+
+namespace headrace::cli {
+namespace {
+
+// The environment variables that the library reads; what they do is in headrace.h and the manual.
+constexpr const char* kVariables[] = {"HEADRACE_CPU_ISA", "HEADRACE_NUM_THREADS",
+                                      "HEADRACE_KERNEL"};
+
+int run_info(Format format) {
+  const DeviceInfo device = cpu_info();
+  Table table{.key = "info", .columns = {{"name", "name"}, {"value", "value"}}, .rows = {}};
+  const auto add = [&](std::string name, Cell value) {
+    table.rows.push_back({std::move(name), std::move(value)});
+  };
+  add("version", std::string(version()));
+  add("build", std::string(build_info()));
+  add("device", std::string("cpu"));
+  add("name", std::string(device.name));
+  add("instruction sets", isa_text(device.cpu_isa));
+  add("threads", std::int64_t{device.num_units});
+  add("L2 cache of a core", bytes_text(device.l2_bytes));
+  add("last level cache", bytes_text(static_cast<std::int64_t>(probes::last_level_cache_bytes())));
+  add("memory", bytes_text(memory_bytes()));
+  add("operating system", operating_system_text());
+  for (const char* name : kVariables) {
+    const char* value = std::getenv(name);
+    add(name, value == nullptr ? Cell(std::string("(unset)")) : Cell(std::string(value)));
+  }
+  Report report;
+  report.tables.push_back(std::move(table));
+  print_report(report, format);
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_info(CLI::App& app, Action& action) {
+  auto format = std::make_shared<Format>(Format::text);
+  CLI::App* info = app.add_subcommand("info", "Show this build and this machine");
+  add_format_option(*info, *format);
+  info->callback([&action, format] { action = [format] { return run_info(*format); }; });
+}
+
+}  // namespace headrace::cli

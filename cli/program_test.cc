@@ -1,0 +1,147 @@
+// The program as a shell sees it: exit codes, what goes to which stream, output that parses.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace {
+
+struct Result {
+  int exit_code;
+  std::string out;
+};
+
+// Runs `headrace <arguments>` in a shell; stderr is dropped unless the arguments redirect it.
+Result run(const std::string& arguments) {
+  const std::string command = "exec 2>/dev/null; '" HEADRACE_PROGRAM "' " + arguments;
+  FILE* pipe = popen(command.c_str(), "r");
+  if (pipe == nullptr) return {-1, {}};
+  Result result{};
+  std::array<char, 4096> buffer;
+  for (std::size_t count; (count = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;)
+    result.out.append(buffer.data(), count);
+  const int status = pclose(pipe);
+  result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return result;
+}
+
+nlohmann::json json_of(const std::string& arguments) {
+  const Result result = run(arguments + " --format json");
+  EXPECT_EQ(result.exit_code, 0) << arguments;
+  return nlohmann::json::parse(result.out);
+}
+
+TEST(Program, UsageErrorsExitWith2AndLeaveStdoutEmpty) {
+  for (const char* arguments :
+       {"", "nonsense", "--nonsense", "bench", "bench attention --batch 1,x",
+        "bench attention --batch 0", "bench attention --reps 0", "bench attention --layout x",
+        "kernels --format x", "kernels --device nowhere", "explain attention --dtype f8",
+        "explain attention --window 3", "explain attention --heads 8 --kv-heads 3",
+        "explain attention --softcap -1", "info extra"}) {
+    const Result result = run(arguments);
+    EXPECT_EQ(result.exit_code, 2) << arguments;
+    EXPECT_EQ(result.out, "") << arguments;
+  }
+}
+
+TEST(Program, HelpAndVersionExitWith0) {
+  EXPECT_EQ(run("--version").out.rfind("headrace ", 0), 0u);
+  for (const char* arguments : {"--version", "--help", "bench --help", "bench attention --help",
+                                "explain attention --help", "kernels --help", "info --help"}) {
+    const Result result = run(arguments);
+    EXPECT_EQ(result.exit_code, 0) << arguments;
+    EXPECT_NE(result.out, "") << arguments;
+  }
+}
+
+TEST(Program, FailuresExitWith1) {
+  EXPECT_EQ(run("info > /dev/full").exit_code, 1);
+  EXPECT_EQ(run("explain attention --device sm90:132").exit_code, 1);
+}
+
+TEST(Program, ErrorsGoToStderr) {
+  const Result result = run("kernels --device nowhere 2>&1 >/dev/null");
+  EXPECT_NE(result.out.find("headrace: "), std::string::npos);
+  EXPECT_NE(result.out.find("nowhere"), std::string::npos);
+}
+
+TEST(Program, InfoSaysWhatThereIs) {
+  const auto json = json_of("info");
+  ASSERT_FALSE(json["info"].empty());
+  EXPECT_EQ(json["info"][0]["name"], "version");
+}
+
+TEST(Program, KernelsIsAMatrixOfAnswers) {
+  const auto json = json_of("kernels --verbose");
+  ASSERT_FALSE(json["kernels"].empty());
+  std::size_t refusals = 0;
+  for (const auto& row : json["kernels"]) {
+    EXPECT_FALSE(row["kernel"].get<std::string>().empty());
+    EXPECT_FALSE(row["head_dim"].get<std::string>().empty());
+    for (const auto& [key, value] : row.items()) refusals += value.is_boolean() && !value;
+  }
+  EXPECT_EQ(json["refusals"].size(), refusals) << "every no has a reason";
+  for (const auto& row : json["refusals"]) EXPECT_FALSE(row["reason"].get<std::string>().empty());
+}
+
+TEST(Program, ExplainNamesTheKernel) {
+  const auto json = json_of("explain attention --seqlen 64,128 --causal bottom-right");
+  ASSERT_EQ(json["plans"].size(), 2u);
+  const std::string kernel = json["plans"][0]["kernel"];
+  EXPECT_NE(json["plans"][0]["explain"].get<std::string>().find(kernel), std::string::npos);
+  const Result text = run("explain attention --device cpu:scalar:3");
+  EXPECT_EQ(text.exit_code, 0);
+  EXPECT_NE(text.out.find("3 threads"), std::string::npos);
+}
+
+TEST(Program, BenchReportsEveryCall) {
+  const auto json = json_of(
+      "bench attention --no-ceilings --min-time 0 --reps 2 --threads 2 --batch 2 --heads 4 "
+      "--kv-heads 2 --seqlen 32,64 --head-dim 32 --dtype f32,bf16 --causal none,bottom-right "
+      "--window 16,0 --lse");
+  EXPECT_EQ(json["meta"]["threads"], 2);
+  ASSERT_EQ(json["rows"].size(), 8u);
+  for (const auto& row : json["rows"]) {
+    EXPECT_GT(row["ms_median"].get<double>(), 0);
+    EXPECT_LE(row["ms_min"], row["ms_median"]);
+    EXPECT_LE(row["ms_median"], row["ms_max"]);
+    EXPECT_GT(row["gflops"].get<double>(), 0);
+    EXPECT_EQ(row["reps"], 2);
+    EXPECT_EQ(row["features"], "window 16/0, lse");
+    EXPECT_TRUE(row["percent_of_fma_peak"].is_null());
+    EXPECT_TRUE(row["tile_m"].is_number_integer()) << "the schedule text changed its form";
+    EXPECT_TRUE(row["max_splits"].is_number_integer());
+  }
+}
+
+TEST(Program, BenchTakesEveryFeature) {
+  for (const char* feature :
+       {"--ragged --batch 3", "--bias", "--mask", "--alibi", "--sinks", "--dropout 0.1",
+        "--softcap 20", "--layout bhsd", "--head-dim-v 16", "--ragged --batch 2 --bias --mask"}) {
+    const auto json = json_of(
+        std::string("bench attention --no-ceilings --min-time 0 --reps 1 --seqlen 40 ") + feature);
+    EXPECT_EQ(json["rows"].size(), 1u) << feature;
+  }
+}
+
+TEST(Program, ColdBenchHasCeilings) {
+  const auto json =
+      json_of("bench attention --cold --min-time 0 --reps 1 --seqlen-q 1 --seqlen-k 512 --heads 4");
+  EXPECT_GT(json["meta"]["f32_fma_gflops"].get<double>(), 0);
+  EXPECT_GT(json["meta"]["read_gbytes"].get<double>(), 0);
+  EXPECT_GT(json["rows"][0]["percent_of_read_bandwidth"].get<double>(), 0);
+}
+
+TEST(Program, CsvOnStdoutIsOnlyTheTable) {
+  const Result csv =
+      run("bench attention --no-ceilings --min-time 0 --reps 1 --seqlen 32 --format csv");
+  EXPECT_EQ(csv.exit_code, 0);
+  EXPECT_EQ(csv.out.rfind("dtype,batch,", 0), 0u);
+  EXPECT_EQ(std::count(csv.out.begin(), csv.out.end(), '\n'), 2);
+}
+
+}  // namespace

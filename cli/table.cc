@@ -1,0 +1,219 @@
+#include "table.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+namespace headrace::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string fixed_text(double value, int decimals) {
+  char text[64];
+  const int size = std::snprintf(text, sizeof text, "%.*f", decimals, value);
+  if (size < 0 || size >= static_cast<int>(sizeof text)) return std::to_string(value);
+  return text;
+}
+
+// Enough digits for any measured number, none that mean nothing.
+std::string exact_text(double value) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.9g", value);
+  return text;
+}
+
+// decimals < 0: as exact as it is.
+std::string cell_text(const Cell& cell, int decimals) {
+  if (const auto* flag = std::get_if<bool>(&cell)) return *flag ? "yes" : "no";
+  if (const auto* integer = std::get_if<std::int64_t>(&cell)) return std::to_string(*integer);
+  if (const auto* text = std::get_if<std::string>(&cell)) return *text;
+  if (const auto* number = std::get_if<double>(&cell))
+    return decimals < 0 ? exact_text(*number) : fixed_text(*number, decimals);
+  return {};
+}
+
+bool is_number(const Cell& cell) {
+  return std::holds_alternative<std::int64_t>(cell) || std::holds_alternative<double>(cell);
+}
+
+Json cell_json(const Cell& cell) {
+  if (const auto* flag = std::get_if<bool>(&cell)) return *flag;
+  if (const auto* integer = std::get_if<std::int64_t>(&cell)) return *integer;
+  if (const auto* text = std::get_if<std::string>(&cell)) return *text;
+  if (const auto* number = std::get_if<double>(&cell))
+    return std::isfinite(*number) ? Json(*number) : Json(nullptr);
+  return nullptr;
+}
+
+// RFC 4180: quotes around what holds a comma, a quote or a line end; quotes inside doubled.
+std::string csv_field(const std::string& text) {
+  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
+  std::string field = "\"";
+  for (const char c : text) {
+    if (c == '"') field += '"';
+    field += c;
+  }
+  return field + '"';
+}
+
+// A bar or a line end inside a cell would end it.
+std::string md_field(const std::string& text) {
+  std::string field;
+  for (const char c : text) {
+    if (c == '|') field += '\\';
+    field += c == '\n' ? ' ' : c;
+  }
+  return field;
+}
+
+// Characters, not bytes, of UTF-8.
+std::size_t text_width(const std::string& text) {
+  return static_cast<std::size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+}
+
+struct Grid {
+  std::vector<std::vector<std::string>> lines;  // titles first
+  std::vector<std::size_t> widths;
+  std::vector<bool> is_right;  // columns of numbers
+};
+
+bool is_empty(const Cell& cell) {
+  const auto* text = std::get_if<std::string>(&cell);
+  return std::holds_alternative<std::monostate>(cell) || (text != nullptr && text->empty());
+}
+
+// Columns that say nothing in any row are left out.
+std::vector<std::size_t> columns_to_show(const Table& table) {
+  std::vector<std::size_t> shown;
+  for (std::size_t i = 0; i < table.columns.size(); ++i) {
+    const bool says_something =
+        table.rows.empty() || std::any_of(table.rows.begin(), table.rows.end(),
+                                          [i](const auto& row) { return !is_empty(row[i]); });
+    if (says_something) shown.push_back(i);
+  }
+  return shown;
+}
+
+bool is_number_column(const Table& table, std::size_t column) {
+  return std::all_of(table.rows.begin(), table.rows.end(), [column](const auto& row) {
+    return is_number(row[column]) || is_empty(row[column]);
+  });
+}
+
+Grid make_grid(const Table& table) {
+  Grid grid;
+  grid.lines.resize(table.rows.size() + 1);
+  for (const std::size_t column : columns_to_show(table)) {
+    const Column& about = table.columns[column];
+    grid.lines[0].push_back(about.title);
+    std::size_t width = text_width(about.title);
+    for (std::size_t row = 0; row < table.rows.size(); ++row) {
+      grid.lines[row + 1].push_back(cell_text(table.rows[row][column], about.decimals));
+      width = std::max(width, text_width(grid.lines[row + 1].back()));
+    }
+    grid.widths.push_back(width);
+    grid.is_right.push_back(is_number_column(table, column));
+  }
+  return grid;
+}
+
+void print_text_table(const Table& table, bool is_styled, std::ostream& out) {
+  const Grid grid = make_grid(table);
+  for (std::size_t row = 0; row < grid.lines.size(); ++row) {
+    std::string line;
+    for (std::size_t i = 0; i < grid.widths.size(); ++i) {
+      const std::string& text = grid.lines[row][i];
+      const std::string padding(grid.widths[i] - text_width(text), ' ');
+      if (i > 0) line += "  ";
+      line += grid.is_right[i] ? padding + text : text + padding;
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    if (row == 0 && is_styled) line = "\033[1m" + line + "\033[0m";
+    out << line << '\n';
+  }
+}
+
+void print_md_table(const Table& table, std::ostream& out) {
+  const Grid grid = make_grid(table);
+  for (std::size_t row = 0; row < grid.lines.size(); ++row) {
+    for (const std::string& text : grid.lines[row]) out << "| " << md_field(text) << ' ';
+    out << "|\n";
+    if (row > 0) continue;
+    for (const bool is_right : grid.is_right) out << (is_right ? "|---:" : "|---");
+    out << "|\n";
+  }
+}
+
+void print_csv_table(const Table& table, std::ostream& out) {
+  const char* separator = "";
+  for (const Column& column : table.columns) {
+    out << separator << csv_field(column.key);
+    separator = ",";
+  }
+  out << '\n';
+  for (const auto& row : table.rows) {
+    for (std::size_t i = 0; i < row.size(); ++i)
+      out << (i > 0 ? "," : "") << csv_field(cell_text(row[i], -1));
+    out << '\n';
+  }
+}
+
+void print_notes(const Report& report, const char* bullet, std::ostream& out) {
+  std::size_t width = 0;
+  for (const auto& [key, value] : report.notes) width = std::max(width, key.size());
+  for (const auto& [key, value] : report.notes) {
+    const std::string padding(*bullet == '\0' ? width - key.size() : 0, ' ');
+    out << bullet << key << ": " << padding << cell_text(value, 1) << '\n';
+  }
+}
+
+void print_json(const Report& report, std::ostream& out) {
+  Json json = Json::object();
+  if (!report.notes.empty()) json["meta"] = Json::object();
+  for (const auto& [key, value] : report.notes) json["meta"][key] = cell_json(value);
+  for (const Table& table : report.tables) {
+    Json& rows = json[table.key] = Json::array();
+    for (const auto& row : table.rows) {
+      Json object = Json::object();
+      for (std::size_t i = 0; i < row.size(); ++i) object[table.columns[i].key] = cell_json(row[i]);
+      rows.push_back(std::move(object));
+    }
+  }
+  // Text from outside (a command line) may be no UTF-8: replaced, not an error.
+  out << json.dump(2, ' ', false, Json::error_handler_t::replace) << '\n';
+}
+
+}  // namespace
+
+void print(const Report& report, const PrintOptions& options, std::ostream& out,
+           std::ostream& notes_out) {
+  if (options.format == Format::json) {
+    print_json(report, out);
+    return;
+  }
+  if (options.format == Format::csv)
+    print_notes(report, "", notes_out);
+  else
+    print_notes(report, options.format == Format::md ? "- " : "", out);
+  bool is_first = report.notes.empty() || options.format == Format::csv;
+  for (const Table& table : report.tables) {
+    if (!is_first) out << '\n';
+    is_first = false;
+    if (options.format == Format::csv) print_csv_table(table, out);
+    if (options.format == Format::md) print_md_table(table, out);
+    if (options.format == Format::text) print_text_table(table, options.is_styled, out);
+  }
+}
+
+bool is_stdout_styled() {
+  const char* no_color = std::getenv("NO_COLOR");
+  return isatty(STDOUT_FILENO) != 0 && (no_color == nullptr || *no_color == '\0');
+}
+
+}  // namespace headrace::cli

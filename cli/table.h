@@ -1,0 +1,49 @@
+// What the program prints: notes about the run, then tables, in one of four formats.
+#pragma once
+
+#include <cstdint>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace headrace::cli {
+
+enum class Format { text, csv, json, md };
+
+// Monostate: no value (empty, null in JSON).
+using Cell = std::variant<std::monostate, bool, std::int64_t, double, std::string>;
+
+struct Column {
+  std::string key;    // in CSV and JSON: "gflops"
+  std::string title;  // in text and Markdown: "GFLOP/s"
+  int decimals = 1;   // of numbers that are no integers, in text and Markdown
+};
+
+struct Table {
+  std::string key;  // in JSON: the name of the array of rows
+  std::vector<Column> columns;
+  std::vector<std::vector<Cell>> rows;  // each as long as columns
+};
+
+struct Report {
+  std::vector<std::pair<std::string, Cell>> notes;  // machine, versions, command, ...
+  std::vector<Table> tables;
+};
+
+struct PrintOptions {
+  Format format = Format::text;
+  bool is_styled = false;  // text only: bold titles
+};
+
+// Text and Markdown print the notes above the tables and leave out columns without values; JSON
+// puts the notes under "meta". CSV has no place for them that every reader would skip, so they go
+// to `notes_out` as "key: value" lines.
+void print(const Report& report, const PrintOptions& options, std::ostream& out,
+           std::ostream& notes_out);
+
+// Whether stdout takes styles: a terminal, and NO_COLOR is not set.
+bool is_stdout_styled();
+
+}  // namespace headrace::cli

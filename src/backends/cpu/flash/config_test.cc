@@ -1,0 +1,99 @@
+#include "backends/cpu/flash/config.h"
+
+#include <gtest/gtest.h>
+
+namespace headrace::cpu::flash {
+namespace {
+
+Problem problem(int64_t seqlen_q, int64_t seqlen_k, int64_t group, int64_t head_dim) {
+  Problem p{};
+  p.batch = 1;
+  p.seqlen_q = seqlen_q;
+  p.seqlen_k = seqlen_k;
+  p.num_heads = group;
+  p.num_kv_heads = 1;
+  p.head_dim = p.head_dim_v = head_dim;
+  p.window_left = p.window_right = -1;
+  p.bias_dtype = -1;
+  return p;
+}
+
+constexpr IsaShape kShapes[] = {{1, 4, 4, 1}, {8, 6, 16, 1}, {16, 12, 32, 1}, {16, 12, 32, 2}};
+
+TEST(FlashConfig, SplitsCoverTheKeysInWholeTiles) {
+  for (const int64_t seqlen_k : {0, 1, 511, 512, 513, 4096, 16384, 16385, 100000}) {
+    for (const int num_splits : {0, 1, 3, 1000}) {
+      Problem p = problem(1, seqlen_k, 4, 128);
+      p.num_splits = num_splits;
+      const SequencePlan plan = plan_sequence(p, 1, seqlen_k);
+      EXPECT_GE(plan.num_splits, 1);
+      EXPECT_GE(plan.num_splits * plan.split_keys, seqlen_k);
+      EXPECT_LT((plan.num_splits - 1) * plan.split_keys, std::max<int64_t>(seqlen_k, 1));
+      EXPECT_TRUE(plan.num_splits == 1 || plan.split_keys % largest_tile(p).n == 0);
+      EXPECT_TRUE(num_splits == 0 || plan.num_splits <= num_splits);
+    }
+  }
+}
+
+TEST(FlashConfig, ManyRowsAndStrictRowsAreNeverSplit) {
+  EXPECT_EQ(plan_sequence(problem(65, 100000, 1, 64), 65, 100000).num_splits, 1);
+  EXPECT_GT(plan_sequence(problem(64, 100000, 1, 64), 64, 100000).num_splits, 1);
+  Problem strict = problem(1, 100000, 1, 64);
+  strict.strict_rows = 1;
+  EXPECT_EQ(plan_sequence(strict, 1, 100000).num_splits, 1);
+  EXPECT_EQ(plan_sequence(strict, 1, 100000).path, Path::packed);
+}
+
+// In a ragged batch every sequence up to the longest must find room for its partial results.
+TEST(FlashConfig, PartialsHoldEveryShorterSequence) {
+  for (const int64_t max_k : {1, 600, 16385, 40001}) {
+    for (const int num_splits : {0, 7}) {
+      Problem p = problem(5, max_k, 4, 64);
+      p.is_ragged = 1;
+      p.num_splits = num_splits;
+      const Partials room = partials_layout(p, scratch_layout(p, largest_tile(p), kShapes[1]));
+      for (int64_t seqlen_q = 0; seqlen_q <= 5; ++seqlen_q) {
+        for (int64_t seqlen_k = 0; seqlen_k <= max_k; seqlen_k += seqlen_k < 2000 ? 1 : 13) {
+          const SequencePlan plan = plan_sequence(p, seqlen_q, seqlen_k);
+          ASSERT_LE(plan.num_splits, room.max_splits) << seqlen_q << " " << seqlen_k;
+          ASSERT_TRUE(plan.num_splits == 1 || seqlen_q * 4 <= room.rows);
+        }
+      }
+    }
+  }
+}
+
+TEST(FlashConfig, ScratchPartsDoNotOverlap) {
+  for (const IsaShape& isa : kShapes) {
+    for (const int64_t head_dim : {1, 7, 64, 100, 128, 200, 256, 576}) {
+      const Problem p = problem(1000, 1000, 1, head_dim);
+      const Tile tile = largest_tile(p);
+      const Scratch x = scratch_layout(p, tile, isa);
+      const int64_t m = round_up<int64_t>(tile.m, isa.tile_rows);
+      const int64_t panels = ceil_div<int64_t>(tile.n, isa.tile_cols);
+      EXPECT_GE(x.q_stride * isa.pair, head_dim);
+      EXPECT_GE(x.k - x.q, m * x.q_stride);
+      EXPECT_GE(x.k_panel, ceil_div<int64_t>(head_dim, isa.pair) * isa.tile_cols);
+      EXPECT_GE(x.v - x.k, panels * x.k_panel);
+      EXPECT_GE(x.s - x.v, ceil_div<int64_t>(head_dim, isa.tile_cols) * x.v_panel);
+      EXPECT_GE(x.o - x.s, kSweepRows * tile.n);
+      EXPECT_EQ(kSweepRows % isa.tile_rows, 0);
+      EXPECT_GE(x.rows - x.o, m * x.o_stride);
+      EXPECT_GE(x.total - x.rows, kRowArrays * m);
+      for (const int64_t part : {x.q, x.k, x.v, x.s, x.o, x.rows, x.total}) EXPECT_EQ(part % 16, 0);
+    }
+  }
+}
+
+// What a tile needs stays within the L2 cache of a core (512 KiB and up; a page for everything
+// else).
+TEST(FlashConfig, ScratchFitsTheL2Cache) {
+  static_assert(kDirectRows <= kSweepRows);
+  for (const int64_t head_dim : {64, 128, 256}) {
+    const Problem p = problem(1000, 1000, 1, head_dim);
+    EXPECT_LE(scratch_layout(p, largest_tile(p), kShapes[1]).total * 4, 512 * 1024) << head_dim;
+  }
+}
+
+}  // namespace
+}  // namespace headrace::cpu::flash
