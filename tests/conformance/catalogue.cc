@@ -183,8 +183,10 @@ constexpr Entry kEntries[] = {
     {"A10", "odd lengths", odd_lengths},
     {"A11", "head dims 1 to 576, v of another size", every_head_dim},
     {"A12", "layouts: gaps, negative and zero strides, one element off (A13)", every_layout},
+    {"A12b", "a layout changes no bit", same_bits_in_every_layout},
     {"A13", "a workspace one byte short", short_workspace},
     {"A14", "strides beyond 2^30 elements, 70000 queries", beyond_32_bits},
+    {"A14r", "ragged batches where a shorter sequence has more splits", ragged_splits},
     {"A15", "entries of block tables", nullptr},
     {"A16", "capacity of the paged cache", nullptr},
     {"A17", "scales of quantised inputs", nullptr},
@@ -210,15 +212,18 @@ Report run_catalogue(const SuiteOptions& options) {
         report.checks.push_back({entry.id, entry.title, kernel, "not applicable"});
         continue;
       }
+      const std::string replay =
+          "headrace_conformance --suite catalogue --kernel " + kernel + "  # " + entry.id;
+      set_current_case(0, replay);
       Check check(target);
       entry.run(check);
       report.checks.push_back(
           {entry.id, entry.title, kernel, check.failures.empty() ? "ok" : "failed"});
       for (const std::string& text : check.failures)
-        report.failures.push_back(
-            {kernel, entry.id, text, "headrace_conformance --suite catalogue --kernel " + kernel});
+        report.failures.push_back({kernel, entry.id, text, replay});
     }
   }
+  set_current_case(0, "");
   report.notes.push_back(
       "A5, NaN in memory that must not be read, holds for every case: that is how they are made");
   report.notes.push_back("A15 to A20 begin with the paged and the quantised cache");

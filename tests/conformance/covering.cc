@@ -59,11 +59,27 @@ void complete(Random& random, const std::vector<bool>& seen, std::vector<bool> i
   }
 }
 
-void mark(std::vector<bool>& seen, const AxisValues& values) {
+// A case without a result to compare covers nothing but the pairs with its lengths.
+bool is_counted(int a, int b, bool is_live) {
+  return is_live || a == static_cast<int>(Axis::lengths) || b == static_cast<int>(Axis::lengths);
+}
+
+void mark(std::vector<bool>& seen, const AxisValues& values, bool is_live) {
   for (int a = 0; a < kNumAxes; ++a)
     for (int b = a + 1; b < kNumAxes; ++b)
-      seen[pair_index(a, values.value[static_cast<std::size_t>(a)], b,
-                      values.value[static_cast<std::size_t>(b)])] = true;
+      if (is_counted(a, b, is_live))
+        seen[pair_index(a, values.value[static_cast<std::size_t>(a)], b,
+                        values.value[static_cast<std::size_t>(b)])] = true;
+}
+
+bool is_possible_so_far(const AxisValues& values, const std::vector<bool>& is_fixed) {
+  constexpr int kLengths = static_cast<int>(Axis::lengths);
+  for (int other = 0; other < kNumAxes; ++other)
+    if (is_fixed[static_cast<std::size_t>(other)] &&
+        impossible_pair(Axis::lengths, values[Axis::lengths], static_cast<Axis>(other),
+                        values.value[static_cast<std::size_t>(other)]) != nullptr)
+      return other == kLengths;
+  return true;
 }
 
 constexpr std::size_t kTableSize = kNumAxes * kMaxValues * kNumAxes * kMaxValues;
@@ -71,27 +87,56 @@ static_assert(kNumAxes % 7 != 0);
 
 }  // namespace
 
-std::vector<CaseName> covering_array(std::uint64_t seed) {
+bool has_lengths(const AxisValues& values) {
+  const auto lengths = values.get<Lengths>(Axis::lengths);
+  return lengths != Lengths::zero_q && lengths != Lengths::zero_k;
+}
+
+namespace {
+
+// A case with the given pair and as many uncovered others as can be had.
+CaseName case_with(Random& random, const std::vector<bool>& seen, int a, int value_a, int b,
+                   int value_b) {
+  CaseName name{};
+  std::vector<bool> is_fixed(kNumAxes, false);
+  name.values.value[static_cast<std::size_t>(a)] = static_cast<std::uint8_t>(value_a);
+  name.values.value[static_cast<std::size_t>(b)] = static_cast<std::uint8_t>(value_b);
+  is_fixed[static_cast<std::size_t>(a)] = is_fixed[static_cast<std::size_t>(b)] = true;
+  // Any pair without the lengths needs sequences that have something in them.
+  constexpr auto kLengths = static_cast<std::size_t>(Axis::lengths);
+  if (!is_fixed[kLengths]) {
+    const int count = num_values(static_cast<int>(kLengths));
+    do {
+      name.values.value[kLengths] = static_cast<std::uint8_t>(random.between(0, count - 1));
+    } while (!has_lengths(name.values) || !is_possible_so_far(name.values, is_fixed));
+    is_fixed[kLengths] = true;
+  }
+  complete(random, seen, std::move(is_fixed), name.values);
+  name.seed = static_cast<std::uint16_t>(random.next());
+  return name;
+}
+
+}  // namespace
+
+std::vector<CaseName> covering_array(std::uint64_t seed, IsLive is_live) {
+  constexpr int kTries = 40;
   Random random(seed);
   std::vector<bool> seen(kTableSize, false);
   std::vector<CaseName> cases;
   for_each_pair([&](int a, int value_a, int b, int value_b) {
-    if (seen[pair_index(a, value_a, b, value_b)]) return;
-    CaseName name{};
-    std::vector<bool> is_fixed(kNumAxes, false);
-    name.values.value[static_cast<std::size_t>(a)] = static_cast<std::uint8_t>(value_a);
-    name.values.value[static_cast<std::size_t>(b)] = static_cast<std::uint8_t>(value_b);
-    is_fixed[static_cast<std::size_t>(a)] = is_fixed[static_cast<std::size_t>(b)] = true;
-    complete(random, seen, std::move(is_fixed), name.values);
-    name.seed = static_cast<std::uint16_t>(random.next());
-    mark(seen, name.values);
-    cases.push_back(name);
+    for (int i = 0; i < kTries && !seen[pair_index(a, value_a, b, value_b)]; ++i) {
+      const CaseName name = case_with(random, seen, a, value_a, b, value_b);
+      if (has_lengths(name.values) && !is_live(name)) continue;
+      mark(seen, name.values, has_lengths(name.values));
+      cases.push_back(name);
+    }
   });
   return cases;
 }
 
-std::vector<CaseName> grid_cases(std::size_t count, std::uint64_t seed) {
-  std::vector<CaseName> cases = covering_array(seed);
+std::vector<CaseName> grid_cases(std::size_t count, std::uint64_t seed,
+                                 const std::vector<CaseName>& array) {
+  std::vector<CaseName> cases = array;
   if (cases.size() > count) cases.resize(count);
   std::unordered_set<std::uint64_t> codes;
   for (const CaseName& name : cases) codes.insert(code_of(name.values));
@@ -107,7 +152,7 @@ PairTable::PairTable() : seen_(kTableSize, false) {
   for_each_pair([&](int, int, int, int) { ++num_required_; });
 }
 
-void PairTable::add(const AxisValues& values) { mark(seen_, values); }
+void PairTable::add(const AxisValues& values, bool is_live) { mark(seen_, values, is_live); }
 
 void PairTable::merge(const PairTable& other) {
   for (std::size_t i = 0; i < seen_.size(); ++i) seen_[i] = seen_[i] || other.seen_[i];

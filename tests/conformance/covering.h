@@ -9,16 +9,24 @@
 
 namespace headrace::testing {
 
-std::vector<CaseName> covering_array(std::uint64_t seed);
+// False where the lengths alone leave nothing to compare.
+bool has_lengths(const AxisValues& values);
+
+// `is_live` says whether some row of a case sees a key; the array tries other seeds where none
+// does.
+using IsLive = bool (*)(const CaseName&);
+std::vector<CaseName> covering_array(std::uint64_t seed, IsLive is_live);
 
 // `count` cases that differ in their axis values: the covering array, then random ones.
-std::vector<CaseName> grid_cases(std::size_t count, std::uint64_t seed);
+std::vector<CaseName> grid_cases(std::size_t count, std::uint64_t seed,
+                                 const std::vector<CaseName>& array);
 
 // Pairs of axis values seen by one kernel.
 class PairTable {
  public:
   PairTable();
-  void add(const AxisValues& values);
+  // `is_live`: some row of the case sees a key. Without, only pairs with its lengths count.
+  void add(const AxisValues& values, bool is_live);
   void merge(const PairTable& other);
   std::int64_t num_required() const { return num_required_; }
   std::int64_t num_covered() const;

@@ -6,13 +6,6 @@
 
 namespace headrace::testing {
 
-std::vector<Target> chosen_targets(const SuiteOptions& options) {
-  std::vector<Target> list;
-  for (const Target& target : targets())
-    if (options.kernel.empty() || target.kernel->name == options.kernel) list.push_back(target);
-  return list;
-}
-
 namespace {
 
 struct CommandLine {

@@ -35,6 +35,13 @@ bool print_result(const Target& target, const CaseResult& result) {
 
 }  // namespace
 
+std::vector<Target> chosen_targets(const SuiteOptions& options) {
+  std::vector<Target> list;
+  for (const Target& target : targets())
+    if (options.kernel.empty() || target.kernel->name == options.kernel) list.push_back(target);
+  return list;
+}
+
 int replay_case(std::uint64_t id, const SuiteOptions& options) {
   const auto name = case_from_id(id);
   if (!name) {

@@ -28,13 +28,17 @@ std::string text_report(const Report& report, bool is_markdown) {
                      k.seen.num_required()));
     line(format_text("  R1 mean rule in {} cases, largest ratio {}; R2 in {}", k.num_mean_judged,
                      number(k.mean_ratio), k.num_nmse_judged));
-    line(format_text("  R3 largest share of the bound {} ({}), of lse {}", number(k.utilisation),
-                     k.utilisation_case, number(k.lse_utilisation)));
-    line(format_text("  R6 mostly zero {}, one-hot {} (meant so {}), changed inputs {}",
-                     k.num_mostly_zero, k.num_one_hot, k.num_degenerate_allowed, k.num_swaps));
+    line(format_text(
+        "  R3 largest share of the bound {}, before the last rounding {} ({}), of lse {}",
+        number(k.utilisation), number(k.calculation), k.calculation_case,
+        number(k.lse_utilisation)));
+    line(format_text("  R6 mostly zero {}, one-hot {}, changed inputs {}", k.num_mostly_zero,
+                     k.num_one_hot, k.num_swaps));
+    std::string table;
     for (const auto& row : k.seen.by_axis())
-      if (row.covered < row.required)
-        line(format_text("  pairs with {}: {} of {}", row.axis, row.covered, row.required));
+      table +=
+          format_text("{}{} {}/{}", table.empty() ? "" : ", ", row.axis, row.covered, row.required);
+    line("  pairs by axis: " + table);
   }
   for (const NamedCheck& check : report.checks)
     line(format_text("{} {} {}: {}", check.id, check.kernel, check.title, check.status));
@@ -74,6 +78,7 @@ Json kernel_json(const KernelReport& k) {
           {"largest_mean_ratio", k.mean_ratio},
           {"nmse_cases", k.num_nmse_judged},
           {"largest_bound_share", k.utilisation},
+          {"largest_bound_share_before_rounding", k.calculation},
           {"largest_lse_bound_share", k.lse_utilisation},
           {"mostly_zero", k.num_mostly_zero},
           {"one_hot", k.num_one_hot},

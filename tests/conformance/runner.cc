@@ -90,12 +90,33 @@ Arithmetic arithmetic_of(const Target& target, const Problem& problem, const Sch
   return arithmetic;
 }
 
-Result<Call> make_call(const Case& test_case) {
-  Result<Problem> problem = validate(test_case.tensors(), test_case.options());
+Result<Call> make_call(const headrace_attention_tensors& tensors,
+                       const headrace_attention_options& options) {
+  Result<Problem> problem = validate(tensors, options);
   if (!problem.ok()) return std::move(problem.failure());
-  Call call{problem.value(), make_args(problem.value(), test_case.tensors(), test_case.options())};
+  Call call{problem.value(), make_args(problem.value(), tensors, options)};
   if (Status bad = validate_lengths(call.problem, call.args)) return std::move(*bad);
   return call;
+}
+
+Result<Call> make_call(const Case& test_case) {
+  return make_call(test_case.tensors(), test_case.options());
+}
+
+Status run_call(const Target& target, const Call& call, int num_threads, std::string* refusal,
+                Schedule* schedule) {
+  Plan plan;
+  plan.problem = call.problem;
+  plan.device = target.device;
+  plan.device.num_units = num_threads;
+  plan.kernel = target.kernel;
+  *refusal = target.kernel->refuses(plan.problem, plan.device);
+  if (!refusal->empty()) return std::nullopt;
+  plan.schedule = target.kernel->plan(plan.problem, plan.device);
+  if (schedule != nullptr) *schedule = plan.schedule;
+  // Flush against its guard page, so of any alignment; and full of NaNs.
+  GuardedBuffer workspace(plan.schedule.workspace_bytes, Guard::after, kNanByte);
+  return run(plan, call.args, {workspace.data(), workspace.bytes()}, nullptr);
 }
 
 RunOutput run_kernel(const Target& target, Case& test_case, int num_threads) {
@@ -105,23 +126,12 @@ RunOutput run_kernel(const Target& target, Case& test_case, int num_threads) {
     output.failures.push_back("not accepted: " + call.failure().message);
     return output;
   }
-  Plan plan;
-  plan.problem = call.value().problem;
-  plan.device = target.device;
-  plan.device.num_units = num_threads;
-  plan.kernel = target.kernel;
-  output.refusal = target.kernel->refuses(plan.problem, plan.device);
-  if (!output.refusal.empty()) return output;
-  plan.schedule = output.schedule = target.kernel->plan(plan.problem, plan.device);
-  // Of any alignment, and full of NaNs.
-  GuardedBuffer workspace(plan.schedule.workspace_bytes, Guard::after, kNanByte);
   test_case.reset_outputs();
-  if (Status bad = run(plan, call.value().args, {workspace.data(), workspace.bytes()}, nullptr)) {
+  if (Status bad = run_call(target, call.value(), num_threads, &output.refusal, &output.schedule))
     output.failures.push_back("did not run: " + bad->message);
-    return output;
-  }
+  if (!output.refusal.empty() || !output.failures.empty()) return output;
   take("out", test_case.tensors().out, output, output.out_bytes);
-  if (plan.problem.has_lse) take("lse", test_case.tensors().lse, output, output.lse_bytes);
+  if (call.value().problem.has_lse) take("lse", test_case.tensors().lse, output, output.lse_bytes);
   if (std::string text = test_case.check_gaps(); !text.empty()) output.failures.push_back(text);
   return output;
 }
@@ -207,15 +217,16 @@ Expected expect(const Case& test_case, Call call, bool every_row) {
   return expected;
 }
 
-CaseResult judge(const Target& target, Case& test_case, const Expected& expected) {
+CaseResult judge(const Target& target, Case& test_case, const Expected& expected,
+                 bool must_be_finite) {
   CaseResult result;
   const int num_threads = test_case.name().values.number(Axis::threads);
   RunOutput output = run_kernel(target, test_case, num_threads);
   result.refusal = output.refusal;
   if (!output.refusal.empty()) return result;
-  if (!output.out_bytes.empty()) check_finite(test_case, output);
+  if (must_be_finite) check_finite(test_case, output);
   result.failures = output.failures;
-  if (output.out_bytes.empty()) return result;
+  if (output.out_bytes.empty() || !result.failures.empty()) return result;
   const Problem& p = expected.call.problem;
   Judge judge(p, arithmetic_of(target, p, output.schedule), test_case.largest_v());
   for (const ExpectedRow& row : expected.rows) {

@@ -25,6 +25,8 @@ struct Call {
   Problem problem;
   AttentionArgs args;
 };
+Result<Call> make_call(const headrace_attention_tensors& tensors,
+                       const headrace_attention_options& options);
 Result<Call> make_call(const Case& test_case);
 
 // What a kernel wrote, as doubles, with the memory around it checked.
@@ -34,6 +36,9 @@ struct RunOutput {
   Schedule schedule;
   std::vector<unsigned char> out_bytes, lse_bytes;  // row-major elements of the views
 };
+// Plans and runs any call, in a workspace full of NaNs; a refusal goes to `refusal`.
+Status run_call(const Target& target, const Call& call, int num_threads, std::string* refusal,
+                Schedule* schedule = nullptr);
 RunOutput run_kernel(const Target& target, Case& test_case, int num_threads);
 RowResult row_result(const Case& test_case, const RunOutput& output, const RowRef& ref);
 
@@ -55,6 +60,7 @@ struct CaseResult {
   std::vector<std::string> failures;
   Verdict verdict;
 };
-CaseResult judge(const Target& target, Case& test_case, const Expected& expected);
+CaseResult judge(const Target& target, Case& test_case, const Expected& expected,
+                 bool must_be_finite = true);
 
 }  // namespace headrace::testing

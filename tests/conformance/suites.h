@@ -29,10 +29,11 @@ struct FailedCheck {
 struct KernelReport {
   std::int64_t num_cases = 0, num_refused = 0, num_failed = 0, num_rows = 0;
   std::int64_t num_mean_judged = 0, num_nmse_judged = 0;  // cases where R1's mean rule, R2 applied
-  std::int64_t num_mostly_zero = 0, num_one_hot = 0, num_degenerate_allowed = 0;  // R6
-  std::int64_t num_swaps = 0;                                   // cases rerun with a changed input
+  std::int64_t num_mostly_zero = 0, num_one_hot = 0;      // R6
+  std::int64_t num_swaps = 0;                             // cases rerun with a changed input
+  double calculation = 0;  // largest share of R3's bound before the last rounding
   double utilisation = 0, lse_utilisation = 0, mean_ratio = 0;  // largest
-  std::string utilisation_case;
+  std::string calculation_case;
   PairTable seen, refused;
 };
 

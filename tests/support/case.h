@@ -40,6 +40,7 @@ class Case {
   headrace_attention_tensors& mutable_tensors() { return tensors_; }
   headrace_attention_options& mutable_options() { return options_; }
   double largest_v() const { return largest_v_; }  // max |v|
+  void set_largest_v(double value) { largest_v_ = value; }
 
   // Fills outputs (all of their memory) with the sentinel.
   void reset_outputs();

@@ -35,7 +35,11 @@ struct RowBound {
   double underflow =
       0;  // of the output, absolute: what products and exponentials lose below 2^-126
   DType dtype = DType::f32;
-  double out(double exact, double abs_out) const;
+  double before_rounding(double abs_out) const { return weight * abs_out + underflow; }
+  double rounding(double exact) const;
+  double out(double exact, double abs_out) const {
+    return before_rounding(abs_out) + rounding(exact);
+  }
 };
 RowBound row_bound(const RowRef& ref, const cpu::reference::Row& exact,
                    const Arithmetic& arithmetic, double largest_v);
@@ -49,8 +53,10 @@ struct RowResult {
 struct Verdict {
   std::vector<std::string> failures;  // "R3 row (0, 1, 17) element 3: ..."
   std::int64_t num_rows = 0, num_elements = 0;
-  double utilisation = 0;      // largest error / bound of R3
-  double lse_utilisation = 0;  // the same of lse
+  std::int64_t num_full_rows = 0;  // rows that see a key
+  double utilisation = 0;          // largest error / bound of R3
+  double calculation = 0;          // the same without the rounding of the output on both sides
+  double lse_utilisation = 0;      // the same of lse
   double nmse = 0;
   double max_error = 0, mean_error = 0;        // of R1, 16-bit formats only
   double pt_max_error = 0, pt_mean_error = 0;  // of the straightforward implementation
@@ -82,10 +88,10 @@ class Judge {
   Arithmetic arithmetic_;
   double largest_v_;
   Verdict verdict_;
-  double sum_error2_ = 0, sum_exact2_ = 0, sum_abs2_ = 0, score_magnitude_ = 0;
+  double sum_error2_ = 0, sum_exact2_ = 0, sum_expected_error2_ = 0;
   double sum_error_ = 0, sum_pt_error_ = 0, sum_rounding_ = 0;
   double max_beyond_ulp_ = 0, max_ulp_ = 0;
-  std::int64_t num_errors_ = 0, num_zero_ = 0, num_one_hot_ = 0, num_full_rows_ = 0;
+  std::int64_t num_errors_ = 0, num_zero_ = 0, num_one_hot_ = 0;
   bool is_pt_finite_ = true;
 };
 

@@ -1,0 +1,75 @@
+// The catalogue: where tensors lie, and how ragged batches are cut.
+#include "conformance/catalogue.h"
+
+namespace headrace::testing {
+namespace {
+
+// The same numbers, element by element.
+void copy_elements(const headrace_tensor& from, const headrace_tensor& to) {
+  std::vector<double> values;
+  for_each_element(from, [&](std::int64_t i) {
+    values.push_back(load_as_double(static_cast<DType>(from.dtype), from.data, i));
+  });
+  std::size_t n = 0;
+  for_each_element(to, [&](std::int64_t i) {
+    store_from_double(static_cast<DType>(to.dtype), to.data, i, values[n++]);
+  });
+}
+
+Shape ragged_shape(const std::vector<std::int32_t>& lengths_k, std::int32_t seqlen_q) {
+  Shape s = shape(DType::f32, seqlen_q, 0, 8, 1, 1, static_cast<std::int64_t>(lengths_k.size()));
+  s.is_ragged = true;
+  s.lengths_q.assign(lengths_k.size(), seqlen_q);
+  s.lengths_k = lengths_k;
+  s.total_q = seqlen_q * s.batch;
+  for (const std::int32_t length : lengths_k) {
+    s.seqlen_k = std::max<std::int64_t>(s.seqlen_k, length);
+    s.total_k += length;
+  }
+  return s;
+}
+
+}  // namespace
+
+void same_bits_in_every_layout(Check& check) {
+  for (const DType dtype : kDtypes) {
+    for (const std::int64_t rows : {2, 33}) {
+      const Shape s = shape(dtype, rows, 140, 24, 4, 2, 2);
+      Lab plain(named(dtype, {}), s);
+      const RunOutput expected = check.run(plain);
+      for (const Layout layout :
+           {Layout::bhsd, Layout::packed, Layout::padded, Layout::negative, Layout::misaligned}) {
+        Lab other(named(dtype, {{Axis::layout, static_cast<int>(layout)}}), s);
+        copy_elements(plain.tensors().q, other.tensors().q);
+        copy_elements(plain.tensors().k, other.tensors().k);
+        copy_elements(plain.tensors().v, other.tensors().v);
+        const RunOutput got = check.run(other);
+        if (got.out_bytes != expected.out_bytes || got.lse_bytes != expected.lse_bytes)
+          check.fail(format_text("{} layout {} with {} queries: other bits", dtype_name(dtype),
+                                 static_cast<int>(layout), rows));
+      }
+    }
+  }
+}
+
+// The number of splits does not grow with the length: 896 keys in 7 splits are 7 of 128, 1000 keys
+// are 4 of 256.
+void ragged_splits(Check& check) {
+  const struct {
+    std::vector<std::int32_t> lengths;
+    std::int32_t num_splits;
+  } batches[] = {{{1000, 896}, 7},
+                 {{3000, 2688, 5, 640}, 7},
+                 {{600, 500, 512}, 3},
+                 {{16385, 16384}, 0},
+                 {{20000, 16384, 700}, 0}};
+  for (const auto& [lengths, num_splits] : batches) {
+    for (const std::int32_t rows : {1, 9}) {
+      Lab lab(named(DType::f32, {{Axis::ragged, 1}}), ragged_shape(lengths, rows));
+      lab.test_case.mutable_options().num_splits = num_splits;
+      check.judge_all(lab);
+    }
+  }
+}
+
+}  // namespace headrace::testing
