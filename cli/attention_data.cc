@@ -1,5 +1,7 @@
 #include "attention_data.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -7,7 +9,9 @@
 namespace headrace::cli {
 namespace {
 
-constexpr std::align_val_t kAlignment{64};
+// Of a huge page: a program that decodes keeps its keys and values in such pages (a row of one head
+// lies in a page of its own otherwise), and the probe of the read bandwidth has them too.
+constexpr std::align_val_t kAlignment{2 * 1024 * 1024};
 
 std::uint64_t next_random(std::uint64_t& state) {  // xorshift64
   state ^= state << 13;
@@ -50,6 +54,9 @@ std::byte* AttentionData::allocate(std::size_t bytes) {
   const std::size_t size = std::max<std::size_t>(bytes, 1);
   auto* data = static_cast<std::byte*>(::operator new(size, kAlignment));
   buffers_.emplace_back(data);
+#if defined(MADV_HUGEPAGE)
+  madvise(data, size, MADV_HUGEPAGE);  // a wish: fails harmlessly where there are none
+#endif
   return data;
 }
 

@@ -48,6 +48,9 @@ inline constexpr int64_t kSweepRows = 48;
 
 // Few enough rows that packing K and V would cost more than it saves.
 inline constexpr int64_t kDirectRows = 16;
+// Keys of a tile then: in rows 4 KiB apart (8 heads of 128 floats) K and V of 64 keys just fit into
+// the sets that they share in an L2 cache of 512 KiB with 8 ways.
+inline constexpr int64_t kDirectKeys = 64;
 // Up to this many rows the keys may be split among threads (decode, short prefill on a long cache).
 inline constexpr int64_t kSplitRows = 64;
 inline constexpr int64_t kMinSplitKeys = 512;

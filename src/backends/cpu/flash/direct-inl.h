@@ -2,73 +2,104 @@
 // is bound by that read).
 #pragma once
 
+#include "backends/cpu/flash/config.h"
 #include "backends/cpu/flash/gemm-inl.h"
 
 namespace headrace::cpu::flash {
 
-// Rows of a head lie in different pages in [batch, seqlen, heads, dim], where hardware prefetchers
-// do not follow. So rows are fetched by hand, into the L2 cache: K a few rows ahead, and with each
-// row of K the V row of the same key, which the second product, walking V in strips of columns,
-// then finds near.
-inline constexpr int64_t kRowsAhead = 8;
-
+// Rows of K or of V in memory.
 template <class E>
-inline void prefetch_row(const E* row, int64_t dim) {
-  for (int64_t byte = 0; byte < dim * static_cast<int64_t>(sizeof(E)); byte += 64)
-    __builtin_prefetch(reinterpret_cast<const char*>(row) + byte, 0, 2);
+struct Rows {
+  const E* first;
+  int64_t stride;  // elements
+  int64_t count;
+  int64_t dim;  // elements of a row
+
+  const E* operator[](int64_t row) const { return first + row * stride; }
+};
+
+// Both products fetch rows while they compute: the first the rows of V that the second will need,
+// that one the next rows of K. By hand, because in [batch, seqlen, heads, dim] the rows of a head
+// lie in different pages, where hardware prefetchers do not follow; and evenly, a line for some
+// products: a burst would fill the core's buffers of outstanding misses and stop it.
+template <class E>
+inline void fetch(const E* row, int64_t element) {
+  __builtin_prefetch(row + element, 0, 2);  // into the L2 cache
 }
 
-// s[kRows][kKeys] = Q K^T for rows of Q (units, zero padded to whole vectors) and rows of K.
-template <class Isa, int kRows, int kKeys, class E>
-inline void dot_rows(const typename Isa::Unit* q, int64_t q_stride, const E* keys,
-                     int64_t key_stride, int64_t head_dim, float* s, int64_t s_stride) {
+// s[kRows][kKeys] = Q K^T for rows of Q (units, zero padded to whole vectors) and the rows `key`
+// and `key` + `apart` of K. With kFetch, the same rows of `next` are fetched.
+template <class Isa, int kRows, int kKeys, bool kFetch, class E>
+inline void dot_rows(const typename Isa::Unit* q, int64_t q_stride, const Rows<E>& keys,
+                     const Rows<E>& next, int64_t key, int64_t apart, float* s) {
   using Vec = typename Isa::Vec;
-  constexpr int kStep = Vec::kWidth * Isa::kPair;
-  typename Vec::F acc[kRows][kKeys];
+  constexpr int64_t kStep = Vec::kWidth * Isa::kPair, kLine = 64 / sizeof(E);
+  typename Vec::F acc[kRows * kKeys];  // [row][key]
+  const typename Isa::Unit* q_row[kRows];
+  const E *row[kKeys], *next_row[kKeys];
+#pragma GCC unroll 4
+  for (int k = 0; k < kKeys; ++k) {
+    row[k] = keys[key + k * apart];
+    next_row[k] = next[key + k * apart];
+  }
 #pragma GCC unroll 4
   for (int i = 0; i < kRows; ++i) {
+    q_row[i] = q + i * q_stride;
 #pragma GCC unroll 4
-    for (int k = 0; k < kKeys; ++k) acc[i][k] = Vec::zero();
+    for (int k = 0; k < kKeys; ++k) acc[i * kKeys + k] = Vec::zero();
   }
-  const int rest = static_cast<int>(head_dim % kStep);
-  const auto step = [&](int64_t d, auto whole) __attribute__((always_inline)) {
-    typename Vec::F row[kKeys];
+  const auto multiply = [&](int64_t d, auto load) __attribute__((always_inline)) {
+    typename Vec::F x[kKeys];
 #pragma GCC unroll 4
-    for (int k = 0; k < kKeys; ++k) {
-      const E* at = keys + k * key_stride + d;
-      row[k] = decltype(whole)::value ? Isa::load_row(at) : Isa::load_row_partial(at, rest);
-    }
+    for (int k = 0; k < kKeys; ++k) x[k] = load(row[k] + d);
 #pragma GCC unroll 4
     for (int i = 0; i < kRows; ++i) {
-      const auto qv = Isa::load_units(q + i * q_stride + d / Isa::kPair);
+      const auto qv = Isa::load_units(q_row[i] + d / Isa::kPair);
 #pragma GCC unroll 4
-      for (int k = 0; k < kKeys; ++k) acc[i][k] = Isa::madd(qv, row[k], acc[i][k]);
+      for (int k = 0; k < kKeys; ++k) {
+        auto& sum = acc[i * kKeys + k];
+        sum = Isa::madd(qv, x[k], sum);
+      }
     }
   };
+  const auto load = [](const E* at) __attribute__((always_inline)) { return Isa::load_row(at); };
   int64_t d = 0;
-  for (; d + kStep <= head_dim; d += kStep) step(d, std::true_type{});
-  if (rest > 0) step(d, std::false_type{});
+  for (; d + kLine <= keys.dim; d += kLine) {
+    if constexpr (kFetch) {
 #pragma GCC unroll 4
-  for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 4
-    for (int k = 0; k < kKeys; ++k) s[i * s_stride + k] = Vec::sum(acc[i][k]);
+      for (int k = 0; k < kKeys; ++k) fetch(next_row[k], d);
+    }
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < kLine; i += kStep) multiply(d + i, load);
+  }
+  for (; d + kStep <= keys.dim; d += kStep) multiply(d, load);
+  if (d < keys.dim) {
+    const int rest = static_cast<int>(keys.dim - d);
+    multiply(d, [rest](const E* at) { return Isa::load_row_partial(at, rest); });
+  }
+  if constexpr (kRows * kKeys == 8) {
+    float sums[8];
+    Vec::sums(acc, sums);
+    for (int i = 0; i < 8; ++i) s[i / kKeys * kDirectKeys + key + i % kKeys * apart] = sums[i];
+  } else {
+    for (int i = 0; i < kRows * kKeys; ++i)
+      s[i / kKeys * kDirectKeys + key + i % kKeys * apart] = Vec::sum(acc[i]);
   }
 }
 
-// o[kRows][head_dim_v] = o * row_scale + P V over keys [begin, end) of the tile; begin is a
-// multiple of kPair.
-template <class Isa, int kRows, class E>
-inline void weigh_values(const typename Isa::Unit* p, int64_t p_stride, const E* values,
-                         int64_t value_stride, int64_t begin, int64_t end, int64_t head_dim_v,
-                         float* o, int64_t o_stride, const float* row_scale) {
+// o[kRows][head_dim_v] = o * row_scale + P V over values [begin, count); begin is a multiple of
+// kPair. With kFetch, the same rows of `next` are fetched.
+template <class Isa, int kRows, bool kFetch, class E>
+inline void weigh_values(const typename Isa::Unit* p, const Rows<E>& values, const Rows<E>& next,
+                         int64_t begin, float* o, int64_t o_stride, const float* row_scale) {
   using Vec = typename Isa::Vec;
   constexpr int kW = Vec::kWidth;
-  for (int64_t c = 0; c < head_dim_v; c += kNr<Isa>) {
+  for (int64_t c = 0; c < values.dim; c += kNr<Isa>) {
     typename Vec::F acc[kRows][Isa::kNv];
     int columns[Isa::kNv];
 #pragma GCC unroll 4
     for (int v = 0; v < Isa::kNv; ++v) {
-      const int64_t left = head_dim_v - c - v * kW;
+      const int64_t left = values.dim - c - v * kW;
       columns[v] = static_cast<int>(left < 0 ? 0 : left < kW ? left : kW);
 #pragma GCC unroll 4
       for (int i = 0; i < kRows; ++i) acc[i][v] = Vec::zero();
@@ -77,22 +108,28 @@ inline void weigh_values(const typename Isa::Unit* p, int64_t p_stride, const E*
       typename Vec::F row[Isa::kNv];
 #pragma GCC unroll 4
       for (int v = 0; v < Isa::kNv; ++v) {
-        const E* at = values + key * value_stride + c + v * kW;
-        row[v] = decltype(whole)::value ? load_value_step<Isa>(at, value_stride, end - key, kW)
-                 : columns[v] == 0      ? Vec::zero()
-                                   : load_value_step<Isa>(at, value_stride, end - key, columns[v]);
+        const E* at = values[key] + c + v * kW;
+        row[v] = decltype(whole)::value
+                     ? load_value_step<Isa>(at, values.stride, values.count - key, kW)
+                 : columns[v] == 0
+                     ? Vec::zero()
+                     : load_value_step<Isa>(at, values.stride, values.count - key, columns[v]);
+      }
+      if constexpr (kFetch) {
+#pragma GCC unroll 2
+        for (int64_t k = key; k < key + Isa::kPair; ++k) fetch(next[k], c);
       }
 #pragma GCC unroll 4
       for (int i = 0; i < kRows; ++i) {
-        const auto weight = Isa::broadcast(p + i * p_stride + key / Isa::kPair);
+        const auto weight = Isa::broadcast(p + i * kDirectKeys + key / Isa::kPair);
 #pragma GCC unroll 4
         for (int v = 0; v < Isa::kNv; ++v) acc[i][v] = Isa::madd(weight, row[v], acc[i][v]);
       }
     };
-    if (c + kNr<Isa> <= head_dim_v) {
-      for (int64_t key = begin; key < end; key += Isa::kPair) step(key, std::true_type{});
+    if (c + kNr<Isa> <= values.dim) {
+      for (int64_t key = begin; key < values.count; key += Isa::kPair) step(key, std::true_type{});
     } else {
-      for (int64_t key = begin; key < end; key += Isa::kPair) step(key, std::false_type{});
+      for (int64_t key = begin; key < values.count; key += Isa::kPair) step(key, std::false_type{});
     }
 #pragma GCC unroll 4
     for (int i = 0; i < kRows; ++i) {
@@ -117,28 +154,49 @@ inline void for_row_blocks(int64_t rows, Body body) {
   if (i < rows) body(i, std::integral_constant<int, 1>{});
 }
 
-// s[rows][num_keys] = Q K^T. `keys_ahead` >= num_keys: rows of K that exist behind `keys`.
+// s[rows][keys.count] = Q K^T, while as many rows of `next` are fetched. K is read in two streams,
+// of its first and of its second half: a core has more lines under way for two.
 template <class Isa, class E>
 inline void direct_scores(const typename Isa::Unit* q, int64_t q_stride, int64_t rows,
-                          const E* keys, int64_t key_stride, int64_t num_keys, int64_t keys_ahead,
-                          int64_t head_dim, const E* values, int64_t value_stride,
-                          int64_t head_dim_v, float* s, int64_t s_stride) {
-  constexpr int kKeys = 3;  // 4 x 3 accumulators, 3 rows of K; Q is a memory operand
-  const auto block = [&](int64_t key, auto num) __attribute__((always_inline)) {
-    constexpr int kNum = decltype(num)::value;
-    for (int64_t k = key; k < key + kNum; ++k) {
-      if (k + kRowsAhead < keys_ahead) prefetch_row(keys + (k + kRowsAhead) * key_stride, head_dim);
-      prefetch_row(values + k * value_stride, head_dim_v);
-    }
-    for_row_blocks(rows, [&](int64_t i, auto n) {
-      dot_rows<Isa, decltype(n)::value, kNum>(q + i * q_stride, q_stride, keys + key * key_stride,
-                                              key_stride, head_dim, s + i * s_stride + key,
-                                              s_stride);
-    });
+                          const Rows<E>& keys, const Rows<E>& next, float* s) {
+  const auto dot = [&](int64_t key, int64_t apart, auto num) __attribute__((always_inline)) {
+    constexpr int kKeys = decltype(num)::value;
+    for_row_blocks(
+        rows, [&](int64_t i, auto n) __attribute__((always_inline)) {
+          constexpr int kRows = decltype(n)::value;
+          const auto* q_block = q + i * q_stride;
+          float* s_block = s + i * kDirectKeys;
+          if (i == 0) {
+            dot_rows<Isa, kRows, kKeys, true>(q_block, q_stride, keys, next, key, apart, s_block);
+          } else {
+            dot_rows<Isa, kRows, kKeys, false>(q_block, q_stride, keys, next, key, apart, s_block);
+          }
+        });
   };
-  int64_t key = 0;
-  for (; key + kKeys <= num_keys; key += kKeys) block(key, std::integral_constant<int, kKeys>{});
-  for (; key < num_keys; ++key) block(key, std::integral_constant<int, 1>{});
+  const int64_t half = keys.count / 2;
+  for (int64_t key = 0; key < half; ++key) dot(key, half, std::integral_constant<int, 2>{});
+  if (keys.count % 2 != 0) dot(keys.count - 1, 0, std::integral_constant<int, 1>{});
+}
+
+// o[rows][head_dim_v] = o * row_scale + P V over values [begin, count), while the same rows of
+// `next` are fetched. begin is a multiple of kPair.
+template <class Isa, class E>
+inline void direct_output(const typename Isa::Unit* p, int64_t rows, const Rows<E>& values,
+                          const Rows<E>& next, int64_t begin, float* o, int64_t o_stride,
+                          const float* row_scale) {
+  for_row_blocks(
+      rows, [&](int64_t i, auto n) __attribute__((always_inline)) {
+        constexpr int kRows = decltype(n)::value;
+        const auto* p_block = p + i * kDirectKeys;
+        float* o_block = o + i * o_stride;
+        if (i == 0) {
+          weigh_values<Isa, kRows, true>(p_block, values, next, begin, o_block, o_stride,
+                                         row_scale);
+        } else {
+          weigh_values<Isa, kRows, false>(p_block, values, next, begin, o_block, o_stride,
+                                          row_scale + i);
+        }
+      });
 }
 
 }  // namespace headrace::cpu::flash

@@ -32,19 +32,24 @@ class Task {
         args_(*call.args),
         x_(call.scratch),
         scratch_(call.worker_scratch + worker * call.scratch.total) {
-    const int64_t unit = index % call.units_per_head;
-    const int64_t head_idx = index / call.units_per_head;
-    batch_idx_ = head_idx / p_.num_kv_heads;
-    kv_head_ = head_idx % p_.num_kv_heads;
+    const int64_t entry_units = call.units_per_head * p_.num_kv_heads;
+    batch_idx_ = index / entry_units;
     sequence_ = sequence_of(p_, args_, batch_idx_);
     plan_ = plan_sequence(p_, sequence_.seqlen_q, sequence_.seqlen_k);
+    const bool is_split = plan_.num_splits > 1;
+    // Tiles of one head follow each other: they share its K and V. Splits of all heads over the
+    // same keys follow each other: in [batch, seqlen, heads, dim] those lie side by side, and what
+    // the hardware prefetches beyond a row is the next head's.
+    const int64_t entry_unit = index % entry_units;
+    const int64_t unit = is_split ? entry_unit / p_.num_kv_heads : entry_unit % call.units_per_head;
+    kv_head_ = is_split ? entry_unit % p_.num_kv_heads : entry_unit / call.units_per_head;
+    tile_n_ = plan_.path == Path::direct ? kDirectKeys : call.tile.n;
     group_ = group_size(p_);
     const int64_t all_rows = sequence_.seqlen_q * group_;
     const int64_t num_tiles = ceil_div(all_rows, call.tile.m);
     // Causal tiles differ in length: the longest first, so that no thread begins a long one at the
     // end.
     const int64_t tile_idx = num_tiles - 1 - unit;
-    const bool is_split = plan_.num_splits > 1;
     split_idx_ = is_split ? unit : 0;
     first_row_ = is_split ? 0 : tile_idx * call.tile.m;
     num_rows_ = unit < (is_split ? plan_.num_splits : num_tiles)
@@ -72,7 +77,7 @@ class Task {
   float* k() { return scratch_ + x_.k; }                          // panels of K
   float* v() { return scratch_ + x_.v; }                          // panels of V
   float* s(int64_t r) {
-    return scratch_ + x_.s + r % kSweepRows * call_.tile.n;
+    return scratch_ + x_.s + r % kSweepRows * tile_n_;
   }                                       // [rows][tile_n] scores, then probabilities
   float* o() { return scratch_ + x_.o; }  // [rows][o_stride]
   float* row_array(int i) { return scratch_ + x_.rows + i * x_.row_array; }
@@ -97,10 +102,9 @@ class Task {
   template <int kShift>
   void walk_keys() {
     start_rows();
-    const int64_t tile_n = call_.tile.n;
-    for (int64_t key = keys_.begin / tile_n * tile_n; key < keys_.end; key += tile_n) {
+    for (int64_t key = keys_.begin / tile_n_ * tile_n_; key < keys_.end; key += tile_n_) {
       first_key_ = key;
-      num_keys_ = static_cast<int>(std::min(tile_n, sequence_.seqlen_k - key));
+      num_keys_ = static_cast<int>(std::min(tile_n_, sequence_.seqlen_k - key));
       find_spans();
       if (plan_.path == Path::packed) {
         packed_tile<kShift>();
@@ -277,24 +281,24 @@ class Task {
   void direct_tile() {
     const Span block = block_span()[0];
     if (block.is_empty()) return;
-    const int64_t begin = block.begin / Isa::kPair * Isa::kPair;
-    const E* values = value_rows();
     const int64_t k_stride = args_.k.stride_seq, v_stride = args_.v.stride_seq;
-    direct_scores<Isa>(q(), x_.q_stride, num_rows_, key_rows() + block.begin * k_stride, k_stride,
-                       block.end - block.begin, keys_.end - first_key_ - block.begin, p_.head_dim,
-                       values + block.begin * v_stride, v_stride, p_.head_dim_v, s(0) + block.begin,
-                       call_.tile.n);
+    const Rows<E> values{value_rows(), v_stride, block.end, p_.head_dim_v};
+    const Rows<E> keys{key_rows() + block.begin * k_stride, k_stride, block.end - block.begin,
+                       p_.head_dim};
+    const bool is_last = first_key_ + tile_n_ >= keys_.end;
+    const Rows<E> next_keys{is_last ? key_rows() : key_rows() + tile_n_ * k_stride, k_stride,
+                            block.end, p_.head_dim};
+    const Rows<E> next_values{value_rows() + block.begin * v_stride, v_stride, keys.count,
+                              p_.head_dim_v};
+    direct_scores<Isa>(q(), x_.q_stride, num_rows_, keys, next_values, s(0) + block.begin);
     for (int64_t r = 0; r < num_rows_; ++r) {
       old_maximum()[r] = maximum()[r];
       softmax<kShift>(r, block);
     }
     rescale_rows<Vec>(old_maximum(), maximum(), tile_sum(), static_cast<int>(num_rows_),
                       row_scale(), sum());
-    for_row_blocks(num_rows_, [&](int64_t r, auto n) {
-      weigh_values<Isa, decltype(n)::value>(reinterpret_cast<const Unit*>(s(r)), call_.tile.n,
-                                            values, v_stride, begin, block.end, p_.head_dim_v,
-                                            o() + r * x_.o_stride, x_.o_stride, row_scale() + r);
-    });
+    direct_output<Isa>(reinterpret_cast<const Unit*>(s(0)), num_rows_, values, next_keys,
+                       block.begin / Isa::kPair * Isa::kPair, o(), x_.o_stride, row_scale());
   }
 
   // The finished row: joins the sink, scales, rounds once. o_row * normaliser is softmax times V;
@@ -404,6 +408,7 @@ class Task {
   const Scratch& x_;
   float* scratch_;
   int64_t batch_idx_, kv_head_, split_idx_, group_;
+  int64_t tile_n_;  // keys of a tile
   Sequence sequence_;
   SequencePlan plan_;
   int64_t first_row_, num_rows_;

@@ -85,6 +85,20 @@ struct Vec {
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
   }
+  // to[i] = sum(a[i]), added in the same order.
+  static void sums(const F (&a)[8], float* to) {
+    F pairs[4];  // halves of a[i] and a[i + 4] added: four partial sums of each
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i)
+      pairs[i] = _mm256_add_ps(_mm256_permute2f128_ps(a[i], a[i + 4], 0x20),
+                               _mm256_permute2f128_ps(a[i], a[i + 4], 0x31));
+    const F first = _mm256_add_ps(_mm256_unpacklo_ps(pairs[0], pairs[1]),
+                                  _mm256_unpackhi_ps(pairs[0], pairs[1]));
+    const F second = _mm256_add_ps(_mm256_unpacklo_ps(pairs[2], pairs[3]),
+                                   _mm256_unpackhi_ps(pairs[2], pairs[3]));
+    store(to, _mm256_add_ps(_mm256_shuffle_ps(first, second, 0x44),
+                            _mm256_shuffle_ps(first, second, 0xEE)));
+  }
   static float max_lane(F a) {
     __m128 s = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     s = _mm_max_ps(s, _mm_movehl_ps(s, s));

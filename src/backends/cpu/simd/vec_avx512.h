@@ -91,6 +91,9 @@ struct Vec {
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
   }
+  static void sums(const F (&a)[8], float* to) {
+    for (int i = 0; i < 8; ++i) to[i] = sum(a[i]);
+  }
   static float max_lane(F a) {
     const __m256 s8 = _mm256_max_ps(low_half(a), high_half(a));
     __m128 s = _mm_max_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));

@@ -36,6 +36,11 @@ struct ProbeOf {
     for (int i = 0; i < Vec::kWidth; ++i) Vec::store(matrix + i * Vec::kWidth, rows[i]);
   }
   static float sum(const float* x) { return Vec::sum(Vec::load(x)); }
+  static void sums(const float* x, float* to) {
+    typename Vec::F a[8];
+    for (int i = 0; i < 8; ++i) a[i] = Vec::load(x + i * Vec::kWidth);
+    Vec::sums(a, to);
+  }
   static float max_lane(const float* x) { return Vec::max_lane(Vec::load(x)); }
   static void select_bytes(const uint8_t* keep, const float* x, const float* y, float* out) {
     Vec::store(out, Vec::select_bytes(keep, Vec::load(x), Vec::load(y)));
@@ -63,6 +68,7 @@ struct ProbeOf {
             store_partial<F16>,
             transpose,
             sum,
+            sums,
             max_lane,
             select_bytes,
             copysign};

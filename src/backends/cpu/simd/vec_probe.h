@@ -27,8 +27,9 @@ struct VecProbe {
   void (*store_partial_f32)(const float* x, float* y, int n);
   void (*store_partial_bf16)(const float* x, Bf16* y, int n);
   void (*store_partial_f16)(const float* x, F16* y, int n);
-  void (*transpose)(float* matrix);  // [width, width], in place
-  float (*sum)(const float* x);      // [width]
+  void (*transpose)(float* matrix);         // [width, width], in place
+  float (*sum)(const float* x);             // [width]
+  void (*sums)(const float* x, float* to);  // [8, width] -> [8]
   float (*max_lane)(const float* x);
   void (*select_bytes)(const uint8_t* keep, const float* x, const float* y, float* out);
   void (*copysign)(const float* magnitude, const float* sign, float* out);

@@ -65,6 +65,9 @@ struct Vec {
   }
 
   static float sum(F a) { return a; }
+  static void sums(const F (&a)[8], float* to) {
+    for (int i = 0; i < 8; ++i) to[i] = sum(a[i]);
+  }
   static float max_lane(F a) { return a; }
   static void transpose(F (&)[kWidth]) {}
 };

@@ -245,6 +245,10 @@ TEST_P(Simd, LanesMoveAsTheyShould) {
   double sum = 0;
   for (const float value : x) sum += value;
   EXPECT_NEAR(vec.sum(x.data()), sum, 1e-5);
+  const auto eight = numbers(8 * width);
+  float sums[8];
+  vec.sums(eight.data(), sums);
+  for (int i = 0; i < 8; ++i) EXPECT_EQ(sums[i], vec.sum(eight.data() + i * width));
   EXPECT_EQ(vec.max_lane(x.data()), *std::max_element(x.begin(), x.end()));
 
   std::vector<std::uint8_t> keep(static_cast<std::size_t>(std::max(width, 8)));
