@@ -179,7 +179,8 @@ typedef struct headrace_attention_tensors {
                                 ceil(seqlen_q / 32), seqlen_q <= seqlen_k */
   headrace_tensor sinks;     /* f32 [num_heads]: a logit that joins the denominator only */
   headrace_tensor probs;     /* f32 out [batch, num_heads, seqlen_q, seqlen_k], for debugging small
-                                shapes: softmax after     dropout; dense batches only */
+                                shapes: softmax after dropout; dense batches only; f64 if the
+                                inputs are */
 } headrace_attention_tensors;
 
 HEADRACE_API void headrace_attention_tensors_init(headrace_attention_tensors* tensors);

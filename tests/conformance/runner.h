@@ -18,7 +18,7 @@ struct Target {
 std::vector<Target> targets();  // what this machine runs; those that refuse it by name are left out
 std::vector<std::string> skipped_targets();
 
-Arithmetic arithmetic_of(const Target& target, const Problem& problem, const Schedule& schedule);
+Arithmetic arithmetic_of(const Schedule& schedule);
 
 // A validated call of a case.
 struct Call {

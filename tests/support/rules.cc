@@ -114,8 +114,8 @@ RowBound row_bound(const RowRef& ref, const cpu::reference::Row& exact,
   const double blocks = static_cast<double>(
       ceil_div(std::max<std::int64_t>(ref.sequence.seqlen_k, 1), arithmetic.tile_keys) +
       arithmetic.num_splits);
-  bound.weight = std::expm1(2 * bound.score) + arithmetic.prob_roundoff +
-                 kBlockRoundings * (blocks + std::abs(top)) * kE32 + keys * kE32;
+  bound.weight =
+      std::expm1(2 * bound.score) + kBlockRoundings * (blocks + std::abs(top)) * kE32 + keys * kE32;
   bound.lse = bound.score + (keys + kBlockRoundings * (blocks + 1 + std::abs(exact.lse))) * kE32;
   bound.underflow = keys * (0x1p-126 * largest_v * 2 + 0x1p-149);
   return bound;

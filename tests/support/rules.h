@@ -18,7 +18,6 @@ namespace headrace::testing {
 
 // What the rules must know of a kernel.
 struct Arithmetic {
-  double prob_roundoff = 0;     // unit roundoff of the format that probabilities are rounded to
   std::int64_t tile_keys = 64;  // keys between two rescalings of the accumulators
   std::int64_t num_splits = 1;
 };

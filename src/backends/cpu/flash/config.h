@@ -16,7 +16,7 @@ struct IsaShape {
   int width;      // floats a vector
   int tile_rows;  // rows of the register tile (Isa::kMr)
   int tile_cols;  // columns of the register tile (Isa::kMr x kNv vectors)
-  int pair;       // elements in a 32-bit unit of the matrix products: 2 for bf16 dot products
+  int pair;       // elements in a 32-bit unit of Q and K: 2 for bf16 dot products
 };
 
 // Q and O of a row tile, the packed K and V of a key tile and the scores of a sweep stay in a
@@ -97,7 +97,7 @@ inline Scratch scratch_layout(const Problem& p, Tile tile, IsaShape isa) {
   // One line more than the panel: panels a multiple of 4 KiB apart would share the same few sets of
   // the L1 cache.
   x.k_panel = round_up(ceil_div<int64_t>(p.head_dim, isa.pair) * cols, line) + line;
-  x.v_panel = tile.n / isa.pair * cols + line;
+  x.v_panel = tile.n * cols + line;
   x.o_stride = round_up(round_up(p.head_dim_v, cols), line);
   x.q = 0;
   x.k = x.q + m * x.q_stride;

@@ -87,49 +87,41 @@ inline void dot_rows(const typename Isa::Unit* q, int64_t q_stride, const Rows<E
   }
 }
 
-// o[kRows][head_dim_v] = o * row_scale + P V over values [begin, count); begin is a multiple of
-// kPair. With kFetch, the same rows of `next` are fetched.
+// o[kRows][head_dim_v] = o * row_scale + P V over values [begin, count). With kFetch, the same rows
+// of `next` are fetched.
 template <class Isa, int kRows, bool kFetch, class E>
-inline void weigh_values(const typename Isa::Unit* p, const Rows<E>& values, const Rows<E>& next,
-                         int64_t begin, float* o, int64_t o_stride, const float* row_scale) {
+inline void weigh_values(const float* p, const Rows<E>& values, const Rows<E>& next, int64_t begin,
+                         float* o, int64_t o_stride, const float* row_scale) {
   using Vec = typename Isa::Vec;
   constexpr int kW = Vec::kWidth;
   for (int64_t c = 0; c < values.dim; c += kNr<Isa>) {
     typename Vec::F acc[kRows][Isa::kNv];
-    int columns[Isa::kNv];
 #pragma GCC unroll 4
     for (int v = 0; v < Isa::kNv; ++v) {
-      const int64_t left = values.dim - c - v * kW;
-      columns[v] = static_cast<int>(left < 0 ? 0 : left < kW ? left : kW);
 #pragma GCC unroll 4
       for (int i = 0; i < kRows; ++i) acc[i][v] = Vec::zero();
     }
-    const auto step = [&](int64_t key, auto whole) __attribute__((always_inline)) {
-      typename Vec::F row[Isa::kNv];
+    const auto add = [&](auto load) __attribute__((always_inline)) {
+      for (int64_t key = begin; key < values.count; ++key) {
+        typename Vec::F row[Isa::kNv];
 #pragma GCC unroll 4
-      for (int v = 0; v < Isa::kNv; ++v) {
-        const E* at = values[key] + c + v * kW;
-        row[v] = decltype(whole)::value
-                     ? load_value_step<Isa>(at, values.stride, values.count - key, kW)
-                 : columns[v] == 0
-                     ? Vec::zero()
-                     : load_value_step<Isa>(at, values.stride, values.count - key, columns[v]);
-      }
-      if constexpr (kFetch) {
-#pragma GCC unroll 2
-        for (int64_t k = key; k < key + Isa::kPair; ++k) fetch(next[k], c);
-      }
+        for (int v = 0; v < Isa::kNv; ++v) row[v] = load(values[key] + c, v * kW);
+        if constexpr (kFetch) fetch(next[key], c);
 #pragma GCC unroll 4
-      for (int i = 0; i < kRows; ++i) {
-        const auto weight = Isa::broadcast(p + i * kDirectKeys + key / Isa::kPair);
+        for (int i = 0; i < kRows; ++i) {
+          const auto weight = Vec::set1(p[i * kDirectKeys + key]);
 #pragma GCC unroll 4
-        for (int v = 0; v < Isa::kNv; ++v) acc[i][v] = Isa::madd(weight, row[v], acc[i][v]);
+          for (int v = 0; v < Isa::kNv; ++v) acc[i][v] = Vec::fma(weight, row[v], acc[i][v]);
+        }
       }
     };
-    if (c + kNr<Isa> <= values.dim) {
-      for (int64_t key = begin; key < values.count; key += Isa::kPair) step(key, std::true_type{});
+    const int64_t left = values.dim - c;
+    if (left >= kNr<Isa>) {
+      add([](const E* row, int column) { return Vec::load(row + column); });
     } else {
-      for (int64_t key = begin; key < values.count; key += Isa::kPair) step(key, std::false_type{});
+      add([left](const E* row, int column) {
+        return load_columns<Vec>(row + column, left - column);
+      });
     }
 #pragma GCC unroll 4
     for (int i = 0; i < kRows; ++i) {
@@ -179,11 +171,10 @@ inline void direct_scores(const typename Isa::Unit* q, int64_t q_stride, int64_t
 }
 
 // o[rows][head_dim_v] = o * row_scale + P V over values [begin, count), while the same rows of
-// `next` are fetched. begin is a multiple of kPair.
+// `next` are fetched.
 template <class Isa, class E>
-inline void direct_output(const typename Isa::Unit* p, int64_t rows, const Rows<E>& values,
-                          const Rows<E>& next, int64_t begin, float* o, int64_t o_stride,
-                          const float* row_scale) {
+inline void direct_output(const float* p, int64_t rows, const Rows<E>& values, const Rows<E>& next,
+                          int64_t begin, float* o, int64_t o_stride, const float* row_scale) {
   for_row_blocks(
       rows, [&](int64_t i, auto n) __attribute__((always_inline)) {
         constexpr int kRows = decltype(n)::value;

@@ -24,7 +24,9 @@ template <class Isa, class E>
 class Task {
  public:
   using Vec = typename Isa::Vec;
-  using Unit = typename Isa::Unit;
+  using Unit = typename Isa::Unit;          // of Q and K
+  using FloatIsa = typename Isa::FloatIsa;  // for P and V
+  static_assert(kNr<Isa> == kNr<FloatIsa> && Isa::kMr == FloatIsa::kMr);
 
   Task(const Call& call, int64_t index, int worker)
       : call_(call),
@@ -202,7 +204,7 @@ class Task {
     }
   }
 
-  // Scores of row r -> probabilities in units, ready for the second product.
+  // Scores of row r -> probabilities, ready for the second product.
   template <int kShift>
   void softmax(int64_t r, Span block) {
     float* scores = s(r);
@@ -214,7 +216,6 @@ class Task {
     }
     tile_sum()[r] = softmax_row<Vec, kShift>(scores, span, block, scale, maximum()[r]);
     if (has_dropout(p_)) dropout_row(p_, args_, row_id(r), first_key_, span, scores);
-    Isa::to_units(scores, block.begin, block.end);
   }
 
   // K and V of the tile go through packed panels; rows in blocks of kMr, each with the columns that
@@ -222,7 +223,8 @@ class Task {
   template <int kShift>
   void packed_tile() {
     pack_keys<Isa>(key_rows(), args_.k.stride_seq, num_keys_, p_.head_dim, k(), x_.k_panel);
-    pack_values<Isa>(value_rows(), args_.v.stride_seq, num_keys_, p_.head_dim_v, v(), x_.v_panel);
+    pack_values<FloatIsa>(value_rows(), args_.v.stride_seq, num_keys_, p_.head_dim_v, v(),
+                          x_.v_panel);
     for (int64_t r = 0; r < num_rows_; r += kSweepRows) {
       const int64_t end = std::min(r + kSweepRows, padded_rows());
       packed_scores(r, end);
@@ -264,15 +266,13 @@ class Task {
   void packed_output(int64_t row_begin, int64_t row_end) {
     constexpr int64_t kCols = kNr<Isa>;
     for (int64_t c = 0; c < p_.head_dim_v; c += kCols) {
-      const auto* panel = reinterpret_cast<const Unit*>(v() + c / kCols * x_.v_panel);
+      const float* panel = v() + c / kCols * x_.v_panel;
       for (int64_t r = row_begin; r < row_end; r += Isa::kMr) {
         const Span block = block_span()[r / Isa::kMr];
         if (block.is_empty()) continue;
-        const int64_t first = block.begin / Isa::kPair;
-        const int64_t steps = ceil_div<int64_t>(block.end, Isa::kPair) - first;
-        const auto* weights = reinterpret_cast<const Unit*>(s(r)) + first;
-        register_tile<Isa, true>(weights, call_.tile.n, panel + first * kCols, steps,
-                                 o() + r * x_.o_stride + c, x_.o_stride, row_scale() + r);
+        register_tile<FloatIsa, true>(s(r) + block.begin, call_.tile.n, panel + block.begin * kCols,
+                                      block.end - block.begin, o() + r * x_.o_stride + c,
+                                      x_.o_stride, row_scale() + r);
       }
     }
   }
@@ -297,8 +297,8 @@ class Task {
     }
     rescale_rows<Vec>(old_maximum(), maximum(), tile_sum(), static_cast<int>(num_rows_),
                       row_scale(), sum());
-    direct_output<Isa>(reinterpret_cast<const Unit*>(s(0)), num_rows_, values, next_keys,
-                       block.begin / Isa::kPair * Isa::kPair, o(), x_.o_stride, row_scale());
+    direct_output<FloatIsa>(s(0), num_rows_, values, next_keys, block.begin, o(), x_.o_stride,
+                            row_scale());
   }
 
   // The finished row: joins the sink, scales, rounds once. o_row * normaliser is softmax times V;

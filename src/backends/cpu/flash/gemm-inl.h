@@ -53,6 +53,13 @@ inline void register_tile(const typename Isa::Unit* a, int64_t a_stride,
   }
 }
 
+// A vector of a row of which `left` elements exist, zeros behind them.
+template <class Vec, class E>
+inline typename Vec::F load_columns(const E* row, int64_t left) {
+  if (left >= Vec::kWidth) return Vec::load(row);
+  return left > 0 ? Vec::load_partial(row, static_cast<int>(left)) : Vec::zero();
+}
+
 // K rows [num_keys, head_dim] (row stride in elements) -> panels of kNr keys, [head_dim
 // units][kNr]. Keys beyond num_keys in the last panel are zero.
 template <class Isa, class E>
@@ -95,20 +102,7 @@ inline void pack_keys(const E* keys, int64_t stride, int64_t num_keys, int64_t h
   }
 }
 
-// One step of the reduction over keys: columns [c, c + kW) of the kPair rows that begin at `row`,
-// `rows_left` of which exist; `columns` <= kW of them exist.
-template <class Isa, class E>
-inline typename Isa::Vec::F load_value_step(const E* row, int64_t stride, int64_t rows_left,
-                                            int columns) {
-  constexpr int kW = Isa::Vec::kWidth;
-  if constexpr (Isa::kPair == 1) {
-    return columns == kW ? Isa::Vec::load(row) : Isa::Vec::load_partial(row, columns);
-  } else {
-    return Isa::load_row_pair(row, rows_left > 1 ? row + stride : nullptr, columns);
-  }
-}
-
-// V rows [num_keys, head_dim_v] -> panels of kNr columns, [key steps][kNr]; columns beyond
+// V rows [num_keys, head_dim_v] -> panels of kNr columns, [num_keys][kNr]; columns beyond
 // head_dim_v are zero.
 template <class Isa, class E>
 inline void pack_values(const E* values, int64_t stride, int64_t num_keys, int64_t head_dim_v,
@@ -116,22 +110,17 @@ inline void pack_values(const E* values, int64_t stride, int64_t num_keys, int64
   using Vec = typename Isa::Vec;
   constexpr int kW = Vec::kWidth;
   const int64_t padded = (head_dim_v + kNr<Isa> - 1) / kNr<Isa> * kNr<Isa>;
-  for (int64_t key = 0; key < num_keys; key += Isa::kPair) {
+  for (int64_t key = 0; key < num_keys; ++key) {
     const E* row = values + key * stride;
-    float* step = panels + key / Isa::kPair * kNr<Isa>;
+    float* step = panels + key * kNr<Isa>;
     int64_t c = 0;
     for (; c + kNr<Isa> <= head_dim_v; c += kNr<Isa>, step += panel_floats) {
 #pragma GCC unroll 4
-      for (int v = 0; v < Isa::kNv; ++v)
-        Vec::store(step + v * kW,
-                   load_value_step<Isa>(row + c + v * kW, stride, num_keys - key, kW));
+      for (int v = 0; v < Isa::kNv; ++v) Vec::store(step + v * kW, Vec::load(row + c + v * kW));
     }
     for (int v = 0; c < padded; c += kW, ++v) {
       const int64_t left = head_dim_v - c;
-      const int columns = static_cast<int>(left < 0 ? 0 : left < kW ? left : kW);
-      Vec::store(step + v * kW,
-                 columns == 0 ? Vec::zero()
-                              : load_value_step<Isa>(row + c, stride, num_keys - key, columns));
+      Vec::store(step + v * kW, load_columns<Vec>(row + c, left));
     }
   }
 }

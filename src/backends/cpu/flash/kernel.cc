@@ -142,7 +142,7 @@ const Kernel kAvx512Kernel = make_kernel<kAvx512>(
     "cpu_avx512_fwd", "tiled online softmax, f32 f16 bf16, every feature, 12 x 32 float tiles");
 const Kernel kAvx512Bf16Kernel = make_kernel<kAvx512Bf16>(
     "cpu_avx512bf16_fwd",
-    "tiled online softmax, bf16, every feature, 12 x 32 tiles of bf16 dot products");
+    "tiled online softmax, bf16, every feature, Q K^T as 12 x 32 tiles of bf16 dot products");
 #endif
 
 }  // namespace headrace::cpu::flash

@@ -38,9 +38,6 @@ struct FloatUnits {
     }
     for (; i < num_units; ++i) units[i] = 0.0f;
   }
-
-  // Probabilities [begin, end) of a row -> units, in place.
-  static void to_units(float*, int, int) {}
 };
 
 }  // namespace headrace::cpu

@@ -143,6 +143,7 @@ struct Vec {
 // 6 x 16: 12 accumulators, 2 columns of B, 1 broadcast of A: 15 of 16 registers; 12 independent
 // chains cover 2 FMA ports x 4 to 5 cycles of latency.
 struct Isa : FloatUnits<Vec> {
+  using FloatIsa = Isa;
   static constexpr int kMr = 6;
   static constexpr int kNv = 2;
 };

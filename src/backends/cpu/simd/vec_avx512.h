@@ -152,6 +152,7 @@ struct Vec {
 
 // 12 x 32: 24 accumulators, 2 columns of B, 1 broadcast of A: 27 of 32 registers.
 struct Isa : FloatUnits<Vec> {
+  using FloatIsa = Isa;
   static constexpr int kMr = 12;
   static constexpr int kNv = 2;
 };

@@ -73,6 +73,7 @@ struct Vec {
 };
 
 struct Isa : FloatUnits<Vec> {
+  using FloatIsa = Isa;
   static constexpr int kMr = 4;  // rows of the register tile
   static constexpr int kNv = 4;  // its columns, in vectors
   // Not fused: without FMA hardware a fused multiply-add is a library call.
