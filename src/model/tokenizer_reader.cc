@@ -105,7 +105,7 @@ class TokenizerReader {
     made.user_defined_.sort();
     if (const TokenId id = made.control_too_.sort(); id >= 0) return twice(id);
     for (std::size_t i = 0; i < texts_->size(); ++i) {
-      if (made.kinds_[i] == TokenKind::normal) continue;
+      if (made.kinds_[i] == TokenKind::normal || made.kinds_[i] == TokenKind::unused) continue;
       const std::optional<std::string> bytes = bytes_from_byte_level((*texts_)[i]);
       if (bytes && made.normal_.find(*bytes, made.text_of()) >= 0)
         return twice(static_cast<TokenId>(i));
