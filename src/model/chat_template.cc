@@ -84,6 +84,13 @@ void render_mistral(const TemplateStyle& style, std::span<const Message> message
   }
 }
 
+// The date becomes text of the template, in which control tokens are found: it must hold none.
+bool is_plain_date(std::string_view date) {
+  constexpr std::string_view kPlain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 ,.-/";
+  return date.size() <= 32 && date.find_first_not_of(kPlain) == date.npos;
+}
+
 // Of templates that know turns only: user, assistant, user, ...
 Status check_turns(const char* name, std::span<const Message> messages, std::size_t first) {
   if (messages.empty())
@@ -201,6 +208,9 @@ const char* ChatTemplate::name() const { return style_->name; }
 Result<Prompt> ChatTemplate::render(std::span<const Message> messages,
                                     const RenderOptions& options) const {
   if (messages.empty()) return invalid_argument("messages is empty, expected at least one");
+  if (!is_plain_date(options.date))
+    return invalid_argument(
+        "date '{}' must be of letters, digits, blanks and ,.-/ alone, 32 at most", options.date);
   Prompt prompt;
   switch (style_->family) {
     case TemplateFamily::chatml:

@@ -148,6 +148,13 @@ TEST(ChatTemplate, ContentNeverBringsControlTokens) {
   EXPECT_EQ(tokenizer.decode(tokens).value(), prompt.text());
 }
 
+TEST(ChatTemplate, ADateIsADate) {
+  const Message message{Role::user, "x"};
+  for (const char* date : {"<|eot_id|>", "21 Nov\n2026", "a date that is longer than any date is"})
+    EXPECT_FALSE(known("llama3.1").render({&message, 1}, {.date = date}).ok()) << date;
+  EXPECT_TRUE(known("llama3.1").render({&message, 1}, {.date = "21 Nov 2026"}).ok());
+}
+
 TEST(ChatTemplate, ATextInPartsHasTheTokensOfTheJoinedText) {
   const auto vocabulary =
       testing::read_vocabulary((kGolden / "tokenizer_vocabulary.json").string());

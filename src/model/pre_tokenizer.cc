@@ -85,7 +85,7 @@ std::string pre_tokenizer_names() {
   return names;
 }
 
-Result<PreTokenizer> PreTokenizer::make(PreTokenizerKind kind) {
+Result<PreTokenizer> PreTokenizer::make(PreTokenizerKind kind, bool with_jit) {
   const std::string pattern = pattern_of(kind);
   int error = 0;
   PCRE2_SIZE at = 0;
@@ -96,7 +96,7 @@ Result<PreTokenizer> PreTokenizer::make(PreTokenizerKind kind) {
     return Failure{ErrorCode::internal,
                    format_text("pre-tokenizer: PCRE2 at {}: {}", at, pcre2_text(error))};
   // Refused where the system has no JIT: then the interpreter matches the same.
-  static_cast<void>(pcre2_jit_compile(code->code, PCRE2_JIT_COMPLETE));
+  if (with_jit) static_cast<void>(pcre2_jit_compile(code->code, PCRE2_JIT_COMPLETE));
   return PreTokenizer(code);
 }
 

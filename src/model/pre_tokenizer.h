@@ -25,7 +25,9 @@ std::string pre_tokenizer_names();  // the known ones, "a, b, c"
 
 class PreTokenizer {
  public:
-  static Result<PreTokenizer> make(PreTokenizerKind kind);
+  // PCRE2 compiles the expression to machine code where the system lets it; `with_jit` false:
+  // never.
+  static Result<PreTokenizer> make(PreTokenizerKind kind, bool with_jit = true);
 
   // Appends the pieces of `text`, which must be well-formed UTF-8: all of it, in order. Time and
   // memory grow with its length alone: the expressions have no nested repetition and the number of
