@@ -1,0 +1,145 @@
+// Panels of 8 rows: a quad of each row is a register. Included only below target_avx2.h.
+//
+// vpmaddubsw multiplies unsigned with signed bytes and adds neighbours in 16 bits, saturating. An
+// element of b bits against |x| <= 127 gives at most 2 * (2^b - 1) * 127 there: sums of 8 (b = 4),
+// 4 (b = 5) and 2 (b = 6) such products stay below 2^15.
+#pragma once
+
+#include "backends/cpu/gemm/layout.h"
+#include "backends/cpu/simd/vec_avx2.h"
+
+namespace headrace::cpu::gemm::avx2 {
+
+struct Isa {
+  using Vec = cpu::avx2::Vec;
+  using Bytes = __m256i;
+  using Ints = __m256i;
+  static constexpr int kRows = 8;
+
+  static Bytes load_bytes(const uint8_t* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  }
+  static Bytes low_nibbles(Bytes a) { return _mm256_and_si256(a, _mm256_set1_epi8(15)); }
+  static Bytes high_nibbles(Bytes a) { return low_nibbles(_mm256_srli_epi16(a, 4)); }
+  static Bytes with_high_bits(Bytes elements, Bytes bits, int mask, int shift) {
+    const Bytes kept = _mm256_and_si256(bits, _mm256_set1_epi8(static_cast<char>(mask)));
+    return _mm256_or_si256(
+        elements, shift >= 0 ? _mm256_slli_epi16(kept, shift) : _mm256_srli_epi16(kept, -shift));
+  }
+  static Vec::F bytes_as_floats(const uint8_t* p) {
+    return to_floats(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+  }
+  static Vec::F to_floats(Ints a) { return _mm256_cvtepi32_ps(a); }
+  static Vec::F madd(Vec::F a, Vec::F b, Vec::F c) { return Vec::fma(a, b, c); }
+
+  template <int kBits>
+  static Ints dot(const Bytes (&w)[kQuads], const ActivationGroup& x) {
+    const int8_t* e = x.elements;
+    if constexpr (kBits == 4) {
+      return widen(_mm256_add_epi16(four_quads(w, e), four_quads(w + 4, e + 16)));
+    } else if constexpr (kBits == 5) {
+      return _mm256_add_epi32(widen(four_quads(w, e)), widen(four_quads(w + 4, e + 16)));
+    } else {
+      static_assert(kBits == 8);
+      Ints sum = _mm256_setzero_si256();
+#pragma GCC unroll 8
+      for (int q = 0; q < kQuads; ++q)
+        sum = _mm256_add_epi32(sum, widen(signed_product(w[q], quad(e + q * 4))));
+      return sum;
+    }
+  }
+
+  struct TwoScales {
+    __m256i first, second;  // a scale twice in each row's 32 bits
+    __m256i both;           // both of them, times the zero point of 32
+  };
+  static TwoScales load_two_scales(const uint8_t* p) {
+    const __m256i pairs =
+        _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m256i low = _mm256_and_si256(pairs, _mm256_set1_epi32(0xffff));
+    const __m256i high = _mm256_srli_epi32(pairs, 16);
+    return {_mm256_or_si256(low, _mm256_slli_epi32(low, 16)),
+            _mm256_or_si256(high, _mm256_slli_epi32(high, 16)), _mm256_slli_epi16(pairs, 5)};
+  }
+  static Ints dot_two_scales(const Bytes (&w)[kQuads], const TwoScales& scales,
+                             const ActivationGroup& x) {
+    const int8_t* e = x.elements;
+    int32_t minus_sums;
+    memcpy(&minus_sums, x.minus_sums, sizeof minus_sums);
+    const Ints first = _mm256_add_epi32(_mm256_madd_epi16(two_quads(w, e), scales.first),
+                                        _mm256_madd_epi16(two_quads(w + 2, e + 8), scales.first));
+    const Ints second =
+        _mm256_add_epi32(_mm256_madd_epi16(two_quads(w + 4, e + 16), scales.second),
+                         _mm256_madd_epi16(two_quads(w + 6, e + 24), scales.second));
+    return _mm256_add_epi32(_mm256_add_epi32(first, second),
+                            _mm256_madd_epi16(_mm256_set1_epi32(minus_sums), scales.both));
+  }
+
+  static void quantise(const float* x, ActivationGroup& to) {
+    const __m256i magnitude_bits = _mm256_set1_epi32(0x7fffffff);
+    __m256 v[4];
+    __m256i largest = _mm256_setzero_si256();  // as bits: a NaN is above the infinities
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      v[i] = _mm256_loadu_ps(x + 8 * i);
+      largest = _mm256_max_epi32(largest, _mm256_and_si256(Vec::bits(v[i]), magnitude_bits));
+    }
+    __m128i most =
+        _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
+    most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0x4e));
+    most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0xb1));
+    const int32_t bits = _mm_cvtsi128_si32(most);
+    const float magnitude = _mm_cvtss_f32(_mm_castsi128_ps(most));
+    if (bits >= 0x7f800000 || magnitude < kSmallestMagnitude) {
+      memset(&to, 0, sizeof to);
+      if (bits >= 0x7f800000) to.scale = to.scaled_sum = __builtin_nanf("");
+      return;
+    }
+    const __m256 factor = _mm256_set1_ps(127.0f / magnitude);
+    __m256i q[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], factor));
+    store_elements(q, magnitude / 127.0f, to);
+  }
+
+ private:
+  static __m256i quad(const int8_t* x) {
+    int32_t bytes;
+    memcpy(&bytes, x, sizeof bytes);
+    return _mm256_set1_epi32(bytes);
+  }
+  static __m256i product(Bytes w, const int8_t* x) { return _mm256_maddubs_epi16(w, quad(x)); }
+  static __m256i two_quads(const Bytes* w, const int8_t* x) {
+    return _mm256_add_epi16(product(w[0], x), product(w[1], x + 4));
+  }
+  static __m256i four_quads(const Bytes* w, const int8_t* x) {
+    return _mm256_add_epi16(two_quads(w, x), two_quads(w + 2, x + 8));
+  }
+  static Ints widen(__m256i a) { return _mm256_madd_epi16(a, _mm256_set1_epi16(1)); }
+  // |w| * (x with the sign of w); w = -128 is 128 as an unsigned byte.
+  static __m256i signed_product(Bytes w, __m256i x) {
+    return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+  }
+  // q: 32 integers within [-127, 127].
+  static void store_elements(const __m256i (&q)[4], float scale, ActivationGroup& to) {
+    // Packing works within halves of registers; the permutation puts them in order.
+    const __m256i bytes =
+        _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to.elements),
+                        _mm256_permutevar8x32_epi32(bytes, order));
+    const __m256i pairs =
+        _mm256_hadd_epi32(_mm256_add_epi32(q[0], q[1]), _mm256_add_epi32(q[2], q[3]));
+    const __m256i quads = _mm256_hadd_epi32(pairs, pairs);
+    const __m128i sums =
+        _mm_add_epi32(_mm256_castsi256_si128(quads), _mm256_extracti128_si256(quads, 1));
+    const int32_t first = _mm_extract_epi32(sums, 0), second = _mm_extract_epi32(sums, 1);
+    to.scale = scale;
+    to.scaled_sum = scale * static_cast<float>(first + second);
+    to.minus_sums[0] = static_cast<int16_t>(-first);
+    to.minus_sums[1] = static_cast<int16_t>(-second);
+    to.unused[0] = to.unused[1] = 0;
+  }
+};
+
+}  // namespace headrace::cpu::gemm::avx2
