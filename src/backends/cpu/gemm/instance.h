@@ -14,7 +14,7 @@ struct PanelCall {
   std::int64_t rows, columns;
   std::int64_t first_panel, last_panel;
   std::int64_t num_tokens;             // of the tile
-  const ActivationGroup* activations;  // [columns / 32, num_tokens]; for quantised panels
+  const ActivationGroup* activations;  // in blocks of tokens; for quantised panels
   const float* x;                      // [num_tokens, columns]; for the others
   std::int64_t x_stride;
   const float* bias;  // [rows], or null
@@ -24,9 +24,12 @@ struct PanelCall {
 };
 using PanelsFn = void (*)(const PanelCall& call);
 
-// x [num_tokens, 32 * num_groups] -> [num_groups, num_tokens]
+// x [num_tokens, 32 * num_groups] -> for each block of kTokenBlock tokens (the last one may have
+// fewer) [num_groups, tokens of the block]
 using QuantiseFn = void (*)(const float* x, std::int64_t x_stride, std::int64_t num_tokens,
                             std::int64_t num_groups, ActivationGroup* to);
+
+inline constexpr std::int64_t kTokenBlock = 4;
 
 inline constexpr int kNumWeightTypes = 11;
 
@@ -38,6 +41,7 @@ struct Instance {
 
 // Tokens of a tile: their activations and sums stay in the caches while panels stream by.
 inline constexpr std::int64_t kTokenTile = 64;
+static_assert(kTokenTile % kTokenBlock == 0);
 
 namespace scalar {
 extern const Instance kInstance;

@@ -19,6 +19,9 @@ struct Isa {
   static Bytes load_bytes(const uint8_t* p) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   }
+  static void store_bytes(uint8_t* p, Bytes x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x);
+  }
   static Bytes low_nibbles(Bytes a) { return _mm256_and_si256(a, _mm256_set1_epi8(15)); }
   static Bytes high_nibbles(Bytes a) { return low_nibbles(_mm256_srli_epi16(a, 4)); }
   static Bytes with_high_bits(Bytes elements, Bytes bits, int mask, int shift) {
@@ -75,6 +78,73 @@ struct Isa {
                             _mm256_madd_epi16(_mm256_set1_epi32(minus_sums), scales.both));
   }
 
+  // Tiles: dots[t][p] of panels unpacked in memory with tokens. kSteps quads are summed in 16 bits
+  // before they are widened.
+  template <int kBits, int kTokens, int kPanels>
+  static void dots(const uint8_t (&w)[kQuads][kPanels][kRows * 4], const ActivationGroup* x,
+                   Ints (&out)[kTokens][kPanels]) {
+    if constexpr (kBits == 8) {
+      signed_dots(w, x, out);
+      return;
+    }
+    constexpr int kSteps = kBits == 4 ? 8 : 4;
+    const Ints ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 2
+    for (int first = 0; first < kQuads; first += kSteps) {
+      Ints sums[kTokens][kPanels];
+#pragma GCC unroll 8
+      for (int q = first; q < first + kSteps; ++q) {
+#pragma GCC unroll 4
+        for (int t = 0; t < kTokens; ++t) {
+          const Ints bytes = quad(x[t].elements + q * 4);
+#pragma GCC unroll 2
+          for (int p = 0; p < kPanels; ++p) {
+            const Ints product = _mm256_maddubs_epi16(load_bytes(w[q][p]), bytes);
+            sums[t][p] = q == first ? product : _mm256_add_epi16(sums[t][p], product);
+            pin(sums[t][p]);
+          }
+        }
+      }
+#pragma GCC unroll 4
+      for (int t = 0; t < kTokens; ++t) {
+#pragma GCC unroll 2
+        for (int p = 0; p < kPanels; ++p) {
+          const Ints wide = _mm256_madd_epi16(sums[t][p], ones);
+          out[t][p] = first == 0 ? wide : _mm256_add_epi32(out[t][p], wide);
+        }
+      }
+    }
+  }
+  template <int kTokens, int kPanels>
+  static void dots_two_scales(const uint8_t (&w)[kQuads][kPanels][kRows * 4],
+                              const TwoScales* scales, const ActivationGroup* x,
+                              Ints (&out)[kTokens][kPanels]) {
+#pragma GCC unroll 4
+    for (int t = 0; t < kTokens; ++t) {
+      int32_t minus_sums;
+      memcpy(&minus_sums, x[t].minus_sums, sizeof minus_sums);
+#pragma GCC unroll 2
+      for (int p = 0; p < kPanels; ++p)
+        out[t][p] = _mm256_madd_epi16(_mm256_set1_epi32(minus_sums), scales[p].both);
+    }
+#pragma GCC unroll 4
+    for (int q = 0; q < kQuads; q += 2) {
+#pragma GCC unroll 4
+      for (int t = 0; t < kTokens; ++t) {
+        const Ints bytes[2] = {quad(x[t].elements + q * 4), quad(x[t].elements + q * 4 + 4)};
+#pragma GCC unroll 2
+        for (int p = 0; p < kPanels; ++p) {
+          const Ints sum =
+              _mm256_add_epi16(_mm256_maddubs_epi16(load_bytes(w[q][p]), bytes[0]),
+                               _mm256_maddubs_epi16(load_bytes(w[q + 1][p]), bytes[1]));
+          const Ints scale = q < kQuads / 2 ? scales[p].first : scales[p].second;
+          out[t][p] = _mm256_add_epi32(out[t][p], _mm256_madd_epi16(sum, scale));
+          pin(out[t][p]);
+        }
+      }
+    }
+  }
+
   static void quantise(const float* x, ActivationGroup& to) {
     const __m256i magnitude_bits = _mm256_set1_epi32(0x7fffffff);
     __m256 v[4];
@@ -103,6 +173,26 @@ struct Isa {
   }
 
  private:
+  // Sums of integers are exact in any order, and a compiler that knows it reorders a tile's sums
+  // into trees that do not fit the registers.
+  static void pin(__m256i& x) { asm("" : "+x"(x)); }
+  template <int kTokens, int kPanels>
+  static void signed_dots(const uint8_t (&w)[kQuads][kPanels][kRows * 4], const ActivationGroup* x,
+                          Ints (&out)[kTokens][kPanels]) {
+#pragma GCC unroll 8
+    for (int q = 0; q < kQuads; ++q) {
+#pragma GCC unroll 4
+      for (int t = 0; t < kTokens; ++t) {
+        const Ints bytes = quad(x[t].elements + q * 4);
+#pragma GCC unroll 2
+        for (int p = 0; p < kPanels; ++p) {
+          const Ints product = widen(signed_product(load_bytes(w[q][p]), bytes));
+          out[t][p] = q == 0 ? product : _mm256_add_epi32(out[t][p], product);
+          pin(out[t][p]);
+        }
+      }
+    }
+  }
   static __m256i quad(const int8_t* x) {
     int32_t bytes;
     memcpy(&bytes, x, sizeof bytes);

@@ -71,6 +71,7 @@ struct Isa {
     std::memcpy(x.v, p, sizeof x.v);
     return x;
   }
+  static void store_bytes(std::uint8_t* p, const Bytes& x) { std::memcpy(p, x.v, sizeof x.v); }
   static Bytes low_nibbles(const Bytes& a) {
     Bytes x;
     for (int i = 0; i < kRows * 4; ++i) x.v[i] = a.v[i] & 15;
@@ -146,6 +147,27 @@ struct Isa {
       sum.v[i] = scales.v[i][0] * (first.v[i] + 32 * x.minus_sums[0]) +
                  scales.v[i][1] * (second.v[i] + 32 * x.minus_sums[1]);
     return sum;
+  }
+
+  // Tiles: dots[t][p] of panels unpacked in memory with tokens.
+  template <int kBits, int kTokens, int kPanels>
+  static void dots(const std::uint8_t (&w)[kQuads][kPanels][kRows * 4], const ActivationGroup* x,
+                   Ints (&out)[kTokens][kPanels]) {
+    for (int p = 0; p < kPanels; ++p) {
+      Bytes bytes[kQuads];
+      for (int q = 0; q < kQuads; ++q) bytes[q] = load_bytes(w[q][p]);
+      for (int t = 0; t < kTokens; ++t) out[t][p] = dot<kBits>(bytes, x[t]);
+    }
+  }
+  template <int kTokens, int kPanels>
+  static void dots_two_scales(const std::uint8_t (&w)[kQuads][kPanels][kRows * 4],
+                              const TwoScales* scales, const ActivationGroup* x,
+                              Ints (&out)[kTokens][kPanels]) {
+    for (int p = 0; p < kPanels; ++p) {
+      Bytes bytes[kQuads];
+      for (int q = 0; q < kQuads; ++q) bytes[q] = load_bytes(w[q][p]);
+      for (int t = 0; t < kTokens; ++t) out[t][p] = dot_two_scales(bytes, scales[p], x[t]);
+    }
   }
 
   static void quantise(const float* x, ActivationGroup& to) {

@@ -1,12 +1,14 @@
 // Panels of quantised rows with quantised activations.
 //
-// A group of a panel is unpacked into registers once (8 vectors of kRows x 4 bytes, a vector of
-// scales, one of minima) and meets every token of the tile. The integer sum over the 32 columns is
-// exact; then, in the order of the groups,
+// One token (decode) takes a group of a panel into registers, straight from memory. More tokens
+// meet kTilePanels panels that are unpacked once, kUnpackedGroups groups at a time, on the stack,
+// and go through them in blocks of kTokenBlock with a register tile.
+//
+// The integer sum over the 32 columns of a group is exact; then, in the order of the groups,
 //   sum = fma(integer sum, scale * activation scale, sum)
 //   sum = fma(minimum, activation scale * sum of the activation's elements, sum)
-// whatever the tile is, so that a token's bits do not depend on it. An unsigned element's zero
-// point z is a minimum of -z * scale.
+// on both ways, so that a token's bits depend on neither the way nor the tile. An unsigned
+// element's zero point z is a minimum of -z * scale.
 #pragma once
 
 #include "backends/cpu/gemm/instance.h"
@@ -108,47 +110,158 @@ inline void store_rows(const PanelCall& call, int64_t token, int64_t row, typena
   }
 }
 
-// kTokens: those of the tile where that is known (their sums stay in registers), 0 where not.
-template <class Isa, WeightType kType, int kTokens>
-inline void panel_with_tokens(const PanelCall& call, int64_t panel) {
-  using Vec = typename Isa::Vec;
-  using Group = PanelGroup<Isa, kType>;
-  constexpr PanelLayout kLayout = Group::kLayout;
-  constexpr int64_t kBlock = kLayout.groups_per_block * kGroup;
-  const int64_t num_tokens = kTokens > 0 ? kTokens : call.num_tokens;
-  typename Vec::F sums[kTokens > 0 ? kTokens : kTokenTile];
-  for (int64_t t = 0; t < num_tokens; ++t) sums[t] = Vec::zero();
+// The groups of a panel, one after the other.
+template <class Isa, WeightType kType>
+struct PanelReader {
+  static constexpr PanelLayout kLayout = panel_layout(kType, Isa::kRows);
 
-  const int64_t num_blocks = call.columns / kBlock;
-  const auto* block =
-      reinterpret_cast<const uint8_t*>(call.panels) + panel * num_blocks * kLayout.block_bytes;
-  const ActivationGroup* x = call.activations;
-  for (int64_t b = 0; b < num_blocks; ++b, block += kLayout.block_bytes) {
-    for (int g = 0; g < kLayout.groups_per_block; ++g, x += num_tokens) {
-      Group group;
-      group.load(block, block + kLayout.header_bytes + g * kLayout.group_bytes);
-      for (int64_t t = 0; t < num_tokens; ++t) sums[t] = group.add_product(x[t], sums[t]);
+  PanelReader(const PanelCall& call, int64_t panel)
+      : block(reinterpret_cast<const uint8_t*>(call.panels) +
+              panel * (call.columns / (kLayout.groups_per_block * kGroup)) * kLayout.block_bytes) {}
+
+  inline void next(PanelGroup<Isa, kType>& group) {
+    group.load(block, block + kLayout.header_bytes + index * kLayout.group_bytes);
+    if (++index == kLayout.groups_per_block) {
+      index = 0;
+      block += kLayout.block_bytes;
     }
   }
-  for (int64_t t = 0; t < num_tokens; ++t) store_rows<Vec>(call, t, panel * Isa::kRows, sums[t]);
+
+  const uint8_t* block;
+  int index = 0;
+};
+
+template <class Isa, WeightType kType>
+inline void panel_with_one_token(const PanelCall& call, int64_t panel) {
+  using Vec = typename Isa::Vec;
+  PanelReader<Isa, kType> reader(call, panel);
+  typename Vec::F sum = Vec::zero();
+  for (int64_t g = 0; g < call.columns / kGroup; ++g) {
+    PanelGroup<Isa, kType> group;
+    reader.next(group);
+    sum = group.add_product(call.activations[g], sum);
+  }
+  store_rows<Vec>(call, 0, panel * Isa::kRows, sum);
+}
+
+inline constexpr int kTilePanels = 2;
+inline constexpr int kUnpackedGroups = 24;  // with their scales 16 to 20 KiB of AVX2's panels
+
+// A group of kTilePanels panels, elements as bytes.
+template <class Isa, WeightType kType>
+struct UnpackedGroup {
+  using Group = PanelGroup<Isa, kType>;
+  alignas(64) uint8_t elements[kQuads][kTilePanels][Isa::kRows * 4];
+  float scale[kTilePanels][Isa::kRows];
+  float minimum[kTilePanels][Isa::kRows];
+  typename Isa::TwoScales two_scales[Group::kHasTwoScales ? kTilePanels : 1];
+
+  inline void put(int p, const Group& group) {
+#pragma GCC unroll 8
+    for (int q = 0; q < kQuads; ++q) Isa::store_bytes(elements[q][p], group.elements[q]);
+    Isa::Vec::store(scale[p], group.scale);
+    if constexpr (Group::kHasMinimum) Isa::Vec::store(minimum[p], group.minimum);
+    if constexpr (Group::kHasTwoScales) two_scales[p] = group.two_scales;
+  }
+};
+
+// sums [kTokens][kTilePanels][kRows] += kTokens tokens times the groups; x [num_groups, kTokens].
+template <class Isa, WeightType kType, int kTokens>
+inline void register_tile(const UnpackedGroup<Isa, kType>* groups, int num_groups,
+                          const ActivationGroup* x, float* sums) {
+  using Vec = typename Isa::Vec;
+  using Group = PanelGroup<Isa, kType>;
+  constexpr int kP = kTilePanels;
+  typename Vec::F sum[kTokens][kP];
+#pragma GCC unroll 8
+  for (int i = 0; i < kTokens * kP; ++i) sum[i / kP][i % kP] = Vec::load(sums + i * Isa::kRows);
+  for (int g = 0; g < num_groups; ++g, x += kTokens) {
+    const UnpackedGroup<Isa, kType>& group = groups[g];
+    typename Isa::Ints dots[kTokens][kP];
+    if constexpr (Group::kHasTwoScales) {
+      Isa::dots_two_scales(group.elements, group.two_scales, x, dots);
+    } else {
+      Isa::template dots<Group::kFormat.bits>(group.elements, x, dots);
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < kTokens; ++t) {
+      const typename Vec::F x_scale = Vec::set1(x[t].scale);
+      const typename Vec::F x_sum = Vec::set1(x[t].scaled_sum);
+#pragma GCC unroll 2
+      for (int p = 0; p < kP; ++p) {
+        const typename Vec::F scale = Vec::mul(Vec::load(group.scale[p]), x_scale);
+        sum[t][p] = Isa::madd(Isa::to_floats(dots[t][p]), scale, sum[t][p]);
+        if constexpr (Group::kHasMinimum)
+          sum[t][p] = Isa::madd(Vec::load(group.minimum[p]), x_sum, sum[t][p]);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < kTokens * kP; ++i) Vec::store(sums + i * Isa::kRows, sum[i / kP][i % kP]);
+}
+
+// Panels `panel` and `panel + 1`; where the latter is none of the call's, `panel` twice.
+template <class Isa, WeightType kType>
+inline void panels_with_tokens(const PanelCall& call, int64_t panel) {
+  using Vec = typename Isa::Vec;
+  constexpr int kP = kTilePanels, kRows = Isa::kRows;
+  static_assert(kTokenBlock == 4 && kUnpackedGroups % kSuperGroups == 0);
+  const bool has_second = panel + 1 < call.last_panel;
+  PanelReader<Isa, kType> readers[kP] = {{call, panel}, {call, panel + (has_second ? 1 : 0)}};
+  alignas(64) float sums[kTokenTile * kP * kRows];
+  for (int64_t i = 0; i < call.num_tokens * kP; ++i) Vec::store(sums + i * kRows, Vec::zero());
+
+  const int64_t num_groups = call.columns / kGroup;
+  for (int64_t first = 0; first < num_groups; first += kUnpackedGroups) {
+    const int64_t left = num_groups - first;
+    const int count = static_cast<int>(left < kUnpackedGroups ? left : kUnpackedGroups);
+    UnpackedGroup<Isa, kType> unpacked[kUnpackedGroups];
+    for (int p = 0; p < kP; ++p)
+      for (int g = 0; g < count; ++g) {
+        PanelGroup<Isa, kType> group;
+        readers[p].next(group);
+        unpacked[g].put(p, group);
+      }
+    for (int64_t t = 0; t < call.num_tokens; t += kTokenBlock) {
+      const int64_t tokens = call.num_tokens - t;
+      const ActivationGroup* x = call.activations + t * num_groups;
+      float* to = sums + t * kP * kRows;
+      if (tokens >= 4)
+        register_tile<Isa, kType, 4>(unpacked, count, x + first * 4, to);
+      else if (tokens == 3)
+        register_tile<Isa, kType, 3>(unpacked, count, x + first * 3, to);
+      else if (tokens == 2)
+        register_tile<Isa, kType, 2>(unpacked, count, x + first * 2, to);
+      else
+        register_tile<Isa, kType, 1>(unpacked, count, x + first, to);
+    }
+  }
+  for (int64_t t = 0; t < call.num_tokens; ++t)
+    for (int p = 0; p < (has_second ? kP : 1); ++p)
+      store_rows<Vec>(call, t, (panel + p) * kRows, Vec::load(sums + (t * kP + p) * kRows));
 }
 
 template <class Isa, WeightType kType>
 void quantised_panels(const PanelCall& call) {
-  for (int64_t panel = call.first_panel; panel < call.last_panel; ++panel) {
-    if (call.num_tokens == 1)
-      panel_with_tokens<Isa, kType, 1>(call, panel);
-    else
-      panel_with_tokens<Isa, kType, 0>(call, panel);
+  if (call.num_tokens == 1) {
+    for (int64_t panel = call.first_panel; panel < call.last_panel; ++panel)
+      panel_with_one_token<Isa, kType>(call, panel);
+  } else {
+    for (int64_t panel = call.first_panel; panel < call.last_panel; panel += kTilePanels)
+      panels_with_tokens<Isa, kType>(call, panel);
   }
 }
 
 template <class Isa>
 void quantise_tokens(const float* x, int64_t x_stride, int64_t num_tokens, int64_t num_groups,
                      ActivationGroup* to) {
-  for (int64_t t = 0; t < num_tokens; ++t)
-    for (int64_t g = 0; g < num_groups; ++g)
-      Isa::quantise(x + t * x_stride + g * kGroup, to[g * num_tokens + t]);
+  for (int64_t first = 0; first < num_tokens; first += kTokenBlock) {
+    const int64_t tokens = num_tokens - first < kTokenBlock ? num_tokens - first : kTokenBlock;
+    for (int64_t t = 0; t < tokens; ++t)
+      for (int64_t g = 0; g < num_groups; ++g)
+        Isa::quantise(x + (first + t) * x_stride + g * kGroup,
+                      to[first * num_groups + g * tokens + t]);
+  }
 }
 
 }  // namespace headrace::cpu::gemm
