@@ -26,6 +26,7 @@ struct Target {
 constexpr Target kTargets[] = {
 // best first
 #if defined(__x86_64__)
+    {HEADRACE_ISA_AVX512 | HEADRACE_ISA_AVX512_VNNI, gemm::avx512vnni::kInstance},
     {HEADRACE_ISA_AVX2, gemm::avx2::kInstance},
 #endif
     {0, gemm::scalar::kInstance},

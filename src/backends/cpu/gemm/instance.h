@@ -50,6 +50,9 @@ extern const Instance kInstance;
 namespace avx2 {
 extern const Instance kInstance;
 }
+namespace avx512vnni {
+extern const Instance kInstance;
+}
 #endif
 
 }  // namespace headrace::cpu::gemm

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "backends/cpu/gemm/layout.h"
+#include "backends/cpu/gemm/quantise_x86-inl.h"
 #include "backends/cpu/simd/vec_avx2.h"
 
 namespace headrace::cpu::gemm::avx2 {
@@ -22,6 +23,7 @@ struct Isa {
   static void store_bytes(uint8_t* p, Bytes x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x);
   }
+  static Bytes signed_bytes(Bytes a) { return a; }
   static Bytes low_nibbles(Bytes a) { return _mm256_and_si256(a, _mm256_set1_epi8(15)); }
   static Bytes high_nibbles(Bytes a) { return low_nibbles(_mm256_srli_epi16(a, 4)); }
   static Bytes with_high_bits(Bytes elements, Bytes bits, int mask, int shift) {
@@ -145,32 +147,7 @@ struct Isa {
     }
   }
 
-  static void quantise(const float* x, ActivationGroup& to) {
-    const __m256i magnitude_bits = _mm256_set1_epi32(0x7fffffff);
-    __m256 v[4];
-    __m256i largest = _mm256_setzero_si256();  // as bits: a NaN is above the infinities
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      v[i] = _mm256_loadu_ps(x + 8 * i);
-      largest = _mm256_max_epi32(largest, _mm256_and_si256(Vec::bits(v[i]), magnitude_bits));
-    }
-    __m128i most =
-        _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
-    most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0x4e));
-    most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0xb1));
-    const int32_t bits = _mm_cvtsi128_si32(most);
-    const float magnitude = _mm_cvtss_f32(_mm_castsi128_ps(most));
-    if (bits >= 0x7f800000 || magnitude < kSmallestMagnitude) {
-      memset(&to, 0, sizeof to);
-      if (bits >= 0x7f800000) to.scale = to.scaled_sum = __builtin_nanf("");
-      return;
-    }
-    const __m256 factor = _mm256_set1_ps(127.0f / magnitude);
-    __m256i q[4];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], factor));
-    store_elements(q, magnitude / 127.0f, to);
-  }
+  static void quantise(const float* x, ActivationGroup& to) { quantise_group<Isa>(x, to); }
 
  private:
   // Sums of integers are exact in any order, and a compiler that knows it reorders a tile's sums
@@ -209,26 +186,6 @@ struct Isa {
   // |w| * (x with the sign of w); w = -128 is 128 as an unsigned byte.
   static __m256i signed_product(Bytes w, __m256i x) {
     return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
-  }
-  // q: 32 integers within [-127, 127].
-  static void store_elements(const __m256i (&q)[4], float scale, ActivationGroup& to) {
-    // Packing works within halves of registers; the permutation puts them in order.
-    const __m256i bytes =
-        _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
-    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to.elements),
-                        _mm256_permutevar8x32_epi32(bytes, order));
-    const __m256i pairs =
-        _mm256_hadd_epi32(_mm256_add_epi32(q[0], q[1]), _mm256_add_epi32(q[2], q[3]));
-    const __m256i quads = _mm256_hadd_epi32(pairs, pairs);
-    const __m128i sums =
-        _mm_add_epi32(_mm256_castsi256_si128(quads), _mm256_extracti128_si256(quads, 1));
-    const int32_t first = _mm_extract_epi32(sums, 0), second = _mm_extract_epi32(sums, 1);
-    to.scale = scale;
-    to.scaled_sum = scale * static_cast<float>(first + second);
-    to.minus_sums[0] = static_cast<int16_t>(-first);
-    to.minus_sums[1] = static_cast<int16_t>(-second);
-    to.unused[0] = to.unused[1] = 0;
   }
 };
 

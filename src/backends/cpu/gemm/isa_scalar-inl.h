@@ -72,6 +72,8 @@ struct Isa {
     return x;
   }
   static void store_bytes(std::uint8_t* p, const Bytes& x) { std::memcpy(p, x.v, sizeof x.v); }
+  // Elements of 8 bits as dot() and dots() want them.
+  static Bytes signed_bytes(const Bytes& a) { return a; }
   static Bytes low_nibbles(const Bytes& a) {
     Bytes x;
     for (int i = 0; i < kRows * 4; ++i) x.v[i] = a.v[i] & 15;

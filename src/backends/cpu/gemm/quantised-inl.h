@@ -70,7 +70,8 @@ struct PanelGroup {
   inline void load_elements(const uint8_t* group) {
     if constexpr (kFormat.bits == 8) {
 #pragma GCC unroll 8
-      for (int q = 0; q < kQuads; ++q) elements[q] = Isa::load_bytes(group + q * kVector);
+      for (int q = 0; q < kQuads; ++q)
+        elements[q] = Isa::signed_bytes(Isa::load_bytes(group + q * kVector));
       return;
     }
 #pragma GCC unroll 4
@@ -110,6 +111,10 @@ inline void store_rows(const PanelCall& call, int64_t token, int64_t row, typena
   }
 }
 
+// How far ahead of the products memory is fetched: the hardware stops at the end of each page. It
+// may lie behind the matrix, which a prefetch does not mind.
+inline constexpr int64_t kPrefetchBytes = 2048;
+
 // The groups of a panel, one after the other.
 template <class Isa, WeightType kType>
 struct PanelReader {
@@ -120,15 +125,21 @@ struct PanelReader {
               panel * (call.columns / (kLayout.groups_per_block * kGroup)) * kLayout.block_bytes) {}
 
   inline void next(PanelGroup<Isa, kType>& group) {
-    group.load(block, block + kLayout.header_bytes + index * kLayout.group_bytes);
+    const uint8_t* at = block + kLayout.header_bytes + index * kLayout.group_bytes;
+#pragma GCC unroll 8
+    for (int i = 0; i < kLayout.group_bytes; i += 64) {
+      const uintptr_t ahead = reinterpret_cast<uintptr_t>(at) + kPrefetchBytes;
+      __builtin_prefetch(reinterpret_cast<const void*>(ahead + static_cast<uintptr_t>(i)));
+    }
+    group.load(block, at);
     if (++index == kLayout.groups_per_block) {
       index = 0;
       block += kLayout.block_bytes;
     }
   }
 
-  const uint8_t* block;
-  int index = 0;
+  const uint8_t* block;  // the panel's, which begins with the header
+  int index = 0;         // of the group in it
 };
 
 template <class Isa, WeightType kType>
