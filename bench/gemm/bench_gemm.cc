@@ -127,8 +127,10 @@ Seconds time_case(const Case& c, std::int64_t tokens, int threads, double second
   std::vector<std::byte> scratch(cpu::multiply_scratch_bytes(c.columns, tokens));
   std::vector<double> times;
   const auto begin = Clock::now();
-  // Rounds over all copies where a call is short: the clock then costs nothing.
-  const std::size_t calls = tokens < 8 ? c.copies.size() : 1;
+  // Some calls a time where they are short, so that the clock costs nothing; not many, so that some
+  // times are free of other programs.
+  const std::size_t calls =
+      tokens < 8 ? static_cast<std::size_t>(std::max<std::int64_t>(1, (4 << 20) / c.bytes)) : 1;
   for (std::size_t next = 0;;) {
     const auto start = Clock::now();
     for (std::size_t i = 0; i < calls; ++i) {

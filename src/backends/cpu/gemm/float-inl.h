@@ -25,6 +25,9 @@ inline void float_tile(const PanelCall& call, int64_t panel, int64_t token) {
     for (int v = 0; v < kNv; ++v) sums[t][v] = Vec::zero();
   }
   for (int64_t k = 0; k < call.columns; ++k) {
+    if constexpr (kTokens == 1) {
+      for (int p = 0; p < kPanels; ++p) prefetch_ahead<Isa>(w + (p * call.columns + k) * kRows);
+    }
     typename Vec::F row[kNv];
 #pragma GCC unroll 8
     for (int v = 0; v < kNv; ++v)

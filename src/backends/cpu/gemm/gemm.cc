@@ -1,8 +1,8 @@
 #include "backends/cpu/gemm/gemm.h"
 
 #include <algorithm>
-#include <new>
 
+#include "backends/cpu/gemm/arena.h"
 #include "backends/cpu/gemm/instance.h"
 #include "backends/cpu/gemm/pack.h"
 #include "backends/cpu/thread_pool.h"
@@ -50,15 +50,6 @@ int panel_rows(const Instance& instance, WeightType stored) {
 }
 int panel_rows(const PackedMatrix& m) { return panel_rows(instance_of(m), stored_type(m)); }
 int64_t num_panels(const PackedMatrix& m) { return ceil_div<int64_t>(m.rows, panel_rows(m)); }
-
-std::shared_ptr<std::byte> allocate(int64_t bytes) {
-  const auto size = static_cast<std::size_t>(std::max<int64_t>(bytes, 1));
-  const auto alignment = std::align_val_t{kLineBytes};
-  void* memory = ::operator new(size, alignment, std::nothrow);
-  if (memory == nullptr) return nullptr;
-  return {static_cast<std::byte*>(memory),
-          [alignment](std::byte* data) { ::operator delete(data, alignment); }};
-}
 
 struct Packing {
   const PackedMatrix& matrix;
@@ -144,11 +135,12 @@ void run_task(void* context, int64_t task, int) {
                std::min((run + 1) * work.panels_per_run, work.num_panels));
 }
 
-// Runs of panels: enough of them for all threads to end together, long enough to stream.
+// Runs of panels: enough of them for all threads to end together, long enough to stream, and even,
+// because tiles take two.
 void choose_runs(Work& work, int num_threads) {
-  constexpr int64_t kTasksPerThread = 8;
-  const int64_t wanted = ceil_div<int64_t>(kTasksPerThread * num_threads, work.num_tiles);
-  work.panels_per_run = std::max<int64_t>(ceil_div(work.num_panels, wanted), 1);
+  const int64_t tasks_per_thread = work.product.num_tokens == 1 ? 8 : 32;
+  const int64_t wanted = ceil_div<int64_t>(tasks_per_thread * num_threads, work.num_tiles);
+  work.panels_per_run = round_up<int64_t>(ceil_div(work.num_panels, wanted), 2);
   work.num_runs = ceil_div(work.num_panels, work.panels_per_run);
 }
 
@@ -174,7 +166,8 @@ Result<PackedMatrix> pack_matrix(WeightType type, int64_t rows, int64_t columns,
       .cpu_isa = target.isa,
       .data_bytes = ceil_div<int64_t>(rows, panel) * gemm::panel_bytes(stored, panel, columns),
       .data = nullptr};
-  const std::shared_ptr<std::byte> data = allocate(m.data_bytes);
+  const std::shared_ptr<std::byte> data =
+      gemm::allocate_in_arena(static_cast<std::size_t>(m.data_bytes));
   if (data == nullptr)
     return Failure{
         ErrorCode::out_of_memory,

@@ -113,24 +113,32 @@ inline void store_rows(const PanelCall& call, int64_t token, int64_t row, typena
 
 // How far ahead of the products memory is fetched: the hardware stops at the end of each page. It
 // may lie behind the matrix, which a prefetch does not mind.
-inline constexpr int64_t kPrefetchBytes = 2048;
+inline constexpr uintptr_t kPrefetchBytes = 2048;
+template <class Isa>
+inline void prefetch_ahead(const void* at) {
+  __builtin_prefetch(
+      reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(at) + kPrefetchBytes));
+}
+// Panels that one token meets at once, read from as many places: the prefetcher of a core adds to
+// its bandwidth for each stream that it sees.
+inline constexpr int kStreams = 2;
 
 // The groups of a panel, one after the other.
 template <class Isa, WeightType kType>
 struct PanelReader {
   static constexpr PanelLayout kLayout = panel_layout(kType, Isa::kRows);
 
-  PanelReader(const PanelCall& call, int64_t panel)
-      : block(reinterpret_cast<const uint8_t*>(call.panels) +
-              panel * (call.columns / (kLayout.groups_per_block * kGroup)) * kLayout.block_bytes) {}
+  inline void begin(const PanelCall& call, int64_t panel) {
+    const int64_t num_blocks = call.columns / (kLayout.groups_per_block * kGroup);
+    block =
+        reinterpret_cast<const uint8_t*>(call.panels) + panel * num_blocks * kLayout.block_bytes;
+    index = 0;
+  }
 
   inline void next(PanelGroup<Isa, kType>& group) {
     const uint8_t* at = block + kLayout.header_bytes + index * kLayout.group_bytes;
 #pragma GCC unroll 8
-    for (int i = 0; i < kLayout.group_bytes; i += 64) {
-      const uintptr_t ahead = reinterpret_cast<uintptr_t>(at) + kPrefetchBytes;
-      __builtin_prefetch(reinterpret_cast<const void*>(ahead + static_cast<uintptr_t>(i)));
-    }
+    for (int i = 0; i < kLayout.group_bytes; i += 64) prefetch_ahead<Isa>(at + i);
     group.load(block, at);
     if (++index == kLayout.groups_per_block) {
       index = 0;
@@ -138,21 +146,32 @@ struct PanelReader {
     }
   }
 
-  const uint8_t* block;  // the panel's, which begins with the header
-  int index = 0;         // of the group in it
+  const uint8_t* block;  // of the panel; it begins with the header
+  int index;             // of the group in it
 };
 
-template <class Isa, WeightType kType>
-inline void panel_with_one_token(const PanelCall& call, int64_t panel) {
+// kPanels panels, `step` apart: memory is read in as many streams.
+template <class Isa, WeightType kType, int kPanels>
+inline void panels_with_one_token(const PanelCall& call, int64_t panel, int64_t step) {
   using Vec = typename Isa::Vec;
-  PanelReader<Isa, kType> reader(call, panel);
-  typename Vec::F sum = Vec::zero();
-  for (int64_t g = 0; g < call.columns / kGroup; ++g) {
-    PanelGroup<Isa, kType> group;
-    reader.next(group);
-    sum = group.add_product(call.activations[g], sum);
+  typename Vec::F sums[kPanels];
+  PanelReader<Isa, kType> readers[kPanels];
+#pragma GCC unroll 4
+  for (int p = 0; p < kPanels; ++p) {
+    sums[p] = Vec::zero();
+    readers[p].begin(call, panel + p * step);
   }
-  store_rows<Vec>(call, 0, panel * Isa::kRows, sum);
+  for (int64_t g = 0; g < call.columns / kGroup; ++g) {
+#pragma GCC unroll 4
+    for (int p = 0; p < kPanels; ++p) {
+      PanelGroup<Isa, kType> group;
+      readers[p].next(group);
+      sums[p] = group.add_product(call.activations[g], sums[p]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int p = 0; p < kPanels; ++p)
+    store_rows<Vec>(call, 0, (panel + p * step) * Isa::kRows, sums[p]);
 }
 
 inline constexpr int kTilePanels = 2;
@@ -218,7 +237,8 @@ inline void panels_with_tokens(const PanelCall& call, int64_t panel) {
   constexpr int kP = kTilePanels, kRows = Isa::kRows;
   static_assert(kTokenBlock == 4 && kUnpackedGroups % kSuperGroups == 0);
   const bool has_second = panel + 1 < call.last_panel;
-  PanelReader<Isa, kType> readers[kP] = {{call, panel}, {call, panel + (has_second ? 1 : 0)}};
+  PanelReader<Isa, kType> readers[kP];
+  for (int p = 0; p < kP; ++p) readers[p].begin(call, panel + (has_second ? p : 0));
   alignas(64) float sums[kTokenTile * kP * kRows];
   for (int64_t i = 0; i < call.num_tokens * kP; ++i) Vec::store(sums + i * kRows, Vec::zero());
 
@@ -255,8 +275,11 @@ inline void panels_with_tokens(const PanelCall& call, int64_t panel) {
 template <class Isa, WeightType kType>
 void quantised_panels(const PanelCall& call) {
   if (call.num_tokens == 1) {
-    for (int64_t panel = call.first_panel; panel < call.last_panel; ++panel)
-      panel_with_one_token<Isa, kType>(call, panel);
+    const int64_t step = (call.last_panel - call.first_panel) / kStreams;
+    for (int64_t i = 0; i < step; ++i)
+      panels_with_one_token<Isa, kType, kStreams>(call, call.first_panel + i, step);
+    for (int64_t panel = call.first_panel + kStreams * step; panel < call.last_panel; ++panel)
+      panels_with_one_token<Isa, kType, 1>(call, panel, 0);
   } else {
     for (int64_t panel = call.first_panel; panel < call.last_panel; panel += kTilePanels)
       panels_with_tokens<Isa, kType>(call, panel);
