@@ -1,5 +1,5 @@
-// Sixteen floats. Included only below target_avx512.h or target_avx512bf16.h, which say in which
-// namespace it lives: two instruction sets never share a symbol.
+// Sixteen floats. Included only below target_avx512.h, target_avx512bf16.h or target_avx512vnni.h,
+// whose file says in which namespace it lives: two instruction sets never share a symbol.
 #include <immintrin.h>
 
 #include "backends/cpu/simd/element.h"
