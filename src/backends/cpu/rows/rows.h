@@ -51,7 +51,7 @@ struct Rope {
   const std::int32_t* positions = nullptr;  // [rows], each within the table
 };
 
-// out = silu(gate) * up, silu(g) = g / (1 + exp(-g)) as a float (within 2 ulp, denormals included).
+// out = silu(gate) * up, silu(g) = g / (1 + exp(-g)) as a float (within 2.5 ulp, denormals too).
 // silu(-inf) is -0. In place where out is gate or up.
 struct Swiglu {
   const float* gate;
