@@ -46,6 +46,12 @@ struct Vec {
     _mm256_mask_storeu_epi16(p, first_lanes(n), f16_from(x));
   }
 
+  static F load_twice(const float* p) {
+    return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7),
+                                 _mm512_castps256_ps512(_mm256_loadu_ps(p)));
+  }
+  static F swap_pairs(F a) { return _mm512_permute_ps(a, 0xB1); }
+
   static F zero() { return _mm512_setzero_ps(); }
   static F set1(float x) { return _mm512_set1_ps(x); }
   static F lane_index() {

@@ -1,0 +1,104 @@
+// What a model does with rows of activations besides matrix products and attention: norms, rotary
+// positions, SwiGLU, sums, conversions. Floats in, floats (or 16 bits) out.
+//
+// Every operator takes a range of rows, so that the caller splits rows among threads as it likes: a
+// row's bits depend on nothing but the row, and are the same on every instruction set. Elements of
+// a row are contiguous; strides count elements from row to row. No operator allocates or checks.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "core/device.h"
+#include "core/rope_table.h"
+
+namespace headrace::cpu {
+
+struct RowRange {  // rows [first, last)
+  std::int64_t first, last;
+};
+
+// out = x * weight / sqrt(mean(x^2) + eps). In place where out == x and the strides agree. Squares
+// are floats: beyond 1.8e19 they are infinite and the row's finite elements become 0.
+struct RmsNorm {
+  const float* x;
+  std::int64_t x_stride;
+  const float* weight;  // [width], or null: ones
+  std::int64_t width;
+  float eps;
+  float* out;
+  std::int64_t out_stride;
+};
+
+// Which elements of a head turn together.
+enum class RopeLayout {
+  interleaved,  // (2i, 2i + 1): GGUF files of llama
+  halves,       // (i, i + rot_dim / 2): safetensors, most other GGUF files
+};
+
+// x [rows, num_heads, head_dim] -> out, the same shape. The first rot_dim elements of a head turn,
+// (a, b) -> (a cos - b sin, b cos + a sin); the rest is copied. rot_dim 0 copies everything and
+// needs neither table nor positions. In place where out == x, both f32, and the strides agree.
+struct Rope {
+  const float* x;
+  std::int64_t x_stride, x_head_stride;
+  void* out;
+  DType out_dtype = DType::f32;  // f32, f16, bf16
+  std::int64_t out_stride, out_head_stride;
+  std::int64_t num_heads, head_dim, rot_dim;
+  RopeLayout layout = RopeLayout::interleaved;
+  const RopeTable* table = nullptr;         // of this rot_dim
+  const std::int32_t* positions = nullptr;  // [rows], each within the table
+};
+
+// out = silu(gate) * up, silu(g) = g / (1 + exp(-g)) as a float (within 2.5 ulp, denormals too).
+// silu(-inf) is -0. In place where out is gate or up.
+struct Swiglu {
+  const float* gate;
+  std::int64_t gate_stride;
+  const float* up;
+  std::int64_t up_stride;
+  std::int64_t width;
+  float* out;
+  std::int64_t out_stride;
+};
+
+// out = a + b. In place where out is a or b.
+struct AddRows {
+  const float* a;
+  std::int64_t a_stride;
+  const float* b;
+  std::int64_t b_stride;
+  std::int64_t width;
+  float* out;
+  std::int64_t out_stride;
+};
+
+// out = x in another dtype (f32, f16, bf16), rounded to nearest even.
+struct ConvertRows {
+  const float* x;
+  std::int64_t x_stride;
+  std::int64_t width;
+  void* out;
+  DType out_dtype;
+  std::int64_t out_stride;
+};
+
+// The operators, compiled for one instruction set.
+struct RowOps {
+  const char* name;
+  std::uint32_t cpu_isa;  // headrace_cpu_isa bits that it needs
+  void (*rms_norm)(const RmsNorm& call, RowRange rows);
+  void (*rope)(const Rope& call, RowRange rows);
+  void (*swiglu)(const Swiglu& call, RowRange rows);
+  void (*add)(const AddRows& call, RowRange rows);
+  void (*convert)(const ConvertRows& call, RowRange rows);
+};
+
+// The fastest that the device runs.
+const RowOps& row_ops(const DeviceInfo& device);
+
+// All of this build, the fastest first.
+std::span<const RowOps* const> all_row_ops();
+
+}  // namespace headrace::cpu
