@@ -1,0 +1,64 @@
+#include "model/bpe.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace headrace::model {
+namespace {
+
+constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
+
+}  // namespace
+
+bool Bpe::find_candidate(std::uint32_t at, Candidate& candidate) const {
+  const std::uint32_t after = symbols_[at].after;
+  if (after == kNone) return false;
+  const Merge* merge = merges_.find(symbols_[at].token, symbols_[after].token);
+  if (merge == nullptr) return false;
+  candidate = {merge->rank, at, merge->left, merge->right};
+  return true;
+}
+
+void Bpe::push_candidate(std::uint32_t at) {
+  Candidate candidate;
+  if (at == kNone || !find_candidate(at, candidate)) return;
+  queue_.push_back(candidate);
+  std::push_heap(queue_.begin(), queue_.end(), later);
+}
+
+void Bpe::apply(const Candidate& candidate) {
+  Symbol& left = symbols_[candidate.at];
+  // A symbol only grows, so equal tokens at its place are the same symbols as when it was queued.
+  if (left.token != candidate.left || left.after == kNone) return;
+  Symbol& right = symbols_[left.after];
+  if (right.token != candidate.right) return;
+  left.token = merges_.find(candidate.left, candidate.right)->result;
+  right.token = -1;
+  left.after = right.after;
+  if (left.after != kNone) symbols_[left.after].before = candidate.at;
+  push_candidate(left.before);
+  push_candidate(candidate.at);
+}
+
+void Bpe::merge(std::span<const TokenId> tokens, std::vector<TokenId>& merged) {
+  const auto count = static_cast<std::uint32_t>(tokens.size());
+  symbols_.clear();
+  for (std::uint32_t i = 0; i < count; ++i)
+    symbols_.push_back({tokens[i], i == 0 ? kNone : i - 1, i + 1 == count ? kNone : i + 1});
+  queue_.clear();
+  for (std::uint32_t i = 0; i < count; ++i) {
+    Candidate candidate;
+    if (find_candidate(i, candidate)) queue_.push_back(candidate);
+  }
+  std::make_heap(queue_.begin(), queue_.end(), later);
+  while (!queue_.empty()) {
+    const Candidate candidate = queue_.front();
+    std::pop_heap(queue_.begin(), queue_.end(), later);
+    queue_.pop_back();
+    apply(candidate);
+  }
+  for (std::uint32_t i = 0; count != 0 && i != kNone; i = symbols_[i].after)
+    merged.push_back(symbols_[i].token);
+}
+
+}  // namespace headrace::model

@@ -1,0 +1,43 @@
+// Byte-pair encoding of one piece of text (Sennrich, Haddow, Birch 2016; over bytes: GPT-2, 2019):
+// of all neighbours that merge, the pair of the lowest rank does first, the leftmost among equals.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "model/token_index.h"
+
+namespace headrace::model {
+
+class Bpe {
+ public:
+  explicit Bpe(const MergeIndex& merges) : merges_(merges) {}
+
+  // Appends what `tokens`, one a byte, merge into. n tokens take O(n log n).
+  void merge(std::span<const TokenId> tokens, std::vector<TokenId>& merged);
+
+ private:
+  struct Symbol {
+    TokenId token;  // -1: part of a symbol before it
+    std::uint32_t before, after;
+  };
+  struct Candidate {
+    std::int32_t rank;
+    std::uint32_t at;  // of the left symbol
+    TokenId left, right;
+  };
+  static bool later(const Candidate& a, const Candidate& b) {
+    return a.rank != b.rank ? a.rank > b.rank : a.at > b.at;
+  }
+  bool find_candidate(std::uint32_t at, Candidate& candidate) const;
+  void push_candidate(std::uint32_t at);
+  void apply(const Candidate& candidate);
+
+  const MergeIndex& merges_;
+  // Kept for the next piece.
+  std::vector<Symbol> symbols_;
+  std::vector<Candidate> queue_;  // a heap
+};
+
+}  // namespace headrace::model

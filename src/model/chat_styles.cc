@@ -1,0 +1,223 @@
+#include "model/chat_styles.h"
+
+namespace headrace::model {
+namespace {
+
+constexpr TemplateStyle kStyles[] = {
+    {.name = "chatml", .family = TemplateFamily::chatml},
+    {.name = "smollm2",
+     .family = TemplateFamily::chatml,
+     .default_system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"},
+    {.name = "qwen2",
+     .family = TemplateFamily::chatml,
+     .default_system = "You are a helpful assistant."},
+    {.name = "qwen2.5",
+     .family = TemplateFamily::chatml,
+     .default_system = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."},
+    {.name = "llama2", .family = TemplateFamily::llama2},
+    {.name = "llama3", .family = TemplateFamily::llama3},
+    {.name = "llama3.1", .family = TemplateFamily::llama3, .has_dates = true},
+    {.name = "llama3.2", .family = TemplateFamily::llama3, .has_dates = true},
+    {.name = "mistral-v0.1",
+     .family = TemplateFamily::mistral,
+     .user_begin = "[INST] ",
+     .user_end = " [/INST]",
+     .assistant_end = "</s> "},
+    {.name = "mistral-v0.2",
+     .family = TemplateFamily::mistral,
+     .user_begin = "[INST] ",
+     .user_end = " [/INST]",
+     .assistant_end = "</s>"},
+    // Of October 2024, for v0.1 and v0.2.
+    {.name = "mistral-system",
+     .family = TemplateFamily::mistral,
+     .user_begin = " [INST] ",
+     .user_end = " [/INST]",
+     .assistant_begin = " ",
+     .assistant_end = "</s>",
+     .takes_system = true},
+    {.name = "mistral-v0.3",
+     .family = TemplateFamily::mistral,
+     .user_begin = "[INST] ",
+     .user_end = "[/INST]",
+     .assistant_begin = " ",
+     .assistant_end = "</s>",
+     .trims_assistant = true,
+     .takes_system = true,
+     .system_is_last = true},
+};
+
+// Short templates are known by all of their text (its form) ...
+struct Whole {
+  const char* name;
+  const char* jinja;
+};
+constexpr Whole kWhole[] = {
+    {"chatml", R"({% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + )"
+               R"(message['content'])"
+               R"( + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %})"
+               R"({{ '<|im_start|>assistant\n' }}{% endif %})"},
+    {"chatml",
+     R"({% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %})"
+     R"({% endif %}{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + )"
+     R"(message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %})"
+     R"({{ '<|im_start|>assistant\n' }}{% endif %})"},
+    {"smollm2",
+     R"({% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %})"
+     R"({{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging )"
+     R"(Face<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + )"
+     R"(message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %})"
+     R"({{ '<|im_start|>assistant\n' }}{% endif %})"},
+    {"qwen2",
+     R"({% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %})"
+     R"({{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %})"
+     R"({{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}})"
+     R"({% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %})"},
+    {"llama3",
+     R"({% set loop_messages = messages %}{% for message in loop_messages %}{% set content = )"
+     R"('<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'+ message['content'] )"
+     R"(| trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}{% set content = bos_token + content %})"
+     R"({% endif %}{{ content }}{% endfor %}{% if add_generation_prompt %})"
+     R"({{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %})"},
+    {"llama2",
+     R"({% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %})"
+     R"({% set system_message = messages[0]['content'] %}{% else %})"
+     R"({% set loop_messages = messages %}{% set system_message = false %}{% endif %})"
+     R"({% for message in loop_messages %})"
+     R"({% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %})"
+     R"({{ raise_exception('Conversation roles must alternate )"
+     R"(user/assistant/user/assistant/...') }})"
+     R"({% endif %}{% if loop.index0 == 0 and system_message != false %}{% set content = )"
+     R"('<<SYS>>\n' + system_message + '\n<</SYS>>\n\n' + message['content'] %}{% else %})"
+     R"({% set content = message['content'] %}{% endif %}{% if message['role'] == 'user' %})"
+     R"({{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }})"
+     R"({% elif message['role'] == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }})"
+     R"({% endif %}{% endfor %})"},
+    {"mistral-v0.1",
+     R"({{ bos_token }}{% for message in messages %})"
+     R"({% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %})"
+     R"({{ raise_exception('Conversation roles must alternate )"
+     R"(user/assistant/user/assistant/...') }})"
+     R"({% endif %}{% if message['role'] == 'user' %})"
+     R"({{ '[INST] ' + message['content'] + ' [/INST]' }}{% elif message['role'] == 'assistant' %})"
+     R"({{ message['content'] + eos_token + ' ' }}{% else %})"
+     R"({{ raise_exception('Only user and assistant roles are supported!') }})"
+     R"({% endif %}{% endfor %})"},
+    {"mistral-v0.2",
+     R"({{ bos_token }}{% for message in messages %})"
+     R"({% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %})"
+     R"({{ raise_exception('Conversation roles must alternate )"
+     R"(user/assistant/user/assistant/...') }})"
+     R"({% endif %}{% if message['role'] == 'user' %})"
+     R"({{ '[INST] ' + message['content'] + ' [/INST]' }}{% elif message['role'] == 'assistant' %})"
+     R"({{ message['content'] + eos_token}}{% else %})"
+     R"({{ raise_exception('Only user and assistant roles are supported!') }})"
+     R"({% endif %}{% endfor %})"},
+    {"mistral-system",
+     R"({%- if messages[0]["role"] == "system" %})"
+     R"({%- set system_message = messages[0]["content"] %})"
+     R"({%- set loop_messages = messages[1:] %}{%- else %}{%- set loop_messages = messages %})"
+     R"({%- endif %}{{- bos_token }}{%- for message in loop_messages %})"
+     R"({%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %})"
+     R"({{- raise_exception('After the optional system message, conversation roles must alternate )"
+     R"(user/assistant/user/assistant/...') }}{%- endif %}{%- if message["role"] == "user" %})"
+     R"({%- if loop.first and system_message is defined %})"
+     R"({{- " [INST] " + system_message + "\n\n" + message["content"] + " [/INST]" }}{%- else %})"
+     R"({{- " [INST] " + message["content"] + " [/INST]" }}{%- endif %})"
+     R"({%- elif message["role"] == "assistant" %}{{- " " + message["content"] + eos_token}})"
+     R"({%- else %}{{- raise_exception("Only user and assistant roles are supported, with the )"
+     R"(exception of an initial optional system message!") }}{%- endif %}{%- endfor %})"},
+};
+
+// ... long ones, most of which is about tools, by texts that they have and others that they lack.
+struct Marks {
+  const char* name;
+  const char* has[4];
+  const char* lacks[4];
+};
+constexpr Marks kMarks[] = {
+    {"qwen2.5",
+     {"{{- '<|im_start|>system\\nYou are Qwen, created by Alibaba Cloud. You are a helpful "
+      "assistant.<|im_end|>\\n' }}",
+      "(message.role == \"system\" and not loop.first)", "'\\n<tool_response>\\n'",
+      "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}"},
+     {"think", "vision", "trim", "strftime"}},
+    {"llama3.1",
+     {"set date_string = \"26 Jul 2024\"", "\"Cutting Knowledge Date: December 2023\\n\"",
+      "\"Today Date: \" + date_string + \"\\n\\n\"",
+      "'<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | "
+      "trim + '<|eot_id|>'"},
+     {"think", "image", "strftime"}},
+    {"llama3.2",
+     {"strftime_now(\"%d %b %Y\")", "\"Cutting Knowledge Date: December 2023\\n\"",
+      "\"Today Date: \" + date_string + \"\\n\\n\"",
+      "'<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | "
+      "trim + '<|eot_id|>'"},
+     {"think", "image"}},
+    {"mistral-v0.3",
+     {"{{- \"[INST] \" + system_message + \"\\n\\n\" + message[\"content\"] + \"[/INST]\" }}",
+      "{{- \"[INST] \" + message[\"content\"] + \"[/INST]\" }}", "loop.last and system_message",
+      "{{- \" \" + message[\"content\"]|trim + eos_token}}"},
+     {"think", "image", "strftime", "[SYSTEM_PROMPT]"}},
+};
+
+bool is_marked(const Marks& marks, std::string_view jinja) {
+  for (const char* text : marks.has)
+    if (text != nullptr && jinja.find(text) == jinja.npos) return false;
+  for (const char* text : marks.lacks)
+    if (text != nullptr && jinja.find(text) != jinja.npos) return false;
+  return true;
+}
+
+const TemplateStyle* style_by_name(std::string_view name) {
+  for (const TemplateStyle& style : kStyles)
+    if (name == style.name) return &style;
+  return nullptr;
+}
+
+// Bytes of the white-space character that `text` begins with; 0: none.
+std::size_t python_space(std::string_view text) {
+  constexpr std::string_view kAscii("\t\n\v\f\r\x1c\x1d\x1e\x1f ");
+  if (text.empty()) return 0;
+  if (kAscii.find(text.front()) != kAscii.npos) return 1;
+  for (const std::string_view space :
+       {"\xC2\x85", "\xC2\xA0", "\xE1\x9A\x80", "\xE2\x80\xA8", "\xE2\x80\xA9", "\xE2\x80\xAF",
+        "\xE2\x81\x9F", "\xE3\x80\x80"})
+    if (text.starts_with(space)) return space.size();
+  const bool is_wide = text.size() >= 3 && text.starts_with("\xE2\x80") &&  // U+2000 to U+200A
+                       static_cast<unsigned char>(text[2]) >= 0x80 &&
+                       static_cast<unsigned char>(text[2]) <= 0x8A;
+  return is_wide ? 3 : 0;
+}
+
+}  // namespace
+
+std::span<const TemplateStyle> template_styles() { return kStyles; }
+
+const TemplateStyle* recognise_template(std::string_view jinja) {
+  const std::string form = template_form(jinja);
+  for (const Whole& whole : kWhole)
+    if (form == template_form(whole.jinja)) return style_by_name(whole.name);
+  for (const Marks& marks : kMarks)
+    if (is_marked(marks, jinja)) return style_by_name(marks.name);
+  return nullptr;
+}
+
+std::string_view python_strip_end(std::string_view text) {
+  for (std::size_t bytes = 1; bytes <= text.size() && bytes <= 3;) {
+    if (python_space(text.substr(text.size() - bytes)) == bytes) {
+      text.remove_suffix(bytes);
+      bytes = 1;
+    } else {
+      ++bytes;
+    }
+  }
+  return text;
+}
+
+std::string_view python_strip(std::string_view text) {
+  while (const std::size_t bytes = python_space(text)) text.remove_prefix(bytes);
+  return python_strip_end(text);
+}
+
+}  // namespace headrace::model

@@ -1,0 +1,223 @@
+#include "model/chat_template.h"
+
+#include "model/chat_styles.h"
+
+namespace headrace::model {
+namespace {
+
+constexpr Role kRoles[] = {Role::system, Role::user, Role::assistant};
+
+void render_chatml(const TemplateStyle& style, std::span<const Message> messages, Prompt& prompt) {
+  const std::string_view default_system = style.default_system;
+  if (!default_system.empty() && messages.front().role != Role::system) {
+    prompt.add_template("<|im_start|>system\n");
+    prompt.add_template(default_system);
+    prompt.add_template("<|im_end|>\n");
+  }
+  for (const Message& message : messages) {
+    prompt.add_template(format_text("<|im_start|>{}\n", role_name(message.role)));
+    prompt.add_content(message.content);
+    prompt.add_template("<|im_end|>\n");
+  }
+}
+
+void render_llama3(const TemplateStyle& style, std::span<const Message> messages,
+                   const std::string& date, Prompt& prompt) {
+  const auto begin = [&](Role role) {
+    prompt.add_template(format_text("<|start_header_id|>{}<|end_header_id|>\n\n", role_name(role)));
+  };
+  prompt.add_template("<|begin_of_text|>");
+  if (style.has_dates) {
+    begin(Role::system);
+    prompt.add_template(format_text("Cutting Knowledge Date: December 2023\nToday Date: {}\n\n",
+                                    date.empty() ? "26 Jul 2024" : date));
+    if (messages.front().role == Role::system) {
+      prompt.add_content(python_strip(messages.front().content));
+      messages = messages.subspan(1);
+    }
+    prompt.add_template("<|eot_id|>");
+  }
+  for (const Message& message : messages) {
+    begin(message.role);
+    prompt.add_content(python_strip(message.content));
+    prompt.add_template("<|eot_id|>");
+  }
+}
+
+// Llama 2 puts the system message into the first user message and strips the two as one text.
+void render_llama2(std::span<const Message> messages, const Message* system, Prompt& prompt) {
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    const std::string_view content = python_strip(messages[i].content);
+    if (messages[i].role == Role::assistant) {
+      prompt.add_template(" ");
+      prompt.add_content(content);
+      prompt.add_template(" </s>");
+      continue;
+    }
+    prompt.add_template("<s>[INST] ");
+    if (i == 0 && system != nullptr) {
+      prompt.add_template("<<SYS>>\n");
+      prompt.add_content(system->content);
+      // The joined text begins with "<<SYS>>": only its end can be white space.
+      prompt.add_template(content.empty() ? "\n<</SYS>>" : "\n<</SYS>>\n\n");
+      prompt.add_content(python_strip_end(messages[i].content));
+    } else {
+      prompt.add_content(content);
+    }
+    prompt.add_template(" [/INST]");
+  }
+}
+
+void render_mistral(const TemplateStyle& style, std::span<const Message> messages,
+                    const Message* system, Prompt& prompt) {
+  prompt.add_template("<s>");
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    const std::string& content = messages[i].content;
+    const bool is_user = messages[i].role == Role::user;
+    prompt.add_template(is_user ? style.user_begin : style.assistant_begin);
+    if (is_user && system != nullptr && i == (style.system_is_last ? messages.size() - 1 : 0)) {
+      prompt.add_content(system->content);
+      prompt.add_template("\n\n");
+    }
+    prompt.add_content(!is_user && style.trims_assistant ? python_strip(content) : content);
+    prompt.add_template(is_user ? style.user_end : style.assistant_end);
+  }
+}
+
+// Of templates that know turns only: user, assistant, user, ...
+Status check_turns(const char* name, std::span<const Message> messages, std::size_t first) {
+  if (messages.empty())
+    return invalid_argument("messages has no user message, which template {} needs", name);
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    const Role expected = i % 2 == 0 ? Role::user : Role::assistant;
+    if (messages[i].role != expected)
+      return invalid_argument(
+          "messages[{}] is of role {}, template {} needs {} there: user and "
+          "assistant take turns behind the system message",
+          i + first, role_name(messages[i].role), name, role_name(expected));
+  }
+  return std::nullopt;
+}
+
+Status render_turns(const TemplateStyle& style, std::span<const Message> messages, Prompt& prompt) {
+  const bool is_llama2 = style.family == TemplateFamily::llama2;
+  const Message* system = nullptr;
+  if (messages.front().role == Role::system) {
+    if (!is_llama2 && !style.takes_system)
+      return invalid_argument(
+          "messages[0] is of role system, which template {} does not have; put "
+          "its content into the first user message",
+          style.name);
+    system = &messages.front();
+    messages = messages.subspan(1);
+  }
+  if (Status failed = check_turns(style.name, messages, system != nullptr)) return failed;
+  // There the system message goes with the last message, if that is the user's, else nowhere.
+  if (system != nullptr && style.system_is_last && messages.back().role != Role::user)
+    return invalid_argument(
+        "messages ends with role assistant: template {} would lose the system "
+        "message",
+        style.name);
+  if (is_llama2)
+    render_llama2(messages, system, prompt);
+  else
+    render_mistral(style, messages, system, prompt);
+  return std::nullopt;
+}
+
+}  // namespace
+
+const char* role_name(Role role) {
+  switch (role) {
+    case Role::system:
+      return "system";
+    case Role::user:
+      return "user";
+    case Role::assistant:
+      break;
+  }
+  return "assistant";
+}
+
+std::optional<Role> role_by_name(std::string_view name) {
+  for (const Role role : kRoles)
+    if (name == role_name(role)) return role;
+  return std::nullopt;
+}
+
+void Prompt::add(std::string_view text, bool is_template) {
+  if (text.empty()) return;
+  if (parts_.empty() || parts_.back().is_template != is_template)
+    parts_.push_back({{}, is_template});
+  parts_.back().text += text;
+}
+
+std::string Prompt::text() const {
+  std::string all;
+  for (const Part& part : parts_) all += part.text;
+  return all;
+}
+
+std::vector<TextPart> Prompt::tokenizer_parts() const {
+  std::vector<TextPart> parts;
+  for (const Part& part : parts_)
+    parts.push_back(
+        {part.text, part.is_template ? Recognise::control_too : Recognise::user_defined});
+  return parts;
+}
+
+Result<ChatTemplate> ChatTemplate::from_file(const ModelFile& file) {
+  Result<std::string> jinja = file.text("tokenizer.chat_template");
+  if (!jinja.ok()) return std::move(jinja.failure());
+  Result<ChatTemplate> known = recognise(jinja.value());
+  if (!known.ok()) known.failure().message = file.path + ": " + known.failure().message;
+  return known;
+}
+
+Result<ChatTemplate> ChatTemplate::recognise(std::string_view jinja) {
+  if (const TemplateStyle* style = recognise_template(jinja)) return ChatTemplate(*style);
+  return unsupported(
+      "the chat template (tokenizer.chat_template, {} bytes) is none of the known "
+      "ones, and templates are not run as programs; name one that renders the same: "
+      "{}",
+      jinja.size(), names());
+}
+
+Result<ChatTemplate> ChatTemplate::by_name(std::string_view name) {
+  for (const TemplateStyle& style : template_styles())
+    if (name == style.name) return ChatTemplate(style);
+  return invalid_argument("chat template '{}' is not known, expected one of {}", name, names());
+}
+
+std::string ChatTemplate::names() {
+  std::string all;
+  for (const TemplateStyle& style : template_styles())
+    all += (all.empty() ? "" : ", ") + std::string(style.name);
+  return all;
+}
+
+const char* ChatTemplate::name() const { return style_->name; }
+
+Result<Prompt> ChatTemplate::render(std::span<const Message> messages,
+                                    const RenderOptions& options) const {
+  if (messages.empty()) return invalid_argument("messages is empty, expected at least one");
+  Prompt prompt;
+  switch (style_->family) {
+    case TemplateFamily::chatml:
+      render_chatml(*style_, messages, prompt);
+      if (options.add_generation_prompt) prompt.add_template("<|im_start|>assistant\n");
+      break;
+    case TemplateFamily::llama3:
+      render_llama3(*style_, messages, options.date, prompt);
+      if (options.add_generation_prompt)
+        prompt.add_template("<|start_header_id|>assistant<|end_header_id|>\n\n");
+      break;
+    case TemplateFamily::llama2:
+    case TemplateFamily::mistral:
+      if (Status failed = render_turns(*style_, messages, prompt)) return *std::move(failed);
+      break;
+  }
+  return prompt;
+}
+
+}  // namespace headrace::model
