@@ -169,8 +169,11 @@ class Context:
                 return
             self.decode([token])
 
-    def prefill_seconds(self, tokens):
+    def prefill_seconds(self, tokens, depth=()):
+        """Time of the tokens at once, behind `depth`, which is not timed."""
         self.clear()
+        if depth:
+            self.decode(depth)
         self._fill(tokens, False)
         start = time.perf_counter()
         self._run()
