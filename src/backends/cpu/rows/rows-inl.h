@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backends/cpu/rows/logits-inl.h"
 #include "backends/cpu/rows/rows.h"
 #include "backends/cpu/rows/silu-inl.h"
 #include "backends/cpu/simd/element.h"
@@ -22,7 +23,8 @@ struct RowKernels {
   static constexpr int kLanes = 32;
   static constexpr int64_t kBlock = 256;
 
-  static F load(const float* p, int64_t n) {  // the first n, or as many as fit
+  template <class E>
+  static F load(const E* p, int64_t n) {  // the first n, or as many as fit
     return n >= kWidth ? Vec::load(p) : Vec::load_partial(p, static_cast<int>(n));
   }
   template <class E>
@@ -77,8 +79,8 @@ struct RowKernels {
 
   // ---- rope ----
 
-  template <class E>
-  static void copy_row(const float* x, E* out, int64_t width) {
+  template <class From, class To>
+  static void copy_row(const From* x, To* out, int64_t width) {
     for (int64_t i = 0; i < width; i += kWidth) store(out + i, load(x + i, width - i), width - i);
   }
 
@@ -172,38 +174,28 @@ struct RowKernels {
     }
   }
 
-  static void add(const AddRows& call, RowRange rows) {
-    for (int64_t row = rows.first; row < rows.last; ++row) {
-      const float* a = call.a + row * call.a_stride;
-      const float* b = call.b + row * call.b_stride;
-      float* out = call.out + row * call.out_stride;
-      for (int64_t i = 0; i < call.width; i += kWidth) {
-        const int64_t n = call.width - i;
-        store(out + i, Vec::add(load(a + i, n), load(b + i, n)), n);
-      }
-    }
-  }
-
   template <class E>
-  static void convert_as(const ConvertRows& call, RowRange rows) {
+  static void widen_as(const WidenRows& call, RowRange rows) {
     for (int64_t row = rows.first; row < rows.last; ++row)
-      copy_row(call.x + row * call.x_stride, static_cast<E*>(call.out) + row * call.out_stride,
-               call.width);
+      copy_row(static_cast<const E*>(call.x) + row * call.x_stride,
+               call.out + row * call.out_stride, call.width);
   }
 
-  static void convert(const ConvertRows& call, RowRange rows) {
-    switch (call.out_dtype) {
+  static void widen(const WidenRows& call, RowRange rows) {
+    switch (call.x_dtype) {
       case DType::f16:
-        return convert_as<F16>(call, rows);
+        return widen_as<F16>(call, rows);
       case DType::bf16:
-        return convert_as<Bf16>(call, rows);
+        return widen_as<Bf16>(call, rows);
       default:
-        return convert_as<float>(call, rows);
+        return widen_as<float>(call, rows);
     }
   }
 
   static constexpr RowOps make(const char* name, uint32_t cpu_isa) {
-    return {name, cpu_isa, rms_norm, rope, swiglu, add, convert};
+    using Logits = LogitKernels<Vec>;
+    return {
+        name, cpu_isa, rms_norm, rope, swiglu, widen, Logits::block_maxima, Logits::exp_weights};
   }
 };
 

@@ -1,5 +1,5 @@
 // What a model does with rows of activations besides matrix products and attention: norms, rotary
-// positions, SwiGLU, sums, conversions. Floats in, floats (or 16 bits) out.
+// positions, SwiGLU, conversions.
 //
 // Every operator takes a range of rows, so that the caller splits rows among threads as it likes: a
 // row's bits depend on nothing but the row, and are the same on every instruction set. Elements of
@@ -63,26 +63,19 @@ struct Swiglu {
   std::int64_t out_stride;
 };
 
-// out = a + b. In place where out is a or b.
-struct AddRows {
-  const float* a;
-  std::int64_t a_stride;
-  const float* b;
-  std::int64_t b_stride;
+// out = x, of f32, f16 or bf16, as floats.
+struct WidenRows {
+  const void* x;
+  DType x_dtype;
+  std::int64_t x_stride;
   std::int64_t width;
   float* out;
   std::int64_t out_stride;
 };
 
-// out = x in another dtype (f32, f16, bf16), rounded to nearest even.
-struct ConvertRows {
-  const float* x;
-  std::int64_t x_stride;
-  std::int64_t width;
-  void* out;
-  DType out_dtype;
-  std::int64_t out_stride;
-};
+// Of sampling: logits that share a maximum, weights that share a sum.
+inline constexpr std::int64_t kLogitBlock = 64;
+inline constexpr std::int64_t kWeightBlock = 256;
 
 // The operators, compiled for one instruction set.
 struct RowOps {
@@ -91,8 +84,14 @@ struct RowOps {
   void (*rms_norm)(const RmsNorm& call, RowRange rows);
   void (*rope)(const Rope& call, RowRange rows);
   void (*swiglu)(const Swiglu& call, RowRange rows);
-  void (*add)(const AddRows& call, RowRange rows);
-  void (*convert)(const ConvertRows& call, RowRange rows);
+  void (*widen)(const WidenRows& call, RowRange rows);
+  // maxima[i] = the largest of the i-th kLogitBlock of x [n]. False where a value is NaN or
+  // +infinity; the maxima pass over NaN.
+  bool (*block_maxima)(const float* x, std::int64_t n, float* maxima);
+  // out[i] = exp((x[i] - max) / temperature), 0 where that is below 2^-126; max is that of x and
+  // finite. block_sums has the sum of every kWeightBlock of out, in double; returns their sum.
+  double (*exp_weights)(const float* x, std::int64_t n, float max, float temperature, float* out,
+                        double* block_sums);
 };
 
 // The fastest that the device runs.
