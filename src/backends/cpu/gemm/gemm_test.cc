@@ -174,26 +174,32 @@ std::vector<float> product(const std::vector<const PackedMatrix*>& matrices,
   return out;
 }
 
-// The rule of normal mode: 127 / max |x| in float, elements to nearest even, scale max |x| / 127.
+// The rule of normal mode: elements to nearest even of y = x * (127 / max |x|) in float, the scale
+// max |x| / 127 * sum(y element) / sum(element^2).
 std::vector<double> quantised(const float* x, int64_t columns) {
   std::vector<double> result;
   for (int64_t first = 0; first < columns; first += kGroup) {
     float magnitude = 0;
     for (int i = 0; i < kGroup; ++i) magnitude = std::max(magnitude, std::fabs(x[first + i]));
     const bool is_zero = magnitude < 0x1p-100f;
-    for (int i = 0; i < kGroup; ++i) {
-      const double element =
-          is_zero ? 0 : static_cast<double>(std::nearbyint(x[first + i] * (127.0f / magnitude)));
-      result.push_back(element * static_cast<double>(magnitude / 127.0f));
+    double elements[kGroup] = {}, products = 0, squares = 0;
+    for (int i = 0; i < kGroup && !is_zero; ++i) {
+      const float y = x[first + i] * (127.0f / magnitude);
+      elements[i] = static_cast<double>(std::nearbyint(y));
+      products += static_cast<double>(y) * elements[i];
+      squares += elements[i] * elements[i];
     }
+    const double scale = is_zero ? 0 : static_cast<double>(magnitude / 127.0f) * products / squares;
+    for (const double element : elements) result.push_back(element * scale);
   }
   return result;
 }
 
 // Compares out [num_tokens, rows] with sums in double. Bounds, with e = 2^-24: a sum of n products,
 // each multiplied, then added, is within (2n + 2) e of the sum of their magnitudes. In normal mode
-// the products of a group are one exact integer; it and its scales are rounded (4 roundings and the
-// two of the oracle's activation), and two terms a group are added.
+// the products of a group are one exact integer; it and its scales are rounded (4 roundings), the
+// scale of the activation is a quotient of sums of 32 floats (2 * 33 + 2), and two terms a group
+// are added.
 void expect_close(const Weights& w, MatmulMode mode, const std::vector<float>& x,
                   int64_t num_tokens, const std::vector<float>& out, const std::string& what) {
   const bool is_exact = mode == MatmulMode::exact || !is_quantised(w.type);
@@ -210,7 +216,7 @@ void expect_close(const Weights& w, MatmulMode mode, const std::vector<float>& x
         sum += weight * value;
         magnitude += std::fabs(value) * (is_exact ? std::fabs(weight) : w.largest_part);
       }
-      const auto terms = static_cast<double>(is_exact ? w.columns : 2 * w.columns / kGroup + 6);
+      const auto terms = static_cast<double>(is_exact ? w.columns : 2 * w.columns / kGroup + 36);
       const double error = std::fabs(sum - out[static_cast<std::size_t>(t * w.rows + r)]);
       const double bound = (2 * terms + 2) * kEps * magnitude;
       worst = std::max(worst, bound > 0 ? error / bound : error);

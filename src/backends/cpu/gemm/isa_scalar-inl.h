@@ -185,13 +185,17 @@ struct Isa {
     if (magnitude < kSmallestMagnitude) return;
     const float factor = 127.0f / magnitude;
     int sums[2] = {};
+    float products = 0, squares = 0;
     for (int i = 0; i < kGroup; ++i) {
       constexpr float kShift = 0x1.8p23f;  // adding it rounds to an integer, to nearest even
-      const auto element = static_cast<std::int8_t>(x[i] * factor + kShift - kShift);
+      const float rounded = x[i] * factor + kShift - kShift;
+      products += x[i] * factor * rounded;
+      squares += rounded * rounded;
+      const auto element = static_cast<std::int8_t>(rounded);
       to.elements[i] = element;
       sums[i / 16] += element;
     }
-    to.scale = magnitude / 127.0f;
+    to.scale = magnitude / 127.0f * (products / squares);
     to.scaled_sum = to.scale * static_cast<float>(sums[0] + sums[1]);
     for (int i = 0; i < 2; ++i) to.minus_sums[i] = static_cast<std::int16_t>(-sums[i]);
   }

@@ -77,11 +77,13 @@ constexpr PanelLayout panel_layout(WeightType type, int rows) {
   return x;
 }
 
-// A group of activations: x = scale * element, element = nearest even of x * (127 / max |x|).
+// A group of activations: x = scale * element, element = nearest even of y = x * (127 / max |x|).
+// The scale is that of least squares for these elements, max |x| / 127 * sum(y element) /
+// sum(element^2): one degree of freedom of 32 less in the error, for the price of two sums.
 // A group with a NaN or an infinity has scale NaN; one below 2^-100 counts as zero.
 struct ActivationGroup {
   std::int8_t elements[kGroup];
-  float scale;                 // max |x| / 127
+  float scale;
   float scaled_sum;            // scale * sum of the elements
   std::int16_t minus_sums[2];  // minus the sum of the first 16 elements, of the last 16
   std::int16_t unused[2];

@@ -28,6 +28,13 @@ inline void store_elements(const __m256i (&q)[4], float scale, ActivationGroup& 
 }
 
 template <class Isa>
+inline float sum_of_lanes(__m256 x) {
+  __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  y = _mm_add_ps(y, _mm_movehl_ps(y, y));
+  return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
+}
+
+template <class Isa>
 inline void quantise_group(const float* x, ActivationGroup& to) {
   const __m256i magnitude_bits = _mm256_set1_epi32(0x7fffffff);
   __m256 v[4];
@@ -51,9 +58,17 @@ inline void quantise_group(const float* x, ActivationGroup& to) {
   }
   const __m256 factor = _mm256_set1_ps(127.0f / magnitude);
   __m256i q[4];
+  __m256 products = _mm256_setzero_ps(), squares = _mm256_setzero_ps();
 #pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], factor));
-  store_elements<Isa>(q, magnitude / 127.0f, to);
+  for (int i = 0; i < 4; ++i) {
+    const __m256 y = _mm256_mul_ps(v[i], factor);
+    q[i] = _mm256_cvtps_epi32(y);
+    const __m256 rounded = _mm256_cvtepi32_ps(q[i]);
+    products = _mm256_add_ps(products, _mm256_mul_ps(y, rounded));
+    squares = _mm256_add_ps(squares, _mm256_mul_ps(rounded, rounded));
+  }
+  const float fit = sum_of_lanes<Isa>(products) / sum_of_lanes<Isa>(squares);
+  store_elements<Isa>(q, magnitude / 127.0f * fit, to);
 }
 
 }  // namespace headrace::cpu::gemm
