@@ -33,7 +33,7 @@ def perplexity(logprobs):
 
 
 def compare(logits, reference, tokens, window):
-    """KL(reference || logits) over all positions and what else tells them apart."""
+    """(KL(reference || logits) of every position, that and what else tells them apart in one number each)."""
     divergences, agreements, largest, squares = [], 0, 0.0, 0.0
     for start in range(0, len(reference), BLOCK):
         ours = numpy.asarray(logits[start : start + BLOCK], numpy.float64)
@@ -45,7 +45,7 @@ def compare(logits, reference, tokens, window):
         largest = max(largest, float(numpy.abs(difference).max()))
         squares += float((difference**2).sum())
     divergences = numpy.concatenate(divergences)
-    return {
+    return divergences, {
         "mean_kl": float(divergences.mean()),
         "max_kl": float(divergences.max()),
         "max_kl_position": int(divergences.argmax()),

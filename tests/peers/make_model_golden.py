@@ -83,7 +83,7 @@ def make_logits(options, network, model):
         "vocab_size": int(reference.shape[1]),
         "tokens": tokens,
         "perplexity": logit_rules.perplexity(logprobs),
-        "llama_cpp": logit_rules.compare(theirs, reference, tokens, WINDOW),
+        "llama_cpp": logit_rules.compare(theirs, reference, tokens, WINDOW)[1],
         "next_logprobs": [rounded(v) for v in logprobs],
         "positions": [top_of(reference[p], p) for p in chosen_positions(len(tokens))],
     }
