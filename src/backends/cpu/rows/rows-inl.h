@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backends/cpu/rows/logits-inl.h"
 #include "backends/cpu/rows/rows.h"
 #include "backends/cpu/rows/silu-inl.h"
 #include "backends/cpu/simd/element.h"
@@ -203,7 +204,16 @@ struct RowKernels {
   }
 
   static constexpr RowOps make(const char* name, uint32_t cpu_isa) {
-    return {name, cpu_isa, rms_norm, rope, swiglu, add, convert};
+    using Logits = LogitKernels<Vec>;
+    return {name,
+            cpu_isa,
+            rms_norm,
+            rope,
+            swiglu,
+            add,
+            convert,
+            Logits::block_maxima,
+            Logits::exp_weights};
   }
 };
 

@@ -51,7 +51,8 @@ struct Rope {
   const std::int32_t* positions = nullptr;  // [rows], each within the table
 };
 
-// out = silu(gate) * up, silu(g) = g / (1 + exp(-g)) as a float (within 2.5 ulp, denormals too).
+// out = silu(gate) * up, silu(g) = g / (1 + exp(-g)) as a float, denormals too:
+// at most 3.35 ulp from the exact value, measured over all floats.
 // silu(-inf) is -0. In place where out is gate or up.
 struct Swiglu {
   const float* gate;
@@ -84,6 +85,10 @@ struct ConvertRows {
   std::int64_t out_stride;
 };
 
+// Of sampling: logits that share a maximum, weights that share a sum.
+inline constexpr std::int64_t kLogitBlock = 64;
+inline constexpr std::int64_t kWeightBlock = 256;
+
 // The operators, compiled for one instruction set.
 struct RowOps {
   const char* name;
@@ -93,6 +98,13 @@ struct RowOps {
   void (*swiglu)(const Swiglu& call, RowRange rows);
   void (*add)(const AddRows& call, RowRange rows);
   void (*convert)(const ConvertRows& call, RowRange rows);
+  // maxima[i] = the largest of the i-th kLogitBlock of x [n]. False where a value is NaN or
+  // +infinity; the maxima pass over NaN.
+  bool (*block_maxima)(const float* x, std::int64_t n, float* maxima);
+  // out[i] = exp((x[i] - max) / temperature), 0 where that is below 2^-126; max is that of x and
+  // finite. block_sums has the sum of every kWeightBlock of out, in double; returns their sum.
+  double (*exp_weights)(const float* x, std::int64_t n, float max, float temperature, float* out,
+                        double* block_sums);
 };
 
 // The fastest that the device runs.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "backends/cpu/rows/rows.h"
 #include "backends/cpu/simd/element.h"
