@@ -71,11 +71,14 @@ void LogitFilter::gather(float at_least) {
   for (std::int64_t first = 0; first < size; first += cpu::kLogitBlock) {
     if (maxima_[static_cast<std::size_t>(first / cpu::kLogitBlock)] < lowest) continue;
     const std::int64_t last = std::min(first + cpu::kLogitBlock, size);
+    Candidate block[cpu::kLogitBlock];
+    std::size_t count = 0;  // no branch: a flat distribution would mispredict every other one
     for (std::int64_t i = first; i < last; ++i) {
-      const float logit = logits_[static_cast<std::size_t>(i)];
-      const auto token = static_cast<std::int32_t>(i);
-      if (logit >= lowest && bound_.keeps(logit, token)) candidates_.push_back({logit, token});
+      block[count] = {logits_[static_cast<std::size_t>(i)], static_cast<std::int32_t>(i)};
+      const bool is_large = block[count].logit >= at_least;
+      count += is_large & bound_.keeps(block[count].logit, block[count].token) ? 1 : 0;
     }
+    candidates_.insert(candidates_.end(), block, block + count);
   }
 }
 
@@ -118,29 +121,45 @@ void LogitFilter::keep_top_p(double top_p, double temperature) {
   const bool is_whole = is_open();
   if (!is_whole) gather(-kInfinity);
   const std::size_t num_kept = is_whole ? logits_.size() : candidates_.size();
-  const double total = is_whole ? weigh(logits_.data(), num_kept, temperature)
-                                : weigh_candidates(0, num_kept, temperature);
+  const double total =
+      is_whole ? weigh(logits_.data(), num_kept, temperature) : weigh_candidates(temperature);
   // Weights below (1 - top_p) * total / num_kept sum to less than (1 - top_p) * total: the others
   // reach top_p without them. 0.99: room for rounding.
   const double unneeded = 0.99 * (1 - top_p) * total / static_cast<double>(num_kept);
-  gather(static_cast<float>(static_cast<double>(max_) + temperature * std::log(unneeded)));
-  const double goal = top_p * total;
-  double reached = 0;
+  const double lowest = static_cast<double>(max_) + temperature * std::log(unneeded);
+  gather(static_cast<float>(lowest));
+  raise_to_mass(top_p * total, temperature);
+}
+
+// Raises the bound to the candidate with which the sum of weights, in falling order, reaches the
+// goal. Only a slice of them is sorted: slices of equal width in the logit are summed first.
+void LogitFilter::raise_to_mass(double goal, double temperature) {
   const std::size_t size = candidates_.size();
-  for (std::size_t first = 0, step = 256; first < size; step *= 8) {
-    const std::size_t last = std::min(first + step, size);
-    const auto begin = candidates_.begin();
-    const auto from = begin + static_cast<std::ptrdiff_t>(first);
-    const auto to = begin + static_cast<std::ptrdiff_t>(last);
-    if (last < size) std::nth_element(from, to, candidates_.end(), is_before);
-    std::sort(from, to, is_before);
-    weigh_candidates(first, last, temperature);
-    for (std::size_t i = first; i < last; ++i) {
-      reached += static_cast<double>(weights_[i - first]);
-      if (reached >= goal) return raise({candidates_[i].logit, candidates_[i].token});
-    }
-    first = last;
+  float smallest = max_;
+  for (const Candidate& candidate : candidates_) smallest = std::min(smallest, candidate.logit);
+  const double range = static_cast<double>(max_) - static_cast<double>(smallest);
+  const double scale = range > 0 ? (kNumSlices - 1) / range : 0;
+  const auto slice_of = [&](float logit) {  // not rising in the logit
+    return static_cast<std::size_t>((static_cast<double>(max_) - static_cast<double>(logit)) *
+                                    scale);
+  };
+  weigh_candidates(temperature);
+  slice_sums_.fill(0);
+  for (std::size_t i = 0; i < size; ++i)
+    slice_sums_[slice_of(candidates_[i].logit)] += static_cast<double>(weights_[i]);
+  double reached = 0;
+  std::size_t slice = 0;
+  while (slice < kNumSlices && reached + slice_sums_[slice] < goal) reached += slice_sums_[slice++];
+  if (slice == kNumSlices) return;  // by rounding: all of them
+  std::erase_if(candidates_, [&](const Candidate& c) { return slice_of(c.logit) != slice; });
+  std::sort(candidates_.begin(), candidates_.end(), is_before);
+  weigh_candidates(temperature);
+  std::size_t last = 0;
+  for (; last + 1 < candidates_.size(); ++last) {
+    reached += static_cast<double>(weights_[last]);
+    if (reached >= goal) break;
   }
+  raise({candidates_[last].logit, candidates_[last].token});
 }
 
 std::span<const Candidate> LogitFilter::largest(std::int64_t count) {
@@ -158,9 +177,9 @@ double LogitFilter::weigh(const float* values, std::size_t n, double temperature
   return sum_;
 }
 
-double LogitFilter::weigh_candidates(std::size_t first, std::size_t last, double temperature) {
-  for (std::size_t i = first; i < last; ++i) values_[i - first] = candidates_[i].logit;
-  return weigh(values_.data(), last - first, temperature);
+double LogitFilter::weigh_candidates(double temperature) {
+  for (std::size_t i = 0; i < candidates_.size(); ++i) values_[i] = candidates_[i].logit;
+  return weigh(values_.data(), candidates_.size(), temperature);
 }
 
 Distribution LogitFilter::distribution(double temperature) {
@@ -170,7 +189,7 @@ Distribution LogitFilter::distribution(double temperature) {
   }
   gather(-kInfinity);
   for (std::size_t i = 0; i < candidates_.size(); ++i) tokens_[i] = candidates_[i].token;
-  weigh_candidates(0, candidates_.size(), temperature);
+  weigh_candidates(temperature);
   return {{tokens_.data(), num_weights_}, {weights_.data(), num_weights_}, sum_};
 }
 

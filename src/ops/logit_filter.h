@@ -1,7 +1,8 @@
 // The tokens that sampling may still draw, as one bound on (logit, id): every filter of
-// sampling.h only raises it. Nothing is sorted but the candidates of a filter.
+// sampling.h only raises it. Nothing is sorted but a few candidates.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <span>
@@ -22,7 +23,7 @@ struct LogitBound {
   float logit = -std::numeric_limits<float>::infinity();
   std::int32_t last_token = -1;
   bool keeps(float value, std::int32_t token) const {
-    return value > logit || (value == logit && token <= last_token);
+    return (value > logit) | ((value == logit) & (token <= last_token));
   }
 };
 
@@ -48,13 +49,16 @@ class LogitFilter {
   std::size_t pick(double u) const;
 
  private:
+  static constexpr std::size_t kNumSlices = 1024;
+
   bool is_open() const { return bound_.last_token < 0; }
   void reserve(std::size_t vocab_size);
   void raise(LogitBound bound);
   void gather(float at_least);
   bool gather_largest(std::int64_t count);
+  void raise_to_mass(double goal, double temperature);
   double weigh(const float* values, std::size_t n, double temperature);
-  double weigh_candidates(std::size_t first, std::size_t last, double temperature);
+  double weigh_candidates(double temperature);
 
   const cpu::RowOps* ops_;
   std::span<const float> logits_;
@@ -65,6 +69,7 @@ class LogitFilter {
   std::vector<std::int32_t> tokens_, all_tokens_;
   std::vector<float> values_, weights_;
   std::vector<double> block_sums_;  // of blocks of kWeightBlock weights
+  std::array<double, kNumSlices> slice_sums_;
   std::size_t num_weights_ = 0;
   double sum_ = 0;
 };

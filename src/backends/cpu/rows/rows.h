@@ -51,7 +51,8 @@ struct Rope {
   const std::int32_t* positions = nullptr;  // [rows], each within the table
 };
 
-// out = silu(gate) * up, silu(g) = g / (1 + exp(-g)) as a float (within 2.5 ulp, denormals too).
+// out = silu(gate) * up, silu(g) = g / (1 + exp(-g)) as a float, denormals too:
+// at most 3.35 ulp from the exact value, measured over all floats.
 // silu(-inf) is -0. In place where out is gate or up.
 struct Swiglu {
   const float* gate;

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -182,13 +183,17 @@ double worst_silu_error(const RowOps& ops, std::uint64_t stride) {
 }
 
 // Five roundings (y, its product with x, 1 + e and the e in it, the quotient), of which that of e
-// counts half and those of exp 6 % more: 4.6 * 2^-24 relative, 2.3 ulp where an ulp is largest.
-TEST_P(Rows, SiluIsWithinTwoAndAHalfUlp) { EXPECT_LE(worst_silu_error(ops, 65521), 2.5); }
+// counts half and those of exp 6 % more: 4.6 * 2^-24 relative, 4.6 ulp where an ulp is smallest.
+constexpr double kSiluUlp = 4.6;
 
+TEST_P(Rows, SiluIsWithinItsRoundings) { EXPECT_LE(worst_silu_error(ops, 65521), kSiluUlp); }
+
+// Run by the ctest entry "exp_sweep" (label slow): all 2^32 floats.
 TEST_P(Rows, DISABLED_SiluOfAllFloats) {
+  if (&ops == &scalar && runnable().size() > 1) GTEST_SKIP() << "the bits of the others";
   const double worst = worst_silu_error(ops, 1);
   std::printf("%s: silu is within %.6f ulp of every float\n", ops.name, worst);
-  EXPECT_LE(worst, 2.5);
+  EXPECT_LE(worst, 3.35);
 }
 
 TEST_P(Rows, SwigluAtItsEdges) {
@@ -207,7 +212,7 @@ TEST_P(Rows, SwigluAtItsEdges) {
   EXPECT_EQ(out[8], -kInf);
   EXPECT_TRUE(std::isnan(out[9]));
   EXPECT_EQ(out[10], 0.0f);
-  EXPECT_LE(ulp_error(out[11], exact_silu(-91.0f)), 2.5);
+  EXPECT_LE(ulp_error(out[11], exact_silu(-91.0f)), kSiluUlp);
   EXPECT_TRUE(same_bits(out[12], -0.0f));
 }
 
@@ -268,6 +273,53 @@ TEST_P(Rows, WidensRows) {
   Floats copy(99);
   ops.widen({x.data(), DType::f32, 33, 33, copy.data(), 33}, {0, 3});
   EXPECT_EQ(copy, x);
+}
+
+// ---- logits ----
+
+TEST_P(Rows, BlockMaximaAndWeightsOfLogits) {
+  for (const std::int64_t n : {1, 7, 15, 63, 64, 65, 255, 256, 257, 1000}) {
+    const auto x = random_floats(n, 16, 5);
+    const auto size = static_cast<std::size_t>(n);
+    Floats maxima((size + 63) / 64, kUntouched);
+    ASSERT_TRUE(ops.block_maxima(x.data(), n, maxima.data()));
+    for (std::size_t block = 0; block < maxima.size(); ++block) {
+      const auto first = x.begin() + static_cast<std::ptrdiff_t>(64 * block);
+      const auto last = block + 1 == maxima.size() ? x.end() : first + 64;
+      ASSERT_EQ(maxima[block], *std::max_element(first, last));
+    }
+    const float max = *std::max_element(maxima.begin(), maxima.end());
+    Floats weights(size), expected(size);
+    std::vector<double> sums((size + 255) / 256), expected_sums(sums.size());
+    const double sum = ops.exp_weights(x.data(), n, max, 0.7f, weights.data(), sums.data());
+    const double same =
+        scalar.exp_weights(x.data(), n, max, 0.7f, expected.data(), expected_sums.data());
+    expect_same_bits(weights, expected);
+    ASSERT_EQ(sum, same);
+    ASSERT_EQ(sums, expected_sums);
+    double exact_sum = 0;
+    for (std::size_t i = 0; i < size; ++i) {
+      const double exact =
+          std::exp((static_cast<double>(x[i]) - static_cast<double>(max)) / double{0.7f});
+      ASSERT_NEAR(weights[i], exact, 1.1e-5 * exact);
+      exact_sum += static_cast<double>(weights[i]);
+    }
+    ASSERT_NEAR(sum, exact_sum, 1e-12 * exact_sum);
+  }
+}
+
+TEST_P(Rows, BlockMaximaSeeNanAndInfinity) {
+  for (const std::size_t n : {1, 9, 64, 100}) {
+    Floats maxima(2);
+    for (std::size_t i = 0; i < n; ++i) {
+      Floats x(n, -kInf);
+      EXPECT_TRUE(ops.block_maxima(x.data(), static_cast<std::int64_t>(n), maxima.data()));
+      for (const float wrong : {kNan, -kNan, kInf}) {
+        x[i] = wrong;
+        EXPECT_FALSE(ops.block_maxima(x.data(), static_cast<std::int64_t>(n), maxima.data()));
+      }
+    }
+  }
 }
 
 TEST(RowOps, TheFastestOfTheDeviceIsChosen) {
