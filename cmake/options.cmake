@@ -24,6 +24,9 @@ foreach(dtype IN LISTS headrace_known_dtypes)
   endif()
 endforeach()
 
+# HEADRACE_FUZZ: the harnesses of tests/fuzz/ as libFuzzer programs; needs clang.
+option(HEADRACE_FUZZ "Build the fuzz harnesses with libFuzzer and sanitizers" OFF)
+
 # HEADRACE_CUDA: AUTO takes the CUDA part where nvcc is found, ON insists on it, OFF leaves it out.
 set(HEADRACE_CUDA AUTO CACHE STRING "The CUDA part: AUTO, ON or OFF")
 set_property(CACHE HEADRACE_CUDA PROPERTY STRINGS AUTO ON OFF)

@@ -1,5 +1,8 @@
 #include "model/chat_styles.h"
 
+#include <array>
+#include <iterator>
+
 namespace headrace::model {
 namespace {
 
@@ -195,9 +198,14 @@ std::size_t python_space(std::string_view text) {
 std::span<const TemplateStyle> template_styles() { return kStyles; }
 
 const TemplateStyle* recognise_template(std::string_view jinja) {
+  static const auto known_forms = [] {
+    std::array<std::string, std::size(kWhole)> forms;
+    for (std::size_t i = 0; i < forms.size(); ++i) forms[i] = template_form(kWhole[i].jinja);
+    return forms;
+  }();
   const std::string form = template_form(jinja);
-  for (const Whole& whole : kWhole)
-    if (form == template_form(whole.jinja)) return style_by_name(whole.name);
+  for (std::size_t i = 0; i < known_forms.size(); ++i)
+    if (form == known_forms[i]) return style_by_name(kWhole[i].name);
   for (const Marks& marks : kMarks)
     if (is_marked(marks, jinja)) return style_by_name(marks.name);
   return nullptr;

@@ -1,0 +1,107 @@
+// First byte: which pre-tokenizer (2 bits), what is recognised (2 bits), mode (bit 4).
+// Mode 0: the rest is a text for a small vocabulary.
+// Mode 1: lines of a vocabulary, "m<merge>" or "<type digit><token>", up to an empty line; then a
+//         text for it.
+#include "model/tokenizer.h"
+#include "tests/fuzz/fuzz.h"
+#include "tests/support/vocabulary.h"
+
+using namespace headrace;
+using testing::require;
+
+namespace {
+
+constexpr const char* kPre[] = {"gpt-2", "smollm", "llama-bpe", "qwen2"};
+constexpr model::Recognise kRecognise[] = {
+    model::Recognise::nothing, model::Recognise::user_defined, model::Recognise::control_too,
+    model::Recognise::control_too};
+
+void check_text(const model::Tokenizer& tokenizer, std::string_view text,
+                model::Recognise recognise) {
+  auto tokens = tokenizer.encode(text, recognise);
+  require(tokens.ok(), "any text is encoded");
+  auto decoded = tokenizer.decode(tokens.value());
+  require(decoded.ok(), "tokens of a text are in the vocabulary");
+  if (tokenizer.lost_bytes(text) == 0) require(decoded.value() == text, "decode(encode(x)) == x");
+  model::StreamDecoder stream(tokenizer, true);
+  std::string streamed;
+  for (const model::TokenId token : tokens.value()) streamed += stream.push(token).value();
+  require(streamed + stream.flush() == decoded.value(), "the stream is the text");
+  const std::size_t half = text.size() / 2;
+  const model::TextPart parts[] = {{text.substr(0, half), recognise},
+                                   {text.substr(half), recognise}};
+  auto in_parts = tokenizer.encode(parts);
+  require(in_parts.ok(), "any text in parts is encoded");
+  if (recognise == model::Recognise::nothing)
+    require(in_parts.value() == tokens.value(), "where a text is cut into parts does not matter");
+}
+
+model::ModelFile read_lines(std::string_view& input) {
+  std::vector<std::string> tokens, merges;
+  std::vector<std::int64_t> types;
+  while (!input.empty()) {
+    const std::string_view line = testing::take_until(input, '\n');
+    if (line.empty()) break;
+    if (line.front() == 'm') {
+      merges.emplace_back(line.substr(1));
+    } else {
+      types.push_back(line.front() - '0');
+      tokens.emplace_back(line.substr(1));
+    }
+  }
+  model::ModelFile file = testing::small_vocabulary({}).model_file("gpt-2");
+  if (types.empty() || types.front() != 1) {  // beside all bytes, unless the first line is normal
+    for (const std::string& token : tokens)
+      std::get<std::vector<std::string>>(file.metadata["tokenizer.ggml.tokens"]).push_back(token);
+    for (const std::int64_t type : types)
+      std::get<std::vector<std::int64_t>>(file.metadata["tokenizer.ggml.token_type"])
+          .push_back(type);
+  } else {
+    file.metadata["tokenizer.ggml.tokens"] = tokens;
+    file.metadata["tokenizer.ggml.token_type"] = types;
+  }
+  file.metadata["tokenizer.ggml.merges"] = merges;
+  return file;
+}
+
+const model::ModelFile& small_file() {
+  static const model::ModelFile file =
+      testing::small_vocabulary(
+          {"a a", "aa aa", "Ġ a", "t h", "Ġ th", "Ġ Ġ", "Ã ©", "Ċ Ċ", "1 2", "' s", "ð Ł"})
+          .model_file("gpt-2");
+  return file;
+}
+
+const model::Tokenizer& small_tokenizer(std::size_t pre) {
+  static const auto made = [] {
+    std::vector<model::Tokenizer> all;
+    for (const char* name : kPre) {
+      model::ModelFile file = small_file();
+      file.metadata["tokenizer.ggml.pre"] = std::string(name);
+      all.push_back(std::move(model::Tokenizer::make(file).value()));
+    }
+    return all;
+  }();
+  return made[pre];
+}
+
+}  // namespace
+
+int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  if (size == 0) return 0;
+  std::string_view input = testing::as_text(data + 1, size - 1);
+  const std::size_t pre = data[0] & 3U;
+  const model::Recognise recognise = kRecognise[data[0] >> 2 & 3U];
+  if ((data[0] & 16U) == 0) {
+    check_text(small_tokenizer(pre), input, recognise);
+    return 0;
+  }
+  model::ModelFile file = read_lines(input);
+  file.metadata["tokenizer.ggml.pre"] = std::string(kPre[pre]);
+  auto tokenizer = model::Tokenizer::make(file);
+  if (tokenizer.ok())
+    check_text(tokenizer.value(), input, recognise);
+  else
+    require(tokenizer.failure().message.starts_with("m.gguf: "), "a failure names the file");
+  return 0;
+}
