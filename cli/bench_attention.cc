@@ -1,11 +1,8 @@
 // headrace bench attention: time, throughput and traffic of attention calls, beside what the
 // machine can do, measured in the same run.
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <iostream>
 #include <memory>
 #include <optional>
 
@@ -15,6 +12,7 @@
 #include "headrace/headrace.hpp"
 #include "machine.h"
 #include "probes/probes.h"
+#include "progress.h"
 #include "schedule_text.h"
 
 namespace headrace::cli {
@@ -59,12 +57,6 @@ std::vector<AttentionShape> shapes_to_run(const BenchOptions& options) {
   return shapes;
 }
 
-// "[3/24] ..." over itself, on a terminal only.
-void print_progress(const std::string& text) {
-  static const bool is_terminal = isatty(STDERR_FILENO) != 0;
-  if (is_terminal) std::cerr << "\r\033[K" << text << std::flush;
-}
-
 // 0 where not measured.
 struct Ceilings {
   probes::Peak f32, bf16;
@@ -85,7 +77,7 @@ probes::Peak better(const probes::Peak& a, const probes::Peak& b) {
 // Called before and after the measurements: the clocks may have changed, and what counts is the
 // best that the machine showed.
 void raise_ceilings(int num_threads, Ceilings& ceilings) {
-  print_progress("measuring the ceilings");
+  show_line("measuring the ceilings");
   ceilings.f32 = better(ceilings.f32, probes::measure_f32_fma(num_threads));
   ceilings.bf16 = better(ceilings.bf16, probes::measure_bf16_dot(num_threads));
   ceilings.gbytes = std::max(ceilings.gbytes, probes::measure_read_bandwidth(num_threads));
@@ -242,7 +234,7 @@ std::vector<Measured> measure(const std::vector<AttentionShape>& shapes, const D
   }
   std::vector<Measured> results;
   for (std::size_t i = 0; i < shapes.size(); ++i) {
-    print_progress('[' + std::to_string(i + 1) + '/' + std::to_string(shapes.size()) + ']');
+    show_line('[' + std::to_string(i + 1) + '/' + std::to_string(shapes.size()) + ']');
     try {
       Plan plan = plan_attention(shapes[i].problem, device);
       AttentionData data(shapes[i], options.layout);
@@ -250,7 +242,7 @@ std::vector<Measured> measure(const std::vector<AttentionShape>& shapes, const D
       results.push_back({shapes[i], std::move(plan), times});
     } catch (const Error& error) {
       if (error.code() != HEADRACE_UNSUPPORTED) throw;
-      print_progress("");
+      show_line("");
       print_note(std::string("skipped: ") + error.what());
     }
   }
@@ -265,7 +257,7 @@ int run_bench(const BenchOptions& options) {
   if (!options.skips_ceilings) raise_ceilings(device.num_units, ceilings);
   const auto results = measure(shapes, device, options);
   if (!options.skips_ceilings) raise_ceilings(device.num_units, ceilings);
-  print_progress("");
+  show_line("");
   Report report;
   add_notes(options, device, ceilings, report);
   report.tables.push_back(make_table());

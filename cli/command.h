@@ -20,9 +20,15 @@ void add_bench(CLI::App& app, Action& action, const std::string& command_line);
 void add_explain(CLI::App& app, Action& action);
 void add_kernels(CLI::App& app, Action& action);
 void add_info(CLI::App& app, Action& action);
+void add_generate(CLI::App& app, Action& action);
+void add_chat(CLI::App& app, Action& action);
+void add_tokenize(CLI::App& app, Action& action);
+void add_perplexity(CLI::App& app, Action& action);
+void add_inspect(CLI::App& app, Action& action);
 
-// bench attention
+// bench attention, bench model
 void add_bench_attention(CLI::App& bench, Action& action, const std::string& command_line);
+void add_bench_model(CLI::App& bench, Action& action, const std::string& command_line);
 
 // --format text|csv|json|md
 void add_format_option(CLI::App& app, Format& format);

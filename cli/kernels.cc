@@ -158,8 +158,8 @@ int run_kernels(const KernelsOptions& options) {
   Probe probe{.here = device_from_text(options.device.c_str()), .complete = {}, .index = 0};
   probe.complete = probe.here;
   if (probe.here.device_type == HEADRACE_CPU)
-    probe.complete.cpu_isa =
-        HEADRACE_ISA_AVX2 | HEADRACE_ISA_AVX512 | HEADRACE_ISA_AVX512_BF16 | HEADRACE_ISA_NEON;
+    probe.complete.cpu_isa = HEADRACE_ISA_AVX2 | HEADRACE_ISA_AVX512 | HEADRACE_ISA_AVX512_VNNI |
+                             HEADRACE_ISA_AVX512_BF16 | HEADRACE_ISA_NEON;
   Table matrix = make_matrix();
   Table refusals = make_refusals();
   const int num_kernels = headrace_num_kernels(probe.here.device_type);

@@ -43,6 +43,7 @@ std::string isa_text(std::uint32_t cpu_isa) {
     const char* name;
   } kIsas[] = {{HEADRACE_ISA_AVX2, "avx2"},
                {HEADRACE_ISA_AVX512, "avx512"},
+               {HEADRACE_ISA_AVX512_VNNI, "avx512_vnni"},
                {HEADRACE_ISA_AVX512_BF16, "avx512_bf16"},
                {HEADRACE_ISA_NEON, "neon"}};
   std::string text;

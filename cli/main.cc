@@ -27,16 +27,22 @@ std::string command_line_of(int argc, char** argv) {
 }
 
 int run(int argc, char** argv) {
-  CLI::App app("Headrace: exact, IO-aware attention", "headrace");
+  CLI::App app("Headrace: exact, IO-aware attention, and language models that run on it",
+               "headrace");
   app.set_version_flag("--version", std::string("headrace ") + headrace::version());
   app.require_subcommand(1);
   app.footer(
       "Data goes to stdout, notes and progress to stderr. Exit codes: 0 ok, 1 failure, 2 usage.");
   Action action;
+  add_generate(app, action);
+  add_chat(app, action);
   add_bench(app, action, command_line_of(argc, argv));
   add_explain(app, action);
   add_kernels(app, action);
   add_info(app, action);
+  add_tokenize(app, action);
+  add_perplexity(app, action);
+  add_inspect(app, action);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -1,15 +1,16 @@
 #!/bin/sh
-# check_exports.sh NM LIBRARY HEADER: the library exports exactly the functions that the header declares.
+# check_exports.sh NM LIBRARY HEADER...: the library exports exactly the functions that the headers declare.
 set -eu
-exported=$("$1" -D --defined-only "$2" | awk '{ print $3 }' | sort)
-declared=$(grep -o 'headrace_[a-z0-9_]*(' "$3" | tr -d '(' | sort -u |
-           while read -r name; do grep -q "HEADRACE_API.*[ *]$name(" "$3" && echo "$name"; done)
+nm=$1 library=$2
+shift 2
+exported=$("$nm" -D --defined-only "$library" | awk '{ print $3 }' | sort)
+declared=$(cat "$@" | tr '\n' ' ' | grep -o 'HEADRACE_API[^;(]*(' | grep -o 'headrace_[a-z0-9_]*($' | tr -d '(' | sort)
 if [ "$exported" != "$declared" ]; then
   echo "exported:"; echo "$exported"; echo "declared:"; echo "$declared"
   exit 1
 fi
 # Nothing in it ends the process of the host program.
-if "$1" -D --undefined-only "$2" | grep -wE 'abort|exit|_exit|quick_exit|__assert_fail'; then
+if "$nm" -D --undefined-only "$library" | grep -wE 'abort|exit|_exit|quick_exit|__assert_fail'; then
   echo "the library can end the process"
   exit 1
 fi

@@ -12,7 +12,6 @@ import platform
 import re
 import shlex
 import statistics
-import subprocess
 import sys
 import time
 
@@ -22,6 +21,7 @@ import torch
 import headrace_abi
 import report
 from cases import all_cases
+from machine import cpu_name, progress, revision
 
 TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 ABI_DTYPES = {"f32": headrace_abi.F32, "bf16": headrace_abi.BF16}
@@ -214,20 +214,6 @@ def run_case(library, case, options, evictor):
     return row
 
 
-def cpu_name():
-    match = re.search(r"model name\s*:\s*(.+)", pathlib.Path("/proc/cpuinfo").read_text())
-    return match[1] if match else platform.processor()
-
-
-def revision():
-    try:
-        git = ["git", "describe", "--always", "--dirty", "--tags"]
-        folder = pathlib.Path(__file__).parent
-        return subprocess.run(git, cwd=folder, capture_output=True, text=True).stdout.strip()
-    except OSError:
-        return ""
-
-
 def meta_of(library, options):
     return {
         "benchmark": "peers/attention_cpu",
@@ -247,11 +233,6 @@ def meta_of(library, options):
 
 def note(text):
     print(f"attention_cpu: {text}", file=sys.stderr)
-
-
-def progress(text):
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def parse_options():

@@ -1,6 +1,7 @@
 """Results as text, CSV, Markdown or JSON."""
 
 import csv
+import functools
 import io
 import json
 import math
@@ -20,6 +21,7 @@ COLUMNS = (
     ("is_correct", "correct", "{}"),
     ("kernel", "kernel", "{}"),
 )
+RATIO = "torch/headrace"
 
 
 def geometric_mean(values):
@@ -27,7 +29,7 @@ def geometric_mean(values):
 
 
 def summary_of(rows):
-    """Of torch / headrace: above 1, Headrace is faster."""
+    """Of the rows' ratios: above 1, Headrace is faster."""
     groups = {"all": [row for row in rows if row.get("ratio")]}
     for row in groups["all"]:
         groups.setdefault(row["group"], []).append(row)
@@ -52,24 +54,24 @@ def _cell(row, key, pattern):
     return pattern.format(value)
 
 
-def _grid(rows):
-    shown = [c for c in COLUMNS if any(row.get(c[0]) is not None for row in rows)]
+def _grid(rows, columns):
+    shown = [c for c in columns if any(row.get(c[0]) is not None for row in rows)]
     lines = [[title for _, title, _ in shown]]
     lines += [[_cell(row, key, pattern) for key, _, pattern in shown] for row in rows]
     numeric = [pattern != "{}" for _, _, pattern in shown]
     return lines, numeric
 
 
-def _summary_lines(summary):
+def _summary_lines(summary, ratio):
     return [
-        f"torch/headrace {name}: geometric mean {s['ratio_geometric_mean']:.2f}, "
+        f"{ratio} {name}: geometric mean {s['ratio_geometric_mean']:.2f}, "
         f"min {s['ratio_min']:.2f} ({s['slowest_case']}), {s['cases']} cases"
         for name, s in summary.items()
     ]
 
 
-def as_text(result):
-    lines, numeric = _grid(result["rows"])
+def as_text(result, columns=COLUMNS, ratio=RATIO):
+    lines, numeric = _grid(result["rows"], columns)
     widths = [max(len(line[i]) for line in lines) for i in range(len(numeric))]
     head = [f"{key}: {value}" for key, value in result["meta"].items()]
     body = [
@@ -79,30 +81,35 @@ def as_text(result):
         ).rstrip()
         for line in lines
     ]
-    return "\n".join(head + [""] + body + [""] + _summary_lines(result["summary"])) + "\n"
+    return "\n".join(head + [""] + body + [""] + _summary_lines(result["summary"], ratio)) + "\n"
 
 
-def as_md(result):
-    lines, numeric = _grid(result["rows"])
+def as_md(result, columns=COLUMNS, ratio=RATIO):
+    lines, numeric = _grid(result["rows"], columns)
     head = [f"- {key}: {value}" for key, value in result["meta"].items()]
     body = ["| " + " | ".join(line) + " |" for line in lines]
     body.insert(1, "|" + "|".join("---:" if right else "---" for right in numeric) + "|")
-    tail = [f"- {line}" for line in _summary_lines(result["summary"])]
+    tail = [f"- {line}" for line in _summary_lines(result["summary"], ratio)]
     return "\n".join(head + [""] + body + [""] + tail) + "\n"
 
 
-def as_csv(result):
+def as_csv(result, columns=COLUMNS, ratio=RATIO):
     out = io.StringIO()
     writer = csv.DictWriter(
-        out, [key for key, _, _ in COLUMNS], extrasaction="ignore", lineterminator="\n"
+        out, [key for key, _, _ in columns], extrasaction="ignore", lineterminator="\n"
     )
     writer.writeheader()
     writer.writerows(result["rows"])
     return out.getvalue()
 
 
-def as_json(result):
+def as_json(result, columns=COLUMNS, ratio=RATIO):
     return json.dumps(result, indent=2) + "\n"
 
 
 FORMATS = {"text": as_text, "csv": as_csv, "json": as_json, "md": as_md}
+
+
+def formats(columns, ratio):
+    """The same for rows with other columns."""
+    return {name: functools.partial(f, columns=columns, ratio=ratio) for name, f in FORMATS.items()}

@@ -99,7 +99,8 @@ typedef enum headrace_cpu_isa {                          /* bits of headrace_dev
                                 HEADRACE_ISA_AVX2 = 1,   /* AVX2 + FMA + F16C */
                                 HEADRACE_ISA_AVX512 = 2, /* AVX-512 F, BW, DQ, VL */
                                 HEADRACE_ISA_AVX512_BF16 = 4,
-                                HEADRACE_ISA_NEON = 8
+                                HEADRACE_ISA_NEON = 8,
+                                HEADRACE_ISA_AVX512_VNNI = 16
 } headrace_cpu_isa;
 
 /* A plain value: plans can be made for a device that is not there (explain, tests). */

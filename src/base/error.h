@@ -40,6 +40,7 @@ class Result {
   T& value() { return std::get<0>(state_); }
   const T& value() const { return std::get<0>(state_); }
   Failure& failure() { return std::get<1>(state_); }
+  const Failure& failure() const { return std::get<1>(state_); }
 
  private:
   std::variant<T, Failure> state_;

@@ -2,6 +2,8 @@
 // text.
 #pragma once
 
+#include <algorithm>
+#include <cstring>
 #include <exception>
 #include <new>
 #include <string>
@@ -43,6 +45,18 @@ headrace_status guarded(Body body) noexcept {
 
 inline Failure null_argument(const char* name, const char* remedy) {
   return invalid_argument("{}=NULL: must not be null; {}", name, remedy);
+}
+
+// Fills a caller's struct as far as its version of the header knows it.
+template <class T>
+headrace_status give(T ours, T& theirs) noexcept {
+  const std::size_t room = theirs.struct_size;
+  if (room < sizeof(std::size_t))
+    return fail_static(HEADRACE_INVALID_ARGUMENT,
+                       "struct_size of the struct to fill is too small; set it to its sizeof");
+  ours.struct_size = room;
+  std::memcpy(static_cast<void*>(&theirs), &ours, std::min(room, sizeof ours));
+  return HEADRACE_OK;
 }
 
 // The caller's structs, whatever version of the header made them. `options` may be null: defaults.

@@ -15,13 +15,15 @@ namespace {
 
 constexpr std::uint32_t kAvx2 = HEADRACE_ISA_AVX2;
 constexpr std::uint32_t kAvx512 = kAvx2 | HEADRACE_ISA_AVX512;
-constexpr std::uint32_t kAvx512Bf16 = kAvx512 | HEADRACE_ISA_AVX512_BF16;
+constexpr std::uint32_t kAvx512Vnni = kAvx512 | HEADRACE_ISA_AVX512_VNNI;
+// Every CPU with bf16 dot products has those of bytes.
+constexpr std::uint32_t kAvx512Bf16 = kAvx512Vnni | HEADRACE_ISA_AVX512_BF16;
 constexpr std::uint32_t kKnownIsa = kAvx512Bf16 | HEADRACE_ISA_NEON;
 constexpr int kMaxUnits = 1024;
 constexpr std::int64_t kUnknownL2Bytes = 512 * 1024;
 constexpr const char* kForms =
-    "\"cpu\", \"cpu:ISA\" or \"cpu:ISA:THREADS\" (ISA: scalar, avx2, avx512, avx512_bf16, neon; "
-    "THREADS: 1 to 1024), \"smNN:UNITS\" (for example sm90:132)";
+    "\"cpu\", \"cpu:ISA\" or \"cpu:ISA:THREADS\" (ISA: scalar, avx2, avx512, avx512_vnni, "
+    "avx512_bf16, neon; THREADS: 1 to 1024), \"smNN:UNITS\" (for example sm90:132)";
 
 struct IsaName {
   std::string_view name;
@@ -29,7 +31,8 @@ struct IsaName {
 };
 constexpr IsaName kIsaNames[] = {
     // highest first
-    {"avx512_bf16", kAvx512Bf16}, {"avx512", kAvx512}, {"avx2", kAvx2},
+    {"avx512_bf16", kAvx512Bf16}, {"avx512_vnni", kAvx512Vnni},
+    {"avx512", kAvx512},          {"avx2", kAvx2},
     {"neon", HEADRACE_ISA_NEON},  {"scalar", 0},
 };
 
@@ -60,7 +63,8 @@ std::uint32_t probe_isa() {
   if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
       !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
     return kAvx2;
-  return __builtin_cpu_supports("avx512bf16") ? kAvx512Bf16 : kAvx512;
+  if (!__builtin_cpu_supports("avx512vnni")) return kAvx512;
+  return __builtin_cpu_supports("avx512bf16") ? kAvx512Bf16 : kAvx512Vnni;
 #elif defined(__aarch64__)
   return HEADRACE_ISA_NEON;
 #else
@@ -157,8 +161,9 @@ Result<DeviceInfo> cpu_info() {
     const IsaName* isa = find_isa(cap);
     if (isa == nullptr)
       return invalid_argument(
-          "HEADRACE_CPU_ISA=\"{}\": must be scalar, avx2, avx512, avx512_bf16 or neon; correct or "
-          "unset the variable",
+          "HEADRACE_CPU_ISA=\"{}\": must be scalar, avx2, avx512, avx512_vnni, avx512_bf16 or "
+          "neon; "
+          "correct or unset the variable",
           cap);
     device.cpu_isa &= isa->bits;
   }

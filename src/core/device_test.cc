@@ -63,7 +63,10 @@ TEST(Device, ParsesDescriptions) {
   EXPECT_EQ(device_from_text("cpu:avx2").value().cpu_isa, unsigned{HEADRACE_ISA_AVX2});
   EXPECT_EQ(device_from_text("cpu:neon:8").value().cpu_isa, unsigned{HEADRACE_ISA_NEON});
   EXPECT_EQ(device_from_text("cpu:avx512_bf16:8").value().cpu_isa,
-            unsigned{HEADRACE_ISA_AVX2 | HEADRACE_ISA_AVX512 | HEADRACE_ISA_AVX512_BF16});
+            unsigned{HEADRACE_ISA_AVX2 | HEADRACE_ISA_AVX512 | HEADRACE_ISA_AVX512_VNNI |
+                     HEADRACE_ISA_AVX512_BF16});
+  EXPECT_EQ(device_from_text("cpu:avx512_vnni:8").value().cpu_isa,
+            unsigned{HEADRACE_ISA_AVX2 | HEADRACE_ISA_AVX512 | HEADRACE_ISA_AVX512_VNNI});
   const DeviceInfo sm90 = device_from_text("sm90:132").value();
   EXPECT_EQ(sm90.device_type, HEADRACE_CUDA);
   EXPECT_EQ(sm90.sm, 90);

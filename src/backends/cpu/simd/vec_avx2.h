@@ -43,6 +43,12 @@ struct Vec {
     memcpy(p, buffer, static_cast<size_t>(n) * sizeof(T));
   }
 
+  static F load_twice(const float* p) {
+    return _mm256_permutevar8x32_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)),
+                                    _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3));
+  }
+  static F swap_pairs(F a) { return _mm256_permute_ps(a, 0xB1); }
+
   static F zero() { return _mm256_setzero_ps(); }
   static F set1(float x) { return _mm256_set1_ps(x); }
   static F lane_index() { return _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7); }

@@ -1,5 +1,5 @@
-// Sixteen floats. Included only below target_avx512.h or target_avx512bf16.h, which say in which
-// namespace it lives: two instruction sets never share a symbol.
+// Sixteen floats. Included only below target_avx512.h, target_avx512bf16.h or target_avx512vnni.h,
+// whose file says in which namespace it lives: two instruction sets never share a symbol.
 #include <immintrin.h>
 
 #include "backends/cpu/simd/element.h"
@@ -45,6 +45,12 @@ struct Vec {
   static void store_partial(F16* p, F x, int n) {
     _mm256_mask_storeu_epi16(p, first_lanes(n), f16_from(x));
   }
+
+  static F load_twice(const float* p) {
+    return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7),
+                                 _mm512_castps256_ps512(_mm256_loadu_ps(p)));
+  }
+  static F swap_pairs(F a) { return _mm512_permute_ps(a, 0xB1); }
 
   static F zero() { return _mm512_setzero_ps(); }
   static F set1(float x) { return _mm512_set1_ps(x); }

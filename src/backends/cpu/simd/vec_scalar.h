@@ -3,7 +3,8 @@
 // Every Vec has: kWidth, F (floats), I (int32 lanes); loads of float, Bf16 and F16 that convert,
 // their partial forms (the first n < kWidth elements, zeros behind; nothing else is read or
 // written), stores that round to nearest even; arithmetic; max and min return the *second* operand
-// when either is NaN (as the x86 instructions do).
+// when either is NaN (as the x86 instructions do). Those with pairs of lanes also have load_twice,
+// which reads kWidth / 2 floats, each into two neighbouring lanes, and swap_pairs of such lanes.
 #pragma once
 
 #include "backends/cpu/simd/element.h"

@@ -1,0 +1,221 @@
+// headrace bench model: tokens a second of prompts (pp512) and of generation (tg128).
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <memory>
+
+#include "command.h"
+#include "machine.h"
+#include "model_options.h"
+#include "probes/probes.h"
+#include "progress.h"
+
+namespace headrace::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct BenchOptions {
+  std::string path;
+  std::vector<std::int64_t> prompts = {512}, answers = {128};
+  std::vector<int> threads;
+  std::int64_t depth = 0;
+  int reps = 5;
+  bool is_exact = false;
+  bool skips_ceilings = false;
+  SessionChoice session;
+  Format format = Format::text;
+  std::string command_line;
+};
+
+struct Statistics {
+  double mean, deviation;
+};
+
+Statistics statistics_of(const std::vector<double>& values) {
+  double sum = 0, squares = 0;
+  for (const double value : values) sum += value;
+  const auto n = static_cast<double>(values.size());
+  for (const double value : values) squares += (value - sum / n) * (value - sum / n);
+  return {sum / n, n > 1 ? std::sqrt(squares / (n - 1)) : 0.0};
+}
+
+// Tokens that mean nothing: the work does not depend on which they are.
+std::vector<std::int32_t> tokens_of(const headrace_model_info& info, std::int64_t count) {
+  std::vector<std::int32_t> tokens;
+  for (std::int64_t i = 0; i < count; ++i)
+    tokens.push_back(static_cast<std::int32_t>((i * 7919 + 17) % info.vocab_size));
+  return tokens;
+}
+
+enum class Kind { prompt, answer };
+
+// Seconds of one run behind `depth` tokens: the prompt at once, or one token after the other.
+double run_once(Session& session, const std::vector<std::int32_t>& tokens, Kind kind,
+                std::int64_t depth) {
+  session.truncate(depth);
+  const Clock::time_point begin = Clock::now();
+  if (kind == Kind::prompt)
+    session.append(tokens);
+  else
+    for (const std::int32_t& token : tokens) session.append({&token, 1});
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+struct Ceiling {
+  int num_threads;
+  double gbytes;
+};
+
+Table make_table() {
+  return {.key = "rows",
+          .columns = {{"test", "test"},
+                      {"threads", "threads"},
+                      {"depth", "depth"},
+                      {"tokens_per_s_mean", "tokens/s"},
+                      {"tokens_per_s_stddev", "+-", 2},
+                      {"tokens_per_s_best", "best"},
+                      {"reps", "reps"},
+                      {"weight_gbytes_per_s", "weights GB/s"},
+                      {"read_gbytes_per_s", "read GB/s"},
+                      {"percent_of_read_bandwidth", "% read"}},
+          .rows = {}};
+}
+
+class Bench {
+ public:
+  explicit Bench(const BenchOptions& options) : options_(options), table_(make_table()) {}
+
+  // One loading for each thread count: the threads are the model's.
+  void run_with(int num_threads) {
+    const Model model = load_model(
+        {.path = options_.path, .num_threads = num_threads, .is_exact = options_.is_exact});
+    info_ = model.info();
+    architecture_ = info_.architecture;
+    name_ = info_.name;
+    types_ = info_.weight_types;
+    SessionChoice choice = options_.session;
+    const auto longest = [](const std::vector<std::int64_t>& list) {
+      return list.empty() ? std::int64_t{0} : *std::max_element(list.begin(), list.end());
+    };
+    if (choice.context == 0)
+      choice.context = options_.depth + std::max({longest(options_.prompts),
+                                                  longest(options_.answers), std::int64_t{1}});
+    Session session = make_session(model, choice);
+    if (options_.depth > 0) session.append(tokens_of(info_, options_.depth));
+    for (const std::int64_t n : options_.prompts) measure(session, Kind::prompt, n, num_threads);
+    const double before = read_bandwidth(num_threads);
+    for (const std::int64_t n : options_.answers) measure(session, Kind::answer, n, num_threads);
+    add_bandwidth(std::max(before, read_bandwidth(num_threads)));
+  }
+
+  Report report() {
+    Report report;
+    report.notes = {{"benchmark", std::string("model")},
+                    {"command", options_.command_line},
+                    {"date", date_text()},
+                    {"machine", std::string(cpu_info().name)},
+                    {"instruction_sets", isa_text(cpu_info().cpu_isa)},
+                    {"operating_system", operating_system_text()},
+                    {"build", std::string(build_info())},
+                    {"model", name_},
+                    {"architecture", architecture_},
+                    {"weights", types_},
+                    {"parameters", info_.num_parameters},
+                    {"weight_bytes", info_.weight_bytes},
+                    {"bytes_per_token", info_.token_weight_bytes},
+                    {"exact", info_.exact != 0}};
+    report.tables.push_back(std::move(table_));
+    return report;
+  }
+
+ private:
+  double read_bandwidth(int num_threads) const {
+    if (options_.skips_ceilings || options_.answers.empty()) return 0;
+    show_line("measuring the read bandwidth");
+    return probes::measure_read_bandwidth(num_threads);
+  }
+
+  void measure(Session& session, Kind kind, std::int64_t count, int num_threads) {
+    const std::vector<std::int32_t> tokens = tokens_of(info_, count);
+    const std::string test = (kind == Kind::prompt ? "pp" : "tg") + std::to_string(count);
+    std::vector<double> rates;
+    run_once(session, tokens, kind, options_.depth);  // first touch of memory, threads started
+    for (int rep = 0; rep < options_.reps; ++rep) {
+      show_line(test + " [" + std::to_string(rep + 1) + '/' + std::to_string(options_.reps) + ']');
+      rates.push_back(static_cast<double>(count) / run_once(session, tokens, kind, options_.depth));
+    }
+    show_line("");
+    const Statistics s = statistics_of(rates);
+    const double gbytes =
+        s.mean * static_cast<double>(info_.token_weight_bytes) * 1e-9;  // of the weights alone
+    table_.rows.push_back({test, std::int64_t{num_threads}, options_.depth, s.mean, s.deviation,
+                           *std::max_element(rates.begin(), rates.end()),
+                           std::int64_t{options_.reps},
+                           kind == Kind::answer ? Cell(gbytes) : Cell(), Cell(), Cell()});
+  }
+
+  // To the rows of this thread count that have bytes.
+  void add_bandwidth(double gbytes) {
+    show_line("");
+    if (gbytes <= 0) return;
+    for (std::vector<Cell>& row : table_.rows) {
+      const double* used = std::get_if<double>(&row[7]);
+      if (used == nullptr || row[8].index() != 0) continue;
+      row[8] = gbytes;
+      row[9] = 100 * *used / gbytes;
+    }
+  }
+
+  const BenchOptions& options_;
+  Table table_;
+  headrace_model_info info_{};
+  std::string architecture_, name_, types_;  // outlive the model that info_ points into
+};
+
+int run_bench(const BenchOptions& options) {
+  std::vector<int> threads = options.threads;
+  if (threads.empty()) threads.push_back(cpu_info().num_units);
+  Bench bench(options);
+  for (const int num_threads : threads) bench.run_with(num_threads);
+  print_report(bench.report(), options.format);
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_bench_model(CLI::App& bench, Action& action, const std::string& command_line) {
+  CLI::App* app = bench.add_subcommand("model", "Tokens a second of prompts and of generation");
+  auto options = std::make_shared<BenchOptions>();
+  options->command_line = command_line;
+  app->add_option("-m,--model", options->path, "model file (GGUF)")
+      ->required()
+      ->option_text("FILE REQUIRED");
+  const auto add_list = [&](const char* name, auto& list, const char* text, const char* form,
+                            std::int64_t low) {
+    app->add_option(name, list, text)
+        ->delimiter(',')
+        ->check(CLI::Range(low, std::int64_t{1} << 20))
+        ->option_text(form);
+  };
+  add_list("-p,--prompt", options->prompts, "tokens of a prompt; 0: none", "N,.. [512]", 0);
+  add_list("-n,--answer", options->answers, "tokens one by one; 0: none", "N,.. [128]", 0);
+  add_list("-t,--threads", options->threads, "threads", "N,.. [all]", 1);
+  app->add_option("-d,--depth", options->depth, "tokens before them")
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20))
+      ->option_text("N [0]");
+  app->add_option("-r,--reps", options->reps, "runs of each")
+      ->check(CLI::Range(1, 1000))
+      ->option_text("N [5]");
+  app->add_flag("--exact", options->is_exact, "weights and products as floats");
+  app->add_flag("--no-ceilings", options->skips_ceilings, "do not measure the read bandwidth");
+  add_session_options(*app, options->session);
+  add_format_option(*app, options->format);
+  app->callback([&action, options] {
+    std::erase(options->prompts, 0);
+    std::erase(options->answers, 0);
+    action = [options] { return run_bench(*options); };
+  });
+}
+
+}  // namespace headrace::cli

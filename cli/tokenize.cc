@@ -1,0 +1,91 @@
+// headrace tokenize: a text as tokens.
+#include <iostream>
+#include <iterator>
+#include <memory>
+
+#include "command.h"
+#include "model_options.h"
+#include "table.h"
+
+namespace headrace::cli {
+namespace {
+
+struct TokenizeOptions {
+  std::string path, text;
+  bool reads_stdin = false;
+  bool has_specials = false;
+  bool no_bos = false;
+  bool ids_only = false;
+  Format format = Format::text;
+};
+
+// Bytes that are no part of a whole character, and control characters, as \xNN.
+std::string printable(const std::string& bytes) {
+  constexpr const char* kHex = "0123456789abcdef";
+  std::string text;
+  for (std::size_t i = 0; i < bytes.size();) {
+    const auto c = static_cast<unsigned char>(bytes[i]);
+    std::size_t length = c < 0x80 ? 1 : c >= 0xf0 ? 4 : c >= 0xe0 ? 3 : c >= 0xc2 ? 2 : 0;
+    bool is_whole = length > 0 && i + length <= bytes.size() && c >= 0x20 && c != 0x7f;
+    for (std::size_t k = 1; is_whole && k < length; ++k)
+      is_whole = (static_cast<unsigned char>(bytes[i + k]) & 0xc0) == 0x80;
+    if (!is_whole) {
+      text += {'\\', 'x', kHex[c >> 4], kHex[c & 15]};
+      length = 1;
+    } else {
+      text += bytes.substr(i, length);
+    }
+    i += length;
+  }
+  return text;
+}
+
+int run_tokenize(const TokenizeOptions& options) {
+  const Model model(options.path, {.vocab_only = true});
+  std::string text = options.text;
+  if (options.reads_stdin)
+    text.assign(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());
+  std::uint32_t flags = options.no_bos ? 0u : std::uint32_t{HEADRACE_TOKENIZE_BOS};
+  if (options.has_specials) flags |= HEADRACE_TOKENIZE_SPECIAL;
+  const std::vector<std::int32_t> tokens = model.tokenize(text, flags);
+  if (options.ids_only) {
+    for (std::size_t i = 0; i < tokens.size(); ++i) std::cout << (i > 0 ? " " : "") << tokens[i];
+    std::cout << '\n';
+    return kExitOk;
+  }
+  Table table{.key = "tokens", .columns = {{"id", "id"}, {"text", "text"}}, .rows = {}};
+  for (const std::int32_t& token : tokens)
+    table.rows.push_back({std::int64_t{token}, printable(model.detokenize({&token, 1}))});
+  Report report;
+  report.notes = {{"bytes", static_cast<std::int64_t>(text.size())},
+                  {"tokens", static_cast<std::int64_t>(tokens.size())}};
+  report.tables.push_back(std::move(table));
+  print_report(report, options.format);
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_tokenize(CLI::App& app, Action& action) {
+  CLI::App* tokenize = app.add_subcommand("tokenize", "Show a text as the tokens of a model");
+  auto options = std::make_shared<TokenizeOptions>();
+  tokenize->add_option("-m,--model", options->path, "model file (GGUF)")
+      ->required()
+      ->option_text("FILE REQUIRED");
+  CLI::Option* text = tokenize->add_option("text", options->text, "the text");
+  CLI::Option* from_stdin =
+      tokenize->add_flag("--stdin", options->reads_stdin, "read the text from standard input")
+          ->excludes(text);
+  tokenize->add_flag("--special", options->has_specials,
+                     "names of special tokens in the text are those tokens");
+  tokenize->add_flag("--no-bos", options->no_bos, "no token in front, whatever the file wants");
+  tokenize->add_flag("--ids", options->ids_only, "the ids alone, on one line");
+  add_format_option(*tokenize, options->format);
+  tokenize->callback([&action, text, from_stdin, options] {
+    if (text->count() + from_stdin->count() == 0)
+      throw CLI::RequiredError("text: pass it, or --stdin");
+    action = [options] { return run_tokenize(*options); };
+  });
+}
+
+}  // namespace headrace::cli

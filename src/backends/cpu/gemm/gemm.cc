@@ -1,0 +1,217 @@
+#include "backends/cpu/gemm/gemm.h"
+
+#include <algorithm>
+
+#include "backends/cpu/gemm/arena.h"
+#include "backends/cpu/gemm/instance.h"
+#include "backends/cpu/gemm/pack.h"
+#include "backends/cpu/thread_pool.h"
+#include "base/math.h"
+
+namespace headrace::cpu {
+namespace {
+
+using gemm::ActivationGroup;
+using gemm::Instance;
+using gemm::kGroup;
+using gemm::kTokenTile;
+using std::int64_t;
+
+constexpr std::size_t kLineBytes = 64;
+
+struct Target {
+  std::uint32_t isa;
+  const Instance& instance;
+};
+constexpr Target kTargets[] = {
+// best first
+#if defined(__x86_64__)
+    {HEADRACE_ISA_AVX512 | HEADRACE_ISA_AVX512_VNNI, gemm::avx512vnni::kInstance},
+    {HEADRACE_ISA_AVX2, gemm::avx2::kInstance},
+#endif
+    {0, gemm::scalar::kInstance},
+};
+
+const Target& target_of(std::uint32_t cpu_isa) {
+  const Target* target = kTargets;
+  while ((cpu_isa & target->isa) != target->isa) ++target;
+  return *target;
+}
+
+const Instance& instance_of(const PackedMatrix& m) { return target_of(m.cpu_isa).instance; }
+
+WeightType stored_type(WeightType type, MatmulMode mode) {
+  return mode == MatmulMode::exact && gemm::is_quantised(type) ? WeightType::f32 : type;
+}
+WeightType stored_type(const PackedMatrix& m) { return stored_type(m.source, m.mode); }
+
+int panel_rows(const Instance& instance, WeightType stored) {
+  return gemm::is_quantised(stored) ? instance.quantised_rows : instance.float_rows;
+}
+int panel_rows(const PackedMatrix& m) { return panel_rows(instance_of(m), stored_type(m)); }
+int64_t num_panels(const PackedMatrix& m) { return ceil_div<int64_t>(m.rows, panel_rows(m)); }
+
+struct Packing {
+  const PackedMatrix& matrix;
+  const std::byte* weights;
+  std::byte* data;
+};
+
+void pack_one_panel(void* context, int64_t panel, int) {
+  const Packing& p = *static_cast<const Packing*>(context);
+  const PackedMatrix& m = p.matrix;
+  const WeightTypeInfo& info = info_of(m.source);
+  const int rows = panel_rows(m);
+  const int64_t first = panel * rows;
+  gemm::pack_panel(m.source, stored_type(m), rows, std::min<int64_t>(rows, m.rows - first),
+                   m.columns,
+                   p.weights + first * (m.columns / info.block_elements) * info.block_bytes,
+                   p.data + panel * gemm::panel_bytes(stored_type(m), rows, m.columns));
+}
+
+// ---- multiply ----
+
+// A product as tasks: tiles of tokens times runs of panels of all matrices, one after the other.
+struct Work {
+  const Product& product;
+  ActivationGroup* activations;  // tile after tile: [groups, tokens of the tile]
+  int64_t columns, num_groups, num_panels, num_tiles;
+  int64_t panels_per_run, num_runs;
+
+  int64_t first_token(int64_t tile) const { return tile * kTokenTile; }
+  int64_t tokens_of(int64_t tile) const {
+    return std::min(kTokenTile, product.num_tokens - first_token(tile));
+  }
+};
+
+const Instance* quantising_instance(const Product& product) {
+  for (const PackedMatrix* m : product.matrices)
+    if (gemm::is_quantised(stored_type(*m))) return &instance_of(*m);
+  return nullptr;
+}
+
+void quantise_tile(void* context, int64_t tile, int) {
+  const Work& work = *static_cast<const Work*>(context);
+  const Product& p = work.product;
+  const int64_t first = work.first_token(tile);
+  quantising_instance(p)->quantise(p.x + first * p.x_stride, p.x_stride, work.tokens_of(tile),
+                                   work.num_groups, work.activations + first * work.num_groups);
+}
+
+// Panels [first, last) of all panels of all matrices, with the tokens of a tile.
+void multiply_run(const Work& work, int64_t tile, int64_t first, int64_t last) {
+  const Product& p = work.product;
+  const int64_t token = work.first_token(tile);
+  int64_t row = 0;
+  for (const PackedMatrix* m : p.matrices) {
+    const int64_t panels = num_panels(*m);
+    const int64_t begin = std::max<int64_t>(first, 0), end = std::min(last, panels);
+    if (begin < end) {
+      instance_of(*m).panels[static_cast<int>(stored_type(*m))](
+          {.panels = m->data.get(),
+           .rows = m->rows,
+           .columns = m->columns,
+           .first_panel = begin,
+           .last_panel = end,
+           .num_tokens = work.tokens_of(tile),
+           .activations = work.activations + token * work.num_groups,
+           .x = p.x + token * p.x_stride,
+           .x_stride = p.x_stride,
+           .bias = p.bias == nullptr ? nullptr : p.bias + row,
+           .out = p.out + token * p.out_stride + row,
+           .out_stride = p.out_stride,
+           .add_to_out = p.add_to_out});
+    }
+    first -= panels;
+    last -= panels;
+    row += m->rows;
+  }
+}
+
+void run_task(void* context, int64_t task, int) {
+  const Work& work = *static_cast<const Work*>(context);
+  const int64_t tile = task / work.num_runs, run = task % work.num_runs;
+  multiply_run(work, tile, run * work.panels_per_run,
+               std::min((run + 1) * work.panels_per_run, work.num_panels));
+}
+
+// Runs of panels: enough of them for all threads to end together, long enough to stream, and even,
+// because tiles take two.
+void choose_runs(Work& work, int num_threads) {
+  const int64_t tasks_per_thread = work.product.num_tokens == 1 ? 8 : 32;
+  const int64_t wanted = ceil_div<int64_t>(tasks_per_thread * num_threads, work.num_tiles);
+  work.panels_per_run = round_up<int64_t>(ceil_div(work.num_panels, wanted), 2);
+  work.num_runs = ceil_div(work.num_panels, work.panels_per_run);
+}
+
+}  // namespace
+
+Result<PackedMatrix> pack_matrix(WeightType type, int64_t rows, int64_t columns,
+                                 const std::byte* weights, MatmulMode mode,
+                                 const DeviceInfo& device) {
+  const WeightTypeInfo& info = info_of(type);
+  if (columns % info.block_elements != 0)
+    return unsupported(
+        "columns={}: {} holds rows of whole blocks of {} elements; convert the "
+        "tensor to a format with smaller blocks",
+        columns, info.name, info.block_elements);
+  const Target& target = target_of(device.cpu_isa);
+  const WeightType stored = stored_type(type, mode);
+  const int panel = panel_rows(target.instance, stored);
+  PackedMatrix m{
+      .rows = rows,
+      .columns = columns,
+      .source = type,
+      .mode = mode,
+      .cpu_isa = target.isa,
+      .data_bytes = ceil_div<int64_t>(rows, panel) * gemm::panel_bytes(stored, panel, columns),
+      .data = nullptr};
+  const std::shared_ptr<std::byte> data =
+      gemm::allocate_in_arena(static_cast<std::size_t>(m.data_bytes));
+  if (data == nullptr)
+    return Failure{
+        ErrorCode::out_of_memory,
+        format_text("no memory for {} bytes of packed weights ({} x {}, {}); close other "
+                    "programs or take a smaller model",
+                    m.data_bytes, rows, columns, info.name)};
+  Packing packing{m, weights, data.get()};
+  parallel_for(num_panels(m), std::max(device.num_units, 1), pack_one_panel, &packing);
+  m.data = data;
+  return m;
+}
+
+void unpack_row(const PackedMatrix& m, int64_t row, float* out) {
+  const int rows = panel_rows(m);
+  const WeightType stored = stored_type(m);
+  gemm::unpack_panel_row(stored, rows, static_cast<int>(row % rows), m.columns,
+                         m.data.get() + row / rows * gemm::panel_bytes(stored, rows, m.columns),
+                         out);
+}
+
+std::size_t multiply_scratch_bytes(int64_t columns, int64_t num_tokens) {
+  const int64_t groups = ceil_div<int64_t>(columns, kGroup) * num_tokens;
+  return static_cast<std::size_t>(groups) * sizeof(ActivationGroup) + kLineBytes;
+}
+
+void multiply(const Product& product, int num_threads, std::byte* scratch) {
+  if (product.num_tokens <= 0 || product.matrices.empty()) return;
+  const auto address = reinterpret_cast<std::uintptr_t>(scratch);
+  const int64_t columns = product.matrices[0]->columns;
+  Work work{.product = product,
+            .activations = reinterpret_cast<ActivationGroup*>(
+                scratch + (kLineBytes - address % kLineBytes) % kLineBytes),
+            .columns = columns,
+            .num_groups = columns / kGroup,
+            .num_panels = 0,
+            .num_tiles = ceil_div(product.num_tokens, kTokenTile),
+            .panels_per_run = 0,
+            .num_runs = 0};
+  for (const PackedMatrix* m : product.matrices) work.num_panels += num_panels(*m);
+  if (work.num_panels == 0) return;
+  choose_runs(work, num_threads);
+  if (quantising_instance(product) != nullptr)
+    parallel_for(work.num_tiles, num_threads, quantise_tile, &work);
+  parallel_for(work.num_tiles * work.num_runs, num_threads, run_task, &work);
+}
+
+}  // namespace headrace::cpu

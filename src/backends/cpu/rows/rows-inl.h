@@ -1,0 +1,202 @@
+// The row operators. One text for every instruction set (Vec). Products are not fused with sums
+// and the sum of squares always runs over 32 lanes, however many of them a vector has: the bits are
+// those of every other instruction set.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "backends/cpu/rows/logits-inl.h"
+#include "backends/cpu/rows/rows.h"
+#include "backends/cpu/rows/silu-inl.h"
+#include "backends/cpu/simd/element.h"
+
+namespace headrace::cpu {
+
+template <class Vec>
+struct RowKernels {
+  using F = typename Vec::F;
+  static constexpr int kWidth = Vec::kWidth;
+  static constexpr int kUnroll = 4;
+  // Of the sum of squares. A float sums kBlock / kLanes squares, then kLanes such sums: 13
+  // roundings. Blocks are summed in double: 13 * 2^-24 bounds the relative error for every width.
+  static constexpr int kLanes = 32;
+  static constexpr int64_t kBlock = 256;
+
+  template <class E>
+  static F load(const E* p, int64_t n) {  // the first n, or as many as fit
+    return n >= kWidth ? Vec::load(p) : Vec::load_partial(p, static_cast<int>(n));
+  }
+  template <class E>
+  static void store(E* p, F x, int64_t n) {
+    if (n >= kWidth) {
+      Vec::store(p, x);
+    } else {
+      Vec::store_partial(p, x, static_cast<int>(n));
+    }
+  }
+
+  // ---- rms_norm ----
+
+  static float sum_of_block(const float* x, int64_t n) {
+    constexpr int kNumVecs = kLanes / kWidth;
+    F sums[kNumVecs];
+    for (int v = 0; v < kNumVecs; ++v) sums[v] = Vec::zero();
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+      for (int v = 0; v < kNumVecs; ++v) {
+        const F y = Vec::load(x + i + v * kWidth);
+        sums[v] = Vec::add(sums[v], Vec::mul(y, y));
+      }
+    }
+    for (int v = 0; i < n; ++v, i += kWidth) {
+      const F y = load(x + i, n - i);
+      sums[v] = Vec::add(sums[v], Vec::mul(y, y));
+    }
+    for (int half = kNumVecs / 2; half > 0; half /= 2)
+      for (int v = 0; v < half; ++v) sums[v] = Vec::add(sums[v], sums[v + half]);
+    return Vec::sum(sums[0]);
+  }
+
+  static void rms_norm(const RmsNorm& call, RowRange rows) {
+    for (int64_t row = rows.first; row < rows.last; ++row) {
+      const float* x = call.x + row * call.x_stride;
+      float* out = call.out + row * call.out_stride;
+      double sum = 0;
+      for (int64_t i = 0; i < call.width; i += kBlock)
+        sum += static_cast<double>(sum_of_block(x + i, std::min(kBlock, call.width - i)));
+      const double mean = sum / static_cast<double>(call.width);
+      const F scale =
+          Vec::set1(static_cast<float>(1.0 / std::sqrt(mean + static_cast<double>(call.eps))));
+      for (int64_t i = 0; i < call.width; i += kWidth) {
+        const int64_t n = call.width - i;
+        F y = Vec::mul(load(x + i, n), scale);
+        if (call.weight != nullptr) y = Vec::mul(y, load(call.weight + i, n));
+        store(out + i, y, n);
+      }
+    }
+  }
+
+  // ---- rope ----
+
+  template <class From, class To>
+  static void copy_row(const From* x, To* out, int64_t width) {
+    for (int64_t i = 0; i < width; i += kWidth) store(out + i, load(x + i, width - i), width - i);
+  }
+
+  template <class E>
+  static void rotate_halves(const float* x, E* out, const float* cos, const float* sin,
+                            int64_t half) {
+    for (int64_t i = 0; i < half; i += kWidth) {
+      const int64_t n = half - i;
+      const F a = load(x + i, n), b = load(x + half + i, n);
+      const F c = load(cos + i, n), s = load(sin + i, n);
+      store(out + i, Vec::sub(Vec::mul(a, c), Vec::mul(b, s)), n);
+      store(out + half + i, Vec::add(Vec::mul(b, c), Vec::mul(a, s)), n);
+    }
+  }
+
+  template <class E>
+  static void rotate_pairs(const float* x, E* out, const float* cos, const float* sin,
+                           int64_t num_pairs) {
+    int64_t i = 0;
+    if constexpr (kWidth > 1) {
+      alignas(64) float signs[kWidth];
+      for (int lane = 0; lane < kWidth; ++lane) signs[lane] = lane % 2 == 0 ? -1.0f : 1.0f;
+      const F sign = Vec::load(signs);
+      for (; i + kWidth / 2 <= num_pairs; i += kWidth / 2) {
+        const F a = Vec::load(x + 2 * i);
+        const F s = Vec::mul(Vec::load_twice(sin + i), sign);
+        const F turned = Vec::mul(Vec::swap_pairs(a), s);
+        Vec::store(out + 2 * i, Vec::add(Vec::mul(a, Vec::load_twice(cos + i)), turned));
+      }
+    }
+    for (; i < num_pairs; ++i) {
+      const float a = x[2 * i], b = x[2 * i + 1];
+      from_float(a * cos[i] - b * sin[i], out[2 * i]);
+      from_float(b * cos[i] + a * sin[i], out[2 * i + 1]);
+    }
+  }
+
+  template <class E>
+  static void rope_as(const Rope& call, RowRange rows) {
+    const int64_t half = call.rot_dim / 2;
+    for (int64_t row = rows.first; row < rows.last; ++row) {
+      const int64_t offset = half > 0 ? call.positions[row] * half : 0;
+      const float* cos = half > 0 ? call.table->cos.data() + offset : nullptr;
+      const float* sin = half > 0 ? call.table->sin.data() + offset : nullptr;
+      for (int64_t head = 0; head < call.num_heads; ++head) {
+        const float* x = call.x + row * call.x_stride + head * call.x_head_stride;
+        E* out = static_cast<E*>(call.out) + row * call.out_stride + head * call.out_head_stride;
+        if (call.layout == RopeLayout::halves) {
+          rotate_halves(x, out, cos, sin, half);
+        } else {
+          rotate_pairs(x, out, cos, sin, half);
+        }
+        copy_row(x + 2 * half, out + 2 * half, call.head_dim - 2 * half);
+      }
+    }
+  }
+
+  static void rope(const Rope& call, RowRange rows) {
+    switch (call.out_dtype) {
+      case DType::f16:
+        return rope_as<F16>(call, rows);
+      case DType::bf16:
+        return rope_as<Bf16>(call, rows);
+      default:
+        return rope_as<float>(call, rows);
+    }
+  }
+
+  // ---- the rest ----
+
+  static void swiglu(const Swiglu& call, RowRange rows) {
+    constexpr int kStep = kUnroll * kWidth;
+    for (int64_t row = rows.first; row < rows.last; ++row) {
+      const float* gate = call.gate + row * call.gate_stride;
+      const float* up = call.up + row * call.up_stride;
+      float* out = call.out + row * call.out_stride;
+      int64_t i = 0;
+      for (; i + kStep <= call.width; i += kStep) {
+        F g[kUnroll];
+        for (int v = 0; v < kUnroll; ++v) g[v] = Vec::load(gate + i + v * kWidth);
+        silu<Vec>(g);
+        for (int v = 0; v < kUnroll; ++v)
+          Vec::store(out + i + v * kWidth, Vec::mul(g[v], Vec::load(up + i + v * kWidth)));
+      }
+      for (; i < call.width; i += kWidth) {
+        const int64_t n = call.width - i;
+        F g[1] = {load(gate + i, n)};
+        silu<Vec>(g);
+        store(out + i, Vec::mul(g[0], load(up + i, n)), n);
+      }
+    }
+  }
+
+  template <class E>
+  static void widen_as(const WidenRows& call, RowRange rows) {
+    for (int64_t row = rows.first; row < rows.last; ++row)
+      copy_row(static_cast<const E*>(call.x) + row * call.x_stride,
+               call.out + row * call.out_stride, call.width);
+  }
+
+  static void widen(const WidenRows& call, RowRange rows) {
+    switch (call.x_dtype) {
+      case DType::f16:
+        return widen_as<F16>(call, rows);
+      case DType::bf16:
+        return widen_as<Bf16>(call, rows);
+      default:
+        return widen_as<float>(call, rows);
+    }
+  }
+
+  static constexpr RowOps make(const char* name, uint32_t cpu_isa) {
+    using Logits = LogitKernels<Vec>;
+    return {
+        name, cpu_isa, rms_norm, rope, swiglu, widen, Logits::block_maxima, Logits::exp_weights};
+  }
+};
+
+}  // namespace headrace::cpu

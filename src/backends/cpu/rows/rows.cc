@@ -1,0 +1,34 @@
+#include "backends/cpu/rows/rows.h"
+
+namespace headrace::cpu {
+
+namespace scalar {
+extern const RowOps kRowOps;
+}
+#if defined(__x86_64__)
+namespace avx2 {
+extern const RowOps kRowOps;
+}
+namespace avx512 {
+extern const RowOps kRowOps;
+}
+#endif
+
+std::span<const RowOps* const> all_row_ops() {
+  static constexpr const RowOps* kAll[] = {
+#if defined(__x86_64__)
+    &avx512::kRowOps,
+    &avx2::kRowOps,
+#endif
+    &scalar::kRowOps,
+  };
+  return kAll;
+}
+
+const RowOps& row_ops(const DeviceInfo& device) {
+  for (const RowOps* ops : all_row_ops())
+    if ((device.cpu_isa & ops->cpu_isa) == ops->cpu_isa) return *ops;
+  return scalar::kRowOps;
+}
+
+}  // namespace headrace::cpu

@@ -1,0 +1,8 @@
+// Any machine: no target region.
+#include "backends/cpu/rows/rows-inl.h"
+#include "backends/cpu/simd/vec_scalar.h"
+
+namespace headrace::cpu::scalar {
+extern const RowOps kRowOps;
+const RowOps kRowOps = RowKernels<Vec>::make("scalar", 0);
+}  // namespace headrace::cpu::scalar

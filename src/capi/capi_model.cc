@@ -1,0 +1,142 @@
+// Models: loading, facts, tokens.
+#include <cstring>
+
+#include "capi/door.h"
+#include "capi/model_door.h"
+#include "core/device.h"
+
+namespace headrace::capi {
+namespace {
+
+constexpr int kMaxThreads = 1024;
+
+headrace_model_options default_model_options() {
+  headrace_model_options options{};
+  options.struct_size = sizeof options;
+  return options;
+}
+
+Result<model::LoadOptions> load_options(const headrace_model_options& options) {
+  Result<DeviceInfo> device = cpu_info();
+  if (!device.ok()) return std::move(device.failure());
+  if (options.num_threads < 0 || options.num_threads > kMaxThreads)
+    return invalid_argument("num_threads={}: must be 1 to {}, or 0 for all that are allowed",
+                            options.num_threads, kMaxThreads);
+  if (options.num_threads > 0) device.value().num_units = options.num_threads;
+  model::LoadOptions load;
+  load.device = device.value();
+  load.mode = options.exact != 0 ? cpu::MatmulMode::exact : cpu::MatmulMode::normal;
+  load.use_mmap = options.use_mmap != 0;
+  if (options.progress != nullptr)
+    load.progress = [fn = options.progress, user = options.progress_user](
+                        std::uint64_t done, std::uint64_t total) { fn(user, done, total); };
+  return load;
+}
+
+void fill_sizes(const model::Decoder& decoder, headrace_model_info& info) {
+  const model::Config& c = decoder.config;
+  info.num_layers = c.num_layers;
+  info.hidden_size = c.hidden_size;
+  info.ffn_size = c.ffn_size;
+  info.context_length = c.context_length;
+  info.num_heads = c.num_heads;
+  info.num_kv_heads = c.num_kv_heads;
+  info.head_dim = c.head_dim;
+  info.head_dim_v = c.head_dim_v;
+  info.weight_bytes = decoder.weight_bytes();
+  info.token_weight_bytes =
+      decoder.weight_bytes() - (decoder.output ? decoder.embedding.data_bytes : 0);
+  info.num_threads = decoder.device.num_units;
+  info.exact = decoder.mode == cpu::MatmulMode::exact ? 1 : 0;
+}
+
+headrace_model_info info_of_model(const engine::LanguageModel& m) {
+  headrace_model_info info{};
+  info.struct_size = sizeof info;
+  info.architecture = m.architecture.c_str();
+  info.name = m.name.c_str();
+  info.weight_types = m.weight_types.c_str();
+  info.chat_template = m.chat_template.ok() ? m.chat_template.value().name() : "";
+  info.vocab_size = m.tokenizer.vocab_size();
+  info.num_parameters = m.num_parameters;
+  info.bos_token = m.tokenizer.bos().value_or(-1);
+  info.eos_token = m.tokenizer.eos().value_or(-1);
+  if (m.decoder) fill_sizes(*m.decoder, info);
+  return info;
+}
+
+}  // namespace
+}  // namespace headrace::capi
+
+using namespace headrace::capi;  // NOLINT: the functions below are the C face of this namespace
+
+extern "C" {
+
+void headrace_model_options_init(headrace_model_options* options) {
+  if (options != nullptr) *options = default_model_options();
+}
+
+headrace_status headrace_model_load(const char* path, const headrace_model_options* options,
+                                    headrace_model** model) {
+  return guarded([&] {
+    if (path == nullptr) return fail(null_argument("path", "pass the name of a GGUF file"));
+    if (model == nullptr) return fail(null_argument("model", "pass where the model shall go"));
+    *model = nullptr;
+    headrace_model_options ours = default_model_options();
+    if (auto bad = read_struct("options", options, ours)) return fail(std::move(*bad));
+    headrace::Result<headrace::model::LoadOptions> load = load_options(ours);
+    if (!load.ok()) return fail(std::move(load.failure()));
+    auto loaded = headrace::engine::load_language_model(path, load.value(), ours.vocab_only != 0);
+    if (!loaded.ok()) return fail(std::move(loaded.failure()));
+    *model = new headrace_model{.model = std::move(loaded.value())};
+    return HEADRACE_OK;
+  });
+}
+
+void headrace_model_destroy(headrace_model* model) { delete model; }
+
+headrace_status headrace_model_get_info(const headrace_model* model, headrace_model_info* info) {
+  return guarded([&] {
+    if (model == nullptr) return fail(null_argument("model", "load one first"));
+    if (info == nullptr) return fail(null_argument("info", "pass a struct to fill"));
+    return give(info_of_model(model->model), *info);
+  });
+}
+
+headrace_status headrace_tokenize(const headrace_model* model, const char* text, size_t num_bytes,
+                                  uint32_t flags, int32_t* tokens, size_t capacity, size_t* count) {
+  return guarded([&] {
+    if (model == nullptr) return fail(null_argument("model", "load one first"));
+    if (text == nullptr && num_bytes > 0) return fail(null_argument("text", "pass its bytes"));
+    constexpr uint32_t kKnown = HEADRACE_TOKENIZE_SPECIAL | HEADRACE_TOKENIZE_BOS;
+    if ((flags & ~kKnown) != 0)
+      return fail(headrace::invalid_argument("flags={}: unknown bits; pass headrace_tokenize_flags",
+                                             flags));
+    using headrace::model::Recognise;
+    auto encoded = model->model.tokenizer.encode(
+        {text, num_bytes},
+        (flags & HEADRACE_TOKENIZE_SPECIAL) != 0 ? Recognise::control_too : Recognise::user_defined,
+        (flags & HEADRACE_TOKENIZE_BOS) != 0);
+    if (!encoded.ok()) return fail(std::move(encoded.failure()));
+    return give_list(encoded.value(), "tokens", tokens, capacity, count);
+  });
+}
+
+headrace_status headrace_detokenize(const headrace_model* model, const int32_t* tokens,
+                                    size_t num_tokens, char* text, size_t capacity, size_t* count) {
+  return guarded([&] {
+    if (model == nullptr) return fail(null_argument("model", "load one first"));
+    if (tokens == nullptr && num_tokens > 0) return fail(null_argument("tokens", "pass ids"));
+    auto decoded = model->model.tokenizer.decode({tokens, num_tokens});
+    if (!decoded.ok()) return fail(std::move(decoded.failure()));
+    return give_list(decoded.value(), "text", text, capacity, count);
+  });
+}
+
+int headrace_token_is_end(const headrace_model* model, int32_t token) {
+  if (model == nullptr) return 0;
+  const auto& ends = model->model.tokenizer.end_tokens();
+  return std::binary_search(ends.begin(), ends.end(), token) ? 1 : 0;
+}
+
+}  // extern "C"

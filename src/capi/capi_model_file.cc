@@ -1,0 +1,114 @@
+// What a model file says about itself.
+#include <memory>
+
+#include "capi/door.h"
+#include "headrace/model.h"
+#include "model/gguf.h"
+
+struct headrace_model_file {
+  struct Entry {
+    std::string key, kind, value;
+  };
+  headrace::model::ModelFile file;
+  std::vector<Entry> entries;
+};
+
+namespace headrace::capi {
+namespace {
+
+constexpr std::size_t kShownElements = 8;
+
+std::string text_of(bool value) { return value ? "true" : "false"; }
+std::string text_of(const std::string& value) { return value; }
+std::string text_of(std::int64_t value) { return std::to_string(value); }
+std::string text_of(double value) { return format_text("{}", value); }
+
+template <class T>
+std::string text_of(const std::vector<T>& list) {
+  std::string text = format_text("{} of them: ", list.size());
+  for (std::size_t i = 0; i < std::min(list.size(), kShownElements); ++i)
+    text += (i > 0 ? ", " : "") + text_of(list[i]);
+  return text + (list.size() > kShownElements ? ", ..." : "");
+}
+
+const headrace_model_file::Entry* entry_of(const headrace_model_file* file, int64_t index) {
+  if (index < 0 || index >= headrace_model_file_num_keys(file)) return nullptr;
+  return &file->entries[static_cast<std::size_t>(index)];
+}
+
+}  // namespace
+}  // namespace headrace::capi
+
+using namespace headrace::capi;  // NOLINT: the functions below are the C face of this namespace
+
+extern "C" {
+
+headrace_status headrace_model_file_open(const char* path, headrace_model_file** file) {
+  return guarded([&] {
+    if (path == nullptr) return fail(null_argument("path", "pass the name of a model file"));
+    if (file == nullptr) return fail(null_argument("file", "pass where the file shall go"));
+    *file = nullptr;
+    headrace::Result<headrace::model::ModelFile> read = headrace::model::read_gguf(path);
+    if (!read.ok()) return fail(std::move(read.failure()));
+    auto opened = std::make_unique<headrace_model_file>();
+    opened->file = std::move(read.value());
+    for (const auto& [key, value] : opened->file.metadata)
+      opened->entries.push_back(
+          {key, headrace::model::kind_of(value),
+           std::visit([](const auto& content) { return text_of(content); }, value)});
+    *file = opened.release();
+    return HEADRACE_OK;
+  });
+}
+
+void headrace_model_file_close(headrace_model_file* file) { delete file; }
+
+const char* headrace_model_file_format(const headrace_model_file* file) {
+  return file == nullptr ? "" : file->file.format.c_str();
+}
+
+int64_t headrace_model_file_num_keys(const headrace_model_file* file) {
+  return file == nullptr ? 0 : static_cast<int64_t>(file->entries.size());
+}
+
+int64_t headrace_model_file_num_weights(const headrace_model_file* file) {
+  return file == nullptr ? 0 : static_cast<int64_t>(file->file.weights.size());
+}
+
+const char* headrace_model_file_key(const headrace_model_file* file, int64_t index) {
+  const auto* entry = entry_of(file, index);
+  return entry == nullptr ? nullptr : entry->key.c_str();
+}
+
+const char* headrace_model_file_kind(const headrace_model_file* file, int64_t index) {
+  const auto* entry = entry_of(file, index);
+  return entry == nullptr ? nullptr : entry->kind.c_str();
+}
+
+const char* headrace_model_file_value(const headrace_model_file* file, int64_t index) {
+  const auto* entry = entry_of(file, index);
+  return entry == nullptr ? nullptr : entry->value.c_str();
+}
+
+headrace_status headrace_model_file_weight(const headrace_model_file* file, int64_t index,
+                                           headrace_weight_info* info) {
+  return guarded([&] {
+    if (info == nullptr) return fail(null_argument("info", "pass where the facts shall go"));
+    const int64_t count = headrace_model_file_num_weights(file);
+    if (index < 0 || index >= count)
+      return fail(headrace::invalid_argument("index={}: the file has {} weights; pass 0 to {}",
+                                             index, count, count - 1));
+    const headrace::model::Weight& weight = file->file.weights[static_cast<std::size_t>(index)];
+    headrace_weight_info facts{};
+    facts.struct_size = sizeof facts;
+    facts.name = weight.name.c_str();
+    facts.type = headrace::info_of(weight.type).name;
+    facts.rank = static_cast<int32_t>(weight.shape.size());
+    for (std::size_t i = 0; i < weight.shape.size(); ++i) facts.shape[i] = weight.shape[i];
+    facts.offset = weight.offset;
+    facts.bytes = weight.bytes;
+    return give(facts, *info);
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,226 @@
+// Sessions: one sequence of tokens and what follows it.
+#include <cmath>
+#include <memory>
+
+#include "capi/model_door.h"
+#include "engine/generate.h"
+#include "engine/session.h"
+
+struct headrace_session {
+  const headrace_model* model;
+  headrace::engine::Session session;
+  headrace::Sampler sampler;
+};
+
+namespace headrace::capi {
+namespace {
+
+headrace_session_options default_session_options() {
+  headrace_session_options options{};
+  options.struct_size = sizeof options;
+  options.cache_dtype = HEADRACE_F16;
+  return options;
+}
+
+headrace_sampling_options default_sampling_options() {
+  headrace_sampling_options options{};
+  options.struct_size = sizeof options;
+  options.top_p = 1;
+  options.repetition_penalty = 1;
+  return options;
+}
+
+headrace_generation_options default_generation_options() {
+  headrace_generation_options options{};
+  options.struct_size = sizeof options;
+  return options;
+}
+
+Result<engine::SessionOptions> session_options(const headrace_session_options& c) {
+  if (c.cache_dtype != HEADRACE_F32 && c.cache_dtype != HEADRACE_F16 &&
+      c.cache_dtype != HEADRACE_BF16)
+    return invalid_argument("cache_dtype={}: must be HEADRACE_F16, HEADRACE_BF16 or HEADRACE_F32",
+                            c.cache_dtype);
+  engine::SessionOptions options;
+  options.max_tokens = c.max_tokens;
+  if (c.batch_tokens != 0) options.batch_tokens = c.batch_tokens;
+  options.cache_dtype = static_cast<DType>(c.cache_dtype);
+  return options;
+}
+
+// Of options that sampling_options() has accepted.
+uint64_t sequence_of(const headrace_sampling_options* theirs) {
+  headrace_sampling_options c = default_sampling_options();
+  static_cast<void>(read_struct("sampling", theirs, c));
+  return c.sequence;
+}
+
+Result<SamplingOptions> sampling_options(const headrace_sampling_options* theirs) {
+  headrace_sampling_options c = default_sampling_options();
+  if (auto bad = read_struct("sampling", theirs, c)) return std::move(*bad);
+  if (c.order < HEADRACE_ORDER_VLLM || c.order > HEADRACE_ORDER_LLAMA_CPP)
+    return invalid_argument("order={}: must be a headrace_sampling_order", c.order);
+  if (c.logit_bias == nullptr && c.num_logit_bias > 0)
+    return null_argument("logit_bias", "pass num_logit_bias of them");
+  SamplingOptions options;
+  options.temperature = c.temperature;
+  options.top_k = c.top_k;
+  options.top_p = c.top_p;
+  options.min_p = c.min_p;
+  options.repetition_penalty = c.repetition_penalty;
+  if (c.repetition_window != 0) options.repetition_window = c.repetition_window;
+  options.presence_penalty = c.presence_penalty;
+  options.frequency_penalty = c.frequency_penalty;
+  options.seed = c.seed;
+  options.order = static_cast<SamplingOrder>(c.order);
+  for (size_t i = 0; i < c.num_logit_bias; ++i)
+    options.logit_bias.push_back({c.logit_bias[i].token, c.logit_bias[i].bias});
+  return options;
+}
+
+Result<engine::GenerationOptions> generation_options(const headrace_generation_options* theirs) {
+  headrace_generation_options c = default_generation_options();
+  if (auto bad = read_struct("options", theirs, c)) return std::move(*bad);
+  if (c.max_new_tokens < 0)
+    return invalid_argument("max_new_tokens={}: must be 0 (no limit) or more", c.max_new_tokens);
+  if (c.stop == nullptr && c.num_stop > 0) return null_argument("stop", "pass num_stop texts");
+  Result<SamplingOptions> sampling = sampling_options(c.sampling);
+  if (!sampling.ok()) return std::move(sampling.failure());
+  engine::GenerationOptions options;
+  options.sampling = std::move(sampling.value());
+  options.sequence_id = sequence_of(c.sampling);
+  options.max_new_tokens = c.max_new_tokens;
+  options.ignore_end = c.ignore_end != 0;
+  for (size_t i = 0; i < c.num_stop; ++i) {
+    if (c.stop[i] == nullptr || *c.stop[i] == '\0')
+      return invalid_argument("stop[{}]: must be a text of at least one byte", i);
+    options.stop.emplace_back(c.stop[i]);
+  }
+  if (c.on_text != nullptr)
+    options.on_text = [fn = c.on_text, user = c.user](std::string_view text) {
+      return fn(user, text.data(), text.size()) == 0;
+    };
+  return options;
+}
+
+Status sample_next(headrace_session& session, const headrace_sampling_options* theirs,
+                   int64_t num_prompt_tokens, headrace_token_logprob& token,
+                   headrace_token_logprob* top, size_t num_top) {
+  Result<SamplingOptions> options = sampling_options(theirs);
+  if (!options.ok()) return std::move(options.failure());
+  if (num_top > static_cast<size_t>(kMaxLogprobs))
+    return invalid_argument("num_top={}: at most {} are given", num_top, kMaxLogprobs);
+  options.value().num_logprobs = static_cast<int>(num_top);
+  Result<Sample> drawn = engine::sample_next(session.session, options.value(), sequence_of(theirs),
+                                             num_prompt_tokens, session.sampler);
+  if (!drawn.ok()) return std::move(drawn.failure());
+  token = {drawn.value().token, drawn.value().logprob};
+  for (size_t i = 0; i < num_top; ++i) {
+    const auto& tops = drawn.value().top_logprobs;
+    top[i] = i < tops.size() ? headrace_token_logprob{tops[i].token, tops[i].logprob}
+                             : headrace_token_logprob{-1, -INFINITY};
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+}  // namespace headrace::capi
+
+using namespace headrace::capi;  // NOLINT: the functions below are the C face of this namespace
+
+extern "C" {
+
+void headrace_session_options_init(headrace_session_options* options) {
+  if (options != nullptr) *options = default_session_options();
+}
+
+void headrace_sampling_options_init(headrace_sampling_options* options) {
+  if (options != nullptr) *options = default_sampling_options();
+}
+
+void headrace_generation_options_init(headrace_generation_options* options) {
+  if (options != nullptr) *options = default_generation_options();
+}
+
+headrace_status headrace_session_create(const headrace_model* model,
+                                        const headrace_session_options* options,
+                                        headrace_session** session) {
+  return guarded([&] {
+    if (model == nullptr) return fail(null_argument("model", "load one first"));
+    if (session == nullptr)
+      return fail(null_argument("session", "pass where the session shall go"));
+    *session = nullptr;
+    if (!model->model.decoder)
+      return fail(headrace::invalid_argument(
+          "model: it was loaded with vocab_only and has no weights; load it without"));
+    headrace_session_options ours = default_session_options();
+    if (auto bad = read_struct("options", options, ours)) return fail(std::move(*bad));
+    auto wanted = session_options(ours);
+    if (!wanted.ok()) return fail(std::move(wanted.failure()));
+    auto made = headrace::engine::Session::make(*model->model.decoder, wanted.value());
+    if (!made.ok()) return fail(std::move(made.failure()));
+    *session = new headrace_session{.model = model,
+                                    .session = std::move(made.value()),
+                                    .sampler = headrace::Sampler(model->model.decoder->device)};
+    return HEADRACE_OK;
+  });
+}
+
+void headrace_session_destroy(headrace_session* session) { delete session; }
+
+headrace_status headrace_session_append(headrace_session* session, const int32_t* tokens,
+                                        size_t num_tokens, float* logits) {
+  return guarded([&] {
+    if (session == nullptr) return fail(null_argument("session", "create one first"));
+    if (tokens == nullptr && num_tokens > 0) return fail(null_argument("tokens", "pass ids"));
+    return status_of(session->session.append({tokens, num_tokens}, logits));
+  });
+}
+
+const float* headrace_session_logits(const headrace_session* session) {
+  return session == nullptr ? nullptr : session->session.logits();
+}
+
+int64_t headrace_session_length(const headrace_session* session) {
+  return session == nullptr ? 0 : static_cast<int64_t>(session->session.tokens().size());
+}
+
+headrace_status headrace_session_truncate(headrace_session* session, int64_t length) {
+  return guarded([&] {
+    if (session == nullptr) return fail(null_argument("session", "create one first"));
+    return status_of(session->session.truncate(length));
+  });
+}
+
+headrace_status headrace_session_sample(headrace_session* session,
+                                        const headrace_sampling_options* options,
+                                        int64_t num_prompt_tokens, headrace_token_logprob* token,
+                                        headrace_token_logprob* top, size_t num_top) {
+  return guarded([&] {
+    if (session == nullptr) return fail(null_argument("session", "create one first"));
+    if (token == nullptr) return fail(null_argument("token", "pass where the token shall go"));
+    if (top == nullptr && num_top > 0) return fail(null_argument("top", "pass num_top of them"));
+    return status_of(sample_next(*session, options, num_prompt_tokens, *token, top, num_top));
+  });
+}
+
+headrace_status headrace_session_generate(headrace_session* session,
+                                          const headrace_generation_options* options,
+                                          headrace_generation* result) {
+  return guarded([&] {
+    if (session == nullptr) return fail(null_argument("session", "create one first"));
+    if (result == nullptr) return fail(null_argument("result", "pass a struct to fill"));
+    auto wanted = generation_options(options);
+    if (!wanted.ok()) return fail(std::move(wanted.failure()));
+    auto done = headrace::engine::generate(session->session, session->model->model.tokenizer,
+                                           wanted.value(), session->sampler);
+    if (!done.ok()) return fail(std::move(done.failure()));
+    headrace_generation facts{};
+    facts.struct_size = sizeof facts;
+    facts.num_tokens = done.value().num_tokens;
+    facts.finish = static_cast<int32_t>(done.value().finish);
+    return give(facts, *result);
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,111 @@
+#include "core/rope_table.h"
+
+#include <cmath>
+#include <limits>
+#include <new>
+#include <numbers>
+
+namespace headrace {
+namespace {
+
+bool is_positive(double value) { return value > 0 && std::isfinite(value); }
+
+Status check_llama3(const RopeLlama3Scaling& scaling) {
+  if (!is_positive(scaling.factor))
+    return invalid_argument("llama3.factor={} must be finite and positive: 8 for Llama 3.1",
+                            scaling.factor);
+  if (!is_positive(scaling.low_freq_factor) || !is_positive(scaling.high_freq_factor) ||
+      scaling.high_freq_factor <= scaling.low_freq_factor)
+    return invalid_argument(
+        "llama3.low_freq_factor={}, high_freq_factor={}: both must be finite and positive and the "
+        "second the larger; Llama 3.1 has 1 and 4",
+        scaling.low_freq_factor, scaling.high_freq_factor);
+  if (!is_positive(scaling.original_context_length))
+    return invalid_argument(
+        "llama3.original_context_length={} must be finite and positive: 8192 for Llama 3.1",
+        scaling.original_context_length);
+  return {};
+}
+
+Status check_factors(const RopeOptions& o) {
+  if (o.freq_factors.empty()) return {};
+  if (o.llama3)
+    return invalid_argument(
+        "freq_factors and llama3 are both given: the factors of a model file contain that scaling "
+        "already, leave llama3 out");
+  if (static_cast<std::int64_t>(o.freq_factors.size()) != o.rot_dim / 2)
+    return invalid_argument("freq_factors has {} entries, must have rot_dim / 2 = {}",
+                            o.freq_factors.size(), o.rot_dim / 2);
+  for (std::size_t i = 0; i < o.freq_factors.size(); ++i)
+    if (!is_positive(static_cast<double>(o.freq_factors[i])))
+      return invalid_argument("freq_factors[{}]={} must be finite and positive: is the file whole?",
+                              i, o.freq_factors[i]);
+  return {};
+}
+
+Status check_options(const RopeOptions& o) {
+  if (o.rot_dim < 2 || o.rot_dim % 2 != 0 || o.rot_dim > 1 << 16)
+    return invalid_argument("rot_dim={} must be even and within 2 to 65536", o.rot_dim);
+  if (o.num_positions < 1 || o.num_positions > std::numeric_limits<std::int32_t>::max())
+    return invalid_argument(
+        "num_positions={} must be within 1 and 2^31 - 1: the longest context in use",
+        o.num_positions);
+  if (!is_positive(o.base))
+    return invalid_argument("base={} must be finite and positive: 10000 unless the model says else",
+                            o.base);
+  if (!is_positive(o.linear_factor))
+    return invalid_argument("linear_factor={} must be finite and positive: 1 for no scaling",
+                            o.linear_factor);
+  if (o.llama3)
+    if (Status wrong = check_llama3(*o.llama3)) return wrong;
+  return check_factors(o);
+}
+
+double llama3_frequency(double frequency, const RopeLlama3Scaling& scaling) {
+  const double turns = scaling.original_context_length * frequency / (2 * std::numbers::pi);
+  if (turns < scaling.low_freq_factor) return frequency / scaling.factor;
+  if (turns > scaling.high_freq_factor) return frequency;
+  const double kept =
+      (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor);
+  return (1 - kept) * frequency / scaling.factor + kept * frequency;
+}
+
+}  // namespace
+
+std::vector<double> rope_frequencies(const RopeOptions& options) {
+  std::vector<double> frequencies(static_cast<std::size_t>(options.rot_dim / 2));
+  for (std::size_t i = 0; i < frequencies.size(); ++i) {
+    const double exponent = -2.0 * static_cast<double>(i) / static_cast<double>(options.rot_dim);
+    double frequency = std::pow(options.base, exponent);
+    if (options.llama3) frequency = llama3_frequency(frequency, *options.llama3);
+    if (!options.freq_factors.empty()) frequency /= static_cast<double>(options.freq_factors[i]);
+    frequencies[i] = frequency / options.linear_factor;
+  }
+  return frequencies;
+}
+
+Result<RopeTable> make_rope_table(const RopeOptions& options) {
+  if (Status wrong = check_options(options)) return *std::move(wrong);
+  const std::int64_t half = options.rot_dim / 2;
+  const auto size = static_cast<std::size_t>(options.num_positions * half);
+  RopeTable table{options.rot_dim, options.num_positions, {}, {}};
+  try {
+    table.cos.resize(size);
+    table.sin.resize(size);
+  } catch (const std::bad_alloc&) {
+    return Failure{ErrorCode::out_of_memory,
+                   format_text("the rope table of {} positions takes {} bytes: ask for fewer "
+                               "positions",
+                               options.num_positions, 2 * size * sizeof(float))};
+  }
+  const std::vector<double> frequencies = rope_frequencies(options);
+  for (std::size_t i = 0; i < size; ++i) {
+    const auto position = static_cast<double>(i / static_cast<std::size_t>(half));
+    const double angle = position * frequencies[i % static_cast<std::size_t>(half)];
+    table.cos[i] = static_cast<float>(std::cos(angle));
+    table.sin[i] = static_cast<float>(std::sin(angle));
+  }
+  return table;
+}
+
+}  // namespace headrace

@@ -1,0 +1,130 @@
+#include "core/rope_table.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <numbers>
+#include <string>
+
+namespace headrace {
+namespace {
+
+RopeOptions options_of(std::int64_t rot_dim, std::int64_t num_positions) {
+  RopeOptions options;
+  options.rot_dim = rot_dim;
+  options.num_positions = num_positions;
+  return options;
+}
+
+TEST(RopeTable, HoldsRoundedCosinesAndSines) {
+  auto options = options_of(64, 8192);
+  options.base = 100000;
+  const RopeTable table = make_rope_table(options).value();
+  ASSERT_EQ(table.cos.size(), 8192u * 32u);
+  for (const std::size_t position : {0, 1, 17, 4096, 8191}) {
+    for (std::size_t i = 0; i < 32; ++i) {
+      const double angle =
+          static_cast<double>(position) * std::pow(100000.0, -static_cast<double>(i) / 32);
+      // At an angle of 8191 a double is wrong by 1e-12: far below a rounding of the float.
+      EXPECT_NEAR(table.cos[position * 32 + i], std::cos(angle), 0x1p-24);
+      EXPECT_NEAR(table.sin[position * 32 + i], std::sin(angle), 0x1p-24);
+    }
+  }
+}
+
+TEST(RopeTable, LinearScalingDividesPositions) {
+  auto options = options_of(8, 12);
+  const RopeTable plain = make_rope_table(options).value();
+  options.linear_factor = 4;
+  const RopeTable scaled = make_rope_table(options).value();
+  for (std::size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(scaled.cos[4 * 4 + i], plain.cos[1 * 4 + i]);
+    EXPECT_EQ(scaled.sin[8 * 4 + i], plain.sin[2 * 4 + i]);
+  }
+}
+
+TEST(RopeTable, Llama3ScalingByWavelength) {
+  auto options = options_of(128, 1);
+  options.base = 500000;
+  const auto plain = rope_frequencies(options);
+  options.llama3 = RopeLlama3Scaling{8, 1, 4, 8192};
+  const auto scaled = rope_frequencies(options);
+  int num_kept = 0, num_stretched = 0, num_mixed = 0;
+  for (std::size_t i = 0; i < plain.size(); ++i) {
+    const double wavelength = 2 * std::numbers::pi / plain[i];
+    if (wavelength < 8192.0 / 4) {
+      EXPECT_EQ(scaled[i], plain[i]);
+      ++num_kept;
+    } else if (wavelength > 8192.0) {
+      EXPECT_EQ(scaled[i], plain[i] / 8);
+      ++num_stretched;
+    } else {
+      const double smooth = (8192 / wavelength - 1) / (4 - 1);
+      EXPECT_NEAR(scaled[i], (1 - smooth) * plain[i] / 8 + smooth * plain[i], 1e-15 * plain[i]);
+      ++num_mixed;
+    }
+  }
+  EXPECT_EQ(num_kept, 29);
+  EXPECT_EQ(num_mixed, 6);
+  EXPECT_EQ(num_stretched, 29);
+}
+
+TEST(RopeTable, ExplicitFactorsDivideFrequencies) {
+  auto options = options_of(6, 1);
+  const auto plain = rope_frequencies(options);
+  const float factors[] = {1.0f, 2.0f, 8.0f};
+  options.freq_factors = factors;
+  const auto scaled = rope_frequencies(options);
+  for (std::size_t i = 0; i < 3; ++i)
+    EXPECT_EQ(scaled[i], plain[i] / static_cast<double>(factors[i]));
+}
+
+TEST(RopeTable, ErrorsSayWhatArrived) {
+  const float short_factors[] = {1.0f};
+  const float bad_factors[] = {1.0f, std::numeric_limits<float>::quiet_NaN()};
+  const struct {
+    const char* text;
+    std::function<void(RopeOptions&)> change;
+  } cases[] = {
+      {"rot_dim=3", [](RopeOptions& o) { o.rot_dim = 3; }},
+      {"rot_dim=0", [](RopeOptions& o) { o.rot_dim = 0; }},
+      {"num_positions=0", [](RopeOptions& o) { o.num_positions = 0; }},
+      {"num_positions=4294967296", [](RopeOptions& o) { o.num_positions = std::int64_t{1} << 32; }},
+      {"base=0", [](RopeOptions& o) { o.base = 0; }},
+      {"base=nan", [](RopeOptions& o) { o.base = std::nan(""); }},
+      {"linear_factor=-1", [](RopeOptions& o) { o.linear_factor = -1; }},
+      {"llama3.factor=0",
+       [](RopeOptions& o) {
+         o.llama3 = RopeLlama3Scaling{0, 1, 4, 8192};
+       }},
+      {"low_freq_factor=4",
+       [](RopeOptions& o) {
+         o.llama3 = RopeLlama3Scaling{8, 4, 4, 8192};
+       }},
+      {"original_context_length=0",
+       [](RopeOptions& o) {
+         o.llama3 = RopeLlama3Scaling{8, 1, 4, 0};
+       }},
+      {"freq_factors has 1", [&](RopeOptions& o) { o.freq_factors = short_factors; }},
+      {"freq_factors[1]=nan", [&](RopeOptions& o) { o.freq_factors = bad_factors; }},
+      {"both given",
+       [&](RopeOptions& o) {
+         o.freq_factors = bad_factors;
+         o.llama3 = RopeLlama3Scaling{};
+       }},
+  };
+  for (const auto& test_case : cases) {
+    auto options = options_of(4, 8);
+    test_case.change(options);
+    auto result = make_rope_table(options);
+    ASSERT_FALSE(result.ok()) << test_case.text;
+    EXPECT_EQ(result.failure().code, ErrorCode::invalid_argument);
+    EXPECT_NE(result.failure().message.find(test_case.text), std::string::npos)
+        << result.failure().message;
+  }
+}
+
+}  // namespace
+}  // namespace headrace

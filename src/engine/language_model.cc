@@ -1,0 +1,72 @@
+#include "engine/language_model.h"
+
+#include <algorithm>
+#include <map>
+
+#include "model/gguf.h"
+
+namespace headrace::engine {
+namespace {
+
+std::string weight_types_of(const model::ModelFile& file) {
+  std::map<std::string, int> counts;
+  for (const model::Weight& weight : file.weights) ++counts[info_of(weight.type).name];
+  std::vector<std::pair<std::string, int>> sorted(counts.begin(), counts.end());
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](const auto& a, const auto& b) { return a.second > b.second; });
+  std::string text;
+  for (const auto& [name, count] : sorted)
+    text += format_text("{}{} {}", text.empty() ? "" : ", ", name, count);
+  return text;
+}
+
+std::int64_t parameters_of(const model::ModelFile& file) {
+  std::int64_t total = 0;
+  for (const model::Weight& weight : file.weights) {
+    std::int64_t elements = 1;
+    for (const std::int64_t n : weight.shape) elements *= n;
+    total += elements;
+  }
+  return total;
+}
+
+Status check_vocabulary(const model::ModelFile& file, const LanguageModel& model) {
+  const std::int64_t rows = model.decoder->config.vocab_size;
+  if (rows == model.tokenizer.vocab_size()) return std::nullopt;
+  return file.wrong(format_text("{} tokens in the vocabulary, {} rows in 'token_embd.weight'",
+                                model.tokenizer.vocab_size(), rows));
+}
+
+}  // namespace
+
+Result<LanguageModel> load_language_model(const std::string& path,
+                                          const model::LoadOptions& options, bool vocab_only) {
+  Result<model::ModelFile> read = model::read_gguf(path);
+  if (!read.ok()) return std::move(read.failure());
+  model::ModelFile& file = read.value();
+  Result<std::string> texts[] = {file.text("general.architecture"),
+                                 file.text_or("general.name", "")};
+  for (Result<std::string>& text : texts)
+    if (!text.ok()) return std::move(text.failure());
+  Result<model::Tokenizer> tokenizer = model::Tokenizer::make(file);
+  if (!tokenizer.ok()) return std::move(tokenizer.failure());
+  // Its lists are the bulk of the metadata, and nobody reads them again.
+  std::erase_if(file.metadata,
+                [](const auto& pair) { return pair.first.starts_with("tokenizer.ggml."); });
+  LanguageModel model{.path = path,
+                      .architecture = std::move(texts[0].value()),
+                      .name = std::move(texts[1].value()),
+                      .chat_template = model::ChatTemplate::from_file(file),
+                      .weight_types = weight_types_of(file),
+                      .num_parameters = parameters_of(file),
+                      .tokenizer = std::move(tokenizer.value()),
+                      .decoder = {}};
+  if (vocab_only) return model;
+  Result<model::Decoder> decoder = load_decoder(file, options);
+  if (!decoder.ok()) return std::move(decoder.failure());
+  model.decoder = std::move(decoder.value());
+  if (auto bad = check_vocabulary(file, model)) return std::move(*bad);
+  return model;
+}
+
+}  // namespace headrace::engine

@@ -1,0 +1,166 @@
+// Sessions over tiny models of every family, whose logits transformers computed
+// (tests/golden/README.md).
+#include "engine/session.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "engine/language_model.h"
+
+namespace headrace::engine {
+namespace {
+
+const std::string kFolder = std::string(HEADRACE_GOLDEN_DIR) + "/tiny/";
+
+struct Golden {
+  std::string name, file;
+  std::vector<std::int32_t> tokens;
+  std::vector<float> logits;  // [tokens, vocab_size]
+  std::size_t vocab_size;
+  double largest_logit, llama_cpp_difference;
+};
+
+void PrintTo(const Golden& golden, std::ostream* out) { *out << golden.name; }
+
+std::vector<Golden> read_goldens() {
+  std::ifstream file(kFolder + "tiny.json");
+  std::vector<Golden> goldens;
+  const auto json = nlohmann::json::parse(file);
+  for (const auto& model : json.at("models")) {
+    Golden golden{.name = model.at("name"),
+                  .file = kFolder + model.at("file").get<std::string>(),
+                  .tokens = model.at("tokens"),
+                  .logits = {},
+                  .vocab_size = model.at("vocab_size"),
+                  .largest_logit = model.at("largest_logit"),
+                  .llama_cpp_difference = model.at("llama_cpp_difference")};
+    golden.logits.resize(golden.tokens.size() * golden.vocab_size);
+    std::ifstream logits(kFolder + model.at("logits").get<std::string>(), std::ios::binary);
+    logits.read(reinterpret_cast<char*>(golden.logits.data()),
+                static_cast<std::streamsize>(golden.logits.size() * sizeof(float)));
+    EXPECT_TRUE(logits) << golden.name;
+    goldens.push_back(std::move(golden));
+  }
+  return goldens;
+}
+
+LanguageModel load(const std::string& path, cpu::MatmulMode mode, int num_threads = 2,
+                   bool use_mmap = false) {
+  model::LoadOptions options;
+  options.device = cpu_info().value();
+  options.device.num_units = num_threads;
+  options.mode = mode;
+  options.use_mmap = use_mmap;
+  Result<LanguageModel> model = load_language_model(path, options, false);
+  if (!model.ok()) throw std::runtime_error(model.failure().message);
+  return std::move(model.value());
+}
+
+Session session_of(const LanguageModel& model, DType dtype, std::int64_t batch_tokens = 512) {
+  Result<Session> session = Session::make(
+      *model.decoder, {.max_tokens = 64, .batch_tokens = batch_tokens, .cache_dtype = dtype});
+  if (!session.ok()) throw std::runtime_error(session.failure().message);
+  return std::move(session.value());
+}
+
+std::vector<float> logits_of(Session& session, const Golden& golden) {
+  std::vector<float> logits(golden.logits.size());
+  const Status failed = session.append(golden.tokens, logits.data());
+  EXPECT_FALSE(failed) << failed->message;
+  return logits;
+}
+
+double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double largest = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const double difference = std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
+    if (!(difference <= largest)) largest = difference;  // a NaN stays
+  }
+  return largest;
+}
+
+class Tiny : public ::testing::TestWithParam<Golden> {};
+
+// Two sums of floats in different orders: 64 units in the last place of the largest logit
+// (measured: up to 20).
+TEST_P(Tiny, ExactLogitsAreThoseOfTransformers) {
+  const Golden& golden = GetParam();
+  const double bound = 64 * 0x1p-23 * golden.largest_logit;
+  const LanguageModel model = load(golden.file, cpu::MatmulMode::exact);
+  Session at_once = session_of(model, DType::f32);
+  EXPECT_LE(largest_difference(logits_of(at_once, golden), golden.logits), bound);
+  Session one_by_one = session_of(model, DType::f32, 1);
+  EXPECT_LE(largest_difference(logits_of(one_by_one, golden), golden.logits), bound);
+}
+
+// Activations of 8 bits and a cache of 16: no farther off than twice what llama.cpp is on the same
+// file (whose cache was f32), and the rounding of the cache.
+TEST_P(Tiny, NormalLogitsAreAsNearAsTheFormatAllows) {
+  const Golden& golden = GetParam();
+  const LanguageModel model = load(golden.file, cpu::MatmulMode::normal);
+  Session session = session_of(model, DType::f16);
+  EXPECT_LE(largest_difference(logits_of(session, golden), golden.logits),
+            2 * golden.llama_cpp_difference + 0x1p-9 * golden.largest_logit);
+}
+
+TEST_P(Tiny, BitsDependNeitherOnThreadsNorOnTheWayTheFileWasRead) {
+  const Golden& golden = GetParam();
+  for (const auto mode : {cpu::MatmulMode::normal, cpu::MatmulMode::exact}) {
+    const LanguageModel one = load(golden.file, mode, 1);
+    const LanguageModel three = load(golden.file, mode, 3, true);
+    Session a = session_of(one, DType::f16), b = session_of(three, DType::f16);
+    EXPECT_EQ(logits_of(a, golden), logits_of(b, golden));
+  }
+}
+
+TEST_P(Tiny, WhatWasTruncatedLeavesNoTrace) {
+  const Golden& golden = GetParam();
+  const LanguageModel model = load(golden.file, cpu::MatmulMode::normal);
+  Session session = session_of(model, DType::f16);
+  const std::vector<float> first = logits_of(session, golden);
+  ASSERT_FALSE(session.truncate(3));
+  EXPECT_EQ(session.logits(), nullptr);
+  ASSERT_FALSE(session.append(std::vector<std::int32_t>(20, 7), nullptr));
+  ASSERT_FALSE(session.truncate(0));
+  EXPECT_EQ(logits_of(session, golden), first);
+  EXPECT_EQ(
+      std::vector<float>(first.end() - static_cast<std::ptrdiff_t>(golden.vocab_size), first.end()),
+      std::vector<float>(session.logits(), session.logits() + golden.vocab_size));
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Tiny, ::testing::ValuesIn(read_goldens()),
+                         [](const auto& suite) { return suite.param.name; });
+
+TEST(Session, BadTokensAreRefusedAndNothingIsAppended) {
+  const Golden golden = read_goldens().front();
+  const LanguageModel model = load(golden.file, cpu::MatmulMode::normal);
+  Session session = session_of(model, DType::f16);
+  ASSERT_FALSE(session.append(golden.tokens, nullptr));
+  const Status outside = session.append(std::vector<std::int32_t>{1, 288}, nullptr);
+  ASSERT_TRUE(outside);
+  EXPECT_EQ(outside->message, "tokens[1]=288: must be 0 to 287");
+  const Status full = session.append(std::vector<std::int32_t>(33, 1), nullptr);
+  ASSERT_TRUE(full);
+  EXPECT_EQ(full->code, ErrorCode::invalid_argument);
+  EXPECT_EQ(session.tokens().size(), golden.tokens.size());
+  EXPECT_NE(session.logits(), nullptr);
+  EXPECT_TRUE(session.truncate(33));
+  EXPECT_TRUE(session.truncate(-1));
+}
+
+TEST(Session, SizesAreChecked) {
+  const LanguageModel model = load(read_goldens().front().file, cpu::MatmulMode::normal);
+  for (const SessionOptions& options :
+       {SessionOptions{.max_tokens = -1}, SessionOptions{.max_tokens = 1 << 30},
+        SessionOptions{.batch_tokens = 0}, SessionOptions{.batch_tokens = 1 << 30}}) {
+    Result<Session> session = Session::make(*model.decoder, options);
+    ASSERT_FALSE(session.ok());
+    EXPECT_EQ(session.failure().code, ErrorCode::invalid_argument);
+  }
+}
+
+}  // namespace
+}  // namespace headrace::engine

@@ -1,0 +1,134 @@
+#include "model/family.h"
+
+#include <limits>
+
+namespace headrace::model {
+namespace {
+
+constexpr const Family* kFamilies[] = {&kLlama, &kQwen2};
+
+// Bounds far above real models: no product of two of them leaves 64 bits.
+constexpr std::int64_t kMaxLayers = 1024, kMaxContext = std::int64_t{1} << 24;
+constexpr std::int64_t kMaxSize = std::int64_t{1} << 20, kMaxVocab = std::int64_t{1} << 24;
+constexpr std::int64_t kMaxHeads = 4096, kMaxHeadDim = 576;
+
+// Reads keys of one architecture one after the other; the first that is wrong stays.
+class Keys {
+ public:
+  Keys(const ModelFile& file, std::string_view architecture)
+      : file_(file), prefix_(std::string(architecture) + ".") {}
+
+  std::int64_t integer(const char* key, std::int64_t high) {
+    return take(file_.integer(prefix_ + key, 1, high), std::int64_t{1});
+  }
+  std::int64_t integer_or(const char* key, std::int64_t low, std::int64_t high,
+                          std::int64_t fallback) {
+    return take(file_.integer_or(prefix_ + key, low, high, fallback), fallback);
+  }
+  double number(const char* key, double low, double high) {
+    return take(file_.number(prefix_ + key, low, high), high);
+  }
+  double number_or(const char* key, double low, double high, double fallback) {
+    return take(file_.number_or(prefix_ + key, low, high, fallback), fallback);
+  }
+  std::string text_or(const char* key, const char* fallback) {
+    return take(file_.text_or(prefix_ + key, fallback), std::string(fallback));
+  }
+  void require(bool holds, std::string_view rule) {
+    if (!holds && !failure_) failure_ = file_.wrong(rule);
+  }
+  void refuse(std::string_view what) {
+    if (failure_) return;
+    failure_ = file_.wrong(what);
+    failure_->code = ErrorCode::unsupported;
+  }
+  Status& failure() { return failure_; }
+
+ private:
+  template <class T>
+  T take(Result<T> result, T otherwise) {
+    if (result.ok()) return std::move(result.value());
+    if (!failure_) failure_ = std::move(result.failure());
+    return otherwise;
+  }
+  const ModelFile& file_;
+  std::string prefix_;
+  Status failure_;
+};
+
+void read_sizes(Keys& keys, Config& config) {
+  config.num_layers = keys.integer("block_count", kMaxLayers);
+  config.hidden_size = keys.integer("embedding_length", kMaxSize);
+  config.ffn_size = keys.integer("feed_forward_length", kMaxSize);
+  config.context_length = keys.integer("context_length", kMaxContext);
+  config.num_heads = keys.integer("attention.head_count", kMaxHeads);
+  config.num_kv_heads = keys.integer_or("attention.head_count_kv", 1, kMaxHeads, config.num_heads);
+  keys.require(config.num_heads % config.num_kv_heads == 0,
+               format_text("{} heads are no multiple of {} kv heads", config.num_heads,
+                           config.num_kv_heads));
+  const std::int64_t per_head = config.hidden_size / config.num_heads;
+  config.head_dim = keys.integer_or("attention.key_length", 1, kMaxHeadDim, per_head);
+  config.head_dim_v = keys.integer_or("attention.value_length", 1, kMaxHeadDim, per_head);
+  keys.require(config.head_dim >= 1 && config.head_dim <= kMaxHeadDim && config.head_dim_v >= 1 &&
+                   config.head_dim_v <= kMaxHeadDim,
+               format_text("a head_dim of {}, expected 1 to {}", config.head_dim, kMaxHeadDim));
+  config.rms_eps = keys.number("attention.layer_norm_rms_epsilon", 0, 1);
+  config.window = keys.integer_or("attention.sliding_window", 0, kMaxContext, 0);
+}
+
+void read_rope(Keys& keys, Config& config) {
+  config.rope_dim = keys.integer_or("rope.dimension_count", 2, kMaxHeadDim, config.head_dim);
+  keys.require(config.rope_dim % 2 == 0 && config.rope_dim <= config.head_dim,
+               format_text("a rope dimension of {}, expected an even one up to head_dim {}",
+                           config.rope_dim, config.head_dim));
+  config.rope_base = keys.number_or("rope.freq_base", 1, 1e12, 10000);
+  const std::string scaling = keys.text_or("rope.scaling.type", "none");
+  if (scaling == "linear")
+    config.rope_linear_factor = keys.number_or("rope.scaling.factor", 1, 1e6, 1);
+  else if (scaling != "none")
+    keys.refuse(format_text(
+        "rope scaling '{}', known are none, linear and llama3 (a tensor rope_freqs.weight)",
+        scaling));
+}
+
+}  // namespace
+
+std::span<const Family* const> families() { return kFamilies; }
+
+Result<Config> read_common_config(const ModelFile& file, std::string_view architecture) {
+  Config config;
+  config.architecture = architecture;
+  Result<std::string> name = file.text_or("general.name", "");
+  if (!name.ok()) return std::move(name.failure());
+  config.name = std::move(name.value());
+  Keys keys(file, architecture);
+  read_sizes(keys, config);
+  read_rope(keys, config);
+  if (keys.integer_or("expert_count", 0, kMaxSize, 0) != 0)
+    keys.refuse("a mixture of experts, which no family here is");
+  const Weight* embedding = file.find_weight("token_embd.weight");
+  keys.require(embedding != nullptr, "has no tensor 'token_embd.weight'");
+  if (embedding != nullptr) {
+    keys.require(embedding->shape.size() == 2 && embedding->shape[0] <= kMaxVocab,
+                 "'token_embd.weight' is no matrix of at most 2^24 rows");
+    config.vocab_size = embedding->shape[0];
+  }
+  if (keys.failure()) return std::move(*keys.failure());
+  return config;
+}
+
+Result<Config> read_config(const ModelFile& file) {
+  Result<std::string> architecture = file.text("general.architecture");
+  if (!architecture.ok()) return std::move(architecture.failure());
+  std::string known;
+  for (const Family* family : kFamilies) {
+    if (architecture.value() == family->architecture) return family->read_config(file);
+    known += format_text("{}{}", known.empty() ? "" : ", ", family->architecture);
+  }
+  Failure failure = file.wrong(
+      format_text("architecture '{}' is not known; known are {}", architecture.value(), known));
+  failure.code = ErrorCode::unsupported;
+  return failure;
+}
+
+}  // namespace headrace::model

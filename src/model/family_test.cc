@@ -1,0 +1,104 @@
+#include "model/family.h"
+
+#include <gtest/gtest.h>
+
+namespace headrace::model {
+namespace {
+
+ModelFile file_of(const std::string& architecture) {
+  ModelFile file;
+  file.path = "m.gguf";
+  file.metadata["general.architecture"] = architecture;
+  const auto set = [&](const char* key, Value value) {
+    file.metadata[architecture + "." + key] = std::move(value);
+  };
+  set("block_count", std::int64_t{2});
+  set("embedding_length", std::int64_t{96});
+  set("feed_forward_length", std::int64_t{160});
+  set("context_length", std::int64_t{256});
+  set("attention.head_count", std::int64_t{6});
+  set("attention.head_count_kv", std::int64_t{2});
+  set("attention.layer_norm_rms_epsilon", 1e-5);
+  file.weights.push_back({.name = "token_embd.weight",
+                          .type = WeightType::f32,
+                          .shape = {300, 96},
+                          .offset = 0,
+                          .bytes = 0});
+  return file;
+}
+
+std::string failure_of(const ModelFile& file) {
+  Result<Config> config = read_config(file);
+  return config.ok() ? "" : config.failure().message;
+}
+
+TEST(Family, ReadsTheNumbersOfEachArchitecture) {
+  Result<Config> llama = read_config(file_of("llama")), qwen2 = read_config(file_of("qwen2"));
+  ASSERT_TRUE(llama.ok()) << llama.failure().message;
+  ASSERT_TRUE(qwen2.ok()) << qwen2.failure().message;
+  const Config& c = llama.value();
+  EXPECT_EQ(c.num_layers, 2);
+  EXPECT_EQ(c.head_dim, 16);
+  EXPECT_EQ(c.head_dim_v, 16);
+  EXPECT_EQ(c.rope_dim, 16);
+  EXPECT_EQ(c.rope_base, 10000);
+  EXPECT_EQ(c.vocab_size, 300);
+  EXPECT_EQ(c.window, 0);
+  EXPECT_EQ(c.rope_layout, cpu::RopeLayout::interleaved);
+  EXPECT_FALSE(c.has_qkv_bias);
+  EXPECT_EQ(qwen2.value().rope_layout, cpu::RopeLayout::halves);
+  EXPECT_TRUE(qwen2.value().has_qkv_bias);
+}
+
+TEST(Family, HeadsMayBeOfAnotherSizeThanTheStreamMakesThem) {
+  ModelFile file = file_of("llama");
+  file.metadata["llama.attention.key_length"] = std::int64_t{32};
+  file.metadata["llama.attention.value_length"] = std::int64_t{24};
+  file.metadata["llama.rope.scaling.type"] = std::string("linear");
+  file.metadata["llama.rope.scaling.factor"] = 4.0;
+  Result<Config> config = read_config(file);
+  ASSERT_TRUE(config.ok()) << config.failure().message;
+  EXPECT_EQ(config.value().head_dim, 32);
+  EXPECT_EQ(config.value().head_dim_v, 24);
+  EXPECT_EQ(config.value().rope_dim, 32);
+  EXPECT_EQ(config.value().rope_linear_factor, 4.0);
+}
+
+TEST(Family, RefusesWhatItDoesNotKnow) {
+  EXPECT_EQ(failure_of(file_of("mamba")),
+            "m.gguf: architecture 'mamba' is not known; known are llama, qwen2");
+  ModelFile experts = file_of("llama");
+  experts.metadata["llama.expert_count"] = std::int64_t{8};
+  EXPECT_EQ(failure_of(experts), "m.gguf: a mixture of experts, which no family here is");
+  ModelFile yarn = file_of("qwen2");
+  yarn.metadata["qwen2.rope.scaling.type"] = std::string("yarn");
+  Result<Config> refused = read_config(yarn);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.failure().code, ErrorCode::unsupported);
+}
+
+TEST(Family, RefusesNumbersThatContradictEachOther) {
+  ModelFile file = file_of("llama");
+  file.metadata["llama.attention.head_count_kv"] = std::int64_t{4};
+  EXPECT_EQ(failure_of(file), "m.gguf: 6 heads are no multiple of 4 kv heads");
+  file = file_of("llama");
+  file.metadata["llama.attention.head_count"] = std::int64_t{0};
+  EXPECT_EQ(failure_of(file), "m.gguf: 'llama.attention.head_count' is 0, expected 1 to 4096");
+  file = file_of("llama");
+  file.metadata["llama.rope.dimension_count"] = std::int64_t{18};
+  EXPECT_EQ(failure_of(file),
+            "m.gguf: a rope dimension of 18, expected an even one up to head_dim 16");
+  file = file_of("llama");
+  file.metadata["llama.attention.head_count"] = std::int64_t{128};  // 96 / 128 elements a head
+  file.metadata["llama.attention.head_count_kv"] = std::int64_t{128};
+  EXPECT_EQ(failure_of(file), "m.gguf: a head_dim of 0, expected 1 to 576");
+  file = file_of("llama");
+  file.weights.clear();
+  EXPECT_EQ(failure_of(file), "m.gguf: has no tensor 'token_embd.weight'");
+  file = file_of("llama");
+  file.metadata["llama.block_count"] = std::string("two");
+  EXPECT_EQ(failure_of(file), "m.gguf: 'llama.block_count' is a text, expected an integer");
+}
+
+}  // namespace
+}  // namespace headrace::model

@@ -1,0 +1,59 @@
+#include "model/weight_source.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace headrace::model {
+
+void WeightSource::Unmap::operator()(std::byte* data) const { ::munmap(data, bytes); }
+
+Result<WeightSource> WeightSource::open(const ModelFile& file, bool use_mmap) {
+  WeightSource source(file, use_mmap);
+  if (use_mmap) {
+    if (auto bad = source.map()) return std::move(*bad);
+  } else {
+    source.stream_.open(file.path, std::ios::binary);
+    if (!source.stream_) return file.wrong("cannot be opened for reading");
+  }
+  return source;
+}
+
+Status WeightSource::map() {
+  const int descriptor = ::open(file_->path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) return file_->wrong("cannot be opened for reading");
+  struct stat info {};
+  void* data = MAP_FAILED;
+  if (::fstat(descriptor, &info) == 0 && info.st_size > 0)
+    data = ::mmap(nullptr, static_cast<std::size_t>(info.st_size), PROT_READ, MAP_PRIVATE,
+                  descriptor, 0);
+  ::close(descriptor);
+  if (data == MAP_FAILED) return file_->wrong("cannot be mapped into memory; load it without");
+  mapping_ = {static_cast<std::byte*>(data), Unmap{static_cast<std::size_t>(info.st_size)}};
+  return std::nullopt;
+}
+
+Result<const std::byte*> WeightSource::read(const Weight& weight) {
+  if (use_mmap_) {
+    const std::uint64_t mapped = mapping_.get_deleter().bytes;  // the file may have shrunk
+    if (weight.offset > mapped || weight.bytes > mapped - weight.offset)
+      return file_->wrong(format_text("'{}' ends behind the file", weight.name));
+    return static_cast<const std::byte*>(mapping_.get() + weight.offset);
+  }
+  // Of the tensor's own size, so that no large one outlives its use.
+  buffer_ = {};
+  buffer_ = Aligned<std::byte>(weight.bytes);
+  if (buffer_.get() == nullptr)
+    return Failure{ErrorCode::out_of_memory,
+                   format_text("{}: {} bytes to read '{}' could not be had", file_->path,
+                               weight.bytes, weight.name)};
+  stream_.seekg(static_cast<std::streamoff>(weight.offset));
+  if (!stream_.read(reinterpret_cast<char*>(buffer_.get()),
+                    static_cast<std::streamsize>(weight.bytes)))
+    return file_->wrong(format_text("at byte {}: {} bytes of '{}' could not be read", weight.offset,
+                                    weight.bytes, weight.name));
+  return static_cast<const std::byte*>(buffer_.get());
+}
+
+}  // namespace headrace::model

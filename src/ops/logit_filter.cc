@@ -1,0 +1,222 @@
+#include "ops/logit_filter.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <numeric>
+
+#include "base/math.h"
+
+namespace headrace {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr std::int32_t kLastToken = std::numeric_limits<std::int32_t>::max();
+
+bool is_before(const Candidate& a, const Candidate& b) {
+  return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
+}
+
+float round_up_to_float(double value) {
+  const float nearest = static_cast<float>(value);
+  return static_cast<double>(nearest) < value ? std::nextafter(nearest, kInfinity) : nearest;
+}
+
+}  // namespace
+
+void LogitFilter::reserve(std::size_t vocab_size) {
+  if (all_tokens_.size() >= vocab_size) return;
+  all_tokens_.resize(vocab_size);
+  std::iota(all_tokens_.begin(), all_tokens_.end(), 0);
+  candidates_.reserve(vocab_size);
+  const auto num_blocks = [&](std::int64_t block) {
+    return static_cast<std::size_t>(ceil_div(static_cast<std::int64_t>(vocab_size), block));
+  };
+  maxima_.resize(num_blocks(cpu::kLogitBlock));
+  selection_.resize(maxima_.size());
+  block_sums_.resize(num_blocks(cpu::kWeightBlock));
+  tokens_.resize(vocab_size);
+  values_.resize(vocab_size);
+  weights_.resize(vocab_size);
+}
+
+bool LogitFilter::begin(std::span<const float> logits) {
+  reserve(logits.size());
+  logits_ = logits;
+  bound_ = {};
+  const auto size = static_cast<std::int64_t>(logits.size());
+  if (!ops_->block_maxima(logits.data(), size, maxima_.data())) return false;
+  const auto num_blocks = ceil_div(size, cpu::kLogitBlock);
+  max_ = *std::max_element(maxima_.begin(), maxima_.begin() + num_blocks);
+  return true;
+}
+
+std::int32_t LogitFilter::argmax() const {
+  const auto block = std::find(maxima_.begin(), maxima_.end(), max_) - maxima_.begin();
+  const auto found = std::find(logits_.begin() + block * cpu::kLogitBlock, logits_.end(), max_);
+  return static_cast<std::int32_t>(found - logits_.begin());
+}
+
+void LogitFilter::raise(LogitBound bound) {
+  const bool is_higher = bound.logit > bound_.logit ||
+                         (bound.logit == bound_.logit && bound.last_token < bound_.last_token);
+  if (is_higher) bound_ = bound;
+}
+
+// candidates_: what is kept and at_least this, by id.
+void LogitFilter::gather(float at_least) {
+  candidates_.clear();
+  const float lowest = std::max(at_least, bound_.logit);
+  const auto size = static_cast<std::int64_t>(logits_.size());
+  for (std::int64_t first = 0; first < size; first += cpu::kLogitBlock) {
+    if (maxima_[static_cast<std::size_t>(first / cpu::kLogitBlock)] < lowest) continue;
+    const std::int64_t last = std::min(first + cpu::kLogitBlock, size);
+    Candidate block[cpu::kLogitBlock];
+    std::size_t count = 0;  // no branch: a flat distribution would mispredict every other one
+    for (std::int64_t i = first; i < last; ++i) {
+      block[count] = {logits_[static_cast<std::size_t>(i)], static_cast<std::int32_t>(i)};
+      const bool is_large = block[count].logit >= at_least;
+      count += is_large & bound_.keeps(block[count].logit, block[count].token) ? 1 : 0;
+    }
+    candidates_.insert(candidates_.end(), block, block + count);
+  }
+}
+
+// candidates_: the count largest come first, in no order, the smallest of them last. False where no
+// more than these are kept: then they are all there.
+bool LogitFilter::gather_largest(std::int64_t count) {
+  const auto num_blocks = ceil_div(static_cast<std::int64_t>(logits_.size()), cpu::kLogitBlock);
+  float at_least = -kInfinity;
+  if (count <= num_blocks) {  // that many blocks have a logit of this or more
+    const auto begin = selection_.begin(), end = begin + num_blocks;
+    std::copy_n(maxima_.begin(), num_blocks, begin);
+    std::nth_element(begin, begin + (count - 1), end, std::greater<>());
+    at_least = begin[count - 1];
+  }
+  gather(at_least);
+  const auto size = static_cast<std::int64_t>(candidates_.size());
+  if (size < count) return false;
+  const auto begin = candidates_.begin();
+  if (size > count) std::nth_element(begin, begin + (count - 1), candidates_.end(), is_before);
+  if (size == count)
+    std::iter_swap(std::max_element(begin, begin + count, is_before), begin + (count - 1));
+  return true;
+}
+
+void LogitFilter::keep_top_k(std::int64_t k, bool with_ties) {
+  if (k == 0 || k >= static_cast<std::int64_t>(logits_.size()) || !gather_largest(k)) return;
+  const Candidate& last = candidates_[static_cast<std::size_t>(k - 1)];
+  raise({last.logit, with_ties ? kLastToken : last.token});
+}
+
+void LogitFilter::keep_min_p(double min_p, double temperature) {
+  if (min_p == 0) return;
+  // exp((logit - max) / temperature) >= min_p
+  const double lowest = static_cast<double>(max_) + temperature * std::log(min_p);
+  raise({round_up_to_float(lowest), kLastToken});
+}
+
+void LogitFilter::keep_top_p(double top_p, double temperature) {
+  if (top_p >= 1) return;
+  const bool is_whole = is_open();
+  if (!is_whole) gather(-kInfinity);
+  const std::size_t num_kept = is_whole ? logits_.size() : candidates_.size();
+  const double total =
+      is_whole ? weigh(logits_.data(), num_kept, temperature) : weigh_candidates(temperature);
+  // Weights below (1 - top_p) * total / num_kept sum to less than (1 - top_p) * total: the others
+  // reach top_p without them. 0.99: room for rounding.
+  const double unneeded = 0.99 * (1 - top_p) * total / static_cast<double>(num_kept);
+  const double lowest = static_cast<double>(max_) + temperature * std::log(unneeded);
+  gather(static_cast<float>(lowest));
+  raise_to_mass(top_p * total, temperature);
+}
+
+// Raises the bound to the candidate with which the sum of weights, in falling order, reaches the
+// goal. Only a slice of them is sorted: slices of equal width in the logit are summed first.
+void LogitFilter::raise_to_mass(double goal, double temperature) {
+  const std::size_t size = candidates_.size();
+  float smallest = max_;
+  for (const Candidate& candidate : candidates_) smallest = std::min(smallest, candidate.logit);
+  const double range = static_cast<double>(max_) - static_cast<double>(smallest);
+  const double scale = range > 0 ? (kNumSlices - 1) / range : 0;
+  const auto slice_of = [&](float logit) {  // not rising in the logit
+    return static_cast<std::size_t>((static_cast<double>(max_) - static_cast<double>(logit)) *
+                                    scale);
+  };
+  weigh_candidates(temperature);
+  slice_sums_.fill(0);
+  for (std::size_t i = 0; i < size; ++i)
+    slice_sums_[slice_of(candidates_[i].logit)] += static_cast<double>(weights_[i]);
+  double reached = 0;
+  std::size_t slice = 0;
+  while (slice < kNumSlices && reached + slice_sums_[slice] < goal) reached += slice_sums_[slice++];
+  if (slice == kNumSlices) return;  // by rounding: all of them
+  std::erase_if(candidates_, [&](const Candidate& c) { return slice_of(c.logit) != slice; });
+  std::sort(candidates_.begin(), candidates_.end(), is_before);
+  weigh_candidates(temperature);
+  std::size_t last = 0;
+  for (; last + 1 < candidates_.size(); ++last) {
+    reached += static_cast<double>(weights_[last]);
+    if (reached >= goal) break;
+  }
+  raise({candidates_[last].logit, candidates_[last].token});
+}
+
+std::span<const Candidate> LogitFilter::largest(std::int64_t count) {
+  count = std::min(count, static_cast<std::int64_t>(logits_.size()));
+  if (count == 0) return {};
+  if (gather_largest(count)) candidates_.resize(static_cast<std::size_t>(count));
+  std::sort(candidates_.begin(), candidates_.end(), is_before);
+  return candidates_;
+}
+
+double LogitFilter::weigh(const float* values, std::size_t n, double temperature) {
+  num_weights_ = n;
+  sum_ = ops_->exp_weights(values, static_cast<std::int64_t>(n), max_,
+                           static_cast<float>(temperature), weights_.data(), block_sums_.data());
+  return sum_;
+}
+
+double LogitFilter::weigh_candidates(double temperature) {
+  for (std::size_t i = 0; i < candidates_.size(); ++i) values_[i] = candidates_[i].logit;
+  return weigh(values_.data(), candidates_.size(), temperature);
+}
+
+Distribution LogitFilter::distribution(double temperature) {
+  if (is_open()) {
+    weigh(logits_.data(), logits_.size(), temperature);
+    return {{all_tokens_.data(), num_weights_}, {weights_.data(), num_weights_}, sum_};
+  }
+  gather(-kInfinity);
+  for (std::size_t i = 0; i < candidates_.size(); ++i) tokens_[i] = candidates_[i].token;
+  weigh_candidates(temperature);
+  return {{tokens_.data(), num_weights_}, {weights_.data(), num_weights_}, sum_};
+}
+
+// The first index whose weights up to it sum to more than u * sum. Sums run over blocks first, so
+// rounding may let the one within a block fall short: then it is the last weight of the block.
+std::size_t LogitFilter::pick(double u) const {
+  const double target = u * sum_;
+  const auto block_size = static_cast<std::size_t>(cpu::kWeightBlock);
+  double before = 0;
+  std::size_t picked = 0;
+  for (std::size_t first = 0; first < num_weights_; first += block_size) {
+    const double block_sum = block_sums_[first / block_size];
+    const std::size_t last = std::min(first + block_size, num_weights_);
+    const bool is_here = before + block_sum > target;
+    if (is_here || last == num_weights_) {
+      double reached = before;
+      for (std::size_t i = first; i < last; ++i) {
+        if (weights_[i] == 0) continue;
+        picked = i;
+        reached += static_cast<double>(weights_[i]);
+        if (reached > target) return picked;
+      }
+      return picked;
+    }
+    before += block_sum;
+  }
+  return picked;
+}
+
+}  // namespace headrace

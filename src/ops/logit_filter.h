@@ -1,0 +1,77 @@
+// The tokens that sampling may still draw, as one bound on (logit, id): every filter of
+// sampling.h only raises it. Nothing is sorted but a few candidates.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "backends/cpu/rows/rows.h"
+#include "ops/sampling.h"
+
+namespace headrace {
+
+struct Candidate {
+  float logit;
+  std::int32_t token;
+};
+
+// Above `logit`, or equal to it with an id up to `last_token`.
+struct LogitBound {
+  float logit = -std::numeric_limits<float>::infinity();
+  std::int32_t last_token = -1;
+  bool keeps(float value, std::int32_t token) const {
+    return (value > logit) | ((value == logit) & (token <= last_token));
+  }
+};
+
+class LogitFilter {
+ public:
+  explicit LogitFilter(const DeviceInfo& device) : ops_(&cpu::row_ops(device)) {}
+
+  // All tokens above -infinity. The logits stay where they are. False: NaN or +infinity among them.
+  bool begin(std::span<const float> logits);
+
+  float max() const { return max_; }
+  std::int32_t argmax() const;  // the lowest id of the largest
+
+  void keep_top_k(std::int64_t k, bool with_ties);
+  void keep_top_p(double top_p, double temperature);
+  void keep_min_p(double min_p, double temperature);
+
+  // The count largest that are kept, falling, ties by id.
+  std::span<const Candidate> largest(std::int64_t count);
+
+  // Weights of what is kept; pick() chooses an index of it by u in [0, 1).
+  Distribution distribution(double temperature);
+  std::size_t pick(double u) const;
+
+ private:
+  static constexpr std::size_t kNumSlices = 1024;
+
+  bool is_open() const { return bound_.last_token < 0; }
+  void reserve(std::size_t vocab_size);
+  void raise(LogitBound bound);
+  void gather(float at_least);
+  bool gather_largest(std::int64_t count);
+  void raise_to_mass(double goal, double temperature);
+  double weigh(const float* values, std::size_t n, double temperature);
+  double weigh_candidates(double temperature);
+
+  const cpu::RowOps* ops_;
+  std::span<const float> logits_;
+  float max_ = 0;
+  LogitBound bound_;
+  std::vector<float> maxima_, selection_;  // of blocks of kLogitBlock logits
+  std::vector<Candidate> candidates_;
+  std::vector<std::int32_t> tokens_, all_tokens_;
+  std::vector<float> values_, weights_;
+  std::vector<double> block_sums_;  // of blocks of kWeightBlock weights
+  std::array<double, kNumSlices> slice_sums_;
+  std::size_t num_weights_ = 0;
+  double sum_ = 0;
+};
+
+}  // namespace headrace

@@ -1,0 +1,223 @@
+#include "ops/sampling.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "ops/logit_filter.h"
+#include "ops/uniform.h"
+
+namespace headrace {
+
+class Sampler::State {
+ public:
+  explicit State(const DeviceInfo& device) : filter_(device) { top_.reserve(kMaxLogprobs); }
+
+  Result<Sample> sample(const SamplingInput& input, const SamplingOptions& options) {
+    if (Status wrong = prepare(input, options)) return *std::move(wrong);
+    Sample result;
+    if (options.temperature == 0) {
+      result.token = filter_.argmax();
+    } else {
+      const Distribution left = filter_.distribution(options.temperature);
+      const double u =
+          uniform_at(options.seed, input.sequence_id, input.position, UniformPurpose::sampling);
+      result.token = left.tokens[filter_.pick(u)];
+    }
+    if (options.num_logprobs) add_logprobs(input, options, result);
+    return result;
+  }
+
+  Result<Distribution> distribution(const SamplingInput& input, const SamplingOptions& options) {
+    if (Status wrong = prepare(input, options)) return *std::move(wrong);
+    if (options.temperature != 0) return filter_.distribution(options.temperature);
+    static constexpr float kOne = 1;
+    greedy_token_ = filter_.argmax();
+    return Distribution{{&greedy_token_, 1}, {&kOne, 1}, 1};
+  }
+
+ private:
+  using Tokens = std::span<const std::int32_t>;
+
+  Status prepare(const SamplingInput& input, const SamplingOptions& options);
+  Status penalise(const SamplingInput& input, const SamplingOptions& options);
+  Status penalise_repetition(Tokens prompt, Tokens output, double penalty);
+  Status penalise_counts(Tokens prompt, Tokens output, const SamplingOptions& options);
+  void apply_filters(const SamplingOptions& options);
+  void add_logprobs(const SamplingInput& input, const SamplingOptions& options, Sample& sample);
+
+  LogitFilter filter_;
+  std::vector<float> changed_;        // [vocab_size] logits after biases and penalties
+  std::span<const float> logits_;     // these, or those of the input
+  std::vector<std::int32_t> counts_;  // [vocab_size] zero between calls
+  std::vector<TokenLogprob> top_;
+  std::int32_t greedy_token_ = 0;
+};
+
+namespace {
+
+bool has_counts(const SamplingOptions& o) {
+  return o.presence_penalty != 0 || o.frequency_penalty != 0;
+}
+
+bool changes_logits(const SamplingOptions& o) {
+  return !o.logit_bias.empty() || o.repetition_penalty != 1 || has_counts(o);
+}
+
+Failure wrong_logits(std::span<const float> logits) {
+  for (std::size_t i = 0; i < logits.size(); ++i)
+    if (!(logits[i] < std::numeric_limits<float>::infinity()))
+      return invalid_argument(
+          "logits[{}]={} (after biases and penalties) must be a number or -infinity: look for NaN "
+          "or infinity in the model's weights and activations",
+          i, logits[i]);
+  return {ErrorCode::internal, "logits: a wrong value was seen and is not there"};
+}
+
+Status check_history(std::span<const std::int32_t> tokens, const char* name,
+                     std::size_t vocab_size) {
+  for (std::size_t i = 0; i < tokens.size(); ++i)
+    if (tokens[i] < 0 || static_cast<std::size_t>(tokens[i]) >= vocab_size)
+      return invalid_argument(
+          "{}[{}]={} of {} considered is no token of a vocabulary of {}: give the history of this "
+          "model",
+          name, i, tokens[i], tokens.size(), vocab_size);
+  return {};
+}
+
+}  // namespace
+
+Status Sampler::State::prepare(const SamplingInput& input, const SamplingOptions& options) {
+  if (input.logits.empty())
+    return invalid_argument("logits is empty: give one logit for every token of the vocabulary");
+  logits_ = input.logits;
+  if (changed_.size() < input.logits.size()) {
+    changed_.resize(input.logits.size());
+    counts_.assign(input.logits.size(), 0);
+  }
+  if (changes_logits(options))
+    if (Status wrong = penalise(input, options)) return wrong;
+  if (!filter_.begin(logits_)) return wrong_logits(logits_);
+  if (std::isinf(filter_.max()))
+    return invalid_argument(
+        "logits: all {} are -infinity, so there is no token to draw: a mask or logit_bias forbids "
+        "every one",
+        logits_.size());
+  if (options.temperature != 0) apply_filters(options);
+  return {};
+}
+
+Status Sampler::State::penalise(const SamplingInput& input, const SamplingOptions& options) {
+  const std::size_t vocab_size = input.logits.size();
+  std::copy(input.logits.begin(), input.logits.end(), changed_.begin());
+  logits_ = {changed_.data(), vocab_size};
+  for (const LogitBias& bias : options.logit_bias) {
+    if (bias.token < 0 || static_cast<std::size_t>(bias.token) >= vocab_size)
+      return invalid_argument("logit_bias of token {}: there are {} logits", bias.token,
+                              vocab_size);
+    changed_[static_cast<std::size_t>(bias.token)] += bias.value;
+  }
+  const auto all = static_cast<std::int64_t>(input.prompt.size() + input.output.size());
+  const auto window =
+      static_cast<std::size_t>(std::min(options.repetition_window.value_or(all), all));
+  const Tokens output = input.output.last(std::min(window, input.output.size()));
+  const Tokens prompt = input.prompt.last(window - output.size());
+  if (options.repetition_penalty != 1)
+    if (Status wrong = penalise_repetition(prompt, output, options.repetition_penalty))
+      return wrong;
+  if (!has_counts(options)) return {};
+  if (options.order == SamplingOrder::llama_cpp) return penalise_counts(prompt, output, options);
+  return penalise_counts({}, input.output, options);
+}
+
+Status Sampler::State::penalise_repetition(Tokens prompt, Tokens output, double penalty) {
+  if (Status wrong = check_history(prompt, "prompt", logits_.size())) return wrong;
+  if (Status wrong = check_history(output, "output", logits_.size())) return wrong;
+  for (const Tokens tokens : {prompt, output}) {
+    for (const std::int32_t token : tokens) {
+      const auto i = static_cast<std::size_t>(token);
+      if (counts_[i]++ > 0) continue;
+      const double logit = changed_[i];
+      changed_[i] = static_cast<float>(logit > 0 ? logit / penalty : logit * penalty);
+    }
+  }
+  for (const Tokens tokens : {prompt, output})
+    for (const std::int32_t token : tokens) counts_[static_cast<std::size_t>(token)] = 0;
+  return {};
+}
+
+Status Sampler::State::penalise_counts(Tokens prompt, Tokens output,
+                                       const SamplingOptions& options) {
+  if (Status wrong = check_history(prompt, "prompt", logits_.size())) return wrong;
+  if (Status wrong = check_history(output, "output", logits_.size())) return wrong;
+  for (const Tokens tokens : {prompt, output})
+    for (const std::int32_t token : tokens) ++counts_[static_cast<std::size_t>(token)];
+  for (const Tokens tokens : {prompt, output}) {
+    for (const std::int32_t token : tokens) {
+      const auto i = static_cast<std::size_t>(token);
+      const double count = std::exchange(counts_[i], 0);
+      if (count == 0) continue;
+      changed_[i] = static_cast<float>(static_cast<double>(changed_[i]) - options.presence_penalty -
+                                       options.frequency_penalty * count);
+    }
+  }
+  return {};
+}
+
+void Sampler::State::apply_filters(const SamplingOptions& o) {
+  switch (o.order) {
+    case SamplingOrder::vllm:
+      filter_.keep_min_p(o.min_p, o.temperature);
+      filter_.keep_top_k(o.top_k, true);
+      return filter_.keep_top_p(o.top_p, o.temperature);
+    case SamplingOrder::transformers:
+      filter_.keep_top_k(o.top_k, true);
+      filter_.keep_top_p(o.top_p, o.temperature);
+      return filter_.keep_min_p(o.min_p, o.temperature);
+    case SamplingOrder::llama_cpp:
+      filter_.keep_top_k(o.top_k, false);
+      filter_.keep_top_p(o.top_p, 1);
+      return filter_.keep_min_p(o.min_p, 1);
+  }
+}
+
+void Sampler::State::add_logprobs(const SamplingInput& input, const SamplingOptions& options,
+                                  Sample& sample) {
+  top_.clear();
+  const bool is_raw = options.logprobs_of == LogprobsOf::raw;
+  const std::span<const float> logits = is_raw ? input.logits : logits_;
+  const auto count = static_cast<std::int64_t>(*options.num_logprobs);
+  if (!is_raw && options.temperature == 0) {
+    if (count > 0) top_.push_back({sample.token, 0.0f});
+    sample.top_logprobs = top_;
+    return;
+  }
+  const double temperature = is_raw ? 1 : options.temperature;
+  if (is_raw) filter_.begin(logits);
+  const double log_sum = std::log(filter_.distribution(temperature).sum);
+  const double max = filter_.max();
+  const auto logprob = [&](float logit) {
+    return static_cast<float>((static_cast<double>(logit) - max) / temperature - log_sum);
+  };
+  sample.logprob = logprob(logits[static_cast<std::size_t>(sample.token)]);
+  for (const Candidate& candidate : filter_.largest(count))
+    top_.push_back({candidate.token, logprob(candidate.logit)});
+  sample.top_logprobs = top_;
+}
+
+Sampler::Sampler(const DeviceInfo& device) : state_(std::make_unique<State>(device)) {}
+Sampler::~Sampler() = default;
+Sampler::Sampler(Sampler&&) noexcept = default;
+Sampler& Sampler::operator=(Sampler&&) noexcept = default;
+
+Result<Sample> Sampler::sample(const SamplingInput& input, const SamplingOptions& options) {
+  return state_->sample(input, options);
+}
+
+Result<Distribution> Sampler::distribution(const SamplingInput& input,
+                                           const SamplingOptions& options) {
+  return state_->distribution(input, options);
+}
+
+}  // namespace headrace

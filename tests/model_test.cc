@@ -1,0 +1,208 @@
+// Models through the door: the shared library, model.h and model.hpp, and a tiny model file.
+#include "headrace/model.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+
+namespace {
+
+using headrace::Error;
+using headrace::Generation;
+using headrace::Model;
+using headrace::Session;
+
+const std::string kFile = std::string(HEADRACE_GOLDEN_DIR) + "/tiny/tiny_llama3_f16.gguf";
+const std::vector<std::int32_t> kPrompt = {89, 271, 200, 103, 38};
+
+template <class Body>
+std::string error_of(Body body, headrace_status code) {
+  try {
+    body();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "no error";
+  return {};
+}
+
+TEST(ModelFile, ShowsMetadataAndTensors) {
+  const headrace::ModelFile file(kFile);
+  EXPECT_EQ(file.format(), "GGUF");
+  bool has_architecture = false;
+  for (std::int64_t i = 0; i < file.num_keys(); ++i)
+    has_architecture |= file.entry(i).key == "general.architecture" &&
+                        file.entry(i).value == "llama" && file.entry(i).kind == "a text";
+  EXPECT_TRUE(has_architecture);
+  ASSERT_GT(file.num_weights(), 0);
+  for (std::int64_t i = 0; i < file.num_weights(); ++i) {
+    EXPECT_FALSE(file.weight(i).shape.empty());
+    EXPECT_GT(file.weight(i).bytes, 0u);
+  }
+  error_of([&] { static_cast<void>(file.weight(-1)); }, HEADRACE_INVALID_ARGUMENT);
+  error_of([&] { static_cast<void>(file.weight(file.num_weights())); }, HEADRACE_INVALID_ARGUMENT);
+}
+
+TEST(Model, SaysWhichFileIsMissing) {
+  const std::string text = error_of([] { Model model("/nowhere/m.gguf"); }, HEADRACE_IO_ERROR);
+  EXPECT_EQ(text, "/nowhere/m.gguf: cannot be opened for reading");
+}
+
+TEST(Model, InfoAndProgress) {
+  std::uint64_t last = 0, all = 0;
+  const Model model(kFile,
+                    {.num_threads = 2, .progress = [&](std::uint64_t done, std::uint64_t total) {
+                       EXPECT_GT(done, last);
+                       last = done;
+                       all = total;
+                     }});
+  EXPECT_EQ(last, all);
+  EXPECT_GT(all, 0u);
+  const headrace_model_info info = model.info();
+  EXPECT_STREQ(info.architecture, "llama");
+  EXPECT_EQ(info.vocab_size, 288);
+  EXPECT_EQ(info.num_threads, 2);
+  EXPECT_GT(info.weight_bytes, info.token_weight_bytes - 1);
+  error_of([] { Model bad(kFile, {.num_threads = -1}); }, HEADRACE_INVALID_ARGUMENT);
+}
+
+TEST(Model, TokensAreTheText) {
+  const Model model(kFile, {.vocab_only = true});
+  const std::string text = "Hello, world! caf\xc3\xa9 \xff\n";
+  EXPECT_EQ(model.detokenize(model.tokenize(text, 0)), text);
+  EXPECT_TRUE(model.tokenize("", 0).empty());
+  const std::vector<std::int32_t> bad = {288};
+  error_of([&] { static_cast<void>(model.detokenize(bad)); }, HEADRACE_INVALID_ARGUMENT);
+  error_of([&] { static_cast<void>(model.tokenize("x", 64)); }, HEADRACE_INVALID_ARGUMENT);
+  error_of([&] { Session session(model); }, HEADRACE_INVALID_ARGUMENT);
+}
+
+TEST(Model, ListsComeWholeOrNotAtAll) {
+  const Model model(kFile, {.vocab_only = true});
+  std::int32_t tokens[2] = {-7, -7};
+  std::size_t count = 0;
+  EXPECT_EQ(headrace_tokenize(model.get(), "xyz", 3, 0, nullptr, 0, &count), HEADRACE_OK);
+  ASSERT_EQ(count, 3u);
+  EXPECT_EQ(headrace_tokenize(model.get(), "xyz", 3, 0, tokens, 2, &count),
+            HEADRACE_INVALID_ARGUMENT);
+  EXPECT_EQ(tokens[0], -7);
+  EXPECT_EQ(headrace_tokenize(model.get(), "xyz", 3, 0, tokens, 2, nullptr),
+            HEADRACE_INVALID_ARGUMENT);
+  EXPECT_EQ(headrace_tokenize(nullptr, "xyz", 3, 0, tokens, 2, &count), HEADRACE_INVALID_ARGUMENT);
+  EXPECT_EQ(headrace_tokenize(model.get(), nullptr, 3, 0, tokens, 2, &count),
+            HEADRACE_INVALID_ARGUMENT);
+}
+
+TEST(Model, TemplatesAreKnownByNameOrRefusedWithTheWayOut) {
+  const Model model(kFile, {.vocab_only = true});
+  EXPECT_STREQ(model.info().chat_template, "chatml");
+  EXPECT_EQ(model.chat_tokens({{"user", "Hi"}}), model.chat_tokens({{"user", "Hi"}}, "chatml"));
+  const std::string text = error_of(
+      [&] {
+        static_cast<void>(model.chat_tokens({{"user", "Hi"}}, "nonsense"));
+      },
+      HEADRACE_INVALID_ARGUMENT);
+  EXPECT_NE(text.find("chatml"), std::string::npos) << text;
+  EXPECT_NE(model.chat_tokens({{"user", "Hi"}}, "llama2"), model.chat_tokens({{"user", "Hi"}}));
+  error_of(
+      [&] {
+        static_cast<void>(model.chat_tokens({{"judge", "Hi"}}));
+      },
+      HEADRACE_INVALID_ARGUMENT);
+}
+
+// generate() is sample and append, again and again.
+TEST(Session, GeneratesWhatSamplingGives) {
+  const Model model(kFile);
+  for (const double temperature : {0.0, 0.8}) {
+    const headrace::SamplingOptions sampling{.temperature = temperature, .seed = 5};
+    Session one(model), other(model);
+    one.append(kPrompt);
+    std::vector<std::int32_t> drawn;
+    for (int i = 0; i < 20; ++i) {
+      std::vector<headrace_token_logprob> top(3);
+      const auto token = one.sample(sampling, static_cast<std::int64_t>(kPrompt.size()), top);
+      EXPECT_LE(token.logprob, 0);
+      EXPECT_GE(top[0].logprob, top[1].logprob);
+      EXPECT_TRUE(temperature > 0 || top[0].token == token.token);
+      drawn.push_back(token.token);
+      one.append({&token.token, 1});
+    }
+    other.append(kPrompt);
+    std::string text;
+    const Generation result =
+        other.generate({.sampling = sampling, .max_new_tokens = 20, .ignore_end = true},
+                       [&](std::string_view piece) {
+                         text += piece;
+                         return true;
+                       });
+    EXPECT_EQ(result.num_tokens, 20);
+    EXPECT_EQ(result.finish, HEADRACE_FINISH_LENGTH);
+    std::string wanted;
+    for (const std::int32_t& token : drawn)
+      if (model.info().eos_token != token) wanted += model.detokenize({&token, 1});
+    EXPECT_EQ(text, wanted);
+    EXPECT_EQ(other.length(), static_cast<std::int64_t>(kPrompt.size()) + 19);
+  }
+}
+
+TEST(Session, TextEndsWhereItIsTold) {
+  const Model model(kFile);
+  Session session(model, {.max_tokens = 16});
+  session.append(kPrompt);
+  const auto all = [](std::string_view) { return true; };
+  EXPECT_EQ(session.generate({.ignore_end = true}, all).finish, HEADRACE_FINISH_LENGTH);
+  EXPECT_EQ(session.length(), 16);
+  session.truncate(0);
+  session.append(kPrompt);
+  const Generation cancelled =
+      session.generate({.ignore_end = true}, [](std::string_view) { return false; });
+  EXPECT_EQ(cancelled.finish, HEADRACE_FINISH_CANCELLED);
+  EXPECT_EQ(cancelled.num_tokens, 1);
+  // Whatever comes first is the stop string.
+  session.truncate(0);
+  session.append(kPrompt);
+  const std::int32_t next = session.sample({}, 0).token;
+  const std::string stop = model.detokenize({&next, 1});
+  std::string text;
+  const Generation stopped =
+      session.generate({.stop = {stop}, .ignore_end = true}, [&](std::string_view piece) {
+        text += piece;
+        return true;
+      });
+  EXPECT_EQ(stopped.finish, HEADRACE_FINISH_STOP);
+  EXPECT_EQ(text, "");
+}
+
+TEST(Session, WhatACallbackThrowsComesOut) {
+  const Model model(kFile);
+  Session session(model);
+  session.append(kPrompt);
+  EXPECT_THROW(session.generate({.ignore_end = true},
+                                [](std::string_view) -> bool { throw std::runtime_error("x"); }),
+               std::runtime_error);
+}
+
+TEST(Session, BadOptionsAreRefused) {
+  const Model model(kFile);
+  error_of([&] { Session session(model, {.max_tokens = 1 << 30}); }, HEADRACE_INVALID_ARGUMENT);
+  error_of([&] { Session session(model, {.cache_dtype = headrace::DType::f64}); },
+           HEADRACE_INVALID_ARGUMENT);
+  Session session(model);
+  const auto all = [](std::string_view) { return true; };
+  error_of([&] { session.generate({}, all); }, HEADRACE_INVALID_ARGUMENT);  // no logits yet
+  session.append(kPrompt);
+  error_of([&] { session.generate({.sampling = {.temperature = -1}}, all); },
+           HEADRACE_INVALID_ARGUMENT);
+  error_of([&] { session.generate({.stop = {""}}, all); }, HEADRACE_INVALID_ARGUMENT);
+  error_of([&] { session.sample({}, 99); }, HEADRACE_INVALID_ARGUMENT);
+  EXPECT_EQ(headrace_session_append(nullptr, nullptr, 0, nullptr), HEADRACE_INVALID_ARGUMENT);
+  EXPECT_EQ(headrace_session_logits(nullptr), nullptr);
+  headrace_session_destroy(nullptr);
+  headrace_model_destroy(nullptr);
+  headrace_model_file_close(nullptr);
+}
+
+}  // namespace

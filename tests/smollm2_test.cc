@@ -1,0 +1,141 @@
+// SmolLM2-135M-Instruct (Q4_1) through the door, beside what transformers computed in float32 from
+// the same weights (tests/golden/README.md). HEADRACE_TEST_MODEL is the file; without it these
+// tests are skipped.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "headrace/model.hpp"
+
+namespace {
+
+using headrace::Model;
+using headrace::Session;
+using Tokens = std::vector<std::int32_t>;
+
+const std::string kFolder = std::string(HEADRACE_GOLDEN_DIR) + "/";
+
+std::string text_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+nlohmann::json json_of(const std::string& name) {
+  return nlohmann::json::parse(text_of(kFolder + name));
+}
+
+class SmolLm2 : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const char* path = std::getenv("HEADRACE_TEST_MODEL");
+    if (path == nullptr || *path == '\0') GTEST_SKIP() << "HEADRACE_TEST_MODEL is not set";
+    path_ = path;
+  }
+  std::string path_;
+};
+
+Tokens greedy(const Model& model, const Tokens& prompt, std::size_t count, headrace::DType cache) {
+  Session session(model, {.max_tokens = 256, .cache_dtype = cache});
+  session.append(prompt);
+  Tokens answer;
+  while (answer.size() < count) {
+    answer.push_back(session.sample({}, 0).token);
+    session.append({&answer.back(), 1});
+  }
+  return answer;
+}
+
+TEST_F(SmolLm2, PromptsAreTheTokensThatItWasTrainedToSee) {
+  const Model model(path_, {.vocab_only = true});
+  const auto golden = json_of("smollm2_greedy.json");
+  for (const auto& answer : golden.at("answers")) {
+    const Tokens tokens = answer.at("prompt_tokens");
+    EXPECT_EQ(model.chat_tokens({{"user", answer.at("prompt")}}), tokens);
+    EXPECT_EQ(model.detokenize(tokens), answer.at("text").get<std::string>());
+    EXPECT_EQ(model.detokenize(Tokens(answer.at("tokens"))), answer.at("answer"));
+  }
+  EXPECT_EQ(model.tokenize("The capital of France is"), (Tokens{504, 3575, 282, 4649, 314}));
+  EXPECT_EQ(model.tokenize(text_of(kFolder + "text/alice.txt")),
+            Tokens(json_of("smollm2_logits.json").at("tokens")));
+}
+
+TEST_F(SmolLm2, ExactAnswersAreThoseOfTransformers) {
+  const Model model(path_, {.exact = true});
+  const auto golden = json_of("smollm2_greedy.json");
+  for (std::size_t i = 0; i < 5; ++i) {
+    const auto& answer = golden.at("answers").at(i);
+    const Tokens tokens = answer.at("tokens");
+    EXPECT_EQ(greedy(model, answer.at("prompt_tokens"), tokens.size(), headrace::DType::f32),
+              tokens)
+        << answer.at("prompt");
+  }
+}
+
+// Where the two best tokens are never closer than 0.3: 8 bits of activations move logits by less at
+// the top (measured: no answer of these left).
+TEST_F(SmolLm2, NormalAnswersAreTheSameWhereNothingIsNear) {
+  const Model model(path_);
+  const auto golden = json_of("smollm2_greedy.json");
+  int num_compared = 0;
+  for (const auto& answer : golden.at("answers")) {
+    const std::vector<double> gaps = answer.at("gaps");
+    if (*std::min_element(gaps.begin(), gaps.end()) < 0.3) continue;
+    ++num_compared;
+    const Tokens tokens = answer.at("tokens");
+    EXPECT_EQ(greedy(model, answer.at("prompt_tokens"), tokens.size(), headrace::DType::f16),
+              tokens)
+        << answer.at("prompt");
+  }
+  EXPECT_GE(num_compared, 8);
+}
+
+// Log-probabilities of the tokens that follow, over the first window of the text.
+struct Distance {
+  double largest = 0, perplexity = 0, golden_perplexity = 0;
+};
+Distance distance_of(const Model& model, headrace::DType cache) {
+  const auto golden = json_of("smollm2_logits.json");
+  const Tokens tokens = golden.at("tokens");
+  const auto window = golden.at("window").get<std::size_t>();
+  const auto vocab_size = golden.at("vocab_size").get<std::size_t>();
+  const std::vector<double> wanted = golden.at("next_logprobs");
+  std::vector<float> logits(window * vocab_size);
+  Session session(model, {.max_tokens = 512, .cache_dtype = cache});
+  session.append(std::span(tokens).first(window), logits.data());
+  Distance distance;
+  double sum = 0, golden_sum = 0;
+  for (std::size_t i = 0; i + 1 < window; ++i) {
+    const float* row = logits.data() + i * vocab_size;
+    const double most = *std::max_element(row, row + vocab_size);
+    double total = 0;
+    for (std::size_t k = 0; k < vocab_size; ++k)
+      total += std::exp(static_cast<double>(row[k]) - most);
+    const double logprob =
+        static_cast<double>(row[static_cast<std::size_t>(tokens[i + 1])]) - most - std::log(total);
+    distance.largest = std::max(distance.largest, std::abs(logprob - wanted[i]));
+    sum += logprob;
+    golden_sum += wanted[i];
+  }
+  distance.perplexity = std::exp(-sum / static_cast<double>(window - 1));
+  distance.golden_perplexity = std::exp(-golden_sum / static_cast<double>(window - 1));
+  return distance;
+}
+
+TEST_F(SmolLm2, ExactLogprobsAreThoseOfTransformers) {
+  const Distance distance = distance_of(Model(path_, {.exact = true}), headrace::DType::f32);
+  EXPECT_LE(distance.largest, 2e-4);  // of up to 20; measured: 3.2e-5
+  EXPECT_NEAR(distance.perplexity / distance.golden_perplexity, 1, 1e-5);
+}
+
+TEST_F(SmolLm2, NormalPerplexityIsWithinHalfAPercent) {
+  const Distance distance = distance_of(Model(path_), headrace::DType::f16);
+  EXPECT_NEAR(distance.perplexity / distance.golden_perplexity, 1, 0.005);
+  EXPECT_GT(distance.largest, 1e-4) << "as near as exact mode: was anything quantised?";
+}
+
+}  // namespace
