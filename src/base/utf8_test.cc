@@ -26,7 +26,7 @@ TEST(Utf8, EveryCodePointIsOneCharacterAndEveryProperPrefixIsUnfinished) {
     ASSERT_EQ(utf8_unfinished_tail(text), 0u) << c;
     for (std::size_t n = 1; n < text.size(); ++n) {
       const std::size_t unfinished = surrogate && n == 2 ? 0 : n;
-      ASSERT_EQ(utf8_unfinished_tail("a" + text.substr(0, n)), unfinished) << c;
+      ASSERT_EQ(utf8_unfinished_tail(std::string("a").append(text, 0, n)), unfinished) << c;
       ASSERT_EQ(utf8_first_char(text.substr(0, n)), 0u) << c;
     }
   }
