@@ -27,7 +27,8 @@ const char* remedy_of(cudaError_t error) {
     case cudaErrorNoDevice:
       return "; this machine shows no CUDA device (see nvidia-smi and CUDA_VISIBLE_DEVICES)";
     case cudaErrorInsufficientDriver:
-      return "; install a driver for CUDA 13 or newer, or pass tensors in CPU memory";
+      return "; the driver is absent or older than CUDA 13: install one, or pass tensors in CPU "
+             "memory";
     case cudaErrorNoKernelImageForDevice:
     case cudaErrorUnsupportedPtxVersion:
       return "; this build has no code for the device: build with its architecture in "

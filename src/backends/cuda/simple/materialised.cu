@@ -8,6 +8,8 @@ namespace headrace::cuda::simple {
 namespace {
 
 constexpr int kTile = 16;  // of a product, one element a thread
+// Sums are kept in parts of some dozen terms: a plain sum of 10^4 rounds too often.
+constexpr std::int64_t kParts = 64;
 
 struct Place {  // of a CTA: which (batch entry, head)
   std::int64_t batch_idx, head, kv_head, matrix;
@@ -61,8 +63,12 @@ __global__ void normalise(const __grid_constant__ Problem p,
   for (int step = 16; step > 0; step /= 2)
     top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
   const bool is_empty = top == -HUGE_VALF;
-  for (std::int64_t j = lane; j < p.seqlen_k; j += 32)
-    sum += row[j] = is_empty ? 0.f : expf(row[j] - top);
+  for (std::int64_t first = lane; first < p.seqlen_k; first += 32 * kParts) {
+    float part = 0;
+    for (std::int64_t j = first; j < min(first + 32 * kParts, p.seqlen_k); j += 32)
+      part += row[j] = is_empty ? 0.f : expf(row[j] - top);
+    sum += part;
+  }
   for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
   for (std::int64_t j = lane; j < p.seqlen_k && !is_empty; j += 32) row[j] /= sum;
   if (lane != 0 || args.lse.data == nullptr) return;
@@ -81,7 +87,7 @@ __global__ void multiply_p_v(const __grid_constant__ Problem p,
   const int x = static_cast<int>(threadIdx.x), y = static_cast<int>(threadIdx.y);
   const std::int64_t i = std::int64_t{kTile} * blockIdx.y + y;
   const std::int64_t d = std::int64_t{kTile} * blockIdx.x + x;
-  float sum = 0;
+  float sum = 0, part = 0;
   for (std::int64_t j = 0; j < p.seqlen_k; j += kTile) {
     p_tile[y][x] = i < p.seqlen_q && j + x < p.seqlen_k
                        ? probs[(at.matrix * p.seqlen_q + i) * p.seqlen_k + j + x]
@@ -91,11 +97,13 @@ __global__ void multiply_p_v(const __grid_constant__ Problem p,
                        ? load_real(static_cast<const T*>(args.v.data), from_v + d)
                        : 0.f;
     __syncthreads();
-    float tile_sum = 0;  // a plain sum of 10^4 keys rounds too often
-    for (int c = 0; c < kTile; ++c) tile_sum += p_tile[y][c] * v_tile[c][x];
-    sum += tile_sum;
+    for (int c = 0; c < kTile; ++c) part += p_tile[y][c] * v_tile[c][x];
     __syncthreads();
+    if (j / kTile % (kParts / kTile) != kParts / kTile - 1) continue;
+    sum += part;
+    part = 0;
   }
+  sum += part;
   if (i < p.seqlen_q && d < p.head_dim_v)
     store_real(static_cast<T*>(args.out.data), row_offset(args.out, at.batch_idx, i, at.head) + d,
                sum);
