@@ -133,7 +133,21 @@ AttentionData::AttentionData(const AttentionShape& shape, Layout layout) {
               .max_seqlen_k = p.is_ragged ? p.seqlen_k : 0};
 }
 
+void AttentionData::move_to(Gpu& gpu, int device_id) {
+  gpu_ = &gpu;
+  AttentionTensors& t = tensors_;
+  for (TensorView* x : {&t.q, &t.k, &t.v, &t.out, &t.lse, &t.cu_seqlens_q, &t.cu_seqlens_k, &t.bias,
+                        &t.mask, &t.alibi_slopes, &t.sinks}) {
+    if (!x->is_given()) continue;
+    x->data = gpu.copy_of(x->data, bytes_of(*x));  // each lies at the begin of a block of its own
+    x->device_type = HEADRACE_CUDA;
+    x->device_id = device_id;
+  }
+  buffers_.clear();
+}
+
 Workspace AttentionData::workspace(std::size_t bytes) {
+  if (gpu_ != nullptr) return {.data = bytes > 0 ? gpu_->allocate(bytes) : nullptr, .bytes = bytes};
   return {.data = bytes > 0 ? allocate(bytes) : nullptr, .bytes = bytes};
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention_shape.h"
+#include "gpu.h"
 #include "headrace/headrace.hpp"
 
 namespace headrace::cli {
@@ -22,6 +23,8 @@ class AttentionData {
   const AttentionTensors& tensors() const { return tensors_; }
   const AttentionOptions& options() const { return options_; }
   Workspace workspace(std::size_t bytes);
+  // Copies everything to a GPU; the workspace comes from there, too, from then on.
+  void move_to(Gpu& gpu, int device_id);
 
  private:
   struct Free {
@@ -35,6 +38,7 @@ class AttentionData {
 
   std::vector<std::unique_ptr<std::byte, Free>> buffers_;
   AttentionTensors tensors_;
+  Gpu* gpu_ = nullptr;
   AttentionOptions options_;
   std::uint64_t random_state_ = 0x9E3779B97F4A7C15u;
 };

@@ -9,6 +9,7 @@
 #include "attention_data.h"
 #include "attention_shape.h"
 #include "command.h"
+#include "gpu.h"
 #include "headrace/headrace.hpp"
 #include "machine.h"
 #include "probes/probes.h"
@@ -25,6 +26,7 @@ struct BenchOptions {
   bool is_grid = true;  // no sizes were given
   Layout layout = Layout::bshd;
   int num_threads = 0;  // 0: as the library finds them
+  std::string device = "cpu";
   int reps = 5;
   double min_time = 0.2;
   bool is_cold = false;
@@ -96,15 +98,41 @@ Times times_of(std::vector<double> seconds) {
   return {median, seconds.front(), seconds.back(), static_cast<std::int64_t>(seconds.size())};
 }
 
+// Where calls run, with what evicts its caches where that was asked for.
+struct Machine {
+  DeviceInfo device;
+  std::optional<Gpu> gpu;
+  std::unique_ptr<probes::StreamBuffer> evictor;
+};
+
+Machine machine_of(const BenchOptions& options) {
+  Machine machine{.device = device_from_text(options.device.c_str()), .gpu = {}, .evictor = {}};
+  DeviceInfo& device = machine.device;
+  if (device.device_type == HEADRACE_CUDA) {
+    machine.gpu.emplace(device.device_id);
+    return machine;
+  }
+  if (options.num_threads > 0) device.num_units = options.num_threads;
+  if (!options.is_cold) return machine;
+  const std::size_t bytes = 2 * probes::last_level_cache_bytes();
+  machine.evictor = std::make_unique<probes::StreamBuffer>(
+      device.num_units, bytes / static_cast<std::size_t>(device.num_units));
+  return machine;
+}
+
 // At least `reps` calls and `min_time` seconds (of everything: evictions count), each call timed.
 Times time_calls(const Plan& plan, AttentionData& data, const BenchOptions& options,
-                 probes::StreamBuffer* evictor) {
+                 Machine& machine) {
   constexpr std::size_t kMostCalls = 100000;
   const Workspace workspace = data.workspace(plan.workspace_bytes());
+  const auto run = [&](void* stream) {
+    plan.run(data.tensors(), workspace, data.options(), stream);
+  };
   const auto call = [&] {
-    if (evictor != nullptr) evictor->read();
+    if (machine.gpu) return machine.gpu->time(run, options.is_cold);
+    if (machine.evictor) machine.evictor->read();
     const auto begin = Clock::now();
-    plan.run(data.tensors(), workspace, data.options());
+    run(nullptr);
     return std::chrono::duration<double>(Clock::now() - begin).count();
   };
   call();  // first touch of the workspace and the outputs, threads started
@@ -195,15 +223,17 @@ std::string ceilings_text(const Ceilings& ceilings) {
 
 void add_notes(const BenchOptions& options, const DeviceInfo& device, const Ceilings& ceilings,
                Report& report) {
+  const bool is_cuda = device.device_type == HEADRACE_CUDA;
   report.notes = {
       {"benchmark", std::string("attention")},
       {"command", options.command_line},
       {"date", date_text()},
       {"machine", std::string(device.name)},
-      {"instruction_sets", isa_text(device.cpu_isa)},
+      {is_cuda ? "architecture" : "instruction_sets",
+       is_cuda ? "sm" + std::to_string(device.sm) : isa_text(device.cpu_isa)},
       {"operating_system", operating_system_text()},
       {"build", std::string(build_info())},
-      {"threads", std::int64_t{device.num_units}},
+      {is_cuda ? "multiprocessors" : "threads", std::int64_t{device.num_units}},
       {"caches", std::string(options.is_cold ? "cold: evicted before each call" : "warm")},
       {"layout", std::string(options.layout == Layout::bhsd ? "bhsd" : "bshd")}};
   if (options.skips_ceilings) return;
@@ -225,20 +255,19 @@ struct Measured {
 };
 
 // One call that no kernel takes must not cost the measurements of the others: a note, no result.
-std::vector<Measured> measure(const std::vector<AttentionShape>& shapes, const DeviceInfo& device,
+std::vector<Measured> measure(const std::vector<AttentionShape>& shapes, Machine& machine,
                               const BenchOptions& options) {
-  std::optional<probes::StreamBuffer> evictor;
-  if (options.is_cold) {
-    const std::size_t bytes = 2 * probes::last_level_cache_bytes();
-    evictor.emplace(device.num_units, bytes / static_cast<std::size_t>(device.num_units));
-  }
   std::vector<Measured> results;
   for (std::size_t i = 0; i < shapes.size(); ++i) {
     show_line('[' + std::to_string(i + 1) + '/' + std::to_string(shapes.size()) + ']');
     try {
-      Plan plan = plan_attention(shapes[i].problem, device);
+      Plan plan = plan_attention(shapes[i].problem, machine.device);
       AttentionData data(shapes[i], options.layout);
-      const Times times = time_calls(plan, data, options, evictor ? &*evictor : nullptr);
+      if (machine.gpu) {
+        machine.gpu->release();
+        data.move_to(*machine.gpu, machine.device.device_id);
+      }
+      const Times times = time_calls(plan, data, options, machine);
       results.push_back({shapes[i], std::move(plan), times});
     } catch (const Error& error) {
       if (error.code() != HEADRACE_UNSUPPORTED) throw;
@@ -249,13 +278,15 @@ std::vector<Measured> measure(const std::vector<AttentionShape>& shapes, const D
   return results;
 }
 
-int run_bench(const BenchOptions& options) {
-  DeviceInfo device = cpu_info();
-  if (options.num_threads > 0) device.num_units = options.num_threads;
+int run_bench(const BenchOptions& asked) {
+  BenchOptions options = asked;
+  Machine machine = machine_of(options);
+  const DeviceInfo& device = machine.device;
+  options.skips_ceilings = options.skips_ceilings || machine.gpu;  // none are known of a GPU yet
   const auto shapes = shapes_to_run(options);
   Ceilings ceilings;
   if (!options.skips_ceilings) raise_ceilings(device.num_units, ceilings);
-  const auto results = measure(shapes, device, options);
+  const auto results = measure(shapes, machine, options);
   if (!options.skips_ceilings) raise_ceilings(device.num_units, ceilings);
   show_line("");
   Report report;
@@ -284,6 +315,9 @@ void add_bench_attention(CLI::App& bench, Action& action, const std::string& com
          "order of batch, seqlen, heads, dim in memory")
       ->check(CLI::IsMember({"bshd", "bhsd"}))
       ->option_text("bshd|bhsd [bshd]")
+      ->group(kGroup);
+  app->add_option("--device", options->device, "where: cpu, or cuda or cuda:NUMBER")
+      ->option_text("DEVICE [cpu]")
       ->group(kGroup);
   app->add_option("--threads", options->num_threads, "threads of a call (default: all allowed)")
       ->check(CLI::Range(1, 1024))

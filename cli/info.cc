@@ -14,6 +14,24 @@ namespace {
 constexpr const char* kVariables[] = {"HEADRACE_CPU_ISA", "HEADRACE_NUM_THREADS",
                                       "HEADRACE_KERNEL"};
 
+std::string gpu_text(const DeviceInfo& gpu) {
+  return std::string(gpu.name) + ", sm" + std::to_string(gpu.sm) + ", " +
+         std::to_string(gpu.num_units) + " multiprocessors, L2 " + bytes_text(gpu.l2_bytes) + ", " +
+         bytes_text(gpu.smem_bytes) + " of shared memory a CTA";
+}
+
+// One row a GPU, or why there is none.
+template <class Add>
+void add_gpus(Add add) {
+  std::int32_t count = 0;
+  if (headrace_num_cuda_devices(&count) != HEADRACE_OK) {
+    add("cuda", std::string(headrace_last_error()));
+    return;
+  }
+  if (count == 0) add("cuda", std::string("no device"));
+  for (std::int32_t i = 0; i < count; ++i) add("cuda:" + std::to_string(i), gpu_text(cuda_info(i)));
+}
+
 int run_info(Format format) {
   const DeviceInfo device = cpu_info();
   Table table{.key = "info", .columns = {{"name", "name"}, {"value", "value"}}, .rows = {}};
@@ -30,6 +48,7 @@ int run_info(Format format) {
   add("last level cache", bytes_text(static_cast<std::int64_t>(probes::last_level_cache_bytes())));
   add("memory", bytes_text(memory_bytes()));
   add("operating system", operating_system_text());
+  add_gpus(add);
   for (const char* name : kVariables) {
     const char* value = std::getenv(name);
     add(name, value == nullptr ? Cell(std::string("(unset)")) : Cell(std::string(value)));

@@ -60,7 +60,7 @@ TEST(Program, HelpAndVersionExitWith0) {
 
 TEST(Program, FailuresExitWith1) {
   EXPECT_EQ(run("info > /dev/full").exit_code, 1);
-  EXPECT_EQ(run("explain attention --device sm90:132").exit_code, 1);
+  EXPECT_EQ(run("explain attention --device sm70:80").exit_code, 1);
 }
 
 TEST(Program, ErrorsGoToStderr) {

@@ -52,13 +52,13 @@ TEST(Skin, ThrowsErrorsWithCodeAndText) {
     EXPECT_NE(std::string(error.what()).find("out overlaps q"), std::string::npos);
   }
   EXPECT_THROW(device_from_text("toaster"), Error);
-  EXPECT_THROW(plan_attention(Problem(), device_from_text("sm90:132")), Error);
+  EXPECT_THROW(plan_attention(Problem(), device_from_text("sm70:80")), Error);
 }
 
 TEST(Skin, Supports) {
   Problem problem;
   EXPECT_TRUE(supports(problem, cpu_info()));
-  EXPECT_FALSE(supports(problem, device_from_text("sm90:132")));
+  EXPECT_FALSE(supports(problem, device_from_text("sm70:80")));
   problem.causal = 9;
   EXPECT_THROW(supports(problem, cpu_info()), Error);
   EXPECT_STREQ(version(), "0.1.0");

@@ -108,18 +108,24 @@ typedef struct headrace_device_info {
   size_t struct_size;
   int32_t device_type; /* headrace_device_type */
   int32_t device_id;
-  int32_t sm;        /* CUDA: compute capability * 10, for example 90; CPU: 0 */
-  int32_t num_units; /* CUDA: multiprocessors; CPU: threads that a call may use */
-  uint32_t cpu_isa;  /* CPU: headrace_cpu_isa bits */
-  uint32_t reserved;
-  int64_t l2_bytes; /* CPU: of one core; CUDA: of the device */
+  int32_t sm;          /* CUDA: compute capability * 10, for example 90; CPU: 0 */
+  int32_t num_units;   /* CUDA: multiprocessors; CPU: threads that a call may use */
+  uint32_t cpu_isa;    /* CPU: headrace_cpu_isa bits */
+  uint32_t smem_bytes; /* CUDA: shared memory that a CTA may use; CPU: 0 */
+  int64_t l2_bytes;    /* CPU: of one core; CUDA: of the device */
   char name[96];
 } headrace_device_info;
 
 /* The CPU of this process: instruction sets, threads by affinity; honours HEADRACE_CPU_ISA and
  * HEADRACE_NUM_THREADS. */
 HEADRACE_API headrace_status headrace_cpu_info(headrace_device_info* device);
-/* Parses "cpu", "cpu:avx2", "cpu:avx512:16", "sm90:132" into a device description. */
+/* CUDA devices that this process sees; 0 where there is none. Fails where the build or the driver
+ * has no CUDA. */
+HEADRACE_API headrace_status headrace_num_cuda_devices(int32_t* num_devices);
+/* One of them, by its number from 0. */
+HEADRACE_API headrace_status headrace_cuda_info(int32_t device_id, headrace_device_info* device);
+/* Parses "cpu", "cpu:avx2", "cpu:avx512:16", "cuda", "cuda:1" (both of this process), "sm90:132"
+ * (any GPU) into a device description. */
 HEADRACE_API headrace_status headrace_device_from_text(const char* text,
                                                        headrace_device_info* device);
 
@@ -227,7 +233,8 @@ HEADRACE_API const char* headrace_plan_explain(const headrace_plan* plan);
  * the dropout seed and offset (NULL: zeros); the workspace has at least
  * headrace_plan_workspace_bytes() bytes (any alignment; NULL when that is 0) on the plan's device.
  * No allocation, no synchronisation with the device. On CPU `stream` is NULL and the result is
- * there on return. */
+ * there on return. On CUDA the work is enqueued on `stream`, a cudaStream_t of the plan's device
+ * (NULL: the default stream), and the caller's current device stays current. */
 HEADRACE_API headrace_status headrace_plan_run(const headrace_plan* plan,
                                                const headrace_attention_tensors* tensors,
                                                const headrace_attention_options* options,
@@ -243,8 +250,8 @@ HEADRACE_API headrace_status headrace_attention_forward(const headrace_attention
                                                         const headrace_attention_options* options,
                                                         void* workspace, size_t workspace_bytes,
                                                         void* stream);
-/* Reads and clears the sticky error that kernels set when lengths on the device were out of bounds.
- */
+/* Waits for `stream`, then reads and clears the sticky error that kernels set when lengths on the
+ * device were out of bounds. Such lengths are clamped to the buffer. */
 HEADRACE_API headrace_status headrace_check(int32_t device_type, int32_t device_id, void* stream);
 
 /* ---- the support matrix

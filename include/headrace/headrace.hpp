@@ -157,7 +157,22 @@ inline DeviceInfo cpu_info() {
   return device;
 }
 
-// "cpu", "cpu:avx2", "cpu:avx512:16", "sm90:132". Throws Error(HEADRACE_INVALID_ARGUMENT).
+// How many CUDA devices this process sees. Throws Error where the build or the driver has no CUDA.
+inline int num_cuda_devices() {
+  std::int32_t count = 0;
+  check(headrace_num_cuda_devices(&count));
+  return count;
+}
+
+// A CUDA device by its number, from 0. Throws Error where there is no such device.
+inline DeviceInfo cuda_info(int device_id = 0) {
+  DeviceInfo device{};
+  check(headrace_cuda_info(device_id, &device));
+  return device;
+}
+
+// "cpu", "cpu:avx2", "cpu:avx512:16", "cuda", "cuda:1", "sm90:132". Throws
+// Error(HEADRACE_INVALID_ARGUMENT).
 inline DeviceInfo device_from_text(const char* text) {
   DeviceInfo device{};
   check(headrace_device_from_text(text, &device));

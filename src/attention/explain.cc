@@ -43,8 +43,11 @@ std::string schedule_text(const Schedule& s) {
     text += format_text("up to {} splits of {} keys, ", s.max_splits, s.split_keys);
   else
     text += "1 split, ";
-  text += format_text("{} thread{}, workspace {}\n", s.num_threads, s.num_threads == 1 ? "" : "s",
-                      bytes_text(s.workspace_bytes));
+  if (s.num_ctas > 0)
+    text += format_text("{} CTAs, workspace {}\n", s.num_ctas, bytes_text(s.workspace_bytes));
+  else
+    text += format_text("{} thread{}, workspace {}\n", s.num_threads, s.num_threads == 1 ? "" : "s",
+                        bytes_text(s.workspace_bytes));
   if (!s.note.empty()) text += format_text("          {}\n", s.note);
   return text;
 }

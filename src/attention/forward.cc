@@ -1,6 +1,7 @@
 #include "attention/forward.h"
 
 #include "attention/validate.h"
+#include "backends/cuda/backend.h"
 #include "core/device.h"
 
 namespace headrace {
@@ -25,6 +26,17 @@ Status check_machine(const Plan& plan) {
       device_text(plan.device), cpu_isa_name(detected_cpu_isa()));
 }
 
+// checked: lengths that live on the device are read and validated before anything is launched.
+Status check_device_lengths(const Plan& plan, const AttentionArgs& args, Stream stream) {
+  if (!plan.problem.checked || !plan.problem.is_ragged) return std::nullopt;
+  Result<cuda::HostLengths> host = cuda::read_lengths(plan, args, stream);
+  if (!host.ok()) return std::move(host.failure());
+  AttentionArgs on_host = args;
+  on_host.ragged = {.cu_seqlens_q = host.value().cu_seqlens_q.data(),
+                    .cu_seqlens_k = host.value().cu_seqlens_k.data()};
+  return validate_lengths(plan.problem, on_host);
+}
+
 bool has_nothing_to_write(const Problem& p) {
   return p.num_heads == 0 || p.batch == 0 || (p.is_ragged ? p.total_q : p.seqlen_q) == 0;
 }
@@ -38,8 +50,11 @@ Status run(const Plan& plan, const AttentionArgs& args, Workspace workspace, Str
       return invalid_argument("stream={}: must be NULL on CPU; pass NULL", stream);
     if (auto bad = check_machine(plan)) return bad;
     if (auto bad = validate_lengths(plan.problem, args)) return bad;
+  } else if (auto bad = check_device_lengths(plan, args, stream)) {
+    return bad;
   }
   if (has_nothing_to_write(plan.problem)) return std::nullopt;
+  if (plan.device.device_type == HEADRACE_CUDA) return cuda::run(plan, args, workspace, stream);
   return plan.kernel->launch(plan, args, workspace, stream);
 }
 

@@ -2,6 +2,7 @@
 
 #include "attention/validate.h"
 #include "backends/cpu/kernels.h"
+#include "backends/cuda/backend.h"
 #include "base/env.h"
 #include "base/log.h"
 #include "core/device.h"
@@ -51,6 +52,7 @@ void report_fallback(const Plan& plan) {
 
 std::span<const Kernel> forward_kernels_of(std::int32_t device_type) {
   if (device_type == HEADRACE_CPU) return cpu::forward_kernels();
+  if (device_type == HEADRACE_CUDA) return cuda::forward_kernels();
   return {};
 }
 

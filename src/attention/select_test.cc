@@ -132,7 +132,7 @@ TEST(Select, ListsEveryReasonWhenNobodyAccepts) {
 }
 
 TEST(Select, SaysThatThereAreNoCudaKernels) {
-  auto plan = plan_attention(problem_of(64), device_from_text("sm90:132").value());
+  auto plan = plan_attention(problem_of(64), device_from_text("sm90:132").value(), {});
   ASSERT_FALSE(plan.ok());
   EXPECT_EQ(plan.failure().code, ErrorCode::unsupported);
   EXPECT_TRUE(contains(plan.failure().message, "cuda sm90, 132 multiprocessors"));

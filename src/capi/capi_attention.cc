@@ -4,6 +4,7 @@
 
 #include "attention/forward.h"
 #include "attention/select.h"
+#include "backends/cuda/backend.h"
 #include "capi/door.h"
 #include "core/device.h"
 
@@ -79,17 +80,13 @@ Status forward(const headrace_attention_tensors* tensors, const headrace_attenti
   if (auto bad = read_options(options, o)) return bad;
   Result<Problem> problem = validate(t, o);
   if (!problem.ok()) return std::move(problem.failure());
-  if (t.q.device_type == HEADRACE_CUDA)
-    return unsupported(
-        "q.device_type=1 (cuda): this build has no CUDA kernels; build with CUDA or pass tensors "
-        "in "
-        "CPU memory");
-  Result<DeviceInfo> device = cpu_info();
+  const bool is_cuda = t.q.device_type == HEADRACE_CUDA;
+  Result<DeviceInfo> device = is_cuda ? cuda::device_info(t.q.device_id) : cpu_info();
   if (!device.ok()) return std::move(device.failure());
   Result<Plan> plan = plan_attention(problem.value(), device.value());
   if (!plan.ok()) return std::move(plan.failure());
   const AttentionArgs args = make_args(plan.value().problem, t, o);
-  if (workspace.data == nullptr && workspace.bytes == 0)
+  if (!is_cuda && workspace.data == nullptr && workspace.bytes == 0)
     return run_with_own_workspace(plan.value(), args, stream);
   return run(plan.value(), args, workspace, stream);
 }

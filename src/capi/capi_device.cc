@@ -1,6 +1,9 @@
 // Version, build, devices, threads.
+#include <charconv>
+
 #include "attention/select.h"
 #include "backends/cpu/thread_pool.h"
+#include "backends/cuda/backend.h"
 #include "capi/door.h"
 #include "core/device.h"
 
@@ -36,7 +39,24 @@ std::string make_build_info() {
       kHeaderVersion, kCompiler, kMaxHeadDim);
   for (const Kernel& kernel : forward_kernels_of(HEADRACE_CPU))
     text += format_text(" {}", kernel.name);
-  return text + "; CUDA architectures: none";
+  text += "; cuda kernels";
+  for (const Kernel& kernel : forward_kernels_of(HEADRACE_CUDA))
+    text += format_text(" {}", kernel.name);
+  return text + "; CUDA architectures: " + cuda::architectures();
+}
+
+// "cuda" and "cuda:NUMBER" ask the backend, everything else is a description.
+Result<DeviceInfo> device_of(std::string_view text) {
+  if (text == "cuda") return cuda::device_info(0);
+  if (!text.starts_with("cuda:")) return device_from_text(text);
+  const std::string_view number = text.substr(5);
+  int device_id = 0;
+  const char* end = number.data() + number.size();
+  const auto parsed = std::from_chars(number.data(), end, device_id);
+  if (parsed.ec != std::errc() || parsed.ptr != end || device_id < 0)
+    return invalid_argument(
+        "device \"{}\": what follows the colon is no number of a device; use \"cuda:0\"", text);
+  return cuda::device_info(device_id);
 }
 
 headrace_status write_device(Result<DeviceInfo> device, headrace_device_info* to) {
@@ -70,20 +90,35 @@ headrace_status headrace_cpu_info(headrace_device_info* device) {
   });
 }
 
+headrace_status headrace_num_cuda_devices(int32_t* num_devices) {
+  return guarded([&] {
+    if (num_devices == nullptr) return fail(null_argument("num_devices", "pass an int to fill"));
+    auto count = headrace::cuda::num_devices();
+    if (!count.ok()) return fail(std::move(count.failure()));
+    *num_devices = count.value();
+    return HEADRACE_OK;
+  });
+}
+
+headrace_status headrace_cuda_info(int32_t device_id, headrace_device_info* device) {
+  return guarded([&] {
+    if (device == nullptr) return fail(null_argument("device", "pass a struct to fill"));
+    return write_device(headrace::cuda::device_info(device_id), device);
+  });
+}
+
 headrace_status headrace_device_from_text(const char* text, headrace_device_info* device) {
   return guarded([&] {
     if (text == nullptr) return fail(null_argument("text", "pass for example \"cpu\""));
     if (device == nullptr) return fail(null_argument("device", "pass a struct to fill"));
-    return write_device(headrace::device_from_text(text), device);
+    return write_device(device_of(text), device);
   });
 }
 
-headrace_status headrace_check(int32_t device_type, int32_t /*device_id*/, void* /*stream*/) {
+headrace_status headrace_check(int32_t device_type, int32_t device_id, void* stream) {
   return guarded([&] {
     if (device_type == HEADRACE_CPU) return HEADRACE_OK;  // lengths are read before the launch
-    if (device_type == HEADRACE_CUDA)
-      return fail(headrace::unsupported(
-          "device_type=1 (cuda): this build has no CUDA kernels; build with CUDA"));
+    if (device_type == HEADRACE_CUDA) return status_of(headrace::cuda::check(device_id, stream));
     return fail(headrace::invalid_argument(
         "device_type={}: must be 0 (cpu) or 1 (cuda); pass a headrace_device_type", device_type));
   });

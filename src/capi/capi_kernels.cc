@@ -12,18 +12,22 @@ struct KernelText {
   std::string name, summary;
 };
 
+std::vector<KernelText> texts_of(int32_t device_type) {
+  std::vector<KernelText> texts;
+  for (const Kernel& kernel : forward_kernels_of(device_type))
+    texts.push_back({std::string(kernel.name), std::string(kernel.summary)});
+  return texts;
+}
+
 // The names are views without an end; C wants one.
 const KernelText* kernel_text(int32_t device_type, int index) noexcept {
   try {
-    static const std::vector<KernelText> cpu_texts = [] {
-      std::vector<KernelText> texts;
-      for (const Kernel& kernel : forward_kernels_of(HEADRACE_CPU))
-        texts.push_back({std::string(kernel.name), std::string(kernel.summary)});
-      return texts;
-    }();
-    if (device_type != HEADRACE_CPU || index < 0) return nullptr;
-    if (static_cast<std::size_t>(index) >= cpu_texts.size()) return nullptr;
-    return &cpu_texts[static_cast<std::size_t>(index)];
+    static const std::vector<KernelText> cpu = texts_of(HEADRACE_CPU);
+    static const std::vector<KernelText> cuda = texts_of(HEADRACE_CUDA);
+    if (device_type != HEADRACE_CPU && device_type != HEADRACE_CUDA) return nullptr;
+    const std::vector<KernelText>& texts = device_type == HEADRACE_CPU ? cpu : cuda;
+    if (index < 0 || static_cast<std::size_t>(index) >= texts.size()) return nullptr;
+    return &texts[static_cast<std::size_t>(index)];
   } catch (...) {
     return nullptr;
   }

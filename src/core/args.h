@@ -69,8 +69,8 @@ inline Sequence sequence_of(const Problem& p, const AttentionArgs& args, std::in
 }
 
 // Element offset of row `seq_idx` of a sequence in q, k, v or out.
-inline std::int64_t row_offset(const Operand& x, std::int64_t batch_idx, std::int64_t row,
-                               std::int64_t head) {
+constexpr std::int64_t row_offset(const Operand& x, std::int64_t batch_idx, std::int64_t row,
+                                  std::int64_t head) {
   return batch_idx * x.stride_batch + row * x.stride_seq + head * x.stride_head;
 }
 

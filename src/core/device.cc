@@ -23,7 +23,8 @@ constexpr int kMaxUnits = 1024;
 constexpr std::int64_t kUnknownL2Bytes = 512 * 1024;
 constexpr const char* kForms =
     "\"cpu\", \"cpu:ISA\" or \"cpu:ISA:THREADS\" (ISA: scalar, avx2, avx512, avx512_vnni, "
-    "avx512_bf16, neon; THREADS: 1 to 1024), \"smNN:UNITS\" (for example sm90:132)";
+    "avx512_bf16, neon; THREADS: 1 to 1024), \"cuda\" or \"cuda:NUMBER\" (of this process), "
+    "\"smNN:UNITS\" (for example sm90:132)";
 
 struct IsaName {
   std::string_view name;
@@ -133,6 +134,15 @@ Result<DeviceInfo> cpu_from_parts(std::string_view text, std::string_view isa_an
   return device;
 }
 
+// Of a CTA, by the CUDA programming guide; the smallest of the newer chips where it is not known.
+std::uint32_t smem_bytes_of(int sm) {
+  constexpr std::uint32_t kKiB = 1024;
+  if (sm == 70) return 96 * kKiB;
+  if (sm < 80) return sm == 75 ? 64 * kKiB : 48 * kKiB;
+  if (sm == 80 || sm == 87) return 163 * kKiB;
+  return sm == 90 || (sm >= 100 && sm < 120) ? 227 * kKiB : 99 * kKiB;
+}
+
 Result<DeviceInfo> gpu_from_parts(std::string_view text) {
   const auto colon = text.find(':');
   DeviceInfo device{};
@@ -144,6 +154,7 @@ Result<DeviceInfo> gpu_from_parts(std::string_view text) {
     return invalid_argument("device \"{}\": no GPU description; use {}", text, kForms);
   constexpr std::int64_t kMiB = 1024 * 1024;
   device.l2_bytes = device.sm >= 90 ? 50 * kMiB : device.sm == 80 ? 40 * kMiB : 6 * kMiB;
+  device.smem_bytes = smem_bytes_of(device.sm);
   set_name(device, text);
   return device;
 }
@@ -199,7 +210,8 @@ std::string device_text(const DeviceInfo& device) {
 }
 
 Status check_device(const DeviceInfo& device) {
-  constexpr const char* kRemedy = "fill it with headrace_cpu_info or headrace_device_from_text";
+  constexpr const char* kRemedy =
+      "fill it with headrace_cpu_info, headrace_cuda_info or headrace_device_from_text";
   if (device.device_type != HEADRACE_CPU && device.device_type != HEADRACE_CUDA)
     return invalid_argument("device.device_type={}: must be 0 (cpu) or 1 (cuda); {}",
                             device.device_type, kRemedy);

@@ -19,7 +19,7 @@ std::uint32_t detected_cpu_isa();
 Result<DeviceInfo> cpu_info();
 
 // "cpu" (this machine), "cpu:ISA", "cpu:ISA:THREADS", "smNN:UNITS". An instruction set implies the
-// lower ones. The device need not be there.
+// lower ones. The device need not be there. ("cuda:NUMBER" belongs to the door: it asks a backend.)
 Result<DeviceInfo> device_from_text(std::string_view text);
 
 // "scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "neon": the highest one of the bits.

@@ -21,6 +21,7 @@ struct Schedule {
   std::int64_t split_keys = 0;  // keys per split; 0: one split
   std::int64_t max_splits = 1;  // splits of the longest possible sequence
   int num_threads = 1;
+  std::int64_t num_ctas = 0;
   std::size_t workspace_bytes = 0;
   std::string note;  // one line for explain: the path and the reason for it
 };

@@ -12,23 +12,24 @@ namespace headrace {
 using Problem = headrace_problem;
 using DeviceInfo = headrace_device_info;
 
-inline DType dtype_of(const Problem& p) { return static_cast<DType>(p.dtype); }
-inline std::int64_t group_size(const Problem& p) {
+constexpr DType dtype_of(const Problem& p) { return static_cast<DType>(p.dtype); }
+constexpr std::int64_t group_size(const Problem& p) {
   return p.num_kv_heads == 0 ? 1 : p.num_heads / p.num_kv_heads;
 }
-inline bool has_bias(const Problem& p) { return p.bias_dtype >= 0; }
-inline bool has_softcap(const Problem& p) { return p.softcap > 0; }
-inline bool has_dropout(const Problem& p) { return p.dropout_p > 0; }
+constexpr bool has_bias(const Problem& p) { return p.bias_dtype >= 0; }
+constexpr bool has_softcap(const Problem& p) { return p.softcap > 0; }
+constexpr bool has_dropout(const Problem& p) { return p.dropout_p > 0; }
 
 // "General" scores need more per element than scale, causal, window and sinks.
-inline bool has_general_scores(const Problem& p) {
+constexpr bool has_general_scores(const Problem& p) {
   return has_softcap(p) || has_bias(p) || has_dropout(p) || p.has_alibi || p.has_mask ||
          p.has_tree_mask;
 }
 
 // Distance added to a query's index to reach the diagonal: key i + shift is "its own" key. Causal
 // masks, windows and ALiBi all refer to it. Bottom-right unless top-left was asked for.
-inline std::int64_t diagonal_shift(const Problem& p, std::int64_t seqlen_q, std::int64_t seqlen_k) {
+constexpr std::int64_t diagonal_shift(const Problem& p, std::int64_t seqlen_q,
+                                      std::int64_t seqlen_k) {
   return p.causal == HEADRACE_CAUSAL_TOP_LEFT ? 0 : seqlen_k - seqlen_q;
 }
 
@@ -36,8 +37,8 @@ inline std::int64_t diagonal_shift(const Problem& p, std::int64_t seqlen_q, std:
 struct KeyRange {
   std::int64_t begin, end;
 };
-inline KeyRange visible_keys(const Problem& p, std::int64_t q_idx, std::int64_t seqlen_q,
-                             std::int64_t seqlen_k) {
+constexpr KeyRange visible_keys(const Problem& p, std::int64_t q_idx, std::int64_t seqlen_q,
+                                std::int64_t seqlen_k) {
   const std::int64_t diagonal = q_idx + diagonal_shift(p, seqlen_q, seqlen_k);
   KeyRange keys{0, seqlen_k};
   if (p.causal != HEADRACE_CAUSAL_NONE) keys.end = std::min(keys.end, diagonal + 1);

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <optional>
 
-#include "attention/forward.h"
 #include "conformance/suites.h"
 #include "headrace/tensor.hpp"
 
@@ -105,11 +104,8 @@ Bytes run_bytes(const Target& target, Case& test_case, const headrace_attention_
   plan.device.num_units = num_threads;
   plan.kernel = target.kernel;
   plan.schedule = target.kernel->plan(plan.problem, plan.device);
-  GuardedBuffer workspace(plan.schedule.workspace_bytes, Guard::after, kNanByte);
   test_case.reset_outputs();
-  if (Status bad = run(plan, make_args(plan.problem, tensors, options),
-                       {workspace.data(), workspace.bytes()}, nullptr))
-    bytes.failure = bad->message;
+  if (Status bad = run_plan(plan, tensors, options)) bytes.failure = bad->message;
   bytes.out = take_written(tensors.out).bytes;
   if (tensors.lse.rank != 0) bytes.lse = take_written(tensors.lse).bytes;
   return bytes;

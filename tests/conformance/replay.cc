@@ -37,8 +37,13 @@ bool print_result(const Target& target, const CaseResult& result) {
 
 std::vector<Target> chosen_targets(const SuiteOptions& options) {
   std::vector<Target> list;
-  for (const Target& target : targets())
-    if (options.kernel.empty() || target.kernel->name == options.kernel) list.push_back(target);
+  for (const Target& target : targets()) {
+    if (!options.kernel.empty() && target.kernel->name != options.kernel) continue;
+    if (options.device == "all" || is_on_gpu(target) == (options.device == "cuda"))
+      list.push_back(target);
+  }
+  for (const Target& target : baseline_targets())
+    if (target.kernel->name == options.kernel) list.push_back(target);
   return list;
 }
 

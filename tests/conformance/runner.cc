@@ -6,8 +6,10 @@
 
 #include "attention/forward.h"
 #include "backends/cpu/kernels.h"
+#include "backends/cuda/backend.h"
 #include "core/device.h"
 #include "core/dtype.h"
+#include "support/device_copy.h"
 
 namespace headrace::testing {
 namespace {
@@ -29,6 +31,15 @@ DeviceInfo this_device() {
   if (found.ok()) device = found.value();
   device.cpu_isa &= detected_cpu_isa();
   return device;
+}
+
+// The kernels that the first GPU runs, where there is one.
+void add_of_gpu(std::span<const Kernel> kernels, std::vector<Target>& list) {
+  Result<DeviceInfo> device = cuda::device_info(0);
+  if (!device.ok()) return;
+  for (const Kernel& kernel : kernels)
+    if (!kernel.refuses(default_problem(), device.value()).starts_with("needs a GPU"))
+      list.push_back({&kernel, device.value()});
 }
 
 std::int64_t row_index(const Case& test_case, const RowRef& ref, bool is_lse) {
@@ -68,8 +79,17 @@ std::vector<Target> targets() {
   for (const Kernel& kernel : cpu::forward_kernels())
     if ((device.cpu_isa & isa_of(kernel.name)) == isa_of(kernel.name))
       list.push_back({&kernel, device});
+  add_of_gpu(cuda::forward_kernels(), list);
   return list;
 }
+
+std::vector<Target> baseline_targets() {
+  std::vector<Target> list;
+  add_of_gpu(cuda::baseline_kernels(), list);
+  return list;
+}
+
+bool is_on_gpu(const Target& target) { return target.device.device_type == HEADRACE_CUDA; }
 
 std::vector<std::string> skipped_targets() {
   const DeviceInfo device = this_device();
@@ -91,13 +111,22 @@ Result<Call> make_call(const headrace_attention_tensors& tensors,
                        const headrace_attention_options& options) {
   Result<Problem> problem = validate(tensors, options);
   if (!problem.ok()) return std::move(problem.failure());
-  Call call{problem.value(), make_args(problem.value(), tensors, options)};
+  Call call{problem.value(), make_args(problem.value(), tensors, options), tensors, options};
   if (Status bad = validate_lengths(call.problem, call.args)) return std::move(*bad);
   return call;
 }
 
 Result<Call> make_call(const Case& test_case) {
   return make_call(test_case.tensors(), test_case.options());
+}
+
+Status run_plan(const Plan& plan, const headrace_attention_tensors& tensors,
+                const headrace_attention_options& options) {
+  if (plan.device.device_type == HEADRACE_CUDA) return run_on_copies(plan, tensors, options);
+  // Flush against its guard page, so of any alignment; and full of NaNs.
+  const GuardedBuffer workspace(plan.schedule.workspace_bytes, Guard::after, kNanByte);
+  return run(plan, make_args(plan.problem, tensors, options), {workspace.data(), workspace.bytes()},
+             nullptr);
 }
 
 Status run_call(const Target& target, const Call& call, int num_threads, std::string* refusal,
@@ -111,9 +140,7 @@ Status run_call(const Target& target, const Call& call, int num_threads, std::st
   if (!refusal->empty()) return std::nullopt;
   plan.schedule = target.kernel->plan(plan.problem, plan.device);
   if (schedule != nullptr) *schedule = plan.schedule;
-  // Flush against its guard page, so of any alignment; and full of NaNs.
-  GuardedBuffer workspace(plan.schedule.workspace_bytes, Guard::after, kNanByte);
-  return run(plan, call.args, {workspace.data(), workspace.bytes()}, nullptr);
+  return run_plan(plan, call.tensors, call.options);
 }
 
 RunOutput run_kernel(const Target& target, Case& test_case, int num_threads) {
@@ -141,8 +168,8 @@ RowResult row_result(const Case& test_case, const RunOutput& output, const RowRe
   for (std::int64_t d = 0; d < dim; ++d)
     result.out.push_back(load_as_double(dtype, output.out_bytes.data(), first + d));
   if (!output.lse_bytes.empty())
-    result.lse =
-        load_as_double(DType::f32, output.lse_bytes.data(), row_index(test_case, ref, true));
+    result.lse = load_as_double(dtype == DType::f64 ? DType::f64 : DType::f32,
+                                output.lse_bytes.data(), row_index(test_case, ref, true));
   return result;
 }
 

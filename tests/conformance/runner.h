@@ -16,6 +16,8 @@ struct Target {
   DeviceInfo device;
 };
 std::vector<Target> targets();  // what this machine runs; those that refuse it by name are left out
+std::vector<Target> baseline_targets();  // run only when named
+bool is_on_gpu(const Target& target);
 std::vector<std::string> skipped_targets();
 
 Arithmetic arithmetic_of(const Schedule& schedule);
@@ -24,10 +26,17 @@ Arithmetic arithmetic_of(const Schedule& schedule);
 struct Call {
   Problem problem;
   AttentionArgs args;
+  headrace_attention_tensors tensors;
+  headrace_attention_options options;
 };
 Result<Call> make_call(const headrace_attention_tensors& tensors,
                        const headrace_attention_options& options);
 Result<Call> make_call(const Case& test_case);
+
+// Runs a plan on tensors in host memory, in a workspace full of NaNs that ends where it should. A
+// plan for a GPU runs there on copies of that memory, and what it wrote is copied back.
+Status run_plan(const Plan& plan, const headrace_attention_tensors& tensors,
+                const headrace_attention_options& options);
 
 // What a kernel wrote, as doubles, with the memory around it checked.
 struct RunOutput {

@@ -12,7 +12,8 @@ namespace headrace::testing {
 
 struct SuiteOptions {
   std::string suite = "grid";
-  std::string kernel;  // empty: all of this machine
+  std::string kernel;          // empty: all of this machine
+  std::string device = "all";  // or "cpu", "cuda"
   std::size_t count = 10000;
   bool is_small = false;  // a few hundred cases: for sanitizers
   int shard = 0, num_shards = 1;
@@ -59,6 +60,8 @@ Report run_grid(const SuiteOptions& options);
 Report run_fuzz(const SuiteOptions& options);
 Report run_bits(const SuiteOptions& options);
 Report run_catalogue(const SuiteOptions& options);
+// The double kernel of a GPU against the reference.
+Report run_oracle(const SuiteOptions& options);
 // Replays one case and prints everything about it.
 int replay_case(std::uint64_t id, const SuiteOptions& options);
 

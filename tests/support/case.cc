@@ -171,7 +171,7 @@ void Case::make_outputs() {
   if (layout == Layout::padded)
     for (std::int64_t& stride : strides) stride *= 3;
   if (layout == Layout::negative) strides.back() = -1;
-  tensors_.lse = add_view(DType::f32, lse, strides, true);
+  tensors_.lse = add_view(s.dtype == DType::f64 ? DType::f64 : DType::f32, lse, strides, true);
 }
 
 void Case::make_lengths_tensors() {

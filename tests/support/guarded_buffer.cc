@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <mutex>
 
 namespace headrace::testing {
 namespace {
@@ -22,6 +24,16 @@ void require(bool ok, const char* what) {
   std::abort();
 }
 
+// The living buffers by their first byte.
+struct Registry {
+  std::mutex mutex;
+  std::map<const unsigned char*, std::size_t> inner;
+};
+Registry& registry() {
+  static Registry living;
+  return living;
+}
+
 }  // namespace
 
 GuardedBuffer::GuardedBuffer(std::size_t bytes, Guard guard, unsigned char fill_byte)
@@ -35,11 +47,32 @@ GuardedBuffer::GuardedBuffer(std::size_t bytes, Guard guard, unsigned char fill_
   unsigned char* inner = map_ + page;
   make_writable();
   std::memset(inner, fill_byte, inner_bytes_);
+  if (inner_bytes_ > 0) {
+    const std::lock_guard lock(registry().mutex);
+    registry().inner[inner] = inner_bytes_;
+  }
   data_ = guard == Guard::before ? inner : inner + (inner_bytes_ - bytes);
 }
 
 GuardedBuffer::~GuardedBuffer() {
-  if (map_ != nullptr) munmap(map_, inner_bytes_ + 2 * page_bytes());
+  if (map_ == nullptr) return;
+  if (inner_bytes_ > 0) {
+    const std::lock_guard lock(registry().mutex);
+    registry().inner.erase(inner());
+  }
+  munmap(map_, inner_bytes_ + 2 * page_bytes());
+}
+
+unsigned char* GuardedBuffer::inner() const { return map_ + page_bytes(); }
+
+std::span<unsigned char> guarded_bytes_around(const void* address) {
+  const std::lock_guard lock(registry().mutex);
+  const auto* at = static_cast<const unsigned char*>(address);
+  auto next = registry().inner.upper_bound(at);
+  if (next == registry().inner.begin()) return {};
+  const auto& [first, bytes] = *--next;
+  if (at >= first + bytes) return {};
+  return {const_cast<unsigned char*>(first), bytes};
 }
 
 void GuardedBuffer::fill(unsigned char byte) {

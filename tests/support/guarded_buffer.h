@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -38,6 +39,9 @@ class GuardedBuffer {
   void fill(unsigned char byte);
   void make_read_only();
   void make_writable();
+  // All bytes between the guard pages.
+  unsigned char* inner() const;
+  std::size_t inner_bytes() const { return inner_bytes_; }
   // The first byte between the guard pages that differs from `byte`, or -1.
   std::ptrdiff_t find_other_than(unsigned char byte) const;
 
@@ -54,6 +58,10 @@ class GuardedBuffer {
   unsigned char* data_ = nullptr;
   std::size_t bytes_ = 0;
 };
+
+// The bytes between the guard pages of the living buffer that holds this address; empty for other
+// memory. Addresses of buffers without bytes belong to none.
+std::span<unsigned char> guarded_bytes_around(const void* address);
 
 // The elements of a view, addressed by index: `visit(element_index)` for each one in row-major
 // order, where the index counts elements from view.data (and may be negative).

@@ -1,0 +1,19 @@
+#include "gpu.h"
+#include "headrace/headrace.hpp"
+
+namespace headrace::cli {
+
+struct Gpu::State {};
+
+Gpu::Gpu(int) {
+  throw Error(HEADRACE_UNSUPPORTED, "this build of the program has no CUDA part: build with CUDA");
+}
+Gpu::Gpu(Gpu&&) noexcept = default;
+Gpu& Gpu::operator=(Gpu&&) noexcept = default;
+Gpu::~Gpu() = default;
+void* Gpu::allocate(std::size_t) { return nullptr; }
+void* Gpu::copy_of(const void*, std::size_t) { return nullptr; }
+void Gpu::release() {}
+double Gpu::time(const std::function<void(void*)>&, bool) { return 0; }
+
+}  // namespace headrace::cli

@@ -1,0 +1,24 @@
+// The CUDA backend of a build without CUDA.
+#include "backends/cuda/backend.h"
+
+namespace headrace::cuda {
+namespace {
+
+Failure absent() {
+  return unsupported(
+      "this build has no CUDA kernels: build with CUDA (nvcc on PATH, HEADRACE_CUDA=ON) or pass "
+      "tensors in CPU memory");
+}
+
+}  // namespace
+
+std::span<const Kernel> forward_kernels() { return {}; }
+std::span<const Kernel> baseline_kernels() { return {}; }
+std::string architectures() { return "none"; }
+Result<int> num_devices() { return absent(); }
+Result<DeviceInfo> device_info(int) { return absent(); }
+Status run(const Plan&, const AttentionArgs&, Workspace, Stream) { return absent(); }
+Result<HostLengths> read_lengths(const Plan&, const AttentionArgs&, Stream) { return absent(); }
+Status check(int, Stream) { return absent(); }
+
+}  // namespace headrace::cuda

@@ -1,0 +1,38 @@
+// What the layers above see of the CUDA backend. In a build without CUDA absent.cc answers.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/kernel.h"
+
+namespace headrace::cuda {
+
+// Attention forward, best first; the last one takes every problem. Empty without CUDA.
+std::span<const Kernel> forward_kernels();
+
+// Kernels that only tests and benchmarks ask for, by name.
+std::span<const Kernel> baseline_kernels();
+
+// "sm_80 sm_90a compute_80", or "none".
+std::string architectures();
+
+Result<int> num_devices();
+Result<DeviceInfo> device_info(int device_id);
+
+// Checks the device, the pointers and (with `checked`) nothing else, then launches on `stream` with
+// the plan's device current; the caller's is current again afterwards.
+Status run(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream);
+
+// The row lengths of a ragged batch, copied to the host. Waits for `stream`.
+struct HostLengths {
+  std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_k;  // [batch + 1]
+};
+Result<HostLengths> read_lengths(const Plan& plan, const AttentionArgs& args, Stream stream);
+
+// Waits for `stream`, then reads and clears the word that kernels set where lengths on the device
+// are out of bounds.
+Status check(int device_id, Stream stream);
+
+}  // namespace headrace::cuda

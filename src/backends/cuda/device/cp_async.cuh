@@ -1,0 +1,29 @@
+// Copies from global to shared memory that pass no registers: sm_80 and newer.
+#pragma once
+
+#include "backends/cuda/device/types.cuh"
+
+namespace headrace::cuda {
+
+// 16 bytes, both addresses aligned to 16; the last 16 - `bytes` become 0 and are not read. With 0
+// bytes `from` may be anything.
+__device__ __forceinline__ void cp_async16(u32 to, const void* from, int bytes = 16) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
+// 4 bytes, for rows that are not aligned to 16.
+__device__ __forceinline__ void cp_async4(u32 to, const void* from, int bytes = 4) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void cp_async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// Until at most so many groups of this thread are under way; other threads see the data after a
+// barrier.
+template <int kUnderWay>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kUnderWay) : "memory");
+}
+
+}  // namespace headrace::cuda

@@ -1,0 +1,105 @@
+// The copy engine of Hopper: boxes of a tensor between global and shared memory. sm_90. Coordinates
+// are in elements, the innermost first; what lies outside of the tensor is read as 0 and not
+// written. One thread issues a copy.
+#pragma once
+
+#include "backends/cuda/device/types.cuh"
+
+namespace headrace::cuda {
+
+// Where the byte `offset` of an unswizzled box lies under the 128-byte swizzle: the 16-byte chunks
+// of a 128-byte row are permuted by the row's number modulo 8. The box begins at a multiple of 1024
+// bytes.
+__host__ __device__ constexpr u32 swizzle128(u32 offset) {
+  return offset ^ ((offset >> 7 & 7u) << 4);
+}
+
+// L2 policies, in the encoding that createpolicy.fractional makes for a fraction of 1.
+inline constexpr u64 kEvictNormal = 0x1000000000000000ull;
+inline constexpr u64 kEvictFirst = 0x12F0000000000000ull;
+inline constexpr u64 kEvictLast = 0x14F0000000000000ull;
+
+__device__ __forceinline__ void tma_prefetch(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// The bytes of the whole box count towards the barrier, also those outside of the tensor.
+__device__ __forceinline__ void tma_load(u32 to, const TensorMap* map, u32 barrier, u64 policy,
+                                         int c0, int c1) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%4, %5}], [%2], %3;" ::"r"(to),
+      "l"(map), "r"(barrier), "l"(policy), "r"(c0), "r"(c1)
+      : "memory");
+}
+__device__ __forceinline__ void tma_load(u32 to, const TensorMap* map, u32 barrier, u64 policy,
+                                         int c0, int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%4, %5, %6, %7}], [%2], %3;" ::"r"(to),
+      "l"(map), "r"(barrier), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+__device__ __forceinline__ void tma_load(u32 to, const TensorMap* map, u32 barrier, u64 policy,
+                                         int c0, int c1, int c2, int c3, int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;" ::"r"(to),
+      "l"(map), "r"(barrier), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
+}
+
+// Stores and reductions belong to groups: commit closes one, the waits take the number of groups
+// that may still be under way. Threads that wrote `from` fence_proxy_async() first.
+__device__ __forceinline__ void tma_store(const TensorMap* map, u32 from, int c0, int c1) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+      "r"(from), "r"(c0), "r"(c1)
+      : "memory");
+}
+__device__ __forceinline__ void tma_store(const TensorMap* map, u32 from, int c0, int c1, int c2,
+                                          int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], "
+      "[%1];" ::"l"(map),
+      "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+__device__ __forceinline__ void tma_store(const TensorMap* map, u32 from, int c0, int c1, int c2,
+                                          int c3, int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], "
+      "[%1];" ::"l"(map),
+      "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
+}
+// Adds the box to the tensor, element by element, in the type of the map.
+__device__ __forceinline__ void tma_reduce_add(const TensorMap* map, u32 from, int c0, int c1) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], "
+      "[%1];" ::"l"(map),
+      "r"(from), "r"(c0), "r"(c1)
+      : "memory");
+}
+// Adds `bytes` (a multiple of 16) of consecutive floats.
+__device__ __forceinline__ void bulk_reduce_add(float* to, u32 from, u32 bytes) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+      "r"(from), "r"(bytes)
+      : "memory");
+}
+__device__ __forceinline__ void tma_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Until the sources have been read: shared memory may be written again.
+template <int kUnderWay>
+__device__ __forceinline__ void tma_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kUnderWay) : "memory");
+}
+// Until the results are in global memory.
+template <int kUnderWay>
+__device__ __forceinline__ void tma_wait() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kUnderWay) : "memory");
+}
+
+}  // namespace headrace::cuda

@@ -1,0 +1,18 @@
+// The CUDA kernels for attention forward, best first; the last one takes every problem.
+#include "backends/cuda/backend.h"
+#include "backends/cuda/simple/kernel.h"
+
+namespace headrace::cuda {
+
+std::span<const Kernel> forward_kernels() {
+  static const Kernel kernels[] = {
+      simple::kForwardKernel,
+  };
+  return kernels;
+}
+
+std::span<const Kernel> baseline_kernels() { return simple::baseline_kernels(); }
+
+std::string architectures() { return HEADRACE_CUDA_ARCHITECTURES_TEXT; }
+
+}  // namespace headrace::cuda

@@ -1,0 +1,28 @@
+// The device that calls of this thread go to.
+#pragma once
+
+#include <cuda.h>
+
+#include "base/error.h"
+#include "core/problem.h"
+
+namespace headrace::cuda {
+
+inline constexpr int kMaxDevices = 64;
+
+// Makes a device current for a scope. A context that the caller made on that device stays.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int device_id);
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+  ~DeviceScope();
+  const Status& status() const { return status_; }
+
+ private:
+  CUcontext before_ = nullptr;
+  bool is_changed_ = false;
+  Status status_;
+};
+
+}  // namespace headrace::cuda

@@ -1,0 +1,70 @@
+#include <atomic>
+
+#include "backends/cuda/backend.h"
+#include "backends/cuda/runtime/device.cuh"
+#include "backends/cuda/runtime/error_word.cuh"
+#include "backends/cuda/runtime/status.cuh"
+
+namespace headrace::cuda {
+namespace {
+
+__device__ std::uint32_t device_error_word;
+
+Failure length_failure(std::uint32_t word, int device_id) {
+  const std::uint32_t entry = word & 0x3fffffffu;
+  const auto kind = static_cast<LengthError>(word >> 30);
+  if (kind == LengthError::tree_mask)
+    return invalid_argument(
+        "tree_mask on cuda:{}: sequence {} has more queries than keys; the drafted queries are the "
+        "last keys, so append their keys first; options.checked=1 shows the lengths",
+        device_id, entry);
+  const char* side = kind == LengthError::cu_seqlens_q ? "q" : "k";
+  return invalid_argument(
+      "cu_seqlens_{} on cuda:{}: the entries of sequence {} (the first that was seen) break a "
+      "rule, and lengths were clamped to the buffer: they must start at 0, never decrease, differ "
+      "by at most max_seqlen_{} and end at the rows of {}; options.checked=1 names the entry "
+      "before anything runs",
+      side, device_id, entry, side, side);
+}
+
+Status read_and_clear(int device_id, Stream stream, std::uint32_t* word) {
+  DeviceScope scope(device_id);
+  if (scope.status()) return scope.status();
+  Result<std::uint32_t*> address = error_word(device_id);
+  if (!address.ok()) return std::move(address.failure());
+  auto* cuda_stream = static_cast<cudaStream_t>(stream);
+  if (Status bad = cuda_status(
+          cudaMemcpyAsync(word, address.value(), sizeof *word, cudaMemcpyDeviceToHost, cuda_stream),
+          "reading the error word of cuda:{}", device_id))
+    return bad;
+  if (Status bad = cuda_status(cudaStreamSynchronize(cuda_stream),
+                               "waiting for the stream {} of cuda:{}", stream, device_id))
+    return bad;
+  if (*word == 0) return std::nullopt;
+  return cuda_status(cudaMemsetAsync(address.value(), 0, sizeof *word, cuda_stream),
+                     "clearing the error word of cuda:{}", device_id);
+}
+
+}  // namespace
+
+Result<std::uint32_t*> error_word(int device_id) {
+  static std::atomic<std::uint32_t*> known[kMaxDevices];
+  if (std::uint32_t* address = known[device_id]) return address;
+  void* address = nullptr;
+  if (Status bad = cuda_status(cudaGetSymbolAddress(&address, device_error_word),
+                               "loading the library's kernels on cuda:{}", device_id))
+    return std::move(*bad);
+  known[device_id] = static_cast<std::uint32_t*>(address);
+  return static_cast<std::uint32_t*>(address);
+}
+
+Status check(int device_id, Stream stream) {
+  Result<DeviceInfo> device = device_info(device_id);
+  if (!device.ok()) return std::move(device.failure());
+  std::uint32_t word = 0;
+  if (Status bad = read_and_clear(device_id, stream, &word)) return bad;
+  if (word == 0) return std::nullopt;
+  return length_failure(word, device_id);
+}
+
+}  // namespace headrace::cuda

@@ -1,0 +1,61 @@
+// Kernel launches: shape, cluster and programmatic dependent launch in one place, and errors that
+// say what was launched.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "backends/cuda/runtime/status.cuh"
+
+namespace headrace::cuda {
+
+struct LaunchShape {
+  const char* name;  // for errors: "cuda_simple<bf16>"
+  dim3 grid, block;
+  unsigned smem_bytes = 0;  // dynamic; above 48 KiB allow_smem() comes first
+  unsigned cluster = 1;     // CTAs along x
+  bool overlaps = false;    // may start while the kernel before it on the stream ends (PDL); it
+                            // then waits by itself with griddepcontrol.wait
+};
+
+inline std::string shape_text(const LaunchShape& s) {
+  return format_text(
+      "launching {} with grid {}x{}x{}, block {}, cluster {}, {} bytes of shared "
+      "memory",
+      s.name, s.grid.x, s.grid.y, s.grid.z, s.block.x, s.cluster, s.smem_bytes);
+}
+
+template <class... Params, class... Args>
+Status launch(const LaunchShape& shape, cudaStream_t stream, void (*kernel)(Params...),
+              Args&&... args) {
+  cudaLaunchAttribute attributes[2];
+  cudaLaunchConfig_t config = {};
+  config.gridDim = shape.grid;
+  config.blockDim = shape.block;
+  config.dynamicSmemBytes = shape.smem_bytes;
+  config.stream = stream;
+  config.attrs = attributes;
+  if (shape.cluster > 1) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs].val.clusterDim = {shape.cluster, 1, 1};
+    ++config.numAttrs;
+  }
+  if (shape.overlaps) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs].val.programmaticStreamSerializationAllowed = 1;
+    ++config.numAttrs;
+  }
+  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, static_cast<Args&&>(args)...);
+  if (error == cudaSuccess) return std::nullopt;
+  return cuda_failure(error, shape_text(shape));
+}
+
+// Dynamic shared memory above 48 KiB, on the current device.
+template <class... Params>
+Status allow_smem(const LaunchShape& shape, void (*kernel)(Params...)) {
+  const auto bytes = static_cast<int>(shape.smem_bytes);
+  return cuda_status(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+      "allowing {} {} bytes of shared memory", shape.name, bytes);
+}
+
+}  // namespace headrace::cuda

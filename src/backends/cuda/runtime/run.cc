@@ -1,0 +1,113 @@
+// One call on a device: is it the plan's device, are these its pointers, launch.
+#include <cuda_runtime_api.h>
+
+#include "backends/cuda/backend.h"
+#include "backends/cuda/runtime/device.cuh"
+#include "backends/cuda/runtime/status.cuh"
+
+namespace headrace::cuda {
+namespace {
+
+const char* memory_name(cudaMemoryType type) {
+  switch (type) {
+    case cudaMemoryTypeDevice:
+      return "memory of";
+    case cudaMemoryTypeManaged:
+      return "managed memory of";
+    case cudaMemoryTypeHost:
+      return "pinned memory of";
+    default:
+      return "host memory, not of";
+  }
+}
+
+// Device memory of this device, managed memory, and pinned host memory (slow, but it works).
+Status check_pointer(const char* name, const void* data, int device_id) {
+  if (data == nullptr) return std::nullopt;
+  cudaPointerAttributes attributes{};
+  if (Status bad = cuda_status(cudaPointerGetAttributes(&attributes, data),
+                               "asking where {}.data={} lies", name, data))
+    return bad;
+  const bool is_elsewhere =
+      attributes.type == cudaMemoryTypeDevice && attributes.device != device_id;
+  if (attributes.type != cudaMemoryTypeUnregistered && !is_elsewhere) return std::nullopt;
+  return invalid_argument(
+      "{}.data={}: is {} cuda:{}, and must be memory of cuda:{} as the tensors say; copy {} there "
+      "(nothing is moved for you) or set its device",
+      name, data, memory_name(attributes.type), is_elsewhere ? attributes.device : device_id,
+      device_id, name);
+}
+
+Status check_pointers(const AttentionArgs& args, Workspace workspace, int device_id) {
+  const struct {
+    const char* name;
+    const void* data;
+  } pointers[] = {{"q", args.q.data},
+                  {"k", args.k.data},
+                  {"v", args.v.data},
+                  {"out", args.out.data},
+                  {"lse", args.lse.data},
+                  {"cu_seqlens_q", args.ragged.cu_seqlens_q},
+                  {"cu_seqlens_k", args.ragged.cu_seqlens_k},
+                  {"bias", args.bias.data},
+                  {"mask", args.mask.data},
+                  {"alibi_slopes", args.alibi_slopes},
+                  {"tree_mask", args.tree_mask},
+                  {"sinks", args.sinks},
+                  {"probs", args.probs.data},
+                  {"workspace", workspace.data}};
+  for (const auto& [name, data] : pointers)
+    if (Status bad = check_pointer(name, data, device_id)) return bad;
+  return std::nullopt;
+}
+
+// A plan may be made for a device that is not there; it runs on one of its kind.
+Status check_plan(const Plan& plan) {
+  const int device_id = plan.device.device_id;
+  Result<DeviceInfo> device = device_info(device_id);
+  if (!device.ok()) return std::move(device.failure());
+  if (device.value().sm == plan.device.sm) return std::nullopt;
+  return unsupported(
+      "the plan was made for sm{} and cuda:{} is an sm{} ({}); make it for headrace_cuda_info()",
+      plan.device.sm, device_id, device.value().sm, device.value().name);
+}
+
+}  // namespace
+
+Status run(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
+  if (Status bad = check_plan(plan)) return bad;
+  const DeviceScope scope(plan.device.device_id);
+  if (scope.status()) return scope.status();
+  if (plan.schedule.workspace_bytes == 0) workspace = {};
+  if (Status bad = check_pointers(args, workspace, plan.device.device_id)) return bad;
+  return plan.kernel->launch(plan, args, workspace, stream);
+}
+
+Result<HostLengths> read_lengths(const Plan& plan, const AttentionArgs& args, Stream stream) {
+  if (Status bad = check_plan(plan)) return std::move(*bad);
+  const DeviceScope scope(plan.device.device_id);
+  if (scope.status()) return *scope.status();
+  HostLengths host;
+  const auto count = static_cast<std::size_t>(plan.problem.batch) + 1;
+  const struct {
+    const char* name;
+    const std::int32_t* from;
+    std::vector<std::int32_t>& to;
+  } copies[] = {{"cu_seqlens_q", args.ragged.cu_seqlens_q, host.cu_seqlens_q},
+                {"cu_seqlens_k", args.ragged.cu_seqlens_k, host.cu_seqlens_k}};
+  auto* cuda_stream = static_cast<cudaStream_t>(stream);
+  for (const auto& [name, from, to] : copies) {
+    if (Status bad = check_pointer(name, from, plan.device.device_id)) return std::move(*bad);
+    to.resize(count);
+    if (Status bad = cuda_status(
+            cudaMemcpyAsync(to.data(), from, count * sizeof *from, cudaMemcpyDefault, cuda_stream),
+            "copying {} of {} entries to the host (checked=1)", name, count))
+      return std::move(*bad);
+  }
+  if (Status bad = cuda_status(cudaStreamSynchronize(cuda_stream),
+                               "waiting for the row lengths (checked=1) on stream {}", stream))
+    return std::move(*bad);
+  return host;
+}
+
+}  // namespace headrace::cuda

@@ -1,0 +1,74 @@
+#include "backends/cuda/simple/baselines.h"
+
+#include "backends/cuda/simple/kernel.h"
+
+namespace headrace::cuda::simple {
+namespace {
+
+constexpr std::int64_t kMaxGrid = 65535;  // along y and z
+
+// What both leave out: they show an idea and what it replaces, not the contract.
+std::string refuses_all_but_plain(const Problem& p, const DeviceInfo& device) {
+  if (device.sm < 80) return format_text("needs a GPU of sm80 or newer, not sm{}", device.sm);
+  if (dtype_of(p) == DType::f64) return "computes f32, f16 and bf16, not f64";
+  if (p.is_ragged) return "takes dense batches only";
+  if (has_general_scores(p) || p.has_sinks || p.has_probs || p.window_left >= 0 ||
+      p.window_right >= 0)
+    return "takes plain scores only: scale and a causal mask";
+  if (p.num_heads * p.batch > kMaxGrid || p.seqlen_q > 16 * kMaxGrid)
+    return "takes at most 65535 heads and 1048560 queries";
+  return {};
+}
+
+std::string teaching_refuses(const Problem& p, const DeviceInfo& device) {
+  if (p.head_dim != p.head_dim_v || p.head_dim > kTeachingDim)
+    return format_text("takes equal head dims up to {}", kTeachingDim);
+  return refuses_all_but_plain(p, device);
+}
+
+Schedule teaching_plan(const Problem&, const DeviceInfo&) {
+  Schedule schedule;
+  schedule.tile_m = 128;
+  schedule.tile_n = 32;
+  schedule.note = "a thread a query, K and V through shared memory: to be read";
+  return schedule;
+}
+
+Schedule materialised_plan(const Problem& p, const DeviceInfo&) {
+  constexpr std::size_t kAlignment = 4;
+  Schedule schedule;
+  schedule.workspace_bytes =
+      static_cast<std::size_t>(p.batch * p.num_heads * p.seqlen_q * p.seqlen_k) * sizeof(float) +
+      kAlignment;
+  schedule.note = "the whole matrix of scores in memory: what the other kernels avoid";
+  return schedule;
+}
+
+float* aligned(void* data) {
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  return reinterpret_cast<float*>((address + alignof(float) - 1) / alignof(float) * alignof(float));
+}
+
+}  // namespace
+
+std::span<const Kernel> baseline_kernels() {
+  static const Kernel kernels[] = {
+      {.name = "cuda_teaching",
+       .summary = "the idea in 100 lines: plain scores, equal head dims up to 64",
+       .refuses = teaching_refuses,
+       .plan = teaching_plan,
+       .launch = [](const Plan& plan, const AttentionArgs& args, Workspace,
+                    Stream stream) { return launch_teaching(plan.problem, args, stream); }},
+      {.name = "cuda_materialised",
+       .summary = "standard attention: writes the matrix of scores; plain scores",
+       .refuses = refuses_all_but_plain,
+       .plan = materialised_plan,
+       .launch =
+           [](const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
+             return launch_materialised(plan.problem, args, aligned(workspace.data), stream);
+           }},
+  };
+  return kernels;
+}
+
+}  // namespace headrace::cuda::simple

@@ -1,0 +1,48 @@
+// What the tests on a GPU share: memory on the device, and skipping where there is none.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace headrace::testing {
+
+inline bool has_gpu(int oldest_sm) {
+  int count = 0, major = 0, minor = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return false;
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0);
+  return 10 * major + minor >= oldest_sm;
+}
+
+#define HEADRACE_NEEDS_GPU(sm) \
+  if (!::headrace::testing::has_gpu(sm)) GTEST_SKIP() << "no GPU of sm" << (sm) << " or newer"
+
+#define HEADRACE_EXPECT_CUDA(call) EXPECT_EQ(cudaGetErrorName(call), std::string("cudaSuccess"))
+
+// An array on the device, filled from the host and read back.
+template <class T>
+class OnDevice {
+ public:
+  explicit OnDevice(const std::vector<T>& host) : count_(host.size()) {
+    HEADRACE_EXPECT_CUDA(cudaMalloc(&data_, count_ * sizeof(T)));
+    HEADRACE_EXPECT_CUDA(
+        cudaMemcpy(data_, host.data(), count_ * sizeof(T), cudaMemcpyHostToDevice));
+  }
+  OnDevice(const OnDevice&) = delete;
+  ~OnDevice() { cudaFree(data_); }
+  T* data() const { return static_cast<T*>(data_); }
+  std::vector<T> read() const {
+    std::vector<T> host(count_);
+    HEADRACE_EXPECT_CUDA(
+        cudaMemcpy(host.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost));
+    return host;
+  }
+
+ private:
+  void* data_ = nullptr;
+  std::size_t count_;
+};
+
+}  // namespace headrace::testing

@@ -1,0 +1,183 @@
+#include "support/device_copy.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "attention/forward.h"
+#include "attention/overlap.h"
+#include "attention/validate.h"
+#include "backends/cuda/backend.h"
+#include "backends/cuda/runtime/status.cuh"
+#include "support/guarded_buffer.h"
+
+namespace headrace::testing {
+namespace {
+
+constexpr std::size_t kBand = 4096;  // of NaNs, around every block
+
+using Tensors = headrace_attention_tensors;
+constexpr headrace_tensor Tensors::*kInputs[] = {
+    &Tensors::q,     &Tensors::k,           &Tensors::v,         &Tensors::cu_seqlens_q,
+    &Tensors::bias,  &Tensors::mask,        &Tensors::tree_mask, &Tensors::cu_seqlens_k,
+    &Tensors::sinks, &Tensors::alibi_slopes};
+constexpr headrace_tensor Tensors::*kOutputs[] = {&Tensors::out, &Tensors::lse, &Tensors::probs};
+
+// A piece of host memory and where it lies in the arena.
+struct Block {
+  std::span<unsigned char> host;
+  std::size_t offset;
+  bool is_output;
+};
+
+// Memory of one thread of the tests, on both sides; it grows and stays.
+class Arena {
+ public:
+  Arena() {
+    status_ = cuda::cuda_status(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
+                                "making a stream");
+  }
+  Arena(const Arena&) = delete;
+  ~Arena() {
+    cudaFree(device_);
+    cudaFreeHost(host_);
+    cudaStreamDestroy(stream_);
+  }
+  Status reserve(std::size_t bytes) {
+    if (status_ || bytes <= bytes_) return status_;
+    cudaFree(device_);
+    cudaFreeHost(host_);
+    device_ = host_ = nullptr;
+    bytes_ = std::max(bytes, 2 * bytes_);
+    if (Status bad = cuda::cuda_status(cudaMalloc(&device_, bytes_), "allocating {} bytes", bytes_))
+      return bad;
+    return cuda::cuda_status(cudaMallocHost(&host_, bytes_), "pinning {} bytes", bytes_);
+  }
+  unsigned char* device() const { return static_cast<unsigned char*>(device_); }
+  unsigned char* host() const { return static_cast<unsigned char*>(host_); }
+  cudaStream_t stream() const { return stream_; }
+
+ private:
+  void* device_ = nullptr;
+  void* host_ = nullptr;
+  std::size_t bytes_ = 0;
+  cudaStream_t stream_ = nullptr;
+  Status status_;
+};
+
+class Copies {
+ public:
+  Copies(const Tensors& tensors, std::size_t workspace_bytes) : on_device_(tensors) {
+    for (const auto member : kInputs) add(tensors.*member, false);
+    for (const auto member : kOutputs) add(tensors.*member, true);
+    // Of no special alignment: workspaces may have any.
+    workspace_ = bytes_ + (4096 - workspace_bytes % 4096);
+    bytes_ = (workspace_ + workspace_bytes + 2 * kBand - 1) / kBand * kBand;
+  }
+
+  std::size_t bytes() const { return bytes_; }
+  std::size_t workspace() const { return workspace_; }
+
+  Tensors addressed(unsigned char* base, std::int32_t device_id) const {
+    Tensors t = on_device_;
+    const auto move = [&](headrace_tensor& x) {
+      if (x.rank == 0) return;
+      x.device_type = HEADRACE_CUDA;
+      x.device_id = device_id;
+      const Block* block = block_of(x);
+      // Nothing to read there: any address of the device will do.
+      x.data = block == nullptr ? base
+                                : base + block->offset +
+                                      (static_cast<unsigned char*>(x.data) - block->host.data());
+    };
+    for (const auto member : kInputs) move(t.*member);
+    for (const auto member : kOutputs) move(t.*member);
+    return t;
+  }
+
+  void fill(unsigned char* arena) const {
+    std::memset(arena, kNanByte, bytes_);
+    for (const Block& block : blocks_)
+      std::memcpy(arena + block.offset, block.host.data(), block.host.size());
+  }
+
+  // `arena` after the run: hands the outputs back, and says what else was written.
+  Status take(const unsigned char* arena, std::size_t workspace_bytes) {
+    std::vector<Block> known = blocks_;
+    known.push_back({{static_cast<unsigned char*>(nullptr), workspace_bytes}, workspace_, true});
+    std::size_t at = 0;
+    for (const Block& block : known) {
+      if (Status bad = check_band(arena, at, block.offset)) return bad;
+      at = block.offset + block.host.size();
+      if (block.host.data() == nullptr) continue;
+      if (block.is_output) {
+        std::memcpy(block.host.data(), arena + block.offset, block.host.size());
+      } else if (std::memcmp(block.host.data(), arena + block.offset, block.host.size()) != 0) {
+        return Failure{ErrorCode::internal, "an input was changed on the device"};
+      }
+    }
+    return check_band(arena, at, bytes_);
+  }
+
+ private:
+  const Block* block_of(const headrace_tensor& x) const {
+    const auto* data = static_cast<const unsigned char*>(x.data);
+    for (const Block& block : blocks_)
+      if (data >= block.host.data() && data < block.host.data() + block.host.size()) return &block;
+    return nullptr;
+  }
+
+  void add(const headrace_tensor& x, bool is_output) {
+    if (x.rank == 0 || block_of(x) != nullptr) return;
+    std::span<unsigned char> host = guarded_bytes_around(x.data);
+    if (host.empty()) return;
+    blocks_.push_back({host, bytes_, is_output});
+    bytes_ = (bytes_ + host.size() + 2 * kBand - 1) / kBand * kBand;
+  }
+
+  static Status check_band(const unsigned char* arena, std::size_t begin, std::size_t end) {
+    const auto* wrong = std::find_if(arena + begin, arena + end,
+                                     [](unsigned char byte) { return byte != kNanByte; });
+    if (wrong == arena + end) return std::nullopt;
+    return Failure{ErrorCode::internal,
+                   format_text("a byte was written on the device {} bytes behind the end of a "
+                               "tensor's memory",
+                               wrong - (arena + begin))};
+  }
+
+  Tensors on_device_;
+  std::vector<Block> blocks_;
+  std::size_t bytes_ = kBand, workspace_ = 0;
+};
+
+}  // namespace
+
+Status run_on_copies(const Plan& plan, const Tensors& tensors,
+                     const headrace_attention_options& options) {
+  thread_local Arena arena;
+  const int device_id = plan.device.device_id;
+  const std::size_t workspace_bytes = plan.schedule.workspace_bytes;
+  Copies copies(tensors, workspace_bytes);
+  if (Status bad = arena.reserve(copies.bytes())) return bad;
+  copies.fill(arena.host());
+  const auto copy = [&](void* to, const void* from) {
+    return cuda::cuda_status(
+        cudaMemcpyAsync(to, from, copies.bytes(), cudaMemcpyDefault, arena.stream()),
+        "copying {} bytes", copies.bytes());
+  };
+  if (Status bad = copy(arena.device(), arena.host())) return bad;
+  const Tensors there = copies.addressed(arena.device(), device_id);
+  const Workspace workspace{workspace_bytes > 0 ? arena.device() + copies.workspace() : nullptr,
+                            workspace_bytes};
+  if (Status bad =
+          headrace::run(plan, make_args(plan.problem, there, options), workspace, arena.stream()))
+    return bad;
+  if (Status bad = copy(arena.host(), arena.device())) return bad;
+  if (Status bad = cuda::check(device_id, arena.stream())) return bad;
+  return copies.take(arena.host(), workspace_bytes);
+}
+
+}  // namespace headrace::testing

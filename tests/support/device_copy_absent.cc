@@ -1,0 +1,11 @@
+// Builds without CUDA have no plan that could get here.
+#include "support/device_copy.h"
+
+namespace headrace::testing {
+
+Status run_on_copies(const Plan&, const headrace_attention_tensors&,
+                     const headrace_attention_options&) {
+  return unsupported("this build has no CUDA part: build with CUDA");
+}
+
+}  // namespace headrace::testing
