@@ -14,7 +14,7 @@ constexpr std::int64_t kParts = 64;
 struct Place {  // of a CTA: which (batch entry, head)
   std::int64_t batch_idx, head, kv_head, matrix;
 };
-__device__ Place place_of(const Problem& p) {
+__device__ inline Place place_of(const Problem& p) {
   const std::int64_t matrix = blockIdx.z;
   const std::int64_t head = matrix % p.num_heads;
   return {matrix / p.num_heads, head, head / group_size(p), matrix};
