@@ -120,6 +120,20 @@ TEST(Sampling, KeptSetsOfTheUsualEdges) {
   }
 }
 
+TEST(Sampling, MinPJudgesAFloatAtTheBorderExactly) {
+  int num_kept = 0;
+  for (int percent = 1; percent < 100; ++percent) {
+    SamplingOptions o;
+    o.min_p = percent / 100.0;
+    const float border = static_cast<float>(std::log(o.min_p));  // on either side of it
+    const bool is_kept = static_cast<double>(border) >= std::log(o.min_p);
+    EXPECT_EQ(kept({0.0f, border}, o).size(), is_kept ? 2u : 1u) << percent;
+    num_kept += is_kept ? 1 : 0;
+  }
+  EXPECT_GT(num_kept, 20);
+  EXPECT_LT(num_kept, 80);
+}
+
 TEST(Sampling, TopPOfAFlatVocabulary) {
   testing::Random random(2);
   Logits logits(20000);
