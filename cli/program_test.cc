@@ -144,4 +144,84 @@ TEST(Program, CsvOnStdoutIsOnlyTheTable) {
   EXPECT_EQ(std::count(csv.out.begin(), csv.out.end(), '\n'), 2);
 }
 
+// ---- models: a tiny file with random weights ----
+
+const std::string kModel = HEADRACE_GOLDEN_DIR "/tiny/tiny_llama3_f16.gguf";
+
+TEST(Program, ModelUsageErrorsExitWith2) {
+  for (const std::string& arguments :
+       {std::string("generate Hi"), "generate -m " + kModel, "generate -m " + kModel + " -p x -f y",
+        "generate -m " + kModel + " Hi --top-p 2", "generate -m " + kModel + " Hi --order x",
+        "generate -m " + kModel + " Hi --logit-bias 5", "generate -m " + kModel + " Hi -c 0",
+        std::string("chat"), "tokenize -m " + kModel, std::string("bench model -t 1"),
+        std::string("inspect"), "perplexity -m " + kModel}) {
+    const Result result = run(arguments);
+    EXPECT_EQ(result.exit_code, 2) << arguments;
+    EXPECT_EQ(result.out, "") << arguments;
+  }
+}
+
+TEST(Program, ModelFailuresExitWith1) {
+  for (const char* arguments :
+       {"generate -m /nowhere.gguf Hi", "inspect /nowhere.gguf", "inspect /dev/null",
+        "tokenize -m /dev/null Hi", "bench model -m /nowhere.gguf"}) {
+    const Result result = run(arguments);
+    EXPECT_EQ(result.exit_code, 1) << arguments;
+    EXPECT_EQ(result.out, "") << arguments;
+  }
+}
+
+TEST(Program, GeneratesTheSameForTheSameSeed) {
+  const std::string command = "generate -m " + kModel + " --raw Hello -n 12 --ignore-end";
+  const Result greedy = run(command);
+  EXPECT_EQ(greedy.exit_code, 0);
+  EXPECT_NE(greedy.out, "");
+  EXPECT_EQ(run(command).out, greedy.out);
+  const std::string drawn = command + " --temp 2 --seed ";
+  EXPECT_EQ(run(drawn + "1").out, run(drawn + "1 --threads 1").out);
+  EXPECT_NE(run(drawn + "1").out, run(drawn + "2").out);
+  EXPECT_NE(run(command + " 2>&1").out.find("tokens/s"), std::string::npos);
+  EXPECT_EQ(run(command + " --quiet 2>&1").out.find("tokens/s"), std::string::npos);
+}
+
+TEST(Program, ChatEndsWithItsInput) {
+  const Result result = run("chat -m " + kModel + " -n 3 < /dev/null");
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.out, "");
+  const Result answers = run("chat -m " + kModel + " -n 3 2>&1 <<'END'\nHi\n/nope\n/again\nEND");
+  EXPECT_EQ(answers.exit_code, 0);
+  EXPECT_NE(answers.out.find("no such command"), std::string::npos);
+}
+
+TEST(Program, TokenizeShowsIdsAndText) {
+  const auto json = json_of("tokenize -m " + kModel + " ab");
+  EXPECT_EQ(json["meta"]["bytes"], 2);
+  ASSERT_FALSE(json["tokens"].empty());
+  const Result ids = run("tokenize -m " + kModel + " --ids ab");
+  EXPECT_EQ(ids.out.find_first_not_of("0123456789 \n"), std::string::npos) << ids.out;
+}
+
+TEST(Program, InspectShowsTheFile) {
+  const auto json = json_of("inspect " + kModel);
+  EXPECT_EQ(json["meta"]["format"], "GGUF");
+  EXPECT_EQ(json["tensors"].size(), json["meta"]["tensors"].get<std::size_t>());
+  EXPECT_FALSE(json["metadata"].empty());
+}
+
+TEST(Program, PerplexityOfRandomWeightsIsNearTheVocabulary) {
+  const auto json =
+      json_of("perplexity -m " + kModel + " -w 64 -f " HEADRACE_GOLDEN_DIR "/text/prompts.txt");
+  const double perplexity = json["perplexity"][0]["perplexity"];
+  EXPECT_GT(perplexity, 30);
+  EXPECT_LT(perplexity, 1e5);
+}
+
+TEST(Program, BenchModelHasARowForEachTest) {
+  const auto json = json_of("bench model -m " + kModel + " -p 8,16 -n 4 -t 1,2 -r 2 --no-ceilings");
+  ASSERT_EQ(json["rows"].size(), 6u);
+  EXPECT_EQ(json["rows"][0]["test"], "pp8");
+  EXPECT_EQ(json["rows"][2]["test"], "tg4");
+  for (const auto& row : json["rows"]) EXPECT_GT(row["tokens_per_s_mean"], 0);
+}
+
 }  // namespace
