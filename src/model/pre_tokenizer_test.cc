@@ -51,7 +51,9 @@ TEST(PreTokenizer, TheInterpreterCutsAsTheJitDoes) {
                                     std::string(1 << 18, '\n') + " x", std::string(1 << 18, '!'),
                                     std::string(1 << 18, '1'),         ""};
   std::ifstream in(std::string(HEADRACE_GOLDEN_DIR) + "/tokenizer_cases.json");
-  for (const auto& row : nlohmann::json::parse(in).at("rows")) texts.push_back(row.at(0));
+  const auto golden = nlohmann::json::parse(in);
+  for (const auto& row : golden.at("rows")) texts.push_back(row.at(0));
+  ASSERT_FALSE(texts.empty());
   for (const PreTokenizerKind kind : kKinds)
     for (std::size_t i = 0; i < texts.size(); i += i < 6 ? 1 : 10)
       EXPECT_EQ(split(kind, texts[i], false), split(kind, texts[i], true)) << i;
