@@ -49,7 +49,8 @@ model::ModelFile read_lines(std::string_view& input) {
       tokens.emplace_back(line.substr(1));
     }
   }
-  model::ModelFile file = testing::small_vocabulary({}).model_file("gpt-2");
+  static const model::ModelFile all_bytes = testing::small_vocabulary({}).model_file("gpt-2");
+  model::ModelFile file = all_bytes;
   if (types.empty() || types.front() != 1) {  // beside all bytes, unless the first line is normal
     for (const std::string& token : tokens)
       std::get<std::vector<std::string>>(file.metadata["tokenizer.ggml.tokens"]).push_back(token);
