@@ -206,12 +206,15 @@ typedef struct headrace_problem {
   int32_t num_splits; /* 0: by the rule */
   int32_t is_ragged, has_alibi, has_mask, has_tree_mask, has_sinks, has_lse, has_probs;
   int32_t strict_fallback, strict_rows, checked;
+  int32_t alignment; /* of q, k, v and out: the largest power of two, at most 16, that divides their
+                        addresses and strides in bytes; 0 counts as 16 */
+  int32_t has_negative_strides; /* one of q, k, v, out runs backwards along an axis */
 } headrace_problem;
 
 /* Defaults: f32, everything 1 or absent. */
 HEADRACE_API void headrace_problem_init(headrace_problem* problem);
-/* Validates the tensors and options of one call and fills `problem`. Reads shapes and strides only.
- */
+/* Validates the tensors and options of one call and fills `problem`. Reads shapes, strides and
+ * addresses only. */
 HEADRACE_API headrace_status headrace_attention_problem(const headrace_attention_tensors* tensors,
                                                         const headrace_attention_options* options,
                                                         headrace_problem* problem);

@@ -100,6 +100,8 @@ std::string problem_text(const Problem& p) {
   if (p.has_lse) text += ", lse";
   if (p.has_probs) text += ", probs";
   if (p.num_splits > 0) text += format_text(", num_splits {}", p.num_splits);
+  if (p.alignment < kWholeAlignment) text += format_text(", aligned to {} bytes", p.alignment);
+  if (p.has_negative_strides) text += ", negative strides";
   return text;
 }
 

@@ -126,6 +126,15 @@ Status check_masking(const Problem& p) {
   return std::nullopt;
 }
 
+Status check_layout(const Problem& p) {
+  const bool is_power = p.alignment >= 0 && (p.alignment & (p.alignment - 1)) == 0;
+  if (is_power && p.alignment <= kWholeAlignment) return std::nullopt;
+  return invalid_argument(
+      "problem.alignment={}: must be 1, 2, 4, 8 or 16 bytes (0 counts as 16); set it to what "
+      "divides the addresses and strides of q, k, v and out",
+      p.alignment);
+}
+
 Status check_combinations(const Problem& p) {
   if (p.has_tree_mask && !p.is_ragged && p.seqlen_q > p.seqlen_k)
     return invalid_argument(
@@ -209,6 +218,7 @@ Problem default_problem() {
   p.softmax_scale = std::nan("");
   p.dtype = HEADRACE_F32;
   p.bias_dtype = -1;
+  p.alignment = kWholeAlignment;
   return p;
 }
 
@@ -216,7 +226,7 @@ Result<Problem> check_problem(const Problem& problem) {
   Problem p = problem;
   using Check = Status (*)(const Problem&);
   for (const Check check : {check_ragged, check_sizes, check_heads, check_products, check_dtypes,
-                            check_masking, check_combinations}) {
+                            check_masking, check_layout, check_combinations}) {
     if (auto bad = check(p)) return std::move(*bad);
   }
   if (std::isnan(p.softmax_scale))
@@ -226,8 +236,9 @@ Result<Problem> check_problem(const Problem& problem) {
   p.window_right = open_if_idle(p.window_right, p);
   for (std::int32_t* flag :
        {&p.is_ragged, &p.has_alibi, &p.has_mask, &p.has_tree_mask, &p.has_sinks, &p.has_lse,
-        &p.has_probs, &p.strict_fallback, &p.strict_rows, &p.checked})
+        &p.has_probs, &p.strict_fallback, &p.strict_rows, &p.checked, &p.has_negative_strides})
     *flag = *flag != 0;
+  if (p.alignment == 0) p.alignment = kWholeAlignment;
   return p;
 }
 
@@ -252,6 +263,15 @@ Status check_same_problem(const Problem& planned, const Problem& call) {
           "tensors of the planned one",
           name, arrived, name, expected);
   }
+  if (call.alignment < planned.alignment)
+    return invalid_argument(
+        "tensors: an address or stride of q, k, v or out is a multiple of {} bytes only but the "
+        "plan was made for alignment={}; make a plan for this problem or pass aligned tensors",
+        call.alignment, planned.alignment);
+  if (call.has_negative_strides && !planned.has_negative_strides)
+    return invalid_argument(
+        "tensors: q, k, v or out runs backwards along an axis but the plan was made for strides "
+        "that are not negative; make a plan for this problem or pass other views");
   return std::nullopt;
 }
 

@@ -283,6 +283,21 @@ Status check_overlaps(const Tensors& t) {
   return std::nullopt;
 }
 
+// What the kernels that copy 16 bytes at a time must know of q, k, v and out.
+void read_layout(const Tensors& t, Problem& p) {
+  std::uintptr_t bits = kWholeAlignment;
+  for (const headrace_tensor* view : {&t.q, &t.k, &t.v, &t.out}) {
+    if (!has_elements(*view)) continue;
+    bits |= reinterpret_cast<std::uintptr_t>(view->data);
+    for (int i = 0; i + 1 < view->rank; ++i) {
+      if (view->shape[i] < 2) continue;
+      bits |= static_cast<std::uintptr_t>(view->strides[i]) * dtype_bytes(type_of(*view));
+      p.has_negative_strides |= view->strides[i] < 0;
+    }
+  }
+  p.alignment = static_cast<std::int32_t>(bits & (~bits + 1));
+}
+
 Status read_options(const Options& options, Problem& p) {
   if (options.reserved != 0)
     return invalid_argument("options.reserved={}: must be 0; call the init function first",
@@ -309,6 +324,7 @@ Status validate_into(const Tensors& t, const Options& options, Problem& p) {
   HEADRACE_TRY(check_tree_mask(t, p));
   HEADRACE_TRY(check_per_head(t, p));
   HEADRACE_TRY(check_probs(t, p));
+  read_layout(t, p);
   return check_devices(t);
 }
 

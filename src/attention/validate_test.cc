@@ -133,6 +133,34 @@ TEST(CheckSameProblem, NamesWhatDiffers) {
       << status->message;
 }
 
+// The lowest set bit of every address and stride; axes of one element do not count.
+TEST(Validate, FindsTheAlignmentOfTheOperands) {
+  Call c = Call::dense();
+  const auto layout = [&c] { return validate(c.t, default_options()).value(); };
+  EXPECT_EQ(layout().alignment, 8) << "rows of v are 6 floats";
+  c.t.v = c.fresh(DType::f32, {kBatch, kSeqlenK, kKvHeads, 8});
+  c.t.out = c.fresh(DType::f32, {kBatch, kSeqlenQ, kHeads, 8});
+  EXPECT_EQ(layout().alignment, 16);
+  c.t.q.strides[1] += 1;
+  EXPECT_EQ(layout().alignment, 4);
+  EXPECT_FALSE(layout().has_negative_strides);
+  const Problem planned = layout();
+  c.t.q.strides[1] -= 1;
+  EXPECT_FALSE(check_same_problem(planned, layout()).has_value()) << "more aligned than planned";
+}
+
+TEST(CheckSameProblem, WantsTheAlignmentOfThePlan) {
+  Problem planned = validate(Call::dense().t, default_options()).value();
+  planned.alignment = 16;
+  Problem call = planned;
+  call.alignment = 8;
+  ASSERT_TRUE(check_same_problem(planned, call).has_value());
+  EXPECT_NE(check_same_problem(planned, call)->message.find("8 bytes only"), std::string::npos);
+  call = planned;
+  call.has_negative_strides = 1;
+  EXPECT_TRUE(check_same_problem(planned, call).has_value());
+}
+
 // Whatever is in a Problem that was made by hand, checking it is well defined.
 TEST(CheckProblem, SurvivesAnything) {
   const std::int64_t values[] = {0, 1, -1, 577, std::int64_t{1} << 40, INT64_MAX, INT64_MIN};

@@ -12,6 +12,9 @@ namespace headrace {
 using Problem = headrace_problem;
 using DeviceInfo = headrace_device_info;
 
+// What copy engines and vector loads ask of addresses and strides, in bytes.
+inline constexpr std::int32_t kWholeAlignment = 16;
+
 constexpr DType dtype_of(const Problem& p) { return static_cast<DType>(p.dtype); }
 constexpr std::int64_t group_size(const Problem& p) {
   return p.num_kv_heads == 0 ? 1 : p.num_heads / p.num_kv_heads;
