@@ -85,7 +85,8 @@ class Problem(ctypes.Structure):
             (name, ctypes.c_int32)
             for name in (
                 "dtype bias_dtype causal num_splits is_ragged has_alibi has_mask has_tree_mask "
-                "has_sinks has_lse has_probs strict_fallback strict_rows checked"
+                "has_sinks has_lse has_probs strict_fallback strict_rows checked alignment "
+                "has_negative_strides"
             ).split()
         ]
     )
