@@ -20,6 +20,7 @@ namespace headrace::testing {
 struct Arithmetic {
   std::int64_t tile_keys = 64;  // keys between two rescalings of the accumulators
   std::int64_t num_splits = 1;
+  bool is_on_tensor_cores = false;  // see Kernel
 };
 
 double unit_roundoff(DType dtype);      // 2^-24, 2^-11, 2^-8

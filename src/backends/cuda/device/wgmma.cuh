@@ -19,6 +19,13 @@ __device__ __forceinline__ u64 wgmma_descriptor(u32 address, u32 leading_bytes) 
          (address & 0x3ffff) >> 4;
 }
 
+// The same matrix `bytes` further on. The address field must not overflow: it does not within
+// shared memory.
+__device__ __forceinline__ u64 wgmma_advance(u64 descriptor, u32 bytes) {
+  const u32 low = static_cast<u32>(descriptor) + (bytes >> 4);
+  return (descriptor & 0xffffffff00000000ull) | low;
+}
+
 // Before the first wgmma, and whenever registers that one reads or adds to were written.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -35,6 +42,14 @@ template <int kCount>
 __device__ __forceinline__ void wgmma_settle(float (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+template <int kRows>
+__device__ __forceinline__ void wgmma_settle(u32 (&a)[kRows][4]) {
+#pragma unroll
+  for (int i = 0; i < kRows; ++i)
+#pragma unroll
+    for (int j = 0; j < 4; ++j) asm volatile("" : "+r"(a[i][j])::"memory");
 }
 
 struct Bf16 {};

@@ -1,0 +1,114 @@
+// Tiles of the Hopper forward kernel and where they lie in shared memory: plain numbers, tested on
+// the host.
+#pragma once
+
+#include <cstdint>
+
+namespace headrace::cuda::sm90 {
+
+// One compiled shape of the kernel. A CTA is a producer warpgroup and `warpgroups` consumers of 64
+// query rows each.
+struct Tile {
+  int head_dim, head_dim_v;  // most columns of Q and K, of V and O
+  int keys;                  // per step
+  int warpgroups;
+  bool is_flat;         // the first step of a tile runs under the last product of the one before:
+                        // O is staged in memory of its own. Else it is staged where Q was.
+  bool q_in_registers;  // Q is read from shared memory once a tile
+  friend constexpr bool operator==(const Tile&, const Tile&) = default;
+};
+
+inline constexpr int kGroupRows = 64;     // of a consumer warpgroup: the height of a wgmma
+inline constexpr int kStages = 2;         // of K, and of V
+inline constexpr int kEntries = 4;        // tiles that are announced, in work or being finished
+inline constexpr int kEntryWords = 32;    // of an announcement
+inline constexpr int kSlabColumns = 64;   // 128 bytes of 16-bit elements: the widest swizzled box
+inline constexpr int kSmemLimit = 232448;  // 227 KiB, what a CTA of sm_90 may have
+
+constexpr int num_slabs(int columns) { return (columns + kSlabColumns - 1) / kSlabColumns; }
+constexpr int rows_of(const Tile& t) { return kGroupRows * t.warpgroups; }
+constexpr int threads_of(const Tile& t) { return 128 * (t.warpgroups + 1); }
+
+// Registers of a thread after the warpgroups have shared them out anew. A CTA starts with what its
+// launch bounds give each thread, and can only pass those on: 168 * 3 = 504 = 24 + 2 * 240 and
+// 128 * 4 = 512 = 32 + 3 * 160. (With a sum above that the kernel waits for ever.)
+constexpr int producer_registers(const Tile& t) { return t.warpgroups == 2 ? 24 : 32; }
+constexpr int consumer_registers(const Tile& t) { return t.warpgroups == 2 ? 240 : 160; }
+constexpr int launch_registers(const Tile& t) { return t.warpgroups == 2 ? 168 : 128; }
+constexpr bool shares_registers(const Tile& t) {
+  return producer_registers(t) + t.warpgroups * consumer_registers(t) <=
+         (t.warpgroups + 1) * launch_registers(t);
+}
+
+// Bytes of 16-bit elements; everything that the copy engine writes is a stack of slabs, each [rows,
+// 128 bytes] and swizzled.
+struct SmemPlan {
+  int q_group, q;  // one warpgroup's Q; all of it, so many times
+  int q_buffers;
+  int k_stage, v_stage;
+  int o_group;
+  int offset_q, offset_k, offset_v, offset_o, offset_barriers, offset_entries;
+  int bytes;
+};
+
+// Numbers of the mbarriers.
+struct BarrierPlan {
+  int q_full, q_empty;    // [q_buffers][warpgroups]
+  int k_full, k_empty;    // [kStages]
+  int v_full, v_empty;    // [kStages]
+  int entry_full;         // [kEntries] an announcement may be read
+  int tile_done;          // [kEntries] every consumer warp has finished the tile
+  int count;
+};
+
+constexpr int q_buffers_of(const Tile& t) { return t.is_flat && !t.q_in_registers ? 2 : 1; }
+
+constexpr BarrierPlan barrier_plan(const Tile& t) {
+  BarrierPlan b{};
+  const int q = q_buffers_of(t) * t.warpgroups;
+  b.q_full = 0;
+  b.q_empty = b.q_full + q;
+  b.k_full = b.q_empty + q;
+  b.k_empty = b.k_full + kStages;
+  b.v_full = b.k_empty + kStages;
+  b.v_empty = b.v_full + kStages;
+  b.entry_full = b.v_empty + kStages;
+  b.tile_done = b.entry_full + kEntries;
+  b.count = b.tile_done + kEntries;
+  return b;
+}
+
+constexpr SmemPlan smem_plan(const Tile& t) {
+  SmemPlan s{};
+  constexpr int kRowBytes = 128;
+  s.q_buffers = q_buffers_of(t);
+  s.q_group = num_slabs(t.head_dim) * kGroupRows * kRowBytes;
+  s.q = s.q_buffers * t.warpgroups * s.q_group;
+  s.k_stage = num_slabs(t.head_dim) * t.keys * kRowBytes;
+  s.v_stage = num_slabs(t.head_dim_v) * t.keys * kRowBytes;
+  s.o_group = num_slabs(t.head_dim_v) * kGroupRows * kRowBytes;
+  s.offset_q = 0;
+  s.offset_k = s.offset_q + s.q;
+  s.offset_v = s.offset_k + kStages * s.k_stage;
+  const int end = s.offset_v + kStages * s.v_stage;
+  s.offset_o = t.is_flat ? end : s.offset_q;
+  s.offset_barriers = t.is_flat ? end + t.warpgroups * s.o_group : end;
+  s.offset_entries = (s.offset_barriers + barrier_plan(t).count * 8 + 15) / 16 * 16;
+  s.bytes = s.offset_entries + kEntries * kEntryWords * 4;
+  return s;
+}
+
+// The base is rounded up to 1024 bytes, where a swizzle pattern begins.
+constexpr int smem_bytes(const Tile& t) { return smem_plan(t).bytes + 1024; }
+
+// Where head_dim and head_dim_v fit two tiles, the first is taken.
+inline constexpr Tile kTile64 = {64, 64, 128, 3, true, false};
+inline constexpr Tile kTile96 = {96, 96, 128, 2, true, true};
+inline constexpr Tile kTile128 = {128, 128, 128, 2, true, true};
+inline constexpr Tile kTile192v128 = {192, 128, 128, 2, false, false};
+inline constexpr Tile kTile192 = {192, 192, 112, 2, false, false};
+inline constexpr Tile kTile256 = {256, 256, 80, 2, false, false};
+inline constexpr Tile kTiles[] = {kTile64,      kTile96,  kTile128,
+                                  kTile192v128, kTile192, kTile256};
+
+}  // namespace headrace::cuda::sm90

@@ -1,0 +1,459 @@
+// The consumers: S = Q K^T, softmax, O += P V for 64 rows a warpgroup.
+#pragma once
+
+#include "backends/cuda/common/lengths.cuh"
+#include "backends/cuda/device/tma.cuh"
+#include "backends/cuda/device/wgmma.cuh"
+#include "backends/cuda/sm90/fwd/element.cuh"
+#include "backends/cuda/sm90/fwd/schedule.cuh"
+#include "backends/cuda/sm90/fwd/softmax.cuh"
+
+namespace headrace::cuda::sm90 {
+
+template <Tile kTile, class Element>
+class Consumer {
+ public:
+  __device__ __forceinline__ Consumer(const Params& p, const Maps& maps, u32 smem, int group)
+      : p_(p),
+        maps_(maps),
+        smem_(smem),
+        group_(group),
+        lane_(static_cast<int>(threadIdx.x) & 31),
+        warp_(__shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) >> 5 & 3, 0)) {}
+
+  __device__ __forceinline__ void run() {
+    for (Work work = next_work(); work.code != kEnd;) {
+      if (work.code == kDrain) {
+        report(work);
+        work = next_work();
+      } else if (!work.has_keys()) {
+        write_empty(work);
+        report(work);
+        work = next_work();
+      } else if (kIsLazy && work.is_redo()) {
+        compute_again(work);
+        work = next_work();
+      } else {
+        compute(work);
+      }
+    }
+    if (lane_ == 0) tma_wait_read<0>();
+  }
+
+ private:
+  static constexpr SmemPlan kSmem = smem_plan(kTile);
+  static constexpr BarrierPlan kBarriers = barrier_plan(kTile);
+  static constexpr int kKeys = kTile.keys, kDim = kTile.head_dim, kDimV = kTile.head_dim_v;
+  static constexpr bool kIsLazy = Element::kHasFloatRange;
+  using QK = Wgmma<typename Element::Operand, kKeys>;
+  using PV = Wgmma<typename Element::Operand, kDimV>;
+
+  struct Work {
+    int slot, code, first, last, full_begin, full_end;
+    __device__ __forceinline__ bool has_keys() const { return first > last; }
+    __device__ __forceinline__ bool is_redo() const { return (code & kRedo) != 0; }
+    // Follows another tile without a stop.
+    __device__ __forceinline__ bool is_plain() const {
+      return code >= 0 && (!kIsLazy || !is_redo()) && has_keys();
+    }
+  };
+
+  // ---- the schedule
+  __device__ __forceinline__ u32 barrier(int i) const {
+    return smem_ + kSmem.offset_barriers + 8 * i;
+  }
+  __device__ __forceinline__ u32 word_address(int slot, int i) const {
+    return smem_ + kSmem.offset_entries + 4 * (slot * kEntryWords + i);
+  }
+  __device__ __forceinline__ int word(const Work& work, int i) const {
+    return static_cast<int>(load_shared(word_address(work.slot, i)));
+  }
+  __device__ __forceinline__ Work next_work() {
+    Work work{};
+    work.slot = entry_.stage;
+    mbarrier_wait(barrier(kBarriers.entry_full + work.slot), entry_.parity);
+    entry_.next();
+    const auto uniform = [&](int i) { return __shfl_sync(0xffffffffu, word(work, i), 0); };
+    work.code = uniform(kWordCode);
+    if (work.code < 0) return work;
+    work.first = uniform(kWordFirst);
+    work.last = uniform(kWordLast);
+    work.full_begin = uniform(kWordFullBegin);
+    work.full_end = uniform(kWordFullEnd);
+    return work;
+  }
+  __device__ __forceinline__ void report(const Work& work) {
+    __syncwarp();
+    if (lane_ == 0) mbarrier_arrive(barrier(kBarriers.tile_done + work.slot));
+  }
+
+  // ---- the steps of a tile
+  __device__ __forceinline__ void take_q() {
+    q_barrier_ = q_stage_.stage * kTile.warpgroups + group_;
+    q_address_ = smem_ + kSmem.offset_q + q_barrier_ * kSmem.q_group;
+    mbarrier_wait(barrier(kBarriers.q_full + q_barrier_), q_stage_.parity);
+    q_stage_.next();
+    if constexpr (kTile.q_in_registers) {
+      const int row = warp_ * 16 + (lane_ & 15);
+#pragma unroll
+      for (int i = 0; i < kDim / 16; ++i) {
+        const int chunk = 2 * (i % 4) + (lane_ >> 4);
+        ldmatrix(q_[i], q_address_ + (i / 4) * kGroupRows * 128 +
+                            swizzle128(static_cast<u32>(row * 128 + chunk * 16)));
+      }
+      release_q();
+    }
+  }
+  __device__ __forceinline__ void release_q() {
+    __syncwarp();
+    if (lane_ == 0) mbarrier_arrive(barrier(kBarriers.q_empty + q_barrier_));
+  }
+  __device__ __forceinline__ void start_s() {
+    mbarrier_wait(barrier(kBarriers.k_full + k_.stage), k_.parity);
+    wgmma_fence();
+    const u64 k = wgmma_descriptor(smem_ + kSmem.offset_k + k_.stage * kSmem.k_stage, 16);
+    [[maybe_unused]] const u64 q = wgmma_descriptor(q_address_, 16);
+#pragma unroll
+    for (int i = 0; i < kDim / 16; ++i) {
+      const u64 k_i = wgmma_advance(k, (i % 4) * 32 + (i / 4) * kKeys * 128);
+      if constexpr (kTile.q_in_registers) {
+        QK::template rs<Major::k>(s_, q_[i], k_i, i != 0);
+      } else {
+        QK::template ss<Major::k>(
+            s_, wgmma_advance(q, (i % 4) * 32 + (i / 4) * kGroupRows * 128), k_i, i != 0);
+      }
+    }
+    wgmma_commit();
+  }
+  __device__ __forceinline__ void end_s() {
+    wgmma_settle(s_);
+    release(kBarriers.k_empty, k_);
+  }
+  __device__ __forceinline__ void start_pv() {
+    mbarrier_wait(barrier(kBarriers.v_full + v_.stage), v_.parity);
+    wgmma_fence();
+    const u64 v =
+        wgmma_descriptor(smem_ + kSmem.offset_v + v_.stage * kSmem.v_stage, kKeys * 128);
+#pragma unroll
+    for (int i = 0; i < kKeys / 16; ++i)
+      PV::template rs<Major::mn>(o_, weights_[i], wgmma_advance(v, i * 2048),
+                                 i == 0 ? adds_ : 1);
+    wgmma_commit();
+    adds_ = 1;
+  }
+  __device__ __forceinline__ void end_pv() {
+    wgmma_wait<0>();
+    wgmma_settle(o_);
+    wgmma_settle(weights_);
+    release(kBarriers.v_empty, v_);
+  }
+  __device__ __forceinline__ void release(int empty_0, Ring<kStages>& ring) {
+    if ((threadIdx.x & 127) == 0) mbarrier_arrive(barrier(empty_0 + ring.stage));
+    ring.next();
+  }
+  __device__ __forceinline__ void pack() {
+#pragma unroll
+    for (int i = 0; i < kKeys / 4; ++i)
+      weights_[i / 4][i % 4] = Element::pack(s_[2 * i], s_[2 * i + 1]);
+  }
+  template <int kCount>
+  static __device__ __forceinline__ void rescale(float (&x)[kCount], const float (&factor)[2]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] *= factor[i / 2 % 2];
+  }
+
+  // ---- rows and masks
+  // Row r (0, 1) of this thread within its warpgroup, and its query and head.
+  __device__ __forceinline__ int group_row(int r) const { return warp_ * 16 + lane_ / 4 + 8 * r; }
+  __device__ __forceinline__ int query_of(int row) const {
+    return group_ * p_.group_queries + (p_.pack == 1 ? row : row / p_.pack);
+  }
+  // Keys that a query of the tile sees, [begin, end).
+  __device__ __forceinline__ int keys_end(const Work& work, int query) const {
+    return min(word(work, kWordKeys), word(work, kWordRight) + query);
+  }
+  __device__ __forceinline__ int keys_begin(const Work& work, int query) const {
+    return max(0, word(work, kWordLeft) + query);
+  }
+  // True where some row of the tile does not see some key.
+  __device__ __forceinline__ bool mask(const Work& work, int n) {
+    if (n >= work.full_begin && n < work.full_end) return false;
+    const int column = n * kKeys + 2 * (lane_ & 3);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int query = query_of(group_row(r));
+      const int end = keys_end(work, query) - column, begin = keys_begin(work, query) - column;
+#pragma unroll
+      for (int j = 0; j < kKeys / 8; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& x = s_[4 * j + 2 * r + e];
+          x = 8 * j + e < end && 8 * j + e >= begin ? x : -INFINITY;
+        }
+      }
+    }
+    return true;
+  }
+  // V beyond the end of a ragged sequence belongs to another: zeros keep its NaNs out.
+  __device__ __forceinline__ void clear_tail_of_v(const Work& work, int n) {
+    if (!p_.problem.is_ragged) return;
+    const int rows = word(work, kWordKeys) - n * kKeys;
+    if (rows >= kKeys) return;
+    mbarrier_wait(barrier(kBarriers.v_full + v_.stage), v_.parity);
+    const u32 v = smem_ + kSmem.offset_v + v_.stage * kSmem.v_stage;
+    const int thread = static_cast<int>(threadIdx.x) & 127;
+#pragma unroll 1
+    for (int i = rows * 8 + thread; i < kKeys * 8; i += 128)
+#pragma unroll
+      for (int slab = 0; slab < num_slabs(kDimV); ++slab)
+        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(v + slab * kKeys * 128 +
+                                                                      i * 16),
+                     "r"(0)
+                     : "memory");
+    fence_proxy_async();
+    named_barrier_sync(1 + group_, 128);
+  }
+
+  // ---- tiles
+  __device__ __forceinline__ bool softmax_step(bool is_masked, float (&factor)[2]) {
+    if constexpr (kIsLazy) {
+      if (is_masked) softmax_.adopt(s_, p_.scale_log2);
+      return softmax_.lazy_step(s_, p_.scale_log2, factor);
+    } else {
+      return softmax_.conditional_step(s_, p_.scale_log2, factor);
+    }
+  }
+
+  // The first step of a tile where nothing runs beside it.
+  __device__ __forceinline__ void begin(const Work& work) {
+    take_q();
+    start_s();
+    wgmma_wait<0>();
+    end_s();
+    mask(work, work.first - 1);
+    softmax_.first(s_, p_.scale_log2);
+    pack();
+    adds_ = 0;
+    clear_tail_of_v(work, work.first - 1);
+  }
+
+  // S of step n is multiplied while P V of step n + 1 is: the softmax runs under the product.
+  __device__ __forceinline__ void step(const Work& work, int n) {
+    float factor[2];
+    start_s();
+    start_pv();
+    wgmma_wait<1>();
+    end_s();
+    const bool is_masked = mask(work, n);
+    const bool moves = softmax_step(is_masked, factor);
+    end_pv();
+    if (moves) {
+      rescale(o_, factor);
+      if (kIsLazy) rescale(s_, factor);
+    }
+    pack();
+  }
+
+  // This tile and all that follow without a stop; `work` is then the first that does not.
+  __device__ __forceinline__ void compute(Work& work) {
+    begin(work);
+    Work next;
+    for (;;) {
+      for (int n = work.first - 2; n >= work.last; --n) step(work, n);
+      if constexpr (!kTile.is_flat) break;
+      if constexpr (!kTile.q_in_registers) release_q();
+      next = next_work();
+      if (!next.is_plain()) break;
+      take_q();
+      start_s();
+      start_pv();
+      wgmma_wait<1>();
+      end_s();
+      mask(next, next.first - 1);
+      const Softmax<kKeys> before = softmax_;
+      softmax_.first(s_, p_.scale_log2);
+      end_pv();
+      finish(work, before, false);
+      pack();
+      adds_ = 0;
+      clear_tail_of_v(next, next.first - 1);
+      work = next;
+    }
+    start_pv();
+    end_pv();
+    finish(work, softmax_, false);
+    work = kTile.is_flat ? next : next_work();
+  }
+
+  // A tile with rows whose lazy softmax overflowed: step by step, with conditional references.
+  __device__ __forceinline__ void compute_again(const Work& work) {
+    begin(work);
+    float factor[2];
+    for (int n = work.first - 2; n >= work.last; --n) {
+      start_pv();
+      end_pv();
+      start_s();
+      wgmma_wait<0>();
+      end_s();
+      mask(work, n);
+      if (softmax_.conditional_step(s_, p_.scale_log2, factor)) rescale(o_, factor);
+      pack();
+    }
+    if constexpr (kTile.is_flat && !kTile.q_in_registers) release_q();
+    start_pv();
+    end_pv();
+    finish(work, softmax_, true);
+  }
+
+  // ---- results
+  // lse and O of a tile. A warp stages its 16 rows and stores them without waiting for others.
+  __device__ __forceinline__ void finish(const Work& work, const Softmax<kKeys>& softmax,
+                                         bool is_redo) {
+    float inverse[2];
+    u32 bad = 0;
+    const u32 wanted = is_redo ? static_cast<u32>(word(work, kWordRows + 4 * group_ + warp_)) : 0xffffu;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float sum = softmax.sum[r];
+      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      const int row = group_row(r), query = query_of(row);
+      const bool exists = row_exists(work, row, query);
+      const int head = head_of(work, row);
+      float sink = -INFINITY;
+      if (p_.args.sinks != nullptr && exists) sink = p_.args.sinks[head * p_.args.sinks_stride];
+      const RowEnd end = end_row(softmax.reference[r], sum, sink);
+      inverse[r] = end.inverse;
+      const bool is_bad = kIsLazy && !is_redo && exists && !(sum <= kLargestSum);
+      // Lanes 0, 4, 8, ... hold rows 0, 1, 2, ... of the warp's first eight, then of the second.
+      const u32 votes = __ballot_sync(0xffffffffu, is_bad && (lane_ & 3) == 0);
+      if (votes != 0) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) bad |= (votes >> (4 * i) & 1u) << (8 * r + i);
+      }
+      const bool is_wanted = (wanted >> (row & 15) & 1u) != 0 && !is_bad;
+      if ((lane_ & 3) == 0 && exists && is_wanted && p_.args.lse.data != nullptr)
+        *lse_address(work, query, head) = end.lse;
+    }
+    if (kIsLazy && bad != 0 && lane_ == 0)
+      store_shared(word_address(work.slot, kWordRows + 4 * group_ + warp_), bad);
+    rescale(o_, inverse);
+    store_out(work, wanted & ~bad, is_redo);
+    report(work);
+  }
+
+  __device__ __forceinline__ bool row_exists(const Work& work, int row, int query) const {
+    return row < p_.group_queries * p_.pack &&
+           query < word(work, kWordQueries) - word(work, kWordQuery);
+  }
+  __device__ __forceinline__ int head_of(const Work& work, int row) const {
+    const int head = word(work, kWordHead);
+    return p_.pack == 1 ? head : head * p_.pack + row % p_.pack;
+  }
+  __device__ __forceinline__ float* lse_address(const Work& work, int query, int head) const {
+    const LseOperand& lse = p_.args.lse;
+    const std::int64_t row = std::int64_t{word(work, kWordRowQ)} + word(work, kWordQuery) + query;
+    return static_cast<float*>(lse.data) + word(work, kWordBatch) * lse.stride_batch +
+           head * lse.stride_head + row * lse.stride_q;
+  }
+
+  // rows: bit r says whether row r of the warp is written.
+  __device__ __forceinline__ void store_out(const Work& work, u32 rows, bool is_redo) {
+    const u32 from = smem_ + kSmem.offset_o +
+                     (kTile.is_flat ? group_ * kSmem.o_group : q_barrier_ * kSmem.q_group) +
+                     warp_ * 16 * 128;
+    if constexpr (kTile.is_flat) {
+      if (lane_ == 0) tma_wait_read<0>();  // the store of the tile before
+      __syncwarp();
+    }
+#pragma unroll
+    for (int j = 0; j < kDimV / 8; j += 2) {
+      const int row = lane_ & 15, chunk = j % 8 + (lane_ >> 4);
+      const u32 fragment[4] = {Element::pack(o_[4 * j], o_[4 * j + 1]),
+                               Element::pack(o_[4 * j + 2], o_[4 * j + 3]),
+                               Element::pack(o_[4 * j + 4], o_[4 * j + 5]),
+                               Element::pack(o_[4 * j + 6], o_[4 * j + 7])};
+      // `from` is a multiple of 2048: the pattern begins there.
+      stmatrix(from + (j / 8) * kGroupRows * 128 +
+                   swizzle128(static_cast<u32>(row * 128 + chunk * 16)),
+               fragment);
+    }
+    const int query = word(work, kWordQuery) + group_ * p_.group_queries + warp_ * 16;
+    const int queries = word(work, kWordQueries);
+    const bool is_whole = p_.problem.is_ragged == 0 || query + 16 <= queries;
+    if (p_.pack == 1 && rows == 0xffffu && !is_redo && is_whole) {
+      fence_proxy_async();
+      __syncwarp();
+      if (lane_ == 0) {
+        if (query < queries) {
+          const int batch = p_.problem.is_ragged != 0 ? 0 : word(work, kWordBatch);
+#pragma unroll
+          for (int slab = 0; slab < num_slabs(kDimV); ++slab)
+            tma_store(&maps_.out, from + slab * kGroupRows * 128, slab * kSlabColumns,
+                      word(work, kWordRowQ) + query, word(work, kWordHead), batch);
+        }
+        tma_commit();
+        if constexpr (!kTile.is_flat) tma_wait_read<0>();
+      }
+    } else {
+      __syncwarp();
+      store_rows(work, from, rows);
+    }
+    if constexpr (!kTile.is_flat) release_q();
+  }
+
+  // Row by row, 16 bytes a lane: rows that are packed, few, or not all wanted.
+  __device__ __forceinline__ void store_rows(const Work& work, u32 from, u32 rows) {
+    const int chunks = static_cast<int>(p_.problem.head_dim_v) / 8;
+#pragma unroll 1
+    for (int row = 0; row < 16; ++row) {
+      const int group_row = warp_ * 16 + row, query = query_of(group_row);
+      if ((rows >> row & 1u) == 0 || !row_exists(work, group_row, query)) continue;
+      Chunk* to = out_address(work, query, head_of(work, group_row));
+#pragma unroll 1
+      for (int chunk = lane_; chunk < chunks; chunk += 32)
+        to[chunk] = load_chunk(from + (chunk / 8) * kGroupRows * 128 +
+                               swizzle128(static_cast<u32>(row * 128 + chunk % 8 * 16)));
+    }
+  }
+
+  __device__ __forceinline__ Chunk* out_address(const Work& work, int query, int head) const {
+    const Operand& out = p_.args.out;
+    const std::int64_t row = std::int64_t{word(work, kWordRowQ)} + word(work, kWordQuery) + query;
+    const std::int64_t batch = p_.problem.is_ragged != 0 ? 0 : word(work, kWordBatch);
+    return reinterpret_cast<Chunk*>(static_cast<typename Element::Bits*>(out.data) +
+                                    row_offset(out, batch, row, head));
+  }
+
+  // No row of the tile sees a key.
+  __device__ __forceinline__ void write_empty(const Work& work) {
+    const int chunks = static_cast<int>(p_.problem.head_dim_v) / 8;
+#pragma unroll 1
+    for (int row = 0; row < 16; ++row) {
+      const int group_row = warp_ * 16 + row, query = query_of(group_row);
+      if (!row_exists(work, group_row, query)) continue;
+      const int head = head_of(work, group_row);
+      Chunk* to = out_address(work, query, head);
+#pragma unroll 1
+      for (int chunk = lane_; chunk < chunks; chunk += 32) to[chunk] = Chunk{};
+      if (lane_ == 0 && p_.args.lse.data != nullptr) *lse_address(work, query, head) = -INFINITY;
+    }
+  }
+
+  const Params& p_;
+  const Maps& maps_;
+  const u32 smem_;
+  const int group_, lane_, warp_;
+  Ring<kEntries> entry_;
+  Ring<kStages> k_, v_;
+  Ring<kSmem.q_buffers> q_stage_;  // of the next Q
+  int q_barrier_ = 0;              // of the Q in use
+  u32 q_address_ = 0;
+  int adds_ = 0;  // 0: the next product starts a new O
+  float s_[kKeys / 2], o_[kDimV / 2];
+  u32 weights_[kKeys / 16][4];
+  u32 q_[kTile.q_in_registers ? kDim / 16 : 1][4];
+  Softmax<kKeys> softmax_;
+};
+
+}  // namespace headrace::cuda::sm90

@@ -1,0 +1,34 @@
+// The two 16-bit formats as the Hopper kernel sees them.
+#pragma once
+
+#include "backends/cuda/device/mma.cuh"
+#include "backends/cuda/device/wgmma.cuh"
+
+namespace headrace::cuda::sm90 {
+
+struct Bf16Element {
+  using Operand = Bf16;
+  using Bits = unsigned short;
+  static constexpr bool kHasFloatRange = true;  // 8 bits of exponent
+  static __device__ __forceinline__ u32 pack(float low, float high) { return pack_bf16(low, high); }
+};
+struct F16Element {
+  using Operand = F16;
+  using Bits = unsigned short;
+  static constexpr bool kHasFloatRange = false;
+  static __device__ __forceinline__ u32 pack(float low, float high) { return pack_f16(low, high); }
+};
+
+struct alignas(16) Chunk {
+  u32 words[4];
+};
+__device__ __forceinline__ Chunk load_chunk(u32 address) {
+  Chunk c;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(c.words[0]), "=r"(c.words[1]), "=r"(c.words[2]), "=r"(c.words[3])
+               : "r"(address)
+               : "memory");
+  return c;
+}
+
+}  // namespace headrace::cuda::sm90

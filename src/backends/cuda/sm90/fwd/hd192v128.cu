@@ -1,0 +1,13 @@
+#include "backends/cuda/sm90/fwd/kernel.cuh"
+
+namespace headrace::cuda::sm90 {
+
+Status launch_bf16_192v128(const Params& params, const Maps& maps, int num_ctas, Stream stream) {
+  return launch_variant<Variant<kTile192v128, Bf16Element>>("cuda_sm90_fwd<bf16, 192v128>", params, maps, num_ctas, stream);
+}
+
+Status launch_f16_192v128(const Params& params, const Maps& maps, int num_ctas, Stream stream) {
+  return launch_variant<Variant<kTile192v128, F16Element>>("cuda_sm90_fwd<f16, 192v128>", params, maps, num_ctas, stream);
+}
+
+}  // namespace headrace::cuda::sm90

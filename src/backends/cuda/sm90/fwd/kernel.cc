@@ -1,0 +1,289 @@
+#include "backends/cuda/sm90/fwd/kernel.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "backends/cuda/runtime/error_word.cuh"
+#include "backends/cuda/runtime/status.cuh"
+#include "backends/cuda/runtime/tensor_map.cuh"
+#include "backends/cuda/sm90/fwd/config.h"
+#include "backends/cuda/sm90/fwd/launch.h"
+#include "base/math.h"
+
+namespace headrace::cuda::sm90 {
+namespace {
+
+struct Variant {
+  Tile tile;
+  Launch *bf16, *f16;
+};
+constexpr Variant kVariants[] = {
+    {kTile64, launch_bf16_64, launch_f16_64},
+    {kTile96, launch_bf16_96, launch_f16_96},
+    {kTile128, launch_bf16_128, launch_f16_128},
+    {kTile192v128, launch_bf16_192v128, launch_f16_192v128},
+    {kTile192, launch_bf16_192, launch_f16_192},
+    {kTile256, launch_bf16_256, launch_f16_256},
+};
+
+// The first that is large enough; null above 256.
+const Variant* variant_of(const Problem& p) {
+  for (const Variant& v : kVariants)
+    if (p.head_dim <= v.tile.head_dim && p.head_dim_v <= v.tile.head_dim_v) return &v;
+  return nullptr;
+}
+
+bool has_causal(const Problem& p) { return p.causal != HEADRACE_CAUSAL_NONE; }
+
+// ---- refusals
+
+std::string refused_layout(const Problem& p) {
+  if (p.head_dim % 8 != 0 || p.head_dim_v % 8 != 0)
+    return format_text("head_dim {} and head_dim_v {} must be multiples of 8", p.head_dim,
+                       p.head_dim_v);
+  if (variant_of(p) == nullptr)
+    return format_text("head_dim {} with head_dim_v {}: takes up to 256", p.head_dim, p.head_dim_v);
+  if (p.alignment < kWholeAlignment)
+    return format_text("addresses and strides are multiples of {} bytes, the copy engine needs {}",
+                       p.alignment, kWholeAlignment);
+  if (p.has_negative_strides) return "the copy engine takes no negative strides";
+  return {};
+}
+
+std::string refused_scores(const Problem& p) {
+  if (has_general_scores(p))
+    return "takes plain scores: no softcap, ALiBi, bias, masks or dropout";
+  if (p.has_probs) return "returns no probs";
+  if (p.num_splits > 1) return "does not split keys";
+  if (!(p.softmax_scale > 0)) return "needs a positive softmax_scale";
+  return {};
+}
+
+std::int64_t total_or(std::int64_t total, std::int64_t dense, const Problem& p) {
+  return p.is_ragged ? total : dense;
+}
+
+std::string refused_size(const Problem& p) {
+  if (p.seqlen_k == 0 || total_or(p.total_k, 1, p) == 0) return "there are no keys";
+  if (std::max(p.seqlen_q, p.seqlen_k) >= kMaxSeqlen)
+    return format_text("sequences must be shorter than {}", kMaxSeqlen);
+  const std::int64_t blocks = ceil_div<std::int64_t>(p.seqlen_q, kGroupRows);
+  if (p.batch * p.num_heads > INT32_MAX / 4 / std::max<std::int64_t>(blocks, 1))
+    return "there are more than 2^29 tiles";
+  return {};
+}
+
+std::string refuses(const Problem& p, const DeviceInfo& device) {
+  constexpr int kHopper = 90;
+  if (device.sm != kHopper)
+    return format_text("needs a GPU of sm{} (Hopper), not sm{}", kHopper, device.sm);
+  if (dtype_of(p) != DType::bf16 && dtype_of(p) != DType::f16)
+    return format_text("takes bf16 and f16, not {}", dtype_name(dtype_of(p)));
+  for (const auto check : {refused_layout, refused_scores, refused_size})
+    if (std::string reason = check(p); !reason.empty()) return reason;
+  return {};
+}
+
+// ---- the plan
+
+// Rows of a tile are (query, head of a group) pairs where that fills tiles noticeably better:
+// sequences much shorter than a tile. It changes no bits.
+bool is_packed(const Problem& p, const Tile& tile) {
+  const std::int64_t group = group_size(p);
+  if (group == 1 || group > kGroupRows) return false;
+  const std::int64_t rows = rows_of(tile);
+  const std::int64_t packed_queries = kGroupRows / group * tile.warpgroups;
+  const std::int64_t plain_tiles = ceil_div(p.seqlen_q, rows) * group;
+  const std::int64_t packed_tiles = ceil_div(p.seqlen_q, packed_queries);
+  return 10 * packed_tiles < 9 * plain_tiles;
+}
+
+// How tiles lie over a problem; everything that the launch needs beside pointers.
+struct Order {
+  int pack, group_queries, tile_queries, tile_heads;
+  std::int64_t m_blocks, num_tiles;
+  bool is_triangular;
+};
+
+Order order_of(const Problem& p, const Tile& tile) {
+  Order o{};
+  o.pack = is_packed(p, tile) ? static_cast<int>(group_size(p)) : 1;
+  o.group_queries = kGroupRows / o.pack;
+  o.tile_queries = o.group_queries * tile.warpgroups;
+  o.tile_heads = static_cast<int>(p.num_heads) / o.pack;
+  o.m_blocks = ceil_div<std::int64_t>(p.seqlen_q, o.tile_queries);
+  // A ragged batch has at most one tile a sequence that is not full.
+  const std::int64_t blocks =
+      p.is_ragged ? std::min(p.batch * o.m_blocks, p.total_q / o.tile_queries + p.batch)
+                  : p.batch * o.m_blocks;
+  o.num_tiles = blocks * o.tile_heads;
+  o.is_triangular = p.window_left < 0 && (has_causal(p) || p.window_right >= 0);
+  return o;
+}
+
+// Tiles of different length, and more than one a CTA: who is free takes the next.
+bool is_dynamic(const Problem& p, const Order& order, std::int64_t num_ctas) {
+  return order.num_tiles > num_ctas && (order.is_triangular || p.is_ragged || p.window_left >= 0);
+}
+
+constexpr std::size_t kCounterBytes = 16;
+
+Schedule plan(const Problem& p, const DeviceInfo& device) {
+  const Tile& tile = variant_of(p)->tile;
+  const Order order = order_of(p, tile);
+  Schedule schedule;
+  schedule.tile_m = rows_of(tile);
+  schedule.tile_n = tile.keys;
+  schedule.num_ctas =
+      std::clamp<std::int64_t>(order.num_tiles, 1, std::max<std::int64_t>(device.num_units, 1));
+  const bool dynamic = is_dynamic(p, order, schedule.num_ctas);
+  if (dynamic) schedule.workspace_bytes = kCounterBytes + alignof(int);
+  schedule.note = format_text(
+      "persistent, {} tiles at most, {}{}; TMA and wgmma, {} softmax{}", order.num_tiles,
+      order.is_triangular ? "longest first, " : "", dynamic ? "handed out as CTAs come" : "dealt out",
+      dtype_of(p) == DType::bf16 ? "lazy" : "conditional",
+      order.pack > 1 ? format_text(", {} query heads a tile", order.pack) : std::string());
+  return schedule;
+}
+
+// ---- the launch
+
+// Sequences of an operand as the copy engine sees them: [batch, heads, rows, columns], heads split
+// into (group, pack) for q.
+Status encode(const Operand& x, const Problem& p, std::int64_t dim, std::int64_t rows,
+              std::int64_t heads, std::int64_t pack, const std::uint32_t (&box)[5],
+              TensorMap& map) {
+  const std::int64_t batch = p.is_ragged ? 1 : p.batch;
+  const bool has_group = pack > 0;
+  TensorMapSpec spec{.dtype = dtype_of(p), .rank = has_group ? 5 : 4};
+  std::int64_t strides[5] = {1};
+  int axis = 0;
+  const auto add = [&](std::int64_t size, std::int64_t stride, std::uint32_t box_size) {
+    spec.sizes[axis] = size;
+    spec.box[axis] = box_size;
+    // Of an axis with one element any stride will do, but the engine wants a multiple of 16 bytes.
+    strides[axis] = size > 1 ? stride : 8;
+    ++axis;
+  };
+  add(dim, 1, box[0]);
+  if (has_group) add(pack, x.stride_head, box[1]);
+  add(rows, x.stride_seq, box[2]);
+  add(has_group ? heads / pack : heads, has_group ? x.stride_head * pack : x.stride_head, box[3]);
+  add(batch, x.stride_batch, box[4]);
+  if (std::string reason = tensor_map_refusal(spec, x.data, strides); !reason.empty())
+    return unsupported("a tensor of the call does not suit the copy engine: {}; make the plan with "
+                       "problem.alignment={} for another kernel",
+                       reason, dtype_bytes(dtype_of(p)));
+  return encode_tensor_map(spec, x.data, strides, map);
+}
+
+Status encode_maps(const Problem& p, const AttentionArgs& args, const Tile& tile,
+                   const Order& order, Maps& maps) {
+  const std::int64_t rows_q = p.is_ragged ? p.total_q : p.seqlen_q;
+  const std::int64_t rows_k = p.is_ragged ? p.total_k : p.seqlen_k;
+  const auto columns = static_cast<std::uint32_t>(kSlabColumns);
+  const auto keys = static_cast<std::uint32_t>(tile.keys);
+  const auto pack = static_cast<std::uint32_t>(order.pack);
+  const auto queries = static_cast<std::uint32_t>(order.group_queries);
+  constexpr std::uint32_t kStoredRows = 16;  // of a warp
+  if (Status bad = encode(args.q, p, p.head_dim, rows_q, p.num_heads, order.pack,
+                          {columns, pack, queries, 1, 1}, maps.q))
+    return bad;
+  if (Status bad = encode(args.k, p, p.head_dim, rows_k, p.num_kv_heads, 0,
+                          {columns, 0, keys, 1, 1}, maps.k))
+    return bad;
+  if (Status bad = encode(args.v, p, p.head_dim_v, rows_k, p.num_kv_heads, 0,
+                          {columns, 0, keys, 1, 1}, maps.v))
+    return bad;
+  return encode(args.out, p, p.head_dim_v, rows_q, p.num_heads, 0, {columns, 0, kStoredRows, 1, 1},
+                maps.out);
+}
+
+// As many heads at a time as keep their K and V in this part of the L2 cache.
+constexpr std::int64_t kSectionShare = 2;  // 1 / 2
+
+// The last section must hold some tiles for each CTA, or a long tile starts last.
+constexpr std::int64_t kTilesPerCtaAtTheEnd = 3;
+
+void set_sections(const Problem& p, const DeviceInfo& device, const Order& order,
+                  std::int64_t num_ctas, Params& params) {
+  const std::int64_t key_bytes = (p.head_dim + p.head_dim_v) * 2;
+  const std::int64_t keys = std::max<std::int64_t>(device.l2_bytes / kSectionShare / key_bytes, 1);
+  params.section_keys = static_cast<int>(std::min<std::int64_t>(keys, INT32_MAX));
+  std::int64_t kv_heads = 1;
+  while (kv_heads * 2 * p.seqlen_k <= keys) kv_heads *= 2;
+  const std::int64_t section =
+      std::min<std::int64_t>(kv_heads * params.kv_divisor, params.batch_heads);
+  const std::int64_t tail = ceil_div(kTilesPerCtaAtTheEnd * num_ctas, order.m_blocks);
+  params.section = static_cast<int>(section);
+  params.num_sections =
+      static_cast<int>(std::max<std::int64_t>(0, (params.batch_heads - tail) / section));
+}
+
+Params make_params(const Plan& plan, const AttentionArgs& args, const Order& order) {
+  const Problem& p = plan.problem;
+  Params params{};
+  params.problem = p;
+  params.args = args;
+  params.pack = order.pack;
+  params.group_queries = order.group_queries;
+  params.tile_queries = order.tile_queries;
+  params.tile_heads = order.tile_heads;
+  params.kv_divisor = static_cast<int>(group_size(p)) / order.pack;
+  params.batch_heads = static_cast<int>(p.batch) * order.tile_heads;
+  params.seqlen_q = static_cast<int>(p.seqlen_q);
+  params.seqlen_k = static_cast<int>(p.seqlen_k);
+  const auto window = [](std::int64_t w) {
+    return w < 0 ? kOpenWindow : static_cast<int>(std::min<std::int64_t>(w, kOpenWindow - 1));
+  };
+  params.window_left = window(p.window_left);
+  params.window_right = has_causal(p) ? 0 : window(p.window_right);
+  params.is_top_left = p.causal == HEADRACE_CAUSAL_TOP_LEFT;
+  params.num_tiles = static_cast<int>(order.num_tiles);
+  params.m_blocks = static_cast<int>(order.m_blocks);
+  params.is_triangular = order.is_triangular;
+  set_sections(p, plan.device, order, plan.schedule.num_ctas, params);
+  params.scale_log2 = static_cast<float>(p.softmax_scale * M_LOG2E);
+  return params;
+}
+
+// The counter of tiles, at zero before the kernel starts.
+Status clear_counter(Workspace workspace, Stream stream, int** counter) {
+  const auto address = reinterpret_cast<std::uintptr_t>(workspace.data);
+  *counter = reinterpret_cast<int*>((address + alignof(int) - 1) / alignof(int) * alignof(int));
+  return cuda_status(
+      cudaMemsetAsync(*counter, 0, kCounterBytes, static_cast<cudaStream_t>(stream)),
+      "clearing the tile counter at {} of the workspace", static_cast<void*>(*counter));
+}
+
+Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
+  const Problem& p = plan.problem;
+  const Variant& variant = *variant_of(p);
+  const Order order = order_of(p, variant.tile);
+  Params params = make_params(plan, args, order);
+  Maps maps;
+  if (Status bad = encode_maps(p, args, variant.tile, order, maps)) return bad;
+  Result<std::uint32_t*> word = error_word(plan.device.device_id);
+  if (!word.ok()) return std::move(word.failure());
+  params.error_word = word.value();
+  if (plan.schedule.workspace_bytes > 0)
+    if (Status bad = clear_counter(workspace, stream, &params.counter)) return bad;
+  Launch& launch_variant = dtype_of(p) == DType::bf16 ? *variant.bf16 : *variant.f16;
+  return launch_variant(params, maps, static_cast<int>(plan.schedule.num_ctas), stream);
+}
+
+}  // namespace
+
+const Kernel kForwardKernel = {
+    .name = "cuda_sm90_fwd",
+    .summary = "TMA and wgmma on Hopper, bf16 and f16, head_dim in eights up to 256, plain scores "
+               "(causal, windows, sinks), ragged, grouped heads",
+    .refuses = refuses,
+    .plan = plan,
+    .launch = launch,
+    .is_on_tensor_cores = true,
+};
+
+}  // namespace headrace::cuda::sm90

@@ -1,0 +1,81 @@
+// Attention forward for Hopper. A CTA stays on its multiprocessor and works through many tiles:
+// a warpgroup copies (one thread) and schedules (one warp), two or three compute.
+#pragma once
+
+#include "backends/cuda/runtime/launch.cuh"
+#include "backends/cuda/sm90/fwd/consume.cuh"
+#include "backends/cuda/sm90/fwd/launch.h"
+#include "backends/cuda/sm90/fwd/produce.cuh"
+
+namespace headrace::cuda::sm90 {
+
+template <Tile kTile>
+__device__ __forceinline__ void init_barriers(u32 smem) {
+  constexpr BarrierPlan b = barrier_plan(kTile);
+  const auto init = [&](int first, int count, u32 arrivals) {
+    for (int i = first; i < first + count; ++i)
+      mbarrier_init(smem + smem_plan(kTile).offset_barriers + 8 * i, arrivals);
+  };
+  constexpr int kQ = q_buffers_of(kTile) * kTile.warpgroups;
+  init(b.q_full, kQ, 1);
+  init(b.q_empty, kQ, 4);
+  init(b.k_full, kStages, 1);
+  init(b.k_empty, kStages, kTile.warpgroups);
+  init(b.v_full, kStages, 1);
+  init(b.v_empty, kStages, kTile.warpgroups);
+  init(b.entry_full, kEntries, 1);
+  init(b.tile_done, kEntries, 4 * kTile.warpgroups);
+  fence_mbarrier_init();
+  fence_proxy_async();
+}
+
+// Variant: a tile and an element; a type, since nvcc 13.0 cannot name a kernel whose parameter is a
+// value of a class.
+template <Tile kTileOfVariant, class ElementOfVariant>
+struct Variant {
+  static constexpr Tile kTile = kTileOfVariant;
+  using Element = ElementOfVariant;
+};
+
+template <class Variant>
+__global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
+    forward(const __grid_constant__ Params params, const __grid_constant__ Maps maps) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  constexpr Tile kTile = Variant::kTile;
+  extern __shared__ unsigned char smem_raw[];
+  const u32 smem = (smem_address(smem_raw) + 1023) & ~1023u;
+  const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) >> 7, 0);
+  if (threadIdx.x == 0) {
+    tma_prefetch(&maps.q);
+    tma_prefetch(&maps.k);
+    tma_prefetch(&maps.v);
+    tma_prefetch(&maps.out);
+    init_barriers<kTile>(smem);
+  }
+  __syncthreads();
+  if (group > 0) {
+    take_registers<consumer_registers(kTile)>();
+    Consumer<kTile, typename Variant::Element>(params, maps, smem, group - 1).run();
+    return;
+  }
+  give_registers<producer_registers(kTile)>();
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) >> 5, 0);
+  if (warp == 0 && elect_lane()) Producer<kTile>(params, maps, smem).run();
+  if (warp == 1) Scheduler<kTile>(params, smem, static_cast<int>(threadIdx.x) & 31).run();
+#endif
+}
+
+template <class Variant>
+Status launch_variant(const char* name, const Params& params, const Maps& maps, int num_ctas,
+                   Stream stream) {
+  constexpr Tile kTile = Variant::kTile;
+  const LaunchShape shape{.name = name,
+                          .grid = dim3(static_cast<unsigned>(num_ctas)),
+                          .block = dim3(threads_of(kTile)),
+                          .smem_bytes = smem_bytes(kTile)};
+  static_assert(smem_bytes(kTile) <= kSmemLimit && shares_registers(kTile));
+  if (Status bad = allow_smem(shape, forward<Variant>)) return bad;
+  return launch(shape, static_cast<cudaStream_t>(stream), forward<Variant>, params, maps);
+}
+
+}  // namespace headrace::cuda::sm90

@@ -1,0 +1,10 @@
+// "cuda_sm90_fwd": attention forward by the copy engine and wgmma.
+#pragma once
+
+#include "core/kernel.h"
+
+namespace headrace::cuda::sm90 {
+
+extern const Kernel kForwardKernel;
+
+}  // namespace headrace::cuda::sm90

@@ -1,0 +1,126 @@
+// The copying thread: brings Q, K and V of every tile into shared memory.
+#pragma once
+
+#include "backends/cuda/device/tma.cuh"
+#include "backends/cuda/sm90/fwd/schedule.cuh"
+
+namespace headrace::cuda::sm90 {
+
+template <Tile kTile>
+class Producer {
+ public:
+  __device__ Producer(const Params& p, const Maps& maps, u32 smem)
+      : p_(p), maps_(maps), smem_(smem) {}
+
+  // K and V have rings of their own; stage and parity run on from tile to tile. What the first step
+  // of the next tile needs is fetched before the last V of this one.
+  __device__ void run() {
+    Work work = next_work();
+    while (work.code != kEnd) {
+      load_first(work);
+      for (;;) {
+        for (int n = work.first - 2; n >= work.last; --n) {
+          load_k(work, n);
+          load_v(work, n + 1);
+        }
+        // Where O is staged in Q's place, the next Q waits until this tile is finished.
+        if (!kTile.is_flat && work.has_keys()) load_v(work, work.last);
+        const Work next = next_work();
+        if (next.code >= 0) load_first(next);
+        if (kTile.is_flat && work.has_keys()) load_v(work, work.last);
+        work = next;
+        if (next.code < 0) break;
+      }
+      if (work.code == kDrain) work = next_work();
+    }
+  }
+
+ private:
+  static constexpr SmemPlan kSmem = smem_plan(kTile);
+  static constexpr BarrierPlan kBarriers = barrier_plan(kTile);
+
+  struct Work {
+    int code, first, last;     // key tiles [last, first), from right to left
+    int row_q, row_k;          // first rows, counted in the tensor
+    int head, batch;
+    __device__ bool has_keys() const { return first > last; }
+  };
+
+  __device__ u32 barrier(int i) const { return smem_ + kSmem.offset_barriers + 8 * i; }
+
+  __device__ Work next_work() {
+    const int slot = entry_.stage;
+    mbarrier_wait(barrier(kBarriers.entry_full + slot), entry_.parity);
+    entry_.next();
+    const auto word = [&](int i) {
+      return static_cast<int>(
+          load_shared(smem_ + kSmem.offset_entries + 4 * (slot * kEntryWords + i)));
+    };
+    const int code = word(kWordCode);
+    if (code < 0) return {.code = code, .first = 0, .last = 0, .row_q = 0, .row_k = 0, .head = 0, .batch = 0};
+    return {.code = code,
+            .first = word(kWordFirst),
+            .last = word(kWordLast),
+            .row_q = word(kWordRowQ) + word(kWordQuery),
+            .row_k = word(kWordRowK),
+            .head = word(kWordHead),
+            .batch = p_.problem.is_ragged ? 0 : word(kWordBatch)};
+  }
+
+  __device__ void load_first(const Work& work) {
+    if (!work.has_keys()) return;
+    load_k(work, work.first - 1);
+    load_q(work);
+  }
+
+  __device__ void load_q(const Work& work) {
+#pragma unroll 1
+    for (int w = 0; w < kTile.warpgroups; ++w) {
+      const int i = q_.stage * kTile.warpgroups + w;
+      const u32 full = barrier(kBarriers.q_full + i);
+      const u32 to = smem_ + kSmem.offset_q + i * kSmem.q_group;
+      // A box has group_queries * pack rows, which may be less than 64.
+      const int slab_bytes = p_.group_queries * p_.pack * 128;
+      mbarrier_wait(barrier(kBarriers.q_empty + i), q_.parity ^ 1);
+      mbarrier_arrive_expect(full, num_slabs(kTile.head_dim) * slab_bytes);
+#pragma unroll
+      for (int s = 0; s < num_slabs(kTile.head_dim); ++s)
+        tma_load(to + s * kGroupRows * 128, &maps_.q, full, kEvictFirst, s * kSlabColumns, 0,
+                 work.row_q + w * p_.group_queries, work.head, work.batch);
+    }
+    q_.next();
+  }
+
+  __device__ void load_k(const Work& work, int n) {
+    load_stage<num_slabs(kTile.head_dim)>(maps_.k, work, n, kBarriers.k_full, kBarriers.k_empty,
+                                          kSmem.offset_k, kSmem.k_stage, k_);
+  }
+  __device__ void load_v(const Work& work, int n) {
+    load_stage<num_slabs(kTile.head_dim_v)>(maps_.v, work, n, kBarriers.v_full, kBarriers.v_empty,
+                                            kSmem.offset_v, kSmem.v_stage, v_);
+  }
+
+  template <int kSlabs>
+  __device__ __forceinline__ void load_stage(const TensorMap& map, const Work& work, int n,
+                                             int full_0, int empty_0, int offset, int stage_bytes,
+                                             Ring<kStages>& ring) {
+    const u32 full = barrier(full_0 + ring.stage);
+    const u32 to = smem_ + offset + ring.stage * stage_bytes;
+    mbarrier_wait(barrier(empty_0 + ring.stage), ring.parity ^ 1);
+    mbarrier_arrive_expect(full, stage_bytes);
+#pragma unroll
+    for (int s = 0; s < kSlabs; ++s)
+      tma_load(to + s * kTile.keys * 128, &map, full, kEvictLast, s * kSlabColumns,
+               work.row_k + n * kTile.keys, work.head / p_.kv_divisor, work.batch);
+    ring.next();
+  }
+
+  const Params& p_;
+  const Maps& maps_;
+  const u32 smem_;
+  Ring<kEntries> entry_;
+  Ring<kStages> k_, v_;
+  Ring<kSmem.q_buffers> q_;
+};
+
+}  // namespace headrace::cuda::sm90

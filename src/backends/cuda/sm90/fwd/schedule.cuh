@@ -1,0 +1,237 @@
+// Which tile comes next, and what it covers. One warp of each CTA decides and announces; the copying
+// thread and the consumers read. Announcements go through a ring of kEntries: one in work, one
+// finished but not yet reported, two ahead.
+#pragma once
+
+#include "backends/cuda/common/lengths.cuh"
+#include "backends/cuda/device/barrier.cuh"
+#include "backends/cuda/sm90/fwd/config.h"
+#include "backends/cuda/sm90/fwd/params.h"
+
+namespace headrace::cuda::sm90 {
+
+__device__ __forceinline__ u32 load_shared(u32 address) {
+  u32 value;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_shared(u32 address, u32 value) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+// A ring of stages with the phase parity of the current round.
+template <int kCount>
+struct Ring {
+  int stage = 0;
+  u32 parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == kCount) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Position of a tile in the order of one sequence (or of all, in a dense batch): its block of rows
+// and its head. Where later rows see more keys the longest tiles come first, so that the ends of all
+// CTAs even out, and heads run fastest inside sections whose K and V stay in L2 together.
+struct Place {
+  int m_block, head;
+};
+__device__ __forceinline__ Place place_of(const Params& p, int t, int m_blocks, int num_heads,
+                                          int section, int num_sections) {
+  if (!p.is_triangular) return {t % m_blocks, t / m_blocks};
+  const int per_section = section * m_blocks;
+  const int s = min(t / per_section, num_sections);
+  const int rest = t - s * per_section, first = s * section;
+  const int width = s < num_sections ? section : num_heads - first;
+  return {m_blocks - 1 - rest / width, first + rest % width};
+}
+
+// A sequence of the batch: rows in the tensors and lengths, which fit 32 bits (kernel.cc).
+struct Rows {
+  int row_q, row_k, seqlen_q, seqlen_k;
+};
+
+template <Tile kTile>
+class Scheduler {
+ public:
+  __device__ Scheduler(const Params& p, u32 smem, int lane) : p_(p), smem_(smem), lane_(lane) {}
+
+  __device__ void run() {
+    for (int t = next_tile(); t >= 0; t = next_tile()) {
+      announce(t, 0);
+      while (num_pending_ == kEntries - 1) collect();
+    }
+    announce(kDrain, 0);
+    while (num_pending_ > 0) collect();
+    announce(kEnd, 0);
+  }
+
+ private:
+  static constexpr SmemPlan kSmem = smem_plan(kTile);
+  static constexpr BarrierPlan kBarriers = barrier_plan(kTile);
+  static constexpr int kWarps = 4 * kTile.warpgroups;
+
+  __device__ u32 barrier(int i) const { return smem_ + kSmem.offset_barriers + 8 * i; }
+  __device__ u32 word(int slot, int i) const {
+    return smem_ + kSmem.offset_entries + 4 * (slot * kEntryWords + i);
+  }
+
+  // The next tile of this CTA, found; -1 when there are no more.
+  __device__ int next_tile() {
+    if (tile_ < 0) return -1;
+    if (num_fetched_ == 0) {
+      tile_ = static_cast<int>(blockIdx.x);
+    } else if (p_.counter == nullptr) {
+      tile_ += static_cast<int>(gridDim.x);
+    } else {
+      const int ticket = lane_ == 0 ? atomicAdd(p_.counter, 1) : 0;
+      tile_ = __shfl_sync(0xffffffffu, ticket, 0) + static_cast<int>(gridDim.x);
+    }
+    ++num_fetched_;
+    if (tile_ >= p_.num_tiles || !find(tile_)) tile_ = -1;
+    return tile_;
+  }
+
+  // Fills place_, batch_idx_ and rows_; false beyond the last tile of a ragged batch.
+  __device__ bool find(int t) {
+    if (p_.problem.is_ragged) return find_ragged(t);
+    place_ = place_of(p_, t, p_.m_blocks, p_.batch_heads, p_.section, p_.num_sections);
+    batch_idx_ = place_.head / p_.tile_heads;
+    place_.head -= batch_idx_ * p_.tile_heads;
+    rows_ = {.row_q = 0, .row_k = 0, .seqlen_q = p_.seqlen_q, .seqlen_k = p_.seqlen_k};
+    return true;
+  }
+
+  // 32 sequences at a time, from where the last search ended.
+  __device__ bool find_ragged(int t) {
+    if (t < tiles_before_) first_ = tiles_before_ = 0;  // a tile is computed again
+    const int batch = static_cast<int>(p_.problem.batch);
+    for (; first_ < batch; first_ += 32) {
+      const Rows mine = first_ + lane_ < batch ? read_rows(first_ + lane_) : Rows{};
+      const int m_blocks = (mine.seqlen_q + p_.tile_queries - 1) / p_.tile_queries;
+      const int tiles = m_blocks * p_.tile_heads;
+      int end = tiles;
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const int below = __shfl_up_sync(0xffffffffu, end, step);
+        if (lane_ >= step) end += below;
+      }
+      end += tiles_before_;
+      const u32 holds = __ballot_sync(0xffffffffu, t < end);
+      if (holds == 0) {
+        tiles_before_ = __shfl_sync(0xffffffffu, end, 31);
+        continue;
+      }
+      const int owner = __ffs(static_cast<int>(holds)) - 1;
+      const auto of_owner = [owner](int x) { return __shfl_sync(0xffffffffu, x, owner); };
+      batch_idx_ = first_ + owner;
+      rows_ = {.row_q = of_owner(mine.row_q),
+               .row_k = of_owner(mine.row_k),
+               .seqlen_q = of_owner(mine.seqlen_q),
+               .seqlen_k = of_owner(mine.seqlen_k)};
+      const int section = min(max(p_.section_keys / max(rows_.seqlen_k, 1), 1) * p_.kv_divisor,
+                              p_.tile_heads);
+      place_ = place_of(p_, t - of_owner(end - tiles), of_owner(m_blocks), p_.tile_heads, section,
+                        p_.tile_heads / section);
+      return true;
+    }
+    return false;
+  }
+
+  __device__ Rows read_rows(int batch_idx) const {
+    const Sequence s = device_sequence(p_.problem, p_.args.ragged, batch_idx, blockIdx.x == 0,
+                                       p_.error_word);
+    return {.row_q = static_cast<int>(s.row_q),
+            .row_k = static_cast<int>(s.row_k),
+            .seqlen_q = static_cast<int>(s.seqlen_q),
+            .seqlen_k = static_cast<int>(s.seqlen_k)};
+  }
+
+  // rows: lane w's are those that warp w writes, where the tile is computed again.
+  __device__ void announce(int code, u32 rows) {
+    const int slot = entry_.stage;
+    const int value = code < 0 ? code : entry_word(code);
+    if (lane_ < kWordRows) store_shared(word(slot, lane_), static_cast<u32>(value));
+    if (lane_ < kWarps) store_shared(word(slot, kWordRows + lane_), rows);
+    if (num_pending_ == 0) pending_[0] = code;
+    if (num_pending_ == 1) pending_[1] = code;
+    if (num_pending_ == 2) pending_[2] = code;
+    ++num_pending_;
+    __syncwarp();
+    if (lane_ == 0) mbarrier_arrive(barrier(kBarriers.entry_full + slot));
+    entry_.next();
+  }
+
+  // Waits until the oldest tile is finished; if rows of it were bad it is announced again.
+  __device__ void collect() {
+    const int slot = done_.stage, code = pending_[0];
+    mbarrier_wait(barrier(kBarriers.tile_done + slot), done_.parity);
+    done_.next();
+    pending_[0] = pending_[1];
+    pending_[1] = pending_[2];
+    --num_pending_;
+    if (code < 0 || (code & kRedo) != 0) return;
+    const u32 rows = lane_ < kWarps ? load_shared(word(slot, kWordRows + lane_)) : 0;
+    if (__any_sync(0xffffffffu, rows != 0) && find(code)) announce(code | kRedo, rows);
+  }
+
+  // Lane i's word.
+  __device__ int entry_word(int code) const {
+    constexpr int kKeys = kTile.keys;
+    const int query = place_.m_block * p_.tile_queries;
+    const int last_query = min(rows_.seqlen_q - query, p_.tile_queries) - 1;
+    const int diagonal = query + (p_.is_top_left ? 0 : rows_.seqlen_k - rows_.seqlen_q);
+    const int right = diagonal + p_.window_right + 1, left = diagonal - p_.window_left;
+    const bool is_right_open = p_.window_right == kOpenWindow;
+    switch (lane_) {
+      case kWordCode:
+        return code;
+      case kWordFirst:
+        return (max(min(rows_.seqlen_k, right + last_query), 0) + kKeys - 1) / kKeys;
+      case kWordLast:
+        return max(left, 0) / kKeys;
+      case kWordFullBegin:
+        return (max(left + last_query, 0) + kKeys - 1) / kKeys;
+      case kWordFullEnd:
+        // A row whose keys end where a key tile does must meet that tile as a masked one: it is the
+        // first that the row sees, and there its reference is found.
+        return is_right_open ? rows_.seqlen_k / kKeys
+                             : max(min(rows_.seqlen_k, right) - 1, 0) / kKeys;
+      case kWordKeys:
+        return rows_.seqlen_k;
+      case kWordRight:
+        return right;
+      case kWordLeft:
+        return left;
+      case kWordQuery:
+        return query;
+      case kWordQueries:
+        return rows_.seqlen_q;
+      case kWordHead:
+        return place_.head;
+      case kWordBatch:
+        return batch_idx_;
+      case kWordRowQ:
+        return rows_.row_q;
+      default:
+        return rows_.row_k;
+    }
+  }
+
+  const Params& p_;
+  const u32 smem_;
+  const int lane_;
+  Ring<kEntries> entry_, done_;
+  int pending_[3];  // announced and not collected, oldest first; never indexed by a variable, so
+                    // that it stays in registers
+  int num_pending_ = 0;
+  int tile_ = 0, num_fetched_ = 0;
+  Place place_{};
+  Rows rows_{};
+  int batch_idx_ = 0;
+  int first_ = 0, tiles_before_ = 0;  // where the search goes on: a sequence, tiles of those before  // of the 32 sequences from first_
+};
+
+}  // namespace headrace::cuda::sm90
