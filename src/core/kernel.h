@@ -27,9 +27,6 @@ struct Kernel {
   Schedule (*plan)(const Problem&, const DeviceInfo&);
   // Enqueues; the arguments were validated against the plan's problem. Allocates nothing.
   Status (*launch)(const Plan&, const AttentionArgs&, Workspace, Stream);
-  // Weights are rounded to the format of V before they multiply it; sums of products may be
-  // truncated instead of rounded.
-  bool is_on_tensor_cores = false;
 };
 
 }  // namespace headrace

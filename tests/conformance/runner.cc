@@ -100,11 +100,12 @@ std::vector<std::string> skipped_targets() {
   return list;
 }
 
-Arithmetic arithmetic_of(const Kernel& kernel, const Schedule& schedule) {
+Arithmetic arithmetic_of(const Schedule& schedule) {
   Arithmetic arithmetic;
   if (schedule.tile_n > 0) arithmetic.tile_keys = schedule.tile_n;
   arithmetic.num_splits = std::max<std::int64_t>(schedule.max_splits, 1);
-  arithmetic.is_on_tensor_cores = kernel.is_on_tensor_cores;
+  arithmetic.prob_dtype = schedule.prob_dtype;
+  arithmetic.product_error = schedule.product_error;
   return arithmetic;
 }
 
@@ -253,7 +254,7 @@ CaseResult judge(const Target& target, Case& test_case, const Expected& expected
   result.failures = output.failures;
   if (output.out_bytes.empty() || !result.failures.empty()) return result;
   const Problem& p = expected.call.problem;
-  Judge judge(p, arithmetic_of(*target.kernel, output.schedule), test_case.largest_v());
+  Judge judge(p, arithmetic_of(output.schedule), test_case.largest_v());
   for (const ExpectedRow& row : expected.rows) {
     RowRef ref = row.ref;
     ref.problem = &p;

@@ -20,7 +20,7 @@ std::vector<Target> baseline_targets();  // run only when named
 bool is_on_gpu(const Target& target);
 std::vector<std::string> skipped_targets();
 
-Arithmetic arithmetic_of(const Kernel& kernel, const Schedule& schedule);
+Arithmetic arithmetic_of(const Schedule& schedule);
 
 // A validated call of a case.
 struct Call {

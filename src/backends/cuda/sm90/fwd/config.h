@@ -18,11 +18,11 @@ struct Tile {
   friend constexpr bool operator==(const Tile&, const Tile&) = default;
 };
 
-inline constexpr int kGroupRows = 64;     // of a consumer warpgroup: the height of a wgmma
-inline constexpr int kStages = 2;         // of K, and of V
-inline constexpr int kEntries = 4;        // tiles that are announced, in work or being finished
-inline constexpr int kEntryWords = 32;    // of an announcement
-inline constexpr int kSlabColumns = 64;   // 128 bytes of 16-bit elements: the widest swizzled box
+inline constexpr int kGroupRows = 64;      // of a consumer warpgroup: the height of a wgmma
+inline constexpr int kStages = 2;          // of K, and of V
+inline constexpr int kEntries = 4;         // tiles that are announced, in work or being finished
+inline constexpr int kEntryWords = 32;     // of an announcement
+inline constexpr int kSlabColumns = 64;    // 128 bytes of 16-bit elements: the widest swizzled box
 inline constexpr int kSmemLimit = 232448;  // 227 KiB, what a CTA of sm_90 may have
 
 constexpr int num_slabs(int columns) { return (columns + kSlabColumns - 1) / kSlabColumns; }
@@ -53,11 +53,11 @@ struct SmemPlan {
 
 // Numbers of the mbarriers.
 struct BarrierPlan {
-  int q_full, q_empty;    // [q_buffers][warpgroups]
-  int k_full, k_empty;    // [kStages]
-  int v_full, v_empty;    // [kStages]
-  int entry_full;         // [kEntries] an announcement may be read
-  int tile_done;          // [kEntries] every consumer warp has finished the tile
+  int q_full, q_empty;  // [q_buffers][warpgroups]
+  int k_full, k_empty;  // [kStages]
+  int v_full, v_empty;  // [kStages]
+  int entry_full;       // [kEntries] an announcement may be read
+  int tile_done;  // [kEntries] every consumer warp has finished the tile, the producer has read it
   int count;
 };
 
@@ -108,7 +108,10 @@ inline constexpr Tile kTile128 = {128, 128, 128, 2, true, true};
 inline constexpr Tile kTile192v128 = {192, 128, 128, 2, false, false};
 inline constexpr Tile kTile192 = {192, 192, 112, 2, false, false};
 inline constexpr Tile kTile256 = {256, 256, 80, 2, false, false};
-inline constexpr Tile kTiles[] = {kTile64,      kTile96,  kTile128,
-                                  kTile192v128, kTile192, kTile256};
+// General scores need registers for themselves: no third consumer, Q in shared memory.
+inline constexpr Tile kGeneral64 = {64, 64, 128, 2, false, false};
+inline constexpr Tile kGeneral96 = {96, 96, 128, 2, false, false};
+inline constexpr Tile kGeneral128 = {128, 128, 128, 2, false, false};
+inline constexpr Tile kTiles[] = {kTile64, kTile96, kTile128, kTile192v128, kTile192, kTile256};
 
 }  // namespace headrace::cuda::sm90

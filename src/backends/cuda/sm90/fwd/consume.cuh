@@ -1,7 +1,8 @@
 // The consumers: S = Q K^T, softmax, O += P V for 64 rows a warpgroup.
 #pragma once
 
-#include "backends/cuda/common/lengths.cuh"
+#include "backends/cuda/common/row_end.cuh"
+#include "backends/cuda/common/scores.cuh"
 #include "backends/cuda/device/tma.cuh"
 #include "backends/cuda/device/wgmma.cuh"
 #include "backends/cuda/sm90/fwd/element.cuh"
@@ -10,7 +11,8 @@
 
 namespace headrace::cuda::sm90 {
 
-template <Tile kTile, class Element>
+// kIsGeneral: scores need more than scale, causal mask, window and sinks.
+template <Tile kTile, class Element, bool kIsGeneral>
 class Consumer {
  public:
   __device__ __forceinline__ Consumer(const Params& p, const Maps& maps, u32 smem, int group)
@@ -19,7 +21,8 @@ class Consumer {
         smem_(smem),
         group_(group),
         lane_(static_cast<int>(threadIdx.x) & 31),
-        warp_(__shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) >> 5 & 3, 0)) {}
+        warp_(__shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) >> 5 & 3, 0)),
+        to_log2_(kIsGeneral ? kLog2e : p.scale_log2) {}
 
   __device__ __forceinline__ void run() {
     for (Work work = next_work(); work.code != kEnd;) {
@@ -30,7 +33,7 @@ class Consumer {
         write_empty(work);
         report(work);
         work = next_work();
-      } else if (kIsLazy && work.is_redo()) {
+      } else if (kIsLazy && !kIsGeneral && work.is_redo()) {
         compute_again(work);
         work = next_work();
       } else {
@@ -45,6 +48,8 @@ class Consumer {
   static constexpr BarrierPlan kBarriers = barrier_plan(kTile);
   static constexpr int kKeys = kTile.keys, kDim = kTile.head_dim, kDimV = kTile.head_dim_v;
   static constexpr bool kIsLazy = Element::kHasFloatRange;
+  static_assert(!(kIsGeneral && kTile.is_flat), "a tile that is computed again has no next one");
+  using RowSoftmax = Softmax<kKeys, Element::kLift>;
   using QK = Wgmma<typename Element::Operand, kKeys>;
   using PV = Wgmma<typename Element::Operand, kDimV>;
 
@@ -119,8 +124,8 @@ class Consumer {
       if constexpr (kTile.q_in_registers) {
         QK::template rs<Major::k>(s_, q_[i], k_i, i != 0);
       } else {
-        QK::template ss<Major::k>(
-            s_, wgmma_advance(q, (i % 4) * 32 + (i / 4) * kGroupRows * 128), k_i, i != 0);
+        QK::template ss<Major::k>(s_, wgmma_advance(q, (i % 4) * 32 + (i / 4) * kGroupRows * 128),
+                                  k_i, i != 0);
       }
     }
     wgmma_commit();
@@ -132,12 +137,10 @@ class Consumer {
   __device__ __forceinline__ void start_pv() {
     mbarrier_wait(barrier(kBarriers.v_full + v_.stage), v_.parity);
     wgmma_fence();
-    const u64 v =
-        wgmma_descriptor(smem_ + kSmem.offset_v + v_.stage * kSmem.v_stage, kKeys * 128);
+    const u64 v = wgmma_descriptor(smem_ + kSmem.offset_v + v_.stage * kSmem.v_stage, kKeys * 128);
 #pragma unroll
     for (int i = 0; i < kKeys / 16; ++i)
-      PV::template rs<Major::mn>(o_, weights_[i], wgmma_advance(v, i * 2048),
-                                 i == 0 ? adds_ : 1);
+      PV::template rs<Major::mn>(o_, weights_[i], wgmma_advance(v, i * 2048), i == 0 ? adds_ : 1);
     wgmma_commit();
     adds_ = 1;
   }
@@ -175,7 +178,47 @@ class Consumer {
   __device__ __forceinline__ int keys_begin(const Work& work, int query) const {
     return max(0, word(work, kWordLeft) + query);
   }
-  // True where some row of the tile does not see some key.
+  // Softcap, ALiBi, bias and masks, for both rows of the thread.
+  template <int kHalf>
+  __device__ __forceinline__ void general_scores_of(const Work& work, int n) {
+    const ScoreRow row = score_row(work, kHalf);
+    const Sequence sequence = sequence_of(work);
+    general_scores<typename Element::Stored, kHalf>(
+        p_.problem, p_.args, p_.numbers, sequence, row,
+        score_columns(std::int64_t{n} * kKeys, lane_ & 3, sequence.seqlen_k), blocks());
+  }
+  __device__ __forceinline__ ScoreRow score_row(const Work& work, int half) const {
+    const int row = group_row(half);
+    const int query = min(word(work, kWordQuery) + query_of(row), word(work, kWordQueries) - 1);
+    return make_score_row(p_.problem, p_.args, sequence_of(work), word(work, kWordBatch),
+                          head_of(work, row), query);
+  }
+  __device__ __forceinline__ Sequence sequence_of(const Work& work) const {
+    return {.row_q = word(work, kWordRowQ),
+            .row_k = word(work, kWordRowK),
+            .seqlen_q = word(work, kWordQueries),
+            .seqlen_k = word(work, kWordKeys)};
+  }
+  // The accumulators of S in groups of four, as the code for fragments takes them.
+  __device__ __forceinline__ auto blocks() -> float (&)[kKeys / 8][4] {
+    return reinterpret_cast<float(&)[kKeys / 8][4]>(s_);
+  }
+  // Products become scores. True where some row of the tile may not see some key.
+  __device__ __forceinline__ bool make_scores(const Work& work, int n) {
+    if constexpr (kIsGeneral) {
+      general_scores_of<0>(work, n);
+      general_scores_of<1>(work, n);
+    }
+    return mask(work, n) || kIsGeneral;
+  }
+  // Dropped weights become 0; the row's sum keeps them.
+  __device__ __forceinline__ void drop(const Work& work, int n) {
+    if (!kIsGeneral || !has_dropout(p_.problem)) return;
+    drop_probs<0>(p_.args, p_.numbers, score_row(work, 0), std::int64_t{n} * kKeys, lane_ & 3,
+                  blocks());
+    drop_probs<1>(p_.args, p_.numbers, score_row(work, 1), std::int64_t{n} * kKeys, lane_ & 3,
+                  blocks());
+  }
   __device__ __forceinline__ bool mask(const Work& work, int n) {
     if (n >= work.full_begin && n < work.full_end) return false;
     const int column = n * kKeys + 2 * (lane_ & 3);
@@ -206,22 +249,26 @@ class Consumer {
     for (int i = rows * 8 + thread; i < kKeys * 8; i += 128)
 #pragma unroll
       for (int slab = 0; slab < num_slabs(kDimV); ++slab)
-        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(v + slab * kKeys * 128 +
-                                                                      i * 16),
-                     "r"(0)
-                     : "memory");
+        asm volatile(
+            "st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(v + slab * kKeys * 128 + i * 16),
+            "r"(0)
+            : "memory");
     fence_proxy_async();
     named_barrier_sync(1 + group_, 128);
   }
 
   // ---- tiles
-  __device__ __forceinline__ bool softmax_step(bool is_masked, float (&factor)[2]) {
-    if constexpr (kIsLazy) {
-      if (is_masked) softmax_.adopt(s_, p_.scale_log2);
-      return softmax_.lazy_step(s_, p_.scale_log2, factor);
-    } else {
-      return softmax_.conditional_step(s_, p_.scale_log2, factor);
-    }
+  // General kernels compute a tile again by the same code (there is much of it), with this branch.
+  __device__ __forceinline__ bool is_lazy(const Work& work) const {
+    return kIsLazy && !(kIsGeneral && work.is_redo());
+  }
+  // `factor` is what O must be multiplied by, where the result is true.
+  __device__ __forceinline__ bool softmax_step(bool is_lazy, bool is_masked, float (&factor)[2]) {
+    if (!is_lazy) return softmax_.conditional_step(s_, to_log2_, factor);
+    if (is_masked) softmax_.adopt(s_, to_log2_);
+    if (!softmax_.lazy_step(s_, to_log2_, factor)) return false;
+    rescale(s_, factor);
+    return true;
   }
 
   // The first step of a tile where nothing runs beside it.
@@ -230,8 +277,9 @@ class Consumer {
     start_s();
     wgmma_wait<0>();
     end_s();
-    mask(work, work.first - 1);
-    softmax_.first(s_, p_.scale_log2);
+    make_scores(work, work.first - 1);
+    softmax_.first(s_, to_log2_);
+    drop(work, work.first - 1);
     pack();
     adds_ = 0;
     clear_tail_of_v(work, work.first - 1);
@@ -244,13 +292,11 @@ class Consumer {
     start_pv();
     wgmma_wait<1>();
     end_s();
-    const bool is_masked = mask(work, n);
-    const bool moves = softmax_step(is_masked, factor);
+    const bool is_masked = make_scores(work, n);
+    const bool moves = softmax_step(is_lazy(work), is_masked, factor);
+    drop(work, n);
     end_pv();
-    if (moves) {
-      rescale(o_, factor);
-      if (kIsLazy) rescale(s_, factor);
-    }
+    if (moves) rescale(o_, factor);
     pack();
   }
 
@@ -269,9 +315,10 @@ class Consumer {
       start_pv();
       wgmma_wait<1>();
       end_s();
-      mask(next, next.first - 1);
-      const Softmax<kKeys> before = softmax_;
-      softmax_.first(s_, p_.scale_log2);
+      make_scores(next, next.first - 1);
+      const RowSoftmax before = softmax_;
+      softmax_.first(s_, to_log2_);
+      drop(next, next.first - 1);
       end_pv();
       finish(work, before, false);
       pack();
@@ -281,7 +328,7 @@ class Consumer {
     }
     start_pv();
     end_pv();
-    finish(work, softmax_, false);
+    finish(work, softmax_, kIsGeneral && work.is_redo());
     work = kTile.is_flat ? next : next_work();
   }
 
@@ -295,8 +342,9 @@ class Consumer {
       start_s();
       wgmma_wait<0>();
       end_s();
-      mask(work, n);
-      if (softmax_.conditional_step(s_, p_.scale_log2, factor)) rescale(o_, factor);
+      make_scores(work, n);
+      if (softmax_.conditional_step(s_, to_log2_, factor)) rescale(o_, factor);
+      drop(work, n);
       pack();
     }
     if constexpr (kTile.is_flat && !kTile.q_in_registers) release_q();
@@ -307,11 +355,12 @@ class Consumer {
 
   // ---- results
   // lse and O of a tile. A warp stages its 16 rows and stores them without waiting for others.
-  __device__ __forceinline__ void finish(const Work& work, const Softmax<kKeys>& softmax,
+  __device__ __forceinline__ void finish(const Work& work, const RowSoftmax& softmax,
                                          bool is_redo) {
     float inverse[2];
     u32 bad = 0;
-    const u32 wanted = is_redo ? static_cast<u32>(word(work, kWordRows + 4 * group_ + warp_)) : 0xffffu;
+    const u32 wanted =
+        is_redo ? static_cast<u32>(word(work, kWordRows + 4 * group_ + warp_)) : 0xffffu;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float sum = softmax.sum[r];
@@ -320,10 +369,9 @@ class Consumer {
       const int row = group_row(r), query = query_of(row);
       const bool exists = row_exists(work, row, query);
       const int head = head_of(work, row);
-      float sink = -INFINITY;
-      if (p_.args.sinks != nullptr && exists) sink = p_.args.sinks[head * p_.args.sinks_stride];
-      const RowEnd end = end_row(softmax.reference[r], sum, sink);
-      inverse[r] = end.inverse;
+      const RowEnd end =
+          end_of_row(p_.problem, p_.args, p_.numbers, head, softmax.reference[r], sum);
+      inverse[r] = end.factor;
       const bool is_bad = kIsLazy && !is_redo && exists && !(sum <= kLargestSum);
       // Lanes 0, 4, 8, ... hold rows 0, 1, 2, ... of the warp's first eight, then of the second.
       const u32 votes = __ballot_sync(0xffffffffu, is_bad && (lane_ & 3) == 0);
@@ -332,8 +380,7 @@ class Consumer {
         for (int i = 0; i < 8; ++i) bad |= (votes >> (4 * i) & 1u) << (8 * r + i);
       }
       const bool is_wanted = (wanted >> (row & 15) & 1u) != 0 && !is_bad;
-      if ((lane_ & 3) == 0 && exists && is_wanted && p_.args.lse.data != nullptr)
-        *lse_address(work, query, head) = end.lse;
+      if ((lane_ & 3) == 0 && exists && is_wanted) write_lse(work, query, head, end.lse);
     }
     if (kIsLazy && bad != 0 && lane_ == 0)
       store_shared(word_address(work.slot, kWordRows + 4 * group_ + warp_), bad);
@@ -350,11 +397,10 @@ class Consumer {
     const int head = word(work, kWordHead);
     return p_.pack == 1 ? head : head * p_.pack + row % p_.pack;
   }
-  __device__ __forceinline__ float* lse_address(const Work& work, int query, int head) const {
-    const LseOperand& lse = p_.args.lse;
+  __device__ __forceinline__ void write_lse(const Work& work, int query, int head,
+                                            float lse) const {
     const std::int64_t row = std::int64_t{word(work, kWordRowQ)} + word(work, kWordQuery) + query;
-    return static_cast<float*>(lse.data) + word(work, kWordBatch) * lse.stride_batch +
-           head * lse.stride_head + row * lse.stride_q;
+    store_lse(p_.args.lse, word(work, kWordBatch), head, row, lse);
   }
 
   // rows: bit r says whether row r of the warp is written.
@@ -369,14 +415,13 @@ class Consumer {
 #pragma unroll
     for (int j = 0; j < kDimV / 8; j += 2) {
       const int row = lane_ & 15, chunk = j % 8 + (lane_ >> 4);
-      const u32 fragment[4] = {Element::pack(o_[4 * j], o_[4 * j + 1]),
-                               Element::pack(o_[4 * j + 2], o_[4 * j + 3]),
-                               Element::pack(o_[4 * j + 4], o_[4 * j + 5]),
-                               Element::pack(o_[4 * j + 6], o_[4 * j + 7])};
+      const u32 fragment[4] = {
+          Element::pack(o_[4 * j], o_[4 * j + 1]), Element::pack(o_[4 * j + 2], o_[4 * j + 3]),
+          Element::pack(o_[4 * j + 4], o_[4 * j + 5]), Element::pack(o_[4 * j + 6], o_[4 * j + 7])};
       // `from` is a multiple of 2048: the pattern begins there.
-      stmatrix(from + (j / 8) * kGroupRows * 128 +
-                   swizzle128(static_cast<u32>(row * 128 + chunk * 16)),
-               fragment);
+      stmatrix(
+          from + (j / 8) * kGroupRows * 128 + swizzle128(static_cast<u32>(row * 128 + chunk * 16)),
+          fragment);
     }
     const int query = word(work, kWordQuery) + group_ * p_.group_queries + warp_ * 16;
     const int queries = word(work, kWordQueries);
@@ -421,7 +466,7 @@ class Consumer {
     const Operand& out = p_.args.out;
     const std::int64_t row = std::int64_t{word(work, kWordRowQ)} + word(work, kWordQuery) + query;
     const std::int64_t batch = p_.problem.is_ragged != 0 ? 0 : word(work, kWordBatch);
-    return reinterpret_cast<Chunk*>(static_cast<typename Element::Bits*>(out.data) +
+    return reinterpret_cast<Chunk*>(static_cast<typename Element::Stored*>(out.data) +
                                     row_offset(out, batch, row, head));
   }
 
@@ -436,7 +481,7 @@ class Consumer {
       Chunk* to = out_address(work, query, head);
 #pragma unroll 1
       for (int chunk = lane_; chunk < chunks; chunk += 32) to[chunk] = Chunk{};
-      if (lane_ == 0 && p_.args.lse.data != nullptr) *lse_address(work, query, head) = -INFINITY;
+      if (lane_ == 0) write_lse(work, query, head, -INFINITY);
     }
   }
 
@@ -444,6 +489,7 @@ class Consumer {
   const Maps& maps_;
   const u32 smem_;
   const int group_, lane_, warp_;
+  const float to_log2_;  // of a product, or of a general score
   Ring<kEntries> entry_;
   Ring<kStages> k_, v_;
   Ring<kSmem.q_buffers> q_stage_;  // of the next Q
@@ -453,7 +499,7 @@ class Consumer {
   float s_[kKeys / 2], o_[kDimV / 2];
   u32 weights_[kKeys / 16][4];
   u32 q_[kTile.q_in_registers ? kDim / 16 : 1][4];
-  Softmax<kKeys> softmax_;
+  RowSoftmax softmax_;
 };
 
 }  // namespace headrace::cuda::sm90

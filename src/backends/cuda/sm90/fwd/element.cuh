@@ -1,6 +1,9 @@
 // The two 16-bit formats as the Hopper kernel sees them.
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include "backends/cuda/device/mma.cuh"
 #include "backends/cuda/device/wgmma.cuh"
 
@@ -8,14 +11,16 @@ namespace headrace::cuda::sm90 {
 
 struct Bf16Element {
   using Operand = Bf16;
-  using Bits = unsigned short;
+  using Stored = __nv_bfloat16;
   static constexpr bool kHasFloatRange = true;  // 8 bits of exponent
+  static constexpr int kLift = 0;               // see Softmax
   static __device__ __forceinline__ u32 pack(float low, float high) { return pack_bf16(low, high); }
 };
 struct F16Element {
   using Operand = F16;
-  using Bits = unsigned short;
+  using Stored = __half;
   static constexpr bool kHasFloatRange = false;
+  static constexpr int kLift = 11;  // with a growth of 4: weights up to 2^15
   static __device__ __forceinline__ u32 pack(float low, float high) { return pack_f16(low, high); }
 };
 

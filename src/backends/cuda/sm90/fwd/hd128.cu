@@ -2,12 +2,8 @@
 
 namespace headrace::cuda::sm90 {
 
-Status launch_bf16_128(const Params& params, const Maps& maps, int num_ctas, Stream stream) {
-  return launch_variant<Variant<kTile128, Bf16Element>>("cuda_sm90_fwd<bf16, 128>", params, maps, num_ctas, stream);
-}
-
-Status launch_f16_128(const Params& params, const Maps& maps, int num_ctas, Stream stream) {
-  return launch_variant<Variant<kTile128, F16Element>>("cuda_sm90_fwd<f16, 128>", params, maps, num_ctas, stream);
+Status launch_hd128(const Call& call) {
+  return launch_tile<kTile128, false>("cuda_sm90_fwd<bf16, 128>", "cuda_sm90_fwd<f16, 128>", call);
 }
 
 }  // namespace headrace::cuda::sm90

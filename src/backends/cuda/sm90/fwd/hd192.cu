@@ -2,12 +2,8 @@
 
 namespace headrace::cuda::sm90 {
 
-Status launch_bf16_192(const Params& params, const Maps& maps, int num_ctas, Stream stream) {
-  return launch_variant<Variant<kTile192, Bf16Element>>("cuda_sm90_fwd<bf16, 192>", params, maps, num_ctas, stream);
-}
-
-Status launch_f16_192(const Params& params, const Maps& maps, int num_ctas, Stream stream) {
-  return launch_variant<Variant<kTile192, F16Element>>("cuda_sm90_fwd<f16, 192>", params, maps, num_ctas, stream);
+Status launch_hd192(const Call& call) {
+  return launch_tile<kTile192, false>("cuda_sm90_fwd<bf16, 192>", "cuda_sm90_fwd<f16, 192>", call);
 }
 
 }  // namespace headrace::cuda::sm90

@@ -2,12 +2,9 @@
 
 namespace headrace::cuda::sm90 {
 
-Status launch_bf16_192v128(const Params& params, const Maps& maps, int num_ctas, Stream stream) {
-  return launch_variant<Variant<kTile192v128, Bf16Element>>("cuda_sm90_fwd<bf16, 192v128>", params, maps, num_ctas, stream);
-}
-
-Status launch_f16_192v128(const Params& params, const Maps& maps, int num_ctas, Stream stream) {
-  return launch_variant<Variant<kTile192v128, F16Element>>("cuda_sm90_fwd<f16, 192v128>", params, maps, num_ctas, stream);
+Status launch_hd192v128(const Call& call) {
+  return launch_tile<kTile192v128, false>("cuda_sm90_fwd<bf16, 192/128>",
+                                          "cuda_sm90_fwd<f16, 192/128>", call);
 }
 
 }  // namespace headrace::cuda::sm90

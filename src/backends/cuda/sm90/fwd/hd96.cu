@@ -2,12 +2,8 @@
 
 namespace headrace::cuda::sm90 {
 
-Status launch_bf16_96(const Params& params, const Maps& maps, int num_ctas, Stream stream) {
-  return launch_variant<Variant<kTile96, Bf16Element>>("cuda_sm90_fwd<bf16, 96>", params, maps, num_ctas, stream);
-}
-
-Status launch_f16_96(const Params& params, const Maps& maps, int num_ctas, Stream stream) {
-  return launch_variant<Variant<kTile96, F16Element>>("cuda_sm90_fwd<f16, 96>", params, maps, num_ctas, stream);
+Status launch_hd96(const Call& call) {
+  return launch_tile<kTile96, false>("cuda_sm90_fwd<bf16, 96>", "cuda_sm90_fwd<f16, 96>", call);
 }
 
 }  // namespace headrace::cuda::sm90

@@ -16,23 +16,30 @@ namespace headrace::cuda::sm90 {
 namespace {
 
 struct Variant {
-  Tile tile;
-  Launch *bf16, *f16;
+  Tile plain_tile;
+  Launch* plain;
+  Tile general_tile;
+  Launch* general;
 };
 constexpr Variant kVariants[] = {
-    {kTile64, launch_bf16_64, launch_f16_64},
-    {kTile96, launch_bf16_96, launch_f16_96},
-    {kTile128, launch_bf16_128, launch_f16_128},
-    {kTile192v128, launch_bf16_192v128, launch_f16_192v128},
-    {kTile192, launch_bf16_192, launch_f16_192},
-    {kTile256, launch_bf16_256, launch_f16_256},
+    {kTile64, launch_hd64, kGeneral64, launch_hd64_general},
+    {kTile96, launch_hd96, kGeneral96, launch_hd96_general},
+    {kTile128, launch_hd128, kGeneral128, launch_hd128_general},
+    {kTile192v128, launch_hd192v128, kTile192v128, launch_hd192v128_general},
+    {kTile192, launch_hd192, kTile192, launch_hd192_general},
+    {kTile256, launch_hd256, kTile256, launch_hd256_general},
 };
 
 // The first that is large enough; null above 256.
 const Variant* variant_of(const Problem& p) {
   for (const Variant& v : kVariants)
-    if (p.head_dim <= v.tile.head_dim && p.head_dim_v <= v.tile.head_dim_v) return &v;
+    if (p.head_dim <= v.plain_tile.head_dim && p.head_dim_v <= v.plain_tile.head_dim_v) return &v;
   return nullptr;
+}
+
+const Tile& tile_of(const Problem& p) {
+  const Variant& v = *variant_of(p);
+  return has_general_scores(p) ? v.general_tile : v.plain_tile;
 }
 
 bool has_causal(const Problem& p) { return p.causal != HEADRACE_CAUSAL_NONE; }
@@ -53,8 +60,6 @@ std::string refused_layout(const Problem& p) {
 }
 
 std::string refused_scores(const Problem& p) {
-  if (has_general_scores(p))
-    return "takes plain scores: no softcap, ALiBi, bias, masks or dropout";
   if (p.has_probs) return "returns no probs";
   if (p.num_splits > 1) return "does not split keys";
   if (!(p.softmax_scale > 0)) return "needs a positive softmax_scale";
@@ -131,18 +136,20 @@ bool is_dynamic(const Problem& p, const Order& order, std::int64_t num_ctas) {
 constexpr std::size_t kCounterBytes = 16;
 
 Schedule plan(const Problem& p, const DeviceInfo& device) {
-  const Tile& tile = variant_of(p)->tile;
+  const Tile& tile = tile_of(p);
   const Order order = order_of(p, tile);
   Schedule schedule;
   schedule.tile_m = rows_of(tile);
   schedule.tile_n = tile.keys;
+  schedule.prob_dtype = dtype_of(p);
   schedule.num_ctas =
       std::clamp<std::int64_t>(order.num_tiles, 1, std::max<std::int64_t>(device.num_units, 1));
   const bool dynamic = is_dynamic(p, order, schedule.num_ctas);
   if (dynamic) schedule.workspace_bytes = kCounterBytes + alignof(int);
   schedule.note = format_text(
       "persistent, {} tiles at most, {}{}; TMA and wgmma, {} softmax{}", order.num_tiles,
-      order.is_triangular ? "longest first, " : "", dynamic ? "handed out as CTAs come" : "dealt out",
+      order.is_triangular ? "longest first, " : "",
+      dynamic ? "handed out as CTAs come" : "dealt out",
       dtype_of(p) == DType::bf16 ? "lazy" : "conditional",
       order.pack > 1 ? format_text(", {} query heads a tile", order.pack) : std::string());
   return schedule;
@@ -173,9 +180,10 @@ Status encode(const Operand& x, const Problem& p, std::int64_t dim, std::int64_t
   add(has_group ? heads / pack : heads, has_group ? x.stride_head * pack : x.stride_head, box[3]);
   add(batch, x.stride_batch, box[4]);
   if (std::string reason = tensor_map_refusal(spec, x.data, strides); !reason.empty())
-    return unsupported("a tensor of the call does not suit the copy engine: {}; make the plan with "
-                       "problem.alignment={} for another kernel",
-                       reason, dtype_bytes(dtype_of(p)));
+    return unsupported(
+        "a tensor of the call does not suit the copy engine: {}; make the plan with "
+        "problem.alignment={} for another kernel",
+        reason, dtype_bytes(dtype_of(p)));
   return encode_tensor_map(spec, x.data, strides, map);
 }
 
@@ -227,6 +235,7 @@ Params make_params(const Plan& plan, const AttentionArgs& args, const Order& ord
   Params params{};
   params.problem = p;
   params.args = args;
+  params.numbers = score_numbers(p);
   params.pack = order.pack;
   params.group_queries = order.group_queries;
   params.tile_queries = order.tile_queries;
@@ -253,37 +262,38 @@ Params make_params(const Plan& plan, const AttentionArgs& args, const Order& ord
 Status clear_counter(Workspace workspace, Stream stream, int** counter) {
   const auto address = reinterpret_cast<std::uintptr_t>(workspace.data);
   *counter = reinterpret_cast<int*>((address + alignof(int) - 1) / alignof(int) * alignof(int));
-  return cuda_status(
-      cudaMemsetAsync(*counter, 0, kCounterBytes, static_cast<cudaStream_t>(stream)),
-      "clearing the tile counter at {} of the workspace", static_cast<void*>(*counter));
+  return cuda_status(cudaMemsetAsync(*counter, 0, kCounterBytes, static_cast<cudaStream_t>(stream)),
+                     "clearing the tile counter at {} of the workspace",
+                     static_cast<void*>(*counter));
 }
 
 Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
   const Problem& p = plan.problem;
   const Variant& variant = *variant_of(p);
-  const Order order = order_of(p, variant.tile);
+  const Tile& tile = tile_of(p);
+  const Order order = order_of(p, tile);
   Params params = make_params(plan, args, order);
   Maps maps;
-  if (Status bad = encode_maps(p, args, variant.tile, order, maps)) return bad;
+  if (Status bad = encode_maps(p, args, tile, order, maps)) return bad;
   Result<std::uint32_t*> word = error_word(plan.device.device_id);
   if (!word.ok()) return std::move(word.failure());
   params.error_word = word.value();
   if (plan.schedule.workspace_bytes > 0)
     if (Status bad = clear_counter(workspace, stream, &params.counter)) return bad;
-  Launch& launch_variant = dtype_of(p) == DType::bf16 ? *variant.bf16 : *variant.f16;
-  return launch_variant(params, maps, static_cast<int>(plan.schedule.num_ctas), stream);
+  Launch& launch_tile = has_general_scores(p) ? *variant.general : *variant.plain;
+  return launch_tile({params, maps, static_cast<int>(plan.schedule.num_ctas), stream});
 }
 
 }  // namespace
 
 const Kernel kForwardKernel = {
     .name = "cuda_sm90_fwd",
-    .summary = "TMA and wgmma on Hopper, bf16 and f16, head_dim in eights up to 256, plain scores "
-               "(causal, windows, sinks), ragged, grouped heads",
+    .summary =
+        "TMA and wgmma on Hopper, bf16 and f16, head_dim in eights up to 256, every "
+        "feature but key splits and probs",
     .refuses = refuses,
     .plan = plan,
     .launch = launch,
-    .is_on_tensor_cores = true,
 };
 
 }  // namespace headrace::cuda::sm90

@@ -24,17 +24,18 @@ __device__ __forceinline__ void init_barriers(u32 smem) {
   init(b.v_full, kStages, 1);
   init(b.v_empty, kStages, kTile.warpgroups);
   init(b.entry_full, kEntries, 1);
-  init(b.tile_done, kEntries, 4 * kTile.warpgroups);
+  init(b.tile_done, kEntries, 4 * kTile.warpgroups + 1);
   fence_mbarrier_init();
   fence_proxy_async();
 }
 
-// Variant: a tile and an element; a type, since nvcc 13.0 cannot name a kernel whose parameter is a
+// What is compiled. A type, since nvcc 13.0 cannot name a kernel whose template parameter is a
 // value of a class.
-template <Tile kTileOfVariant, class ElementOfVariant>
+template <Tile kTileOfVariant, class ElementOfVariant, bool kHasGeneralScores>
 struct Variant {
   static constexpr Tile kTile = kTileOfVariant;
   using Element = ElementOfVariant;
+  static constexpr bool kIsGeneral = kHasGeneralScores;
 };
 
 template <class Variant>
@@ -55,7 +56,8 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
   __syncthreads();
   if (group > 0) {
     take_registers<consumer_registers(kTile)>();
-    Consumer<kTile, typename Variant::Element>(params, maps, smem, group - 1).run();
+    Consumer<kTile, typename Variant::Element, Variant::kIsGeneral>(params, maps, smem, group - 1)
+        .run();
     return;
   }
   give_registers<producer_registers(kTile)>();
@@ -66,16 +68,24 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
 }
 
 template <class Variant>
-Status launch_variant(const char* name, const Params& params, const Maps& maps, int num_ctas,
-                   Stream stream) {
+Status launch_variant(const char* name, const Call& call) {
   constexpr Tile kTile = Variant::kTile;
   const LaunchShape shape{.name = name,
-                          .grid = dim3(static_cast<unsigned>(num_ctas)),
+                          .grid = dim3(static_cast<unsigned>(call.num_ctas)),
                           .block = dim3(threads_of(kTile)),
                           .smem_bytes = smem_bytes(kTile)};
   static_assert(smem_bytes(kTile) <= kSmemLimit && shares_registers(kTile));
   if (Status bad = allow_smem(shape, forward<Variant>)) return bad;
-  return launch(shape, static_cast<cudaStream_t>(stream), forward<Variant>, params, maps);
+  return launch(shape, static_cast<cudaStream_t>(call.stream), forward<Variant>, call.params,
+                call.maps);
+}
+
+// Both formats of a tile.
+template <Tile kTile, bool kIsGeneral>
+Status launch_tile(const char* name_bf16, const char* name_f16, const Call& call) {
+  if (dtype_of(call.params.problem) == DType::bf16)
+    return launch_variant<Variant<kTile, Bf16Element, kIsGeneral>>(name_bf16, call);
+  return launch_variant<Variant<kTile, F16Element, kIsGeneral>>(name_f16, call);
 }
 
 }  // namespace headrace::cuda::sm90

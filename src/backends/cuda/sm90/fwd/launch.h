@@ -1,4 +1,4 @@
-// The compiled kernels: one file a head_dim, in it both formats.
+// The compiled kernels: two files a tile, plain scores and general ones, in each both formats.
 #pragma once
 
 #include "backends/cuda/sm90/fwd/params.h"
@@ -6,10 +6,16 @@
 
 namespace headrace::cuda::sm90 {
 
-using Launch = Status(const Params& params, const Maps& maps, int num_ctas, Stream stream);
-Launch launch_bf16_64, launch_bf16_96, launch_bf16_128, launch_bf16_192v128, launch_bf16_192,
-    launch_bf16_256;
-Launch launch_f16_64, launch_f16_96, launch_f16_128, launch_f16_192v128, launch_f16_192,
-    launch_f16_256;
+struct Call {
+  const Params& params;
+  const Maps& maps;
+  int num_ctas;
+  Stream stream;
+};
+using Launch = Status(const Call& call);
+
+Launch launch_hd64, launch_hd96, launch_hd128, launch_hd192v128, launch_hd192, launch_hd256;
+Launch launch_hd64_general, launch_hd96_general, launch_hd128_general, launch_hd192v128_general,
+    launch_hd192_general, launch_hd256_general;
 
 }  // namespace headrace::cuda::sm90

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "backends/cuda/common/score_numbers.h"
 #include "backends/cuda/device/types.cuh"
 #include "core/args.h"
 
@@ -14,13 +15,14 @@ inline constexpr int kMaxSeqlen = 1 << 29, kOpenWindow = 1 << 30;
 struct Params {
   Problem problem;
   AttentionArgs args;
+  ScoreNumbers numbers;
   // Queries and heads as tiles see them. With `pack` > 1 the rows of a tile are (query, head of a
   // group) pairs, the head fastest, and a warpgroup has floor(64 / pack) queries.
   int pack;           // query heads that share a tile: 1, or the whole group
   int group_queries;  // of a warpgroup
   int tile_queries;
-  int tile_heads;  // num_heads / pack
-  int kv_divisor;  // tile head / kv_divisor is the KV head
+  int tile_heads;   // num_heads / pack
+  int kv_divisor;   // tile head / kv_divisor is the KV head
   int batch_heads;  // dense: batch * tile_heads
   // Lengths below kMaxSeqlen; windows relative to the diagonal, kOpenWindow where there is none.
   int seqlen_q, seqlen_k;
@@ -32,7 +34,7 @@ struct Params {
   int section;        // dense: (batch, head) pairs whose K and V fit L2 together
   int num_sections;   // dense: so many of that size, then one with the rest
   int section_keys;   // ragged: keys whose K and V fit
-  int* counter;  // of tiles that CTAs fetched; null: CTA i has tiles i, i + gridDim.x, ...
+  int* counter;       // of tiles that CTAs fetched; null: CTA i has tiles i, i + gridDim.x, ...
   float scale_log2;
   std::uint32_t* error_word;
 };
@@ -43,19 +45,19 @@ struct Maps {
 
 // What the scheduler announces: word numbers of an entry in shared memory.
 enum EntryWord : int {
-  kWordCode = 0,     // tile number, with kRedo: for the second time; or kDrain, kEnd
-  kWordFirst,        // last key tile + 1: tiles go from right to left
-  kWordLast,         // first key tile
-  kWordFullBegin,    // key tiles [begin, end) that every row of the tile sees as a whole
+  kWordCode = 0,   // tile number, with kRedo: for the second time; or kDrain, kEnd
+  kWordFirst,      // last key tile + 1: tiles go from right to left
+  kWordLast,       // first key tile
+  kWordFullBegin,  // key tiles [begin, end) that every row of the tile sees as a whole
   kWordFullEnd,
-  kWordKeys,         // seqlen_k
-  kWordRight,        // query q of the tile (0 is its first) sees keys below min(seqlen_k, right + q)
-  kWordLeft,         // and from left + q
-  kWordQuery,        // first query of the tile, within its sequence
-  kWordQueries,      // seqlen_q
-  kWordHead,         // of the tile_heads
+  kWordKeys,     // seqlen_k
+  kWordRight,    // query q of the tile (0 is its first) sees keys below min(seqlen_k, right + q)
+  kWordLeft,     // and from left + q
+  kWordQuery,    // first query of the tile, within its sequence
+  kWordQueries,  // seqlen_q
+  kWordHead,     // of the tile_heads
   kWordBatch,
-  kWordRowQ,         // first row of the sequence in q and out, k and v (ragged)
+  kWordRowQ,  // first row of the sequence in q and out, k and v (ragged)
   kWordRowK,
   kWordRows,  // [12] bit r of word w: row r of warp w. Announced: rows to write, of a tile that is
               // computed again. Reported with the tile: rows that are bad.

@@ -23,11 +23,13 @@ class Producer {
           load_k(work, n);
           load_v(work, n + 1);
         }
-        // Where O is staged in Q's place, the next Q waits until this tile is finished.
-        if (!kTile.is_flat && work.has_keys()) load_v(work, work.last);
+        // Where O is staged in Q's place the next Q waits until this tile is finished, and what
+        // follows a tile that is computed again may only be known then.
+        const bool is_last_v_first = !kTile.is_flat || (work.code & kRedo) != 0;
+        if (is_last_v_first && work.has_keys()) load_v(work, work.last);
         const Work next = next_work();
         if (next.code >= 0) load_first(next);
-        if (kTile.is_flat && work.has_keys()) load_v(work, work.last);
+        if (!is_last_v_first && work.has_keys()) load_v(work, work.last);
         work = next;
         if (next.code < 0) break;
       }
@@ -40,9 +42,9 @@ class Producer {
   static constexpr BarrierPlan kBarriers = barrier_plan(kTile);
 
   struct Work {
-    int code, first, last;     // key tiles [last, first), from right to left
-    int row_q, row_k;          // first rows, counted in the tensor
-    int head, batch;
+    int code = 0, first = 0, last = 0;  // key tiles [last, first), from right to left
+    int row_q = 0, row_k = 0;           // first rows, counted in the tensor
+    int head = 0, batch = 0;
     __device__ bool has_keys() const { return first > last; }
   };
 
@@ -56,15 +58,18 @@ class Producer {
       return static_cast<int>(
           load_shared(smem_ + kSmem.offset_entries + 4 * (slot * kEntryWords + i)));
     };
-    const int code = word(kWordCode);
-    if (code < 0) return {.code = code, .first = 0, .last = 0, .row_q = 0, .row_k = 0, .head = 0, .batch = 0};
-    return {.code = code,
-            .first = word(kWordFirst),
-            .last = word(kWordLast),
-            .row_q = word(kWordRowQ) + word(kWordQuery),
-            .row_k = word(kWordRowK),
-            .head = word(kWordHead),
-            .batch = p_.problem.is_ragged ? 0 : word(kWordBatch)};
+    Work work{.code = word(kWordCode)};
+    if (work.code >= 0) {
+      work.first = word(kWordFirst);
+      work.last = word(kWordLast);
+      work.row_q = word(kWordRowQ) + word(kWordQuery);
+      work.row_k = word(kWordRowK);
+      work.head = word(kWordHead);
+      work.batch = p_.problem.is_ragged ? 0 : word(kWordBatch);
+    }
+    // Tiles without keys are finished without this thread: it reports that it has read them.
+    mbarrier_arrive(barrier(kBarriers.tile_done + slot));
+    return work;
   }
 
   __device__ void load_first(const Work& work) {

@@ -1,6 +1,6 @@
-// Which tile comes next, and what it covers. One warp of each CTA decides and announces; the copying
-// thread and the consumers read. Announcements go through a ring of kEntries: one in work, one
-// finished but not yet reported, two ahead.
+// Which tile comes next, and what it covers. One warp of each CTA decides and announces; the
+// copying thread and the consumers read. Announcements go through a ring of kEntries: one in work,
+// one finished but not yet reported, two ahead.
 #pragma once
 
 #include "backends/cuda/common/lengths.cuh"
@@ -33,8 +33,8 @@ struct Ring {
 };
 
 // Position of a tile in the order of one sequence (or of all, in a dense batch): its block of rows
-// and its head. Where later rows see more keys the longest tiles come first, so that the ends of all
-// CTAs even out, and heads run fastest inside sections whose K and V stay in L2 together.
+// and its head. Where later rows see more keys the longest tiles come first, so that the ends of
+// all CTAs even out, and heads run fastest inside sections whose K and V stay in L2 together.
 struct Place {
   int m_block, head;
 };
@@ -131,8 +131,8 @@ class Scheduler {
                .row_k = of_owner(mine.row_k),
                .seqlen_q = of_owner(mine.seqlen_q),
                .seqlen_k = of_owner(mine.seqlen_k)};
-      const int section = min(max(p_.section_keys / max(rows_.seqlen_k, 1), 1) * p_.kv_divisor,
-                              p_.tile_heads);
+      const int section =
+          min(max(p_.section_keys / max(rows_.seqlen_k, 1), 1) * p_.kv_divisor, p_.tile_heads);
       place_ = place_of(p_, t - of_owner(end - tiles), of_owner(m_blocks), p_.tile_heads, section,
                         p_.tile_heads / section);
       return true;
@@ -141,8 +141,8 @@ class Scheduler {
   }
 
   __device__ Rows read_rows(int batch_idx) const {
-    const Sequence s = device_sequence(p_.problem, p_.args.ragged, batch_idx, blockIdx.x == 0,
-                                       p_.error_word);
+    const Sequence s =
+        device_sequence(p_.problem, p_.args.ragged, batch_idx, blockIdx.x == 0, p_.error_word);
     return {.row_q = static_cast<int>(s.row_q),
             .row_k = static_cast<int>(s.row_k),
             .seqlen_q = static_cast<int>(s.seqlen_q),
@@ -231,7 +231,8 @@ class Scheduler {
   Place place_{};
   Rows rows_{};
   int batch_idx_ = 0;
-  int first_ = 0, tiles_before_ = 0;  // where the search goes on: a sequence, tiles of those before  // of the 32 sequences from first_
+  int first_ = 0, tiles_before_ = 0;  // where the search goes on: a sequence, tiles of those before
+                                      // // of the 32 sequences from first_
 };
 
 }  // namespace headrace::cuda::sm90

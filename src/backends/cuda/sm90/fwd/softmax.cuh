@@ -1,30 +1,33 @@
 // Online softmax on the accumulators of a warp: a thread has two rows and, of each, the columns
 // 8 j + 2 (lane % 4) and the one after.
 //
-// A row's weights are 2^(score * c - reference) with an integer reference. The usual choice is the
-// running maximum; any reference near it gives the same relative precision, since a float carries
-// its exponent. So the reference of a row is the maximum of the first keys that it sees, rounded up,
-// and then moves seldom:
-//   conditional  when the maximum has grown by more than 2^8 (weights must fit f16);
-//   lazy         when the row's sum, which is needed anyway, has grown beyond 2^32: no maximum, no
-//                shuffle and nothing between the scores and the exponentials. bf16 has the range of
-//                float for it. Scores that jump by more than 2^95 between two steps overflow: the
-//                sum shows it, and the row is computed again, conditionally.
-// A move is a factor of a power of two and depends on nothing but the row itself: its bits are the
-// same in whatever tile it lies.
+// A row's weights are 2^(score * c - reference). The usual reference is the running maximum; any
+// that is near it gives the same relative precision, since a float carries its exponent. So a row's
+// reference is the maximum of the first keys that it sees, and then moves seldom:
+//   conditional  to the maximum, when that has grown by more than kMoveAboveGrowth;
+//   lazy         to the maximum, when a thread's share of a step's weights, which it sums anyway,
+//   is
+//                beyond 2^9: no maximum, no shuffle and nothing between the scores and the
+//                exponentials. bf16 has the range of float for it. Scores that jump by more than
+//                2^127 in one step overflow: the sum shows it, and the row is computed again,
+//                conditionally.
+// When and how far it moves depends on nothing but the row itself: its bits are the same in
+// whatever tile it lies. A key that outweighs all others by what 16 bits can show moves the
+// reference, so that its weight is 1 and the row is that key's V exactly.
 #pragma once
 
 #include "backends/cuda/device/mma.cuh"
 
 namespace headrace::cuda::sm90 {
 
-inline constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
-inline constexpr float kMoveAboveSum = 0x1p32f;   // lazy
-inline constexpr float kMoveAboveGrowth = 8.0f;   // conditional, in log2
+inline constexpr float kLog2e = 0x1.715476p+0f;
+inline constexpr float kMoveAboveShare = 0x1p9f;  // lazy: bf16 has 8 bits
+inline constexpr float kMoveAboveGrowth = 4.0f;   // conditional, in log2
 inline constexpr float kLargestSum = 0x1p96f;     // of a lazy row that is sound
 
-// Row r of the thread in element e of its group of four: e / 2.
-template <int kKeys>
+// Row r of the thread in element e of its group of four: e / 2. Weights are kept in units of
+// 2^-kLift: f16 has no numbers below 2^-24, and room above 1.
+template <int kKeys, int kLift>
 struct Softmax {
   float reference[2];  // -inf: the row has seen no key
   float sum[2];        // of this thread's columns
@@ -52,8 +55,8 @@ struct Softmax {
     }
   }
 
-  // Scores to weights against the references; adds their sum.
-  __device__ __forceinline__ void exponentials(float (&s)[kKeys / 2], float c) {
+  // Scores to weights against the references; adds their sums, which are `share`.
+  __device__ __forceinline__ void exponentials(float (&s)[kKeys / 2], float c, float (&share)[2]) {
     float part[2][2] = {};
 #pragma unroll
     for (int j = 0; j < kKeys / 8; ++j) {
@@ -69,7 +72,10 @@ struct Softmax {
       }
     }
 #pragma unroll
-    for (int r = 0; r < 2; ++r) sum[r] += part[r][0] + part[r][1];
+    for (int r = 0; r < 2; ++r) {
+      share[r] = part[r][0] + part[r][1];
+      sum[r] += share[r];
+    }
   }
 
   // Rows that have seen no key yet take their reference from these scores.
@@ -79,7 +85,7 @@ struct Softmax {
     row_max(s, top);
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-      if (reference[r] == -INFINITY) reference[r] = ceilf(top[r] * c);
+      if (reference[r] == -INFINITY) reference[r] = top[r] * c - kLift;
   }
 
   __device__ __forceinline__ void first(float (&s)[kKeys / 2], float c) {
@@ -87,26 +93,29 @@ struct Softmax {
     row_max(s, top);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      reference[r] = ceilf(top[r] * c);
+      reference[r] = top[r] * c - kLift;
       sum[r] = 0.0f;
     }
-    exponentials(s, c);
+    float share[2];
+    exponentials(s, c, share);
   }
 
   // True for the whole warp: O and these weights must be multiplied by `factor`.
   __device__ __forceinline__ bool lazy_step(float (&s)[kKeys / 2], float c, float (&factor)[2]) {
-    exponentials(s, c);
-    const bool is_sound = sum[0] <= kMoveAboveSum && sum[1] <= kMoveAboveSum;
-    if (!__any_sync(0xffffffffu, !is_sound)) return false;
+    float share[2];
+    exponentials(s, c, share);
+    const bool is_small = share[0] <= kMoveAboveShare && share[1] <= kMoveAboveShare;
+    if (!__any_sync(0xffffffffu, !is_small)) return false;
+    float top[2];
+    row_max(s, top);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float largest = sum[r];  // of the four threads of a row, which must agree
+      float largest = share[r];  // of the four threads of a row, which must agree
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-      const int exponent =
-          largest > kMoveAboveSum ? min((__float_as_int(largest) >> 23) - 127, 126) : 0;
-      factor[r] = __int_as_float((127 - exponent) << 23);
-      reference[r] += static_cast<float>(exponent);
+      const bool moves = largest > kMoveAboveShare;
+      factor[r] = moves ? __fdividef(1.0f, top[r]) : 1.0f;
+      reference[r] += moves ? __log2f(top[r]) : 0.0f;
       sum[r] *= factor[r];
     }
     return true;
@@ -117,39 +126,22 @@ struct Softmax {
                                                    float (&factor)[2]) {
     float top[2];
     row_max(s, top);
-    const bool grows[2] = {top[0] * c - reference[0] > kMoveAboveGrowth,
-                           top[1] * c - reference[1] > kMoveAboveGrowth};
+    const bool grows[2] = {top[0] * c - reference[0] > kLift + kMoveAboveGrowth,
+                           top[1] * c - reference[1] > kLift + kMoveAboveGrowth};
     const bool moves = __any_sync(0xffffffffu, grows[0] || grows[1]);
     if (moves) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float next = grows[r] ? ceilf(top[r] * c) : reference[r];
+        const float next = grows[r] ? top[r] * c - kLift : reference[r];
         factor[r] = grows[r] ? exp2_approx(reference[r] - next) : 1.0f;
         sum[r] *= factor[r];
         reference[r] = next;
       }
     }
-    exponentials(s, c);
+    float share[2];
+    exponentials(s, c, share);
     return moves;
   }
 };
-
-// What a row ends with: its O is multiplied by `inverse`.
-struct RowEnd {
-  float inverse, lse;
-};
-__device__ __forceinline__ RowEnd end_row(float reference, float sum, float sink) {
-  if (sum == 0.0f) return {0.0f, -INFINITY};  // empty, whatever the sink; NaN goes on
-  float factor = 1.0f;
-  const float above = sink * kLog2e - reference;  // the sink, relative to the reference
-  if (above > 0.0f) {
-    factor = exp2_approx(-above);
-    sum = fmaf(sum, factor, 1.0f);
-    reference += above;
-  } else {
-    sum += exp2_approx(above);  // 0 without a sink, which is -inf then
-  }
-  return {__fdividef(factor, sum), (reference + __log2f(sum)) * kLn2};
-}
 
 }  // namespace headrace::cuda::sm90
