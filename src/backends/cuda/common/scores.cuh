@@ -1,0 +1,232 @@
+// What a score needs beside scale, causal mask and window, on accumulator fragments: softcap,
+// ALiBi, bias, bool mask, tree mask, and dropout of the probabilities. The fragments are those of
+// mma.sync and of a warp's 16 rows of wgmma: with g = lane / 4 and t = lane % 4, s[j][0] and
+// s[j][1] are columns 8 j + 2 t and the next of row g, s[j][2] and s[j][3] those of row g + 8.
+//
+// Branches on the features are outside of the loops over elements. Nothing here depends on which
+// tile of rows a row is in, so its bits do not either.
+#pragma once
+
+#include "backends/cuda/common/element.cuh"
+#include "core/args.h"
+#include "core/philox.h"
+
+namespace headrace::cuda {
+
+// Of a problem, made on the host: the device has no fast doubles.
+struct ScoreNumbers {
+  float scale, softcap, inverse_softcap;
+  float keep_factor;             // of dropout: for what stays
+  std::uint32_t keep_threshold;  // 65536: nothing is dropped
+};
+inline ScoreNumbers score_numbers(const Problem& p) {
+  const std::uint32_t threshold = has_dropout(p) ? dropout_keep_threshold(p.dropout_p) : 65536u;
+  return {.scale = static_cast<float>(p.softmax_scale),
+          .softcap = static_cast<float>(p.softcap),
+          .inverse_softcap = has_softcap(p) ? static_cast<float>(1.0 / p.softcap) : 0.0f,
+          .keep_factor = static_cast<float>(65536.0 / threshold),
+          .keep_threshold = threshold};
+}
+
+// A row of a tile, as far as its scores depend on it: 40 bytes, for registers or shared memory.
+// Rows that do not exist take those of one that does.
+struct ScoreRow {
+  std::int64_t q_idx;
+  std::int64_t bias, mask;  // offset of key 0, in elements
+  std::int64_t tree;        // offset of the first word
+  float alibi_slope;
+  std::uint32_t batch_head;  // batch_idx * num_heads + head
+};
+
+__device__ inline std::int64_t score_row_offset(const ScoreOperand& x, std::int64_t batch_idx,
+                                                std::int64_t head, std::int64_t row) {
+  return batch_idx * x.stride_batch + head * x.stride_head + row * x.stride_q;
+}
+
+__device__ inline ScoreRow make_score_row(const Problem& p, const AttentionArgs& args,
+                                          const Sequence& sequence, std::int64_t batch_idx,
+                                          std::int64_t head, std::int64_t q_idx) {
+  const std::int64_t row = sequence.row_q + q_idx;  // ragged: bias and mask count packed rows
+  ScoreRow x;
+  x.q_idx = q_idx;
+  x.bias = score_row_offset(args.bias, batch_idx, head, row);
+  x.mask = score_row_offset(args.mask, batch_idx, head, row);
+  x.tree = batch_idx * args.tree_stride_batch + row * args.tree_stride_q;
+  x.alibi_slope =
+      p.has_alibi
+          ? args.alibi_slopes[batch_idx * args.alibi_stride_batch + head * args.alibi_stride_head]
+          : 0.0f;
+  x.batch_head = static_cast<std::uint32_t>(batch_idx * p.num_heads + head);
+  return x;
+}
+
+// The columns of a thread: its first key, and how many keys exist from there on. What lies behind
+// them is not read; the scores there are whatever they were.
+struct ScoreColumns {
+  std::int64_t key;
+  int count;
+};
+__device__ __forceinline__ ScoreColumns score_columns(std::int64_t first_key, int lane_in_quad,
+                                                      std::int64_t seqlen_k) {
+  const std::int64_t key = first_key + 2 * lane_in_quad;
+  return {key, static_cast<int>(min(seqlen_k - key, std::int64_t{1} << 30))};
+}
+
+// Within 3 units in the last place: a polynomial (our own fit, relative error 3e-9) up to 0.6, then
+// 1 - 2 / (exp(2 x) + 1) with the fast exponential and quotient.
+__device__ __forceinline__ float tanh_of_score(float x) {
+  const float size = fabsf(x), square = x * x;
+  float series = fmaf(-0x1.830bfap-8f, square, 0x1.54e018p-6f);
+  series = fmaf(series, square, -0x1.b89edap-5f);
+  series = fmaf(series, square, 0x1.1109dcp-3f);
+  series = fmaf(series, square, -0x1.55553ep-2f);
+  const float small = fmaf(series * square, x, x);
+  const float large = 1.0f - __fdividef(2.0f, __expf(2.0f * size) + 1.0f);
+  return size < 0.6f ? small : copysignf(large, x);
+}
+
+// Two neighbours at once.
+__device__ inline float2 load_pair(const float* x) { return *reinterpret_cast<const float2*>(x); }
+__device__ inline float2 load_pair(const __half* x) {
+  return __half22float2(*reinterpret_cast<const __half2*>(x));
+}
+__device__ inline float2 load_pair(const __nv_bfloat16* x) {
+  return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(x));
+}
+
+// kHalf 0: row g; 1: row g + 8.
+template <int kHalf, class E, int kBlocks>
+__device__ __forceinline__ void add_bias(const E* from, std::int64_t stride_k, int count,
+                                         float (&s)[kBlocks][4]) {
+  const bool is_paired =
+      stride_k == 1 && reinterpret_cast<std::uintptr_t>(from) % (2 * sizeof(E)) == 0;
+  if (is_paired) {
+#pragma unroll
+    for (int j = 0; j < kBlocks; ++j) {
+      float2 pair = {0.0f, 0.0f};
+      if (8 * j + 1 < count) {
+        pair = load_pair(from + 8 * j);
+      } else if (8 * j < count) {
+        pair.x = load_real(from, 8 * j);
+      }
+      s[j][2 * kHalf] += pair.x;
+      s[j][2 * kHalf + 1] += pair.y;
+    }
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      if (8 * j + i < count) s[j][2 * kHalf + i] += load_real(from, (8 * j + i) * stride_k);
+  }
+}
+
+template <int kHalf, int kBlocks>
+__device__ __forceinline__ void apply_mask(const std::uint8_t* keep, std::int64_t stride_k,
+                                           int count, float (&s)[kBlocks][4]) {
+  const bool is_paired = stride_k == 1 && reinterpret_cast<std::uintptr_t>(keep) % 2 == 0;
+#pragma unroll
+  for (int j = 0; j < kBlocks; ++j) {
+    bool keeps[2] = {true, true};
+    if (is_paired && 8 * j + 1 < count) {
+      const uchar2 pair = *reinterpret_cast<const uchar2*>(keep + 8 * j);
+      keeps[0] = pair.x != 0;
+      keeps[1] = pair.y != 0;
+    } else {
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        if (8 * j + i < count) keeps[i] = keep[(8 * j + i) * stride_k] != 0;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      if (!keeps[i]) s[j][2 * kHalf + i] = -HUGE_VALF;
+  }
+}
+
+// Bit (key - (seqlen_k - seqlen_q)) of the query's words; earlier keys are visible.
+template <int kHalf, int kBlocks>
+__device__ __forceinline__ void apply_tree_mask(const std::uint32_t* words, std::int64_t first_bit,
+                                                int count, float (&s)[kBlocks][4]) {
+#pragma unroll
+  for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const std::int64_t bit = first_bit + 8 * j + i;
+      if (8 * j + i < count && bit >= 0 && (words[bit / 32] >> (bit % 32) & 1u) == 0)
+        s[j][2 * kHalf + i] = -HUGE_VALF;
+    }
+  }
+}
+
+// Products q.k become scores in natural units: scale, softcap, ALiBi, bias, masks. T: dtype of q,
+// which a bias has unless it is float.
+template <class T, int kHalf, int kBlocks>
+__device__ __forceinline__ void general_scores(const Problem& p, const AttentionArgs& args,
+                                               const ScoreNumbers& numbers,
+                                               const Sequence& sequence, const ScoreRow& row,
+                                               ScoreColumns columns, float (&s)[kBlocks][4]) {
+  const auto for_each = [&](auto change) {
+#pragma unroll
+    for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) change(s[j][2 * kHalf + i], 8 * j + i);
+    }
+  };
+  for_each([&](float& x, int) { x *= numbers.scale; });
+  if (has_softcap(p))
+    for_each(
+        [&](float& x, int) { x = numbers.softcap * tanh_of_score(x * numbers.inverse_softcap); });
+  if (p.has_alibi) {
+    const std::int64_t diagonal =
+        row.q_idx + diagonal_shift(p, sequence.seqlen_q, sequence.seqlen_k);
+    const auto distance = static_cast<float>(columns.key - diagonal);
+    for_each([&](float& x, int column) {
+      x = fmaf(-row.alibi_slope, fabsf(distance + static_cast<float>(column)), x);
+    });
+  }
+  if (args.bias.data != nullptr) {
+    const std::int64_t from = row.bias + columns.key * args.bias.stride_k;
+    if (args.bias.dtype == DType::f32) {
+      add_bias<kHalf>(static_cast<const float*>(args.bias.data) + from, args.bias.stride_k,
+                      columns.count, s);
+    } else {
+      add_bias<kHalf>(static_cast<const T*>(args.bias.data) + from, args.bias.stride_k,
+                      columns.count, s);
+    }
+  }
+  if (args.mask.data != nullptr)
+    apply_mask<kHalf>(static_cast<const std::uint8_t*>(args.mask.data) + row.mask +
+                          columns.key * args.mask.stride_k,
+                      args.mask.stride_k, columns.count, s);
+  if (p.has_tree_mask)
+    apply_tree_mask<kHalf>(args.tree_mask + row.tree,
+                           columns.key - (sequence.seqlen_k - sequence.seqlen_q), columns.count, s);
+}
+
+// Zeroes dropped probabilities. `first_key` is the tile's, a multiple of 16; the factor for what
+// stays is the finished row's business.
+template <int kHalf, int kBlocks>
+__device__ __forceinline__ void drop_probs(const AttentionArgs& args, const ScoreNumbers& numbers,
+                                           const ScoreRow& row, std::int64_t first_key,
+                                           int lane_in_quad, float (&p)[kBlocks][4]) {
+  const DropoutRow random{.seed = args.dropout_seed,
+                          .offset = args.dropout_offset,
+                          .batch_head = row.batch_head,
+                          .query = static_cast<std::uint32_t>(row.q_idx)};
+  const bool begins_at_16 = first_key % 32 != 0;  // never in tiles of multiples of 32 keys
+  PhiloxWords words;
+#pragma unroll
+  for (int j = 0; j < kBlocks; ++j) {
+    const std::int64_t key = first_key + 8 * j;
+    const bool is_begin = (kBlocks % 4 != 0 && begins_at_16 ? j + 2 : j) % 4 == 0;
+    if (j == 0 || is_begin)
+      words = random.group(key / 64, static_cast<int>(key % 64 / 32), lane_in_quad);
+    const std::uint32_t word =
+        kBlocks % 4 != 0 && begins_at_16 ? words.word[(j + 2) % 4] : words.word[j % 4];
+    if ((word & 0xFFFFu) >= numbers.keep_threshold) p[j][2 * kHalf] = 0.0f;
+    if (word >> 16 >= numbers.keep_threshold) p[j][2 * kHalf + 1] = 0.0f;
+  }
+}
+
+}  // namespace headrace::cuda
