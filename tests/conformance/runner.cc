@@ -104,6 +104,8 @@ Arithmetic arithmetic_of(const Schedule& schedule) {
   Arithmetic arithmetic;
   if (schedule.tile_n > 0) arithmetic.tile_keys = schedule.tile_n;
   arithmetic.num_splits = std::max<std::int64_t>(schedule.max_splits, 1);
+  arithmetic.prob_dtype = schedule.prob_dtype;
+  arithmetic.product_error = schedule.product_error;
   return arithmetic;
 }
 

@@ -20,6 +20,8 @@ namespace headrace::testing {
 struct Arithmetic {
   std::int64_t tile_keys = 64;  // keys between two rescalings of the accumulators
   std::int64_t num_splits = 1;
+  DType prob_dtype = DType::f32;  // P is rounded to it before P V
+  int product_error = 0;          // of a product of two elements, in units of 2^-24
 };
 
 double unit_roundoff(DType dtype);      // 2^-24, 2^-11, 2^-8

@@ -1,11 +1,13 @@
 // The CUDA kernels for attention forward, best first; the last one takes every problem.
 #include "backends/cuda/backend.h"
 #include "backends/cuda/simple/kernel.h"
+#include "backends/cuda/sm80/kernel.h"
 
 namespace headrace::cuda {
 
 std::span<const Kernel> forward_kernels() {
   static const Kernel kernels[] = {
+      sm80::kForwardKernel,
       simple::kForwardKernel,
   };
   return kernels;
