@@ -1,6 +1,7 @@
 // The CUDA kernels for attention forward, best first; the last one takes every problem.
 #include "backends/cuda/backend.h"
 #include "backends/cuda/simple/kernel.h"
+#include "backends/cuda/sm80/kernel.h"
 #include "backends/cuda/sm90/fwd/kernel.h"
 
 namespace headrace::cuda {
@@ -8,6 +9,7 @@ namespace headrace::cuda {
 std::span<const Kernel> forward_kernels() {
   static const Kernel kernels[] = {
       sm90::kForwardKernel,
+      sm80::kForwardKernel,
       simple::kForwardKernel,
   };
   return kernels;

@@ -114,7 +114,7 @@ struct Softmax {
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
       const bool moves = largest > kMoveAboveShare;
-      factor[r] = moves ? __fdividef(1.0f, top[r]) : 1.0f;
+      factor[r] = moves ? __frcp_rn(top[r]) : 1.0f;
       reference[r] += moves ? __log2f(top[r]) : 0.0f;
       sum[r] *= factor[r];
     }

@@ -1,0 +1,10 @@
+// The portable tensor core kernel of the CUDA list.
+#pragma once
+
+#include "core/kernel.h"
+
+namespace headrace::cuda::sm80 {
+
+extern const Kernel kForwardKernel;  // "cuda_sm80_fwd"
+
+}  // namespace headrace::cuda::sm80

@@ -1,0 +1,48 @@
+// Launches of one (dtype, head dim): plain or general scores, then the splits' combination.
+#pragma once
+
+#include "backends/cuda/runtime/launch.cuh"
+#include "backends/cuda/sm80/combine.cuh"
+#include "backends/cuda/sm80/kernel.cuh"
+
+namespace headrace::cuda::sm80 {
+
+template <class T, bool kIsGeneral, int kDim>
+Status launch_forward(const char* name, const Params& params, cudaStream_t stream) {
+  using Shape = TileOf<std::is_same_v<T, float>, kDim>;
+  constexpr Tile tile = Shape::kTile;
+  constexpr SmemPlan smem = smem_plan(tile, sizeof(T), kIsGeneral);
+  static_assert(smem.total <= kSmallestSmem);
+  const std::int64_t num_ctas = params.num_units < kMaxCtas ? params.num_units : kMaxCtas;
+  const LaunchShape shape{.name = name,
+                          .grid = dim3(static_cast<unsigned>(num_ctas)),
+                          .block = dim3(tile.threads()),
+                          .smem_bytes = static_cast<unsigned>(smem.total)};
+  if (Status bad = allow_smem(shape, forward<T, kIsGeneral, Shape>)) return bad;
+  return launch(shape, stream, forward<T, kIsGeneral, Shape>, params);
+}
+
+template <class T>
+Status launch_combine(const char* name, const Params& params, Tile tile, cudaStream_t stream) {
+  const Problem& p = params.problem;
+  const std::int64_t rows = p.batch * p.num_kv_heads * params.partials.rows;
+  const std::int64_t num_ctas = ceil_div<std::int64_t>(rows, kCombineWarps);
+  const LaunchShape shape{
+      .name = name,
+      .grid = dim3(static_cast<unsigned>(num_ctas < kMaxCtas ? num_ctas : kMaxCtas)),
+      .block = dim3(32 * kCombineWarps)};
+  return launch(shape, stream, combine<T>, params, tile);
+}
+
+template <class T, int kDim>
+Status launch_all(const char* name, const Params& params, Stream stream) {
+  auto* cuda_stream = static_cast<cudaStream_t>(stream);
+  Status bad = needs_general(params.problem)
+                   ? launch_forward<T, true, kDim>(name, params, cuda_stream)
+                   : launch_forward<T, false, kDim>(name, params, cuda_stream);
+  if (bad || params.partial == nullptr) return bad;
+  return launch_combine<T>(name, params, TileOf<std::is_same_v<T, float>, kDim>::kTile,
+                           cuda_stream);
+}
+
+}  // namespace headrace::cuda::sm80

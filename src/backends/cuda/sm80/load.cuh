@@ -1,0 +1,102 @@
+// Rows of Q, K and V on their way into shared memory.
+//
+// A row is `dim` elements, filled up with zeros to the tile's. Its pieces of 16 bytes are swizzled:
+// piece c of row r lies at c ^ swizzle(r), so that the eight rows (or the four pairs of rows) that
+// a warp reads at once lie in different banks.
+#pragma once
+
+#include "backends/cuda/device/cp_async.cuh"
+
+namespace headrace::cuda::sm80 {
+
+// For ldmatrix, which reads 8 rows of 16 bytes at once.
+struct SwizzleRows {
+  static __device__ __forceinline__ int of(int row) { return row & 7; }
+};
+// For V in float, of which a warp reads 32 bytes of rows 0, 2, 4 and 6, or 1, 3, 5 and 7.
+struct SwizzlePairs {
+  static __device__ __forceinline__ int of(int row) { return (row >> 1 & 3) * 2; }
+};
+
+// 16 bytes, element by element where addresses are not multiples of 16: `count` elements, then
+// zeros.
+template <class T>
+__device__ __forceinline__ void copy_piece(u32 to, const T* from, int count) {
+  constexpr int kElements = 16 / sizeof(T);
+#pragma unroll 1
+  for (int i = 0; i < kElements; ++i) {
+    const u32 at = to + static_cast<u32>(i * static_cast<int>(sizeof(T)));
+    if constexpr (sizeof(T) == 4) {
+      const u32 bits = i < count ? reinterpret_cast<const u32*>(from)[i] : 0;
+      asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(bits) : "memory");
+    } else {
+      const unsigned short bits = i < count ? reinterpret_cast<const unsigned short*>(from)[i] : 0;
+      asm volatile("st.shared.b16 [%0], %1;" ::"r"(at), "h"(bits) : "memory");
+    }
+  }
+}
+
+// Which pieces of a tile of rows of kDim elements a thread copies: piece `piece` of rows first,
+// first + kStep, ...
+template <class T, int kDim, int kThreads>
+struct Share {
+  static constexpr int kRowBytes = kDim * static_cast<int>(sizeof(T)), kPieces = kRowBytes / 16;
+  static constexpr int kElements = 16 / static_cast<int>(sizeof(T)), kStep = kThreads / kPieces;
+  static_assert(kThreads % kPieces == 0);
+  static __device__ __forceinline__ int piece() { return static_cast<int>(threadIdx.x) % kPieces; }
+  static __device__ __forceinline__ int first() { return static_cast<int>(threadIdx.x) / kPieces; }
+  // Elements of a piece that exist in rows of `dim`.
+  static __device__ __forceinline__ int count_of(std::int64_t dim, int piece) {
+    return min(max(static_cast<int>(dim) - piece * kElements, 0), kElements);
+  }
+  static __device__ __forceinline__ int count(std::int64_t dim) { return count_of(dim, piece()); }
+  template <class Swizzle>
+  static __device__ __forceinline__ u32 offset(int row) {
+    return static_cast<u32>(row * kRowBytes + (piece() ^ Swizzle::of(row)) * 16);
+  }
+};
+
+// One piece; zeros where the row does not exist.
+template <class T>
+__device__ __forceinline__ void load_piece(u32 to, const T* from, int count, bool exists,
+                                           bool is_aligned) {
+  if (is_aligned) {
+    cp_async16(to, from, exists ? count * static_cast<int>(sizeof(T)) : 0);
+  } else {
+    copy_piece(to, from, exists ? count : 0);
+  }
+}
+
+// kRows rows, `stride` apart, of which num_rows exist; `from` is the thread's piece of its first
+// row. In a hurry where all rows exist and pieces are whole or beyond the row (`is_even`); the
+// latter were cleared once.
+template <class T, int kDim, int kRows, int kThreads, class Swizzle>
+__device__ __forceinline__ void load_tile(u32 to, const T* from, std::int64_t stride,
+                                          std::int64_t dim, int num_rows, bool is_aligned,
+                                          bool is_even) {
+  using Mine = Share<T, kDim, kThreads>;
+  static_assert(kRows % Mine::kStep == 0);
+  const int count = Mine::count(dim), first = Mine::first();
+  const std::int64_t step = Mine::kStep * stride;
+  if (is_even && num_rows == kRows) {
+    if (count == 0) return;
+#pragma unroll
+    for (int i = 0; i < kRows / Mine::kStep; ++i)
+      cp_async16(to + Mine::template offset<Swizzle>(first + i * Mine::kStep), from + i * step);
+    return;
+  }
+#pragma unroll 1
+  for (int row = first; row < kRows; row += Mine::kStep, from += step)
+    load_piece(to + Mine::template offset<Swizzle>(row), from, count, row < num_rows, is_aligned);
+}
+
+// Zeros for the pieces that load_tile() leaves out.
+template <class T, int kDim, int kRows, int kThreads, class Swizzle>
+__device__ inline void clear_pieces(u32 to, std::int64_t dim) {
+  using Mine = Share<T, kDim, kThreads>;
+  if (Mine::count(dim) > 0) return;
+  for (int row = Mine::first(); row < kRows; row += Mine::kStep)
+    copy_piece(to + Mine::template offset<Swizzle>(row), static_cast<const T*>(nullptr), 0);
+}
+
+}  // namespace headrace::cuda::sm80

@@ -1,0 +1,254 @@
+// The two products of a tile on mma.sync, from fragments in registers and operands in shared
+// memory, for 16-bit formats and for float by three products of tf32 numbers.
+//
+// A step over the head dim is 32 bytes of a row: 16 elements of 16 bits or 8 floats. ldmatrix moves
+// pieces of 16 bytes and knows no element type, so both read Q and K alike.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "backends/cuda/device/mma.cuh"
+
+namespace headrace::cuda::sm80 {
+
+// Address of a lane for ldmatrix. Step s of the head dim is at (address ^ 32 s): tiles begin at
+// multiples of a row's length, so the exclusive or stays within the row.
+template <int kRowBytes>
+__device__ __forceinline__ u32 lane_address(u32 tile, int row, int piece) {
+  return tile + static_cast<u32>(row * kRowBytes + ((piece ^ (row & 7)) * 16));
+}
+// A of 16 rows: matrices (rows 0-7, piece 0), (rows 8-15, piece 0), (rows 0-7, piece 1), ...
+template <int kRowBytes>
+__device__ __forceinline__ u32 lane_address_rows_first(u32 tile, int lane) {
+  return lane_address<kRowBytes>(tile, lane & 15, lane >> 4);
+}
+// B of 16 rows: matrices (rows 0-7, piece 0), (rows 0-7, piece 1), (rows 8-15, piece 0), ...
+template <int kRowBytes>
+__device__ __forceinline__ u32 lane_address_pieces_first(u32 tile, int lane) {
+  return lane_address<kRowBytes>(tile, (lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
+}
+
+template <class T>
+struct Pair;
+template <>
+struct Pair<__nv_bfloat16> {
+  static __device__ __forceinline__ u32 pack(float a, float b) { return pack_bf16(a, b); }
+  static __device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    mma_bf16(d, a, b0, b1);
+  }
+};
+template <>
+struct Pair<__half> {
+  static __device__ __forceinline__ u32 pack(float a, float b) { return pack_f16(a, b); }
+  static __device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    mma_f16(d, a, b0, b1);
+  }
+};
+
+// 16-bit formats.
+template <class T, int kDim, int kRowBlocks, int kKeyBlocks>
+struct Multiply {
+  static constexpr int kRowBytes = 2 * kDim, kSteps = kDim / 16;
+  using SwizzleV = SwizzleRows;
+
+  // s += Q K^T. load_q(step, q): fragments of all row blocks.
+  template <class LoadQ>
+  static __device__ __forceinline__ void scores(u32 k_tile, int lane, LoadQ load_q,
+                                                float (&s)[kRowBlocks][kKeyBlocks][4]) {
+    const u32 k_lane = lane_address_pieces_first<kRowBytes>(k_tile, lane);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      u32 q[kRowBlocks][4];
+      load_q(step, q);
+      const u32 at = k_lane ^ static_cast<u32>(32 * step);
+#pragma unroll
+      for (int j = 0; j < kKeyBlocks; j += 2) {
+        u32 k[4];
+        ldmatrix(k, at + static_cast<u32>(8 * j * kRowBytes));
+#pragma unroll
+        for (int b = 0; b < kRowBlocks; ++b) {
+          Pair<T>::mma(s[b][j], q[b], k[0], k[1]);
+          Pair<T>::mma(s[b][j + 1], q[b], k[2], k[3]);
+        }
+      }
+    }
+  }
+
+  // o += P V.
+  static __device__ __forceinline__ void output(u32 v_tile, int lane, float,
+                                                const float (&p)[kRowBlocks][kKeyBlocks][4],
+                                                float (&o)[kRowBlocks][kDim / 8][4]) {
+    const u32 v_lane = lane_address_rows_first<kRowBytes>(v_tile, lane);
+#pragma unroll
+    for (int j = 0; j < kKeyBlocks; j += 2) {
+      u32 a[kRowBlocks][4];
+#pragma unroll
+      for (int b = 0; b < kRowBlocks; ++b) {
+        a[b][0] = Pair<T>::pack(p[b][j][0], p[b][j][1]);
+        a[b][1] = Pair<T>::pack(p[b][j][2], p[b][j][3]);
+        a[b][2] = Pair<T>::pack(p[b][j + 1][0], p[b][j + 1][1]);
+        a[b][3] = Pair<T>::pack(p[b][j + 1][2], p[b][j + 1][3]);
+      }
+#pragma unroll
+      for (int c = 0; c < kDim / 16; ++c) {
+        u32 v[4];
+        ldmatrix_transposed(
+            v, (v_lane ^ static_cast<u32>(32 * c)) + static_cast<u32>(8 * j * kRowBytes));
+#pragma unroll
+        for (int b = 0; b < kRowBlocks; ++b) {
+          Pair<T>::mma(o[b][2 * c], a[b], v[0], v[1]);
+          Pair<T>::mma(o[b][2 * c + 1], a[b], v[2], v[3]);
+        }
+      }
+    }
+  }
+};
+
+// x = high + low of 11 bits each: high rounded to nearest, low as the tensor core reads it, without
+// its last bits. What is lost is at most 2^-23 |x|.
+struct Split {
+  u32 high, low;
+};
+__device__ __forceinline__ Split split_float(float x) {
+  const u32 high = (__float_as_uint(x) + 0x1000u) & 0xFFFFE000u;
+  return {high, __float_as_uint(x - __uint_as_float(high))};
+}
+// d += a b without the product of the low parts, which is below 2^-22 |a b|.
+__device__ __forceinline__ void mma_split(float (&d)[4], const Split (&a)[4], Split b0, Split b1) {
+  const u32 high[4] = {a[0].high, a[1].high, a[2].high, a[3].high};
+  const u32 low[4] = {a[0].low, a[1].low, a[2].low, a[3].low};
+  mma_tf32(d, low, b0.high, b1.high);
+  mma_tf32(d, high, b0.low, b1.low);
+  mma_tf32(d, high, b0.high, b1.high);
+}
+
+// Float. The tensor cores add with truncation: sums of kChain steps at most are left to them, and
+// added up by rounding.
+template <int kDim, int kRowBlocks, int kKeyBlocks>
+struct Multiply<float, kDim, kRowBlocks, kKeyBlocks> {
+  static constexpr int kRowBytes = 4 * kDim, kSteps = kDim / 8;
+  static constexpr int kChain = 4;
+  using SwizzleV = SwizzlePairs;
+
+  template <class LoadQ>
+  static __device__ __forceinline__ void scores(u32 k_tile, int lane, LoadQ load_q,
+                                                float (&s)[kRowBlocks][kKeyBlocks][4]) {
+    const u32 k_lane = lane_address_pieces_first<kRowBytes>(k_tile, lane);
+#pragma unroll 2
+    for (int first = 0; first < kSteps; first += kChain) {
+      float part[kRowBlocks][kKeyBlocks][4] = {};
+#pragma unroll
+      for (int i = 0; i < kChain; ++i) {
+        const int step = first + i;
+        u32 q[kRowBlocks][4];
+        load_q(step, q);
+        Split a[kRowBlocks][4];
+#pragma unroll
+        for (int n = 0; n < 4 * kRowBlocks; ++n)
+          a[n / 4][n % 4] = split_float(__uint_as_float(q[n / 4][n % 4]));
+        const u32 at = k_lane ^ static_cast<u32>(32 * step);
+#pragma unroll
+        for (int j = 0; j < kKeyBlocks; j += 2) {
+          u32 k[4];
+          ldmatrix(k, at + static_cast<u32>(8 * j * kRowBytes));
+          Split y[4];
+#pragma unroll
+          for (int n = 0; n < 4; ++n) y[n] = split_float(__uint_as_float(k[n]));
+#pragma unroll
+          for (int b = 0; b < kRowBlocks; ++b) {
+            mma_split(part[b][j], a[b], y[0], y[1]);
+            mma_split(part[b][j + 1], a[b], y[2], y[3]);
+          }
+        }
+      }
+#pragma unroll
+      for (int b = 0; b < kRowBlocks; ++b)
+#pragma unroll
+        for (int n = 0; n < 4 * kKeyBlocks; ++n) s[b][n / 4][n % 4] += part[b][n / 4][n % 4];
+    }
+  }
+
+  // s += Q K^T without tensor cores: infinities stay what they are, which parts of them would not.
+  static __device__ __forceinline__ void plain_scores(u32 q_tile, u32 k_tile, int lane,
+                                                      float (&s)[kRowBlocks][kKeyBlocks][4]) {
+#pragma unroll 1
+    for (int piece = 0; piece < kDim / 4; ++piece) {
+      float4 q[2 * kRowBlocks];
+#pragma unroll
+      for (int r = 0; r < 2 * kRowBlocks; ++r)
+        q[r] = load_piece(lane_address<kRowBytes>(q_tile, 8 * r + (lane >> 2), piece));
+#pragma unroll
+      for (int n = 0; n < 2 * kKeyBlocks; ++n) {
+        const int key = n / 2 * 8 + 2 * (lane & 3) + n % 2;
+        const float4 k = load_piece(lane_address<kRowBytes>(k_tile, key, piece));
+#pragma unroll
+        for (int r = 0; r < 2 * kRowBlocks; ++r) {
+          float& x = s[r / 2][n / 2][r % 2 * 2 + n % 2];
+          x = fmaf(q[r].x, k.x, x);
+          x = fmaf(q[r].y, k.y, x);
+          x = fmaf(q[r].z, k.z, x);
+          x = fmaf(q[r].w, k.w, x);
+        }
+      }
+    }
+  }
+
+  // o += P V v_scale. Row 2 t of V stands for index t of the product and row 2 t + 1 for t + 4: so
+  // the fragments of P are those of the scores as they are.
+  static __device__ __forceinline__ void output(u32 v_tile, int lane, float v_scale,
+                                                const float (&p)[kRowBlocks][kKeyBlocks][4],
+                                                float (&o)[kRowBlocks][kDim / 8][4]) {
+    const int g = lane >> 2, t = lane & 3;
+    const u32 v_lane =
+        v_tile + static_cast<u32>(2 * t * kRowBytes + (g >> 2 ^ 2 * t) * 16 + (g & 3) * 4);
+    constexpr int kBlocks = kKeyBlocks < kChain ? kKeyBlocks : kChain;
+#pragma unroll
+    for (int first = 0; first < kKeyBlocks; first += kBlocks) {
+      Split a[kBlocks][kRowBlocks][4];
+#pragma unroll
+      for (int j = 0; j < kBlocks; ++j)
+#pragma unroll
+        for (int b = 0; b < kRowBlocks; ++b) {
+          const float(&x)[4] = p[b][first + j];
+          a[j][b][0] = split_float(x[0]);
+          a[j][b][1] = split_float(x[2]);
+          a[j][b][2] = split_float(x[1]);
+          a[j][b][3] = split_float(x[3]);
+        }
+#pragma unroll
+      for (int c = 0; c < kDim / 8; ++c) {
+        float part[kRowBlocks][4] = {};
+#pragma unroll
+        for (int j = 0; j < kBlocks; ++j) {
+          const u32 at =
+              (v_lane ^ static_cast<u32>(32 * c)) + static_cast<u32>(8 * (first + j) * kRowBytes);
+          const float v0 = load_shared(at), v1 = load_shared(at + kRowBytes);
+          const Split y0 = split_float(v0 * v_scale), y1 = split_float(v1 * v_scale);
+#pragma unroll
+          for (int b = 0; b < kRowBlocks; ++b) mma_split(part[b], a[j][b], y0, y1);
+        }
+#pragma unroll
+        for (int b = 0; b < kRowBlocks; ++b)
+#pragma unroll
+          for (int n = 0; n < 4; ++n) o[b][c][n] += part[b][n];
+      }
+    }
+  }
+
+  static __device__ __forceinline__ float4 load_piece(u32 address) {
+    float4 x;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                 : "r"(address)
+                 : "memory");
+    return x;
+  }
+  static __device__ __forceinline__ float load_shared(u32 address) {
+    float x;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
+    return x;
+  }
+};
+
+}  // namespace headrace::cuda::sm80

@@ -1,0 +1,36 @@
+// What kernel.cc hands to the kernels of sm80/.
+#pragma once
+
+#include "backends/cuda/common/score_numbers.h"
+#include "backends/cuda/sm80/config.h"
+#include "core/kernel.h"
+
+namespace headrace::cuda::sm80 {
+
+struct Params {
+  Problem problem;
+  AttentionArgs args;
+  ScoreNumbers numbers;
+  // A unit is a tile of rows, or a split, of one (batch entry, KV head).
+  std::int64_t units_per_head, num_units;
+  std::uint32_t group, group_inverse;  // group_size(problem)
+  Partials partials;
+  float* partial;             // null: nothing is split
+  std::uint32_t* error_word;  // for lengths that live on the device
+  bool is_aligned;            // 16 bytes at a time
+  bool is_even_k, is_even_v;  // ... of which a row of K, of V, has a whole number
+};
+
+// One file each.
+using LaunchFn = Status (*)(const Params& params, Stream stream);
+Status launch_f32_hd64(const Params& params, Stream stream);
+Status launch_f32_hd128(const Params& params, Stream stream);
+Status launch_f32_hd256(const Params& params, Stream stream);
+Status launch_f16_hd64(const Params& params, Stream stream);
+Status launch_f16_hd128(const Params& params, Stream stream);
+Status launch_f16_hd256(const Params& params, Stream stream);
+Status launch_bf16_hd64(const Params& params, Stream stream);
+Status launch_bf16_hd128(const Params& params, Stream stream);
+Status launch_bf16_hd256(const Params& params, Stream stream);
+
+}  // namespace headrace::cuda::sm80
