@@ -88,7 +88,7 @@ def headrace_view(tensor, dtype):
 def make_headrace(library, case, inputs, num_threads):
     views = [headrace_view(t, case.dtype) for t in (inputs.q, inputs.k, inputs.v, inputs.out)]
     causal = headrace_abi.CAUSAL_BOTTOM_RIGHT if case.is_causal else headrace_abi.CAUSAL_NONE
-    return headrace_abi.Attention(library, *views, causal, num_threads)
+    return headrace_abi.Attention(library, *views, causal, library.cpu_info(num_threads))
 
 
 def available_memory_bytes():

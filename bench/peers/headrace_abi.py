@@ -7,7 +7,7 @@ import pathlib
 MAX_RANK = 6
 F32, F16, BF16, F64 = 0, 1, 2, 3
 CAUSAL_NONE, CAUSAL_BOTTOM_RIGHT = 0, 1
-CPU = 0
+CPU, CUDA = 0, 1
 
 
 class Error(RuntimeError):
@@ -154,6 +154,11 @@ class Library:
     def build_info(self):
         return self.c.headrace_build_info().decode()
 
+    def cuda_info(self, device_id=0):
+        device = DeviceInfo()
+        self.check(self.c.headrace_cuda_info(device_id, ctypes.byref(device)))
+        return device
+
     def cpu_info(self, num_threads):
         device = DeviceInfo()
         self.check(self.c.headrace_cpu_info(ctypes.byref(device)))
@@ -161,18 +166,27 @@ class Library:
         return device
 
 
-def tensor(data_ptr, dtype, shape, strides):
-    """A view of CPU memory; strides in elements."""
-    t = Tensor(data=data_ptr, dtype=dtype, device_type=CPU, rank=len(shape))
+def tensor(data_ptr, dtype, shape, strides, device_type=CPU):
+    """A view of memory of the CPU or of cuda:0; strides in elements."""
+    t = Tensor(data=data_ptr, dtype=dtype, device_type=device_type, rank=len(shape))
     t.shape[: len(shape)] = shape
     t.strides[: len(strides)] = strides
     return t
 
 
-class Attention:
-    """A kept plan with its tensors and workspace: calling it runs the plan, nothing else."""
+class _HostMemory:
+    def __init__(self, size):
+        self._bytes = ctypes.create_string_buffer(size)
 
-    def __init__(self, library, q, k, v, out, causal, num_threads):
+    def data_ptr(self):
+        return ctypes.addressof(self._bytes)
+
+
+class Attention:
+    """A kept plan with its tensors and workspace: calling it runs the plan, nothing else. `allocate(bytes)` gives
+    the workspace: something with data_ptr()."""
+
+    def __init__(self, library, q, k, v, out, causal, device, stream=None, allocate=None):
         self._library = library
         self._tensors = AttentionTensors()
         self._options = AttentionOptions()
@@ -187,7 +201,6 @@ class Attention:
                 ctypes.byref(self._tensors), ctypes.byref(self._options), ctypes.byref(problem)
             )
         )
-        device = library.cpu_info(num_threads)
         self._plan = ctypes.c_void_p()
         library.check(
             library.c.headrace_plan_attention(
@@ -196,15 +209,15 @@ class Attention:
         )
         self.kernel = library.c.headrace_plan_kernel(self._plan).decode()
         size = library.c.headrace_plan_workspace_bytes(self._plan)
-        self._workspace = ctypes.create_string_buffer(size) if size else None
+        self._workspace = (allocate or _HostMemory)(size) if size else None
         self._run = library.c.headrace_plan_run
         self._arguments = (
             self._plan,
             ctypes.addressof(self._tensors),
             ctypes.addressof(self._options),
-            ctypes.addressof(self._workspace) if size else None,
+            self._workspace.data_ptr() if size else None,
             size,
-            None,
+            stream,
         )
 
     def __call__(self):

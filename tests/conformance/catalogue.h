@@ -83,12 +83,17 @@ class Check {
     Result<Call> call = make_call(lab.test_case);
     if (!call.ok()) return fail("not accepted: " + call.failure().message);
     // Rules ask for finite results; an entry says itself where NaN belongs (R5 compares).
-    const CaseResult result =
-        judge(target, lab.test_case, expect(lab.test_case, call.value(), true), !allow_nan);
+    const CaseResult result = judge(target_for(call.value()), lab.test_case,
+                                    expect(lab.test_case, call.value(), true), !allow_nan);
     for (const std::string& text : result.failures) fail(text);
   }
   RunOutput run(Lab& lab, int num_threads = 2) {
-    return run_kernel(target, lab.test_case, num_threads);
+    Result<Call> call = make_call(lab.test_case);
+    return run_kernel(call.ok() ? target_for(call.value()) : target, lab.test_case, num_threads);
+  }
+  bool takes(const Lab& lab) const {
+    Result<Call> call = make_call(lab.test_case);
+    return call.ok() && target.kernel->refuses(call.value().problem, target.device).empty();
   }
   void fail(const std::string& text) { failures.push_back(text); }
   void expect_equal(double got, double expected, const std::string& what) {
@@ -98,7 +103,19 @@ class Check {
 
   const Target& target;
   bool allow_nan = false;
+  int num_taken = 0, num_refused = 0;  // runs of the kernel; runs that the last kernel took over
   std::vector<std::string> failures;
+
+ private:
+  // The kernel, or where it refuses the last of its list, which refuses nothing: as a plan would.
+  Target target_for(const Call& call) {
+    if (target.kernel->refuses(call.problem, target.device).empty()) {
+      ++num_taken;
+      return target;
+    }
+    ++num_refused;
+    return {last_kernel(target), target.device};
+  }
 };
 
 // catalogue_layouts.cc

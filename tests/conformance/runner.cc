@@ -89,6 +89,10 @@ std::vector<Target> baseline_targets() {
   return list;
 }
 
+const Kernel* last_kernel(const Target& target) {
+  return is_on_gpu(target) ? &cuda::forward_kernels().back() : &cpu::forward_kernels().back();
+}
+
 bool is_on_gpu(const Target& target) { return target.device.device_type == HEADRACE_CUDA; }
 
 std::vector<std::string> skipped_targets() {

@@ -18,6 +18,7 @@ struct Target {
 std::vector<Target> targets();  // what this machine runs; those that refuse it by name are left out
 std::vector<Target> baseline_targets();  // run only when named
 bool is_on_gpu(const Target& target);
+const Kernel* last_kernel(const Target& target);  // of the list of its device
 std::vector<std::string> skipped_targets();
 
 Arithmetic arithmetic_of(const Schedule& schedule);

@@ -56,6 +56,7 @@ struct BarrierPlan {
   int q_full, q_empty;  // [q_buffers][warpgroups]
   int k_full, k_empty;  // [kStages]
   int v_full, v_empty;  // [kStages]
+  int entry_wanted;     // the producer waits for an announcement
   int entry_full;       // [kEntries] an announcement may be read
   int tile_done;  // [kEntries] every consumer warp has finished the tile, the producer has read it
   int count;
@@ -72,7 +73,8 @@ constexpr BarrierPlan barrier_plan(const Tile& t) {
   b.k_empty = b.k_full + kStages;
   b.v_full = b.k_empty + kStages;
   b.v_empty = b.v_full + kStages;
-  b.entry_full = b.v_empty + kStages;
+  b.entry_wanted = b.v_empty + kStages;
+  b.entry_full = b.entry_wanted + 1;
   b.tile_done = b.entry_full + kEntries;
   b.count = b.tile_done + kEntries;
   return b;
@@ -108,6 +110,9 @@ inline constexpr Tile kTile128 = {128, 128, 128, 2, true, true};
 inline constexpr Tile kTile192v128 = {192, 128, 128, 2, false, false};
 inline constexpr Tile kTile192 = {192, 192, 112, 2, false, false};
 inline constexpr Tile kTile256 = {256, 256, 80, 2, false, false};
+// Short causal sequences: a tile of 192 rows has more on the wrong side of the diagonal. Tiles of one
+// head_dim have the same keys a step, so the choice changes no bits.
+inline constexpr Tile kShort64 = {64, 64, 128, 2, true, false};
 // General scores need registers for themselves: no third consumer, Q in shared memory.
 inline constexpr Tile kGeneral64 = {64, 64, 128, 2, false, false};
 inline constexpr Tile kGeneral96 = {96, 96, 128, 2, false, false};

@@ -33,7 +33,7 @@ class Consumer {
         write_empty(work);
         report(work);
         work = next_work();
-      } else if (kIsLazy && !kIsGeneral && work.is_redo()) {
+      } else if (!kIsGeneral && work.is_redo()) {
         compute_again(work);
         work = next_work();
       } else {
@@ -50,6 +50,7 @@ class Consumer {
   static constexpr bool kIsLazy = Element::kHasFloatRange;
   static_assert(!(kIsGeneral && kTile.is_flat), "a tile that is computed again has no next one");
   using RowSoftmax = Softmax<kKeys, Element::kLift>;
+  using Precise = PreciseSoftmax<kKeys, Element::kPreciseLift>;
   using QK = Wgmma<typename Element::Operand, kKeys>;
   using PV = Wgmma<typename Element::Operand, kDimV>;
 
@@ -59,7 +60,7 @@ class Consumer {
     __device__ __forceinline__ bool is_redo() const { return (code & kRedo) != 0; }
     // Follows another tile without a stop.
     __device__ __forceinline__ bool is_plain() const {
-      return code >= 0 && (!kIsLazy || !is_redo()) && has_keys();
+      return code >= 0 && !is_redo() && has_keys();
     }
   };
 
@@ -226,16 +227,21 @@ class Consumer {
     for (int r = 0; r < 2; ++r) {
       const int query = query_of(group_row(r));
       const int end = keys_end(work, query) - column, begin = keys_begin(work, query) - column;
-#pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& x = s_[4 * j + 2 * r + e];
-          x = 8 * j + e < end && 8 * j + e >= begin ? x : -INFINITY;
-        }
-      }
+      if (n >= work.full_end) hide(r, [end](int i) { return i >= end; });
+      if (n < work.full_begin) hide(r, [begin](int i) { return i < begin; });
     }
     return true;
+  }
+  template <class IsHidden>
+  __device__ __forceinline__ void hide(int r, IsHidden is_hidden) {
+#pragma unroll
+    for (int j = 0; j < kKeys / 8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& x = s_[4 * j + 2 * r + e];
+        x = is_hidden(8 * j + e) ? -INFINITY : x;
+      }
+    }
   }
   // V beyond the end of a ragged sequence belongs to another: zeros keep its NaNs out.
   __device__ __forceinline__ void clear_tail_of_v(const Work& work, int n) {
@@ -258,17 +264,28 @@ class Consumer {
   }
 
   // ---- tiles
-  // General kernels compute a tile again by the same code (there is much of it), with this branch.
-  __device__ __forceinline__ bool is_lazy(const Work& work) const {
-    return kIsLazy && !(kIsGeneral && work.is_redo());
-  }
-  // `factor` is what O must be multiplied by, where the result is true.
-  __device__ __forceinline__ bool softmax_step(bool is_lazy, bool is_masked, float (&factor)[2]) {
-    if (!is_lazy) return softmax_.conditional_step(s_, to_log2_, factor);
+  // `factor` is what O must be multiplied by, where the result is true. General kernels compute a
+  // tile again by the same code, of which there is much.
+  __device__ __forceinline__ bool softmax_step(const Work& work, bool is_masked,
+                                               float (&factor)[2]) {
+    if (kIsGeneral && work.is_redo()) {
+      precise_.step(s_, to_log2_, factor);
+      return true;
+    }
+    if constexpr (!kIsLazy) return softmax_.conditional_step(s_, to_log2_, factor);
     if (is_masked) softmax_.adopt(s_, to_log2_);
     if (!softmax_.lazy_step(s_, to_log2_, factor)) return false;
     rescale(s_, factor);
     return true;
+  }
+  __device__ __forceinline__ void softmax_first(const Work& work) {
+    if (work.is_redo()) {
+      float factor[2];  // there is no O yet
+      precise_.start();
+      precise_.step(s_, to_log2_, factor);
+    } else {
+      softmax_.first(s_, to_log2_);
+    }
   }
 
   // The first step of a tile where nothing runs beside it.
@@ -278,7 +295,7 @@ class Consumer {
     wgmma_wait<0>();
     end_s();
     make_scores(work, work.first - 1);
-    softmax_.first(s_, to_log2_);
+    softmax_first(work);
     drop(work, work.first - 1);
     pack();
     adds_ = 0;
@@ -293,7 +310,7 @@ class Consumer {
     wgmma_wait<1>();
     end_s();
     const bool is_masked = make_scores(work, n);
-    const bool moves = softmax_step(is_lazy(work), is_masked, factor);
+    const bool moves = softmax_step(work, is_masked, factor);
     drop(work, n);
     end_pv();
     if (moves) rescale(o_, factor);
@@ -316,7 +333,7 @@ class Consumer {
       wgmma_wait<1>();
       end_s();
       make_scores(next, next.first - 1);
-      const RowSoftmax before = softmax_;
+      const RowSums before = sums_of(softmax_);
       softmax_.first(s_, to_log2_);
       drop(next, next.first - 1);
       end_pv();
@@ -328,11 +345,12 @@ class Consumer {
     }
     start_pv();
     end_pv();
-    finish(work, softmax_, kIsGeneral && work.is_redo());
+    finish(work, kIsGeneral && work.is_redo() ? sums_of(precise_) : sums_of(softmax_),
+           kIsGeneral && work.is_redo());
     work = kTile.is_flat ? next : next_work();
   }
 
-  // A tile with rows whose lazy softmax overflowed: step by step, with conditional references.
+  // A tile with bad rows, step by step.
   __device__ __forceinline__ void compute_again(const Work& work) {
     begin(work);
     float factor[2];
@@ -343,50 +361,68 @@ class Consumer {
       wgmma_wait<0>();
       end_s();
       make_scores(work, n);
-      if (softmax_.conditional_step(s_, to_log2_, factor)) rescale(o_, factor);
+      precise_.step(s_, to_log2_, factor);
+      rescale(o_, factor);
       drop(work, n);
       pack();
     }
     if constexpr (kTile.is_flat && !kTile.q_in_registers) release_q();
     start_pv();
     end_pv();
-    finish(work, softmax_, true);
+    finish(work, sums_of(precise_), true);
   }
 
   // ---- results
-  // lse and O of a tile. A warp stages its 16 rows and stores them without waiting for others.
-  __device__ __forceinline__ void finish(const Work& work, const RowSoftmax& softmax,
-                                         bool is_redo) {
+  struct RowSums {
+    float reference[2], sum[2];  // sum: of this thread's columns
+  };
+  __device__ __forceinline__ RowSums sums_of(const RowSoftmax& x) const {
+    return {{x.reference[0], x.reference[1]}, {x.sum[0], x.sum[1]}};
+  }
+  __device__ __forceinline__ RowSums sums_of(const Precise& x) const {
+    return {{x.reference(0, to_log2_), x.reference(1, to_log2_)}, {x.sum[0], x.sum[1]}};
+  }
+
+  // lse and O of a tile, but for rows that are bad: those are reported. A warp stages its 16 rows
+  // and stores them without waiting for others.
+  __device__ __forceinline__ void finish(const Work& work, RowSums rows, bool is_redo) {
     float inverse[2];
-    u32 bad = 0;
-    const u32 wanted =
+    u32 wanted =
         is_redo ? static_cast<u32>(word(work, kWordRows + 4 * group_ + warp_)) : 0xffffu;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float sum = softmax.sum[r];
+      float sum = rows.sum[r];
       sum += __shfl_xor_sync(0xffffffffu, sum, 1);
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      const int row = group_row(r), query = query_of(row);
+      const int row = group_row(r), query = query_of(row), head = head_of(work, row);
       const bool exists = row_exists(work, row, query);
-      const int head = head_of(work, row);
       const RowEnd end =
-          end_of_row(p_.problem, p_.args, p_.numbers, head, softmax.reference[r], sum);
+          end_of_row(p_.problem, p_.args, p_.numbers, head, rows.reference[r], sum);
       inverse[r] = end.factor;
-      const bool is_bad = kIsLazy && !is_redo && exists && !(sum <= kLargestSum);
-      // Lanes 0, 4, 8, ... hold rows 0, 1, 2, ... of the warp's first eight, then of the second.
-      const u32 votes = __ballot_sync(0xffffffffu, is_bad && (lane_ & 3) == 0);
-      if (votes != 0) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) bad |= (votes >> (4 * i) & 1u) << (8 * r + i);
-      }
-      const bool is_wanted = (wanted >> (row & 15) & 1u) != 0 && !is_bad;
-      if ((lane_ & 3) == 0 && exists && is_wanted) write_lse(work, query, head, end.lse);
+      if (!is_redo && exists && is_bad(r, rows.reference[r], sum)) wanted &= ~(1u << (row & 15));
+      // Lanes 4 i to 4 i + 3 hold row i, or i + 8: the others know nothing of it.
+      wanted = __reduce_and_sync(0xffffffffu, wanted);
+      if ((lane_ & 3) == 0 && exists && (wanted >> (row & 15) & 1u) != 0)
+        write_lse(work, query, head, end.lse);
     }
-    if (kIsLazy && bad != 0 && lane_ == 0)
-      store_shared(word_address(work.slot, kWordRows + 4 * group_ + warp_), bad);
+    if (!is_redo && wanted != 0xffffu && lane_ == 0)
+      store_shared(word_address(work.slot, kWordRows + 4 * group_ + warp_), wanted ^ 0xffffu);
     rescale(o_, inverse);
-    store_out(work, wanted & ~bad, is_redo);
+    store_out(work, wanted);
     report(work);
+  }
+
+  // Overflowed, or too large for the usual arithmetic; a NaN or infinity that belongs there comes
+  // again.
+  __device__ __forceinline__ bool is_bad(int r, float reference, float sum) const {
+    float zero = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kDimV / 8; ++i) {
+      zero = fmaf(o_[4 * i + 2 * r], 0.0f, zero);
+      zero = fmaf(o_[4 * i + 2 * r + 1], 0.0f, zero);
+    }
+    const bool is_large = fabsf(reference) > kLargestReference && reference != -INFINITY;
+    return zero != 0.0f || !(sum <= kLargestSum) || is_large;
   }
 
   __device__ __forceinline__ bool row_exists(const Work& work, int row, int query) const {
@@ -404,7 +440,7 @@ class Consumer {
   }
 
   // rows: bit r says whether row r of the warp is written.
-  __device__ __forceinline__ void store_out(const Work& work, u32 rows, bool is_redo) {
+  __device__ __forceinline__ void store_out(const Work& work, u32 rows) {
     const u32 from = smem_ + kSmem.offset_o +
                      (kTile.is_flat ? group_ * kSmem.o_group : q_barrier_ * kSmem.q_group) +
                      warp_ * 16 * 128;
@@ -426,7 +462,7 @@ class Consumer {
     const int query = word(work, kWordQuery) + group_ * p_.group_queries + warp_ * 16;
     const int queries = word(work, kWordQueries);
     const bool is_whole = p_.problem.is_ragged == 0 || query + 16 <= queries;
-    if (p_.pack == 1 && rows == 0xffffu && !is_redo && is_whole) {
+    if (p_.pack == 1 && rows == 0xffffu && is_whole) {
       fence_proxy_async();
       __syncwarp();
       if (lane_ == 0) {
@@ -500,6 +536,7 @@ class Consumer {
   u32 weights_[kKeys / 16][4];
   u32 q_[kTile.q_in_registers ? kDim / 16 : 1][4];
   RowSoftmax softmax_;
+  Precise precise_;
 };
 
 }  // namespace headrace::cuda::sm90

@@ -14,6 +14,7 @@ struct Bf16Element {
   using Stored = __nv_bfloat16;
   static constexpr bool kHasFloatRange = true;  // 8 bits of exponent
   static constexpr int kLift = 0;               // see Softmax
+  static constexpr int kPreciseLift = -40;
   static __device__ __forceinline__ u32 pack(float low, float high) { return pack_bf16(low, high); }
 };
 struct F16Element {
@@ -21,6 +22,7 @@ struct F16Element {
   using Stored = __half;
   static constexpr bool kHasFloatRange = false;
   static constexpr int kLift = 11;  // with a growth of 4: weights up to 2^15
+  static constexpr int kPreciseLift = 15;
   static __device__ __forceinline__ u32 pack(float low, float high) { return pack_f16(low, high); }
 };
 

@@ -16,33 +16,34 @@ namespace headrace::cuda::sm90 {
 namespace {
 
 struct Variant {
-  Tile plain_tile;
-  Launch* plain;
-  Tile general_tile;
-  Launch* general;
+  Tile tile;
+  Launch* launch;
 };
-constexpr Variant kVariants[] = {
-    {kTile64, launch_hd64, kGeneral64, launch_hd64_general},
-    {kTile96, launch_hd96, kGeneral96, launch_hd96_general},
-    {kTile128, launch_hd128, kGeneral128, launch_hd128_general},
-    {kTile192v128, launch_hd192v128, kTile192v128, launch_hd192v128_general},
-    {kTile192, launch_hd192, kTile192, launch_hd192_general},
-    {kTile256, launch_hd256, kTile256, launch_hd256_general},
+// The first that is large enough.
+constexpr Variant kPlain[] = {
+    {kTile64, launch_hd64},           {kTile96, launch_hd96},   {kTile128, launch_hd128},
+    {kTile192v128, launch_hd192v128}, {kTile192, launch_hd192}, {kTile256, launch_hd256},
 };
-
-// The first that is large enough; null above 256.
-const Variant* variant_of(const Problem& p) {
-  for (const Variant& v : kVariants)
-    if (p.head_dim <= v.plain_tile.head_dim && p.head_dim_v <= v.plain_tile.head_dim_v) return &v;
-  return nullptr;
-}
-
-const Tile& tile_of(const Problem& p) {
-  const Variant& v = *variant_of(p);
-  return has_general_scores(p) ? v.general_tile : v.plain_tile;
-}
+constexpr Variant kGeneral[] = {
+    {kGeneral64, launch_hd64_general},        {kGeneral96, launch_hd96_general},
+    {kGeneral128, launch_hd128_general},      {kTile192v128, launch_hd192v128_general},
+    {kTile192, launch_hd192_general},         {kTile256, launch_hd256_general},
+};
+constexpr Variant kShort = {kShort64, launch_hd64_short};
+constexpr std::int64_t kShortSeqlen = 1024;
 
 bool has_causal(const Problem& p) { return p.causal != HEADRACE_CAUSAL_NONE; }
+
+// Null above 256.
+const Variant* variant_of(const Problem& p) {
+  const bool is_general = has_general_scores(p);
+  for (const Variant& v : is_general ? kGeneral : kPlain) {
+    if (p.head_dim > v.tile.head_dim || p.head_dim_v > v.tile.head_dim_v) continue;
+    const bool is_short = has_causal(p) && p.seqlen_q <= kShortSeqlen;
+    return v.tile == kTile64 && is_short ? &kShort : &v;
+  }
+  return nullptr;
+}
 
 // ---- refusals
 
@@ -136,7 +137,7 @@ bool is_dynamic(const Problem& p, const Order& order, std::int64_t num_ctas) {
 constexpr std::size_t kCounterBytes = 16;
 
 Schedule plan(const Problem& p, const DeviceInfo& device) {
-  const Tile& tile = tile_of(p);
+  const Tile& tile = variant_of(p)->tile;
   const Order order = order_of(p, tile);
   Schedule schedule;
   schedule.tile_m = rows_of(tile);
@@ -270,18 +271,16 @@ Status clear_counter(Workspace workspace, Stream stream, int** counter) {
 Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
   const Problem& p = plan.problem;
   const Variant& variant = *variant_of(p);
-  const Tile& tile = tile_of(p);
-  const Order order = order_of(p, tile);
+  const Order order = order_of(p, variant.tile);
   Params params = make_params(plan, args, order);
   Maps maps;
-  if (Status bad = encode_maps(p, args, tile, order, maps)) return bad;
+  if (Status bad = encode_maps(p, args, variant.tile, order, maps)) return bad;
   Result<std::uint32_t*> word = error_word(plan.device.device_id);
   if (!word.ok()) return std::move(word.failure());
   params.error_word = word.value();
   if (plan.schedule.workspace_bytes > 0)
     if (Status bad = clear_counter(workspace, stream, &params.counter)) return bad;
-  Launch& launch_tile = has_general_scores(p) ? *variant.general : *variant.plain;
-  return launch_tile({params, maps, static_cast<int>(plan.schedule.num_ctas), stream});
+  return variant.launch({params, maps, static_cast<int>(plan.schedule.num_ctas), stream});
 }
 
 }  // namespace

@@ -23,6 +23,7 @@ __device__ __forceinline__ void init_barriers(u32 smem) {
   init(b.k_empty, kStages, kTile.warpgroups);
   init(b.v_full, kStages, 1);
   init(b.v_empty, kStages, kTile.warpgroups);
+  init(b.entry_wanted, 1, 1);
   init(b.entry_full, kEntries, 1);
   init(b.tile_done, kEntries, 4 * kTile.warpgroups + 1);
   fence_mbarrier_init();

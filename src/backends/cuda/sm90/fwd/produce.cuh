@@ -52,6 +52,7 @@ class Producer {
 
   __device__ Work next_work() {
     const int slot = entry_.stage;
+    mbarrier_arrive(barrier(kBarriers.entry_wanted));
     mbarrier_wait(barrier(kBarriers.entry_full + slot), entry_.parity);
     entry_.next();
     const auto word = [&](int i) {

@@ -59,8 +59,10 @@ class Scheduler {
   __device__ Scheduler(const Params& p, u32 smem, int lane) : p_(p), smem_(smem), lane_(lane) {}
 
   __device__ void run() {
-    for (int t = next_tile(); t >= 0; t = next_tile()) {
-      announce(t, 0);
+    tile_ = static_cast<int>(blockIdx.x);
+    while (tile_ < p_.num_tiles && find(tile_)) {
+      announce(tile_, 0);
+      fetch();
       while (num_pending_ == kEntries - 1) collect();
     }
     announce(kDrain, 0);
@@ -78,20 +80,19 @@ class Scheduler {
     return smem_ + kSmem.offset_entries + 4 * (slot * kEntryWords + i);
   }
 
-  // The next tile of this CTA, found; -1 when there are no more.
-  __device__ int next_tile() {
-    if (tile_ < 0) return -1;
-    if (num_fetched_ == 0) {
-      tile_ = static_cast<int>(blockIdx.x);
-    } else if (p_.counter == nullptr) {
+  // Seldom asks: this warp must not take the turns of those that compute.
+  __device__ void wait(int i, u32 parity) const {
+    while (!mbarrier_try_wait(barrier(i), parity)) __nanosleep(200);
+  }
+
+  // The number of the CTA's next tile. From the counter it is fetched one tile early.
+  __device__ void fetch() {
+    if (p_.counter == nullptr) {
       tile_ += static_cast<int>(gridDim.x);
-    } else {
-      const int ticket = lane_ == 0 ? atomicAdd(p_.counter, 1) : 0;
-      tile_ = __shfl_sync(0xffffffffu, ticket, 0) + static_cast<int>(gridDim.x);
+      return;
     }
-    ++num_fetched_;
-    if (tile_ >= p_.num_tiles || !find(tile_)) tile_ = -1;
-    return tile_;
+    const int ticket = lane_ == 0 ? atomicAdd(p_.counter, 1) : 0;
+    tile_ = __shfl_sync(0xffffffffu, ticket, 0) + static_cast<int>(gridDim.x);
   }
 
   // Fills place_, batch_idx_ and rows_; false beyond the last tile of a ragged batch.
@@ -151,6 +152,10 @@ class Scheduler {
 
   // rows: lane w's are those that warp w writes, where the tile is computed again.
   __device__ void announce(int code, u32 rows) {
+    // Not before the producer is done with the tile before: who takes a tile early holds it while
+    // others may be free.
+    wait(kBarriers.entry_wanted, wanted_.parity);
+    wanted_.next();
     const int slot = entry_.stage;
     const int value = code < 0 ? code : entry_word(code);
     if (lane_ < kWordRows) store_shared(word(slot, lane_), static_cast<u32>(value));
@@ -167,7 +172,7 @@ class Scheduler {
   // Waits until the oldest tile is finished; if rows of it were bad it is announced again.
   __device__ void collect() {
     const int slot = done_.stage, code = pending_[0];
-    mbarrier_wait(barrier(kBarriers.tile_done + slot), done_.parity);
+    wait(kBarriers.tile_done + slot, done_.parity);
     done_.next();
     pending_[0] = pending_[1];
     pending_[1] = pending_[2];
@@ -224,10 +229,11 @@ class Scheduler {
   const u32 smem_;
   const int lane_;
   Ring<kEntries> entry_, done_;
+  Ring<1> wanted_;
   int pending_[3];  // announced and not collected, oldest first; never indexed by a variable, so
                     // that it stays in registers
   int num_pending_ = 0;
-  int tile_ = 0, num_fetched_ = 0;
+  int tile_ = 0;
   Place place_{};
   Rows rows_{};
   int batch_idx_ = 0;

@@ -23,7 +23,33 @@ namespace headrace::cuda::sm90 {
 inline constexpr float kLog2e = 0x1.715476p+0f;
 inline constexpr float kMoveAboveShare = 0x1p9f;  // lazy: bf16 has 8 bits
 inline constexpr float kMoveAboveGrowth = 4.0f;   // conditional, in log2
-inline constexpr float kLargestSum = 0x1p96f;     // of a lazy row that is sound
+inline constexpr float kLargestSum = 0x1p96f;        // of a row that is sound
+inline constexpr float kLargestReference = 0x1p13f;  // beyond it score * c is not exact enough
+
+// The maximum of each row, the same in its four threads.
+template <int kKeys>
+__device__ __forceinline__ void row_max(const float (&s)[kKeys / 2], float (&top)[2]) {
+  float part[2][2];  // two chains a row: one would wait for itself
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    part[r][0] = fmaxf(s[2 * r], s[2 * r + 1]);
+    part[r][1] = fmaxf(s[4 + 2 * r], s[4 + 2 * r + 1]);
+  }
+#pragma unroll
+  for (int j = 2; j < kKeys / 8; ++j) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      part[r][j & 1] = fmaxf(part[r][j & 1], s[4 * j + 2 * r]);
+      part[r][j & 1] = fmaxf(part[r][j & 1], s[4 * j + 2 * r + 1]);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    top[r] = fmaxf(part[r][0], part[r][1]);
+    top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 1));
+    top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 2));
+  }
+}
 
 // Row r of the thread in element e of its group of four: e / 2. Weights are kept in units of
 // 2^-kLift: f16 has no numbers below 2^-24, and room above 1.
@@ -31,29 +57,6 @@ template <int kKeys, int kLift>
 struct Softmax {
   float reference[2];  // -inf: the row has seen no key
   float sum[2];        // of this thread's columns
-
-  __device__ __forceinline__ void row_max(const float (&s)[kKeys / 2], float (&top)[2]) const {
-    float part[2][2];  // two chains a row: one would wait for itself
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      part[r][0] = fmaxf(s[2 * r], s[2 * r + 1]);
-      part[r][1] = fmaxf(s[4 + 2 * r], s[4 + 2 * r + 1]);
-    }
-#pragma unroll
-    for (int j = 2; j < kKeys / 8; ++j) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        part[r][j & 1] = fmaxf(part[r][j & 1], s[4 * j + 2 * r]);
-        part[r][j & 1] = fmaxf(part[r][j & 1], s[4 * j + 2 * r + 1]);
-      }
-    }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      top[r] = fmaxf(part[r][0], part[r][1]);
-      top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 1));
-      top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 2));
-    }
-  }
 
   // Scores to weights against the references; adds their sums, which are `share`.
   __device__ __forceinline__ void exponentials(float (&s)[kKeys / 2], float c, float (&share)[2]) {
@@ -82,7 +85,7 @@ struct Softmax {
   __device__ __forceinline__ void adopt(const float (&s)[kKeys / 2], float c) {
     if (!__any_sync(0xffffffffu, reference[0] == -INFINITY || reference[1] == -INFINITY)) return;
     float top[2];
-    row_max(s, top);
+    row_max<kKeys>(s, top);
 #pragma unroll
     for (int r = 0; r < 2; ++r)
       if (reference[r] == -INFINITY) reference[r] = top[r] * c - kLift;
@@ -90,7 +93,7 @@ struct Softmax {
 
   __device__ __forceinline__ void first(float (&s)[kKeys / 2], float c) {
     float top[2];
-    row_max(s, top);
+    row_max<kKeys>(s, top);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       reference[r] = top[r] * c - kLift;
@@ -107,15 +110,17 @@ struct Softmax {
     const bool is_small = share[0] <= kMoveAboveShare && share[1] <= kMoveAboveShare;
     if (!__any_sync(0xffffffffu, !is_small)) return false;
     float top[2];
-    row_max(s, top);
+    row_max<kKeys>(s, top);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float largest = share[r];  // of the four threads of a row, which must agree
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
       const bool moves = largest > kMoveAboveShare;
-      factor[r] = moves ? __frcp_rn(top[r]) : 1.0f;
-      reference[r] += moves ? __log2f(top[r]) : 0.0f;
+      // 2^-126 is the smallest factor that is no denormal.
+      const float growth = moves ? fminf(__log2f(top[r]), 126.0f) : 0.0f;
+      factor[r] = exp2_approx(-growth);
+      reference[r] += growth;
       sum[r] *= factor[r];
     }
     return true;
@@ -125,7 +130,7 @@ struct Softmax {
   __device__ __forceinline__ bool conditional_step(float (&s)[kKeys / 2], float c,
                                                    float (&factor)[2]) {
     float top[2];
-    row_max(s, top);
+    row_max<kKeys>(s, top);
     const bool grows[2] = {top[0] * c - reference[0] > kLift + kMoveAboveGrowth,
                            top[1] * c - reference[1] > kLift + kMoveAboveGrowth};
     const bool moves = __any_sync(0xffffffffu, grows[0] || grows[1]);
@@ -141,6 +146,44 @@ struct Softmax {
     float share[2];
     exponentials(s, c, share);
     return moves;
+  }
+};
+
+// For rows of large scores, of overflows, of V near the largest float: the difference to the maximum
+// before the product, references that follow the maximum, weights far below 1 (kLift < 0).
+template <int kKeys, int kLift>
+struct PreciseSoftmax {
+  float maximum[2];  // of the scores, before the product with c; -inf: the row has seen no key
+  float sum[2];
+
+  __device__ __forceinline__ float reference(int r, float c) const { return maximum[r] * c - kLift; }
+
+  __device__ __forceinline__ void start() {
+    maximum[0] = maximum[1] = -INFINITY;
+    sum[0] = sum[1] = 0.0f;
+  }
+
+  // O must be multiplied by `factor`.
+  __device__ __forceinline__ void step(float (&s)[kKeys / 2], float c, float (&factor)[2]) {
+    float top[2];
+    row_max<kKeys>(s, top);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float next = fmaxf(maximum[r], top[r]);
+      factor[r] = maximum[r] == next ? 1.0f : exp2_approx((maximum[r] - next) * c);
+      sum[r] *= factor[r];
+      maximum[r] = next;
+      const float from = next == -INFINITY ? 0.0f : next;
+#pragma unroll
+      for (int j = 0; j < kKeys / 8; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& x = s[4 * j + 2 * r + e];
+          x = exp2_approx(fmaf(x - from, c, static_cast<float>(kLift)));
+          sum[r] += x;
+        }
+      }
+    }
   }
 };
 

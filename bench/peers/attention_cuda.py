@@ -1,0 +1,242 @@
+#!/usr/bin/env python3
+"""Headrace beside cuDNN and FlashAttention-2, as PyTorch calls them, on one GPU: one process, the same memory,
+alternating rounds. bench/peers/README.md has the protocol."""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import math
+import pathlib
+import platform
+import re
+import shlex
+import statistics
+import sys
+import time
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import headrace_abi
+import report
+from machine import progress, revision
+
+TOKENS, HIDDEN = 16384, 2048  # batch * seqlen, num_heads * head_dim: the convention of the papers
+BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "fa2": SDPBackend.FLASH_ATTENTION}
+DTYPES = {"bf16": (torch.bfloat16, headrace_abi.BF16), "f16": (torch.float16, headrace_abi.F16)}
+REST_SECONDS = 0.6  # burst: the card's power budget recovers
+LOAD_SECONDS = 2.0  # loaded: of matrix products before the first round
+WARM_UPS, LAUNCHES = 5, 30
+EVICT_BYTES = 192 << 20  # more than three times the L2 cache
+LARGEST_DIFFERENCE = {"bf16": 0.02, "f16": 0.003}  # of outputs of size 1, each rounded once and P as well
+COLUMNS = (
+    ("case", "case", "{}"),
+    ("median_us", "headrace us", "{:.1f}"),
+    ("tflops", "TFLOP/s", "{:.0f}"),
+    ("cudnn", "cudnn", "{:.0f}"),
+    ("fa2", "fa2", "{:.0f}"),
+    ("fa3", "fa3, scaled", "{:.0f}"),
+    ("ratio", "headrace/best", "{:.3f}"),
+    ("is_correct", "correct", "{}"),
+    ("kernel", "kernel", "{}"),
+)
+FORMATS = report.formats(COLUMNS, "headrace/best")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    dtype: str
+    head_dim: int
+    is_causal: bool
+    seqlen: int
+    group: int = 1  # query heads a KV head
+
+    @property
+    def name(self):
+        heads = f"_gqa{self.group}" if self.group > 1 else ""
+        return f"{self.dtype}_hd{self.head_dim}_{'causal' if self.is_causal else 'none'}_s{self.seqlen}{heads}"
+
+    @property
+    def batch(self):
+        return max(TOKENS // self.seqlen, 1)
+
+    @property
+    def num_heads(self):
+        return HIDDEN // self.head_dim
+
+    def flops(self):
+        pairs = self.seqlen * (self.seqlen + 1) / 2 if self.is_causal else self.seqlen**2
+        return 4 * self.batch * self.num_heads * self.head_dim * pairs
+
+
+def all_cases():
+    for dtype in DTYPES:
+        for head_dim in (64, 128, 256):
+            for is_causal in (False, True):
+                for seqlen in (512, 2048, 8192, 16384):
+                    yield Case(dtype, head_dim, is_causal, seqlen)
+        yield Case(dtype, 128, True, 8192, 4)
+
+
+class Side:
+    """A library at work on the tensors of a case: its calls, timed by events with the L2 cache evicted."""
+
+    def __init__(self, call, flops):
+        self.call, self.flops, self.rates = call, flops, []
+
+    def round(self, evict, rest):
+        time.sleep(rest)
+        for _ in range(WARM_UPS):
+            self.call()
+        marks = [(torch.cuda.Event(True), torch.cuda.Event(True)) for _ in range(LAUNCHES)]
+        for begin, end in marks:
+            evict.zero_()
+            begin.record()
+            self.call()
+            end.record()
+        torch.cuda.synchronize()
+        median_ms = statistics.median(begin.elapsed_time(end) for begin, end in marks)
+        self.rates.append(self.flops / median_ms * 1e-9)
+
+    def rate(self):
+        return statistics.median(self.rates)
+
+
+def headrace_view(tensor, dtype):
+    """[batch, heads, seqlen, dim] of torch as [batch, seqlen, heads, dim]: only the strides change places."""
+    view = tensor.transpose(1, 2)
+    return headrace_abi.tensor(view.data_ptr(), DTYPES[dtype][1], view.shape, view.stride(), headrace_abi.CUDA)
+
+
+def make_sides(library, case, peers, scale):
+    torch.manual_seed(0)
+    heads, kv_heads = case.num_heads, case.num_heads // case.group
+
+    def normal(num_heads):  # bshd in memory, as models have it
+        shape = (case.batch, case.seqlen, num_heads, case.head_dim)
+        return (torch.randn(shape, device="cuda") * scale).to(DTYPES[case.dtype][0]).transpose(1, 2)
+
+    q, k, v = normal(heads), normal(kv_heads), normal(kv_heads)
+    out = torch.full_like(q, math.nan)
+    causal = headrace_abi.CAUSAL_BOTTOM_RIGHT if case.is_causal else headrace_abi.CAUSAL_NONE
+    ours = headrace_abi.Attention(
+        library, *(headrace_view(t, case.dtype) for t in (q, k, v, out)), causal,
+        library.cuda_info(), stream=torch.cuda.current_stream().cuda_stream,
+        allocate=lambda size: torch.empty(size, dtype=torch.uint8, device="cuda"),
+    )
+
+    def peer(backend):
+        sdpa = torch.nn.functional.scaled_dot_product_attention
+        gqa = {"enable_gqa": True} if case.group > 1 else {}
+
+        def call():
+            with sdpa_kernel(backend):
+                return sdpa(q, k, v, is_causal=case.is_causal, **gqa)
+
+        return call
+
+    sides = {"headrace": Side(ours, case.flops())}
+    sides.update({name: Side(peer(BACKENDS[name]), case.flops()) for name in peers})
+    return sides, ours, out
+
+
+def run_case(library, case, options, evict, known):
+    peers = [name for name in options.peers.split(",") if name]
+    sides, ours, out = make_sides(library, case, peers, options.scale)
+    ours()
+    difference = max(
+        [(out.float() - sides[name].call().float()).abs().max().item() for name in peers], default=0.0
+    )
+    is_correct = bool(torch.isfinite(out).all()) and difference <= LARGEST_DIFFERENCE[case.dtype] * options.scale
+    for _ in range(options.rounds):
+        for side in sides.values():
+            side.round(evict, REST_SECONDS if options.mode == "burst" else 0)
+    rates = {name: side.rate() for name, side in sides.items()}
+    reading = known.get(case.name)
+    if reading and "cudnn" in rates:
+        rates["fa3"] = reading[f"fa3_{options.mode}"] * rates["cudnn"] / reading[f"cudnn_{options.mode}"]
+    best = max((rate for name, rate in rates.items() if name != "headrace"), default=None)
+    return {
+        "case": case.name, "op": "fwd", "dtype": case.dtype, "head_dim": case.head_dim, "head_dim_v": case.head_dim,
+        "batch": case.batch, "seqlen_q": case.seqlen, "seqlen_k": case.seqlen, "num_heads": case.num_heads,
+        "num_kv_heads": case.num_heads // case.group, "causal": case.is_causal, "kernel": ours.kernel,
+        "median_us": case.flops() / rates["headrace"] * 1e-6, "tflops": rates["headrace"],
+        **{name: rate for name, rate in rates.items() if name != "headrace"},
+        "rounds": {name: side.rates for name, side in sides.items()},
+        "ratio": rates["headrace"] / best if best else None, "group": f"hd{case.head_dim}",
+        "difference": difference, "is_correct": is_correct,
+    }
+
+
+def load_card():
+    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    end = time.time() + LOAD_SECONDS
+    while time.time() < end:
+        a @ a
+        torch.cuda.synchronize()
+
+
+def meta_of(library, options):
+    return {
+        "benchmark": "peers/attention_cuda",
+        "command": shlex.join(["bench/peers/attention_cuda.py", *sys.argv[1:]]),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "machine": torch.cuda.get_device_name(),
+        "revision": options.revision or revision() or "unknown",
+        "build": library.build_info(),
+        "torch": torch.__version__,
+        "cudnn": str(torch.backends.cudnn.version()),
+        "python": platform.python_version(),
+        "mode": options.mode,
+        "rounds": options.rounds,
+    }
+
+
+def parse_options():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--filter", type=re.compile, default="^bf16", help="regex on case names")
+    parser.add_argument("--peers", default="cudnn", help="of " + ",".join(BACKENDS))
+    parser.add_argument("--mode", choices=("burst", "loaded"), default="burst")
+    parser.add_argument("--rounds", type=int, default=5, help="of each side, alternating")
+    parser.add_argument("--scale", type=float, default=1.0, help="standard deviation of q, k and v")
+    parser.add_argument("--list", action="store_true", help="print the case names and stop")
+    parser.add_argument("--format", choices=sorted(FORMATS), default="text")
+    parser.add_argument("--out", type=pathlib.Path, help="write the JSON result here as well")
+    parser.add_argument("--library", help="libheadrace.so (HEADRACE_LIBRARY or build/*/src)")
+    parser.add_argument("--revision", help="of the library, where this is no git checkout")
+    return parser.parse_args()
+
+
+def main():
+    options = parse_options()
+    cases = [case for case in all_cases() if re.search(options.filter, case.name)]
+    if options.list:
+        print("\n".join(case.name for case in cases))
+        return 0
+    library = headrace_abi.Library(options.library)
+    known = json.loads(pathlib.Path(__file__).with_name("fa3_h200.json").read_text())["cells"]
+    evict = torch.empty(EVICT_BYTES, dtype=torch.uint8, device="cuda")
+    if options.mode == "loaded":
+        load_card()
+    rows = []
+    with torch.no_grad():
+        for index, case in enumerate(cases):
+            progress(f"[{index + 1}/{len(cases)}] {case.name}")
+            rows.append(run_case(library, case, options, evict, known))
+    progress("")
+    result = {"meta": meta_of(library, options), "rows": rows, "summary": report.summary_of(rows)}
+    sys.stdout.write(FORMATS[options.format](result))
+    if options.out:
+        options.out.write_text(report.as_json(result))
+    return 0 if all(row["is_correct"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except headrace_abi.Error as error:
+        print(f"attention_cuda: {error}", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,65 @@
+// Shared memory, barriers and registers of every tile of the Hopper forward kernel: arithmetic that needs no GPU.
+#include "backends/cuda/sm90/fwd/config.h"
+
+#include <gtest/gtest.h>
+
+namespace headrace::cuda::sm90 {
+namespace {
+
+constexpr Tile kAll[] = {kTile64,      kTile96,  kTile128,   kTile192v128, kTile192,
+                         kTile256,     kShort64,   kGeneral64, kGeneral96, kGeneral128};
+
+TEST(HopperTiles, FitSharedMemory) {
+  for (const Tile& tile : kAll) EXPECT_LE(smem_bytes(tile), kSmemLimit) << tile.head_dim;
+}
+
+// A swizzle pattern begins at a multiple of 1024 bytes, and so must every slab.
+TEST(HopperTiles, SlabsBeginWhereTheSwizzleDoes) {
+  for (const Tile& tile : kAll) {
+    const SmemPlan s = smem_plan(tile);
+    for (const int offset : {s.offset_k, s.offset_v, s.offset_o, s.q_group, s.k_stage, s.v_stage,
+                             s.o_group, tile.keys * 128})
+      EXPECT_EQ(offset % 1024, 0) << tile.head_dim;
+  }
+}
+
+// O is staged where nothing else lies, or in a warpgroup's own Q.
+TEST(HopperTiles, RegionsDoNotOverlap) {
+  for (const Tile& tile : kAll) {
+    const SmemPlan s = smem_plan(tile);
+    EXPECT_LE(s.offset_q + s.q, s.offset_k);
+    EXPECT_LE(s.offset_k + kStages * s.k_stage, s.offset_v);
+    const int end_v = s.offset_v + kStages * s.v_stage;
+    if (tile.is_flat) {
+      EXPECT_GE(s.offset_o, end_v);
+      EXPECT_GE(s.offset_barriers, s.offset_o + tile.warpgroups * s.o_group);
+    } else {
+      EXPECT_EQ(s.offset_o, s.offset_q);
+      EXPECT_LE(s.o_group, s.q_group);
+      EXPECT_EQ(s.q_buffers, 1);
+    }
+    EXPECT_GE(s.offset_barriers, end_v);
+    EXPECT_LE(s.offset_barriers + 8 * barrier_plan(tile).count, s.offset_entries);
+  }
+}
+
+// With more registers than the launch gave, setmaxnreg waits for ever.
+TEST(HopperTiles, ShareTheRegistersOfTheirLaunch) {
+  for (const Tile& tile : kAll) {
+    EXPECT_TRUE(shares_registers(tile)) << tile.head_dim;
+    EXPECT_LE(launch_registers(tile) * threads_of(tile), 65536) << tile.head_dim;
+    EXPECT_EQ(consumer_registers(tile) % 8 + producer_registers(tile) % 8, 0);
+  }
+}
+
+// The widths that wgmma has, and the steps of 16 that P V takes.
+TEST(HopperTiles, AreMultiplesOfTheInstruction) {
+  for (const Tile& tile : kAll) {
+    EXPECT_EQ(tile.keys % 16 + tile.head_dim % 16 + tile.head_dim_v % 16, 0);
+    EXPECT_LE(tile.keys, 256);
+    EXPECT_LE(tile.head_dim_v, 256);
+  }
+}
+
+}  // namespace
+}  // namespace headrace::cuda::sm90
