@@ -39,7 +39,7 @@ constexpr int bucket_of(const Problem& p) {
 // The README has the arithmetic behind these.
 constexpr Tile tile_of(bool is_f32, int dim) {
   if (is_f32) {
-    if (dim == 64) return {64, 4, 1, 64, 1, false, 3};
+    if (dim == 64) return {64, 4, 1, 32, 1, false, 4};
     if (dim == 128) return {128, 4, 1, 32, 1, false, 2};
     return {256, 4, 1, 16, 1, false, 2};
   }
@@ -69,7 +69,7 @@ struct SmemPlan {
   int tile_bytes;  // of K, and of V
   int k, v, q, rows, unit, total;
 };
-inline constexpr int kScoreRowBytes = 40, kUnitBytes = 256;
+inline constexpr int kScoreRowBytes = 40, kUnitBytes = 384;
 constexpr SmemPlan smem_plan(Tile tile, int element_bytes, bool is_general) {
   SmemPlan x{};
   const int row_bytes = tile.dim * element_bytes;

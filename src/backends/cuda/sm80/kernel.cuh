@@ -18,9 +18,11 @@
 
 namespace headrace::cuda::sm80 {
 
-// Tiles of keys that a warp's rows see, and those that all of them see whole.
+// Tiles of keys, counted from first_tile, the first that any row of the CTA sees: those that a warp's
+// rows see, and those that all of them see whole.
 struct alignas(16) WarpTiles {
   int seen_begin, seen_end, whole_begin, whole_end;
+  int first_tile, num_tiles;  // of the CTA
 };
 
 // What one CTA computes. It lies in shared memory, for registers are scarce and the main loop needs
@@ -29,6 +31,7 @@ struct Unit {
   WarpTiles warps[kMaxWarps];
   Sequence sequence;
   std::int64_t batch_idx, kv_head;
+  std::int64_t k_offset, v_offset;  // of the sequence's first row
   int seqlen_q, seqlen_k;                 // of the sequence
   int num_rows;                           // of the tile; 0: there is nothing to do
   int first_query;                        // of the first row
@@ -55,6 +58,8 @@ __device__ inline void find_unit(const Params& c, Tile tile, std::int64_t unit_i
   const bool reports = x.kv_head == 0 && idx == 0;
   const Sequence sequence = device_sequence(p, c.args.ragged, x.batch_idx, reports, c.error_word);
   x.sequence = sequence;
+  x.k_offset = row_offset(c.args.k, x.batch_idx, sequence.row_k, x.kv_head);
+  x.v_offset = row_offset(c.args.v, x.batch_idx, sequence.row_k, x.kv_head);
   x.seqlen_q = static_cast<int>(sequence.seqlen_q);
   x.seqlen_k = static_cast<int>(sequence.seqlen_k);
   SequencePlan plan{1, sequence.seqlen_k};
@@ -98,7 +103,6 @@ class Task {
   // split.
   static constexpr float kShift = std::is_same_v<T, __half> ? 15.0f : 0.0f;
   static constexpr float kSmallShift = -20.0f, kSmallScale = 0x1p-20f;
-  static constexpr float kLargeReference = 1024.0f;
   static constexpr bool kMayOverflow = !std::is_same_v<T, __half>;
 
  public:
@@ -160,8 +164,7 @@ class Task {
     return row_of(min(warp() * kWarpRows + lane(), unit().num_rows - 1));
   }
 
-  // Tiles of keys, counted from the first that any row sees: those that this warp's rows see, and
-  // those that all of them see whole. Ranges only grow from row to row.
+  // Ranges only grow from row to row: four rows say it all, a lane each.
   __device__ void find_tiles() {
     const int num_rows = unit().num_rows, first_row = warp() * kWarpRows;
     const int last_row = min(first_row + kWarpRows, num_rows) - 1;
@@ -173,15 +176,14 @@ class Task {
     const auto begin_of = [&](int from) { return __shfl_sync(kAll, keys.begin, from); };
     const auto end_of = [&](int from) { return __shfl_sync(kAll, keys.end, from); };
     const auto above = [](int key) { return (key + kKeys - 1) / kKeys; };
-    first_tile_ = begin_of(0) / kKeys;
-    num_tiles_ = max(above(end_of(1)) - first_tile_, 0);
-    const bool is_idle = first_row >= num_rows || end_of(3) <= begin_of(2);
-    const WarpTiles mine{begin_of(2) / kKeys - first_tile_,
-                         is_idle ? 0 : above(end_of(3)) - first_tile_,
-                         above(begin_of(3)) - first_tile_, max(end_of(2), 0) / kKeys - first_tile_};
-    if (lane() == 0) unit().warps[warp()] = mine;
+    const int first = begin_of(0) / kKeys;
+    WarpTiles x{begin_of(2) / kKeys - first, above(end_of(3)) - first, above(begin_of(3)) - first,
+                max(end_of(2), 0) / kKeys - first, first, max(above(end_of(1)) - first, 0)};
+    if (first_row >= num_rows || end_of(3) <= begin_of(2)) x.seen_end = 0;
+    if (lane() == 0) tiles() = x;
     __syncwarp();
   }
+  static __device__ __forceinline__ WarpTiles& tiles() { return unit().warps[warp()]; }
 
   __device__ void write_score_rows() {
     const RowOf row = row_of_lane();
@@ -212,34 +214,33 @@ class Task {
   }
   __device__ __forceinline__ void read_query(int step, u32 (&q)[kRowBlocks][4]) const {
     const u32 tile = smem(kSmem.q) + static_cast<u32>(warp() * kWarpRows * kRowBytes);
-    const u32 at = lane_address_rows_first<kRowBytes>(tile, lane()) ^ static_cast<u32>(32 * step);
+    const u32 at = at_step(lane_address_rows_first<kRowBytes>(tile, lane()), step);
 #pragma unroll
     for (int b = 0; b < kRowBlocks; ++b) ldmatrix(q[b], at + static_cast<u32>(16 * b * kRowBytes));
   }
 
-  __device__ const T* first_piece(const Operand& x) const {
-    const std::int64_t row = unit().sequence.row_k + first_tile_ * kKeys + Mine::first();
-    return static_cast<const T*>(x.data) + row_offset(x, unit().batch_idx, row, unit().kv_head) +
-           Mine::piece() * Mine::kElements;
-  }
-  __device__ __forceinline__ int keys_in(int tile) const {
-    return min(unit().seqlen_k - (first_tile_ + tile) * kKeys, kKeys);
+  static __device__ __forceinline__ int first_key_of(int tile) {
+    return (tiles().first_tile + tile) * kKeys;
   }
   __device__ __forceinline__ u32 stage_of(int tile) const {
     return static_cast<u32>(tile % kTile.stages * kSmem.tile_bytes);
   }
-  // One tile after the other.
-  __device__ __forceinline__ void load_k(int tile) {
-    load_tile<T, kDim, kKeys, kThreads, SwizzleRows>(smem(kSmem.k) + stage_of(tile), k_from_,
-                                                     args_.k.stride_seq, p_.head_dim, keys_in(tile),
-                                                     c_.is_aligned, c_.is_even_k);
-    k_from_ += kKeys * args_.k.stride_seq;
+  template <class Swizzle>
+  __device__ __forceinline__ void load_keys(const Operand& x, std::int64_t offset, std::int64_t dim,
+                                            bool is_even, int to, int tile) const {
+    const int first_key = first_key_of(tile);
+    const T* from = static_cast<const T*>(x.data) + offset +
+                    (first_key + Mine::first()) * x.stride_seq + Mine::piece() * Mine::kElements;
+    load_tile<T, kDim, kKeys, kThreads, Swizzle>(smem(to) + stage_of(tile), from, x.stride_seq, dim,
+                                                 min(unit().seqlen_k - first_key, kKeys),
+                                                 c_.is_aligned, is_even);
   }
-  __device__ __forceinline__ void load_v(int tile) {
-    load_tile<T, kDim, kKeys, kThreads, typename Product::SwizzleV>(
-        smem(kSmem.v) + stage_of(tile), v_from_, args_.v.stride_seq, p_.head_dim_v, keys_in(tile),
-        c_.is_aligned, c_.is_even_v);
-    v_from_ += kKeys * args_.v.stride_seq;
+  __device__ __forceinline__ void load_k(int tile) const {
+    load_keys<SwizzleRows>(args_.k, unit().k_offset, p_.head_dim, c_.is_even_k, kSmem.k, tile);
+  }
+  __device__ __forceinline__ void load_v(int tile) const {
+    load_keys<typename Product::SwizzleV>(args_.v, unit().v_offset, p_.head_dim_v, c_.is_even_v,
+                                          kSmem.v, tile);
   }
   __device__ void clear_columns() const {
     constexpr int kAllKeys = kKeys * kTile.stages;
@@ -259,9 +260,8 @@ class Task {
       max_[b][0] = max_[b][1] = -HUGE_VALF;
       sum_[b][0] = sum_[b][1] = 0.0f;
     }
-    if (num_tiles_ == 0) return;
-    k_from_ = first_piece(args_.k);
-    v_from_ = first_piece(args_.v);
+    const int num_tiles = tiles().num_tiles;
+    if (num_tiles == 0) return;
     load_query();
     load_k(0);
     if constexpr (kTile.stages == 2) load_v(0);
@@ -273,16 +273,16 @@ class Task {
       for (int step = 0; step < kSteps; ++step) read_query(step, q_[step]);
     }
 #pragma unroll 1
-    for (int tile = 0; tile < num_tiles_; ++tile) {
+    for (int tile = 0; tile < num_tiles; ++tile) {
       float s[kRowBlocks][kKeyBlocks][4];
       cp_async_wait<0>();
       __syncthreads();
-      const WarpTiles mine = unit().warps[warp()];
+      const WarpTiles mine = tiles();
       // The votes tell the compiler that the warp agrees.
       const bool is_seen = __any_sync(kAll, tile >= mine.seen_begin && tile < mine.seen_end);
       const bool is_whole = __any_sync(kAll, tile >= mine.whole_begin && tile < mine.whole_end);
       if constexpr (kTile.stages == 2) {
-        if (tile + 1 < num_tiles_) {
+        if (tile + 1 < num_tiles) {
           load_k(tile + 1);
           load_v(tile + 1);
         }
@@ -297,7 +297,7 @@ class Task {
         if (is_seen) find_scores(tile, s);
         cp_async_wait<0>();
         __syncthreads();
-        if (tile + 1 < num_tiles_) load_k(tile + 1);
+        if (tile + 1 < num_tiles) load_k(tile + 1);
         cp_async_commit();
         if (is_seen) find_probs(tile, is_whole, s);
       }
@@ -335,66 +335,87 @@ class Task {
   // Scores become probabilities; maximum, sum and O follow.
   __device__ __forceinline__ void find_probs(int tile, bool is_whole,
                                              float (&s)[kRowBlocks][kKeyBlocks][4]) {
-    const int first_key = (first_tile_ + tile) * kKeys;
+    const int first_key = first_key_of(tile);
     if constexpr (kIsGeneral) change_scores(first_key, s);
     if (!is_whole) hide_keys(first_key, s);
-    float factor[kRowBlocks][2];
-    bool is_rescaled = false;
+    float factor[kRowBlocks][2], reference[kRowBlocks][2];
+    bool is_changed = false, is_large = false;
     for_rows([&](auto b, auto half) {
-      softmax<half()>(s[b()], max_[b()][half()], sum_[b()][half()], factor[b()][half()]);
-      is_rescaled |= factor[b()][half()] != 1.0f;
+      const RowStep step = next_maximum<half()>(s[b()], max_[b()][half()]);
+      factor[b()][half()] = step.factor;
+      reference[b()][half()] = step.reference;
+      is_changed |= step.factor != 1.0f;
+      is_large |= step.is_large;
     });
-    if (__any_sync(kAll, is_rescaled)) {
+    // Whole warps skip what changes nothing.
+    if (__any_sync(kAll, is_changed)) {
 #pragma unroll
-      for (int b = 0; b < kRowBlocks; ++b)
+      for (int b = 0; b < kRowBlocks; ++b) {
+        sum_[b][0] *= factor[b][0];
+        sum_[b][1] *= factor[b][1];
 #pragma unroll
         for (int n = 0; n < 4 * kOutBlocks; ++n) o_[b][n / 4][n % 4] *= factor[b][n % 4 / 2];
+      }
     }
+    if (kIsFloat || __any_sync(kAll, is_large)) {
+      for_rows([&](auto b, auto half) {
+        subtract_maximum<half()>(max_[b()][half()], s[b()], reference[b()][half()]);
+      });
+    }
+    const float scale = scale_log2();
+    float sum[kRowBlocks][2] = {};
+#pragma unroll
+    for (int j = 0; j < kKeyBlocks; ++j)  // in the order in which the second product takes them
+      for_rows([&](auto b, auto half) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float& x = s[b()][j][2 * half() + i];
+          x = exp2_approx(fmaf(x, scale, -reference[b()][half()]));
+          sum[b()][half()] += x;
+        }
+      });
+    for_rows([&](auto b, auto half) { sum_[b()][half()] += sum[b()][half()]; });
     if constexpr (kIsGeneral) drop_keys(first_key, s);
   }
 
+  // P = exp2(s scale - reference) takes one instruction, and is off by the rounding of the reference.
+  // That is nothing as long as the largest P still rounds to a power of two; else the maximum is
+  // subtracted from the scores first. In float it always is.
+  struct RowStep {
+    float reference, factor;  // factor: for what has been added up so far
+    bool is_large;
+  };
   template <int kHalf>
-  __device__ __forceinline__ void softmax(float (&s)[kKeyBlocks][4], float& row_max, float& row_sum,
-                                          float& factor) const {
-    const float scale = scale_log2(), shift = prob_shift();
-    float top = row_max;
+  __device__ __forceinline__ RowStep next_maximum(const float (&s)[kKeyBlocks][4],
+                                                  float& row_max) const {
+    const float scale = scale_log2(), shift = prob_shift(), before = row_max;
+    float top = before;
 #pragma unroll
     for (int j = 0; j < kKeyBlocks; ++j)
       top = fmaxf(top, fmaxf(s[j][2 * kHalf], s[j][2 * kHalf + 1]));
     top = fmaxf(top, __shfl_xor_sync(kAll, top, 1));
-    top = fmaxf(top, __shfl_xor_sync(kAll, top, 2));
-    // Scores of -inf alone: any finite reference gives zeros, and lets a NaN through.
-    const float used = top == -HUGE_VALF ? 0.0f : top;
-    float reference = fmaf(used, scale, -shift);
-    factor = exp2_approx(fmaf(row_max, scale, -shift) - reference);
-    // exp2(s scale - reference) takes one instruction, and is off by the rounding of the reference.
-    // That is nothing as long as the largest P still rounds to a power of two; else the maximum is
-    // subtracted from the scores.
-    const bool is_large = kIsFloat || fabsf(reference) > kLargeReference;
-    if (is_large) {
-      factor = exp2_approx((row_max - used) * scale);
-      reference = -shift;
-    }
-    if (kIsFloat || __any_sync(kAll, is_large)) {
-      const float subtracted = is_large ? used : 0.0f;
+    row_max = top = fmaxf(top, __shfl_xor_sync(kAll, top, 2));
+    const float used = finite_maximum(top), reference = fmaf(used, scale, -shift);
+    const bool is_large = is_large_reference(reference);
+    const float change =
+        is_large ? (before - used) * scale : fmaf(before, scale, -shift) - reference;
+    return {reference, exp2_approx(change), is_large};
+  }
+  template <int kHalf>
+  __device__ __forceinline__ void subtract_maximum(float row_max, float (&s)[kKeyBlocks][4],
+                                                   float& reference) const {
+    if (!is_large_reference(reference)) return;
+    const float used = finite_maximum(row_max);
 #pragma unroll
-      for (int j = 0; j < kKeyBlocks; ++j) {
-        s[j][2 * kHalf] -= subtracted;
-        s[j][2 * kHalf + 1] -= subtracted;
-      }
-    }
-    float sum = 0.0f;
-#pragma unroll
-    for (int j = 0; j < kKeyBlocks; ++j) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float& x = s[j][2 * kHalf + i];
-        x = exp2_approx(fmaf(x, scale, -reference));
-        sum += x;
-      }
-    }
-    row_sum = fmaf(row_sum, factor, sum);
-    row_max = top;
+    for (int n = 0; n < 2 * kKeyBlocks; ++n) s[n / 2][2 * kHalf + n % 2] -= used;
+    reference = -prob_shift();
+  }
+  static __device__ __forceinline__ bool is_large_reference(float reference) {
+    return kIsFloat || fabsf(reference) > 1024.0f;
+  }
+  // Scores of -inf alone: any finite reference gives zeros, and lets a NaN through.
+  static __device__ __forceinline__ float finite_maximum(float row_max) {
+    return row_max == -HUGE_VALF ? 0.0f : row_max;
   }
   __device__ __forceinline__ float scale_log2() const {
     constexpr float kLog2E = 0x1.715476p+0f;
@@ -587,8 +608,7 @@ class Task {
   const AttentionArgs& args_;
   // Tiles of keys: first_tile_ is the first that any row of the CTA sees, and the others are
   // counted from there.
-  int first_tile_, num_tiles_;
-  const T *k_from_, *v_from_;  // this thread's piece of its first row of the next tile
+  int first_tile_, num_tiles;
   u32 q_[kTile.holds_q ? kSteps : 1][kRowBlocks][4];
   float o_[kRowBlocks][kOutBlocks][4];
   float max_[kRowBlocks][2], sum_[kRowBlocks][2];

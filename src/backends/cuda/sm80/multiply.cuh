@@ -12,8 +12,13 @@
 
 namespace headrace::cuda::sm80 {
 
-// Address of a lane for ldmatrix. Step s of the head dim is at (address ^ 32 s): tiles begin at
-// multiples of a row's length, so the exclusive or stays within the row.
+// Where step s of the head dim lies for a lane whose step 0 is at `address`: the swizzle changes
+// addresses within 128 bytes alone, and tiles begin at multiples of a row's length.
+__device__ __forceinline__ u32 at_step(u32 address, int step) {
+  return (address ^ static_cast<u32>(32 * (step % 4))) + static_cast<u32>(128 * (step / 4));
+}
+
+// Address of a lane for ldmatrix.
 template <int kRowBytes>
 __device__ __forceinline__ u32 lane_address(u32 tile, int row, int piece) {
   return tile + static_cast<u32>(row * kRowBytes + ((piece ^ (row & 7)) * 16));
@@ -61,7 +66,7 @@ struct Multiply {
     for (int step = 0; step < kSteps; ++step) {
       u32 q[kRowBlocks][4];
       load_q(step, q);
-      const u32 at = k_lane ^ static_cast<u32>(32 * step);
+      const u32 at = at_step(k_lane, step);
 #pragma unroll
       for (int j = 0; j < kKeyBlocks; j += 2) {
         u32 k[4];
@@ -80,25 +85,24 @@ struct Multiply {
                                                 const float (&p)[kRowBlocks][kKeyBlocks][4],
                                                 float (&o)[kRowBlocks][kDim / 8][4]) {
     const u32 v_lane = lane_address_rows_first<kRowBytes>(v_tile, lane);
+    u32 a[kKeyBlocks / 2][kRowBlocks][4];
 #pragma unroll
-    for (int j = 0; j < kKeyBlocks; j += 2) {
-      u32 a[kRowBlocks][4];
+    for (int j = 0; j < kKeyBlocks; ++j)
 #pragma unroll
       for (int b = 0; b < kRowBlocks; ++b) {
-        a[b][0] = Pair<T>::pack(p[b][j][0], p[b][j][1]);
-        a[b][1] = Pair<T>::pack(p[b][j][2], p[b][j][3]);
-        a[b][2] = Pair<T>::pack(p[b][j + 1][0], p[b][j + 1][1]);
-        a[b][3] = Pair<T>::pack(p[b][j + 1][2], p[b][j + 1][3]);
+        a[j / 2][b][j % 2 * 2] = Pair<T>::pack(p[b][j][0], p[b][j][1]);
+        a[j / 2][b][j % 2 * 2 + 1] = Pair<T>::pack(p[b][j][2], p[b][j][3]);
       }
+#pragma unroll
+    for (int j = 0; j < kKeyBlocks / 2; ++j) {
 #pragma unroll
       for (int c = 0; c < kDim / 16; ++c) {
         u32 v[4];
-        ldmatrix_transposed(
-            v, (v_lane ^ static_cast<u32>(32 * c)) + static_cast<u32>(8 * j * kRowBytes));
+        ldmatrix_transposed(v, at_step(v_lane, c) + static_cast<u32>(16 * j * kRowBytes));
 #pragma unroll
         for (int b = 0; b < kRowBlocks; ++b) {
-          Pair<T>::mma(o[b][2 * c], a[b], v[0], v[1]);
-          Pair<T>::mma(o[b][2 * c + 1], a[b], v[2], v[3]);
+          Pair<T>::mma(o[b][2 * c], a[j][b], v[0], v[1]);
+          Pair<T>::mma(o[b][2 * c + 1], a[j][b], v[2], v[3]);
         }
       }
     }
@@ -114,30 +118,39 @@ __device__ __forceinline__ Split split_float(float x) {
   const u32 high = (__float_as_uint(x) + 0x1000u) & 0xFFFFE000u;
   return {high, __float_as_uint(x - __uint_as_float(high))};
 }
-// d += a b without the product of the low parts, which is below 2^-22 |a b|.
-__device__ __forceinline__ void mma_split(float (&d)[4], const Split (&a)[4], Split b0, Split b1) {
+// a b without the product of the low parts, which is below 2^-22 |a b|. The tensor cores truncate
+// when they add: small terms have a sum of their own, where that costs nothing.
+__device__ __forceinline__ void mma_split(float (&d)[4], float (&small)[4], const Split (&a)[4],
+                                          Split b0, Split b1) {
   const u32 high[4] = {a[0].high, a[1].high, a[2].high, a[3].high};
   const u32 low[4] = {a[0].low, a[1].low, a[2].low, a[3].low};
-  mma_tf32(d, low, b0.high, b1.high);
-  mma_tf32(d, high, b0.low, b1.low);
+  mma_tf32(small, low, b0.high, b1.high);
   mma_tf32(d, high, b0.high, b1.high);
+  mma_tf32(small, high, b0.low, b1.low);
 }
 
-// Float. The tensor cores add with truncation: sums of kChain steps at most are left to them, and
-// added up by rounding.
+// Float. Sums of kChain steps at most are left to the tensor cores, and added up by rounding.
 template <int kDim, int kRowBlocks, int kKeyBlocks>
 struct Multiply<float, kDim, kRowBlocks, kKeyBlocks> {
   static constexpr int kRowBytes = 4 * kDim, kSteps = kDim / 8;
   static constexpr int kChain = 4;
   using SwizzleV = SwizzlePairs;
+  using Sums = float[kRowBlocks][kKeyBlocks][4];
+
+  static __device__ __forceinline__ void add(Sums& s, const Sums& part) {
+#pragma unroll
+    for (int b = 0; b < kRowBlocks; ++b)
+#pragma unroll
+      for (int n = 0; n < 4 * kKeyBlocks; ++n) s[b][n / 4][n % 4] += part[b][n / 4][n % 4];
+  }
 
   template <class LoadQ>
-  static __device__ __forceinline__ void scores(u32 k_tile, int lane, LoadQ load_q,
-                                                float (&s)[kRowBlocks][kKeyBlocks][4]) {
+  static __device__ __forceinline__ void scores(u32 k_tile, int lane, LoadQ load_q, Sums& s) {
     const u32 k_lane = lane_address_pieces_first<kRowBytes>(k_tile, lane);
+    Sums small = {};
 #pragma unroll 2
     for (int first = 0; first < kSteps; first += kChain) {
-      float part[kRowBlocks][kKeyBlocks][4] = {};
+      Sums part = {};
 #pragma unroll
       for (int i = 0; i < kChain; ++i) {
         const int step = first + i;
@@ -147,7 +160,7 @@ struct Multiply<float, kDim, kRowBlocks, kKeyBlocks> {
 #pragma unroll
         for (int n = 0; n < 4 * kRowBlocks; ++n)
           a[n / 4][n % 4] = split_float(__uint_as_float(q[n / 4][n % 4]));
-        const u32 at = k_lane ^ static_cast<u32>(32 * step);
+        const u32 at = at_step(k_lane, step);
 #pragma unroll
         for (int j = 0; j < kKeyBlocks; j += 2) {
           u32 k[4];
@@ -157,21 +170,19 @@ struct Multiply<float, kDim, kRowBlocks, kKeyBlocks> {
           for (int n = 0; n < 4; ++n) y[n] = split_float(__uint_as_float(k[n]));
 #pragma unroll
           for (int b = 0; b < kRowBlocks; ++b) {
-            mma_split(part[b][j], a[b], y[0], y[1]);
-            mma_split(part[b][j + 1], a[b], y[2], y[3]);
+            mma_split(part[b][j], small[b][j], a[b], y[0], y[1]);
+            mma_split(part[b][j + 1], small[b][j + 1], a[b], y[2], y[3]);
           }
         }
       }
-#pragma unroll
-      for (int b = 0; b < kRowBlocks; ++b)
-#pragma unroll
-        for (int n = 0; n < 4 * kKeyBlocks; ++n) s[b][n / 4][n % 4] += part[b][n / 4][n % 4];
+      add(s, part);
     }
+    add(s, small);
   }
 
   // s += Q K^T without tensor cores: infinities stay what they are, which parts of them would not.
   static __device__ __forceinline__ void plain_scores(u32 q_tile, u32 k_tile, int lane,
-                                                      float (&s)[kRowBlocks][kKeyBlocks][4]) {
+                                                      Sums& s) {
 #pragma unroll 1
     for (int piece = 0; piece < kDim / 4; ++piece) {
       float4 q[2 * kRowBlocks];
@@ -197,7 +208,7 @@ struct Multiply<float, kDim, kRowBlocks, kKeyBlocks> {
   // o += P V v_scale. Row 2 t of V stands for index t of the product and row 2 t + 1 for t + 4: so
   // the fragments of P are those of the scores as they are.
   static __device__ __forceinline__ void output(u32 v_tile, int lane, float v_scale,
-                                                const float (&p)[kRowBlocks][kKeyBlocks][4],
+                                                const Sums& p,
                                                 float (&o)[kRowBlocks][kDim / 8][4]) {
     const int g = lane >> 2, t = lane & 3;
     const u32 v_lane =
@@ -218,20 +229,19 @@ struct Multiply<float, kDim, kRowBlocks, kKeyBlocks> {
         }
 #pragma unroll
       for (int c = 0; c < kDim / 8; ++c) {
-        float part[kRowBlocks][4] = {};
+        float part[kRowBlocks][4] = {}, small[kRowBlocks][4] = {};
 #pragma unroll
         for (int j = 0; j < kBlocks; ++j) {
-          const u32 at =
-              (v_lane ^ static_cast<u32>(32 * c)) + static_cast<u32>(8 * (first + j) * kRowBytes);
-          const float v0 = load_shared(at), v1 = load_shared(at + kRowBytes);
-          const Split y0 = split_float(v0 * v_scale), y1 = split_float(v1 * v_scale);
+          const u32 at = at_step(v_lane, c) + static_cast<u32>(8 * (first + j) * kRowBytes);
+          const Split y0 = split_float(load_shared(at) * v_scale);
+          const Split y1 = split_float(load_shared(at + kRowBytes) * v_scale);
 #pragma unroll
-          for (int b = 0; b < kRowBlocks; ++b) mma_split(part[b], a[j][b], y0, y1);
+          for (int b = 0; b < kRowBlocks; ++b) mma_split(part[b], small[b], a[j][b], y0, y1);
         }
 #pragma unroll
         for (int b = 0; b < kRowBlocks; ++b)
 #pragma unroll
-          for (int n = 0; n < 4; ++n) o[b][c][n] += part[b][n];
+          for (int n = 0; n < 4; ++n) o[b][c][n] += part[b][n] + small[b][n];
       }
     }
   }
