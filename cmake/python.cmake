@@ -3,4 +3,4 @@
 set_property(TARGET headrace PROPERTY VERSION)
 set_property(TARGET headrace PROPERTY SOVERSION)
 target_link_options(headrace PRIVATE -static-libstdc++ -static-libgcc)
-install(TARGETS headrace LIBRARY DESTINATION . COMPONENT python FILE_SET HEADERS DESTINATION include COMPONENT headers)
+install(TARGETS headrace LIBRARY DESTINATION . COMPONENT python)

@@ -87,6 +87,23 @@ def test_fake_tensors_have_the_shapes_of_real_ones(device):
         assert (a.shape, a.stride(), a.dtype, a.device) == (b.shape, b.stride(), b.dtype, b.device)
 
 
+def test_meta_tensors_give_meta_results():
+    q, k, v = (x.to("meta") for x in qkv())
+    out, lse = ht.attention(q, k, v, return_lse=True)
+    assert out.is_meta and out.shape == q.shape and lse.shape == (2, 4, 17)
+    assert ht.flash_attn_func(q, k, v).is_meta
+
+
+def test_dropout_compiles_and_follows_manual_seed():
+    q, k, v = qkv()
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda: ht.flash_attn_func(q, k, v, 0.5), fullgraph=True, backend="aot_eager")
+    torch.manual_seed(1)
+    first, second = compiled(), compiled()
+    torch.manual_seed(1)
+    assert same_bits(compiled(), first) and not same_bits(first, second)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_autocast_casts_to_its_dtype(device, is_compiled):

@@ -174,9 +174,11 @@ _is_tracing = torch._C._get_tracing_state
 
 
 def _is_watched(q: torch.Tensor) -> bool:
-    """Whether somebody looks at operators as they pass: modes, transforms, autocast, a tracer, the profiler."""
+    """Whether a plain tensor has no memory, or somebody looks at operators as they pass: modes, transforms, autocast,
+    a tracer, the profiler."""
     return bool(
-        _num_dispatch_modes()
+        q.is_meta
+        or _num_dispatch_modes()
         or _num_function_modes()
         or _has_functorch()
         or _is_autocast("cuda" if q.is_cuda else "cpu")
