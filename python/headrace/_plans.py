@@ -19,7 +19,6 @@ from . import _devices, _structs
 from ._library import LIBRARY, PROBLEM_BYTES, check, fail
 
 _MAX_PLANS = 4096
-_KEPT_WORKSPACE_BYTES = 64 << 20
 
 
 class FallbackWarning(UserWarning):
@@ -166,11 +165,13 @@ class Plan:
             fail(status)
 
     def run_on_cpu(self, block: Block) -> None:
-        workspace = take_workspace(self.workspace_bytes)
-        try:
-            self.run(block, workspace.address, None)
-        finally:
-            give_workspace(workspace)
+        if self.workspace_bytes > _KEPT_BYTES:
+            memory = _allocate(self.workspace_bytes)
+            self.run(block, memory.ctypes.data, None)
+            return
+        if self.workspace_bytes > scratch.num_bytes:
+            scratch.grow(self.workspace_bytes)
+        self.run(block, scratch.address, None)
 
 
 # ---- fallbacks are said once for each kind of problem ----
@@ -221,33 +222,29 @@ def cache_clear() -> None:
 
 # ---- scratch memory on the CPU ----
 
-
-class Workspace(NamedTuple):
-    address: int | None
-    num_bytes: int
-    memory: Any
+_KEPT_BYTES = 64 << 20
 
 
-_NO_WORKSPACE = Workspace(None, 0, None)
-_workspaces: list[Workspace] = []
-
-
-def take_workspace(num_bytes: int) -> Workspace:
-    if num_bytes == 0:
-        return _NO_WORKSPACE
+def _allocate(num_bytes: int) -> np.ndarray:
     try:
-        workspace = _workspaces.pop()
-        if workspace.num_bytes >= num_bytes:
-            return workspace
-    except IndexError:
-        pass
-    try:
-        memory = np.empty(num_bytes, np.uint8)
+        return np.empty(num_bytes, np.uint8)
     except MemoryError:
         raise MemoryError(f"workspace: {num_bytes} bytes could not be allocated; split the call") from None
-    return Workspace(memory.ctypes.data, num_bytes, memory)
 
 
-def give_workspace(workspace: Workspace) -> None:
-    if 0 < workspace.num_bytes <= _KEPT_WORKSPACE_BYTES:
-        _workspaces.append(workspace)
+class Scratch(threading.local):
+    """Scratch memory that a thread keeps. It grows by doubling and gives nothing back, so that an address stays good
+    until its call is over, whatever a finaliser that runs in between may ask for."""
+
+    def __init__(self) -> None:
+        self.address: int | None = None
+        self.num_bytes = 0
+        self._memory: list[np.ndarray] = []
+
+    def grow(self, num_bytes: int) -> None:
+        memory = _allocate(max(num_bytes, 2 * self.num_bytes))
+        self._memory.append(memory)
+        self.address, self.num_bytes = memory.ctypes.data, memory.nbytes
+
+
+scratch = Scratch()

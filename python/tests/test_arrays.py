@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 import headrace
 
+pytestmark = pytest.mark.filterwarnings("ignore::headrace.FallbackWarning")
+
 FLOATS = ["float32", "float16", "float64"] + (["bfloat16"] if oracle.BF16 is not None else [])
 
 

@@ -106,7 +106,7 @@ def test_out_of_memory_is_a_memory_error():
 
 def test_a_workspace_that_does_not_fit_is_a_memory_error():
     with pytest.raises(MemoryError, match="workspace: 4611686018427387904 bytes could not be allocated"):
-        _plans.take_workspace(1 << 62)
+        _plans._allocate(1 << 62)
 
 
 def test_device_errors_are_runtime_errors():

@@ -1,9 +1,11 @@
 """The direct way to the library, for tensors with memory: no dispatcher, no copy of the arguments.
 
-What a call depends on besides addresses is its key; everything that follows from the key is made once, in an _Entry.
+What a call depends on besides addresses is its key; everything that follows from the key is made once, in an Entry.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -27,7 +29,6 @@ _EXTRA_WORDS = tuple(DATA_WORD[name] for name in EXTRA_NAMES)
 NO_EXTRAS: tuple[torch.Tensor | None, ...] = (None,) * len(EXTRA_NAMES)
 
 _empty = torch.empty
-_empty_strided = torch.empty_strided
 _num_threads = torch.get_num_threads
 
 
@@ -71,10 +72,13 @@ def out_layout(
     return shape, swapped_heads(row_major(swapped_heads(shape)))
 
 
-class _Entry:
+class Entry:
     """What follows from a key."""
 
-    __slots__ = ("blocks", "device", "handle", "is_cpu", "lse", "out", "plan", "probs", "result_dtype", "workspace_bytes")
+    __slots__ = (
+        "blocks", "device", "handle", "heads_first", "is_cpu", "is_quick", "lse", "options", "out", "plan", "probs",
+        "result_dtype", "workspace_bytes",
+    )  # fmt: skip
 
     def __init__(self, plan: Plan, q: torch.Tensor) -> None:
         self.plan = plan
@@ -82,8 +86,11 @@ class _Entry:
         self.handle = plan.handle
         self.workspace_bytes = plan.workspace_bytes
         self.is_cpu = not q.is_cuda
+        self.is_quick = self.is_cpu and plan.workspace_bytes <= _plans._KEPT_BYTES
         self.device = q.device
         self.result_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+        self.options: tuple = ()
+        self.heads_first = False
         self.out: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         self.lse: tuple[int, ...] | None = None
         self.probs: tuple[int, ...] | None = None
@@ -105,7 +112,7 @@ def _make_entry(
     with_probs: bool,
     num_threads: int,
     out_strides: tuple[int, ...] | None,
-) -> _Entry:
+) -> Entry:
     views = {name: view_of(name, t, heads_first) for name, t in (("q", q), ("k", k), ("v", v))}
     views.update({n: view_of(n, t) for n, t in zip(EXTRA_NAMES, extras, strict=True) if t is not None})
     view = views["q"]
@@ -127,13 +134,22 @@ def _make_entry(
             shape, strides = swapped_heads(shape), swapped_heads(strides)
         views[name] = View(address, dtype, view.device_type, view.device_id, shape, strides)
         address += 1 << 60
-    entry = _Entry(_plans.make(views, Options(*options), num_threads), q)
+    entry = Entry(_plans.make(views, Options(*options), num_threads), q)
     entry.out, entry.lse, entry.probs = out, lse, probs
+    entry.options, entry.heads_first = options, heads_first
     return entry
 
 
 def _extras_key(extras: tuple[torch.Tensor | None, ...]) -> tuple:
     return tuple(None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in extras)
+
+
+def quick_key(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, settings: Any, needs_grad: bool) -> tuple:
+    return (
+        settings, needs_grad, q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype,
+        q.get_device(), k.get_device(), v.get_device(), (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15,
+        _num_threads(),
+    )  # fmt: skip
 
 
 def forward(
@@ -147,8 +163,10 @@ def forward(
     with_lse: bool,
     with_probs: bool,
     out_strides: tuple[int, ...] | None = None,
+    quick_settings: Any = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """out, lse, probs (None where not asked for). `options` has the values of Options, in its order."""
+    """out, lse, probs (None where not asked for). `options` has the values of Options, in its order. With
+    `quick_settings` (settings, needs_grad) _quick.py knows the same call next time."""
     device = q.get_device()
     threads = _num_threads() if device < 0 else 0
     q_data, k_data, v_data = q.data_ptr(), k.data_ptr(), v.data_ptr()
@@ -164,8 +182,10 @@ def forward(
             return forward(q, k, v, extras, options, dropout_state, heads_first, with_lse, with_probs, out_strides)
         made = _make_entry(q, k, v, extras, options, heads_first, with_lse, with_probs, threads, out_strides)
         entry = _plans.keep(key, made)
+    if quick_settings is not None:
+        _plans.keep(quick_key(q, k, v, *quick_settings), entry)
     shape, strides = entry.out
-    out = _empty_strided(shape, strides, dtype=q.dtype, device=entry.device)
+    out = q.new_empty_strided(shape, strides)
     try:
         block = entry.blocks.pop()
     except IndexError:
@@ -188,16 +208,16 @@ def forward(
                 words[word] = tensor.data_ptr()
     if dropout_state is not None:
         block.set_dropout(*(n & 0xFFFFFFFFFFFFFFFF for n in dropout_state.tolist()))
-    if entry.is_cpu:
-        entry.plan.run_on_cpu(block)
-    else:
-        _run_on_cuda(entry, block, device)
+    run(entry, block)
     return out, lse, probs
 
 
-def _run_on_cuda(entry: _Entry, block: _plans.Block, device: int) -> None:
-    """On the current stream; scratch memory from PyTorch's allocator, which knows about streams and graphs."""
-    stream = _raw_stream(device)
+def run(entry: Entry, block: _plans.Block) -> None:
+    """On a GPU on the current stream, with scratch memory from PyTorch's allocator, which knows of streams and graphs."""
+    if entry.is_cpu:
+        entry.plan.run_on_cpu(block)
+        return
+    stream = _raw_stream(entry.device.index)
     if entry.workspace_bytes == 0:
         entry.plan.run(block, None, stream)
         return

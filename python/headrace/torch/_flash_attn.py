@@ -8,7 +8,7 @@ import torch
 
 from .._arguments import window_sizes
 from .._structs import CAUSAL_BOTTOM_RIGHT, CAUSAL_NONE
-from . import _ops
+from . import _ops, _quick
 from ._attention import max_length, random_dropout_state
 from ._eager import NO_EXTRAS
 
@@ -44,6 +44,7 @@ def _run(
     num_splits: int,
     deterministic: bool,
     return_attn_probs: bool,
+    quick_settings: tuple | None = None,
 ) -> Any:
     left, right = _OPEN if window_size == _OPEN else window_sizes(window_size)
     mode = CAUSAL_BOTTOM_RIGHT if causal else CAUSAL_NONE
@@ -52,7 +53,7 @@ def _run(
     )  # fmt: skip
     state = random_dropout_state() if dropout_p else None
     out, lse, _ = _ops.attention(
-        q, k, v, extras, options, state, False, return_attn_probs, False, deterministic=deterministic
+        q, k, v, extras, options, state, False, return_attn_probs, False, deterministic, quick_settings
     )
     if not return_attn_probs:
         return out
@@ -124,12 +125,19 @@ def flash_attn_func(
     Raises:
         ValueError, NotImplementedError, MemoryError, RuntimeError: as attention().
     """
+    settings = None
+    if alibi_slopes is None and not dropout_p and not return_attn_probs and type(window_size) is tuple:
+        settings = ("flash_attn", softmax_scale, causal, window_size, softcap, num_splits, deterministic)
+        if qv is q_descale is k_descale is v_descale is None and not attention_chunk and not sm_margin:
+            out = _quick.attention(q, k, v, settings)
+            if out is not None:
+                return out
     if attention_chunk or sm_margin or not (qv is q_descale is k_descale is v_descale is None):
         _refuse_fa3(qv, (q_descale, k_descale, v_descale), attention_chunk, sm_margin)
     extras = NO_EXTRAS if alibi_slopes is None else (None, None, alibi_slopes, None, None, None, None)
     return _run(
         q, k, v, extras, dropout_p, softmax_scale, causal, window_size, softcap, 0, 0, num_splits, deterministic,
-        return_attn_probs,
+        return_attn_probs, settings,
     )  # fmt: skip
 
 

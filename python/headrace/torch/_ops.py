@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd import profiler
 
 from .._arguments import lse_shape, probs_shape, swapped_heads
 from . import _eager
 from ._eager import NO_EXTRAS
+from ._quick import is_watched
 
 _EXTRAS = (
     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? alibi_slopes, Tensor? bias, Tensor? mask, "
@@ -161,30 +161,37 @@ torch.library.register_autograd(
 _operator = torch.ops.headrace.attention.default
 
 
+# ---- gradients of eager calls ----
+
+
+class _Differentiable(torch.autograd.Function):
+    """The operator for a plain eager call with gradients: the same forward and backward at a fraction of its cost."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: Any, sinks: Any, rest: tuple) -> Any:
+        extras, options, dropout_state, (heads_first, with_lse, with_probs, deterministic), quick_settings = rest
+        results = _eager.forward(
+            q, k, v, extras, options, dropout_state, heads_first, True, with_probs, None, quick_settings
+        )
+        out, lse, probs = results
+        ctx.set_materialize_grads(False)
+        if probs is not None:
+            ctx.mark_non_differentiable(probs)
+        ctx.save_for_backward(q, k, v, out, lse, *extras, dropout_state)
+        ctx.options, ctx.heads_first, ctx.deterministic = options, heads_first, deterministic
+        return results if with_lse or with_probs else out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Any, dlse: Any = None, dprobs: Any = None) -> tuple:
+        grads = _differentiate(ctx, dout, dlse, dprobs)
+        return (*grads[:3], grads[3 + 3], grads[3 + 6], None)
+
+
 # ---- the way in ----
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
-_num_dispatch_modes = torch._C._len_torch_dispatch_stack
-_num_function_modes = torch._C._len_torch_function_stack
-_has_functorch = torch._C._are_functorch_transforms_active
-_is_autocast = torch.is_autocast_enabled
-_is_tracing = torch._C._get_tracing_state
-
-
-def _is_watched(q: torch.Tensor) -> bool:
-    """Whether a plain tensor has no memory, or somebody looks at operators as they pass: modes, transforms, autocast,
-    a tracer, the profiler."""
-    return bool(
-        q.is_meta
-        or _num_dispatch_modes()
-        or _num_function_modes()
-        or _has_functorch()
-        or _is_autocast("cuda" if q.is_cuda else "cpu")
-        or _is_tracing() is not None
-        or profiler._is_profiler_enabled
-    )
 
 
 def attention(
@@ -198,16 +205,27 @@ def attention(
     with_lse: bool,
     with_probs: bool,
     deterministic: bool = False,
+    quick_settings: tuple | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """out, lse, probs; what was not asked for is None or an empty tensor."""
-    if _is_grad_enabled() and (
+    needs_grad = _is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad
         or v.requires_grad
         or (extras is not NO_EXTRAS and any(t is not None and t.requires_grad for t in extras))
-    ):
-        with_lse = True  # the backward needs it
-    elif not _is_compiling() and _PLAIN.issuperset((type(q), type(k), type(v))) and not _is_watched(q):
-        return _eager.forward(q, k, v, extras, options, dropout_state, heads_first, with_lse, with_probs)
-    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-    return _operator(q, k, v, *extras, dropout_state, *options, heads_first, with_lse, with_probs, deterministic)
+    )
+    if quick_settings is not None:
+        quick_settings = (quick_settings, needs_grad)
+    is_plain = not _is_compiling() and _PLAIN.issuperset((type(q), type(k), type(v))) and not q.is_meta
+    if is_plain and not needs_grad and not is_watched():
+        return _eager.forward(
+            q, k, v, extras, options, dropout_state, heads_first, with_lse, with_probs, None, quick_settings
+        )
+    flags = (heads_first, with_lse, with_probs, deterministic or torch.are_deterministic_algorithms_enabled())
+    if is_plain and not is_watched():
+        rest = (extras, options, dropout_state, flags, quick_settings)
+        results = _Differentiable.apply(q, k, v, extras[3], extras[6], rest)
+        return results if with_lse or with_probs else (results, None, None)
+    return _operator(
+        q, k, v, *extras, dropout_state, *options, heads_first, with_lse or needs_grad, with_probs, flags[3]
+    )

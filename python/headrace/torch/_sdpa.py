@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import torch
 
 from .._structs import CAUSAL_NONE, CAUSAL_TOP_LEFT
-from . import _eager, _ops
+from . import _eager, _ops, _quick
 from ._attention import random_dropout_state
 from ._eager import NO_EXTRAS
+
+IMPLEMENTATION = "headrace"
 
 
 def _options(dropout_p: float, is_causal: bool, scale: float | None) -> tuple:
@@ -97,6 +99,11 @@ def scaled_dot_product_attention(
     Raises:
         ValueError, NotImplementedError, MemoryError, RuntimeError: as attention().
     """
+    settings = ("sdpa", is_causal, scale, enable_gqa, False)
+    if attn_mask is None and not dropout_p:
+        out = _quick.attention(query, key, value, settings)
+        if out is not None:
+            return out
     if query.dim() != 4 or key.dim() != 4 or value.dim() != 4:
         return _any_rank(query, key, value, attn_mask, (dropout_p, is_causal, scale, enable_gqa))
     heads = query.shape[1]
@@ -111,12 +118,13 @@ def scaled_dot_product_attention(
         extras = _mask_extras(attn_mask, query, key)
     state = random_dropout_state() if dropout_p else None
     options = _options(dropout_p, is_causal, scale)
-    return _ops.attention(query, key, value, extras, options, state, True, False, False)[0]
+    settings = settings if extras is NO_EXTRAS and state is None else None
+    return _ops.attention(
+        query, key, value, extras, options, state, True, False, False, quick_settings=settings
+    )[0]  # fmt: skip
 
 
 # ---- plain calls of PyTorch's own function ----
-
-IMPLEMENTATION = "headrace"
 
 
 class _Layout(NamedTuple):
