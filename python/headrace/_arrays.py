@@ -39,12 +39,16 @@ def _is_torch(array: Any) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
-def _current_stream(array: Any) -> int | None:
-    """The stream that the array's own library would use now, where it has such a thing (CuPy)."""
+def _cupy_of(array: Any) -> Any:
+    """The module cupy, where the array is one of its own."""
     cupy = sys.modules.get("cupy")
-    if cupy is not None and isinstance(array, cupy.ndarray):
-        return cupy.cuda.get_current_stream(array.device.id).ptr
-    return None
+    return cupy if cupy is not None and isinstance(array, cupy.ndarray) else None
+
+
+def _current_stream(array: Any) -> int | None:
+    """The stream that the array's own library would use now, where it has such a thing."""
+    cupy = _cupy_of(array)
+    return None if cupy is None else cupy.cuda.get_current_stream(array.device.id).ptr
 
 
 def _heads_first_view(view: View) -> View:
@@ -106,9 +110,10 @@ def _new_output(name: str, like: Any, view: View, shape: tuple[int, ...], code: 
     """An array of `shape` of the library that `like` came from."""
     if isinstance(like, np.ndarray):
         return np.empty(shape, _views.numpy_dtype(code))
-    namespace = getattr(like, "__array_namespace__", lambda: None)()
-    if view.device_type == _structs.CUDA and hasattr(namespace, "empty") and type(like).__module__.startswith("cupy"):
-        return namespace.empty(shape, dtype=_views.numpy_dtype(code))
+    cupy = _cupy_of(like)
+    if cupy is not None:
+        with like.device:
+            return cupy.empty(shape, _views.numpy_dtype(code))
     if view.device_type == _structs.CPU:
         return np.empty(shape, _views.numpy_dtype(code))
     raise ValueError(

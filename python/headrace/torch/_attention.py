@@ -6,7 +6,7 @@ import torch
 
 from .._arguments import is_heads_first, make_options
 from . import _ops
-from ._eager import NO_EXTRAS
+from ._eager import Extras
 
 
 def random_dropout_state() -> torch.Tensor:
@@ -112,11 +112,11 @@ def attention(
         strict_fallback=strict_fallback,
         checked=checked,
     )
-    extras: tuple[torch.Tensor | None, ...] = (
+    extras: Extras | None = (
         cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, tree_mask, sinks
     )  # fmt: skip
     if all(t is None for t in extras):
-        extras = NO_EXTRAS
+        extras = None
     state = None
     if dropout_p:
         state = random_dropout_state() if dropout_seed is None else given_dropout_state(dropout_seed, dropout_offset)

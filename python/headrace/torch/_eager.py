@@ -5,7 +5,7 @@ What a call depends on besides addresses is its key; everything that follows fro
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional
 
 import torch
 
@@ -26,7 +26,8 @@ _DTYPES = {
 }
 _Q, _K, _V, _OUT, _LSE, _PROBS = (DATA_WORD[name] for name in ("q", "k", "v", "out", "lse", "probs"))
 _EXTRA_WORDS = tuple(DATA_WORD[name] for name in EXTRA_NAMES)
-NO_EXTRAS: tuple[torch.Tensor | None, ...] = (None,) * len(EXTRA_NAMES)
+Extras = tuple[Optional[torch.Tensor], ...]  # in the order of EXTRA_NAMES
+NO_EXTRAS: Extras = (None,) * len(EXTRA_NAMES)
 
 _empty = torch.empty
 _num_threads = torch.get_num_threads
@@ -105,7 +106,7 @@ def _make_entry(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    extras: tuple[torch.Tensor | None, ...],
+    extras: Extras | None,
     options: tuple,
     heads_first: bool,
     with_lse: bool,
@@ -114,14 +115,14 @@ def _make_entry(
     out_strides: tuple[int, ...] | None,
 ) -> Entry:
     views = {name: view_of(name, t, heads_first) for name, t in (("q", q), ("k", k), ("v", v))}
-    views.update({n: view_of(n, t) for n, t in zip(EXTRA_NAMES, extras, strict=True) if t is not None})
+    views.update({n: view_of(n, t) for n, t in zip(EXTRA_NAMES, extras or NO_EXTRAS, strict=True) if t is not None})
     view = views["q"]
     out = out_layout(q.shape, v.shape, heads_first) if q.dim() and v.dim() else ((), ())
     if out_strides is not None:
         out = (out[0], out_strides)
     shapes = {"out": (view.dtype, *out)}
     code = _structs.F64 if view.dtype == _structs.F64 else _structs.F32
-    lse = lse_shape(view.shape, extras[0] is not None) if with_lse else None
+    lse = lse_shape(view.shape, "cu_seqlens_q" in views) if with_lse else None
     probs = probs_shape(view.shape, views["k"].shape) if with_probs else None
     if lse is not None:
         shapes["lse"] = (code, lse, row_major(lse))
@@ -156,7 +157,7 @@ def forward(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    extras: tuple[torch.Tensor | None, ...],
+    extras: Extras | None,
     options: tuple,
     dropout_state: torch.Tensor | None,
     heads_first: bool,
@@ -173,7 +174,7 @@ def forward(
     key = (
         q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, device,
         k.get_device(), v.get_device(), options, heads_first, with_lse, with_probs, threads, out_strides,
-        (q_data | k_data | v_data) & 15, None if extras is NO_EXTRAS else _extras_key(extras),
+        (q_data | k_data | v_data) & 15, None if extras is None else _extras_key(extras),
     )  # fmt: skip
     entry = _plans.get(key)
     if entry is None:
@@ -202,7 +203,7 @@ def forward(
     if with_probs:
         probs = _empty(entry.probs, dtype=entry.result_dtype, device=entry.device)
         words[_PROBS] = probs.data_ptr()
-    if extras is not NO_EXTRAS:
+    if extras is not None:
         for word, tensor in zip(_EXTRA_WORDS, extras):
             if tensor is not None:
                 words[word] = tensor.data_ptr()

@@ -10,7 +10,7 @@ from .._arguments import window_sizes
 from .._structs import CAUSAL_BOTTOM_RIGHT, CAUSAL_NONE
 from . import _ops, _quick
 from ._attention import max_length, random_dropout_state
-from ._eager import NO_EXTRAS
+from ._eager import Extras
 
 _OPEN = (-1, -1)
 
@@ -33,7 +33,7 @@ def _run(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    extras: tuple[torch.Tensor | None, ...],
+    extras: Extras | None,
     dropout_p: float,
     softmax_scale: float | None,
     causal: bool,
@@ -61,12 +61,12 @@ def _run(
 
 
 def _signed_probs(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extras: tuple, options: tuple, state: torch.Tensor | None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extras: Extras | None, options: tuple, state: torch.Tensor | None
 ) -> torch.Tensor:
     """flash-attn's S_dmask: the probabilities, negative where they were dropped; empty without dropout."""
     if state is None:
         return q.new_empty(0)
-    if extras[0] is not None:
+    if extras is not None and extras[0] is not None:
         raise NotImplementedError(
             "return_attn_probs with dropout_p and cu_seqlens: the library has probs for dense batches only; "
             "call without return_attn_probs, or one sequence at a time"
@@ -134,7 +134,7 @@ def flash_attn_func(
                 return out
     if attention_chunk or sm_margin or not (qv is q_descale is k_descale is v_descale is None):
         _refuse_fa3(qv, (q_descale, k_descale, v_descale), attention_chunk, sm_margin)
-    extras = NO_EXTRAS if alibi_slopes is None else (None, None, alibi_slopes, None, None, None, None)
+    extras = None if alibi_slopes is None else (None, None, alibi_slopes, None, None, None, None)
     return _run(
         q, k, v, extras, dropout_p, softmax_scale, causal, window_size, softcap, 0, 0, num_splits, deterministic,
         return_attn_probs, settings,

@@ -11,7 +11,7 @@ import torch
 
 from .._arguments import lse_shape, probs_shape, swapped_heads
 from . import _eager
-from ._eager import NO_EXTRAS
+from ._eager import NO_EXTRAS, Extras
 from ._quick import is_watched
 
 _EXTRAS = (
@@ -60,7 +60,7 @@ class _Arguments:
 
 def _forward(*flat: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     a = _Arguments(flat)
-    extras = NO_EXTRAS if all(t is None for t in a.extras) else a.extras
+    extras = None if all(t is None for t in a.extras) else a.extras
     out, lse, probs = _eager.forward(*a.qkv, extras, tuple(a.options), a.dropout_state, *a.flags[:3])
     empty = _eager.empty_results
     return out, empty(out) if lse is None else lse, empty(out) if probs is None else probs
@@ -177,7 +177,7 @@ class _Differentiable(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         if probs is not None:
             ctx.mark_non_differentiable(probs)
-        ctx.save_for_backward(q, k, v, out, lse, *extras, dropout_state)
+        ctx.save_for_backward(q, k, v, out, lse, *(extras or NO_EXTRAS), dropout_state)
         ctx.options, ctx.heads_first, ctx.deterministic = options, heads_first, deterministic
         return results if with_lse or with_probs else out
 
@@ -198,7 +198,7 @@ def attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    extras: tuple[torch.Tensor | None, ...],
+    extras: Extras | None,
     options: tuple,
     dropout_state: torch.Tensor | None,
     heads_first: bool,
@@ -212,7 +212,7 @@ def attention(
         q.requires_grad
         or k.requires_grad
         or v.requires_grad
-        or (extras is not NO_EXTRAS and any(t is not None and t.requires_grad for t in extras))
+        or (extras is not None and any(t is not None and t.requires_grad for t in extras))
     )
     if quick_settings is not None:
         quick_settings = (quick_settings, needs_grad)
@@ -221,11 +221,12 @@ def attention(
         return _eager.forward(
             q, k, v, extras, options, dropout_state, heads_first, with_lse, with_probs, None, quick_settings
         )
+    given = NO_EXTRAS if extras is None else extras
     flags = (heads_first, with_lse, with_probs, deterministic or torch.are_deterministic_algorithms_enabled())
     if is_plain and not is_watched():
         rest = (extras, options, dropout_state, flags, quick_settings)
-        results = _Differentiable.apply(q, k, v, extras[3], extras[6], rest)
+        results = _Differentiable.apply(q, k, v, given[3], given[6], rest)
         return results if with_lse or with_probs else (results, None, None)
     return _operator(
-        q, k, v, *extras, dropout_state, *options, heads_first, with_lse or needs_grad, with_probs, flags[3]
+        q, k, v, *given, dropout_state, *options, heads_first, with_lse or needs_grad, with_probs, flags[3]
     )

@@ -11,7 +11,7 @@ import torch
 from .._structs import CAUSAL_NONE, CAUSAL_TOP_LEFT
 from . import _eager, _ops, _quick
 from ._attention import random_dropout_state
-from ._eager import NO_EXTRAS
+from ._eager import Extras
 
 IMPLEMENTATION = "headrace"
 
@@ -21,7 +21,7 @@ def _options(dropout_p: float, is_causal: bool, scale: float | None) -> tuple:
     return (scale, 0.0, dropout_p, -1, -1, 0, 0, mode, 0, False, False, False)
 
 
-def _mask_extras(attn_mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+def _mask_extras(attn_mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> Extras:
     """attn_mask, which may broadcast and lack leading axes, as bias or mask of four axes."""
     if attn_mask.dim() > 4:
         raise ValueError(f"attn_mask.shape={tuple(attn_mask.shape)}: must have at most the axes of query")
@@ -111,14 +111,14 @@ def scaled_dot_product_attention(
         _check_heads(query, key, value, enable_gqa)
         if key.shape[1] != value.shape[1]:
             key, value = (t.expand(-1, heads, -1, -1) if t.shape[1] == 1 else t for t in (key, value))
-    extras = NO_EXTRAS
+    extras = None
     if attn_mask is not None:
         if is_causal:
             raise ValueError("attn_mask with is_causal=True: must not be given together; put the triangle into the mask")
         extras = _mask_extras(attn_mask, query, key)
     state = random_dropout_state() if dropout_p else None
     options = _options(dropout_p, is_causal, scale)
-    settings = settings if extras is NO_EXTRAS and state is None else None
+    settings = settings if extras is None and state is None else None
     return _ops.attention(
         query, key, value, extras, options, state, True, False, False, quick_settings=settings
     )[0]  # fmt: skip
@@ -158,7 +158,7 @@ def _flash_forward(
             "remove headrace from scaled_dot_product_attention"
         )
     layout = _layout_of(operator)
-    extras = NO_EXTRAS if attn_mask is None else _mask_extras(attn_mask, query, key)
+    extras = None if attn_mask is None else _mask_extras(attn_mask, query, key)
     strides = torch.empty_like(query).stride() if layout.out_is_like_query else None
     options = _options(0.0, is_causal, scale)
     out, lse, _ = _eager.forward(query, key, value, extras, options, None, True, True, False, strides)
