@@ -22,10 +22,9 @@ def _version_of(package: str) -> str:
 
 def _kernels(device_type: int) -> list[tuple[str, str]]:
     library = _library.LIBRARY
-    return [
-        (library.headrace_kernel_name(device_type, i).decode(), library.headrace_kernel_summary(device_type, i).decode())
-        for i in range(library.headrace_num_kernels(device_type))
-    ]
+    name, summary = library.headrace_kernel_name, library.headrace_kernel_summary
+    count = library.headrace_num_kernels(device_type)
+    return [(name(device_type, i).decode(), summary(device_type, i).decode()) for i in range(count)]
 
 
 def _info_rows() -> list[tuple[str, str]]:

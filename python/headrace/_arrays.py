@@ -60,7 +60,7 @@ def _max_seqlen(name: str, given: int | None, cu_seqlens: Any) -> int | None:
     if given is not None or cu_seqlens is None:
         return given
     if isinstance(cu_seqlens, TensorSpec) or getattr(cu_seqlens, "__dlpack_device__", lambda: (1, 0))()[0] != 1:
-        raise ValueError(f"max_seqlen_{name}: not given; pass the longest sequence: cu_seqlens_{name} is not host memory")
+        raise ValueError(f"max_seqlen_{name}: not given; pass the longest sequence (cu_seqlens_{name} is on a GPU)")
     lengths = np.diff(cu_seqlens if isinstance(cu_seqlens, np.ndarray) else np.from_dlpack(cu_seqlens))
     return int(lengths.max(initial=0))
 

@@ -1,8 +1,9 @@
 """Plans, kept by what they depend on, and the argument blocks that run them.
 
 A plan depends on shapes, strides, dtypes, devices and options, and of addresses on their alignment alone. So the whole
-block of arguments is packed once for each such combination; a later call writes the addresses into it and runs. A block belongs to one call
-at a time: it is taken from its plan's list and put back (both are atomic), so threads never share one.
+block of arguments is packed once for each such combination; a later call writes the addresses into it and runs. A
+block belongs to one call at a time: it is taken from its plan's list and put back (both are atomic), so threads never
+share one.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class Options(NamedTuple):
     checked: bool = False
 
 
-_INTEGERS = {name: ctype for name, ctype in _structs.AttentionOptions._fields_ if ctype in (ctypes.c_int32, ctypes.c_int64)}
+_INTEGERS = {
+    name: ctype for name, ctype in _structs.AttentionOptions._fields_ if ctype in (ctypes.c_int32, ctypes.c_int64)
+}
 
 
 def pack_options(options: Options) -> _structs.AttentionOptions:

@@ -1,4 +1,4 @@
-"""The contract of attention in float64, one query head at a time, written to be read; and the rules of docs/numerics.md.
+"""The contract of attention in float64, one query head at a time, and the rules of docs/numerics.md.
 
 Nothing of the library is used here.
 """

@@ -1,7 +1,7 @@
 """Hugging Face models with attn_implementation="headrace": their logits beside those of eager attention.
 
-The rules are R1 (16-bit dtypes) and R2 (float32) of docs/numerics.md. Both models are compared with a third, of the same
-weights and dtype, whose attention is computed in float64 and rounded once: what is left between them is attention's error.
+The rules are R1 (16-bit dtypes) and R2 (float32) of docs/numerics.md. Both models are compared with a third, of the
+same weights and dtype, whose attention is computed in float64 and rounded once: what is left is attention's error.
 """
 
 import numpy as np

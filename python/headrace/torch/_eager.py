@@ -214,7 +214,7 @@ def forward(
 
 
 def run(entry: Entry, block: _plans.Block) -> None:
-    """On a GPU on the current stream, with scratch memory from PyTorch's allocator, which knows of streams and graphs."""
+    """On a GPU on the current stream, with scratch memory from PyTorch's allocator, which knows streams and graphs."""
     if entry.is_cpu:
         entry.plan.run_on_cpu(block)
         return

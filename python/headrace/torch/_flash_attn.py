@@ -49,7 +49,8 @@ def _run(
     left, right = _OPEN if window_size == _OPEN else window_sizes(window_size)
     mode = CAUSAL_BOTTOM_RIGHT if causal else CAUSAL_NONE
     options = (
-        softmax_scale, softcap, dropout_p, left, right, max_seqlen_q, max_seqlen_k, mode, num_splits, False, False, False
+        softmax_scale, softcap, dropout_p, left, right, max_seqlen_q, max_seqlen_k, mode, num_splits,
+        False, False, False,
     )  # fmt: skip
     state = random_dropout_state() if dropout_p else None
     out, lse, _ = _ops.attention(

@@ -114,7 +114,7 @@ def scaled_dot_product_attention(
     extras = None
     if attn_mask is not None:
         if is_causal:
-            raise ValueError("attn_mask with is_causal=True: must not be given together; put the triangle into the mask")
+            raise ValueError("attn_mask with is_causal=True: must not be given together; put both into the mask")
         extras = _mask_extras(attn_mask, query, key)
     state = random_dropout_state() if dropout_p else None
     options = _options(dropout_p, is_causal, scale)
