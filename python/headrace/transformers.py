@@ -1,4 +1,4 @@
-"""attn_implementation="headrace" for Hugging Face transformers 5.
+"""attn_implementation="headrace" for Hugging Face transformers 5.8 and newer.
 
     import headrace.transformers
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="headrace")
@@ -9,6 +9,7 @@ they are; a mask is made only where a batch is padded or packed, or where a cach
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ from .torch import _ops
 from .torch._attention import random_dropout_state
 
 NAME = "headrace"
+
+if "q_length" not in inspect.signature(sdpa_mask).parameters:
+    raise ImportError("headrace.transformers: transformers is too old; install 5.8 or newer")
 
 # Families that pass their window to the attention function, so that the kernel applies it and no mask has to.
 _PASSES_WINDOW = frozenset(("gemma2", "gpt_oss", "mistral", "qwen2"))

@@ -9,7 +9,7 @@ import oracle
 import pytest
 from torch_data import DEVICES, array, name_of, torch
 
-transformers = pytest.importorskip("transformers", minversion="5.0")
+transformers = pytest.importorskip("transformers", minversion="5.8")
 
 import headrace.transformers  # noqa: E402
 

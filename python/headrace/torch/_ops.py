@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .._arguments import lse_shape, probs_shape, swapped_heads
-from . import _eager
+from . import _backward, _eager
 from ._eager import NO_EXTRAS, Extras
 from ._quick import is_watched
 
@@ -84,15 +84,11 @@ def _forward_fake(*flat: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     return out, lse, probs
 
 
-# ---- backward: the kernel is all that is missing ----
+# ---- backward ----
 
 
-def _backward(dout: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
-    raise NotImplementedError(
-        "attention_backward: this version of the library has no backward kernel behind its C ABI (headrace_"
-        "attention_backward is missing), so out cannot be differentiated; call under torch.no_grad() or on detached "
-        "tensors, or train with torch.nn.functional.scaled_dot_product_attention"
-    )
+def _run_backward(*flat: Any) -> tuple[torch.Tensor, ...]:
+    return _backward.attention_backward(*flat)
 
 
 def _backward_fake(dout: torch.Tensor, dlse: torch.Tensor | None, *rest: Any) -> tuple[torch.Tensor, ...]:
@@ -151,7 +147,7 @@ def _autocast_kernel(device_type: str) -> Any:
 
 for _key in ("CPU", "CUDA"):
     _library.impl("attention", _forward, _key)
-    _library.impl("attention_backward", _backward, _key)
+    _library.impl("attention_backward", _run_backward, _key)
     _library.impl("attention", _autocast_kernel(_key.lower()), f"Autocast{_key}")
 torch.library.register_fake("headrace::attention", _forward_fake, lib=_library)
 torch.library.register_fake("headrace::attention_backward", _backward_fake, lib=_library)
