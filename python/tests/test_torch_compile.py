@@ -88,10 +88,13 @@ def test_fake_tensors_have_the_shapes_of_real_ones(device):
 
 
 def test_meta_tensors_give_meta_results():
+    """Also after the same calls of tensors with memory."""
+    for function in (ht.flash_attn_func, ht.attention):
+        function(*qkv())
     q, k, v = (x.to("meta") for x in qkv())
     out, lse = ht.attention(q, k, v, return_lse=True)
     assert out.is_meta and out.shape == q.shape and lse.shape == (2, 4, 17)
-    assert ht.flash_attn_func(q, k, v).is_meta
+    assert ht.flash_attn_func(q, k, v).is_meta and ht.attention(q, k, v).is_meta
 
 
 def test_dropout_compiles_and_follows_manual_seed():

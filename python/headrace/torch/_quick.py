@@ -116,7 +116,7 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, settings: tuple
         settings, needs_grad, q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype,
         q.get_device(), k.get_device(), v.get_device(), (q_data | k_data | v_data) & 15, _num_threads(),
     ))  # fmt: skip
-    if entry is None:
+    if entry is None or not (q_data and k_data and v_data):  # tensors without memory look like the CPU's
         return None
     if needs_grad:
         return _Differentiable.apply(q, k, v, entry, settings[-1])
