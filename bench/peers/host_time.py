@@ -99,8 +99,9 @@ def main():
     with torch.no_grad():
         table = list(rows(arguments, arguments.device))
     print_table(arguments.device, table)
-    worst, ratio = max(row["ours_us"] for row in table if row["shape"] not in COMPUTES), max(row["ratio"] for row in table)
-    print(f"\nworst of what does not compute {worst:.1f} us (limit {LIMIT_US}), worst ratio {ratio:.2f} (limit {LIMIT_RATIO})")
+    worst = max(row["ours_us"] for row in table if row["shape"] not in COMPUTES)
+    ratio = max(row["ratio"] for row in table)
+    print(f"\nworst but for small: {worst:.1f} us (limit {LIMIT_US}); worst ratio {ratio:.2f} (limit {LIMIT_RATIO})")
     if arguments.out:
         report = {
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

@@ -6,7 +6,7 @@ import ctypes
 import os
 import pathlib
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from . import _structs
 
@@ -70,7 +70,7 @@ def _declare(library: ctypes.CDLL) -> None:
     library.headrace_cuda_info.argtypes = [ctypes.c_int32, ctypes.c_void_p]
     library.headrace_device_from_text.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
     library.headrace_check.argtypes = [ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p]
-    run = [ctypes.c_void_p] * 4 + [ctypes.c_size_t, ctypes.c_void_p]
+    run: list[Any] = [ctypes.c_void_p] * 4 + [ctypes.c_size_t, ctypes.c_void_p]
     library.headrace_plan_run.argtypes = run
     library.headrace_attention_forward.argtypes = run[1:]
 

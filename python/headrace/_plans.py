@@ -55,7 +55,7 @@ class Options(NamedTuple):
 
 
 _INTEGERS = {
-    name: ctype for name, ctype in _structs.AttentionOptions._fields_ if ctype in (ctypes.c_int32, ctypes.c_int64)
+    name: ctype for name, ctype, *_ in _structs.AttentionOptions._fields_ if ctype in (ctypes.c_int32, ctypes.c_int64)
 }
 
 

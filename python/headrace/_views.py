@@ -11,7 +11,7 @@ import numpy as np
 from . import _structs
 from ._plans import View
 
-_NUMPY_DTYPES = {
+_NUMPY_DTYPES: dict[np.dtype[Any], int] = {
     np.dtype(np.float32): _structs.F32,
     np.dtype(np.float16): _structs.F16,
     np.dtype(np.float64): _structs.F64,
@@ -50,7 +50,7 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def numpy_dtype(code: int) -> np.dtype:
+def numpy_dtype(code: int) -> np.dtype[Any]:
     """The NumPy dtype of a headrace_dtype; bf16 needs ml_dtypes."""
     for dtype, known in _NUMPY_DTYPES.items():
         if known == code:
@@ -60,7 +60,7 @@ def numpy_dtype(code: int) -> np.dtype:
     return np.dtype(ml_dtypes.bfloat16)
 
 
-def _of_numpy_dtype(name: str, dtype: np.dtype) -> int:
+def _of_numpy_dtype(name: str, dtype: np.dtype[Any]) -> int:
     code = _NUMPY_DTYPES.get(dtype)
     if code is None and dtype.name == "bfloat16":
         code = _structs.BF16

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from .._arguments import is_heads_first, make_options
@@ -112,11 +114,8 @@ def attention(
         strict_fallback=strict_fallback,
         checked=checked,
     )
-    extras: Extras | None = (
-        cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, tree_mask, sinks
-    )  # fmt: skip
-    if all(t is None for t in extras):
-        extras = None
+    given: Extras = (cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, tree_mask, sinks)
+    extras = None if all(t is None for t in given) else given
     state = None
     if dropout_p:
         state = random_dropout_state() if dropout_seed is None else given_dropout_state(dropout_seed, dropout_offset)
@@ -125,5 +124,5 @@ def attention(
     )
     if not return_lse and not return_probs:
         return out
-    results = (out,) + ((lse,) if return_lse else ()) + ((probs,) if return_probs else ())
+    results: tuple[Any, ...] = (out,) + ((lse,) if return_lse else ()) + ((probs,) if return_probs else ())
     return results

@@ -76,6 +76,7 @@ def _signed_probs(
         dropped = _ops.attention(q, k, v, extras, options, state, False, False, True)[2]
         whole = (*options[:2], 0.0, *options[3:])
         probs = _ops.attention(q, k, v, extras, whole, None, False, False, True)[2]
+    assert dropped is not None and probs is not None
     return torch.where(dropped == 0, -probs, probs).to(q.dtype)
 
 

@@ -51,7 +51,7 @@ class _Differentiable(torch.autograd.Function):
     def forward(
         ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, entry: _eager.Entry, deterministic: bool
     ) -> torch.Tensor:
-        lse = torch.empty(entry.lse, dtype=entry.result_dtype, device=entry.device)
+        lse = torch.empty(entry.lse or (), dtype=entry.result_dtype, device=entry.device)
         out = _start(entry, q, q.data_ptr(), k.data_ptr(), v.data_ptr(), lse)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.call = (entry, deterministic)

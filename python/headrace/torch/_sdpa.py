@@ -65,10 +65,10 @@ def _any_rank(
         out = scaled_dot_product_attention(query[extra], key[extra], value[extra], attn_mask, *arguments)
         return out[(0,) * len(extra)]
     leading = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
-    flat = [t.expand(*leading, *t.shape[-3:]).reshape(-1, *t.shape[-3:]) for t in (query, key, value)]
+    q, k, v = (t.expand(*leading, *t.shape[-3:]).reshape(-1, *t.shape[-3:]) for t in (query, key, value))
     if attn_mask is not None and attn_mask.dim() > 3:
         attn_mask = attn_mask.expand(*leading, *attn_mask.shape[-3:]).reshape(-1, *attn_mask.shape[-3:])
-    out = scaled_dot_product_attention(*flat, attn_mask, *arguments)
+    out = scaled_dot_product_attention(q, k, v, attn_mask, *arguments)
     return out.reshape(*leading, *out.shape[1:])
 
 
@@ -119,9 +119,9 @@ def scaled_dot_product_attention(
         extras = _mask_extras(attn_mask, query, key)
     state = random_dropout_state() if dropout_p else None
     options = _options(dropout_p, is_causal, scale)
-    settings = settings if extras is None and state is None else None
+    quick_settings = settings if extras is None and state is None else None
     return _ops.attention(
-        query, key, value, extras, options, state, True, False, False, quick_settings=settings
+        query, key, value, extras, options, state, True, False, False, quick_settings=quick_settings
     )[0]  # fmt: skip
 
 
@@ -163,6 +163,7 @@ def _flash_forward(
     strides = torch.empty_like(query).stride() if layout.out_is_like_query else None
     options = _options(0.0, is_causal, scale)
     out, lse, _ = _eager.forward(query, key, value, extras, options, None, True, True, False, strides)
+    assert lse is not None
     return out, lse.transpose(1, 2).contiguous().transpose(1, 2) if layout.lse_is_transposed else lse
 
 
