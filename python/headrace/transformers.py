@@ -140,7 +140,7 @@ def headrace_attention(
     options = (scaling, softcap or 0.0, dropout, left, -1, 0, 0, mode, 0, False, False, False)
     state = random_dropout_state() if dropout else None
     out, _, _ = _ops.attention(query, key, value, extras, options, state, True, False, False)
-    return out.transpose(1, 2), None
+    return out.transpose(1, 2).contiguous(), None  # a copy only where query lies as [batch, num_heads, seqlen_q, ...]
 
 
 AttentionInterface.register(NAME, headrace_attention)

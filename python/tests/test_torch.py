@@ -269,6 +269,16 @@ def test_sdpa_equals_pytorchs(device, q_shape, k_shape, kind):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_sdpas_result_lies_as_the_query_does(device):
+    q, k, v = make((2, 4, 5, 16), device=device), make((2, 4, 7, 16), device=device), make((2, 4, 7, 8), device=device)
+    assert ht.scaled_dot_product_attention(q, k, v).is_contiguous()
+    across = q.transpose(1, 2).contiguous().transpose(1, 2)
+    out = ht.scaled_dot_product_attention(across, k, v)
+    assert out.transpose(1, 2).is_contiguous()
+    assert same_bits(out, ht.scaled_dot_product_attention(q, k, v))
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_sdpa_groups_heads_only_when_asked(device):
     q, k, v = make((2, 6, 5, 16), device=device), make((2, 2, 7, 16), device=device), make((2, 2, 7, 16), device=device)
     out = ht.scaled_dot_product_attention(q, k, v, enable_gqa=True)

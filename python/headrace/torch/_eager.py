@@ -64,11 +64,11 @@ def view_of(name: str, tensor: torch.Tensor, heads_first: bool = False) -> View:
 
 
 def out_layout(
-    q: tuple[int, ...], v: tuple[int, ...], heads_first: bool
+    q: torch.Tensor, v: torch.Tensor, heads_first: bool
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and strides of out. Its memory is [batch, seqlen, heads, dim] for either layout, as PyTorch's own is."""
-    shape = (*q[:-1], v[-1])
-    if not heads_first or len(shape) != 4:
+    """Shape and strides of out: without gaps; [batch, heads, seqlen, dim] lies in memory as that of q does."""
+    shape = (*q.shape[:-1], v.shape[-1])
+    if not heads_first or len(shape) != 4 or q.stride(1) >= q.stride(2):
         return shape, row_major(shape)
     return shape, swapped_heads(row_major(swapped_heads(shape)))
 
@@ -117,7 +117,7 @@ def _make_entry(
     views = {name: view_of(name, t, heads_first) for name, t in (("q", q), ("k", k), ("v", v))}
     views.update({n: view_of(n, t) for n, t in zip(EXTRA_NAMES, extras or NO_EXTRAS, strict=True) if t is not None})
     view = views["q"]
-    out = out_layout(q.shape, v.shape, heads_first) if q.dim() and v.dim() else ((), ())
+    out = out_layout(q, v, heads_first) if q.dim() and v.dim() else ((), ())
     if out_strides is not None:
         out = (out[0], out_strides)
     shapes = {"out": (view.dtype, *out)}

@@ -70,7 +70,7 @@ def _forward_fake(*flat: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     a = _Arguments(flat)
     q, k, v = a.qkv
     heads_first, with_lse, with_probs, _ = a.flags
-    shape, strides = _eager.out_layout(tuple(q.shape), tuple(v.shape), heads_first)
+    shape, strides = _eager.out_layout(q, v, heads_first)
     out = q.new_empty_strided(shape, strides)
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     q_sizes = swapped_heads(tuple(q.shape)) if heads_first else tuple(q.shape)

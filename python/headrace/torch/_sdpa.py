@@ -95,7 +95,7 @@ def scaled_dot_product_attention(
         enable_gqa: num_kv_heads may be a divisor of num_heads.
 
     Returns:
-        [..., num_heads, seqlen_q, head_dim_v]. A row that sees no key is 0.
+        [..., num_heads, seqlen_q, head_dim_v], in memory in the order of query's axes. A row that sees no key is 0.
 
     Raises:
         ValueError, NotImplementedError, MemoryError, RuntimeError: as attention().
