@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+"""What a call costs on the host: the functions of headrace.torch beside PyTorch's scaled_dot_product_attention, at
+shapes so small that computing is nothing. Alternating rounds in one process; microseconds, medians of rounds.
+
+On a GPU the calls of a round are enqueued and the clock stops before the GPU is waited for.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import platform
+import shlex
+import statistics
+import sys
+import time
+
+import torch
+
+import headrace
+import headrace.torch as ht
+from machine import cpu_name, revision
+
+PLAIN = torch.nn.functional.scaled_dot_product_attention
+# batch, heads, seqlen, head_dim
+SHAPES = {"one row": (1, 1, 1, 8), "tiny": (1, 2, 4, 16), "small": (1, 8, 16, 64)}
+COMPUTES = {"small"}  # on the CPU: too much for the limit in microseconds
+LIMIT_US = 15.0
+LIMIT_RATIO = 1.5
+
+
+def functions(shape, device, dtype, is_causal):
+    """name: a call of nothing; PyTorch's is the last. All read the same memory, [batch, heads, seqlen, head_dim]."""
+    q, k, v = (torch.randn(shape, device=device).to(dtype) for _ in range(3))
+    flat = [x.transpose(1, 2) for x in (q, k, v)]
+    return {
+        "scaled_dot_product_attention": lambda: ht.scaled_dot_product_attention(q, k, v, is_causal=is_causal),
+        "flash_attn_func": lambda: ht.flash_attn_func(*flat, causal=is_causal),
+        "PyTorch": lambda: PLAIN(q, k, v, is_causal=is_causal),
+    }
+
+
+def time_round(function, calls, device):
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(calls):
+        function()
+    took = time.perf_counter() - start
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return took / calls * 1e6
+
+
+def measure(calls_of, arguments, device):
+    rounds = {name: [] for name in calls_of}
+    for name, function in calls_of.items():
+        time_round(function, arguments.calls, device)
+    for _ in range(arguments.rounds):
+        for name, function in calls_of.items():
+            rounds[name].append(time_round(function, arguments.calls, device))
+    return rounds
+
+
+def rows(arguments, device):
+    dtype = torch.float16 if device == "cuda" else torch.float32
+    for name, shape in SHAPES.items():
+        for is_causal in (False, True):
+            rounds = measure(functions(shape, device, dtype, is_causal), arguments, device)
+            theirs = statistics.median(rounds["PyTorch"])
+            for function, times in rounds.items():
+                if function != "PyTorch":
+                    ours = statistics.median(times)
+                    yield {
+                        "shape": name, "sizes": shape, "causal": is_causal, "function": function, "ours_us": ours,
+                        "pytorch_us": theirs, "ratio": ours / theirs, "fastest_us": min(times),
+                        "rounds_us": {"ours": times, "pytorch": rounds["PyTorch"]},
+                    }  # fmt: skip
+
+
+def print_table(device, table):
+    print(f"| {device}, host time per call | headrace us | PyTorch us | ratio |\n|---|---:|---:|---:|")
+    for row in table:
+        what = f"{row['function']}, {row['shape']} {list(row['sizes'])}{', causal' if row['causal'] else ''}"
+        print(f"| {what} | {row['ours_us']:.1f} | {row['pytorch_us']:.1f} | {row['ratio']:.2f} |")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--calls", type=int, default=500, help="calls in a round")
+    parser.add_argument("--threads", type=int, default=1, help="of PyTorch and headrace, on the CPU")
+    parser.add_argument("--out", type=pathlib.Path, help="write a report (JSON)")
+    parser.add_argument("--check", action="store_true", help="exit 1 where a limit is broken")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    with torch.no_grad():
+        table = list(rows(arguments, arguments.device))
+    print_table(arguments.device, table)
+    worst = max(row["ours_us"] for row in table if row["shape"] not in COMPUTES)
+    ratio = max(row["ratio"] for row in table)
+    print(f"\nworst but for small: {worst:.1f} us (limit {LIMIT_US}); worst ratio {ratio:.2f} (limit {LIMIT_RATIO})")
+    if arguments.out:
+        report = {
+            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "command": shlex.join(sys.argv),
+            "machine": torch.cuda.get_device_name() if arguments.device == "cuda" else cpu_name(),
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "headrace": headrace.__version__,
+            "revision": revision(),
+            "rows": table,
+        }
+        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    is_broken = worst > LIMIT_US or ratio > LIMIT_RATIO
+    return 1 if arguments.check and is_broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""The arguments of attention, as people write them, turned into those of the library. Shared by arrays and PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import _structs
+from ._plans import Options
+
+# Tensors that a call may have besides q, k and v, in the order in which they are passed around.
+EXTRA_NAMES = ("cu_seqlens_q", "cu_seqlens_k", "alibi_slopes", "bias", "mask", "tree_mask", "sinks")
+LAYOUTS = ("bshd", "bhsd")
+
+_CAUSAL = {
+    False: _structs.CAUSAL_NONE,
+    True: _structs.CAUSAL_BOTTOM_RIGHT,
+    None: _structs.CAUSAL_NONE,
+    "bottom-right": _structs.CAUSAL_BOTTOM_RIGHT,
+    "top-left": _structs.CAUSAL_TOP_LEFT,
+}
+
+
+def causal_code(causal: bool | str | None) -> int:
+    try:
+        return _CAUSAL[causal]
+    except (KeyError, TypeError):
+        raise ValueError(
+            f"causal={causal!r}: must be False, True (bottom-right), 'bottom-right' or 'top-left'"
+        ) from None
+
+
+def window_sizes(window: Any) -> tuple[int, int]:
+    """(left, right): None and negative numbers are open."""
+    try:
+        left, right = window
+    except (TypeError, ValueError):
+        raise ValueError(f"window={window!r}: must be (left, right), -1 or None for an open side") from None
+    left = -1 if left is None or left < 0 else left
+    right = -1 if right is None or right < 0 else right
+    return left, right
+
+
+def is_heads_first(layout: str) -> bool:
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout={layout!r}: must be 'bshd' ([batch, seqlen, heads, dim]) or 'bhsd'")
+    return layout == "bhsd"
+
+
+def make_options(
+    *,
+    softmax_scale: float | None,
+    causal: bool | str | None,
+    window: Any,
+    softcap: float,
+    dropout_p: float,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    num_splits: int,
+    strict_rows: bool,
+    strict_fallback: bool,
+    checked: bool,
+) -> Options:
+    left, right = window_sizes(window)
+    return Options(
+        softmax_scale,
+        softcap,
+        dropout_p,
+        left,
+        right,
+        max_seqlen_q or 0,
+        max_seqlen_k or 0,
+        causal_code(causal),
+        num_splits,
+        strict_fallback,
+        strict_rows,
+        checked,
+    )
+
+
+def swapped_heads(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """[batch, heads, seqlen, dim] as [batch, seqlen, heads, dim], or back: sizes or strides."""
+    return (sizes[0], sizes[2], sizes[1], sizes[3]) if len(sizes) == 4 else sizes
+
+
+def out_shape(q: tuple[int, ...], v: tuple[int, ...]) -> tuple[int, ...]:
+    """Of an out that fits q and v; the library says what is wrong where their ranks are not those of the contract."""
+    return (*q[:-1], v[-1]) if q and v else q
+
+
+def lse_shape(q: tuple[int, ...], is_ragged: bool) -> tuple[int, ...]:
+    """q as the library sees it: [batch, seqlen_q, num_heads, head_dim], ragged [total_q, num_heads, head_dim]."""
+    if is_ragged:
+        return (q[1], q[0]) if len(q) == 3 else (0, 0)
+    return (q[0], q[2], q[1]) if len(q) == 4 else (0, 0, 0)
+
+
+def probs_shape(q: tuple[int, ...], k: tuple[int, ...]) -> tuple[int, ...]:
+    return (q[0], q[2], q[1], k[1]) if len(q) == 4 and len(k) == 4 else (0, 0, 0, 0)

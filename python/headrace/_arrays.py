@@ -1,0 +1,373 @@
+"""attention, explain, supports, check: on arrays."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from . import _devices, _plans, _structs, _views
+from ._arguments import EXTRA_NAMES, is_heads_first, lse_shape, make_options, out_shape, probs_shape, swapped_heads
+from ._library import LIBRARY, check as check_status
+from ._plans import Options, View
+from ._views import Borrowed, TensorSpec
+
+
+class Support:
+    """Whether some kernel takes a problem: true or false, and why.
+
+    kernel: its name, "" where there is none. is_fallback: it is the last of the list. reason: why no kernel takes it.
+    """
+
+    __slots__ = ("is_fallback", "kernel", "reason")
+
+    def __init__(self, kernel: str, is_fallback: bool, reason: str) -> None:
+        self.kernel = kernel
+        self.is_fallback = is_fallback
+        self.reason = reason
+
+    def __bool__(self) -> bool:
+        return bool(self.kernel)
+
+    def __repr__(self) -> str:
+        return f"Support(kernel={self.kernel!r}, is_fallback={self.is_fallback}, reason={self.reason!r})"
+
+
+def _is_torch(array: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def _cupy_of(array: Any) -> Any:
+    """The module cupy, where the array is one of its own."""
+    cupy = sys.modules.get("cupy")
+    return cupy if cupy is not None and isinstance(array, cupy.ndarray) else None
+
+
+def _current_stream(array: Any) -> int | None:
+    """The stream that the array's own library would use now, where it has such a thing."""
+    cupy = _cupy_of(array)
+    return None if cupy is None else cupy.cuda.get_current_stream(array.device.id).ptr
+
+
+def _heads_first_view(view: View) -> View:
+    return view._replace(shape=swapped_heads(view.shape), strides=swapped_heads(view.strides))
+
+
+def _max_seqlen(name: str, given: int | None, cu_seqlens: Any) -> int | None:
+    """Taken from cu_seqlens where the host can read them."""
+    if given is not None or cu_seqlens is None:
+        return given
+    if isinstance(cu_seqlens, TensorSpec) or getattr(cu_seqlens, "__dlpack_device__", lambda: (1, 0))()[0] != 1:
+        raise ValueError(f"max_seqlen_{name}: not given; pass the longest sequence (cu_seqlens_{name} is on a GPU)")
+    lengths = np.diff(cu_seqlens if isinstance(cu_seqlens, np.ndarray) else np.from_dlpack(cu_seqlens))
+    return int(lengths.max(initial=0))
+
+
+def _make_options(extras: dict[str, Any], arguments: dict[str, Any]) -> Options:
+    for side in ("q", "k"):
+        name = f"max_seqlen_{side}"
+        arguments[name] = _max_seqlen(side, arguments[name], extras[f"cu_seqlens_{side}"])
+    return make_options(**arguments)
+
+
+class _Call:
+    """Inputs and outputs of one call as views."""
+
+    def __init__(self, stream: int | None) -> None:
+        self.stream = stream
+        self.views: dict[str, View] = {}
+        self.owners: list[Any] = []
+
+    def add(self, name: str, array: Any, heads_first: bool = False, is_output: bool = False) -> None:
+        borrowed = array if isinstance(array, Borrowed) else _views.of(name, array, self.stream, is_output)
+        self.owners.append(borrowed.owner)
+        self.views[name] = _heads_first_view(borrowed.view) if heads_first else borrowed.view
+
+    def run(self, options: Options, seed: int, offset: int) -> None:
+        views = self.views
+        operands = views["q"].data | views["k"].data | views["v"].data | views["out"].data
+        key = (options, operands % _structs.WHOLE_ALIGNMENT, tuple((name, view[1:]) for name, view in views.items()))
+        plan = _plans.get(key) or _plans.keep(key, _plans.make(views, options))
+        q = views["q"]
+        if q.device_type == _structs.CUDA and plan.workspace_bytes:
+            raise NotImplementedError(
+                f"kernel {plan.kernel} needs {plan.workspace_bytes} bytes of scratch memory on the GPU, which only "
+                "headrace.torch allocates; pass PyTorch tensors"
+            )
+        block = plan.take_block()
+        for name, view in views.items():
+            block.words[_structs.DATA_WORD[name]] = view.data
+        block.set_dropout(seed, offset)
+        if q.device_type == _structs.CPU:
+            plan.run_on_cpu(block)
+        else:
+            plan.run(block, None, self.stream)
+
+
+def _new_output(name: str, like: Any, view: View, shape: tuple[int, ...], code: int) -> Any:
+    """An array of `shape` of the library that `like` came from."""
+    if isinstance(like, np.ndarray):
+        return np.empty(shape, _views.numpy_dtype(code))
+    cupy = _cupy_of(like)
+    if cupy is not None:
+        with like.device:
+            return cupy.empty(shape, _views.numpy_dtype(code))
+    if view.device_type == _structs.CPU:
+        return np.empty(shape, _views.numpy_dtype(code))
+    raise ValueError(
+        f"{name}: must be given for a {type(like).__name__} on a GPU (only CuPy and PyTorch arrays are allocated "
+        f"here); pass {name}, or without it PyTorch tensors"
+    )
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool | str = False,
+    window: tuple[int | None, int | None] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    bias: Any = None,
+    mask: Any = None,
+    tree_mask: Any = None,
+    sinks: Any = None,
+    dropout_p: float = 0.0,
+    dropout_seed: int = 0,
+    dropout_offset: int = 0,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    num_splits: int = 0,
+    strict_rows: bool = False,
+    strict_fallback: bool = False,
+    checked: bool = False,
+    return_lse: bool = False,
+    return_probs: bool = False,
+    layout: str = "bshd",
+    out: Any = None,
+    stream: int | None = None,
+) -> Any:
+    """Exact attention of arrays: softmax(softmax_scale * q k^T + ...) v.
+
+    Arrays are NumPy's (bfloat16 through ml_dtypes) or anything with DLPack or the CUDA array interface; all on one
+    device. Nothing is copied. The last axis of q, k, v and out is contiguous, every other stride is free.
+
+    Args:
+        q: [batch, seqlen_q, num_heads, head_dim]; f32, f16, bf16 or f64. With layout="bhsd" q, k, v and out are
+            [batch, heads, seqlen, dim]. Ragged (cu_seqlens given): [total_q, num_heads, head_dim].
+        k: [batch, seqlen_k, num_kv_heads, head_dim]; query head h reads kv head h // (num_heads // num_kv_heads).
+        v: [batch, seqlen_k, num_kv_heads, head_dim_v]; head dims are 1 to 576.
+        softmax_scale: default head_dim ** -0.5.
+        causal: True or "bottom-right": query i sees keys j <= i + seqlen_k - seqlen_q; "top-left": j <= i.
+        window: (left, right), keys visible beside the diagonal, inclusive; -1 or None is open.
+        softcap: c > 0 makes a score s into c * tanh(s / c).
+        alibi_slopes: f32 [num_heads] or [batch, num_heads].
+        bias: added to scores; dtype of q or f32; [batch, num_heads, seqlen_q, seqlen_k], any axis may be 1;
+            ragged [num_heads, total_q, max_seqlen_k].
+        mask: bool, True keeps; shaped like bias.
+        tree_mask: u32 [batch, seqlen_q, words]: bit j of row i says whether query i sees key seqlen_k - seqlen_q + j.
+        sinks: f32 [num_heads], a logit that joins the denominator only.
+        dropout_p, dropout_seed, dropout_offset: the same numbers give the same mask on every device.
+        cu_seqlens_q, cu_seqlens_k: i32 [batch + 1]: a ragged batch. max_seqlen_q, max_seqlen_k: upper bounds of
+            its lengths; read from cu_seqlens where these are host memory.
+        num_splits: key splits; 0: by the rule, which depends on a sequence's own lengths alone.
+        strict_rows: a row has the same bits whatever seqlen_q it came with.
+        strict_fallback: NotImplementedError instead of a FallbackWarning where only the last kernel would run.
+        checked: lengths on a GPU are validated on the host first (synchronises).
+        return_lse: also f32 [batch, num_heads, seqlen_q] (ragged [num_heads, total_q]), natural logarithm.
+        return_probs: also f32 [batch, num_heads, seqlen_q, seqlen_k], for debugging small shapes.
+        out: where to write; default: a new NumPy or CuPy array. PyTorch tensors go to headrace.torch.attention.
+        stream: a cudaStream_t as an int; default: CuPy's current one, else CUDA's default stream.
+
+    Returns:
+        out [batch, seqlen_q, num_heads, head_dim_v]; with return_lse or return_probs a tuple (out, lse, probs)
+        without what was not asked for. A row that sees no key is 0, its lse -inf.
+
+    Raises:
+        ValueError: an argument broke a rule; the text names it, its value, the rule and the remedy.
+        NotImplementedError: valid, but no kernel of this build and device takes it; the text says why.
+        MemoryError, RuntimeError: the host is out of memory, the device failed.
+        TypeError: an argument is no array.
+    """
+    extras = dict(
+        zip(EXTRA_NAMES, (cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, tree_mask, sinks), strict=True)
+    )
+    arguments: dict[str, Any] = {
+        "softmax_scale": softmax_scale,
+        "causal": causal,
+        "window": window,
+        "softcap": softcap,
+        "dropout_p": dropout_p,
+        "max_seqlen_q": max_seqlen_q,
+        "max_seqlen_k": max_seqlen_k,
+        "num_splits": num_splits,
+        "strict_rows": strict_rows,
+        "strict_fallback": strict_fallback,
+        "checked": checked,
+    }
+    if _is_torch(q):
+        if out is not None or stream is not None:
+            raise ValueError("out and stream: must not be given with PyTorch tensors (the current stream is used)")
+        from .torch import attention as torch_attention
+
+        return torch_attention(
+            q, k, v, **extras, **arguments, dropout_seed=dropout_seed, dropout_offset=dropout_offset,
+            return_lse=return_lse, return_probs=return_probs, layout=layout,
+        )  # fmt: skip
+    heads_first = is_heads_first(layout)
+    call = _Call(_current_stream(q) if stream is None else stream)
+    for name, array in (("q", q), ("k", k), ("v", v)):
+        call.add(name, array, heads_first)
+    for name, array in extras.items():
+        if array is not None:
+            call.add(name, array)
+    results = _add_outputs(call, q, out, heads_first, return_lse, return_probs)
+    call.run(_make_options(extras, arguments), dropout_seed, dropout_offset)
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _add_outputs(call: _Call, like: Any, out: Any, heads_first: bool, return_lse: bool, return_probs: bool) -> list:
+    q, k, v = (call.views[name] for name in "qkv")
+    shape = out_shape(q.shape, v.shape)
+    if out is None:
+        out = _new_output("out", like, q, swapped_heads(shape) if heads_first else shape, q.dtype)
+    call.add("out", out, heads_first, is_output=True)
+    results = [out]
+    code = _structs.F64 if q.dtype == _structs.F64 else _structs.F32
+    if return_lse:
+        results.append(_new_output("lse", like, q, lse_shape(q.shape, "cu_seqlens_q" in call.views), code))
+        call.add("lse", results[-1], is_output=True)
+    if return_probs:
+        results.append(_new_output("probs", like, q, probs_shape(q.shape, k.shape), code))
+        call.add("probs", results[-1], is_output=True)
+    return results
+
+
+# ---- without running anything ----
+
+
+def _spec_of(name: str, tensor: Any) -> TensorSpec:
+    if isinstance(tensor, TensorSpec):
+        return tensor
+    if _is_torch(tensor):
+        from .torch._eager import view_of
+
+        view = view_of(name, tensor)
+    else:
+        view = _views.of(name, tensor).view
+    return TensorSpec(view.shape, _structs.DTYPE_NAMES[view.dtype], view.strides)
+
+
+def _device_of(tensor: Any) -> _structs.DeviceInfo:
+    if isinstance(tensor, TensorSpec):
+        return _devices.of_tensors(_structs.CPU, 0, 0)
+    if _is_torch(tensor):
+        return _devices.of_tensors(_structs.CUDA if tensor.is_cuda else _structs.CPU, max(tensor.get_device(), 0), 0)
+    view = _views.of("q", tensor).view
+    return _devices.of_tensors(view.device_type, view.device_id, 0)
+
+
+def _plan_of(
+    tensors: dict[str, Any], device: str | None, arguments: dict[str, Any], layout: str, lse: bool, probs: bool
+) -> _plans.Plan:
+    heads_first = is_heads_first(layout)
+    info = _device_of(tensors["q"]) if device is None else _devices.from_text(device)
+    specs = {name: _spec_of(name, tensor) for name, tensor in tensors.items() if tensor is not None}
+    addresses = _views.SpecAddresses(info.device_type, info.device_id)
+    views = {}
+    for name, spec in specs.items():
+        view = addresses.view(name, spec)
+        views[name] = _heads_first_view(view) if heads_first and name in ("q", "k", "v") else view
+    q, k, v = views["q"], views["k"], views["v"]
+    code = _structs.DTYPE_NAMES[_structs.F64 if q.dtype == _structs.F64 else _structs.F32]
+    outputs = {"out": TensorSpec(out_shape(q.shape, v.shape), _structs.DTYPE_NAMES[q.dtype])}
+    if lse:
+        outputs["lse"] = TensorSpec(lse_shape(q.shape, "cu_seqlens_q" in views), code)
+    if probs:
+        outputs["probs"] = TensorSpec(probs_shape(q.shape, k.shape), code)
+    views.update({name: addresses.view(name, spec) for name, spec in outputs.items()})
+    options = _make_options({name: tensors.get(name) for name in EXTRA_NAMES}, arguments)
+    return _plans.Plan(views, options, info, is_quiet=True)
+
+
+_QUESTION_DEFAULTS: dict[str, Any] = {
+    "softmax_scale": None,
+    "causal": False,
+    "window": (-1, -1),
+    "softcap": 0.0,
+    "dropout_p": 0.0,
+    "max_seqlen_q": None,
+    "max_seqlen_k": None,
+    "num_splits": 0,
+    "strict_rows": False,
+    "strict_fallback": False,
+    "checked": False,
+}
+
+
+def _question(q: Any, k: Any, v: Any, device: str | None, arguments: dict[str, Any]) -> _plans.Plan:
+    tensors = {"q": q, "k": k, "v": v}
+    tensors.update({name: arguments.pop(name, None) for name in EXTRA_NAMES})
+    layout = arguments.pop("layout", "bshd")
+    lse, probs = arguments.pop("return_lse", False), arguments.pop("return_probs", False)
+    for name in ("dropout_seed", "dropout_offset"):
+        arguments.pop(name, None)
+    unknown = arguments.keys() - _QUESTION_DEFAULTS.keys()
+    if unknown:
+        raise TypeError(f"unknown argument {', '.join(sorted(unknown))}: the arguments are those of attention()")
+    return _plan_of(tensors, device, {**_QUESTION_DEFAULTS, **arguments}, layout, lse, probs)
+
+
+def explain(q: Any, k: Any, v: Any, *, device: str | None = None, **arguments: Any) -> str:
+    """Which kernel would run this call and why, as text: the list of kernels with their reasons, and the schedule.
+
+    Nothing is run and no element is read.
+
+    Args:
+        q, k, v: arrays as attention() takes them, or TensorSpec(shape, dtype) without memory.
+        device: "cpu", "cpu:avx512:16", "cuda:1", or a GPU that is not here, "sm90:132"; default: that of q.
+        **arguments: those of attention(), except out and stream; tensors may be TensorSpecs.
+
+    Raises:
+        ValueError, NotImplementedError: as attention() would.
+    """
+    return _question(q, k, v, device, arguments).text()
+
+
+def supports(q: Any, k: Any, v: Any, *, device: str | None = None, **arguments: Any) -> Support:
+    """Whether a kernel of this build takes this call. Arguments as of explain().
+
+    Returns:
+        Support: true or false, with .kernel, .is_fallback and .reason.
+
+    Raises:
+        ValueError: the arguments break a rule, whatever the device.
+    """
+    try:
+        plan = _question(q, k, v, device, arguments)
+    except NotImplementedError as error:
+        return Support("", False, str(error))
+    return Support(plan.kernel, plan.is_fallback, "")
+
+
+def check(device: str = "cuda:0", stream: int | None = None) -> None:
+    """Waits for the stream, then raises ValueError where lengths on the device (cu_seqlens) broke a rule since the
+    last check. Such lengths are clamped to the buffers by the kernels.
+
+    Args:
+        device: "cuda:N"; "cpu" is always fine: there lengths are read before a call.
+        stream: a cudaStream_t as an int; default: CUDA's default stream.
+
+    Raises:
+        ValueError: lengths were out of bounds. RuntimeError: the device failed or is not there.
+    """
+    kind, _, number = device.partition(":")
+    if kind not in _structs.DEVICE_NAMES or not (number or "0").isdecimal():
+        raise ValueError(f"device={device!r}: must be 'cpu' or 'cuda:N'")
+    check_status(LIBRARY.headrace_check(_structs.DEVICE_NAMES.index(kind), int(number or 0), stream))

@@ -1,0 +1,119 @@
+"""Finds libheadrace.so, loads it, and turns its statuses into exceptions."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pathlib
+import sys
+from typing import Any, NoReturn
+
+from . import _structs
+
+_FILE = "libheadrace.so"
+# The functions that return something other than a status.
+_RESULTS = {
+    "last_error": ctypes.c_char_p,
+    "status_name": ctypes.c_char_p,
+    "version": ctypes.c_char_p,
+    "build_info": ctypes.c_char_p,
+    "plan_workspace_bytes": ctypes.c_size_t,
+    "plan_kernel": ctypes.c_char_p,
+    "plan_explain": ctypes.c_char_p,
+    "kernel_name": ctypes.c_char_p,
+    "kernel_summary": ctypes.c_char_p,
+    "kernel_refusal": ctypes.c_char_p,
+    "plan_destroy": None,
+    "attention_tensors_init": None,
+    "attention_options_init": None,
+    "problem_init": None,
+}
+# Functions that take this many pointers and nothing else: a pointer that is a Python int must not be cut to 32 bits.
+_POINTERS = {
+    "plan_destroy": 1,
+    "plan_workspace_bytes": 1,
+    "plan_is_fallback": 1,
+    "plan_kernel": 1,
+    "plan_explain": 1,
+    "attention_problem": 3,
+    "plan_attention": 3,
+    "attention_supports": 2,
+}
+# Versioned structs, and what fills each with the library's own size; the problem is the last.
+_VERSIONED = {
+    "attention_tensors_init": _structs.AttentionTensors,
+    "attention_options_init": _structs.AttentionOptions,
+    "problem_init": _structs.Problem,
+}
+
+
+def find() -> pathlib.Path:
+    """The file to load: HEADRACE_LIBRARY where it is set (and not empty), else the one inside the package."""
+    named = os.environ.get("HEADRACE_LIBRARY")
+    if named:
+        return pathlib.Path(named)
+    folders = [pathlib.Path(folder) for folder in sys.modules[__package__].__path__]
+    for folder in folders:
+        if (folder / _FILE).is_file():
+            return folder / _FILE
+    raise ImportError(
+        f"headrace: no {_FILE} in {' or '.join(map(str, folders))}: install the package (pip install .), "
+        "or set HEADRACE_LIBRARY to the file that a build made (build/release/src/libheadrace.so)"
+    )
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    for name, result in _RESULTS.items():
+        getattr(library, f"headrace_{name}").restype = result
+    for name, count in _POINTERS.items():
+        getattr(library, f"headrace_{name}").argtypes = [ctypes.c_void_p] * count
+    library.headrace_cuda_info.argtypes = [ctypes.c_int32, ctypes.c_void_p]
+    library.headrace_device_from_text.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
+    library.headrace_check.argtypes = [ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p]
+    run: list[Any] = [ctypes.c_void_p] * 4 + [ctypes.c_size_t, ctypes.c_void_p]
+    library.headrace_plan_run.argtypes = run
+    library.headrace_attention_forward.argtypes = run[1:]
+
+
+def _check_structs(library: ctypes.CDLL, path: pathlib.Path) -> int:
+    """A newer library may know longer structs; an older one would not understand ours. The bytes of its problem."""
+    for name, struct in _VERSIONED.items():
+        room = (ctypes.c_size_t * 1024)()
+        getattr(library, f"headrace_{name}")(ctypes.byref(room))
+        if room[0] < ctypes.sizeof(struct):
+            raise ImportError(
+                f"headrace: {path} knows {room[0]} bytes of {struct.__name__} and this package "
+                f"{ctypes.sizeof(struct)}: the library is older than the package; install both from one version"
+            )
+    return room[0]
+
+
+def load(path: pathlib.Path) -> tuple[ctypes.CDLL, int]:
+    """The library, and how many bytes of a problem it writes."""
+    try:
+        library = ctypes.CDLL(str(path))
+        _declare(library)
+    except (OSError, AttributeError) as error:
+        raise ImportError(f"headrace: {path} could not be loaded: {error}; install a matching library") from error
+    return library, _check_structs(library, path)
+
+
+PATH = find()
+LIBRARY, PROBLEM_BYTES = load(PATH)
+VERSION: str = LIBRARY.headrace_version().decode()
+
+_EXCEPTIONS: dict[int, type[Exception]] = {
+    _structs.INVALID_ARGUMENT: ValueError,
+    _structs.UNSUPPORTED: NotImplementedError,
+    _structs.OUT_OF_MEMORY: MemoryError,
+}
+
+
+def fail(status: int) -> NoReturn:
+    """Raises what the library just said on this thread."""
+    raise _EXCEPTIONS.get(status, RuntimeError)(LIBRARY.headrace_last_error().decode("utf-8", "replace"))
+
+
+def check(status: int) -> None:
+    if status != _structs.OK:
+        fail(status)

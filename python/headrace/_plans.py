@@ -1,0 +1,253 @@
+"""Plans, kept by what they depend on, and the argument blocks that run them.
+
+A plan depends on shapes, strides, dtypes, devices and options, and of addresses on their alignment alone. So the whole
+block of arguments is packed once for each such combination; a later call writes the addresses into it and runs. A
+block belongs to one call at a time: it is taken from its plan's list and put back (both are atomic), so threads never
+share one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import _devices, _structs
+from ._library import LIBRARY, PROBLEM_BYTES, check, fail
+
+_MAX_PLANS = 4096
+
+
+class FallbackWarning(UserWarning):
+    """Only the last, slow kernel of a device's list takes this kind of problem; the text lists the reasons."""
+
+
+class View(NamedTuple):
+    """A borrowed tensor: what the library sees of an array. Strides are in elements."""
+
+    data: int
+    dtype: int
+    device_type: int
+    device_id: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class Options(NamedTuple):
+    """What a plan depends on besides the tensors; the names and values of headrace_attention_options."""
+
+    softmax_scale: float | None = None
+    softcap: float = 0.0
+    dropout_p: float = 0.0
+    window_left: int = -1
+    window_right: int = -1
+    max_seqlen_q: int = 0
+    max_seqlen_k: int = 0
+    causal: int = _structs.CAUSAL_NONE
+    num_splits: int = 0
+    strict_fallback: bool = False
+    strict_rows: bool = False
+    checked: bool = False
+
+
+_INTEGERS = {
+    name: ctype for name, ctype, *_ in _structs.AttentionOptions._fields_ if ctype in (ctypes.c_int32, ctypes.c_int64)
+}
+
+
+def pack_options(options: Options) -> _structs.AttentionOptions:
+    struct = _structs.AttentionOptions(struct_size=ctypes.sizeof(_structs.AttentionOptions))
+    for name, value in options._asdict().items():
+        if name == "softmax_scale" and value is None:
+            value = math.nan
+        ctype = _INTEGERS.get(name)
+        if ctype is not None:
+            value = _integer(name, value, 8 * ctypes.sizeof(ctype))
+        setattr(struct, name, value)
+    return struct
+
+
+def _integer(name: str, value: Any, bits: int) -> int:
+    number = int(value)
+    if number != value or not -(1 << (bits - 1)) <= number < 1 << (bits - 1):
+        raise ValueError(f"{name}={value}: must be an integer of {bits} bits; pass one")
+    return number
+
+
+def pack_view(tensor: _structs.Tensor, name: str, view: View) -> None:
+    rank = len(view.shape)
+    if rank > _structs.MAX_RANK:
+        raise ValueError(f"{name} has {rank} axes: at most {_structs.MAX_RANK} are possible; reshape it")
+    tensor.data = view.data
+    tensor.dtype = view.dtype
+    tensor.device_type = view.device_type
+    tensor.device_id = view.device_id
+    tensor.rank = rank
+    tensor.shape[:rank] = view.shape
+    tensor.strides[:rank] = view.strides
+
+
+def pack_tensors(views: dict[str, View]) -> _structs.AttentionTensors:
+    tensors = _structs.AttentionTensors(struct_size=ctypes.sizeof(_structs.AttentionTensors))
+    for name, view in views.items():
+        pack_view(getattr(tensors, name), name, view)
+    return tensors
+
+
+class Block:
+    """The arguments of one call. `words[DATA_WORD[name]]` is the address of tensor `name`."""
+
+    __slots__ = ("_options", "_tensors", "options_address", "tensors_address", "words")
+
+    def __init__(self, tensors: _structs.AttentionTensors, options: _structs.AttentionOptions) -> None:
+        self._tensors = tensors
+        self._options = options
+        self.tensors_address = ctypes.addressof(tensors)
+        self.options_address = ctypes.addressof(options)
+        self.words = memoryview(tensors).cast("B").cast("Q")
+
+    def copy(self) -> Block:
+        return Block(
+            type(self._tensors).from_buffer_copy(self._tensors), type(self._options).from_buffer_copy(self._options)
+        )
+
+    def set_dropout(self, seed: int, offset: int) -> None:
+        self._options.dropout_seed = seed
+        self._options.dropout_offset = offset
+
+
+class Plan:
+    """A headrace_plan with the blocks that are free to run it."""
+
+    __slots__ = ("_destroy", "_first", "blocks", "handle", "is_fallback", "kernel", "workspace_bytes")
+
+    def __init__(
+        self, views: dict[str, View], options: Options, device: _structs.DeviceInfo, is_quiet: bool = False
+    ) -> None:
+        self.handle: int | None = None
+        self._destroy = LIBRARY.headrace_plan_destroy
+        tensors, packed = pack_tensors(views), pack_options(options)
+        problem = _structs.Problem.from_buffer(bytearray(PROBLEM_BYTES))  # a newer library may write more than ours
+        check(
+            LIBRARY.headrace_attention_problem(ctypes.byref(tensors), ctypes.byref(packed), ctypes.byref(problem))
+        )
+        handle = ctypes.c_void_p()
+        check(LIBRARY.headrace_plan_attention(ctypes.byref(problem), ctypes.byref(device), ctypes.byref(handle)))
+        self.handle = handle.value
+        self.workspace_bytes: int = LIBRARY.headrace_plan_workspace_bytes(handle)
+        self.is_fallback = bool(LIBRARY.headrace_plan_is_fallback(handle))
+        self.kernel: str = LIBRARY.headrace_plan_kernel(handle).decode()
+        self._first = Block(tensors, packed)
+        self.blocks = [self._first.copy()]
+        if self.is_fallback and not is_quiet:
+            _warn_of_fallback(problem, device, self.text())
+
+    def text(self) -> str:
+        return LIBRARY.headrace_plan_explain(self.handle).decode()
+
+    def __del__(self) -> None:
+        if self.handle is not None:
+            self._destroy(self.handle)
+
+    def take_block(self) -> Block:
+        try:
+            return self.blocks.pop()
+        except IndexError:
+            return self._first.copy()
+
+    def run(self, block: Block, workspace: int | None, stream: int | None) -> None:
+        status = LIBRARY.headrace_plan_run(
+            self.handle, block.tensors_address, block.options_address, workspace, self.workspace_bytes, stream
+        )
+        self.blocks.append(block)
+        if status:
+            fail(status)
+
+    def run_on_cpu(self, block: Block) -> None:
+        if self.workspace_bytes > _KEPT_BYTES:
+            memory = _allocate(self.workspace_bytes)
+            self.run(block, memory.ctypes.data, None)
+            return
+        if self.workspace_bytes > scratch.num_bytes:
+            scratch.grow(self.workspace_bytes)
+        self.run(block, scratch.address, None)
+
+
+# ---- fallbacks are said once for each kind of problem ----
+
+_CLASS_FIELDS = (
+    "dtype bias_dtype head_dim head_dim_v is_ragged has_alibi has_mask has_tree_mask has_sinks has_lse has_probs"
+).split()
+_warned: set[tuple] = set()
+
+
+def _warn_of_fallback(problem: _structs.Problem, device: _structs.DeviceInfo, text: str) -> None:
+    kind = (device.device_type, device.sm, device.cpu_isa, problem.softcap > 0, problem.dropout_p > 0)
+    kind += tuple(getattr(problem, name) for name in _CLASS_FIELDS)
+    if kind in _warned:
+        return
+    _warned.add(kind)
+    warnings.warn(f"headrace: a slow kernel was chosen:\n{text}", FallbackWarning, stacklevel=5)
+
+
+# ---- the cache ----
+
+_kept: dict[Any, Any] = {}
+_kept_lock = threading.Lock()
+get = _kept.get
+
+
+def keep(key: Any, value: Any) -> Any:
+    """Keeps a plan, or what holds one, under the key; the first of two threads wins."""
+    with _kept_lock:
+        if len(_kept) >= _MAX_PLANS:  # the older half goes; a call that still runs one of them holds it
+            for old in list(_kept)[: _MAX_PLANS // 2]:
+                del _kept[old]
+        return _kept.setdefault(key, value)
+
+
+def make(views: dict[str, View], options: Options, num_threads: int = 0) -> Plan:
+    q = views["q"]
+    return Plan(views, options, _devices.of_tensors(q.device_type, q.device_id, num_threads))
+
+
+def cache_clear() -> None:
+    """Forgets every plan and device, so that environment variables are read again."""
+    with _kept_lock:
+        _kept.clear()
+        _warned.clear()
+    _devices.of_tensors.cache_clear()
+
+
+# ---- scratch memory on the CPU ----
+
+_KEPT_BYTES = 64 << 20
+
+
+def _allocate(num_bytes: int) -> np.ndarray:
+    try:
+        return np.empty(num_bytes, np.uint8)
+    except MemoryError:
+        raise MemoryError(f"workspace: {num_bytes} bytes could not be allocated; split the call") from None
+
+
+class Scratch(threading.local):
+    """Scratch memory that a thread keeps. It grows by doubling and gives nothing back, so that an address stays good
+    until its call is over, whatever a finaliser that runs in between may ask for."""
+
+    def __init__(self) -> None:
+        self.address: int | None = None
+        self.num_bytes = 0
+        self._memory: list[np.ndarray] = []
+
+    def grow(self, num_bytes: int) -> None:
+        memory = _allocate(max(num_bytes, 2 * self.num_bytes))
+        self._memory.append(memory)
+        self.address, self.num_bytes = memory.ctypes.data, memory.nbytes
+
+
+scratch = Scratch()

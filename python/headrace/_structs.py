@@ -1,0 +1,88 @@
+"""The structs and numbers of include/headrace/headrace.h, as ctypes sees them."""
+
+from __future__ import annotations
+
+import ctypes
+
+OK, INVALID_ARGUMENT, UNSUPPORTED, OUT_OF_MEMORY, DEVICE_ERROR, IO_ERROR, INTERNAL = range(7)
+F32, F16, BF16, F64, I32, U32, BOOL = range(7)
+CPU, CUDA = range(2)
+MAX_RANK = 6
+
+DTYPE_NAMES = ("f32", "f16", "bf16", "f64", "i32", "u32", "bool")
+DTYPE_BYTES = (4, 2, 2, 8, 4, 4, 1)
+DEVICE_NAMES = ("cpu", "cuda")
+CAUSAL_NONE, CAUSAL_BOTTOM_RIGHT, CAUSAL_TOP_LEFT = range(3)
+
+
+def _fields(ctype: type, names: str) -> list[tuple[str, type]]:
+    return [(name, ctype) for name in names.split()]
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        *_fields(ctypes.c_int32, "dtype device_type device_id rank"),
+        ("shape", ctypes.c_int64 * MAX_RANK),
+        ("strides", ctypes.c_int64 * MAX_RANK),
+    ]
+
+
+class DeviceInfo(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        *_fields(ctypes.c_int32, "device_type device_id sm num_units"),
+        *_fields(ctypes.c_uint32, "cpu_isa smem_bytes"),
+        ("l2_bytes", ctypes.c_int64),
+        ("name", ctypes.c_char * 96),
+    ]
+
+
+class AttentionOptions(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        *_fields(ctypes.c_double, "softmax_scale softcap dropout_p"),
+        *_fields(ctypes.c_uint64, "dropout_seed dropout_offset"),
+        *_fields(ctypes.c_int64, "window_left window_right max_seqlen_q max_seqlen_k"),
+        *_fields(ctypes.c_int32, "causal num_splits strict_fallback strict_rows checked reserved"),
+    ]
+
+
+TENSOR_NAMES = (
+    "q",
+    "k",
+    "v",
+    "out",
+    "lse",
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "alibi_slopes",
+    "bias",
+    "mask",
+    "tree_mask",
+    "sinks",
+    "probs",
+)
+
+
+class AttentionTensors(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), *((name, Tensor) for name in TENSOR_NAMES)]
+
+
+class Problem(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        *_fields(ctypes.c_int64, "batch seqlen_q seqlen_k total_q total_k num_heads num_kv_heads head_dim head_dim_v"),
+        *_fields(ctypes.c_int64, "window_left window_right"),
+        *_fields(ctypes.c_double, "softmax_scale softcap dropout_p"),
+        *_fields(ctypes.c_int32, "dtype bias_dtype causal num_splits is_ragged has_alibi has_mask has_tree_mask"),
+        *_fields(ctypes.c_int32, "has_sinks has_lse has_probs strict_fallback strict_rows checked"),
+        *_fields(ctypes.c_int32, "alignment has_negative_strides"),
+    ]
+
+
+# Addresses and strides that are multiples of this are all the same to a plan.
+WHOLE_ALIGNMENT = 16
+
+# Where the address of each tensor lies, counted in 8-byte words of AttentionTensors.
+DATA_WORD = {name: getattr(AttentionTensors, name).offset // 8 for name in TENSOR_NAMES}

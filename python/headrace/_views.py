@@ -1,0 +1,233 @@
+"""Views of other libraries' arrays: NumPy, DLPack, the CUDA array interface, and shapes without memory."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import _structs
+from ._plans import View
+
+_NUMPY_DTYPES: dict[np.dtype[Any], int] = {
+    np.dtype(np.float32): _structs.F32,
+    np.dtype(np.float16): _structs.F16,
+    np.dtype(np.float64): _structs.F64,
+    np.dtype(np.int32): _structs.I32,
+    np.dtype(np.uint32): _structs.U32,
+    np.dtype(np.bool_): _structs.BOOL,
+}
+_KNOWN = "float32, float16, bfloat16, float64, int32, uint32 or bool"
+
+
+class TensorSpec(NamedTuple):
+    """Shape, dtype and device of a tensor without memory, for explain() and supports().
+
+    shape: as of the array it stands for. dtype: "f32", "f16", "bf16", "f64", "i32", "u32" or "bool".
+    strides: in elements; row-major where None.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "f32"
+    strides: tuple[int, ...] | None = None
+
+
+class Borrowed(NamedTuple):
+    """A view and what must stay alive while it is in use."""
+
+    view: View
+    owner: Any
+
+
+def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def numpy_dtype(code: int) -> np.dtype[Any]:
+    """The NumPy dtype of a headrace_dtype; bf16 needs ml_dtypes."""
+    for dtype, known in _NUMPY_DTYPES.items():
+        if known == code:
+            return dtype
+    import ml_dtypes  # only where a bf16 array arrived, which ml_dtypes made
+
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+def _of_numpy_dtype(name: str, dtype: np.dtype[Any]) -> int:
+    code = _NUMPY_DTYPES.get(dtype)
+    if code is None and dtype.name == "bfloat16":
+        code = _structs.BF16
+    if code is None:
+        raise ValueError(f"{name}.dtype={dtype}: must be {_KNOWN}, in the byte order of this machine; convert {name}")
+    return code
+
+
+def _element_strides(name: str, strides: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
+    if any(stride % item_bytes for stride in strides):
+        raise ValueError(
+            f"{name}: strides of {strides} bytes are no multiple of its {item_bytes}-byte elements; copy {name}"
+        )
+    return tuple(stride // item_bytes for stride in strides)
+
+
+def of_numpy(name: str, array: np.ndarray) -> Borrowed:
+    code = _of_numpy_dtype(name, array.dtype)
+    strides = _element_strides(name, array.strides, array.itemsize)
+    return Borrowed(View(array.ctypes.data, code, _structs.CPU, 0, array.shape, strides), array)
+
+
+# ---- the CUDA array interface, version 3 ----
+
+
+def of_cuda_array(name: str, array: Any) -> Borrowed:
+    """Its memory is taken to lie on device 0, which the interface does not say; elsewhere the library refuses it."""
+    interface = array.__cuda_array_interface__
+    dtype = np.dtype(interface["typestr"])
+    shape = tuple(interface["shape"])
+    strides = interface.get("strides")
+    strides = row_major(shape) if strides is None else _element_strides(name, tuple(strides), dtype.itemsize)
+    view = View(interface["data"][0] or 0, _of_numpy_dtype(name, dtype), _structs.CUDA, 0, shape, strides)
+    return Borrowed(view, (array, interface))
+
+
+# ---- DLPack ----
+
+_DL_CPU, _DL_CUDA, _DL_CUDA_HOST, _DL_CUDA_MANAGED = 1, 2, 3, 13
+_DL_DTYPES = {  # (type code, bits)
+    (2, 32): _structs.F32,
+    (2, 16): _structs.F16,
+    (2, 64): _structs.F64,
+    (4, 16): _structs.BF16,
+    (0, 32): _structs.I32,
+    (1, 32): _structs.U32,
+    (6, 8): _structs.BOOL,
+}
+_DL_READ_ONLY = 1
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+        ("type_code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+class _DLManagedTensorVersioned(ctypes.Structure):
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _DLTensor),
+    ]
+
+
+_capsule_is_valid = ctypes.pythonapi.PyCapsule_IsValid
+_capsule_is_valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
+_capsule_is_valid.restype = ctypes.c_int
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+_capsule_pointer.restype = ctypes.c_void_p
+
+
+def _dlpack_stream(device_type: int, stream: int | None) -> int | None:
+    """What __dlpack__(stream=) wants: the stream that will read; 1 is CUDA's legacy default stream."""
+    if device_type not in (_DL_CUDA, _DL_CUDA_MANAGED):
+        return None
+    return stream if stream else 1
+
+
+def of_dlpack(name: str, array: Any, stream: int | None, is_output: bool) -> Borrowed:
+    """Borrows the memory: the capsule is not consumed, and gives it back when it is dropped."""
+    device_type, _ = array.__dlpack_device__()
+    wanted = {"stream": _dlpack_stream(int(device_type), stream)}
+    try:
+        capsule = array.__dlpack__(max_version=(1, 0), **wanted)
+    except TypeError:  # a producer from before DLPack 1.0 does not know max_version
+        capsule = array.__dlpack__(**wanted)
+    if _capsule_is_valid(capsule, b"dltensor_versioned"):
+        address = _capsule_pointer(capsule, b"dltensor_versioned")
+        managed = _DLManagedTensorVersioned.from_address(address)
+        if managed.major != 1:
+            raise ValueError(f"{name}: DLPack {managed.major}.{managed.minor} is not known; export version 1")
+        if is_output and managed.flags & _DL_READ_ONLY:
+            raise ValueError(f"{name} is read-only: an output must be writable; pass a writable array")
+        tensor = managed.tensor
+    else:
+        tensor = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+    return Borrowed(_of_dl_tensor(name, tensor), capsule)
+
+
+def _of_dl_tensor(name: str, tensor: _DLTensor) -> View:
+    code = _DL_DTYPES.get((tensor.type_code, tensor.bits)) if tensor.lanes == 1 else None
+    if code is None:
+        raise ValueError(
+            f"{name}: its DLPack dtype (code {tensor.type_code}, {tensor.bits} bits, {tensor.lanes} lanes) must be "
+            f"{_KNOWN}; convert {name}"
+        )
+    if tensor.device_type in (_DL_CPU, _DL_CUDA_HOST):
+        device_type, device_id = _structs.CPU, 0
+    elif tensor.device_type in (_DL_CUDA, _DL_CUDA_MANAGED):
+        device_type, device_id = _structs.CUDA, tensor.device_id
+    else:
+        raise ValueError(f"{name}: its DLPack device type {tensor.device_type} must be the CPU or CUDA; copy it there")
+    shape = tuple(tensor.shape[i] for i in range(tensor.rank))
+    strides = tuple(tensor.strides[i] for i in range(tensor.rank)) if tensor.strides else row_major(shape)
+    return View((tensor.data or 0) + tensor.byte_offset, code, device_type, device_id, shape, strides)
+
+
+# ---- any of them ----
+
+
+def of(name: str, array: Any, stream: int | None = None, is_output: bool = False) -> Borrowed:
+    if isinstance(array, np.ndarray):
+        if is_output and not array.flags.writeable:
+            raise ValueError(f"{name} is read-only: an output must be writable; pass a writable array")
+        return of_numpy(name, array)
+    if hasattr(array, "__dlpack__"):
+        return of_dlpack(name, array, stream, is_output)
+    if hasattr(array, "__cuda_array_interface__"):
+        return of_cuda_array(name, array)
+    raise TypeError(
+        f"{name} is a {type(array).__name__}: must be a NumPy array or offer __dlpack__ or __cuda_array_interface__"
+    )
+
+
+_SPEC_GAP = 1 << 30  # keeps the made-up addresses of different tensors apart
+
+
+class SpecAddresses:
+    """Addresses for tensors without memory, never read: apart from each other, so that nothing overlaps."""
+
+    def __init__(self, device_type: int, device_id: int) -> None:
+        self._device = (device_type, device_id)
+        self._next = _SPEC_GAP
+
+    def view(self, name: str, spec: TensorSpec) -> View:
+        if spec.dtype not in _structs.DTYPE_NAMES:
+            raise ValueError(f"{name}.dtype={spec.dtype!r}: must be one of {', '.join(_structs.DTYPE_NAMES)}")
+        code = _structs.DTYPE_NAMES.index(spec.dtype)
+        shape = tuple(spec.shape)
+        strides = row_major(shape) if spec.strides is None else tuple(spec.strides)
+        reach = sum((size - 1) * abs(stride) for size, stride in zip(shape, strides, strict=True) if size > 0)
+        num_bytes = (reach + 1) * _structs.DTYPE_BYTES[code]
+        num_bytes += -num_bytes % _structs.WHOLE_ALIGNMENT
+        address = self._next + num_bytes  # negative strides reach down
+        self._next += _SPEC_GAP * math.ceil((2 * num_bytes + 1) / _SPEC_GAP)
+        return View(address, code, *self._device, shape, strides)

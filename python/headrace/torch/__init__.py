@@ -1,0 +1,28 @@
+"""Headrace for PyTorch 2.4 and newer, on the CPU and CUDA.
+
+The functions of flash-attn (same names, argument order, defaults and results), PyTorch's scaled_dot_product_attention,
+and attention() with everything that the library can do. They work under torch.compile without graph breaks, with fake
+tensors and autocast, on inputs of any strides; on CUDA they enqueue on the current stream.
+
+This version has no backward: out of inputs that require grad can be computed, and backward() raises
+NotImplementedError.
+"""
+
+from ._attention import attention
+from ._flash_attn import (
+    flash_attn_func,
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_func,
+)
+from ._sdpa import replace_sdpa, scaled_dot_product_attention
+
+__all__ = [
+    "attention",
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "replace_sdpa",
+    "scaled_dot_product_attention",
+]

@@ -1,0 +1,231 @@
+"""The direct way to the library, for tensors with memory: no dispatcher, no copy of the arguments.
+
+What a call depends on besides addresses is its key; everything that follows from the key is made once, in an Entry.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+
+from .. import _plans, _structs
+from .._arguments import EXTRA_NAMES, lse_shape, probs_shape, swapped_heads
+from .._plans import Options, Plan, View
+from .._structs import DATA_WORD
+from .._views import row_major
+
+_DTYPES = {
+    torch.float32: _structs.F32,
+    torch.float16: _structs.F16,
+    torch.bfloat16: _structs.BF16,
+    torch.float64: _structs.F64,
+    torch.int32: _structs.I32,
+    torch.uint32: _structs.U32,
+    torch.bool: _structs.BOOL,
+}
+_Q, _K, _V, _OUT, _LSE, _PROBS = (DATA_WORD[name] for name in ("q", "k", "v", "out", "lse", "probs"))
+_EXTRA_WORDS = tuple(DATA_WORD[name] for name in EXTRA_NAMES)
+Extras = tuple[Optional[torch.Tensor], ...]  # in the order of EXTRA_NAMES
+NO_EXTRAS: Extras = (None,) * len(EXTRA_NAMES)
+
+_empty = torch.empty
+_num_threads = torch.get_num_threads
+
+
+def _public_raw_stream(device: int) -> int:
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _public_raw_stream)
+
+
+def view_of(name: str, tensor: torch.Tensor, heads_first: bool = False) -> View:
+    code = _DTYPES.get(tensor.dtype)
+    if code is None:
+        raise ValueError(
+            f"{name}.dtype={tensor.dtype}: must be float32, float16, bfloat16, float64, or int32, uint32, bool where "
+            f"those are asked for; convert {name}"
+        )
+    if name == "tree_mask" and code == _structs.I32:
+        code = _structs.U32  # the same bits
+    if tensor.is_cuda:
+        device_type, device_id = _structs.CUDA, tensor.get_device()
+    elif tensor.device.type == "cpu":
+        device_type, device_id = _structs.CPU, 0
+    else:
+        raise NotImplementedError(
+            f"{name} is on {tensor.device}: headrace has kernels for the CPU and CUDA; move {name} there"
+        )
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    if heads_first:
+        shape, strides = swapped_heads(shape), swapped_heads(strides)
+    return View(tensor.data_ptr(), code, device_type, device_id, shape, strides)
+
+
+def out_layout(
+    q: torch.Tensor, v: torch.Tensor, heads_first: bool
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides of out: without gaps; [batch, heads, seqlen, dim] lies in memory as that of q does."""
+    shape = (*q.shape[:-1], v.shape[-1])
+    if not heads_first or len(shape) != 4 or q.stride(1) >= q.stride(2):
+        return shape, row_major(shape)
+    return shape, swapped_heads(row_major(swapped_heads(shape)))
+
+
+class Entry:
+    """What follows from a key."""
+
+    __slots__ = (
+        "blocks", "device", "handle", "heads_first", "is_cpu", "is_quick", "lse", "options", "out", "plan", "probs",
+        "result_dtype", "workspace_bytes",
+    )  # fmt: skip
+
+    def __init__(self, plan: Plan, q: torch.Tensor) -> None:
+        self.plan = plan
+        self.blocks = plan.blocks
+        self.handle = plan.handle
+        self.workspace_bytes = plan.workspace_bytes
+        self.is_cpu = not q.is_cuda
+        self.is_quick = self.is_cpu and plan.workspace_bytes <= _plans._KEPT_BYTES
+        self.device = q.device
+        self.result_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+        self.options: tuple = ()
+        self.heads_first = False
+        self.out: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+        self.lse: tuple[int, ...] | None = None
+        self.probs: tuple[int, ...] | None = None
+
+
+def _needs_copy(tensor: torch.Tensor) -> bool:
+    """The library wants a last axis without gaps; flash-attn's functions and PyTorch's copy there, and so do these."""
+    return tensor.dim() > 0 and tensor.shape[-1] > 1 and tensor.stride(-1) != 1
+
+
+def _make_entry(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    extras: Extras | None,
+    options: tuple,
+    heads_first: bool,
+    with_lse: bool,
+    with_probs: bool,
+    num_threads: int,
+    out_strides: tuple[int, ...] | None,
+) -> Entry:
+    views = {name: view_of(name, t, heads_first) for name, t in (("q", q), ("k", k), ("v", v))}
+    views.update({n: view_of(n, t) for n, t in zip(EXTRA_NAMES, extras or NO_EXTRAS, strict=True) if t is not None})
+    view = views["q"]
+    out = out_layout(q, v, heads_first) if q.dim() and v.dim() else ((), ())
+    if out_strides is not None:
+        out = (out[0], out_strides)
+    shapes = {"out": (view.dtype, *out)}
+    code = _structs.F64 if view.dtype == _structs.F64 else _structs.F32
+    lse = lse_shape(view.shape, "cu_seqlens_q" in views) if with_lse else None
+    probs = probs_shape(view.shape, views["k"].shape) if with_probs else None
+    if lse is not None:
+        shapes["lse"] = (code, lse, row_major(lse))
+    if probs is not None:
+        shapes["probs"] = (code, probs, row_major(probs))
+    # The plan asks for addresses that are not there yet: inputs never reach so far, and outputs keep apart.
+    address = 1 << 62
+    for name, (dtype, shape, strides) in shapes.items():
+        if name == "out" and heads_first:
+            shape, strides = swapped_heads(shape), swapped_heads(strides)
+        views[name] = View(address, dtype, view.device_type, view.device_id, shape, strides)
+        address += 1 << 60
+    entry = Entry(_plans.make(views, Options(*options), num_threads), q)
+    entry.out, entry.lse, entry.probs = out, lse, probs
+    entry.options, entry.heads_first = options, heads_first
+    return entry
+
+
+def _extras_key(extras: tuple[torch.Tensor | None, ...]) -> tuple:
+    return tuple(None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in extras)
+
+
+def quick_key(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, settings: Any, needs_grad: bool) -> tuple:
+    return (
+        settings, needs_grad, q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype,
+        q.get_device(), k.get_device(), v.get_device(), (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15,
+        _num_threads(),
+    )  # fmt: skip
+
+
+def forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    extras: Extras | None,
+    options: tuple,
+    dropout_state: torch.Tensor | None,
+    heads_first: bool,
+    with_lse: bool,
+    with_probs: bool,
+    out_strides: tuple[int, ...] | None = None,
+    quick_settings: Any = None,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """out, lse, probs (None where not asked for). `options` has the values of Options, in its order. With
+    `quick_settings` (settings, needs_grad) _quick.py knows the same call next time."""
+    device = q.get_device()
+    threads = _num_threads() if device < 0 else 0
+    q_data, k_data, v_data = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    key = (
+        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, device,
+        k.get_device(), v.get_device(), options, heads_first, with_lse, with_probs, threads, out_strides,
+        (q_data | k_data | v_data) & 15, None if extras is None else _extras_key(extras),
+    )  # fmt: skip
+    entry = _plans.get(key)
+    if entry is None:
+        if _needs_copy(q) or _needs_copy(k) or _needs_copy(v):
+            q, k, v = (t.contiguous() if _needs_copy(t) else t for t in (q, k, v))
+            return forward(q, k, v, extras, options, dropout_state, heads_first, with_lse, with_probs, out_strides)
+        made = _make_entry(q, k, v, extras, options, heads_first, with_lse, with_probs, threads, out_strides)
+        entry = _plans.keep(key, made)
+    if quick_settings is not None:
+        _plans.keep(quick_key(q, k, v, *quick_settings), entry)
+    shape, strides = entry.out
+    out = q.new_empty_strided(shape, strides)
+    try:
+        block = entry.blocks.pop()
+    except IndexError:
+        block = entry.plan.take_block()
+    words = block.words
+    words[_Q] = q_data
+    words[_K] = k_data
+    words[_V] = v_data
+    words[_OUT] = out.data_ptr()
+    lse = probs = None
+    if with_lse:
+        lse = _empty(entry.lse, dtype=entry.result_dtype, device=entry.device)
+        words[_LSE] = lse.data_ptr()
+    if with_probs:
+        probs = _empty(entry.probs, dtype=entry.result_dtype, device=entry.device)
+        words[_PROBS] = probs.data_ptr()
+    if extras is not None:
+        for word, tensor in zip(_EXTRA_WORDS, extras):
+            if tensor is not None:
+                words[word] = tensor.data_ptr()
+    if dropout_state is not None:
+        block.set_dropout(*(n & 0xFFFFFFFFFFFFFFFF for n in dropout_state.tolist()))
+    run(entry, block)
+    return out, lse, probs
+
+
+def run(entry: Entry, block: _plans.Block) -> None:
+    """On a GPU on the current stream, with scratch memory from PyTorch's allocator, which knows streams and graphs."""
+    if entry.is_cpu:
+        entry.plan.run_on_cpu(block)
+        return
+    stream = _raw_stream(entry.device.index)
+    if entry.workspace_bytes == 0:
+        entry.plan.run(block, None, stream)
+        return
+    workspace = _empty(entry.workspace_bytes, dtype=torch.uint8, device=entry.device)
+    entry.plan.run(block, workspace.data_ptr(), stream)
+
+
+def empty_results(like: torch.Tensor) -> torch.Tensor:
+    """Stands for a result that was not asked for, where an operator has to return a tensor."""
+    return _empty(0, dtype=torch.float32, device=like.device)

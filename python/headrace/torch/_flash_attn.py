@@ -1,0 +1,251 @@
+"""The functions of the flash-attn package: FlashAttention-2's arguments and results, FlashAttention-3's keywords."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .._arguments import window_sizes
+from .._structs import CAUSAL_BOTTOM_RIGHT, CAUSAL_NONE
+from . import _ops, _quick
+from ._attention import max_length, random_dropout_state
+from ._eager import Extras
+
+_OPEN = (-1, -1)
+
+
+def _refuse_fa3(qv: Any, descales: tuple[Any, Any, Any], attention_chunk: int, sm_margin: int) -> None:
+    for name, descale in zip(("q_descale", "k_descale", "v_descale"), descales, strict=True):
+        if descale is not None:
+            raise NotImplementedError(f"{name}: this version of headrace takes no fp8 tensors; leave {name} out")
+    if qv is not None:
+        raise NotImplementedError("qv: this version of headrace has no second query; leave qv out")
+    if attention_chunk:
+        raise NotImplementedError(
+            f"attention_chunk={attention_chunk}: this version of headrace has no chunks; pass attention() a mask"
+        )
+    if sm_margin:
+        raise NotImplementedError(f"sm_margin={sm_margin}: kernels here use every multiprocessor; leave sm_margin out")
+
+
+def _run(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    extras: Extras | None,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: tuple[int | None, int | None],
+    softcap: float,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    num_splits: int,
+    deterministic: bool,
+    return_attn_probs: bool,
+    quick_settings: tuple | None = None,
+) -> Any:
+    left, right = _OPEN if window_size == _OPEN else window_sizes(window_size)
+    mode = CAUSAL_BOTTOM_RIGHT if causal else CAUSAL_NONE
+    options = (
+        softmax_scale, softcap, dropout_p, left, right, max_seqlen_q, max_seqlen_k, mode, num_splits,
+        False, False, False,
+    )  # fmt: skip
+    state = random_dropout_state() if dropout_p else None
+    out, lse, _ = _ops.attention(
+        q, k, v, extras, options, state, False, return_attn_probs, False, deterministic, quick_settings
+    )
+    if not return_attn_probs:
+        return out
+    return out, lse, _signed_probs(q, k, v, extras, options, state)
+
+
+def _signed_probs(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extras: Extras | None, options: tuple, state: torch.Tensor | None
+) -> torch.Tensor:
+    """flash-attn's S_dmask: the probabilities, negative where they were dropped; empty without dropout."""
+    if state is None:
+        return q.new_empty(0)
+    if extras is not None and extras[0] is not None:
+        raise NotImplementedError(
+            "return_attn_probs with dropout_p and cu_seqlens: the library has probs for dense batches only; "
+            "call without return_attn_probs, or one sequence at a time"
+        )
+    with torch.no_grad():
+        dropped = _ops.attention(q, k, v, extras, options, state, False, False, True)[2]
+        whole = (*options[:2], 0.0, *options[3:])
+        probs = _ops.attention(q, k, v, extras, whole, None, False, False, True)[2]
+    assert dropped is not None and probs is not None
+    return torch.where(dropped == 0, -probs, probs).to(q.dtype)
+
+
+def flash_attn_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    qv: torch.Tensor | None = None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
+    attention_chunk: int = 0,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+) -> Any:
+    """flash_attn.flash_attn_func: softmax(softmax_scale * q k^T) v, causal aligned bottom-right.
+
+    Args:
+        q: [batch, seqlen_q, num_heads, head_dim]; float16, bfloat16, float32 or float64, any strides.
+        k: [batch, seqlen_k, num_kv_heads, head_dim]; num_kv_heads divides num_heads.
+        v: [batch, seqlen_k, num_kv_heads, head_dim_v].
+        dropout_p: 0.0 in evaluation. softmax_scale: default head_dim ** -0.5.
+        causal: query i sees keys j <= i + seqlen_k - seqlen_q.
+        window_size: (left, right), inclusive; -1 or None is open.
+        softcap: c > 0 makes a score s into c * tanh(s / c).
+        alibi_slopes: float32 [num_heads] or [batch, num_heads].
+        deterministic: for the backward; the forward always is.
+        return_attn_probs: for tests.
+        num_splits: key splits; 0, the default here, leaves it to the rule (FlashAttention-3's default is 1).
+        pack_gqa: accepted; query heads of a group are always computed together.
+        qv, q_descale, k_descale, v_descale, attention_chunk, sm_margin: NotImplementedError unless left out.
+
+    Returns:
+        out [batch, seqlen_q, num_heads, head_dim_v]; with return_attn_probs (out, softmax_lse, S_dmask): softmax_lse
+        float32 [batch, num_heads, seqlen_q], natural logarithm, -inf for a row without keys (FlashAttention-2 has
+        +inf); S_dmask [batch, num_heads, seqlen_q, seqlen_k], negative where dropped, empty without dropout.
+
+    Raises:
+        ValueError, NotImplementedError, MemoryError, RuntimeError: as attention().
+    """
+    settings = None
+    if alibi_slopes is None and not dropout_p and not return_attn_probs and type(window_size) is tuple:
+        settings = ("flash_attn", softmax_scale, causal, window_size, softcap, num_splits, deterministic)
+        if qv is q_descale is k_descale is v_descale is None and not attention_chunk and not sm_margin:
+            out = _quick.attention(q, k, v, settings)
+            if out is not None:
+                return out
+    if attention_chunk or sm_margin or not (qv is q_descale is k_descale is v_descale is None):
+        _refuse_fa3(qv, (q_descale, k_descale, v_descale), attention_chunk, sm_margin)
+    extras = None if alibi_slopes is None else (None, None, alibi_slopes, None, None, None, None)
+    return _run(
+        q, k, v, extras, dropout_p, softmax_scale, causal, window_size, softcap, 0, 0, num_splits, deterministic,
+        return_attn_probs, settings,
+    )  # fmt: skip
+
+
+def flash_attn_kvpacked_func(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """flash_attn.flash_attn_kvpacked_func: flash_attn_func with k and v in one tensor, read where they lie.
+
+    Args:
+        q: [batch, seqlen_q, num_heads, head_dim].
+        kv: [batch, seqlen_k, 2, num_kv_heads, head_dim].
+        The others, the result and the errors: as flash_attn_func.
+    """
+    if kv.dim() != 5 or kv.shape[2] != 2:
+        raise ValueError(f"kv.shape={tuple(kv.shape)}: must be [batch, seqlen_k, 2, num_kv_heads, head_dim]")
+    k, v = kv.unbind(2)
+    return flash_attn_func(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+    )
+
+
+def flash_attn_qkvpacked_func(
+    qkv: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """flash_attn.flash_attn_qkvpacked_func: flash_attn_func with q, k and v in one tensor, read where they lie.
+
+    Args:
+        qkv: [batch, seqlen, 3, num_heads, head_dim].
+        The others, the result and the errors: as flash_attn_func.
+    """
+    if qkv.dim() != 5 or qkv.shape[2] != 3:
+        raise ValueError(f"qkv.shape={tuple(qkv.shape)}: must be [batch, seqlen, 3, num_heads, head_dim]")
+    q, k, v = qkv.unbind(2)
+    return flash_attn_func(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+    )
+
+
+def flash_attn_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: torch.Tensor | None = None,
+    *,
+    seqused_q: torch.Tensor | None = None,
+    seqused_k: torch.Tensor | None = None,
+    qv: torch.Tensor | None = None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
+    attention_chunk: int = 0,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+) -> Any:
+    """flash_attn.flash_attn_varlen_func: a ragged batch, its sequences one after the other.
+
+    Args:
+        q: [total_q, num_heads, head_dim].
+        k: [total_k, num_kv_heads, head_dim]. v: [total_k, num_kv_heads, head_dim_v].
+        cu_seqlens_q, cu_seqlens_k: int32 [batch + 1], on the device of q, from 0 to total_q and total_k.
+        max_seqlen_q, max_seqlen_k: upper bounds of the lengths; may be left out on the CPU.
+        block_table, seqused_q, seqused_k: NotImplementedError unless left out.
+        The others and the errors: as flash_attn_func.
+
+    Returns:
+        out [total_q, num_heads, head_dim_v]; with return_attn_probs (out, softmax_lse, S_dmask): softmax_lse float32
+        [num_heads, total_q]; S_dmask is empty (with dropout_p: NotImplementedError).
+    """
+    if block_table is not None:
+        raise NotImplementedError("block_table: this version of headrace has no paged keys; pass k and v without pages")
+    if seqused_q is not None or seqused_k is not None:
+        raise NotImplementedError("seqused_q, seqused_k: must be left out; let cu_seqlens bound the rows that count")
+    _refuse_fa3(qv, (q_descale, k_descale, v_descale), attention_chunk, sm_margin)
+    extras = (cu_seqlens_q, cu_seqlens_k, alibi_slopes, None, None, None, None)
+    return _run(
+        q, k, v, extras, dropout_p, softmax_scale, causal, window_size, softcap,
+        max_length("q", max_seqlen_q, cu_seqlens_q) or 0, max_length("k", max_seqlen_k, cu_seqlens_k) or 0,
+        num_splits, deterministic, return_attn_probs,
+    )  # fmt: skip

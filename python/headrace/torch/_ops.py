@@ -1,0 +1,228 @@
+"""The operators torch.ops.headrace.attention and attention_backward: what torch.compile, autocast and autograd see.
+
+Eager calls without anything of that go straight to _eager.forward, which costs a fraction of the dispatcher.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .._arguments import lse_shape, probs_shape, swapped_heads
+from . import _backward, _eager
+from ._eager import NO_EXTRAS, Extras
+from ._quick import is_watched
+
+_EXTRAS = (
+    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? alibi_slopes, Tensor? bias, Tensor? mask, "
+    "Tensor? tree_mask, Tensor? sinks"
+)
+# In the order of _plans.Options.
+_OPTIONS = (
+    "float? softmax_scale, float softcap, float dropout_p, SymInt window_left, SymInt window_right, "
+    "SymInt max_seqlen_q, SymInt max_seqlen_k, int causal, int num_splits, bool strict_fallback, bool strict_rows, "
+    "bool checked"
+)
+_NUM_EXTRAS, _NUM_OPTIONS = len(NO_EXTRAS), 12
+
+_library = torch.library.Library("headrace", "DEF")
+_tags = (torch.Tag.pt2_compliant_tag,)
+_library.define(
+    f"attention(Tensor q, Tensor k, Tensor v, {_EXTRAS}, Tensor? dropout_state, {_OPTIONS}, bool heads_first, "
+    "bool with_lse, bool with_probs, bool deterministic) -> (Tensor out, Tensor lse, Tensor probs)",
+    tags=_tags,
+)
+_library.define(
+    f"attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_EXTRAS}, "
+    f"Tensor? dropout_state, {_OPTIONS}, bool heads_first, bool deterministic) "
+    "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsinks)",
+    tags=_tags,
+)
+
+
+class _Arguments:
+    """The flat arguments of the operator `attention`, by name."""
+
+    __slots__ = ("dropout_state", "extras", "flags", "options", "qkv")
+
+    def __init__(self, flat: tuple) -> None:
+        self.qkv = flat[:3]
+        options = 4 + _NUM_EXTRAS
+        self.extras = flat[3 : 3 + _NUM_EXTRAS]
+        self.dropout_state = flat[3 + _NUM_EXTRAS]
+        self.options = flat[options : options + _NUM_OPTIONS]
+        self.flags = flat[options + _NUM_OPTIONS :]  # heads_first, with_lse, with_probs, deterministic
+
+
+# ---- forward ----
+
+
+def _forward(*flat: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    a = _Arguments(flat)
+    extras = None if all(t is None for t in a.extras) else a.extras
+    out, lse, probs = _eager.forward(*a.qkv, extras, tuple(a.options), a.dropout_state, *a.flags[:3])
+    empty = _eager.empty_results
+    return out, empty(out) if lse is None else lse, empty(out) if probs is None else probs
+
+
+def _forward_fake(*flat: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    a = _Arguments(flat)
+    q, k, v = a.qkv
+    heads_first, with_lse, with_probs, _ = a.flags
+    shape, strides = _eager.out_layout(q, v, heads_first)
+    out = q.new_empty_strided(shape, strides)
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    q_sizes = swapped_heads(tuple(q.shape)) if heads_first else tuple(q.shape)
+    k_sizes = swapped_heads(tuple(k.shape)) if heads_first else tuple(k.shape)
+    lse = q.new_empty(lse_shape(q_sizes, a.extras[0] is not None) if with_lse else (0,), dtype=dtype)
+    probs = q.new_empty(probs_shape(q_sizes, k_sizes) if with_probs else (0,), dtype=dtype)
+    if not with_lse:
+        lse = lse.to(torch.float32)
+    if not with_probs:
+        probs = probs.to(torch.float32)
+    return out, lse, probs
+
+
+# ---- backward ----
+
+
+def _run_backward(*flat: Any) -> tuple[torch.Tensor, ...]:
+    return _backward.attention_backward(*flat)
+
+
+def _backward_fake(dout: torch.Tensor, dlse: torch.Tensor | None, *rest: Any) -> tuple[torch.Tensor, ...]:
+    q, k, v = rest[:3]
+    bias, sinks = rest[5 + 3], rest[5 + 6]
+    empty = torch.empty_like
+    nothing = q.new_empty((0,), dtype=torch.float32)
+    return (
+        empty(q),
+        empty(k),
+        empty(v),
+        nothing if bias is None else empty(bias),
+        q.new_empty((0,), dtype=torch.float32) if sinks is None else empty(sinks),
+    )
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+    out, lse, probs = output
+    a = _Arguments(inputs)
+    ctx.mark_non_differentiable(probs)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*a.qkv, out, lse, *a.extras, a.dropout_state)
+    ctx.options = a.options
+    ctx.heads_first, _, _, ctx.deterministic = a.flags
+
+
+def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None, dprobs: None) -> tuple:
+    q, k, v, out, lse, *extras, dropout_state = ctx.saved_tensors
+    if dout is None:
+        dout = torch.zeros_like(out)
+    dq, dk, dv, dbias, dsinks = torch.ops.headrace.attention_backward(
+        dout, dlse, q, k, v, out, lse, *extras, dropout_state, *ctx.options, ctx.heads_first, ctx.deterministic
+    )
+    bias, sinks = extras[3], extras[6]
+    of_extras = (None, None, None, None if bias is None else dbias, None, None, None if sinks is None else dsinks)
+    return (dq, dk, dv, *of_extras, None, *(None,) * (_NUM_OPTIONS + 4))
+
+
+# ---- autocast ----
+
+
+def _autocast_kernel(device_type: str) -> Any:
+    def cast_and_call(*flat: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        dtype = torch.get_autocast_dtype(device_type)
+        a = _Arguments(flat)
+        qkv = [t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in a.qkv]
+        bias = a.extras[3]
+        extras = list(a.extras)
+        if bias is not None and bias.dtype not in (torch.float32, torch.float64):
+            extras[3] = bias.to(dtype)
+        with torch.autocast(device_type, enabled=False):
+            return torch.ops.headrace.attention(*qkv, *extras, *flat[3 + _NUM_EXTRAS :])
+
+    return cast_and_call
+
+
+for _key in ("CPU", "CUDA"):
+    _library.impl("attention", _forward, _key)
+    _library.impl("attention_backward", _run_backward, _key)
+    _library.impl("attention", _autocast_kernel(_key.lower()), f"Autocast{_key}")
+torch.library.register_fake("headrace::attention", _forward_fake, lib=_library)
+torch.library.register_fake("headrace::attention_backward", _backward_fake, lib=_library)
+torch.library.register_autograd(
+    "headrace::attention", _differentiate, setup_context=_setup_context, lib=_library
+)
+_operator = torch.ops.headrace.attention.default
+
+
+# ---- gradients of eager calls ----
+
+
+class _Differentiable(torch.autograd.Function):
+    """The operator for a plain eager call with gradients: the same forward and backward at a fraction of its cost."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: Any, sinks: Any, rest: tuple) -> Any:
+        extras, options, dropout_state, (heads_first, with_lse, with_probs, deterministic), quick_settings = rest
+        results = _eager.forward(
+            q, k, v, extras, options, dropout_state, heads_first, True, with_probs, None, quick_settings
+        )
+        out, lse, probs = results
+        ctx.set_materialize_grads(False)
+        if probs is not None:
+            ctx.mark_non_differentiable(probs)
+        ctx.save_for_backward(q, k, v, out, lse, *(extras or NO_EXTRAS), dropout_state)
+        ctx.options, ctx.heads_first, ctx.deterministic = options, heads_first, deterministic
+        return results if with_lse or with_probs else out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Any, dlse: Any = None, dprobs: Any = None) -> tuple:
+        grads = _differentiate(ctx, dout, dlse, dprobs)
+        return (*grads[:3], grads[3 + 3], grads[3 + 6], None)
+
+
+# ---- the way in ----
+
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_is_compiling = torch.compiler.is_compiling
+_is_grad_enabled = torch.is_grad_enabled
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    extras: Extras | None,
+    options: tuple,
+    dropout_state: torch.Tensor | None,
+    heads_first: bool,
+    with_lse: bool,
+    with_probs: bool,
+    deterministic: bool = False,
+    quick_settings: tuple | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """out, lse, probs; what was not asked for is None or an empty tensor."""
+    needs_grad = _is_grad_enabled() and (
+        q.requires_grad
+        or k.requires_grad
+        or v.requires_grad
+        or (extras is not None and any(t is not None and t.requires_grad for t in extras))
+    )
+    if quick_settings is not None:
+        quick_settings = (quick_settings, needs_grad)
+    is_plain = not _is_compiling() and _PLAIN.issuperset((type(q), type(k), type(v))) and not q.is_meta
+    if is_plain and not needs_grad and not is_watched():
+        return _eager.forward(
+            q, k, v, extras, options, dropout_state, heads_first, with_lse, with_probs, None, quick_settings
+        )
+    given = NO_EXTRAS if extras is None else extras
+    flags = (heads_first, with_lse, with_probs, deterministic or torch.are_deterministic_algorithms_enabled())
+    if is_plain and not is_watched():
+        rest = (extras, options, dropout_state, flags, quick_settings)
+        results = _Differentiable.apply(q, k, v, given[3], given[6], rest)
+        return results if with_lse or with_probs else (results, None, None)
+    return _operator(
+        q, k, v, *given, dropout_state, *options, heads_first, with_lse or needs_grad, with_probs, flags[3]
+    )

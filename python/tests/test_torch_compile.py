@@ -1,0 +1,263 @@
+"""headrace.torch and what looks at operators: torch.compile, fake tensors, autocast, autograd, the profiler."""
+
+import pytest
+from torch_data import DEVICES, array, check, expected, make, qkv, same_bits, torch
+
+import headrace.torch as ht
+
+pytestmark = pytest.mark.filterwarnings("ignore::headrace.FallbackWarning")
+
+
+def functions(device):
+    """Every function with arguments for it."""
+    q, k, v = qkv(device)
+    heads_first = tuple(x.transpose(1, 2) for x in (q, k, v))
+    cu = torch.tensor([0, 10, 34], dtype=torch.int32, device=device)
+    flat = make((34, 4, 16), device=device)
+    slopes = make((4,), device=device).abs()
+    mask = torch.ones((17, 29), dtype=torch.bool, device=device).tril(5)
+    return {
+        "flash_attn_func": lambda: ht.flash_attn_func(q, k, v, causal=True, alibi_slopes=slopes),
+        "flash_attn_func lse": lambda: ht.flash_attn_func(q, k, v, window_size=(4, 4), return_attn_probs=True),
+        "qkvpacked": lambda: ht.flash_attn_qkvpacked_func(torch.stack([q, q, q], 2), causal=True),
+        "kvpacked": lambda: ht.flash_attn_kvpacked_func(q, torch.stack([k, v], 2)),
+        "varlen": lambda: ht.flash_attn_varlen_func(flat, flat, flat, cu, cu, 24, 24, causal=True),
+        "sdpa": lambda: ht.scaled_dot_product_attention(*heads_first, is_causal=True, enable_gqa=True),
+        "sdpa mask": lambda: ht.scaled_dot_product_attention(*heads_first, mask, enable_gqa=True),
+        "attention": lambda: ht.attention(q, k, v, causal=True, sinks=slopes, softcap=5.0, return_lse=True),
+        "attention bhsd": lambda: ht.attention(*heads_first, layout="bhsd", return_lse=True),
+    }
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", list(functions("cpu")))
+def test_compiles_without_graph_breaks(device, name):
+    function = functions(device)[name]
+    eager = function()
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")()
+    for a, b in zip(*((x if isinstance(x, tuple) else (x,)) for x in (eager, compiled)), strict=True):
+        assert same_bits(a, b) and a.stride() == b.stride()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_compiles_with_inductor_and_dynamic_shapes(device):
+    def model(q, k, v):
+        out = ht.flash_attn_func(q * 2, k, v, causal=True)
+        return out.relu() + 1
+
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, dynamic=True)
+    for sq, sk in ((17, 29), (23, 31), (64, 64)):
+        inputs = qkv(device, sq=sq, sk=sk)
+        assert (compiled(*inputs) - model(*inputs)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_compiled_plain_sdpa_reaches_us(device):
+    dtype = torch.float16 if device == "cuda" else torch.float32
+    q, k, v = (make((2, 4, 64, 16), dtype, device, i) for i in range(3))
+    plain = torch.nn.functional.scaled_dot_product_attention
+    torch._dynamo.reset()
+    with ht.replace_sdpa(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
+        ours = torch.compile(lambda q, k, v: plain(q, k, v, is_causal=True), fullgraph=True)(q, k, v)
+    assert same_bits(ours, ht.scaled_dot_product_attention(q, k, v, is_causal=True))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_operator_passes_pytorchs_own_checks(device):
+    q, k, v = qkv(device)
+    nothing = (None,) * 8
+    options = (None, 0.0, 0.0, -1, -1, 0, 0, 1, 0, False, False, False)
+    for layout, lse, probs in ((False, True, False), (True, False, False), (False, True, True)):
+        tensors = tuple(x.transpose(1, 2) for x in (q, k, v)) if layout else (q, k, v)
+        arguments = (*tensors, *nothing, *options, layout, lse, probs, False)
+        torch.library.opcheck(torch.ops.headrace.attention.default, arguments)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_fake_tensors_have_the_shapes_of_real_ones(device):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    q, k, v = qkv(device, torch.bfloat16, dim_v=24)
+    real = ht.attention(q, k, v, return_lse=True, return_probs=True)
+    with FakeTensorMode() as mode:
+        fake = ht.attention(*(mode.from_tensor(x) for x in (q, k, v)), return_lse=True, return_probs=True)
+    for a, b in zip(real, fake, strict=True):
+        assert (a.shape, a.stride(), a.dtype, a.device) == (b.shape, b.stride(), b.dtype, b.device)
+
+
+def test_meta_tensors_give_meta_results():
+    """Also after the same calls of tensors with memory."""
+    for function in (ht.flash_attn_func, ht.attention):
+        function(*qkv())
+    q, k, v = (x.to("meta") for x in qkv())
+    out, lse = ht.attention(q, k, v, return_lse=True)
+    assert out.is_meta and out.shape == q.shape and lse.shape == (2, 4, 17)
+    assert ht.flash_attn_func(q, k, v).is_meta and ht.attention(q, k, v).is_meta
+
+
+def test_dropout_compiles_and_follows_manual_seed():
+    q, k, v = qkv()
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda: ht.flash_attn_func(q, k, v, 0.5), fullgraph=True, backend="aot_eager")
+    torch.manual_seed(1)
+    first, second = compiled(), compiled()
+    torch.manual_seed(1)
+    assert same_bits(compiled(), first) and not same_bits(first, second)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_autocast_casts_to_its_dtype(device, is_compiled):
+    q, k, v = qkv(device)
+
+    def model(q, k, v):
+        with torch.autocast(device, dtype=torch.bfloat16):
+            return ht.flash_attn_func(q, k, v, causal=True)
+
+    torch._dynamo.reset()
+    out = (torch.compile(model, fullgraph=True, backend="aot_eager") if is_compiled else model)(q, k, v)
+    low = [x.bfloat16() for x in (q, k, v)]
+    assert same_bits(out, ht.flash_attn_func(*low, causal=True))
+    check(out, expected(*low, causal=True)[0], low[0])
+
+
+def test_autocast_leaves_doubles_alone_and_takes_mixed_inputs():
+    q, k, v = qkv()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert ht.attention(q.double(), k.double(), v.double()).dtype == torch.float64
+        mixed = ht.attention(q, k.bfloat16(), v, bias=make((1, 1, 17, 29), torch.float16))
+    assert mixed.dtype == torch.bfloat16
+
+
+# ---- gradients: computed forward, refused backward ----
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("which", ["q", "v", "bias", "sinks"])
+def test_backward_names_what_is_missing(device, is_compiled, which):
+    q, k, v = qkv(device)
+    tensors = {"q": q, "k": k, "v": v, "bias": make((2, 4, 17, 29), device=device), "sinks": make((4,), device=device)}
+    reference = ht.attention(**tensors)
+    tensors[which].requires_grad_()
+    torch._dynamo.reset()
+    function = torch.compile(ht.attention, fullgraph=True, backend="aot_eager") if is_compiled else ht.attention
+    out = function(**tensors)
+    assert out.requires_grad
+    assert same_bits(out, reference)
+    with pytest.raises(NotImplementedError, match="headrace_attention_backward is missing"):
+        out.sum().backward()
+
+
+def test_forward_without_grad_has_no_graph():
+    q, k, v = qkv()
+    q.requires_grad_()
+    with torch.no_grad():
+        assert not ht.flash_attn_func(q, k, v).requires_grad
+    with torch.inference_mode():
+        assert not ht.flash_attn_func(q, k, v).requires_grad
+    assert ht.flash_attn_func(q, k, v).requires_grad
+
+
+def test_the_backward_gets_what_a_kernel_needs(monkeypatch):
+    """The one function that is missing, put in by hand: the gradients then reach their inputs."""
+    from headrace.torch import _backward
+
+    q, k, v = (x.requires_grad_() for x in qkv(kv_heads=4))
+    bias = make((1, 1, 17, 29)).requires_grad_()
+
+    def formula(dout, dlse, q, k, v, out, lse, cu_q, cu_k, alibi, bias, *rest):
+        """Of softmax(q k^T + bias) v without anything else, and lse."""
+        scores = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5 + bias
+        p = torch.exp(scores - lse[..., None])
+        dp = torch.einsum("bihd,bjhd->bhij", dout, v)
+        delta = (dout * out).sum(-1).transpose(1, 2)[..., None]
+        ds = p * (dp - delta + (0 if dlse is None else dlse[..., None]))
+        scale = q.shape[-1] ** -0.5
+        dq = torch.einsum("bhij,bjhd->bihd", ds, k) * scale
+        dk = torch.einsum("bhij,bihd->bjhd", ds, q) * scale
+        dv = torch.einsum("bhij,bihd->bjhd", p, dout)
+        return dq, dk, dv, ds.sum((0, 1), keepdim=True), q.new_empty(0)
+
+    monkeypatch.setattr(_backward, "attention_backward", formula)
+    out, lse = ht.attention(q, k, v, bias=bias, return_lse=True)
+    (out.square().sum() + lse.sum()).backward()
+    grads = [x.grad.clone() for x in (q, k, v, bias)]
+    for x in (q, k, v, bias):
+        x.grad = None
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5 + bias
+    out = torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v)
+    (out.square().sum() + scores.logsumexp(-1).sum()).backward()
+    for ours, x in zip(grads, (q, k, v, bias), strict=True):
+        assert (ours - x.grad).abs().max() < 1e-4 * x.grad.abs().max()
+
+
+def test_calls_that_were_made_before_differentiate_too(monkeypatch):
+    from headrace.torch import _backward
+
+    seen = []
+
+    def doubled(dout, dlse, q, k, v, out, lse, *rest):
+        seen.append((lse.shape, rest[-2:]))
+        return 2 * dout, k.clone(), v.clone(), q.new_empty(0), q.new_empty(0)
+
+    monkeypatch.setattr(_backward, "attention_backward", doubled)
+    q, k, v = (x.requires_grad_() for x in qkv(sk=17, kv_heads=4))
+    for deterministic in (False, True, True):
+        q.grad = None
+        ht.flash_attn_func(q, k, v, deterministic=deterministic).sum().backward()
+        assert (q.grad == 2).all()
+    heads_first = [x.detach().transpose(1, 2).requires_grad_() for x in (q, k, v)]
+    for _ in range(2):
+        ht.scaled_dot_product_attention(*heads_first).sum().backward()
+    shape = torch.Size((2, 4, 17))
+    assert seen == [(shape, x) for x in ((False, False), (False, True), (False, True), (True, False), (True, False))]
+
+
+# ---- watchers ----
+
+
+def test_the_profiler_sees_the_operator():
+    q, k, v = qkv()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        ht.flash_attn_func(q, k, v)
+    assert any(event.key == "headrace::attention" for event in profile.key_averages())
+
+
+def test_dispatch_modes_and_subclasses_see_the_operator():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    q, k, v = qkv()
+    with Watch():
+        ht.flash_attn_func(q, k, v)
+    assert "headrace.attention.default" in seen
+
+    class Tagged(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            seen.append(f"tagged {function}")
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    ht.flash_attn_func(q.as_subclass(Tagged), k, v)
+    assert any(name.startswith("tagged headrace.attention") for name in seen)
+
+
+def test_export_has_the_operator():
+    class Model(torch.nn.Module):
+        def forward(self, q, k, v):
+            return ht.flash_attn_func(q, k, v, causal=True)
+
+    q, k, v = qkv()
+    exported = torch.export.export(Model(), (q, k, v))
+    assert "torch.ops.headrace.attention.default" in exported.graph_module.code
+    assert same_bits(exported.module()(q, k, v), Model()(q, k, v))
+    assert array(exported.module()(q, k, v)).any()
