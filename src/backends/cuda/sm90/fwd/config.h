@@ -110,8 +110,8 @@ inline constexpr Tile kTile128 = {128, 128, 128, 2, true, true};
 inline constexpr Tile kTile192v128 = {192, 128, 128, 2, false, false};
 inline constexpr Tile kTile192 = {192, 192, 112, 2, false, false};
 inline constexpr Tile kTile256 = {256, 256, 80, 2, false, false};
-// Short causal sequences: a tile of 192 rows has more on the wrong side of the diagonal. Tiles of one
-// head_dim have the same keys a step, so the choice changes no bits.
+// Short causal sequences: a tile of 192 rows has more on the wrong side of the diagonal. Tiles of
+// one head_dim have the same keys a step, so the choice changes no bits.
 inline constexpr Tile kShort64 = {64, 64, 128, 2, true, false};
 // General scores need registers for themselves: no third consumer, Q in shared memory.
 inline constexpr Tile kGeneral64 = {64, 64, 128, 2, false, false};

@@ -1,28 +1,20 @@
 // The consumers: S = Q K^T, softmax, O += P V for 64 rows a warpgroup.
 #pragma once
 
-#include "backends/cuda/common/row_end.cuh"
 #include "backends/cuda/common/scores.cuh"
 #include "backends/cuda/device/tma.cuh"
 #include "backends/cuda/device/wgmma.cuh"
-#include "backends/cuda/sm90/fwd/element.cuh"
-#include "backends/cuda/sm90/fwd/schedule.cuh"
 #include "backends/cuda/sm90/fwd/softmax.cuh"
+#include "backends/cuda/sm90/fwd/warp_rows.cuh"
 
 namespace headrace::cuda::sm90 {
 
 // kIsGeneral: scores need more than scale, causal mask, window and sinks.
 template <Tile kTile, class Element, bool kIsGeneral>
-class Consumer {
+class Consumer : WarpRows<kTile, Element> {
  public:
   __device__ __forceinline__ Consumer(const Params& p, const Maps& maps, u32 smem, int group)
-      : p_(p),
-        maps_(maps),
-        smem_(smem),
-        group_(group),
-        lane_(static_cast<int>(threadIdx.x) & 31),
-        warp_(__shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) >> 5 & 3, 0)),
-        to_log2_(kIsGeneral ? kLog2e : p.scale_log2) {}
+      : Base(p, smem, group), maps_(maps), to_log2_(kIsGeneral ? kLog2e : p.scale_log2) {}
 
   __device__ __forceinline__ void run() {
     for (Work work = next_work(); work.code != kEnd;) {
@@ -44,6 +36,27 @@ class Consumer {
   }
 
  private:
+  using Base = WarpRows<kTile, Element>;
+  using Base::barrier;
+  using Base::group_;
+  using Base::group_row;
+  using Base::head_of;
+  using Base::keys_begin;
+  using Base::keys_end;
+  using Base::lane_;
+  using Base::p_;
+  using Base::query_of;
+  using Base::report;
+  using Base::row_exists;
+  using Base::sequence_of;
+  using Base::smem_;
+  using Base::store_rows;
+  using Base::warp_;
+  using Base::word;
+  using Base::word_address;
+  using Base::write_empty;
+  using Base::write_lse;
+
   static constexpr SmemPlan kSmem = smem_plan(kTile);
   static constexpr BarrierPlan kBarriers = barrier_plan(kTile);
   static constexpr int kKeys = kTile.keys, kDim = kTile.head_dim, kDimV = kTile.head_dim_v;
@@ -54,26 +67,7 @@ class Consumer {
   using QK = Wgmma<typename Element::Operand, kKeys>;
   using PV = Wgmma<typename Element::Operand, kDimV>;
 
-  struct Work {
-    int slot, code, first, last, full_begin, full_end;
-    __device__ __forceinline__ bool has_keys() const { return first > last; }
-    __device__ __forceinline__ bool is_redo() const { return (code & kRedo) != 0; }
-    // Follows another tile without a stop.
-    __device__ __forceinline__ bool is_plain() const {
-      return code >= 0 && !is_redo() && has_keys();
-    }
-  };
-
   // ---- the schedule
-  __device__ __forceinline__ u32 barrier(int i) const {
-    return smem_ + kSmem.offset_barriers + 8 * i;
-  }
-  __device__ __forceinline__ u32 word_address(int slot, int i) const {
-    return smem_ + kSmem.offset_entries + 4 * (slot * kEntryWords + i);
-  }
-  __device__ __forceinline__ int word(const Work& work, int i) const {
-    return static_cast<int>(load_shared(word_address(work.slot, i)));
-  }
   __device__ __forceinline__ Work next_work() {
     Work work{};
     work.slot = entry_.stage;
@@ -88,11 +82,6 @@ class Consumer {
     work.full_end = uniform(kWordFullEnd);
     return work;
   }
-  __device__ __forceinline__ void report(const Work& work) {
-    __syncwarp();
-    if (lane_ == 0) mbarrier_arrive(barrier(kBarriers.tile_done + work.slot));
-  }
-
   // ---- the steps of a tile
   __device__ __forceinline__ void take_q() {
     q_barrier_ = q_stage_.stage * kTile.warpgroups + group_;
@@ -166,19 +155,7 @@ class Consumer {
     for (int i = 0; i < kCount; ++i) x[i] *= factor[i / 2 % 2];
   }
 
-  // ---- rows and masks
-  // Row r (0, 1) of this thread within its warpgroup, and its query and head.
-  __device__ __forceinline__ int group_row(int r) const { return warp_ * 16 + lane_ / 4 + 8 * r; }
-  __device__ __forceinline__ int query_of(int row) const {
-    return group_ * p_.group_queries + (p_.pack == 1 ? row : row / p_.pack);
-  }
-  // Keys that a query of the tile sees, [begin, end).
-  __device__ __forceinline__ int keys_end(const Work& work, int query) const {
-    return min(word(work, kWordKeys), word(work, kWordRight) + query);
-  }
-  __device__ __forceinline__ int keys_begin(const Work& work, int query) const {
-    return max(0, word(work, kWordLeft) + query);
-  }
+  // ---- scores and masks
   // Softcap, ALiBi, bias and masks, for both rows of the thread.
   template <int kHalf>
   __device__ __forceinline__ void general_scores_of(const Work& work, int n) {
@@ -193,12 +170,6 @@ class Consumer {
     const int query = min(word(work, kWordQuery) + query_of(row), word(work, kWordQueries) - 1);
     return make_score_row(p_.problem, p_.args, sequence_of(work), word(work, kWordBatch),
                           head_of(work, row), query);
-  }
-  __device__ __forceinline__ Sequence sequence_of(const Work& work) const {
-    return {.row_q = word(work, kWordRowQ),
-            .row_k = word(work, kWordRowK),
-            .seqlen_q = word(work, kWordQueries),
-            .seqlen_k = word(work, kWordKeys)};
   }
   // The accumulators of S in groups of four, as the code for fragments takes them.
   __device__ __forceinline__ auto blocks() -> float (&)[kKeys / 8][4] {
@@ -387,8 +358,7 @@ class Consumer {
   // and stores them without waiting for others.
   __device__ __forceinline__ void finish(const Work& work, RowSums rows, bool is_redo) {
     float inverse[2];
-    u32 wanted =
-        is_redo ? static_cast<u32>(word(work, kWordRows + 4 * group_ + warp_)) : 0xffffu;
+    u32 wanted = is_redo ? static_cast<u32>(word(work, kWordRows + 4 * group_ + warp_)) : 0xffffu;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float sum = rows.sum[r];
@@ -396,8 +366,7 @@ class Consumer {
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
       const int row = group_row(r), query = query_of(row), head = head_of(work, row);
       const bool exists = row_exists(work, row, query);
-      const RowEnd end =
-          end_of_row(p_.problem, p_.args, p_.numbers, head, rows.reference[r], sum);
+      const RowEnd end = end_of_row(p_.problem, p_.args, p_.numbers, head, rows.reference[r], sum);
       inverse[r] = end.factor;
       if (!is_redo && exists && is_bad(r, rows.reference[r], sum)) wanted &= ~(1u << (row & 15));
       // Lanes 4 i to 4 i + 3 hold row i, or i + 8: the others know nothing of it.
@@ -423,20 +392,6 @@ class Consumer {
     }
     const bool is_large = fabsf(reference) > kLargestReference && reference != -INFINITY;
     return zero != 0.0f || !(sum <= kLargestSum) || is_large;
-  }
-
-  __device__ __forceinline__ bool row_exists(const Work& work, int row, int query) const {
-    return row < p_.group_queries * p_.pack &&
-           query < word(work, kWordQueries) - word(work, kWordQuery);
-  }
-  __device__ __forceinline__ int head_of(const Work& work, int row) const {
-    const int head = word(work, kWordHead);
-    return p_.pack == 1 ? head : head * p_.pack + row % p_.pack;
-  }
-  __device__ __forceinline__ void write_lse(const Work& work, int query, int head,
-                                            float lse) const {
-    const std::int64_t row = std::int64_t{word(work, kWordRowQ)} + word(work, kWordQuery) + query;
-    store_lse(p_.args.lse, word(work, kWordBatch), head, row, lse);
   }
 
   // rows: bit r says whether row r of the warp is written.
@@ -483,48 +438,7 @@ class Consumer {
     if constexpr (!kTile.is_flat) release_q();
   }
 
-  // Row by row, 16 bytes a lane: rows that are packed, few, or not all wanted.
-  __device__ __forceinline__ void store_rows(const Work& work, u32 from, u32 rows) {
-    const int chunks = static_cast<int>(p_.problem.head_dim_v) / 8;
-#pragma unroll 1
-    for (int row = 0; row < 16; ++row) {
-      const int group_row = warp_ * 16 + row, query = query_of(group_row);
-      if ((rows >> row & 1u) == 0 || !row_exists(work, group_row, query)) continue;
-      Chunk* to = out_address(work, query, head_of(work, group_row));
-#pragma unroll 1
-      for (int chunk = lane_; chunk < chunks; chunk += 32)
-        to[chunk] = load_chunk(from + (chunk / 8) * kGroupRows * 128 +
-                               swizzle128(static_cast<u32>(row * 128 + chunk % 8 * 16)));
-    }
-  }
-
-  __device__ __forceinline__ Chunk* out_address(const Work& work, int query, int head) const {
-    const Operand& out = p_.args.out;
-    const std::int64_t row = std::int64_t{word(work, kWordRowQ)} + word(work, kWordQuery) + query;
-    const std::int64_t batch = p_.problem.is_ragged != 0 ? 0 : word(work, kWordBatch);
-    return reinterpret_cast<Chunk*>(static_cast<typename Element::Stored*>(out.data) +
-                                    row_offset(out, batch, row, head));
-  }
-
-  // No row of the tile sees a key.
-  __device__ __forceinline__ void write_empty(const Work& work) {
-    const int chunks = static_cast<int>(p_.problem.head_dim_v) / 8;
-#pragma unroll 1
-    for (int row = 0; row < 16; ++row) {
-      const int group_row = warp_ * 16 + row, query = query_of(group_row);
-      if (!row_exists(work, group_row, query)) continue;
-      const int head = head_of(work, group_row);
-      Chunk* to = out_address(work, query, head);
-#pragma unroll 1
-      for (int chunk = lane_; chunk < chunks; chunk += 32) to[chunk] = Chunk{};
-      if (lane_ == 0) write_lse(work, query, head, -INFINITY);
-    }
-  }
-
-  const Params& p_;
   const Maps& maps_;
-  const u32 smem_;
-  const int group_, lane_, warp_;
   const float to_log2_;  // of a product, or of a general score
   Ring<kEntries> entry_;
   Ring<kStages> k_, v_;

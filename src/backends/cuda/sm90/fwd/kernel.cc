@@ -25,9 +25,9 @@ constexpr Variant kPlain[] = {
     {kTile192v128, launch_hd192v128}, {kTile192, launch_hd192}, {kTile256, launch_hd256},
 };
 constexpr Variant kGeneral[] = {
-    {kGeneral64, launch_hd64_general},        {kGeneral96, launch_hd96_general},
-    {kGeneral128, launch_hd128_general},      {kTile192v128, launch_hd192v128_general},
-    {kTile192, launch_hd192_general},         {kTile256, launch_hd256_general},
+    {kGeneral64, launch_hd64_general},   {kGeneral96, launch_hd96_general},
+    {kGeneral128, launch_hd128_general}, {kTile192v128, launch_hd192v128_general},
+    {kTile192, launch_hd192_general},    {kTile256, launch_hd256_general},
 };
 constexpr Variant kShort = {kShort64, launch_hd64_short};
 constexpr std::int64_t kShortSeqlen = 1024;

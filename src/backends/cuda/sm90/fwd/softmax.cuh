@@ -21,8 +21,8 @@
 namespace headrace::cuda::sm90 {
 
 inline constexpr float kLog2e = 0x1.715476p+0f;
-inline constexpr float kMoveAboveShare = 0x1p9f;  // lazy: bf16 has 8 bits
-inline constexpr float kMoveAboveGrowth = 4.0f;   // conditional, in log2
+inline constexpr float kMoveAboveShare = 0x1p9f;     // lazy: bf16 has 8 bits
+inline constexpr float kMoveAboveGrowth = 4.0f;      // conditional, in log2
 inline constexpr float kLargestSum = 0x1p96f;        // of a row that is sound
 inline constexpr float kLargestReference = 0x1p13f;  // beyond it score * c is not exact enough
 
@@ -149,14 +149,16 @@ struct Softmax {
   }
 };
 
-// For rows of large scores, of overflows, of V near the largest float: the difference to the maximum
-// before the product, references that follow the maximum, weights far below 1 (kLift < 0).
+// For rows of large scores, of overflows, of V near the largest float: the difference to the
+// maximum before the product, references that follow the maximum, weights far below 1 (kLift < 0).
 template <int kKeys, int kLift>
 struct PreciseSoftmax {
   float maximum[2];  // of the scores, before the product with c; -inf: the row has seen no key
   float sum[2];
 
-  __device__ __forceinline__ float reference(int r, float c) const { return maximum[r] * c - kLift; }
+  __device__ __forceinline__ float reference(int r, float c) const {
+    return maximum[r] * c - kLift;
+  }
 
   __device__ __forceinline__ void start() {
     maximum[0] = maximum[1] = -INFINITY;

@@ -1,0 +1,123 @@
+// A warp's place in a tile: what was announced, which rows it has, where their results go.
+#pragma once
+
+#include "backends/cuda/common/row_end.cuh"
+#include "backends/cuda/device/tma.cuh"
+#include "backends/cuda/sm90/fwd/element.cuh"
+#include "backends/cuda/sm90/fwd/schedule.cuh"
+
+namespace headrace::cuda::sm90 {
+
+// A tile as it was announced; the rest of the words is read when it is needed.
+struct Work {
+  int slot, code, first, last, full_begin, full_end;
+  __device__ __forceinline__ bool has_keys() const { return first > last; }
+  __device__ __forceinline__ bool is_redo() const { return (code & kRedo) != 0; }
+  // Follows another tile without a stop.
+  __device__ __forceinline__ bool is_plain() const { return code >= 0 && !is_redo() && has_keys(); }
+};
+
+template <Tile kTile, class Element>
+class WarpRows {
+ public:
+  __device__ __forceinline__ WarpRows(const Params& p, u32 smem, int group)
+      : p_(p),
+        smem_(smem),
+        group_(group),
+        lane_(static_cast<int>(threadIdx.x) & 31),
+        warp_(__shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) >> 5 & 3, 0)) {}
+
+  __device__ __forceinline__ u32 barrier(int i) const {
+    return smem_ + kSmem.offset_barriers + 8 * i;
+  }
+  __device__ __forceinline__ u32 word_address(int slot, int i) const {
+    return smem_ + kSmem.offset_entries + 4 * (slot * kEntryWords + i);
+  }
+  __device__ __forceinline__ int word(const Work& work, int i) const {
+    return static_cast<int>(load_shared(word_address(work.slot, i)));
+  }
+  __device__ __forceinline__ void report(const Work& work) {
+    __syncwarp();
+    if (lane_ == 0) mbarrier_arrive(barrier(kBarriers.tile_done + work.slot));
+  }
+
+  // Row r (0, 1) of this thread within its warpgroup, and its query and head.
+  __device__ __forceinline__ int group_row(int r) const { return warp_ * 16 + lane_ / 4 + 8 * r; }
+  __device__ __forceinline__ int query_of(int row) const {
+    return group_ * p_.group_queries + (p_.pack == 1 ? row : row / p_.pack);
+  }
+  // Keys that a query of the tile sees, [begin, end).
+  __device__ __forceinline__ int keys_end(const Work& work, int query) const {
+    return min(word(work, kWordKeys), word(work, kWordRight) + query);
+  }
+  __device__ __forceinline__ int keys_begin(const Work& work, int query) const {
+    return max(0, word(work, kWordLeft) + query);
+  }
+  __device__ __forceinline__ Sequence sequence_of(const Work& work) const {
+    return {.row_q = word(work, kWordRowQ),
+            .row_k = word(work, kWordRowK),
+            .seqlen_q = word(work, kWordQueries),
+            .seqlen_k = word(work, kWordKeys)};
+  }
+  __device__ __forceinline__ bool row_exists(const Work& work, int row, int query) const {
+    return row < p_.group_queries * p_.pack &&
+           query < word(work, kWordQueries) - word(work, kWordQuery);
+  }
+  __device__ __forceinline__ int head_of(const Work& work, int row) const {
+    const int head = word(work, kWordHead);
+    return p_.pack == 1 ? head : head * p_.pack + row % p_.pack;
+  }
+  __device__ __forceinline__ void write_lse(const Work& work, int query, int head,
+                                            float lse) const {
+    const std::int64_t row = std::int64_t{word(work, kWordRowQ)} + word(work, kWordQuery) + query;
+    store_lse(p_.args.lse, word(work, kWordBatch), head, row, lse);
+  }
+
+  // Row by row, 16 bytes a lane: rows that are packed, few, or not all wanted.
+  __device__ __forceinline__ void store_rows(const Work& work, u32 from, u32 rows) {
+    const int chunks = static_cast<int>(p_.problem.head_dim_v) / 8;
+#pragma unroll 1
+    for (int row = 0; row < 16; ++row) {
+      const int group_row = warp_ * 16 + row, query = query_of(group_row);
+      if ((rows >> row & 1u) == 0 || !row_exists(work, group_row, query)) continue;
+      Chunk* to = out_address(work, query, head_of(work, group_row));
+#pragma unroll 1
+      for (int chunk = lane_; chunk < chunks; chunk += 32)
+        to[chunk] = load_chunk(from + (chunk / 8) * kGroupRows * 128 +
+                               swizzle128(static_cast<u32>(row * 128 + chunk % 8 * 16)));
+    }
+  }
+
+  __device__ __forceinline__ Chunk* out_address(const Work& work, int query, int head) const {
+    const Operand& out = p_.args.out;
+    const std::int64_t row = std::int64_t{word(work, kWordRowQ)} + word(work, kWordQuery) + query;
+    const std::int64_t batch = p_.problem.is_ragged != 0 ? 0 : word(work, kWordBatch);
+    return reinterpret_cast<Chunk*>(static_cast<typename Element::Stored*>(out.data) +
+                                    row_offset(out, batch, row, head));
+  }
+
+  // No row of the tile sees a key.
+  __device__ __forceinline__ void write_empty(const Work& work) {
+    const int chunks = static_cast<int>(p_.problem.head_dim_v) / 8;
+#pragma unroll 1
+    for (int row = 0; row < 16; ++row) {
+      const int group_row = warp_ * 16 + row, query = query_of(group_row);
+      if (!row_exists(work, group_row, query)) continue;
+      const int head = head_of(work, group_row);
+      Chunk* to = out_address(work, query, head);
+#pragma unroll 1
+      for (int chunk = lane_; chunk < chunks; chunk += 32) to[chunk] = Chunk{};
+      if (lane_ == 0) write_lse(work, query, head, -INFINITY);
+    }
+  }
+
+  const Params& p_;
+  const u32 smem_;
+  const int group_, lane_, warp_;  // consumer warpgroup; lane; warp of it
+
+ private:
+  static constexpr SmemPlan kSmem = smem_plan(kTile);
+  static constexpr BarrierPlan kBarriers = barrier_plan(kTile);
+};
+
+}  // namespace headrace::cuda::sm90
