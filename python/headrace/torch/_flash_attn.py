@@ -129,11 +129,13 @@ def flash_attn_func(
     """
     settings = None
     if alibi_slopes is None and not dropout_p and not return_attn_probs and type(window_size) is tuple:
-        settings = ("flash_attn", softmax_scale, causal, window_size, softcap, num_splits, deterministic)
-        if qv is q_descale is k_descale is v_descale is None and not attention_chunk and not sm_margin:
-            out = _quick.attention(q, k, v, settings)
-            if out is not None:
-                return out
+        settings = (
+            "flash_attn", softmax_scale, causal, window_size, softcap, num_splits, qv, q_descale, k_descale, v_descale,
+            attention_chunk, sm_margin, deterministic,
+        )  # fmt: skip
+        out = _quick.attention(q, k, v, settings)
+        if out is not None:
+            return out
     if attention_chunk or sm_margin or not (qv is q_descale is k_descale is v_descale is None):
         _refuse_fa3(qv, (q_descale, k_descale, v_descale), attention_chunk, sm_margin)
     extras = None if alibi_slopes is None else (None, None, alibi_slopes, None, None, None, None)
