@@ -23,8 +23,8 @@ struct Schedule {
   int num_threads = 1;
   std::int64_t num_ctas = 0;
   std::size_t workspace_bytes = 0;
-  // For bounds of the error: what P is rounded to before P V, and by how many units of 2^-24 a product
-  // of two floats may be off besides (3 x tf32).
+  // For bounds of the error: what P is rounded to before P V, and by how many units of 2^-24 a
+  // product of two floats may be off besides (3 x tf32).
   DType prob_dtype = DType::f32;
   int product_error = 0;
   std::string note;  // one line for explain: the path and the reason for it
