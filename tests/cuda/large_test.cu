@@ -122,6 +122,20 @@ Status run_kernel(const Kernel& kernel, const headrace_attention_tensors& tensor
   return status;
 }
 
+// Of keys, as the kernel takes them.
+double num_tiles(const Kernel& kernel, const Large& x, DType dtype) {
+  Problem p = default_problem();
+  p.dtype = static_cast<std::int32_t>(dtype);
+  p.batch = x.batch;
+  p.seqlen_q = x.seqlen_q;
+  p.seqlen_k = x.seqlen_k;
+  p.num_heads = x.num_heads;
+  p.num_kv_heads = x.num_kv_heads;
+  p.head_dim = p.head_dim_v = x.dim;
+  const std::int64_t tile = kernel.plan(p, device_info(0).value()).tile_n;
+  return static_cast<double>(x.seqlen_k) / static_cast<double>(tile > 0 ? tile : 1);
+}
+
 template <class T>
 void check_large(const Large& x) {
   const std::int64_t num_q = x.batch * x.seqlen_q * x.num_heads * x.dim;
@@ -171,7 +185,9 @@ void check_large(const Large& x) {
     const Sums got = sums.read()[0];
     const std::string what = std::string(kernel->name) + " " + dtype_name(TypeOf<T>::dtype);
     EXPECT_EQ(got.num_outside, 0u) << what;
-    EXPECT_LT(got.error2 / got.exact2, TypeOf<T>::nmse) << what;
+    // The sum of each tile of keys is rounded into the row's, by at most 2^-24 of it.
+    const double tiles = num_tiles(*kernel, x, TypeOf<T>::dtype);
+    EXPECT_LT(got.error2 / got.exact2, TypeOf<T>::nmse + tiles * 0x1p-48) << what;
     std::printf("%s, %lld x %lld keys, %lld elements: nmse %.3g\n", what.c_str(),
                 static_cast<long long>(x.seqlen_q), static_cast<long long>(x.seqlen_k),
                 static_cast<long long>(num_q), got.error2 / got.exact2);

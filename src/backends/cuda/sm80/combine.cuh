@@ -47,9 +47,9 @@ __global__ void __launch_bounds__(32 * kCombineWarps)
     for (int column = lane; column < p.head_dim_v; column += 32) {
       float value = 0.0f;
       for (std::int64_t s = 0; s < plan.num_splits; ++s)
-        if (const float weight = weight_of(s); weight != 0.0f)
+        if (const float weight = weight_of(s) * end.factor; weight != 0.0f)
           value = fmaf(first[s * next + column], weight, value);
-      store_real(out, column, fmaf(value, end.factor, 0.0f));
+      store_real(out, column, value + 0.0f);
     }
   }
 }

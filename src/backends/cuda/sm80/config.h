@@ -10,8 +10,7 @@
 
 namespace headrace::cuda::sm80 {
 
-// One shape for every mask: tile.keys fixes the order of a row's sums, so it depends on dtype and
-// head dims alone.
+// tile.keys fixes the order of a row's sums, so it depends on dtype, head dims and features alone.
 struct Tile {
   int dim;         // head_dim and head_dim_v are filled up to it with zeros
   int warps;       // of a CTA
@@ -36,23 +35,29 @@ constexpr int bucket_of(const Problem& p) {
   return 0;
 }
 
-// The README has the arithmetic behind these.
-constexpr Tile tile_of(bool is_f32, int dim) {
+// "Plain" scores are scale, causal mask, window and sinks.
+constexpr bool needs_general(const Problem& p) {
+  return has_general_scores(p) || !(p.softmax_scale > 0);
+}
+
+// The README has the arithmetic behind these. General scores need registers of their own.
+constexpr Tile tile_of(bool is_f32, int dim, bool is_general) {
   if (is_f32) {
     if (dim == 64) return {64, 4, 1, 32, 1, false, 4};
     if (dim == 128) return {128, 4, 1, 32, 1, false, 2};
     return {256, 4, 1, 16, 1, false, 2};
   }
-  if (dim == 64) return {64, 4, 2, 64, 2, true, 2};
-  if (dim == 128) return {128, 4, 2, 64, 1, false, 2};
+  if (dim == 64 && is_general) return {64, 4, 2, 64, 2, true, 2};
+  if (dim == 64) return {64, 4, 2, 128, 1, false, 2};
+  if (dim == 128) return {128, 4, 2, is_general ? 32 : 64, 1, false, 2};
   return {256, 4, 1, 64, 1, false, 2};
 }
-template <bool kIsF32, int kDim>
+template <bool kIsF32, int kDim, bool kIsGeneral>
 struct TileOf {  // as a type, for templates
-  static constexpr Tile kTile = tile_of(kIsF32, kDim);
+  static constexpr Tile kTile = tile_of(kIsF32, kDim, kIsGeneral);
 };
 constexpr Tile tile_of(const Problem& p) {
-  return tile_of(dtype_of(p) == DType::f32, bucket_of(p));
+  return tile_of(dtype_of(p) == DType::f32, bucket_of(p), needs_general(p));
 }
 
 // Shared memory that a CTA may have on the smallest chips with sm_80's instructions (sm_86, sm_89).
@@ -81,11 +86,6 @@ constexpr SmemPlan smem_plan(Tile tile, int element_bytes, bool is_general) {
   x.unit = x.rows + (is_general ? tile.rows() * kScoreRowBytes : 0);
   x.total = x.unit + kUnitBytes;
   return x;
-}
-
-// "Plain" scores are scale, causal mask, window and sinks.
-constexpr bool needs_general(const Problem& p) {
-  return has_general_scores(p) || !(p.softmax_scale > 0);
 }
 
 // Divisions by the group size in a tile: exact for quotients of row < group + 128.

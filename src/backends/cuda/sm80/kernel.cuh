@@ -10,74 +10,14 @@
 
 #include <type_traits>
 
-#include "backends/cuda/common/lengths.cuh"
 #include "backends/cuda/common/row_end.cuh"
 #include "backends/cuda/sm80/load.cuh"
 #include "backends/cuda/sm80/multiply.cuh"
-#include "backends/cuda/sm80/sm80.h"
+#include "backends/cuda/sm80/softmax.cuh"
+#include "backends/cuda/sm80/store.cuh"
+#include "backends/cuda/sm80/unit.cuh"
 
 namespace headrace::cuda::sm80 {
-
-// Tiles of keys, counted from first_tile, the first that any row of the CTA sees: those that a warp's
-// rows see, and those that all of them see whole.
-struct alignas(16) WarpTiles {
-  int seen_begin, seen_end, whole_begin, whole_end;
-  int first_tile, num_tiles;  // of the CTA
-};
-
-// What one CTA computes. It lies in shared memory, for registers are scarce and the main loop needs
-// little of it.
-struct Unit {
-  WarpTiles warps[kMaxWarps];
-  Sequence sequence;
-  std::int64_t batch_idx, kv_head;
-  std::int64_t k_offset, v_offset;  // of the sequence's first row
-  int seqlen_q, seqlen_k;                 // of the sequence
-  int num_rows;                           // of the tile; 0: there is nothing to do
-  int first_query;                        // of the first row
-  u32 first_head;                         // in the group, of the first row
-  int split_idx, split_begin, split_end;  // keys; not split: all
-  bool is_split;
-};
-static_assert(sizeof(Unit) <= kUnitBytes);
-
-// Most numbers are small, and long division is slow.
-__device__ __forceinline__ std::int64_t quotient(std::int64_t a, std::int64_t b) {
-  const u64 x = static_cast<u64>(a), y = static_cast<u64>(b);
-  if (((x | y) >> 32) == 0) return static_cast<u32>(x) / static_cast<u32>(y);
-  return a / b;
-}
-
-// Which rows, and of the keys which split.
-__device__ inline void find_unit(const Params& c, Tile tile, std::int64_t unit_idx, Unit& x) {
-  const Problem& p = c.problem;
-  const std::int64_t head_idx = quotient(unit_idx, c.units_per_head);
-  const int idx = static_cast<int>(unit_idx - head_idx * c.units_per_head);
-  x.batch_idx = quotient(head_idx, p.num_kv_heads);
-  x.kv_head = head_idx - x.batch_idx * p.num_kv_heads;
-  const bool reports = x.kv_head == 0 && idx == 0;
-  const Sequence sequence = device_sequence(p, c.args.ragged, x.batch_idx, reports, c.error_word);
-  x.sequence = sequence;
-  x.k_offset = row_offset(c.args.k, x.batch_idx, sequence.row_k, x.kv_head);
-  x.v_offset = row_offset(c.args.v, x.batch_idx, sequence.row_k, x.kv_head);
-  x.seqlen_q = static_cast<int>(sequence.seqlen_q);
-  x.seqlen_k = static_cast<int>(sequence.seqlen_k);
-  SequencePlan plan{1, sequence.seqlen_k};
-  if (c.partial != nullptr) plan = plan_sequence(p, tile, sequence.seqlen_q, sequence.seqlen_k);
-  x.is_split = plan.num_splits > 1;
-  const int all_rows = x.seqlen_q * static_cast<int>(c.group);
-  const int num_tiles = (all_rows + tile.rows() - 1) / tile.rows();
-  // Causal tiles differ in length: the longest first.
-  const int first_row = x.is_split ? 0 : (num_tiles - 1 - idx) * tile.rows();
-  const bool exists = idx < (x.is_split ? static_cast<int>(plan.num_splits) : num_tiles);
-  x.num_rows = exists ? min(all_rows - first_row, tile.rows()) : 0;
-  x.split_idx = x.is_split ? idx : 0;
-  x.split_begin = x.split_idx * static_cast<int>(plan.split_keys);
-  x.split_end = static_cast<int>(min(x.split_begin + plan.split_keys, sequence.seqlen_k));
-  const u32 query = static_cast<u32>(first_row) / c.group;
-  x.first_query = static_cast<int>(query);
-  x.first_head = static_cast<u32>(first_row) - query * c.group;
-}
 
 extern __shared__ __align__(1024) unsigned char dynamic_smem[];
 
@@ -137,9 +77,6 @@ class Task {
   }
 
   // ---- rows and the keys that they see
-  struct RowOf {
-    int q_idx, head;  // head: in the group
-  };
   __device__ __forceinline__ RowOf row_of(int row) const {
     const u32 group = c_.group, idx = unit().first_head + static_cast<u32>(row);
     const u32 query = group == 1    ? idx
@@ -150,9 +87,6 @@ class Task {
   __device__ __forceinline__ std::int64_t head_of(const RowOf& row) const {
     return unit().kv_head * c_.group + row.head;
   }
-  struct Keys {
-    int begin, end;
-  };
   __device__ __forceinline__ Keys keys_of(int q_idx) const {
     const KeyRange x = visible_keys(p_, q_idx, unit().seqlen_q, unit().seqlen_k);
     return {max(static_cast<int>(x.begin), unit().split_begin),
@@ -177,8 +111,12 @@ class Task {
     const auto end_of = [&](int from) { return __shfl_sync(kAll, keys.end, from); };
     const auto above = [](int key) { return (key + kKeys - 1) / kKeys; };
     const int first = begin_of(0) / kKeys;
-    WarpTiles x{begin_of(2) / kKeys - first, above(end_of(3)) - first, above(begin_of(3)) - first,
-                max(end_of(2), 0) / kKeys - first, first, max(above(end_of(1)) - first, 0)};
+    WarpTiles x{begin_of(2) / kKeys - first,
+                above(end_of(3)) - first,
+                above(begin_of(3)) - first,
+                max(end_of(2), 0) / kKeys - first,
+                first,
+                max(above(end_of(1)) - first, 0)};
     if (first_row >= num_rows || end_of(3) <= begin_of(2)) x.seen_end = 0;
     if (lane() == 0) tiles() = x;
     __syncwarp();
@@ -341,14 +279,14 @@ class Task {
     float factor[kRowBlocks][2], reference[kRowBlocks][2];
     bool is_changed = false, is_large = false;
     for_rows([&](auto b, auto half) {
-      const RowStep step = next_maximum<half()>(s[b()], max_[b()][half()]);
+      const RowStep step =
+          next_maximum<kIsFloat, half()>(s[b()], scale_log2(), prob_shift(), max_[b()][half()]);
       factor[b()][half()] = step.factor;
       reference[b()][half()] = step.reference;
       is_changed |= step.factor != 1.0f;
       is_large |= step.is_large;
     });
-    // Whole warps skip what changes nothing.
-    if (__any_sync(kAll, is_changed)) {
+    if (__any_sync(kAll, is_changed)) {  // else it would change nothing
 #pragma unroll
       for (int b = 0; b < kRowBlocks; ++b) {
         sum_[b][0] *= factor[b][0];
@@ -359,7 +297,8 @@ class Task {
     }
     if (kIsFloat || __any_sync(kAll, is_large)) {
       for_rows([&](auto b, auto half) {
-        subtract_maximum<half()>(max_[b()][half()], s[b()], reference[b()][half()]);
+        subtract_maximum<kIsFloat, half()>(max_[b()][half()], prob_shift(), s[b()],
+                                           reference[b()][half()]);
       });
     }
     const float scale = scale_log2();
@@ -378,45 +317,6 @@ class Task {
     if constexpr (kIsGeneral) drop_keys(first_key, s);
   }
 
-  // P = exp2(s scale - reference) takes one instruction, and is off by the rounding of the reference.
-  // That is nothing as long as the largest P still rounds to a power of two; else the maximum is
-  // subtracted from the scores first. In float it always is.
-  struct RowStep {
-    float reference, factor;  // factor: for what has been added up so far
-    bool is_large;
-  };
-  template <int kHalf>
-  __device__ __forceinline__ RowStep next_maximum(const float (&s)[kKeyBlocks][4],
-                                                  float& row_max) const {
-    const float scale = scale_log2(), shift = prob_shift(), before = row_max;
-    float top = before;
-#pragma unroll
-    for (int j = 0; j < kKeyBlocks; ++j)
-      top = fmaxf(top, fmaxf(s[j][2 * kHalf], s[j][2 * kHalf + 1]));
-    top = fmaxf(top, __shfl_xor_sync(kAll, top, 1));
-    row_max = top = fmaxf(top, __shfl_xor_sync(kAll, top, 2));
-    const float used = finite_maximum(top), reference = fmaf(used, scale, -shift);
-    const bool is_large = is_large_reference(reference);
-    const float change =
-        is_large ? (before - used) * scale : fmaf(before, scale, -shift) - reference;
-    return {reference, exp2_approx(change), is_large};
-  }
-  template <int kHalf>
-  __device__ __forceinline__ void subtract_maximum(float row_max, float (&s)[kKeyBlocks][4],
-                                                   float& reference) const {
-    if (!is_large_reference(reference)) return;
-    const float used = finite_maximum(row_max);
-#pragma unroll
-    for (int n = 0; n < 2 * kKeyBlocks; ++n) s[n / 2][2 * kHalf + n % 2] -= used;
-    reference = -prob_shift();
-  }
-  static __device__ __forceinline__ bool is_large_reference(float reference) {
-    return kIsFloat || fabsf(reference) > 1024.0f;
-  }
-  // Scores of -inf alone: any finite reference gives zeros, and lets a NaN through.
-  static __device__ __forceinline__ float finite_maximum(float row_max) {
-    return row_max == -HUGE_VALF ? 0.0f : row_max;
-  }
   __device__ __forceinline__ float scale_log2() const {
     constexpr float kLog2E = 0x1.715476p+0f;
     return kIsGeneral ? kLog2E : kLog2E * c_.numbers.scale;
@@ -541,43 +441,16 @@ class Task {
         const float x = fmaf(o_[b()][c][2 * half()], row_factor, 0.0f);
         const float y = fmaf(o_[b()][c][2 * half() + 1], row_factor, 0.0f);
         if constexpr (kIsFloat) {
-          if (done >> row & 1u) store_floats(to, 8 * c + 2 * t, x, y);
+          if (done >> row & 1u) store_floats(to, p_.head_dim_v, 8 * c + 2 * t, x, y, c_.is_even_v);
         } else {
           const int at = kSmem.q + (warp() * kWarpRows + row) * kRowBytes + 4 * t;
           *reinterpret_cast<u32*>(dynamic_smem + at + (c ^ (row & 7)) * 16) = Pair<T>::pack(x, y);
         }
       }
     });
-    if constexpr (!kIsFloat) copy_out(out, offset, done);
-  }
-  __device__ __forceinline__ void store_floats(T* row, int column, float x, float y) const {
-    if (c_.is_even_v) {
-      if (column < p_.head_dim_v) *reinterpret_cast<float2*>(row + column) = {x, y};
-    } else {
-      if (column < p_.head_dim_v) store_real(row, column, x);
-      if (column + 1 < p_.head_dim_v) store_real(row, column + 1, y);
-    }
-  }
-
-  __device__ __forceinline__ void copy_out(T* out, std::int64_t offset, unsigned done) const {
-    constexpr int kPieces = Mine::kPieces;
-    __syncwarp();
-#pragma unroll 4
-    for (int i = lane(); i < kWarpRows * kPieces; i += 32) {
-      const int row = i / kPieces, piece = i % kPieces;
-      T* to = out + __shfl_sync(kAll, offset, row) + piece * Mine::kElements;
-      const int count = Mine::count_of(p_.head_dim_v, piece);
-      if ((done >> row & 1u) == 0) continue;
-      const unsigned char* from = dynamic_smem + kSmem.q + (warp() * kWarpRows + row) * kRowBytes +
-                                  (piece ^ (row & 7)) * 16;
-      if (c_.is_even_v) {
-        if (count > 0) *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
-      } else {
-#pragma unroll 1
-        for (int n = 0; n < count; ++n) to[n] = reinterpret_cast<const T*>(from)[n];
-      }
-    }
-    __syncwarp();
+    if constexpr (!kIsFloat)
+      copy_rows<T, kDim, kWarpRows>(dynamic_smem + kSmem.q + warp() * kWarpRows * kRowBytes, out,
+                                    offset, done, p_.head_dim_v, c_.is_even_v);
   }
 
   // The normalised row of this split, its reference and its sum.

@@ -9,7 +9,7 @@ namespace headrace::cuda::sm80 {
 
 template <class T, bool kIsGeneral, int kDim>
 Status launch_forward(const char* name, const Params& params, cudaStream_t stream) {
-  using Shape = TileOf<std::is_same_v<T, float>, kDim>;
+  using Shape = TileOf<std::is_same_v<T, float>, kDim, kIsGeneral>;
   constexpr Tile tile = Shape::kTile;
   constexpr SmemPlan smem = smem_plan(tile, sizeof(T), kIsGeneral);
   static_assert(smem.total <= kSmallestSmem);
@@ -41,8 +41,7 @@ Status launch_all(const char* name, const Params& params, Stream stream) {
                    ? launch_forward<T, true, kDim>(name, params, cuda_stream)
                    : launch_forward<T, false, kDim>(name, params, cuda_stream);
   if (bad || params.partial == nullptr) return bad;
-  return launch_combine<T>(name, params, TileOf<std::is_same_v<T, float>, kDim>::kTile,
-                           cuda_stream);
+  return launch_combine<T>(name, params, tile_of(params.problem), cuda_stream);
 }
 
 }  // namespace headrace::cuda::sm80

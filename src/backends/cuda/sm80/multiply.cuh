@@ -181,8 +181,7 @@ struct Multiply<float, kDim, kRowBlocks, kKeyBlocks> {
   }
 
   // s += Q K^T without tensor cores: infinities stay what they are, which parts of them would not.
-  static __device__ __forceinline__ void plain_scores(u32 q_tile, u32 k_tile, int lane,
-                                                      Sums& s) {
+  static __device__ __forceinline__ void plain_scores(u32 q_tile, u32 k_tile, int lane, Sums& s) {
 #pragma unroll 1
     for (int piece = 0; piece < kDim / 4; ++piece) {
       float4 q[2 * kRowBlocks];
@@ -207,8 +206,7 @@ struct Multiply<float, kDim, kRowBlocks, kKeyBlocks> {
 
   // o += P V v_scale. Row 2 t of V stands for index t of the product and row 2 t + 1 for t + 4: so
   // the fragments of P are those of the scores as they are.
-  static __device__ __forceinline__ void output(u32 v_tile, int lane, float v_scale,
-                                                const Sums& p,
+  static __device__ __forceinline__ void output(u32 v_tile, int lane, float v_scale, const Sums& p,
                                                 float (&o)[kRowBlocks][kDim / 8][4]) {
     const int g = lane >> 2, t = lane & 3;
     const u32 v_lane =

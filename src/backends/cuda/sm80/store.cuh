@@ -1,0 +1,45 @@
+// Finished rows on their way to memory.
+#pragma once
+
+#include "backends/cuda/common/element.cuh"
+#include "backends/cuda/sm80/load.cuh"
+
+namespace headrace::cuda::sm80 {
+
+// Two columns of a row; is_even: 16 bytes aligned, and a whole number of them.
+__device__ __forceinline__ void store_floats(float* row, std::int64_t dim, int column, float x,
+                                             float y, bool is_even) {
+  if (is_even) {
+    if (column < dim) *reinterpret_cast<float2*>(row + column) = {x, y};
+  } else {
+    if (column < dim) store_real(row, column, x);
+    if (column + 1 < dim) store_real(row, column + 1, y);
+  }
+}
+
+// A warp's swizzled rows `from` shared memory, those of the bits `done`; lane r knows the offset of
+// row r.
+template <class T, int kDim, int kWarpRows>
+__device__ __forceinline__ void copy_rows(const unsigned char* from, T* out, std::int64_t offset,
+                                          unsigned done, std::int64_t dim, bool is_even) {
+  using Piece = Share<T, kDim, 32>;
+  constexpr int kPieces = Piece::kPieces;
+  __syncwarp();
+#pragma unroll 4
+  for (int i = static_cast<int>(threadIdx.x) % 32; i < kWarpRows * kPieces; i += 32) {
+    const int row = i / kPieces, piece = i % kPieces;
+    T* to = out + __shfl_sync(0xffffffffu, offset, row) + piece * Piece::kElements;
+    const int count = Piece::count_of(dim, piece);
+    if ((done >> row & 1u) == 0) continue;
+    const unsigned char* at = from + row * Piece::kRowBytes + (piece ^ SwizzleRows::of(row)) * 16;
+    if (is_even) {
+      if (count > 0) *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(at);
+    } else {
+#pragma unroll 1
+      for (int n = 0; n < count; ++n) to[n] = reinterpret_cast<const T*>(at)[n];
+    }
+  }
+  __syncwarp();
+}
+
+}  // namespace headrace::cuda::sm80

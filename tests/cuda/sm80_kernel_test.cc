@@ -1,0 +1,74 @@
+// What cuda_sm80_fwd takes and refuses, on GPUs that need not be there.
+#include <gtest/gtest.h>
+
+#include "attention/select.h"
+#include "attention/validate.h"
+#include "backends/cuda/backend.h"
+#include "core/device.h"
+
+namespace headrace {
+namespace {
+
+constexpr std::uint32_t kSmallSmem = 99 * 1024;  // of a CTA on sm86 and sm89
+
+DeviceInfo gpu(std::uint32_t smem_bytes) {
+  DeviceInfo device = device_from_text("sm89:128").value();
+  device.smem_bytes = smem_bytes;
+  return device;
+}
+
+Problem problem(DType dtype, std::int64_t head_dim) {
+  Problem p = default_problem();
+  p.dtype = static_cast<std::int32_t>(dtype);
+  p.batch = 2;
+  p.seqlen_q = p.seqlen_k = 1000;
+  p.num_heads = p.num_kv_heads = 4;
+  p.head_dim = p.head_dim_v = head_dim;
+  return p;
+}
+
+std::string chosen(const Problem& p, const DeviceInfo& device) {
+  Result<Plan> plan = plan_attention(p, device);
+  return plan.ok() ? std::string(plan.value().kernel->name) : plan.failure().message;
+}
+
+TEST(Sm80Kernel, RunsEveryDtypeAndHeadDimIn99KiB) {
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
+    for (const std::int64_t dim : {1, 40, 64, 96, 128, 192, 203, 256})
+      for (const bool is_general : {false, true}) {
+        Problem p = problem(dtype, dim);
+        p.has_alibi = is_general;
+        EXPECT_EQ(chosen(p, gpu(kSmallSmem)), "cuda_sm80_fwd") << dim;
+      }
+}
+
+TEST(Sm80Kernel, TakesOperandsOfAnyAlignment) {
+  Problem p = problem(DType::bf16, 128);
+  p.alignment = 2;
+  p.has_negative_strides = 1;
+  EXPECT_EQ(chosen(p, gpu(kSmallSmem)), "cuda_sm80_fwd");
+}
+
+TEST(Sm80Kernel, LeavesTheRestToTheSimpleKernel) {
+  EXPECT_EQ(chosen(problem(DType::f64, 64), gpu(kSmallSmem)), "cuda_simple");
+  EXPECT_EQ(chosen(problem(DType::bf16, 257), gpu(kSmallSmem)), "cuda_simple");
+  EXPECT_EQ(chosen(problem(DType::bf16, 256), gpu(48 * 1024)), "cuda_simple");
+  Problem p = problem(DType::bf16, 64);
+  p.has_probs = 1;
+  EXPECT_EQ(chosen(p, gpu(kSmallSmem)), "cuda_simple");
+  p = problem(DType::f16, 64);
+  p.seqlen_k = (std::int64_t{1} << 31) - 2;
+  EXPECT_EQ(chosen(p, gpu(kSmallSmem)), "cuda_simple");
+}
+
+TEST(Sm80Kernel, PlansAWorkspaceOnlyWhereKeysAreSplit) {
+  Problem p = problem(DType::bf16, 128);
+  EXPECT_EQ(plan_attention(p, gpu(kSmallSmem)).value().schedule.workspace_bytes, 0u);
+  p.seqlen_q = 1;
+  const Plan plan = plan_attention(p, gpu(kSmallSmem)).value();
+  EXPECT_EQ(plan.schedule.max_splits, 4);
+  EXPECT_GT(plan.schedule.workspace_bytes, 0u);
+}
+
+}  // namespace
+}  // namespace headrace
