@@ -228,9 +228,9 @@ Report run_catalogue(const SuiteOptions& options) {
       num_refused += check.num_refused;
     }
     if (num_refused > 0)
-      report.notes.push_back(format_text(
-          "{} took {} runs; {} that it refuses went to the last kernel of the list",
-          target.kernel->name, num_taken, num_refused));
+      report.notes.push_back(
+          format_text("{} took {} runs; {} that it refuses went to the last kernel of the list",
+                      target.kernel->name, num_taken, num_refused));
   }
   set_current_case(0, "");
   report.notes.push_back(
