@@ -21,10 +21,13 @@ headrace_tensor sliced(const headrace_tensor& x, int axis, std::int64_t begin, s
   return *TensorView(x).slice(axis, begin, begin + count);
 }
 
-// A ragged operand's rows of one sequence, with a batch axis of one entry in front.
-headrace_tensor alone(const headrace_tensor& x, int axis, std::int64_t begin, std::int64_t count) {
+// A ragged operand's rows of one sequence, with a batch axis of one entry in front. Bias and mask
+// may broadcast: an axis of one element stays then, also where the sequence has no rows.
+headrace_tensor alone(const headrace_tensor& x, int axis, std::int64_t begin, std::int64_t count,
+                      bool may_broadcast = false) {
   if (x.rank == 0) return x;
-  headrace_tensor y = sliced(x, axis, begin, count);
+  headrace_tensor y = may_broadcast ? sliced(x, axis, begin, count)
+                                    : *TensorView(x).slice(axis, begin, begin + count);
   std::copy_backward(y.shape, y.shape + y.rank, y.shape + y.rank + 1);
   std::copy_backward(y.strides, y.strides + y.rank, y.strides + y.rank + 1);
   y.shape[0] = 1;
@@ -60,8 +63,8 @@ headrace_attention_tensors sequence_alone(const headrace_attention_tensors& t, c
   one.k = alone(t.k, 0, k, s.lengths_k[b]);
   one.v = alone(t.v, 0, k, s.lengths_k[b]);
   one.lse = alone(t.lse, 1, q, s.lengths_q[b]);
-  one.bias = alone(sliced(t.bias, 2, 0, s.lengths_k[b]), 1, q, s.lengths_q[b]);
-  one.mask = alone(sliced(t.mask, 2, 0, s.lengths_k[b]), 1, q, s.lengths_q[b]);
+  one.bias = alone(sliced(t.bias, 2, 0, s.lengths_k[b]), 1, q, s.lengths_q[b], true);
+  one.mask = alone(sliced(t.mask, 2, 0, s.lengths_k[b]), 1, q, s.lengths_q[b], true);
   one.tree_mask = alone(t.tree_mask, 0, q, s.lengths_q[b]);
   if (t.alibi_slopes.rank == 2)
     one.alibi_slopes = sliced(t.alibi_slopes, 0, static_cast<std::int64_t>(b), 1);
