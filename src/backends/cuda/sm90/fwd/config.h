@@ -103,7 +103,6 @@ constexpr SmemPlan smem_plan(const Tile& t) {
 // The base is rounded up to 1024 bytes, where a swizzle pattern begins.
 constexpr int smem_bytes(const Tile& t) { return smem_plan(t).bytes + 1024; }
 
-// Where head_dim and head_dim_v fit two tiles, the first is taken.
 inline constexpr Tile kTile64 = {64, 64, 128, 3, true, false};
 inline constexpr Tile kTile96 = {96, 96, 128, 2, true, true};
 inline constexpr Tile kTile128 = {128, 128, 128, 2, true, true};
@@ -117,6 +116,5 @@ inline constexpr Tile kShort64 = {64, 64, 128, 2, true, false};
 inline constexpr Tile kGeneral64 = {64, 64, 128, 2, false, false};
 inline constexpr Tile kGeneral96 = {96, 96, 128, 2, false, false};
 inline constexpr Tile kGeneral128 = {128, 128, 128, 2, false, false};
-inline constexpr Tile kTiles[] = {kTile64, kTile96, kTile128, kTile192v128, kTile192, kTile256};
 
 }  // namespace headrace::cuda::sm90

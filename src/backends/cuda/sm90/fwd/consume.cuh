@@ -82,6 +82,7 @@ class Consumer : WarpRows<kTile, Element> {
     work.full_end = uniform(kWordFullEnd);
     return work;
   }
+
   // ---- the steps of a tile
   __device__ __forceinline__ void take_q() {
     q_barrier_ = q_stage_.stage * kTile.warpgroups + group_;
@@ -191,6 +192,7 @@ class Consumer : WarpRows<kTile, Element> {
     drop_probs<1>(p_.args, p_.numbers, score_row(work, 1), std::int64_t{n} * kKeys, lane_ & 3,
                   blocks());
   }
+  // By lengths, causal mask and window. False where every row sees every key.
   __device__ __forceinline__ bool mask(const Work& work, int n) {
     if (n >= work.full_begin && n < work.full_end) return false;
     const int column = n * kKeys + 2 * (lane_ & 3);

@@ -237,8 +237,8 @@ class Scheduler {
   Place place_{};
   Rows rows_{};
   int batch_idx_ = 0;
-  int first_ = 0, tiles_before_ = 0;  // where the search goes on: a sequence, tiles of those before
-                                      // // of the 32 sequences from first_
+  // Where the search in a ragged batch goes on: a sequence, and the tiles of those before it.
+  int first_ = 0, tiles_before_ = 0;
 };
 
 }  // namespace headrace::cuda::sm90

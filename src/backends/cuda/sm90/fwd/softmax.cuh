@@ -6,11 +6,10 @@
 // reference is the maximum of the first keys that it sees, and then moves seldom:
 //   conditional  to the maximum, when that has grown by more than kMoveAboveGrowth;
 //   lazy         to the maximum, when a thread's share of a step's weights, which it sums anyway,
-//   is
-//                beyond 2^9: no maximum, no shuffle and nothing between the scores and the
+//                is beyond 2^9: no maximum, no shuffle and nothing between the scores and the
 //                exponentials. bf16 has the range of float for it. Scores that jump by more than
-//                2^127 in one step overflow: the sum shows it, and the row is computed again,
-//                conditionally.
+//                127 (in log2) in one step overflow: the sum shows it, and the row is computed
+//                again (PreciseSoftmax).
 // When and how far it moves depends on nothing but the row itself: its bits are the same in
 // whatever tile it lies. A key that outweighs all others by what 16 bits can show moves the
 // reference, so that its weight is 1 and the row is that key's V exactly.
