@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""Fails where the loop of a kernel around its matrix products touches local memory much: registers were spilled there,
+and every step would wait for them.
+
+usage: check_sass.py OBJECT...    or    check_sass.py --self-test
+
+Needs cuobjdump: on PATH, beside nvcc in /usr/local/cuda/bin, or where CUOBJDUMP says. A loop is what lies between a
+conditional backward branch and its target (others lead back from where a wait goes on); of nested ones the innermost
+with matrix products counts.
+"""
+
+import concurrent.futures
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+FUNCTION = re.compile(r"Function : (\S+)")
+INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,6})\*/\s+(.*?);")
+PRODUCT = re.compile(r"\b(?:HGMMA|HMMA|QGMMA|IMMA)\b")
+LOCAL = re.compile(r"\b(?:LDL|STL)\b")
+# Loops of thousands of instructions hold the ways of many features; plain ones have 800.
+FREE_SHARE = 1 / 200
+LATCH = re.compile(r"^@.*\bBRA\b.*?0x([0-9a-f]+)")
+
+
+def functions_of(text):
+    """(name, [(address, instruction)])"""
+    name, body = None, []
+    for line in text.splitlines():
+        if found := FUNCTION.search(line):
+            if body:
+                yield name, body
+            name, body = found[1], []
+        elif found := INSTRUCTION.match(line):
+            body.append((int(found[1], 16), found[2]))
+    if body:
+        yield name, body
+
+
+def product_loops(body):
+    """(first, last) of the innermost loops with matrix products, as indices."""
+    index = {address: i for i, (address, _) in enumerate(body)}
+    loops = []
+    for last, (address, text) in enumerate(body):
+        found = LATCH.search(text)
+        first = index.get(int(found[1], 16)) if found else None
+        if first is not None and first <= last and any(PRODUCT.search(t) for _, t in body[first : last + 1]):
+            loops.append((first, last))
+    return [
+        (first, last)
+        for first, last in loops
+        if not any((f, l) != (first, last) and first <= f and l <= last for f, l in loops)
+    ]
+
+
+def judge(text):
+    """(number of loops, complaints)"""
+    count, complaints = 0, []
+    for name, body in functions_of(text):
+        for first, last in product_loops(body):
+            count += 1
+            spills = [t for _, t in body[first : last + 1] if LOCAL.search(t)]
+            if len(spills) > FREE_SHARE * (last - first + 1):
+                complaints.append(f"{name}: {len(spills)} accesses of local memory in {last - first + 1} instructions")
+    return count, complaints
+
+
+def find_cuobjdump():
+    named = os.environ.get("CUOBJDUMP")
+    return named or shutil.which("cuobjdump") or shutil.which("cuobjdump", path="/usr/local/cuda/bin")
+
+
+def judge_object(tool, path):
+    done = subprocess.run([tool, "-sass", path], capture_output=True, text=True)
+    if done.returncode != 0:
+        return 0, [f"{path}: {done.stderr.strip()}"]
+    return judge(done.stdout)
+
+
+def check(paths):
+    tool = find_cuobjdump()
+    if tool is None:
+        print("check_sass.py: no cuobjdump on PATH or in /usr/local/cuda/bin; set CUOBJDUMP, or run ./dev setup --cuda")
+        return 1
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        results = list(pool.map(lambda path: judge_object(tool, path), paths))
+    complaints = [text for _, texts in results for text in texts]
+    for text in complaints:
+        print(f"check_sass.py: {text}")
+    loops = sum(count for count, _ in results)
+    print(f"check_sass.py: {len(paths)} objects, {loops} loops with matrix products, {len(complaints)} that spill")
+    return 1 if complaints or loops == 0 else 0
+
+
+def self_test():
+    def kernel(*texts):
+        lines = [f"        /*{16 * i:04x}*/                   {text} ;" for i, text in enumerate(texts)]
+        return "\n".join(["\t\tFunction : k", *lines])
+
+    outer = ("STL [R1], R0", "HMMA.16816.F32 R4", "@P0 BRA 0x0010", "@P1 BRA 0x0000")
+    inner = ("HGMMA.64x128x16.F32.BF16 R24", "LDL R1, [R2]", "@P0 BRA 0x0010")
+    cases = [
+        ("no spill", kernel("MOV R0, R1", "HGMMA.64x128x16.F32 R24", "@P0 BRA 0x0010"), (1, 0)),
+        ("spill in the loop", kernel("MOV R0, R1", *inner), (1, 1)),
+        ("spill around the loop", kernel(*outer), (1, 0)),
+        ("a loop without products", kernel("LDL R1, [R2]", "FADD R0, R1, R2", "@P0 BRA 0x0000"), (0, 0)),
+    ]
+    wrong = [name for name, text, (count, bad) in cases if (judge(text)[0], len(judge(text)[1])) != (count, bad)]
+    print(f"check_sass.py: self-test, {len(cases)} cases: {len(wrong)} wrong {wrong}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(self_test() if sys.argv[1:] == ["--self-test"] else check(sys.argv[1:]))
