@@ -10,6 +10,13 @@ struct RowEnd {
   float lse;
 };
 
+// 1 / x to a unit in the last place, and without the branch for what overflows.
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // `sum` is the sum of 2^(log2(e) s - reference) over the keys, before dropout. No visible key, or
 // scores of -inf alone: the row is empty and stays so beside a sink.
 __device__ inline RowEnd end_of_row(const Problem& p, const AttentionArgs& args,
@@ -17,17 +24,15 @@ __device__ inline RowEnd end_of_row(const Problem& p, const AttentionArgs& args,
                                     float sum) {
   constexpr float kLn2 = 0x1.62e43p-1f;
   if (sum == 0.0f) return {0.0f, -HUGE_VALF};
-  float lse = fmaf(reference, kLn2, logf(sum));
-  float share = 1.0f;  // of the keys, against the sink
-  if (p.has_sinks) {
+  RowEnd end = {numbers.keep_factor * reciprocal(sum), fmaf(reference, kLn2, logf(sum))};
+  if (p.has_sinks) [[unlikely]] {
     const float sink = args.sinks[head * args.sinks_stride];
-    const float top = sink > lse ? sink : lse;
-    const float keys = lse == top ? 1.0f : expf(lse - top);
+    const float top = fmaxf(sink, end.lse);
+    const float keys = end.lse == top ? 1.0f : expf(end.lse - top);
     const float both = keys + (sink == top ? 1.0f : expf(sink - top));
-    share = keys / both;
-    lse = top + logf(both);
+    end = {end.factor * keys * reciprocal(both), top + logf(both)};
   }
-  return {numbers.keep_factor * share / sum, lse};
+  return end;
 }
 
 __device__ inline void store_lse(const LseOperand& to, std::int64_t batch_idx, std::int64_t head,

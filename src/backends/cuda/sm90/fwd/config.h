@@ -12,9 +12,10 @@ struct Tile {
   int head_dim, head_dim_v;  // most columns of Q and K, of V and O
   int keys;                  // per step
   int warpgroups;
-  bool is_flat;         // the first step of a tile runs under the last product of the one before:
-                        // O is staged in memory of its own. Else it is staged where Q was.
+  bool is_flat;  // the first step of a tile runs under the last product of the one before
+  int q_buffers;
   bool q_in_registers;  // Q is read from shared memory once a tile
+  bool stages_out;      // O goes through shared memory and the copy engine, else from registers
   friend constexpr bool operator==(const Tile&, const Tile&) = default;
 };
 
@@ -43,8 +44,7 @@ constexpr bool shares_registers(const Tile& t) {
 // Bytes of 16-bit elements; everything that the copy engine writes is a stack of slabs, each [rows,
 // 128 bytes] and swizzled.
 struct SmemPlan {
-  int q_group, q;  // one warpgroup's Q; all of it, so many times
-  int q_buffers;
+  int q_group, q;  // one warpgroup's Q; all of it
   int k_stage, v_stage;
   int o_group;
   int offset_q, offset_k, offset_v, offset_o, offset_barriers, offset_entries;
@@ -56,25 +56,23 @@ struct BarrierPlan {
   int q_full, q_empty;  // [q_buffers][warpgroups]
   int k_full, k_empty;  // [kStages]
   int v_full, v_empty;  // [kStages]
-  int entry_wanted;     // the producer waits for an announcement
+  int entry_read;       // the producer has read an announcement (tiles from a counter)
   int entry_full;       // [kEntries] an announcement may be read
   int tile_done;  // [kEntries] every consumer warp has finished the tile, the producer has read it
   int count;
 };
 
-constexpr int q_buffers_of(const Tile& t) { return t.is_flat && !t.q_in_registers ? 2 : 1; }
-
 constexpr BarrierPlan barrier_plan(const Tile& t) {
   BarrierPlan b{};
-  const int q = q_buffers_of(t) * t.warpgroups;
+  const int q = t.q_buffers * t.warpgroups;
   b.q_full = 0;
   b.q_empty = b.q_full + q;
   b.k_full = b.q_empty + q;
   b.k_empty = b.k_full + kStages;
   b.v_full = b.k_empty + kStages;
   b.v_empty = b.v_full + kStages;
-  b.entry_wanted = b.v_empty + kStages;
-  b.entry_full = b.entry_wanted + 1;
+  b.entry_read = b.v_empty + kStages;
+  b.entry_full = b.entry_read + 1;
   b.tile_done = b.entry_full + kEntries;
   b.count = b.tile_done + kEntries;
   return b;
@@ -83,18 +81,16 @@ constexpr BarrierPlan barrier_plan(const Tile& t) {
 constexpr SmemPlan smem_plan(const Tile& t) {
   SmemPlan s{};
   constexpr int kRowBytes = 128;
-  s.q_buffers = q_buffers_of(t);
   s.q_group = num_slabs(t.head_dim) * kGroupRows * kRowBytes;
-  s.q = s.q_buffers * t.warpgroups * s.q_group;
+  s.q = t.q_buffers * t.warpgroups * s.q_group;
   s.k_stage = num_slabs(t.head_dim) * t.keys * kRowBytes;
   s.v_stage = num_slabs(t.head_dim_v) * t.keys * kRowBytes;
-  s.o_group = num_slabs(t.head_dim_v) * kGroupRows * kRowBytes;
+  s.o_group = t.stages_out ? num_slabs(t.head_dim_v) * kGroupRows * kRowBytes : 0;
   s.offset_q = 0;
   s.offset_k = s.offset_q + s.q;
   s.offset_v = s.offset_k + kStages * s.k_stage;
-  const int end = s.offset_v + kStages * s.v_stage;
-  s.offset_o = t.is_flat ? end : s.offset_q;
-  s.offset_barriers = t.is_flat ? end + t.warpgroups * s.o_group : end;
+  s.offset_o = s.offset_v + kStages * s.v_stage;
+  s.offset_barriers = s.offset_o + t.warpgroups * s.o_group;
   s.offset_entries = (s.offset_barriers + barrier_plan(t).count * 8 + 15) / 16 * 16;
   s.bytes = s.offset_entries + kEntries * kEntryWords * 4;
   return s;
@@ -103,18 +99,18 @@ constexpr SmemPlan smem_plan(const Tile& t) {
 // The base is rounded up to 1024 bytes, where a swizzle pattern begins.
 constexpr int smem_bytes(const Tile& t) { return smem_plan(t).bytes + 1024; }
 
-inline constexpr Tile kTile64 = {64, 64, 128, 3, true, false};
-inline constexpr Tile kTile96 = {96, 96, 128, 2, true, true};
-inline constexpr Tile kTile128 = {128, 128, 128, 2, true, true};
-inline constexpr Tile kTile192v128 = {192, 128, 128, 2, false, false};
-inline constexpr Tile kTile192 = {192, 192, 112, 2, false, false};
-inline constexpr Tile kTile256 = {256, 256, 80, 2, false, false};
+inline constexpr Tile kTile64 = {64, 64, 128, 3, true, 2, false, true};
+inline constexpr Tile kTile96 = {96, 96, 128, 2, true, 1, true, true};
+inline constexpr Tile kTile128 = {128, 128, 128, 2, true, 1, true, true};
+inline constexpr Tile kTile192v128 = {192, 128, 128, 2, false, 1, false, false};
+inline constexpr Tile kTile192 = {192, 192, 112, 2, false, 1, false, false};
+inline constexpr Tile kTile256 = {256, 256, 80, 2, false, 1, false, false};
 // Short causal sequences: a tile of 192 rows has more on the wrong side of the diagonal. Tiles of
 // one head_dim have the same keys a step, so the choice changes no bits.
-inline constexpr Tile kShort64 = {64, 64, 128, 2, true, false};
-// General scores need registers for themselves: no third consumer, Q in shared memory.
-inline constexpr Tile kGeneral64 = {64, 64, 128, 2, false, false};
-inline constexpr Tile kGeneral96 = {96, 96, 128, 2, false, false};
-inline constexpr Tile kGeneral128 = {128, 128, 128, 2, false, false};
+inline constexpr Tile kShort64 = {64, 64, 128, 2, true, 2, false, true};
+// General scores need registers for themselves: no third consumer, Q in shared memory, not flat.
+inline constexpr Tile kGeneral64 = {64, 64, 128, 2, false, 1, false, true};
+inline constexpr Tile kGeneral96 = {96, 96, 128, 2, false, 1, false, true};
+inline constexpr Tile kGeneral128 = {128, 128, 128, 2, false, 1, false, true};
 
 }  // namespace headrace::cuda::sm90

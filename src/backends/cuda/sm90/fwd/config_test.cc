@@ -24,22 +24,13 @@ TEST(HopperTiles, SlabsBeginWhereTheSwizzleDoes) {
   }
 }
 
-// O is staged where nothing else lies, or in a warpgroup's own Q.
 TEST(HopperTiles, RegionsDoNotOverlap) {
   for (const Tile& tile : kAll) {
     const SmemPlan s = smem_plan(tile);
     EXPECT_LE(s.offset_q + s.q, s.offset_k);
     EXPECT_LE(s.offset_k + kStages * s.k_stage, s.offset_v);
-    const int end_v = s.offset_v + kStages * s.v_stage;
-    if (tile.is_flat) {
-      EXPECT_GE(s.offset_o, end_v);
-      EXPECT_GE(s.offset_barriers, s.offset_o + tile.warpgroups * s.o_group);
-    } else {
-      EXPECT_EQ(s.offset_o, s.offset_q);
-      EXPECT_LE(s.o_group, s.q_group);
-      EXPECT_EQ(s.q_buffers, 1);
-    }
-    EXPECT_GE(s.offset_barriers, end_v);
+    EXPECT_LE(s.offset_v + kStages * s.v_stage, s.offset_o);
+    EXPECT_LE(s.offset_o + tile.warpgroups * s.o_group, s.offset_barriers);
     EXPECT_LE(s.offset_barriers + 8 * barrier_plan(tile).count, s.offset_entries);
   }
 }

@@ -2,19 +2,18 @@
 #pragma once
 
 #include "backends/cuda/common/scores.cuh"
-#include "backends/cuda/device/tma.cuh"
 #include "backends/cuda/device/wgmma.cuh"
 #include "backends/cuda/sm90/fwd/softmax.cuh"
-#include "backends/cuda/sm90/fwd/warp_rows.cuh"
+#include "backends/cuda/sm90/fwd/store.cuh"
 
 namespace headrace::cuda::sm90 {
 
 // kIsGeneral: scores need more than scale, causal mask, window and sinks.
 template <Tile kTile, class Element, bool kIsGeneral>
-class Consumer : WarpRows<kTile, Element> {
+class Consumer : TileStore<kTile, Element> {
  public:
   __device__ __forceinline__ Consumer(const Params& p, const Maps& maps, u32 smem, int group)
-      : Base(p, smem, group), maps_(maps), to_log2_(kIsGeneral ? kLog2e : p.scale_log2) {}
+      : Base(p, maps, smem, group), to_log2_(kIsGeneral ? kLog2e : p.scale_log2) {}
 
   __device__ __forceinline__ void run() {
     for (Work work = next_work(); work.code != kEnd;) {
@@ -36,8 +35,9 @@ class Consumer : WarpRows<kTile, Element> {
   }
 
  private:
-  using Base = WarpRows<kTile, Element>;
+  using Base = TileStore<kTile, Element>;
   using Base::barrier;
+  using Base::finish;
   using Base::group_;
   using Base::group_row;
   using Base::head_of;
@@ -45,17 +45,17 @@ class Consumer : WarpRows<kTile, Element> {
   using Base::keys_end;
   using Base::lane_;
   using Base::p_;
+  using Base::place;
   using Base::query_of;
   using Base::report;
-  using Base::row_exists;
   using Base::sequence_of;
   using Base::smem_;
-  using Base::store_rows;
   using Base::warp_;
   using Base::word;
   using Base::word_address;
   using Base::write_empty;
-  using Base::write_lse;
+  using typename Base::RowSums;
+  using typename Base::TilePlace;
 
   static constexpr SmemPlan kSmem = smem_plan(kTile);
   static constexpr BarrierPlan kBarriers = barrier_plan(kTile);
@@ -121,9 +121,11 @@ class Consumer : WarpRows<kTile, Element> {
     }
     wgmma_commit();
   }
-  __device__ __forceinline__ void end_s() {
+  __device__ __forceinline__ void end_s(const Work& work, int n) {
     wgmma_settle(s_);
     release(kBarriers.k_empty, k_);
+    if constexpr (!kTile.q_in_registers)
+      if (n == work.last) release_q();
   }
   __device__ __forceinline__ void start_pv() {
     mbarrier_wait(barrier(kBarriers.v_full + v_.stage), v_.parity);
@@ -168,9 +170,10 @@ class Consumer : WarpRows<kTile, Element> {
   }
   __device__ __forceinline__ ScoreRow score_row(const Work& work, int half) const {
     const int row = group_row(half);
-    const int query = min(word(work, kWordQuery) + query_of(row), word(work, kWordQueries) - 1);
-    return make_score_row(p_.problem, p_.args, sequence_of(work), word(work, kWordBatch),
-                          head_of(work, row), query);
+    const TilePlace at = place(work);
+    const int query = min(at.query + query_of(row), at.queries - 1);
+    return make_score_row(p_.problem, p_.args, sequence_of(work), at.batch, head_of(at, row),
+                          query);
   }
   // The accumulators of S in groups of four, as the code for fragments takes them.
   __device__ __forceinline__ auto blocks() -> float (&)[kKeys / 8][4] {
@@ -194,33 +197,34 @@ class Consumer : WarpRows<kTile, Element> {
   }
   // By lengths, causal mask and window. False where every row sees every key.
   __device__ __forceinline__ bool mask(const Work& work, int n) {
-    if (n >= work.full_begin && n < work.full_end) return false;
+    if (n >= work.full_begin && n < work.full_end) [[likely]]
+      return false;
     const int column = n * kKeys + 2 * (lane_ & 3);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int query = query_of(group_row(r));
-      const int end = keys_end(work, query) - column, begin = keys_begin(work, query) - column;
-      if (n >= work.full_end) hide(r, [end](int i) { return i >= end; });
-      if (n < work.full_begin) hide(r, [begin](int i) { return i < begin; });
+      const u32 sees = columns_below(keys_end(work, query) - column) &
+                       ~columns_below(keys_begin(work, query) - column);
+#pragma unroll
+      for (int i = 0; i < kKeys / 4; ++i) {
+        float& x = s_[4 * (i / 2) + 2 * r + i % 2];
+        x = (sees >> i & 1) != 0 ? x : -INFINITY;
+      }
     }
     return true;
   }
-  template <class IsHidden>
-  __device__ __forceinline__ void hide(int r, IsHidden is_hidden) {
-#pragma unroll
-    for (int j = 0; j < kKeys / 8; ++j) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float& x = s_[4 * j + 2 * r + e];
-        x = is_hidden(8 * j + e) ? -INFINITY : x;
-      }
-    }
+  // Bit i: the thread's column i, which is 8 (i / 2) + i % 2 from its first, is below x.
+  static __device__ __forceinline__ u32 columns_below(int x) {
+    x = max(x, 0);
+    return ~__funnelshift_lc(0u, ~0u, x / 8 * 2 + min(x % 8, 2));
   }
   // V beyond the end of a ragged sequence belongs to another: zeros keep its NaNs out.
   __device__ __forceinline__ void clear_tail_of_v(const Work& work, int n) {
-    if (!p_.problem.is_ragged) return;
+    if (!p_.problem.is_ragged) [[likely]]
+      return;
     const int rows = word(work, kWordKeys) - n * kKeys;
-    if (rows >= kKeys) return;
+    if (rows >= kKeys) [[likely]]
+      return;
     mbarrier_wait(barrier(kBarriers.v_full + v_.stage), v_.parity);
     const u32 v = smem_ + kSmem.offset_v + v_.stage * kSmem.v_stage;
     const int thread = static_cast<int>(threadIdx.x) & 127;
@@ -246,13 +250,15 @@ class Consumer : WarpRows<kTile, Element> {
       return true;
     }
     if constexpr (!kIsLazy) return softmax_.conditional_step(s_, to_log2_, factor);
-    if (is_masked) softmax_.adopt(s_, to_log2_);
-    if (!softmax_.lazy_step(s_, to_log2_, factor)) return false;
+    if (is_masked) [[unlikely]]
+      softmax_.adopt(s_, to_log2_);
+    if (!softmax_.lazy_step(s_, to_log2_, factor)) [[likely]]
+      return false;
     rescale(s_, factor);
     return true;
   }
   __device__ __forceinline__ void softmax_first(const Work& work) {
-    if (work.is_redo()) {
+    if (work.is_redo()) [[unlikely]] {
       float factor[2];  // there is no O yet
       precise_.start();
       precise_.step(s_, to_log2_, factor);
@@ -266,7 +272,7 @@ class Consumer : WarpRows<kTile, Element> {
     take_q();
     start_s();
     wgmma_wait<0>();
-    end_s();
+    end_s(work, work.first - 1);
     make_scores(work, work.first - 1);
     softmax_first(work);
     drop(work, work.first - 1);
@@ -281,12 +287,13 @@ class Consumer : WarpRows<kTile, Element> {
     start_s();
     start_pv();
     wgmma_wait<1>();
-    end_s();
+    end_s(work, n);
     const bool is_masked = make_scores(work, n);
     const bool moves = softmax_step(work, is_masked, factor);
     drop(work, n);
     end_pv();
-    if (moves) rescale(o_, factor);
+    if (moves) [[unlikely]]
+      rescale(o_, factor);
     pack();
   }
 
@@ -297,28 +304,27 @@ class Consumer : WarpRows<kTile, Element> {
     for (;;) {
       for (int n = work.first - 2; n >= work.last; --n) step(work, n);
       if constexpr (!kTile.is_flat) break;
-      if constexpr (!kTile.q_in_registers) release_q();
       next = next_work();
       if (!next.is_plain()) break;
       take_q();
       start_s();
       start_pv();
       wgmma_wait<1>();
-      end_s();
+      end_s(next, next.first - 1);
       make_scores(next, next.first - 1);
       const RowSums before = sums_of(softmax_);
       softmax_.first(s_, to_log2_);
       drop(next, next.first - 1);
       end_pv();
-      finish(work, before, false);
       pack();
       adds_ = 0;
+      finish(work, before, o_, false);
       clear_tail_of_v(next, next.first - 1);
       work = next;
     }
     start_pv();
     end_pv();
-    finish(work, kIsGeneral && work.is_redo() ? sums_of(precise_) : sums_of(softmax_),
+    finish(work, kIsGeneral && work.is_redo() ? sums_of(precise_) : sums_of(softmax_), o_,
            kIsGeneral && work.is_redo());
     work = kTile.is_flat ? next : next_work();
   }
@@ -332,23 +338,19 @@ class Consumer : WarpRows<kTile, Element> {
       end_pv();
       start_s();
       wgmma_wait<0>();
-      end_s();
+      end_s(work, n);
       make_scores(work, n);
       precise_.step(s_, to_log2_, factor);
       rescale(o_, factor);
       drop(work, n);
       pack();
     }
-    if constexpr (kTile.is_flat && !kTile.q_in_registers) release_q();
     start_pv();
     end_pv();
-    finish(work, sums_of(precise_), true);
+    finish(work, sums_of(precise_), o_, true);
   }
 
   // ---- results
-  struct RowSums {
-    float reference[2], sum[2];  // sum: of this thread's columns
-  };
   __device__ __forceinline__ RowSums sums_of(const RowSoftmax& x) const {
     return {{x.reference[0], x.reference[1]}, {x.sum[0], x.sum[1]}};
   }
@@ -356,95 +358,10 @@ class Consumer : WarpRows<kTile, Element> {
     return {{x.reference(0, to_log2_), x.reference(1, to_log2_)}, {x.sum[0], x.sum[1]}};
   }
 
-  // lse and O of a tile, but for rows that are bad: those are reported. A warp stages its 16 rows
-  // and stores them without waiting for others.
-  __device__ __forceinline__ void finish(const Work& work, RowSums rows, bool is_redo) {
-    float inverse[2];
-    u32 wanted = is_redo ? static_cast<u32>(word(work, kWordRows + 4 * group_ + warp_)) : 0xffffu;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float sum = rows.sum[r];
-      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      const int row = group_row(r), query = query_of(row), head = head_of(work, row);
-      const bool exists = row_exists(work, row, query);
-      const RowEnd end = end_of_row(p_.problem, p_.args, p_.numbers, head, rows.reference[r], sum);
-      inverse[r] = end.factor;
-      if (!is_redo && exists && is_bad(r, rows.reference[r], sum)) wanted &= ~(1u << (row & 15));
-      // Lanes 4 i to 4 i + 3 hold row i, or i + 8: the others know nothing of it.
-      wanted = __reduce_and_sync(0xffffffffu, wanted);
-      if ((lane_ & 3) == 0 && exists && (wanted >> (row & 15) & 1u) != 0)
-        write_lse(work, query, head, end.lse);
-    }
-    if (!is_redo && wanted != 0xffffu && lane_ == 0)
-      store_shared(word_address(work.slot, kWordRows + 4 * group_ + warp_), wanted ^ 0xffffu);
-    rescale(o_, inverse);
-    store_out(work, wanted);
-    report(work);
-  }
-
-  // Overflowed, or too large for the usual arithmetic; a NaN or infinity that belongs there comes
-  // again.
-  __device__ __forceinline__ bool is_bad(int r, float reference, float sum) const {
-    float zero = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kDimV / 8; ++i) {
-      zero = fmaf(o_[4 * i + 2 * r], 0.0f, zero);
-      zero = fmaf(o_[4 * i + 2 * r + 1], 0.0f, zero);
-    }
-    const bool is_large = fabsf(reference) > kLargestReference && reference != -INFINITY;
-    return zero != 0.0f || !(sum <= kLargestSum) || is_large;
-  }
-
-  // rows: bit r says whether row r of the warp is written.
-  __device__ __forceinline__ void store_out(const Work& work, u32 rows) {
-    const u32 from = smem_ + kSmem.offset_o +
-                     (kTile.is_flat ? group_ * kSmem.o_group : q_barrier_ * kSmem.q_group) +
-                     warp_ * 16 * 128;
-    if constexpr (kTile.is_flat) {
-      if (lane_ == 0) tma_wait_read<0>();  // the store of the tile before
-      __syncwarp();
-    }
-#pragma unroll
-    for (int j = 0; j < kDimV / 8; j += 2) {
-      const int row = lane_ & 15, chunk = j % 8 + (lane_ >> 4);
-      const u32 fragment[4] = {
-          Element::pack(o_[4 * j], o_[4 * j + 1]), Element::pack(o_[4 * j + 2], o_[4 * j + 3]),
-          Element::pack(o_[4 * j + 4], o_[4 * j + 5]), Element::pack(o_[4 * j + 6], o_[4 * j + 7])};
-      // `from` is a multiple of 2048: the pattern begins there.
-      stmatrix(
-          from + (j / 8) * kGroupRows * 128 + swizzle128(static_cast<u32>(row * 128 + chunk * 16)),
-          fragment);
-    }
-    const int query = word(work, kWordQuery) + group_ * p_.group_queries + warp_ * 16;
-    const int queries = word(work, kWordQueries);
-    const bool is_whole = p_.problem.is_ragged == 0 || query + 16 <= queries;
-    if (p_.pack == 1 && rows == 0xffffu && is_whole) {
-      fence_proxy_async();
-      __syncwarp();
-      if (lane_ == 0) {
-        if (query < queries) {
-          const int batch = p_.problem.is_ragged != 0 ? 0 : word(work, kWordBatch);
-#pragma unroll
-          for (int slab = 0; slab < num_slabs(kDimV); ++slab)
-            tma_store(&maps_.out, from + slab * kGroupRows * 128, slab * kSlabColumns,
-                      word(work, kWordRowQ) + query, word(work, kWordHead), batch);
-        }
-        tma_commit();
-        if constexpr (!kTile.is_flat) tma_wait_read<0>();
-      }
-    } else {
-      __syncwarp();
-      store_rows(work, from, rows);
-    }
-    if constexpr (!kTile.is_flat) release_q();
-  }
-
-  const Maps& maps_;
   const float to_log2_;  // of a product, or of a general score
   Ring<kEntries> entry_;
   Ring<kStages> k_, v_;
-  Ring<kSmem.q_buffers> q_stage_;  // of the next Q
+  Ring<kTile.q_buffers> q_stage_;  // of the next Q
   int q_barrier_ = 0;              // of the Q in use
   u32 q_address_ = 0;
   int adds_ = 0;  // 0: the next product starts a new O

@@ -16,6 +16,10 @@ struct Bf16Element {
   static constexpr int kLift = 0;               // see Softmax
   static constexpr int kPreciseLift = -40;
   static __device__ __forceinline__ u32 pack(float low, float high) { return pack_bf16(low, high); }
+  static __device__ __forceinline__ u32 times_zero_plus(u32 x, u32 y) {
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(0), "r"(y));
+    return y;
+  }
 };
 struct F16Element {
   using Operand = F16;
@@ -24,6 +28,10 @@ struct F16Element {
   static constexpr int kLift = 11;  // with a growth of 4: weights up to 2^15
   static constexpr int kPreciseLift = 15;
   static __device__ __forceinline__ u32 pack(float low, float high) { return pack_f16(low, high); }
+  static __device__ __forceinline__ u32 times_zero_plus(u32 x, u32 y) {
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(0), "r"(y));
+    return y;
+  }
 };
 
 struct alignas(16) Chunk {
@@ -36,6 +44,18 @@ __device__ __forceinline__ Chunk load_chunk(u32 address) {
                : "r"(address)
                : "memory");
   return c;
+}
+
+struct alignas(8) HalfChunk {
+  u32 words[2];
+};
+// Neighbouring lanes trade words: an even lane gets both its own and its neighbour's x, an odd one
+// both y, in the order of the lanes.
+__device__ __forceinline__ HalfChunk traded_with_neighbour(u32 x, u32 y, int lane) {
+  const bool is_odd = (lane & 1) != 0;
+  const u32 kept = is_odd ? y : x;
+  const u32 got = __shfl_xor_sync(0xffffffffu, is_odd ? x : y, 1);
+  return {{is_odd ? got : kept, is_odd ? kept : got}};
 }
 
 }  // namespace headrace::cuda::sm90

@@ -1,7 +1,5 @@
 #include "backends/cuda/sm90/fwd/kernel.h"
 
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <cmath>
 
@@ -134,8 +132,6 @@ bool is_dynamic(const Problem& p, const Order& order, std::int64_t num_ctas) {
   return order.num_tiles > num_ctas && (order.is_triangular || p.is_ragged || p.window_left >= 0);
 }
 
-constexpr std::size_t kCounterBytes = 16;
-
 Schedule plan(const Problem& p, const DeviceInfo& device) {
   const Tile& tile = variant_of(p)->tile;
   const Order order = order_of(p, tile);
@@ -146,7 +142,7 @@ Schedule plan(const Problem& p, const DeviceInfo& device) {
   schedule.num_ctas =
       std::clamp<std::int64_t>(order.num_tiles, 1, std::max<std::int64_t>(device.num_units, 1));
   const bool dynamic = is_dynamic(p, order, schedule.num_ctas);
-  if (dynamic) schedule.workspace_bytes = kCounterBytes + alignof(int);
+  if (dynamic) schedule.workspace_bytes = sizeof(int) + alignof(int);
   schedule.note = format_text(
       "persistent, {} tiles at most, {}{}; TMA and wgmma, {} softmax{}", order.num_tiles,
       order.is_triangular ? "longest first, " : "",
@@ -238,6 +234,7 @@ Params make_params(const Plan& plan, const AttentionArgs& args, const Order& ord
   params.args = args;
   params.numbers = score_numbers(p);
   params.pack = order.pack;
+  params.pack_inverse = ceil_div(1 << 16, order.pack);
   params.group_queries = order.group_queries;
   params.tile_queries = order.tile_queries;
   params.tile_heads = order.tile_heads;
@@ -259,13 +256,10 @@ Params make_params(const Plan& plan, const AttentionArgs& args, const Order& ord
   return params;
 }
 
-// The counter of tiles, at zero before the kernel starts.
-Status clear_counter(Workspace workspace, Stream stream, int** counter) {
+// The counter of tiles in the workspace.
+int* counter_in(Workspace workspace) {
   const auto address = reinterpret_cast<std::uintptr_t>(workspace.data);
-  *counter = reinterpret_cast<int*>((address + alignof(int) - 1) / alignof(int) * alignof(int));
-  return cuda_status(cudaMemsetAsync(*counter, 0, kCounterBytes, static_cast<cudaStream_t>(stream)),
-                     "clearing the tile counter at {} of the workspace",
-                     static_cast<void*>(*counter));
+  return reinterpret_cast<int*>((address + alignof(int) - 1) / alignof(int) * alignof(int));
 }
 
 Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
@@ -278,8 +272,10 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   Result<std::uint32_t*> word = error_word(plan.device.device_id);
   if (!word.ok()) return std::move(word.failure());
   params.error_word = word.value();
-  if (plan.schedule.workspace_bytes > 0)
-    if (Status bad = clear_counter(workspace, stream, &params.counter)) return bad;
+  if (plan.schedule.workspace_bytes > 0) {
+    params.counter = counter_in(workspace);
+    if (Status bad = launch_clear(params.counter, stream)) return bad;
+  }
   return variant.launch({params, maps, static_cast<int>(plan.schedule.num_ctas), stream});
 }
 

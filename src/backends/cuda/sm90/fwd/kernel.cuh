@@ -16,14 +16,14 @@ __device__ __forceinline__ void init_barriers(u32 smem) {
     for (int i = first; i < first + count; ++i)
       mbarrier_init(smem + smem_plan(kTile).offset_barriers + 8 * i, arrivals);
   };
-  constexpr int kQ = q_buffers_of(kTile) * kTile.warpgroups;
+  constexpr int kQ = kTile.q_buffers * kTile.warpgroups;
   init(b.q_full, kQ, 1);
   init(b.q_empty, kQ, 4);
   init(b.k_full, kStages, 1);
   init(b.k_empty, kStages, kTile.warpgroups);
   init(b.v_full, kStages, 1);
   init(b.v_empty, kStages, kTile.warpgroups);
-  init(b.entry_wanted, 1, 1);
+  init(b.entry_read, 1, 1);
   init(b.entry_full, kEntries, 1);
   init(b.tile_done, kEntries, 4 * kTile.warpgroups + 1);
   fence_mbarrier_init();
@@ -74,7 +74,8 @@ Status launch_variant(const char* name, const Call& call) {
   const LaunchShape shape{.name = name,
                           .grid = dim3(static_cast<unsigned>(call.num_ctas)),
                           .block = dim3(threads_of(kTile)),
-                          .smem_bytes = smem_bytes(kTile)};
+                          .smem_bytes = smem_bytes(kTile),
+                          .overlaps = call.params.counter != nullptr};
   static_assert(smem_bytes(kTile) <= kSmemLimit && shares_registers(kTile));
   if (Status bad = allow_smem(shape, forward<Variant>)) return bad;
   return launch(shape, static_cast<cudaStream_t>(call.stream), forward<Variant>, call.params,

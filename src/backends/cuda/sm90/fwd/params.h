@@ -19,6 +19,7 @@ struct Params {
   // Queries and heads as tiles see them. With `pack` > 1 the rows of a tile are (query, head of a
   // group) pairs, the head fastest, and a warpgroup has floor(64 / pack) queries.
   int pack;           // query heads that share a tile: 1, or the whole group
+  int pack_inverse;   // row / pack is row * pack_inverse >> 16, for the 64 rows of a warpgroup
   int group_queries;  // of a warpgroup
   int tile_queries;
   int tile_heads;   // num_heads / pack
@@ -50,17 +51,19 @@ enum EntryWord : int {
   kWordLast,       // first key tile
   kWordFullBegin,  // key tiles [begin, end) that every row of the tile sees as a whole
   kWordFullEnd,
-  kWordKeys,     // seqlen_k
-  kWordRight,    // query q of the tile (0 is its first) sees keys below min(seqlen_k, right + q)
-  kWordLeft,     // and from left + q
-  kWordQuery,    // first query of the tile, within its sequence
+  kWordKeys,   // seqlen_k
+  kWordRight,  // query q of the tile (0 is its first) sees keys below min(seqlen_k, right + q)
+  kWordLeft,   // and from left + q
+  kWordQuery =
+      8,         // first query of the tile, within its sequence; read together with the next three
   kWordQueries,  // seqlen_q
   kWordHead,     // of the tile_heads
   kWordBatch,
   kWordRowQ,  // first row of the sequence in q and out, k and v (ragged)
   kWordRowK,
-  kWordRows,  // [12] bit r of word w: row r of warp w. Announced: rows to write, of a tile that is
-              // computed again. Reported with the tile: rows that are bad.
+  kNumWords,
+  kWordRows = 16,  // [12] bit r of word w: row r of warp w. Announced: rows to write, of a tile
+                   // that is computed again. Reported with the tile: rows that are bad.
 };
 inline constexpr int kRedo = 1 << 30;
 inline constexpr int kEnd = -1;    // no more tiles

@@ -17,19 +17,20 @@ class Producer {
   __device__ void run() {
     Work work = next_work();
     while (work.code != kEnd) {
-      load_first(work);
+      load_first(work, nullptr);
       for (;;) {
         for (int n = work.first - 2; n >= work.last; --n) {
           load_k(work, n);
           load_v(work, n + 1);
         }
-        // Where O is staged in Q's place the next Q waits until this tile is finished, and what
-        // follows a tile that is computed again may only be known then.
+        // What follows a tile that is computed again may only be known when that is finished.
         const bool is_last_v_first = !kTile.is_flat || (work.code & kRedo) != 0;
-        if (is_last_v_first && work.has_keys()) load_v(work, work.last);
+        if (is_last_v_first) load_last_v(work);
         const Work next = next_work();
-        if (next.code >= 0) load_first(next);
-        if (!is_last_v_first && work.has_keys()) load_v(work, work.last);
+        if (next.code >= 0)
+          load_first(next, is_last_v_first ? nullptr : &work);
+        else if (!is_last_v_first)
+          load_last_v(work);
         work = next;
         if (next.code < 0) break;
       }
@@ -52,7 +53,6 @@ class Producer {
 
   __device__ Work next_work() {
     const int slot = entry_.stage;
-    mbarrier_arrive(barrier(kBarriers.entry_wanted));
     mbarrier_wait(barrier(kBarriers.entry_full + slot), entry_.parity);
     entry_.next();
     const auto word = [&](int i) {
@@ -68,15 +68,25 @@ class Producer {
       work.head = word(kWordHead);
       work.batch = p_.problem.is_ragged ? 0 : word(kWordBatch);
     }
+    if (p_.counter != nullptr) mbarrier_arrive(barrier(kBarriers.entry_read));
     // Tiles without keys are finished without this thread: it reports that it has read them.
     mbarrier_arrive(barrier(kBarriers.tile_done + slot));
     return work;
   }
 
-  __device__ void load_first(const Work& work) {
-    if (!work.has_keys()) return;
-    load_k(work, work.first - 1);
-    load_q(work);
+  // `before`: the tile whose last V is still to be brought. A Q with one buffer comes after it: it
+  // waits for the last S of that tile.
+  __device__ void load_first(const Work& work, const Work* before) {
+    constexpr bool kQWaits = kTile.q_buffers == 1 && !kTile.q_in_registers;
+    if (work.has_keys()) {
+      if (!kQWaits) load_q(work);
+      load_k(work, work.first - 1);
+    }
+    if (before != nullptr) load_last_v(*before);
+    if (kQWaits && work.has_keys()) load_q(work);
+  }
+  __device__ void load_last_v(const Work& work) {
+    if (work.has_keys()) load_v(work, work.last);
   }
 
   __device__ void load_q(const Work& work) {
@@ -126,7 +136,7 @@ class Producer {
   const u32 smem_;
   Ring<kEntries> entry_;
   Ring<kStages> k_, v_;
-  Ring<kSmem.q_buffers> q_;
+  Ring<kTile.q_buffers> q_;
 };
 
 }  // namespace headrace::cuda::sm90

@@ -85,12 +85,14 @@ class Scheduler {
     while (!mbarrier_try_wait(barrier(i), parity)) __nanosleep(200);
   }
 
-  // The number of the CTA's next tile. From the counter it is fetched one tile early.
+  // The number of the CTA's next tile. From the counter it is fetched when the producer begins with
+  // the tile before: who takes a tile early holds it while others may be free.
   __device__ void fetch() {
     if (p_.counter == nullptr) {
       tile_ += static_cast<int>(gridDim.x);
       return;
     }
+    wait_for_previous_kernel();  // which clears the counter
     const int ticket = lane_ == 0 ? atomicAdd(p_.counter, 1) : 0;
     tile_ = __shfl_sync(0xffffffffu, ticket, 0) + static_cast<int>(gridDim.x);
   }
@@ -152,13 +154,9 @@ class Scheduler {
 
   // rows: lane w's are those that warp w writes, where the tile is computed again.
   __device__ void announce(int code, u32 rows) {
-    // Not before the producer is done with the tile before: who takes a tile early holds it while
-    // others may be free.
-    wait(kBarriers.entry_wanted, wanted_.parity);
-    wanted_.next();
     const int slot = entry_.stage;
     const int value = code < 0 ? code : entry_word(code);
-    if (lane_ < kWordRows) store_shared(word(slot, lane_), static_cast<u32>(value));
+    if (lane_ < kNumWords) store_shared(word(slot, lane_), static_cast<u32>(value));
     if (lane_ < kWarps) store_shared(word(slot, kWordRows + lane_), rows);
     if (num_pending_ == 0) pending_[0] = code;
     if (num_pending_ == 1) pending_[1] = code;
@@ -167,6 +165,9 @@ class Scheduler {
     __syncwarp();
     if (lane_ == 0) mbarrier_arrive(barrier(kBarriers.entry_full + slot));
     entry_.next();
+    if (p_.counter == nullptr) return;
+    wait(kBarriers.entry_read, read_.parity);
+    read_.next();
   }
 
   // Waits until the oldest tile is finished; if rows of it were bad it is announced again.
@@ -229,7 +230,7 @@ class Scheduler {
   const u32 smem_;
   const int lane_;
   Ring<kEntries> entry_, done_;
-  Ring<1> wanted_;
+  Ring<1> read_;
   int pending_[3];  // announced and not collected, oldest first; never indexed by a variable, so
                     // that it stays in registers
   int num_pending_ = 0;

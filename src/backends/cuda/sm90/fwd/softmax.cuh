@@ -82,7 +82,8 @@ struct Softmax {
 
   // Rows that have seen no key yet take their reference from these scores.
   __device__ __forceinline__ void adopt(const float (&s)[kKeys / 2], float c) {
-    if (!__any_sync(0xffffffffu, reference[0] == -INFINITY || reference[1] == -INFINITY)) return;
+    if (!__any_sync(0xffffffffu, reference[0] == -INFINITY || reference[1] == -INFINITY)) [[likely]]
+      return;
     float top[2];
     row_max<kKeys>(s, top);
 #pragma unroll
@@ -107,7 +108,8 @@ struct Softmax {
     float share[2];
     exponentials(s, c, share);
     const bool is_small = share[0] <= kMoveAboveShare && share[1] <= kMoveAboveShare;
-    if (!__any_sync(0xffffffffu, !is_small)) return false;
+    if (!__any_sync(0xffffffffu, !is_small)) [[likely]]
+      return false;
     float top[2];
     row_max<kKeys>(s, top);
 #pragma unroll

@@ -36,6 +36,18 @@ class WarpRows {
   __device__ __forceinline__ int word(const Work& work, int i) const {
     return static_cast<int>(load_shared(word_address(work.slot, i)));
   }
+  // Where the tile lies, in one load.
+  struct TilePlace {
+    int query, queries, head, batch;
+  };
+  __device__ __forceinline__ TilePlace place(const Work& work) const {
+    TilePlace x;
+    asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.query), "=r"(x.queries), "=r"(x.head), "=r"(x.batch)
+                 : "r"(word_address(work.slot, kWordQuery))
+                 : "memory");
+    return x;
+  }
   __device__ __forceinline__ void report(const Work& work) {
     __syncwarp();
     if (lane_ == 0) mbarrier_arrive(barrier(kBarriers.tile_done + work.slot));
@@ -44,7 +56,7 @@ class WarpRows {
   // Row r (0, 1) of this thread within its warpgroup, and its query and head.
   __device__ __forceinline__ int group_row(int r) const { return warp_ * 16 + lane_ / 4 + 8 * r; }
   __device__ __forceinline__ int query_of(int row) const {
-    return group_ * p_.group_queries + (p_.pack == 1 ? row : row / p_.pack);
+    return group_ * p_.group_queries + (row * p_.pack_inverse >> 16);
   }
   // Keys that a query of the tile sees, [begin, end).
   __device__ __forceinline__ int keys_end(const Work& work, int query) const {
@@ -59,28 +71,27 @@ class WarpRows {
             .seqlen_q = word(work, kWordQueries),
             .seqlen_k = word(work, kWordKeys)};
   }
-  __device__ __forceinline__ bool row_exists(const Work& work, int row, int query) const {
-    return row < p_.group_queries * p_.pack &&
-           query < word(work, kWordQueries) - word(work, kWordQuery);
+  __device__ __forceinline__ bool row_exists(const TilePlace& place, int row, int query) const {
+    return row < p_.group_queries * p_.pack && query < place.queries - place.query;
   }
-  __device__ __forceinline__ int head_of(const Work& work, int row) const {
-    const int head = word(work, kWordHead);
-    return p_.pack == 1 ? head : head * p_.pack + row % p_.pack;
+  __device__ __forceinline__ int head_of(const TilePlace& place, int row) const {
+    return (place.head - (row * p_.pack_inverse >> 16)) * p_.pack + row;
   }
-  __device__ __forceinline__ void write_lse(const Work& work, int query, int head,
-                                            float lse) const {
-    const std::int64_t row = std::int64_t{word(work, kWordRowQ)} + word(work, kWordQuery) + query;
-    store_lse(p_.args.lse, word(work, kWordBatch), head, row, lse);
+  __device__ __forceinline__ void write_lse(const Work& work, const TilePlace& place, int query,
+                                            int head, float lse) const {
+    const std::int64_t row = std::int64_t{word(work, kWordRowQ)} + place.query + query;
+    store_lse(p_.args.lse, place.batch, head, row, lse);
   }
 
   // Row by row, 16 bytes a lane: rows that are packed, few, or not all wanted.
   __device__ __forceinline__ void store_rows(const Work& work, u32 from, u32 rows) {
     const int chunks = static_cast<int>(p_.problem.head_dim_v) / 8;
+    const TilePlace at = place(work);
 #pragma unroll 1
     for (int row = 0; row < 16; ++row) {
       const int group_row = warp_ * 16 + row, query = query_of(group_row);
-      if ((rows >> row & 1u) == 0 || !row_exists(work, group_row, query)) continue;
-      Chunk* to = out_address(work, query, head_of(work, group_row));
+      if ((rows >> row & 1u) == 0 || !row_exists(at, group_row, query)) continue;
+      Chunk* to = out_address(work, at, query, head_of(at, group_row));
 #pragma unroll 1
       for (int chunk = lane_; chunk < chunks; chunk += 32)
         to[chunk] = load_chunk(from + (chunk / 8) * kGroupRows * 128 +
@@ -88,10 +99,11 @@ class WarpRows {
     }
   }
 
-  __device__ __forceinline__ Chunk* out_address(const Work& work, int query, int head) const {
+  __device__ __forceinline__ Chunk* out_address(const Work& work, const TilePlace& place, int query,
+                                                int head) const {
     const Operand& out = p_.args.out;
-    const std::int64_t row = std::int64_t{word(work, kWordRowQ)} + word(work, kWordQuery) + query;
-    const std::int64_t batch = p_.problem.is_ragged != 0 ? 0 : word(work, kWordBatch);
+    const std::int64_t row = std::int64_t{word(work, kWordRowQ)} + place.query + query;
+    const std::int64_t batch = p_.problem.is_ragged != 0 ? 0 : place.batch;
     return reinterpret_cast<Chunk*>(static_cast<typename Element::Stored*>(out.data) +
                                     row_offset(out, batch, row, head));
   }
@@ -99,15 +111,16 @@ class WarpRows {
   // No row of the tile sees a key.
   __device__ __forceinline__ void write_empty(const Work& work) {
     const int chunks = static_cast<int>(p_.problem.head_dim_v) / 8;
+    const TilePlace at = place(work);
 #pragma unroll 1
     for (int row = 0; row < 16; ++row) {
       const int group_row = warp_ * 16 + row, query = query_of(group_row);
-      if (!row_exists(work, group_row, query)) continue;
-      const int head = head_of(work, group_row);
-      Chunk* to = out_address(work, query, head);
+      if (!row_exists(at, group_row, query)) continue;
+      const int head = head_of(at, group_row);
+      Chunk* to = out_address(work, at, query, head);
 #pragma unroll 1
       for (int chunk = lane_; chunk < chunks; chunk += 32) to[chunk] = Chunk{};
-      if (lane_ == 0) write_lse(work, query, head, -INFINITY);
+      if (lane_ == 0) write_lse(work, at, query, head, -INFINITY);
     }
   }
 

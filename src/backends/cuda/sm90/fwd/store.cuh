@@ -1,0 +1,210 @@
+// The end of a tile: from sums and accumulators to O and the lse in memory.
+#pragma once
+
+#include "backends/cuda/device/tma.cuh"
+#include "backends/cuda/sm90/fwd/softmax.cuh"
+#include "backends/cuda/sm90/fwd/warp_rows.cuh"
+
+namespace headrace::cuda::sm90 {
+
+template <Tile kTile, class Element>
+class TileStore : public WarpRows<kTile, Element> {
+ public:
+  using Base = WarpRows<kTile, Element>;
+  using typename Base::TilePlace;
+  using Accumulators = float[kTile.head_dim_v / 2];  // of O: this thread's two rows
+
+  __device__ __forceinline__ TileStore(const Params& p, const Maps& maps, u32 smem, int group)
+      : Base(p, smem, group), maps_(maps) {}
+
+  struct RowSums {
+    float reference[2], sum[2];  // sum: of this thread's columns
+  };
+
+  // O, but for its last factor, and the lse of a tile. is_redo: only rows that were bad are
+  // written.
+  __device__ __forceinline__ void finish(const Work& work, const RowSums& sums,
+                                         const Accumulators& o, bool is_redo) {
+    const TilePlace at = place(work);
+    if constexpr (kTile.stages_out) {
+      store_staged(work, at, pack_tile(work, at, sums, o, is_redo));
+    } else {
+      store_directly(work, at, sums, o, is_redo);
+    }
+  }
+
+ protected:
+  using Base::group_;
+  using Base::group_row;
+  using Base::head_of;
+  using Base::lane_;
+  using Base::out_address;
+  using Base::p_;
+  using Base::place;
+  using Base::query_of;
+  using Base::report;
+  using Base::row_exists;
+  using Base::smem_;
+  using Base::store_rows;
+  using Base::warp_;
+  using Base::word;
+  using Base::word_address;
+  using Base::write_lse;
+  static constexpr SmemPlan kSmem = smem_plan(kTile);
+  static constexpr int kDimV = kTile.head_dim_v;
+
+  // Of the warp's 16 rows, when a tile has been multiplied. A row is bad, and is computed again, if
+  // its numbers are too large for the usual arithmetic or O has an infinity or NaN; one that
+  // belongs there comes again.
+  struct Ends {
+    float factor[2], lse[2];
+    bool exists[2], is_bad[2];
+  };
+  __device__ __forceinline__ Ends ends_of(const TilePlace& at, const RowSums& sums) const {
+    Ends ends;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float sum = sums.sum[r];
+      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      const float reference = sums.reference[r];
+      const int row = group_row(r);
+      const RowEnd end =
+          end_of_row(p_.problem, p_.args, p_.numbers, head_of(at, row), reference, sum);
+      ends.factor[r] = end.factor;
+      ends.lse[r] = end.lse;
+      ends.exists[r] = row_exists(at, row, query_of(row));
+      ends.is_bad[r] =
+          !(sum <= kLargestSum) || (fabsf(reference) > kLargestReference && reference != -INFINITY);
+    }
+    return ends;
+  }
+  // Two neighbours of O as they are stored. `zero` becomes NaN beside an infinity or NaN.
+  static __device__ __forceinline__ u32 pack_out(const Accumulators& o, int j, int r, float factor,
+                                                 u32& zero) {
+    const u32 out = Element::pack(o[4 * j + 2 * r] * factor, o[4 * j + 2 * r + 1] * factor);
+    zero = Element::times_zero_plus(out, zero);
+    return out;
+  }
+  // Rows to write, bit r for row r: of a tile that is computed again those that were bad, else all.
+  __device__ __forceinline__ u32 rows_address(const Work& work) const {
+    return word_address(work.slot, kWordRows + 4 * group_ + warp_);
+  }
+  __device__ __forceinline__ u32 rows_to_write(const Work& work, bool is_redo) const {
+    return is_redo ? load_shared(rows_address(work)) : 0xffffu;
+  }
+  // The bad rows of the warp, which the scheduler is told.
+  __device__ __forceinline__ u32 tell_bad_rows(const Work& work, const Ends& ends) const {
+    const bool is_bad[2] = {ends.exists[0] && ends.is_bad[0], ends.exists[1] && ends.is_bad[1]};
+    if (!__any_sync(0xffffffffu, is_bad[0] || is_bad[1])) [[likely]]
+      return 0;
+    const u32 bad = (is_bad[0] ? 1u << lane_ / 4 : 0) | (is_bad[1] ? 1u << (lane_ / 4 + 8) : 0);
+    const u32 all = __reduce_or_sync(0xffffffffu, bad);
+    if (lane_ == 0) store_shared(rows_address(work), all);
+    return all;
+  }
+  __device__ __forceinline__ void end_tile(const Work& work, const TilePlace& at, const Ends& ends,
+                                           u32 rows) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = group_row(r);
+      if ((lane_ & 3) == 0 && ends.exists[r] && (rows >> (row & 15) & 1u) != 0)
+        write_lse(work, at, query_of(row), head_of(at, row), ends.lse[r]);
+    }
+    report(work);
+  }
+
+  // Through shared memory and the copy engine. Bad rows are left out: stores of the engine are not
+  // ordered, and the second must win.
+  struct Staged {
+    u32 out[kDimV / 8][2];  // [j][row]: columns 8 j + 2 (lane % 4) and the next
+    Ends ends;
+    u32 rows;
+  };
+  __device__ __forceinline__ Staged pack_tile(const Work& work, const TilePlace& at,
+                                              const RowSums& sums, const Accumulators& o,
+                                              bool is_redo) {
+    Staged result;
+    result.ends = ends_of(at, sums);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      u32 zero = 0;
+#pragma unroll
+      for (int j = 0; j < kDimV / 8; ++j)
+        result.out[j][r] = pack_out(o, j, r, result.ends.factor[r], zero);
+      result.ends.is_bad[r] |= zero != 0;
+    }
+    result.rows = rows_to_write(work, is_redo);
+    if (!is_redo) result.rows &= ~tell_bad_rows(work, result.ends);
+    return result;
+  }
+  __device__ __forceinline__ void store_staged(const Work& work, const TilePlace& at,
+                                               const Staged& result) {
+    // A warp stages its 16 rows and stores them without waiting for others.
+    const u32 from = smem_ + kSmem.offset_o + group_ * kSmem.o_group + warp_ * 16 * 128;
+    if (lane_ == 0) tma_wait_read<0>();  // the store of the tile before
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kDimV / 8; j += 2) {
+      const int row = lane_ & 15, chunk = j % 8 + (lane_ >> 4);
+      const u32 fragment[4] = {result.out[j][0], result.out[j][1], result.out[j + 1][0],
+                               result.out[j + 1][1]};
+      // `from` is a multiple of 2048: the pattern begins there.
+      stmatrix(
+          from + (j / 8) * kGroupRows * 128 + swizzle128(static_cast<u32>(row * 128 + chunk * 16)),
+          fragment);
+    }
+    const int query = at.query + group_ * p_.group_queries + warp_ * 16;
+    const bool is_whole = p_.problem.is_ragged == 0 || query + 16 <= at.queries;
+    if (p_.pack == 1 && result.rows == 0xffffu && is_whole) [[likely]] {
+      fence_proxy_async();
+      __syncwarp();
+      if (lane_ == 0 && query < at.queries) {
+        const int row = word(work, kWordRowQ) + query;
+#pragma unroll
+        for (int slab = 0; slab < num_slabs(kDimV); ++slab)
+          tma_store(&maps_.out, from + slab * kGroupRows * 128, slab * kSlabColumns, row, at.head,
+                    p_.problem.is_ragged != 0 ? 0 : at.batch);
+        tma_commit();
+      }
+    } else {
+      __syncwarp();
+      store_rows(work, from, result.rows);
+    }
+    end_tile(work, at, result.ends, result.rows);
+  }
+
+  // From registers, 8 bytes a lane and 32, a sector of the cache, a row. Bad rows are written as
+  // well: the thread that writes them again is the same.
+  __device__ __forceinline__ void store_directly(const Work& work, const TilePlace& at,
+                                                 const RowSums& sums, const Accumulators& o,
+                                                 bool is_redo) {
+    Ends ends = ends_of(at, sums);
+    const u32 rows = rows_to_write(work, is_redo);
+    const int mine = lane_ & 1, chunks = static_cast<int>(p_.problem.head_dim_v) / 8;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = group_row(r);
+      const bool is_written = ends.exists[r] && (rows >> (row & 15) & 1u) != 0;
+      // Of an even group of eight columns for even lanes, of an odd one for odd lanes.
+      auto* to = reinterpret_cast<HalfChunk*>(
+                     out_address(work, at, query_of(row), head_of(at, row)) + mine) +
+                 (lane_ >> 1 & 1);
+      u32 zero = 0;
+#pragma unroll
+      for (int j = 0; j < kDimV / 8; j += 2) {
+        const u32 x = pack_out(o, j, r, ends.factor[r], zero);
+        const u32 y = pack_out(o, j + 1, r, ends.factor[r], zero);
+        const HalfChunk half = traded_with_neighbour(x, y, lane_);
+        if (is_written && j + mine < chunks) to[2 * j] = half;
+      }
+      ends.is_bad[r] |= zero != 0;
+    }
+    if (!is_redo) tell_bad_rows(work, ends);
+    end_tile(work, at, ends, rows);
+  }
+
+  const Maps& maps_;
+};
+
+}  // namespace headrace::cuda::sm90
