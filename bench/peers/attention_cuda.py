@@ -177,18 +177,18 @@ def load_card():
         torch.cuda.synchronize()
 
 
-def meta_of(library, options):
+def meta_of(benchmark, build_info, options):
     return {
-        "benchmark": "peers/attention_cuda",
-        "command": shlex.join(["bench/peers/attention_cuda.py", *sys.argv[1:]]),
+        "benchmark": benchmark,
+        "command": shlex.join([f"bench/{benchmark}.py", *sys.argv[1:]]),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "machine": torch.cuda.get_device_name(),
         "revision": options.revision or revision() or "unknown",
-        "build": library.build_info(),
+        "build": build_info,
         "torch": torch.__version__,
         "cudnn": str(torch.backends.cudnn.version()),
         "python": platform.python_version(),
-        "mode": options.mode,
+        "mode": getattr(options, "mode", "burst"),
         "rounds": options.rounds,
     }
 
@@ -227,7 +227,8 @@ def main():
             progress(f"[{index + 1}/{len(cases)}] {case.name}")
             rows.append(run_case(library, case, options, evict, known))
     progress("")
-    result = {"meta": meta_of(library, options), "rows": rows, "summary": report.summary_of(rows)}
+    meta = meta_of("peers/attention_cuda", library.build_info(), options)
+    result = {"meta": meta, "rows": rows, "summary": report.summary_of(rows)}
     sys.stdout.write(FORMATS[options.format](result))
     if options.out:
         options.out.write_text(report.as_json(result))

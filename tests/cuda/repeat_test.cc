@@ -1,0 +1,166 @@
+// The same call again and again: in a stream, as a graph, in two streams at once. Each time the
+// output is poisoned first and must come back bit by bit; a race between warps would show as a
+// difference.
+#include <cstring>
+#include <headrace/headrace.hpp>
+
+#include "cuda/gpu.h"
+
+namespace headrace::testing {
+namespace {
+
+struct Shape {
+  const char* kernel;  // that must take it on a Hopper GPU
+  DType dtype;
+  std::int64_t batch, seqlen, heads, kv_heads, dim;
+  AttentionOptions options;
+};
+
+// Of every kernel and of every tile of the Hopper kernel one; the causal ones have more tiles than
+// a GPU has multiprocessors, so that a counter hands them out.
+std::vector<Shape> shapes() {
+  const AttentionOptions causal{.causal = Causal::bottom_right};
+  return {
+      {"cuda_sm90_fwd", DType::bf16, 2, 1500, 16, 4, 64, causal},
+      {"cuda_sm90_fwd", DType::f16, 1, 700, 24, 24, 64, causal},
+      {"cuda_sm90_fwd", DType::bf16, 2, 513, 8, 8, 96, {}},
+      {"cuda_sm90_fwd", DType::bf16, 2, 1500, 16, 4, 128, causal},
+      {"cuda_sm90_fwd", DType::f16, 2, 640, 8, 2, 128, {}},
+      {"cuda_sm90_fwd", DType::bf16, 1, 1200, 16, 16, 192, causal},
+      {"cuda_sm90_fwd", DType::bf16, 2, 1100, 10, 10, 256, causal},
+      {"cuda_sm90_fwd",
+       DType::bf16,
+       2,
+       600,
+       8,
+       8,
+       128,
+       {.softcap = 30, .causal = Causal::bottom_right}},
+      {"cuda_sm80_fwd", DType::f32, 1, 400, 6, 2, 64, causal},
+      {"cuda_sm80_fwd", DType::bf16, 1, 1, 4, 4, 100, {.num_splits = 4}},
+      {"cuda_simple", DType::bf16, 1, 90, 2, 1, 320, causal},
+  };
+}
+
+std::size_t bytes_of(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
+
+// Numbers between 0.5 and 1 of either sign, as bytes.
+std::vector<unsigned char> numbers(DType dtype, std::int64_t count, unsigned seed) {
+  const std::size_t size = bytes_of(dtype);
+  std::vector<unsigned char> bytes(static_cast<std::size_t>(count) * size);
+  for (std::size_t i = 0; i < bytes.size(); i += size) {
+    seed = seed * 1664525u + 1013904223u;
+    const std::uint32_t sign = seed >> 31, fraction = seed >> 5 & 0x7FFFFFu;
+    const std::uint32_t bits = dtype == DType::f32    ? sign << 31 | 0x3F000000u | fraction
+                               : dtype == DType::bf16 ? sign << 15 | 0x3F00u | fraction >> 16
+                                                      : sign << 15 | 0x3800u | fraction >> 13;
+    std::memcpy(&bytes[i], &bits, size);
+  }
+  return bytes;
+}
+
+// A shape on the device, with its own plan and workspace.
+class Call {
+ public:
+  explicit Call(const Shape& s)
+      : shape_(s),
+        q_(numbers(s.dtype, s.batch * s.seqlen * s.heads * s.dim, 1)),
+        k_(numbers(s.dtype, s.batch * s.seqlen * s.kv_heads * s.dim, 2)),
+        v_(numbers(s.dtype, s.batch * s.seqlen * s.kv_heads * s.dim, 3)),
+        out_(numbers(s.dtype, s.batch * s.seqlen * s.heads * s.dim, 4)),
+        plan_(plan_attention(Problem(tensors(), s.options), cuda_info(0))),
+        workspace_(std::vector<unsigned char>(plan_.workspace_bytes() + 1)) {}
+
+  const Plan& plan() const { return plan_; }
+  void run(cudaStream_t stream) {
+    HEADRACE_EXPECT_CUDA(cudaMemsetAsync(out_.data(), 0xFF, num_bytes(), stream));
+    plan_.run(tensors(), {workspace_.data(), plan_.workspace_bytes()}, shape_.options, stream);
+  }
+  std::vector<unsigned char> result(cudaStream_t stream) const {
+    HEADRACE_EXPECT_CUDA(cudaStreamSynchronize(stream));
+    return out_.read();
+  }
+
+ private:
+  std::size_t num_bytes() const {
+    return static_cast<std::size_t>(shape_.batch * shape_.seqlen * shape_.heads * shape_.dim) *
+           bytes_of(shape_.dtype);
+  }
+  TensorView view(void* data, std::int64_t heads) const {
+    TensorView x(data, shape_.dtype, {shape_.batch, shape_.seqlen, heads, shape_.dim});
+    x.device_type = HEADRACE_CUDA;
+    return x;
+  }
+  AttentionTensors tensors() const {
+    return {.q = view(q_.data(), shape_.heads),
+            .k = view(k_.data(), shape_.kv_heads),
+            .v = view(v_.data(), shape_.kv_heads),
+            .out = view(out_.data(), shape_.heads)};
+  }
+
+  Shape shape_;
+  OnDevice<unsigned char> q_, k_, v_, out_;
+  Plan plan_;
+  OnDevice<unsigned char> workspace_;
+};
+
+class Repeats : public ::testing::TestWithParam<Shape> {
+ protected:
+  void SetUp() override { HEADRACE_NEEDS_GPU(90); }
+};
+
+TEST_P(Repeats, AThousandRunsGiveTheSameBits) {
+  Call call(GetParam());
+  EXPECT_STREQ(call.plan().kernel(), GetParam().kernel) << call.plan().explain();
+  call.run(nullptr);
+  const std::vector<unsigned char> first = call.result(nullptr);
+  for (int i = 1; i < 1000; ++i) {
+    call.run(nullptr);
+    ASSERT_EQ(call.result(nullptr), first) << "run " << i;
+  }
+}
+
+TEST_P(Repeats, AGraphReplaysTheSameBits) {
+  Call call(GetParam());
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t replay = nullptr;
+  HEADRACE_EXPECT_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  call.run(stream);
+  const std::vector<unsigned char> eager = call.result(stream);
+  HEADRACE_EXPECT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  for (int i = 0; i < 3; ++i) call.run(stream);
+  HEADRACE_EXPECT_CUDA(cudaStreamEndCapture(stream, &graph));
+  HEADRACE_EXPECT_CUDA(cudaGraphInstantiate(&replay, graph, 0));
+  for (int i = 0; i < 20; ++i) {
+    HEADRACE_EXPECT_CUDA(cudaGraphLaunch(replay, stream));
+    ASSERT_EQ(call.result(stream), eager) << "replay " << i;
+  }
+  cudaGraphExecDestroy(replay);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+TEST_P(Repeats, TwoStreamsDoNotDisturbEachOther) {
+  Call one(GetParam()), other(GetParam());
+  cudaStream_t streams[2];
+  for (cudaStream_t& stream : streams)
+    HEADRACE_EXPECT_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  one.run(streams[0]);
+  const std::vector<unsigned char> alone = one.result(streams[0]);
+  for (int round = 0; round < 20; ++round) {
+    for (int i = 0; i < 5; ++i) {
+      one.run(streams[0]);
+      other.run(streams[1]);
+    }
+    ASSERT_EQ(one.result(streams[0]), alone) << "round " << round;
+    ASSERT_EQ(other.result(streams[1]), alone) << "round " << round;
+  }
+  for (cudaStream_t stream : streams) cudaStreamDestroy(stream);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, Repeats, ::testing::ValuesIn(shapes()),
+                         [](const auto& test) { return "Shape" + std::to_string(test.index); });
+
+}  // namespace
+}  // namespace headrace::testing
