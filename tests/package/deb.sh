@@ -1,0 +1,13 @@
+#!/bin/sh
+# deb.sh BUILD WORK: the .deb of a build holds library, headers, package files and program, and says what it depends on.
+set -eu
+build=$1 work=$2
+rm -rf "$work"
+mkdir -p "$work"
+cpack --config "$build/CPackConfig.cmake" -G DEB -B "$work" >"$work/cpack.log" || { cat "$work/cpack.log"; exit 1; }
+deb=$(find "$work" -maxdepth 1 -name '*.deb')
+dpkg-deb --contents "$deb" >"$work/contents"
+for file in libheadrace.so libheadrace.a include/headrace/headrace.h headraceConfig.cmake headrace.pc bin/headrace; do
+  grep -q "/$file\$\|/$file " "$work/contents" || { echo "$deb lacks $file"; exit 1; }
+done
+dpkg-deb --field "$deb" Depends | grep libc6

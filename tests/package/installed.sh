@@ -1,0 +1,27 @@
+#!/bin/sh
+# installed.sh BUILD SOURCE WORK: installs the build, moves the prefix elsewhere, and builds and runs examples/ against
+# it: through find_package with the shared library and with the archive, and through pkg-config.
+set -eu
+build=$1 source=$2 work=$3
+rm -rf "$work"
+mkdir -p "$work"
+cmake --install "$build" --prefix "$work/first" >"$work/install.log"
+mv "$work/first" "$work/moved"
+prefix=$work/moved
+for form in shared static; do
+  cmake -S "$source/examples" -B "$work/$form" -G Ninja -DCMAKE_PREFIX_PATH="$prefix" -Dform=$form >"$work/$form.log"
+  cmake --build "$work/$form"
+  ctest --test-dir "$work/$form" --output-on-failure
+done
+if readelf -d "$work/static/errors" | grep -q 'NEEDED.*libheadrace'; then
+  echo "the example of the archive needs the shared library" && exit 1
+fi
+pc=$(dirname "$(find "$prefix" -name headrace.pc)")
+PKG_CONFIG_PATH=$pc
+export PKG_CONFIG_PATH
+for example in explain errors; do
+  # shellcheck disable=SC2046
+  cc -std=c99 -Wall -Werror "$source/examples/$example.c" -o "$work/$example" $(pkg-config --cflags --libs headrace)
+  LD_LIBRARY_PATH=$(pkg-config --variable=libdir headrace) "$work/$example"
+done
+"$prefix/bin/headrace" --version
