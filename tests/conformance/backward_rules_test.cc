@@ -32,9 +32,8 @@ struct Judged {
     std::size_t count = 0;
     for (const auto values : {&Gradients::dq, &Gradients::dk, &Gradients::dv, &Gradients::dbias}) {
       for (double& x : got.*values) x = rounded_to(dtype, static_cast<float>(x));
-      const GradientVerdict verdict = judge_gradient(
-          {"gradient", dtype, got.*values, expected.exact.*values, expected.bound.*values,
-           dtype == DType::f32 ? nullptr : &(expected.low_precision.*values), expected.num_pairs});
+      const GradientVerdict verdict =
+          judge_gradient({"gradient", dtype, got.*values, expected, values, dtype != DType::f32});
       count += verdict.failures.size();
     }
     return count;

@@ -17,21 +17,23 @@ struct ExpectedGradients {
   Gradients exact;
   Gradients bound;  // of the calculation: before the result is rounded
   // Of a straightforward computation in f16 or bf16 from what the backward is given: P and dS
-  // rounded to the format, D from out as it was stored, sums in float, rounded once.
+  // rounded to the format, D from out as it was stored, sums in double, rounded once.
   Gradients low_precision;
-  std::int64_t num_pairs = 0;  // of a row and a key that it sees
+  DType dtype = DType::f32;    // of q
+  std::int64_t num_rows = 0;   // (batch entry, head, query) that see a key
+  std::int64_t num_pairs = 0;  // of such a row and a key that it sees
+  double largest_score = 0;    // |scale| sum |q||k|, or |lse|
 };
 ExpectedGradients expected_gradients(const Problem& p, const AttentionArgs& args, double largest_v);
 
-// One tensor of gradients as doubles, in the order of `exact`.
+// One tensor of gradients as doubles, in the order of `expected`.
 struct GradientResult {
   const char* name;
   DType dtype;
   const std::vector<double>& got;
-  const std::vector<double>& exact;
-  const std::vector<double>& bound;
-  const std::vector<double>* low_precision;  // null: R1 does not apply
-  std::int64_t num_pairs;
+  const ExpectedGradients& expected;
+  std::vector<double> Gradients::*values;  // which of the gradients
+  bool is_relative;                        // R1 applies: f16 and bf16
 };
 
 struct GradientVerdict {
