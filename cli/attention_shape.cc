@@ -245,6 +245,13 @@ std::vector<AttentionShape> shapes_of(const std::vector<Dims>& dims, const Shape
   return shapes;
 }
 
+void make_backward(headrace_problem& problem) {
+  problem.phase = HEADRACE_BACKWARD;
+  problem.has_lse = 1;
+  problem.has_dbias = problem.bias_dtype >= 0;
+  problem.has_dsinks = problem.has_sinks;
+}
+
 std::vector<std::int64_t> ragged_seqlens(std::int64_t batch, std::int64_t max_seqlen) {
   std::vector<std::int64_t> seqlens;
   for (std::int64_t i = 0; i < batch; ++i)

@@ -52,6 +52,9 @@ std::vector<Dims> dims_of(const ShapeOptions& options);
 // Every one of `dims` with every dtype and causal mask of the options.
 std::vector<AttentionShape> shapes_of(const std::vector<Dims>& dims, const ShapeOptions& options);
 
+// Turns the problem of a forward into that of its backward, with every gradient that it can have.
+void make_backward(headrace_problem& problem);
+
 // Lengths of a ragged batch: from `max_seqlen` down to max_seqlen / batch in even steps.
 std::vector<std::int64_t> ragged_seqlens(std::int64_t batch, std::int64_t max_seqlen);
 

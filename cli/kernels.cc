@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 
+#include "attention_shape.h"
 #include "command.h"
 #include "headrace/headrace.hpp"
 
@@ -14,6 +15,7 @@ struct KernelsOptions {
   std::string device = "cpu";
   Format format = Format::text;
   bool is_verbose = false;
+  bool is_backward = false;
 };
 
 struct Feature {
@@ -60,9 +62,10 @@ const std::vector<Feature>& features() {
   return kFeatures;
 }
 
-headrace_problem plain_problem() {
+headrace_problem plain_problem(std::int32_t phase) {
   headrace_problem p;
   headrace_problem_init(&p);
+  if (phase == HEADRACE_BACKWARD) make_backward(p);
   p.batch = 2;
   p.seqlen_q = p.seqlen_k = 128;
   p.num_heads = p.num_kv_heads = 8;
@@ -77,10 +80,11 @@ std::string refusal(const headrace_problem& problem, const DeviceInfo& device, i
 }
 
 // A problem that the kernel takes, to try features on: some dtype, many queries or one.
-std::optional<headrace_problem> accepted_problem(const DeviceInfo& device, int index) {
+std::optional<headrace_problem> accepted_problem(const DeviceInfo& device, std::int32_t phase,
+                                                 int index) {
   for (const std::int64_t seqlen_q : {128, 1}) {
     for (const Feature& dtype : dtypes()) {
-      headrace_problem p = plain_problem();
+      headrace_problem p = plain_problem(phase);
       p.seqlen_q = seqlen_q;
       dtype.apply(p);
       if (refusal(p, device, index).empty()) return p;
@@ -126,19 +130,20 @@ Table make_refusals() {
 struct Probe {
   DeviceInfo here;      // the device that was asked for
   DeviceInfo complete;  // the same with every instruction set, so that only features decide
+  std::int32_t phase;
   int index;
 };
 
 void add_kernel(const Probe& probe, Table& matrix, Table& refusals) {
-  const std::string name = headrace_kernel_name(probe.here.device_type, probe.index);
+  const std::string name = headrace_kernel_name(probe.here.device_type, probe.phase, probe.index);
   auto& row = matrix.rows.emplace_back();
   row.emplace_back(name);
   const auto add_answer = [&](const char* key, const std::string& reason) {
     row.emplace_back(reason.empty());
     if (!reason.empty()) refusals.rows.push_back({name, std::string(key), reason});
   };
-  const auto accepted = accepted_problem(probe.complete, probe.index);
-  const headrace_problem base = accepted.value_or(plain_problem());
+  const auto accepted = accepted_problem(probe.complete, probe.phase, probe.index);
+  const headrace_problem base = accepted.value_or(plain_problem(probe.phase));
   add_answer("here", refusal(base, probe.here, probe.index));
   for (const Feature& dtype : dtypes()) {
     headrace_problem p = base;
@@ -151,18 +156,22 @@ void add_kernel(const Probe& probe, Table& matrix, Table& refusals) {
     add_answer(feature.key, refusal(p, probe.complete, probe.index));
   }
   row.emplace_back(head_dims_text(base, probe.complete, probe.index));
-  row.emplace_back(std::string(headrace_kernel_summary(probe.here.device_type, probe.index)));
+  row.emplace_back(
+      std::string(headrace_kernel_summary(probe.here.device_type, probe.phase, probe.index)));
 }
 
 int run_kernels(const KernelsOptions& options) {
-  Probe probe{.here = device_from_text(options.device.c_str()), .complete = {}, .index = 0};
+  Probe probe{.here = device_from_text(options.device.c_str()),
+              .complete = {},
+              .phase = options.is_backward ? HEADRACE_BACKWARD : HEADRACE_FORWARD,
+              .index = 0};
   probe.complete = probe.here;
   if (probe.here.device_type == HEADRACE_CPU)
     probe.complete.cpu_isa = HEADRACE_ISA_AVX2 | HEADRACE_ISA_AVX512 | HEADRACE_ISA_AVX512_VNNI |
                              HEADRACE_ISA_AVX512_BF16 | HEADRACE_ISA_NEON;
   Table matrix = make_matrix();
   Table refusals = make_refusals();
-  const int num_kernels = headrace_num_kernels(probe.here.device_type);
+  const int num_kernels = headrace_num_kernels(probe.here.device_type, probe.phase);
   for (; probe.index < num_kernels; ++probe.index) add_kernel(probe, matrix, refusals);
   if (num_kernels == 0) print_note("this build has no kernels for " + options.device);
   Report report;
@@ -182,6 +191,7 @@ void add_kernels(CLI::App& app, Action& action) {
   kernels->add_option("--device", options->device, "device of the column \"here\"")
       ->option_text("DEVICE [cpu]");
   kernels->add_flag("-v,--verbose", options->is_verbose, "also list the reason of every \"no\"");
+  kernels->add_flag("--backward", options->is_backward, "the kernels of the backward");
   add_format_option(*kernels, options->format);
   kernels->callback([&action, options] { action = [options] { return run_kernels(*options); }; });
 }

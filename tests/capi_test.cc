@@ -8,6 +8,7 @@
 #include <cstring>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "headrace/headrace.h"
@@ -221,30 +222,155 @@ TEST(Capi, CudaDevicesAreThereOrAnErrorSaysWhy) {
   EXPECT_EQ(headrace_num_cuda_devices(nullptr), HEADRACE_INVALID_ARGUMENT);
 }
 
+// The call of the fixture and its gradients.
+struct BackwardCall : Call {
+  std::vector<float> lse = std::vector<float>(2 * 4 * 5);
+  std::vector<float> dout = std::vector<float>(out.size(), 0.5f), dq = out, dk = out, dv = out;
+  headrace_attention_gradients gradients;
+
+  BackwardCall() {
+    tensors.lse = TensorView(lse.data(), DType::f32, {2, 4, 5});
+    headrace_attention_gradients_init(&gradients);
+    gradients.dout = TensorView(dout.data(), DType::f32, {2, 5, 4, 8});
+    gradients.dq = TensorView(dq.data(), DType::f32, {2, 5, 4, 8});
+    gradients.dk = TensorView(dk.data(), DType::f32, {2, 5, 4, 8});
+    gradients.dv = TensorView(dv.data(), DType::f32, {2, 5, 4, 8});
+  }
+  headrace_status backward() {
+    return headrace_attention_backward(&tensors, &gradients, nullptr, nullptr, 0, nullptr);
+  }
+};
+
+TEST(Capi, BackwardPlanAndCallAgree) {
+  BackwardCall call;
+  ASSERT_EQ(headrace_attention_forward(&call.tensors, nullptr, nullptr, 0, nullptr), HEADRACE_OK);
+  ASSERT_EQ(call.backward(), HEADRACE_OK) << headrace_last_error();
+  const auto expected = std::tuple(call.dq, call.dk, call.dv);
+  EXPECT_NE(call.dv[0], 0.0f);
+  for (auto* x : {&call.dq, &call.dk, &call.dv}) std::fill(x->begin(), x->end(), 0.0f);
+  headrace_problem p;
+  headrace_problem_init(&p);
+  ASSERT_EQ(headrace_attention_backward_problem(&call.tensors, &call.gradients, nullptr, &p),
+            HEADRACE_OK);
+  EXPECT_EQ(p.phase, HEADRACE_BACKWARD);
+  const headrace_device_info d = this_cpu();
+  EXPECT_EQ(headrace_attention_supports(&p, &d), HEADRACE_OK);
+  headrace_plan* plan = nullptr;
+  ASSERT_EQ(headrace_plan_attention(&p, &d, &plan), HEADRACE_OK) << headrace_last_error();
+  EXPECT_NE(std::string(headrace_plan_explain(plan)).find(", backward"), std::string::npos);
+  std::vector<char> memory(headrace_plan_workspace_bytes(plan) + 1);
+  ASSERT_EQ(headrace_plan_run_backward(plan, &call.tensors, &call.gradients, nullptr,
+                                       memory.data() + 1, memory.size() - 1, nullptr),
+            HEADRACE_OK)
+      << headrace_last_error();
+  EXPECT_EQ(std::tuple(call.dq, call.dk, call.dv), expected);
+  headrace_plan_destroy(plan);
+}
+
+TEST(Capi, BackwardErrorsNameTheArgument) {
+  BackwardCall call;
+  headrace_problem p;
+  headrace_problem_init(&p);
+  EXPECT_EQ(headrace_attention_backward(nullptr, &call.gradients, nullptr, nullptr, 0, nullptr),
+            HEADRACE_INVALID_ARGUMENT);
+  EXPECT_TRUE(error_has("tensors=NULL"));
+  EXPECT_EQ(headrace_attention_backward(&call.tensors, nullptr, nullptr, nullptr, 0, nullptr),
+            HEADRACE_INVALID_ARGUMENT);
+  EXPECT_TRUE(error_has("gradients=NULL"));
+  EXPECT_EQ(headrace_attention_backward_problem(&call.tensors, nullptr, nullptr, &p),
+            HEADRACE_INVALID_ARGUMENT);
+  EXPECT_TRUE(error_has("gradients=NULL"));
+  EXPECT_EQ(headrace_attention_backward_problem(&call.tensors, &call.gradients, nullptr, nullptr),
+            HEADRACE_INVALID_ARGUMENT);
+  EXPECT_TRUE(error_has("problem=NULL"));
+  EXPECT_EQ(headrace_plan_run_backward(nullptr, &call.tensors, &call.gradients, nullptr, nullptr, 0,
+                                       nullptr),
+            HEADRACE_INVALID_ARGUMENT);
+  EXPECT_TRUE(error_has("plan=NULL"));
+  headrace_attention_gradients older = call.gradients;
+  older.struct_size = 8;
+  EXPECT_EQ(headrace_attention_backward(&call.tensors, &older, nullptr, nullptr, 0, nullptr),
+            HEADRACE_INVALID_ARGUMENT);
+  EXPECT_TRUE(error_has("gradients.struct_size=8"));
+  headrace_attention_gradients_init(nullptr);
+}
+
+TEST(Capi, APlanRunsInItsPhaseOnly) {
+  BackwardCall call;
+  headrace_problem forward, backward;
+  headrace_problem_init(&forward);
+  headrace_problem_init(&backward);
+  ASSERT_EQ(headrace_attention_problem(&call.tensors, nullptr, &forward), HEADRACE_OK);
+  ASSERT_EQ(headrace_attention_backward_problem(&call.tensors, &call.gradients, nullptr, &backward),
+            HEADRACE_OK);
+  const headrace_device_info d = this_cpu();
+  headrace_plan *forward_plan = nullptr, *backward_plan = nullptr;
+  ASSERT_EQ(headrace_plan_attention(&forward, &d, &forward_plan), HEADRACE_OK);
+  ASSERT_EQ(headrace_plan_attention(&backward, &d, &backward_plan), HEADRACE_OK);
+  EXPECT_EQ(headrace_plan_run(backward_plan, &call.tensors, nullptr, nullptr, 0, nullptr),
+            HEADRACE_INVALID_ARGUMENT);
+  EXPECT_TRUE(error_has("headrace_plan_run_backward"));
+  EXPECT_EQ(headrace_plan_run_backward(forward_plan, &call.tensors, &call.gradients, nullptr,
+                                       nullptr, 0, nullptr),
+            HEADRACE_INVALID_ARGUMENT);
+  EXPECT_TRUE(error_has("run it with headrace_plan_run"));
+  // Of another problem, and in a workspace that is too small.
+  EXPECT_EQ(headrace_plan_run_backward(backward_plan, &call.tensors, &call.gradients, nullptr,
+                                       nullptr, 0, nullptr),
+            HEADRACE_INVALID_ARGUMENT);
+  EXPECT_TRUE(error_has("workspace of 0 bytes"));
+  std::vector<float> dlse = call.lse;
+  call.gradients.dlse = TensorView(dlse.data(), DType::f32, {2, 4, 5});
+  EXPECT_EQ(headrace_plan_run_backward(backward_plan, &call.tensors, &call.gradients, nullptr,
+                                       nullptr, 0, nullptr),
+            HEADRACE_INVALID_ARGUMENT);
+  EXPECT_TRUE(error_has("has_dlse=1 but the plan was made for has_dlse=0"));
+  headrace_plan_destroy(forward_plan);
+  headrace_plan_destroy(backward_plan);
+}
+
+TEST(Capi, CudaHasNoBackwardYet) {
+  headrace_problem p;
+  headrace_problem_init(&p);
+  p.phase = HEADRACE_BACKWARD;
+  p.has_lse = 1;
+  headrace_device_info gpu{};
+  gpu.struct_size = sizeof gpu;
+  ASSERT_EQ(headrace_device_from_text("sm90:132", &gpu), HEADRACE_OK);
+  EXPECT_EQ(headrace_attention_supports(&p, &gpu), HEADRACE_UNSUPPORTED);
+  EXPECT_TRUE(error_has("no CUDA kernels for the backward; pass tensors in CPU memory"));
+}
+
 TEST(Capi, NamesAndLists) {
   EXPECT_STREQ(headrace_version(), "0.1.0");
   EXPECT_STREQ(headrace_status_name(HEADRACE_OUT_OF_MEMORY), "out_of_memory");
   EXPECT_STREQ(headrace_status_name(static_cast<headrace_status>(7)), "unknown");
-  const int count = headrace_num_kernels(HEADRACE_CPU);
-  EXPECT_GT(count, 0);
-  const int num_cuda = headrace_num_kernels(HEADRACE_CUDA);  // 0 in a build without CUDA
-  EXPECT_EQ(headrace_num_kernels(9), 0);
+  EXPECT_EQ(headrace_num_kernels(9, HEADRACE_FORWARD), 0);
+  EXPECT_EQ(headrace_num_kernels(HEADRACE_CPU, 2), 0);
+  EXPECT_EQ(headrace_kernel_name(HEADRACE_CPU, 2, 0), nullptr);
   const headrace_device_info device = this_cpu();
-  headrace_problem problem;
-  headrace_problem_init(&problem);
-  int num_taking = 0;
-  for (int i = 0; i < count; ++i) {
-    EXPECT_GT(std::strlen(headrace_kernel_name(HEADRACE_CPU, i)), 0u);
-    EXPECT_GT(std::strlen(headrace_kernel_summary(HEADRACE_CPU, i)), 0u);
-    const char* refusal = headrace_kernel_refusal(&problem, &device, i);
-    ASSERT_NE(refusal, nullptr);
-    num_taking += refusal[0] == '\0';
+  for (const int32_t phase : {HEADRACE_FORWARD, HEADRACE_BACKWARD}) {
+    const int count = headrace_num_kernels(HEADRACE_CPU, phase);
+    EXPECT_GT(count, 0);
+    headrace_problem problem;
+    headrace_problem_init(&problem);
+    problem.phase = phase;
+    problem.has_lse = 1;
+    int num_taking = 0;
+    for (int i = 0; i < count; ++i) {
+      EXPECT_GT(std::strlen(headrace_kernel_name(HEADRACE_CPU, phase, i)), 0u);
+      EXPECT_GT(std::strlen(headrace_kernel_summary(HEADRACE_CPU, phase, i)), 0u);
+      const char* refusal = headrace_kernel_refusal(&problem, &device, i);
+      ASSERT_NE(refusal, nullptr);
+      num_taking += refusal[0] == '\0';
+    }
+    EXPECT_GT(num_taking, 0);
+    EXPECT_EQ(headrace_kernel_name(HEADRACE_CPU, phase, count), nullptr);
+    EXPECT_EQ(headrace_kernel_name(HEADRACE_CPU, phase, -1), nullptr);
+    EXPECT_EQ(headrace_kernel_refusal(&problem, &device, count), nullptr);
+    const int num_cuda = headrace_num_kernels(HEADRACE_CUDA, phase);  // 0 without CUDA
+    EXPECT_EQ(headrace_kernel_summary(HEADRACE_CUDA, phase, num_cuda), nullptr);
   }
-  EXPECT_GT(num_taking, 0);
-  EXPECT_EQ(headrace_kernel_name(HEADRACE_CPU, count), nullptr);
-  EXPECT_EQ(headrace_kernel_name(HEADRACE_CPU, -1), nullptr);
-  EXPECT_EQ(headrace_kernel_summary(HEADRACE_CUDA, num_cuda), nullptr);
-  EXPECT_EQ(headrace_kernel_refusal(&problem, &device, count), nullptr);
   EXPECT_EQ(headrace_check(HEADRACE_CPU, 0, nullptr), HEADRACE_OK);
   EXPECT_EQ(headrace_check(5, 0, nullptr), HEADRACE_INVALID_ARGUMENT);
 }

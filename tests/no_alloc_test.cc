@@ -1,5 +1,5 @@
-// headrace_plan_run() allocates nothing: every malloc of the process is counted. Also prints what a
-// plan and the checks of a run cost.
+// headrace_plan_run() and its backward allocate nothing: every malloc of the process is counted.
+// Also prints what a plan and the checks of a run cost.
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -52,6 +52,26 @@ int fail(const char* what) {
   return 1;
 }
 
+// Whether running a backward does; `tensors` as the forward left them.
+bool backward_allocates(const headrace::AttentionTensors& tensors,
+                        const headrace::DeviceInfo& device) {
+  using namespace headrace;
+  std::vector<float> memory(4 * 4 * 8 * 16);
+  const auto part = [&](std::size_t i) {
+    return TensorView(memory.data() + i * 4 * 8 * 16, DType::f32, {1, 4, 8, 16});
+  };
+  const AttentionGradients gradients{.dout = part(0), .dq = part(1), .dk = part(2), .dv = part(3)};
+  const Plan plan = plan_attention(Problem(tensors, gradients), device);
+  std::vector<char> workspace(plan.workspace_bytes());
+  const headrace_attention_tensors c = tensors.to_c();
+  const headrace_attention_gradients g = gradients.to_c();
+  const long before = num_allocations;
+  for (int i = 0; i < 1000; ++i)
+    check(headrace_plan_run_backward(plan.get(), &c, &g, nullptr, workspace.data(),
+                                     workspace.size(), nullptr));
+  return num_allocations != before;
+}
+
 }  // namespace
 
 int main() {
@@ -82,6 +102,8 @@ int main() {
         HEADRACE_OK)
       return fail(headrace_last_error());
   if (num_allocations != before) return fail("headrace_plan_run allocated");
+
+  if (backward_allocates(tensors, device)) return fail("headrace_plan_run_backward allocated");
 
   // A call whose checks pass and that has nothing to compute: what is left is the overhead.
   AttentionTensors empty = tensors;

@@ -1,6 +1,7 @@
 // The C++ skin: what C returns as a status is an Error here, and nothing else is thrown.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <type_traits>
 #include <vector>
 
@@ -25,6 +26,31 @@ TEST(Skin, ForwardOfEqualValuesIsTheValue) {
   attention_forward(b.view(b.q), b.view(b.q), b.view(b.v), b.view(b.out), {},
                     {.causal = Causal::bottom_right});
   for (const float x : b.out) EXPECT_FLOAT_EQ(x, 2.5f);
+}
+
+TEST(Skin, BackwardOfASingleKeyPassesDoutToItsValue) {
+  std::vector<float> q(8, 1.0f), out(8), lse(1), dout{1, 2, 3, 4, 5, 6, 7, 8};
+  std::vector<float> dq(8, -1.0f), dk(8, -1.0f), dv(8, -1.0f);
+  const auto view = [](std::vector<float>& x) {
+    return TensorView(x.data(), DType::f32, {1, 1, 1, 8});
+  };
+  const AttentionTensors tensors{.q = view(q),
+                                 .k = view(q),
+                                 .v = view(q),
+                                 .out = view(out),
+                                 .lse = TensorView(lse.data(), DType::f32, {1, 1, 1})};
+  const AttentionGradients gradients{
+      .dout = view(dout), .dq = view(dq), .dk = view(dk), .dv = view(dv)};
+  attention_forward(tensors);
+  attention_backward(tensors, gradients);
+  EXPECT_EQ(dv, dout);
+  for (const float x : dq) EXPECT_EQ(x, 0.0f);
+  const Plan plan = plan_attention(Problem(tensors, gradients), cpu_info());
+  std::vector<char> memory(plan.workspace_bytes());
+  std::fill(dv.begin(), dv.end(), -1.0f);
+  plan.run_backward(tensors, gradients, {memory.data(), memory.size()});
+  EXPECT_EQ(dv, dout);
+  EXPECT_THROW(plan.run(tensors, {memory.data(), memory.size()}), Error);
 }
 
 TEST(Skin, PlanRunsAndMoves) {

@@ -159,7 +159,8 @@ typedef struct headrace_attention_options {
                           decode) */
   int32_t
       checked; /* 1: lengths that live on a device are validated on the host first (synchronises) */
-  int32_t reserved;
+  int32_t deterministic; /* 1: the backward gives the same bits from run to run (on CPU it always
+                            does; the forward does everywhere) */
 } headrace_attention_options;
 
 HEADRACE_API void headrace_attention_options_init(headrace_attention_options* options);
@@ -192,6 +193,25 @@ typedef struct headrace_attention_tensors {
 
 HEADRACE_API void headrace_attention_tensors_init(headrace_attention_tensors* tensors);
 
+/* What the backward adds to the tensors of its forward. All of headrace_attention_tensors are read
+ * then: q, k, v, out and lse are required and hold what the forward was given and wrote, everything
+ * else is as it was there; probs must be absent. Outputs are overwritten, not added to. Gradients
+ * are of sum(out * dout) + sum(lse * dlse). A row that sees no key gives exactly 0. */
+typedef struct headrace_attention_gradients {
+  size_t struct_size;
+  headrace_tensor dout;       /* shape and dtype of out */
+  headrace_tensor dlse;       /* optional; shape and dtype of lse */
+  headrace_tensor dq, dk, dv; /* written: shapes and dtypes of q, k and v; heads of a group that
+                                 share a kv head are summed in dk and dv */
+  headrace_tensor dbias;      /* optional, written: shape and dtype of bias; summed over the axes
+                                 where that has size 1 */
+  headrace_tensor dsinks;     /* optional, written: f32 [num_heads] */
+} headrace_attention_gradients;
+
+HEADRACE_API void headrace_attention_gradients_init(headrace_attention_gradients* gradients);
+
+typedef enum headrace_phase { HEADRACE_FORWARD = 0, HEADRACE_BACKWARD = 1 } headrace_phase;
+
 /* Shapes and features of one call, validated; no pointers. */
 typedef struct headrace_problem {
   size_t struct_size;
@@ -206,9 +226,14 @@ typedef struct headrace_problem {
   int32_t num_splits; /* 0: by the rule */
   int32_t is_ragged, has_alibi, has_mask, has_tree_mask, has_sinks, has_lse, has_probs;
   int32_t strict_fallback, strict_rows, checked;
-  int32_t alignment; /* of q, k, v and out: the largest power of two, at most 16, that divides their
-                        addresses and strides in bytes; 0 counts as 16 */
-  int32_t has_negative_strides; /* one of q, k, v, out runs backwards along an axis */
+  int32_t alignment; /* of q, k, v and out (backward: of dout, dq, dk and dv too): the largest power
+                        of two, at most 16, that divides their addresses and strides in bytes; 0
+                        counts as 16 */
+  int32_t has_negative_strides;            /* one of them runs backwards along an axis */
+  int32_t phase;                           /* headrace_phase */
+  int32_t has_dlse, has_dbias, has_dsinks; /* backward only */
+  int32_t deterministic;
+  int32_t reserved; /* 0 */
 } headrace_problem;
 
 /* Defaults: f32, everything 1 or absent. */
@@ -218,10 +243,15 @@ HEADRACE_API void headrace_problem_init(headrace_problem* problem);
 HEADRACE_API headrace_status headrace_attention_problem(const headrace_attention_tensors* tensors,
                                                         const headrace_attention_options* options,
                                                         headrace_problem* problem);
+/* The same for the backward. */
+HEADRACE_API headrace_status headrace_attention_backward_problem(
+    const headrace_attention_tensors* tensors, const headrace_attention_gradients* gradients,
+    const headrace_attention_options* options, headrace_problem* problem);
 
 typedef struct headrace_plan headrace_plan; /* immutable */
 
-/* Chooses the kernel and its schedule. Pure: reads no device, keeps no pointer. */
+/* Chooses the kernel of the problem's phase and its schedule. Pure: reads no device, keeps no
+ * pointer. */
 HEADRACE_API headrace_status headrace_plan_attention(const headrace_problem* problem,
                                                      const headrace_device_info* device,
                                                      headrace_plan** plan);
@@ -243,6 +273,12 @@ HEADRACE_API headrace_status headrace_plan_run(const headrace_plan* plan,
                                                const headrace_attention_options* options,
                                                void* workspace, size_t workspace_bytes,
                                                void* stream);
+/* Runs the plan of a backward problem, by the same rules; dropout seed and offset are those of the
+ * forward. */
+HEADRACE_API headrace_status headrace_plan_run_backward(
+    const headrace_plan* plan, const headrace_attention_tensors* tensors,
+    const headrace_attention_gradients* gradients, const headrace_attention_options* options,
+    void* workspace, size_t workspace_bytes, void* stream);
 /* HEADRACE_OK where a kernel of this build takes the problem on the device, else the reasons in the
  * error text. */
 HEADRACE_API headrace_status headrace_attention_supports(const headrace_problem* problem,
@@ -253,6 +289,11 @@ HEADRACE_API headrace_status headrace_attention_forward(const headrace_attention
                                                         const headrace_attention_options* options,
                                                         void* workspace, size_t workspace_bytes,
                                                         void* stream);
+/* The same for the backward. */
+HEADRACE_API headrace_status headrace_attention_backward(
+    const headrace_attention_tensors* tensors, const headrace_attention_gradients* gradients,
+    const headrace_attention_options* options, void* workspace, size_t workspace_bytes,
+    void* stream);
 /* Waits for `stream`, then reads and clears the sticky error that kernels set when lengths on the
  * device were out of bounds. Such lengths are clamped to the buffer. */
 HEADRACE_API headrace_status headrace_check(int32_t device_type, int32_t device_id, void* stream);
@@ -260,13 +301,13 @@ HEADRACE_API headrace_status headrace_check(int32_t device_type, int32_t device_
 /* ---- the support matrix
  * -------------------------------------------------------------------------- */
 
-/* The kernels of a device type, in the order in which they are asked. name: "cpu_avx2_fwd";
- * summary: what it takes. */
-HEADRACE_API int headrace_num_kernels(int32_t device_type);
-HEADRACE_API const char* headrace_kernel_name(int32_t device_type, int index);
-HEADRACE_API const char* headrace_kernel_summary(int32_t device_type, int index);
-/* Why the kernel refuses this problem on this device; "" when it takes it, NULL for a bad index or
- * struct. */
+/* The kernels of a device type for a headrace_phase, in the order in which they are asked. name:
+ * "cpu_avx2_fwd"; summary: what it takes. */
+HEADRACE_API int headrace_num_kernels(int32_t device_type, int32_t phase);
+HEADRACE_API const char* headrace_kernel_name(int32_t device_type, int32_t phase, int index);
+HEADRACE_API const char* headrace_kernel_summary(int32_t device_type, int32_t phase, int index);
+/* Why the kernel of the problem's phase refuses this problem on this device; "" when it takes it,
+ * NULL for a bad index or struct. */
 HEADRACE_API const char* headrace_kernel_refusal(const headrace_problem* problem,
                                                  const headrace_device_info* device, int index);
 

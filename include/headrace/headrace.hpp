@@ -72,6 +72,7 @@ struct AttentionOptions {
   bool strict_fallback = false;  // an error instead of the last kernel of the list
   bool strict_rows = false;      // a prefill row has the bits of its decode row
   bool checked = false;          // lengths on a device are read by the host first
+  bool deterministic = false;    // backward: the same bits from run to run (on CPU always)
 
   headrace_attention_options to_c() const {
     headrace_attention_options c;
@@ -90,6 +91,7 @@ struct AttentionOptions {
     c.strict_fallback = strict_fallback;
     c.strict_rows = strict_rows;
     c.checked = checked;
+    c.deterministic = deterministic;
     return c;
   }
 };
@@ -134,6 +136,32 @@ struct AttentionTensors {
   }
 };
 
+// What the backward adds to the tensors of its forward, where out and lse then are read: gradients
+// of sum(out * dout) + sum(lse * dlse). Outputs are overwritten and share memory with nothing.
+// Source: Dao, Fu, Ermon, Rudra, Re, "FlashAttention", 2022, appendix B.2.
+struct AttentionGradients {
+  TensorView dout{};    // shape and dtype of out
+  TensorView dlse{};    // optional; shape and dtype of lse
+  TensorView dq{};      // written: shape and dtype of q
+  TensorView dk{};      // written: shape and dtype of k, summed over the heads of a group
+  TensorView dv{};      // written: shape and dtype of v, summed over the heads of a group
+  TensorView dbias{};   // optional, written: shape and dtype of bias, summed where that has size 1
+  TensorView dsinks{};  // optional, written: f32 [num_heads]
+
+  headrace_attention_gradients to_c() const {
+    headrace_attention_gradients c;
+    c.struct_size = sizeof c;
+    c.dout = dout;
+    c.dlse = dlse;
+    c.dq = dq;
+    c.dk = dk;
+    c.dv = dv;
+    c.dbias = dbias;
+    c.dsinks = dsinks;
+    return c;
+  }
+};
+
 // Shapes and features of a call without its pointers. Fill it by hand (everything starts at 1 or
 // absent) or from the tensors of a call. Throws Error(HEADRACE_INVALID_ARGUMENT or
 // HEADRACE_UNSUPPORTED) where the tensors break a rule.
@@ -144,6 +172,15 @@ struct Problem : headrace_problem {
     const headrace_attention_tensors c_tensors = tensors.to_c();
     const headrace_attention_options c_options = options.to_c();
     check(headrace_attention_problem(&c_tensors, &c_options, this));
+  }
+  // Of the backward.
+  Problem(const AttentionTensors& tensors, const AttentionGradients& gradients,
+          const AttentionOptions& options = {}) {
+    headrace_problem_init(this);
+    const headrace_attention_tensors c_tensors = tensors.to_c();
+    const headrace_attention_gradients c_gradients = gradients.to_c();
+    const headrace_attention_options c_options = options.to_c();
+    check(headrace_attention_backward_problem(&c_tensors, &c_gradients, &c_options, this));
   }
 };
 
@@ -217,6 +254,17 @@ class Plan {
         headrace_plan_run(plan_, &c_tensors, &c_options, workspace.data, workspace.bytes, stream));
   }
 
+  // The same for the plan of a backward problem; dropout seed and offset are those of the forward.
+  void run_backward(const AttentionTensors& tensors, const AttentionGradients& gradients,
+                    Workspace workspace = {}, const AttentionOptions& options = {},
+                    void* stream = nullptr) const {
+    const headrace_attention_tensors c_tensors = tensors.to_c();
+    const headrace_attention_gradients c_gradients = gradients.to_c();
+    const headrace_attention_options c_options = options.to_c();
+    check(headrace_plan_run_backward(plan_, &c_tensors, &c_gradients, &c_options, workspace.data,
+                                     workspace.bytes, stream));
+  }
+
   const headrace_plan* get() const { return plan_; }
 
  private:
@@ -249,7 +297,19 @@ inline void attention_forward(const AttentionTensors& tensors, const AttentionOp
       headrace_attention_forward(&c_tensors, &c_options, workspace.data, workspace.bytes, stream));
 }
 
-// The same for the common case; pass {} for an lse that is not wanted.
+// The gradients of a forward: `tensors` as it got and left them, out and lse included. Validates,
+// plans and runs in one call. Throws Error.
+inline void attention_backward(const AttentionTensors& tensors, const AttentionGradients& gradients,
+                               const AttentionOptions& options = {}, Workspace workspace = {},
+                               void* stream = nullptr) {
+  const headrace_attention_tensors c_tensors = tensors.to_c();
+  const headrace_attention_gradients c_gradients = gradients.to_c();
+  const headrace_attention_options c_options = options.to_c();
+  check(headrace_attention_backward(&c_tensors, &c_gradients, &c_options, workspace.data,
+                                    workspace.bytes, stream));
+}
+
+// The forward again, for the common case; pass {} for an lse that is not wanted.
 inline void attention_forward(const TensorView& q, const TensorView& k, const TensorView& v,
                               const TensorView& out, const TensorView& lse = {},
                               const AttentionOptions& options = {}) {

@@ -22,9 +22,12 @@ def _version_of(package: str) -> str:
 
 def _kernels(device_type: int) -> list[tuple[str, str]]:
     library = _library.LIBRARY
-    name, summary = library.headrace_kernel_name, library.headrace_kernel_summary
-    count = library.headrace_num_kernels(device_type)
-    return [(name(device_type, i).decode(), summary(device_type, i).decode()) for i in range(count)]
+    rows = []
+    for phase in (_structs.FORWARD, _structs.BACKWARD):
+        for i in range(library.headrace_num_kernels(device_type, phase)):
+            name = library.headrace_kernel_name(device_type, phase, i)
+            rows.append((name.decode(), library.headrace_kernel_summary(device_type, phase, i).decode()))
+    return rows
 
 
 def _info_rows() -> list[tuple[str, str]]:

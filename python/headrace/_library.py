@@ -25,6 +25,7 @@ _RESULTS = {
     "kernel_refusal": ctypes.c_char_p,
     "plan_destroy": None,
     "attention_tensors_init": None,
+    "attention_gradients_init": None,
     "attention_options_init": None,
     "problem_init": None,
 }
@@ -36,12 +37,14 @@ _POINTERS = {
     "plan_kernel": 1,
     "plan_explain": 1,
     "attention_problem": 3,
+    "attention_backward_problem": 4,
     "plan_attention": 3,
     "attention_supports": 2,
 }
 # Versioned structs, and what fills each with the library's own size; the problem is the last.
 _VERSIONED = {
     "attention_tensors_init": _structs.AttentionTensors,
+    "attention_gradients_init": _structs.AttentionGradients,
     "attention_options_init": _structs.AttentionOptions,
     "problem_init": _structs.Problem,
 }
@@ -73,6 +76,7 @@ def _declare(library: ctypes.CDLL) -> None:
     run: list[Any] = [ctypes.c_void_p] * 4 + [ctypes.c_size_t, ctypes.c_void_p]
     library.headrace_plan_run.argtypes = run
     library.headrace_attention_forward.argtypes = run[1:]
+    library.headrace_plan_run_backward.argtypes = [ctypes.c_void_p, *run]
 
 
 def _check_structs(library: ctypes.CDLL, path: pathlib.Path) -> int:

@@ -91,11 +91,15 @@ def pack_view(tensor: _structs.Tensor, name: str, view: View) -> None:
     tensor.strides[:rank] = view.strides
 
 
-def pack_tensors(views: dict[str, View]) -> _structs.AttentionTensors:
-    tensors = _structs.AttentionTensors(struct_size=ctypes.sizeof(_structs.AttentionTensors))
+def _pack_views(struct: Any, views: dict[str, View]) -> Any:
+    packed = struct(struct_size=ctypes.sizeof(struct))
     for name, view in views.items():
-        pack_view(getattr(tensors, name), name, view)
-    return tensors
+        pack_view(getattr(packed, name), name, view)
+    return packed
+
+
+def pack_tensors(views: dict[str, View]) -> _structs.AttentionTensors:
+    return _pack_views(_structs.AttentionTensors, views)
 
 
 class Block:
@@ -177,10 +181,41 @@ class Plan:
         self.run(block, scratch.address, None)
 
 
+def run_backward(
+    views: dict[str, View],
+    gradients: dict[str, View],
+    options: Options,
+    dropout: tuple[int, int],
+    deterministic: bool,
+    num_threads: int,
+) -> None:
+    """Plans and runs one backward on the CPU: `views` as the forward got and left them, out and lse included. A plan
+    costs nothing beside its run, so none is kept."""
+    tensors, packed = pack_tensors(views), pack_options(options)
+    packed.deterministic = deterministic
+    packed.dropout_seed, packed.dropout_offset = dropout
+    grads = _pack_views(_structs.AttentionGradients, gradients)
+    problem = _structs.Problem.from_buffer(bytearray(PROBLEM_BYTES))
+    arguments = (ctypes.byref(tensors), ctypes.byref(grads), ctypes.byref(packed))
+    check(LIBRARY.headrace_attention_backward_problem(*arguments, ctypes.byref(problem)))
+    q = views["q"]
+    device = _devices.of_tensors(q.device_type, q.device_id, num_threads)
+    handle = ctypes.c_void_p()
+    check(LIBRARY.headrace_plan_attention(ctypes.byref(problem), ctypes.byref(device), ctypes.byref(handle)))
+    try:
+        if LIBRARY.headrace_plan_is_fallback(handle):
+            text = LIBRARY.headrace_plan_explain(handle).decode()
+            _warn_of_fallback(problem, device, text)
+        memory = _allocate(LIBRARY.headrace_plan_workspace_bytes(handle))
+        check(LIBRARY.headrace_plan_run_backward(handle, *arguments, memory.ctypes.data, memory.nbytes, None))
+    finally:
+        LIBRARY.headrace_plan_destroy(handle)
+
+
 # ---- fallbacks are said once for each kind of problem ----
 
 _CLASS_FIELDS = (
-    "dtype bias_dtype head_dim head_dim_v is_ragged has_alibi has_mask has_tree_mask has_sinks has_lse has_probs"
+    "phase dtype bias_dtype head_dim head_dim_v is_ragged has_alibi has_mask has_tree_mask has_sinks has_lse has_probs"
 ).split()
 _warned: set[tuple] = set()
 

@@ -12,6 +12,7 @@ MAX_RANK = 6
 DTYPE_NAMES = ("f32", "f16", "bf16", "f64", "i32", "u32", "bool")
 DTYPE_BYTES = (4, 2, 2, 8, 4, 4, 1)
 DEVICE_NAMES = ("cpu", "cuda")
+FORWARD, BACKWARD = range(2)
 CAUSAL_NONE, CAUSAL_BOTTOM_RIGHT, CAUSAL_TOP_LEFT = range(3)
 
 
@@ -44,7 +45,7 @@ class AttentionOptions(ctypes.Structure):
         *_fields(ctypes.c_double, "softmax_scale softcap dropout_p"),
         *_fields(ctypes.c_uint64, "dropout_seed dropout_offset"),
         *_fields(ctypes.c_int64, "window_left window_right max_seqlen_q max_seqlen_k"),
-        *_fields(ctypes.c_int32, "causal num_splits strict_fallback strict_rows checked reserved"),
+        *_fields(ctypes.c_int32, "causal num_splits strict_fallback strict_rows checked deterministic"),
     ]
 
 
@@ -69,6 +70,13 @@ class AttentionTensors(ctypes.Structure):
     _fields_ = [("struct_size", ctypes.c_size_t), *((name, Tensor) for name in TENSOR_NAMES)]
 
 
+GRADIENT_NAMES = ("dout", "dlse", "dq", "dk", "dv", "dbias", "dsinks")
+
+
+class AttentionGradients(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), *((name, Tensor) for name in GRADIENT_NAMES)]
+
+
 class Problem(ctypes.Structure):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
@@ -77,7 +85,8 @@ class Problem(ctypes.Structure):
         *_fields(ctypes.c_double, "softmax_scale softcap dropout_p"),
         *_fields(ctypes.c_int32, "dtype bias_dtype causal num_splits is_ragged has_alibi has_mask has_tree_mask"),
         *_fields(ctypes.c_int32, "has_sinks has_lse has_probs strict_fallback strict_rows checked"),
-        *_fields(ctypes.c_int32, "alignment has_negative_strides"),
+        *_fields(ctypes.c_int32, "alignment has_negative_strides phase has_dlse has_dbias has_dsinks"),
+        *_fields(ctypes.c_int32, "deterministic reserved"),
     ]
 
 

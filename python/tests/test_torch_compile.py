@@ -131,24 +131,7 @@ def test_autocast_leaves_doubles_alone_and_takes_mixed_inputs():
     assert mixed.dtype == torch.bfloat16
 
 
-# ---- gradients: computed forward, refused backward ----
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("is_compiled", [False, True])
-@pytest.mark.parametrize("which", ["q", "v", "bias", "sinks"])
-def test_backward_names_what_is_missing(device, is_compiled, which):
-    q, k, v = qkv(device)
-    tensors = {"q": q, "k": k, "v": v, "bias": make((2, 4, 17, 29), device=device), "sinks": make((4,), device=device)}
-    reference = ht.attention(**tensors)
-    tensors[which].requires_grad_()
-    torch._dynamo.reset()
-    function = torch.compile(ht.attention, fullgraph=True, backend="aot_eager") if is_compiled else ht.attention
-    out = function(**tensors)
-    assert out.requires_grad
-    assert same_bits(out, reference)
-    with pytest.raises(NotImplementedError, match="headrace_attention_backward is missing"):
-        out.sum().backward()
+# ---- gradients: what they are is in test_torch_backward.py ----
 
 
 def test_forward_without_grad_has_no_graph():
@@ -159,39 +142,6 @@ def test_forward_without_grad_has_no_graph():
     with torch.inference_mode():
         assert not ht.flash_attn_func(q, k, v).requires_grad
     assert ht.flash_attn_func(q, k, v).requires_grad
-
-
-def test_the_backward_gets_what_a_kernel_needs(monkeypatch):
-    """The one function that is missing, put in by hand: the gradients then reach their inputs."""
-    from headrace.torch import _backward
-
-    q, k, v = (x.requires_grad_() for x in qkv(kv_heads=4))
-    bias = make((1, 1, 17, 29)).requires_grad_()
-
-    def formula(dout, dlse, q, k, v, out, lse, cu_q, cu_k, alibi, bias, *rest):
-        """Of softmax(q k^T + bias) v without anything else, and lse."""
-        scores = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5 + bias
-        p = torch.exp(scores - lse[..., None])
-        dp = torch.einsum("bihd,bjhd->bhij", dout, v)
-        delta = (dout * out).sum(-1).transpose(1, 2)[..., None]
-        ds = p * (dp - delta + (0 if dlse is None else dlse[..., None]))
-        scale = q.shape[-1] ** -0.5
-        dq = torch.einsum("bhij,bjhd->bihd", ds, k) * scale
-        dk = torch.einsum("bhij,bihd->bjhd", ds, q) * scale
-        dv = torch.einsum("bhij,bihd->bjhd", p, dout)
-        return dq, dk, dv, ds.sum((0, 1), keepdim=True), q.new_empty(0)
-
-    monkeypatch.setattr(_backward, "attention_backward", formula)
-    out, lse = ht.attention(q, k, v, bias=bias, return_lse=True)
-    (out.square().sum() + lse.sum()).backward()
-    grads = [x.grad.clone() for x in (q, k, v, bias)]
-    for x in (q, k, v, bias):
-        x.grad = None
-    scores = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5 + bias
-    out = torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v)
-    (out.square().sum() + scores.logsumexp(-1).sum()).backward()
-    for ours, x in zip(grads, (q, k, v, bias), strict=True):
-        assert (ours - x.grad).abs().max() < 1e-4 * x.grad.abs().max()
 
 
 def test_calls_that_were_made_before_differentiate_too(monkeypatch):

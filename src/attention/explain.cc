@@ -26,7 +26,7 @@ std::string kernels_text(const Plan& plan) {
   for (const RefusedKernel& kernel : plan.refused) add(kernel.name, "refuses, " + kernel.reason);
   add(plan.kernel->name,
       plan.is_fallback ? "-> selected (fallback: the last of the list)" : "-> selected");
-  const auto list = forward_kernels_of(plan.device.device_type);
+  const auto list = kernels_of(plan.device.device_type, plan.problem.phase);
   bool is_later = false;
   for (const Kernel& kernel : list) {
     if (is_later) add(kernel.name, "not asked");
@@ -56,7 +56,19 @@ bool is_exact_about_nans(std::string_view kernel) {
   return kernel.ends_with("reference") || kernel.ends_with("simple");
 }
 
+std::string backward_promises_text(const Plan& plan) {
+  return std::string(
+             is_exact_about_nans(plan.kernel->name)
+                 ? "nan       a NaN or infinity reaches exactly the gradients that depend "
+                   "on it\n"
+                 : "nan       a NaN or infinity reaches every gradient that depends on it, "
+                   "never another sequence, but others of the same sequence and KV head may "
+                   "receive it\n") +
+         "bits      the same from run to run and for any number of threads\n";
+}
+
 std::string promises_text(const Plan& plan) {
+  if (is_backward(plan.problem)) return backward_promises_text(plan);
   std::string text =
       is_exact_about_nans(plan.kernel->name)
           ? "nan       a NaN or infinity reaches exactly the rows that see it\n"
@@ -99,6 +111,11 @@ std::string problem_text(const Problem& p) {
   if (p.has_sinks) text += ", sinks";
   if (p.has_lse) text += ", lse";
   if (p.has_probs) text += ", probs";
+  if (is_backward(p)) text += ", backward";
+  if (p.has_dlse) text += ", dlse";
+  if (p.has_dbias) text += ", dbias";
+  if (p.has_dsinks) text += ", dsinks";
+  if (p.deterministic) text += ", deterministic";
   if (p.num_splits > 0) text += format_text(", num_splits {}", p.num_splits);
   if (p.alignment < kWholeAlignment) text += format_text(", aligned to {} bytes", p.alignment);
   if (p.has_negative_strides) text += ", negative strides";

@@ -37,7 +37,9 @@ Status check_device_lengths(const Plan& plan, const AttentionArgs& args, Stream 
   return validate_lengths(plan.problem, on_host);
 }
 
+// The backward writes gradients of k, v, bias and sinks without any query too.
 bool has_nothing_to_write(const Problem& p) {
+  if (is_backward(p)) return false;
   return p.num_heads == 0 || p.batch == 0 || (p.is_ragged ? p.total_q : p.seqlen_q) == 0;
 }
 

@@ -102,6 +102,25 @@ AttentionArgs make_args(const Problem& p, const headrace_attention_tensors& t,
   return args;
 }
 
+AttentionArgs make_backward_args(const Problem& p, const headrace_attention_tensors& t,
+                                 const headrace_attention_gradients& g,
+                                 const headrace_attention_options& options) {
+  AttentionArgs args = make_args(p, t, options);
+  args.gradients = {.dout = make_operand(p, g.dout),
+                    .dq = make_operand(p, g.dq),
+                    .dk = make_operand(p, g.dk),
+                    .dv = make_operand(p, g.dv),
+                    .dlse = make_lse(p, g.dlse),
+                    .dbias = make_score_operand(p, g.dbias)};
+  // Without elements an axis of size 0 would look like one that is summed over.
+  if (p.has_dbias && !has_elements(g.dbias)) args.gradients.dbias.data = nullptr;
+  if (p.has_dsinks) {
+    args.gradients.dsinks = static_cast<float*>(g.dsinks.data);
+    args.gradients.dsinks_stride = stride_of(g.dsinks, 0);
+  }
+  return args;
+}
+
 Status validate_lengths(const Problem& p, const AttentionArgs& args) {
   if (!p.is_ragged) return std::nullopt;
   const std::int32_t* cu_q = args.ragged.cu_seqlens_q;

@@ -163,6 +163,30 @@ Status check_combinations(const Problem& p) {
   return std::nullopt;
 }
 
+Status check_phase(const Problem& p) {
+  if (p.phase != HEADRACE_FORWARD && p.phase != HEADRACE_BACKWARD)
+    return invalid_argument(
+        "problem.phase={}: must be 0 (forward) or 1 (backward); use a headrace_phase value",
+        p.phase);
+  const struct {
+    const char* name;
+    bool is_set, is_allowed;
+    const char* rule;
+  } flags[] = {
+      {"has_dlse", p.has_dlse != 0, is_backward(p), "phase 1 (backward)"},
+      {"has_dbias", p.has_dbias != 0, is_backward(p) && has_bias(p), "phase 1 and a bias"},
+      {"has_dsinks", p.has_dsinks != 0, is_backward(p) && p.has_sinks, "phase 1 and sinks"},
+      {"has_probs", p.has_probs != 0, !is_backward(p), "phase 0 (forward)"}};
+  for (const auto& [name, is_set, is_allowed, rule] : flags) {
+    if (is_set && !is_allowed)
+      return invalid_argument("problem.{}=1: needs {}; clear it or set that", name, rule);
+  }
+  if (is_backward(p) && !p.has_lse)
+    return invalid_argument(
+        "problem.has_lse=0 with phase=1: the backward needs the lse of the forward; set has_lse");
+  return std::nullopt;
+}
+
 // cu_seqlens are int32, and rows must belong to some sequence.
 Status check_ragged(const Problem& p) {
   if (!p.is_ragged) return std::nullopt;
@@ -225,8 +249,8 @@ Problem default_problem() {
 Result<Problem> check_problem(const Problem& problem) {
   Problem p = problem;
   using Check = Status (*)(const Problem&);
-  for (const Check check : {check_ragged, check_sizes, check_heads, check_products, check_dtypes,
-                            check_masking, check_layout, check_combinations}) {
+  for (const Check check : {check_phase, check_ragged, check_sizes, check_heads, check_products,
+                            check_dtypes, check_masking, check_layout, check_combinations}) {
     if (auto bad = check(p)) return std::move(*bad);
   }
   if (std::isnan(p.softmax_scale))
@@ -236,7 +260,8 @@ Result<Problem> check_problem(const Problem& problem) {
   p.window_right = open_if_idle(p.window_right, p);
   for (std::int32_t* flag :
        {&p.is_ragged, &p.has_alibi, &p.has_mask, &p.has_tree_mask, &p.has_sinks, &p.has_lse,
-        &p.has_probs, &p.strict_fallback, &p.strict_rows, &p.checked, &p.has_negative_strides})
+        &p.has_probs, &p.has_dlse, &p.has_dbias, &p.has_dsinks, &p.deterministic,
+        &p.strict_fallback, &p.strict_rows, &p.checked, &p.has_negative_strides})
     *flag = *flag != 0;
   if (p.alignment == 0) p.alignment = kWholeAlignment;
   return p;
@@ -254,6 +279,7 @@ Status check_same_problem(const Problem& planned, const Problem& call) {
       HEADRACE_FIELD(head_dim_v),    HEADRACE_FIELD(bias_dtype),   HEADRACE_FIELD(is_ragged),
       HEADRACE_FIELD(has_alibi),     HEADRACE_FIELD(has_mask),     HEADRACE_FIELD(has_sinks),
       HEADRACE_FIELD(has_tree_mask), HEADRACE_FIELD(has_lse),      HEADRACE_FIELD(has_probs),
+      HEADRACE_FIELD(has_dlse),      HEADRACE_FIELD(has_dbias),    HEADRACE_FIELD(has_dsinks),
 #undef HEADRACE_FIELD
   };
   for (const auto& [name, expected, arrived] : fields) {
@@ -265,12 +291,14 @@ Status check_same_problem(const Problem& planned, const Problem& call) {
   }
   if (call.alignment < planned.alignment)
     return invalid_argument(
-        "tensors: an address or stride of q, k, v or out is a multiple of {} bytes only but the "
+        "tensors: an address or stride of q, k, v, out or a gradient of theirs is a multiple of {} "
+        "bytes only but the "
         "plan was made for alignment={}; make a plan for this problem or pass aligned tensors",
         call.alignment, planned.alignment);
   if (call.has_negative_strides && !planned.has_negative_strides)
     return invalid_argument(
-        "tensors: q, k, v or out runs backwards along an axis but the plan was made for strides "
+        "tensors: q, k, v, out or a gradient of theirs runs backwards along an axis but the plan "
+        "was made for strides "
         "that are not negative; make a plan for this problem or pass other views");
   return std::nullopt;
 }

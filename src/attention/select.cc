@@ -50,14 +50,17 @@ void report_fallback(const Plan& plan) {
 
 }  // namespace
 
-std::span<const Kernel> forward_kernels_of(std::int32_t device_type) {
-  if (device_type == HEADRACE_CPU) return cpu::forward_kernels();
-  if (device_type == HEADRACE_CUDA) return cuda::forward_kernels();
+std::span<const Kernel> kernels_of(std::int32_t device_type, std::int32_t phase) {
+  const bool is_forward = phase == HEADRACE_FORWARD;
+  if (!is_forward && phase != HEADRACE_BACKWARD) return {};
+  if (device_type == HEADRACE_CPU)
+    return is_forward ? cpu::forward_kernels() : cpu::backward_kernels();
+  if (device_type == HEADRACE_CUDA && is_forward) return cuda::forward_kernels();
   return {};
 }
 
 Result<Plan> plan_attention(const Problem& problem, const DeviceInfo& device) {
-  return plan_attention(problem, device, forward_kernels_of(device.device_type));
+  return plan_attention(problem, device, kernels_of(device.device_type, problem.phase));
 }
 
 Result<Plan> plan_attention(const Problem& problem, const DeviceInfo& device,
@@ -67,9 +70,8 @@ Result<Plan> plan_attention(const Problem& problem, const DeviceInfo& device,
   if (auto bad = check_device(device)) return std::move(*bad);
   if (device.device_type == HEADRACE_CUDA && kernels.empty())
     return unsupported(
-        "device [{}]: this build has no CUDA kernels; build with CUDA or pass tensors in CPU "
-        "memory",
-        device_text(device));
+        "device [{}]: this build has no CUDA kernels{} tensors in CPU memory", device_text(device),
+        is_backward(problem) ? " for the backward; pass" : "; build with CUDA or pass");
   Plan plan;
   plan.problem = checked.value();
   plan.device = device;

@@ -10,9 +10,9 @@
 
 namespace headrace {
 
-// The kernels of a device type (headrace_device_type), in the order in which they are asked. Empty
-// where this build has none.
-std::span<const Kernel> forward_kernels_of(std::int32_t device_type);
+// The kernels of a device type (headrace_device_type) for a phase (headrace_phase), in the order in
+// which they are asked. Empty where this build has none.
+std::span<const Kernel> kernels_of(std::int32_t device_type, std::int32_t phase);
 
 // Asks the kernels in order; the first that accepts makes the plan. Where none does, or only the
 // last one would although strict_fallback is set: unsupported, with the reason of each.

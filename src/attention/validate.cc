@@ -4,11 +4,8 @@
 #include <array>
 
 #include "attention/overlap.h"
-#include "attention/tensor_checks.h"
+#include "attention/validate_parts.h"
 #include "base/math.h"
-
-#define HEADRACE_TRY(check) \
-  if (auto bad = (check)) return bad
 
 namespace headrace {
 namespace {
@@ -21,41 +18,13 @@ constexpr const char* kRagged = "[total, heads, dim] (cu_seqlens_q and cu_seqlen
 constexpr const char* kDenseHint =
     "[batch, seqlen, heads, dim], or for rows of a ragged batch give cu_seqlens_q and cu_seqlens_k";
 
-struct Argument {
-  const char* name;
-  headrace_tensor Tensors::*tensor;
-};
-constexpr Argument kOutputs[] = {
-    {"out", &Tensors::out}, {"lse", &Tensors::lse}, {"probs", &Tensors::probs}};
-constexpr Argument kInputs[] = {
-    {"q", &Tensors::q},
-    {"k", &Tensors::k},
-    {"v", &Tensors::v},
-    {"cu_seqlens_q", &Tensors::cu_seqlens_q},
-    {"cu_seqlens_k", &Tensors::cu_seqlens_k},
-    {"alibi_slopes", &Tensors::alibi_slopes},
-    {"bias", &Tensors::bias},
-    {"mask", &Tensors::mask},
-    {"tree_mask", &Tensors::tree_mask},
-    {"sinks", &Tensors::sinks},
-};
-
-DType type_of(const headrace_tensor& tensor) { return static_cast<DType>(tensor.dtype); }
-
-Status check_dtype(const char* name, const headrace_tensor& tensor, DType expected,
-                   const char* why) {
-  if (type_of(tensor) == expected) return std::nullopt;
-  return invalid_argument("{}.dtype={}: must be {}{}; convert {}", name,
-                          dtype_name(type_of(tensor)), dtype_name(expected), why, name);
-}
-
 // Row lengths come first: they decide the rank of everything else.
 Status check_cu_seqlens(const Tensors& t, const Options& options, Problem& p) {
   p.is_ragged = is_given(t.cu_seqlens_q) || is_given(t.cu_seqlens_k);
   if (!p.is_ragged) return std::nullopt;
-  for (const auto& [name, tensor] : {Argument{"cu_seqlens_q", &Tensors::cu_seqlens_q},
-                                     Argument{"cu_seqlens_k", &Tensors::cu_seqlens_k}}) {
-    const headrace_tensor& view = t.*tensor;
+  for (const auto& [name, tensor] : {NamedTensor{"cu_seqlens_q", &t.cu_seqlens_q},
+                                     NamedTensor{"cu_seqlens_k", &t.cu_seqlens_k}}) {
+    const headrace_tensor& view = *tensor;
     if (!is_given(view))
       return invalid_argument(
           "{}: not given although the other one is; a ragged batch needs cu_seqlens_q and "
@@ -76,19 +45,29 @@ Status check_cu_seqlens(const Tensors& t, const Options& options, Problem& p) {
   return std::nullopt;
 }
 
-Status check_views_of_operands(const Tensors& t, const Problem& p) {
-  const int rank = p.is_ragged ? 3 : 4;
-  for (const auto& [name, tensor] : {kInputs[0], kInputs[1], kInputs[2], kOutputs[0]}) {
-    const headrace_tensor& view = t.*tensor;
-    if (!is_given(view))
-      return invalid_argument("{}: not given; q, k, v and out are required; pass {} as {}", name,
-                              name, p.is_ragged ? kRagged : kDense);
-    HEADRACE_TRY(check_view(name, view, rank, p.is_ragged ? kRagged : kDenseHint));
-    if (view.dtype != t.q.dtype)
-      return invalid_argument("{}.dtype={}: must equal q.dtype={}; convert {}", name,
-                              dtype_name(type_of(view)), dtype_name(type_of(t.q)), name);
-  }
-  return std::nullopt;
+Status check_operand_view(const NamedTensor& x, const Problem& p, std::int32_t dtype,
+                          const char* required) {
+  const auto& [name, tensor] = x;
+  if (!is_given(*tensor))
+    return invalid_argument("{}: not given; {} are required; pass {} as {}", name, required, name,
+                            p.is_ragged ? kRagged : kDense);
+  HEADRACE_TRY(check_view(name, *tensor, p.is_ragged ? 3 : 4, p.is_ragged ? kRagged : kDenseHint));
+  if (tensor->dtype == dtype) return std::nullopt;
+  return invalid_argument("{}.dtype={}: must equal q.dtype={}; convert {}", name,
+                          dtype_name(type_of(*tensor)), dtype_name(static_cast<DType>(dtype)),
+                          name);
+}
+
+Status check_operand_shape(const NamedTensor& x, const Problem& p, const OperandShape& shape) {
+  const char* from = shape.is_of_q ? "q" : "k";
+  const std::int64_t total = shape.is_of_q ? p.total_q : p.total_k;
+  const std::int64_t seqlen = shape.is_of_q ? p.seqlen_q : p.seqlen_k;
+  const Axis rows{p.is_ragged ? (shape.is_of_q ? "total_q" : "total_k")
+                              : (shape.is_of_q ? "seqlen_q" : "seqlen_k"),
+                  p.is_ragged ? total : seqlen, from};
+  const Axis layout[] = {{"batch", p.batch, "q"}, rows, shape.heads, shape.dim};
+  // Ragged tensors have no batch axis.
+  return check_shape(x.name, *x.tensor, std::span(layout).subspan(p.is_ragged ? 1 : 0));
 }
 
 void read_sizes(const Tensors& t, Problem& p) {
@@ -110,25 +89,17 @@ void read_sizes(const Tensors& t, Problem& p) {
 
 // q, k, v, out. What q and k say defines the sizes; the others must agree.
 Status check_operands(const Tensors& t, Problem& p) {
-  HEADRACE_TRY(check_views_of_operands(t, p));
+  const NamedTensor q{"q", &t.q}, k{"k", &t.k}, v{"v", &t.v}, out{"out", &t.out};
+  for (const NamedTensor& x : {q, k, v, out})
+    HEADRACE_TRY(check_operand_view(x, p, t.q.dtype, "q, k, v and out"));
   read_sizes(t, p);
-  const Axis batch{"batch", p.batch, "q"};
-  const Axis rows_q =
-      p.is_ragged ? Axis{"total_q", p.total_q, "q"} : Axis{"seqlen_q", p.seqlen_q, "q"};
-  const Axis rows_k =
-      p.is_ragged ? Axis{"total_k", p.total_k, "k"} : Axis{"seqlen_k", p.seqlen_k, "k"};
   const Axis heads{"num_heads", p.num_heads, "q"};
   const Axis kv_heads{"num_kv_heads", p.num_kv_heads, "k"};
   const Axis dim{"head_dim", p.head_dim, "q"};
   const Axis dim_v{"head_dim_v", p.head_dim_v, "v"};
-  const std::size_t skip = p.is_ragged ? 1 : 0;  // ragged tensors have no batch axis
-  const auto check = [skip](const char* name, const headrace_tensor& view,
-                            const std::array<Axis, 4>& layout) {
-    return check_shape(name, view, std::span(layout).subspan(skip));
-  };
-  HEADRACE_TRY(check("k", t.k, {batch, rows_k, kv_heads, dim}));
-  HEADRACE_TRY(check("v", t.v, {batch, rows_k, kv_heads, dim_v}));
-  HEADRACE_TRY(check("out", t.out, {batch, rows_q, heads, dim_v}));
+  HEADRACE_TRY(check_operand_shape(k, p, {false, kv_heads, dim}));
+  HEADRACE_TRY(check_operand_shape(v, p, {false, kv_heads, dim_v}));
+  HEADRACE_TRY(check_operand_shape(out, p, {true, heads, dim_v}));
   HEADRACE_TRY(check_inner_stride("q", t.q, "head_dim"));
   HEADRACE_TRY(check_inner_stride("k", t.k, "head_dim"));
   HEADRACE_TRY(check_inner_stride("v", t.v, "head_dim_v"));
@@ -140,20 +111,6 @@ Status check_result_dtype(const char* name, const headrace_tensor& tensor, const
   const bool is_f64 = dtype_of(p) == DType::f64;
   return check_dtype(name, tensor, is_f64 ? DType::f64 : DType::f32,
                      is_f64 ? " (q is f64)" : " for every q but f64");
-}
-
-Status check_lse(const Tensors& t, Problem& p) {
-  p.has_lse = is_given(t.lse);
-  if (!p.has_lse) return std::nullopt;
-  const Axis layout[] = {
-      {"batch", p.batch, "q"},
-      {"num_heads", p.num_heads, "q"},
-      p.is_ragged ? Axis{"total_q", p.total_q, "q"} : Axis{"seqlen_q", p.seqlen_q, "q"}};
-  const auto axes = std::span(layout).subspan(p.is_ragged ? 1 : 0);
-  HEADRACE_TRY(check_view("lse", t.lse, static_cast<int>(axes.size()),
-                          p.is_ragged ? "[num_heads, total_q]" : "[batch, num_heads, seqlen_q]"));
-  HEADRACE_TRY(check_result_dtype("lse", t.lse, p));
-  return check_shape("lse", t.lse, axes);
 }
 
 Status check_probs(const Tensors& t, Problem& p) {
@@ -234,22 +191,6 @@ Status check_per_head(const Tensors& t, Problem& p) {
   return check_shape("sinks", t.sinks, std::span(layout).subspan(1));
 }
 
-Status check_devices(const Tensors& t) {
-  const auto check = [&t](const Argument& argument) -> Status {
-    const headrace_tensor& view = t.*argument.tensor;
-    if (!is_given(view)) return std::nullopt;
-    if (view.device_type == t.q.device_type && view.device_id == t.q.device_id) return std::nullopt;
-    const auto name = [](std::int32_t type) { return type == HEADRACE_CPU ? "cpu" : "cuda"; };
-    return invalid_argument(
-        "{} is on {}:{}: must be on {}:{} as q is; copy it there (nothing is moved for you)",
-        argument.name, name(view.device_type), view.device_id, name(t.q.device_type),
-        t.q.device_id);
-  };
-  for (const Argument& argument : kInputs) HEADRACE_TRY(check(argument));
-  for (const Argument& argument : kOutputs) HEADRACE_TRY(check(argument));
-  return std::nullopt;
-}
-
 Failure overlap_failure(const char* output, const char* other, Overlap overlap) {
   return invalid_argument(
       "{} {} {}: an output must share no memory with {}; write {} to memory of its own", output,
@@ -259,34 +200,84 @@ Failure overlap_failure(const char* output, const char* other, Overlap overlap) 
       output);
 }
 
-Status check_overlaps(const Tensors& t) {
-  AddressRange inputs[std::size(kInputs)];
-  for (std::size_t i = 0; i < std::size(kInputs); ++i)
-    if (is_given(t.*kInputs[i].tensor)) inputs[i] = address_range(t.*kInputs[i].tensor);
-  for (std::size_t o = 0; o < std::size(kOutputs); ++o) {
-    const auto& [name, tensor] = kOutputs[o];
-    const headrace_tensor& output = t.*tensor;
-    if (!is_given(output)) continue;
-    if (const Overlap found = overlap_within(output); found != Overlap::none)
+void read_options(const Options& options, Problem& p) {
+  p.window_left = options.window_left;
+  p.window_right = options.window_right;
+  p.softmax_scale = options.softmax_scale;
+  p.softcap = options.softcap;
+  p.dropout_p = options.dropout_p;
+  p.causal = options.causal;
+  p.num_splits = options.num_splits;
+  p.strict_fallback = options.strict_fallback;
+  p.strict_rows = options.strict_rows;
+  p.checked = options.checked;
+  p.deterministic = options.deterministic;
+}
+
+}  // namespace
+
+Status check_dtype(const char* name, const headrace_tensor& tensor, DType expected,
+                   const char* why) {
+  if (type_of(tensor) == expected) return std::nullopt;
+  return invalid_argument("{}.dtype={}: must be {}{}; convert {}", name,
+                          dtype_name(type_of(tensor)), dtype_name(expected), why, name);
+}
+
+Status check_operand(const NamedTensor& x, const Problem& p, const OperandShape& shape) {
+  HEADRACE_TRY(check_operand_view(x, p, p.dtype, "dout, dq, dk and dv"));
+  HEADRACE_TRY(check_operand_shape(x, p, shape));
+  return check_inner_stride(x.name, *x.tensor, shape.dim.name);
+}
+
+Status check_lse(const NamedTensor& x, const Problem& p) {
+  const Axis layout[] = {
+      {"batch", p.batch, "q"},
+      {"num_heads", p.num_heads, "q"},
+      p.is_ragged ? Axis{"total_q", p.total_q, "q"} : Axis{"seqlen_q", p.seqlen_q, "q"}};
+  const auto axes = std::span(layout).subspan(p.is_ragged ? 1 : 0);
+  HEADRACE_TRY(check_view(x.name, *x.tensor, static_cast<int>(axes.size()),
+                          p.is_ragged ? "[num_heads, total_q]" : "[batch, num_heads, seqlen_q]"));
+  HEADRACE_TRY(check_result_dtype(x.name, *x.tensor, p));
+  return check_shape(x.name, *x.tensor, axes);
+}
+
+Status check_devices(const headrace_tensor& q, std::span<const NamedTensor> tensors) {
+  const auto name_of = [](std::int32_t type) { return type == HEADRACE_CPU ? "cpu" : "cuda"; };
+  for (const auto& [name, tensor] : tensors) {
+    if (!is_given(*tensor)) continue;
+    if (tensor->device_type == q.device_type && tensor->device_id == q.device_id) continue;
+    return invalid_argument(
+        "{} is on {}:{}: must be on {}:{} as q is; copy it there (nothing is moved for you)", name,
+        name_of(tensor->device_type), tensor->device_id, name_of(q.device_type), q.device_id);
+  }
+  return std::nullopt;
+}
+
+Status check_overlaps(std::span<const NamedTensor> inputs, std::span<const NamedTensor> outputs) {
+  std::array<AddressRange, 16> ranges;
+  for (std::size_t i = 0; i < inputs.size(); ++i)
+    if (is_given(*inputs[i].tensor)) ranges[i] = address_range(*inputs[i].tensor);
+  for (std::size_t o = 0; o < outputs.size(); ++o) {
+    const auto& [name, output] = outputs[o];
+    if (!is_given(*output)) continue;
+    if (const Overlap found = overlap_within(*output); found != Overlap::none)
       return overlap_failure(name, name, found);
-    const AddressRange range = address_range(output);
-    for (std::size_t i = 0; i < std::size(kInputs); ++i) {
-      const Overlap found = overlap_between(output, range, t.*kInputs[i].tensor, inputs[i]);
-      if (found != Overlap::none) return overlap_failure(name, kInputs[i].name, found);
+    const AddressRange range = address_range(*output);
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const Overlap found = overlap_between(*output, range, *inputs[i].tensor, ranges[i]);
+      if (found != Overlap::none) return overlap_failure(name, inputs[i].name, found);
     }
-    for (std::size_t i = 0; i < o; ++i) {
-      const headrace_tensor& other = t.*kOutputs[i].tensor;
-      const Overlap found = overlap_between(output, range, other, address_range(other));
-      if (found != Overlap::none) return overlap_failure(name, kOutputs[i].name, found);
+    for (const auto& [other_name, other] : outputs.first(o)) {
+      const Overlap found = overlap_between(*output, range, *other, address_range(*other));
+      if (found != Overlap::none) return overlap_failure(name, other_name, found);
     }
   }
   return std::nullopt;
 }
 
-// What the kernels that copy 16 bytes at a time must know of q, k, v and out.
-void read_layout(const Tensors& t, Problem& p) {
+void read_layout(std::span<const NamedTensor> operands, Problem& p) {
   std::uintptr_t bits = kWholeAlignment;
-  for (const headrace_tensor* view : {&t.q, &t.k, &t.v, &t.out}) {
+  for (const auto& [name, view] : operands) {
     if (!has_elements(*view)) continue;
     bits |= reinterpret_cast<std::uintptr_t>(view->data);
     for (int i = 0; i + 1 < view->rank; ++i) {
@@ -298,44 +289,42 @@ void read_layout(const Tensors& t, Problem& p) {
   p.alignment = static_cast<std::int32_t>(bits & (~bits + 1));
 }
 
-Status read_options(const Options& options, Problem& p) {
-  if (options.reserved != 0)
-    return invalid_argument("options.reserved={}: must be 0; call the init function first",
-                            options.reserved);
-  p.window_left = options.window_left;
-  p.window_right = options.window_right;
-  p.softmax_scale = options.softmax_scale;
-  p.softcap = options.softcap;
-  p.dropout_p = options.dropout_p;
-  p.causal = options.causal;
-  p.num_splits = options.num_splits;
-  p.strict_fallback = options.strict_fallback;
-  p.strict_rows = options.strict_rows;
-  p.checked = options.checked;
-  return std::nullopt;
-}
-
-Status validate_into(const Tensors& t, const Options& options, Problem& p) {
-  HEADRACE_TRY(read_options(options, p));
+Status read_problem(const Tensors& t, const Options& options, Problem& p) {
+  read_options(options, p);
   HEADRACE_TRY(check_cu_seqlens(t, options, p));
   HEADRACE_TRY(check_operands(t, p));
-  HEADRACE_TRY(check_lse(t, p));
+  p.has_lse = is_given(t.lse);
+  if (p.has_lse) HEADRACE_TRY(check_lse({"lse", &t.lse}, p));
   HEADRACE_TRY(check_bias_and_mask(t, p));
   HEADRACE_TRY(check_tree_mask(t, p));
   HEADRACE_TRY(check_per_head(t, p));
-  HEADRACE_TRY(check_probs(t, p));
-  read_layout(t, p);
-  return check_devices(t);
+  return check_probs(t, p);
 }
 
-}  // namespace
-
-Result<Problem> validate(const Tensors& tensors, const Options& options) {
-  Problem problem = default_problem();
-  if (auto bad = validate_into(tensors, options, problem)) return std::move(*bad);
-  Result<Problem> checked = check_problem(problem);
+Result<Problem> validate(const Tensors& t, const Options& options) {
+  Problem p = default_problem();
+  if (auto bad = read_problem(t, options, p)) return std::move(*bad);
+  const NamedTensor all[] = {{"q", &t.q},
+                             {"k", &t.k},
+                             {"v", &t.v},
+                             {"cu_seqlens_q", &t.cu_seqlens_q},
+                             {"cu_seqlens_k", &t.cu_seqlens_k},
+                             {"alibi_slopes", &t.alibi_slopes},
+                             {"bias", &t.bias},
+                             {"mask", &t.mask},
+                             {"tree_mask", &t.tree_mask},
+                             {"sinks", &t.sinks},
+                             {"out", &t.out},
+                             {"lse", &t.lse},
+                             {"probs", &t.probs}};
+  constexpr std::size_t kNumInputs = 10;
+  read_layout(std::array{all[0], all[1], all[2], all[kNumInputs]}, p);
+  if (auto bad = check_devices(t.q, all)) return std::move(*bad);
+  Result<Problem> checked = check_problem(p);
   if (!checked.ok()) return checked;
-  if (auto bad = check_overlaps(tensors)) return std::move(*bad);
+  if (auto bad =
+          check_overlaps(std::span(all).first(kNumInputs), std::span(all).subspan(kNumInputs)))
+    return std::move(*bad);
   return checked;
 }
 

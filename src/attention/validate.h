@@ -19,6 +19,10 @@ Problem default_problem();
 Result<Problem> validate(const headrace_attention_tensors& tensors,
                          const headrace_attention_options& options);
 
+Result<Problem> validate_backward(const headrace_attention_tensors& tensors,
+                                  const headrace_attention_gradients& gradients,
+                                  const headrace_attention_options& options);
+
 // A Problem that did not come from validate(): every size, enum and combination that planning and
 // kernels rely on. Resolves the default scale and opens windows that hide nothing.
 Result<Problem> check_problem(const Problem& problem);
@@ -26,6 +30,9 @@ Result<Problem> check_problem(const Problem& problem);
 // The pointers of a validated call.
 AttentionArgs make_args(const Problem& problem, const headrace_attention_tensors& tensors,
                         const headrace_attention_options& options);
+AttentionArgs make_backward_args(const Problem& problem, const headrace_attention_tensors& tensors,
+                                 const headrace_attention_gradients& gradients,
+                                 const headrace_attention_options& options);
 
 // Reads the row lengths of a ragged batch that lies in CPU memory.
 Status validate_lengths(const Problem& problem, const AttentionArgs& args);

@@ -197,8 +197,6 @@ std::vector<BadCase> bad_options() {
           {"causal=3", "must be 0 (none), 1 (bottom-right)", "headrace_causal"}),
       bad("NumSplits", [](Call& c) { c.o.num_splits = -4; },
           {"num_splits=-4", "must not be negative", "pass 0"}),
-      bad("Reserved", [](Call& c) { c.o.reserved = 9; },
-          {"options.reserved=9", "must be 0", "init function"}),
   };
 }
 

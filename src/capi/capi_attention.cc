@@ -27,6 +27,39 @@ headrace_attention_options options_of(const Problem& p) {
   return options;
 }
 
+// A call as it came from outside. Without gradients it is a forward.
+struct CallFromC {
+  const headrace_attention_tensors* tensors;
+  const headrace_attention_gradients* gradients;
+  const headrace_attention_options* options;
+  headrace_phase phase;
+};
+
+// The same in this version's structs.
+struct Call {
+  headrace_attention_tensors tensors;
+  headrace_attention_gradients gradients;
+  headrace_attention_options options;
+  headrace_phase phase;
+
+  Result<Problem> validate() const {
+    return phase == HEADRACE_BACKWARD ? validate_backward(tensors, gradients, options)
+                                      : headrace::validate(tensors, options);
+  }
+  AttentionArgs args(const Problem& p) const {
+    return phase == HEADRACE_BACKWARD ? make_backward_args(p, tensors, gradients, options)
+                                      : make_args(p, tensors, options);
+  }
+};
+
+Status read_call(const CallFromC& from, Call& call) {
+  call.phase = from.phase;
+  if (auto bad = read_tensors(from.tensors, call.tensors)) return bad;
+  if (from.phase == HEADRACE_BACKWARD)
+    if (auto bad = read_gradients(from.gradients, call.gradients)) return bad;
+  return read_options(from.options, call.options);
+}
+
 Status check_device_of(const Plan& plan, const headrace_attention_tensors& tensors) {
   if (tensors.q.device_type == plan.device.device_type &&
       (plan.device.device_type == HEADRACE_CPU || tensors.q.device_id == plan.device.device_id))
@@ -37,20 +70,23 @@ Status check_device_of(const Plan& plan, const headrace_attention_tensors& tenso
       tensors.q.device_type, tensors.q.device_id, device_text(plan.device));
 }
 
-Status run_plan(const Plan& plan, const headrace_attention_tensors* tensors,
-                const headrace_attention_options* options, Workspace workspace, Stream stream) {
-  headrace_attention_tensors t;
-  headrace_attention_options caller;
-  if (auto bad = read_tensors(tensors, t)) return bad;
-  if (auto bad = read_options(options, caller)) return bad;
-  headrace_attention_options planned = options_of(plan.problem);
-  planned.dropout_seed = options == nullptr ? 0 : caller.dropout_seed;
-  planned.dropout_offset = options == nullptr ? 0 : caller.dropout_offset;
-  Result<Problem> call = validate(t, planned);
-  if (!call.ok()) return std::move(call.failure());
-  if (auto bad = check_same_problem(plan.problem, call.value())) return bad;
-  if (auto bad = check_device_of(plan, t)) return bad;
-  return run(plan, make_args(plan.problem, t, planned), workspace, stream);
+Status run_plan(const Plan& plan, const CallFromC& from, Workspace workspace, Stream stream) {
+  if (plan.problem.phase != from.phase)
+    return invalid_argument(
+        "plan: made for phase={} ({}); run it with {}", plan.problem.phase,
+        is_backward(plan.problem) ? "backward" : "forward",
+        is_backward(plan.problem) ? "headrace_plan_run_backward" : "headrace_plan_run");
+  Call call;
+  if (auto bad = read_call(from, call)) return bad;
+  const std::uint64_t seed = call.options.dropout_seed, offset = call.options.dropout_offset;
+  call.options = options_of(plan.problem);
+  call.options.dropout_seed = seed;
+  call.options.dropout_offset = offset;
+  Result<Problem> problem = call.validate();
+  if (!problem.ok()) return std::move(problem.failure());
+  if (auto bad = check_same_problem(plan.problem, problem.value())) return bad;
+  if (auto bad = check_device_of(plan, call.tensors)) return bad;
+  return run(plan, call.args(plan.problem), workspace, stream);
 }
 
 struct Free {
@@ -72,23 +108,43 @@ Status run_with_own_workspace(const Plan& plan, const AttentionArgs& args, Strea
   return run(plan, args, {data.get(), bytes}, stream);
 }
 
-Status forward(const headrace_attention_tensors* tensors, const headrace_attention_options* options,
-               Workspace workspace, Stream stream) {
-  headrace_attention_tensors t;
-  headrace_attention_options o;
-  if (auto bad = read_tensors(tensors, t)) return bad;
-  if (auto bad = read_options(options, o)) return bad;
-  Result<Problem> problem = validate(t, o);
+// Validates, plans and runs.
+Status attend(const CallFromC& from, Workspace workspace, Stream stream) {
+  Call call;
+  if (auto bad = read_call(from, call)) return bad;
+  Result<Problem> problem = call.validate();
   if (!problem.ok()) return std::move(problem.failure());
-  const bool is_cuda = t.q.device_type == HEADRACE_CUDA;
-  Result<DeviceInfo> device = is_cuda ? cuda::device_info(t.q.device_id) : cpu_info();
+  const headrace_tensor& q = call.tensors.q;
+  const bool is_cuda = q.device_type == HEADRACE_CUDA;
+  Result<DeviceInfo> device = is_cuda ? cuda::device_info(q.device_id) : cpu_info();
   if (!device.ok()) return std::move(device.failure());
   Result<Plan> plan = plan_attention(problem.value(), device.value());
   if (!plan.ok()) return std::move(plan.failure());
-  const AttentionArgs args = make_args(plan.value().problem, t, o);
+  const AttentionArgs args = call.args(plan.value().problem);
   if (!is_cuda && workspace.data == nullptr && workspace.bytes == 0)
     return run_with_own_workspace(plan.value(), args, stream);
   return run(plan.value(), args, workspace, stream);
+}
+
+headrace_status problem_of(const CallFromC& from, headrace_problem* problem) {
+  return guarded([&] {
+    if (problem == nullptr) return fail(null_argument("problem", "pass a struct to fill"));
+    Call call;
+    if (auto bad = read_call(from, call)) return fail(std::move(*bad));
+    auto result = call.validate();
+    if (!result.ok()) return fail(std::move(result.failure()));
+    *problem = result.value();
+    return HEADRACE_OK;
+  });
+}
+
+headrace_status run_guarded(const headrace_plan* plan, const CallFromC& from, Workspace workspace,
+                            Stream stream) {
+  return guarded([&] {
+    if (plan == nullptr)
+      return fail(null_argument("plan", "make one with headrace_plan_attention"));
+    return status_of(run_plan(plan->plan, from, workspace, stream));
+  });
 }
 
 Result<Plan> plan_of(const headrace_problem* problem, const headrace_device_info* device) {
@@ -109,17 +165,14 @@ extern "C" {
 headrace_status headrace_attention_problem(const headrace_attention_tensors* tensors,
                                            const headrace_attention_options* options,
                                            headrace_problem* problem) {
-  return guarded([&] {
-    if (problem == nullptr) return fail(null_argument("problem", "pass a struct to fill"));
-    headrace_attention_tensors t;
-    headrace_attention_options o;
-    if (auto bad = read_tensors(tensors, t)) return fail(std::move(*bad));
-    if (auto bad = read_options(options, o)) return fail(std::move(*bad));
-    auto result = headrace::validate(t, o);
-    if (!result.ok()) return fail(std::move(result.failure()));
-    *problem = result.value();
-    return HEADRACE_OK;
-  });
+  return problem_of({tensors, nullptr, options, HEADRACE_FORWARD}, problem);
+}
+
+headrace_status headrace_attention_backward_problem(const headrace_attention_tensors* tensors,
+                                                    const headrace_attention_gradients* gradients,
+                                                    const headrace_attention_options* options,
+                                                    headrace_problem* problem) {
+  return problem_of({tensors, gradients, options, HEADRACE_BACKWARD}, problem);
 }
 
 headrace_status headrace_plan_attention(const headrace_problem* problem,
@@ -159,11 +212,17 @@ headrace_status headrace_plan_run(const headrace_plan* plan,
                                   const headrace_attention_tensors* tensors,
                                   const headrace_attention_options* options, void* workspace,
                                   size_t workspace_bytes, void* stream) {
-  return guarded([&] {
-    if (plan == nullptr)
-      return fail(null_argument("plan", "make one with headrace_plan_attention"));
-    return status_of(run_plan(plan->plan, tensors, options, {workspace, workspace_bytes}, stream));
-  });
+  return run_guarded(plan, {tensors, nullptr, options, HEADRACE_FORWARD},
+                     {workspace, workspace_bytes}, stream);
+}
+
+headrace_status headrace_plan_run_backward(const headrace_plan* plan,
+                                           const headrace_attention_tensors* tensors,
+                                           const headrace_attention_gradients* gradients,
+                                           const headrace_attention_options* options,
+                                           void* workspace, size_t workspace_bytes, void* stream) {
+  return run_guarded(plan, {tensors, gradients, options, HEADRACE_BACKWARD},
+                     {workspace, workspace_bytes}, stream);
 }
 
 headrace_status headrace_attention_supports(const headrace_problem* problem,
@@ -178,7 +237,18 @@ headrace_status headrace_attention_forward(const headrace_attention_tensors* ten
                                            const headrace_attention_options* options,
                                            void* workspace, size_t workspace_bytes, void* stream) {
   return guarded([&] {
-    return status_of(forward(tensors, options, {workspace, workspace_bytes}, stream));
+    return status_of(attend({tensors, nullptr, options, HEADRACE_FORWARD},
+                            {workspace, workspace_bytes}, stream));
+  });
+}
+
+headrace_status headrace_attention_backward(const headrace_attention_tensors* tensors,
+                                            const headrace_attention_gradients* gradients,
+                                            const headrace_attention_options* options,
+                                            void* workspace, size_t workspace_bytes, void* stream) {
+  return guarded([&] {
+    return status_of(attend({tensors, gradients, options, HEADRACE_BACKWARD},
+                            {workspace, workspace_bytes}, stream));
   });
 }
 

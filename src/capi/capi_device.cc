@@ -37,11 +37,12 @@ std::string make_build_info() {
 #endif
       "; cpu kernels",
       kHeaderVersion, kCompiler, kMaxHeadDim);
-  for (const Kernel& kernel : forward_kernels_of(HEADRACE_CPU))
-    text += format_text(" {}", kernel.name);
-  text += "; cuda kernels";
-  for (const Kernel& kernel : forward_kernels_of(HEADRACE_CUDA))
-    text += format_text(" {}", kernel.name);
+  for (const int32_t device_type : {HEADRACE_CPU, HEADRACE_CUDA}) {
+    if (device_type == HEADRACE_CUDA) text += "; cuda kernels";
+    for (const int32_t phase : {HEADRACE_FORWARD, HEADRACE_BACKWARD})
+      for (const Kernel& kernel : kernels_of(device_type, phase))
+        text += format_text(" {}", kernel.name);
+  }
   return text + "; CUDA architectures: " + cuda::architectures();
 }
 

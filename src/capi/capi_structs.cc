@@ -14,6 +14,13 @@ Status read_tensors(const headrace_attention_tensors* theirs, headrace_attention
                         sizeof ours);
 }
 
+Status read_gradients(const headrace_attention_gradients* theirs,
+                      headrace_attention_gradients& ours) {
+  ours = {};
+  return copy_versioned("gradients", theirs, offsetof(headrace_attention_gradients, dbias), &ours,
+                        sizeof ours);
+}
+
 Status read_options(const headrace_attention_options* theirs, headrace_attention_options& ours) {
   ours = default_options();
   if (theirs == nullptr) return std::nullopt;
@@ -45,6 +52,12 @@ void headrace_attention_tensors_init(headrace_attention_tensors* tensors) {
   if (tensors == nullptr) return;
   *tensors = {};
   tensors->struct_size = sizeof *tensors;
+}
+
+void headrace_attention_gradients_init(headrace_attention_gradients* gradients) {
+  if (gradients == nullptr) return;
+  *gradients = {};
+  gradients->struct_size = sizeof *gradients;
 }
 
 void headrace_problem_init(headrace_problem* problem) {

@@ -61,6 +61,8 @@ headrace_status give(T ours, T& theirs) noexcept {
 
 // The caller's structs, whatever version of the header made them. `options` may be null: defaults.
 Status read_tensors(const headrace_attention_tensors* theirs, headrace_attention_tensors& ours);
+Status read_gradients(const headrace_attention_gradients* theirs,
+                      headrace_attention_gradients& ours);
 Status read_options(const headrace_attention_options* theirs, headrace_attention_options& ours);
 Status read_problem(const headrace_problem* theirs, headrace_problem& ours);
 Status read_device(const headrace_device_info* theirs, headrace_device_info& ours);

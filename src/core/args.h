@@ -8,8 +8,8 @@
 
 namespace headrace {
 
-// q, k, v, out: [batch, seqlen, heads, dim]; ragged: [total, heads, dim] and stride_batch is 0. dim
-// has stride 1.
+// q, k, v, out and their gradients: [batch, seqlen, heads, dim]; ragged: [total, heads, dim] and
+// stride_batch is 0. dim has stride 1.
 struct Operand {
   void* data = nullptr;
   std::int64_t stride_batch = 0, stride_seq = 0, stride_head = 0;
@@ -22,19 +22,29 @@ struct Ragged {
   const std::int32_t* cu_seqlens_k = nullptr;  // [batch + 1]
 };
 
-// bias, mask: [batch, num_heads, seqlen_q, seqlen_k]; ragged: [num_heads, total_q, max_seqlen_k],
-// stride_batch 0 and the query index counts from the start of the packed rows (unless the query
-// axis broadcasts).
+// bias, mask, dbias: [batch, num_heads, seqlen_q, seqlen_k]; ragged: [num_heads, total_q,
+// max_seqlen_k], stride_batch 0 and the query index counts from the start of the packed rows
+// (unless the query axis broadcasts).
 struct ScoreOperand {
-  const void* data = nullptr;
+  const void* data = nullptr;  // probs and dbias are written all the same
   DType dtype = DType::f32;
   std::int64_t stride_batch = 0, stride_head = 0, stride_q = 0, stride_k = 0;
 };
 
-// lse: [batch, num_heads, seqlen_q]; ragged [num_heads, total_q].
+// lse, dlse: [batch, num_heads, seqlen_q]; ragged [num_heads, total_q].
 struct LseOperand {
   void* data = nullptr;  // float, or double with f64 inputs; may be null
   std::int64_t stride_batch = 0, stride_head = 0, stride_q = 0;
+};
+
+// The backward's own: dout and dlse are read, the others written. Where the axis of a dbias is
+// summed over its stride is 0.
+struct GradientArgs {
+  Operand dout, dq, dk, dv;
+  LseOperand dlse;          // data may be null
+  ScoreOperand dbias;       // data may be null
+  float* dsinks = nullptr;  // [num_heads], may be null
+  std::int64_t dsinks_stride = 0;
 };
 
 struct AttentionArgs {
@@ -50,6 +60,7 @@ struct AttentionArgs {
   std::int64_t sinks_stride = 0;
   ScoreOperand probs;  // written; data may be null
   std::uint64_t dropout_seed = 0, dropout_offset = 0;
+  GradientArgs gradients;  // backward only
 };
 
 // Where one sequence lies and how long it is. Dense: a batch entry; ragged: its rows in q and k.

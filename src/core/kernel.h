@@ -1,4 +1,5 @@
-// A kernel: a row of an ordered list. It accepts a problem or says why not, plans it, launches it.
+// A kernel: a row of an ordered list, one list a device and phase. It accepts a problem or says why
+// not, plans it, launches it.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +21,7 @@ struct Workspace {
 using Stream = void*;  // null on CPU; cudaStream_t on CUDA
 
 struct Kernel {
-  std::string_view name;     // "cpu_avx2_fwd": <arch>_<phase>
+  std::string_view name;     // "cpu_avx2_fwd", "cpu_avx2_bwd": <arch>_<phase>
   std::string_view summary;  // one line for the support matrix
   // Empty: accepts. Else the reason, for explain() and errors.
   std::string (*refuses)(const Problem&, const DeviceInfo&);

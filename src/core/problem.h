@@ -19,6 +19,7 @@ constexpr DType dtype_of(const Problem& p) { return static_cast<DType>(p.dtype);
 constexpr std::int64_t group_size(const Problem& p) {
   return p.num_kv_heads == 0 ? 1 : p.num_heads / p.num_kv_heads;
 }
+constexpr bool is_backward(const Problem& p) { return p.phase == HEADRACE_BACKWARD; }
 constexpr bool has_bias(const Problem& p) { return p.bias_dtype >= 0; }
 constexpr bool has_softcap(const Problem& p) { return p.softcap > 0; }
 constexpr bool has_dropout(const Problem& p) { return p.dropout_p > 0; }

@@ -81,16 +81,6 @@ void add_verdict(KernelReport& report, const CaseName& name, const Verdict& verd
   report.num_one_hot += verdict.one_hot_share > 0.5 ? 1 : 0;
 }
 
-// Whether some row that would be judged sees a key.
-bool is_live(const CaseName& name) {
-  const Case test_case(name);
-  const Result<Call> call = make_call(test_case);
-  if (!call.ok()) return true;  // to be reported
-  const Expected expected = expect(test_case, call.value(), false);
-  return std::any_of(expected.rows.begin(), expected.rows.end(),
-                     [](const ExpectedRow& row) { return !row.exact.is_empty; });
-}
-
 class GridRun {
  public:
   GridRun(const SuiteOptions& options, Report& report)
@@ -172,7 +162,17 @@ void for_all(std::size_t count, int num_threads, Body body) {
   if (is_terminal) std::fprintf(stderr, "\r                    \r");
 }
 
-// A hole: a pair that no case of this kernel ran and none was refused with.
+}  // namespace
+
+bool is_live(const CaseName& name) {
+  const Case test_case(name);
+  const Result<Call> call = make_call(test_case);
+  if (!call.ok()) return true;  // to be reported
+  const Expected expected = expect(test_case, call.value(), false);
+  return std::any_of(expected.rows.begin(), expected.rows.end(),
+                     [](const ExpectedRow& row) { return !row.exact.is_empty; });
+}
+
 void check_holes(const std::vector<CaseName>& of_other_shards, Report& report) {
   for (auto& [kernel, sums] : report.kernels) {
     PairTable all = sums.seen;
@@ -186,8 +186,6 @@ void check_holes(const std::vector<CaseName>& of_other_shards, Report& report) {
                                ""});
   }
 }
-
-}  // namespace
 
 Report run_grid(const SuiteOptions& options) {
   const auto start = Clock::now();

@@ -17,7 +17,7 @@ struct CommandLine {
 void add_options(CLI::App& app, CommandLine& line) {
   SuiteOptions& o = line.options;
   app.add_option("--suite", o.suite, "what to run")
-      ->check(CLI::IsMember({"grid", "bits", "catalogue", "oracle", "fuzz", "all"}));
+      ->check(CLI::IsMember({"grid", "backward", "bits", "catalogue", "oracle", "fuzz", "all"}));
   app.add_option("--kernel", o.kernel, "one kernel only, by name");
   app.add_option("--device", o.device, "kernels of the CPU, of the GPU or all")
       ->check(CLI::IsMember({"cpu", "cuda", "all"}));
@@ -41,9 +41,12 @@ void print_list() {
   for (const Target& target : baseline_targets())
     std::printf("kernel %.*s (runs only when named)\n",
                 static_cast<int>(target.kernel->name.size()), target.kernel->name.data());
+  for (const Target& target : backward_targets())
+    std::printf("kernel %.*s (backward)\n", static_cast<int>(target.kernel->name.size()),
+                target.kernel->name.data());
   for (const std::string& name : skipped_targets())
     std::printf("kernel %s (this CPU does not run it)\n", name.c_str());
-  std::printf("suites grid bits catalogue oracle fuzz all\n");
+  std::printf("suites grid backward bits catalogue oracle fuzz all\n");
   for (const AxisInfo& axis : axes()) {
     std::printf("axis %s:", axis.name);
     for (const char* value : axis.values) std::printf(" %s", value);
@@ -53,11 +56,9 @@ void print_list() {
 
 int run_suites(const CommandLine& line) {
   using Run = Report (*)(const SuiteOptions&);
-  const std::pair<const char*, Run> suites[] = {{"grid", run_grid},
-                                                {"bits", run_bits},
-                                                {"catalogue", run_catalogue},
-                                                {"oracle", run_oracle},
-                                                {"fuzz", run_fuzz}};
+  const std::pair<const char*, Run> suites[] = {
+      {"grid", run_grid},           {"backward", run_backward}, {"bits", run_bits},
+      {"catalogue", run_catalogue}, {"oracle", run_oracle},     {"fuzz", run_fuzz}};
   bool ok = true;
   for (const auto& [name, run] : suites) {
     const bool is_all = line.options.suite == "all" && std::string(name) != "fuzz";
@@ -87,7 +88,7 @@ int run_program(int argc, char** argv) {
     print_list();
     return 0;
   }
-  if (chosen_targets(o).empty()) {
+  if (o.suite != "backward" && chosen_targets(o).empty()) {
     std::fprintf(stderr, "--kernel %s: no kernel of this machine and --device; see --list\n",
                  o.kernel.c_str());
     return 2;

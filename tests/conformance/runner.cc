@@ -73,12 +73,23 @@ void take(const char* name, const headrace_tensor& view, RunOutput& output,
 
 }  // namespace
 
-std::vector<Target> targets() {
+namespace {
+
+std::vector<Target> targets_of(std::span<const Kernel> kernels) {
   const DeviceInfo device = this_device();
   std::vector<Target> list;
-  for (const Kernel& kernel : cpu::forward_kernels())
+  for (const Kernel& kernel : kernels)
     if ((device.cpu_isa & isa_of(kernel.name)) == isa_of(kernel.name))
       list.push_back({&kernel, device});
+  return list;
+}
+
+}  // namespace
+
+std::vector<Target> backward_targets() { return targets_of(cpu::backward_kernels()); }
+
+std::vector<Target> targets() {
+  std::vector<Target> list = targets_of(cpu::forward_kernels());
   add_of_gpu(cuda::forward_kernels(), list);
   return list;
 }

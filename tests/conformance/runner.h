@@ -16,6 +16,7 @@ struct Target {
   DeviceInfo device;
 };
 std::vector<Target> targets();  // what this machine runs; those that refuse it by name are left out
+std::vector<Target> backward_targets();  // the same for the backward
 std::vector<Target> baseline_targets();  // run only when named
 bool is_on_gpu(const Target& target);
 const Kernel* last_kernel(const Target& target);  // of the list of its device

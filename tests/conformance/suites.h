@@ -53,11 +53,17 @@ struct Report {
   bool ok() const { return failures.empty(); }
 };
 
+// Whether some row that would be judged sees a key.
+bool is_live(const CaseName& name);
+// A hole: a pair that no case of this kernel ran and none was refused with.
+void check_holes(const std::vector<CaseName>& of_other_shards, Report& report);
+
 std::vector<Target> chosen_targets(const SuiteOptions& options);
 std::string replay_line(const std::string& kernel, const CaseName& name);
 
 Report run_grid(const SuiteOptions& options);
 Report run_fuzz(const SuiteOptions& options);
+Report run_backward(const SuiteOptions& options);
 Report run_bits(const SuiteOptions& options);
 Report run_catalogue(const SuiteOptions& options);
 // The double kernel of a GPU against the reference.

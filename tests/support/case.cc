@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "backends/cpu/kernels.h"
 #include "core/dtype.h"
 
 namespace headrace::testing {
@@ -214,6 +215,61 @@ void Case::set_options(Random& random) {
   }
   options_.strict_rows = values[Axis::strict_rows];
   options_.num_splits = kSplits[values[Axis::num_splits]];
+}
+
+// Writes out and lse as cpu_reference does.
+void Case::run_reference() {
+  const Sizes lse = shape_.is_ragged ? Sizes{shape_.num_heads, shape_.total_q}
+                                     : Sizes{shape_.batch, shape_.num_heads, shape_.seqlen_q};
+  if (tensors_.lse.rank == 0) tensors_.lse = add_contiguous(DType::f32, lse, true);
+  Plan plan;
+  plan.problem = validate(tensors_, options_).value();
+  const Kernel& reference = cpu::forward_kernels().back();
+  plan.kernel = &reference;
+  (void)reference.launch(plan, make_args(plan.problem, tensors_, options_), {}, nullptr);
+}
+
+void Case::add_dout(Random& random) {
+  const headrace_tensor& out = tensors_.out;
+  const Sizes shape(out.shape, out.shape + out.rank);
+  Strides strides = operand_strides(shape, name_.values.get<Layout>(Axis::layout), random);
+  if (name_.values.get<Layout>(Axis::layout) == Layout::expanded)
+    strides[strides.size() - 3] = 0;  // one row for all queries
+  gradients_.dout = add_view(shape_.dtype, shape, strides, false);
+  for_each_element(gradients_.dout, [&](std::int64_t idx) {
+    store_from_double(shape_.dtype, gradients_.dout.data, idx, random.normal());
+  });
+  if (name_.values[Axis::lse] == 0) return;
+  const headrace_tensor& lse = tensors_.lse;
+  gradients_.dlse = add_contiguous(DType::f32, Sizes(lse.shape, lse.shape + lse.rank));
+  for_each_element(gradients_.dlse, [&](std::int64_t idx) {
+    static_cast<float*>(gradients_.dlse.data)[idx] = static_cast<float>(random.normal());
+  });
+}
+
+void Case::make_gradients() {
+  Random random(case_id(name_.values, name_.seed) ^ 0xB0u);
+  gradients_.struct_size = sizeof gradients_;
+  run_reference();
+  add_dout(random);
+  for (GuardedBuffer& memory : outputs_) inputs_.push_back(std::move(memory));
+  outputs_.clear();
+  tensors_.probs = headrace_tensor{};
+  const auto add = [&](const headrace_tensor& like) {
+    const Sizes shape(like.shape, like.shape + like.rank);
+    return add_view(shape_.dtype, shape,
+                    operand_strides(shape, name_.values.get<Layout>(Axis::layout), random), true);
+  };
+  gradients_.dq = add(tensors_.q);
+  gradients_.dk = add(tensors_.k);
+  gradients_.dv = add(tensors_.v);
+  if (const headrace_tensor& bias = tensors_.bias; bias.rank != 0)
+    gradients_.dbias = add_contiguous(static_cast<DType>(bias.dtype),
+                                      Sizes(bias.shape, bias.shape + bias.rank), true);
+  if (tensors_.sinks.rank != 0)
+    gradients_.dsinks = add_contiguous(DType::f32, {shape_.num_heads}, true);
+  lock_inputs();
+  reset_outputs();
 }
 
 void Case::reset_outputs() {

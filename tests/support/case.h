@@ -37,10 +37,16 @@ class Case {
   const Shape& shape() const { return shape_; }
   const headrace_attention_tensors& tensors() const { return tensors_; }
   const headrace_attention_options& options() const { return options_; }
+  const headrace_attention_gradients& gradients() const { return gradients_; }
   headrace_attention_tensors& mutable_tensors() { return tensors_; }
   headrace_attention_options& mutable_options() { return options_; }
   double largest_v() const { return largest_v_; }  // max |v|
   void set_largest_v(double value) { largest_v_ = value; }
+
+  // Turns the case into its backward: out and lse become inputs that hold the reference's results,
+  // rounded; gradients of out (and where the axis lse says so of lse) join them; the outputs are
+  // every gradient that the case can have.
+  void make_gradients();
 
   // Fills outputs (all of their memory) with the sentinel.
   void reset_outputs();
@@ -66,11 +72,14 @@ class Case {
   headrace_tensor add_contiguous(DType dtype, const std::vector<std::int64_t>& shape,
                                  bool is_output = false);
   headrace_tensor add_score_operand(DType dtype, int broadcast_axis);
+  void run_reference();
+  void add_dout(Random& random);
 
   CaseName name_;
   Shape shape_;
   Guard guard_;
   headrace_attention_tensors tensors_{};
+  headrace_attention_gradients gradients_{};
   headrace_attention_options options_{};
   std::vector<GuardedBuffer> inputs_, outputs_;
   double largest_v_ = 0;

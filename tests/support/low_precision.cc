@@ -11,12 +11,6 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-float rounded(DType dtype, float value) {
-  if (dtype == DType::f16) return float_from_f16(f16_from_float(value));
-  if (dtype == DType::bf16) return float_from_bf16(bf16_from_float(value));
-  return value;
-}
-
 float load(DType dtype, const void* data, std::int64_t idx) {
   return static_cast<float>(load_as_double(dtype, data, idx));
 }
@@ -59,13 +53,18 @@ float score(const RowRef& r, std::int64_t key) {
     const auto cap = static_cast<float>(p.softcap);
     x = cap * std::tanh(x / cap);
   }
-  return rounded(dtype_of(p), x + added(r, key));
+  return rounded_to(dtype_of(p), x + added(r, key));
 }
 
 }  // namespace
 
-void low_precision_row(const RowRef& ref, const cpu::reference::Row& exact,
-                       std::vector<double>& out) {
+float rounded_to(DType dtype, float value) {
+  if (dtype == DType::f16) return float_from_f16(f16_from_float(value));
+  if (dtype == DType::bf16) return float_from_bf16(bf16_from_float(value));
+  return value;
+}
+
+std::vector<float> low_precision_softmax(const RowRef& ref, const cpu::reference::Row& exact) {
   const Problem& p = *ref.problem;
   const AttentionArgs& a = *ref.args;
   const auto count = static_cast<std::size_t>(ref.sequence.seqlen_k);
@@ -80,23 +79,32 @@ void low_precision_row(const RowRef& ref, const cpu::reference::Row& exact,
   const float reference = std::max(top, sink);
   for (float& w : weight) sum += w = w == -kInfinity ? 0.0f : std::exp(w - reference);
   if (p.has_sinks) sum += std::exp(sink - reference);
+  for (float& w : weight) w /= sum;
+  return weight;
+}
+
+void low_precision_row(const RowRef& ref, const cpu::reference::Row& exact,
+                       std::vector<double>& out) {
+  const Problem& p = *ref.problem;
+  const AttentionArgs& a = *ref.args;
+  const std::vector<float> softmax = low_precision_softmax(ref, exact);
   std::vector<float> total(static_cast<std::size_t>(p.head_dim_v), 0.0f);
-  for (std::size_t j = 0; j < count; ++j) {
+  for (std::size_t j = 0; j < softmax.size(); ++j) {
     const auto key = static_cast<std::int64_t>(j);
-    if (weight[j] == 0.0f) continue;
-    float prob = weight[j] / sum;
+    if (softmax[j] == 0.0f) continue;
+    float prob = softmax[j];
     if (has_dropout(p)) {
       const bool is_kept = cpu::reference::is_kept(p, a, ref.batch_idx, ref.head, ref.q_idx, key);
       prob *= is_kept ? static_cast<float>(cpu::reference::keep_factor(p)) : 0.0f;
     }
-    prob = rounded(dtype_of(p), prob);
+    prob = rounded_to(dtype_of(p), prob);
     const std::int64_t v =
         row_offset(a.v, ref.batch_idx, ref.sequence.row_k + key, ref.head / group_size(p));
     for (std::size_t d = 0; d < total.size(); ++d)
       total[d] += prob * load(dtype_of(p), a.v.data, v + static_cast<std::int64_t>(d));
   }
   out.resize(total.size());
-  for (std::size_t d = 0; d < total.size(); ++d) out[d] = rounded(dtype_of(p), total[d]);
+  for (std::size_t d = 0; d < total.size(); ++d) out[d] = rounded_to(dtype_of(p), total[d]);
 }
 
 }  // namespace headrace::testing

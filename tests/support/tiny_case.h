@@ -14,7 +14,7 @@ namespace headrace::testing {
 struct TinyCase {
   Problem p{};
   AttentionArgs args;
-  std::vector<double> q, k, v, out, lse, bias;
+  std::vector<double> q, k, v, out, lse, bias, dout, dlse;
   std::vector<float> slopes, sinks;
   std::vector<std::uint8_t> mask;
   std::vector<std::uint32_t> tree;
@@ -92,6 +92,19 @@ struct TinyCase {
   // [batch, head, query, key] with some axes broadcast; call after allocate() when p has a bias.
   void use_bias(bool batch_varies, bool query_varies) {
     args.bias = score_operand(bias.data(), DType::f64, batch_varies, query_varies);
+    args.gradients.dbias = args.bias;
+    p.has_dbias = 1;
+  }
+
+  // Gradients of out and lse; call after allocate().
+  void use_gradients(std::vector<double> of_out, std::vector<double> of_lse) {
+    dout = std::move(of_out);
+    dlse = std::move(of_lse);
+    p.phase = HEADRACE_BACKWARD;
+    p.has_dlse = 1;
+    args.gradients.dout = operand(dout, p.seqlen_q, p.num_heads, p.head_dim_v);
+    args.gradients.dlse = args.lse;
+    args.gradients.dlse.data = dlse.data();
   }
 
   double& at(std::vector<double>& x, std::int64_t row, std::int64_t head, std::int64_t heads,

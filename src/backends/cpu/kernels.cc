@@ -1,6 +1,7 @@
 #include "backends/cpu/kernels.h"
 
 #include "backends/cpu/flash/kernel.h"
+#include "backends/cpu/reference/backward.h"
 #include "backends/cpu/reference/forward.h"
 
 namespace headrace::cpu {
@@ -16,6 +17,18 @@ std::span<const Kernel> forward_kernels() {
 #endif
     flash::kScalarKernel,
     reference::kForwardKernel,
+  };
+  return kernels;
+}
+
+std::span<const Kernel> backward_kernels() {
+  static const Kernel kernels[] = {
+#if defined(__x86_64__)
+    flash::kAvx512BackwardKernel,
+    flash::kAvx2BackwardKernel,
+#endif
+    flash::kScalarBackwardKernel,
+    reference::kBackwardKernel,
   };
   return kernels;
 }

@@ -1,4 +1,4 @@
-// The CPU kernels for attention forward, best first; the last one refuses nothing.
+// The CPU kernels for attention, best first; the last one of a list refuses nothing.
 #pragma once
 
 #include <span>
@@ -8,5 +8,6 @@
 namespace headrace::cpu {
 
 std::span<const Kernel> forward_kernels();
+std::span<const Kernel> backward_kernels();
 
 }  // namespace headrace::cpu

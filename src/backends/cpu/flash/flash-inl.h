@@ -23,6 +23,7 @@ namespace headrace::cpu::flash {
 template <class Isa, class E>
 class Task {
  public:
+  using CallType = Call;
   using Vec = typename Isa::Vec;
   using Unit = typename Isa::Unit;          // of Q and K
   using FloatIsa = typename Isa::FloatIsa;  // for P and V
@@ -241,8 +242,8 @@ class Task {
       for (int64_t r = row_begin; r < row_end; r += Isa::kMr) {
         const Span block = block_span()[r / Isa::kMr];
         if (block.is_empty() || block.end <= col || block.begin >= col + kCols) continue;
-        register_tile<Isa, false>(q() + r * x_.q_stride, x_.q_stride, panel, steps, s(r) + col,
-                                  call_.tile.n, nullptr);
+        register_tile<Isa, false>(q() + r * x_.q_stride, x_.q_stride, panel, kCols, steps,
+                                  s(r) + col, call_.tile.n, nullptr);
       }
     }
   }
@@ -271,7 +272,7 @@ class Task {
         const Span block = block_span()[r / Isa::kMr];
         if (block.is_empty()) continue;
         register_tile<FloatIsa, true>(s(r) + block.begin, call_.tile.n, panel + block.begin * kCols,
-                                      block.end - block.begin, o() + r * x_.o_stride + c,
+                                      kCols, block.end - block.begin, o() + r * x_.o_stride + c,
                                       x_.o_stride, row_scale() + r);
       }
     }
@@ -416,10 +417,5 @@ class Task {
   int64_t first_key_ = 0;  // of the current tile
   int num_keys_ = 0;       // of the current tile that exist in the sequence
 };
-
-template <class Isa, class E>
-void run_task(void* call, int64_t index, int worker) {
-  Task<Isa, E>(*static_cast<const Call*>(call), index, worker).run();
-}
 
 }  // namespace headrace::cpu::flash

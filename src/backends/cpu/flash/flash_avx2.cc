@@ -15,16 +15,14 @@
 // clang-format off
 #include "backends/cpu/simd/target_avx2.h"
 #include "backends/cpu/simd/vec_avx2.h"
+#include "backends/cpu/flash/flash-inl.h"
 #include "backends/cpu/flash/instance-inl.h"
 // clang-format on
 
 namespace headrace::cpu::flash::avx2 {
 
 using Isa = cpu::avx2::Isa;
-const Instance kInstance = {
-    shape_of<Isa>(),
-    {task_body<Isa, float, HEADRACE_DTYPE_F32>(), task_body<Isa, F16, HEADRACE_DTYPE_F16>(),
-     task_body<Isa, Bf16, HEADRACE_DTYPE_BF16>()}};
+const Instance kInstance = make_instance<Isa, Task>();
 
 }  // namespace headrace::cpu::flash::avx2
 

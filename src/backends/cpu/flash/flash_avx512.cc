@@ -16,16 +16,14 @@
 #include "backends/cpu/simd/target_avx512.h"
 #define HEADRACE_AVX512_NAMESPACE avx512
 #include "backends/cpu/simd/vec_avx512.h"
+#include "backends/cpu/flash/flash-inl.h"
 #include "backends/cpu/flash/instance-inl.h"
 // clang-format on
 
 namespace headrace::cpu::flash::avx512 {
 
 using Isa = cpu::avx512::Isa;
-const Instance kInstance = {
-    shape_of<Isa>(),
-    {task_body<Isa, float, HEADRACE_DTYPE_F32>(), task_body<Isa, F16, HEADRACE_DTYPE_F16>(),
-     task_body<Isa, Bf16, HEADRACE_DTYPE_BF16>()}};
+const Instance kInstance = make_instance<Isa, Task>();
 
 }  // namespace headrace::cpu::flash::avx512
 

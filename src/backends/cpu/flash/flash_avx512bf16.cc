@@ -16,6 +16,7 @@
 // clang-format off
 #include "backends/cpu/simd/target_avx512bf16.h"
 #include "backends/cpu/simd/vec_avx512bf16.h"
+#include "backends/cpu/flash/flash-inl.h"
 #include "backends/cpu/flash/instance-inl.h"
 // clang-format on
 
@@ -23,7 +24,7 @@ namespace headrace::cpu::flash::avx512bf16 {
 
 using Isa = cpu::avx512bf16::PairIsa;
 const Instance kInstance = {shape_of<Isa>(),
-                            {nullptr, nullptr, task_body<Isa, Bf16, HEADRACE_DTYPE_BF16>()}};
+                            {nullptr, nullptr, task_body<Task<Isa, Bf16>, HEADRACE_DTYPE_BF16>()}};
 
 }  // namespace headrace::cpu::flash::avx512bf16
 

@@ -13,12 +13,12 @@ template <class Isa>
 inline constexpr int kNr = Isa::kNv* Isa::Vec::kWidth;
 
 // c[kMr][kNr] = A B, or with row_scale: c = c * row_scale + A B.
-//   a [kMr, steps] units, row stride a_stride;  b [steps, kNr] units;  c row stride c_stride.
+//   a [kMr, steps] units, with kTransposed [steps, kMr];  b [steps, kNr] units;  strides of rows.
 // The sum over the steps starts at zero and runs in order, whatever tile it is part of.
-template <class Isa, bool kAccumulate>
+template <class Isa, bool kAccumulate, bool kTransposed = false>
 inline void register_tile(const typename Isa::Unit* a, int64_t a_stride,
-                          const typename Isa::Unit* b, int64_t steps, float* c, int64_t c_stride,
-                          const float* row_scale) {
+                          const typename Isa::Unit* b, int64_t b_stride, int64_t steps, float* c,
+                          int64_t c_stride, const float* row_scale) {
   using Vec = typename Isa::Vec;
   using F = typename Vec::F;
   constexpr int kMr = Isa::kMr, kNv = Isa::kNv, kW = Vec::kWidth;
@@ -31,10 +31,10 @@ inline void register_tile(const typename Isa::Unit* a, int64_t a_stride,
   for (int64_t step = 0; step < steps; ++step) {
     F column[kNv];
 #pragma GCC unroll 4
-    for (int v = 0; v < kNv; ++v) column[v] = Isa::load_units(b + step * kNr<Isa> + v * kW);
+    for (int v = 0; v < kNv; ++v) column[v] = Isa::load_units(b + step * b_stride + v * kW);
 #pragma GCC unroll 16
     for (int i = 0; i < kMr; ++i) {
-      const F row = Isa::broadcast(a + i * a_stride + step);
+      const F row = Isa::broadcast(kTransposed ? a + step * a_stride + i : a + i * a_stride + step);
 #pragma GCC unroll 4
       for (int v = 0; v < kNv; ++v) acc[i][v] = Isa::madd(row, column[v], acc[i][v]);
     }

@@ -1,7 +1,8 @@
-// Defines kInstance of the enclosing instruction set: which element types this build has.
+// Makes an Instance of a task class: which element types this build has.
 #pragma once
 
-#include "backends/cpu/flash/flash-inl.h"
+#include "backends/cpu/flash/flash.h"
+#include "backends/cpu/flash/gemm-inl.h"
 
 namespace headrace::cpu::flash {
 
@@ -15,11 +16,16 @@ namespace headrace::cpu::flash {
 #define HEADRACE_DTYPE_BF16 1
 #endif
 
+template <class T>
+void run_task(void* call, int64_t index, int worker) {
+  T(*static_cast<const typename T::CallType*>(call), index, worker).run();
+}
+
 // Null where the build leaves the element type out.
-template <class Isa, class E, bool kBuilt>
+template <class T, bool kBuilt>
 constexpr TaskBody task_body() {
   if constexpr (kBuilt) {
-    return run_task<Isa, E>;
+    return run_task<T>;
   } else {
     return nullptr;
   }
@@ -28,6 +34,15 @@ constexpr TaskBody task_body() {
 template <class Isa>
 constexpr IsaShape shape_of() {
   return {Isa::Vec::kWidth, Isa::kMr, kNr<Isa>, Isa::kPair};
+}
+
+// T<Isa, E>: Task, BackwardTask.
+template <class Isa, template <class, class> class T>
+constexpr Instance make_instance() {
+  return {
+      shape_of<Isa>(),
+      {task_body<T<Isa, float>, HEADRACE_DTYPE_F32>(), task_body<T<Isa, F16>, HEADRACE_DTYPE_F16>(),
+       task_body<T<Isa, Bf16>, HEADRACE_DTYPE_BF16>()}};
 }
 
 }  // namespace headrace::cpu::flash

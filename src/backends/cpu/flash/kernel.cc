@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "backends/cpu/flash/flash.h"
+#include "backends/cpu/flash/backward.h"
 #include "backends/cpu/thread_pool.h"
 
 namespace headrace::cpu::flash {
@@ -112,8 +112,8 @@ Status launch(const Target& target, const Plan& plan, const AttentionArgs& args,
   return std::nullopt;
 }
 
-// One Kernel per target: the functions of a Kernel are plain pointers, so the target is a template
-// argument.
+// One Kernel per target and phase: the functions of a Kernel are plain pointers, so the target is a
+// template argument.
 template <const Target& kTarget>
 constexpr Kernel make_kernel(std::string_view name, std::string_view summary) {
   return {.name = name,
@@ -124,11 +124,30 @@ constexpr Kernel make_kernel(std::string_view name, std::string_view summary) {
                        Stream) { return launch(kTarget, plan, args, workspace); }};
 }
 
+template <const Target& kTarget>
+constexpr Kernel make_backward_kernel(std::string_view name, std::string_view summary) {
+  return {.name = name,
+          .summary = summary,
+          .refuses = [](const Problem& p, const DeviceInfo& d) { return refuses(kTarget, p, d); },
+          .plan = [](const Problem& p,
+                     const DeviceInfo& d) { return plan_backward(kTarget.instance.shape, p, d); },
+          .launch =
+              [](const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream) {
+                launch_backward(kTarget.instance, plan, args, workspace.data);
+                return Status();
+              }};
+}
+
 constexpr Target kScalar{scalar::kInstance, 0, "any instruction set"};
 #if defined(__x86_64__)
 constexpr Target kAvx2{avx2::kInstance, HEADRACE_ISA_AVX2, "AVX2, FMA and F16C"};
 constexpr Target kAvx512{avx512::kInstance, HEADRACE_ISA_AVX512, "AVX-512 F, BW, DQ and VL"};
 constexpr Target kAvx512Bf16{avx512bf16::kInstance, HEADRACE_ISA_AVX512_BF16, "AVX-512 BF16"};
+#endif
+constexpr Target kScalarBackward{scalar::kBackwardInstance, kScalar.isa, kScalar.isa_text};
+#if defined(__x86_64__)
+constexpr Target kAvx2Backward{avx2::kBackwardInstance, kAvx2.isa, kAvx2.isa_text};
+constexpr Target kAvx512Backward{avx512::kBackwardInstance, kAvx512.isa, kAvx512.isa_text};
 #endif
 
 }  // namespace
@@ -143,6 +162,16 @@ const Kernel kAvx512Kernel = make_kernel<kAvx512>(
 const Kernel kAvx512Bf16Kernel = make_kernel<kAvx512Bf16>(
     "cpu_avx512bf16_fwd",
     "tiled online softmax, bf16, every feature, Q K^T as 12 x 32 tiles of bf16 dot products");
+#endif
+
+const Kernel kScalarBackwardKernel = make_backward_kernel<kScalarBackward>(
+    "cpu_scalar_bwd", "tiles, P again from the lse, f32 f16 bf16, every feature, any CPU");
+#if defined(__x86_64__)
+const Kernel kAvx2BackwardKernel = make_backward_kernel<kAvx2Backward>(
+    "cpu_avx2_bwd", "tiles, P again from the lse, f32 f16 bf16, every feature, 6 x 16 float tiles");
+const Kernel kAvx512BackwardKernel = make_backward_kernel<kAvx512Backward>(
+    "cpu_avx512_bwd",
+    "tiles, P again from the lse, f32 f16 bf16, every feature, 12 x 32 float tiles");
 #endif
 
 }  // namespace headrace::cpu::flash

@@ -189,7 +189,7 @@ inline void dropout_row(const Problem& p, const AttentionArgs& args, const RowId
       .batch_head = static_cast<uint32_t>(row.batch_idx * p.num_heads + row.head),
       .query = static_cast<uint32_t>(row.q_idx)};
   const uint32_t threshold = dropout_keep_threshold(p.dropout_p);
-  for (int j = span.begin / 32 * 32; j < span.end; j += 32) {  // tiles begin at multiples of 64
+  for (int j = span.begin / 32 * 32; j < span.end; j += 32) {  // tiles begin at multiples of 32
     const int64_t key = first_key + j;
     for (int lane = 0; lane < 4; ++lane) {
       const PhiloxWords words = random.group(key / 64, static_cast<int>(key % 64 / 32), lane);

@@ -1,4 +1,5 @@
-// Gradients of attention in double, from the definition: the oracle for every backward kernel.
+// Gradients of attention in double, from the definition: the oracle for every backward kernel, and
+// the last kernel of their list.
 //
 // With P the softmax, Z the dropout factors, O = (P * Z) V and D = rowsum(dO * O):
 //   dV = (P * Z)^T dO      dP = (dO V^T) * Z      dS = P * (dP - D + dlse)
@@ -10,7 +11,7 @@
 #include <array>
 #include <vector>
 
-#include "core/args.h"
+#include "core/kernel.h"
 
 namespace headrace::cpu::reference {
 
@@ -20,18 +21,17 @@ struct Gradients {
   std::vector<double> dq;  // [batch, seqlen_q, num_heads, head_dim]
   std::vector<double>
       dk;  // [batch, seqlen_k, num_kv_heads, head_dim], summed over the heads of a group
-  std::vector<double> dv;  // [batch, seqlen_k, num_kv_heads, head_dim_v]
-  std::vector<double>
-      dbias;  // shape bias_shape, summed over the axes that broadcast; empty without bias
+  std::vector<double> dv;      // [batch, seqlen_k, num_kv_heads, head_dim_v]
+  std::vector<double> dbias;   // shape dbias_shape; empty where it is not wanted
   std::vector<double> dsinks;  // [num_heads]; empty without sinks
-  std::array<std::int64_t, 4>
-      bias_shape{};  // [batch, head, query, key], 1 where the axis broadcasts
+  // [batch, head, query, key], 1 where the strides of args.gradients.dbias sum over the axis
+  std::array<std::int64_t, 4> dbias_shape{};
 };
 
-// dout: contiguous [batch, seqlen_q, num_heads, head_dim_v] (ragged [total_q, num_heads,
-// head_dim_v]). dlse: gradient of the lse, contiguous like lse: [batch, num_heads, seqlen_q]
-// (ragged [num_heads, total_q]); null: none.
-Gradients attention_backward(const Problem& p, const AttentionArgs& args, const double* dout,
-                             const double* dlse);
+// Reads q, k, v and what masks and adds to the scores, dout and dlse; not out and lse, which it
+// computes again. Of the other gradient operands it reads the strides of dbias alone.
+Gradients attention_backward(const Problem& p, const AttentionArgs& args);
+
+extern const Kernel kBackwardKernel;  // "cpu_reference"
 
 }  // namespace headrace::cpu::reference

@@ -85,12 +85,18 @@ double loss(const TinyCase& c, const std::vector<double>& dout, const std::vecto
 
 constexpr int kNumCases = 80;
 
+Gradients gradients_of(TinyCase& c, const std::vector<double>& dout,
+                       const std::vector<double>& dlse) {
+  c.use_gradients(dout, dlse);
+  return attention_backward(c.p, c.args);
+}
+
 struct Computed {
   explicit Computed(int idx) : c(make_case(idx)) {}
   std::unique_ptr<TinyCase> c;
   std::vector<double> dout = random_vector(c->out.size(), 5);
   std::vector<double> dlse = random_vector(c->lse.size(), 6);
-  Gradients g = attention_backward(c->p, c->args, dout.data(), dlse.data());
+  Gradients g = gradients_of(*c, dout, dlse);
 };
 
 class BackwardCase : public ::testing::TestWithParam<int>, protected Computed {
@@ -133,7 +139,7 @@ TEST_P(BackwardCase, EqualsCentralDifferences) {
 
 void check_bias_gradient(const Computed& computed) {
   const auto& [c, dout, dlse, g] = computed;
-  const auto& shape = g.bias_shape;
+  const auto& shape = g.dbias_shape;
   // Perturb each element where it lies in memory.
   const ScoreOperand& bias = c->args.bias;
   std::size_t i = 0;
@@ -191,7 +197,7 @@ TEST(Backward, RowsOfTheScoreGradientSumToTheLseGradient) {
   for (int idx = 0; idx < kNumCases; ++idx) {
     const Computed computed(idx);
     const Problem& p = computed.c->p;
-    const auto& shape = computed.g.bias_shape;
+    const auto& shape = computed.g.dbias_shape;
     if (!has_bias(p) || p.has_sinks || p.is_ragged || shape[0] != p.batch || shape[2] != p.seqlen_q)
       continue;
     check_row_sums(computed);
@@ -207,7 +213,7 @@ TEST(Backward, EmptyRowsGiveExactlyZero) {
   c.allocate(1);
   c.mask.assign(6, 0);
   const auto dout = random_vector(c.out.size(), 1), dlse = random_vector(c.lse.size(), 2);
-  const Gradients g = attention_backward(c.p, c.args, dout.data(), dlse.data());
+  const Gradients g = gradients_of(c, dout, dlse);
   for (const auto* x : {&g.dq, &g.dk, &g.dv, &g.dsinks}) {
     for (const double value : *x) EXPECT_EQ(value, 0.0);
   }

@@ -1,0 +1,43 @@
+#include "backends/cpu/flash/backward.h"
+
+#include "backends/cpu/thread_pool.h"
+
+namespace headrace::cpu::flash {
+namespace {
+
+constexpr size_t kLineBytes = 64;
+
+}  // namespace
+
+Schedule plan_backward(const IsaShape& isa, const Problem& p, const DeviceInfo& device) {
+  const int num_threads = std::max(device.num_units, 1);
+  const BackwardLayout layout = backward_layout(p, isa, num_threads);
+  const bool is_fused = layout.path == BackwardPath::fused;
+  return {.tile_m = kBackwardRows,
+          .tile_n = kBackwardKeys,
+          .num_threads = num_threads,
+          .workspace_bytes =
+              static_cast<size_t>(num_threads * layout.scratch.total) * sizeof(float) + kLineBytes,
+          .note = is_fused ? "fused: five products a tile, a task for each batch entry and KV head"
+                           : "apart: tasks for dK and dV, tasks for dQ, seven products a tile; "
+                             "batch entries and KV heads are too few (or too long) for one each"};
+}
+
+void launch_backward(const Instance& instance, const Plan& plan, const AttentionArgs& args,
+                     void* workspace) {
+  const Problem& p = plan.problem;
+  const size_t past_line = reinterpret_cast<uintptr_t>(workspace) % kLineBytes;
+  BackwardCall call{.problem = &p,
+                    .args = &args,
+                    .layout = backward_layout(p, instance.shape, plan.schedule.num_threads),
+                    .dbias_tiles = dbias_tiles(p, args.gradients.dbias),
+                    .num_qkv_tasks = 0,
+                    .worker_scratch = reinterpret_cast<float*>(
+                        static_cast<char*>(workspace) + (kLineBytes - past_line) % kLineBytes)};
+  call.num_qkv_tasks = p.batch * p.num_kv_heads * backward_units(call.layout);
+  const int64_t num_tasks =
+      call.num_qkv_tasks + call.dbias_tiles.count() + (p.has_dsinks ? p.num_heads : 0);
+  parallel_for(num_tasks, plan.schedule.num_threads, instance.task_body[p.dtype], &call);
+}
+
+}  // namespace headrace::cpu::flash

@@ -1,0 +1,37 @@
+// One call of the flash backward, and the compiled instances of it.
+#pragma once
+
+#include "backends/cpu/flash/backward_config.h"
+#include "backends/cpu/flash/flash.h"
+
+namespace headrace::cpu::flash {
+
+// Everything a task needs; shared by all workers, immutable while they run. Tasks write to
+// different elements and need nothing of each other: gradients of q, k and v first, then those of
+// the bias, then those of the sinks.
+struct BackwardCall {
+  const Problem* problem;
+  const AttentionArgs* args;
+  BackwardLayout layout;
+  DbiasTiles dbias_tiles;
+  int64_t num_qkv_tasks;
+  float* worker_scratch;  // [num_workers, scratch.total], 64-byte aligned
+};
+
+Schedule plan_backward(const IsaShape& isa, const Problem& p, const DeviceInfo& device);
+void launch_backward(const Instance& instance, const Plan& plan, const AttentionArgs& args,
+                     void* workspace);
+
+namespace scalar {
+extern const Instance kBackwardInstance;
+}
+#if defined(__x86_64__)
+namespace avx2 {
+extern const Instance kBackwardInstance;
+}
+namespace avx512 {
+extern const Instance kBackwardInstance;
+}
+#endif
+
+}  // namespace headrace::cpu::flash

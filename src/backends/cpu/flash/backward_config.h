@@ -1,0 +1,105 @@
+// Tiles, tasks and scratch memory of the backward: plain arithmetic, testable without running
+// anything.
+#pragma once
+
+#include "backends/cpu/flash/config.h"
+#include "core/args.h"
+
+namespace headrace::cpu::flash {
+
+// Rows and keys of a tile, for every problem: they fix the order of all sums, so nothing but the
+// sequence itself may decide. Multiples of every register tile in both directions (dV and dK take
+// keys as rows), and keys of 32 as dropout wants. P and dS, 2 * 48 * 96 * 4 = 36 KB, stay close to
+// the L1 cache.
+inline constexpr int64_t kBackwardRows = 48;
+inline constexpr int64_t kBackwardKeys = 96;
+// Rows of a task that computes dQ alone: what a packed K and V serve.
+inline constexpr int64_t kBackwardTaskRows = 4 * kBackwardRows;
+// dQ of a whole sequence and KV head, for one worker, may take this much.
+inline constexpr int64_t kLargestDq = int64_t{64} << 20;
+
+// A (row, key) pair costs five products: S, dP, dV, dK, dQ. One task a (batch entry, KV head) does
+// all of them; where that leaves threads idle, tasks of one key tile (dK, dV) and tasks of some row
+// tiles (dQ) compute S and dP twice: seven. The sums run in the same order, so the bits are equal.
+enum class BackwardPath { fused, apart };
+
+// Scratch of one worker, in floats, each part on its own cache lines.
+struct BackwardScratch {
+  int64_t q, dout, k_panels, v_panels, k, dk, dv, s, dp, keep, slope, dq, dbias;  // offsets
+  int64_t k_stride, v_stride;  // floats of a row of Q, K, dQ, dK; of dO, dV
+  int64_t k_panel, v_panel;    // floats from one panel to the next
+  int64_t total;
+};
+
+struct BackwardLayout {
+  BackwardPath path;
+  int64_t key_tiles, row_groups;  // of the longest sequence
+  BackwardScratch scratch;
+};
+
+// Rows lie an odd number of cache lines apart: a column of a tile then spreads over all sets.
+inline int64_t backward_stride(int64_t dim, int64_t cols) {
+  const int64_t line = 16;
+  const int64_t floats = round_up(round_up(dim, cols), line);
+  return floats / line % 2 == 0 ? floats + line : floats;
+}
+
+inline BackwardScratch backward_scratch(const Problem& p, const IsaShape& isa, int64_t dq_rows) {
+  const int64_t line = 16, rows = kBackwardRows, keys = kBackwardKeys, cols = isa.tile_cols;
+  BackwardScratch x{};
+  x.k_stride = backward_stride(p.head_dim, cols);
+  x.v_stride = backward_stride(p.head_dim_v, cols);
+  x.k_panel = round_up(p.head_dim * cols, line) + line;
+  x.v_panel = round_up(p.head_dim_v * cols, line) + line;
+  const auto part = [&x](int64_t floats) {
+    const int64_t offset = x.total;
+    x.total += floats;
+    return offset;
+  };
+  x.q = part(rows * x.k_stride);
+  x.dout = part(rows * x.v_stride);
+  x.k_panels = part(keys / cols * x.k_panel);
+  x.v_panels = part(keys / cols * x.v_panel);
+  x.k = part(keys * x.k_stride);
+  x.dk = part(keys * x.k_stride);
+  x.dv = part(keys * x.v_stride);
+  x.s = part(rows * keys);
+  x.dp = part(rows * keys);
+  x.keep = part(keys);
+  x.slope = part(keys);
+  x.dq = part(dq_rows * x.k_stride);
+  x.dbias = part(p.has_dbias ? rows * keys : 0);
+  return x;
+}
+
+inline BackwardLayout backward_layout(const Problem& p, const IsaShape& isa, int num_threads) {
+  const int64_t rows = round_up(p.seqlen_q * group_size(p), kBackwardRows);
+  const int64_t heads = p.batch * p.num_kv_heads;
+  const int64_t busy = round_up<int64_t>(heads, num_threads);  // heads, were all threads as late
+  const int64_t dq_bytes = rows * backward_stride(p.head_dim, isa.tile_cols) * 4;
+  const bool is_fused = 5 * busy <= 7 * heads && dq_bytes <= kLargestDq;
+  return {is_fused ? BackwardPath::fused : BackwardPath::apart, ceil_div(p.seqlen_k, kBackwardKeys),
+          ceil_div(rows, kBackwardTaskRows),
+          backward_scratch(p, isa, is_fused ? rows : std::min(rows, kBackwardTaskRows))};
+}
+
+// Tasks of one (batch entry, KV head).
+inline int64_t backward_units(const BackwardLayout& layout) {
+  return layout.path == BackwardPath::fused ? 1 : layout.key_tiles + layout.row_groups;
+}
+
+// Tasks of dbias: its tiles. An axis that is summed over has one.
+struct DbiasTiles {
+  int64_t batch, heads, rows, keys;
+  int64_t count() const { return batch * heads * rows * keys; }
+};
+inline DbiasTiles dbias_tiles(const Problem& p, const ScoreOperand& dbias) {
+  if (dbias.data == nullptr) return {0, 0, 0, 0};
+  // The rows of a ragged batch are packed: each sequence has its own.
+  const bool by_sequence = p.is_ragged ? dbias.stride_q != 0 : dbias.stride_batch != 0;
+  return {by_sequence ? p.batch : 1, dbias.stride_head != 0 ? p.num_heads : 1,
+          dbias.stride_q != 0 ? ceil_div(p.seqlen_q, kBackwardRows) : 1,
+          dbias.stride_k != 0 ? ceil_div(p.seqlen_k, kBackwardKeys) : 1};
+}
+
+}  // namespace headrace::cpu::flash

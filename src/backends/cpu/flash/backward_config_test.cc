@@ -1,0 +1,74 @@
+// The arithmetic of the backward's tiles, tasks and scratch.
+#include "backends/cpu/flash/backward_config.h"
+
+#include <gtest/gtest.h>
+
+namespace headrace::cpu::flash {
+namespace {
+
+constexpr IsaShape kShapes[] = {{1, 4, 4, 1}, {8, 6, 16, 1}, {16, 12, 32, 1}};
+
+Problem problem_of(std::int64_t heads, std::int64_t seqlen, std::int64_t dim) {
+  Problem p{};
+  p.batch = 1;
+  p.num_heads = p.num_kv_heads = heads;
+  p.seqlen_q = p.seqlen_k = seqlen;
+  p.head_dim = p.head_dim_v = dim;
+  return p;
+}
+
+TEST(BackwardConfig, ATaskPerHeadWhereThatKeepsThreadsBusy) {
+  const auto path = [](std::int64_t heads, int threads) {
+    return backward_layout(problem_of(heads, 1000, 64), kShapes[1], threads).path;
+  };
+  EXPECT_EQ(path(8, 2), BackwardPath::fused);
+  EXPECT_EQ(path(1, 1), BackwardPath::fused);
+  EXPECT_EQ(path(3, 2), BackwardPath::fused);  // 2 heads x 5 products against 3 x 7 / 2
+  EXPECT_EQ(path(1, 2), BackwardPath::apart);
+  EXPECT_EQ(path(8, 16), BackwardPath::apart);
+  // 64 MiB of dQ, and a row more.
+  const std::int64_t rows =
+      kLargestDq / 4 / backward_stride(64, 16) / kBackwardRows * kBackwardRows;
+  EXPECT_EQ(backward_layout(problem_of(8, rows, 64), kShapes[1], 2).path, BackwardPath::fused);
+  EXPECT_EQ(backward_layout(problem_of(8, rows + 1, 64), kShapes[1], 2).path, BackwardPath::apart);
+}
+
+TEST(BackwardConfig, EveryPartOfTheScratchHasItsLines) {
+  for (const IsaShape& isa : kShapes) {
+    for (const std::int64_t dim : {1, 16, 17, 64, 128, 576}) {
+      Problem p = problem_of(2, 500, dim);
+      p.head_dim_v = 577 - dim;
+      const BackwardScratch x = backward_scratch(p, isa, 192);
+      EXPECT_GE(x.k_stride, round_up<std::int64_t>(dim, isa.tile_cols));
+      EXPECT_EQ(x.k_stride / 16 % 2, 1);  // an odd number of lines
+      const std::int64_t parts[] = {x.q, x.dout, x.k_panels, x.v_panels, x.k,  x.dk,   x.dv,
+                                    x.s, x.dp,   x.keep,     x.slope,    x.dq, x.total};
+      for (std::size_t i = 1; i < std::size(parts); ++i) {
+        EXPECT_GT(parts[i], parts[i - 1]);
+        EXPECT_EQ(parts[i] % 16, 0);
+      }
+      EXPECT_GE(x.v_panels - x.k_panels, kBackwardKeys / isa.tile_cols * x.k_panel);
+      EXPECT_EQ(x.total - x.dq, 192 * x.k_stride);
+    }
+  }
+}
+
+TEST(BackwardConfig, AxesThatAreSummedOverHaveOneTileOfDbias) {
+  Problem p = problem_of(6, 100, 64);
+  p.batch = 5;
+  const float data = 0;
+  ScoreOperand dbias{
+      .data = &data, .stride_batch = 1, .stride_head = 1, .stride_q = 1, .stride_k = 1};
+  EXPECT_EQ(dbias_tiles(p, dbias).count(), 5 * 6 * 3 * 2);
+  dbias.stride_batch = dbias.stride_k = 0;
+  EXPECT_EQ(dbias_tiles(p, dbias).count(), 6 * 3);
+  p.is_ragged = 1;  // rows of sequences lie behind each other
+  EXPECT_EQ(dbias_tiles(p, dbias).count(), 5 * 6 * 3);
+  dbias.stride_q = 0;
+  EXPECT_EQ(dbias_tiles(p, dbias).count(), 6);
+  dbias.data = nullptr;
+  EXPECT_EQ(dbias_tiles(p, dbias).count(), 0);
+}
+
+}  // namespace
+}  // namespace headrace::cpu::flash

@@ -1,0 +1,100 @@
+// The rules of gradients have teeth: results with a known fault must not pass, rounded exact ones
+// must.
+#include "support/backward_rules.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "conformance/catalogue.h"
+
+namespace headrace::testing {
+namespace {
+
+struct Judged {
+  explicit Judged(DType dtype, std::initializer_list<Setting> settings = {})
+      : test_case(named(dtype, settings), shape(dtype, 40, 60, 32, 4, 2, 1)) {
+    test_case.make_gradients();
+    problem =
+        validate_backward(test_case.tensors(), test_case.gradients(), test_case.options()).value();
+    args = make_backward_args(problem, test_case.tensors(), test_case.gradients(),
+                              test_case.options());
+    expected = expected_gradients(problem, args, test_case.largest_v());
+  }
+
+  // Rules broken by what `spoil` makes of the exact gradients.
+  std::size_t num_failures(const std::function<void(Gradients&)>& spoil) const {
+    Gradients got = expected.exact;
+    spoil(got);
+    const DType dtype = dtype_of(problem);
+    std::size_t count = 0;
+    for (const auto values : {&Gradients::dq, &Gradients::dk, &Gradients::dv, &Gradients::dbias}) {
+      for (double& x : got.*values) x = rounded_to(dtype, static_cast<float>(x));
+      const GradientVerdict verdict =
+          judge_gradient({"gradient", dtype, got.*values, expected, values, dtype != DType::f32});
+      count += verdict.failures.size();
+    }
+    return count;
+  }
+
+  Case test_case;
+  Problem problem;
+  AttentionArgs args;
+  ExpectedGradients expected;
+};
+
+void scale(std::vector<double>& x, double factor) {
+  for (double& value : x) value *= factor;
+}
+
+TEST(BackwardRules, RoundedExactGradientsPass) {
+  for (const DType dtype : kDtypes) {
+    EXPECT_EQ(Judged(dtype).num_failures([](Gradients&) {}), 0u);
+    EXPECT_EQ(Judged(dtype, {{Axis::causal, 1}, {Axis::bias, static_cast<int>(Bias::batch)}})
+                  .num_failures([](Gradients&) {}),
+              0u);
+  }
+}
+
+TEST(BackwardRules, FaultsAreFound) {
+  for (const DType dtype : kDtypes) {
+    const Judged judged(dtype, {{Axis::bias, static_cast<int>(Bias::batch)}});
+    EXPECT_GT(judged.num_failures([](Gradients& g) { scale(g.dq, 1.02); }), 0u);
+    EXPECT_GT(judged.num_failures([](Gradients& g) { scale(g.dk, 0.98); }), 0u);
+    EXPECT_GT(judged.num_failures([](Gradients& g) { scale(g.dv, 0.98); }), 0u);
+    EXPECT_GT(judged.num_failures([](Gradients& g) { scale(g.dbias, 1.02); }), 0u);
+    EXPECT_GT(judged.num_failures([](Gradients& g) { scale(g.dk, 0); }), 0u);
+    // The last key's gradient is left out, two neighbours of dv change places.
+    EXPECT_GT(judged.num_failures([](Gradients& g) { g.dk.back() = 0; }), 0u);
+    EXPECT_GT(judged.num_failures([](Gradients& g) { std::swap(g.dv[3], g.dv[4]); }), 0u);
+    EXPECT_GT(judged.num_failures([](Gradients& g) { g.dq[0] = std::nan(""); }), 0u);
+  }
+}
+
+// D without one of the products that it sums, as a kernel with a wrong tail would have it.
+TEST(BackwardRules, AShiftOfDIsFound) {
+  for (const DType dtype : kDtypes) {
+    const Judged judged(dtype, {{Axis::lse, 1}});
+    Judged other(dtype, {{Axis::lse, 1}});
+    other.test_case.unlock_inputs();
+    auto* dlse = static_cast<float*>(other.test_case.gradients().dlse.data);
+    dlse[0] += 0.05f;  // what D is subtracted from
+    const Gradients shifted = cpu::reference::attention_backward(other.problem, other.args);
+    EXPECT_GT(judged.num_failures([&](Gradients& g) { g = shifted; }), 0u);
+  }
+}
+
+TEST(BackwardRules, EmptyRowsMustBePlusZero) {
+  const Judged judged(DType::f32, {{Axis::mask, static_cast<int>(Mask::empty_rows)}});
+  const auto at = std::find(judged.expected.bound.dq.begin(), judged.expected.bound.dq.end(), 0.0);
+  ASSERT_NE(at, judged.expected.bound.dq.end());
+  const auto i = static_cast<std::size_t>(at - judged.expected.bound.dq.begin());
+  EXPECT_EQ(judged.num_failures([](Gradients&) {}), 0u);
+  EXPECT_GT(judged.num_failures([i](Gradients& g) { g.dq[i] = 1e-30; }), 0u);
+  EXPECT_GT(judged.num_failures([i](Gradients& g) { g.dq[i] = -0.0; }), 0u);
+}
+
+}  // namespace
+}  // namespace headrace::testing

@@ -1,0 +1,360 @@
+#include "support/backward_rules.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/dtype.h"
+
+namespace headrace::testing {
+namespace {
+
+using cpu::reference::Row;
+
+constexpr double kE32 = 0x1p-24;
+
+// One row's part of the bound and of the straightforward result.
+//
+// With ds the error of a score (rules.cc), float arithmetic gives
+//   P = exp(s - lse)     relative  r = exp(ds + (|s| + 2 |lse| + 3) e32) - 1   (lse is a float)
+//   D = rowsum(dO O)     absolute  ((dim_v + 2) e32 + u_out) sum |dO||O|  + 2 e32 (|D| + |dlse|)
+//   dP                   absolute  (dim_v + 3) e32 sum |dO||V|
+//   dS = P (dP - D)      absolute  |dS| (r + 3 e32) + P (1 + r) (error of dP + error of D)
+//   slope 1 - tanh^2     absolute  16 e32 + 2 ds / c
+// and each sum over n terms adds n e32 of their magnitudes. What lies below 2^-126 may become 0.
+class BoundOfRows {
+ public:
+  BoundOfRows(const Problem& p, const AttentionArgs& args, double largest_v, ExpectedGradients& g)
+      : p_(p), args_(args), largest_v_(largest_v), g_(g) {
+    is_16_bit_ = dtype_of(p) == DType::f16 || dtype_of(p) == DType::bf16;
+    for (Gradients* x : {&sums_, &g_.bound, &g_.low_precision}) *x = zeros_like(g_.exact);
+    rows_q_ = p.is_ragged ? p.total_q : p.seqlen_q;
+    rows_k_ = p.is_ragged ? p.total_k : p.seqlen_k;
+  }
+
+  void run() {
+    for (std::int64_t b = 0; b < p_.batch; ++b) {
+      const Sequence sequence = sequence_of(p_, args_, b);
+      for (std::int64_t h = 0; h < p_.num_heads; ++h)
+        for (std::int64_t i = 0; i < sequence.seqlen_q; ++i)
+          add_row({&p_, &args_, sequence, b, h, i});
+    }
+    finish();
+  }
+
+ private:
+  static Gradients zeros_like(const Gradients& g) {
+    Gradients z = g;
+    for (auto* x : {&z.dq, &z.dk, &z.dv, &z.dbias, &z.dsinks}) std::fill(x->begin(), x->end(), 0);
+    return z;
+  }
+
+  double load(const Operand& x, std::int64_t offset) const {
+    return load_as_double(dtype_of(p_), x.data, offset);
+  }
+  float rounded(float x) const { return rounded_to(dtype_of(p_), x); }
+
+  void add_row(const RowRef& ref) {
+    cpu::reference::attention_row(p_, args_, ref.sequence, ref.batch_idx, ref.head, ref.q_idx,
+                                  row_);
+    if (row_.is_empty) return;
+    ++g_.num_rows;
+    score_error_ = row_bound(ref, row_, {}, largest_v_).score;
+    g_.largest_score = std::max({g_.largest_score, row_.score_magnitude, std::abs(row_.lse)});
+    read_dout(ref);
+    if (p_.has_sinks) add_sink(ref);
+    if (is_16_bit_) softmax_ = low_precision_softmax(ref, row_);
+    std::vector<double> dp(row_.probs.size()), abs_dp(row_.probs.size());
+    for (std::size_t j = 0; j < dp.size(); ++j) {
+      if (!sees(ref, j)) continue;
+      read_dp(ref, j, dp[j], abs_dp[j]);
+      add_element(ref, j, dp[j], abs_dp[j]);
+    }
+  }
+
+  bool sees(const RowRef& ref, std::size_t j) const {
+    return cpu::reference::is_visible(p_, args_, ref.sequence, ref.batch_idx, ref.head, ref.q_idx,
+                                      static_cast<std::int64_t>(j));
+  }
+
+  void read_dout(const RowRef& ref) {
+    const Operand& x = args_.gradients.dout;
+    const std::int64_t at = row_offset(x, ref.batch_idx, ref.sequence.row_q + ref.q_idx, ref.head);
+    dout_.resize(static_cast<std::size_t>(p_.head_dim_v));
+    const std::int64_t out =
+        row_offset(args_.out, ref.batch_idx, ref.sequence.row_q + ref.q_idx, ref.head);
+    d_ = 0;
+    pt_d_ = 0;
+    double magnitude = 0, sum = 0;
+    for (std::size_t c = 0; c < dout_.size(); ++c) {
+      dout_[c] = load(x, at + static_cast<std::int64_t>(c));
+      d_ += dout_[c] * row_.out[c];
+      pt_d_ += static_cast<float>(dout_[c] * load(args_.out, out + static_cast<std::int64_t>(c)));
+      magnitude += std::abs(dout_[c] * row_.out[c]);
+      sum += std::abs(dout_[c]);
+    }
+    dlse_ = 0;
+    if (const LseOperand& l = args_.gradients.dlse; l.data != nullptr)
+      dlse_ = static_cast<const float*>(
+          l.data)[ref.batch_idx * l.stride_batch + ref.head * l.stride_head +
+                  (ref.sequence.row_q + ref.q_idx) * l.stride_q];
+    const DType dtype = dtype_of(p_);
+    d_error_ =
+        ((static_cast<double>(p_.head_dim_v) + 2) * kE32 + unit_roundoff(dtype)) * magnitude +
+        smallest_denormal(dtype) * sum + 2 * kE32 * (std::abs(d_) + std::abs(dlse_));
+  }
+
+  void add_sink(const RowRef& ref) {
+    const double sink = args_.sinks[ref.head * args_.sinks_stride];
+    if (!std::isfinite(sink)) return;
+    const auto head = static_cast<std::size_t>(ref.head);
+    const double prob = std::exp(sink - row_.lse);
+    const double off = std::expm1((std::abs(sink) + 2 * std::abs(row_.lse) + 3) * kE32);
+    g_.bound.dsinks[head] += prob * ((1 + off) * d_error_ + std::abs(dlse_ - d_) * (off + kE32));
+    g_.low_precision.dsinks[head] += prob * (dlse_ - d_);
+  }
+
+  void read_dp(const RowRef& ref, std::size_t j, double& dp, double& magnitude) const {
+    const std::int64_t at = v_at(ref, j);
+    for (std::size_t c = 0; c < dout_.size(); ++c) {
+      const double term = dout_[c] * load(args_.v, at + static_cast<std::int64_t>(c));
+      dp += term;
+      magnitude += std::abs(term);
+    }
+    double kept = 1;
+    if (has_dropout(p_))
+      kept = cpu::reference::is_kept(p_, args_, ref.batch_idx, ref.head, ref.q_idx,
+                                     static_cast<std::int64_t>(j))
+                 ? cpu::reference::keep_factor(p_)
+                 : 0;
+    dp *= kept;
+    magnitude *= kept;
+  }
+
+  std::int64_t k_row(const RowRef& ref, std::size_t j) const {
+    return ref.sequence.row_k + static_cast<std::int64_t>(j);
+  }
+  std::int64_t v_at(const RowRef& ref, std::size_t j) const {
+    return row_offset(args_.v, ref.batch_idx, k_row(ref, j), ref.head / group_size(p_));
+  }
+
+  // The slope of the softcap at inner_, the score before it.
+  double slope_of(const RowRef& ref, std::size_t j) {
+    if (!has_softcap(p_)) return 1;
+    const std::int64_t q =
+        row_offset(args_.q, ref.batch_idx, ref.sequence.row_q + ref.q_idx, ref.head);
+    const std::int64_t k =
+        row_offset(args_.k, ref.batch_idx, k_row(ref, j), ref.head / group_size(p_));
+    double dot = 0;
+    for (std::int64_t c = 0; c < p_.head_dim; ++c)
+      dot += load(args_.q, q + c) * load(args_.k, k + c);
+    inner_ = p_.softmax_scale * dot;
+    const double t = std::tanh(inner_ / p_.softcap);
+    return 1 - t * t;
+  }
+
+  void add_element(const RowRef& ref, std::size_t j, double dp, double abs_dp) {
+    if (row_.scores[j] == -std::numeric_limits<double>::infinity()) return;  // weighs nothing
+    ++g_.num_pairs;
+    const double prob = row_.softmax[j];
+    const double off =
+        std::expm1(score_error_ + (std::abs(row_.scores[j]) + 2 * std::abs(row_.lse) + 3) * kE32);
+    const double ds = prob * (dp + dlse_ - d_);
+    const double dp_error = (static_cast<double>(p_.head_dim_v) + 3) * kE32 * abs_dp;
+    double error = std::abs(ds) * (off + 3 * kE32) + prob * (1 + off) * (dp_error + d_error_) +
+                   0x1p-125 * (abs_dp + std::abs(d_) + std::abs(dlse_));
+    const float pt_p = is_16_bit_ ? rounded(softmax_[j]) : 0.0f;
+    const float pt_ds =
+        rounded(pt_p * (rounded(static_cast<float>(dp)) - pt_d_ + static_cast<float>(dlse_)));
+    if (p_.has_dbias) add_bias(ref, j, ds, error, pt_ds);
+    const double slope = slope_of(ref, j);
+    if (has_softcap(p_))
+      error = error * slope + std::abs(ds) * (16 * kE32 + 2 * score_error_ / p_.softcap);
+    float pt_slope = pt_ds;
+    if (has_softcap(p_)) {
+      const float t =
+          rounded(std::tanh(rounded(static_cast<float>(inner_)) / static_cast<float>(p_.softcap)));
+      pt_slope = rounded(pt_ds * (1 - t * t));
+    }
+    add_dq_dk(ref, j, ds * slope, error, pt_slope);
+    add_dv(ref, j, row_.probs[j] * (off + 2 * kE32) + 0x1p-125, pt_p);
+  }
+
+  void add_bias(const RowRef& ref, std::size_t j, double ds, double error, double pt) {
+    const auto& n = g_.exact.dbias_shape;
+    const auto along = [](std::int64_t size, std::int64_t idx) { return size == 1 ? 0 : idx; };
+    const std::int64_t row =
+        (along(n[0], p_.is_ragged ? 0 : ref.batch_idx) * n[1] + along(n[1], ref.head)) * n[2] +
+        along(n[2], ref.sequence.row_q + ref.q_idx);
+    const auto at =
+        static_cast<std::size_t>(row * n[3] + along(n[3], static_cast<std::int64_t>(j)));
+    g_.bound.dbias[at] += error;
+    sums_.dbias[at] += std::abs(ds);
+    g_.low_precision.dbias[at] += pt;
+  }
+
+  void add_dq_dk(const RowRef& ref, std::size_t j, double ds, double error, double pt) {
+    const std::int64_t kv_head = ref.head / group_size(p_);
+    const std::int64_t batch = p_.is_ragged ? 0 : ref.batch_idx;
+    const std::int64_t q =
+        row_offset(args_.q, ref.batch_idx, ref.sequence.row_q + ref.q_idx, ref.head);
+    const std::int64_t k = row_offset(args_.k, ref.batch_idx, k_row(ref, j), kv_head);
+    const std::int64_t q_first =
+        ((batch * rows_q_ + ref.sequence.row_q + ref.q_idx) * p_.num_heads + ref.head) *
+        p_.head_dim;
+    const std::int64_t k_first =
+        ((batch * rows_k_ + k_row(ref, j)) * p_.num_kv_heads + kv_head) * p_.head_dim;
+    const double scale = p_.softmax_scale;
+    const auto add = [&](std::size_t at, double with, std::vector<double>& bound,
+                         std::vector<double>& sum, std::vector<double>& low) {
+      bound[at] += std::abs(scale * with) * error;
+      sum[at] += std::abs(scale * with * ds);
+      low[at] += scale * with * pt;
+    };
+    for (std::int64_t c = 0; c < p_.head_dim; ++c) {
+      add(static_cast<std::size_t>(q_first + c), load(args_.k, k + c), g_.bound.dq, sums_.dq,
+          g_.low_precision.dq);
+      add(static_cast<std::size_t>(k_first + c), load(args_.q, q + c), g_.bound.dk, sums_.dk,
+          g_.low_precision.dk);
+    }
+  }
+
+  void add_dv(const RowRef& ref, std::size_t j, double error, float pt_p) {
+    const std::int64_t batch = p_.is_ragged ? 0 : ref.batch_idx;
+    const auto first = static_cast<std::size_t>(
+        ((batch * rows_k_ + k_row(ref, j)) * p_.num_kv_heads + ref.head / group_size(p_)) *
+        p_.head_dim_v);
+    float pt = 0;
+    if (is_16_bit_ && row_.probs[j] != 0)
+      pt = rounded(pt_p *
+                   (has_dropout(p_) ? static_cast<float>(cpu::reference::keep_factor(p_)) : 1.0f));
+    for (std::size_t c = 0; c < dout_.size(); ++c) {
+      g_.bound.dv[first + c] += std::abs(dout_[c]) * error;
+      sums_.dv[first + c] += std::abs(dout_[c]) * row_.probs[j];
+      g_.low_precision.dv[first + c] += static_cast<double>(pt) * dout_[c];
+    }
+  }
+
+  // The sums' own roundings, and what they lose below the smallest float; the straightforward
+  // results are rounded.
+  void finish() {
+    const double keys = static_cast<double>(p_.seqlen_k) + 3;
+    const double rows = static_cast<double>(p_.seqlen_q * group_size(p_)) + 3;
+    const double all = static_cast<double>(p_.batch * p_.num_heads) * (rows + keys) + keys * rows;
+    const auto add = [](std::vector<double>& bound, const std::vector<double>& sums, double terms) {
+      for (std::size_t i = 0; i < bound.size(); ++i)
+        if (bound[i] > 0) bound[i] += terms * kE32 * sums[i] + 0x1p-125;
+    };
+    add(g_.bound.dq, sums_.dq, keys);
+    add(g_.bound.dk, sums_.dk, rows);
+    add(g_.bound.dv, sums_.dv, rows);
+    add(g_.bound.dbias, sums_.dbias, std::min(all, 1e6));
+    const auto round_all = [](DType dtype, std::vector<double>& x) {
+      for (double& value : x) value = rounded_to(dtype, static_cast<float>(value));
+    };
+    for (auto* x : {&g_.low_precision.dq, &g_.low_precision.dk, &g_.low_precision.dv})
+      round_all(dtype_of(p_), *x);
+    round_all(args_.bias.dtype, g_.low_precision.dbias);
+  }
+
+  const Problem& p_;
+  const AttentionArgs& args_;
+  double largest_v_;
+  ExpectedGradients& g_;
+  Gradients sums_;  // of the magnitudes of what is added
+  bool is_16_bit_ = false;
+  std::int64_t rows_q_ = 0, rows_k_ = 0;
+  Row row_;
+  std::vector<float> softmax_;
+  std::vector<double> dout_;
+  float pt_d_ = 0;
+  double inner_ = 0;
+  double d_ = 0, d_error_ = 0, dlse_ = 0, score_error_ = 0;
+};
+
+}  // namespace
+
+ExpectedGradients expected_gradients(const Problem& p, const AttentionArgs& args,
+                                     double largest_v) {
+  ExpectedGradients g;
+  g.dtype = dtype_of(p);
+  g.exact = cpu::reference::attention_backward(p, args);
+  BoundOfRows(p, args, largest_v, g).run();
+  return g;
+}
+
+namespace {
+
+struct Errors {
+  double max = 0, sum = 0, pt_max = 0, pt_sum = 0, beyond_ulp = 0, rounding = 0, max_ulp = 0;
+};
+
+// R1 for gradients: at most 1.5 of the straightforward largest error and a unit in the last place;
+// on average at most 1.1 of it, or where rounding the exact result is most of that, half a unit
+// more.
+//
+// Judged where the two can be compared: the elements of a row share the error of its D, and those
+// of a key the errors of its pairs with rows, so there must be enough of both; and the error of
+// scores and lse in float must be below that of the format. Scores of -1e4 and beyond have none to
+// speak of where f16 rounds all of them to the same number, and P = exp(s - lse) has that of both.
+bool is_comparable(const GradientResult& x) {
+  return x.expected.num_rows >= 16 && x.expected.num_pairs >= 64 &&
+         4 * kE32 * x.expected.largest_score <= unit_roundoff(x.expected.dtype);
+}
+
+void judge_relative(const GradientResult& x, const Errors& e, GradientVerdict& verdict) {
+  if (!std::isfinite(e.pt_sum)) return;  // overflows the format: nothing to compare with
+  const auto count = static_cast<double>(x.got.size());
+  if (e.beyond_ulp > 1.5 * e.pt_max)
+    verdict.failures.push_back(format_text("R1 {}: largest error {} with {} of the straightforward",
+                                           x.name, e.max, e.pt_max));
+  verdict.judged_mean = x.got.size() >= 64 && e.rounding < 0.7 * e.pt_sum;
+  if (verdict.judged_mean) verdict.mean_ratio = e.sum / e.pt_sum;
+  const bool is_worse =
+      verdict.judged_mean ? e.sum > 1.1 * e.pt_sum : e.sum > e.pt_sum + count * e.max_ulp / 2;
+  if (is_worse)
+    verdict.failures.push_back(format_text("R1 {}: mean error {} with {} of the straightforward",
+                                           x.name, e.sum / count, e.pt_sum / count));
+}
+
+}  // namespace
+
+GradientVerdict judge_gradient(const GradientResult& x) {
+  GradientVerdict verdict;
+  Errors e;
+  const auto fail = [&](const std::string& text) {
+    if (verdict.failures.size() < 3) verdict.failures.push_back(text);
+  };
+  const std::vector<double>& exact = x.expected.exact.*x.values;
+  const std::vector<double>& bounds = x.expected.bound.*x.values;
+  const std::vector<double>& low_precision = x.expected.low_precision.*x.values;
+  for (std::size_t i = 0; i < x.got.size(); ++i) {
+    const double error = std::abs(x.got[i] - exact[i]);
+    if (bounds[i] == 0) {
+      if (x.got[i] != 0 || std::signbit(x.got[i]))
+        fail(format_text("R5 {}[{}] is {} instead of +0", x.name, i, x.got[i]));
+      continue;
+    }
+    const double rounding =
+        unit_roundoff(x.dtype) * std::abs(exact[i]) + smallest_denormal(x.dtype);
+    const double limit = bounds[i] * (1 + unit_roundoff(x.dtype)) + rounding;
+    verdict.utilisation = std::max(verdict.utilisation, error / limit);
+    if (!(error <= limit))
+      fail(format_text("R3 {}[{}] is {}, exact {}: off by {} with a bound of {}", x.name, i,
+                       x.got[i], exact[i], error, limit));
+    const double pt_error = std::abs(low_precision[i] - exact[i]);
+    const double ulp = ulp_at(x.dtype, exact[i]);
+    const double nearest = rounded_to(x.dtype, static_cast<float>(exact[i]));
+    e.max = std::max(e.max, error);
+    e.pt_max = std::max(e.pt_max, pt_error);
+    e.beyond_ulp = std::max(e.beyond_ulp, error - ulp);
+    e.max_ulp = std::max(e.max_ulp, ulp);
+    e.sum += error;
+    e.pt_sum += pt_error;
+    e.rounding += std::abs(nearest - exact[i]);
+  }
+  if (x.is_relative && is_comparable(x)) judge_relative(x, e, verdict);
+  return verdict;
+}
+
+}  // namespace headrace::testing

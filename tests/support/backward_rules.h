@@ -1,0 +1,47 @@
+// The rules R1, R3 and R5 of rules.h for gradients: what is right, how far off float arithmetic may
+// be, and what a straightforward implementation in the inputs' own 16-bit format would return.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "backends/cpu/reference/backward.h"
+#include "support/rules.h"
+
+namespace headrace::testing {
+
+using cpu::reference::Gradients;
+
+// All three in the layout of Gradients.
+struct ExpectedGradients {
+  Gradients exact;
+  Gradients bound;  // of the calculation: before the result is rounded
+  // Of a straightforward computation in f16 or bf16 from what the backward is given: P and dS
+  // rounded to the format, D from out as it was stored, sums in double, rounded once.
+  Gradients low_precision;
+  DType dtype = DType::f32;    // of q
+  std::int64_t num_rows = 0;   // (batch entry, head, query) that see a key
+  std::int64_t num_pairs = 0;  // of such a row and a key that it sees
+  double largest_score = 0;    // |scale| sum |q||k|, or |lse|
+};
+ExpectedGradients expected_gradients(const Problem& p, const AttentionArgs& args, double largest_v);
+
+// One tensor of gradients as doubles, in the order of `expected`.
+struct GradientResult {
+  const char* name;
+  DType dtype;
+  const std::vector<double>& got;
+  const ExpectedGradients& expected;
+  std::vector<double> Gradients::*values;  // which of the gradients
+  bool is_relative;                        // R1 applies: f16 and bf16
+};
+
+struct GradientVerdict {
+  std::vector<std::string> failures;
+  double utilisation = 0;  // largest share of R3's bound
+  double mean_ratio = 0;   // of the mean error to the straightforward one's, where judged
+  bool judged_mean = false;
+};
+GradientVerdict judge_gradient(const GradientResult& result);
+
+}  // namespace headrace::testing
