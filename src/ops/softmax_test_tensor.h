@@ -146,7 +146,8 @@ inline ExpectedRow expected_row(const Doubles& x, float scale, DType dtype,
   const double reference = std::isinf(max) && max < 0 ? 0 : max;
   for (const double value : s) sum += std::exp(value - reference);
   const auto distance = [&](double value) { return std::min(std::abs(value - reference), 104.0); };
-  for (const double value : s) loss += std::exp(value - reference) / sum * distance(value);
+  for (const double value : s)
+    if (sum != 0) loss += std::exp(value - reference) / sum * distance(value);
   const double sum_error =
       (loss + roundings.of_sum) * kEps + static_cast<double>(x.size()) * 0x1p-126;
   for (std::size_t i = 0; i < x.size(); ++i) {

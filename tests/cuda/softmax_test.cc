@@ -26,7 +26,10 @@ class Copied {
  public:
   explicit Copied(Tensor& tensor) : tensor_(tensor), copy_(tensor.bytes()) {}
   Copied(const Copied&) = delete;
-  ~Copied() { tensor_.bytes() = copy_.read(); }
+  ~Copied() {
+    const std::vector<unsigned char> bytes = copy_.read();
+    std::copy(bytes.begin(), bytes.end(), tensor_.bytes().begin());  // views stay valid
+  }
   TensorView view() const {
     TensorView view = tensor_.view_at(copy_.data());
     view.device_type = HEADRACE_CUDA;
