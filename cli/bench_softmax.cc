@@ -75,12 +75,16 @@ class Data {
   TensorView second() const { return view(1); }
   TensorView out() const { return view(2); }
 
-  // The first input to the output, by as many threads as a call has.
-  void copy(int num_threads, void* stream) const {
+  // The first input to the output, on a CPU by as many threads as a call has. Returns the seconds
+  // on a CPU (without those that the threads take to start).
+  double copy(int num_threads, void* stream) const {
     const auto bytes = static_cast<std::size_t>(shape_.num_bytes());
-    if (gpu_ != nullptr) return gpu_->copy(data_[2], data_[0], bytes, stream);
+    if (gpu_ != nullptr) {
+      gpu_->copy(data_[2], data_[0], bytes, stream);
+      return 0;
+    }
     const std::size_t part = (bytes / static_cast<std::size_t>(num_threads) + 63) / 64 * 64;
-    probes::time_team(num_threads, [&](int index) {
+    return probes::time_team(num_threads, [&](int index) {
       const std::size_t begin = std::min(bytes, static_cast<std::size_t>(index) * part);
       std::memcpy(static_cast<char*>(data_[2]) + begin, static_cast<char*>(data_[0]) + begin,
                   std::min(part, bytes - begin));
@@ -104,29 +108,40 @@ class Data {
   void* data_[3];
 };
 
+// On a GPU the work is enqueued only, and the time is the Gpu's to say.
+template <class Body>
+double seconds_of(Body body) {
+  using Clock = std::chrono::steady_clock;
+  const auto begin = Clock::now();
+  body();
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
 // One thing that is timed, and what it must at least move.
 struct Candidate {
   const char* direction;
   const char* algorithm;
-  std::int64_t passes;   // over a row, as the algorithm counts them
-  std::int64_t tensors;  // each read or written once
-  std::function<void(void* stream)> run;
+  std::int64_t passes;                      // over a row, as the algorithm counts them
+  std::int64_t tensors;                     // each read or written once
+  std::function<double(void* stream)> run;  // returns the seconds on a CPU
   std::vector<double> seconds = {};
 };
 
 std::vector<Candidate> candidates_of(const Shape& shape, const Data& data, int num_threads) {
   const std::int32_t axis = shape.is_last_axis ? -1 : 0;
   const auto forward = [&data, axis](SoftmaxAlgorithm algorithm) {
-    return [&data, axis, algorithm](void* stream) {
-      softmax_forward(data.first(), data.out(), {}, {.axis = axis, .algorithm = algorithm}, stream);
+    return [&data, options = SoftmaxOptions{.axis = axis, .algorithm = algorithm}](void* stream) {
+      return seconds_of([&] { softmax_forward(data.first(), data.out(), {}, options, stream); });
     };
   };
-  return {{"copy", "", 1, 2, [&data, num_threads](void* s) { data.copy(num_threads, s); }},
+  const auto backward = [&data, options = SoftmaxOptions{.axis = axis}](void* stream) {
+    return seconds_of(
+        [&] { softmax_backward(data.first(), data.second(), data.out(), options, stream); });
+  };
+  return {{"copy", "", 1, 2, [&data, num_threads](void* s) { return data.copy(num_threads, s); }},
           {"forward", "safe", 3, 2, forward(SoftmaxAlgorithm::safe)},
           {"forward", "online", 2, 2, forward(SoftmaxAlgorithm::online)},
-          {"backward", "", 2, 3, [&data, axis](void* stream) {
-             softmax_backward(data.first(), data.second(), data.out(), {.axis = axis}, stream);
-           }}};
+          {"backward", "", 2, 3, backward}};
 }
 
 double median_of(std::vector<double> seconds) {
@@ -137,20 +152,11 @@ double median_of(std::vector<double> seconds) {
 
 // In alternating rounds, so that all of them see the same clocks.
 void time_rounds(std::vector<Candidate>& candidates, int reps, std::optional<Gpu>& gpu) {
-  using Clock = std::chrono::steady_clock;
-  for (int round = -1; round < reps; ++round) {
+  for (int round = -1; round < reps; ++round)
     for (Candidate& candidate : candidates) {
-      double seconds = 0;
-      if (gpu) {
-        seconds = gpu->time(candidate.run, false);
-      } else {
-        const auto begin = Clock::now();
-        candidate.run(nullptr);
-        seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-      }
+      const double seconds = gpu ? gpu->time(candidate.run, false) : candidate.run(nullptr);
       if (round >= 0) candidate.seconds.push_back(seconds);  // the first one touches memory
     }
-  }
 }
 
 Table make_table() {

@@ -7,7 +7,6 @@
 namespace headrace::capi {
 namespace {
 
-// Structs that have grown since the first version keep their later fields at the defaults.
 Status read_softmax_options(const headrace_softmax_options* theirs,
                             headrace_softmax_options& ours) {
   ours = default_softmax_options();

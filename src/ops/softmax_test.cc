@@ -63,18 +63,18 @@ headrace_softmax_options options_of(std::size_t axis, std::int32_t algorithm, do
   return options;
 }
 
-struct Problem3 {
+struct Setting {
   DType dtype;
   Shape shape;
   std::size_t axis;
   double scale = 1;
 };
 
-struct Result3 {
+struct Outputs {
   Doubles y, lse;
 };
 
-Result3 forward(const cpu::SoftmaxOps& ops, const Problem3& p, const Doubles& x, Layout x_layout,
+Outputs forward(const cpu::SoftmaxOps& ops, const Setting& p, const Doubles& x, Layout x_layout,
                 Layout y_layout, std::int32_t algorithm) {
   const Tensor tensor_x(p.dtype, p.shape, x_layout, x);
   const Tensor tensor_y(p.dtype, p.shape, y_layout);
@@ -90,7 +90,7 @@ Result3 forward(const cpu::SoftmaxOps& ops, const Problem3& p, const Doubles& x,
   return {tensor_y.values(), lse.values()};
 }
 
-void expect_softmax(const Problem3& p, const Doubles& x, const Result3& result) {
+void expect_softmax(const Setting& p, const Doubles& x, const Outputs& result) {
   testing::for_rows(p.shape, p.axis, [&](std::size_t row, std::size_t first, std::size_t stride) {
     Doubles values(static_cast<std::size_t>(p.shape[p.axis]));
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = x[first + i * stride];
@@ -120,23 +120,23 @@ void for_problems(Body body) {
       for (std::size_t axis = 0; axis < 3; ++axis) {
         SCOPED_TRACE(std::string(dtype_name(dtype)) + ", length " + std::to_string(length) +
                      ", axis " + std::to_string(axis));
-        body(Problem3{dtype, shape_of(length, axis), axis, axis == 1 ? -0.37 : 1.0});
+        body(Setting{dtype, shape_of(length, axis), axis, axis == 1 ? -0.37 : 1.0});
         if (::testing::Test::HasFatalFailure()) return;
       }
 }
 
 TEST(Softmax, EqualsDoubleWithTheSameBitsFromEveryInstructionSetAndLayout) {
-  for_problems([](const Problem3& p) {
+  for_problems([](const Setting& p) {
     const Doubles x = random_values(p.dtype, testing::count_of(p.shape), 7, 4);
     for (const auto algorithm : kAlgorithms) {
-      const Result3 result = forward(*cpu::all_softmax_ops().back(), p, x, Layout::contiguous,
+      const Outputs result = forward(*cpu::all_softmax_ops().back(), p, x, Layout::contiguous,
                                      Layout::contiguous, algorithm);
       ASSERT_NO_FATAL_FAILURE(expect_softmax(p, x, result));
       for (const cpu::SoftmaxOps* ops : runnable())
         for (const Layout layout : testing::kLayouts) {
           SCOPED_TRACE(ops->name);
           const Layout other = layout == Layout::gapped ? Layout::transposed : layout;
-          const Result3 again = forward(*ops, p, x, layout, other, algorithm);
+          const Outputs again = forward(*ops, p, x, layout, other, algorithm);
           ASSERT_NO_FATAL_FAILURE(expect_same(again.y, result.y));
           ASSERT_NO_FATAL_FAILURE(expect_same(again.lse, result.lse));
         }
@@ -149,13 +149,13 @@ TEST(Softmax, TakesHugeValuesWithoutOverflow) {
     const double largest = dtype == DType::f16 ? 65504 : 0x1.fep127;
     for (const auto algorithm : kAlgorithms)
       for (const cpu::SoftmaxOps* ops : runnable()) {
-        const Problem3 p{dtype, {1, 300}, 1};
+        const Setting p{dtype, {1, 300}, 1};
         Doubles x = random_values(dtype, 300, 3, 1);
         x[3] = -largest;
         ASSERT_NO_FATAL_FAILURE(expect_softmax(
             p, x, forward(*ops, p, x, Layout::contiguous, Layout::contiguous, algorithm)));
         x[290] = x[17] = largest;  // two of them share the row
-        const Result3 result =
+        const Outputs result =
             forward(*ops, p, x, Layout::contiguous, Layout::contiguous, algorithm);
         EXPECT_EQ(result.y[17], 0.5);
         EXPECT_EQ(result.y[290], 0.5);
@@ -169,7 +169,7 @@ TEST(Softmax, RowsOfInfinityAndNanAreAsTheContractSays) {
   for (const cpu::SoftmaxOps* ops : runnable())
     for (const auto algorithm : kAlgorithms)
       for (const std::int64_t length : {1, 5, 40, 300, 5000}) {
-        const Problem3 p{DType::f32, {5, length}, 1};
+        const Setting p{DType::f32, {5, length}, 1};
         const auto n = static_cast<std::size_t>(length);
         Doubles x = random_values(DType::f32, 5 * length, 5, 2);
         const std::size_t at = n - 1;
@@ -178,7 +178,7 @@ TEST(Softmax, RowsOfInfinityAndNanAreAsTheContractSays) {
         x[2 * n + at] = kInf;                                    // row 2
         std::fill_n(x.begin() + 3 * length, length - 1, -kInf);  // row 3: the last one counts
         for (const Layout layout : {Layout::contiguous, Layout::transposed}) {
-          const Result3 r = forward(*ops, p, x, layout, layout, algorithm);
+          const Outputs r = forward(*ops, p, x, layout, layout, algorithm);
           for (std::size_t i = 0; i < n; ++i) {
             EXPECT_EQ(r.y[i], 0);
             EXPECT_TRUE(std::isnan(r.y[n + i]));
@@ -197,7 +197,7 @@ TEST(Softmax, RowsOfInfinityAndNanAreAsTheContractSays) {
 TEST(Softmax, AscendingRowsDoNotLosePrecisionOnline) {
   Doubles x(65537);
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i) * 0x1p-12f;
-  const Problem3 p{DType::f32, {65537}, 0};
+  const Setting p{DType::f32, {65537}, 0};
   expect_softmax(p, x,
                  forward(*runnable().front(), p, x, Layout::contiguous, Layout::contiguous,
                          HEADRACE_SOFTMAX_ONLINE));
@@ -205,7 +205,7 @@ TEST(Softmax, AscendingRowsDoNotLosePrecisionOnline) {
 
 // ---- backward ----
 
-Doubles backward(const cpu::SoftmaxOps& ops, const Problem3& p, const Doubles& y, const Doubles& dy,
+Doubles backward(const cpu::SoftmaxOps& ops, const Setting& p, const Doubles& y, const Doubles& dy,
                  Layout y_layout, Layout dx_layout) {
   const Tensor tensor_y(p.dtype, p.shape, y_layout, y), tensor_dy(p.dtype, p.shape, y_layout, dy);
   const Tensor dx(p.dtype, p.shape, dx_layout);
@@ -221,7 +221,7 @@ Doubles backward(const cpu::SoftmaxOps& ops, const Problem3& p, const Doubles& y
 }
 
 // The sum loses 14 roundings of its terms, the difference, the products and the result one each.
-void expect_gradient(const Problem3& p, const Doubles& y, const Doubles& dy, const Doubles& dx) {
+void expect_gradient(const Setting& p, const Doubles& y, const Doubles& dy, const Doubles& dx) {
   constexpr double kEps = 0x1p-24;
   const double scale = static_cast<float>(p.scale);
   testing::for_rows(p.shape, p.axis, [&](std::size_t row, std::size_t first, std::size_t stride) {
@@ -244,7 +244,7 @@ void expect_gradient(const Problem3& p, const Doubles& y, const Doubles& dy, con
 }
 
 TEST(SoftmaxBackward, EqualsDoubleWithTheSameBitsFromEveryInstructionSetAndLayout) {
-  for_problems([](const Problem3& p) {
+  for_problems([](const Setting& p) {
     const std::int64_t count = testing::count_of(p.shape);
     const cpu::SoftmaxOps& scalar = *cpu::all_softmax_ops().back();
     const Doubles y = forward(scalar, p, random_values(p.dtype, count, 1, 2), Layout::contiguous,
@@ -263,7 +263,7 @@ TEST(SoftmaxBackward, EqualsDoubleWithTheSameBitsFromEveryInstructionSetAndLayou
 }
 
 TEST(SoftmaxBackward, IsTheDerivativeOfTheForward) {
-  const Problem3 p{DType::f32, {3, 20}, 1, 0.5};
+  const Setting p{DType::f32, {3, 20}, 1, 0.5};
   const cpu::SoftmaxOps& ops = *runnable().front();
   const Doubles x = random_values(DType::f32, 60, 1, 1), dy = random_values(DType::f32, 60, 2, 1);
   const auto loss = [&](const Doubles& at) {
@@ -291,7 +291,7 @@ TEST(SoftmaxBackward, IsTheDerivativeOfTheForward) {
 }
 
 TEST(SoftmaxBackward, OfAnEmptyRowIsZero) {
-  const Problem3 p{DType::f32, {1, 40}, 1};
+  const Setting p{DType::f32, {1, 40}, 1};
   const Doubles zeros(40), dy = random_values(DType::f32, 40, 2, 3);
   expect_same(backward(*runnable().front(), p, zeros, dy, Layout::contiguous, Layout::contiguous),
               zeros);
@@ -325,7 +325,7 @@ TEST(Softmax, WorksInPlaceForwardAndBackward) {
     const Shape shape{3, 300, 5};
     const Doubles x = random_values(DType::f32, testing::count_of(shape), 1, 2);
     const Doubles dy = random_values(DType::f32, testing::count_of(shape), 2, 2);
-    const Problem3 p{DType::f32, shape, 1, 2.0};
+    const Setting p{DType::f32, shape, 1, 2.0};
     const cpu::SoftmaxOps& ops = *runnable().front();
     const Doubles y = forward(ops, p, x, layout, layout, 0).y;
     const Tensor both(DType::f32, shape, layout, x);
@@ -364,7 +364,7 @@ TEST(Softmax, TakesEveryRankAndEmptyTensors) {
        {Shape{9}, Shape{2, 3, 1, 4, 2, 5}, Shape{0, 4}, Shape{4, 0}, Shape{0}}) {
     const Doubles x = random_values(DType::f32, testing::count_of(shape), 4, 2);
     for (std::size_t axis = 0; axis < shape.size(); ++axis) {
-      const Problem3 p{DType::f32, shape, axis};
+      const Setting p{DType::f32, shape, axis};
       expect_softmax(p, x,
                      forward(*runnable().front(), p, x, Layout::contiguous, Layout::contiguous, 0));
     }
