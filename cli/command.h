@@ -26,9 +26,10 @@ void add_tokenize(CLI::App& app, Action& action);
 void add_perplexity(CLI::App& app, Action& action);
 void add_inspect(CLI::App& app, Action& action);
 
-// bench attention, bench model
+// bench attention, bench model, bench softmax
 void add_bench_attention(CLI::App& bench, Action& action, const std::string& command_line);
 void add_bench_model(CLI::App& bench, Action& action, const std::string& command_line);
+void add_bench_softmax(CLI::App& bench, Action& action, const std::string& command_line);
 
 // --format text|csv|json|md
 void add_format_option(CLI::App& app, Format& format);

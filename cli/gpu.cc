@@ -71,6 +71,12 @@ void Gpu::release() {
   state_->blocks.clear();
 }
 
+void Gpu::copy(void* to, const void* from, std::size_t bytes, void* stream) {
+  require(
+      cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream)),
+      "enqueueing a copy");
+}
+
 double Gpu::time(const std::function<void(void*)>& enqueue, bool evicts) {
   State& s = *state_;
   if (evicts)

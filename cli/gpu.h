@@ -22,6 +22,9 @@ class Gpu {
   void* copy_of(const void* host, std::size_t bytes);
   void release();
 
+  // Enqueues a copy between blocks of device memory.
+  void copy(void* to, const void* from, std::size_t bytes, void* stream);
+
   // Seconds between the begin and the end of what `enqueue(stream)` enqueues. `evicts`: the L2 is
   // overwritten before.
   double time(const std::function<void(void* stream)>& enqueue, bool evicts);

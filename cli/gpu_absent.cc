@@ -14,6 +14,7 @@ Gpu::~Gpu() = default;
 void* Gpu::allocate(std::size_t) { return nullptr; }
 void* Gpu::copy_of(const void*, std::size_t) { return nullptr; }
 void Gpu::release() {}
+void Gpu::copy(void*, const void*, std::size_t, void*) {}
 double Gpu::time(const std::function<void(void*)>&, bool) { return 0; }
 
 }  // namespace headrace::cli

@@ -216,6 +216,19 @@ TEST(Program, PerplexityOfRandomWeightsIsNearTheVocabulary) {
   EXPECT_LT(perplexity, 1e5);
 }
 
+TEST(Program, BenchSoftmaxHasARowForEachAlgorithmBesideTheCopy) {
+  const auto json = json_of("bench softmax --dtype f16 --length 7,64 --elements 5000 --reps 3");
+  ASSERT_EQ(json["rows"].size(), 8u);
+  EXPECT_EQ(json["rows"][0]["direction"], "copy");
+  EXPECT_EQ(json["rows"][0]["percent_of_copy"], 100);
+  EXPECT_EQ(json["rows"][1]["algorithm"], "safe");
+  EXPECT_EQ(json["rows"][2]["algorithm"], "online");
+  EXPECT_EQ(json["rows"][3]["direction"], "backward");
+  EXPECT_EQ(json["rows"][3]["bytes"], 3 * 714 * 7 * 2);
+  for (const auto& row : json["rows"]) EXPECT_GT(row["gbytes"], 0);
+  EXPECT_EQ(run("bench softmax --dtype i32").exit_code, 2);
+}
+
 TEST(Program, BenchModelHasARowForEachTest) {
   const auto json = json_of("bench model -m " + kModel + " -p 8,16 -n 4 -t 1,2 -r 2 --no-ceilings");
   ASSERT_EQ(json["rows"].size(), 6u);

@@ -443,4 +443,45 @@ TEST(Capi, OnePlanManyThreads) {
   headrace_plan_destroy(plan);
 }
 
+TEST(Capi, SoftmaxOfAnAxis) {
+  float x[2][3] = {{0, 1, 2}, {0, 0, 0}}, y[2][3] = {}, lse[2] = {}, dx[2][3] = {};
+  const auto view = [](void* data, int rank) {
+    headrace_tensor t{};
+    t.data = data;
+    t.dtype = HEADRACE_F32;
+    t.rank = rank;
+    t.shape[0] = 2;
+    t.strides[0] = rank == 2 ? 3 : 1;
+    if (rank == 2) t.shape[1] = 3;
+    if (rank == 2) t.strides[1] = 1;
+    return t;
+  };
+  headrace_softmax_tensors tensors;
+  headrace_softmax_tensors_init(&tensors);
+  EXPECT_EQ(headrace_softmax_forward(&tensors, nullptr, nullptr), HEADRACE_INVALID_ARGUMENT);
+  tensors.x = view(x, 2);
+  tensors.y = view(y, 2);
+  tensors.lse = view(lse, 1);
+  ASSERT_EQ(headrace_softmax_forward(&tensors, nullptr, nullptr), HEADRACE_OK)
+      << headrace_last_error();
+  EXPECT_NEAR(y[0][2], std::exp(2.0) / (1 + std::exp(1.0) + std::exp(2.0)), 1e-7);
+  EXPECT_NEAR(lse[1], std::log(3.0), 1e-7);
+  headrace_softmax_backward_tensors gradients;
+  headrace_softmax_backward_tensors_init(&gradients);
+  gradients.y = tensors.y;
+  gradients.dy = tensors.x;
+  gradients.dx = view(dx, 2);
+  headrace_softmax_options options;
+  headrace_softmax_options_init(&options);
+  ASSERT_EQ(headrace_softmax_backward(&gradients, &options, nullptr), HEADRACE_OK);
+  EXPECT_NEAR(dx[0][0] + dx[0][1] + dx[0][2], 0, 1e-6);
+  options.struct_size = 4;
+  EXPECT_EQ(headrace_softmax_backward(&gradients, &options, nullptr), HEADRACE_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(headrace_last_error()).find("options.struct_size=4"), std::string::npos);
+  EXPECT_EQ(headrace_softmax_forward(nullptr, nullptr, nullptr), HEADRACE_INVALID_ARGUMENT);
+  headrace_softmax_options_init(nullptr);
+  headrace_softmax_tensors_init(nullptr);
+  headrace_softmax_backward_tensors_init(nullptr);
+}
+
 }  // namespace

@@ -1,5 +1,5 @@
-// headrace_plan_run() and its backward allocate nothing: every malloc of the process is counted.
-// Also prints what a plan and the checks of a run cost.
+// headrace_plan_run(), its backward and softmax allocate nothing: every malloc of the process is
+// counted. Also prints what a plan and the checks of a run cost.
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -72,6 +72,22 @@ bool backward_allocates(const headrace::AttentionTensors& tensors,
   return num_allocations != before;
 }
 
+// Forward and backward, along the contiguous axis and along the other one.
+bool softmax_allocates() {
+  using namespace headrace;
+  std::vector<float> x(4 * 128, 1.0f), y(4 * 128), dx(4 * 128);
+  const auto view = [](std::vector<float>& values) {
+    return TensorView(values.data(), DType::f32, {4, 128});
+  };
+  softmax_forward(view(x), view(y));  // first use: threads
+  const long before = num_allocations;
+  for (const std::int32_t axis : {0, 1}) {
+    softmax_forward(view(x), view(y), {}, {.axis = axis});
+    softmax_backward(view(y), view(x), view(dx), {.axis = axis});
+  }
+  return num_allocations != before;
+}
+
 }  // namespace
 
 int main() {
@@ -104,6 +120,7 @@ int main() {
   if (num_allocations != before) return fail("headrace_plan_run allocated");
 
   if (backward_allocates(tensors, device)) return fail("headrace_plan_run_backward allocated");
+  if (softmax_allocates()) return fail("softmax allocated");
 
   // A call whose checks pass and that has nothing to compute: what is left is the overhead.
   AttentionTensors empty = tensors;

@@ -91,4 +91,17 @@ TEST(Skin, Supports) {
   EXPECT_NE(std::string(build_info()).find("headrace 0.1.0"), std::string::npos);
 }
 
+TEST(Skin, Softmax) {
+  std::vector<float> x = {1, 1, 1, 5}, y(4), dx(4);
+  const auto view = [](std::vector<float>& values) {
+    return TensorView(values.data(), DType::f32, {2, 2});
+  };
+  softmax_forward(view(x), view(y), {}, {.axis = 0, .algorithm = SoftmaxAlgorithm::online});
+  EXPECT_EQ(y[0], 0.5f);
+  EXPECT_EQ(y[2], 0.5f);
+  softmax_backward(view(y), view(x), view(dx), {.axis = 0});
+  EXPECT_EQ(dx[0], 0);
+  EXPECT_THROW(softmax_forward(view(x), view(y), {}, {.axis = 2}), Error);
+}
+
 }  // namespace

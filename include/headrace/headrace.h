@@ -298,6 +298,58 @@ HEADRACE_API headrace_status headrace_attention_backward(
  * device were out of bounds. Such lengths are clamped to the buffer. */
 HEADRACE_API headrace_status headrace_check(int32_t device_type, int32_t device_id, void* stream);
 
+/* ---- softmax
+ * ------------------------------------------------------------------------------------- */
+
+typedef enum headrace_softmax_algorithm {
+  HEADRACE_SOFTMAX_AUTO = 0,  /* the faster one; depends on the device and the axis' length alone */
+  HEADRACE_SOFTMAX_SAFE = 1,  /* three passes: the maximum, the sum, the weights */
+  HEADRACE_SOFTMAX_ONLINE = 2 /* two passes: maximum and sum together, then the weights (Milakov
+                                 and Gimelshein 2018) */
+} headrace_softmax_algorithm;
+
+typedef struct headrace_softmax_options {
+  size_t struct_size;
+  double scale;      /* 1; of the exponents: finite as f32, of any sign */
+  int32_t axis;      /* -1; counts from the end where it is negative */
+  int32_t algorithm; /* headrace_softmax_algorithm; the backward has one and ignores it */
+} headrace_softmax_options;
+
+HEADRACE_API void headrace_softmax_options_init(headrace_softmax_options* options);
+
+/* y = softmax(scale * x) along one axis; any strides, also along that axis. A row that is -inf
+ * throughout gives zeros and an lse of -inf; one with NaN or +inf is NaN throughout. */
+typedef struct headrace_softmax_tensors {
+  size_t struct_size;
+  headrace_tensor x;   /* rank 1 to 6; f32, f16 or bf16 */
+  headrace_tensor y;   /* written: shape and dtype of x; may be x itself (the same view) */
+  headrace_tensor lse; /* optional, written: f32, natural log of the sum of exp(scale * x), the
+                          shape of x without the axis */
+} headrace_softmax_tensors;
+
+HEADRACE_API void headrace_softmax_tensors_init(headrace_softmax_tensors* tensors);
+
+/* dx = scale * y * (dy - sum(y * dy)), the sum along the axis: the gradient of the loss with
+ * respect to x, from y of the forward and the gradient dy with respect to y. */
+typedef struct headrace_softmax_backward_tensors {
+  size_t struct_size;
+  headrace_tensor y;  /* rank 1 to 6; f32, f16 or bf16 */
+  headrace_tensor dy; /* shape and dtype of y */
+  headrace_tensor dx; /* written: shape and dtype of y; may be y or dy itself (the same view) */
+} headrace_softmax_backward_tensors;
+
+HEADRACE_API void headrace_softmax_backward_tensors_init(
+    headrace_softmax_backward_tensors* tensors);
+
+/* No workspace, no allocation. `options` NULL: the defaults. `stream` as in headrace_plan_run: NULL
+ * on CPU, where the result is there on return; on CUDA the work is enqueued on it. */
+HEADRACE_API headrace_status headrace_softmax_forward(const headrace_softmax_tensors* tensors,
+                                                      const headrace_softmax_options* options,
+                                                      void* stream);
+HEADRACE_API headrace_status
+headrace_softmax_backward(const headrace_softmax_backward_tensors* tensors,
+                          const headrace_softmax_options* options, void* stream);
+
 /* ---- the support matrix
  * -------------------------------------------------------------------------- */
 

@@ -316,5 +316,57 @@ inline void attention_forward(const TensorView& q, const TensorView& k, const Te
   attention_forward({.q = q, .k = k, .v = v, .out = out, .lse = lse}, options);
 }
 
+// How softmax reads a row: safe takes the maximum, the sum and the weights in three passes, online
+// maximum and sum in one (Milakov, Gimelshein, "Online normalizer calculation for softmax", 2018).
+enum class SoftmaxAlgorithm : std::int32_t {
+  automatic = HEADRACE_SOFTMAX_AUTO,  // the faster one
+  safe = HEADRACE_SOFTMAX_SAFE,
+  online = HEADRACE_SOFTMAX_ONLINE,
+};
+
+struct SoftmaxOptions {
+  double scale = 1;        // of the exponents; finite as f32
+  std::int32_t axis = -1;  // counts from the end where it is negative
+  SoftmaxAlgorithm algorithm = SoftmaxAlgorithm::automatic;  // of the forward
+
+  headrace_softmax_options to_c() const {
+    headrace_softmax_options c;
+    headrace_softmax_options_init(&c);
+    c.scale = scale;
+    c.axis = axis;
+    c.algorithm = static_cast<std::int32_t>(algorithm);
+    return c;
+  }
+};
+
+// y = softmax(scale * x) along one axis. x: rank 1 to 6, f32, f16 or bf16, any strides; y: shape
+// and dtype of x, may be the view x itself; lse (optional): f32, the shape of x without the axis,
+// natural logarithm. On CUDA enqueued on `stream`. Throws Error(HEADRACE_INVALID_ARGUMENT or
+// HEADRACE_UNSUPPORTED).
+inline void softmax_forward(const TensorView& x, const TensorView& y, const TensorView& lse = {},
+                            const SoftmaxOptions& options = {}, void* stream = nullptr) {
+  headrace_softmax_tensors c_tensors;
+  headrace_softmax_tensors_init(&c_tensors);
+  c_tensors.x = x;
+  c_tensors.y = y;
+  c_tensors.lse = lse;
+  const headrace_softmax_options c_options = options.to_c();
+  check(headrace_softmax_forward(&c_tensors, &c_options, stream));
+}
+
+// dx = scale * y * (dy - sum(y * dy)): the gradient with respect to x from y and the gradient dy
+// with respect to y, all of one shape and dtype; dx may be the view y or dy itself. Throws as
+// softmax_forward does.
+inline void softmax_backward(const TensorView& y, const TensorView& dy, const TensorView& dx,
+                             const SoftmaxOptions& options = {}, void* stream = nullptr) {
+  headrace_softmax_backward_tensors c_tensors;
+  headrace_softmax_backward_tensors_init(&c_tensors);
+  c_tensors.y = y;
+  c_tensors.dy = dy;
+  c_tensors.dx = dx;
+  const headrace_softmax_options c_options = options.to_c();
+  check(headrace_softmax_backward(&c_tensors, &c_options, stream));
+}
+
 }  // namespace v0
 }  // namespace headrace

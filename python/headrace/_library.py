@@ -28,6 +28,9 @@ _RESULTS = {
     "attention_gradients_init": None,
     "attention_options_init": None,
     "problem_init": None,
+    "softmax_tensors_init": None,
+    "softmax_backward_tensors_init": None,
+    "softmax_options_init": None,
 }
 # Functions that take this many pointers and nothing else: a pointer that is a Python int must not be cut to 32 bits.
 _POINTERS = {
@@ -40,12 +43,17 @@ _POINTERS = {
     "attention_backward_problem": 4,
     "plan_attention": 3,
     "attention_supports": 2,
+    "softmax_forward": 3,
+    "softmax_backward": 3,
 }
 # Versioned structs, and what fills each with the library's own size; the problem is the last.
 _VERSIONED = {
     "attention_tensors_init": _structs.AttentionTensors,
     "attention_gradients_init": _structs.AttentionGradients,
     "attention_options_init": _structs.AttentionOptions,
+    "softmax_tensors_init": _structs.SoftmaxTensors,
+    "softmax_backward_tensors_init": _structs.SoftmaxBackwardTensors,
+    "softmax_options_init": _structs.SoftmaxOptions,
     "problem_init": _structs.Problem,
 }
 

@@ -66,12 +66,12 @@ def pack_options(options: Options) -> _structs.AttentionOptions:
             value = math.nan
         ctype = _INTEGERS.get(name)
         if ctype is not None:
-            value = _integer(name, value, 8 * ctypes.sizeof(ctype))
+            value = to_integer(name, value, 8 * ctypes.sizeof(ctype))
         setattr(struct, name, value)
     return struct
 
 
-def _integer(name: str, value: Any, bits: int) -> int:
+def to_integer(name: str, value: Any, bits: int) -> int:
     number = int(value)
     if number != value or not -(1 << (bits - 1)) <= number < 1 << (bits - 1):
         raise ValueError(f"{name}={value}: must be an integer of {bits} bits; pass one")

@@ -49,6 +49,25 @@ class AttentionOptions(ctypes.Structure):
     ]
 
 
+SOFTMAX_AUTO, SOFTMAX_SAFE, SOFTMAX_ONLINE = range(3)
+
+
+class SoftmaxOptions(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("scale", ctypes.c_double),
+        *_fields(ctypes.c_int32, "axis algorithm"),
+    ]
+
+
+class SoftmaxTensors(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), *_fields(Tensor, "x y lse")]
+
+
+class SoftmaxBackwardTensors(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), *_fields(Tensor, "y dy dx")]
+
+
 TENSOR_NAMES = (
     "q",
     "k",

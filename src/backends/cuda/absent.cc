@@ -19,6 +19,8 @@ Result<int> num_devices() { return absent(); }
 Result<DeviceInfo> device_info(int) { return absent(); }
 Status run(const Plan&, const AttentionArgs&, Workspace, Stream) { return absent(); }
 Result<HostLengths> read_lengths(const Plan&, const AttentionArgs&, Stream) { return absent(); }
+Status softmax_forward(const SoftmaxForwardArgs&, int, Stream) { return absent(); }
+Status softmax_backward(const SoftmaxBackwardArgs&, int, Stream) { return absent(); }
 Status check(int, Stream) { return absent(); }
 
 }  // namespace headrace::cuda

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/kernel.h"
+#include "core/softmax_args.h"
 
 namespace headrace::cuda {
 
@@ -30,6 +31,10 @@ struct HostLengths {
   std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_k;  // [batch + 1]
 };
 Result<HostLengths> read_lengths(const Plan& plan, const AttentionArgs& args, Stream stream);
+
+// Softmax along an axis: checks the device and the pointers, then launches on `stream`.
+Status softmax_forward(const SoftmaxForwardArgs& args, int device_id, Stream stream);
+Status softmax_backward(const SoftmaxBackwardArgs& args, int device_id, Stream stream);
 
 // Waits for `stream`, then reads and clears the word that kernels set where lengths on the device
 // are out of bounds.

@@ -1,0 +1,266 @@
+// headrace bench softmax: both algorithms and the backward, beside a copy of the same memory, in
+// alternating rounds.
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "command.h"
+#include "gpu.h"
+#include "headrace/headrace.hpp"
+#include "machine.h"
+#include "probes/team.h"
+#include "progress.h"
+
+namespace headrace::cli {
+namespace {
+
+struct BenchOptions {
+  std::vector<std::string> dtypes = {"f32", "bf16"};
+  std::vector<std::int64_t> lengths = {128, 1024, 4096, 32768, 131072};
+  std::int64_t num_elements = 0;  // 0: by the device
+  std::string axis = "last";
+  std::string device = "cpu";
+  int reps = 15;
+  Format format = Format::text;
+  std::string command_line;
+};
+
+struct Shape {
+  DType dtype;
+  std::int64_t num_rows, length;
+  bool is_last_axis;
+  std::int64_t num_bytes() const {
+    return num_rows * length * static_cast<std::int64_t>(dtype_bytes(dtype));
+  }
+};
+
+DType dtype_of(const std::string& name) {
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
+    if (name == dtype_name(dtype)) return dtype;
+  throw Error(HEADRACE_INVALID_ARGUMENT, "--dtype " + name + ": must be f32, f16 or bf16");
+}
+
+// Numbers of either sign between 0.5 and 2, as bits.
+void fill(const Shape& shape, unsigned seed, std::vector<std::uint32_t>& words) {
+  words.resize(static_cast<std::size_t>(shape.num_bytes() + 3) / 4);
+  for (std::uint32_t& word : words) {
+    seed = seed * 1664525u + 1013904223u;
+    if (shape.dtype == DType::f32) {
+      word = (seed & 0x80000000u) | (0x3f000000u + (seed >> 7 & 0xffffffu));
+    } else if (shape.dtype == DType::f16) {
+      word = (seed & 0x80008000u) | (0x38003800u + (seed >> 3 & 0x07ff07ffu));
+    } else {
+      word = (seed & 0x80008000u) | (0x3f003f00u + (seed >> 3 & 0x00ff00ffu));
+    }
+  }
+}
+
+// Two inputs and an output, on the CPU or on a GPU.
+class Data {
+ public:
+  Data(const Shape& shape, Gpu* gpu, int device_id) : shape_(shape), gpu_(gpu), id_(device_id) {
+    if (gpu != nullptr) gpu->release();
+    for (int i = 0; i < 3; ++i) {
+      fill(shape, static_cast<unsigned>(i + 1), memory_[i]);
+      data_[i] = memory_[i].data();
+      if (gpu == nullptr) continue;
+      data_[i] = gpu->copy_of(data_[i], static_cast<std::size_t>(shape.num_bytes()));
+      memory_[i] = {};
+    }
+  }
+  TensorView first() const { return view(0); }
+  TensorView second() const { return view(1); }
+  TensorView out() const { return view(2); }
+
+  // The first input to the output, on a CPU by as many threads as a call has. Returns the seconds
+  // on a CPU (without those that the threads take to start).
+  double copy(int num_threads, void* stream) const {
+    const auto bytes = static_cast<std::size_t>(shape_.num_bytes());
+    if (gpu_ != nullptr) {
+      gpu_->copy(data_[2], data_[0], bytes, stream);
+      return 0;
+    }
+    const std::size_t part = (bytes / static_cast<std::size_t>(num_threads) + 63) / 64 * 64;
+    return probes::time_team(num_threads, [&](int index) {
+      const std::size_t begin = std::min(bytes, static_cast<std::size_t>(index) * part);
+      std::memcpy(static_cast<char*>(data_[2]) + begin, static_cast<char*>(data_[0]) + begin,
+                  std::min(part, bytes - begin));
+    });
+  }
+
+ private:
+  TensorView view(int i) const {
+    TensorView x = shape_.is_last_axis
+                       ? TensorView(data_[i], shape_.dtype, {shape_.num_rows, shape_.length})
+                       : TensorView(data_[i], shape_.dtype, {shape_.length, shape_.num_rows});
+    x.device_type = gpu_ != nullptr ? HEADRACE_CUDA : HEADRACE_CPU;
+    x.device_id = id_;
+    return x;
+  }
+
+  Shape shape_;
+  Gpu* gpu_;
+  int id_;
+  std::vector<std::uint32_t> memory_[3];
+  void* data_[3];
+};
+
+// On a GPU the work is enqueued only, and the time is the Gpu's to say.
+template <class Body>
+double seconds_of(Body body) {
+  using Clock = std::chrono::steady_clock;
+  const auto begin = Clock::now();
+  body();
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// One thing that is timed, and what it must at least move.
+struct Candidate {
+  const char* direction;
+  const char* algorithm;
+  std::int64_t passes;                      // over a row, as the algorithm counts them
+  std::int64_t tensors;                     // each read or written once
+  std::function<double(void* stream)> run;  // returns the seconds on a CPU
+  std::vector<double> seconds = {};
+};
+
+std::vector<Candidate> candidates_of(const Shape& shape, const Data& data, int num_threads) {
+  const std::int32_t axis = shape.is_last_axis ? -1 : 0;
+  const auto forward = [&data, axis](SoftmaxAlgorithm algorithm) {
+    return [&data, options = SoftmaxOptions{.axis = axis, .algorithm = algorithm}](void* stream) {
+      return seconds_of([&] { softmax_forward(data.first(), data.out(), {}, options, stream); });
+    };
+  };
+  const auto backward = [&data, options = SoftmaxOptions{.axis = axis}](void* stream) {
+    return seconds_of(
+        [&] { softmax_backward(data.first(), data.second(), data.out(), options, stream); });
+  };
+  return {{"copy", "", 1, 2, [&data, num_threads](void* s) { return data.copy(num_threads, s); }},
+          {"forward", "safe", 3, 2, forward(SoftmaxAlgorithm::safe)},
+          {"forward", "online", 2, 2, forward(SoftmaxAlgorithm::online)},
+          {"backward", "", 2, 3, backward}};
+}
+
+double median_of(std::vector<double> seconds) {
+  std::sort(seconds.begin(), seconds.end());
+  const std::size_t half = seconds.size() / 2;
+  return seconds.size() % 2 == 1 ? seconds[half] : (seconds[half - 1] + seconds[half]) / 2;
+}
+
+// In alternating rounds, so that all of them see the same clocks.
+void time_rounds(std::vector<Candidate>& candidates, int reps, std::optional<Gpu>& gpu) {
+  for (int round = -1; round < reps; ++round)
+    for (Candidate& candidate : candidates) {
+      const double seconds = gpu ? gpu->time(candidate.run, false) : candidate.run(nullptr);
+      if (round >= 0) candidate.seconds.push_back(seconds);  // the first one touches memory
+    }
+}
+
+Table make_table() {
+  return {.key = "rows",
+          .columns = {{"dtype", "dtype"},
+                      {"num_rows", "rows"},
+                      {"length", "length"},
+                      {"axis", "axis"},
+                      {"direction", "what"},
+                      {"algorithm", "algorithm"},
+                      {"ms_median", "ms", 3},
+                      {"ms_min", "min", 3},
+                      {"ms_max", "max", 3},
+                      {"reps", "reps"},
+                      {"passes", "passes"},
+                      {"bytes", "bytes"},
+                      {"gbytes", "GB/s"},
+                      {"percent_of_copy", "% copy"}},
+          .rows = {}};
+}
+
+void add_rows(const Shape& shape, const std::vector<Candidate>& candidates, Table& table) {
+  double copied = 0;
+  for (const Candidate& c : candidates) {
+    const double median = median_of(c.seconds);
+    const std::int64_t bytes = c.tensors * shape.num_bytes();
+    const double gbytes = static_cast<double>(bytes) / median * 1e-9;
+    if (copied == 0) copied = gbytes;  // the copy comes first
+    table.rows.push_back({std::string(dtype_name(shape.dtype)), shape.num_rows, shape.length,
+                          std::string(shape.is_last_axis ? "last" : "first"),
+                          std::string(c.direction), std::string(c.algorithm), median * 1e3,
+                          *std::min_element(c.seconds.begin(), c.seconds.end()) * 1e3,
+                          *std::max_element(c.seconds.begin(), c.seconds.end()) * 1e3,
+                          static_cast<std::int64_t>(c.seconds.size()), c.passes, bytes, gbytes,
+                          100 * gbytes / copied});
+  }
+}
+
+Report make_report(const BenchOptions& options, const DeviceInfo& device) {
+  const bool is_cuda = device.device_type == HEADRACE_CUDA;
+  Report report;
+  report.notes = {{"benchmark", std::string("softmax")},
+                  {"command", options.command_line},
+                  {"date", date_text()},
+                  {"machine", std::string(device.name)},
+                  {is_cuda ? "architecture" : "instruction_sets",
+                   is_cuda ? "sm" + std::to_string(device.sm) : isa_text(device.cpu_isa)},
+                  {"operating_system", operating_system_text()},
+                  {"build", std::string(build_info())},
+                  {is_cuda ? "multiprocessors" : "threads", std::int64_t{device.num_units}}};
+  report.tables.push_back(make_table());
+  return report;
+}
+
+int run_bench(const BenchOptions& options) {
+  const DeviceInfo device = device_from_text(options.device.c_str());
+  std::optional<Gpu> gpu;
+  if (device.device_type == HEADRACE_CUDA) gpu.emplace(device.device_id);
+  // Far more than the caches hold: half a GiB of f32 on a GPU, 64 MiB on a CPU.
+  const std::int64_t usual = std::int64_t{1} << (gpu ? 27 : 24);
+  const std::int64_t num_elements = options.num_elements > 0 ? options.num_elements : usual;
+  Report report = make_report(options, device);
+  for (const std::string& name : options.dtypes)
+    for (const std::int64_t length : options.lengths) {
+      show_line(name + ", length " + std::to_string(length));
+      const Shape shape{dtype_of(name), std::max<std::int64_t>(1, num_elements / length), length,
+                        options.axis == "last"};
+      const Data data(shape, gpu ? &*gpu : nullptr, device.device_id);
+      auto candidates = candidates_of(shape, data, device.num_units);
+      time_rounds(candidates, options.reps, gpu);
+      add_rows(shape, candidates, report.tables[0]);
+    }
+  show_line("");
+  print_report(report, options.format);
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_bench_softmax(CLI::App& bench, Action& action, const std::string& command_line) {
+  CLI::App* app =
+      bench.add_subcommand("softmax", "Softmax and its backward, beside a copy of the same memory");
+  auto options = std::make_shared<BenchOptions>();
+  options->command_line = command_line;
+  app->add_option("--dtype", options->dtypes, "of the tensors")
+      ->delimiter(',')
+      ->option_text("f32|f16|bf16,.. [f32,bf16]");
+  app->add_option("--length", options->lengths, "elements of a row")
+      ->delimiter(',')
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 32))
+      ->option_text("N,.. [128,1024,4096,32768,131072]");
+  app->add_option("--elements", options->num_elements, "of a tensor: as many rows as that makes")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 34))
+      ->option_text("N [2^24, on a GPU 2^27]");
+  app->add_option("--axis", options->axis, "that rows run along: last (contiguous) or first")
+      ->check(CLI::IsMember({"last", "first"}))
+      ->option_text("last|first [last]");
+  app->add_option("--device", options->device, "where: cpu, or cuda or cuda:NUMBER")
+      ->option_text("DEVICE [cpu]");
+  app->add_option("--reps", options->reps, "rounds")
+      ->check(CLI::Range(1, 100000))
+      ->option_text("N [15]");
+  add_format_option(*app, options->format);
+  app->callback([&action, options] { action = [options] { return run_bench(*options); }; });
+}
+
+}  // namespace headrace::cli

@@ -1,0 +1,8 @@
+// Any machine: no target region.
+#include "backends/cpu/ops/softmax-inl.h"
+#include "backends/cpu/simd/vec_scalar.h"
+
+namespace headrace::cpu::scalar {
+extern const SoftmaxOps kSoftmaxOps;
+const SoftmaxOps kSoftmaxOps = SoftmaxKernels<Vec>::make("scalar", 0);
+}  // namespace headrace::cpu::scalar

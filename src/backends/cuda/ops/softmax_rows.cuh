@@ -1,0 +1,182 @@
+// What the softmax kernels share: where rows lie, pieces of a row in registers, sums over the
+// threads of a row.
+#pragma once
+
+#include "backends/cuda/common/element.cuh"
+#include "backends/cuda/ops/softmax.h"
+
+namespace headrace::cuda::softmax {
+
+// Element offsets of a row in kN operands.
+template <int kN>
+__device__ inline void offsets_of(const RowSpace& rows, std::int64_t row,
+                                  const RowOperand* const (&operands)[kN],
+                                  std::int64_t (&offsets)[kN]) {
+  for (int n = 0; n < kN; ++n) offsets[n] = 0;
+#pragma unroll
+  for (int i = kMaxRowAxes - 1; i >= 0; --i) {
+    if (i >= rows.num_axes) continue;
+    const std::int64_t idx = i == 0 ? row : row % rows.sizes[i];
+    if (i > 0) row /= rows.sizes[i];
+#pragma unroll
+    for (int n = 0; n < kN; ++n) offsets[n] += idx * operands[n]->strides[i];
+  }
+}
+
+// The elements of one thread in a segment of lanes * kElems elements: kVec neighbours, then those
+// of the other lanes. kVec > 1 asks for stride 1, 16-byte alignment and rows of whole vectors.
+// `rest`: elements from the begin of the segment to the end of the row, or more than a segment has.
+template <class T, int kVec, int kElems>
+struct Piece {
+  struct alignas(kVec * sizeof(T)) Pack {
+    T e[kVec];
+  };
+  static_assert(kElems % kVec == 0);
+
+  // `factor` times the elements; behind the end of the row `fill`. The product is rounded by
+  // itself, so that the largest element is exactly the maximum that is subtracted from it.
+  static __device__ void load(const T* x, std::int64_t stride, int rest, int lane, int lanes,
+                              float factor, float fill, float (&s)[kElems]) {
+    if constexpr (kVec > 1) {
+      const auto* packs = reinterpret_cast<const Pack*>(x);
+#pragma unroll
+      for (int v = 0; v < kElems / kVec; ++v) {
+        const int idx = v * lanes + lane;
+        if (idx * kVec < rest) {
+          const Pack pack = packs[idx];
+#pragma unroll
+          for (int e = 0; e < kVec; ++e) s[v * kVec + e] = __fmul_rn(factor, load_real(pack.e, e));
+        } else {
+#pragma unroll
+          for (int e = 0; e < kVec; ++e) s[v * kVec + e] = fill;
+        }
+      }
+    } else {
+#pragma unroll
+      for (int v = 0; v < kElems; ++v) {
+        const int idx = v * lanes + lane;
+        s[v] = idx < rest ? __fmul_rn(factor, load_real(x, idx * stride)) : fill;
+      }
+    }
+  }
+
+  static __device__ void store(T* y, std::int64_t stride, int rest, int lane, int lanes,
+                               const float (&s)[kElems]) {
+    if constexpr (kVec > 1) {
+      auto* packs = reinterpret_cast<Pack*>(y);
+#pragma unroll
+      for (int v = 0; v < kElems / kVec; ++v) {
+        Pack pack;
+#pragma unroll
+        for (int e = 0; e < kVec; ++e) store_real(pack.e, e, s[v * kVec + e]);
+        const int idx = v * lanes + lane;
+        if (idx * kVec < rest) packs[idx] = pack;
+      }
+    } else {
+#pragma unroll
+      for (int v = 0; v < kElems; ++v) {
+        const int idx = v * lanes + lane;
+        if (idx < rest) store_real(y, idx * stride, s[v]);
+      }
+    }
+  }
+};
+
+// Elements left of a row, as the number that a segment needs.
+__device__ inline int rest_of(std::int64_t length, std::int64_t first) {
+  constexpr std::int64_t kMost = 1 << 30;
+  return static_cast<int>(length - first < kMost ? length - first : kMost);
+}
+
+// Maximum of some elements and the sum of exp(element - maximum).
+struct Statistics {
+  float max, sum;
+};
+
+// A row of nothing but -inf: any finite reference gives zeros (and lets a NaN through).
+__device__ inline float reference_of(float max) { return max == -HUGE_VALF ? 0.f : max; }
+
+// What is combined over the threads of a row. Every operation is commutative to the bit, so that
+// all threads come to the same result.
+struct Max {
+  static constexpr float kIdentity = -HUGE_VALF;
+  __device__ float operator()(float a, float b) const { return fmaxf(a, b); }  // passes over NaN
+};
+struct Sum {
+  static constexpr float kIdentity = 0;
+  __device__ float operator()(float a, float b) const { return a + b; }
+};
+struct Join {
+  static constexpr Statistics kIdentity{-HUGE_VALF, 0};
+  __device__ Statistics operator()(const Statistics& a, const Statistics& b) const {
+    const float max = fmaxf(a.max, b.max), reference = reference_of(max);
+    return {max, __fadd_rn(__fmul_rn(a.sum, expf(a.max - reference)),
+                           __fmul_rn(b.sum, expf(b.max - reference)))};
+  }
+};
+
+__device__ inline float from_lane(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
+__device__ inline Statistics from_lane(const Statistics& x, int mask) {
+  return {__shfl_xor_sync(~0u, x.max, mask), __shfl_xor_sync(~0u, x.sum, mask)};
+}
+
+template <class Value, class Op>
+__device__ Value over_warp(Value x, Op op) {
+#pragma unroll
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) x = op(x, from_lane(x, mask));
+  return x;
+}
+
+// Threads that share a row: `lane` of `lanes`, and which row of the CTA's it is.
+struct WarpRow {
+  static constexpr int kRows = kWarpsOfCta;
+  static constexpr int kThreads = kWarp * kWarpsOfCta;
+  static constexpr int kCtas = 8;  // at once on a multiprocessor: 64 registers a thread
+  int row = static_cast<int>(threadIdx.x) / kWarp;
+  int lane = static_cast<int>(threadIdx.x) % kWarp, lanes = kWarp;
+
+  template <class Value, class Op>
+  __device__ Value reduce(Value x, Op op) const {
+    return over_warp(x, op);
+  }
+};
+
+struct CtaRow {
+  static constexpr int kRows = 1;
+  static constexpr int kThreads = kMaxThreads;
+  static constexpr int kCtas = 1;
+  int row = 0;
+  int lane = static_cast<int>(threadIdx.x), lanes = static_cast<int>(blockDim.x);
+
+  template <class Value, class Op>
+  __device__ Value reduce(Value x, Op op) const {
+    __shared__ Value of_warp[kMaxThreads / kWarp];
+    x = over_warp(x, op);
+    __syncthreads();  // the reduction before this one has been read
+    if (lane % kWarp == 0) of_warp[lane / kWarp] = x;
+    __syncthreads();
+    const int warp = lane % kWarp;
+    return over_warp(warp < lanes / kWarp ? of_warp[warp] : Value(Op::kIdentity), op);
+  }
+};
+
+struct ColumnRow {
+  static constexpr int kRows = kColumnRows;
+  static constexpr int kThreads = kColumnRows * kColumnThreads;
+  static constexpr int kCtas = 2;
+  int row = static_cast<int>(threadIdx.x);
+  int lane = static_cast<int>(threadIdx.y), lanes = kColumnThreads;
+
+  template <class Value, class Op>
+  __device__ Value reduce(Value x, Op op) const {
+    __shared__ Value of_thread[kColumnThreads][kColumnRows];
+    __syncthreads();  // the reduction before this one has been read
+    of_thread[lane][row] = x;
+    __syncthreads();
+    x = of_thread[0][row];
+    for (int i = 1; i < kColumnThreads; ++i) x = op(x, of_thread[i][row]);
+    return x;
+  }
+};
+
+}  // namespace headrace::cuda::softmax

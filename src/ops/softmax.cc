@@ -1,0 +1,43 @@
+#include "ops/softmax.h"
+
+#include "backends/cpu/ops/softmax.h"
+#include "backends/cuda/backend.h"
+#include "core/device.h"
+
+namespace headrace {
+namespace {
+
+Status check_no_stream(Stream stream) {
+  if (stream == nullptr) return std::nullopt;
+  return invalid_argument("stream={}: must be NULL on CPU; pass NULL", stream);
+}
+
+}  // namespace
+
+Status softmax_forward(const headrace_softmax_tensors& tensors,
+                       const headrace_softmax_options& options, Stream stream) {
+  Result<SoftmaxForwardArgs> args = validate_softmax(tensors, options);
+  if (!args.ok()) return std::move(args.failure());
+  if (tensors.x.device_type == HEADRACE_CUDA)
+    return cuda::softmax_forward(args.value(), tensors.x.device_id, stream);
+  if (auto bad = check_no_stream(stream)) return bad;
+  Result<DeviceInfo> device = cpu_info();
+  if (!device.ok()) return std::move(device.failure());
+  cpu::softmax_forward(args.value(), device.value());
+  return std::nullopt;
+}
+
+Status softmax_backward(const headrace_softmax_backward_tensors& tensors,
+                        const headrace_softmax_options& options, Stream stream) {
+  Result<SoftmaxBackwardArgs> args = validate_softmax_backward(tensors, options);
+  if (!args.ok()) return std::move(args.failure());
+  if (tensors.y.device_type == HEADRACE_CUDA)
+    return cuda::softmax_backward(args.value(), tensors.y.device_id, stream);
+  if (auto bad = check_no_stream(stream)) return bad;
+  Result<DeviceInfo> device = cpu_info();
+  if (!device.ok()) return std::move(device.failure());
+  cpu::softmax_backward(args.value(), device.value());
+  return std::nullopt;
+}
+
+}  // namespace headrace
