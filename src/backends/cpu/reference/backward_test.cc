@@ -137,6 +137,29 @@ TEST_P(BackwardCase, EqualsCentralDifferences) {
   }
 }
 
+// Along a random direction of q, k and v together.
+TEST_P(BackwardCase, DirectionalDerivativeIsTheInnerProduct) {
+  std::vector<double>* tensors[] = {&c->q, &c->k, &c->v};
+  const std::vector<double>* gradients[] = {&g.dq, &g.dk, &g.dv};
+  std::vector<std::vector<double>> directions;
+  double expected = 0;
+  for (unsigned t = 0; t < 3; ++t) {
+    directions.push_back(random_vector(tensors[t]->size(), 20 + t));
+    for (std::size_t i = 0; i < directions[t].size(); ++i)
+      expected += (*gradients[t])[i] * directions[t][i];
+  }
+  const auto loss_at = [&](double step) {
+    for (unsigned t = 0; t < 3; ++t)
+      for (std::size_t i = 0; i < directions[t].size(); ++i)
+        (*tensors[t])[i] += step * directions[t][i];
+    return loss(*c, dout, dlse);
+  };
+  const double h = 1e-3;  // of fourth order: f' = (8 (f1 - f-1) - (f2 - f-2)) / 12 h
+  const double up = loss_at(h), up2 = loss_at(h), down = loss_at(-3 * h), down2 = loss_at(-h);
+  const double numeric = (8 * (up - down) - (up2 - down2)) / (12 * h);
+  EXPECT_NEAR(numeric, expected, 1e-8 * (1 + std::abs(expected)));
+}
+
 void check_bias_gradient(const Computed& computed) {
   const auto& [c, dout, dlse, g] = computed;
   const auto& shape = g.dbias_shape;
