@@ -27,7 +27,8 @@ class BoundOfRows {
   BoundOfRows(const Problem& p, const AttentionArgs& args, double largest_v, ExpectedGradients& g)
       : p_(p), args_(args), largest_v_(largest_v), g_(g) {
     is_16_bit_ = dtype_of(p) == DType::f16 || dtype_of(p) == DType::bf16;
-    for (Gradients* x : {&sums_, &g_.bound, &g_.low_precision}) *x = zeros_like(g_.exact);
+    for (Gradients* x : {&sums_, &g_.bound, &g_.low_precision, &g_.from_stored})
+      *x = zeros_like(g_.exact);
     rows_q_ = p.is_ragged ? p.total_q : p.seqlen_q;
     rows_k_ = p.is_ragged ? p.total_k : p.seqlen_k;
   }
@@ -84,12 +85,15 @@ class BoundOfRows {
     const std::int64_t out =
         row_offset(args_.out, ref.batch_idx, ref.sequence.row_q + ref.q_idx, ref.head);
     d_ = 0;
+    stored_d_ = 0;
     pt_d_ = 0;
     double magnitude = 0, sum = 0;
     for (std::size_t c = 0; c < dout_.size(); ++c) {
       dout_[c] = load(x, at + static_cast<std::int64_t>(c));
       d_ += dout_[c] * row_.out[c];
-      pt_d_ += static_cast<float>(dout_[c] * load(args_.out, out + static_cast<std::int64_t>(c)));
+      const double term = dout_[c] * load(args_.out, out + static_cast<std::int64_t>(c));
+      stored_d_ += term;
+      pt_d_ += static_cast<float>(term);
       magnitude += std::abs(dout_[c] * row_.out[c]);
       sum += std::abs(dout_[c]);
     }
@@ -149,8 +153,7 @@ class BoundOfRows {
     for (std::int64_t c = 0; c < p_.head_dim; ++c)
       dot += load(args_.q, q + c) * load(args_.k, k + c);
     inner_ = p_.softmax_scale * dot;
-    const double t = std::tanh(inner_ / p_.softcap);
-    return 1 - t * t;
+    return cpu::reference::softcap_slope(inner_ / p_.softcap);
   }
 
   void add_element(const RowRef& ref, std::size_t j, double dp, double abs_dp) {
@@ -166,7 +169,8 @@ class BoundOfRows {
     const float pt_p = is_16_bit_ ? rounded(softmax_[j]) : 0.0f;
     const float pt_ds =
         rounded(pt_p * (rounded(static_cast<float>(dp)) - pt_d_ + static_cast<float>(dlse_)));
-    if (p_.has_dbias) add_bias(ref, j, ds, error, pt_ds);
+    const double stored_ds = prob * (dp + dlse_ - stored_d_);
+    if (p_.has_dbias) add_bias(ref, j, ds, error, pt_ds, stored_ds);
     const double slope = slope_of(ref, j);
     if (has_softcap(p_))
       error = error * slope + std::abs(ds) * (16 * kE32 + 2 * score_error_ / p_.softcap);
@@ -176,11 +180,12 @@ class BoundOfRows {
           rounded(std::tanh(rounded(static_cast<float>(inner_)) / static_cast<float>(p_.softcap)));
       pt_slope = rounded(pt_ds * (1 - t * t));
     }
-    add_dq_dk(ref, j, ds * slope, error, pt_slope);
+    add_dq_dk(ref, j, ds * slope, error, pt_slope, stored_ds * slope);
     add_dv(ref, j, row_.probs[j] * (off + 2 * kE32) + 0x1p-125, pt_p);
   }
 
-  void add_bias(const RowRef& ref, std::size_t j, double ds, double error, double pt) {
+  void add_bias(const RowRef& ref, std::size_t j, double ds, double error, double pt,
+                double stored) {
     const auto& n = g_.exact.dbias_shape;
     const auto along = [](std::int64_t size, std::int64_t idx) { return size == 1 ? 0 : idx; };
     const std::int64_t row =
@@ -191,9 +196,11 @@ class BoundOfRows {
     g_.bound.dbias[at] += error;
     sums_.dbias[at] += std::abs(ds);
     g_.low_precision.dbias[at] += pt;
+    g_.from_stored.dbias[at] += stored;
   }
 
-  void add_dq_dk(const RowRef& ref, std::size_t j, double ds, double error, double pt) {
+  void add_dq_dk(const RowRef& ref, std::size_t j, double ds, double error, double pt,
+                 double stored) {
     const std::int64_t kv_head = ref.head / group_size(p_);
     const std::int64_t batch = p_.is_ragged ? 0 : ref.batch_idx;
     const std::int64_t q =
@@ -206,16 +213,18 @@ class BoundOfRows {
         ((batch * rows_k_ + k_row(ref, j)) * p_.num_kv_heads + kv_head) * p_.head_dim;
     const double scale = p_.softmax_scale;
     const auto add = [&](std::size_t at, double with, std::vector<double>& bound,
-                         std::vector<double>& sum, std::vector<double>& low) {
+                         std::vector<double>& sum, std::vector<double>& low,
+                         std::vector<double>& given) {
       bound[at] += std::abs(scale * with) * error;
       sum[at] += std::abs(scale * with * ds);
       low[at] += scale * with * pt;
+      given[at] += scale * with * stored;
     };
     for (std::int64_t c = 0; c < p_.head_dim; ++c) {
       add(static_cast<std::size_t>(q_first + c), load(args_.k, k + c), g_.bound.dq, sums_.dq,
-          g_.low_precision.dq);
+          g_.low_precision.dq, g_.from_stored.dq);
       add(static_cast<std::size_t>(k_first + c), load(args_.q, q + c), g_.bound.dk, sums_.dk,
-          g_.low_precision.dk);
+          g_.low_precision.dk, g_.from_stored.dk);
     }
   }
 
@@ -249,6 +258,8 @@ class BoundOfRows {
     add(g_.bound.dk, sums_.dk, rows);
     add(g_.bound.dv, sums_.dv, rows);
     add(g_.bound.dbias, sums_.dbias, std::min(all, 1e6));
+    g_.from_stored.dv = g_.exact.dv;
+    g_.from_stored.dsinks = g_.exact.dsinks;
     const auto round_all = [](DType dtype, std::vector<double>& x) {
       for (double& value : x) value = rounded_to(dtype, static_cast<float>(value));
     };
@@ -268,6 +279,7 @@ class BoundOfRows {
   std::vector<float> softmax_;
   std::vector<double> dout_;
   float pt_d_ = 0;
+  double stored_d_ = 0;
   double inner_ = 0;
   double d_ = 0, d_error_ = 0, dlse_ = 0, score_error_ = 0;
 };
@@ -287,9 +299,12 @@ namespace {
 
 struct Errors {
   double max = 0, sum = 0, pt_max = 0, pt_sum = 0, beyond_ulp = 0, rounding = 0, max_ulp = 0;
+  double stored_max = 0;  // of the exact gradients from out as it was stored
 };
 
-// R1 for gradients: at most 1.5 of the straightforward largest error and a unit in the last place;
+// R1 for gradients: at most 1.5 of the straightforward largest error and a unit in the last place
+// (or of the error that out's rounding alone gives, where the straightforward roundings happen to
+// cancel it: with few pairs of weight both are a few samples);
 // on average at most 1.1 of it, or where rounding the exact result is most of that, half a unit
 // more.
 //
@@ -305,7 +320,7 @@ bool is_comparable(const GradientResult& x) {
 void judge_relative(const GradientResult& x, const Errors& e, GradientVerdict& verdict) {
   if (!std::isfinite(e.pt_sum)) return;  // overflows the format: nothing to compare with
   const auto count = static_cast<double>(x.got.size());
-  if (e.beyond_ulp > 1.5 * e.pt_max)
+  if (e.beyond_ulp > 1.5 * std::max(e.pt_max, e.stored_max))
     verdict.failures.push_back(format_text("R1 {}: largest error {} with {} of the straightforward",
                                            x.name, e.max, e.pt_max));
   verdict.judged_mean = x.got.size() >= 64 && e.rounding < 0.7 * e.pt_sum;
@@ -328,6 +343,7 @@ GradientVerdict judge_gradient(const GradientResult& x) {
   const std::vector<double>& exact = x.expected.exact.*x.values;
   const std::vector<double>& bounds = x.expected.bound.*x.values;
   const std::vector<double>& low_precision = x.expected.low_precision.*x.values;
+  const std::vector<double>& from_stored = x.expected.from_stored.*x.values;
   for (std::size_t i = 0; i < x.got.size(); ++i) {
     const double error = std::abs(x.got[i] - exact[i]);
     if (bounds[i] == 0) {
@@ -347,6 +363,7 @@ GradientVerdict judge_gradient(const GradientResult& x) {
     const double nearest = rounded_to(x.dtype, static_cast<float>(exact[i]));
     e.max = std::max(e.max, error);
     e.pt_max = std::max(e.pt_max, pt_error);
+    e.stored_max = std::max(e.stored_max, std::abs(from_stored[i] - exact[i]));
     e.beyond_ulp = std::max(e.beyond_ulp, error - ulp);
     e.max_ulp = std::max(e.max_ulp, ulp);
     e.sum += error;

@@ -12,13 +12,16 @@ namespace headrace::testing {
 
 using cpu::reference::Gradients;
 
-// All three in the layout of Gradients.
+// All of them in the layout of Gradients.
 struct ExpectedGradients {
   Gradients exact;
   Gradients bound;  // of the calculation: before the result is rounded
   // Of a straightforward computation in f16 or bf16 from what the backward is given: P and dS
   // rounded to the format, D from out as it was stored, sums in double, rounded once.
   Gradients low_precision;
+  // Exact but for D, which is taken from out as it was stored: what any backward has that keeps
+  // out.
+  Gradients from_stored;
   DType dtype = DType::f32;    // of q
   std::int64_t num_rows = 0;   // (batch entry, head, query) that see a key
   std::int64_t num_pairs = 0;  // of such a row and a key that it sees

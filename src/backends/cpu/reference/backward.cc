@@ -121,8 +121,7 @@ class Backward {
       double dot = 0;
       for (std::int64_t c = 0; c < p_.head_dim; ++c)
         dot += load(args_.q, q + c) * load(args_.k, k + c);
-      const double t = std::tanh(p_.softmax_scale * dot / p_.softcap);
-      ds *= 1 - t * t;
+      ds *= softcap_slope(p_.softmax_scale * dot / p_.softcap);
     }
     const double factor = ds * p_.softmax_scale;
     const std::int64_t q_row = (batch * rows_q_ + sequence.row_q + i) * p_.num_heads + head;

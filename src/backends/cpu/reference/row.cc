@@ -108,6 +108,11 @@ bool is_kept(const Problem& p, const AttentionArgs& args, std::int64_t batch_idx
 
 double keep_factor(const Problem& p) { return 65536.0 / dropout_keep_threshold(p.dropout_p); }
 
+double softcap_slope(double x) {
+  const double e = std::exp(-2 * std::abs(x));
+  return 4 * e / ((1 + e) * (1 + e));
+}
+
 void attention_row(const Problem& p, const AttentionArgs& args, const Sequence& sequence,
                    std::int64_t batch_idx, std::int64_t head, std::int64_t q_idx, Row& row) {
   const auto seqlen_k = static_cast<std::size_t>(sequence.seqlen_k);

@@ -35,4 +35,8 @@ bool is_kept(const Problem& p, const AttentionArgs& args, std::int64_t batch_idx
              std::int64_t q_idx, std::int64_t k_idx);
 double keep_factor(const Problem& p);
 
+// The derivative of tanh, 1 - tanh^2, as 4 e / (1 + e)^2 with e = exp(-2 |x|): the difference has
+// no digits left where tanh is nearly 1.
+double softcap_slope(double x);
+
 }  // namespace headrace::cpu::reference
