@@ -7,8 +7,8 @@
  *   - Every struct that may grow begins with `struct_size`; the *_init functions fill it in
  * together with the defaults. Call them, then set what you need.
  *   - Tensors are borrowed views: nothing is copied or kept after the call returns.
- *   - Strides are in elements, may be zero or negative for inputs; the innermost one (head_dim)
- * is 1.
+ *   - Strides are in elements, may be zero or negative for inputs; attention wants 1 for head_dim,
+ * softmax takes any.
  *   - Nothing is printed, no exception crosses this boundary, the library never exits or aborts.
  *   - Thread safety: all functions may be called from any thread at any time. A plan is immutable
  * and may be run by several threads at once as long as each brings its own workspace and outputs.

@@ -86,10 +86,10 @@ class TileStore : public WarpRows<kTile, Element> {
     zero = Element::times_zero_plus(out, zero);
     return out;
   }
-  // Rows to write, bit r for row r: of a tile that is computed again those that were bad, else all.
   __device__ __forceinline__ u32 rows_address(const Work& work) const {
     return word_address(work.slot, kWordRows + 4 * group_ + warp_);
   }
+  // Rows to write, bit r for row r: of a tile that is computed again those that were bad, else all.
   __device__ __forceinline__ u32 rows_to_write(const Work& work, bool is_redo) const {
     return is_redo ? load_shared(rows_address(work)) : 0xffffu;
   }
