@@ -191,7 +191,7 @@ void add_rows(const Shape& shape, const std::vector<Candidate>& candidates, Tabl
                           *std::min_element(c.seconds.begin(), c.seconds.end()) * 1e3,
                           *std::max_element(c.seconds.begin(), c.seconds.end()) * 1e3,
                           static_cast<std::int64_t>(c.seconds.size()), c.passes, bytes, gbytes,
-                          100 * gbytes / copied});
+                          gbytes / copied * 100});
   }
 }
 
