@@ -55,7 +55,8 @@ std::span<const Kernel> kernels_of(std::int32_t device_type, std::int32_t phase)
   if (!is_forward && phase != HEADRACE_BACKWARD) return {};
   if (device_type == HEADRACE_CPU)
     return is_forward ? cpu::forward_kernels() : cpu::backward_kernels();
-  if (device_type == HEADRACE_CUDA && is_forward) return cuda::forward_kernels();
+  if (device_type == HEADRACE_CUDA)
+    return is_forward ? cuda::forward_kernels() : cuda::backward_kernels();
   return {};
 }
 

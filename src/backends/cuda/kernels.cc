@@ -1,4 +1,4 @@
-// The CUDA kernels for attention forward, best first; the last one takes every problem.
+// The CUDA kernels for attention, best first; the last one of a list takes every problem.
 #include "backends/cuda/backend.h"
 #include "backends/cuda/simple/kernel.h"
 #include "backends/cuda/sm80/kernel.h"
@@ -12,6 +12,11 @@ std::span<const Kernel> forward_kernels() {
       sm80::kForwardKernel,
       simple::kForwardKernel,
   };
+  return kernels;
+}
+
+std::span<const Kernel> backward_kernels() {
+  static const Kernel kernels[] = {simple::kBackwardKernel};
   return kernels;
 }
 
