@@ -71,8 +71,9 @@ class BackwardRow : public ScoreRow<T, kPerLane> {
     const Real ds = weight * (dp * kept + shift_);
     Real factor = ds * Real(p_.softmax_scale);
     if (has_softcap(p_)) {
-      const Real t = tanh(product / Real(p_.softcap));
-      factor *= 1 - t * t;
+      // 1 - tanh^2, with all its digits where the cap is flat.
+      const Real e = exp(-2 * abs(product) / Real(p_.softcap));
+      factor *= 4 * e / ((1 + e) * (1 + e));
     }
     return {weight * kept, ds, factor};
   }
