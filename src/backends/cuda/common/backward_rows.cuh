@@ -1,0 +1,182 @@
+// The kernels of backward_rows.h.
+#pragma once
+
+#include "backends/cuda/common/backward_rows.h"
+#include "backends/cuda/common/element.cuh"
+#include "backends/cuda/common/lengths.cuh"
+
+namespace headrace::cuda {
+
+inline constexpr int kRowsThreads = 256;
+inline constexpr int kSinkThreads = 512;
+// Lanes that share a row, 16 bytes each at a time: a warp reads 128 bytes of four rows.
+inline constexpr int kLanesOfRow = 8;
+
+// 128 rows of a head of a sequence, or what lies between them and the next sequence.
+struct PaddedPart {
+  Sequence sequence;
+  std::int64_t batch_idx, head;
+  std::int64_t first_row;   // of the sequence
+  std::int64_t padded_row;  // of the part
+  int num_rows;             // that exist, up to 128; may be negative
+  bool is_filled;           // false: the part lies behind the sequence's room
+};
+
+__device__ inline PaddedPart part_of(const BackwardRows& c, std::int64_t part_idx, bool reports) {
+  const Problem& p = c.problem;
+  const std::int64_t parts = padded_parts(p), part = part_idx % parts;
+  PaddedPart x;
+  x.head = part_idx / parts % p.num_heads;
+  x.batch_idx = part_idx / parts / p.num_heads;
+  x.sequence = device_sequence(p, c.args.ragged, x.batch_idx, reports && x.head == 0 && part == 0,
+                               c.error_word);
+  x.first_row = part * kRowPadding;
+  x.padded_row = first_padded_row(p, x.batch_idx, x.sequence.row_q) + x.first_row;
+  const std::int64_t end =
+      first_padded_row(p, x.batch_idx + 1, x.sequence.row_q + x.sequence.seqlen_q);
+  x.num_rows = static_cast<int>(min(x.sequence.seqlen_q - x.first_row, kRowPadding));
+  x.is_filled = x.padded_row < end;
+  return x;
+}
+
+__device__ inline std::int64_t lse_offset(const LseOperand& x, const PaddedPart& part, int row) {
+  return part.batch_idx * x.stride_batch + part.head * x.stride_head +
+         (part.sequence.row_q + part.first_row + row) * x.stride_q;
+}
+
+// The part of a row product that piece `piece` (16 bytes) gives. The order of the sum is the same
+// for every alignment.
+template <class T>
+__device__ inline float dot_piece(const T* a, const T* b, std::int64_t dim, int piece,
+                                  bool is_aligned) {
+  constexpr int kElements = 16 / static_cast<int>(sizeof(T));
+  const int first = piece * kElements, count = min(static_cast<int>(dim) - first, kElements);
+  float sum = 0.0f;
+  if (is_aligned && count == kElements) {
+    alignas(16) T x[kElements], y[kElements];
+    *reinterpret_cast<uint4*>(x) = *reinterpret_cast<const uint4*>(a + first);
+    *reinterpret_cast<uint4*>(y) = *reinterpret_cast<const uint4*>(b + first);
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) sum = fmaf(load_real(x, i), load_real(y, i), sum);
+  } else {
+    for (int i = 0; i < count; ++i)
+      sum = fmaf(load_real(a, first + i), load_real(b, first + i), sum);
+  }
+  return sum;
+}
+
+template <class T>
+__device__ inline float find_d(const BackwardRows& c, const PaddedPart& part, int row, int lane) {
+  constexpr int kElements = 16 / static_cast<int>(sizeof(T));
+  const Problem& p = c.problem;
+  const std::int64_t packed = part.sequence.row_q + part.first_row + row;
+  const T* out = static_cast<const T*>(c.args.out.data) +
+                 row_offset(c.args.out, part.batch_idx, packed, part.head);
+  const Operand& gradient = c.args.gradients.dout;
+  const T* dout = static_cast<const T*>(gradient.data) +
+                  row_offset(gradient, part.batch_idx, packed, part.head);
+  const int num_pieces = static_cast<int>(p.head_dim_v + kElements - 1) / kElements;
+  float sum = 0.0f;
+  for (int piece = lane; piece < num_pieces; piece += kLanesOfRow)
+    sum += dot_piece(dout, out, p.head_dim_v, piece, p.alignment >= kWholeAlignment);
+  return sum;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kRowsThreads)
+    prepare_rows(const __grid_constant__ BackwardRows c, std::int64_t num_parts) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanesOfRow;
+  const int first = static_cast<int>(threadIdx.x) / kLanesOfRow;
+  for (std::int64_t idx = blockIdx.x; idx < num_parts; idx += gridDim.x) {
+    const PaddedPart part = part_of(c, idx, threadIdx.x == 0);
+    if (!part.is_filled) continue;
+    const std::int64_t to = padded_index(c.problem, part.head, part.padded_row);
+    for (int row = first; row < kRowPadding; row += kRowsThreads / kLanesOfRow) {
+      const bool exists = row < part.num_rows;
+      float d = exists ? find_d<T>(c, part, row, lane) : 0.0f;
+      for (int step = 1; step < kLanesOfRow; step *= 2) d += __shfl_xor_sync(0xffffffffu, d, step);
+      if (lane == 0) {
+        const LseOperand &lse = c.args.lse, &dlse = c.args.gradients.dlse;
+        const float of_row =
+            exists ? static_cast<const float*>(lse.data)[lse_offset(lse, part, row)] : -HUGE_VALF;
+        const bool is_empty = of_row == -HUGE_VALF;
+        if (!is_empty && dlse.data != nullptr)
+          d -= static_cast<const float*>(dlse.data)[lse_offset(dlse, part, row)];
+        c.d[to + row] = is_empty ? 0.0f : d;
+        c.lse[to + row] = is_empty ? HUGE_VALF : of_row * c.lse_factor;
+      }
+    }
+    if (c.dq == nullptr) continue;
+    auto* dq = reinterpret_cast<float4*>(c.dq + to * c.dq_floats);
+    for (std::int64_t i = threadIdx.x; i < kRowPadding * c.dq_floats / 4; i += kRowsThreads)
+      dq[i] = {0.0f, 0.0f, 0.0f, 0.0f};
+  }
+}
+
+// Four columns of a row.
+template <class T>
+__device__ inline void store_four(T* to, std::int64_t dim, int column, float4 from,
+                                  bool is_aligned) {
+  // Adding +0 gives an exact zero one sign.
+  const float x[4] = {from.x + 0.0f, from.y + 0.0f, from.z + 0.0f, from.w + 0.0f};
+  if (is_aligned && column + 4 <= dim) {
+    alignas(16) T rounded[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) store_real(rounded, i, x[i]);
+    if constexpr (sizeof(T) == 4) {
+      *reinterpret_cast<uint4*>(to + column) = *reinterpret_cast<const uint4*>(rounded);
+    } else {
+      *reinterpret_cast<uint2*>(to + column) = *reinterpret_cast<const uint2*>(rounded);
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    if (column + i < dim) store_real(to, column + i, x[i]);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kRowsThreads)
+    finish_dq(const __grid_constant__ BackwardRows c, std::int64_t num_parts) {
+  const Problem& p = c.problem;
+  const auto scale = static_cast<float>(p.softmax_scale);
+  const int pieces = static_cast<int>((p.head_dim + 3) / 4);
+  for (std::int64_t idx = blockIdx.x; idx < num_parts; idx += gridDim.x) {
+    const PaddedPart part = part_of(c, idx, false);
+    const float* from = c.dq + padded_index(p, part.head, part.padded_row) * c.dq_floats;
+    const Operand& dq = c.args.gradients.dq;
+    T* to = static_cast<T*>(dq.data) +
+            row_offset(dq, part.batch_idx, part.sequence.row_q + part.first_row, part.head);
+    for (int i = static_cast<int>(threadIdx.x); i < part.num_rows * pieces; i += kRowsThreads) {
+      const int row = i / pieces, column = i % pieces * 4;
+      const auto x = *reinterpret_cast<const float4*>(from + row * c.dq_floats + column);
+      store_four(to + row * dq.stride_seq, p.head_dim, column,
+                 {x.x * scale, x.y * scale, x.z * scale, x.w * scale},
+                 p.alignment >= kWholeAlignment);
+    }
+  }
+}
+
+// A CTA a head: a sink is one more score of every row, whose V is zero.
+__global__ void __launch_bounds__(kSinkThreads)
+    sink_gradients(const __grid_constant__ BackwardRows c) {
+  __shared__ double parts[kSinkThreads / 32];
+  const Problem& p = c.problem;
+  const std::int64_t head = blockIdx.x;
+  const float sink = c.args.sinks[head * c.args.sinks_stride];
+  const float to_log2 = c.lse_factor == 1.0f ? kLog2E : 1.0f;
+  const float* d = c.d + padded_index(p, head, 0);
+  const float* lse = c.lse + padded_index(p, head, 0);
+  const std::int64_t num_rows = isfinite(sink) ? first_padded_row(p, p.batch, p.total_q) : 0;
+  double sum = 0;
+  for (std::int64_t row = threadIdx.x; row < num_rows; row += kSinkThreads)
+    sum -= static_cast<double>(exp2f((sink * c.lse_factor - lse[row]) * to_log2) * d[row]);
+  for (int step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int warp = 1; warp < kSinkThreads / 32; ++warp) sum += parts[warp];
+  c.args.gradients.dsinks[head * c.args.gradients.dsinks_stride] = static_cast<float>(sum + 0.0);
+}
+
+}  // namespace headrace::cuda
