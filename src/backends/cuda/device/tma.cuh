@@ -49,6 +49,15 @@ __device__ __forceinline__ void tma_load(u32 to, const TensorMap* map, u32 barri
       : "memory");
 }
 
+// `bytes` of consecutive memory, no tensor: a multiple of 16, as both addresses are.
+__device__ __forceinline__ void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
 // Stores and reductions belong to groups: commit closes one, the waits take the number of groups
 // that may still be under way. Threads that wrote `from` fence_proxy_async() first.
 __device__ __forceinline__ void tma_store(const TensorMap* map, u32 from, int c0, int c1) {
@@ -87,6 +96,12 @@ __device__ __forceinline__ void bulk_reduce_add(float* to, u32 from, u32 bytes) 
       "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
       "r"(from), "r"(bytes)
       : "memory");
+}
+// The same from registers, four consecutive floats (aligned to 16 bytes) a thread; no group.
+__device__ __forceinline__ void reduce_add4(float* to, const float (&x)[4]) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]),
+               "f"(x[1]), "f"(x[2]), "f"(x[3])
+               : "memory");
 }
 __device__ __forceinline__ void tma_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");

@@ -213,11 +213,6 @@ class Consumer : TileStore<kTile, Element> {
     }
     return true;
   }
-  // Bit i: the thread's column i, which is 8 (i / 2) + i % 2 from its first, is below x.
-  static __device__ __forceinline__ u32 columns_below(int x) {
-    x = max(x, 0);
-    return ~__funnelshift_lc(0u, ~0u, x / 8 * 2 + min(x % 8, 2));
-  }
   // V beyond the end of a ragged sequence belongs to another: zeros keep its NaNs out.
   __device__ __forceinline__ void clear_tail_of_v(const Work& work, int n) {
     if (!p_.problem.is_ragged) [[likely]]

@@ -1,0 +1,79 @@
+// Attention backward for Hopper: a CTA has 128 keys and meets every block of queries that sees one
+// of them.
+#pragma once
+
+#include "backends/cuda/runtime/launch.cuh"
+#include "backends/cuda/sm90/bwd/consume.cuh"
+#include "backends/cuda/sm90/bwd/launch.h"
+
+namespace headrace::cuda::sm90::bwd {
+
+template <Tile kTile>
+__device__ __forceinline__ void init_barriers(u32 smem) {
+  constexpr BarrierPlan b = barrier_plan();
+  const auto init = [&](int first, int count, u32 arrivals) {
+    for (int i = first; i < first + count; ++i)
+      mbarrier_init(smem + smem_plan(kTile).offset_barriers + 8 * i, arrivals);
+  };
+  init(b.k_full, 1, 1);
+  init(b.v_full, 1, 1);
+  init(b.q_full, kStagesQ, 1);
+  init(b.dout_full, kStagesDout, 1);
+  fence_mbarrier_init();
+  fence_proxy_async();
+}
+
+// What is compiled. A type, since nvcc 13.0 cannot name a kernel whose template parameter is a
+// value of a class.
+template <Tile kTileOfVariant, class ElementOfVariant>
+struct Variant {
+  static constexpr Tile kTile = kTileOfVariant;
+  using Element = ElementOfVariant;
+};
+
+template <class Variant>
+__global__ void __launch_bounds__(kThreads, 1)
+    backward(const __grid_constant__ Params params, const __grid_constant__ Maps maps) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  constexpr Tile kTile = Variant::kTile;
+  extern __shared__ unsigned char smem_raw[];
+  const u32 smem = (smem_address(smem_raw) + 1023) & ~1023u;
+  const KeyBlock keys = key_block(params);
+  if (keys.first_key >= keys.seqlen_k) return;
+  const Walk<kTile> walk(params, keys);
+  if (threadIdx.x == 0) {
+    tma_prefetch(&maps.q);
+    tma_prefetch(&maps.k);
+    tma_prefetch(&maps.v);
+    tma_prefetch(&maps.dout);
+    init_barriers<kTile>(smem);
+  }
+  __syncthreads();
+  Consumer<kTile, typename Variant::Element> consumer(params, maps, smem, keys);
+  if (walk.num_steps() == 0)
+    consumer.write_zeros();
+  else
+    consumer.run(walk);
+#endif
+}
+
+template <class Variant>
+Status launch_variant(const char* name, const Call& call) {
+  constexpr Tile kTile = Variant::kTile;
+  const LaunchShape shape{
+      .name = name, .grid = call.grid, .block = dim3(kThreads), .smem_bytes = smem_bytes(kTile)};
+  static_assert(smem_bytes(kTile) <= kSmemLimit);
+  if (Status bad = allow_smem(shape, backward<Variant>)) return bad;
+  return launch(shape, static_cast<cudaStream_t>(call.stream), backward<Variant>, call.params,
+                call.maps);
+}
+
+// Both formats of a tile.
+template <Tile kTile>
+Status launch_tile(const char* name_bf16, const char* name_f16, const Call& call) {
+  if (dtype_of(call.params.rows.problem) == DType::bf16)
+    return launch_variant<Variant<kTile, Bf16Element>>(name_bf16, call);
+  return launch_variant<Variant<kTile, F16Element>>(name_f16, call);
+}
+
+}  // namespace headrace::cuda::sm90::bwd
