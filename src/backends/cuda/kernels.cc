@@ -2,6 +2,7 @@
 #include "backends/cuda/backend.h"
 #include "backends/cuda/simple/kernel.h"
 #include "backends/cuda/sm80/kernel.h"
+#include "backends/cuda/sm90/bwd/kernel.h"
 #include "backends/cuda/sm90/fwd/kernel.h"
 
 namespace headrace::cuda {
@@ -16,7 +17,10 @@ std::span<const Kernel> forward_kernels() {
 }
 
 std::span<const Kernel> backward_kernels() {
-  static const Kernel kernels[] = {simple::kBackwardKernel};
+  static const Kernel kernels[] = {
+      sm90::bwd::kBackwardKernel,
+      simple::kBackwardKernel,
+  };
   return kernels;
 }
 

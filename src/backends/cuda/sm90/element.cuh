@@ -52,6 +52,12 @@ __device__ __forceinline__ Chunk load_chunk(u32 address) {
   return c;
 }
 
+__device__ __forceinline__ void store_chunk(u32 address, const Chunk& c) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(c.words[0]),
+               "r"(c.words[1]), "r"(c.words[2]), "r"(c.words[3])
+               : "memory");
+}
+
 struct alignas(8) HalfChunk {
   u32 words[2];
 };

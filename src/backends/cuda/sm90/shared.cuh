@@ -19,8 +19,8 @@ __device__ __forceinline__ void store_shared(u32 address, u32 value) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
-// Columns of a thread in a row of accumulators, which are 8 (i / 2) + i % 2 from its first: bit i says
-// whether that is below x.
+// Columns of a thread in a row of accumulators, which are 8 (i / 2) + i % 2 from its first: bit i
+// says whether that is below x.
 __device__ __forceinline__ u32 columns_below(int x) {
   x = max(x, 0);
   return ~__funnelshift_lc(0u, ~0u, x / 8 * 2 + min(x % 8, 2));

@@ -8,26 +8,26 @@
 namespace headrace::cuda::sm90::bwd {
 namespace {
 
-// A thread has in a block what the thread of that number in the main kernel adds: see dq_place().
+// Part `part` of the block that begins `first_row` rows into `rows`: a thread has there what the
+// thread of that number in the main kernel adds.
 template <Tile kTile, class Element>
-__device__ void finish_block(const BackwardRows& c, const PaddedPart& part, int first_row) {
+__device__ void finish_part(const BackwardRows& c, const PaddedPart& rows, int first_row,
+                            int part) {
   const Problem& p = c.problem;
-  const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, mine = lane & 1;
-  const DqPlace place = dq_place(kTile, thread);
-  const auto* from = reinterpret_cast<const float4*>(
-                         c.dq + padded_index(p, part.head, part.padded_row + first_row) *
-                                    kTile.head_dim) +
-                     thread / 128 * (kDqGroups * 128) + thread % 128;
-  const float scale = static_cast<float>(p.softmax_scale);
+  const int thread = static_cast<int>(threadIdx.x) & 127, lane = thread & 31, mine = lane & 1;
+  const DqPlace place = dq_place(kTile, part, thread);
+  const float* block =
+      c.dq + padded_index(p, rows.head, rows.padded_row + first_row) * kTile.head_dim;
+  const auto* from = reinterpret_cast<const float4*>(block + part * kDqPart) + thread;
+  const auto scale = static_cast<float>(p.softmax_scale);
   const Operand& dq = c.args.gradients.dq;
   const int chunks = static_cast<int>(p.head_dim) / 8;
   HalfChunk* to[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const std::int64_t row =
-        part.sequence.row_q + part.first_row + first_row + place.row + 8 * r;
+    const std::int64_t row = rows.sequence.row_q + rows.first_row + first_row + place.row + 8 * r;
     auto* chunk = reinterpret_cast<Chunk*>(static_cast<typename Element::Stored*>(dq.data) +
-                                           row_offset(dq, part.batch_idx, row, part.head));
+                                           row_offset(dq, rows.batch_idx, row, rows.head));
     to[r] = reinterpret_cast<HalfChunk*>(chunk + place.chunk + mine) + (lane >> 1 & 1);
   }
 #pragma unroll
@@ -41,25 +41,32 @@ __device__ void finish_block(const BackwardRows& c, const PaddedPart& part, int 
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const HalfChunk both = traded_with_neighbour(packed[r][0], packed[r][1], lane);
-      const bool exists = first_row + place.row + 8 * r < part.num_rows;
+      const bool exists = first_row + place.row + 8 * r < rows.num_rows;
       if (exists && place.chunk + j + mine < chunks) to[r][2 * j] = both;
     }
   }
 }
 
-template <Tile kTile, class Element>
+inline constexpr int kFinishGroups = 4;  // of 128 threads, a part each
+
+template <Tile kTileOfVariant, class ElementOfVariant>
 struct FinishVariant {
-  static __device__ void run(const BackwardRows& c, const PaddedPart& part) {
-    for (int row = 0; row < part.num_rows; row += kTile.queries)
-      finish_block<kTile, Element>(c, part, row);
-  }
+  static constexpr Tile kTile = kTileOfVariant;
+  using Element = ElementOfVariant;
 };
 
 template <class Variant>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(128 * kFinishGroups)
     finish_dq_blocks(const __grid_constant__ BackwardRows c, std::int64_t num_parts) {
-  for (std::int64_t idx = blockIdx.x; idx < num_parts; idx += gridDim.x)
-    Variant::run(c, part_of(c, idx, false));
+  constexpr Tile kTile = Variant::kTile;
+  for (std::int64_t idx = blockIdx.x; idx < num_parts; idx += gridDim.x) {
+    const PaddedPart rows = part_of(c, idx, false);
+    const int blocks = (rows.num_rows + kTile.queries - 1) / kTile.queries;
+    for (int i = static_cast<int>(threadIdx.x) / 128; i < blocks * dq_parts(kTile);
+         i += kFinishGroups)
+      finish_part<kTile, typename Variant::Element>(c, rows, i / dq_parts(kTile) * kTile.queries,
+                                                    i % dq_parts(kTile));
+  }
 }
 
 template <Tile kTile>
@@ -70,7 +77,7 @@ Status launch_finish(const BackwardRows& rows, Stream stream) {
   const LaunchShape shape{
       .name = "cuda_sm90_bwd's finish of dq",
       .grid = dim3(static_cast<unsigned>(num_parts < kMaxCtas ? num_parts : kMaxCtas)),
-      .block = dim3(kThreads)};
+      .block = dim3(128 * kFinishGroups)};
   auto* s = static_cast<cudaStream_t>(stream);
   if (dtype_of(p) == DType::bf16)
     return launch(shape, s, finish_dq_blocks<FinishVariant<kTile, Bf16Element>>, rows, num_parts);
@@ -84,6 +91,12 @@ Status launch_finish_hd64(const BackwardRows& rows, Stream stream) {
 }
 Status launch_finish_hd128(const BackwardRows& rows, Stream stream) {
   return launch_finish<kTile128>(rows, stream);
+}
+Status launch_finish_hd192(const BackwardRows& rows, Stream stream) {
+  return launch_finish<kTile192>(rows, stream);
+}
+Status launch_finish_hd256(const BackwardRows& rows, Stream stream) {
+  return launch_finish<kTile256>(rows, stream);
 }
 
 }  // namespace headrace::cuda::sm90::bwd

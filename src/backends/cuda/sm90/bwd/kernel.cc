@@ -20,16 +20,21 @@ struct Variant {
 constexpr Variant kVariants[] = {
     {kTile64, launch_hd64, launch_finish_hd64},
     {kTile128, launch_hd128, launch_finish_hd128},
+    {kTile192v128, launch_hd192v128, launch_finish_hd192},
+    {kTile192, launch_hd192, launch_finish_hd192},
+    {kTile256, launch_hd256, launch_finish_hd256},
 };
 
-// Null above 128.
+// Null above 256.
 const Variant* variant_of(const Problem& p) {
   for (const Variant& v : kVariants)
-    if (std::max(p.head_dim, p.head_dim_v) <= v.tile.head_dim) return &v;
+    if (p.head_dim <= v.tile.head_dim && p.head_dim_v <= v.tile.head_dim_v) return &v;
   return nullptr;
 }
 bool has_causal(const Problem& p) { return p.causal != HEADRACE_CAUSAL_NONE; }
-std::int64_t key_blocks(const Problem& p) { return ceil_div<std::int64_t>(p.seqlen_k, kKeys); }
+std::int64_t key_blocks(const Problem& p) {
+  return ceil_div<std::int64_t>(p.seqlen_k, variant_of(p)->tile.keys);
+}
 
 // ---- refusals
 
@@ -38,7 +43,7 @@ std::string refused_layout(const Problem& p) {
     return format_text("head_dim {} and head_dim_v {} must be multiples of 8", p.head_dim,
                        p.head_dim_v);
   if (variant_of(p) == nullptr)
-    return format_text("head_dim {} with head_dim_v {}: takes up to 128", p.head_dim, p.head_dim_v);
+    return format_text("head_dim {} with head_dim_v {}: takes up to 256", p.head_dim, p.head_dim_v);
   if (p.alignment < kWholeAlignment)
     return format_text("addresses and strides are multiples of {} bytes, the copy engine needs {}",
                        p.alignment, kWholeAlignment);
@@ -48,7 +53,8 @@ std::string refused_layout(const Problem& p) {
 
 std::string refused_scores(const Problem& p) {
   if (has_general_scores(p)) return "takes no softcap, bias, dropout, ALiBi, mask or tree mask";
-  if (p.deterministic) return "adds to dq in the order in which CTAs come, so it is not deterministic";
+  if (p.deterministic)
+    return "adds to dq in the order in which CTAs come, so it is not deterministic";
   if (!(p.softmax_scale > 0)) return "needs a positive softmax_scale";
   return {};
 }
@@ -62,7 +68,7 @@ std::string refused_size(const Problem& p) {
     return format_text("sequences must be shorter than {}", kMaxSeqlen);
   if (std::max({key_blocks(p), p.num_kv_heads, p.batch}) > kMaxGrid)
     return format_text("there are more than {} batch entries, KV heads or blocks of {} keys",
-                       kMaxGrid, kKeys);
+                       kMaxGrid, variant_of(p)->tile.keys);
   if (p.batch * p.num_heads > INT32_MAX / ceil_div<std::int64_t>(p.seqlen_q, 64))
     return "there are more than 2^31 blocks of queries";
   return {};
@@ -103,14 +109,15 @@ Schedule plan(const Problem& p, const DeviceInfo&) {
   const Tile& tile = variant_of(p)->tile;
   Schedule schedule;
   schedule.tile_m = tile.queries;
-  schedule.tile_n = kKeys;
+  schedule.tile_n = tile.keys;
   schedule.prob_dtype = dtype_of(p);
   schedule.num_ctas = p.batch * p.num_kv_heads * key_blocks(p);
   schedule.workspace_bytes = layout_of(p).bytes();
   schedule.note = format_text(
-      "{} keys a CTA, {} queries a step{}; TMA and wgmma, dq by atomics in float (not the same bits "
+      "{} keys a CTA, {} queries a step{}; TMA and wgmma, dq by atomics in float (not the same "
+      "bits "
       "from run to run)",
-      kKeys, tile.queries, is_triangular(p) ? ", longest first" : "");
+      tile.keys, tile.queries, is_triangular(p) ? ", longest first" : "");
   return schedule;
 }
 
@@ -124,7 +131,7 @@ Status encode_maps(const Problem& p, const AttentionArgs& args, const Tile& tile
   const OperandShape k{.columns = p.head_dim,
                        .rows = p.is_ragged ? p.total_k : p.seqlen_k,
                        .heads = p.num_kv_heads,
-                       .box_rows = kKeys};
+                       .box_rows = tile.keys};
   OperandShape dout = q, v = k;
   dout.columns = v.columns = p.head_dim_v;
   if (Status bad = encode_operand(p, args.q, q, maps.q)) return bad;
@@ -141,7 +148,8 @@ int section_of(const Problem& p, const DeviceInfo& device) {
   if (p.is_ragged) return static_cast<int>(p.num_kv_heads);
   const std::int64_t head_bytes =
       p.seqlen_q * group_size(p) * (2 * (p.head_dim + p.head_dim_v) + 4 * p.head_dim);
-  const std::int64_t heads = std::max<std::int64_t>(device.l2_bytes / kSectionShare / head_bytes, 1);
+  const std::int64_t heads =
+      std::max<std::int64_t>(device.l2_bytes / kSectionShare / head_bytes, 1);
   return static_cast<int>(std::min(heads, p.batch * p.num_kv_heads));
 }
 
@@ -168,8 +176,6 @@ Params make_params(const Plan& plan, const AttentionArgs& args, Workspace worksp
                  .dq_floats = variant_of(p)->tile.head_dim,
                  .error_word = nullptr};
   params.group = static_cast<int>(group_size(p));
-  params.seqlen_q = static_cast<int>(p.seqlen_q);
-  params.seqlen_k = static_cast<int>(p.seqlen_k);
   const auto window = [](std::int64_t w) {
     return w < 0 ? kOpenWindow : static_cast<int>(std::min<std::int64_t>(w, kOpenWindow - 1));
   };
@@ -203,7 +209,7 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
 const Kernel kBackwardKernel = {
     .name = "cuda_sm90_bwd",
     .summary =
-        "TMA and wgmma on Hopper, bf16 and f16, head_dim in eights up to 128, causal, windows, "
+        "TMA and wgmma on Hopper, bf16 and f16, head_dim in eights up to 256, causal, windows, "
         "sinks, ragged; dq by atomics",
     .refuses = refuses,
     .plan = plan,

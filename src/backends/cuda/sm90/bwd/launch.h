@@ -15,10 +15,10 @@ struct Call {
 };
 using Launch = Status(const Call& call);
 
-Launch launch_hd64, launch_hd128;
+Launch launch_hd64, launch_hd128, launch_hd192v128, launch_hd192, launch_hd256;
 
-// After them: dq from its sums.
+// After them: dq from its sums, by the columns of Q.
 using Finish = Status(const BackwardRows& rows, Stream stream);
-Finish launch_finish_hd64, launch_finish_hd128;
+Finish launch_finish_hd64, launch_finish_hd128, launch_finish_hd192, launch_finish_hd256;
 
 }  // namespace headrace::cuda::sm90::bwd

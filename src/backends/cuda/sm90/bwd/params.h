@@ -10,12 +10,10 @@ namespace headrace::cuda::sm90::bwd {
 inline constexpr int kMaxSeqlen = 1 << 29, kOpenWindow = 1 << 30;
 
 struct Params {
-  BackwardRows rows;  // dq: blocks of (queries of a step) x (columns of the tile), each in the order
-                      // of the registers that it comes from (DqBlock)
-  int group;          // query heads of a KV head
-  int batch_heads;    // batch * num_kv_heads
-  // Lengths below kMaxSeqlen; windows relative to the diagonal, kOpenWindow where there is none.
-  int seqlen_q, seqlen_k;
+  BackwardRows rows;  // dq: blocks of (queries of a step) x (columns of the tile), each in the
+                      // order of the registers that it comes from (config.h)
+  int group;  // query heads of a KV head
+  // Relative to the diagonal, kOpenWindow where there is none.
   int window_left, window_right, is_top_left;
   // Blocks of keys: the grid is (section, key blocks, sections) where the first see most queries,
   // so that the longest come first and heads of a section share the L2 cache; else section is 0 and

@@ -1,5 +1,5 @@
-// Which keys a CTA has and which blocks of queries it meets, in which order: the same for the thread
-// that copies and for those that compute.
+// Which keys a CTA has and which blocks of queries it meets, in which order: the same for the
+// thread that copies and for those that compute.
 #pragma once
 
 #include "backends/cuda/common/lengths.cuh"
@@ -8,7 +8,7 @@
 
 namespace headrace::cuda::sm90::bwd {
 
-// 128 keys of a KV head of a sequence.
+// The keys of a CTA: of a KV head of a sequence.
 struct KeyBlock {
   int batch_idx, kv_head, first_key;
   int row_q, row_k, seqlen_q, seqlen_k;
@@ -16,6 +16,7 @@ struct KeyBlock {
   int left, right;
 };
 
+template <Tile kTile>
 __device__ __forceinline__ KeyBlock key_block(const Params& p) {
   const Problem& problem = p.rows.problem;
   const auto x = static_cast<int>(blockIdx.x), y = static_cast<int>(blockIdx.y),
@@ -25,11 +26,11 @@ __device__ __forceinline__ KeyBlock key_block(const Params& p) {
     const int head = z * p.section + x, kv_heads = static_cast<int>(problem.num_kv_heads);
     b.batch_idx = head / kv_heads;
     b.kv_head = head - b.batch_idx * kv_heads;
-    b.first_key = y * kKeys;
+    b.first_key = y * kTile.keys;
   } else {
     b.batch_idx = z;
     b.kv_head = y;
-    b.first_key = x * kKeys;
+    b.first_key = x * kTile.keys;
   }
   // Lengths out of bounds were reported by the kernel before.
   const Sequence s = b.batch_idx < problem.batch
@@ -57,13 +58,11 @@ template <Tile kTile>
 class Walk {
  public:
   __device__ __forceinline__ Walk(const Params& p, const KeyBlock& b) : heads_(p.group) {
-    const int last_key = min(b.first_key + kKeys, b.seqlen_k) - 1;
+    const int last_key = min(b.first_key + kTile.keys, b.seqlen_k) - 1;
     const int first_query = max(b.first_key - b.right, 0);
     const int end_query = min(last_key - b.left + 1, b.seqlen_q);
     first_ = first_query / kTile.queries;
-    count_ = end_query > first_query
-                 ? (end_query + kTile.queries - 1) / kTile.queries - first_
-                 : 0;
+    count_ = end_query > first_query ? (end_query + kTile.queries - 1) / kTile.queries - first_ : 0;
     // Neighbours begin at different queries, so that they add to different parts of dQ. Behind a
     // diagonal they do anyway.
     const bool is_square = b.first_key <= b.right && last_key - b.left >= b.seqlen_q - 1;

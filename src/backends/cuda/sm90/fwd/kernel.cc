@@ -173,12 +173,10 @@ Status encode_maps(const Problem& p, const AttentionArgs& args, const Tile& tile
   OperandShape v = k;
   v.columns = p.head_dim_v;
   if (Status bad = encode_operand(p, args.v, v, maps.v)) return bad;
-  return encode_operand(p, args.out,
-                        {.columns = p.head_dim_v,
-                         .rows = rows_q,
-                         .heads = p.num_heads,
-                         .box_rows = kStoredRows},
-                        maps.out);
+  return encode_operand(
+      p, args.out,
+      {.columns = p.head_dim_v, .rows = rows_q, .heads = p.num_heads, .box_rows = kStoredRows},
+      maps.out);
 }
 
 // As many heads at a time as keep their K and V in this part of the L2 cache.
