@@ -16,6 +16,9 @@ struct Bf16Element {
   static constexpr int kLift = 0;               // see Softmax
   static constexpr int kPreciseLift = -40;
   static __device__ __forceinline__ u32 pack(float low, float high) { return pack_bf16(low, high); }
+  static __device__ __forceinline__ float2 unpack(u32 x) {
+    return {__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u)};
+  }
   static __device__ __forceinline__ u32 times_zero_plus(u32 x, u32 y) {
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(0), "r"(y));
     return y;
@@ -28,6 +31,9 @@ struct F16Element {
   static constexpr int kLift = 11;  // with a growth of 4: weights up to 2^15
   static constexpr int kPreciseLift = 15;
   static __device__ __forceinline__ u32 pack(float low, float high) { return pack_f16(low, high); }
+  static __device__ __forceinline__ float2 unpack(u32 x) {
+    return __half22float2(*reinterpret_cast<const __half2*>(&x));
+  }
   static __device__ __forceinline__ u32 times_zero_plus(u32 x, u32 y) {
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(0), "r"(y));
     return y;
