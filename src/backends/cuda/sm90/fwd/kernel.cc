@@ -200,6 +200,12 @@ void set_sections(const Problem& p, const DeviceInfo& device, const Order& order
       static_cast<int>(std::max<std::int64_t>(0, (params.batch_heads - tail) / section));
 }
 
+bool has_pairs(const ScoreOperand& bias, DType dtype) {
+  const bool is_aligned = reinterpret_cast<std::uintptr_t>(bias.data) % 4 == 0 &&
+                          (bias.stride_batch | bias.stride_head | bias.stride_q) % 2 == 0;
+  return bias.data != nullptr && bias.dtype == dtype && bias.stride_k == 1 && is_aligned;
+}
+
 Params make_params(const Plan& plan, const AttentionArgs& args, const Order& order) {
   const Problem& p = plan.problem;
   Params params{};
@@ -226,6 +232,7 @@ Params make_params(const Plan& plan, const AttentionArgs& args, const Order& ord
   params.is_triangular = order.is_triangular;
   set_sections(p, plan.device, order, plan.schedule.num_ctas, params);
   params.scale_log2 = static_cast<float>(p.softmax_scale * M_LOG2E);
+  params.has_bias_pairs = has_pairs(args.bias, dtype_of(p));
   return params;
 }
 

@@ -77,7 +77,8 @@ Status launch_variant(const char* name, const Call& call) {
                           .smem_bytes = smem_bytes(kTile),
                           .overlaps = call.params.counter != nullptr};
   static_assert(smem_bytes(kTile) <= kSmemLimit && shares_registers(kTile));
-  if (Status bad = allow_smem(shape, forward<Variant>)) return bad;
+  static AllowedSmem allowed;
+  if (Status bad = allow_smem(shape, forward<Variant>, allowed)) return bad;
   return launch(shape, static_cast<cudaStream_t>(call.stream), forward<Variant>, call.params,
                 call.maps);
 }
