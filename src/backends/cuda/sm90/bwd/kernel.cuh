@@ -36,10 +36,11 @@ __device__ __forceinline__ void init_barriers(u32 smem) {
 
 // What is compiled. A type, since nvcc 13.0 cannot name a kernel whose template parameter is a
 // value of a class.
-template <Tile kTileOfVariant, class ElementOfVariant>
+template <Tile kTileOfVariant, class ElementOfVariant, bool kHasTurnsOfVariant>
 struct Variant {
   static constexpr Tile kTile = kTileOfVariant;
   using Element = ElementOfVariant;
+  static constexpr bool kHasTurns = kHasTurnsOfVariant;
 };
 
 template <class Variant>
@@ -50,7 +51,7 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
   extern __shared__ unsigned char smem_raw[];
   const u32 smem = (smem_address(smem_raw) + 1023) & ~1023u;
   const KeyBlock keys = key_block<kTile>(params);
-  if (keys.first_key >= keys.seqlen_k) return;
+  if (!exists(keys)) return;
   const Walk<kTile> walk(params, keys);
   if (threadIdx.x == 0) {
     tma_prefetch(&maps.q);
@@ -60,8 +61,9 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
     init_barriers<kTile>(smem);
   }
   __syncthreads();
-  using Kernel = std::conditional_t<kTile.is_wide, Wide<kTile, typename Variant::Element>,
-                                    Narrow<kTile, typename Variant::Element>>;
+  using Element = typename Variant::Element;
+  using Kernel = std::conditional_t<kTile.is_wide, Wide<kTile, Element, Variant::kHasTurns>,
+                                    Narrow<kTile, Element, Variant::kHasTurns>>;
   Kernel(params, maps, smem, keys).run(walk);
 #endif
 }
@@ -74,17 +76,18 @@ Status launch_variant(const char* name, const Call& call) {
                           .block = dim3(threads_of(kTile)),
                           .smem_bytes = smem_bytes(kTile)};
   static_assert(smem_bytes(kTile) <= kSmemLimit);
-  if (Status bad = allow_smem(shape, backward<Variant>)) return bad;
+  static AllowedSmem allowed;
+  if (Status bad = allow_smem(shape, backward<Variant>, allowed)) return bad;
   return launch(shape, static_cast<cudaStream_t>(call.stream), backward<Variant>, call.params,
                 call.maps);
 }
 
-// Both formats of a tile.
-template <Tile kTile>
+// Both formats of a tile. kHasTurns: deterministic.
+template <Tile kTile, bool kHasTurns>
 Status launch_tile(const char* name_bf16, const char* name_f16, const Call& call) {
   if (dtype_of(call.params.rows.problem) == DType::bf16)
-    return launch_variant<Variant<kTile, Bf16Element>>(name_bf16, call);
-  return launch_variant<Variant<kTile, F16Element>>(name_f16, call);
+    return launch_variant<Variant<kTile, Bf16Element, kHasTurns>>(name_bf16, call);
+  return launch_variant<Variant<kTile, F16Element, kHasTurns>>(name_f16, call);
 }
 
 }  // namespace headrace::cuda::sm90::bwd

@@ -92,7 +92,7 @@ class KeyRows {
                      "r"(0)
                      : "memory");
     fence_proxy_async();
-    named_barrier_sync(kClearBarrier + static_cast<int>(threadIdx.x >> 7), 128);
+    named_barrier_sync(kGroupBarrier + static_cast<int>(threadIdx.x >> 7), 128);
   }
 
   // ---- products
@@ -205,19 +205,38 @@ class KeyRows {
   }
 
   // ---- dQ
-  // Part `part` of the step's dQ, 64 x 64, from where this thread's numbers begin.
-  __device__ __forceinline__ float* dq_address(const Step& at, int part) const {
+  // Number of the block of dQ.
+  __device__ __forceinline__ std::int64_t dq_block(const Step& at) const {
     const Problem& problem = p_.rows.problem;
     const int head = keys_.kv_head * p_.group + at.head;
-    const std::int64_t row =
-        first_padded_row(problem, keys_.batch_idx, keys_.row_q) + at.block * kQueries;
-    return p_.rows.dq + padded_index(problem, head, row) * kDim + part * kDqPart +
-           (threadIdx.x & 127) * 4;
+    const std::int64_t row = first_padded_row(problem, keys_.batch_idx, keys_.row_q);
+    return padded_index(problem, head, row) / kQueries + at.block;
+  }
+  // Part `part` of it, 64 x 64, from where this thread's numbers begin.
+  __device__ __forceinline__ float* dq_address(const Step& at, int part) const {
+    return p_.rows.dq + dq_block(at) * (kQueries * kDim) + part * kDqPart + (threadIdx.x & 127) * 4;
   }
   static __device__ __forceinline__ void send_dq(float* to, const float* from) {
 #pragma unroll
     for (int j = 0; j < kDqGroups; ++j)
       reduce_add4(to + j * 512, {from[4 * j], from[4 * j + 1], from[4 * j + 2], from[4 * j + 3]});
+  }
+  // In turn: before a warpgroup sends its part, and some time after, when its numbers have arrived
+  // anyway.
+  __device__ __forceinline__ std::uint32_t* turn_address(const Step& at) const {
+    return p_.turns + dq_block(at) * 2 + group_;
+  }
+  __device__ __forceinline__ void wait_for_turn(const Step& at) const {
+    if ((threadIdx.x & 127) == 0) {
+      const auto turn = static_cast<std::uint32_t>(turn_at<kTile>(p_, keys_, at.block));
+      while (load_acquire(turn_address(at)) != turn) {
+      }
+    }
+    named_barrier_sync(kGroupBarrier + static_cast<int>(threadIdx.x >> 7), 128);
+  }
+  __device__ __forceinline__ void pass_turn(const Step& at) const {
+    named_barrier_sync(kGroupBarrier + static_cast<int>(threadIdx.x >> 7), 128);
+    if ((threadIdx.x & 127) == 0) add_release(turn_address(at), 1);
   }
 
   // ---- dK and dV
@@ -258,7 +277,7 @@ class KeyRows {
     for (int i = 0; i < kCount; ++i) x[i] = 0.0f;
   }
 
-  static constexpr int kClearBarrier = 8;  // named barriers, one a warpgroup of the CTA
+  static constexpr int kGroupBarrier = 8;  // named barriers, one a warpgroup of the CTA
 
   const Params& p_;
   const u32 smem_;

@@ -1,4 +1,5 @@
-// The compiled kernels: a file a tile, in each both formats.
+// The compiled kernels: two files a tile, adding to dQ as CTAs come or in turn, in each both
+// formats.
 #pragma once
 
 #include <vector_types.h>
@@ -16,6 +17,8 @@ struct Call {
 using Launch = Status(const Call& call);
 
 Launch launch_hd64, launch_hd128, launch_hd192v128, launch_hd192, launch_hd256;
+Launch launch_hd64_turns, launch_hd128_turns, launch_hd192v128_turns, launch_hd192_turns,
+    launch_hd256_turns;
 
 // After them: dq from its sums, by the columns of Q.
 using Finish = Status(const BackwardRows& rows, Stream stream);

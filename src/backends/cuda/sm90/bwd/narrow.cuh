@@ -16,7 +16,7 @@
 
 namespace headrace::cuda::sm90::bwd {
 
-template <Tile kTile, class Element>
+template <Tile kTile, class Element, bool kHasTurns>
 class Narrow : KeyRows<kTile, Element> {
  public:
   __device__ __forceinline__ Narrow(const Params& p, const Maps& maps, u32 smem,
@@ -28,10 +28,14 @@ class Narrow : KeyRows<kTile, Element> {
     const int last = walk.num_steps() - 1;
     if (last >= 0) {
       begin(walk);
-      Step now = walk.at(0);
+      Step before{}, now = walk.at(0);
 #pragma unroll 1
-      for (int step = 0; step < last; ++step) now = compute(step, now, walk);
-      end(last, now);
+      for (int step = 0; step < last; ++step) {
+        const Step next = compute(step, before, now, walk);
+        before = now;
+        now = next;
+      }
+      end(last, before, now);
     } else {
       clear(dk_);
       clear(dv_);
@@ -60,6 +64,7 @@ class Narrow : KeyRows<kTile, Element> {
   using Base::multiply_by_p;
   using Base::not_hoisted;
   using Base::pack;
+  using Base::pass_turn;
   using Base::q_address;
   using Base::send_dq;
   using Base::smem_;
@@ -70,6 +75,7 @@ class Narrow : KeyRows<kTile, Element> {
   using Base::take_k;
   using Base::take_q;
   using Base::take_v;
+  using Base::wait_for_turn;
   using typename Base::Elements;
   using typename Base::Packed;
   using Dq = Wgmma<typename Element::Operand, kSlabColumns>;
@@ -102,7 +108,8 @@ class Narrow : KeyRows<kTile, Element> {
   }
 
   // What is left of step `step`, and the first half of the one after it, which is returned.
-  __device__ __forceinline__ Step compute(int step, const Step& now, const Walk<kTile>& walk) {
+  __device__ __forceinline__ Step compute(int step, const Step& before, const Step& now,
+                                          const Walk<kTile>& walk) {
     const Step next = walk.at(step + 1);
     take_q(step + 1, next);
     start_s(step + 1);
@@ -112,6 +119,7 @@ class Narrow : KeyRows<kTile, Element> {
     __syncwarp();
     wgmma_wait<1>();
     make_p(s_, step + 1, next);
+    if (kHasTurns && step > 0) pass_turn(before);
     take_dout(step + 1, next);  // its branches also keep the exponentials before the next wait
     end_dv_dk();
     start_dp(step + 1);
@@ -120,6 +128,7 @@ class Narrow : KeyRows<kTile, Element> {
     make_ds(step + 1);
     end_dq();
     announce_ds(step + 1);
+    if (kHasTurns) wait_for_turn(now);
     send_dq(dq_address(now, group_), dq_);
     // Everyone is done with dV of the step before this one.
     if (threadIdx.x == 0) loader_.load_dout(step + 2, walk);
@@ -127,12 +136,15 @@ class Narrow : KeyRows<kTile, Element> {
     return next;
   }
 
-  __device__ __forceinline__ void end(int last, const Step& now) {
+  __device__ __forceinline__ void end(int last, const Step& before, const Step& now) {
     start_dv_dk(last);
+    if (kHasTurns && last > 0) pass_turn(before);
     end_dv_dk();
     start_dq(last);
     end_dq();
+    if (kHasTurns) wait_for_turn(now);
     send_dq(dq_address(now, group_), dq_);
+    if (kHasTurns) pass_turn(now);
   }
 
   // ---- products

@@ -16,7 +16,7 @@ namespace headrace::cuda::sm90::bwd {
 
 enum WideRole : int { kCopying, kValue, kKey, kQuery };
 
-template <Tile kTile, class Element>
+template <Tile kTile, class Element, bool kHasTurns>
 class Wide : KeyRows<kTile, Element> {
  public:
   __device__ __forceinline__ Wide(const Params& p, const Maps& maps, u32 smem, const KeyBlock& keys)
@@ -63,6 +63,7 @@ class Wide : KeyRows<kTile, Element> {
   using Base::make_p;
   using Base::multiply_by_p;
   using Base::pack;
+  using Base::pass_turn;
   using Base::q_address;
   using Base::send_dq;
   using Base::smem_;
@@ -73,6 +74,7 @@ class Wide : KeyRows<kTile, Element> {
   using Base::take_k;
   using Base::take_q;
   using Base::take_v;
+  using Base::wait_for_turn;
   using Base::warp_;
   using typename Base::Elements;
   using typename Base::Packed;
@@ -189,13 +191,22 @@ class Wide : KeyRows<kTile, Element> {
 
   __device__ __forceinline__ void compute_dq(const Walk<kTile>& walk) {
     if (walk.num_steps() == 0) return;
+    float dq[4 * kDqGroups];
     take_k();
 #pragma unroll 1
     for (int step = 0; step < walk.num_steps(); ++step) {
       const Step now = walk.at(step);
 #pragma unroll 1
-      for (int part = 0; part < dq_parts(kTile); ++part) add_dq(step, now, part);
+      for (int part = 0; part < dq_parts(kTile); ++part) {
+        compute_dq(dq, step, part);
+        if (kHasTurns && part == 0) {
+          if (step > 0) pass_turn(walk.at(step - 1));
+          wait_for_turn(now);
+        }
+        send_dq(dq_address(now, part), dq);
+      }
     }
+    if (kHasTurns) pass_turn(walk.at(walk.num_steps() - 1));
   }
 
   // ---- their steps
@@ -261,9 +272,8 @@ class Wide : KeyRows<kTile, Element> {
   }
 
   // 64 columns of dQ = dS K.
-  __device__ __forceinline__ void add_dq(int step, const Step& now, int part) {
+  __device__ __forceinline__ void compute_dq(float (&dq)[4 * kDqGroups], int step, int part) {
     using Dq = Wgmma<typename Element::Operand, kSlabColumns>;
-    float dq[4 * kDqGroups];
     wait_full(kBarriers.ds_full, StageDs(step));
     wgmma_fence();
     const u64 a = wgmma_descriptor(ds_address(step), 16);
@@ -275,7 +285,6 @@ class Wide : KeyRows<kTile, Element> {
     wgmma_wait<0>();
     wgmma_settle(dq);
     if (part + 1 == dq_parts(kTile)) arrive(kBarriers.ds_empty + StageDs(step).index);
-    send_dq(dq_address(now, part), dq);
   }
 
   const Loader<kTile> loader_;
