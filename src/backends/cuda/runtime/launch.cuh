@@ -52,8 +52,8 @@ Status launch(const LaunchShape& shape, cudaStream_t stream, void (*kernel)(Para
   return cuda_failure(error, shape_text(shape));
 }
 
-// The devices on which a kernel may have dynamic shared memory above 48 KiB: the driver is asked once
-// for each, not at every launch. A static one for each kernel.
+// The devices on which a kernel may have dynamic shared memory above 48 KiB: the driver is asked
+// once for each, not at every launch. A static one for each kernel.
 struct AllowedSmem {
   std::atomic<std::uint64_t> devices{0};  // bit i: cuda:i
 };

@@ -1,4 +1,4 @@
-// dQ from the blocks of float sums that the main kernel adds to.
+// What surrounds the main kernel: turns set to zero, dQ from the blocks of float sums.
 #include "backends/cuda/common/padded_part.cuh"
 #include "backends/cuda/runtime/launch.cuh"
 #include "backends/cuda/sm90/bwd/config.h"
@@ -85,6 +85,12 @@ Status launch_finish(const BackwardRows& rows, Stream stream) {
 }
 
 }  // namespace
+
+Status clear_turns(std::uint32_t* turns, std::int64_t count, Stream stream) {
+  const auto bytes = static_cast<std::size_t>(count) * sizeof *turns;
+  return cuda_status(cudaMemsetAsync(turns, 0, bytes, static_cast<cudaStream_t>(stream)),
+                     "clearing {} bytes of turns", bytes);
+}
 
 Status launch_finish_hd64(const BackwardRows& rows, Stream stream) {
   return launch_finish<kTile64>(rows, stream);

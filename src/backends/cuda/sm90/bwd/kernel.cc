@@ -13,16 +13,16 @@ namespace {
 
 struct Variant {
   Tile tile;
-  Launch* launch;
+  Launch *launch, *launch_turns;
   Finish* finish;
 };
 // The first that is large enough.
 constexpr Variant kVariants[] = {
-    {kTile64, launch_hd64, launch_finish_hd64},
-    {kTile128, launch_hd128, launch_finish_hd128},
-    {kTile192v128, launch_hd192v128, launch_finish_hd192},
-    {kTile192, launch_hd192, launch_finish_hd192},
-    {kTile256, launch_hd256, launch_finish_hd256},
+    {kTile64, launch_hd64, launch_hd64_turns, launch_finish_hd64},
+    {kTile128, launch_hd128, launch_hd128_turns, launch_finish_hd128},
+    {kTile192v128, launch_hd192v128, launch_hd192v128_turns, launch_finish_hd192},
+    {kTile192, launch_hd192, launch_hd192_turns, launch_finish_hd192},
+    {kTile256, launch_hd256, launch_hd256_turns, launch_finish_hd256},
 };
 
 // Null above 256.
@@ -53,8 +53,6 @@ std::string refused_layout(const Problem& p) {
 
 std::string refused_scores(const Problem& p) {
   if (has_general_scores(p)) return "takes no softcap, bias, dropout, ALiBi, mask or tree mask";
-  if (p.deterministic)
-    return "adds to dq in the order in which CTAs come, so it is not deterministic";
   if (!(p.softmax_scale > 0)) return "needs a positive softmax_scale";
   return {};
 }
@@ -87,22 +85,28 @@ std::string refuses(const Problem& p, const DeviceInfo& device) {
 
 // ---- the plan
 
+bool has_diagonal(const Problem& p) {
+  return has_causal(p) || p.window_left >= 0 || p.window_right >= 0;
+}
 // Whether the first keys are seen by most queries.
 bool is_triangular(const Problem& p) {
   return p.window_left < 0 && (has_causal(p) || p.window_right >= 0);
 }
 
-// The workspace: float lse and D of padded rows, then dq.
+// The workspace: float lse and D of padded rows, dq, and (deterministic) the turns of its blocks.
+constexpr std::size_t kWorkspaceAlignment = 128;
 struct Layout {
-  std::int64_t stat_floats, dq_floats;
+  std::int64_t stats, dq, turns;  // words of 32 bits; lse and D have `stats` each
   std::size_t bytes() const {
-    constexpr std::size_t kAlignment = 128;
-    return static_cast<std::size_t>(2 * stat_floats + dq_floats) * sizeof(float) + kAlignment;
+    return static_cast<std::size_t>(2 * stats + dq + turns) * 4 + kWorkspaceAlignment;
   }
 };
 Layout layout_of(const Problem& p) {
-  return {.stat_floats = padded_floats(p),
-          .dq_floats = padded_floats(p) * variant_of(p)->tile.head_dim};
+  const Tile& tile = variant_of(p)->tile;
+  const std::int64_t rows = padded_floats(p);
+  return {.stats = rows,
+          .dq = rows * tile.head_dim,
+          .turns = p.deterministic ? rows / tile.queries * 2 : 0};
 }
 
 Schedule plan(const Problem& p, const DeviceInfo&) {
@@ -114,10 +118,9 @@ Schedule plan(const Problem& p, const DeviceInfo&) {
   schedule.num_ctas = p.batch * p.num_kv_heads * key_blocks(p);
   schedule.workspace_bytes = layout_of(p).bytes();
   schedule.note = format_text(
-      "{} keys a CTA, {} queries a step{}; TMA and wgmma, dq by atomics in float (not the same "
-      "bits "
-      "from run to run)",
-      tile.keys, tile.queries, is_triangular(p) ? ", longest first" : "");
+      "{} keys a CTA, {} queries a step{}; TMA and wgmma, dq by atomics in float, {}", tile.keys,
+      tile.queries, is_triangular(p) && !p.deterministic ? ", longest first" : "",
+      p.deterministic ? "CTAs in turn" : "as CTAs come (not the same bits from run to run)");
   return schedule;
 }
 
@@ -163,18 +166,20 @@ dim3 grid_of(const Problem& p, int section) {
 Params make_params(const Plan& plan, const AttentionArgs& args, Workspace workspace) {
   const Problem& p = plan.problem;
   const Layout layout = layout_of(p);
-  constexpr std::uintptr_t kAlignment = 128;
-  auto* const floats = reinterpret_cast<float*>(
-      round_up(reinterpret_cast<std::uintptr_t>(workspace.data), kAlignment));
+  auto* const floats = reinterpret_cast<float*>(round_up<std::uintptr_t>(
+      reinterpret_cast<std::uintptr_t>(workspace.data), kWorkspaceAlignment));
   Params params{};
   params.rows = {.problem = p,
                  .args = args,
                  .d = floats,
-                 .lse = floats + layout.stat_floats,
+                 .lse = floats + layout.stats,
                  .lse_factor = kLog2E,
-                 .dq = floats + 2 * layout.stat_floats,
+                 .dq = floats + 2 * layout.stats,
                  .dq_floats = variant_of(p)->tile.head_dim,
                  .error_word = nullptr};
+  params.has_turns = p.deterministic;
+  params.ring = has_diagonal(p) ? 0 : std::max(plan.device.num_units, 1);
+  params.turns = reinterpret_cast<std::uint32_t*>(params.rows.dq + layout.dq);
   params.group = static_cast<int>(group_size(p));
   const auto window = [](std::int64_t w) {
     return w < 0 ? kOpenWindow : static_cast<int>(std::min<std::int64_t>(w, kOpenWindow - 1));
@@ -200,7 +205,10 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   if (Status bad = launch_prepare_rows(params.rows, stream)) return bad;
   if (p.has_dsinks)
     if (Status bad = launch_sink_gradients(params.rows, stream)) return bad;
-  if (Status bad = variant.launch({params, maps, grid_of(p, params.section), stream})) return bad;
+  if (p.deterministic)
+    if (Status bad = clear_turns(params.turns, layout_of(p).turns, stream)) return bad;
+  Launch* const launch_main = p.deterministic ? variant.launch_turns : variant.launch;
+  if (Status bad = launch_main({params, maps, grid_of(p, params.section), stream})) return bad;
   return variant.finish(params.rows, stream);
 }
 
@@ -210,7 +218,7 @@ const Kernel kBackwardKernel = {
     .name = "cuda_sm90_bwd",
     .summary =
         "TMA and wgmma on Hopper, bf16 and f16, head_dim in eights up to 256, causal, windows, "
-        "sinks, ragged; dq by atomics",
+        "sinks, ragged, deterministic on request",
     .refuses = refuses,
     .plan = plan,
     .launch = launch,

@@ -20,6 +20,9 @@ Launch launch_hd64, launch_hd128, launch_hd192v128, launch_hd192, launch_hd256;
 Launch launch_hd64_turns, launch_hd128_turns, launch_hd192v128_turns, launch_hd192_turns,
     launch_hd256_turns;
 
+// Before them, where CTAs take turns.
+Status clear_turns(std::uint32_t* turns, std::int64_t count, Stream stream);
+
 // After them: dq from its sums, by the columns of Q.
 using Finish = Status(const BackwardRows& rows, Stream stream);
 Finish launch_finish_hd64, launch_finish_hd128, launch_finish_hd192, launch_finish_hd256;
