@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
     tma_prefetch(&maps.q);
     tma_prefetch(&maps.k);
     tma_prefetch(&maps.v);
-    tma_prefetch(&maps.out);
+    if constexpr (kTile.stages_out) tma_prefetch(&maps.out);
     init_barriers<kTile>(smem);
   }
   __syncthreads();

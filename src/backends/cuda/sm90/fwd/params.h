@@ -42,7 +42,7 @@ struct Params {
 };
 
 struct Maps {
-  TensorMap q, k, v, out;
+  TensorMap q, k, v, out;  // out: of tiles that stage it
 };
 
 // What the scheduler announces: word numbers of an entry in shared memory.
