@@ -16,7 +16,7 @@ std::span<const Kernel> forward_kernels() {
 }
 
 std::span<const Kernel> backward_kernels() {
-  static const Kernel kernels[] = {simple::kBackwardKernel};
+  static const Kernel kernels[] = {sm80::kBackwardKernel, simple::kBackwardKernel};
   return kernels;
 }
 
