@@ -19,6 +19,7 @@ std::span<const Kernel> forward_kernels() {
 std::span<const Kernel> backward_kernels() {
   static const Kernel kernels[] = {
       sm90::bwd::kBackwardKernel,
+      sm80::kBackwardKernel,
       simple::kBackwardKernel,
   };
   return kernels;

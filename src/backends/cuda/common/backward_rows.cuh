@@ -85,26 +85,28 @@ __global__ void __launch_bounds__(kRowsThreads)
   }
 }
 
-// Four columns of a row.
-template <class T>
-__device__ inline void store_four(T* to, std::int64_t dim, int column, float4 from,
-                                  bool is_aligned) {
-  // Adding +0 gives an exact zero one sign.
-  const float x[4] = {from.x + 0.0f, from.y + 0.0f, from.z + 0.0f, from.w + 0.0f};
-  if (is_aligned && column + 4 <= dim) {
-    alignas(16) T rounded[4];
+// Where four sums of a row begin.
+__device__ __forceinline__ std::int64_t sums_offset(const BackwardRows& c, int row, int piece) {
+  if (c.dq_order == SumsOrder::rows) return row * c.dq_floats + 4 * piece;
+  return row / 8 * 8 * c.dq_floats + piece / 4 * 128 + row % 8 * 16 + piece % 4 * 4;
+}
+
+// kCount columns of a row.
+template <int kCount, class T>
+__device__ inline void store_columns(T* to, std::int64_t dim, int column, const float* from,
+                                     bool is_aligned) {
+  if (is_aligned && column + kCount <= dim) {
+    struct alignas(kCount * sizeof(T)) Whole {
+      T x[kCount];
+    } whole;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) store_real(rounded, i, x[i]);
-    if constexpr (sizeof(T) == 4) {
-      *reinterpret_cast<uint4*>(to + column) = *reinterpret_cast<const uint4*>(rounded);
-    } else {
-      *reinterpret_cast<uint2*>(to + column) = *reinterpret_cast<const uint2*>(rounded);
-    }
+    for (int i = 0; i < kCount; ++i) store_real(whole.x, i, from[i]);
+    *reinterpret_cast<Whole*>(to + column) = whole;
     return;
   }
 #pragma unroll
-  for (int i = 0; i < 4; ++i)
-    if (column + i < dim) store_real(to, column + i, x[i]);
+  for (int i = 0; i < kCount; ++i)
+    if (column + i < dim) store_real(to, column + i, from[i]);
 }
 
 template <class T>
@@ -112,7 +114,9 @@ __global__ void __launch_bounds__(kRowsThreads)
     finish_dq(const __grid_constant__ BackwardRows c, std::int64_t num_parts) {
   const Problem& p = c.problem;
   const auto scale = static_cast<float>(p.softmax_scale);
-  const int pieces = static_cast<int>((p.head_dim + 3) / 4);
+  const bool is_in_rows = c.dq_order == SumsOrder::rows;
+  const bool is_aligned = p.alignment >= kWholeAlignment;
+  const int pieces = static_cast<int>(c.dq_floats / 4);
   for (std::int64_t idx = blockIdx.x; idx < num_parts; idx += gridDim.x) {
     const PaddedPart part = part_of(c, idx, false);
     const float* from = c.dq + padded_index(p, part.head, part.padded_row) * c.dq_floats;
@@ -120,11 +124,19 @@ __global__ void __launch_bounds__(kRowsThreads)
     T* to = static_cast<T*>(dq.data) +
             row_offset(dq, part.batch_idx, part.sequence.row_q + part.first_row, part.head);
     for (int i = static_cast<int>(threadIdx.x); i < part.num_rows * pieces; i += kRowsThreads) {
-      const int row = i / pieces, column = i % pieces * 4;
-      const auto x = *reinterpret_cast<const float4*>(from + row * c.dq_floats + column);
-      store_four(to + row * dq.stride_seq, p.head_dim, column,
-                 {x.x * scale, x.y * scale, x.z * scale, x.w * scale},
-                 p.alignment >= kWholeAlignment);
+      const int row = i / pieces, piece = i % pieces;
+      const auto sums = *reinterpret_cast<const float4*>(from + sums_offset(c, row, piece));
+      // Adding +0 gives an exact zero one sign.
+      const float x[4] = {fmaf(sums.x, scale, 0.0f), fmaf(sums.y, scale, 0.0f),
+                          fmaf(sums.z, scale, 0.0f), fmaf(sums.w, scale, 0.0f)};
+      T* row_to = to + row * dq.stride_seq;
+      if (is_in_rows) {
+        store_columns<4>(row_to, p.head_dim, 4 * piece, x, is_aligned);
+      } else {
+        const int column = piece / 4 * 16 + piece % 4 * 2;
+        store_columns<2>(row_to, p.head_dim, column, x, is_aligned);
+        store_columns<2>(row_to, p.head_dim, column + 8, x + 2, is_aligned);
+      }
     }
   }
 }

@@ -41,6 +41,11 @@ constexpr std::int64_t padded_floats(const Problem& p) { return p.num_heads * pa
 
 inline constexpr float kLog2E = 0x1.715476p+0f;
 
+// How the float sums of dQ lie: as rows, or in blocks of 8 rows and 16 columns, row by row, a block
+// in the order in which the lanes of a warp hold two accumulators of 8 columns: lane 4 g + t has
+// row g, columns 2 t, 2 t + 1, 2 t + 8, 2 t + 9.
+enum class SumsOrder { rows, blocks };
+
 struct BackwardRows {
   Problem problem;
   AttentionArgs args;
@@ -49,7 +54,8 @@ struct BackwardRows {
                // so that its P = exp(S - lse) is 0
   float lse_factor;        // kLog2E: P is a power of 2; 1
   float* dq;               // [num_heads, padded_rows, dq_floats]: sums of dS K; may be null
-  std::int64_t dq_floats;  // a multiple of 4
+  std::int64_t dq_floats;  // a multiple of 4; of 16 in blocks
+  SumsOrder dq_order = SumsOrder::rows;
   std::uint32_t* error_word;
 };
 
