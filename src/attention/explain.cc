@@ -64,7 +64,10 @@ std::string backward_promises_text(const Plan& plan) {
                  : "nan       a NaN or infinity reaches every gradient that depends on it, "
                    "never another sequence, but others of the same sequence and KV head may "
                    "receive it\n") +
-         "bits      the same from run to run and for any number of threads\n";
+         (plan.schedule.has_fixed_bits
+              ? "bits      the same from run to run and for any number of threads\n"
+              : "bits      sums of dq are added in the order in which CTAs come; deterministic "
+                "keeps one\n");
 }
 
 std::string promises_text(const Plan& plan) {

@@ -1,6 +1,8 @@
 // The kernels of backward_rows.h.
 #pragma once
 
+#include <cfloat>
+
 #include "backends/cuda/common/element.cuh"
 #include "backends/cuda/common/padded_part.cuh"
 
@@ -75,7 +77,9 @@ __global__ void __launch_bounds__(kRowsThreads)
         if (!is_empty && dlse.data != nullptr)
           d -= static_cast<const float*>(dlse.data)[lse_offset(dlse, part, row)];
         c.d[to + row] = is_empty ? 0.0f : d;
-        c.lse[to + row] = is_empty ? HUGE_VALF : of_row * c.lse_factor;
+        // A finite lse stays finite.
+        c.lse[to + row] =
+            is_empty ? HUGE_VALF : fminf(fmaxf(of_row * c.lse_factor, -FLT_MAX), FLT_MAX);
       }
     }
     if (c.dq == nullptr) continue;
@@ -154,7 +158,9 @@ __global__ void __launch_bounds__(kSinkThreads)
   const std::int64_t num_rows = isfinite(sink) ? first_padded_row(p, p.batch, p.total_q) : 0;
   double sum = 0;
   for (std::int64_t row = threadIdx.x; row < num_rows; row += kSinkThreads)
-    sum -= static_cast<double>(exp2f((sink * c.lse_factor - lse[row]) * to_log2) * d[row]);
+    // The product is rounded as that of the lse was.
+    sum -=
+        static_cast<double>(exp2f((__fmul_rn(sink, c.lse_factor) - lse[row]) * to_log2) * d[row]);
   for (int step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
   if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
   __syncthreads();

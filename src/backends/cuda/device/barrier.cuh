@@ -67,18 +67,6 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Words in global memory that CTAs wait for each other with. Whoever reads what was added sees what
-// the thread wrote before, and what others wrote before a barrier with it.
-__device__ __forceinline__ u32 load_acquire(const u32* from) {
-  u32 value;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
-  return value;
-}
-__device__ __forceinline__ void add_release(u32* to, u32 value) {
-  asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value)
-               : "memory");
-}
-
 // Registers of each thread of this warpgroup: a multiple of 8. Needs __launch_bounds__(threads, 1).
 template <int kRegisters>
 __device__ __forceinline__ void give_registers() {

@@ -30,4 +30,11 @@ __device__ __forceinline__ void store_release(u32* to, u32 value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
+// The same without knowing what the counter holds. What others wrote before a barrier with this
+// thread is seen too, hence the fence.
+__device__ __forceinline__ void add_release(u32* to, u32 value) {
+  asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value)
+               : "memory");
+}
+
 }  // namespace headrace::cuda

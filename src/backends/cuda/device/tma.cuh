@@ -97,12 +97,6 @@ __device__ __forceinline__ void bulk_reduce_add(float* to, u32 from, u32 bytes) 
       "r"(from), "r"(bytes)
       : "memory");
 }
-// The same from registers, four consecutive floats (aligned to 16 bytes) a thread; no group.
-__device__ __forceinline__ void reduce_add4(float* to, const float (&x)[4]) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]),
-               "f"(x[1]), "f"(x[2]), "f"(x[3])
-               : "memory");
-}
 __device__ __forceinline__ void tma_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backends/cuda/backend.h"
 #include "backends/cuda/runtime/error_word.cuh"
 #include "backends/cuda/sm90/bwd/config.h"
 #include "backends/cuda/sm90/bwd/launch.h"
@@ -10,6 +11,8 @@
 
 namespace headrace::cuda::sm90::bwd {
 namespace {
+
+constexpr std::int64_t kMaxGrid = 65535;  // of axes y and z
 
 struct Variant {
   Tile tile;
@@ -53,12 +56,12 @@ std::string refused_layout(const Problem& p) {
 
 std::string refused_scores(const Problem& p) {
   if (has_general_scores(p)) return "takes no softcap, bias, dropout, ALiBi, mask or tree mask";
-  if (!(p.softmax_scale > 0)) return "needs a positive softmax_scale";
+  if (!(static_cast<float>(p.softmax_scale * M_LOG2E) > 0)) return "needs a positive softmax_scale";
   return {};
 }
 
 std::string refused_size(const Problem& p) {
-  constexpr std::int64_t kMaxGrid = 65535;  // of axes y and z
+  if (p.batch == 0 || p.num_heads == 0) return "there is nothing to do";
   if (p.seqlen_k == 0 || (p.is_ragged && (p.total_k == 0 || p.total_q == 0)))
     return "there are no keys or no queries";
   if (p.seqlen_q == 0) return "there are no queries";
@@ -117,6 +120,7 @@ Schedule plan(const Problem& p, const DeviceInfo&) {
   schedule.prob_dtype = dtype_of(p);
   schedule.num_ctas = p.batch * p.num_kv_heads * key_blocks(p);
   schedule.workspace_bytes = layout_of(p).bytes();
+  schedule.has_fixed_bits = p.deterministic;
   schedule.note = format_text(
       "{} keys a CTA, {} queries a step{}; TMA and wgmma, dq by atomics in float, {}", tile.keys,
       tile.queries, is_triangular(p) && !p.deterministic ? ", longest first" : "",
@@ -153,7 +157,8 @@ int section_of(const Problem& p, const DeviceInfo& device) {
       p.seqlen_q * group_size(p) * (2 * (p.head_dim + p.head_dim_v) + 4 * p.head_dim);
   const std::int64_t heads =
       std::max<std::int64_t>(device.l2_bytes / kSectionShare / head_bytes, 1);
-  return static_cast<int>(std::min(heads, p.batch * p.num_kv_heads));
+  const std::int64_t all = p.batch * p.num_kv_heads;
+  return static_cast<int>(std::min(std::max(heads, ceil_div(all, kMaxGrid)), all));
 }
 
 dim3 grid_of(const Problem& p, int section) {
@@ -163,7 +168,9 @@ dim3 grid_of(const Problem& p, int section) {
           size(ceil_div<std::int64_t>(p.batch * p.num_kv_heads, section))};
 }
 
-Params make_params(const Plan& plan, const AttentionArgs& args, Workspace workspace) {
+// num_running: CTAs that the device has room for at a time.
+Params make_params(const Plan& plan, const AttentionArgs& args, Workspace workspace,
+                   int num_running) {
   const Problem& p = plan.problem;
   const Layout layout = layout_of(p);
   auto* const floats = reinterpret_cast<float*>(round_up<std::uintptr_t>(
@@ -178,7 +185,7 @@ Params make_params(const Plan& plan, const AttentionArgs& args, Workspace worksp
                  .dq_floats = variant_of(p)->tile.head_dim,
                  .error_word = nullptr};
   params.has_turns = p.deterministic;
-  params.ring = has_diagonal(p) ? 0 : std::max(plan.device.num_units, 1);
+  params.ring = has_diagonal(p) ? 0 : num_running;
   params.turns = reinterpret_cast<std::uint32_t*>(params.rows.dq + layout.dq);
   params.group = static_cast<int>(group_size(p));
   const auto window = [](std::int64_t w) {
@@ -196,7 +203,10 @@ Params make_params(const Plan& plan, const AttentionArgs& args, Workspace worksp
 Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
   const Problem& p = plan.problem;
   const Variant& variant = *variant_of(p);
-  Params params = make_params(plan, args, workspace);
+  const Result<DeviceInfo> device = device_info(plan.device.device_id);
+  if (!device.ok()) return device.failure();
+  Params params =
+      make_params(plan, args, workspace, std::min(plan.device.num_units, device.value().num_units));
   Maps maps;
   if (Status bad = encode_maps(p, args, variant.tile, maps)) return bad;
   Result<std::uint32_t*> word = error_word(plan.device.device_id);

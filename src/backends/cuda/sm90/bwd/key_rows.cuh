@@ -3,6 +3,7 @@
 // queries.
 #pragma once
 
+#include "backends/cuda/device/reduce.cuh"
 #include "backends/cuda/device/wgmma.cuh"
 #include "backends/cuda/sm90/bwd/load.cuh"
 #include "backends/cuda/sm90/element.cuh"
@@ -219,7 +220,7 @@ class KeyRows {
   static __device__ __forceinline__ void send_dq(float* to, const float* from) {
 #pragma unroll
     for (int j = 0; j < kDqGroups; ++j)
-      reduce_add4(to + j * 512, {from[4 * j], from[4 * j + 1], from[4 * j + 2], from[4 * j + 3]});
+      reduce_add4(to + j * 512, from[4 * j], from[4 * j + 1], from[4 * j + 2], from[4 * j + 3]);
   }
   // In turn: before a warpgroup sends its part, and some time after, when its numbers have arrived
   // anyway.
@@ -228,8 +229,9 @@ class KeyRows {
   }
   __device__ __forceinline__ void wait_for_turn(const Step& at) const {
     if ((threadIdx.x & 127) == 0) {
-      const auto turn = static_cast<std::uint32_t>(turn_at<kTile>(p_, keys_, at.block));
-      while (load_acquire(turn_address(at)) != turn) {
+      const int turn = turn_at<kTile>(p_, keys_, at.block);
+      // Beyond it: lengths out of bounds let sequences share blocks, and nobody may wait for ever.
+      while (static_cast<int>(load_acquire(turn_address(at))) < turn) {
       }
     }
     named_barrier_sync(kGroupBarrier + static_cast<int>(threadIdx.x >> 7), 128);

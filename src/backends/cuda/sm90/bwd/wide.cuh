@@ -5,9 +5,9 @@
 //   key       dP^T = V dO^T, dS^T with P from shared memory; dK += dS^T Q
 //   query     dQ = dS K, added to the sums
 //
-// The first product of each of value and key is a step ahead of its second, so that the tensor
-// cores have work while exponentials and dS are computed. P^T and dS^T have the same places in the
-// registers of value and key, so P is handed over in their order.
+// The products of one run under the exponentials or dS of the other. dV and dK come before the next
+// S and dP, so that a stage of dO and of Q is free early: there are two of each. P^T and dS^T have
+// the same places in the registers of value and key, so P is handed over in their order.
 #pragma once
 
 #include "backends/cuda/sm90/bwd/key_rows.cuh"
@@ -100,6 +100,7 @@ class Wide : KeyRows<kTile, Element> {
 
   // ---- the roles
   __device__ __forceinline__ void copy(const Walk<kTile>& walk) const {
+    if (walk.num_steps() == 0) return;  // nobody would wait for K
     loader_.load_k();
 #pragma unroll 1
     for (int step = 0; step < walk.num_steps(); ++step) {
@@ -133,20 +134,21 @@ class Wide : KeyRows<kTile, Element> {
 #pragma unroll 1
     for (int step = 0; step < last; ++step) {
       const Step next = walk.at(step + 1);
+      start_dv(dv, weights, step, now);
       take_q(step + 1, next);
       start_scores<kDim>(s, kSmem.offset_k, q_address(step + 1));
-      start_dv(dv, weights, step, now);
       wgmma_wait<1>();
+      end_dv(dv, weights, step);
+      wgmma_wait<0>();
       make_p(s, step + 1, next);
       arrive(kBarriers.q_empty + StageQ(step + 1).index);
-      // Its branch also keeps the exponentials before the next wait.
-      wait_empty(kBarriers.p_empty, StageDs(step + 1));
-      end_dv(dv, weights, step);
       pack(weights, s);
+      wait_empty(kBarriers.p_empty, StageDs(step + 1));
       hand_over(weights, step + 1);
       now = next;
     }
     start_dv(dv, weights, last, now);
+    wgmma_wait<0>();
     end_dv(dv, weights, last);
     store_dv(dv);
   }
@@ -172,19 +174,20 @@ class Wide : KeyRows<kTile, Element> {
 #pragma unroll 1
     for (int step = 0; step < last; ++step) {
       const Step next = walk.at(step + 1);
+      start_dk(dk, ds, step, now);
       take_dout(step + 1, next);
       start_scores<kDimV>(dp, kSmem.offset_v, dout_address(step + 1));
-      start_dk(dk, ds, step, now);
       wgmma_wait<1>();
-      end_dp(dp, step + 1);
-      // Its branch also keeps dS before the next wait.
-      wait_empty(kBarriers.ds_empty, StageDs(step + 1));
       end_dk(dk, ds, step);
+      wgmma_wait<0>();
+      end_dp(dp, step + 1);
       pack(ds, dp);
+      wait_empty(kBarriers.ds_empty, StageDs(step + 1));
       write_ds(ds, step + 1);
       now = next;
     }
     start_dk(dk, ds, last, now);
+    wgmma_wait<0>();
     end_dk(dk, ds, last);
     store_dk(dk);
   }
