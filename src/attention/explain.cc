@@ -56,6 +56,12 @@ bool is_exact_about_nans(std::string_view kernel) {
   return kernel.ends_with("reference") || kernel.ends_with("simple");
 }
 
+// On a GPU the fast kernels add up dq as it comes, unless the call asks for an order.
+bool has_one_order(const Plan& plan) {
+  return plan.device.device_type == HEADRACE_CPU || plan.problem.deterministic ||
+         plan.kernel->name.ends_with("simple");
+}
+
 std::string backward_promises_text(const Plan& plan) {
   return std::string(
              is_exact_about_nans(plan.kernel->name)
@@ -64,7 +70,10 @@ std::string backward_promises_text(const Plan& plan) {
                  : "nan       a NaN or infinity reaches every gradient that depends on it, "
                    "never another sequence, but others of the same sequence and KV head may "
                    "receive it\n") +
-         "bits      the same from run to run and for any number of threads\n";
+         (has_one_order(plan)
+              ? "bits      the same from run to run and for any number of threads\n"
+              : "bits      of dk, dv, dbias and dsinks the same from run to run; those of dq with "
+                "deterministic=1\n");
 }
 
 std::string promises_text(const Plan& plan) {
