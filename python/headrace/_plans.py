@@ -12,6 +12,7 @@ import ctypes
 import math
 import threading
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -188,9 +189,11 @@ def run_backward(
     dropout: tuple[int, int],
     deterministic: bool,
     num_threads: int,
+    allocate: Callable[[int], tuple[Any, int]],
+    stream: int | None,
 ) -> None:
-    """Plans and runs one backward on the CPU: `views` as the forward got and left them, out and lse included. A plan
-    costs nothing beside its run, so none is kept."""
+    """Plans and runs one backward: `views` as the forward got and left them, out and lse included. A plan costs nothing
+    beside its run, so none is kept. `allocate` gives scratch memory of the device, and its address."""
     tensors, packed = pack_tensors(views), pack_options(options)
     packed.deterministic = deterministic
     packed.dropout_seed, packed.dropout_offset = dropout
@@ -206,8 +209,10 @@ def run_backward(
         if LIBRARY.headrace_plan_is_fallback(handle):
             text = LIBRARY.headrace_plan_explain(handle).decode()
             _warn_of_fallback(problem, device, text)
-        memory = _allocate(LIBRARY.headrace_plan_workspace_bytes(handle))
-        check(LIBRARY.headrace_plan_run_backward(handle, *arguments, memory.ctypes.data, memory.nbytes, None))
+        num_bytes = LIBRARY.headrace_plan_workspace_bytes(handle)
+        memory, address = allocate(num_bytes)
+        check(LIBRARY.headrace_plan_run_backward(handle, *arguments, address, num_bytes, stream))
+        del memory  # which lived until now
     finally:
         LIBRARY.headrace_plan_destroy(handle)
 
@@ -268,6 +273,11 @@ def _allocate(num_bytes: int) -> np.ndarray:
         return np.empty(num_bytes, np.uint8)
     except MemoryError:
         raise MemoryError(f"workspace: {num_bytes} bytes could not be allocated; split the call") from None
+
+
+def host_memory(num_bytes: int) -> tuple[np.ndarray, int]:
+    memory = _allocate(num_bytes)
+    return memory, memory.ctypes.data
 
 
 class Scratch(threading.local):

@@ -66,8 +66,8 @@ std::string backward_promises_text(const Plan& plan) {
                    "receive it\n") +
          (plan.schedule.has_fixed_bits
               ? "bits      the same from run to run and for any number of threads\n"
-              : "bits      sums of dq are added in the order in which CTAs come; deterministic "
-                "keeps one\n");
+              : "bits      of dk, dv, dbias and dsinks the same from run to run; those of dq with "
+                "deterministic=1\n");
 }
 
 std::string promises_text(const Plan& plan) {

@@ -98,7 +98,7 @@ def attention(
 
     Raises:
         ValueError: an argument broke a rule; the text names it, its value, the rule and the remedy.
-        NotImplementedError: valid, but no kernel of this build and device takes it; from backward(): on CUDA, always.
+        NotImplementedError: valid, but no kernel of this build and device takes it.
         MemoryError, RuntimeError: the host is out of memory, the device failed.
     """
     options = make_options(

@@ -1,4 +1,4 @@
-"""The backward of attention, through the library's C ABI. On the CPU; elsewhere the library says what is missing."""
+"""The backward of attention, through the library's C ABI."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def attention_backward(
     _ops.py lists them. Gradients have the shapes and dtypes of what they belong to; rows that see no key give zeros.
 
     Raises:
-        NotImplementedError: no kernel of this build takes the problem or the device (CUDA).
+        NotImplementedError: no kernel of this build takes the problem or the device.
         ValueError: an argument broke a rule.
     """
     extras = dict(zip(EXTRA_NAMES, rest[:_NUM_EXTRAS], strict=True))
@@ -53,11 +53,23 @@ def attention_backward(
         if tensor is not None:
             of_call["d" + name] = _eager.view_of("d" + name, grads["d" + name])
     seed, offset = (0, 0) if dropout_state is None else (n & 0xFFFFFFFFFFFFFFFF for n in dropout_state.tolist())
-    _plans.run_backward(views, of_call, options, (seed, offset), deterministic, torch.get_num_threads())
+    _plans.run_backward(views, of_call, options, (seed, offset), deterministic, *_resources(q.device))
     for name, tensor in written.items():
         if tensor is not grads[name]:
             grads[name].copy_(tensor)
     return grads["dq"], grads["dk"], grads["dv"], grads["dbias"], grads["dsinks"]
+
+
+def _resources(device: torch.device) -> tuple[int, Any, int | None]:
+    """Threads, scratch memory and stream: on a GPU PyTorch's allocator, which knows streams and graphs."""
+    if device.type != "cuda":
+        return torch.get_num_threads(), _plans.host_memory, None
+
+    def allocate(num_bytes: int) -> tuple[torch.Tensor, int]:
+        memory = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        return memory, memory.data_ptr()
+
+    return 0, allocate, _eager._raw_stream(device.index)
 
 
 def _inner_contiguous(tensor: torch.Tensor) -> torch.Tensor:

@@ -64,6 +64,7 @@ Schedule plan(const Problem& p, const DeviceInfo&) {
   schedule.prob_dtype = dtype_of(p);
   schedule.product_error = dtype_of(p) == DType::f32 ? kSplitProductError : 0;
   schedule.num_ctas = tiles_per_head(p) * p.batch * p.num_kv_heads;
+  schedule.has_fixed_bits = p.deterministic;
   schedule.workspace_bytes = backward_workspace(p, tile).total + kBackwardAlignment;
   schedule.note = format_text(
       "mma.sync, {} warps, {} bytes of shared memory, {} scores; dq added up in float {}{}",
