@@ -81,7 +81,8 @@ TEST(Loading, ChangesNothingInTheProcess) {
   expect_same(before, loaded);
   EXPECT_EQ(before.num_threads, loaded.num_threads);
 
-  headrace_device_info device;
+  headrace_device_info device{};
+  device.struct_size = sizeof device;
   EXPECT_EQ(HEADRACE_FIND(headrace_cpu_info)(&device), HEADRACE_OK);
   EXPECT_NE(std::string(HEADRACE_FIND(headrace_build_info)()), "");
   const ProcessState asked = process_state();
@@ -93,8 +94,8 @@ TEST(Loading, ChangesNothingInTheProcess) {
   std::vector<float> data(static_cast<std::size_t>(kRows * kHeads * kDim), 0.5f), out(data.size());
   headrace_attention_tensors tensors;
   headrace_attention_options options;
-  HEADRACE_FIND(headrace_attention_tensors_init)(&tensors);
-  HEADRACE_FIND(headrace_attention_options_init)(&options);
+  HEADRACE_FIND(headrace_attention_tensors_init_sized)(&tensors, sizeof tensors);
+  HEADRACE_FIND(headrace_attention_options_init_sized)(&options, sizeof options);
   for (headrace_tensor* t : {&tensors.q, &tensors.k, &tensors.v, &tensors.out}) {
     t->data = t == &tensors.out ? out.data() : data.data();
     t->dtype = HEADRACE_F32;

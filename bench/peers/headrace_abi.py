@@ -112,7 +112,6 @@ class Library:
         except OSError as error:
             raise Error(f"cannot load the library: {error}") from error
         self._declare()
-        self._check_layouts()
 
     def _declare(self):
         c = self.c
@@ -132,20 +131,12 @@ class Library:
         ]
         c.headrace_plan_run.restype = ctypes.c_int
 
-    def _check_layouts(self):
-        """The structs above must be those of the library that was loaded."""
-        for init, struct in (
-            ("attention_tensors_init", AttentionTensors),
-            ("attention_options_init", AttentionOptions),
-            ("problem_init", Problem),
-        ):
-            room = (ctypes.c_size_t * 1024)()
-            getattr(self.c, f"headrace_{init}")(room)
-            if room[0] != ctypes.sizeof(struct):
-                raise Error(
-                    f"{struct.__name__} has {room[0]} bytes in {self.path} and "
-                    f"{ctypes.sizeof(struct)} here; use the library of this source tree"
-                )
+    def initialised(self, name, struct):
+        """A struct with the library's defaults; it refuses one that is longer than it knows."""
+        made = struct()
+        init = getattr(self.c, f"headrace_{name}_init_sized")
+        self.check(init(ctypes.byref(made), ctypes.c_size_t(ctypes.sizeof(struct))))
+        return made
 
     def check(self, status):
         if status != 0:
@@ -155,12 +146,12 @@ class Library:
         return self.c.headrace_build_info().decode()
 
     def cuda_info(self, device_id=0):
-        device = DeviceInfo()
+        device = DeviceInfo(struct_size=ctypes.sizeof(DeviceInfo))
         self.check(self.c.headrace_cuda_info(device_id, ctypes.byref(device)))
         return device
 
     def cpu_info(self, num_threads):
-        device = DeviceInfo()
+        device = DeviceInfo(struct_size=ctypes.sizeof(DeviceInfo))
         self.check(self.c.headrace_cpu_info(ctypes.byref(device)))
         device.num_units = num_threads
         return device
@@ -188,14 +179,12 @@ class Attention:
 
     def __init__(self, library, q, k, v, out, causal, device, stream=None, allocate=None):
         self._library = library
-        self._tensors = AttentionTensors()
-        self._options = AttentionOptions()
-        library.c.headrace_attention_tensors_init(ctypes.byref(self._tensors))
-        library.c.headrace_attention_options_init(ctypes.byref(self._options))
+        self._tensors = library.initialised("attention_tensors", AttentionTensors)
+        self._options = library.initialised("attention_options", AttentionOptions)
         for name, view in (("q", q), ("k", k), ("v", v), ("out", out)):
             setattr(self._tensors, name, view)
         self._options.causal = causal
-        problem = Problem()
+        problem = library.initialised("problem", Problem)
         library.check(
             library.c.headrace_attention_problem(
                 ctypes.byref(self._tensors), ctypes.byref(self._options), ctypes.byref(problem)

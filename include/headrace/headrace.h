@@ -4,8 +4,10 @@
  * Conventions
  *   - Every function returns a headrace_status (or a plain value that cannot fail). The text of the
  * last error of the calling thread is headrace_last_error().
- *   - Every struct that may grow begins with `struct_size`; the *_init functions fill it in
- * together with the defaults. Call them, then set what you need.
+ *   - Every struct that may grow begins with `struct_size`, its sizeof in the caller's header. The
+ * *_init functions fill it in together with the defaults: call them, then set what you need. Of a
+ * struct without such a function the caller sets it. The library reads and writes that many bytes
+ * and no more, so that a program outlives the header it was compiled against.
  *   - Tensors are borrowed views: nothing is copied or kept after the call returns.
  *   - Strides are in elements, may be zero or negative for inputs; attention wants 1 for head_dim,
  * softmax takes any.
@@ -163,7 +165,11 @@ typedef struct headrace_attention_options {
                             does; the forward does everywhere) */
 } headrace_attention_options;
 
-HEADRACE_API void headrace_attention_options_init(headrace_attention_options* options);
+HEADRACE_API headrace_status
+headrace_attention_options_init_sized(headrace_attention_options* options, size_t struct_size);
+static inline headrace_status headrace_attention_options_init(headrace_attention_options* options) {
+  return headrace_attention_options_init_sized(options, sizeof *options);
+}
 
 /* Dense: q [batch, seqlen_q, num_heads, head_dim], k [batch, seqlen_k, num_kv_heads, head_dim],
  *        v [batch, seqlen_k, num_kv_heads, head_dim_v], out [batch, seqlen_q, num_heads,
@@ -191,7 +197,11 @@ typedef struct headrace_attention_tensors {
                                 inputs are */
 } headrace_attention_tensors;
 
-HEADRACE_API void headrace_attention_tensors_init(headrace_attention_tensors* tensors);
+HEADRACE_API headrace_status
+headrace_attention_tensors_init_sized(headrace_attention_tensors* tensors, size_t struct_size);
+static inline headrace_status headrace_attention_tensors_init(headrace_attention_tensors* tensors) {
+  return headrace_attention_tensors_init_sized(tensors, sizeof *tensors);
+}
 
 /* What the backward adds to the tensors of its forward. All of headrace_attention_tensors are read
  * then: q, k, v, out and lse are required and hold what the forward was given and wrote, everything
@@ -208,7 +218,12 @@ typedef struct headrace_attention_gradients {
   headrace_tensor dsinks;     /* optional, written: f32 [num_heads] */
 } headrace_attention_gradients;
 
-HEADRACE_API void headrace_attention_gradients_init(headrace_attention_gradients* gradients);
+HEADRACE_API headrace_status headrace_attention_gradients_init_sized(
+    headrace_attention_gradients* gradients, size_t struct_size);
+static inline headrace_status headrace_attention_gradients_init(
+    headrace_attention_gradients* gradients) {
+  return headrace_attention_gradients_init_sized(gradients, sizeof *gradients);
+}
 
 typedef enum headrace_phase { HEADRACE_FORWARD = 0, HEADRACE_BACKWARD = 1 } headrace_phase;
 
@@ -237,7 +252,11 @@ typedef struct headrace_problem {
 } headrace_problem;
 
 /* Defaults: f32, everything 1 or absent. */
-HEADRACE_API void headrace_problem_init(headrace_problem* problem);
+HEADRACE_API headrace_status headrace_problem_init_sized(headrace_problem* problem,
+                                                         size_t struct_size);
+static inline headrace_status headrace_problem_init(headrace_problem* problem) {
+  return headrace_problem_init_sized(problem, sizeof *problem);
+}
 /* Validates the tensors and options of one call and fills `problem`. Reads shapes, strides and
  * addresses only. */
 HEADRACE_API headrace_status headrace_attention_problem(const headrace_attention_tensors* tensors,
@@ -315,7 +334,11 @@ typedef struct headrace_softmax_options {
   int32_t algorithm; /* headrace_softmax_algorithm; the backward has one and ignores it */
 } headrace_softmax_options;
 
-HEADRACE_API void headrace_softmax_options_init(headrace_softmax_options* options);
+HEADRACE_API headrace_status headrace_softmax_options_init_sized(headrace_softmax_options* options,
+                                                                 size_t struct_size);
+static inline headrace_status headrace_softmax_options_init(headrace_softmax_options* options) {
+  return headrace_softmax_options_init_sized(options, sizeof *options);
+}
 
 /* y = softmax(scale * x) along one axis; any strides, also along that axis. A row that is -inf
  * throughout gives zeros and an lse of -inf; one with NaN or +inf is NaN throughout. */
@@ -327,7 +350,11 @@ typedef struct headrace_softmax_tensors {
                           shape of x without the axis */
 } headrace_softmax_tensors;
 
-HEADRACE_API void headrace_softmax_tensors_init(headrace_softmax_tensors* tensors);
+HEADRACE_API headrace_status headrace_softmax_tensors_init_sized(headrace_softmax_tensors* tensors,
+                                                                 size_t struct_size);
+static inline headrace_status headrace_softmax_tensors_init(headrace_softmax_tensors* tensors) {
+  return headrace_softmax_tensors_init_sized(tensors, sizeof *tensors);
+}
 
 /* dx = scale * y * (dy - sum(y * dy)), the sum along the axis: the gradient of the loss with
  * respect to x, from y of the forward and the gradient dy with respect to y. */
@@ -338,8 +365,12 @@ typedef struct headrace_softmax_backward_tensors {
   headrace_tensor dx; /* written: shape and dtype of y; may be y or dy itself (the same view) */
 } headrace_softmax_backward_tensors;
 
-HEADRACE_API void headrace_softmax_backward_tensors_init(
-    headrace_softmax_backward_tensors* tensors);
+HEADRACE_API headrace_status headrace_softmax_backward_tensors_init_sized(
+    headrace_softmax_backward_tensors* tensors, size_t struct_size);
+static inline headrace_status headrace_softmax_backward_tensors_init(
+    headrace_softmax_backward_tensors* tensors) {
+  return headrace_softmax_backward_tensors_init_sized(tensors, sizeof *tensors);
+}
 
 /* No workspace, no allocation. `options` NULL: the defaults. `stream` as in headrace_plan_run: NULL
  * on CPU, where the result is there on return; on CUDA the work is enqueued on it. */

@@ -76,7 +76,7 @@ struct AttentionOptions {
 
   headrace_attention_options to_c() const {
     headrace_attention_options c;
-    headrace_attention_options_init(&c);
+    check(headrace_attention_options_init(&c));
     if (softmax_scale) c.softmax_scale = *softmax_scale;
     c.softcap = softcap;
     c.causal = static_cast<std::int32_t>(causal);
@@ -166,9 +166,9 @@ struct AttentionGradients {
 // absent) or from the tensors of a call. Throws Error(HEADRACE_INVALID_ARGUMENT or
 // HEADRACE_UNSUPPORTED) where the tensors break a rule.
 struct Problem : headrace_problem {
-  Problem() { headrace_problem_init(this); }
+  Problem() { check(headrace_problem_init(this)); }
   explicit Problem(const AttentionTensors& tensors, const AttentionOptions& options = {}) {
-    headrace_problem_init(this);
+    check(headrace_problem_init(this));
     const headrace_attention_tensors c_tensors = tensors.to_c();
     const headrace_attention_options c_options = options.to_c();
     check(headrace_attention_problem(&c_tensors, &c_options, this));
@@ -176,7 +176,7 @@ struct Problem : headrace_problem {
   // Of the backward.
   Problem(const AttentionTensors& tensors, const AttentionGradients& gradients,
           const AttentionOptions& options = {}) {
-    headrace_problem_init(this);
+    check(headrace_problem_init(this));
     const headrace_attention_tensors c_tensors = tensors.to_c();
     const headrace_attention_gradients c_gradients = gradients.to_c();
     const headrace_attention_options c_options = options.to_c();
@@ -190,6 +190,7 @@ using DeviceInfo = headrace_device_info;
 // HEADRACE_NUM_THREADS is nonsense.
 inline DeviceInfo cpu_info() {
   DeviceInfo device{};
+  device.struct_size = sizeof device;
   check(headrace_cpu_info(&device));
   return device;
 }
@@ -204,6 +205,7 @@ inline int num_cuda_devices() {
 // A CUDA device by its number, from 0. Throws Error where there is no such device.
 inline DeviceInfo cuda_info(int device_id = 0) {
   DeviceInfo device{};
+  device.struct_size = sizeof device;
   check(headrace_cuda_info(device_id, &device));
   return device;
 }
@@ -212,6 +214,7 @@ inline DeviceInfo cuda_info(int device_id = 0) {
 // Error(HEADRACE_INVALID_ARGUMENT).
 inline DeviceInfo device_from_text(const char* text) {
   DeviceInfo device{};
+  device.struct_size = sizeof device;
   check(headrace_device_from_text(text, &device));
   return device;
 }
@@ -331,7 +334,7 @@ struct SoftmaxOptions {
 
   headrace_softmax_options to_c() const {
     headrace_softmax_options c;
-    headrace_softmax_options_init(&c);
+    check(headrace_softmax_options_init(&c));
     c.scale = scale;
     c.axis = axis;
     c.algorithm = static_cast<std::int32_t>(algorithm);
@@ -346,7 +349,7 @@ struct SoftmaxOptions {
 inline void softmax_forward(const TensorView& x, const TensorView& y, const TensorView& lse = {},
                             const SoftmaxOptions& options = {}, void* stream = nullptr) {
   headrace_softmax_tensors c_tensors;
-  headrace_softmax_tensors_init(&c_tensors);
+  check(headrace_softmax_tensors_init(&c_tensors));
   c_tensors.x = x;
   c_tensors.y = y;
   c_tensors.lse = lse;
@@ -360,7 +363,7 @@ inline void softmax_forward(const TensorView& x, const TensorView& y, const Tens
 inline void softmax_backward(const TensorView& y, const TensorView& dy, const TensorView& dx,
                              const SoftmaxOptions& options = {}, void* stream = nullptr) {
   headrace_softmax_backward_tensors c_tensors;
-  headrace_softmax_backward_tensors_init(&c_tensors);
+  check(headrace_softmax_backward_tensors_init(&c_tensors));
   c_tensors.y = y;
   c_tensors.dy = dy;
   c_tensors.dx = dx;

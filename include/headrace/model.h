@@ -63,7 +63,11 @@ typedef struct headrace_model_options {
   void* progress_user;
 } headrace_model_options;
 
-HEADRACE_API void headrace_model_options_init(headrace_model_options* options);
+HEADRACE_API headrace_status headrace_model_options_init_sized(headrace_model_options* options,
+                                                               size_t struct_size);
+static inline headrace_status headrace_model_options_init(headrace_model_options* options) {
+  return headrace_model_options_init_sized(options, sizeof *options);
+}
 
 /* Loads a GGUF file. unsupported: the architecture, a tensor type, the tokenizer. options may be
  * NULL. */
@@ -135,7 +139,11 @@ typedef struct headrace_session_options {
   int32_t reserved;
 } headrace_session_options;
 
-HEADRACE_API void headrace_session_options_init(headrace_session_options* options);
+HEADRACE_API headrace_status headrace_session_options_init_sized(headrace_session_options* options,
+                                                                 size_t struct_size);
+static inline headrace_status headrace_session_options_init(headrace_session_options* options) {
+  return headrace_session_options_init_sized(options, sizeof *options);
+}
 /* options may be NULL. */
 HEADRACE_API headrace_status headrace_session_create(const headrace_model* model,
                                                      const headrace_session_options* options,
@@ -184,7 +192,11 @@ typedef struct headrace_sampling_options {
   int32_t reserved;
 } headrace_sampling_options;
 
-HEADRACE_API void headrace_sampling_options_init(headrace_sampling_options* options);
+HEADRACE_API headrace_status
+headrace_sampling_options_init_sized(headrace_sampling_options* options, size_t struct_size);
+static inline headrace_status headrace_sampling_options_init(headrace_sampling_options* options) {
+  return headrace_sampling_options_init_sized(options, sizeof *options);
+}
 
 typedef struct headrace_token_logprob {
   int32_t token;
@@ -224,7 +236,12 @@ typedef struct headrace_generation_options {
   void* user;
 } headrace_generation_options;
 
-HEADRACE_API void headrace_generation_options_init(headrace_generation_options* options);
+HEADRACE_API headrace_status
+headrace_generation_options_init_sized(headrace_generation_options* options, size_t struct_size);
+static inline headrace_status headrace_generation_options_init(
+    headrace_generation_options* options) {
+  return headrace_generation_options_init_sized(options, sizeof *options);
+}
 
 typedef struct headrace_generation {
   size_t struct_size;

@@ -106,7 +106,7 @@ class Model {
   // Throws Error: HEADRACE_IO_ERROR or HEADRACE_UNSUPPORTED with file, place and rule.
   explicit Model(const std::string& path, const ModelOptions& options = {}) {
     headrace_model_options c;
-    headrace_model_options_init(&c);
+    check(headrace_model_options_init(&c));
     c.num_threads = options.num_threads;
     c.exact = options.exact;
     c.use_mmap = options.use_mmap;
@@ -186,7 +186,7 @@ struct SamplingOptions {
   // Points into this object.
   headrace_sampling_options to_c() const {
     headrace_sampling_options c;
-    headrace_sampling_options_init(&c);
+    check(headrace_sampling_options_init(&c));
     c.temperature = temperature;
     c.top_p = top_p;
     c.min_p = min_p;
@@ -221,7 +221,7 @@ class Session {
  public:
   explicit Session(const Model& model, const SessionOptions& options = {}) {
     headrace_session_options c;
-    headrace_session_options_init(&c);
+    check(headrace_session_options_init(&c));
     c.max_tokens = options.max_tokens;
     c.batch_tokens = options.batch_tokens;
     c.cache_dtype = static_cast<std::int32_t>(options.cache_dtype);
@@ -259,7 +259,7 @@ class Session {
     std::vector<const char*> stop;
     for (const std::string& text : options.stop) stop.push_back(text.c_str());
     headrace_generation_options c;
-    headrace_generation_options_init(&c);
+    check(headrace_generation_options_init(&c));
     c.sampling = &sampling;
     c.max_new_tokens = options.max_new_tokens;
     c.stop = stop.data();

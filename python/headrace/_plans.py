@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _devices, _structs
-from ._library import LIBRARY, PROBLEM_BYTES, check, fail
+from ._library import LIBRARY, check, fail
 
 _MAX_PLANS = 4096
 
@@ -102,6 +102,10 @@ def pack_tensors(views: dict[str, View]) -> _structs.AttentionTensors:
     return _pack_views(_structs.AttentionTensors, views)
 
 
+def _new_problem() -> _structs.Problem:
+    return _structs.Problem(struct_size=ctypes.sizeof(_structs.Problem))
+
+
 class Block:
     """The arguments of one call. `words[DATA_WORD[name]]` is the address of tensor `name`."""
 
@@ -135,7 +139,7 @@ class Plan:
         self.handle: int | None = None
         self._destroy = LIBRARY.headrace_plan_destroy
         tensors, packed = pack_tensors(views), pack_options(options)
-        problem = _structs.Problem.from_buffer(bytearray(PROBLEM_BYTES))  # a newer library may write more than ours
+        problem = _new_problem()
         check(
             LIBRARY.headrace_attention_problem(ctypes.byref(tensors), ctypes.byref(packed), ctypes.byref(problem))
         )
@@ -195,7 +199,7 @@ def run_backward(
     packed.deterministic = deterministic
     packed.dropout_seed, packed.dropout_offset = dropout
     grads = _pack_views(_structs.AttentionGradients, gradients)
-    problem = _structs.Problem.from_buffer(bytearray(PROBLEM_BYTES))
+    problem = _new_problem()
     arguments = (ctypes.byref(tensors), ctypes.byref(grads), ctypes.byref(packed))
     check(LIBRARY.headrace_attention_backward_problem(*arguments, ctypes.byref(problem)))
     q = views["q"]

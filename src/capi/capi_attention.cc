@@ -128,13 +128,11 @@ Status attend(const CallFromC& from, Workspace workspace, Stream stream) {
 
 headrace_status problem_of(const CallFromC& from, headrace_problem* problem) {
   return guarded([&] {
-    if (problem == nullptr) return fail(null_argument("problem", "pass a struct to fill"));
     Call call;
     if (auto bad = read_call(from, call)) return fail(std::move(*bad));
     auto result = call.validate();
     if (!result.ok()) return fail(std::move(result.failure()));
-    *problem = result.value();
-    return HEADRACE_OK;
+    return give("problem", result.value(), problem);
   });
 }
 
