@@ -182,7 +182,6 @@ headrace_status headrace_plan_attention(const headrace_problem* problem,
     auto made = std::make_unique<headrace_plan>();
     made->plan = std::move(result.value());
     made->kernel_name = made->plan.kernel->name;
-    made->explain = headrace::explain(made->plan);
     *plan = made.release();
     return HEADRACE_OK;
   });
@@ -203,7 +202,12 @@ const char* headrace_plan_kernel(const headrace_plan* plan) {
 }
 
 const char* headrace_plan_explain(const headrace_plan* plan) {
-  return plan == nullptr ? "" : plan->explain.c_str();
+  if (plan == nullptr) return "";
+  const headrace_status status = guarded([&] {
+    std::call_once(plan->is_explained, [&] { plan->explain = headrace::explain(plan->plan); });
+    return HEADRACE_OK;
+  });
+  return status == HEADRACE_OK ? plan->explain.c_str() : "";
 }
 
 headrace_status headrace_plan_run(const headrace_plan* plan,

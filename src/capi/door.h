@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <mutex>
 #include <new>
 #include <string>
 
@@ -15,7 +16,9 @@
 struct headrace_plan {
   headrace::Plan plan;
   std::string kernel_name;
-  std::string explain;
+  // Made when it is first asked for: it costs more than the plan.
+  mutable std::once_flag is_explained;
+  mutable std::string explain;
 };
 
 namespace headrace::capi {
