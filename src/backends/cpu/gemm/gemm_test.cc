@@ -35,7 +35,7 @@ DeviceInfo device_with(std::uint32_t cpu_isa, int threads = 2) {
 
 std::vector<std::uint32_t> instruction_sets() {
   std::vector<std::uint32_t> sets;
-  for (const char* name : {"cpu:scalar", "cpu:avx2", "cpu:avx512_bf16"}) {
+  for (const char* name : {"cpu:scalar", "cpu:avx2", "cpu:avx512_bf16", "cpu:neon"}) {
     const std::uint32_t isa = device_from_text(name).value().cpu_isa;
     if ((isa & ~detected_cpu_isa()) == 0) sets.push_back(isa);
   }
