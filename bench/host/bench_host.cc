@@ -1,13 +1,9 @@
 // What the host pays for a call from C++ on the CPU, beside the kernel: f32, [batch 1, seqlen 64,
 // num_heads 8, head_dim 64]. Microseconds: the fastest and the median of many rounds.
-//
-//   headrace_bench_host [SCALE]
-//
-// Exits 1 where the fastest round of a row with a limit is over it. SCALE multiplies the limits.
+// Exits 1 where the fastest round of a row with a limit is over it.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <vector>
 
 #include "headrace/headrace.hpp"
@@ -41,8 +37,7 @@ bool is_within(double limit, const char* what, int calls, Body body) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  const double scale = argc > 1 ? std::atof(argv[1]) : 1;
+int main() {
   std::vector<float> q(64 * 8 * 64, 0.5f), k = q, v = q, out = q;
   const auto view = [](std::vector<float>& x) {
     return TensorView(x.data(), DType::f32, {1, 64, 8, 64});
@@ -57,10 +52,9 @@ int main(int argc, char** argv) {
               plan.kernel());
   std::printf("%-40s %8s %8s %8s\n", "us a call", "min", "median", "limit");
   is_within(kNoLimit, "run of a kept plan", 10, [&] { plan.run(tensors, workspace); });
-  bool is_fast = is_within(2 * scale, "run of a kept plan, beside its kernel", 200,
+  bool is_fast = is_within(2, "run of a kept plan, beside its kernel", 200,
                            [&] { idle.run(tensors, workspace); });
-  is_fast &=
-      is_within(5 * scale, "plan_attention", 100, [&] { (void)plan_attention(problem, device); });
+  is_fast &= is_within(5, "plan_attention", 100, [&] { (void)plan_attention(problem, device); });
   is_within(kNoLimit, "plan_attention and explain", 50,
             [&] { (void)plan_attention(problem, device).explain(); });
   is_within(kNoLimit, "Problem of tensors", 200, [&] { (void)Problem(tensors); });
