@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # fetch_aarch64_packages.sh FOLDER: unpacks Debian's arm64 libraries for the preset aarch64 there, once. To install them
-# beside the machine's own would ask for Arm's C library and for another architecture in dpkg; here apt's lists are files of
-# the folder, too.
+# beside the machine's own would ask for Arm's C library and for another architecture in dpkg; here even apt's lists are
+# files of the folder.
 set -euo pipefail
 mkdir -p "$1"
 folder=$(cd "$1" && pwd)
