@@ -52,7 +52,6 @@ ON_CPU = {
     "cpu_flash_fwd": (GRID, CATALOGUE, BITS),
     "cpu_flash_decode": (GRID, BITS, CATALOGUE),
     "cpu_flash_bwd": (BACKWARD,),
-    "cpu_simd": (units("*Simd*"),),
     "cpu_softmax": (units("Softmax*"),),
     "cpu_gemm": (units("*Gemm*"),),
     "cpu_rows": (units("*Rows*:RopeTable*:*Tiny*"),),
@@ -199,13 +198,13 @@ def run_command(root, args):
     if findings or args.check:
         print("".join(f"{text}\n" for text in findings) + f"{len(mutants)} mutants, {len(findings)} finding(s)")
         return 1 if findings else 0
-    pattern = f"*{args.only}*"
-    chosen = [m for m in mutants if fnmatch.fnmatch(m.name, pattern) or fnmatch.fnmatch(m.kernel, pattern)]
+    patterns = [f"*{pattern}*" for pattern in args.only or ["*"]]
+    chosen = [m for m in mutants if any(fnmatch.fnmatch(f"{m.name} {m.kernel}", pattern) for pattern in patterns)]
     if args.list:
         print("".join(f"{m.name} ({m.kernel}): {m.breaks}\n" for m in chosen), end="")
         return 0
     if not any(mutant.device == args.device for mutant in chosen):
-        print(f"run_mutants.py: --only {args.only}: no mutant of device {args.device} has that name; see --list")
+        print(f"run_mutants.py: no mutant of device {args.device} is left by --only; see --list")
         return 2
     try:
         outcomes = run_all(root, args, chosen, lambda line: print(line, file=sys.stderr, flush=True))
@@ -312,7 +311,7 @@ def self_test():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--only", metavar="PATTERN", default="*", help="mutants whose name or kernel holds this")
+    parser.add_argument("--only", metavar="PATTERN", action="append", help="those whose name or kernel holds one")
     parser.add_argument("--device", choices=sorted(DEVICES), default="cpu", help="cuda needs a GPU and nvcc")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="files that are compiled at once")
     parser.add_argument("--format", choices=("text", "csv", "json", "md"), default="text", help="of the table")
