@@ -71,7 +71,7 @@ def judge_conformance(output):
         return None
     rules = sorted({rule for failure in failures for rule in re.findall(r"\bR[1-6]\b", failure["text"])})
     what = " ".join(rules) or failures[0]["text"][:60]
-    where = f" {failures[0]['case']}" if report["suite"] in ("bits", "catalogue") else ""
+    where = f" {failures[0]['case'].split()[0]}" if report["suite"] in ("bits", "catalogue") else ""
     return f"{report['suite']}{where}: {what} ({failures[0]['kernel']})"
 
 

@@ -64,11 +64,11 @@ ON_CPU = {
     "select": (units("Select*:Explain*:Run*"), GRID),
 }
 ALL_ON_CPU = (
+    units(),
     GRID,
     BACKWARD,
     BITS,
     CATALOGUE,
-    units(),
     gtest("door", "tests/headrace_capi_tests"),
     gtest("rules", "tests/conformance/headrace_rules_tests"),
 )
@@ -278,10 +278,11 @@ def test_runner():
 
 def test_judges():
     failure = {"kernel": "k", "case": "A1", "text": "R3 element 0 is 1"}
+    of_bits = {**failure, "case": "threads dtype=f32"}
     crash = "[ RUN      ] A.B/0\n"
     cases = [
         (judge_conformance(json.dumps({"suite": "grid", "failures": [failure]})), "grid: R3 (k)"),
-        (judge_conformance(json.dumps({"suite": "bits", "failures": [failure]})), "bits A1: R3 (k)"),
+        (judge_conformance(json.dumps({"suite": "bits", "failures": [of_bits]})), "bits threads: R3 (k)"),
         (judge_conformance(json.dumps({"suite": "grid", "failures": []})), None),
         (judge_conformance("crashed"), None),
         (judge_gtest(crash + "[       OK ] A.B/0\n[ RUN      ] C.D\n[  FAILED  ] C.D (0 ms)\n"), "unit C.D"),
