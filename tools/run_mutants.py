@@ -55,7 +55,7 @@ ON_CPU = {
     "cpu_softmax": (units("Softmax*"),),
     "cpu_gemm": (units("*Gemm*"),),
     "cpu_rows": (units("*Rows*:RopeTable*:*Tiny*"),),
-    "kv_cache": (units("ContiguousCache*:*Tiny*:Session*"),),
+    "kv_cache": (units("ContiguousCache*"), units("*Tiny*:Session*")),
     "sampler": (units("Sampling*:StopMatcher*"),),
     "gguf": (units("Gguf*"),),
     "tokenizer": (units("Tokenizer*:StreamDecoder*:Utf8*"),),
