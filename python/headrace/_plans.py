@@ -105,7 +105,7 @@ def pack_tensors(views: dict[str, View]) -> _structs.AttentionTensors:
 
 class Block:
     """The arguments of one call: tensors, gradients (of a backward only), options; `addresses` are theirs, in that
-    order. `words[DATA_WORD[name]]` is the address of tensor `name`, `gradient_words[GRADIENT_WORD[name]]` of a gradient.
+    order. `words[DATA_WORD[name]]` is where tensor `name` lies, `gradient_words[GRADIENT_WORD[name]]` a gradient.
     """
 
     __slots__ = ("_structs", "addresses", "gradient_words", "words")

@@ -24,7 +24,10 @@ def functions():
     heads_first = tuple(x.transpose(1, 2) for x in (q, k, v))
     flat = tuple(x[0] for x in (q, k, v))
     return {
-        "flash_attn_func": (lambda *x: first_two(ht.flash_attn_func(*x, causal=True, return_attn_probs=True)), (q, k, v)),
+        "flash_attn_func": (
+            lambda *x: first_two(ht.flash_attn_func(*x, causal=True, return_attn_probs=True)),
+            (q, k, v),
+        ),
         "flash_attn_func without lse": (lambda *x: (ht.flash_attn_func(*x, window_size=(1, 0)),), (q, k, v)),
         "kvpacked": (lambda q, kv: (ht.flash_attn_kvpacked_func(q, kv),), (q, torch.stack([k, v], 2))),
         "qkvpacked": (lambda qkv: (ht.flash_attn_qkvpacked_func(qkv, causal=True),), (torch.stack([q, k, v], 2),)),

@@ -43,7 +43,7 @@ _tracing_state = torch._C._get_tracing_state
 
 
 def is_watched() -> bool:
-    """Whether somebody looks at operators as they pass: compilers, modes, transforms, autocast, tracers, the profiler."""
+    """Whether somebody looks at operators as they pass: compiler, modes, transforms, autocast, tracer, profiler."""
     return bool(
         _is_compiling()
         or _num_dispatch_modes()
