@@ -171,8 +171,8 @@ def train(run, steps, every, folder=None):
         run.step()
         done = len(run.losses)
         if done % every == 0 or done == steps:
-            recent = run.ms[-every:]
-            print(f"{run.name:>12}  step {done:5}  loss {run.losses[-1]:.4f}  {statistics.median(recent):.1f} ms a step")
+            ms = statistics.median(run.ms[-every:])
+            print(f"{run.name:>12}  step {done:5}  loss {run.losses[-1]:.4f}  {ms:.1f} ms a step", flush=True)
             if folder is not None:
                 run.save(folder)
 

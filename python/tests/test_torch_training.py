@@ -3,7 +3,7 @@ gradcheck, torch.compile, autocast and checkpointing; determinism asked for in e
 
 import pytest
 from test_torch_backward import gradients_of
-from torch_data import make, qkv, same_bits, torch
+from torch_data import DEVICES, make, qkv, same_bits, torch
 from torch.utils.checkpoint import checkpoint
 
 import headrace.torch as ht
@@ -11,16 +11,27 @@ import headrace.torch as ht
 pytestmark = pytest.mark.filterwarnings("ignore::headrace.FallbackWarning")
 
 SMALL = {"batch": 1, "sq": 4, "sk": 4, "heads": 2, "kv_heads": 2, "dim": 3}
-CU = torch.tensor([0, 1, 4], dtype=torch.int32)
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    if request.param == "cuda":
+        q = torch.ones((1, 1, 1, 8), device="cuda", requires_grad=True)
+        try:
+            ht.attention(q, q, q).sum().backward()
+        except NotImplementedError:
+            pytest.skip("this build has no backward on a GPU")
+    return request.param
 
 
 def first_two(results):
     return results[:2]  # without S_dmask, which is for looking at
 
 
-def functions():
+def functions(device="cpu"):
     """name: (a function of differentiable tensors, those tensors)."""
-    q, k, v = qkv(**SMALL)
+    q, k, v = qkv(device, **SMALL)
+    cu = torch.tensor([0, 1, 4], dtype=torch.int32, device=device)
+    bias, mask = make((1, 2, 1, 4), device=device), make((4, 4), device=device)
     heads_first = tuple(x.transpose(1, 2) for x in (q, k, v))
     flat = tuple(x[0] for x in (q, k, v))
     return {
@@ -31,12 +42,12 @@ def functions():
         "flash_attn_func without lse": (lambda *x: (ht.flash_attn_func(*x, window_size=(1, 0)),), (q, k, v)),
         "kvpacked": (lambda q, kv: (ht.flash_attn_kvpacked_func(q, kv),), (q, torch.stack([k, v], 2))),
         "qkvpacked": (lambda qkv: (ht.flash_attn_qkvpacked_func(qkv, causal=True),), (torch.stack([q, k, v], 2),)),
-        "varlen": (lambda *x: (ht.flash_attn_varlen_func(*x, CU, CU, 3, 3, causal=True),), flat),
+        "varlen": (lambda *x: (ht.flash_attn_varlen_func(*x, cu, cu, 3, 3, causal=True),), flat),
         "sdpa": (lambda *x: (ht.scaled_dot_product_attention(*x, is_causal=True),), heads_first),
-        "sdpa mask": (lambda q, k, v, m: (ht.scaled_dot_product_attention(q, k, v, m),), (*heads_first, make((4, 4)))),
+        "sdpa mask": (lambda q, k, v, m: (ht.scaled_dot_product_attention(q, k, v, m),), (*heads_first, mask)),
         "attention": (
             lambda q, k, v, b: ht.attention(q, k, v, bias=b, softcap=2.0, return_lse=True),
-            (q, k, v, make((1, 2, 1, 4))),
+            (q, k, v, bias),
         ),
         "attention lse alone": (lambda *x: ht.attention(*x, return_lse=True)[1:], (q, k, v)),
     }
@@ -48,19 +59,19 @@ HAVE_BIAS = ("sdpa mask", "attention")  # the last tensor; autocast leaves a flo
 
 def weights_of(function, tensors):
     with torch.no_grad():
-        return [make(tuple(r.shape), r.dtype, seed=9) for r in function(*tensors)]
+        return [make(tuple(r.shape), r.dtype, r.device, seed=9) for r in function(*tensors)]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_gradcheck_of_every_function(name):
-    function, tensors = functions()[name]
+def test_gradcheck_of_every_function(device, name):
+    function, tensors = functions(device)[name]
     tensors = [t.double().requires_grad_() for t in tensors]
     assert torch.autograd.gradcheck(function, tensors, eps=1e-6, atol=1e-7, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_compiled_gradients_equal_eager_ones(name):
-    function, tensors = functions()[name]
+def test_compiled_gradients_equal_eager_ones(device, name):
+    function, tensors = functions(device)[name]
     weights = weights_of(function, tensors)
     eager = gradients_of(function, tensors, weights)
     torch._dynamo.reset()
@@ -72,8 +83,8 @@ def test_compiled_gradients_equal_eager_ones(name):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_checkpointed_gradients_equal_kept_ones(name, use_reentrant):
-    function, tensors = functions()[name]
+def test_checkpointed_gradients_equal_kept_ones(device, name, use_reentrant):
+    function, tensors = functions(device)[name]
     weights = weights_of(function, tensors)
     kept = gradients_of(function, tensors, weights)
     for _ in range(2):  # a first and a later call take different ways
@@ -83,11 +94,11 @@ def test_checkpointed_gradients_equal_kept_ones(name, use_reentrant):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_gradients_under_autocast_are_those_of_its_dtype(name):
-    function, tensors = functions()[name]
+def test_gradients_under_autocast_are_those_of_its_dtype(device, name):
+    function, tensors = functions(device)[name]
 
     def cast(*x):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(device, dtype=torch.bfloat16):
             return function(*x)
 
     def by_hand(*x):
@@ -119,8 +130,8 @@ def flags(monkeypatch):
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
-def test_determinism_reaches_the_plan(flags, is_compiled):
-    q, k, v = (x.requires_grad_() for x in qkv(**SMALL))
+def test_determinism_reaches_the_plan(device, flags, is_compiled):
+    q, k, v = (x.requires_grad_() for x in qkv(device, **SMALL))
 
     def backward(function, **options):
         torch._dynamo.reset()
@@ -143,13 +154,13 @@ def test_determinism_reaches_the_plan(flags, is_compiled):
     assert flags == [False, True, False, True]
 
 
-def test_the_backward_passes_pytorchs_own_checks():
-    q, k, v = qkv()
-    bias, sinks = make((1, 4, 1, 29)), make((4,))
+def test_the_backward_passes_pytorchs_own_checks(device):
+    q, k, v = qkv(device)
+    bias, sinks = make((1, 4, 1, 29), device=device), make((4,), device=device)
     options = (None, 0.0, 0.0, -1, -1, 0, 0, 1, 0, False, False, False, False)
     for extras, with_dlse in (((None,) * 8, False), ((None, None, None, bias, None, None, sinks, None), True)):
         out, lse, _ = torch.ops.headrace.attention(q, k, v, *extras, *options, False, True, False)
-        dlse = make(tuple(lse.shape)) if with_dlse else None
+        dlse = make(tuple(lse.shape), device=device) if with_dlse else None
         arguments = (torch.ones_like(out), dlse, q, k, v, out, lse, *extras, *options, False)
         torch.library.opcheck(torch.ops.headrace.attention_backward.default, arguments)
     leaves = [x.requires_grad_() for x in (q, k, v)]
@@ -158,10 +169,10 @@ def test_the_backward_passes_pytorchs_own_checks():
     )
 
 
-def test_gradients_of_gradients_are_refused():
-    q, k, v = (x.requires_grad_() for x in qkv(**SMALL))
+def test_gradients_of_gradients_are_refused(device):
+    q, k, v = (x.requires_grad_() for x in qkv(device, **SMALL))
     for with_autocast in (False, True):  # the direct way and the operator's
-        with torch.autocast("cpu", enabled=with_autocast):
+        with torch.autocast(device, enabled=with_autocast):
             out = ht.attention(q, k, v)
         (dq,) = torch.autograd.grad(out.float().square().sum(), q, create_graph=True)
         with pytest.raises(NotImplementedError, match="gradients of attention's gradients"):

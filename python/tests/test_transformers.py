@@ -259,10 +259,10 @@ def test_three_steps_of_fine_tuning_have_eagers_gradients(dtype):
     backward, is at most 1.5 times eager's and 1.1 times in the mean."""
     models = {name: model_of("llama", name, dtype).train() for name in ("headrace", "eager", "exact")}
     ours = models["headrace"]
-    optimizer = torch.optim.AdamW(ours.parameters(), lr=1e-3)
+    optimizer = torch.optim.SGD(ours.parameters(), lr=1e-2)
     losses = []
-    for step in range(3):
-        ids = tokens(batch=4, length=48, seed=step)
+    ids = tokens(batch=4, length=48)
+    for _ in range(3):
         grads = {}
         for name, model in models.items():
             model.load_state_dict(ours.state_dict())
@@ -286,7 +286,7 @@ def test_three_steps_of_fine_tuning_have_eagers_gradients(dtype):
             assert errors["headrace"].max() <= 1.5 * errors["eager"].max()
             assert errors["headrace"].mean() <= 1.1 * errors["eager"].mean()
         optimizer.step()
-    assert len(set(losses)) == 3
+    assert len(set(losses)) == 3, "steps that do not change the model"
 
 
 def test_the_paged_cache_is_refused():

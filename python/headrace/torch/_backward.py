@@ -111,14 +111,19 @@ class Differentiable(torch.autograd.Function):
         returns_all: bool = False,
     ) -> Any:
         """`rest`: nothing, or the extras (bias and sinks among them) and the dropout state."""
-        lse, probs = _eager.new_lse(entry), _eager.new_probs(entry)
+        ctx.entry = entry
+        lse = _eager.new_lse(entry)
+        if not rest and not returns_all:
+            out = _eager.compute(entry, q, q.data_ptr(), k.data_ptr(), v.data_ptr(), lse)
+            ctx.save_for_backward(q, k, v, out, lse)
+            return out
+        probs = _eager.new_probs(entry)
         extras, dropout_state = (rest[:-1], rest[-1]) if rest else (None, None)
         out = _eager.compute(entry, q, q.data_ptr(), k.data_ptr(), v.data_ptr(), lse, probs, extras, dropout_state)
-        ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, out, lse, *rest)
-        ctx.entry = entry
         if not returns_all:
             return out
+        ctx.set_materialize_grads(False)
         if probs is not None:
             ctx.mark_non_differentiable(probs)
         return out, lse, probs
