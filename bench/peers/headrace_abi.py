@@ -118,7 +118,6 @@ class Library:
         except OSError as error:
             raise Error(f"cannot load the library: {error}") from error
         self._declare()
-        self._check_layouts()
 
     def _declare(self):
         c = self.c
@@ -140,21 +139,12 @@ class Library:
         c.headrace_plan_run_backward.argtypes = [ctypes.c_void_p] * 5 + [ctypes.c_size_t, ctypes.c_void_p]
         c.headrace_plan_run_backward.restype = ctypes.c_int
 
-    def _check_layouts(self):
-        """The structs above must be those of the library that was loaded."""
-        for init, struct in (
-            ("attention_tensors_init", AttentionTensors),
-            ("attention_options_init", AttentionOptions),
-            ("attention_gradients_init", AttentionGradients),
-            ("problem_init", Problem),
-        ):
-            room = (ctypes.c_size_t * 1024)()
-            getattr(self.c, f"headrace_{init}")(room)
-            if room[0] != ctypes.sizeof(struct):
-                raise Error(
-                    f"{struct.__name__} has {room[0]} bytes in {self.path} and "
-                    f"{ctypes.sizeof(struct)} here; use the library of this source tree"
-                )
+    def initialised(self, name, struct):
+        """A struct with the library's defaults; it refuses one that is longer than it knows."""
+        made = struct()
+        init = getattr(self.c, f"headrace_{name}_init_sized")
+        self.check(init(ctypes.byref(made), ctypes.c_size_t(ctypes.sizeof(struct))))
+        return made
 
     def check(self, status):
         if status != 0:
@@ -164,12 +154,12 @@ class Library:
         return self.c.headrace_build_info().decode()
 
     def cuda_info(self, device_id=0):
-        device = DeviceInfo()
+        device = DeviceInfo(struct_size=ctypes.sizeof(DeviceInfo))
         self.check(self.c.headrace_cuda_info(device_id, ctypes.byref(device)))
         return device
 
     def cpu_info(self, num_threads):
-        device = DeviceInfo()
+        device = DeviceInfo(struct_size=ctypes.sizeof(DeviceInfo))
         self.check(self.c.headrace_cpu_info(ctypes.byref(device)))
         device.num_units = num_threads
         return device
@@ -202,11 +192,9 @@ class Attention:
     ):  # fmt: skip
         self._library = library
         c = library.c
-        self._tensors, self._options = AttentionTensors(), AttentionOptions()
-        self._gradients = AttentionGradients()
-        c.headrace_attention_tensors_init(ctypes.byref(self._tensors))
-        c.headrace_attention_options_init(ctypes.byref(self._options))
-        c.headrace_attention_gradients_init(ctypes.byref(self._gradients))
+        self._tensors = library.initialised("attention_tensors", AttentionTensors)
+        self._options = library.initialised("attention_options", AttentionOptions)
+        self._gradients = library.initialised("attention_gradients", AttentionGradients)
         for name, view in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse)):
             if view is not None:
                 setattr(self._tensors, name, view)
@@ -218,7 +206,7 @@ class Attention:
         if gradients:
             structs.insert(1, self._gradients)
         describe = c.headrace_attention_backward_problem if gradients else c.headrace_attention_problem
-        problem = Problem()
+        problem = library.initialised("problem", Problem)
         library.check(describe(*(ctypes.byref(x) for x in structs), ctypes.byref(problem)))
         self._plan = ctypes.c_void_p()
         library.check(

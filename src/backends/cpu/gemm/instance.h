@@ -46,13 +46,14 @@ static_assert(kTokenTile % kTokenBlock == 0);
 namespace scalar {
 extern const Instance kInstance;
 }
-#if defined(__x86_64__)
 namespace avx2 {
 extern const Instance kInstance;
 }
 namespace avx512vnni {
 extern const Instance kInstance;
 }
-#endif
+namespace neon {
+extern const Instance kInstance;
+}
 
 }  // namespace headrace::cpu::gemm
