@@ -226,7 +226,7 @@ def arguments_of(argv):
     parser.add_argument("--threads", type=int, help="on the CPU; default: PyTorch's own rule")
     parser.add_argument("--compile", action="store_true", help="through torch.compile")
     parser.add_argument("--every", type=int, default=20, help="steps between two lines and checkpoints")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("train_gpt"), help="folder of what is written")
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("build/train_gpt"), help="folder to write to")
     parser.add_argument("--resume", action="store_true", help="from the checkpoints in --out")
     arguments = parser.parse_args(argv)
     arguments.attention = arguments.attention.split(",")

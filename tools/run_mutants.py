@@ -59,7 +59,6 @@ ON_CPU = {
     "sampler": (units("Sampling*:StopMatcher*"),),
     "gguf": (units("Gguf*"),),
     "tokenizer": (units("Tokenizer*:StreamDecoder*:Utf8*"),),
-    "thread_pool": (units("ThreadPool*"), GRID, BITS),
     "validate": (units("Validate*:Check*"),),
     "select": (units("Select*:Explain*:Run*"), GRID),
 }
