@@ -11,8 +11,8 @@ template <class T, bool kIsGeneral, int kDim>
 using BackwardShape = BackwardTileOf<std::is_same_v<T, float>, kDim, kIsGeneral>;
 
 template <class Shape, class T, bool kIsGeneral>
-Status launch_units(const char* name, void (*kernel)(BackwardParams), std::int64_t num_units,
-                    const BackwardParams& params, cudaStream_t stream) {
+Status launch_units(const char* name, void (*kernel)(BackwardParams), AllowedSmem& allowed,
+                    std::int64_t num_units, const BackwardParams& params, cudaStream_t stream) {
   constexpr BackwardSmem smem = backward_smem(Shape::kTile, sizeof(T), kIsGeneral);
   static_assert(smem.total <= kSmallestSmem);
   if (num_units == 0) return std::nullopt;
@@ -21,15 +21,16 @@ Status launch_units(const char* name, void (*kernel)(BackwardParams), std::int64
                           .grid = dim3(static_cast<unsigned>(num_ctas)),
                           .block = dim3(Shape::kTile.threads()),
                           .smem_bytes = static_cast<unsigned>(smem.total)};
-  if (Status bad = allow_smem(shape, kernel)) return bad;
+  if (Status bad = allow_smem(shape, kernel, allowed)) return bad;
   return launch(shape, stream, kernel, params);
 }
 
 template <class T, bool kIsGeneral, int kDim>
 Status launch_gradients(const char* name, const BackwardParams& params, cudaStream_t stream) {
   using Shape = BackwardShape<T, kIsGeneral, kDim>;
-  return launch_units<Shape, T, kIsGeneral>(name, backward<T, kIsGeneral, Shape>, params.num_units,
-                                            params, stream);
+  static AllowedSmem allowed;
+  return launch_units<Shape, T, kIsGeneral>(name, backward<T, kIsGeneral, Shape>, allowed,
+                                            params.num_units, params, stream);
 }
 
 template <class T, int kDim>
@@ -42,7 +43,8 @@ Status launch_backward(const char* name, const BackwardParams& params, Stream st
     return bad;
   if (Status bad = launch_finish_dq(params.rows, stream)) return bad;
   using Shape = BackwardShape<T, true, kDim>;
-  if (Status bad = launch_units<Shape, T, true>(name, bias_gradient<T, Shape>,
+  static AllowedSmem allowed;
+  if (Status bad = launch_units<Shape, T, true>(name, bias_gradient<T, Shape>, allowed,
                                                 params.num_bias_units, params, cuda_stream))
     return bad;
   if (!params.rows.problem.has_dsinks) return std::nullopt;

@@ -252,7 +252,7 @@ class ScoreGradients {
   __device__ __forceinline__ void find_slopes(const float (&s)[kKeyBlocks][4],
                                               float (&slope)[kKeyBlocks][2]) const {
     const bool has_cap = has_softcap(p_);
-    const float factor = -2.0f * kLog2E * c_.numbers.scale * c_.numbers.inverse_softcap;
+    const float factor = -2.0f * kLog2E * c_.numbers.scale_by_softcap;
 #pragma unroll
     for (int n = 0; n < 2 * kKeyBlocks; ++n) {
       float& x = slope[n / 2][n % 2];
