@@ -172,6 +172,17 @@ def row_of(case, op, kernel, sides, rates, flops, difference, is_correct):
     }
 
 
+def known_cells(which):
+    """What is known of FlashAttention-3, by case."""
+    return json.loads(pathlib.Path(__file__).with_name("fa3_h200.json").read_text())[which]
+
+
+def add_fa3(rates, reading, mode):
+    """Its rate, where cuDNN tells how fast this card is beside that of the reading."""
+    if f"fa3_{mode}" in reading and "cudnn" in rates:
+        rates["fa3"] = reading[f"fa3_{mode}"] * rates["cudnn"] / reading[f"cudnn_{mode}"]
+
+
 def run_case(library, case, options, evict, known):
     peers = [name for name in options.peers.split(",") if name]
     sides, ours, out = make_sides(library, case, peers, options.scale)
@@ -182,9 +193,7 @@ def run_case(library, case, options, evict, known):
     is_correct = bool(torch.isfinite(out).all()) and difference <= LARGEST_DIFFERENCE[case.dtype] * options.scale
     run_rounds(sides, options, evict)
     rates = {name: side.rate() for name, side in sides.items()}
-    reading = known.get(case.name)
-    if reading and "cudnn" in rates:
-        rates["fa3"] = reading[f"fa3_{options.mode}"] * rates["cudnn"] / reading[f"cudnn_{options.mode}"]
+    add_fa3(rates, known.get(case.name, {}), options.mode)
     return row_of(case, "fwd", ours.kernel, sides, rates, case.flops(), difference, is_correct)
 
 
@@ -254,7 +263,7 @@ def run_all(benchmark, options, run_one):
 
 def main():
     options = make_parser(__doc__, default_peers="cudnn").parse_args()
-    known = json.loads(pathlib.Path(__file__).with_name("fa3_h200.json").read_text())["cells"]
+    known = known_cells("cells")
     with torch.no_grad():
         return run_all(
             "attention_cuda", options, lambda library, case, evict: run_case(library, case, options, evict, known)

@@ -51,7 +51,7 @@ def difference_of(ours, theirs):
     return max(x.item() for x in worst)
 
 
-def run_case(library, case, options, evict):
+def run_case(library, case, options, evict, known):
     peers = [name for name in options.peers.split(",") if name]
     sides, ours, grads = make_sides(library, case, peers, options.scale, options.deterministic)
     ours()
@@ -59,15 +59,17 @@ def run_case(library, case, options, evict):
     is_correct = all(bool(torch.isfinite(t).all()) for t in grads) and difference <= LARGEST_DIFFERENCE[case.dtype]
     attention_cuda.run_rounds(sides, options, evict)
     rates = {name: side.rate() for name, side in sides.items()}
+    attention_cuda.add_fa3(rates, known.get(case.name, {}), options.mode)
     return attention_cuda.row_of(case, "bwd", ours.kernel, sides, rates, FLOPS * case.flops(), difference, is_correct)
 
 
 def main():
-    parser = attention_cuda.make_parser(__doc__, default_peers="fa2")
+    parser = attention_cuda.make_parser(__doc__, default_peers="cudnn")
     parser.add_argument("--deterministic", action="store_true", help="ours: the same bits every time")
     options = parser.parse_args()
+    known = attention_cuda.known_cells("backward_cells")
     return attention_cuda.run_all(
-        "attention_cuda_backward", options, lambda library, case, evict: run_case(library, case, options, evict)
+        "attention_cuda_backward", options, lambda library, case, evict: run_case(library, case, options, evict, known)
     )
 
 

@@ -12,48 +12,85 @@ inline constexpr int kRowsThreads = 256;
 inline constexpr int kSinkThreads = 512;
 // Lanes that share a row, 16 bytes each at a time: a warp reads 128 bytes of four rows.
 inline constexpr int kLanesOfRow = 8;
+inline constexpr int kRowsApart = kRowsThreads / kLanesOfRow;
+inline constexpr int kRowsOfLane = static_cast<int>(kRowPadding) / kRowsApart;
+static_assert(kRowsOfLane <= kLanesOfRow);  // a lane stores a row
 
 __device__ inline std::int64_t lse_offset(const LseOperand& x, const PaddedPart& part, int row) {
   return part.batch_idx * x.stride_batch + part.head * x.stride_head +
          (part.sequence.row_q + part.first_row + row) * x.stride_q;
 }
 
-// The part of a row product that piece `piece` (16 bytes) gives. The order of the sum is the same
-// for every alignment.
+// 16 bytes of a row. kIsWhole: no row ends within one; else zeros behind its end.
 template <class T>
-__device__ inline float dot_piece(const T* a, const T* b, std::int64_t dim, int piece,
-                                  bool is_aligned) {
-  constexpr int kElements = 16 / static_cast<int>(sizeof(T));
-  const int first = piece * kElements, count = min(static_cast<int>(dim) - first, kElements);
-  float sum = 0.0f;
-  if (is_aligned && count == kElements) {
-    alignas(16) T x[kElements], y[kElements];
-    *reinterpret_cast<uint4*>(x) = *reinterpret_cast<const uint4*>(a + first);
-    *reinterpret_cast<uint4*>(y) = *reinterpret_cast<const uint4*>(b + first);
-#pragma unroll
-    for (int i = 0; i < kElements; ++i) sum = fmaf(load_real(x, i), load_real(y, i), sum);
+struct alignas(16) Piece {
+  static constexpr int kElements = 16 / static_cast<int>(sizeof(T));
+  T x[kElements];
+};
+template <class T, bool kIsWhole>
+__device__ __forceinline__ Piece<T> load_piece(const T* row, std::int64_t dim, int piece) {
+  constexpr int kElements = Piece<T>::kElements;
+  if constexpr (kIsWhole) {
+    return reinterpret_cast<const Piece<T>*>(row)[piece];
   } else {
-    for (int i = 0; i < count; ++i)
-      sum = fmaf(load_real(a, first + i), load_real(b, first + i), sum);
+    Piece<T> some;
+#pragma unroll
+    for (int i = 0; i < kElements; ++i)
+      some.x[i] = piece * kElements + i < dim ? row[piece * kElements + i] : T(0.0f);
+    return some;
   }
-  return sum;
 }
 
-template <class T>
-__device__ inline float find_d(const BackwardRows& c, const PaddedPart& part, int row, int lane) {
-  constexpr int kElements = 16 / static_cast<int>(sizeof(T));
+// rowsum(dout * out) of kRows rows from `first` on, kRowsApart from each other: what a lane has of
+// it. All rows are asked for before the first is used. The order of a sum is always the same.
+template <class T, bool kIsWhole, int kRows>
+__device__ __forceinline__ void find_d(const BackwardRows& c, const PaddedPart& part, int first,
+                                       int lane, float* sums) {
   const Problem& p = c.problem;
-  const std::int64_t packed = part.sequence.row_q + part.first_row + row;
-  const T* out = static_cast<const T*>(c.args.out.data) +
-                 row_offset(c.args.out, part.batch_idx, packed, part.head);
-  const Operand& gradient = c.args.gradients.dout;
-  const T* dout = static_cast<const T*>(gradient.data) +
-                  row_offset(gradient, part.batch_idx, packed, part.head);
-  const int num_pieces = static_cast<int>(p.head_dim_v + kElements - 1) / kElements;
-  float sum = 0.0f;
-  for (int piece = lane; piece < num_pieces; piece += kLanesOfRow)
-    sum += dot_piece(dout, out, p.head_dim_v, piece, p.alignment >= kWholeAlignment);
-  return sum;
+  const auto row_of = [&](const Operand& x) {
+    const std::int64_t packed = part.sequence.row_q + part.first_row + first;
+    return static_cast<const T*>(x.data) + row_offset(x, part.batch_idx, packed, part.head);
+  };
+  const Operand &out = c.args.out, &dout = c.args.gradients.dout;
+  const T *out_row = row_of(out), *dout_row = row_of(dout);
+  const int pieces = static_cast<int>(ceil_div<std::int64_t>(p.head_dim_v, Piece<T>::kElements));
+  const auto exists = [&](int i) { return first + i * kRowsApart < part.num_rows; };
+  for (int piece = lane; piece < pieces; piece += kLanesOfRow) {
+    Piece<T> x[kRows], y[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      if (!exists(i)) continue;
+      const std::int64_t row = i * kRowsApart;
+      x[i] = load_piece<T, kIsWhole>(dout_row + row * dout.stride_seq, p.head_dim_v, piece);
+      y[i] = load_piece<T, kIsWhole>(out_row + row * out.stride_seq, p.head_dim_v, piece);
+    }
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      if (!exists(i)) continue;
+      float sum = 0.0f;
+#pragma unroll
+      for (int j = 0; j < Piece<T>::kElements; ++j)
+        sum = fmaf(load_real(x[i].x, j), load_real(y[i].x, j), sum);
+      sums[i] += sum;
+    }
+  }
+}
+
+// D and the lse of a row, by the lane that has its D.
+__device__ __forceinline__ void store_row(const BackwardRows& c, const PaddedPart& part, int row,
+                                          float d) {
+  const LseOperand &lse = c.args.lse, &dlse = c.args.gradients.dlse;
+  const float of_row = row < part.num_rows
+                           ? static_cast<const float*>(lse.data)[lse_offset(lse, part, row)]
+                           : -HUGE_VALF;
+  const bool is_empty = of_row == -HUGE_VALF;
+  if (!is_empty && dlse.data != nullptr)
+    d -= static_cast<const float*>(dlse.data)[lse_offset(dlse, part, row)];
+  const std::int64_t to = padded_index(c.problem, part.head, part.padded_row) + row;
+  c.d[to] = is_empty ? 0.0f : d * c.d_factor;
+  // A finite lse stays finite.
+  c.lse[to] = is_empty ? copysignf(HUGE_VALF, c.lse_factor)
+                       : fminf(fmaxf(of_row * c.lse_factor, -FLT_MAX), FLT_MAX);
 }
 
 template <class T>
@@ -64,28 +101,26 @@ __global__ void __launch_bounds__(kRowsThreads)
   for (std::int64_t idx = blockIdx.x; idx < num_parts; idx += gridDim.x) {
     const PaddedPart part = part_of(c, idx, threadIdx.x == 0);
     if (!part.is_filled) continue;
-    const std::int64_t to = padded_index(c.problem, part.head, part.padded_row);
-    for (int row = first; row < kRowPadding; row += kRowsThreads / kLanesOfRow) {
-      const bool exists = row < part.num_rows;
-      float d = exists ? find_d<T>(c, part, row, lane) : 0.0f;
-      for (int step = 1; step < kLanesOfRow; step *= 2) d += __shfl_xor_sync(0xffffffffu, d, step);
-      if (lane == 0) {
-        const LseOperand &lse = c.args.lse, &dlse = c.args.gradients.dlse;
-        const float of_row =
-            exists ? static_cast<const float*>(lse.data)[lse_offset(lse, part, row)] : -HUGE_VALF;
-        const bool is_empty = of_row == -HUGE_VALF;
-        if (!is_empty && dlse.data != nullptr)
-          d -= static_cast<const float*>(dlse.data)[lse_offset(dlse, part, row)];
-        c.d[to + row] = is_empty ? 0.0f : d;
-        // A finite lse stays finite.
-        c.lse[to + row] =
-            is_empty ? HUGE_VALF : fminf(fmaxf(of_row * c.lse_factor, -FLT_MAX), FLT_MAX);
-      }
+    if (c.dq != nullptr) {
+      const std::int64_t row = padded_index(c.problem, part.head, part.padded_row);
+      auto* dq = reinterpret_cast<float4*>(c.dq + row * c.dq_floats);
+      for (std::int64_t i = threadIdx.x; i < kRowPadding * c.dq_floats / 4; i += kRowsThreads)
+        dq[i] = {0.0f, 0.0f, 0.0f, 0.0f};
     }
-    if (c.dq == nullptr) continue;
-    auto* dq = reinterpret_cast<float4*>(c.dq + to * c.dq_floats);
-    for (std::int64_t i = threadIdx.x; i < kRowPadding * c.dq_floats / 4; i += kRowsThreads)
-      dq[i] = {0.0f, 0.0f, 0.0f, 0.0f};
+    float d[kRowsOfLane] = {};
+    if (c.problem.alignment >= kWholeAlignment && c.problem.head_dim_v % Piece<T>::kElements == 0) {
+      find_d<T, true, kRowsOfLane>(c, part, first, lane, d);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kRowsOfLane; ++i)
+        find_d<T, false, 1>(c, part, first + i * kRowsApart, lane, &d[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kRowsOfLane; ++i) {
+      for (int step = 1; step < kLanesOfRow; step *= 2)
+        d[i] += __shfl_xor_sync(0xffffffffu, d[i], step);
+      if (lane == i) store_row(c, part, first + i * kRowsApart, d[i]);
+    }
   }
 }
 
@@ -152,15 +187,15 @@ __global__ void __launch_bounds__(kSinkThreads)
   const Problem& p = c.problem;
   const std::int64_t head = blockIdx.x;
   const float sink = c.args.sinks[head * c.args.sinks_stride];
-  const float to_log2 = c.lse_factor == 1.0f ? kLog2E : 1.0f;
+  const float to_log2 = c.lse_factor == kLog2E ? 1.0f : kLog2E / c.lse_factor;
   const float* d = c.d + padded_index(p, head, 0);
   const float* lse = c.lse + padded_index(p, head, 0);
   const std::int64_t num_rows = isfinite(sink) ? first_padded_row(p, p.batch, p.total_q) : 0;
   double sum = 0;
   for (std::int64_t row = threadIdx.x; row < num_rows; row += kSinkThreads)
     // The product is rounded as that of the lse was.
-    sum -=
-        static_cast<double>(exp2f((__fmul_rn(sink, c.lse_factor) - lse[row]) * to_log2) * d[row]);
+    sum -= static_cast<double>(exp2f((__fmul_rn(sink, c.lse_factor) - lse[row]) * to_log2) *
+                               (d[row] * c.d_factor));
   for (int step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
   if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
   __syncthreads();

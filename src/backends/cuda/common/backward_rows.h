@@ -49,10 +49,13 @@ enum class SumsOrder { rows, blocks };
 struct BackwardRows {
   Problem problem;
   AttentionArgs args;
-  float* d;    // [num_heads, padded_rows]: rowsum(dout * out) - dlse, 0 where there is no row
-  float* lse;  // [num_heads, padded_rows]: times lse_factor; +inf where a row is empty or missing,
-               // so that its P = exp(S - lse) is 0
-  float lse_factor;        // kLog2E: P is a power of 2; 1
+  float* d;    // [num_heads, padded_rows]: rowsum(dout * out) - dlse, times d_factor; 0 where there
+               // is no row
+  float* lse;  // [num_heads, padded_rows]: times lse_factor; that times +inf where a row is empty
+               // or missing, so that its P = exp(S - lse) is 0
+  float
+      lse_factor;  // 1; kLog2E: P is a power of 2; -1 / scale: accumulators of Q K^T begin with it
+  float d_factor = 1.0f;   // 1; -1: accumulators of dO V^T begin with it
   float* dq;               // [num_heads, padded_rows, dq_floats]: sums of dS K; may be null
   std::int64_t dq_floats;  // a multiple of 4; of 16 in blocks
   SumsOrder dq_order = SumsOrder::rows;

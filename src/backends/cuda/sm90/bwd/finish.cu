@@ -47,7 +47,12 @@ __device__ void finish_part(const BackwardRows& c, const PaddedPart& rows, int f
   }
 }
 
-inline constexpr int kFinishGroups = 4;  // of 128 threads, a part each
+// Groups of 128 threads, a part each.
+constexpr int finish_groups(const Tile& t) {
+  constexpr int kMost = 4;
+  const int parts = static_cast<int>(kRowPadding) / t.queries * dq_parts(t);
+  return parts < kMost ? parts : kMost;
+}
 
 template <Tile kTileOfVariant, class ElementOfVariant>
 struct FinishVariant {
@@ -56,14 +61,14 @@ struct FinishVariant {
 };
 
 template <class Variant>
-__global__ void __launch_bounds__(128 * kFinishGroups)
+__global__ void __launch_bounds__(128 * finish_groups(Variant::kTile))
     finish_dq_blocks(const __grid_constant__ BackwardRows c, std::int64_t num_parts) {
   constexpr Tile kTile = Variant::kTile;
   for (std::int64_t idx = blockIdx.x; idx < num_parts; idx += gridDim.x) {
     const PaddedPart rows = part_of(c, idx, false);
     const int blocks = (rows.num_rows + kTile.queries - 1) / kTile.queries;
     for (int i = static_cast<int>(threadIdx.x) / 128; i < blocks * dq_parts(kTile);
-         i += kFinishGroups)
+         i += finish_groups(kTile))
       finish_part<kTile, typename Variant::Element>(c, rows, i / dq_parts(kTile) * kTile.queries,
                                                     i % dq_parts(kTile));
   }
@@ -77,7 +82,7 @@ Status launch_finish(const BackwardRows& rows, Stream stream) {
   const LaunchShape shape{
       .name = "cuda_sm90_bwd's finish of dq",
       .grid = dim3(static_cast<unsigned>(num_parts < kMaxCtas ? num_parts : kMaxCtas)),
-      .block = dim3(128 * kFinishGroups)};
+      .block = dim3(128 * finish_groups(kTile))};
   auto* s = static_cast<cudaStream_t>(stream);
   if (dtype_of(p) == DType::bf16)
     return launch(shape, s, finish_dq_blocks<FinishVariant<kTile, Bf16Element>>, rows, num_parts);

@@ -12,7 +12,8 @@
 namespace headrace::cuda::sm90::bwd {
 namespace {
 
-constexpr std::int64_t kMaxGrid = 65535;  // of axes y and z
+constexpr std::int64_t kMaxGrid = 65535;    // of axes y and z
+constexpr double kSmallestScale = 0x1p-64;  // the lse is divided by it
 
 struct Variant {
   Tile tile;
@@ -56,7 +57,8 @@ std::string refused_layout(const Problem& p) {
 
 std::string refused_scores(const Problem& p) {
   if (has_general_scores(p)) return "takes no softcap, bias, dropout, ALiBi, mask or tree mask";
-  if (!(static_cast<float>(p.softmax_scale * M_LOG2E) > 0)) return "needs a positive softmax_scale";
+  if (!(p.softmax_scale >= kSmallestScale))
+    return format_text("needs a softmax_scale of at least {}", kSmallestScale);
   return {};
 }
 
@@ -180,7 +182,8 @@ Params make_params(const Plan& plan, const AttentionArgs& args, Workspace worksp
                  .args = args,
                  .d = floats,
                  .lse = floats + layout.stats,
-                 .lse_factor = kLog2E,
+                 .lse_factor = static_cast<float>(-1 / p.softmax_scale),
+                 .d_factor = -1.0f,
                  .dq = floats + 2 * layout.stats,
                  .dq_floats = variant_of(p)->tile.head_dim,
                  .error_word = nullptr};

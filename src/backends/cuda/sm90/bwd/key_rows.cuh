@@ -3,6 +3,8 @@
 // queries.
 #pragma once
 
+#include <type_traits>
+
 #include "backends/cuda/device/reduce.cuh"
 #include "backends/cuda/device/wgmma.cuh"
 #include "backends/cuda/sm90/bwd/load.cuh"
@@ -33,6 +35,11 @@ class KeyRows {
   using StageDout = Stage<stages_dout(kTile)>;
   using StageDs = Stage<kStagesDs>;
   using Scores = Wgmma<typename Element::Operand, kQueries>;
+  // Wide tiles make dS from P as the tensor cores have it. Of f16, below 2^-14, digits are missing:
+  // most of P behind a few hundred keys.
+  static constexpr int kWeightShift =
+      kTile.is_wide && std::is_same_v<typename Element::Operand, F16> ? 14 : 0;
+  static constexpr float kWeightUnit = 1.0f / (1 << kWeightShift);
   using Elements = float[kQueries / 2];  // of S^T, dP^T
   using Packed = u32[kQueries / 16][4];  // of P^T, dS^T: fragments for the next product
 
@@ -103,7 +110,7 @@ class KeyRows {
     asm volatile("" : "+r"(x));
     return x;
   }
-  // S^T = K Q^T, dP^T = V dO^T: the warpgroup's rows of K or V, a block of queries.
+  // S^T += K Q^T, dP^T += V dO^T: the warpgroup's rows of K or V, a block of queries.
   template <int kColumns>
   __device__ __forceinline__ void start_scores(Elements& to, int keys, u32 queries) {
     wgmma_fence();
@@ -112,7 +119,7 @@ class KeyRows {
 #pragma unroll
     for (int i = 0; i < kColumns / 16; ++i)
       Scores::template ss<Major::k>(to, wgmma_advance(a, i % 4 * 32 + i / 4 * kSlabK),
-                                    wgmma_advance(b, i % 4 * 32 + i / 4 * kSlabQ), i != 0);
+                                    wgmma_advance(b, i % 4 * 32 + i / 4 * kSlabQ), 1);
     wgmma_commit();
   }
   // dV += P^T dO, dK += dS^T Q. With `adds` 0 they begin. At most 128 columns at a time: a wider
@@ -135,21 +142,28 @@ class KeyRows {
   }
 
   // ---- elements
-  // S^T to P^T, with masks.
-  __device__ __forceinline__ void make_p(Elements& s, int step, const Step& at) {
+  // What S^T and dP^T begin with: a column's -lse / scale, its -D. So exponentials and dS want no
+  // number from shared memory, where they would wait for it.
+  static __device__ __forceinline__ void begin_columns(Elements& x, u32 address) {
+#pragma unroll
+    for (int j = 0; j < kQueries / 8; ++j) {
+      const float2 both = load_shared2(address + 32 * j);
+      x[4 * j] = x[4 * j + 2] = both.x;
+      x[4 * j + 1] = x[4 * j + 3] = both.y;
+    }
+  }
+  // Not moved behind other work by the compiler.
+  static __device__ __forceinline__ float exp2_in_place(float x) {
+    asm volatile("ex2.approx.ftz.f32 %0, %0;" : "+f"(x));
+    return x;
+  }
+  // S^T - lse / scale to P^T 2^kWeightShift, with masks.
+  __device__ __forceinline__ void make_p(Elements& s, const Step& at) {
     wgmma_settle(s);
     mask(s, at);
 #pragma unroll
-    for (int j = 0; j < kQueries / 8; ++j) {
-      const float2 lse = load_shared2(lse_address(step) + 32 * j);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        float& x = s[4 * j + 2 * r];
-        float& y = s[4 * j + 2 * r + 1];
-        x = exp2_approx(fmaf(x, p_.scale_log2, -lse.x));
-        y = exp2_approx(fmaf(y, p_.scale_log2, -lse.y));
-      }
-    }
+    for (int i = 0; i < kQueries / 2; ++i)
+      s[i] = exp2_in_place(fmaf(s[i], p_.scale_log2, float{kWeightShift}));
   }
   // By lengths, causal mask and window. Queries behind the end have an lse of +inf.
   __device__ __forceinline__ void mask(Elements& s, const Step& at) {
@@ -172,19 +186,17 @@ class KeyRows {
       }
     }
   }
-  // dP^T to dS^T = P^T (dP^T - D), for the fragment of groups j and j + 1 of eight queries. p(j,
-  // r): two neighbours of P^T, of row r.
+  // dP^T - D to dS^T = P^T (dP^T - D), for the fragment of groups j and j + 1 of eight queries.
+  // p(j, r): two neighbours of P^T, of row r.
   template <class P>
-  static __device__ __forceinline__ void multiply_by_p(Elements& dp, int j, u32 d_address, P p) {
+  static __device__ __forceinline__ void multiply_by_p(Elements& dp, int j, P p) {
 #pragma unroll
     for (int k = j; k < j + 2; ++k) {
-      const float2 d = load_shared2(d_address + 32 * k);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float2 x = p(k, r);
-        float* y = &dp[4 * k + 2 * r];
-        y[0] = x.x * (y[0] - d.x);
-        y[1] = x.y * (y[1] - d.y);
+        dp[4 * k + 2 * r] *= x.x;
+        dp[4 * k + 2 * r + 1] *= x.y;
       }
     }
   }
@@ -206,16 +218,10 @@ class KeyRows {
   }
 
   // ---- dQ
-  // Number of the block of dQ.
-  __device__ __forceinline__ std::int64_t dq_block(const Step& at) const {
-    const Problem& problem = p_.rows.problem;
-    const int head = keys_.kv_head * p_.group + at.head;
-    const std::int64_t row = first_padded_row(problem, keys_.batch_idx, keys_.row_q);
-    return padded_index(problem, head, row) / kQueries + at.block;
-  }
-  // Part `part` of it, 64 x 64, from where this thread's numbers begin.
+  // Part `part`, 64 x 64, of a block of dQ, from where this thread's numbers begin.
   __device__ __forceinline__ float* dq_address(const Step& at, int part) const {
-    return p_.rows.dq + dq_block(at) * (kQueries * kDim) + part * kDqPart + (threadIdx.x & 127) * 4;
+    return p_.rows.dq + std::int64_t{at.padded} * (kQueries * kDim) + part * kDqPart +
+           (threadIdx.x & 127) * 4;
   }
   static __device__ __forceinline__ void send_dq(float* to, const float* from) {
 #pragma unroll
@@ -225,7 +231,7 @@ class KeyRows {
   // In turn: before a warpgroup sends its part, and some time after, when its numbers have arrived
   // anyway.
   __device__ __forceinline__ std::uint32_t* turn_address(const Step& at) const {
-    return p_.turns + dq_block(at) * 2 + group_;
+    return p_.turns + std::int64_t{at.padded} * 2 + group_;
   }
   __device__ __forceinline__ void wait_for_turn(const Step& at) const {
     if ((threadIdx.x & 127) == 0) {
@@ -271,7 +277,7 @@ class KeyRows {
     store<kDim>(p_.rows.args.gradients.dk, p_.rows.problem.head_dim, dk, p_.scale);
   }
   __device__ __forceinline__ void store_dv(const float (&dv)[kDimV / 2]) const {
-    store<kDimV>(p_.rows.args.gradients.dv, p_.rows.problem.head_dim_v, dv, 1.0f);
+    store<kDimV>(p_.rows.args.gradients.dv, p_.rows.problem.head_dim_v, dv, kWeightUnit);
   }
   template <int kCount>
   static __device__ __forceinline__ void clear(float (&x)[kCount]) {

@@ -25,19 +25,19 @@ class Loader {
   __device__ __forceinline__ void load_v() const {
     load_keys<num_slabs(kTile.head_dim_v)>(maps_.v, kSmem.offset_v, kBarriers.v_full);
   }
-  // Q and lse of step `step`, if there is one, to the stage of that number, which is free.
-  __device__ __forceinline__ void load_q(int step, const Walk<kTile>& walk) const {
+  // Q and lse of step `step`, to the stage of that number, which is free.
+  __device__ __forceinline__ void load_q(int step, const Step& at) const {
     const int i = StageQ(step).index;
-    load_queries<num_slabs(kTile.head_dim)>(walk.at(step), maps_.q, p_.rows.lse,
-                                            kBarriers.q_full + i, kSmem.offset_q + i * kSmem.q,
+    load_queries<num_slabs(kTile.head_dim)>(at, maps_.q, p_.rows.lse, kBarriers.q_full + i,
+                                            kSmem.offset_q + i * kSmem.q,
                                             kSmem.offset_lse + i * kSmem.stat);
   }
   // The same for dO and D.
-  __device__ __forceinline__ void load_dout(int step, const Walk<kTile>& walk) const {
+  __device__ __forceinline__ void load_dout(int step, const Step& at) const {
     const int i = StageDout(step).index;
-    load_queries<num_slabs(kTile.head_dim_v)>(
-        walk.at(step), maps_.dout, p_.rows.d, kBarriers.dout_full + i,
-        kSmem.offset_dout + i * kSmem.dout, kSmem.offset_d + i * kSmem.stat);
+    load_queries<num_slabs(kTile.head_dim_v)>(at, maps_.dout, p_.rows.d, kBarriers.dout_full + i,
+                                              kSmem.offset_dout + i * kSmem.dout,
+                                              kSmem.offset_d + i * kSmem.stat);
   }
 
  private:
@@ -62,20 +62,18 @@ class Loader {
   }
 
   template <int kSlabs>
-  __device__ __forceinline__ void load_queries(const Step& step, const TensorMap& map,
+  __device__ __forceinline__ void load_queries(const Step& at, const TensorMap& map,
                                                const float* stats, int full, int to,
                                                int stat_to) const {
-    if (!step.exists) return;
     constexpr int kSlab = kTile.queries * kRowBytes;
-    const int head = keys_.kv_head * p_.group + step.head, query = step.block * kTile.queries;
     mbarrier_arrive_expect(barrier(full), kSlabs * kSlab + kSmem.stat);
 #pragma unroll
     for (int s = 0; s < kSlabs; ++s)
       tma_load(smem_ + to + s * kSlab, &map, barrier(full), kEvictLast, s * kSlabColumns,
-               keys_.row_q + query, head, tensor_batch());
-    const Problem& problem = p_.rows.problem;
-    const std::int64_t row = first_padded_row(problem, keys_.batch_idx, keys_.row_q) + query;
-    bulk_load(smem_ + stat_to, stats + padded_index(problem, head, row), kSmem.stat, barrier(full));
+               keys_.row_q + at.block * kTile.queries, keys_.kv_head * p_.group + at.head,
+               tensor_batch());
+    bulk_load(smem_ + stat_to, stats + std::int64_t{at.padded} * kTile.queries, kSmem.stat,
+              barrier(full));
   }
 
   const Params& p_;

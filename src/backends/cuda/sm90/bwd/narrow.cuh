@@ -8,8 +8,8 @@
 // and dS are computed:
 //   S(i + 1), dV(i), dK(i)   run under the exponentials of S(i + 1)
 //   dP(i + 1), dQ(i)         run under dS(i + 1)
-// That takes 250 registers a thread, so no warpgroup is there to copy: a thread does beside its
-// work.
+// That takes 250 registers a thread, so no warpgroup is there to copy: a thread of each warpgroup
+// does beside its work, one Q, one dO.
 #pragma once
 
 #include "backends/cuda/sm90/bwd/key_rows.cuh"
@@ -27,11 +27,12 @@ class Narrow : KeyRows<kTile, Element> {
   __device__ __forceinline__ void run(const Walk<kTile>& walk) {
     const int last = walk.num_steps() - 1;
     if (last >= 0) {
-      begin(walk);
-      Step before{}, now = walk.at(0);
+      Step now = walk.first(), before = now;
+      begin(walk, now);
 #pragma unroll 1
       for (int step = 0; step < last; ++step) {
-        const Step next = compute(step, before, now, walk);
+        const Step next = walk.after(now);
+        compute(step, before, next, walk);
         before = now;
         now = next;
       }
@@ -48,6 +49,7 @@ class Narrow : KeyRows<kTile, Element> {
   using Base = KeyRows<kTile, Element>;
   using Base::add_product;
   using Base::barrier;
+  using Base::begin_columns;
   using Base::clear;
   using Base::d_address;
   using Base::dout_address;
@@ -60,6 +62,7 @@ class Narrow : KeyRows<kTile, Element> {
   using Base::kSlabK;
   using Base::kSlabQ;
   using Base::kSmem;
+  using Base::lse_address;
   using Base::make_p;
   using Base::multiply_by_p;
   using Base::not_hoisted;
@@ -83,62 +86,71 @@ class Narrow : KeyRows<kTile, Element> {
   static_assert(kDim == kTile.head_dim_v);
 
   // ---- steps
-  __device__ __forceinline__ void begin(const Walk<kTile>& walk) {
+  __device__ __forceinline__ void begin(const Walk<kTile>& walk, const Step& first) {
+    const Step second = walk.after(first);
     if (threadIdx.x == 0) {
       loader_.load_k();
-      loader_.load_q(0, walk);
+      loader_.load_q(0, first);
       loader_.load_v();
-      loader_.load_dout(0, walk);
-      loader_.load_q(1, walk);
-      loader_.load_dout(1, walk);
+      loader_.load_dout(0, first);
+      if (walk.has(second)) {
+        loader_.load_q(1, second);
+        loader_.load_dout(1, second);
+      }
     }
     __syncwarp();
-    const Step first = walk.at(0);
     take_k();
     take_q(0, first);
+    begin_columns(s_, lse_address(0));
     start_s(0);
     wgmma_wait<0>();
-    make_p(s_, 0, first);
+    make_p(s_, first);
     take_v();
     take_dout(0, first);
     start_dp(0);
     wgmma_wait<0>();
     make_ds(0);
     announce_ds(0);
+    begin_s(1, second, walk);
+    clear(dq_);  // adds nothing to the block of the first step
   }
 
-  // What is left of step `step`, and the first half of the one after it, which is returned.
-  __device__ __forceinline__ Step compute(int step, const Step& before, const Step& now,
+  // What is left of step `step`, and the first half of the one after it.
+  __device__ __forceinline__ void compute(int step, const Step& before, const Step& next,
                                           const Walk<kTile>& walk) {
-    const Step next = walk.at(step + 1);
-    take_q(step + 1, next);
+    const Step after_next = walk.after(next);
     start_s(step + 1);
     start_dv_dk(step);
-    // Everyone is done with dQ of the step two before this one.
-    if (threadIdx.x == 0) loader_.load_q(step + 2, walk);
+    // Long before the fence of dS, which waits until the numbers have arrived.
+    if (kHasTurns && step > 0) wait_for_turn(before);
+    send_dq(dq_address(before, group_), dq_);
+    // Everyone is done with dK of the step two before this one.
+    if (threadIdx.x == 0 && walk.has(after_next)) loader_.load_q(step + 2, after_next);
     __syncwarp();
     wgmma_wait<1>();
-    make_p(s_, step + 1, next);
-    if (kHasTurns && step > 0) pass_turn(before);
+    make_p(s_, next);
     take_dout(step + 1, next);  // its branches also keep the exponentials before the next wait
     end_dv_dk();
     start_dp(step + 1);
     start_dq(step);
+    // Everyone is done with dV of the step before this one.
+    if (threadIdx.x == 128 && walk.has(after_next)) loader_.load_dout(step + 2, after_next);
+    __syncwarp();
+    if (kHasTurns && step > 0) pass_turn(before);
     wgmma_wait<1>();
     make_ds(step + 1);
+    begin_s(step + 2, after_next, walk);
     end_dq();
     announce_ds(step + 1);
-    if (kHasTurns) wait_for_turn(now);
-    send_dq(dq_address(now, group_), dq_);
-    // Everyone is done with dV of the step before this one.
-    if (threadIdx.x == 0) loader_.load_dout(step + 2, walk);
-    __syncwarp();
-    return next;
   }
 
   __device__ __forceinline__ void end(int last, const Step& before, const Step& now) {
     start_dv_dk(last);
-    if (kHasTurns && last > 0) pass_turn(before);
+    if (last > 0) {
+      if (kHasTurns) wait_for_turn(before);
+      send_dq(dq_address(before, group_), dq_);
+      if (kHasTurns) pass_turn(before);
+    }
     end_dv_dk();
     start_dq(last);
     end_dq();
@@ -148,10 +160,17 @@ class Narrow : KeyRows<kTile, Element> {
   }
 
   // ---- products
+  // As soon as P before it is no longer needed.
+  __device__ __forceinline__ void begin_s(int step, const Step& at, const Walk<kTile>& walk) {
+    if (!walk.has(at)) return;
+    take_q(step, at);
+    begin_columns(s_, lse_address(step));
+  }
   __device__ __forceinline__ void start_s(int step) {
     start_scores<kDim>(s_, kSmem.offset_k, q_address(step));
   }
   __device__ __forceinline__ void start_dp(int step) {
+    begin_columns(dp_, d_address(step));
     start_scores<kDim>(dp_, kSmem.offset_v, dout_address(step));
   }
   __device__ __forceinline__ void start_dv_dk(int step) {
@@ -194,7 +213,7 @@ class Narrow : KeyRows<kTile, Element> {
     const u32 place = ds_place(step);
 #pragma unroll
     for (int i = 0; i < kQueries / 16; ++i) {
-      multiply_by_p(dp_, 2 * i, d_address(step), [&](int j, int r) -> float2 {
+      multiply_by_p(dp_, 2 * i, [&](int j, int r) -> float2 {
         return {s_[4 * j + 2 * r], s_[4 * j + 2 * r + 1]};
       });
       pack(weights_[i], s_, i);

@@ -75,11 +75,12 @@ __device__ __forceinline__ int turn_at(const Params& p, const KeyBlock& b, int q
 // A block of queries of a head of the group.
 struct Step {
   int head, block;
-  bool exists;
+  int padded;  // the block among all of padded rows: of D, of the lse, of dQ
 };
 
 // Blocks [first, first + count) of the queries that see some key of the block, for each head of the
-// group in turn, in a circle from the first plus `turn` on.
+// group in turn, in a circle from the first plus `turn` on. What a step needs is counted on from
+// the step before: products of 64 bits took longer than the exponentials beside them.
 template <Tile kTile>
 class Walk {
  public:
@@ -87,23 +88,40 @@ class Walk {
     const int last_key = min(b.first_key + kTile.keys, b.seqlen_k) - 1;
     const int first_query = max(b.first_key - b.right, 0);
     const int end_query = min(last_key - b.left + 1, b.seqlen_q);
-    first_ = first_query / kTile.queries;
-    count_ = end_query > first_query ? (end_query + kTile.queries - 1) / kTile.queries - first_ : 0;
+    const int first = first_query / kTile.queries;
+    count_ = end_query > first_query ? (end_query + kTile.queries - 1) / kTile.queries - first : 0;
+    end_ = first + count_;
     // Neighbours begin at different queries, so that they add to different parts of dQ. Behind a
     // diagonal they do anyway.
     const bool is_square = b.first_key <= b.right && last_key - b.left >= b.seqlen_q - 1;
-    turn_ = is_square && count_ > 0 ? b.first_key / kTile.queries % count_ : 0;
-    if (p.has_turns) turn_ = p.ring > 0 ? ring_start(ring_of_sequence<kTile>(p, b), b.block) : 0;
+    int turn = is_square && count_ > 0 ? b.first_key / kTile.queries % count_ : 0;
+    if (p.has_turns) turn = p.ring > 0 ? ring_start(ring_of_sequence<kTile>(p, b), b.block) : 0;
+    start_ = first + turn;
+    const Problem& problem = p.rows.problem;
+    const std::int64_t row = padded_index(problem, std::int64_t{b.kv_head} * p.group,
+                                          first_padded_row(problem, b.batch_idx, b.row_q));
+    padded_ = static_cast<int>(row / kTile.queries) + start_;
+    of_head_ = static_cast<int>(padded_rows(problem) / kTile.queries);
   }
   __device__ __forceinline__ int num_steps() const { return heads_ * count_; }
-  __device__ __forceinline__ Step at(int step) const {
-    const int head = heads_ == 1 ? 0 : step / count_;
-    const int block = step - head * count_ + turn_;
-    return {head, first_ + (block < count_ ? block : block - count_), step < num_steps()};
+  __device__ __forceinline__ Step first() const { return {0, start_, padded_}; }
+  __device__ __forceinline__ Step after(const Step& step) const {
+    Step next{step.head, step.block + 1, step.padded + 1};
+    if (next.block == end_) {
+      next.block -= count_;
+      next.padded -= count_;
+    }
+    if (next.block == start_) {
+      ++next.head;
+      next.padded += of_head_;
+    }
+    return next;
   }
+  __device__ __forceinline__ bool has(const Step& step) const { return step.head < heads_; }
 
  private:
-  int heads_, first_, count_, turn_;
+  int heads_, count_, end_, start_;
+  int padded_, of_head_;
 };
 
 }  // namespace headrace::cuda::sm90::bwd

@@ -47,6 +47,7 @@ class Wide : KeyRows<kTile, Element> {
   using Base = KeyRows<kTile, Element>;
   using Base::add_product;
   using Base::barrier;
+  using Base::begin_columns;
   using Base::clear;
   using Base::d_address;
   using Base::dout_address;
@@ -59,7 +60,9 @@ class Wide : KeyRows<kTile, Element> {
   using Base::kQueries;
   using Base::kSlabK;
   using Base::kSmem;
+  using Base::kWeightUnit;
   using Base::lane_;
+  using Base::lse_address;
   using Base::make_p;
   using Base::multiply_by_p;
   using Base::pack;
@@ -102,13 +105,15 @@ class Wide : KeyRows<kTile, Element> {
   __device__ __forceinline__ void copy(const Walk<kTile>& walk) const {
     if (walk.num_steps() == 0) return;  // nobody would wait for K
     loader_.load_k();
+    Step now = walk.first();
 #pragma unroll 1
     for (int step = 0; step < walk.num_steps(); ++step) {
       wait_empty(kBarriers.q_empty, StageQ(step));
-      loader_.load_q(step, walk);
+      loader_.load_q(step, now);
       if (step == 0) loader_.load_v();
       wait_empty(kBarriers.dout_empty, StageDout(step));
-      loader_.load_dout(step, walk);
+      loader_.load_dout(step, now);
+      now = walk.after(now);
     }
   }
 
@@ -122,25 +127,25 @@ class Wide : KeyRows<kTile, Element> {
       store_dv(dv);
       return;
     }
-    Step now = walk.at(0);
+    Step now = walk.first();
     take_k();
     take_q(0, now);
-    start_scores<kDim>(s, kSmem.offset_k, q_address(0));
+    start_s(s, 0);
     wgmma_wait<0>();
-    make_p(s, 0, now);
+    make_p(s, now);
     arrive(kBarriers.q_empty + StageQ(0).index);
     pack(weights, s);
     hand_over(weights, 0);
 #pragma unroll 1
     for (int step = 0; step < last; ++step) {
-      const Step next = walk.at(step + 1);
+      const Step next = walk.after(now);
       start_dv(dv, weights, step, now);
       take_q(step + 1, next);
-      start_scores<kDim>(s, kSmem.offset_k, q_address(step + 1));
+      start_s(s, step + 1);
       wgmma_wait<1>();
       end_dv(dv, weights, step);
       wgmma_wait<0>();
-      make_p(s, step + 1, next);
+      make_p(s, next);
       arrive(kBarriers.q_empty + StageQ(step + 1).index);
       pack(weights, s);
       wait_empty(kBarriers.p_empty, StageDs(step + 1));
@@ -163,20 +168,20 @@ class Wide : KeyRows<kTile, Element> {
       store_dk(dk);
       return;
     }
-    Step now = walk.at(0);
+    Step now = walk.first();
     take_v();
     take_dout(0, now);
-    start_scores<kDimV>(dp, kSmem.offset_v, dout_address(0));
+    start_dp(dp, 0);
     wgmma_wait<0>();
     end_dp(dp, 0);
     pack(ds, dp);
     write_ds(ds, 0);
 #pragma unroll 1
     for (int step = 0; step < last; ++step) {
-      const Step next = walk.at(step + 1);
+      const Step next = walk.after(now);
       start_dk(dk, ds, step, now);
       take_dout(step + 1, next);
-      start_scores<kDimV>(dp, kSmem.offset_v, dout_address(step + 1));
+      start_dp(dp, step + 1);
       wgmma_wait<1>();
       end_dk(dk, ds, step);
       wgmma_wait<0>();
@@ -196,23 +201,33 @@ class Wide : KeyRows<kTile, Element> {
     if (walk.num_steps() == 0) return;
     float dq[4 * kDqGroups];
     take_k();
+    Step now = walk.first(), before = now;
 #pragma unroll 1
     for (int step = 0; step < walk.num_steps(); ++step) {
-      const Step now = walk.at(step);
 #pragma unroll 1
       for (int part = 0; part < dq_parts(kTile); ++part) {
         compute_dq(dq, step, part);
         if (kHasTurns && part == 0) {
-          if (step > 0) pass_turn(walk.at(step - 1));
+          if (step > 0) pass_turn(before);
           wait_for_turn(now);
         }
         send_dq(dq_address(now, part), dq);
       }
+      before = now;
+      now = walk.after(now);
     }
-    if (kHasTurns) pass_turn(walk.at(walk.num_steps() - 1));
+    if (kHasTurns) pass_turn(before);
   }
 
   // ---- their steps
+  __device__ __forceinline__ void start_s(Elements& s, int step) {
+    begin_columns(s, lse_address(step));
+    start_scores<kDim>(s, kSmem.offset_k, q_address(step));
+  }
+  __device__ __forceinline__ void start_dp(Elements& dp, int step) {
+    begin_columns(dp, d_address(step));
+    start_scores<kDimV>(dp, kSmem.offset_v, dout_address(step));
+  }
   __device__ __forceinline__ void start_dv(float (&dv)[kDimV / 2], const Packed& weights, int step,
                                            const Step& now) {
     take_dout(step, now);
@@ -246,8 +261,10 @@ class Wide : KeyRows<kTile, Element> {
 #pragma unroll
     for (int i = 0; i < kQueries / 16; ++i) {
       const Chunk weights = load_chunk(p_address(step) + i * 2048);
-      multiply_by_p(dp, 2 * i, d_address(step),
-                    [&](int j, int r) { return Element::unpack(weights.words[j % 2 * 2 + r]); });
+      multiply_by_p(dp, 2 * i, [&](int j, int r) -> float2 {
+        const float2 p = Element::unpack(weights.words[j % 2 * 2 + r]);
+        return {p.x * kWeightUnit, p.y * kWeightUnit};
+      });
     }
     arrive(kBarriers.p_empty + StageDs(step).index);
     arrive(kBarriers.dout_empty + StageDout(step).index);
