@@ -249,7 +249,7 @@ Report run_bits(const SuiteOptions& options) {
     if (target.kernel->name == "cpu_reference") continue;  // a plain loop, nothing to depend on
     Random random(options.seed * 1000003u);
     BitsOfKernel kernel(target, report);
-    for (int left = options.is_small ? kSmallCases : kCases; left > 0;) {
+    for (int left = options.tier == Tier::small ? kSmallCases : kCases; left > 0;) {
       const CaseName name = random_case(random);
       Case test_case(name);
       const Call call = make_call(test_case).value();
