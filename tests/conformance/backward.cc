@@ -8,11 +8,11 @@
 
 #include "conformance/backward_checks.h"
 #include "conformance/backward_grids.h"
+#include "conformance/slices.h"
 
 namespace headrace::testing {
 namespace {
 
-constexpr int kThreads[] = {1, 2, 3, 5, 16};
 constexpr int kOtherThreads[] = {3};
 
 bool is_reference(const Target& target) { return target.kernel->name == "cpu_reference"; }
@@ -34,8 +34,8 @@ class BackwardRun {
   // The reference is slow and its own oracle: `with_reference` says when.
   void run_case(const CaseName& name, bool with_reference) {
     Case test_case(name);
-    run(test_case, {describe(name.values), replay_line("", name), kThreads}, with_reference, true,
-        false);
+    run(test_case, {describe(name.values), replay_line("", name), kThreadCounts}, with_reference,
+        true, false);
   }
 
   // Its part of a grid, for each kernel a line of the report.

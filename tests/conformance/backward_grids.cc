@@ -1,6 +1,7 @@
 #include "conformance/backward_grids.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 
 namespace headrace::testing {
@@ -212,7 +213,7 @@ std::span<const NamedGrid> backward_grids() { return kGrids; }
 
 std::vector<std::size_t> sample_of(const NamedGrid& grid, const std::vector<GridCase>& cases,
                                    Tier tier) {
-  constexpr double kMostSmall = 2e7, kMostFull = 6e8;
+  constexpr double kMostSmall = 2e7, kMostFull = 1.1e9;
   std::vector<std::size_t> order(cases.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   const std::size_t wanted = tier == Tier::small  ? grid.num_small
@@ -226,6 +227,12 @@ std::vector<std::size_t> sample_of(const NamedGrid& grid, const std::vector<Grid
   std::erase_if(order, [&](std::size_t i) {
     return cost_of(cases[i].shape) > (tier == Tier::small ? kMostSmall : kMostFull);
   });
+  std::map<std::pair<std::int64_t, std::int64_t>, int> num_before;
+  std::vector<int> turn(cases.size());
+  for (const std::size_t i : order)
+    turn[i] = num_before[{cases[i].shape.seqlen_q, cases[i].shape.seqlen_k}]++;
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return turn[a] < turn[b]; });
   order.resize(std::min(order.size(), wanted));
   return order;
 }

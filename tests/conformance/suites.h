@@ -71,6 +71,7 @@ Report run_grid(const SuiteOptions& options);
 Report run_fuzz(const SuiteOptions& options);
 Report run_backward(const SuiteOptions& options);
 Report run_bits(const SuiteOptions& options);
+void run_gradient_bits(const SuiteOptions& options, Report& report);  // part of it
 Report run_catalogue(const SuiteOptions& options);
 // The double kernel of a GPU against the reference.
 Report run_oracle(const SuiteOptions& options);
