@@ -207,6 +207,13 @@ constexpr NamedGrid kGrids[] = {
     {"B6", "the gradient of lse used and unused, sinks", lse_and_sinks, 16, 0},
 };
 
+// What a case asks for beside its format and mask.
+std::uint64_t features_of(AxisValues values) {
+  for (const Axis axis : {Axis::dtype, Axis::causal, Axis::window})
+    values.value[static_cast<std::size_t>(axis)] = 0;
+  return code_of(values);
+}
+
 }  // namespace
 
 std::span<const NamedGrid> backward_grids() { return kGrids; }
@@ -227,14 +234,24 @@ std::vector<std::size_t> sample_of(const NamedGrid& grid, const std::vector<Grid
   std::erase_if(order, [&](std::size_t i) {
     return cost_of(cases[i].shape) > (tier == Tier::small ? kMostSmall : kMostFull);
   });
-  std::map<std::pair<std::int64_t, std::int64_t>, int> num_before;
-  std::vector<int> turn(cases.size());
-  for (const std::size_t i : order)
-    turn[i] = num_before[{cases[i].shape.seqlen_q, cases[i].shape.seqlen_k}]++;
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t a, std::size_t b) { return turn[a] < turn[b]; });
-  order.resize(std::min(order.size(), wanted));
-  return order;
+  // The first of those whose lengths, then whose features, were taken least.
+  std::vector<std::size_t> chosen;
+  std::map<std::pair<std::int64_t, std::int64_t>, int> of_lengths;
+  std::map<std::uint64_t, int> of_features;
+  const auto taken = [&](std::size_t i) {
+    const Shape& s = cases[i].shape;
+    return std::pair<int&, int&>(of_lengths[{s.seqlen_q, s.seqlen_k}],
+                                 of_features[features_of(cases[i].name.values)]);
+  };
+  while (!order.empty() && chosen.size() < wanted) {
+    const auto next = std::min_element(order.begin(), order.end(),
+                                       [&](auto a, auto b) { return taken(a) < taken(b); });
+    ++taken(*next).first;
+    ++taken(*next).second;
+    chosen.push_back(*next);
+    order.erase(next);
+  }
+  return chosen;
 }
 
 double cost_of(const Shape& s) {

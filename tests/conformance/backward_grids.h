@@ -24,7 +24,7 @@ struct NamedGrid {
 std::span<const NamedGrid> backward_grids();
 
 // Which cases of a grid a tier runs: all, or the first of a fixed shuffled order in which lengths
-// take turns, without those that are too large for it.
+// and features take turns, without those that are too large for it.
 std::vector<std::size_t> sample_of(const NamedGrid& grid, const std::vector<GridCase>& cases,
                                    Tier tier);
 // Multiply-adds of one product of the case.

@@ -43,23 +43,26 @@ TEST(NamedGrids, SamplesAreFixedAndWithoutDoubles) {
   }
 }
 
-TEST(NamedGrids, TheGateSeesEveryShapeAndMostHeadDimsAndFeatures) {
-  for (const char* id : {"B1", "B1s"}) {
+TEST(NamedGrids, SamplesSeeTheAxes) {
+  const auto seen = [](const char* id, Tier tier, const std::function<std::int64_t(GridCase)>& of) {
     const std::vector<GridCase> cases = grid(id).cases();
-    std::set<std::pair<std::int64_t, std::int64_t>> lengths;
-    std::set<std::int64_t> dims;
-    std::set<std::uint64_t> features;
-    const auto see = [&](const GridCase& one) {
-      lengths.insert({one.shape.seqlen_q, one.shape.seqlen_k});
-      dims.insert(one.shape.head_dim);
-      features.insert(code_of(one.name.values));
-    };
-    for (const std::size_t i : sample_of(grid(id), cases, Tier::full)) see(cases[i]);
-    EXPECT_EQ(lengths.size(), 10u) << id;
-    EXPECT_GE(dims.size(), 9u) << id;  // of 11
-    EXPECT_GE(features.size(), id == std::string("B1") ? 8u : 20u)
-        << id;  // of 9, of 63 masks and scores
+    std::set<std::int64_t> values;
+    for (const std::size_t i : sample_of(grid(id), cases, tier)) values.insert(of(cases[i]));
+    return values.size();
+  };
+  const auto lengths = [](const GridCase& one) {
+    return one.shape.seqlen_q * 10000 + one.shape.seqlen_k;
+  };
+  const auto dim = [](const GridCase& one) { return one.shape.head_dim; };
+  const auto scores = [](const GridCase& one) {
+    const AxisValues& values = one.name.values;
+    return values[Axis::softcap] + 2 * values[Axis::alibi] + 4 * values[Axis::dropout];
+  };
+  for (const char* id : {"B1", "B1s"}) {
+    EXPECT_EQ(seen(id, Tier::full, lengths), 10u) << id;
+    EXPECT_GE(seen(id, Tier::full, dim), 9u) << id;  // of 11
   }
+  EXPECT_EQ(seen("B1s", Tier::small, scores), 7u);
 }
 
 TEST(NamedGrids, CasesAreAcceptedAndHaveTheirZeros) {
