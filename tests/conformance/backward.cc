@@ -3,6 +3,7 @@
 // gradient of lse. Inputs lie in read-only pages between NaNs, the workspace is full of NaNs,
 // outputs hold a sentinel; a GPU computes on copies of all that.
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <span>
 
@@ -42,8 +43,13 @@ class BackwardRun {
   void run_grid(const NamedGrid& grid) {
     const std::vector<GridCase> cases = grid.cases();
     std::vector<std::size_t> chosen = sample_of(grid, cases, options_.tier);
-    if (const auto slash = options_.only.find('/'); slash != std::string::npos)
-      chosen = {std::min(std::stoul(options_.only.substr(slash + 1)), cases.size() - 1)};
+    if (const auto slash = options_.only.find('/'); slash != std::string::npos) {
+      std::size_t idx = cases.size();
+      std::from_chars(options_.only.data() + slash + 1, options_.only.data() + options_.only.size(),
+                      idx);
+      chosen.clear();
+      if (idx < cases.size()) chosen.push_back(idx);
+    }
     counts_.clear();
     for (std::size_t n = 0; n < chosen.size(); ++n) {
       if (static_cast<int>(n) % options_.num_shards != options_.shard) continue;
@@ -212,6 +218,8 @@ Report run_backward(const SuiteOptions& options) {
     if (only.empty() || only == grid.id) run.run_grid(grid);
   if (only.empty()) run.finish();
   run_backward_checks(options, run.targets(), report);
+  if (!only.empty() && report.checks.empty())
+    report.failures.push_back({"all", options.only, "no grid, check or case of this name", ""});
   add_pointers(report);
   report.notes.push_back(format_text("{} deterministic runs compared with those of other threads",
                                      run.num_compared()));
