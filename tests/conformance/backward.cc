@@ -1,189 +1,209 @@
-// The backward over the grid: every pair of axis values, then random cases. The axis lse says
-// whether there is a gradient of lse. Inputs lie in read-only pages between NaNs, the workspace is
-// full of NaNs, outputs hold a sentinel; a GPU computes on copies of all that.
+// The backward: every pair of axis values, random cases, cases that kernels for plain scores take,
+// the named grids, and what must hold without an oracle. The axis lse says whether there is a
+// gradient of lse. Inputs lie in read-only pages between NaNs, the workspace is full of NaNs,
+// outputs hold a sentinel; a GPU computes on copies of all that.
 #include <algorithm>
+#include <charconv>
 #include <chrono>
-#include <cmath>
+#include <span>
 
-#include "conformance/suites.h"
-#include "core/dtype.h"
-#include "support/backward_rules.h"
+#include "conformance/backward_checks.h"
+#include "conformance/backward_grids.h"
+#include "conformance/slices.h"
 
 namespace headrace::testing {
 namespace {
 
-using Bytes = std::vector<unsigned char>;
+constexpr int kOtherThreads[] = {3};
 
-constexpr int kThreads[] = {1, 2, 3, 5, 16};
+bool is_reference(const Target& target) { return target.kernel->name == "cpu_reference"; }
 
-struct Output {
-  const char* name;
-  headrace_tensor headrace_attention_gradients::*tensor;
-  std::vector<double> Gradients::*values;
+// A case for all kernels: how it is named in the report and replayed, and with how many threads a
+// deterministic one is run again.
+struct Description {
+  std::string text, replay;
+  std::span<const int> threads;
 };
-constexpr Output kOutputs[] = {
-    {"dq", &headrace_attention_gradients::dq, &Gradients::dq},
-    {"dk", &headrace_attention_gradients::dk, &Gradients::dk},
-    {"dv", &headrace_attention_gradients::dv, &Gradients::dv},
-    {"dbias", &headrace_attention_gradients::dbias, &Gradients::dbias},
-    {"dsinks", &headrace_attention_gradients::dsinks, &Gradients::dsinks},
-};
-
-struct BackwardOutput {
-  std::string refusal;
-  Schedule schedule;
-  std::vector<std::string> failures;
-  Bytes bytes[std::size(kOutputs)];  // row-major elements of each output
-};
-
-BackwardOutput run_backward_kernel(const Target& target, Case& test_case, const Problem& p,
-                                   int num_threads) {
-  BackwardOutput output;
-  Plan plan;
-  plan.problem = p;
-  plan.device = target.device;
-  plan.device.num_units = num_threads;
-  plan.kernel = target.kernel;
-  output.refusal = target.kernel->refuses(p, plan.device);
-  if (!output.refusal.empty()) return output;
-  output.schedule = plan.schedule = target.kernel->plan(p, plan.device);
-  test_case.reset_outputs();
-  if (Status bad =
-          run_backward_plan(plan, test_case.tensors(), test_case.gradients(), test_case.options()))
-    output.failures.push_back("did not run: " + bad->message);
-  for (std::size_t i = 0; i < std::size(kOutputs); ++i) {
-    const headrace_tensor& view = test_case.gradients().*kOutputs[i].tensor;
-    if (view.rank == 0) continue;
-    Written written = take_written(view);
-    if (written.untouched > 0)
-      output.failures.push_back(
-          format_text("{} elements of {} were not written", written.untouched, kOutputs[i].name));
-    output.bytes[i] = std::move(written.bytes);
-  }
-  if (std::string text = test_case.check_gaps(); !text.empty()) output.failures.push_back(text);
-  return output;
-}
-
-std::vector<double> doubles_of(const headrace_tensor& view, const Bytes& bytes) {
-  const auto dtype = static_cast<DType>(view.dtype);
-  std::vector<double> values(bytes.size() / dtype_bytes(dtype));
-  for (std::size_t i = 0; i < values.size(); ++i)
-    values[i] = load_as_double(dtype, bytes.data(), static_cast<std::int64_t>(i));
-  return values;
-}
 
 class BackwardRun {
  public:
-  BackwardRun(const SuiteOptions& options, Report& report) : report_(report) {
-    for (const Target& target : backward_targets()) {
-      if (!options.kernel.empty() && target.kernel->name != options.kernel) continue;
-      if (options.device == "all" || is_on_gpu(target) == (options.device == "cuda"))
-        targets_.push_back(target);
-    }
+  BackwardRun(const SuiteOptions& options, Report& report)
+      : options_(options), report_(report), targets_(chosen_backward_targets(options)) {
     for (const Target& target : targets_) report_.kernels[std::string(target.kernel->name)];
   }
 
   // The reference is slow and its own oracle: `with_reference` says when.
   void run_case(const CaseName& name, bool with_reference) {
     Case test_case(name);
-    test_case.mutable_options().deterministic = compares_threads(name);
+    run(test_case, {describe(name.values), replay_line("", name), kThreadCounts}, with_reference,
+        true, false);
+  }
+
+  // Its part of a grid, for each kernel a line of the report.
+  void run_grid(const NamedGrid& grid) {
+    const std::vector<GridCase> cases = grid.cases();
+    std::vector<std::size_t> chosen = sample_of(grid, cases, options_.tier);
+    if (const auto slash = options_.only.find('/'); slash != std::string::npos) {
+      std::size_t idx = cases.size();
+      std::from_chars(options_.only.data() + slash + 1, options_.only.data() + options_.only.size(),
+                      idx);
+      chosen.clear();
+      if (idx < cases.size()) chosen.push_back(idx);
+    }
+    counts_.clear();
+    for (std::size_t n = 0; n < chosen.size(); ++n) {
+      if (static_cast<int>(n) % options_.num_shards != options_.shard) continue;
+      const GridCase& one = cases[chosen[n]];
+      Lab lab(one.name, one.shape);
+      if (one.prepare != nullptr) one.prepare(lab);
+      const std::string id = format_text("{}/{}", grid.id, chosen[n]);
+      run(lab.test_case,
+          {id + " " + text_of(one), "headrace_conformance --suite backward --only " + id,
+           kOtherThreads},
+          false, false, grid.has_zeros);
+    }
+    for (const auto& [kernel, count] : counts_) {
+      const char* status = count.num_failed > 0 ? "failed" : count.num_cases > 0 ? "ok" : "refused";
+      report_.checks.push_back(
+          {grid.id,
+           format_text("{}: {} of {} cases, {} refused, largest error {}, mean {} of the "
+                       "straightforward, {} of the bound",
+                       grid.title, count.num_cases, cases.size(), count.num_refused,
+                       count.max_ratio, count.mean_ratio, count.utilisation),
+           kernel, status});
+    }
+  }
+
+  // A kernel that takes nothing is not tested: that is a failure.
+  void finish() {
+    for (const auto& [kernel, sums] : report_.kernels)
+      if (sums.num_cases == 0)
+        report_.failures.push_back({kernel, "cases", "nothing was compared", ""});
+    if (num_compared_ == 0)
+      report_.failures.push_back({"all", "threads", "nothing was compared", ""});
+  }
+
+  const std::vector<Target>& targets() const { return targets_; }
+  std::int64_t num_compared() const { return num_compared_; }
+
+ private:
+  void run(Case& test_case, const Description& what, bool with_reference, bool counts_pairs,
+           bool has_zeros) {
+    // Every fourth case is deterministic, and then the same bits are asked for again.
+    test_case.mutable_options().deterministic = test_case.name().seed % 4 == 0;
     test_case.make_gradients();
-    const Result<Problem> problem =
-        validate_backward(test_case.tensors(), test_case.gradients(), test_case.options());
+    const Result<Problem> problem = backward_problem(test_case);
     if (!problem.ok()) {
       report_.failures.push_back(
-          {"all", describe(name.values),
-           "the case is not accepted: " + Result<Problem>(problem).failure().message, ""});
+          {"all", what.text,
+           "the case is not accepted: " + Result<Problem>(problem).failure().message, what.replay});
       return;
     }
-    const Problem& p = problem.value();
-    const ExpectedGradients expected = expected_gradients(
-        p, make_backward_args(p, test_case.tensors(), test_case.gradients(), test_case.options()),
-        test_case.largest_v());
+    const ExpectedGradients expected = expected_gradients_of(test_case, problem.value());
+    if (has_zeros && expected.num_zeros() == 0)
+      report_.failures.push_back({"all", what.text, "no gradient must be zero here", what.replay});
     for (const Target& target : targets_) {
-      if (target.kernel->name == "cpu_reference" && !with_reference) continue;
-      set_current_case(0, replay_line(std::string(target.kernel->name), name));
-      run_on(target, test_case, p, expected);
+      if (is_reference(target) && !with_reference) continue;
+      const std::string replay = what.replay + " --kernel " + std::string(target.kernel->name);
+      set_current_case(0, replay);
+      KernelReport sums;
+      const std::vector<std::string> failures =
+          run_on(target, test_case, what, problem.value(), expected, sums);
+      if (counts_pairs && sums.num_cases > 0)
+        report_.kernels[std::string(target.kernel->name)].seen.add(test_case.name().values,
+                                                                   expected.num_pairs > 0);
+      if (counts_pairs && sums.num_refused > 0)
+        report_.kernels[std::string(target.kernel->name)].refused.add(
+            test_case.name().values, has_lengths(test_case.name().values));
+      for (const std::string& text : failures)
+        report_.failures.push_back({std::string(target.kernel->name), what.text, text, replay});
     }
     set_current_case(0, "");
   }
 
- private:
-  // Every fourth case is deterministic, and then the same bits are asked for again.
-  static bool compares_threads(const CaseName& name) { return name.seed % 4 == 0; }
-
-  void run_on(const Target& target, Case& test_case, const Problem& p,
-              const ExpectedGradients& expected) {
-    const CaseName& name = test_case.name();
-    KernelReport& report = report_.kernels[std::string(target.kernel->name)];
-    BackwardOutput output =
-        run_backward_kernel(target, test_case, p, name.values.number(Axis::threads));
+  // One kernel: what is wrong; adds to its sums and to those of the grid.
+  std::vector<std::string> run_on(const Target& target, Case& test_case, const Description& what,
+                                  const Problem& p, const ExpectedGradients& expected,
+                                  KernelReport& sums) {
+    const BackwardCall call = backward_call(test_case);
+    GradientOutput output =
+        run_gradients(target, test_case, call, test_case.name().values.number(Axis::threads));
     if (!output.refusal.empty()) {
-      ++report.num_refused;
-      report.refused.add(name.values, has_lengths(name.values));
-      return;
+      sums.num_refused = 1;
+    } else {
+      sums.num_cases = 1;
+      sums.num_rows = p.batch * p.num_heads * p.seqlen_q;
+      judge_gradients(test_case, expected, output, sums);
+      if (call.options.deterministic != 0)
+        compare_threads(target, test_case, call, what.threads, output);
+      sums.num_failed = output.failures.empty() ? 0 : 1;
     }
-    ++report.num_cases;
-    report.num_rows += p.batch * p.num_heads * p.seqlen_q;
-    report.seen.add(name.values, expected.num_pairs > 0);
-    judge_outputs(test_case, p, expected, output, report);
-    if (compares_threads(name)) compare_threads(target, test_case, p, output);
-    if (!output.failures.empty()) ++report.num_failed;
-    const std::string kernel(target.kernel->name);
-    for (const std::string& text : output.failures)
-      report_.failures.push_back(
-          {kernel, describe(name.values), text, "--suite backward, " + replay_line(kernel, name)});
+    add_sums(report_.kernels[std::string(target.kernel->name)], sums);
+    add_sums(counts_[std::string(target.kernel->name)], sums);
+    return output.failures;
   }
 
-  static void judge_outputs(const Case& test_case, const Problem& p,
-                            const ExpectedGradients& expected, BackwardOutput& output,
-                            KernelReport& report) {
-    const bool is_16_bit = dtype_of(p) != DType::f32;
-    for (std::size_t i = 0; i < std::size(kOutputs); ++i) {
-      const headrace_tensor& view = test_case.gradients().*kOutputs[i].tensor;
-      if (view.rank == 0 || TensorView(view).num_elements() == 0) continue;
-      const auto values = kOutputs[i].values;
-      const std::vector<double> got = doubles_of(view, output.bytes[i]);
-      if (const std::size_t size = (expected.exact.*values).size(); got.size() != size) {
-        output.failures.push_back(format_text("{} has {} elements, {} were expected",
-                                              kOutputs[i].name, got.size(), size));
-        continue;
-      }
-      const bool is_relative = is_16_bit && values != &Gradients::dsinks;
-      const bool is_tensor =
-          output.schedule.prob_dtype != DType::f32 || output.schedule.product_error > 0;
-      const GradientVerdict verdict =
-          judge_gradient({kOutputs[i].name, static_cast<DType>(view.dtype), got, expected, values,
-                          is_relative, is_tensor});
-      output.failures.insert(output.failures.end(), verdict.failures.begin(),
-                             verdict.failures.end());
-      report.utilisation = std::max(report.utilisation, verdict.utilisation);
-      report.mean_ratio = std::max(report.mean_ratio, verdict.mean_ratio);
-      report.num_mean_judged += verdict.judged_mean ? 1 : 0;
-    }
-  }
-
-  void compare_threads(const Target& target, Case& test_case, const Problem& p,
-                       BackwardOutput& output) {
+  void compare_threads(const Target& target, Case& test_case, const BackwardCall& call,
+                       std::span<const int> threads, GradientOutput& output) {
     ++num_compared_;
-    for (const int num_threads : kThreads) {
-      const BackwardOutput other = run_backward_kernel(target, test_case, p, num_threads);
-      for (std::size_t i = 0; i < std::size(kOutputs); ++i) {
-        if (other.bytes[i] != output.bytes[i])
-          output.failures.push_back(
-              format_text("{} has other bits with {} threads", kOutputs[i].name, num_threads));
-      }
-    }
+    for (const int num_threads : threads)
+      if (const char* name =
+              other_bits(output, run_gradients(target, test_case, call, num_threads)))
+        output.failures.push_back(
+            format_text("{} has other bits with {} threads", name, num_threads));
   }
 
- public:
-  std::int64_t num_compared() const { return num_compared_; }
+  static void add_sums(KernelReport& to, const KernelReport& from) {
+    to.num_cases += from.num_cases;
+    to.num_refused += from.num_refused;
+    to.num_failed += from.num_failed;
+    to.num_rows += from.num_rows;
+    to.num_mean_judged += from.num_mean_judged;
+    to.utilisation = std::max(to.utilisation, from.utilisation);
+    to.max_ratio = std::max(to.max_ratio, from.max_ratio);
+    to.mean_ratio = std::max(to.mean_ratio, from.mean_ratio);
+  }
 
- private:
+  const SuiteOptions& options_;
   Report& report_;
   std::vector<Target> targets_;
+  std::map<std::string, KernelReport> counts_;  // of one grid
   std::int64_t num_compared_ = 0;
 };
+
+void run_random(const SuiteOptions& options, BackwardRun& run, Report& report) {
+  const bool is_small = options.tier == Tier::small;
+  const std::vector<CaseName> array = covering_array(options.seed, is_live);
+  // A fifth of the forward's: the oracle computes every gradient of a case.
+  const std::size_t count = is_small ? 150 : std::max(options.count / 5, array.size());
+  std::vector<CaseName> all = grid_cases(count, options.seed, array);
+  const std::vector<CaseName> plain =
+      plain_cases(is_small ? kPlainSmall : kPlainFull, options.seed);
+  all.insert(all.end(), plain.begin(), plain.end());
+  std::vector<CaseName> others;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (static_cast<int>(i) % options.num_shards == options.shard) {
+      run.run_case(all[i], i < std::min(count, array.size()));
+    } else {
+      others.push_back(all[i]);
+    }
+  }
+  report.notes.push_back(format_text("{} cases of axis values, {} of them plain",
+                                     all.size() - others.size(),
+                                     plain.size() / static_cast<std::size_t>(options.num_shards)));
+  if (!is_small) check_holes(others, report);
+}
+
+// Where the other promises about gradients are tested.
+void add_pointers(Report& report) {
+  report.notes.push_back(
+      "NaN in the workspace and in memory that must not be read: in every case, that is how they "
+      "are made");
+  report.notes.push_back(
+      "B10, central differences, and directional derivatives of the reference: "
+      "src/backends/cpu/reference/backward_test.cc");
+  report.notes.push_back("a grid's other cases: --tier whole, which runs all, with --shard");
+}
 
 }  // namespace
 
@@ -191,26 +211,29 @@ Report run_backward(const SuiteOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   Report report;
   report.suite = "backward";
-  const std::vector<CaseName> array = covering_array(options.seed, is_live);
-  // A fifth of the forward's: the oracle computes every gradient of a case.
-  const std::size_t count = options.is_small ? 150 : std::max(options.count / 5, array.size());
-  const std::vector<CaseName> all = grid_cases(count, options.seed, array);
   BackwardRun run(options, report);
-  std::vector<CaseName> others;
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    if (static_cast<int>(i) % options.num_shards == options.shard) {
-      run.run_case(all[i], i < array.size());
-    } else {
-      others.push_back(all[i]);
-    }
-  }
-  report.notes.push_back(format_text("{} cases; {} of them with 1, 2, 3, 5 and 16 threads",
-                                     all.size() - others.size(), run.num_compared()));
-  if (run.num_compared() == 0)
-    report.failures.push_back({"all", "threads", "nothing was compared", ""});
-  if (!options.is_small) check_holes(others, report);
+  const std::string only = options.only.substr(0, options.only.find('/'));
+  if (only.empty()) run_random(options, run, report);
+  for (const NamedGrid& grid : backward_grids())
+    if (only.empty() || only == grid.id) run.run_grid(grid);
+  if (only.empty()) run.finish();
+  run_backward_checks(options, run.targets(), report);
+  if (!only.empty() && report.checks.empty())
+    report.failures.push_back({"all", options.only, "no grid, check or case of this name", ""});
+  add_pointers(report);
+  report.notes.push_back(format_text("{} deterministic runs compared with those of other threads",
+                                     run.num_compared()));
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
+}
+
+int replay_backward_case(const CaseName& name, const SuiteOptions& options) {
+  Report report;
+  report.suite = "backward";
+  BackwardRun run(options, report);
+  run.run_case(name, true);
+  std::fputs(format_report(report, "text").c_str(), stdout);
+  return report.ok() ? 0 : 1;
 }
 
 }  // namespace headrace::testing

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <functional>
 
+#include "conformance/backward.h"
 #include "conformance/catalogue.h"
 
 namespace headrace::testing {
@@ -94,6 +95,15 @@ TEST(BackwardRules, EmptyRowsMustBePlusZero) {
   EXPECT_EQ(judged.num_failures([](Gradients&) {}), 0u);
   EXPECT_GT(judged.num_failures([i](Gradients& g) { g.dq[i] = 1e-30; }), 0u);
   EXPECT_GT(judged.num_failures([i](Gradients& g) { g.dq[i] = -0.0; }), 0u);
+}
+
+TEST(BackwardRules, AnInfiniteSinkLeavesNothing) {
+  Lab lab(named(DType::f32, {{Axis::sinks, 1}}), shape(DType::f32, 5, 9, 8));
+  lab.fill(lab.tensors().sinks, [](const Index&) { return kInfinity; });
+  lab.test_case.make_gradients();
+  const ExpectedGradients expected =
+      expected_gradients_of(lab.test_case, backward_problem(lab.test_case).value());
+  EXPECT_EQ(expected.num_zeros(), (5 * 2 + 2 * 9) * 8 + 2);
 }
 
 }  // namespace

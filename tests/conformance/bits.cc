@@ -2,74 +2,14 @@
 // each run in several ways; what the output memory holds afterwards must be the same bytes.
 #include <algorithm>
 #include <chrono>
-#include <cstring>
-#include <optional>
 
+#include "conformance/slices.h"
 #include "conformance/suites.h"
-#include "headrace/tensor.hpp"
 
 namespace headrace::testing {
 namespace {
 
 constexpr int kCases = 600, kSmallCases = 60;
-constexpr int kThreads[] = {1, 2, 3, 5, 16};
-
-// Rows [begin, begin + count) of an axis, where there is such an axis to speak of: absent and
-// broadcast operands stay.
-headrace_tensor sliced(const headrace_tensor& x, int axis, std::int64_t begin, std::int64_t count) {
-  if (x.rank == 0 || x.shape[axis] == 1) return x;
-  return *TensorView(x).slice(axis, begin, begin + count);
-}
-
-// A ragged operand's rows of one sequence, with a batch axis of one entry in front. Bias and mask
-// may broadcast: an axis of one element stays then, also where the sequence has no rows.
-headrace_tensor alone(const headrace_tensor& x, int axis, std::int64_t begin, std::int64_t count,
-                      bool may_broadcast = false) {
-  if (x.rank == 0) return x;
-  headrace_tensor y = may_broadcast ? sliced(x, axis, begin, count)
-                                    : *TensorView(x).slice(axis, begin, begin + count);
-  std::copy_backward(y.shape, y.shape + y.rank, y.shape + y.rank + 1);
-  std::copy_backward(y.strides, y.strides + y.rank, y.strides + y.rank + 1);
-  y.shape[0] = 1;
-  y.strides[0] = 0;
-  ++y.rank;
-  return y;
-}
-
-// Entry `b` of a dense batch as a batch of one.
-headrace_attention_tensors batch_entry(const headrace_attention_tensors& t, std::int64_t b) {
-  headrace_attention_tensors one = t;
-  for (auto member : {&headrace_attention_tensors::q, &headrace_attention_tensors::k,
-                      &headrace_attention_tensors::v, &headrace_attention_tensors::out,
-                      &headrace_attention_tensors::lse, &headrace_attention_tensors::bias,
-                      &headrace_attention_tensors::mask, &headrace_attention_tensors::tree_mask})
-    one.*member = sliced(t.*member, 0, b, 1);
-  if (t.alibi_slopes.rank == 2) one.alibi_slopes = sliced(t.alibi_slopes, 0, b, 1);
-  return one;
-}
-
-// Sequence `b` of a ragged batch as a dense batch of one.
-headrace_attention_tensors sequence_alone(const headrace_attention_tensors& t, const Shape& s,
-                                          std::size_t b) {
-  std::int64_t q = 0, k = 0;
-  for (std::size_t i = 0; i < b; ++i) {
-    q += s.lengths_q[i];
-    k += s.lengths_k[i];
-  }
-  headrace_attention_tensors one = t;
-  one.cu_seqlens_q = one.cu_seqlens_k = headrace_tensor{};
-  one.q = alone(t.q, 0, q, s.lengths_q[b]);
-  one.out = alone(t.out, 0, q, s.lengths_q[b]);
-  one.k = alone(t.k, 0, k, s.lengths_k[b]);
-  one.v = alone(t.v, 0, k, s.lengths_k[b]);
-  one.lse = alone(t.lse, 1, q, s.lengths_q[b]);
-  one.bias = alone(sliced(t.bias, 2, 0, s.lengths_k[b]), 1, q, s.lengths_q[b], true);
-  one.mask = alone(sliced(t.mask, 2, 0, s.lengths_k[b]), 1, q, s.lengths_q[b], true);
-  one.tree_mask = alone(t.tree_mask, 0, q, s.lengths_q[b]);
-  if (t.alibi_slopes.rank == 2)
-    one.alibi_slopes = sliced(t.alibi_slopes, 0, static_cast<std::int64_t>(b), 1);
-  return one;
-}
 
 // Query `i` of a dense, bottom-right causal batch as the decode step that would have computed it.
 headrace_attention_tensors decode_step(const headrace_attention_tensors& t, const Shape& s,
@@ -114,37 +54,6 @@ Bytes run_bytes(const Target& target, Case& test_case, const headrace_attention_
   return bytes;
 }
 
-// The same elements out of a whole result: what `part` (a view into `whole`'s memory) would hold.
-std::vector<unsigned char> part_of(const headrace_tensor& whole,
-                                   const std::vector<unsigned char>& bytes,
-                                   const headrace_tensor& part) {
-  if (part.rank == 0) return {};
-  const auto size = static_cast<std::int64_t>(dtype_bytes(static_cast<DType>(whole.dtype)));
-  std::vector<std::pair<const unsigned char*, std::int64_t>>
-      where;  // address of each element, its place in `bytes`
-  for_each_element(whole, [&](std::int64_t idx) {
-    where.emplace_back(static_cast<unsigned char*>(whole.data) + idx * size,
-                       static_cast<std::int64_t>(where.size()));
-  });
-  std::sort(where.begin(), where.end());
-  std::vector<unsigned char> found;
-  for_each_element(part, [&](std::int64_t idx) {
-    const unsigned char* address = static_cast<unsigned char*>(part.data) + idx * size;
-    const auto at =
-        std::lower_bound(where.begin(), where.end(), std::make_pair(address, std::int64_t{0}));
-    const unsigned char* from = bytes.data() + at->second * size;
-    found.insert(found.end(), from, from + size);
-  });
-  return found;
-}
-
-// Counts and failures of one class of equality on one kernel.
-struct Class {
-  const char* id;
-  const char* title;
-  std::int64_t num_compared = 0, num_failed = 0;
-};
-
 class BitsOfKernel {
  public:
   BitsOfKernel(const Target& target, Report& report) : target_(target), report_(report) {}
@@ -154,7 +63,7 @@ class BitsOfKernel {
     const Bytes whole = run_bytes(target_, test_case, test_case.tensors(), test_case.options(), 1);
     compare(repeat_, name, whole,
             run_bytes(target_, test_case, test_case.tensors(), test_case.options(), 1));
-    for (const int num_threads : kThreads)
+    for (const int num_threads : kThreadCounts)
       compare(threads_, name, whole,
               run_bytes(target_, test_case, test_case.tensors(), test_case.options(), num_threads));
     if (name.values[Axis::dropout] == 0) check_alone(test_case, whole);
@@ -162,29 +71,19 @@ class BitsOfKernel {
   }
 
   void finish() {
-    for (const Class* c : {&repeat_, &threads_, &batch_, &ragged_, &decode_}) {
-      const bool ok = c->num_failed == 0 && c->num_compared > 0;
-      report_.checks.push_back(
-          {c->id, std::string(c->title) + ", " + std::to_string(c->num_compared) + " comparisons",
-           std::string(target_.kernel->name), ok ? "ok" : "failed"});
-      if (c->num_compared == 0)
-        report_.failures.push_back(
-            {std::string(target_.kernel->name), c->id, "nothing was compared", ""});
-    }
+    for (const EqualBits* c : {&repeat_, &threads_, &batch_, &ragged_, &decode_})
+      c->add_to(report_, target_);
   }
 
  private:
-  void compare(Class& c, const CaseName& name, const Bytes& expected, const Bytes& got) {
-    ++c.num_compared;
-    if (expected == got && got.failure.empty()) return;
-    ++c.num_failed;
-    report_.failures.push_back({std::string(target_.kernel->name),
-                                std::string(c.id) + " " + describe(name.values),
-                                got.failure.empty() ? "other bits" : got.failure,
-                                replay_line(std::string(target_.kernel->name), name)});
+  void compare(EqualBits& c, const CaseName& name, const Bytes& expected, const Bytes& got) {
+    c.compare(report_, target_, name,
+              !got.failure.empty() ? got.failure
+              : expected == got    ? ""
+                                   : "other bits");
   }
 
-  void compare_part(Class& c, Case& test_case, const Bytes& whole,
+  void compare_part(EqualBits& c, Case& test_case, const Bytes& whole,
                     const headrace_attention_tensors& part,
                     const headrace_attention_options& options) {
     const headrace_attention_tensors& all = test_case.tensors();
@@ -232,11 +131,11 @@ class BitsOfKernel {
 
   const Target& target_;
   Report& report_;
-  Class repeat_{"repeat", "the same call twice"};
-  Class threads_{"threads", "1, 2, 3, 5 and 16 threads"};
-  Class batch_{"batch", "a batch entry alone"};
-  Class ragged_{"ragged", "a ragged sequence alone, as a dense batch of one"};
-  Class decode_{"strict_rows", "a prefill row and its decode step"};
+  EqualBits repeat_{"repeat", "the same call twice", "grid"};
+  EqualBits threads_{"threads", "1, 2, 3, 5 and 16 threads", "grid"};
+  EqualBits batch_{"batch", "a batch entry alone", "grid"};
+  EqualBits ragged_{"ragged", "a ragged sequence alone, as a dense batch of one", "grid"};
+  EqualBits decode_{"strict_rows", "a prefill row and its decode step", "grid"};
 };
 
 }  // namespace
@@ -249,7 +148,7 @@ Report run_bits(const SuiteOptions& options) {
     if (target.kernel->name == "cpu_reference") continue;  // a plain loop, nothing to depend on
     Random random(options.seed * 1000003u);
     BitsOfKernel kernel(target, report);
-    for (int left = options.is_small ? kSmallCases : kCases; left > 0;) {
+    for (int left = options.tier == Tier::small ? kSmallCases : kCases; left > 0;) {
       const CaseName name = random_case(random);
       Case test_case(name);
       const Call call = make_call(test_case).value();
@@ -259,6 +158,7 @@ Report run_bits(const SuiteOptions& options) {
     }
     kernel.finish();
   }
+  run_gradient_bits(options, report);
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
 }

@@ -148,6 +148,13 @@ std::vector<CaseName> grid_cases(std::size_t count, std::uint64_t seed,
   return cases;
 }
 
+std::vector<CaseName> plain_cases(std::size_t count, std::uint64_t seed) {
+  Random random(seed + 2);
+  std::vector<CaseName> cases;
+  while (cases.size() < count) cases.push_back(plain_case(random));
+  return cases;
+}
+
 PairTable::PairTable() : seen_(kTableSize, false) {
   for_each_pair([&](int, int, int, int) { ++num_required_; });
 }

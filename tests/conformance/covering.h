@@ -21,6 +21,10 @@ std::vector<CaseName> covering_array(std::uint64_t seed, IsLive is_live);
 std::vector<CaseName> grid_cases(std::size_t count, std::uint64_t seed,
                                  const std::vector<CaseName>& array);
 
+// For kernels that take plain scores alone: a tier's share of plain_case().
+inline constexpr std::size_t kPlainSmall = 80, kPlainFull = 500;
+std::vector<CaseName> plain_cases(std::size_t count, std::uint64_t seed);
+
 // Pairs of axis values seen by one kernel.
 class PairTable {
  public:

@@ -191,7 +191,7 @@ Report run_grid(const SuiteOptions& options) {
   const auto start = Clock::now();
   Report report;
   report.suite = "grid";
-  const std::size_t count = options.is_small ? 300 : options.count;
+  const std::size_t count = options.tier == Tier::small ? 300 : options.count;
   const std::vector<CaseName> array = covering_array(options.seed, is_live);
   const std::size_t array_size = array.size();
   const std::vector<CaseName> all = grid_cases(count, options.seed, array);

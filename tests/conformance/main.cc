@@ -25,8 +25,9 @@ void add_options(CLI::App& app, CommandLine& line) {
   app.add_option("--count", o.count, "cases of the grid");
   app.add_option("--seed", o.seed, "another grid, or another fuzzing run");
   app.add_option("--seconds", o.seconds, "how long to fuzz");
-  app.add_option("--tier", line.tier, "small: a few hundred cases")
-      ->check(CLI::IsMember({"small", "full"}));
+  app.add_option("--tier", line.tier, "small: some hundred cases; whole: all of the named grids")
+      ->check(CLI::IsMember({"small", "full", "whole"}));
+  app.add_option("--only", o.only, "backward: one grid, check or case of a grid, as B1 or B1/17");
   app.add_option("--shard", line.shard, "i/n: the i-th of n parts, from 1");
   app.add_option("--threads", o.num_threads, "cases at once")->check(CLI::Range(1, 64));
   app.add_option("--format", line.format, "of the report")
@@ -77,7 +78,7 @@ int run_program(int argc, char** argv) {
   add_options(app, line);
   CLI11_PARSE(app, argc, argv);
   SuiteOptions& o = line.options;
-  o.is_small = line.tier == "small";
+  o.tier = line.tier == "small" ? Tier::small : line.tier == "whole" ? Tier::whole : Tier::full;
   if (std::sscanf(line.shard.c_str(), "%d/%d", &o.shard, &o.num_shards) != 2 || o.num_shards < 1 ||
       o.shard < 1 || o.shard > o.num_shards) {
     std::fprintf(stderr, "--shard %s: must be i/n with 1 <= i <= n\n", line.shard.c_str());
@@ -88,7 +89,8 @@ int run_program(int argc, char** argv) {
     print_list();
     return 0;
   }
-  if (o.suite != "backward" && chosen_targets(o).empty()) {
+  const bool is_backward = o.suite == "backward" || o.suite == "bits" || o.suite == "all";
+  if (chosen_targets(o).empty() && !(is_backward && !chosen_backward_targets(o).empty())) {
     std::fprintf(stderr, "--kernel %s: no kernel of this machine and --device; see --list\n",
                  o.kernel.c_str());
     return 2;

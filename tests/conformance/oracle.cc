@@ -97,7 +97,7 @@ Report run_oracle(const SuiteOptions& options) {
   std::int64_t num_rows = 0;
   for (const Target& target : chosen_targets(simple)) {
     Random random(options.seed * 7919u);
-    const int count = options.is_small ? kSmallCases : kCases;
+    const int count = options.tier == Tier::small ? kSmallCases : kCases;
     for (int i = 0; i < count; ++i) {
       const CaseName name = random_case(random);
       set_current_case(0, replay_line("cuda_simple", name));

@@ -26,8 +26,9 @@ std::string text_report(const Report& report, bool is_markdown) {
                      k.num_refused, k.num_failed, k.num_rows));
     line(format_text("  pairs of axis values: {} of {} ran", k.seen.num_covered(),
                      k.seen.num_required()));
-    line(format_text("  R1 mean rule in {} cases, largest ratio {}; R2 in {}", k.num_mean_judged,
-                     number(k.mean_ratio), k.num_nmse_judged));
+    line(format_text("  R1 mean rule in {} cases, largest ratio {}; largest error {}; R2 in {}",
+                     k.num_mean_judged, number(k.mean_ratio), number(k.max_ratio),
+                     k.num_nmse_judged));
     line(format_text(
         "  R3 largest share of the bound {}, before the last rounding {} ({}), of lse {}",
         number(k.utilisation), number(k.calculation), k.calculation_case,
@@ -76,6 +77,7 @@ Json kernel_json(const KernelReport& k) {
           {"pairs_by_axis", pairs},
           {"mean_rule_cases", k.num_mean_judged},
           {"largest_mean_ratio", k.mean_ratio},
+          {"largest_error_ratio", k.max_ratio},
           {"nmse_cases", k.num_nmse_judged},
           {"largest_bound_share", k.utilisation},
           {"largest_bound_share_before_rounding", k.calculation},

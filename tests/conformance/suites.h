@@ -10,12 +10,17 @@
 
 namespace headrace::testing {
 
+// How much of what a suite could run. Small: for sanitizers. Full: the gate. Whole: every case of
+// the named grids.
+enum class Tier { small, full, whole };
+
 struct SuiteOptions {
   std::string suite = "grid";
   std::string kernel;          // empty: all of this machine
   std::string device = "all";  // or "cpu", "cuda"
   std::size_t count = 10000;
-  bool is_small = false;  // a few hundred cases: for sanitizers
+  Tier tier = Tier::full;
+  std::string only;  // backward: one grid or check, or one case of a grid ("B1/17"); empty: all
   int shard = 0, num_shards = 1;
   int num_threads = 1;  // cases at once
   double seconds = 60;  // fuzz
@@ -33,7 +38,7 @@ struct KernelReport {
   std::int64_t num_mostly_zero = 0, num_one_hot = 0;      // R6
   std::int64_t num_swaps = 0;                             // cases rerun with a changed input
   double calculation = 0;  // largest share of R3's bound before the last rounding
-  double utilisation = 0, lse_utilisation = 0, mean_ratio = 0;  // largest
+  double utilisation = 0, lse_utilisation = 0, mean_ratio = 0, max_ratio = 0;  // largest
   std::string calculation_case;
   PairTable seen, refused;
 };
@@ -59,17 +64,20 @@ bool is_live(const CaseName& name);
 void check_holes(const std::vector<CaseName>& of_other_shards, Report& report);
 
 std::vector<Target> chosen_targets(const SuiteOptions& options);
+std::vector<Target> chosen_backward_targets(const SuiteOptions& options);
 std::string replay_line(const std::string& kernel, const CaseName& name);
 
 Report run_grid(const SuiteOptions& options);
 Report run_fuzz(const SuiteOptions& options);
 Report run_backward(const SuiteOptions& options);
 Report run_bits(const SuiteOptions& options);
+void run_gradient_bits(const SuiteOptions& options, Report& report);  // part of it
 Report run_catalogue(const SuiteOptions& options);
 // The double kernel of a GPU against the reference.
 Report run_oracle(const SuiteOptions& options);
 // Replays one case and prints everything about it.
 int replay_case(std::uint64_t id, const SuiteOptions& options);
+int replay_backward_case(const CaseName& name, const SuiteOptions& options);
 
 // A crash names the cases that were running. Slot: one of 64 threads of the program.
 void install_crash_handler();

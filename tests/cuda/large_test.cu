@@ -4,6 +4,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <algorithm>
+
 #include "attention/validate.h"
 #include "backends/cuda/backend.h"
 #include "backends/cuda/common/element.cuh"
@@ -104,9 +106,12 @@ TensorView on_gpu(const void* data, DType dtype, std::int64_t batch, std::int64_
   return x;
 }
 
+// With `gradients` a backward.
 Status run_kernel(const Kernel& kernel, const headrace_attention_tensors& tensors,
-                  headrace_attention_options options) {
-  Result<Problem> problem = validate(tensors, options);
+                  headrace_attention_options options,
+                  const headrace_attention_gradients* gradients = nullptr) {
+  Result<Problem> problem = gradients == nullptr ? validate(tensors, options)
+                                                 : validate_backward(tensors, *gradients, options);
   if (!problem.ok()) return std::move(problem.failure());
   Plan plan;
   plan.problem = problem.value();
@@ -116,8 +121,11 @@ Status run_kernel(const Kernel& kernel, const headrace_attention_tensors& tensor
     return unsupported("{}", text);
   plan.schedule = kernel.plan(plan.problem, plan.device);
   const Memory<char> workspace(static_cast<std::int64_t>(plan.schedule.workspace_bytes) + 1);
-  Status status = run(plan, make_args(plan.problem, tensors, options),
-                      {workspace.data(), plan.schedule.workspace_bytes}, nullptr);
+  HEADRACE_EXPECT_CUDA(cudaMemset(workspace.data(), 0xFF, plan.schedule.workspace_bytes));
+  const AttentionArgs args = gradients == nullptr
+                                 ? make_args(plan.problem, tensors, options)
+                                 : make_backward_args(plan.problem, tensors, *gradients, options);
+  Status status = run(plan, args, {workspace.data(), plan.schedule.workspace_bytes}, nullptr);
   HEADRACE_EXPECT_CUDA(cudaDeviceSynchronize());
   return status;
 }
@@ -249,6 +257,100 @@ TEST(LargeProblems, BeyondTwoToThe31Elements) {
         cudaMemcpy(whole.data(), out.data() + last * kEntry, bytes, cudaMemcpyDeviceToHost));
     HEADRACE_EXPECT_CUDA(cudaMemcpy(part.data(), alone.data(), bytes, cudaMemcpyDeviceToHost));
     EXPECT_EQ(whole, part) << kernel.name;
+  }
+}
+
+// A batch of bf16 whose q, out and gradients of both have more than 2^31 elements, and the
+// gradients of its last entry alone.
+class LargeBackward {
+ public:
+  static constexpr std::int64_t kBatch = 1100, kRows = 2000, kHeads = 8, kDim = 128, kKeys = 3;
+  static constexpr std::int64_t kEntry = kRows * kHeads * kDim, kEntryK = kKeys * kHeads * kDim;
+  static_assert(kBatch * kEntry > std::int64_t{1} << 31);
+
+  LargeBackward() {
+    const Memory<double> scratch(kBatch * kEntry);
+    std::uint64_t seed = 6;
+    for (const auto* x : {&q_, &dout_})
+      make_numbers<<<1024, 256>>>(x->data(), scratch.data(), nullptr, kBatch * kEntry, ++seed);
+    for (const auto* x : {&k_, &v_})
+      make_numbers<<<1024, 256>>>(x->data(), scratch.data(), nullptr, kBatch * kEntryK, ++seed);
+    for (const Kernel& kernel : forward_kernels())
+      if (!run_kernel(kernel, tensors(0, kBatch), default_options())) return;
+    ADD_FAILURE() << "no forward kernel took the problem";
+  }
+
+  // Entry `first` and the next ones.
+  headrace_attention_tensors tensors(std::int64_t first, std::int64_t batch) const {
+    headrace_attention_tensors t{};
+    t.struct_size = sizeof t;
+    t.q = wide(q_, first, batch);
+    t.k = narrow(k_, first, batch);
+    t.v = narrow(v_, first, batch);
+    t.out = wide(out_, first, batch);
+    t.lse = TensorView(lse_.data() + first * kHeads * kRows, DType::f32, {batch, kHeads, kRows});
+    t.lse.device_type = HEADRACE_CUDA;
+    return t;
+  }
+  Status run_entries(const Kernel& kernel, std::int64_t first, std::int64_t batch) const {
+    headrace_attention_gradients g{};
+    g.struct_size = sizeof g;
+    g.dout = wide(dout_, first, batch);
+    g.dq = wide(dq_, first, batch);
+    g.dk = narrow(dk_, first, batch);
+    g.dv = narrow(dv_, first, batch);
+    headrace_attention_options options = default_options();
+    options.deterministic = 1;
+    const headrace_attention_tensors t = tensors(first, batch);
+    return run_kernel(kernel, t, options, &g);
+  }
+  // dq, dk and dv of the last entry; then they are poisoned.
+  std::vector<unsigned short> take_last() const {
+    std::vector<unsigned short> bits(kEntry + 2 * kEntryK);
+    std::size_t at = 0;
+    for (const auto& [x, count] :
+         {std::pair(&dq_, kEntry), std::pair(&dk_, kEntryK), std::pair(&dv_, kEntryK)}) {
+      __nv_bfloat16* last = x->data() + (kBatch - 1) * count;
+      const std::size_t bytes = static_cast<std::size_t>(count) * sizeof *last;
+      HEADRACE_EXPECT_CUDA(cudaMemcpy(&bits[at], last, bytes, cudaMemcpyDeviceToHost));
+      HEADRACE_EXPECT_CUDA(cudaMemset(last, 0xFF, bytes));
+      at += static_cast<std::size_t>(count);
+    }
+    return bits;
+  }
+
+ private:
+  using Numbers = Memory<__nv_bfloat16>;
+  static TensorView wide(const Numbers& x, std::int64_t first, std::int64_t batch) {
+    return on_gpu(x.data() + first * kEntry, DType::bf16, batch, kRows, kHeads, kDim);
+  }
+  static TensorView narrow(const Numbers& x, std::int64_t first, std::int64_t batch) {
+    return on_gpu(x.data() + first * kEntryK, DType::bf16, batch, kKeys, kHeads, kDim);
+  }
+
+  const Numbers q_{kBatch * kEntry}, out_{kBatch * kEntry}, dout_{kBatch * kEntry},
+      dq_{kBatch * kEntry};
+  const Numbers k_{kBatch * kEntryK}, v_{kBatch * kEntryK}, dk_{kBatch * kEntryK},
+      dv_{kBatch * kEntryK};
+  const Memory<float> lse_{kBatch * kHeads * kRows};
+};
+
+TEST(LargeProblems, GradientsBeyondTwoToThe31Elements) {
+  HEADRACE_NEEDS_GPU(80);
+  std::size_t free_bytes = 0, total_bytes = 0;
+  HEADRACE_EXPECT_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
+  if (free_bytes < std::size_t{50} << 30) GTEST_SKIP() << "needs 50 GiB of device memory";
+  const LargeBackward large;
+  const std::int64_t last = LargeBackward::kBatch - 1;
+  for (const Kernel& kernel : backward_kernels()) {
+    const Status all = large.run_entries(kernel, 0, LargeBackward::kBatch);
+    if (all && all->code == ErrorCode::unsupported) continue;
+    ASSERT_FALSE(all) << all->message;
+    const std::vector<unsigned short> whole = large.take_last();
+    const Status alone = large.run_entries(kernel, last, 1);
+    ASSERT_FALSE(alone) << alone->message;
+    EXPECT_EQ(whole, large.take_last()) << kernel.name;
+    EXPECT_TRUE(std::any_of(whole.begin(), whole.end(), [](unsigned short x) { return x != 0; }));
   }
 }
 

@@ -138,6 +138,29 @@ CaseName random_case(Random& random) {
   return name;
 }
 
+CaseName plain_case(Random& random) {
+  constexpr Axis kOff[] = {Axis::head_dim_v, Axis::softcap, Axis::alibi,    Axis::bias,
+                           Axis::mask,       Axis::dropout, Axis::tree_mask};
+  constexpr Layout kAligned[] = {Layout::bshd, Layout::bhsd, Layout::packed, Layout::expanded};
+  const auto is_taken = [](const AxisValues& values) {
+    const auto lengths = values.get<Lengths>(Axis::lengths);
+    const int dim = values.number(Axis::head_dim);
+    return dim % 8 == 0 && dim <= 256 && lengths != Lengths::zero_q && lengths != Lengths::zero_k &&
+           values.get<Scale>(Axis::scale) != Scale::negative;
+  };
+  CaseName name{};
+  do {
+    name = random_case(random);
+    const auto set = [&](Axis axis, int value) {
+      name.values.value[static_cast<std::size_t>(axis)] = static_cast<std::uint8_t>(value);
+    };
+    for (const Axis axis : kOff) set(axis, 0);
+    set(Axis::dtype, static_cast<int>(random.between(1, 2)));  // f16, bf16
+    set(Axis::layout, static_cast<int>(random.pick(kAligned)));
+  } while (!is_taken(name.values));
+  return name;
+}
+
 std::string describe(const AxisValues& values) {
   std::string text;
   for (const AxisInfo& axis : kAxes) {

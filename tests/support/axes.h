@@ -113,6 +113,9 @@ struct CaseName {
 };
 std::optional<CaseName> case_from_id(std::uint64_t id);  // none: no such case
 CaseName random_case(Random& random);
+// One that a kernel for plain scores takes, as tensor cores like it: a 16-bit format, head dims in
+// eights up to 256, no softcap, ALiBi, bias, mask or dropout, aligned rows, something to compute.
+CaseName plain_case(Random& random);
 std::string describe(
     const AxisValues& values);  // "dtype=bf16 head_dim=64 ...", plain ones left out
 

@@ -25,10 +25,11 @@ struct ExpectedGradients {
   // Exact but for D, which is taken from out as it was stored: what any backward has that keeps
   // out.
   Gradients from_stored;
-  DType dtype = DType::f32;    // of q
-  std::int64_t num_rows = 0;   // (batch entry, head, query) that see a key
-  std::int64_t num_pairs = 0;  // of such a row and a key that it sees
-  double largest_score = 0;    // |scale| sum |q||k|, or |lse|
+  DType dtype = DType::f32;        // of q
+  std::int64_t num_rows = 0;       // (batch entry, head, query) that see a key
+  std::int64_t num_pairs = 0;      // of such a row and a key that it sees
+  double largest_score = 0;        // |scale| sum |q||k|, or |lse|
+  std::int64_t num_zeros() const;  // gradients that must be exactly +0
 };
 ExpectedGradients expected_gradients(const Problem& p, const AttentionArgs& args, double largest_v);
 
@@ -43,9 +44,13 @@ struct GradientResult {
   bool is_tensor = false;                  // R3 by tensor_bound
 };
 
+// How far element i may be off: R3's bound and the rounding of the result. 0: it must be +0.
+double gradient_limit(const GradientResult& result, std::size_t i);
+
 struct GradientVerdict {
   std::vector<std::string> failures;
   double utilisation = 0;  // largest share of R3's bound
+  double max_ratio = 0;    // of the largest error beyond a unit to the straightforward one's
   double mean_ratio = 0;   // of the mean error to the straightforward one's, where judged
   bool judged_mean = false;
 };

@@ -229,6 +229,40 @@ TEST(Backward, RowsOfTheScoreGradientSumToTheLseGradient) {
   EXPECT_GE(checked, 3);
 }
 
+// D is the mean of dP in a row, and rowsum(dO * O): a sink's gradient is made of the one, checked
+// with the other.
+TEST(Backward, SinksReceiveWhatTheMeanOfDpSays) {
+  int checked = 0;
+  for (int idx = 0; idx < kNumCases; ++idx) {
+    const Computed computed(idx);
+    const auto& [c, dout, dlse, g] = computed;
+    if (!c->p.has_sinks || c->p.is_ragged) continue;
+    ++checked;
+    std::vector<double> expected(c->sinks.size());
+    Row row;
+    for (std::size_t r = 0; r < dlse.size(); ++r) {
+      const auto index = static_cast<std::int64_t>(r);
+      const std::int64_t i = index % c->p.seqlen_q, h = index / c->p.seqlen_q % c->p.num_heads;
+      const std::int64_t b = index / c->p.seqlen_q / c->p.num_heads;
+      attention_row(c->p, c->args, sequence_of(c->p, c->args, b), b, h, i, row);
+      if (row.is_empty) continue;
+      double mean = 0;  // of dP with the weights P
+      for (std::int64_t j = 0; j < c->p.seqlen_k; ++j) {
+        const std::int64_t v = row_offset(c->args.v, b, j, h / group_size(c->p));
+        const std::int64_t from = row_offset(c->args.gradients.dout, b, i, h);
+        for (std::int64_t d = 0; d < c->p.head_dim_v; ++d)
+          mean += row.probs[static_cast<std::size_t>(j)] * c->v[static_cast<std::size_t>(v + d)] *
+                  dout[static_cast<std::size_t>(from + d)];
+      }
+      expected[static_cast<std::size_t>(h)] +=
+          std::exp(c->sinks[static_cast<std::size_t>(h)] - row.lse) * (dlse[r] - mean);
+    }
+    for (std::size_t h = 0; h < expected.size(); ++h)
+      EXPECT_NEAR(g.dsinks[h], expected[h], 1e-12 * (1 + std::abs(expected[h])));
+  }
+  EXPECT_GE(checked, 10);
+}
+
 TEST(Backward, EmptyRowsGiveExactlyZero) {
   TinyCase c(1, 3, 2, 1, 1, 2, 2);
   c.p.has_mask = 1;

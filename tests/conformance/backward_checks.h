@@ -1,0 +1,42 @@
+// Checks of gradients that need no oracle: equal bits, and identities.
+#pragma once
+
+#include "conformance/backward.h"
+#include "conformance/catalogue.h"
+
+namespace headrace::testing {
+
+// One check on one kernel: collects what went wrong.
+class GradientCheck {
+ public:
+  GradientCheck(const Target& on, Tier of_tier) : target(on), tier(of_tier) {}
+
+  // False where the kernel refuses the call or it failed.
+  bool run(Case& test_case, const BackwardCall& call, GradientOutput& output, int num_threads = 2);
+  void fail(const std::string& text) { failures.push_back(text); }
+  void expect_bits(const GradientOutput& one, const GradientOutput& other, const std::string& what);
+  void expect_near(double got, double exact, double limit, const std::string& what);
+
+  const Target& target;
+  Tier tier;
+  std::int64_t num_compared = 0, num_refused = 0;
+  std::uint64_t fingerprint = 0;  // of the bits of gradients, where a check makes one
+  std::vector<std::string> failures;
+};
+
+// Contiguous shapes whose tiles are not full, one with empty rows, for each dtype: body(lab),
+// before the gradients are made. `has_dlse`: with a gradient of lse.
+void for_each_plain_lab(bool has_dlse, const std::function<void(Lab&)>& body);
+
+// backward_identities.cc
+void score_gradients_sum_to_dlse(GradientCheck& check);
+void equal_values_give_no_score_gradient(GradientCheck& check);
+void value_gradients_sum_to_dout(GradientCheck& check);
+void scaling_q_is_scaling_k(GradientCheck& check);
+void twice_dout_twice_the_gradient(GradientCheck& check);
+void sinks_see_rowsums(GradientCheck& check);
+
+void run_backward_checks(const SuiteOptions& options, const std::vector<Target>& targets,
+                         Report& report);
+
+}  // namespace headrace::testing
