@@ -156,20 +156,17 @@ void time_rounds(std::vector<Candidate>& candidates, int reps, std::optional<Gpu
 
 Table make_table() {
   return {.key = "rows",
-          .columns = {{"dtype", "dtype"},
-                      {"num_rows", "rows"},
-                      {"length", "length"},
-                      {"axis", "axis"},
-                      {"direction", "what"},
-                      {"algorithm", "algorithm"},
-                      {"ms_median", "ms", 3},
-                      {"ms_min", "min", 3},
-                      {"ms_max", "max", 3},
-                      {"reps", "reps"},
-                      {"passes", "passes"},
-                      {"bytes", "bytes"},
-                      {"gbytes", "GB/s"},
-                      {"percent_of_copy", "% copy"}},
+          .columns = joined<Column>({{{"dtype", "dtype"},
+                                      {"num_rows", "rows"},
+                                      {"length", "length"},
+                                      {"axis", "axis"},
+                                      {"direction", "what"},
+                                      {"algorithm", "algorithm"}},
+                                     time_columns(),
+                                     {{"passes", "passes"},
+                                      {"bytes", "bytes"},
+                                      {"gbytes", "GB/s"},
+                                      {"percent_of_copy", "% copy"}}}),
           .rows = {}};
 }
 
@@ -180,11 +177,12 @@ void add_rows(const Shape& shape, const std::vector<Candidate>& candidates, Tabl
     const std::int64_t bytes = c.tensors * shape.num_bytes();
     const double gbytes = static_cast<double>(bytes) / times.median * 1e-9;
     if (copied == 0) copied = gbytes;  // the copy comes first
-    table.rows.push_back({std::string(dtype_name(shape.dtype)), shape.num_rows, shape.length,
-                          std::string(shape.is_last_axis ? "last" : "first"),
-                          std::string(c.direction), std::string(c.algorithm), times.median * 1e3,
-                          times.min * 1e3, times.max * 1e3, times.reps, c.passes, bytes, gbytes,
-                          gbytes / copied * 100});
+    table.rows.push_back(
+        joined<Cell>({{std::string(dtype_name(shape.dtype)), shape.num_rows, shape.length,
+                       std::string(shape.is_last_axis ? "last" : "first"), std::string(c.direction),
+                       std::string(c.algorithm)},
+                      time_cells(times),
+                      {c.passes, bytes, gbytes, gbytes / copied * 100}}));
   }
 }
 

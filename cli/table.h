@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <ostream>
 #include <string>
 #include <utility>
@@ -26,6 +27,14 @@ struct Table {
   std::vector<Column> columns;
   std::vector<std::vector<Cell>> rows;  // each as long as columns
 };
+
+// Columns, or the cells of a row, from several lists.
+template <class T>
+std::vector<T> joined(std::initializer_list<std::vector<T>> lists) {
+  std::vector<T> all;
+  for (const std::vector<T>& list : lists) all.insert(all.end(), list.begin(), list.end());
+  return all;
+}
 
 struct Report {
   std::vector<std::pair<std::string, Cell>> notes;  // machine, versions, command, ...
