@@ -193,19 +193,11 @@ std::string ceilings_text(const Ceilings& ceilings) {
 
 void add_notes(const BenchOptions& options, const DeviceInfo& device, const Ceilings& ceilings,
                Report& report) {
-  const bool is_cuda = device.device_type == HEADRACE_CUDA;
-  report.notes = {
-      {"benchmark", std::string("attention")},
-      {"command", options.command_line},
-      {"date", date_text()},
-      {"machine", std::string(device.name)},
-      {is_cuda ? "architecture" : "instruction_sets",
-       is_cuda ? "sm" + std::to_string(device.sm) : isa_text(device.cpu_isa)},
-      {"operating_system", operating_system_text()},
-      {"build", std::string(build_info())},
-      {is_cuda ? "multiprocessors" : "threads", std::int64_t{device.num_units}},
-      {"caches", std::string(options.is_cold ? "cold: evicted before each call" : "warm")},
-      {"layout", std::string(options.layout == Layout::bhsd ? "bhsd" : "bshd")}};
+  report.notes = joined<Note>(
+      {run_notes("attention", options.command_line, device),
+       {units_note(device),
+        {"caches", std::string(options.is_cold ? "cold: evicted before each call" : "warm")},
+        {"layout", std::string(options.layout == Layout::bhsd ? "bhsd" : "bshd")}}});
   if (options.skips_ceilings) return;
   if (options.format != Format::json) {
     report.notes.emplace_back("ceilings", ceilings_text(ceilings));

@@ -186,22 +186,6 @@ void add_rows(const Shape& shape, const std::vector<Candidate>& candidates, Tabl
   }
 }
 
-Report make_report(const BenchOptions& options, const DeviceInfo& device) {
-  const bool is_cuda = device.device_type == HEADRACE_CUDA;
-  Report report;
-  report.notes = {{"benchmark", std::string("softmax")},
-                  {"command", options.command_line},
-                  {"date", date_text()},
-                  {"machine", std::string(device.name)},
-                  {is_cuda ? "architecture" : "instruction_sets",
-                   is_cuda ? "sm" + std::to_string(device.sm) : isa_text(device.cpu_isa)},
-                  {"operating_system", operating_system_text()},
-                  {"build", std::string(build_info())},
-                  {is_cuda ? "multiprocessors" : "threads", std::int64_t{device.num_units}}};
-  report.tables.push_back(make_table());
-  return report;
-}
-
 int run_bench(const BenchOptions& options) {
   const DeviceInfo device = device_from_text(options.device.c_str());
   std::optional<Gpu> gpu;
@@ -209,7 +193,10 @@ int run_bench(const BenchOptions& options) {
   // Far more than the caches hold: half a GiB of f32 on a GPU, 64 MiB on a CPU.
   const std::int64_t usual = std::int64_t{1} << (gpu ? 27 : 24);
   const std::int64_t num_elements = options.num_elements > 0 ? options.num_elements : usual;
-  Report report = make_report(options, device);
+  Report report;
+  report.notes =
+      joined<Note>({run_notes("softmax", options.command_line, device), {units_note(device)}});
+  report.tables.push_back(make_table());
   for (const std::string& name : options.dtypes)
     for (const std::int64_t length : options.lengths) {
       show_line(name + ", length " + std::to_string(length));

@@ -28,7 +28,7 @@ struct Table {
   std::vector<std::vector<Cell>> rows;  // each as long as columns
 };
 
-// Columns, or the cells of a row, from several lists.
+// Columns, the cells of a row or notes, from several lists.
 template <class T>
 std::vector<T> joined(std::initializer_list<std::vector<T>> lists) {
   std::vector<T> all;
@@ -36,8 +36,10 @@ std::vector<T> joined(std::initializer_list<std::vector<T>> lists) {
   return all;
 }
 
+using Note = std::pair<std::string, Cell>;
+
 struct Report {
-  std::vector<std::pair<std::string, Cell>> notes;  // machine, versions, command, ...
+  std::vector<Note> notes;  // machine, versions, command, ...
   std::vector<Table> tables;
 };
 
