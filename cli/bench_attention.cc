@@ -1,8 +1,9 @@
-// headrace bench attention: time, throughput and traffic of attention calls, beside what the
-// machine can do, measured in the same run.
+// headrace bench attention: time, throughput and traffic of attention calls, forward or backward,
+// beside what the machine can do, measured in the same run.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <optional>
 
@@ -52,6 +53,7 @@ constexpr Dims kDecodeGrid[] = {
 std::vector<AttentionShape> shapes_to_run(const BenchOptions& options) {
   if (!options.is_grid) return shapes_of(dims_of(options.shape), options.shape);
   auto shapes = shapes_of({std::begin(kPrefillGrid), std::end(kPrefillGrid)}, options.shape);
+  if (options.shape.is_backward) return shapes;  // decoding has none
   // One query that sees every key: causal or not is the same call.
   ShapeOptions decode = options.shape;
   decode.causal = {"none"};
@@ -108,13 +110,40 @@ Machine machine_of(const BenchOptions& options) {
   return machine;
 }
 
+// A plan of the forward before a backward, whose kernel HEADRACE_KERNEL may name.
+Plan plan_forward(const AttentionData& data, const DeviceInfo& device) {
+  constexpr const char* kVariable = "HEADRACE_KERNEL";
+  const char* value = std::getenv(kVariable);
+  const std::string forced = value == nullptr ? "" : value;
+  unsetenv(kVariable);
+  Plan plan = plan_attention(Problem(data.tensors(), data.options()), device);
+  if (!forced.empty()) setenv(kVariable, forced.c_str(), 1);
+  return plan;
+}
+
+// Fills the out and lse that a backward reads.
+void run_forward(AttentionData& data, Machine& machine) {
+  const Plan plan = plan_forward(data, machine.device);
+  const Workspace workspace = data.workspace(plan.workspace_bytes());
+  const auto run = [&](void* stream) {
+    plan.run(data.tensors(), workspace, data.options(), stream);
+  };
+  if (machine.gpu)
+    machine.gpu->time(run, false);
+  else
+    run(nullptr);
+}
+
 // At least `reps` calls and `min_time` seconds (of everything: evictions count), each call timed.
 Times time_calls(const Plan& plan, AttentionData& data, const BenchOptions& options,
                  Machine& machine) {
   constexpr std::size_t kMostCalls = 100000;
   const Workspace workspace = data.workspace(plan.workspace_bytes());
   const auto run = [&](void* stream) {
-    plan.run(data.tensors(), workspace, data.options(), stream);
+    if (options.shape.is_backward)
+      plan.run_backward(data.tensors(), data.gradients(), workspace, data.options(), stream);
+    else
+      plan.run(data.tensors(), workspace, data.options(), stream);
   };
   const auto call = [&] {
     if (machine.gpu) return machine.gpu->time(run, options.is_cold);
@@ -144,6 +173,7 @@ Table make_table() {
                                       {"head_dim", "dim"},
                                       {"head_dim_v", "dim_v"},
                                       {"causal", "causal"},
+                                      {"phase", "phase"},
                                       {"features", "features"}},
                                      time_columns(),
                                      {{"gflops", "GFLOP/s"},
@@ -172,7 +202,7 @@ std::vector<Cell> row_of(const AttentionShape& shape, const Plan& plan, const Ti
   return joined<Cell>(
       {{std::string(dtype_name(static_cast<DType>(p.dtype))), p.batch, p.seqlen_q, p.seqlen_k,
         p.num_heads, p.num_kv_heads, p.head_dim, p.head_dim_v, std::string(causal_name(p.causal)),
-        features_text(p)},
+        std::string(phase_name(p.phase)), features_text(p)},
        time_cells(times),
        {gflops, percent(gflops, ceilings.gflops_for(p, plan.kernel())), gbytes,
         percent(gbytes, ceilings.gbytes), std::string(plan.kernel()), schedule.tile_m,
@@ -229,6 +259,7 @@ std::vector<Measured> measure(const std::vector<AttentionShape>& shapes, Machine
         machine.gpu->release();
         data.move_to(*machine.gpu, machine.device.device_id);
       }
+      if (options.shape.is_backward) run_forward(data, machine);
       const Times times = time_calls(plan, data, options, machine);
       results.push_back({shapes[i], std::move(plan), times});
     } catch (const Error& error) {
@@ -264,7 +295,8 @@ int run_bench(const BenchOptions& asked) {
 
 void add_bench_attention(CLI::App& bench, Action& action, const std::string& command_line) {
   CLI::App* app = bench.add_subcommand(
-      "attention", "Attention calls; without sizes a grid of prefill and decode shapes");
+      "attention",
+      "Attention calls; without sizes a grid of prefill shapes and, of the forward, decode shapes");
   auto options = std::make_shared<BenchOptions>();
   options->command_line = command_line;
   add_shape_options(*app, options->shape);

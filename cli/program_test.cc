@@ -93,6 +93,9 @@ TEST(Program, ExplainNamesTheKernel) {
   ASSERT_EQ(json["plans"].size(), 2u);
   const std::string kernel = json["plans"][0]["kernel"];
   EXPECT_NE(json["plans"][0]["explain"].get<std::string>().find(kernel), std::string::npos);
+  const auto gradients = json_of("explain attention --backward --deterministic --seqlen 64");
+  const std::string explained = gradients["plans"][0]["explain"];
+  EXPECT_NE(explained.find("lse, backward, deterministic"), std::string::npos);
   const Result text = run("explain attention --device cpu:scalar:3");
   EXPECT_EQ(text.exit_code, 0);
   EXPECT_NE(text.out.find("3 threads"), std::string::npos);
@@ -126,6 +129,50 @@ TEST(Program, BenchTakesEveryFeature) {
         std::string("bench attention --no-ceilings --min-time 0 --reps 1 --seqlen 40 ") + feature);
     EXPECT_EQ(json["rows"].size(), 1u) << feature;
   }
+}
+
+TEST(Program, BenchTimesTheBackwardToo) {
+  const std::string command =
+      "bench attention --no-ceilings --min-time 0 --reps 2 --seqlen 48 --head-dim 32 "
+      "--causal bottom-right --dtype f32,bf16 ";
+  const auto forward = json_of(command), backward = json_of(command + "--backward");
+  ASSERT_EQ(backward["rows"].size(), 2u);
+  for (std::size_t i = 0; i < 2; ++i) {
+    const auto &f = forward["rows"][i], &b = backward["rows"][i];
+    EXPECT_EQ(f["phase"], "forward");
+    EXPECT_EQ(b["phase"], "backward");
+    EXPECT_NE(f["kernel"], b["kernel"]);
+    EXPECT_EQ(b["reps"], 2);
+    EXPECT_TRUE(b["tile_m"].is_number_integer()) << "the schedule text changed its form";
+    const auto work = [](const auto& row) {
+      return row["gflops"].template get<double>() * row["ms_median"].template get<double>();
+    };
+    EXPECT_NEAR(work(b) / work(f), 2.5, 1e-9);
+  }
+  for (const char* feature :
+       {"--ragged --batch 3", "--bias", "--mask", "--alibi", "--sinks", "--dropout 0.1", "--lse",
+        "--softcap 20", "--layout bhsd", "--head-dim-v 16", "--ragged --batch 2 --bias --mask",
+        "--deterministic", "--window 16,0", "--dtype f64", "--cold", "--seqlen-k 20"}) {
+    const auto json = json_of(
+        std::string("bench attention --backward --no-ceilings --min-time 0 --reps 1 --seqlen 40 ") +
+        feature);
+    EXPECT_EQ(json["rows"].size(), 1u) << feature;
+  }
+}
+
+TEST(Program, AForcedKernelOfTheBackwardIsTimed) {
+  setenv("HEADRACE_KERNEL", "cpu_scalar_bwd", 1);
+  const auto json =
+      json_of("bench attention --backward --no-ceilings --min-time 0 --reps 1 --seqlen 40,50");
+  unsetenv("HEADRACE_KERNEL");
+  ASSERT_EQ(json["rows"].size(), 2u);
+  for (const auto& row : json["rows"]) EXPECT_EQ(row["kernel"], "cpu_scalar_bwd");
+}
+
+TEST(Program, DeterministicAsksForTheBackward) {
+  const Result result = run("bench attention --deterministic 2>&1");
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_NE(result.out.find("--deterministic requires --backward"), std::string::npos);
 }
 
 TEST(Program, ColdBenchHasCeilings) {
