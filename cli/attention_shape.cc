@@ -30,6 +30,13 @@ std::int32_t value_of(const Name (&names)[kSize], const std::string& text) {
 }
 
 template <std::size_t kSize>
+std::string text_of(const Name (&names)[kSize], std::int32_t value) {
+  for (const Name& name : names)
+    if (value == name.value) return name.text;
+  return "unknown";
+}
+
+template <std::size_t kSize>
 CLI::IsMember member_of(const Name (&names)[kSize]) {
   std::vector<std::string> texts;
   for (const Name& name : names) texts.emplace_back(name.text);
@@ -67,7 +74,9 @@ std::string check_size(const std::string& text) {
 }
 
 std::string list_text(const std::vector<std::int64_t>& list) {
-  return list.empty() ? "" : " [" + std::to_string(list[0]) + ']';
+  std::string text;
+  for (const std::int64_t size : list) text += (text.empty() ? " [" : ",") + std::to_string(size);
+  return list.empty() ? "" : text + ']';
 }
 
 // The list, or one value where it was not given.
@@ -142,37 +151,6 @@ double scores_bytes(const headrace_problem& p) {
   return bytes;
 }
 
-void add_size_options(CLI::App& app, ShapeOptions& o) {
-  constexpr const char* kGroup = "Shape (comma lists: all combinations)";
-  const auto add_sizes = [&](const char* name, std::vector<std::int64_t>& list, const char* text) {
-    app.add_option(name, list, text)
-        ->delimiter(',')
-        ->allow_extra_args(false)
-        ->check(check_size)
-        ->option_text("N,..." + list_text(list))
-        ->group(kGroup);
-  };
-  add_sizes("--batch", o.batch, "sequences");
-  add_sizes("--seqlen", o.seqlen, "queries and keys of a sequence");
-  add_sizes("--seqlen-q", o.seqlen_q, "queries (default: --seqlen)");
-  add_sizes("--seqlen-k", o.seqlen_k, "keys (default: as many as queries)");
-  add_sizes("--heads", o.num_heads, "query heads");
-  add_sizes("--kv-heads", o.num_kv_heads, "heads of keys and values (default: --heads)");
-  add_sizes("--head-dim", o.head_dim, "elements of a head of q and k");
-  add_sizes("--head-dim-v", o.head_dim_v, "elements of a head of v (default: --head-dim)");
-  const auto add_names = [&](const char* name, std::vector<std::string>& list, const auto& names,
-                             const char* text) {
-    app.add_option(name, list, text)
-        ->delimiter(',')
-        ->allow_extra_args(false)
-        ->check(member_of(names))
-        ->option_text("NAME,... [" + list[0] + ']')
-        ->group(kGroup);
-  };
-  add_names("--dtype", o.dtype, kDtypes, "f32, f16, bf16, f64");
-  add_names("--causal", o.causal, kCausals, "none, bottom-right, top-left");
-}
-
 void add_feature_options(CLI::App& app, ShapeOptions& o) {
   constexpr const char* kFeatures = "Features";
   app.add_option("--window", o.window, "keys visible left and right of the diagonal (default: all)")
@@ -204,6 +182,37 @@ void add_feature_options(CLI::App& app, ShapeOptions& o) {
 }
 
 }  // namespace
+
+void add_size_options(CLI::App& app, ShapeOptions& o) {
+  constexpr const char* kGroup = "Shape (comma lists: all combinations)";
+  const auto add_sizes = [&](const char* name, std::vector<std::int64_t>& list, const char* text) {
+    app.add_option(name, list, text)
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->check(check_size)
+        ->option_text("N,..." + list_text(list))
+        ->group(kGroup);
+  };
+  add_sizes("--batch", o.batch, "sequences");
+  add_sizes("--seqlen", o.seqlen, "queries and keys of a sequence");
+  add_sizes("--seqlen-q", o.seqlen_q, "queries (default: --seqlen)");
+  add_sizes("--seqlen-k", o.seqlen_k, "keys (default: as many as queries)");
+  add_sizes("--heads", o.num_heads, "query heads");
+  add_sizes("--kv-heads", o.num_kv_heads, "heads of keys and values (default: --heads)");
+  add_sizes("--head-dim", o.head_dim, "elements of a head of q and k");
+  add_sizes("--head-dim-v", o.head_dim_v, "elements of a head of v (default: --head-dim)");
+  const auto add_names = [&](const char* name, std::vector<std::string>& list, const auto& names,
+                             const char* text) {
+    app.add_option(name, list, text)
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->check(member_of(names))
+        ->option_text("NAME,... [" + list[0] + ']')
+        ->group(kGroup);
+  };
+  add_names("--dtype", o.dtype, kDtypes, "f32, f16, bf16, f64");
+  add_names("--causal", o.causal, kCausals, "none, bottom-right, top-left");
+}
 
 void add_shape_options(CLI::App& app, ShapeOptions& options) {
   add_size_options(app, options);
@@ -302,14 +311,24 @@ Work work_of(const AttentionShape& shape) {
                    static_cast<double>(kv_rows * p.num_kv_heads) * token_bytes + scores_bytes(p)};
 }
 
-const char* causal_name(std::int32_t causal) {
-  for (const Name& name : kCausals)
-    if (name.value == causal) return name.text;
-  return "unknown";
+std::vector<Column> shape_columns() {
+  return {{"dtype", "dtype"},       {"batch", "batch"},      {"seqlen_q", "seqlen_q"},
+          {"seqlen_k", "seqlen_k"}, {"num_heads", "heads"},  {"num_kv_heads", "kv"},
+          {"head_dim", "dim"},      {"head_dim_v", "dim_v"}, {"causal", "causal"},
+          {"phase", "phase"}};
 }
 
-const char* phase_name(std::int32_t phase) {
-  return phase == HEADRACE_BACKWARD ? "backward" : "forward";
+std::vector<Cell> shape_cells(const headrace_problem& p) {
+  return {std::string(dtype_name(static_cast<DType>(p.dtype))),
+          p.batch,
+          p.seqlen_q,
+          p.seqlen_k,
+          p.num_heads,
+          p.num_kv_heads,
+          p.head_dim,
+          p.head_dim_v,
+          text_of(kCausals, p.causal),
+          std::string(p.phase == HEADRACE_BACKWARD ? "backward" : "forward")};
 }
 
 std::string features_text(const headrace_problem& p) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "headrace/headrace.hpp"
+#include "table.h"
 
 namespace headrace::cli {
 
@@ -47,6 +48,8 @@ struct ShapeOptions {
 };
 
 void add_shape_options(CLI::App& app, ShapeOptions& options);
+// Of them the sizes, dtypes and causal masks alone.
+void add_size_options(CLI::App& app, ShapeOptions& options);
 // Whether a size (batch, seqlen, heads, head_dim) was given on the command line.
 bool has_dims(const CLI::App& app);
 
@@ -69,11 +72,10 @@ struct Work {
 };
 Work work_of(const AttentionShape& shape);
 
-// "none", "bottom-right", "top-left".
-const char* causal_name(std::int32_t causal);
-// "forward", "backward".
-const char* phase_name(std::int32_t phase);
-// "window 256/0, softcap 30, alibi": what the columns of a table do not show; may be empty.
+// dtype, sizes, causal mask and phase in a table, and the cells for them.
+std::vector<Column> shape_columns();
+std::vector<Cell> shape_cells(const headrace_problem& problem);
+// "window 256/0, softcap 30, alibi": what those columns do not show; may be empty.
 std::string features_text(const headrace_problem& problem);
 
 }  // namespace headrace::cli

@@ -164,17 +164,8 @@ Times time_calls(const Plan& plan, AttentionData& data, const BenchOptions& opti
 
 Table make_table() {
   return {.key = "rows",
-          .columns = joined<Column>({{{"dtype", "dtype"},
-                                      {"batch", "batch"},
-                                      {"seqlen_q", "seqlen_q"},
-                                      {"seqlen_k", "seqlen_k"},
-                                      {"num_heads", "heads"},
-                                      {"num_kv_heads", "kv"},
-                                      {"head_dim", "dim"},
-                                      {"head_dim_v", "dim_v"},
-                                      {"causal", "causal"},
-                                      {"phase", "phase"},
-                                      {"features", "features"}},
+          .columns = joined<Column>({shape_columns(),
+                                     {{"features", "features"}},
                                      time_columns(),
                                      {{"gflops", "GFLOP/s"},
                                       {"percent_of_fma_peak", "% peak"},
@@ -200,9 +191,8 @@ std::vector<Cell> row_of(const AttentionShape& shape, const Plan& plan, const Ti
   const double gbytes = work.bytes / times.median * 1e-9;
   const ScheduleFacts schedule = schedule_of(plan.explain());
   return joined<Cell>(
-      {{std::string(dtype_name(static_cast<DType>(p.dtype))), p.batch, p.seqlen_q, p.seqlen_k,
-        p.num_heads, p.num_kv_heads, p.head_dim, p.head_dim_v, std::string(causal_name(p.causal)),
-        std::string(phase_name(p.phase)), features_text(p)},
+      {shape_cells(p),
+       {features_text(p)},
        time_cells(times),
        {gflops, percent(gflops, ceilings.gflops_for(p, plan.kernel())), gbytes,
         percent(gbytes, ceilings.gbytes), std::string(plan.kernel()), schedule.tile_m,

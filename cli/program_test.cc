@@ -41,7 +41,8 @@ TEST(Program, UsageErrorsExitWith2AndLeaveStdoutEmpty) {
         "bench attention --batch 0", "bench attention --reps 0", "bench attention --layout x",
         "kernels --format x", "kernels --device nowhere", "explain attention --dtype f8",
         "explain attention --window 3", "explain attention --heads 8 --kv-heads 3",
-        "explain attention --softcap -1", "info extra"}) {
+        "explain attention --softcap -1", "info extra", "bench memory --seqlen 0",
+        "bench memory --window 3,3"}) {
     const Result result = run(arguments);
     EXPECT_EQ(result.exit_code, 2) << arguments;
     EXPECT_EQ(result.out, "") << arguments;
@@ -50,8 +51,9 @@ TEST(Program, UsageErrorsExitWith2AndLeaveStdoutEmpty) {
 
 TEST(Program, HelpAndVersionExitWith0) {
   EXPECT_EQ(run("--version").out.rfind("headrace ", 0), 0u);
-  for (const char* arguments : {"--version", "--help", "bench --help", "bench attention --help",
-                                "explain attention --help", "kernels --help", "info --help"}) {
+  for (const char* arguments :
+       {"--version", "--help", "bench --help", "bench attention --help", "bench memory --help",
+        "explain attention --help", "kernels --help", "info --help"}) {
     const Result result = run(arguments);
     EXPECT_EQ(result.exit_code, 0) << arguments;
     EXPECT_NE(result.out, "") << arguments;
@@ -173,6 +175,48 @@ TEST(Program, DeterministicAsksForTheBackward) {
   const Result result = run("bench attention --deterministic 2>&1");
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_NE(result.out.find("--deterministic requires --backward"), std::string::npos);
+}
+
+TEST(Program, BenchMemoryCountsWhatThePlansSay) {
+  const std::string sizes =
+      " --seqlen 64,2048 --batch 2 --heads 4 --kv-heads 2 --head-dim 32 --dtype bf16";
+  const auto json = json_of("bench memory" + sizes);
+  ASSERT_EQ(json["rows"].size(), 4u);
+  const auto forwards = json_of("explain attention --lse" + sizes);
+  const auto backwards = json_of("explain attention --backward" + sizes);
+  for (std::size_t i = 0; i < 4; ++i) {
+    const auto& row = json["rows"][i];
+    const bool is_backward = i % 2 == 1;
+    const std::int64_t seqlen = i < 2 ? 64 : 2048, rows = 2 * 4 * seqlen;
+    const auto& plan = (is_backward ? backwards : forwards)["plans"][i / 2];
+    EXPECT_EQ(row["phase"], is_backward ? "backward" : "forward");
+    EXPECT_EQ(row["kernel"], plan["kernel"]);
+    EXPECT_EQ(row["workspace_bytes"], plan["workspace_bytes"]);
+    EXPECT_EQ(row["out_bytes"], rows * 32 * 2);
+    EXPECT_EQ(row["lse_bytes"], rows * 4);
+    const std::int64_t bytes = rows * (32 * 2 + 4) + plan["workspace_bytes"].get<std::int64_t>();
+    EXPECT_EQ(row["bytes"], bytes);
+    const std::int64_t standard = (is_backward ? 3 : 2) * rows * seqlen * 2;
+    EXPECT_EQ(row["standard_bytes"], standard);
+    EXPECT_DOUBLE_EQ(row["ratio"], static_cast<double>(standard) / static_cast<double>(bytes));
+  }
+  EXPECT_NE(json["meta"]["standard"].get<std::string>().find("by formula"), std::string::npos);
+}
+
+TEST(Program, BenchMemoryHasTheLengthsOfThePapers) {
+  const auto rows = json_of("bench memory --device cpu:scalar:16")["rows"];
+  ASSERT_EQ(rows.size(), 18u);
+  EXPECT_EQ(rows[0]["seqlen_q"], 512);
+  EXPECT_EQ(rows[17]["seqlen_q"], 131072);
+  EXPECT_EQ(rows[17]["standard_bytes"], std::int64_t{3} * 8 * 131072 * 131072 * 4);
+  const Result text = run("bench memory --seqlen 512");
+  EXPECT_NE(text.out.find("standard MiB (formula)"), std::string::npos);
+}
+
+TEST(Program, BenchMemoryRefusesWhatCannotBeCounted) {
+  const Result result = run("bench memory --seqlen 2000000000 --heads 64 2>&1");
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_NE(result.out.find("ask for shorter sequences"), std::string::npos);
 }
 
 TEST(Program, ColdBenchHasCeilings) {

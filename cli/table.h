@@ -20,6 +20,7 @@ struct Column {
   std::string key;    // in CSV and JSON: "gflops"
   std::string title;  // in text and Markdown: "GFLOP/s"
   int decimals = 1;   // of numbers that are no integers, in text and Markdown
+  double unit = 1;    // what text and Markdown count in: numbers are divided by it
 };
 
 struct Table {
