@@ -110,20 +110,28 @@ Machine machine_of(const BenchOptions& options) {
   return machine;
 }
 
-// A plan of the forward before a backward, whose kernel HEADRACE_KERNEL may name.
-Plan plan_forward(const AttentionData& data, const DeviceInfo& device) {
-  constexpr const char* kVariable = "HEADRACE_KERNEL";
-  const char* value = std::getenv(kVariable);
-  const std::string forced = value == nullptr ? "" : value;
-  unsetenv(kVariable);
-  Plan plan = plan_attention(Problem(data.tensors(), data.options()), device);
-  if (!forced.empty()) setenv(kVariable, forced.c_str(), 1);
-  return plan;
-}
+// While it lives, HEADRACE_KERNEL forces no kernel.
+class AnyKernel {
+ public:
+  AnyKernel() {
+    if (const char* value = std::getenv(kVariable)) forced_ = value;
+    unsetenv(kVariable);
+  }
+  AnyKernel(const AnyKernel&) = delete;
+  AnyKernel& operator=(const AnyKernel&) = delete;
+  ~AnyKernel() {
+    if (!forced_.empty()) setenv(kVariable, forced_.c_str(), 1);
+  }
+
+ private:
+  static constexpr const char* kVariable = "HEADRACE_KERNEL";
+  std::string forced_;
+};
 
 // Fills the out and lse that a backward reads.
 void run_forward(AttentionData& data, Machine& machine) {
-  const Plan plan = plan_forward(data, machine.device);
+  const AnyKernel any;  // a forced one is that of the backward
+  const Plan plan = plan_attention(Problem(data.tensors(), data.options()), machine.device);
   const Workspace workspace = data.workspace(plan.workspace_bytes());
   const auto run = [&](void* stream) {
     plan.run(data.tensors(), workspace, data.options(), stream);
