@@ -75,6 +75,11 @@ TEST(Program, InfoSaysWhatThereIs) {
   const auto json = json_of("info");
   ASSERT_FALSE(json["info"].empty());
   EXPECT_EQ(json["info"][0]["name"], "version");
+  setenv("HEADRACE_NUM_THREADS", "3", 1);
+  const Result result = run("info --format csv");
+  unsetenv("HEADRACE_NUM_THREADS");
+  EXPECT_NE(result.out.find("HEADRACE_NUM_THREADS,3\n"), std::string::npos);
+  EXPECT_NE(result.out.find("(unset) forces one kernel by its name"), std::string::npos);
 }
 
 TEST(Program, KernelsIsAMatrixOfAnswers) {
