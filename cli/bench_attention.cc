@@ -15,6 +15,7 @@
 #include "probes/probes.h"
 #include "progress.h"
 #include "schedule_text.h"
+#include "times.h"
 
 namespace headrace::cli {
 namespace {
@@ -83,19 +84,6 @@ void raise_ceilings(int num_threads, Ceilings& ceilings) {
   ceilings.f32 = better(ceilings.f32, probes::measure_f32_fma(num_threads));
   ceilings.bf16 = better(ceilings.bf16, probes::measure_bf16_dot(num_threads));
   ceilings.gbytes = std::max(ceilings.gbytes, probes::measure_read_bandwidth(num_threads));
-}
-
-struct Times {
-  double median, min, max;  // seconds
-  std::int64_t reps;
-};
-
-Times times_of(std::vector<double> seconds) {
-  std::sort(seconds.begin(), seconds.end());
-  const std::size_t half = seconds.size() / 2;
-  const double median =
-      seconds.size() % 2 == 1 ? seconds[half] : (seconds[half - 1] + seconds[half]) / 2;
-  return {median, seconds.front(), seconds.back(), static_cast<std::int64_t>(seconds.size())};
 }
 
 // Where calls run, with what evicts its caches where that was asked for.

@@ -13,6 +13,7 @@
 #include "machine.h"
 #include "probes/team.h"
 #include "progress.h"
+#include "times.h"
 
 namespace headrace::cli {
 namespace {
@@ -144,12 +145,6 @@ std::vector<Candidate> candidates_of(const Shape& shape, const Data& data, int n
           {"backward", "", 2, 3, backward}};
 }
 
-double median_of(std::vector<double> seconds) {
-  std::sort(seconds.begin(), seconds.end());
-  const std::size_t half = seconds.size() / 2;
-  return seconds.size() % 2 == 1 ? seconds[half] : (seconds[half - 1] + seconds[half]) / 2;
-}
-
 // In alternating rounds, so that all of them see the same clocks.
 void time_rounds(std::vector<Candidate>& candidates, int reps, std::optional<Gpu>& gpu) {
   for (int round = -1; round < reps; ++round)
@@ -181,16 +176,14 @@ Table make_table() {
 void add_rows(const Shape& shape, const std::vector<Candidate>& candidates, Table& table) {
   double copied = 0;
   for (const Candidate& c : candidates) {
-    const double median = median_of(c.seconds);
+    const Times times = times_of(c.seconds);
     const std::int64_t bytes = c.tensors * shape.num_bytes();
-    const double gbytes = static_cast<double>(bytes) / median * 1e-9;
+    const double gbytes = static_cast<double>(bytes) / times.median * 1e-9;
     if (copied == 0) copied = gbytes;  // the copy comes first
     table.rows.push_back({std::string(dtype_name(shape.dtype)), shape.num_rows, shape.length,
                           std::string(shape.is_last_axis ? "last" : "first"),
-                          std::string(c.direction), std::string(c.algorithm), median * 1e3,
-                          *std::min_element(c.seconds.begin(), c.seconds.end()) * 1e3,
-                          *std::max_element(c.seconds.begin(), c.seconds.end()) * 1e3,
-                          static_cast<std::int64_t>(c.seconds.size()), c.passes, bytes, gbytes,
+                          std::string(c.direction), std::string(c.algorithm), times.median * 1e3,
+                          times.min * 1e3, times.max * 1e3, times.reps, c.passes, bytes, gbytes,
                           gbytes / copied * 100});
   }
 }

@@ -1,6 +1,15 @@
 # The build's own options, beside HEADRACE_BUILD_TESTS and HEADRACE_BUILD_CLI. HEADRACE_SANITIZE: sanitizers.cmake.
 # HEADRACE_CUDA, HEADRACE_CUDA_ARCHITECTURES: cuda.cmake.
 
+# headrace_machine: what is built for, by the name that the compiler's macros have for it; empty where there are kernels
+# for any machine alone.
+set(headrace_machine "")
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+  set(headrace_machine x86_64)
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
+  set(headrace_machine aarch64)
+endif()
+
 # HEADRACE_DTYPES: the element types that kernels are built for; the library refuses the others at run time.
 set(HEADRACE_DTYPES "f32;f16;bf16" CACHE STRING "Element types to build kernels for: any of f32, f16, bf16")
 set(headrace_known_dtypes f32 f16 bf16)

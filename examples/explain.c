@@ -6,7 +6,7 @@
 
 int main(void) {
   headrace_problem problem;
-  headrace_device_info device;
+  headrace_device_info device = {.struct_size = sizeof device};
   headrace_plan* plan = NULL;
   headrace_problem_init(&problem);
   problem.batch = 1;

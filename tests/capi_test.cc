@@ -45,6 +45,7 @@ struct Call {
   }
   headrace_problem problem() {
     headrace_problem p;
+    headrace_problem_init(&p);
     EXPECT_EQ(headrace_attention_problem(&tensors, &options, &p), HEADRACE_OK)
         << headrace_last_error();
     return p;
@@ -52,7 +53,8 @@ struct Call {
 };
 
 headrace_device_info this_cpu() {
-  headrace_device_info device;
+  headrace_device_info device{};
+  device.struct_size = sizeof device;
   EXPECT_EQ(headrace_cpu_info(&device), HEADRACE_OK) << headrace_last_error();
   return device;
 }
@@ -89,9 +91,6 @@ TEST(Capi, NullPointersAreErrors) {
   EXPECT_EQ(headrace_kernel_refusal(nullptr, &d, 0), nullptr);
   EXPECT_EQ(headrace_kernel_refusal(&p, nullptr, 0), nullptr);
   EXPECT_EQ(plan, nullptr);
-  headrace_attention_options_init(nullptr);
-  headrace_attention_tensors_init(nullptr);
-  headrace_problem_init(nullptr);
   headrace_plan_destroy(nullptr);
   EXPECT_EQ(headrace_plan_workspace_bytes(nullptr), 0u);
   EXPECT_EQ(headrace_plan_is_fallback(nullptr), 0);
@@ -198,7 +197,7 @@ TEST(Capi, ErrorsBelongToTheirThread) {
 // Whether the build has CUDA kernels and the machine a device: no crash, and a text for every
 // error.
 TEST(Capi, CudaDevicesAreThereOrAnErrorSaysWhy) {
-  headrace_device_info device;
+  headrace_device_info device = this_cpu();
   std::int32_t count = -1;
   if (headrace_num_cuda_devices(&count) != HEADRACE_OK) {
     EXPECT_STRNE(headrace_last_error(), "");
@@ -292,7 +291,6 @@ TEST(Capi, BackwardErrorsNameTheArgument) {
   EXPECT_EQ(headrace_attention_backward(&call.tensors, &older, nullptr, nullptr, 0, nullptr),
             HEADRACE_INVALID_ARGUMENT);
   EXPECT_TRUE(error_has("gradients.struct_size=8"));
-  headrace_attention_gradients_init(nullptr);
 }
 
 TEST(Capi, APlanRunsInItsPhaseOnly) {
@@ -329,7 +327,7 @@ TEST(Capi, APlanRunsInItsPhaseOnly) {
   headrace_plan_destroy(backward_plan);
 }
 
-TEST(Capi, CudaHasNoBackwardYet) {
+TEST(Capi, CudaHasABackwardWhereTheBuildHasCuda) {
   headrace_problem p;
   headrace_problem_init(&p);
   p.phase = HEADRACE_BACKWARD;
@@ -337,8 +335,12 @@ TEST(Capi, CudaHasNoBackwardYet) {
   headrace_device_info gpu{};
   gpu.struct_size = sizeof gpu;
   ASSERT_EQ(headrace_device_from_text("sm90:132", &gpu), HEADRACE_OK);
-  EXPECT_EQ(headrace_attention_supports(&p, &gpu), HEADRACE_UNSUPPORTED);
-  EXPECT_TRUE(error_has("no CUDA kernels for the backward; pass tensors in CPU memory"));
+  if (headrace_num_kernels(HEADRACE_CUDA, HEADRACE_BACKWARD) > 0) {
+    EXPECT_EQ(headrace_attention_supports(&p, &gpu), HEADRACE_OK);
+  } else {
+    EXPECT_EQ(headrace_attention_supports(&p, &gpu), HEADRACE_UNSUPPORTED);
+    EXPECT_TRUE(error_has("no CUDA kernels; build with CUDA or pass tensors in CPU memory"));
+  }
 }
 
 TEST(Capi, NamesAndLists) {
@@ -479,9 +481,6 @@ TEST(Capi, SoftmaxOfAnAxis) {
   EXPECT_EQ(headrace_softmax_backward(&gradients, &options, nullptr), HEADRACE_INVALID_ARGUMENT);
   EXPECT_NE(std::string(headrace_last_error()).find("options.struct_size=4"), std::string::npos);
   EXPECT_EQ(headrace_softmax_forward(nullptr, nullptr, nullptr), HEADRACE_INVALID_ARGUMENT);
-  headrace_softmax_options_init(nullptr);
-  headrace_softmax_tensors_init(nullptr);
-  headrace_softmax_backward_tensors_init(nullptr);
 }
 
 }  // namespace

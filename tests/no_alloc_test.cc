@@ -141,6 +141,7 @@ int main() {
                                         nullptr);
               }));
   headrace_problem made;
+  headrace_problem_init(&made);
   std::printf("validate alone %.3f us\n",
               microseconds(20000, [&] { (void)headrace_attention_problem(&c, nullptr, &made); }));
   return 0;

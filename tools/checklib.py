@@ -7,6 +7,11 @@ import sys
 import tempfile
 
 SKIPPED_FOLDERS = {".git", "build", "__pycache__"}
+SKIPPED = 77  # the exit status of a check whose tool is missing
+
+
+class Skip(Exception):
+    """A check cannot run here; the text says what is missing."""
 
 
 def tracked_files(root):
@@ -53,18 +58,23 @@ def self_test(check, cases):
 
 
 def main(description, check, cases, add_arguments=None, configure=None):
-    """check(root) returns findings, one line of text each. Exits 1 where there is one."""
+    """check(root) returns findings, one line of text each. Exits 1 where there is one, 77 where a tool is missing."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("root", nargs="?", default=str(pathlib.Path(__file__).resolve().parent.parent))
     parser.add_argument("--self-test", action="store_true", help="prove on small bad trees that the check can fail")
     if add_arguments:
         add_arguments(parser)
     args = parser.parse_args()
-    if configure:
-        configure(args)
-    findings = self_test(check, cases) if args.self_test else check(pathlib.Path(args.root).resolve())
+    name = pathlib.Path(sys.argv[0]).name
+    try:
+        if configure:
+            configure(args)
+        findings = self_test(check, cases) if args.self_test else check(pathlib.Path(args.root).resolve())
+    except Skip as missing:
+        print(f"{name}: skipped: {missing}")
+        sys.exit(SKIPPED)
     for finding in findings:
         print(finding)
     what = f"self-test, {len(cases)} cases" if args.self_test else "check"
-    print(f"{pathlib.Path(sys.argv[0]).name}: {what}: {len(findings)} finding(s)")
+    print(f"{name}: {what}: {len(findings)} finding(s)")
     sys.exit(1 if findings else 0)

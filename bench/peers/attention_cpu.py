@@ -201,6 +201,7 @@ def time_case(case, headrace, torch_calls, options, evict):
     }
 
 
+@torch.no_grad()
 def run_case(library, case, options, evictor):
     inputs = Inputs(case)
     headrace = make_headrace(library, case, inputs, options.threads)
@@ -215,9 +216,10 @@ def run_case(library, case, options, evictor):
 
 
 def meta_of(library, options):
+    name = pathlib.Path(sys.argv[0]).stem
     return {
-        "benchmark": "peers/attention_cpu",
-        "command": shlex.join(["bench/peers/attention_cpu.py", *sys.argv[1:]]),
+        "benchmark": f"peers/{name}",
+        "command": shlex.join([f"bench/peers/{name}.py", *sys.argv[1:]]),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "machine": f"{cpu_name()}, {os.cpu_count()} CPUs",
         "operating_system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -232,10 +234,10 @@ def meta_of(library, options):
 
 
 def note(text):
-    print(f"attention_cpu: {text}", file=sys.stderr)
+    print(f"{pathlib.Path(sys.argv[0]).stem}: {text}", file=sys.stderr)
 
 
-def parse_options():
+def parse_options(description):
     def positive(text):
         value = int(text)
         if value < 1:
@@ -243,7 +245,7 @@ def parse_options():
         return value
 
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--threads", type=positive, default=2, help="of both sides")
     parser.add_argument("--rounds", type=positive, default=5, help="of each side, alternating")
@@ -260,21 +262,21 @@ def parse_options():
     return parser.parse_args()
 
 
-def run_cases(library, cases, options):
+def run_cases(library, cases, options, run):
     evictor = Evictor(options.threads) if options.cold else None
     rows = []
     for index, case in enumerate(cases):
         progress(f"[{index + 1}/{len(cases)}] {case.name}")
-        rows.append(run_case(library, case, options, evictor))
+        rows.append(run(library, case, options, evictor))
         if not rows[-1]["is_correct"]:
             note(f"{case.name}: wrong, error {rows[-1]['headrace_error']:.3e}")
     progress("")
     return rows
 
 
-def main():
-    options = parse_options()
-    cases = [case for case in all_cases() if re.search(options.filter, case.name)]
+def main(description=__doc__, cases=None, run=run_case):
+    options = parse_options(description)
+    cases = [case for case in cases or all_cases() if re.search(options.filter, case.name)]
     if options.list:
         print("\n".join(case.name for case in cases))
         return 0
@@ -284,9 +286,8 @@ def main():
     if options.check:
         cases = list(dict.fromkeys([case.smaller() for case in cases] + cases))
     torch.set_num_threads(options.threads)
-    torch.set_grad_enabled(False)
     library = headrace_abi.Library(options.library)
-    rows = run_cases(library, cases, options)
+    rows = run_cases(library, cases, options, run)
     result = {"meta": meta_of(library, options), "rows": rows, "summary": report.summary_of(rows)}
     sys.stdout.write(report.FORMATS[options.format](result))
     if options.format == "csv":  # has no place for it
@@ -297,9 +298,13 @@ def main():
     return 0 if all(row["is_correct"] for row in rows) else 1
 
 
-if __name__ == "__main__":
+def exit_with(run_main):
     try:
-        sys.exit(main())
+        sys.exit(run_main())
     except headrace_abi.Error as error:
         note(str(error))
         sys.exit(1)
+
+
+if __name__ == "__main__":
+    exit_with(main)

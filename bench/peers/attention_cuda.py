@@ -109,7 +109,8 @@ def headrace_view(tensor, dtype):
     return headrace_abi.tensor(view.data_ptr(), DTYPES[dtype][1], view.shape, view.stride(), headrace_abi.CUDA)
 
 
-def make_sides(library, case, peers, scale):
+def make_tensors(case, scale):
+    """q, k, v and an out of NaNs: [batch, heads, seqlen, dim]."""
     torch.manual_seed(0)
     heads, kv_heads = case.num_heads, case.num_heads // case.group
 
@@ -118,12 +119,22 @@ def make_sides(library, case, peers, scale):
         return (torch.randn(shape, device="cuda") * scale).to(DTYPES[case.dtype][0]).transpose(1, 2)
 
     q, k, v = normal(heads), normal(kv_heads), normal(kv_heads)
-    out = torch.full_like(q, math.nan)
-    causal = headrace_abi.CAUSAL_BOTTOM_RIGHT if case.is_causal else headrace_abi.CAUSAL_NONE
+    return q, k, v, torch.full_like(q, math.nan)
+
+
+def causal_of(case):
+    return headrace_abi.CAUSAL_BOTTOM_RIGHT if case.is_causal else headrace_abi.CAUSAL_NONE
+
+
+def allocate(size):
+    return torch.empty(size, dtype=torch.uint8, device="cuda")
+
+
+def make_sides(library, case, peers, scale):
+    q, k, v, out = make_tensors(case, scale)
     ours = headrace_abi.Attention(
-        library, *(headrace_view(t, case.dtype) for t in (q, k, v, out)), causal,
-        library.cuda_info(), stream=torch.cuda.current_stream().cuda_stream,
-        allocate=lambda size: torch.empty(size, dtype=torch.uint8, device="cuda"),
+        library, *(headrace_view(t, case.dtype) for t in (q, k, v, out)), causal_of(case),
+        library.cuda_info(), stream=torch.cuda.current_stream().cuda_stream, allocate=allocate,
     )
 
     def peer(backend):
@@ -141,6 +152,26 @@ def make_sides(library, case, peers, scale):
     return sides, ours, out
 
 
+def run_rounds(sides, options, evict):
+    for _ in range(options.rounds):
+        for side in sides.values():
+            side.round(evict, REST_SECONDS if options.mode == "burst" else 0)
+
+
+def row_of(case, op, kernel, sides, rates, flops, difference, is_correct):
+    best = max((rate for name, rate in rates.items() if name != "headrace"), default=None)
+    return {
+        "case": case.name, "op": op, "dtype": case.dtype, "head_dim": case.head_dim, "head_dim_v": case.head_dim,
+        "batch": case.batch, "seqlen_q": case.seqlen, "seqlen_k": case.seqlen, "num_heads": case.num_heads,
+        "num_kv_heads": case.num_heads // case.group, "causal": case.is_causal, "kernel": kernel,
+        "median_us": flops / rates["headrace"] * 1e-6, "tflops": rates["headrace"],
+        **{name: rate for name, rate in rates.items() if name != "headrace"},
+        "rounds": {name: side.rates for name, side in sides.items()},
+        "ratio": rates["headrace"] / best if best else None, "group": f"hd{case.head_dim}",
+        "difference": difference, "is_correct": is_correct,
+    }
+
+
 def run_case(library, case, options, evict, known):
     peers = [name for name in options.peers.split(",") if name]
     sides, ours, out = make_sides(library, case, peers, options.scale)
@@ -149,24 +180,12 @@ def run_case(library, case, options, evict, known):
         [(out.float() - sides[name].call().float()).abs().max().item() for name in peers], default=0.0
     )
     is_correct = bool(torch.isfinite(out).all()) and difference <= LARGEST_DIFFERENCE[case.dtype] * options.scale
-    for _ in range(options.rounds):
-        for side in sides.values():
-            side.round(evict, REST_SECONDS if options.mode == "burst" else 0)
+    run_rounds(sides, options, evict)
     rates = {name: side.rate() for name, side in sides.items()}
     reading = known.get(case.name)
     if reading and "cudnn" in rates:
         rates["fa3"] = reading[f"fa3_{options.mode}"] * rates["cudnn"] / reading[f"cudnn_{options.mode}"]
-    best = max((rate for name, rate in rates.items() if name != "headrace"), default=None)
-    return {
-        "case": case.name, "op": "fwd", "dtype": case.dtype, "head_dim": case.head_dim, "head_dim_v": case.head_dim,
-        "batch": case.batch, "seqlen_q": case.seqlen, "seqlen_k": case.seqlen, "num_heads": case.num_heads,
-        "num_kv_heads": case.num_heads // case.group, "causal": case.is_causal, "kernel": ours.kernel,
-        "median_us": case.flops() / rates["headrace"] * 1e-6, "tflops": rates["headrace"],
-        **{name: rate for name, rate in rates.items() if name != "headrace"},
-        "rounds": {name: side.rates for name, side in sides.items()},
-        "ratio": rates["headrace"] / best if best else None, "group": f"hd{case.head_dim}",
-        "difference": difference, "is_correct": is_correct,
-    }
+    return row_of(case, "fwd", ours.kernel, sides, rates, case.flops(), difference, is_correct)
 
 
 def load_card():
@@ -193,12 +212,12 @@ def meta_of(benchmark, build_info, options):
     }
 
 
-def parse_options():
+def make_parser(description, default_peers):
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--filter", type=re.compile, default="^bf16", help="regex on case names")
-    parser.add_argument("--peers", default="cudnn", help="of " + ",".join(BACKENDS))
+    parser.add_argument("--peers", default=default_peers, help="of " + ",".join(BACKENDS))
     parser.add_argument("--mode", choices=("burst", "loaded"), default="burst")
     parser.add_argument("--rounds", type=int, default=5, help="of each side, alternating")
     parser.add_argument("--scale", type=float, default=1.0, help="standard deviation of q, k and v")
@@ -207,32 +226,39 @@ def parse_options():
     parser.add_argument("--out", type=pathlib.Path, help="write the JSON result here as well")
     parser.add_argument("--library", help="libheadrace.so (HEADRACE_LIBRARY or build/*/src)")
     parser.add_argument("--revision", help="of the library, where this is no git checkout")
-    return parser.parse_args()
+    return parser
 
 
-def main():
-    options = parse_options()
+def run_all(benchmark, options, run_one):
+    """run_one(library, case, evict) gives a row. The exit status: 1 where one is wrong."""
     cases = [case for case in all_cases() if re.search(options.filter, case.name)]
     if options.list:
         print("\n".join(case.name for case in cases))
         return 0
     library = headrace_abi.Library(options.library)
-    known = json.loads(pathlib.Path(__file__).with_name("fa3_h200.json").read_text())["cells"]
     evict = torch.empty(EVICT_BYTES, dtype=torch.uint8, device="cuda")
     if options.mode == "loaded":
         load_card()
     rows = []
-    with torch.no_grad():
-        for index, case in enumerate(cases):
-            progress(f"[{index + 1}/{len(cases)}] {case.name}")
-            rows.append(run_case(library, case, options, evict, known))
+    for index, case in enumerate(cases):
+        progress(f"[{index + 1}/{len(cases)}] {case.name}")
+        rows.append(run_one(library, case, evict))
     progress("")
-    meta = meta_of("peers/attention_cuda", library.build_info(), options)
+    meta = meta_of(f"peers/{benchmark}", library.build_info(), options)
     result = {"meta": meta, "rows": rows, "summary": report.summary_of(rows)}
     sys.stdout.write(FORMATS[options.format](result))
     if options.out:
         options.out.write_text(report.as_json(result))
     return 0 if all(row["is_correct"] for row in rows) else 1
+
+
+def main():
+    options = make_parser(__doc__, default_peers="cudnn").parse_args()
+    known = json.loads(pathlib.Path(__file__).with_name("fa3_h200.json").read_text())["cells"]
+    with torch.no_grad():
+        return run_all(
+            "attention_cuda", options, lambda library, case, evict: run_case(library, case, options, evict, known)
+        )
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ class AttentionOptions(ctypes.Structure):
         ("strict_fallback", ctypes.c_int32),
         ("strict_rows", ctypes.c_int32),
         ("checked", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("deterministic", ctypes.c_int32),
     ]
 
 
@@ -68,6 +68,12 @@ _TENSOR_NAMES = (
 
 class AttentionTensors(ctypes.Structure):
     _fields_ = [("struct_size", ctypes.c_size_t)] + [(name, Tensor) for name in _TENSOR_NAMES]
+
+
+class AttentionGradients(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t)] + [
+        (name, Tensor) for name in "dout dlse dq dk dv dbias dsinks".split()
+    ]
 
 
 class Problem(ctypes.Structure):
@@ -86,7 +92,7 @@ class Problem(ctypes.Structure):
             for name in (
                 "dtype bias_dtype causal num_splits is_ragged has_alibi has_mask has_tree_mask "
                 "has_sinks has_lse has_probs strict_fallback strict_rows checked alignment "
-                "has_negative_strides"
+                "has_negative_strides phase has_dlse has_dbias has_dsinks deterministic reserved"
             ).split()
         ]
     )
@@ -112,7 +118,6 @@ class Library:
         except OSError as error:
             raise Error(f"cannot load the library: {error}") from error
         self._declare()
-        self._check_layouts()
 
     def _declare(self):
         c = self.c
@@ -131,21 +136,15 @@ class Library:
             ctypes.c_void_p,
         ]
         c.headrace_plan_run.restype = ctypes.c_int
+        c.headrace_plan_run_backward.argtypes = [ctypes.c_void_p] * 5 + [ctypes.c_size_t, ctypes.c_void_p]
+        c.headrace_plan_run_backward.restype = ctypes.c_int
 
-    def _check_layouts(self):
-        """The structs above must be those of the library that was loaded."""
-        for init, struct in (
-            ("attention_tensors_init", AttentionTensors),
-            ("attention_options_init", AttentionOptions),
-            ("problem_init", Problem),
-        ):
-            room = (ctypes.c_size_t * 1024)()
-            getattr(self.c, f"headrace_{init}")(room)
-            if room[0] != ctypes.sizeof(struct):
-                raise Error(
-                    f"{struct.__name__} has {room[0]} bytes in {self.path} and "
-                    f"{ctypes.sizeof(struct)} here; use the library of this source tree"
-                )
+    def initialised(self, name, struct):
+        """A struct with the library's defaults; it refuses one that is longer than it knows."""
+        made = struct()
+        init = getattr(self.c, f"headrace_{name}_init_sized")
+        self.check(init(ctypes.byref(made), ctypes.c_size_t(ctypes.sizeof(struct))))
+        return made
 
     def check(self, status):
         if status != 0:
@@ -155,12 +154,12 @@ class Library:
         return self.c.headrace_build_info().decode()
 
     def cuda_info(self, device_id=0):
-        device = DeviceInfo()
+        device = DeviceInfo(struct_size=ctypes.sizeof(DeviceInfo))
         self.check(self.c.headrace_cuda_info(device_id, ctypes.byref(device)))
         return device
 
     def cpu_info(self, num_threads):
-        device = DeviceInfo()
+        device = DeviceInfo(struct_size=ctypes.sizeof(DeviceInfo))
         self.check(self.c.headrace_cpu_info(ctypes.byref(device)))
         device.num_units = num_threads
         return device
@@ -184,41 +183,41 @@ class _HostMemory:
 
 class Attention:
     """A kept plan with its tensors and workspace: calling it runs the plan, nothing else. `allocate(bytes)` gives
-    the workspace: something with data_ptr()."""
+    the workspace: something with data_ptr(). With `gradients` (dout, dq, dk, dv by name) it is the backward, which
+    wants the lse of the forward."""
 
-    def __init__(self, library, q, k, v, out, causal, device, stream=None, allocate=None):
+    def __init__(
+        self, library, q, k, v, out, causal, device, stream=None, allocate=None, lse=None, gradients=None,
+        deterministic=False,
+    ):  # fmt: skip
         self._library = library
-        self._tensors = AttentionTensors()
-        self._options = AttentionOptions()
-        library.c.headrace_attention_tensors_init(ctypes.byref(self._tensors))
-        library.c.headrace_attention_options_init(ctypes.byref(self._options))
-        for name, view in (("q", q), ("k", k), ("v", v), ("out", out)):
-            setattr(self._tensors, name, view)
+        c = library.c
+        self._tensors = library.initialised("attention_tensors", AttentionTensors)
+        self._options = library.initialised("attention_options", AttentionOptions)
+        self._gradients = library.initialised("attention_gradients", AttentionGradients)
+        for name, view in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse)):
+            if view is not None:
+                setattr(self._tensors, name, view)
+        for name, view in (gradients or {}).items():
+            setattr(self._gradients, name, view)
         self._options.causal = causal
-        problem = Problem()
-        library.check(
-            library.c.headrace_attention_problem(
-                ctypes.byref(self._tensors), ctypes.byref(self._options), ctypes.byref(problem)
-            )
-        )
+        self._options.deterministic = deterministic
+        structs = [self._tensors, self._options]
+        if gradients:
+            structs.insert(1, self._gradients)
+        describe = c.headrace_attention_backward_problem if gradients else c.headrace_attention_problem
+        problem = library.initialised("problem", Problem)
+        library.check(describe(*(ctypes.byref(x) for x in structs), ctypes.byref(problem)))
         self._plan = ctypes.c_void_p()
         library.check(
-            library.c.headrace_plan_attention(
-                ctypes.byref(problem), ctypes.byref(device), ctypes.byref(self._plan)
-            )
+            c.headrace_plan_attention(ctypes.byref(problem), ctypes.byref(device), ctypes.byref(self._plan))
         )
-        self.kernel = library.c.headrace_plan_kernel(self._plan).decode()
-        size = library.c.headrace_plan_workspace_bytes(self._plan)
+        self.kernel = c.headrace_plan_kernel(self._plan).decode()
+        size = c.headrace_plan_workspace_bytes(self._plan)
         self._workspace = (allocate or _HostMemory)(size) if size else None
-        self._run = library.c.headrace_plan_run
-        self._arguments = (
-            self._plan,
-            ctypes.addressof(self._tensors),
-            ctypes.addressof(self._options),
-            self._workspace.data_ptr() if size else None,
-            size,
-            stream,
-        )
+        self._run = c.headrace_plan_run_backward if gradients else c.headrace_plan_run
+        memory = self._workspace.data_ptr() if size else None
+        self._arguments = (self._plan, *(ctypes.addressof(x) for x in structs), memory, size, stream)
 
     def __call__(self):
         if self._run(*self._arguments) != 0:

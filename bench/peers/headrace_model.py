@@ -31,21 +31,12 @@ class SessionOptions(ctypes.Structure):
     ]
 
 
-def _initialised(c, name, struct):
-    """The library's defaults, where its struct is the one above."""
-    room = (ctypes.c_size_t * 1024)()
-    getattr(c, f"headrace_{name}_init")(room)
-    if room[0] != ctypes.sizeof(struct):
-        raise headrace_abi.Error(f"{struct.__name__} has {room[0]} bytes in the library")
-    return struct.from_buffer_copy(room)
-
-
 class Model:
     def __init__(self, library, path, num_threads, exact=False):
         self.library, self.c = library, library.c
         if not hasattr(self.c, "headrace_model_load"):
             raise headrace_abi.Error(f"{library.path} runs no models")
-        options = _initialised(self.c, "model_options", ModelOptions)
+        options = library.initialised("model_options", ModelOptions)
         options.num_threads, options.exact = num_threads, int(exact)
         self.exact = exact
         self.handle = ctypes.c_void_p()
@@ -62,7 +53,7 @@ class Session:
 
     def __init__(self, model, vocab_size, max_tokens=1024):
         self.model, self.c, self.vocab_size = model, model.c, vocab_size
-        options = _initialised(self.c, "session_options", SessionOptions)
+        options = model.library.initialised("session_options", SessionOptions)
         options.max_tokens = max_tokens
         options.cache_dtype = DTYPES["f32" if model.exact else "f16"]
         self.handle = ctypes.c_void_p()

@@ -59,6 +59,7 @@ def make_options(
     strict_rows: bool,
     strict_fallback: bool,
     checked: bool,
+    deterministic: bool = False,
 ) -> Options:
     left, right = window_sizes(window)
     return Options(
@@ -74,6 +75,7 @@ def make_options(
         strict_fallback,
         strict_rows,
         checked,
+        deterministic,
     )
 
 

@@ -24,13 +24,6 @@ _RESULTS = {
     "kernel_summary": ctypes.c_char_p,
     "kernel_refusal": ctypes.c_char_p,
     "plan_destroy": None,
-    "attention_tensors_init": None,
-    "attention_gradients_init": None,
-    "attention_options_init": None,
-    "problem_init": None,
-    "softmax_tensors_init": None,
-    "softmax_backward_tensors_init": None,
-    "softmax_options_init": None,
 }
 # Functions that take this many pointers and nothing else: a pointer that is a Python int must not be cut to 32 bits.
 _POINTERS = {
@@ -46,15 +39,15 @@ _POINTERS = {
     "softmax_forward": 3,
     "softmax_backward": 3,
 }
-# Versioned structs, and what fills each with the library's own size; the problem is the last.
+# Versioned structs that the library can fill; it refuses a size that it does not know.
 _VERSIONED = {
-    "attention_tensors_init": _structs.AttentionTensors,
-    "attention_gradients_init": _structs.AttentionGradients,
-    "attention_options_init": _structs.AttentionOptions,
-    "softmax_tensors_init": _structs.SoftmaxTensors,
-    "softmax_backward_tensors_init": _structs.SoftmaxBackwardTensors,
-    "softmax_options_init": _structs.SoftmaxOptions,
-    "problem_init": _structs.Problem,
+    "attention_tensors": _structs.AttentionTensors,
+    "attention_gradients": _structs.AttentionGradients,
+    "attention_options": _structs.AttentionOptions,
+    "softmax_tensors": _structs.SoftmaxTensors,
+    "softmax_backward_tensors": _structs.SoftmaxBackwardTensors,
+    "softmax_options": _structs.SoftmaxOptions,
+    "problem": _structs.Problem,
 }
 
 
@@ -78,6 +71,8 @@ def _declare(library: ctypes.CDLL) -> None:
         getattr(library, f"headrace_{name}").restype = result
     for name, count in _POINTERS.items():
         getattr(library, f"headrace_{name}").argtypes = [ctypes.c_void_p] * count
+    for name in _VERSIONED:
+        getattr(library, f"headrace_{name}_init_sized").argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     library.headrace_cuda_info.argtypes = [ctypes.c_int32, ctypes.c_void_p]
     library.headrace_device_from_text.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
     library.headrace_check.argtypes = [ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p]
@@ -87,31 +82,28 @@ def _declare(library: ctypes.CDLL) -> None:
     library.headrace_plan_run_backward.argtypes = [ctypes.c_void_p, *run]
 
 
-def _check_structs(library: ctypes.CDLL, path: pathlib.Path) -> int:
-    """A newer library may know longer structs; an older one would not understand ours. The bytes of its problem."""
+def _check_structs(library: ctypes.CDLL, path: pathlib.Path) -> None:
+    """A newer library may know longer structs; an older one would not understand ours."""
     for name, struct in _VERSIONED.items():
-        room = (ctypes.c_size_t * 1024)()
-        getattr(library, f"headrace_{name}")(ctypes.byref(room))
-        if room[0] < ctypes.sizeof(struct):
+        if getattr(library, f"headrace_{name}_init_sized")(ctypes.byref(struct()), ctypes.sizeof(struct)):
+            text = library.headrace_last_error().decode("utf-8", "replace")
             raise ImportError(
-                f"headrace: {path} knows {room[0]} bytes of {struct.__name__} and this package "
-                f"{ctypes.sizeof(struct)}: the library is older than the package; install both from one version"
+                f"headrace: {path} is older than this package, {text}: install both from one version"
             )
-    return room[0]
 
 
-def load(path: pathlib.Path) -> tuple[ctypes.CDLL, int]:
-    """The library, and how many bytes of a problem it writes."""
+def load(path: pathlib.Path) -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(path))
         _declare(library)
     except (OSError, AttributeError) as error:
         raise ImportError(f"headrace: {path} could not be loaded: {error}; install a matching library") from error
-    return library, _check_structs(library, path)
+    _check_structs(library, path)
+    return library
 
 
 PATH = find()
-LIBRARY, PROBLEM_BYTES = load(PATH)
+LIBRARY = load(PATH)
 VERSION: str = LIBRARY.headrace_version().decode()
 
 _EXCEPTIONS: dict[int, type[Exception]] = {

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _devices, _structs
-from ._library import LIBRARY, PROBLEM_BYTES, check, fail
+from ._library import LIBRARY, check, fail
 
 _MAX_PLANS = 4096
 
@@ -52,6 +52,7 @@ class Options(NamedTuple):
     strict_fallback: bool = False
     strict_rows: bool = False
     checked: bool = False
+    deterministic: bool = False
 
 
 _INTEGERS = {
@@ -102,50 +103,60 @@ def pack_tensors(views: dict[str, View]) -> _structs.AttentionTensors:
     return _pack_views(_structs.AttentionTensors, views)
 
 
+def _new_problem() -> _structs.Problem:
+    return _structs.Problem(struct_size=ctypes.sizeof(_structs.Problem))
+
+
 class Block:
-    """The arguments of one call. `words[DATA_WORD[name]]` is the address of tensor `name`."""
+    """The arguments of one call: tensors, gradients (of a backward only), options; `addresses` are theirs, in that
+    order. `words[DATA_WORD[name]]` is where tensor `name` lies, `gradient_words[GRADIENT_WORD[name]]` a gradient.
+    """
 
-    __slots__ = ("_options", "_tensors", "options_address", "tensors_address", "words")
+    __slots__ = ("_structs", "addresses", "gradient_words", "words")
 
-    def __init__(self, tensors: _structs.AttentionTensors, options: _structs.AttentionOptions) -> None:
-        self._tensors = tensors
-        self._options = options
-        self.tensors_address = ctypes.addressof(tensors)
-        self.options_address = ctypes.addressof(options)
-        self.words = memoryview(tensors).cast("B").cast("Q")
+    def __init__(self, *structs: Any) -> None:
+        self._structs = structs
+        self.addresses = tuple(map(ctypes.addressof, structs))
+        self.words, self.gradient_words, *_ = (memoryview(struct).cast("B").cast("Q") for struct in structs)
 
     def copy(self) -> Block:
-        return Block(
-            type(self._tensors).from_buffer_copy(self._tensors), type(self._options).from_buffer_copy(self._options)
-        )
+        return Block(*(type(struct).from_buffer_copy(struct) for struct in self._structs))
 
     def set_dropout(self, seed: int, offset: int) -> None:
-        self._options.dropout_seed = seed
-        self._options.dropout_offset = offset
+        self._structs[-1].dropout_seed = seed
+        self._structs[-1].dropout_offset = offset
 
 
 class Plan:
-    """A headrace_plan with the blocks that are free to run it."""
+    """A headrace_plan with the blocks that are free to run it; with `gradients` it is that of a backward."""
 
-    __slots__ = ("_destroy", "_first", "blocks", "handle", "is_fallback", "kernel", "workspace_bytes")
+    __slots__ = ("_destroy", "_first", "blocks", "handle", "is_fallback", "kernel", "run_function", "workspace_bytes")
 
     def __init__(
-        self, views: dict[str, View], options: Options, device: _structs.DeviceInfo, is_quiet: bool = False
+        self,
+        views: dict[str, View],
+        options: Options,
+        device: _structs.DeviceInfo,
+        is_quiet: bool = False,
+        gradients: dict[str, View] | None = None,
     ) -> None:
         self.handle: int | None = None
         self._destroy = LIBRARY.headrace_plan_destroy
-        tensors, packed = pack_tensors(views), pack_options(options)
-        problem = _structs.Problem.from_buffer(bytearray(PROBLEM_BYTES))  # a newer library may write more than ours
-        check(
-            LIBRARY.headrace_attention_problem(ctypes.byref(tensors), ctypes.byref(packed), ctypes.byref(problem))
-        )
+        structs = [pack_tensors(views), pack_options(options)]
+        describe, self.run_function = LIBRARY.headrace_attention_problem, LIBRARY.headrace_plan_run
+        if gradients is not None:
+            structs.insert(1, _pack_views(_structs.AttentionGradients, gradients))
+            describe = LIBRARY.headrace_attention_backward_problem
+            self.run_function = LIBRARY.headrace_plan_run_backward
+        problem = _new_problem()
+        check(describe(*map(ctypes.byref, structs), ctypes.byref(problem)))
         handle = ctypes.c_void_p()
         check(LIBRARY.headrace_plan_attention(ctypes.byref(problem), ctypes.byref(device), ctypes.byref(handle)))
         self.handle = handle.value
         self.workspace_bytes: int = LIBRARY.headrace_plan_workspace_bytes(handle)
         self.is_fallback = bool(LIBRARY.headrace_plan_is_fallback(handle))
         self.kernel: str = LIBRARY.headrace_plan_kernel(handle).decode()
-        self._first = Block(tensors, packed)
+        self._first = Block(*structs)
         self.blocks = [self._first.copy()]
         if self.is_fallback and not is_quiet:
             _warn_of_fallback(problem, device, self.text())
@@ -164,9 +175,7 @@ class Plan:
             return self._first.copy()
 
     def run(self, block: Block, workspace: int | None, stream: int | None) -> None:
-        status = LIBRARY.headrace_plan_run(
-            self.handle, block.tensors_address, block.options_address, workspace, self.workspace_bytes, stream
-        )
+        status = self.run_function(self.handle, *block.addresses, workspace, self.workspace_bytes, stream)
         self.blocks.append(block)
         if status:
             fail(status)
@@ -179,37 +188,6 @@ class Plan:
         if self.workspace_bytes > scratch.num_bytes:
             scratch.grow(self.workspace_bytes)
         self.run(block, scratch.address, None)
-
-
-def run_backward(
-    views: dict[str, View],
-    gradients: dict[str, View],
-    options: Options,
-    dropout: tuple[int, int],
-    deterministic: bool,
-    num_threads: int,
-) -> None:
-    """Plans and runs one backward on the CPU: `views` as the forward got and left them, out and lse included. A plan
-    costs nothing beside its run, so none is kept."""
-    tensors, packed = pack_tensors(views), pack_options(options)
-    packed.deterministic = deterministic
-    packed.dropout_seed, packed.dropout_offset = dropout
-    grads = _pack_views(_structs.AttentionGradients, gradients)
-    problem = _structs.Problem.from_buffer(bytearray(PROBLEM_BYTES))
-    arguments = (ctypes.byref(tensors), ctypes.byref(grads), ctypes.byref(packed))
-    check(LIBRARY.headrace_attention_backward_problem(*arguments, ctypes.byref(problem)))
-    q = views["q"]
-    device = _devices.of_tensors(q.device_type, q.device_id, num_threads)
-    handle = ctypes.c_void_p()
-    check(LIBRARY.headrace_plan_attention(ctypes.byref(problem), ctypes.byref(device), ctypes.byref(handle)))
-    try:
-        if LIBRARY.headrace_plan_is_fallback(handle):
-            text = LIBRARY.headrace_plan_explain(handle).decode()
-            _warn_of_fallback(problem, device, text)
-        memory = _allocate(LIBRARY.headrace_plan_workspace_bytes(handle))
-        check(LIBRARY.headrace_plan_run_backward(handle, *arguments, memory.ctypes.data, memory.nbytes, None))
-    finally:
-        LIBRARY.headrace_plan_destroy(handle)
 
 
 # ---- fallbacks are said once for each kind of problem ----
@@ -245,9 +223,12 @@ def keep(key: Any, value: Any) -> Any:
         return _kept.setdefault(key, value)
 
 
-def make(views: dict[str, View], options: Options, num_threads: int = 0) -> Plan:
+def make(
+    views: dict[str, View], options: Options, num_threads: int = 0, gradients: dict[str, View] | None = None
+) -> Plan:
     q = views["q"]
-    return Plan(views, options, _devices.of_tensors(q.device_type, q.device_id, num_threads))
+    device = _devices.of_tensors(q.device_type, q.device_id, num_threads)
+    return Plan(views, options, device, gradients=gradients)
 
 
 def cache_clear() -> None:

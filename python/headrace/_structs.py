@@ -112,5 +112,6 @@ class Problem(ctypes.Structure):
 # Addresses and strides that are multiples of this are all the same to a plan.
 WHOLE_ALIGNMENT = 16
 
-# Where the address of each tensor lies, counted in 8-byte words of AttentionTensors.
+# Where the address of each tensor lies, counted in 8-byte words of AttentionTensors and AttentionGradients.
 DATA_WORD = {name: getattr(AttentionTensors, name).offset // 8 for name in TENSOR_NAMES}
+GRADIENT_WORD = {name: getattr(AttentionGradients, name).offset // 8 for name in GRADIENT_NAMES}

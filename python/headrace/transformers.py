@@ -137,7 +137,7 @@ def headrace_attention(
         bias = position_bias if bias is None else bias + position_bias
     sinks = None if s_aux is None else s_aux.float()
     extras = None if mask is bias is sinks is None else (None, None, None, bias, mask, None, sinks)
-    options = (scaling, softcap or 0.0, dropout, left, -1, 0, 0, mode, 0, False, False, False)
+    options = (scaling, softcap or 0.0, dropout, left, -1, 0, 0, mode, 0, False, False, False, False)
     state = random_dropout_state() if dropout else None
     out, _, _ = _ops.attention(query, key, value, extras, options, state, True, False, False)
     return out.transpose(1, 2).contiguous(), None  # a copy only where query lies as [batch, num_heads, seqlen_q, ...]

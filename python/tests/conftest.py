@@ -10,8 +10,19 @@ settings.register_profile("headrace", deadline=None, max_examples=60, suppress_h
 settings.load_profile("headrace")
 
 
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="the tests that train, minutes")
+
+
 def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: needs a GPU")
+    config.addinivalue_line("markers", "slow: takes minutes; skipped without --slow")
+
+
+def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if "slow" in item.keywords and not config.getoption("--slow"):
+            item.add_marker(pytest.mark.skip(reason="takes minutes; pass --slow"))
 
 
 def pytest_report_header():

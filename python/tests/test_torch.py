@@ -11,6 +11,7 @@ from torch_data import DEVICES, DTYPES, array, check, expected, make, qkv, same_
 
 import headrace
 import headrace.torch as ht
+from headrace.torch import _eager
 
 pytestmark = pytest.mark.filterwarnings("ignore::headrace.FallbackWarning")
 F = torch.nn.functional
@@ -344,22 +345,18 @@ class _count_calls:
     """How often the library ran while this is entered."""
 
     def __enter__(self):
-        from headrace import _plans
-
         self.calls = getattr(self, "calls", 0)
-        self._run = _plans.Plan.run
+        self._run = _eager.run
 
-        def run(plan, *arguments):
+        def run(entry, block):
             self.calls += 1
-            return self._run(plan, *arguments)
+            return self._run(entry, block)
 
-        _plans.Plan.run = run
+        _eager.run = run
         return self
 
     def __exit__(self, *error):
-        from headrace import _plans
-
-        _plans.Plan.run = self._run
+        _eager.run = self._run
 
 
 # ---- on a GPU ----

@@ -1,4 +1,4 @@
-"""Gradients on the CPU: against finite differences in double, and against PyTorch's autograd."""
+"""Gradients: against finite differences in double, and against PyTorch's autograd; on CUDA against the CPU."""
 
 import math
 
@@ -166,8 +166,49 @@ def test_dropout_repeats_the_mask_of_the_forward():
         assert (x - y).abs().max() <= 1e-5 * y.abs().max()
 
 
+def gradients_on(device, tensors, **options):
+    leaves = [t.detach().to(device).requires_grad_() for t in tensors]
+    names = ("bias", "sinks")[: len(leaves) - 3]
+    out = ht.attention(*leaves[:3], **dict(zip(names, leaves[3:], strict=True)), **options)
+    (out * make(tuple(out.shape), out.dtype, device)).sum().backward()
+    return [t.grad.cpu() for t in leaves]
+
+
 @pytest.mark.parametrize("device", cuda_only)
-def test_cuda_says_that_it_has_no_backward(device):
-    q, k, v = (x.requires_grad_() for x in qkv(device))
-    with pytest.raises(NotImplementedError, match="no CUDA kernels for the backward"):
-        ht.attention(q, k, v).sum().backward()
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("options", [{}, {"causal": True, "softcap": 20.0}, {"window": (20, 3)}], ids=str)
+def test_gradients_on_cuda_are_those_of_the_cpu(device, dtype, options):
+    tensors = [*qkv(dtype=dtype, sq=150, sk=170, dim=40), make((1, 4, 1, 170), dtype), make((4,))]
+    # Both round once, and on tensor cores P and dS as well.
+    tolerance = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+    theirs = gradients_on("cpu", tensors, **options)
+    for x, y in zip(gradients_on(device, tensors, **options), theirs, strict=True):
+        assert x.shape == y.shape and x.dtype == y.dtype
+        assert (x.double() - y.double()).abs().max() <= tolerance * y.double().abs().max()
+
+
+@pytest.mark.parametrize("device", cuda_only)
+def test_deterministic_gradients_on_cuda_have_the_same_bits(device):
+    torch.use_deterministic_algorithms(True)
+    try:
+        tensors = qkv(dtype=torch.float16, sq=700, sk=700, dim=64)
+        first = gradients_on(device, tensors, causal=True)
+        for _ in range(5):
+            again = gradients_on(device, tensors, causal=True)
+            assert all(same_bits(x, y) for x, y in zip(first, again, strict=True))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("device", cuda_only)
+def test_gradients_on_cuda_are_computed_on_the_current_stream(device):
+    tensors = qkv(dtype=torch.float16, sq=100, sk=100, dim=64)
+    expected = gradients_on(device, tensors)
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        got = gradients_on(device, tensors)
+    stream.synchronize()
+    for x, y in zip(got, expected, strict=True):
+        assert (x.double() - y.double()).abs().max() <= 1e-2 * y.double().abs().max()

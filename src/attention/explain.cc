@@ -64,7 +64,10 @@ std::string backward_promises_text(const Plan& plan) {
                  : "nan       a NaN or infinity reaches every gradient that depends on it, "
                    "never another sequence, but others of the same sequence and KV head may "
                    "receive it\n") +
-         "bits      the same from run to run and for any number of threads\n";
+         (plan.schedule.has_fixed_bits
+              ? "bits      the same from run to run and for any number of threads\n"
+              : "bits      of dk, dv, dbias and dsinks the same from run to run; those of dq with "
+                "deterministic=1\n");
 }
 
 std::string promises_text(const Plan& plan) {

@@ -55,7 +55,8 @@ std::span<const Kernel> kernels_of(std::int32_t device_type, std::int32_t phase)
   if (!is_forward && phase != HEADRACE_BACKWARD) return {};
   if (device_type == HEADRACE_CPU)
     return is_forward ? cpu::forward_kernels() : cpu::backward_kernels();
-  if (device_type == HEADRACE_CUDA && is_forward) return cuda::forward_kernels();
+  if (device_type == HEADRACE_CUDA)
+    return is_forward ? cuda::forward_kernels() : cuda::backward_kernels();
   return {};
 }
 
@@ -70,8 +71,9 @@ Result<Plan> plan_attention(const Problem& problem, const DeviceInfo& device,
   if (auto bad = check_device(device)) return std::move(*bad);
   if (device.device_type == HEADRACE_CUDA && kernels.empty())
     return unsupported(
-        "device [{}]: this build has no CUDA kernels{} tensors in CPU memory", device_text(device),
-        is_backward(problem) ? " for the backward; pass" : "; build with CUDA or pass");
+        "device [{}]: this build has no CUDA kernels; build with CUDA or pass tensors in CPU "
+        "memory",
+        device_text(device));
   Plan plan;
   plan.problem = checked.value();
   plan.device = device;

@@ -2,10 +2,12 @@
 // A good text says which argument, what arrived, the rule it broke, what to do.
 #pragma once
 
+#include <charconv>
+#include <cstdint>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <variant>
 
@@ -46,18 +48,44 @@ class Result {
   std::variant<T, Failure> state_;
 };
 
-// format_text("k.shape[{}]={} must be {}", 3, 64, 128): every {} takes the next argument.
+// One argument of format_text, as a stream would print it: floating-point numbers with six
+// significant digits, bool as 0 or 1, addresses as 0x7f00.
+template <class T>
+void append_text(std::string& text, const T& value) {
+  char digits[32];
+  char* const end = digits + sizeof digits;
+  if constexpr (std::is_convertible_v<const T&, std::string_view>) {
+    text += std::string_view(value);
+  } else if constexpr (std::is_same_v<T, char>) {
+    text += value;
+  } else if constexpr (std::is_same_v<T, bool>) {
+    text += value ? '1' : '0';
+  } else if constexpr (std::is_floating_point_v<T>) {
+    text.append(digits, std::to_chars(digits, end, value, std::chars_format::general, 6).ptr);
+  } else if constexpr (std::is_pointer_v<T>) {
+    const auto address = reinterpret_cast<std::uintptr_t>(value);
+    text += "0x";
+    text.append(digits, std::to_chars(digits, end, address, 16).ptr);
+  } else {
+    static_assert(std::is_integral_v<T>, "format_text prints texts, numbers and addresses");
+    text.append(digits, std::to_chars(digits, end, value).ptr);
+  }
+}
+
+// format_text("k.shape[{}]={} must be {}", 3, 64, 128): every {} takes the next argument. No
+// stream: plans have texts, and making one costs more than all else in a plan.
 template <class... Args>
 std::string format_text(std::string_view pattern, const Args&... args) {
-  std::ostringstream out;
+  std::string text;
   [[maybe_unused]] auto put = [&](const auto& arg) {
     const auto hole = pattern.find("{}");
-    out << pattern.substr(0, hole) << arg;
+    text += pattern.substr(0, hole);
+    append_text(text, arg);
     pattern.remove_prefix(hole == std::string_view::npos ? pattern.size() : hole + 2);
   };
   (put(args), ...);
-  out << pattern;
-  return std::move(out).str();
+  text += pattern;
+  return text;
 }
 
 template <class... Args>

@@ -128,13 +128,11 @@ Status attend(const CallFromC& from, Workspace workspace, Stream stream) {
 
 headrace_status problem_of(const CallFromC& from, headrace_problem* problem) {
   return guarded([&] {
-    if (problem == nullptr) return fail(null_argument("problem", "pass a struct to fill"));
     Call call;
     if (auto bad = read_call(from, call)) return fail(std::move(*bad));
     auto result = call.validate();
     if (!result.ok()) return fail(std::move(result.failure()));
-    *problem = result.value();
-    return HEADRACE_OK;
+    return give("problem", result.value(), problem);
   });
 }
 
@@ -184,7 +182,6 @@ headrace_status headrace_plan_attention(const headrace_problem* problem,
     auto made = std::make_unique<headrace_plan>();
     made->plan = std::move(result.value());
     made->kernel_name = made->plan.kernel->name;
-    made->explain = headrace::explain(made->plan);
     *plan = made.release();
     return HEADRACE_OK;
   });
@@ -205,7 +202,12 @@ const char* headrace_plan_kernel(const headrace_plan* plan) {
 }
 
 const char* headrace_plan_explain(const headrace_plan* plan) {
-  return plan == nullptr ? "" : plan->explain.c_str();
+  if (plan == nullptr) return "";
+  const headrace_status status = guarded([&] {
+    std::call_once(plan->is_explained, [&] { plan->explain = headrace::explain(plan->plan); });
+    return HEADRACE_OK;
+  });
+  return status == HEADRACE_OK ? plan->explain.c_str() : "";
 }
 
 headrace_status headrace_plan_run(const headrace_plan* plan,

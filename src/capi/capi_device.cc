@@ -60,10 +60,8 @@ Result<DeviceInfo> device_of(std::string_view text) {
   return cuda::device_info(device_id);
 }
 
-headrace_status write_device(Result<DeviceInfo> device, headrace_device_info* to) {
-  if (!device.ok()) return fail(std::move(device.failure()));
-  *to = device.value();
-  return HEADRACE_OK;
+headrace_status give_device(Result<DeviceInfo> ours, headrace_device_info* theirs) {
+  return ours.ok() ? give("device", ours.value(), theirs) : fail(std::move(ours.failure()));
 }
 
 }  // namespace
@@ -85,10 +83,7 @@ const char* headrace_build_info(void) {
 }
 
 headrace_status headrace_cpu_info(headrace_device_info* device) {
-  return guarded([&] {
-    if (device == nullptr) return fail(null_argument("device", "pass a struct to fill"));
-    return write_device(headrace::cpu_info(), device);
-  });
+  return guarded([&] { return give_device(headrace::cpu_info(), device); });
 }
 
 headrace_status headrace_num_cuda_devices(int32_t* num_devices) {
@@ -104,15 +99,14 @@ headrace_status headrace_num_cuda_devices(int32_t* num_devices) {
 headrace_status headrace_cuda_info(int32_t device_id, headrace_device_info* device) {
   return guarded([&] {
     if (device == nullptr) return fail(null_argument("device", "pass a struct to fill"));
-    return write_device(headrace::cuda::device_info(device_id), device);
+    return give_device(headrace::cuda::device_info(device_id), device);
   });
 }
 
 headrace_status headrace_device_from_text(const char* text, headrace_device_info* device) {
   return guarded([&] {
     if (text == nullptr) return fail(null_argument("text", "pass for example \"cpu\""));
-    if (device == nullptr) return fail(null_argument("device", "pass a struct to fill"));
-    return write_device(device_of(text), device);
+    return give_device(device_of(text), device);
   });
 }
 

@@ -10,12 +10,6 @@ namespace {
 
 constexpr int kMaxThreads = 1024;
 
-headrace_model_options default_model_options() {
-  headrace_model_options options{};
-  options.struct_size = sizeof options;
-  return options;
-}
-
 Result<model::LoadOptions> load_options(const headrace_model_options& options) {
   Result<DeviceInfo> device = cpu_info();
   if (!device.ok()) return std::move(device.failure());
@@ -52,7 +46,6 @@ void fill_sizes(const model::Decoder& decoder, headrace_model_info& info) {
 
 headrace_model_info info_of_model(const engine::LanguageModel& m) {
   headrace_model_info info{};
-  info.struct_size = sizeof info;
   info.architecture = m.architecture.c_str();
   info.name = m.name.c_str();
   info.weight_types = m.weight_types.c_str();
@@ -72,8 +65,9 @@ using namespace headrace::capi;  // NOLINT: the functions below are the C face o
 
 extern "C" {
 
-void headrace_model_options_init(headrace_model_options* options) {
-  if (options != nullptr) *options = default_model_options();
+headrace_status headrace_model_options_init_sized(headrace_model_options* options,
+                                                  size_t struct_size) {
+  return init("options", {}, options, struct_size);
 }
 
 headrace_status headrace_model_load(const char* path, const headrace_model_options* options,
@@ -82,7 +76,7 @@ headrace_status headrace_model_load(const char* path, const headrace_model_optio
     if (path == nullptr) return fail(null_argument("path", "pass the name of a GGUF file"));
     if (model == nullptr) return fail(null_argument("model", "pass where the model shall go"));
     *model = nullptr;
-    headrace_model_options ours = default_model_options();
+    headrace_model_options ours{};
     if (auto bad = read_struct("options", options, ours)) return fail(std::move(*bad));
     headrace::Result<headrace::model::LoadOptions> load = load_options(ours);
     if (!load.ok()) return fail(std::move(load.failure()));
@@ -98,8 +92,7 @@ void headrace_model_destroy(headrace_model* model) { delete model; }
 headrace_status headrace_model_get_info(const headrace_model* model, headrace_model_info* info) {
   return guarded([&] {
     if (model == nullptr) return fail(null_argument("model", "load one first"));
-    if (info == nullptr) return fail(null_argument("info", "pass a struct to fill"));
-    return give(info_of_model(model->model), *info);
+    return give("info", info_of_model(model->model), info);
   });
 }
 

@@ -93,21 +93,19 @@ const char* headrace_model_file_value(const headrace_model_file* file, int64_t i
 headrace_status headrace_model_file_weight(const headrace_model_file* file, int64_t index,
                                            headrace_weight_info* info) {
   return guarded([&] {
-    if (info == nullptr) return fail(null_argument("info", "pass where the facts shall go"));
     const int64_t count = headrace_model_file_num_weights(file);
     if (index < 0 || index >= count)
       return fail(headrace::invalid_argument("index={}: the file has {} weights; pass 0 to {}",
                                              index, count, count - 1));
     const headrace::model::Weight& weight = file->file.weights[static_cast<std::size_t>(index)];
     headrace_weight_info facts{};
-    facts.struct_size = sizeof facts;
     facts.name = weight.name.c_str();
     facts.type = headrace::info_of(weight.type).name;
     facts.rank = static_cast<int32_t>(weight.shape.size());
     for (std::size_t i = 0; i < weight.shape.size(); ++i) facts.shape[i] = weight.shape[i];
     facts.offset = weight.offset;
     facts.bytes = weight.bytes;
-    return give(facts, *info);
+    return give("info", facts, info);
   });
 }
 

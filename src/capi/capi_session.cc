@@ -17,22 +17,14 @@ namespace {
 
 headrace_session_options default_session_options() {
   headrace_session_options options{};
-  options.struct_size = sizeof options;
   options.cache_dtype = HEADRACE_F16;
   return options;
 }
 
 headrace_sampling_options default_sampling_options() {
   headrace_sampling_options options{};
-  options.struct_size = sizeof options;
   options.top_p = 1;
   options.repetition_penalty = 1;
-  return options;
-}
-
-headrace_generation_options default_generation_options() {
-  headrace_generation_options options{};
-  options.struct_size = sizeof options;
   return options;
 }
 
@@ -79,7 +71,7 @@ Result<SamplingOptions> sampling_options(const headrace_sampling_options* theirs
 }
 
 Result<engine::GenerationOptions> generation_options(const headrace_generation_options* theirs) {
-  headrace_generation_options c = default_generation_options();
+  headrace_generation_options c{};
   if (auto bad = read_struct("options", theirs, c)) return std::move(*bad);
   if (c.max_new_tokens < 0)
     return invalid_argument("max_new_tokens={}: must be 0 (no limit) or more", c.max_new_tokens);
@@ -130,16 +122,19 @@ using namespace headrace::capi;  // NOLINT: the functions below are the C face o
 
 extern "C" {
 
-void headrace_session_options_init(headrace_session_options* options) {
-  if (options != nullptr) *options = default_session_options();
+headrace_status headrace_session_options_init_sized(headrace_session_options* options,
+                                                    size_t struct_size) {
+  return init("options", default_session_options(), options, struct_size);
 }
 
-void headrace_sampling_options_init(headrace_sampling_options* options) {
-  if (options != nullptr) *options = default_sampling_options();
+headrace_status headrace_sampling_options_init_sized(headrace_sampling_options* options,
+                                                     size_t struct_size) {
+  return init("options", default_sampling_options(), options, struct_size);
 }
 
-void headrace_generation_options_init(headrace_generation_options* options) {
-  if (options != nullptr) *options = default_generation_options();
+headrace_status headrace_generation_options_init_sized(headrace_generation_options* options,
+                                                       size_t struct_size) {
+  return init("options", {}, options, struct_size);
 }
 
 headrace_status headrace_session_create(const headrace_model* model,
@@ -209,17 +204,17 @@ headrace_status headrace_session_generate(headrace_session* session,
                                           headrace_generation* result) {
   return guarded([&] {
     if (session == nullptr) return fail(null_argument("session", "create one first"));
-    if (result == nullptr) return fail(null_argument("result", "pass a struct to fill"));
+    const headrace_status has_room = give("result", headrace_generation{}, result);
+    if (has_room != HEADRACE_OK) return has_room;  // before anything is drawn
     auto wanted = generation_options(options);
     if (!wanted.ok()) return fail(std::move(wanted.failure()));
     auto done = headrace::engine::generate(session->session, session->model->model.tokenizer,
                                            wanted.value(), session->sampler);
     if (!done.ok()) return fail(std::move(done.failure()));
     headrace_generation facts{};
-    facts.struct_size = sizeof facts;
     facts.num_tokens = done.value().num_tokens;
     facts.finish = static_cast<int32_t>(done.value().finish);
-    return give(facts, *result);
+    return give("result", facts, result);
   });
 }
 

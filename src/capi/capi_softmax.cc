@@ -34,20 +34,19 @@ using namespace headrace::capi;  // NOLINT: the functions below are the C face o
 
 extern "C" {
 
-void headrace_softmax_options_init(headrace_softmax_options* options) {
-  if (options != nullptr) *options = headrace::default_softmax_options();
+headrace_status headrace_softmax_options_init_sized(headrace_softmax_options* options,
+                                                    size_t struct_size) {
+  return init("options", headrace::default_softmax_options(), options, struct_size);
 }
 
-void headrace_softmax_tensors_init(headrace_softmax_tensors* tensors) {
-  if (tensors == nullptr) return;
-  *tensors = {};
-  tensors->struct_size = sizeof *tensors;
+headrace_status headrace_softmax_tensors_init_sized(headrace_softmax_tensors* tensors,
+                                                    size_t struct_size) {
+  return init("tensors", {}, tensors, struct_size);
 }
 
-void headrace_softmax_backward_tensors_init(headrace_softmax_backward_tensors* tensors) {
-  if (tensors == nullptr) return;
-  *tensors = {};
-  tensors->struct_size = sizeof *tensors;
+headrace_status headrace_softmax_backward_tensors_init_sized(
+    headrace_softmax_backward_tensors* tensors, size_t struct_size) {
+  return init("tensors", {}, tensors, struct_size);
 }
 
 headrace_status headrace_softmax_forward(const headrace_softmax_tensors* tensors,

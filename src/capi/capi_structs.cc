@@ -1,5 +1,6 @@
 // Size-prefixed structs: reading those of any header version, and making them.
 #include <cstddef>
+#include <cstring>
 
 #include "attention/select.h"
 #include "capi/door.h"
@@ -40,28 +41,41 @@ Status read_device(const headrace_device_info* theirs, headrace_device_info& our
   return check_device(ours);
 }
 
+Status write_versioned(const char* name, const void* ours, std::size_t our_bytes, void* theirs,
+                       std::size_t bytes) {
+  if (bytes < sizeof bytes || bytes % alignof(std::int64_t) != 0 || bytes > our_bytes)
+    return invalid_argument(
+        "{}.struct_size={}: must be sizeof of the struct, at most the {} bytes that this library "
+        "({}) knows; set it to sizeof, or load a library that is as new as the header",
+        name, bytes, our_bytes, headrace_version());
+  std::memcpy(theirs, ours, bytes);
+  std::memcpy(theirs, &bytes, sizeof bytes);
+  return std::nullopt;
+}
+
 }  // namespace headrace::capi
+
+using namespace headrace::capi;  // NOLINT: the functions below are the C face of this namespace
 
 extern "C" {
 
-void headrace_attention_options_init(headrace_attention_options* options) {
-  if (options != nullptr) *options = headrace::default_options();
+headrace_status headrace_attention_options_init_sized(headrace_attention_options* options,
+                                                      size_t struct_size) {
+  return init("options", headrace::default_options(), options, struct_size);
 }
 
-void headrace_attention_tensors_init(headrace_attention_tensors* tensors) {
-  if (tensors == nullptr) return;
-  *tensors = {};
-  tensors->struct_size = sizeof *tensors;
+headrace_status headrace_attention_tensors_init_sized(headrace_attention_tensors* tensors,
+                                                      size_t struct_size) {
+  return init("tensors", {}, tensors, struct_size);
 }
 
-void headrace_attention_gradients_init(headrace_attention_gradients* gradients) {
-  if (gradients == nullptr) return;
-  *gradients = {};
-  gradients->struct_size = sizeof *gradients;
+headrace_status headrace_attention_gradients_init_sized(headrace_attention_gradients* gradients,
+                                                        size_t struct_size) {
+  return init("gradients", {}, gradients, struct_size);
 }
 
-void headrace_problem_init(headrace_problem* problem) {
-  if (problem != nullptr) *problem = headrace::default_problem();
+headrace_status headrace_problem_init_sized(headrace_problem* problem, size_t struct_size) {
+  return init("problem", headrace::default_problem(), problem, struct_size);
 }
 
 }  // extern "C"

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <mutex>
 #include <new>
 #include <string>
 
@@ -15,7 +16,9 @@
 struct headrace_plan {
   headrace::Plan plan;
   std::string kernel_name;
-  std::string explain;
+  // Made when it is first asked for: it costs more than the plan.
+  mutable std::once_flag is_explained;
+  mutable std::string explain;
 };
 
 namespace headrace::capi {
@@ -47,16 +50,27 @@ inline Failure null_argument(const char* name, const char* remedy) {
   return invalid_argument("{}=NULL: must not be null; {}", name, remedy);
 }
 
-// Fills a caller's struct as far as its version of the header knows it.
+// A caller's struct of `bytes` bytes, as its version of the header has it: the beginning of ours,
+// and not a byte behind it.
+Status write_versioned(const char* name, const void* ours, std::size_t our_bytes, void* theirs,
+                       std::size_t bytes);
+
+// Fills a struct whose struct_size the caller has set.
 template <class T>
-headrace_status give(T ours, T& theirs) noexcept {
-  const std::size_t room = theirs.struct_size;
-  if (room < sizeof(std::size_t))
-    return fail_static(HEADRACE_INVALID_ARGUMENT,
-                       "struct_size of the struct to fill is too small; set it to its sizeof");
-  ours.struct_size = room;
-  std::memcpy(static_cast<void*>(&theirs), &ours, std::min(room, sizeof ours));
-  return HEADRACE_OK;
+headrace_status give(const char* name, const T& ours, T* theirs) {
+  if (theirs == nullptr) return fail(null_argument(name, "pass a struct to fill"));
+  return status_of(write_versioned(name, &ours, sizeof ours, theirs, theirs->struct_size));
+}
+
+// The body of an init function. A caller that does not look at the status has a struct_size of 0,
+// which the function that gets the struct refuses.
+template <class T>
+headrace_status init(const char* name, const T& defaults, T* theirs, std::size_t bytes) noexcept {
+  return guarded([&] {
+    if (theirs == nullptr) return fail(null_argument(name, "pass a struct to fill"));
+    if (bytes >= sizeof theirs->struct_size) theirs->struct_size = 0;
+    return status_of(write_versioned(name, &defaults, sizeof defaults, theirs, bytes));
+  });
 }
 
 // The caller's structs, whatever version of the header made them. `options` may be null: defaults.

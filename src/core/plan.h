@@ -27,7 +27,8 @@ struct Schedule {
   // product of two floats may be off besides (3 x tf32).
   DType prob_dtype = DType::f32;
   int product_error = 0;
-  std::string note;  // one line for explain: the path and the reason for it
+  bool has_fixed_bits = true;  // the same from run to run
+  std::string note;            // one line for explain: the path and the reason for it
 };
 
 struct RefusedKernel {

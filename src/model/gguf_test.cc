@@ -2,23 +2,30 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <limits>
 #include <random>
 
 #include "tests/support/gguf_bytes.h"
+#include "tests/support/guarded_buffer.h"
 
 namespace headrace::model {
 namespace {
 
 using testing::GgufBytes;
+using testing::Guard;
+using testing::GuardedBuffer;
 
 constexpr std::uint32_t kU8 = 0, kU32 = 4, kI32 = 5, kF32 = 6, kBool = 7, kText = 8, kU64 = 10;
 
+// The bytes end at a page that nobody may touch.
 std::variant<ModelFile, NeedsMore, Failure> parse(std::string_view bytes,
                                                   std::uint64_t file_bytes) {
-  return parse_gguf({reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()}, file_bytes,
+  const GuardedBuffer memory(bytes.size(), Guard::after, 0);
+  std::copy(bytes.begin(), bytes.end(), memory.data());
+  return parse_gguf({reinterpret_cast<const std::byte*>(memory.data()), bytes.size()}, file_bytes,
                     "m.gguf");
 }
 auto parse(const GgufBytes& file) { return parse(file.bytes(), file.bytes().size()); }

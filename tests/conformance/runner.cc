@@ -86,7 +86,11 @@ std::vector<Target> targets_of(std::span<const Kernel> kernels) {
 
 }  // namespace
 
-std::vector<Target> backward_targets() { return targets_of(cpu::backward_kernels()); }
+std::vector<Target> backward_targets() {
+  std::vector<Target> list = targets_of(cpu::backward_kernels());
+  add_of_gpu(cuda::backward_kernels(), list);
+  return list;
+}
 
 std::vector<Target> targets() {
   std::vector<Target> list = targets_of(cpu::forward_kernels());
@@ -144,6 +148,16 @@ Status run_plan(const Plan& plan, const headrace_attention_tensors& tensors,
   const GuardedBuffer workspace(plan.schedule.workspace_bytes, Guard::after, kNanByte);
   return run(plan, make_args(plan.problem, tensors, options), {workspace.data(), workspace.bytes()},
              nullptr);
+}
+
+Status run_backward_plan(const Plan& plan, const headrace_attention_tensors& tensors,
+                         const headrace_attention_gradients& gradients,
+                         const headrace_attention_options& options) {
+  if (plan.device.device_type == HEADRACE_CUDA)
+    return run_backward_on_copies(plan, tensors, gradients, options);
+  const GuardedBuffer workspace(plan.schedule.workspace_bytes, Guard::after, kNanByte);
+  return run(plan, make_backward_args(plan.problem, tensors, gradients, options),
+             {workspace.data(), workspace.bytes()}, nullptr);
 }
 
 Status run_call(const Target& target, const Call& call, int num_threads, std::string* refusal,

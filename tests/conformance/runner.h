@@ -39,6 +39,9 @@ Result<Call> make_call(const Case& test_case);
 // plan for a GPU runs there on copies of that memory, and what it wrote is copied back.
 Status run_plan(const Plan& plan, const headrace_attention_tensors& tensors,
                 const headrace_attention_options& options);
+Status run_backward_plan(const Plan& plan, const headrace_attention_tensors& tensors,
+                         const headrace_attention_gradients& gradients,
+                         const headrace_attention_options& options);
 
 // What a kernel wrote, as doubles, with the memory around it checked.
 struct RunOutput {

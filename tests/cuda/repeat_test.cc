@@ -1,10 +1,7 @@
 // The same call again and again: in a stream, as a graph, in two streams at once. Each time the
 // output is poisoned first and must come back bit by bit; a race between warps would show as a
 // difference.
-#include <cstring>
-#include <headrace/headrace.hpp>
-
-#include "cuda/gpu.h"
+#include "cuda/repeat.h"
 
 namespace headrace::testing {
 namespace {
@@ -40,23 +37,6 @@ std::vector<Shape> shapes() {
       {"cuda_sm80_fwd", DType::bf16, 1, 1, 4, 4, 100, {.num_splits = 4}},
       {"cuda_simple", DType::bf16, 1, 90, 2, 1, 320, causal},
   };
-}
-
-std::size_t bytes_of(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
-
-// Numbers between 0.5 and 1 of either sign, as bytes.
-std::vector<unsigned char> numbers(DType dtype, std::int64_t count, unsigned seed) {
-  const std::size_t size = bytes_of(dtype);
-  std::vector<unsigned char> bytes(static_cast<std::size_t>(count) * size);
-  for (std::size_t i = 0; i < bytes.size(); i += size) {
-    seed = seed * 1664525u + 1013904223u;
-    const std::uint32_t sign = seed >> 31, fraction = seed >> 5 & 0x7FFFFFu;
-    const std::uint32_t bits = dtype == DType::f32    ? sign << 31 | 0x3F000000u | fraction
-                               : dtype == DType::bf16 ? sign << 15 | 0x3F00u | fraction >> 16
-                                                      : sign << 15 | 0x3800u | fraction >> 13;
-    std::memcpy(&bytes[i], &bits, size);
-  }
-  return bytes;
 }
 
 // A shape on the device, with its own plan and workspace.
@@ -112,51 +92,17 @@ class Repeats : public ::testing::TestWithParam<Shape> {
 TEST_P(Repeats, AThousandRunsGiveTheSameBits) {
   Call call(GetParam());
   EXPECT_STREQ(call.plan().kernel(), GetParam().kernel) << call.plan().explain();
-  call.run(nullptr);
-  const std::vector<unsigned char> first = call.result(nullptr);
-  for (int i = 1; i < 1000; ++i) {
-    call.run(nullptr);
-    ASSERT_EQ(call.result(nullptr), first) << "run " << i;
-  }
+  expect_same_bits(call, 1000);
 }
 
 TEST_P(Repeats, AGraphReplaysTheSameBits) {
   Call call(GetParam());
-  cudaStream_t stream = nullptr;
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t replay = nullptr;
-  HEADRACE_EXPECT_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  call.run(stream);
-  const std::vector<unsigned char> eager = call.result(stream);
-  HEADRACE_EXPECT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-  for (int i = 0; i < 3; ++i) call.run(stream);
-  HEADRACE_EXPECT_CUDA(cudaStreamEndCapture(stream, &graph));
-  HEADRACE_EXPECT_CUDA(cudaGraphInstantiate(&replay, graph, 0));
-  for (int i = 0; i < 20; ++i) {
-    HEADRACE_EXPECT_CUDA(cudaGraphLaunch(replay, stream));
-    ASSERT_EQ(call.result(stream), eager) << "replay " << i;
-  }
-  cudaGraphExecDestroy(replay);
-  cudaGraphDestroy(graph);
-  cudaStreamDestroy(stream);
+  expect_graph_replays(call);
 }
 
 TEST_P(Repeats, TwoStreamsDoNotDisturbEachOther) {
   Call one(GetParam()), other(GetParam());
-  cudaStream_t streams[2];
-  for (cudaStream_t& stream : streams)
-    HEADRACE_EXPECT_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  one.run(streams[0]);
-  const std::vector<unsigned char> alone = one.result(streams[0]);
-  for (int round = 0; round < 20; ++round) {
-    for (int i = 0; i < 5; ++i) {
-      one.run(streams[0]);
-      other.run(streams[1]);
-    }
-    ASSERT_EQ(one.result(streams[0]), alone) << "round " << round;
-    ASSERT_EQ(other.result(streams[1]), alone) << "round " << round;
-  }
-  for (cudaStream_t stream : streams) cudaStreamDestroy(stream);
+  expect_streams_apart(one, other);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, Repeats, ::testing::ValuesIn(shapes()),

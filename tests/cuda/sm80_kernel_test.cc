@@ -1,4 +1,4 @@
-// What cuda_sm80_fwd takes and refuses, on GPUs that need not be there.
+// What cuda_sm80_fwd and cuda_sm80_bwd take and refuse, on GPUs that need not be there.
 #include <gtest/gtest.h>
 
 #include "attention/select.h"
@@ -68,6 +68,42 @@ TEST(Sm80Kernel, PlansAWorkspaceOnlyWhereKeysAreSplit) {
   const Plan plan = plan_attention(p, gpu(kSmallSmem)).value();
   EXPECT_EQ(plan.schedule.max_splits, 4);
   EXPECT_GT(plan.schedule.workspace_bytes, 0u);
+}
+
+Problem backward(DType dtype, std::int64_t head_dim) {
+  Problem p = problem(dtype, head_dim);
+  p.phase = HEADRACE_BACKWARD;
+  p.has_lse = 1;
+  return p;
+}
+
+TEST(Sm80Backward, RunsEveryDtypeAndHeadDimIn99KiB) {
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
+    for (const std::int64_t dim : {1, 40, 64, 96, 128, 192, 203, 256})
+      for (const bool is_general : {false, true}) {
+        Problem p = backward(dtype, dim);
+        p.has_alibi = is_general;
+        EXPECT_EQ(chosen(p, gpu(kSmallSmem)), "cuda_sm80_bwd") << dim;
+      }
+}
+
+TEST(Sm80Backward, LeavesTheRestToTheSimpleKernel) {
+  EXPECT_EQ(chosen(backward(DType::f64, 64), gpu(kSmallSmem)), "cuda_simple");
+  EXPECT_EQ(chosen(backward(DType::bf16, 257), gpu(kSmallSmem)), "cuda_simple");
+  EXPECT_EQ(chosen(backward(DType::bf16, 256), gpu(48 * 1024)), "cuda_simple");
+  Problem p = backward(DType::f16, 64);
+  p.seqlen_k = (std::int64_t{1} << 30) - 2;
+  EXPECT_EQ(chosen(p, gpu(kSmallSmem)), "cuda_simple");
+}
+
+TEST(Sm80Backward, SaysWhichBitsMayChange) {
+  Problem p = backward(DType::bf16, 128);
+  const auto text = [&] { return explain(plan_attention(p, gpu(kSmallSmem)).value()); };
+  EXPECT_NE(text().find("by atomics, in any order"), std::string::npos) << text();
+  EXPECT_NE(text().find("those of dq with deterministic=1"), std::string::npos) << text();
+  p.deterministic = 1;
+  EXPECT_NE(text().find("in the order of the keys"), std::string::npos) << text();
+  EXPECT_NE(text().find("bits      the same from run to run"), std::string::npos) << text();
 }
 
 }  // namespace

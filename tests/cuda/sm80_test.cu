@@ -1,6 +1,7 @@
 // The instructions of device/ that every GPU from sm_80 has, one by one.
 #include "backends/cuda/device/cp_async.cuh"
 #include "backends/cuda/device/mma.cuh"
+#include "backends/cuda/device/reduce.cuh"
 #include "core/dtype.h"
 #include "cuda/gpu.h"
 
@@ -125,6 +126,43 @@ TEST(CpAsync, CopiesAndFillsWithZeros) {
   const auto got = copy.read();
   for (std::size_t i = 0; i < 512; ++i)
     EXPECT_EQ(got[i], i % 16 < i / 16 % 17 ? from[i] : 0) << "byte " << i;
+}
+
+// Every CTA adds its number to all of 128 floats.
+__global__ void add_everywhere(float* sums) {
+  const auto x = static_cast<float>(blockIdx.x + 1);
+  reduce_add4(sums + 4 * threadIdx.x, x, 2 * x, 3 * x, 4 * x);
+}
+
+TEST(Reduce, AddsToFourFloats) {
+  HEADRACE_NEEDS_GPU(80);
+  const OnDevice<float> sums(std::vector<float>(128, 0.5f));
+  add_everywhere<<<100, 32>>>(sums.data());
+  HEADRACE_EXPECT_CUDA(cudaDeviceSynchronize());
+  const auto got = sums.read();
+  for (std::size_t i = 0; i < got.size(); ++i)
+    EXPECT_EQ(got[i], 0.5f + 5050.0f * static_cast<float>(i % 4 + 1));
+}
+
+// CTAs add in the order of their numbers, whoever begins first: 2 x + number is no sum.
+__global__ void add_in_turn(u32* turn, u32* x) {
+  const u32 mine = gridDim.x - 1 - blockIdx.x;
+  while (load_acquire(turn) != mine) {
+  }
+  *x = 2 * *x + mine;
+  __threadfence();
+  store_release(turn, mine + 1);
+}
+
+TEST(Reduce, ATurnShowsWhatCameBefore) {
+  HEADRACE_NEEDS_GPU(80);
+  constexpr u32 kCtas = 16;  // all of them run at once
+  const OnDevice<u32> turn(std::vector<u32>(1)), x(std::vector<u32>(1));
+  add_in_turn<<<kCtas, 1>>>(turn.data(), x.data());
+  HEADRACE_EXPECT_CUDA(cudaDeviceSynchronize());
+  u32 expected = 0;
+  for (u32 i = 0; i < kCtas; ++i) expected = 2 * expected + i;
+  EXPECT_EQ(x.read()[0], expected);
 }
 
 }  // namespace

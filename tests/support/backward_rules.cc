@@ -22,13 +22,23 @@ constexpr double kE32 = 0x1p-24;
 //   dS = P (dP - D)      absolute  |dS| (r + 3 e32) + P (1 + r) (error of dP + error of D)
 //   slope 1 - tanh^2     absolute  16 e32 + 2 ds / c
 // and each sum over n terms adds n e32 of their magnitudes. What lies below 2^-126 may become 0.
+//
+// Tensor cores: P and dS are rounded to the format of the inputs, by u and at least a denormal.
+// Products of floats are off by kSplitProduct e32. The exponential is off by 2 ulp; its argument in
+// log2 comes from three roundings of s and two of the lse more.
 class BoundOfRows {
  public:
   BoundOfRows(const Problem& p, const AttentionArgs& args, double largest_v, ExpectedGradients& g)
       : p_(p), args_(args), largest_v_(largest_v), g_(g) {
     is_16_bit_ = dtype_of(p) == DType::f16 || dtype_of(p) == DType::bf16;
-    for (Gradients* x : {&sums_, &g_.bound, &g_.low_precision, &g_.from_stored})
+    for (Gradients* x : {&sums_, &g_.bound, &g_.tensor_bound, &g_.low_precision, &g_.from_stored})
       *x = zeros_like(g_.exact);
+    kinds_[0] = {&g_.bound};
+    kinds_[1] = {&g_.tensor_bound, is_16_bit_ ? 0 : kSplitProduct};
+    if (is_16_bit_) {
+      kinds_[1].roundoff = unit_roundoff(dtype_of(p));
+      kinds_[1].denormal = smallest_denormal(dtype_of(p));
+    }
     rows_q_ = p.is_ragged ? p.total_q : p.seqlen_q;
     rows_k_ = p.is_ragged ? p.total_k : p.seqlen_k;
   }
@@ -44,6 +54,23 @@ class BoundOfRows {
   }
 
  private:
+  static constexpr int kSplitProduct = 8;
+
+  // An arithmetic and the bound that follows from it.
+  struct Kind {
+    Gradients* bound;
+    int product_error = 0;              // of a product of two elements, in units of e32
+    double roundoff = 0, denormal = 0;  // of P and dS
+    double score_error = 0;             // of this row
+  };
+  // P = exp(x - lse), relative.
+  static double prob_error(const Kind& kind, double score_error, double x, double lse) {
+    const bool is_tensor = kind.product_error > 0 || kind.roundoff > 0;
+    const double roundings =
+        is_tensor ? 4 * std::abs(x) + 4 * std::abs(lse) + 8 : std::abs(x) + 2 * std::abs(lse) + 3;
+    return std::expm1(score_error + roundings * kE32);
+  }
+
   static Gradients zeros_like(const Gradients& g) {
     Gradients z = g;
     for (auto* x : {&z.dq, &z.dk, &z.dv, &z.dbias, &z.dsinks}) std::fill(x->begin(), x->end(), 0);
@@ -60,7 +87,9 @@ class BoundOfRows {
                                   row_);
     if (row_.is_empty) return;
     ++g_.num_rows;
-    score_error_ = row_bound(ref, row_, {}, largest_v_).score;
+    for (Kind& kind : kinds_)
+      kind.score_error =
+          row_bound(ref, row_, {.product_error = kind.product_error}, largest_v_).score;
     g_.largest_score = std::max({g_.largest_score, row_.score_magnitude, std::abs(row_.lse)});
     read_dout(ref);
     if (p_.has_sinks) add_sink(ref);
@@ -113,8 +142,11 @@ class BoundOfRows {
     if (!std::isfinite(sink)) return;
     const auto head = static_cast<std::size_t>(ref.head);
     const double prob = std::exp(sink - row_.lse);
-    const double off = std::expm1((std::abs(sink) + 2 * std::abs(row_.lse) + 3) * kE32);
-    g_.bound.dsinks[head] += prob * ((1 + off) * d_error_ + std::abs(dlse_ - d_) * (off + kE32));
+    for (const Kind& kind : kinds_) {
+      const double off = prob_error(kind, 0, sink, row_.lse);
+      kind.bound->dsinks[head] +=
+          prob * ((1 + off) * d_error_ + std::abs(dlse_ - d_) * (off + kE32));
+    }
     g_.low_precision.dsinks[head] += prob * (dlse_ - d_);
   }
 
@@ -160,85 +192,110 @@ class BoundOfRows {
     if (row_.scores[j] == -std::numeric_limits<double>::infinity()) return;  // weighs nothing
     ++g_.num_pairs;
     const double prob = row_.softmax[j];
-    const double off =
-        std::expm1(score_error_ + (std::abs(row_.scores[j]) + 2 * std::abs(row_.lse) + 3) * kE32);
     const double ds = prob * (dp + dlse_ - d_);
-    const double dp_error = (static_cast<double>(p_.head_dim_v) + 3) * kE32 * abs_dp;
-    double error = std::abs(ds) * (off + 3 * kE32) + prob * (1 + off) * (dp_error + d_error_) +
-                   0x1p-125 * (abs_dp + std::abs(d_) + std::abs(dlse_));
+    const double slope = slope_of(ref, j);
+    for (const Kind& kind : kinds_) add_bounds(kind, ref, j, abs_dp, ds, slope);
     const float pt_p = is_16_bit_ ? rounded(softmax_[j]) : 0.0f;
     const float pt_ds =
         rounded(pt_p * (rounded(static_cast<float>(dp)) - pt_d_ + static_cast<float>(dlse_)));
     const double stored_ds = prob * (dp + dlse_ - stored_d_);
-    if (p_.has_dbias) add_bias(ref, j, ds, error, pt_ds, stored_ds);
-    const double slope = slope_of(ref, j);
-    if (has_softcap(p_))
-      error = error * slope + std::abs(ds) * (16 * kE32 + 2 * score_error_ / p_.softcap);
+    if (p_.has_dbias) add_bias(bias_index(ref, j), ds, pt_ds, stored_ds);
     float pt_slope = pt_ds;
     if (has_softcap(p_)) {
       const float t =
           rounded(std::tanh(rounded(static_cast<float>(inner_)) / static_cast<float>(p_.softcap)));
       pt_slope = rounded(pt_ds * (1 - t * t));
     }
-    add_dq_dk(ref, j, ds * slope, error, pt_slope, stored_ds * slope);
-    add_dv(ref, j, row_.probs[j] * (off + 2 * kE32) + 0x1p-125, pt_p);
+    add_dq_dk(ref, j, ds * slope, pt_slope, stored_ds * slope);
+    add_dv(ref, j, pt_p);
   }
 
-  void add_bias(const RowRef& ref, std::size_t j, double ds, double error, double pt,
-                double stored) {
+  void add_bounds(const Kind& kind, const RowRef& ref, std::size_t j, double abs_dp, double ds,
+                  double slope) {
+    const double prob = row_.softmax[j];
+    const double off = prob_error(kind, kind.score_error, row_.scores[j], row_.lse);
+    const double dp_error =
+        (static_cast<double>(p_.head_dim_v) + 3 + kind.product_error) * kE32 * abs_dp;
+    double error = std::abs(ds) * (off + 3 * kE32) + prob * (1 + off) * (dp_error + d_error_) +
+                   0x1p-125 * (abs_dp + std::abs(d_) + std::abs(dlse_));
+    if (p_.has_dbias) kind.bound->dbias[bias_index(ref, j)] += error;
+    if (has_softcap(p_))
+      error = error * slope + std::abs(ds) * (16 * kE32 + 2 * kind.score_error / p_.softcap);
+    const double lost = kind.roundoff + kind.product_error * kE32;
+    error += (std::abs(ds * slope) + error) * lost + kind.denormal;
+    const double scale = std::abs(p_.softmax_scale);
+    const std::size_t q = q_first(ref), k = k_first(ref, j), v = v_first(ref, j);
+    const std::int64_t q_row = row_offset(args_.q, ref.batch_idx, ref.sequence.row_q + ref.q_idx,
+                                          ref.head),
+                       k_at = row_offset(args_.k, ref.batch_idx, k_row(ref, j),
+                                         ref.head / group_size(p_));
+    for (std::int64_t c = 0; c < p_.head_dim; ++c) {
+      const auto i = static_cast<std::size_t>(c);
+      kind.bound->dq[q + i] += scale * std::abs(load(args_.k, k_at + c)) * error;
+      kind.bound->dk[k + i] += scale * std::abs(load(args_.q, q_row + c)) * error;
+    }
+    const double weight_error =
+        row_.probs[j] * (off + 2 * kE32 + lost * (1 + off)) + 2 * kind.denormal + 0x1p-125;
+    for (std::size_t c = 0; c < dout_.size(); ++c)
+      kind.bound->dv[v + c] += std::abs(dout_[c]) * weight_error;
+  }
+
+  // Where the gradients of a row and a key begin.
+  std::int64_t packed(const RowRef& ref) const { return p_.is_ragged ? 0 : ref.batch_idx; }
+  std::size_t q_first(const RowRef& ref) const {
+    const std::int64_t row = packed(ref) * rows_q_ + ref.sequence.row_q + ref.q_idx;
+    return static_cast<std::size_t>((row * p_.num_heads + ref.head) * p_.head_dim);
+  }
+  std::int64_t kv_index(const RowRef& ref, std::size_t j) const {
+    return (packed(ref) * rows_k_ + k_row(ref, j)) * p_.num_kv_heads + ref.head / group_size(p_);
+  }
+  std::size_t k_first(const RowRef& ref, std::size_t j) const {
+    return static_cast<std::size_t>(kv_index(ref, j) * p_.head_dim);
+  }
+  std::size_t v_first(const RowRef& ref, std::size_t j) const {
+    return static_cast<std::size_t>(kv_index(ref, j) * p_.head_dim_v);
+  }
+  std::size_t bias_index(const RowRef& ref, std::size_t j) const {
     const auto& n = g_.exact.dbias_shape;
     const auto along = [](std::int64_t size, std::int64_t idx) { return size == 1 ? 0 : idx; };
-    const std::int64_t row =
-        (along(n[0], p_.is_ragged ? 0 : ref.batch_idx) * n[1] + along(n[1], ref.head)) * n[2] +
-        along(n[2], ref.sequence.row_q + ref.q_idx);
-    const auto at =
-        static_cast<std::size_t>(row * n[3] + along(n[3], static_cast<std::int64_t>(j)));
-    g_.bound.dbias[at] += error;
+    const std::int64_t row = (along(n[0], packed(ref)) * n[1] + along(n[1], ref.head)) * n[2] +
+                             along(n[2], ref.sequence.row_q + ref.q_idx);
+    return static_cast<std::size_t>(row * n[3] + along(n[3], static_cast<std::int64_t>(j)));
+  }
+
+  void add_bias(std::size_t at, double ds, double pt, double stored) {
     sums_.dbias[at] += std::abs(ds);
     g_.low_precision.dbias[at] += pt;
     g_.from_stored.dbias[at] += stored;
   }
 
-  void add_dq_dk(const RowRef& ref, std::size_t j, double ds, double error, double pt,
-                 double stored) {
-    const std::int64_t kv_head = ref.head / group_size(p_);
-    const std::int64_t batch = p_.is_ragged ? 0 : ref.batch_idx;
+  void add_dq_dk(const RowRef& ref, std::size_t j, double ds, double pt, double stored) {
     const std::int64_t q =
         row_offset(args_.q, ref.batch_idx, ref.sequence.row_q + ref.q_idx, ref.head);
-    const std::int64_t k = row_offset(args_.k, ref.batch_idx, k_row(ref, j), kv_head);
-    const std::int64_t q_first =
-        ((batch * rows_q_ + ref.sequence.row_q + ref.q_idx) * p_.num_heads + ref.head) *
-        p_.head_dim;
-    const std::int64_t k_first =
-        ((batch * rows_k_ + k_row(ref, j)) * p_.num_kv_heads + kv_head) * p_.head_dim;
+    const std::int64_t k =
+        row_offset(args_.k, ref.batch_idx, k_row(ref, j), ref.head / group_size(p_));
+    const std::size_t q_to = q_first(ref), k_to = k_first(ref, j);
     const double scale = p_.softmax_scale;
-    const auto add = [&](std::size_t at, double with, std::vector<double>& bound,
-                         std::vector<double>& sum, std::vector<double>& low,
-                         std::vector<double>& given) {
-      bound[at] += std::abs(scale * with) * error;
+    const auto add = [&](std::size_t at, double with, std::vector<double>& sum,
+                         std::vector<double>& low, std::vector<double>& given) {
       sum[at] += std::abs(scale * with * ds);
       low[at] += scale * with * pt;
       given[at] += scale * with * stored;
     };
     for (std::int64_t c = 0; c < p_.head_dim; ++c) {
-      add(static_cast<std::size_t>(q_first + c), load(args_.k, k + c), g_.bound.dq, sums_.dq,
-          g_.low_precision.dq, g_.from_stored.dq);
-      add(static_cast<std::size_t>(k_first + c), load(args_.q, q + c), g_.bound.dk, sums_.dk,
-          g_.low_precision.dk, g_.from_stored.dk);
+      const auto i = static_cast<std::size_t>(c);
+      add(q_to + i, load(args_.k, k + c), sums_.dq, g_.low_precision.dq, g_.from_stored.dq);
+      add(k_to + i, load(args_.q, q + c), sums_.dk, g_.low_precision.dk, g_.from_stored.dk);
     }
   }
 
-  void add_dv(const RowRef& ref, std::size_t j, double error, float pt_p) {
-    const std::int64_t batch = p_.is_ragged ? 0 : ref.batch_idx;
-    const auto first = static_cast<std::size_t>(
-        ((batch * rows_k_ + k_row(ref, j)) * p_.num_kv_heads + ref.head / group_size(p_)) *
-        p_.head_dim_v);
+  void add_dv(const RowRef& ref, std::size_t j, float pt_p) {
+    const std::size_t first = v_first(ref, j);
     float pt = 0;
     if (is_16_bit_ && row_.probs[j] != 0)
       pt = rounded(pt_p *
                    (has_dropout(p_) ? static_cast<float>(cpu::reference::keep_factor(p_)) : 1.0f));
     for (std::size_t c = 0; c < dout_.size(); ++c) {
-      g_.bound.dv[first + c] += std::abs(dout_[c]) * error;
       sums_.dv[first + c] += std::abs(dout_[c]) * row_.probs[j];
       g_.low_precision.dv[first + c] += static_cast<double>(pt) * dout_[c];
     }
@@ -254,10 +311,12 @@ class BoundOfRows {
       for (std::size_t i = 0; i < bound.size(); ++i)
         if (bound[i] > 0) bound[i] += terms * kE32 * sums[i] + 0x1p-125;
     };
-    add(g_.bound.dq, sums_.dq, keys);
-    add(g_.bound.dk, sums_.dk, rows);
-    add(g_.bound.dv, sums_.dv, rows);
-    add(g_.bound.dbias, sums_.dbias, std::min(all, 1e6));
+    for (const Kind& kind : kinds_) {
+      add(kind.bound->dq, sums_.dq, keys);
+      add(kind.bound->dk, sums_.dk, rows);
+      add(kind.bound->dv, sums_.dv, rows);
+      add(kind.bound->dbias, sums_.dbias, std::min(all, 1e6));
+    }
     g_.from_stored.dv = g_.exact.dv;
     g_.from_stored.dsinks = g_.exact.dsinks;
     const auto round_all = [](DType dtype, std::vector<double>& x) {
@@ -281,7 +340,8 @@ class BoundOfRows {
   float pt_d_ = 0;
   double stored_d_ = 0;
   double inner_ = 0;
-  double d_ = 0, d_error_ = 0, dlse_ = 0, score_error_ = 0;
+  double d_ = 0, d_error_ = 0, dlse_ = 0;
+  Kind kinds_[2];
 };
 
 }  // namespace
@@ -341,7 +401,8 @@ GradientVerdict judge_gradient(const GradientResult& x) {
     if (verdict.failures.size() < 3) verdict.failures.push_back(text);
   };
   const std::vector<double>& exact = x.expected.exact.*x.values;
-  const std::vector<double>& bounds = x.expected.bound.*x.values;
+  const std::vector<double>& bounds =
+      (x.is_tensor ? x.expected.tensor_bound : x.expected.bound).*x.values;
   const std::vector<double>& low_precision = x.expected.low_precision.*x.values;
   const std::vector<double>& from_stored = x.expected.from_stored.*x.values;
   for (std::size_t i = 0; i < x.got.size(); ++i) {

@@ -16,6 +16,9 @@ using cpu::reference::Gradients;
 struct ExpectedGradients {
   Gradients exact;
   Gradients bound;  // of the calculation: before the result is rounded
+  // The same for tensor cores: P and dS are rounded to a 16-bit format where the inputs have one,
+  // products of floats are three of tf32, exponentials and their arguments are a GPU's.
+  Gradients tensor_bound;
   // Of a straightforward computation in f16 or bf16 from what the backward is given: P and dS
   // rounded to the format, D from out as it was stored, sums in double, rounded once.
   Gradients low_precision;
@@ -37,6 +40,7 @@ struct GradientResult {
   const ExpectedGradients& expected;
   std::vector<double> Gradients::*values;  // which of the gradients
   bool is_relative;                        // R1 applies: f16 and bf16
+  bool is_tensor = false;                  // R3 by tensor_bound
 };
 
 struct GradientVerdict {

@@ -20,11 +20,31 @@ namespace {
 constexpr std::size_t kBand = 4096;  // of NaNs, around every block
 
 using Tensors = headrace_attention_tensors;
+using Gradients = headrace_attention_gradients;
 constexpr headrace_tensor Tensors::*kInputs[] = {
     &Tensors::q,     &Tensors::k,           &Tensors::v,         &Tensors::cu_seqlens_q,
     &Tensors::bias,  &Tensors::mask,        &Tensors::tree_mask, &Tensors::cu_seqlens_k,
     &Tensors::sinks, &Tensors::alibi_slopes};
 constexpr headrace_tensor Tensors::*kOutputs[] = {&Tensors::out, &Tensors::lse, &Tensors::probs};
+constexpr headrace_tensor Gradients::*kGradientInputs[] = {&Gradients::dout, &Gradients::dlse};
+constexpr headrace_tensor Gradients::*kGradientOutputs[] = {
+    &Gradients::dq, &Gradients::dk, &Gradients::dv, &Gradients::dbias, &Gradients::dsinks};
+
+// The tensors of a call. Those of a forward's gradients are not given.
+struct Views {
+  Tensors tensors;
+  Gradients gradients;
+  bool is_backward;
+
+  // visit(tensor, is_output), inputs first.
+  template <class Visit>
+  void for_each(Visit visit) {
+    for (const auto member : kInputs) visit(tensors.*member, false);
+    for (const auto member : kGradientInputs) visit(gradients.*member, false);
+    for (const auto member : kOutputs) visit(tensors.*member, !is_backward);
+    for (const auto member : kGradientOutputs) visit(gradients.*member, true);
+  }
+};
 
 // A piece of host memory and where it lies in the arena.
 struct Block {
@@ -70,9 +90,8 @@ class Arena {
 
 class Copies {
  public:
-  Copies(const Tensors& tensors, std::size_t workspace_bytes) : on_device_(tensors) {
-    for (const auto member : kInputs) add(tensors.*member, false);
-    for (const auto member : kOutputs) add(tensors.*member, true);
+  Copies(const Views& views, std::size_t workspace_bytes) : on_device_(views) {
+    on_device_.for_each([&](const headrace_tensor& x, bool is_output) { add(x, is_output); });
     // Of no special alignment: workspaces may have any.
     workspace_ = bytes_ + (4096 - workspace_bytes % 4096);
     bytes_ = (workspace_ + workspace_bytes + 2 * kBand - 1) / kBand * kBand;
@@ -81,9 +100,9 @@ class Copies {
   std::size_t bytes() const { return bytes_; }
   std::size_t workspace() const { return workspace_; }
 
-  Tensors addressed(unsigned char* base, std::int32_t device_id) const {
-    Tensors t = on_device_;
-    const auto move = [&](headrace_tensor& x) {
+  Views addressed(unsigned char* base, std::int32_t device_id) const {
+    Views views = on_device_;
+    views.for_each([&](headrace_tensor& x, bool) {
       if (x.rank == 0) return;
       x.device_type = HEADRACE_CUDA;
       x.device_id = device_id;
@@ -92,10 +111,8 @@ class Copies {
       x.data = block == nullptr ? base
                                 : base + block->offset +
                                       (static_cast<unsigned char*>(x.data) - block->host.data());
-    };
-    for (const auto member : kInputs) move(t.*member);
-    for (const auto member : kOutputs) move(t.*member);
-    return t;
+    });
+    return views;
   }
 
   void fill(unsigned char* arena) const {
@@ -148,19 +165,16 @@ class Copies {
                                wrong - (arena + begin))};
   }
 
-  Tensors on_device_;
+  Views on_device_;
   std::vector<Block> blocks_;
   std::size_t bytes_ = kBand, workspace_ = 0;
 };
 
-}  // namespace
-
-Status run_on_copies(const Plan& plan, const Tensors& tensors,
-                     const headrace_attention_options& options) {
+Status run_views(const Plan& plan, const Views& views, const headrace_attention_options& options) {
   thread_local Arena arena;
   const int device_id = plan.device.device_id;
   const std::size_t workspace_bytes = plan.schedule.workspace_bytes;
-  Copies copies(tensors, workspace_bytes);
+  Copies copies(views, workspace_bytes);
   if (Status bad = arena.reserve(copies.bytes())) return bad;
   copies.fill(arena.host());
   const auto copy = [&](void* to, const void* from) {
@@ -169,15 +183,28 @@ Status run_on_copies(const Plan& plan, const Tensors& tensors,
         "copying {} bytes", copies.bytes());
   };
   if (Status bad = copy(arena.device(), arena.host())) return bad;
-  const Tensors there = copies.addressed(arena.device(), device_id);
+  const Views there = copies.addressed(arena.device(), device_id);
+  const AttentionArgs args =
+      views.is_backward ? make_backward_args(plan.problem, there.tensors, there.gradients, options)
+                        : make_args(plan.problem, there.tensors, options);
   const Workspace workspace{workspace_bytes > 0 ? arena.device() + copies.workspace() : nullptr,
                             workspace_bytes};
-  if (Status bad =
-          headrace::run(plan, make_args(plan.problem, there, options), workspace, arena.stream()))
-    return bad;
+  if (Status bad = headrace::run(plan, args, workspace, arena.stream())) return bad;
   if (Status bad = copy(arena.host(), arena.device())) return bad;
   if (Status bad = cuda::check(device_id, arena.stream())) return bad;
   return copies.take(arena.host(), workspace_bytes);
+}
+
+}  // namespace
+
+Status run_on_copies(const Plan& plan, const Tensors& tensors,
+                     const headrace_attention_options& options) {
+  return run_views(plan, {tensors, {}, false}, options);
+}
+
+Status run_backward_on_copies(const Plan& plan, const Tensors& tensors, const Gradients& gradients,
+                              const headrace_attention_options& options) {
+  return run_views(plan, {tensors, gradients, true}, options);
 }
 
 }  // namespace headrace::testing

@@ -10,5 +10,9 @@ namespace headrace::testing {
 // the outputs' memory and a length error are failures. For several threads at once.
 Status run_on_copies(const Plan& plan, const headrace_attention_tensors& tensors,
                      const headrace_attention_options& options);
+// The same for a backward: out and lse are inputs, gradients are what is copied back.
+Status run_backward_on_copies(const Plan& plan, const headrace_attention_tensors& tensors,
+                              const headrace_attention_gradients& gradients,
+                              const headrace_attention_options& options);
 
 }  // namespace headrace::testing

@@ -8,4 +8,10 @@ Status run_on_copies(const Plan&, const headrace_attention_tensors&,
   return unsupported("this build has no CUDA part: build with CUDA");
 }
 
+Status run_backward_on_copies(const Plan&, const headrace_attention_tensors&,
+                              const headrace_attention_gradients&,
+                              const headrace_attention_options&) {
+  return unsupported("this build has no CUDA part: build with CUDA");
+}
+
 }  // namespace headrace::testing

@@ -4,8 +4,7 @@ The functions of flash-attn (same names, argument order, defaults and results), 
 and attention() with everything that the library can do. They work under torch.compile without graph breaks, with fake
 tensors and autocast, on inputs of any strides; on CUDA they enqueue on the current stream.
 
-Gradients of q, k, v, bias and sinks are computed on the CPU; on CUDA this version has no backward kernel, and
-backward() raises NotImplementedError.
+Gradients of q, k, v, bias and sinks are computed where the tensors are.
 """
 
 from ._attention import attention

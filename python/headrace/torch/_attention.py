@@ -56,50 +56,30 @@ def attention(
     strict_rows: bool = False,
     strict_fallback: bool = False,
     checked: bool = False,
+    deterministic: bool = False,
     return_lse: bool = False,
     return_probs: bool = False,
     layout: str = "bshd",
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
-    """Exact attention: softmax(softmax_scale * q k^T + ...) v.
-
-    All tensors on one device. Any strides; q, k and v are copied where their last axis has gaps.
+    """headrace.attention of PyTorch tensors, differentiable: softmax(softmax_scale * q k^T + ...) v.
 
     Args:
-        q: [batch, seqlen_q, num_heads, head_dim], with layout="bhsd" [batch, num_heads, seqlen_q, head_dim] (k, v
-            and out likewise), ragged (cu_seqlens given) [total_q, num_heads, head_dim]; float32, float16, bfloat16
-            or float64.
-        k: [batch, seqlen_k, num_kv_heads, head_dim]; query head h reads kv head h // (num_heads // num_kv_heads).
-        v: [batch, seqlen_k, num_kv_heads, head_dim_v]; head dims are 1 to 576.
-        softmax_scale: default head_dim ** -0.5.
-        causal: True or "bottom-right": query i sees keys j <= i + seqlen_k - seqlen_q; "top-left": j <= i.
-        window: (left, right), keys visible beside the diagonal, inclusive; -1 or None is open.
-        softcap: c > 0 makes a score s into c * tanh(s / c).
-        alibi_slopes: float32 [num_heads] or [batch, num_heads].
-        bias: added to scores; dtype of q or float32; [batch, num_heads, seqlen_q, seqlen_k], any axis may be 1;
-            ragged [num_heads, total_q, max_seqlen_k].
-        mask: bool, True keeps; shaped like bias.
-        tree_mask: uint32 or int32 [batch, seqlen_q, words]: bit j of row i says whether query i sees key
-            seqlen_k - seqlen_q + j.
-        sinks: float32 [num_heads], a logit that joins the denominator only.
-        dropout_p: probability of dropping. dropout_seed: None draws from torch's CPU generator; with numbers the mask
-            is the same on every device.
-        cu_seqlens_q, cu_seqlens_k: int32 [batch + 1]: a ragged batch. max_seqlen_q, max_seqlen_k: upper bounds of
-            its lengths; may be left out on the CPU.
-        num_splits: key splits; 0: by the rule, which depends on a sequence's own lengths alone.
-        strict_rows: a row has the same bits whatever seqlen_q it came with.
-        strict_fallback: NotImplementedError instead of a FallbackWarning where only the last kernel would run.
-        checked: lengths on a GPU are validated on the host first (synchronises).
-        return_lse: also float32 [batch, num_heads, seqlen_q] (ragged [num_heads, total_q]), natural logarithm.
-        return_probs: also float32 [batch, num_heads, seqlen_q, seqlen_k], for debugging small shapes.
+        All that are not here: as of headrace.attention; every tensor on the device of q.
+        q, k, v: float32, float16, bfloat16 or float64; any strides, copied where the last axis has gaps.
+        tree_mask: uint32 or int32.
+        dropout_seed: None draws seed and offset from torch's CPU generator.
+        max_seqlen_q, max_seqlen_k: may be left out on the CPU.
+        deterministic: the backward gives the same bits from run to run, as under
+            torch.use_deterministic_algorithms(True); on the CPU it always does.
 
     Returns:
-        out, of the dtype of q; with return_lse or return_probs a tuple (out, lse, probs) without what was not asked
-        for. A row that sees no key is 0, its lse -inf.
+        out, of the dtype of q and with layout="bhsd" in memory in the order of its axes; with return_lse or
+        return_probs a tuple (out, lse, probs) without what was not asked for. out and lse are differentiable with
+        respect to q, k, v, bias and sinks.
 
     Raises:
-        ValueError: an argument broke a rule; the text names it, its value, the rule and the remedy.
-        NotImplementedError: valid, but no kernel of this build and device takes it; from backward(): on CUDA, always.
-        MemoryError, RuntimeError: the host is out of memory, the device failed.
+        As headrace.attention; also from backward(), which raises NotImplementedError where this build and device have
+        no kernel for it.
     """
     options = make_options(
         softmax_scale=softmax_scale,
@@ -113,6 +93,7 @@ def attention(
         strict_rows=strict_rows,
         strict_fallback=strict_fallback,
         checked=checked,
+        deterministic=deterministic,
     )
     given: Extras = (cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, tree_mask, sinks)
     extras = None if all(t is None for t in given) else given

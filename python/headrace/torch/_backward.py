@@ -1,4 +1,4 @@
-"""The backward of attention, through the library's C ABI. On the CPU; elsewhere the library says what is missing."""
+"""The backward of attention, and the node of autograd's graph that an eager call leaves."""
 
 from __future__ import annotations
 
@@ -9,9 +9,18 @@ import torch
 from .. import _plans
 from .._arguments import EXTRA_NAMES
 from .._plans import Options
+from .._structs import DATA_WORD, GRADIENT_WORD
 from . import _eager
+from ._eager import NO_EXTRAS, view_of, without_gaps
 
 _NUM_EXTRAS = len(EXTRA_NAMES)
+_BIAS, _SINKS = EXTRA_NAMES.index("bias"), EXTRA_NAMES.index("sinks")
+_OPERAND_WORDS = tuple(DATA_WORD[name] for name in ("q", "k", "v", "out", "lse"))
+_GRADIENT_NAMES = ("dq", "dk", "dv", "dbias", "dsinks", "dout", "dlse")
+_GRADIENT_WORDS = tuple(GRADIENT_WORD[name] for name in _GRADIENT_NAMES)
+_NOTHING = (*NO_EXTRAS, None)
+_HEADS_FIRST = frozenset(("q", "k", "v", "out", "dq", "dk", "dv", "dout"))
+_must_be_deterministic = torch.are_deterministic_algorithms_enabled
 
 
 def attention_backward(
@@ -26,39 +35,110 @@ def attention_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(dq, dk, dv, dbias, dsinks), the last two empty without bias and sinks.
 
-    `rest`: the extras, the dropout state and the options of the forward, heads_first, deterministic, as the schema in
-    _ops.py lists them. Gradients have the shapes and dtypes of what they belong to; rows that see no key give zeros.
+    `rest`: the extras, the dropout state and the options of the forward, heads_first, as the schema in _ops.py lists
+    them. Gradients have the shapes and dtypes of what they belong to; rows that see no key give zeros.
 
     Raises:
-        NotImplementedError: no kernel of this build takes the problem or the device (CUDA).
+        NotImplementedError: no kernel of this build takes the problem or the device.
         ValueError: an argument broke a rule.
     """
-    extras = dict(zip(EXTRA_NAMES, rest[:_NUM_EXTRAS], strict=True))
-    dropout_state, options = rest[_NUM_EXTRAS], Options(*rest[_NUM_EXTRAS + 1 : -2])
-    heads_first, deterministic = rest[-2:]
-    operands = {name: _inner_contiguous(t) for name, t in (("q", q), ("k", k), ("v", v), ("out", out))}
-    dout = _inner_contiguous(dout)
-    grads = {f"d{name}": torch.empty_like(t) for name, t in (("q", q), ("k", k), ("v", v))}
-    views = {name: _eager.view_of(name, t, heads_first) for name, t in operands.items()}
-    views["lse"] = _eager.view_of("lse", lse)
-    views.update({name: _eager.view_of(name, t) for name, t in extras.items() if t is not None})
-    # Where the gradient's last axis has gaps, as its input's has, the library writes beside it.
-    written = {name: _inner_contiguous(t) for name, t in grads.items()}
-    of_call = {name: _eager.view_of(name, t, heads_first) for name, t in (("dout", dout), *written.items())}
-    if dlse is not None:
-        of_call["dlse"] = _eager.view_of("dlse", dlse)
-    for name in ("bias", "sinks"):
-        tensor = extras[name]
-        grads["d" + name] = _eager.empty_results(q) if tensor is None else torch.empty_like(tensor)
+    extras, dropout_state = rest[:_NUM_EXTRAS], rest[_NUM_EXTRAS]
+    options, heads_first = rest[_NUM_EXTRAS + 1 : -1], rest[-1]
+    if _must_be_deterministic():
+        options = tuple(Options(*options)._replace(deterministic=True))
+    operands = (without_gaps(q), without_gaps(k), without_gaps(v), without_gaps(out), lse)
+    results = [torch.empty_like(t) for t in (q, k, v)]
+    # Where a gradient's last axis has gaps, as its input's has, the library writes beside it.
+    written = [without_gaps(t) for t in results]
+    of_extras = [None if extras[i] is None else torch.empty_like(extras[i]) for i in (_BIAS, _SINKS)]
+    gradients = (*written, *of_extras, without_gaps(dout), dlse)
+    entry = _entry_of(operands, gradients, extras, options, heads_first)
+    block = entry.plan.take_block()
+    words = block.words
+    for word, tensor in zip(_OPERAND_WORDS, operands):
+        words[word] = tensor.data_ptr()
+    _eager.write_extras(words, extras)
+    words = block.gradient_words
+    for word, tensor in zip(_GRADIENT_WORDS, gradients):
         if tensor is not None:
-            of_call["d" + name] = _eager.view_of("d" + name, grads["d" + name])
-    seed, offset = (0, 0) if dropout_state is None else (n & 0xFFFFFFFFFFFFFFFF for n in dropout_state.tolist())
-    _plans.run_backward(views, of_call, options, (seed, offset), deterministic, torch.get_num_threads())
-    for name, tensor in written.items():
-        if tensor is not grads[name]:
-            grads[name].copy_(tensor)
-    return grads["dq"], grads["dk"], grads["dv"], grads["dbias"], grads["dsinks"]
+            words[word] = tensor.data_ptr()
+    if dropout_state is not None:
+        _eager.set_dropout(block, dropout_state)
+    _eager.run(entry, block)
+    for result, tensor in zip(results, written):
+        if tensor is not result:
+            result.copy_(tensor)
+    results += [_eager.empty_results(q) if t is None else t for t in of_extras]
+    return tuple(results)
 
 
-def _inner_contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous() if _eager._needs_copy(tensor) else tensor
+def _entry_of(operands: tuple, gradients: tuple, extras: tuple, options: tuple, heads_first: bool) -> _eager.Entry:
+    q = operands[0]
+    threads = 0 if q.is_cuda else torch.get_num_threads()
+    alignment = 0
+    for tensor in (*operands[:4], *gradients[:3], gradients[5]):
+        alignment |= tensor.data_ptr()
+    key = (
+        "backward", _eager.layouts_of(operands), _eager.layouts_of(gradients), _eager.layouts_of(extras), options,
+        heads_first, threads, alignment & 15,
+    )  # fmt: skip
+    entry = _plans.get(key)
+    if entry is None:
+        views, of_gradients = (
+            {n: view_of(n, t, heads_first and n in _HEADS_FIRST) for n, t in zip(names, tensors) if t is not None}
+            for names, tensors in (
+                (("q", "k", "v", "out", "lse", *EXTRA_NAMES), (*operands, *extras)),
+                (_GRADIENT_NAMES, gradients),
+            )
+        )
+        entry = _plans.keep(key, _eager.Entry(_plans.make(views, Options(*options), threads, of_gradients), q))
+    return entry
+
+
+class Differentiable(torch.autograd.Function):
+    """The operator for a plain eager call with gradients: the same forward and backward at a fraction of its cost."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        bias: torch.Tensor | None,
+        sinks: torch.Tensor | None,
+        entry: _eager.Entry,
+        rest: tuple = (),
+        returns_all: bool = False,
+    ) -> Any:
+        """`rest`: nothing, or the extras (bias and sinks among them) and the dropout state."""
+        ctx.entry = entry
+        lse = _eager.new_lse(entry)
+        if not rest and not returns_all:
+            out = _eager.compute(entry, q, q.data_ptr(), k.data_ptr(), v.data_ptr(), lse)
+            ctx.save_for_backward(q, k, v, out, lse)
+            return out
+        probs = _eager.new_probs(entry)
+        extras, dropout_state = (rest[:-1], rest[-1]) if rest else (None, None)
+        out = _eager.compute(entry, q, q.data_ptr(), k.data_ptr(), v.data_ptr(), lse, probs, extras, dropout_state)
+        ctx.save_for_backward(q, k, v, out, lse, *rest)
+        if not returns_all:
+            return out
+        ctx.set_materialize_grads(False)
+        if probs is not None:
+            ctx.mark_non_differentiable(probs)
+        return out, lse, probs
+
+    @staticmethod
+    def backward(ctx: Any, dout: torch.Tensor | None, dlse: Any = None, dprobs: None = None) -> tuple:
+        q, k, v, out, lse, *rest = ctx.saved_tensors
+        entry = ctx.entry
+        # The operator is what others see, and what says that there are no gradients of gradients.
+        is_direct = not torch.is_grad_enabled() and not _eager.is_watched()
+        run = attention_backward if is_direct else torch.ops.headrace.attention_backward
+        if dout is None:
+            dout = torch.zeros_like(out)
+        dq, dk, dv, dbias, dsinks = run(
+            dout, dlse, q, k, v, out, lse, *(rest or _NOTHING), *entry.options, entry.heads_first
+        )
+        has_bias, has_sinks = bool(rest) and rest[_BIAS] is not None, bool(rest) and rest[_SINKS] is not None
+        return dq, dk, dv, dbias if has_bias else None, dsinks if has_sinks else None, None, None, None

@@ -1,6 +1,7 @@
 """The direct way to the library, for tensors with memory: no dispatcher, no copy of the arguments.
 
 What a call depends on besides addresses is its key; everything that follows from the key is made once, in an Entry.
+Half a microsecond counts here, so what reads better as functions elsewhere is written out in compute().
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 from typing import Any, Optional
 
 import torch
+from torch.autograd import profiler
 
 from .. import _plans, _structs
 from .._arguments import EXTRA_NAMES, lse_shape, probs_shape, swapped_heads
-from .._plans import Options, Plan, View
+from .._library import fail
+from .._plans import Options, Plan, View, scratch
 from .._structs import DATA_WORD
 from .._views import row_major
 
@@ -31,6 +34,25 @@ NO_EXTRAS: Extras = (None,) * len(EXTRA_NAMES)
 
 _empty = torch.empty
 _num_threads = torch.get_num_threads
+_is_compiling = torch.compiler.is_compiling
+_num_dispatch_modes = torch._C._len_torch_dispatch_stack
+_num_function_modes = torch._C._len_torch_function_stack
+_has_functorch = torch._C._are_functorch_transforms_active
+_is_any_autocast = torch._C._is_any_autocast_enabled
+_tracing_state = torch._C._get_tracing_state
+
+
+def is_watched() -> bool:
+    """Whether somebody looks at operators as they pass: compiler, modes, transforms, autocast, tracer, profiler."""
+    return bool(
+        _is_compiling()
+        or _num_dispatch_modes()
+        or _num_function_modes()
+        or _has_functorch()
+        or _is_any_autocast()
+        or _tracing_state()
+        or profiler._is_profiler_enabled
+    )
 
 
 def _public_raw_stream(device: int) -> int:
@@ -78,13 +100,14 @@ class Entry:
 
     __slots__ = (
         "blocks", "device", "handle", "heads_first", "is_cpu", "is_quick", "lse", "options", "out", "plan", "probs",
-        "result_dtype", "workspace_bytes",
+        "result_dtype", "run_function", "workspace_bytes",
     )  # fmt: skip
 
     def __init__(self, plan: Plan, q: torch.Tensor) -> None:
         self.plan = plan
         self.blocks = plan.blocks
         self.handle = plan.handle
+        self.run_function = plan.run_function
         self.workspace_bytes = plan.workspace_bytes
         self.is_cpu = not q.is_cuda
         self.is_quick = self.is_cpu and plan.workspace_bytes <= _plans._KEPT_BYTES
@@ -97,9 +120,10 @@ class Entry:
         self.probs: tuple[int, ...] | None = None
 
 
-def _needs_copy(tensor: torch.Tensor) -> bool:
+def without_gaps(tensor: torch.Tensor) -> torch.Tensor:
     """The library wants a last axis without gaps; flash-attn's functions and PyTorch's copy there, and so do these."""
-    return tensor.dim() > 0 and tensor.shape[-1] > 1 and tensor.stride(-1) != 1
+    has_gaps = tensor.dim() > 0 and tensor.shape[-1] > 1 and tensor.stride(-1) != 1
+    return tensor.contiguous() if has_gaps else tensor
 
 
 def _make_entry(
@@ -141,8 +165,8 @@ def _make_entry(
     return entry
 
 
-def _extras_key(extras: tuple[torch.Tensor | None, ...]) -> tuple:
-    return tuple(None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in extras)
+def layouts_of(tensors: tuple[torch.Tensor | None, ...]) -> tuple:
+    return tuple(None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors)
 
 
 def quick_key(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, settings: Any, needs_grad: bool) -> tuple:
@@ -151,6 +175,91 @@ def quick_key(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, settings: Any, 
         q.get_device(), k.get_device(), v.get_device(), (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15,
         _num_threads(),
     )  # fmt: skip
+
+
+def prepare(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    extras: Extras | None,
+    options: tuple,
+    heads_first: bool,
+    with_lse: bool,
+    with_probs: bool,
+    out_strides: tuple[int, ...] | None = None,
+    quick_settings: Any = None,
+) -> tuple[Entry, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What compute() needs: q, k and v are copies where the library could not read them. `options` has the values of
+    Options, in its order. With `quick_settings` (settings, needs_grad) _quick.py knows the same call next time."""
+    device = q.get_device()
+    threads = _num_threads() if device < 0 else 0
+    key = (
+        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, device,
+        k.get_device(), v.get_device(), options, heads_first, with_lse, with_probs, threads, out_strides,
+        (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15, None if extras is None else layouts_of(extras),
+    )  # fmt: skip
+    entry = _plans.get(key)
+    if entry is None:
+        given, (q, k, v) = (q, k, v), map(without_gaps, (q, k, v))
+        if not (q is given[0] and k is given[1] and v is given[2]):
+            return prepare(q, k, v, extras, options, heads_first, with_lse, with_probs, out_strides)
+        made = _make_entry(q, k, v, extras, options, heads_first, with_lse, with_probs, threads, out_strides)
+        entry = _plans.keep(key, made)
+    if quick_settings is not None:
+        _plans.keep(quick_key(q, k, v, *quick_settings), entry)
+    return entry, q, k, v
+
+
+def compute(
+    entry: Entry,
+    q: torch.Tensor,
+    q_data: int,
+    k_data: int,
+    v_data: int,
+    lse: torch.Tensor | None = None,
+    probs: torch.Tensor | None = None,
+    extras: Extras | None = None,
+    dropout_state: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """out. lse and probs are written."""
+    out = q.new_empty_strided(*entry.out)
+    try:
+        block = entry.blocks.pop()
+    except IndexError:
+        block = entry.plan.take_block()
+    words = block.words
+    words[_Q] = q_data
+    words[_K] = k_data
+    words[_V] = v_data
+    words[_OUT] = out.data_ptr()
+    if lse is not None:
+        words[_LSE] = lse.data_ptr()
+    if probs is not None:
+        words[_PROBS] = probs.data_ptr()
+    if extras is not None:
+        write_extras(words, extras)
+    if dropout_state is not None:
+        set_dropout(block, dropout_state)
+    run(entry, block)
+    return out
+
+
+def write_extras(words: memoryview, extras: Extras) -> None:
+    for word, tensor in zip(_EXTRA_WORDS, extras):
+        if tensor is not None:
+            words[word] = tensor.data_ptr()
+
+
+def set_dropout(block: _plans.Block, state: torch.Tensor) -> None:
+    block.set_dropout(*(n & 0xFFFFFFFFFFFFFFFF for n in state.tolist()))
+
+
+def new_lse(entry: Entry) -> torch.Tensor:
+    return _empty(entry.lse, dtype=entry.result_dtype, device=entry.device)
+
+
+def new_probs(entry: Entry) -> torch.Tensor | None:
+    return None if entry.probs is None else _empty(entry.probs, dtype=entry.result_dtype, device=entry.device)
 
 
 def forward(
@@ -166,55 +275,23 @@ def forward(
     out_strides: tuple[int, ...] | None = None,
     quick_settings: Any = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """out, lse, probs (None where not asked for). `options` has the values of Options, in its order. With
-    `quick_settings` (settings, needs_grad) _quick.py knows the same call next time."""
-    device = q.get_device()
-    threads = _num_threads() if device < 0 else 0
-    q_data, k_data, v_data = q.data_ptr(), k.data_ptr(), v.data_ptr()
-    key = (
-        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, device,
-        k.get_device(), v.get_device(), options, heads_first, with_lse, with_probs, threads, out_strides,
-        (q_data | k_data | v_data) & 15, None if extras is None else _extras_key(extras),
-    )  # fmt: skip
-    entry = _plans.get(key)
-    if entry is None:
-        if _needs_copy(q) or _needs_copy(k) or _needs_copy(v):
-            q, k, v = (t.contiguous() if _needs_copy(t) else t for t in (q, k, v))
-            return forward(q, k, v, extras, options, dropout_state, heads_first, with_lse, with_probs, out_strides)
-        made = _make_entry(q, k, v, extras, options, heads_first, with_lse, with_probs, threads, out_strides)
-        entry = _plans.keep(key, made)
-    if quick_settings is not None:
-        _plans.keep(quick_key(q, k, v, *quick_settings), entry)
-    shape, strides = entry.out
-    out = q.new_empty_strided(shape, strides)
-    try:
-        block = entry.blocks.pop()
-    except IndexError:
-        block = entry.plan.take_block()
-    words = block.words
-    words[_Q] = q_data
-    words[_K] = k_data
-    words[_V] = v_data
-    words[_OUT] = out.data_ptr()
-    lse = probs = None
-    if with_lse:
-        lse = _empty(entry.lse, dtype=entry.result_dtype, device=entry.device)
-        words[_LSE] = lse.data_ptr()
-    if with_probs:
-        probs = _empty(entry.probs, dtype=entry.result_dtype, device=entry.device)
-        words[_PROBS] = probs.data_ptr()
-    if extras is not None:
-        for word, tensor in zip(_EXTRA_WORDS, extras):
-            if tensor is not None:
-                words[word] = tensor.data_ptr()
-    if dropout_state is not None:
-        block.set_dropout(*(n & 0xFFFFFFFFFFFFFFFF for n in dropout_state.tolist()))
-    run(entry, block)
+    """out, lse, probs (None where not asked for); the arguments are those of prepare()."""
+    entry, q, k, v = prepare(
+        q, k, v, extras, options, heads_first, with_lse, with_probs, out_strides, quick_settings
+    )
+    lse, probs = new_lse(entry) if with_lse else None, new_probs(entry)
+    out = compute(entry, q, q.data_ptr(), k.data_ptr(), v.data_ptr(), lse, probs, extras, dropout_state)
     return out, lse, probs
 
 
 def run(entry: Entry, block: _plans.Block) -> None:
     """On a GPU on the current stream, with scratch memory from PyTorch's allocator, which knows streams and graphs."""
+    if entry.is_quick and entry.workspace_bytes <= scratch.num_bytes:
+        status = entry.run_function(entry.handle, *block.addresses, scratch.address, entry.workspace_bytes, None)
+        entry.blocks.append(block)
+        if status:
+            fail(status)
+        return
     if entry.is_cpu:
         entry.plan.run_on_cpu(block)
         return

@@ -50,11 +50,11 @@ def _run(
     mode = CAUSAL_BOTTOM_RIGHT if causal else CAUSAL_NONE
     options = (
         softmax_scale, softcap, dropout_p, left, right, max_seqlen_q, max_seqlen_k, mode, num_splits,
-        False, False, False,
+        False, False, False, deterministic,
     )  # fmt: skip
     state = random_dropout_state() if dropout_p else None
     out, lse, _ = _ops.attention(
-        q, k, v, extras, options, state, False, return_attn_probs, False, deterministic, quick_settings
+        q, k, v, extras, options, state, False, return_attn_probs, False, quick_settings
     )
     if not return_attn_probs:
         return out

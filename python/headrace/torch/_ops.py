@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from .._arguments import lse_shape, probs_shape, swapped_heads
+from .._plans import Options
 from . import _backward, _eager
-from ._eager import NO_EXTRAS, Extras
-from ._quick import is_watched
+from ._eager import NO_EXTRAS, Extras, is_watched
 
 _EXTRAS = (
     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? alibi_slopes, Tensor? bias, Tensor? mask, "
@@ -22,20 +22,20 @@ _EXTRAS = (
 _OPTIONS = (
     "float? softmax_scale, float softcap, float dropout_p, SymInt window_left, SymInt window_right, "
     "SymInt max_seqlen_q, SymInt max_seqlen_k, int causal, int num_splits, bool strict_fallback, bool strict_rows, "
-    "bool checked"
+    "bool checked, bool deterministic"
 )
-_NUM_EXTRAS, _NUM_OPTIONS = len(NO_EXTRAS), 12
+_NUM_EXTRAS, _NUM_OPTIONS = len(NO_EXTRAS), len(Options._fields)
 
 _library = torch.library.Library("headrace", "DEF")
 _tags = (torch.Tag.pt2_compliant_tag,)
 _library.define(
     f"attention(Tensor q, Tensor k, Tensor v, {_EXTRAS}, Tensor? dropout_state, {_OPTIONS}, bool heads_first, "
-    "bool with_lse, bool with_probs, bool deterministic) -> (Tensor out, Tensor lse, Tensor probs)",
+    "bool with_lse, bool with_probs) -> (Tensor out, Tensor lse, Tensor probs)",
     tags=_tags,
 )
 _library.define(
     f"attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_EXTRAS}, "
-    f"Tensor? dropout_state, {_OPTIONS}, bool heads_first, bool deterministic) "
+    f"Tensor? dropout_state, {_OPTIONS}, bool heads_first) "
     "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsinks)",
     tags=_tags,
 )
@@ -52,7 +52,7 @@ class _Arguments:
         self.extras = flat[3 : 3 + _NUM_EXTRAS]
         self.dropout_state = flat[3 + _NUM_EXTRAS]
         self.options = flat[options : options + _NUM_OPTIONS]
-        self.flags = flat[options + _NUM_OPTIONS :]  # heads_first, with_lse, with_probs, deterministic
+        self.flags = flat[options + _NUM_OPTIONS :]  # heads_first, with_lse, with_probs
 
 
 # ---- forward ----
@@ -61,7 +61,7 @@ class _Arguments:
 def _forward(*flat: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     a = _Arguments(flat)
     extras = None if all(t is None for t in a.extras) else a.extras
-    out, lse, probs = _eager.forward(*a.qkv, extras, tuple(a.options), a.dropout_state, *a.flags[:3])
+    out, lse, probs = _eager.forward(*a.qkv, extras, tuple(a.options), a.dropout_state, *a.flags)
     empty = _eager.empty_results
     return out, empty(out) if lse is None else lse, empty(out) if probs is None else probs
 
@@ -69,7 +69,7 @@ def _forward(*flat: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def _forward_fake(*flat: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     a = _Arguments(flat)
     q, k, v = a.qkv
-    heads_first, with_lse, with_probs, _ = a.flags
+    heads_first, with_lse, with_probs = a.flags
     shape, strides = _eager.out_layout(q, v, heads_first)
     out = q.new_empty_strided(shape, strides)
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -112,7 +112,7 @@ def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*a.qkv, out, lse, *a.extras, a.dropout_state)
     ctx.options = a.options
-    ctx.heads_first, _, _, ctx.deterministic = a.flags
+    ctx.heads_first = a.flags[0]
 
 
 def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None, dprobs: None) -> tuple:
@@ -120,11 +120,18 @@ def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | Non
     if dout is None:
         dout = torch.zeros_like(out)
     dq, dk, dv, dbias, dsinks = torch.ops.headrace.attention_backward(
-        dout, dlse, q, k, v, out, lse, *extras, dropout_state, *ctx.options, ctx.heads_first, ctx.deterministic
+        dout, dlse, q, k, v, out, lse, *extras, dropout_state, *ctx.options, ctx.heads_first
     )
     bias, sinks = extras[3], extras[6]
     of_extras = (None, None, None, None if bias is None else dbias, None, None, None if sinks is None else dsinks)
-    return (dq, dk, dv, *of_extras, None, *(None,) * (_NUM_OPTIONS + 4))
+    return (dq, dk, dv, *of_extras, None, *(None,) * (_NUM_OPTIONS + 3))
+
+
+def _refuse_to_differentiate(ctx: Any, *of_gradients: Any) -> tuple:
+    raise NotImplementedError(
+        "gradients of attention's gradients: this version of headrace has none; differentiate once, or take "
+        "attention from plain tensor operations"
+    )
 
 
 # ---- autocast ----
@@ -154,39 +161,13 @@ torch.library.register_fake("headrace::attention_backward", _backward_fake, lib=
 torch.library.register_autograd(
     "headrace::attention", _differentiate, setup_context=_setup_context, lib=_library
 )
+torch.library.register_autograd("headrace::attention_backward", _refuse_to_differentiate, lib=_library)
 _operator = torch.ops.headrace.attention.default
-
-
-# ---- gradients of eager calls ----
-
-
-class _Differentiable(torch.autograd.Function):
-    """The operator for a plain eager call with gradients: the same forward and backward at a fraction of its cost."""
-
-    @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: Any, sinks: Any, rest: tuple) -> Any:
-        extras, options, dropout_state, (heads_first, with_lse, with_probs, deterministic), quick_settings = rest
-        results = _eager.forward(
-            q, k, v, extras, options, dropout_state, heads_first, True, with_probs, None, quick_settings
-        )
-        out, lse, probs = results
-        ctx.set_materialize_grads(False)
-        if probs is not None:
-            ctx.mark_non_differentiable(probs)
-        ctx.save_for_backward(q, k, v, out, lse, *(extras or NO_EXTRAS), dropout_state)
-        ctx.options, ctx.heads_first, ctx.deterministic = options, heads_first, deterministic
-        return results if with_lse or with_probs else out
-
-    @staticmethod
-    def backward(ctx: Any, dout: Any, dlse: Any = None, dprobs: Any = None) -> tuple:
-        grads = _differentiate(ctx, dout, dlse, dprobs)
-        return (*grads[:3], grads[3 + 3], grads[3 + 6], None)
 
 
 # ---- the way in ----
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
-_is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
 
 
@@ -200,7 +181,6 @@ def attention(
     heads_first: bool,
     with_lse: bool,
     with_probs: bool,
-    deterministic: bool = False,
     quick_settings: tuple | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """out, lse, probs; what was not asked for is None or an empty tensor."""
@@ -210,19 +190,19 @@ def attention(
         or v.requires_grad
         or (extras is not None and any(t is not None and t.requires_grad for t in extras))
     )
+    given = NO_EXTRAS if extras is None else extras
+    if is_watched() or not _PLAIN.issuperset((type(q), type(k), type(v))) or q.is_meta:
+        return _operator(q, k, v, *given, dropout_state, *options, heads_first, with_lse or needs_grad, with_probs)
     if quick_settings is not None:
         quick_settings = (quick_settings, needs_grad)
-    is_plain = not _is_compiling() and _PLAIN.issuperset((type(q), type(k), type(v))) and not q.is_meta
-    if is_plain and not needs_grad and not is_watched():
+    if not needs_grad:
         return _eager.forward(
             q, k, v, extras, options, dropout_state, heads_first, with_lse, with_probs, None, quick_settings
         )
-    given = NO_EXTRAS if extras is None else extras
-    flags = (heads_first, with_lse, with_probs, deterministic or torch.are_deterministic_algorithms_enabled())
-    if is_plain and not is_watched():
-        rest = (extras, options, dropout_state, flags, quick_settings)
-        results = _Differentiable.apply(q, k, v, given[3], given[6], rest)
-        return results if with_lse or with_probs else (results, None, None)
-    return _operator(
-        q, k, v, *given, dropout_state, *options, heads_first, with_lse or needs_grad, with_probs, flags[3]
+    entry, q, k, v = _eager.prepare(
+        q, k, v, extras, options, heads_first, True, with_probs, None, quick_settings
     )
+    rest = () if extras is dropout_state is None else (*given, dropout_state)
+    returns_all = with_lse or with_probs
+    results = _backward.Differentiable.apply(q, k, v, given[3], given[6], entry, rest, returns_all)
+    return results if returns_all else (results, None, None)

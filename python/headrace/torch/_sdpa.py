@@ -19,7 +19,7 @@ IMPLEMENTATION = "headrace"
 
 def _options(dropout_p: float, is_causal: bool, scale: float | None) -> tuple:
     mode = CAUSAL_TOP_LEFT if is_causal else CAUSAL_NONE
-    return (scale, 0.0, dropout_p, -1, -1, 0, 0, mode, 0, False, False, False)
+    return (scale, 0.0, dropout_p, -1, -1, 0, 0, mode, 0, False, False, False, False)
 
 
 def _mask_extras(attn_mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> Extras:
@@ -100,7 +100,7 @@ def scaled_dot_product_attention(
     Raises:
         ValueError, NotImplementedError, MemoryError, RuntimeError: as attention().
     """
-    settings = ("sdpa", is_causal, scale, enable_gqa, False)
+    settings = ("sdpa", is_causal, scale, enable_gqa)
     if attn_mask is None and not dropout_p:
         out = _quick.attention(query, key, value, settings)
         if out is not None:

@@ -14,6 +14,8 @@ std::span<const Kernel> forward_kernels() {
     flash::kAvx512Kernel,
     flash::kAvx512Bf16Kernel,
     flash::kAvx2Kernel,
+#elif defined(__aarch64__)
+    flash::kNeonKernel,
 #endif
     flash::kScalarKernel,
     reference::kForwardKernel,
@@ -26,6 +28,8 @@ std::span<const Kernel> backward_kernels() {
 #if defined(__x86_64__)
     flash::kAvx512BackwardKernel,
     flash::kAvx2BackwardKernel,
+#elif defined(__aarch64__)
+    flash::kNeonBackwardKernel,
 #endif
     flash::kScalarBackwardKernel,
     reference::kBackwardKernel,

@@ -25,7 +25,7 @@ void loop(std::int64_t num_tasks, int max_workers, Body body) {
 
 TEST(ThreadPool, RunsEveryTaskOnceOnDistinctWorkers) {
   for (const int workers : {1, 2, 3, 7}) {
-    for (const std::int64_t tasks : {0, 1, 2, 5, 1000}) {
+    for (const std::int64_t tasks : {0, 1, 2, 5, 1000, 200000}) {
       std::vector<std::atomic<int>> calls(static_cast<std::size_t>(tasks));
       std::vector<std::atomic<int>> busy(static_cast<std::size_t>(workers));
       loop(tasks, workers, [&](std::int64_t task, int worker) {

@@ -13,6 +13,7 @@ Failure absent() {
 }  // namespace
 
 std::span<const Kernel> forward_kernels() { return {}; }
+std::span<const Kernel> backward_kernels() { return {}; }
 std::span<const Kernel> baseline_kernels() { return {}; }
 std::string architectures() { return "none"; }
 Result<int> num_devices() { return absent(); }

@@ -13,6 +13,9 @@ namespace headrace::cuda {
 // Attention forward, best first; the last one takes every problem. Empty without CUDA.
 std::span<const Kernel> forward_kernels();
 
+// The same for the backward.
+std::span<const Kernel> backward_kernels();
+
 // Kernels that only tests and benchmarks ask for, by name.
 std::span<const Kernel> baseline_kernels();
 

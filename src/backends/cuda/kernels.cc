@@ -1,7 +1,8 @@
-// The CUDA kernels for attention forward, best first; the last one takes every problem.
+// The CUDA kernels for attention, best first; the last one of a list takes every problem.
 #include "backends/cuda/backend.h"
 #include "backends/cuda/simple/kernel.h"
 #include "backends/cuda/sm80/kernel.h"
+#include "backends/cuda/sm90/bwd/kernel.h"
 #include "backends/cuda/sm90/fwd/kernel.h"
 
 namespace headrace::cuda {
@@ -11,6 +12,15 @@ std::span<const Kernel> forward_kernels() {
       sm90::kForwardKernel,
       sm80::kForwardKernel,
       simple::kForwardKernel,
+  };
+  return kernels;
+}
+
+std::span<const Kernel> backward_kernels() {
+  static const Kernel kernels[] = {
+      sm90::bwd::kBackwardKernel,
+      sm80::kBackwardKernel,
+      simple::kBackwardKernel,
   };
   return kernels;
 }

@@ -25,13 +25,14 @@ void launch_backward(const Instance& instance, const Plan& plan, const Attention
 namespace scalar {
 extern const Instance kBackwardInstance;
 }
-#if defined(__x86_64__)
 namespace avx2 {
 extern const Instance kBackwardInstance;
 }
 namespace avx512 {
 extern const Instance kBackwardInstance;
 }
-#endif
+namespace neon {
+extern const Instance kBackwardInstance;
+}
 
 }  // namespace headrace::cpu::flash

@@ -28,10 +28,10 @@ struct Instance {
   TaskBody task_body[3];  // by DType
 };
 
+// Those of other machines are declared and nothing else.
 namespace scalar {
 extern const Instance kInstance;
 }
-#if defined(__x86_64__)
 namespace avx2 {
 extern const Instance kInstance;
 }
@@ -41,6 +41,8 @@ extern const Instance kInstance;
 namespace avx512bf16 {
 extern const Instance kInstance;
 }
-#endif
+namespace neon {
+extern const Instance kInstance;
+}
 
 }  // namespace headrace::cpu::flash

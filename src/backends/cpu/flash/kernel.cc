@@ -138,23 +138,26 @@ constexpr Kernel make_backward_kernel(std::string_view name, std::string_view su
               }};
 }
 
-constexpr Target kScalar{scalar::kInstance, 0, "any instruction set"};
-#if defined(__x86_64__)
-constexpr Target kAvx2{avx2::kInstance, HEADRACE_ISA_AVX2, "AVX2, FMA and F16C"};
-constexpr Target kAvx512{avx512::kInstance, HEADRACE_ISA_AVX512, "AVX-512 F, BW, DQ and VL"};
-constexpr Target kAvx512Bf16{avx512bf16::kInstance, HEADRACE_ISA_AVX512_BF16, "AVX-512 BF16"};
-#endif
-constexpr Target kScalarBackward{scalar::kBackwardInstance, kScalar.isa, kScalar.isa_text};
-#if defined(__x86_64__)
-constexpr Target kAvx2Backward{avx2::kBackwardInstance, kAvx2.isa, kAvx2.isa_text};
-constexpr Target kAvx512Backward{avx512::kBackwardInstance, kAvx512.isa, kAvx512.isa_text};
-#endif
-
 }  // namespace
+
+// What each machine runs: the scalar kernels on all of them.
+
+constexpr Target kScalar{scalar::kInstance, 0, "any instruction set"};
+constexpr Target kScalarBackward{scalar::kBackwardInstance, kScalar.isa, kScalar.isa_text};
 
 const Kernel kScalarKernel = make_kernel<kScalar>(
     "cpu_scalar_fwd", "tiled online softmax, f32 f16 bf16, every feature, any CPU");
+const Kernel kScalarBackwardKernel = make_backward_kernel<kScalarBackward>(
+    "cpu_scalar_bwd", "tiles, P again from the lse, f32 f16 bf16, every feature, any CPU");
+
 #if defined(__x86_64__)
+
+constexpr Target kAvx2{avx2::kInstance, HEADRACE_ISA_AVX2, "AVX2, FMA and F16C"};
+constexpr Target kAvx512{avx512::kInstance, HEADRACE_ISA_AVX512, "AVX-512 F, BW, DQ and VL"};
+constexpr Target kAvx512Bf16{avx512bf16::kInstance, HEADRACE_ISA_AVX512_BF16, "AVX-512 BF16"};
+constexpr Target kAvx2Backward{avx2::kBackwardInstance, kAvx2.isa, kAvx2.isa_text};
+constexpr Target kAvx512Backward{avx512::kBackwardInstance, kAvx512.isa, kAvx512.isa_text};
+
 const Kernel kAvx2Kernel = make_kernel<kAvx2>(
     "cpu_avx2_fwd", "tiled online softmax, f32 f16 bf16, every feature, 6 x 16 float tiles");
 const Kernel kAvx512Kernel = make_kernel<kAvx512>(
@@ -162,16 +165,22 @@ const Kernel kAvx512Kernel = make_kernel<kAvx512>(
 const Kernel kAvx512Bf16Kernel = make_kernel<kAvx512Bf16>(
     "cpu_avx512bf16_fwd",
     "tiled online softmax, bf16, every feature, Q K^T as 12 x 32 tiles of bf16 dot products");
-#endif
-
-const Kernel kScalarBackwardKernel = make_backward_kernel<kScalarBackward>(
-    "cpu_scalar_bwd", "tiles, P again from the lse, f32 f16 bf16, every feature, any CPU");
-#if defined(__x86_64__)
 const Kernel kAvx2BackwardKernel = make_backward_kernel<kAvx2Backward>(
     "cpu_avx2_bwd", "tiles, P again from the lse, f32 f16 bf16, every feature, 6 x 16 float tiles");
 const Kernel kAvx512BackwardKernel = make_backward_kernel<kAvx512Backward>(
     "cpu_avx512_bwd",
     "tiles, P again from the lse, f32 f16 bf16, every feature, 12 x 32 float tiles");
+
+#elif defined(__aarch64__)
+
+constexpr Target kNeon{neon::kInstance, HEADRACE_ISA_NEON, "NEON"};
+constexpr Target kNeonBackward{neon::kBackwardInstance, kNeon.isa, kNeon.isa_text};
+
+const Kernel kNeonKernel = make_kernel<kNeon>(
+    "cpu_neon_fwd", "tiled online softmax, f32 f16 bf16, every feature, 4 x 16 float tiles");
+const Kernel kNeonBackwardKernel = make_backward_kernel<kNeonBackward>(
+    "cpu_neon_bwd", "tiles, P again from the lse, f32 f16 bf16, every feature, 4 x 16 float tiles");
+
 #endif
 
 }  // namespace headrace::cpu::flash

@@ -5,14 +5,15 @@
 
 namespace headrace::cpu::flash {
 
+// Those of other machines are declared and nothing else.
 extern const Kernel kScalarKernel;
 extern const Kernel kScalarBackwardKernel;
-#if defined(__x86_64__)
 extern const Kernel kAvx2Kernel;
 extern const Kernel kAvx512Kernel;
 extern const Kernel kAvx512Bf16Kernel;
 extern const Kernel kAvx2BackwardKernel;
 extern const Kernel kAvx512BackwardKernel;
-#endif
+extern const Kernel kNeonKernel;
+extern const Kernel kNeonBackwardKernel;
 
 }  // namespace headrace::cpu::flash

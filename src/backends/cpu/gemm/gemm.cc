@@ -33,6 +33,8 @@ constexpr Target kTargets[] = {
      gemm::avx512vnni::kInstance, &gemm::avx512bf16::kPairs},
     {HEADRACE_ISA_AVX512 | HEADRACE_ISA_AVX512_VNNI, gemm::avx512vnni::kInstance},
     {HEADRACE_ISA_AVX2, gemm::avx2::kInstance},
+#elif defined(__aarch64__)
+    {HEADRACE_ISA_NEON, gemm::neon::kInstance},
 #endif
     {0, gemm::scalar::kInstance},
 };

@@ -36,7 +36,7 @@ DeviceInfo device_with(std::uint32_t cpu_isa, int threads = 2) {
 
 std::vector<std::uint32_t> instruction_sets() {
   std::vector<std::uint32_t> sets;
-  for (const char* name : {"cpu:scalar", "cpu:avx2", "cpu:avx512_bf16"}) {
+  for (const char* name : {"cpu:scalar", "cpu:avx2", "cpu:avx512_bf16", "cpu:neon"}) {
     const std::uint32_t isa = device_from_text(name).value().cpu_isa;
     if ((isa & ~detected_cpu_isa()) == 0) sets.push_back(isa);
   }
@@ -275,8 +275,15 @@ INSTANTIATE_TEST_SUITE_P(All, Gemm, ::testing::ValuesIn(all_configs()),
                          [](const auto& config) { return config.param.name; });
 
 TEST_P(Gemm, EqualsSumsInDouble) {
-  for (const auto& [rows, about, tokens] :
-       {std::array<int64_t, 3>{16, 32, 1}, {1, 64, 1}, {37, 256, 3}, {8, 576, 16}, {50, 545, 70}}) {
+  // 800 columns: more groups than are unpacked at once, with every rest of a block of tokens.
+  for (const auto& [rows, about, tokens] : {std::array<int64_t, 3>{16, 32, 1},
+                                            {1, 64, 1},
+                                            {37, 256, 3},
+                                            {8, 576, 16},
+                                            {50, 545, 70},
+                                            {9, 800, 5},
+                                            {9, 800, 6},
+                                            {9, 800, 7}}) {
     const Weights w = weights(rows, about);
     const PackedMatrix m = packed(w);
     const auto x = random_floats(tokens * w.columns, 11);
@@ -390,10 +397,11 @@ TEST(GemmStack, EqualsOneCallEach) {
     std::vector<const PackedMatrix*> all;
     int64_t rows = 0;
     for (const PackedMatrix& m : matrices) all.push_back(&m), rows += m.rows;
-    const auto out = product(all, x, tokens);
+    const auto bias = random_floats(rows, 19);
+    const auto out = product(all, x, tokens, {.bias = bias.data()});
     int64_t first = 0;
     for (const PackedMatrix& m : matrices) {
-      const auto one = product({&m}, x, tokens);
+      const auto one = product({&m}, x, tokens, {.bias = bias.data() + first});
       for (int64_t t = 0; t < tokens; ++t)
         for (int64_t r = 0; r < m.rows; ++r)
           ASSERT_EQ(out[static_cast<std::size_t>(t * rows + first + r)],

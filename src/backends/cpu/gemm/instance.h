@@ -55,7 +55,6 @@ static_assert(kTokenTile % kTokenBlock == 0);
 namespace scalar {
 extern const Instance kInstance;
 }
-#if defined(__x86_64__)
 namespace avx2 {
 extern const Instance kInstance;
 }
@@ -65,6 +64,8 @@ extern const Instance kInstance;
 namespace avx512bf16 {
 extern const PairProducts kPairs;
 }
-#endif
+namespace neon {
+extern const Instance kInstance;
+}
 
 }  // namespace headrace::cpu::gemm

@@ -11,20 +11,23 @@ namespace headrace::cpu {
 namespace scalar {
 extern const SoftmaxOps kSoftmaxOps;
 }
-#if defined(__x86_64__)
 namespace avx2 {
 extern const SoftmaxOps kSoftmaxOps;
 }
 namespace avx512 {
 extern const SoftmaxOps kSoftmaxOps;
 }
-#endif
+namespace neon {
+extern const SoftmaxOps kSoftmaxOps;
+}
 
 std::span<const SoftmaxOps* const> all_softmax_ops() {
   static constexpr const SoftmaxOps* kAll[] = {
 #if defined(__x86_64__)
     &avx512::kSoftmaxOps,
     &avx2::kSoftmaxOps,
+#elif defined(__aarch64__)
+    &neon::kSoftmaxOps,
 #endif
     &scalar::kSoftmaxOps,
   };

@@ -5,20 +5,23 @@ namespace headrace::cpu {
 namespace scalar {
 extern const RowOps kRowOps;
 }
-#if defined(__x86_64__)
 namespace avx2 {
 extern const RowOps kRowOps;
 }
 namespace avx512 {
 extern const RowOps kRowOps;
 }
-#endif
+namespace neon {
+extern const RowOps kRowOps;
+}
 
 std::span<const RowOps* const> all_row_ops() {
   static constexpr const RowOps* kAll[] = {
 #if defined(__x86_64__)
     &avx512::kRowOps,
     &avx2::kRowOps,
+#elif defined(__aarch64__)
+    &neon::kRowOps,
 #endif
     &scalar::kRowOps,
   };

@@ -13,14 +13,15 @@ namespace headrace::cpu {
 namespace scalar {
 extern const VecProbe kProbe;
 }
-#if defined(__x86_64__)
 namespace avx2 {
 extern const VecProbe kProbe;
 }
 namespace avx512 {
 extern const VecProbe kProbe;
 }
-#endif
+namespace neon {
+extern const VecProbe kProbe;
+}
 
 namespace {
 
@@ -35,6 +36,8 @@ std::vector<const VecProbe*> probes() {
   if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512dq"))
     found.push_back(&avx512::kProbe);
+#elif defined(__aarch64__)
+  found.push_back(&neon::kProbe);
 #endif
   return found;
 }

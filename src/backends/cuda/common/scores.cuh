@@ -58,17 +58,55 @@ __device__ __forceinline__ ScoreColumns score_columns(std::int64_t first_key, in
   return {key, static_cast<int>(min(seqlen_k - key, std::int64_t{1} << 30))};
 }
 
-// Within 3 units in the last place: a polynomial (our own fit, relative error 3e-9) up to 0.6, then
-// 1 - 2 / (exp(2 x) + 1) with the fast exponential and quotient.
-__device__ __forceinline__ float tanh_of_score(float x) {
-  const float size = fabsf(x), square = x * x;
+// tanh within 3 units in the last place: a polynomial (our own fit, relative error 3e-9) below
+// kLargestSmall, from there 1 - 2 / (exp(2 x) + 1) with the fast exponential and quotient.
+inline constexpr float kLargestSmall = 0.6f;
+__device__ __forceinline__ float tanh_of_small(float x) {
+  const float square = x * x;
   float series = fmaf(-0x1.830bfap-8f, square, 0x1.54e018p-6f);
   series = fmaf(series, square, -0x1.b89edap-5f);
   series = fmaf(series, square, 0x1.1109dcp-3f);
   series = fmaf(series, square, -0x1.55553ep-2f);
-  const float small = fmaf(series * square, x, x);
-  const float large = 1.0f - __fdividef(2.0f, __expf(2.0f * size) + 1.0f);
-  return size < 0.6f ? small : copysignf(large, x);
+  return fmaf(series, square * x, x);
+}
+__device__ __forceinline__ float tanh_of_large(float x) {
+  const float size = 1.0f - __fdividef(2.0f, __expf(2.0f * fabsf(x)) + 1.0f);
+  return copysignf(size, x);
+}
+
+// softcap * tanh(scale * x / softcap). Most data is far below the cap: where no score of the warp
+// comes near it, the way for large ones is not taken. Which way a score takes depends on itself.
+template <int kHalf, int kBlocks>
+__device__ __forceinline__ void cap_scores(const ScoreNumbers& numbers, float (&s)[kBlocks][4]) {
+  bool is_any_large = false;
+#pragma unroll
+  for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float& x = s[j][2 * kHalf + i];
+      x *= numbers.scale_by_softcap;
+      is_any_large |= !(fabsf(x) < kLargestSmall);
+    }
+  }
+  if (!__any_sync(0xffffffffu, is_any_large)) [[likely]] {
+#pragma unroll
+    for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float& x = s[j][2 * kHalf + i];
+        x = numbers.softcap * tanh_of_small(x);
+      }
+    }
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float& x = s[j][2 * kHalf + i];
+      x = numbers.softcap * (fabsf(x) < kLargestSmall ? tanh_of_small(x) : tanh_of_large(x));
+    }
+  }
 }
 
 // Two neighbours at once.
@@ -80,10 +118,10 @@ __device__ inline float2 load_pair(const __nv_bfloat16* x) {
   return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(x));
 }
 
-// kHalf 0: row g; 1: row g + 8.
+// s * scale + bias. kHalf 0: row g; 1: row g + 8.
 template <int kHalf, class E, int kBlocks>
 __device__ __forceinline__ void add_bias(const E* from, std::int64_t stride_k, int count,
-                                         float (&s)[kBlocks][4]) {
+                                         float scale, float (&s)[kBlocks][4]) {
   const bool is_paired =
       stride_k == 1 && reinterpret_cast<std::uintptr_t>(from) % (2 * sizeof(E)) == 0;
   if (is_paired) {
@@ -95,16 +133,18 @@ __device__ __forceinline__ void add_bias(const E* from, std::int64_t stride_k, i
       } else if (8 * j < count) {
         pair.x = load_real(from, 8 * j);
       }
-      s[j][2 * kHalf] += pair.x;
-      s[j][2 * kHalf + 1] += pair.y;
+      s[j][2 * kHalf] = fmaf(s[j][2 * kHalf], scale, pair.x);
+      s[j][2 * kHalf + 1] = fmaf(s[j][2 * kHalf + 1], scale, pair.y);
     }
     return;
   }
 #pragma unroll
   for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
-      if (8 * j + i < count) s[j][2 * kHalf + i] += load_real(from, (8 * j + i) * stride_k);
+    for (int i = 0; i < 2; ++i) {
+      float& x = s[j][2 * kHalf + i];
+      x = fmaf(x, scale, 8 * j + i < count ? load_real(from, (8 * j + i) * stride_k) : 0.0f);
+    }
   }
 }
 
@@ -145,42 +185,61 @@ __device__ __forceinline__ void apply_tree_mask(const std::uint32_t* words, std:
   }
 }
 
-// Products q.k become scores in natural units: scale, softcap, ALiBi, bias, masks. T: dtype of q,
-// which a bias has unless it is float.
-template <class T, int kHalf, int kBlocks>
-__device__ __forceinline__ void general_scores(const Problem& p, const AttentionArgs& args,
-                                               const ScoreNumbers& numbers,
+// Softcap and ALiBi. Returns the factor that the scores still lack: the scale, or 1.
+template <int kHalf, int kBlocks>
+__device__ __forceinline__ float cap_and_slope(const Problem& p, const ScoreNumbers& numbers,
                                                const Sequence& sequence, const ScoreRow& row,
                                                ScoreColumns columns, float (&s)[kBlocks][4]) {
-  const auto for_each = [&](auto change) {
-#pragma unroll
-    for (int j = 0; j < kBlocks; ++j) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) change(s[j][2 * kHalf + i], 8 * j + i);
-    }
-  };
-  for_each([&](float& x, int) { x *= numbers.scale; });
-  if (has_softcap(p))
-    for_each(
-        [&](float& x, int) { x = numbers.softcap * tanh_of_score(x * numbers.inverse_softcap); });
-  if (p.has_alibi) {
-    const std::int64_t diagonal =
-        row.q_idx + diagonal_shift(p, sequence.seqlen_q, sequence.seqlen_k);
-    const auto distance = static_cast<float>(columns.key - diagonal);
-    for_each([&](float& x, int column) {
-      x = fmaf(-row.alibi_slope, fabsf(distance + static_cast<float>(column)), x);
-    });
+  float scale = numbers.scale;
+  if (numbers.softcap != 0) {
+    cap_scores<kHalf>(numbers, s);
+    scale = 1;
   }
-  if (args.bias.data != nullptr) {
-    const std::int64_t from = row.bias + columns.key * args.bias.stride_k;
-    if (args.bias.dtype == DType::f32) {
-      add_bias<kHalf>(static_cast<const float*>(args.bias.data) + from, args.bias.stride_k,
-                      columns.count, s);
-    } else {
-      add_bias<kHalf>(static_cast<const T*>(args.bias.data) + from, args.bias.stride_k,
-                      columns.count, s);
+  if (p.has_alibi == 0) return scale;
+  const std::int64_t diagonal = row.q_idx + diagonal_shift(p, sequence.seqlen_q, sequence.seqlen_k);
+  const auto distance = static_cast<float>(columns.key - diagonal);
+#pragma unroll
+  for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float& x = s[j][2 * kHalf + i];
+      const float slope = row.alibi_slope * fabsf(distance + static_cast<float>(8 * j + i));
+      x = fmaf(x, scale, -slope);
     }
   }
+  return 1;
+}
+
+template <int kHalf, int kBlocks>
+__device__ __forceinline__ void scale_scores(float scale, float (&s)[kBlocks][4]) {
+#pragma unroll
+  for (int j = 0; j < kBlocks; ++j) {
+    s[j][2 * kHalf] *= scale;
+    s[j][2 * kHalf + 1] *= scale;
+  }
+}
+
+// T: dtype of q, which a bias has unless it is float. Returns the factor that is still lacking.
+template <class T, int kHalf, int kBlocks>
+__device__ __forceinline__ float add_bias_of(const ScoreOperand& bias, const ScoreRow& row,
+                                             ScoreColumns columns, float scale,
+                                             float (&s)[kBlocks][4]) {
+  if (bias.data == nullptr) return scale;
+  const std::int64_t from = row.bias + columns.key * bias.stride_k;
+  if (bias.dtype == DType::f32) {
+    add_bias<kHalf>(static_cast<const float*>(bias.data) + from, bias.stride_k, columns.count,
+                    scale, s);
+  } else {
+    add_bias<kHalf>(static_cast<const T*>(bias.data) + from, bias.stride_k, columns.count, scale,
+                    s);
+  }
+  return 1;
+}
+
+template <int kHalf, int kBlocks>
+__device__ __forceinline__ void apply_masks(const Problem& p, const AttentionArgs& args,
+                                            const Sequence& sequence, const ScoreRow& row,
+                                            ScoreColumns columns, float (&s)[kBlocks][4]) {
   if (args.mask.data != nullptr)
     apply_mask<kHalf>(static_cast<const std::uint8_t*>(args.mask.data) + row.mask +
                           columns.key * args.mask.stride_k,
@@ -188,6 +247,18 @@ __device__ __forceinline__ void general_scores(const Problem& p, const Attention
   if (p.has_tree_mask)
     apply_tree_mask<kHalf>(args.tree_mask + row.tree,
                            columns.key - (sequence.seqlen_k - sequence.seqlen_q), columns.count, s);
+}
+
+// Products q.k become scores in natural units: scale, softcap, ALiBi, bias, masks.
+template <class T, int kHalf, int kBlocks>
+__device__ __forceinline__ void general_scores(const Problem& p, const AttentionArgs& args,
+                                               const ScoreNumbers& numbers,
+                                               const Sequence& sequence, const ScoreRow& row,
+                                               ScoreColumns columns, float (&s)[kBlocks][4]) {
+  float scale = cap_and_slope<kHalf>(p, numbers, sequence, row, columns, s);
+  scale = add_bias_of<T, kHalf>(args.bias, row, columns, scale, s);
+  if (scale != 1) scale_scores<kHalf>(scale, s);
+  apply_masks<kHalf>(p, args, sequence, row, columns, s);
 }
 
 // Zeroes dropped probabilities. `first_key` is the tile's, a multiple of 16; the factor for what

@@ -49,6 +49,15 @@ __device__ __forceinline__ void tma_load(u32 to, const TensorMap* map, u32 barri
       : "memory");
 }
 
+// `bytes` of consecutive memory, no tensor: a multiple of 16, as both addresses are.
+__device__ __forceinline__ void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
 // Stores and reductions belong to groups: commit closes one, the waits take the number of groups
 // that may still be under way. Threads that wrote `from` fence_proxy_async() first.
 __device__ __forceinline__ void tma_store(const TensorMap* map, u32 from, int c0, int c1) {

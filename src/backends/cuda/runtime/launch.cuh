@@ -4,6 +4,9 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
+
+#include "backends/cuda/runtime/device.cuh"
 #include "backends/cuda/runtime/status.cuh"
 
 namespace headrace::cuda {
@@ -49,13 +52,28 @@ Status launch(const LaunchShape& shape, cudaStream_t stream, void (*kernel)(Para
   return cuda_failure(error, shape_text(shape));
 }
 
-// Dynamic shared memory above 48 KiB, on the current device.
+// The devices on which a kernel may have dynamic shared memory above 48 KiB: the driver is asked
+// once for each, not at every launch. A static one for each kernel.
+struct AllowedSmem {
+  std::atomic<std::uint64_t> devices{0};  // bit i: cuda:i
+};
+static_assert(kMaxDevices <= 64);
+
+// On the current device.
 template <class... Params>
-Status allow_smem(const LaunchShape& shape, void (*kernel)(Params...)) {
+Status allow_smem(const LaunchShape& shape, void (*kernel)(Params...), AllowedSmem& allowed) {
+  int device_id = 0;
+  if (Status bad = cuda_status(cudaGetDevice(&device_id), "asking for the current device"))
+    return bad;
+  const std::uint64_t bit = std::uint64_t{1} << device_id;
+  if ((allowed.devices.load(std::memory_order_relaxed) & bit) != 0) return std::nullopt;
   const auto bytes = static_cast<int>(shape.smem_bytes);
-  return cuda_status(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-      "allowing {} {} bytes of shared memory", shape.name, bytes);
+  if (Status bad = cuda_status(
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+          "allowing {} {} bytes of shared memory", shape.name, bytes))
+    return bad;
+  allowed.devices.fetch_or(bit, std::memory_order_relaxed);
+  return std::nullopt;
 }
 
 }  // namespace headrace::cuda

@@ -26,6 +26,13 @@ Status check_pointers(const AttentionArgs& args, Workspace workspace, int device
                   {"tree_mask", args.tree_mask},
                   {"sinks", args.sinks},
                   {"probs", args.probs.data},
+                  {"dout", args.gradients.dout.data},
+                  {"dlse", args.gradients.dlse.data},
+                  {"dq", args.gradients.dq.data},
+                  {"dk", args.gradients.dk.data},
+                  {"dv", args.gradients.dv.data},
+                  {"dbias", args.gradients.dbias.data},
+                  {"dsinks", args.gradients.dsinks},
                   {"workspace", workspace.data}};
   for (const auto& [name, data] : pointers)
     if (Status bad = check_pointer(name, data, device_id)) return bad;

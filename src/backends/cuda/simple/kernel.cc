@@ -9,13 +9,6 @@
 namespace headrace::cuda::simple {
 namespace {
 
-constexpr int kOldestSm = 80;  // of the code in this library
-
-std::string refuses(const Problem&, const DeviceInfo& device) {
-  if (device.sm >= kOldestSm) return {};
-  return format_text("needs a GPU of sm{} or newer, not sm{}", kOldestSm, device.sm);
-}
-
 std::int64_t num_rows_of(const Problem& p) { return p.batch * p.num_heads * p.seqlen_q; }
 
 Schedule plan(const Problem& p, const DeviceInfo& device) {
@@ -52,10 +45,16 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace, Stream str
 
 }  // namespace
 
+std::string refuses_device(const Problem&, const DeviceInfo& device) {
+  constexpr int kOldestSm = 80;  // of the code in this library
+  if (device.sm >= kOldestSm) return {};
+  return format_text("needs a GPU of sm{} or newer, not sm{}", kOldestSm, device.sm);
+}
+
 const Kernel kForwardKernel = {
     .name = "cuda_simple",
     .summary = "a warp a row, f32 f16 bf16 f64, every feature, exact about NaN; any GPU, slow",
-    .refuses = refuses,
+    .refuses = refuses_device,
     .plan = plan,
     .launch = launch,
 };

@@ -1,41 +1,25 @@
-// Attention forward for any GPU and every feature, written to be read. A warp computes a row (batch
-// entry, head, query); its lanes share the head dimension. It goes over the keys twice: first the
-// largest score and the sum of exponentials, then the weights and the sum of V. The second pass
-// weighs with numbers of at most 1, so nothing overflows that the result would not. Invisible keys
-// are never multiplied: whatever lies in their K and V reaches nobody.
+// Attention forward for any GPU and every feature, written to be read. A warp computes a row. It
+// goes over the keys twice: first the largest score and the sum of exponentials, then the weights
+// and the sum of V. The second pass weighs with numbers of at most 1, so nothing overflows that the
+// result would not. Invisible keys are never multiplied: whatever lies in their K and V reaches
+// nobody.
 #pragma once
 
-#include "backends/cuda/common/element.cuh"
-#include "backends/cuda/common/lengths.cuh"
 #include "backends/cuda/runtime/launch.cuh"
+#include "backends/cuda/simple/row.cuh"
 #include "backends/cuda/simple/simple.h"
-#include "core/philox.h"
 
 namespace headrace::cuda::simple {
 
-// kPerLane: head_dim and head_dim_v are at most 32 * kPerLane; lane l holds columns l, l + 32, ...
 template <class T, int kPerLane>
-class Row {
+class ForwardRow : ScoreRow<T, kPerLane> {
  public:
-  using Real = typename Compute<T>::type;
-
-  __device__ Row(const Params& c, std::int64_t row_idx, int lane)
-      : p_(c.problem), args_(c.args), lane_(lane) {
-    q_idx_ = row_idx % p_.seqlen_q;
-    head_ = row_idx / p_.seqlen_q % p_.num_heads;
-    batch_idx_ = row_idx / p_.seqlen_q / p_.num_heads;
-    kv_head_ = head_ / group_size(p_);
-    const bool reports = q_idx_ == 0 && head_ == 0 && lane == 0;
-    sequence_ = device_sequence(p_, args_.ragged, batch_idx_, reports, c.error_word);
-    keys_ = visible_keys(p_, q_idx_, sequence_.seqlen_q, sequence_.seqlen_k);
-    diagonal_ = q_idx_ + diagonal_shift(p_, sequence_.seqlen_q, sequence_.seqlen_k);
-  }
-
-  // Ragged: the row may lie beyond the end of its sequence.
-  __device__ bool exists() const { return q_idx_ < sequence_.seqlen_q; }
+  using Base = ScoreRow<T, kPerLane>;
+  using Base::Base;
+  using Real = typename Base::Real;
 
   __device__ void compute() {
-    load_query();
+    this->load_query();
     find_denominator();
     if (is_empty_) {
       write_empty();
@@ -47,21 +31,27 @@ class Row {
   }
 
  private:
-  __device__ void load_query() {
-    const std::int64_t from = row_offset(args_.q, batch_idx_, sequence_.row_q + q_idx_, head_);
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i)
-      q_[i] = column(i) < p_.head_dim
-                  ? load_real(static_cast<const T*>(args_.q.data), from + column(i))
-                  : Real(0);
-  }
+  using Base::args_;
+  using Base::column;
+  using Base::keys_;
+  using Base::kInfinity;
+  using Base::kTileTerms;
+  using Base::kv_head_;
+  using Base::lane_;
+  using Base::p_;
+  using Base::place_;
+  using Base::row_q;
+  using Base::score;
+  using Base::score_offset;
+  using Base::sees;
+  using Base::sequence_;
 
   // The largest score and the sum of exponentials relative to it, the sink among them.
   __device__ void find_denominator() {
     Real top = -kInfinity, sum = 0;
-    for (std::int64_t first = keys_.begin; first < keys_.end; first += kTileKeys) {
+    for (std::int64_t first = keys_.begin; first < keys_.end; first += kTileTerms) {
       Real tile_sum = 0;
-      for (std::int64_t j = first; j < min(first + kTileKeys, keys_.end); ++j) {
+      for (std::int64_t j = first; j < min(first + kTileTerms, keys_.end); ++j) {
         if (!sees(j)) continue;
         const Real s = score(j);
         if (s > top) {
@@ -79,7 +69,7 @@ class Row {
     reference_ = top;
     denominator_ = sum;
     if (is_empty_ || !p_.has_sinks) return;
-    const Real sink = args_.sinks[head_ * args_.sinks_stride];
+    const Real sink = args_.sinks[place_.head * args_.sinks_stride];
     if (sink == -kInfinity) return;
     if (sink > top) {
       reference_ = sink;
@@ -91,23 +81,17 @@ class Row {
   // out = sum over visible keys of softmax * dropout * V.
   __device__ void sum_values() {
     Real out[kPerLane] = {};
-    const DropoutRow random{
-        .seed = args_.dropout_seed,
-        .offset = args_.dropout_offset,
-        .batch_head = static_cast<std::uint32_t>(batch_idx_ * p_.num_heads + head_),
-        .query = static_cast<std::uint32_t>(q_idx_)};
-    const std::uint32_t threshold = dropout_keep_threshold(p_.dropout_p);
-    const Real keep_factor = Real(65536) / Real(threshold);
-    for (std::int64_t first = keys_.begin; first < keys_.end; first += kTileKeys) {
+    for (std::int64_t first = keys_.begin; first < keys_.end; first += kTileTerms) {
       Real tile_out[kPerLane] = {};
-      for (std::int64_t j = first; j < min(first + kTileKeys, keys_.end); ++j) {
+      for (std::int64_t j = first; j < min(first + kTileTerms, keys_.end); ++j) {
         if (!sees(j)) continue;
         const Real s = score(j);
         Real weight = s == -kInfinity ? Real(0) : exp(s - reference_);
         weight /= denominator_;
-        if (has_dropout(p_)) weight *= random.bits16(j) < threshold ? keep_factor : Real(0);
+        weight *= this->kept(j);
         if (lane_ == 0) write_prob(j, weight);
-        const std::int64_t from = row_offset(args_.v, batch_idx_, sequence_.row_k + j, kv_head_);
+        const std::int64_t from =
+            row_offset(args_.v, place_.batch_idx, sequence_.row_k + j, kv_head_);
 #pragma unroll
         for (int i = 0; i < kPerLane; ++i)
           if (column(i) < p_.head_dim_v)
@@ -120,50 +104,6 @@ class Row {
     write_out(out);
   }
 
-  // Masks of every kind; the causal mask and the window already bound keys_.
-  __device__ bool sees(std::int64_t j) const {
-    if (args_.mask.data != nullptr &&
-        static_cast<const std::uint8_t*>(args_.mask.data)[score_offset(args_.mask, j)] == 0)
-      return false;
-    if (!p_.has_tree_mask) return true;
-    const std::uint32_t* words = args_.tree_mask + batch_idx_ * args_.tree_stride_batch +
-                                 (sequence_.row_q + q_idx_) * args_.tree_stride_q;
-    const std::int64_t bit = j - (sequence_.seqlen_k - sequence_.seqlen_q);
-    return bit < 0 || (words[bit / 32] >> (bit % 32) & 1u) != 0;
-  }
-
-  // scale * q.k, softcap, ALiBi, bias: the same number in every lane.
-  __device__ Real score(std::int64_t j) const {
-    const std::int64_t from = row_offset(args_.k, batch_idx_, sequence_.row_k + j, kv_head_);
-    Real s = 0;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i)
-      if (column(i) < p_.head_dim)
-        s += q_[i] * load_real(static_cast<const T*>(args_.k.data), from + column(i));
-    for (int step = 16; step > 0; step /= 2) s += __shfl_xor_sync(0xffffffffu, s, step);
-    s *= Real(p_.softmax_scale);
-    if (has_softcap(p_)) s = Real(p_.softcap) * tanh(s / Real(p_.softcap));
-    if (p_.has_alibi) {
-      const Real slope = args_.alibi_slopes[batch_idx_ * args_.alibi_stride_batch +
-                                            head_ * args_.alibi_stride_head];
-      s -= slope * Real(diagonal_ > j ? diagonal_ - j : j - diagonal_);
-    }
-    if (args_.bias.data != nullptr) s += load_bias(score_offset(args_.bias, j));
-    return s;
-  }
-
-  __device__ Real load_bias(std::int64_t offset) const {
-    if (args_.bias.dtype == DType::f32)
-      return load_real(static_cast<const float*>(args_.bias.data), offset);
-    return load_real(static_cast<const T*>(args_.bias.data), offset);
-  }
-
-  // In a ragged batch the query axis of bias and mask counts packed rows.
-  __device__ std::int64_t score_offset(const ScoreOperand& x, std::int64_t j) const {
-    return batch_idx_ * x.stride_batch + head_ * x.stride_head +
-           (sequence_.row_q + q_idx_) * x.stride_q + j * x.stride_k;
-  }
-
   __device__ void write_empty() {
     const Real zeros[kPerLane] = {};
     write_lse(-kInfinity);
@@ -172,18 +112,12 @@ class Row {
   }
 
   __device__ void write_out(const Real (&out)[kPerLane]) {
-    const std::int64_t to = row_offset(args_.out, batch_idx_, sequence_.row_q + q_idx_, head_);
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i)
-      if (column(i) < p_.head_dim_v)
-        store_real(static_cast<T*>(args_.out.data), to + column(i), out[i]);
+    store_columns<T>(args_.out, place_.batch_idx, row_q(), place_.head, p_.head_dim_v, lane_, out);
   }
 
   __device__ void write_lse(Real lse) {
-    if (args_.lse.data == nullptr || lane_ != 0) return;
-    static_cast<Real*>(
-        args_.lse.data)[batch_idx_ * args_.lse.stride_batch + head_ * args_.lse.stride_head +
-                        (sequence_.row_q + q_idx_) * args_.lse.stride_q] = lse;
+    if (args_.lse.data != nullptr && lane_ == 0)
+      static_cast<Real*>(args_.lse.data)[this->lse_offset(args_.lse)] = lse;
   }
 
   __device__ void write_prob(std::int64_t j, Real value) {
@@ -198,19 +132,6 @@ class Row {
     __syncwarp();
   }
 
-  __device__ int column(int i) const { return 32 * i + lane_; }
-
-  // Sums of so many keys are added to the row's: a plain sum of 10^4 terms rounds too often.
-  static constexpr std::int64_t kTileKeys = 64;
-  static constexpr Real kInfinity = static_cast<Real>(HUGE_VAL);
-
-  const Problem& p_;
-  const AttentionArgs& args_;
-  const int lane_;
-  std::int64_t batch_idx_, head_, kv_head_, q_idx_, diagonal_;
-  Sequence sequence_;
-  KeyRange keys_;
-  Real q_[kPerLane];
   Real reference_ = 0, denominator_ = 0;
   bool is_empty_ = false;
 };
@@ -221,8 +142,10 @@ __global__ void __launch_bounds__(32 * kWarps) forward(const __grid_constant__ P
   const std::int64_t step = std::int64_t{kWarps} * gridDim.x;
   for (std::int64_t row_idx = std::int64_t{kWarps} * blockIdx.x + warp; row_idx < params.num_rows;
        row_idx += step) {
-    Row<T, kPerLane> row(params, row_idx, lane);
-    if (row.exists()) row.compute();
+    const RowPlace place = place_of(params.problem, row_idx);
+    const Sequence sequence = sequence_at(params, place, lane);
+    if (place.q_idx < sequence.seqlen_q)
+      ForwardRow<T, kPerLane>(params.problem, params.args, sequence, place, lane).compute();
   }
 }
 

@@ -1,4 +1,4 @@
-// The last kernel of the CUDA list, and kernels that only tests and benchmarks ask for.
+// The last kernels of the CUDA lists, and kernels that only tests and benchmarks ask for.
 #pragma once
 
 #include <span>
@@ -7,7 +7,10 @@
 
 namespace headrace::cuda::simple {
 
-extern const Kernel kForwardKernel;  // "cuda_simple"
+extern const Kernel kForwardKernel, kBackwardKernel;  // "cuda_simple"
+
+// Empty on every GPU from sm_80.
+std::string refuses_device(const Problem& p, const DeviceInfo& device);
 
 // "cuda_teaching" and "cuda_materialised": the idea of this library in 100 lines, and what it
 // replaces. Not in the list: they take plain problems alone.

@@ -9,10 +9,6 @@ namespace {
 constexpr int kOldestSm = 80;
 constexpr std::size_t kWorkspaceAlignment = 16;
 
-// Each of two factors loses up to 2^-23, and the product of their low parts, up to 2^-22, is left
-// out.
-constexpr int kSplitProductError = 8;
-
 struct Instance {
   DType dtype;
   int dim;

@@ -18,7 +18,8 @@ Status launch_forward(const char* name, const Params& params, cudaStream_t strea
                           .grid = dim3(static_cast<unsigned>(num_ctas)),
                           .block = dim3(tile.threads()),
                           .smem_bytes = static_cast<unsigned>(smem.total)};
-  if (Status bad = allow_smem(shape, forward<T, kIsGeneral, Shape>)) return bad;
+  static AllowedSmem allowed;
+  if (Status bad = allow_smem(shape, forward<T, kIsGeneral, Shape>, allowed)) return bad;
   return launch(shape, stream, forward<T, kIsGeneral, Shape>, params);
 }
 

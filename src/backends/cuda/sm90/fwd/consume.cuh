@@ -159,25 +159,58 @@ class Consumer : TileStore<kTile, Element> {
   }
 
   // ---- scores and masks
-  // Softcap, ALiBi, bias and masks, for both rows of the thread.
-  template <int kHalf>
-  __device__ __forceinline__ void general_scores_of(const Work& work, int n) {
-    const ScoreRow row = score_row(work, kHalf);
-    const Sequence sequence = sequence_of(work);
-    general_scores<typename Element::Stored, kHalf>(
-        p_.problem, p_.args, p_.numbers, sequence, row,
-        score_columns(std::int64_t{n} * kKeys, lane_ & 3, sequence.seqlen_k), blocks());
-  }
-  __device__ __forceinline__ ScoreRow score_row(const Work& work, int half) const {
-    const int row = group_row(half);
+  // What the scores of the thread's two rows depend on, once a tile. Rows that do not exist take
+  // those of one that does.
+  __device__ __forceinline__ void find_score_rows(const Work& work) {
+    if constexpr (!kIsGeneral) return;
     const TilePlace at = place(work);
-    const int query = min(at.query + query_of(row), at.queries - 1);
-    return make_score_row(p_.problem, p_.args, sequence_of(work), at.batch, head_of(at, row),
-                          query);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = group_row(r), query = min(at.query + query_of(row), at.queries - 1);
+      rows_[r] =
+          make_score_row(p_.problem, p_.args, sequence_of(work), at.batch, head_of(at, row), query);
+    }
   }
   // The accumulators of S in groups of four, as the code for fragments takes them.
   __device__ __forceinline__ auto blocks() -> float (&)[kKeys / 8][4] {
     return reinterpret_cast<float(&)[kKeys / 8][4]>(s_);
+  }
+  // A bias of pairs of 16 bits is brought while S is multiplied; others are read when S is there.
+  __device__ __forceinline__ void fetch_bias(const Work& work, int n) {
+    if constexpr (!kIsGeneral) return;
+    has_bias_pairs_ = p_.has_bias_pairs != 0 && (n + 1) * kKeys <= word(work, kWordKeys);
+    if (!has_bias_pairs_) return;
+    using Stored = typename Element::Stored;
+    const std::int64_t key = std::int64_t{n} * kKeys + 2 * (lane_ & 3);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const Stored* from = static_cast<const Stored*>(p_.args.bias.data) + rows_[r].bias + key;
+#pragma unroll
+      for (int j = 0; j < kKeys / 8; ++j)
+        bias_pairs_[r][j] = __ldg(reinterpret_cast<const u32*>(from + 8 * j));
+    }
+  }
+  // Softcap, ALiBi, bias and masks of row r.
+  template <int r>
+  __device__ __forceinline__ void general_scores_of(const Work& work, int n) {
+    const Sequence sequence = sequence_of(work);
+    const ScoreColumns columns =
+        score_columns(std::int64_t{n} * kKeys, lane_ & 3, sequence.seqlen_k);
+    float scale = cap_and_slope<r>(p_.problem, p_.numbers, sequence, rows_[r], columns, blocks());
+    if (has_bias_pairs_) {
+#pragma unroll
+      for (int j = 0; j < kKeys / 8; ++j) {
+        const float2 pair = Element::unpack(bias_pairs_[r][j]);
+        s_[4 * j + 2 * r] = fmaf(s_[4 * j + 2 * r], scale, pair.x);
+        s_[4 * j + 2 * r + 1] = fmaf(s_[4 * j + 2 * r + 1], scale, pair.y);
+      }
+      scale = 1;
+    } else {
+      scale = add_bias_of<typename Element::Stored, r>(p_.args.bias, rows_[r], columns, scale,
+                                                       blocks());
+    }
+    if (scale != 1) scale_scores<r>(scale, blocks());
+    apply_masks<r>(p_.problem, p_.args, sequence, rows_[r], columns, blocks());
   }
   // Products become scores. True where some row of the tile may not see some key.
   __device__ __forceinline__ bool make_scores(const Work& work, int n) {
@@ -188,12 +221,10 @@ class Consumer : TileStore<kTile, Element> {
     return mask(work, n) || kIsGeneral;
   }
   // Dropped weights become 0; the row's sum keeps them.
-  __device__ __forceinline__ void drop(const Work& work, int n) {
-    if (!kIsGeneral || !has_dropout(p_.problem)) return;
-    drop_probs<0>(p_.args, p_.numbers, score_row(work, 0), std::int64_t{n} * kKeys, lane_ & 3,
-                  blocks());
-    drop_probs<1>(p_.args, p_.numbers, score_row(work, 1), std::int64_t{n} * kKeys, lane_ & 3,
-                  blocks());
+  __device__ __forceinline__ void drop(int n) {
+    if (!kIsGeneral || p_.numbers.keep_threshold > 0xFFFFu) return;
+    drop_probs<0>(p_.args, p_.numbers, rows_[0], std::int64_t{n} * kKeys, lane_ & 3, blocks());
+    drop_probs<1>(p_.args, p_.numbers, rows_[1], std::int64_t{n} * kKeys, lane_ & 3, blocks());
   }
   // By lengths, causal mask and window. False where every row sees every key.
   __device__ __forceinline__ bool mask(const Work& work, int n) {
@@ -212,11 +243,6 @@ class Consumer : TileStore<kTile, Element> {
       }
     }
     return true;
-  }
-  // Bit i: the thread's column i, which is 8 (i / 2) + i % 2 from its first, is below x.
-  static __device__ __forceinline__ u32 columns_below(int x) {
-    x = max(x, 0);
-    return ~__funnelshift_lc(0u, ~0u, x / 8 * 2 + min(x % 8, 2));
   }
   // V beyond the end of a ragged sequence belongs to another: zeros keep its NaNs out.
   __device__ __forceinline__ void clear_tail_of_v(const Work& work, int n) {
@@ -269,13 +295,15 @@ class Consumer : TileStore<kTile, Element> {
 
   // The first step of a tile where nothing runs beside it.
   __device__ __forceinline__ void begin(const Work& work) {
+    find_score_rows(work);
     take_q();
     start_s();
+    fetch_bias(work, work.first - 1);
     wgmma_wait<0>();
     end_s(work, work.first - 1);
     make_scores(work, work.first - 1);
     softmax_first(work);
-    drop(work, work.first - 1);
+    drop(work.first - 1);
     pack();
     adds_ = 0;
     clear_tail_of_v(work, work.first - 1);
@@ -286,11 +314,12 @@ class Consumer : TileStore<kTile, Element> {
     float factor[2];
     start_s();
     start_pv();
+    fetch_bias(work, n);
     wgmma_wait<1>();
     end_s(work, n);
     const bool is_masked = make_scores(work, n);
     const bool moves = softmax_step(work, is_masked, factor);
-    drop(work, n);
+    drop(n);
     end_pv();
     if (moves) [[unlikely]]
       rescale(o_, factor);
@@ -314,7 +343,7 @@ class Consumer : TileStore<kTile, Element> {
       make_scores(next, next.first - 1);
       const RowSums before = sums_of(softmax_);
       softmax_.first(s_, to_log2_);
-      drop(next, next.first - 1);
+      drop(next.first - 1);
       end_pv();
       pack();
       adds_ = 0;
@@ -342,7 +371,7 @@ class Consumer : TileStore<kTile, Element> {
       make_scores(work, n);
       precise_.step(s_, to_log2_, factor);
       rescale(o_, factor);
-      drop(work, n);
+      drop(n);
       pack();
     }
     start_pv();
@@ -368,6 +397,9 @@ class Consumer : TileStore<kTile, Element> {
   float s_[kKeys / 2], o_[kDimV / 2];
   u32 weights_[kKeys / 16][4];
   u32 q_[kTile.q_in_registers ? kDim / 16 : 1][4];
+  ScoreRow rows_[2];
+  bool has_bias_pairs_ = false;  // of the running step
+  u32 bias_pairs_[2][kKeys / 8];
   RowSoftmax softmax_;
   Precise precise_;
 };

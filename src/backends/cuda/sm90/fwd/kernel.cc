@@ -5,9 +5,9 @@
 
 #include "backends/cuda/runtime/error_word.cuh"
 #include "backends/cuda/runtime/status.cuh"
-#include "backends/cuda/runtime/tensor_map.cuh"
 #include "backends/cuda/sm90/fwd/config.h"
 #include "backends/cuda/sm90/fwd/launch.h"
+#include "backends/cuda/sm90/operand_map.h"
 #include "base/math.h"
 
 namespace headrace::cuda::sm90 {
@@ -154,56 +154,29 @@ Schedule plan(const Problem& p, const DeviceInfo& device) {
 
 // ---- the launch
 
-// Sequences of an operand as the copy engine sees them: [batch, heads, rows, columns], heads split
-// into (group, pack) for q.
-Status encode(const Operand& x, const Problem& p, std::int64_t dim, std::int64_t rows,
-              std::int64_t heads, std::int64_t pack, const std::uint32_t (&box)[5],
-              TensorMap& map) {
-  const std::int64_t batch = p.is_ragged ? 1 : p.batch;
-  const bool has_group = pack > 0;
-  TensorMapSpec spec{.dtype = dtype_of(p), .rank = has_group ? 5 : 4};
-  std::int64_t strides[5] = {1};
-  int axis = 0;
-  const auto add = [&](std::int64_t size, std::int64_t stride, std::uint32_t box_size) {
-    spec.sizes[axis] = size;
-    spec.box[axis] = box_size;
-    // Of an axis with one element any stride will do, but the engine wants a multiple of 16 bytes.
-    strides[axis] = size > 1 ? stride : 8;
-    ++axis;
-  };
-  add(dim, 1, box[0]);
-  if (has_group) add(pack, x.stride_head, box[1]);
-  add(rows, x.stride_seq, box[2]);
-  add(has_group ? heads / pack : heads, has_group ? x.stride_head * pack : x.stride_head, box[3]);
-  add(batch, x.stride_batch, box[4]);
-  if (std::string reason = tensor_map_refusal(spec, x.data, strides); !reason.empty())
-    return unsupported(
-        "a tensor of the call does not suit the copy engine: {}; make the plan with "
-        "problem.alignment={} for another kernel",
-        reason, dtype_bytes(dtype_of(p)));
-  return encode_tensor_map(spec, x.data, strides, map);
-}
-
 Status encode_maps(const Problem& p, const AttentionArgs& args, const Tile& tile,
                    const Order& order, Maps& maps) {
   const std::int64_t rows_q = p.is_ragged ? p.total_q : p.seqlen_q;
   const std::int64_t rows_k = p.is_ragged ? p.total_k : p.seqlen_k;
-  const auto columns = static_cast<std::uint32_t>(kSlabColumns);
-  const auto keys = static_cast<std::uint32_t>(tile.keys);
-  const auto pack = static_cast<std::uint32_t>(order.pack);
-  const auto queries = static_cast<std::uint32_t>(order.group_queries);
-  constexpr std::uint32_t kStoredRows = 16;  // of a warp
-  if (Status bad = encode(args.q, p, p.head_dim, rows_q, p.num_heads, order.pack,
-                          {columns, pack, queries, 1, 1}, maps.q))
+  constexpr int kStoredRows = 16;  // of a warp
+  if (Status bad = encode_operand(p, args.q,
+                                  {.columns = p.head_dim,
+                                   .rows = rows_q,
+                                   .heads = p.num_heads,
+                                   .pack = order.pack,
+                                   .box_rows = order.group_queries},
+                                  maps.q))
     return bad;
-  if (Status bad = encode(args.k, p, p.head_dim, rows_k, p.num_kv_heads, 0,
-                          {columns, 0, keys, 1, 1}, maps.k))
-    return bad;
-  if (Status bad = encode(args.v, p, p.head_dim_v, rows_k, p.num_kv_heads, 0,
-                          {columns, 0, keys, 1, 1}, maps.v))
-    return bad;
-  return encode(args.out, p, p.head_dim_v, rows_q, p.num_heads, 0, {columns, 0, kStoredRows, 1, 1},
-                maps.out);
+  const OperandShape k{
+      .columns = p.head_dim, .rows = rows_k, .heads = p.num_kv_heads, .box_rows = tile.keys};
+  if (Status bad = encode_operand(p, args.k, k, maps.k)) return bad;
+  OperandShape v = k;
+  v.columns = p.head_dim_v;
+  if (Status bad = encode_operand(p, args.v, v, maps.v)) return bad;
+  return encode_operand(
+      p, args.out,
+      {.columns = p.head_dim_v, .rows = rows_q, .heads = p.num_heads, .box_rows = kStoredRows},
+      maps.out);
 }
 
 // As many heads at a time as keep their K and V in this part of the L2 cache.
@@ -225,6 +198,12 @@ void set_sections(const Problem& p, const DeviceInfo& device, const Order& order
   params.section = static_cast<int>(section);
   params.num_sections =
       static_cast<int>(std::max<std::int64_t>(0, (params.batch_heads - tail) / section));
+}
+
+bool has_pairs(const ScoreOperand& bias, DType dtype) {
+  const bool is_aligned = reinterpret_cast<std::uintptr_t>(bias.data) % 4 == 0 &&
+                          (bias.stride_batch | bias.stride_head | bias.stride_q) % 2 == 0;
+  return bias.data != nullptr && bias.dtype == dtype && bias.stride_k == 1 && is_aligned;
 }
 
 Params make_params(const Plan& plan, const AttentionArgs& args, const Order& order) {
@@ -253,6 +232,7 @@ Params make_params(const Plan& plan, const AttentionArgs& args, const Order& ord
   params.is_triangular = order.is_triangular;
   set_sections(p, plan.device, order, plan.schedule.num_ctas, params);
   params.scale_log2 = static_cast<float>(p.softmax_scale * M_LOG2E);
+  params.has_bias_pairs = has_pairs(args.bias, dtype_of(p));
   return params;
 }
 

@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
     tma_prefetch(&maps.q);
     tma_prefetch(&maps.k);
     tma_prefetch(&maps.v);
-    tma_prefetch(&maps.out);
+    if constexpr (kTile.stages_out) tma_prefetch(&maps.out);
     init_barriers<kTile>(smem);
   }
   __syncthreads();
@@ -77,7 +77,8 @@ Status launch_variant(const char* name, const Call& call) {
                           .smem_bytes = smem_bytes(kTile),
                           .overlaps = call.params.counter != nullptr};
   static_assert(smem_bytes(kTile) <= kSmemLimit && shares_registers(kTile));
-  if (Status bad = allow_smem(shape, forward<Variant>)) return bad;
+  static AllowedSmem allowed;
+  if (Status bad = allow_smem(shape, forward<Variant>, allowed)) return bad;
   return launch(shape, static_cast<cudaStream_t>(call.stream), forward<Variant>, call.params,
                 call.maps);
 }

@@ -37,11 +37,12 @@ struct Params {
   int section_keys;   // ragged: keys whose K and V fit
   int* counter;       // of tiles that CTAs fetched; null: CTA i has tiles i, i + gridDim.x, ...
   float scale_log2;
+  int has_bias_pairs;  // a bias in the dtype of q whose neighbours of keys are aligned words
   std::uint32_t* error_word;
 };
 
 struct Maps {
-  TensorMap q, k, v, out;
+  TensorMap q, k, v, out;  // out: of tiles that stage it
 };
 
 // What the scheduler announces: word numbers of an entry in shared memory.

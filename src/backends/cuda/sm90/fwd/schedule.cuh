@@ -7,30 +7,9 @@
 #include "backends/cuda/device/barrier.cuh"
 #include "backends/cuda/sm90/fwd/config.h"
 #include "backends/cuda/sm90/fwd/params.h"
+#include "backends/cuda/sm90/shared.cuh"
 
 namespace headrace::cuda::sm90 {
-
-__device__ __forceinline__ u32 load_shared(u32 address) {
-  u32 value;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
-  return value;
-}
-__device__ __forceinline__ void store_shared(u32 address, u32 value) {
-  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
-}
-
-// A ring of stages with the phase parity of the current round.
-template <int kCount>
-struct Ring {
-  int stage = 0;
-  u32 parity = 0;
-  __device__ __forceinline__ void next() {
-    if (++stage == kCount) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
 
 // Position of a tile in the order of one sequence (or of all, in a dense batch): its block of rows
 // and its head. Where later rows see more keys the longest tiles come first, so that the ends of

@@ -3,7 +3,7 @@
 
 #include "backends/cuda/common/row_end.cuh"
 #include "backends/cuda/device/tma.cuh"
-#include "backends/cuda/sm90/fwd/element.cuh"
+#include "backends/cuda/sm90/element.cuh"
 #include "backends/cuda/sm90/fwd/schedule.cuh"
 
 namespace headrace::cuda::sm90 {

@@ -1,4 +1,4 @@
-// The two 16-bit formats as the Hopper kernel sees them.
+// The two 16-bit formats as the Hopper kernels see them.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -16,6 +16,9 @@ struct Bf16Element {
   static constexpr int kLift = 0;               // see Softmax
   static constexpr int kPreciseLift = -40;
   static __device__ __forceinline__ u32 pack(float low, float high) { return pack_bf16(low, high); }
+  static __device__ __forceinline__ float2 unpack(u32 x) {
+    return {__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u)};
+  }
   static __device__ __forceinline__ u32 times_zero_plus(u32 x, u32 y) {
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(0), "r"(y));
     return y;
@@ -28,6 +31,9 @@ struct F16Element {
   static constexpr int kLift = 11;  // with a growth of 4: weights up to 2^15
   static constexpr int kPreciseLift = 15;
   static __device__ __forceinline__ u32 pack(float low, float high) { return pack_f16(low, high); }
+  static __device__ __forceinline__ float2 unpack(u32 x) {
+    return __half22float2(*reinterpret_cast<const __half2*>(&x));
+  }
   static __device__ __forceinline__ u32 times_zero_plus(u32 x, u32 y) {
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(0), "r"(y));
     return y;
@@ -44,6 +50,12 @@ __device__ __forceinline__ Chunk load_chunk(u32 address) {
                : "r"(address)
                : "memory");
   return c;
+}
+
+__device__ __forceinline__ void store_chunk(u32 address, const Chunk& c) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(c.words[0]),
+               "r"(c.words[1]), "r"(c.words[2]), "r"(c.words[3])
+               : "memory");
 }
 
 struct alignas(8) HalfChunk {

@@ -1,0 +1,63 @@
+// What the host pays for a call from C++ on the CPU, beside the kernel: f32, [batch 1, seqlen 64,
+// num_heads 8, head_dim 64]. Microseconds: the fastest and the median of many rounds.
+// Exits 1 where the fastest round of a row with a limit is over it.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <vector>
+
+#include "headrace/headrace.hpp"
+#include "host/idle_plan.h"
+
+namespace {
+
+using namespace headrace;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kRounds = 201;
+constexpr double kNoLimit = -1;
+
+// Prints a row; whether it is within the limit. `calls` a round: few enough that some rounds are
+// free of other programs.
+template <class Body>
+bool is_within(double limit, const char* what, int calls, Body body) {
+  std::vector<double> rounds;
+  for (int round = 0; round < kRounds; ++round) {
+    const auto start = Clock::now();
+    for (int i = 0; i < calls; ++i) body();
+    const std::chrono::duration<double, std::micro> taken = Clock::now() - start;
+    rounds.push_back(taken.count() / calls);
+  }
+  std::sort(rounds.begin(), rounds.end());
+  std::printf("%-40s %8.2f %8.2f", what, rounds.front(), rounds[kRounds / 2]);
+  if (limit != kNoLimit) std::printf(" %8.2f", limit);
+  std::printf("\n");
+  return limit == kNoLimit || rounds.front() <= limit;
+}
+
+}  // namespace
+
+int main() {
+  std::vector<float> q(64 * 8 * 64, 0.5f), k = q, v = q, out = q;
+  const auto view = [](std::vector<float>& x) {
+    return TensorView(x.data(), DType::f32, {1, 64, 8, 64});
+  };
+  const AttentionTensors tensors{.q = view(q), .k = view(k), .v = view(v), .out = view(out)};
+  const DeviceInfo device = cpu_info();
+  const Problem problem(tensors);
+  const Plan plan = plan_attention(problem, device), idle(make_idle_plan(problem, device));
+  std::vector<char> memory(plan.workspace_bytes());
+  const Workspace workspace{memory.data(), memory.size()};
+  std::printf("headrace %s, %s, %d threads, %s\n", version(), device.name, device.num_units,
+              plan.kernel());
+  std::printf("%-40s %8s %8s %8s\n", "us a call", "min", "median", "limit");
+  is_within(kNoLimit, "run of a kept plan", 10, [&] { plan.run(tensors, workspace); });
+  bool is_fast = is_within(2, "run of a kept plan, beside its kernel", 200,
+                           [&] { idle.run(tensors, workspace); });
+  is_fast &= is_within(5, "plan_attention", 100, [&] { (void)plan_attention(problem, device); });
+  is_within(kNoLimit, "plan_attention and explain", 50,
+            [&] { (void)plan_attention(problem, device).explain(); });
+  is_within(kNoLimit, "Problem of tensors", 200, [&] { (void)Problem(tensors); });
+  is_within(kNoLimit, "cpu_info", 50, [&] { (void)cpu_info(); });
+  return is_fast ? 0 : 1;
+}

@@ -1,0 +1,8 @@
+// 64-bit Arm: NEON is always there, no target region.
+#include "backends/cpu/rows/rows-inl.h"
+#include "backends/cpu/simd/vec_neon.h"
+
+namespace headrace::cpu::neon {
+extern const RowOps kRowOps;
+const RowOps kRowOps = RowKernels<Vec>::make("neon", HEADRACE_ISA_NEON);
+}  // namespace headrace::cpu::neon

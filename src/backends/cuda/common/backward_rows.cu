@@ -1,0 +1,48 @@
+#include "backends/cuda/common/backward_rows.cuh"
+#include "backends/cuda/runtime/launch.cuh"
+
+namespace headrace::cuda {
+namespace {
+
+using RowsKernel = void (*)(BackwardRows, std::int64_t);
+
+RowsKernel of_dtype(const Problem& p, RowsKernel f32, RowsKernel f16, RowsKernel bf16) {
+  const DType dtype = dtype_of(p);
+  return dtype == DType::f32 ? f32 : dtype == DType::f16 ? f16 : bf16;
+}
+
+Status launch_parts(const char* name, RowsKernel kernel, const BackwardRows& rows, Stream stream) {
+  constexpr std::int64_t kMaxCtas = (std::int64_t{1} << 31) - 1;
+  const Problem& p = rows.problem;
+  const std::int64_t num_parts = p.batch * p.num_heads * padded_parts(p);
+  if (num_parts == 0) return std::nullopt;
+  const LaunchShape shape{
+      .name = name,
+      .grid = dim3(static_cast<unsigned>(num_parts < kMaxCtas ? num_parts : kMaxCtas)),
+      .block = dim3(kRowsThreads)};
+  return launch(shape, static_cast<cudaStream_t>(stream), kernel, rows, num_parts);
+}
+
+}  // namespace
+
+Status launch_prepare_rows(const BackwardRows& rows, Stream stream) {
+  const RowsKernel kernel = of_dtype(rows.problem, prepare_rows<float>, prepare_rows<__half>,
+                                     prepare_rows<__nv_bfloat16>);
+  return launch_parts("prepare_rows", kernel, rows, stream);
+}
+
+Status launch_finish_dq(const BackwardRows& rows, Stream stream) {
+  const RowsKernel kernel =
+      of_dtype(rows.problem, finish_dq<float>, finish_dq<__half>, finish_dq<__nv_bfloat16>);
+  return launch_parts("finish_dq", kernel, rows, stream);
+}
+
+Status launch_sink_gradients(const BackwardRows& rows, Stream stream) {
+  if (rows.problem.num_heads == 0) return std::nullopt;
+  const LaunchShape shape{.name = "sink_gradients",
+                          .grid = dim3(static_cast<unsigned>(rows.problem.num_heads)),
+                          .block = dim3(kSinkThreads)};
+  return launch(shape, static_cast<cudaStream_t>(stream), sink_gradients, rows);
+}
+
+}  // namespace headrace::cuda

@@ -1,0 +1,69 @@
+// What a backward needs of its query rows before and after the main kernel: D and the lse in the
+// order in which tiles read them, dQ from its float sums, the gradients of the sinks.
+//
+// A head has padded_rows() rows, and those of a sequence begin at a multiple of 128: tiles of 128
+// rows or a part of that never meet two sequences, and bulk copies of them are aligned.
+#pragma once
+
+#include "base/math.h"
+#include "core/kernel.h"
+
+namespace headrace::cuda {
+
+inline constexpr std::int64_t kRowPadding = 128;
+
+// Rows of one head.
+constexpr std::int64_t padded_rows(const Problem& p) {
+  if (p.is_ragged) return round_up(p.total_q + kRowPadding * p.batch, kRowPadding);
+  return p.batch * round_up(p.seqlen_q, kRowPadding);
+}
+
+// Where the rows of a sequence begin, `row_q` being its first packed row (dense: 0). With batch_idx
+// = batch and row_q = total_q it is the end of all rows that are filled. The room between two
+// sequences is at least the first one's length, rounded up, whatever the lengths are.
+constexpr std::int64_t first_padded_row(const Problem& p, std::int64_t batch_idx,
+                                        std::int64_t row_q) {
+  if (p.is_ragged) return (row_q + kRowPadding * batch_idx) / kRowPadding * kRowPadding;
+  return batch_idx * round_up(p.seqlen_q, kRowPadding);
+}
+
+// The most parts of 128 rows that lie between the beginnings of two sequences.
+constexpr std::int64_t padded_parts(const Problem& p) {
+  return ceil_div(p.seqlen_q, kRowPadding) + (p.is_ragged ? 1 : 0);
+}
+
+// Index in d and lse; in dq it counts rows of dq_floats.
+constexpr std::int64_t padded_index(const Problem& p, std::int64_t head, std::int64_t padded_row) {
+  return head * padded_rows(p) + padded_row;
+}
+// Floats of d, and of lse.
+constexpr std::int64_t padded_floats(const Problem& p) { return p.num_heads * padded_rows(p); }
+
+inline constexpr float kLog2E = 0x1.715476p+0f;
+
+// How the float sums of dQ lie: as rows, or in blocks of 8 rows and 16 columns, row by row, a block
+// in the order in which the lanes of a warp hold two accumulators of 8 columns: lane 4 g + t has
+// row g, columns 2 t, 2 t + 1, 2 t + 8, 2 t + 9.
+enum class SumsOrder { rows, blocks };
+
+struct BackwardRows {
+  Problem problem;
+  AttentionArgs args;
+  float* d;    // [num_heads, padded_rows]: rowsum(dout * out) - dlse, 0 where there is no row
+  float* lse;  // [num_heads, padded_rows]: times lse_factor; +inf where a row is empty or missing,
+               // so that its P = exp(S - lse) is 0
+  float lse_factor;        // kLog2E: P is a power of 2; 1
+  float* dq;               // [num_heads, padded_rows, dq_floats]: sums of dS K; may be null
+  std::int64_t dq_floats;  // a multiple of 4; of 16 in blocks
+  SumsOrder dq_order = SumsOrder::rows;
+  std::uint32_t* error_word;
+};
+
+// Fills d and lse, all rows up to first_padded_row(p, batch, total_q), and dq with zeros.
+Status launch_prepare_rows(const BackwardRows& rows, Stream stream);
+// Gradients of q: the sums of dq times the scale, rounded once.
+Status launch_finish_dq(const BackwardRows& rows, Stream stream);
+// Gradients of the sinks, from d and lse. Always the same order of sums.
+Status launch_sink_gradients(const BackwardRows& rows, Stream stream);
+
+}  // namespace headrace::cuda

@@ -1,0 +1,69 @@
+#include "backends/cuda/common/backward_rows.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace headrace::cuda {
+namespace {
+
+Problem ragged_problem(const std::vector<std::int64_t>& lengths) {
+  Problem p{};
+  p.is_ragged = 1;
+  p.num_heads = 3;
+  p.batch = static_cast<std::int64_t>(lengths.size());
+  for (const std::int64_t length : lengths) {
+    p.total_q += length;
+    p.seqlen_q = std::max(p.seqlen_q, length);
+  }
+  return p;
+}
+
+TEST(BackwardRows, DenseSequencesFollowEachOtherInPartsOf128) {
+  for (const std::int64_t seqlen_q : {0, 1, 127, 128, 129, 1000}) {
+    Problem p{};
+    p.batch = 5;
+    p.num_heads = 2;
+    p.seqlen_q = seqlen_q;
+    const std::int64_t room = ceil_div<std::int64_t>(seqlen_q, 128) * 128;
+    for (std::int64_t b = 0; b <= p.batch; ++b) EXPECT_EQ(first_padded_row(p, b, 0), b * room);
+    EXPECT_EQ(padded_rows(p), p.batch * room);
+    EXPECT_EQ(padded_parts(p) * 128, room);
+    EXPECT_EQ(padded_floats(p), padded_index(p, 1, 0) + padded_rows(p));
+  }
+}
+
+// Neither do they overlap, nor does the room between two have more parts than are launched.
+TEST(BackwardRows, RaggedSequencesHaveRoomOfTheirOwn) {
+  const std::vector<std::int64_t> all[] = {
+      {0},         {1},           {128},         {0, 0, 0},        {1, 1, 1, 1},
+      {127, 1, 2}, {128, 128, 5}, {129, 0, 255}, {300, 7, 0, 513}, {3, 126, 127, 129, 1}};
+  for (const auto& lengths : all) {
+    const Problem p = ragged_problem(lengths);
+    std::int64_t row_q = 0;
+    for (std::size_t b = 0; b < lengths.size(); ++b) {
+      const auto batch_idx = static_cast<std::int64_t>(b);
+      const std::int64_t begin = first_padded_row(p, batch_idx, row_q);
+      const std::int64_t end = first_padded_row(p, batch_idx + 1, row_q + lengths[b]);
+      EXPECT_EQ(begin % 128, 0);
+      EXPECT_GE(end - begin, round_up<std::int64_t>(lengths[b], 128));
+      EXPECT_LE(end - begin, padded_parts(p) * 128);
+      row_q += lengths[b];
+    }
+    EXPECT_LE(first_padded_row(p, p.batch, p.total_q), padded_rows(p));
+  }
+}
+
+// Lengths on the device are clamped to the buffer, and nothing else is known of them.
+TEST(BackwardRows, AnyRowsWithinTheBufferStayWithinTheWorkspace) {
+  const Problem p = ragged_problem({300, 7, 0, 513});
+  for (std::int64_t b = 0; b < p.batch; ++b)
+    for (std::int64_t row_q = 0; row_q <= p.total_q; ++row_q) {
+      const std::int64_t length = std::min(p.total_q - row_q, p.seqlen_q);
+      EXPECT_LE(first_padded_row(p, b, row_q) + round_up<std::int64_t>(length, 128),
+                padded_rows(p));
+    }
+}
+
+}  // namespace
+}  // namespace headrace::cuda

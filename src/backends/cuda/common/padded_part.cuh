@@ -1,0 +1,36 @@
+// The rows of a backward in parts of 128, as backward_rows.h lays them out, on the device.
+#pragma once
+
+#include "backends/cuda/common/backward_rows.h"
+#include "backends/cuda/common/lengths.cuh"
+
+namespace headrace::cuda {
+
+// 128 rows of a head of a sequence, or what lies between them and the next sequence.
+struct PaddedPart {
+  Sequence sequence;
+  std::int64_t batch_idx, head;
+  std::int64_t first_row;   // of the sequence
+  std::int64_t padded_row;  // of the part
+  int num_rows;             // that exist, up to 128; may be negative
+  bool is_filled;           // false: the part lies behind the sequence's room
+};
+
+__device__ inline PaddedPart part_of(const BackwardRows& c, std::int64_t part_idx, bool reports) {
+  const Problem& p = c.problem;
+  const std::int64_t parts = padded_parts(p), part = part_idx % parts;
+  PaddedPart x;
+  x.head = part_idx / parts % p.num_heads;
+  x.batch_idx = part_idx / parts / p.num_heads;
+  x.sequence = device_sequence(p, c.args.ragged, x.batch_idx, reports && x.head == 0 && part == 0,
+                               c.error_word);
+  x.first_row = part * kRowPadding;
+  x.padded_row = first_padded_row(p, x.batch_idx, x.sequence.row_q) + x.first_row;
+  const std::int64_t end =
+      first_padded_row(p, x.batch_idx + 1, x.sequence.row_q + x.sequence.seqlen_q);
+  x.num_rows = static_cast<int>(min(x.sequence.seqlen_q - x.first_row, kRowPadding));
+  x.is_filled = x.padded_row < end;
+  return x;
+}
+
+}  // namespace headrace::cuda

@@ -1,0 +1,147 @@
+// A row (batch entry, head, query) of scores, as a warp sees it: its lanes share the head
+// dimension. Forward and backward of this folder are written on it.
+#pragma once
+
+#include "backends/cuda/common/element.cuh"
+#include "backends/cuda/common/lengths.cuh"
+#include "backends/cuda/simple/simple.h"
+#include "core/philox.h"
+
+namespace headrace::cuda::simple {
+
+struct RowPlace {
+  std::int64_t batch_idx, head, q_idx;
+};
+// Row number `idx` of [batch, num_heads, seqlen_q]; ragged: seqlen_q is that of the longest
+// sequence.
+__device__ inline RowPlace place_of(const Problem& p, std::int64_t idx) {
+  return {idx / p.seqlen_q / p.num_heads, idx / p.seqlen_q % p.num_heads, idx % p.seqlen_q};
+}
+// One thread for each sequence reports lengths that break a rule.
+__device__ inline Sequence sequence_at(const Params& c, const RowPlace& place, int lane) {
+  const bool reports = place.q_idx == 0 && place.head == 0 && lane == 0;
+  return device_sequence(c.problem, c.args.ragged, place.batch_idx, reports, c.error_word);
+}
+
+template <class T, int kPerLane, class Real>
+__device__ void store_columns(const Operand& x, std::int64_t batch_idx, std::int64_t row,
+                              std::int64_t head, std::int64_t dim, int lane,
+                              const Real (&from)[kPerLane]) {
+  const std::int64_t to = row_offset(x, batch_idx, row, head);
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i)
+    if (32 * i + lane < dim) store_real(static_cast<T*>(x.data), to + 32 * i + lane, from[i]);
+}
+
+// kPerLane: head_dim and head_dim_v are at most 32 * kPerLane; lane l holds columns l, l + 32, ...
+template <class T, int kPerLane>
+class ScoreRow {
+ public:
+  using Real = typename Compute<T>::type;
+
+  __device__ ScoreRow(const Problem& p, const AttentionArgs& args, const Sequence& sequence,
+                      const RowPlace& place, int lane)
+      : p_(p), args_(args), sequence_(sequence), place_(place), lane_(lane) {
+    kv_head_ = place.head / group_size(p_);
+    keys_ = visible_keys(p_, place.q_idx, sequence_.seqlen_q, sequence_.seqlen_k);
+    diagonal_ = place.q_idx + diagonal_shift(p_, sequence_.seqlen_q, sequence_.seqlen_k);
+  }
+
+ protected:
+  __device__ int column(int i) const { return 32 * i + lane_; }
+  __device__ std::int64_t row_q() const { return sequence_.row_q + place_.q_idx; }
+
+  // Columns beyond `dim` are 0.
+  __device__ void load_columns(const Operand& x, std::int64_t row, std::int64_t head,
+                               std::int64_t dim, Real (&to)[kPerLane]) const {
+    const std::int64_t from = row_offset(x, place_.batch_idx, row, head);
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i)
+      to[i] =
+          column(i) < dim ? load_real(static_cast<const T*>(x.data), from + column(i)) : Real(0);
+  }
+  // The product of registers and a row in memory: the same number in every lane.
+  __device__ Real dot(const Real (&mine)[kPerLane], const Operand& x, std::int64_t row,
+                      std::int64_t dim) const {
+    const std::int64_t from = row_offset(x, place_.batch_idx, row, kv_head_);
+    Real sum = 0;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i)
+      if (column(i) < dim)
+        sum += mine[i] * load_real(static_cast<const T*>(x.data), from + column(i));
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    return sum;
+  }
+
+  __device__ void load_query() { load_columns(args_.q, row_q(), place_.head, p_.head_dim, q_); }
+  // scale * q.k of key j.
+  __device__ Real scaled_product(std::int64_t j) const {
+    return dot(q_, args_.k, sequence_.row_k + j, p_.head_dim) * Real(p_.softmax_scale);
+  }
+  // Softcap, ALiBi, bias.
+  __device__ Real score(std::int64_t j, Real s) const {
+    if (has_softcap(p_)) s = Real(p_.softcap) * tanh(s / Real(p_.softcap));
+    if (p_.has_alibi) {
+      const Real slope = args_.alibi_slopes[place_.batch_idx * args_.alibi_stride_batch +
+                                            place_.head * args_.alibi_stride_head];
+      s -= slope * Real(diagonal_ > j ? diagonal_ - j : j - diagonal_);
+    }
+    if (args_.bias.data != nullptr) s += load_bias(score_offset(args_.bias, j));
+    return s;
+  }
+  __device__ Real score(std::int64_t j) const { return score(j, scaled_product(j)); }
+
+  // Masks of every kind; the causal mask and the window already bound keys_.
+  __device__ bool sees(std::int64_t j) const {
+    if (args_.mask.data != nullptr &&
+        static_cast<const std::uint8_t*>(args_.mask.data)[score_offset(args_.mask, j)] == 0)
+      return false;
+    if (!p_.has_tree_mask) return true;
+    const std::uint32_t* words = args_.tree_mask + place_.batch_idx * args_.tree_stride_batch +
+                                 row_q() * args_.tree_stride_q;
+    const std::int64_t bit = j - (sequence_.seqlen_k - sequence_.seqlen_q);
+    return bit < 0 || (words[bit / 32] >> (bit % 32) & 1u) != 0;
+  }
+
+  // What dropout multiplies a weight with.
+  __device__ Real kept(std::int64_t j) const {
+    if (!has_dropout(p_)) return 1;
+    const DropoutRow random{
+        .seed = args_.dropout_seed,
+        .offset = args_.dropout_offset,
+        .batch_head = static_cast<std::uint32_t>(place_.batch_idx * p_.num_heads + place_.head),
+        .query = static_cast<std::uint32_t>(place_.q_idx)};
+    const std::uint32_t threshold = dropout_keep_threshold(p_.dropout_p);
+    return random.bits16(j) < threshold ? Real(65536) / Real(threshold) : Real(0);
+  }
+
+  __device__ Real load_bias(std::int64_t offset) const {
+    if (args_.bias.dtype == DType::f32)
+      return load_real(static_cast<const float*>(args_.bias.data), offset);
+    return load_real(static_cast<const T*>(args_.bias.data), offset);
+  }
+  // In a ragged batch the query axis of bias and mask counts packed rows.
+  __device__ std::int64_t score_offset(const ScoreOperand& x, std::int64_t j) const {
+    return place_.batch_idx * x.stride_batch + place_.head * x.stride_head + row_q() * x.stride_q +
+           j * x.stride_k;
+  }
+  // Of the lse and what lies like it.
+  __device__ std::int64_t lse_offset(const LseOperand& x) const {
+    return place_.batch_idx * x.stride_batch + place_.head * x.stride_head + row_q() * x.stride_q;
+  }
+
+  // Sums of so many terms are added to the whole: a plain sum of 10^4 terms rounds too often.
+  static constexpr std::int64_t kTileTerms = 64;
+  static constexpr Real kInfinity = static_cast<Real>(HUGE_VAL);
+
+  const Problem& p_;
+  const AttentionArgs& args_;
+  const Sequence sequence_;
+  const RowPlace place_;
+  const int lane_;
+  std::int64_t kv_head_, diagonal_;
+  KeyRange keys_;
+  Real q_[kPerLane];
+};
+
+}  // namespace headrace::cuda::simple

@@ -1,0 +1,54 @@
+// Launches of one (dtype, head dim): rows, gradients of q, k, v, bias and sinks.
+#pragma once
+
+#include "backends/cuda/runtime/launch.cuh"
+#include "backends/cuda/sm80/backward.cuh"
+#include "backends/cuda/sm80/backward_bias.cuh"
+
+namespace headrace::cuda::sm80 {
+
+template <class T, bool kIsGeneral, int kDim>
+using BackwardShape = BackwardTileOf<std::is_same_v<T, float>, kDim, kIsGeneral>;
+
+template <class Shape, class T, bool kIsGeneral>
+Status launch_units(const char* name, void (*kernel)(BackwardParams), AllowedSmem& allowed,
+                    std::int64_t num_units, const BackwardParams& params, cudaStream_t stream) {
+  constexpr BackwardSmem smem = backward_smem(Shape::kTile, sizeof(T), kIsGeneral);
+  static_assert(smem.total <= kSmallestSmem);
+  if (num_units == 0) return std::nullopt;
+  const std::int64_t num_ctas = num_units < kMaxCtas ? num_units : kMaxCtas;
+  const LaunchShape shape{.name = name,
+                          .grid = dim3(static_cast<unsigned>(num_ctas)),
+                          .block = dim3(Shape::kTile.threads()),
+                          .smem_bytes = static_cast<unsigned>(smem.total)};
+  if (Status bad = allow_smem(shape, kernel, allowed)) return bad;
+  return launch(shape, stream, kernel, params);
+}
+
+template <class T, bool kIsGeneral, int kDim>
+Status launch_gradients(const char* name, const BackwardParams& params, cudaStream_t stream) {
+  using Shape = BackwardShape<T, kIsGeneral, kDim>;
+  static AllowedSmem allowed;
+  return launch_units<Shape, T, kIsGeneral>(name, backward<T, kIsGeneral, Shape>, allowed,
+                                            params.num_units, params, stream);
+}
+
+template <class T, int kDim>
+Status launch_backward(const char* name, const BackwardParams& params, Stream stream) {
+  auto* cuda_stream = static_cast<cudaStream_t>(stream);
+  if (Status bad = launch_prepare_rows(params.rows, stream)) return bad;
+  if (Status bad = needs_general(params.rows.problem)
+                       ? launch_gradients<T, true, kDim>(name, params, cuda_stream)
+                       : launch_gradients<T, false, kDim>(name, params, cuda_stream))
+    return bad;
+  if (Status bad = launch_finish_dq(params.rows, stream)) return bad;
+  using Shape = BackwardShape<T, true, kDim>;
+  static AllowedSmem allowed;
+  if (Status bad = launch_units<Shape, T, true>(name, bias_gradient<T, Shape>, allowed,
+                                                params.num_bias_units, params, cuda_stream))
+    return bad;
+  if (!params.rows.problem.has_dsinks) return std::nullopt;
+  return launch_sink_gradients(params.rows, stream);
+}
+
+}  // namespace headrace::cuda::sm80

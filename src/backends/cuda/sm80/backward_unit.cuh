@@ -1,0 +1,49 @@
+// What one CTA of the backward computes, found by one thread and kept in shared memory.
+#pragma once
+
+#include "backends/cuda/common/lengths.cuh"
+#include "backends/cuda/sm80/backward.h"
+#include "backends/cuda/sm80/unit.cuh"
+
+namespace headrace::cuda::sm80 {
+
+// A tile of keys of one (batch entry, KV head), and the rows that it meets.
+struct BackwardUnit {
+  Sequence sequence;
+  std::int64_t batch_idx, kv_head;
+  std::int64_t padded_row;  // of the sequence's first row
+  int seqlen_q, seqlen_k;
+  int first_key, key_tile;
+  Band band;
+  RowsOfKeys rows;
+};
+static_assert(sizeof(BackwardUnit) <= kBackwardUnitBytes);
+
+__device__ inline void find_keys(BackwardTile tile, int key_tile, BackwardUnit& x) {
+  x.key_tile = key_tile;
+  x.first_key = key_tile * tile.keys;
+  x.rows = rows_of_keys(x.band, x.first_key, tile.keys, x.seqlen_q, x.seqlen_k);
+}
+
+__device__ inline void find_sequence(const BackwardParams& c, std::int64_t batch_idx,
+                                     BackwardUnit& x) {
+  const Problem& p = c.rows.problem;
+  x.batch_idx = batch_idx;
+  x.sequence = device_sequence(p, c.rows.args.ragged, batch_idx, false, c.rows.error_word);
+  x.padded_row = first_padded_row(p, batch_idx, x.sequence.row_q);
+  x.seqlen_q = static_cast<int>(x.sequence.seqlen_q);
+  x.seqlen_k = static_cast<int>(x.sequence.seqlen_k);
+  x.band = band_of(p, x.sequence.seqlen_q, x.sequence.seqlen_k);
+}
+
+// Causal tiles differ in length: the first keys are seen by the most rows, and begin.
+__device__ inline void find_unit(const BackwardParams& c, BackwardTile tile, std::int64_t unit_idx,
+                                 BackwardUnit& x) {
+  const std::int64_t head_idx = quotient(unit_idx, c.tiles_per_head);
+  const std::int64_t batch_idx = quotient(head_idx, c.rows.problem.num_kv_heads);
+  find_sequence(c, batch_idx, x);
+  x.kv_head = head_idx - batch_idx * c.rows.problem.num_kv_heads;
+  find_keys(tile, static_cast<int>(unit_idx - head_idx * c.tiles_per_head), x);
+}
+
+}  // namespace headrace::cuda::sm80

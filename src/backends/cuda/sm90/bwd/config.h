@@ -1,0 +1,136 @@
+// Tiles of the Hopper backward kernels and where they lie in shared memory: plain numbers, tested
+// on the host.
+#pragma once
+
+namespace headrace::cuda::sm90::bwd {
+
+// One compiled shape. A CTA has `keys` keys and meets `queries` queries a step.
+//   narrow: two warpgroups, each computes all products for 64 keys (narrow.cuh);
+//   wide:   one warpgroup has dV, one dK, one dQ, and one copies (wide.cuh).
+struct Tile {
+  int head_dim, head_dim_v;  // most columns of Q and K, of V and dO
+  int keys, queries;
+  bool is_wide;
+  friend constexpr bool operator==(const Tile&, const Tile&) = default;
+};
+
+inline constexpr int kGroupKeys = 64;      // the height of a wgmma
+inline constexpr int kSlabColumns = 64;    // 128 bytes of 16-bit elements: the widest swizzled box
+inline constexpr int kRowBytes = 128;      // of a slab
+inline constexpr int kSmemLimit = 232448;  // 227 KiB, what a CTA of sm_90 may have
+
+constexpr int num_slabs(int columns) { return columns / kSlabColumns; }
+constexpr int threads_of(const Tile& t) { return t.is_wide ? 512 : 256; }
+
+// Narrow: Q of a step is read by its S and, a step later, by dK; dO by dP and, half a step later,
+// by dV. Others are on their way: of Q two, since S is the first product of a step and may not
+// wait. Wide: what there is room for.
+constexpr int stages_q(const Tile& t) { return t.is_wide ? 2 : 4; }
+constexpr int stages_dout(const Tile& t) { return t.is_wide ? 2 : 3; }
+inline constexpr int kStagesDs = 2;  // and of P
+
+// ---- dQ
+// A block of dQ is the sums of one step, `queries` x head_dim floats, in the order of the registers
+// that they come from: parts of 64 x 64, and of a part [kDqGroups][128 threads][4].
+inline constexpr int kDqGroups = 8, kDqPart = 64 * 64;
+// Where the numbers of thread 0 to 127 of a part lie: rows `row` and `row` + 8; of group j the
+// columns from 8 (chunk + j) + 2 (thread % 4) on, two of either row.
+struct DqPlace {
+  int row, chunk;
+};
+constexpr int dq_parts(const Tile& t) { return t.queries / 64 * num_slabs(t.head_dim); }
+// Parts follow each other along the columns.
+constexpr DqPlace dq_place(const Tile& t, int part, int thread) {
+  const int slabs = num_slabs(t.head_dim);
+  return {part / slabs * 64 + thread / 32 * 16 + thread / 4 % 8, part % slabs * 8};
+}
+
+// ---- shared memory
+// Bytes. Tiles of 16-bit elements are stacks of slabs, each [rows, 128 bytes] and swizzled.
+struct SmemPlan {
+  int k, v, q, dout;  // sizes: of K, of V, of a stage of Q, of dO
+  int ds, p;          // of a stage of dS [queries, keys], of P in the order of registers (wide)
+  int stat;           // of a stage of the lse, of D
+  int offset_k, offset_v, offset_q, offset_dout, offset_ds, offset_p, offset_lse, offset_d,
+      offset_barriers;
+  int bytes;
+};
+
+// Numbers of the mbarriers. Narrow: only those of K, V and the full ones of Q and dO.
+struct BarrierPlan {
+  int k_full, v_full;
+  int q_full, q_empty;        // [stages_q]
+  int dout_full, dout_empty;  // [stages_dout]
+  int p_full, p_empty;        // [kStagesDs]
+  int ds_full, ds_empty;      // [kStagesDs]
+  int count;
+};
+
+constexpr BarrierPlan barrier_plan(const Tile& t) {
+  BarrierPlan b{};
+  const auto take = [&b](int count) {
+    const int first = b.count;
+    b.count += count;
+    return first;
+  };
+  b.k_full = take(1);
+  b.v_full = take(1);
+  b.q_full = take(stages_q(t));
+  b.dout_full = take(stages_dout(t));
+  if (!t.is_wide) return b;
+  b.q_empty = take(stages_q(t));
+  b.dout_empty = take(stages_dout(t));
+  b.p_full = take(kStagesDs);
+  b.p_empty = take(kStagesDs);
+  b.ds_full = take(kStagesDs);
+  b.ds_empty = take(kStagesDs);
+  return b;
+}
+
+constexpr SmemPlan smem_plan(const Tile& t) {
+  SmemPlan s{};
+  s.k = num_slabs(t.head_dim) * t.keys * kRowBytes;
+  s.v = num_slabs(t.head_dim_v) * t.keys * kRowBytes;
+  s.q = num_slabs(t.head_dim) * t.queries * kRowBytes;
+  s.dout = num_slabs(t.head_dim_v) * t.queries * kRowBytes;
+  s.ds = t.keys / kGroupKeys * t.queries * kRowBytes;
+  s.p = t.is_wide ? t.keys * t.queries * 2 : 0;
+  s.stat = t.queries * static_cast<int>(sizeof(float));
+  const auto take = [&s](int bytes) {
+    const int offset = s.bytes;
+    s.bytes += bytes;
+    return offset;
+  };
+  s.offset_k = take(s.k);
+  s.offset_v = take(s.v);
+  s.offset_q = take(stages_q(t) * s.q);
+  s.offset_dout = take(stages_dout(t) * s.dout);
+  s.offset_ds = take(kStagesDs * s.ds);
+  s.offset_p = take(kStagesDs * s.p);
+  s.offset_lse = take(stages_q(t) * s.stat);
+  s.offset_d = take(stages_dout(t) * s.stat);
+  s.offset_barriers = take(barrier_plan(t).count * 8);
+  return s;
+}
+
+// The base is rounded up to 1024 bytes, where a swizzle pattern begins.
+constexpr int smem_bytes(const Tile& t) { return smem_plan(t).bytes + 1024; }
+
+// ---- registers
+// Of the warpgroups of a wide tile, from the first on, after they have shared out anew what the
+// launch gave them, 4 x 128.
+struct RegisterPlan {
+  int copying, value, key, query;
+};
+inline constexpr RegisterPlan kWideRegisters = {24, 208, 208, 72};
+static_assert(kWideRegisters.copying + kWideRegisters.value + kWideRegisters.key +
+                  kWideRegisters.query <=
+              4 * 128);
+
+inline constexpr Tile kTile64 = {64, 64, 128, 128, false};
+inline constexpr Tile kTile128 = {128, 128, 128, 64, false};
+inline constexpr Tile kTile192v128 = {192, 128, 64, 64, true};
+inline constexpr Tile kTile192 = {192, 192, 64, 64, true};
+inline constexpr Tile kTile256 = {256, 256, 64, 64, true};
+
+}  // namespace headrace::cuda::sm90::bwd

@@ -1,0 +1,237 @@
+#include "backends/cuda/sm90/bwd/kernel.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "backends/cuda/backend.h"
+#include "backends/cuda/runtime/error_word.cuh"
+#include "backends/cuda/sm90/bwd/config.h"
+#include "backends/cuda/sm90/bwd/launch.h"
+#include "backends/cuda/sm90/operand_map.h"
+
+namespace headrace::cuda::sm90::bwd {
+namespace {
+
+constexpr std::int64_t kMaxGrid = 65535;  // of axes y and z
+
+struct Variant {
+  Tile tile;
+  Launch *launch, *launch_turns;
+  Finish* finish;
+};
+// The first that is large enough.
+constexpr Variant kVariants[] = {
+    {kTile64, launch_hd64, launch_hd64_turns, launch_finish_hd64},
+    {kTile128, launch_hd128, launch_hd128_turns, launch_finish_hd128},
+    {kTile192v128, launch_hd192v128, launch_hd192v128_turns, launch_finish_hd192},
+    {kTile192, launch_hd192, launch_hd192_turns, launch_finish_hd192},
+    {kTile256, launch_hd256, launch_hd256_turns, launch_finish_hd256},
+};
+
+// Null above 256.
+const Variant* variant_of(const Problem& p) {
+  for (const Variant& v : kVariants)
+    if (p.head_dim <= v.tile.head_dim && p.head_dim_v <= v.tile.head_dim_v) return &v;
+  return nullptr;
+}
+bool has_causal(const Problem& p) { return p.causal != HEADRACE_CAUSAL_NONE; }
+std::int64_t key_blocks(const Problem& p) {
+  return ceil_div<std::int64_t>(p.seqlen_k, variant_of(p)->tile.keys);
+}
+
+// ---- refusals
+
+std::string refused_layout(const Problem& p) {
+  if (p.head_dim % 8 != 0 || p.head_dim_v % 8 != 0)
+    return format_text("head_dim {} and head_dim_v {} must be multiples of 8", p.head_dim,
+                       p.head_dim_v);
+  if (variant_of(p) == nullptr)
+    return format_text("head_dim {} with head_dim_v {}: takes up to 256", p.head_dim, p.head_dim_v);
+  if (p.alignment < kWholeAlignment)
+    return format_text("addresses and strides are multiples of {} bytes, the copy engine needs {}",
+                       p.alignment, kWholeAlignment);
+  if (p.has_negative_strides) return "the copy engine takes no negative strides";
+  return {};
+}
+
+std::string refused_scores(const Problem& p) {
+  if (has_general_scores(p)) return "takes no softcap, bias, dropout, ALiBi, mask or tree mask";
+  if (!(static_cast<float>(p.softmax_scale * M_LOG2E) > 0)) return "needs a positive softmax_scale";
+  return {};
+}
+
+std::string refused_size(const Problem& p) {
+  if (p.batch == 0 || p.num_heads == 0) return "there is nothing to do";
+  if (p.seqlen_k == 0 || (p.is_ragged && (p.total_k == 0 || p.total_q == 0)))
+    return "there are no keys or no queries";
+  if (p.seqlen_q == 0) return "there are no queries";
+  if (std::max(p.seqlen_q, p.seqlen_k) >= kMaxSeqlen)
+    return format_text("sequences must be shorter than {}", kMaxSeqlen);
+  if (std::max({key_blocks(p), p.num_kv_heads, p.batch}) > kMaxGrid)
+    return format_text("there are more than {} batch entries, KV heads or blocks of {} keys",
+                       kMaxGrid, variant_of(p)->tile.keys);
+  if (p.batch * p.num_heads > INT32_MAX / ceil_div<std::int64_t>(p.seqlen_q, 64))
+    return "there are more than 2^31 blocks of queries";
+  return {};
+}
+
+std::string refuses(const Problem& p, const DeviceInfo& device) {
+  constexpr int kHopper = 90;
+  if (device.sm != kHopper)
+    return format_text("needs a GPU of sm{} (Hopper), not sm{}", kHopper, device.sm);
+  if (dtype_of(p) != DType::bf16 && dtype_of(p) != DType::f16)
+    return format_text("takes bf16 and f16, not {}", dtype_name(dtype_of(p)));
+  for (const auto check : {refused_layout, refused_scores, refused_size})
+    if (std::string reason = check(p); !reason.empty()) return reason;
+  return {};
+}
+
+// ---- the plan
+
+bool has_diagonal(const Problem& p) {
+  return has_causal(p) || p.window_left >= 0 || p.window_right >= 0;
+}
+// Whether the first keys are seen by most queries.
+bool is_triangular(const Problem& p) {
+  return p.window_left < 0 && (has_causal(p) || p.window_right >= 0);
+}
+
+// The workspace: float lse and D of padded rows, dq, and (deterministic) the turns of its blocks.
+constexpr std::size_t kWorkspaceAlignment = 128;
+struct Layout {
+  std::int64_t stats, dq, turns;  // words of 32 bits; lse and D have `stats` each
+  std::size_t bytes() const {
+    return static_cast<std::size_t>(2 * stats + dq + turns) * 4 + kWorkspaceAlignment;
+  }
+};
+Layout layout_of(const Problem& p) {
+  const Tile& tile = variant_of(p)->tile;
+  const std::int64_t rows = padded_floats(p);
+  return {.stats = rows,
+          .dq = rows * tile.head_dim,
+          .turns = p.deterministic ? rows / tile.queries * 2 : 0};
+}
+
+Schedule plan(const Problem& p, const DeviceInfo&) {
+  const Tile& tile = variant_of(p)->tile;
+  Schedule schedule;
+  schedule.tile_m = tile.queries;
+  schedule.tile_n = tile.keys;
+  schedule.prob_dtype = dtype_of(p);
+  schedule.num_ctas = p.batch * p.num_kv_heads * key_blocks(p);
+  schedule.workspace_bytes = layout_of(p).bytes();
+  schedule.has_fixed_bits = p.deterministic;
+  schedule.note = format_text(
+      "{} keys a CTA, {} queries a step{}; TMA and wgmma, dq by atomics in float, {}", tile.keys,
+      tile.queries, is_triangular(p) && !p.deterministic ? ", longest first" : "",
+      p.deterministic ? "CTAs in turn" : "as CTAs come (not the same bits from run to run)");
+  return schedule;
+}
+
+// ---- the launch
+
+Status encode_maps(const Problem& p, const AttentionArgs& args, const Tile& tile, Maps& maps) {
+  const OperandShape q{.columns = p.head_dim,
+                       .rows = p.is_ragged ? p.total_q : p.seqlen_q,
+                       .heads = p.num_heads,
+                       .box_rows = tile.queries};
+  const OperandShape k{.columns = p.head_dim,
+                       .rows = p.is_ragged ? p.total_k : p.seqlen_k,
+                       .heads = p.num_kv_heads,
+                       .box_rows = tile.keys};
+  OperandShape dout = q, v = k;
+  dout.columns = v.columns = p.head_dim_v;
+  if (Status bad = encode_operand(p, args.q, q, maps.q)) return bad;
+  if (Status bad = encode_operand(p, args.k, k, maps.k)) return bad;
+  if (Status bad = encode_operand(p, args.v, v, maps.v)) return bad;
+  return encode_operand(p, args.gradients.dout, dout, maps.dout);
+}
+
+// As many KV heads at a time as keep Q, dO and the sums of dQ in this part of the L2 cache.
+constexpr std::int64_t kSectionShare = 2;  // 1 / 2
+
+int section_of(const Problem& p, const DeviceInfo& device) {
+  if (!is_triangular(p)) return 0;
+  if (p.is_ragged) return static_cast<int>(p.num_kv_heads);
+  const std::int64_t head_bytes =
+      p.seqlen_q * group_size(p) * (2 * (p.head_dim + p.head_dim_v) + 4 * p.head_dim);
+  const std::int64_t heads =
+      std::max<std::int64_t>(device.l2_bytes / kSectionShare / head_bytes, 1);
+  const std::int64_t all = p.batch * p.num_kv_heads;
+  return static_cast<int>(std::min(std::max(heads, ceil_div(all, kMaxGrid)), all));
+}
+
+dim3 grid_of(const Problem& p, int section) {
+  const auto size = [](std::int64_t n) { return static_cast<unsigned>(n); };
+  if (section == 0) return {size(key_blocks(p)), size(p.num_kv_heads), size(p.batch)};
+  return {size(section), size(key_blocks(p)),
+          size(ceil_div<std::int64_t>(p.batch * p.num_kv_heads, section))};
+}
+
+// num_running: CTAs that the device has room for at a time.
+Params make_params(const Plan& plan, const AttentionArgs& args, Workspace workspace,
+                   int num_running) {
+  const Problem& p = plan.problem;
+  const Layout layout = layout_of(p);
+  auto* const floats = reinterpret_cast<float*>(round_up<std::uintptr_t>(
+      reinterpret_cast<std::uintptr_t>(workspace.data), kWorkspaceAlignment));
+  Params params{};
+  params.rows = {.problem = p,
+                 .args = args,
+                 .d = floats,
+                 .lse = floats + layout.stats,
+                 .lse_factor = kLog2E,
+                 .dq = floats + 2 * layout.stats,
+                 .dq_floats = variant_of(p)->tile.head_dim,
+                 .error_word = nullptr};
+  params.has_turns = p.deterministic;
+  params.ring = has_diagonal(p) ? 0 : num_running;
+  params.turns = reinterpret_cast<std::uint32_t*>(params.rows.dq + layout.dq);
+  params.group = static_cast<int>(group_size(p));
+  const auto window = [](std::int64_t w) {
+    return w < 0 ? kOpenWindow : static_cast<int>(std::min<std::int64_t>(w, kOpenWindow - 1));
+  };
+  params.window_left = window(p.window_left);
+  params.window_right = has_causal(p) ? 0 : window(p.window_right);
+  params.is_top_left = p.causal == HEADRACE_CAUSAL_TOP_LEFT;
+  params.section = section_of(p, plan.device);
+  params.scale = static_cast<float>(p.softmax_scale);
+  params.scale_log2 = static_cast<float>(p.softmax_scale * M_LOG2E);
+  return params;
+}
+
+Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
+  const Problem& p = plan.problem;
+  const Variant& variant = *variant_of(p);
+  const Result<DeviceInfo> device = device_info(plan.device.device_id);
+  if (!device.ok()) return device.failure();
+  Params params =
+      make_params(plan, args, workspace, std::min(plan.device.num_units, device.value().num_units));
+  Maps maps;
+  if (Status bad = encode_maps(p, args, variant.tile, maps)) return bad;
+  Result<std::uint32_t*> word = error_word(plan.device.device_id);
+  if (!word.ok()) return std::move(word.failure());
+  params.rows.error_word = word.value();
+  if (Status bad = launch_prepare_rows(params.rows, stream)) return bad;
+  if (p.has_dsinks)
+    if (Status bad = launch_sink_gradients(params.rows, stream)) return bad;
+  if (p.deterministic)
+    if (Status bad = clear_turns(params.turns, layout_of(p).turns, stream)) return bad;
+  Launch* const launch_main = p.deterministic ? variant.launch_turns : variant.launch;
+  if (Status bad = launch_main({params, maps, grid_of(p, params.section), stream})) return bad;
+  return variant.finish(params.rows, stream);
+}
+
+}  // namespace
+
+const Kernel kBackwardKernel = {
+    .name = "cuda_sm90_bwd",
+    .summary =
+        "TMA and wgmma on Hopper, bf16 and f16, head_dim in eights up to 256, causal, windows, "
+        "sinks, ragged, deterministic on request",
+    .refuses = refuses,
+    .plan = plan,
+    .launch = launch,
+};
+
+}  // namespace headrace::cuda::sm90::bwd

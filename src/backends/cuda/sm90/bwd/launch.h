@@ -1,0 +1,30 @@
+// The compiled kernels: two files a tile, adding to dQ as CTAs come or in turn, in each both
+// formats.
+#pragma once
+
+#include <vector_types.h>
+
+#include "backends/cuda/sm90/bwd/params.h"
+
+namespace headrace::cuda::sm90::bwd {
+
+struct Call {
+  const Params& params;
+  const Maps& maps;
+  dim3 grid;
+  Stream stream;
+};
+using Launch = Status(const Call& call);
+
+Launch launch_hd64, launch_hd128, launch_hd192v128, launch_hd192, launch_hd256;
+Launch launch_hd64_turns, launch_hd128_turns, launch_hd192v128_turns, launch_hd192_turns,
+    launch_hd256_turns;
+
+// Before them, where CTAs take turns.
+Status clear_turns(std::uint32_t* turns, std::int64_t count, Stream stream);
+
+// After them: dq from its sums, by the columns of Q.
+using Finish = Status(const BackwardRows& rows, Stream stream);
+Finish launch_finish_hd64, launch_finish_hd128, launch_finish_hd192, launch_finish_hd256;
+
+}  // namespace headrace::cuda::sm90::bwd

@@ -1,0 +1,87 @@
+// What the copy engine brings: K and V once, and Q, dO, lse and D of every block of queries. One
+// thread asks for it.
+#pragma once
+
+#include "backends/cuda/device/barrier.cuh"
+#include "backends/cuda/device/tma.cuh"
+#include "backends/cuda/sm90/bwd/walk.cuh"
+#include "backends/cuda/sm90/shared.cuh"
+
+namespace headrace::cuda::sm90::bwd {
+
+template <Tile kTile>
+class Loader {
+ public:
+  using StageQ = Stage<stages_q(kTile)>;
+  using StageDout = Stage<stages_dout(kTile)>;
+
+  __device__ __forceinline__ Loader(const Params& p, const Maps& maps, u32 smem,
+                                    const KeyBlock& keys)
+      : p_(p), maps_(maps), smem_(smem), keys_(keys) {}
+
+  __device__ __forceinline__ void load_k() const {
+    load_keys<num_slabs(kTile.head_dim)>(maps_.k, kSmem.offset_k, kBarriers.k_full);
+  }
+  __device__ __forceinline__ void load_v() const {
+    load_keys<num_slabs(kTile.head_dim_v)>(maps_.v, kSmem.offset_v, kBarriers.v_full);
+  }
+  // Q and lse of step `step`, if there is one, to the stage of that number, which is free.
+  __device__ __forceinline__ void load_q(int step, const Walk<kTile>& walk) const {
+    const int i = StageQ(step).index;
+    load_queries<num_slabs(kTile.head_dim)>(walk.at(step), maps_.q, p_.rows.lse,
+                                            kBarriers.q_full + i, kSmem.offset_q + i * kSmem.q,
+                                            kSmem.offset_lse + i * kSmem.stat);
+  }
+  // The same for dO and D.
+  __device__ __forceinline__ void load_dout(int step, const Walk<kTile>& walk) const {
+    const int i = StageDout(step).index;
+    load_queries<num_slabs(kTile.head_dim_v)>(
+        walk.at(step), maps_.dout, p_.rows.d, kBarriers.dout_full + i,
+        kSmem.offset_dout + i * kSmem.dout, kSmem.offset_d + i * kSmem.stat);
+  }
+
+ private:
+  static constexpr SmemPlan kSmem = smem_plan(kTile);
+  static constexpr BarrierPlan kBarriers = barrier_plan(kTile);
+
+  __device__ __forceinline__ u32 barrier(int i) const {
+    return smem_ + kSmem.offset_barriers + 8 * i;
+  }
+  __device__ __forceinline__ int tensor_batch() const {
+    return p_.rows.problem.is_ragged ? 0 : keys_.batch_idx;
+  }
+
+  template <int kSlabs>
+  __device__ __forceinline__ void load_keys(const TensorMap& map, int offset, int full) const {
+    constexpr int kSlab = kTile.keys * kRowBytes;
+    mbarrier_arrive_expect(barrier(full), kSlabs * kSlab);
+#pragma unroll
+    for (int s = 0; s < kSlabs; ++s)
+      tma_load(smem_ + offset + s * kSlab, &map, barrier(full), kEvictFirst, s * kSlabColumns,
+               keys_.row_k + keys_.first_key, keys_.kv_head, tensor_batch());
+  }
+
+  template <int kSlabs>
+  __device__ __forceinline__ void load_queries(const Step& step, const TensorMap& map,
+                                               const float* stats, int full, int to,
+                                               int stat_to) const {
+    if (!step.exists) return;
+    constexpr int kSlab = kTile.queries * kRowBytes;
+    const int head = keys_.kv_head * p_.group + step.head, query = step.block * kTile.queries;
+    mbarrier_arrive_expect(barrier(full), kSlabs * kSlab + kSmem.stat);
+#pragma unroll
+    for (int s = 0; s < kSlabs; ++s)
+      tma_load(smem_ + to + s * kSlab, &map, barrier(full), kEvictLast, s * kSlabColumns,
+               keys_.row_q + query, head, tensor_batch());
+    const Problem& problem = p_.rows.problem;
+    const std::int64_t row = first_padded_row(problem, keys_.batch_idx, keys_.row_q) + query;
+    bulk_load(smem_ + stat_to, stats + padded_index(problem, head, row), kSmem.stat, barrier(full));
+  }
+
+  const Params& p_;
+  const Maps& maps_;
+  const u32 smem_;
+  const KeyBlock& keys_;
+};
+
+}  // namespace headrace::cuda::sm90::bwd

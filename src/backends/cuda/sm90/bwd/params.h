@@ -1,0 +1,33 @@
+// What the host hands to the Hopper backward kernel.
+#pragma once
+
+#include "backends/cuda/common/backward_rows.h"
+#include "backends/cuda/device/types.cuh"
+
+namespace headrace::cuda::sm90::bwd {
+
+// Sums of two lengths and a window stay within 32 bits.
+inline constexpr int kMaxSeqlen = 1 << 29, kOpenWindow = 1 << 30;
+
+struct Params {
+  BackwardRows rows;  // dq: blocks of (queries of a step) x (columns of the tile), each in the
+                      // order of the registers that it comes from (config.h)
+  int group;          // query heads of a KV head
+  // Relative to the diagonal, kOpenWindow where there is none.
+  int window_left, window_right, is_top_left;
+  // Blocks of keys: the grid is (section, key blocks, sections) where the first see most queries,
+  // so that the longest come first and heads of a section share the L2 cache; else section is 0 and
+  // the grid (key blocks, KV heads, batch).
+  int section;
+  // Deterministic: CTAs add to dQ in turn (turns.h), in rings of at most so many or (0) behind a
+  // diagonal.
+  int has_turns, ring;
+  std::uint32_t* turns;  // [blocks of dq][2], zeros: so many CTAs have added to the block
+  float scale_log2, scale;
+};
+
+struct Maps {
+  TensorMap q, k, v, dout;
+};
+
+}  // namespace headrace::cuda::sm90::bwd

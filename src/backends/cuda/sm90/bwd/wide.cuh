@@ -1,0 +1,296 @@
+// Wide tiles: dK and dV of 64 keys fill the registers of a warpgroup each.
+//
+//   copying   brings K and V, and Q, dO, lse and D of every step
+//   value     S^T = K Q^T, P^T; dV += P^T dO
+//   key       dP^T = V dO^T, dS^T with P from shared memory; dK += dS^T Q
+//   query     dQ = dS K, added to the sums
+//
+// The products of one run under the exponentials or dS of the other. dV and dK come before the next
+// S and dP, so that a stage of dO and of Q is free early: there are two of each. P^T and dS^T have
+// the same places in the registers of value and key, so P is handed over in their order.
+#pragma once
+
+#include "backends/cuda/sm90/bwd/key_rows.cuh"
+
+namespace headrace::cuda::sm90::bwd {
+
+enum WideRole : int { kCopying, kValue, kKey, kQuery };
+
+template <Tile kTile, class Element, bool kHasTurns>
+class Wide : KeyRows<kTile, Element> {
+ public:
+  __device__ __forceinline__ Wide(const Params& p, const Maps& maps, u32 smem, const KeyBlock& keys)
+      : Base(p, smem, keys, 0), loader_(p, maps, smem, keys) {}
+
+  __device__ __forceinline__ void run(const Walk<kTile>& walk) {
+    const int role = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) >> 7, 0);
+    if (role == kCopying) {
+      give_registers<kWideRegisters.copying>();
+      if (warp_ == 0 && elect_lane()) copy(walk);
+      return;
+    }
+    if (role == kValue) {
+      take_registers<kWideRegisters.value>();
+      compute_dv(walk);
+      return;
+    }
+    if (role == kKey) {
+      take_registers<kWideRegisters.key>();
+      compute_dk(walk);
+      return;
+    }
+    give_registers<kWideRegisters.query>();
+    compute_dq(walk);
+  }
+
+ private:
+  using Base = KeyRows<kTile, Element>;
+  using Base::add_product;
+  using Base::barrier;
+  using Base::clear;
+  using Base::d_address;
+  using Base::dout_address;
+  using Base::dq_address;
+  using Base::ds_address;
+  using Base::ds_place;
+  using Base::kBarriers;
+  using Base::kDim;
+  using Base::kDimV;
+  using Base::kQueries;
+  using Base::kSlabK;
+  using Base::kSmem;
+  using Base::lane_;
+  using Base::make_p;
+  using Base::multiply_by_p;
+  using Base::pack;
+  using Base::pass_turn;
+  using Base::q_address;
+  using Base::send_dq;
+  using Base::smem_;
+  using Base::start_scores;
+  using Base::store_dk;
+  using Base::store_dv;
+  using Base::take_dout;
+  using Base::take_k;
+  using Base::take_q;
+  using Base::take_v;
+  using Base::wait_for_turn;
+  using Base::warp_;
+  using typename Base::Elements;
+  using typename Base::Packed;
+  using typename Base::StageDout;
+  using typename Base::StageDs;
+  using typename Base::StageQ;
+  static_assert(kTile.keys == kGroupKeys && kTile.queries == 64);
+
+  // ---- waiting for each other
+  template <class AnyStage>
+  __device__ __forceinline__ void wait_full(int full, AnyStage stage) const {
+    mbarrier_wait(barrier(full + stage.index), stage.parity);
+  }
+  template <class AnyStage>
+  __device__ __forceinline__ void wait_empty(int empty, AnyStage stage) const {
+    mbarrier_wait(barrier(empty + stage.index), stage.parity ^ 1);
+  }
+  // Each warp arrives.
+  __device__ __forceinline__ void arrive(int i) const {
+    __syncwarp();
+    if (lane_ == 0) mbarrier_arrive(barrier(i));
+  }
+
+  // ---- the roles
+  __device__ __forceinline__ void copy(const Walk<kTile>& walk) const {
+    if (walk.num_steps() == 0) return;  // nobody would wait for K
+    loader_.load_k();
+#pragma unroll 1
+    for (int step = 0; step < walk.num_steps(); ++step) {
+      wait_empty(kBarriers.q_empty, StageQ(step));
+      loader_.load_q(step, walk);
+      if (step == 0) loader_.load_v();
+      wait_empty(kBarriers.dout_empty, StageDout(step));
+      loader_.load_dout(step, walk);
+    }
+  }
+
+  __device__ __forceinline__ void compute_dv(const Walk<kTile>& walk) {
+    float dv[kDimV / 2];
+    Elements s;
+    Packed weights;
+    const int last = walk.num_steps() - 1;
+    if (last < 0) {
+      clear(dv);
+      store_dv(dv);
+      return;
+    }
+    Step now = walk.at(0);
+    take_k();
+    take_q(0, now);
+    start_scores<kDim>(s, kSmem.offset_k, q_address(0));
+    wgmma_wait<0>();
+    make_p(s, 0, now);
+    arrive(kBarriers.q_empty + StageQ(0).index);
+    pack(weights, s);
+    hand_over(weights, 0);
+#pragma unroll 1
+    for (int step = 0; step < last; ++step) {
+      const Step next = walk.at(step + 1);
+      start_dv(dv, weights, step, now);
+      take_q(step + 1, next);
+      start_scores<kDim>(s, kSmem.offset_k, q_address(step + 1));
+      wgmma_wait<1>();
+      end_dv(dv, weights, step);
+      wgmma_wait<0>();
+      make_p(s, step + 1, next);
+      arrive(kBarriers.q_empty + StageQ(step + 1).index);
+      pack(weights, s);
+      wait_empty(kBarriers.p_empty, StageDs(step + 1));
+      hand_over(weights, step + 1);
+      now = next;
+    }
+    start_dv(dv, weights, last, now);
+    wgmma_wait<0>();
+    end_dv(dv, weights, last);
+    store_dv(dv);
+  }
+
+  __device__ __forceinline__ void compute_dk(const Walk<kTile>& walk) {
+    float dk[kDim / 2];
+    Elements dp;
+    Packed ds;
+    const int last = walk.num_steps() - 1;
+    if (last < 0) {
+      clear(dk);
+      store_dk(dk);
+      return;
+    }
+    Step now = walk.at(0);
+    take_v();
+    take_dout(0, now);
+    start_scores<kDimV>(dp, kSmem.offset_v, dout_address(0));
+    wgmma_wait<0>();
+    end_dp(dp, 0);
+    pack(ds, dp);
+    write_ds(ds, 0);
+#pragma unroll 1
+    for (int step = 0; step < last; ++step) {
+      const Step next = walk.at(step + 1);
+      start_dk(dk, ds, step, now);
+      take_dout(step + 1, next);
+      start_scores<kDimV>(dp, kSmem.offset_v, dout_address(step + 1));
+      wgmma_wait<1>();
+      end_dk(dk, ds, step);
+      wgmma_wait<0>();
+      end_dp(dp, step + 1);
+      pack(ds, dp);
+      wait_empty(kBarriers.ds_empty, StageDs(step + 1));
+      write_ds(ds, step + 1);
+      now = next;
+    }
+    start_dk(dk, ds, last, now);
+    wgmma_wait<0>();
+    end_dk(dk, ds, last);
+    store_dk(dk);
+  }
+
+  __device__ __forceinline__ void compute_dq(const Walk<kTile>& walk) {
+    if (walk.num_steps() == 0) return;
+    float dq[4 * kDqGroups];
+    take_k();
+#pragma unroll 1
+    for (int step = 0; step < walk.num_steps(); ++step) {
+      const Step now = walk.at(step);
+#pragma unroll 1
+      for (int part = 0; part < dq_parts(kTile); ++part) {
+        compute_dq(dq, step, part);
+        if (kHasTurns && part == 0) {
+          if (step > 0) pass_turn(walk.at(step - 1));
+          wait_for_turn(now);
+        }
+        send_dq(dq_address(now, part), dq);
+      }
+    }
+    if (kHasTurns) pass_turn(walk.at(walk.num_steps() - 1));
+  }
+
+  // ---- their steps
+  __device__ __forceinline__ void start_dv(float (&dv)[kDimV / 2], const Packed& weights, int step,
+                                           const Step& now) {
+    take_dout(step, now);
+    wgmma_fence();
+    add_product<kDimV>(dv, weights, dout_address(step), step);
+    wgmma_commit();
+  }
+  __device__ __forceinline__ void end_dv(float (&dv)[kDimV / 2], Packed& weights, int step) {
+    wgmma_wait<0>();
+    wgmma_settle(dv);
+    wgmma_settle(weights);
+    arrive(kBarriers.dout_empty + StageDout(step).index);
+  }
+  // P for the warpgroup of dK; the stage is empty.
+  __device__ __forceinline__ void hand_over(const Packed& weights, int step) const {
+    const u32 to = p_address(step);
+#pragma unroll
+    for (int i = 0; i < kQueries / 16; ++i)
+      store_chunk(to + i * 2048, {weights[i][0], weights[i][1], weights[i][2], weights[i][3]});
+    arrive(kBarriers.p_full + StageDs(step).index);
+  }
+  __device__ __forceinline__ u32 p_address(int step) const {
+    return smem_ + kSmem.offset_p + StageDs(step).index * kSmem.p +
+           (static_cast<int>(threadIdx.x) & 127) * 16;
+  }
+
+  // dP^T becomes dS^T, in float.
+  __device__ __forceinline__ void end_dp(Elements& dp, int step) {
+    wgmma_settle(dp);
+    wait_full(kBarriers.p_full, StageDs(step));
+#pragma unroll
+    for (int i = 0; i < kQueries / 16; ++i) {
+      const Chunk weights = load_chunk(p_address(step) + i * 2048);
+      multiply_by_p(dp, 2 * i, d_address(step),
+                    [&](int j, int r) { return Element::unpack(weights.words[j % 2 * 2 + r]); });
+    }
+    arrive(kBarriers.p_empty + StageDs(step).index);
+    arrive(kBarriers.dout_empty + StageDout(step).index);
+  }
+  __device__ __forceinline__ void start_dk(float (&dk)[kDim / 2], const Packed& ds, int step,
+                                           const Step& now) {
+    take_q(step, now);
+    wgmma_fence();
+    add_product<kDim>(dk, ds, q_address(step), step);
+    wgmma_commit();
+  }
+  __device__ __forceinline__ void end_dk(float (&dk)[kDim / 2], Packed& ds, int step) {
+    wgmma_wait<0>();
+    wgmma_settle(dk);
+    wgmma_settle(ds);
+    arrive(kBarriers.q_empty + StageQ(step).index);
+  }
+  // For the warpgroup of dQ; the stage is empty.
+  __device__ __forceinline__ void write_ds(const Packed& ds, int step) const {
+    const u32 place = ds_place(step);
+#pragma unroll
+    for (int i = 0; i < kQueries / 16; ++i) stmatrix_transposed(place + i * 16 * kRowBytes, ds[i]);
+    fence_proxy_async();
+    arrive(kBarriers.ds_full + StageDs(step).index);
+  }
+
+  // 64 columns of dQ = dS K.
+  __device__ __forceinline__ void compute_dq(float (&dq)[4 * kDqGroups], int step, int part) {
+    using Dq = Wgmma<typename Element::Operand, kSlabColumns>;
+    wait_full(kBarriers.ds_full, StageDs(step));
+    wgmma_fence();
+    const u64 a = wgmma_descriptor(ds_address(step), 16);
+    const u64 b = wgmma_descriptor(smem_ + kSmem.offset_k + part * kSlabK, kSlabK);
+#pragma unroll
+    for (int i = 0; i < kTile.keys / 16; ++i)
+      Dq::template ss<Major::mn>(dq, wgmma_advance(a, i * 32), wgmma_advance(b, i * 2048), i != 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_settle(dq);
+    if (part + 1 == dq_parts(kTile)) arrive(kBarriers.ds_empty + StageDs(step).index);
+  }
+
+  const Loader<kTile> loader_;
+};
+
+}  // namespace headrace::cuda::sm90::bwd

@@ -1,0 +1,33 @@
+#include "backends/cuda/sm90/operand_map.h"
+
+#include "backends/cuda/runtime/tensor_map.cuh"
+
+namespace headrace::cuda::sm90 {
+
+Status encode_operand(const Problem& p, const Operand& x, const OperandShape& shape,
+                      TensorMap& map) {
+  const bool has_pack = shape.pack > 0;
+  const std::int64_t pack = has_pack ? shape.pack : 1;
+  TensorMapSpec spec{.dtype = dtype_of(p), .rank = 0};
+  std::int64_t strides[5] = {1};
+  const auto add = [&](std::int64_t size, std::int64_t stride, int box_size) {
+    spec.sizes[spec.rank] = size;
+    spec.box[spec.rank] = static_cast<std::uint32_t>(box_size);
+    // Of an axis with one element any stride will do, but the engine wants a multiple of 16 bytes.
+    strides[spec.rank] = size > 1 ? stride : 8;
+    ++spec.rank;
+  };
+  add(shape.columns, 1, kBoxColumns);
+  if (has_pack) add(pack, x.stride_head, shape.pack);
+  add(shape.rows, x.stride_seq, shape.box_rows);
+  add(shape.heads / pack, x.stride_head * pack, 1);
+  add(p.is_ragged ? 1 : p.batch, x.stride_batch, 1);
+  if (std::string reason = tensor_map_refusal(spec, x.data, strides); !reason.empty())
+    return unsupported(
+        "a tensor of the call does not suit the copy engine: {}; make the plan with "
+        "problem.alignment={} for another kernel",
+        reason, dtype_bytes(dtype_of(p)));
+  return encode_tensor_map(spec, x.data, strides, map);
+}
+
+}  // namespace headrace::cuda::sm90

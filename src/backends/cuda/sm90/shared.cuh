@@ -1,0 +1,50 @@
+// Shared memory as the Hopper kernels use it: words, and rings of stages.
+#pragma once
+
+#include "backends/cuda/device/types.cuh"
+
+namespace headrace::cuda::sm90 {
+
+__device__ __forceinline__ u32 load_shared(u32 address) {
+  u32 value;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+__device__ __forceinline__ float2 load_shared2(u32 address) {
+  float2 x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory");
+  return x;
+}
+__device__ __forceinline__ void store_shared(u32 address, u32 value) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+// Columns of a thread in a row of accumulators, which are 8 (i / 2) + i % 2 from its first: bit i
+// says whether that is below x.
+__device__ __forceinline__ u32 columns_below(int x) {
+  x = max(x, 0);
+  return ~__funnelshift_lc(0u, ~0u, x / 8 * 2 + min(x % 8, 2));
+}
+
+// Where step i lies in a ring, and the phase parity of its round.
+template <int kCount>
+struct Stage {
+  int index;
+  u32 parity;
+  __device__ __forceinline__ explicit Stage(int step)
+      : index(step % kCount), parity(static_cast<u32>(step / kCount) & 1u) {}
+};
+// The same, step by step.
+template <int kCount>
+struct Ring {
+  int stage = 0;
+  u32 parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == kCount) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+}  // namespace headrace::cuda::sm90

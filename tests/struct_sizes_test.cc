@@ -1,0 +1,159 @@
+// The structs that the library writes belong to programs that may be older or newer than it: it
+// writes the bytes that the caller has, says what it cannot fill, and touches nothing else.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "headrace/headrace.hpp"
+#include "headrace/model.h"
+
+namespace {
+
+constexpr std::size_t kGuardBytes = 64;
+constexpr unsigned char kGuard = 0xA5;
+
+// A caller's struct and the memory behind it.
+template <class T>
+struct Guarded {
+  alignas(T) std::array<unsigned char, sizeof(T) + kGuardBytes> bytes;
+
+  Guarded() { bytes.fill(kGuard); }
+  T* get() { return reinterpret_cast<T*>(bytes.data()); }
+  bool is_untouched_from(std::size_t first) const {
+    return std::all_of(bytes.begin() + static_cast<std::ptrdiff_t>(first), bytes.end(),
+                       [](unsigned char byte) { return byte == kGuard; });
+  }
+};
+
+// fill(T*, struct_size) calls one function of the library that writes a T.
+template <class T, class Fill>
+void expect_keeps_to_the_size(const char* what, const char* name, Fill fill) {
+  SCOPED_TRACE(what);
+  Guarded<T> whole;
+  ASSERT_EQ(fill(whole.get(), sizeof(T)), HEADRACE_OK) << headrace_last_error();
+  EXPECT_TRUE(whole.is_untouched_from(sizeof(T)));
+  for (std::size_t size = sizeof(std::size_t); size <= sizeof(T); size += 8) {
+    Guarded<T> older;
+    ASSERT_EQ(fill(older.get(), size), HEADRACE_OK) << headrace_last_error();
+    EXPECT_EQ(older.get()->struct_size, size);
+    EXPECT_EQ(std::memcmp(older.bytes.data() + 8, whole.bytes.data() + 8, size - 8), 0) << size;
+    EXPECT_TRUE(older.is_untouched_from(size)) << size;
+  }
+  for (const std::size_t size :
+       {std::size_t{0}, std::size_t{4}, std::size_t{12}, sizeof(T) + 8, std::size_t{SIZE_MAX}}) {
+    Guarded<T> wrong;
+    EXPECT_EQ(fill(wrong.get(), size), HEADRACE_INVALID_ARGUMENT) << size;
+    const std::string text = headrace_last_error();
+    EXPECT_EQ(text.find(std::string(name) + ".struct_size=" + std::to_string(size) + ": "), 0u)
+        << text;
+    EXPECT_NE(text.find("at most the " + std::to_string(sizeof(T)) + " bytes"), std::string::npos)
+        << text;
+    EXPECT_NE(text.find("load a library that is as new as the header"), std::string::npos) << text;
+    EXPECT_TRUE(wrong.is_untouched_from(sizeof(std::size_t))) << size;
+  }
+  EXPECT_EQ(fill(nullptr, sizeof(T)), HEADRACE_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(headrace_last_error()),
+            std::string(name) + "=NULL: must not be null; pass a struct to fill");
+}
+
+#define HEADRACE_EXPECT_INIT(type, name) \
+  expect_keeps_to_the_size<headrace_##type>(#type, name, headrace_##type##_init_sized)
+
+TEST(StructSizes, OfInitFunctions) {
+  HEADRACE_EXPECT_INIT(attention_options, "options");
+  HEADRACE_EXPECT_INIT(attention_tensors, "tensors");
+  HEADRACE_EXPECT_INIT(attention_gradients, "gradients");
+  HEADRACE_EXPECT_INIT(problem, "problem");
+  HEADRACE_EXPECT_INIT(softmax_options, "options");
+  HEADRACE_EXPECT_INIT(softmax_tensors, "tensors");
+  HEADRACE_EXPECT_INIT(softmax_backward_tensors, "tensors");
+  HEADRACE_EXPECT_INIT(model_options, "options");
+  HEADRACE_EXPECT_INIT(session_options, "options");
+  HEADRACE_EXPECT_INIT(sampling_options, "options");
+  HEADRACE_EXPECT_INIT(generation_options, "options");
+}
+
+// The same for a function that finds the size in the struct.
+template <class T, class Function>
+void expect_reads_the_size(const char* what, const char* name, Function function) {
+  expect_keeps_to_the_size<T>(what, name, [&](T* to, std::size_t size) {
+    if (to != nullptr) to->struct_size = size;
+    return function(to);
+  });
+}
+
+TEST(StructSizes, OfDevicesAndProblems) {
+  expect_reads_the_size<headrace_device_info>("cpu_info", "device", headrace_cpu_info);
+  expect_reads_the_size<headrace_device_info>(
+      "device_from_text", "device", [](auto* to) { return headrace_device_from_text("cpu", to); });
+  std::vector<float> data(2 * 8);
+  const headrace::TensorView view(data.data(), headrace::DType::f32, {1, 2, 1, 8});
+  const headrace::TensorView lse(data.data(), headrace::DType::f32, {1, 1, 2});
+  const auto tensors =
+      headrace::AttentionTensors{.q = view, .k = view, .v = view, .out = view, .lse = lse}.to_c();
+  std::vector<float> out(data.size()), dq(data.size()), dk(data.size()), dv(data.size());
+  const auto view_of = [](std::vector<float>& x) {
+    return headrace::TensorView(x.data(), headrace::DType::f32, {1, 2, 1, 8});
+  };
+  auto forward = tensors;
+  forward.out = view_of(out);
+  forward.lse = {};
+  expect_reads_the_size<headrace_problem>("problem", "problem", [&](auto* to) {
+    return headrace_attention_problem(&forward, nullptr, to);
+  });
+  const auto gradients =
+      headrace::AttentionGradients{
+          .dout = view, .dq = view_of(dq), .dk = view_of(dk), .dv = view_of(dv)}
+          .to_c();
+  expect_reads_the_size<headrace_problem>("backward_problem", "problem", [&](auto* to) {
+    return headrace_attention_backward_problem(&tensors, &gradients, nullptr, to);
+  });
+}
+
+TEST(StructSizes, OfFactsAboutModels) {
+  const std::string path = std::string(HEADRACE_GOLDEN_DIR) + "/tiny/tiny_llama3_f16.gguf";
+  headrace_model_file* file = nullptr;
+  ASSERT_EQ(headrace_model_file_open(path.c_str(), &file), HEADRACE_OK);
+  expect_reads_the_size<headrace_weight_info>(
+      "weight", "info", [&](auto* to) { return headrace_model_file_weight(file, 0, to); });
+  headrace_model_file_close(file);
+  headrace_model* model = nullptr;
+  ASSERT_EQ(headrace_model_load(path.c_str(), nullptr, &model), HEADRACE_OK);
+  expect_reads_the_size<headrace_model_info>(
+      "model", "info", [&](auto* to) { return headrace_model_get_info(model, to); });
+  headrace_session* session = nullptr;
+  ASSERT_EQ(headrace_session_create(model, nullptr, &session), HEADRACE_OK);
+  const std::int32_t prompt[] = {89, 271};
+  headrace_generation_options options;
+  headrace_generation_options_init(&options);
+  options.max_new_tokens = 1;
+  expect_reads_the_size<headrace_generation>("generation", "result", [&](auto* to) {
+    headrace_session_truncate(session, 0);
+    headrace_session_append(session, prompt, 2, nullptr);
+    const headrace_status status = headrace_session_generate(session, &options, to);
+    // A result that cannot be written is found before anything is drawn.
+    EXPECT_TRUE(status == HEADRACE_OK || headrace_session_length(session) == 2);
+    return status;
+  });
+  headrace_session_destroy(session);
+  headrace_model_destroy(model);
+}
+
+// A program that does not look at the status of an init function hears of it in the next call.
+TEST(StructSizes, AStructThatWasNotFilledIsRefused) {
+  Guarded<headrace_problem> newer;
+  EXPECT_EQ(headrace_problem_init_sized(newer.get(), sizeof(headrace_problem) + 8),
+            HEADRACE_INVALID_ARGUMENT);
+  headrace_device_info device{};
+  device.struct_size = sizeof device;
+  ASSERT_EQ(headrace_cpu_info(&device), HEADRACE_OK);
+  EXPECT_EQ(headrace_attention_supports(newer.get(), &device), HEADRACE_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(headrace_last_error()).find("problem.struct_size=0"), std::string::npos);
+}
+
+}  // namespace

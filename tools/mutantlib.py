@@ -1,0 +1,241 @@
+"""What tools/run_mutants.py is made of: patches with a head, the tree that they are planted in, programs of tests and
+what they say.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import time
+
+import checklib
+
+FIELDS = ("breaks", "kernel", "device", "rules")
+OPTIONAL = ("needs",)
+BUILD_SECONDS = 1800
+# A stage may take so many times as long as without a mutant and so many seconds more: what hangs is a bug that is seen.
+SLOWER, SECONDS_MORE = 10, 60
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    name: str
+    path: pathlib.Path
+    breaks: str
+    kernel: str
+    device: str
+    rules: str
+    needs: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A program of the tests. `judge` makes of its output which test failed, or None where that says nothing."""
+
+    name: str
+    program: str
+    arguments: tuple
+    judge: object
+
+    @property
+    def target(self):
+        return pathlib.PurePath(self.program).name
+
+
+@dataclasses.dataclass
+class Outcome:
+    mutant: Mutant
+    status: str  # killed, survived, skipped, does not apply, does not build
+    by: str = ""
+    seconds: float = 0.0
+
+    @property
+    def is_good(self):
+        return self.status in ("killed", "skipped")
+
+
+# ---- what the tests say ----
+
+
+def judge_conformance(output):
+    """Suite, rules and the first kernel of a report in JSON."""
+    try:
+        report = json.loads(output)
+    except ValueError:
+        return None
+    failures = report["failures"]
+    if not failures:
+        return None
+    rules = sorted({rule for failure in failures for rule in re.findall(r"\bR[1-6]\b", failure["text"])})
+    what = " ".join(rules) or failures[0]["text"][:60]
+    where = f" {failures[0]['case'].split()[0]}" if report["suite"] in ("bits", "catalogue") else ""
+    return f"{report['suite']}{where}: {what} ({failures[0]['kernel']})"
+
+
+def judge_gtest(output):
+    """The test that failed, or the one that was running when the program died."""
+    failed = re.search(r"^\[  FAILED  \] ([\w/.]+)", output, re.MULTILINE)
+    running = re.findall(r"^\[ RUN      \] ([\w/.]+)", output, re.MULTILINE)
+    name = failed[1] if failed else running[-1] if running else None
+    return f"unit {name}" if name else None
+
+
+# ---- patches ----
+
+
+def read_mutant(path):
+    """The mutant of a file; ValueError where its head is not whole."""
+    if not re.fullmatch(r"\d{3}-[a-z0-9-]+", path.stem):
+        raise ValueError(f"{path.name}: the name must be NNN-what-it-does.patch")
+    head = path.read_text(encoding="utf-8").partition("\n\n")[0]
+    fields = {}
+    for line in head.splitlines():
+        key, _, value = line.partition(": ")
+        if key not in FIELDS + OPTIONAL or key in fields or not value.strip():
+            raise ValueError(f"{path.name}: '{line}' is no line of a head of {', '.join(FIELDS + OPTIONAL)}")
+        fields[key] = value.strip()
+    if missing := [key for key in FIELDS if key not in fields]:
+        raise ValueError(f"{path.name}: its head lacks {', '.join(missing)}")
+    return Mutant(path.stem, path, **fields)
+
+
+def git_apply(tree, patch, *options):
+    """None, or why the patch does not apply to the tree exactly."""
+    # A tree inside of another repository's is a tree of its own.
+    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tree.parent)}
+    command = ["git", "apply", *options, str(patch)]
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
+    return None if done.returncode == 0 else (done.stderr.strip() or "git apply failed")
+
+
+def read_mutants(folder):
+    """(mutants, findings about files that are none)"""
+    mutants, findings = [], []
+    for path in sorted(folder.glob("*.patch")):
+        try:
+            mutants.append(read_mutant(path))
+        except ValueError as wrong:
+            findings.append(str(wrong))
+    numbers = [mutant.name[:3] for mutant in mutants]
+    findings += [f"number {number} appears twice" for number in sorted(set(numbers)) if numbers.count(number) > 1]
+    return mutants, findings
+
+
+# ---- the tree ----
+
+
+def write_if_other(path, data, mode):
+    """Leaves alone a file whose bytes are right: its time decides what is built again."""
+    if path.is_file() and path.read_bytes() == data:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    path.chmod(mode)
+
+
+class Tree:
+    """A copy of the sources and, where a tree usually has it, its build. `configure` and `build` are commands that lack
+    their last arguments."""
+
+    def __init__(self, root, copy, binaries, configure, build):
+        self.root, self.copy, self.binaries = root, copy, copy / "build" / binaries
+        self.configure_command, self.build_command = configure, build
+
+    def restore(self):
+        wanted = checklib.tracked_files(self.root)
+        for path in wanted:
+            source = self.root / path
+            write_if_other(self.copy / path, source.read_bytes(), source.stat().st_mode)
+        for path in set(checklib.tracked_files(self.copy)) - set(wanted):
+            (self.copy / path).unlink()
+
+    def configure(self):
+        self.restore()
+        self.binaries.mkdir(parents=True, exist_ok=True)
+        return self.call([*self.configure_command, "-S", str(self.copy), "-B", str(self.binaries)], BUILD_SECONDS)
+
+    def build(self, target):
+        return self.call([*self.build_command, target], BUILD_SECONDS)
+
+    def call(self, command, seconds):
+        """(exit status, standard output, standard error); the status is None where time ran out."""
+        process = subprocess.Popen(
+            command, cwd=self.binaries, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
+            start_new_session=True,
+        )
+        try:
+            output, errors = process.communicate(timeout=seconds)
+            return process.returncode, output, errors
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return (None, *process.communicate())
+        finally:
+            if process.poll() is None:  # whoever stops this program stops what it started
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+class Runner:
+    """`first`: the stages of each kernel's own; `everything`: all stages, the quick ones before the long ones."""
+
+    def __init__(self, tree, first, everything, say):
+        self.tree, self.first, self.everything, self.say = tree, first, everything, say
+        self.limits = {}  # of a program's stages, in seconds
+
+    def baseline(self):
+        """All stages without a mutant; RuntimeError where one fails."""
+        self.tree.restore()
+        for stage in self.everything:
+            if wrong := self.build_failure(stage.target):
+                raise RuntimeError(f"{stage.target} does not build without a mutant: {wrong}")
+            started = time.monotonic()
+            if by := self.failure(stage, BUILD_SECONDS):
+                raise RuntimeError(f"{stage.name} fails without a mutant: {by}")
+            seconds = time.monotonic() - started
+            limit = SECONDS_MORE + SLOWER * seconds
+            self.limits[stage.program] = max(limit, self.limits.get(stage.program, 0))
+            self.say(f"without a mutant: {stage.name} passes, {seconds:.0f} s")
+
+    def build_failure(self, target):
+        status, output, errors = self.tree.build(target)
+        if status == 0:
+            return None
+        wrong = re.search(r".*\berror:.*", output + errors)
+        return wrong[0].strip() if wrong else f"exit status {status}"
+
+    def failure(self, stage, limit):
+        """None where the stage passes, else what failed."""
+        command = [str(self.tree.binaries / stage.program), *stage.arguments]
+        status, output, errors = self.tree.call(command, limit)
+        if status == 0:
+            return None
+        by = stage.judge(output)
+        if status is None:
+            return f"{stage.name}: time limit of {limit:.0f} s" + (f" ({by})" if by else "")
+        if status < 0:
+            running = re.search(r"while running:\n\s*(.*)", errors)
+            by = by or (running[1] if running else None)
+            return f"{stage.name}: {signal.Signals(-status).name}" + (f" ({by})" if by else "")
+        return by or f"{stage.name}: exit status {status}"
+
+    def run(self, mutant):
+        started = time.monotonic()
+        status, by = self.plant(mutant)
+        return Outcome(mutant, status, by, time.monotonic() - started)
+
+    def plant(self, mutant):
+        self.tree.restore()
+        if wrong := git_apply(self.tree.copy, mutant.path):
+            return "does not apply", wrong
+        own = self.first[mutant.kernel]
+        built = set()
+        for stage in [*own, *(stage for stage in self.everything if stage not in own)]:
+            if stage.target not in built:
+                if wrong := self.build_failure(stage.target):
+                    return "does not build", wrong
+                built.add(stage.target)
+            if by := self.failure(stage, self.limits[stage.program]):
+                return "killed", by
+        return "survived", ""

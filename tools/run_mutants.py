@@ -1,0 +1,326 @@
+#!/usr/bin/env python3
+"""Plants the bugs of tools/mutants/ one at a time and runs the tests until one fails. A bug that no test sees is a hole
+in the tests: the exit status is 1 then.
+
+A mutant is a patch with a head: what it breaks, the kernel that it is part of, the device that runs it, the rules that
+ought to see it, and where not every CPU will do the kernel that this machine must be able to run (needs). The tree is
+copied to build/mutants and built there, for f32 and bf16: one element type of each size holds all of the text. The
+tests of a mutant's own kernel come first, then all others, the quick ones before the long ones.
+"""
+
+import argparse
+import csv
+import fnmatch
+import io
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+import checklib
+from mutantlib import (
+    Outcome, Runner, Stage, Tree, git_apply, judge_conformance, judge_gtest, read_mutant, read_mutants,
+)
+
+FOLDER = "tools/mutants"
+FEWEST_ON_CPU, FEWEST_OF_KERNEL = 44, 2
+
+
+def conformance(name, *arguments):
+    program = "tests/conformance/headrace_conformance"
+    return Stage(name, program, ("--format", "json", *arguments), judge_conformance)
+
+
+def small(suite, device):
+    return conformance(suite, "--suite", suite, "--tier", "small", "--device", device)
+
+
+def gtest(name, program, pattern="*"):
+    return Stage(name, program, ("--gtest_fail_fast", f"--gtest_filter={pattern}"), judge_gtest)
+
+
+def units(pattern="*"):
+    return gtest(f"units {pattern}", "tests/headrace_unit_tests", pattern)
+
+
+GRID, BACKWARD, BITS, CATALOGUE = (small(suite, "cpu") for suite in ("grid", "backward", "bits", "catalogue"))
+ON_CPU = {
+    "cpu_reference": (units("Reference*:Backward.*:*BackwardCase*"), GRID, BACKWARD),
+    "cpu_flash_fwd": (GRID, CATALOGUE, BITS),
+    "cpu_flash_decode": (GRID, BITS, CATALOGUE),
+    "cpu_flash_bwd": (BACKWARD,),
+    "cpu_softmax": (units("Softmax*"),),
+    "cpu_gemm": (units("*Gemm*"),),
+    "cpu_rows": (units("*Rows*:RopeTable*:*Tiny*"),),
+    "kv_cache": (units("ContiguousCache*"), units("*Tiny*:Session*")),
+    "sampler": (units("Sampling*:StopMatcher*"),),
+    "gguf": (units("Gguf*"),),
+    "tokenizer": (units("Tokenizer*:StreamDecoder*:Utf8*"),),
+    "validate": (units("Validate*:Check*"),),
+    "select": (units("Select*:Explain*:Run*"), GRID),
+}
+ALL_ON_CPU = (
+    units(),
+    GRID,
+    BACKWARD,
+    BITS,
+    CATALOGUE,
+    gtest("door", "tests/headrace_capi_tests"),
+    gtest("rules", "tests/conformance/headrace_rules_tests"),
+)
+CUDA_ORACLE, CUDA_GRID, CUDA_BITS, CUDA_CATALOGUE = (
+    small(suite, "cuda") for suite in ("oracle", "grid", "bits", "catalogue")
+)
+CUDA_UNITS = gtest("CUDA units", "tests/cuda/headrace_cuda_tests")
+ON_CUDA = {
+    "cuda_simple": (CUDA_ORACLE,),
+    "cuda_sm80_fwd": (CUDA_GRID,),
+    "cuda_sm90_fwd": (CUDA_GRID,),
+    "cuda_softmax": (gtest("CUDA softmax", "tests/cuda/headrace_cuda_tests", "*Softmax*"),),
+}
+ALL_ON_CUDA = (CUDA_ORACLE, CUDA_GRID, CUDA_BITS, CUDA_CATALOGUE, CUDA_UNITS)
+DEVICES = {"cpu": (ON_CPU, ALL_ON_CPU), "cuda": (ON_CUDA, ALL_ON_CUDA)}
+
+
+# ---- the patches of a tree ----
+
+
+def check_patches(root):
+    """Findings about what is in a tree: heads, names, and whether each patch applies."""
+    mutants, findings = read_mutants(root / FOLDER)
+    for mutant in mutants:
+        if mutant.kernel not in DEVICES.get(mutant.device, ({},))[0]:
+            findings.append(f"{mutant.name}: there is no kernel '{mutant.kernel}' of device '{mutant.device}'")
+        if wrong := git_apply(root, mutant.path, "--check"):
+            findings.append(f"{mutant.name}: does not apply: {wrong}")
+    return findings
+
+
+def check_counts(root):
+    """Whether there are as many as the claim about them needs."""
+    mutants, findings = read_mutants(root / FOLDER)
+    on_cpu = sum(mutant.device == "cpu" for mutant in mutants)
+    if on_cpu < FEWEST_ON_CPU:
+        findings.append(f"{on_cpu} mutants for the CPU, at least {FEWEST_ON_CPU}")
+    for kernels, _ in DEVICES.values():
+        for kernel in kernels:
+            count = sum(mutant.kernel == kernel for mutant in mutants)
+            if count < FEWEST_OF_KERNEL:
+                findings.append(f"{count} mutants of {kernel}, at least {FEWEST_OF_KERNEL}")
+    return findings
+
+
+# ---- reports ----
+
+COLUMNS = ("mutant", "kernel", "breaks", "rules", "status", "by", "seconds")
+
+
+def row_of(outcome):
+    m = outcome.mutant
+    return (m.name, m.kernel, m.breaks, m.rules, outcome.status, outcome.by, f"{outcome.seconds:.1f}")
+
+
+def summary(outcomes):
+    ran = [outcome for outcome in outcomes if outcome.status != "skipped"]
+    killed = sum(outcome.status == "killed" for outcome in ran)
+    share = f" ({100 * killed / len(ran):.1f} %)" if ran else ""
+    others = [outcome.status for outcome in outcomes if outcome.status != "killed"]
+    rest = "".join(f", {others.count(status)} {status}" for status in sorted(set(others)))
+    return f"{killed} of {len(ran)} mutants killed{share}{rest}"
+
+
+def report(outcomes, form):
+    rows = [row_of(outcome) for outcome in outcomes]
+    if form == "json":
+        table = [dict(zip(COLUMNS, row)) for row in rows]
+        return json.dumps({"summary": summary(outcomes), "mutants": table}, indent=2) + "\n"
+    if form == "csv":
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([COLUMNS, *rows])
+        return text.getvalue()
+    if form == "md":
+        lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * (len(COLUMNS) - 1) + "---:|"]
+        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+        return "\n".join(lines) + f"\n\n{summary(outcomes)}\n"
+    width = max((len(row[0]) for row in rows), default=0)
+    lines = [f"{row[0]:<{width}}  {row[4]:<8} {row[6]:>7} s  {row[5]}" for row in rows]
+    return "\n".join(lines) + f"\n{summary(outcomes)}\n"
+
+
+# ---- running them ----
+
+
+def make_tree(root, device, jobs):
+    configure = ["cmake", "--preset", "cpu-only", "-DHEADRACE_DTYPES=f32;bf16", "-DHEADRACE_BUILD_CLI=OFF"]
+    if device == "cuda":
+        configure = ["cmake", "--preset", "release", "-DHEADRACE_CUDA=ON", "-DHEADRACE_BUILD_CLI=OFF"]
+    build = ["cmake", "--build", ".", "-j", str(jobs), "--target"]
+    return Tree(root, root / "build" / "mutants" / "tree", device, configure, build)
+
+
+def kernels_here(tree):
+    """The kernels that this machine runs, as the conformance program lists them."""
+    command = [str(tree.binaries / GRID.program), "--list"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return set(re.findall(r"^kernel (\w+)(?: \(backward\))?$", listed, re.MULTILINE))
+
+
+def run_all(root, args, mutants, say):
+    tree = make_tree(root, args.device, args.jobs)
+    status, output, errors = tree.configure()
+    if status != 0:
+        raise RuntimeError(f"the copy of the tree cannot be configured:\n{(output + errors)[-2000:]}")
+    runner = Runner(tree, *DEVICES[args.device], say)
+    runner.baseline()
+    kernels = kernels_here(tree)
+    outcomes = []
+    for i, mutant in enumerate(mutants, 1):
+        if mutant.device != args.device:
+            outcomes.append(Outcome(mutant, "skipped", f"runs with --device {mutant.device}"))
+            continue
+        if mutant.needs and mutant.needs not in kernels:
+            outcome = Outcome(mutant, "skipped", f"{mutant.needs} does not run on this machine")
+        else:
+            outcome = runner.run(mutant)
+        outcomes.append(outcome)
+        say(f"[{i}/{len(mutants)}] {mutant.name}: {outcome.status}, {outcome.seconds:.0f} s, {outcome.by}")
+    tree.restore()
+    return outcomes
+
+
+def run_command(root, args):
+    findings = check_patches(root) or check_counts(root)
+    mutants, _ = read_mutants(root / FOLDER)
+    if findings or args.check:
+        print("".join(f"{text}\n" for text in findings) + f"{len(mutants)} mutants, {len(findings)} finding(s)")
+        return 1 if findings else 0
+    patterns = [f"*{pattern}*" for pattern in args.only or ["*"]]
+    chosen = [m for m in mutants if any(fnmatch.fnmatch(f"{m.name} {m.kernel}", pattern) for pattern in patterns)]
+    if args.list:
+        print("".join(f"{m.name} ({m.kernel}): {m.breaks}\n" for m in chosen), end="")
+        return 0
+    if not any(mutant.device == args.device for mutant in chosen):
+        print(f"run_mutants.py: no mutant of device {args.device} is left by --only; see --list")
+        return 2
+    try:
+        outcomes = run_all(root, args, chosen, lambda line: print(line, file=sys.stderr, flush=True))
+    except RuntimeError as wrong:
+        print(f"run_mutants.py: {wrong}")
+        return 1
+    print(report(outcomes, args.format), end="")
+    return exit_status(outcomes)
+
+
+def exit_status(outcomes):
+    is_run = any(outcome.status == "killed" for outcome in outcomes)
+    return 0 if is_run and all(outcome.is_good for outcome in outcomes) else 1
+
+
+# ---- the self-test ----
+
+HEAD = "breaks: a toy\nkernel: toy\ndevice: cpu\nrules: unit\n\n"
+
+
+def patch_of(name, old, new):
+    return f"{HEAD}--- a/{name}\n+++ b/{name}\n@@ -1 +1 @@\n-{old}\n+{new}\n"
+
+
+# A tree whose build is `sh build.sh` and whose test is `sh test.sh`: (patch, what must come of it).
+TOY = {"build.sh": "true\n", "test.sh": "grep -q good value\n", "value": "good\n", "unread": "good\n"}
+TOY_PATCHES = {
+    "001-kills": (patch_of("value", "good", "bad"), "killed", "toy: exit status 1"),
+    "002-survives": (patch_of("unread", "good", "bad"), "survived", ""),
+    "003-other-context": (patch_of("value", "best", "bad"), "does not apply", "error: patch failed"),
+    "004-breaks-the-build": (patch_of("build.sh", "true", "echo error: toy; false"), "does not build", "error: toy"),
+    "005-hangs": (patch_of("test.sh", "grep -q good value", "sleep 60"), "killed", "time limit"),
+    "006-crashes": (patch_of("test.sh", "grep -q good value", "kill -SEGV $$"), "killed", "SIGSEGV"),
+}
+
+
+def toy_runner(folder, files):
+    checklib.write_tree(folder / "root", files)
+    tree = Tree(folder / "root", folder / "tree", "toy", [], ["sh", "-c", "cd ../.. && sh build.sh"])
+    tree.binaries.mkdir(parents=True)
+    stage = Stage("toy", "run", (), lambda output: None)
+    (tree.binaries / "run").write_text("#!/bin/sh\ncd ../.. && . ./test.sh\n", encoding="utf-8")
+    (tree.binaries / "run").chmod(0o755)
+    return Runner(tree, {"toy": ()}, [stage], lambda line: None)
+
+
+def test_runner():
+    wrong = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        runner = toy_runner(folder, TOY)
+        runner.baseline()
+        runner.limits = {"run": 1}
+        outcomes = []
+        for stem, (text, status, by) in TOY_PATCHES.items():
+            path = folder / f"{stem}.patch"
+            path.write_text(text, encoding="utf-8")
+            outcomes.append(runner.run(read_mutant(path)))
+            if outcomes[-1].status != status or by not in outcomes[-1].by:
+                wrong.append(f"{stem}: {outcomes[-1].status} by '{outcomes[-1].by}', expected {status} by '{by}'")
+        if "2 of 6" not in summary(outcomes[:3] * 2) or [exit_status([x]) for x in outcomes] != [0, 1, 1, 1, 0, 0]:
+            wrong.append(f"the end: {summary(outcomes)}, {[exit_status([x]) for x in outcomes]}")
+    with tempfile.TemporaryDirectory() as name:
+        try:
+            toy_runner(pathlib.Path(name), {**TOY, "value": "bad\n"}).baseline()
+            wrong.append("a tree that fails without a mutant was accepted")
+        except RuntimeError:
+            pass
+    return wrong
+
+
+def test_judges():
+    failure = {"kernel": "k", "case": "A1", "text": "R3 element 0 is 1"}
+    of_bits = {**failure, "case": "threads dtype=f32"}
+    crash = "[ RUN      ] A.B/0\n"
+    cases = [
+        (judge_conformance(json.dumps({"suite": "grid", "failures": [failure]})), "grid: R3 (k)"),
+        (judge_conformance(json.dumps({"suite": "bits", "failures": [of_bits]})), "bits threads: R3 (k)"),
+        (judge_conformance(json.dumps({"suite": "grid", "failures": []})), None),
+        (judge_conformance("crashed"), None),
+        (judge_gtest(crash + "[       OK ] A.B/0\n[ RUN      ] C.D\n[  FAILED  ] C.D (0 ms)\n"), "unit C.D"),
+        (judge_gtest(crash), "unit A.B/0"),
+        (judge_gtest(""), None),
+    ]
+    return [f"a judge said {got}, expected {expected}" for got, expected in cases if got != expected]
+
+
+def self_test():
+    head = HEAD.replace("toy\ndevice", "cpu_gemm\ndevice")
+    good, diff = patch_of("value", "good", "bad"), "--- a/value\n+++ b/value\n@@ -1 +1 @@\n-good\n+bad\n"
+    tree = {"value": "good\n"}
+    cases = [
+        ("applies", {**tree, f"{FOLDER}/001-a.patch": head + diff}, None),
+        ("does not apply", {"value": "best\n", f"{FOLDER}/001-a.patch": head + diff}, "001-a: does not apply"),
+        ("no such kernel", {**tree, f"{FOLDER}/001-a.patch": good}, "no kernel 'toy'"),
+        ("name", {**tree, f"{FOLDER}/1-a.patch": head + diff}, "must be NNN"),
+        ("no rules", {**tree, f"{FOLDER}/001-a.patch": head.replace("rules: unit\n", "") + diff}, "lacks rules"),
+        ("no head", {**tree, f"{FOLDER}/001-a.patch": diff}, "is no line of a head"),
+        ("twice", {**tree, **{f"{FOLDER}/001-{c}.patch": head + diff for c in "ab"}}, "001 appears twice"),
+    ]
+    findings = checklib.self_test(check_patches, cases) + test_runner() + test_judges()
+    print("".join(f"{text}\n" for text in findings) + f"run_mutants.py: self-test: {len(findings)} finding(s)")
+    return 1 if findings else 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--only", metavar="PATTERN", action="append", help="those whose name or kernel holds one")
+    parser.add_argument("--device", choices=sorted(DEVICES), default="cpu", help="cuda needs a GPU and nvcc")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="files that are compiled at once")
+    parser.add_argument("--format", choices=("text", "csv", "json", "md"), default="text", help="of the table")
+    parser.add_argument("--list", action="store_true", help="names the mutants")
+    parser.add_argument("--check", action="store_true", help="only: does each patch apply, are there enough")
+    parser.add_argument("--self-test", action="store_true", help="only: prove that this program sees what it should")
+    args = parser.parse_args()
+    return self_test() if args.self_test else run_command(pathlib.Path(__file__).resolve().parent.parent, args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
