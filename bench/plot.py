@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
-"""Draws a result of bench/peers/attention_cuda.py as the papers do: a panel for each head_dim and mask, a group of bars
-for each sequence length, TFLOP/s beside those of the peers. Needs matplotlib.
+"""Draws a result as the papers do. Needs matplotlib.
+
+bench/peers/attention_cuda.py   a panel for each head_dim and mask, a group of bars for each sequence length: TFLOP/s
+                                beside those of the peers
+headrace bench memory           a panel for each dtype and shape: bytes by sequence length, beside standard attention
 
 usage: bench/plot.py RESULT.json --out PLOT.svg
 """
@@ -24,7 +27,20 @@ SIDES = (
 )
 
 
-def draw_panel(axes, rows, sides):
+# Phase, key of a row, name, colour and line: what grows with the square of the length is dashed.
+CURVES = (
+    ("forward", "standard_bytes", "standard forward: S, P (formula)", "#E69F00", "--"),
+    ("backward", "standard_bytes", "standard backward: P, dP, dS (formula)", "#D55E00", "--"),
+    ("forward", "bytes", "Headrace forward: out, lse, workspace", "#56B4E9", "-"),
+    ("backward", "bytes", "Headrace backward: out, lse, workspace", "#0072B2", "-"),
+)
+
+
+def length_text(length):
+    return f"{length // 1024}k" if length % 1024 == 0 else str(length)
+
+
+def draw_speed_panel(axes, rows, sides):
     width = 0.8 / len(sides)
     for index, (key, name, colour) in enumerate(sides):
         places = [group + (index - (len(sides) - 1) / 2) * width for group in range(len(rows))]
@@ -33,12 +49,12 @@ def draw_panel(axes, rows, sides):
         if key == "tflops":
             axes.bar_label(bars, fmt="%.0f", fontsize=7)
     lengths = [row["seqlen_q"] for row in rows]
-    axes.set_xticks(range(len(rows)), [f"{n // 1024}k" if n % 1024 == 0 else str(n) for n in lengths])
+    axes.set_xticks(range(len(rows)), [length_text(n) for n in lengths])
     axes.set_title(f"head_dim {rows[0]['head_dim']}, {'causal' if rows[0]['causal'] else 'no mask'}", fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def draw(result):
+def draw_speed(result):
     plain = [row for row in result["rows"] if row["num_heads"] == row["num_kv_heads"]]
     panels = sorted({(row["causal"], row["head_dim"]) for row in plain})
     sides = [side for side in SIDES if any(row.get(side[0]) for row in plain)]
@@ -47,7 +63,7 @@ def draw(result):
         len(panels) // columns, columns, figsize=(10, 5), sharey=True, squeeze=False, layout="constrained"
     )
     for axes, panel in zip(grid.flat, panels, strict=True):
-        draw_panel(axes, [row for row in plain if (row["causal"], row["head_dim"]) == panel], sides)
+        draw_speed_panel(axes, [row for row in plain if (row["causal"], row["head_dim"]) == panel], sides)
     for axes in grid[:, 0]:
         axes.set_ylabel("TFLOP/s")
     meta = result["meta"]
@@ -56,6 +72,57 @@ def draw(result):
     handles, names = grid[0, 0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=len(sides), fontsize=8, frameon=False)
     return figure
+
+
+def shape_of(row):
+    """What all rows of a panel share."""
+    return tuple(row[key] for key in ("dtype", "batch", "num_heads", "num_kv_heads", "head_dim", "causal"))
+
+
+def draw_memory_panel(axes, rows):
+    for phase, key, name, colour, line in CURVES:
+        points = [(row["seqlen_q"], row[key]) for row in rows if row["phase"] == phase]
+        axes.plot(*zip(*points, strict=True), line, color=colour, label=name, marker=".")
+    lengths = sorted({row["seqlen_q"] for row in rows})
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xticks(lengths, [length_text(length) for length in lengths])
+    axes.yaxis.set_major_formatter(bytes_text)
+    axes.set_xlabel("sequence length")
+    dtype, batch, num_heads, num_kv_heads, head_dim, causal = shape_of(rows[0])
+    heads = f"{num_heads} heads" if num_heads == num_kv_heads else f"{num_heads} / {num_kv_heads} heads"
+    mask = "no mask" if causal == "none" else f"causal {causal}"
+    axes.set_title(f"{dtype}, batch {batch}, {heads}, head_dim {head_dim}, {mask}", fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.3)
+
+
+def bytes_text(count, _position):
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:g} {unit}"
+        count /= 1024
+    return f"{count:g} TiB"
+
+
+def draw_memory(result):
+    shapes = list(dict.fromkeys(shape_of(row) for row in result["rows"]))
+    figure, grid = plt.subplots(
+        1, len(shapes), figsize=(6 * len(shapes), 4.5), sharey=True, squeeze=False, layout="constrained"
+    )
+    for axes, shape in zip(grid.flat, shapes, strict=True):
+        draw_memory_panel(axes, [row for row in result["rows"] if shape_of(row) == shape])
+    grid[0, 0].set_ylabel("bytes beside q, k, v and their gradients")
+    meta = result["meta"]
+    figure.suptitle(f"Memory of attention, {meta['machine']}, {meta['date'][:10]}", fontsize=10)
+    handles, names = grid[0, 0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
+    return figure
+
+
+def draw(result):
+    """By what was measured."""
+    return draw_memory(result) if result["meta"]["benchmark"] == "memory" else draw_speed(result)
 
 
 def main():

@@ -85,7 +85,9 @@ void AttentionData::add_scores(const AttentionShape& shape) {
     return p.is_ragged ? floats(dtype, {1, p.total_q, p.seqlen_k})
                        : floats(dtype, {1, 1, p.seqlen_q, p.seqlen_k});
   };
-  if (p.bias_dtype >= 0) tensors_.bias = matrix(static_cast<DType>(p.bias_dtype));
+  const auto bias_dtype = static_cast<DType>(p.bias_dtype);
+  if (p.bias_dtype >= 0) tensors_.bias = matrix(bias_dtype);
+  if (p.has_dbias) gradients_.dbias = matrix(bias_dtype);
   if (p.has_mask) {
     tensors_.mask = matrix(DType::boolean);
     auto* keep = static_cast<std::byte*>(tensors_.mask.data);
@@ -95,6 +97,7 @@ void AttentionData::add_scores(const AttentionShape& shape) {
   }
   if (p.has_alibi) tensors_.alibi_slopes = floats(DType::f32, {p.num_heads});
   if (p.has_sinks) tensors_.sinks = floats(DType::f32, {p.num_heads});
+  if (p.has_dsinks) gradients_.dsinks = floats(DType::f32, {p.num_heads});
 }
 
 void AttentionData::add_ragged(const AttentionShape& shape) {
@@ -122,6 +125,12 @@ AttentionData::AttentionData(const AttentionShape& shape, Layout layout) {
     tensors_.lse = p.is_ragged ? floats(dtype, {p.num_heads, p.total_q})
                                : floats(dtype, {p.batch, p.num_heads, p.seqlen_q});
   }
+  if (p.phase == HEADRACE_BACKWARD) {
+    gradients_.dout = heads(shape, layout, true, p.head_dim_v);
+    gradients_.dq = heads(shape, layout, true, p.head_dim);
+    gradients_.dk = heads(shape, layout, false, p.head_dim);
+    gradients_.dv = heads(shape, layout, false, p.head_dim_v);
+  }
   add_scores(shape);
   if (p.is_ragged) add_ragged(shape);
   options_ = {.softcap = p.softcap,
@@ -130,14 +139,17 @@ AttentionData::AttentionData(const AttentionShape& shape, Layout layout) {
               .window_right = p.window_right,
               .dropout_p = p.dropout_p,
               .max_seqlen_q = p.is_ragged ? p.seqlen_q : 0,
-              .max_seqlen_k = p.is_ragged ? p.seqlen_k : 0};
+              .max_seqlen_k = p.is_ragged ? p.seqlen_k : 0,
+              .deterministic = p.deterministic != 0};
 }
 
 void AttentionData::move_to(Gpu& gpu, int device_id) {
   gpu_ = &gpu;
   AttentionTensors& t = tensors_;
-  for (TensorView* x : {&t.q, &t.k, &t.v, &t.out, &t.lse, &t.cu_seqlens_q, &t.cu_seqlens_k, &t.bias,
-                        &t.mask, &t.alibi_slopes, &t.sinks}) {
+  AttentionGradients& g = gradients_;
+  for (TensorView* x :
+       {&t.q, &t.k, &t.v, &t.out, &t.lse, &t.cu_seqlens_q, &t.cu_seqlens_k, &t.bias, &t.mask,
+        &t.alibi_slopes, &t.sinks, &g.dout, &g.dq, &g.dk, &g.dv, &g.dbias, &g.dsinks}) {
     if (!x->is_given()) continue;
     x->data = gpu.copy_of(x->data, bytes_of(*x));  // each lies at the begin of a block of its own
     x->device_type = HEADRACE_CUDA;

@@ -1,4 +1,5 @@
-// Memory for one attention call: inputs filled with numbers, outputs empty.
+// Memory for one attention call, forward or backward: inputs filled with numbers. The out and lse
+// that a backward reads are the outputs of a forward, which comes first.
 #pragma once
 
 #include <cstddef>
@@ -21,6 +22,7 @@ class AttentionData {
  public:
   AttentionData(const AttentionShape& shape, Layout layout);
   const AttentionTensors& tensors() const { return tensors_; }
+  const AttentionGradients& gradients() const { return gradients_; }  // of a backward
   const AttentionOptions& options() const { return options_; }
   Workspace workspace(std::size_t bytes);
   // Copies everything to a GPU; the workspace comes from there, too, from then on.
@@ -38,6 +40,7 @@ class AttentionData {
 
   std::vector<std::unique_ptr<std::byte, Free>> buffers_;
   AttentionTensors tensors_;
+  AttentionGradients gradients_;
   Gpu* gpu_ = nullptr;
   AttentionOptions options_;
   std::uint64_t random_state_ = 0x9E3779B97F4A7C15u;

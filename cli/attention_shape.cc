@@ -30,6 +30,13 @@ std::int32_t value_of(const Name (&names)[kSize], const std::string& text) {
 }
 
 template <std::size_t kSize>
+std::string text_of(const Name (&names)[kSize], std::int32_t value) {
+  for (const Name& name : names)
+    if (value == name.value) return name.text;
+  return "unknown";
+}
+
+template <std::size_t kSize>
 CLI::IsMember member_of(const Name (&names)[kSize]) {
   std::vector<std::string> texts;
   for (const Name& name : names) texts.emplace_back(name.text);
@@ -67,7 +74,9 @@ std::string check_size(const std::string& text) {
 }
 
 std::string list_text(const std::vector<std::int64_t>& list) {
-  return list.empty() ? "" : " [" + std::to_string(list[0]) + ']';
+  std::string text;
+  for (const std::int64_t size : list) text += (text.empty() ? " [" : ",") + std::to_string(size);
+  return list.empty() ? "" : text + ']';
 }
 
 // The list, or one value where it was not given.
@@ -93,6 +102,7 @@ headrace_problem problem_of(const Dims& dims, const ShapeOptions& options) {
   p.has_mask = options.has_mask;
   p.has_sinks = options.has_sinks;
   p.has_lse = options.has_lse;
+  p.deterministic = options.is_deterministic;
   return p;
 }
 
@@ -129,15 +139,49 @@ Visible visible_of(const headrace_problem& p, std::int64_t seqlen_q, std::int64_
   return visible;
 }
 
+// Of bias, its gradient and mask: one matrix for all heads each.
 double scores_bytes(const headrace_problem& p) {
   const std::int64_t rows = p.is_ragged ? p.total_q : p.seqlen_q;
   const auto elements = static_cast<double>(rows * p.seqlen_k);
   double bytes = 0;
   if (p.bias_dtype >= 0)
-    bytes += elements * static_cast<double>(dtype_bytes(static_cast<DType>(p.bias_dtype)));
+    bytes += elements * static_cast<double>(dtype_bytes(static_cast<DType>(p.bias_dtype))) *
+             (p.has_dbias ? 2 : 1);
   if (p.has_mask) bytes += elements;
   return bytes;
 }
+
+void add_feature_options(CLI::App& app, ShapeOptions& o) {
+  constexpr const char* kFeatures = "Features";
+  app.add_option("--window", o.window, "keys visible left and right of the diagonal (default: all)")
+      ->check(check_window)
+      ->option_text("L,R")
+      ->group(kFeatures);
+  app.add_option("--softcap", o.softcap, "c of c * tanh(score / c), 0: none")
+      ->option_text("C [0]")
+      ->group(kFeatures);
+  app.add_option("--dropout", o.dropout_p, "probability of dropping")
+      ->option_text("P [0]")
+      ->group(kFeatures);
+  app.add_flag("--alibi", o.has_alibi, "ALiBi slopes, one a head")->group(kFeatures);
+  app.add_flag("--bias", o.has_bias, "additive bias, one matrix for all heads")->group(kFeatures);
+  app.add_flag("--mask", o.has_mask, "boolean mask, one matrix for all heads")->group(kFeatures);
+  app.add_flag("--sinks", o.has_sinks, "a sink logit for each head")->group(kFeatures);
+  app.add_flag("--lse", o.has_lse, "write the log-sum-exp as well")->group(kFeatures);
+  app.add_flag("--ragged", o.is_ragged,
+               "ragged batch: lengths fall from the given one to its batch-th part in even steps")
+      ->group(kFeatures);
+  CLI::Option* backward =
+      app.add_flag("--backward", o.is_backward,
+                   "the backward, with gradients of bias and sinks where there are some")
+          ->group(kFeatures);
+  app.add_flag("--deterministic", o.is_deterministic,
+               "the backward with the same bits from run to run (on a CPU it always has)")
+      ->needs(backward)
+      ->group(kFeatures);
+}
+
+}  // namespace
 
 void add_size_options(CLI::App& app, ShapeOptions& o) {
   constexpr const char* kGroup = "Shape (comma lists: all combinations)";
@@ -169,30 +213,6 @@ void add_size_options(CLI::App& app, ShapeOptions& o) {
   add_names("--dtype", o.dtype, kDtypes, "f32, f16, bf16, f64");
   add_names("--causal", o.causal, kCausals, "none, bottom-right, top-left");
 }
-
-void add_feature_options(CLI::App& app, ShapeOptions& o) {
-  constexpr const char* kFeatures = "Features";
-  app.add_option("--window", o.window, "keys visible left and right of the diagonal (default: all)")
-      ->check(check_window)
-      ->option_text("L,R")
-      ->group(kFeatures);
-  app.add_option("--softcap", o.softcap, "c of c * tanh(score / c), 0: none")
-      ->option_text("C [0]")
-      ->group(kFeatures);
-  app.add_option("--dropout", o.dropout_p, "probability of dropping")
-      ->option_text("P [0]")
-      ->group(kFeatures);
-  app.add_flag("--alibi", o.has_alibi, "ALiBi slopes, one a head")->group(kFeatures);
-  app.add_flag("--bias", o.has_bias, "additive bias, one matrix for all heads")->group(kFeatures);
-  app.add_flag("--mask", o.has_mask, "boolean mask, one matrix for all heads")->group(kFeatures);
-  app.add_flag("--sinks", o.has_sinks, "a sink logit for each head")->group(kFeatures);
-  app.add_flag("--lse", o.has_lse, "write the log-sum-exp as well")->group(kFeatures);
-  app.add_flag("--ragged", o.is_ragged,
-               "ragged batch: lengths fall from the given one to its batch-th part in even steps")
-      ->group(kFeatures);
-}
-
-}  // namespace
 
 void add_shape_options(CLI::App& app, ShapeOptions& options) {
   add_size_options(app, options);
@@ -229,6 +249,7 @@ std::vector<AttentionShape> shapes_of(const std::vector<Dims>& dims, const Shape
         p.dtype = value_of(kDtypes, dtype);
         p.causal = value_of(kCausals, causal);
         if (options.has_bias) p.bias_dtype = p.dtype;
+        if (options.is_backward) make_backward(p);
         const auto batch = static_cast<std::size_t>(p.batch);
         shape.seqlens_q = p.is_ragged ? ragged_seqlens(p.batch, p.seqlen_q)
                                       : std::vector<std::int64_t>(batch, p.seqlen_q);
@@ -262,7 +283,7 @@ std::vector<std::int64_t> ragged_seqlens(std::int64_t batch, std::int64_t max_se
 Work work_of(const AttentionShape& shape) {
   const headrace_problem& p = shape.problem;
   Visible all;
-  std::int64_t queries = 0;
+  std::int64_t queries = 0, keys = 0;
   Visible visible;
   for (std::size_t i = 0; i < shape.seqlens_q.size(); ++i) {
     const bool is_same = i > 0 && shape.seqlens_q[i] == shape.seqlens_q[i - 1] &&
@@ -271,23 +292,43 @@ Work work_of(const AttentionShape& shape) {
     all.pairs += visible.pairs;
     all.keys += visible.keys;
     queries += shape.seqlens_q[i];
+    keys += shape.seqlens_k[i];
   }
-  const auto dims = static_cast<double>(p.head_dim + p.head_dim_v);
+  const bool is_backward = p.phase == HEADRACE_BACKWARD;
   const auto heads = static_cast<double>(p.num_heads);
-  const auto kv_heads = static_cast<double>(p.num_kv_heads);
   const auto element_bytes = static_cast<double>(dtype_bytes(static_cast<DType>(p.dtype)));
   const double lse_bytes = p.has_lse ? std::max(element_bytes, 4.) : 0;
+  // S and out of a forward; S, dq and dk, and dP and dv of a backward.
+  const std::int64_t product_dims =
+      is_backward ? 3 * p.head_dim + 2 * p.head_dim_v : p.head_dim + p.head_dim_v;
+  // q and out, k and v; dq and dout, dk and dv, which is written for keys that no query sees, too.
+  const double token_bytes = static_cast<double>(p.head_dim + p.head_dim_v) * element_bytes;
+  const double row_bytes = (is_backward ? 2 : 1) * token_bytes + lse_bytes;
+  const std::int64_t kv_rows = all.keys + (is_backward ? keys : 0);
   return {.visible_pairs = all.pairs,
-          .flops = 2 * dims * heads * static_cast<double>(all.pairs),
-          .bytes = static_cast<double>(queries) * heads * (dims * element_bytes + lse_bytes) +
-                   static_cast<double>(all.keys) * kv_heads * dims * element_bytes +
-                   scores_bytes(p)};
+          .flops = 2 * static_cast<double>(product_dims) * heads * static_cast<double>(all.pairs),
+          .bytes = static_cast<double>(queries) * heads * row_bytes +
+                   static_cast<double>(kv_rows * p.num_kv_heads) * token_bytes + scores_bytes(p)};
 }
 
-const char* causal_name(std::int32_t causal) {
-  for (const Name& name : kCausals)
-    if (name.value == causal) return name.text;
-  return "unknown";
+std::vector<Column> shape_columns() {
+  return {{"dtype", "dtype"},       {"batch", "batch"},      {"seqlen_q", "seqlen_q"},
+          {"seqlen_k", "seqlen_k"}, {"num_heads", "heads"},  {"num_kv_heads", "kv"},
+          {"head_dim", "dim"},      {"head_dim_v", "dim_v"}, {"causal", "causal"},
+          {"phase", "phase"}};
+}
+
+std::vector<Cell> shape_cells(const headrace_problem& p) {
+  return {std::string(dtype_name(static_cast<DType>(p.dtype))),
+          p.batch,
+          p.seqlen_q,
+          p.seqlen_k,
+          p.num_heads,
+          p.num_kv_heads,
+          p.head_dim,
+          p.head_dim_v,
+          text_of(kCausals, p.causal),
+          std::string(p.phase == HEADRACE_BACKWARD ? "backward" : "forward")};
 }
 
 std::string features_text(const headrace_problem& p) {
@@ -308,7 +349,8 @@ std::string features_text(const headrace_problem& p) {
   if (p.bias_dtype >= 0) add() << "bias";
   if (p.has_mask) add() << "mask";
   if (p.has_sinks) add() << "sinks";
-  if (p.has_lse) add() << "lse";
+  if (p.has_lse && p.phase == HEADRACE_FORWARD) add() << "lse";  // a backward always reads it
+  if (p.deterministic) add() << "deterministic";
   return std::move(text).str();
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "headrace/headrace.hpp"
+#include "table.h"
 
 namespace headrace::cli {
 
@@ -42,9 +43,13 @@ struct ShapeOptions {
   bool has_sinks = false;
   bool has_lse = false;
   bool is_ragged = false;
+  bool is_backward = false;
+  bool is_deterministic = false;
 };
 
 void add_shape_options(CLI::App& app, ShapeOptions& options);
+// Of them the sizes, dtypes and causal masks alone.
+void add_size_options(CLI::App& app, ShapeOptions& options);
 // Whether a size (batch, seqlen, heads, head_dim) was given on the command line.
 bool has_dims(const CLI::App& app);
 
@@ -61,14 +66,16 @@ std::vector<std::int64_t> ragged_seqlens(std::int64_t batch, std::int64_t max_se
 // What a call costs at least.
 struct Work {
   std::int64_t visible_pairs;  // (query, key) pairs of one head that causal mask and window leave
-  double flops;                // 2 * head_dim + 2 * head_dim_v a pair and head
+  double flops;  // a pair and head: 2 * head_dim + 2 * head_dim_v for the two products of a
+                 // forward, 6 * head_dim + 4 * head_dim_v for the five of a backward
   double bytes;  // every input that is needed and every output, once through the memory bus
 };
 Work work_of(const AttentionShape& shape);
 
-// "none", "bottom-right", "top-left".
-const char* causal_name(std::int32_t causal);
-// "window 256/0, softcap 30, alibi": what the columns of a table do not show; may be empty.
+// dtype, sizes, causal mask and phase in a table, and the cells for them.
+std::vector<Column> shape_columns();
+std::vector<Cell> shape_cells(const headrace_problem& problem);
+// "window 256/0, softcap 30, alibi": what those columns do not show; may be empty.
 std::string features_text(const headrace_problem& problem);
 
 }  // namespace headrace::cli

@@ -43,6 +43,27 @@ TEST(AttentionShape, WorkOfAFullMatrix) {
   EXPECT_DOUBLE_EQ(work.bytes, 4. * (8 + 16) * (2 * 3 * 4 + 2 * 5 * 2));
 }
 
+TEST(AttentionShape, WorkOfABackwardIsFiveProductsAndTwiceTheTensors) {
+  const std::vector<std::string> sizes = {"--seqlen-q=3", "--seqlen-k=5", "--heads=4",
+                                          "--kv-heads=2", "--head-dim=8", "--backward"};
+  const Work work = work_of(shape_of(sizes));
+  EXPECT_EQ(work.visible_pairs, 3 * 5);
+  EXPECT_DOUBLE_EQ(work.flops, 2.5 * 4 * 8 * 4 * 3 * 5) << "2.5 times the forward";
+  const double lse = 4. * 4 * 3, tensors = 4. * 16 * 2 * (3 * 4 + 5 * 2);
+  EXPECT_DOUBLE_EQ(work.bytes, tensors + lse);
+
+  auto with = [&](std::initializer_list<std::string> more) {
+    std::vector<std::string> all = sizes;
+    all.insert(all.end(), more);
+    return work_of(shape_of(all));
+  };
+  EXPECT_DOUBLE_EQ(with({"--head-dim-v=16"}).flops, (6. * 8 + 4 * 16) * 4 * 3 * 5);
+  EXPECT_DOUBLE_EQ(with({"--bias"}).bytes, work.bytes + 2 * 4. * 3 * 5) << "read, and its gradient";
+  EXPECT_DOUBLE_EQ(with({"--mask"}).bytes, work.bytes + 3 * 5);
+  // Three of the five keys are seen; all five gradients are written.
+  EXPECT_DOUBLE_EQ(with({"--causal=top-left"}).bytes, work.bytes - 4. * 2 * 16 * 2);
+}
+
 TEST(AttentionShape, CausalPairsAreCountedOneByOne) {
   EXPECT_EQ(work_of(shape_of({"--seqlen=4", "--causal=bottom-right"})).visible_pairs, 10);
   const std::vector<std::string> sizes = {"--seqlen-q=2", "--seqlen-k=5"};
@@ -76,12 +97,16 @@ TEST(AttentionShape, NonsenseIsAUsageError) {
   EXPECT_THROW(shape_of({"--batch=1,a"}), CLI::ParseError);
   EXPECT_THROW(shape_of({"--dtype=f8"}), CLI::ParseError);
   EXPECT_THROW(shape_of({"--causal=left"}), CLI::ParseError);
+  EXPECT_THROW(shape_of({"--deterministic"}), CLI::ParseError) << "of a forward, which always is";
 }
 
 TEST(AttentionShape, FeaturesAsText) {
   EXPECT_EQ(features_text(shape_of({}).problem), "");
   EXPECT_EQ(features_text(shape_of({"--window=open,0", "--softcap=30", "--sinks"}).problem),
             "window open/0, softcap 30, sinks");
+  EXPECT_EQ(features_text(shape_of({"--backward", "--bias", "--deterministic"}).problem),
+            "bias, deterministic")
+      << "every backward reads the lse";
 }
 
 }  // namespace

@@ -1,8 +1,9 @@
-// headrace bench attention: time, throughput and traffic of attention calls, beside what the
-// machine can do, measured in the same run.
+// headrace bench attention: time, throughput and traffic of attention calls, forward or backward,
+// beside what the machine can do, measured in the same run.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <optional>
 
@@ -52,6 +53,7 @@ constexpr Dims kDecodeGrid[] = {
 std::vector<AttentionShape> shapes_to_run(const BenchOptions& options) {
   if (!options.is_grid) return shapes_of(dims_of(options.shape), options.shape);
   auto shapes = shapes_of({std::begin(kPrefillGrid), std::end(kPrefillGrid)}, options.shape);
+  if (options.shape.is_backward) return shapes;  // decoding has none
   // One query that sees every key: causal or not is the same call.
   ShapeOptions decode = options.shape;
   decode.causal = {"none"};
@@ -108,13 +110,48 @@ Machine machine_of(const BenchOptions& options) {
   return machine;
 }
 
+// While it lives, HEADRACE_KERNEL forces no kernel.
+class AnyKernel {
+ public:
+  AnyKernel() {
+    if (const char* value = std::getenv(kVariable)) forced_ = value;
+    unsetenv(kVariable);
+  }
+  AnyKernel(const AnyKernel&) = delete;
+  AnyKernel& operator=(const AnyKernel&) = delete;
+  ~AnyKernel() {
+    if (!forced_.empty()) setenv(kVariable, forced_.c_str(), 1);
+  }
+
+ private:
+  static constexpr const char* kVariable = "HEADRACE_KERNEL";
+  std::string forced_;
+};
+
+// Fills the out and lse that a backward reads.
+void run_forward(AttentionData& data, Machine& machine) {
+  const AnyKernel any;  // a forced one is that of the backward
+  const Plan plan = plan_attention(Problem(data.tensors(), data.options()), machine.device);
+  const Workspace workspace = data.workspace(plan.workspace_bytes());
+  const auto run = [&](void* stream) {
+    plan.run(data.tensors(), workspace, data.options(), stream);
+  };
+  if (machine.gpu)
+    machine.gpu->time(run, false);
+  else
+    run(nullptr);
+}
+
 // At least `reps` calls and `min_time` seconds (of everything: evictions count), each call timed.
 Times time_calls(const Plan& plan, AttentionData& data, const BenchOptions& options,
                  Machine& machine) {
   constexpr std::size_t kMostCalls = 100000;
   const Workspace workspace = data.workspace(plan.workspace_bytes());
   const auto run = [&](void* stream) {
-    plan.run(data.tensors(), workspace, data.options(), stream);
+    if (options.shape.is_backward)
+      plan.run_backward(data.tensors(), data.gradients(), workspace, data.options(), stream);
+    else
+      plan.run(data.tensors(), workspace, data.options(), stream);
   };
   const auto call = [&] {
     if (machine.gpu) return machine.gpu->time(run, options.is_cold);
@@ -135,29 +172,18 @@ Times time_calls(const Plan& plan, AttentionData& data, const BenchOptions& opti
 
 Table make_table() {
   return {.key = "rows",
-          .columns = {{"dtype", "dtype"},
-                      {"batch", "batch"},
-                      {"seqlen_q", "seqlen_q"},
-                      {"seqlen_k", "seqlen_k"},
-                      {"num_heads", "heads"},
-                      {"num_kv_heads", "kv"},
-                      {"head_dim", "dim"},
-                      {"head_dim_v", "dim_v"},
-                      {"causal", "causal"},
-                      {"features", "features"},
-                      {"ms_median", "ms", 3},
-                      {"ms_min", "min", 3},
-                      {"ms_max", "max", 3},
-                      {"reps", "reps"},
-                      {"gflops", "GFLOP/s"},
-                      {"percent_of_fma_peak", "% peak"},
-                      {"gbytes", "GB/s"},
-                      {"percent_of_read_bandwidth", "% read"},
-                      {"kernel", "kernel"},
-                      {"tile_m", "tile_m"},
-                      {"tile_n", "tile_n"},
-                      {"max_splits", "splits"},
-                      {"workspace_bytes", "workspace"}},
+          .columns = joined<Column>({shape_columns(),
+                                     {{"features", "features"}},
+                                     time_columns(),
+                                     {{"gflops", "GFLOP/s"},
+                                      {"percent_of_fma_peak", "% peak"},
+                                      {"gbytes", "GB/s"},
+                                      {"percent_of_read_bandwidth", "% read"},
+                                      {"kernel", "kernel"},
+                                      {"tile_m", "tile_m"},
+                                      {"tile_n", "tile_n"},
+                                      {"max_splits", "splits"},
+                                      {"workspace_bytes", "workspace"}}}),
           .rows = {}};
 }
 
@@ -172,29 +198,13 @@ std::vector<Cell> row_of(const AttentionShape& shape, const Plan& plan, const Ti
   const double gflops = work.flops / times.median * 1e-9;
   const double gbytes = work.bytes / times.median * 1e-9;
   const ScheduleFacts schedule = schedule_of(plan.explain());
-  return {std::string(dtype_name(static_cast<DType>(p.dtype))),
-          p.batch,
-          p.seqlen_q,
-          p.seqlen_k,
-          p.num_heads,
-          p.num_kv_heads,
-          p.head_dim,
-          p.head_dim_v,
-          std::string(causal_name(p.causal)),
-          features_text(p),
-          times.median * 1e3,
-          times.min * 1e3,
-          times.max * 1e3,
-          times.reps,
-          gflops,
-          percent(gflops, ceilings.gflops_for(p, plan.kernel())),
-          gbytes,
-          percent(gbytes, ceilings.gbytes),
-          std::string(plan.kernel()),
-          schedule.tile_m,
-          schedule.tile_n,
-          schedule.max_splits,
-          static_cast<std::int64_t>(plan.workspace_bytes())};
+  return joined<Cell>(
+      {shape_cells(p),
+       {features_text(p)},
+       time_cells(times),
+       {gflops, percent(gflops, ceilings.gflops_for(p, plan.kernel())), gbytes,
+        percent(gbytes, ceilings.gbytes), std::string(plan.kernel()), schedule.tile_m,
+        schedule.tile_n, schedule.max_splits, static_cast<std::int64_t>(plan.workspace_bytes())}});
 }
 
 std::string ceilings_text(const Ceilings& ceilings) {
@@ -211,19 +221,11 @@ std::string ceilings_text(const Ceilings& ceilings) {
 
 void add_notes(const BenchOptions& options, const DeviceInfo& device, const Ceilings& ceilings,
                Report& report) {
-  const bool is_cuda = device.device_type == HEADRACE_CUDA;
-  report.notes = {
-      {"benchmark", std::string("attention")},
-      {"command", options.command_line},
-      {"date", date_text()},
-      {"machine", std::string(device.name)},
-      {is_cuda ? "architecture" : "instruction_sets",
-       is_cuda ? "sm" + std::to_string(device.sm) : isa_text(device.cpu_isa)},
-      {"operating_system", operating_system_text()},
-      {"build", std::string(build_info())},
-      {is_cuda ? "multiprocessors" : "threads", std::int64_t{device.num_units}},
-      {"caches", std::string(options.is_cold ? "cold: evicted before each call" : "warm")},
-      {"layout", std::string(options.layout == Layout::bhsd ? "bhsd" : "bshd")}};
+  report.notes = joined<Note>(
+      {run_notes("attention", options.command_line, device),
+       {units_note(device),
+        {"caches", std::string(options.is_cold ? "cold: evicted before each call" : "warm")},
+        {"layout", std::string(options.layout == Layout::bhsd ? "bhsd" : "bshd")}}});
   if (options.skips_ceilings) return;
   if (options.format != Format::json) {
     report.notes.emplace_back("ceilings", ceilings_text(ceilings));
@@ -255,6 +257,7 @@ std::vector<Measured> measure(const std::vector<AttentionShape>& shapes, Machine
         machine.gpu->release();
         data.move_to(*machine.gpu, machine.device.device_id);
       }
+      if (options.shape.is_backward) run_forward(data, machine);
       const Times times = time_calls(plan, data, options, machine);
       results.push_back({shapes[i], std::move(plan), times});
     } catch (const Error& error) {
@@ -290,7 +293,8 @@ int run_bench(const BenchOptions& asked) {
 
 void add_bench_attention(CLI::App& bench, Action& action, const std::string& command_line) {
   CLI::App* app = bench.add_subcommand(
-      "attention", "Attention calls; without sizes a grid of prefill and decode shapes");
+      "attention",
+      "Attention calls; without sizes a grid of prefill shapes and, of the forward, decode shapes");
   auto options = std::make_shared<BenchOptions>();
   options->command_line = command_line;
   add_shape_options(*app, options->shape);

@@ -111,20 +111,14 @@ class Bench {
 
   Report report() {
     Report report;
-    report.notes = {{"benchmark", std::string("model")},
-                    {"command", options_.command_line},
-                    {"date", date_text()},
-                    {"machine", std::string(cpu_info().name)},
-                    {"instruction_sets", isa_text(cpu_info().cpu_isa)},
-                    {"operating_system", operating_system_text()},
-                    {"build", std::string(build_info())},
-                    {"model", name_},
-                    {"architecture", architecture_},
-                    {"weights", types_},
-                    {"parameters", info_.num_parameters},
-                    {"weight_bytes", info_.weight_bytes},
-                    {"bytes_per_token", info_.token_weight_bytes},
-                    {"exact", info_.exact != 0}};
+    report.notes = joined<Note>({run_notes("model", options_.command_line, cpu_info()),
+                                 {{"model", name_},
+                                  {"architecture", architecture_},
+                                  {"weights", types_},
+                                  {"parameters", info_.num_parameters},
+                                  {"weight_bytes", info_.weight_bytes},
+                                  {"bytes_per_token", info_.token_weight_bytes},
+                                  {"exact", info_.exact != 0}}});
     report.tables.push_back(std::move(table_));
     return report;
   }

@@ -156,20 +156,17 @@ void time_rounds(std::vector<Candidate>& candidates, int reps, std::optional<Gpu
 
 Table make_table() {
   return {.key = "rows",
-          .columns = {{"dtype", "dtype"},
-                      {"num_rows", "rows"},
-                      {"length", "length"},
-                      {"axis", "axis"},
-                      {"direction", "what"},
-                      {"algorithm", "algorithm"},
-                      {"ms_median", "ms", 3},
-                      {"ms_min", "min", 3},
-                      {"ms_max", "max", 3},
-                      {"reps", "reps"},
-                      {"passes", "passes"},
-                      {"bytes", "bytes"},
-                      {"gbytes", "GB/s"},
-                      {"percent_of_copy", "% copy"}},
+          .columns = joined<Column>({{{"dtype", "dtype"},
+                                      {"num_rows", "rows"},
+                                      {"length", "length"},
+                                      {"axis", "axis"},
+                                      {"direction", "what"},
+                                      {"algorithm", "algorithm"}},
+                                     time_columns(),
+                                     {{"passes", "passes"},
+                                      {"bytes", "bytes"},
+                                      {"gbytes", "GB/s"},
+                                      {"percent_of_copy", "% copy"}}}),
           .rows = {}};
 }
 
@@ -180,28 +177,13 @@ void add_rows(const Shape& shape, const std::vector<Candidate>& candidates, Tabl
     const std::int64_t bytes = c.tensors * shape.num_bytes();
     const double gbytes = static_cast<double>(bytes) / times.median * 1e-9;
     if (copied == 0) copied = gbytes;  // the copy comes first
-    table.rows.push_back({std::string(dtype_name(shape.dtype)), shape.num_rows, shape.length,
-                          std::string(shape.is_last_axis ? "last" : "first"),
-                          std::string(c.direction), std::string(c.algorithm), times.median * 1e3,
-                          times.min * 1e3, times.max * 1e3, times.reps, c.passes, bytes, gbytes,
-                          gbytes / copied * 100});
+    table.rows.push_back(
+        joined<Cell>({{std::string(dtype_name(shape.dtype)), shape.num_rows, shape.length,
+                       std::string(shape.is_last_axis ? "last" : "first"), std::string(c.direction),
+                       std::string(c.algorithm)},
+                      time_cells(times),
+                      {c.passes, bytes, gbytes, gbytes / copied * 100}}));
   }
-}
-
-Report make_report(const BenchOptions& options, const DeviceInfo& device) {
-  const bool is_cuda = device.device_type == HEADRACE_CUDA;
-  Report report;
-  report.notes = {{"benchmark", std::string("softmax")},
-                  {"command", options.command_line},
-                  {"date", date_text()},
-                  {"machine", std::string(device.name)},
-                  {is_cuda ? "architecture" : "instruction_sets",
-                   is_cuda ? "sm" + std::to_string(device.sm) : isa_text(device.cpu_isa)},
-                  {"operating_system", operating_system_text()},
-                  {"build", std::string(build_info())},
-                  {is_cuda ? "multiprocessors" : "threads", std::int64_t{device.num_units}}};
-  report.tables.push_back(make_table());
-  return report;
 }
 
 int run_bench(const BenchOptions& options) {
@@ -211,7 +193,10 @@ int run_bench(const BenchOptions& options) {
   // Far more than the caches hold: half a GiB of f32 on a GPU, 64 MiB on a CPU.
   const std::int64_t usual = std::int64_t{1} << (gpu ? 27 : 24);
   const std::int64_t num_elements = options.num_elements > 0 ? options.num_elements : usual;
-  Report report = make_report(options, device);
+  Report report;
+  report.notes =
+      joined<Note>({run_notes("softmax", options.command_line, device), {units_note(device)}});
+  report.tables.push_back(make_table());
   for (const std::string& name : options.dtypes)
     for (const std::int64_t length : options.lengths) {
       show_line(name + ", length " + std::to_string(length));

@@ -26,8 +26,9 @@ void add_tokenize(CLI::App& app, Action& action);
 void add_perplexity(CLI::App& app, Action& action);
 void add_inspect(CLI::App& app, Action& action);
 
-// bench attention, bench model, bench softmax
+// bench attention, bench memory, bench model, bench softmax
 void add_bench_attention(CLI::App& bench, Action& action, const std::string& command_line);
+void add_bench_memory(CLI::App& bench, Action& action, const std::string& command_line);
 void add_bench_model(CLI::App& bench, Action& action, const std::string& command_line);
 void add_bench_softmax(CLI::App& bench, Action& action, const std::string& command_line);
 

@@ -15,7 +15,6 @@ struct ExplainOptions {
   std::string device = "cpu";
   Format format = Format::text;
   bool is_strict = false;
-  bool is_backward = false;
 };
 
 Table make_table() {
@@ -35,7 +34,6 @@ int run_explain(const ExplainOptions& options) {
   for (const AttentionShape& shape : shapes_of(dims_of(options.shape), options.shape)) {
     headrace_problem problem = shape.problem;
     problem.strict_fallback = options.is_strict;
-    if (options.is_backward) make_backward(problem);
     const Plan plan = plan_attention(problem, device);
     report.tables[0].rows.push_back({std::string(plan.kernel()), plan.is_fallback(),
                                      static_cast<std::int64_t>(plan.workspace_bytes()),
@@ -63,8 +61,6 @@ void add_explain(CLI::App& app, Action& action) {
       ->option_text("DEVICE [cpu]");
   attention->add_flag("--strict", options->is_strict,
                       "fail where only the last kernel of the list would run");
-  attention->add_flag("--backward", options->is_backward,
-                      "of the backward, with gradients of bias and sinks where there are some");
   add_format_option(*attention, options->format);
   attention->callback([&action, options] { action = [options] { return run_explain(*options); }; });
 }

@@ -10,10 +10,6 @@
 namespace headrace::cli {
 namespace {
 
-// The environment variables that the library reads; what they do is in headrace.h and the manual.
-constexpr const char* kVariables[] = {"HEADRACE_CPU_ISA", "HEADRACE_NUM_THREADS",
-                                      "HEADRACE_KERNEL"};
-
 std::string gpu_text(const DeviceInfo& gpu) {
   return std::string(gpu.name) + ", sm" + std::to_string(gpu.sm) + ", " +
          std::to_string(gpu.num_units) + " multiprocessors, L2 " + bytes_text(gpu.l2_bytes) + ", " +
@@ -49,9 +45,9 @@ int run_info(Format format) {
   add("memory", bytes_text(memory_bytes()));
   add("operating system", operating_system_text());
   add_gpus(add);
-  for (const char* name : kVariables) {
+  for (int i = 0; const char* name = headrace_env_name(i); ++i) {
     const char* value = std::getenv(name);
-    add(name, value == nullptr ? Cell(std::string("(unset)")) : Cell(std::string(value)));
+    add(name, value == nullptr ? "(unset) " + std::string(headrace_env_text(i)) : value);
   }
   Report report;
   report.tables.push_back(std::move(table));

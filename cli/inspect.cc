@@ -4,6 +4,7 @@
 #include "command.h"
 #include "headrace/model.hpp"
 #include "machine.h"
+#include "printable.h"
 
 namespace headrace::cli {
 namespace {
@@ -19,20 +20,6 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
   return text;
 }
 
-// What a terminal would take for commands must not come from a file.
-std::string harmless(std::string_view value) {
-  std::string text;
-  for (const char c : value) {
-    if (c == '\n')
-      text += "\\n";
-    else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f)
-      text += '?';
-    else
-      text += c;
-  }
-  return text;
-}
-
 int run_inspect(const InspectOptions& options) {
   const ModelFile file(options.path);
   Table metadata{.key = "metadata",
@@ -40,7 +27,8 @@ int run_inspect(const InspectOptions& options) {
                  .rows = {}};
   for (std::int64_t i = 0; i < file.num_keys(); ++i) {
     const ModelFile::Entry entry = file.entry(i);
-    metadata.rows.push_back({harmless(entry.key), std::string(entry.kind), harmless(entry.value)});
+    metadata.rows.push_back(
+        {printable(entry.key), std::string(entry.kind), printable(entry.value)});
   }
   Table tensors{.key = "tensors",
                 .columns = {{"name", "tensor"},
@@ -52,7 +40,7 @@ int run_inspect(const InspectOptions& options) {
   std::int64_t bytes = 0, elements = 0;
   for (std::int64_t i = 0; i < file.num_weights(); ++i) {
     const ModelFile::Weight weight = file.weight(i);
-    tensors.rows.push_back({harmless(weight.name), std::string(weight.type),
+    tensors.rows.push_back({printable(weight.name), std::string(weight.type),
                             shape_text(weight.shape), static_cast<std::int64_t>(weight.offset),
                             static_cast<std::int64_t>(weight.bytes)});
     bytes += static_cast<std::int64_t>(weight.bytes);

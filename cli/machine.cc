@@ -7,6 +7,9 @@
 
 namespace headrace::cli {
 
+namespace {
+
+// UTC: "2025-01-31T12:00:00Z"
 std::string date_text() {
   const std::time_t now = std::time(nullptr);
   std::tm utc{};
@@ -14,6 +17,8 @@ std::string date_text() {
   char text[32];
   return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc)};
 }
+
+}  // namespace
 
 std::string operating_system_text() {
   utsname names{};
@@ -53,6 +58,24 @@ std::string isa_text(std::uint32_t cpu_isa) {
     text += isa.name;
   }
   return text.empty() ? "scalar" : text;
+}
+
+std::vector<Note> run_notes(const char* benchmark, const std::string& command_line,
+                            const DeviceInfo& device) {
+  const bool is_cuda = device.device_type == HEADRACE_CUDA;
+  return {{"benchmark", std::string(benchmark)},
+          {"command", command_line},
+          {"date", date_text()},
+          {"machine", std::string(device.name)},
+          {is_cuda ? "architecture" : "instruction_sets",
+           is_cuda ? "sm" + std::to_string(device.sm) : isa_text(device.cpu_isa)},
+          {"operating_system", operating_system_text()},
+          {"build", std::string(build_info())}};
+}
+
+Note units_note(const DeviceInfo& device) {
+  return {device.device_type == HEADRACE_CUDA ? "multiprocessors" : "threads",
+          std::int64_t{device.num_units}};
 }
 
 }  // namespace headrace::cli

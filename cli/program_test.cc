@@ -41,7 +41,8 @@ TEST(Program, UsageErrorsExitWith2AndLeaveStdoutEmpty) {
         "bench attention --batch 0", "bench attention --reps 0", "bench attention --layout x",
         "kernels --format x", "kernels --device nowhere", "explain attention --dtype f8",
         "explain attention --window 3", "explain attention --heads 8 --kv-heads 3",
-        "explain attention --softcap -1", "info extra"}) {
+        "explain attention --softcap -1", "info extra", "bench memory --seqlen 0",
+        "bench memory --window 3,3"}) {
     const Result result = run(arguments);
     EXPECT_EQ(result.exit_code, 2) << arguments;
     EXPECT_EQ(result.out, "") << arguments;
@@ -50,8 +51,9 @@ TEST(Program, UsageErrorsExitWith2AndLeaveStdoutEmpty) {
 
 TEST(Program, HelpAndVersionExitWith0) {
   EXPECT_EQ(run("--version").out.rfind("headrace ", 0), 0u);
-  for (const char* arguments : {"--version", "--help", "bench --help", "bench attention --help",
-                                "explain attention --help", "kernels --help", "info --help"}) {
+  for (const char* arguments :
+       {"--version", "--help", "bench --help", "bench attention --help", "bench memory --help",
+        "explain attention --help", "kernels --help", "info --help"}) {
     const Result result = run(arguments);
     EXPECT_EQ(result.exit_code, 0) << arguments;
     EXPECT_NE(result.out, "") << arguments;
@@ -73,6 +75,11 @@ TEST(Program, InfoSaysWhatThereIs) {
   const auto json = json_of("info");
   ASSERT_FALSE(json["info"].empty());
   EXPECT_EQ(json["info"][0]["name"], "version");
+  setenv("HEADRACE_NUM_THREADS", "3", 1);
+  const Result result = run("info --format csv");
+  unsetenv("HEADRACE_NUM_THREADS");
+  EXPECT_NE(result.out.find("HEADRACE_NUM_THREADS,3\n"), std::string::npos);
+  EXPECT_NE(result.out.find("(unset) forces one kernel by its name"), std::string::npos);
 }
 
 TEST(Program, KernelsIsAMatrixOfAnswers) {
@@ -93,6 +100,9 @@ TEST(Program, ExplainNamesTheKernel) {
   ASSERT_EQ(json["plans"].size(), 2u);
   const std::string kernel = json["plans"][0]["kernel"];
   EXPECT_NE(json["plans"][0]["explain"].get<std::string>().find(kernel), std::string::npos);
+  const auto gradients = json_of("explain attention --backward --deterministic --seqlen 64");
+  const std::string explained = gradients["plans"][0]["explain"];
+  EXPECT_NE(explained.find("lse, backward, deterministic"), std::string::npos);
   const Result text = run("explain attention --device cpu:scalar:3");
   EXPECT_EQ(text.exit_code, 0);
   EXPECT_NE(text.out.find("3 threads"), std::string::npos);
@@ -126,6 +136,92 @@ TEST(Program, BenchTakesEveryFeature) {
         std::string("bench attention --no-ceilings --min-time 0 --reps 1 --seqlen 40 ") + feature);
     EXPECT_EQ(json["rows"].size(), 1u) << feature;
   }
+}
+
+TEST(Program, BenchTimesTheBackwardToo) {
+  const std::string command =
+      "bench attention --no-ceilings --min-time 0 --reps 2 --seqlen 48 --head-dim 32 "
+      "--causal bottom-right --dtype f32,bf16 ";
+  const auto forward = json_of(command), backward = json_of(command + "--backward");
+  ASSERT_EQ(backward["rows"].size(), 2u);
+  for (std::size_t i = 0; i < 2; ++i) {
+    const auto &f = forward["rows"][i], &b = backward["rows"][i];
+    EXPECT_EQ(f["phase"], "forward");
+    EXPECT_EQ(b["phase"], "backward");
+    EXPECT_NE(f["kernel"], b["kernel"]);
+    EXPECT_EQ(b["reps"], 2);
+    EXPECT_TRUE(b["tile_m"].is_number_integer()) << "the schedule text changed its form";
+    const auto work = [](const auto& row) {
+      return row["gflops"].template get<double>() * row["ms_median"].template get<double>();
+    };
+    EXPECT_NEAR(work(b) / work(f), 2.5, 1e-9);
+  }
+  for (const char* feature :
+       {"--ragged --batch 3", "--bias", "--mask", "--alibi", "--sinks", "--dropout 0.1", "--lse",
+        "--softcap 20", "--layout bhsd", "--head-dim-v 16", "--ragged --batch 2 --bias --mask",
+        "--deterministic", "--window 16,0", "--dtype f64", "--cold", "--seqlen-k 20"}) {
+    const auto json = json_of(
+        std::string("bench attention --backward --no-ceilings --min-time 0 --reps 1 --seqlen 40 ") +
+        feature);
+    EXPECT_EQ(json["rows"].size(), 1u) << feature;
+  }
+}
+
+TEST(Program, AForcedKernelOfTheBackwardIsTimed) {
+  setenv("HEADRACE_KERNEL", "cpu_scalar_bwd", 1);
+  const auto json =
+      json_of("bench attention --backward --no-ceilings --min-time 0 --reps 1 --seqlen 40,50");
+  unsetenv("HEADRACE_KERNEL");
+  ASSERT_EQ(json["rows"].size(), 2u);
+  for (const auto& row : json["rows"]) EXPECT_EQ(row["kernel"], "cpu_scalar_bwd");
+}
+
+TEST(Program, DeterministicAsksForTheBackward) {
+  const Result result = run("bench attention --deterministic 2>&1");
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_NE(result.out.find("--deterministic requires --backward"), std::string::npos);
+}
+
+TEST(Program, BenchMemoryCountsWhatThePlansSay) {
+  const std::string sizes =
+      " --seqlen 64,2048 --batch 2 --heads 4 --kv-heads 2 --head-dim 32 --dtype bf16";
+  const auto json = json_of("bench memory" + sizes);
+  ASSERT_EQ(json["rows"].size(), 4u);
+  const auto forwards = json_of("explain attention --lse" + sizes);
+  const auto backwards = json_of("explain attention --backward" + sizes);
+  for (std::size_t i = 0; i < 4; ++i) {
+    const auto& row = json["rows"][i];
+    const bool is_backward = i % 2 == 1;
+    const std::int64_t seqlen = i < 2 ? 64 : 2048, rows = 2 * 4 * seqlen;
+    const auto& plan = (is_backward ? backwards : forwards)["plans"][i / 2];
+    EXPECT_EQ(row["phase"], is_backward ? "backward" : "forward");
+    EXPECT_EQ(row["kernel"], plan["kernel"]);
+    EXPECT_EQ(row["workspace_bytes"], plan["workspace_bytes"]);
+    EXPECT_EQ(row["out_bytes"], rows * 32 * 2);
+    EXPECT_EQ(row["lse_bytes"], rows * 4);
+    const std::int64_t bytes = rows * (32 * 2 + 4) + plan["workspace_bytes"].get<std::int64_t>();
+    EXPECT_EQ(row["bytes"], bytes);
+    const std::int64_t standard = (is_backward ? 3 : 2) * rows * seqlen * 2;
+    EXPECT_EQ(row["standard_bytes"], standard);
+    EXPECT_DOUBLE_EQ(row["ratio"], static_cast<double>(standard) / static_cast<double>(bytes));
+  }
+  EXPECT_NE(json["meta"]["standard"].get<std::string>().find("by formula"), std::string::npos);
+}
+
+TEST(Program, BenchMemoryHasTheLengthsOfThePapers) {
+  const auto rows = json_of("bench memory --device cpu:scalar:16")["rows"];
+  ASSERT_EQ(rows.size(), 18u);
+  EXPECT_EQ(rows[0]["seqlen_q"], 512);
+  EXPECT_EQ(rows[17]["seqlen_q"], 131072);
+  EXPECT_EQ(rows[17]["standard_bytes"], std::int64_t{3} * 8 * 131072 * 131072 * 4);
+  const Result text = run("bench memory --seqlen 512");
+  EXPECT_NE(text.out.find("standard MiB (formula)"), std::string::npos);
+}
+
+TEST(Program, BenchMemoryRefusesWhatCannotBeCounted) {
+  const Result result = run("bench memory --seqlen 2000000000 --heads 64 2>&1");
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_NE(result.out.find("ask for shorter sequences"), std::string::npos);
 }
 
 TEST(Program, ColdBenchHasCeilings) {

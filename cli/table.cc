@@ -37,6 +37,14 @@ std::string cell_text(const Cell& cell, int decimals) {
   return {};
 }
 
+Cell in_units(const Cell& cell, double unit) {
+  if (unit == 1) return cell;
+  if (const auto* integer = std::get_if<std::int64_t>(&cell))
+    return static_cast<double>(*integer) / unit;
+  if (const auto* number = std::get_if<double>(&cell)) return *number / unit;
+  return cell;
+}
+
 bool is_number(const Cell& cell) {
   return std::holds_alternative<std::int64_t>(cell) || std::holds_alternative<double>(cell);
 }
@@ -114,7 +122,8 @@ Grid make_grid(const Table& table) {
     grid.lines[0].push_back(about.title);
     std::size_t width = text_width(about.title);
     for (std::size_t row = 0; row < table.rows.size(); ++row) {
-      grid.lines[row + 1].push_back(cell_text(table.rows[row][column], about.decimals));
+      grid.lines[row + 1].push_back(
+          cell_text(in_units(table.rows[row][column], about.unit), about.decimals));
       width = std::max(width, text_width(grid.lines[row + 1].back()));
     }
     grid.widths.push_back(width);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <ostream>
 #include <string>
 #include <utility>
@@ -19,6 +20,7 @@ struct Column {
   std::string key;    // in CSV and JSON: "gflops"
   std::string title;  // in text and Markdown: "GFLOP/s"
   int decimals = 1;   // of numbers that are no integers, in text and Markdown
+  double unit = 1;    // what text and Markdown count in: numbers are divided by it
 };
 
 struct Table {
@@ -27,8 +29,18 @@ struct Table {
   std::vector<std::vector<Cell>> rows;  // each as long as columns
 };
 
+// Columns, the cells of a row or notes, from several lists.
+template <class T>
+std::vector<T> joined(std::initializer_list<std::vector<T>> lists) {
+  std::vector<T> all;
+  for (const std::vector<T>& list : lists) all.insert(all.end(), list.begin(), list.end());
+  return all;
+}
+
+using Note = std::pair<std::string, Cell>;
+
 struct Report {
-  std::vector<std::pair<std::string, Cell>> notes;  // machine, versions, command, ...
+  std::vector<Note> notes;  // machine, versions, command, ...
   std::vector<Table> tables;
 };
 

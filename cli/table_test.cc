@@ -37,6 +37,17 @@ TEST(Table, TextAlignsNumbersRight) {
             "d              no\n");
 }
 
+TEST(Table, UnitsAreForReaders) {
+  Report report;
+  report.tables.push_back({.key = "rows",
+                           .columns = {{"bytes", "KiB", 2, 1024}},
+                           .rows = {{std::int64_t{1536}}, {512.0}, {Cell{}}}});
+  EXPECT_EQ(printed(report, Format::text).out, " KiB\n1.50\n0.50\n\n");
+  EXPECT_EQ(printed(report, Format::md).out, "| KiB |\n|---:|\n| 1.50 |\n| 0.50 |\n|  |\n");
+  EXPECT_EQ(printed(report, Format::csv).out, "bytes\n1536\n512\n\n");
+  EXPECT_EQ(nlohmann::json::parse(printed(report, Format::json).out)["rows"][0]["bytes"], 1536);
+}
+
 TEST(Table, StyleIsOnTheTitlesOnly) {
   const std::string text = printed(sample(), Format::text, true).out;
   EXPECT_NE(text.find("\033[1mname"), std::string::npos);

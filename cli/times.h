@@ -1,8 +1,10 @@
-// What the calls of a benchmark took.
+// What the calls of a benchmark took, and how tables show it.
 #pragma once
 
 #include <cstdint>
 #include <vector>
+
+#include "table.h"
 
 namespace headrace::cli {
 
@@ -13,5 +15,9 @@ struct Times {
 
 // Of at least one call.
 Times times_of(std::vector<double> seconds);
+
+// Median, fastest and slowest in milliseconds, and how many.
+std::vector<Column> time_columns();
+std::vector<Cell> time_cells(const Times& times);
 
 }  // namespace headrace::cli

@@ -5,6 +5,7 @@
 
 #include "command.h"
 #include "model_options.h"
+#include "printable.h"
 #include "table.h"
 
 namespace headrace::cli {
@@ -18,27 +19,6 @@ struct TokenizeOptions {
   bool ids_only = false;
   Format format = Format::text;
 };
-
-// Bytes that are no part of a whole character, and control characters, as \xNN.
-std::string printable(const std::string& bytes) {
-  constexpr const char* kHex = "0123456789abcdef";
-  std::string text;
-  for (std::size_t i = 0; i < bytes.size();) {
-    const auto c = static_cast<unsigned char>(bytes[i]);
-    std::size_t length = c < 0x80 ? 1 : c >= 0xf0 ? 4 : c >= 0xe0 ? 3 : c >= 0xc2 ? 2 : 0;
-    bool is_whole = length > 0 && i + length <= bytes.size() && c >= 0x20 && c != 0x7f;
-    for (std::size_t k = 1; is_whole && k < length; ++k)
-      is_whole = (static_cast<unsigned char>(bytes[i + k]) & 0xc0) == 0x80;
-    if (!is_whole) {
-      text += {'\\', 'x', kHex[c >> 4], kHex[c & 15]};
-      length = 1;
-    } else {
-      text += bytes.substr(i, length);
-    }
-    i += length;
-  }
-  return text;
-}
 
 int run_tokenize(const TokenizeOptions& options) {
   const Model model(options.path, {.vocab_only = true});

@@ -347,6 +347,13 @@ TEST(Capi, NamesAndLists) {
   EXPECT_STREQ(headrace_version(), "0.1.0");
   EXPECT_STREQ(headrace_status_name(HEADRACE_OUT_OF_MEMORY), "out_of_memory");
   EXPECT_STREQ(headrace_status_name(static_cast<headrace_status>(7)), "unknown");
+  const char* variables[] = {"HEADRACE_CPU_ISA", "HEADRACE_NUM_THREADS", "HEADRACE_KERNEL",
+                             nullptr};
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_STREQ(headrace_env_name(i), variables[i]);
+    EXPECT_EQ(headrace_env_text(i) == nullptr, variables[i] == nullptr);
+  }
+  EXPECT_EQ(headrace_env_name(-1), nullptr);
   EXPECT_EQ(headrace_num_kernels(9, HEADRACE_FORWARD), 0);
   EXPECT_EQ(headrace_num_kernels(HEADRACE_CPU, 2), 0);
   EXPECT_EQ(headrace_kernel_name(HEADRACE_CPU, 2, 0), nullptr);

@@ -68,6 +68,11 @@ HEADRACE_API const char* headrace_version(void);
 /** One line: version, compiler, dtypes, head dims, instruction sets, CUDA architectures of this
  * build. */
 HEADRACE_API const char* headrace_build_info(void);
+/** Environment variable that the library reads, for debugging, by an index from 0; NULL for a bad
+ * one. */
+HEADRACE_API const char* headrace_env_name(int index);
+/** One line on what it does; NULL for a bad index. */
+HEADRACE_API const char* headrace_env_text(int index);
 
 /* ---- tensors ---- */
 

@@ -12,7 +12,7 @@ enum class Variable { cpu_isa, num_threads, kernel };
 struct Description {
   Variable variable;
   const char* name;
-  const char* text;  // one line for the CLI
+  const char* text;  // one line for `headrace info`
 };
 
 std::span<const Description> variables();

@@ -1,9 +1,10 @@
-// Version, build, devices, threads.
+// Version, build, environment, devices, threads.
 #include <charconv>
 
 #include "attention/select.h"
 #include "backends/cpu/thread_pool.h"
 #include "backends/cuda/backend.h"
+#include "base/env.h"
 #include "capi/door.h"
 #include "core/device.h"
 
@@ -64,6 +65,12 @@ headrace_status give_device(Result<DeviceInfo> ours, headrace_device_info* their
   return ours.ok() ? give("device", ours.value(), theirs) : fail(std::move(ours.failure()));
 }
 
+const env::Description* env_variable(int index) noexcept {
+  const auto variables = env::variables();
+  const bool is_one = index >= 0 && static_cast<std::size_t>(index) < variables.size();
+  return is_one ? &variables[static_cast<std::size_t>(index)] : nullptr;
+}
+
 }  // namespace
 }  // namespace headrace::capi
 
@@ -80,6 +87,16 @@ const char* headrace_build_info(void) {
   } catch (...) {
     return kHeaderVersion;
   }
+}
+
+const char* headrace_env_name(int index) {
+  const headrace::env::Description* variable = env_variable(index);
+  return variable == nullptr ? nullptr : variable->name;
+}
+
+const char* headrace_env_text(int index) {
+  const headrace::env::Description* variable = env_variable(index);
+  return variable == nullptr ? nullptr : variable->text;
 }
 
 headrace_status headrace_cpu_info(headrace_device_info* device) {

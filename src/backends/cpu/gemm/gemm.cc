@@ -15,6 +15,8 @@ using gemm::ActivationGroup;
 using gemm::Instance;
 using gemm::kGroup;
 using gemm::kTokenTile;
+using gemm::PairProducts;
+using gemm::Stored;
 using std::int64_t;
 
 constexpr std::size_t kLineBytes = 64;
@@ -22,10 +24,13 @@ constexpr std::size_t kLineBytes = 64;
 struct Target {
   std::uint32_t isa;
   const Instance& instance;
+  const PairProducts* pairs = nullptr;  // null: bf16 becomes float
 };
 constexpr Target kTargets[] = {
 // best first
 #if defined(__x86_64__)
+    {HEADRACE_ISA_AVX512 | HEADRACE_ISA_AVX512_VNNI | HEADRACE_ISA_AVX512_BF16,
+     gemm::avx512vnni::kInstance, &gemm::avx512bf16::kPairs},
     {HEADRACE_ISA_AVX512 | HEADRACE_ISA_AVX512_VNNI, gemm::avx512vnni::kInstance},
     {HEADRACE_ISA_AVX2, gemm::avx2::kInstance},
 #elif defined(__aarch64__)
@@ -42,15 +47,20 @@ const Target& target_of(std::uint32_t cpu_isa) {
 
 const Instance& instance_of(const PackedMatrix& m) { return target_of(m.cpu_isa).instance; }
 
-WeightType stored_type(WeightType type, MatmulMode mode) {
-  return mode == MatmulMode::exact && gemm::is_quantised(type) ? WeightType::f32 : type;
+Stored stored_form(WeightType type, MatmulMode mode, const Target& target) {
+  if (mode == MatmulMode::exact && gemm::is_quantised(type)) return {WeightType::f32};
+  return {type, mode == MatmulMode::normal && type == WeightType::bf16 && target.pairs != nullptr};
 }
-WeightType stored_type(const PackedMatrix& m) { return stored_type(m.source, m.mode); }
+Stored stored_form(const PackedMatrix& m) {
+  return stored_form(m.source, m.mode, target_of(m.cpu_isa));
+}
 
-int panel_rows(const Instance& instance, WeightType stored) {
-  return gemm::is_quantised(stored) ? instance.quantised_rows : instance.float_rows;
+int panel_rows(const Target& target, const Stored& stored) {
+  if (stored.is_paired) return target.pairs->rows;
+  return gemm::is_quantised(stored.type) ? target.instance.quantised_rows
+                                         : target.instance.float_rows;
 }
-int panel_rows(const PackedMatrix& m) { return panel_rows(instance_of(m), stored_type(m)); }
+int panel_rows(const PackedMatrix& m) { return panel_rows(target_of(m.cpu_isa), stored_form(m)); }
 int64_t num_panels(const PackedMatrix& m) { return ceil_div<int64_t>(m.rows, panel_rows(m)); }
 
 struct Packing {
@@ -65,10 +75,10 @@ void pack_one_panel(void* context, int64_t panel, int) {
   const WeightTypeInfo& info = info_of(m.source);
   const int rows = panel_rows(m);
   const int64_t first = panel * rows;
-  gemm::pack_panel(m.source, stored_type(m), rows, std::min<int64_t>(rows, m.rows - first),
-                   m.columns,
+  const Stored stored = stored_form(m);
+  gemm::pack_panel(m.source, stored, rows, std::min<int64_t>(rows, m.rows - first), m.columns,
                    p.weights + first * (m.columns / info.block_elements) * info.block_bytes,
-                   p.data + panel * gemm::panel_bytes(stored_type(m), rows, m.columns));
+                   p.data + panel * gemm::panel_bytes(stored, rows, m.columns));
 }
 
 // ---- multiply ----
@@ -77,7 +87,8 @@ void pack_one_panel(void* context, int64_t panel, int) {
 struct Work {
   const Product& product;
   ActivationGroup* activations;  // tile after tile: [groups, tokens of the tile]
-  int64_t columns, num_groups, num_panels, num_tiles;
+  float* pairs;                  // [tokens, num_pairs]: bf16, two in a float's bits
+  int64_t columns, num_groups, num_pairs, num_panels, num_tiles;
   int64_t panels_per_run, num_runs;
 
   int64_t first_token(int64_t tile) const { return tile * kTokenTile; }
@@ -88,16 +99,26 @@ struct Work {
 
 const Instance* quantising_instance(const Product& product) {
   for (const PackedMatrix* m : product.matrices)
-    if (gemm::is_quantised(stored_type(*m))) return &instance_of(*m);
+    if (gemm::is_quantised(stored_form(*m).type)) return &instance_of(*m);
+  return nullptr;
+}
+const PairProducts* pair_products(const Product& product) {
+  for (const PackedMatrix* m : product.matrices)
+    if (stored_form(*m).is_paired) return target_of(m->cpu_isa).pairs;
   return nullptr;
 }
 
-void quantise_tile(void* context, int64_t tile, int) {
+// What matrices want of the activations of a tile, beside the floats that they are.
+void convert_tile(void* context, int64_t tile, int) {
   const Work& work = *static_cast<const Work*>(context);
   const Product& p = work.product;
   const int64_t first = work.first_token(tile);
-  quantising_instance(p)->quantise(p.x + first * p.x_stride, p.x_stride, work.tokens_of(tile),
-                                   work.num_groups, work.activations + first * work.num_groups);
+  if (const Instance* instance = quantising_instance(p))
+    instance->quantise(p.x + first * p.x_stride, p.x_stride, work.tokens_of(tile), work.num_groups,
+                       work.activations + first * work.num_groups);
+  if (const PairProducts* pairs = pair_products(p))
+    for (int64_t token = first; token < first + work.tokens_of(tile); ++token)
+      pairs->round(p.x + token * p.x_stride, work.columns, work.pairs + token * work.num_pairs);
 }
 
 // Panels [first, last) of all panels of all matrices, with the tokens of a tile.
@@ -109,20 +130,27 @@ void multiply_run(const Work& work, int64_t tile, int64_t first, int64_t last) {
     const int64_t panels = num_panels(*m);
     const int64_t begin = std::max<int64_t>(first, 0), end = std::min(last, panels);
     if (begin < end) {
-      instance_of(*m).panels[static_cast<int>(stored_type(*m))](
-          {.panels = m->data.get(),
-           .rows = m->rows,
-           .columns = m->columns,
-           .first_panel = begin,
-           .last_panel = end,
-           .num_tokens = work.tokens_of(tile),
-           .activations = work.activations + token * work.num_groups,
-           .x = p.x + token * p.x_stride,
-           .x_stride = p.x_stride,
-           .bias = p.bias == nullptr ? nullptr : p.bias + row,
-           .out = p.out + token * p.out_stride + row,
-           .out_stride = p.out_stride,
-           .add_to_out = p.add_to_out});
+      const Stored stored = stored_form(*m);
+      gemm::PanelCall call = {.panels = m->data.get(),
+                              .rows = m->rows,
+                              .columns = m->columns,
+                              .first_panel = begin,
+                              .last_panel = end,
+                              .num_tokens = work.tokens_of(tile),
+                              .activations = work.activations + token * work.num_groups,
+                              .x = p.x + token * p.x_stride,
+                              .x_stride = p.x_stride,
+                              .bias = p.bias == nullptr ? nullptr : p.bias + row,
+                              .out = p.out + token * p.out_stride + row,
+                              .out_stride = p.out_stride,
+                              .add_to_out = p.add_to_out};
+      if (stored.is_paired) {
+        call.columns = call.x_stride = work.num_pairs;
+        call.x = work.pairs + token * work.num_pairs;
+        pair_products(p)->panels(call);
+      } else {
+        instance_of(*m).panels[static_cast<int>(stored.type)](call);
+      }
     }
     first -= panels;
     last -= panels;
@@ -158,8 +186,8 @@ Result<PackedMatrix> pack_matrix(WeightType type, int64_t rows, int64_t columns,
         "tensor to a format with smaller blocks",
         columns, info.name, info.block_elements);
   const Target& target = target_of(device.cpu_isa);
-  const WeightType stored = stored_type(type, mode);
-  const int panel = panel_rows(target.instance, stored);
+  const Stored stored = stored_form(type, mode, target);
+  const int panel = panel_rows(target, stored);
   PackedMatrix m{
       .rows = rows,
       .columns = columns,
@@ -184,15 +212,17 @@ Result<PackedMatrix> pack_matrix(WeightType type, int64_t rows, int64_t columns,
 
 void unpack_row(const PackedMatrix& m, int64_t row, float* out) {
   const int rows = panel_rows(m);
-  const WeightType stored = stored_type(m);
+  const Stored stored = stored_form(m);
   gemm::unpack_panel_row(stored, rows, static_cast<int>(row % rows), m.columns,
                          m.data.get() + row / rows * gemm::panel_bytes(stored, rows, m.columns),
                          out);
 }
 
+// Quantised activations, then pairs of bf16.
 std::size_t multiply_scratch_bytes(int64_t columns, int64_t num_tokens) {
-  const int64_t groups = ceil_div<int64_t>(columns, kGroup) * num_tokens;
-  return static_cast<std::size_t>(groups) * sizeof(ActivationGroup) + kLineBytes;
+  const auto groups = static_cast<std::size_t>(ceil_div<int64_t>(columns, kGroup) * num_tokens);
+  const auto pairs = static_cast<std::size_t>(ceil_div<int64_t>(columns, 2) * num_tokens);
+  return groups * sizeof(ActivationGroup) + pairs * sizeof(float) + kLineBytes;
 }
 
 void multiply(const Product& product, int num_threads, std::byte* scratch) {
@@ -202,17 +232,21 @@ void multiply(const Product& product, int num_threads, std::byte* scratch) {
   Work work{.product = product,
             .activations = reinterpret_cast<ActivationGroup*>(
                 scratch + (kLineBytes - address % kLineBytes) % kLineBytes),
+            .pairs = nullptr,
             .columns = columns,
             .num_groups = columns / kGroup,
+            .num_pairs = ceil_div<int64_t>(columns, 2),
             .num_panels = 0,
             .num_tiles = ceil_div(product.num_tokens, kTokenTile),
             .panels_per_run = 0,
             .num_runs = 0};
+  work.pairs = reinterpret_cast<float*>(work.activations +
+                                        ceil_div<int64_t>(columns, kGroup) * product.num_tokens);
   for (const PackedMatrix* m : product.matrices) work.num_panels += num_panels(*m);
   if (work.num_panels == 0) return;
   choose_runs(work, num_threads);
-  if (quantising_instance(product) != nullptr)
-    parallel_for(work.num_tiles, num_threads, quantise_tile, &work);
+  if (quantising_instance(product) != nullptr || pair_products(product) != nullptr)
+    parallel_for(work.num_tiles, num_threads, convert_tile, &work);
   parallel_for(work.num_tiles * work.num_runs, num_threads, run_task, &work);
 }
 

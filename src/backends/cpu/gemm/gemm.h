@@ -18,7 +18,8 @@
 namespace headrace::cpu {
 
 enum class MatmulMode {
-  normal,  // quantised weights meet activations of 8 bits (one scale for 32 of them)
+  normal,  // quantised weights meet activations of 8 bits (one scale for 32 of them), bf16 ones
+           // activations in bf16 where the CPU multiplies those
   exact,   // weights as floats, products of floats
 };
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/cpu/gemm/pack.h"
 #include "core/dequantise.h"
 #include "core/dtype.h"
 #include "tests/support/guarded_buffer.h"
@@ -195,19 +196,33 @@ std::vector<double> quantised(const float* x, int64_t columns) {
   return result;
 }
 
+// Whether bf16 weights meet activations in bf16.
+bool rounds_to_bf16(WeightType type, MatmulMode mode, std::uint32_t isa) {
+  constexpr std::uint32_t kWanted =
+      HEADRACE_ISA_AVX512 | HEADRACE_ISA_AVX512_VNNI | HEADRACE_ISA_AVX512_BF16;
+  return type == WeightType::bf16 && mode == MatmulMode::normal && (isa & kWanted) == kWanted;
+}
+std::vector<double> rounded(const float* x, int64_t columns) {
+  std::vector<double> result;
+  for (int64_t i = 0; i < columns; ++i)
+    result.push_back(static_cast<double>(float_from_bf16(bf16_from_float(x[i]))));
+  return result;
+}
+
 // Compares out [num_tokens, rows] with sums in double. Bounds, with e = 2^-24: a sum of n products,
 // each multiplied, then added, is within (2n + 2) e of the sum of their magnitudes. In normal mode
 // the products of a group are one exact integer; it and its scales are rounded (4 roundings), the
 // scale of the activation is a quotient of sums of 32 floats (2 * 33 + 2), and two terms a group
 // are added.
-void expect_close(const Weights& w, MatmulMode mode, const std::vector<float>& x,
+void expect_close(const Weights& w, MatmulMode mode, std::uint32_t isa, const std::vector<float>& x,
                   int64_t num_tokens, const std::vector<float>& out, const std::string& what) {
   const bool is_exact = mode == MatmulMode::exact || !is_quantised(w.type);
   double worst = 0;
   for (int64_t t = 0; t < num_tokens; ++t) {
     const float* token = x.data() + t * w.columns;
-    const std::vector<double> values =
-        is_exact ? std::vector<double>(token, token + w.columns) : quantised(token, w.columns);
+    const std::vector<double> values = rounds_to_bf16(w.type, mode, isa) ? rounded(token, w.columns)
+                                       : is_exact ? std::vector<double>(token, token + w.columns)
+                                                  : quantised(token, w.columns);
     for (int64_t r = 0; r < w.rows; ++r) {
       double sum = 0, magnitude = 0;
       for (int64_t c = 0; c < w.columns; ++c) {
@@ -272,7 +287,7 @@ TEST_P(Gemm, EqualsSumsInDouble) {
     const Weights w = weights(rows, about);
     const PackedMatrix m = packed(w);
     const auto x = random_floats(tokens * w.columns, 11);
-    expect_close(w, GetParam().mode, x, tokens, product({&m}, x, tokens),
+    expect_close(w, GetParam().mode, GetParam().isa, x, tokens, product({&m}, x, tokens),
                  format_text("{} rows, {} columns, {} tokens:", rows, w.columns, tokens));
   }
 }
@@ -374,7 +389,7 @@ TEST(GemmStack, EqualsOneCallEach) {
     const auto x = random_floats(tokens * columns, 18);
     std::vector<PackedMatrix> matrices;
     for (const WeightType type : {WeightType::q4_k, WeightType::q6_k, WeightType::f16,
-                                  WeightType::q8_0, WeightType::q4_0}) {
+                                  WeightType::bf16, WeightType::q8_0, WeightType::q4_0}) {
       const auto mode = type == WeightType::q4_0 ? MatmulMode::exact : MatmulMode::normal;
       const int64_t rows = 13 + static_cast<int64_t>(matrices.size() % 3) * 8;
       matrices.push_back(pack(random_weights(type, rows, columns, matrices.size()), mode, isa));
@@ -401,6 +416,33 @@ TEST(GemmPack, RefusesPartsOfBlocks) {
   ASSERT_FALSE(result.ok());
   EXPECT_EQ(result.failure().code, ErrorCode::unsupported);
   EXPECT_NE(result.failure().message.find("columns=288: Q4_K"), std::string::npos);
+}
+
+// Also where the CPU does not multiply them.
+TEST(GemmPack, PairsOfColumnsLieSideBySide) {
+  constexpr int kPanelRows = 4;
+  constexpr int64_t kRows = 3, kColumns = 5;
+  const gemm::Stored stored{WeightType::bf16, true};
+  const Weights w = random_weights(WeightType::bf16, kRows, kColumns, 3);
+  const auto* weights = reinterpret_cast<const std::byte*>(w.data.data());
+  std::vector<std::uint16_t> panel(3 * kPanelRows * 2, 0xffff);
+  ASSERT_EQ(gemm::panel_bytes(stored, kPanelRows, kColumns),
+            static_cast<int64_t>(panel.size() * sizeof(std::uint16_t)));
+  auto* bytes = reinterpret_cast<std::byte*>(panel.data());
+  gemm::pack_panel(WeightType::bf16, stored, kPanelRows, kRows, kColumns, weights, bytes);
+  for (int64_t row = 0; row < kPanelRows; ++row) {
+    for (int64_t column = 0; column < kColumns + 1; ++column) {
+      const auto i = static_cast<std::size_t>((column / 2 * kPanelRows + row) * 2 + column % 2);
+      const bool exists = row < kRows && column < kColumns;
+      const float expected =
+          exists ? w.values[static_cast<std::size_t>(row * kColumns + column)] : 0.0f;
+      EXPECT_EQ(float_from_bf16(panel[i]), expected) << "row " << row << " column " << column;
+    }
+  }
+  std::array<float, kColumns> row;
+  gemm::unpack_panel_row(stored, kPanelRows, 2, kColumns, bytes, row.data());
+  for (std::size_t column = 0; column < row.size(); ++column)
+    EXPECT_EQ(row[column], w.values[2 * kColumns + column]);
 }
 
 TEST(GemmScratch, NeverFallsWithTokens) {

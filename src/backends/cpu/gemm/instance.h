@@ -15,7 +15,8 @@ struct PanelCall {
   std::int64_t first_panel, last_panel;
   std::int64_t num_tokens;             // of the tile
   const ActivationGroup* activations;  // in blocks of tokens; for quantised panels
-  const float* x;                      // [num_tokens, columns]; for the others
+  const float* x;  // [num_tokens, columns]; for the others. Where `columns` counts
+                   // pairs of bf16, a pair is in the bits of a float
   std::int64_t x_stride;
   const float* bias;  // [rows], or null
   float* out;         // [num_tokens, rows]
@@ -39,6 +40,14 @@ struct Instance {
   PanelsFn panels[kNumWeightTypes];  // by the type that is stored
 };
 
+// Products of two bf16 at a time. A panel has pairs of columns, and so has x.
+using RoundFn = void (*)(const float* x, std::int64_t columns, float* pairs);
+struct PairProducts {
+  int rows;       // of a panel
+  RoundFn round;  // one token; an odd last column is paired with 0
+  PanelsFn panels;
+};
+
 // Tokens of a tile: their activations and sums stay in the caches while panels stream by.
 inline constexpr std::int64_t kTokenTile = 64;
 static_assert(kTokenTile % kTokenBlock == 0);
@@ -51,6 +60,9 @@ extern const Instance kInstance;
 }
 namespace avx512vnni {
 extern const Instance kInstance;
+}
+namespace avx512bf16 {
+extern const PairProducts kPairs;
 }
 namespace neon {
 extern const Instance kInstance;

@@ -15,7 +15,8 @@
 // Scales of a group: f16 of each row (then its minimum); in blocks of 8 groups one byte of each row
 // (then its minimum), or two signed bytes of each row, one for 16 columns.
 //
-// Panel of floats or 16-bit floats: [column][row].
+// Panel of floats or 16-bit floats: [column][row]; of pairs of bf16: [pair of columns][row][2], 0
+// beside an odd last column.
 #pragma once
 
 #include <cstdint>
@@ -59,6 +60,12 @@ constexpr GroupFormat group_format(WeightType type) {
 }
 
 constexpr bool is_quantised(WeightType type) { return group_format(type).bits != 0; }
+
+// How a panel holds its elements.
+struct Stored {
+  WeightType type;
+  bool is_paired = false;  // bf16
+};
 
 // Bytes of the parts of a panel of `rows` rows.
 struct PanelLayout {

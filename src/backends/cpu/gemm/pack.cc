@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "backends/cpu/gemm/layout.h"
+#include "base/math.h"
 #include "core/dequantise.h"
 #include "core/dtype.h"
 
@@ -200,9 +201,18 @@ void unpack_group(WeightType type, int rows, int row, const uint8_t* header, con
 
 // ---- floats ----
 
-int element_bytes(WeightType stored) { return static_cast<int>(info_of(stored).block_bytes); }
+int element_bytes(const Stored& stored) {
+  return static_cast<int>(info_of(stored.type).block_bytes);
+}
 
-void pack_float_row(WeightType type, WeightType stored, int rows, int row, int64_t columns,
+// Byte offset of an element in a panel.
+int64_t element_offset(const Stored& stored, int rows, int row, int64_t column) {
+  const int64_t side_by_side = stored.is_paired ? 2 : 1;
+  return ((column / side_by_side * rows + row) * side_by_side + column % side_by_side) *
+         element_bytes(stored);
+}
+
+void pack_float_row(WeightType type, const Stored& stored, int rows, int row, int64_t columns,
                     const std::byte* weights, uint8_t* panel) {
   const WeightTypeInfo& info = info_of(type);
   const int bytes = element_bytes(stored);
@@ -210,10 +220,10 @@ void pack_float_row(WeightType type, WeightType stored, int rows, int row, int64
   for (int64_t first = 0; first < columns; first += 256) {
     const int64_t count = std::min<int64_t>(256, columns - first);
     const std::byte* from = weights + first / info.block_elements * info.block_bytes;
-    if (type != stored) dequantise(type, from, count, values);
+    if (type != stored.type) dequantise(type, from, count, values);
     for (int64_t i = 0; i < count; ++i) {
-      uint8_t* to = panel + ((first + i) * rows + row) * bytes;
-      if (type != stored)
+      uint8_t* to = panel + element_offset(stored, rows, row, first + i);
+      if (type != stored.type)
         write(values[i], to);
       else
         std::memcpy(to, from + i * bytes, static_cast<std::size_t>(bytes));
@@ -223,21 +233,24 @@ void pack_float_row(WeightType type, WeightType stored, int rows, int row, int64
 
 }  // namespace
 
-int64_t panel_bytes(WeightType stored, int panel_rows, int64_t columns) {
-  if (!is_quantised(stored)) return columns * panel_rows * element_bytes(stored);
-  const PanelLayout layout = panel_layout(stored, panel_rows);
+int64_t panel_bytes(const Stored& stored, int panel_rows, int64_t columns) {
+  if (!is_quantised(stored.type)) {
+    const int64_t held = stored.is_paired ? round_up<int64_t>(columns, 2) : columns;
+    return held * panel_rows * element_bytes(stored);
+  }
+  const PanelLayout layout = panel_layout(stored.type, panel_rows);
   return columns / (layout.groups_per_block * kGroup) * layout.block_bytes;
 }
 
-void pack_panel(WeightType type, WeightType stored, int panel_rows, int64_t rows, int64_t columns,
-                const std::byte* weights, std::byte* panel) {
+void pack_panel(WeightType type, const Stored& stored, int panel_rows, int64_t rows,
+                int64_t columns, const std::byte* weights, std::byte* panel) {
   const int64_t bytes = panel_bytes(stored, panel_rows, columns);
   std::memset(panel, 0, static_cast<std::size_t>(bytes));
   const WeightTypeInfo& info = info_of(type);
   const int64_t row_bytes = columns / info.block_elements * info.block_bytes;
   auto* to = reinterpret_cast<uint8_t*>(panel);
   for (int row = 0; row < rows; ++row, weights += row_bytes) {
-    if (is_quantised(stored))
+    if (is_quantised(stored.type))
       pack_quantised_row(type, panel_rows, row, columns, reinterpret_cast<const uint8_t*>(weights),
                          to);
     else
@@ -245,19 +258,18 @@ void pack_panel(WeightType type, WeightType stored, int panel_rows, int64_t rows
   }
 }
 
-void unpack_panel_row(WeightType stored, int panel_rows, int row, int64_t columns,
+void unpack_panel_row(const Stored& stored, int panel_rows, int row, int64_t columns,
                       const std::byte* panel, float* out) {
   const auto* from = reinterpret_cast<const uint8_t*>(panel);
-  if (!is_quantised(stored)) {
-    const int bytes = element_bytes(stored);
+  if (!is_quantised(stored.type)) {
     for (int64_t i = 0; i < columns; ++i)
-      dequantise(stored, panel + (i * panel_rows + row) * bytes, 1, out + i);
+      dequantise(stored.type, panel + element_offset(stored, panel_rows, row, i), 1, out + i);
     return;
   }
-  const PanelLayout layout = panel_layout(stored, panel_rows);
+  const PanelLayout layout = panel_layout(stored.type, panel_rows);
   for (int64_t column = 0; column < columns; from += layout.block_bytes)
     for (int g = 0; g < layout.groups_per_block; ++g, column += kGroup)
-      unpack_group(stored, panel_rows, row, from,
+      unpack_group(stored.type, panel_rows, row, from,
                    from + layout.header_bytes + g * layout.group_bytes, out + column);
 }
 

@@ -4,20 +4,20 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/weight_type.h"
+#include "backends/cpu/gemm/layout.h"
 
 namespace headrace::cpu::gemm {
 
 // Bytes of a panel of `panel_rows` rows of `stored` elements.
-std::int64_t panel_bytes(WeightType stored, int panel_rows, std::int64_t columns);
+std::int64_t panel_bytes(const Stored& stored, int panel_rows, std::int64_t columns);
 
 // One panel, `rows` <= panel_rows rows of it from the weights: blocks of `type`, rows one behind
-// the other. `stored` is `type`, or f32.
-void pack_panel(WeightType type, WeightType stored, int panel_rows, std::int64_t rows,
+// the other. `stored.type` is `type`, or f32.
+void pack_panel(WeightType type, const Stored& stored, int panel_rows, std::int64_t rows,
                 std::int64_t columns, const std::byte* weights, std::byte* panel);
 
 // Row `row` of a panel, out [columns]: the values of dequantise().
-void unpack_panel_row(WeightType stored, int panel_rows, int row, std::int64_t columns,
+void unpack_panel_row(const Stored& stored, int panel_rows, int row, std::int64_t columns,
                       const std::byte* panel, float* out);
 
 }  // namespace headrace::cpu::gemm
