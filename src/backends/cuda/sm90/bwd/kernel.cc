@@ -149,7 +149,9 @@ Status encode_maps(const Problem& p, const AttentionArgs& args, const Tile& tile
   return encode_operand(p, args.gradients.dout, dout, maps.dout);
 }
 
-// As many KV heads at a time as keep Q, dO and the sums of dQ in this part of the L2 cache.
+// KV heads at a time, at least: as many as keep Q, dO and the sums of dQ in this part of the L2
+// cache; and as many as keep the device busy while their longest CTA runs, or the last ones of all
+// would wait for it. CTAs behind a diagonal take half of the longest in the mean.
 constexpr std::int64_t kSectionShare = 2;  // 1 / 2
 
 int section_of(const Problem& p, const DeviceInfo& device) {
@@ -157,10 +159,10 @@ int section_of(const Problem& p, const DeviceInfo& device) {
   if (p.is_ragged) return static_cast<int>(p.num_kv_heads);
   const std::int64_t head_bytes =
       p.seqlen_q * group_size(p) * (2 * (p.head_dim + p.head_dim_v) + 4 * p.head_dim);
-  const std::int64_t heads =
-      std::max<std::int64_t>(device.l2_bytes / kSectionShare / head_bytes, 1);
+  const std::int64_t cached = device.l2_bytes / kSectionShare / head_bytes;
+  const std::int64_t busy = ceil_div<std::int64_t>(2 * device.num_units, key_blocks(p));
   const std::int64_t all = p.batch * p.num_kv_heads;
-  return static_cast<int>(std::min(std::max(heads, ceil_div(all, kMaxGrid)), all));
+  return static_cast<int>(std::min(std::max({cached, busy, ceil_div(all, kMaxGrid)}), all));
 }
 
 dim3 grid_of(const Problem& p, int section) {
