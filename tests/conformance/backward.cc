@@ -18,11 +18,13 @@ constexpr int kOtherThreads[] = {3};
 
 bool is_reference(const Target& target) { return target.kernel->name == "cpu_reference"; }
 
-// A case for all kernels: how it is named in the report and replayed, and with how many threads a
-// deterministic one is run again.
+// How a case is named in the report and replayed, and what is asked of it.
 struct Description {
   std::string text, replay;
-  std::span<const int> threads;
+  std::span<const int> threads;  // a deterministic case is run again with each
+  bool with_reference = false;   // it is slow, and its own oracle
+  bool counts_pairs = false;     // of axis values
+  bool has_zeros = false;        // some gradient must be exactly +0
 };
 
 class BackwardRun {
@@ -32,11 +34,13 @@ class BackwardRun {
     for (const Target& target : targets_) report_.kernels[std::string(target.kernel->name)];
   }
 
-  // The reference is slow and its own oracle: `with_reference` says when.
   void run_case(const CaseName& name, bool with_reference) {
     Case test_case(name);
-    run(test_case, {describe(name.values), replay_line("", name), kThreadCounts}, with_reference,
-        true, false);
+    run(test_case, {.text = describe(name.values),
+                    .replay = replay_line("", name) + " --suite backward",
+                    .threads = kThreadCounts,
+                    .with_reference = with_reference,
+                    .counts_pairs = true});
   }
 
   // Its part of a grid, for each kernel a line of the report.
@@ -57,10 +61,10 @@ class BackwardRun {
       Lab lab(one.name, one.shape);
       if (one.prepare != nullptr) one.prepare(lab);
       const std::string id = format_text("{}/{}", grid.id, chosen[n]);
-      run(lab.test_case,
-          {id + " " + text_of(one), "headrace_conformance --suite backward --only " + id,
-           kOtherThreads},
-          false, false, grid.has_zeros);
+      run(lab.test_case, {.text = id + " " + text_of(one),
+                          .replay = "headrace_conformance --suite backward --only " + id,
+                          .threads = kOtherThreads,
+                          .has_zeros = grid.has_zeros});
     }
     for (const auto& [kernel, count] : counts_) {
       const char* status = count.num_failed > 0 ? "failed" : count.num_cases > 0 ? "ok" : "refused";
@@ -87,8 +91,7 @@ class BackwardRun {
   std::int64_t num_compared() const { return num_compared_; }
 
  private:
-  void run(Case& test_case, const Description& what, bool with_reference, bool counts_pairs,
-           bool has_zeros) {
+  void run(Case& test_case, const Description& what) {
     // Every fourth case is deterministic, and then the same bits are asked for again.
     test_case.mutable_options().deterministic = test_case.name().seed % 4 == 0;
     test_case.make_gradients();
@@ -100,21 +103,20 @@ class BackwardRun {
       return;
     }
     const ExpectedGradients expected = expected_gradients_of(test_case, problem.value());
-    if (has_zeros && expected.num_zeros() == 0)
+    if (what.has_zeros && expected.num_zeros() == 0)
       report_.failures.push_back({"all", what.text, "no gradient must be zero here", what.replay});
     for (const Target& target : targets_) {
-      if (is_reference(target) && !with_reference) continue;
+      if (is_reference(target) && !what.with_reference) continue;
       const std::string replay = what.replay + " --kernel " + std::string(target.kernel->name);
       set_current_case(0, replay);
       KernelReport sums;
       const std::vector<std::string> failures =
           run_on(target, test_case, what, problem.value(), expected, sums);
-      if (counts_pairs && sums.num_cases > 0)
-        report_.kernels[std::string(target.kernel->name)].seen.add(test_case.name().values,
-                                                                   expected.num_pairs > 0);
-      if (counts_pairs && sums.num_refused > 0)
-        report_.kernels[std::string(target.kernel->name)].refused.add(
-            test_case.name().values, has_lengths(test_case.name().values));
+      const AxisValues& values = test_case.name().values;
+      KernelReport& kernel = report_.kernels[std::string(target.kernel->name)];
+      if (what.counts_pairs && sums.num_cases > 0) kernel.seen.add(values, expected.num_pairs > 0);
+      if (what.counts_pairs && sums.num_refused > 0)
+        kernel.refused.add(values, has_lengths(values));
       for (const std::string& text : failures)
         report_.failures.push_back({std::string(target.kernel->name), what.text, text, replay});
     }

@@ -63,6 +63,7 @@ TEST(NamedGrids, SamplesSeeTheAxes) {
     EXPECT_GE(seen(id, Tier::full, dim), 9u) << id;  // of 11
   }
   EXPECT_EQ(seen("B1s", Tier::small, scores), 7u);
+  EXPECT_EQ(seen("B1g", Tier::small, [](const GridCase& one) { return one.shape.num_heads; }), 6u);
 }
 
 TEST(NamedGrids, CasesAreAcceptedAndHaveTheirZeros) {
