@@ -78,11 +78,18 @@ class BackwardRun {
     }
   }
 
-  // A kernel that takes nothing is not tested: that is a failure.
+  // A kernel that takes nothing is not tested: that is a failure. And R1 over all cases.
   void finish() {
-    for (const auto& [kernel, sums] : report_.kernels)
+    for (const auto& [kernel, sums] : report_.kernels) {
       if (sums.num_cases == 0)
         report_.failures.push_back({kernel, "cases", "nothing was compared", ""});
+      if (const double all = sums.sum_mean_ratio / static_cast<double>(sums.num_mean_judged);
+          all > kMeanRatio)
+        report_.failures.push_back(
+            {kernel, "all cases",
+             format_text("R1 mean errors are {} of the straightforward ones in the mean", all),
+             ""});
+    }
     if (num_compared_ == 0)
       report_.failures.push_back({"all", "threads", "nothing was compared", ""});
   }
@@ -161,6 +168,7 @@ class BackwardRun {
     to.num_failed += from.num_failed;
     to.num_rows += from.num_rows;
     to.num_mean_judged += from.num_mean_judged;
+    to.sum_mean_ratio += from.sum_mean_ratio;
     to.utilisation = std::max(to.utilisation, from.utilisation);
     to.max_ratio = std::max(to.max_ratio, from.max_ratio);
     to.mean_ratio = std::max(to.mean_ratio, from.mean_ratio);

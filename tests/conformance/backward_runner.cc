@@ -20,7 +20,8 @@ GradientOutput run_gradients(const Target& target, Case& test_case, const Backwa
   Plan plan;
   plan.problem = problem.value();
   plan.device = target.device;
-  plan.device.num_units = num_threads;
+  // The bits of a GPU are those of one device: its CTAs take turns in rings as large as it is.
+  if (!is_on_gpu(target)) plan.device.num_units = num_threads;
   plan.kernel = target.kernel;
   output.refusal = target.kernel->refuses(plan.problem, plan.device);
   if (!output.refusal.empty()) return output;
@@ -89,6 +90,7 @@ void judge_gradients(const Case& test_case, const ExpectedGradients& expected,
     report.max_ratio = std::max(report.max_ratio, verdict.max_ratio);
     report.mean_ratio = std::max(report.mean_ratio, verdict.mean_ratio);
     report.num_mean_judged += verdict.judged_mean ? 1 : 0;
+    report.sum_mean_ratio += verdict.mean_ratio;
   }
 }
 

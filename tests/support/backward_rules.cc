@@ -392,7 +392,10 @@ struct Errors {
 // (or of the error that out's rounding alone gives, where the straightforward roundings happen to
 // cancel it: with few pairs of weight both are a few samples);
 // on average at most 1.1 of it, or where rounding the exact result is most of that, half a unit
-// more.
+// more. The elements of a row share the error of its D, so a mean over n rows is one of n samples:
+// of sizes of normal errors, whose deviation is 0.76 of their mean, so that the ratio of two such
+// means has one of 0.76 sqrt(2 / n). Three of them are allowed in one of thousands of tensors; the
+// mean of all ratios has no such room (kMeanRatio).
 //
 // Judged where the two can be compared: the elements of a row share the error of its D, and those
 // of a key the errors of its pairs with rows, so there must be enough of both; and the error of
@@ -413,8 +416,10 @@ void judge_relative(const GradientResult& x, const Errors& e, GradientVerdict& v
                                            x.name, e.max, e.pt_max));
   verdict.judged_mean = x.got.size() >= 64 && e.rounding < 0.7 * e.pt_sum;
   if (verdict.judged_mean) verdict.mean_ratio = e.sum / e.pt_sum;
-  const bool is_worse =
-      verdict.judged_mean ? e.sum > 1.1 * e.pt_sum : e.sum > e.pt_sum + count * e.max_ulp / 2;
+  const double chance = 3 * 0.76 * std::sqrt(2.0 / static_cast<double>(x.expected.num_rows));
+  const bool is_worse = verdict.judged_mean
+                            ? e.sum > (kMeanRatio + chance) * e.pt_sum
+                            : e.sum > e.pt_sum + count * e.max_ulp / 2;
   if (is_worse)
     verdict.failures.push_back(format_text("R1 {}: mean error {} with {} of the straightforward",
                                            x.name, e.sum / count, e.pt_sum / count));
