@@ -27,7 +27,7 @@ from mutantlib import (
 )
 
 FOLDER = "tools/mutants"
-FEWEST_ON_CPU, FEWEST_OF_KERNEL = 44, 2
+FEWEST_ON_CPU, FEWEST_OF_KERNEL = 100, 2
 
 
 def conformance(name, *arguments):
@@ -62,6 +62,7 @@ ON_CPU = {
     "tokenizer": (units("Tokenizer*:StreamDecoder*:Utf8*"),),
     "validate": (units("Validate*:Check*"),),
     "select": (units("Select*:Explain*:Run*"), GRID),
+    "thread_pool": (units("ThreadPool*"), GRID),
 }
 ALL_ON_CPU = (
     units(),
