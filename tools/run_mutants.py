@@ -63,6 +63,7 @@ ON_CPU = {
     "validate": (units("Validate*:Check*"),),
     "select": (units("Select*:Explain*:Run*"), GRID),
     "thread_pool": (units("ThreadPool*"), GRID),
+    "cuda_arithmetic": (units("Hopper*:Sm80*:BackwardRows*"),),
 }
 ALL_ON_CPU = (
     units(),
@@ -73,17 +74,23 @@ ALL_ON_CPU = (
     gtest("door", "tests/headrace_capi_tests"),
     gtest("rules", "tests/conformance/headrace_rules_tests"),
 )
-CUDA_ORACLE, CUDA_GRID, CUDA_BITS, CUDA_CATALOGUE = (
-    small(suite, "cuda") for suite in ("oracle", "grid", "bits", "catalogue")
+CUDA_ORACLE, CUDA_GRID, CUDA_BACKWARD, CUDA_BITS, CUDA_CATALOGUE = (
+    small(suite, "cuda") for suite in ("oracle", "grid", "backward", "bits", "catalogue")
 )
 CUDA_UNITS = gtest("CUDA units", "tests/cuda/headrace_cuda_tests")
+CUDA_DOOR = gtest("CUDA door", "tests/cuda/headrace_cuda_capi_tests")
 ON_CUDA = {
     "cuda_simple": (CUDA_ORACLE,),
     "cuda_sm80_fwd": (CUDA_GRID,),
     "cuda_sm90_fwd": (CUDA_GRID,),
+    "cuda_simple_bwd": (CUDA_BACKWARD,),
+    "cuda_sm80_bwd": (CUDA_BACKWARD,),
+    "cuda_sm90_bwd": (CUDA_BACKWARD,),
+    "cuda_backward_rows": (CUDA_BACKWARD,),
+    "cuda_backward_turns": (gtest("CUDA repeats", "tests/cuda/headrace_cuda_capi_tests", "*BackwardRepeats*"),),
     "cuda_softmax": (gtest("CUDA softmax", "tests/cuda/headrace_cuda_tests", "*Softmax*"),),
 }
-ALL_ON_CUDA = (CUDA_ORACLE, CUDA_GRID, CUDA_BITS, CUDA_CATALOGUE, CUDA_UNITS)
+ALL_ON_CUDA = (CUDA_ORACLE, CUDA_GRID, CUDA_BACKWARD, CUDA_BITS, CUDA_CATALOGUE, CUDA_UNITS, CUDA_DOOR)
 DEVICES = {"cpu": (ON_CPU, ALL_ON_CPU), "cuda": (ON_CUDA, ALL_ON_CUDA)}
 
 
