@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -81,6 +82,41 @@ def judge_gtest(output):
     running = re.findall(r"^\[ RUN      \] ([\w/.]+)", output, re.MULTILINE)
     name = failed[1] if failed else running[-1] if running else None
     return f"unit {name}" if name else None
+
+
+# ---- what is being done ----
+
+
+class Progress:
+    """Lines of a log; on a terminal also one below them that is written over: how far, how long yet, what."""
+
+    def __init__(self, stream):
+        self.stream = stream
+        self.is_terminal = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self.total, self.done, self.started = 0, 0, time.monotonic()
+
+    def start(self, total):
+        self.total, self.done, self.started = total, 0, time.monotonic()
+
+    def finish_one(self):
+        self.done += 1
+
+    def say(self, line):
+        self.stream.write(("\r\033[K" if self.is_terminal else "") + line + "\n")
+        self.stream.flush()
+
+    def show(self, text):
+        if not self.is_terminal:
+            return
+        count = f"[{self.done}/{self.total}{self.time_left()}] " if self.total else ""
+        self.stream.write("\r\033[K" + (count + text)[: shutil.get_terminal_size().columns - 1])
+        self.stream.flush()
+
+    def time_left(self):
+        if self.done == 0:
+            return ""
+        seconds = (time.monotonic() - self.started) / self.done * (self.total - self.done)
+        return f", about {seconds / 60:.0f} min left"
 
 
 # ---- patches ----
@@ -180,14 +216,15 @@ class Tree:
 class Runner:
     """`first`: the stages of each kernel's own; `everything`: all stages, the quick ones before the long ones."""
 
-    def __init__(self, tree, first, everything, say):
-        self.tree, self.first, self.everything, self.say = tree, first, everything, say
+    def __init__(self, tree, first, everything, progress):
+        self.tree, self.first, self.everything, self.progress = tree, first, everything, progress
         self.limits = {}  # of a program's stages, in seconds
 
     def baseline(self):
         """All stages without a mutant; RuntimeError where one fails."""
         self.tree.restore()
         for stage in self.everything:
+            self.progress.show(f"without a mutant: {stage.name}")
             if wrong := self.build_failure(stage.target):
                 raise RuntimeError(f"{stage.target} does not build without a mutant: {wrong}")
             started = time.monotonic()
@@ -196,7 +233,7 @@ class Runner:
             seconds = time.monotonic() - started
             limit = SECONDS_MORE + SLOWER * seconds
             self.limits[stage.program] = max(limit, self.limits.get(stage.program, 0))
-            self.say(f"without a mutant: {stage.name} passes, {seconds:.0f} s")
+            self.progress.say(f"without a mutant: {stage.name} passes, {seconds:.0f} s")
 
     def build_failure(self, target):
         status, output, errors = self.tree.build(target)
@@ -233,9 +270,11 @@ class Runner:
         built = set()
         for stage in [*own, *(stage for stage in self.everything if stage not in own)]:
             if stage.target not in built:
+                self.progress.show(f"{mutant.name}: building {stage.target}")
                 if wrong := self.build_failure(stage.target):
                     return "does not build", wrong
                 built.add(stage.target)
+            self.progress.show(f"{mutant.name}: {stage.name}")
             if by := self.failure(stage, self.limits[stage.program]):
                 return "killed", by
         return "survived", ""

@@ -4,8 +4,8 @@ in the tests: the exit status is 1 then.
 
 A mutant is a patch with a head: what it breaks, the kernel that it is part of, the device that runs it, the rules that
 ought to see it, and where not every CPU will do the kernel that this machine must be able to run (needs). The tree is
-copied to build/mutants and built there, for f32 and bf16: one element type of each size holds all of the text. The
-tests of a mutant's own kernel come first, then all others, the quick ones before the long ones.
+copied to build/mutants and built there, that of the CPU at -O1 for f32 and bf16: one element type of each size holds
+all of the text. The tests of a mutant's own kernel come first, then all others, the quick ones before the long ones.
 """
 
 import argparse
@@ -19,14 +19,15 @@ import re
 import subprocess
 import sys
 import tempfile
+import unittest.mock
 
 import checklib
 from mutantlib import (
-    Outcome, Runner, Stage, Tree, git_apply, judge_conformance, judge_gtest, read_mutant, read_mutants,
+    Outcome, Progress, Runner, Stage, Tree, git_apply, judge_conformance, judge_gtest, read_mutant, read_mutants,
 )
 
 FOLDER = "tools/mutants"
-FEWEST_ON_CPU, FEWEST_OF_KERNEL = 44, 2
+FEWEST_ON_CPU, FEWEST_OF_KERNEL = 100, 2
 
 
 def conformance(name, *arguments):
@@ -61,6 +62,8 @@ ON_CPU = {
     "tokenizer": (units("Tokenizer*:StreamDecoder*:Utf8*"),),
     "validate": (units("Validate*:Check*"),),
     "select": (units("Select*:Explain*:Run*"), GRID),
+    "thread_pool": (units("ThreadPool*"), GRID),
+    "cuda_arithmetic": (units("Hopper*:Sm80*:BackwardRows*"),),
 }
 ALL_ON_CPU = (
     units(),
@@ -71,17 +74,23 @@ ALL_ON_CPU = (
     gtest("door", "tests/headrace_capi_tests"),
     gtest("rules", "tests/conformance/headrace_rules_tests"),
 )
-CUDA_ORACLE, CUDA_GRID, CUDA_BITS, CUDA_CATALOGUE = (
-    small(suite, "cuda") for suite in ("oracle", "grid", "bits", "catalogue")
+CUDA_ORACLE, CUDA_GRID, CUDA_BACKWARD, CUDA_BITS, CUDA_CATALOGUE = (
+    small(suite, "cuda") for suite in ("oracle", "grid", "backward", "bits", "catalogue")
 )
 CUDA_UNITS = gtest("CUDA units", "tests/cuda/headrace_cuda_tests")
+CUDA_DOOR = gtest("CUDA door", "tests/cuda/headrace_cuda_capi_tests")
 ON_CUDA = {
     "cuda_simple": (CUDA_ORACLE,),
     "cuda_sm80_fwd": (CUDA_GRID,),
     "cuda_sm90_fwd": (CUDA_GRID,),
+    "cuda_simple_bwd": (CUDA_BACKWARD,),
+    "cuda_sm80_bwd": (CUDA_BACKWARD,),
+    "cuda_sm90_bwd": (CUDA_BACKWARD,),
+    "cuda_backward_rows": (CUDA_BACKWARD,),
+    "cuda_backward_turns": (gtest("CUDA repeats", "tests/cuda/headrace_cuda_capi_tests", "*BackwardRepeats*"),),
     "cuda_softmax": (gtest("CUDA softmax", "tests/cuda/headrace_cuda_tests", "*Softmax*"),),
 }
-ALL_ON_CUDA = (CUDA_ORACLE, CUDA_GRID, CUDA_BITS, CUDA_CATALOGUE, CUDA_UNITS)
+ALL_ON_CUDA = (CUDA_ORACLE, CUDA_GRID, CUDA_BACKWARD, CUDA_BITS, CUDA_CATALOGUE, CUDA_UNITS, CUDA_DOOR)
 DEVICES = {"cpu": (ON_CPU, ALL_ON_CPU), "cuda": (ON_CUDA, ALL_ON_CUDA)}
 
 
@@ -129,7 +138,8 @@ def summary(outcomes):
     share = f" ({100 * killed / len(ran):.1f} %)" if ran else ""
     others = [outcome.status for outcome in outcomes if outcome.status != "killed"]
     rest = "".join(f", {others.count(status)} {status}" for status in sorted(set(others)))
-    return f"{killed} of {len(ran)} mutants killed{share}{rest}"
+    minutes = sum(outcome.seconds for outcome in ran) / 60
+    return f"{killed} of {len(ran)} mutants killed{share}{rest}; {minutes:.1f} minutes"
 
 
 def report(outcomes, form):
@@ -154,7 +164,9 @@ def report(outcomes, form):
 
 
 def make_tree(root, device, jobs):
-    configure = ["cmake", "--preset", "cpu-only", "-DHEADRACE_DTYPES=f32;bf16", "-DHEADRACE_BUILD_CLI=OFF"]
+    # Compiling is most of the time: -O1 halves it.
+    quick = ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_C_FLAGS_DEBUG=-O1", "-DCMAKE_CXX_FLAGS_DEBUG=-O1"]
+    configure = ["cmake", "--preset", "cpu-only", *quick, "-DHEADRACE_DTYPES=f32;bf16", "-DHEADRACE_BUILD_CLI=OFF"]
     if device == "cuda":
         configure = ["cmake", "--preset", "release", "-DHEADRACE_CUDA=ON", "-DHEADRACE_BUILD_CLI=OFF"]
     build = ["cmake", "--build", ".", "-j", str(jobs), "--target"]
@@ -168,16 +180,17 @@ def kernels_here(tree):
     return set(re.findall(r"^kernel (\w+)(?: \(backward\))?$", listed, re.MULTILINE))
 
 
-def run_all(root, args, mutants, say):
+def run_all(root, args, mutants, progress):
     tree = make_tree(root, args.device, args.jobs)
     status, output, errors = tree.configure()
     if status != 0:
         raise RuntimeError(f"the copy of the tree cannot be configured:\n{(output + errors)[-2000:]}")
-    runner = Runner(tree, *DEVICES[args.device], say)
+    runner = Runner(tree, *DEVICES[args.device], progress)
     runner.baseline()
     kernels = kernels_here(tree)
     outcomes = []
-    for i, mutant in enumerate(mutants, 1):
+    progress.start(sum(mutant.device == args.device for mutant in mutants))
+    for mutant in mutants:
         if mutant.device != args.device:
             outcomes.append(Outcome(mutant, "skipped", f"runs with --device {mutant.device}"))
             continue
@@ -186,7 +199,9 @@ def run_all(root, args, mutants, say):
         else:
             outcome = runner.run(mutant)
         outcomes.append(outcome)
-        say(f"[{i}/{len(mutants)}] {mutant.name}: {outcome.status}, {outcome.seconds:.0f} s, {outcome.by}")
+        progress.finish_one()
+        count = f"[{progress.done}/{progress.total}]"
+        progress.say(f"{count} {mutant.name}: {outcome.status}, {outcome.seconds:.0f} s, {outcome.by}")
     tree.restore()
     return outcomes
 
@@ -206,7 +221,7 @@ def run_command(root, args):
         print(f"run_mutants.py: no mutant of device {args.device} is left by --only; see --list")
         return 2
     try:
-        outcomes = run_all(root, args, chosen, lambda line: print(line, file=sys.stderr, flush=True))
+        outcomes = run_all(root, args, chosen, Progress(sys.stderr))
     except RuntimeError as wrong:
         print(f"run_mutants.py: {wrong}")
         return 1
@@ -247,7 +262,7 @@ def toy_runner(folder, files):
     stage = Stage("toy", "run", (), lambda output: None)
     (tree.binaries / "run").write_text("#!/bin/sh\ncd ../.. && . ./test.sh\n", encoding="utf-8")
     (tree.binaries / "run").chmod(0o755)
-    return Runner(tree, {"toy": ()}, [stage], lambda line: None)
+    return Runner(tree, {"toy": ()}, [stage], Progress(io.StringIO()))
 
 
 def test_runner():
@@ -291,6 +306,27 @@ def test_judges():
     return [f"a judge said {got}, expected {expected}" for got, expected in cases if got != expected]
 
 
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_progress():
+    """On a terminal the line is written over and says how much is left; a log has whole lines alone."""
+    texts = []
+    for stream in (Terminal(), io.StringIO()):
+        with unittest.mock.patch.dict(os.environ, {"TERM": "xterm", "COLUMNS": "80"}):
+            progress = Progress(stream)
+            progress.start(2)
+            progress.finish_one()
+            progress.show("001-toy: " + "long " * 20)
+            progress.say("001-toy: killed")
+        texts.append(stream.getvalue())
+    line = re.fullmatch(r"\r\033\[K(\[1/2, about 0 min left\] 001-toy: [long ]*)\r\033\[K001-toy: killed\n", texts[0])
+    wrong = [] if line and len(line[1]) < 80 else [f"the line of a terminal: {texts[0]!r}"]
+    return wrong + ([] if texts[1] == "001-toy: killed\n" else [f"the line of a log: {texts[1]!r}"])
+
+
 def self_test():
     head = HEAD.replace("toy\ndevice", "cpu_gemm\ndevice")
     good, diff = patch_of("value", "good", "bad"), "--- a/value\n+++ b/value\n@@ -1 +1 @@\n-good\n+bad\n"
@@ -304,7 +340,7 @@ def self_test():
         ("no head", {**tree, f"{FOLDER}/001-a.patch": diff}, "is no line of a head"),
         ("twice", {**tree, **{f"{FOLDER}/001-{c}.patch": head + diff for c in "ab"}}, "001 appears twice"),
     ]
-    findings = checklib.self_test(check_patches, cases) + test_runner() + test_judges()
+    findings = checklib.self_test(check_patches, cases) + test_runner() + test_judges() + test_progress()
     print("".join(f"{text}\n" for text in findings) + f"run_mutants.py: self-test: {len(findings)} finding(s)")
     return 1 if findings else 0
 

@@ -149,6 +149,25 @@ TEST(Select, RefusesBadDescriptions) {
   EXPECT_FALSE(plan_attention(problem_of(64), device, kKernels).ok());
 }
 
+// A machine is a plain value: what it lacks decides, whatever this one has.
+TEST(Select, NoKernelIsTakenWithoutItsInstructions) {
+#if defined(__aarch64__)
+  constexpr const char* kSets[] = {"scalar", "neon"};
+#elif defined(__x86_64__)
+  constexpr const char* kSets[] = {"scalar", "avx2", "avx512"};
+#else
+  constexpr const char* kSets[] = {"scalar"};
+#endif
+  for (const std::string set : kSets) {
+    const DeviceInfo device = device_from_text("cpu:" + set + ":4").value();
+    Problem p = problem_of(64);
+    EXPECT_EQ(plan_attention(p, device).value().kernel->name, "cpu_" + set + "_fwd");
+    p.phase = HEADRACE_BACKWARD;
+    p.has_lse = 1;
+    EXPECT_EQ(plan_attention(p, device).value().kernel->name, "cpu_" + set + "_bwd");
+  }
+}
+
 // Equal inputs give equal plans, whatever was planned in between.
 TEST(Select, IsPure) {
   const auto text = [](std::int64_t dim) {

@@ -66,13 +66,20 @@ class BitsOfKernel {
     for (const int num_threads : kThreadCounts)
       compare(threads_, name, whole,
               run_bytes(target_, test_case, test_case.tensors(), test_case.options(), num_threads));
-    if (name.values[Axis::dropout] == 0) check_alone(test_case, whole);
+    if (name.values[Axis::dropout] == 0) check_alone(ragged_, test_case, whole);
+    if (name.seed % 3 == 0) check_splits(name);
     check_decode(name);
   }
 
   void finish() {
     for (const EqualBits* c : {&repeat_, &threads_, &batch_, &ragged_, &decode_})
       c->add_to(report_, target_);
+    if (splits_.num_compared == 0 && num_splits_refused_ > 0) {
+      report_.checks.push_back(
+          {splits_.id, splits_.title, std::string(target_.kernel->name), "refused"});
+    } else {
+      splits_.add_to(report_, target_);
+    }
   }
 
  private:
@@ -97,7 +104,7 @@ class BitsOfKernel {
   }
 
   // One sequence of the batch, as if the others were not there.
-  void check_alone(Case& test_case, const Bytes& whole) {
+  void check_alone(EqualBits& ragged, Case& test_case, const Bytes& whole) {
     const Shape& s = test_case.shape();
     if (s.batch < 2 || whole.out.empty()) return;
     const auto b =
@@ -109,8 +116,28 @@ class BitsOfKernel {
     } else if (s.lengths_q[b] > 0) {
       headrace_attention_options options = test_case.options();
       options.max_seqlen_q = options.max_seqlen_k = 0;
-      compare_part(ragged_, test_case, whole, sequence_alone(test_case.tensors(), s, b), options);
+      compare_part(ragged, test_case, whole, sequence_alone(test_case.tensors(), s, b), options);
     }
+  }
+
+  // Where keys are split, they are by the length of their own sequence and not of the longest.
+  void check_splits(CaseName name) {
+    const std::pair<Axis, int> values[] = {
+        {Axis::lengths, static_cast<int>(Lengths::long_keys)},
+        {Axis::batch, 1 + name.seed / 8 % 3},  // more than one entry
+        {Axis::ragged, static_cast<int>(RaggedKind::random)},
+        {Axis::num_splits, 2 + name.seed / 4 % 2},  // more than one split
+        {Axis::dropout, 0},
+        {Axis::strict_rows, 0}};
+    for (const auto& [axis, value] : values)
+      name.values.value[static_cast<std::size_t>(axis)] = static_cast<std::uint8_t>(value);
+    Case test_case(name);
+    if (is_refused(test_case)) {
+      ++num_splits_refused_;  // some kernels split no keys
+      return;
+    }
+    check_alone(splits_, test_case,
+                run_bytes(target_, test_case, test_case.tensors(), test_case.options(), 1));
   }
 
   // strict_rows: a row of a causal prefill equals the decode step that computes it.
@@ -135,6 +162,8 @@ class BitsOfKernel {
   EqualBits threads_{"threads", "1, 2, 3, 5 and 16 threads", "grid"};
   EqualBits batch_{"batch", "a batch entry alone", "grid"};
   EqualBits ragged_{"ragged", "a ragged sequence alone, as a dense batch of one", "grid"};
+  EqualBits splits_{"splits", "the same where keys are split", "grid"};
+  int num_splits_refused_ = 0;
   EqualBits decode_{"strict_rows", "a prefill row and its decode step", "grid"};
 };
 

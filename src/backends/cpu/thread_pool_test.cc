@@ -4,8 +4,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
+#include <chrono>
 #include <functional>
+#include <numeric>
 #include <thread>
 #include <vector>
 
@@ -37,6 +40,25 @@ TEST(ThreadPool, RunsEveryTaskOnceOnDistinctWorkers) {
       for (const auto& count : calls) EXPECT_EQ(count.load(), 1);
     }
   }
+}
+
+// Goes on until workers have come between each other often enough, side by side or (on a busy
+// machine, which takes longer) because one lost its core in the middle of taking a task.
+TEST(ThreadPool, WorkersWhoMeetTakeNoTaskTwice) {
+  constexpr std::int64_t kTasks = 1000000;
+  constexpr int kWorkers = 4, kMeetings = 1000;
+  std::array<std::int64_t, kWorkers> num_taken{};
+  std::int64_t num_tasks = 0;
+  std::atomic<int> last_worker{0}, num_meetings{0};
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  do {
+    num_tasks += kTasks;
+    loop(kTasks, kWorkers, [&](std::int64_t, int worker) {
+      ++num_taken[static_cast<std::size_t>(worker)];
+      if (last_worker.exchange(worker) != worker) ++num_meetings;
+    });
+  } while (num_meetings < kMeetings && std::chrono::steady_clock::now() < end);
+  EXPECT_EQ(std::accumulate(num_taken.begin(), num_taken.end(), std::int64_t{0}), num_tasks);
 }
 
 TEST(ThreadPool, ServesManyCallersAtOnce) {
