@@ -417,9 +417,8 @@ void judge_relative(const GradientResult& x, const Errors& e, GradientVerdict& v
   verdict.judged_mean = x.got.size() >= 64 && e.rounding < 0.7 * e.pt_sum;
   if (verdict.judged_mean) verdict.mean_ratio = e.sum / e.pt_sum;
   const double chance = 3 * 0.76 * std::sqrt(2.0 / static_cast<double>(x.expected.num_rows));
-  const bool is_worse = verdict.judged_mean
-                            ? e.sum > (kMeanRatio + chance) * e.pt_sum
-                            : e.sum > e.pt_sum + count * e.max_ulp / 2;
+  const bool is_worse = verdict.judged_mean ? e.sum > (kMeanRatio + chance) * e.pt_sum
+                                            : e.sum > e.pt_sum + count * e.max_ulp / 2;
   if (is_worse)
     verdict.failures.push_back(format_text("R1 {}: mean error {} with {} of the straightforward",
                                            x.name, e.sum / count, e.pt_sum / count));

@@ -47,7 +47,8 @@ struct GradientResult {
 // How far element i may be off: R3's bound and the rounding of the result. 0: it must be +0.
 double gradient_limit(const GradientResult& result, std::size_t i);
 
-// Largest mean error beside the straightforward one's: over many tensors, and but for chance of each.
+// Largest mean error beside the straightforward one's: over many tensors, and but for chance of
+// each.
 inline constexpr double kMeanRatio = 1.1;
 
 struct GradientVerdict {
