@@ -112,5 +112,7 @@ inline constexpr Tile kShort64 = {64, 64, 128, 2, true, 2, false, true};
 inline constexpr Tile kGeneral64 = {64, 64, 128, 2, false, 1, false, true};
 inline constexpr Tile kGeneral96 = {96, 96, 128, 2, false, 1, false, true};
 inline constexpr Tile kGeneral128 = {128, 128, 128, 2, false, 1, false, true};
+inline constexpr Tile kGeneral192 = {192, 192, 96, 2, false, 1, false, false};
+inline constexpr Tile kGeneral256 = {256, 256, 64, 2, false, 1, false, false};
 
 }  // namespace headrace::cuda::sm90

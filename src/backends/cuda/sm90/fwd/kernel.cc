@@ -25,7 +25,7 @@ constexpr Variant kPlain[] = {
 constexpr Variant kGeneral[] = {
     {kGeneral64, launch_hd64_general},   {kGeneral96, launch_hd96_general},
     {kGeneral128, launch_hd128_general}, {kTile192v128, launch_hd192v128_general},
-    {kTile192, launch_hd192_general},    {kTile256, launch_hd256_general},
+    {kGeneral192, launch_hd192_general}, {kGeneral256, launch_hd256_general},
 };
 constexpr Variant kShort = {kShort64, launch_hd64_short};
 constexpr std::int64_t kShortSeqlen = 1024;
