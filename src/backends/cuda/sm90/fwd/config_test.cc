@@ -7,8 +7,8 @@
 namespace headrace::cuda::sm90 {
 namespace {
 
-constexpr Tile kAll[] = {kTile64,  kTile96,  kTile128,   kTile192v128, kTile192,
-                         kTile256, kShort64, kGeneral64, kGeneral96,   kGeneral128};
+constexpr Tile kAll[] = {kTile64,  kTile96,    kTile128,   kTile192v128, kTile192,    kTile256,
+                         kShort64, kGeneral64, kGeneral96, kGeneral128,  kGeneral192, kGeneral256};
 
 TEST(HopperTiles, FitSharedMemory) {
   for (const Tile& tile : kAll) EXPECT_LE(smem_bytes(tile), kSmemLimit) << tile.head_dim;
