@@ -39,7 +39,7 @@ struct KernelReport {
   std::int64_t num_swaps = 0;                             // cases rerun with a changed input
   double calculation = 0;  // largest share of R3's bound before the last rounding
   double utilisation = 0, lse_utilisation = 0, mean_ratio = 0, max_ratio = 0;  // largest
-  double sum_mean_ratio = 0;  // of num_mean_judged
+  double sum_mean_ratio = 0;                                                   // of num_mean_judged
   std::string calculation_case;
   PairTable seen, refused;
 };
