@@ -139,11 +139,12 @@ class Wide : KeyRows<kTile, Element> {
 #pragma unroll 1
     for (int step = 0; step < last; ++step) {
       const Step next = walk.after(now);
-      start_dv(dv, weights, step, now);
+      take_dout(step, now);
+      start_sums<kDimV>(dv, weights, dout_address(step), step);
       take_q(step + 1, next);
       start_s(s, step + 1);
       wgmma_wait<1>();
-      end_dv(dv, weights, step);
+      end_sums(dv, weights, kBarriers.dout_empty + StageDout(step).index);
       wgmma_wait<0>();
       make_p(s, next);
       arrive(kBarriers.q_empty + StageQ(step + 1).index);
@@ -152,9 +153,10 @@ class Wide : KeyRows<kTile, Element> {
       hand_over(weights, step + 1);
       now = next;
     }
-    start_dv(dv, weights, last, now);
+    take_dout(last, now);
+    start_sums<kDimV>(dv, weights, dout_address(last), last);
     wgmma_wait<0>();
-    end_dv(dv, weights, last);
+    end_sums(dv, weights, kBarriers.dout_empty + StageDout(last).index);
     store_dv(dv);
   }
 
@@ -179,11 +181,12 @@ class Wide : KeyRows<kTile, Element> {
 #pragma unroll 1
     for (int step = 0; step < last; ++step) {
       const Step next = walk.after(now);
-      start_dk(dk, ds, step, now);
+      take_q(step, now);
+      start_sums<kDim>(dk, ds, q_address(step), step);
       take_dout(step + 1, next);
       start_dp(dp, step + 1);
       wgmma_wait<1>();
-      end_dk(dk, ds, step);
+      end_sums(dk, ds, kBarriers.q_empty + StageQ(step).index);
       wgmma_wait<0>();
       end_dp(dp, step + 1);
       pack(ds, dp);
@@ -191,9 +194,10 @@ class Wide : KeyRows<kTile, Element> {
       write_ds(ds, step + 1);
       now = next;
     }
-    start_dk(dk, ds, last, now);
+    take_q(last, now);
+    start_sums<kDim>(dk, ds, q_address(last), last);
     wgmma_wait<0>();
-    end_dk(dk, ds, last);
+    end_sums(dk, ds, kBarriers.q_empty + StageQ(last).index);
     store_dk(dk);
   }
 
@@ -228,18 +232,20 @@ class Wide : KeyRows<kTile, Element> {
     begin_columns(dp, d_address(step));
     start_scores<kDimV>(dp, kSmem.offset_v, dout_address(step));
   }
-  __device__ __forceinline__ void start_dv(float (&dv)[kDimV / 2], const Packed& weights, int step,
-                                           const Step& now) {
-    take_dout(step, now);
+  // dV += P^T dO, dK += dS^T Q: `from` is a stage that has come, which `empty` frees.
+  template <int kColumns>
+  static __device__ __forceinline__ void start_sums(float (&sums)[kColumns / 2],
+                                                    const Packed& weights, u32 from, int step) {
     wgmma_fence();
-    add_product<kDimV>(dv, weights, dout_address(step), step);
+    add_product<kColumns>(sums, weights, from, step);
     wgmma_commit();
   }
-  __device__ __forceinline__ void end_dv(float (&dv)[kDimV / 2], Packed& weights, int step) {
+  template <int kCount>
+  __device__ __forceinline__ void end_sums(float (&sums)[kCount], Packed& weights, int empty) {
     wgmma_wait<0>();
-    wgmma_settle(dv);
+    wgmma_settle(sums);
     wgmma_settle(weights);
-    arrive(kBarriers.dout_empty + StageDout(step).index);
+    arrive(empty);
   }
   // P for the warpgroup of dK; the stage is empty.
   __device__ __forceinline__ void hand_over(const Packed& weights, int step) const {
@@ -268,19 +274,6 @@ class Wide : KeyRows<kTile, Element> {
     }
     arrive(kBarriers.p_empty + StageDs(step).index);
     arrive(kBarriers.dout_empty + StageDout(step).index);
-  }
-  __device__ __forceinline__ void start_dk(float (&dk)[kDim / 2], const Packed& ds, int step,
-                                           const Step& now) {
-    take_q(step, now);
-    wgmma_fence();
-    add_product<kDim>(dk, ds, q_address(step), step);
-    wgmma_commit();
-  }
-  __device__ __forceinline__ void end_dk(float (&dk)[kDim / 2], Packed& ds, int step) {
-    wgmma_wait<0>();
-    wgmma_settle(dk);
-    wgmma_settle(ds);
-    arrive(kBarriers.q_empty + StageQ(step).index);
   }
   // For the warpgroup of dQ; the stage is empty.
   __device__ __forceinline__ void write_ds(const Packed& ds, int step) const {
