@@ -30,4 +30,17 @@ Status encode_operand(const Problem& p, const Operand& x, const OperandShape& sh
   return encode_tensor_map(spec, x.data, strides, map);
 }
 
+std::string refused_operands(const Problem& p, bool has_tile) {
+  if (p.head_dim % 8 != 0 || p.head_dim_v % 8 != 0)
+    return format_text("head_dim {} and head_dim_v {} must be multiples of 8", p.head_dim,
+                       p.head_dim_v);
+  if (!has_tile)
+    return format_text("head_dim {} with head_dim_v {}: takes up to 256", p.head_dim, p.head_dim_v);
+  if (p.alignment < kWholeAlignment)
+    return format_text("addresses and strides are multiples of {} bytes, the copy engine needs {}",
+                       p.alignment, kWholeAlignment);
+  if (p.has_negative_strides) return "the copy engine takes no negative strides";
+  return {};
+}
+
 }  // namespace headrace::cuda::sm90

@@ -1,6 +1,8 @@
 // q, k, v, out and dout as the copy engine sees them.
 #pragma once
 
+#include <string>
+
 #include "backends/cuda/device/types.cuh"
 #include "base/error.h"
 #include "core/args.h"
@@ -20,5 +22,9 @@ struct OperandShape {
 // columns.
 Status encode_operand(const Problem& p, const Operand& x, const OperandShape& shape,
                       TensorMap& map);
+
+// Why the copy engine or the tiles take no such operands; empty where they do. has_tile: one is
+// large enough.
+std::string refused_operands(const Problem& p, bool has_tile);
 
 }  // namespace headrace::cuda::sm90

@@ -43,16 +43,7 @@ std::int64_t key_blocks(const Problem& p) {
 // ---- refusals
 
 std::string refused_layout(const Problem& p) {
-  if (p.head_dim % 8 != 0 || p.head_dim_v % 8 != 0)
-    return format_text("head_dim {} and head_dim_v {} must be multiples of 8", p.head_dim,
-                       p.head_dim_v);
-  if (variant_of(p) == nullptr)
-    return format_text("head_dim {} with head_dim_v {}: takes up to 256", p.head_dim, p.head_dim_v);
-  if (p.alignment < kWholeAlignment)
-    return format_text("addresses and strides are multiples of {} bytes, the copy engine needs {}",
-                       p.alignment, kWholeAlignment);
-  if (p.has_negative_strides) return "the copy engine takes no negative strides";
-  return {};
+  return refused_operands(p, variant_of(p) != nullptr);
 }
 
 std::string refused_scores(const Problem& p) {
