@@ -87,6 +87,7 @@ ON_CUDA = {
     "cuda_sm80_bwd": (CUDA_BACKWARD,),
     "cuda_sm90_bwd": (CUDA_BACKWARD,),
     "cuda_backward_rows": (CUDA_BACKWARD,),
+    "cuda_fixed_point": (CUDA_BACKWARD,),
     "cuda_backward_turns": (gtest("CUDA repeats", "tests/cuda/headrace_cuda_capi_tests", "*BackwardRepeats*"),),
     "cuda_softmax": (gtest("CUDA softmax", "tests/cuda/headrace_cuda_tests", "*Softmax*"),),
 }

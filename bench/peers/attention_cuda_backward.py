@@ -2,7 +2,9 @@
 """The backward of Headrace beside those of cuDNN and FlashAttention-2, as PyTorch calls them, on one GPU: one
 process, the same memory, alternating rounds. bench/peers/README.md has the protocol."""
 
+import contextlib
 import math
+import os
 import sys
 
 import torch
@@ -13,6 +15,17 @@ import headrace_abi
 
 LARGEST_DIFFERENCE = {"bf16": 0.03, "f16": 0.004}  # of gradients, relative to their largest element
 FLOPS = 2.5  # of a forward: five products for two
+DEFAULT = "default"  # as a peer: our own call without --deterministic
+
+
+@contextlib.contextmanager
+def any_kernel():
+    name = os.environ.pop("HEADRACE_KERNEL", None)
+    try:
+        yield
+    finally:
+        if name is not None:
+            os.environ["HEADRACE_KERNEL"] = name
 
 
 def make_sides(library, case, peers, scale, deterministic):
@@ -27,11 +40,16 @@ def make_sides(library, case, peers, scale, deterministic):
         "causal": attention_cuda.causal_of(case), "device": library.cuda_info(), "stream": stream,
         "allocate": attention_cuda.allocate, "lse": lse_view,
     }  # fmt: skip
-    headrace_abi.Attention(library, *operands, **settings)()
+    with any_kernel():  # what HEADRACE_KERNEL names is one of the backward
+        headrace_abi.Attention(library, *operands, **settings)()
     dout = torch.randn_like(q) * scale
-    grads = {f"d{name}": torch.full_like(t, math.nan) for name, t in (("q", q), ("k", k), ("v", v))}
-    of_call = {name: view(t, case.dtype) for name, t in (("dout", dout), *grads.items())}
-    ours = headrace_abi.Attention(library, *operands, **settings, gradients=of_call, deterministic=deterministic)
+
+    def own(deterministic):
+        grads = {f"d{name}": torch.full_like(t, math.nan) for name, t in (("q", q), ("k", k), ("v", v))}
+        of_call = {name: view(t, case.dtype) for name, t in (("dout", dout), *grads.items())}
+        return list(grads.values()), headrace_abi.Attention(
+            library, *operands, **settings, gradients=of_call, deterministic=deterministic
+        )
 
     def peer(backend):
         leaves = [t.detach().requires_grad_() for t in (q, k, v)]
@@ -40,10 +58,17 @@ def make_sides(library, case, peers, scale, deterministic):
             result = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=case.is_causal, **gqa)
         return lambda: torch.autograd.grad(result, leaves, dout, retain_graph=True)
 
+    def call_of(name):
+        if name != DEFAULT:
+            return peer(attention_cuda.BACKENDS[name])
+        gradients, call = own(False)
+        return lambda: (call(), gradients)[1]
+
     flops = FLOPS * case.flops()
+    grads, ours = own(deterministic)
     sides = {"headrace": attention_cuda.Side(ours, flops)}
-    sides.update({name: attention_cuda.Side(peer(attention_cuda.BACKENDS[name]), flops) for name in peers})
-    return sides, ours, list(grads.values())
+    sides.update({name: attention_cuda.Side(call_of(name), flops) for name in peers})
+    return sides, ours, grads
 
 
 def difference_of(ours, theirs):
@@ -59,13 +84,16 @@ def run_case(library, case, options, evict, known):
     is_correct = all(bool(torch.isfinite(t).all()) for t in grads) and difference <= LARGEST_DIFFERENCE[case.dtype]
     attention_cuda.run_rounds(sides, options, evict)
     rates = {name: side.rate() for name, side in sides.items()}
-    attention_cuda.add_fa3(rates, known.get(case.name, {}), options.mode)
+    if DEFAULT not in peers:
+        attention_cuda.add_fa3(rates, known.get(case.name, {}), options.mode)
     return attention_cuda.row_of(case, "bwd", ours.kernel, sides, rates, FLOPS * case.flops(), difference, is_correct)
 
 
 def main():
     parser = attention_cuda.make_parser(__doc__, default_peers="cudnn")
-    parser.add_argument("--deterministic", action="store_true", help="ours: the same bits every time")
+    parser.add_argument(
+        "--deterministic", action="store_true", help=f"ours: the same bits; --peers {DEFAULT}: what that costs"
+    )
     options = parser.parse_args()
     known = attention_cuda.known_cells("backward_cells")
     return attention_cuda.run_all(

@@ -27,6 +27,10 @@ struct Schedule {
   // product of two floats may be off besides (3 x tf32).
   DType prob_dtype = DType::f32;
   int product_error = 0;
+  // The backward: whether dS is made from P as rounded for dV; and where dq is summed as integers,
+  // so many bits below the most that it can be (0: as floats).
+  bool ds_from_rounded_p = false;
+  int sum_bits = 0;
   bool has_fixed_bits = true;  // the same from run to run
   std::string note;            // one line for explain: the path and the reason for it
 };

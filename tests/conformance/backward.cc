@@ -31,7 +31,10 @@ class BackwardRun {
  public:
   BackwardRun(const SuiteOptions& options, Report& report)
       : options_(options), report_(report), targets_(chosen_backward_targets(options)) {
-    for (const Target& target : targets_) report_.kernels[std::string(target.kernel->name)];
+    for (const Target& target : targets_) {
+      report_.kernels[std::string(target.kernel->name)];
+      has_gpu_ = has_gpu_ || is_on_gpu(target);
+    }
   }
 
   void run_case(const CaseName& name, bool with_reference) {
@@ -109,7 +112,7 @@ class BackwardRun {
            "the case is not accepted: " + Result<Problem>(problem).failure().message, what.replay});
       return;
     }
-    const ExpectedGradients expected = expected_gradients_of(test_case, problem.value());
+    const ExpectedGradients expected = expected_gradients_of(test_case, problem.value(), has_gpu_);
     if (what.has_zeros && expected.num_zeros() == 0)
       report_.failures.push_back({"all", what.text, "no gradient must be zero here", what.replay});
     for (const Target& target : targets_) {
@@ -142,7 +145,7 @@ class BackwardRun {
     } else {
       sums.num_cases = 1;
       sums.num_rows = p.batch * p.num_heads * p.seqlen_q;
-      judge_gradients(test_case, expected, output, sums);
+      judge_gradients(test_case, p, expected, output, sums);
       if (call.options.deterministic != 0)
         compare_threads(target, test_case, call, what.threads, output);
       sums.num_failed = output.failures.empty() ? 0 : 1;
@@ -179,6 +182,7 @@ class BackwardRun {
   std::vector<Target> targets_;
   std::map<std::string, KernelReport> counts_;  // of one grid
   std::int64_t num_compared_ = 0;
+  bool has_gpu_ = false;
 };
 
 void run_random(const SuiteOptions& options, BackwardRun& run, Report& report) {

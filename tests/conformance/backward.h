@@ -47,9 +47,11 @@ const char* other_bits(const GradientOutput& one, const GradientOutput& other);
 
 // Of a case after make_gradients().
 Result<Problem> backward_problem(const Case& test_case);
-ExpectedGradients expected_gradients_of(const Case& test_case, const Problem& p);
+ExpectedGradients expected_gradients_of(const Case& test_case, const Problem& p,
+                                        bool with_tensor_cores);
 // Adds to `output.failures` and to the sums of `report`.
-void judge_gradients(const Case& test_case, const ExpectedGradients& expected,
-                     GradientOutput& output, KernelReport& report);
+void judge_gradients(const Case& test_case, const Problem& problem,
+                     const ExpectedGradients& expected, GradientOutput& output,
+                     KernelReport& report);
 
 }  // namespace headrace::testing

@@ -9,7 +9,7 @@ struct Computed {
   explicit Computed(Case& test_case)
       : call(backward_call(test_case)),
         problem(backward_problem(test_case).value()),
-        expected(expected_gradients_of(test_case, problem)) {}
+        expected(expected_gradients_of(test_case, problem, true)) {}
 
   bool run(GradientCheck& check, Case& test_case) { return check.run(test_case, call, output); }
   std::vector<double> values(std::size_t i) const {
@@ -18,11 +18,13 @@ struct Computed {
   std::vector<double> limits(std::size_t i) const {
     const headrace_tensor& view = call.gradients.*kGradients[i].tensor;
     const std::vector<double> got = values(i);
-    const bool is_tensor =
-        output.schedule.prob_dtype != DType::f32 || output.schedule.product_error > 0;
-    const GradientResult result{kGradients[i].name, static_cast<DType>(view.dtype), got,
-                                expected,           kGradients[i].values,           false,
-                                is_tensor};
+    const GradientResult result{kGradients[i].name,
+                                static_cast<DType>(view.dtype),
+                                got,
+                                expected,
+                                kGradients[i].values,
+                                false,
+                                gradient_arithmetic(problem, output.schedule)};
     std::vector<double> limits(got.size());
     for (std::size_t n = 0; n < limits.size(); ++n) limits[n] = gradient_limit(result, n);
     return limits;

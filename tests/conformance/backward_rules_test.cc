@@ -22,7 +22,7 @@ struct Judged {
         validate_backward(test_case.tensors(), test_case.gradients(), test_case.options()).value();
     args = make_backward_args(problem, test_case.tensors(), test_case.gradients(),
                               test_case.options());
-    expected = expected_gradients(problem, args, test_case.largest_v());
+    expected = expected_gradients(problem, args, test_case.largest_v(), false);
   }
 
   // Rules broken by what `spoil` makes of the exact gradients.
@@ -89,12 +89,34 @@ TEST(BackwardRules, AShiftOfDIsFound) {
 
 TEST(BackwardRules, EmptyRowsMustBePlusZero) {
   const Judged judged(DType::f32, {{Axis::mask, static_cast<int>(Mask::empty_rows)}});
-  const auto at = std::find(judged.expected.bound.dq.begin(), judged.expected.bound.dq.end(), 0.0);
-  ASSERT_NE(at, judged.expected.bound.dq.end());
-  const auto i = static_cast<std::size_t>(at - judged.expected.bound.dq.begin());
+  const auto at =
+      std::find(judged.expected.bounds[0].dq.begin(), judged.expected.bounds[0].dq.end(), 0.0);
+  ASSERT_NE(at, judged.expected.bounds[0].dq.end());
+  const auto i = static_cast<std::size_t>(at - judged.expected.bounds[0].dq.begin());
   EXPECT_EQ(judged.num_failures([](Gradients&) {}), 0u);
   EXPECT_GT(judged.num_failures([i](Gradients& g) { g.dq[i] = 1e-30; }), 0u);
   EXPECT_GT(judged.num_failures([i](Gradients& g) { g.dq[i] = -0.0; }), 0u);
+}
+
+// Only dq, and by a rounding for each of three tiles of keys.
+TEST(BackwardRules, SumsOfIntegersAreAllowedTheirRoundings) {
+  const Judged judged(DType::f32, {});
+  Problem problem = judged.problem;
+  problem.seqlen_k = 130;
+  Schedule schedule;
+  schedule.tile_n = 64;
+  schedule.sum_bits = 20;
+  const GradientArithmetic arithmetic = gradient_arithmetic(problem, schedule);
+  EXPECT_NEAR(arithmetic.sum_error, 3 * 0x1p-20, 0.1 * 0x1p-20);
+  const auto limit = [&](std::vector<double> Gradients::*values, GradientArithmetic x) {
+    return gradient_limit(
+        {"", DType::f32, judged.expected.exact.*values, judged.expected, values, false, x}, 0);
+  };
+  const double more = limit(&Gradients::dq, arithmetic) - limit(&Gradients::dq, {});
+  EXPECT_NEAR(more, arithmetic.sum_error * judged.expected.largest_sum[0] * problem.softmax_scale,
+              1e-3 * more);
+  EXPECT_EQ(limit(&Gradients::dk, arithmetic), limit(&Gradients::dk, {}));
+  EXPECT_EQ(limit(&Gradients::dv, arithmetic), limit(&Gradients::dv, {}));
 }
 
 TEST(BackwardRules, AnInfiniteSinkLeavesNothing) {
@@ -102,7 +124,7 @@ TEST(BackwardRules, AnInfiniteSinkLeavesNothing) {
   lab.fill(lab.tensors().sinks, [](const Index&) { return kInfinity; });
   lab.test_case.make_gradients();
   const ExpectedGradients expected =
-      expected_gradients_of(lab.test_case, backward_problem(lab.test_case).value());
+      expected_gradients_of(lab.test_case, backward_problem(lab.test_case).value(), false);
   EXPECT_EQ(expected.num_zeros(), (5 * 2 + 2 * 9) * 8 + 2);
 }
 

@@ -61,14 +61,16 @@ Result<Problem> backward_problem(const Case& test_case) {
   return validate_backward(test_case.tensors(), test_case.gradients(), test_case.options());
 }
 
-ExpectedGradients expected_gradients_of(const Case& test_case, const Problem& p) {
+ExpectedGradients expected_gradients_of(const Case& test_case, const Problem& p,
+                                        bool with_tensor_cores) {
   return expected_gradients(
       p, make_backward_args(p, test_case.tensors(), test_case.gradients(), test_case.options()),
-      test_case.largest_v());
+      test_case.largest_v(), with_tensor_cores);
 }
 
-void judge_gradients(const Case& test_case, const ExpectedGradients& expected,
-                     GradientOutput& output, KernelReport& report) {
+void judge_gradients(const Case& test_case, const Problem& problem,
+                     const ExpectedGradients& expected, GradientOutput& output,
+                     KernelReport& report) {
   for (std::size_t i = 0; i < std::size(kGradients); ++i) {
     const headrace_tensor& view = test_case.gradients().*kGradients[i].tensor;
     if (view.rank == 0 || TensorView(view).num_elements() == 0) continue;
@@ -80,11 +82,9 @@ void judge_gradients(const Case& test_case, const ExpectedGradients& expected,
       continue;
     }
     const bool is_relative = expected.dtype != DType::f32 && values != &Gradients::dsinks;
-    const bool is_tensor =
-        output.schedule.prob_dtype != DType::f32 || output.schedule.product_error > 0;
     const GradientVerdict verdict =
         judge_gradient({kGradients[i].name, static_cast<DType>(view.dtype), got, expected, values,
-                        is_relative, is_tensor});
+                        is_relative, gradient_arithmetic(problem, output.schedule)});
     output.failures.insert(output.failures.end(), verdict.failures.begin(), verdict.failures.end());
     report.utilisation = std::max(report.utilisation, verdict.utilisation);
     report.max_ratio = std::max(report.max_ratio, verdict.max_ratio);

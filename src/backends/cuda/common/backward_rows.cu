@@ -11,24 +11,45 @@ RowsKernel of_dtype(const Problem& p, RowsKernel f32, RowsKernel f16, RowsKernel
   return dtype == DType::f32 ? f32 : dtype == DType::f16 ? f16 : bf16;
 }
 
-Status launch_parts(const char* name, RowsKernel kernel, const BackwardRows& rows, Stream stream) {
+LaunchShape shape_of(const char* name, std::int64_t num_parts) {
   constexpr std::int64_t kMaxCtas = (std::int64_t{1} << 31) - 1;
+  return {.name = name,
+          .grid = dim3(static_cast<unsigned>(num_parts < kMaxCtas ? num_parts : kMaxCtas)),
+          .block = dim3(kRowsThreads)};
+}
+
+Status launch_parts(const char* name, RowsKernel kernel, const BackwardRows& rows, Stream stream) {
   const Problem& p = rows.problem;
   const std::int64_t num_parts = p.batch * p.num_heads * padded_parts(p);
   if (num_parts == 0) return std::nullopt;
-  const LaunchShape shape{
-      .name = name,
-      .grid = dim3(static_cast<unsigned>(num_parts < kMaxCtas ? num_parts : kMaxCtas)),
-      .block = dim3(kRowsThreads)};
+  const LaunchShape shape = shape_of(name, num_parts);
   return launch(shape, static_cast<cudaStream_t>(stream), kernel, rows, num_parts);
 }
 
 }  // namespace
 
 Status launch_prepare_rows(const BackwardRows& rows, Stream stream) {
-  const RowsKernel kernel = of_dtype(rows.problem, prepare_rows<float>, prepare_rows<__half>,
-                                     prepare_rows<__nv_bfloat16>);
+  const RowsKernel kernel =
+      rows.dq_scale != nullptr
+          ? of_dtype(rows.problem, nullptr, prepare_rows<__half, true>,
+                     prepare_rows<__nv_bfloat16, true>)
+          : of_dtype(rows.problem, prepare_rows<float, false>, prepare_rows<__half, false>,
+                     prepare_rows<__nv_bfloat16, false>);
   return launch_parts("prepare_rows", kernel, rows, stream);
+}
+
+Status launch_key_bounds(const BackwardRows& rows, Stream stream) {
+  const Problem& p = rows.problem;
+  const std::int64_t heads = p.batch * p.num_kv_heads;
+  auto* const s = static_cast<cudaStream_t>(stream);
+  const auto bytes = static_cast<std::size_t>(heads) * sizeof(KeyBound);
+  if (Status bad = cuda_status(cudaMemsetAsync(rows.key_bounds, 0, bytes, s),
+                               "clearing {} bytes of bounds", bytes))
+    return bad;
+  const std::int64_t num_parts = heads * ceil_div(p.seqlen_k, kRowPadding);
+  const LaunchShape shape = shape_of("find_key_bounds", num_parts);
+  if (dtype_of(p) == DType::f16) return launch(shape, s, find_key_bounds<__half>, rows, num_parts);
+  return launch(shape, s, find_key_bounds<__nv_bfloat16>, rows, num_parts);
 }
 
 Status launch_finish_dq(const BackwardRows& rows, Stream stream) {

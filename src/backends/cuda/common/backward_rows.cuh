@@ -9,6 +9,8 @@
 namespace headrace::cuda {
 
 inline constexpr int kRowsThreads = 256;
+// A multiprocessor's, so that one's loads are on their way while another waits for its own.
+inline constexpr int kRowsCtas = 2;
 inline constexpr int kSinkThreads = 512;
 // Lanes that share a row, 16 bytes each at a time: a warp reads 128 bytes of four rows.
 inline constexpr int kLanesOfRow = 8;
@@ -41,11 +43,16 @@ __device__ __forceinline__ Piece<T> load_piece(const T* row, std::int64_t dim, i
   }
 }
 
-// rowsum(dout * out) of kRows rows from `first` on, kRowsApart from each other: what a lane has of
-// it. All rows are asked for before the first is used. The order of a sum is always the same.
-template <class T, bool kIsWhole, int kRows>
+// A row as `find_d` leaves it: a lane's part of rowsum(dout * out), and of sum |dout|.
+struct RowSums {
+  float d = 0.0f, abs_dout = 0.0f;
+};
+
+// Of kRows rows from `first` on, kRowsApart from each other. All rows are asked for before the
+// first is used. The order of a sum is always the same.
+template <class T, bool kIsWhole, bool kIsFixed, int kRows>
 __device__ __forceinline__ void find_d(const BackwardRows& c, const PaddedPart& part, int first,
-                                       int lane, float* sums) {
+                                       int lane, RowSums* sums) {
   const Problem& p = c.problem;
   const auto row_of = [&](const Operand& x) {
     const std::int64_t packed = part.sequence.row_q + part.first_row + first;
@@ -69,16 +76,42 @@ __device__ __forceinline__ void find_d(const BackwardRows& c, const PaddedPart& 
       if (!exists(i)) continue;
       float sum = 0.0f;
 #pragma unroll
-      for (int j = 0; j < Piece<T>::kElements; ++j)
+      for (int j = 0; j < Piece<T>::kElements; ++j) {
         sum = fmaf(load_real(x[i].x, j), load_real(y[i].x, j), sum);
-      sums[i] += sum;
+        if constexpr (kIsFixed) sums[i].abs_dout += fabsf(load_real(x[i].x, j));
+      }
+      sums[i].d += sum;
     }
   }
 }
 
+// How large the sum of P can be in a row: a sink takes what is left.
+__device__ __forceinline__ float weight_of_keys(const BackwardRows& c, const PaddedPart& part,
+                                                float lse) {
+  if (!c.problem.has_sinks) return 1.0f;
+  const float sink = c.args.sinks[part.head * c.args.sinks_stride];
+  constexpr float kRoundings = 0x1p-18f;  // of an lse of 1, and of exponentials
+  return fminf(1.0f, 1.0f - expf(sink - lse) + kRoundings * (1.0f + fabsf(lse)));
+}
+__device__ __forceinline__ float fixed_scale(const BackwardRows& c, const PaddedPart& part,
+                                             const RowSums& sums, float d, float lse) {
+  const std::int64_t kv_head = part.head / (c.problem.num_heads / c.problem.num_kv_heads);
+  const KeyBound keys = c.key_bounds[part.batch_idx * c.problem.num_kv_heads + kv_head];
+  // P is rounded, and as far off as a large lse is.
+  const float slack = 1.01f + 0x1p-20f * fabsf(lse);
+  const float bound =
+      (sums.abs_dout * keys.v + fabsf(d)) * keys.k * slack * weight_of_keys(c, part, lse);
+  if (!(bound < HUGE_VALF)) return NAN;
+  constexpr int kBias = 127, kMost = 126;  // 1 / 2^126 is not subnormal
+  const int exponent = static_cast<int>(__float_as_uint(bound) >> 23) - kBias + 1;
+  return __uint_as_float(static_cast<unsigned>(min(kFixedBits - exponent, kMost) + kBias) << 23);
+}
+
 // D and the lse of a row, by the lane that has its D.
+template <bool kIsFixed>
 __device__ __forceinline__ void store_row(const BackwardRows& c, const PaddedPart& part, int row,
-                                          float d) {
+                                          const RowSums& sums) {
+  float d = sums.d;
   const LseOperand &lse = c.args.lse, &dlse = c.args.gradients.dlse;
   const float of_row = row < part.num_rows
                            ? static_cast<const float*>(lse.data)[lse_offset(lse, part, row)]
@@ -91,10 +124,15 @@ __device__ __forceinline__ void store_row(const BackwardRows& c, const PaddedPar
   // A finite lse stays finite.
   c.lse[to] = is_empty ? copysignf(HUGE_VALF, c.lse_factor)
                        : fminf(fmaxf(of_row * c.lse_factor, -FLT_MAX), FLT_MAX);
+  if constexpr (kIsFixed) {
+    const bool has_weight = fabsf(of_row) != HUGE_VALF;  // +inf: all of it is the sink's
+    c.dq_scale[to] = has_weight ? fixed_scale(c, part, sums, d, of_row) : 1.0f;
+  }
 }
 
-template <class T>
-__global__ void __launch_bounds__(kRowsThreads)
+// kIsFixed: with scales.
+template <class T, bool kIsFixed>
+__global__ void __launch_bounds__(kRowsThreads, kRowsCtas)
     prepare_rows(const __grid_constant__ BackwardRows c, std::int64_t num_parts) {
   const int lane = static_cast<int>(threadIdx.x) % kLanesOfRow;
   const int first = static_cast<int>(threadIdx.x) / kLanesOfRow;
@@ -107,20 +145,87 @@ __global__ void __launch_bounds__(kRowsThreads)
       for (std::int64_t i = threadIdx.x; i < kRowPadding * c.dq_floats / 4; i += kRowsThreads)
         dq[i] = {0.0f, 0.0f, 0.0f, 0.0f};
     }
-    float d[kRowsOfLane] = {};
+    RowSums sums[kRowsOfLane];
     if (c.problem.alignment >= kWholeAlignment && c.problem.head_dim_v % Piece<T>::kElements == 0) {
-      find_d<T, true, kRowsOfLane>(c, part, first, lane, d);
+      find_d<T, true, kIsFixed, kRowsOfLane>(c, part, first, lane, sums);
     } else {
 #pragma unroll
       for (int i = 0; i < kRowsOfLane; ++i)
-        find_d<T, false, 1>(c, part, first + i * kRowsApart, lane, &d[i]);
+        find_d<T, false, kIsFixed, 1>(c, part, first + i * kRowsApart, lane, &sums[i]);
     }
+    RowSums mine;
 #pragma unroll
     for (int i = 0; i < kRowsOfLane; ++i) {
-      for (int step = 1; step < kLanesOfRow; step *= 2)
-        d[i] += __shfl_xor_sync(0xffffffffu, d[i], step);
-      if (lane == i) store_row(c, part, first + i * kRowsApart, d[i]);
+      for (int step = 1; step < kLanesOfRow; step *= 2) {
+        sums[i].d += __shfl_xor_sync(0xffffffffu, sums[i].d, step);
+        if constexpr (kIsFixed)
+          sums[i].abs_dout += __shfl_xor_sync(0xffffffffu, sums[i].abs_dout, step);
+      }
+      if (lane == i) mine = sums[i];
     }
+    if (lane < kRowsOfLane) store_row<kIsFixed>(c, part, first + lane * kRowsApart, mine);
+  }
+}
+
+// 16-bit formats without their signs are in the order of their numbers, and NaN is the largest: of
+// the elements of a piece and `largest`, two at a time.
+template <class T>
+__device__ __forceinline__ unsigned larger(unsigned largest, const Piece<T>& x) {
+  const auto& words = reinterpret_cast<const unsigned(&)[4]>(x);
+#pragma unroll
+  for (const unsigned word : words) largest = __vmaxu2(largest, word & 0x7fff7fffu);
+  return largest;
+}
+// The larger half, of all lanes of a warp, goes to `to`.
+template <class T>
+__device__ __forceinline__ void raise(float* to, unsigned largest) {
+  const unsigned half = max(largest & 0xffffu, largest >> 16);
+  const auto bits = static_cast<unsigned short>(__reduce_max_sync(0xffffffffu, half));
+  T x;
+  memcpy(&x, &bits, sizeof x);
+  if (threadIdx.x % 32 != 0) return;
+  const unsigned number = __float_as_uint(load_real(&x, 0)) & 0x7fffffffu;
+  auto* words = reinterpret_cast<unsigned*>(to);
+  // It only grows, and few of the many that come are larger.
+  if (number > *static_cast<volatile unsigned*>(words)) atomicMax(words, number);
+}
+
+// A part of 128 keys of a KV head of a sequence at a time.
+template <class T>
+__global__ void __launch_bounds__(kRowsThreads)
+    find_key_bounds(const __grid_constant__ BackwardRows c, std::int64_t num_parts) {
+  const Problem& p = c.problem;
+  const int lane = static_cast<int>(threadIdx.x) % kLanesOfRow;
+  const int pieces_k = static_cast<int>(p.head_dim) / Piece<T>::kElements;
+  const int pieces_v = static_cast<int>(p.head_dim_v) / Piece<T>::kElements;
+  const std::int64_t parts = ceil_div(p.seqlen_k, kRowPadding);
+  for (std::int64_t idx = blockIdx.x; idx < num_parts; idx += gridDim.x) {
+    const std::int64_t head = idx / parts, b = head / p.num_kv_heads;
+    const Sequence sequence = device_sequence(p, c.args.ragged, b, false, nullptr);
+    const std::int64_t first = (idx - head * parts) * kRowPadding + threadIdx.x / kLanesOfRow;
+    const auto row_of = [&](const Operand& x) {
+      return static_cast<const T*>(x.data) +
+             row_offset(x, p.is_ragged ? 0 : b, sequence.row_k + first, head - b * p.num_kv_heads);
+    };
+    const T *k = row_of(c.args.k), *v = row_of(c.args.v);
+    unsigned largest_k = 0, largest_v = 0;
+    for (int piece = lane; piece < max(pieces_k, pieces_v); piece += kLanesOfRow) {
+      Piece<T> x[kRowsOfLane]{}, y[kRowsOfLane]{};
+#pragma unroll
+      for (int i = 0; i < kRowsOfLane; ++i) {
+        if (first + i * kRowsApart >= sequence.seqlen_k) continue;
+        const std::int64_t row = i * kRowsApart;
+        if (piece < pieces_k) x[i] = load_piece<T, true>(k + row * c.args.k.stride_seq, 0, piece);
+        if (piece < pieces_v) y[i] = load_piece<T, true>(v + row * c.args.v.stride_seq, 0, piece);
+      }
+#pragma unroll
+      for (int i = 0; i < kRowsOfLane; ++i) {
+        largest_k = larger(largest_k, x[i]);
+        largest_v = larger(largest_v, y[i]);
+      }
+    }
+    raise<T>(&c.key_bounds[head].k, largest_k);
+    raise<T>(&c.key_bounds[head].v, largest_v);
   }
 }
 

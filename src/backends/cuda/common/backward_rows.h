@@ -46,6 +46,17 @@ inline constexpr float kLog2E = 0x1.715476p+0f;
 // row g, columns 2 t, 2 t + 1, 2 t + 8, 2 t + 9.
 enum class SumsOrder { rows, blocks };
 
+// The largest elements of K and V of a sequence's KV head, without signs; NaN where there is one.
+struct KeyBound {
+  float k, v;
+};
+
+// dQ in fixed point. A row's dQ and each of its parts are smaller than
+//   sum P |dP - D| max |K|  <=  (sum |dO| max |V| + |D|) max |K|
+// and the scale takes that to at most 2^30, so that sums of parts fit an integer, rounded as they
+// are. (A sum on the way may not: it is right again once the rest is there.)
+inline constexpr int kFixedBits = 30;
+
 struct BackwardRows {
   Problem problem;
   AttentionArgs args;
@@ -59,11 +70,17 @@ struct BackwardRows {
   float* dq;               // [num_heads, padded_rows, dq_floats]: sums of dS K; may be null
   std::int64_t dq_floats;  // a multiple of 4; of 16 in blocks
   SumsOrder dq_order = SumsOrder::rows;
+  // dQ in fixed point: its sums are integers, whose order does not matter. Null: floats.
+  float* dq_scale = nullptr;  // [num_heads, padded_rows]: so many make 1 of a row's dq, a power of
+                              // 2; NaN where a NaN or an infinity may reach it
+  KeyBound* key_bounds = nullptr;  // [batch, num_kv_heads]
   std::uint32_t* error_word;
 };
 
 // Fills d and lse, all rows up to first_padded_row(p, batch, total_q), and dq with zeros.
 Status launch_prepare_rows(const BackwardRows& rows, Stream stream);
+// Before it, for dQ in fixed point: key_bounds, of f16 and bf16 rows of whole pieces of 16 bytes.
+Status launch_key_bounds(const BackwardRows& rows, Stream stream);
 // Gradients of q: the sums of dq times the scale, rounded once.
 Status launch_finish_dq(const BackwardRows& rows, Stream stream);
 // Gradients of the sinks, from d and lse. Always the same order of sums.

@@ -20,6 +20,18 @@ __device__ __forceinline__ void reduce_add4(float* to, float x, float y, float z
 #endif
 }
 
+// Adds to two integers, `low` at the smaller address, by one addition of 64 bits: to low + 2^32
+// high, with signs. Aligned to 8 bytes, and in any order with others.
+__device__ __forceinline__ void reduce_add_pair(int* to, int low, int high) {
+  const auto upper = static_cast<u32>(high + (low >> 31));
+  const u64 both = static_cast<u64>(upper) << 32 | static_cast<u32>(low);
+  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(to), "l"(both) : "memory");
+}
+// The two sums, from their words.
+__device__ __forceinline__ int2 split_pair(int2 words) {
+  return {words.x, words.y - (words.x >> 31)};
+}
+
 // A counter that other CTAs advance, and what they wrote before.
 __device__ __forceinline__ u32 load_acquire(const u32* from) {
   u32 value;
@@ -28,13 +40,6 @@ __device__ __forceinline__ u32 load_acquire(const u32* from) {
 }
 __device__ __forceinline__ void store_release(u32* to, u32 value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
-}
-
-// The same without knowing what the counter holds. What others wrote before a barrier with this
-// thread is seen too, hence the fence.
-__device__ __forceinline__ void add_release(u32* to, u32 value) {
-  asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value)
-               : "memory");
 }
 
 }  // namespace headrace::cuda

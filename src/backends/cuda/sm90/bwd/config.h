@@ -31,7 +31,9 @@ inline constexpr int kStagesDs = 2;  // and of P
 
 // ---- dQ
 // A block of dQ is the sums of one step, `queries` x head_dim floats, in the order of the registers
-// that they come from: parts of 64 x 64, and of a part [kDqGroups][128 threads][4].
+// that they come from: parts of 64 x 64, and of a part [kDqGroups][128 threads][4], or in fixed
+// point [kDqGroups][2 rows][128 threads][2]: an instruction of a warp has whole sectors of 32
+// bytes.
 inline constexpr int kDqGroups = 8, kDqPart = 64 * 64;
 // Where the numbers of thread 0 to 127 of a part lie: rows `row` and `row` + 8; of group j the
 // columns from 8 (chunk + j) + 2 (thread % 4) on, two of either row.

@@ -1,5 +1,6 @@
-// What surrounds the main kernel: turns set to zero, dQ from the blocks of float sums.
+// After the main kernel: dQ from the blocks of sums.
 #include "backends/cuda/common/padded_part.cuh"
+#include "backends/cuda/device/reduce.cuh"
 #include "backends/cuda/runtime/launch.cuh"
 #include "backends/cuda/sm90/bwd/config.h"
 #include "backends/cuda/sm90/bwd/launch.h"
@@ -8,36 +9,52 @@
 namespace headrace::cuda::sm90::bwd {
 namespace {
 
+// What a thread adds of group `group` of a part, two columns of either row: see config.h.
+template <bool kIsFixed>
+__device__ __forceinline__ float4 load_sums(const float* part, int group, int thread) {
+  if constexpr (kIsFixed) {
+    const auto* x = reinterpret_cast<const int2*>(part) + group * 256 + thread;
+    const int2 a = split_pair(x[0]), b = split_pair(x[128]);
+    return {static_cast<float>(a.x), static_cast<float>(a.y), static_cast<float>(b.x),
+            static_cast<float>(b.y)};
+  } else {
+    return reinterpret_cast<const float4*>(part)[group * 128 + thread];
+  }
+}
+
 // Part `part` of the block that begins `first_row` rows into `rows`: a thread has there what the
 // thread of that number in the main kernel adds.
-template <Tile kTile, class Element>
+template <Tile kTile, class Element, bool kIsFixed>
 __device__ void finish_part(const BackwardRows& c, const PaddedPart& rows, int first_row,
                             int part) {
   const Problem& p = c.problem;
   const int thread = static_cast<int>(threadIdx.x) & 127, lane = thread & 31, mine = lane & 1;
   const DqPlace place = dq_place(kTile, part, thread);
-  const float* block =
-      c.dq + padded_index(p, rows.head, rows.padded_row + first_row) * kTile.head_dim;
-  const auto* from = reinterpret_cast<const float4*>(block + part * kDqPart) + thread;
+  const std::int64_t padded = padded_index(p, rows.head, rows.padded_row + first_row);
+  const float* from = c.dq + padded * kTile.head_dim + part * kDqPart;
   const auto scale = static_cast<float>(p.softmax_scale);
   const Operand& dq = c.args.gradients.dq;
   const int chunks = static_cast<int>(p.head_dim) / 8;
   HalfChunk* to[2];
+  float factor[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const std::int64_t row = rows.sequence.row_q + rows.first_row + first_row + place.row + 8 * r;
     auto* chunk = reinterpret_cast<Chunk*>(static_cast<typename Element::Stored*>(dq.data) +
                                            row_offset(dq, rows.batch_idx, row, rows.head));
     to[r] = reinterpret_cast<HalfChunk*>(chunk + place.chunk + mine) + (lane >> 1 & 1);
+    factor[r] = kIsFixed ? scale / c.dq_scale[padded + place.row + 8 * r] : scale;
   }
 #pragma unroll
   for (int j = 0; j < kDqGroups; j += 2) {
-    const float4 x = from[j * 128], y = from[(j + 1) * 128];
-    // Adding +0 gives an exact zero one sign.
-    const u32 packed[2][2] = {{Element::pack(x.x * scale + 0.0f, x.y * scale + 0.0f),
-                               Element::pack(y.x * scale + 0.0f, y.y * scale + 0.0f)},
-                              {Element::pack(x.z * scale + 0.0f, x.w * scale + 0.0f),
-                               Element::pack(y.z * scale + 0.0f, y.w * scale + 0.0f)}};
+    u32 packed[2][2];
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const float4 x = load_sums<kIsFixed>(from, j + k, thread);
+      // Adding +0 gives an exact zero one sign.
+      packed[0][k] = Element::pack(x.x * factor[0] + 0.0f, x.y * factor[0] + 0.0f);
+      packed[1][k] = Element::pack(x.z * factor[1] + 0.0f, x.w * factor[1] + 0.0f);
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const HalfChunk both = traded_with_neighbour(packed[r][0], packed[r][1], lane);
@@ -54,10 +71,11 @@ constexpr int finish_groups(const Tile& t) {
   return parts < kMost ? parts : kMost;
 }
 
-template <Tile kTileOfVariant, class ElementOfVariant>
+template <Tile kTileOfVariant, class ElementOfVariant, bool kIsFixedOfVariant>
 struct FinishVariant {
   static constexpr Tile kTile = kTileOfVariant;
   using Element = ElementOfVariant;
+  static constexpr bool kIsFixed = kIsFixedOfVariant;
 };
 
 template <class Variant>
@@ -69,13 +87,13 @@ __global__ void __launch_bounds__(128 * finish_groups(Variant::kTile))
     const int blocks = (rows.num_rows + kTile.queries - 1) / kTile.queries;
     for (int i = static_cast<int>(threadIdx.x) / 128; i < blocks * dq_parts(kTile);
          i += finish_groups(kTile))
-      finish_part<kTile, typename Variant::Element>(c, rows, i / dq_parts(kTile) * kTile.queries,
-                                                    i % dq_parts(kTile));
+      finish_part<kTile, typename Variant::Element, Variant::kIsFixed>(
+          c, rows, i / dq_parts(kTile) * kTile.queries, i % dq_parts(kTile));
   }
 }
 
-template <Tile kTile>
-Status launch_finish(const BackwardRows& rows, Stream stream) {
+template <Tile kTile, bool kIsFixed>
+Status launch_finish_of(const BackwardRows& rows, Stream stream) {
   constexpr std::int64_t kMaxCtas = (std::int64_t{1} << 31) - 1;
   const Problem& p = rows.problem;
   const std::int64_t num_parts = p.batch * p.num_heads * padded_parts(p);
@@ -85,17 +103,19 @@ Status launch_finish(const BackwardRows& rows, Stream stream) {
       .block = dim3(128 * finish_groups(kTile))};
   auto* s = static_cast<cudaStream_t>(stream);
   if (dtype_of(p) == DType::bf16)
-    return launch(shape, s, finish_dq_blocks<FinishVariant<kTile, Bf16Element>>, rows, num_parts);
-  return launch(shape, s, finish_dq_blocks<FinishVariant<kTile, F16Element>>, rows, num_parts);
+    return launch(shape, s, finish_dq_blocks<FinishVariant<kTile, Bf16Element, kIsFixed>>, rows,
+                  num_parts);
+  return launch(shape, s, finish_dq_blocks<FinishVariant<kTile, F16Element, kIsFixed>>, rows,
+                num_parts);
+}
+
+template <Tile kTile>
+Status launch_finish(const BackwardRows& rows, Stream stream) {
+  return rows.dq_scale != nullptr ? launch_finish_of<kTile, true>(rows, stream)
+                                  : launch_finish_of<kTile, false>(rows, stream);
 }
 
 }  // namespace
-
-Status clear_turns(std::uint32_t* turns, std::int64_t count, Stream stream) {
-  const auto bytes = static_cast<std::size_t>(count) * sizeof *turns;
-  return cuda_status(cudaMemsetAsync(turns, 0, bytes, static_cast<cudaStream_t>(stream)),
-                     "clearing {} bytes of turns", bytes);
-}
 
 Status launch_finish_hd64(const BackwardRows& rows, Stream stream) {
   return launch_finish<kTile64>(rows, stream);

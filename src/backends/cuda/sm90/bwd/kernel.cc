@@ -17,16 +17,16 @@ constexpr double kSmallestScale = 0x1p-64;  // the lse is divided by it
 
 struct Variant {
   Tile tile;
-  Launch *launch, *launch_turns;
+  Launch *launch, *launch_fixed;
   Finish* finish;
 };
 // The first that is large enough.
 constexpr Variant kVariants[] = {
-    {kTile64, launch_hd64, launch_hd64_turns, launch_finish_hd64},
-    {kTile128, launch_hd128, launch_hd128_turns, launch_finish_hd128},
-    {kTile192v128, launch_hd192v128, launch_hd192v128_turns, launch_finish_hd192},
-    {kTile192, launch_hd192, launch_hd192_turns, launch_finish_hd192},
-    {kTile256, launch_hd256, launch_hd256_turns, launch_finish_hd256},
+    {kTile64, launch_hd64, launch_hd64_fixed, launch_finish_hd64},
+    {kTile128, launch_hd128, launch_hd128_fixed, launch_finish_hd128},
+    {kTile192v128, launch_hd192v128, launch_hd192v128_fixed, launch_finish_hd192},
+    {kTile192, launch_hd192, launch_hd192_fixed, launch_finish_hd192},
+    {kTile256, launch_hd256, launch_hd256_fixed, launch_finish_hd256},
 };
 
 // Null above 256.
@@ -81,28 +81,32 @@ std::string refuses(const Problem& p, const DeviceInfo& device) {
 
 // ---- the plan
 
-bool has_diagonal(const Problem& p) {
-  return has_causal(p) || p.window_left >= 0 || p.window_right >= 0;
-}
 // Whether the first keys are seen by most queries.
 bool is_triangular(const Problem& p) {
   return p.window_left < 0 && (has_causal(p) || p.window_right >= 0);
 }
 
-// The workspace: float lse and D of padded rows, dq, and (deterministic) the turns of its blocks.
+// The workspace: lse and D of padded rows and, for dq in fixed point, its scales; dq; bounds of
+// keys.
 constexpr std::size_t kWorkspaceAlignment = 128;
 struct Layout {
-  std::int64_t stats, dq, turns;  // words of 32 bits; lse and D have `stats` each
-  std::size_t bytes() const {
-    return static_cast<std::size_t>(2 * stats + dq + turns) * 4 + kWorkspaceAlignment;
-  }
+  std::int64_t d, lse, scale, dq, bounds, end;  // in floats
+  std::size_t bytes() const { return static_cast<std::size_t>(end) * 4 + kWorkspaceAlignment; }
 };
 Layout layout_of(const Problem& p) {
-  const Tile& tile = variant_of(p)->tile;
   const std::int64_t rows = padded_floats(p);
-  return {.stats = rows,
-          .dq = rows * tile.head_dim,
-          .turns = p.deterministic ? rows / tile.queries * 2 : 0};
+  Layout layout{};
+  const auto take = [&layout](std::int64_t floats) {
+    const std::int64_t first = layout.end;
+    layout.end += floats;
+    return first;
+  };
+  layout.d = take(rows);
+  layout.lse = take(rows);
+  layout.scale = take(p.deterministic ? rows : 0);
+  layout.dq = take(rows * variant_of(p)->tile.head_dim);
+  layout.bounds = take(p.deterministic ? p.batch * p.num_kv_heads * 2 : 0);
+  return layout;
 }
 
 Schedule plan(const Problem& p, const DeviceInfo&) {
@@ -113,11 +117,13 @@ Schedule plan(const Problem& p, const DeviceInfo&) {
   schedule.prob_dtype = dtype_of(p);
   schedule.num_ctas = p.batch * p.num_kv_heads * key_blocks(p);
   schedule.workspace_bytes = layout_of(p).bytes();
+  schedule.ds_from_rounded_p = tile.is_wide;
+  schedule.sum_bits = p.deterministic ? kFixedBits : 0;
   schedule.has_fixed_bits = p.deterministic;
-  schedule.note = format_text(
-      "{} keys a CTA, {} queries a step{}; TMA and wgmma, dq by atomics in float, {}", tile.keys,
-      tile.queries, is_triangular(p) && !p.deterministic ? ", longest first" : "",
-      p.deterministic ? "CTAs in turn" : "as CTAs come (not the same bits from run to run)");
+  schedule.note =
+      format_text("{} keys a CTA, {} queries a step{}; TMA and wgmma, dq by atomics in {}",
+                  tile.keys, tile.queries, is_triangular(p) ? ", longest first" : "",
+                  p.deterministic ? "fixed point" : "float (not the same bits from run to run)");
   return schedule;
 }
 
@@ -163,9 +169,7 @@ dim3 grid_of(const Problem& p, int section) {
           size(ceil_div<std::int64_t>(p.batch * p.num_kv_heads, section))};
 }
 
-// num_running: CTAs that the device has room for at a time.
-Params make_params(const Plan& plan, const AttentionArgs& args, Workspace workspace,
-                   int num_running) {
+Params make_params(const Plan& plan, const AttentionArgs& args, Workspace workspace) {
   const Problem& p = plan.problem;
   const Layout layout = layout_of(p);
   auto* const floats = reinterpret_cast<float*>(round_up<std::uintptr_t>(
@@ -173,16 +177,17 @@ Params make_params(const Plan& plan, const AttentionArgs& args, Workspace worksp
   Params params{};
   params.rows = {.problem = p,
                  .args = args,
-                 .d = floats,
-                 .lse = floats + layout.stats,
+                 .d = floats + layout.d,
+                 .lse = floats + layout.lse,
                  .lse_factor = static_cast<float>(-1 / p.softmax_scale),
                  .d_factor = -1.0f,
-                 .dq = floats + 2 * layout.stats,
+                 .dq = floats + layout.dq,
                  .dq_floats = variant_of(p)->tile.head_dim,
                  .error_word = nullptr};
-  params.has_turns = p.deterministic;
-  params.ring = has_diagonal(p) ? 0 : num_running;
-  params.turns = reinterpret_cast<std::uint32_t*>(params.rows.dq + layout.dq);
+  if (p.deterministic) {
+    params.rows.dq_scale = floats + layout.scale;
+    params.rows.key_bounds = reinterpret_cast<KeyBound*>(floats + layout.bounds);
+  }
   params.group = static_cast<int>(group_size(p));
   const auto window = [](std::int64_t w) {
     return w < 0 ? kOpenWindow : static_cast<int>(std::min<std::int64_t>(w, kOpenWindow - 1));
@@ -199,21 +204,18 @@ Params make_params(const Plan& plan, const AttentionArgs& args, Workspace worksp
 Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
   const Problem& p = plan.problem;
   const Variant& variant = *variant_of(p);
-  const Result<DeviceInfo> device = device_info(plan.device.device_id);
-  if (!device.ok()) return device.failure();
-  Params params =
-      make_params(plan, args, workspace, std::min(plan.device.num_units, device.value().num_units));
+  Params params = make_params(plan, args, workspace);
   Maps maps;
   if (Status bad = encode_maps(p, args, variant.tile, maps)) return bad;
   Result<std::uint32_t*> word = error_word(plan.device.device_id);
   if (!word.ok()) return std::move(word.failure());
   params.rows.error_word = word.value();
+  if (p.deterministic)
+    if (Status bad = launch_key_bounds(params.rows, stream)) return bad;
   if (Status bad = launch_prepare_rows(params.rows, stream)) return bad;
   if (p.has_dsinks)
     if (Status bad = launch_sink_gradients(params.rows, stream)) return bad;
-  if (p.deterministic)
-    if (Status bad = clear_turns(params.turns, layout_of(p).turns, stream)) return bad;
-  Launch* const launch_main = p.deterministic ? variant.launch_turns : variant.launch;
+  Launch* const launch_main = p.deterministic ? variant.launch_fixed : variant.launch;
   if (Status bad = launch_main({params, maps, grid_of(p, params.section), stream})) return bad;
   return variant.finish(params.rows, stream);
 }

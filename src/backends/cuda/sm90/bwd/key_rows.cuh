@@ -12,7 +12,8 @@
 
 namespace headrace::cuda::sm90::bwd {
 
-template <Tile kTile, class Element>
+// kIsFixed: dQ is summed in fixed point.
+template <Tile kTile, class Element, bool kIsFixed>
 class KeyRows {
  public:
   // `group`: of the 64 keys in the CTA's.
@@ -218,35 +219,38 @@ class KeyRows {
   }
 
   // ---- dQ
-  // Part `part`, 64 x 64, of a block of dQ, from where this thread's numbers begin.
-  __device__ __forceinline__ float* dq_address(const Step& at, int part) const {
-    return p_.rows.dq + std::int64_t{at.padded} * (kQueries * kDim) + part * kDqPart +
-           (threadIdx.x & 127) * 4;
+  // What the sums of this thread's two rows of a part are multiplied with.
+  __device__ __forceinline__ float2 dq_scale(const Step& at, int part) const {
+    if constexpr (kIsFixed) {
+      const float* scale = p_.rows.dq_scale + std::int64_t{at.padded} * kQueries +
+                           dq_place(kTile, part, static_cast<int>(threadIdx.x) & 127).row;
+      float2 both;
+      // Asked for here and not where it is wanted.
+      asm volatile("ld.global.nc.f32 %0, [%2];\nld.global.nc.f32 %1, [%2 + 32];"
+                   : "=f"(both.x), "=f"(both.y)
+                   : "l"(scale));
+      return both;
+    } else {
+      return {1.0f, 1.0f};
+    }
   }
-  static __device__ __forceinline__ void send_dq(float* to, const float* from) {
+  // Part `part`, 64 x 64, of a block of dQ.
+  __device__ __forceinline__ void send_dq(const Step& at, int part, const float* from,
+                                          float2 scale) const {
+    float* to = p_.rows.dq + std::int64_t{at.padded} * (kQueries * kDim) + part * kDqPart +
+                (threadIdx.x & 127) * (kIsFixed ? 2 : 4);
 #pragma unroll
-    for (int j = 0; j < kDqGroups; ++j)
-      reduce_add4(to + j * 512, from[4 * j], from[4 * j + 1], from[4 * j + 2], from[4 * j + 3]);
-  }
-  // In turn: before a warpgroup sends its part, and some time after, when its numbers have arrived
-  // anyway.
-  __device__ __forceinline__ std::uint32_t* turn_address(const Step& at) const {
-    return p_.turns + std::int64_t{at.padded} * 2 + group_;
-  }
-  __device__ __forceinline__ void wait_for_turn(const Step& at) const {
-    if ((threadIdx.x & 127) == 0) {
-      const int turn = turn_at<kTile>(p_, keys_, at.block);
-      // Beyond it: lengths out of bounds let sequences share blocks, and nobody may wait for ever.
-      while (static_cast<int>(load_acquire(turn_address(at))) < turn) {
+    for (int j = 0; j < kDqGroups; ++j) {
+      const float* x = from + 4 * j;
+      if constexpr (kIsFixed) {
+        auto* pair = reinterpret_cast<int*>(to + j * 512);
+        reduce_add_pair(pair, __float2int_rn(x[0] * scale.x), __float2int_rn(x[1] * scale.x));
+        reduce_add_pair(pair + 256, __float2int_rn(x[2] * scale.y), __float2int_rn(x[3] * scale.y));
+      } else {
+        reduce_add4(to + j * 512, x[0], x[1], x[2], x[3]);
       }
     }
-    named_barrier_sync(kGroupBarrier + static_cast<int>(threadIdx.x >> 7), 128);
   }
-  __device__ __forceinline__ void pass_turn(const Step& at) const {
-    named_barrier_sync(kGroupBarrier + static_cast<int>(threadIdx.x >> 7), 128);
-    if ((threadIdx.x & 127) == 0) add_release(turn_address(at), 1);
-  }
-
   // ---- dK and dV
   template <int kColumns>
   __device__ __forceinline__ void store(const Operand& to, std::int64_t dim,

@@ -1,4 +1,4 @@
-// The compiled kernels: two files a tile, adding to dQ as CTAs come or in turn, in each both
+// The compiled kernels: two files a tile, dQ summed in float or in fixed point, in each both
 // formats.
 #pragma once
 
@@ -17,11 +17,8 @@ struct Call {
 using Launch = Status(const Call& call);
 
 Launch launch_hd64, launch_hd128, launch_hd192v128, launch_hd192, launch_hd256;
-Launch launch_hd64_turns, launch_hd128_turns, launch_hd192v128_turns, launch_hd192_turns,
-    launch_hd256_turns;
-
-// Before them, where CTAs take turns.
-Status clear_turns(std::uint32_t* turns, std::int64_t count, Stream stream);
+Launch launch_hd64_fixed, launch_hd128_fixed, launch_hd192v128_fixed, launch_hd192_fixed,
+    launch_hd256_fixed;
 
 // After them: dq from its sums, by the columns of Q.
 using Finish = Status(const BackwardRows& rows, Stream stream);

@@ -16,8 +16,8 @@
 
 namespace headrace::cuda::sm90::bwd {
 
-template <Tile kTile, class Element, bool kHasTurns>
-class Narrow : KeyRows<kTile, Element> {
+template <Tile kTile, class Element, bool kIsFixed>
+class Narrow : KeyRows<kTile, Element, kIsFixed> {
  public:
   __device__ __forceinline__ Narrow(const Params& p, const Maps& maps, u32 smem,
                                     const KeyBlock& keys)
@@ -32,7 +32,7 @@ class Narrow : KeyRows<kTile, Element> {
 #pragma unroll 1
       for (int step = 0; step < last; ++step) {
         const Step next = walk.after(now);
-        compute(step, before, next, walk);
+        compute(step, before, now, next, walk);
         before = now;
         now = next;
       }
@@ -46,14 +46,14 @@ class Narrow : KeyRows<kTile, Element> {
   }
 
  private:
-  using Base = KeyRows<kTile, Element>;
+  using Base = KeyRows<kTile, Element, kIsFixed>;
   using Base::add_product;
   using Base::barrier;
   using Base::begin_columns;
   using Base::clear;
   using Base::d_address;
   using Base::dout_address;
-  using Base::dq_address;
+  using Base::dq_scale;
   using Base::ds_address;
   using Base::ds_place;
   using Base::group_;
@@ -67,7 +67,6 @@ class Narrow : KeyRows<kTile, Element> {
   using Base::multiply_by_p;
   using Base::not_hoisted;
   using Base::pack;
-  using Base::pass_turn;
   using Base::q_address;
   using Base::send_dq;
   using Base::smem_;
@@ -78,7 +77,6 @@ class Narrow : KeyRows<kTile, Element> {
   using Base::take_k;
   using Base::take_q;
   using Base::take_v;
-  using Base::wait_for_turn;
   using typename Base::Elements;
   using typename Base::Packed;
   using Dq = Wgmma<typename Element::Operand, kSlabColumns>;
@@ -113,17 +111,17 @@ class Narrow : KeyRows<kTile, Element> {
     announce_ds(0);
     begin_s(1, second, walk);
     clear(dq_);  // adds nothing to the block of the first step
+    scale_ = {0.0f, 0.0f};
   }
 
   // What is left of step `step`, and the first half of the one after it.
-  __device__ __forceinline__ void compute(int step, const Step& before, const Step& next,
-                                          const Walk<kTile>& walk) {
+  __device__ __forceinline__ void compute(int step, const Step& before, const Step& now,
+                                          const Step& next, const Walk<kTile>& walk) {
     const Step after_next = walk.after(next);
     start_s(step + 1);
     start_dv_dk(step);
     // Long before the fence of dS, which waits until the numbers have arrived.
-    if (kHasTurns && step > 0) wait_for_turn(before);
-    send_dq(dq_address(before, group_), dq_);
+    send_dq(before, group_, dq_, scale_);
     // Everyone is done with dK of the step two before this one.
     if (threadIdx.x == 0 && walk.has(after_next)) loader_.load_q(step + 2, after_next);
     __syncwarp();
@@ -133,10 +131,10 @@ class Narrow : KeyRows<kTile, Element> {
     end_dv_dk();
     start_dp(step + 1);
     start_dq(step);
+    scale_ = dq_scale(now, group_);
     // Everyone is done with dV of the step before this one.
     if (threadIdx.x == 128 && walk.has(after_next)) loader_.load_dout(step + 2, after_next);
     __syncwarp();
-    if (kHasTurns && step > 0) pass_turn(before);
     wgmma_wait<1>();
     make_ds(step + 1);
     begin_s(step + 2, after_next, walk);
@@ -146,17 +144,12 @@ class Narrow : KeyRows<kTile, Element> {
 
   __device__ __forceinline__ void end(int last, const Step& before, const Step& now) {
     start_dv_dk(last);
-    if (last > 0) {
-      if (kHasTurns) wait_for_turn(before);
-      send_dq(dq_address(before, group_), dq_);
-      if (kHasTurns) pass_turn(before);
-    }
+    if (last > 0) send_dq(before, group_, dq_, scale_);
     end_dv_dk();
     start_dq(last);
+    scale_ = dq_scale(now, group_);
     end_dq();
-    if (kHasTurns) wait_for_turn(now);
-    send_dq(dq_address(now, group_), dq_);
-    if (kHasTurns) pass_turn(now);
+    send_dq(now, group_, dq_, scale_);
   }
 
   // ---- products
@@ -237,6 +230,7 @@ class Narrow : KeyRows<kTile, Element> {
   Elements s_, dp_;
   Packed weights_, ds_;
   float dk_[kDim / 2], dv_[kDim / 2], dq_[4 * kDqGroups];
+  float2 scale_;  // of dq_
 };
 
 }  // namespace headrace::cuda::sm90::bwd

@@ -11,7 +11,8 @@ inline constexpr int kMaxSeqlen = 1 << 29, kOpenWindow = 1 << 30;
 
 struct Params {
   BackwardRows rows;  // dq: blocks of (queries of a step) x (columns of the tile), each in the
-                      // order of the registers that it comes from (config.h)
+                      // order of the registers that it comes from (config.h); in fixed point
+                      // where there is a dq_scale
   int group;          // query heads of a KV head
   // Relative to the diagonal, kOpenWindow where there is none.
   int window_left, window_right, is_top_left;
@@ -19,10 +20,6 @@ struct Params {
   // so that the longest come first and heads of a section share the L2 cache; else section is 0 and
   // the grid (key blocks, KV heads, batch).
   int section;
-  // Deterministic: CTAs add to dQ in turn (turns.h), in rings of at most so many or (0) behind a
-  // diagonal.
-  int has_turns, ring;
-  std::uint32_t* turns;  // [blocks of dq][2], zeros: so many CTAs have added to the block
   float scale_log2, scale;
 };
 

@@ -5,7 +5,6 @@
 #include "backends/cuda/common/lengths.cuh"
 #include "backends/cuda/sm90/bwd/config.h"
 #include "backends/cuda/sm90/bwd/params.h"
-#include "backends/cuda/sm90/bwd/turns.h"
 
 namespace headrace::cuda::sm90::bwd {
 
@@ -16,11 +15,6 @@ struct KeyBlock {
   // Query q sees the keys from q + left to q + right.
   int left, right;
 };
-
-template <Tile kTile>
-__device__ __forceinline__ int num_key_blocks(const KeyBlock& b) {
-  return (b.seqlen_k + kTile.keys - 1) / kTile.keys;
-}
 
 // May lie outside of the sequence: see exists().
 template <Tile kTile>
@@ -47,7 +41,6 @@ __device__ __forceinline__ KeyBlock key_block(const Params& p) {
   b.row_k = static_cast<int>(s.row_k);
   b.seqlen_q = static_cast<int>(s.seqlen_q);
   b.seqlen_k = static_cast<int>(s.seqlen_k);
-  if (p.has_turns && p.ring == 0) b.block = num_key_blocks<kTile>(b) - 1 - b.block;
   b.first_key = b.block * kTile.keys;
   const int diagonal = p.is_top_left ? 0 : b.seqlen_k - b.seqlen_q;
   b.left = diagonal - p.window_left;
@@ -57,19 +50,6 @@ __device__ __forceinline__ KeyBlock key_block(const Params& p) {
 
 __device__ __forceinline__ bool exists(const KeyBlock& b) {
   return b.first_key >= 0 && b.first_key < b.seqlen_k;
-}
-
-template <Tile kTile>
-__device__ __forceinline__ Ring ring_of_sequence(const Params& p, const KeyBlock& b) {
-  return ring_of(kTile, num_key_blocks<kTile>(b), (b.seqlen_q + kTile.queries - 1) / kTile.queries,
-                 p.ring);
-}
-// How many CTAs add to dQ of a block of queries before this one, where they take turns.
-template <Tile kTile>
-__device__ __forceinline__ int turn_at(const Params& p, const KeyBlock& b, int query_block) {
-  if (p.ring > 0) return ring_turn(ring_of_sequence<kTile>(p, b), b.block, query_block);
-  const int last_query = min((query_block + 1) * kTile.queries, b.seqlen_q) - 1;
-  return diagonal_turn(kTile, num_key_blocks<kTile>(b), b.block, last_query + b.right);
 }
 
 // A block of queries of a head of the group.
@@ -94,8 +74,7 @@ class Walk {
     // Neighbours begin at different queries, so that they add to different parts of dQ. Behind a
     // diagonal they do anyway.
     const bool is_square = b.first_key <= b.right && last_key - b.left >= b.seqlen_q - 1;
-    int turn = is_square && count_ > 0 ? b.first_key / kTile.queries % count_ : 0;
-    if (p.has_turns) turn = p.ring > 0 ? ring_start(ring_of_sequence<kTile>(p, b), b.block) : 0;
+    const int turn = is_square && count_ > 0 ? b.first_key / kTile.queries % count_ : 0;
     start_ = first + turn;
     const Problem& problem = p.rows.problem;
     const std::int64_t row = padded_index(problem, std::int64_t{b.kv_head} * p.group,

@@ -16,8 +16,8 @@ namespace headrace::cuda::sm90::bwd {
 
 enum WideRole : int { kCopying, kValue, kKey, kQuery };
 
-template <Tile kTile, class Element, bool kHasTurns>
-class Wide : KeyRows<kTile, Element> {
+template <Tile kTile, class Element, bool kIsFixed>
+class Wide : KeyRows<kTile, Element, kIsFixed> {
  public:
   __device__ __forceinline__ Wide(const Params& p, const Maps& maps, u32 smem, const KeyBlock& keys)
       : Base(p, smem, keys, 0), loader_(p, maps, smem, keys) {}
@@ -44,14 +44,14 @@ class Wide : KeyRows<kTile, Element> {
   }
 
  private:
-  using Base = KeyRows<kTile, Element>;
+  using Base = KeyRows<kTile, Element, kIsFixed>;
   using Base::add_product;
   using Base::barrier;
   using Base::begin_columns;
   using Base::clear;
   using Base::d_address;
   using Base::dout_address;
-  using Base::dq_address;
+  using Base::dq_scale;
   using Base::ds_address;
   using Base::ds_place;
   using Base::kBarriers;
@@ -66,7 +66,6 @@ class Wide : KeyRows<kTile, Element> {
   using Base::make_p;
   using Base::multiply_by_p;
   using Base::pack;
-  using Base::pass_turn;
   using Base::q_address;
   using Base::send_dq;
   using Base::smem_;
@@ -77,7 +76,6 @@ class Wide : KeyRows<kTile, Element> {
   using Base::take_k;
   using Base::take_q;
   using Base::take_v;
-  using Base::wait_for_turn;
   using Base::warp_;
   using typename Base::Elements;
   using typename Base::Packed;
@@ -205,22 +203,17 @@ class Wide : KeyRows<kTile, Element> {
     if (walk.num_steps() == 0) return;
     float dq[4 * kDqGroups];
     take_k();
-    Step now = walk.first(), before = now;
+    Step now = walk.first();
 #pragma unroll 1
     for (int step = 0; step < walk.num_steps(); ++step) {
+      const float2 scale = dq_scale(now, 0);  // parts of a step differ in columns
 #pragma unroll 1
       for (int part = 0; part < dq_parts(kTile); ++part) {
         compute_dq(dq, step, part);
-        if (kHasTurns && part == 0) {
-          if (step > 0) pass_turn(before);
-          wait_for_turn(now);
-        }
-        send_dq(dq_address(now, part), dq);
+        send_dq(now, part, dq, scale);
       }
-      before = now;
       now = walk.after(now);
     }
-    if (kHasTurns) pass_turn(before);
   }
 
   // ---- their steps

@@ -2,7 +2,7 @@
 
 namespace headrace::cuda::sm90::bwd {
 
-Status launch_hd256_turns(const Call& call) {
+Status launch_hd256_fixed(const Call& call) {
   return launch_tile<kTile256, true>("cuda_sm90_bwd<bf16, 256>", "cuda_sm90_bwd<f16, 256>", call);
 }
 

@@ -2,7 +2,7 @@
 
 namespace headrace::cuda::sm90::bwd {
 
-Status launch_hd128_turns(const Call& call) {
+Status launch_hd128_fixed(const Call& call) {
   return launch_tile<kTile128, true>("cuda_sm90_bwd<bf16, 128>", "cuda_sm90_bwd<f16, 128>", call);
 }
 

@@ -2,7 +2,7 @@
 
 namespace headrace::cuda::sm90::bwd {
 
-Status launch_hd192_turns(const Call& call) {
+Status launch_hd192_fixed(const Call& call) {
   return launch_tile<kTile192, true>("cuda_sm90_bwd<bf16, 192>", "cuda_sm90_bwd<f16, 192>", call);
 }
 

@@ -2,7 +2,7 @@
 
 namespace headrace::cuda::sm90::bwd {
 
-Status launch_hd64_turns(const Call& call) {
+Status launch_hd64_fixed(const Call& call) {
   return launch_tile<kTile64, true>("cuda_sm90_bwd<bf16, 64>", "cuda_sm90_bwd<f16, 64>", call);
 }
 
