@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "backends/cuda/backend.h"
 #include "backends/cuda/runtime/error_word.cuh"
 #include "backends/cuda/sm90/bwd/config.h"
 #include "backends/cuda/sm90/bwd/launch.h"
