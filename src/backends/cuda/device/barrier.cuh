@@ -90,12 +90,17 @@ __device__ __forceinline__ bool elect_lane() {
   return is_elected != 0;
 }
 
-// Programmatic dependent launch: wait for the kernel before, let the next one begin.
+// Programmatic dependent launch: wait for the kernel before, let the next one begin. Before sm_90
+// kernels follow each other anyway.
 __device__ __forceinline__ void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 __device__ __forceinline__ void let_next_kernel_begin() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 }  // namespace headrace::cuda

@@ -4,6 +4,7 @@
 
 #include "backends/cuda/runtime/error_word.cuh"
 #include "backends/cuda/runtime/status.cuh"
+#include "backends/cuda/sm80/bias_gradient.h"
 #include "backends/cuda/sm80/kernel.h"
 
 namespace headrace::cuda::sm80 {
@@ -81,9 +82,8 @@ bool is_even(const Problem& p, std::int64_t dim) {
   return p.alignment >= kWholeAlignment && dim % piece == 0;
 }
 
-BackwardParams make_params(const Plan& plan, const AttentionArgs& args, unsigned char* memory,
+BackwardParams make_params(const Problem& p, const AttentionArgs& args, unsigned char* memory,
                            std::uint32_t* error_word) {
-  const Problem& p = plan.problem;
   const BackwardTile tile = backward_tile_of(p);
   const BackwardWorkspace x = backward_workspace(p, tile);
   BackwardParams params{.rows = {.problem = p,
@@ -97,7 +97,7 @@ BackwardParams make_params(const Plan& plan, const AttentionArgs& args, unsigned
                                  .error_word = error_word},
                         .numbers = score_numbers(p),
                         .tiles_per_head = tiles_per_head(p),
-                        .num_units = plan.schedule.num_ctas,
+                        .num_units = tiles_per_head(p) * p.batch * p.num_kv_heads,
                         .bias_tiles = bias_tiles_of(p, args.gradients.dbias, tile),
                         .is_aligned = p.alignment >= kWholeAlignment,
                         .is_even_k = is_even(p, p.head_dim),
@@ -117,7 +117,7 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   const auto address = reinterpret_cast<std::uintptr_t>(workspace.data);
   auto* memory =
       reinterpret_cast<unsigned char*>(round_up<std::uintptr_t>(address, kBackwardAlignment));
-  const BackwardParams params = make_params(plan, args, memory, word.value());
+  const BackwardParams params = make_params(p, args, memory, word.value());
   if (params.turns != nullptr) {
     const auto bytes = static_cast<std::size_t>(params.ticket + 1 - params.turns) * 4;
     if (Status bad =
@@ -129,6 +129,21 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
 }
 
 }  // namespace
+
+// lse and D begin the workspace of a backward.
+std::size_t bias_gradient_bytes(const Problem& p) {
+  return backward_workspace(p, backward_tile_of(p)).dq;
+}
+
+Status launch_bias_gradient(const Problem& p, const AttentionArgs& args, unsigned char* memory,
+                            std::uint32_t* error_word, Stream stream) {
+  BackwardParams params = make_params(p, args, memory, error_word);
+  params.num_units = 0;
+  params.rows.dq = nullptr;
+  params.turns = nullptr;
+  params.rows.problem.has_dsinks = 0;
+  return instance_of(p)->launch(params, stream);
+}
 
 const Kernel kBackwardKernel = {
     .name = "cuda_sm80_bwd",

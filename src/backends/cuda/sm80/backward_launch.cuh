@@ -41,7 +41,8 @@ Status launch_backward(const char* name, const BackwardParams& params, Stream st
                        ? launch_gradients<T, true, kDim>(name, params, cuda_stream)
                        : launch_gradients<T, false, kDim>(name, params, cuda_stream))
     return bad;
-  if (Status bad = launch_finish_dq(params.rows, stream)) return bad;
+  if (params.rows.dq != nullptr)
+    if (Status bad = launch_finish_dq(params.rows, stream)) return bad;
   using Shape = BackwardShape<T, true, kDim>;
   static AllowedSmem allowed;
   if (Status bad = launch_units<Shape, T, true>(name, bias_gradient<T, Shape>, allowed,

@@ -36,11 +36,11 @@ __device__ __forceinline__ void init_barriers(u32 smem) {
 
 // What is compiled. A type, since nvcc 13.0 cannot name a kernel whose template parameter is a
 // value of a class.
-template <Tile kTileOfVariant, class ElementOfVariant, bool kIsFixedOfVariant>
+template <Tile kTileOfVariant, class ElementOfVariant, Kind kKind>
 struct Variant {
   static constexpr Tile kTile = kTileOfVariant;
   using Element = ElementOfVariant;
-  static constexpr bool kIsFixed = kIsFixedOfVariant;
+  static constexpr bool kIsFixed = kKind.is_fixed, kIsGeneral = kKind.is_general;
 };
 
 template <class Variant>
@@ -51,7 +51,10 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
   extern __shared__ unsigned char smem_raw[];
   const u32 smem = (smem_address(smem_raw) + 1023) & ~1023u;
   const KeyBlock keys = key_block<kTile>(params);
-  if (!exists(keys)) return;
+  if (!exists(keys)) {
+    wait_for_previous_kernel();  // or who waits for this one might not have waited for that
+    return;
+  }
   const Walk<kTile> walk(params, keys);
   if (threadIdx.x == 0) {
     tma_prefetch(&maps.q);
@@ -61,9 +64,9 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
     init_barriers<kTile>(smem);
   }
   __syncthreads();
-  using Element = typename Variant::Element;
-  using Kernel = std::conditional_t<kTile.is_wide, Wide<kTile, Element, Variant::kIsFixed>,
-                                    Narrow<kTile, Element, Variant::kIsFixed>>;
+  wait_for_previous_kernel();  // D, lse and zeros in dQ
+  let_next_kernel_begin();
+  using Kernel = std::conditional_t<kTile.is_wide, Wide<Variant>, Narrow<Variant>>;
   Kernel(params, maps, smem, keys).run(walk);
 #endif
 }
@@ -74,7 +77,8 @@ Status launch_variant(const char* name, const Call& call) {
   const LaunchShape shape{.name = name,
                           .grid = call.grid,
                           .block = dim3(threads_of(kTile)),
-                          .smem_bytes = smem_bytes(kTile)};
+                          .smem_bytes = smem_bytes(kTile),
+                          .overlaps = true};
   static_assert(smem_bytes(kTile) <= kSmemLimit);
   static AllowedSmem allowed;
   if (Status bad = allow_smem(shape, backward<Variant>, allowed)) return bad;
@@ -82,12 +86,12 @@ Status launch_variant(const char* name, const Call& call) {
                 call.maps);
 }
 
-// Both formats of a tile. kIsFixed: deterministic.
-template <Tile kTile, bool kIsFixed>
+// Both formats of a tile.
+template <Tile kTile, Kind kKind>
 Status launch_tile(const char* name_bf16, const char* name_f16, const Call& call) {
   if (dtype_of(call.params.rows.problem) == DType::bf16)
-    return launch_variant<Variant<kTile, Bf16Element, kIsFixed>>(name_bf16, call);
-  return launch_variant<Variant<kTile, F16Element, kIsFixed>>(name_f16, call);
+    return launch_variant<Variant<kTile, Bf16Element, kKind>>(name_bf16, call);
+  return launch_variant<Variant<kTile, F16Element, kKind>>(name_f16, call);
 }
 
 }  // namespace headrace::cuda::sm90::bwd
