@@ -46,10 +46,10 @@ class ScoreGradients {
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
   static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x) / 32; }
   static __device__ __forceinline__ int warp_row() {
-    return warp() / kTile.score_warps * kWarpRows;
+    return warp() % (kTile.warps / kTile.score_warps) * kWarpRows;
   }
   static __device__ __forceinline__ int warp_key() {
-    return warp() % kTile.score_warps * kWarpKeys;
+    return warp() / (kTile.warps / kTile.score_warps) * kWarpKeys;
   }
   static __device__ __forceinline__ u32 smem(int offset) {
     return smem_address(backward_memory) + static_cast<u32>(offset);
@@ -62,6 +62,10 @@ class ScoreGradients {
   }
   static __device__ __forceinline__ u32 q_of(int stage) {
     return smem(kSmem.q) + static_cast<u32>(stage * kQueryBytes);
+  }
+
+  static __device__ __forceinline__ u32 dout_of(int stage) {
+    return smem(kSmem.dout) + static_cast<u32>(stage % (kTile.drifts ? 2 : 1) * kQueryBytes);
   }
 
   // ---- loads
@@ -110,7 +114,8 @@ class ScoreGradients {
       clear_pieces<T, kDim, kRows * kTile.q_stages, kThreads, SwizzleRows>(smem(kSmem.q),
                                                                            p_.head_dim);
     if (c_.is_even_v && p_.head_dim_v < kDim)
-      clear_pieces<T, kDim, kRows, kThreads, SwizzleRows>(smem(kSmem.dout), p_.head_dim_v);
+      clear_pieces<T, kDim, kRows*(kTile.drifts ? 2 : 1), kThreads, SwizzleRows>(smem(kSmem.dout),
+                                                                                 p_.head_dim_v);
   }
   __device__ __forceinline__ std::int64_t padded_index_of(const Step& at) const {
     return at.head * unit().head_rows + unit().padded_row + at.first_row;
@@ -128,7 +133,8 @@ class ScoreGradients {
     }
   }
   __device__ __forceinline__ void load_dout(const Step& at) const {
-    load_rows(unit().dout, args_.gradients.dout, at, p_.head_dim_v, c_.is_even_v, smem(kSmem.dout));
+    load_rows(unit().dout, args_.gradients.dout, at, p_.head_dim_v, c_.is_even_v,
+              dout_of(at.stage));
   }
   // Rows that do not exist take those of the last one.
   __device__ void write_score_rows(const Step& at) const {
@@ -171,7 +177,7 @@ class ScoreGradients {
       s[n / 4 / kKeyBlocks][n / 4 % kKeyBlocks][n % 4] =
           dp[n / 4 / kKeyBlocks][n / 4 % kKeyBlocks][n % 4] = 0.0f;
     const PlainOperand<kRowBytes> q(q_of(at.stage) + row, lane());
-    const PlainOperand<kRowBytes> dout(smem(kSmem.dout) + row, lane());
+    const PlainOperand<kRowBytes> dout(dout_of(at.stage) + row, lane());
     const auto load_q = [&](int step, int block, u32(&a)[4]) { q.load_a(step, block, a); };
     const auto load_dout = [&](int step, int block, u32(&a)[4]) { dout.load_a(step, block, a); };
     multiply_keys<Product>(load_q, smem(kSmem.k) + key, s);
