@@ -119,8 +119,7 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   const auto address = reinterpret_cast<std::uintptr_t>(workspace.data);
   auto* memory =
       reinterpret_cast<unsigned char*>(round_up<std::uintptr_t>(address, kBackwardAlignment));
-  const BackwardParams params =
-      make_params(p, plan.device.smem_bytes, args, memory, word.value());
+  const BackwardParams params = make_params(p, plan.device.smem_bytes, args, memory, word.value());
   if (params.turns != nullptr) {
     const auto bytes = static_cast<std::size_t>(params.ticket + 1 - params.turns) * 4;
     if (Status bad =
