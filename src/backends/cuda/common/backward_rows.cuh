@@ -135,7 +135,6 @@ __device__ __forceinline__ void store_row(const BackwardRows& c, const PaddedPar
 template <class T, bool kIsFixed>
 __global__ void __launch_bounds__(kRowsThreads, kRowsCtas)
     prepare_rows(const __grid_constant__ BackwardRows c, std::int64_t num_parts) {
-  let_next_kernel_begin();
   const int lane = static_cast<int>(threadIdx.x) % kLanesOfRow;
   const int first = static_cast<int>(threadIdx.x) / kLanesOfRow;
   for (std::int64_t idx = blockIdx.x; idx < num_parts; idx += gridDim.x) {

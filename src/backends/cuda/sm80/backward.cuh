@@ -163,9 +163,10 @@ class Gradients : ScoreGradients<T, kIsGeneral, Shape> {
       if (i + 1 < num_steps) fill(next, filled + 8 * next.stage);
       named_barrier_sync(1 + warp() / kGroup, 32 * kGroup);
       add_to_keys(kSmem.p, this->dout_of(at.stage), dv_);
-      add_to_keys(kSmem.ds, this->q_of(at.stage), dk_);
+      if constexpr (!kTile.dq_first) add_to_keys(kSmem.ds, this->q_of(at.stage), dk_);
       mbarrier_wait(written, i & 1);
       add_to_rows(at);
+      if constexpr (kTile.dq_first) add_to_keys(kSmem.ds, this->q_of(at.stage), dk_);
       arrive(done);
       at = next;
     }

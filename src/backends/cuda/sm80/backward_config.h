@@ -21,6 +21,7 @@ struct BackwardTile {
   bool holds_v;     // V stays in registers
   bool in_turn;     // P and dS take turns in one place
   bool drifts;      // warps wait only for those whose results they read; dO has two stages, as Q
+  bool dq_first;    // where they drift: dQ before dK
   int min_ctas;     // of a multiprocessor, for the register allocator
 
   constexpr int threads() const { return 32 * warps; }
@@ -29,18 +30,18 @@ struct BackwardTile {
 // The README has the arithmetic behind these. Within 99 KiB of shared memory:
 constexpr BackwardTile small_backward_tile(bool is_f32, int dim, bool is_general) {
   if (is_f32) {
-    if (dim == 256) return {256, 16, 32, 4, 4, 2, 1, 1, false, true, false, 1};
-    return {dim, 32, 32, 4, 2, 2, 2, 1, false, false, false, dim == 64 ? 3 : 2};
+    if (dim == 256) return {256, 16, 32, 4, 4, 2, 1, 1, false, true, false, false, 1};
+    return {dim, 32, 32, 4, 2, 2, 2, 1, false, false, false, false, dim == 64 ? 3 : 2};
   }
-  if (dim == 64) return {64, 64, 64, 4, 2, 2, 2, 2, false, false, false, is_general ? 2 : 3};
-  if (dim == 128) return {128, 64, 64, 4, 2, 2, 2, is_general ? 1 : 2, false, false, false, 2};
-  return {256, 32, 64, 8, 8, 2, 1, 2, true, false, false, 1};
+  if (dim == 64) return {64, 64, 64, 4, 2, 2, 2, 2, false, false, false, false, is_general ? 2 : 3};
+  if (dim == 128)
+    return {128, 64, 64, 4, 2, 2, 2, is_general ? 1 : 2, false, false, false, false, 2};
+  return {256, 32, 64, 8, 8, 2, 1, 2, true, false, false, false, 1};
 }
-// Plain scores of 16-bit formats, where a CTA may have what that takes.
+// Plain scores of 16-bit formats and more than 64 columns, where a CTA may have what that takes.
 constexpr BackwardTile large_backward_tile(int dim) {
-  if (dim == 64) return {64, 128, 128, 8, 2, 4, 4, 2, false, false, true, 1};
-  if (dim == 128) return {128, 64, 128, 8, 4, 4, 2, 2, false, false, true, 1};
-  return {256, 64, 64, 8, 2, 2, 2, 2, false, false, true, 1};
+  if (dim == 128) return {128, 64, 128, 8, 4, 4, 2, 2, false, false, true, false, 1};
+  return {256, 64, 64, 8, 2, 2, 2, 2, false, false, true, true, 1};
 }
 template <bool kIsF32, int kDim, bool kIsGeneral, bool kIsLarge = false>
 struct BackwardTileOf {  // as a type, for templates
@@ -82,7 +83,7 @@ constexpr BackwardSmem backward_smem(BackwardTile tile, int element_bytes, bool 
 // Whether a problem takes the large tile on a GPU with `smem_bytes` of shared memory a CTA (0:
 // nobody knows).
 constexpr bool takes_large_tile(const Problem& p, std::size_t smem_bytes) {
-  if (dtype_of(p) == DType::f32 || needs_general(p)) return false;
+  if (dtype_of(p) == DType::f32 || needs_general(p) || bucket_of(p) == 64) return false;
   return static_cast<std::size_t>(
              backward_smem(large_backward_tile(bucket_of(p)), 2, false).total) <= smem_bytes;
 }

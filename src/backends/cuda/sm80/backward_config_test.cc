@@ -21,7 +21,7 @@ void for_each_small_variant(Check check) {
 template <class Check>
 void for_each_variant(Check check) {
   for_each_small_variant(check);
-  for (const int dim : kDims) {
+  for (const int dim : {128, 256}) {
     SCOPED_TRACE(testing::Message() << "large " << dim);
     const BackwardTile tile = large_backward_tile(dim);
     check(tile, backward_smem(tile, 2, false), 2);
@@ -36,7 +36,7 @@ TEST(Sm80BackwardConfig, EverySmallVariantFitsInto99KiB) {
 }
 
 TEST(Sm80BackwardConfig, LargeTilesFitIntoWhatACtaOfSm80AndSm90May) {
-  for (const int dim : kDims)
+  for (const int dim : {128, 256})
     EXPECT_LE(backward_smem(large_backward_tile(dim), 2, false).total,
               (dim == 256 ? 227 : 163) * 1024)
         << dim;
@@ -49,7 +49,7 @@ TEST(Sm80BackwardConfig, TheLargeTileIsTakenWhereItFits) {
   p.bias_dtype = -1;
   p.dtype = static_cast<int>(DType::bf16);
   p.softmax_scale = 1;
-  for (const int dim : {40, 64, 100, 128, 200, 256}) {
+  for (const int dim : {100, 128, 200, 256}) {
     p.head_dim = p.head_dim_v = dim;
     p.softcap = 0;
     const BackwardTile large = large_backward_tile(bucket_of(p));
@@ -62,6 +62,9 @@ TEST(Sm80BackwardConfig, TheLargeTileIsTakenWhereItFits) {
     EXPECT_FALSE(backward_tile_of(p, 227 * 1024).drifts);
   }
   p.softcap = 0;
+  p.head_dim = p.head_dim_v = 64;
+  EXPECT_FALSE(backward_tile_of(p, 227 * 1024).drifts);
+  p.head_dim = p.head_dim_v = 128;
   p.dtype = static_cast<int>(DType::f32);
   EXPECT_FALSE(backward_tile_of(p, 227 * 1024).drifts);
 }

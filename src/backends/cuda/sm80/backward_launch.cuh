@@ -37,7 +37,7 @@ template <class T, int kDim>
 Status launch_gradients(const char* name, const BackwardParams& params, cudaStream_t stream) {
   if (needs_general(params.rows.problem))
     return launch_gradients<T, true, kDim, false>(name, params, stream);
-  if constexpr (!std::is_same_v<T, float>)
+  if constexpr (!std::is_same_v<T, float> && kDim > 64)
     if (params.is_large) return launch_gradients<T, false, kDim, true>(name, params, stream);
   return launch_gradients<T, false, kDim, false>(name, params, stream);
 }

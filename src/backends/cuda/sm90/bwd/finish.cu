@@ -1,6 +1,5 @@
 // After the main kernel: dQ from the blocks of sums.
 #include "backends/cuda/common/padded_part.cuh"
-#include "backends/cuda/device/barrier.cuh"
 #include "backends/cuda/device/reduce.cuh"
 #include "backends/cuda/runtime/launch.cuh"
 #include "backends/cuda/sm90/bwd/config.h"
@@ -83,7 +82,6 @@ template <class Variant>
 __global__ void __launch_bounds__(128 * finish_groups(Variant::kTile))
     finish_dq_blocks(const __grid_constant__ BackwardRows c, std::int64_t num_parts) {
   constexpr Tile kTile = Variant::kTile;
-  wait_for_previous_kernel();
   for (std::int64_t idx = blockIdx.x; idx < num_parts; idx += gridDim.x) {
     const PaddedPart rows = part_of(c, idx, false);
     const int blocks = (rows.num_rows + kTile.queries - 1) / kTile.queries;
@@ -102,8 +100,7 @@ Status launch_finish_of(const BackwardRows& rows, Stream stream) {
   const LaunchShape shape{
       .name = "cuda_sm90_bwd's finish of dq",
       .grid = dim3(static_cast<unsigned>(num_parts < kMaxCtas ? num_parts : kMaxCtas)),
-      .block = dim3(128 * finish_groups(kTile)),
-      .overlaps = true};
+      .block = dim3(128 * finish_groups(kTile))};
   auto* s = static_cast<cudaStream_t>(stream);
   if (dtype_of(p) == DType::bf16)
     return launch(shape, s, finish_dq_blocks<FinishVariant<kTile, Bf16Element, kIsFixed>>, rows,

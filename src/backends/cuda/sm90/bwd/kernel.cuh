@@ -51,10 +51,7 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
   extern __shared__ unsigned char smem_raw[];
   const u32 smem = (smem_address(smem_raw) + 1023) & ~1023u;
   const KeyBlock keys = key_block<kTile>(params);
-  if (!exists(keys)) {
-    wait_for_previous_kernel();  // or who waits for this one might not have waited for that
-    return;
-  }
+  if (!exists(keys)) return;
   const Walk<kTile> walk(params, keys);
   if (threadIdx.x == 0) {
     tma_prefetch(&maps.q);
@@ -64,8 +61,6 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
     init_barriers<kTile>(smem);
   }
   __syncthreads();
-  wait_for_previous_kernel();  // D, lse and zeros in dQ
-  let_next_kernel_begin();
   using Kernel = std::conditional_t<kTile.is_wide, Wide<Variant>, Narrow<Variant>>;
   Kernel(params, maps, smem, keys).run(walk);
 #endif
@@ -77,8 +72,7 @@ Status launch_variant(const char* name, const Call& call) {
   const LaunchShape shape{.name = name,
                           .grid = call.grid,
                           .block = dim3(threads_of(kTile)),
-                          .smem_bytes = smem_bytes(kTile),
-                          .overlaps = true};
+                          .smem_bytes = smem_bytes(kTile)};
   static_assert(smem_bytes(kTile) <= kSmemLimit);
   static AllowedSmem allowed;
   if (Status bad = allow_smem(shape, backward<Variant>, allowed)) return bad;
