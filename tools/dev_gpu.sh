@@ -39,10 +39,27 @@ gpu_test() {
   ((failed == 0))
 }
 
+# Mutants of CUDA kernels, as programs for such a machine; options of tools/gpu_mutants.py follow.
+gpu_mutants() {
+  local action=$1 binaries=build/gpu-mutants
+  shift
+  if [[ ${1:-} == --binaries ]]; then
+    [[ -n ${2:-} ]] || usage "gpu $action --mutants: --binaries takes a folder"
+    binaries=$2
+    shift 2
+  fi
+  [[ $action != build ]] || build release >&2
+  python3 -B tools/gpu_mutants.py "$action" "$binaries" "$@"
+}
+
 gpu() {
   local action=${1:-} binaries=build/gpu-binaries
   [[ $action =~ ^(build|test|bench)$ ]] || usage "gpu: say build, test or bench, not '$action'"
   shift
+  if [[ $action != bench && ${1:-} == --mutants ]]; then
+    gpu_mutants "$action" "${@:2}"
+    return
+  fi
   if [[ $action != build && ${1:-} == --binaries ]]; then
     [[ -d ${2:-} ]] || usage "gpu $action: --binaries takes a folder, and '${2:-}' is none"
     binaries=$(cd "$2" && pwd)

@@ -160,6 +160,40 @@ def read_mutants(folder):
     return mutants, findings
 
 
+# ---- programs ----
+
+
+def call(command, seconds, folder, environment=None):
+    """(exit status, standard output, standard error); the status is None where time ran out."""
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        errors="replace", start_new_session=True,
+    )
+    try:
+        output, errors = process.communicate(timeout=seconds)
+        return process.returncode, output, errors
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return (None, *process.communicate())
+    finally:
+        if process.poll() is None:  # whoever stops this program stops what it started
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def verdict(stage, limit, status, output, errors):
+    """None where the stage passed, else what failed."""
+    if status == 0:
+        return None
+    by = stage.judge(output)
+    if status is None:
+        return f"{stage.name}: time limit of {limit:.0f} s" + (f" ({by})" if by else "")
+    if status < 0:
+        running = re.search(r"while running:\n\s*(.*)", errors)
+        by = by or (running[1] if running else None)
+        return f"{stage.name}: {signal.Signals(-status).name}" + (f" ({by})" if by else "")
+    return by or f"{stage.name}: exit status {status}"
+
+
 # ---- the tree ----
 
 
@@ -197,20 +231,7 @@ class Tree:
         return self.call([*self.build_command, target], BUILD_SECONDS)
 
     def call(self, command, seconds):
-        """(exit status, standard output, standard error); the status is None where time ran out."""
-        process = subprocess.Popen(
-            command, cwd=self.binaries, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
-            start_new_session=True,
-        )
-        try:
-            output, errors = process.communicate(timeout=seconds)
-            return process.returncode, output, errors
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            return (None, *process.communicate())
-        finally:
-            if process.poll() is None:  # whoever stops this program stops what it started
-                os.killpg(process.pid, signal.SIGKILL)
+        return call(command, seconds, self.binaries)
 
 
 class Runner:
@@ -245,17 +266,7 @@ class Runner:
     def failure(self, stage, limit):
         """None where the stage passes, else what failed."""
         command = [str(self.tree.binaries / stage.program), *stage.arguments]
-        status, output, errors = self.tree.call(command, limit)
-        if status == 0:
-            return None
-        by = stage.judge(output)
-        if status is None:
-            return f"{stage.name}: time limit of {limit:.0f} s" + (f" ({by})" if by else "")
-        if status < 0:
-            running = re.search(r"while running:\n\s*(.*)", errors)
-            by = by or (running[1] if running else None)
-            return f"{stage.name}: {signal.Signals(-status).name}" + (f" ({by})" if by else "")
-        return by or f"{stage.name}: exit status {status}"
+        return verdict(stage, limit, *self.tree.call(command, limit))
 
     def run(self, mutant):
         started = time.monotonic()

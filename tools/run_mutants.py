@@ -79,16 +79,21 @@ CUDA_ORACLE, CUDA_GRID, CUDA_BACKWARD, CUDA_BITS, CUDA_CATALOGUE = (
 )
 CUDA_UNITS = gtest("CUDA units", "tests/cuda/headrace_cuda_tests")
 CUDA_DOOR = gtest("CUDA door", "tests/cuda/headrace_cuda_capi_tests")
+CUDA_REPEATS, CUDA_BACKWARD_REPEATS = (
+    gtest(f"CUDA {pattern}", "tests/cuda/headrace_cuda_capi_tests", pattern)
+    for pattern in ("Kernels/Repeats.*", "Kernels/BackwardRepeats.*")
+)
+CUDA_MANY_RUNS = conformance("many runs", "--suite", "backward", "--only", "B7", "--tier", "small", "--device", "cuda")
 ON_CUDA = {
     "cuda_simple": (CUDA_ORACLE,),
     "cuda_sm80_fwd": (CUDA_GRID,),
-    "cuda_sm90_fwd": (CUDA_GRID,),
+    "cuda_sm90_fwd": (CUDA_GRID, CUDA_REPEATS),
     "cuda_simple_bwd": (CUDA_BACKWARD,),
     "cuda_sm80_bwd": (CUDA_BACKWARD,),
     "cuda_sm90_bwd": (CUDA_BACKWARD,),
     "cuda_backward_rows": (CUDA_BACKWARD,),
     "cuda_fixed_point": (CUDA_BACKWARD,),
-    "cuda_backward_turns": (gtest("CUDA repeats", "tests/cuda/headrace_cuda_capi_tests", "*BackwardRepeats*"),),
+    "cuda_backward_turns": (CUDA_MANY_RUNS, CUDA_BACKWARD_REPEATS),
     "cuda_softmax": (gtest("CUDA softmax", "tests/cuda/headrace_cuda_tests", "*Softmax*"),),
 }
 ALL_ON_CUDA = (CUDA_ORACLE, CUDA_GRID, CUDA_BACKWARD, CUDA_BITS, CUDA_CATALOGUE, CUDA_UNITS, CUDA_DOOR)

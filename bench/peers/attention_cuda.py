@@ -135,6 +135,7 @@ def make_sides(library, case, peers, scale):
     ours = headrace_abi.Attention(
         library, *(headrace_view(t, case.dtype) for t in (q, k, v, out)), causal_of(case),
         library.cuda_info(), stream=torch.cuda.current_stream().cuda_stream, allocate=allocate,
+        keeps=(q, k, v, out),
     )
 
     def peer(backend):

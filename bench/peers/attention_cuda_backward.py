@@ -43,13 +43,15 @@ def make_sides(library, case, peers, scale, deterministic):
     with any_kernel():  # what HEADRACE_KERNEL names is one of the backward
         headrace_abi.Attention(library, *operands, **settings)()
     dout = torch.randn_like(q) * scale
+    keeps = (q, k, v, out, lse, dout)
 
     def own(deterministic):
         grads = {f"d{name}": torch.full_like(t, math.nan) for name, t in (("q", q), ("k", k), ("v", v))}
         of_call = {name: view(t, case.dtype) for name, t in (("dout", dout), *grads.items())}
         return list(grads.values()), headrace_abi.Attention(
-            library, *operands, **settings, gradients=of_call, deterministic=deterministic
-        )
+            library, *operands, **settings, gradients=of_call, deterministic=deterministic,
+            keeps=(*keeps, *grads.values()),
+        )  # fmt: skip
 
     def peer(backend):
         leaves = [t.detach().requires_grad_() for t in (q, k, v)]

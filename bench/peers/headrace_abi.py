@@ -184,13 +184,13 @@ class _HostMemory:
 class Attention:
     """A kept plan with its tensors and workspace: calling it runs the plan, nothing else. `allocate(bytes)` gives
     the workspace: something with data_ptr(). With `gradients` (dout, dq, dk, dv by name) it is the backward, which
-    wants the lse of the forward."""
+    wants the lse of the forward. `keeps` lives as long as the call: a view holds no memory."""
 
     def __init__(
         self, library, q, k, v, out, causal, device, stream=None, allocate=None, lse=None, gradients=None,
-        deterministic=False,
+        deterministic=False, keeps=(),
     ):  # fmt: skip
-        self._library = library
+        self._library, self._keeps = library, keeps
         c = library.c
         self._tensors = library.initialised("attention_tensors", AttentionTensors)
         self._options = library.initialised("attention_options", AttentionOptions)

@@ -199,6 +199,7 @@ constexpr Entry kEntries[] = {
     {"I4", "sum of q * dq is the sum of k * dk", scaling_q_is_scaling_k},
     {"I5", "twice dout gives twice the gradient, to the bit", twice_dout_twice_the_gradient},
     {"I6", "dsinks is the sum of exp(sink - lse) (dlse - rowsum(dO * O))", sinks_see_rowsums},
+    {"I7", "columns of zeros in K give columns of zeros in dq", zero_columns_of_k_give_zeros},
 };
 
 void run_entry(const Entry& entry, GradientCheck& check, Report& report) {

@@ -35,6 +35,7 @@ void value_gradients_sum_to_dout(GradientCheck& check);
 void scaling_q_is_scaling_k(GradientCheck& check);
 void twice_dout_twice_the_gradient(GradientCheck& check);
 void sinks_see_rowsums(GradientCheck& check);
+void zero_columns_of_k_give_zeros(GradientCheck& check);
 
 void run_backward_checks(const SuiteOptions& options, const std::vector<Target>& targets,
                          Report& report);

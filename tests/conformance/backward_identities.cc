@@ -170,6 +170,22 @@ void twice_dout_twice_the_gradient(GradientCheck& check) {
   });
 }
 
+// Where a column of K is zero, that column of dq is: its sums lie beside others in a word or a
+// vector, of which nothing may reach them.
+void zero_columns_of_k_give_zeros(GradientCheck& check) {
+  const auto is_zero = [](std::int64_t column) { return column % 3 == 1; };
+  for_each_plain_lab(false, [&](Lab& lab) {
+    lab.fill(lab.tensors().k, [&](const Index& i) { return is_zero(i[3]) ? 0 : wave(i); });
+    lab.test_case.make_gradients();
+    Computed x(lab.test_case);
+    if (!x.run(check, lab.test_case)) return;
+    const std::vector<double> dq = x.values(kDq);
+    for (std::size_t i = 0; i < dq.size(); ++i)
+      if (is_zero(static_cast<std::int64_t>(i) % x.problem.head_dim))
+        check.expect_near(dq[i], 0, 0, format_text("dq[{}]", i));
+  });
+}
+
 // From out and lse as they were stored: no oracle but for the bound.
 void sinks_see_rowsums(GradientCheck& check) {
   for_each_plain_lab(true, [&](Lab& plain) {

@@ -18,24 +18,27 @@ LaunchShape shape_of(const char* name, std::int64_t num_parts) {
           .block = dim3(kRowsThreads)};
 }
 
-Status launch_parts(const char* name, RowsKernel kernel, const BackwardRows& rows, Stream stream) {
+Status launch_parts(const char* name, RowsKernel kernel, const BackwardRows& rows, Stream stream,
+                    bool overlaps = false) {
   const Problem& p = rows.problem;
   const std::int64_t num_parts = p.batch * p.num_heads * padded_parts(p);
   if (num_parts == 0) return std::nullopt;
-  const LaunchShape shape = shape_of(name, num_parts);
+  LaunchShape shape = shape_of(name, num_parts);
+  shape.overlaps = overlaps;
   return launch(shape, static_cast<cudaStream_t>(stream), kernel, rows, num_parts);
 }
 
 }  // namespace
 
 Status launch_prepare_rows(const BackwardRows& rows, Stream stream) {
+  const bool is_fixed = rows.dq_scale != nullptr;
   const RowsKernel kernel =
-      rows.dq_scale != nullptr
-          ? of_dtype(rows.problem, nullptr, prepare_rows<__half, true>,
-                     prepare_rows<__nv_bfloat16, true>)
-          : of_dtype(rows.problem, prepare_rows<float, false>, prepare_rows<__half, false>,
-                     prepare_rows<__nv_bfloat16, false>);
-  return launch_parts("prepare_rows", kernel, rows, stream);
+      is_fixed ? of_dtype(rows.problem, nullptr, prepare_rows<__half, true>,
+                          prepare_rows<__nv_bfloat16, true>)
+               : of_dtype(rows.problem, prepare_rows<float, false>, prepare_rows<__half, false>,
+                          prepare_rows<__nv_bfloat16, false>);
+  // With the kernel of the bounds, for which it waits before it stores its first row.
+  return launch_parts("prepare_rows", kernel, rows, stream, is_fixed);
 }
 
 Status launch_key_bounds(const BackwardRows& rows, Stream stream) {

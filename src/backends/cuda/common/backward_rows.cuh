@@ -5,6 +5,7 @@
 
 #include "backends/cuda/common/element.cuh"
 #include "backends/cuda/common/padded_part.cuh"
+#include "backends/cuda/device/barrier.cuh"
 
 namespace headrace::cuda {
 
@@ -163,8 +164,10 @@ __global__ void __launch_bounds__(kRowsThreads, kRowsCtas)
       }
       if (lane == i) mine = sums[i];
     }
+    if constexpr (kIsFixed) wait_for_previous_kernel();  // the bounds of keys
     if (lane < kRowsOfLane) store_row<kIsFixed>(c, part, first + lane * kRowsApart, mine);
   }
+  if constexpr (kIsFixed) wait_for_previous_kernel();  // so that who waits for this waited for that
 }
 
 // 16-bit formats without their signs are in the order of their numbers, and NaN is the largest: of
@@ -194,6 +197,7 @@ __device__ __forceinline__ void raise(float* to, unsigned largest) {
 template <class T>
 __global__ void __launch_bounds__(kRowsThreads)
     find_key_bounds(const __grid_constant__ BackwardRows c, std::int64_t num_parts) {
+  let_next_kernel_begin();
   const Problem& p = c.problem;
   const int lane = static_cast<int>(threadIdx.x) % kLanesOfRow;
   const int pieces_k = static_cast<int>(p.head_dim) / Piece<T>::kElements;

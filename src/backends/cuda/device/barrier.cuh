@@ -1,5 +1,6 @@
 // Waiting for one another: mbarriers in shared memory, named barriers, fences between what threads
-// and what the copy and tensor engines write; registers that warps hand to each other. sm_90.
+// and what the copy and tensor engines write; registers that warps hand to each other. sm_90;
+// on sm_80 mbarriers without announced bytes, and named barriers.
 #pragma once
 
 #include "backends/cuda/device/types.cuh"
@@ -28,7 +29,11 @@ __device__ __forceinline__ bool mbarrier_try_wait(u32 barrier, u32 parity) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
+#if __CUDA_ARCH__ >= 900
       "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+#else
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+#endif
       "selp.u32 %0, 1, 0, p;\n"
       "}"
       : "=r"(done)
@@ -90,12 +95,17 @@ __device__ __forceinline__ bool elect_lane() {
   return is_elected != 0;
 }
 
-// Programmatic dependent launch: wait for the kernel before, let the next one begin.
+// Programmatic dependent launch: wait for the kernel before, let the next one begin. Before sm_90
+// kernels follow each other anyway.
 __device__ __forceinline__ void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 __device__ __forceinline__ void let_next_kernel_begin() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 }  // namespace headrace::cuda

@@ -19,6 +19,10 @@ __device__ __forceinline__ void cp_async4(u32 to, const void* from, int bytes = 
 __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
+// Arrives at an mbarrier (barrier.cuh) when all copies that this thread has asked for have landed.
+__device__ __forceinline__ void cp_async_arrive(u32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
 // Until at most so many groups of this thread are under way; other threads see the data after a
 // barrier.
 template <int kUnderWay>

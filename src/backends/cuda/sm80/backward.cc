@@ -4,6 +4,7 @@
 
 #include "backends/cuda/runtime/error_word.cuh"
 #include "backends/cuda/runtime/status.cuh"
+#include "backends/cuda/sm80/bias_gradient.h"
 #include "backends/cuda/sm80/kernel.h"
 
 namespace headrace::cuda::sm80 {
@@ -30,9 +31,9 @@ const Instance* instance_of(const Problem& p) {
   return nullptr;
 }
 
-int smem_of(const Problem& p) {
+int smem_of(const Problem& p, const BackwardTile& tile) {
   const int element_bytes = dtype_of(p) == DType::f32 ? 4 : 2;
-  return backward_smem(backward_tile_of(p), element_bytes, needs_general(p)).total;
+  return backward_smem(tile, element_bytes, needs_general(p)).total;
 }
 
 std::string refuses(const Problem& p, const DeviceInfo& device) {
@@ -46,29 +47,30 @@ std::string refuses(const Problem& p, const DeviceInfo& device) {
     return format_text("counts up to {} queries and keys of a sequence", kMaxBackwardCount);
   if (group_size(p) * ceil_div<std::int64_t>(p.seqlen_q, 16) > kMaxBackwardCount)
     return format_text("counts up to {} queries of the heads of a group", 16 * kMaxBackwardCount);
-  if (device.smem_bytes != 0 && static_cast<std::int64_t>(device.smem_bytes) < smem_of(p))
-    return format_text("needs {} bytes of shared memory, the GPU has {} a CTA", smem_of(p),
+  const int smem_bytes = smem_of(p, backward_tile_of(p, device.smem_bytes));
+  if (device.smem_bytes != 0 && static_cast<std::int64_t>(device.smem_bytes) < smem_bytes)
+    return format_text("needs {} bytes of shared memory, the GPU has {} a CTA", smem_bytes,
                        device.smem_bytes);
   return {};
 }
 
-std::int64_t tiles_per_head(const Problem& p) {
-  return ceil_div<std::int64_t>(p.seqlen_k, backward_tile_of(p).keys);
+std::int64_t tiles_per_head(const Problem& p, const BackwardTile& tile) {
+  return ceil_div<std::int64_t>(p.seqlen_k, tile.keys);
 }
 
-Schedule plan(const Problem& p, const DeviceInfo&) {
-  const BackwardTile tile = backward_tile_of(p);
+Schedule plan(const Problem& p, const DeviceInfo& device) {
+  const BackwardTile tile = backward_tile_of(p, device.smem_bytes);
   Schedule schedule;
   schedule.tile_m = tile.rows;
   schedule.tile_n = tile.keys;
   schedule.prob_dtype = dtype_of(p);
   schedule.product_error = dtype_of(p) == DType::f32 ? kSplitProductError : 0;
-  schedule.num_ctas = tiles_per_head(p) * p.batch * p.num_kv_heads;
+  schedule.num_ctas = tiles_per_head(p, tile) * p.batch * p.num_kv_heads;
   schedule.has_fixed_bits = p.deterministic;
   schedule.workspace_bytes = backward_workspace(p, tile).total + kBackwardAlignment;
   schedule.note = format_text(
       "mma.sync, {} warps, {} bytes of shared memory, {} scores; dq added up in float {}{}",
-      tile.warps, smem_of(p), needs_general(p) ? "general" : "plain",
+      tile.warps, smem_of(p, tile), needs_general(p) ? "general" : "plain",
       p.deterministic ? "in the order of the keys" : "by atomics, in any order",
       p.alignment < kWholeAlignment
           ? "; operands are not aligned to 16 bytes: copied element by element"
@@ -81,10 +83,9 @@ bool is_even(const Problem& p, std::int64_t dim) {
   return p.alignment >= kWholeAlignment && dim % piece == 0;
 }
 
-BackwardParams make_params(const Plan& plan, const AttentionArgs& args, unsigned char* memory,
-                           std::uint32_t* error_word) {
-  const Problem& p = plan.problem;
-  const BackwardTile tile = backward_tile_of(p);
+BackwardParams make_params(const Problem& p, std::size_t smem_bytes, const AttentionArgs& args,
+                           unsigned char* memory, std::uint32_t* error_word) {
+  const BackwardTile tile = backward_tile_of(p, smem_bytes);
   const BackwardWorkspace x = backward_workspace(p, tile);
   BackwardParams params{.rows = {.problem = p,
                                  .args = args,
@@ -96,9 +97,10 @@ BackwardParams make_params(const Plan& plan, const AttentionArgs& args, unsigned
                                  .dq_order = SumsOrder::blocks,
                                  .error_word = error_word},
                         .numbers = score_numbers(p),
-                        .tiles_per_head = tiles_per_head(p),
-                        .num_units = plan.schedule.num_ctas,
+                        .tiles_per_head = tiles_per_head(p, tile),
+                        .num_units = tiles_per_head(p, tile) * p.batch * p.num_kv_heads,
                         .bias_tiles = bias_tiles_of(p, args.gradients.dbias, tile),
+                        .is_large = takes_large_tile(p, smem_bytes),
                         .is_aligned = p.alignment >= kWholeAlignment,
                         .is_even_k = is_even(p, p.head_dim),
                         .is_even_v = is_even(p, p.head_dim_v)};
@@ -117,7 +119,7 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   const auto address = reinterpret_cast<std::uintptr_t>(workspace.data);
   auto* memory =
       reinterpret_cast<unsigned char*>(round_up<std::uintptr_t>(address, kBackwardAlignment));
-  const BackwardParams params = make_params(plan, args, memory, word.value());
+  const BackwardParams params = make_params(p, plan.device.smem_bytes, args, memory, word.value());
   if (params.turns != nullptr) {
     const auto bytes = static_cast<std::size_t>(params.ticket + 1 - params.turns) * 4;
     if (Status bad =
@@ -129,6 +131,21 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
 }
 
 }  // namespace
+
+// Scores with a bias have the same tile on every device.
+std::size_t bias_gradient_bytes(const Problem& p) {
+  return backward_workspace(p, backward_tile_of(p, 0)).dq;  // lse and D come before it
+}
+
+Status launch_bias_gradient(const Problem& p, const AttentionArgs& args, unsigned char* memory,
+                            std::uint32_t* error_word, Stream stream) {
+  BackwardParams params = make_params(p, 0, args, memory, error_word);
+  params.num_units = 0;
+  params.rows.dq = nullptr;
+  params.turns = nullptr;
+  params.rows.problem.has_dsinks = 0;
+  return instance_of(p)->launch(params, stream);
+}
 
 const Kernel kBackwardKernel = {
     .name = "cuda_sm80_bwd",

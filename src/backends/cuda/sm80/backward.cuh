@@ -9,6 +9,7 @@
 // another way.
 #pragma once
 
+#include "backends/cuda/device/barrier.cuh"
 #include "backends/cuda/device/reduce.cuh"
 #include "backends/cuda/sm80/backward_scores.cuh"
 #include "backends/cuda/sm80/store.cuh"
@@ -58,7 +59,11 @@ class Gradients : ScoreGradients<T, kIsGeneral, Shape> {
     for (int n = 0; n < kKeyBlocks * kKeyColumnBlocks * 4; ++n)
       dk_[n / 4 / kKeyColumnBlocks][n / 4 % kKeyColumnBlocks][n % 4] =
           dv_[n / 4 / kKeyColumnBlocks][n / 4 % kKeyColumnBlocks][n % 4] = 0.0f;
-    walk_rows();
+    if constexpr (kTile.drifts) {
+      walk_apart();
+    } else {
+      walk_rows();
+    }
     __syncthreads();
     store(dk_, static_cast<float>(p_.softmax_scale), kSmem.k, args_.gradients.dk, p_.head_dim,
           c_.is_even_k);
@@ -119,6 +124,72 @@ class Gradients : ScoreGradients<T, kIsGeneral, Shape> {
     }
   }
 
+  // The same where warps drift apart. A group of them has the same keys in S, dP, dK and dV, and
+  // meets once a step; what the others wrote is needed for dQ, two products later, and their places
+  // two products after that.
+  __device__ __forceinline__ void walk_apart() {
+    static_assert(!kIsGeneral && kTile.q_stages == 2 && !kTile.in_turn);
+    constexpr int kGroups =
+        kTile.score_warps < kTile.key_warps ? kTile.score_warps : kTile.key_warps;
+    constexpr int kGroup = kTile.warps / kGroups;  // of warps
+    const RowsOfKeys rows = unit().rows;
+    if (rows.begin >= rows.end) return;
+    const int begin = rows.begin / kRows * kRows, group = static_cast<int>(group_size(p_));
+    const int num_steps = group * ((rows.end - begin + kRows - 1) / kRows);
+    Step at{unit().kv_head * group, begin, 0};
+    const u32 filled = smem(kSmem.barriers), written = filled + 16, done = filled + 24;
+    if (threadIdx.x == 0) {
+      mbarrier_init(filled, Base::kThreads);
+      mbarrier_init(filled + 8, Base::kThreads);
+      mbarrier_init(written, kTile.warps);
+      mbarrier_init(done, kTile.warps);
+    }
+    this->clear_columns();
+    __syncthreads();
+    this->load_keys_and_values();
+    fill(at, filled);
+#pragma unroll 1
+    for (int i = 0; i < num_steps; ++i) {
+      Step next{at.head, at.first_row + kRows, at.stage ^ 1};
+      if (next.first_row >= unit().rows.end) next = {at.head + 1, begin, next.stage};
+      mbarrier_wait(filled + 8 * at.stage, i >> 1 & 1);
+      Scores s, dp;
+      this->find_products(at, s, dp);
+      this->template find_gradients<true>(at, s, dp);
+      if (i > 0) mbarrier_wait(done, (i - 1) & 1);
+      store_scores(s, kSmem.p);
+      store_scores(dp, kSmem.ds);
+      arrive(written);
+      if (i + 1 < num_steps) fill(next, filled + 8 * next.stage);
+      named_barrier_sync(1 + warp() / kGroup, 32 * kGroup);
+      add_to_keys(kSmem.p, this->dout_of(at.stage), dv_);
+      if constexpr (!kTile.dq_first) add_to_keys(kSmem.ds, this->q_of(at.stage), dk_);
+      mbarrier_wait(written, i & 1);
+      add_to_rows(at);
+      if constexpr (kTile.dq_first) add_to_keys(kSmem.ds, this->q_of(at.stage), dk_);
+      arrive(done);
+      at = next;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0)
+      for (int n = 0; n < 4; ++n) mbarrier_invalidate(filled + 8 * n);
+  }
+  __device__ __forceinline__ void fill(const Step& at, u32 barrier) const {
+    this->load_query(at);
+    this->load_dout(at);
+    if (c_.is_aligned) {
+      cp_async_arrive(barrier);
+    } else {
+      cp_async_wait<0>();
+      mbarrier_arrive(barrier);
+    }
+  }
+  // For the whole warp.
+  __device__ __forceinline__ void arrive(u32 barrier) const {
+    __syncwarp();
+    if (lane() == 0) mbarrier_arrive(barrier);
+  }
+
   // Fragments of a tile of P or dS, rounded to T.
   __device__ __forceinline__ void store_scores(const Scores& from, int to) const {
     constexpr int kPieceKeys = 16 / kElementBytes;
@@ -162,7 +233,11 @@ class Gradients : ScoreGradients<T, kIsGeneral, Shape> {
       RowSums sums = {};
       multiply_keys(row, first_column + column, sums);
       if (column == 0 && c_.turns != nullptr) wait_for_turn(at);
-      reduce(at, row, first_column + column, sums);
+      if (c_.rows.dq_floats == kDim) {
+        reduce<true>(at, row, first_column + column, sums);
+      } else {
+        reduce<false>(at, row, first_column + column, sums);
+      }
     }
     if (c_.turns != nullptr) end_turn(at);
   }
@@ -178,11 +253,12 @@ class Gradients : ScoreGradients<T, kIsGeneral, Shape> {
   }
 
   // Blocks of 8 rows and 16 columns are 128 floats in the order of the lanes.
+  template <bool kIsWhole>
   __device__ __forceinline__ void reduce(const Step& at, int row, int column,
                                          const RowSums& sums) const {
-    const std::int64_t blocks = c_.rows.dq_floats / 16;  // of a row
-    float* to = c_.rows.dq + (this->padded_index_of(at) + row) / 8 * blocks * 128 +
-                column / 16 * 128 + 4 * lane();
+    const std::int64_t blocks = kIsWhole ? kDim / 16 : c_.rows.dq_floats / 16;  // of a row
+    float* to = c_.rows.dq + ((this->padded_index_of(at) + row) / 8 * blocks + column / 16) * 128 +
+                4 * lane();
 #pragma unroll
     for (int n = 0; n < 2 * kRowBlocks; ++n) {
       float* block = to + n * blocks * 128;
@@ -190,7 +266,7 @@ class Gradients : ScoreGradients<T, kIsGeneral, Shape> {
       for (int j = 0; j < kColumns / 8; j += 2) {
         const float(&x)[4] = sums[n / 2][j];
         const float(&y)[4] = sums[n / 2][j + 1];
-        if (column + 8 * j < c_.rows.dq_floats)
+        if (kIsWhole || column + 8 * j < c_.rows.dq_floats)
           reduce_add4(block + 64 * j, x[n % 2 * 2], x[n % 2 * 2 + 1], y[n % 2 * 2],
                       y[n % 2 * 2 + 1]);
       }

@@ -15,6 +15,7 @@ struct BackwardParams {
   std::int64_t num_bias_units = 0;
   std::uint32_t* turns = nullptr;   // of each tile of rows of each head; null: any order will do
   std::uint32_t* ticket = nullptr;  // of the CTAs, with turns
+  bool is_large;                    // the tile
   bool is_aligned;                  // 16 bytes at a time
   bool is_even_k, is_even_v;        // ... of which a row of K, of V, has a whole number
 };

@@ -20,28 +20,34 @@ struct BackwardTile {
   int q_stages;     // 2: the next Q arrives while this one is used
   bool holds_v;     // V stays in registers
   bool in_turn;     // P and dS take turns in one place
+  bool drifts;      // warps wait only for those whose results they read; dO has two stages, as Q
+  bool dq_first;    // where they drift: dQ before dK
   int min_ctas;     // of a multiprocessor, for the register allocator
 
   constexpr int threads() const { return 32 * warps; }
 };
 
-// The README has the arithmetic behind these.
-constexpr BackwardTile backward_tile_of(bool is_f32, int dim, bool is_general) {
+// The README has the arithmetic behind these. Within 99 KiB of shared memory:
+constexpr BackwardTile small_backward_tile(bool is_f32, int dim, bool is_general) {
   if (is_f32) {
-    if (dim == 256) return {256, 16, 32, 4, 4, 2, 1, 1, false, true, 1};
-    return {dim, 32, 32, 4, 2, 2, 2, 1, false, false, dim == 64 ? 3 : 2};
+    if (dim == 256) return {256, 16, 32, 4, 4, 2, 1, 1, false, true, false, false, 1};
+    return {dim, 32, 32, 4, 2, 2, 2, 1, false, false, false, false, dim == 64 ? 3 : 2};
   }
-  if (dim == 64) return {64, 64, 64, 4, 2, 2, 2, 2, false, false, is_general ? 2 : 3};
-  if (dim == 128) return {128, 64, 64, 4, 2, 2, 2, is_general ? 1 : 2, false, false, 2};
-  return {256, 32, 64, 8, 8, 2, 1, 2, true, false, 1};
+  if (dim == 64) return {64, 64, 64, 4, 2, 2, 2, 2, false, false, false, false, is_general ? 2 : 3};
+  if (dim == 128)
+    return {128, 64, 64, 4, 2, 2, 2, is_general ? 1 : 2, false, false, false, false, 2};
+  return {256, 32, 64, 8, 8, 2, 1, 2, true, false, false, false, 1};
 }
-template <bool kIsF32, int kDim, bool kIsGeneral>
+// Plain scores of 16-bit formats and more than 64 columns, where a CTA may have what that takes.
+constexpr BackwardTile large_backward_tile(int dim) {
+  if (dim == 128) return {128, 64, 128, 8, 4, 4, 2, 2, false, false, true, false, 1};
+  return {256, 64, 64, 8, 2, 2, 2, 2, false, false, true, true, 1};
+}
+template <bool kIsF32, int kDim, bool kIsGeneral, bool kIsLarge = false>
 struct BackwardTileOf {  // as a type, for templates
-  static constexpr BackwardTile kTile = backward_tile_of(kIsF32, kDim, kIsGeneral);
+  static constexpr BackwardTile kTile =
+      kIsLarge ? large_backward_tile(kDim) : small_backward_tile(kIsF32, kDim, kIsGeneral);
 };
-constexpr BackwardTile backward_tile_of(const Problem& p) {
-  return backward_tile_of(dtype_of(p) == DType::f32, bucket_of(p), needs_general(p));
-}
 
 // Where things lie in shared memory, in bytes. V that registers hold comes through the stages of Q
 // (and dO), and dV leaves through them.
@@ -50,7 +56,9 @@ struct BackwardSmem {
   int k, v, q, dout, p, ds;
   int numbers;     // lse and D of the rows, a pair of arrays for each stage of Q
   int score_rows;  // ScoreRow of the rows
-  int unit, total;
+  int unit;
+  int barriers;  // mbarriers: two stages filled, scores written, step done
+  int total;
 };
 inline constexpr int kBackwardUnitBytes = 128;
 constexpr BackwardSmem backward_smem(BackwardTile tile, int element_bytes, bool is_general) {
@@ -62,13 +70,26 @@ constexpr BackwardSmem backward_smem(BackwardTile tile, int element_bytes, bool 
   x.v = tile.holds_v ? key_bytes : x.k + key_bytes;
   x.q = tile.holds_v ? x.v : x.v + key_bytes;
   x.dout = x.q + tile.q_stages * query_bytes;
-  x.p = x.dout + query_bytes;
+  x.p = x.dout + (tile.drifts ? 2 : 1) * query_bytes;
   x.ds = x.p + (tile.in_turn ? 0 : tile.rows * x.score_bytes);
   x.numbers = x.ds + tile.rows * x.score_bytes;
   x.score_rows = x.numbers + tile.q_stages * 2 * tile.rows * static_cast<int>(sizeof(float));
   x.unit = x.score_rows + (is_general ? tile.rows * kScoreRowBytes : 0);
-  x.total = x.unit + kBackwardUnitBytes;
+  x.barriers = x.unit + kBackwardUnitBytes;
+  x.total = x.barriers + (tile.drifts ? 4 * 8 : 0);
   return x;
+}
+
+// Whether a problem takes the large tile on a GPU with `smem_bytes` of shared memory a CTA (0:
+// nobody knows).
+constexpr bool takes_large_tile(const Problem& p, std::size_t smem_bytes) {
+  if (dtype_of(p) == DType::f32 || needs_general(p) || bucket_of(p) == 64) return false;
+  return static_cast<std::size_t>(
+             backward_smem(large_backward_tile(bucket_of(p)), 2, false).total) <= smem_bytes;
+}
+constexpr BackwardTile backward_tile_of(const Problem& p, std::size_t smem_bytes) {
+  if (takes_large_tile(p, smem_bytes)) return large_backward_tile(bucket_of(p));
+  return small_backward_tile(dtype_of(p) == DType::f32, bucket_of(p), needs_general(p));
 }
 
 // Rows and keys of a sequence, so that sums of two and a tile fit into 32 bits.

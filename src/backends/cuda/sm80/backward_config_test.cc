@@ -8,21 +8,85 @@ namespace headrace::cuda::sm80 {
 namespace {
 
 template <class Check>
-void for_each_variant(Check check) {
+void for_each_small_variant(Check check) {
   for (const bool is_f32 : {false, true})
     for (const int dim : kDims)
       for (const bool is_general : {false, true}) {
         SCOPED_TRACE(testing::Message() << is_f32 << ' ' << dim << ' ' << is_general);
         const int element_bytes = is_f32 ? 4 : 2;
-        const BackwardTile tile = backward_tile_of(is_f32, dim, is_general);
+        const BackwardTile tile = small_backward_tile(is_f32, dim, is_general);
         check(tile, backward_smem(tile, element_bytes, is_general), element_bytes);
       }
 }
+template <class Check>
+void for_each_variant(Check check) {
+  for_each_small_variant(check);
+  for (const int dim : {128, 256}) {
+    SCOPED_TRACE(testing::Message() << "large " << dim);
+    const BackwardTile tile = large_backward_tile(dim);
+    check(tile, backward_smem(tile, 2, false), 2);
+  }
+}
 
-TEST(Sm80BackwardConfig, EveryVariantFitsInto99KiB) {
-  for_each_variant([](const BackwardTile& tile, const BackwardSmem& smem, int) {
+TEST(Sm80BackwardConfig, EverySmallVariantFitsInto99KiB) {
+  for_each_small_variant([](const BackwardTile& tile, const BackwardSmem& smem, int) {
     EXPECT_LE(smem.total, 99 * 1024);
     EXPECT_LE(tile.min_ctas * (smem.total + 1024), 227 * 1024);  // of a multiprocessor of sm_90
+  });
+}
+
+TEST(Sm80BackwardConfig, LargeTilesFitIntoWhatACtaOfSm80AndSm90May) {
+  for (const int dim : {128, 256})
+    EXPECT_LE(backward_smem(large_backward_tile(dim), 2, false).total,
+              (dim == 256 ? 227 : 163) * 1024)
+        << dim;
+}
+
+// Where the GPU has less, or nobody knows what it has, and for what the large tile does not
+// compute, there is the small one.
+TEST(Sm80BackwardConfig, TheLargeTileIsTakenWhereItFits) {
+  Problem p{};
+  p.bias_dtype = -1;
+  p.dtype = static_cast<int>(DType::bf16);
+  p.softmax_scale = 1;
+  for (const int dim : {100, 128, 200, 256}) {
+    p.head_dim = p.head_dim_v = dim;
+    p.softcap = 0;
+    const BackwardTile large = large_backward_tile(bucket_of(p));
+    const auto bytes = static_cast<std::size_t>(backward_smem(large, 2, false).total);
+    for (const std::size_t smem_bytes : {bytes, bytes + 1, std::size_t{227} * 1024})
+      EXPECT_EQ(backward_tile_of(p, smem_bytes).drifts, true) << dim;
+    for (const std::size_t smem_bytes : {std::size_t{0}, std::size_t{99} * 1024, bytes - 1})
+      EXPECT_EQ(backward_tile_of(p, smem_bytes).drifts, false) << dim;
+    p.softcap = 30;
+    EXPECT_FALSE(backward_tile_of(p, 227 * 1024).drifts);
+  }
+  p.softcap = 0;
+  p.head_dim = p.head_dim_v = 64;
+  EXPECT_FALSE(backward_tile_of(p, 227 * 1024).drifts);
+  p.head_dim = p.head_dim_v = 128;
+  p.dtype = static_cast<int>(DType::f32);
+  EXPECT_FALSE(backward_tile_of(p, 227 * 1024).drifts);
+}
+
+// Who drifts meets whom it shares keys with: groups of warps that have the same keys in all four
+// products of keys.
+TEST(Sm80BackwardConfig, GroupsOfWarpsThatDriftShareTheirKeys) {
+  for_each_variant([](const BackwardTile& tile, const BackwardSmem& smem, int element_bytes) {
+    if (!tile.drifts) return;
+    const int groups = std::min(tile.score_warps, tile.key_warps), warps = tile.warps / groups;
+    for (int warp = 0; warp < tile.warps; ++warp) {
+      const int first = warp / warps * (tile.keys / groups), end = first + tile.keys / groups;
+      for (const int along : {tile.score_warps, tile.key_warps}) {
+        const int key = warp / (tile.warps / along) * (tile.keys / along);
+        EXPECT_TRUE(key >= first && key + tile.keys / along <= end);
+      }
+    }
+    EXPECT_LT(groups, 16);  // named barriers beside that of the CTA
+    EXPECT_EQ(tile.q_stages, 2);
+    EXPECT_EQ(smem.p - smem.dout, 2 * tile.rows * tile.dim * element_bytes);
+    EXPECT_EQ(smem.barriers % 8, 0);
+    EXPECT_EQ(smem.total - smem.barriers, 4 * 8);
   });
 }
 
@@ -30,7 +94,7 @@ TEST(Sm80BackwardConfig, EveryVariantFitsInto99KiB) {
 TEST(Sm80BackwardConfig, TilesBeginWhereTheSwizzleWantsThem) {
   for_each_variant([](const BackwardTile&, const BackwardSmem& smem, int) {
     EXPECT_EQ(smem.row_bytes % 128, 0);
-    EXPECT_EQ(smem.score_bytes, 128);
+    EXPECT_EQ(smem.score_bytes % 128, 0);
     for (const int at : {smem.k, smem.v, smem.q, smem.dout, smem.p, smem.ds})
       EXPECT_EQ(at % 128, 0);
     EXPECT_EQ(smem.numbers % 16, 0);
@@ -138,7 +202,7 @@ TEST(Sm80BackwardConfig, TilesOfDbiasAreThoseOfItsOwnAxes) {
   p.num_heads = 5;
   p.seqlen_q = 100;
   p.seqlen_k = 130;
-  const BackwardTile tile = backward_tile_of(false, 64, true);
+  const BackwardTile tile = small_backward_tile(false, 64, true);
   float data = 0;
   ScoreOperand dbias{&data, DType::f32, 5 * 13000, 13000, 130, 1};
   EXPECT_EQ(bias_tiles_of(p, dbias, tile).count(), 3 * 5 * 2 * 3);
@@ -164,7 +228,7 @@ TEST(Sm80BackwardConfig, PartsOfTheWorkspaceAreAlignedAndDoNotOverlap) {
       p.head_dim = p.head_dim_v = 100;
       p.deterministic = is_deterministic;
       p.bias_dtype = -1;
-      const BackwardTile tile = backward_tile_of(p);
+      const BackwardTile tile = backward_tile_of(p, 0);
       const BackwardWorkspace x = backward_workspace(p, tile);
       EXPECT_EQ(x.dq_floats, 112);
       EXPECT_EQ(x.lse - x.d, static_cast<std::size_t>(4 * padded_floats(p)));

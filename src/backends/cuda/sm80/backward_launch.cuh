@@ -7,14 +7,14 @@
 
 namespace headrace::cuda::sm80 {
 
-template <class T, bool kIsGeneral, int kDim>
-using BackwardShape = BackwardTileOf<std::is_same_v<T, float>, kDim, kIsGeneral>;
+template <class T, bool kIsGeneral, int kDim, bool kIsLarge = false>
+using BackwardShape = BackwardTileOf<std::is_same_v<T, float>, kDim, kIsGeneral, kIsLarge>;
 
 template <class Shape, class T, bool kIsGeneral>
 Status launch_units(const char* name, void (*kernel)(BackwardParams), AllowedSmem& allowed,
                     std::int64_t num_units, const BackwardParams& params, cudaStream_t stream) {
   constexpr BackwardSmem smem = backward_smem(Shape::kTile, sizeof(T), kIsGeneral);
-  static_assert(smem.total <= kSmallestSmem);
+  static_assert(Shape::kTile.drifts || smem.total <= kSmallestSmem);
   if (num_units == 0) return std::nullopt;
   const std::int64_t num_ctas = num_units < kMaxCtas ? num_units : kMaxCtas;
   const LaunchShape shape{.name = name,
@@ -25,23 +25,30 @@ Status launch_units(const char* name, void (*kernel)(BackwardParams), AllowedSme
   return launch(shape, stream, kernel, params);
 }
 
-template <class T, bool kIsGeneral, int kDim>
+template <class T, bool kIsGeneral, int kDim, bool kIsLarge>
 Status launch_gradients(const char* name, const BackwardParams& params, cudaStream_t stream) {
-  using Shape = BackwardShape<T, kIsGeneral, kDim>;
+  using Shape = BackwardShape<T, kIsGeneral, kDim, kIsLarge>;
   static AllowedSmem allowed;
   return launch_units<Shape, T, kIsGeneral>(name, backward<T, kIsGeneral, Shape>, allowed,
                                             params.num_units, params, stream);
 }
 
 template <class T, int kDim>
+Status launch_gradients(const char* name, const BackwardParams& params, cudaStream_t stream) {
+  if (needs_general(params.rows.problem))
+    return launch_gradients<T, true, kDim, false>(name, params, stream);
+  if constexpr (!std::is_same_v<T, float> && kDim > 64)
+    if (params.is_large) return launch_gradients<T, false, kDim, true>(name, params, stream);
+  return launch_gradients<T, false, kDim, false>(name, params, stream);
+}
+
+template <class T, int kDim>
 Status launch_backward(const char* name, const BackwardParams& params, Stream stream) {
   auto* cuda_stream = static_cast<cudaStream_t>(stream);
   if (Status bad = launch_prepare_rows(params.rows, stream)) return bad;
-  if (Status bad = needs_general(params.rows.problem)
-                       ? launch_gradients<T, true, kDim>(name, params, cuda_stream)
-                       : launch_gradients<T, false, kDim>(name, params, cuda_stream))
-    return bad;
-  if (Status bad = launch_finish_dq(params.rows, stream)) return bad;
+  if (Status bad = launch_gradients<T, kDim>(name, params, cuda_stream)) return bad;
+  if (params.rows.dq != nullptr)
+    if (Status bad = launch_finish_dq(params.rows, stream)) return bad;
   using Shape = BackwardShape<T, true, kDim>;
   static AllowedSmem allowed;
   if (Status bad = launch_units<Shape, T, true>(name, bias_gradient<T, Shape>, allowed,

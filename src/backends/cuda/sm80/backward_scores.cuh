@@ -46,10 +46,10 @@ class ScoreGradients {
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
   static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x) / 32; }
   static __device__ __forceinline__ int warp_row() {
-    return warp() / kTile.score_warps * kWarpRows;
+    return warp() % (kTile.warps / kTile.score_warps) * kWarpRows;
   }
   static __device__ __forceinline__ int warp_key() {
-    return warp() % kTile.score_warps * kWarpKeys;
+    return warp() / (kTile.warps / kTile.score_warps) * kWarpKeys;
   }
   static __device__ __forceinline__ u32 smem(int offset) {
     return smem_address(backward_memory) + static_cast<u32>(offset);
@@ -64,14 +64,23 @@ class ScoreGradients {
     return smem(kSmem.q) + static_cast<u32>(stage * kQueryBytes);
   }
 
+  static __device__ __forceinline__ u32 dout_of(int stage) {
+    return smem(kSmem.dout) + static_cast<u32>(stage % (kTile.drifts ? 2 : 1) * kQueryBytes);
+  }
+
   // ---- loads
-  __device__ __forceinline__ void load(const Operand& x, std::int64_t row, std::int64_t head,
-                                       std::int64_t dim, bool is_even, int num_rows, u32 to) const {
-    const T* from = static_cast<const T*>(x.data) +
-                    row_offset(x, unit().batch_idx, row + Mine::first(), head) +
-                    Mine::piece() * Mine::kElements;
-    load_tile<T, kDim, kRows, kThreads, SwizzleRows>(to, from, x.stride_seq, dim,
-                                                     min(num_rows, kRows), c_.is_aligned, is_even);
+  __device__ __forceinline__ void load(const T* from, std::int64_t stride, std::int64_t dim,
+                                       bool is_even, int num_rows, u32 to) const {
+    from += Mine::first() * stride + Mine::piece() * Mine::kElements;
+    load_tile<T, kDim, kRows, kThreads, SwizzleRows>(to, from, stride, dim, min(num_rows, kRows),
+                                                     c_.is_aligned, is_even);
+  }
+  // Of Q or dO, from the sequence's first row in the first head on.
+  __device__ __forceinline__ void load_rows(const void* first, const Operand& x, const Step& at,
+                                            std::int64_t dim, bool is_even, u32 to) const {
+    const std::int64_t offset = at.head * x.stride_head + at.first_row * x.stride_seq;
+    load(static_cast<const T*>(first) + offset, x.stride_seq, dim, is_even,
+         unit().seqlen_q - at.first_row, to);
   }
   // Keys by the tile of rows, of which a tile of keys has one or more.
   __device__ void load_keys(const Operand& x, std::int64_t dim, u32 to) const {
@@ -79,8 +88,10 @@ class ScoreGradients {
     const int num_keys = unit().seqlen_k - unit().first_key;
 #pragma unroll 1
     for (int key = 0; key < kKeys; key += kRows)
-      load(x, unit().sequence.row_k + unit().first_key + key, unit().kv_head, dim, false,
-           num_keys - key, to + static_cast<u32>(key * kRowBytes));
+      load(static_cast<const T*>(x.data) +
+               row_offset(x, unit().batch_idx, unit().sequence.row_k + unit().first_key + key,
+                          unit().kv_head),
+           x.stride_seq, dim, false, num_keys - key, to + static_cast<u32>(key * kRowBytes));
   }
   // K, and V into registers where they hold it: that comes where Q will be.
   __device__ void load_keys_and_values() {
@@ -103,15 +114,15 @@ class ScoreGradients {
       clear_pieces<T, kDim, kRows * kTile.q_stages, kThreads, SwizzleRows>(smem(kSmem.q),
                                                                            p_.head_dim);
     if (c_.is_even_v && p_.head_dim_v < kDim)
-      clear_pieces<T, kDim, kRows, kThreads, SwizzleRows>(smem(kSmem.dout), p_.head_dim_v);
+      clear_pieces<T, kDim, kRows*(kTile.drifts ? 2 : 1), kThreads, SwizzleRows>(smem(kSmem.dout),
+                                                                                 p_.head_dim_v);
   }
   __device__ __forceinline__ std::int64_t padded_index_of(const Step& at) const {
-    return padded_index(p_, at.head, unit().padded_row + at.first_row);
+    return at.head * unit().head_rows + unit().padded_row + at.first_row;
   }
   // Q, lse and D.
   __device__ __forceinline__ void load_query(const Step& at) const {
-    load(args_.q, unit().sequence.row_q + at.first_row, at.head, p_.head_dim, c_.is_even_k,
-         unit().seqlen_q - at.first_row, q_of(at.stage));
+    load_rows(unit().q, args_.q, at, p_.head_dim, c_.is_even_k, q_of(at.stage));
     constexpr int kPieces = kRows / 4;
     const int idx = static_cast<int>(threadIdx.x) % kPieces;
     if (threadIdx.x < 2 * kPieces) {
@@ -122,8 +133,8 @@ class ScoreGradients {
     }
   }
   __device__ __forceinline__ void load_dout(const Step& at) const {
-    load(args_.gradients.dout, unit().sequence.row_q + at.first_row, at.head, p_.head_dim_v,
-         c_.is_even_v, unit().seqlen_q - at.first_row, smem(kSmem.dout));
+    load_rows(unit().dout, args_.gradients.dout, at, p_.head_dim_v, c_.is_even_v,
+              dout_of(at.stage));
   }
   // Rows that do not exist take those of the last one.
   __device__ void write_score_rows(const Step& at) const {
@@ -166,7 +177,7 @@ class ScoreGradients {
       s[n / 4 / kKeyBlocks][n / 4 % kKeyBlocks][n % 4] =
           dp[n / 4 / kKeyBlocks][n / 4 % kKeyBlocks][n % 4] = 0.0f;
     const PlainOperand<kRowBytes> q(q_of(at.stage) + row, lane());
-    const PlainOperand<kRowBytes> dout(smem(kSmem.dout) + row, lane());
+    const PlainOperand<kRowBytes> dout(dout_of(at.stage) + row, lane());
     const auto load_q = [&](int step, int block, u32(&a)[4]) { q.load_a(step, block, a); };
     const auto load_dout = [&](int step, int block, u32(&a)[4]) { dout.load_a(step, block, a); };
     multiply_keys<Product>(load_q, smem(kSmem.k) + key, s);

@@ -12,6 +12,8 @@ struct BackwardUnit {
   Sequence sequence;
   std::int64_t batch_idx, kv_head;
   std::int64_t padded_row;  // of the sequence's first row
+  std::int64_t head_rows;   // padded rows of a head
+  const void *q, *dout;     // of the sequence's first row and the first head
   int seqlen_q, seqlen_k;
   int first_key, key_tile;
   Band band;
@@ -31,6 +33,14 @@ __device__ inline void find_sequence(const BackwardParams& c, std::int64_t batch
   x.batch_idx = batch_idx;
   x.sequence = device_sequence(p, c.rows.args.ragged, batch_idx, false, c.rows.error_word);
   x.padded_row = first_padded_row(p, batch_idx, x.sequence.row_q);
+  x.head_rows = padded_rows(p);
+  const auto first_of = [&](const Operand& from) -> const void* {
+    const int element_bytes = dtype_of(p) == DType::f32 ? 4 : 2;
+    return static_cast<const char*>(from.data) +
+           row_offset(from, batch_idx, x.sequence.row_q, 0) * element_bytes;
+  };
+  x.q = first_of(c.rows.args.q);
+  x.dout = first_of(c.rows.args.gradients.dout);
   x.seqlen_q = static_cast<int>(x.sequence.seqlen_q);
   x.seqlen_k = static_cast<int>(x.sequence.seqlen_k);
   x.band = band_of(p, x.sequence.seqlen_q, x.sequence.seqlen_k);

@@ -3,8 +3,8 @@
 namespace headrace::cuda::sm90::bwd {
 
 Status launch_hd192v128(const Call& call) {
-  return launch_tile<kTile192v128, false>("cuda_sm90_bwd<bf16, 192, 128>",
-                                          "cuda_sm90_bwd<f16, 192, 128>", call);
+  return launch_tile<kTile192v128, Kind{.is_general = false, .is_fixed = false}>(
+      "cuda_sm90_bwd<bf16, 192, 128>", "cuda_sm90_bwd<f16, 192, 128>", call);
 }
 
 }  // namespace headrace::cuda::sm90::bwd

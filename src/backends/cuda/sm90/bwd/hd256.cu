@@ -3,7 +3,8 @@
 namespace headrace::cuda::sm90::bwd {
 
 Status launch_hd256(const Call& call) {
-  return launch_tile<kTile256, false>("cuda_sm90_bwd<bf16, 256>", "cuda_sm90_bwd<f16, 256>", call);
+  return launch_tile<kTile256, Kind{.is_general = false, .is_fixed = false}>(
+      "cuda_sm90_bwd<bf16, 256>", "cuda_sm90_bwd<f16, 256>", call);
 }
 
 }  // namespace headrace::cuda::sm90::bwd

@@ -3,7 +3,8 @@
 namespace headrace::cuda::sm90::bwd {
 
 Status launch_hd256_fixed(const Call& call) {
-  return launch_tile<kTile256, true>("cuda_sm90_bwd<bf16, 256>", "cuda_sm90_bwd<f16, 256>", call);
+  return launch_tile<kTile256, Kind{.is_general = false, .is_fixed = true}>(
+      "cuda_sm90_bwd<bf16, 256>", "cuda_sm90_bwd<f16, 256>", call);
 }
 
 }  // namespace headrace::cuda::sm90::bwd

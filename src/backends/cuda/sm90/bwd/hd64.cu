@@ -3,7 +3,8 @@
 namespace headrace::cuda::sm90::bwd {
 
 Status launch_hd64(const Call& call) {
-  return launch_tile<kTile64, false>("cuda_sm90_bwd<bf16, 64>", "cuda_sm90_bwd<f16, 64>", call);
+  return launch_tile<kTile64, Kind{.is_general = false, .is_fixed = false}>(
+      "cuda_sm90_bwd<bf16, 64>", "cuda_sm90_bwd<f16, 64>", call);
 }
 
 }  // namespace headrace::cuda::sm90::bwd

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 
 #include "backends/cuda/runtime/error_word.cuh"
+#include "backends/cuda/sm80/bias_gradient.h"
 #include "backends/cuda/sm90/bwd/config.h"
 #include "backends/cuda/sm90/bwd/launch.h"
 #include "backends/cuda/sm90/operand_map.h"
@@ -20,17 +22,24 @@ struct Variant {
   Finish* finish;
 };
 // The first that is large enough.
-constexpr Variant kVariants[] = {
+constexpr Variant kPlain[] = {
     {kTile64, launch_hd64, launch_hd64_fixed, launch_finish_hd64},
     {kTile128, launch_hd128, launch_hd128_fixed, launch_finish_hd128},
     {kTile192v128, launch_hd192v128, launch_hd192v128_fixed, launch_finish_hd192},
     {kTile192, launch_hd192, launch_hd192_fixed, launch_finish_hd192},
     {kTile256, launch_hd256, launch_hd256_fixed, launch_finish_hd256},
 };
+// With softcap, ALiBi or bias.
+constexpr Variant kGeneral[] = {
+    {kTile64, launch_hd64_general, launch_hd64_general_fixed, launch_finish_hd64},
+    {kTile128, launch_hd128_general, launch_hd128_general_fixed, launch_finish_hd128},
+    {kTile256, launch_hd256_general, launch_hd256_general_fixed, launch_finish_hd256},
+};
 
 // Null above 256.
 const Variant* variant_of(const Problem& p) {
-  for (const Variant& v : kVariants)
+  const auto variants = has_general_scores(p) ? std::span<const Variant>(kGeneral) : kPlain;
+  for (const Variant& v : variants)
     if (p.head_dim <= v.tile.head_dim && p.head_dim_v <= v.tile.head_dim_v) return &v;
   return nullptr;
 }
@@ -46,7 +55,9 @@ std::string refused_layout(const Problem& p) {
 }
 
 std::string refused_scores(const Problem& p) {
-  if (has_general_scores(p)) return "takes no softcap, bias, dropout, ALiBi, mask or tree mask";
+  if (has_dropout(p) || p.has_mask || p.has_tree_mask) return "takes no dropout, mask or tree mask";
+  if (has_softcap(p) && (has_bias(p) || p.has_alibi))
+    return "takes no bias or ALiBi beside a softcap";
   if (!(p.softmax_scale >= kSmallestScale))
     return format_text("needs a softmax_scale of at least {}", kSmallestScale);
   return {};
@@ -86,10 +97,10 @@ bool is_triangular(const Problem& p) {
 }
 
 // The workspace: lse and D of padded rows and, for dq in fixed point, its scales; dq; bounds of
-// keys.
+// keys; what the gradient of the bias wants.
 constexpr std::size_t kWorkspaceAlignment = 128;
 struct Layout {
-  std::int64_t d, lse, scale, dq, bounds, end;  // in floats
+  std::int64_t d, lse, scale, dq, bounds, bias, end;  // in floats
   std::size_t bytes() const { return static_cast<std::size_t>(end) * 4 + kWorkspaceAlignment; }
 };
 Layout layout_of(const Problem& p) {
@@ -105,6 +116,8 @@ Layout layout_of(const Problem& p) {
   layout.scale = take(p.deterministic ? rows : 0);
   layout.dq = take(rows * variant_of(p)->tile.head_dim);
   layout.bounds = take(p.deterministic ? p.batch * p.num_kv_heads * 2 : 0);
+  layout.end = round_up<std::int64_t>(layout.end, kWorkspaceAlignment / 4);
+  layout.bias = take(p.has_dbias ? static_cast<std::int64_t>(sm80::bias_gradient_bytes(p) / 4) : 0);
   return layout;
 }
 
@@ -120,9 +133,10 @@ Schedule plan(const Problem& p, const DeviceInfo&) {
   schedule.sum_bits = p.deterministic ? kFixedBits : 0;
   schedule.has_fixed_bits = p.deterministic;
   schedule.note =
-      format_text("{} keys a CTA, {} queries a step{}; TMA and wgmma, dq by atomics in {}",
+      format_text("{} keys a CTA, {} queries a step{}; TMA and wgmma, dq by atomics in {}{}",
                   tile.keys, tile.queries, is_triangular(p) ? ", longest first" : "",
-                  p.deterministic ? "fixed point" : "float (not the same bits from run to run)");
+                  p.deterministic ? "fixed point" : "float (not the same bits from run to run)",
+                  p.has_dbias ? "; dbias by mma.sync" : "");
   return schedule;
 }
 
@@ -168,11 +182,9 @@ dim3 grid_of(const Problem& p, int section) {
           size(ceil_div<std::int64_t>(p.batch * p.num_kv_heads, section))};
 }
 
-Params make_params(const Plan& plan, const AttentionArgs& args, Workspace workspace) {
+Params make_params(const Plan& plan, const AttentionArgs& args, float* floats) {
   const Problem& p = plan.problem;
   const Layout layout = layout_of(p);
-  auto* const floats = reinterpret_cast<float*>(round_up<std::uintptr_t>(
-      reinterpret_cast<std::uintptr_t>(workspace.data), kWorkspaceAlignment));
   Params params{};
   params.rows = {.problem = p,
                  .args = args,
@@ -195,6 +207,10 @@ Params make_params(const Plan& plan, const AttentionArgs& args, Workspace worksp
   params.window_right = has_causal(p) ? 0 : window(p.window_right);
   params.is_top_left = p.causal == HEADRACE_CAUSAL_TOP_LEFT;
   params.section = section_of(p, plan.device);
+  if (has_general_scores(p)) params.rows.lse_factor = -1.0f;
+  params.numbers = score_numbers(p);
+  params.inverse_scale = static_cast<float>(1 / p.softmax_scale);
+  params.inverse_softcap = has_softcap(p) ? static_cast<float>(1 / p.softcap) : 0.0f;
   params.scale = static_cast<float>(p.softmax_scale);
   params.scale_log2 = static_cast<float>(p.softmax_scale * M_LOG2E);
   return params;
@@ -203,7 +219,9 @@ Params make_params(const Plan& plan, const AttentionArgs& args, Workspace worksp
 Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
   const Problem& p = plan.problem;
   const Variant& variant = *variant_of(p);
-  Params params = make_params(plan, args, workspace);
+  auto* const floats = reinterpret_cast<float*>(round_up<std::uintptr_t>(
+      reinterpret_cast<std::uintptr_t>(workspace.data), kWorkspaceAlignment));
+  Params params = make_params(plan, args, floats);
   Maps maps;
   if (Status bad = encode_maps(p, args, variant.tile, maps)) return bad;
   Result<std::uint32_t*> word = error_word(plan.device.device_id);
@@ -216,7 +234,10 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
     if (Status bad = launch_sink_gradients(params.rows, stream)) return bad;
   Launch* const launch_main = p.deterministic ? variant.launch_fixed : variant.launch;
   if (Status bad = launch_main({params, maps, grid_of(p, params.section), stream})) return bad;
-  return variant.finish(params.rows, stream);
+  if (Status bad = variant.finish(params.rows, stream)) return bad;
+  if (!p.has_dbias) return std::nullopt;
+  return sm80::launch_bias_gradient(
+      p, args, reinterpret_cast<unsigned char*>(floats + layout_of(p).bias), word.value(), stream);
 }
 
 }  // namespace
@@ -225,7 +246,7 @@ const Kernel kBackwardKernel = {
     .name = "cuda_sm90_bwd",
     .summary =
         "TMA and wgmma on Hopper, bf16 and f16, head_dim in eights up to 256, causal, windows, "
-        "sinks, ragged, deterministic on request",
+        "sinks, softcap, ALiBi, bias, ragged, deterministic on request",
     .refuses = refuses,
     .plan = plan,
     .launch = launch,

@@ -36,11 +36,11 @@ __device__ __forceinline__ void init_barriers(u32 smem) {
 
 // What is compiled. A type, since nvcc 13.0 cannot name a kernel whose template parameter is a
 // value of a class.
-template <Tile kTileOfVariant, class ElementOfVariant, bool kIsFixedOfVariant>
+template <Tile kTileOfVariant, class ElementOfVariant, Kind kKind>
 struct Variant {
   static constexpr Tile kTile = kTileOfVariant;
   using Element = ElementOfVariant;
-  static constexpr bool kIsFixed = kIsFixedOfVariant;
+  static constexpr bool kIsFixed = kKind.is_fixed, kIsGeneral = kKind.is_general;
 };
 
 template <class Variant>
@@ -61,9 +61,7 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
     init_barriers<kTile>(smem);
   }
   __syncthreads();
-  using Element = typename Variant::Element;
-  using Kernel = std::conditional_t<kTile.is_wide, Wide<kTile, Element, Variant::kIsFixed>,
-                                    Narrow<kTile, Element, Variant::kIsFixed>>;
+  using Kernel = std::conditional_t<kTile.is_wide, Wide<Variant>, Narrow<Variant>>;
   Kernel(params, maps, smem, keys).run(walk);
 #endif
 }
@@ -82,12 +80,12 @@ Status launch_variant(const char* name, const Call& call) {
                 call.maps);
 }
 
-// Both formats of a tile. kIsFixed: deterministic.
-template <Tile kTile, bool kIsFixed>
+// Both formats of a tile.
+template <Tile kTile, Kind kKind>
 Status launch_tile(const char* name_bf16, const char* name_f16, const Call& call) {
   if (dtype_of(call.params.rows.problem) == DType::bf16)
-    return launch_variant<Variant<kTile, Bf16Element, kIsFixed>>(name_bf16, call);
-  return launch_variant<Variant<kTile, F16Element, kIsFixed>>(name_f16, call);
+    return launch_variant<Variant<kTile, Bf16Element, kKind>>(name_bf16, call);
+  return launch_variant<Variant<kTile, F16Element, kKind>>(name_f16, call);
 }
 
 }  // namespace headrace::cuda::sm90::bwd

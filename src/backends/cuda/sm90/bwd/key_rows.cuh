@@ -5,6 +5,7 @@
 
 #include <type_traits>
 
+#include "backends/cuda/common/scores.cuh"
 #include "backends/cuda/device/reduce.cuh"
 #include "backends/cuda/device/wgmma.cuh"
 #include "backends/cuda/sm90/bwd/load.cuh"
@@ -12,8 +13,7 @@
 
 namespace headrace::cuda::sm90::bwd {
 
-// kIsFixed: dQ is summed in fixed point.
-template <Tile kTile, class Element, bool kIsFixed>
+template <class Variant>
 class KeyRows {
  public:
   // `group`: of the 64 keys in the CTA's.
@@ -27,6 +27,9 @@ class KeyRows {
         first_key_(keys.first_key + kGroupKeys * group_ + 16 * warp_ + lane_ / 4) {}
 
  protected:
+  using Element = typename Variant::Element;
+  static constexpr Tile kTile = Variant::kTile;
+  static constexpr bool kIsFixed = Variant::kIsFixed, kIsGeneral = Variant::kIsGeneral;
   static constexpr SmemPlan kSmem = smem_plan(kTile);
   static constexpr BarrierPlan kBarriers = barrier_plan(kTile);
   static constexpr int kDim = kTile.head_dim, kDimV = kTile.head_dim_v;
@@ -153,14 +156,116 @@ class KeyRows {
       x[4 * j + 1] = x[4 * j + 3] = both.y;
     }
   }
+  // What S^T of a step begins with. Bias and slopes come here, where their loads have registers to
+  // go to and the exponentials need not know.
+  __device__ __forceinline__ void begin_scores(Elements& s, int step, const Step& at) const {
+    if constexpr (kIsGeneral) {
+      if (has_softcap()) {
+        clear(s);
+      } else {
+        load_bias(s, at);
+        add_slopes(s, at);
+        end_with_lse(s, step);
+      }
+    } else {
+      begin_columns(s, lse_address(step));
+    }
+  }
+  __device__ __forceinline__ int query_head(const Step& at) const {
+    return keys_.kv_head * p_.group + at.head;
+  }
+  __device__ __forceinline__ int first_query(const Step& at) const {
+    return at.block * kQueries + 2 * (lane_ & 3);
+  }
+  // Scores without the lse, as such, to what accumulators of the product have.
+  __device__ __forceinline__ void end_with_lse(Elements& s, int step) const {
+#pragma unroll
+    for (int j = 0; j < kQueries / 8; ++j) {
+      const float2 lse = load_shared2(lse_address(step) + 32 * j);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float &x = s[4 * j + 2 * r], &y = s[4 * j + 2 * r + 1];
+        x = (x + lse.x) * p_.inverse_scale;
+        y = (y + lse.y) * p_.inverse_scale;
+      }
+    }
+  }
+  __device__ __forceinline__ void load_bias(Elements& s, const Step& at) const {
+    const ScoreOperand& bias = p_.rows.args.bias;
+    clear(s);
+    if (bias.data == nullptr) return;
+    const std::int64_t first =
+        score_row_offset(bias, keys_.batch_idx, query_head(at), keys_.row_q + first_query(at)) +
+        first_key_ * bias.stride_k;
+    if (bias.dtype == DType::f32) {
+      load_bias(s, at, static_cast<const float*>(bias.data) + first, bias);
+    } else {
+      load_bias(s, at, static_cast<const typename Element::Stored*>(bias.data) + first, bias);
+    }
+  }
+  template <class E>
+  __device__ __forceinline__ void load_bias(Elements& s, const Step& at, const E* from,
+                                            const ScoreOperand& bias) const {
+    const int queries = keys_.seqlen_q - first_query(at);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (first_key_ + 8 * r >= keys_.seqlen_k) continue;
+      const E* x = from + 8 * r * bias.stride_k;
+#pragma unroll
+      for (int j = 0; j < kQueries / 8; ++j, x += 8 * bias.stride_q)
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          if (8 * j + i < queries) s[4 * j + 2 * r + i] = load_real(x, i * bias.stride_q);
+    }
+  }
+  __device__ __forceinline__ void add_slopes(Elements& s, const Step& at) const {
+    const AttentionArgs& args = p_.rows.args;
+    if (args.alibi_slopes == nullptr) return;
+    const float slope = args.alibi_slopes[keys_.batch_idx * args.alibi_stride_batch +
+                                          query_head(at) * args.alibi_stride_head];
+    const int diagonal = keys_.right - p_.window_right;
+    const auto distance = static_cast<float>(first_key_ - diagonal - first_query(at));
+#pragma unroll
+    for (int i = 0; i < kQueries / 2; ++i) {
+      const auto further = static_cast<float>(8 * (i / 2 % 2) - 8 * (i / 4) - i % 2);
+      s[i] = fmaf(-slope, fabsf(distance + further), s[i]);
+    }
+  }
+  __device__ __forceinline__ bool has_softcap() const {
+    return kIsGeneral && p_.numbers.softcap != 0.0f;
+  }
+  __device__ __forceinline__ void cap(Elements& s, int step) const {
+    auto& blocks = reinterpret_cast<float(&)[kQueries / 8][4]>(s);
+    cap_scores<0>(p_.numbers, blocks);
+    cap_scores<1>(p_.numbers, blocks);
+    end_with_lse(s, step);
+  }
+  // Groups j and j + 1 of eight queries of `x` times 1 - tanh^2, where P has the score: that is
+  // ln P + lse.
+  __device__ __forceinline__ void multiply_by_slopes(Elements& x, const Elements& p, int step,
+                                                     int j) const {
+    constexpr float kLn2 = 0x1.62e430p-1f, kLeast = 0x1p-126f;
+#pragma unroll
+    for (int k = j; k < j + 2; ++k) {
+      const float2 lse = load_shared2(lse_address(step) + 32 * k);
+#pragma unroll
+      for (int i = 4 * k; i < 4 * k + 4; ++i) {
+        const float log_p = (__log2f(fmaxf(p[i], kLeast)) - kWeightShift) * kLn2;
+        const float tanh = (log_p - (i % 2 == 0 ? lse.x : lse.y)) * p_.inverse_softcap;
+        // Where P is 0 the score is not known: any number will do.
+        x[i] *= fmaxf(fmaf(-tanh, tanh, 1.0f), 0.0f);
+      }
+    }
+  }
   // Not moved behind other work by the compiler.
   static __device__ __forceinline__ float exp2_in_place(float x) {
     asm volatile("ex2.approx.ftz.f32 %0, %0;" : "+f"(x));
     return x;
   }
   // S^T - lse / scale to P^T 2^kWeightShift, with masks.
-  __device__ __forceinline__ void make_p(Elements& s, const Step& at) {
+  __device__ __forceinline__ void make_p(Elements& s, int step, const Step& at) {
     wgmma_settle(s);
+    if (has_softcap()) cap(s, step);
     mask(s, at);
 #pragma unroll
     for (int i = 0; i < kQueries / 2; ++i)
@@ -222,6 +327,7 @@ class KeyRows {
   // What the sums of this thread's two rows of a part are multiplied with.
   __device__ __forceinline__ float2 dq_scale(const Step& at, int part) const {
     if constexpr (kIsFixed) {
+      constexpr Tile kTile = Variant::kTile;  // a member of the class has no place on the device
       const float* scale = p_.rows.dq_scale + std::int64_t{at.padded} * kQueries +
                            dq_place(kTile, part, static_cast<int>(threadIdx.x) & 127).row;
       float2 both;

@@ -1,5 +1,4 @@
-// The compiled kernels: two files a tile, dQ summed in float or in fixed point, in each both
-// formats.
+// The compiled kernels: a file for each tile and kind, in each both formats.
 #pragma once
 
 #include <vector_types.h>
@@ -7,6 +6,11 @@
 #include "backends/cuda/sm90/bwd/params.h"
 
 namespace headrace::cuda::sm90::bwd {
+
+// is_fixed: dQ is summed in fixed point. is_general: softcap, ALiBi, bias.
+struct Kind {
+  bool is_general, is_fixed;
+};
 
 struct Call {
   const Params& params;
@@ -19,6 +23,8 @@ using Launch = Status(const Call& call);
 Launch launch_hd64, launch_hd128, launch_hd192v128, launch_hd192, launch_hd256;
 Launch launch_hd64_fixed, launch_hd128_fixed, launch_hd192v128_fixed, launch_hd192_fixed,
     launch_hd256_fixed;
+Launch launch_hd64_general, launch_hd128_general, launch_hd256_general;
+Launch launch_hd64_general_fixed, launch_hd128_general_fixed, launch_hd256_general_fixed;
 
 // After them: dq from its sums, by the columns of Q.
 using Finish = Status(const BackwardRows& rows, Stream stream);

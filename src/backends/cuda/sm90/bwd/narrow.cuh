@@ -16,8 +16,10 @@
 
 namespace headrace::cuda::sm90::bwd {
 
-template <Tile kTile, class Element, bool kIsFixed>
-class Narrow : KeyRows<kTile, Element, kIsFixed> {
+template <class Variant>
+class Narrow : KeyRows<Variant> {
+  static constexpr Tile kTile = Variant::kTile;
+
  public:
   __device__ __forceinline__ Narrow(const Params& p, const Maps& maps, u32 smem,
                                     const KeyBlock& keys)
@@ -46,10 +48,11 @@ class Narrow : KeyRows<kTile, Element, kIsFixed> {
   }
 
  private:
-  using Base = KeyRows<kTile, Element, kIsFixed>;
+  using Base = KeyRows<Variant>;
   using Base::add_product;
   using Base::barrier;
   using Base::begin_columns;
+  using Base::begin_scores;
   using Base::clear;
   using Base::d_address;
   using Base::dout_address;
@@ -57,14 +60,15 @@ class Narrow : KeyRows<kTile, Element, kIsFixed> {
   using Base::ds_address;
   using Base::ds_place;
   using Base::group_;
+  using Base::has_softcap;
   using Base::kDim;
   using Base::kQueries;
   using Base::kSlabK;
   using Base::kSlabQ;
   using Base::kSmem;
-  using Base::lse_address;
   using Base::make_p;
   using Base::multiply_by_p;
+  using Base::multiply_by_slopes;
   using Base::not_hoisted;
   using Base::pack;
   using Base::q_address;
@@ -77,6 +81,7 @@ class Narrow : KeyRows<kTile, Element, kIsFixed> {
   using Base::take_k;
   using Base::take_q;
   using Base::take_v;
+  using typename Base::Element;
   using typename Base::Elements;
   using typename Base::Packed;
   using Dq = Wgmma<typename Element::Operand, kSlabColumns>;
@@ -99,10 +104,10 @@ class Narrow : KeyRows<kTile, Element, kIsFixed> {
     __syncwarp();
     take_k();
     take_q(0, first);
-    begin_columns(s_, lse_address(0));
+    begin_scores(s_, 0, first);
     start_s(0);
     wgmma_wait<0>();
-    make_p(s_, first);
+    make_p(s_, 0, first);
     take_v();
     take_dout(0, first);
     start_dp(0);
@@ -126,7 +131,7 @@ class Narrow : KeyRows<kTile, Element, kIsFixed> {
     if (threadIdx.x == 0 && walk.has(after_next)) loader_.load_q(step + 2, after_next);
     __syncwarp();
     wgmma_wait<1>();
-    make_p(s_, next);
+    make_p(s_, step + 1, next);
     take_dout(step + 1, next);  // its branches also keep the exponentials before the next wait
     end_dv_dk();
     start_dp(step + 1);
@@ -157,7 +162,7 @@ class Narrow : KeyRows<kTile, Element, kIsFixed> {
   __device__ __forceinline__ void begin_s(int step, const Step& at, const Walk<kTile>& walk) {
     if (!walk.has(at)) return;
     take_q(step, at);
-    begin_columns(s_, lse_address(step));
+    begin_scores(s_, step, at);
   }
   __device__ __forceinline__ void start_s(int step) {
     start_scores<kDim>(s_, kSmem.offset_k, q_address(step));
@@ -206,6 +211,7 @@ class Narrow : KeyRows<kTile, Element, kIsFixed> {
     const u32 place = ds_place(step);
 #pragma unroll
     for (int i = 0; i < kQueries / 16; ++i) {
+      if (has_softcap()) multiply_by_slopes(dp_, s_, step, 2 * i);
       multiply_by_p(dp_, 2 * i, [&](int j, int r) -> float2 {
         return {s_[4 * j + 2 * r], s_[4 * j + 2 * r + 1]};
       });

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backends/cuda/common/backward_rows.h"
+#include "backends/cuda/common/score_numbers.h"
 #include "backends/cuda/device/types.cuh"
 
 namespace headrace::cuda::sm90::bwd {
@@ -21,6 +22,9 @@ struct Params {
   // the grid (key blocks, KV heads, batch).
   int section;
   float scale_log2, scale;
+  // Of general scores, whose rows.lse is -lse.
+  float inverse_scale, inverse_softcap;
+  ScoreNumbers numbers;
 };
 
 struct Maps {

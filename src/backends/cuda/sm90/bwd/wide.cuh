@@ -16,8 +16,10 @@ namespace headrace::cuda::sm90::bwd {
 
 enum WideRole : int { kCopying, kValue, kKey, kQuery };
 
-template <Tile kTile, class Element, bool kIsFixed>
-class Wide : KeyRows<kTile, Element, kIsFixed> {
+template <class Variant>
+class Wide : KeyRows<Variant> {
+  static constexpr Tile kTile = Variant::kTile;
+
  public:
   __device__ __forceinline__ Wide(const Params& p, const Maps& maps, u32 smem, const KeyBlock& keys)
       : Base(p, smem, keys, 0), loader_(p, maps, smem, keys) {}
@@ -44,16 +46,18 @@ class Wide : KeyRows<kTile, Element, kIsFixed> {
   }
 
  private:
-  using Base = KeyRows<kTile, Element, kIsFixed>;
+  using Base = KeyRows<Variant>;
   using Base::add_product;
   using Base::barrier;
   using Base::begin_columns;
+  using Base::begin_scores;
   using Base::clear;
   using Base::d_address;
   using Base::dout_address;
   using Base::dq_scale;
   using Base::ds_address;
   using Base::ds_place;
+  using Base::has_softcap;
   using Base::kBarriers;
   using Base::kDim;
   using Base::kDimV;
@@ -62,9 +66,9 @@ class Wide : KeyRows<kTile, Element, kIsFixed> {
   using Base::kSmem;
   using Base::kWeightUnit;
   using Base::lane_;
-  using Base::lse_address;
   using Base::make_p;
   using Base::multiply_by_p;
+  using Base::multiply_by_slopes;
   using Base::pack;
   using Base::q_address;
   using Base::send_dq;
@@ -77,6 +81,7 @@ class Wide : KeyRows<kTile, Element, kIsFixed> {
   using Base::take_q;
   using Base::take_v;
   using Base::warp_;
+  using typename Base::Element;
   using typename Base::Elements;
   using typename Base::Packed;
   using typename Base::StageDout;
@@ -128,27 +133,20 @@ class Wide : KeyRows<kTile, Element, kIsFixed> {
     Step now = walk.first();
     take_k();
     take_q(0, now);
-    start_s(s, 0);
+    start_s(s, 0, now);
     wgmma_wait<0>();
-    make_p(s, now);
-    arrive(kBarriers.q_empty + StageQ(0).index);
-    pack(weights, s);
-    hand_over(weights, 0);
+    end_s(s, weights, 0, now);
 #pragma unroll 1
     for (int step = 0; step < last; ++step) {
       const Step next = walk.after(now);
       take_dout(step, now);
       start_sums<kDimV>(dv, weights, dout_address(step), step);
       take_q(step + 1, next);
-      start_s(s, step + 1);
+      start_s(s, step + 1, next);
       wgmma_wait<1>();
       end_sums(dv, weights, kBarriers.dout_empty + StageDout(step).index);
       wgmma_wait<0>();
-      make_p(s, next);
-      arrive(kBarriers.q_empty + StageQ(step + 1).index);
-      pack(weights, s);
-      wait_empty(kBarriers.p_empty, StageDs(step + 1));
-      hand_over(weights, step + 1);
+      end_s(s, weights, step + 1, next);
       now = next;
     }
     take_dout(last, now);
@@ -217,8 +215,8 @@ class Wide : KeyRows<kTile, Element, kIsFixed> {
   }
 
   // ---- their steps
-  __device__ __forceinline__ void start_s(Elements& s, int step) {
-    begin_columns(s, lse_address(step));
+  __device__ __forceinline__ void start_s(Elements& s, int step, const Step& at) {
+    begin_scores(s, step, at);
     start_scores<kDim>(s, kSmem.offset_k, q_address(step));
   }
   __device__ __forceinline__ void start_dp(Elements& dp, int step) {
@@ -240,7 +238,31 @@ class Wide : KeyRows<kTile, Element, kIsFixed> {
     wgmma_settle(weights);
     arrive(empty);
   }
-  // P for the warpgroup of dK; the stage is empty.
+  // P for dV; for the warpgroup of dK what dS is (dP - D) times: P, or with a softcap P and its
+  // slope.
+  __device__ __forceinline__ void end_s(Elements& s, Packed& weights, int step, const Step& at) {
+    make_p(s, step, at);
+    if (has_softcap()) {
+      wait_empty(kBarriers.p_empty, StageDs(step));
+      const u32 to = p_address(step);
+#pragma unroll
+      for (int i = 0; i < kQueries / 16; ++i) {
+        pack(weights[i], s, i);
+        multiply_by_slopes(s, s, step, 2 * i);
+        Chunk sloped;
+        pack(sloped.words, s, i);
+        store_chunk(to + i * 2048, sloped);
+      }
+      arrive(kBarriers.q_empty + StageQ(step).index);
+      arrive(kBarriers.p_full + StageDs(step).index);
+    } else {
+      arrive(kBarriers.q_empty + StageQ(step).index);
+      pack(weights, s);
+      wait_empty(kBarriers.p_empty, StageDs(step));
+      hand_over(weights, step);
+    }
+  }
+  // The stage is empty.
   __device__ __forceinline__ void hand_over(const Packed& weights, int step) const {
     const u32 to = p_address(step);
 #pragma unroll

@@ -1,0 +1,10 @@
+#include "backends/cuda/sm90/bwd/kernel.cuh"
+
+namespace headrace::cuda::sm90::bwd {
+
+Status launch_hd256_general_fixed(const Call& call) {
+  return launch_tile<kTile256, Kind{.is_general = true, .is_fixed = true}>(
+      "cuda_sm90_bwd<bf16, 256, general>", "cuda_sm90_bwd<f16, 256, general>", call);
+}
+
+}  // namespace headrace::cuda::sm90::bwd
