@@ -104,7 +104,7 @@ inline constexpr Tile kTile96 = {96, 96, 128, 2, true, 1, true, true};
 inline constexpr Tile kTile128 = {128, 128, 128, 2, true, 1, true, true};
 inline constexpr Tile kTile192v128 = {192, 128, 128, 2, false, 1, false, false};
 inline constexpr Tile kTile192 = {192, 192, 112, 2, false, 1, false, false};
-inline constexpr Tile kTile256 = {256, 256, 80, 2, false, 1, false, false};
+inline constexpr Tile kTile256 = {256, 256, 64, 2, false, 1, false, false};
 // Short causal sequences: a tile of 192 rows has more on the wrong side of the diagonal. Tiles of
 // one head_dim have the same keys a step, so the choice changes no bits.
 inline constexpr Tile kShort64 = {64, 64, 128, 2, true, 2, false, true};
