@@ -96,7 +96,8 @@ def _entry_of(operands: tuple, gradients: tuple, extras: tuple, options: tuple, 
 
 
 class Differentiable(torch.autograd.Function):
-    """The operator for a plain eager call with gradients: the same forward and backward at a fraction of its cost."""
+    """The operator for a plain eager call with gradients: the same backward at a fraction of its cost. What the forward
+    gives is there already."""
 
     @staticmethod
     def forward(
@@ -104,24 +105,19 @@ class Differentiable(torch.autograd.Function):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        bias: torch.Tensor | None,
-        sinks: torch.Tensor | None,
-        entry: _eager.Entry,
-        rest: tuple = (),
-        returns_all: bool = False,
+        call: tuple,
+        bias: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> Any:
-        """`rest`: nothing, or the extras (bias and sinks among them) and the dropout state."""
-        ctx.entry = entry
-        lse = _eager.new_lse(entry)
-        if not rest and not returns_all:
-            out = _eager.compute(entry, q, q.data_ptr(), k.data_ptr(), v.data_ptr(), lse)
+        """`call`: entry, out, lse, and for a call that is not plain also probs, the extras (bias and sinks among them)
+        with the dropout state, and whether the caller wants out alone."""
+        ctx.entry, out, lse, *others = call
+        if not others:
             ctx.save_for_backward(q, k, v, out, lse)
             return out
-        probs = _eager.new_probs(entry)
-        extras, dropout_state = (rest[:-1], rest[-1]) if rest else (None, None)
-        out = _eager.compute(entry, q, q.data_ptr(), k.data_ptr(), v.data_ptr(), lse, probs, extras, dropout_state)
+        probs, rest, wants_out_alone = others
         ctx.save_for_backward(q, k, v, out, lse, *rest)
-        if not returns_all:
+        if wants_out_alone:
             return out
         ctx.set_materialize_grads(False)
         if probs is not None:
@@ -141,4 +137,10 @@ class Differentiable(torch.autograd.Function):
             dout, dlse, q, k, v, out, lse, *(rest or _NOTHING), *entry.options, entry.heads_first
         )
         has_bias, has_sinks = bool(rest) and rest[_BIAS] is not None, bool(rest) and rest[_SINKS] is not None
-        return dq, dk, dv, dbias if has_bias else None, dsinks if has_sinks else None, None, None, None
+        if len(ctx.needs_input_grad) == 4:
+            return dq, dk, dv, None
+        return dq, dk, dv, None, dbias if has_bias else None, dsinks if has_sinks else None
+
+
+# Function.apply() without what it does for the transforms of torch.func, which is_watched() sees.
+differentiable = super(torch.autograd.Function, Differentiable).apply

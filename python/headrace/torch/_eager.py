@@ -6,6 +6,7 @@ Half a microsecond counts here, so what reads better as functions elsewhere is w
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Optional
 
 import torch
@@ -32,7 +33,7 @@ _EXTRA_WORDS = tuple(DATA_WORD[name] for name in EXTRA_NAMES)
 Extras = tuple[Optional[torch.Tensor], ...]  # in the order of EXTRA_NAMES
 NO_EXTRAS: Extras = (None,) * len(EXTRA_NAMES)
 
-_empty = torch.empty
+_empty, _empty_like = torch.empty, torch.empty_like
 _num_threads = torch.get_num_threads
 _is_compiling = torch.compiler.is_compiling
 _num_dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -99,25 +100,29 @@ class Entry:
     """What follows from a key."""
 
     __slots__ = (
-        "blocks", "device", "handle", "heads_first", "is_cpu", "is_quick", "lse", "options", "out", "plan", "probs",
+        "blocks", "device", "heads_first", "is_cpu", "is_out_like_q", "lse", "options", "out", "plan", "probs",
         "result_dtype", "run_function", "workspace_bytes",
     )  # fmt: skip
 
     def __init__(self, plan: Plan, q: torch.Tensor) -> None:
         self.plan = plan
         self.blocks = plan.blocks
-        self.handle = plan.handle
         self.run_function = plan.run_function
         self.workspace_bytes = plan.workspace_bytes
         self.is_cpu = not q.is_cuda
-        self.is_quick = self.is_cpu and plan.workspace_bytes <= _plans._KEPT_BYTES
         self.device = q.device
         self.result_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         self.options: tuple = ()
         self.heads_first = False
         self.out: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-        self.lse: tuple[int, ...] | None = None
+        self.is_out_like_q = False
+        self.lse: torch.Tensor | None = None  # of lse's shape, without memory of its own
         self.probs: tuple[int, ...] | None = None
+
+
+@functools.cache
+def _one_element(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return _empty(1, dtype=dtype, device=device)
 
 
 def without_gaps(tensor: torch.Tensor) -> torch.Tensor:
@@ -160,7 +165,11 @@ def _make_entry(
         views[name] = View(address, dtype, view.device_type, view.device_id, shape, strides)
         address += 1 << 60
     entry = Entry(_plans.make(views, Options(*options), num_threads), q)
-    entry.out, entry.lse, entry.probs = out, lse, probs
+    entry.out, entry.probs = out, probs
+    if len(out[0]) == q.dim():  # empty_like() costs the least of what makes a tensor
+        entry.is_out_like_q = out[0] == q.shape and out[1] == _empty_like(q).stride()
+    if lse is not None:
+        entry.lse = _one_element(entry.result_dtype, q.device).expand(lse)
     entry.options, entry.heads_first = options, heads_first
     return entry
 
@@ -222,7 +231,7 @@ def compute(
     dropout_state: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """out. lse and probs are written."""
-    out = q.new_empty_strided(*entry.out)
+    out = _empty_like(q) if entry.is_out_like_q else q.new_empty_strided(*entry.out)
     try:
         block = entry.blocks.pop()
     except IndexError:
@@ -255,7 +264,7 @@ def set_dropout(block: _plans.Block, state: torch.Tensor) -> None:
 
 
 def new_lse(entry: Entry) -> torch.Tensor:
-    return _empty(entry.lse, dtype=entry.result_dtype, device=entry.device)
+    return _empty_like(entry.lse)
 
 
 def new_probs(entry: Entry) -> torch.Tensor | None:
@@ -286,8 +295,8 @@ def forward(
 
 def run(entry: Entry, block: _plans.Block) -> None:
     """On a GPU on the current stream, with scratch memory from PyTorch's allocator, which knows streams and graphs."""
-    if entry.is_quick and entry.workspace_bytes <= scratch.num_bytes:
-        status = entry.run_function(entry.handle, *block.addresses, scratch.address, entry.workspace_bytes, None)
+    if block.scratch_token is scratch.token:  # a CPU's block, as this thread left it
+        status = entry.run_function(*block.arguments)
         entry.blocks.append(block)
         if status:
             fail(status)

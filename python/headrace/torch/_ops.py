@@ -202,7 +202,10 @@ def attention(
     entry, q, k, v = _eager.prepare(
         q, k, v, extras, options, heads_first, True, with_probs, None, quick_settings
     )
+    lse, probs = _eager.new_lse(entry), _eager.new_probs(entry)
+    out = _eager.compute(entry, q, q.data_ptr(), k.data_ptr(), v.data_ptr(), lse, probs, extras, dropout_state)
     rest = () if extras is dropout_state is None else (*given, dropout_state)
-    returns_all = with_lse or with_probs
-    results = _backward.Differentiable.apply(q, k, v, given[3], given[6], entry, rest, returns_all)
-    return results if returns_all else (results, None, None)
+    wants_out_alone = not with_lse and not with_probs
+    call = (entry, out, lse, probs, rest, wants_out_alone)
+    results = _backward.differentiable(q, k, v, call, given[3], given[6])
+    return (results, None, None) if wants_out_alone else results
