@@ -237,13 +237,24 @@ _kept_lock = threading.Lock()
 get = _kept.get
 
 
+def _make_room() -> None:
+    if len(_kept) >= _MAX_PLANS:  # the older half goes; a call that still runs one of them holds it
+        for old in list(_kept)[: _MAX_PLANS // 2]:
+            del _kept[old]
+
+
 def keep(key: Any, value: Any) -> Any:
     """Keeps a plan, or what holds one, under the key; the first of two threads wins."""
     with _kept_lock:
-        if len(_kept) >= _MAX_PLANS:  # the older half goes; a call that still runs one of them holds it
-            for old in list(_kept)[: _MAX_PLANS // 2]:
-                del _kept[old]
+        _make_room()
         return _kept.setdefault(key, value)
+
+
+def replace(key: Any, value: Any) -> None:
+    """keep(), but the last one wins."""
+    with _kept_lock:
+        _make_room()
+        _kept[key] = value
 
 
 def make(

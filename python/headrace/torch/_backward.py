@@ -95,9 +95,38 @@ def _entry_of(operands: tuple, gradients: tuple, extras: tuple, options: tuple, 
     return entry
 
 
-class Differentiable(torch.autograd.Function):
+# ---- nodes of autograd's graph ----
+
+
+def _gradients(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    q, k, v, out, lse, *rest = ctx.saved_tensors
+    entry = ctx.entry
+    # The operator is what others see, and what says that there are no gradients of gradients.
+    is_direct = not torch.is_grad_enabled() and not _eager.is_watched()
+    run = attention_backward if is_direct else torch.ops.headrace.attention_backward
+    if dout is None:
+        dout = torch.zeros_like(out)
+    return run(dout, dlse, q, k, v, out, lse, *(rest or _NOTHING), *entry.options, entry.heads_first)
+
+
+class _Differentiable(torch.autograd.Function):
     """The operator for a plain eager call with gradients: the same backward at a fraction of its cost. What the forward
     gives is there already."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: tuple) -> torch.Tensor:
+        """`call`: entry, out, lse."""
+        ctx.entry, out, lse = call
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return *_gradients(ctx, dout, None)[:3], None
+
+
+class _DifferentiableWithExtras(torch.autograd.Function):
+    """The same for all that the operator has."""
 
     @staticmethod
     def forward(
@@ -106,41 +135,30 @@ class Differentiable(torch.autograd.Function):
         k: torch.Tensor,
         v: torch.Tensor,
         call: tuple,
-        bias: torch.Tensor | None = None,
-        sinks: torch.Tensor | None = None,
-    ) -> Any:
-        """`call`: entry, out, lse, and for a call that is not plain also probs, the extras (bias and sinks among them)
-        with the dropout state, and whether the caller wants out alone."""
-        ctx.entry, out, lse, *others = call
-        if not others:
-            ctx.save_for_backward(q, k, v, out, lse)
-            return out
-        probs, rest, wants_out_alone = others
+        bias: torch.Tensor | None,
+        sinks: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """`call`: entry, (out, lse, probs), the extras (bias and sinks among them) and the dropout state."""
+        ctx.entry, (out, lse, probs), rest = call
         ctx.save_for_backward(q, k, v, out, lse, *rest)
-        if wants_out_alone:
-            return out
         ctx.set_materialize_grads(False)
+        ctx.has_bias, ctx.has_sinks = bias is not None, sinks is not None
         if probs is not None:
             ctx.mark_non_differentiable(probs)
         return out, lse, probs
 
     @staticmethod
-    def backward(ctx: Any, dout: torch.Tensor | None, dlse: Any = None, dprobs: None = None) -> tuple:
-        q, k, v, out, lse, *rest = ctx.saved_tensors
-        entry = ctx.entry
-        # The operator is what others see, and what says that there are no gradients of gradients.
-        is_direct = not torch.is_grad_enabled() and not _eager.is_watched()
-        run = attention_backward if is_direct else torch.ops.headrace.attention_backward
-        if dout is None:
-            dout = torch.zeros_like(out)
-        dq, dk, dv, dbias, dsinks = run(
-            dout, dlse, q, k, v, out, lse, *(rest or _NOTHING), *entry.options, entry.heads_first
-        )
-        has_bias, has_sinks = bool(rest) and rest[_BIAS] is not None, bool(rest) and rest[_SINKS] is not None
-        if len(ctx.needs_input_grad) == 4:
-            return dq, dk, dv, None
-        return dq, dk, dv, None, dbias if has_bias else None, dsinks if has_sinks else None
+    def backward(
+        ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None, dprobs: None
+    ) -> tuple[torch.Tensor | None, ...]:
+        dq, dk, dv, dbias, dsinks = _gradients(ctx, dout, dlse)
+        return dq, dk, dv, None, dbias if ctx.has_bias else None, dsinks if ctx.has_sinks else None
 
 
-# Function.apply() without what it does for the transforms of torch.func, which is_watched() sees.
-differentiable = super(torch.autograd.Function, Differentiable).apply
+def _apply_of(function: type[torch.autograd.Function]) -> Any:
+    """Function.apply() without what it does for the transforms of torch.func, which is_watched() sees."""
+    return super(torch.autograd.Function, function).apply
+
+
+differentiable = _apply_of(_Differentiable)
+differentiable_with_extras = _apply_of(_DifferentiableWithExtras)

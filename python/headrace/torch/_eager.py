@@ -10,7 +10,7 @@ import functools
 from typing import Any, Optional
 
 import torch
-from torch.autograd import profiler
+from torch.autograd import forward_ad, profiler
 
 from .. import _plans, _structs
 from .._arguments import EXTRA_NAMES, lse_shape, probs_shape, swapped_heads
@@ -44,7 +44,8 @@ _tracing_state = torch._C._get_tracing_state
 
 
 def is_watched() -> bool:
-    """Whether somebody looks at operators as they pass: compiler, modes, transforms, autocast, tracer, profiler."""
+    """Whether somebody looks at operators as they pass: compiler, modes, transforms, autocast, tracer, forward mode of
+    differentiation, profiler."""
     return bool(
         _is_compiling()
         or _num_dispatch_modes()
@@ -52,6 +53,7 @@ def is_watched() -> bool:
         or _has_functorch()
         or _is_any_autocast()
         or _tracing_state()
+        or forward_ad._current_level >= 0
         or profiler._is_profiler_enabled
     )
 
@@ -178,14 +180,6 @@ def layouts_of(tensors: tuple[torch.Tensor | None, ...]) -> tuple:
     return tuple(None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors)
 
 
-def quick_key(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, settings: Any, needs_grad: bool) -> tuple:
-    return (
-        settings, needs_grad, q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype,
-        q.get_device(), k.get_device(), v.get_device(), (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15,
-        _num_threads(),
-    )  # fmt: skip
-
-
 def prepare(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -196,10 +190,9 @@ def prepare(
     with_lse: bool,
     with_probs: bool,
     out_strides: tuple[int, ...] | None = None,
-    quick_settings: Any = None,
 ) -> tuple[Entry, torch.Tensor, torch.Tensor, torch.Tensor]:
     """What compute() needs: q, k and v are copies where the library could not read them. `options` has the values of
-    Options, in its order. With `quick_settings` (settings, needs_grad) _quick.py knows the same call next time."""
+    Options, in its order."""
     device = q.get_device()
     threads = _num_threads() if device < 0 else 0
     key = (
@@ -214,8 +207,6 @@ def prepare(
             return prepare(q, k, v, extras, options, heads_first, with_lse, with_probs, out_strides)
         made = _make_entry(q, k, v, extras, options, heads_first, with_lse, with_probs, threads, out_strides)
         entry = _plans.keep(key, made)
-    if quick_settings is not None:
-        _plans.keep(quick_key(q, k, v, *quick_settings), entry)
     return entry, q, k, v
 
 
@@ -232,8 +223,9 @@ def compute(
 ) -> torch.Tensor:
     """out. lse and probs are written."""
     out = _empty_like(q) if entry.is_out_like_q else q.new_empty_strided(*entry.out)
+    blocks = entry.blocks
     try:
-        block = entry.blocks.pop()
+        block = blocks.pop()
     except IndexError:
         block = entry.plan.take_block()
     words = block.words
@@ -249,7 +241,13 @@ def compute(
         write_extras(words, extras)
     if dropout_state is not None:
         set_dropout(block, dropout_state)
-    run(entry, block)
+    if block.scratch_token is not scratch.token:
+        run(entry, block)
+        return out
+    status = entry.run_function(*block.arguments)  # run(), for a CPU's block as this thread left it
+    blocks.append(block)
+    if status:
+        fail(status)
     return out
 
 
@@ -263,12 +261,19 @@ def set_dropout(block: _plans.Block, state: torch.Tensor) -> None:
     block.set_dropout(*(n & 0xFFFFFFFFFFFFFFFF for n in state.tolist()))
 
 
-def new_lse(entry: Entry) -> torch.Tensor:
-    return _empty_like(entry.lse)
-
-
-def new_probs(entry: Entry) -> torch.Tensor | None:
-    return None if entry.probs is None else _empty(entry.probs, dtype=entry.result_dtype, device=entry.device)
+def results_of(
+    entry: Entry,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    extras: Extras | None,
+    dropout_state: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """out, lse and probs; the latter two where the entry has them."""
+    lse = None if entry.lse is None else _empty_like(entry.lse)
+    probs = None if entry.probs is None else _empty(entry.probs, dtype=entry.result_dtype, device=entry.device)
+    out = compute(entry, q, q.data_ptr(), k.data_ptr(), v.data_ptr(), lse, probs, extras, dropout_state)
+    return out, lse, probs
 
 
 def forward(
@@ -282,25 +287,14 @@ def forward(
     with_lse: bool,
     with_probs: bool,
     out_strides: tuple[int, ...] | None = None,
-    quick_settings: Any = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """out, lse, probs (None where not asked for); the arguments are those of prepare()."""
-    entry, q, k, v = prepare(
-        q, k, v, extras, options, heads_first, with_lse, with_probs, out_strides, quick_settings
-    )
-    lse, probs = new_lse(entry) if with_lse else None, new_probs(entry)
-    out = compute(entry, q, q.data_ptr(), k.data_ptr(), v.data_ptr(), lse, probs, extras, dropout_state)
-    return out, lse, probs
+    entry, q, k, v = prepare(q, k, v, extras, options, heads_first, with_lse, with_probs, out_strides)
+    return results_of(entry, q, k, v, extras, dropout_state)
 
 
 def run(entry: Entry, block: _plans.Block) -> None:
     """On a GPU on the current stream, with scratch memory from PyTorch's allocator, which knows streams and graphs."""
-    if block.scratch_token is scratch.token:  # a CPU's block, as this thread left it
-        status = entry.run_function(*block.arguments)
-        entry.blocks.append(block)
-        if status:
-            fail(status)
-        return
     if entry.is_cpu:
         entry.plan.run_on_cpu(block)
         return
