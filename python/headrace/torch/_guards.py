@@ -14,9 +14,8 @@ Guard = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], bool]
 
 
 def _new_guard(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Guard:
-    from torch._C._dynamo.guards import TensorGuards
-
-    return TensorGuards(q, k, v, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    guards = torch._C._dynamo.guards.TensorGuards(q, k, v, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+    return guards.check
 
 
 def _sees_every_difference(new_guard: Any) -> bool:
@@ -37,7 +36,7 @@ def _sees_every_difference(new_guard: Any) -> bool:
 def _working_guard() -> Callable[..., Guard] | None:
     try:
         return _new_guard if _sees_every_difference(_new_guard) else None
-    except (ImportError, AttributeError, TypeError, ValueError, RuntimeError):
+    except (AttributeError, TypeError, ValueError, RuntimeError):
         return None
 
 
