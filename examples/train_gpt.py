@@ -202,7 +202,7 @@ def draw(runs, path):
     print(path)
 
 
-def report_of(runs, device):
+def report_of(runs, refused, device):
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(sys.argv),
@@ -217,6 +217,7 @@ def report_of(runs, device):
             }
             for run in runs
         ],
+        "refused": refused,
     }  # fmt: skip
 
 
@@ -255,17 +256,23 @@ def main(argv=None):
         sys.exit(f"--text: {a.text} has {len(text)} bytes: must be longer than --seqlen {a.seqlen}")
     a.out.mkdir(parents=True, exist_ok=True)
     sizes = Sizes(256, a.layers, a.hidden, a.heads, a.seqlen)
-    runs = []
+    runs, refused = [], {}
     for attention, seed in itertools.product(a.attention, map(int, a.seeds.split(","))):
         run = Run(text, sizes, attention, seed, a.batch, a.rate, a.device, a.compile)
         if a.resume:
             run.load(a.out)
-        train(run, a.steps, a.every, a.out)
-        runs.append(run)
+        try:
+            train(run, a.steps, a.every, a.out)
+            runs.append(run)
+        except (RuntimeError, NotImplementedError) as error:
+            if run.losses or len(a.attention) == 1:
+                raise
+            refused[run.name] = str(error).splitlines()[0]
+            print(f"{run.name:>12}  cannot run here: {refused[run.name]}", flush=True)
     print("\n| run | loss, mean of the last 20 | ms a step, median |\n|---|---:|---:|")
     for run in runs:
         print(f"| {run.name} | {run.final_loss():.4f} | {statistics.median(run.ms):.1f} |")
-    (a.out / "report.json").write_text(json.dumps(report_of(runs, a.device), indent=1) + "\n")
+    (a.out / "report.json").write_text(json.dumps(report_of(runs, refused, a.device), indent=1) + "\n")
     draw(runs, a.out / "losses.svg")
     return runs
 

@@ -37,12 +37,13 @@ def test_resume_refuses_what_it_cannot_repeat(tmp_path):
 
 
 def test_attentions_in_one_run_start_alike(tmp_path):
-    runs = train_gpt.main([*TINY, "--steps", "2", "--attention", "headrace,eager,flash", "--out", str(tmp_path)])
+    runs = train_gpt.main([*TINY, "--steps", "2", "--attention", "headrace,cudnn,eager,flash", "--out", str(tmp_path)])
     for run in runs:
         assert run.losses == pytest.approx(runs[0].losses, rel=1e-5)
     assert len({run.losses[1] for run in runs} | {runs[0].losses[0]}) > 1, "losses that do not move show nothing"
-    rows = json.loads((tmp_path / "report.json").read_text())["rows"]
-    assert [row["attention"] for row in rows] == ["headrace", "eager", "flash"]
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [row["attention"] for row in report["rows"]] == ["headrace", "eager", "flash"]
+    assert list(report["refused"]) == ["cudnn-0"], "cuDNN is not for CPUs, and the others train all the same"
 
 
 @pytest.mark.slow
