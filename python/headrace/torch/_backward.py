@@ -47,7 +47,7 @@ def attention_backward(
     if _must_be_deterministic():
         options = tuple(Options(*options)._replace(deterministic=True))
     operands = (without_gaps(q), without_gaps(k), without_gaps(v), without_gaps(out), lse)
-    results = [torch.empty_like(t) for t in (q, k, v)]
+    results: list[torch.Tensor] = [torch.empty_like(t) for t in (q, k, v)]
     # Where a gradient's last axis has gaps, as its input's has, the library writes beside it.
     written = [without_gaps(t) for t in results]
     of_extras = [None if extras[i] is None else torch.empty_like(extras[i]) for i in (_BIAS, _SINKS)]
@@ -157,7 +157,8 @@ class _DifferentiableWithExtras(torch.autograd.Function):
 
 def _apply_of(function: type[torch.autograd.Function]) -> Any:
     """Function.apply() without what it does for the transforms of torch.func, which is_watched() sees."""
-    return super(torch.autograd.Function, function).apply
+    parent: Any = super(torch.autograd.Function, function)
+    return parent.apply
 
 
 differentiable = _apply_of(_Differentiable)

@@ -14,8 +14,8 @@ Guard = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], bool]
 
 
 def _new_guard(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Guard:
-    guards = torch._C._dynamo.guards.TensorGuards(q, k, v, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-    return guards.check
+    guards: Any = torch._C._dynamo.guards
+    return guards.TensorGuards(q, k, v, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
 
 
 def _sees_every_difference(new_guard: Any) -> bool:
