@@ -18,7 +18,7 @@ _Tensor = torch.Tensor
 _kept = _plans.get
 _num_threads = torch.get_num_threads
 _is_grad_enabled = torch.is_grad_enabled
-_is_compiling = torch.compiler.is_compiling
+_is_compiling = torch.compiler.is_dynamo_compiling
 _num_function_modes = torch._C._len_torch_function_stack
 _empty_like = torch.empty_like
 
