@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """What a call costs on the host: the functions of headrace.torch beside PyTorch's scaled_dot_product_attention, at
-shapes so small that computing is nothing. Alternating rounds in one process; microseconds, medians of rounds.
+shapes so small that computing is nothing. Rounds in one process, in another order each time; microseconds, medians.
 
-On a GPU the calls of a round are enqueued and the clock stops before the GPU is waited for.
+On the CPU the clock is that of the thread, which stands still while others have the core. On a GPU the calls of a round
+are enqueued and the clock, the wall's, stops before the GPU is waited for.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import json
 import os
 import pathlib
 import platform
+import random
 import shlex
 import statistics
 import sys
@@ -53,10 +55,11 @@ def bound(call, tensors, dout, is_flat, grad):
 def time_round(function, calls, device):
     if device == "cuda":
         torch.cuda.synchronize()
-    start = time.perf_counter()
+    clock = time.perf_counter if device == "cuda" else time.thread_time
+    start = clock()
     for _ in range(calls):
         function()
-    took = time.perf_counter() - start
+    took = clock() - start
     if device == "cuda":
         torch.cuda.synchronize()
     return took / calls * 1e6
@@ -66,8 +69,10 @@ def measure(calls_of, arguments, device):
     rounds = {name: [] for name in calls_of}
     for name, function in calls_of.items():
         time_round(function, arguments.calls, device)
-    for _ in range(arguments.rounds):
-        for name, function in calls_of.items():
+    order = list(calls_of.items())
+    for i in range(arguments.rounds):
+        random.Random(i).shuffle(order)
+        for name, function in order:
             rounds[name].append(time_round(function, arguments.calls, device))
     return rounds
 

@@ -77,9 +77,7 @@ def _declare(library: ctypes.CDLL) -> None:
     library.headrace_device_from_text.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
     library.headrace_check.argtypes = [ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p]
     run: list[Any] = [ctypes.c_void_p] * 4 + [ctypes.c_size_t, ctypes.c_void_p]
-    library.headrace_plan_run.argtypes = run
     library.headrace_attention_forward.argtypes = run[1:]
-    library.headrace_plan_run_backward.argtypes = [ctypes.c_void_p, *run]
 
 
 def _check_structs(library: ctypes.CDLL, path: pathlib.Path) -> None:

@@ -107,17 +107,25 @@ def _new_problem() -> _structs.Problem:
     return _structs.Problem(struct_size=ctypes.sizeof(_structs.Problem))
 
 
+_pointer = ctypes.c_void_p.from_param  # what ctypes makes of an argument at each call, made once
+_size = ctypes.c_size_t.from_param
+
+
 class Block:
-    """The arguments of one call: tensors, gradients (of a backward only), options; `addresses` are theirs, in that
-    order. `words[DATA_WORD[name]]` is where tensor `name` lies, `gradient_words[GRADIENT_WORD[name]]` a gradient.
+    """The arguments of one call: tensors, gradients (of a backward only), options.
+
+    `words[DATA_WORD[name]]` is where tensor `name` lies, `gradient_words[GRADIENT_WORD[name]]` a gradient. `arguments`
+    are those of the plan's run_function with the scratch memory that has this `scratch_token`.
     """
 
-    __slots__ = ("_structs", "addresses", "gradient_words", "words")
+    __slots__ = ("_structs", "arguments", "gradient_words", "pointers", "scratch_token", "words")
 
     def __init__(self, *structs: Any) -> None:
         self._structs = structs
-        self.addresses = tuple(map(ctypes.addressof, structs))
+        self.pointers = tuple(_pointer(ctypes.addressof(struct)) for struct in structs)
         self.words, self.gradient_words, *_ = (memoryview(struct).cast("B").cast("Q") for struct in structs)
+        self.scratch_token: object = None
+        self.arguments: tuple[Any, ...] = ()
 
     def copy(self) -> Block:
         return Block(*(type(struct).from_buffer_copy(struct) for struct in self._structs))
@@ -130,7 +138,10 @@ class Block:
 class Plan:
     """A headrace_plan with the blocks that are free to run it; with `gradients` it is that of a backward."""
 
-    __slots__ = ("_destroy", "_first", "blocks", "handle", "is_fallback", "kernel", "run_function", "workspace_bytes")
+    __slots__ = (
+        "_destroy", "_first", "_handle_argument", "_size_argument", "blocks", "handle", "is_fallback", "kernel",
+        "run_function", "workspace_bytes",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -143,11 +154,11 @@ class Plan:
         self.handle: int | None = None
         self._destroy = LIBRARY.headrace_plan_destroy
         structs = [pack_tensors(views), pack_options(options)]
-        describe, self.run_function = LIBRARY.headrace_attention_problem, LIBRARY.headrace_plan_run
+        describe, run_function = LIBRARY.headrace_attention_problem, "headrace_plan_run"
         if gradients is not None:
             structs.insert(1, _pack_views(_structs.AttentionGradients, gradients))
             describe = LIBRARY.headrace_attention_backward_problem
-            self.run_function = LIBRARY.headrace_plan_run_backward
+            run_function = "headrace_plan_run_backward"
         problem = _new_problem()
         check(describe(*map(ctypes.byref, structs), ctypes.byref(problem)))
         handle = ctypes.c_void_p()
@@ -156,6 +167,8 @@ class Plan:
         self.workspace_bytes: int = LIBRARY.headrace_plan_workspace_bytes(handle)
         self.is_fallback = bool(LIBRARY.headrace_plan_is_fallback(handle))
         self.kernel: str = LIBRARY.headrace_plan_kernel(handle).decode()
+        self.run_function = LIBRARY[run_function]  # without argtypes: its arguments come converted
+        self._handle_argument, self._size_argument = _pointer(self.handle), _size(self.workspace_bytes)
         self._first = Block(*structs)
         self.blocks = [self._first.copy()]
         if self.is_fallback and not is_quiet:
@@ -174,20 +187,30 @@ class Plan:
         except IndexError:
             return self._first.copy()
 
+    def _arguments(self, block: Block, workspace: int | None, stream: int | None) -> tuple[Any, ...]:
+        return self._handle_argument, *block.pointers, _pointer(workspace), self._size_argument, _pointer(stream)
+
     def run(self, block: Block, workspace: int | None, stream: int | None) -> None:
-        status = self.run_function(self.handle, *block.addresses, workspace, self.workspace_bytes, stream)
+        self._run(block, self._arguments(block, workspace, stream))
+
+    def _run(self, block: Block, arguments: tuple[Any, ...]) -> None:
+        status = self.run_function(*arguments)
         self.blocks.append(block)
         if status:
             fail(status)
 
     def run_on_cpu(self, block: Block) -> None:
+        if block.scratch_token is scratch.token:
+            self._run(block, block.arguments)
+            return
         if self.workspace_bytes > _KEPT_BYTES:
             memory = _allocate(self.workspace_bytes)
             self.run(block, memory.ctypes.data, None)
             return
         if self.workspace_bytes > scratch.num_bytes:
             scratch.grow(self.workspace_bytes)
-        self.run(block, scratch.address, None)
+        block.scratch_token, block.arguments = scratch.token, self._arguments(block, scratch.address, None)
+        self._run(block, block.arguments)
 
 
 # ---- fallbacks are said once for each kind of problem ----
@@ -214,13 +237,24 @@ _kept_lock = threading.Lock()
 get = _kept.get
 
 
+def _make_room() -> None:
+    if len(_kept) >= _MAX_PLANS:  # the older half goes; a call that still runs one of them holds it
+        for old in list(_kept)[: _MAX_PLANS // 2]:
+            del _kept[old]
+
+
 def keep(key: Any, value: Any) -> Any:
     """Keeps a plan, or what holds one, under the key; the first of two threads wins."""
     with _kept_lock:
-        if len(_kept) >= _MAX_PLANS:  # the older half goes; a call that still runs one of them holds it
-            for old in list(_kept)[: _MAX_PLANS // 2]:
-                del _kept[old]
+        _make_room()
         return _kept.setdefault(key, value)
+
+
+def replace(key: Any, value: Any) -> None:
+    """keep(), but the last one wins."""
+    with _kept_lock:
+        _make_room()
+        _kept[key] = value
 
 
 def make(
@@ -253,9 +287,11 @@ def _allocate(num_bytes: int) -> np.ndarray:
 
 class Scratch(threading.local):
     """Scratch memory that a thread keeps. It grows by doubling and gives nothing back, so that an address stays good
-    until its call is over, whatever a finaliser that runs in between may ask for."""
+    until its call is over, whatever a finaliser that runs in between may ask for. `token` is another object for each
+    thread and size: an address that was freed may come again."""
 
     def __init__(self) -> None:
+        self.token = object()
         self.address: int | None = None
         self.num_bytes = 0
         self._memory: list[np.ndarray] = []
@@ -263,7 +299,7 @@ class Scratch(threading.local):
     def grow(self, num_bytes: int) -> None:
         memory = _allocate(max(num_bytes, 2 * self.num_bytes))
         self._memory.append(memory)
-        self.address, self.num_bytes = memory.ctypes.data, memory.nbytes
+        self.token, self.address, self.num_bytes = object(), memory.ctypes.data, memory.nbytes
 
 
 scratch = Scratch()

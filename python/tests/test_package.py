@@ -4,6 +4,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import sysconfig
 
 import pytest
 
@@ -98,6 +99,14 @@ def test_the_gil_is_released_during_work():
     thread.join()
     took = time.perf_counter() - start
     assert len(ticks) > 10 and ticks[len(ticks) // 2] < took
+
+
+@pytest.mark.skipif(not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="this Python always has a GIL")
+def test_import_leaves_the_gil_off():
+    """Whatever NumPy this is: it must be one for such a Python too."""
+    code = "import sys, headrace; print(sys._is_gil_enabled())"
+    done = python("-c", code, PYTHON_GIL="")
+    assert done.stdout.strip() == "False", done.stdout + done.stderr
 
 
 def test_plans_are_made_anew_after_cache_clear(monkeypatch):

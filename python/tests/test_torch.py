@@ -346,17 +346,17 @@ class _count_calls:
 
     def __enter__(self):
         self.calls = getattr(self, "calls", 0)
-        self._run = _eager.run
+        self._compute = _eager.compute
 
-        def run(entry, block):
+        def compute(*arguments):
             self.calls += 1
-            return self._run(entry, block)
+            return self._compute(*arguments)
 
-        _eager.run = run
+        _eager.compute = compute
         return self
 
     def __exit__(self, *error):
-        _eager.run = self._run
+        _eager.compute = self._compute
 
 
 # ---- on a GPU ----

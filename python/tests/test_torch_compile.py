@@ -166,6 +166,91 @@ def test_calls_that_were_made_before_differentiate_too(monkeypatch):
     assert seen == [(shape, x) for x in ((False, False), (True, False), (True, False), (False, True), (False, True))]
 
 
+# ---- calls that are known again ----
+
+
+@pytest.fixture(params=["guards", "keys"])
+def known_by(request, monkeypatch):
+    """A PyTorch with guards, and one without."""
+    import headrace
+    from headrace.torch import _guards
+
+    if request.param == "keys":
+        monkeypatch.setattr(_guards, "_make", None)
+    headrace.cache_clear()
+    yield request.param
+    headrace.cache_clear()
+
+
+def test_this_pytorch_has_guards_that_see_every_difference():
+    from headrace.torch import _guards
+
+    assert _guards._make is not None
+    assert not _guards._sees_every_difference(lambda *base: lambda *others: True)
+    assert not _guards._sees_every_difference(lambda *base: lambda *others: False)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_calls_that_differ_are_told_apart(device, known_by):
+    """Each is made twice in a row and then among all others; what it gives never depends on what came before."""
+    wide = make((2, 5, 4, 32), device=device)
+    base = make((2, 5, 4, 16), device=device)
+    shifted = torch.empty(base.numel() + 1, device=device)[1:].view_as(base).copy_(base)
+    tensors = {
+        "base": base, "shape": make((2, 6, 4, 16), device=device), "gaps": wide[..., ::2], "strides": wide[..., 8:24],
+        "alignment": shifted, "dtype": base.half(), "gradient": base.clone().requires_grad_(),
+        "parameter": torch.nn.Parameter(base.clone()), "no memory": base.to("meta"),
+    }  # fmt: skip
+
+    def call(name, is_causal):
+        x = tensors[name]
+        others = [base if x.shape == base.shape and x.dtype == base.dtype and not x.is_meta else x] * 2
+        return ht.flash_attn_func(x, *others, causal=is_causal)
+
+    first = {key: call(*key) for key in ((name, is_causal) for name in tensors for is_causal in (False, True))}
+    for _ in range(2):
+        for key, expected_out in [(k, x) for k, x in first.items() for _ in range(2)]:
+            out = call(*key)
+            assert out.requires_grad == (key[0] in ("gradient", "parameter")), key
+            assert out.is_meta == (key[0] == "no memory") and out.stride() == expected_out.stride()
+            assert out.is_meta or same_bits(out, expected_out), key
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_modes_between_known_calls_are_honoured(device, known_by):
+    q, k, v = (x.requires_grad_() for x in qkv(device))
+
+    def call(q=q, k=k, v=v):
+        return ht.flash_attn_func(q, k, v)
+
+    for _ in range(3):
+        plain = call()
+        assert plain.requires_grad
+        with torch.no_grad():
+            assert not call().requires_grad and same_bits(call(), plain)
+        with torch.inference_mode():
+            assert call().is_inference()
+        with torch.autocast(device, dtype=torch.bfloat16):
+            assert call().dtype == torch.bfloat16
+        assert same_bits(torch.vmap(call)(*(torch.stack([x, x]) for x in (q, k, v)))[1], plain)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(threads + 1)
+        assert same_bits(call(), plain)
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_known_calls_keep_no_tensor_alive(known_by, needs_grad):
+    import weakref
+
+    q = make((1, 3, 2, 8)).requires_grad_(needs_grad)
+    for _ in range(3):
+        out = ht.flash_attn_func(q, q.clone(), q.clone())
+    seen = [weakref.ref(x) for x in (q, out)]
+    del q, out
+    assert [x() for x in seen] == [None, None]
+
+
 # ---- watchers ----
 
 

@@ -177,3 +177,18 @@ def test_gradients_of_gradients_are_refused(device):
         (dq,) = torch.autograd.grad(out.float().square().sum(), q, create_graph=True)
         with pytest.raises(NotImplementedError, match="gradients of attention's gradients"):
             dq.sum().backward()
+
+
+def test_tangents_are_refused(device):
+    """PyTorch would pass them over in silence, and give zeros."""
+    import torch.autograd.forward_ad as forward_ad
+
+    q, k, v = qkv(device, **SMALL)
+    ht.flash_attn_func(q, k, v), ht.flash_attn_func(q, k, v)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q, torch.ones_like(q))
+        with pytest.raises(NotImplementedError, match="tangent of forward-mode differentiation"):
+            ht.flash_attn_func(dual, k, v)
+        ht.flash_attn_func(q, k, v)
+    with pytest.raises(NotImplementedError, match="tangent of forward-mode differentiation"):
+        torch.func.jvp(lambda q: ht.flash_attn_func(q, k, v), (q,), (torch.ones_like(q),))

@@ -47,7 +47,7 @@ def attention_backward(
     if _must_be_deterministic():
         options = tuple(Options(*options)._replace(deterministic=True))
     operands = (without_gaps(q), without_gaps(k), without_gaps(v), without_gaps(out), lse)
-    results = [torch.empty_like(t) for t in (q, k, v)]
+    results: list[torch.Tensor] = [torch.empty_like(t) for t in (q, k, v)]
     # Where a gradient's last axis has gaps, as its input's has, the library writes beside it.
     written = [without_gaps(t) for t in results]
     of_extras = [None if extras[i] is None else torch.empty_like(extras[i]) for i in (_BIAS, _SINKS)]
@@ -95,8 +95,38 @@ def _entry_of(operands: tuple, gradients: tuple, extras: tuple, options: tuple, 
     return entry
 
 
-class Differentiable(torch.autograd.Function):
-    """The operator for a plain eager call with gradients: the same forward and backward at a fraction of its cost."""
+# ---- nodes of autograd's graph ----
+
+
+def _gradients(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    q, k, v, out, lse, *rest = ctx.saved_tensors
+    entry = ctx.entry
+    # The operator is what others see, and what says that there are no gradients of gradients.
+    is_direct = not torch.is_grad_enabled() and not _eager.is_watched()
+    run = attention_backward if is_direct else torch.ops.headrace.attention_backward
+    if dout is None:
+        dout = torch.zeros_like(out)
+    return run(dout, dlse, q, k, v, out, lse, *(rest or _NOTHING), *entry.options, entry.heads_first)
+
+
+class _Differentiable(torch.autograd.Function):
+    """The operator for a plain eager call with gradients: the same backward at a fraction of its cost. What the forward
+    gives is there already."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: tuple) -> torch.Tensor:
+        """`call`: entry, out, lse."""
+        ctx.entry, out, lse = call
+        ctx.to_save = (q, k, v, out, lse)  # save_for_backward(), which is this line
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return *_gradients(ctx, dout, None)[:3], None
+
+
+class _DifferentiableWithExtras(torch.autograd.Function):
+    """The same for all that the operator has."""
 
     @staticmethod
     def forward(
@@ -104,41 +134,32 @@ class Differentiable(torch.autograd.Function):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
+        call: tuple,
         bias: torch.Tensor | None,
         sinks: torch.Tensor | None,
-        entry: _eager.Entry,
-        rest: tuple = (),
-        returns_all: bool = False,
-    ) -> Any:
-        """`rest`: nothing, or the extras (bias and sinks among them) and the dropout state."""
-        ctx.entry = entry
-        lse = _eager.new_lse(entry)
-        if not rest and not returns_all:
-            out = _eager.compute(entry, q, q.data_ptr(), k.data_ptr(), v.data_ptr(), lse)
-            ctx.save_for_backward(q, k, v, out, lse)
-            return out
-        probs = _eager.new_probs(entry)
-        extras, dropout_state = (rest[:-1], rest[-1]) if rest else (None, None)
-        out = _eager.compute(entry, q, q.data_ptr(), k.data_ptr(), v.data_ptr(), lse, probs, extras, dropout_state)
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """`call`: entry, (out, lse, probs), the extras (bias and sinks among them) and the dropout state."""
+        ctx.entry, (out, lse, probs), rest = call
         ctx.save_for_backward(q, k, v, out, lse, *rest)
-        if not returns_all:
-            return out
         ctx.set_materialize_grads(False)
+        ctx.has_bias, ctx.has_sinks = bias is not None, sinks is not None
         if probs is not None:
             ctx.mark_non_differentiable(probs)
         return out, lse, probs
 
     @staticmethod
-    def backward(ctx: Any, dout: torch.Tensor | None, dlse: Any = None, dprobs: None = None) -> tuple:
-        q, k, v, out, lse, *rest = ctx.saved_tensors
-        entry = ctx.entry
-        # The operator is what others see, and what says that there are no gradients of gradients.
-        is_direct = not torch.is_grad_enabled() and not _eager.is_watched()
-        run = attention_backward if is_direct else torch.ops.headrace.attention_backward
-        if dout is None:
-            dout = torch.zeros_like(out)
-        dq, dk, dv, dbias, dsinks = run(
-            dout, dlse, q, k, v, out, lse, *(rest or _NOTHING), *entry.options, entry.heads_first
-        )
-        has_bias, has_sinks = bool(rest) and rest[_BIAS] is not None, bool(rest) and rest[_SINKS] is not None
-        return dq, dk, dv, dbias if has_bias else None, dsinks if has_sinks else None, None, None, None
+    def backward(
+        ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None, dprobs: None
+    ) -> tuple[torch.Tensor | None, ...]:
+        dq, dk, dv, dbias, dsinks = _gradients(ctx, dout, dlse)
+        return dq, dk, dv, None, dbias if ctx.has_bias else None, dsinks if ctx.has_sinks else None
+
+
+def _apply_of(function: type[torch.autograd.Function]) -> Any:
+    """Function.apply() without what it does for the transforms of torch.func, which is_watched() sees."""
+    parent: Any = super(torch.autograd.Function, function)
+    return parent.apply
+
+
+differentiable = _apply_of(_Differentiable)
+differentiable_with_extras = _apply_of(_DifferentiableWithExtras)

@@ -6,10 +6,11 @@ Half a microsecond counts here, so what reads better as functions elsewhere is w
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Optional
 
 import torch
-from torch.autograd import profiler
+from torch.autograd import forward_ad, profiler
 
 from .. import _plans, _structs
 from .._arguments import EXTRA_NAMES, lse_shape, probs_shape, swapped_heads
@@ -32,7 +33,7 @@ _EXTRA_WORDS = tuple(DATA_WORD[name] for name in EXTRA_NAMES)
 Extras = tuple[Optional[torch.Tensor], ...]  # in the order of EXTRA_NAMES
 NO_EXTRAS: Extras = (None,) * len(EXTRA_NAMES)
 
-_empty = torch.empty
+_empty, _empty_like = torch.empty, torch.empty_like
 _num_threads = torch.get_num_threads
 _is_compiling = torch.compiler.is_compiling
 _num_dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -43,7 +44,8 @@ _tracing_state = torch._C._get_tracing_state
 
 
 def is_watched() -> bool:
-    """Whether somebody looks at operators as they pass: compiler, modes, transforms, autocast, tracer, profiler."""
+    """Whether somebody looks at operators as they pass: compiler, modes, transforms, autocast, tracer, forward mode of
+    differentiation, profiler."""
     return bool(
         _is_compiling()
         or _num_dispatch_modes()
@@ -51,6 +53,7 @@ def is_watched() -> bool:
         or _has_functorch()
         or _is_any_autocast()
         or _tracing_state()
+        or forward_ad._current_level >= 0
         or profiler._is_profiler_enabled
     )
 
@@ -99,25 +102,29 @@ class Entry:
     """What follows from a key."""
 
     __slots__ = (
-        "blocks", "device", "handle", "heads_first", "is_cpu", "is_quick", "lse", "options", "out", "plan", "probs",
+        "blocks", "device", "heads_first", "is_cpu", "is_out_like_q", "lse", "options", "out", "plan", "probs",
         "result_dtype", "run_function", "workspace_bytes",
     )  # fmt: skip
 
     def __init__(self, plan: Plan, q: torch.Tensor) -> None:
         self.plan = plan
         self.blocks = plan.blocks
-        self.handle = plan.handle
         self.run_function = plan.run_function
         self.workspace_bytes = plan.workspace_bytes
         self.is_cpu = not q.is_cuda
-        self.is_quick = self.is_cpu and plan.workspace_bytes <= _plans._KEPT_BYTES
         self.device = q.device
         self.result_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         self.options: tuple = ()
         self.heads_first = False
         self.out: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-        self.lse: tuple[int, ...] | None = None
+        self.is_out_like_q = False
+        self.lse: torch.Tensor | None = None  # of lse's shape, without memory of its own
         self.probs: tuple[int, ...] | None = None
+
+
+@functools.cache
+def _one_element(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return _empty(1, dtype=dtype, device=device)
 
 
 def without_gaps(tensor: torch.Tensor) -> torch.Tensor:
@@ -160,21 +167,17 @@ def _make_entry(
         views[name] = View(address, dtype, view.device_type, view.device_id, shape, strides)
         address += 1 << 60
     entry = Entry(_plans.make(views, Options(*options), num_threads), q)
-    entry.out, entry.lse, entry.probs = out, lse, probs
+    entry.out, entry.probs = out, probs
+    if len(out[0]) == q.dim():  # empty_like() costs the least of what makes a tensor
+        entry.is_out_like_q = out[0] == q.shape and out[1] == _empty_like(q).stride()
+    if lse is not None:
+        entry.lse = _one_element(entry.result_dtype, q.device).expand(lse)
     entry.options, entry.heads_first = options, heads_first
     return entry
 
 
 def layouts_of(tensors: tuple[torch.Tensor | None, ...]) -> tuple:
     return tuple(None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors)
-
-
-def quick_key(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, settings: Any, needs_grad: bool) -> tuple:
-    return (
-        settings, needs_grad, q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype,
-        q.get_device(), k.get_device(), v.get_device(), (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15,
-        _num_threads(),
-    )  # fmt: skip
 
 
 def prepare(
@@ -187,10 +190,9 @@ def prepare(
     with_lse: bool,
     with_probs: bool,
     out_strides: tuple[int, ...] | None = None,
-    quick_settings: Any = None,
 ) -> tuple[Entry, torch.Tensor, torch.Tensor, torch.Tensor]:
     """What compute() needs: q, k and v are copies where the library could not read them. `options` has the values of
-    Options, in its order. With `quick_settings` (settings, needs_grad) _quick.py knows the same call next time."""
+    Options, in its order."""
     device = q.get_device()
     threads = _num_threads() if device < 0 else 0
     key = (
@@ -205,8 +207,6 @@ def prepare(
             return prepare(q, k, v, extras, options, heads_first, with_lse, with_probs, out_strides)
         made = _make_entry(q, k, v, extras, options, heads_first, with_lse, with_probs, threads, out_strides)
         entry = _plans.keep(key, made)
-    if quick_settings is not None:
-        _plans.keep(quick_key(q, k, v, *quick_settings), entry)
     return entry, q, k, v
 
 
@@ -222,9 +222,10 @@ def compute(
     dropout_state: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """out. lse and probs are written."""
-    out = q.new_empty_strided(*entry.out)
+    out = _empty_like(q) if entry.is_out_like_q else q.new_empty_strided(*entry.out)
+    blocks = entry.blocks
     try:
-        block = entry.blocks.pop()
+        block = blocks.pop()
     except IndexError:
         block = entry.plan.take_block()
     words = block.words
@@ -240,7 +241,13 @@ def compute(
         write_extras(words, extras)
     if dropout_state is not None:
         set_dropout(block, dropout_state)
-    run(entry, block)
+    if block.scratch_token is not scratch.token:
+        run(entry, block)
+        return out
+    status = entry.run_function(*block.arguments)  # run(), for a CPU's block as this thread left it
+    blocks.append(block)
+    if status:
+        fail(status)
     return out
 
 
@@ -254,12 +261,19 @@ def set_dropout(block: _plans.Block, state: torch.Tensor) -> None:
     block.set_dropout(*(n & 0xFFFFFFFFFFFFFFFF for n in state.tolist()))
 
 
-def new_lse(entry: Entry) -> torch.Tensor:
-    return _empty(entry.lse, dtype=entry.result_dtype, device=entry.device)
-
-
-def new_probs(entry: Entry) -> torch.Tensor | None:
-    return None if entry.probs is None else _empty(entry.probs, dtype=entry.result_dtype, device=entry.device)
+def results_of(
+    entry: Entry,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    extras: Extras | None,
+    dropout_state: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """out, lse and probs; the latter two where the entry has them."""
+    lse = None if entry.lse is None else _empty_like(entry.lse)
+    probs = None if entry.probs is None else _empty(entry.probs, dtype=entry.result_dtype, device=entry.device)
+    out = compute(entry, q, q.data_ptr(), k.data_ptr(), v.data_ptr(), lse, probs, extras, dropout_state)
+    return out, lse, probs
 
 
 def forward(
@@ -273,25 +287,14 @@ def forward(
     with_lse: bool,
     with_probs: bool,
     out_strides: tuple[int, ...] | None = None,
-    quick_settings: Any = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """out, lse, probs (None where not asked for); the arguments are those of prepare()."""
-    entry, q, k, v = prepare(
-        q, k, v, extras, options, heads_first, with_lse, with_probs, out_strides, quick_settings
-    )
-    lse, probs = new_lse(entry) if with_lse else None, new_probs(entry)
-    out = compute(entry, q, q.data_ptr(), k.data_ptr(), v.data_ptr(), lse, probs, extras, dropout_state)
-    return out, lse, probs
+    entry, q, k, v = prepare(q, k, v, extras, options, heads_first, with_lse, with_probs, out_strides)
+    return results_of(entry, q, k, v, extras, dropout_state)
 
 
 def run(entry: Entry, block: _plans.Block) -> None:
     """On a GPU on the current stream, with scratch memory from PyTorch's allocator, which knows streams and graphs."""
-    if entry.is_quick and entry.workspace_bytes <= scratch.num_bytes:
-        status = entry.run_function(entry.handle, *block.addresses, scratch.address, entry.workspace_bytes, None)
-        entry.blocks.append(block)
-        if status:
-            fail(status)
-        return
     if entry.is_cpu:
         entry.plan.run_on_cpu(block)
         return

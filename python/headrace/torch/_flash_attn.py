@@ -128,15 +128,13 @@ def flash_attn_func(
         ValueError, NotImplementedError, MemoryError, RuntimeError: as attention().
     """
     settings = None
-    if alibi_slopes is None and not dropout_p and not return_attn_probs and type(window_size) is tuple:
-        settings = (
-            "flash_attn", softmax_scale, causal, window_size, softcap, num_splits, qv, q_descale, k_descale, v_descale,
-            attention_chunk, sm_margin, deterministic,
-        )  # fmt: skip
+    has_fa3 = attention_chunk or sm_margin or not (qv is q_descale is k_descale is v_descale is None)
+    if not has_fa3 and alibi_slopes is None and not dropout_p and not return_attn_probs and type(window_size) is tuple:
+        settings = ("flash_attn", softmax_scale, causal, window_size, softcap, num_splits, deterministic)
         out = _quick.attention(q, k, v, settings)
         if out is not None:
             return out
-    if attention_chunk or sm_margin or not (qv is q_descale is k_descale is v_descale is None):
+    if has_fa3:
         _refuse_fa3(qv, (q_descale, k_descale, v_descale), attention_chunk, sm_margin)
     extras = None if alibi_slopes is None else (None, None, alibi_slopes, None, None, None, None)
     return _run(

@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from .._arguments import lse_shape, probs_shape, swapped_heads
 from .._plans import Options
-from . import _backward, _eager
+from . import _backward, _eager, _quick
 from ._eager import NO_EXTRAS, Extras, is_watched
 
 _EXTRAS = (
@@ -58,8 +59,21 @@ class _Arguments:
 # ---- forward ----
 
 
+def _refuse_tangents(tensors: tuple[torch.Tensor | None, ...]) -> None:
+    """PyTorch passes them over in silence where an operator has a backward alone."""
+    if forward_ad._current_level < 0:
+        return
+    for tensor in tensors:
+        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise NotImplementedError(
+                "a tangent of forward-mode differentiation: this version of headrace has backward() only; use that, or "
+                "take attention from plain tensor operations"
+            )
+
+
 def _forward(*flat: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     a = _Arguments(flat)
+    _refuse_tangents((*a.qkv, *a.extras))
     extras = None if all(t is None for t in a.extras) else a.extras
     out, lse, probs = _eager.forward(*a.qkv, extras, tuple(a.options), a.dropout_state, *a.flags)
     empty = _eager.empty_results
@@ -183,7 +197,8 @@ def attention(
     with_probs: bool,
     quick_settings: tuple | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """out, lse, probs; what was not asked for is None or an empty tensor."""
+    """out, lse, probs; what was not asked for is None, an empty tensor, or there all the same. With `quick_settings`
+    _quick.py knows the same call next time."""
     needs_grad = _is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad
@@ -192,17 +207,15 @@ def attention(
     )
     given = NO_EXTRAS if extras is None else extras
     if is_watched() or not _PLAIN.issuperset((type(q), type(k), type(v))) or q.is_meta:
+        _refuse_tangents((q, k, v, *given))  # also those of torch.func.jvp, which the operator does not see
         return _operator(q, k, v, *given, dropout_state, *options, heads_first, with_lse or needs_grad, with_probs)
+    entry, q, k, v = _eager.prepare(q, k, v, extras, options, heads_first, with_lse or needs_grad, with_probs)
     if quick_settings is not None:
-        quick_settings = (quick_settings, needs_grad)
+        _quick.remember(entry, q, k, v, quick_settings, needs_grad)
+    out, lse, probs = results = _eager.results_of(entry, q, k, v, extras, dropout_state)
     if not needs_grad:
-        return _eager.forward(
-            q, k, v, extras, options, dropout_state, heads_first, with_lse, with_probs, None, quick_settings
-        )
-    entry, q, k, v = _eager.prepare(
-        q, k, v, extras, options, heads_first, True, with_probs, None, quick_settings
-    )
-    rest = () if extras is dropout_state is None else (*given, dropout_state)
-    returns_all = with_lse or with_probs
-    results = _backward.Differentiable.apply(q, k, v, given[3], given[6], entry, rest, returns_all)
-    return results if returns_all else (results, None, None)
+        return results
+    if extras is dropout_state is None and not with_lse and not with_probs:
+        return _backward.differentiable(q, k, v, (entry, out, lse)), None, None
+    call = (entry, results, (*given, dropout_state))
+    return _backward.differentiable_with_extras(q, k, v, call, given[3], given[6])

@@ -1,0 +1,48 @@
+"""Whether three tensors are like three others in all that a plan depends on, addresses apart, in requires_grad, and in
+the modes that change where the dispatcher goes. It is the test by which torch.compile knows its graphs, and no public
+API: where this PyTorch has none, or one that lets a difference pass, there are no guards, and calls are found by keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Guard = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], bool]
+
+
+def _new_guard(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Guard:
+    guards: Any = torch._C._dynamo.guards
+    return guards.TensorGuards(q, k, v, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+
+
+def _sees_every_difference(new_guard: Any) -> bool:
+    def like(**changed: Any) -> torch.Tensor:
+        return torch.empty(**{"size": (2, 3, 4, 8), **changed})
+
+    base = [like() for _ in range(3)]
+    other = [
+        like(size=(2, 3, 5, 8)), like(size=(2, 3, 4, 8, 1)), like().transpose(1, 2).contiguous().transpose(1, 2),
+        like(dtype=torch.float16), like(device="meta"), like(requires_grad=True), torch.nn.Parameter(like()),
+    ]  # fmt: skip
+    guard = new_guard(*base)
+    if not guard(*[like() for _ in range(3)]):
+        return False
+    return not any(guard(*base[:i], tensor, *base[i + 1 :]) for tensor in other for i in range(3))
+
+
+def _working_guard() -> Callable[..., Guard] | None:
+    try:
+        return _new_guard if _sees_every_difference(_new_guard) else None
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        return None
+
+
+_make = _working_guard()
+
+
+def guard_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Guard | None:
+    """Keeps none of the tensors alive."""
+    return None if _make is None else _make(q, k, v)
