@@ -6,7 +6,8 @@ torch.compile (of a block, and of the loss), fused AdamW. The network is that of
     PYTHONPATH=python python bench/train_step.py --out bench/results/NAME.json
     PYTHONPATH=python python bench/train_step.py --small                # a tiny one, also on a CPU
 
-All attentions train the same model in turn: weights differ from round to round, the work does not. FLOP are counted as
+All attentions train the same model in turn, some steps each: weights differ from round to round, the work does not. The
+first step of a turn is not timed: the card is as warm then as the attention before left it. FLOP are counted as
 the FlashAttention-2 paper does: 6 * parameters * tokens + 12 * layers * hidden * seqlen * tokens. After the rounds one
 more step of each is profiled: the table names the kernels that took the most time among those of attention.
 """
@@ -31,6 +32,7 @@ from train_gpt import ATTENTIONS, GPT, Sizes  # noqa: E402
 
 LARGE = {"vocab": 50304, "layers": 24, "hidden": 2048, "heads": 16}
 SMALL = {"vocab": 256, "layers": 2, "hidden": 64, "heads": 4}
+STEPS = 3  # timed, of a turn
 OF_ATTENTION = ("headrace", "attention", "attn", "flash", "fmha", "cudnn", "sdpa", "bmm")
 
 
@@ -95,12 +97,13 @@ def rows_of(step, attentions, rounds):
                 step.run(name)
             seconds[name] = []
         except (RuntimeError, NotImplementedError) as error:  # also out of memory
-            errors[name] = str(error).splitlines()[0]
+            errors[name] = " ".join(str(error).split())
             step.optimizer.zero_grad(set_to_none=True)
     for i in range(rounds):
         for name in seconds:
             progress(f"{name}, seqlen {step.sizes.seqlen}: round {i + 1} of {rounds}")
-            seconds[name].append(step.seconds(name))
+            step.run(name)
+            seconds[name] += [step.seconds(name) for _ in range(STEPS)]
     progress("")
     for name in attentions:
         row = {"attention": name, "seqlen": step.sizes.seqlen, "batch": step.batch, "parameters": step.parameters}
@@ -131,7 +134,7 @@ def main(argv=None):
     parser.add_argument("--attention", default="headrace,flash,cudnn" if has_gpu else "headrace,flash,eager")
     parser.add_argument("--seqlen", help="one or several; default 8192,2048, with --small 64,32")
     parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=8, help="turns of each attention")
     parser.add_argument("--small", action="store_true", help="2 layers of 64, vocabulary 256")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if has_gpu else "cpu")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=has_gpu)

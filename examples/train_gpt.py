@@ -267,7 +267,7 @@ def main(argv=None):
         except (RuntimeError, NotImplementedError) as error:
             if run.losses or len(a.attention) == 1:
                 raise
-            refused[run.name] = str(error).splitlines()[0]
+            refused[run.name] = " ".join(str(error).split())
             print(f"{run.name:>12}  cannot run here: {refused[run.name]}", flush=True)
     print("\n| run | loss, mean of the last 20 | ms a step, median |\n|---|---:|---:|")
     for run in runs:

@@ -76,22 +76,31 @@ TEST_F(SmolLm2, ExactAnswersAreThoseOfTransformers) {
   }
 }
 
-// Where the two best tokens are never closer than 0.3: 8 bits of activations move logits by less at
-// the top (measured: no answer of these left).
-TEST_F(SmolLm2, NormalAnswersAreTheSameWhereNothingIsNear) {
+// 8 bits of activations move logits by some tenths. Which ones depends on the order of sums, so on
+// the instruction set: of 1280 steps behind the reference's own tokens AVX2 takes another token in
+// one (gap 0.15), AVX-512 in three (gaps up to 0.38).
+TEST_F(SmolLm2, NormalAnswersLeaveTheReferenceOnlyWhereTwoTokensAreNear) {
+  constexpr double kNear = 0.75;
   const Model model(path_);
   const auto golden = json_of("smollm2_greedy.json");
-  int num_compared = 0;
+  std::size_t num_steps = 0, num_other = 0;
   for (const auto& answer : golden.at("answers")) {
+    const Tokens prompt = answer.at("prompt_tokens"), tokens = answer.at("tokens");
     const std::vector<double> gaps = answer.at("gaps");
-    if (*std::min_element(gaps.begin(), gaps.end()) < 0.3) continue;
-    ++num_compared;
-    const Tokens tokens = answer.at("tokens");
-    EXPECT_EQ(greedy(model, answer.at("prompt_tokens"), tokens.size(), headrace::DType::f16),
-              tokens)
-        << answer.at("prompt");
+    Session session(model, {.max_tokens = 256, .cache_dtype = headrace::DType::f16});
+    session.append(prompt);
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      const auto token = session.sample({}, 0).token;
+      ++num_steps;
+      if (token != tokens[i]) {
+        ++num_other;
+        EXPECT_LT(gaps[i], kNear) << answer.at("prompt") << ", step " << i;
+      }
+      session.append({&tokens[i], 1});
+    }
   }
-  EXPECT_GE(num_compared, 8);
+  EXPECT_GE(num_steps, 1000u);
+  EXPECT_LE(num_other, num_steps / 100);
 }
 
 // Log-probabilities of the tokens that follow, over the first window of the text.

@@ -4,6 +4,8 @@ The rules are R1 (16-bit dtypes) and R2 (float32) of docs/numerics.md. Both mode
 same weights and dtype, whose attention is computed in float64 and rounded once: what is left is attention's error.
 """
 
+import re
+
 import numpy as np
 import oracle
 import pytest
@@ -101,8 +103,13 @@ def count_calls(monkeypatch):
     return calls
 
 
-def check_logits(ours, eager, exact, dtype):
-    """Of positions that count."""
+# R1's limits on the mean error beside eager's (docs/numerics.md): kernels on tensor cores round P as eager does.
+MEAN_LIMIT, MEAN_LIMIT_ROUNDED = 0.8, 1.25
+ROUNDS_P = re.compile("cuda_sm|cpu_avx512bf16")
+
+
+def check_logits(ours, eager, exact, dtype, kernels):
+    """Of positions that count. `kernels` computed ours."""
     exact, ours, eager = array(exact), array(ours), array(eager)
     largest = np.abs(exact).max()
     assert exact.std() > 0.1 * largest > 0, "logits that cannot show an error"
@@ -114,7 +121,7 @@ def check_logits(ours, eager, exact, dtype):
         )
         return
     assert error.max() <= plain.max() + oracle._ulp(largest, name_of(dtype))
-    assert error.mean() <= 0.8 * plain.mean()
+    assert error.mean() <= (MEAN_LIMIT_ROUNDED if any(map(ROUNDS_P.match, kernels)) else MEAN_LIMIT) * plain.mean()
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -128,7 +135,7 @@ def test_prefill_logits_equal_eagers(device, name, dtype, count_calls):
         assert not count_calls
         ours = model_of(name, "headrace", dtype, device)(ids).logits
     assert len(count_calls) == 3
-    check_logits(ours, eager, exact, dtype)
+    check_logits(ours, eager, exact, dtype, count_calls)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -172,7 +179,7 @@ def test_padded_batches_equal_eagers(device, name):
                 model_of(name, "headrace", torch.float32, device),
             )
         )
-    check_logits(ours, eager, exact, torch.float32)
+    check_logits(ours, eager, exact, torch.float32, [])
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -196,7 +203,7 @@ def test_generate_equals_eagers(device, name, is_padded, count_calls):
     exact = model_of(name, "exact", torch.float32, device).generate(ids, **arguments)
     assert torch.equal(exact.sequences, eager.sequences)
     stacked = [torch.stack(x.logits) for x in (ours, eager, exact)]
-    check_logits(*stacked, torch.float32)
+    check_logits(*stacked, torch.float32, [])
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
