@@ -84,13 +84,17 @@ CUDA_REPEATS, CUDA_BACKWARD_REPEATS = (
     for pattern in ("Kernels/Repeats.*", "Kernels/BackwardRepeats.*")
 )
 CUDA_MANY_RUNS = conformance("many runs", "--suite", "backward", "--only", "B7", "--tier", "small", "--device", "cuda")
+# Few of the small grid's cases are such that Hopper's kernel takes them.
+CUDA_CASES = conformance("3000 cases", "--suite", "grid", "--count", "3000", "--threads", "4", "--device", "cuda")
 ON_CUDA = {
     "cuda_simple": (CUDA_ORACLE,),
     "cuda_sm80_fwd": (CUDA_GRID,),
-    "cuda_sm90_fwd": (CUDA_GRID, CUDA_REPEATS),
+    "cuda_sm90_fwd": (CUDA_CATALOGUE, CUDA_CASES, CUDA_REPEATS),
     "cuda_simple_bwd": (CUDA_BACKWARD,),
     "cuda_sm80_bwd": (CUDA_BACKWARD,),
+    "cuda_sm80_bwd_apart": (CUDA_MANY_RUNS, CUDA_BACKWARD_REPEATS, CUDA_BACKWARD),
     "cuda_sm90_bwd": (CUDA_BACKWARD,),
+    "cuda_sm90_bwd_general": (CUDA_BACKWARD,),
     "cuda_backward_rows": (CUDA_BACKWARD,),
     "cuda_fixed_point": (CUDA_BACKWARD,),
     "cuda_backward_turns": (CUDA_MANY_RUNS, CUDA_BACKWARD_REPEATS),

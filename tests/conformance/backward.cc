@@ -1,7 +1,7 @@
-// The backward: every pair of axis values, random cases, cases that kernels for plain scores take,
-// the named grids, and what must hold without an oracle. The axis lse says whether there is a
-// gradient of lse. Inputs lie in read-only pages between NaNs, the workspace is full of NaNs,
-// outputs hold a sentinel; a GPU computes on copies of all that.
+// The backward: every pair of axis values, random cases, cases that kernels for plain scores, or
+// for few others, take, the named grids, and what must hold without an oracle. The axis lse says
+// whether there is a gradient of lse. Inputs lie in read-only pages between NaNs, the workspace is
+// full of NaNs, outputs hold a sentinel; a GPU computes on copies of all that.
 #include <algorithm>
 #include <charconv>
 #include <chrono>
@@ -194,6 +194,9 @@ void run_random(const SuiteOptions& options, BackwardRun& run, Report& report) {
   const std::vector<CaseName> plain =
       plain_cases(is_small ? kPlainSmall : kPlainFull, options.seed);
   all.insert(all.end(), plain.begin(), plain.end());
+  const std::vector<CaseName> scored =
+      scored_cases(is_small ? kScoredSmall : kScoredFull, options.seed);
+  all.insert(all.end(), scored.begin(), scored.end());
   std::vector<CaseName> others;
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (static_cast<int>(i) % options.num_shards == options.shard) {
@@ -202,9 +205,10 @@ void run_random(const SuiteOptions& options, BackwardRun& run, Report& report) {
       others.push_back(all[i]);
     }
   }
-  report.notes.push_back(format_text("{} cases of axis values, {} of them plain",
-                                     all.size() - others.size(),
-                                     plain.size() / static_cast<std::size_t>(options.num_shards)));
+  const auto num_shards = static_cast<std::size_t>(options.num_shards);
+  report.notes.push_back(format_text(
+      "{} cases of axis values, {} of them plain, {} plain but for softcap, ALiBi or bias",
+      all.size() - others.size(), plain.size() / num_shards, scored.size() / num_shards));
   if (!is_small) check_holes(others, report);
 }
 

@@ -138,6 +138,7 @@ constexpr Repeated kRepeated[] = {
     {DType::f16, 64, {Axis::causal, 1}, true},
     {DType::bf16, 64, {Axis::window, static_cast<int>(Window::both)}, true},
     {DType::f32, 32, {Axis::causal, 0}, false},
+    {DType::f16, 256, {Axis::causal, 1}, false},
 };
 
 Lab make_lab(const Repeated& one, bool is_on_gpu) {

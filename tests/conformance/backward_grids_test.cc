@@ -84,9 +84,9 @@ TEST(NamedGrids, CasesAreAcceptedAndHaveTheirZeros) {
 }
 
 // What keeps a kernel of tensor cores for plain scores from a problem.
-bool is_plain(const Problem& p) {
+bool is_taken(const Problem& p) {
   const bool is_16_bit = dtype_of(p) == DType::f16 || dtype_of(p) == DType::bf16;
-  return is_16_bit && !has_general_scores(p) && p.head_dim % 8 == 0 && p.head_dim_v % 8 == 0 &&
+  return is_16_bit && p.head_dim % 8 == 0 && p.head_dim_v % 8 == 0 &&
          std::max(p.head_dim, p.head_dim_v) <= 256 && p.alignment >= kWholeAlignment &&
          !p.has_negative_strides && p.softmax_scale > 0 && p.seqlen_q > 0 && p.seqlen_k > 0 &&
          (!p.is_ragged || (p.total_q > 0 && p.total_k > 0));
@@ -97,9 +97,34 @@ TEST(PlainCases, AreEnoughForAKernelOfPlainScores) {
   const auto count = std::count_if(cases.begin(), cases.end(), [](const CaseName& name) {
     Case test_case(name);
     test_case.make_gradients();
-    return is_plain(backward_problem(test_case).value());
+    const Problem p = backward_problem(test_case).value();
+    return is_taken(p) && !has_general_scores(p);
   });
   EXPECT_GE(count, 60);
+}
+
+// Each with the heads of a group, in ragged batches, or with a gradient of its own.
+TEST(ScoredCases, HaveEveryKindOfScores) {
+  int num_softcap = 0, num_wide_softcap = 0, num_alibi_of_group = 0, num_ragged_bias = 0,
+      num_dbias = 0, num_others = 0;
+  for (const CaseName& name : scored_cases(kScoredSmall, 1)) {
+    Case test_case(name);
+    test_case.make_gradients();
+    const Problem p = backward_problem(test_case).value();
+    if (!is_taken(p)) continue;
+    num_softcap += has_softcap(p) ? 1 : 0;
+    num_wide_softcap += has_softcap(p) && p.head_dim > 128 ? 1 : 0;
+    num_alibi_of_group += p.has_alibi && p.num_heads > p.num_kv_heads ? 1 : 0;
+    num_ragged_bias += has_bias(p) && p.is_ragged ? 1 : 0;
+    num_dbias += p.has_dbias ? 1 : 0;
+    num_others += p.has_mask || p.has_tree_mask || has_dropout(p) ? 1 : 0;
+  }
+  EXPECT_GE(num_softcap, 8);
+  EXPECT_GE(num_wide_softcap, 2);
+  EXPECT_GE(num_alibi_of_group, 4);
+  EXPECT_GE(num_ragged_bias, 4);
+  EXPECT_GE(num_dbias, 8);
+  EXPECT_EQ(num_others, 0);
 }
 
 TEST(Slices, APartOfAResultIsWhereItsViewPoints) {

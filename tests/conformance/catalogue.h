@@ -124,6 +124,7 @@ void ragged_splits(Check& check);
 
 // catalogue_numbers.cc
 void very_negative_scores(Check& check);
+void sloping_scores(Check& check);
 void masked_key_with_huge_score(Check& check);
 void large_inputs_at_short_lengths(Check& check);
 void empty_rows(Check& check);

@@ -27,6 +27,26 @@ void very_negative_scores(Check& check) {
   }
 }
 
+// Every tile of keys outweighs the one before it, whichever way they are walked: by less than what
+// moves the unit of the weights, by more, by more than a format holds.
+void sloping_scores(Check& check) {
+  constexpr std::int64_t kKeys = 600;
+  for (const DType dtype : kDtypes) {
+    for (const double rise : {6., 24., 60., 240.}) {
+      for (const double sign : {-1., 1.}) {
+        Lab lab(named(dtype, {}), shape(dtype, 3, kKeys, 16));
+        lab.test_case.mutable_options().softmax_scale = 1;
+        lab.fill(lab.tensors().q, [](const Index& i) { return i[3] == 0 ? 4 : 0; });
+        lab.fill(lab.tensors().k, [&](const Index& i) {
+          const auto along = static_cast<double>(i[1]) / kKeys - 0.5;
+          return i[3] == 0 ? sign * rise * along / 4 : 0;
+        });
+        check.judge_all(lab);
+      }
+    }
+  }
+}
+
 void masked_key_with_huge_score(Check& check) {
   for (const DType dtype : kDtypes) {
     Lab lab(named(dtype, {{Axis::mask, static_cast<int>(Mask::full)}}), shape(dtype, 4, 140, 32));
@@ -71,10 +91,12 @@ void empty_rows(Check& check) {
 }
 
 void infinite_sinks(Check& check) {
-  for (const double sink : {-kInfinity, kInfinity, 1e30, -1e30}) {
-    Lab lab(named(DType::f32, {{Axis::sinks, 1}, {Axis::causal, 1}}), shape(DType::f32, 6, 4, 16));
-    lab.fill(lab.tensors().sinks, [&](const Index&) { return sink; });
-    check.judge_all(lab);
+  for (const DType dtype : kDtypes) {
+    for (const double sink : {-kInfinity, kInfinity, 1e30, -1e30, 1.}) {
+      Lab lab(named(dtype, {{Axis::sinks, 1}, {Axis::causal, 1}}), shape(dtype, 6, 4, 16));
+      lab.fill(lab.tensors().sinks, [&](const Index&) { return sink; });
+      check.judge_all(lab);
+    }
   }
 }
 

@@ -155,6 +155,13 @@ std::vector<CaseName> plain_cases(std::size_t count, std::uint64_t seed) {
   return cases;
 }
 
+std::vector<CaseName> scored_cases(std::size_t count, std::uint64_t seed) {
+  Random random(seed + 3);
+  std::vector<CaseName> cases;
+  while (cases.size() < count) cases.push_back(scored_case(random));
+  return cases;
+}
+
 PairTable::PairTable() : seen_(kTableSize, false) {
   for_each_pair([&](int, int, int, int) { ++num_required_; });
 }

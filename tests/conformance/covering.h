@@ -24,6 +24,9 @@ std::vector<CaseName> grid_cases(std::size_t count, std::uint64_t seed,
 // For kernels that take plain scores alone: a tier's share of plain_case().
 inline constexpr std::size_t kPlainSmall = 80, kPlainFull = 500;
 std::vector<CaseName> plain_cases(std::size_t count, std::uint64_t seed);
+// For kernels that take some more: of scored_case().
+inline constexpr std::size_t kScoredSmall = 60, kScoredFull = 300;
+std::vector<CaseName> scored_cases(std::size_t count, std::uint64_t seed);
 
 // Pairs of axis values seen by one kernel.
 class PairTable {

@@ -31,6 +31,9 @@ std::vector<Shape> shapes() {
       {"cuda_sm80_bwd", DType::f32, 2, 512, 16, 16, 64, {.deterministic = true}},
       {"cuda_sm80_bwd", DType::f32, 1, 200, 4, 4, 128, causal},
       {"cuda_sm80_bwd", DType::f32, 1, 150, 2, 2, 256, ordered},
+      // Dims that are no eights are left to the portable kernel: its tiles where warps drift apart.
+      {"cuda_sm80_bwd", DType::bf16, 2, 640, 8, 2, 124, causal},
+      {"cuda_sm80_bwd", DType::f16, 1, 500, 4, 4, 252, causal},
       {"cuda_simple", DType::bf16, 1, 60, 2, 1, 320, causal},
   };
 }

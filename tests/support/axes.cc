@@ -161,6 +161,24 @@ CaseName plain_case(Random& random) {
   return name;
 }
 
+CaseName scored_case(Random& random) {
+  CaseName name{};
+  do {
+    name = plain_case(random);
+    const auto draw = [&](Axis axis, std::int64_t first) {
+      const int last = num_values(static_cast<int>(axis)) - 1;
+      name.values.value[static_cast<std::size_t>(axis)] =
+          static_cast<std::uint8_t>(random.between(first, last));
+    };
+    const bool has_softcap = random.chance(35);
+    const std::int64_t others = has_softcap ? 0 : random.between(1, 3);
+    if (has_softcap) draw(Axis::softcap, 1);
+    if ((others & 1) != 0) draw(Axis::alibi, 1);
+    if ((others & 2) != 0) draw(Axis::bias, 1);
+  } while (!is_possible(name.values));
+  return name;
+}
+
 std::string describe(const AxisValues& values) {
   std::string text;
   for (const AxisInfo& axis : kAxes) {

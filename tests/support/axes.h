@@ -116,6 +116,8 @@ CaseName random_case(Random& random);
 // One that a kernel for plain scores takes, as tensor cores like it: a 16-bit format, head dims in
 // eights up to 256, no softcap, ALiBi, bias, mask or dropout, aligned rows, something to compute.
 CaseName plain_case(Random& random);
+// The same with a softcap, or with ALiBi, a bias or both.
+CaseName scored_case(Random& random);
 std::string describe(
     const AxisValues& values);  // "dtype=bf16 head_dim=64 ...", plain ones left out
 

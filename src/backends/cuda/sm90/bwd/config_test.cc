@@ -33,8 +33,13 @@ TEST(HopperBackwardTiles, SlabsBeginWhereTheSwizzleDoes) {
 TEST(HopperBackwardTiles, RegionsFollowEachOther) {
   for (const Tile& tile : kAll) {
     const SmemPlan s = smem_plan(tile);
+    EXPECT_EQ(s.offset_k + s.k, s.offset_v);
+    EXPECT_EQ(s.offset_v + s.v, s.offset_q);
     EXPECT_EQ(s.offset_q + stages_q(tile) * s.q, s.offset_dout);
+    EXPECT_EQ(s.offset_dout + stages_dout(tile) * s.dout, s.offset_ds);
     EXPECT_EQ(s.offset_ds + kStagesDs * s.ds, s.offset_p);
+    EXPECT_EQ(s.offset_p + kStagesDs * s.p, s.offset_lse);
+    EXPECT_EQ(s.offset_lse + stages_q(tile) * s.stat, s.offset_d);
     EXPECT_EQ(s.offset_d + stages_dout(tile) * s.stat, s.offset_barriers);
     EXPECT_EQ(s.offset_barriers + 8 * barrier_plan(tile).count, s.bytes);
   }
