@@ -6,6 +6,10 @@
 
 namespace headrace::cuda::sm90 {
 
+// What scores of a kernel need beside scale, causal mask, window and sinks: nothing, one thing alone
+// (kinds.cuh), or anything.
+enum class Scores { plain, sloped, capped, biased, dropped, general };
+
 // One compiled shape of the kernel. A CTA is a producer warpgroup and `warpgroups` consumers of 64
 // query rows each.
 struct Tile {
@@ -109,6 +113,8 @@ inline constexpr Tile kTile256 = {256, 256, 64, 2, false, 1, false, false};
 // one head_dim have the same keys a step, so the choice changes no bits.
 inline constexpr Tile kShort64 = {64, 64, 128, 2, true, 2, false, true};
 // General scores need registers for themselves: no third consumer, Q in shared memory, not flat.
+// One feature alone: Q from shared memory, for the registers; two of them, so that tiles are flat.
+inline constexpr Tile kFeature128 = {128, 128, 128, 2, true, 2, false, true};
 inline constexpr Tile kGeneral64 = {64, 64, 128, 2, false, 1, false, true};
 inline constexpr Tile kGeneral96 = {96, 96, 128, 2, false, 1, false, true};
 inline constexpr Tile kGeneral128 = {128, 128, 128, 2, false, 1, false, true};

@@ -1,19 +1,20 @@
 // The consumers: S = Q K^T, softmax, O += P V for 64 rows a warpgroup.
 #pragma once
 
-#include "backends/cuda/common/scores.cuh"
 #include "backends/cuda/device/wgmma.cuh"
-#include "backends/cuda/sm90/fwd/softmax.cuh"
+#include "backends/cuda/sm90/fwd/kinds.cuh"
 #include "backends/cuda/sm90/fwd/store.cuh"
 
 namespace headrace::cuda::sm90 {
 
-// kIsGeneral: scores need more than scale, causal mask, window and sinks.
-template <Tile kTile, class Element, bool kIsGeneral>
-class Consumer : TileStore<kTile, Element> {
+template <Tile kTile, class Element, Scores kScores>
+class Consumer : TileStore<kTile, Element, kScores> {
  public:
   __device__ __forceinline__ Consumer(const Params& p, const Maps& maps, u32 smem, int group)
-      : Base(p, maps, smem, group), to_log2_(kIsGeneral ? kLog2e : p.scale_log2) {}
+      : Base(p, maps, smem, group), to_log2_(kIsGeneral ? kLog2e : p.scale_log2) {
+    if constexpr (kScores == Scores::capped) cap_ = cap_numbers(p.numbers);
+    if constexpr (kScores == Scores::dropped) drop_ = drop_numbers(p.args);
+  }
 
   __device__ __forceinline__ void run() {
     for (Work work = next_work(); work.code != kEnd;) {
@@ -35,7 +36,7 @@ class Consumer : TileStore<kTile, Element> {
   }
 
  private:
-  using Base = TileStore<kTile, Element>;
+  using Base = TileStore<kTile, Element, kScores>;
   using Base::barrier;
   using Base::finish;
   using Base::group_;
@@ -61,6 +62,13 @@ class Consumer : TileStore<kTile, Element> {
   static constexpr BarrierPlan kBarriers = barrier_plan(kTile);
   static constexpr int kKeys = kTile.keys, kDim = kTile.head_dim, kDimV = kTile.head_dim_v;
   static constexpr bool kIsLazy = Element::kHasFloatRange;
+  static constexpr bool kIsGeneral = kScores == Scores::general;
+  static constexpr bool kIsSloped = kScores == Scores::sloped;
+  static constexpr bool kIsCapped = kScores == Scores::capped;
+  static constexpr bool kIsBiased = kScores == Scores::biased;
+  static constexpr bool kIsDropped = kScores == Scores::dropped;
+  // Of rows that are computed again: others than the usual ones, in natural units.
+  static constexpr bool kHasExactScores = kIsSloped || kIsCapped || kIsBiased;
   static_assert(!(kIsGeneral && kTile.is_flat), "a tile that is computed again has no next one");
   using RowSoftmax = Softmax<kKeys, Element::kLift>;
   using Precise = PreciseSoftmax<kKeys, Element::kPreciseLift>;
@@ -113,10 +121,10 @@ class Consumer : TileStore<kTile, Element> {
     for (int i = 0; i < kDim / 16; ++i) {
       const u64 k_i = wgmma_advance(k, (i % 4) * 32 + (i / 4) * kKeys * 128);
       if constexpr (kTile.q_in_registers) {
-        QK::template rs<Major::k>(s_, q_[i], k_i, i != 0);
+        QK::template rs<Major::k>(s_, q_[i], k_i, kIsBiased || i != 0);
       } else {
         QK::template ss<Major::k>(s_, wgmma_advance(q, (i % 4) * 32 + (i / 4) * kGroupRows * 128),
-                                  k_i, i != 0);
+                                  k_i, kIsBiased || i != 0);
       }
     }
     wgmma_commit();
@@ -149,8 +157,10 @@ class Consumer : TileStore<kTile, Element> {
   }
   __device__ __forceinline__ void pack() {
 #pragma unroll
-    for (int i = 0; i < kKeys / 4; ++i)
+    for (int i = 0; i < kKeys / 4; ++i) {
       weights_[i / 4][i % 4] = Element::pack(s_[2 * i], s_[2 * i + 1]);
+      if constexpr (kIsDropped) weights_[i / 4][i % 4] &= ~dropped_[i];
+    }
   }
   template <int kCount>
   static __device__ __forceinline__ void rescale(float (&x)[kCount], const float (&factor)[2]) {
@@ -162,7 +172,12 @@ class Consumer : TileStore<kTile, Element> {
   // What the scores of the thread's two rows depend on, once a tile. Rows that do not exist take
   // those of one that does.
   __device__ __forceinline__ void find_score_rows(const Work& work) {
-    if constexpr (!kIsGeneral) return;
+    if constexpr (kScores == Scores::plain || kIsCapped) return;
+    if constexpr (kIsSloped) find_slopes(work);
+    if constexpr (kIsDropped) find_drop_rows(work);
+    if constexpr (kIsBiased || kIsGeneral) make_score_rows(work);
+  }
+  __device__ __forceinline__ void make_score_rows(const Work& work) {
     const TilePlace at = place(work);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -171,14 +186,120 @@ class Consumer : TileStore<kTile, Element> {
           make_score_row(p_.problem, p_.args, sequence_of(work), at.batch, head_of(at, row), query);
     }
   }
+  __device__ __forceinline__ void find_slopes(const Work& work) {
+    const TilePlace at = place(work);
+    const int seqlen_k = word(work, kWordKeys);
+    const int shift = p_.is_top_left != 0 ? 0 : seqlen_k - at.queries;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = group_row(r), query = min(query_of(row), at.queries - 1 - at.query);
+      const int diagonal = at.query + query + shift;
+      const int left = diagonal - keys_begin(work, query), right = keys_end(work, query) - 1 - diagonal;
+      const float slope = p_.args.alibi_slopes[at.batch * p_.args.alibi_stride_batch +
+                                               head_of(at, row) * p_.args.alibi_stride_head] *
+                          kLog2e;
+      const int distance = slope >= 0 ? max(0, max(-left, -right)) : max(abs(left), abs(right));
+      sloped_.slope[r] = slope;
+      sloped_.best[r] = -slope * static_cast<float>(distance);
+      sloped_.diagonal[r] = diagonal;
+    }
+    sloped_.first_diagonal =
+        __reduce_min_sync(0xffffffffu, min(sloped_.diagonal[0], sloped_.diagonal[1]));
+    sloped_.last_diagonal =
+        __reduce_max_sync(0xffffffffu, max(sloped_.diagonal[0], sloped_.diagonal[1]));
+  }
+  // f(slopes of step n), which are Sloped<mixed?>.
+  template <class F>
+  __device__ __forceinline__ auto with_slopes(int n, F f) {
+    const int first = n * kKeys;
+    const bool is_right = first > sloped_.last_diagonal;
+    const bool is_mixed = !is_right && first + kKeys - 1 > sloped_.first_diagonal;
+    SlopedStep step;
+    step.c = to_log2_;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int distance = first + 2 * (lane_ & 3) - sloped_.diagonal[r];
+      step.slope[r] = is_right ? -sloped_.slope[r] : sloped_.slope[r];
+      step.distance[r] = static_cast<float>(distance);
+      step.left[r] = columns_below(1 - distance);
+    }
+    if (is_mixed) [[unlikely]]
+      return f(Sloped<true>{step});
+    return f(Sloped<false>{step});
+  }
+  __device__ __forceinline__ void find_drop_rows(const Work& work) {
+    const TilePlace at = place(work);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = group_row(r);
+      drop_rows_[r] =
+          drop_row(p_.args, drop_,
+                   static_cast<u32>(at.batch * p_.problem.num_heads + head_of(at, row)),
+                   static_cast<u32>(at.query + query_of(row)));
+    }
+  }
+  // Which weights of step n are dropped.
+  __device__ __forceinline__ void choose_dropped(int n) {
+    if constexpr (!kIsDropped) return;
+    static_assert(!kIsDropped || kKeys % 32 == 0);
+    const u32 top = (p_.numbers.keep_threshold - 1) * 0x00010001u;
+#pragma unroll
+    for (int half = 0; half < kKeys / 32; ++half) {
+      const u32 number = static_cast<u32>(n * (kKeys / 32) + half);
+      const u32 last = number / 2 * 8 + 2 * static_cast<u32>(lane_ & 3) + number % 2;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        u32 word[4];
+        drop_words(drop_, drop_rows_[r], last, word);
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          dropped_[2 * (4 * half + i) + r] = dropped_halves(word[i], top);
+      }
+    }
+  }
+  // The bias that S of step n begins with, in units of products; all zeros for exact scores.
+  __device__ __forceinline__ void begin_with_bias(const Work& work, int n, bool is_exact) {
+    if constexpr (!kIsBiased) return;
+    const float inverse_scale = __frcp_rn(p_.numbers.scale);
+    if (is_exact) {
+#pragma unroll
+      for (float& x : s_) x = 0.0f;
+    } else if (has_bias_pairs_) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int j = 0; j < kKeys / 8; ++j) {
+          const float2 pair = Element::unpack(bias_pairs_[r][j]);
+          s_[4 * j + 2 * r] = pair.x * inverse_scale;
+          s_[4 * j + 2 * r + 1] = pair.y * inverse_scale;
+        }
+      }
+    } else {
+      load_bias(work, n, inverse_scale);
+    }
+  }
+  __device__ __forceinline__ void load_bias(const Work& work, int n, float inverse_scale) {
+    const ScoreOperand& bias = p_.args.bias;
+    const int first = n * kKeys + 2 * (lane_ & 3), count = word(work, kWordKeys) - first;
+    const bool is_float = bias.dtype == DType::f32;
+#pragma unroll
+    for (int i = 0; i < kKeys / 2; ++i) {
+      const std::int64_t from = rows_[row_of(i)].bias + (first + column_of(i)) * bias.stride_k;
+      float x = 0.0f;
+      if (column_of(i) < count)
+        x = is_float ? load_real(static_cast<const float*>(bias.data), from)
+                     : load_real(static_cast<const typename Element::Stored*>(bias.data), from);
+      s_[i] = x * inverse_scale;
+    }
+  }
   // The accumulators of S in groups of four, as the code for fragments takes them.
   __device__ __forceinline__ auto blocks() -> float (&)[kKeys / 8][4] {
     return reinterpret_cast<float(&)[kKeys / 8][4]>(s_);
   }
   // A bias of pairs of 16 bits is brought while S is multiplied; others are read when S is there.
   __device__ __forceinline__ void fetch_bias(const Work& work, int n) {
-    if constexpr (!kIsGeneral) return;
-    has_bias_pairs_ = p_.has_bias_pairs != 0 && (n + 1) * kKeys <= word(work, kWordKeys);
+    if constexpr (!kIsGeneral && !kIsBiased) return;
+    has_bias_pairs_ = n >= work.last && p_.has_bias_pairs != 0 && (n + 1) * kKeys <= word(work, kWordKeys);
     if (!has_bias_pairs_) return;
     using Stored = typename Element::Stored;
     const std::int64_t key = std::int64_t{n} * kKeys + 2 * (lane_ & 3);
@@ -186,8 +307,13 @@ class Consumer : TileStore<kTile, Element> {
     for (int r = 0; r < 2; ++r) {
       const Stored* from = static_cast<const Stored*>(p_.args.bias.data) + rows_[r].bias + key;
 #pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j)
-        bias_pairs_[r][j] = __ldg(reinterpret_cast<const u32*>(from + 8 * j));
+      for (int j = 0; j < kKeys / 8; ++j) {
+        if constexpr (kIsBiased) {  // asked for here and not where it is wanted
+          asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(bias_pairs_[r][j]) : "l"(from + 8 * j));
+        } else {
+          bias_pairs_[r][j] = __ldg(reinterpret_cast<const u32*>(from + 8 * j));
+        }
+      }
     }
   }
   // Softcap, ALiBi, bias and masks of row r.
@@ -197,7 +323,8 @@ class Consumer : TileStore<kTile, Element> {
     const ScoreColumns columns =
         score_columns(std::int64_t{n} * kKeys, lane_ & 3, sequence.seqlen_k);
     float scale = cap_and_slope<r>(p_.problem, p_.numbers, sequence, rows_[r], columns, blocks());
-    if (has_bias_pairs_) {
+    if constexpr (kIsSloped || kIsCapped) return;
+    if (has_bias_pairs_ && kIsGeneral) {
 #pragma unroll
       for (int j = 0; j < kKeys / 8; ++j) {
         const float2 pair = Element::unpack(bias_pairs_[r][j]);
@@ -209,6 +336,7 @@ class Consumer : TileStore<kTile, Element> {
       scale = add_bias_of<typename Element::Stored, r>(p_.args.bias, rows_[r], columns, scale,
                                                        blocks());
     }
+    if constexpr (kIsBiased) return;
     if (scale != 1) scale_scores<r>(scale, blocks());
     apply_masks<r>(p_.problem, p_.args, sequence, rows_[r], columns, blocks());
   }
@@ -220,6 +348,25 @@ class Consumer : TileStore<kTile, Element> {
     }
     return mask(work, n) || kIsGeneral;
   }
+  // For PreciseSoftmax: in units of 1 / exact_to_log2().
+  __device__ __forceinline__ void make_exact_scores(const Work& work, int n) {
+    if constexpr (kHasExactScores) {
+      if constexpr (!kIsBiased) make_score_rows(work);
+      general_scores_of<0>(work, n);
+      general_scores_of<1>(work, n);
+    }
+    if constexpr (kIsCapped) {
+      if (!mask(work, n)) return;
+#pragma unroll
+      for (int i = 0; i < kKeys / 2; ++i)
+        if ((sees_[row_of(i)] >> number_of(i) & 1) == 0) s_[i] = -INFINITY;
+    } else {
+      make_scores(work, n);
+    }
+  }
+  __device__ __forceinline__ float exact_to_log2() const {
+    return kHasExactScores ? kLog2e : to_log2_;
+  }
   // Dropped weights become 0; the row's sum keeps them.
   __device__ __forceinline__ void drop(int n) {
     if (!kIsGeneral || p_.numbers.keep_threshold > 0xFFFFu) return;
@@ -228,6 +375,7 @@ class Consumer : TileStore<kTile, Element> {
   }
   // By lengths, causal mask and window. False where every row sees every key.
   __device__ __forceinline__ bool mask(const Work& work, int n) {
+    if constexpr (kIsCapped) sees_[0] = sees_[1] = ~0u;
     if (n >= work.full_begin && n < work.full_end) [[likely]]
       return false;
     const int column = n * kKeys + 2 * (lane_ & 3);
@@ -236,10 +384,14 @@ class Consumer : TileStore<kTile, Element> {
       const int query = query_of(group_row(r));
       const u32 sees = columns_below(keys_end(work, query) - column) &
                        ~columns_below(keys_begin(work, query) - column);
+      if constexpr (kIsCapped) {  // what is hidden has no score before the cap
+        sees_[r] = sees;
+      } else {
 #pragma unroll
-      for (int i = 0; i < kKeys / 4; ++i) {
-        float& x = s_[4 * (i / 2) + 2 * r + i % 2];
-        x = (sees >> i & 1) != 0 ? x : -INFINITY;
+        for (int i = 0; i < kKeys / 4; ++i) {
+          float& x = s_[4 * (i / 2) + 2 * r + i % 2];
+          x = (sees >> i & 1) != 0 ? x : -INFINITY;
+        }
       }
     }
     return true;
@@ -269,41 +421,107 @@ class Consumer : TileStore<kTile, Element> {
   // ---- tiles
   // `factor` is what O must be multiplied by, where the result is true. General kernels compute a
   // tile again by the same code, of which there is much.
-  __device__ __forceinline__ bool softmax_step(const Work& work, bool is_masked,
+  __device__ __forceinline__ bool softmax_step(const Work& work, int n, bool is_masked,
                                                float (&factor)[2]) {
     if (kIsGeneral && work.is_redo()) {
       precise_.step(s_, to_log2_, factor);
       return true;
     }
-    if constexpr (!kIsLazy) return softmax_.conditional_step(s_, to_log2_, factor);
+    if constexpr (kIsSloped) {
+      return sloped_step(n, is_masked, factor);
+    } else if constexpr (kIsCapped) {
+      const bool is_any = scale_for_cap(cap_, s_);
+      if (is_masked || __any_sync(0xffffffffu, is_any)) [[unlikely]]
+        return step_of(Capped<true>{cap_, sees_}, is_masked, factor);
+      return step_of(Capped<false>{cap_, sees_}, false, factor);
+    } else {
+      if constexpr (!kIsLazy) return softmax_.conditional_step(s_, Scaled{to_log2_}, factor);
+      if (is_masked) [[unlikely]]
+        softmax_.adopt(s_, Scaled{to_log2_});
+      if (!softmax_.lazy_step(s_, Scaled{to_log2_}, factor)) [[likely]]
+        return false;
+      rescale(s_, factor);
+      return true;
+    }
+  }
+  template <class Score>
+  __device__ __forceinline__ bool step_of(Score score, bool is_masked, float (&factor)[2]) {
+    if constexpr (!kIsLazy) return softmax_.conditional_step(s_, score, factor);
     if (is_masked) [[unlikely]]
-      softmax_.adopt(s_, to_log2_);
-    if (!softmax_.lazy_step(s_, to_log2_, factor)) [[likely]]
+      softmax_.adopt(s_, score);
+    if (!softmax_.lazy_step(s_, score, factor)) [[likely]]
       return false;
     rescale(s_, factor);
     return true;
   }
-  __device__ __forceinline__ void softmax_first(const Work& work) {
+  __device__ __forceinline__ bool sloped_step(int n, bool is_masked, float (&factor)[2]) {
+    if constexpr (!kIsLazy) {
+      add_slopes(n);
+      return softmax_.conditional_step(s_, Scaled{1.0f}, factor);
+    }
+    if (is_masked) [[unlikely]]
+      softmax_.adopt(s_, SlopedTop{to_log2_, sloped_});
+    const bool moves = with_slopes(
+        n, [&](const auto& slopes) { return softmax_.lazy_step(s_, slopes, factor); });
+    if (!moves) [[likely]]
+      return false;
+    rescale(s_, factor);
+    return true;
+  }
+  __device__ __forceinline__ void add_slopes(int n) {
+    with_slopes(n, [&](const auto& slopes) {
+#pragma unroll
+      for (int i = 0; i < kKeys / 2; ++i) s_[i] = slopes.value(s_[i], i);
+    });
+  }
+  __device__ __forceinline__ void softmax_first(int n) {
+    if constexpr (kIsSloped) {
+      if constexpr (kIsLazy) {
+        with_slopes(n, [&](const auto& slopes) {
+          softmax_.first(s_, SlopedTop{to_log2_, sloped_}, slopes);
+        });
+      } else {
+        add_slopes(n);
+        softmax_.first(s_, Scaled{1.0f}, Scaled{1.0f});
+      }
+    } else if constexpr (kIsCapped) {
+      scale_for_cap(cap_, s_);
+      const Capped<true> score{cap_, sees_};
+      softmax_.first(s_, score, score);
+    } else {
+      const Scaled score{to_log2_};
+      softmax_.first(s_, score, score);
+    }
+  }
+  __device__ __forceinline__ void first_weights(const Work& work, int n) {
     if (work.is_redo()) [[unlikely]] {
+      if constexpr (kHasExactScores) make_exact_scores(work, n);
       float factor[2];  // there is no O yet
       precise_.start();
-      precise_.step(s_, to_log2_, factor);
+      precise_.step(s_, exact_to_log2(), factor);
     } else {
-      softmax_.first(s_, to_log2_);
+      if constexpr (kHasExactScores) make_scores(work, n);
+      softmax_first(n);
     }
   }
 
   // The first step of a tile where nothing runs beside it.
   __device__ __forceinline__ void begin(const Work& work) {
+    const int n = work.first - 1;
     find_score_rows(work);
     take_q();
+    if constexpr (kIsBiased) {
+      fetch_bias(work, n);
+      begin_with_bias(work, n, work.is_redo());
+    }
     start_s();
-    fetch_bias(work, work.first - 1);
+    fetch_bias(work, kIsBiased ? n - 1 : n);
+    choose_dropped(n);
     wgmma_wait<0>();
-    end_s(work, work.first - 1);
-    make_scores(work, work.first - 1);
-    softmax_first(work);
-    drop(work.first - 1);
+    end_s(work, n);
+    if constexpr (!kHasExactScores) make_scores(work, n);
+    first_weights(work, n);
+    drop(n);
     pack();
     adds_ = 0;
     clear_tail_of_v(work, work.first - 1);
@@ -312,13 +530,15 @@ class Consumer : TileStore<kTile, Element> {
   // S of step n is multiplied while P V of step n + 1 is: the softmax runs under the product.
   __device__ __forceinline__ void step(const Work& work, int n) {
     float factor[2];
+    begin_with_bias(work, n, false);
     start_s();
     start_pv();
-    fetch_bias(work, n);
+    fetch_bias(work, kIsBiased ? n - 1 : n);
+    choose_dropped(n);
     wgmma_wait<1>();
     end_s(work, n);
     const bool is_masked = make_scores(work, n);
-    const bool moves = softmax_step(work, is_masked, factor);
+    const bool moves = softmax_step(work, n, is_masked, factor);
     drop(n);
     end_pv();
     if (moves) [[unlikely]]
@@ -338,11 +558,13 @@ class Consumer : TileStore<kTile, Element> {
       take_q();
       start_s();
       start_pv();
+      find_score_rows(next);
+      choose_dropped(next.first - 1);
       wgmma_wait<1>();
       end_s(next, next.first - 1);
       make_scores(next, next.first - 1);
       const RowSums before = sums_of(softmax_);
-      softmax_.first(s_, to_log2_);
+      softmax_first(next.first - 1);
       drop(next.first - 1);
       end_pv();
       pack();
@@ -365,11 +587,13 @@ class Consumer : TileStore<kTile, Element> {
     for (int n = work.first - 2; n >= work.last; --n) {
       start_pv();
       end_pv();
+      begin_with_bias(work, n, true);
       start_s();
+      choose_dropped(n);
       wgmma_wait<0>();
       end_s(work, n);
-      make_scores(work, n);
-      precise_.step(s_, to_log2_, factor);
+      make_exact_scores(work, n);
+      precise_.step(s_, exact_to_log2(), factor);
       rescale(o_, factor);
       drop(n);
       pack();
@@ -384,7 +608,8 @@ class Consumer : TileStore<kTile, Element> {
     return {{x.reference[0], x.reference[1]}, {x.sum[0], x.sum[1]}};
   }
   __device__ __forceinline__ RowSums sums_of(const Precise& x) const {
-    return {{x.reference(0, to_log2_), x.reference(1, to_log2_)}, {x.sum[0], x.sum[1]}};
+    const float c = exact_to_log2();
+    return {{x.reference(0, c), x.reference(1, c)}, {x.sum[0], x.sum[1]}};
   }
 
   const float to_log2_;  // of a product, or of a general score
@@ -398,6 +623,12 @@ class Consumer : TileStore<kTile, Element> {
   u32 weights_[kKeys / 16][4];
   u32 q_[kTile.q_in_registers ? kDim / 16 : 1][4];
   ScoreRow rows_[2];
+  SlopedRows sloped_;
+  CapNumbers cap_;
+  u32 sees_[2];  // capped: the keys of the running step that a row sees
+  DropNumbers drop_;
+  DropRow drop_rows_[2];
+  u32 dropped_[kKeys / 4];  // of the running step, in the order of weights_
   bool has_bias_pairs_ = false;  // of the running step
   u32 bias_pairs_[2][kKeys / 8];
   RowSoftmax softmax_;

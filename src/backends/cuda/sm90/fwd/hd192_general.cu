@@ -3,7 +3,7 @@
 namespace headrace::cuda::sm90 {
 
 Status launch_hd192_general(const Call& call) {
-  return launch_tile<kGeneral192, true>("cuda_sm90_fwd<bf16, 192, general>",
+  return launch_tile<kGeneral192, Scores::general>("cuda_sm90_fwd<bf16, 192, general>",
                                         "cuda_sm90_fwd<f16, 192, general>", call);
 }
 

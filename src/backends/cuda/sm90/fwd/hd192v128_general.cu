@@ -3,7 +3,7 @@
 namespace headrace::cuda::sm90 {
 
 Status launch_hd192v128_general(const Call& call) {
-  return launch_tile<kTile192v128, true>("cuda_sm90_fwd<bf16, 192/128, general>",
+  return launch_tile<kTile192v128, Scores::general>("cuda_sm90_fwd<bf16, 192/128, general>",
                                          "cuda_sm90_fwd<f16, 192/128, general>", call);
 }
 

@@ -3,7 +3,7 @@
 namespace headrace::cuda::sm90 {
 
 Status launch_hd96_general(const Call& call) {
-  return launch_tile<kGeneral96, true>("cuda_sm90_fwd<bf16, 96, general>",
+  return launch_tile<kGeneral96, Scores::general>("cuda_sm90_fwd<bf16, 96, general>",
                                        "cuda_sm90_fwd<f16, 96, general>", call);
 }
 

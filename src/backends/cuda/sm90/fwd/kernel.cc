@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "backends/cuda/runtime/error_word.cuh"
 #include "backends/cuda/runtime/status.cuh"
@@ -16,6 +17,7 @@ namespace {
 struct Variant {
   Tile tile;
   Launch* launch;
+  Scores scores = Scores::plain;
 };
 // The first that is large enough.
 constexpr Variant kPlain[] = {
@@ -27,20 +29,53 @@ constexpr Variant kGeneral[] = {
     {kGeneral128, launch_hd128_general}, {kTile192v128, launch_hd192v128_general},
     {kGeneral192, launch_hd192_general}, {kGeneral256, launch_hd256_general},
 };
+// One feature alone; tiles that have none of these take the general kernel.
+constexpr Variant kFeatures[] = {
+    {kTile128, launch_hd128_sloped, Scores::sloped},
+    {kFeature128, launch_hd128_capped, Scores::capped},
+    {kGeneral128, launch_hd128_biased, Scores::biased},
+    {kFeature128, launch_hd128_dropped, Scores::dropped},
+};
 constexpr Variant kShort = {kShort64, launch_hd64_short};
 constexpr std::int64_t kShortSeqlen = 1024;
 
 bool has_causal(const Problem& p) { return p.causal != HEADRACE_CAUSAL_NONE; }
 
+Scores scores_of(const Problem& p) {
+  if (!has_general_scores(p)) return Scores::plain;
+  const bool is_dropped = has_dropout(p);
+  if (has_softcap(p) + has_bias(p) + is_dropped + (p.has_alibi != 0) > 1) return Scores::general;
+  if (p.has_mask || p.has_tree_mask) return Scores::general;
+  if (has_softcap(p)) return Scores::capped;
+  if (has_bias(p)) return Scores::biased;
+  if (p.has_alibi) return Scores::sloped;
+  return dropout_keep_threshold(p.dropout_p) <= 0xffffu ? Scores::dropped : Scores::general;
+}
+
+bool fits(const Problem& p, const Tile& tile) {
+  return p.head_dim <= tile.head_dim && p.head_dim_v <= tile.head_dim_v;
+}
+template <class Variants>
+const Variant* first_that_fits(const Problem& p, const Variants& variants) {
+  const auto* found = std::find_if(std::begin(variants), std::end(variants),
+                                   [&](const Variant& v) { return fits(p, v.tile); });
+  return found == std::end(variants) ? nullptr : found;
+}
+
 // Null above 256.
 const Variant* variant_of(const Problem& p) {
-  const bool is_general = has_general_scores(p);
-  for (const Variant& v : is_general ? kGeneral : kPlain) {
-    if (p.head_dim > v.tile.head_dim || p.head_dim_v > v.tile.head_dim_v) continue;
+  const Scores scores = scores_of(p);
+  if (scores == Scores::plain) {
+    const Variant* found = first_that_fits(p, kPlain);
     const bool is_short = has_causal(p) && p.seqlen_q <= kShortSeqlen;
-    return v.tile == kTile64 && is_short ? &kShort : &v;
+    return found != nullptr && found->tile == kTile64 && is_short ? &kShort : found;
   }
-  return nullptr;
+  const Variant* general = first_that_fits(p, kGeneral);
+  for (const Variant& v : kFeatures)
+    if (general != nullptr && v.scores == scores && v.tile.head_dim == general->tile.head_dim &&
+        v.tile.head_dim_v == general->tile.head_dim_v)
+      return &v;
+  return general;
 }
 
 // ---- refusals

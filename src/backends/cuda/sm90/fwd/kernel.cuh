@@ -32,11 +32,11 @@ __device__ __forceinline__ void init_barriers(u32 smem) {
 
 // What is compiled. A type, since nvcc 13.0 cannot name a kernel whose template parameter is a
 // value of a class.
-template <Tile kTileOfVariant, class ElementOfVariant, bool kHasGeneralScores>
+template <Tile kTileOfVariant, class ElementOfVariant, Scores kScoresOfVariant>
 struct Variant {
   static constexpr Tile kTile = kTileOfVariant;
   using Element = ElementOfVariant;
-  static constexpr bool kIsGeneral = kHasGeneralScores;
+  static constexpr Scores kScores = kScoresOfVariant;
 };
 
 template <class Variant>
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
   __syncthreads();
   if (group > 0) {
     take_registers<consumer_registers(kTile)>();
-    Consumer<kTile, typename Variant::Element, Variant::kIsGeneral>(params, maps, smem, group - 1)
+    Consumer<kTile, typename Variant::Element, Variant::kScores>(params, maps, smem, group - 1)
         .run();
     return;
   }
@@ -84,11 +84,11 @@ Status launch_variant(const char* name, const Call& call) {
 }
 
 // Both formats of a tile.
-template <Tile kTile, bool kIsGeneral>
+template <Tile kTile, Scores kScores>
 Status launch_tile(const char* name_bf16, const char* name_f16, const Call& call) {
   if (dtype_of(call.params.problem) == DType::bf16)
-    return launch_variant<Variant<kTile, Bf16Element, kIsGeneral>>(name_bf16, call);
-  return launch_variant<Variant<kTile, F16Element, kIsGeneral>>(name_f16, call);
+    return launch_variant<Variant<kTile, Bf16Element, kScores>>(name_bf16, call);
+  return launch_variant<Variant<kTile, F16Element, kScores>>(name_f16, call);
 }
 
 }  // namespace headrace::cuda::sm90

@@ -22,5 +22,6 @@ Launch launch_hd64, launch_hd64_short, launch_hd96, launch_hd128, launch_hd192v1
     launch_hd256;
 Launch launch_hd64_general, launch_hd96_general, launch_hd128_general, launch_hd192v128_general,
     launch_hd192_general, launch_hd256_general;
+Launch launch_hd128_sloped, launch_hd128_capped, launch_hd128_biased, launch_hd128_dropped;
 
 }  // namespace headrace::cuda::sm90

@@ -23,23 +23,39 @@ inline constexpr float kLog2e = 0x1.715476p+0f;
 inline constexpr float kMoveAboveShare = 0x1p9f;     // lazy: bf16 has 8 bits
 inline constexpr float kMoveAboveGrowth = 4.0f;      // conditional, in log2
 inline constexpr float kLargestSum = 0x1p96f;        // of a row that is sound
+inline constexpr float kSmallestSum = 0x1p-40f;      // where references are guesses
 inline constexpr float kLargestReference = 0x1p13f;  // beyond it score * c is not exact enough
 
+// What the weights of products are: 2^exponent, for element i of the thread and a reference `from`.
+// Here of a product that only lacks its factor; of others: kinds.cuh.
+struct Scaled {
+  float c;
+  __device__ __forceinline__ float exponent(float x, float from, int) const {
+    return fmaf(x, c, -from);
+  }
+  // The element as the maximum of its row is taken of it, -inf where it is hidden; and what the
+  // maximum of row r is as a reference.
+  __device__ __forceinline__ float shown(float x, int) const { return x; }
+  __device__ __forceinline__ float top(float x, int) const { return x * c; }
+};
+
 // The maximum of each row, the same in its four threads.
-template <int kKeys>
-__device__ __forceinline__ void row_max(const float (&s)[kKeys / 2], float (&top)[2]) {
+template <int kKeys, class Score>
+__device__ __forceinline__ void row_max(const float (&s)[kKeys / 2], Score score,
+                                        float (&top)[2]) {
+  const auto shown = [&](int i) { return score.shown(s[i], i); };
   float part[2][2];  // two chains a row: one would wait for itself
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    part[r][0] = fmaxf(s[2 * r], s[2 * r + 1]);
-    part[r][1] = fmaxf(s[4 + 2 * r], s[4 + 2 * r + 1]);
+    part[r][0] = fmaxf(shown(2 * r), shown(2 * r + 1));
+    part[r][1] = fmaxf(shown(4 + 2 * r), shown(4 + 2 * r + 1));
   }
 #pragma unroll
   for (int j = 2; j < kKeys / 8; ++j) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      part[r][j & 1] = fmaxf(part[r][j & 1], s[4 * j + 2 * r]);
-      part[r][j & 1] = fmaxf(part[r][j & 1], s[4 * j + 2 * r + 1]);
+      part[r][j & 1] = fmaxf(part[r][j & 1], shown(4 * j + 2 * r));
+      part[r][j & 1] = fmaxf(part[r][j & 1], shown(4 * j + 2 * r + 1));
     }
   }
 #pragma unroll
@@ -58,7 +74,9 @@ struct Softmax {
   float sum[2];        // of this thread's columns
 
   // Scores to weights against the references; adds their sums, which are `share`.
-  __device__ __forceinline__ void exponentials(float (&s)[kKeys / 2], float c, float (&share)[2]) {
+  template <class Score>
+  __device__ __forceinline__ void exponentials(float (&s)[kKeys / 2], Score score,
+                                               float (&share)[2]) {
     float part[2][2] = {};
 #pragma unroll
     for (int j = 0; j < kKeys / 8; ++j) {
@@ -68,7 +86,7 @@ struct Softmax {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& x = s[4 * j + 2 * r + e];
-          x = exp2_approx(fmaf(x, c, -from));
+          x = exp2_approx(score.exponent(x, from, 4 * j + 2 * r + e));
           part[r][e] += x;
         }
       }
@@ -81,37 +99,42 @@ struct Softmax {
   }
 
   // Rows that have seen no key yet take their reference from these scores.
-  __device__ __forceinline__ void adopt(const float (&s)[kKeys / 2], float c) {
+  template <class Score>
+  __device__ __forceinline__ void adopt(const float (&s)[kKeys / 2], Score score) {
     if (!__any_sync(0xffffffffu, reference[0] == -INFINITY || reference[1] == -INFINITY)) [[likely]]
       return;
     float top[2];
-    row_max<kKeys>(s, top);
+    row_max<kKeys>(s, score, top);
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-      if (reference[r] == -INFINITY) reference[r] = top[r] * c - kLift;
+      if (reference[r] == -INFINITY) reference[r] = score.top(top[r], r) - kLift;
   }
 
-  __device__ __forceinline__ void first(float (&s)[kKeys / 2], float c) {
+  template <class Top, class Score>
+  __device__ __forceinline__ void first(float (&s)[kKeys / 2], Top tops,
+                                        Score score) {
     float top[2];
-    row_max<kKeys>(s, top);
+    row_max<kKeys>(s, tops, top);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      reference[r] = top[r] * c - kLift;
+      reference[r] = tops.top(top[r], r) - kLift;
       sum[r] = 0.0f;
     }
     float share[2];
-    exponentials(s, c, share);
+    exponentials(s, score, share);
   }
 
   // True for the whole warp: O and these weights must be multiplied by `factor`.
-  __device__ __forceinline__ bool lazy_step(float (&s)[kKeys / 2], float c, float (&factor)[2]) {
+  template <class Score>
+  __device__ __forceinline__ bool lazy_step(float (&s)[kKeys / 2], Score score,
+                                            float (&factor)[2]) {
     float share[2];
-    exponentials(s, c, share);
+    exponentials(s, score, share);
     const bool is_small = share[0] <= kMoveAboveShare && share[1] <= kMoveAboveShare;
     if (!__any_sync(0xffffffffu, !is_small)) [[likely]]
       return false;
     float top[2];
-    row_max<kKeys>(s, top);
+    row_max<kKeys>(s, Scaled{1.0f}, top);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float largest = share[r];  // of the four threads of a row, which must agree
@@ -128,24 +151,25 @@ struct Softmax {
   }
 
   // True for the whole warp: O must be multiplied by `factor`.
-  __device__ __forceinline__ bool conditional_step(float (&s)[kKeys / 2], float c,
+  template <class Score>
+  __device__ __forceinline__ bool conditional_step(float (&s)[kKeys / 2], Score score,
                                                    float (&factor)[2]) {
     float top[2];
-    row_max<kKeys>(s, top);
-    const bool grows[2] = {top[0] * c - reference[0] > kLift + kMoveAboveGrowth,
-                           top[1] * c - reference[1] > kLift + kMoveAboveGrowth};
+    row_max<kKeys>(s, score, top);
+    const bool grows[2] = {score.top(top[0], 0) - reference[0] > kLift + kMoveAboveGrowth,
+                           score.top(top[1], 1) - reference[1] > kLift + kMoveAboveGrowth};
     const bool moves = __any_sync(0xffffffffu, grows[0] || grows[1]);
     if (moves) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float next = grows[r] ? top[r] * c - kLift : reference[r];
+        const float next = grows[r] ? score.top(top[r], r) - kLift : reference[r];
         factor[r] = grows[r] ? exp2_approx(reference[r] - next) : 1.0f;
         sum[r] *= factor[r];
         reference[r] = next;
       }
     }
     float share[2];
-    exponentials(s, c, share);
+    exponentials(s, score, share);
     return moves;
   }
 };
@@ -169,7 +193,7 @@ struct PreciseSoftmax {
   // O must be multiplied by `factor`.
   __device__ __forceinline__ void step(float (&s)[kKeys / 2], float c, float (&factor)[2]) {
     float top[2];
-    row_max<kKeys>(s, top);
+    row_max<kKeys>(s, Scaled{c}, top);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float next = fmaxf(maximum[r], top[r]);

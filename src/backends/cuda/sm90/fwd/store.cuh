@@ -7,7 +7,7 @@
 
 namespace headrace::cuda::sm90 {
 
-template <Tile kTile, class Element>
+template <Tile kTile, class Element, Scores kScores>
 class TileStore : public WarpRows<kTile, Element> {
  public:
   using Base = WarpRows<kTile, Element>;
@@ -37,6 +37,8 @@ class TileStore : public WarpRows<kTile, Element> {
   using Base::group_;
   using Base::group_row;
   using Base::head_of;
+  using Base::keys_begin;
+  using Base::keys_end;
   using Base::lane_;
   using Base::out_address;
   using Base::p_;
@@ -60,7 +62,8 @@ class TileStore : public WarpRows<kTile, Element> {
     float factor[2], lse[2];
     bool exists[2], is_bad[2];
   };
-  __device__ __forceinline__ Ends ends_of(const TilePlace& at, const RowSums& sums) const {
+  __device__ __forceinline__ Ends ends_of(const Work& work, const TilePlace& at,
+                                          const RowSums& sums) const {
     Ends ends;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -76,6 +79,14 @@ class TileStore : public WarpRows<kTile, Element> {
       ends.exists[r] = row_exists(at, row, query_of(row));
       ends.is_bad[r] =
           !(sum <= kLargestSum) || (fabsf(reference) > kLargestReference && reference != -INFINITY);
+      // A reference that was too high: all weights were tiny.
+      if constexpr (kScores == Scores::sloped)
+        ends.is_bad[r] |= sum < kSmallestSum && reference != -INFINITY;
+      // A bias near the least float, which overflowed, or nothing to see.
+      if constexpr (kScores == Scores::biased) {
+        const int query = query_of(row);
+        ends.is_bad[r] |= reference == -INFINITY && keys_begin(work, query) < keys_end(work, query);
+      }
     }
     return ends;
   }
@@ -125,7 +136,7 @@ class TileStore : public WarpRows<kTile, Element> {
                                               const RowSums& sums, const Accumulators& o,
                                               bool is_redo) {
     Staged result;
-    result.ends = ends_of(at, sums);
+    result.ends = ends_of(work, at, sums);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       u32 zero = 0;
@@ -179,7 +190,7 @@ class TileStore : public WarpRows<kTile, Element> {
   __device__ __forceinline__ void store_directly(const Work& work, const TilePlace& at,
                                                  const RowSums& sums, const Accumulators& o,
                                                  bool is_redo) {
-    Ends ends = ends_of(at, sums);
+    Ends ends = ends_of(work, at, sums);
     const u32 rows = rows_to_write(work, is_redo);
     const int mine = lane_ & 1, chunks = static_cast<int>(p_.problem.head_dim_v) / 8;
 #pragma unroll

@@ -1,0 +1,188 @@
+// Scores that need one thing more than a plain kernel's, each with a kernel of its own: what that
+// costs is a few instructions an element, and nothing else is in its way.
+//
+//   sloped   ALiBi: a line in the number of the key, left and right of the diagonal
+//   capped   softcap: a polynomial where no score of a warp is near the cap
+//   biased   an additive bias: S begins with it
+//   dropped  dropout: masks of packed weights are made while S is multiplied
+//
+// Everything here is a function of the row and the key alone: which way a warp takes changes no
+// bits. Rows are computed again (PreciseSoftmax) with the scores of common/scores.cuh.
+#pragma once
+
+#include "backends/cuda/common/scores.cuh"
+#include "backends/cuda/sm90/fwd/softmax.cuh"
+
+namespace headrace::cuda::sm90 {
+
+// Element i of a thread's accumulators: row i / 2 % 2, this many columns behind its first, and its
+// number among those of the row.
+__device__ constexpr int row_of(int i) { return i / 2 % 2; }
+__device__ constexpr int column_of(int i) { return 8 * (i / 4) + i % 2; }
+__device__ constexpr int number_of(int i) { return 2 * (i / 4) + i % 2; }
+
+// ---- sloped
+struct SlopedRows {
+  float slope[2];  // in log2
+  float best[2];   // of the slope's part, over the keys that the row sees
+  int diagonal[2];
+  int first_diagonal, last_diagonal;  // of the warp
+};
+struct SlopedStep {
+  float c;
+  float slope[2], distance[2];  // score * c + slope * (distance + column)
+  u32 left[2];                  // mixed: bit number_of(i) where the key is left of the diagonal
+};
+// kIsMixed: some row of the warp has its diagonal within the step.
+template <bool kIsMixed>
+struct Sloped {
+  const SlopedStep& step;
+  __device__ __forceinline__ float slope(int i) const {
+    const float x = step.slope[row_of(i)];
+    return kIsMixed && (step.left[row_of(i)] >> number_of(i) & 1) == 0 ? -x : x;
+  }
+  __device__ __forceinline__ float exponent(float x, float from, int i) const {
+    const float m = slope(i), begin = fmaf(m, step.distance[row_of(i)], -from);
+    return fmaf(x, step.c, fmaf(m, static_cast<float>(column_of(i)), begin));
+  }
+  // Without a reference.
+  __device__ __forceinline__ float value(float x, int i) const {
+    const float m = slope(i), begin = m * step.distance[row_of(i)];
+    return fmaf(x, step.c, fmaf(m, static_cast<float>(column_of(i)), begin));
+  }
+};
+// The reference begins with the best that a slope can do, not with what the first keys have:
+// uncausal rows meet the farthest first, and would move with every step after it, or overflow.
+struct SlopedTop {
+  float c;
+  const SlopedRows& rows;
+  __device__ __forceinline__ float shown(float x, int) const { return x; }
+  __device__ __forceinline__ float top(float x, int r) const { return fmaf(x, c, rows.best[r]); }
+};
+
+// ---- capped
+// With v = score * scale, |v| < 2 is what the polynomial is for: bit 30 of a float says so.
+struct CapNumbers {
+  float scale;
+  float factor[5];  // of v, v^3 ...: softcap * tanh in log2
+  float log2;       // softcap in log2
+};
+inline constexpr float kCapRange = 0.6f;  // of tanh's argument, 2 of v
+inline constexpr u32 kIsTwo = 1u << 30;
+__device__ __forceinline__ CapNumbers cap_numbers(const ScoreNumbers& numbers) {
+  // tanh(x) / x in x^2: our own fit, relative error 8.4e-8.
+  constexpr float kSeries[5] = {1.0f, -0x1.555368p-2f, 0x1.10a712p-3f, -0x1.abb818p-5f,
+                                0x1.ff9844p-7f};
+  CapNumbers x;
+  x.scale = numbers.scale_by_softcap * (2 / kCapRange);
+  x.log2 = numbers.softcap * kLog2e;
+  float power = kCapRange / 2;
+#pragma unroll
+  for (int i = 0; i < 5; ++i) {
+    x.factor[i] = kSeries[i] * power * x.log2;
+    power *= kCapRange * kCapRange / 4;
+  }
+  return x;
+}
+// kIsAny: elements may be large, or hidden.
+template <bool kIsAny>
+struct Capped {
+  const CapNumbers& numbers;
+  const u32 (&sees)[2];  // bit number_of(i)
+  __device__ __forceinline__ float quotient(float v) const {
+    const float square = v * v;
+    float x = fmaf(numbers.factor[4], square, numbers.factor[3]);
+    x = fmaf(x, square, numbers.factor[2]);
+    x = fmaf(x, square, numbers.factor[1]);
+    return fmaf(x, square, numbers.factor[0]);
+  }
+  __device__ __forceinline__ float large(float v) const { return tanh_of_large(v * (kCapRange / 2)); }
+  __device__ __forceinline__ float exponent(float v, float from, int i) const {
+    const float small = fmaf(quotient(v), v, -from);
+    if constexpr (!kIsAny) return small;
+    const float x = (__float_as_uint(v) & kIsTwo) == 0 ? small : fmaf(large(v), numbers.log2, -from);
+    return (sees[row_of(i)] >> number_of(i) & 1) != 0 ? x : -INFINITY;
+  }
+  // -inf: hidden.
+  __device__ __forceinline__ float shown(float v, int i) const {
+    if constexpr (!kIsAny) return v;
+    return (sees[row_of(i)] >> number_of(i) & 1) != 0 ? fmaxf(v, -0x1p120f) : -INFINITY;
+  }
+  __device__ __forceinline__ float top(float v, int) const {
+    if (v == -INFINITY) return v;
+    return (__float_as_uint(v) & kIsTwo) == 0 ? quotient(v) * v : large(v) * numbers.log2;
+  }
+};
+// True where some element of the thread is large, or NaN.
+template <int kCount>
+__device__ __forceinline__ bool scale_for_cap(const CapNumbers& numbers, float (&s)[kCount]) {
+  u32 bits[2] = {};
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    s[i] *= numbers.scale;
+    bits[i / 2 % 2] |= __float_as_uint(s[i]);
+  }
+  return ((bits[0] | bits[1]) & kIsTwo) != 0;
+}
+
+// ---- dropped
+// The first rounds of Philox mostly multiply what is the same for all keys of a row.
+struct DropRow {
+  u32 first, second, third, third_low;
+};
+struct DropNumbers {
+  u32 key0, key1, first;
+};
+inline constexpr u32 kPhiloxFactor0 = 0xD2511F53u, kPhiloxFactor1 = 0xCD9E8D57u;
+inline constexpr u32 kPhiloxStep0 = 0x9E3779B9u, kPhiloxStep1 = 0xBB67AE85u;
+__device__ __forceinline__ u64 wide_product(u32 x, u32 y) { return u64{x} * y; }
+__device__ __forceinline__ u32 low_of(u64 x) { return static_cast<u32>(x); }
+__device__ __forceinline__ u32 high_of(u64 x) { return static_cast<u32>(x >> 32); }
+
+__device__ __forceinline__ DropNumbers drop_numbers(const AttentionArgs& args) {
+  DropNumbers x;
+  x.key0 = low_of(args.dropout_seed);
+  x.key1 = high_of(args.dropout_seed) ^ high_of(args.dropout_offset);
+  x.first = high_of(wide_product(kPhiloxFactor0, low_of(args.dropout_offset))) ^ x.key1;
+  return x;
+}
+__device__ __forceinline__ DropRow drop_row(const AttentionArgs& args, const DropNumbers& numbers,
+                                            u32 batch_head, u32 query) {
+  const u64 of_offset = wide_product(kPhiloxFactor0, low_of(args.dropout_offset));
+  const u64 of_query = wide_product(kPhiloxFactor1, query);
+  const u64 second =
+      wide_product(kPhiloxFactor0, high_of(of_query) ^ batch_head ^ numbers.key0);
+  const u64 third = wide_product(kPhiloxFactor1, high_of(second) ^ low_of(of_offset) ^
+                                                     (numbers.key1 + kPhiloxStep1));
+  DropRow row;
+  row.second = low_of(of_query) ^ (numbers.key0 + kPhiloxStep0);
+  row.first = low_of(second) ^ (numbers.key1 + 2 * kPhiloxStep1);
+  row.third = high_of(third) ^ (numbers.key0 + 2 * kPhiloxStep0);
+  row.third_low = low_of(third);
+  return row;
+}
+// Words of the 8 keys of (64-wide block, half, lane): `last` is the last word of the counter.
+__device__ __forceinline__ void drop_words(const DropNumbers& numbers, const DropRow& row, u32 last,
+                                           u32 (&word)[4]) {
+  const u64 second = wide_product(kPhiloxFactor1, numbers.first ^ last);
+  const u64 third = wide_product(kPhiloxFactor0, high_of(second) ^ row.second);
+  u32 x[4] = {row.third ^ low_of(second), row.third_low, high_of(third) ^ row.first, low_of(third)};
+#pragma unroll
+  for (u32 i = 3; i < 10; ++i) {
+    const u64 product0 = wide_product(kPhiloxFactor0, x[0]);
+    const u64 product1 = wide_product(kPhiloxFactor1, x[2]);
+    x[0] = high_of(product1) ^ x[1] ^ (numbers.key0 + i * kPhiloxStep0);
+    x[1] = low_of(product1);
+    x[2] = high_of(product0) ^ x[3] ^ (numbers.key1 + i * kPhiloxStep1);
+    x[3] = low_of(product0);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) word[i] = x[i];
+}
+// Ones in the halves of a word that are dropped. `top`: threshold - 1, twice.
+__device__ __forceinline__ u32 dropped_halves(u32 word, u32 top) {
+  const u32 clamped = __vminu2(__vmaxu2(word, top), top + 0x00010001u);
+  return clamped * 0xffffu - top * 0xffffu;
+}
+
+}  // namespace headrace::cuda::sm90
