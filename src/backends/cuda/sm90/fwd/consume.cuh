@@ -175,6 +175,8 @@ class Consumer : TileStore<kTile, Element, kScores> {
     if constexpr (kScores == Scores::plain || kIsCapped) return;
     if constexpr (kIsSloped) find_slopes(work);
     if constexpr (kIsDropped) find_drop_rows(work);
+    if constexpr (kIsBiased)
+      if (p_.has_bias_boxes != 0) return;
     if constexpr (kIsBiased || kIsGeneral) make_score_rows(work);
   }
   __device__ __forceinline__ void make_score_rows(const Work& work) {
@@ -195,11 +197,12 @@ class Consumer : TileStore<kTile, Element, kScores> {
       const int row = group_row(r), query = min(query_of(row), at.queries - 1 - at.query);
       const int diagonal = at.query + query + shift;
       const int left = diagonal - keys_begin(work, query), right = keys_end(work, query) - 1 - diagonal;
-      const float slope = p_.args.alibi_slopes[at.batch * p_.args.alibi_stride_batch +
-                                               head_of(at, row) * p_.args.alibi_stride_head] *
-                          kLog2e;
+      const float natural = p_.args.alibi_slopes[at.batch * p_.args.alibi_stride_batch +
+                                                 head_of(at, row) * p_.args.alibi_stride_head];
+      const float slope = natural * kLog2e;
       const int distance = slope >= 0 ? max(0, max(-left, -right)) : max(abs(left), abs(right));
       sloped_.slope[r] = slope;
+      sloped_.natural[r] = natural;
       sloped_.best[r] = -slope * static_cast<float>(distance);
       sloped_.diagonal[r] = diagonal;
     }
@@ -257,39 +260,66 @@ class Consumer : TileStore<kTile, Element, kScores> {
       }
     }
   }
-  // The bias that S of step n begins with, in units of products; all zeros for exact scores.
+  // The bias that S of step n begins with, in units of products; zeros for exact scores.
   __device__ __forceinline__ void begin_with_bias(const Work& work, int n, bool is_exact) {
     if constexpr (!kIsBiased) return;
     const float inverse_scale = __frcp_rn(p_.numbers.scale);
     if (is_exact) {
 #pragma unroll
       for (float& x : s_) x = 0.0f;
-    } else if (has_bias_pairs_) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-#pragma unroll
-        for (int j = 0; j < kKeys / 8; ++j) {
-          const float2 pair = Element::unpack(bias_pairs_[r][j]);
-          s_[4 * j + 2 * r] = pair.x * inverse_scale;
-          s_[4 * j + 2 * r + 1] = pair.y * inverse_scale;
-        }
-      }
+    } else if (p_.has_bias_boxes != 0) [[likely]] {
+      take_bias();
     } else {
-      load_bias(work, n, inverse_scale);
+      each_bias(work, n, [&](int i, float x) { s_[i] = x; });
+    }
+    if (is_exact) return;
+#pragma unroll
+    for (float& x : s_) x *= inverse_scale;
+  }
+  __device__ __forceinline__ void take_bias() {
+    mbarrier_wait(barrier(kBarriers.bias_full + group_), bias_parity_);
+    bias_parity_ ^= 1;
+    const u32 from = smem_ + kSmem.offset_bias + group_ * kSmem.bias_group;
+    const int row = warp_ * 16 + (lane_ & 15);
+#pragma unroll
+    for (int i = 0; i < kKeys / 16; ++i) {
+      const int chunk = 2 * (i % 4) + (lane_ >> 4);
+      u32 x[4];
+      ldmatrix(x, from + (i / 4) * kGroupRows * 128 +
+                      swizzle128(static_cast<u32>(row * 128 + chunk * 16)));
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const float2 pair = Element::unpack(x[k]);
+        s_[8 * i + 2 * k] = pair.x;
+        s_[8 * i + 2 * k + 1] = pair.y;
+      }
+    }
+    __syncwarp();
+    if (lane_ == 0) mbarrier_arrive(barrier(kBarriers.bias_empty + group_));
+  }
+  // f(number of an element, its bias), from memory.
+  template <class F>
+  __device__ __forceinline__ void each_bias(const Work& work, int n, F f) {
+    const ScoreOperand& bias = p_.args.bias;
+    using Stored = typename Element::Stored;
+    const int first = n * kKeys + 2 * (lane_ & 3), count = word(work, kWordKeys) - first;
+    if (bias.dtype == DType::f32) {
+      each_bias_of(static_cast<const float*>(bias.data), first, count, f);
+    } else {
+      each_bias_of(static_cast<const Stored*>(bias.data), first, count, f);
     }
   }
-  __device__ __forceinline__ void load_bias(const Work& work, int n, float inverse_scale) {
-    const ScoreOperand& bias = p_.args.bias;
-    const int first = n * kKeys + 2 * (lane_ & 3), count = word(work, kWordKeys) - first;
-    const bool is_float = bias.dtype == DType::f32;
+  template <class E, class F>
+  __device__ __forceinline__ void each_bias_of(const E* from, int first, int count, F f) {
+    const std::int64_t stride = p_.args.bias.stride_k;
+    const E* row[2] = {from + rows_[0].bias + first * stride, from + rows_[1].bias + first * stride};
+    if (count > kKeys - 7) [[likely]] {  // all of the thread's: loads that wait for nothing
 #pragma unroll
-    for (int i = 0; i < kKeys / 2; ++i) {
-      const std::int64_t from = rows_[row_of(i)].bias + (first + column_of(i)) * bias.stride_k;
-      float x = 0.0f;
-      if (column_of(i) < count)
-        x = is_float ? load_real(static_cast<const float*>(bias.data), from)
-                     : load_real(static_cast<const typename Element::Stored*>(bias.data), from);
-      s_[i] = x * inverse_scale;
+      for (int i = 0; i < kKeys / 2; ++i) f(i, load_real(row[row_of(i)], column_of(i) * stride));
+    } else {
+#pragma unroll
+      for (int i = 0; i < kKeys / 2; ++i)
+        f(i, column_of(i) < count ? load_real(row[row_of(i)], column_of(i) * stride) : 0.0f);
     }
   }
   // The accumulators of S in groups of four, as the code for fragments takes them.
@@ -298,8 +328,8 @@ class Consumer : TileStore<kTile, Element, kScores> {
   }
   // A bias of pairs of 16 bits is brought while S is multiplied; others are read when S is there.
   __device__ __forceinline__ void fetch_bias(const Work& work, int n) {
-    if constexpr (!kIsGeneral && !kIsBiased) return;
-    has_bias_pairs_ = n >= work.last && p_.has_bias_pairs != 0 && (n + 1) * kKeys <= word(work, kWordKeys);
+    if constexpr (!kIsGeneral) return;
+    has_bias_pairs_ = p_.has_bias_pairs != 0 && (n + 1) * kKeys <= word(work, kWordKeys);
     if (!has_bias_pairs_) return;
     using Stored = typename Element::Stored;
     const std::int64_t key = std::int64_t{n} * kKeys + 2 * (lane_ & 3);
@@ -307,13 +337,8 @@ class Consumer : TileStore<kTile, Element, kScores> {
     for (int r = 0; r < 2; ++r) {
       const Stored* from = static_cast<const Stored*>(p_.args.bias.data) + rows_[r].bias + key;
 #pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j) {
-        if constexpr (kIsBiased) {  // asked for here and not where it is wanted
-          asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(bias_pairs_[r][j]) : "l"(from + 8 * j));
-        } else {
-          bias_pairs_[r][j] = __ldg(reinterpret_cast<const u32*>(from + 8 * j));
-        }
-      }
+      for (int j = 0; j < kKeys / 8; ++j)
+        bias_pairs_[r][j] = __ldg(reinterpret_cast<const u32*>(from + 8 * j));
     }
   }
   // Softcap, ALiBi, bias and masks of row r.
@@ -323,8 +348,7 @@ class Consumer : TileStore<kTile, Element, kScores> {
     const ScoreColumns columns =
         score_columns(std::int64_t{n} * kKeys, lane_ & 3, sequence.seqlen_k);
     float scale = cap_and_slope<r>(p_.problem, p_.numbers, sequence, rows_[r], columns, blocks());
-    if constexpr (kIsSloped || kIsCapped) return;
-    if (has_bias_pairs_ && kIsGeneral) {
+    if (has_bias_pairs_) {
 #pragma unroll
       for (int j = 0; j < kKeys / 8; ++j) {
         const float2 pair = Element::unpack(bias_pairs_[r][j]);
@@ -336,7 +360,6 @@ class Consumer : TileStore<kTile, Element, kScores> {
       scale = add_bias_of<typename Element::Stored, r>(p_.args.bias, rows_[r], columns, scale,
                                                        blocks());
     }
-    if constexpr (kIsBiased) return;
     if (scale != 1) scale_scores<r>(scale, blocks());
     apply_masks<r>(p_.problem, p_.args, sequence, rows_[r], columns, blocks());
   }
@@ -350,19 +373,30 @@ class Consumer : TileStore<kTile, Element, kScores> {
   }
   // For PreciseSoftmax: in units of 1 / exact_to_log2().
   __device__ __forceinline__ void make_exact_scores(const Work& work, int n) {
-    if constexpr (kHasExactScores) {
-      if constexpr (!kIsBiased) make_score_rows(work);
-      general_scores_of<0>(work, n);
-      general_scores_of<1>(work, n);
-    }
+    const float scale = p_.numbers.scale;
     if constexpr (kIsCapped) {
+#pragma unroll
+      for (float& x : s_) x = capped_score(p_.numbers, x);
       if (!mask(work, n)) return;
 #pragma unroll
       for (int i = 0; i < kKeys / 2; ++i)
         if ((sees_[row_of(i)] >> number_of(i) & 1) == 0) s_[i] = -INFINITY;
-    } else {
-      make_scores(work, n);
+      return;
     }
+    if constexpr (kIsBiased) {
+      if (p_.has_bias_boxes != 0) make_score_rows(work);
+      each_bias(work, n, [&](int i, float x) { s_[i] = fmaf(s_[i], scale, x); });
+    }
+    if constexpr (kIsSloped) {
+      const int first = n * kKeys + 2 * (lane_ & 3);
+#pragma unroll
+      for (int i = 0; i < kKeys / 2; ++i) {
+        const int distance = abs(first + column_of(i) - sloped_.diagonal[row_of(i)]);
+        const float slope = sloped_.natural[row_of(i)];
+        s_[i] = fmaf(s_[i], scale, -slope * static_cast<float>(distance));
+      }
+    }
+    make_scores(work, n);
   }
   __device__ __forceinline__ float exact_to_log2() const {
     return kHasExactScores ? kLog2e : to_log2_;
@@ -510,12 +544,9 @@ class Consumer : TileStore<kTile, Element, kScores> {
     const int n = work.first - 1;
     find_score_rows(work);
     take_q();
-    if constexpr (kIsBiased) {
-      fetch_bias(work, n);
-      begin_with_bias(work, n, work.is_redo());
-    }
+    begin_with_bias(work, n, work.is_redo());
     start_s();
-    fetch_bias(work, kIsBiased ? n - 1 : n);
+    fetch_bias(work, n);
     choose_dropped(n);
     wgmma_wait<0>();
     end_s(work, n);
@@ -533,7 +564,7 @@ class Consumer : TileStore<kTile, Element, kScores> {
     begin_with_bias(work, n, false);
     start_s();
     start_pv();
-    fetch_bias(work, kIsBiased ? n - 1 : n);
+    fetch_bias(work, n);
     choose_dropped(n);
     wgmma_wait<1>();
     end_s(work, n);
@@ -556,9 +587,10 @@ class Consumer : TileStore<kTile, Element, kScores> {
       next = next_work();
       if (!next.is_plain()) break;
       take_q();
+      find_score_rows(next);
+      begin_with_bias(next, next.first - 1, false);
       start_s();
       start_pv();
-      find_score_rows(next);
       choose_dropped(next.first - 1);
       wgmma_wait<1>();
       end_s(next, next.first - 1);
@@ -631,6 +663,7 @@ class Consumer : TileStore<kTile, Element, kScores> {
   u32 dropped_[kKeys / 4];  // of the running step, in the order of weights_
   bool has_bias_pairs_ = false;  // of the running step
   u32 bias_pairs_[2][kKeys / 8];
+  u32 bias_parity_ = 0;
   RowSoftmax softmax_;
   Precise precise_;
 };

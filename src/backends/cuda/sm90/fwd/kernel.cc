@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 
 #include "backends/cuda/runtime/error_word.cuh"
 #include "backends/cuda/runtime/status.cuh"
@@ -19,22 +18,29 @@ struct Variant {
   Launch* launch;
   Scores scores = Scores::plain;
 };
-// The first that is large enough.
-constexpr Variant kPlain[] = {
-    {kTile64, launch_hd64},           {kTile96, launch_hd96},   {kTile128, launch_hd128},
-    {kTile192v128, launch_hd192v128}, {kTile192, launch_hd192}, {kTile256, launch_hd256},
-};
-constexpr Variant kGeneral[] = {
-    {kGeneral64, launch_hd64_general},   {kGeneral96, launch_hd96_general},
-    {kGeneral128, launch_hd128_general}, {kTile192v128, launch_hd192v128_general},
-    {kGeneral192, launch_hd192_general}, {kGeneral256, launch_hd256_general},
-};
-// One feature alone; tiles that have none of these take the general kernel.
-constexpr Variant kFeatures[] = {
+// Of those for the scores the first that is large enough.
+constexpr Variant kVariants[] = {
+    {kTile64, launch_hd64},
+    {kTile96, launch_hd96},
+    {kTile128, launch_hd128},
+    {kTile192v128, launch_hd192v128},
+    {kTile192, launch_hd192},
+    {kTile256, launch_hd256},
+    {kTile64, launch_hd64_sloped, Scores::sloped},
     {kTile128, launch_hd128_sloped, Scores::sloped},
+    {kTile256, launch_hd256_sloped, Scores::sloped},
+    {kFeature64, launch_hd64_capped, Scores::capped},
     {kFeature128, launch_hd128_capped, Scores::capped},
-    {kGeneral128, launch_hd128_biased, Scores::biased},
+    {kTile256, launch_hd256_capped, Scores::capped},
+    {kBiased64, launch_hd64_biased, Scores::biased},
+    {kBiased128, launch_hd128_biased, Scores::biased},
+    {kBiased256, launch_hd256_biased, Scores::biased},
+    {kFeature64, launch_hd64_dropped, Scores::dropped},
     {kFeature128, launch_hd128_dropped, Scores::dropped},
+    {kTile256, launch_hd256_dropped, Scores::dropped},
+    {kGeneral64, launch_hd64_general, Scores::general},
+    {kGeneral128, launch_hd128_general, Scores::general},
+    {kGeneral256, launch_hd256_general, Scores::general},
 };
 constexpr Variant kShort = {kShort64, launch_hd64_short};
 constexpr std::int64_t kShortSeqlen = 1024;
@@ -52,30 +58,16 @@ Scores scores_of(const Problem& p) {
   return dropout_keep_threshold(p.dropout_p) <= 0xffffu ? Scores::dropped : Scores::general;
 }
 
-bool fits(const Problem& p, const Tile& tile) {
-  return p.head_dim <= tile.head_dim && p.head_dim_v <= tile.head_dim_v;
-}
-template <class Variants>
-const Variant* first_that_fits(const Problem& p, const Variants& variants) {
-  const auto* found = std::find_if(std::begin(variants), std::end(variants),
-                                   [&](const Variant& v) { return fits(p, v.tile); });
-  return found == std::end(variants) ? nullptr : found;
-}
-
 // Null above 256.
 const Variant* variant_of(const Problem& p) {
   const Scores scores = scores_of(p);
-  if (scores == Scores::plain) {
-    const Variant* found = first_that_fits(p, kPlain);
+  for (const Variant& v : kVariants) {
+    if (v.scores != scores) continue;
+    if (p.head_dim > v.tile.head_dim || p.head_dim_v > v.tile.head_dim_v) continue;
     const bool is_short = has_causal(p) && p.seqlen_q <= kShortSeqlen;
-    return found != nullptr && found->tile == kTile64 && is_short ? &kShort : found;
+    return v.launch == launch_hd64 && is_short ? &kShort : &v;
   }
-  const Variant* general = first_that_fits(p, kGeneral);
-  for (const Variant& v : kFeatures)
-    if (general != nullptr && v.scores == scores && v.tile.head_dim == general->tile.head_dim &&
-        v.tile.head_dim_v == general->tile.head_dim_v)
-      return &v;
-  return general;
+  return nullptr;
 }
 
 // ---- refusals
@@ -180,6 +172,14 @@ Schedule plan(const Problem& p, const DeviceInfo& device) {
 
 // ---- the launch
 
+// The copy engine's: rows of its own dtype that begin at multiples of 16 bytes, one a query.
+bool has_boxes(const ScoreOperand& bias, DType dtype, const Order& order) {
+  const bool is_aligned = reinterpret_cast<std::uintptr_t>(bias.data) % kWholeAlignment == 0 &&
+                          (bias.stride_batch | bias.stride_head | bias.stride_q) % 8 == 0;
+  return bias.data != nullptr && bias.dtype == dtype && bias.stride_k == 1 && is_aligned &&
+         bias.stride_batch >= 0 && bias.stride_head >= 0 && bias.stride_q > 0 && order.pack == 1;
+}
+
 Status encode_maps(const Problem& p, const AttentionArgs& args, const Tile& tile,
                    const Order& order, Maps& maps) {
   const std::int64_t rows_q = p.is_ragged ? p.total_q : p.seqlen_q;
@@ -199,6 +199,21 @@ Status encode_maps(const Problem& p, const AttentionArgs& args, const Tile& tile
   OperandShape v = k;
   v.columns = p.head_dim_v;
   if (Status bad = encode_operand(p, args.v, v, maps.v)) return bad;
+  if (tile.brings_bias && has_boxes(args.bias, dtype_of(p), order)) {
+    const Operand bias{.data = const_cast<void*>(args.bias.data),
+                       .stride_batch = args.bias.stride_batch,
+                       .stride_seq = args.bias.stride_q,
+                       .stride_head = args.bias.stride_head};
+    Problem shared = p;  // what broadcasts is one to the engine
+    if (bias.stride_batch == 0) shared.batch = 1;
+    if (Status bad = encode_operand(shared, bias,
+                                    {.columns = p.seqlen_k,
+                                     .rows = rows_q,
+                                     .heads = args.bias.stride_head != 0 ? p.num_heads : 1,
+                                     .box_rows = kGroupRows},
+                                    maps.bias))
+      return bad;
+  }
   return encode_operand(
       p, args.out,
       {.columns = p.head_dim_v, .rows = rows_q, .heads = p.num_heads, .box_rows = kStoredRows},
@@ -259,6 +274,7 @@ Params make_params(const Plan& plan, const AttentionArgs& args, const Order& ord
   set_sections(p, plan.device, order, plan.schedule.num_ctas, params);
   params.scale_log2 = static_cast<float>(p.softmax_scale * M_LOG2E);
   params.has_bias_pairs = has_pairs(args.bias, dtype_of(p));
+  params.has_bias_boxes = has_boxes(args.bias, dtype_of(p), order);
   return params;
 }
 

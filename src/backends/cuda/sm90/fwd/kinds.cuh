@@ -24,6 +24,7 @@ __device__ constexpr int number_of(int i) { return 2 * (i / 4) + i % 2; }
 // ---- sloped
 struct SlopedRows {
   float slope[2];  // in log2
+  float natural[2];
   float best[2];   // of the slope's part, over the keys that the row sees
   int diagonal[2];
   int first_diagonal, last_diagonal;  // of the warp
@@ -113,6 +114,10 @@ struct Capped {
     return (__float_as_uint(v) & kIsTwo) == 0 ? quotient(v) * v : large(v) * numbers.log2;
   }
 };
+__device__ __forceinline__ float capped_score(const ScoreNumbers& numbers, float product) {
+  const float x = product * numbers.scale_by_softcap;
+  return numbers.softcap * (fabsf(x) < kLargestSmall ? tanh_of_small(x) : tanh_of_large(x));
+}
 // True where some element of the thread is large, or NaN.
 template <int kCount>
 __device__ __forceinline__ bool scale_for_cap(const CapNumbers& numbers, float (&s)[kCount]) {
@@ -135,7 +140,11 @@ struct DropNumbers {
 };
 inline constexpr u32 kPhiloxFactor0 = 0xD2511F53u, kPhiloxFactor1 = 0xCD9E8D57u;
 inline constexpr u32 kPhiloxStep0 = 0x9E3779B9u, kPhiloxStep1 = 0xBB67AE85u;
-__device__ __forceinline__ u64 wide_product(u32 x, u32 y) { return u64{x} * y; }
+__device__ __forceinline__ u64 wide_product(u32 x, u32 y) {
+  u64 product;  // the compiler adds zeros to the upper half of a u64's
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(x), "r"(y));
+  return product;
+}
 __device__ __forceinline__ u32 low_of(u64 x) { return static_cast<u32>(x); }
 __device__ __forceinline__ u32 high_of(u64 x) { return static_cast<u32>(x >> 32); }
 
