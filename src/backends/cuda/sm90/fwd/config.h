@@ -6,8 +6,8 @@
 
 namespace headrace::cuda::sm90 {
 
-// What scores of a kernel need beside scale, causal mask, window and sinks: nothing, one thing alone
-// (kinds.cuh), or anything.
+// What scores of a kernel need beside scale, causal mask, window and sinks: nothing, one thing
+// alone (kinds.cuh), or anything.
 enum class Scores { plain, sloped, capped, biased, dropped, general };
 
 // One compiled shape of the kernel. A CTA is a producer warpgroup and `warpgroups` consumers of 64

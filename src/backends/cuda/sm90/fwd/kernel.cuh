@@ -25,7 +25,8 @@ __device__ __forceinline__ void init_barriers(u32 smem) {
   init(b.v_empty, kStages, kTile.warpgroups);
   init(b.entry_read, 1, 1);
   init(b.entry_full, kEntries, 1);
-  init(b.tile_done, kEntries, 4 * kTile.warpgroups + (kTile.brings_bias ? 1 + kTile.warpgroups : 1));
+  init(b.tile_done, kEntries,
+       4 * kTile.warpgroups + (kTile.brings_bias ? 1 + kTile.warpgroups : 1));
   if constexpr (kTile.brings_bias) {
     init(b.bias_full, kTile.warpgroups, 1);
     init(b.bias_empty, kTile.warpgroups, 4);

@@ -25,7 +25,7 @@ __device__ constexpr int number_of(int i) { return 2 * (i / 4) + i % 2; }
 struct SlopedRows {
   float slope[2];  // in log2
   float natural[2];
-  float best[2];   // of the slope's part, over the keys that the row sees
+  float best[2];  // of the slope's part, over the keys that the row sees
   int diagonal[2];
   int first_diagonal, last_diagonal;  // of the warp
 };
@@ -97,11 +97,14 @@ struct Capped {
     x = fmaf(x, square, numbers.factor[1]);
     return fmaf(x, square, numbers.factor[0]);
   }
-  __device__ __forceinline__ float large(float v) const { return tanh_of_large(v * (kCapRange / 2)); }
+  __device__ __forceinline__ float large(float v) const {
+    return tanh_of_large(v * (kCapRange / 2));
+  }
   __device__ __forceinline__ float exponent(float v, float from, int i) const {
     const float small = fmaf(quotient(v), v, -from);
     if constexpr (!kIsAny) return small;
-    const float x = (__float_as_uint(v) & kIsTwo) == 0 ? small : fmaf(large(v), numbers.log2, -from);
+    const float x =
+        (__float_as_uint(v) & kIsTwo) == 0 ? small : fmaf(large(v), numbers.log2, -from);
     return (sees[row_of(i)] >> number_of(i) & 1) != 0 ? x : -INFINITY;
   }
   // -inf: hidden.
@@ -159,10 +162,9 @@ __device__ __forceinline__ DropRow drop_row(const AttentionArgs& args, const Dro
                                             u32 batch_head, u32 query) {
   const u64 of_offset = wide_product(kPhiloxFactor0, low_of(args.dropout_offset));
   const u64 of_query = wide_product(kPhiloxFactor1, query);
-  const u64 second =
-      wide_product(kPhiloxFactor0, high_of(of_query) ^ batch_head ^ numbers.key0);
-  const u64 third = wide_product(kPhiloxFactor1, high_of(second) ^ low_of(of_offset) ^
-                                                     (numbers.key1 + kPhiloxStep1));
+  const u64 second = wide_product(kPhiloxFactor0, high_of(of_query) ^ batch_head ^ numbers.key0);
+  const u64 third = wide_product(
+      kPhiloxFactor1, high_of(second) ^ low_of(of_offset) ^ (numbers.key1 + kPhiloxStep1));
   DropRow row;
   row.second = low_of(of_query) ^ (numbers.key0 + kPhiloxStep0);
   row.first = low_of(second) ^ (numbers.key1 + 2 * kPhiloxStep1);

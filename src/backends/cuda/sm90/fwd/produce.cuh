@@ -180,7 +180,8 @@ class BiasProducer {
 #pragma unroll
     for (int s = 0; s < num_slabs(kTile.keys); ++s)
       tma_load(smem_ + kSmem.offset_bias + group_ * kSmem.bias_group + s * kGroupRows * 128,
-               &maps_.bias, full, kEvictNormal, n * kTile.keys + s * kSlabColumns, row, head, batch);
+               &maps_.bias, full, kEvictNormal, n * kTile.keys + s * kSlabColumns, row, head,
+               batch);
     parity_ ^= 1;
   }
 
