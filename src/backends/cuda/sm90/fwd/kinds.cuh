@@ -97,14 +97,19 @@ struct Capped {
     x = fmaf(x, square, numbers.factor[1]);
     return fmaf(x, square, numbers.factor[0]);
   }
+  // tanh = 1 - 2 / (e^2x + 1), both ways computed: elements of a warp seldom agree.
   __device__ __forceinline__ float large(float v) const {
-    return tanh_of_large(v * (kCapRange / 2));
+    float quotient;
+    asm("rcp.approx.ftz.f32 %0, %1;"
+        : "=f"(quotient)
+        : "f"(exp2_approx(fabsf(v) * (kCapRange * kLog2e)) + 1.0f));
+    return copysignf(fmaf(-2.0f, quotient, 1.0f), v);
   }
   __device__ __forceinline__ float exponent(float v, float from, int i) const {
     const float small = fmaf(quotient(v), v, -from);
     if constexpr (!kIsAny) return small;
-    const float x =
-        (__float_as_uint(v) & kIsTwo) == 0 ? small : fmaf(large(v), numbers.log2, -from);
+    const float far = fmaf(large(v), numbers.log2, -from);
+    const float x = (__float_as_uint(v) & kIsTwo) == 0 ? small : far;
     return (sees[row_of(i)] >> number_of(i) & 1) != 0 ? x : -INFINITY;
   }
   // -inf: hidden.
@@ -117,10 +122,6 @@ struct Capped {
     return (__float_as_uint(v) & kIsTwo) == 0 ? quotient(v) * v : large(v) * numbers.log2;
   }
 };
-__device__ __forceinline__ float capped_score(const ScoreNumbers& numbers, float product) {
-  const float x = product * numbers.scale_by_softcap;
-  return numbers.softcap * (fabsf(x) < kLargestSmall ? tanh_of_small(x) : tanh_of_large(x));
-}
 // True where some element of the thread is large, or NaN.
 template <int kCount>
 __device__ __forceinline__ bool scale_for_cap(const CapNumbers& numbers, float (&s)[kCount]) {

@@ -41,7 +41,8 @@ class TileScores : public TileStore<kTile, Element, kScores> {
   static constexpr bool kIsCapped = kScores == Scores::capped;
   static constexpr bool kIsBiased = kScores == Scores::biased;
   static constexpr bool kIsDropped = kScores == Scores::dropped;
-  // Rows that are computed again have others than the usual scores, in natural units.
+  // Rows that are computed again have others than the usual scores, in natural units (capped:
+  // log2).
   static constexpr bool kHasExactScores = kIsSloped || kIsCapped || kIsBiased;
 
   // What the scores of the thread's two rows depend on, once a tile. Rows that do not exist take
@@ -153,14 +154,14 @@ class TileScores : public TileStore<kTile, Element, kScores> {
   __device__ __forceinline__ void take_bias() {
     mbarrier_wait(barrier(kBarriers.bias_full + group_), bias_parity_);
     bias_parity_ ^= 1;
-    const u32 from = smem_ + kSmem.offset_bias + group_ * kSmem.bias_group;
-    const int row = warp_ * 16 + (lane_ & 15);
+    const u32 from = smem_ + kSmem.offset_bias + group_ * kSmem.bias_group + warp_ * 16 * 128;
+    int lane = lane_;
+    asm volatile("" : "+r"(lane));  // no addresses kept from step to step: there is no register
+    const u32 place = swizzle128(static_cast<u32>((lane & 15) * 128 + (lane >> 4) * 16));
 #pragma unroll
     for (int i = 0; i < kKeys / 16; ++i) {
-      const int chunk = 2 * (i % 4) + (lane_ >> 4);
       u32 x[4];
-      ldmatrix(x, from + (i / 4) * kGroupRows * 128 +
-                      swizzle128(static_cast<u32>(row * 128 + chunk * 16)));
+      ldmatrix(x, from + i / 4 * kGroupRows * 128 + (place ^ static_cast<u32>(i % 4 * 32)));
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const float2 pair = Element::unpack(x[k]);
@@ -188,14 +189,9 @@ class TileScores : public TileStore<kTile, Element, kScores> {
     const std::int64_t stride = p_.args.bias.stride_k;
     const E* row[2] = {from + rows_[0].bias + first * stride,
                        from + rows_[1].bias + first * stride};
-    if (count > kKeys - 7) [[likely]] {  // all of the thread's: loads that wait for nothing
 #pragma unroll
-      for (int i = 0; i < kKeys / 2; ++i) f(i, load_real(row[row_of(i)], column_of(i) * stride));
-    } else {
-#pragma unroll
-      for (int i = 0; i < kKeys / 2; ++i)
-        f(i, column_of(i) < count ? load_real(row[row_of(i)], column_of(i) * stride) : 0.0f);
-    }
+    for (int i = 0; i < kKeys / 2; ++i)  // behind the last key, which is hidden: that one's
+      f(i, load_real(row[row_of(i)], min(column_of(i), count - 1) * stride));
   }
   // The accumulators of S in groups of four, as the code for fragments takes them.
   __device__ __forceinline__ auto blocks() -> float (&)[kKeys / 8][4] {
@@ -250,12 +246,11 @@ class TileScores : public TileStore<kTile, Element, kScores> {
   __device__ __forceinline__ void make_exact_scores(const Work& work, int n) {
     const float scale = p_.numbers.scale;
     if constexpr (kIsCapped) {
+      mask(work, n);
+      scale_for_cap(cap_, s_);
+      const Capped<true> score{cap_, sees_};
 #pragma unroll
-      for (float& x : s_) x = capped_score(p_.numbers, x);
-      if (!mask(work, n)) return;
-#pragma unroll
-      for (int i = 0; i < kKeys / 2; ++i)
-        if ((sees_[row_of(i)] >> number_of(i) & 1) == 0) s_[i] = -INFINITY;
+      for (int i = 0; i < kKeys / 2; ++i) s_[i] = score.exponent(s_[i], 0.0f, i);
       return;
     }
     if constexpr (kIsBiased) {
@@ -274,6 +269,7 @@ class TileScores : public TileStore<kTile, Element, kScores> {
     make_scores(work, n);
   }
   __device__ __forceinline__ float exact_to_log2() const {
+    if constexpr (kIsCapped) return 1.0f;
     return kHasExactScores ? kLog2e : to_log2_;
   }
   // Dropped weights become 0; the row's sum keeps them.
