@@ -6,8 +6,8 @@
 
 namespace headrace::cuda::sm90 {
 
-// What scores of a kernel need beside scale, causal mask, window and sinks: nothing, one thing alone
-// (kinds.cuh), or anything.
+// What scores of a kernel need beside scale, causal mask, window and sinks: nothing, one thing
+// alone (kinds.cuh), or anything.
 enum class Scores { plain, sloped, capped, biased, dropped, general };
 
 // One compiled shape of the kernel. A CTA is a producer warpgroup and `warpgroups` consumers of 64
@@ -20,6 +20,7 @@ struct Tile {
   int q_buffers;
   bool q_in_registers;  // Q is read from shared memory once a tile
   bool stages_out;      // O goes through shared memory and the copy engine, else from registers
+  bool brings_bias = false;  // the copy engine brings the bias of a step
   friend constexpr bool operator==(const Tile&, const Tile&) = default;
 };
 
@@ -51,7 +52,8 @@ struct SmemPlan {
   int q_group, q;  // one warpgroup's Q; all of it
   int k_stage, v_stage;
   int o_group;
-  int offset_q, offset_k, offset_v, offset_o, offset_barriers, offset_entries;
+  int bias_group;  // [64 rows, keys] of a warpgroup
+  int offset_q, offset_k, offset_v, offset_o, offset_bias, offset_barriers, offset_entries;
   int bytes;
 };
 
@@ -62,7 +64,8 @@ struct BarrierPlan {
   int v_full, v_empty;  // [kStages]
   int entry_read;       // the producer has read an announcement (tiles from a counter)
   int entry_full;       // [kEntries] an announcement may be read
-  int tile_done;  // [kEntries] every consumer warp has finished the tile, the producer has read it
+  int tile_done;  // [kEntries] every consumer warp has finished the tile, who copies has read it
+  int bias_full, bias_empty;  // [warpgroups], of tiles that bring it
   int count;
 };
 
@@ -78,7 +81,9 @@ constexpr BarrierPlan barrier_plan(const Tile& t) {
   b.entry_read = b.v_empty + kStages;
   b.entry_full = b.entry_read + 1;
   b.tile_done = b.entry_full + kEntries;
-  b.count = b.tile_done + kEntries;
+  b.bias_full = b.tile_done + kEntries;
+  b.bias_empty = b.bias_full + (t.brings_bias ? t.warpgroups : 0);
+  b.count = b.bias_empty + (t.brings_bias ? t.warpgroups : 0);
   return b;
 }
 
@@ -90,11 +95,13 @@ constexpr SmemPlan smem_plan(const Tile& t) {
   s.k_stage = num_slabs(t.head_dim) * t.keys * kRowBytes;
   s.v_stage = num_slabs(t.head_dim_v) * t.keys * kRowBytes;
   s.o_group = t.stages_out ? num_slabs(t.head_dim_v) * kGroupRows * kRowBytes : 0;
+  s.bias_group = t.brings_bias ? num_slabs(t.keys) * kGroupRows * kRowBytes : 0;
   s.offset_q = 0;
   s.offset_k = s.offset_q + s.q;
   s.offset_v = s.offset_k + kStages * s.k_stage;
   s.offset_o = s.offset_v + kStages * s.v_stage;
-  s.offset_barriers = s.offset_o + t.warpgroups * s.o_group;
+  s.offset_bias = s.offset_o + t.warpgroups * s.o_group;
+  s.offset_barriers = s.offset_bias + t.warpgroups * s.bias_group;
   s.offset_entries = (s.offset_barriers + barrier_plan(t).count * 8 + 15) / 16 * 16;
   s.bytes = s.offset_entries + kEntries * kEntryWords * 4;
   return s;
@@ -113,12 +120,15 @@ inline constexpr Tile kTile256 = {256, 256, 64, 2, false, 1, false, false};
 // one head_dim have the same keys a step, so the choice changes no bits.
 inline constexpr Tile kShort64 = {64, 64, 128, 2, true, 2, false, true};
 // General scores need registers for themselves: no third consumer, Q in shared memory, not flat.
-// One feature alone: Q from shared memory, for the registers; two of them, so that tiles are flat.
+// One feature alone wants registers: no third consumer; two Q in shared memory, so that tiles are
+// flat without a Q in registers.
+inline constexpr Tile kFeature64 = {64, 64, 128, 2, true, 1, true, true};
 inline constexpr Tile kFeature128 = {128, 128, 128, 2, true, 2, false, true};
+inline constexpr Tile kBiased64 = {64, 64, 128, 2, true, 1, true, true, true};
+inline constexpr Tile kBiased128 = {128, 128, 128, 2, true, 1, true, true, true};
+inline constexpr Tile kBiased256 = {256, 256, 64, 2, false, 1, false, false, true};
 inline constexpr Tile kGeneral64 = {64, 64, 128, 2, false, 1, false, true};
-inline constexpr Tile kGeneral96 = {96, 96, 128, 2, false, 1, false, true};
 inline constexpr Tile kGeneral128 = {128, 128, 128, 2, false, 1, false, true};
-inline constexpr Tile kGeneral192 = {192, 192, 96, 2, false, 1, false, false};
 inline constexpr Tile kGeneral256 = {256, 256, 64, 2, false, 1, false, false};
 
 }  // namespace headrace::cuda::sm90

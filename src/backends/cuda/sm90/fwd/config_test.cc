@@ -7,8 +7,9 @@
 namespace headrace::cuda::sm90 {
 namespace {
 
-constexpr Tile kAll[] = {kTile64,  kTile96,    kTile128,   kTile192v128, kTile192,    kTile256,
-                         kShort64, kGeneral64, kGeneral96, kGeneral128,  kGeneral192, kGeneral256};
+constexpr Tile kAll[] = {kTile64,    kTile96,    kTile128,   kTile192v128, kTile192,
+                         kTile256,   kShort64,   kFeature64, kFeature128,  kBiased64,
+                         kBiased128, kBiased256, kGeneral64, kGeneral128,  kGeneral256};
 
 TEST(HopperTiles, FitSharedMemory) {
   for (const Tile& tile : kAll) EXPECT_LE(smem_bytes(tile), kSmemLimit) << tile.head_dim;
@@ -19,7 +20,7 @@ TEST(HopperTiles, SlabsBeginWhereTheSwizzleDoes) {
   for (const Tile& tile : kAll) {
     const SmemPlan s = smem_plan(tile);
     for (const int offset : {s.offset_k, s.offset_v, s.offset_o, s.q_group, s.k_stage, s.v_stage,
-                             s.o_group, tile.keys * 128})
+                             s.o_group, s.offset_bias, s.bias_group, tile.keys * 128})
       EXPECT_EQ(offset % 1024, 0) << tile.head_dim;
   }
 }
@@ -30,7 +31,8 @@ TEST(HopperTiles, RegionsDoNotOverlap) {
     EXPECT_LE(s.offset_q + s.q, s.offset_k);
     EXPECT_LE(s.offset_k + kStages * s.k_stage, s.offset_v);
     EXPECT_LE(s.offset_v + kStages * s.v_stage, s.offset_o);
-    EXPECT_LE(s.offset_o + tile.warpgroups * s.o_group, s.offset_barriers);
+    EXPECT_LE(s.offset_o + tile.warpgroups * s.o_group, s.offset_bias);
+    EXPECT_LE(s.offset_bias + tile.warpgroups * s.bias_group, s.offset_barriers);
     EXPECT_LE(s.offset_barriers + 8 * barrier_plan(tile).count, s.offset_entries);
   }
 }

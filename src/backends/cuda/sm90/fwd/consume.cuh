@@ -2,19 +2,15 @@
 #pragma once
 
 #include "backends/cuda/device/wgmma.cuh"
-#include "backends/cuda/sm90/fwd/kinds.cuh"
-#include "backends/cuda/sm90/fwd/store.cuh"
+#include "backends/cuda/sm90/fwd/tile_scores.cuh"
 
 namespace headrace::cuda::sm90 {
 
 template <Tile kTile, class Element, Scores kScores>
-class Consumer : TileStore<kTile, Element, kScores> {
+class Consumer : TileScores<kTile, Element, kScores> {
  public:
   __device__ __forceinline__ Consumer(const Params& p, const Maps& maps, u32 smem, int group)
-      : Base(p, maps, smem, group), to_log2_(kIsGeneral ? kLog2e : p.scale_log2) {
-    if constexpr (kScores == Scores::capped) cap_ = cap_numbers(p.numbers);
-    if constexpr (kScores == Scores::dropped) drop_ = drop_numbers(p.args);
-  }
+      : Base(p, maps, smem, group) {}
 
   __device__ __forceinline__ void run() {
     for (Work work = next_work(); work.code != kEnd;) {
@@ -36,39 +32,45 @@ class Consumer : TileStore<kTile, Element, kScores> {
   }
 
  private:
-  using Base = TileStore<kTile, Element, kScores>;
+  using Base = TileScores<kTile, Element, kScores>;
   using Base::barrier;
+  using Base::begin_with_bias;
+  using Base::cap_;
+  using Base::choose_dropped;
+  using Base::drop;
+  using Base::dropped_;
+  using Base::exact_to_log2;
+  using Base::fetch_bias;
+  using Base::find_score_rows;
   using Base::finish;
   using Base::group_;
-  using Base::group_row;
-  using Base::head_of;
-  using Base::keys_begin;
-  using Base::keys_end;
+  using Base::kBarriers;
+  using Base::kHasExactScores;
+  using Base::kIsBiased;
+  using Base::kIsCapped;
+  using Base::kIsDropped;
+  using Base::kIsGeneral;
+  using Base::kIsSloped;
+  using Base::kKeys;
+  using Base::kSmem;
   using Base::lane_;
+  using Base::make_exact_scores;
+  using Base::make_scores;
   using Base::p_;
-  using Base::place;
-  using Base::query_of;
   using Base::report;
-  using Base::sequence_of;
+  using Base::s_;
+  using Base::sees_;
+  using Base::sloped_;
   using Base::smem_;
+  using Base::to_log2_;
   using Base::warp_;
+  using Base::with_slopes;
   using Base::word;
-  using Base::word_address;
   using Base::write_empty;
   using typename Base::RowSums;
-  using typename Base::TilePlace;
 
-  static constexpr SmemPlan kSmem = smem_plan(kTile);
-  static constexpr BarrierPlan kBarriers = barrier_plan(kTile);
-  static constexpr int kKeys = kTile.keys, kDim = kTile.head_dim, kDimV = kTile.head_dim_v;
+  static constexpr int kDim = kTile.head_dim, kDimV = kTile.head_dim_v;
   static constexpr bool kIsLazy = Element::kHasFloatRange;
-  static constexpr bool kIsGeneral = kScores == Scores::general;
-  static constexpr bool kIsSloped = kScores == Scores::sloped;
-  static constexpr bool kIsCapped = kScores == Scores::capped;
-  static constexpr bool kIsBiased = kScores == Scores::biased;
-  static constexpr bool kIsDropped = kScores == Scores::dropped;
-  // Of rows that are computed again: others than the usual ones, in natural units.
-  static constexpr bool kHasExactScores = kIsSloped || kIsCapped || kIsBiased;
   static_assert(!(kIsGeneral && kTile.is_flat), "a tile that is computed again has no next one");
   using RowSoftmax = Softmax<kKeys, Element::kLift>;
   using Precise = PreciseSoftmax<kKeys, Element::kPreciseLift>;
@@ -168,234 +170,6 @@ class Consumer : TileStore<kTile, Element, kScores> {
     for (int i = 0; i < kCount; ++i) x[i] *= factor[i / 2 % 2];
   }
 
-  // ---- scores and masks
-  // What the scores of the thread's two rows depend on, once a tile. Rows that do not exist take
-  // those of one that does.
-  __device__ __forceinline__ void find_score_rows(const Work& work) {
-    if constexpr (kScores == Scores::plain || kIsCapped) return;
-    if constexpr (kIsSloped) find_slopes(work);
-    if constexpr (kIsDropped) find_drop_rows(work);
-    if constexpr (kIsBiased || kIsGeneral) make_score_rows(work);
-  }
-  __device__ __forceinline__ void make_score_rows(const Work& work) {
-    const TilePlace at = place(work);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = group_row(r), query = min(at.query + query_of(row), at.queries - 1);
-      rows_[r] =
-          make_score_row(p_.problem, p_.args, sequence_of(work), at.batch, head_of(at, row), query);
-    }
-  }
-  __device__ __forceinline__ void find_slopes(const Work& work) {
-    const TilePlace at = place(work);
-    const int seqlen_k = word(work, kWordKeys);
-    const int shift = p_.is_top_left != 0 ? 0 : seqlen_k - at.queries;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = group_row(r), query = min(query_of(row), at.queries - 1 - at.query);
-      const int diagonal = at.query + query + shift;
-      const int left = diagonal - keys_begin(work, query), right = keys_end(work, query) - 1 - diagonal;
-      const float slope = p_.args.alibi_slopes[at.batch * p_.args.alibi_stride_batch +
-                                               head_of(at, row) * p_.args.alibi_stride_head] *
-                          kLog2e;
-      const int distance = slope >= 0 ? max(0, max(-left, -right)) : max(abs(left), abs(right));
-      sloped_.slope[r] = slope;
-      sloped_.best[r] = -slope * static_cast<float>(distance);
-      sloped_.diagonal[r] = diagonal;
-    }
-    sloped_.first_diagonal =
-        __reduce_min_sync(0xffffffffu, min(sloped_.diagonal[0], sloped_.diagonal[1]));
-    sloped_.last_diagonal =
-        __reduce_max_sync(0xffffffffu, max(sloped_.diagonal[0], sloped_.diagonal[1]));
-  }
-  // f(slopes of step n), which are Sloped<mixed?>.
-  template <class F>
-  __device__ __forceinline__ auto with_slopes(int n, F f) {
-    const int first = n * kKeys;
-    const bool is_right = first > sloped_.last_diagonal;
-    const bool is_mixed = !is_right && first + kKeys - 1 > sloped_.first_diagonal;
-    SlopedStep step;
-    step.c = to_log2_;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int distance = first + 2 * (lane_ & 3) - sloped_.diagonal[r];
-      step.slope[r] = is_right ? -sloped_.slope[r] : sloped_.slope[r];
-      step.distance[r] = static_cast<float>(distance);
-      step.left[r] = columns_below(1 - distance);
-    }
-    if (is_mixed) [[unlikely]]
-      return f(Sloped<true>{step});
-    return f(Sloped<false>{step});
-  }
-  __device__ __forceinline__ void find_drop_rows(const Work& work) {
-    const TilePlace at = place(work);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = group_row(r);
-      drop_rows_[r] =
-          drop_row(p_.args, drop_,
-                   static_cast<u32>(at.batch * p_.problem.num_heads + head_of(at, row)),
-                   static_cast<u32>(at.query + query_of(row)));
-    }
-  }
-  // Which weights of step n are dropped.
-  __device__ __forceinline__ void choose_dropped(int n) {
-    if constexpr (!kIsDropped) return;
-    static_assert(!kIsDropped || kKeys % 32 == 0);
-    const u32 top = (p_.numbers.keep_threshold - 1) * 0x00010001u;
-#pragma unroll
-    for (int half = 0; half < kKeys / 32; ++half) {
-      const u32 number = static_cast<u32>(n * (kKeys / 32) + half);
-      const u32 last = number / 2 * 8 + 2 * static_cast<u32>(lane_ & 3) + number % 2;
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        u32 word[4];
-        drop_words(drop_, drop_rows_[r], last, word);
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          dropped_[2 * (4 * half + i) + r] = dropped_halves(word[i], top);
-      }
-    }
-  }
-  // The bias that S of step n begins with, in units of products; all zeros for exact scores.
-  __device__ __forceinline__ void begin_with_bias(const Work& work, int n, bool is_exact) {
-    if constexpr (!kIsBiased) return;
-    const float inverse_scale = __frcp_rn(p_.numbers.scale);
-    if (is_exact) {
-#pragma unroll
-      for (float& x : s_) x = 0.0f;
-    } else if (has_bias_pairs_) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-#pragma unroll
-        for (int j = 0; j < kKeys / 8; ++j) {
-          const float2 pair = Element::unpack(bias_pairs_[r][j]);
-          s_[4 * j + 2 * r] = pair.x * inverse_scale;
-          s_[4 * j + 2 * r + 1] = pair.y * inverse_scale;
-        }
-      }
-    } else {
-      load_bias(work, n, inverse_scale);
-    }
-  }
-  __device__ __forceinline__ void load_bias(const Work& work, int n, float inverse_scale) {
-    const ScoreOperand& bias = p_.args.bias;
-    const int first = n * kKeys + 2 * (lane_ & 3), count = word(work, kWordKeys) - first;
-    const bool is_float = bias.dtype == DType::f32;
-#pragma unroll
-    for (int i = 0; i < kKeys / 2; ++i) {
-      const std::int64_t from = rows_[row_of(i)].bias + (first + column_of(i)) * bias.stride_k;
-      float x = 0.0f;
-      if (column_of(i) < count)
-        x = is_float ? load_real(static_cast<const float*>(bias.data), from)
-                     : load_real(static_cast<const typename Element::Stored*>(bias.data), from);
-      s_[i] = x * inverse_scale;
-    }
-  }
-  // The accumulators of S in groups of four, as the code for fragments takes them.
-  __device__ __forceinline__ auto blocks() -> float (&)[kKeys / 8][4] {
-    return reinterpret_cast<float(&)[kKeys / 8][4]>(s_);
-  }
-  // A bias of pairs of 16 bits is brought while S is multiplied; others are read when S is there.
-  __device__ __forceinline__ void fetch_bias(const Work& work, int n) {
-    if constexpr (!kIsGeneral && !kIsBiased) return;
-    has_bias_pairs_ = n >= work.last && p_.has_bias_pairs != 0 && (n + 1) * kKeys <= word(work, kWordKeys);
-    if (!has_bias_pairs_) return;
-    using Stored = typename Element::Stored;
-    const std::int64_t key = std::int64_t{n} * kKeys + 2 * (lane_ & 3);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const Stored* from = static_cast<const Stored*>(p_.args.bias.data) + rows_[r].bias + key;
-#pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j) {
-        if constexpr (kIsBiased) {  // asked for here and not where it is wanted
-          asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(bias_pairs_[r][j]) : "l"(from + 8 * j));
-        } else {
-          bias_pairs_[r][j] = __ldg(reinterpret_cast<const u32*>(from + 8 * j));
-        }
-      }
-    }
-  }
-  // Softcap, ALiBi, bias and masks of row r.
-  template <int r>
-  __device__ __forceinline__ void general_scores_of(const Work& work, int n) {
-    const Sequence sequence = sequence_of(work);
-    const ScoreColumns columns =
-        score_columns(std::int64_t{n} * kKeys, lane_ & 3, sequence.seqlen_k);
-    float scale = cap_and_slope<r>(p_.problem, p_.numbers, sequence, rows_[r], columns, blocks());
-    if constexpr (kIsSloped || kIsCapped) return;
-    if (has_bias_pairs_ && kIsGeneral) {
-#pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j) {
-        const float2 pair = Element::unpack(bias_pairs_[r][j]);
-        s_[4 * j + 2 * r] = fmaf(s_[4 * j + 2 * r], scale, pair.x);
-        s_[4 * j + 2 * r + 1] = fmaf(s_[4 * j + 2 * r + 1], scale, pair.y);
-      }
-      scale = 1;
-    } else {
-      scale = add_bias_of<typename Element::Stored, r>(p_.args.bias, rows_[r], columns, scale,
-                                                       blocks());
-    }
-    if constexpr (kIsBiased) return;
-    if (scale != 1) scale_scores<r>(scale, blocks());
-    apply_masks<r>(p_.problem, p_.args, sequence, rows_[r], columns, blocks());
-  }
-  // Products become scores. True where some row of the tile may not see some key.
-  __device__ __forceinline__ bool make_scores(const Work& work, int n) {
-    if constexpr (kIsGeneral) {
-      general_scores_of<0>(work, n);
-      general_scores_of<1>(work, n);
-    }
-    return mask(work, n) || kIsGeneral;
-  }
-  // For PreciseSoftmax: in units of 1 / exact_to_log2().
-  __device__ __forceinline__ void make_exact_scores(const Work& work, int n) {
-    if constexpr (kHasExactScores) {
-      if constexpr (!kIsBiased) make_score_rows(work);
-      general_scores_of<0>(work, n);
-      general_scores_of<1>(work, n);
-    }
-    if constexpr (kIsCapped) {
-      if (!mask(work, n)) return;
-#pragma unroll
-      for (int i = 0; i < kKeys / 2; ++i)
-        if ((sees_[row_of(i)] >> number_of(i) & 1) == 0) s_[i] = -INFINITY;
-    } else {
-      make_scores(work, n);
-    }
-  }
-  __device__ __forceinline__ float exact_to_log2() const {
-    return kHasExactScores ? kLog2e : to_log2_;
-  }
-  // Dropped weights become 0; the row's sum keeps them.
-  __device__ __forceinline__ void drop(int n) {
-    if (!kIsGeneral || p_.numbers.keep_threshold > 0xFFFFu) return;
-    drop_probs<0>(p_.args, p_.numbers, rows_[0], std::int64_t{n} * kKeys, lane_ & 3, blocks());
-    drop_probs<1>(p_.args, p_.numbers, rows_[1], std::int64_t{n} * kKeys, lane_ & 3, blocks());
-  }
-  // By lengths, causal mask and window. False where every row sees every key.
-  __device__ __forceinline__ bool mask(const Work& work, int n) {
-    if constexpr (kIsCapped) sees_[0] = sees_[1] = ~0u;
-    if (n >= work.full_begin && n < work.full_end) [[likely]]
-      return false;
-    const int column = n * kKeys + 2 * (lane_ & 3);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int query = query_of(group_row(r));
-      const u32 sees = columns_below(keys_end(work, query) - column) &
-                       ~columns_below(keys_begin(work, query) - column);
-      if constexpr (kIsCapped) {  // what is hidden has no score before the cap
-        sees_[r] = sees;
-      } else {
-#pragma unroll
-        for (int i = 0; i < kKeys / 4; ++i) {
-          float& x = s_[4 * (i / 2) + 2 * r + i % 2];
-          x = (sees >> i & 1) != 0 ? x : -INFINITY;
-        }
-      }
-    }
-    return true;
-  }
   // V beyond the end of a ragged sequence belongs to another: zeros keep its NaNs out.
   __device__ __forceinline__ void clear_tail_of_v(const Work& work, int n) {
     if (!p_.problem.is_ragged) [[likely]]
@@ -461,8 +235,8 @@ class Consumer : TileStore<kTile, Element, kScores> {
     }
     if (is_masked) [[unlikely]]
       softmax_.adopt(s_, SlopedTop{to_log2_, sloped_});
-    const bool moves = with_slopes(
-        n, [&](const auto& slopes) { return softmax_.lazy_step(s_, slopes, factor); });
+    const bool moves =
+        with_slopes(n, [&](const auto& slopes) { return softmax_.lazy_step(s_, slopes, factor); });
     if (!moves) [[likely]]
       return false;
     rescale(s_, factor);
@@ -507,21 +281,17 @@ class Consumer : TileStore<kTile, Element, kScores> {
 
   // The first step of a tile where nothing runs beside it.
   __device__ __forceinline__ void begin(const Work& work) {
-    const int n = work.first - 1;
     find_score_rows(work);
     take_q();
-    if constexpr (kIsBiased) {
-      fetch_bias(work, n);
-      begin_with_bias(work, n, work.is_redo());
-    }
+    begin_with_bias(work, work.first - 1, work.is_redo());
     start_s();
-    fetch_bias(work, kIsBiased ? n - 1 : n);
-    choose_dropped(n);
+    fetch_bias(work, work.first - 1);
+    choose_dropped(work.first - 1);
     wgmma_wait<0>();
-    end_s(work, n);
-    if constexpr (!kHasExactScores) make_scores(work, n);
-    first_weights(work, n);
-    drop(n);
+    end_s(work, work.first - 1);
+    if constexpr (!kHasExactScores) make_scores(work, work.first - 1);
+    first_weights(work, work.first - 1);
+    drop(work.first - 1);
     pack();
     adds_ = 0;
     clear_tail_of_v(work, work.first - 1);
@@ -533,7 +303,7 @@ class Consumer : TileStore<kTile, Element, kScores> {
     begin_with_bias(work, n, false);
     start_s();
     start_pv();
-    fetch_bias(work, kIsBiased ? n - 1 : n);
+    fetch_bias(work, n);
     choose_dropped(n);
     wgmma_wait<1>();
     end_s(work, n);
@@ -556,9 +326,10 @@ class Consumer : TileStore<kTile, Element, kScores> {
       next = next_work();
       if (!next.is_plain()) break;
       take_q();
+      find_score_rows(next);
+      begin_with_bias(next, next.first - 1, false);
       start_s();
       start_pv();
-      find_score_rows(next);
       choose_dropped(next.first - 1);
       wgmma_wait<1>();
       end_s(next, next.first - 1);
@@ -612,25 +383,15 @@ class Consumer : TileStore<kTile, Element, kScores> {
     return {{x.reference(0, c), x.reference(1, c)}, {x.sum[0], x.sum[1]}};
   }
 
-  const float to_log2_;  // of a product, or of a general score
   Ring<kEntries> entry_;
   Ring<kStages> k_, v_;
   Ring<kTile.q_buffers> q_stage_;  // of the next Q
   int q_barrier_ = 0;              // of the Q in use
   u32 q_address_ = 0;
   int adds_ = 0;  // 0: the next product starts a new O
-  float s_[kKeys / 2], o_[kDimV / 2];
+  float o_[kDimV / 2];
   u32 weights_[kKeys / 16][4];
   u32 q_[kTile.q_in_registers ? kDim / 16 : 1][4];
-  ScoreRow rows_[2];
-  SlopedRows sloped_;
-  CapNumbers cap_;
-  u32 sees_[2];  // capped: the keys of the running step that a row sees
-  DropNumbers drop_;
-  DropRow drop_rows_[2];
-  u32 dropped_[kKeys / 4];  // of the running step, in the order of weights_
-  bool has_bias_pairs_ = false;  // of the running step
-  u32 bias_pairs_[2][kKeys / 8];
   RowSoftmax softmax_;
   Precise precise_;
 };

@@ -3,8 +3,8 @@
 namespace headrace::cuda::sm90 {
 
 Status launch_hd128_biased(const Call& call) {
-  return launch_tile<kGeneral128, Scores::biased>("cuda_sm90_fwd<bf16, 128, biased>",
-                                        "cuda_sm90_fwd<f16, 128, biased>", call);
+  return launch_tile<kBiased128, Scores::biased>("cuda_sm90_fwd<bf16, 128, biased>",
+                                                 "cuda_sm90_fwd<f16, 128, biased>", call);
 }
 
 }  // namespace headrace::cuda::sm90

@@ -4,7 +4,7 @@ namespace headrace::cuda::sm90 {
 
 Status launch_hd128_dropped(const Call& call) {
   return launch_tile<kFeature128, Scores::dropped>("cuda_sm90_fwd<bf16, 128, dropped>",
-                                        "cuda_sm90_fwd<f16, 128, dropped>", call);
+                                                   "cuda_sm90_fwd<f16, 128, dropped>", call);
 }
 
 }  // namespace headrace::cuda::sm90

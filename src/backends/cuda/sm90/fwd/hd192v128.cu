@@ -4,7 +4,7 @@ namespace headrace::cuda::sm90 {
 
 Status launch_hd192v128(const Call& call) {
   return launch_tile<kTile192v128, Scores::plain>("cuda_sm90_fwd<bf16, 192/128>",
-                                          "cuda_sm90_fwd<f16, 192/128>", call);
+                                                  "cuda_sm90_fwd<f16, 192/128>", call);
 }
 
 }  // namespace headrace::cuda::sm90

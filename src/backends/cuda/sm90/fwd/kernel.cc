@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 
 #include "backends/cuda/runtime/error_word.cuh"
 #include "backends/cuda/runtime/status.cuh"
@@ -19,22 +18,29 @@ struct Variant {
   Launch* launch;
   Scores scores = Scores::plain;
 };
-// The first that is large enough.
-constexpr Variant kPlain[] = {
-    {kTile64, launch_hd64},           {kTile96, launch_hd96},   {kTile128, launch_hd128},
-    {kTile192v128, launch_hd192v128}, {kTile192, launch_hd192}, {kTile256, launch_hd256},
-};
-constexpr Variant kGeneral[] = {
-    {kGeneral64, launch_hd64_general},   {kGeneral96, launch_hd96_general},
-    {kGeneral128, launch_hd128_general}, {kTile192v128, launch_hd192v128_general},
-    {kGeneral192, launch_hd192_general}, {kGeneral256, launch_hd256_general},
-};
-// One feature alone; tiles that have none of these take the general kernel.
-constexpr Variant kFeatures[] = {
+// Of those for the scores the first that is large enough.
+constexpr Variant kVariants[] = {
+    {kTile64, launch_hd64},
+    {kTile96, launch_hd96},
+    {kTile128, launch_hd128},
+    {kTile192v128, launch_hd192v128},
+    {kTile192, launch_hd192},
+    {kTile256, launch_hd256},
+    {kTile64, launch_hd64_sloped, Scores::sloped},
     {kTile128, launch_hd128_sloped, Scores::sloped},
+    {kTile256, launch_hd256_sloped, Scores::sloped},
+    {kFeature64, launch_hd64_capped, Scores::capped},
     {kFeature128, launch_hd128_capped, Scores::capped},
-    {kGeneral128, launch_hd128_biased, Scores::biased},
+    {kTile256, launch_hd256_capped, Scores::capped},
+    {kBiased64, launch_hd64_biased, Scores::biased},
+    {kBiased128, launch_hd128_biased, Scores::biased},
+    {kBiased256, launch_hd256_biased, Scores::biased},
+    {kFeature64, launch_hd64_dropped, Scores::dropped},
     {kFeature128, launch_hd128_dropped, Scores::dropped},
+    {kTile256, launch_hd256_dropped, Scores::dropped},
+    {kGeneral64, launch_hd64_general, Scores::general},
+    {kGeneral128, launch_hd128_general, Scores::general},
+    {kGeneral256, launch_hd256_general, Scores::general},
 };
 constexpr Variant kShort = {kShort64, launch_hd64_short};
 constexpr std::int64_t kShortSeqlen = 1024;
@@ -52,36 +58,23 @@ Scores scores_of(const Problem& p) {
   return dropout_keep_threshold(p.dropout_p) <= 0xffffu ? Scores::dropped : Scores::general;
 }
 
-bool fits(const Problem& p, const Tile& tile) {
-  return p.head_dim <= tile.head_dim && p.head_dim_v <= tile.head_dim_v;
-}
-template <class Variants>
-const Variant* first_that_fits(const Problem& p, const Variants& variants) {
-  const auto* found = std::find_if(std::begin(variants), std::end(variants),
-                                   [&](const Variant& v) { return fits(p, v.tile); });
-  return found == std::end(variants) ? nullptr : found;
-}
-
-// Null above 256.
-const Variant* variant_of(const Problem& p) {
-  const Scores scores = scores_of(p);
-  if (scores == Scores::plain) {
-    const Variant* found = first_that_fits(p, kPlain);
+// Null above 256. The kernels of one feature alone have not run yet: only who names them gets them.
+const Variant* variant_of(const Problem& p, bool with_features) {
+  const Scores needed = scores_of(p);
+  const Scores scores = needed == Scores::plain || with_features ? needed : Scores::general;
+  for (const Variant& v : kVariants) {
+    if (v.scores != scores) continue;
+    if (p.head_dim > v.tile.head_dim || p.head_dim_v > v.tile.head_dim_v) continue;
     const bool is_short = has_causal(p) && p.seqlen_q <= kShortSeqlen;
-    return found != nullptr && found->tile == kTile64 && is_short ? &kShort : found;
+    return v.launch == launch_hd64 && is_short ? &kShort : &v;
   }
-  const Variant* general = first_that_fits(p, kGeneral);
-  for (const Variant& v : kFeatures)
-    if (general != nullptr && v.scores == scores && v.tile.head_dim == general->tile.head_dim &&
-        v.tile.head_dim_v == general->tile.head_dim_v)
-      return &v;
-  return general;
+  return nullptr;
 }
 
 // ---- refusals
 
 std::string refused_layout(const Problem& p) {
-  return refused_operands(p, variant_of(p) != nullptr);
+  return refused_operands(p, variant_of(p, false) != nullptr);
 }
 
 std::string refused_scores(const Problem& p) {
@@ -114,6 +107,14 @@ std::string refuses(const Problem& p, const DeviceInfo& device) {
   for (const auto check : {refused_layout, refused_scores, refused_size})
     if (std::string reason = check(p); !reason.empty()) return reason;
   return {};
+}
+
+std::string refuses_all_but_features(const Problem& p, const DeviceInfo& device) {
+  if (std::string reason = refuses(p, device); !reason.empty()) return reason;
+  const Scores scores = scores_of(p);
+  return scores == Scores::plain || scores == Scores::general
+             ? "takes one of ALiBi, softcap, bias and dropout alone"
+             : "";
 }
 
 // ---- the plan
@@ -158,8 +159,9 @@ bool is_dynamic(const Problem& p, const Order& order, std::int64_t num_ctas) {
   return order.num_tiles > num_ctas && (order.is_triangular || p.is_ragged || p.window_left >= 0);
 }
 
+template <bool kWithFeatures>
 Schedule plan(const Problem& p, const DeviceInfo& device) {
-  const Tile& tile = variant_of(p)->tile;
+  const Tile& tile = variant_of(p, kWithFeatures)->tile;
   const Order order = order_of(p, tile);
   Schedule schedule;
   schedule.tile_m = rows_of(tile);
@@ -180,6 +182,14 @@ Schedule plan(const Problem& p, const DeviceInfo& device) {
 
 // ---- the launch
 
+// The copy engine's: rows of its own dtype that begin at multiples of 16 bytes, one a query.
+bool has_boxes(const ScoreOperand& bias, DType dtype, const Order& order) {
+  const bool is_aligned = reinterpret_cast<std::uintptr_t>(bias.data) % kWholeAlignment == 0 &&
+                          (bias.stride_batch | bias.stride_head | bias.stride_q) % 8 == 0;
+  return bias.data != nullptr && bias.dtype == dtype && bias.stride_k == 1 && is_aligned &&
+         bias.stride_batch >= 0 && bias.stride_head >= 0 && bias.stride_q > 0 && order.pack == 1;
+}
+
 Status encode_maps(const Problem& p, const AttentionArgs& args, const Tile& tile,
                    const Order& order, Maps& maps) {
   const std::int64_t rows_q = p.is_ragged ? p.total_q : p.seqlen_q;
@@ -199,6 +209,21 @@ Status encode_maps(const Problem& p, const AttentionArgs& args, const Tile& tile
   OperandShape v = k;
   v.columns = p.head_dim_v;
   if (Status bad = encode_operand(p, args.v, v, maps.v)) return bad;
+  if (tile.brings_bias && has_boxes(args.bias, dtype_of(p), order)) {
+    const Operand bias{.data = const_cast<void*>(args.bias.data),
+                       .stride_batch = args.bias.stride_batch,
+                       .stride_seq = args.bias.stride_q,
+                       .stride_head = args.bias.stride_head};
+    Problem shared = p;  // what broadcasts is one to the engine
+    if (bias.stride_batch == 0) shared.batch = 1;
+    if (Status bad = encode_operand(shared, bias,
+                                    {.columns = p.seqlen_k,
+                                     .rows = rows_q,
+                                     .heads = args.bias.stride_head != 0 ? p.num_heads : 1,
+                                     .box_rows = kGroupRows},
+                                    maps.bias))
+      return bad;
+  }
   return encode_operand(
       p, args.out,
       {.columns = p.head_dim_v, .rows = rows_q, .heads = p.num_heads, .box_rows = kStoredRows},
@@ -259,6 +284,7 @@ Params make_params(const Plan& plan, const AttentionArgs& args, const Order& ord
   set_sections(p, plan.device, order, plan.schedule.num_ctas, params);
   params.scale_log2 = static_cast<float>(p.softmax_scale * M_LOG2E);
   params.has_bias_pairs = has_pairs(args.bias, dtype_of(p));
+  params.has_bias_boxes = has_boxes(args.bias, dtype_of(p), order);
   return params;
 }
 
@@ -268,9 +294,10 @@ int* counter_in(Workspace workspace) {
   return reinterpret_cast<int*>((address + alignof(int) - 1) / alignof(int) * alignof(int));
 }
 
+template <bool kWithFeatures>
 Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
   const Problem& p = plan.problem;
-  const Variant& variant = *variant_of(p);
+  const Variant& variant = *variant_of(p, kWithFeatures);
   const Order order = order_of(p, variant.tile);
   Params params = make_params(plan, args, order);
   Maps maps;
@@ -293,8 +320,16 @@ const Kernel kForwardKernel = {
         "TMA and wgmma on Hopper, bf16 and f16, head_dim in eights up to 256, every "
         "feature but key splits and probs",
     .refuses = refuses,
-    .plan = plan,
-    .launch = launch,
+    .plan = plan<false>,
+    .launch = launch<false>,
+};
+
+const Kernel kFeaturesKernel = {
+    .name = "cuda_sm90_fwd_features",
+    .summary = "the same with ALiBi, softcap, bias or dropout alone, in kernels of their own",
+    .refuses = refuses_all_but_features,
+    .plan = plan<true>,
+    .launch = launch<true>,
 };
 
 }  // namespace headrace::cuda::sm90

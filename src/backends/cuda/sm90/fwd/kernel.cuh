@@ -25,7 +25,12 @@ __device__ __forceinline__ void init_barriers(u32 smem) {
   init(b.v_empty, kStages, kTile.warpgroups);
   init(b.entry_read, 1, 1);
   init(b.entry_full, kEntries, 1);
-  init(b.tile_done, kEntries, 4 * kTile.warpgroups + 1);
+  init(b.tile_done, kEntries,
+       4 * kTile.warpgroups + (kTile.brings_bias ? 1 + kTile.warpgroups : 1));
+  if constexpr (kTile.brings_bias) {
+    init(b.bias_full, kTile.warpgroups, 1);
+    init(b.bias_empty, kTile.warpgroups, 4);
+  }
   fence_mbarrier_init();
   fence_proxy_async();
 }
@@ -52,6 +57,8 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
     tma_prefetch(&maps.k);
     tma_prefetch(&maps.v);
     if constexpr (kTile.stages_out) tma_prefetch(&maps.out);
+    if constexpr (kTile.brings_bias)
+      if (params.has_bias_boxes != 0) tma_prefetch(&maps.bias);
     init_barriers<kTile>(smem);
   }
   __syncthreads();
@@ -65,6 +72,10 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) >> 5, 0);
   if (warp == 0 && elect_lane()) Producer<kTile>(params, maps, smem).run();
   if (warp == 1) Scheduler<kTile>(params, smem, static_cast<int>(threadIdx.x) & 31).run();
+  if constexpr (kTile.brings_bias) {
+    static_assert(kTile.warpgroups == 2, "warps 2 and 3 bring the bias, each for a warpgroup");
+    if (warp >= 2 && elect_lane()) BiasProducer<kTile>(params, maps, smem, warp - 2).run();
+  }
 #endif
 }
 

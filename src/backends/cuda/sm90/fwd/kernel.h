@@ -6,5 +6,6 @@
 namespace headrace::cuda::sm90 {
 
 extern const Kernel kForwardKernel;
+extern const Kernel kFeaturesKernel;  // "cuda_sm90_fwd_features": named only
 
 }  // namespace headrace::cuda::sm90

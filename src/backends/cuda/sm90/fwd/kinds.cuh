@@ -24,7 +24,8 @@ __device__ constexpr int number_of(int i) { return 2 * (i / 4) + i % 2; }
 // ---- sloped
 struct SlopedRows {
   float slope[2];  // in log2
-  float best[2];   // of the slope's part, over the keys that the row sees
+  float natural[2];
+  float best[2];  // of the slope's part, over the keys that the row sees
   int diagonal[2];
   int first_diagonal, last_diagonal;  // of the warp
 };
@@ -96,11 +97,19 @@ struct Capped {
     x = fmaf(x, square, numbers.factor[1]);
     return fmaf(x, square, numbers.factor[0]);
   }
-  __device__ __forceinline__ float large(float v) const { return tanh_of_large(v * (kCapRange / 2)); }
+  // tanh = 1 - 2 / (e^2x + 1), both ways computed: elements of a warp seldom agree.
+  __device__ __forceinline__ float large(float v) const {
+    float quotient;
+    asm("rcp.approx.ftz.f32 %0, %1;"
+        : "=f"(quotient)
+        : "f"(exp2_approx(fabsf(v) * (kCapRange * kLog2e)) + 1.0f));
+    return copysignf(fmaf(-2.0f, quotient, 1.0f), v);
+  }
   __device__ __forceinline__ float exponent(float v, float from, int i) const {
     const float small = fmaf(quotient(v), v, -from);
     if constexpr (!kIsAny) return small;
-    const float x = (__float_as_uint(v) & kIsTwo) == 0 ? small : fmaf(large(v), numbers.log2, -from);
+    const float far = fmaf(large(v), numbers.log2, -from);
+    const float x = (__float_as_uint(v) & kIsTwo) == 0 ? small : far;
     return (sees[row_of(i)] >> number_of(i) & 1) != 0 ? x : -INFINITY;
   }
   // -inf: hidden.
@@ -135,7 +144,11 @@ struct DropNumbers {
 };
 inline constexpr u32 kPhiloxFactor0 = 0xD2511F53u, kPhiloxFactor1 = 0xCD9E8D57u;
 inline constexpr u32 kPhiloxStep0 = 0x9E3779B9u, kPhiloxStep1 = 0xBB67AE85u;
-__device__ __forceinline__ u64 wide_product(u32 x, u32 y) { return u64{x} * y; }
+__device__ __forceinline__ u64 wide_product(u32 x, u32 y) {
+  u64 product;  // the compiler adds zeros to the upper half of a u64's
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(x), "r"(y));
+  return product;
+}
 __device__ __forceinline__ u32 low_of(u64 x) { return static_cast<u32>(x); }
 __device__ __forceinline__ u32 high_of(u64 x) { return static_cast<u32>(x >> 32); }
 
@@ -150,10 +163,9 @@ __device__ __forceinline__ DropRow drop_row(const AttentionArgs& args, const Dro
                                             u32 batch_head, u32 query) {
   const u64 of_offset = wide_product(kPhiloxFactor0, low_of(args.dropout_offset));
   const u64 of_query = wide_product(kPhiloxFactor1, query);
-  const u64 second =
-      wide_product(kPhiloxFactor0, high_of(of_query) ^ batch_head ^ numbers.key0);
-  const u64 third = wide_product(kPhiloxFactor1, high_of(second) ^ low_of(of_offset) ^
-                                                     (numbers.key1 + kPhiloxStep1));
+  const u64 second = wide_product(kPhiloxFactor0, high_of(of_query) ^ batch_head ^ numbers.key0);
+  const u64 third = wide_product(
+      kPhiloxFactor1, high_of(second) ^ low_of(of_offset) ^ (numbers.key1 + kPhiloxStep1));
   DropRow row;
   row.second = low_of(of_query) ^ (numbers.key0 + kPhiloxStep0);
   row.first = low_of(second) ^ (numbers.key1 + 2 * kPhiloxStep1);

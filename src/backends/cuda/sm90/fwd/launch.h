@@ -20,8 +20,10 @@ Status launch_clear(int* counter, Stream stream);
 
 Launch launch_hd64, launch_hd64_short, launch_hd96, launch_hd128, launch_hd192v128, launch_hd192,
     launch_hd256;
-Launch launch_hd64_general, launch_hd96_general, launch_hd128_general, launch_hd192v128_general,
-    launch_hd192_general, launch_hd256_general;
+Launch launch_hd64_general, launch_hd128_general, launch_hd256_general;
+// One feature alone.
+Launch launch_hd64_sloped, launch_hd64_capped, launch_hd64_biased, launch_hd64_dropped;
 Launch launch_hd128_sloped, launch_hd128_capped, launch_hd128_biased, launch_hd128_dropped;
+Launch launch_hd256_sloped, launch_hd256_capped, launch_hd256_biased, launch_hd256_dropped;
 
 }  // namespace headrace::cuda::sm90

@@ -39,10 +39,12 @@ struct Params {
   float scale_log2;
   int has_bias_pairs;  // a bias in the dtype of q whose neighbours of keys are aligned words
   std::uint32_t* error_word;
+  int has_bias_boxes;  // the copy engine brings the bias, where the tile has room for it
 };
 
 struct Maps {
   TensorMap q, k, v, out;  // out: of tiles that stage it
+  TensorMap bias;          // with has_bias_boxes
 };
 
 // What the scheduler announces: word numbers of an entry in shared memory.

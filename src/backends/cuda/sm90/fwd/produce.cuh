@@ -139,4 +139,57 @@ class Producer {
   Ring<kTile.q_buffers> q_;
 };
 
+// Brings the bias of a warpgroup, step by step: as soon as the one before has been read, however
+// far the other warpgroup is.
+template <Tile kTile>
+class BiasProducer {
+ public:
+  __device__ BiasProducer(const Params& p, const Maps& maps, u32 smem, int group)
+      : p_(p), maps_(maps), smem_(smem), group_(group) {}
+
+  __device__ void run() {
+    Ring<kEntries> entry;
+    for (;; entry.next()) {
+      mbarrier_wait(barrier(kBarriers.entry_full + entry.stage), entry.parity);
+      const auto word = [&](int i) {
+        return static_cast<int>(
+            load_shared(smem_ + kSmem.offset_entries + 4 * (entry.stage * kEntryWords + i)));
+      };
+      const int code = word(kWordCode);
+      if (code == kEnd) return;
+      const int first = word(kWordFirst), last = word(kWordLast);
+      const int row = word(kWordRowQ) + word(kWordQuery) + group_ * kGroupRows;
+      const int head = p_.args.bias.stride_head != 0 ? word(kWordHead) : 0;
+      const int batch = p_.args.bias.stride_batch != 0 ? word(kWordBatch) : 0;
+      mbarrier_arrive(barrier(kBarriers.tile_done + entry.stage));
+      // Exact scores of a tile that is computed again read for themselves.
+      if (code < 0 || (code & kRedo) != 0 || p_.has_bias_boxes == 0) continue;
+      for (int n = first - 1; n >= last; --n) load(n, row, head, batch);
+    }
+  }
+
+ private:
+  static constexpr SmemPlan kSmem = smem_plan(kTile);
+  static constexpr BarrierPlan kBarriers = barrier_plan(kTile);
+
+  __device__ u32 barrier(int i) const { return smem_ + kSmem.offset_barriers + 8 * i; }
+  __device__ void load(int n, int row, int head, int batch) {
+    const u32 full = barrier(kBarriers.bias_full + group_);
+    mbarrier_wait(barrier(kBarriers.bias_empty + group_), parity_ ^ 1);
+    mbarrier_arrive_expect(full, kSmem.bias_group);
+#pragma unroll
+    for (int s = 0; s < num_slabs(kTile.keys); ++s)
+      tma_load(smem_ + kSmem.offset_bias + group_ * kSmem.bias_group + s * kGroupRows * 128,
+               &maps_.bias, full, kEvictNormal, n * kTile.keys + s * kSlabColumns, row, head,
+               batch);
+    parity_ ^= 1;
+  }
+
+  const Params& p_;
+  const Maps& maps_;
+  const u32 smem_;
+  const int group_;
+  u32 parity_ = 0;
+};
+
 }  // namespace headrace::cuda::sm90

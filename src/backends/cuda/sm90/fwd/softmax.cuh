@@ -41,8 +41,7 @@ struct Scaled {
 
 // The maximum of each row, the same in its four threads.
 template <int kKeys, class Score>
-__device__ __forceinline__ void row_max(const float (&s)[kKeys / 2], Score score,
-                                        float (&top)[2]) {
+__device__ __forceinline__ void row_max(const float (&s)[kKeys / 2], Score score, float (&top)[2]) {
   const auto shown = [&](int i) { return score.shown(s[i], i); };
   float part[2][2];  // two chains a row: one would wait for itself
 #pragma unroll
@@ -111,8 +110,7 @@ struct Softmax {
   }
 
   template <class Top, class Score>
-  __device__ __forceinline__ void first(float (&s)[kKeys / 2], Top tops,
-                                        Score score) {
+  __device__ __forceinline__ void first(float (&s)[kKeys / 2], Top tops, Score score) {
     float top[2];
     row_max<kKeys>(s, tops, top);
 #pragma unroll
