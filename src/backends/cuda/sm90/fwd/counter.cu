@@ -6,9 +6,7 @@ namespace headrace::cuda::sm90 {
 namespace {
 
 __global__ void clear(int* counter) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   let_next_kernel_begin();
-#endif
   *counter = 0;
 }
 

@@ -58,7 +58,7 @@ Scores scores_of(const Problem& p) {
   return dropout_keep_threshold(p.dropout_p) <= 0xffffu ? Scores::dropped : Scores::general;
 }
 
-// Null above 256. The kernels of one feature alone have not run yet: only who names them gets them.
+// Null above 256. The kernels of one feature alone have not run yet: only tests ask for them.
 const Variant* variant_of(const Problem& p, bool with_features) {
   const Scores needed = scores_of(p);
   const Scores scores = needed == Scores::plain || with_features ? needed : Scores::general;
