@@ -32,6 +32,8 @@ UNITS = {
     "cuda_sm80_bwd": ["sm80/backward_bf16_hd64", "sm80/backward_f32_hd64"],
     "cuda_backward_turns": ["sm80/backward_bf16_hd64", "sm80/backward_f32_hd64"],
     "cuda_sm90_fwd": ["sm90/fwd/hd64", "sm90/fwd/hd64_short", "sm90/fwd/hd128"],
+    "cuda_sm90_fwd_features": ["sm90/fwd/hd64_sloped", "sm90/fwd/hd128_capped", "sm90/fwd/hd64_biased",
+                               "sm90/fwd/hd128_biased", "sm90/fwd/hd64_dropped"],
     "cuda_sm80_bwd_apart": ["sm80/backward_bf16_hd128", "sm80/backward_f16_hd256"],
     "cuda_sm90_bwd": ["sm90/bwd/hd64", "sm90/bwd/hd128", "sm90/bwd/hd256", "sm90/bwd/finish"],
     "cuda_sm90_bwd_general": ["sm90/bwd/hd64_general", "sm90/bwd/hd128_general", "sm90/bwd/hd256_general"],

@@ -90,6 +90,7 @@ ON_CUDA = {
     "cuda_simple": (CUDA_ORACLE,),
     "cuda_sm80_fwd": (CUDA_GRID,),
     "cuda_sm90_fwd": (CUDA_CATALOGUE, CUDA_CASES, CUDA_REPEATS),
+    "cuda_sm90_fwd_features": (CUDA_GRID, CUDA_CASES),
     "cuda_simple_bwd": (CUDA_BACKWARD,),
     "cuda_sm80_bwd": (CUDA_BACKWARD,),
     "cuda_sm80_bwd_apart": (CUDA_MANY_RUNS, CUDA_BACKWARD_REPEATS, CUDA_BACKWARD),

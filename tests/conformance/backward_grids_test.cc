@@ -127,6 +127,27 @@ TEST(ScoredCases, HaveEveryKindOfScores) {
   EXPECT_EQ(num_others, 0);
 }
 
+// Every feature at every width of its kernels, and a bias that the copy engine can bring.
+TEST(OneFeatureCases, HaveEveryFeatureAlone) {
+  int num_softcap[3] = {}, num_alibi[3] = {}, num_bias[3] = {}, num_dropout[3] = {};
+  for (const CaseName& name : one_feature_cases(kOneFeatureSmall, 1)) {
+    Case test_case(name);
+    const Problem p = make_call(test_case).value().problem;
+    const int width = p.head_dim <= 64 ? 0 : p.head_dim <= 128 ? 1 : 2;
+    const bool has[4] = {has_softcap(p), p.has_alibi != 0, has_bias(p), has_dropout(p)};
+    EXPECT_EQ(std::count(has, has + 4, true), 1) << describe(name.values);
+    EXPECT_FALSE(p.has_mask || p.has_tree_mask);
+    num_softcap[width] += has[0];
+    num_alibi[width] += has[1];
+    num_bias[width] += has[2];
+    num_dropout[width] += has[3];
+  }
+  for (int width = 0; width < 3; ++width)
+    for (const int count :
+         {num_softcap[width], num_alibi[width], num_bias[width], num_dropout[width]})
+      EXPECT_GE(count, 2) << width;
+}
+
 TEST(Slices, APartOfAResultIsWhereItsViewPoints) {
   unsigned char memory[24];  // [4, 3, 2] bytes, the first axis backwards
   headrace_tensor whole{};

@@ -148,18 +148,28 @@ std::vector<CaseName> grid_cases(std::size_t count, std::uint64_t seed,
   return cases;
 }
 
-std::vector<CaseName> plain_cases(std::size_t count, std::uint64_t seed) {
-  Random random(seed + 2);
+namespace {
+
+std::vector<CaseName> drawn_cases(CaseName (*draw)(Random&), std::size_t count,
+                                  std::uint64_t seed) {
+  Random random(seed);
   std::vector<CaseName> cases;
-  while (cases.size() < count) cases.push_back(plain_case(random));
+  while (cases.size() < count) cases.push_back(draw(random));
   return cases;
 }
 
+}  // namespace
+
+std::vector<CaseName> plain_cases(std::size_t count, std::uint64_t seed) {
+  return drawn_cases(plain_case, count, seed + 2);
+}
+
 std::vector<CaseName> scored_cases(std::size_t count, std::uint64_t seed) {
-  Random random(seed + 3);
-  std::vector<CaseName> cases;
-  while (cases.size() < count) cases.push_back(scored_case(random));
-  return cases;
+  return drawn_cases(scored_case, count, seed + 3);
+}
+
+std::vector<CaseName> one_feature_cases(std::size_t count, std::uint64_t seed) {
+  return drawn_cases(one_feature_case, count, seed + 4);
 }
 
 PairTable::PairTable() : seen_(kTableSize, false) {

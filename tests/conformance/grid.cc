@@ -191,10 +191,14 @@ Report run_grid(const SuiteOptions& options) {
   const auto start = Clock::now();
   Report report;
   report.suite = "grid";
-  const std::size_t count = options.tier == Tier::small ? 300 : options.count;
+  const bool is_small = options.tier == Tier::small;
+  const std::size_t count = is_small ? 300 : options.count;
   const std::vector<CaseName> array = covering_array(options.seed, is_live);
   const std::size_t array_size = array.size();
-  const std::vector<CaseName> all = grid_cases(count, options.seed, array);
+  std::vector<CaseName> all = grid_cases(count, options.seed, array);
+  const std::vector<CaseName> features =
+      one_feature_cases(is_small ? kOneFeatureSmall : kOneFeatureFull, options.seed);
+  all.insert(all.end(), features.begin(), features.end());
   std::vector<CaseName> mine, others;
   std::vector<bool> is_array;
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -206,9 +210,10 @@ Report run_grid(const SuiteOptions& options) {
   GridRun run(options, report);
   for_all(mine.size(), options.num_threads,
           [&](int slot, std::size_t i) { run.run_case(slot, mine[i], is_array[i]); });
-  report.notes.push_back(format_text("{} cases, {} of them the covering array; shard {} of {}",
-                                     mine.size(), array_size, options.shard + 1,
-                                     options.num_shards));
+  report.notes.push_back(
+      format_text("{} cases; of all shards {} the covering array, {} with one feature alone; shard "
+                  "{} of {}",
+                  mine.size(), array_size, features.size(), options.shard + 1, options.num_shards));
   if (count >= array_size) {
     check_holes(others, report);
     if (options.num_shards > 1)

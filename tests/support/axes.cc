@@ -161,20 +161,36 @@ CaseName plain_case(Random& random) {
   return name;
 }
 
+namespace {
+
+// Any value of the axis but the first, which is that of plain cases.
+void draw_feature(Random& random, Axis axis, CaseName& name) {
+  const int last = num_values(static_cast<int>(axis)) - 1;
+  name.values.value[static_cast<std::size_t>(axis)] =
+      static_cast<std::uint8_t>(random.between(1, last));
+}
+
+}  // namespace
+
 CaseName scored_case(Random& random) {
   CaseName name{};
   do {
     name = plain_case(random);
-    const auto draw = [&](Axis axis, std::int64_t first) {
-      const int last = num_values(static_cast<int>(axis)) - 1;
-      name.values.value[static_cast<std::size_t>(axis)] =
-          static_cast<std::uint8_t>(random.between(first, last));
-    };
     const bool has_softcap = random.chance(35);
     const std::int64_t others = has_softcap ? 0 : random.between(1, 3);
-    if (has_softcap) draw(Axis::softcap, 1);
-    if ((others & 1) != 0) draw(Axis::alibi, 1);
-    if ((others & 2) != 0) draw(Axis::bias, 1);
+    if (has_softcap) draw_feature(random, Axis::softcap, name);
+    if ((others & 1) != 0) draw_feature(random, Axis::alibi, name);
+    if ((others & 2) != 0) draw_feature(random, Axis::bias, name);
+  } while (!is_possible(name.values));
+  return name;
+}
+
+CaseName one_feature_case(Random& random) {
+  constexpr Axis kFeatures[] = {Axis::softcap, Axis::alibi, Axis::bias, Axis::dropout};
+  CaseName name{};
+  do {
+    name = plain_case(random);
+    draw_feature(random, random.pick(kFeatures), name);
   } while (!is_possible(name.values));
   return name;
 }

@@ -118,6 +118,8 @@ CaseName random_case(Random& random);
 CaseName plain_case(Random& random);
 // The same with a softcap, or with ALiBi, a bias or both.
 CaseName scored_case(Random& random);
+// The same with one of softcap, ALiBi, bias and dropout alone.
+CaseName one_feature_case(Random& random);
 std::string describe(
     const AxisValues& values);  // "dtype=bf16 head_dim=64 ...", plain ones left out
 

@@ -217,6 +217,7 @@ void Judge::add_row(const RowRef& ref, const cpu::reference::Row& exact, const R
   if (low_precision != nullptr && !exact.is_empty) add_errors(exact, got, *low_precision);
   if (exact.is_empty) return;
   ++verdict_.num_full_rows;
+  num_weights_ += exact.num_visible;
   const double top = *std::max_element(exact.softmax.begin(), exact.softmax.end());
   if (top > 1 - 1e-6) ++num_one_hot_;
 }
@@ -262,9 +263,11 @@ void Judge::judge_nmse() {
   if (sum_exact2_ == 0) return;
   verdict_.nmse = sum_error2_ / sum_exact2_;
   const double mean_square = sum_exact2_ / static_cast<double>(verdict_.num_elements);
-  // In f32 the scores' errors dominate, one sample a row; else the rounding of each element.
-  const bool has_enough =
-      dtype == DType::f32 ? verdict_.num_full_rows >= 16 : verdict_.num_elements >= 64;
+  // In f32 the scores' errors dominate, one sample a row; where P is rounded, that of each weight,
+  // which all elements of a row share; else the rounding of each element.
+  const bool has_enough = dtype == DType::f32                    ? verdict_.num_full_rows >= 16
+                          : arithmetic_.prob_dtype != DType::f32 ? num_weights_ >= 64
+                                                                 : verdict_.num_elements >= 64;
   const double normal = smallest_denormal(dtype) / unit_roundoff(dtype) * 8;
   verdict_.judged_nmse = has_enough && 2 * sum_expected_error2_ <= limit * sum_exact2_ &&
                          std::sqrt(mean_square) >= normal;

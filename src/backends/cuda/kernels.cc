@@ -1,6 +1,4 @@
 // The CUDA kernels for attention, best first; the last one of a list takes every problem.
-#include <vector>
-
 #include "backends/cuda/backend.h"
 #include "backends/cuda/simple/kernel.h"
 #include "backends/cuda/sm80/kernel.h"
@@ -27,15 +25,7 @@ std::span<const Kernel> backward_kernels() {
   return kernels;
 }
 
-std::span<const Kernel> baseline_kernels() {
-  static const std::vector<Kernel> kernels = [] {
-    const std::span<const Kernel> simple = simple::baseline_kernels();
-    std::vector<Kernel> all(simple.begin(), simple.end());
-    all.push_back(sm90::kFeaturesKernel);
-    return all;
-  }();
-  return kernels;
-}
+std::span<const Kernel> baseline_kernels() { return simple::baseline_kernels(); }
 
 std::string architectures() { return HEADRACE_CUDA_ARCHITECTURES_TEXT; }
 

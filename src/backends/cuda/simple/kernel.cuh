@@ -46,23 +46,24 @@ class ForwardRow : ScoreRow<T, kPerLane> {
   using Base::sees;
   using Base::sequence_;
 
-  // The largest score and the sum of exponentials relative to it, the sink among them.
+  // The largest score and the sum of exponentials relative to it, the sink among them. The
+  // reference moves once a tile: were it with each score that is the largest so far, scores that
+  // rise along the keys would round the sum as many times.
   __device__ void find_denominator() {
     Real top = -kInfinity, sum = 0;
     for (std::int64_t first = keys_.begin; first < keys_.end; first += kTileTerms) {
-      Real tile_sum = 0;
-      for (std::int64_t j = first; j < min(first + kTileTerms, keys_.end); ++j) {
-        if (!sees(j)) continue;
-        const Real s = score(j);
-        if (s > top) {
-          const Real rescale = exp(top - s);
-          sum *= rescale;
-          tile_sum *= rescale;
-          top = s;
-        }
-        // A score of +inf gives inf - inf: NaN, like a score that is NaN. -inf weighs nothing.
-        if (s != -kInfinity) tile_sum += exp(s - top);
+      const auto count = static_cast<int>(min(kTileTerms, keys_.end - first));
+      Real scores[kTileTerms];
+      const Real before = top;
+      for (int i = 0; i < count; ++i) {
+        scores[i] = sees(first + i) ? score(first + i) : -kInfinity;
+        if (scores[i] > top) top = scores[i];
       }
+      if (top > before) sum *= exp(before - top);
+      // A score of +inf gives inf - inf: NaN, like a score that is NaN. -inf weighs nothing.
+      Real tile_sum = 0;
+      for (int i = 0; i < count; ++i)
+        if (scores[i] != -kInfinity) tile_sum += exp(scores[i] - top);
       sum += tile_sum;
     }
     is_empty_ = top == -kInfinity && sum == 0;

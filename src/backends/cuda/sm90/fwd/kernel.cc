@@ -58,10 +58,9 @@ Scores scores_of(const Problem& p) {
   return dropout_keep_threshold(p.dropout_p) <= 0xffffu ? Scores::dropped : Scores::general;
 }
 
-// Null above 256. The kernels of one feature alone have not run yet: only tests ask for them.
-const Variant* variant_of(const Problem& p, bool with_features) {
-  const Scores needed = scores_of(p);
-  const Scores scores = needed == Scores::plain || with_features ? needed : Scores::general;
+// Null above 256.
+const Variant* variant_of(const Problem& p) {
+  const Scores scores = scores_of(p);
   for (const Variant& v : kVariants) {
     if (v.scores != scores) continue;
     if (p.head_dim > v.tile.head_dim || p.head_dim_v > v.tile.head_dim_v) continue;
@@ -74,7 +73,7 @@ const Variant* variant_of(const Problem& p, bool with_features) {
 // ---- refusals
 
 std::string refused_layout(const Problem& p) {
-  return refused_operands(p, variant_of(p, false) != nullptr);
+  return refused_operands(p, variant_of(p) != nullptr);
 }
 
 std::string refused_scores(const Problem& p) {
@@ -107,14 +106,6 @@ std::string refuses(const Problem& p, const DeviceInfo& device) {
   for (const auto check : {refused_layout, refused_scores, refused_size})
     if (std::string reason = check(p); !reason.empty()) return reason;
   return {};
-}
-
-std::string refuses_all_but_features(const Problem& p, const DeviceInfo& device) {
-  if (std::string reason = refuses(p, device); !reason.empty()) return reason;
-  const Scores scores = scores_of(p);
-  return scores == Scores::plain || scores == Scores::general
-             ? "takes one of ALiBi, softcap, bias and dropout alone"
-             : "";
 }
 
 // ---- the plan
@@ -159,9 +150,8 @@ bool is_dynamic(const Problem& p, const Order& order, std::int64_t num_ctas) {
   return order.num_tiles > num_ctas && (order.is_triangular || p.is_ragged || p.window_left >= 0);
 }
 
-template <bool kWithFeatures>
 Schedule plan(const Problem& p, const DeviceInfo& device) {
-  const Tile& tile = variant_of(p, kWithFeatures)->tile;
+  const Tile& tile = variant_of(p)->tile;
   const Order order = order_of(p, tile);
   Schedule schedule;
   schedule.tile_m = rows_of(tile);
@@ -294,10 +284,9 @@ int* counter_in(Workspace workspace) {
   return reinterpret_cast<int*>((address + alignof(int) - 1) / alignof(int) * alignof(int));
 }
 
-template <bool kWithFeatures>
 Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
   const Problem& p = plan.problem;
-  const Variant& variant = *variant_of(p, kWithFeatures);
+  const Variant& variant = *variant_of(p);
   const Order order = order_of(p, variant.tile);
   Params params = make_params(plan, args, order);
   Maps maps;
@@ -320,16 +309,8 @@ const Kernel kForwardKernel = {
         "TMA and wgmma on Hopper, bf16 and f16, head_dim in eights up to 256, every "
         "feature but key splits and probs",
     .refuses = refuses,
-    .plan = plan<false>,
-    .launch = launch<false>,
-};
-
-const Kernel kFeaturesKernel = {
-    .name = "cuda_sm90_fwd_features",
-    .summary = "the same with ALiBi, softcap, bias or dropout alone, in kernels of their own",
-    .refuses = refuses_all_but_features,
-    .plan = plan<true>,
-    .launch = launch<true>,
+    .plan = plan,
+    .launch = launch,
 };
 
 }  // namespace headrace::cuda::sm90

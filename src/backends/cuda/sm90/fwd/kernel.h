@@ -6,6 +6,5 @@
 namespace headrace::cuda::sm90 {
 
 extern const Kernel kForwardKernel;
-extern const Kernel kFeaturesKernel;  // "cuda_sm90_fwd_features": a baseline
 
 }  // namespace headrace::cuda::sm90
