@@ -127,9 +127,17 @@ TEST(ScoredCases, HaveEveryKindOfScores) {
   EXPECT_EQ(num_others, 0);
 }
 
+// By the copy engine, for more than one warp.
+bool can_be_copied(const ScoreOperand& bias, const Problem& p) {
+  return bias.dtype == dtype_of(p) && bias.stride_k == 1 && bias.stride_q > 0 &&
+         (bias.stride_batch | bias.stride_head | bias.stride_q) % 8 == 0 &&
+         reinterpret_cast<std::uintptr_t>(bias.data) % 16 == 0 && p.seqlen_q > 16;
+}
+
 // Every feature at every width of its kernels, and a bias that the copy engine can bring.
 TEST(OneFeatureCases, HaveEveryFeatureAlone) {
   int num_softcap[3] = {}, num_alibi[3] = {}, num_bias[3] = {}, num_dropout[3] = {};
+  int num_boxes = 0;
   for (const CaseName& name : one_feature_cases(kOneFeatureSmall, 1)) {
     Case test_case(name);
     const Problem p = make_call(test_case).value().problem;
@@ -141,7 +149,9 @@ TEST(OneFeatureCases, HaveEveryFeatureAlone) {
     num_alibi[width] += has[1];
     num_bias[width] += has[2];
     num_dropout[width] += has[3];
+    num_boxes += has[2] && can_be_copied(make_call(test_case).value().args.bias, p) ? 1 : 0;
   }
+  EXPECT_GE(num_boxes, 4);
   for (int width = 0; width < 3; ++width)
     for (const int count :
          {num_softcap[width], num_alibi[width], num_bias[width], num_dropout[width]})

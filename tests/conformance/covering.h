@@ -28,7 +28,7 @@ std::vector<CaseName> plain_cases(std::size_t count, std::uint64_t seed);
 inline constexpr std::size_t kScoredSmall = 60, kScoredFull = 300;
 std::vector<CaseName> scored_cases(std::size_t count, std::uint64_t seed);
 // For forward kernels of their own for one feature: of one_feature_case().
-inline constexpr std::size_t kOneFeatureSmall = 80, kOneFeatureFull = 400;
+inline constexpr std::size_t kOneFeatureSmall = 120, kOneFeatureFull = 600;
 std::vector<CaseName> one_feature_cases(std::size_t count, std::uint64_t seed);
 
 // Pairs of axis values seen by one kernel.

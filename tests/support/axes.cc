@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "support/guarded_buffer.h"
+
 namespace headrace::testing {
 namespace {
 
@@ -185,12 +187,29 @@ CaseName scored_case(Random& random) {
   return name;
 }
 
+namespace {
+
+// A bias of the inputs' format whose rows begin at multiples of 16 bytes, a row for each query.
+void suit_copy_engine(Random& random, CaseName& name) {
+  constexpr Bias kKinds[] = {Bias::full, Bias::batch, Bias::head};
+  const auto set = [&](Axis axis, int value) {
+    name.values.value[static_cast<std::size_t>(axis)] = static_cast<std::uint8_t>(value);
+  };
+  set(Axis::bias, static_cast<int>(random.pick(kKinds)));
+  set(Axis::guard, static_cast<int>(Guard::before));
+  name.seed = static_cast<std::uint16_t>(name.seed / 8 * 8 + 6);  // padded_row() of case_data.cc
+}
+
+}  // namespace
+
 CaseName one_feature_case(Random& random) {
   constexpr Axis kFeatures[] = {Axis::softcap, Axis::alibi, Axis::bias, Axis::dropout};
   CaseName name{};
   do {
     name = plain_case(random);
-    draw_feature(random, random.pick(kFeatures), name);
+    const Axis feature = random.pick(kFeatures);
+    draw_feature(random, feature, name);
+    if (feature == Axis::bias && random.chance(50)) suit_copy_engine(random, name);
   } while (!is_possible(name.values));
   return name;
 }

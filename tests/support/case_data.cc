@@ -88,6 +88,16 @@ void Case::fill_winner(Random& random, double strength) {
   }
 }
 
+namespace {
+
+// As they come, with a gap, or as a copy engine needs them: multiples of 16 bytes.
+std::int64_t padded_row(std::uint16_t seed, std::int64_t size) {
+  if (seed % 8 == 3) return size + 5;
+  return seed % 4 == 0 || seed % 8 >= 6 ? (size + 7) / 8 * 8 : size;
+}
+
+}  // namespace
+
 // [batch, heads, q, k] or ragged [heads, total_q, max_k]; `broadcast_axis` in dense numbering, -1:
 // none. Sometimes with memory in another order.
 headrace_tensor Case::add_score_operand(DType dtype, int broadcast_axis) {
@@ -107,7 +117,7 @@ headrace_tensor Case::add_score_operand(DType dtype, int broadcast_axis) {
     const bool is_expanded = static_cast<int>(at) == axis && broadcast_axis >= 0;
     strides[at] = is_expanded ? 0 : stride;
     if (!is_expanded) stride *= shape[at];
-    if (name_.seed % 8 == 3 && i + 1 == order.size()) stride += 5;  // padded rows
+    if (i + 1 == order.size()) stride = padded_row(name_.seed, stride);
   }
   return add_view(dtype, shape, strides, false);
 }

@@ -217,7 +217,12 @@ void Judge::add_row(const RowRef& ref, const cpu::reference::Row& exact, const R
   if (low_precision != nullptr && !exact.is_empty) add_errors(exact, got, *low_precision);
   if (exact.is_empty) return;
   ++verdict_.num_full_rows;
-  num_weights_ += exact.num_visible;
+  double sum = 0, squares = 0;
+  for (const double weight : exact.softmax) {
+    sum += weight;
+    squares += weight * weight;
+  }
+  if (squares > 0) num_weights_ += sum * sum / squares;
   const double top = *std::max_element(exact.softmax.begin(), exact.softmax.end());
   if (top > 1 - 1e-6) ++num_one_hot_;
 }

@@ -93,7 +93,7 @@ class Judge {
   double sum_error_ = 0, sum_pt_error_ = 0, sum_rounding_ = 0;
   double max_beyond_ulp_ = 0, max_ulp_ = 0;
   std::int64_t num_errors_ = 0, num_zero_ = 0, num_one_hot_ = 0;
-  std::int64_t num_weights_ = 0;  // of P: keys that rows see
+  double num_weights_ = 0;  // of P that count: of each row (sum of them)^2 / sum of squares
   bool is_pt_finite_ = true;
 };
 

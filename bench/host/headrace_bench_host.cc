@@ -1,41 +1,15 @@
 // What the host pays for a call from C++ on the CPU, beside the kernel: f32, [batch 1, seqlen 64,
 // num_heads 8, head_dim 64]. Microseconds: the fastest and the median of many rounds.
 // Exits 1 where the fastest round of a row with a limit is over it.
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <vector>
 
 #include "headrace/headrace.hpp"
 #include "host/idle_plan.h"
-
-namespace {
+#include "host/rows.h"
 
 using namespace headrace;
-using Clock = std::chrono::steady_clock;
-
-constexpr int kRounds = 201;
-constexpr double kNoLimit = -1;
-
-// Prints a row; whether it is within the limit. `calls` a round: few enough that some rounds are
-// free of other programs.
-template <class Body>
-bool is_within(double limit, const char* what, int calls, Body body) {
-  std::vector<double> rounds;
-  for (int round = 0; round < kRounds; ++round) {
-    const auto start = Clock::now();
-    for (int i = 0; i < calls; ++i) body();
-    const std::chrono::duration<double, std::micro> taken = Clock::now() - start;
-    rounds.push_back(taken.count() / calls);
-  }
-  std::sort(rounds.begin(), rounds.end());
-  std::printf("%-40s %8.2f %8.2f", what, rounds.front(), rounds[kRounds / 2]);
-  if (limit != kNoLimit) std::printf(" %8.2f", limit);
-  std::printf("\n");
-  return limit == kNoLimit || rounds.front() <= limit;
-}
-
-}  // namespace
+using namespace headrace::bench;
 
 int main() {
   std::vector<float> q(64 * 8 * 64, 0.5f), k = q, v = q, out = q;
