@@ -53,8 +53,7 @@ def pairs(seqlen_q, seqlen_k, causal):
 
 def kernel_of(*args, **options):
     text = headrace.explain(*args, **options)
-    found = re.search(r"cuda_\w+", str(text))
-    return found[0] if found else str(text)
+    return re.search(r"(\w+): -> selected", str(text))[1]
 
 
 def feature(name, floor, causal=False, seqlen=SEQLEN, share=1.0, **make):

@@ -162,7 +162,7 @@ typedef struct headrace_attention_options {
   double softmax_scale;    /**< NaN: head_dim^-0.5 (head_dim of q and k) */
   double softcap;          /**< 0: none; else c: score = c * tanh(score / c) */
   double dropout_p;        /**< probability of dropping, 0 <= p < 1 */
-  uint64_t dropout_seed;   /**< with dropout_offset the key of Philox4x32-10: the same numbers, the
+  uint64_t dropout_seed;   /**< with dropout_offset the key of Philox4x32-7: the same numbers, the
                               same mask */
   uint64_t dropout_offset; /**< of calls that share a seed */
   int64_t window_left;     /**< keys visible left of the diagonal, inclusive; -1: open */

@@ -1,4 +1,4 @@
-// Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC
+// Philox4x32-7 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC
 // 2011) and the map from an element of the attention matrix to its 16 random bits. The map is part
 // of the contract: the same mask on every backend and in the backward pass. No host standard header
 // besides <cstdint>, so device code can share it.
@@ -20,8 +20,13 @@ struct PhiloxWords {
   std::uint32_t word[4];
 };
 
-constexpr PhiloxWords philox4x32_10(PhiloxWords counter, std::uint32_t key0, std::uint32_t key1) {
-  for (int round = 0; round < 10; ++round) {
+// Seven pass every test that ten do, and dropout is no more than its random numbers' speed
+// (docs/design/0003-dropout-rounds.md).
+inline constexpr int kPhiloxRounds = 7;
+
+template <int kRounds>
+constexpr PhiloxWords philox4x32(PhiloxWords counter, std::uint32_t key0, std::uint32_t key1) {
+  for (int round = 0; round < kRounds; ++round) {
     const std::uint64_t product0 = std::uint64_t{0xD2511F53u} * counter.word[0];
     const std::uint64_t product1 = std::uint64_t{0xCD9E8D57u} * counter.word[2];
     counter = {{static_cast<std::uint32_t>(product1 >> 32) ^ counter.word[1] ^ key0,
@@ -43,7 +48,7 @@ struct DropoutRow {  // all elements of one (batch, head, query)
     const std::uint32_t group_idx = static_cast<std::uint32_t>(block * 4 + lane);
     const PhiloxWords counter{{static_cast<std::uint32_t>(offset), batch_head, query,
                                2 * group_idx + static_cast<std::uint32_t>(half)}};
-    return philox4x32_10(
+    return philox4x32<kPhiloxRounds>(
         counter, static_cast<std::uint32_t>(seed),
         static_cast<std::uint32_t>(seed >> 32) ^ static_cast<std::uint32_t>(offset >> 32));
   }

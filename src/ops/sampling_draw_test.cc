@@ -138,7 +138,7 @@ TEST(SamplingDraw, IsTheSameOnEveryInstructionSet) {
 }
 
 TEST(SamplingDraw, UniformIsThatOfPhilox) {
-  const PhiloxWords words = philox4x32_10({{7, 0, 5, 6}}, 3, 4);
+  const PhiloxWords words = philox4x32<10>({{7, 0, 5, 6}}, 3, 4);
   const double expected =
       (static_cast<double>(words.word[0]) * 0x1p21 + static_cast<double>(words.word[1] >> 11)) *
       0x1p-53;

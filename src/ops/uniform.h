@@ -20,8 +20,8 @@ constexpr double uniform_at(std::uint64_t seed, std::uint64_t sequence_id, std::
   const PhiloxWords counter{
       {static_cast<std::uint32_t>(position), static_cast<std::uint32_t>(purpose),
        static_cast<std::uint32_t>(sequence_id), static_cast<std::uint32_t>(sequence_id >> 32)}};
-  const PhiloxWords random = philox4x32_10(counter, static_cast<std::uint32_t>(seed),
-                                           static_cast<std::uint32_t>(seed >> 32));
+  const PhiloxWords random = philox4x32<10>(counter, static_cast<std::uint32_t>(seed),
+                                            static_cast<std::uint32_t>(seed >> 32));
   const std::uint64_t bits = std::uint64_t{random.word[0]} << 32 | random.word[1];
   return static_cast<double>(bits >> 11) * 0x1p-53;
 }

@@ -11,7 +11,7 @@ namespace headrace::cuda::sm90 {
 enum class Scores { plain, sloped, capped, biased, dropped, general };
 
 // One compiled shape of the kernel. A CTA is a producer warpgroup and `warpgroups` consumers of 64
-// query rows each.
+// query rows each, and where dropout is one more that draws its masks.
 struct Tile {
   int head_dim, head_dim_v;  // most columns of Q and K, of V and O
   int keys;                  // per step
@@ -21,6 +21,7 @@ struct Tile {
   bool q_in_registers;  // Q is read from shared memory once a tile
   bool stages_out;      // O goes through shared memory and the copy engine, else from registers
   bool brings_bias = false;  // the copy engine brings the bias of a step
+  bool draws_masks = false;  // a warpgroup more makes dropout's masks
   friend constexpr bool operator==(const Tile&, const Tile&) = default;
 };
 
@@ -33,17 +34,22 @@ inline constexpr int kSmemLimit = 232448;  // 227 KiB, what a CTA of sm_90 may h
 
 constexpr int num_slabs(int columns) { return (columns + kSlabColumns - 1) / kSlabColumns; }
 constexpr int rows_of(const Tile& t) { return kGroupRows * t.warpgroups; }
-constexpr int threads_of(const Tile& t) { return 128 * (t.warpgroups + 1); }
+constexpr int warpgroups_of(const Tile& t) { return 1 + t.warpgroups + (t.draws_masks ? 1 : 0); }
+constexpr int threads_of(const Tile& t) { return 128 * warpgroups_of(t); }
 
 // Registers of a thread after the warpgroups have shared them out anew. A CTA starts with what its
-// launch bounds give each thread, and can only pass those on: 168 * 3 = 504 = 24 + 2 * 240 and
-// 128 * 4 = 512 = 32 + 3 * 160. (With a sum above that the kernel waits for ever.)
+// launch bounds give each thread, and can only pass those on: 168 * 3 = 504 = 24 + 2 * 240,
+// 128 * 4 = 512 = 32 + 3 * 160 and, with masks, 24 + 2 * 208 + 72. (With a sum above that the
+// kernel waits for ever.)
 constexpr int producer_registers(const Tile& t) { return t.warpgroups == 2 ? 24 : 32; }
-constexpr int consumer_registers(const Tile& t) { return t.warpgroups == 2 ? 240 : 160; }
-constexpr int launch_registers(const Tile& t) { return t.warpgroups == 2 ? 168 : 128; }
+constexpr int consumer_registers(const Tile& t) {
+  return t.draws_masks ? 208 : t.warpgroups == 2 ? 240 : 160;
+}
+constexpr int mask_registers(const Tile& t) { return t.draws_masks ? 72 : 0; }
+constexpr int launch_registers(const Tile& t) { return warpgroups_of(t) == 3 ? 168 : 128; }
 constexpr bool shares_registers(const Tile& t) {
-  return producer_registers(t) + t.warpgroups * consumer_registers(t) <=
-         (t.warpgroups + 1) * launch_registers(t);
+  return producer_registers(t) + t.warpgroups * consumer_registers(t) + mask_registers(t) <=
+         warpgroups_of(t) * launch_registers(t);
 }
 
 // Bytes of 16-bit elements; everything that the copy engine writes is a stack of slabs, each [rows,
@@ -53,7 +59,9 @@ struct SmemPlan {
   int k_stage, v_stage;
   int o_group;
   int bias_group;  // [64 rows, keys] of a warpgroup
-  int offset_q, offset_k, offset_v, offset_o, offset_bias, offset_barriers, offset_entries;
+  int mask_stage;  // [keys / 64][warpgroups][128 threads] words of dropout's masks
+  int offset_q, offset_k, offset_v, offset_o, offset_bias, offset_masks, offset_barriers;
+  int offset_entries;
   int bytes;
 };
 
@@ -66,6 +74,7 @@ struct BarrierPlan {
   int entry_full;       // [kEntries] an announcement may be read
   int tile_done;  // [kEntries] every consumer warp has finished the tile, who copies has read it
   int bias_full, bias_empty;  // [warpgroups], of tiles that bring it
+  int mask_full, mask_empty;  // [kStages], of tiles that draw masks
   int count;
 };
 
@@ -83,7 +92,9 @@ constexpr BarrierPlan barrier_plan(const Tile& t) {
   b.tile_done = b.entry_full + kEntries;
   b.bias_full = b.tile_done + kEntries;
   b.bias_empty = b.bias_full + (t.brings_bias ? t.warpgroups : 0);
-  b.count = b.bias_empty + (t.brings_bias ? t.warpgroups : 0);
+  b.mask_full = b.bias_empty + (t.brings_bias ? t.warpgroups : 0);
+  b.mask_empty = b.mask_full + (t.draws_masks ? kStages : 0);
+  b.count = b.mask_empty + (t.draws_masks ? kStages : 0);
   return b;
 }
 
@@ -101,7 +112,9 @@ constexpr SmemPlan smem_plan(const Tile& t) {
   s.offset_v = s.offset_k + kStages * s.k_stage;
   s.offset_o = s.offset_v + kStages * s.v_stage;
   s.offset_bias = s.offset_o + t.warpgroups * s.o_group;
-  s.offset_barriers = s.offset_bias + t.warpgroups * s.bias_group;
+  s.mask_stage = t.draws_masks ? t.keys / 64 * t.warpgroups * 128 * 4 : 0;
+  s.offset_masks = s.offset_bias + t.warpgroups * s.bias_group;
+  s.offset_barriers = s.offset_masks + kStages * s.mask_stage;
   s.offset_entries = (s.offset_barriers + barrier_plan(t).count * 8 + 15) / 16 * 16;
   s.bytes = s.offset_entries + kEntries * kEntryWords * 4;
   return s;
@@ -120,10 +133,15 @@ inline constexpr Tile kTile256 = {256, 256, 64, 2, false, 1, false, false};
 // one head_dim have the same keys a step, so the choice changes no bits.
 inline constexpr Tile kShort64 = {64, 64, 128, 2, true, 2, false, true};
 // General scores need registers for themselves: no third consumer, Q in shared memory, not flat.
-// One feature alone wants registers: no third consumer; two Q in shared memory, so that tiles are
-// flat without a Q in registers.
-inline constexpr Tile kFeature64 = {64, 64, 128, 2, true, 1, true, true};
-inline constexpr Tile kFeature128 = {128, 128, 128, 2, true, 2, false, true};
+// Softcap wants registers: no third consumer; two Q in shared memory, so that tiles are flat
+// without a Q in registers.
+inline constexpr Tile kCapped64 = {64, 64, 128, 2, true, 1, true, true};
+inline constexpr Tile kCapped128 = {128, 128, 128, 2, true, 2, false, true};
+// The masks' warpgroup takes registers from the others: Q in shared memory, and with two of them
+// there is no room for O. (256 columns of O do not compile for the 128 registers of a launch with
+// four warpgroups.)
+inline constexpr Tile kDropped64 = {64, 64, 128, 2, true, 2, false, true, false, true};
+inline constexpr Tile kDropped128 = {128, 128, 128, 2, true, 2, false, false, false, true};
 inline constexpr Tile kBiased64 = {64, 64, 128, 2, true, 1, true, true, true};
 inline constexpr Tile kBiased128 = {128, 128, 128, 2, true, 1, true, true, true};
 inline constexpr Tile kBiased256 = {256, 256, 64, 2, false, 1, false, false, true};

@@ -7,9 +7,9 @@
 namespace headrace::cuda::sm90 {
 namespace {
 
-constexpr Tile kAll[] = {kTile64,    kTile96,    kTile128,   kTile192v128, kTile192,
-                         kTile256,   kShort64,   kFeature64, kFeature128,  kBiased64,
-                         kBiased128, kBiased256, kGeneral64, kGeneral128,  kGeneral256};
+constexpr Tile kAll[] = {kTile64,    kTile96,     kTile128,   kTile192v128, kTile192,   kTile256,
+                         kShort64,   kCapped64,   kCapped128, kBiased64,    kBiased128, kBiased256,
+                         kDropped64, kDropped128, kGeneral64, kGeneral128,  kGeneral256};
 
 TEST(HopperTiles, FitSharedMemory) {
   for (const Tile& tile : kAll) EXPECT_LE(smem_bytes(tile), kSmemLimit) << tile.head_dim;
@@ -32,7 +32,8 @@ TEST(HopperTiles, RegionsDoNotOverlap) {
     EXPECT_LE(s.offset_k + kStages * s.k_stage, s.offset_v);
     EXPECT_LE(s.offset_v + kStages * s.v_stage, s.offset_o);
     EXPECT_LE(s.offset_o + tile.warpgroups * s.o_group, s.offset_bias);
-    EXPECT_LE(s.offset_bias + tile.warpgroups * s.bias_group, s.offset_barriers);
+    EXPECT_LE(s.offset_bias + tile.warpgroups * s.bias_group, s.offset_masks);
+    EXPECT_LE(s.offset_masks + kStages * s.mask_stage, s.offset_barriers);
     EXPECT_LE(s.offset_barriers + 8 * barrier_plan(tile).count, s.offset_entries);
   }
 }
@@ -43,6 +44,7 @@ TEST(HopperTiles, ShareTheRegistersOfTheirLaunch) {
     EXPECT_TRUE(shares_registers(tile)) << tile.head_dim;
     EXPECT_LE(launch_registers(tile) * threads_of(tile), 65536) << tile.head_dim;
     EXPECT_EQ(consumer_registers(tile) % 8 + producer_registers(tile) % 8, 0);
+    EXPECT_EQ(mask_registers(tile) % 8, 0);
   }
 }
 

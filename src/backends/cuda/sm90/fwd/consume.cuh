@@ -36,9 +36,7 @@ class Consumer : TileScores<kTile, Element, kScores> {
   using Base::barrier;
   using Base::begin_with_bias;
   using Base::cap_;
-  using Base::choose_dropped;
   using Base::drop;
-  using Base::dropped_;
   using Base::exact_to_log2;
   using Base::fetch_bias;
   using Base::find_score_rows;
@@ -56,6 +54,7 @@ class Consumer : TileScores<kTile, Element, kScores> {
   using Base::lane_;
   using Base::make_exact_scores;
   using Base::make_scores;
+  using Base::masks_;
   using Base::p_;
   using Base::report;
   using Base::s_;
@@ -159,9 +158,16 @@ class Consumer : TileScores<kTile, Element, kScores> {
   }
   __device__ __forceinline__ void pack() {
 #pragma unroll
-    for (int i = 0; i < kKeys / 4; ++i) {
+    for (int i = 0; i < kKeys / 4; ++i)
       weights_[i / 4][i % 4] = Element::pack(s_[2 * i], s_[2 * i + 1]);
-      if constexpr (kIsDropped) weights_[i / 4][i % 4] &= ~dropped_[i];
+    if constexpr (kIsDropped) {
+#pragma unroll
+      for (int i = 0; i < kKeys / 4; i += i % 16 == 7 ? 9 : 1) {
+        u32 first, second;
+        expand_bits(masks_[i / 16], i % 8, first, second);
+        weights_[i / 4][i % 4] &= ~first;
+        weights_[i / 4 + 2][i % 4] &= ~second;
+      }
     }
   }
   template <int kCount>
@@ -286,7 +292,6 @@ class Consumer : TileScores<kTile, Element, kScores> {
     begin_with_bias(work, work.first - 1, work.is_redo());
     start_s();
     fetch_bias(work, work.first - 1);
-    choose_dropped(work.first - 1);
     wgmma_wait<0>();
     end_s(work, work.first - 1);
     if constexpr (!kHasExactScores) make_scores(work, work.first - 1);
@@ -304,7 +309,6 @@ class Consumer : TileScores<kTile, Element, kScores> {
     start_s();
     start_pv();
     fetch_bias(work, n);
-    choose_dropped(n);
     wgmma_wait<1>();
     end_s(work, n);
     const bool is_masked = make_scores(work, n);
@@ -330,7 +334,6 @@ class Consumer : TileScores<kTile, Element, kScores> {
       begin_with_bias(next, next.first - 1, false);
       start_s();
       start_pv();
-      choose_dropped(next.first - 1);
       wgmma_wait<1>();
       end_s(next, next.first - 1);
       make_scores(next, next.first - 1);
@@ -360,7 +363,6 @@ class Consumer : TileScores<kTile, Element, kScores> {
       end_pv();
       begin_with_bias(work, n, true);
       start_s();
-      choose_dropped(n);
       wgmma_wait<0>();
       end_s(work, n);
       make_exact_scores(work, n);

@@ -3,8 +3,8 @@
 namespace headrace::cuda::sm90 {
 
 Status launch_hd128_capped(const Call& call) {
-  return launch_tile<kFeature128, Scores::capped>("cuda_sm90_fwd<bf16, 128, capped>",
-                                                  "cuda_sm90_fwd<f16, 128, capped>", call);
+  return launch_tile<kCapped128, Scores::capped>("cuda_sm90_fwd<bf16, 128, capped>",
+                                                 "cuda_sm90_fwd<f16, 128, capped>", call);
 }
 
 }  // namespace headrace::cuda::sm90

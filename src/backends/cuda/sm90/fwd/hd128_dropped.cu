@@ -3,7 +3,7 @@
 namespace headrace::cuda::sm90 {
 
 Status launch_hd128_dropped(const Call& call) {
-  return launch_tile<kFeature128, Scores::dropped>("cuda_sm90_fwd<bf16, 128, dropped>",
+  return launch_tile<kDropped128, Scores::dropped>("cuda_sm90_fwd<bf16, 128, dropped>",
                                                    "cuda_sm90_fwd<f16, 128, dropped>", call);
 }
 

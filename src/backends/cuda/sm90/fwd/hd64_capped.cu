@@ -3,8 +3,8 @@
 namespace headrace::cuda::sm90 {
 
 Status launch_hd64_capped(const Call& call) {
-  return launch_tile<kFeature64, Scores::capped>("cuda_sm90_fwd<bf16, 64, capped>",
-                                                 "cuda_sm90_fwd<f16, 64, capped>", call);
+  return launch_tile<kCapped64, Scores::capped>("cuda_sm90_fwd<bf16, 64, capped>",
+                                                "cuda_sm90_fwd<f16, 64, capped>", call);
 }
 
 }  // namespace headrace::cuda::sm90

@@ -18,7 +18,7 @@ struct Variant {
   Launch* launch;
   Scores scores = Scores::plain;
 };
-// Of those for the scores the first that is large enough.
+// Of those for the scores the first that is large enough, else a general one.
 constexpr Variant kVariants[] = {
     {kTile64, launch_hd64},
     {kTile96, launch_hd96},
@@ -29,15 +29,14 @@ constexpr Variant kVariants[] = {
     {kTile64, launch_hd64_sloped, Scores::sloped},
     {kTile128, launch_hd128_sloped, Scores::sloped},
     {kTile256, launch_hd256_sloped, Scores::sloped},
-    {kFeature64, launch_hd64_capped, Scores::capped},
-    {kFeature128, launch_hd128_capped, Scores::capped},
+    {kCapped64, launch_hd64_capped, Scores::capped},
+    {kCapped128, launch_hd128_capped, Scores::capped},
     {kTile256, launch_hd256_capped, Scores::capped},
     {kBiased64, launch_hd64_biased, Scores::biased},
     {kBiased128, launch_hd128_biased, Scores::biased},
     {kBiased256, launch_hd256_biased, Scores::biased},
-    {kFeature64, launch_hd64_dropped, Scores::dropped},
-    {kFeature128, launch_hd128_dropped, Scores::dropped},
-    {kTile256, launch_hd256_dropped, Scores::dropped},
+    {kDropped64, launch_hd64_dropped, Scores::dropped},
+    {kDropped128, launch_hd128_dropped, Scores::dropped},
     {kGeneral64, launch_hd64_general, Scores::general},
     {kGeneral128, launch_hd128_general, Scores::general},
     {kGeneral256, launch_hd256_general, Scores::general},
@@ -62,7 +61,7 @@ Scores scores_of(const Problem& p) {
 const Variant* variant_of(const Problem& p) {
   const Scores scores = scores_of(p);
   for (const Variant& v : kVariants) {
-    if (v.scores != scores) continue;
+    if (v.scores != scores && v.scores != Scores::general) continue;
     if (p.head_dim > v.tile.head_dim || p.head_dim_v > v.tile.head_dim_v) continue;
     const bool is_short = has_causal(p) && p.seqlen_q <= kShortSeqlen;
     return v.launch == launch_hd64 && is_short ? &kShort : &v;

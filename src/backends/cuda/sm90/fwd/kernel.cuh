@@ -26,10 +26,15 @@ __device__ __forceinline__ void init_barriers(u32 smem) {
   init(b.entry_read, 1, 1);
   init(b.entry_full, kEntries, 1);
   init(b.tile_done, kEntries,
-       4 * kTile.warpgroups + (kTile.brings_bias ? 1 + kTile.warpgroups : 1));
+       1 + 4 * kTile.warpgroups + (kTile.brings_bias ? kTile.warpgroups : 0) +
+           (kTile.draws_masks ? 4 : 0));
   if constexpr (kTile.brings_bias) {
     init(b.bias_full, kTile.warpgroups, 1);
     init(b.bias_empty, kTile.warpgroups, 4);
+  }
+  if constexpr (kTile.draws_masks) {
+    init(b.mask_full, kStages, 4);
+    init(b.mask_empty, kStages, 4 * kTile.warpgroups);
   }
   fence_mbarrier_init();
   fence_proxy_async();
@@ -62,8 +67,17 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
     init_barriers<kTile>(smem);
   }
   __syncthreads();
+  let_next_kernel_begin();
+  if constexpr (kTile.draws_masks) {
+    if (group > kTile.warpgroups) {
+      give_registers<mask_registers(kTile)>();
+      MaskMaker<kTile, typename Variant::Element>(params, smem).run();
+      return;
+    }
+  }
   if (group > 0) {
     take_registers<consumer_registers(kTile)>();
+    wait_for_callers_kernels(params);
     Consumer<kTile, typename Variant::Element, Variant::kScores>(params, maps, smem, group - 1)
         .run();
     return;
@@ -74,7 +88,10 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
   if (warp == 1) Scheduler<kTile>(params, smem, static_cast<int>(threadIdx.x) & 31).run();
   if constexpr (kTile.brings_bias) {
     static_assert(kTile.warpgroups == 2, "warps 2 and 3 bring the bias, each for a warpgroup");
-    if (warp >= 2 && elect_lane()) BiasProducer<kTile>(params, maps, smem, warp - 2).run();
+    if (warp >= 2 && elect_lane()) {
+      wait_for_callers_kernels(params);
+      BiasProducer<kTile>(params, maps, smem, warp - 2).run();
+    }
   }
 #endif
 }
@@ -86,7 +103,7 @@ Status launch_variant(const char* name, const Call& call) {
                           .grid = dim3(static_cast<unsigned>(call.num_ctas)),
                           .block = dim3(threads_of(kTile)),
                           .smem_bytes = smem_bytes(kTile),
-                          .overlaps = call.params.counter != nullptr};
+                          .overlaps = true};
   static_assert(smem_bytes(kTile) <= kSmemLimit && shares_registers(kTile));
   static AllowedSmem allowed;
   if (Status bad = allow_smem(shape, forward<Variant>, allowed)) return bad;

@@ -4,7 +4,7 @@
 //   sloped   ALiBi: a line in the number of the key, left and right of the diagonal
 //   capped   softcap: a polynomial where no score of a warp is near the cap
 //   biased   an additive bias: S begins with it
-//   dropped  dropout: masks of packed weights are made while S is multiplied
+//   dropped  dropout: a warpgroup of its own draws masks of packed weights (drop_masks.cuh)
 //
 // Everything here is a function of the row and the key alone: which way a warp takes changes no
 // bits. Rows are computed again (PreciseSoftmax) with the scores of common/scores.cuh.
@@ -132,69 +132,6 @@ __device__ __forceinline__ bool scale_for_cap(const CapNumbers& numbers, float (
     bits[i / 2 % 2] |= __float_as_uint(s[i]);
   }
   return ((bits[0] | bits[1]) & kIsTwo) != 0;
-}
-
-// ---- dropped
-// The first rounds of Philox mostly multiply what is the same for all keys of a row.
-struct DropRow {
-  u32 first, second, third, third_low;
-};
-struct DropNumbers {
-  u32 key0, key1, first;
-};
-inline constexpr u32 kPhiloxFactor0 = 0xD2511F53u, kPhiloxFactor1 = 0xCD9E8D57u;
-inline constexpr u32 kPhiloxStep0 = 0x9E3779B9u, kPhiloxStep1 = 0xBB67AE85u;
-__device__ __forceinline__ u64 wide_product(u32 x, u32 y) {
-  u64 product;  // the compiler adds zeros to the upper half of a u64's
-  asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(x), "r"(y));
-  return product;
-}
-__device__ __forceinline__ u32 low_of(u64 x) { return static_cast<u32>(x); }
-__device__ __forceinline__ u32 high_of(u64 x) { return static_cast<u32>(x >> 32); }
-
-__device__ __forceinline__ DropNumbers drop_numbers(const AttentionArgs& args) {
-  DropNumbers x;
-  x.key0 = low_of(args.dropout_seed);
-  x.key1 = high_of(args.dropout_seed) ^ high_of(args.dropout_offset);
-  x.first = high_of(wide_product(kPhiloxFactor0, low_of(args.dropout_offset))) ^ x.key1;
-  return x;
-}
-__device__ __forceinline__ DropRow drop_row(const AttentionArgs& args, const DropNumbers& numbers,
-                                            u32 batch_head, u32 query) {
-  const u64 of_offset = wide_product(kPhiloxFactor0, low_of(args.dropout_offset));
-  const u64 of_query = wide_product(kPhiloxFactor1, query);
-  const u64 second = wide_product(kPhiloxFactor0, high_of(of_query) ^ batch_head ^ numbers.key0);
-  const u64 third = wide_product(
-      kPhiloxFactor1, high_of(second) ^ low_of(of_offset) ^ (numbers.key1 + kPhiloxStep1));
-  DropRow row;
-  row.second = low_of(of_query) ^ (numbers.key0 + kPhiloxStep0);
-  row.first = low_of(second) ^ (numbers.key1 + 2 * kPhiloxStep1);
-  row.third = high_of(third) ^ (numbers.key0 + 2 * kPhiloxStep0);
-  row.third_low = low_of(third);
-  return row;
-}
-// Words of the 8 keys of (64-wide block, half, lane): `last` is the last word of the counter.
-__device__ __forceinline__ void drop_words(const DropNumbers& numbers, const DropRow& row, u32 last,
-                                           u32 (&word)[4]) {
-  const u64 second = wide_product(kPhiloxFactor1, numbers.first ^ last);
-  const u64 third = wide_product(kPhiloxFactor0, high_of(second) ^ row.second);
-  u32 x[4] = {row.third ^ low_of(second), row.third_low, high_of(third) ^ row.first, low_of(third)};
-#pragma unroll
-  for (u32 i = 3; i < 10; ++i) {
-    const u64 product0 = wide_product(kPhiloxFactor0, x[0]);
-    const u64 product1 = wide_product(kPhiloxFactor1, x[2]);
-    x[0] = high_of(product1) ^ x[1] ^ (numbers.key0 + i * kPhiloxStep0);
-    x[1] = low_of(product1);
-    x[2] = high_of(product0) ^ x[3] ^ (numbers.key1 + i * kPhiloxStep1);
-    x[3] = low_of(product0);
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) word[i] = x[i];
-}
-// Ones in the halves of a word that are dropped. `top`: threshold - 1, twice.
-__device__ __forceinline__ u32 dropped_halves(u32 word, u32 top) {
-  const u32 clamped = __vminu2(__vmaxu2(word, top), top + 0x00010001u);
-  return clamped * 0xffffu - top * 0xffffu;
 }
 
 }  // namespace headrace::cuda::sm90

@@ -24,6 +24,6 @@ Launch launch_hd64_general, launch_hd128_general, launch_hd256_general;
 // One feature alone.
 Launch launch_hd64_sloped, launch_hd64_capped, launch_hd64_biased, launch_hd64_dropped;
 Launch launch_hd128_sloped, launch_hd128_capped, launch_hd128_biased, launch_hd128_dropped;
-Launch launch_hd256_sloped, launch_hd256_capped, launch_hd256_biased, launch_hd256_dropped;
+Launch launch_hd256_sloped, launch_hd256_capped, launch_hd256_biased;
 
 }  // namespace headrace::cuda::sm90

@@ -16,6 +16,7 @@ class Producer {
   // of the next tile needs is fetched before the last V of this one.
   __device__ void run() {
     Work work = next_work();
+    wait_for_callers_kernels(p_);
     while (work.code != kEnd) {
       load_first(work, nullptr);
       for (;;) {

@@ -27,6 +27,13 @@ __device__ __forceinline__ Place place_of(const Params& p, int t, int m_blocks, 
   return {m_blocks - 1 - rest / width, first + rest % width};
 }
 
+// The kernel begins while the one before it ends: who touches the caller's memory waits here. With
+// a counter the one before is the one that clears it, which began when all of the caller's had
+// ended.
+__device__ __forceinline__ void wait_for_callers_kernels(const Params& p) {
+  if (p.counter == nullptr) wait_for_previous_kernel();
+}
+
 // A sequence of the batch: rows in the tensors and lengths, which fit 32 bits (kernel.cc).
 struct Rows {
   int row_q, row_k, seqlen_q, seqlen_k;
@@ -38,6 +45,7 @@ class Scheduler {
   __device__ Scheduler(const Params& p, u32 smem, int lane) : p_(p), smem_(smem), lane_(lane) {}
 
   __device__ void run() {
+    if (p_.problem.is_ragged != 0) wait_for_callers_kernels(p_);
     tile_ = static_cast<int>(blockIdx.x);
     while (tile_ < p_.num_tiles && find(tile_)) {
       announce(tile_, 0);
@@ -45,7 +53,9 @@ class Scheduler {
       while (num_pending_ == kEntries - 1) collect();
     }
     announce(kDrain, 0);
-    while (num_pending_ > 0) collect();
+    is_draining_ = true;
+    // A tile may still be announced again; the last word, kDrain, will not.
+    while (num_pending_ > 1 || (num_pending_ == 1 && pending_[0] >= 0)) collect();
     announce(kEnd, 0);
   }
 
@@ -59,9 +69,11 @@ class Scheduler {
     return smem_ + kSmem.offset_entries + 4 * (slot * kEntryWords + i);
   }
 
-  // Seldom asks: this warp must not take the turns of those that compute.
+  // Seldom asks: this warp must not take the turns of those that compute. After the last tile the
+  // CTA's end waits for it.
   __device__ void wait(int i, u32 parity) const {
-    while (!mbarrier_try_wait(barrier(i), parity)) __nanosleep(200);
+    while (!mbarrier_try_wait(barrier(i), parity))
+      if (!is_draining_) __nanosleep(200);
   }
 
   // The number of the CTA's next tile. From the counter it is fetched when the producer begins with
@@ -213,6 +225,7 @@ class Scheduler {
   int pending_[3];  // announced and not collected, oldest first; never indexed by a variable, so
                     // that it stays in registers
   int num_pending_ = 0;
+  bool is_draining_ = false;
   int tile_ = 0;
   Place place_{};
   Rows rows_{};

@@ -1,7 +1,7 @@
 // Scores of a consumer's 64 rows and a step's keys: from products to what the softmax takes.
 #pragma once
 
-#include "backends/cuda/sm90/fwd/kinds.cuh"
+#include "backends/cuda/sm90/fwd/drop_masks.cuh"
 #include "backends/cuda/sm90/fwd/store.cuh"
 
 namespace headrace::cuda::sm90 {
@@ -15,7 +15,6 @@ class TileScores : public TileStore<kTile, Element, kScores> {
   __device__ __forceinline__ TileScores(const Params& p, const Maps& maps, u32 smem, int group)
       : Base(p, maps, smem, group), to_log2_(kIsGeneral ? kLog2e : p.scale_log2) {
     if constexpr (kIsCapped) cap_ = cap_numbers(p.numbers);
-    if constexpr (kIsDropped) drop_ = drop_numbers(p.args);
   }
 
  protected:
@@ -48,9 +47,7 @@ class TileScores : public TileStore<kTile, Element, kScores> {
   // What the scores of the thread's two rows depend on, once a tile. Rows that do not exist take
   // those of one that does.
   __device__ __forceinline__ void find_score_rows(const Work& work) {
-    if constexpr (kScores == Scores::plain || kIsCapped) return;
     if constexpr (kIsSloped) find_slopes(work);
-    if constexpr (kIsDropped) find_drop_rows(work);
     if constexpr (kIsBiased)
       if (p_.has_bias_boxes != 0) return;
     if constexpr (kIsBiased || kIsGeneral) make_score_rows(work);
@@ -106,34 +103,6 @@ class TileScores : public TileStore<kTile, Element, kScores> {
     if (is_mixed) [[unlikely]]
       return f(Sloped<true>{step});
     return f(Sloped<false>{step});
-  }
-  __device__ __forceinline__ void find_drop_rows(const Work& work) {
-    const TilePlace at = place(work);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = group_row(r);
-      drop_rows_[r] = drop_row(p_.args, drop_,
-                               static_cast<u32>(at.batch * p_.problem.num_heads + head_of(at, row)),
-                               static_cast<u32>(at.query + query_of(row)));
-    }
-  }
-  // Which weights of step n are dropped.
-  __device__ __forceinline__ void choose_dropped(int n) {
-    if constexpr (!kIsDropped) return;
-    static_assert(!kIsDropped || kKeys % 32 == 0);
-    const u32 top = (p_.numbers.keep_threshold - 1) * 0x00010001u;
-#pragma unroll
-    for (int half = 0; half < kKeys / 32; ++half) {
-      const u32 number = static_cast<u32>(n * (kKeys / 32) + half);
-      const u32 last = number / 2 * 8 + 2 * static_cast<u32>(lane_ & 3) + number % 2;
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        u32 word[4];
-        drop_words(drop_, drop_rows_[r], last, word);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) dropped_[2 * (4 * half + i) + r] = dropped_halves(word[i], top);
-      }
-    }
   }
   // The bias that S of step n begins with, in units of products; zeros for exact scores.
   __device__ __forceinline__ void begin_with_bias(const Work& work, int n, bool is_exact) {
@@ -272,11 +241,23 @@ class TileScores : public TileStore<kTile, Element, kScores> {
     if constexpr (kIsCapped) return 1.0f;
     return kHasExactScores ? kLog2e : to_log2_;
   }
-  // Dropped weights become 0; the row's sum keeps them.
+  // Dropped weights become 0; the row's sum keeps them. With masks that were drawn: where packed.
   __device__ __forceinline__ void drop(int n) {
+    if constexpr (kIsDropped) take_masks();
     if (!kIsGeneral || p_.numbers.keep_threshold > 0xFFFFu) return;
     drop_probs<0>(p_.args, p_.numbers, rows_[0], std::int64_t{n} * kKeys, lane_ & 3, blocks());
     drop_probs<1>(p_.args, p_.numbers, rows_[1], std::int64_t{n} * kKeys, lane_ & 3, blocks());
+  }
+  __device__ __forceinline__ void take_masks() {
+    mbarrier_wait(barrier(kBarriers.mask_full + mask_stage_.stage), mask_stage_.parity);
+    const u32 from = smem_ + kSmem.offset_masks + mask_stage_.stage * kSmem.mask_stage +
+                     4 * (group_ * 128 + (threadIdx.x & 127));
+#pragma unroll
+    for (int block = 0; block < kKeys / 64; ++block)
+      masks_[block] = load_shared(from + 4 * 128 * kTile.warpgroups * block);
+    __syncwarp();
+    if (lane_ == 0) mbarrier_arrive(barrier(kBarriers.mask_empty + mask_stage_.stage));
+    mask_stage_.next();
   }
   // By lengths, causal mask and window. False where every row sees every key.
   __device__ __forceinline__ bool mask(const Work& work, int n) {
@@ -307,10 +288,9 @@ class TileScores : public TileStore<kTile, Element, kScores> {
   ScoreRow rows_[2];
   SlopedRows sloped_;
   CapNumbers cap_;
-  u32 sees_[2];  // capped: the keys of the running step that a row sees
-  DropNumbers drop_;
-  DropRow drop_rows_[2];
-  u32 dropped_[kKeys / 4];       // of the running step, in the order of the packed weights
+  u32 sees_[2];            // capped: the keys of the running step that a row sees
+  u32 masks_[kKeys / 64];  // dropped: of the running step
+  Ring<kStages> mask_stage_;
   bool has_bias_pairs_ = false;  // of the running step
   u32 bias_pairs_[2][kKeys / 8];
   u32 bias_parity_ = 0;

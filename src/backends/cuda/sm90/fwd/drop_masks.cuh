@@ -1,0 +1,187 @@
+// Dropout's masks: a warpgroup of its own draws them while the others copy and multiply.
+//
+// A step's masks are a bit for each weight: of consumer thread t of warpgroup g the words [block of
+// 64 keys][g][t], bit i for the lower half of its packed weights 16 block + i, bit 16 + i for the
+// upper one; 1 is dropped. They go through a ring of kStages in shared memory.
+#pragma once
+
+#include "backends/cuda/sm90/fwd/kinds.cuh"
+#include "backends/cuda/sm90/fwd/warp_rows.cuh"
+
+namespace headrace::cuda::sm90 {
+
+// ---- Philox
+// The first rounds of Philox mostly multiply what is the same for all keys of a row.
+struct DropRow {
+  u32 first, second, third, third_low;
+};
+struct DropNumbers {
+  u32 key0, key1, first;
+};
+inline constexpr u32 kPhiloxFactor0 = 0xD2511F53u, kPhiloxFactor1 = 0xCD9E8D57u;
+inline constexpr u32 kPhiloxStep0 = 0x9E3779B9u, kPhiloxStep1 = 0xBB67AE85u;
+__device__ __forceinline__ u64 wide_product(u32 x, u32 y) {
+  u64 product;  // the compiler adds zeros to the upper half of a u64's
+  asm volatile("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(x), "r"(y));
+  return product;
+}
+__device__ __forceinline__ u32 low_of(u64 x) { return static_cast<u32>(x); }
+__device__ __forceinline__ u32 high_of(u64 x) { return static_cast<u32>(x >> 32); }
+
+__device__ __forceinline__ DropNumbers drop_numbers(const AttentionArgs& args) {
+  DropNumbers x;
+  x.key0 = low_of(args.dropout_seed);
+  x.key1 = high_of(args.dropout_seed) ^ high_of(args.dropout_offset);
+  x.first = high_of(wide_product(kPhiloxFactor0, low_of(args.dropout_offset))) ^ x.key1;
+  return x;
+}
+__device__ __forceinline__ DropRow drop_row(const AttentionArgs& args, const DropNumbers& numbers,
+                                            u32 batch_head, u32 query) {
+  const u64 of_offset = wide_product(kPhiloxFactor0, low_of(args.dropout_offset));
+  const u64 of_query = wide_product(kPhiloxFactor1, query);
+  const u64 second = wide_product(kPhiloxFactor0, high_of(of_query) ^ batch_head ^ numbers.key0);
+  const u64 third = wide_product(
+      kPhiloxFactor1, high_of(second) ^ low_of(of_offset) ^ (numbers.key1 + kPhiloxStep1));
+  DropRow row;
+  row.second = low_of(of_query) ^ (numbers.key0 + kPhiloxStep0);
+  row.first = low_of(second) ^ (numbers.key1 + 2 * kPhiloxStep1);
+  row.third = high_of(third) ^ (numbers.key0 + 2 * kPhiloxStep0);
+  row.third_low = low_of(third);
+  return row;
+}
+// Words of the 8 keys of (64-wide block, half, lane) for rows at once: `last` is the last word of the
+// counter. A round of all rows comes before the next of any: a row alone would wait for itself, and
+// the compiler, left to itself, takes one after the other to save registers.
+template <int kRows>
+__device__ __forceinline__ void drop_words(const DropNumbers& numbers, const DropRow (&row)[kRows],
+                                           u32 last, u32 (&x)[kRows][4]) {
+  const u64 second = wide_product(kPhiloxFactor1, numbers.first ^ last);
+#pragma unroll
+  for (int k = 0; k < kRows; ++k) {
+    const u64 third = wide_product(kPhiloxFactor0, high_of(second) ^ row[k].second);
+    x[k][0] = row[k].third ^ low_of(second);
+    x[k][1] = row[k].third_low;
+    x[k][2] = high_of(third) ^ row[k].first;
+    x[k][3] = low_of(third);
+  }
+#pragma unroll
+  for (u32 i = 3; i < kPhiloxRounds; ++i) {
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+      const u64 product0 = wide_product(kPhiloxFactor0, x[k][0]);
+      const u64 product1 = wide_product(kPhiloxFactor1, x[k][2]);
+      x[k][0] = high_of(product1) ^ x[k][1] ^ (numbers.key0 + i * kPhiloxStep0);
+      x[k][1] = low_of(product1);
+      x[k][2] = high_of(product0) ^ x[k][3] ^ (numbers.key1 + i * kPhiloxStep1);
+      x[k][3] = low_of(product0);
+    }
+  }
+}
+// Words of 16 packed weights become 16 bits of each half of a sum: add_bits() of all of them, which
+// is the word's place, less bits_of_none(). `top`: threshold - 1, twice.
+__device__ __forceinline__ u32 add_bits(u32 word, u32 top, int place, u32 sum) {
+  const u32 clamped = __vminu2(__vmaxu2(word, top), top + 0x00010001u);
+  return sum + (clamped << place);
+}
+__device__ __forceinline__ u32 bits_of_none(u32 top) { return top * 0xffffu; }
+// Bits (i, 16 + i) and (8 + i, 24 + i) as halves of ones or zeros.
+__device__ __forceinline__ void expand_bits(u32 bits, int i, u32& first, u32& second) {
+  const u32 shifted = bits << (7 - i);  // to the highest bits of bytes, which prmt repeats
+  asm("prmt.b32 %0, %1, 0, 0xAA88;" : "=r"(first) : "r"(shifted));
+  asm("prmt.b32 %0, %1, 0, 0xBB99;" : "=r"(second) : "r"(shifted));
+}
+
+// ---- the warpgroup
+template <Tile kTile, class Element>
+class MaskMaker {
+ public:
+  __device__ __forceinline__ MaskMaker(const Params& p, u32 smem)
+      : p_(p), smem_(smem), lane_(static_cast<int>(threadIdx.x) & 31) {
+    numbers_ = drop_numbers(p.args);
+    top_ = (p.numbers.keep_threshold - 1) * 0x00010001u;
+  }
+
+  // For every step that the consumers take, in their order.
+  __device__ __forceinline__ void run() {
+    for (Ring<kEntries> entry;; entry.next()) {
+      mbarrier_wait(barrier(kBarriers.entry_full + entry.stage), entry.parity);
+      const auto word = [&](int i) {
+        return static_cast<int>(
+            load_shared(smem_ + kSmem.offset_entries + 4 * (entry.stage * kEntryWords + i)));
+      };
+      const int code = word(kWordCode), first = word(kWordFirst), last = word(kWordLast);
+      if (code == kEnd) return;
+      find_rows(entry.stage);
+      __syncwarp();
+      if (lane_ == 0) mbarrier_arrive(barrier(kBarriers.tile_done + entry.stage));
+      if (code < 0) continue;
+      for (int n = first - 1; n >= last; --n) draw(n);
+    }
+  }
+
+ private:
+  static constexpr SmemPlan kSmem = smem_plan(kTile);
+  static constexpr BarrierPlan kBarriers = barrier_plan(kTile);
+  static constexpr int kBlocks = kTile.keys / 64, kGroups = kTile.warpgroups;
+  static_assert(!kTile.draws_masks || kTile.keys % 64 == 0);
+
+  __device__ __forceinline__ u32 barrier(int i) const {
+    return smem_ + kSmem.offset_barriers + 8 * i;
+  }
+
+  // Of the consumer threads with this one's number.
+  __device__ __forceinline__ void find_rows(int slot) {
+    const Work work{.slot = slot};
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      const WarpRows<kTile, Element> consumer(p_, smem_, g);
+      const auto at = consumer.place(work);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int row = consumer.group_row(r);
+        const std::int64_t head = at.batch * p_.problem.num_heads + consumer.head_of(at, row);
+        rows_[2 * g + r] = drop_row(p_.args, numbers_, static_cast<u32>(head),
+                               static_cast<u32>(at.query + consumer.query_of(row)));
+      }
+    }
+  }
+
+  __device__ __forceinline__ void draw(int n) {
+    mbarrier_wait(barrier(kBarriers.mask_empty + stage_.stage), stage_.parity ^ 1);
+    const u32 to = smem_ + kSmem.offset_masks + stage_.stage * kSmem.mask_stage +
+                   4 * (threadIdx.x & 127);
+#pragma unroll 1
+    for (int block = 0; block < kBlocks; ++block) {
+      u32 bits[kGroups] = {};
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const u32 last = static_cast<u32>(n * kBlocks + block) * 8 +
+                         2 * static_cast<u32>(lane_ & 3) + static_cast<u32>(half);
+u32 word[2 * kGroups][4];
+        drop_words(numbers_, rows_, last, word);
+#pragma unroll
+        for (int k = 0; k < 2 * kGroups; ++k)
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            bits[k / 2] = add_bits(word[k][i], top_, 2 * (4 * half + i) + k % 2, bits[k / 2]);
+      }
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g)
+        store_shared(to + 4 * 128 * (block * kGroups + g),
+                     bits[g] - bits_of_none(top_));
+    }
+    __syncwarp();
+    if (lane_ == 0) mbarrier_arrive(barrier(kBarriers.mask_full + stage_.stage));
+    stage_.next();
+  }
+
+  const Params& p_;
+  const u32 smem_;
+  const int lane_;
+  DropNumbers numbers_;
+  u32 top_;
+  DropRow rows_[2 * kGroups];  // two of each consumer thread
+  Ring<kStages> stage_;
+};
+
+}  // namespace headrace::cuda::sm90
