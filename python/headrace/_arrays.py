@@ -48,7 +48,7 @@ def _cupy_of(array: Any) -> Any:
 def _current_stream(array: Any) -> int | None:
     """The stream that the array's own library would use now, where it has such a thing."""
     cupy = _cupy_of(array)
-    return None if cupy is None else cupy.cuda.get_current_stream(array.device.id).ptr
+    return _views.stream_of(array) if cupy is None else cupy.cuda.get_current_stream(array.device.id).ptr
 
 
 def _heads_first_view(view: View) -> View:
@@ -59,8 +59,10 @@ def _max_seqlen(name: str, given: int | None, cu_seqlens: Any) -> int | None:
     """Taken from cu_seqlens where the host can read them."""
     if given is not None or cu_seqlens is None:
         return given
-    if isinstance(cu_seqlens, TensorSpec) or getattr(cu_seqlens, "__dlpack_device__", lambda: (1, 0))()[0] != 1:
-        raise ValueError(f"max_seqlen_{name}: not given; pass the longest sequence (cu_seqlens_{name} is on a GPU)")
+    if isinstance(cu_seqlens, TensorSpec) or not _views.is_on_host(cu_seqlens):
+        raise ValueError(
+            f"max_seqlen_{name}: not given; pass the longest sequence (cu_seqlens_{name} is not in host memory)"
+        )
     lengths = np.diff(cu_seqlens if isinstance(cu_seqlens, np.ndarray) else np.from_dlpack(cu_seqlens))
     return int(lengths.max(initial=0))
 
@@ -91,17 +93,14 @@ class _Call:
         key = (options, operands % _structs.WHOLE_ALIGNMENT, tuple((name, view[1:]) for name, view in views.items()))
         plan = _plans.get(key) or _plans.keep(key, _plans.make(views, options))
         q = views["q"]
-        if q.device_type == _structs.CUDA and plan.workspace_bytes:
-            raise NotImplementedError(
-                f"kernel {plan.kernel} needs {plan.workspace_bytes} bytes of scratch memory on the GPU, which only "
-                "headrace.torch allocates; pass PyTorch tensors"
-            )
         block = plan.take_block()
         for name, view in views.items():
             block.words[_structs.DATA_WORD[name]] = view.data
         block.set_dropout(seed, offset)
         if q.device_type == _structs.CPU:
             plan.run_on_cpu(block)
+        elif plan.workspace_bytes:
+            plan.run_alone(block, self.stream)
         else:
             plan.run(block, None, self.stream)
 
@@ -183,7 +182,8 @@ def attention(
         return_lse: also f32 [batch, num_heads, seqlen_q] (ragged [num_heads, total_q]), natural logarithm.
         return_probs: also f32 [batch, num_heads, seqlen_q, seqlen_k], for debugging small shapes.
         out: where to write; default: a new NumPy or CuPy array. PyTorch tensors go to headrace.torch.attention.
-        stream: a cudaStream_t as an int; default: CuPy's current one, else CUDA's default stream.
+        stream: a cudaStream_t as an int; default: CuPy's current one, the one that the CUDA array interface of q names,
+            else CUDA's default stream. Work of others on DLPack arrays is waited for, on that stream.
 
     Returns:
         out [batch, seqlen_q, num_heads, head_dim_v]; with return_lse or return_probs a tuple (out, lse, probs)
@@ -260,7 +260,7 @@ def _spec_of(name: str, tensor: Any) -> TensorSpec:
 
         view = view_of(name, tensor)
     else:
-        view = _views.of(name, tensor).view
+        view = _views.of(name, tensor, _views.NO_STREAM).view
     return TensorSpec(view.shape, _structs.DTYPE_NAMES[view.dtype], view.strides)
 
 
@@ -269,7 +269,7 @@ def _device_of(tensor: Any) -> _structs.DeviceInfo:
         return _devices.of_tensors(_structs.CPU, 0, 0)
     if _is_torch(tensor):
         return _devices.of_tensors(_structs.CUDA if tensor.is_cuda else _structs.CPU, max(tensor.get_device(), 0), 0)
-    view = _views.of("q", tensor).view
+    view = _views.of("q", tensor, _views.NO_STREAM).view
     return _devices.of_tensors(view.device_type, view.device_id, 0)
 
 

@@ -231,23 +231,15 @@ def test_a_borrowed_array_is_given_back(rng):
     assert sys.getrefcount(q) == before
 
 
-def test_the_cuda_array_interface_is_read():
-    """Where there is no GPU the library says so; the view is right either way."""
-    from headrace import _views
-
-    memory = np.zeros((3, 4), np.float16)
-
-    class Array:
-        __cuda_array_interface__ = {
-            "shape": (3, 2),
-            "typestr": "<f2",
-            "data": (memory.ctypes.data, False),
-            "strides": (8, 2),
-            "version": 3,
-        }
-
-    view = _views.of("x", Array()).view
-    assert view == (memory.ctypes.data, 1, 1, 0, (3, 2), (4, 1))
+def test_a_read_only_dlpack_array_is_no_output(rng):
+    q, k, v = (make(rng, (1, 5, 2, 8)) for _ in range(3))
+    out = np.zeros_like(q)
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="out is read-only: an output must be writable"):
+        headrace.attention(q, k, v, out=Exporter(out))
+    with pytest.raises(ValueError, match="out: its library does not export it: .*read"):
+        headrace.attention(q, k, v, out=Exporter(out, is_old=True))
+    assert np.array_equal(headrace.attention(Exporter(out), k, v), headrace.attention(out, k, v)), "it may be read"
 
 
 def test_torch_tensors_go_to_torch(rng):
