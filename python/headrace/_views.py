@@ -23,7 +23,7 @@ _KNOWN = "float32, float16, bfloat16, float64, int32, uint32 or bool"
 
 
 class TensorSpec(NamedTuple):
-    """Shape, dtype and device of a tensor without memory, for explain() and supports().
+    """Shape, dtype and strides of a tensor without memory, for explain() and supports().
 
     shape: as of the array it stands for. dtype: "f32", "f16", "bf16", "f64", "i32", "u32" or "bool".
     strides: in elements; row-major where None.
@@ -128,7 +128,7 @@ _DL_DTYPES = {  # (type code, bits)
     (1, 32): _structs.U32,
     (6, 8): _structs.BOOL,
 }
-_DL_READ_ONLY = 1
+_DL_READ_ONLY, _DL_IS_COPIED = 1, 2
 
 
 class _DLTensor(ctypes.Structure):
@@ -190,6 +190,8 @@ def of_dlpack(name: str, array: Any, stream: int | None, is_output: bool) -> Bor
             raise ValueError(f"{name}: DLPack {managed.major}.{managed.minor} is not known; export version 1")
         if is_output and managed.flags & _DL_READ_ONLY:
             raise _read_only(name)
+        if is_output and managed.flags & _DL_IS_COPIED:
+            raise ValueError(f"{name}: its library exports a copy of it: must be the array itself; pass another output")
         tensor = managed.tensor
     else:
         tensor = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))

@@ -64,11 +64,12 @@ def address(stream):
 @pytest.mark.parametrize("device", DEVICES)
 def test_dlpack_arrays_are_read_and_written_where_they_lie(device, dtype, is_old):
     q, k, v = qkv(device, dtype, sq=70, sk=90)
-    out = torch.zeros_like(q)
-    exported = [DLPackArray(t, is_old) for t in (q, k, v, out)]
-    result = headrace.attention(*exported[:3], causal=True, out=exported[3])
-    assert result is exported[3]
-    assert same_bits(out, ht.attention(q, k, v, causal=True))
+    out, lse = torch.zeros_like(q), torch.zeros(2, 4, 70, device=device)
+    exported = [DLPackArray(t, is_old) for t in (q, k, v, out, lse)]
+    results = headrace.attention(*exported[:3], causal=True, out=exported[3], lse=exported[4])
+    assert results[0] is exported[3] and results[1] is exported[4]
+    for got, expected in zip((out, lse), ht.attention(q, k, v, causal=True, return_lse=True), strict=True):
+        assert same_bits(got, expected)
     wanted = None if device == "cpu" else 1  # CUDA's default stream
     assert all(x.streams and set(x.streams) == {wanted} for x in exported)
 
@@ -184,6 +185,8 @@ def test_what_the_cuda_array_interface_may_not_say():
     q = FakeCudaArray()
     with pytest.raises(ValueError, match="out: must be given for a FakeCudaArray on a GPU"):
         headrace.attention(q, q, q)
+    with pytest.raises(ValueError, match="lse: must be given for a FakeCudaArray on a GPU .*pass lse"):
+        headrace.attention(q, q, q, out=FakeCudaArray(), return_lse=True)
     with pytest.raises(ValueError, match="out is read-only: an output must be writable"):
         headrace.attention(q, q, q, out=FakeCudaArray(is_read_only=True))
     with pytest.raises(ValueError, match="k: its CUDA array interface has a mask: must have none"):
@@ -221,9 +224,14 @@ def test_the_cuda_array_interface_is_read_and_written_where_it_lies(device, dtyp
     q, k, v = qkv(device, dtype, sq=70, sk=90)
     q = q.transpose(1, 2).contiguous().transpose(1, 2)  # with strides
     out = torch.zeros_like(q)
+    lse, probs = torch.zeros(2, 4, 70, device=device), torch.zeros(2, 4, 70, 90, device=device)
     array = CudaArray(out)
     assert headrace.attention(*map(CudaArray, (q, k, v)), causal=True, out=array) is array
     assert same_bits(out, ht.attention(q, k, v, causal=True))
+    outputs = {"out": array, "lse": CudaArray(lse), "probs": CudaArray(probs)}
+    headrace.attention(*map(CudaArray, (q, k, v)), causal=True, **outputs)
+    wanted = ht.attention(q, k, v, causal=True, return_lse=True, return_probs=True)
+    assert all(same_bits(got, expected) for got, expected in zip((out, lse, probs), wanted, strict=True))
 
 
 @pytest.mark.parametrize("device", GPU)
