@@ -240,7 +240,7 @@ def attention(
 
 
 def _new_result(name: str, call: _Call, like: Any, heads_first: bool) -> Any:
-    q, k, v = (call.views[name] for name in "qkv")
+    q, k, v = (call.views[operand] for operand in "qkv")
     if name == "out":
         shape = out_shape(q.shape, v.shape)
         return _new_output(name, like, q, swapped_heads(shape) if heads_first else shape, q.dtype)
