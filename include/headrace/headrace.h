@@ -363,7 +363,7 @@ HEADRACE_API headrace_status headrace_plan_run_backward(
 HEADRACE_API headrace_status headrace_attention_supports(const headrace_problem* problem,
                                                          const headrace_device_info* device);
 /** Validate + plan + run in one call. `workspace` NULL with 0 bytes: one is allocated for the call
- * and freed (CPU). */
+ * and freed; on CUDA in the order of the stream, from the device's default memory pool. */
 HEADRACE_API headrace_status headrace_attention_forward(const headrace_attention_tensors* tensors,
                                                         const headrace_attention_options* options,
                                                         void* workspace, size_t workspace_bytes,

@@ -329,8 +329,8 @@ inline bool supports(const headrace_problem& problem, const DeviceInfo& device) 
   return true;
 }
 
-/// Validates, plans and runs in one call. Without a workspace one is allocated for the call (CPU).
-/// Throws Error.
+/// Validates, plans and runs in one call. Without a workspace one is allocated for the call, on
+/// CUDA in the order of the stream. Throws Error.
 inline void attention_forward(const AttentionTensors& tensors, const AttentionOptions& options = {},
                               Workspace workspace = {}, void* stream = nullptr) {
   const headrace_attention_tensors c_tensors = tensors.to_c();

@@ -48,7 +48,7 @@ def _cupy_of(array: Any) -> Any:
 def _current_stream(array: Any) -> int | None:
     """The stream that the array's own library would use now, where it has such a thing."""
     cupy = _cupy_of(array)
-    return None if cupy is None else cupy.cuda.get_current_stream(array.device.id).ptr
+    return _views.stream_of(array) if cupy is None else cupy.cuda.get_current_stream(array.device.id).ptr
 
 
 def _heads_first_view(view: View) -> View:
@@ -59,8 +59,10 @@ def _max_seqlen(name: str, given: int | None, cu_seqlens: Any) -> int | None:
     """Taken from cu_seqlens where the host can read them."""
     if given is not None or cu_seqlens is None:
         return given
-    if isinstance(cu_seqlens, TensorSpec) or getattr(cu_seqlens, "__dlpack_device__", lambda: (1, 0))()[0] != 1:
-        raise ValueError(f"max_seqlen_{name}: not given; pass the longest sequence (cu_seqlens_{name} is on a GPU)")
+    if isinstance(cu_seqlens, TensorSpec) or not _views.is_on_host(cu_seqlens):
+        raise ValueError(
+            f"max_seqlen_{name}: not given; pass the longest sequence (cu_seqlens_{name} is not in host memory)"
+        )
     lengths = np.diff(cu_seqlens if isinstance(cu_seqlens, np.ndarray) else np.from_dlpack(cu_seqlens))
     return int(lengths.max(initial=0))
 
@@ -91,17 +93,14 @@ class _Call:
         key = (options, operands % _structs.WHOLE_ALIGNMENT, tuple((name, view[1:]) for name, view in views.items()))
         plan = _plans.get(key) or _plans.keep(key, _plans.make(views, options))
         q = views["q"]
-        if q.device_type == _structs.CUDA and plan.workspace_bytes:
-            raise NotImplementedError(
-                f"kernel {plan.kernel} needs {plan.workspace_bytes} bytes of scratch memory on the GPU, which only "
-                "headrace.torch allocates; pass PyTorch tensors"
-            )
         block = plan.take_block()
         for name, view in views.items():
             block.words[_structs.DATA_WORD[name]] = view.data
         block.set_dropout(seed, offset)
         if q.device_type == _structs.CPU:
             plan.run_on_cpu(block)
+        elif plan.workspace_bytes:
+            plan.run_alone(block, self.stream)
         else:
             plan.run(block, None, self.stream)
 
@@ -151,6 +150,8 @@ def attention(
     return_probs: bool = False,
     layout: str = "bshd",
     out: Any = None,
+    lse: Any = None,
+    probs: Any = None,
     stream: int | None = None,
 ) -> Any:
     """Exact attention of arrays: softmax(softmax_scale * q k^T + ...) v.
@@ -180,14 +181,16 @@ def attention(
         strict_rows: a row has the same bits whatever seqlen_q it came with.
         strict_fallback: NotImplementedError instead of a FallbackWarning where only the last kernel would run.
         checked: lengths on a GPU are validated on the host first (synchronises).
-        return_lse: also f32 [batch, num_heads, seqlen_q] (ragged [num_heads, total_q]), natural logarithm.
-        return_probs: also f32 [batch, num_heads, seqlen_q, seqlen_k], for debugging small shapes.
-        out: where to write; default: a new NumPy or CuPy array. PyTorch tensors go to headrace.torch.attention.
-        stream: a cudaStream_t as an int; default: CuPy's current one, else CUDA's default stream.
+        return_lse: also the lse, f32 [batch, num_heads, seqlen_q] (ragged [num_heads, total_q]), natural logarithm.
+        return_probs: also the probabilities, f32 [batch, num_heads, seqlen_q, seqlen_k], for debugging small shapes.
+        out, lse, probs: where to write, shapes as returned; lse and probs f32 (f64 for f64 inputs). Default: new
+            arrays of NumPy or CuPy. With PyTorch tensors, which go to headrace.torch.attention, not to be given.
+        stream: a cudaStream_t as an int; default: CuPy's current one, the one that the CUDA array interface of q names,
+            else CUDA's default stream. Work of others on DLPack arrays is waited for, on that stream.
 
     Returns:
-        out [batch, seqlen_q, num_heads, head_dim_v]; with return_lse or return_probs a tuple (out, lse, probs)
-        without what was not asked for. A row that sees no key is 0, its lse -inf.
+        out [batch, seqlen_q, num_heads, head_dim_v]; where lse or probs were asked for or given a tuple
+        (out, lse, probs) without what was not. A row that sees no key is 0, its lse -inf.
 
     Raises:
         ValueError: an argument broke a rule; the text names it, its value, the rule and the remedy.
@@ -212,8 +215,11 @@ def attention(
         "checked": checked,
     }
     if _is_torch(q):
-        if out is not None or stream is not None:
-            raise ValueError("out and stream: must not be given with PyTorch tensors (the current stream is used)")
+        if not (out is lse is probs is stream is None):
+            raise ValueError(
+                "out, lse, probs and stream: must not be given with PyTorch tensors, whose results are new ones on the "
+                "current stream; leave them out"
+            )
         from .torch import attention as torch_attention
 
         return torch_attention(
@@ -227,25 +233,31 @@ def attention(
     for name, array in extras.items():
         if array is not None:
             call.add(name, array)
-    results = _add_outputs(call, q, out, heads_first, return_lse, return_probs)
+    outputs = {"out": (out, True), "lse": (lse, return_lse), "probs": (probs, return_probs)}
+    results = _add_outputs(call, q, outputs, heads_first)
     call.run(_make_options(extras, arguments), dropout_seed, dropout_offset)
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def _add_outputs(call: _Call, like: Any, out: Any, heads_first: bool, return_lse: bool, return_probs: bool) -> list:
-    q, k, v = (call.views[name] for name in "qkv")
-    shape = out_shape(q.shape, v.shape)
-    if out is None:
-        out = _new_output("out", like, q, swapped_heads(shape) if heads_first else shape, q.dtype)
-    call.add("out", out, heads_first, is_output=True)
-    results = [out]
-    code = _structs.F64 if q.dtype == _structs.F64 else _structs.F32
-    if return_lse:
-        results.append(_new_output("lse", like, q, lse_shape(q.shape, "cu_seqlens_q" in call.views), code))
-        call.add("lse", results[-1], is_output=True)
-    if return_probs:
-        results.append(_new_output("probs", like, q, probs_shape(q.shape, k.shape), code))
-        call.add("probs", results[-1], is_output=True)
+def _new_result(name: str, call: _Call, like: Any, heads_first: bool) -> Any:
+    q, k, v = (call.views[operand] for operand in "qkv")
+    if name == "out":
+        shape = out_shape(q.shape, v.shape)
+        return _new_output(name, like, q, swapped_heads(shape) if heads_first else shape, q.dtype)
+    is_ragged = "cu_seqlens_q" in call.views
+    shape = lse_shape(q.shape, is_ragged) if name == "lse" else probs_shape(q.shape, k.shape)
+    return _new_output(name, like, q, shape, _structs.F64 if q.dtype == _structs.F64 else _structs.F32)
+
+
+def _add_outputs(call: _Call, like: Any, outputs: dict[str, tuple[Any, bool]], heads_first: bool) -> list[Any]:
+    """`outputs`: the array that was given, and whether it is wanted without."""
+    results = []
+    for name, (array, is_wanted) in outputs.items():
+        if array is None and is_wanted:
+            array = _new_result(name, call, like, heads_first)
+        if array is not None:
+            call.add(name, array, heads_first and name == "out", is_output=True)
+            results.append(array)
     return results
 
 
@@ -260,7 +272,7 @@ def _spec_of(name: str, tensor: Any) -> TensorSpec:
 
         view = view_of(name, tensor)
     else:
-        view = _views.of(name, tensor).view
+        view = _views.of(name, tensor, _views.NO_STREAM).view
     return TensorSpec(view.shape, _structs.DTYPE_NAMES[view.dtype], view.strides)
 
 
@@ -269,7 +281,7 @@ def _device_of(tensor: Any) -> _structs.DeviceInfo:
         return _devices.of_tensors(_structs.CPU, 0, 0)
     if _is_torch(tensor):
         return _devices.of_tensors(_structs.CUDA if tensor.is_cuda else _structs.CPU, max(tensor.get_device(), 0), 0)
-    view = _views.of("q", tensor).view
+    view = _views.of("q", tensor, _views.NO_STREAM).view
     return _devices.of_tensors(view.device_type, view.device_id, 0)
 
 
@@ -332,7 +344,7 @@ def explain(q: Any, k: Any, v: Any, *, device: str | None = None, **arguments: A
     Args:
         q, k, v: arrays as attention() takes them, or TensorSpec(shape, dtype) without memory.
         device: "cpu", "cpu:avx512:16", "cuda:1", or a GPU that is not here, "sm90:132"; default: that of q.
-        **arguments: those of attention(), except out and stream; tensors may be TensorSpecs.
+        **arguments: those of attention(), except out, lse, probs and stream; tensors may be TensorSpecs.
 
     Raises:
         ValueError, NotImplementedError: as attention() would.

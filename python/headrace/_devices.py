@@ -55,7 +55,12 @@ def _public(name: str, device: _structs.DeviceInfo) -> Device:
 
 
 def devices() -> list[Device]:
-    """The CPU and every CUDA device that this process sees (none where build or driver has no CUDA)."""
+    """The CPU and every CUDA device that this process sees (none where build or driver has no CUDA).
+
+    Raises:
+        ValueError: an environment variable of the library has a value that it cannot have.
+        RuntimeError: a device that is there could not be read.
+    """
     found = [_public("cpu", of_tensors(_structs.CPU, 0, 0))]
     try:
         count = num_cuda_devices()

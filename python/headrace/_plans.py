@@ -199,6 +199,13 @@ class Plan:
         if status:
             fail(status)
 
+    def run_alone(self, block: Block, stream: int | None) -> None:
+        """run() of a forward for which nobody lends scratch memory: the library allocates it, as `stream` goes on."""
+        status = LIBRARY.headrace_attention_forward(*block.pointers, None, 0, stream)
+        self.blocks.append(block)
+        if status:
+            fail(status)
+
     def run_on_cpu(self, block: Block) -> None:
         if block.scratch_token is scratch.token:
             self._run(block, block.arguments)

@@ -69,7 +69,8 @@ def softmax(
         return_lse: also the lse.
         out: where to write, shape and dtype of x; x itself is fine. Default: a new NumPy or CuPy array.
         lse: where to write the lse, f32, the shape of x without the axis; default where it is asked for: a new array.
-        stream: a cudaStream_t as an int; default: the current one of CuPy or PyTorch, else CUDA's default stream.
+        stream: a cudaStream_t as an int; default: the current one of CuPy or PyTorch, the one that the CUDA array
+            interface of x names, else CUDA's default stream.
 
     Returns:
         out, or (out, lse) with return_lse or lse. A row that is -inf throughout is 0 and its lse -inf; one with NaN or

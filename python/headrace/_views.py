@@ -23,7 +23,7 @@ _KNOWN = "float32, float16, bfloat16, float64, int32, uint32 or bool"
 
 
 class TensorSpec(NamedTuple):
-    """Shape, dtype and device of a tensor without memory, for explain() and supports().
+    """Shape, dtype and strides of a tensor without memory, for explain() and supports().
 
     shape: as of the array it stands for. dtype: "f32", "f16", "bf16", "f64", "i32", "u32" or "bool".
     strides: in elements; row-major where None.
@@ -83,12 +83,31 @@ def of_numpy(name: str, array: np.ndarray) -> Borrowed:
     return Borrowed(View(array.ctypes.data, code, _structs.CPU, 0, array.shape, strides), array)
 
 
+# Streams as the CUDA array interface and DLPack name them.
+_DEFAULT_STREAM = 1
+NO_STREAM = -1  # nothing is read or written: nobody has to wait
+
+
+def _read_only(name: str) -> ValueError:
+    return ValueError(f"{name} is read-only: an output must be writable; pass a writable array")
+
+
 # ---- the CUDA array interface, version 3 ----
 
 
-def of_cuda_array(name: str, array: Any) -> Borrowed:
+def of_cuda_array(name: str, array: Any, stream: int | None, is_output: bool) -> Borrowed:
     """Its memory is taken to lie on device 0, which the interface does not say; elsewhere the library refuses it."""
     interface = array.__cuda_array_interface__
+    if is_output and interface["data"][1]:
+        raise _read_only(name)
+    if interface.get("mask") is not None:
+        raise ValueError(f"{name}: its CUDA array interface has a mask: must have none; fill {name} and pass that")
+    used = interface.get("stream")  # on another one the call would have to wait for it
+    if used and stream != NO_STREAM and used != (stream or _DEFAULT_STREAM):
+        raise ValueError(
+            f"{name}: in use on stream {used:#x}, and the call runs on stream {stream or _DEFAULT_STREAM:#x}: must be "
+            f"the same; pass stream={used:#x}, or wait for that stream and pass {name} without one"
+        )
     dtype = np.dtype(interface["typestr"])
     shape = tuple(interface["shape"])
     strides = interface.get("strides")
@@ -109,7 +128,7 @@ _DL_DTYPES = {  # (type code, bits)
     (1, 32): _structs.U32,
     (6, 8): _structs.BOOL,
 }
-_DL_READ_ONLY = 1
+_DL_READ_ONLY, _DL_IS_COPIED = 1, 2
 
 
 class _DLTensor(ctypes.Structure):
@@ -147,10 +166,10 @@ _capsule_pointer.restype = ctypes.c_void_p
 
 
 def _dlpack_stream(device_type: int, stream: int | None) -> int | None:
-    """What __dlpack__(stream=) wants: the stream that will read; 1 is CUDA's legacy default stream."""
+    """What __dlpack__(stream=) wants: the stream that will read."""
     if device_type not in (_DL_CUDA, _DL_CUDA_MANAGED):
         return None
-    return stream if stream else 1
+    return stream or _DEFAULT_STREAM
 
 
 def of_dlpack(name: str, array: Any, stream: int | None, is_output: bool) -> Borrowed:
@@ -158,16 +177,21 @@ def of_dlpack(name: str, array: Any, stream: int | None, is_output: bool) -> Bor
     device_type, _ = array.__dlpack_device__()
     wanted = {"stream": _dlpack_stream(int(device_type), stream)}
     try:
-        capsule = array.__dlpack__(max_version=(1, 0), **wanted)
-    except TypeError:  # a producer from before DLPack 1.0 does not know max_version
-        capsule = array.__dlpack__(**wanted)
+        try:
+            capsule = array.__dlpack__(max_version=(1, 0), **wanted)
+        except TypeError:  # a producer from before DLPack 1.0 does not know max_version
+            capsule = array.__dlpack__(**wanted)
+    except BufferError as error:
+        raise ValueError(f"{name}: its library does not export it: {error}; pass a copy that it exports") from error
     if _capsule_is_valid(capsule, b"dltensor_versioned"):
         address = _capsule_pointer(capsule, b"dltensor_versioned")
         managed = _DLManagedTensorVersioned.from_address(address)
         if managed.major != 1:
             raise ValueError(f"{name}: DLPack {managed.major}.{managed.minor} is not known; export version 1")
         if is_output and managed.flags & _DL_READ_ONLY:
-            raise ValueError(f"{name} is read-only: an output must be writable; pass a writable array")
+            raise _read_only(name)
+        if is_output and managed.flags & _DL_IS_COPIED:
+            raise ValueError(f"{name}: its library exports a copy of it: must be the array itself; pass another output")
         tensor = managed.tensor
     else:
         tensor = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
@@ -198,15 +222,28 @@ def _of_dl_tensor(name: str, tensor: _DLTensor) -> View:
 def of(name: str, array: Any, stream: int | None = None, is_output: bool = False) -> Borrowed:
     if isinstance(array, np.ndarray):
         if is_output and not array.flags.writeable:
-            raise ValueError(f"{name} is read-only: an output must be writable; pass a writable array")
+            raise _read_only(name)
         return of_numpy(name, array)
     if hasattr(array, "__dlpack__"):
         return of_dlpack(name, array, stream, is_output)
     if hasattr(array, "__cuda_array_interface__"):
-        return of_cuda_array(name, array)
+        return of_cuda_array(name, array, stream, is_output)
     raise TypeError(
         f"{name} is a {type(array).__name__}: must be a NumPy array or offer __dlpack__ or __cuda_array_interface__"
     )
+
+
+def stream_of(array: Any) -> int | None:
+    """The stream that an array says it is in use on; DLPack asks for the reader's instead."""
+    if hasattr(array, "__dlpack__"):
+        return None
+    return getattr(array, "__cuda_array_interface__", {}).get("stream")
+
+
+def is_on_host(array: Any) -> bool:
+    if hasattr(array, "__dlpack_device__"):
+        return int(array.__dlpack_device__()[0]) in (_DL_CPU, _DL_CUDA_HOST)
+    return not hasattr(array, "__cuda_array_interface__")
 
 
 _SPEC_GAP = 1 << 30  # keeps the made-up addresses of different tensors apart

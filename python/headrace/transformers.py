@@ -106,7 +106,8 @@ def headrace_attention(
     """The attention function that transformers calls.
 
     Args:
-        query: [batch, num_heads, seqlen_q, head_dim]. key, value: [batch, num_kv_heads, seqlen_k, head_dim].
+        query: [batch, num_heads, seqlen_q, head_dim]; float16, bfloat16, float32 or float64. key, value: [batch,
+            num_kv_heads, seqlen_k, head_dim].
         attention_mask: None: causal (bottom-right) within sliding_window, or nothing where is_causal is False;
             bool (True keeps) or added to scores: all that masks.
         s_aux: [num_heads], sinks. position_bias: added to scores.
@@ -115,7 +116,8 @@ def headrace_attention(
         (out [batch, seqlen_q, num_heads, head_dim], None): there are no attention weights.
 
     Raises:
-        NotImplementedError: for the paged cache of continuous batching.
+        NotImplementedError: for the paged cache of continuous batching, and as headrace.torch.attention.
+        ValueError, MemoryError, RuntimeError: as headrace.torch.attention.
     """
     if cache is not None:
         raise NotImplementedError("headrace has no paged keys yet: use generate(), not continuous batching")

@@ -139,6 +139,16 @@ def test_out_is_written_where_it_lies(rng):
     assert not room[:, :, 1::2].any()
 
 
+def test_lse_and_probs_are_written_where_they_lie(rng):
+    q, k, v = (make(rng, (2, 7, 2, 8)) for _ in range(3))
+    lse, probs = np.zeros((2, 2, 7, 2), np.float32)[..., 0], np.zeros((2, 2, 7, 7), np.float32)
+    results = headrace.attention(q, k, v, lse=lse, probs=probs)
+    assert results[1] is lse and results[2] is probs
+    for got, expected in zip(results, headrace.attention(q, k, v, return_lse=True, return_probs=True), strict=True):
+        assert np.array_equal(got, expected)
+    assert len(headrace.attention(q, k, v, lse=lse)) == 2
+
+
 def test_probs_are_the_softmax(rng):
     q, k, v = (make(rng, (2, 7, 2, 8)) for _ in range(3))
     out, probs = headrace.attention(q, k, v, causal=True, return_probs=True)
@@ -205,6 +215,11 @@ class Exporter:
         return self.array.__dlpack__(stream=stream, **others)
 
 
+needs_flags = pytest.mark.skipif(
+    np.lib.NumpyVersion(np.__version__) < "2.1.0", reason="this NumPy exports no flags: it is older than DLPack 1.0"
+)
+
+
 @pytest.mark.parametrize("is_old", [False, True])
 def test_dlpack_arrays_are_read_where_they_lie(rng, is_old):
     q, k, v = (make(rng, (2, 5, 2, 8)) for _ in range(3))
@@ -231,23 +246,28 @@ def test_a_borrowed_array_is_given_back(rng):
     assert sys.getrefcount(q) == before
 
 
-def test_the_cuda_array_interface_is_read():
-    """Where there is no GPU the library says so; the view is right either way."""
-    from headrace import _views
+@needs_flags
+def test_a_read_only_dlpack_array_is_no_output(rng):
+    q, k, v = (make(rng, (1, 5, 2, 8)) for _ in range(3))
+    out = np.zeros_like(q)
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="out is read-only: an output must be writable"):
+        headrace.attention(q, k, v, out=Exporter(out))
+    with pytest.raises(ValueError, match="out: its library does not export it: .*read"):
+        headrace.attention(q, k, v, out=Exporter(out, is_old=True))
+    assert np.array_equal(headrace.attention(Exporter(out), k, v), headrace.attention(out, k, v)), "it may be read"
 
-    memory = np.zeros((3, 4), np.float16)
 
-    class Array:
-        __cuda_array_interface__ = {
-            "shape": (3, 2),
-            "typestr": "<f2",
-            "data": (memory.ctypes.data, False),
-            "strides": (8, 2),
-            "version": 3,
-        }
+@needs_flags
+def test_an_output_that_is_exported_as_a_copy_is_refused(rng):
+    class Copying(Exporter):
+        def __dlpack__(self, **options):
+            return self.array.__dlpack__(**options, copy=True)
 
-    view = _views.of("x", Array()).view
-    assert view == (memory.ctypes.data, 1, 1, 0, (3, 2), (4, 1))
+    q, k, v = (make(rng, (1, 5, 2, 8)) for _ in range(3))
+    with pytest.raises(ValueError, match="out: its library exports a copy of it: must be the array itself"):
+        headrace.attention(q, k, v, out=Copying(np.zeros_like(q)))
+    assert np.array_equal(headrace.attention(Copying(q), k, v), headrace.attention(q, k, v))
 
 
 def test_torch_tensors_go_to_torch(rng):

@@ -131,3 +131,10 @@ def test_types_are_announced():
     for name in headrace.__all__:
         thing = getattr(headrace, name)
         assert name == "__version__" or thing.__doc__, f"{name} has no docstring"
+
+
+def test_types_are_right(tmp_path):
+    pytest.importorskip("mypy")
+    pytest.importorskip("transformers")
+    done = python("-m", "mypy", "--cache-dir", str(tmp_path), str(FOLDER))
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -97,6 +97,11 @@ Status run_with_own_workspace(const Plan& plan, const AttentionArgs& args, Strea
   constexpr std::size_t kAlignment = 64;
   const std::size_t needed = plan.schedule.workspace_bytes;
   if (needed == 0) return run(plan, args, {}, stream);
+  if (plan.device.device_type == HEADRACE_CUDA) {
+    Result<cuda::Scratch> scratch = cuda::allocate_scratch(needed, plan.device.device_id, stream);
+    if (!scratch.ok()) return std::move(scratch.failure());
+    return run(plan, args, {scratch.value().get(), needed}, stream);
+  }
   if (needed > PTRDIFF_MAX - kAlignment) throw std::bad_alloc();
   const std::size_t bytes = (needed + kAlignment - 1) / kAlignment * kAlignment;
   const std::unique_ptr<void, Free> data(std::aligned_alloc(kAlignment, bytes));
@@ -121,7 +126,7 @@ Status attend(const CallFromC& from, Workspace workspace, Stream stream) {
   Result<Plan> plan = plan_attention(problem.value(), device.value());
   if (!plan.ok()) return std::move(plan.failure());
   const AttentionArgs args = call.args(plan.value().problem);
-  if (!is_cuda && workspace.data == nullptr && workspace.bytes == 0)
+  if (workspace.data == nullptr && workspace.bytes == 0)
     return run_with_own_workspace(plan.value(), args, stream);
   return run(plan.value(), args, workspace, stream);
 }

@@ -123,6 +123,20 @@ TEST(CudaDoor, TwoStreamsAtOnce) {
   expect_close(other.on_out.read(), other.out);
 }
 
+TEST(CudaDoor, ACallWithoutAWorkspaceAllocatesOne) {
+  HEADRACE_NEEDS_GPU(80);
+  Call call(8);
+  const AttentionOptions options{.num_splits = 2};
+  const Plan plan = plan_attention(Problem(call.tensors(true), options), cuda_info(0));
+  ASSERT_GT(plan.workspace_bytes(), 0u);
+  EXPECT_THROW(plan.run(call.tensors(true), {}, options), Error);  // which allocates nothing
+  const Stream stream;
+  for (int i = 0; i < 3; ++i) attention_forward(call.tensors(true), options, {}, stream.get());
+  stream.wait();
+  attention_forward(call.tensors(false), options);
+  expect_close(call.on_out.read(), call.out);
+}
+
 std::string error_of(const AttentionTensors& tensors, const AttentionOptions& options = {}) {
   try {
     attention_forward(tensors, options);

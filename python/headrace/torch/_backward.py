@@ -32,7 +32,7 @@ def attention_backward(
     out: torch.Tensor,
     lse: torch.Tensor,
     *rest: Any,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, ...]:
     """(dq, dk, dv, dbias, dsinks), the last two empty without bias and sinks.
 
     `rest`: the extras, the dropout state and the options of the forward, heads_first, as the schema in _ops.py lists
@@ -59,9 +59,9 @@ def attention_backward(
         words[word] = tensor.data_ptr()
     _eager.write_extras(words, extras)
     words = block.gradient_words
-    for word, tensor in zip(_GRADIENT_WORDS, gradients):
-        if tensor is not None:
-            words[word] = tensor.data_ptr()
+    for word, gradient in zip(_GRADIENT_WORDS, gradients):
+        if gradient is not None:
+            words[word] = gradient.data_ptr()
     if dropout_state is not None:
         _eager.set_dropout(block, dropout_state)
     _eager.run(entry, block)

@@ -158,7 +158,7 @@ def flash_attn_kvpacked_func(
     """flash_attn.flash_attn_kvpacked_func: flash_attn_func with k and v in one tensor, read where they lie.
 
     Args:
-        q: [batch, seqlen_q, num_heads, head_dim].
+        q: [batch, seqlen_q, num_heads, head_dim]; float16, bfloat16, float32 or float64, any strides.
         kv: [batch, seqlen_k, 2, num_kv_heads, head_dim].
         The others, the result and the errors: as flash_attn_func.
     """
@@ -184,7 +184,7 @@ def flash_attn_qkvpacked_func(
     """flash_attn.flash_attn_qkvpacked_func: flash_attn_func with q, k and v in one tensor, read where they lie.
 
     Args:
-        qkv: [batch, seqlen, 3, num_heads, head_dim].
+        qkv: [batch, seqlen, 3, num_heads, head_dim]; float16, bfloat16, float32 or float64, any strides.
         The others, the result and the errors: as flash_attn_func.
     """
     if qkv.dim() != 5 or qkv.shape[2] != 3:
@@ -227,7 +227,7 @@ def flash_attn_varlen_func(
     """flash_attn.flash_attn_varlen_func: a ragged batch, its sequences one after the other.
 
     Args:
-        q: [total_q, num_heads, head_dim].
+        q: [total_q, num_heads, head_dim]; float16, bfloat16, float32 or float64, any strides.
         k: [total_k, num_kv_heads, head_dim]. v: [total_k, num_kv_heads, head_dim_v].
         cu_seqlens_q, cu_seqlens_k: int32 [batch + 1], on the device of q, from 0 to total_q and total_k.
         max_seqlen_q, max_seqlen_k: upper bounds of the lengths; may be left out on the CPU.

@@ -48,12 +48,13 @@ class _Arguments:
     __slots__ = ("dropout_state", "extras", "flags", "options", "qkv")
 
     def __init__(self, flat: tuple) -> None:
-        self.qkv = flat[:3]
+        self.qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = flat[:3]
         options = 4 + _NUM_EXTRAS
-        self.extras = flat[3 : 3 + _NUM_EXTRAS]
-        self.dropout_state = flat[3 + _NUM_EXTRAS]
-        self.options = flat[options : options + _NUM_OPTIONS]
-        self.flags = flat[options + _NUM_OPTIONS :]  # heads_first, with_lse, with_probs
+        self.extras: Extras = flat[3 : 3 + _NUM_EXTRAS]
+        self.dropout_state: torch.Tensor | None = flat[3 + _NUM_EXTRAS]
+        self.options: tuple = flat[options : options + _NUM_OPTIONS]
+        # heads_first, with_lse, with_probs
+        self.flags: tuple[bool, bool, bool] = flat[options + _NUM_OPTIONS :]
 
 
 # ---- forward ----

@@ -83,5 +83,6 @@ def _attention_by_key(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, setting
         _plans.replace(settings, known)
     if not needs_grad:
         return compute(entry, q, q_data, k_data, v_data)
+    assert entry.lse is not None  # kept with needs_grad
     lse = _empty_like(entry.lse)
     return differentiable(q, k, v, (entry, compute(entry, q, q_data, k_data, v_data, lse), lse))

@@ -230,11 +230,14 @@ def replace_sdpa() -> SdpaHandle:
 
     Replaces the kernels behind PyTorch's flash backend, on the CPU and CUDA: PyTorch decides as before which calls
     take that backend (on the CPU, calls with an attn_mask too), and keeps its own backward, which works with these
-    results. With dropout_p NotImplementedError. From PyTorch 2.11 on the same is
-    torch.nn.attention.activate_flash_attention_impl("headrace").
+    results. From PyTorch 2.11 on the same is torch.nn.attention.activate_flash_attention_impl("headrace").
 
     Returns:
         A handle: remove() ends it, and so does a `with` block.
+
+    Raises:
+        Nothing itself; calls that reach headrace what scaled_dot_product_attention() does, and NotImplementedError with
+        dropout_p, whose mask PyTorch's backward could not repeat.
     """
     return SdpaHandle()
 

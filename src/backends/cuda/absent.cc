@@ -19,6 +19,8 @@ std::string architectures() { return "none"; }
 Result<int> num_devices() { return absent(); }
 Result<DeviceInfo> device_info(int) { return absent(); }
 Status run(const Plan&, const AttentionArgs&, Workspace, Stream) { return absent(); }
+void FreeScratch::operator()(void*) const {}
+Result<Scratch> allocate_scratch(std::size_t, int, Stream) { return absent(); }
 Result<HostLengths> read_lengths(const Plan&, const AttentionArgs&, Stream) { return absent(); }
 Status softmax_forward(const SoftmaxForwardArgs&, int, Stream) { return absent(); }
 Status softmax_backward(const SoftmaxBackwardArgs&, int, Stream) { return absent(); }

@@ -1,6 +1,7 @@
 // What the layers above see of the CUDA backend. In a build without CUDA absent.cc answers.
 #pragma once
 
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -28,6 +29,15 @@ Result<DeviceInfo> device_info(int device_id);
 // Checks the device, the pointers and (with `checked`) nothing else, then launches on `stream` with
 // the plan's device current; the caller's is current again afterwards.
 Status run(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream);
+
+// Memory on a device, allocated and freed in the order of a stream: nobody waits.
+struct FreeScratch {
+  int device_id = 0;
+  Stream stream = nullptr;
+  void operator()(void* data) const;
+};
+using Scratch = std::unique_ptr<void, FreeScratch>;
+Result<Scratch> allocate_scratch(std::size_t bytes, int device_id, Stream stream);
 
 // The row lengths of a ragged batch, copied to the host. Waits for `stream`.
 struct HostLengths {
