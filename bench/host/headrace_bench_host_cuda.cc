@@ -1,6 +1,6 @@
-// What the host pays for a call from C++ on a GPU: bf16, causal, [batch 1, seqlen 128, num_heads 16,
-// head_dim 128]; and what the call takes in a graph of 100. Microseconds: the fastest and the median
-// of many rounds. Exits 1 where the fastest round of a row with a limit is over it.
+// What the host pays for a call from C++ on a GPU: bf16, causal, [batch 1, seqlen 128, num_heads
+// 16, head_dim 128]; and what the call takes in a graph of 100. Microseconds: the fastest and the
+// median of many rounds. Exits 1 where the fastest round of a row with a limit is over it.
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
@@ -38,7 +38,8 @@ TensorView tensor() {
   return x;
 }
 
-// `calls` a round, and then a wait: the queue of a stream never fills, which would be the GPU's time.
+// `calls` a round, and then a wait: the queue of a stream never fills, which would be the GPU's
+// time.
 template <class Body>
 bool is_enqueued_within(double limit, const char* what, cudaStream_t stream, Body body) {
   constexpr int kCalls = 50;

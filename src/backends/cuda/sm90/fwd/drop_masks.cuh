@@ -49,9 +49,9 @@ __device__ __forceinline__ DropRow drop_row(const AttentionArgs& args, const Dro
   row.third_low = low_of(third);
   return row;
 }
-// Words of the 8 keys of (64-wide block, half, lane) for rows at once: `last` is the last word of the
-// counter. A round of all rows comes before the next of any: a row alone would wait for itself, and
-// the compiler, left to itself, takes one after the other to save registers.
+// Words of the 8 keys of (64-wide block, half, lane) for rows at once: `last` is the last word of
+// the counter. A round of all rows comes before the next of any: a row alone would wait for itself,
+// and the compiler, left to itself, takes one after the other to save registers.
 template <int kRows>
 __device__ __forceinline__ void drop_words(const DropNumbers& numbers, const DropRow (&row)[kRows],
                                            u32 last, u32 (&x)[kRows][4]) {
@@ -141,15 +141,15 @@ class MaskMaker {
         const int row = consumer.group_row(r);
         const std::int64_t head = at.batch * p_.problem.num_heads + consumer.head_of(at, row);
         rows_[2 * g + r] = drop_row(p_.args, numbers_, static_cast<u32>(head),
-                               static_cast<u32>(at.query + consumer.query_of(row)));
+                                    static_cast<u32>(at.query + consumer.query_of(row)));
       }
     }
   }
 
   __device__ __forceinline__ void draw(int n) {
     mbarrier_wait(barrier(kBarriers.mask_empty + stage_.stage), stage_.parity ^ 1);
-    const u32 to = smem_ + kSmem.offset_masks + stage_.stage * kSmem.mask_stage +
-                   4 * (threadIdx.x & 127);
+    const u32 to =
+        smem_ + kSmem.offset_masks + stage_.stage * kSmem.mask_stage + 4 * (threadIdx.x & 127);
 #pragma unroll 1
     for (int block = 0; block < kBlocks; ++block) {
       u32 bits[kGroups] = {};
@@ -157,7 +157,7 @@ class MaskMaker {
       for (int half = 0; half < 2; ++half) {
         const u32 last = static_cast<u32>(n * kBlocks + block) * 8 +
                          2 * static_cast<u32>(lane_ & 3) + static_cast<u32>(half);
-u32 word[2 * kGroups][4];
+        u32 word[2 * kGroups][4];
         drop_words(numbers_, rows_, last, word);
 #pragma unroll
         for (int k = 0; k < 2 * kGroups; ++k)
@@ -167,8 +167,7 @@ u32 word[2 * kGroups][4];
       }
 #pragma unroll
       for (int g = 0; g < kGroups; ++g)
-        store_shared(to + 4 * 128 * (block * kGroups + g),
-                     bits[g] - bits_of_none(top_));
+        store_shared(to + 4 * 128 * (block * kGroups + g), bits[g] - bits_of_none(top_));
     }
     __syncwarp();
     if (lane_ == 0) mbarrier_arrive(barrier(kBarriers.mask_full + stage_.stage));
