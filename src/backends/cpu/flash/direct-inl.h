@@ -77,10 +77,13 @@ inline void dot_rows(const typename Isa::Unit* q, int64_t q_stride, const Rows<E
     const int rest = static_cast<int>(keys.dim - d);
     multiply(d, [rest](const E* at) { return Isa::load_row_partial(at, rest); });
   }
-  if constexpr (kRows * kKeys == 8) {
-    float sums[8];
-    Vec::sums(acc, sums);
-    for (int i = 0; i < 8; ++i) s[i / kKeys * kDirectKeys + key + i % kKeys * apart] = sums[i];
+  if constexpr (kRows * kKeys % 8 == 0) {
+    for (int first = 0; first < kRows * kKeys; first += 8) {
+      float sums[8];
+      Vec::sums(acc + first, sums);
+      for (int i = 0; i < 8; ++i)
+        s[(first + i) / kKeys * kDirectKeys + key + (first + i) % kKeys * apart] = sums[i];
+    }
   } else {
     for (int i = 0; i < kRows * kKeys; ++i)
       s[i / kKeys * kDirectKeys + key + i % kKeys * apart] = Vec::sum(acc[i]);
@@ -93,7 +96,7 @@ template <class Isa, int kRows, bool kFetch, class E>
 inline void weigh_values(const float* p, const Rows<E>& values, const Rows<E>& next, int64_t begin,
                          float* o, int64_t o_stride, const float* row_scale) {
   using Vec = typename Isa::Vec;
-  constexpr int kW = Vec::kWidth;
+  constexpr int64_t kW = Vec::kWidth, kLine = 64 / sizeof(E);
   for (int64_t c = 0; c < values.dim; c += kNr<Isa>) {
     typename Vec::F acc[kRows][Isa::kNv];
 #pragma GCC unroll 4
@@ -106,7 +109,10 @@ inline void weigh_values(const float* p, const Rows<E>& values, const Rows<E>& n
         typename Vec::F row[Isa::kNv];
 #pragma GCC unroll 4
         for (int v = 0; v < Isa::kNv; ++v) row[v] = load(values[key] + c, v * kW);
-        if constexpr (kFetch) fetch(next[key], c);
+        if constexpr (kFetch) {
+#pragma GCC unroll 4
+          for (int64_t line = 0; line < kNr<Isa>; line += kLine) fetch(next[key], c + line);
+        }
 #pragma GCC unroll 4
         for (int i = 0; i < kRows; ++i) {
           const auto weight = Vec::set1(p[i * kDirectKeys + key]);
@@ -165,9 +171,12 @@ inline void direct_scores(const typename Isa::Unit* q, int64_t q_stride, int64_t
           }
         });
   };
-  const int64_t half = keys.count / 2;
-  for (int64_t key = 0; key < half; ++key) dot(key, half, std::integral_constant<int, 2>{});
-  if (keys.count % 2 != 0) dot(keys.count - 1, 0, std::integral_constant<int, 1>{});
+  constexpr int kStreams = Isa::kKeyStreams;
+  const int64_t apart = keys.count / kStreams;
+  for (int64_t key = 0; key < apart; ++key)
+    dot(key, apart, std::integral_constant<int, kStreams>{});
+  for (int64_t key = apart * kStreams; key < keys.count; ++key)
+    dot(key, 0, std::integral_constant<int, 1>{});
 }
 
 // o[rows][head_dim_v] = o * row_scale + P V over values [begin, count), while the same rows of

@@ -92,7 +92,7 @@ struct Vec {
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
   }
   // to[i] = sum(a[i]), added in the same order.
-  static void sums(const F (&a)[8], float* to) {
+  static void sums(const F* a, float* to) {
     F pairs[4];  // halves of a[i] and a[i + 4] added: four partial sums of each
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i)
@@ -152,6 +152,7 @@ struct Isa : FloatUnits<Vec> {
   using FloatIsa = Isa;
   static constexpr int kMr = 6;
   static constexpr int kNv = 2;
+  static constexpr int kKeyStreams = 2;  // rows of K that the direct path reads at once
 };
 
 }  // namespace headrace::cpu::avx2

@@ -97,8 +97,20 @@ struct Vec {
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
   }
-  static void sums(const F (&a)[8], float* to) {
-    for (int i = 0; i < 8; ++i) to[i] = sum(a[i]);
+  // Eight at once, each in the order of sum().
+  static void sums(const F* a, float* to) {
+    F half[4], quarter[2];  // lanes of 128 bits of a pair, of four
+    for (int i = 0; i < 4; ++i)
+      half[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0x44),
+                              _mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0xEE));
+    for (int i = 0; i < 2; ++i)
+      quarter[i] = _mm512_add_ps(_mm512_shuffle_f32x4(half[2 * i], half[2 * i + 1], 0x88),
+                                 _mm512_shuffle_f32x4(half[2 * i], half[2 * i + 1], 0xDD));
+    const F pairs = _mm512_add_ps(_mm512_unpacklo_ps(quarter[0], quarter[1]),
+                                  _mm512_unpackhi_ps(quarter[0], quarter[1]));
+    const F all = _mm512_add_ps(pairs, _mm512_permute_ps(pairs, 0x4E));
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 0, 0, 0, 0, 0, 0, 0, 0);
+    _mm256_storeu_ps(to, low_half(_mm512_permutexvar_ps(order, all)));
   }
   static float max_lane(F a) {
     const __m256 s8 = _mm256_max_ps(low_half(a), high_half(a));
@@ -161,6 +173,7 @@ struct Isa : FloatUnits<Vec> {
   using FloatIsa = Isa;
   static constexpr int kMr = 12;
   static constexpr int kNv = 2;
+  static constexpr int kKeyStreams = 4;  // rows of K that the direct path reads at once
 };
 
 }  // namespace headrace::cpu::HEADRACE_AVX512_NAMESPACE

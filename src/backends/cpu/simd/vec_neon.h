@@ -80,7 +80,7 @@ struct Vec {
   // Halves first, as on x86: sums over 32 lanes have the same bits there and here.
   static float sum(F a) { return vpadds_f32(vadd_f32(vget_low_f32(a), vget_high_f32(a))); }
   // to[i] = sum(a[i]), added in the same order.
-  static void sums(const F (&a)[8], float* to) {
+  static void sums(const F* a, float* to) {
     for (int i = 0; i < 8; i += 4)
       store(to + i, vpaddq_f32(sums_of_halves(a[i], a[i + 1]), sums_of_halves(a[i + 2], a[i + 3])));
   }
@@ -132,6 +132,7 @@ struct Isa : FloatUnits<Vec> {
   using FloatIsa = Isa;
   static constexpr int kMr = 4;
   static constexpr int kNv = 4;
+  static constexpr int kKeyStreams = 2;  // rows of K that the direct path reads at once
 };
 
 }  // namespace headrace::cpu::neon

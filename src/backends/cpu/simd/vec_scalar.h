@@ -66,7 +66,7 @@ struct Vec {
   }
 
   static float sum(F a) { return a; }
-  static void sums(const F (&a)[8], float* to) {
+  static void sums(const F* a, float* to) {
     for (int i = 0; i < 8; ++i) to[i] = sum(a[i]);
   }
   static float max_lane(F a) { return a; }
@@ -75,8 +75,9 @@ struct Vec {
 
 struct Isa : FloatUnits<Vec> {
   using FloatIsa = Isa;
-  static constexpr int kMr = 4;  // rows of the register tile
-  static constexpr int kNv = 4;  // its columns, in vectors
+  static constexpr int kMr = 4;          // rows of the register tile
+  static constexpr int kNv = 4;          // its columns, in vectors
+  static constexpr int kKeyStreams = 2;  // rows of K that the direct path reads at once
   // Not fused: without FMA hardware a fused multiply-add is a library call.
   static float madd(float a, float b, float c) { return a * b + c; }
 };
