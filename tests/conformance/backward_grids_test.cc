@@ -140,7 +140,8 @@ TEST(OneFeatureCases, HaveEveryFeatureAlone) {
   int num_boxes = 0;
   for (const CaseName& name : one_feature_cases(kOneFeatureSmall, 1)) {
     Case test_case(name);
-    const Problem p = make_call(test_case).value().problem;
+    const Call call = make_call(test_case).value();
+    const Problem& p = call.problem;
     const int width = p.head_dim <= 64 ? 0 : p.head_dim <= 128 ? 1 : 2;
     const bool has[4] = {has_softcap(p), p.has_alibi != 0, has_bias(p), has_dropout(p)};
     EXPECT_EQ(std::count(has, has + 4, true), 1) << describe(name.values);
@@ -149,7 +150,7 @@ TEST(OneFeatureCases, HaveEveryFeatureAlone) {
     num_alibi[width] += has[1];
     num_bias[width] += has[2];
     num_dropout[width] += has[3];
-    num_boxes += has[2] && can_be_copied(make_call(test_case).value().args.bias, p) ? 1 : 0;
+    num_boxes += has[2] && can_be_copied(call.args.bias, p) ? 1 : 0;
   }
   EXPECT_GE(num_boxes, 4);
   for (int width = 0; width < 3; ++width)

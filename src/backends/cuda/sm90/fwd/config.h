@@ -132,7 +132,6 @@ inline constexpr Tile kTile256 = {256, 256, 64, 2, false, 1, false, false};
 // Short causal sequences: a tile of 192 rows has more on the wrong side of the diagonal. Tiles of
 // one head_dim have the same keys a step, so the choice changes no bits.
 inline constexpr Tile kShort64 = {64, 64, 128, 2, true, 2, false, true};
-// General scores need registers for themselves: no third consumer, Q in shared memory, not flat.
 // Softcap wants registers: no third consumer; two Q in shared memory, so that tiles are flat
 // without a Q in registers.
 inline constexpr Tile kCapped64 = {64, 64, 128, 2, true, 1, true, true};
@@ -145,6 +144,7 @@ inline constexpr Tile kDropped128 = {128, 128, 128, 2, true, 2, false, false, fa
 inline constexpr Tile kBiased64 = {64, 64, 128, 2, true, 1, true, true, true};
 inline constexpr Tile kBiased128 = {128, 128, 128, 2, true, 1, true, true, true};
 inline constexpr Tile kBiased256 = {256, 256, 64, 2, false, 1, false, false, true};
+// General scores need registers for themselves: no third consumer, Q in shared memory, not flat.
 inline constexpr Tile kGeneral64 = {64, 64, 128, 2, false, 1, false, true};
 inline constexpr Tile kGeneral128 = {128, 128, 128, 2, false, 1, false, true};
 inline constexpr Tile kGeneral256 = {256, 256, 64, 2, false, 1, false, false};
