@@ -54,7 +54,7 @@ gpu_mutants() {
 
 gpu() {
   local action=${1:-} binaries=build/gpu-binaries
-  [[ $action =~ ^(build|test|bench)$ ]] || usage "gpu: say build, test or bench, not '$action'"
+  [[ $action =~ ^(build|test|bench|sanitize)$ ]] || usage "gpu: say build, test, bench or sanitize, not '$action'"
   shift
   if [[ $action != bench && ${1:-} == --mutants ]]; then
     gpu_mutants "$action" "${@:2}"
@@ -65,7 +65,7 @@ gpu() {
     binaries=$(cd "$2" && pwd)
     shift 2
   fi
-  no_arguments "gpu $action" "$@"
+  [[ $action == sanitize ]] || no_arguments "gpu $action" "$@"
   if [[ $action == build || ! -d $binaries ]]; then
     gpu_build
   fi
@@ -73,6 +73,8 @@ gpu() {
   export LD_LIBRARY_PATH=$binaries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
   if [[ $action == test ]]; then
     gpu_test "$binaries"
+  elif [[ $action == sanitize ]]; then
+    python3 -B tools/gpu_sanitize.py "$binaries" "$@"
   else
     [[ -x $binaries/headrace ]] || fail "$binaries holds no headrace program"
     "$binaries/headrace" bench attention --device cuda "${shape[@]}"

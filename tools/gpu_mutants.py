@@ -23,6 +23,7 @@ import time
 import checklib
 from mutantlib import SECONDS_MORE, SLOWER, Outcome, Progress, Stage, Tree, call, git_apply, read_mutants, verdict
 from run_mutants import FOLDER, ON_CUDA, exit_status, report
+from tablelib import FORMS
 
 # Of each kernel, files below src/backends/cuda that its tests reach: a wide and a narrow tile, two element types.
 UNITS = {
@@ -259,7 +260,7 @@ def main():
     parser.add_argument("--gpu", default="sm_90a", help="build: what mutants are compiled for")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) - 2), help="test: programs at once")
     parser.add_argument("--limit", type=float, default=1800, help="test: the most seconds of a program")
-    parser.add_argument("--format", choices=("text", "csv", "json", "md"), default="text", help="test: of the table")
+    parser.add_argument("--format", choices=FORMS, default="text", help="test: of the table")
     args = parser.parse_args()
     if args.action == "self-test":
         return self_test()

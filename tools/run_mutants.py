@@ -9,7 +9,6 @@ all of the text. The tests of a mutant's own kernel come first, then all others,
 """
 
 import argparse
-import csv
 import fnmatch
 import io
 import json
@@ -25,6 +24,7 @@ import checklib
 from mutantlib import (
     Outcome, Progress, Runner, Stage, Tree, git_apply, judge_conformance, judge_gtest, read_mutant, read_mutants,
 )
+from tablelib import FORMS, table
 
 FOLDER = "tools/mutants"
 FEWEST_ON_CPU, FEWEST_OF_KERNEL = 100, 2
@@ -154,21 +154,8 @@ def summary(outcomes):
 
 
 def report(outcomes, form):
-    rows = [row_of(outcome) for outcome in outcomes]
-    if form == "json":
-        table = [dict(zip(COLUMNS, row)) for row in rows]
-        return json.dumps({"summary": summary(outcomes), "mutants": table}, indent=2) + "\n"
-    if form == "csv":
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([COLUMNS, *rows])
-        return text.getvalue()
-    if form == "md":
-        lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * (len(COLUMNS) - 1) + "---:|"]
-        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-        return "\n".join(lines) + f"\n\n{summary(outcomes)}\n"
-    width = max((len(row[0]) for row in rows), default=0)
-    lines = [f"{row[0]:<{width}}  {row[4]:<8} {row[6]:>7} s  {row[5]}" for row in rows]
-    return "\n".join(lines) + f"\n{summary(outcomes)}\n"
+    line = lambda row, width: f"{row[0]:<{width}}  {row[4]:<8} {row[6]:>7} s  {row[5]}"
+    return table(COLUMNS, [row_of(outcome) for outcome in outcomes], form, "mutants", summary(outcomes), line)
 
 
 # ---- running them ----
@@ -361,7 +348,7 @@ def main():
     parser.add_argument("--only", metavar="PATTERN", action="append", help="those whose name or kernel holds one")
     parser.add_argument("--device", choices=sorted(DEVICES), default="cpu", help="cuda needs a GPU and nvcc")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="files that are compiled at once")
-    parser.add_argument("--format", choices=("text", "csv", "json", "md"), default="text", help="of the table")
+    parser.add_argument("--format", choices=FORMS, default="text", help="of the table")
     parser.add_argument("--list", action="store_true", help="names the mutants")
     parser.add_argument("--check", action="store_true", help="only: does each patch apply, are there enough")
     parser.add_argument("--self-test", action="store_true", help="only: prove that this program sees what it should")

@@ -52,13 +52,14 @@ constexpr Tile tile_of(bool is_f32, int dim, bool is_general) {
   if (dim == 128) return {128, 4, 2, is_general ? 32 : 64, 1, false, 2};
   return {256, 4, 1, 64, 1, false, 2};
 }
-template <bool kIsF32, int kDim, bool kIsGeneral>
+// Plain scores of float and more than 128 columns, where a CTA may have what that takes: K and V
+// are read from shared memory for twice as many rows.
+inline constexpr Tile kLargeTile = {256, 8, 1, 32, 1, false, 1};
+
+template <bool kIsF32, int kDim, bool kIsGeneral, bool kIsLarge = false>
 struct TileOf {  // as a type, for templates
-  static constexpr Tile kTile = tile_of(kIsF32, kDim, kIsGeneral);
+  static constexpr Tile kTile = kIsLarge ? kLargeTile : tile_of(kIsF32, kDim, kIsGeneral);
 };
-constexpr Tile tile_of(const Problem& p) {
-  return tile_of(dtype_of(p) == DType::f32, bucket_of(p), needs_general(p));
-}
 
 // Shared memory that a CTA may have on the smallest chips with sm_80's instructions (sm_86, sm_89).
 inline constexpr int kSmallestSmem = 99 * 1024;
@@ -86,6 +87,17 @@ constexpr SmemPlan smem_plan(Tile tile, int element_bytes, bool is_general) {
   x.unit = x.rows + (is_general ? tile.rows() * kScoreRowBytes : 0);
   x.total = x.unit + kUnitBytes;
   return x;
+}
+
+// Whether a problem takes the large tile on a GPU with `smem_bytes` of shared memory a CTA (0:
+// nobody knows).
+constexpr bool has_large_tile(const Problem& p, std::size_t smem_bytes) {
+  return dtype_of(p) == DType::f32 && bucket_of(p) == kLargeTile.dim && !needs_general(p) &&
+         static_cast<std::size_t>(smem_plan(kLargeTile, 4, false).total) <= smem_bytes;
+}
+constexpr Tile tile_of(const Problem& p, std::size_t smem_bytes) {
+  if (has_large_tile(p, smem_bytes)) return kLargeTile;
+  return tile_of(dtype_of(p) == DType::f32, bucket_of(p), needs_general(p));
 }
 
 // Divisions by the group size in a tile: exact for quotients of row < group + 128.

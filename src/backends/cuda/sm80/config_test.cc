@@ -32,6 +32,24 @@ TEST(Sm80Config, EveryVariantFitsInto99KiB) {
       }
 }
 
+TEST(Sm80Config, TheLargeTileIsForFloatWhereItFits) {
+  Problem p = problem(1, 1, 1, 256);
+  p.dtype = static_cast<std::int32_t>(DType::f32);
+  const auto bytes = static_cast<std::size_t>(smem_plan(kLargeTile, 4, false).total);
+  EXPECT_LE(bytes, 227u * 1024);
+  EXPECT_TRUE(has_large_tile(p, bytes));
+  EXPECT_FALSE(has_large_tile(p, bytes - 1));
+  EXPECT_FALSE(has_large_tile(p, 0));
+  p.softmax_scale = -1;
+  EXPECT_FALSE(has_large_tile(p, bytes));
+  p = problem(1, 1, 1, 128);
+  p.dtype = static_cast<std::int32_t>(DType::f32);
+  EXPECT_FALSE(has_large_tile(p, bytes));
+  p = problem(1, 1, 1, 256);
+  p.dtype = static_cast<std::int32_t>(DType::bf16);
+  EXPECT_FALSE(has_large_tile(p, bytes));
+}
+
 // The swizzle exchanges address bits within a row, and a row of Q of each warp's own.
 TEST(Sm80Config, TilesBeginAtMultiplesOfTheirRows) {
   for (const bool is_f32 : {false, true})
@@ -62,7 +80,7 @@ TEST(Sm80Config, SplitsCoverTheKeysInWholeTiles) {
     for (const int num_splits : {0, 1, 3, 1000}) {
       Problem p = problem(1, seqlen_k, 4, 128);
       p.num_splits = num_splits;
-      const Tile tile = tile_of(p);
+      const Tile tile = tile_of(p, 0);
       const SequencePlan plan = plan_sequence(p, tile, 1, seqlen_k);
       EXPECT_GE(plan.num_splits, 1);
       EXPECT_GE(plan.num_splits * plan.split_keys, seqlen_k);
@@ -75,10 +93,10 @@ TEST(Sm80Config, SplitsCoverTheKeysInWholeTiles) {
 TEST(Sm80Config, StrictRowsAndLongQueriesAreNotSplit) {
   Problem p = problem(1, 100000, 4, 128);
   p.strict_rows = 1;
-  EXPECT_EQ(plan_sequence(p, tile_of(p), 1, 100000).num_splits, 1);
+  EXPECT_EQ(plan_sequence(p, tile_of(p, 0), 1, 100000).num_splits, 1);
   p.strict_rows = 0;
-  EXPECT_GT(plan_sequence(p, tile_of(p), 16, 100000).num_splits, 1);
-  EXPECT_EQ(plan_sequence(p, tile_of(p), 17, 100000).num_splits, 1);
+  EXPECT_GT(plan_sequence(p, tile_of(p, 0), 16, 100000).num_splits, 1);
+  EXPECT_EQ(plan_sequence(p, tile_of(p, 0), 17, 100000).num_splits, 1);
 }
 
 // A shorter sequence of a ragged batch may have more splits than the longest.
@@ -87,7 +105,7 @@ TEST(Sm80Config, WorkspaceHoldsEverySequenceOfARaggedBatch) {
     Problem p = problem(16, 20000, 4, 64);
     p.is_ragged = 1;
     p.num_splits = num_splits;
-    const Tile tile = tile_of(p);
+    const Tile tile = tile_of(p, 0);
     const Partials partials = partials_of(p, tile);
     for (std::int64_t seqlen_k = 0; seqlen_k <= p.seqlen_k; seqlen_k += 61)
       for (const std::int64_t seqlen_q : {1, 7, 16}) {

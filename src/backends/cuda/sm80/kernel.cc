@@ -28,9 +28,9 @@ const Instance* instance_of(const Problem& p) {
   return nullptr;
 }
 
-int smem_of(const Problem& p) {
+int smem_of(const Problem& p, Tile tile) {
   const int element_bytes = dtype_of(p) == DType::f32 ? 4 : 2;
-  return smem_plan(tile_of(p), element_bytes, needs_general(p)).total;
+  return smem_plan(tile, element_bytes, needs_general(p)).total;
 }
 
 std::string refuses(const Problem& p, const DeviceInfo& device) {
@@ -45,21 +45,21 @@ std::string refuses(const Problem& p, const DeviceInfo& device) {
   if (p.seqlen_k > kMaxCount || p.seqlen_q > kMaxCount / group_size(p))
     return format_text("counts up to {} keys and rows of a sequence (queries x heads of a group)",
                        kMaxCount);
-  if (device.smem_bytes != 0 && static_cast<std::int64_t>(device.smem_bytes) < smem_of(p))
-    return format_text("needs {} bytes of shared memory, the GPU has {} a CTA", smem_of(p),
+  const int smem = smem_of(p, tile_of(p, device.smem_bytes));
+  if (device.smem_bytes != 0 && static_cast<std::int64_t>(device.smem_bytes) < smem)
+    return format_text("needs {} bytes of shared memory, the GPU has {} a CTA", smem,
                        device.smem_bytes);
   return {};
 }
 
-std::int64_t units_per_head(const Problem& p) {
-  const Tile tile = tile_of(p);
+std::int64_t units_per_head(const Problem& p, Tile tile) {
   const std::int64_t tiles = ceil_div<std::int64_t>(p.seqlen_q * group_size(p), tile.rows());
   const std::int64_t splits = tiles == 0 ? 0 : partials_of(p, tile).max_splits;
   return tiles > splits ? tiles : splits;
 }
 
-Schedule plan(const Problem& p, const DeviceInfo&) {
-  const Tile tile = tile_of(p);
+Schedule plan(const Problem& p, const DeviceInfo& device) {
+  const Tile tile = tile_of(p, device.smem_bytes);
   const Partials partials = partials_of(p, tile);
   const SequencePlan sequence = plan_sequence(p, tile, p.seqlen_q, p.seqlen_k);
   Schedule schedule;
@@ -69,14 +69,14 @@ Schedule plan(const Problem& p, const DeviceInfo&) {
   schedule.max_splits = partials.max_splits;
   schedule.prob_dtype = dtype_of(p);
   schedule.product_error = dtype_of(p) == DType::f32 ? kSplitProductError : 0;
-  schedule.num_ctas = units_per_head(p) * p.batch * p.num_kv_heads;
+  schedule.num_ctas = units_per_head(p, tile) * p.batch * p.num_kv_heads;
   if (partials.max_splits > 1)
     schedule.workspace_bytes =
         static_cast<std::size_t>(partials.floats(p.batch * p.num_kv_heads)) * sizeof(float) +
         kWorkspaceAlignment;
   schedule.note = format_text(
       "mma.sync, {} warps of {} rows, {} bytes of shared memory, {} scores{}", tile.warps,
-      16 * tile.row_blocks, smem_of(p), needs_general(p) ? "general" : "plain",
+      16 * tile.row_blocks, smem_of(p, tile), needs_general(p) ? "general" : "plain",
       p.alignment < 16 ? "; operands are not aligned to 16 bytes: copied element by element" : "");
   if (p.is_ragged && partials.max_splits > 1)
     schedule.note += "; splits chosen for each sequence by its own lengths";
@@ -90,16 +90,19 @@ bool is_even(const Problem& p, std::int64_t dim) {
 
 Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
   const Problem& p = plan.problem;
+  const Tile tile = tile_of(p, plan.device.smem_bytes);
   Result<std::uint32_t*> word = error_word(plan.device.device_id);
   if (!word.ok()) return std::move(word.failure());
   Params params{.problem = p,
                 .args = args,
                 .numbers = score_numbers(p),
-                .units_per_head = units_per_head(p),
+                .tile = tile,
+                .is_large = has_large_tile(p, plan.device.smem_bytes),
+                .units_per_head = units_per_head(p, tile),
                 .num_units = plan.schedule.num_ctas,
                 .group = static_cast<std::uint32_t>(group_size(p)),
                 .group_inverse = group_inverse_of(group_size(p)),
-                .partials = partials_of(p, tile_of(p)),
+                .partials = partials_of(p, tile),
                 .partial = nullptr,
                 .error_word = word.value(),
                 .is_aligned = p.alignment >= 16,

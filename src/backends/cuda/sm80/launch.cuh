@@ -7,12 +7,12 @@
 
 namespace headrace::cuda::sm80 {
 
-template <class T, bool kIsGeneral, int kDim>
+template <class T, bool kIsGeneral, int kDim, bool kIsLarge = false>
 Status launch_forward(const char* name, const Params& params, cudaStream_t stream) {
-  using Shape = TileOf<std::is_same_v<T, float>, kDim, kIsGeneral>;
+  using Shape = TileOf<std::is_same_v<T, float>, kDim, kIsGeneral, kIsLarge>;
   constexpr Tile tile = Shape::kTile;
   constexpr SmemPlan smem = smem_plan(tile, sizeof(T), kIsGeneral);
-  static_assert(smem.total <= kSmallestSmem);
+  static_assert(kIsLarge || smem.total <= kSmallestSmem);
   const std::int64_t num_ctas = params.num_units < kMaxCtas ? params.num_units : kMaxCtas;
   const LaunchShape shape{.name = name,
                           .grid = dim3(static_cast<unsigned>(num_ctas)),
@@ -36,13 +36,19 @@ Status launch_combine(const char* name, const Params& params, Tile tile, cudaStr
 }
 
 template <class T, int kDim>
+Status launch_scores(const char* name, const Params& params, cudaStream_t stream) {
+  if (needs_general(params.problem)) return launch_forward<T, true, kDim>(name, params, stream);
+  if constexpr (std::is_same_v<T, float> && kDim == kLargeTile.dim)
+    if (params.is_large) return launch_forward<T, false, kDim, true>(name, params, stream);
+  return launch_forward<T, false, kDim>(name, params, stream);
+}
+
+template <class T, int kDim>
 Status launch_all(const char* name, const Params& params, Stream stream) {
   auto* cuda_stream = static_cast<cudaStream_t>(stream);
-  Status bad = needs_general(params.problem)
-                   ? launch_forward<T, true, kDim>(name, params, cuda_stream)
-                   : launch_forward<T, false, kDim>(name, params, cuda_stream);
+  Status bad = launch_scores<T, kDim>(name, params, cuda_stream);
   if (bad || params.partial == nullptr) return bad;
-  return launch_combine<T>(name, params, tile_of(params.problem), cuda_stream);
+  return launch_combine<T>(name, params, params.tile, cuda_stream);
 }
 
 }  // namespace headrace::cuda::sm80

@@ -11,6 +11,8 @@ struct Params {
   Problem problem;
   AttentionArgs args;
   ScoreNumbers numbers;
+  Tile tile;
+  bool is_large;  // the tile
   // A unit is a tile of rows, or a split, of one (batch entry, KV head).
   std::int64_t units_per_head, num_units;
   std::uint32_t group, group_inverse;  // group_size(problem)
