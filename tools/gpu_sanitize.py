@@ -2,9 +2,9 @@
 """NVIDIA's compute-sanitizer over the CUDA kernels: each of its four tools, some problems of the tests for each kernel,
 several programs at once. A finding, or a problem that fails, is a failure.
 
-racecheck does not follow what threads tell each other through mbarriers. Whether it does is asked first, of a test in
-which two warps pass values through a ring: where it reports hazards there, it says nothing about kernels of MBARRIERS,
-and none of them is given to it.
+racecheck may not follow a lane that arrives at an mbarrier for its warp. Whether it does is asked first, of a test in
+which two warps pass values like that: where it reports hazards there, it says nothing about the subjects of ARRIVALS,
+and they are not given to it.
 """
 
 import argparse
@@ -24,8 +24,8 @@ from mutantlib import Progress, call
 from tablelib import FORMS, table
 
 TOOLS = ("memcheck", "initcheck", "synccheck", "racecheck")
-MBARRIERS = ("cuda_sm80_bwd", "cuda_sm90_fwd", "cuda_sm90_bwd", "instructions")
-CALIBRATION = "Mbarrier.PhasesAlternate"
+ARRIVALS = ("cuda_sm90_fwd", "instructions")
+CALIBRATION = "Mbarrier.OneLaneArrivesForItsWarp"
 FINDINGS = 99  # the exit status of a program with findings
 COLUMNS = ("subject", "tool", "result", "what", "seconds")
 
@@ -111,8 +111,8 @@ def run_all(sanitizer, subjects, tools, jobs, progress):
         progress.say(f"racecheck of {CALIBRATION}: {asked.result} {asked.what}")
         if asked.result == "findings":
             for subject in subjects:
-                if subject.name in MBARRIERS:
-                    why = "racecheck does not follow mbarriers here"
+                if subject.name in ARRIVALS:
+                    why = "racecheck does not follow these arrivals here"
                     outcomes[subject, "racecheck"] = Outcome(subject, "racecheck", "not followed", why)
             pairs = [pair for pair in pairs if pair not in outcomes]
     progress.start(len(pairs))
@@ -140,7 +140,10 @@ def report(outcomes, form):
 TOY = """#!/bin/sh
 case "$*" in
   *racecheck*ring*|*racecheck*Mbarrier*) echo "========= RACECHECK SUMMARY: 1 hazard"; exit 99 ;;
-  *memcheck*bad*) echo "========= Invalid __global__ write of size 4 bytes"; echo "========= ERROR SUMMARY: 1 error"; exit 99 ;;
+  *memcheck*bad*)
+    echo "========= Invalid __global__ write of size 4 bytes"
+    echo "========= ERROR SUMMARY: 1 error"
+    exit 99 ;;
   *synccheck*bad*) echo "========= ERROR SUMMARY: 0 errors"; exit 1 ;;
   *initcheck*bad*) sleep 60 ;;
 esac
@@ -153,12 +156,13 @@ def self_test():
         folder = pathlib.Path(name)
         checklib.write_tree(folder, {"sanitizer": TOY})
         (folder / "sanitizer").chmod(0o755)
-        subjects = [Subject("good", "x", ("good",)), Subject("bad", "x", ("bad",)), Subject(MBARRIERS[0], "x", ("ring",))]
+        words = {"good": "good", "bad": "bad", ARRIVALS[0]: "ring"}
+        subjects = [Subject(subject, "x", (word,)) for subject, word in words.items()]
         with open(os.devnull, "w", encoding="utf-8") as nowhere:
             sanitizer = Sanitizer(folder, str(folder / "sanitizer"), 1)
             found = run_all(sanitizer, subjects, TOOLS, 4, Progress(nowhere))
     expected = {"good": ["clean"] * 4, "bad": ["findings", "failed", "failed", "clean"],
-                MBARRIERS[0]: ["clean", "clean", "clean", "not followed"]}
+                ARRIVALS[0]: ["clean", "clean", "clean", "not followed"]}
     got = {subject.name: [x.result for x in found if x.subject == subject] for subject in subjects}
     wrong = [] if got == expected else [f"{got} instead of {expected}"]
     print("".join(f"{text}\n" for text in wrong) + f"gpu_sanitize.py: self-test: {len(wrong)} finding(s)")

@@ -202,6 +202,41 @@ TEST(Mbarrier, PhasesAlternate) {
   }
 }
 
+// The same between whole warps: all lanes write or read, and one of them arrives for its warp.
+__global__ void pass_between_warps(int rounds, int* received) {
+  __shared__ int stages[2][32];
+  __shared__ alignas(8) u64 barriers[4];  // full, full, empty, empty
+  const auto full = [&](int i) { return smem_address(&barriers[i % 2]); };
+  const auto empty = [&](int i) { return smem_address(&barriers[2 + i % 2]); };
+  if (threadIdx.x == 0)
+    for (int i = 0; i < 4; ++i) mbarrier_init(smem_address(&barriers[i]), 1);
+  fence_mbarrier_init();
+  __syncthreads();
+  const bool is_producer = threadIdx.x < 32;
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  for (int i = 0; i < rounds; ++i) {
+    const u32 parity = static_cast<u32>(i / 2 % 2);
+    mbarrier_wait(is_producer ? empty(i) : full(i), is_producer ? parity ^ 1 : parity);
+    if (is_producer)
+      stages[i % 2][lane] = 100 * i + lane;
+    else
+      received[32 * i + lane] = stages[i % 2][31 - lane];
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(is_producer ? full(i) : empty(i));
+  }
+}
+
+TEST(Mbarrier, OneLaneArrivesForItsWarp) {
+  HEADRACE_NEEDS_GPU(90);
+  constexpr int kRounds = 64;
+  const OnDevice<int> received(std::vector<int>(32 * kRounds));
+  pass_between_warps<<<1, 64>>>(kRounds, received.data());
+  HEADRACE_EXPECT_CUDA(cudaDeviceSynchronize());
+  const auto got = received.read();
+  for (int i = 0; i < 32 * kRounds; ++i)
+    EXPECT_EQ(got[static_cast<std::size_t>(i)], 100 * (i / 32) + 31 - i % 32);
+}
+
 __global__ void __launch_bounds__(256, 1) move_registers(int* sums) {
   if (threadIdx.x < 128) {
     give_registers<40>();

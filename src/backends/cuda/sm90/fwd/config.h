@@ -22,11 +22,14 @@ struct Tile {
   bool stages_out;      // O goes through shared memory and the copy engine, else from registers
   bool brings_bias = false;  // the copy engine brings the bias of a step
   bool draws_masks = false;  // a warpgroup more makes dropout's masks
+  int v_stages = 2;          // of a ring in shared memory
+  bool takes_turns = false;  // warpgroups issue the products of a step one after the other
   friend constexpr bool operator==(const Tile&, const Tile&) = default;
 };
 
 inline constexpr int kGroupRows = 64;      // of a consumer warpgroup: the height of a wgmma
-inline constexpr int kStages = 2;          // of K, and of V
+inline constexpr int kKStages = 2;         // of a ring in shared memory
+inline constexpr int kMaskStages = 2;      // of dropout's masks
 inline constexpr int kEntries = 4;         // tiles that are announced, in work or being finished
 inline constexpr int kEntryWords = 32;     // of an announcement
 inline constexpr int kSlabColumns = 64;    // 128 bytes of 16-bit elements: the widest swizzled box
@@ -68,13 +71,13 @@ struct SmemPlan {
 // Numbers of the mbarriers.
 struct BarrierPlan {
   int q_full, q_empty;  // [q_buffers][warpgroups]
-  int k_full, k_empty;  // [kStages]
-  int v_full, v_empty;  // [kStages]
-  int entry_read;       // the producer has read an announcement (tiles from a counter)
+  int k_full, k_empty;  // [kKStages]
+  int v_full, v_empty;  // [v_stages]
+  int entry_read;       // who copies K has read an announcement (tiles by tickets)
   int entry_full;       // [kEntries] an announcement may be read
   int tile_done;  // [kEntries] every consumer warp has finished the tile, who copies has read it
   int bias_full, bias_empty;  // [warpgroups], of tiles that bring it
-  int mask_full, mask_empty;  // [kStages], of tiles that draw masks
+  int mask_full, mask_empty;  // [kMaskStages], of tiles that draw masks
   int count;
 };
 
@@ -84,17 +87,17 @@ constexpr BarrierPlan barrier_plan(const Tile& t) {
   b.q_full = 0;
   b.q_empty = b.q_full + q;
   b.k_full = b.q_empty + q;
-  b.k_empty = b.k_full + kStages;
-  b.v_full = b.k_empty + kStages;
-  b.v_empty = b.v_full + kStages;
-  b.entry_read = b.v_empty + kStages;
+  b.k_empty = b.k_full + kKStages;
+  b.v_full = b.k_empty + kKStages;
+  b.v_empty = b.v_full + t.v_stages;
+  b.entry_read = b.v_empty + t.v_stages;
   b.entry_full = b.entry_read + 1;
   b.tile_done = b.entry_full + kEntries;
   b.bias_full = b.tile_done + kEntries;
   b.bias_empty = b.bias_full + (t.brings_bias ? t.warpgroups : 0);
   b.mask_full = b.bias_empty + (t.brings_bias ? t.warpgroups : 0);
-  b.mask_empty = b.mask_full + (t.draws_masks ? kStages : 0);
-  b.count = b.mask_empty + (t.draws_masks ? kStages : 0);
+  b.mask_empty = b.mask_full + (t.draws_masks ? kMaskStages : 0);
+  b.count = b.mask_empty + (t.draws_masks ? kMaskStages : 0);
   return b;
 }
 
@@ -109,12 +112,12 @@ constexpr SmemPlan smem_plan(const Tile& t) {
   s.bias_group = t.brings_bias ? num_slabs(t.keys) * kGroupRows * kRowBytes : 0;
   s.offset_q = 0;
   s.offset_k = s.offset_q + s.q;
-  s.offset_v = s.offset_k + kStages * s.k_stage;
-  s.offset_o = s.offset_v + kStages * s.v_stage;
+  s.offset_v = s.offset_k + kKStages * s.k_stage;
+  s.offset_o = s.offset_v + t.v_stages * s.v_stage;
   s.offset_bias = s.offset_o + t.warpgroups * s.o_group;
   s.mask_stage = t.draws_masks ? t.keys / 64 * t.warpgroups * 128 * 4 : 0;
   s.offset_masks = s.offset_bias + t.warpgroups * s.bias_group;
-  s.offset_barriers = s.offset_masks + kStages * s.mask_stage;
+  s.offset_barriers = s.offset_masks + kMaskStages * s.mask_stage;
   s.offset_entries = (s.offset_barriers + barrier_plan(t).count * 8 + 15) / 16 * 16;
   s.bytes = s.offset_entries + kEntries * kEntryWords * 4;
   return s;
@@ -123,27 +126,33 @@ constexpr SmemPlan smem_plan(const Tile& t) {
 // The base is rounded up to 1024 bytes, where a swizzle pattern begins.
 constexpr int smem_bytes(const Tile& t) { return smem_plan(t).bytes + 1024; }
 
-inline constexpr Tile kTile64 = {64, 64, 128, 3, true, 2, false, true};
-inline constexpr Tile kTile96 = {96, 96, 128, 2, true, 1, true, true};
-inline constexpr Tile kTile128 = {128, 128, 128, 2, true, 1, true, true};
-inline constexpr Tile kTile192v128 = {192, 128, 128, 2, false, 1, false, false};
-inline constexpr Tile kTile192 = {192, 192, 112, 2, false, 1, false, false};
-inline constexpr Tile kTile256 = {256, 256, 64, 2, false, 1, false, false};
+constexpr Tile in_turns(Tile t, int v_stages = 2) {
+  t.takes_turns = true;
+  t.v_stages = v_stages;
+  return t;
+}
+
+inline constexpr Tile kTile64 = in_turns({64, 64, 128, 3, true, 2, false, true}, 3);
+inline constexpr Tile kTile96 = in_turns({96, 96, 128, 2, true, 1, true, true}, 3);
+inline constexpr Tile kTile128 = in_turns({128, 128, 128, 2, true, 1, true, true}, 3);
+inline constexpr Tile kTile192v128 = in_turns({192, 128, 128, 2, false, 1, false, false});
+inline constexpr Tile kTile192 = in_turns({192, 192, 112, 2, false, 1, false, false});
+inline constexpr Tile kTile256 = in_turns({256, 256, 64, 2, false, 1, false, false}, 3);
 // Short causal sequences: a tile of 192 rows has more on the wrong side of the diagonal. Tiles of
 // one head_dim have the same keys a step, so the choice changes no bits.
-inline constexpr Tile kShort64 = {64, 64, 128, 2, true, 2, false, true};
+inline constexpr Tile kShort64 = in_turns({64, 64, 128, 2, true, 2, false, true}, 3);
 // Softcap wants registers: no third consumer; two Q in shared memory, so that tiles are flat
 // without a Q in registers.
-inline constexpr Tile kCapped64 = {64, 64, 128, 2, true, 1, true, true};
-inline constexpr Tile kCapped128 = {128, 128, 128, 2, true, 2, false, true};
+inline constexpr Tile kCapped64 = in_turns({64, 64, 128, 2, true, 1, true, true});
+inline constexpr Tile kCapped128 = in_turns({128, 128, 128, 2, true, 2, false, true});
 // The masks' warpgroup takes registers from the others: Q in shared memory, and with two of them
 // there is no room for O. (256 columns of O do not compile for the 128 registers of a launch with
 // four warpgroups.)
 inline constexpr Tile kDropped64 = {64, 64, 128, 2, true, 2, false, true, false, true};
 inline constexpr Tile kDropped128 = {128, 128, 128, 2, true, 2, false, false, false, true};
-inline constexpr Tile kBiased64 = {64, 64, 128, 2, true, 1, true, true, true};
-inline constexpr Tile kBiased128 = {128, 128, 128, 2, true, 1, true, true, true};
-inline constexpr Tile kBiased256 = {256, 256, 64, 2, false, 1, false, false, true};
+inline constexpr Tile kBiased64 = in_turns({64, 64, 128, 2, true, 1, true, true, true});
+inline constexpr Tile kBiased128 = in_turns({128, 128, 128, 2, true, 1, true, true, true});
+inline constexpr Tile kBiased256 = in_turns({256, 256, 64, 2, false, 1, false, false, true});
 // General scores need registers for themselves: no third consumer, Q in shared memory, not flat.
 inline constexpr Tile kGeneral64 = {64, 64, 128, 2, false, 1, false, true};
 inline constexpr Tile kGeneral128 = {128, 128, 128, 2, false, 1, false, true};

@@ -29,11 +29,11 @@ TEST(HopperTiles, RegionsDoNotOverlap) {
   for (const Tile& tile : kAll) {
     const SmemPlan s = smem_plan(tile);
     EXPECT_LE(s.offset_q + s.q, s.offset_k);
-    EXPECT_LE(s.offset_k + kStages * s.k_stage, s.offset_v);
-    EXPECT_LE(s.offset_v + kStages * s.v_stage, s.offset_o);
+    EXPECT_LE(s.offset_k + kKStages * s.k_stage, s.offset_v);
+    EXPECT_LE(s.offset_v + tile.v_stages * s.v_stage, s.offset_o);
     EXPECT_LE(s.offset_o + tile.warpgroups * s.o_group, s.offset_bias);
     EXPECT_LE(s.offset_bias + tile.warpgroups * s.bias_group, s.offset_masks);
-    EXPECT_LE(s.offset_masks + kStages * s.mask_stage, s.offset_barriers);
+    EXPECT_LE(s.offset_masks + kMaskStages * s.mask_stage, s.offset_barriers);
     EXPECT_LE(s.offset_barriers + 8 * barrier_plan(tile).count, s.offset_entries);
   }
 }

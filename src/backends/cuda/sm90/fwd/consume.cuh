@@ -13,6 +13,8 @@ class Consumer : TileScores<kTile, Element, kScores> {
       : Base(p, maps, smem, group) {}
 
   __device__ __forceinline__ void run() {
+    if constexpr (kTile.takes_turns)
+      if (group_ == kTile.warpgroups - 1) pass_turn();
     for (Work work = next_work(); work.code != kEnd;) {
       if (work.code == kDrain) {
         report(work);
@@ -37,10 +39,10 @@ class Consumer : TileScores<kTile, Element, kScores> {
   using Base::begin_with_bias;
   using Base::cap_;
   using Base::drop;
+  using Base::end_rows;
   using Base::exact_to_log2;
   using Base::fetch_bias;
   using Base::find_score_rows;
-  using Base::finish;
   using Base::group_;
   using Base::kBarriers;
   using Base::kHasExactScores;
@@ -61,15 +63,17 @@ class Consumer : TileScores<kTile, Element, kScores> {
   using Base::sees_;
   using Base::sloped_;
   using Base::smem_;
+  using Base::store;
   using Base::to_log2_;
   using Base::warp_;
   using Base::with_slopes;
   using Base::word;
   using Base::write_empty;
-  using typename Base::RowSums;
+  using typename Base::Ends;
 
   static constexpr int kDim = kTile.head_dim, kDimV = kTile.head_dim_v;
   static constexpr bool kIsLazy = Element::kHasFloatRange;
+  static constexpr int kTurnBarrier = 1 + 3;  // named barriers: clear_tail_of_v has 1 to 3
   static_assert(!(kIsGeneral && kTile.is_flat), "a tile that is computed again has no next one");
   using RowSoftmax = Softmax<kKeys, Element::kLift>;
   using Precise = PreciseSoftmax<kKeys, Element::kPreciseLift>;
@@ -113,6 +117,15 @@ class Consumer : TileScores<kTile, Element, kScores> {
     __syncwarp();
     if (lane_ == 0) mbarrier_arrive(barrier(kBarriers.q_empty + q_barrier_));
   }
+  // The products of a step are issued in turn, so that one warpgroup's softmax runs beside
+  // another's products. Only steps that are followed by others do so; all warpgroups have as many.
+  __device__ __forceinline__ void take_turn() {
+    if constexpr (kTile.takes_turns) named_barrier_sync(kTurnBarrier + group_, 256);
+  }
+  __device__ __forceinline__ void pass_turn() {
+    if constexpr (kTile.takes_turns)
+      named_barrier_arrive(kTurnBarrier + (group_ + 1 == kTile.warpgroups ? 0 : group_ + 1), 256);
+  }
   __device__ __forceinline__ void start_s() {
     mbarrier_wait(barrier(kBarriers.k_full + k_.stage), k_.parity);
     wgmma_fence();
@@ -152,6 +165,7 @@ class Consumer : TileScores<kTile, Element, kScores> {
     wgmma_settle(weights_);
     release(kBarriers.v_empty, v_);
   }
+  template <int kStages>
   __device__ __forceinline__ void release(int empty_0, Ring<kStages>& ring) {
     if ((threadIdx.x & 127) == 0) mbarrier_arrive(barrier(empty_0 + ring.stage));
     ring.next();
@@ -306,13 +320,16 @@ class Consumer : TileScores<kTile, Element, kScores> {
   __device__ __forceinline__ void step(const Work& work, int n) {
     float factor[2];
     begin_with_bias(work, n, false);
+    take_turn();
     start_s();
     start_pv();
+    pass_turn();
     fetch_bias(work, n);
     wgmma_wait<1>();
     end_s(work, n);
     const bool is_masked = make_scores(work, n);
     const bool moves = softmax_step(work, n, is_masked, factor);
+    if constexpr (!kIsLazy) softmax_.need_weights();  // a lazy step asks for them
     drop(n);
     end_pv();
     if (moves) [[unlikely]]
@@ -324,33 +341,39 @@ class Consumer : TileScores<kTile, Element, kScores> {
   __device__ __forceinline__ void compute(Work& work) {
     begin(work);
     Work next;
+    if constexpr (kTile.is_flat) next = next_work();
     for (;;) {
       for (int n = work.first - 2; n >= work.last; --n) step(work, n);
       if constexpr (!kTile.is_flat) break;
-      next = next_work();
       if (!next.is_plain()) break;
       take_q();
       find_score_rows(next);
       begin_with_bias(next, next.first - 1, false);
+      take_turn();
       start_s();
       start_pv();
+      pass_turn();
+      const Ends ends = end_rows(work, sums_of(softmax_), false);
       wgmma_wait<1>();
       end_s(next, next.first - 1);
       make_scores(next, next.first - 1);
-      const RowSums before = sums_of(softmax_);
       softmax_first(next.first - 1);
+      softmax_.need_weights();
       drop(next.first - 1);
+      const Work after = next_work();
       end_pv();
       pack();
       adds_ = 0;
-      finish(work, before, o_, false);
+      store(work, ends, o_, false);
       clear_tail_of_v(next, next.first - 1);
       work = next;
+      next = after;
     }
     start_pv();
+    const bool is_redo = kIsGeneral && work.is_redo();
+    const Ends ends = end_rows(work, is_redo ? sums_of(precise_) : sums_of(softmax_), is_redo);
     end_pv();
-    finish(work, kIsGeneral && work.is_redo() ? sums_of(precise_) : sums_of(softmax_), o_,
-           kIsGeneral && work.is_redo());
+    store(work, ends, o_, is_redo);
     work = kTile.is_flat ? next : next_work();
   }
 
@@ -372,21 +395,23 @@ class Consumer : TileScores<kTile, Element, kScores> {
       pack();
     }
     start_pv();
+    const Ends ends = end_rows(work, sums_of(precise_), true);
     end_pv();
-    finish(work, sums_of(precise_), o_, true);
+    store(work, ends, o_, true);
   }
 
   // ---- results
-  __device__ __forceinline__ RowSums sums_of(const RowSoftmax& x) const {
+  __device__ __forceinline__ typename Base::RowSums sums_of(const RowSoftmax& x) const {
     return {{x.reference[0], x.reference[1]}, {x.sum[0], x.sum[1]}};
   }
-  __device__ __forceinline__ RowSums sums_of(const Precise& x) const {
+  __device__ __forceinline__ typename Base::RowSums sums_of(const Precise& x) const {
     const float c = exact_to_log2();
     return {{x.reference(0, c), x.reference(1, c)}, {x.sum[0], x.sum[1]}};
   }
 
   Ring<kEntries> entry_;
-  Ring<kStages> k_, v_;
+  Ring<kKStages> k_;
+  Ring<kTile.v_stages> v_;
   Ring<kTile.q_buffers> q_stage_;  // of the next Q
   int q_barrier_ = 0;              // of the Q in use
   u32 q_address_ = 0;

@@ -2,7 +2,7 @@
 //
 // A step's masks are a bit for each weight: of consumer thread t of warpgroup g the words [block of
 // 64 keys][g][t], bit i for the lower half of its packed weights 16 block + i, bit 16 + i for the
-// upper one; 1 is dropped. They go through a ring of kStages in shared memory.
+// upper one; 1 is dropped. They go through a ring of kMaskStages in shared memory.
 #pragma once
 
 #include "backends/cuda/sm90/fwd/kinds.cuh"
@@ -180,7 +180,7 @@ class MaskMaker {
   DropNumbers numbers_;
   u32 top_;
   DropRow rows_[2 * kGroups];  // two of each consumer thread
-  Ring<kStages> stage_;
+  Ring<kMaskStages> stage_;
 };
 
 }  // namespace headrace::cuda::sm90

@@ -1,6 +1,8 @@
 #include "backends/cuda/sm90/fwd/kernel.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
 
 #include "backends/cuda/runtime/error_word.cuh"
@@ -159,7 +161,7 @@ Schedule plan(const Problem& p, const DeviceInfo& device) {
   schedule.num_ctas =
       std::clamp<std::int64_t>(order.num_tiles, 1, std::max<std::int64_t>(device.num_units, 1));
   const bool dynamic = is_dynamic(p, order, schedule.num_ctas);
-  if (dynamic) schedule.workspace_bytes = sizeof(int) + alignof(int);
+  if (dynamic) schedule.workspace_bytes = sizeof(TicketWords) + alignof(TicketWords);
   schedule.note = format_text(
       "persistent, {} tiles at most, {}{}; TMA and wgmma, {} softmax{}", order.num_tiles,
       order.is_triangular ? "longest first, " : "",
@@ -277,10 +279,18 @@ Params make_params(const Plan& plan, const AttentionArgs& args, const Order& ord
   return params;
 }
 
-// The counter of tiles in the workspace.
-int* counter_in(Workspace workspace) {
+TicketWords* tickets_in(Workspace workspace) {
+  constexpr std::uintptr_t kAlignment = alignof(TicketWords);
   const auto address = reinterpret_cast<std::uintptr_t>(workspace.data);
-  return reinterpret_cast<int*>((address + alignof(int) - 1) / alignof(int) * alignof(int));
+  return reinterpret_cast<TicketWords*>(ceil_div(address, kAlignment) * kAlignment);
+}
+
+// A number that no other call of the process has. It begins with the clock: memory may hold what an
+// earlier process left there.
+std::uint64_t next_token() {
+  static std::atomic<std::uint64_t> next{static_cast<std::uint64_t>(
+      std::chrono::system_clock::now().time_since_epoch() / std::chrono::nanoseconds(1))};
+  return next.fetch_add(1, std::memory_order_relaxed) & (~std::uint64_t{0} >> 1);
 }
 
 Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
@@ -294,8 +304,8 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   if (!word.ok()) return std::move(word.failure());
   params.error_word = word.value();
   if (plan.schedule.workspace_bytes > 0) {
-    params.counter = counter_in(workspace);
-    if (Status bad = launch_clear(params.counter, stream)) return bad;
+    params.tickets = tickets_in(workspace);
+    params.ticket_token = next_token();
   }
   return variant.launch({params, maps, static_cast<int>(plan.schedule.num_ctas), stream});
 }

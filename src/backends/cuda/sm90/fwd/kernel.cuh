@@ -19,22 +19,21 @@ __device__ __forceinline__ void init_barriers(u32 smem) {
   constexpr int kQ = kTile.q_buffers * kTile.warpgroups;
   init(b.q_full, kQ, 1);
   init(b.q_empty, kQ, 4);
-  init(b.k_full, kStages, 1);
-  init(b.k_empty, kStages, kTile.warpgroups);
-  init(b.v_full, kStages, 1);
-  init(b.v_empty, kStages, kTile.warpgroups);
+  init(b.k_full, kKStages, 1);
+  init(b.k_empty, kKStages, kTile.warpgroups);
+  init(b.v_full, kTile.v_stages, 1);
+  init(b.v_empty, kTile.v_stages, kTile.warpgroups);
   init(b.entry_read, 1, 1);
   init(b.entry_full, kEntries, 1);
   init(b.tile_done, kEntries,
-       1 + 4 * kTile.warpgroups + (kTile.brings_bias ? kTile.warpgroups : 0) +
-           (kTile.draws_masks ? 4 : 0));
+       2 + 4 * kTile.warpgroups + (kTile.brings_bias ? 1 : 0) + (kTile.draws_masks ? 4 : 0));
   if constexpr (kTile.brings_bias) {
     init(b.bias_full, kTile.warpgroups, 1);
     init(b.bias_empty, kTile.warpgroups, 4);
   }
   if constexpr (kTile.draws_masks) {
-    init(b.mask_full, kStages, 4);
-    init(b.mask_empty, kStages, 4 * kTile.warpgroups);
+    init(b.mask_full, kMaskStages, 4);
+    init(b.mask_empty, kMaskStages, 4 * kTile.warpgroups);
   }
   fence_mbarrier_init();
   fence_proxy_async();
@@ -77,21 +76,20 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
   }
   if (group > 0) {
     take_registers<consumer_registers(kTile)>();
-    wait_for_callers_kernels(params);
+    wait_for_previous_kernel();
     Consumer<kTile, typename Variant::Element, Variant::kScores>(params, maps, smem, group - 1)
         .run();
     return;
   }
   give_registers<producer_registers(kTile)>();
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) >> 5, 0);
-  if (warp == 0 && elect_lane()) Producer<kTile>(params, maps, smem).run();
-  if (warp == 1) Scheduler<kTile>(params, smem, static_cast<int>(threadIdx.x) & 31).run();
-  if constexpr (kTile.brings_bias) {
-    static_assert(kTile.warpgroups == 2, "warps 2 and 3 bring the bias, each for a warpgroup");
-    if (warp >= 2 && elect_lane()) {
-      wait_for_callers_kernels(params);
-      BiasProducer<kTile>(params, maps, smem, warp - 2).run();
-    }
+  if (warp == 1) {
+    Scheduler<kTile>(params, smem, static_cast<int>(threadIdx.x) & 31).run();
+  } else if (elect_lane()) {
+    if (warp == 0) QkCopier<kTile>(params, maps, smem).run();
+    if (warp == 2) VCopier<kTile>(params, maps, smem).run();
+    if constexpr (kTile.brings_bias)
+      if (warp == 3) BiasCopier<kTile>(params, maps, smem).run();
   }
 #endif
 }

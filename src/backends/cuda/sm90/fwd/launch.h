@@ -14,10 +14,6 @@ struct Call {
 };
 using Launch = Status(const Call& call);
 
-// Sets the counter of tiles to zero. The kernel after it starts beside it, and waits before it
-// counts.
-Status launch_clear(int* counter, Stream stream);
-
 Launch launch_hd64, launch_hd64_short, launch_hd96, launch_hd128, launch_hd192v128, launch_hd192,
     launch_hd256;
 Launch launch_hd64_general, launch_hd128_general, launch_hd256_general;

@@ -12,6 +12,12 @@ namespace headrace::cuda::sm90 {
 // Sums of two lengths and a window stay within 32 bits.
 inline constexpr int kMaxSeqlen = 1 << 29, kOpenWindow = 1 << 30;
 
+// In the workspace; tickets.cuh has what they mean.
+struct alignas(16) TicketWords {
+  unsigned long long mark;
+  int next, num_closed;
+};
+
 struct Params {
   Problem problem;
   AttentionArgs args;
@@ -29,13 +35,14 @@ struct Params {
   int seqlen_q, seqlen_k;
   int window_left, window_right, is_top_left;
   // Order of the tiles.
-  int num_tiles;      // ragged: an upper bound
-  int m_blocks;       // dense: of a sequence
-  int is_triangular;  // later queries see more keys: longest tiles first
-  int section;        // dense: (batch, head) pairs whose K and V fit L2 together
-  int num_sections;   // dense: so many of that size, then one with the rest
-  int section_keys;   // ragged: keys whose K and V fit
-  int* counter;       // of tiles that CTAs fetched; null: CTA i has tiles i, i + gridDim.x, ...
+  int num_tiles;         // ragged: an upper bound
+  int m_blocks;          // dense: of a sequence
+  int is_triangular;     // later queries see more keys: longest tiles first
+  int section;           // dense: (batch, head) pairs whose K and V fit L2 together
+  int num_sections;      // dense: so many of that size, then one with the rest
+  int section_keys;      // ragged: keys whose K and V fit
+  TicketWords* tickets;  // null: CTA i has tiles i, i + gridDim.x, ...
+  unsigned long long ticket_token;
   float scale_log2;
   int has_bias_pairs;  // a bias in the dtype of q whose neighbours of keys are aligned words
   std::uint32_t* error_word;
@@ -64,6 +71,8 @@ enum EntryWord : int {
   kWordBatch,
   kWordRowQ,  // first row of the sequence in q and out, k and v (ragged)
   kWordRowK,
+  kWordKvHead,
+  kWordSlice,  // of the tensors' batch axis; ragged: 0
   kNumWords,
   kWordRows = 16,  // [12] bit r of word w: row r of warp w. Announced: rows to write, of a tile
                    // that is computed again. Reported with the tile: rows that are bad.

@@ -1,4 +1,5 @@
-// The copying thread: brings Q, K and V of every tile into shared memory.
+// The copying threads: one brings Q and K of every tile into shared memory, one V, one a bias. Each
+// is as far ahead of the consumers as its stages allow, whatever the others wait for.
 #pragma once
 
 #include "backends/cuda/device/tma.cuh"
@@ -6,91 +7,97 @@
 
 namespace headrace::cuda::sm90 {
 
+// What copying threads share: the announcements that they read.
 template <Tile kTile>
-class Producer {
- public:
-  __device__ Producer(const Params& p, const Maps& maps, u32 smem)
-      : p_(p), maps_(maps), smem_(smem) {}
-
-  // K and V have rings of their own; stage and parity run on from tile to tile. What the first step
-  // of the next tile needs is fetched before the last V of this one.
-  __device__ void run() {
-    Work work = next_work();
-    wait_for_callers_kernels(p_);
-    while (work.code != kEnd) {
-      load_first(work, nullptr);
-      for (;;) {
-        for (int n = work.first - 2; n >= work.last; --n) {
-          load_k(work, n);
-          load_v(work, n + 1);
-        }
-        // What follows a tile that is computed again may only be known when that is finished.
-        const bool is_last_v_first = !kTile.is_flat || (work.code & kRedo) != 0;
-        if (is_last_v_first) load_last_v(work);
-        const Work next = next_work();
-        if (next.code >= 0)
-          load_first(next, is_last_v_first ? nullptr : &work);
-        else if (!is_last_v_first)
-          load_last_v(work);
-        work = next;
-        if (next.code < 0) break;
-      }
-      if (work.code == kDrain) work = next_work();
-    }
-  }
-
- private:
+class Copier {
+ protected:
   static constexpr SmemPlan kSmem = smem_plan(kTile);
   static constexpr BarrierPlan kBarriers = barrier_plan(kTile);
 
-  struct Work {
-    int code = 0, first = 0, last = 0;  // key tiles [last, first), from right to left
-    int row_q = 0, row_k = 0;           // first rows, counted in the tensor
-    int head = 0, batch = 0;
-    __device__ bool has_keys() const { return first > last; }
-  };
+  __device__ Copier(const Params& p, const Maps& maps, u32 smem)
+      : p_(p), maps_(maps), smem_(smem) {}
 
   __device__ u32 barrier(int i) const { return smem_ + kSmem.offset_barriers + 8 * i; }
 
-  __device__ Work next_work() {
-    const int slot = entry_.stage;
-    mbarrier_wait(barrier(kBarriers.entry_full + slot), entry_.parity);
-    entry_.next();
-    const auto word = [&](int i) {
-      return static_cast<int>(
-          load_shared(smem_ + kSmem.offset_entries + 4 * (slot * kEntryWords + i)));
-    };
-    Work work{.code = word(kWordCode)};
-    if (work.code >= 0) {
-      work.first = word(kWordFirst);
-      work.last = word(kWordLast);
-      work.row_q = word(kWordRowQ) + word(kWordQuery);
-      work.row_k = word(kWordRowK);
-      work.head = word(kWordHead);
-      work.batch = p_.problem.is_ragged ? 0 : word(kWordBatch);
+  // The words of a tile's announcement; gone after report().
+  struct Words {
+    u32 address;
+    __device__ int operator[](int i) const {
+      return static_cast<int>(load_shared(address + 4 * i));
     }
-    if (p_.counter != nullptr) mbarrier_arrive(barrier(kBarriers.entry_read));
-    // Tiles without keys are finished without this thread: it reports that it has read them.
-    mbarrier_arrive(barrier(kBarriers.tile_done + slot));
-    return work;
+  };
+  // copy(words, key tiles [last, first), from right to left) of every tile with keys, which reports
+  // when it has read its words. One thread paces the scheduler: its next ticket is for who has
+  // begun with the tile before.
+  template <bool kPaces, class Copy>
+  __device__ void each_tile(Copy copy) {
+    for (;; entry_.next()) {
+      mbarrier_wait(barrier(kBarriers.entry_full + entry_.stage), entry_.parity);
+      const Words words{
+          static_cast<u32>(smem_ + kSmem.offset_entries + 4 * entry_.stage * kEntryWords)};
+      const int code = words[kWordCode];
+      if (kPaces && p_.tickets != nullptr) mbarrier_arrive(barrier(kBarriers.entry_read));
+      if (code == kEnd) return;
+      const int first = words[kWordFirst], last = words[kWordLast];
+      if (code >= 0 && first > last) {
+        wait_for_previous_kernel();
+        copy(words, first, last);
+      } else {
+        report();
+      }
+    }
+  }
+  __device__ void report() { mbarrier_arrive(barrier(kBarriers.tile_done + entry_.stage)); }
+
+  // Boxes of `rows` rows, one for each slab of columns, when the stage is free.
+  template <int kSlabs>
+  __device__ __forceinline__ void load(u32 to, int rows, const TensorMap& map, u64 policy, int full,
+                                       int empty, u32 parity, int column, int row, int head,
+                                       int batch) {
+    mbarrier_wait(barrier(empty), parity ^ 1);
+    mbarrier_arrive_expect(barrier(full), kSlabs * rows * 128);
+#pragma unroll
+    for (int s = 0; s < kSlabs; ++s)
+      tma_load(to + s * rows * 128, &map, barrier(full), policy, column + s * kSlabColumns, row,
+               head, batch);
   }
 
-  // `before`: the tile whose last V is still to be brought. A Q with one buffer comes after it: it
-  // waits for the last S of that tile.
-  __device__ void load_first(const Work& work, const Work* before) {
-    constexpr bool kQWaits = kTile.q_buffers == 1 && !kTile.q_in_registers;
-    if (work.has_keys()) {
-      if (!kQWaits) load_q(work);
-      load_k(work, work.first - 1);
-    }
-    if (before != nullptr) load_last_v(*before);
-    if (kQWaits && work.has_keys()) load_q(work);
-  }
-  __device__ void load_last_v(const Work& work) {
-    if (work.has_keys()) load_v(work, work.last);
+  const Params& p_;
+  const Maps& maps_;
+  const u32 smem_;
+  Ring<kEntries> entry_;
+};
+
+template <Tile kTile>
+class QkCopier : Copier<kTile> {
+ public:
+  __device__ QkCopier(const Params& p, const Maps& maps, u32 smem) : Base(p, maps, smem) {}
+
+  __device__ void run() {
+    Base::template each_tile<true>([&](const auto& words, int first, int last) {
+      const int row_q = words[kWordRowQ] + words[kWordQuery], head = words[kWordHead];
+      const int row_k = words[kWordRowK], kv_head = words[kWordKvHead];
+      const int batch = words[kWordSlice];
+      Base::report();
+      // A Q with one buffer waits for the last S of the tile before; its first K need not.
+      constexpr bool kQWaits = kTile.q_buffers == 1 && !kTile.q_in_registers;
+      if (!kQWaits) load_q(row_q, head, batch);
+      load_k(row_k + (first - 1) * kTile.keys, kv_head, batch);
+      if (kQWaits) load_q(row_q, head, batch);
+      for (int n = first - 2; n >= last; --n) load_k(row_k + n * kTile.keys, kv_head, batch);
+    });
   }
 
-  __device__ void load_q(const Work& work) {
+ private:
+  using Base = Copier<kTile>;
+  using Base::barrier;
+  using Base::kBarriers;
+  using Base::kSmem;
+  using Base::maps_;
+  using Base::p_;
+  using Base::smem_;
+
+  __device__ __forceinline__ void load_q(int row, int head, int batch) {
 #pragma unroll 1
     for (int w = 0; w < kTile.warpgroups; ++w) {
       const int i = q_.stage * kTile.warpgroups + w;
@@ -103,93 +110,76 @@ class Producer {
 #pragma unroll
       for (int s = 0; s < num_slabs(kTile.head_dim); ++s)
         tma_load(to + s * kGroupRows * 128, &maps_.q, full, kEvictFirst, s * kSlabColumns, 0,
-                 work.row_q + w * p_.group_queries, work.head, work.batch);
+                 row + w * p_.group_queries, head, batch);
     }
     q_.next();
   }
-
-  __device__ void load_k(const Work& work, int n) {
-    load_stage<num_slabs(kTile.head_dim)>(maps_.k, work, n, kBarriers.k_full, kBarriers.k_empty,
-                                          kSmem.offset_k, kSmem.k_stage, k_);
-  }
-  __device__ void load_v(const Work& work, int n) {
-    load_stage<num_slabs(kTile.head_dim_v)>(maps_.v, work, n, kBarriers.v_full, kBarriers.v_empty,
-                                            kSmem.offset_v, kSmem.v_stage, v_);
+  __device__ __forceinline__ void load_k(int row, int kv_head, int batch) {
+    Base::template load<num_slabs(kTile.head_dim)>(
+        smem_ + kSmem.offset_k + k_.stage * kSmem.k_stage, kTile.keys, maps_.k, kEvictLast,
+        kBarriers.k_full + k_.stage, kBarriers.k_empty + k_.stage, k_.parity, 0, row, kv_head,
+        batch);
+    k_.next();
   }
 
-  template <int kSlabs>
-  __device__ __forceinline__ void load_stage(const TensorMap& map, const Work& work, int n,
-                                             int full_0, int empty_0, int offset, int stage_bytes,
-                                             Ring<kStages>& ring) {
-    const u32 full = barrier(full_0 + ring.stage);
-    const u32 to = smem_ + offset + ring.stage * stage_bytes;
-    mbarrier_wait(barrier(empty_0 + ring.stage), ring.parity ^ 1);
-    mbarrier_arrive_expect(full, stage_bytes);
-#pragma unroll
-    for (int s = 0; s < kSlabs; ++s)
-      tma_load(to + s * kTile.keys * 128, &map, full, kEvictLast, s * kSlabColumns,
-               work.row_k + n * kTile.keys, work.head / p_.kv_divisor, work.batch);
-    ring.next();
-  }
-
-  const Params& p_;
-  const Maps& maps_;
-  const u32 smem_;
-  Ring<kEntries> entry_;
-  Ring<kStages> k_, v_;
+  Ring<kKStages> k_;
   Ring<kTile.q_buffers> q_;
 };
 
-// Brings the bias of a warpgroup, step by step: as soon as the one before has been read, however
-// far the other warpgroup is.
 template <Tile kTile>
-class BiasProducer {
+class VCopier : Copier<kTile> {
  public:
-  __device__ BiasProducer(const Params& p, const Maps& maps, u32 smem, int group)
-      : p_(p), maps_(maps), smem_(smem), group_(group) {}
+  __device__ VCopier(const Params& p, const Maps& maps, u32 smem) : Base(p, maps, smem) {}
 
   __device__ void run() {
-    Ring<kEntries> entry;
-    for (;; entry.next()) {
-      mbarrier_wait(barrier(kBarriers.entry_full + entry.stage), entry.parity);
-      const auto word = [&](int i) {
-        return static_cast<int>(
-            load_shared(smem_ + kSmem.offset_entries + 4 * (entry.stage * kEntryWords + i)));
-      };
-      const int code = word(kWordCode);
-      if (code == kEnd) return;
-      const int first = word(kWordFirst), last = word(kWordLast);
-      const int row = word(kWordRowQ) + word(kWordQuery) + group_ * kGroupRows;
-      const int head = p_.args.bias.stride_head != 0 ? word(kWordHead) : 0;
-      const int batch = p_.args.bias.stride_batch != 0 ? word(kWordBatch) : 0;
-      mbarrier_arrive(barrier(kBarriers.tile_done + entry.stage));
-      // Exact scores of a tile that is computed again read for themselves.
-      if (code < 0 || (code & kRedo) != 0 || p_.has_bias_boxes == 0) continue;
-      for (int n = first - 1; n >= last; --n) load(n, row, head, batch);
-    }
+    Base::template each_tile<false>([&](const auto& words, int first, int last) {
+      const int row = words[kWordRowK], kv_head = words[kWordKvHead], batch = words[kWordSlice];
+      Base::report();
+      for (int n = first - 1; n >= last; --n, v_.next())
+        Base::template load<num_slabs(kTile.head_dim_v)>(
+            Base::smem_ + Base::kSmem.offset_v + v_.stage * Base::kSmem.v_stage, kTile.keys,
+            Base::maps_.v, kEvictLast, Base::kBarriers.v_full + v_.stage,
+            Base::kBarriers.v_empty + v_.stage, v_.parity, 0, row + n * kTile.keys, kv_head, batch);
+    });
   }
 
  private:
-  static constexpr SmemPlan kSmem = smem_plan(kTile);
-  static constexpr BarrierPlan kBarriers = barrier_plan(kTile);
+  using Base = Copier<kTile>;
+  Ring<kTile.v_stages> v_;
+};
 
-  __device__ u32 barrier(int i) const { return smem_ + kSmem.offset_barriers + 8 * i; }
-  __device__ void load(int n, int row, int head, int batch) {
-    const u32 full = barrier(kBarriers.bias_full + group_);
-    mbarrier_wait(barrier(kBarriers.bias_empty + group_), parity_ ^ 1);
-    mbarrier_arrive_expect(full, kSmem.bias_group);
-#pragma unroll
-    for (int s = 0; s < num_slabs(kTile.keys); ++s)
-      tma_load(smem_ + kSmem.offset_bias + group_ * kSmem.bias_group + s * kGroupRows * 128,
-               &maps_.bias, full, kEvictNormal, n * kTile.keys + s * kSlabColumns, row, head,
-               batch);
-    parity_ ^= 1;
+// The bias of a step, for each warpgroup as soon as it has read the one before.
+template <Tile kTile>
+class BiasCopier : Copier<kTile> {
+ public:
+  __device__ BiasCopier(const Params& p, const Maps& maps, u32 smem) : Base(p, maps, smem) {}
+
+  __device__ void run() {
+    const ScoreOperand& bias = Base::p_.args.bias;
+    Base::template each_tile<false>([&](const auto& words, int first, int last) {
+      const bool is_redo = (words[kWordCode] & kRedo) != 0;
+      const int row = words[kWordRowQ] + words[kWordQuery];
+      const int head = bias.stride_head != 0 ? words[kWordHead] : 0;
+      const int batch = bias.stride_batch != 0 ? words[kWordBatch] : 0;
+      Base::report();
+      // Exact scores of a tile that is computed again read for themselves.
+      if (is_redo || Base::p_.has_bias_boxes == 0) return;
+      for (int n = first - 1; n >= last; --n, parity_ ^= 1)
+        for (int group = 0; group < kTile.warpgroups; ++group) load(n, group, row, head, batch);
+    });
   }
 
-  const Params& p_;
-  const Maps& maps_;
-  const u32 smem_;
-  const int group_;
+ private:
+  using Base = Copier<kTile>;
+
+  __device__ __forceinline__ void load(int n, int group, int row, int head, int batch) {
+    Base::template load<num_slabs(kTile.keys)>(
+        Base::smem_ + Base::kSmem.offset_bias + group * Base::kSmem.bias_group, kGroupRows,
+        Base::maps_.bias, kEvictNormal, Base::kBarriers.bias_full + group,
+        Base::kBarriers.bias_empty + group, parity_, n * kTile.keys, row + group * kGroupRows, head,
+        batch);
+  }
+
   u32 parity_ = 0;
 };
 

@@ -6,7 +6,7 @@
 #include "backends/cuda/common/lengths.cuh"
 #include "backends/cuda/device/barrier.cuh"
 #include "backends/cuda/sm90/fwd/config.h"
-#include "backends/cuda/sm90/fwd/params.h"
+#include "backends/cuda/sm90/fwd/tickets.cuh"
 #include "backends/cuda/sm90/shared.cuh"
 
 namespace headrace::cuda::sm90 {
@@ -27,13 +27,6 @@ __device__ __forceinline__ Place place_of(const Params& p, int t, int m_blocks, 
   return {m_blocks - 1 - rest / width, first + rest % width};
 }
 
-// The kernel begins while the one before it ends: who touches the caller's memory waits here. With
-// a counter the one before is the one that clears it, which began when all of the caller's had
-// ended.
-__device__ __forceinline__ void wait_for_callers_kernels(const Params& p) {
-  if (p.counter == nullptr) wait_for_previous_kernel();
-}
-
 // A sequence of the batch: rows in the tensors and lengths, which fit 32 bits (kernel.cc).
 struct Rows {
   int row_q, row_k, seqlen_q, seqlen_k;
@@ -42,10 +35,11 @@ struct Rows {
 template <Tile kTile>
 class Scheduler {
  public:
-  __device__ Scheduler(const Params& p, u32 smem, int lane) : p_(p), smem_(smem), lane_(lane) {}
+  __device__ Scheduler(const Params& p, u32 smem, int lane)
+      : p_(p), smem_(smem), lane_(lane), tickets_(p, lane) {}
 
   __device__ void run() {
-    if (p_.problem.is_ragged != 0) wait_for_callers_kernels(p_);
+    if (p_.problem.is_ragged != 0) wait_for_previous_kernel();
     tile_ = static_cast<int>(blockIdx.x);
     while (tile_ < p_.num_tiles && find(tile_)) {
       announce(tile_, 0);
@@ -53,6 +47,7 @@ class Scheduler {
       while (num_pending_ == kEntries - 1) collect();
     }
     announce(kDrain, 0);
+    if (p_.tickets != nullptr) tickets_.close();
     is_draining_ = true;
     // A tile may still be announced again; the last word, kDrain, will not.
     while (num_pending_ > 1 || (num_pending_ == 1 && pending_[0] >= 0)) collect();
@@ -76,16 +71,11 @@ class Scheduler {
       if (!is_draining_) __nanosleep(200);
   }
 
-  // The number of the CTA's next tile. From the counter it is fetched when the producer begins with
-  // the tile before: who takes a tile early holds it while others may be free.
+  // The number of the CTA's next tile. A ticket is taken when the producer begins with the tile
+  // before: who takes a tile early holds it while others may be free.
   __device__ void fetch() {
-    if (p_.counter == nullptr) {
-      tile_ += static_cast<int>(gridDim.x);
-      return;
-    }
-    wait_for_previous_kernel();  // which clears the counter
-    const int ticket = lane_ == 0 ? atomicAdd(p_.counter, 1) : 0;
-    tile_ = __shfl_sync(0xffffffffu, ticket, 0) + static_cast<int>(gridDim.x);
+    const int grid = static_cast<int>(gridDim.x);
+    tile_ = p_.tickets == nullptr ? tile_ + grid : tickets_.next() + grid;
   }
 
   // Fills place_, batch_idx_ and rows_; false beyond the last tile of a ragged batch.
@@ -156,7 +146,7 @@ class Scheduler {
     __syncwarp();
     if (lane_ == 0) mbarrier_arrive(barrier(kBarriers.entry_full + slot));
     entry_.next();
-    if (p_.counter == nullptr) return;
+    if (p_.tickets == nullptr) return;
     wait(kBarriers.entry_read, read_.parity);
     read_.next();
   }
@@ -212,8 +202,12 @@ class Scheduler {
         return batch_idx_;
       case kWordRowQ:
         return rows_.row_q;
-      default:
+      case kWordRowK:
         return rows_.row_k;
+      case kWordKvHead:
+        return place_.head / p_.kv_divisor;
+      default:
+        return p_.problem.is_ragged != 0 ? 0 : batch_idx_;
     }
   }
 
@@ -226,6 +220,7 @@ class Scheduler {
                     // that it stays in registers
   int num_pending_ = 0;
   bool is_draining_ = false;
+  Tickets tickets_;
   int tile_ = 0;
   Place place_{};
   Rows rows_{};

@@ -122,6 +122,14 @@ struct Softmax {
     exponentials(s, score, share);
   }
 
+  // Asks for the weights: nvcc 13.0 would compute them behind the wait for P V that follows, and
+  // not under that product, but for a branch that needs their sum.
+  __device__ __forceinline__ void need_weights() const {
+    const bool is_sound = sum[0] <= kLargestSum && sum[1] <= kLargestSum;
+    if (__any_sync(0xffffffffu, !is_sound)) [[unlikely]]
+      __nanosleep(20);
+  }
+
   // True for the whole warp: O and these weights must be multiplied by `factor`.
   template <class Score>
   __device__ __forceinline__ bool lazy_step(float (&s)[kKeys / 2], Score score,

@@ -21,16 +21,54 @@ class TileStore : public WarpRows<kTile, Element> {
     float reference[2], sum[2];  // sum: of this thread's columns
   };
 
-  // O, but for its last factor, and the lse of a tile. is_redo: only rows that were bad are
-  // written.
-  __device__ __forceinline__ void finish(const Work& work, const RowSums& sums,
-                                         const Accumulators& o, bool is_redo) {
+  // The thread's two rows, when their weights are known. A row is bad, and is computed again, if
+  // its numbers are too large for the usual arithmetic or O has an infinity or NaN; one that
+  // belongs there comes again.
+  struct Ends {
+    float factor[2];  // for O
+    bool exists[2], is_bad[2];
+    u32 rows;  // of the warp that are to be written, bit r for row r
+  };
+
+  // Everything but O: needs no products, so it runs beside them. is_redo: only rows that were bad
+  // are written. The lse of a bad row is written by the same thread again.
+  __device__ __forceinline__ Ends end_rows(const Work& work, const RowSums& sums,
+                                           bool is_redo) const {
     const TilePlace at = place(work);
-    if constexpr (kTile.stages_out) {
-      store_staged(work, at, pack_tile(work, at, sums, o, is_redo));
-    } else {
-      store_directly(work, at, sums, o, is_redo);
+    Ends ends;
+    ends.rows = is_redo ? load_shared(rows_address(work)) : 0xffffu;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float sum = sums.sum[r];
+      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      const float reference = sums.reference[r];
+      const int row = group_row(r), query = query_of(row), head = head_of(at, row);
+      const RowEnd end = end_of_row(p_.problem, p_.args, p_.numbers, head, reference, sum);
+      ends.factor[r] = end.factor;
+      ends.exists[r] = row_exists(at, row, query);
+      ends.is_bad[r] =
+          !(sum <= kLargestSum) || (fabsf(reference) > kLargestReference && reference != -INFINITY);
+      // A reference that was too high: all weights were tiny.
+      if constexpr (kScores == Scores::sloped)
+        ends.is_bad[r] |= sum < kSmallestSum && reference != -INFINITY;
+      // A bias near the least float, which overflowed, or nothing to see.
+      if constexpr (kScores == Scores::biased)
+        ends.is_bad[r] |= reference == -INFINITY && keys_begin(work, query) < keys_end(work, query);
+      if ((lane_ & 3) == 0 && is_written(ends, r)) write_lse(work, at, query, head, end.lse);
     }
+    return ends;
+  }
+
+  // O, but for its last factor.
+  __device__ __forceinline__ void store(const Work& work, Ends ends, const Accumulators& o,
+                                        bool is_redo) {
+    if constexpr (kTile.stages_out) {
+      store_staged(work, ends, o, is_redo);
+    } else {
+      store_directly(work, ends, o, is_redo);
+    }
+    report(work);
   }
 
  protected:
@@ -55,40 +93,8 @@ class TileStore : public WarpRows<kTile, Element> {
   static constexpr SmemPlan kSmem = smem_plan(kTile);
   static constexpr int kDimV = kTile.head_dim_v;
 
-  // Of the warp's 16 rows, when a tile has been multiplied. A row is bad, and is computed again, if
-  // its numbers are too large for the usual arithmetic or O has an infinity or NaN; one that
-  // belongs there comes again.
-  struct Ends {
-    float factor[2], lse[2];
-    bool exists[2], is_bad[2];
-  };
-  __device__ __forceinline__ Ends ends_of(const Work& work, const TilePlace& at,
-                                          const RowSums& sums) const {
-    Ends ends;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float sum = sums.sum[r];
-      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      const float reference = sums.reference[r];
-      const int row = group_row(r);
-      const RowEnd end =
-          end_of_row(p_.problem, p_.args, p_.numbers, head_of(at, row), reference, sum);
-      ends.factor[r] = end.factor;
-      ends.lse[r] = end.lse;
-      ends.exists[r] = row_exists(at, row, query_of(row));
-      ends.is_bad[r] =
-          !(sum <= kLargestSum) || (fabsf(reference) > kLargestReference && reference != -INFINITY);
-      // A reference that was too high: all weights were tiny.
-      if constexpr (kScores == Scores::sloped)
-        ends.is_bad[r] |= sum < kSmallestSum && reference != -INFINITY;
-      // A bias near the least float, which overflowed, or nothing to see.
-      if constexpr (kScores == Scores::biased) {
-        const int query = query_of(row);
-        ends.is_bad[r] |= reference == -INFINITY && keys_begin(work, query) < keys_end(work, query);
-      }
-    }
-    return ends;
+  __device__ __forceinline__ bool is_written(const Ends& ends, int r) const {
+    return ends.exists[r] && (ends.rows >> (group_row(r) & 15) & 1u) != 0;
   }
   // Two neighbours of O as they are stored. `zero` becomes NaN beside an infinity or NaN.
   static __device__ __forceinline__ u32 pack_out(const Accumulators& o, int j, int r, float factor,
@@ -100,10 +106,6 @@ class TileStore : public WarpRows<kTile, Element> {
   __device__ __forceinline__ u32 rows_address(const Work& work) const {
     return word_address(work.slot, kWordRows + 4 * group_ + warp_);
   }
-  // Rows to write, bit r for row r: of a tile that is computed again those that were bad, else all.
-  __device__ __forceinline__ u32 rows_to_write(const Work& work, bool is_redo) const {
-    return is_redo ? load_shared(rows_address(work)) : 0xffffu;
-  }
   // The bad rows of the warp, which the scheduler is told.
   __device__ __forceinline__ u32 tell_bad_rows(const Work& work, const Ends& ends) const {
     const bool is_bad[2] = {ends.exists[0] && ends.is_bad[0], ends.exists[1] && ends.is_bad[1]};
@@ -114,43 +116,20 @@ class TileStore : public WarpRows<kTile, Element> {
     if (lane_ == 0) store_shared(rows_address(work), all);
     return all;
   }
-  __device__ __forceinline__ void end_tile(const Work& work, const TilePlace& at, const Ends& ends,
-                                           u32 rows) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = group_row(r);
-      if ((lane_ & 3) == 0 && ends.exists[r] && (rows >> (row & 15) & 1u) != 0)
-        write_lse(work, at, query_of(row), head_of(at, row), ends.lse[r]);
-    }
-    report(work);
-  }
 
   // Through shared memory and the copy engine. Bad rows are left out: stores of the engine are not
   // ordered, and the second must win.
-  struct Staged {
+  __device__ __forceinline__ void store_staged(const Work& work, Ends& ends, const Accumulators& o,
+                                               bool is_redo) {
     u32 out[kDimV / 8][2];  // [j][row]: columns 8 j + 2 (lane % 4) and the next
-    Ends ends;
-    u32 rows;
-  };
-  __device__ __forceinline__ Staged pack_tile(const Work& work, const TilePlace& at,
-                                              const RowSums& sums, const Accumulators& o,
-                                              bool is_redo) {
-    Staged result;
-    result.ends = ends_of(work, at, sums);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       u32 zero = 0;
 #pragma unroll
-      for (int j = 0; j < kDimV / 8; ++j)
-        result.out[j][r] = pack_out(o, j, r, result.ends.factor[r], zero);
-      result.ends.is_bad[r] |= zero != 0;
+      for (int j = 0; j < kDimV / 8; ++j) out[j][r] = pack_out(o, j, r, ends.factor[r], zero);
+      ends.is_bad[r] |= zero != 0;
     }
-    result.rows = rows_to_write(work, is_redo);
-    if (!is_redo) result.rows &= ~tell_bad_rows(work, result.ends);
-    return result;
-  }
-  __device__ __forceinline__ void store_staged(const Work& work, const TilePlace& at,
-                                               const Staged& result) {
+    if (!is_redo) ends.rows &= ~tell_bad_rows(work, ends);
     // A warp stages its 16 rows and stores them without waiting for others.
     const u32 from = smem_ + kSmem.offset_o + group_ * kSmem.o_group + warp_ * 16 * 128;
     if (lane_ == 0) tma_wait_read<0>();  // the store of the tile before
@@ -158,16 +137,16 @@ class TileStore : public WarpRows<kTile, Element> {
 #pragma unroll
     for (int j = 0; j < kDimV / 8; j += 2) {
       const int row = lane_ & 15, chunk = j % 8 + (lane_ >> 4);
-      const u32 fragment[4] = {result.out[j][0], result.out[j][1], result.out[j + 1][0],
-                               result.out[j + 1][1]};
+      const u32 fragment[4] = {out[j][0], out[j][1], out[j + 1][0], out[j + 1][1]};
       // `from` is a multiple of 2048: the pattern begins there.
       stmatrix(
           from + (j / 8) * kGroupRows * 128 + swizzle128(static_cast<u32>(row * 128 + chunk * 16)),
           fragment);
     }
+    const TilePlace at = place(work);
     const int query = at.query + group_ * p_.group_queries + warp_ * 16;
     const bool is_whole = p_.problem.is_ragged == 0 || query + 16 <= at.queries;
-    if (p_.pack == 1 && result.rows == 0xffffu && is_whole) [[likely]] {
+    if (p_.pack == 1 && ends.rows == 0xffffu && is_whole) [[likely]] {
       fence_proxy_async();
       __syncwarp();
       if (lane_ == 0 && query < at.queries) {
@@ -180,23 +159,20 @@ class TileStore : public WarpRows<kTile, Element> {
       }
     } else {
       __syncwarp();
-      store_rows(work, from, result.rows);
+      store_rows(work, from, ends.rows);
     }
-    end_tile(work, at, result.ends, result.rows);
   }
 
   // From registers, 8 bytes a lane and 32, a sector of the cache, a row. Bad rows are written as
   // well: the thread that writes them again is the same.
-  __device__ __forceinline__ void store_directly(const Work& work, const TilePlace& at,
-                                                 const RowSums& sums, const Accumulators& o,
-                                                 bool is_redo) {
-    Ends ends = ends_of(work, at, sums);
-    const u32 rows = rows_to_write(work, is_redo);
+  __device__ __forceinline__ void store_directly(const Work& work, Ends& ends,
+                                                 const Accumulators& o, bool is_redo) {
+    const TilePlace at = place(work);
     const int mine = lane_ & 1, chunks = static_cast<int>(p_.problem.head_dim_v) / 8;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = group_row(r);
-      const bool is_written = ends.exists[r] && (rows >> (row & 15) & 1u) != 0;
+      const bool writes = is_written(ends, r);
       // Of an even group of eight columns for even lanes, of an odd one for odd lanes.
       auto* to = reinterpret_cast<HalfChunk*>(
                      out_address(work, at, query_of(row), head_of(at, row)) + mine) +
@@ -207,12 +183,11 @@ class TileStore : public WarpRows<kTile, Element> {
         const u32 x = pack_out(o, j, r, ends.factor[r], zero);
         const u32 y = pack_out(o, j + 1, r, ends.factor[r], zero);
         const HalfChunk half = traded_with_neighbour(x, y, lane_);
-        if (is_written && j + mine < chunks) to[2 * j] = half;
+        if (writes && j + mine < chunks) to[2 * j] = half;
       }
       ends.is_bad[r] |= zero != 0;
     }
     if (!is_redo) tell_bad_rows(work, ends);
-    end_tile(work, at, ends, rows);
   }
 
   const Maps& maps_;

@@ -290,7 +290,7 @@ class TileScores : public TileStore<kTile, Element, kScores> {
   CapNumbers cap_;
   u32 sees_[2];            // capped: the keys of the running step that a row sees
   u32 masks_[kKeys / 64];  // dropped: of the running step
-  Ring<kStages> mask_stage_;
+  Ring<kMaskStages> mask_stage_;
   bool has_bias_pairs_ = false;  // of the running step
   u32 bias_pairs_[2][kKeys / 8];
   u32 bias_parity_ = 0;

@@ -1,0 +1,67 @@
+// Numbers of tiles for whoever is free, from words in the workspace. Nobody has cleared those, and
+// a kernel that only clears them would cost 3 us of every call: the first CTA that asks does.
+#pragma once
+
+#include "backends/cuda/device/barrier.cuh"
+#include "backends/cuda/sm90/fwd/params.h"
+
+namespace headrace::cuda::sm90 {
+
+// One warp's view. `token` is a number that no other call of the process has, so that what lies in
+// the workspace by chance is no call's mark (of 2^63 values). The last CTA takes the mark away: a
+// graph brings the same token again.
+class Tickets {
+ public:
+  __device__ Tickets(const Params& p, int lane)
+      : words_(p.tickets), busy_(2 * p.ticket_token), lane_(lane) {}
+
+  __device__ int next() {
+    open();
+    const int ticket = lane_ == 0 ? atomicAdd(&words_->next, 1) : 0;
+    return __shfl_sync(0xffffffffu, ticket, 0);
+  }
+  // Once in every CTA, behind its last ticket.
+  __device__ void close() {
+    open();
+    if (lane_ != 0) return;
+    __threadfence();
+    if (atomicAdd(&words_->num_closed, 1) == static_cast<int>(gridDim.x) - 1)
+      atomicExch(&words_->mark, 0ull);
+  }
+
+ private:
+  __device__ void open() {
+    if (is_open_) return;
+    is_open_ = true;
+    wait_for_previous_kernel();  // which may have the same workspace
+    if (lane_ == 0) set_or_wait();
+    __syncwarp();
+  }
+  __device__ void set_or_wait() {
+    const u64 ready = busy_ + 1;
+    u64 seen = *const_cast<volatile u64*>(&words_->mark);
+    while (seen != ready) {
+      if (seen == busy_) {
+        seen = *const_cast<volatile u64*>(&words_->mark);
+        continue;
+      }
+      const u64 before = atomicCAS(&words_->mark, seen, busy_);
+      if (before == seen) {
+        atomicExch(&words_->next, 0);
+        atomicExch(&words_->num_closed, 0);
+        __threadfence();
+        atomicExch(&words_->mark, ready);
+        return;
+      }
+      seen = before;
+    }
+    __threadfence();
+  }
+
+  TicketWords* words_;
+  u64 busy_;
+  int lane_;
+  bool is_open_ = false;
+};
+
+}  // namespace headrace::cuda::sm90
