@@ -148,8 +148,9 @@ inline constexpr Tile kCapped128 = in_turns({128, 128, 128, 2, true, 2, false, t
 // The masks' warpgroup takes registers from the others: Q in shared memory, and with two of them
 // there is no room for O. (256 columns of O do not compile for the 128 registers of a launch with
 // four warpgroups.)
-inline constexpr Tile kDropped64 = {64, 64, 128, 2, true, 2, false, true, false, true};
-inline constexpr Tile kDropped128 = {128, 128, 128, 2, true, 2, false, false, false, true};
+inline constexpr Tile kDropped64 = in_turns({64, 64, 128, 2, true, 2, false, true, false, true});
+inline constexpr Tile kDropped128 =
+    in_turns({128, 128, 128, 2, true, 2, false, false, false, true});
 inline constexpr Tile kBiased64 = in_turns({64, 64, 128, 2, true, 1, true, true, true});
 inline constexpr Tile kBiased128 = in_turns({128, 128, 128, 2, true, 1, true, true, true});
 inline constexpr Tile kBiased256 = in_turns({256, 256, 64, 2, false, 1, false, false, true});
