@@ -76,9 +76,7 @@ bool is_in_graph_within(double limit, const char* what, cudaStream_t stream, Bod
   });
 }
 
-}  // namespace
-
-int main() {
+int measure() {
   if (num_cuda_devices() == 0) {
     std::fprintf(stderr, "there is no CUDA device\n");
     return 2;
@@ -100,4 +98,15 @@ int main() {
   is_within(kNoLimit, "plan_attention", 100, [&] { (void)plan_attention(problem, device); });
   is_fast &= is_in_graph_within(6, "a call in a graph of 100, on the GPU", stream, run);
   return is_fast ? 0 : 1;
+}
+
+}  // namespace
+
+int main() {
+  try {
+    return measure();
+  } catch (const Error& error) {  // no driver, say
+    std::fprintf(stderr, "headrace_bench_host_cuda: %s\n", error.what());
+    return 2;
+  }
 }

@@ -20,13 +20,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import headrace_abi
 import report
+from energy import Energy
 from machine import progress, revision
 
 TOKENS, HIDDEN = 16384, 2048  # batch * seqlen, num_heads * head_dim: the convention of the papers
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "fa2": SDPBackend.FLASH_ATTENTION}
 DTYPES = {"bf16": (torch.bfloat16, headrace_abi.BF16), "f16": (torch.float16, headrace_abi.F16)}
 REST_SECONDS = 0.6  # burst: the card's power budget recovers
-LOAD_SECONDS = 2.0  # loaded: of matrix products before the first round
+LOAD_SECONDS = 2.0  # loaded: of matrix products before the first round; sustained: also of each round
+BATCH_SECONDS = 0.1  # sustained: of calls that are waited for together
 WARM_UPS, LAUNCHES = 5, 30
 EVICT_BYTES = 192 << 20  # more than three times the L2 cache
 LARGEST_DIFFERENCE = {"bf16": 0.02, "f16": 0.003}  # of outputs of size 1, each rounded once and P as well
@@ -37,6 +39,8 @@ COLUMNS = (
     ("cudnn", "cudnn", "{:.0f}"),
     ("fa2", "fa2", "{:.0f}"),
     ("fa3", "fa3, scaled", "{:.0f}"),
+    ("pj_per_flop", "pJ/FLOP", "{:.3f}"),
+    ("cudnn_pj_per_flop", "cudnn", "{:.3f}"),
     ("ratio", "headrace/best", "{:.3f}"),
     ("is_correct", "correct", "{}"),
     ("kernel", "kernel", "{}"),
@@ -84,6 +88,7 @@ class Side:
 
     def __init__(self, call, flops):
         self.call, self.flops, self.rates = call, flops, []
+        self.energies = []  # sustained: joules a FLOP
 
     def round(self, evict, rest):
         time.sleep(rest)
@@ -98,6 +103,22 @@ class Side:
         torch.cuda.synchronize()
         median_ms = statistics.median(begin.elapsed_time(end) for begin, end in marks)
         self.rates.append(self.flops / median_ms * 1e-9)
+
+    def sustained_round(self, energy):
+        """Calls one after the other, as a card at its power limit does them; no cache is evicted."""
+        started = time.perf_counter()
+        self.call()
+        torch.cuda.synchronize()
+        batch = max(1, int(BATCH_SECONDS / (time.perf_counter() - started)))
+        count, joules, started = 0, energy.joules(), time.perf_counter()
+        while time.perf_counter() - started < LOAD_SECONDS:
+            for _ in range(batch):
+                self.call()
+            torch.cuda.synchronize()
+            count += batch
+        flops = count * self.flops
+        self.rates.append(flops / (time.perf_counter() - started) * 1e-12)
+        self.energies.append((energy.joules() - joules) / flops)
 
     def rate(self):
         return statistics.median(self.rates)
@@ -156,7 +177,16 @@ def make_sides(library, case, peers, scale):
 def run_rounds(sides, options, evict):
     for _ in range(options.rounds):
         for side in sides.values():
-            side.round(evict, REST_SECONDS if options.mode == "burst" else 0)
+            if options.energy:
+                side.sustained_round(options.energy)
+            else:
+                side.round(evict, REST_SECONDS if options.mode == "burst" else 0)
+
+
+def energies_of(sides):
+    """pJ a FLOP, in sustained rounds."""
+    medians = {name: statistics.median(side.energies) * 1e12 for name, side in sides.items() if side.energies}
+    return {f"{'' if name == 'headrace' else name + '_'}pj_per_flop": value for name, value in medians.items()}
 
 
 def row_of(case, op, kernel, sides, rates, flops, difference, is_correct):
@@ -167,6 +197,7 @@ def row_of(case, op, kernel, sides, rates, flops, difference, is_correct):
         "num_kv_heads": case.num_heads // case.group, "causal": case.is_causal, "kernel": kernel,
         "median_us": flops / rates["headrace"] * 1e-6, "tflops": rates["headrace"],
         **{name: rate for name, rate in rates.items() if name != "headrace"},
+        **energies_of(sides),
         "rounds": {name: side.rates for name, side in sides.items()},
         "ratio": rates["headrace"] / best if best else None, "group": f"hd{case.head_dim}",
         "difference": difference, "is_correct": is_correct,
@@ -180,6 +211,7 @@ def known_cells(which):
 
 def add_fa3(rates, reading, mode):
     """Its rate, where cuDNN tells how fast this card is beside that of the reading."""
+    mode = "burst" if mode == "burst" else "loaded"
     if f"fa3_{mode}" in reading and "cudnn" in rates:
         rates["fa3"] = reading[f"fa3_{mode}"] * rates["cudnn"] / reading[f"cudnn_{mode}"]
 
@@ -228,7 +260,7 @@ def make_parser(description, default_peers):
     )
     parser.add_argument("--filter", type=re.compile, default="^bf16", help="regex on case names")
     parser.add_argument("--peers", default=default_peers, help="of " + ",".join(BACKENDS))
-    parser.add_argument("--mode", choices=("burst", "loaded"), default="burst")
+    parser.add_argument("--mode", choices=("burst", "loaded", "sustained"), default="burst")
     parser.add_argument("--rounds", type=int, default=5, help="of each side, alternating")
     parser.add_argument("--scale", type=float, default=1.0, help="standard deviation of q, k and v")
     parser.add_argument("--list", action="store_true", help="print the case names and stop")
@@ -247,7 +279,8 @@ def run_all(benchmark, options, run_one):
         return 0
     library = headrace_abi.Library(options.library)
     evict = torch.empty(EVICT_BYTES, dtype=torch.uint8, device="cuda")
-    if options.mode == "loaded":
+    options.energy = Energy() if options.mode == "sustained" else None
+    if options.mode != "burst":
         load_card()
     rows = []
     for index, case in enumerate(cases):

@@ -1,0 +1,28 @@
+"""The energy that a GPU has used, as its driver counts it (NVML); it is brought up to date some ten times a second."""
+
+import ctypes
+
+import torch
+
+
+class Energy:
+    def __init__(self):
+        """Raises OSError where there is no NVML, RuntimeError where the GPU does not count."""
+        self._nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        self._device = ctypes.c_void_p()
+        uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+        self._call("nvmlInit_v2")
+        self._call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(self._device))
+        self.joules()
+
+    def joules(self):
+        """Since the driver was loaded."""
+        millijoules = ctypes.c_ulonglong()
+        self._call("nvmlDeviceGetTotalEnergyConsumption", self._device, ctypes.byref(millijoules))
+        return millijoules.value * 1e-3
+
+    def _call(self, name, *arguments):
+        status = getattr(self._nvml, name)(*arguments)
+        if status != 0:
+            text = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_int)(("nvmlErrorString", self._nvml))(status)
+            raise RuntimeError(f"{name}: {text.decode()}")
