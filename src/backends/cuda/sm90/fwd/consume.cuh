@@ -118,7 +118,8 @@ class Consumer : TileScores<kTile, Element, kScores> {
     if (lane_ == 0) mbarrier_arrive(barrier(kBarriers.q_empty + q_barrier_));
   }
   // The products of a step are issued in turn, so that one warpgroup's softmax runs beside
-  // another's products. Only steps that are followed by others do so; all warpgroups have as many.
+  // another's products. Each barrier is of the 128 threads that take a turn and the 128 that pass
+  // it on. Only steps beside a P V do so; all warpgroups have as many.
   __device__ __forceinline__ void take_turn() {
     if constexpr (kTile.takes_turns) named_barrier_sync(kTurnBarrier + group_, 256);
   }

@@ -1,5 +1,6 @@
 // Attention forward for Hopper. A CTA stays on its multiprocessor and works through many tiles:
-// a warpgroup copies (one thread) and schedules (one warp), two or three compute.
+// a warpgroup schedules (one warp) and copies (a thread each for Q and K, V, a bias), two or three
+// compute.
 #pragma once
 
 #include "backends/cuda/runtime/launch.cuh"

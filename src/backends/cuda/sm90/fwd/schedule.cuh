@@ -1,5 +1,5 @@
 // Which tile comes next, and what it covers. One warp of each CTA decides and announces; the
-// copying thread and the consumers read. Announcements go through a ring of kEntries: one in work,
+// copying threads and the consumers read. Announcements go through a ring of kEntries: one in work,
 // one finished but not yet reported, two ahead.
 #pragma once
 
