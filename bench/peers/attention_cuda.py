@@ -279,7 +279,11 @@ def run_all(benchmark, options, run_one):
         return 0
     library = headrace_abi.Library(options.library)
     evict = torch.empty(EVICT_BYTES, dtype=torch.uint8, device="cuda")
-    options.energy = Energy() if options.mode == "sustained" else None
+    try:
+        options.energy = Energy() if options.mode == "sustained" else None
+    except (OSError, RuntimeError) as error:
+        print(f"{benchmark}: --mode sustained wants the energy that NVML counts: {error}", file=sys.stderr)
+        return 1
     if options.mode != "burst":
         load_card()
     rows = []
