@@ -55,6 +55,7 @@ int replay_case(std::uint64_t id, const SuiteOptions& options) {
   }
   print_axes(*name);
   if (options.suite == "backward") return replay_backward_case(*name, options);
+  if (options.suite == "bits") return replay_bits_case(*name, options);
   Case test_case(*name);
   Result<Call> call = make_call(test_case);
   if (!call.ok()) {

@@ -79,6 +79,7 @@ Report run_oracle(const SuiteOptions& options);
 // Replays one case and prints everything about it.
 int replay_case(std::uint64_t id, const SuiteOptions& options);
 int replay_backward_case(const CaseName& name, const SuiteOptions& options);
+int replay_bits_case(const CaseName& name, const SuiteOptions& options);
 
 // A crash names the cases that were running. Slot: one of 64 threads of the program.
 void install_crash_handler();
