@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Draws a result as the papers do. Needs matplotlib.
 
-bench/peers/attention_cuda.py   a panel for each head_dim and mask, a group of bars for each sequence length: TFLOP/s
+bench/peers/attention_cuda.py, attention_cuda_backward.py
+                                a panel for each head_dim and mask, a group of bars for each sequence length: TFLOP/s
                                 beside those of the peers
 headrace bench memory           a panel for each dtype and shape: bytes by sequence length, beside standard attention
 
@@ -67,7 +68,8 @@ def draw_speed(result):
     for axes in grid[:, 0]:
         axes.set_ylabel("TFLOP/s")
     meta = result["meta"]
-    title = ["Attention forward", plain[0]["dtype"], meta["machine"], meta["mode"], meta["date"][:10]]
+    phase = "forward" if plain[0]["op"] == "fwd" else "backward"
+    title = [f"Attention {phase}", plain[0]["dtype"], meta["machine"], meta["mode"], meta["date"][:10]]
     figure.suptitle(", ".join(title), fontsize=10)
     handles, names = grid[0, 0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=len(sides), fontsize=8, frameon=False)

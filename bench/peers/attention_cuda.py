@@ -28,6 +28,7 @@ BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "fa2": SDPBackend.FLASH_ATTENTI
 DTYPES = {"bf16": (torch.bfloat16, headrace_abi.BF16), "f16": (torch.float16, headrace_abi.F16)}
 REST_SECONDS = 0.6  # burst: the card's power budget recovers
 LOAD_SECONDS = 2.0  # loaded: of matrix products before the first round; sustained: also of each round
+PRODUCT_SIZE = 8192  # rows and columns of the matrices that give the ceiling
 BATCH_SECONDS = 0.1  # sustained: of calls that are waited for together
 WARM_UPS, LAUNCHES = 5, 30
 EVICT_BYTES = 192 << 20  # more than three times the L2 cache
@@ -90,11 +91,11 @@ class Side:
         self.call, self.flops, self.rates = call, flops, []
         self.energies = []  # sustained: joules a FLOP
 
-    def round(self, evict, rest):
+    def round(self, evict, rest, launches=LAUNCHES):
         time.sleep(rest)
-        for _ in range(WARM_UPS):
+        for _ in range(min(WARM_UPS, launches)):
             self.call()
-        marks = [(torch.cuda.Event(True), torch.cuda.Event(True)) for _ in range(LAUNCHES)]
+        marks = [(torch.cuda.Event(True), torch.cuda.Event(True)) for _ in range(launches)]
         for begin, end in marks:
             evict.zero_()
             begin.record()
@@ -230,12 +231,24 @@ def run_case(library, case, options, evict, known):
     return row_of(case, "fwd", ours.kernel, sides, rates, case.flops(), difference, is_correct)
 
 
+def square():
+    return torch.randn(PRODUCT_SIZE, PRODUCT_SIZE, device="cuda", dtype=torch.bfloat16)
+
+
 def load_card():
-    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    a = square()
     end = time.time() + LOAD_SECONDS
     while time.time() < end:
         a @ a
         torch.cuda.synchronize()
+
+
+def ceiling_of(options, evict):
+    """TFLOP/s of a large product of matrices, timed as the cases are: what this card gives in this mode."""
+    a, b = square(), square()
+    side = Side(lambda: a @ b, 2 * PRODUCT_SIZE**3)
+    run_rounds({"product": side}, options, evict)
+    return side.rate()
 
 
 def meta_of(benchmark, build_info, options):
@@ -292,6 +305,7 @@ def run_all(benchmark, options, run_one):
         rows.append(run_one(library, case, evict))
     progress("")
     meta = meta_of(f"peers/{benchmark}", library.build_info(), options)
+    meta["product_tflops"] = round(ceiling_of(options, evict), 1)
     result = {"meta": meta, "rows": rows, "summary": report.summary_of(rows)}
     sys.stdout.write(FORMATS[options.format](result))
     if options.out:

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""What features cost on the GPU: each case beside the plain call it is compared with, in one process and in
-alternating rounds; f32 beside PyTorch's memory-efficient kernel. Through the Python package (headrace.torch)."""
+"""What features, other shapes and other numbers cost on the GPU: each case beside the plain calls it is compared with,
+in one process and in alternating rounds; f32 beside PyTorch's memory-efficient kernel. Through the Python package
+(headrace.torch)."""
 
 import argparse
 import dataclasses
@@ -9,6 +10,7 @@ import pathlib
 import random
 import re
 import sys
+import time
 from collections.abc import Callable
 
 import attention_cuda
@@ -22,6 +24,8 @@ from headrace._library import LIBRARY
 from headrace.torch import attention
 
 SEQLEN, HEADS, HEAD_DIM = 8192, 16, 128
+# Calls of a round: so many that short and long ones load the card for as long, or the long ones run at its power limit.
+ROUND_SECONDS, LEAST_LAUNCHES = 0.05, 3
 COLUMNS = (
     ("case", "case", "{}"),
     ("tflops", "TFLOP/s", "{:.0f}"),
@@ -40,7 +44,7 @@ class Case:
     group: str
     floor: float  # of the ratio
     base: str
-    make: Callable  # () -> ((call, flops), (call of the base, its flops), kernel)
+    make: Callable  # () -> ((call, flops), ((weight, call of a base, its flops), ...), kernel)
 
 
 def normal(*shape, dtype=torch.bfloat16):
@@ -48,7 +52,8 @@ def normal(*shape, dtype=torch.bfloat16):
 
 
 def pairs(seqlen_q, seqlen_k, causal):
-    return seqlen_q * (seqlen_q + 1) / 2 if causal else seqlen_q * seqlen_k
+    """Of a query and a key that it sees; seqlen_k not below seqlen_q where there is a causal mask."""
+    return seqlen_q * (seqlen_k - seqlen_q) + seqlen_q * (seqlen_q + 1) / 2 if causal else seqlen_q * seqlen_k
 
 
 def kernel_of(*args, **options):
@@ -66,7 +71,7 @@ def feature(name, floor, causal=False, seqlen=SEQLEN, share=1.0, **make):
         flops = 4 * batch * HEADS * HEAD_DIM * pairs(seqlen, seqlen, causal)
         return (
             (lambda: attention(q, k, v, causal=causal, **options), flops * share),
-            (lambda: attention(q, k, v, causal=causal), flops),
+            ((1, lambda: attention(q, k, v, causal=causal), flops),),
             kernel_of(q, k, v, causal=causal, **options),
         )
 
@@ -106,7 +111,7 @@ def ragged(kind, causal):
         work = 4 * HEADS * HEAD_DIM
         return (
             (lambda: attention(q, k, v, **options), work * sum(pairs(n, n, causal) for n in lengths)),
-            (lambda: attention(*dense, causal=causal), work * total // seqlen * pairs(seqlen, seqlen, causal)),
+            ((1, lambda: attention(*dense, causal=causal), work * total // seqlen * pairs(seqlen, seqlen, causal)),),
             kernel_of(q, k, v, **options),
         )
 
@@ -124,13 +129,124 @@ def float32(head_dim, causal, seqlen):
                 torch.nn.functional.scaled_dot_product_attention(*views, is_causal=causal)
 
         flops = 4 * batch * heads * head_dim * pairs(seqlen, seqlen, causal)
-        return (lambda: attention(q, k, v, causal=causal), flops), (peer, flops), kernel_of(q, k, v, causal=causal)
+        kernel = kernel_of(q, k, v, causal=causal)
+        return (lambda: attention(q, k, v, causal=causal), flops), ((1, peer, flops),), kernel
 
     name = f"f32_hd{head_dim}_{'causal' if causal else 'none'}_s{seqlen}"
     return Case(name, "f32", 1.0, "memory-efficient", build)
 
 
-def all_cases():
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """By the convention of the papers where nothing else is said: 16384 tokens, 2048 columns."""
+
+    seqlen: int = SEQLEN
+    head_dim: int = HEAD_DIM
+    head_dim_v: int = 0  # 0: head_dim
+    seqlen_q: int = 0  # 0: seqlen
+    heads: int = 0
+    group: int = 1
+
+    def make(self, causal):
+        """(q, k, v), the FLOP of a call."""
+        dim_v, seqlen_q = self.head_dim_v or self.head_dim, self.seqlen_q or self.seqlen
+        heads, batch = self.heads or 2048 // self.head_dim, max(16384 // seqlen_q, 1)
+        q = normal(batch, seqlen_q, heads, self.head_dim)
+        k = normal(batch, self.seqlen, heads // self.group, self.head_dim)
+        v = normal(batch, self.seqlen, heads // self.group, dim_v)
+        return (q, k, v), 2 * batch * heads * (self.head_dim + dim_v) * pairs(seqlen_q, self.seqlen, causal)
+
+
+def neighbour(name, causal, shape, around):
+    """A shape beside the cells of the grid around it: (weight, shape) each, weights that add up to one."""
+
+    def build():
+        (q, k, v), flops = shape.make(causal)
+        bases = []
+        for weight, cell in around:
+            tensors, work = cell.make(causal)
+            bases.append((weight, lambda tensors=tensors: attention(*tensors, causal=causal), work))
+        kernel = kernel_of(q, k, v, causal=causal)
+        return (lambda: attention(q, k, v, causal=causal), flops), tuple(bases), kernel
+
+    text = f"{name}_{'causal' if causal else 'none'}"
+    return Case(text, "neighbours", 0.97, "cells around", build)
+
+
+def neighbours():
+    """Between two cells: the point on the line between their rates, over head_dim or the logarithm of the length."""
+    for causal in (False, True):
+        for head_dim in (64, 128, 256):
+            for seqlen in (1024, 4096):
+                around = [(0.5, Shape(seqlen // 2, head_dim)), (0.5, Shape(seqlen * 2, head_dim))]
+                yield neighbour(f"hd{head_dim}_s{seqlen}", causal, Shape(seqlen, head_dim), around)
+        cell, longest = [(1, Shape())], [(1, Shape(16384))]
+        yield neighbour("s8191", causal, Shape(8191), cell)
+        yield neighbour("s32768", causal, Shape(32768), longest)
+        for heads in (12, 40):
+            yield neighbour(f"{heads}_heads", causal, Shape(heads=heads), cell)
+        for heads, kv_heads in ((16, 4), (32, 8), (64, 8)):
+            yield neighbour(f"gqa_{heads}_{kv_heads}", causal, Shape(heads=heads, group=heads // kv_heads), cell)
+        yield neighbour("sq2048_sk8192", causal, Shape(seqlen_q=2048), cell)
+        for head_dim, head_dim_v, share in ((80, 80, 0.25), (96, 96, 0.5), (112, 112, 0.75)):
+            around = [(1 - share, Shape(head_dim=64)), (share, Shape())]
+            yield neighbour(f"hd{head_dim}", causal, Shape(head_dim=head_dim, head_dim_v=head_dim_v), around)
+        for head_dim, head_dim_v, share in ((192, 192, 0.5), (192, 128, 0.25)):
+            around = [(1 - share, Shape()), (share, Shape(head_dim=256))]
+            name = f"hd{head_dim}" + (f"_{head_dim_v}" if head_dim_v != head_dim else "")
+            yield neighbour(name, causal, Shape(head_dim=head_dim, head_dim_v=head_dim_v), around)
+    yield neighbour("s131072", True, Shape(131072), [(1, Shape(16384))])
+
+
+def with_deviation(deviation):
+    """Scores of that standard deviation."""
+    return lambda q, k, v: (q * deviation, k, v)
+
+
+def with_dominant_key(q, k, v):
+    """One key, a third of the way into its sequence, that outweighs all others of every query that sees it."""
+    direction = torch.nn.functional.normalize(normal(q.shape[-1]), dim=0)
+    k = k.clone()
+    k[:, k.shape[1] // 3] = 20 * q.shape[-1] ** 0.5 * direction
+    return q + 3 * direction, k, v
+
+
+def inputs(name, causal, shape, change):
+    """Numbers that are not standard normal beside those that are, in one shape."""
+
+    def build():
+        (q, k, v), flops = shape.make(causal)
+        x, y, z = (tensor.to(q.dtype) for tensor in change(q, k, v))
+        return (
+            (lambda: attention(x, y, z, causal=causal), flops),
+            ((1, lambda: attention(q, k, v, causal=causal), flops),),
+            kernel_of(q, k, v, causal=causal),
+        )
+
+    return Case(f"{name}_hd{shape.head_dim}_{'causal' if causal else 'none'}", "inputs", 0.85, "normal", build)
+
+
+def activations(path):
+    """What layers of a model give attention (activations.py), as often as there are tokens for."""
+    for layer, (q, k, v) in torch.load(path, map_location="cuda").items():
+        seqlen, heads, head_dim = q.shape
+        shape = Shape(seqlen, head_dim, heads=heads, group=heads // k.shape[1])
+        batch = max(16384 // seqlen, 1)
+        repeated = tuple(x.expand(batch, *x.shape).contiguous() for x in (q, k, v))
+        yield inputs(f"activations_{layer}", True, shape, lambda *_, repeated=repeated: repeated)
+
+
+def unusual_inputs(path):
+    for causal in (False, True):
+        for head_dim in (64, 128, 256):
+            for deviation in (8, 30, 100):
+                yield inputs(f"deviation{deviation}", causal, Shape(head_dim=head_dim), with_deviation(deviation))
+            yield inputs("dominant_key", causal, Shape(head_dim=head_dim), with_dominant_key)
+    if path:
+        yield from activations(path)
+
+
+def all_cases(path_of_activations):
     slopes = torch.arange(1, HEADS + 1, device="cuda", dtype=torch.float32) / HEADS
     for causal in (False, True):
         yield feature("sinks", 0.99, causal, sinks=torch.randn(HEADS, device="cuda"))
@@ -149,25 +265,42 @@ def all_cases():
         for causal in (False, True):
             for seqlen in (512, 2048, 8192, 16384):
                 yield float32(head_dim, causal, seqlen)
+    yield from neighbours()
+    yield from unusual_inputs(path_of_activations)
+
+
+def launches_of(call):
+    call()
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    wanted = int(ROUND_SECONDS / (time.perf_counter() - started))
+    return max(LEAST_LAUNCHES, min(attention_cuda.LAUNCHES, wanted))
 
 
 def run_case(case, options, evict):
-    (call, flops), (base_call, base_flops), kernel = case.make()
-    sides = attention_cuda.Side(call, flops), attention_cuda.Side(base_call, base_flops)
+    (call, flops), bases, kernel = case.make()
+    mine = attention_cuda.Side(call, flops)
+    weights = [weight for weight, _, _ in bases]
+    others = [attention_cuda.Side(other, work) for _, other, work in bases]
+    launches = {side: launches_of(side.call) for side in (mine, *others)}
     for _ in range(options.rounds):
-        for side in sides:
-            side.round(evict, attention_cuda.REST_SECONDS)
-    mine, base = (side.rate() for side in sides)
+        for side, count in launches.items():
+            side.round(evict, attention_cuda.REST_SECONDS, count)
+    base = sum(weight * side.rate() for weight, side in zip(weights, others, strict=True))
     return {
-        "case": case.name, "group": case.group, "tflops": mine, "base": case.base, "base_tflops": base,
-        "ratio": mine / base, "floor": case.floor, "kernel": kernel,
-        "rounds": {"headrace": sides[0].rates, case.base: sides[1].rates},
+        "case": case.name, "group": case.group, "tflops": mine.rate(), "base": case.base, "base_tflops": base,
+        "ratio": mine.rate() / base, "floor": case.floor, "kernel": kernel,
+        "rounds": {"headrace": mine.rates, case.base: [side.rates for side in others]},
     }
 
 
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--filter", type=re.compile, default="", help="regex on case names")
+    parser.add_argument("--filter", type=re.compile, default="", help="regex on GROUP/NAME of cases")
+    parser.add_argument("--activations", type=pathlib.Path, help="what bench/peers/activations.py wrote")
+    parser.add_argument("--list", action="store_true", help="print the case names and stop")
     parser.add_argument("--rounds", type=int, default=3, help="of each side, alternating")
     parser.add_argument("--format", choices=sorted(FORMATS), default="text")
     parser.add_argument("--out", type=pathlib.Path, help="write the JSON result here as well")
@@ -178,7 +311,10 @@ def parse_options():
 def main():
     options = parse_options()
     torch.manual_seed(0)
-    cases = [case for case in all_cases() if re.search(options.filter, case.name)]
+    cases = [case for case in all_cases(options.activations) if re.search(options.filter, f"{case.group}/{case.name}")]
+    if options.list:
+        print("\n".join(f"{case.group}/{case.name}" for case in cases))
+        return 0
     evict = torch.empty(attention_cuda.EVICT_BYTES, dtype=torch.uint8, device="cuda")
     rows = []
     with torch.no_grad():

@@ -20,10 +20,11 @@ struct Tile {
   int q_buffers;
   bool q_in_registers;  // Q is read from shared memory once a tile
   bool stages_out;      // O goes through shared memory and the copy engine, else from registers
-  bool brings_bias = false;  // the copy engine brings the bias of a step
-  bool draws_masks = false;  // a warpgroup more makes dropout's masks
-  int v_stages = 2;          // of a ring in shared memory
-  bool takes_turns = false;  // warpgroups issue the products of a step one after the other
+  bool brings_bias = false;      // the copy engine brings the bias of a step
+  bool draws_masks = false;      // a warpgroup more makes dropout's masks
+  int v_stages = 2;              // of a ring in shared memory
+  bool takes_turns = false;      // warpgroups issue the products of a step one after the other
+  int q_steps_in_registers = 0;  // of 16 columns, where the rest of Q is read from shared memory
   friend constexpr bool operator==(const Tile&, const Tile&) = default;
 };
 
@@ -131,13 +132,21 @@ constexpr Tile in_turns(Tile t, int v_stages = 2) {
   t.v_stages = v_stages;
   return t;
 }
+constexpr Tile with_q_steps(Tile t, int q_steps) {
+  t.q_steps_in_registers = q_steps;
+  return t;
+}
 
 inline constexpr Tile kTile64 = in_turns({64, 64, 128, 3, true, 2, false, true}, 3);
+inline constexpr Tile kTile80 = in_turns({80, 80, 128, 2, true, 1, true, true}, 3);
 inline constexpr Tile kTile96 = in_turns({96, 96, 128, 2, true, 1, true, true}, 3);
+inline constexpr Tile kTile112 = in_turns({112, 112, 128, 2, true, 1, true, true}, 3);
 inline constexpr Tile kTile128 = in_turns({128, 128, 128, 2, true, 1, true, true}, 3);
 inline constexpr Tile kTile192v128 = in_turns({192, 128, 128, 2, false, 1, false, false});
 inline constexpr Tile kTile192 = in_turns({192, 192, 112, 2, false, 1, false, false});
-inline constexpr Tile kTile256 = in_turns({256, 256, 64, 2, false, 1, false, false}, 3);
+// S of 64 keys a step reads as much of Q as of K: half of Q fits the registers.
+inline constexpr Tile kTile256 =
+    with_q_steps(in_turns({256, 256, 64, 2, false, 1, false, false}, 3), 8);
 // Short causal sequences: a tile of 192 rows has more on the wrong side of the diagonal. Tiles of
 // one head_dim have the same keys a step, so the choice changes no bits.
 inline constexpr Tile kShort64 = in_turns({64, 64, 128, 2, true, 2, false, true}, 3);
@@ -145,6 +154,7 @@ inline constexpr Tile kShort64 = in_turns({64, 64, 128, 2, true, 2, false, true}
 // without a Q in registers.
 inline constexpr Tile kCapped64 = in_turns({64, 64, 128, 2, true, 1, true, true});
 inline constexpr Tile kCapped128 = in_turns({128, 128, 128, 2, true, 2, false, true});
+inline constexpr Tile kCapped256 = in_turns({256, 256, 64, 2, false, 1, false, false}, 3);
 // The masks' warpgroup takes registers from the others: Q in shared memory, and with two of them
 // there is no room for O. (256 columns of O do not compile for the 128 registers of a launch with
 // four warpgroups.)

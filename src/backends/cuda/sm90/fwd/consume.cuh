@@ -72,6 +72,7 @@ class Consumer : TileScores<kTile, Element, kScores> {
   using typename Base::Ends;
 
   static constexpr int kDim = kTile.head_dim, kDimV = kTile.head_dim_v;
+  static constexpr int kQSteps = kTile.q_in_registers ? kDim / 16 : kTile.q_steps_in_registers;
   static constexpr bool kIsLazy = Element::kHasFloatRange;
   static constexpr int kTurnBarrier = 1 + 3;  // named barriers: clear_tail_of_v has 1 to 3
   static_assert(!(kIsGeneral && kTile.is_flat), "a tile that is computed again has no next one");
@@ -102,16 +103,14 @@ class Consumer : TileScores<kTile, Element, kScores> {
     q_address_ = smem_ + kSmem.offset_q + q_barrier_ * kSmem.q_group;
     mbarrier_wait(barrier(kBarriers.q_full + q_barrier_), q_stage_.parity);
     q_stage_.next();
-    if constexpr (kTile.q_in_registers) {
-      const int row = warp_ * 16 + (lane_ & 15);
+    const int row = warp_ * 16 + (lane_ & 15);
 #pragma unroll
-      for (int i = 0; i < kDim / 16; ++i) {
-        const int chunk = 2 * (i % 4) + (lane_ >> 4);
-        ldmatrix(q_[i], q_address_ + (i / 4) * kGroupRows * 128 +
-                            swizzle128(static_cast<u32>(row * 128 + chunk * 16)));
-      }
-      release_q();
+    for (int i = 0; i < kQSteps; ++i) {
+      const int chunk = 2 * (i % 4) + (lane_ >> 4);
+      ldmatrix(q_[i], q_address_ + (i / 4) * kGroupRows * 128 +
+                          swizzle128(static_cast<u32>(row * 128 + chunk * 16)));
     }
+    if constexpr (kTile.q_in_registers) release_q();
   }
   __device__ __forceinline__ void release_q() {
     __syncwarp();
@@ -135,7 +134,7 @@ class Consumer : TileScores<kTile, Element, kScores> {
 #pragma unroll
     for (int i = 0; i < kDim / 16; ++i) {
       const u64 k_i = wgmma_advance(k, (i % 4) * 32 + (i / 4) * kKeys * 128);
-      if constexpr (kTile.q_in_registers) {
+      if (i < kQSteps) {
         QK::template rs<Major::k>(s_, q_[i], k_i, kIsBiased || i != 0);
       } else {
         QK::template ss<Major::k>(s_, wgmma_advance(q, (i % 4) * 32 + (i / 4) * kGroupRows * 128),
@@ -419,7 +418,7 @@ class Consumer : TileScores<kTile, Element, kScores> {
   int adds_ = 0;  // 0: the next product starts a new O
   float o_[kDimV / 2];
   u32 weights_[kKeys / 16][4];
-  u32 q_[kTile.q_in_registers ? kDim / 16 : 1][4];
+  u32 q_[kQSteps > 0 ? kQSteps : 1][4];
   RowSoftmax softmax_;
   Precise precise_;
 };

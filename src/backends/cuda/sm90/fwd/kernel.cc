@@ -23,7 +23,9 @@ struct Variant {
 // Of those for the scores the first that is large enough, else a general one.
 constexpr Variant kVariants[] = {
     {kTile64, launch_hd64},
+    {kTile80, launch_hd80},
     {kTile96, launch_hd96},
+    {kTile112, launch_hd112},
     {kTile128, launch_hd128},
     {kTile192v128, launch_hd192v128},
     {kTile192, launch_hd192},
@@ -33,7 +35,7 @@ constexpr Variant kVariants[] = {
     {kTile256, launch_hd256_sloped, Scores::sloped},
     {kCapped64, launch_hd64_capped, Scores::capped},
     {kCapped128, launch_hd128_capped, Scores::capped},
-    {kTile256, launch_hd256_capped, Scores::capped},
+    {kCapped256, launch_hd256_capped, Scores::capped},
     {kBiased64, launch_hd64_biased, Scores::biased},
     {kBiased128, launch_hd128_biased, Scores::biased},
     {kBiased256, launch_hd256_biased, Scores::biased},
