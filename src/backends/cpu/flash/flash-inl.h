@@ -19,7 +19,7 @@
 namespace headrace::cpu::flash {
 
 // One task: a tile of rows of one (batch entry, KV head), over all of its keys or one split of
-// them.
+// them; or of some KV heads, tile by tile of keys, where those lie side by side.
 template <class Isa, class E>
 class Task {
  public:
@@ -35,7 +35,8 @@ class Task {
         args_(*call.args),
         x_(call.scratch),
         scratch_(call.worker_scratch + worker * call.scratch.total) {
-    const int64_t entry_units = call.units_per_head * p_.num_kv_heads;
+    const int64_t head_groups = p_.num_kv_heads / call.heads_of_task;
+    const int64_t entry_units = call.units_per_head * head_groups;
     batch_idx_ = index / entry_units;
     sequence_ = sequence_of(p_, args_, batch_idx_);
     plan_ = plan_sequence(p_, sequence_.seqlen_q, sequence_.seqlen_k);
@@ -44,8 +45,9 @@ class Task {
     // same keys follow each other: in [batch, seqlen, heads, dim] those lie side by side, and what
     // the hardware prefetches beyond a row is the next head's.
     const int64_t entry_unit = index % entry_units;
-    const int64_t unit = is_split ? entry_unit / p_.num_kv_heads : entry_unit % call.units_per_head;
-    kv_head_ = is_split ? entry_unit % p_.num_kv_heads : entry_unit / call.units_per_head;
+    const int64_t unit = is_split ? entry_unit / head_groups : entry_unit % call.units_per_head;
+    const int64_t heads = is_split ? entry_unit % head_groups : entry_unit / call.units_per_head;
+    first_head_ = heads * call.heads_of_task;
     tile_n_ = plan_.path == Path::direct ? kDirectKeys : call.tile.n;
     group_ = group_size(p_);
     const int64_t all_rows = sequence_.seqlen_q * group_;
@@ -62,37 +64,57 @@ class Task {
 
   void run() {
     if (num_rows_ <= 0) return;
-    for (int64_t r = 0; r < num_rows_; ++r) is_done()[r] = 0.0f;
-    walk_keys<0>();
+    const Heads all{first_head_, first_head_ + call_.heads_of_task};
+    walk_keys<0>(all);
+    for (int64_t head = all.begin; head < all.end; ++head) finish_head(head);
+  }
+
+ private:
+  struct Heads {
+    int64_t begin, end;
+  };
+  // What follows is about this head. Each head of a task has rows of the scratch memory for itself;
+  // more than one has only the direct path.
+  void select(int64_t head) {
+    kv_head_ = head;
+    const int64_t i = call_.heads_of_task == 1 ? 0 : head - first_head_;
+    base_ = i * call_.rows_of_head;
+    scores_ = i * num_rows_ * tile_n_;
+  }
+  void finish_head(int64_t head) {
+    select(head);
     // A sum of many values near the largest float can overflow though their mean does not: such
     // rows are done again, with probabilities in units of 2^-20. (So are rows with a NaN, to the
     // same end.)
     if (!finish_rows<0>()) {
-      walk_keys<kSmallUnit>();
+      walk_keys<kSmallUnit>({head, head + 1});
       for (int64_t r = 0; r < num_rows_; ++r) finish_row<kSmallUnit>(r);
     }
     if (plan_.num_splits > 1) merge_if_last();
   }
 
- private:
   // Scratch of this worker. Row arrays have round_up(tile.m) floats each.
-  Unit* q() { return reinterpret_cast<Unit*>(scratch_ + x_.q); }  // [rows][q_stride] units
-  float* k() { return scratch_ + x_.k; }                          // panels of K
-  float* v() { return scratch_ + x_.v; }                          // panels of V
+  Unit* q() {  // [rows][q_stride] units
+    return reinterpret_cast<Unit*>(scratch_ + x_.q) + base_ * x_.q_stride;
+  }
+  float* k() { return scratch_ + x_.k; }  // panels of K
+  float* v() { return scratch_ + x_.v; }  // panels of V
   float* s(int64_t r) {
-    return scratch_ + x_.s + r % kSweepRows * tile_n_;
-  }                                       // [rows][tile_n] scores, then probabilities
-  float* o() { return scratch_ + x_.o; }  // [rows][o_stride]
+    return scratch_ + x_.s + scores_ + r % kSweepRows * tile_n_;
+  }  // [rows][tile_n] scores, then probabilities
+  float* o() { return scratch_ + x_.o + base_ * x_.o_stride; }  // [rows][o_stride]
   float* row_array(int i) { return scratch_ + x_.rows + i * x_.row_array; }
-  float* maximum() { return row_array(0); }
-  float* old_maximum() { return row_array(1); }
-  float* sum() { return row_array(2); }
-  float* tile_sum() { return row_array(3); }
-  float* row_scale() { return row_array(4); }
-  float* is_done() { return row_array(12); }
-  KeyRange* row_keys() { return reinterpret_cast<KeyRange*>(row_array(5)); }
-  Span* row_span() { return reinterpret_cast<Span*>(row_array(9)); }
-  Span* block_span() { return reinterpret_cast<Span*>(row_array(11)); }  // kMr >= 2 rows a block
+  float* maximum() { return row_array(0) + base_; }
+  float* old_maximum() { return row_array(1) + base_; }
+  float* sum() { return row_array(2) + base_; }
+  float* tile_sum() { return row_array(3) + base_; }
+  float* row_scale() { return row_array(4) + base_; }
+  float* is_done() { return row_array(12) + base_; }
+  KeyRange* row_keys() { return reinterpret_cast<KeyRange*>(row_array(5)) + base_; }
+  Span* row_span() { return reinterpret_cast<Span*>(row_array(9)) + base_; }
+  Span* block_span() {  // kMr >= 2 rows a block
+    return reinterpret_cast<Span*>(row_array(11)) + base_ / 2;
+  }
 
   int64_t padded_rows() const { return round_up<int64_t>(num_rows_, Isa::kMr); }
   RowId row_id(int64_t r) const {
@@ -100,19 +122,22 @@ class Task {
     return {batch_idx_, kv_head_ * group_ + row % group_, row / group_, sequence_};
   }
 
-  // All tiles of keys; leaves O, maximum and sum of each row, with probabilities in units of
-  // 2^kShift.
+  // All tiles of keys; leaves O, maximum and sum of each row of these heads, with probabilities in
+  // units of 2^kShift. The heads see the same keys.
   template <int kShift>
-  void walk_keys() {
-    start_rows();
+  void walk_keys(Heads heads) {
+    for (int64_t head = heads.begin; head < heads.end; ++head) {
+      select(head);
+      start_rows();
+    }
     for (int64_t key = keys_.begin / tile_n_ * tile_n_; key < keys_.end; key += tile_n_) {
       first_key_ = key;
       num_keys_ = static_cast<int>(std::min(tile_n_, sequence_.seqlen_k - key));
-      find_spans();
       if (plan_.path == Path::packed) {
+        find_spans();
         packed_tile<kShift>();
       } else {
-        direct_tile<kShift>();
+        direct_tile<kShift>(heads);
       }
     }
   }
@@ -122,6 +147,7 @@ class Task {
   bool finish_rows() {
     bool are_all_done = true;
     for (int64_t r = 0; r < num_rows_; ++r) {
+      is_done()[r] = 0.0f;
       const float* row = o() + r * x_.o_stride;
       auto sum = Vec::zero();  // 0 * infinity and 0 * NaN are NaN
       for (int64_t c = 0; c < x_.o_stride; c += Vec::kWidth)
@@ -278,28 +304,39 @@ class Task {
     }
   }
 
+  // Both products of all heads, one after the other: their K lie side by side, and so do their V.
   template <int kShift>
-  void direct_tile() {
-    const Span block = block_span()[0];
-    if (block.is_empty()) return;
+  void direct_tile(Heads heads) {
     const int64_t k_stride = args_.k.stride_seq, v_stride = args_.v.stride_seq;
-    const Rows<E> values{value_rows(), v_stride, block.end, p_.head_dim_v};
-    const Rows<E> keys{key_rows() + block.begin * k_stride, k_stride, block.end - block.begin,
-                       p_.head_dim};
+    const int64_t num_heads = heads.end - heads.begin;
+    select(heads.begin);
+    Fetch<E> next_values{value_rows(), num_heads * p_.head_dim_v, v_stride};
     const bool is_last = first_key_ + tile_n_ >= keys_.end;
-    const Rows<E> next_keys{is_last ? key_rows() : key_rows() + tile_n_ * k_stride, k_stride,
-                            block.end, p_.head_dim};
-    const Rows<E> next_values{value_rows() + block.begin * v_stride, v_stride, keys.count,
-                              p_.head_dim_v};
-    direct_scores<Isa>(q(), x_.q_stride, num_rows_, keys, next_values, s(0) + block.begin);
-    for (int64_t r = 0; r < num_rows_; ++r) {
-      old_maximum()[r] = maximum()[r];
-      softmax<kShift>(r, block);
+    Fetch<E> next_keys{is_last ? key_rows() : key_rows() + tile_n_ * k_stride,
+                       num_heads * p_.head_dim, k_stride};
+    for (int64_t head = heads.begin; head < heads.end; ++head) {
+      select(head);
+      find_spans();
+      const Span block = block_span()[0];
+      if (block.is_empty()) continue;
+      const Rows<E> keys{key_rows() + block.begin * k_stride, k_stride, block.end - block.begin,
+                         p_.head_dim};
+      direct_scores<Isa>(q(), x_.q_stride, num_rows_, keys, next_values, s(0) + block.begin);
+      for (int64_t r = 0; r < num_rows_; ++r) {
+        old_maximum()[r] = maximum()[r];
+        softmax<kShift>(r, block);
+      }
+      rescale_rows<Vec>(old_maximum(), maximum(), tile_sum(), static_cast<int>(num_rows_),
+                        row_scale(), sum());
     }
-    rescale_rows<Vec>(old_maximum(), maximum(), tile_sum(), static_cast<int>(num_rows_),
-                      row_scale(), sum());
-    direct_output<FloatIsa>(s(0), num_rows_, values, next_keys, block.begin, o(), x_.o_stride,
-                            row_scale());
+    for (int64_t head = heads.begin; head < heads.end; ++head) {
+      select(head);
+      const Span block = block_span()[0];
+      if (block.is_empty()) continue;
+      const Rows<E> values{value_rows(), v_stride, block.end, p_.head_dim_v};
+      direct_output<FloatIsa>(s(0), num_rows_, values, next_keys, block.begin, o(), x_.o_stride,
+                              row_scale());
+    }
   }
 
   // The finished row: joins the sink, scales, rounds once. o_row * normaliser is softmax times V;
@@ -408,8 +445,9 @@ class Task {
   const AttentionArgs& args_;
   const Scratch& x_;
   float* scratch_;
-  int64_t batch_idx_, kv_head_, split_idx_, group_;
-  int64_t tile_n_;  // keys of a tile
+  int64_t batch_idx_, first_head_, split_idx_, group_;
+  int64_t kv_head_ = 0, base_ = 0, scores_ = 0;  // see select()
+  int64_t tile_n_;                               // keys of a tile
   Sequence sequence_;
   SequencePlan plan_;
   int64_t first_row_, num_rows_;

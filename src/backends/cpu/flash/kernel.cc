@@ -9,6 +9,7 @@ namespace headrace::cpu::flash {
 namespace {
 
 constexpr int64_t kLineBytes = 64;
+constexpr int64_t kMostHeadsOfTask = 8;
 
 // An instance with what selection must know of it.
 struct Target {
@@ -37,8 +38,39 @@ Tile choose_tile(const Problem& p, const IsaShape& isa, int num_threads) {
   const int64_t heads = std::max<int64_t>(p.batch * p.num_kv_heads, 1);
   const int64_t wanted_tiles = ceil_div<int64_t>(4 * num_threads, heads);
   const int64_t fair = round_up<int64_t>(ceil_div(rows, wanted_tiles), isa.tile_rows);
-  tile.m = std::clamp<int64_t>(fair, std::min<int64_t>(kSplitRows, tile.m), tile.m);
+  const bool is_direct = plan_sequence(p, p.seqlen_q, p.seqlen_k).path == Path::direct;
+  const int64_t least = is_direct ? kMostHeadsOfTask * kDirectRows : kSplitRows;
+  tile.m = std::clamp<int64_t>(fair, std::min(least, tile.m), tile.m);
   return tile;
+}
+
+// Rows of scratch memory that a head's rows may write to.
+int64_t rows_of_head(int64_t rows, const IsaShape& isa) {
+  return round_up<int64_t>(round_up<int64_t>(rows, isa.tile_rows), 16);
+}
+
+// KV heads of a task. Few rows of heads that lie side by side are computed together, tile by tile
+// of keys, so that memory is read in its order; what a tile reads must stay in the L2 cache, and
+// there must be work for all threads.
+int64_t heads_together(const Plan& plan, const AttentionArgs& args, const IsaShape& isa,
+                       int64_t units) {
+  const Problem& p = plan.problem;
+  const int64_t rows = p.seqlen_q * group_size(p);
+  const bool is_side_by_side = args.k.stride_head == p.head_dim &&
+                               args.v.stride_head == p.head_dim_v &&
+                               args.k.stride_seq > p.head_dim && args.v.stride_seq > p.head_dim_v;
+  if (p.is_ragged || !is_side_by_side ||
+      plan_sequence(p, p.seqlen_q, p.seqlen_k).path != Path::direct)
+    return 1;
+  const int64_t tile_bytes =
+      kDirectKeys * (p.head_dim + p.head_dim_v) * static_cast<int64_t>(dtype_bytes(dtype_of(p)));
+  int64_t heads = 1;
+  while (p.num_kv_heads % (2 * heads) == 0 && 2 * heads * rows <= kSweepRows &&
+         2 * heads * rows_of_head(rows, isa) <= plan.schedule.tile_m &&
+         2 * heads * tile_bytes * 2 <= plan.device.l2_bytes &&
+         4 * plan.schedule.num_threads * 2 * heads <= p.batch * p.num_kv_heads * units)
+    heads *= 2;
+  return heads;
 }
 
 struct Sizes {
@@ -95,19 +127,24 @@ Status launch(const Target& target, const Plan& plan, const AttentionArgs& args,
   char* base =
       static_cast<char*>(workspace.data) + (kLineBytes - address % kLineBytes) % kLineBytes;
 
+  const int64_t units =
+      std::max(ceil_div(p.seqlen_q * group_size(p), tile.m), sizes.partials.max_splits);
+  const int64_t heads = heads_together(plan, args, target.instance.shape, units);
+
   Call call{.problem = &p,
             .args = &args,
             .tile = tile,
             .scratch = sizes.scratch,
             .partials = sizes.partials,
-            .units_per_head =
-                std::max(ceil_div(p.seqlen_q * group_size(p), tile.m), sizes.partials.max_splits),
+            .units_per_head = units,
+            .heads_of_task = heads,
+            .rows_of_head = rows_of_head(p.seqlen_q * group_size(p), target.instance.shape),
             .worker_scratch = reinterpret_cast<float*>(base),
             .partial = reinterpret_cast<float*>(base + sizes.scratch_bytes),
             .num_finished =
                 reinterpret_cast<uint32_t*>(base + sizes.scratch_bytes + sizes.partial_bytes)};
   std::memset(call.num_finished, 0, static_cast<size_t>(sizes.num_counters) * sizeof(uint32_t));
-  const int64_t num_tasks = p.batch * p.num_kv_heads * call.units_per_head;
+  const int64_t num_tasks = p.batch * p.num_kv_heads / heads * units;
   parallel_for(num_tasks, schedule.num_threads, target.instance.task_body[p.dtype], &call);
   return std::nullopt;
 }

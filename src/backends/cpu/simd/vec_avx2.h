@@ -152,7 +152,8 @@ struct Isa : FloatUnits<Vec> {
   using FloatIsa = Isa;
   static constexpr int kMr = 6;
   static constexpr int kNv = 2;
-  static constexpr int kKeyStreams = 2;  // rows of K that the direct path reads at once
+  static constexpr int kKeyStreams = 2;    // rows of K that the direct path reads at once
+  static constexpr int kValueVectors = 2;  // and columns of V, in vectors
 };
 
 }  // namespace headrace::cpu::avx2

@@ -173,7 +173,8 @@ struct Isa : FloatUnits<Vec> {
   using FloatIsa = Isa;
   static constexpr int kMr = 12;
   static constexpr int kNv = 2;
-  static constexpr int kKeyStreams = 4;  // rows of K that the direct path reads at once
+  static constexpr int kKeyStreams = 4;    // rows of K that the direct path reads at once
+  static constexpr int kValueVectors = 4;  // and columns of V, in vectors
 };
 
 }  // namespace headrace::cpu::HEADRACE_AVX512_NAMESPACE

@@ -18,7 +18,8 @@ struct PairIsa {
   static constexpr int kPair = 2;
   static constexpr int kMr = 12;
   static constexpr int kNv = 2;
-  static constexpr int kKeyStreams = 4;  // rows of K that the direct path reads at once
+  static constexpr int kKeyStreams = 4;    // rows of K that the direct path reads at once
+  static constexpr int kValueVectors = 4;  // and columns of V, in vectors
 
   static F broadcast(const Unit* p) {
     return Vec::from_bits(_mm512_set1_epi32(static_cast<int32_t>(*p)));

@@ -132,7 +132,8 @@ struct Isa : FloatUnits<Vec> {
   using FloatIsa = Isa;
   static constexpr int kMr = 4;
   static constexpr int kNv = 4;
-  static constexpr int kKeyStreams = 2;  // rows of K that the direct path reads at once
+  static constexpr int kKeyStreams = 2;    // rows of K that the direct path reads at once
+  static constexpr int kValueVectors = 4;  // and columns of V, in vectors
 };
 
 }  // namespace headrace::cpu::neon

@@ -75,9 +75,10 @@ struct Vec {
 
 struct Isa : FloatUnits<Vec> {
   using FloatIsa = Isa;
-  static constexpr int kMr = 4;          // rows of the register tile
-  static constexpr int kNv = 4;          // its columns, in vectors
-  static constexpr int kKeyStreams = 2;  // rows of K that the direct path reads at once
+  static constexpr int kMr = 4;            // rows of the register tile
+  static constexpr int kNv = 4;            // its columns, in vectors
+  static constexpr int kKeyStreams = 2;    // rows of K that the direct path reads at once
+  static constexpr int kValueVectors = 4;  // and columns of V, in vectors
   // Not fused: without FMA hardware a fused multiply-add is a library call.
   static float madd(float a, float b, float c) { return a * b + c; }
 };
