@@ -63,6 +63,7 @@ class BitsOfKernel {
   BitsOfKernel(const Target& target, Report& report) : target_(target), report_(report) {}
 
   void check(const CaseName& name) {
+    set_current_case(0, replay_line(std::string(target_.kernel->name), name) + " --suite bits");
     Case test_case(name);
     const Bytes whole = run_bytes(target_, test_case, test_case.tensors(), test_case.options(), 1);
     compare(repeat_, name, whole,
@@ -73,6 +74,10 @@ class BitsOfKernel {
     if (name.values[Axis::dropout] == 0) check_alone(ragged_, test_case, whole);
     if (name.seed % 3 == 0) check_splits(name);
     check_decode(name);
+  }
+
+  bool is_refused(const Case& test_case) const {
+    return !target_.kernel->refuses(make_call(test_case).value().problem, target_.device).empty();
   }
 
   // Of one case only what it compared: a dense one has no ragged sequence.
@@ -107,10 +112,6 @@ class BitsOfKernel {
                          part_of(all.lse, whole.lse, part.lse), "", ""};
     const Bytes got = run_bytes(target_, test_case, part, options, 2);
     if (got.refusal.empty()) compare(c, test_case.name(), expected, got);  // without keys, say
-  }
-
-  bool is_refused(const Case& test_case) const {
-    return !target_.kernel->refuses(make_call(test_case).value().problem, target_.device).empty();
   }
 
   // One sequence of the batch, as if the others were not there.
@@ -189,10 +190,7 @@ Report run_bits(const SuiteOptions& options) {
     BitsOfKernel kernel(target, report);
     for (int left = options.tier == Tier::small ? kSmallCases : kCases; left > 0;) {
       const CaseName name = random_case(random);
-      Case test_case(name);
-      const Call call = make_call(test_case).value();
-      if (!target.kernel->refuses(call.problem, target.device).empty()) continue;
-      set_current_case(0, replay_line(std::string(target.kernel->name), name) + " --suite bits");
+      if (kernel.is_refused(Case(name))) continue;
       kernel.check(name);
       --left;
     }
@@ -208,11 +206,8 @@ int replay_bits_case(const CaseName& name, const SuiteOptions& options) {
   Report report;
   report.suite = "bits";
   for (const Target& target : chosen_targets(options)) {
-    set_current_case(0, replay_line(std::string(target.kernel->name), name) + " --suite bits");
-    Case test_case(name);
-    const Call call = make_call(test_case).value();
-    if (!target.kernel->refuses(call.problem, target.device).empty()) continue;
     BitsOfKernel kernel(target, report);
+    if (kernel.is_refused(Case(name))) continue;
     kernel.check(name);
     kernel.finish_one();
   }

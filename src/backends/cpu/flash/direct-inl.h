@@ -176,8 +176,8 @@ inline void for_row_blocks(int64_t rows, Body body) {
   if (i < rows) body(i, std::integral_constant<int, 1>{});
 }
 
-// s[rows][keys.count] = Q K^T, while as many lines of `next` are fetched. K is read in two streams,
-// of its first and of its second half: a core has more lines under way for two.
+// s[rows][keys.count] = Q K^T, while as many lines of `next` are fetched. K is read in kKeyStreams
+// streams, each through a part of its own: a core has more lines under way for more than one.
 template <class Isa, class E>
 inline void direct_scores(const typename Isa::Unit* q, int64_t q_stride, int64_t rows,
                           const Rows<E>& keys, Fetch<E>& next, float* s) {

@@ -77,7 +77,7 @@ class Task {
   // more than one has only the direct path.
   void select(int64_t head) {
     kv_head_ = head;
-    const int64_t i = call_.heads_of_task == 1 ? 0 : head - first_head_;
+    const int64_t i = head - first_head_;
     base_ = i * call_.rows_of_head;
     scores_ = i * num_rows_ * tile_n_;
   }

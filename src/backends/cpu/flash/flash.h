@@ -16,7 +16,7 @@ struct Call {
   Partials partials;
   int64_t units_per_head;  // tasks of one (batch, KV heads of a task): tiles of rows, or splits
   int64_t heads_of_task;   // KV heads
-  int64_t rows_of_head;    // rows of scratch memory for each of them, where there are more than one
+  int64_t rows_of_head;    // rows of scratch memory for each of them
   float* worker_scratch;   // [num_workers, scratch.total], 64-byte aligned
   float* partial;          // [batch, num_kv_heads, splits, rows, row_floats]
   uint32_t* num_finished;  // [batch, num_kv_heads] splits that are done, zero at the start

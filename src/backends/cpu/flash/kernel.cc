@@ -9,7 +9,7 @@ namespace headrace::cpu::flash {
 namespace {
 
 constexpr int64_t kLineBytes = 64;
-constexpr int64_t kMostHeadsOfTask = 8;
+constexpr int64_t kMostHeadsOfTask = 8;  // scratch memory has rows for so many, where rows are few
 
 // An instance with what selection must know of it.
 struct Target {
@@ -64,12 +64,15 @@ int64_t heads_together(const Plan& plan, const AttentionArgs& args, const IsaSha
     return 1;
   const int64_t tile_bytes =
       kDirectKeys * (p.head_dim + p.head_dim_v) * static_cast<int64_t>(dtype_bytes(dtype_of(p)));
+  constexpr int64_t kL2Share = 2, kTasksOfThread = 4;
+  const auto fits = [&](int64_t heads) {
+    return p.num_kv_heads % heads == 0 && heads * rows <= kSweepRows &&
+           heads * rows_of_head(rows, isa) <= plan.schedule.tile_m &&
+           heads * tile_bytes * kL2Share <= plan.device.l2_bytes &&
+           heads * kTasksOfThread * plan.schedule.num_threads <= p.batch * p.num_kv_heads * units;
+  };
   int64_t heads = 1;
-  while (p.num_kv_heads % (2 * heads) == 0 && 2 * heads * rows <= kSweepRows &&
-         2 * heads * rows_of_head(rows, isa) <= plan.schedule.tile_m &&
-         2 * heads * tile_bytes * 2 <= plan.device.l2_bytes &&
-         4 * plan.schedule.num_threads * 2 * heads <= p.batch * p.num_kv_heads * units)
-    heads *= 2;
+  while (fits(2 * heads)) heads *= 2;
   return heads;
 }
 
