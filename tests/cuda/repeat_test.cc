@@ -22,6 +22,8 @@ std::vector<Shape> shapes() {
       {"cuda_sm90_fwd", DType::f16, 1, 700, 24, 24, 64, causal},
       {"cuda_sm90_fwd", DType::bf16, 2, 1100, 16, 4, 80, causal},
       {"cuda_sm90_fwd", DType::bf16, 2, 513, 8, 8, 96, {}},
+      {"cuda_sm90_fwd", DType::f16, 2, 1100, 16, 16, 80, {}},
+      {"cuda_sm90_fwd", DType::bf16, 1, 2100, 16, 8, 96, causal},
       {"cuda_sm90_fwd", DType::f16, 1, 900, 16, 16, 112, causal},
       {"cuda_sm90_fwd", DType::bf16, 2, 1500, 16, 4, 128, causal},
       {"cuda_sm90_fwd", DType::f16, 2, 640, 8, 2, 128, {}},

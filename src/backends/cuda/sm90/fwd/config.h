@@ -138,23 +138,25 @@ constexpr Tile with_q_steps(Tile t, int q_steps) {
 }
 
 inline constexpr Tile kTile64 = in_turns({64, 64, 128, 3, true, 2, false, true}, 3);
-inline constexpr Tile kTile80 = in_turns({80, 80, 128, 2, true, 1, true, true}, 3);
-inline constexpr Tile kTile96 = in_turns({96, 96, 128, 2, true, 1, true, true}, 3);
+// Three consumers have registers for 112 keys a step, and shared memory for two Q where O has none.
+inline constexpr Tile kTile80 = in_turns({80, 80, 112, 3, true, 2, false, false});
+inline constexpr Tile kTile96 = in_turns({96, 96, 112, 3, true, 2, false, false});
 inline constexpr Tile kTile112 = in_turns({112, 112, 128, 2, true, 1, true, true}, 3);
 inline constexpr Tile kTile128 = in_turns({128, 128, 128, 2, true, 1, true, true}, 3);
 inline constexpr Tile kTile192v128 = in_turns({192, 128, 128, 2, false, 1, false, false});
 inline constexpr Tile kTile192 = in_turns({192, 192, 112, 2, false, 1, false, false});
-// S of 64 keys a step reads as much of Q as of K: half of Q fits the registers.
-inline constexpr Tile kTile256 =
-    with_q_steps(in_turns({256, 256, 64, 2, false, 1, false, false}, 3), 8);
-// Short causal sequences: a tile of 192 rows has more on the wrong side of the diagonal. Tiles of
-// one head_dim have the same keys a step, so the choice changes no bits.
+// S of 64 keys a step reads as much of Q as of K: half of Q fits the registers, but beside softcap.
+inline constexpr Tile kCapped256 = in_turns({256, 256, 64, 2, false, 1, false, false}, 3);
+inline constexpr Tile kTile256 = with_q_steps(kCapped256, 8);
+// Short sequences: a tile of 192 rows has more beyond their end and on the wrong side of the
+// diagonal. Tiles of one head_dim have the same keys a step, so the choice changes no bits.
 inline constexpr Tile kShort64 = in_turns({64, 64, 128, 2, true, 2, false, true}, 3);
+inline constexpr Tile kShort80 = in_turns({80, 80, 112, 2, true, 1, true, true}, 3);
+inline constexpr Tile kShort96 = in_turns({96, 96, 112, 2, true, 1, true, true}, 3);
 // Softcap wants registers: no third consumer; two Q in shared memory, so that tiles are flat
 // without a Q in registers.
 inline constexpr Tile kCapped64 = in_turns({64, 64, 128, 2, true, 1, true, true});
 inline constexpr Tile kCapped128 = in_turns({128, 128, 128, 2, true, 2, false, true});
-inline constexpr Tile kCapped256 = in_turns({256, 256, 64, 2, false, 1, false, false}, 3);
 // The masks' warpgroup takes registers from the others: Q in shared memory, and with two of them
 // there is no room for O. (256 columns of O do not compile for the 128 registers of a launch with
 // four warpgroups.)

@@ -7,10 +7,10 @@
 namespace headrace::cuda::sm90 {
 namespace {
 
-constexpr Tile kAll[] = {kTile64,      kTile80,     kTile96,    kTile112,    kTile128,
-                         kTile192v128, kTile192,    kTile256,   kShort64,    kCapped64,
-                         kCapped128,   kCapped256,  kBiased64,  kBiased128,  kBiased256,
-                         kDropped64,   kDropped128, kGeneral64, kGeneral128, kGeneral256};
+constexpr Tile kAll[] = {kTile64,     kTile80,    kTile96,     kTile112,   kTile128,   kTile192v128,
+                         kTile192,    kTile256,   kShort64,    kShort80,   kShort96,   kCapped64,
+                         kCapped128,  kCapped256, kBiased64,   kBiased128, kBiased256, kDropped64,
+                         kDropped128, kGeneral64, kGeneral128, kGeneral256};
 
 TEST(HopperTiles, FitSharedMemory) {
   for (const Tile& tile : kAll) EXPECT_LE(smem_bytes(tile), kSmemLimit) << tile.head_dim;

@@ -45,8 +45,17 @@ constexpr Variant kVariants[] = {
     {kGeneral128, launch_hd128_general, Scores::general},
     {kGeneral256, launch_hd256_general, Scores::general},
 };
-constexpr Variant kShort = {kShort64, launch_hd64_short};
-constexpr std::int64_t kShortSeqlen = 1024;
+// Smaller tiles for short sequences, by their most queries without and with a causal mask.
+struct ShortVariant {
+  Launch* instead_of;
+  Variant variant;
+  std::int64_t most_queries, most_queries_causal;
+};
+constexpr ShortVariant kShortVariants[] = {
+    {launch_hd64, {kShort64, launch_hd64_short}, -1, 1024},
+    {launch_hd80, {kShort80, launch_hd80_short}, 1024, 2048},
+    {launch_hd96, {kShort96, launch_hd96_short}, 1024, 2048},
+};
 
 bool has_causal(const Problem& p) { return p.causal != HEADRACE_CAUSAL_NONE; }
 
@@ -67,8 +76,11 @@ const Variant* variant_of(const Problem& p) {
   for (const Variant& v : kVariants) {
     if (v.scores != scores && v.scores != Scores::general) continue;
     if (p.head_dim > v.tile.head_dim || p.head_dim_v > v.tile.head_dim_v) continue;
-    const bool is_short = has_causal(p) && p.seqlen_q <= kShortSeqlen;
-    return v.launch == launch_hd64 && is_short ? &kShort : &v;
+    for (const ShortVariant& s : kShortVariants)
+      if (s.instead_of == v.launch &&
+          p.seqlen_q <= (has_causal(p) ? s.most_queries_causal : s.most_queries))
+        return &s.variant;
+    return &v;
   }
   return nullptr;
 }

@@ -1,4 +1,4 @@
-// The compiled kernels: two files a tile, plain scores and general ones, in each both formats.
+// The compiled kernels: a file for a tile and its scores, with both formats.
 #pragma once
 
 #include "backends/cuda/sm90/fwd/params.h"
@@ -14,8 +14,8 @@ struct Call {
 };
 using Launch = Status(const Call& call);
 
-Launch launch_hd64, launch_hd64_short, launch_hd80, launch_hd96, launch_hd112, launch_hd128,
-    launch_hd192v128, launch_hd192, launch_hd256;
+Launch launch_hd64, launch_hd64_short, launch_hd80, launch_hd80_short, launch_hd96,
+    launch_hd96_short, launch_hd112, launch_hd128, launch_hd192v128, launch_hd192, launch_hd256;
 Launch launch_hd64_general, launch_hd128_general, launch_hd256_general;
 // One feature alone.
 Launch launch_hd64_sloped, launch_hd64_capped, launch_hd64_biased, launch_hd64_dropped;

@@ -4,7 +4,8 @@
 // A row's weights are 2^(score * c - reference). The usual reference is the running maximum; any
 // that is near it gives the same relative precision, since a float carries its exponent. So a row's
 // reference is the maximum of the first keys that it sees, and then moves seldom:
-//   conditional  to the maximum, when that has grown by more than kMoveAboveGrowth;
+//   conditional  to the maximum, when that has grown by more than kGrowth. Each thread looks at its
+//                own columns before the exponentials; where one asks for it the row's four agree;
 //   lazy         to the maximum, when a thread's share of a step's weights, which it sums anyway,
 //                is beyond 2^9: no maximum, no shuffle and nothing between the scores and the
 //                exponentials. bf16 has the range of float for it. Scores that jump by more than
@@ -21,7 +22,6 @@ namespace headrace::cuda::sm90 {
 
 inline constexpr float kLog2e = 0x1.715476p+0f;
 inline constexpr float kMoveAboveShare = 0x1p9f;     // lazy: bf16 has 8 bits
-inline constexpr float kMoveAboveGrowth = 4.0f;      // conditional, in log2
 inline constexpr float kLargestSum = 0x1p96f;        // of a row that is sound
 inline constexpr float kSmallestSum = 0x1p-40f;      // where references are guesses
 inline constexpr float kLargestReference = 0x1p13f;  // beyond it score * c is not exact enough
@@ -39,9 +39,10 @@ struct Scaled {
   __device__ __forceinline__ float top(float x, int) const { return x * c; }
 };
 
-// The maximum of each row, the same in its four threads.
+// The maximum of this thread's columns of each row.
 template <int kKeys, class Score>
-__device__ __forceinline__ void row_max(const float (&s)[kKeys / 2], Score score, float (&top)[2]) {
+__device__ __forceinline__ void thread_max(const float (&s)[kKeys / 2], Score score,
+                                           float (&top)[2]) {
   const auto shown = [&](int i) { return score.shown(s[i], i); };
   float part[2][2];  // two chains a row: one would wait for itself
 #pragma unroll
@@ -58,16 +59,23 @@ __device__ __forceinline__ void row_max(const float (&s)[kKeys / 2], Score score
     }
   }
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    top[r] = fmaxf(part[r][0], part[r][1]);
-    top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 1));
-    top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 2));
-  }
+  for (int r = 0; r < 2; ++r) top[r] = fmaxf(part[r][0], part[r][1]);
+}
+// Of what the four threads of a row have: the same in all.
+__device__ __forceinline__ float row_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+template <int kKeys, class Score>
+__device__ __forceinline__ void row_max(const float (&s)[kKeys / 2], Score score, float (&top)[2]) {
+  thread_max<kKeys>(s, score, top);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) top[r] = row_max(top[r]);
 }
 
 // Row r of the thread in element e of its group of four: e / 2. Weights are kept in units of
-// 2^-kLift: f16 has no numbers below 2^-24, and room above 1.
-template <int kKeys, int kLift>
+// 2^-kLift: f16 has no numbers below 2^-24, and room above 1. kGrowth is in log2.
+template <int kKeys, int kLift, int kGrowth>
 struct Softmax {
   float reference[2];  // -inf: the row has seen no key
   float sum[2];        // of this thread's columns
@@ -143,10 +151,7 @@ struct Softmax {
     row_max<kKeys>(s, Scaled{1.0f}, top);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float largest = share[r];  // of the four threads of a row, which must agree
-      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-      const bool moves = largest > kMoveAboveShare;
+      const bool moves = row_max(share[r]) > kMoveAboveShare;  // the four threads must agree
       // 2^-126 is the smallest factor that is no denormal.
       const float growth = moves ? fminf(__log2f(top[r]), 126.0f) : 0.0f;
       factor[r] = exp2_approx(-growth);
@@ -160,16 +165,18 @@ struct Softmax {
   template <class Score>
   __device__ __forceinline__ bool conditional_step(float (&s)[kKeys / 2], Score score,
                                                    float (&factor)[2]) {
+    const auto grows = [&](float top, int r) {
+      return score.top(top, r) - reference[r] > static_cast<float>(kLift + kGrowth);
+    };
     float top[2];
-    row_max<kKeys>(s, score, top);
-    const bool grows[2] = {score.top(top[0], 0) - reference[0] > kLift + kMoveAboveGrowth,
-                           score.top(top[1], 1) - reference[1] > kLift + kMoveAboveGrowth};
-    const bool moves = __any_sync(0xffffffffu, grows[0] || grows[1]);
-    if (moves) {
+    thread_max<kKeys>(s, score, top);
+    const bool moves = __any_sync(0xffffffffu, grows(top[0], 0) || grows(top[1], 1));
+    if (moves) [[unlikely]] {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float next = grows[r] ? score.top(top[r], r) - kLift : reference[r];
-        factor[r] = grows[r] ? exp2_approx(reference[r] - next) : 1.0f;
+        const float best = row_max(top[r]);
+        const float next = grows(best, r) ? score.top(best, r) - kLift : reference[r];
+        factor[r] = grows(best, r) ? exp2_approx(reference[r] - next) : 1.0f;
         sum[r] *= factor[r];
         reference[r] = next;
       }
