@@ -76,7 +76,7 @@ class Consumer : TileScores<kTile, Element, kScores> {
   // Where products take long enough, the maxima of conditional steps are free, and hostile scores
   // cost nothing: head_dim 256 loses 0.5 % with usual ones. 128 would lose 6 %.
   static constexpr bool kIsLazy =
-      Element::kHasFloatRange && (kScores != Scores::plain || kDim <= 128);
+      Element::kHasFloatRange && (kScores != Scores::plain || kDimV <= 128);
   static constexpr int kTurnBarrier = 1 + 3;  // named barriers: clear_tail_of_v has 1 to 3
   static_assert(!(kIsGeneral && kTile.is_flat), "a tile that is computed again has no next one");
   using RowSoftmax = Softmax<kKeys, Element::kLift, Element::kGrowth>;
