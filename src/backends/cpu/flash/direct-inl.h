@@ -2,6 +2,10 @@
 // is bound by that read).
 #pragma once
 
+#include <string.h>
+
+#include <type_traits>
+
 #include "backends/cpu/flash/config.h"
 #include "backends/cpu/flash/gemm-inl.h"
 
@@ -18,20 +22,36 @@ struct Rows {
   const E* operator[](int64_t row) const { return first + row * stride; }
 };
 
-// Both products fetch rows while they compute: the first the rows of V that the second will need,
-// that one the next rows of K. By hand, because in [batch, seqlen, heads, dim] the rows of a head
-// lie in different pages, where hardware prefetchers do not follow; evenly, a line for some
-// products: a burst would fill the core's buffers of outstanding misses and stop it; and in the
-// order of memory, through the rows of all heads that a task has, which prefetchers do follow.
+// Rows are fetched while others are computed with: V of a tile during its scores and softmax, the
+// next rows of K during its output. By hand, because in [batch, seqlen, heads, dim] the rows of a
+// head lie in different pages, where hardware prefetchers do not follow; evenly, some lines for
+// some products: a burst would fill the core's buffers of outstanding misses and stop it; in the
+// order of memory, through the rows of all heads that a task has, which prefetchers do follow; and
+// in four streams, each through a quarter of the rows: a core has more lines under way for more
+// than one (64 rows of 256 bytes are four pages, and a prefetcher works on each).
 template <class E>
 class Fetch {
  public:
-  // Rows of `width` elements, `stride` apart.
-  Fetch(const E* first, int64_t width, int64_t stride)
-      : at_(first), end_(first + width), width_(width), skip_(stride - width) {}
+  // `count` rows of `width` elements, `stride` apart.
+  Fetch(const E* first, int64_t width, int64_t stride, int64_t count)
+      : at_(first),
+        end_(first + width),
+        apart_(count / kStreams * stride),
+        width_(width),
+        skip_(stride - width) {}
 
-  void line() {
-    __builtin_prefetch(at_, 0, 2);  // into the L2 cache
+  template <int kLines>  // the same in each call
+  void lines() {
+    static_assert(kStreams % kLines == 0);
+    const E* at = at_;
+    if constexpr (kLines < kStreams) at += stream_ * apart_;
+#pragma GCC unroll 4
+    for (int i = 0; i < kLines; ++i)
+      __builtin_prefetch(at + i * apart_, 0, 2);  // into the L2 cache
+    if constexpr (kLines < kStreams) {
+      stream_ = (stream_ + kLines) % kStreams;
+      if (stream_ != 0) return;
+    }
     at_ += kLine;
     if (at_ < end_) return;
     at_ = end_ + skip_;
@@ -39,68 +59,114 @@ class Fetch {
   }
 
  private:
+  static constexpr int kStreams = 4;
   static constexpr int64_t kLine = 64 / sizeof(E);
   const E *at_, *end_;
-  int64_t width_, skip_;
+  int64_t apart_, width_, skip_;
+  int64_t stream_ = 0;  // the next one
 };
 
-// s[kRows][kKeys] = Q K^T for rows of Q (units, zero padded to whole vectors) and the rows `key`
-// and `key` + `apart` of K. With kFetch, as many lines of `next` are fetched.
+// A row of Q in units, its whole lines in the order in which load_block() takes those of K.
+template <class Isa, class E>
+inline void order_units(const E* row, int64_t dim, typename Isa::Unit* units) {
+  constexpr int kBlock = Isa::template kBlock<E>;
+  constexpr int64_t kW = Isa::Vec::kWidth, kLine = 64 / sizeof(E);
+  if constexpr (kBlock > 1) {
+    for (int64_t d = 0; d < dim / kLine * kLine; d += kW * kBlock) {
+      typename Isa::Vec::F x[kBlock];
+      Isa::load_block(row + d, x);
+      for (int i = 0; i < kBlock; ++i) Isa::Vec::store(units + d + i * kW, x[i]);
+    }
+  }
+}
+
+// s[kRows][kKeys] = sums of the lanes of acc[kRows * kKeys], eight at a time where there are as
+// many.
+template <class Vec, int kRows, int kKeys>
+inline void store_sums(const typename Vec::F* acc, float* s) {
+  if constexpr (kRows * kKeys % 8 == 0) {
+#pragma GCC unroll 4
+    for (int first = 0; first < kRows * kKeys; first += 8) {
+      float sums[8];  // whole rows of kKeys
+      Vec::sums(acc + first, sums);
+#pragma GCC unroll 4
+      for (int i = 0; i < 8; i += kKeys)
+        memcpy(s + (first + i) / kKeys * kDirectKeys, sums + i, sizeof(float[kKeys]));
+    }
+  } else {
+    for (int i = 0; i < kRows * kKeys; ++i)
+      s[i / kKeys * kDirectKeys + i % kKeys] = Vec::sum(acc[i]);
+  }
+}
+
+// s[kRows][kKeys] = Q K^T for rows of Q (units in the order of order_units(), zero padded to whole
+// vectors) and kKeys rows of K from `key`. With kFetch, as many lines of `next` are fetched but one
+// of each row, which is left for fetch_rest().
 template <class Isa, int kRows, int kKeys, bool kFetch, class E>
 inline void dot_rows(const typename Isa::Unit* q, int64_t q_stride, const Rows<E>& keys,
-                     Fetch<E>& next, int64_t key, int64_t apart, float* s) {
+                     Fetch<E>& next, int64_t key, float* s) {
   using Vec = typename Isa::Vec;
   constexpr int64_t kStep = Vec::kWidth * Isa::kPair, kLine = 64 / sizeof(E);
   typename Vec::F acc[kRows * kKeys];  // [row][key]
   const typename Isa::Unit* q_row[kRows];
   const E* row[kKeys];
 #pragma GCC unroll 4
-  for (int k = 0; k < kKeys; ++k) row[k] = keys[key + k * apart];
+  for (int k = 0; k < kKeys; ++k) row[k] = keys[key + k];
 #pragma GCC unroll 4
   for (int i = 0; i < kRows; ++i) {
     q_row[i] = q + i * q_stride;
 #pragma GCC unroll 4
     for (int k = 0; k < kKeys; ++k) acc[i * kKeys + k] = Vec::zero();
   }
-  const auto multiply = [&](int64_t d, auto load) __attribute__((always_inline)) {
-    typename Vec::F x[kKeys];
+  const auto multiply = [&](int64_t d, auto n, auto load) __attribute__((always_inline)) {
+    constexpr int kN = decltype(n)::value;
+    typename Vec::F x[kKeys][kN];
 #pragma GCC unroll 4
-    for (int k = 0; k < kKeys; ++k) x[k] = load(row[k] + d);
+    for (int k = 0; k < kKeys; ++k) load(row[k] + d, x[k]);
 #pragma GCC unroll 4
     for (int i = 0; i < kRows; ++i) {
-      const auto qv = Isa::load_units(q_row[i] + d / Isa::kPair);
 #pragma GCC unroll 4
-      for (int k = 0; k < kKeys; ++k) {
-        auto& sum = acc[i * kKeys + k];
-        sum = Isa::madd(qv, x[k], sum);
+      for (int v = 0; v < kN; ++v) {
+        const auto qv = Isa::load_units(q_row[i] + d / Isa::kPair + v * Vec::kWidth);
+#pragma GCC unroll 4
+        for (int k = 0; k < kKeys; ++k) {
+          auto& sum = acc[i * kKeys + k];
+          sum = Isa::madd(qv, x[k][v], sum);
+        }
       }
     }
   };
-  const auto load = [](const E* at) __attribute__((always_inline)) { return Isa::load_row(at); };
+  constexpr auto one = std::integral_constant<int, 1>{};
+  constexpr auto block = std::integral_constant<int, Isa::template kBlock<E>>{};
+  const auto load_block = [](const E* at, auto& x) __attribute__((always_inline)) {
+    Isa::load_block(at, x);
+  };
   int64_t d = 0;
   for (; d + kLine <= keys.dim; d += kLine) {
-    if constexpr (kFetch) {
-#pragma GCC unroll 4
-      for (int k = 0; k < kKeys; ++k) next.line();
-    }
+    if (kFetch && d > 0) next.template lines<kKeys>();
 #pragma GCC unroll 16
-    for (int64_t i = 0; i < kLine; i += kStep) multiply(d + i, load);
+    for (int64_t i = 0; i < kLine; i += kStep * block) multiply(d + i, block, load_block);
   }
-  for (; d + kStep <= keys.dim; d += kStep) multiply(d, load);
+  for (; d + kStep <= keys.dim; d += kStep)
+    multiply(d, one, [](const E* at, auto& x) { x[0] = Isa::load_row(at); });
   if (d < keys.dim) {
     const int rest = static_cast<int>(keys.dim - d);
-    multiply(d, [rest](const E* at) { return Isa::load_row_partial(at, rest); });
+    multiply(d, one, [rest](const E* at, auto& x) { x[0] = Isa::load_row_partial(at, rest); });
   }
-  if constexpr (kRows * kKeys % 8 == 0) {
-    for (int first = 0; first < kRows * kKeys; first += 8) {
-      float sums[8];
-      Vec::sums(acc + first, sums);
-      for (int i = 0; i < 8; ++i)
-        s[(first + i) / kKeys * kDirectKeys + key + (first + i) % kKeys * apart] = sums[i];
-    }
-  } else {
-    for (int i = 0; i < kRows * kKeys; ++i)
-      s[i / kKeys * kDirectKeys + key + i % kKeys * apart] = Vec::sum(acc[i]);
+  store_sums<Vec, kRows, kKeys>(acc, s + key);
+}
+
+// kVectors vectors of a row, each block in the order of load_block().
+template <class Isa, int kVectors, class E>
+inline void load_blocks(const E* at, typename Isa::Vec::F (&row)[kVectors]) {
+  constexpr int kBlock = Isa::template kBlock<E>;
+  static_assert(kVectors % kBlock == 0);
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; v += kBlock) {
+    typename Isa::Vec::F x[kBlock];
+    Isa::load_block(at + v * Isa::Vec::kWidth, x);
+#pragma GCC unroll 2
+    for (int i = 0; i < kBlock; ++i) row[v + i] = x[i];
   }
 }
 
@@ -111,6 +177,7 @@ inline void weigh_columns(const float* p, const Rows<E>& values, Fetch<E>& next,
                           int64_t c, float* o, int64_t o_stride, const float* row_scale) {
   using Vec = typename Isa::Vec;
   constexpr int64_t kW = Vec::kWidth, kLine = 64 / sizeof(E);
+  constexpr int kKeys = Isa::kKeysAtOnce;
   typename Vec::F acc[kRows][kVectors];
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
@@ -118,28 +185,42 @@ inline void weigh_columns(const float* p, const Rows<E>& values, Fetch<E>& next,
     for (int i = 0; i < kRows; ++i) acc[i][v] = Vec::zero();
   }
   const auto add = [&](auto load) __attribute__((always_inline)) {
-    for (int64_t key = begin; key < values.count; ++key) {
+    const auto add_key = [&](int64_t key) __attribute__((always_inline)) {
       typename Vec::F row[kVectors];
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) row[v] = load(values[key] + c, v * kW);
-      if constexpr (kFetch) {
-#pragma GCC unroll 4
-        for (int64_t line = 0; line < kVectors * kW; line += kLine) next.line();
-      }
+      load(values[key] + c, row);
 #pragma GCC unroll 4
       for (int i = 0; i < kRows; ++i) {
         const auto weight = Vec::set1(p[i * kDirectKeys + key]);
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) acc[i][v] = Vec::fma(weight, row[v], acc[i][v]);
       }
+    };
+    const bool is_new_line = kVectors * kW % kLine == 0 || c % kLine == 0;
+    int64_t key = begin;
+    for (; key + kKeys <= values.count; key += kKeys) {
+      if (kFetch && is_new_line) {
+#pragma GCC unroll 4
+        for (int64_t line = 0; line < kVectors * kW; line += kLine) next.template lines<kKeys>();
+      }
+#pragma GCC unroll 4
+      for (int k = 0; k < kKeys; ++k) add_key(key + k);
     }
+    for (; key < values.count; ++key) add_key(key);
   };
   const int64_t left = values.dim - c;
   if (left >= kVectors * kW) {
-    add([](const E* row, int column) { return Vec::load(row + column); });
+    add([](const E* at, auto& row)
+            __attribute__((always_inline)) { load_blocks<Isa, kVectors>(at, row); });
+    if constexpr (Isa::template kBlock<E> == 2) {
+#pragma GCC unroll 4
+      for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; v += 2) Vec::interleave(acc[i][v], acc[i][v + 1]);
+      }
+    }
   } else {
-    add([left](const E* row, int column) {
-      return load_columns<Vec>(row + column, left - column);
+    add([left](const E* at, auto& row) {
+      for (int v = 0; v < kVectors; ++v) row[v] = load_columns<Vec>(at + v * kW, left - v * kW);
     });
   }
 #pragma GCC unroll 4
@@ -176,31 +257,37 @@ inline void for_row_blocks(int64_t rows, Body body) {
   if (i < rows) body(i, std::integral_constant<int, 1>{});
 }
 
-// s[rows][keys.count] = Q K^T, while as many lines of `next` are fetched. K is read in kKeyStreams
-// streams, each through a part of its own: a core has more lines under way for more than one.
+// s[rows][keys.count] = Q K^T, while as many lines of `next` are fetched, but those that
+// fetch_rest() fetches.
 template <class Isa, class E>
 inline void direct_scores(const typename Isa::Unit* q, int64_t q_stride, int64_t rows,
                           const Rows<E>& keys, Fetch<E>& next, float* s) {
-  const auto dot = [&](int64_t key, int64_t apart, auto num) __attribute__((always_inline)) {
+  const auto dot = [&](int64_t key, auto num) __attribute__((always_inline)) {
     constexpr int kKeys = decltype(num)::value;
     for_row_blocks(
         rows, [&](int64_t i, auto n) __attribute__((always_inline)) {
           constexpr int kRows = decltype(n)::value;
           const auto* q_block = q + i * q_stride;
           float* s_block = s + i * kDirectKeys;
-          if (i == 0) {
-            dot_rows<Isa, kRows, kKeys, true>(q_block, q_stride, keys, next, key, apart, s_block);
+          if (kKeys > 1 && i == 0) {
+            dot_rows<Isa, kRows, kKeys, true>(q_block, q_stride, keys, next, key, s_block);
           } else {
-            dot_rows<Isa, kRows, kKeys, false>(q_block, q_stride, keys, next, key, apart, s_block);
+            dot_rows<Isa, kRows, kKeys, false>(q_block, q_stride, keys, next, key, s_block);
           }
         });
   };
-  constexpr int kStreams = Isa::kKeyStreams;
-  const int64_t apart = keys.count / kStreams;
-  for (int64_t key = 0; key < apart; ++key)
-    dot(key, apart, std::integral_constant<int, kStreams>{});
-  for (int64_t key = apart * kStreams; key < keys.count; ++key)
-    dot(key, 0, std::integral_constant<int, 1>{});
+  constexpr int kKeys = Isa::kKeysAtOnce;
+  int64_t key = 0;
+  for (; key + kKeys <= keys.count; key += kKeys) dot(key, std::integral_constant<int, kKeys>{});
+  for (; key < keys.count; ++key) dot(key, std::integral_constant<int, 1>{});
+}
+
+// What direct_scores() of `num_keys` keys left of `next`, a share for each of `rows` rows: to be
+// called before the softmax of each, or memory would rest meanwhile.
+template <class Isa, class E>
+inline void fetch_rest(int64_t num_keys, int64_t rows, Fetch<E>& next) {
+  for (int64_t i = 0; i < num_keys; i += Isa::kKeysAtOnce * rows)
+    next.template lines<Isa::kKeysAtOnce>();
 }
 
 // o[rows][head_dim_v] = o * row_scale + P V over values [begin, count), while as many lines of

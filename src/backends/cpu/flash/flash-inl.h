@@ -34,6 +34,8 @@ class Task {
         p_(*call.problem),
         args_(*call.args),
         x_(call.scratch),
+        index_(index),
+        worker_(worker),
         scratch_(call.worker_scratch + worker * call.scratch.total) {
     const int64_t head_groups = p_.num_kv_heads / call.heads_of_task;
     const int64_t entry_units = call.units_per_head * head_groups;
@@ -191,6 +193,7 @@ class Task {
       const E* from = static_cast<const E*>(args_.q.data) +
                       row_offset(args_.q, batch_idx_, sequence_.row_q + id.q_idx, id.head);
       Isa::copy_row(from, p_.head_dim, row, units);
+      if (plan_.path == Path::direct) order_units<Isa>(from, p_.head_dim, row);
       const KeyRange visible = visible_keys(p_, id.q_idx, sequence_.seqlen_q, sequence_.seqlen_k);
       row_keys()[r] = {std::max(visible.begin, split_begin), std::min(visible.end, split_end)};
       if (row_keys()[r].begin >= row_keys()[r].end) continue;
@@ -212,6 +215,16 @@ class Task {
   const E* value_rows() const {
     return static_cast<const E*>(args_.v.data) +
            row_offset(args_.v, batch_idx_, sequence_.row_k + first_key_, kv_head_);
+  }
+
+  // Where the keys of the task begin that this worker gets next, if tasks take equally long.
+  const E* keys_of_next_task() {
+    const int64_t index = index_ + call_.num_threads;
+    if (index >= call_.num_tasks) return key_rows();
+    Task next(call_, index, worker_);
+    next.select(next.first_head_);
+    next.first_key_ = next.split_idx_ * next.plan_.split_keys;
+    return next.key_rows();
   }
 
   // Columns of the current tile that each row sees, and each block of kMr rows together.
@@ -310,10 +323,10 @@ class Task {
     const int64_t k_stride = args_.k.stride_seq, v_stride = args_.v.stride_seq;
     const int64_t num_heads = heads.end - heads.begin;
     select(heads.begin);
-    Fetch<E> next_values{value_rows(), num_heads * p_.head_dim_v, v_stride};
+    Fetch<E> next_values{value_rows(), num_heads * p_.head_dim_v, v_stride, num_keys_};
     const bool is_last = first_key_ + tile_n_ >= keys_.end;
-    Fetch<E> next_keys{is_last ? key_rows() : key_rows() + tile_n_ * k_stride,
-                       num_heads * p_.head_dim, k_stride};
+    Fetch<E> next_keys{is_last ? keys_of_next_task() : key_rows() + tile_n_ * k_stride,
+                       num_heads * p_.head_dim, k_stride, tile_n_};
     for (int64_t head = heads.begin; head < heads.end; ++head) {
       select(head);
       find_spans();
@@ -324,6 +337,7 @@ class Task {
       direct_scores<Isa>(q(), x_.q_stride, num_rows_, keys, next_values, s(0) + block.begin);
       for (int64_t r = 0; r < num_rows_; ++r) {
         old_maximum()[r] = maximum()[r];
+        fetch_rest<Isa>(keys.count, num_rows_, next_values);
         softmax<kShift>(r, block);
       }
       rescale_rows<Vec>(old_maximum(), maximum(), tile_sum(), static_cast<int>(num_rows_),
@@ -444,6 +458,8 @@ class Task {
   const Problem& p_;
   const AttentionArgs& args_;
   const Scratch& x_;
+  int64_t index_;
+  int worker_;
   float* scratch_;
   int64_t batch_idx_, first_head_, split_idx_, group_;
   int64_t kv_head_ = 0, base_ = 0, scores_ = 0;  // see select()

@@ -12,6 +12,8 @@ struct Call {
   const Problem* problem;
   const AttentionArgs* args;
   Tile tile;
+  int num_threads;
+  int64_t num_tasks;
   Scratch scratch;
   Partials partials;
   int64_t units_per_head;  // tasks of one (batch, KV heads of a task): tiles of rows, or splits

@@ -137,6 +137,8 @@ Status launch(const Target& target, const Plan& plan, const AttentionArgs& args,
   Call call{.problem = &p,
             .args = &args,
             .tile = tile,
+            .num_threads = schedule.num_threads,
+            .num_tasks = p.batch * p.num_kv_heads / heads * units,
             .scratch = sizes.scratch,
             .partials = sizes.partials,
             .units_per_head = units,
@@ -147,8 +149,7 @@ Status launch(const Target& target, const Plan& plan, const AttentionArgs& args,
             .num_finished =
                 reinterpret_cast<uint32_t*>(base + sizes.scratch_bytes + sizes.partial_bytes)};
   std::memset(call.num_finished, 0, static_cast<size_t>(sizes.num_counters) * sizeof(uint32_t));
-  const int64_t num_tasks = p.batch * p.num_kv_heads / heads * units;
-  parallel_for(num_tasks, schedule.num_threads, target.instance.task_body[p.dtype], &call);
+  parallel_for(call.num_tasks, schedule.num_threads, target.instance.task_body[p.dtype], &call);
   return std::nullopt;
 }
 

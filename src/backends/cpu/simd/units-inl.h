@@ -1,6 +1,8 @@
 // How the flash kernel multiplies when a unit (one 32-bit step of a reduction) is a float.
 #pragma once
 
+#include <type_traits>
+
 #include "backends/cpu/simd/element.h"
 
 namespace headrace::cpu {
@@ -25,6 +27,20 @@ struct FloatUnits {
   template <class E>
   static F load_row_partial(const E* row, int n) {
     return V::load_partial(row, n);
+  }
+
+  // Vectors of a row that one load brings, in the order that is cheapest to convert: of bf16 the
+  // even elements are a shift away from floats, the odd ones a mask; in their own order each
+  // vector would take a shuffle and a shift.
+  template <class E>
+  static constexpr int kBlock = std::is_same_v<E, Bf16> ? 2 : 1;
+  template <class E>
+  static void load_block(const E* row, F (&x)[kBlock<E>]) {
+    if constexpr (kBlock<E> == 2) {
+      V::load_even_odd(row, x[0], x[1]);
+    } else {
+      x[0] = V::load(row);
+    }
   }
 
   // row [elements] -> units [num_units], zeros behind.

@@ -22,6 +22,11 @@ struct Vec {
   static F load(const F16* p) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }
+  static void load_even_odd(const Bf16* p, F& even, F& odd) {
+    const I pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    even = from_bits(_mm256_slli_epi32(pairs, 16));
+    odd = from_bits(_mm256_and_si256(pairs, _mm256_set1_epi32(-0x10000)));
+  }
   static F load_partial(const float* p, int n) { return _mm256_maskload_ps(p, first_lanes(n)); }
   template <class T>
   static F load_partial(const T* p, int n) {
@@ -48,6 +53,12 @@ struct Vec {
                                     _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3));
   }
   static F swap_pairs(F a) { return _mm256_permute_ps(a, 0xB1); }
+
+  static void interleave(F& even, F& odd) {
+    const F low = _mm256_unpacklo_ps(even, odd), high = _mm256_unpackhi_ps(even, odd);
+    even = _mm256_permute2f128_ps(low, high, 0x20);
+    odd = _mm256_permute2f128_ps(low, high, 0x31);
+  }
 
   static F zero() { return _mm256_setzero_ps(); }
   static F set1(float x) { return _mm256_set1_ps(x); }
@@ -152,7 +163,7 @@ struct Isa : FloatUnits<Vec> {
   using FloatIsa = Isa;
   static constexpr int kMr = 6;
   static constexpr int kNv = 2;
-  static constexpr int kKeyStreams = 2;    // rows of K that the direct path reads at once
+  static constexpr int kKeysAtOnce = 2;    // rows of K that the direct path multiplies at once
   static constexpr int kValueVectors = 2;  // and columns of V, in vectors
 };
 

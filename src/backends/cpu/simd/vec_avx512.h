@@ -23,6 +23,11 @@ struct Vec {
   static F load(const F16* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   }
+  static void load_even_odd(const Bf16* p, F& even, F& odd) {
+    const I pairs = _mm512_loadu_si512(p);
+    even = from_bits(_mm512_slli_epi32(pairs, 16));
+    odd = from_bits(_mm512_and_si512(pairs, _mm512_set1_epi32(-0x10000)));
+  }
   static F load_partial(const float* p, int n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
   static F load_partial(const Bf16* p, int n) {
     return bf16_to_float(_mm256_maskz_loadu_epi16(first_lanes(n), p));
@@ -51,6 +56,14 @@ struct Vec {
                                  _mm512_castps256_ps512(_mm256_loadu_ps(p)));
   }
   static F swap_pairs(F a) { return _mm512_permute_ps(a, 0xB1); }
+
+  static void interleave(F& even, F& odd) {
+    const I low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const I high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    const F first = _mm512_permutex2var_ps(even, low, odd);
+    odd = _mm512_permutex2var_ps(even, high, odd);
+    even = first;
+  }
 
   static F zero() { return _mm512_setzero_ps(); }
   static F set1(float x) { return _mm512_set1_ps(x); }
@@ -100,9 +113,11 @@ struct Vec {
   // Eight at once, each in the order of sum().
   static void sums(const F* a, float* to) {
     F half[4], quarter[2];  // lanes of 128 bits of a pair, of four
+#pragma GCC unroll 4
     for (int i = 0; i < 4; ++i)
       half[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0x44),
                               _mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0xEE));
+#pragma GCC unroll 2
     for (int i = 0; i < 2; ++i)
       quarter[i] = _mm512_add_ps(_mm512_shuffle_f32x4(half[2 * i], half[2 * i + 1], 0x88),
                                  _mm512_shuffle_f32x4(half[2 * i], half[2 * i + 1], 0xDD));
@@ -173,7 +188,7 @@ struct Isa : FloatUnits<Vec> {
   using FloatIsa = Isa;
   static constexpr int kMr = 12;
   static constexpr int kNv = 2;
-  static constexpr int kKeyStreams = 4;    // rows of K that the direct path reads at once
+  static constexpr int kKeysAtOnce = 4;    // rows of K that the direct path multiplies at once
   static constexpr int kValueVectors = 4;  // and columns of V, in vectors
 };
 

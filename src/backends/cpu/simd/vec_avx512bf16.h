@@ -18,7 +18,7 @@ struct PairIsa {
   static constexpr int kPair = 2;
   static constexpr int kMr = 12;
   static constexpr int kNv = 2;
-  static constexpr int kKeyStreams = 4;    // rows of K that the direct path reads at once
+  static constexpr int kKeysAtOnce = 4;    // rows of K that the direct path multiplies at once
   static constexpr int kValueVectors = 4;  // and columns of V, in vectors
 
   static F broadcast(const Unit* p) {
@@ -31,6 +31,10 @@ struct PairIsa {
   static F load_row_partial(const Bf16* row, int n) {
     return Vec::from_bits(_mm512_maskz_loadu_epi16(first(n), row));
   }
+
+  template <class>
+  static constexpr int kBlock = 1;
+  static void load_block(const Bf16* row, F (&x)[1]) { x[0] = load_row(row); }
 
   static void copy_row(const Bf16* row, int64_t elements, Unit* units, int64_t num_units) {
     for (int64_t i = 0; i < num_units; i += Vec::kWidth) {

@@ -17,6 +17,11 @@ struct Vec {
   static F load(const float* p) { return vld1q_f32(p); }
   static F load(const Bf16* p) { return from_bits(vshlq_n_u32(vmovl_u16(load_halves(p)), 16)); }
   static F load(const F16* p) { return vcvt_f32_f16(vreinterpret_f16_u16(load_halves(p))); }
+  static void load_even_odd(const Bf16* p, F& even, F& odd) {
+    const uint32x4_t pairs = vreinterpretq_u32_u16(vld1q_u16(&p->bits));
+    even = from_bits(vshlq_n_u32(pairs, 16));
+    odd = from_bits(vandq_u32(pairs, vdupq_n_u32(0xFFFF0000u)));
+  }
   template <class T>
   static F load_partial(const T* p, int n) {
     T buffer[kWidth] = {};
@@ -39,6 +44,12 @@ struct Vec {
     return vcombine_f32(vdup_lane_f32(x, 0), vdup_lane_f32(x, 1));
   }
   static F swap_pairs(F a) { return vrev64q_f32(a); }
+
+  static void interleave(F& even, F& odd) {
+    const F low = vzip1q_f32(even, odd);
+    odd = vzip2q_f32(even, odd);
+    even = low;
+  }
 
   static F zero() { return vdupq_n_f32(0.0f); }
   static F set1(float x) { return vdupq_n_f32(x); }
@@ -132,7 +143,7 @@ struct Isa : FloatUnits<Vec> {
   using FloatIsa = Isa;
   static constexpr int kMr = 4;
   static constexpr int kNv = 4;
-  static constexpr int kKeyStreams = 2;    // rows of K that the direct path reads at once
+  static constexpr int kKeysAtOnce = 2;    // rows of K that the direct path multiplies at once
   static constexpr int kValueVectors = 4;  // and columns of V, in vectors
 };
 

@@ -21,6 +21,15 @@ struct ProbeOf {
   static void convert(const From* x, To* y, int64_t n) {
     for (int64_t i = 0; i < n; i += Vec::kWidth) Vec::store(y + i, Vec::load(x + i));
   }
+  static void even_odd(const Bf16* x, float* apart, float* together) {
+    typename Vec::F even, odd;
+    Vec::load_even_odd(x, even, odd);
+    Vec::store(apart, even);
+    Vec::store(apart + Vec::kWidth, odd);
+    Vec::interleave(even, odd);
+    Vec::store(together, even);
+    Vec::store(together + Vec::kWidth, odd);
+  }
   template <class E>
   static void load_partial(const E* x, float* y, int n) {
     Vec::store(y, Vec::load_partial(x, n));
@@ -58,6 +67,7 @@ struct ProbeOf {
             tanh_array,
             convert<Bf16, float>,
             convert<F16, float>,
+            even_odd,
             convert<float, Bf16>,
             convert<float, F16>,
             load_partial<float>,

@@ -18,6 +18,8 @@ struct VecProbe {
   void (*tanh)(const float* x, float* y, int64_t n);
   void (*from_bf16)(const Bf16* x, float* y, int64_t n);
   void (*from_f16)(const F16* x, float* y, int64_t n);
+  // [2 width] -> the even elements, then the odd ones; and in their own order again.
+  void (*even_odd)(const Bf16* x, float* apart, float* together);
   void (*to_bf16)(const float* x, Bf16* y, int64_t n);
   void (*to_f16)(const float* x, F16* y, int64_t n);
   // First n < width elements only, zeros behind / nothing written behind.

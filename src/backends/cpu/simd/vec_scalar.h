@@ -5,6 +5,7 @@
 // written), stores that round to nearest even; arithmetic; max and min return the *second* operand
 // when either is NaN (as the x86 instructions do). Those with pairs of lanes also have load_twice,
 // which reads kWidth / 2 floats, each into two neighbouring lanes, and swap_pairs of such lanes.
+// load_even_odd reads 2 kWidth bf16; interleave puts two such vectors into the order of memory.
 #pragma once
 
 #include "backends/cpu/simd/element.h"
@@ -21,6 +22,10 @@ struct Vec {
   static F load(const T* p) {
     return to_float(*p);
   }
+  static void load_even_odd(const Bf16* p, F& even, F& odd) {
+    even = load(p);
+    odd = load(p + 1);
+  }
   template <class T>
   static F load_partial(const T* p, int n) {
     return n > 0 ? to_float(*p) : 0.0f;
@@ -33,6 +38,8 @@ struct Vec {
   static void store_partial(T* p, F x, int n) {
     if (n > 0) from_float(x, *p);
   }
+
+  static void interleave(F&, F&) {}
 
   static F zero() { return 0.0f; }
   static F set1(float x) { return x; }
@@ -77,7 +84,7 @@ struct Isa : FloatUnits<Vec> {
   using FloatIsa = Isa;
   static constexpr int kMr = 4;            // rows of the register tile
   static constexpr int kNv = 4;            // its columns, in vectors
-  static constexpr int kKeyStreams = 2;    // rows of K that the direct path reads at once
+  static constexpr int kKeysAtOnce = 2;    // rows of K that the direct path multiplies at once
   static constexpr int kValueVectors = 4;  // and columns of V, in vectors
   // Not fused: without FMA hardware a fused multiply-add is a library call.
   static float madd(float a, float b, float c) { return a * b + c; }

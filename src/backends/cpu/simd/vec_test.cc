@@ -188,6 +188,21 @@ TEST_P(Simd, ConvertsEvery16BitPattern) {
   }
 }
 
+TEST_P(Simd, EvenAndOddElementsOfBf16) {
+  const auto n = static_cast<std::size_t>(width);
+  std::vector<Bf16> bf16(2 * n);
+  std::vector<float> apart(2 * n), together(2 * n);
+  for (std::uint32_t first = 0; first < 65536; first += static_cast<std::uint32_t>(2 * n)) {
+    for (std::size_t i = 0; i < 2 * n; ++i) bf16[i].bits = static_cast<std::uint16_t>(first + i);
+    vec.even_odd(bf16.data(), apart.data(), together.data());
+    for (std::size_t i = 0; i < 2 * n; ++i) {
+      const auto bits = std::bit_cast<std::uint32_t>(together[i]);
+      ASSERT_EQ(bits, static_cast<std::uint32_t>(bf16[i].bits) << 16);
+      ASSERT_EQ(std::bit_cast<std::uint32_t>(apart[i % 2 * n + i / 2]), bits);
+    }
+  }
+}
+
 TEST_P(Simd, RoundsToNearestEven) {
   std::vector<float> x;
   for (std::uint64_t bits = 0; bits < std::uint64_t{1} << 32; bits += 65521 * 16)
