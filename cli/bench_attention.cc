@@ -142,9 +142,14 @@ void run_forward(AttentionData& data, Machine& machine) {
     run(nullptr);
 }
 
+struct TimedCalls {
+  Times times;
+  double read_gbytes;  // median of the reads that evicted the caches, one before each call; else 0
+};
+
 // At least `reps` calls and `min_time` seconds (of everything: evictions count), each call timed.
-Times time_calls(const Plan& plan, AttentionData& data, const BenchOptions& options,
-                 Machine& machine) {
+TimedCalls time_calls(const Plan& plan, AttentionData& data, const BenchOptions& options,
+                      Machine& machine) {
   constexpr std::size_t kMostCalls = 100000;
   const Workspace workspace = data.workspace(plan.workspace_bytes());
   const auto run = [&](void* stream) {
@@ -153,9 +158,10 @@ Times time_calls(const Plan& plan, AttentionData& data, const BenchOptions& opti
     else
       plan.run(data.tensors(), workspace, data.options(), stream);
   };
+  std::vector<double> reads;  // GB/s
   const auto call = [&] {
     if (machine.gpu) return machine.gpu->time(run, options.is_cold);
-    if (machine.evictor) machine.evictor->read();
+    if (machine.evictor) reads.push_back(machine.evictor->read());
     const auto begin = Clock::now();
     run(nullptr);
     return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -167,7 +173,7 @@ Times time_calls(const Plan& plan, AttentionData& data, const BenchOptions& opti
   while (seconds.size() < kMostCalls &&
          (seconds.size() < static_cast<std::size_t>(options.reps) || elapsed() < options.min_time))
     seconds.push_back(call());
-  return times_of(std::move(seconds));
+  return {times_of(std::move(seconds)), reads.empty() ? 0 : times_of(std::move(reads)).median};
 }
 
 Table make_table() {
@@ -178,6 +184,7 @@ Table make_table() {
                                      {{"gflops", "GFLOP/s"},
                                       {"percent_of_fma_peak", "% peak"},
                                       {"gbytes", "GB/s"},
+                                      {"read_gbytes", "read GB/s"},
                                       {"percent_of_read_bandwidth", "% read"},
                                       {"kernel", "kernel"},
                                       {"tile_m", "tile_m"},
@@ -191,20 +198,23 @@ Cell percent(double value, double ceiling) {
   return ceiling > 0 ? Cell(100 * value / ceiling) : Cell();
 }
 
-std::vector<Cell> row_of(const AttentionShape& shape, const Plan& plan, const Times& times,
+std::vector<Cell> row_of(const AttentionShape& shape, const Plan& plan, const TimedCalls& calls,
                          const Ceilings& ceilings) {
+  const Times& times = calls.times;
   const headrace_problem& p = shape.problem;
   const Work work = work_of(shape);
   const double gflops = work.flops / times.median * 1e-9;
   const double gbytes = work.bytes / times.median * 1e-9;
+  // Cold calls: of what the same threads read just before, both by their medians.
+  const double read_gbytes = calls.read_gbytes > 0 ? calls.read_gbytes : ceilings.gbytes;
   const ScheduleFacts schedule = schedule_of(plan.explain());
-  return joined<Cell>(
-      {shape_cells(p),
-       {features_text(p)},
-       time_cells(times),
-       {gflops, percent(gflops, ceilings.gflops_for(p, plan.kernel())), gbytes,
-        percent(gbytes, ceilings.gbytes), std::string(plan.kernel()), schedule.tile_m,
-        schedule.tile_n, schedule.max_splits, static_cast<std::int64_t>(plan.workspace_bytes())}});
+  return joined<Cell>({shape_cells(p),
+                       {features_text(p)},
+                       time_cells(times),
+                       {gflops, percent(gflops, ceilings.gflops_for(p, plan.kernel())), gbytes,
+                        read_gbytes > 0 ? Cell(read_gbytes) : Cell(), percent(gbytes, read_gbytes),
+                        std::string(plan.kernel()), schedule.tile_m, schedule.tile_n,
+                        schedule.max_splits, static_cast<std::int64_t>(plan.workspace_bytes())}});
 }
 
 std::string ceilings_text(const Ceilings& ceilings) {
@@ -241,7 +251,7 @@ void add_notes(const BenchOptions& options, const DeviceInfo& device, const Ceil
 struct Measured {
   AttentionShape shape;
   Plan plan;
-  Times times;
+  TimedCalls calls;
 };
 
 // One call that no kernel takes must not cost the measurements of the others: a note, no result.
@@ -258,8 +268,8 @@ std::vector<Measured> measure(const std::vector<AttentionShape>& shapes, Machine
         data.move_to(*machine.gpu, machine.device.device_id);
       }
       if (options.shape.is_backward) run_forward(data, machine);
-      const Times times = time_calls(plan, data, options, machine);
-      results.push_back({shapes[i], std::move(plan), times});
+      const TimedCalls calls = time_calls(plan, data, options, machine);
+      results.push_back({shapes[i], std::move(plan), calls});
     } catch (const Error& error) {
       if (error.code() != HEADRACE_UNSUPPORTED) throw;
       show_line("");
@@ -284,7 +294,7 @@ int run_bench(const BenchOptions& asked) {
   add_notes(options, device, ceilings, report);
   report.tables.push_back(make_table());
   for (const Measured& result : results)
-    report.tables[0].rows.push_back(row_of(result.shape, result.plan, result.times, ceilings));
+    report.tables[0].rows.push_back(row_of(result.shape, result.plan, result.calls, ceilings));
   print_report(report, options.format);
   return results.size() == shapes.size() ? kExitOk : kExitFailure;
 }

@@ -229,6 +229,7 @@ TEST(Program, ColdBenchHasCeilings) {
       json_of("bench attention --cold --min-time 0 --reps 1 --seqlen-q 1 --seqlen-k 512 --heads 4");
   EXPECT_GT(json["meta"]["f32_fma_gflops"].get<double>(), 0);
   EXPECT_GT(json["meta"]["read_gbytes"].get<double>(), 0);
+  EXPECT_GT(json["rows"][0]["read_gbytes"].get<double>(), 0);
   EXPECT_GT(json["rows"][0]["percent_of_read_bandwidth"].get<double>(), 0);
 }
 
