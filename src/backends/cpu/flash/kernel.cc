@@ -32,8 +32,8 @@ std::string refuses(const Target& target, const Problem& p, const DeviceInfo& de
 
 // Rows a tile: as many as fit, fewer where that would leave threads without work (at least 4 tasks
 // a thread).
-Tile choose_tile(const Problem& p, const IsaShape& isa, int num_threads) {
-  Tile tile = largest_tile(p);
+Tile choose_tile(const Problem& p, const IsaShape& isa, const DeviceInfo& device, int num_threads) {
+  Tile tile = largest_tile(p, device.l2_bytes);
   const int64_t rows = std::max<int64_t>(p.seqlen_q * group_size(p), 1);
   const int64_t heads = std::max<int64_t>(p.batch * p.num_kv_heads, 1);
   const int64_t wanted_tiles = ceil_div<int64_t>(4 * num_threads, heads);
@@ -99,7 +99,7 @@ Sizes sizes_of(const Problem& p, Tile tile, const IsaShape& isa, int num_threads
 Schedule plan(const Target& target, const Problem& p, const DeviceInfo& device) {
   const IsaShape& isa = target.instance.shape;
   const int num_threads = std::max(device.num_units, 1);
-  const Tile tile = choose_tile(p, isa, num_threads);
+  const Tile tile = choose_tile(p, isa, device, num_threads);
   const Sizes sizes = sizes_of(p, tile, isa, num_threads);
   const SequencePlan sequence = plan_sequence(p, p.seqlen_q, p.seqlen_k);
   Schedule schedule{.tile_m = tile.m,
