@@ -35,7 +35,12 @@ import headrace.torch
 
 TEXT = pathlib.Path(__file__).parent.parent / "tests/golden/text/alice.txt"
 
-# ---- attentions: causal, of [batch, heads, seqlen, head_dim] ----
+# ---- attentions: causal, of qkv [batch, seqlen, 3, heads, head_dim], giving [batch, seqlen, heads, head_dim] ----
+
+
+def of_parts(attend):
+    """By `attend` of q, k and v, [batch, heads, seqlen, head_dim] each. PyTorch has none that takes them together."""
+    return lambda qkv: attend(*(t.transpose(1, 2) for t in qkv.unbind(2))).transpose(1, 2)
 
 
 def eager(q, k, v):
@@ -49,14 +54,14 @@ def of_pytorch(backend):
         with sdpa_kernel(backend):
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    return attend
+    return of_parts(attend)
 
 
 ATTENTIONS = {
-    "headrace": lambda q, k, v: headrace.torch.scaled_dot_product_attention(q, k, v, is_causal=True),
+    "headrace": lambda qkv: headrace.torch.flash_attn_qkvpacked_func(qkv, causal=True),
     "flash": of_pytorch(SDPBackend.FLASH_ATTENTION),
     "cudnn": of_pytorch(SDPBackend.CUDNN_ATTENTION),  # on a GPU, in 16 bits
-    "eager": eager,
+    "eager": of_parts(eager),
 }
 
 # ---- the model ----
@@ -79,9 +84,8 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(sizes.hidden, 4 * sizes.hidden), nn.Linear(4 * sizes.hidden, sizes.hidden)
 
     def forward(self, x, attend):
-        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).unbind(2)
-        y = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
-        x = x + self.out(y.flatten(2))
+        qkv = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1))
+        x = x + self.out(attend(qkv).flatten(2))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 

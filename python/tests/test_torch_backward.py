@@ -212,3 +212,30 @@ def test_gradients_on_cuda_are_computed_on_the_current_stream(device):
     stream.synchronize()
     for x, y in zip(got, expected, strict=True):
         assert (x.double() - y.double()).abs().max() <= 1e-2 * y.double().abs().max()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_gradient_of_a_packed_tensor_is_one_tensor(device, dtype):
+    dim = 64  # Hopper's backward takes it in 16 bits
+    packed = make((2, 19, 3, 4, dim), dtype, device)
+    gaps = make((2, 19, 4, 4, dim), dtype, device)[:, :, 1:]  # a part of something larger
+    q, kv = make((2, 19, 4, dim), dtype, device), make((2, 23, 2, 2, dim), dtype, device)
+    dout = (make((2, 19, 4, dim), dtype, device, seed=5),)
+    settings = {"causal": True, "deterministic": True}
+    for function, tensors in (
+        (ht.flash_attn_qkvpacked_func, (packed,)),
+        (ht.flash_attn_qkvpacked_func, (gaps,)),
+        (ht.flash_attn_kvpacked_func, (q, kv)),
+    ):
+        leaves = [t.detach().requires_grad_() for t in tensors]
+        out = function(*leaves, **settings)
+        parents = [parent for parent, _ in out.grad_fn.next_functions if parent is not None]
+        assert [type(parent).__name__ for parent in parents] == ["AccumulateGrad"] * len(leaves)
+        got = torch.autograd.grad(out, leaves, dout)
+
+        def by_parts(*x):
+            return (ht.flash_attn_func(*x[:-1], *x[-1].unbind(2), **settings),)
+
+        for x, y in zip(got, gradients_of(by_parts, tensors, dout), strict=True):
+            assert same_bits(x, y)

@@ -73,6 +73,15 @@ def test_the_operator_passes_pytorchs_own_checks(device):
         tensors = tuple(x.transpose(1, 2) for x in (q, k, v)) if layout else (q, k, v)
         arguments = (*tensors, *nothing, *options, layout, lse, probs)
         torch.library.opcheck(torch.ops.headrace.attention.default, arguments)
+    packed = make((2, 17, 3, 4, 16), device=device).requires_grad_()
+    of_keys = make((2, 29, 2, 2, 16), device=device).requires_grad_()
+    for operands in ((None, packed), (q.requires_grad_(), of_keys)):
+        arguments = (*operands, *nothing, *options, False, True, False)
+        torch.library.opcheck(torch.ops.headrace.attention_packed.default, arguments)
+        out, lse, _ = (t.detach() for t in torch.ops.headrace.attention_packed(*arguments))
+        operands = tuple(None if t is None else t.detach() for t in operands)
+        arguments = (out, None, *operands, out, lse, *nothing, *options, False)
+        torch.library.opcheck(torch.ops.headrace.attention_packed_backward.default, arguments)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -42,12 +43,48 @@ def attention_backward(
         NotImplementedError: no kernel of this build takes the problem or the device.
         ValueError: an argument broke a rule.
     """
+    results = [torch.empty_like(t) for t in (q, k, v)]
+    return *results, *_write_gradients(results, dout, dlse, q, k, v, out, lse, *rest)
+
+
+def attention_packed_backward(
+    dout: torch.Tensor,
+    dlse: torch.Tensor | None,
+    q: torch.Tensor | None,
+    packed: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    *rest: Any,
+) -> tuple[torch.Tensor, ...]:
+    """(dq, dpacked, dbias, dsinks) as attention_backward(), of what unpacked() takes; dq is empty without q."""
+    dq, dpacked = None if q is None else torch.empty_like(q), torch.empty_like(packed)
+    of_extras = _write_gradients(unpacked(dq, dpacked), dout, dlse, *unpacked(q, packed), out, lse, *rest)
+    return _eager.empty_results(packed) if dq is None else dq, dpacked, *of_extras
+
+
+def unpacked(q: torch.Tensor | None, packed: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """q, k and v as views, of packed = [..., 3, num_heads, head_dim] or of q and [..., 2, num_kv_heads, head_dim]."""
+    parts: tuple[torch.Tensor, ...] = packed.unbind(-3)
+    return parts if q is None else (q, *parts)
+
+
+def _write_gradients(
+    results: Sequence[torch.Tensor],
+    dout: torch.Tensor,
+    dlse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    *rest: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """dbias and dsinks; dq, dk and dv are written into `results`."""
     extras, dropout_state = rest[:_NUM_EXTRAS], rest[_NUM_EXTRAS]
     options, heads_first = rest[_NUM_EXTRAS + 1 : -1], rest[-1]
     if _must_be_deterministic():
         options = tuple(Options(*options)._replace(deterministic=True))
     operands = (without_gaps(q), without_gaps(k), without_gaps(v), without_gaps(out), lse)
-    results: list[torch.Tensor] = [torch.empty_like(t) for t in (q, k, v)]
     # Where a gradient's last axis has gaps, as its input's has, the library writes beside it.
     written = [without_gaps(t) for t in results]
     of_extras = [None if extras[i] is None else torch.empty_like(extras[i]) for i in (_BIAS, _SINKS)]
@@ -68,8 +105,8 @@ def attention_backward(
     for result, tensor in zip(results, written):
         if tensor is not result:
             result.copy_(tensor)
-    results += [_eager.empty_results(q) if t is None else t for t in of_extras]
-    return tuple(results)
+    dbias, dsinks = (_eager.empty_results(q) if t is None else t for t in of_extras)
+    return dbias, dsinks
 
 
 def _entry_of(operands: tuple, gradients: tuple, extras: tuple, options: tuple, heads_first: bool) -> _eager.Entry:
@@ -98,15 +135,21 @@ def _entry_of(operands: tuple, gradients: tuple, extras: tuple, options: tuple, 
 # ---- nodes of autograd's graph ----
 
 
-def _gradients(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-    q, k, v, out, lse, *rest = ctx.saved_tensors
-    entry = ctx.entry
+def _gradients(
+    ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None, is_packed: bool = False
+) -> tuple[torch.Tensor, ...]:
+    saved = ctx.saved_tensors
+    count = 4 if is_packed else 5  # (q, packed) or (q, k, v), then out and lse
+    entry, out = ctx.entry, saved[count - 2]
     # The operator is what others see, and what says that there are no gradients of gradients.
     is_direct = not torch.is_grad_enabled() and not _eager.is_watched()
-    run = attention_backward if is_direct else torch.ops.headrace.attention_backward
+    if is_packed:
+        run = attention_packed_backward if is_direct else torch.ops.headrace.attention_packed_backward
+    else:
+        run = attention_backward if is_direct else torch.ops.headrace.attention_backward
     if dout is None:
         dout = torch.zeros_like(out)
-    return run(dout, dlse, q, k, v, out, lse, *(rest or _NOTHING), *entry.options, entry.heads_first)
+    return run(dout, dlse, *saved[:count], *(saved[count:] or _NOTHING), *entry.options, entry.heads_first)
 
 
 class _Differentiable(torch.autograd.Function):
@@ -155,6 +198,28 @@ class _DifferentiableWithExtras(torch.autograd.Function):
         return dq, dk, dv, None, dbias if ctx.has_bias else None, dsinks if ctx.has_sinks else None
 
 
+class _DifferentiablePacked(torch.autograd.Function):
+    """The operator attention_packed for an eager call."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: torch.Tensor | None, packed: torch.Tensor, call: tuple
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`call`: entry, (out, lse, None), the extras and the dropout state."""
+        ctx.entry, (out, lse, _), rest = call
+        ctx.save_for_backward(q, packed, out, lse, *rest)
+        ctx.set_materialize_grads(False)
+        ctx.has_q = q is not None
+        return out, lse
+
+    @staticmethod
+    def backward(
+        ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
+        dq, dpacked, *_ = _gradients(ctx, dout, dlse, is_packed=True)
+        return dq if ctx.has_q else None, dpacked, None
+
+
 def _apply_of(function: type[torch.autograd.Function]) -> Any:
     """Function.apply() without what it does for the transforms of torch.func, which is_watched() sees."""
     parent: Any = super(torch.autograd.Function, function)
@@ -163,3 +228,4 @@ def _apply_of(function: type[torch.autograd.Function]) -> Any:
 
 differentiable = _apply_of(_Differentiable)
 differentiable_with_extras = _apply_of(_DifferentiableWithExtras)
+differentiable_packed = _apply_of(_DifferentiablePacked)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -10,9 +10,17 @@ from .._arguments import window_sizes
 from .._structs import CAUSAL_BOTTOM_RIGHT, CAUSAL_NONE
 from . import _ops, _quick
 from ._attention import max_length, random_dropout_state
+from ._backward import unpacked
 from ._eager import Extras
 
 _OPEN = (-1, -1)
+
+
+class _Packed(NamedTuple):
+    """What unpacked() takes."""
+
+    q: torch.Tensor | None
+    packed: torch.Tensor
 
 
 def _refuse_fa3(qv: Any, descales: tuple[Any, Any, Any], attention_chunk: int, sm_margin: int) -> None:
@@ -30,9 +38,7 @@ def _refuse_fa3(qv: Any, descales: tuple[Any, Any, Any], attention_chunk: int, s
 
 
 def _run(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    operands: tuple[torch.Tensor, ...] | _Packed,
     extras: Extras | None,
     dropout_p: float,
     softmax_scale: float | None,
@@ -53,12 +59,16 @@ def _run(
         False, False, False, deterministic,
     )  # fmt: skip
     state = random_dropout_state() if dropout_p else None
-    out, lse, _ = _ops.attention(
-        q, k, v, extras, options, state, False, return_attn_probs, False, quick_settings
-    )
+    if isinstance(operands, _Packed):
+        out, lse = _ops.attention_packed(*operands, extras, options, state)
+        operands = unpacked(*operands)
+    else:
+        out, lse, _ = _ops.attention(
+            *operands, extras, options, state, False, return_attn_probs, False, quick_settings
+        )
     if not return_attn_probs:
         return out
-    return out, lse, _signed_probs(q, k, v, extras, options, state)
+    return out, lse, _signed_probs(*operands, extras, options, state)
 
 
 def _signed_probs(
@@ -138,8 +148,31 @@ def flash_attn_func(
         _refuse_fa3(qv, (q_descale, k_descale, v_descale), attention_chunk, sm_margin)
     extras = None if alibi_slopes is None else (None, None, alibi_slopes, None, None, None, None)
     return _run(
-        q, k, v, extras, dropout_p, softmax_scale, causal, window_size, softcap, 0, 0, num_splits, deterministic,
+        (q, k, v), extras, dropout_p, softmax_scale, causal, window_size, softcap, 0, 0, num_splits, deterministic,
         return_attn_probs, settings,
+    )  # fmt: skip
+
+
+def _packed(
+    operands: _Packed,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: tuple[int | None, int | None],
+    softcap: float,
+    alibi_slopes: torch.Tensor | None,
+    deterministic: bool,
+    return_attn_probs: bool,
+) -> Any:
+    if not _ops.needs_gradient(*operands):
+        return flash_attn_func(
+            *unpacked(*operands), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+            return_attn_probs,
+        )  # fmt: skip
+    extras = None if alibi_slopes is None else (None, None, alibi_slopes, None, None, None, None)
+    return _run(
+        operands, extras, dropout_p, softmax_scale, causal, window_size, softcap, 0, 0, 0, deterministic,
+        return_attn_probs,
     )  # fmt: skip
 
 
@@ -155,7 +188,8 @@ def flash_attn_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """flash_attn.flash_attn_kvpacked_func: flash_attn_func with k and v in one tensor, read where they lie.
+    """flash_attn.flash_attn_kvpacked_func: flash_attn_func with k and v in one tensor, read where they lie; so is the
+    gradient of kv written.
 
     Args:
         q: [batch, seqlen_q, num_heads, head_dim]; float16, bfloat16, float32 or float64, any strides.
@@ -164,10 +198,10 @@ def flash_attn_kvpacked_func(
     """
     if kv.dim() != 5 or kv.shape[2] != 2:
         raise ValueError(f"kv.shape={tuple(kv.shape)}: must be [batch, seqlen_k, 2, num_kv_heads, head_dim]")
-    k, v = kv.unbind(2)
-    return flash_attn_func(
-        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
-    )
+    return _packed(
+        _Packed(q, kv), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs,
+    )  # fmt: skip
 
 
 def flash_attn_qkvpacked_func(
@@ -181,7 +215,8 @@ def flash_attn_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """flash_attn.flash_attn_qkvpacked_func: flash_attn_func with q, k and v in one tensor, read where they lie.
+    """flash_attn.flash_attn_qkvpacked_func: flash_attn_func with q, k and v in one tensor, read where they lie; so is
+    the gradient of qkv written, which saves autograd a copy of it.
 
     Args:
         qkv: [batch, seqlen, 3, num_heads, head_dim]; float16, bfloat16, float32 or float64, any strides.
@@ -189,10 +224,10 @@ def flash_attn_qkvpacked_func(
     """
     if qkv.dim() != 5 or qkv.shape[2] != 3:
         raise ValueError(f"qkv.shape={tuple(qkv.shape)}: must be [batch, seqlen, 3, num_heads, head_dim]")
-    q, k, v = qkv.unbind(2)
-    return flash_attn_func(
-        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
-    )
+    return _packed(
+        _Packed(None, qkv), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs,
+    )  # fmt: skip
 
 
 def flash_attn_varlen_func(
@@ -245,7 +280,7 @@ def flash_attn_varlen_func(
     _refuse_fa3(qv, (q_descale, k_descale, v_descale), attention_chunk, sm_margin)
     extras = (cu_seqlens_q, cu_seqlens_k, alibi_slopes, None, None, None, None)
     return _run(
-        q, k, v, extras, dropout_p, softmax_scale, causal, window_size, softcap,
+        (q, k, v), extras, dropout_p, softmax_scale, causal, window_size, softcap,
         max_length("q", max_seqlen_q, cu_seqlens_q) or 0, max_length("k", max_seqlen_k, cu_seqlens_k) or 0,
         num_splits, deterministic, return_attn_probs,
     )  # fmt: skip

@@ -1,4 +1,5 @@
-"""The operators torch.ops.headrace.attention and attention_backward: what torch.compile, autocast and autograd see.
+"""The operators torch.ops.headrace.attention, attention_packed and their backwards: what torch.compile, autocast and
+autograd see.
 
 Eager calls without anything of that go straight to _eager.forward, which costs a fraction of the dispatcher.
 """
@@ -10,9 +11,10 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from .._arguments import lse_shape, probs_shape, swapped_heads
+from .._arguments import EXTRA_NAMES, lse_shape, probs_shape, swapped_heads
 from .._plans import Options
 from . import _backward, _eager, _quick
+from ._backward import unpacked
 from ._eager import NO_EXTRAS, Extras, is_watched
 
 _EXTRAS = (
@@ -26,20 +28,26 @@ _OPTIONS = (
     "bool checked, bool deterministic"
 )
 _NUM_EXTRAS, _NUM_OPTIONS = len(NO_EXTRAS), len(Options._fields)
+_BIAS, _SINKS = EXTRA_NAMES.index("bias"), EXTRA_NAMES.index("sinks")
 
 _library = torch.library.Library("headrace", "DEF")
 _tags = (torch.Tag.pt2_compliant_tag,)
-_library.define(
-    f"attention(Tensor q, Tensor k, Tensor v, {_EXTRAS}, Tensor? dropout_state, {_OPTIONS}, bool heads_first, "
-    "bool with_lse, bool with_probs) -> (Tensor out, Tensor lse, Tensor probs)",
-    tags=_tags,
-)
-_library.define(
-    f"attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_EXTRAS}, "
-    f"Tensor? dropout_state, {_OPTIONS}, bool heads_first) "
-    "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsinks)",
-    tags=_tags,
-)
+_REST = f"{_EXTRAS}, Tensor? dropout_state, {_OPTIONS}, bool heads_first"
+# attention_packed takes what _backward.unpacked() does; its gradients lie as its arguments.
+for _suffix, _operands, _gradients in (
+    ("", "Tensor q, Tensor k, Tensor v", "Tensor dq, Tensor dk, Tensor dv"),
+    ("_packed", "Tensor? q, Tensor packed", "Tensor dq, Tensor dpacked"),
+):
+    _library.define(
+        f"attention{_suffix}({_operands}, {_REST}, bool with_lse, bool with_probs) "
+        "-> (Tensor out, Tensor lse, Tensor probs)",
+        tags=_tags,
+    )
+    _library.define(
+        f"attention{_suffix}_backward(Tensor dout, Tensor? dlse, {_operands}, Tensor out, Tensor lse, {_REST}) "
+        f"-> ({_gradients}, Tensor dbias, Tensor dsinks)",
+        tags=_tags,
+    )
 
 
 class _Arguments:
@@ -99,6 +107,14 @@ def _forward_fake(*flat: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     return out, lse, probs
 
 
+def _forward_packed(q: torch.Tensor | None, packed: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
+    return _forward(*unpacked(q, packed), *rest)
+
+
+def _forward_packed_fake(q: torch.Tensor | None, packed: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
+    return _forward_fake(*unpacked(q, packed), *rest)
+
+
 # ---- backward ----
 
 
@@ -106,40 +122,50 @@ def _run_backward(*flat: Any) -> tuple[torch.Tensor, ...]:
     return _backward.attention_backward(*flat)
 
 
+def _run_packed_backward(*flat: Any) -> tuple[torch.Tensor, ...]:
+    return _backward.attention_packed_backward(*flat)
+
+
+def _gradients_fake(*inputs: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    """Like the inputs; empty without one."""
+    given = next(t for t in reversed(inputs) if t is not None)
+    return tuple(
+        given.new_empty((0,), dtype=torch.float32) if t is None else torch.empty_like(t) for t in inputs
+    )
+
+
 def _backward_fake(dout: torch.Tensor, dlse: torch.Tensor | None, *rest: Any) -> tuple[torch.Tensor, ...]:
-    q, k, v = rest[:3]
-    bias, sinks = rest[5 + 3], rest[5 + 6]
-    empty = torch.empty_like
-    nothing = q.new_empty((0,), dtype=torch.float32)
-    return (
-        empty(q),
-        empty(k),
-        empty(v),
-        nothing if bias is None else empty(bias),
-        q.new_empty((0,), dtype=torch.float32) if sinks is None else empty(sinks),
-    )
+    return _gradients_fake(*rest[:3], rest[5 + _BIAS], rest[5 + _SINKS])
 
 
-def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-    out, lse, probs = output
-    a = _Arguments(inputs)
-    ctx.mark_non_differentiable(probs)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*a.qkv, out, lse, *a.extras, a.dropout_state)
-    ctx.options = a.options
-    ctx.heads_first = a.flags[0]
+def _packed_backward_fake(dout: torch.Tensor, dlse: torch.Tensor | None, *rest: Any) -> tuple[torch.Tensor, ...]:
+    return _gradients_fake(*rest[:2], rest[4 + _BIAS], rest[4 + _SINKS])
 
 
-def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None, dprobs: None) -> tuple:
-    q, k, v, out, lse, *extras, dropout_state = ctx.saved_tensors
-    if dout is None:
-        dout = torch.zeros_like(out)
-    dq, dk, dv, dbias, dsinks = torch.ops.headrace.attention_backward(
-        dout, dlse, q, k, v, out, lse, *extras, dropout_state, *ctx.options, ctx.heads_first
-    )
-    bias, sinks = extras[3], extras[6]
-    of_extras = (None, None, None, None if bias is None else dbias, None, None, None if sinks is None else dsinks)
-    return (dq, dk, dv, *of_extras, None, *(None,) * (_NUM_OPTIONS + 3))
+def _register_autograd(name: str, num_operands: int) -> None:
+    """`num_operands` tensors are before the extras, each with a gradient unless it is None."""
+    after_extras = num_operands + _NUM_EXTRAS
+
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        out, lse, probs = output
+        ctx.mark_non_differentiable(probs)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs[:num_operands], out, lse, *inputs[num_operands : after_extras + 1])
+        ctx.rest = inputs[after_extras + 1 : -2]  # options and heads_first; neither with_lse nor with_probs
+
+    def differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None, dprobs: None) -> tuple:
+        saved = ctx.saved_tensors
+        if dout is None:
+            dout = torch.zeros_like(saved[num_operands])
+        backward = getattr(torch.ops.headrace, f"{name}_backward")
+        *of_operands, dbias, dsinks = backward(dout, dlse, *saved, *ctx.rest)
+        of_inputs = [*of_operands, *(None,) * (_NUM_EXTRAS + 1 + _NUM_OPTIONS + 3)]
+        of_inputs[num_operands + _BIAS], of_inputs[num_operands + _SINKS] = dbias, dsinks
+        given = (*saved[:num_operands], *saved[num_operands + 2 : -1])
+        return tuple(None if i < len(given) and given[i] is None else d for i, d in enumerate(of_inputs))
+
+    torch.library.register_autograd(f"headrace::{name}", differentiate, setup_context=setup_context, lib=_library)
+    torch.library.register_autograd(f"headrace::{name}_backward", _refuse_to_differentiate, lib=_library)
 
 
 def _refuse_to_differentiate(ctx: Any, *of_gradients: Any) -> tuple:
@@ -152,38 +178,43 @@ def _refuse_to_differentiate(ctx: Any, *of_gradients: Any) -> tuple:
 # ---- autocast ----
 
 
-def _autocast_kernel(device_type: str) -> Any:
+def _autocast_kernel(name: str, num_operands: int, device_type: str) -> Any:
     def cast_and_call(*flat: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         dtype = torch.get_autocast_dtype(device_type)
-        a = _Arguments(flat)
-        qkv = [t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in a.qkv]
-        bias = a.extras[3]
-        extras = list(a.extras)
+        operands = [
+            t.to(dtype) if t is not None and t.is_floating_point() and t.dtype != torch.float64 else t
+            for t in flat[:num_operands]
+        ]
+        rest = list(flat[num_operands:])
+        bias = rest[_BIAS]
         if bias is not None and bias.dtype not in (torch.float32, torch.float64):
-            extras[3] = bias.to(dtype)
+            rest[_BIAS] = bias.to(dtype)
         with torch.autocast(device_type, enabled=False):
-            return torch.ops.headrace.attention(*qkv, *extras, *flat[3 + _NUM_EXTRAS :])
+            return getattr(torch.ops.headrace, name)(*operands, *rest)
 
     return cast_and_call
 
 
-for _key in ("CPU", "CUDA"):
-    _library.impl("attention", _forward, _key)
-    _library.impl("attention_backward", _run_backward, _key)
-    _library.impl("attention", _autocast_kernel(_key.lower()), f"Autocast{_key}")
-torch.library.register_fake("headrace::attention", _forward_fake, lib=_library)
-torch.library.register_fake("headrace::attention_backward", _backward_fake, lib=_library)
-torch.library.register_autograd(
-    "headrace::attention", _differentiate, setup_context=_setup_context, lib=_library
-)
-torch.library.register_autograd("headrace::attention_backward", _refuse_to_differentiate, lib=_library)
-_operator = torch.ops.headrace.attention.default
+# ---- registration ----
+
+for _name, _num_operands, _kernels, _fakes in (
+    ("attention", 3, (_forward, _run_backward), (_forward_fake, _backward_fake)),
+    ("attention_packed", 2, (_forward_packed, _run_packed_backward), (_forward_packed_fake, _packed_backward_fake)),
+):
+    for _suffix, _kernel, _fake in zip(("", "_backward"), _kernels, _fakes):
+        for _key in ("CPU", "CUDA"):
+            _library.impl(_name + _suffix, _kernel, _key)
+        torch.library.register_fake(f"headrace::{_name}{_suffix}", _fake, lib=_library)
+    for _key in ("CPU", "CUDA"):
+        _library.impl(_name, _autocast_kernel(_name, _num_operands, _key.lower()), f"Autocast{_key}")
+    _register_autograd(_name, _num_operands)
 
 
 # ---- the way in ----
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _is_grad_enabled = torch.is_grad_enabled
+_operator, _packed_operator = torch.ops.headrace.attention.default, torch.ops.headrace.attention_packed.default
 
 
 def attention(
@@ -220,3 +251,26 @@ def attention(
         return _backward.differentiable(q, k, v, (entry, out, lse)), None, None
     call = (entry, results, (*given, dropout_state))
     return _backward.differentiable_with_extras(q, k, v, call, given[3], given[6])
+
+
+def needs_gradient(q: torch.Tensor | None, packed: torch.Tensor) -> bool:
+    return _is_grad_enabled() and (packed.requires_grad or (q is not None and q.requires_grad))
+
+
+def attention_packed(
+    q: torch.Tensor | None,
+    packed: torch.Tensor,
+    extras: Extras | None,
+    options: tuple,
+    dropout_state: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """out and lse of what unpacked() takes, where needs_gradient(). The gradient of `packed` is one tensor, into which
+    the backward writes its parts; autograd would write them once more to put them together."""
+    given = NO_EXTRAS if extras is None else extras
+    if is_watched() or not _PLAIN.issuperset((type(packed), type(packed if q is None else q))) or packed.is_meta:
+        _refuse_tangents((q, packed, *given))
+        return _packed_operator(q, packed, *given, dropout_state, *options, False, True, False)[:2]
+    with torch.no_grad():
+        entry, *parts = _eager.prepare(*unpacked(q, packed), extras, options, False, True, False)
+    results = _eager.results_of(entry, *parts, extras, dropout_state)
+    return _backward.differentiable_packed(q, packed, (entry, results, (*given, dropout_state)))
