@@ -21,6 +21,7 @@ constexpr std::int64_t group_size(const Problem& p) {
 }
 constexpr bool is_backward(const Problem& p) { return p.phase == HEADRACE_BACKWARD; }
 constexpr bool has_bias(const Problem& p) { return p.bias_dtype >= 0; }
+constexpr bool has_causal(const Problem& p) { return p.causal != HEADRACE_CAUSAL_NONE; }
 constexpr bool has_softcap(const Problem& p) { return p.softcap > 0; }
 constexpr bool has_dropout(const Problem& p) { return p.dropout_p > 0; }
 
@@ -28,6 +29,12 @@ constexpr bool has_dropout(const Problem& p) { return p.dropout_p > 0; }
 constexpr bool has_general_scores(const Problem& p) {
   return has_softcap(p) || has_bias(p) || has_dropout(p) || p.has_alibi || p.has_mask ||
          p.has_tree_mask;
+}
+
+// Whether later queries see more keys, and the first keys are seen by most queries: tiles of a
+// sequence differ in length.
+constexpr bool is_triangular(const Problem& p) {
+  return p.window_left < 0 && (has_causal(p) || p.window_right >= 0);
 }
 
 // Distance added to a query's index to reach the diagonal: key i + shift is "its own" key. Causal
@@ -45,7 +52,7 @@ constexpr KeyRange visible_keys(const Problem& p, std::int64_t q_idx, std::int64
                                 std::int64_t seqlen_k) {
   const std::int64_t diagonal = q_idx + diagonal_shift(p, seqlen_q, seqlen_k);
   KeyRange keys{0, seqlen_k};
-  if (p.causal != HEADRACE_CAUSAL_NONE) keys.end = std::min(keys.end, diagonal + 1);
+  if (has_causal(p)) keys.end = std::min(keys.end, diagonal + 1);
   if (p.window_right >= 0) keys.end = std::min(keys.end, diagonal + p.window_right + 1);
   if (p.window_left >= 0) keys.begin = std::max<std::int64_t>(0, diagonal - p.window_left);
   keys.end = std::max<std::int64_t>(keys.end, 0);

@@ -83,9 +83,9 @@ bool is_even(const Problem& p, std::int64_t dim) {
   return p.alignment >= kWholeAlignment && dim % piece == 0;
 }
 
-BackwardParams make_params(const Problem& p, std::size_t smem_bytes, const AttentionArgs& args,
+BackwardParams make_params(const Problem& p, const DeviceInfo& device, const AttentionArgs& args,
                            unsigned char* memory, std::uint32_t* error_word) {
-  const BackwardTile tile = backward_tile_of(p, smem_bytes);
+  const BackwardTile tile = backward_tile_of(p, device.smem_bytes);
   const BackwardWorkspace x = backward_workspace(p, tile);
   BackwardParams params{.rows = {.problem = p,
                                  .args = args,
@@ -97,10 +97,10 @@ BackwardParams make_params(const Problem& p, std::size_t smem_bytes, const Atten
                                  .dq_order = SumsOrder::blocks,
                                  .error_word = error_word},
                         .numbers = score_numbers(p),
-                        .tiles_per_head = tiles_per_head(p, tile),
-                        .num_units = tiles_per_head(p, tile) * p.batch * p.num_kv_heads,
+                        .order = unit_order(p, tiles_per_head(p, tile),
+                                            std::int64_t{device.num_units} * tile.min_ctas),
                         .bias_tiles = bias_tiles_of(p, args.gradients.dbias, tile),
-                        .is_large = takes_large_tile(p, smem_bytes),
+                        .is_large = takes_large_tile(p, device.smem_bytes),
                         .is_aligned = p.alignment >= kWholeAlignment,
                         .is_even_k = is_even(p, p.head_dim),
                         .is_even_v = is_even(p, p.head_dim_v)};
@@ -119,7 +119,7 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   const auto address = reinterpret_cast<std::uintptr_t>(workspace.data);
   auto* memory =
       reinterpret_cast<unsigned char*>(round_up<std::uintptr_t>(address, kBackwardAlignment));
-  const BackwardParams params = make_params(p, plan.device.smem_bytes, args, memory, word.value());
+  const BackwardParams params = make_params(p, plan.device, args, memory, word.value());
   if (params.turns != nullptr) {
     const auto bytes = static_cast<std::size_t>(params.ticket + 1 - params.turns) * 4;
     if (Status bad =
@@ -139,8 +139,8 @@ std::size_t bias_gradient_bytes(const Problem& p) {
 
 Status launch_bias_gradient(const Problem& p, const AttentionArgs& args, unsigned char* memory,
                             std::uint32_t* error_word, Stream stream) {
-  BackwardParams params = make_params(p, 0, args, memory, error_word);
-  params.num_units = 0;
+  BackwardParams params = make_params(p, DeviceInfo{}, args, memory, error_word);
+  params.order.num_heads = 0;
   params.rows.dq = nullptr;
   params.turns = nullptr;
   params.rows.problem.has_dsinks = 0;

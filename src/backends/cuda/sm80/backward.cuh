@@ -336,7 +336,7 @@ class Gradients : ScoreGradients<T, kIsGeneral, Shape> {
 template <class T, bool kIsGeneral, class Shape>
 __global__ void __launch_bounds__(Shape::kTile.threads(), Shape::kTile.min_ctas)
     backward(const __grid_constant__ BackwardParams params) {
-  for (std::int64_t unit = blockIdx.x; unit < params.num_units; unit += gridDim.x) {
+  for (std::int64_t unit = blockIdx.x; unit < params.order.num_units(); unit += gridDim.x) {
     Gradients<T, kIsGeneral, Shape>(params).run(unit);
     __syncthreads();
   }

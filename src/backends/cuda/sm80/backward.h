@@ -9,8 +9,7 @@ namespace headrace::cuda::sm80 {
 struct BackwardParams {
   BackwardRows rows;
   ScoreNumbers numbers;
-  // A unit is a tile of keys of one (batch entry, KV head).
-  std::int64_t tiles_per_head, num_units;
+  UnitOrder order;  // of tiles of keys
   BiasTiles bias_tiles;
   std::int64_t num_bias_units = 0;
   std::uint32_t* turns = nullptr;   // of each tile of rows of each head; null: any order will do

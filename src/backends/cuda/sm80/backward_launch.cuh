@@ -30,7 +30,7 @@ Status launch_gradients(const char* name, const BackwardParams& params, cudaStre
   using Shape = BackwardShape<T, kIsGeneral, kDim, kIsLarge>;
   static AllowedSmem allowed;
   return launch_units<Shape, T, kIsGeneral>(name, backward<T, kIsGeneral, Shape>, allowed,
-                                            params.num_units, params, stream);
+                                            params.order.num_units(), params, stream);
 }
 
 template <class T, int kDim>

@@ -49,11 +49,11 @@ __device__ inline void find_sequence(const BackwardParams& c, std::int64_t batch
 // Causal tiles differ in length: the first keys are seen by the most rows, and begin.
 __device__ inline void find_unit(const BackwardParams& c, BackwardTile tile, std::int64_t unit_idx,
                                  BackwardUnit& x) {
-  const std::int64_t head_idx = quotient(unit_idx, c.tiles_per_head);
+  const auto [head_idx, idx] = place_of(c.order, unit_idx);
   const std::int64_t batch_idx = quotient(head_idx, c.rows.problem.num_kv_heads);
   find_sequence(c, batch_idx, x);
   x.kv_head = head_idx - batch_idx * c.rows.problem.num_kv_heads;
-  find_keys(tile, static_cast<int>(unit_idx - head_idx * c.tiles_per_head), x);
+  find_keys(tile, idx, x);
 }
 
 }  // namespace headrace::cuda::sm80

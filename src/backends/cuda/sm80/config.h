@@ -100,6 +100,46 @@ constexpr Tile tile_of(const Problem& p, std::size_t smem_bytes) {
   return tile_of(dtype_of(p) == DType::f32, bucket_of(p), needs_general(p));
 }
 
+// A unit is what one CTA computes at a time: a tile, or a split, of one (batch entry, KV head).
+// Units are taken head after head, which is best for the L2 cache. Where they differ in length the
+// longest of a head come first, and the last heads, as many as run at once, are taken together, the
+// longest unit of each, then the second of each: a launch would end with long units otherwise,
+// beside multiprocessors without work.
+struct UnitOrder {
+  std::int64_t units_per_head, num_heads, last_heads;
+  constexpr std::int64_t num_units() const { return units_per_head * num_heads; }
+};
+// `num_slots`: the CTAs that run at once; 0: nobody knows.
+constexpr UnitOrder unit_order(const Problem& p, std::int64_t units_per_head,
+                               std::int64_t num_slots) {
+  const std::int64_t num_heads = p.batch * p.num_kv_heads;
+  const bool is_simple = units_per_head == 0 || !is_triangular(p);
+  const std::int64_t last = is_simple ? 0 : ceil_div(num_slots, units_per_head);
+  return {units_per_head, num_heads, last < num_heads ? last : num_heads};
+}
+
+// Most numbers are small, and long division is slow.
+constexpr std::int64_t quotient(std::int64_t a, std::int64_t b) {
+  const auto x = static_cast<std::uint64_t>(a), y = static_cast<std::uint64_t>(b);
+  if (((x | y) >> 32) == 0) return static_cast<std::uint32_t>(x) / static_cast<std::uint32_t>(y);
+  return a / b;
+}
+
+struct UnitPlace {
+  std::int64_t head_idx;
+  int idx;  // in the head
+};
+constexpr UnitPlace place_of(const UnitOrder& order, std::int64_t unit_idx) {
+  const std::int64_t first_last = order.num_heads - order.last_heads;
+  const std::int64_t among_last = unit_idx - first_last * order.units_per_head;
+  const bool is_last = among_last >= 0;
+  const std::int64_t dividend = is_last ? among_last : unit_idx;
+  const std::int64_t divisor = is_last ? order.last_heads : order.units_per_head;
+  const std::int64_t whole = quotient(dividend, divisor), rest = dividend - whole * divisor;
+  if (is_last) return {first_last + rest, static_cast<int>(whole)};
+  return {whole, static_cast<int>(rest)};
+}
+
 // Divisions by the group size in a tile: exact for quotients of row < group + 128.
 constexpr std::uint32_t group_inverse_of(std::int64_t group) {
   const auto divisor = static_cast<std::uint64_t>(group);

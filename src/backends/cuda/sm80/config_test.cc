@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <vector>
 
 namespace headrace::cuda::sm80 {
 namespace {
@@ -48,6 +49,36 @@ TEST(Sm80Config, TheLargeTileIsForFloatWhereItFits) {
   p = problem(1, 1, 1, 256);
   p.dtype = static_cast<std::int32_t>(DType::bf16);
   EXPECT_FALSE(has_large_tile(p, bytes));
+}
+
+TEST(Sm80Config, UnitsAreTakenOnceAndTheLongestOfTheLastHeadsTogether) {
+  Problem p = problem(1, 1, 1, 64);
+  p.causal = HEADRACE_CAUSAL_BOTTOM_RIGHT;
+  for (const std::int64_t slots : {0, 1, 7, 132})
+    for (const std::int64_t heads : {1, 5, 64})
+      for (const std::int64_t units : {1, 4, 16}) {
+        p.batch = heads;
+        const UnitOrder order = unit_order(p, units, slots);
+        std::vector<int> taken(static_cast<std::size_t>(order.num_units()));
+        int idx_before = 0;
+        for (std::int64_t i = 0; i < order.num_units(); ++i) {
+          const UnitPlace x = place_of(order, i);
+          ASSERT_TRUE(x.head_idx >= 0 && x.head_idx < heads && x.idx >= 0 && x.idx < units);
+          ++taken[static_cast<std::size_t>(x.head_idx * units + x.idx)];
+          if (x.head_idx >= heads - order.last_heads) {
+            EXPECT_GE(x.idx, idx_before);
+            idx_before = x.idx;
+          } else {
+            EXPECT_EQ(x.head_idx * units + x.idx, i);
+          }
+        }
+        EXPECT_EQ(std::ranges::count(taken, 1), order.num_units());
+        EXPECT_TRUE(order.last_heads == heads ||
+                    (order.last_heads * units >= slots && (order.last_heads - 1) * units < slots));
+      }
+  EXPECT_EQ(unit_order(p, 0, 132).num_units(), 0);
+  p.causal = HEADRACE_CAUSAL_NONE;
+  EXPECT_EQ(unit_order(p, 4, 132).last_heads, 0);
 }
 
 // The swizzle exchanges address bits within a row, and a row of Q of each warp's own.

@@ -98,8 +98,8 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
                 .numbers = score_numbers(p),
                 .tile = tile,
                 .is_large = has_large_tile(p, plan.device.smem_bytes),
-                .units_per_head = units_per_head(p, tile),
-                .num_units = plan.schedule.num_ctas,
+                .order = unit_order(p, units_per_head(p, tile),
+                                    std::int64_t{plan.device.num_units} * tile.min_ctas),
                 .group = static_cast<std::uint32_t>(group_size(p)),
                 .group_inverse = group_inverse_of(group_size(p)),
                 .partials = partials_of(p, tile),
@@ -108,7 +108,7 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
                 .is_aligned = p.alignment >= 16,
                 .is_even_k = is_even(p, p.head_dim),
                 .is_even_v = is_even(p, p.head_dim_v)};
-  if (params.num_units == 0) return std::nullopt;
+  if (params.order.num_units() == 0) return std::nullopt;
   if (plan.schedule.workspace_bytes > 0) {
     const auto address = reinterpret_cast<std::uintptr_t>(workspace.data);
     const auto aligned = round_up<std::uintptr_t>(address, kWorkspaceAlignment);

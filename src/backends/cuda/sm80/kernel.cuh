@@ -140,13 +140,24 @@ class Task {
         row_offset(args_.q, unit().batch_idx, unit().sequence.row_q + mine.q_idx, head_of(mine));
     const int num_rows = unit().num_rows - warp() * kWarpRows;
     const u32 tile = smem(kSmem.q) + static_cast<u32>(warp() * kWarpRows * kRowBytes);
-#pragma unroll 4
-    for (int i = lane(); i < kWarpRows * kPieces; i += 32) {
-      const int row = i / kPieces, piece = i % kPieces;
-      const T* from = static_cast<const T*>(args_.q.data) + __shfl_sync(kAll, offset, row) +
-                      piece * Mine::kElements;
-      load_piece(tile + static_cast<u32>(row * kRowBytes + (piece ^ SwizzleRows::of(row)) * 16),
-                 from, Mine::count_of(p_.head_dim, piece), row < num_rows, c_.is_aligned);
+    // body(where a piece goes, where it lies, how many of its elements exist)
+    const auto for_piece = [&](int round, auto body) {
+      const int i = 32 * round + lane(), row = i / kPieces, piece = i % kPieces;
+      body(tile + static_cast<u32>(row * kRowBytes + (piece ^ SwizzleRows::of(row)) * 16),
+           static_cast<const T*>(args_.q.data) + __shfl_sync(kAll, offset, row) +
+               piece * Mine::kElements,
+           row < num_rows ? Mine::count_of(p_.head_dim, piece) : 0);
+    };
+    constexpr int kRounds = kWarpRows * kPieces / 32;
+    if (c_.is_aligned) {
+#pragma unroll 8
+      for (int round = 0; round < kRounds; ++round)
+        for_piece(round, [](u32 to, const T* from, int count) {
+          cp_async16(to, from, count * static_cast<int>(sizeof(T)));
+        });
+    } else {
+#pragma unroll 1
+      for (int round = 0; round < kRounds; ++round) for_piece(round, copy_piece<T>);
     }
     cp_async_commit();
   }
@@ -491,7 +502,7 @@ class Task {
 template <class T, bool kIsGeneral, class Shape>
 __global__ void __launch_bounds__(Shape::kTile.threads(), Shape::kTile.min_ctas)
     forward(const __grid_constant__ Params params) {
-  for (std::int64_t unit = blockIdx.x; unit < params.num_units; unit += gridDim.x) {
+  for (std::int64_t unit = blockIdx.x; unit < params.order.num_units(); unit += gridDim.x) {
     Task<T, kIsGeneral, Shape>(params).run(unit);
     __syncthreads();
   }

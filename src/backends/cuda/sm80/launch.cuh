@@ -13,7 +13,8 @@ Status launch_forward(const char* name, const Params& params, cudaStream_t strea
   constexpr Tile tile = Shape::kTile;
   constexpr SmemPlan smem = smem_plan(tile, sizeof(T), kIsGeneral);
   static_assert(kIsLarge || smem.total <= kSmallestSmem);
-  const std::int64_t num_ctas = params.num_units < kMaxCtas ? params.num_units : kMaxCtas;
+  const std::int64_t units = params.order.num_units();
+  const std::int64_t num_ctas = units < kMaxCtas ? units : kMaxCtas;
   const LaunchShape shape{.name = name,
                           .grid = dim3(static_cast<unsigned>(num_ctas)),
                           .block = dim3(tile.threads()),

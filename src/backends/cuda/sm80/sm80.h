@@ -12,9 +12,8 @@ struct Params {
   AttentionArgs args;
   ScoreNumbers numbers;
   Tile tile;
-  bool is_large;  // the tile
-  // A unit is a tile of rows, or a split, of one (batch entry, KV head).
-  std::int64_t units_per_head, num_units;
+  bool is_large;                       // the tile
+  UnitOrder order;                     // of tiles of rows, or splits
   std::uint32_t group, group_inverse;  // group_size(problem)
   Partials partials;
   float* partial;             // null: nothing is split

@@ -24,20 +24,30 @@ __device__ __forceinline__ void copy_rows(const unsigned char* from, T* out, std
                                           unsigned done, std::int64_t dim, bool is_even) {
   using Piece = Share<T, kDim, 32>;
   constexpr int kPieces = Piece::kPieces;
-  __syncwarp();
-#pragma unroll 4
-  for (int i = static_cast<int>(threadIdx.x) % 32; i < kWarpRows * kPieces; i += 32) {
-    const int row = i / kPieces, piece = i % kPieces;
+  constexpr int kRounds = kWarpRows * kPieces / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  // body(where the piece lies, where it goes, how many of its elements exist)
+  const auto for_piece = [&](int round, auto body) {
+    const int i = 32 * round + lane, row = i / kPieces, piece = i % kPieces;
     T* to = out + __shfl_sync(0xffffffffu, offset, row) + piece * Piece::kElements;
-    const int count = Piece::count_of(dim, piece);
-    if ((done >> row & 1u) == 0) continue;
     const unsigned char* at = from + row * Piece::kRowBytes + (piece ^ SwizzleRows::of(row)) * 16;
-    if (is_even) {
-      if (count > 0) *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(at);
-    } else {
+    body(at, to, (done >> row & 1u) != 0 ? Piece::count_of(dim, piece) : 0);
+  };
+  __syncwarp();
+  if (is_even) {  // without branches, so that reads of several rounds are on their way at once
+#pragma unroll 8
+    for (int round = 0; round < kRounds; ++round)
+      for_piece(round, [](const unsigned char* at, T* to, int count) {
+        const uint4 x = *reinterpret_cast<const uint4*>(at);
+        if (count > 0) *reinterpret_cast<uint4*>(to) = x;
+      });
+  } else {
 #pragma unroll 1
-      for (int n = 0; n < count; ++n) to[n] = reinterpret_cast<const T*>(at)[n];
-    }
+    for (int round = 0; round < kRounds; ++round)
+      for_piece(round, [](const unsigned char* at, T* to, int count) {
+#pragma unroll 1
+        for (int n = 0; n < count; ++n) to[n] = reinterpret_cast<const T*>(at)[n];
+      });
   }
   __syncwarp();
 }

@@ -40,18 +40,10 @@ struct Unit {
 };
 static_assert(sizeof(Unit) <= kUnitBytes);
 
-// Most numbers are small, and long division is slow.
-__device__ __forceinline__ std::int64_t quotient(std::int64_t a, std::int64_t b) {
-  const u64 x = static_cast<u64>(a), y = static_cast<u64>(b);
-  if (((x | y) >> 32) == 0) return static_cast<u32>(x) / static_cast<u32>(y);
-  return a / b;
-}
-
 // Which rows, and of the keys which split.
 __device__ inline void find_unit(const Params& c, Tile tile, std::int64_t unit_idx, Unit& x) {
   const Problem& p = c.problem;
-  const std::int64_t head_idx = quotient(unit_idx, c.units_per_head);
-  const int idx = static_cast<int>(unit_idx - head_idx * c.units_per_head);
+  const auto [head_idx, idx] = place_of(c.order, unit_idx);
   x.batch_idx = quotient(head_idx, p.num_kv_heads);
   x.kv_head = head_idx - x.batch_idx * p.num_kv_heads;
   const bool reports = x.kv_head == 0 && idx == 0;

@@ -43,7 +43,6 @@ const Variant* variant_of(const Problem& p) {
     if (p.head_dim <= v.tile.head_dim && p.head_dim_v <= v.tile.head_dim_v) return &v;
   return nullptr;
 }
-bool has_causal(const Problem& p) { return p.causal != HEADRACE_CAUSAL_NONE; }
 std::int64_t key_blocks(const Problem& p) {
   return ceil_div<std::int64_t>(p.seqlen_k, variant_of(p)->tile.keys);
 }
@@ -90,11 +89,6 @@ std::string refuses(const Problem& p, const DeviceInfo& device) {
 }
 
 // ---- the plan
-
-// Whether the first keys are seen by most queries.
-bool is_triangular(const Problem& p) {
-  return p.window_left < 0 && (has_causal(p) || p.window_right >= 0);
-}
 
 // The workspace: lse and D of padded rows and, for dq in fixed point, its scales; dq; bounds of
 // keys; what the gradient of the bias wants.

@@ -57,8 +57,6 @@ constexpr ShortVariant kShortVariants[] = {
     {launch_hd96, {kShort96, launch_hd96_short}, 1024, 2048},
 };
 
-bool has_causal(const Problem& p) { return p.causal != HEADRACE_CAUSAL_NONE; }
-
 Scores scores_of(const Problem& p) {
   if (!has_general_scores(p)) return Scores::plain;
   const bool is_dropped = has_dropout(p);
@@ -156,7 +154,7 @@ Order order_of(const Problem& p, const Tile& tile) {
       p.is_ragged ? std::min(p.batch * o.m_blocks, p.total_q / o.tile_queries + p.batch)
                   : p.batch * o.m_blocks;
   o.num_tiles = blocks * o.tile_heads;
-  o.is_triangular = p.window_left < 0 && (has_causal(p) || p.window_right >= 0);
+  o.is_triangular = is_triangular(p);
   return o;
 }
 
@@ -235,8 +233,10 @@ Status encode_maps(const Problem& p, const AttentionArgs& args, const Tile& tile
       maps.out);
 }
 
-// As many heads at a time as keep their K and V in this part of the L2 cache.
+// As many heads at a time as keep their K and V in this part of the L2 cache, and as leave tiles of
+// this many lengths to the CTAs that run at once: tiles of one length all begin and end together.
 constexpr std::int64_t kSectionShare = 2;  // 1 / 2
+constexpr std::int64_t kLengthsAtOnce = 4;
 
 // The last section must hold some tiles for each CTA, or a long tile starts last.
 constexpr std::int64_t kTilesPerCtaAtTheEnd = 3;
@@ -248,8 +248,9 @@ void set_sections(const Problem& p, const DeviceInfo& device, const Order& order
   params.section_keys = static_cast<int>(std::min<std::int64_t>(keys, INT32_MAX));
   std::int64_t kv_heads = 1;
   while (kv_heads * 2 * p.seqlen_k <= keys) kv_heads *= 2;
+  const std::int64_t mixed = std::max<std::int64_t>(num_ctas / kLengthsAtOnce, 1);
   const std::int64_t section =
-      std::min<std::int64_t>(kv_heads * params.kv_divisor, params.batch_heads);
+      std::min<std::int64_t>({kv_heads * params.kv_divisor, mixed, params.batch_heads});
   const std::int64_t tail = ceil_div(kTilesPerCtaAtTheEnd * num_ctas, order.m_blocks);
   params.section = static_cast<int>(section);
   params.num_sections =
