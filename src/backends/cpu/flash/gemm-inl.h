@@ -22,22 +22,32 @@ inline void register_tile(const typename Isa::Unit* a, int64_t a_stride,
   using Vec = typename Isa::Vec;
   using F = typename Vec::F;
   constexpr int kMr = Isa::kMr, kNv = Isa::kNv, kW = Vec::kWidth;
+  static_assert(kMr % 2 == 0);
   F acc[kMr][kNv];
 #pragma GCC unroll 16
   for (int i = 0; i < kMr; ++i) {
 #pragma GCC unroll 4
     for (int v = 0; v < kNv; ++v) acc[i][v] = Vec::zero();
   }
+  // A pointer for two rows of A, because one for each of twelve is more than there are registers:
+  // gcc 12 keeps the last ones in vector registers, from where they come back through a port of the
+  // FMAs, a slot of 25.
+  const typename Isa::Unit* row_pair[kMr / 2];
+#pragma GCC unroll 8
+  for (int i = 0; i < kMr / 2; ++i) row_pair[i] = a + 2 * i * a_stride;
   for (int64_t step = 0; step < steps; ++step) {
     F column[kNv];
 #pragma GCC unroll 4
     for (int v = 0; v < kNv; ++v) column[v] = Isa::load_units(b + step * b_stride + v * kW);
 #pragma GCC unroll 16
     for (int i = 0; i < kMr; ++i) {
-      const F row = Isa::broadcast(kTransposed ? a + step * a_stride + i : a + i * a_stride + step);
+      const F row = Isa::broadcast(kTransposed ? a + step * a_stride + i
+                                               : row_pair[i / 2] + i % 2 * a_stride);
 #pragma GCC unroll 4
       for (int v = 0; v < kNv; ++v) acc[i][v] = Isa::madd(row, column[v], acc[i][v]);
     }
+#pragma GCC unroll 8
+    for (auto& row : row_pair) ++row;
   }
 #pragma GCC unroll 16
   for (int i = 0; i < kMr; ++i) {
