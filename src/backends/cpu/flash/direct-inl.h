@@ -22,6 +22,19 @@ struct Rows {
   const E* operator[](int64_t row) const { return first + row * stride; }
 };
 
+// Fetches elements of a row into the L1 cache, for products to come: they are in the L2 cache by
+// then (see Fetch), but fetches from memory hold most of the buffers that a miss of the L1 cache
+// needs, and products that wait for a buffer stop the fetches behind them.
+template <int64_t kElements, class E>
+inline void fetch_near(const E* row) {
+#pragma GCC unroll 4
+  for (int64_t i = 0; i < kElements; i += 64 / static_cast<int64_t>(sizeof(E)))
+    __builtin_prefetch(row + i, 0, 3);
+}
+// So many rows ahead: 2 KiB where head_dim is 128.
+template <class E>
+inline constexpr int64_t kNearRows = 16 / sizeof(E);
+
 // Rows are fetched while others are computed with: V of a tile during its scores and softmax, the
 // next rows of K during its output. By hand, because in [batch, seqlen, heads, dim] the rows of a
 // head lie in different pages, where hardware prefetchers do not follow; evenly, some lines for
@@ -144,6 +157,10 @@ inline void dot_rows(const typename Isa::Unit* q, int64_t q_stride, const Rows<E
   int64_t d = 0;
   for (; d + kLine <= keys.dim; d += kLine) {
     if (kFetch && d > 0) next.template lines<kKeys>();
+    if constexpr (kFetch) {
+#pragma GCC unroll 4
+      for (int k = 0; k < kKeys; ++k) fetch_near<kLine>(row[k] + kNearRows<E> * keys.stride + d);
+    }
 #pragma GCC unroll 16
     for (int64_t i = 0; i < kLine; i += kStep * block) multiply(d + i, block, load_block);
   }
@@ -203,7 +220,10 @@ inline void weigh_columns(const float* p, const Rows<E>& values, Fetch<E>& next,
         for (int64_t line = 0; line < kVectors * kW; line += kLine) next.template lines<kKeys>();
       }
 #pragma GCC unroll 4
-      for (int k = 0; k < kKeys; ++k) add_key(key + k);
+      for (int k = 0; k < kKeys; ++k) {
+        if (kFetch && is_new_line) fetch_near<kVectors * kW>(values[key + k + kNearRows<E>] + c);
+        add_key(key + k);
+      }
     }
     for (; key < values.count; ++key) add_key(key);
   };
