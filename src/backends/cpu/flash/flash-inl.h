@@ -178,7 +178,7 @@ class Task {
   }
 
   void start_rows() {
-    const int64_t rows = padded_rows();
+    const int64_t rows = plan_.path == Path::direct ? num_rows_ : padded_rows();
     const int64_t units = x_.q_stride;
     keys_ = {sequence_.seqlen_k, 0};
     const int64_t split_begin = split_idx_ * plan_.split_keys;
