@@ -193,8 +193,7 @@ template <class Isa, int kRows, int kVectors, bool kFetch, class E>
 inline void weigh_columns(const float* p, const Rows<E>& values, Fetch<E>& next, int64_t begin,
                           int64_t c, float* o, int64_t o_stride, const float* row_scale) {
   using Vec = typename Isa::Vec;
-  constexpr int64_t kW = Vec::kWidth, kLine = 64 / sizeof(E);
-  constexpr int kKeys = Isa::kKeysAtOnce;
+  constexpr int64_t kW = Vec::kWidth, kLine = 64 / sizeof(E), kKeys = Isa::kKeysAtOnce;
   typename Vec::F acc[kRows][kVectors];
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
@@ -202,7 +201,9 @@ inline void weigh_columns(const float* p, const Rows<E>& values, Fetch<E>& next,
     for (int i = 0; i < kRows; ++i) acc[i][v] = Vec::zero();
   }
   const auto add = [&](auto load) __attribute__((always_inline)) {
+    const bool is_new_line = kVectors * kW % kLine == 0 || c % kLine == 0;
     const auto add_key = [&](int64_t key) __attribute__((always_inline)) {
+      if (kFetch && is_new_line) fetch_near<kVectors * kW>(values[key + kNearRows<E>] + c);
       typename Vec::F row[kVectors];
       load(values[key] + c, row);
 #pragma GCC unroll 4
@@ -212,7 +213,6 @@ inline void weigh_columns(const float* p, const Rows<E>& values, Fetch<E>& next,
         for (int v = 0; v < kVectors; ++v) acc[i][v] = Vec::fma(weight, row[v], acc[i][v]);
       }
     };
-    const bool is_new_line = kVectors * kW % kLine == 0 || c % kLine == 0;
     int64_t key = begin;
     for (; key + kKeys <= values.count; key += kKeys) {
       if (kFetch && is_new_line) {
@@ -220,10 +220,7 @@ inline void weigh_columns(const float* p, const Rows<E>& values, Fetch<E>& next,
         for (int64_t line = 0; line < kVectors * kW; line += kLine) next.template lines<kKeys>();
       }
 #pragma GCC unroll 4
-      for (int k = 0; k < kKeys; ++k) {
-        if (kFetch && is_new_line) fetch_near<kVectors * kW>(values[key + k + kNearRows<E>] + c);
-        add_key(key + k);
-      }
+      for (int k = 0; k < kKeys; ++k) add_key(key + k);
     }
     for (; key < values.count; ++key) add_key(key);
   };
