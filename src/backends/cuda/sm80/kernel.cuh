@@ -289,7 +289,7 @@ class Task {
     if (!is_whole) hide_keys(first_key, s);
     float factor[kRowBlocks][2], reference[kRowBlocks][2];
     bool is_changed = false, is_large = false;
-    for_rows([&](auto b, auto half) {
+    for_rows<kRowBlocks>([&](auto b, auto half) {
       const RowStep step =
           next_maximum<kIsFloat, half()>(s[b()], scale_log2(), prob_shift(), max_[b()][half()]);
       factor[b()][half()] = step.factor;
@@ -307,7 +307,7 @@ class Task {
       }
     }
     if (kIsFloat || __any_sync(kAll, is_large)) {
-      for_rows([&](auto b, auto half) {
+      for_rows<kRowBlocks>([&](auto b, auto half) {
         subtract_maximum<kIsFloat, half()>(max_[b()][half()], prob_shift(), s[b()],
                                            reference[b()][half()]);
       });
@@ -316,7 +316,7 @@ class Task {
     float sum[kRowBlocks][2] = {};
 #pragma unroll
     for (int j = 0; j < kKeyBlocks; ++j)  // in the order in which the second product takes them
-      for_rows([&](auto b, auto half) {
+      for_rows<kRowBlocks>([&](auto b, auto half) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float& x = s[b()][j][2 * half() + i];
@@ -324,7 +324,7 @@ class Task {
           sum[b()][half()] += x;
         }
       });
-    for_rows([&](auto b, auto half) { sum_[b()][half()] += sum[b()][half()]; });
+    for_rows<kRowBlocks>([&](auto b, auto half) { sum_[b()][half()] += sum[b()][half()]; });
     if constexpr (kIsGeneral) drop_keys(first_key, s);
   }
 
@@ -341,7 +341,7 @@ class Task {
                                             float (&s)[kRowBlocks][kKeyBlocks][4]) const {
     const Keys keys = keys_of(row_of_lane().q_idx);
     const int begin = max(keys.begin - first_key, 0), end = min(keys.end - first_key, kKeys);
-    for_rows([&](auto b, auto half) {
+    for_rows<kRowBlocks>([&](auto b, auto half) {
       const int row = 16 * b() + 8 * half() + (lane() >> 2), shift = 2 * (lane() & 3);
       const int from = __shfl_sync(kAll, begin, row) - shift;
       const int to = __shfl_sync(kAll, end, row) - shift;
@@ -355,7 +355,7 @@ class Task {
   __device__ __forceinline__ void change_scores(std::int64_t first_key,
                                                 float (&s)[kRowBlocks][kKeyBlocks][4]) const {
     const ScoreColumns columns = score_columns(first_key, lane() & 3, unit().seqlen_k);
-    for_rows([&](auto b, auto half) {
+    for_rows<kRowBlocks>([&](auto b, auto half) {
       general_scores<T, half()>(p_, args_, c_.numbers, unit().sequence,
                                 score_row(local_row(b(), half())), columns, s[b()]);
     });
@@ -363,24 +363,12 @@ class Task {
   __device__ __forceinline__ void drop_keys(std::int64_t first_key,
                                             float (&s)[kRowBlocks][kKeyBlocks][4]) const {
     if (!has_dropout(p_)) return;
-    for_rows([&](auto b, auto half) {
+    for_rows<kRowBlocks>([&](auto b, auto half) {
       drop_probs<half()>(args_, c_.numbers, score_row(local_row(b(), half())), first_key,
                          lane() & 3, s[b()]);
     });
   }
 
-  // body(row block, half) for the rows of this thread; both are constants.
-  template <class Body>
-  static __device__ __forceinline__ void for_rows(Body body) {
-    using Zero = std::integral_constant<int, 0>;
-    using One = std::integral_constant<int, 1>;
-    body(Zero(), Zero());
-    body(Zero(), One());
-    if constexpr (kRowBlocks == 2) {
-      body(One(), Zero());
-      body(One(), One());
-    }
-  }
   static __device__ __forceinline__ int local_row(int b, int half) {
     return warp() * kWarpRows + 16 * b + 8 * half + (lane() >> 2);
   }
@@ -393,7 +381,7 @@ class Task {
   };
   __device__ __forceinline__ RowSums gather_rows() const {
     RowSums mine{0.0f, 0.0f, true};
-    for_rows([&](auto b, auto half) {
+    for_rows<kRowBlocks>([&](auto b, auto half) {
       float sum = sum_[b()][half()], zeros = 0.0f;  // 0 times infinity or NaN is NaN
       if (kMayOverflow) {
 #pragma unroll
@@ -441,7 +429,7 @@ class Task {
   __device__ __forceinline__ void store_rows(float factor, std::int64_t offset,
                                              unsigned done) const {
     T* out = static_cast<T*>(args_.out.data);
-    for_rows([&](auto b, auto half) {
+    for_rows<kRowBlocks>([&](auto b, auto half) {
       const int row = 16 * b() + 8 * half() + (lane() >> 2), t = lane() & 3;
       const float row_factor = __shfl_sync(kAll, factor, row);
       [[maybe_unused]] T* to = out;
@@ -474,7 +462,7 @@ class Task {
     const int dim = static_cast<int>(x.row_floats) - 4, mine = warp() * kWarpRows + lane();
     if (done >> lane() & 1u)
       *reinterpret_cast<float2*>(split + mine * x.row_floats + dim) = {reference, sum};
-    for_rows([&](auto b, auto half) {
+    for_rows<kRowBlocks>([&](auto b, auto half) {
       const int row = 16 * b() + 8 * half() + (lane() >> 2), t = lane() & 3;
       const float row_factor = __shfl_sync(kAll, factor, row);
       float* to = split + (warp() * kWarpRows + row) * x.row_floats;
@@ -490,9 +478,6 @@ class Task {
   const Params& c_;
   const Problem& p_;
   const AttentionArgs& args_;
-  // Tiles of keys: first_tile_ is the first that any row of the CTA sees, and the others are
-  // counted from there.
-  int first_tile_, num_tiles;
   u32 q_[kTile.holds_q ? kSteps : 1][kRowBlocks][4];
   float o_[kRowBlocks][kOutBlocks][4];
   float max_[kRowBlocks][2], sum_[kRowBlocks][2];

@@ -25,6 +25,7 @@ __device__ __forceinline__ void copy_rows(const unsigned char* from, T* out, std
   using Piece = Share<T, kDim, 32>;
   constexpr int kPieces = Piece::kPieces;
   constexpr int kRounds = kWarpRows * kPieces / 32;
+  static_assert(kWarpRows * kPieces % 32 == 0);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   // body(where the piece lies, where it goes, how many of its elements exist)
   const auto for_piece = [&](int round, auto body) {
