@@ -21,6 +21,7 @@ _GRADIENT_NAMES = ("dq", "dk", "dv", "dbias", "dsinks", "dout", "dlse")
 _GRADIENT_WORDS = tuple(GRADIENT_WORD[name] for name in _GRADIENT_NAMES)
 _NOTHING = (*NO_EXTRAS, None)
 _HEADS_FIRST = frozenset(("q", "k", "v", "out", "dq", "dk", "dv", "dout"))
+Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 _must_be_deterministic = torch.are_deterministic_algorithms_enabled
 
 
@@ -33,58 +34,25 @@ def attention_backward(
     out: torch.Tensor,
     lse: torch.Tensor,
     *rest: Any,
+    results: Sequence[torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """(dq, dk, dv, dbias, dsinks), the last two empty without bias and sinks.
 
     `rest`: the extras, the dropout state and the options of the forward, heads_first, as the schema in _ops.py lists
-    them. Gradients have the shapes and dtypes of what they belong to; rows that see no key give zeros.
+    them. `results`: where dq, dk and dv go. Gradients have the shapes and dtypes of what they belong to; rows that see
+    no key give zeros.
 
     Raises:
         NotImplementedError: no kernel of this build takes the problem or the device.
         ValueError: an argument broke a rule.
     """
-    results = [torch.empty_like(t) for t in (q, k, v)]
-    return *results, *_write_gradients(results, dout, dlse, q, k, v, out, lse, *rest)
-
-
-def attention_packed_backward(
-    dout: torch.Tensor,
-    dlse: torch.Tensor | None,
-    q: torch.Tensor | None,
-    packed: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    *rest: Any,
-) -> tuple[torch.Tensor, ...]:
-    """(dq, dpacked, dbias, dsinks) as attention_backward(), of what unpacked() takes; dq is empty without q."""
-    dq, dpacked = None if q is None else torch.empty_like(q), torch.empty_like(packed)
-    of_extras = _write_gradients(unpacked(dq, dpacked), dout, dlse, *unpacked(q, packed), out, lse, *rest)
-    return _eager.empty_results(packed) if dq is None else dq, dpacked, *of_extras
-
-
-def unpacked(q: torch.Tensor | None, packed: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """q, k and v as views, of packed = [..., 3, num_heads, head_dim] or of q and [..., 2, num_kv_heads, head_dim]."""
-    parts: tuple[torch.Tensor, ...] = packed.unbind(-3)
-    return parts if q is None else (q, *parts)
-
-
-def _write_gradients(
-    results: Sequence[torch.Tensor],
-    dout: torch.Tensor,
-    dlse: torch.Tensor | None,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    *rest: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """dbias and dsinks; dq, dk and dv are written into `results`."""
     extras, dropout_state = rest[:_NUM_EXTRAS], rest[_NUM_EXTRAS]
     options, heads_first = rest[_NUM_EXTRAS + 1 : -1], rest[-1]
     if _must_be_deterministic():
         options = tuple(Options(*options)._replace(deterministic=True))
     operands = (without_gaps(q), without_gaps(k), without_gaps(v), without_gaps(out), lse)
+    if results is None:
+        results = [torch.empty_like(t) for t in (q, k, v)]
     # Where a gradient's last axis has gaps, as its input's has, the library writes beside it.
     written = [without_gaps(t) for t in results]
     of_extras = [None if extras[i] is None else torch.empty_like(extras[i]) for i in (_BIAS, _SINKS)]
@@ -106,7 +74,29 @@ def _write_gradients(
         if tensor is not result:
             result.copy_(tensor)
     dbias, dsinks = (_eager.empty_results(q) if t is None else t for t in of_extras)
-    return dbias, dsinks
+    return *results, dbias, dsinks
+
+
+def attention_packed_backward(
+    dout: torch.Tensor,
+    dlse: torch.Tensor | None,
+    q: torch.Tensor | None,
+    packed: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    *rest: Any,
+) -> tuple[torch.Tensor, ...]:
+    """(dq, dpacked, dbias, dsinks) as attention_backward(), of what unpacked() takes; dq is empty without q."""
+    dq, dpacked = None if q is None else torch.empty_like(q), torch.empty_like(packed)
+    results = unpacked(dq, dpacked)
+    of_extras = attention_backward(dout, dlse, *unpacked(q, packed), out, lse, *rest, results=results)[3:]
+    return _eager.empty_results(packed) if dq is None else dq, dpacked, *of_extras
+
+
+def unpacked(q: torch.Tensor | None, packed: torch.Tensor) -> Parts:
+    """q, k and v as views, of packed = [..., 3, num_heads, head_dim] or of q and [..., 2, num_kv_heads, head_dim]."""
+    *first, k, v = packed.unbind(-3)
+    return first[0] if q is None else q, k, v
 
 
 def _entry_of(operands: tuple, gradients: tuple, extras: tuple, options: tuple, heads_first: bool) -> _eager.Entry:
@@ -135,21 +125,18 @@ def _entry_of(operands: tuple, gradients: tuple, extras: tuple, options: tuple, 
 # ---- nodes of autograd's graph ----
 
 
-def _gradients(
-    ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None, is_packed: bool = False
-) -> tuple[torch.Tensor, ...]:
-    saved = ctx.saved_tensors
-    count = 4 if is_packed else 5  # (q, packed) or (q, k, v), then out and lse
-    entry, out = ctx.entry, saved[count - 2]
-    # The operator is what others see, and what says that there are no gradients of gradients.
-    is_direct = not torch.is_grad_enabled() and not _eager.is_watched()
-    if is_packed:
-        run = attention_packed_backward if is_direct else torch.ops.headrace.attention_packed_backward
-    else:
-        run = attention_backward if is_direct else torch.ops.headrace.attention_backward
+def _is_direct() -> bool:
+    """Otherwise the operator is what others see, and what says that there are no gradients of gradients."""
+    return not torch.is_grad_enabled() and not _eager.is_watched()
+
+
+def _gradients(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    q, k, v, out, lse, *rest = ctx.saved_tensors
+    entry = ctx.entry
+    run = attention_backward if _is_direct() else torch.ops.headrace.attention_backward
     if dout is None:
         dout = torch.zeros_like(out)
-    return run(dout, dlse, *saved[:count], *(saved[count:] or _NOTHING), *entry.options, entry.heads_first)
+    return run(dout, dlse, q, k, v, out, lse, *(rest or _NOTHING), *entry.options, entry.heads_first)
 
 
 class _Differentiable(torch.autograd.Function):
@@ -209,15 +196,18 @@ class _DifferentiablePacked(torch.autograd.Function):
         ctx.entry, (out, lse, _), rest = call
         ctx.save_for_backward(q, packed, out, lse, *rest)
         ctx.set_materialize_grads(False)
-        ctx.has_q = q is not None
         return out, lse
 
     @staticmethod
     def backward(
         ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
-        dq, dpacked, *_ = _gradients(ctx, dout, dlse, is_packed=True)
-        return dq if ctx.has_q else None, dpacked, None
+        q, packed, out, lse, *rest = ctx.saved_tensors
+        run = attention_packed_backward if _is_direct() else torch.ops.headrace.attention_packed_backward
+        if dout is None:
+            dout = torch.zeros_like(out)
+        dq, dpacked, *_ = run(dout, dlse, q, packed, out, lse, *rest, *ctx.entry.options, ctx.entry.heads_first)
+        return dq if q is not None else None, dpacked, None
 
 
 def _apply_of(function: type[torch.autograd.Function]) -> Any:

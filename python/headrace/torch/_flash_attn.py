@@ -10,7 +10,7 @@ from .._arguments import window_sizes
 from .._structs import CAUSAL_BOTTOM_RIGHT, CAUSAL_NONE
 from . import _ops, _quick
 from ._attention import max_length, random_dropout_state
-from ._backward import unpacked
+from ._backward import Parts, unpacked
 from ._eager import Extras
 
 _OPEN = (-1, -1)
@@ -38,7 +38,7 @@ def _refuse_fa3(qv: Any, descales: tuple[Any, Any, Any], attention_chunk: int, s
 
 
 def _run(
-    operands: tuple[torch.Tensor, ...] | _Packed,
+    operands: Parts | _Packed,
     extras: Extras | None,
     dropout_p: float,
     softmax_scale: float | None,
@@ -59,16 +59,18 @@ def _run(
         False, False, False, deterministic,
     )  # fmt: skip
     state = random_dropout_state() if dropout_p else None
+    lse: torch.Tensor | None
     if isinstance(operands, _Packed):
         out, lse = _ops.attention_packed(*operands, extras, options, state)
-        operands = unpacked(*operands)
+        q, k, v = unpacked(*operands)
     else:
+        q, k, v = operands
         out, lse, _ = _ops.attention(
-            *operands, extras, options, state, False, return_attn_probs, False, quick_settings
+            q, k, v, extras, options, state, False, return_attn_probs, False, quick_settings
         )
     if not return_attn_probs:
         return out
-    return out, lse, _signed_probs(*operands, extras, options, state)
+    return out, lse, _signed_probs(q, k, v, extras, options, state)
 
 
 def _signed_probs(
@@ -165,8 +167,9 @@ def _packed(
     return_attn_probs: bool,
 ) -> Any:
     if not _ops.needs_gradient(*operands):
+        q, k, v = unpacked(*operands)
         return flash_attn_func(
-            *unpacked(*operands), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+            q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
             return_attn_probs,
         )  # fmt: skip
     extras = None if alibi_slopes is None else (None, None, alibi_slopes, None, None, None, None)

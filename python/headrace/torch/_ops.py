@@ -6,6 +6,7 @@ Eager calls without anything of that go straight to _eager.forward, which costs 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -118,14 +119,6 @@ def _forward_packed_fake(q: torch.Tensor | None, packed: torch.Tensor, *rest: An
 # ---- backward ----
 
 
-def _run_backward(*flat: Any) -> tuple[torch.Tensor, ...]:
-    return _backward.attention_backward(*flat)
-
-
-def _run_packed_backward(*flat: Any) -> tuple[torch.Tensor, ...]:
-    return _backward.attention_packed_backward(*flat)
-
-
 def _gradients_fake(*inputs: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
     """Like the inputs; empty without one."""
     given = next(t for t in reversed(inputs) if t is not None)
@@ -197,14 +190,17 @@ def _autocast_kernel(name: str, num_operands: int, device_type: str) -> Any:
 
 # ---- registration ----
 
-for _name, _num_operands, _kernels, _fakes in (
-    ("attention", 3, (_forward, _run_backward), (_forward_fake, _backward_fake)),
-    ("attention_packed", 2, (_forward_packed, _run_packed_backward), (_forward_packed_fake, _packed_backward_fake)),
-):
-    for _suffix, _kernel, _fake in zip(("", "_backward"), _kernels, _fakes):
-        for _key in ("CPU", "CUDA"):
-            _library.impl(_name + _suffix, _kernel, _key)
-        torch.library.register_fake(f"headrace::{_name}{_suffix}", _fake, lib=_library)
+_KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {  # and what fake tensors get
+    "attention": (_forward, _forward_fake),
+    "attention_backward": (_backward.attention_backward, _backward_fake),
+    "attention_packed": (_forward_packed, _forward_packed_fake),
+    "attention_packed_backward": (_backward.attention_packed_backward, _packed_backward_fake),
+}
+for _name, (_kernel, _fake) in _KERNELS.items():
+    for _key in ("CPU", "CUDA"):
+        _library.impl(_name, _kernel, _key)
+    torch.library.register_fake(f"headrace::{_name}", _fake, lib=_library)
+for _name, _num_operands in (("attention", 3), ("attention_packed", 2)):
     for _key in ("CPU", "CUDA"):
         _library.impl(_name, _autocast_kernel(_name, _num_operands, _key.lower()), f"Autocast{_key}")
     _register_autograd(_name, _num_operands)
@@ -272,5 +268,5 @@ def attention_packed(
         return _packed_operator(q, packed, *given, dropout_state, *options, False, True, False)[:2]
     with torch.no_grad():
         entry, *parts = _eager.prepare(*unpacked(q, packed), extras, options, False, True, False)
-    results = _eager.results_of(entry, *parts, extras, dropout_state)
+    results = _eager.results_of(entry, parts[0], parts[1], parts[2], extras, dropout_state)
     return _backward.differentiable_packed(q, packed, (entry, results, (*given, dropout_state)))
