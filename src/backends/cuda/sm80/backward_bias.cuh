@@ -102,7 +102,7 @@ class BiasGradient : ScoreGradients<T, true, Shape> {
   }
   __device__ void gather() const {
     __syncthreads();
-    Base::for_rows([&](auto b, auto half) {
+    for_rows<Base::kRowBlocks>([&](auto b, auto half) {
       const int row = Base::warp_row() + 16 * b() + 8 * half() + (lane() >> 2);
 #pragma unroll
       for (int n = 0; n < 2 * Base::kKeyBlocks; ++n)

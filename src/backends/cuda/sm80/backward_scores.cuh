@@ -202,7 +202,7 @@ class ScoreGradients {
         at.first_row >= unit().rows.whole_begin && last_row <= unit().rows.whole_end;
     const auto* numbers =
         reinterpret_cast<const float*>(backward_memory + kSmem.numbers) + at.stage * 2 * kRows;
-    for_rows([&](auto b, auto half) {
+    for_rows<kRowBlocks>([&](auto b, auto half) {
       constexpr int h = half();
       const int row = warp_row() + 16 * b() + 8 * h + (lane() >> 2);
       const float lse = numbers[row], d = numbers[kRows + row];
@@ -230,19 +230,6 @@ class ScoreGradients {
         }
       }
     });
-  }
-
-  // body(row block, half) for the rows of this thread; both are constants.
-  template <class Body>
-  static __device__ __forceinline__ void for_rows(Body body) {
-    using Zero = std::integral_constant<int, 0>;
-    using One = std::integral_constant<int, 1>;
-    body(Zero(), Zero());
-    body(Zero(), One());
-    if constexpr (kRowBlocks == 2) {
-      body(One(), Zero());
-      body(One(), One());
-    }
   }
 
   const BackwardParams& c_;

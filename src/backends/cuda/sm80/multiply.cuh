@@ -8,9 +8,24 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <type_traits>
+
 #include "backends/cuda/device/mma.cuh"
 
 namespace headrace::cuda::sm80 {
+
+// body(row block, half) for the rows whose sums a thread has; both are constants.
+template <int kRowBlocks, class Body>
+__device__ __forceinline__ void for_rows(Body body) {
+  using Zero = std::integral_constant<int, 0>;
+  using One = std::integral_constant<int, 1>;
+  body(Zero(), Zero());
+  body(Zero(), One());
+  if constexpr (kRowBlocks == 2) {
+    body(One(), Zero());
+    body(One(), One());
+  }
+}
 
 // Where step s of the head dim lies for a lane whose step 0 is at `address`: the swizzle changes
 // addresses within 128 bytes alone, and tiles begin at multiples of a row's length.

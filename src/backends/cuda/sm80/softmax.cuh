@@ -5,24 +5,9 @@
 // subtracted from the scores first. In float it always is.
 #pragma once
 
-#include <type_traits>
-
 #include "backends/cuda/device/mma.cuh"
 
 namespace headrace::cuda::sm80 {
-
-// body(row block, half) for the rows of a thread; both are constants.
-template <int kRowBlocks, class Body>
-__device__ __forceinline__ void for_rows(Body body) {
-  using Zero = std::integral_constant<int, 0>;
-  using One = std::integral_constant<int, 1>;
-  body(Zero(), Zero());
-  body(Zero(), One());
-  if constexpr (kRowBlocks == 2) {
-    body(One(), Zero());
-    body(One(), One());
-  }
-}
 
 // Scores of -inf alone: any finite reference gives zeros, and lets a NaN through.
 __device__ __forceinline__ float finite_maximum(float row_max) {
