@@ -40,7 +40,8 @@ UNITS = {
     "cuda_sm90_bwd_general": ["sm90/bwd/hd64_general", "sm90/bwd/hd128_general", "sm90/bwd/hd256_general"],
     "cuda_softmax": ["ops/softmax_f32"],
     "cuda_backward_rows": ["common/backward_rows"],
-    "cuda_fixed_point": ["common/backward_rows", "sm90/bwd/finish"],
+    "cuda_fixed_point": ["common/backward_rows", "sm90/bwd/finish", "sm90/bwd/hd64_fixed", "sm90/bwd/hd128_fixed",
+                         "sm90/bwd/hd256_fixed"],
 }
 OBJECTS = "src/CMakeFiles/headrace_objects.dir/"
 PROGRAMS = ("tests/conformance/headrace_conformance", "tests/cuda/headrace_cuda_tests",

@@ -83,6 +83,7 @@ CUDA_REPEATS, CUDA_BACKWARD_REPEATS = (
     gtest(f"CUDA {pattern}", "tests/cuda/headrace_cuda_capi_tests", pattern)
     for pattern in ("Kernels/Repeats.*", "Kernels/BackwardRepeats.*")
 )
+CUDA_SCALES = gtest("CUDA scales", "tests/cuda/headrace_cuda_tests", "FixedPointScales.*")
 CUDA_MANY_RUNS = conformance("many runs", "--suite", "backward", "--only", "B7", "--tier", "small", "--device", "cuda")
 # Few of the small grid's cases are such that Hopper's kernel takes them.
 CUDA_CASES = conformance("3000 cases", "--suite", "grid", "--count", "3000", "--threads", "4", "--device", "cuda")
@@ -97,7 +98,7 @@ ON_CUDA = {
     "cuda_sm90_bwd": (CUDA_BACKWARD,),
     "cuda_sm90_bwd_general": (CUDA_BACKWARD,),
     "cuda_backward_rows": (CUDA_BACKWARD,),
-    "cuda_fixed_point": (CUDA_BACKWARD,),
+    "cuda_fixed_point": (CUDA_SCALES, CUDA_BACKWARD),
     "cuda_backward_turns": (CUDA_MANY_RUNS, CUDA_BACKWARD_REPEATS),
     "cuda_softmax": (gtest("CUDA softmax", "tests/cuda/headrace_cuda_tests", "*Softmax*"),),
 }

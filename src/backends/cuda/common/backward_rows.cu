@@ -43,16 +43,14 @@ Status launch_prepare_rows(const BackwardRows& rows, Stream stream) {
 
 Status launch_key_bounds(const BackwardRows& rows, Stream stream) {
   const Problem& p = rows.problem;
-  const std::int64_t heads = p.batch * p.num_kv_heads;
+  const LaunchShape shape{
+      .name = "find_key_bounds",
+      .grid = dim3(static_cast<unsigned>(p.num_kv_heads), static_cast<unsigned>(key_parts(p)),
+                   static_cast<unsigned>(p.batch)),
+      .block = dim3(kRowsThreads)};
   auto* const s = static_cast<cudaStream_t>(stream);
-  const auto bytes = static_cast<std::size_t>(heads) * sizeof(KeyBound);
-  if (Status bad = cuda_status(cudaMemsetAsync(rows.key_bounds, 0, bytes, s),
-                               "clearing {} bytes of bounds", bytes))
-    return bad;
-  const std::int64_t num_parts = heads * ceil_div(p.seqlen_k, kRowPadding);
-  const LaunchShape shape = shape_of("find_key_bounds", num_parts);
-  if (dtype_of(p) == DType::f16) return launch(shape, s, find_key_bounds<__half>, rows, num_parts);
-  return launch(shape, s, find_key_bounds<__nv_bfloat16>, rows, num_parts);
+  if (dtype_of(p) == DType::f16) return launch(shape, s, find_key_bounds<__half>, rows);
+  return launch(shape, s, find_key_bounds<__nv_bfloat16>, rows);
 }
 
 Status launch_finish_dq(const BackwardRows& rows, Stream stream) {

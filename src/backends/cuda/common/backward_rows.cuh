@@ -44,16 +44,47 @@ __device__ __forceinline__ Piece<T> load_piece(const T* row, std::int64_t dim, i
   }
 }
 
+// The largest elements of all keys of a KV head, by a warp: asked for behind the loads of rows, and
+// found after them.
+class KeyBounds {
+ public:
+  __device__ __forceinline__ void ask(const BackwardRows& c, const PaddedPart& part) {
+    wait_for_previous_kernel();
+    const Problem& p = c.problem;
+    const auto group = static_cast<int>(p.num_heads) / static_cast<int>(p.num_kv_heads);
+    const auto kv_head = static_cast<int>(part.head) / group;
+    parts_ = static_cast<int>(key_parts(p));
+    bounds_ = c.key_bounds + (part.batch_idx * p.num_kv_heads + kv_head) * parts_;
+    if (lane() < parts_) first_ = bounds_[lane()];
+  }
+  __device__ __forceinline__ KeyBound largest() const {
+    // Without signs, words are in the order of floats, and NaN is the largest.
+    unsigned k = __float_as_uint(first_.k), v = __float_as_uint(first_.v);
+    for (int i = lane() + 32; i < parts_; i += 32) {
+      k = max(k, __float_as_uint(bounds_[i].k));
+      v = max(v, __float_as_uint(bounds_[i].v));
+    }
+    return {__uint_as_float(__reduce_max_sync(0xffffffffu, k)),
+            __uint_as_float(__reduce_max_sync(0xffffffffu, v))};
+  }
+
+ private:
+  static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) & 31; }
+  const KeyBound* bounds_;
+  int parts_;
+  KeyBound first_{};
+};
+
 // A row as `find_d` leaves it: a lane's part of rowsum(dout * out), and of sum |dout|.
 struct RowSums {
   float d = 0.0f, abs_dout = 0.0f;
 };
 
 // Of kRows rows from `first` on, kRowsApart from each other. All rows are asked for before the
-// first is used. The order of a sum is always the same.
-template <class T, bool kIsWhole, bool kIsFixed, int kRows>
+// first is used; `meanwhile` comes between. The order of a sum is always the same.
+template <class T, bool kIsWhole, bool kIsFixed, int kRows, class Meanwhile>
 __device__ __forceinline__ void find_d(const BackwardRows& c, const PaddedPart& part, int first,
-                                       int lane, RowSums* sums) {
+                                       int lane, RowSums* sums, Meanwhile meanwhile) {
   const Problem& p = c.problem;
   const auto row_of = [&](const Operand& x) {
     const std::int64_t packed = part.sequence.row_q + part.first_row + first;
@@ -62,8 +93,11 @@ __device__ __forceinline__ void find_d(const BackwardRows& c, const PaddedPart& 
   const Operand &out = c.args.out, &dout = c.args.gradients.dout;
   const T *out_row = row_of(out), *dout_row = row_of(dout);
   const int pieces = static_cast<int>(ceil_div<std::int64_t>(p.head_dim_v, Piece<T>::kElements));
-  const auto exists = [&](int i) { return first + i * kRowsApart < part.num_rows; };
-  for (int piece = lane; piece < pieces; piece += kLanesOfRow) {
+  for (int first_piece = 0; first_piece < pieces; first_piece += kLanesOfRow) {
+    const int piece = first_piece + lane;
+    const auto exists = [&](int i) {
+      return piece < pieces && first + i * kRowsApart < part.num_rows;
+    };
     Piece<T> x[kRows], y[kRows];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
@@ -72,6 +106,7 @@ __device__ __forceinline__ void find_d(const BackwardRows& c, const PaddedPart& 
       x[i] = load_piece<T, kIsWhole>(dout_row + row * dout.stride_seq, p.head_dim_v, piece);
       y[i] = load_piece<T, kIsWhole>(out_row + row * out.stride_seq, p.head_dim_v, piece);
     }
+    if (first_piece == 0) meanwhile();
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       if (!exists(i)) continue;
@@ -95,9 +130,8 @@ __device__ __forceinline__ float weight_of_keys(const BackwardRows& c, const Pad
   return fminf(1.0f, 1.0f - expf(sink - lse) + kRoundings * (1.0f + fabsf(lse)));
 }
 __device__ __forceinline__ float fixed_scale(const BackwardRows& c, const PaddedPart& part,
-                                             const RowSums& sums, float d, float lse) {
-  const std::int64_t kv_head = part.head / (c.problem.num_heads / c.problem.num_kv_heads);
-  const KeyBound keys = c.key_bounds[part.batch_idx * c.problem.num_kv_heads + kv_head];
+                                             const KeyBound& keys, const RowSums& sums, float d,
+                                             float lse) {
   // P is rounded, and as far off as a large lse is.
   const float slack = 1.01f + 0x1p-20f * fabsf(lse);
   const float bound =
@@ -111,7 +145,7 @@ __device__ __forceinline__ float fixed_scale(const BackwardRows& c, const Padded
 // D and the lse of a row, by the lane that has its D.
 template <bool kIsFixed>
 __device__ __forceinline__ void store_row(const BackwardRows& c, const PaddedPart& part, int row,
-                                          const RowSums& sums) {
+                                          const KeyBound& keys, const RowSums& sums) {
   float d = sums.d;
   const LseOperand &lse = c.args.lse, &dlse = c.args.gradients.dlse;
   const float of_row = row < part.num_rows
@@ -127,7 +161,8 @@ __device__ __forceinline__ void store_row(const BackwardRows& c, const PaddedPar
                        : fminf(fmaxf(of_row * c.lse_factor, -FLT_MAX), FLT_MAX);
   if constexpr (kIsFixed) {
     const bool has_weight = fabsf(of_row) != HUGE_VALF;  // +inf: all of it is the sink's
-    c.dq_scale[to] = has_weight ? fixed_scale(c, part, sums, d, of_row) : 1.0f;
+    const float scale = has_weight ? fixed_scale(c, part, keys, sums, d, of_row) : 1.0f;
+    c.dq_scale[fixed_scale_index(to)] = static_cast<std::uint16_t>(__float_as_uint(scale) >> 16);
   }
 }
 
@@ -146,13 +181,18 @@ __global__ void __launch_bounds__(kRowsThreads, kRowsCtas)
       for (std::int64_t i = threadIdx.x; i < kRowPadding * c.dq_floats / 4; i += kRowsThreads)
         dq[i] = {0.0f, 0.0f, 0.0f, 0.0f};
     }
+    KeyBounds bounds;
+    const auto ask = [&] {
+      if constexpr (kIsFixed) bounds.ask(c, part);
+    };
     RowSums sums[kRowsOfLane];
     if (c.problem.alignment >= kWholeAlignment && c.problem.head_dim_v % Piece<T>::kElements == 0) {
-      find_d<T, true, kIsFixed, kRowsOfLane>(c, part, first, lane, sums);
+      find_d<T, true, kIsFixed, kRowsOfLane>(c, part, first, lane, sums, ask);
     } else {
+      ask();
 #pragma unroll
       for (int i = 0; i < kRowsOfLane; ++i)
-        find_d<T, false, kIsFixed, 1>(c, part, first + i * kRowsApart, lane, &sums[i]);
+        find_d<T, false, kIsFixed, 1>(c, part, first + i * kRowsApart, lane, &sums[i], [] {});
     }
     RowSums mine;
 #pragma unroll
@@ -164,10 +204,10 @@ __global__ void __launch_bounds__(kRowsThreads, kRowsCtas)
       }
       if (lane == i) mine = sums[i];
     }
-    if constexpr (kIsFixed) wait_for_previous_kernel();  // the bounds of keys
-    if (lane < kRowsOfLane) store_row<kIsFixed>(c, part, first + lane * kRowsApart, mine);
+    KeyBound keys{};
+    if constexpr (kIsFixed) keys = bounds.largest();
+    if (lane < kRowsOfLane) store_row<kIsFixed>(c, part, first + lane * kRowsApart, keys, mine);
   }
-  if constexpr (kIsFixed) wait_for_previous_kernel();  // so that who waits for this waited for that
 }
 
 // 16-bit formats without their signs are in the order of their numbers, and NaN is the largest: of
@@ -179,58 +219,67 @@ __device__ __forceinline__ unsigned larger(unsigned largest, const Piece<T>& x) 
   for (const unsigned word : words) largest = __vmaxu2(largest, word & 0x7fff7fffu);
   return largest;
 }
-// The larger half, of all lanes of a warp, goes to `to`.
+// The larger halves of all threads of a CTA.
 template <class T>
-__device__ __forceinline__ void raise(float* to, unsigned largest) {
-  const unsigned half = max(largest & 0xffffu, largest >> 16);
-  const auto bits = static_cast<unsigned short>(__reduce_max_sync(0xffffffffu, half));
-  T x;
-  memcpy(&x, &bits, sizeof x);
-  if (threadIdx.x % 32 != 0) return;
-  const unsigned number = __float_as_uint(load_real(&x, 0)) & 0x7fffffffu;
-  auto* words = reinterpret_cast<unsigned*>(to);
-  // It only grows, and few of the many that come are larger.
-  if (number > *static_cast<volatile unsigned*>(words)) atomicMax(words, number);
+__device__ __forceinline__ KeyBound largest_of(unsigned k, unsigned v) {
+  constexpr int kWarps = kRowsThreads / 32;
+  __shared__ unsigned of_warp[2][kWarps];
+  k = __reduce_max_sync(0xffffffffu, max(k & 0xffffu, k >> 16));
+  v = __reduce_max_sync(0xffffffffu, max(v & 0xffffu, v >> 16));
+  if (threadIdx.x % 32 == 0) {
+    of_warp[0][threadIdx.x / 32] = k;
+    of_warp[1][threadIdx.x / 32] = v;
+  }
+  __syncthreads();
+  const auto number = [](const unsigned(&halves)[kWarps]) {
+    unsigned most = 0;
+#pragma unroll
+    for (const unsigned half : halves) most = max(most, half);
+    const auto bits = static_cast<unsigned short>(most);
+    T x;
+    memcpy(&x, &bits, sizeof x);
+    return load_real(&x, 0);
+  };
+  return {number(of_warp[0]), number(of_warp[1])};
 }
 
-// A part of 128 keys of a KV head of a sequence at a time.
+// A CTA a part: the grid is (num_kv_heads, key_parts, batch).
 template <class T>
 __global__ void __launch_bounds__(kRowsThreads)
-    find_key_bounds(const __grid_constant__ BackwardRows c, std::int64_t num_parts) {
+    find_key_bounds(const __grid_constant__ BackwardRows c) {
   let_next_kernel_begin();
   const Problem& p = c.problem;
+  const std::int64_t kv_head = blockIdx.x, b = blockIdx.z;
   const int lane = static_cast<int>(threadIdx.x) % kLanesOfRow;
   const int pieces_k = static_cast<int>(p.head_dim) / Piece<T>::kElements;
   const int pieces_v = static_cast<int>(p.head_dim_v) / Piece<T>::kElements;
-  const std::int64_t parts = ceil_div(p.seqlen_k, kRowPadding);
-  for (std::int64_t idx = blockIdx.x; idx < num_parts; idx += gridDim.x) {
-    const std::int64_t head = idx / parts, b = head / p.num_kv_heads;
-    const Sequence sequence = device_sequence(p, c.args.ragged, b, false, nullptr);
-    const std::int64_t first = (idx - head * parts) * kRowPadding + threadIdx.x / kLanesOfRow;
-    const auto row_of = [&](const Operand& x) {
-      return static_cast<const T*>(x.data) +
-             row_offset(x, p.is_ragged ? 0 : b, sequence.row_k + first, head - b * p.num_kv_heads);
-    };
-    const T *k = row_of(c.args.k), *v = row_of(c.args.v);
-    unsigned largest_k = 0, largest_v = 0;
-    for (int piece = lane; piece < max(pieces_k, pieces_v); piece += kLanesOfRow) {
-      Piece<T> x[kRowsOfLane]{}, y[kRowsOfLane]{};
+  const Sequence sequence = device_sequence(p, c.args.ragged, b, false, nullptr);
+  const std::int64_t first = blockIdx.y * kRowPadding + threadIdx.x / kLanesOfRow;
+  const auto row_of = [&](const Operand& x) {
+    return static_cast<const T*>(x.data) +
+           row_offset(x, p.is_ragged ? 0 : b, sequence.row_k + first, kv_head);
+  };
+  const T *k = row_of(c.args.k), *v = row_of(c.args.v);
+  unsigned largest_k = 0, largest_v = 0;
+  for (int piece = lane; piece < max(pieces_k, pieces_v); piece += kLanesOfRow) {
+    // All are asked for before the first is used.
+    Piece<T> x[kRowsOfLane]{}, y[kRowsOfLane]{};
 #pragma unroll
-      for (int i = 0; i < kRowsOfLane; ++i) {
-        if (first + i * kRowsApart >= sequence.seqlen_k) continue;
-        const std::int64_t row = i * kRowsApart;
-        if (piece < pieces_k) x[i] = load_piece<T, true>(k + row * c.args.k.stride_seq, 0, piece);
-        if (piece < pieces_v) y[i] = load_piece<T, true>(v + row * c.args.v.stride_seq, 0, piece);
-      }
-#pragma unroll
-      for (int i = 0; i < kRowsOfLane; ++i) {
-        largest_k = larger(largest_k, x[i]);
-        largest_v = larger(largest_v, y[i]);
-      }
+    for (int i = 0; i < kRowsOfLane; ++i) {
+      if (first + i * kRowsApart >= sequence.seqlen_k) continue;
+      const std::int64_t row = i * kRowsApart;
+      if (piece < pieces_k) x[i] = load_piece<T, true>(k + row * c.args.k.stride_seq, 0, piece);
+      if (piece < pieces_v) y[i] = load_piece<T, true>(v + row * c.args.v.stride_seq, 0, piece);
     }
-    raise<T>(&c.key_bounds[head].k, largest_k);
-    raise<T>(&c.key_bounds[head].v, largest_v);
+#pragma unroll
+    for (int i = 0; i < kRowsOfLane; ++i) {
+      largest_k = larger(largest_k, x[i]);
+      largest_v = larger(largest_v, y[i]);
+    }
   }
+  const KeyBound bound = largest_of<T>(largest_k, largest_v);
+  if (threadIdx.x == 0)
+    c.key_bounds[(b * p.num_kv_heads + kv_head) * gridDim.y + blockIdx.y] = bound;
 }
 
 // Where four sums of a row begin.

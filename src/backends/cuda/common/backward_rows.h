@@ -46,16 +46,25 @@ inline constexpr float kLog2E = 0x1.715476p+0f;
 // row g, columns 2 t, 2 t + 1, 2 t + 8, 2 t + 9.
 enum class SumsOrder { rows, blocks };
 
-// The largest elements of K and V of a sequence's KV head, without signs; NaN where there is one.
+// The largest elements of K and V of some keys of a KV head, without signs; NaN where there is one.
 struct KeyBound {
   float k, v;
 };
+// Parts of as many keys of a sequence.
+constexpr std::int64_t key_parts(const Problem& p) { return ceil_div(p.seqlen_k, kRowPadding); }
+constexpr std::int64_t num_key_bounds(const Problem& p) {
+  return p.batch * p.num_kv_heads * key_parts(p);
+}
 
 // dQ in fixed point. A row's dQ and each of its parts are smaller than
 //   sum P |dP - D| max |K|  <=  (sum |dO| max |V| + |D|) max |K|
 // and the scale takes that to at most 2^30, so that sums of parts fit an integer, rounded as they
 // are. (A sum on the way may not: it is right again once the rest is there.)
 inline constexpr int kFixedBits = 30;
+// Of scales of rows: rows r and r + 8 of 16, which a thread has of an accumulator, side by side.
+constexpr std::int64_t fixed_scale_index(std::int64_t row) {
+  return row / 16 * 16 + row % 8 * 2 + row / 8 % 2;
+}
 
 struct BackwardRows {
   Problem problem;
@@ -71,9 +80,10 @@ struct BackwardRows {
   std::int64_t dq_floats;  // a multiple of 4; of 16 in blocks
   SumsOrder dq_order = SumsOrder::rows;
   // dQ in fixed point: its sums are integers, whose order does not matter. Null: floats.
-  float* dq_scale = nullptr;  // [num_heads, padded_rows]: so many make 1 of a row's dq, a power of
-                              // 2; NaN where a NaN or an infinity may reach it
-  KeyBound* key_bounds = nullptr;  // [batch, num_kv_heads]
+  std::uint16_t* dq_scale = nullptr;  // [num_heads, padded_rows] by fixed_scale_index: so many make
+                                      // 1 of a row's dq, the upper half of a float, a power of 2;
+                                      // NaN where a NaN or an infinity may reach it
+  KeyBound* key_bounds = nullptr;     // [batch, num_kv_heads, key_parts]
   std::uint32_t* error_word;
 };
 

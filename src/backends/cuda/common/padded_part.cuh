@@ -18,10 +18,11 @@ struct PaddedPart {
 
 __device__ inline PaddedPart part_of(const BackwardRows& c, std::int64_t part_idx, bool reports) {
   const Problem& p = c.problem;
-  const std::int64_t parts = padded_parts(p), part = part_idx % parts;
+  // Heads first: where their rows follow each other in memory, CTAs of one time read whole pages.
+  const std::int64_t parts = padded_parts(p), row = part_idx / p.num_heads, part = row % parts;
   PaddedPart x;
-  x.head = part_idx / parts % p.num_heads;
-  x.batch_idx = part_idx / parts / p.num_heads;
+  x.head = part_idx - row * p.num_heads;
+  x.batch_idx = row / parts;
   x.sequence = device_sequence(p, c.args.ragged, x.batch_idx, reports && x.head == 0 && part == 0,
                                c.error_word);
   x.first_row = part * kRowPadding;

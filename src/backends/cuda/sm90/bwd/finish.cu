@@ -4,53 +4,95 @@
 #include "backends/cuda/runtime/launch.cuh"
 #include "backends/cuda/sm90/bwd/config.h"
 #include "backends/cuda/sm90/bwd/launch.h"
+#include "backends/cuda/sm90/bwd/walk.cuh"
 #include "backends/cuda/sm90/element.cuh"
 
 namespace headrace::cuda::sm90::bwd {
 namespace {
 
-// What a thread adds of group `group` of a part, two columns of either row: see config.h.
+// What a thread has of a part, 16 bytes a group: two columns of either row, see config.h.
+struct Sums {
+  uint4 words[kDqGroups];
+};
 template <bool kIsFixed>
-__device__ __forceinline__ float4 load_sums(const float* part, int group, int thread) {
+__device__ __forceinline__ Sums load_sums(const float* part, int thread) {
+  Sums sums;
+#pragma unroll
+  for (int j = 0; j < kDqGroups; ++j) {
+    if constexpr (kIsFixed) {
+      const auto* x = reinterpret_cast<const uint2*>(part) + j * 256 + thread;
+      const uint2 a = x[0], b = x[128];
+      sums.words[j] = {a.x, a.y, b.x, b.y};
+    } else {
+      sums.words[j] = reinterpret_cast<const uint4*>(part)[j * 128 + thread];
+    }
+  }
+  return sums;
+}
+// `count`: how many parts they are of.
+template <bool kIsFixed>
+__device__ __forceinline__ float4 sums_of(const uint4& x, u32 count) {
   if constexpr (kIsFixed) {
-    const auto* x = reinterpret_cast<const int2*>(part) + group * 256 + thread;
-    const int2 a = split_pair(x[0]), b = split_pair(x[128]);
+    const int2 a = split_pair(pair_of(x.x, x.y), count), b = split_pair(pair_of(x.z, x.w), count);
     return {static_cast<float>(a.x), static_cast<float>(a.y), static_cast<float>(b.x),
             static_cast<float>(b.y)};
   } else {
-    return reinterpret_cast<const float4*>(part)[group * 128 + thread];
+    return {__uint_as_float(x.x), __uint_as_float(x.y), __uint_as_float(x.z), __uint_as_float(x.w)};
   }
+}
+
+// How many parts the sums of a block of dQ have, of all blocks of keys; found by a warp.
+template <Tile kTile>
+__device__ __forceinline__ u32 times_sent(const Params& params, const PaddedPart& rows, int block) {
+  const int kv_head = static_cast<int>(rows.head) / params.group;
+  const int head = static_cast<int>(rows.head) - kv_head * params.group;
+  const auto batch_idx = static_cast<int>(rows.batch_idx);
+  const int blocks = (static_cast<int>(rows.sequence.seqlen_k) + kTile.keys - 1) / kTile.keys;
+  int times = 0;
+  for (int i = static_cast<int>(threadIdx.x) & 31; i < blocks; i += 32) {
+    const KeyBlock keys = key_block_of<kTile>(params, rows.sequence, batch_idx, kv_head, i);
+    times += Walk<kTile>(params, keys).times_sent(head, block);
+  }
+  return __reduce_add_sync(0xffffffffu, static_cast<u32>(times));
 }
 
 // Part `part` of the block that begins `first_row` rows into `rows`: a thread has there what the
 // thread of that number in the main kernel adds.
 template <Tile kTile, class Element, bool kIsFixed>
-__device__ void finish_part(const BackwardRows& c, const PaddedPart& rows, int first_row,
-                            int part) {
+__device__ void finish_part(const Params& params, const PaddedPart& rows, int first_row, int part) {
+  const BackwardRows& c = params.rows;
   const Problem& p = c.problem;
   const int thread = static_cast<int>(threadIdx.x) & 127, lane = thread & 31, mine = lane & 1;
   const DqPlace place = dq_place(kTile, part, thread);
   const std::int64_t padded = padded_index(p, rows.head, rows.padded_row + first_row);
-  const float* from = c.dq + padded * kTile.head_dim + part * kDqPart;
+  const Sums sums = load_sums<kIsFixed>(c.dq + padded * kTile.head_dim + part * kDqPart, thread);
   const auto scale = static_cast<float>(p.softmax_scale);
   const Operand& dq = c.args.gradients.dq;
   const int chunks = static_cast<int>(p.head_dim) / 8;
   HalfChunk* to[2];
-  float factor[2];
+  float factor[2] = {scale, scale};
+  u32 count = 0;
+  if constexpr (kIsFixed) {
+    const u32 scales =
+        *reinterpret_cast<const u32*>(c.dq_scale + fixed_scale_index(padded + place.row));
+    const auto first_block = static_cast<int>(rows.first_row) / kTile.queries;
+    count = times_sent<kTile>(params, rows, first_block + first_row / kTile.queries);
+    factor[0] /= Bf16Element::unpack(scales).x;
+    factor[1] /= Bf16Element::unpack(scales).y;
+  }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const std::int64_t row = rows.sequence.row_q + rows.first_row + first_row + place.row + 8 * r;
     auto* chunk = reinterpret_cast<Chunk*>(static_cast<typename Element::Stored*>(dq.data) +
                                            row_offset(dq, rows.batch_idx, row, rows.head));
     to[r] = reinterpret_cast<HalfChunk*>(chunk + place.chunk + mine) + (lane >> 1 & 1);
-    factor[r] = kIsFixed ? scale / c.dq_scale[padded + place.row + 8 * r] : scale;
   }
 #pragma unroll
   for (int j = 0; j < kDqGroups; j += 2) {
     u32 packed[2][2];
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
-      const float4 x = load_sums<kIsFixed>(from, j + k, thread);
+      const float4 x = sums_of<kIsFixed>(sums.words[j + k], count);
       // Adding +0 gives an exact zero one sign.
       packed[0][k] = Element::pack(x.x * factor[0] + 0.0f, x.y * factor[0] + 0.0f);
       packed[1][k] = Element::pack(x.z * factor[1] + 0.0f, x.w * factor[1] + 0.0f);
@@ -64,6 +106,7 @@ __device__ void finish_part(const BackwardRows& c, const PaddedPart& rows, int f
   }
 }
 
+constexpr int kFinishCtas = 2;  // of a multiprocessor: loads of one beside stores of another
 // Groups of 128 threads, a part each.
 constexpr int finish_groups(const Tile& t) {
   constexpr int kMost = 4;
@@ -79,23 +122,23 @@ struct FinishVariant {
 };
 
 template <class Variant>
-__global__ void __launch_bounds__(128 * finish_groups(Variant::kTile))
-    finish_dq_blocks(const __grid_constant__ BackwardRows c, std::int64_t num_parts) {
+__global__ void __launch_bounds__(128 * finish_groups(Variant::kTile), kFinishCtas)
+    finish_dq_blocks(const __grid_constant__ Params params, std::int64_t num_parts) {
   constexpr Tile kTile = Variant::kTile;
   for (std::int64_t idx = blockIdx.x; idx < num_parts; idx += gridDim.x) {
-    const PaddedPart rows = part_of(c, idx, false);
+    const PaddedPart rows = part_of(params.rows, idx, false);
     const int blocks = (rows.num_rows + kTile.queries - 1) / kTile.queries;
     for (int i = static_cast<int>(threadIdx.x) / 128; i < blocks * dq_parts(kTile);
          i += finish_groups(kTile))
       finish_part<kTile, typename Variant::Element, Variant::kIsFixed>(
-          c, rows, i / dq_parts(kTile) * kTile.queries, i % dq_parts(kTile));
+          params, rows, i / dq_parts(kTile) * kTile.queries, i % dq_parts(kTile));
   }
 }
 
 template <Tile kTile, bool kIsFixed>
-Status launch_finish_of(const BackwardRows& rows, Stream stream) {
+Status launch_finish_of(const Params& params, Stream stream) {
   constexpr std::int64_t kMaxCtas = (std::int64_t{1} << 31) - 1;
-  const Problem& p = rows.problem;
+  const Problem& p = params.rows.problem;
   const std::int64_t num_parts = p.batch * p.num_heads * padded_parts(p);
   const LaunchShape shape{
       .name = "cuda_sm90_bwd's finish of dq",
@@ -103,31 +146,31 @@ Status launch_finish_of(const BackwardRows& rows, Stream stream) {
       .block = dim3(128 * finish_groups(kTile))};
   auto* s = static_cast<cudaStream_t>(stream);
   if (dtype_of(p) == DType::bf16)
-    return launch(shape, s, finish_dq_blocks<FinishVariant<kTile, Bf16Element, kIsFixed>>, rows,
+    return launch(shape, s, finish_dq_blocks<FinishVariant<kTile, Bf16Element, kIsFixed>>, params,
                   num_parts);
-  return launch(shape, s, finish_dq_blocks<FinishVariant<kTile, F16Element, kIsFixed>>, rows,
+  return launch(shape, s, finish_dq_blocks<FinishVariant<kTile, F16Element, kIsFixed>>, params,
                 num_parts);
 }
 
 template <Tile kTile>
-Status launch_finish(const BackwardRows& rows, Stream stream) {
-  return rows.dq_scale != nullptr ? launch_finish_of<kTile, true>(rows, stream)
-                                  : launch_finish_of<kTile, false>(rows, stream);
+Status launch_finish(const Params& params, Stream stream) {
+  return params.rows.dq_scale != nullptr ? launch_finish_of<kTile, true>(params, stream)
+                                         : launch_finish_of<kTile, false>(params, stream);
 }
 
 }  // namespace
 
-Status launch_finish_hd64(const BackwardRows& rows, Stream stream) {
-  return launch_finish<kTile64>(rows, stream);
+Status launch_finish_hd64(const Params& params, Stream stream) {
+  return launch_finish<kTile64>(params, stream);
 }
-Status launch_finish_hd128(const BackwardRows& rows, Stream stream) {
-  return launch_finish<kTile128>(rows, stream);
+Status launch_finish_hd128(const Params& params, Stream stream) {
+  return launch_finish<kTile128>(params, stream);
 }
-Status launch_finish_hd192(const BackwardRows& rows, Stream stream) {
-  return launch_finish<kTile192>(rows, stream);
+Status launch_finish_hd192(const Params& params, Stream stream) {
+  return launch_finish<kTile192>(params, stream);
 }
-Status launch_finish_hd256(const BackwardRows& rows, Stream stream) {
-  return launch_finish<kTile256>(rows, stream);
+Status launch_finish_hd256(const Params& params, Stream stream) {
+  return launch_finish<kTile256>(params, stream);
 }
 
 }  // namespace headrace::cuda::sm90::bwd

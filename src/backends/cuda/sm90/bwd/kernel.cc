@@ -107,9 +107,9 @@ Layout layout_of(const Problem& p) {
   };
   layout.d = take(rows);
   layout.lse = take(rows);
-  layout.scale = take(p.deterministic ? rows : 0);
+  layout.scale = take(p.deterministic ? rows / 2 : 0);
   layout.dq = take(rows * variant_of(p)->tile.head_dim);
-  layout.bounds = take(p.deterministic ? p.batch * p.num_kv_heads * 2 : 0);
+  layout.bounds = take(p.deterministic ? num_key_bounds(p) * 2 : 0);
   layout.end = round_up<std::int64_t>(layout.end, kWorkspaceAlignment / 4);
   layout.bias = take(p.has_dbias ? static_cast<std::int64_t>(sm80::bias_gradient_bytes(p) / 4) : 0);
   return layout;
@@ -190,7 +190,7 @@ Params make_params(const Plan& plan, const AttentionArgs& args, float* floats) {
                  .dq_floats = variant_of(p)->tile.head_dim,
                  .error_word = nullptr};
   if (p.deterministic) {
-    params.rows.dq_scale = floats + layout.scale;
+    params.rows.dq_scale = reinterpret_cast<std::uint16_t*>(floats + layout.scale);
     params.rows.key_bounds = reinterpret_cast<KeyBound*>(floats + layout.bounds);
   }
   params.group = static_cast<int>(group_size(p));
@@ -228,7 +228,7 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
     if (Status bad = launch_sink_gradients(params.rows, stream)) return bad;
   Launch* const launch_main = p.deterministic ? variant.launch_fixed : variant.launch;
   if (Status bad = launch_main({params, maps, grid_of(p, params.section), stream})) return bad;
-  if (Status bad = variant.finish(params.rows, stream)) return bad;
+  if (Status bad = variant.finish(params, stream)) return bad;
   if (!p.has_dbias) return std::nullopt;
   return sm80::launch_bias_gradient(
       p, args, reinterpret_cast<unsigned char*>(floats + layout_of(p).bias), word.value(), stream);

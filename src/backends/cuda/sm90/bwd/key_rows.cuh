@@ -324,38 +324,59 @@ class KeyRows {
   }
 
   // ---- dQ
-  // What the sums of this thread's two rows of a part are multiplied with.
-  __device__ __forceinline__ float2 dq_scale(const Step& at, int part) const {
+  // What the sums of this thread's two rows of a part are multiplied with, as it is stored.
+  __device__ __forceinline__ u32 dq_scales(const Step& at, int part) const {
     if constexpr (kIsFixed) {
       constexpr Tile kTile = Variant::kTile;  // a member of the class has no place on the device
-      const float* scale = p_.rows.dq_scale + std::int64_t{at.padded} * kQueries +
-                           dq_place(kTile, part, static_cast<int>(threadIdx.x) & 127).row;
-      float2 both;
+      const std::int64_t row = std::int64_t{at.padded} * kQueries +
+                               dq_place(kTile, part, static_cast<int>(threadIdx.x) & 127).row;
+      u32 both;
       // Asked for here and not where it is wanted.
-      asm volatile("ld.global.nc.f32 %0, [%2];\nld.global.nc.f32 %1, [%2 + 32];"
-                   : "=f"(both.x), "=f"(both.y)
-                   : "l"(scale));
+      asm volatile("ld.global.nc.u32 %0, [%1];"
+                   : "=r"(both)
+                   : "l"(p_.rows.dq_scale + fixed_scale_index(row)));
       return both;
     } else {
-      return {1.0f, 1.0f};
+      return 0;
     }
   }
   // Part `part`, 64 x 64, of a block of dQ.
-  __device__ __forceinline__ void send_dq(const Step& at, int part, const float* from,
-                                          float2 scale) const {
-    float* to = p_.rows.dq + std::int64_t{at.padded} * (kQueries * kDim) + part * kDqPart +
-                (threadIdx.x & 127) * (kIsFixed ? 2 : 4);
+  __device__ __forceinline__ void send_dq(const Step& at, int part, const float (&x)[4 * kDqGroups],
+                                          u32 scales) const {
+    float* const to = p_.rows.dq + std::int64_t{at.padded} * (kQueries * kDim) + part * kDqPart +
+                      (threadIdx.x & 127) * (kIsFixed ? 2 : 4);
+    if constexpr (kIsFixed) {
+      const float2 scale = Bf16Element::unpack(scales);
+      u64 pairs[2 * kDqGroups];
 #pragma unroll
-    for (int j = 0; j < kDqGroups; ++j) {
-      const float* x = from + 4 * j;
-      if constexpr (kIsFixed) {
-        auto* pair = reinterpret_cast<int*>(to + j * 512);
-        reduce_add_pair(pair, __float2int_rn(x[0] * scale.x), __float2int_rn(x[1] * scale.x));
-        reduce_add_pair(pair + 256, __float2int_rn(x[2] * scale.y), __float2int_rn(x[3] * scale.y));
-      } else {
-        reduce_add4(to + j * 512, x[0], x[1], x[2], x[3]);
+      for (int i = 0; i < 2 * kDqGroups; ++i) {
+        const float factor = i % 2 == 0 ? scale.x : scale.y;
+        pairs[i] = fixed_pair(x[2 * i] * factor, x[2 * i + 1] * factor);
+        reduce_add_pair(to + i * 256, pairs[i]);
       }
+      mend_dq(to, pairs);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kDqGroups; ++j)
+        reduce_add4(to + j * 512, x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
     }
+  }
+  // What is missing of pairs with a number beyond 2^22, and hardly one is: their signs or exponents
+  // are not those of kFixedZero. It follows them, so that nothing that is sent waits for the
+  // comparison, and for all of a warp, so that there is no branch within one.
+  static __device__ __forceinline__ void mend_dq(float* to, const u64 (&pairs)[2 * kDqGroups]) {
+    u32 differ = 0, before = kFixedZeroWord;
+#pragma unroll
+    for (const u64 pair : pairs) {
+      const auto first = static_cast<u32>(pair), second = static_cast<u32>(pair >> 32);
+      differ |= (second ^ before) | (second ^ first);
+      before = second;
+    }
+    if (!__any_sync(0xffffffffu, differ >> 23 != 0)) [[likely]]
+      return;
+#pragma unroll
+    for (int i = 0; i < 2 * kDqGroups; ++i)
+      reduce_add_pair(to + i * 256, mended_pair(pairs[i]) - pairs[i]);
   }
   // ---- dK and dV
   template <int kColumns>

@@ -56,7 +56,7 @@ class Narrow : KeyRows<Variant> {
   using Base::clear;
   using Base::d_address;
   using Base::dout_address;
-  using Base::dq_scale;
+  using Base::dq_scales;
   using Base::ds_address;
   using Base::ds_place;
   using Base::group_;
@@ -115,8 +115,8 @@ class Narrow : KeyRows<Variant> {
     make_ds(0);
     announce_ds(0);
     begin_s(1, second, walk);
-    clear(dq_);  // adds nothing to the block of the first step
-    scale_ = {0.0f, 0.0f};
+    clear(dq_);  // adds nothing to the block of the first step: see Walk::times_sent
+    scales_ = 0;
   }
 
   // What is left of step `step`, and the first half of the one after it.
@@ -126,7 +126,7 @@ class Narrow : KeyRows<Variant> {
     start_s(step + 1);
     start_dv_dk(step);
     // Long before the fence of dS, which waits until the numbers have arrived.
-    send_dq(before, group_, dq_, scale_);
+    send_dq(before, group_, dq_, scales_);
     // Everyone is done with dK of the step two before this one.
     if (threadIdx.x == 0 && walk.has(after_next)) loader_.load_q(step + 2, after_next);
     __syncwarp();
@@ -136,7 +136,7 @@ class Narrow : KeyRows<Variant> {
     end_dv_dk();
     start_dp(step + 1);
     start_dq(step);
-    scale_ = dq_scale(now, group_);
+    scales_ = dq_scales(now, group_);
     // Everyone is done with dV of the step before this one.
     if (threadIdx.x == 128 && walk.has(after_next)) loader_.load_dout(step + 2, after_next);
     __syncwarp();
@@ -149,12 +149,12 @@ class Narrow : KeyRows<Variant> {
 
   __device__ __forceinline__ void end(int last, const Step& before, const Step& now) {
     start_dv_dk(last);
-    if (last > 0) send_dq(before, group_, dq_, scale_);
+    if (last > 0) send_dq(before, group_, dq_, scales_);
     end_dv_dk();
     start_dq(last);
-    scale_ = dq_scale(now, group_);
+    scales_ = dq_scales(now, group_);
     end_dq();
-    send_dq(now, group_, dq_, scale_);
+    send_dq(now, group_, dq_, scales_);
   }
 
   // ---- products
@@ -236,7 +236,7 @@ class Narrow : KeyRows<Variant> {
   Elements s_, dp_;
   Packed weights_, ds_;
   float dk_[kDim / 2], dv_[kDim / 2], dq_[4 * kDqGroups];
-  float2 scale_;  // of dq_
+  u32 scales_;  // of dq_
 };
 
 }  // namespace headrace::cuda::sm90::bwd

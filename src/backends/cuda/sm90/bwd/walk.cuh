@@ -16,27 +16,14 @@ struct KeyBlock {
   int left, right;
 };
 
-// May lie outside of the sequence: see exists().
+// Block `block` of the keys of a sequence.
 template <Tile kTile>
-__device__ __forceinline__ KeyBlock key_block(const Params& p) {
-  const Problem& problem = p.rows.problem;
-  const auto x = static_cast<int>(blockIdx.x), y = static_cast<int>(blockIdx.y),
-             z = static_cast<int>(blockIdx.z);
+__device__ __forceinline__ KeyBlock key_block_of(const Params& p, const Sequence& s, int batch_idx,
+                                                 int kv_head, int block) {
   KeyBlock b;
-  if (p.section > 0) {
-    const int head = z * p.section + x, kv_heads = static_cast<int>(problem.num_kv_heads);
-    b.batch_idx = head / kv_heads;
-    b.kv_head = head - b.batch_idx * kv_heads;
-    b.block = y;
-  } else {
-    b.batch_idx = z;
-    b.kv_head = y;
-    b.block = x;
-  }
-  // Lengths out of bounds were reported by the kernel before.
-  const Sequence s = b.batch_idx < problem.batch
-                         ? device_sequence(problem, p.rows.args.ragged, b.batch_idx, false, nullptr)
-                         : Sequence{};
+  b.batch_idx = batch_idx;
+  b.kv_head = kv_head;
+  b.block = block;
   b.row_q = static_cast<int>(s.row_q);
   b.row_k = static_cast<int>(s.row_k);
   b.seqlen_q = static_cast<int>(s.seqlen_q);
@@ -46,6 +33,21 @@ __device__ __forceinline__ KeyBlock key_block(const Params& p) {
   b.left = diagonal - p.window_left;
   b.right = diagonal + p.window_right;
   return b;
+}
+// That of this CTA. May lie outside of the sequence: see exists().
+template <Tile kTile>
+__device__ __forceinline__ KeyBlock key_block(const Params& p) {
+  const Problem& problem = p.rows.problem;
+  const auto x = static_cast<int>(blockIdx.x), y = static_cast<int>(blockIdx.y),
+             z = static_cast<int>(blockIdx.z);
+  const int kv_heads = static_cast<int>(problem.num_kv_heads), head = z * p.section + x;
+  const int batch_idx = p.section > 0 ? head / kv_heads : z;
+  const int kv_head = p.section > 0 ? head - batch_idx * kv_heads : y;
+  // Lengths out of bounds were reported by the kernel before.
+  const Sequence s = batch_idx < problem.batch
+                         ? device_sequence(problem, p.rows.args.ragged, batch_idx, false, nullptr)
+                         : Sequence{};
+  return key_block_of<kTile>(p, s, batch_idx, kv_head, p.section > 0 ? y : x);
 }
 
 __device__ __forceinline__ bool exists(const KeyBlock& b) {
@@ -97,6 +99,12 @@ class Walk {
     return next;
   }
   __device__ __forceinline__ bool has(const Step& step) const { return step.head < heads_; }
+  // How often a CTA adds to the sums of dQ of a block, of a head of the group. Narrow tiles begin
+  // with one that adds nothing, if there is a second step.
+  __device__ __forceinline__ int times_sent(int head, int block) const {
+    const bool is_first = !kTile.is_wide && num_steps() > 1 && head == 0 && block == start_;
+    return (block >= end_ - count_ && block < end_ ? 1 : 0) + (is_first ? 1 : 0);
+  }
 
  private:
   int heads_, count_, end_, start_;

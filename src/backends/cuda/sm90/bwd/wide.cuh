@@ -54,7 +54,7 @@ class Wide : KeyRows<Variant> {
   using Base::clear;
   using Base::d_address;
   using Base::dout_address;
-  using Base::dq_scale;
+  using Base::dq_scales;
   using Base::ds_address;
   using Base::ds_place;
   using Base::has_softcap;
@@ -204,11 +204,11 @@ class Wide : KeyRows<Variant> {
     Step now = walk.first();
 #pragma unroll 1
     for (int step = 0; step < walk.num_steps(); ++step) {
-      const float2 scale = dq_scale(now, 0);  // parts of a step differ in columns
+      const u32 scales = dq_scales(now, 0);  // parts of a step differ in columns
 #pragma unroll 1
       for (int part = 0; part < dq_parts(kTile); ++part) {
         compute_dq(dq, step, part);
-        send_dq(now, part, dq, scale);
+        send_dq(now, part, dq, scales);
       }
       now = walk.after(now);
     }
