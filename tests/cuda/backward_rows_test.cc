@@ -68,7 +68,7 @@ std::vector<Bits> scales_of(std::int64_t seqlen_k, std::int64_t key, float of_k,
   return scale.read();
 }
 
-constexpr float kLeastScale = 0x1p126f;  // of a bound of zero: its inverse is not subnormal
+constexpr float kScaleOfZero = 0x1p126f;  // of a bound of zero: its inverse is not subnormal
 
 TEST(FixedPointScales, KnowEveryKeyOfTheirHead) {
   HEADRACE_NEEDS_GPU(90);
@@ -78,7 +78,7 @@ TEST(FixedPointScales, KnowEveryKeyOfTheirHead) {
       const std::vector<Bits> scales = scales_of(seqlen_k, key, -4.0f, 2.0f);
       const std::size_t half = scales.size() / 2;
       for (std::size_t row = 0; row < scales.size(); ++row)
-        ASSERT_EQ(scales[row], bf16(row < half ? kLeastScale : std::exp2f(kFixedBits - 10)))
+        ASSERT_EQ(scales[row], bf16(row < half ? kScaleOfZero : std::exp2f(kFixedBits - 10)))
             << "row " << row << " of " << seqlen_k << " keys, large is key " << key;
     }
 }
@@ -89,7 +89,7 @@ TEST(FixedPointScales, AreNanWhereANanOrAnInfinityIs) {
     for (const bool is_in_v : {false, true}) {
       const std::vector<Bits> scales =
           scales_of(5000, 4999, is_in_v ? 4.0f : bad, is_in_v ? bad : 2.0f);
-      EXPECT_EQ(scales.front(), bf16(kLeastScale));
+      EXPECT_EQ(scales.front(), bf16(kScaleOfZero));
       EXPECT_GT(scales.back() & 0x7fff, 0x7f80) << bad;
     }
 }

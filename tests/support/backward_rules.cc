@@ -8,7 +8,8 @@
 
 namespace headrace::testing {
 
-// A sum of integers has a rounding for each tile of keys, of half a step. A step is at most
+// A sum of integers has a rounding for each tile of keys, of half a step (more for large parts, and
+// still far less than those of products). A step is at most
 // 2^(1 - bits) of the largest sum, since the scale is a power of 2, and of 1.01 of it for errors of
 // P.
 GradientArithmetic gradient_arithmetic(const Problem& p, const Schedule& schedule) {

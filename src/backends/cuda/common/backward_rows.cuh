@@ -49,6 +49,8 @@ __device__ __forceinline__ Piece<T> load_piece(const T* row, std::int64_t dim, i
 class KeyBounds {
  public:
   __device__ __forceinline__ void ask(const BackwardRows& c, const PaddedPart& part) {
+    // The only wait for the kernel of the bounds. The first part of every sequence is filled, so
+    // some CTA comes here, and who waits for this kernel waited for that one.
     wait_for_previous_kernel();
     const Problem& p = c.problem;
     const auto group = static_cast<int>(p.num_heads) / static_cast<int>(p.num_kv_heads);
@@ -219,7 +221,7 @@ __device__ __forceinline__ unsigned larger(unsigned largest, const Piece<T>& x) 
   for (const unsigned word : words) largest = __vmaxu2(largest, word & 0x7fff7fffu);
   return largest;
 }
-// The larger halves of all threads of a CTA.
+// The largest halves of all threads of a CTA.
 template <class T>
 __device__ __forceinline__ KeyBound largest_of(unsigned k, unsigned v) {
   constexpr int kWarps = kRowsThreads / 32;

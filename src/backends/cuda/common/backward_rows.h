@@ -50,7 +50,7 @@ enum class SumsOrder { rows, blocks };
 struct KeyBound {
   float k, v;
 };
-// Parts of as many keys of a sequence.
+// Parts of kRowPadding keys, as many as the longest sequence has.
 constexpr std::int64_t key_parts(const Problem& p) { return ceil_div(p.seqlen_k, kRowPadding); }
 constexpr std::int64_t num_key_bounds(const Problem& p) {
   return p.batch * p.num_kv_heads * key_parts(p);
@@ -90,6 +90,7 @@ struct BackwardRows {
 // Fills d and lse, all rows up to first_padded_row(p, batch, total_q), and dq with zeros.
 Status launch_prepare_rows(const BackwardRows& rows, Stream stream);
 // Before it, for dQ in fixed point: key_bounds, of f16 and bf16 rows of whole pieces of 16 bytes.
+// Of batch entries and of key_parts() there are at most 65535, as a grid has.
 Status launch_key_bounds(const BackwardRows& rows, Stream stream);
 // Gradients of q: the sums of dq times the scale, rounded once.
 Status launch_finish_dq(const BackwardRows& rows, Stream stream);

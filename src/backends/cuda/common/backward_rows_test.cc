@@ -33,6 +33,20 @@ TEST(BackwardRows, DenseSequencesFollowEachOtherInPartsOf128) {
   }
 }
 
+// A thread of an accumulator has rows r and r + 8 of 16: it reads both scales as one word.
+TEST(BackwardRows, ScalesOfRowsEightApartAreOneWord) {
+  std::vector<bool> is_taken(64);
+  for (std::int64_t row = 0; row < 64; ++row) {
+    const std::int64_t index = fixed_scale_index(row);
+    EXPECT_EQ(index / 16, row / 16);
+    EXPECT_FALSE(is_taken.at(static_cast<std::size_t>(index)));
+    is_taken[static_cast<std::size_t>(index)] = true;
+    if (row % 16 >= 8) continue;
+    EXPECT_EQ(index % 2, 0);
+    EXPECT_EQ(fixed_scale_index(row + 8), index + 1);
+  }
+}
+
 // Neither do they overlap, nor does the room between two have more parts than are launched.
 TEST(BackwardRows, RaggedSequencesHaveRoomOfTheirOwn) {
   const std::vector<std::int64_t> all[] = {

@@ -18,11 +18,13 @@ struct PaddedPart {
 
 __device__ inline PaddedPart part_of(const BackwardRows& c, std::int64_t part_idx, bool reports) {
   const Problem& p = c.problem;
-  // Heads first: where their rows follow each other in memory, CTAs of one time read whole pages.
-  const std::int64_t parts = padded_parts(p), row = part_idx / p.num_heads, part = row % parts;
+  // Heads first: where their rows follow each other in memory, CTAs that run together read whole
+  // pages.
+  const std::int64_t parts = padded_parts(p);
+  const std::int64_t part_of_batch = part_idx / p.num_heads, part = part_of_batch % parts;
   PaddedPart x;
-  x.head = part_idx - row * p.num_heads;
-  x.batch_idx = row / parts;
+  x.head = part_idx - part_of_batch * p.num_heads;
+  x.batch_idx = part_of_batch / parts;
   x.sequence = device_sequence(p, c.args.ragged, x.batch_idx, reports && x.head == 0 && part == 0,
                                c.error_word);
   x.first_row = part * kRowPadding;

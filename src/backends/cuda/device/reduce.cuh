@@ -21,9 +21,9 @@ __device__ __forceinline__ void reduce_add4(float* to, float x, float y, float z
 }
 
 // ---- Fixed point
-// A float from 2^23 to 2^24 is, as a word, an integer and a constant. Adding 1.5 2^23 to a number
-// from -2^22 to 2^22 rounds it to such an integer in the unit of products; a conversion has that of
-// the exponentials, at an eighth of the rate.
+// A float from 2^23 to below 2^24 is, as a word, an integer and a constant. Adding 1.5 2^23 to a
+// number from -2^22 to below 2^22 rounds it to such an integer in the unit of products; a
+// conversion has that of the exponentials, at an eighth of the rate.
 inline constexpr float kFixedZero = 0x1.8p23f;
 inline constexpr u32 kFixedZeroWord = 0x4b400000;
 
@@ -33,8 +33,8 @@ __device__ __forceinline__ u64 pair_of(u32 first, u32 second) { return u64{secon
 __device__ __forceinline__ u64 fixed_pair(float first, float second) {
   return pair_of(__float_as_uint(first + kFixedZero), __float_as_uint(second + kFixedZero));
 }
-// Of larger numbers, up to 2^30, fixed_pair has the digits of a float, but not as integers above
-// the constant. They become that.
+// Of larger numbers, up to 2^30, fixed_pair has what a float has of the sum, by 2^-22 of themselves
+// at most, but not as integers above the constant. They become that.
 __device__ __forceinline__ u64 mended_pair(u64 pair) {
   const auto word = [](u64 of_float) {
     const float x = __uint_as_float(static_cast<u32>(of_float));

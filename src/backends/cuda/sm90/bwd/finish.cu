@@ -29,7 +29,7 @@ __device__ __forceinline__ Sums load_sums(const float* part, int thread) {
   }
   return sums;
 }
-// `count`: how many parts they are of.
+// `count`: how often was added to them.
 template <bool kIsFixed>
 __device__ __forceinline__ float4 sums_of(const uint4& x, u32 count) {
   if constexpr (kIsFixed) {
@@ -41,9 +41,10 @@ __device__ __forceinline__ float4 sums_of(const uint4& x, u32 count) {
   }
 }
 
-// How many parts the sums of a block of dQ have, of all blocks of keys; found by a warp.
+// How often was added to a block of dQ, by the CTAs of all blocks of keys; found by a warp.
 template <Tile kTile>
-__device__ __forceinline__ u32 times_sent(const Params& params, const PaddedPart& rows, int block) {
+__device__ __forceinline__ u32 count_of_block(const Params& params, const PaddedPart& rows,
+                                              int block) {
   const int kv_head = static_cast<int>(rows.head) / params.group;
   const int head = static_cast<int>(rows.head) - kv_head * params.group;
   const auto batch_idx = static_cast<int>(rows.batch_idx);
@@ -76,7 +77,7 @@ __device__ void finish_part(const Params& params, const PaddedPart& rows, int fi
     const u32 scales =
         *reinterpret_cast<const u32*>(c.dq_scale + fixed_scale_index(padded + place.row));
     const auto first_block = static_cast<int>(rows.first_row) / kTile.queries;
-    count = times_sent<kTile>(params, rows, first_block + first_row / kTile.queries);
+    count = count_of_block<kTile>(params, rows, first_block + first_row / kTile.queries);
     factor[0] /= Bf16Element::unpack(scales).x;
     factor[1] /= Bf16Element::unpack(scales).y;
   }
@@ -166,6 +167,9 @@ Status launch_finish_hd64(const Params& params, Stream stream) {
 Status launch_finish_hd128(const Params& params, Stream stream) {
   return launch_finish<kTile128>(params, stream);
 }
+// Walks of both are the same.
+static_assert(kTile192v128.head_dim == kTile192.head_dim && kTile192v128.keys == kTile192.keys &&
+              kTile192v128.queries == kTile192.queries && kTile192v128.is_wide == kTile192.is_wide);
 Status launch_finish_hd192(const Params& params, Stream stream) {
   return launch_finish<kTile192>(params, stream);
 }
