@@ -36,7 +36,8 @@ class BoundOfRows {
         is_16_bit_(dtype_of(p) == DType::f16 || dtype_of(p) == DType::bf16),
         rows_q_(p.is_ragged ? p.total_q : p.seqlen_q),
         rows_k_(p.is_ragged ? p.total_k : p.seqlen_k) {
-    for (Gradients* x : {&sums_, &g_.low_precision, &g_.from_stored}) *x = zeros_like(g_.exact);
+    for (Gradients* x : {&sums_, &g_.low_precision[0], &g_.low_precision[1], &g_.from_stored})
+      *x = zeros_like(g_.exact);
     g_.largest_sum.assign(g_.exact.dq.size() / static_cast<std::size_t>(p.head_dim), 0.0);
     kinds_.reserve(kNumProducts);
     add_kind(Products::floats);
@@ -74,6 +75,8 @@ class BoundOfRows {
     rounded.weight_denormal = kind.denormal * (dtype == DType::f16 ? 0x1p-14 : 1);
   }
 
+  // dS of a pair, in each of the straightforward computations.
+  using Straightforward = std::array<float, kNumStraightforward>;
   // An arithmetic and the bound that follows from it.
   struct Kind {
     Gradients* bound;
@@ -206,7 +209,7 @@ class BoundOfRows {
       kind.bound->dsinks[head] +=
           prob * ((1 + off) * d_error_ + std::abs(dlse_ - d_) * (off + kE32));
     }
-    g_.low_precision.dsinks[head] += prob * (dlse_ - d_);
+    for (Gradients& low : g_.low_precision) low.dsinks[head] += prob * (dlse_ - d_);
   }
 
   void read_dp(const RowRef& ref, std::size_t j, double& dp, double& magnitude) const {
@@ -248,17 +251,17 @@ class BoundOfRows {
     const double slope = slope_of(j);
     for (const Kind& kind : kinds_) add_bounds(kind, ref, j, abs_dp, ds, slope);
     const float pt_p = is_16_bit_ ? rounded(softmax_[j]) : 0.0f;
-    const float pt_ds =
-        rounded(pt_p * (rounded(static_cast<float>(dp)) - pt_d_ + static_cast<float>(dlse_)));
+    const auto float_dp = static_cast<float>(dp);
+    Straightforward pt = {rounded(float_dp), float_dp};
+    for (float& x : pt) x = rounded(pt_p * (x - pt_d_ + static_cast<float>(dlse_)));
     const double stored_ds = prob * (dp + dlse_ - stored_d_);
-    if (p_.has_dbias) add_bias(bias_index(ref, j), ds, pt_ds, stored_ds);
-    float pt_slope = pt_ds;
+    if (p_.has_dbias) add_bias(bias_index(ref, j), ds, pt, stored_ds);
     if (has_softcap(p_)) {
       const float t =
           rounded(std::tanh(rounded(static_cast<float>(inner_)) / static_cast<float>(p_.softcap)));
-      pt_slope = rounded(pt_ds * (1 - t * t));
+      for (float& x : pt) x = rounded(x * (1 - t * t));
     }
-    add_dq_dk(ref, j, ds * slope, pt_slope, stored_ds * slope);
+    add_dq_dk(ref, j, ds * slope, pt, stored_ds * slope);
     add_dv(ref, j, pt_p);
   }
 
@@ -314,24 +317,26 @@ class BoundOfRows {
     return static_cast<std::size_t>(row * n[3] + along(n[3], static_cast<std::int64_t>(j)));
   }
 
-  void add_bias(std::size_t at, double ds, double pt, double stored) {
+  void add_bias(std::size_t at, double ds, const Straightforward& pt, double stored) {
     sums_.dbias[at] += std::abs(ds);
-    g_.low_precision.dbias[at] += pt;
+    for (std::size_t k = 0; k < pt.size(); ++k) g_.low_precision[k].dbias[at] += double{pt[k]};
     g_.from_stored.dbias[at] += stored;
   }
 
-  void add_dq_dk(const RowRef& ref, std::size_t j, double ds, double pt, double stored) {
+  void add_dq_dk(const RowRef& ref, std::size_t j, double ds, const Straightforward& pt,
+                 double stored) {
     const double scale = p_.softmax_scale;
-    const auto add = [&](std::size_t first, const double* with, std::vector<double>& sum,
-                         std::vector<double>& low, std::vector<double>& given) {
+    const auto add = [&](std::size_t first, const double* with,
+                         std::vector<double> Gradients::*to) {
       for (std::size_t c = 0; c < q_.size(); ++c) {
-        sum[first + c] += std::abs(scale * with[c] * ds);
-        low[first + c] += scale * with[c] * pt;
-        given[first + c] += scale * with[c] * stored;
+        (sums_.*to)[first + c] += std::abs(scale * with[c] * ds);
+        for (std::size_t k = 0; k < pt.size(); ++k)
+          (g_.low_precision[k].*to)[first + c] += scale * with[c] * double{pt[k]};
+        (g_.from_stored.*to)[first + c] += scale * with[c] * stored;
       }
     };
-    add(q_first(ref), k_of(j), sums_.dq, g_.low_precision.dq, g_.from_stored.dq);
-    add(k_first(ref, j), q_.data(), sums_.dk, g_.low_precision.dk, g_.from_stored.dk);
+    add(q_first(ref), k_of(j), &Gradients::dq);
+    add(k_first(ref, j), q_.data(), &Gradients::dk);
   }
 
   void add_dv(const RowRef& ref, std::size_t j, float pt_p) {
@@ -342,7 +347,7 @@ class BoundOfRows {
                    (has_dropout(p_) ? static_cast<float>(cpu::reference::keep_factor(p_)) : 1.0f));
     for (std::size_t c = 0; c < dout_.size(); ++c) {
       sums_.dv[first + c] += std::abs(dout_[c]) * row_.probs[j];
-      g_.low_precision.dv[first + c] += static_cast<double>(pt) * dout_[c];
+      for (Gradients& low : g_.low_precision) low.dv[first + c] += double{pt} * dout_[c];
     }
   }
 
@@ -367,9 +372,10 @@ class BoundOfRows {
     const auto round_all = [](DType dtype, std::vector<double>& x) {
       for (double& value : x) value = rounded_to(dtype, static_cast<float>(value));
     };
-    for (auto* x : {&g_.low_precision.dq, &g_.low_precision.dk, &g_.low_precision.dv})
-      round_all(dtype_of(p_), *x);
-    round_all(args_.bias.dtype, g_.low_precision.dbias);
+    for (Gradients& low : g_.low_precision) {
+      for (auto* x : {&low.dq, &low.dk, &low.dv}) round_all(dtype_of(p_), *x);
+      round_all(args_.bias.dtype, low.dbias);
+    }
   }
 
   const Problem& p_;

@@ -54,14 +54,14 @@ struct Errors {
   double stored_max = 0;  // of the exact gradients from out as it was stored
 };
 
-// R1 for gradients: at most 1.5 of the straightforward largest error and a unit in the last place
-// (or of the error that out's rounding alone gives, where the straightforward roundings happen to
-// cancel it: with few pairs of weight both are a few samples);
-// on average at most 1.1 of it, or where rounding the exact result is most of that, half a unit
-// more. The elements of a row share the error of its D, so a mean over n rows is one of n samples:
-// of sizes of normal errors, whose deviation is 0.76 of their mean, so that the ratio of two such
-// means has one of 0.76 sqrt(2 / n). Three of them are allowed in one of thousands of tensors; the
-// mean of all ratios has no such room (kMeanRatio).
+// R1 for gradients: at most 1.5 of the largest error of the straightforward computations and a unit
+// in the last place (or of the error that out's rounding alone gives, where their roundings happen
+// to cancel it: with few pairs of weight all are a few samples);
+// on average at most 1.1 of the first one's, or where rounding the exact result is most of that,
+// half a unit more. The elements of a row share the error of its D, so a mean over n rows is one of
+// n samples: of sizes of normal errors, whose deviation is 0.76 of their mean, so that the ratio of
+// two such means has one of 0.76 sqrt(2 / n). Three of them are allowed in one of thousands of
+// tensors; the mean of all ratios has no such room (kMeanRatio).
 //
 // Judged where the two can be compared: the elements of a row share the error of its D, and those
 // of a key the errors of its pairs with rows, so there must be enough of both; and the error of
@@ -99,7 +99,6 @@ GradientVerdict judge_gradient(const GradientResult& x) {
     if (verdict.failures.size() < 3) verdict.failures.push_back(text);
   };
   const std::vector<double>& exact = x.expected.exact.*x.values;
-  const std::vector<double>& low_precision = x.expected.low_precision.*x.values;
   const std::vector<double>& from_stored = x.expected.from_stored.*x.values;
   for (std::size_t i = 0; i < x.got.size(); ++i) {
     const double error = std::abs(x.got[i] - exact[i]);
@@ -113,16 +112,18 @@ GradientVerdict judge_gradient(const GradientResult& x) {
     if (!(error <= limit))
       fail(format_text("R3 {}[{}] is {}, exact {}: off by {} with a bound of {}", x.name, i,
                        x.got[i], exact[i], error, limit));
-    const double pt_error = std::abs(low_precision[i] - exact[i]);
+    std::array<double, kNumStraightforward> pt_errors;
+    for (std::size_t k = 0; k < pt_errors.size(); ++k)
+      pt_errors[k] = std::abs((x.expected.low_precision[k].*x.values)[i] - exact[i]);
     const double ulp = ulp_at(x.dtype, exact[i]);
     const double nearest = rounded_to(x.dtype, static_cast<float>(exact[i]));
     e.max = std::max(e.max, error);
-    e.pt_max = std::max(e.pt_max, pt_error);
+    for (const double pt_error : pt_errors) e.pt_max = std::max(e.pt_max, pt_error);
     e.stored_max = std::max(e.stored_max, std::abs(from_stored[i] - exact[i]));
     e.beyond_ulp = std::max(e.beyond_ulp, error - ulp);
     e.max_ulp = std::max(e.max_ulp, ulp);
     e.sum += error;
-    e.pt_sum += pt_error;
+    e.pt_sum += pt_errors[0];
     e.rounding += std::abs(nearest - exact[i]);
   }
   if (x.is_relative && is_comparable(x)) judge_relative(x, e, verdict);

@@ -19,6 +19,11 @@ using cpu::reference::Gradients;
 enum class Products { floats, tensor_cores, tensor_cores_rounded_p };
 inline constexpr std::size_t kNumProducts = 3;
 
+// Roundings of one pair of weight can make the largest error of a tensor, and in one computation
+// they may cancel by chance: what others round as straightforwardly is then far more than 1.5 of
+// it.
+inline constexpr std::size_t kNumStraightforward = 2;
+
 // All of them in the layout of Gradients.
 struct ExpectedGradients {
   Gradients exact;
@@ -27,9 +32,10 @@ struct ExpectedGradients {
   std::array<Gradients, kNumProducts> bounds;
   // The most that the sums of a row of dq can be on the way, before the scale: a number for each.
   std::vector<double> largest_sum;
-  // Of a straightforward computation in f16 or bf16 from what the backward is given: P and dS
-  // rounded to the format, D from out as it was stored, sums in double, rounded once.
-  Gradients low_precision;
+  // Of straightforward computations in f16 or bf16 from what the backward is given: P, dP and dS
+  // rounded to the format, or P and dS alone; D from out as it was stored, sums in double, rounded
+  // once.
+  std::array<Gradients, kNumStraightforward> low_precision;
   // Exact but for D, which is taken from out as it was stored: what any backward has that keeps
   // out.
   Gradients from_stored;
