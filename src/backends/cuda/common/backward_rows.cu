@@ -31,12 +31,18 @@ Status launch_parts(const char* name, RowsKernel kernel, const BackwardRows& row
 }  // namespace
 
 Status launch_prepare_rows(const BackwardRows& rows, Stream stream) {
+  const Problem& p = rows.problem;
   const bool is_fixed = rows.dq_scale != nullptr;
+  const std::int64_t piece = 16 / static_cast<std::int64_t>(dtype_bytes(dtype_of(p)));
+  const bool is_whole = p.alignment >= kWholeAlignment && p.head_dim_v % piece == 0;
   const RowsKernel kernel =
-      is_fixed ? of_dtype(rows.problem, nullptr, prepare_rows<__half, true>,
-                          prepare_rows<__nv_bfloat16, true>)
-               : of_dtype(rows.problem, prepare_rows<float, false>, prepare_rows<__half, false>,
-                          prepare_rows<__nv_bfloat16, false>);
+      is_fixed ? of_dtype(p, nullptr, prepare_rows<__half, true, true>,
+                          prepare_rows<__nv_bfloat16, true, true>)
+      : is_whole
+          ? of_dtype(p, prepare_rows<float, true, false>, prepare_rows<__half, true, false>,
+                     prepare_rows<__nv_bfloat16, true, false>)
+          : of_dtype(p, prepare_rows<float, false, false>, prepare_rows<__half, false, false>,
+                     prepare_rows<__nv_bfloat16, false, false>);
   // With the kernel of the bounds, for which it waits before it stores its first row.
   return launch_parts("prepare_rows", kernel, rows, stream, is_fixed);
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cfloat>
+#include <type_traits>
 
 #include "backends/cuda/common/element.cuh"
 #include "backends/cuda/common/padded_part.cuh"
@@ -24,23 +25,38 @@ __device__ inline std::int64_t lse_offset(const LseOperand& x, const PaddedPart&
          (part.sequence.row_q + part.first_row + row) * x.stride_q;
 }
 
-// 16 bytes of a row. kIsWhole: no row ends within one; else zeros behind its end.
+// 16 bytes of a row, as words: as elements the compiler would give each 16 bits a register.
 template <class T>
 struct alignas(16) Piece {
-  static constexpr int kElements = 16 / static_cast<int>(sizeof(T));
-  T x[kElements];
+  static constexpr int kElements = 16 / static_cast<int>(sizeof(T)), kPairs = kElements / 2;
+  unsigned words[4];
+  // Elements 2 i and 2 i + 1.
+  __device__ __forceinline__ float2 pair(int i) const {
+    if constexpr (sizeof(T) == sizeof(float)) {
+      return {__uint_as_float(words[2 * i]), __uint_as_float(words[2 * i + 1])};
+    } else if constexpr (std::is_same_v<T, __half>) {
+      __half2 both;
+      memcpy(&both, &words[i], sizeof both);
+      return __half22float2(both);
+    } else {
+      return {__uint_as_float(words[i] << 16), __uint_as_float(words[i] & 0xffff0000u)};
+    }
+  }
 };
+// kIsWhole: no row ends within a piece, and all are aligned; else zeros behind its end.
 template <class T, bool kIsWhole>
 __device__ __forceinline__ Piece<T> load_piece(const T* row, std::int64_t dim, int piece) {
-  constexpr int kElements = Piece<T>::kElements;
   if constexpr (kIsWhole) {
     return reinterpret_cast<const Piece<T>*>(row)[piece];
   } else {
-    Piece<T> some;
+    constexpr int kElements = Piece<T>::kElements;
+    T some[kElements];
 #pragma unroll
     for (int i = 0; i < kElements; ++i)
-      some.x[i] = piece * kElements + i < dim ? row[piece * kElements + i] : T(0.0f);
-    return some;
+      some[i] = piece * kElements + i < dim ? row[piece * kElements + i] : T(0.0f);
+    Piece<T> x;
+    memcpy(x.words, some, sizeof some);
+    return x;
   }
 }
 
@@ -53,8 +69,9 @@ class KeyBounds {
     // some CTA comes here, and who waits for this kernel waited for that one.
     wait_for_previous_kernel();
     const Problem& p = c.problem;
-    const auto group = static_cast<int>(p.num_heads) / static_cast<int>(p.num_kv_heads);
-    const auto kv_head = static_cast<int>(part.head) / group;
+    const unsigned group =
+        static_cast<unsigned>(p.num_heads) / static_cast<unsigned>(p.num_kv_heads);
+    const unsigned kv_head = static_cast<unsigned>(part.head) / group;
     parts_ = static_cast<int>(key_parts(p));
     bounds_ = c.key_bounds + (part.batch_idx * p.num_kv_heads + kv_head) * parts_;
     if (lane() < parts_) first_ = bounds_[lane()];
@@ -62,6 +79,7 @@ class KeyBounds {
   __device__ __forceinline__ KeyBound largest() const {
     // Without signs, words are in the order of floats, and NaN is the largest.
     unsigned k = __float_as_uint(first_.k), v = __float_as_uint(first_.v);
+#pragma unroll 1
     for (int i = lane() + 32; i < parts_; i += 32) {
       k = max(k, __float_as_uint(bounds_[i].k));
       v = max(v, __float_as_uint(bounds_[i].v));
@@ -77,7 +95,7 @@ class KeyBounds {
   KeyBound first_{};
 };
 
-// A row as `find_d` leaves it: a lane's part of rowsum(dout * out), and of sum |dout|.
+// A lane's part of rowsum(dout * out), and of sum |dout|.
 struct RowSums {
   float d = 0.0f, abs_dout = 0.0f;
 };
@@ -89,21 +107,19 @@ __device__ __forceinline__ void find_d(const BackwardRows& c, const PaddedPart& 
                                        int lane, RowSums* sums, Meanwhile meanwhile) {
   const Problem& p = c.problem;
   const auto row_of = [&](const Operand& x) {
-    const std::int64_t packed = part.sequence.row_q + part.first_row + first;
-    return static_cast<const T*>(x.data) + row_offset(x, part.batch_idx, packed, part.head);
+    const std::int64_t packed = part.sequence.row_q + part.first_row;
+    return static_cast<const T*>(x.data) + row_offset(x, part.batch_idx, packed, part.head) +
+           first * x.stride_seq;
   };
   const Operand &out = c.args.out, &dout = c.args.gradients.dout;
   const T *out_row = row_of(out), *dout_row = row_of(dout);
   const int pieces = static_cast<int>(ceil_div<std::int64_t>(p.head_dim_v, Piece<T>::kElements));
   for (int first_piece = 0; first_piece < pieces; first_piece += kLanesOfRow) {
     const int piece = first_piece + lane;
-    const auto exists = [&](int i) {
-      return piece < pieces && first + i * kRowsApart < part.num_rows;
-    };
-    Piece<T> x[kRows], y[kRows];
+    Piece<T> x[kRows]{}, y[kRows]{};
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      if (!exists(i)) continue;
+      if (piece >= pieces || first + i * kRowsApart >= part.num_rows) continue;
       const std::int64_t row = i * kRowsApart;
       x[i] = load_piece<T, kIsWhole>(dout_row + row * dout.stride_seq, p.head_dim_v, piece);
       y[i] = load_piece<T, kIsWhole>(out_row + row * out.stride_seq, p.head_dim_v, piece);
@@ -111,16 +127,28 @@ __device__ __forceinline__ void find_d(const BackwardRows& c, const PaddedPart& 
     if (first_piece == 0) meanwhile();
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      if (!exists(i)) continue;
       float sum = 0.0f;
 #pragma unroll
-      for (int j = 0; j < Piece<T>::kElements; ++j) {
-        sum = fmaf(load_real(x[i].x, j), load_real(y[i].x, j), sum);
-        if constexpr (kIsFixed) sums[i].abs_dout += fabsf(load_real(x[i].x, j));
+      for (int j = 0; j < Piece<T>::kPairs; ++j) {
+        const float2 a = x[i].pair(j), b = y[i].pair(j);
+        sum = fmaf(a.y, b.y, fmaf(a.x, b.x, sum));
+        if constexpr (kIsFixed) sums[i].abs_dout += fabsf(a.x) + fabsf(a.y);
       }
       sums[i].d += sum;
     }
   }
+}
+// Each row's sum over the lanes that share it: of row i to lanes i and i + 4.
+__device__ __forceinline__ float sum_of_row(const float (&x)[kRowsOfLane], int lane) {
+  static_assert(kRowsOfLane == 4 && kLanesOfRow == 8);
+  const auto traded = [](float kept, float given, int step) {
+    return kept + __shfl_xor_sync(0xffffffffu, given, step);
+  };
+  const bool is_odd = (lane & 1) != 0, is_upper = (lane & 2) != 0;
+  const float low = traded(is_odd ? x[1] : x[0], is_odd ? x[0] : x[1], 1);
+  const float high = traded(is_odd ? x[3] : x[2], is_odd ? x[2] : x[3], 1);
+  const float one = traded(is_upper ? high : low, is_upper ? low : high, 2);
+  return traded(one, one, 4);
 }
 
 // How large the sum of P can be in a row: a sink takes what is left.
@@ -144,15 +172,18 @@ __device__ __forceinline__ float fixed_scale(const BackwardRows& c, const Padded
   return __uint_as_float(static_cast<unsigned>(min(kFixedBits - exponent, kMost) + kBias) << 23);
 }
 
-// D and the lse of a row, by the lane that has its D.
+// -inf where there is no row.
+__device__ __forceinline__ float load_lse(const BackwardRows& c, const PaddedPart& part, int row) {
+  const LseOperand& lse = c.args.lse;
+  if (row >= part.num_rows) return -HUGE_VALF;
+  return static_cast<const float*>(lse.data)[lse_offset(lse, part, row)];
+}
+// D and the lse, `of_row`, of a row, by the lane that has its D.
 template <bool kIsFixed>
 __device__ __forceinline__ void store_row(const BackwardRows& c, const PaddedPart& part, int row,
-                                          const KeyBound& keys, const RowSums& sums) {
+                                          const KeyBound& keys, const RowSums& sums, float of_row) {
   float d = sums.d;
-  const LseOperand &lse = c.args.lse, &dlse = c.args.gradients.dlse;
-  const float of_row = row < part.num_rows
-                           ? static_cast<const float*>(lse.data)[lse_offset(lse, part, row)]
-                           : -HUGE_VALF;
+  const LseOperand& dlse = c.args.gradients.dlse;
   const bool is_empty = of_row == -HUGE_VALF;
   if (!is_empty && dlse.data != nullptr)
     d -= static_cast<const float*>(dlse.data)[lse_offset(dlse, part, row)];
@@ -168,47 +199,50 @@ __device__ __forceinline__ void store_row(const BackwardRows& c, const PaddedPar
   }
 }
 
+__device__ __forceinline__ void clear_dq(const BackwardRows& c, const PaddedPart& part) {
+  if (c.dq == nullptr) return;
+  const std::int64_t row = padded_index(c.problem, part.head, part.padded_row);
+  auto* dq = reinterpret_cast<float4*>(c.dq + row * c.dq_floats);
+  const int count = static_cast<int>(kRowPadding * c.dq_floats / 4);
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kRowsThreads)
+    dq[i] = {0.0f, 0.0f, 0.0f, 0.0f};
+}
+
 // kIsFixed: with scales.
-template <class T, bool kIsFixed>
+template <class T, bool kIsWhole, bool kIsFixed>
 __global__ void __launch_bounds__(kRowsThreads, kRowsCtas)
     prepare_rows(const __grid_constant__ BackwardRows c, std::int64_t num_parts) {
   const int lane = static_cast<int>(threadIdx.x) % kLanesOfRow;
-  const int first = static_cast<int>(threadIdx.x) / kLanesOfRow;
+  const int first = static_cast<int>(threadIdx.x) / kLanesOfRow, mine = first + lane * kRowsApart;
   for (std::int64_t idx = blockIdx.x; idx < num_parts; idx += gridDim.x) {
     const PaddedPart part = part_of(c, idx, threadIdx.x == 0);
     if (!part.is_filled) continue;
-    if (c.dq != nullptr) {
-      const std::int64_t row = padded_index(c.problem, part.head, part.padded_row);
-      auto* dq = reinterpret_cast<float4*>(c.dq + row * c.dq_floats);
-      for (std::int64_t i = threadIdx.x; i < kRowPadding * c.dq_floats / 4; i += kRowsThreads)
-        dq[i] = {0.0f, 0.0f, 0.0f, 0.0f};
-    }
     KeyBounds bounds;
-    const auto ask = [&] {
+    float lse = 0.0f;
+    const auto meanwhile = [&] {
+      if (lane < kRowsOfLane) lse = load_lse(c, part, mine);
       if constexpr (kIsFixed) bounds.ask(c, part);
+      clear_dq(c, part);
     };
     RowSums sums[kRowsOfLane];
-    if (c.problem.alignment >= kWholeAlignment && c.problem.head_dim_v % Piece<T>::kElements == 0) {
-      find_d<T, true, kIsFixed, kRowsOfLane>(c, part, first, lane, sums, ask);
+    if constexpr (kIsWhole) {
+      find_d<T, true, kIsFixed, kRowsOfLane>(c, part, first, lane, sums, meanwhile);
     } else {
-      ask();
+      meanwhile();
 #pragma unroll
       for (int i = 0; i < kRowsOfLane; ++i)
         find_d<T, false, kIsFixed, 1>(c, part, first + i * kRowsApart, lane, &sums[i], [] {});
     }
-    RowSums mine;
-#pragma unroll
-    for (int i = 0; i < kRowsOfLane; ++i) {
-      for (int step = 1; step < kLanesOfRow; step *= 2) {
-        sums[i].d += __shfl_xor_sync(0xffffffffu, sums[i].d, step);
-        if constexpr (kIsFixed)
-          sums[i].abs_dout += __shfl_xor_sync(0xffffffffu, sums[i].abs_dout, step);
-      }
-      if (lane == i) mine = sums[i];
-    }
+    const auto summed = [&](float RowSums::*of) {
+      return sum_of_row({sums[0].*of, sums[1].*of, sums[2].*of, sums[3].*of}, lane);
+    };
+    RowSums of_mine{.d = summed(&RowSums::d)};
     KeyBound keys{};
-    if constexpr (kIsFixed) keys = bounds.largest();
-    if (lane < kRowsOfLane) store_row<kIsFixed>(c, part, first + lane * kRowsApart, keys, mine);
+    if constexpr (kIsFixed) {
+      of_mine.abs_dout = summed(&RowSums::abs_dout);
+      keys = bounds.largest();
+    }
+    if (lane < kRowsOfLane) store_row<kIsFixed>(c, part, mine, keys, of_mine, lse);
   }
 }
 
@@ -216,9 +250,8 @@ __global__ void __launch_bounds__(kRowsThreads, kRowsCtas)
 // the elements of a piece and `largest`, two at a time.
 template <class T>
 __device__ __forceinline__ unsigned larger(unsigned largest, const Piece<T>& x) {
-  const auto& words = reinterpret_cast<const unsigned(&)[4]>(x);
 #pragma unroll
-  for (const unsigned word : words) largest = __vmaxu2(largest, word & 0x7fff7fffu);
+  for (const unsigned word : x.words) largest = __vmaxu2(largest, word & 0x7fff7fffu);
   return largest;
 }
 // The largest halves of all threads of a CTA.

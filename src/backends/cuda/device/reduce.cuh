@@ -29,18 +29,37 @@ inline constexpr u32 kFixedZeroWord = 0x4b400000;
 
 // Two words, `first` at the smaller address.
 __device__ __forceinline__ u64 pair_of(u32 first, u32 second) { return u64{second} << 32 | first; }
-// Two numbers as integers above the constant.
-__device__ __forceinline__ u64 fixed_pair(float first, float second) {
-  return pair_of(__float_as_uint(first + kFixedZero), __float_as_uint(second + kFixedZero));
+// Two numbers as integers above the constant; zeros with a `zero` of 0 are words that add nothing.
+__device__ __forceinline__ u64 fixed_pair(float first, float second, float zero) {
+  return pair_of(__float_as_uint(first + zero), __float_as_uint(second + zero));
 }
-// Of larger numbers, up to 2^30, fixed_pair has what a float has of the sum, by 2^-22 of themselves
-// at most, but not as integers above the constant. They become that.
+// The same by conversions, of numbers to 2^30.
+__device__ __forceinline__ u64 converted_pair(float first, float second) {
+  const auto word = [](float x) { return static_cast<u32>(__float2int_rn(x)) + kFixedZeroWord; };
+  return pair_of(word(first), word(second));
+}
+// Of numbers beyond 2^22 fixed_pair has the digits of a float, but not as integers above the
+// constant. They become that.
 __device__ __forceinline__ u64 mended_pair(u64 pair) {
-  const auto word = [](u64 of_float) {
-    const float x = __uint_as_float(static_cast<u32>(of_float));
-    return static_cast<u32>(__float2int_rn(x - kFixedZero)) + kFixedZeroWord;
-  };
-  return pair_of(word(pair), word(pair >> 32));
+  const auto number = [](u64 word) { return __uint_as_float(static_cast<u32>(word)) - kFixedZero; };
+  return converted_pair(number(pair), number(pair >> 32));
+}
+// Bits that are not the same in all three, and that are set in one of them: as logic of three
+// operands. As expressions compilers make a chain of twice as many.
+__device__ __forceinline__ u32 differing_bits(u32 x, u32 y, u32 z) {
+  u32 bits;
+  asm("lop3.b32 %0, %1, %2, %3, 0x7e;" : "=r"(bits) : "r"(x), "r"(y), "r"(z));
+  return bits;
+}
+__device__ __forceinline__ u32 any_bits(u32 x, u32 y, u32 z) {
+  u32 bits;
+  asm("lop3.b32 %0, %1, %2, %3, 0xfe;" : "=r"(bits) : "r"(x), "r"(y), "r"(z));
+  return bits;
+}
+// Bits in which the words of a fixed_pair are not those of its `zero`.
+__device__ __forceinline__ u32 unfixed_bits(u64 pair, float zero) {
+  return differing_bits(static_cast<u32>(pair), static_cast<u32>(pair >> 32),
+                        __float_as_uint(zero));
 }
 // Adds to a pair of sums as to one integer of 64 bits: there is no vector form of integer
 // additions. Aligned to 8 bytes, and in any order with others.

@@ -46,13 +46,12 @@ template <Tile kTile>
 __device__ __forceinline__ u32 count_of_block(const Params& params, const PaddedPart& rows,
                                               int block) {
   const int kv_head = static_cast<int>(rows.head) / params.group;
-  const int head = static_cast<int>(rows.head) - kv_head * params.group;
   const auto batch_idx = static_cast<int>(rows.batch_idx);
   const int blocks = (static_cast<int>(rows.sequence.seqlen_k) + kTile.keys - 1) / kTile.keys;
   int times = 0;
   for (int i = static_cast<int>(threadIdx.x) & 31; i < blocks; i += 32) {
     const KeyBlock keys = key_block_of<kTile>(params, rows.sequence, batch_idx, kv_head, i);
-    times += Walk<kTile>(params, keys).times_sent(head, block);
+    times += Walk<kTile>(params, keys).meets(block) ? 1 : 0;
   }
   return __reduce_add_sync(0xffffffffu, static_cast<u32>(times));
 }

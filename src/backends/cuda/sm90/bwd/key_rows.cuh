@@ -340,9 +340,10 @@ class KeyRows {
       return 0;
     }
   }
-  // Part `part`, 64 x 64, of a block of dQ.
+  // Part `part`, 64 x 64, of a block of dQ. In fixed point with a constant of `zero`: that of 0,
+  // for numbers that are 0, makes it a part that is not counted.
   __device__ __forceinline__ void send_dq(const Step& at, int part, const float (&x)[4 * kDqGroups],
-                                          u32 scales) const {
+                                          u32 scales, float zero = kFixedZero) const {
     float* const to = p_.rows.dq + std::int64_t{at.padded} * (kQueries * kDim) + part * kDqPart +
                       (threadIdx.x & 127) * (kIsFixed ? 2 : 4);
     if constexpr (kIsFixed) {
@@ -351,10 +352,12 @@ class KeyRows {
 #pragma unroll
       for (int i = 0; i < 2 * kDqGroups; ++i) {
         const float factor = i % 2 == 0 ? scale.x : scale.y;
-        pairs[i] = fixed_pair(x[2 * i] * factor, x[2 * i + 1] * factor);
+        const float first = x[2 * i] * factor, second = x[2 * i + 1] * factor;
+        // In wide tiles nobody waits for this warpgroup: conversions are done beside exponentials.
+        pairs[i] = kTile.is_wide ? converted_pair(first, second) : fixed_pair(first, second, zero);
         reduce_add_pair(to + i * 256, pairs[i]);
       }
-      mend_dq(to, pairs);
+      if constexpr (!kTile.is_wide) mend_dq(to, pairs, zero);
     } else {
 #pragma unroll
       for (int j = 0; j < kDqGroups; ++j)
@@ -364,14 +367,12 @@ class KeyRows {
   // What is missing of pairs with a number beyond 2^22, and hardly one is: their signs or exponents
   // are not those of kFixedZero. It follows them, so that nothing that is sent waits for the
   // comparison, and for all of a warp, so that there is no branch within one.
-  static __device__ __forceinline__ void mend_dq(float* to, const u64 (&pairs)[2 * kDqGroups]) {
-    u32 differ = 0, before = kFixedZeroWord;
+  static __device__ __forceinline__ void mend_dq(float* to, const u64 (&pairs)[2 * kDqGroups],
+                                                 float zero) {
+    u32 differ = 0;
 #pragma unroll
-    for (const u64 pair : pairs) {
-      const auto first = static_cast<u32>(pair), second = static_cast<u32>(pair >> 32);
-      differ |= (second ^ before) | (second ^ first);
-      before = second;
-    }
+    for (int i = 0; i < 2 * kDqGroups; i += 2)
+      differ = any_bits(differ, unfixed_bits(pairs[i], zero), unfixed_bits(pairs[i + 1], zero));
     if (!__any_sync(0xffffffffu, differ >> 23 != 0)) [[likely]]
       return;
 #pragma unroll

@@ -99,11 +99,9 @@ class Walk {
     return next;
   }
   __device__ __forceinline__ bool has(const Step& step) const { return step.head < heads_; }
-  // How often a CTA adds to the sums of dQ of a block, of a head of the group. Narrow tiles begin
-  // with one that adds nothing, if there is a second step.
-  __device__ __forceinline__ int times_sent(int head, int block) const {
-    const bool is_first = !kTile.is_wide && num_steps() > 1 && head == 0 && block == start_;
-    return (block >= end_ - count_ && block < end_ ? 1 : 0) + (is_first ? 1 : 0);
+  // Whether a CTA adds to the sums of dQ of a block, of each head of the group.
+  __device__ __forceinline__ bool meets(int block) const {
+    return block >= end_ - count_ && block < end_;
   }
 
  private:
