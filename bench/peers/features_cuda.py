@@ -93,6 +93,11 @@ def lengths_of(kind, total):
     return [length for length in lengths if length > 0]
 
 
+def ragged_options(lengths):
+    cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device="cuda")
+    return dict(cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=max(lengths), max_seqlen_k=max(lengths))
+
+
 def ragged(kind, causal):
     """A ragged batch beside a dense one of as many tokens whose sequences are equal: of the length at which it has
     about as many pairs of queries and keys."""
@@ -100,14 +105,11 @@ def ragged(kind, causal):
     def build():
         total = 65536
         lengths = lengths_of(kind, total)
-        cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device="cuda")
         q, k, v = (normal(total, HEADS, HEAD_DIM) for _ in range(3))
         mean = sum(n * n for n in lengths) / total
         seqlen = min((256 << i for i in range(9)), key=lambda n: abs(math.log(n / mean)))
         dense = [normal(total // seqlen, seqlen, HEADS, HEAD_DIM) for _ in range(3)]
-        options = dict(
-            causal=causal, cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=max(lengths), max_seqlen_k=max(lengths)
-        )
+        options = dict(causal=causal, **ragged_options(lengths))
         work = 4 * HEADS * HEAD_DIM
         return (
             (lambda: attention(q, k, v, **options), work * sum(pairs(n, n, causal) for n in lengths)),
@@ -116,6 +118,58 @@ def ragged(kind, causal):
         )
 
     return Case(f"ragged_{kind}_{'causal' if causal else 'none'}", "ragged", 0.92, "equal lengths", build)
+
+
+def ragged_batch(kind):
+    lengths = lengths_of(kind, 65536)
+    return lambda heads: ((sum(lengths), heads), lengths, ragged_options(lengths))
+
+
+def dense_batch(**features):
+    return lambda heads: ((2, SEQLEN, heads), [SEQLEN] * 2, {name: value(heads) for name, value in features.items()})
+
+
+def deterministic(name, causal, head_dim, make):
+    """Gradients with the same bits from run to run, of q, k, v and of bias and sinks where there are some, beside those
+    without. make(heads): axes of q before the last, lengths of sequences, options."""
+
+    def build():
+        heads = HEADS * HEAD_DIM // head_dim
+        axes, lengths, options = make(heads)
+        q, k, v, dout = (normal(*axes, head_dim) for _ in range(4))
+        options["causal"] = causal
+        leaves = [x.requires_grad_() for x in (q, k, v, options.get("bias"), options.get("sinks")) if x is not None]
+
+        def gradients(deterministic):
+            with torch.enable_grad():
+                out = attention(q, k, v, deterministic=deterministic, **options)
+            return lambda: torch.autograd.grad(out, leaves, dout, retain_graph=True)
+
+        flops = 2.5 * 4 * heads * head_dim * sum(pairs(n, n, causal) for n in lengths)
+        kernel = kernel_of(q, k, v, backward=True, deterministic=True, **options)
+        return (gradients(True), flops), ((1, gradients(False), flops),), kernel
+
+    floor = 1 / 1.15 if head_dim > 128 else 1 / 1.08
+    return Case(f"{name}_hd{head_dim}_{'causal' if causal else 'none'}", "deterministic", floor, "default", build)
+
+
+def deterministic_cases():
+    features = {
+        "dense": dense_batch(),
+        "sinks": dense_batch(sinks=lambda heads: torch.randn(heads, device="cuda")),
+        "alibi": dense_batch(alibi_slopes=lambda heads: torch.arange(1.0, heads + 1, device="cuda") / heads),
+        "softcap": dense_batch(softcap=lambda heads: 30.0),
+        "bias": dense_batch(bias=lambda heads: normal(1, 1, SEQLEN, SEQLEN)),
+        "dropout": dense_batch(dropout_p=lambda heads: 0.1, dropout_seed=lambda heads: 1),
+        "window": dense_batch(window=lambda heads: (1024, 0)),
+    }
+    for causal in (False, True):
+        for head_dim in (64, 128, 256):
+            for kind in ("equal", "log_uniform", "one_long"):
+                yield deterministic(f"ragged_{kind}", causal, head_dim, ragged_batch(kind))
+        for name, make in features.items():
+            if causal or name != "window":
+                yield deterministic(name, causal, 128, make)
 
 
 def float32(head_dim, causal, seqlen):
@@ -261,6 +315,7 @@ def all_cases(path_of_activations):
     for causal in (False, True):
         for kind in ("equal", "log_uniform", "one_long"):
             yield ragged(kind, causal)
+    yield from deterministic_cases()
     for head_dim in (64, 128, 256):
         for causal in (False, True):
             for seqlen in (512, 2048, 8192, 16384):

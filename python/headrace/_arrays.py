@@ -286,26 +286,42 @@ def _device_of(tensor: Any) -> _structs.DeviceInfo:
 
 
 def _plan_of(
-    tensors: dict[str, Any], device: str | None, arguments: dict[str, Any], layout: str, lse: bool, probs: bool
+    tensors: dict[str, Any],
+    device: str | None,
+    arguments: dict[str, Any],
+    layout: str,
+    lse: bool,
+    probs: bool,
+    backward: bool,
 ) -> _plans.Plan:
     heads_first = is_heads_first(layout)
     info = _device_of(tensors["q"]) if device is None else _devices.from_text(device)
     specs = {name: _spec_of(name, tensor) for name, tensor in tensors.items() if tensor is not None}
     addresses = _views.SpecAddresses(info.device_type, info.device_id)
-    views = {}
-    for name, spec in specs.items():
+
+    def view_of(name: str, spec: TensorSpec, owner: str) -> View:
         view = addresses.view(name, spec)
-        views[name] = _heads_first_view(view) if heads_first and name in ("q", "k", "v") else view
+        return _heads_first_view(view) if heads_first and owner in ("q", "k", "v") else view
+
+    views = {name: view_of(name, spec, name) for name, spec in specs.items()}
     q, k, v = views["q"], views["k"], views["v"]
     code = _structs.DTYPE_NAMES[_structs.F64 if q.dtype == _structs.F64 else _structs.F32]
     outputs = {"out": TensorSpec(out_shape(q.shape, v.shape), _structs.DTYPE_NAMES[q.dtype])}
-    if lse:
+    if lse or backward:
         outputs["lse"] = TensorSpec(lse_shape(q.shape, "cu_seqlens_q" in views), code)
-    if probs:
+    if probs and not backward:
         outputs["probs"] = TensorSpec(probs_shape(q.shape, k.shape), code)
     views.update({name: addresses.view(name, spec) for name, spec in outputs.items()})
+    gradients = None
+    if backward:
+        given = {**specs, **outputs}
+        gradients = {
+            f"d{name}": view_of(f"d{name}", given[name]._replace(strides=None), name)
+            for name in ("q", "k", "v", "out", "bias", "sinks", *(["lse"] if lse else []))
+            if name in given
+        }
     options = _make_options({name: tensors.get(name) for name in EXTRA_NAMES}, arguments)
-    return _plans.Plan(views, options, info, is_quiet=True)
+    return _plans.Plan(views, options, info, is_quiet=True, gradients=gradients)
 
 
 _QUESTION_DEFAULTS: dict[str, Any] = {
@@ -320,10 +336,11 @@ _QUESTION_DEFAULTS: dict[str, Any] = {
     "strict_rows": False,
     "strict_fallback": False,
     "checked": False,
+    "deterministic": False,
 }
 
 
-def _question(q: Any, k: Any, v: Any, device: str | None, arguments: dict[str, Any]) -> _plans.Plan:
+def _question(q: Any, k: Any, v: Any, device: str | None, backward: bool, arguments: dict[str, Any]) -> _plans.Plan:
     tensors = {"q": q, "k": k, "v": v}
     tensors.update({name: arguments.pop(name, None) for name in EXTRA_NAMES})
     layout = arguments.pop("layout", "bshd")
@@ -333,10 +350,10 @@ def _question(q: Any, k: Any, v: Any, device: str | None, arguments: dict[str, A
     unknown = arguments.keys() - _QUESTION_DEFAULTS.keys()
     if unknown:
         raise TypeError(f"unknown argument {', '.join(sorted(unknown))}: the arguments are those of attention()")
-    return _plan_of(tensors, device, {**_QUESTION_DEFAULTS, **arguments}, layout, lse, probs)
+    return _plan_of(tensors, device, {**_QUESTION_DEFAULTS, **arguments}, layout, lse, probs, backward)
 
 
-def explain(q: Any, k: Any, v: Any, *, device: str | None = None, **arguments: Any) -> str:
+def explain(q: Any, k: Any, v: Any, *, device: str | None = None, backward: bool = False, **arguments: Any) -> str:
     """Which kernel would run this call and why, as text: the list of kernels with their reasons, and the schedule.
 
     Nothing is run and no element is read.
@@ -344,15 +361,20 @@ def explain(q: Any, k: Any, v: Any, *, device: str | None = None, **arguments: A
     Args:
         q, k, v: arrays as attention() takes them, or TensorSpec(shape, dtype) without memory.
         device: "cpu", "cpu:avx512:16", "cuda:1", or a GPU that is not here, "sm90:132"; default: that of q.
-        **arguments: those of attention(), except out, lse, probs and stream; tensors may be TensorSpecs.
+        backward: what computes the gradients of q, k and v, of bias and sinks where there are some, and with
+            return_lse from a gradient of the lse; instead of the call itself.
+        **arguments: those of headrace.torch.attention() and of attention(), except out, lse, probs and stream;
+            tensors may be TensorSpecs.
 
     Raises:
         ValueError, NotImplementedError: as attention() would.
     """
-    return _question(q, k, v, device, arguments).text()
+    return _question(q, k, v, device, backward, arguments).text()
 
 
-def supports(q: Any, k: Any, v: Any, *, device: str | None = None, **arguments: Any) -> Support:
+def supports(
+    q: Any, k: Any, v: Any, *, device: str | None = None, backward: bool = False, **arguments: Any
+) -> Support:
     """Whether a kernel of this build takes this call. Arguments as of explain().
 
     Returns:
@@ -362,7 +384,7 @@ def supports(q: Any, k: Any, v: Any, *, device: str | None = None, **arguments: 
         ValueError: the arguments break a rule, whatever the device.
     """
     try:
-        plan = _question(q, k, v, device, arguments)
+        plan = _question(q, k, v, device, backward, arguments)
     except NotImplementedError as error:
         return Support("", False, str(error))
     return Support(plan.kernel, plan.is_fallback, "")

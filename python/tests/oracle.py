@@ -14,8 +14,9 @@ try:
 except ImportError:
     BF16 = None
 
-UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-# R2: squared error over squared size.
+UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "float64": 2.0**-53}
+# R2: squared error over squared size, of rows and elements enough for a mean.
+ENOUGH_ROWS, ENOUGH_ELEMENTS = 16, 64
 MAX_NMSE = {"float32": 1e-12, "float16": 2e-7, "bfloat16": 1e-5, "float64": 1e-28}
 # f32 lse: roundings of a dot product of up to 128 terms and of a logarithm, in units of the largest score.
 LSE_TOLERANCE = 2e-5
@@ -120,14 +121,22 @@ def _ulp(value, dtype):
     return 2.0 ** math.floor(math.log2(value)) * 2 * UNIT[dtype] if value > 0 else 0.0
 
 
-def check_out(out, expected, dtype, low_precision=None):
-    """R2, and for 16-bit dtypes R1 where `pt` is given: no worse than it by more than a unit of the last place."""
+def check_out(out, expected, dtype, low_precision=None, magnitude=None):
+    """R2, and for 16-bit dtypes R1 where `pt` is given: no worse than it by more than a unit of the last place.
+
+    `magnitude`: sum p |v| of each element. What is too little for R2, whose sums may cancel to next to nothing, is then
+    judged element by element: R2's error of the magnitude, and out is rounded.
+    """
     out = np.asarray(out, np.float64)
     assert out.shape == expected.shape
     assert np.isfinite(out).all()
     error = np.abs(out - expected)
     size = np.square(expected).sum()
-    assert np.square(error).sum() <= MAX_NMSE[dtype] * size or (size == 0 and not error.any())
+    is_little = out.size < ENOUGH_ELEMENTS or out.size < ENOUGH_ROWS * out.shape[-1]
+    if magnitude is not None and is_little:
+        assert (error <= math.sqrt(MAX_NMSE[dtype]) * magnitude + UNIT[dtype] * np.abs(expected)).all()
+    else:
+        assert np.square(error).sum() <= MAX_NMSE[dtype] * size or (size == 0 and not error.any())
     if low_precision is not None and dtype in ("float16", "bfloat16"):
         most = np.abs(low_precision - expected).max(initial=0)
         assert error.max(initial=0) <= most + _ulp(np.abs(expected).max(initial=0), dtype)

@@ -77,8 +77,9 @@ def test_equals_the_contract(problem):
     options |= extra_tensors(rng, shape, names, dtype)
     out, lse = headrace.attention(q, k, v, **options, return_lse=True)
     expected, expected_lse, _ = oracle.attention(q, k, v, **options)
+    magnitude, _, _ = oracle.attention(q, k, np.abs(v), **options)
     assert out.dtype == q.dtype
-    oracle.check_out(out, expected, dtype)
+    oracle.check_out(out, expected, dtype, magnitude=magnitude)
     oracle.check_lse(lse, expected_lse)
 
 
@@ -301,6 +302,24 @@ def test_explain_asks_with_strides_and_extras(rng):
     assert "bias f32" in text and "sinks" in text and "lse" in text
     text = headrace.explain(q, q, q, layout="bhsd")
     assert "seqlen_q 4" in text and "3 heads" in text
+
+
+def test_explain_and_supports_tell_of_the_backward():
+    q, k, bias = spec(2, 32, 1024, 128), spec(2, 8, 1024, 128), spec(1, 1, 1, 1024)
+    text = headrace.explain(
+        q, k, k, backward=True, deterministic=True, causal=True, bias=bias, sinks=spec(32, dtype="f32"),
+        layout="bhsd", return_lse=True, return_probs=True, device="cpu:avx512:16",
+    )  # fmt: skip
+    assert ", backward" in text and "32 heads (8 kv)" in text and "seqlen_q 1024" in text
+    assert all(name in text for name in ("dlse", "dbias", "dsinks", "cpu_avx512_bwd: -> selected"))
+    text = headrace.explain(q, k, k, backward=True, layout="bhsd")
+    assert not any(name in text for name in ("dlse", "dbias", "dsinks"))
+    ragged, lengths = spec(300, 4, 64), spec(3, dtype="i32")
+    options = dict(cu_seqlens_q=lengths, cu_seqlens_k=lengths, max_seqlen_q=200, max_seqlen_k=200, device="cpu:avx2")
+    assert headrace.supports(ragged, ragged, ragged, backward=True, **options).kernel == "cpu_avx2_bwd"
+    f64 = spec(1, 16, 2, 64, dtype="f64")
+    no = headrace.supports(f64, f64, f64, backward=True, device="cpu:avx2", strict_fallback=True)
+    assert not no and "f64" in no.reason
 
 
 def test_supports_is_true_with_a_kernel_and_false_with_reasons():
