@@ -82,9 +82,10 @@ void judge_gradients(const Case& test_case, const Problem& problem,
       continue;
     }
     const bool is_relative = expected.dtype != DType::f32 && values != &Gradients::dsinks;
+    const std::int64_t row_size = values == &Gradients::dbias ? 1 : view.shape[view.rank - 1];
     const GradientVerdict verdict =
         judge_gradient({kGradients[i].name, static_cast<DType>(view.dtype), got, expected, values,
-                        is_relative, gradient_arithmetic(problem, output.schedule)});
+                        is_relative, gradient_arithmetic(problem, output.schedule), row_size});
     output.failures.insert(output.failures.end(), verdict.failures.begin(), verdict.failures.end());
     report.utilisation = std::max(report.utilisation, verdict.utilisation);
     report.max_ratio = std::max(report.max_ratio, verdict.max_ratio);

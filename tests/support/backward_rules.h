@@ -66,6 +66,7 @@ struct GradientResult {
   std::vector<double> Gradients::*values;  // which of the gradients
   bool is_relative;                        // R1 applies: f16 and bf16
   GradientArithmetic arithmetic = {};
+  std::int64_t row_size = 1;  // elements of a query's or key's row, which share errors
 };
 
 // How far element i may be off: R3's bound and the rounding of the result. 0: it must be +0.

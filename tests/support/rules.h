@@ -27,6 +27,9 @@ struct Arithmetic {
 double unit_roundoff(DType dtype);      // 2^-24, 2^-11, 2^-8
 double smallest_denormal(DType dtype);  // 2^-149, 2^-24, 2^-133
 double ulp_at(DType dtype, double value);
+// Whether the error of such scores, or lse, in float is below the format's own: else rounding them
+// to the format may by chance do better.
+bool is_score_below_format(double largest_score, DType dtype);
 
 // Error bounds of one row, derived at their definition.
 struct RowBound {

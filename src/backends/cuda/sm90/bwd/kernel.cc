@@ -155,18 +155,20 @@ Status encode_maps(const Problem& p, const AttentionArgs& args, const Tile& tile
 
 // KV heads at a time, at least: as many as keep Q, dO and the sums of dQ in this part of the L2
 // cache; and as many as keep the device busy while their longest CTA runs, or the last ones of all
-// would wait for it. CTAs behind a diagonal take half of the longest in the mean.
+// would wait for it. CTAs behind a diagonal take half of the longest in the mean. Of a ragged batch
+// only the longest length is known: sections stay within a sequence, or short ones would leave the
+// cache before their second blocks of keys.
 constexpr std::int64_t kSectionShare = 2;  // 1 / 2
 
 int section_of(const Problem& p, const DeviceInfo& device) {
   if (!is_triangular(p)) return 0;
-  if (p.is_ragged) return static_cast<int>(p.num_kv_heads);
   const std::int64_t head_bytes =
       p.seqlen_q * group_size(p) * (2 * (p.head_dim + p.head_dim_v) + 4 * p.head_dim);
   const std::int64_t cached = device.l2_bytes / kSectionShare / head_bytes;
   const std::int64_t busy = ceil_div<std::int64_t>(2 * device.num_units, key_blocks(p));
   const std::int64_t all = p.batch * p.num_kv_heads;
-  return static_cast<int>(std::min(std::max({cached, busy, ceil_div(all, kMaxGrid)}), all));
+  const std::int64_t most = p.is_ragged ? p.num_kv_heads : all;
+  return static_cast<int>(std::min(std::max({cached, busy, ceil_div(all, kMaxGrid)}), most));
 }
 
 dim3 grid_of(const Problem& p, int section) {
