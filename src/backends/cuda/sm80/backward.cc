@@ -71,7 +71,7 @@ Schedule plan(const Problem& p, const DeviceInfo& device) {
   schedule.note = format_text(
       "mma.sync, {} warps, {} bytes of shared memory, {} scores; dq added up in float {}{}",
       tile.warps, smem_of(p, tile), needs_general(p) ? "general" : "plain",
-      p.deterministic ? "in the order of the keys" : "by atomics, in any order",
+      p.deterministic ? "from the last keys to the first" : "by atomics, in any order",
       p.alignment < kWholeAlignment
           ? "; operands are not aligned to 16 bytes: copied element by element"
           : "");

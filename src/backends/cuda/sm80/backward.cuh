@@ -115,6 +115,7 @@ class Gradients : ScoreGradients<T, kIsGeneral, Shape> {
       }
       add_to_rows(at);
       add_to_keys(kSmem.ds, this->q_of(at.stage), dk_);
+      if (c_.turns != nullptr) end_turn(at);
       if (kTile.q_stages == 1 && has_next) {
         __syncthreads();
         this->load_query(next);
@@ -167,6 +168,7 @@ class Gradients : ScoreGradients<T, kIsGeneral, Shape> {
       mbarrier_wait(written, i & 1);
       add_to_rows(at);
       if constexpr (kTile.dq_first) add_to_keys(kSmem.ds, this->q_of(at.stage), dk_);
+      if (c_.turns != nullptr) end_turn(at);
       arrive(done);
       at = next;
     }
@@ -239,7 +241,6 @@ class Gradients : ScoreGradients<T, kIsGeneral, Shape> {
         reduce<false>(at, row, first_column + column, sums);
       }
     }
-    if (c_.turns != nullptr) end_turn(at);
   }
   // sums += dS K.
   __device__ __forceinline__ void multiply_keys(int row, int column, RowSums& sums) const {
@@ -273,22 +274,27 @@ class Gradients : ScoreGradients<T, kIsGeneral, Shape> {
     }
   }
 
-  // Tiles of keys add to a tile of rows in the order of the keys.
+  // Tiles of keys add to a tile of rows from the last one that it sees to the first. Behind a
+  // diagonal the last one begins with these rows, and the others arrive in this order. A warp has
+  // the same part of a tile's dQ in every CTA: it waits for its own turn alone, and ends it at the
+  // end of the step, when its additions have arrived without being waited for.
   __device__ __forceinline__ u32* turn_of(const Step& at) const {
-    return c_.turns + this->padded_index_of(at) / kRows;
+    return c_.turns + this->padded_index_of(at) / kRows * kTile.warps + warp();
   }
   __device__ __forceinline__ u32 my_turn(const Step& at) const {
-    return static_cast<u32>(unit().key_tile - first_key_tile(unit().band, at.first_row, kKeys));
+    const BackwardUnit& x = unit();
+    return static_cast<u32>(last_key_tile(x.band, kTile, at.first_row, x.seqlen_q, x.seqlen_k) -
+                            x.key_tile);
   }
   __device__ void wait_for_turn(const Step& at) const {
-    if (threadIdx.x == 0)
+    if (lane() == 0)
       while (load_acquire(turn_of(at)) != my_turn(at)) __nanosleep(64);
-    __syncthreads();
+    __syncwarp();
   }
   __device__ void end_turn(const Step& at) const {
     __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) store_release(turn_of(at), my_turn(at) + 1);
+    __syncwarp();
+    if (lane() == 0) store_release(turn_of(at), my_turn(at) + 1);
   }
 
   // ---- results

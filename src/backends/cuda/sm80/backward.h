@@ -12,7 +12,7 @@ struct BackwardParams {
   UnitOrder order;  // of tiles of keys
   BiasTiles bias_tiles;
   std::int64_t num_bias_units = 0;
-  std::uint32_t* turns = nullptr;   // of each tile of rows of each head; null: any order will do
+  std::uint32_t* turns = nullptr;   // by head, tile of rows and warp; null: any order will do
   std::uint32_t* ticket = nullptr;  // of the CTAs, with turns
   bool is_large;                    // the tile
   bool is_aligned;                  // 16 bytes at a time

@@ -131,11 +131,13 @@ constexpr RowsOfKeys rows_of_keys(Band band, int first_key, int tile_keys, int s
   return rows;
 }
 
-// The first tile of keys with rows that reach `first_row`, the first of a tile of rows: by the
-// number of tiles since then a CTA knows its turn to add to dQ.
-constexpr int first_key_tile(Band band, int first_row, int tile_keys) {
-  const int key = first_row + band.begin;
-  return key < 0 ? 0 : key / tile_keys;
+// The last tile of keys that some row of a tile of rows sees: by the number of tiles from there a
+// CTA knows its turn to add to dQ.
+constexpr int last_key_tile(Band band, BackwardTile tile, int first_row, int seqlen_q,
+                            int seqlen_k) {
+  const int end_row = first_row + tile.rows < seqlen_q ? first_row + tile.rows : seqlen_q;
+  const int end_key = end_row - 1 + band.end < seqlen_k ? end_row - 1 + band.end : seqlen_k;
+  return (end_key - 1) / tile.keys;
 }
 
 // Tiles of dbias; an axis that is summed over has one. The rows of a ragged batch are packed: each
@@ -153,8 +155,9 @@ constexpr BiasTiles bias_tiles_of(const Problem& p, const ScoreOperand& dbias, B
 }
 
 // What the workspace holds, in bytes from an address of kBackwardAlignment. The float sums of dQ
-// lie in blocks of 8 rows x 16 columns; `turns` counts for each tile of rows of a head the tiles of
-// keys that have added to them (deterministic), and the last of them is the ticket of the CTAs.
+// lie in blocks of 8 rows x 16 columns; `turns` counts for each tile of rows of a head, and each
+// warp, the tiles of keys that have added to them (deterministic); the last is the ticket of the
+// CTAs.
 inline constexpr std::size_t kBackwardAlignment = 128;
 struct BackwardWorkspace {
   std::int64_t dq_floats;  // of a row
@@ -165,7 +168,7 @@ constexpr BackwardWorkspace backward_workspace(const Problem& p, BackwardTile ti
   BackwardWorkspace x{};
   const auto rows = static_cast<std::size_t>(padded_floats(p));
   x.dq_floats = round_up<std::int64_t>(p.head_dim, 16);
-  x.num_turns = p.deterministic ? padded_floats(p) / tile.rows + 1 : 0;
+  x.num_turns = p.deterministic ? padded_floats(p) / tile.rows * tile.warps + 1 : 0;
   x.d = 0;
   x.lse = x.d + rows * sizeof(float);
   x.dq = x.lse + rows * sizeof(float);

@@ -181,15 +181,19 @@ TEST(Sm80BackwardConfig, RowsOfATileOfKeysAreThoseThatSeeIt) {
 // add to it are numbered without gaps, or one would wait for a turn that never comes.
 TEST(Sm80BackwardConfig, TurnsOfATileOfRowsHaveNoGaps) {
   constexpr int kKeys = 16, kRows = 32;
-  for_each_mask([](const Problem& p, int seqlen_q, int seqlen_k) {
+  BackwardTile tile{};
+  tile.rows = kRows;
+  tile.keys = kKeys;
+  for_each_mask([&tile](const Problem& p, int seqlen_q, int seqlen_k) {
     const Band band = band_of(p, seqlen_q, seqlen_k);
     for (int row = 0; row < seqlen_q; row += kRows) {
       int turn = 0;
-      for (int key = 0; key < seqlen_k; key += kKeys) {
+      for (int key = (seqlen_k - 1) / kKeys * kKeys; key >= 0; key -= kKeys) {
         const RowsOfKeys rows = rows_of_keys(band, key, kKeys, seqlen_q, seqlen_k);
         const int begin = rows.begin / kRows, end = (rows.end + kRows - 1) / kRows;
         if (rows.begin >= rows.end || row / kRows < begin || row / kRows >= end) continue;
-        ASSERT_EQ(key / kKeys - first_key_tile(band, row, kKeys), turn) << row << ' ' << key;
+        ASSERT_EQ(last_key_tile(band, tile, row, seqlen_q, seqlen_k) - key / kKeys, turn)
+            << row << ' ' << key;
         ++turn;
       }
     }
@@ -235,7 +239,8 @@ TEST(Sm80BackwardConfig, PartsOfTheWorkspaceAreAlignedAndDoNotOverlap) {
       EXPECT_EQ(x.dq - x.lse, static_cast<std::size_t>(4 * padded_floats(p)));
       EXPECT_EQ(x.turns - x.dq, static_cast<std::size_t>(4 * padded_floats(p) * x.dq_floats));
       for (const std::size_t at : {x.d, x.lse, x.dq, x.turns}) EXPECT_EQ(at % 16, 0u);
-      EXPECT_EQ(x.num_turns, is_deterministic ? padded_floats(p) / tile.rows + 1 : 0);
+      const std::int64_t num_turns = padded_floats(p) / tile.rows * tile.warps + 1;
+      EXPECT_EQ(x.num_turns, is_deterministic ? num_turns : 0);
       EXPECT_EQ(x.total, x.turns + static_cast<std::size_t>(4 * x.num_turns));
     }
 }

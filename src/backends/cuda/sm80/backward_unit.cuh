@@ -46,14 +46,16 @@ __device__ inline void find_sequence(const BackwardParams& c, std::int64_t batch
   x.band = band_of(p, x.sequence.seqlen_q, x.sequence.seqlen_k);
 }
 
-// Causal tiles differ in length: the first keys are seen by the most rows, and begin.
+// Causal tiles differ in length: the first keys are seen by the most rows, and begin. Where tiles
+// of keys take turns the last ones do, for which the others wait.
 __device__ inline void find_unit(const BackwardParams& c, BackwardTile tile, std::int64_t unit_idx,
                                  BackwardUnit& x) {
   const auto [head_idx, idx] = place_of(c.order, unit_idx);
   const std::int64_t batch_idx = quotient(head_idx, c.rows.problem.num_kv_heads);
   find_sequence(c, batch_idx, x);
   x.kv_head = head_idx - batch_idx * c.rows.problem.num_kv_heads;
-  find_keys(tile, idx, x);
+  const int num_tiles = (x.seqlen_k + tile.keys - 1) / tile.keys;
+  find_keys(tile, c.turns != nullptr && idx < num_tiles ? num_tiles - 1 - idx : idx, x);
 }
 
 }  // namespace headrace::cuda::sm80
