@@ -167,7 +167,7 @@ typedef struct headrace_attention_options {
   uint64_t dropout_offset; /**< of calls that share a seed */
   int64_t window_left;     /**< keys visible left of the diagonal, inclusive; -1: open */
   int64_t window_right;    /**< keys visible right of the diagonal, inclusive; -1: open */
-  int64_t max_seqlen_q;    /**< ragged batches only: an upper bound of the lengths */
+  int64_t max_seqlen_q;    /**< ragged batches only: an upper bound of lengths, as is total_q */
   int64_t max_seqlen_k;    /**< the same for keys */
   int32_t causal; /**< headrace_causal; also aligns the window and ALiBi (top-left only when asked
                      for) */

@@ -51,7 +51,8 @@ Status check_lengths(const char* side, const std::int32_t* cu_seqlens, std::int6
           "cu_seqlens_{}[{}]={} after cu_seqlens_{}[{}]={}: must not decrease; pass prefix sums of "
           "the lengths",
           side, i + 1, cu_seqlens[i + 1], side, i, cu_seqlens[i]);
-    if (length > max_seqlen)
+    // Where total is the bound, it is not the option that is wrong.
+    if (max_seqlen < total && length > max_seqlen)
       return invalid_argument(
           "cu_seqlens_{}[{}]={} after cu_seqlens_{}[{}]={}: length {} must be at most "
           "max_seqlen_{}={}; set that option to the longest sequence",

@@ -1,4 +1,5 @@
 // Problems and options: values without tensors.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -218,6 +219,14 @@ Status check_ragged(const Problem& p) {
   return std::nullopt;
 }
 
+// No sequence has more rows than there are, and the work of some kernels grows with the bounds.
+// Bias and mask have max_seqlen_k columns as it was said.
+void tighten_bounds(Problem& p) {
+  if (!p.is_ragged) return;
+  p.seqlen_q = std::min(p.seqlen_q, p.total_q);
+  if (!has_bias(p) && !p.has_mask) p.seqlen_k = std::min(p.seqlen_k, p.total_k);
+}
+
 std::int64_t open_if_idle(std::int64_t window, const Problem& p) {
   // Reaches past every key of every query, so it hides nothing; arithmetic with it could overflow.
   return window >= p.seqlen_q + p.seqlen_k ? -1 : window;
@@ -256,6 +265,7 @@ Result<Problem> check_problem(const Problem& problem) {
   if (std::isnan(p.softmax_scale))
     p.softmax_scale = 1.0 / std::sqrt(static_cast<double>(p.head_dim));
   if (auto bad = check_scalars(p)) return std::move(*bad);
+  tighten_bounds(p);
   p.window_left = open_if_idle(p.window_left, p);
   p.window_right = open_if_idle(p.window_right, p);
   for (std::int32_t* flag :

@@ -161,6 +161,23 @@ TEST(CheckSameProblem, WantsTheAlignmentOfThePlan) {
   EXPECT_TRUE(check_same_problem(planned, call).has_value());
 }
 
+// Work of kernels grows with the bounds, and the tensors bound lengths too.
+TEST(CheckProblem, TakesNoMoreOfMaxSeqlenThanThereAreRows) {
+  Call c = Call::ragged();  // 10 rows of q, 12 of k
+  const auto checked = [&] { return validate(c.t, c.o).value(); };
+  EXPECT_EQ(checked().seqlen_q, 7);
+  EXPECT_EQ(checked().seqlen_k, 7);
+  c.o.max_seqlen_q = c.o.max_seqlen_k = INT32_MAX;
+  EXPECT_EQ(checked().seqlen_q, 10);
+  EXPECT_EQ(checked().seqlen_k, 12);
+  EXPECT_FALSE(c.check().has_value());
+  // Its columns are as many as the option says.
+  c.o.max_seqlen_k = 100;
+  c.t.bias = c.fresh(DType::f32, {1, 10, 100});
+  EXPECT_EQ(checked().seqlen_k, 100);
+  EXPECT_FALSE(c.check().has_value());
+}
+
 // Whatever is in a Problem that was made by hand, checking it is well defined.
 TEST(CheckProblem, SurvivesAnything) {
   const std::int64_t values[] = {0, 1, -1, 577, std::int64_t{1} << 40, INT64_MAX, INT64_MIN};

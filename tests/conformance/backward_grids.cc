@@ -88,7 +88,7 @@ std::vector<GridCase> groups() {
   return with_seeds(std::move(cases));
 }
 
-// ---- B2, B3: large inputs at short lengths, ragged batches with a key each
+// ---- B2, B3, B3m: large inputs at short lengths, ragged batches with a key each or loose bounds
 
 void scale_v(Lab& lab) {
   const headrace_tensor& v = lab.tensors().v;
@@ -137,6 +137,22 @@ std::vector<GridCase> one_key_each() {
       for (const int causal : {0, 1, 2}) {
         cases.push_back(ragged_case(dtype, dim, causal, {76, 34, 146}, {1, 1, 1}));
         cases.push_back(ragged_case(dtype, dim, causal, {1, 1, 1}, {76, 34, 146}));
+      }
+  return with_seeds(std::move(cases));
+}
+
+void loosen_max_seqlen(Lab& lab) {
+  // 2^21 parts of 128 queries, almost all of them negative lengths behind a sequence's end.
+  lab.test_case.mutable_options().max_seqlen_q = std::int64_t{1} << 28;
+  lab.test_case.mutable_options().max_seqlen_k = std::int64_t{1} << 20;
+}
+std::vector<GridCase> loose_bounds() {
+  std::vector<GridCase> cases;
+  for (const DType dtype : kDtypes)
+    for (const std::int64_t dim : {64, 256})
+      for (const int causal : {0, 1}) {
+        cases.push_back(ragged_case(dtype, dim, causal, {76, 0, 146}, {90, 33, 5}));
+        cases.back().prepare = loosen_max_seqlen;
       }
   return with_seeds(std::move(cases));
 }
@@ -203,6 +219,7 @@ constexpr NamedGrid kGrids[] = {
     {"B1g", "groups of 1 to 16 heads", groups, 12, 0},
     {"B2", "q * 5, k * 3, v * 3 at lengths 1 to 128", large_inputs, 20, 0},
     {"B3", "ragged batches with one key, or one query, a sequence", one_key_each, 0, 0},
+    {"B3m", "ragged batches whose max_seqlen is far above their lengths", loose_bounds, 0, 0},
     {"B5", "rows, keys and sequences that give nothing: exactly +0", nothing_to_give, 0, 0, true},
     {"B6", "the gradient of lse used and unused, sinks", lse_and_sinks, 12, 0},
 };

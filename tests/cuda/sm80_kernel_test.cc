@@ -94,6 +94,14 @@ TEST(Sm80Backward, LeavesTheRestToTheSimpleKernel) {
   Problem p = backward(DType::f16, 64);
   p.seqlen_k = (std::int64_t{1} << 30) - 2;
   EXPECT_EQ(chosen(p, gpu(kSmallSmem)), "cuda_simple");
+  p = backward(DType::bf16, 64);
+  p.is_ragged = 1;
+  p.num_heads = p.num_kv_heads = 16;
+  p.seqlen_q = p.total_q = p.total_k = 1 << 20;
+  for (const int batch : {1 << 14, 1 << 15}) {
+    p.batch = batch;
+    EXPECT_EQ(chosen(p, gpu(kSmallSmem)), batch < 1 << 15 ? "cuda_sm80_bwd" : "cuda_simple");
+  }
 }
 
 TEST(Sm80Backward, SaysWhichBitsMayChange) {
@@ -102,7 +110,7 @@ TEST(Sm80Backward, SaysWhichBitsMayChange) {
   EXPECT_NE(text().find("by atomics, in any order"), std::string::npos) << text();
   EXPECT_NE(text().find("those of dq with deterministic=1"), std::string::npos) << text();
   p.deterministic = 1;
-  EXPECT_NE(text().find("in the order of the keys"), std::string::npos) << text();
+  EXPECT_NE(text().find("from the last keys to the first"), std::string::npos) << text();
   EXPECT_NE(text().find("bits      the same from run to run"), std::string::npos) << text();
 }
 

@@ -20,8 +20,7 @@ LaunchShape shape_of(const char* name, std::int64_t num_parts) {
 
 Status launch_parts(const char* name, RowsKernel kernel, const BackwardRows& rows, Stream stream,
                     bool overlaps = false) {
-  const Problem& p = rows.problem;
-  const std::int64_t num_parts = p.batch * p.num_heads * padded_parts(p);
+  const std::int64_t num_parts = num_padded_parts(rows.problem);
   if (num_parts == 0) return std::nullopt;
   LaunchShape shape = shape_of(name, num_parts);
   shape.overlaps = overlaps;

@@ -95,7 +95,7 @@ class KeyBounds {
   KeyBound first_{};
 };
 
-// A lane's part of rowsum(dout * out), and of sum |dout|.
+// Of a row, or a lane's part of it: rowsum(dout * out), later D, and sum |dout|.
 struct RowSums {
   float d = 0.0f, abs_dout = 0.0f;
 };
@@ -178,23 +178,23 @@ __device__ __forceinline__ float load_lse(const BackwardRows& c, const PaddedPar
   if (row >= part.num_rows) return -HUGE_VALF;
   return static_cast<const float*>(lse.data)[lse_offset(lse, part, row)];
 }
-// D and the lse, `of_row`, of a row, by the lane that has its D.
+// D and the lse of a row, by the lane that has its D.
 template <bool kIsFixed>
 __device__ __forceinline__ void store_row(const BackwardRows& c, const PaddedPart& part, int row,
-                                          const KeyBound& keys, const RowSums& sums, float of_row) {
+                                          const KeyBound& keys, const RowSums& sums, float lse) {
   float d = sums.d;
   const LseOperand& dlse = c.args.gradients.dlse;
-  const bool is_empty = of_row == -HUGE_VALF;
+  const bool is_empty = lse == -HUGE_VALF;
   if (!is_empty && dlse.data != nullptr)
     d -= static_cast<const float*>(dlse.data)[lse_offset(dlse, part, row)];
   const std::int64_t to = padded_index(c.problem, part.head, part.padded_row) + row;
   c.d[to] = is_empty ? 0.0f : d * c.d_factor;
   // A finite lse stays finite.
   c.lse[to] = is_empty ? copysignf(HUGE_VALF, c.lse_factor)
-                       : fminf(fmaxf(of_row * c.lse_factor, -FLT_MAX), FLT_MAX);
+                       : fminf(fmaxf(lse * c.lse_factor, -FLT_MAX), FLT_MAX);
   if constexpr (kIsFixed) {
-    const bool has_weight = fabsf(of_row) != HUGE_VALF;  // +inf: all of it is the sink's
-    const float scale = has_weight ? fixed_scale(c, part, keys, sums, d, of_row) : 1.0f;
+    const bool has_weight = fabsf(lse) != HUGE_VALF;  // +inf: all of it is the sink's
+    const float scale = has_weight ? fixed_scale(c, part, keys, sums, d, lse) : 1.0f;
     c.dq_scale[fixed_scale_index(to)] = static_cast<std::uint16_t>(__float_as_uint(scale) >> 16);
   }
 }
@@ -291,8 +291,7 @@ __global__ void __launch_bounds__(kRowsThreads)
   const Sequence sequence = device_sequence(p, c.args.ragged, b, false, nullptr);
   const std::int64_t first = blockIdx.y * kRowPadding + threadIdx.x / kLanesOfRow;
   const auto row_of = [&](const Operand& x) {
-    return static_cast<const T*>(x.data) +
-           row_offset(x, p.is_ragged ? 0 : b, sequence.row_k + first, kv_head);
+    return static_cast<const T*>(x.data) + row_offset(x, b, sequence.row_k + first, kv_head);
   };
   const T *k = row_of(c.args.k), *v = row_of(c.args.v);
   unsigned largest_k = 0, largest_v = 0;
@@ -351,6 +350,7 @@ __global__ void __launch_bounds__(kRowsThreads)
   const int pieces = static_cast<int>(c.dq_floats / 4);
   for (std::int64_t idx = blockIdx.x; idx < num_parts; idx += gridDim.x) {
     const PaddedPart part = part_of(c, idx, false);
+    if (part.num_rows <= 0) continue;
     const float* from = c.dq + padded_index(p, part.head, part.padded_row) * c.dq_floats;
     const Operand& dq = c.args.gradients.dq;
     T* to = static_cast<T*>(dq.data) +

@@ -32,6 +32,24 @@ constexpr std::int64_t padded_parts(const Problem& p) {
   return ceil_div(p.seqlen_q, kRowPadding) + (p.is_ragged ? 1 : 0);
 }
 
+// Of all heads: up to kMaxParts, as the kernels divide in 32 bits.
+inline constexpr std::int64_t kMaxParts = (std::int64_t{1} << 32) - 1;
+constexpr std::int64_t num_padded_parts(const Problem& p) {
+  return p.batch * p.num_heads * padded_parts(p);
+}
+// A part of 128 rows of a head of a sequence. Heads first: where their rows follow each other in
+// memory, CTAs that run together read whole pages.
+struct PartPlace {
+  std::int64_t batch_idx, part, head;
+};
+constexpr PartPlace place_of_part(const Problem& p, std::int64_t part_idx) {
+  const auto heads = static_cast<std::uint32_t>(p.num_heads);
+  const auto parts = static_cast<std::uint32_t>(padded_parts(p));
+  const auto idx = static_cast<std::uint32_t>(part_idx), row_of_parts = idx / heads;
+  const std::uint32_t batch_idx = row_of_parts / parts;
+  return {batch_idx, row_of_parts - batch_idx * parts, idx - row_of_parts * heads};
+}
+
 // Index in d and lse; in dq it counts rows of dq_floats.
 constexpr std::int64_t padded_index(const Problem& p, std::int64_t head, std::int64_t padded_row) {
   return head * padded_rows(p) + padded_row;

@@ -68,6 +68,25 @@ TEST(BackwardRows, RaggedSequencesHaveRoomOfTheirOwn) {
   }
 }
 
+TEST(BackwardRows, PlacesOfPartsAreTheirOwnUpTo2To32) {
+  Problem p{};
+  p.is_ragged = 1;
+  p.batch = 1 << 15;
+  p.num_heads = 15;
+  p.seqlen_q = p.total_q = (1 << 20) - 128;
+  const std::int64_t parts = padded_parts(p);
+  ASSERT_GT(num_padded_parts(p), kMaxParts - (std::int64_t{1} << 29));
+  ASSERT_LE(num_padded_parts(p), kMaxParts);
+  for (const std::int64_t batch_idx : {std::int64_t{0}, std::int64_t{123}, p.batch - 1})
+    for (const std::int64_t part : {std::int64_t{0}, std::int64_t{77}, parts - 1})
+      for (const std::int64_t head : {0, 5, 14}) {
+        const PartPlace x = place_of_part(p, (batch_idx * parts + part) * p.num_heads + head);
+        EXPECT_EQ(x.batch_idx, batch_idx);
+        EXPECT_EQ(x.part, part);
+        EXPECT_EQ(x.head, head);
+      }
+}
+
 // Lengths on the device are clamped to the buffer, and nothing else is known of them.
 TEST(BackwardRows, AnyRowsWithinTheBufferStayWithinTheWorkspace) {
   const Problem p = ragged_problem({300, 7, 0, 513});

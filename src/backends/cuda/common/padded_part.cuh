@@ -18,18 +18,13 @@ struct PaddedPart {
 
 __device__ inline PaddedPart part_of(const BackwardRows& c, std::int64_t part_idx, bool reports) {
   const Problem& p = c.problem;
-  // Heads first: where their rows follow each other in memory, CTAs that run together read whole
-  // pages. Quotients of 32 bits: of 2^32 parts D alone would be 2 TiB.
-  const auto heads = static_cast<unsigned>(p.num_heads);
-  const auto parts = static_cast<unsigned>(padded_parts(p));
-  const unsigned idx = static_cast<unsigned>(part_idx), row_of_parts = idx / heads;
-  const unsigned batch_idx = row_of_parts / parts, part = row_of_parts - batch_idx * parts;
+  const PartPlace place = place_of_part(p, part_idx);
   PaddedPart x;
-  x.head = idx - row_of_parts * heads;
-  x.batch_idx = batch_idx;
-  x.sequence = device_sequence(p, c.args.ragged, x.batch_idx, reports && x.head == 0 && part == 0,
-                               c.error_word);
-  x.first_row = std::int64_t{part} * kRowPadding;
+  x.batch_idx = place.batch_idx;
+  x.head = place.head;
+  x.sequence = device_sequence(p, c.args.ragged, x.batch_idx,
+                               reports && place.head == 0 && place.part == 0, c.error_word);
+  x.first_row = place.part * kRowPadding;
   x.padded_row = first_padded_row(p, x.batch_idx, x.sequence.row_q) + x.first_row;
   const std::int64_t end =
       first_padded_row(p, x.batch_idx + 1, x.sequence.row_q + x.sequence.seqlen_q);

@@ -47,6 +47,7 @@ std::string refuses(const Problem& p, const DeviceInfo& device) {
     return format_text("counts up to {} queries and keys of a sequence", kMaxBackwardCount);
   if (group_size(p) * ceil_div<std::int64_t>(p.seqlen_q, 16) > kMaxBackwardCount)
     return format_text("counts up to {} queries of the heads of a group", 16 * kMaxBackwardCount);
+  if (num_padded_parts(p) > kMaxParts) return "there are 2^32 parts of 128 queries or more";
   const int smem_bytes = smem_of(p, backward_tile_of(p, device.smem_bytes));
   if (device.smem_bytes != 0 && static_cast<std::int64_t>(device.smem_bytes) < smem_bytes)
     return format_text("needs {} bytes of shared memory, the GPU has {} a CTA", smem_bytes,

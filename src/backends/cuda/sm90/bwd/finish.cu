@@ -139,7 +139,7 @@ template <Tile kTile, bool kIsFixed>
 Status launch_finish_of(const Params& params, Stream stream) {
   constexpr std::int64_t kMaxCtas = (std::int64_t{1} << 31) - 1;
   const Problem& p = params.rows.problem;
-  const std::int64_t num_parts = p.batch * p.num_heads * padded_parts(p);
+  const std::int64_t num_parts = num_padded_parts(p);
   const LaunchShape shape{
       .name = "cuda_sm90_bwd's finish of dq",
       .grid = dim3(static_cast<unsigned>(num_parts < kMaxCtas ? num_parts : kMaxCtas)),

@@ -340,8 +340,8 @@ class KeyRows {
       return 0;
     }
   }
-  // Part `part`, 64 x 64, of a block of dQ. In fixed point with a constant of `zero`: that of 0,
-  // for numbers that are 0, makes it a part that is not counted.
+  // Part `part`, 64 x 64, of a block of dQ. In fixed point narrow tiles add a constant of `zero`:
+  // that of 0, for numbers that are 0, makes it a part that is not counted.
   __device__ __forceinline__ void send_dq(const Step& at, int part, const float (&x)[4 * kDqGroups],
                                           u32 scales, float zero = kFixedZero) const {
     float* const to = p_.rows.dq + std::int64_t{at.padded} * (kQueries * kDim) + part * kDqPart +
@@ -365,7 +365,7 @@ class KeyRows {
     }
   }
   // What is missing of pairs with a number beyond 2^22, and hardly one is: their signs or exponents
-  // are not those of kFixedZero. It follows them, so that nothing that is sent waits for the
+  // are not those of `zero`. It follows them, so that nothing that is sent waits for the
   // comparison, and for all of a warp, so that there is no branch within one.
   static __device__ __forceinline__ void mend_dq(float* to, const u64 (&pairs)[2 * kDqGroups],
                                                  float zero) {
