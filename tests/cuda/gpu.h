@@ -29,6 +29,9 @@ class OnDevice {
     HEADRACE_EXPECT_CUDA(cudaMalloc(&data_, count_ * sizeof(T)));
     HEADRACE_EXPECT_CUDA(
         cudaMemcpy(data_, host.data(), count_ * sizeof(T), cudaMemcpyHostToDevice));
+    // From pageable memory the call returns when the numbers lie in a buffer of the driver, and
+    // streams that do not wait for the default one could read before they are on the device.
+    HEADRACE_EXPECT_CUDA(cudaDeviceSynchronize());
   }
   OnDevice(const OnDevice&) = delete;
   ~OnDevice() { cudaFree(data_); }
