@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Fails where the loop of a kernel around its matrix products touches local memory much: registers were spilled there,
 and every step would wait for them. And where a loop that waits for one product while another runs computes its
-exponentials behind the wait for both: nvcc moves them there unless a branch wants their sum.
+exponentials behind the wait for both: nvcc moves them there unless a branch wants their sum. And where a kernel writes
+nothing on any architecture: nvcc compiles one to nothing, without a warning, that refers to a constant of the host.
 
 usage: check_sass.py OBJECT...    or    check_sass.py --self-test
 
@@ -22,6 +23,7 @@ INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,6})\*/\s+(.*?);")
 PRODUCT = re.compile(r"\b(?:HGMMA|HMMA|QGMMA|IMMA)\b")
 LOCAL = re.compile(r"\b(?:LDL|STL)\b")
 WAIT = re.compile(r"\bWARPGROUP\.DEPBAR\.LE gsb0, 0x([0-9a-f]+)")
+STORE = re.compile(r"\b(?:ST|STG|RED|REDG|ATOM|ATOMG|UTMASTG|UTMAREDG|UBLKCP|UBLKRED)\b")
 EXPONENTIAL = re.compile(r"\bMUFU\.EX2\b")
 # Loops of thousands of instructions hold the ways of many features; plain ones have 800. Where every product is waited
 # for before anything else is done, as for rows that are computed again, a spill is not what takes time.
@@ -76,8 +78,9 @@ def late_exponentials(loop):
 
 def judge(text):
     """(number of loops, complaints)"""
-    count, complaints = 0, []
+    count, complaints, writes = 0, [], {}
     for name, body in functions_of(text):
+        writes[name] = writes.get(name, False) or any(STORE.search(t) for _, t in body)
         for first, last in product_loops(body):
             count += 1
             loop = [t for _, t in body[first : last + 1]]
@@ -89,6 +92,7 @@ def judge(text):
             if late > early:
                 complaints.append(f"{name}: {late} exponentials behind the wait for the product that they should run "
                                   f"under, {early} before")
+    complaints += [f"{name}: stores nothing" for name, does in writes.items() if not does]
     return count, complaints
 
 
@@ -120,8 +124,8 @@ def check(paths):
 
 
 def self_test():
-    def kernel(*texts):
-        lines = [f"        /*{16 * i:04x}*/                   {text} ;" for i, text in enumerate(texts)]
+    def kernel(*texts, end="STG.E desc[UR4][R2.64], R0"):
+        lines = [f"        /*{16 * i:04x}*/                   {text} ;" for i, text in enumerate([*texts, end])]
         return "\n".join(["\t\tFunction : k", *lines])
 
     outer = ("STL [R1], R0", "HMMA.16816.F32 R4", "@P0 BRA 0x0010", "@P1 BRA 0x0000")
@@ -139,6 +143,8 @@ def self_test():
         ("exponentials under the product", kernel(*overlap(2, 1)), (1, 0)),
         ("exponentials behind the wait", kernel(*overlap(1, 2)), (1, 1)),
         ("a loop without products", kernel("LDL R1, [R2]", "FADD R0, R1, R2", "@P0 BRA 0x0000"), (0, 0)),
+        ("stores nothing", kernel(end="EXIT"), (0, 1)),
+        ("stores on one architecture", "\n".join([kernel(end="EXIT"), kernel()]), (0, 0)),
     ]
     wrong = [name for name, text, (count, bad) in cases if (judge(text)[0], len(judge(text)[1])) != (count, bad)]
     print(f"check_sass.py: self-test, {len(cases)} cases: {len(wrong)} wrong {wrong}")
