@@ -111,11 +111,12 @@ typedef struct headrace_tensor {
 
 /** Instruction sets: bits of headrace_device_info.cpu_isa. */
 typedef enum headrace_cpu_isa {
-  HEADRACE_ISA_AVX2 = 1,        /**< AVX2, FMA and F16C */
-  HEADRACE_ISA_AVX512 = 2,      /**< AVX-512 F, BW, DQ and VL */
-  HEADRACE_ISA_AVX512_BF16 = 4, /**< AVX-512 BF16: dot products of bf16 */
-  HEADRACE_ISA_NEON = 8,        /**< Arm's Advanced SIMD */
-  HEADRACE_ISA_AVX512_VNNI = 16 /**< AVX-512 VNNI: dot products of bytes */
+  HEADRACE_ISA_AVX2 = 1,         /**< AVX2, FMA and F16C */
+  HEADRACE_ISA_AVX512 = 2,       /**< AVX-512 F, BW, DQ and VL */
+  HEADRACE_ISA_AVX512_BF16 = 4,  /**< AVX-512 BF16: dot products of bf16 */
+  HEADRACE_ISA_NEON = 8,         /**< Arm's Advanced SIMD */
+  HEADRACE_ISA_AVX512_VNNI = 16, /**< AVX-512 VNNI: dot products of bytes */
+  HEADRACE_ISA_BF16_DOUBLE = 32  /**< as many dot products of bf16 as FMAs in a second: AMD */
 } headrace_cpu_isa;
 
 /** A plain value: plans can be made for a device that is not there (explain, tests). */

@@ -8,7 +8,8 @@ namespace {
 // In the order of the enum.
 constexpr Description kVariables[] = {
     {Variable::cpu_isa, "HEADRACE_CPU_ISA",
-     "highest CPU instruction set used: scalar, avx2, avx512, avx512_vnni, avx512_bf16 or neon"},
+     "highest CPU instruction set used: scalar, avx2, avx512, avx512_vnni, avx512_bf16, "
+     "avx512_bf16_double or neon"},
     {Variable::num_threads, "HEADRACE_NUM_THREADS",
      "threads that a call on the CPU may use, 1 to 1024 (default: those of the affinity mask)"},
     {Variable::kernel, "HEADRACE_KERNEL",

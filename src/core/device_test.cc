@@ -65,6 +65,8 @@ TEST(Device, ParsesDescriptions) {
   EXPECT_EQ(device_from_text("cpu:avx512_bf16:8").value().cpu_isa,
             unsigned{HEADRACE_ISA_AVX2 | HEADRACE_ISA_AVX512 | HEADRACE_ISA_AVX512_VNNI |
                      HEADRACE_ISA_AVX512_BF16});
+  EXPECT_EQ(device_from_text("cpu:avx512_bf16_double:8").value().cpu_isa,
+            device_from_text("cpu:avx512_bf16:8").value().cpu_isa | HEADRACE_ISA_BF16_DOUBLE);
   EXPECT_EQ(device_from_text("cpu:avx512_vnni:8").value().cpu_isa,
             unsigned{HEADRACE_ISA_AVX2 | HEADRACE_ISA_AVX512 | HEADRACE_ISA_AVX512_VNNI});
   const DeviceInfo sm90 = device_from_text("sm90:132").value();

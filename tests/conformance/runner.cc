@@ -30,6 +30,8 @@ DeviceInfo this_device() {
   Result<DeviceInfo> found = cpu_info();
   if (found.ok()) device = found.value();
   device.cpu_isa &= detected_cpu_isa();
+  // What is not chosen for its speed still has to be right.
+  if ((device.cpu_isa & HEADRACE_ISA_AVX512_BF16) != 0) device.cpu_isa |= HEADRACE_ISA_BF16_DOUBLE;
   return device;
 }
 

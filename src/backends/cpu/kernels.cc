@@ -9,10 +9,8 @@ namespace headrace::cpu {
 std::span<const Kernel> forward_kernels() {
   static const Kernel kernels[] = {
 #if defined(__x86_64__)
-    // The float kernel first: where both were measured (bench/results), its bf16 prefill was
-    // faster.
-    flash::kAvx512Kernel,
     flash::kAvx512Bf16Kernel,
+    flash::kAvx512Kernel,
     flash::kAvx2Kernel,
 #elif defined(__aarch64__)
     flash::kNeonKernel,
@@ -26,6 +24,7 @@ std::span<const Kernel> forward_kernels() {
 std::span<const Kernel> backward_kernels() {
   static const Kernel kernels[] = {
 #if defined(__x86_64__)
+    flash::kAvx512Bf16BackwardKernel,
     flash::kAvx512BackwardKernel,
     flash::kAvx2BackwardKernel,
 #elif defined(__aarch64__)

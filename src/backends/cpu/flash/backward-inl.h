@@ -23,8 +23,10 @@ class BackwardTask {
  public:
   using CallType = BackwardCall;
   using Vec = typename Isa::Vec;
-  static constexpr int64_t kRows = kBackwardRows, kKeys = kBackwardKeys;
+  using Unit = typename Isa::Unit;
+  static constexpr int64_t kRows = kBackwardRows, kKeys = kBackwardKeys, kPair = Isa::kPair;
   static_assert(kRows % Isa::kMr == 0 && kKeys % Isa::kMr == 0 && kKeys % kNr<Isa> == 0);
+  static_assert(Isa::kMr % kPair == 0 && (kPair == 1 || kPair == 2));
 
   BackwardTask(const BackwardCall& call, int64_t index, int worker)
       : call_(call),
@@ -55,16 +57,22 @@ class BackwardTask {
     float lse, shift;  // shift = D - dlse
   };
 
-  // Scratch of this worker.
-  float* q() { return scratch_ + x_.q; }        // [kRows][k_stride]
-  float* dout() { return scratch_ + x_.dout; }  // [kRows][v_stride]
+  // Scratch of this worker. A reduction over rows or keys takes kPair of them a step.
+  Unit* units(int64_t offset) { return reinterpret_cast<Unit*>(scratch_ + offset); }
+  Unit* q() { return units(x_.q); }        // [kRows][k_stride], pairs of columns
+  Unit* dout() { return units(x_.dout); }  // [kRows][v_stride]
+  Unit* q_steps() { return units(kPair == 1 ? x_.q : x_.q_steps); }  // [kRows / kPair][k_stride]
+  Unit* dout_steps() { return units(kPair == 1 ? x_.dout : x_.dout_steps); }
   float* k_panels() { return scratch_ + x_.k_panels; }
   float* v_panels() { return scratch_ + x_.v_panels; }
-  float* k() { return scratch_ + x_.k; }                                   // [kKeys][k_stride]
-  float* dk() { return scratch_ + x_.dk; }                                 // [kKeys][k_stride]
-  float* dv() { return scratch_ + x_.dv; }                                 // [kKeys][v_stride]
-  float* s(int64_t r) { return scratch_ + x_.s + r * kKeys; }              // scores, then P * Z
-  float* dp(int64_t r) { return scratch_ + x_.dp + r * kKeys; }            // dP, then dS
+  Unit* k_steps() { return units(x_.k); }                             // [kKeys / kPair][k_stride]
+  Unit* ds_rows() { return units(kPair == 1 ? x_.dp : x_.ds_rows); }  // [kRows][kKeys / kPair]
+  float* dk() { return scratch_ + x_.dk; }                            // [kKeys][k_stride]
+  float* dv() { return scratch_ + x_.dv; }                            // [kKeys][v_stride]
+  // Scores, then P * Z; dP, then dS. For dV and dK rows r and r + 1 of pairs become one row of
+  // units, where r was.
+  float* s(int64_t r) { return scratch_ + x_.s + r * kKeys; }
+  float* dp(int64_t r) { return scratch_ + x_.dp + r * kKeys; }
   float* keep() { return scratch_ + x_.keep; }                             // [kKeys] Z of a row
   float* slope() { return scratch_ + x_.slope; }                           // [kKeys] of the softcap
   float* dq(int64_t row) { return scratch_ + x_.dq + row * x_.k_stride; }  // of the task's rows
@@ -114,6 +122,7 @@ class BackwardTask {
       }
       for (int64_t row = rows.begin; row < rows.end; row += kRows) {
         if (!make_scores_gradient(row)) continue;
+        if constexpr (kPair == 2) make_pairs<kWithDkv, kWithDq>();
         if constexpr (kWithDkv) add_dkv();
         if constexpr (kWithDq) add_dq(dq(row - rows.begin));
       }
@@ -135,8 +144,9 @@ class BackwardTask {
     pack_keys<Isa>(keys, args_.k.stride_seq, num_keys_, p_.head_dim, k_panels(), x_.k_panel);
     pack_keys<Isa>(rows_of(args_.v), args_.v.stride_seq, num_keys_, p_.head_dim_v, v_panels(),
                    x_.v_panel);
-    for (int64_t j = 0; j < num_keys_; ++j)
-      Isa::copy_row(keys + j * args_.k.stride_seq, p_.head_dim, k() + j * x_.k_stride, x_.k_stride);
+    for (int64_t j = 0; j < num_keys_; j += kPair)
+      Isa::copy_step(keys + j * args_.k.stride_seq, args_.k.stride_seq, num_keys_ - j, p_.head_dim,
+                     k_steps() + j / kPair * x_.k_stride, x_.k_stride);
   }
 
   // ---- a tile: P * Z and dS of kRows rows and the keys that are loaded
@@ -211,11 +221,12 @@ class BackwardTask {
   }
 
   // D - dlse.
-  float shift_of(const float* dout_row, const RowId& id) const {
-    const E* out = row_of(args_.out, id);
+  float shift_of(const RowId& id) const {
+    const E *out = row_of(args_.out, id), *dout_row = row_of(args_.gradients.dout, id);
     auto sum = Vec::zero();
     for (int64_t c = 0; c < p_.head_dim_v; c += Vec::kWidth)
-      sum = Vec::fma(Vec::load(dout_row + c), load_columns<Vec>(out + c, p_.head_dim_v - c), sum);
+      sum = Vec::fma(load_columns<Vec>(dout_row + c, p_.head_dim_v - c),
+                     load_columns<Vec>(out + c, p_.head_dim_v - c), sum);
     const float d = Vec::sum(sum);
     return p_.has_dlse ? d - lse_of(args_.gradients.dlse, id) : d;
   }
@@ -223,30 +234,30 @@ class BackwardTask {
   // Q, dO and shift of the rows; zeros where there is none.
   void load_rows() {
     for (int64_t r = begin_row_; r < end_row_; ++r) {
-      float* q_row = q() + r * x_.k_stride;
-      float* dout_row = dout() + r * x_.v_stride;
+      Unit* q_row = q() + r * x_.k_stride;
+      Unit* dout_row = dout() + r * x_.v_stride;
       if (span_of(r).is_empty()) {
         memset(q_row, 0, bytes(x_.k_stride));
         memset(dout_row, 0, bytes(x_.v_stride));
         continue;
       }
       const RowId id = row_id(first_row_ + r);
-      Isa::copy_row(row_of(args_.q, id), p_.head_dim, q_row, x_.k_stride);
-      Isa::copy_row(row_of(args_.gradients.dout, id), p_.head_dim_v, dout_row, x_.v_stride);
-      rows_[r].shift = shift_of(dout_row, id);
+      Isa::copy_row(row_of(args_.q, id), p_.head_dim, q_row, x_.k_stride / kPair);
+      Isa::copy_row(row_of(args_.gradients.dout, id), p_.head_dim_v, dout_row, x_.v_stride / kPair);
+      rows_[r].shift = shift_of(id);
     }
   }
 
   // to [kRows][kKeys] = rows times the keys of the panels.
-  void multiply_panels(const float* rows, int64_t stride, const float* panels, int64_t panel_floats,
+  void multiply_panels(const Unit* rows, int64_t stride, const float* panels, int64_t panel_floats,
                        int64_t dim, float* to) {
     for (int64_t col = 0; col < num_keys_; col += kNr<Isa>) {
-      const float* panel = panels + col / kNr<Isa> * panel_floats;
+      const auto* panel = reinterpret_cast<const Unit*>(panels + col / kNr<Isa> * panel_floats);
       for (int64_t r = begin_row_; r < end_row_; r += Isa::kMr) {
         const Span block = block_span(r);
         if (block.is_empty() || block.end <= col || block.begin >= col + kNr<Isa>) continue;
-        register_tile<Isa, false>(rows + r * stride, stride, panel, kNr<Isa>, dim,
-                                  to + r * kKeys + col, kKeys, nullptr);
+        register_tile<Isa, false>(rows + r * stride, stride, panel, kNr<Isa>,
+                                  (dim + kPair - 1) / kPair, to + r * kKeys + col, kKeys, nullptr);
       }
     }
   }
@@ -271,7 +282,7 @@ class BackwardTask {
     }
     fill(scores, begin, span.begin, -kInfinity);
     fill(scores, span.end, end, -kInfinity);
-    exponentials(scores, begin, end, scale, rows_[r].lse);
+    softmax_of_lse<Vec>(scores, begin, end, scale, rows_[r].lse);
     scores_gradient(scores, ds, begin, end, rows_[r].shift);
     fill(scores, 0, begin, 0.0f);
     fill(scores, end, kKeys, 0.0f);
@@ -290,19 +301,6 @@ class BackwardTask {
       const auto both = Vec::add(e, Vec::set1(1.0f));
       Vec::store(slope() + j, Vec::div(Vec::mul(Vec::set1(4.0f), e), Vec::mul(both, both)));
     }
-  }
-
-  static void exponentials(float* scores, int begin, int end, float scale, float lse) {
-    const auto factor = Vec::set1(scale), minus_lse = Vec::set1(-lse);
-    for_vectors<Vec>(
-        begin, end, [&](int j, auto num) __attribute__((always_inline)) {
-          constexpr int kN = decltype(num)::value;
-          typename Vec::F x[kN];
-          for (int i = 0; i < kN; ++i)
-            x[i] = Vec::fma(Vec::load(scores + j + i * Vec::kWidth), factor, minus_lse);
-          exp_softmax<Vec, 0>(x);
-          for (int i = 0; i < kN; ++i) Vec::store(scores + j + i * Vec::kWidth, x[i]);
-        });
   }
 
   // The bias is added behind the softcap, so its gradient is without the slope: with_slope_.
@@ -324,17 +322,42 @@ class BackwardTask {
 
   // ---- the sums
 
+  // What the sums take, in pairs: dS of neighbouring keys; P * Z, dS, Q and dO of neighbouring
+  // rows.
+  template <bool kWithDkv, bool kWithDq>
+  void make_pairs() {
+    for (int64_t r = begin_row_; r < end_row_; r += 2) {
+      if constexpr (kWithDq) {
+        Isa::round_row(dp(r), ds_rows() + r * (kKeys / 2), kKeys);
+        Isa::round_row(dp(r + 1), ds_rows() + (r + 1) * (kKeys / 2), kKeys);
+      }
+      if constexpr (kWithDkv) {
+        Isa::round_step(s(r), s(r + 1), s(r), kKeys);
+        Isa::round_step(dp(r), dp(r + 1), dp(r), kKeys);
+        pair_rows(q() + r * x_.k_stride, x_.k_stride, p_.head_dim, q_steps() + r / 2 * x_.k_stride);
+        pair_rows(dout() + r * x_.v_stride, x_.v_stride, p_.head_dim_v,
+                  dout_steps() + r / 2 * x_.v_stride);
+      }
+    }
+  }
+  static void pair_rows(const Unit* rows, int64_t stride, int64_t dim, Unit* step) {
+    Isa::copy_step(reinterpret_cast<const E*>(rows), 2 * stride, 2, dim, step, stride);
+  }
+
   // dV += (P * Z)^T dO and dK += dS^T Q, without scale.
   void add_dkv() {
-    add_transposed(s(begin_row_), dout(), x_.v_stride, p_.head_dim_v, dv());
-    add_transposed(dp(begin_row_), q(), x_.k_stride, p_.head_dim, dk());
+    add_transposed(s(begin_row_), dout_steps(), x_.v_stride, p_.head_dim_v, dv());
+    add_transposed(dp(begin_row_), q_steps(), x_.k_stride, p_.head_dim, dk());
   }
-  void add_transposed(const float* weights, const float* rows, int64_t stride, int64_t dim,
+  void add_transposed(const float* weights, const Unit* steps, int64_t stride, int64_t dim,
                       float* to) {
+    const Unit* a = reinterpret_cast<const Unit*>(weights);
+    steps += begin_row_ / kPair * stride;
     for (int64_t c = 0; c < dim; c += kNr<Isa>) {
       for (int64_t key = 0; key < num_keys_; key += Isa::kMr)
-        register_tile<Isa, true, true>(weights + key, kKeys, rows + begin_row_ * stride + c, stride,
-                                       end_row_ - begin_row_, to + key * stride + c, stride, kOnes);
+        register_tile<Isa, true, true>(a + key, kPair * kKeys, steps + c, stride,
+                                       (end_row_ - begin_row_) / kPair, to + key * stride + c,
+                                       stride, kOnes);
     }
   }
 
@@ -344,21 +367,10 @@ class BackwardTask {
       for (int64_t r = begin_row_; r < end_row_; r += Isa::kMr) {
         const Span block = block_span(r);
         if (block.is_empty()) continue;
-        register_tile<Isa, true>(dp(r) + block.begin, kKeys, k() + block.begin * x_.k_stride + c,
-                                 x_.k_stride, block.end - block.begin, to + r * x_.k_stride + c,
-                                 x_.k_stride, kOnes);
-      }
-    }
-  }
-
-  // from [dim] * factor, rounded once. Adding +0 gives an exact zero one sign.
-  static void store_row(const float* from, int64_t dim, float factor, E* to) {
-    for (int64_t c = 0; c < dim; c += Vec::kWidth) {
-      const auto x = Vec::add(Vec::mul(Vec::load(from + c), Vec::set1(factor)), Vec::zero());
-      if (dim - c >= Vec::kWidth) {
-        Vec::store(to + c, x);
-      } else {
-        Vec::store_partial(to + c, x, static_cast<int>(dim - c));
+        const int64_t begin = block.begin / kPair, end = (block.end + kPair - 1) / kPair;
+        register_tile<Isa, true>(ds_rows() + r * (kKeys / kPair) + begin, kKeys / kPair,
+                                 k_steps() + begin * x_.k_stride + c, x_.k_stride, end - begin,
+                                 to + r * x_.k_stride + c, x_.k_stride, kOnes);
       }
     }
   }
@@ -368,10 +380,10 @@ class BackwardTask {
     const Operand &to_k = args_.gradients.dk, &to_v = args_.gradients.dv;
     for (int64_t j = 0; j < num_keys_; ++j) {
       const int64_t row = sequence_.row_k + first_key_ + j;
-      store_row(dk() + j * x_.k_stride, p_.head_dim, scale,
-                static_cast<E*>(to_k.data) + row_offset(to_k, batch_idx_, row, kv_head_));
-      store_row(dv() + j * x_.v_stride, p_.head_dim_v, 1.0f,
-                static_cast<E*>(to_v.data) + row_offset(to_v, batch_idx_, row, kv_head_));
+      store_row<Vec>(dk() + j * x_.k_stride, p_.head_dim, scale,
+                     static_cast<E*>(to_k.data) + row_offset(to_k, batch_idx_, row, kv_head_));
+      store_row<Vec>(dv() + j * x_.v_stride, p_.head_dim_v, 1.0f,
+                     static_cast<E*>(to_v.data) + row_offset(to_v, batch_idx_, row, kv_head_));
     }
   }
 
@@ -380,9 +392,9 @@ class BackwardTask {
     const Operand& to = args_.gradients.dq;
     for (int64_t row = rows.begin; row < rows.end; ++row) {
       const RowId id = row_id(row);
-      store_row(dq(row - rows.begin), p_.head_dim, scale,
-                static_cast<E*>(to.data) +
-                    row_offset(to, batch_idx_, sequence_.row_q + id.q_idx, id.head));
+      store_row<Vec>(dq(row - rows.begin), p_.head_dim, scale,
+                     static_cast<E*>(to.data) +
+                         row_offset(to, batch_idx_, sequence_.row_q + id.q_idx, id.head));
     }
   }
 
@@ -454,8 +466,7 @@ class BackwardTask {
         const RowId id = row_id(i);
         const double lse = lse_of(args_.lse, id);
         if (lse == -kInfinity) continue;
-        Isa::copy_row(row_of(args_.gradients.dout, id), p_.head_dim_v, dout(), x_.v_stride);
-        sum -= std::exp(sink - lse) * static_cast<double>(shift_of(dout(), id));
+        sum -= std::exp(sink - lse) * static_cast<double>(shift_of(id));
       }
     }
     args_.gradients.dsinks[head * args_.gradients.dsinks_stride] = static_cast<float>(sum + 0.0);

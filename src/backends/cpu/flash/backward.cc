@@ -18,6 +18,7 @@ Schedule plan_backward(const IsaShape& isa, const Problem& p, const DeviceInfo& 
           .num_threads = num_threads,
           .workspace_bytes =
               static_cast<size_t>(num_threads * layout.scratch.total) * sizeof(float) + kLineBytes,
+          .prob_dtype = isa.pair == 2 ? DType::bf16 : DType::f32,
           .note = is_fused ? "fused: five products a tile, a task for each batch entry and KV head"
                            : "apart: tasks for dK and dV, tasks for dQ, seven products a tile; "
                              "batch entries and KV heads are too few (or too long) for one each"};

@@ -31,6 +31,9 @@ extern const Instance kBackwardInstance;
 namespace avx512 {
 extern const Instance kBackwardInstance;
 }
+namespace avx512bf16 {
+extern const Instance kBackwardInstance;
+}
 namespace neon {
 extern const Instance kBackwardInstance;
 }

@@ -23,9 +23,11 @@ inline constexpr int64_t kLargestDq = int64_t{64} << 20;
 // tiles (dQ) compute S and dP twice: seven. The sums run in the same order, so the bits are equal.
 enum class BackwardPath { fused, apart };
 
-// Scratch of one worker, in floats, each part on its own cache lines.
+// Scratch of one worker, in floats or 32-bit units, each part on its own cache lines. Where a unit
+// is a pair, Q and dO are there twice: in pairs of columns, for S and dP, and in pairs of rows.
 struct BackwardScratch {
   int64_t q, dout, k_panels, v_panels, k, dk, dv, s, dp, keep, slope, dq, dbias;  // offsets
+  int64_t q_steps, dout_steps, ds_rows;                                           // of pairs
   int64_t k_stride, v_stride;  // floats of a row of Q, K, dQ, dK; of dO, dV
   int64_t k_panel, v_panel;    // floats from one panel to the next
   int64_t total;
@@ -49,8 +51,8 @@ inline BackwardScratch backward_scratch(const Problem& p, const IsaShape& isa, i
   BackwardScratch x{};
   x.k_stride = backward_stride(p.head_dim, cols);
   x.v_stride = backward_stride(p.head_dim_v, cols);
-  x.k_panel = round_up(p.head_dim * cols, line) + line;
-  x.v_panel = round_up(p.head_dim_v * cols, line) + line;
+  x.k_panel = round_up(ceil_div<int64_t>(p.head_dim, isa.pair) * cols, line) + line;
+  x.v_panel = round_up(ceil_div<int64_t>(p.head_dim_v, isa.pair) * cols, line) + line;
   const auto part = [&x](int64_t floats) {
     const int64_t offset = x.total;
     x.total += floats;
@@ -60,7 +62,7 @@ inline BackwardScratch backward_scratch(const Problem& p, const IsaShape& isa, i
   x.dout = part(rows * x.v_stride);
   x.k_panels = part(keys / cols * x.k_panel);
   x.v_panels = part(keys / cols * x.v_panel);
-  x.k = part(keys * x.k_stride);
+  x.k = part(keys / isa.pair * x.k_stride);
   x.dk = part(keys * x.k_stride);
   x.dv = part(keys * x.v_stride);
   x.s = part(rows * keys);
@@ -69,6 +71,10 @@ inline BackwardScratch backward_scratch(const Problem& p, const IsaShape& isa, i
   x.slope = part(keys);
   x.dq = part(dq_rows * x.k_stride);
   x.dbias = part(p.has_dbias ? rows * keys : 0);
+  const bool has_pairs = isa.pair == 2;
+  x.q_steps = part(has_pairs ? rows / 2 * x.k_stride : 0);
+  x.dout_steps = part(has_pairs ? rows / 2 * x.v_stride : 0);
+  x.ds_rows = part(has_pairs ? rows * keys / 2 : 0);
   return x;
 }
 

@@ -6,7 +6,7 @@
 namespace headrace::cpu::flash {
 namespace {
 
-constexpr IsaShape kShapes[] = {{1, 4, 4, 1}, {8, 6, 16, 1}, {16, 12, 32, 1}};
+constexpr IsaShape kShapes[] = {{1, 4, 4, 1}, {8, 6, 16, 1}, {16, 12, 32, 1}, {16, 12, 32, 2}};
 
 Problem problem_of(std::int64_t heads, std::int64_t seqlen, std::int64_t dim) {
   Problem p{};
@@ -48,7 +48,13 @@ TEST(BackwardConfig, EveryPartOfTheScratchHasItsLines) {
         EXPECT_EQ(parts[i] % 16, 0);
       }
       EXPECT_GE(x.v_panels - x.k_panels, kBackwardKeys / isa.tile_cols * x.k_panel);
-      EXPECT_EQ(x.total - x.dq, 192 * x.k_stride);
+      EXPECT_GE(x.k_panel, (dim + isa.pair - 1) / isa.pair * isa.tile_cols);
+      EXPECT_EQ(x.dk - x.k, kBackwardKeys / isa.pair * x.k_stride);
+      EXPECT_EQ(x.q_steps - x.dq, 192 * x.k_stride);
+      const std::int64_t row_pairs = isa.pair == 2 ? kBackwardRows / 2 : 0;
+      EXPECT_EQ(x.dout_steps - x.q_steps, row_pairs * x.k_stride);
+      EXPECT_EQ(x.ds_rows - x.dout_steps, row_pairs * x.v_stride);
+      EXPECT_EQ(x.total - x.ds_rows, row_pairs * kBackwardKeys);
     }
   }
 }

@@ -70,6 +70,19 @@ inline typename Vec::F load_columns(const E* row, int64_t left) {
   return left > 0 ? Vec::load_partial(row, static_cast<int>(left)) : Vec::zero();
 }
 
+// from [dim] * factor, rounded once. Adding +0 gives an exact zero one sign.
+template <class Vec, class E>
+inline void store_row(const float* from, int64_t dim, float factor, E* to) {
+  for (int64_t c = 0; c < dim; c += Vec::kWidth) {
+    const auto x = Vec::add(Vec::mul(Vec::load(from + c), Vec::set1(factor)), Vec::zero());
+    if (dim - c >= Vec::kWidth) {
+      Vec::store(to + c, x);
+    } else {
+      Vec::store_partial(to + c, x, static_cast<int>(dim - c));
+    }
+  }
+}
+
 // K rows [num_keys, head_dim] (row stride in elements) -> panels of kNr keys, [head_dim
 // units][kNr]. Keys beyond num_keys in the last panel are zero.
 template <class Isa, class E>

@@ -13,6 +13,7 @@ extern const Kernel kAvx512Kernel;
 extern const Kernel kAvx512Bf16Kernel;
 extern const Kernel kAvx2BackwardKernel;
 extern const Kernel kAvx512BackwardKernel;
+extern const Kernel kAvx512Bf16BackwardKernel;
 extern const Kernel kNeonKernel;
 extern const Kernel kNeonBackwardKernel;
 

@@ -81,6 +81,22 @@ inline float softmax_row(float* s, Span span, Span block, float scale, float& ma
   return Vec::sum(sum);
 }
 
+// Turns scores s[begin, end), multiples of the width, of a row whose lse is known into
+// exp(scale * s - lse) in place.
+template <class Vec>
+inline void softmax_of_lse(float* s, int begin, int end, float scale, float lse) {
+  constexpr int kW = Vec::kWidth;
+  const auto factor = Vec::set1(scale), minus_lse = Vec::set1(-lse);
+  for_vectors<Vec>(
+      begin, end, [&](int j, auto num) __attribute__((always_inline)) {
+        constexpr int kN = decltype(num)::value;
+        typename Vec::F x[kN];
+        for (int i = 0; i < kN; ++i) x[i] = Vec::fma(Vec::load(s + j + i * kW), factor, minus_lse);
+        exp_softmax<Vec, 0>(x);
+        for (int i = 0; i < kN; ++i) Vec::store(s + j + i * kW, x[i]);
+      });
+}
+
 // row_scale = exp(old maximum - new maximum), what O and the row sum so far are multiplied with;
 // exactly 1 where nothing changed (also for -inf and +inf). `count` is a multiple of the vector
 // width.

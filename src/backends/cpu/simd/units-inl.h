@@ -54,6 +54,13 @@ struct FloatUnits {
     }
     for (; i < num_units; ++i) units[i] = 0.0f;
   }
+
+  // kPair rows, of which num_rows exist, as one step of a reduction over rows.
+  template <class E>
+  static void copy_step(const E* rows, int64_t, int64_t, int64_t elements, Unit* units,
+                        int64_t num_units) {
+    copy_row(rows, elements, units, num_units);
+  }
 };
 
 }  // namespace headrace::cpu

@@ -7,9 +7,10 @@
 
 namespace headrace::cpu::avx512bf16 {
 
-// Q and K stay bf16: their products are exact, the sums are float. P and V are floats (FloatIsa):
-// to round P to bf16 would cost most of the accuracy that the float softmax brings. VDPBF16PS reads
-// denormal bf16 as zero.
+// Q and K stay bf16: their products are exact, the sums are float. In the forward P and V are
+// floats (FloatIsa): to round P to bf16 would cost most of the accuracy that the float softmax
+// brings. The backward, whose sums of P and dS are rounded to bf16 by everyone, takes pairs for all
+// products. VDPBF16PS reads denormal bf16 as zero.
 struct PairIsa {
   using FloatIsa = avx512bf16::Isa;
   using Vec = avx512bf16::Vec;
@@ -21,8 +22,11 @@ struct PairIsa {
   static constexpr int kKeysAtOnce = 4;    // rows of K that the direct path multiplies at once
   static constexpr int kValueVectors = 4;  // and columns of V, in vectors
 
+  // By memcpy: the backward's units lie where floats were.
   static F broadcast(const Unit* p) {
-    return Vec::from_bits(_mm512_set1_epi32(static_cast<int32_t>(*p)));
+    int32_t unit;
+    memcpy(&unit, p, sizeof unit);
+    return Vec::from_bits(_mm512_set1_epi32(unit));
   }
   static F load_units(const void* p) { return _mm512_loadu_ps(p); }
   static F madd(F a, F b, F c) { return _mm512_dpbf16_ps(c, as_bf16(a), as_bf16(b)); }
@@ -44,8 +48,41 @@ struct PairIsa {
     }
   }
 
+  // Two rows, of which num_rows exist, as one step of a reduction over rows.
+  static void copy_step(const Bf16* rows, int64_t stride, int64_t num_rows, int64_t elements,
+                        Unit* units, int64_t num_units) {
+    const Bf16* next = num_rows > 1 ? rows + stride : rows;
+    for (int64_t i = 0; i < num_units; i += Vec::kWidth) {
+      const int64_t left = elements - i;
+      const int n = static_cast<int>(left < 0 ? 0 : left < 16 ? left : 16);
+      const auto even = _mm256_maskz_loadu_epi16(first16(n), rows + i);
+      const auto odd = _mm256_maskz_loadu_epi16(first16(num_rows > 1 ? n : 0), next + i);
+      _mm512_storeu_si512(units + i,
+                          _mm512_or_si512(_mm512_cvtepu16_epi32(even),
+                                          _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16)));
+    }
+  }
+
+  // row [num_floats], multiples of 32, in pairs of neighbours.
+  static void round_row(const float* row, Unit* units, int64_t num_floats) {
+    for (int64_t i = 0; i < num_floats; i += 32)
+      store(units + i / 2, _mm512_cvtne2ps_pbh(Vec::load(row + i + 16), Vec::load(row + i)));
+  }
+  // Two rows of floats in pairs of both; `to` may be one of them.
+  static void round_step(const float* even, const float* odd, float* to, int64_t num_floats) {
+    const __m512i order =
+        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                         21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    for (int64_t i = 0; i < num_floats; i += 16) {
+      const __m512bh both = _mm512_cvtne2ps_pbh(Vec::load(odd + i), Vec::load(even + i));
+      _mm512_storeu_si512(to + i, _mm512_permutexvar_epi16(order, reinterpret_cast<__m512i>(both)));
+    }
+  }
+
  private:
   static __mmask32 first(int n) { return static_cast<__mmask32>((uint64_t{1} << n) - 1); }
+  static __mmask16 first16(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
+  static void store(Unit* to, __m512bh x) { _mm512_storeu_si512(to, reinterpret_cast<__m512i>(x)); }
   static __m512bh as_bf16(F x) { return reinterpret_cast<__m512bh>(x); }
 };
 

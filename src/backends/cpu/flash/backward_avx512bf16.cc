@@ -1,0 +1,29 @@
+#include <immintrin.h>
+#include <string.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+
+#include "backends/cpu/flash/backward.h"
+#include "backends/cpu/simd/element.h"
+#include "core/philox.h"
+
+// Nothing above this line is compiled for the instruction set, everything below is.
+// clang-format off
+#include "backends/cpu/simd/target_avx512bf16.h"
+#include "backends/cpu/simd/vec_avx512bf16.h"
+#include "backends/cpu/flash/backward-inl.h"
+#include "backends/cpu/flash/instance-inl.h"
+// clang-format on
+
+namespace headrace::cpu::flash::avx512bf16 {
+
+using Isa = cpu::avx512bf16::PairIsa;
+const Instance kBackwardInstance = {
+    shape_of<Isa>(), {nullptr, nullptr, task_body<BackwardTask<Isa, Bf16>, HEADRACE_DTYPE_BF16>()}};
+
+}  // namespace headrace::cpu::flash::avx512bf16
+
+#include "backends/cpu/simd/target_end.h"
