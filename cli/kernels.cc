@@ -168,7 +168,7 @@ int run_kernels(const KernelsOptions& options) {
   probe.complete = probe.here;
   if (probe.here.device_type == HEADRACE_CPU)
     probe.complete.cpu_isa = HEADRACE_ISA_AVX2 | HEADRACE_ISA_AVX512 | HEADRACE_ISA_AVX512_VNNI |
-                             HEADRACE_ISA_AVX512_BF16 | HEADRACE_ISA_BF16_DOUBLE |
+                             HEADRACE_ISA_AVX512_BF16 | HEADRACE_ISA_AVX512_BF16_FAST |
                              HEADRACE_ISA_NEON;
   Table matrix = make_matrix();
   Table refusals = make_refusals();

@@ -50,7 +50,7 @@ std::string isa_text(std::uint32_t cpu_isa) {
                {HEADRACE_ISA_AVX512, "avx512"},
                {HEADRACE_ISA_AVX512_VNNI, "avx512_vnni"},
                {HEADRACE_ISA_AVX512_BF16, "avx512_bf16"},
-               {HEADRACE_ISA_BF16_DOUBLE, "bf16_double"},
+               {HEADRACE_ISA_AVX512_BF16_FAST, "avx512_bf16_fast"},
                {HEADRACE_ISA_NEON, "neon"}};
   std::string text;
   for (const auto& isa : kIsas) {

@@ -116,7 +116,8 @@ typedef enum headrace_cpu_isa {
   HEADRACE_ISA_AVX512_BF16 = 4,  /**< AVX-512 BF16: dot products of bf16 */
   HEADRACE_ISA_NEON = 8,         /**< Arm's Advanced SIMD */
   HEADRACE_ISA_AVX512_VNNI = 16, /**< AVX-512 VNNI: dot products of bytes */
-  HEADRACE_ISA_BF16_DOUBLE = 32  /**< as many dot products of bf16 as FMAs in a second: AMD */
+  /** AVX-512 BF16 at the rate of FMAs, as on AMD since Zen 4: a rate, not instructions. */
+  HEADRACE_ISA_AVX512_BF16_FAST = 32
 } headrace_cpu_isa;
 
 /** A plain value: plans can be made for a device that is not there (explain, tests). */

@@ -19,7 +19,8 @@ Status check_workspace(const Plan& plan, const Workspace& workspace) {
 
 // A plan may be made for any device; it may only run where its instructions exist.
 Status check_machine(const Plan& plan) {
-  const std::uint32_t missing = plan.device.cpu_isa & ~detected_cpu_isa();
+  constexpr std::uint32_t kRates = HEADRACE_ISA_AVX512_BF16_FAST;
+  const std::uint32_t missing = plan.device.cpu_isa & ~detected_cpu_isa() & ~kRates;
   if (missing == 0) return std::nullopt;
   return unsupported(
       "the plan was made for [{}] but this CPU has {} only; make it for headrace_cpu_info()",

@@ -9,7 +9,7 @@ namespace {
 constexpr Description kVariables[] = {
     {Variable::cpu_isa, "HEADRACE_CPU_ISA",
      "highest CPU instruction set used: scalar, avx2, avx512, avx512_vnni, avx512_bf16, "
-     "avx512_bf16_double or neon"},
+     "avx512_bf16_fast or neon"},
     {Variable::num_threads, "HEADRACE_NUM_THREADS",
      "threads that a call on the CPU may use, 1 to 1024 (default: those of the affinity mask)"},
     {Variable::kernel, "HEADRACE_KERNEL",

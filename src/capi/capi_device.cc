@@ -30,7 +30,7 @@ std::string make_build_info() {
   std::string text = format_text(
       "headrace {} ({}); dtypes f32 f16 bf16 f64; head_dim 1 to {}; detects CPU instruction sets "
 #if defined(__x86_64__)
-      "avx2 avx512 avx512_vnni avx512_bf16"
+      "avx2 avx512 avx512_vnni avx512_bf16 avx512_bf16_fast"
 #elif defined(__aarch64__)
       "neon"
 #else

@@ -22,7 +22,8 @@ Result<DeviceInfo> cpu_info();
 // lower ones. The device need not be there. ("cuda:NUMBER" belongs to the door: it asks a backend.)
 Result<DeviceInfo> device_from_text(std::string_view text);
 
-// "scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "neon": the highest one of the bits.
+// "scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "avx512_bf16_fast", "neon": the highest
+// one of the bits.
 std::string_view cpu_isa_name(std::uint32_t cpu_isa);
 
 // One line for explain(): "cpu avx2, 16 threads, L2 512 KiB (name)".

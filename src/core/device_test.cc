@@ -4,6 +4,9 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <iterator>
+#include <string>
 
 #include "base/env.h"
 
@@ -31,6 +34,22 @@ TEST(Device, ThisCpuMakesSense) {
     EXPECT_TRUE(device.cpu_isa & HEADRACE_ISA_AVX2);
   }
 }
+
+#if defined(__x86_64__)
+// As the kernel says: its vendor and its list of instructions.
+TEST(Device, DotProductsOfBf16AreFastOnAmd) {
+  std::ifstream file("/proc/cpuinfo");
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (text.empty()) GTEST_SKIP() << "no /proc/cpuinfo";
+  const bool has_bf16 = text.find(" avx512_bf16") != std::string::npos;
+  const bool is_amd = text.find("AuthenticAMD") != std::string::npos;
+  const std::uint32_t isa = detected_cpu_isa();
+  EXPECT_EQ((isa & HEADRACE_ISA_AVX512_BF16) != 0, has_bf16);
+  EXPECT_EQ((isa & HEADRACE_ISA_AVX512_BF16_FAST) != 0, has_bf16 && is_amd);
+  const ScopedEnv cap("HEADRACE_CPU_ISA", "avx512_bf16");
+  EXPECT_EQ(cpu_info().value().cpu_isa, isa & ~std::uint32_t{HEADRACE_ISA_AVX512_BF16_FAST});
+}
+#endif
 
 TEST(Device, EnvironmentCapsTheInstructionSet) {
   const ScopedEnv isa("HEADRACE_CPU_ISA", "scalar");
@@ -65,8 +84,8 @@ TEST(Device, ParsesDescriptions) {
   EXPECT_EQ(device_from_text("cpu:avx512_bf16:8").value().cpu_isa,
             unsigned{HEADRACE_ISA_AVX2 | HEADRACE_ISA_AVX512 | HEADRACE_ISA_AVX512_VNNI |
                      HEADRACE_ISA_AVX512_BF16});
-  EXPECT_EQ(device_from_text("cpu:avx512_bf16_double:8").value().cpu_isa,
-            device_from_text("cpu:avx512_bf16:8").value().cpu_isa | HEADRACE_ISA_BF16_DOUBLE);
+  EXPECT_EQ(device_from_text("cpu:avx512_bf16_fast:8").value().cpu_isa,
+            device_from_text("cpu:avx512_bf16:8").value().cpu_isa | HEADRACE_ISA_AVX512_BF16_FAST);
   EXPECT_EQ(device_from_text("cpu:avx512_vnni:8").value().cpu_isa,
             unsigned{HEADRACE_ISA_AVX2 | HEADRACE_ISA_AVX512 | HEADRACE_ISA_AVX512_VNNI});
   const DeviceInfo sm90 = device_from_text("sm90:132").value();

@@ -110,6 +110,47 @@ void expanded_dout(GradientCheck& check) {
   });
 }
 
+// B4n. What keys hold that no query sees does not matter to a CPU's kernels, which take them beside
+// others in vectors, tiles and pairs. (Tensor cores multiply whole tiles, and 0 * NaN is NaN.)
+void nan_in_unseen_keys(GradientCheck& check) {
+  if (is_on_gpu(check.target)) {
+    ++check.num_refused;
+    return;
+  }
+  struct Mask {
+    std::int64_t seqlen_q;
+    int causal;
+    std::int64_t window_left, first, end;  // the keys that some query sees
+  };
+  constexpr std::int64_t kSeqlenK = 250;
+  constexpr Mask kMasks[] = {{51, HEADRACE_CAUSAL_TOP_LEFT, -1, 0, 51},
+                             {120, HEADRACE_CAUSAL_TOP_LEFT, 7, 0, 120},
+                             {50, HEADRACE_CAUSAL_BOTTOM_RIGHT, 29, 171, kSeqlenK},
+                             {51, HEADRACE_CAUSAL_NONE, 29, 170, kSeqlenK}};
+  for (const DType dtype : kDtypes) {
+    for (const Mask& mask : kMasks) {
+      Lab lab(named(dtype, {}), shape(dtype, mask.seqlen_q, kSeqlenK, 40));
+      lab.test_case.mutable_options().causal = mask.causal;
+      lab.test_case.mutable_options().window_left = mask.window_left;
+      lab.test_case.make_gradients();
+      const BackwardCall call = backward_call(lab.test_case);
+      GradientOutput plain, poisoned;
+      if (!check.run(lab.test_case, call, plain)) continue;
+      lab.test_case.unlock_inputs();
+      for (const headrace_tensor& x : {lab.tensors().k, lab.tensors().v}) {
+        const std::int64_t row_elements = x.shape[2] * x.shape[3];
+        std::int64_t n = 0;
+        for_each_element(x, [&](std::int64_t i) {
+          const std::int64_t key = n++ / row_elements % kSeqlenK;
+          if (key < mask.first || key >= mask.end) store_from_double(dtype, x.data, i, kNan);
+        });
+      }
+      if (check.run(lab.test_case, call, poisoned))
+        check.expect_bits(plain, poisoned, "NaN in keys that no query sees");
+    }
+  }
+}
+
 // B6. A gradient of lse that is zero is none.
 void zero_dlse(GradientCheck& check) {
   for_each_plain_lab(true, [&](Lab& lab) {
@@ -191,6 +232,7 @@ struct Entry {
 constexpr Entry kEntries[] = {
     {"B4", "dout transposed, with gaps, backwards, an element off: the same bits", layouts_of_dout},
     {"B4e", "dout with stride 0: the bits of the same rows written out", expanded_dout},
+    {"B4n", "NaN in keys that no query sees, on the CPU: the same bits", nan_in_unseen_keys},
     {"B6z", "a gradient of lse of zeros is none, to the bit", zero_dlse},
     {"B7", "hundreds of runs, dense and ragged, causal and local: the same bits", many_runs},
     {"I1", "rows of dS sum to the gradient of lse", score_gradients_sum_to_dlse},

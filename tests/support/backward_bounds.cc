@@ -11,6 +11,7 @@ namespace {
 using cpu::reference::Row;
 
 constexpr double kE32 = 0x1p-24;
+constexpr double kFlushed = 0x1p-125;  // of a product and of the sum that it goes to
 
 // One row's part of the bound and of the straightforward result.
 //
@@ -20,11 +21,12 @@ constexpr double kE32 = 0x1p-24;
 //   dP                   absolute  (dim_v + 3) e32 sum |dO||V|
 //   dS = P (dP - D)      absolute  |dS| (r + 3 e32) + P (1 + r) (error of dP + error of D)
 //   slope 1 - tanh^2     absolute  16 e32 + 2 ds / c
-// and each sum over n terms adds n e32 of their magnitudes. What lies below 2^-126 may become 0.
+// and each sum over n terms adds n e32 of their magnitudes. What lies below 2^-126 may become 0:
+// products and sums in every step of a sum, by VDPBF16PS, and of bf16 P and dS themselves.
 //
-// Tensor cores: P and dS are rounded to the format of the inputs, by u and at least a denormal.
-// Products of floats are off by kSplitProduct e32. The exponential is off by 2 ulp; its argument in
-// log2 comes from three roundings of s and two of the lse more.
+// Tensor cores and bf16 pairs: P and dS are rounded to the format of the inputs, by u and at least
+// a denormal. Products of floats are off by kSplitProduct e32. The exponential is off by 2 ulp; its
+// argument in log2 comes from three roundings of s and two of the lse more.
 class BoundOfRows {
  public:
   BoundOfRows(const Problem& p, const AttentionArgs& args, double largest_v, bool with_tensor_cores,
@@ -67,7 +69,7 @@ class BoundOfRows {
     }
     const DType dtype = dtype_of(p_);
     kind.roundoff = unit_roundoff(dtype);
-    kind.denormal = smallest_denormal(dtype);
+    kind.denormal = dtype == DType::bf16 ? kFlushed : smallest_denormal(dtype);
     Kind& rounded = add_kind(Products::tensor_cores_rounded_p);
     rounded.roundoff = rounded.weight_roundoff = kind.roundoff;
     rounded.denormal = kind.denormal;
@@ -270,11 +272,12 @@ class BoundOfRows {
     const double prob = row_.softmax[j];
     const double off = prob_error(kind, kind.score_error, row_.scores[j], row_.lse);
     const double dp_error =
-        (static_cast<double>(p_.head_dim_v) + 3 + kind.product_error) * kE32 * abs_dp;
+        (static_cast<double>(p_.head_dim_v) + 3 + kind.product_error) * kE32 * abs_dp +
+        static_cast<double>(p_.head_dim_v) * kFlushed;
     const double off_rounded = off + kind.weight_roundoff * (1 + off);
     double error = std::abs(ds) * (off_rounded + 3 * kE32) +
                    prob * (1 + off_rounded) * (dp_error + d_error_) +
-                   (0x1p-125 + kind.weight_denormal) * (abs_dp + std::abs(d_) + std::abs(dlse_));
+                   (kFlushed + kind.weight_denormal) * (abs_dp + std::abs(d_) + std::abs(dlse_));
     if (p_.has_dbias) kind.bound->dbias[bias_index(ref, j)] += error;
     if (has_softcap(p_))
       error = error * slope + std::abs(ds) * (16 * kE32 + 2 * kind.score_error / p_.softcap);
@@ -289,7 +292,7 @@ class BoundOfRows {
       dk[c] += scale * std::abs(q_[c]) * error;
     }
     const double weight_error =
-        row_.probs[j] * (off + 2 * kE32 + lost * (1 + off)) + 2 * kind.denormal + 0x1p-125;
+        row_.probs[j] * (off + 2 * kE32 + lost * (1 + off)) + 2 * kind.denormal + kFlushed;
     double* const dv = &kind.bound->dv[v_first(ref, j)];
     for (std::size_t c = 0; c < dout_.size(); ++c) dv[c] += std::abs(dout_[c]) * weight_error;
   }
@@ -351,7 +354,7 @@ class BoundOfRows {
     }
   }
 
-  // The sums' own roundings, and what they lose below the smallest float; the straightforward
+  // The sums' own roundings and what they lose below the smallest normal float; the straightforward
   // results are rounded.
   void finish() {
     const double keys = static_cast<double>(p_.seqlen_k) + 3;
@@ -359,7 +362,7 @@ class BoundOfRows {
     const double all = static_cast<double>(p_.batch * p_.num_heads) * (rows + keys) + keys * rows;
     const auto add = [](std::vector<double>& bound, const std::vector<double>& sums, double terms) {
       for (std::size_t i = 0; i < bound.size(); ++i)
-        if (bound[i] > 0) bound[i] += terms * kE32 * sums[i] + 0x1p-125;
+        if (bound[i] > 0) bound[i] += terms * (kE32 * sums[i] + kFlushed);
     };
     for (const Kind& kind : kinds_) {
       add(kind.bound->dq, sums_.dq, keys);

@@ -39,13 +39,9 @@ class BackwardTask {
   void run() {
     const int64_t dbias_task = index_ - call_.num_qkv_tasks;
     const int64_t sink_task = dbias_task - call_.dbias_tiles.count();
-    if (sink_task >= 0) {
-      run_dsinks(sink_task);
-    } else if (dbias_task >= 0) {
-      run_dbias(dbias_task);
-    } else {
-      run_qkv();
-    }
+    if (sink_task >= 0) return run_dsinks(sink_task);
+    if (dbias_task >= 0) return run_dbias(dbias_task);
+    run_qkv();
   }
 
  private:
@@ -116,6 +112,7 @@ class BackwardTask {
       memset(dq(0), 0, bytes(round_up(rows.end - rows.begin, kRows) * x_.k_stride));
     for (int64_t key = keys.begin; key < keys.end; key += kKeys) {
       load_keys(key);
+      if constexpr (kWithDq) load_key_steps();
       if constexpr (kWithDkv) {
         memset(dk(), 0, bytes(kKeys * x_.k_stride));
         memset(dv(), 0, bytes(kKeys * x_.v_stride));
@@ -136,17 +133,24 @@ class BackwardTask {
   void load_keys(int64_t first_key) {
     first_key_ = first_key;
     num_keys_ = static_cast<int>(std::min(kKeys, sequence_.seqlen_k - first_key));
-    const auto rows_of = [&](const Operand& x) {
-      return static_cast<const E*>(x.data) +
-             row_offset(x, batch_idx_, sequence_.row_k + first_key, kv_head_);
-    };
-    const E* keys = rows_of(args_.k);
-    pack_keys<Isa>(keys, args_.k.stride_seq, num_keys_, p_.head_dim, k_panels(), x_.k_panel);
-    pack_keys<Isa>(rows_of(args_.v), args_.v.stride_seq, num_keys_, p_.head_dim_v, v_panels(),
+    pack_keys<Isa>(first_row_of(args_.k), args_.k.stride_seq, num_keys_, p_.head_dim, k_panels(),
+                   x_.k_panel);
+    pack_keys<Isa>(first_row_of(args_.v), args_.v.stride_seq, num_keys_, p_.head_dim_v, v_panels(),
                    x_.v_panel);
+  }
+  const E* first_row_of(const Operand& x) const {
+    return static_cast<const E*>(x.data) +
+           row_offset(x, batch_idx_, sequence_.row_k + first_key_, kv_head_);
+  }
+
+  // K as dQ takes it, zero where no query sees the key: dS is 0 there, K may be NaN.
+  void load_key_steps() {
+    const int64_t len_q = sequence_.seqlen_q, len_k = sequence_.seqlen_k;
+    const int64_t begin = visible_keys(p_, 0, len_q, len_k).begin - first_key_;
+    const int64_t end = visible_keys(p_, len_q - 1, len_q, len_k).end - first_key_;
     for (int64_t j = 0; j < num_keys_; j += kPair)
-      Isa::copy_step(keys + j * args_.k.stride_seq, args_.k.stride_seq, num_keys_ - j, p_.head_dim,
-                     k_steps() + j / kPair * x_.k_stride, x_.k_stride);
+      Isa::copy_step(first_row_of(args_.k) + j * args_.k.stride_seq, args_.k.stride_seq, begin - j,
+                     end - j, p_.head_dim, k_steps() + j / kPair * x_.k_stride, x_.k_stride);
   }
 
   // ---- a tile: P * Z and dS of kRows rows and the keys that are loaded
@@ -341,7 +345,7 @@ class BackwardTask {
     }
   }
   static void pair_rows(const Unit* rows, int64_t stride, int64_t dim, Unit* step) {
-    Isa::copy_step(reinterpret_cast<const E*>(rows), 2 * stride, 2, dim, step, stride);
+    Isa::copy_step(reinterpret_cast<const E*>(rows), 2 * stride, 0, 2, dim, step, stride);
   }
 
   // dV += (P * Z)^T dO and dK += dS^T Q, without scale.

@@ -28,7 +28,7 @@ enum class BackwardPath { fused, apart };
 struct BackwardScratch {
   int64_t q, dout, k_panels, v_panels, k, dk, dv, s, dp, keep, slope, dq, dbias;  // offsets
   int64_t q_steps, dout_steps, ds_rows;                                           // of pairs
-  int64_t k_stride, v_stride;  // floats of a row of Q, K, dQ, dK; of dO, dV
+  int64_t k_stride, v_stride;  // floats or units of a row of Q, K, dQ, dK; of dO, dV
   int64_t k_panel, v_panel;    // floats from one panel to the next
   int64_t total;
 };

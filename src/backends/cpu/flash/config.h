@@ -16,7 +16,7 @@ struct IsaShape {
   int width;      // floats a vector
   int tile_rows;  // rows of the register tile (Isa::kMr)
   int tile_cols;  // columns of the register tile (Isa::kMr x kNv vectors)
-  int pair;       // elements in a 32-bit unit of Q and K: 2 for bf16 dot products
+  int pair;       // elements in a 32-bit unit of what is multiplied: 2 for bf16 dot products
 };
 
 // Q and O of a row tile, the packed K and V of a key tile and the scores of a sweep stay in a

@@ -14,7 +14,7 @@ constexpr int64_t kMostHeadsOfTask = 8;  // scratch memory has rows for so many,
 // An instance with what selection must know of it.
 struct Target {
   const Instance& instance;
-  uint32_t isa;          // headrace_cpu_isa bit, 0: any machine
+  uint32_t isa;          // headrace_cpu_isa bits, 0: any machine
   const char* isa_text;  // "AVX2 and FMA"
 };
 
@@ -200,7 +200,7 @@ constexpr Target kAvx2{avx2::kInstance, HEADRACE_ISA_AVX2, "AVX2, FMA and F16C"}
 constexpr Target kAvx512{avx512::kInstance, HEADRACE_ISA_AVX512, "AVX-512 F, BW, DQ and VL"};
 // Where dot products are no faster, the float kernels are ahead of these.
 constexpr Target kAvx512Bf16{avx512bf16::kInstance,
-                             HEADRACE_ISA_AVX512_BF16 | HEADRACE_ISA_BF16_DOUBLE,
+                             HEADRACE_ISA_AVX512_BF16 | HEADRACE_ISA_AVX512_BF16_FAST,
                              "AVX-512 BF16 and dot products at the rate of FMAs (AMD)"};
 constexpr Target kAvx2Backward{avx2::kBackwardInstance, kAvx2.isa, kAvx2.isa_text};
 constexpr Target kAvx512Backward{avx512::kBackwardInstance, kAvx512.isa, kAvx512.isa_text};

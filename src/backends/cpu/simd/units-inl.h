@@ -55,9 +55,9 @@ struct FloatUnits {
     for (; i < num_units; ++i) units[i] = 0.0f;
   }
 
-  // kPair rows, of which num_rows exist, as one step of a reduction over rows.
+  // kPair rows as one step of a reduction over rows; one row is left out of it by who reduces.
   template <class E>
-  static void copy_step(const E* rows, int64_t, int64_t, int64_t elements, Unit* units,
+  static void copy_step(const E* rows, int64_t, int64_t, int64_t, int64_t elements, Unit* units,
                         int64_t num_units) {
     copy_row(rows, elements, units, num_units);
   }

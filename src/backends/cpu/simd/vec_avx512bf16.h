@@ -9,8 +9,8 @@ namespace headrace::cpu::avx512bf16 {
 
 // Q and K stay bf16: their products are exact, the sums are float. In the forward P and V are
 // floats (FloatIsa): to round P to bf16 would cost most of the accuracy that the float softmax
-// brings. The backward, whose sums of P and dS are rounded to bf16 by everyone, takes pairs for all
-// products. VDPBF16PS reads denormal bf16 as zero.
+// brings. The backward, where everyone rounds P and dS to bf16, takes pairs for all products.
+// VDPBF16PS takes what is below 2^-126 for zero, and so leaves its products and sums.
 struct PairIsa {
   using FloatIsa = avx512bf16::Isa;
   using Vec = avx512bf16::Vec;
@@ -48,15 +48,17 @@ struct PairIsa {
     }
   }
 
-  // Two rows, of which num_rows exist, as one step of a reduction over rows.
-  static void copy_step(const Bf16* rows, int64_t stride, int64_t num_rows, int64_t elements,
-                        Unit* units, int64_t num_units) {
-    const Bf16* next = num_rows > 1 ? rows + stride : rows;
+  // Two rows, of which those in [begin, end) are read and others count as zeros, as one step of a
+  // reduction over rows.
+  static void copy_step(const Bf16* rows, int64_t stride, int64_t begin, int64_t end,
+                        int64_t elements, Unit* units, int64_t num_units) {
+    const bool has_even = begin <= 0 && end > 0, has_odd = begin <= 1 && end > 1;
+    const Bf16* next = has_odd ? rows + stride : rows;
     for (int64_t i = 0; i < num_units; i += Vec::kWidth) {
       const int64_t left = elements - i;
       const int n = static_cast<int>(left < 0 ? 0 : left < 16 ? left : 16);
-      const auto even = _mm256_maskz_loadu_epi16(first16(n), rows + i);
-      const auto odd = _mm256_maskz_loadu_epi16(first16(num_rows > 1 ? n : 0), next + i);
+      const auto even = _mm256_maskz_loadu_epi16(first16(has_even ? n : 0), rows + i);
+      const auto odd = _mm256_maskz_loadu_epi16(first16(has_odd ? n : 0), next + i);
       _mm512_storeu_si512(units + i,
                           _mm512_or_si512(_mm512_cvtepu16_epi32(even),
                                           _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16)));
