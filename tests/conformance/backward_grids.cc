@@ -1,6 +1,7 @@
 #include "conformance/backward_grids.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <numeric>
 
@@ -88,7 +89,7 @@ std::vector<GridCase> groups() {
   return with_seeds(std::move(cases));
 }
 
-// ---- B2, B3, B3m: large inputs at short lengths, ragged batches with a key each or loose bounds
+// ---- B2, B2g: large inputs at short lengths, gradients of any size
 
 void scale_v(Lab& lab) {
   const headrace_tensor& v = lab.tensors().v;
@@ -113,6 +114,30 @@ std::vector<GridCase> large_inputs() {
         }
   return with_seeds(std::move(cases));
 }
+
+// Sums in fixed point are scaled by them; dot products of bf16 pairs flush what is below 2^-126.
+template <int kExponent>
+void scale_dout(Lab& lab) {
+  lab.test_case.set_dout_scale(std::ldexp(1.0, kExponent));
+}
+std::vector<GridCase> gradients_of_any_size() {
+  constexpr void (*kWide[])(Lab&) = {scale_dout<-110>, scale_dout<100>};
+  constexpr void (*kF16[])(Lab&) = {scale_dout<-12>, scale_dout<6>};
+  std::vector<GridCase> cases;
+  const auto add = [&](DType dtype, void (*scale)(Lab&)) {
+    for (const int causal : {0, 1})
+      for (const std::int64_t dim : {64, 128, 256}) {  // three: each is deterministic at times
+        cases.push_back(grid_case(dtype, {130, 200}, dim, {4, 2}, {{Axis::causal, causal}}));
+        cases.back().prepare = scale;
+      }
+  };
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const auto scale : kWide) add(dtype, scale);
+  for (const auto scale : kF16) add(DType::f16, scale);
+  return with_seeds(std::move(cases));
+}
+
+// ---- B3, B3m: ragged batches with a key each, or loose bounds
 
 GridCase ragged_case(DType dtype, std::int64_t dim, int causal,
                      const std::vector<std::int32_t>& lengths_q,
@@ -218,6 +243,7 @@ constexpr NamedGrid kGrids[] = {
     {"B1d", "every head dim in eights, and v of another", dims_in_eights, 16, 0},
     {"B1g", "groups of 1 to 16 heads", groups, 12, 0},
     {"B2", "q * 5, k * 3, v * 3 at lengths 1 to 128", large_inputs, 20, 0},
+    {"B2g", "dout * 2^-110, 2^100; of f16 2^-12, 2^6", gradients_of_any_size, 0, 0},
     {"B3", "ragged batches with one key, or one query, a sequence", one_key_each, 0, 0},
     {"B3m", "ragged batches whose max_seqlen is far above their lengths", loose_bounds, 0, 0},
     {"B5", "rows, keys and sequences that give nothing: exactly +0", nothing_to_give, 0, 0, true},

@@ -237,7 +237,7 @@ void Case::add_dout(Random& random) {
     strides[strides.size() - 3] = 0;  // one row for all queries
   gradients_.dout = add_view(shape_.dtype, shape, strides, false);
   for_each_element(gradients_.dout, [&](std::int64_t idx) {
-    store_from_double(shape_.dtype, gradients_.dout.data, idx, random.normal());
+    store_from_double(shape_.dtype, gradients_.dout.data, idx, dout_scale_ * random.normal());
   });
   if (name_.values[Axis::lse] == 0) return;
   const headrace_tensor& lse = tensors_.lse;

@@ -42,6 +42,8 @@ class Case {
   headrace_attention_options& mutable_options() { return options_; }
   double largest_v() const { return largest_v_; }  // max |v|
   void set_largest_v(double value) { largest_v_ = value; }
+  // The deviation of the gradient of out: 1 unless it is set before make_gradients().
+  void set_dout_scale(double value) { dout_scale_ = value; }
 
   // Turns the case into its backward: out and lse become inputs that hold the reference's results,
   // rounded; gradients of out (and where the axis lse says so of lse) join them; the outputs are
@@ -82,7 +84,7 @@ class Case {
   headrace_attention_gradients gradients_{};
   headrace_attention_options options_{};
   std::vector<GuardedBuffer> inputs_, outputs_;
-  double largest_v_ = 0;
+  double largest_v_ = 0, dout_scale_ = 1;
 };
 
 }  // namespace headrace::testing
