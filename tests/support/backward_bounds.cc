@@ -11,7 +11,7 @@ namespace {
 using cpu::reference::Row;
 
 constexpr double kE32 = 0x1p-24;
-constexpr double kFlushed = 0x1p-125;  // of a product and of the sum that it goes to
+constexpr double kFlushed = 0x1p-125;  // twice what a flush takes: of a product and of its sum
 
 // One row's part of the bound and of the straightforward result.
 //
@@ -21,8 +21,8 @@ constexpr double kFlushed = 0x1p-125;  // of a product and of the sum that it go
 //   dP                   absolute  (dim_v + 3) e32 sum |dO||V|
 //   dS = P (dP - D)      absolute  |dS| (r + 3 e32) + P (1 + r) (error of dP + error of D)
 //   slope 1 - tanh^2     absolute  16 e32 + 2 ds / c
-// and each sum over n terms adds n e32 of their magnitudes. What lies below 2^-126 may become 0:
-// products and sums in every step of a sum, by VDPBF16PS, and of bf16 P and dS themselves.
+// and each sum over n terms adds n e32 of their magnitudes. What lies below 2^-126 may become 0: a
+// result, and of bf16 (VDPBF16PS) P, dS, and products and sums in every step of a sum.
 //
 // Tensor cores and bf16 pairs: P and dS are rounded to the format of the inputs, by u and at least
 // a denormal. Products of floats are off by kSplitProduct e32. The exponential is off by 2 ulp; its
@@ -69,10 +69,12 @@ class BoundOfRows {
     }
     const DType dtype = dtype_of(p_);
     kind.roundoff = unit_roundoff(dtype);
-    kind.denormal = dtype == DType::bf16 ? kFlushed : smallest_denormal(dtype);
+    kind.flushed = dtype == DType::bf16 ? kFlushed : 0;
+    kind.denormal = std::max(smallest_denormal(dtype), kind.flushed);
     Kind& rounded = add_kind(Products::tensor_cores_rounded_p);
     rounded.roundoff = rounded.weight_roundoff = kind.roundoff;
     rounded.denormal = kind.denormal;
+    rounded.flushed = kind.flushed;
     // Of f16 it is 2^14 P, which keeps the digits of small ones.
     rounded.weight_denormal = kind.denormal * (dtype == DType::f16 ? 0x1p-14 : 1);
   }
@@ -84,6 +86,7 @@ class BoundOfRows {
     Gradients* bound;
     int product_error = 0;              // of a product of two elements, in units of e32
     double roundoff = 0, denormal = 0;  // of P and dS
+    double flushed = 0;                 // in a step of a sum
     double weight_roundoff = 0, weight_denormal = 0;  // of P where dS is made of it
     double score_error = 0;                           // of this row
   };
@@ -273,7 +276,7 @@ class BoundOfRows {
     const double off = prob_error(kind, kind.score_error, row_.scores[j], row_.lse);
     const double dp_error =
         (static_cast<double>(p_.head_dim_v) + 3 + kind.product_error) * kE32 * abs_dp +
-        static_cast<double>(p_.head_dim_v) * kFlushed;
+        static_cast<double>(p_.head_dim_v) * kind.flushed;
     const double off_rounded = off + kind.weight_roundoff * (1 + off);
     double error = std::abs(ds) * (off_rounded + 3 * kE32) +
                    prob * (1 + off_rounded) * (dp_error + d_error_) +
@@ -360,11 +363,12 @@ class BoundOfRows {
     const double keys = static_cast<double>(p_.seqlen_k) + 3;
     const double rows = static_cast<double>(p_.seqlen_q * group_size(p_)) + 3;
     const double all = static_cast<double>(p_.batch * p_.num_heads) * (rows + keys) + keys * rows;
-    const auto add = [](std::vector<double>& bound, const std::vector<double>& sums, double terms) {
-      for (std::size_t i = 0; i < bound.size(); ++i)
-        if (bound[i] > 0) bound[i] += terms * (kE32 * sums[i] + kFlushed);
-    };
     for (const Kind& kind : kinds_) {
+      const auto add = [&](std::vector<double>& bound, const std::vector<double>& sums,
+                           double terms) {
+        for (std::size_t i = 0; i < bound.size(); ++i)
+          if (bound[i] > 0) bound[i] += terms * (kE32 * sums[i] + kind.flushed) + kFlushed;
+      };
       add(kind.bound->dq, sums_.dq, keys);
       add(kind.bound->dk, sums_.dk, rows);
       add(kind.bound->dv, sums_.dv, rows);

@@ -146,11 +146,13 @@ class BackwardTask {
   // K as dQ takes it, zero where no query sees the key: dS is 0 there, K may be NaN.
   void load_key_steps() {
     const int64_t len_q = sequence_.seqlen_q, len_k = sequence_.seqlen_k;
+    const int64_t stride = args_.k.stride_seq;
+    const E* keys = first_row_of(args_.k);
     const int64_t begin = visible_keys(p_, 0, len_q, len_k).begin - first_key_;
     const int64_t end = visible_keys(p_, len_q - 1, len_q, len_k).end - first_key_;
     for (int64_t j = 0; j < num_keys_; j += kPair)
-      Isa::copy_step(first_row_of(args_.k) + j * args_.k.stride_seq, args_.k.stride_seq, begin - j,
-                     end - j, p_.head_dim, k_steps() + j / kPair * x_.k_stride, x_.k_stride);
+      Isa::copy_step(keys + j * stride, stride, begin - j, end - j, p_.head_dim,
+                     k_steps() + j / kPair * x_.k_stride, x_.k_stride);
   }
 
   // ---- a tile: P * Z and dS of kRows rows and the keys that are loaded

@@ -55,7 +55,8 @@ struct FloatUnits {
     for (; i < num_units; ++i) units[i] = 0.0f;
   }
 
-  // kPair rows as one step of a reduction over rows; one row is left out of it by who reduces.
+  // kPair rows as one step of a reduction over rows. A step is one row here, and who reduces leaves
+  // out those that do not count.
   template <class E>
   static void copy_step(const E* rows, int64_t, int64_t, int64_t, int64_t elements, Unit* units,
                         int64_t num_units) {
