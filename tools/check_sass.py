@@ -3,6 +3,8 @@
 and every step would wait for them. And where a loop that waits for one product while another runs computes its
 exponentials behind the wait for both: nvcc moves them there unless a branch wants their sum. And where a kernel writes
 nothing on any architecture: nvcc compiles one to nothing, without a warning, that refers to a constant of the host.
+And where an mbarrier is arrived at while loads from shared memory are in flight: the arrival may release the memory
+that they read (sass_loads.py).
 
 usage: check_sass.py OBJECT...    or    check_sass.py --self-test
 
@@ -18,6 +20,8 @@ import shutil
 import subprocess
 import sys
 
+from sass_loads import instructions_of, loads_at_arrivals
+
 FUNCTION = re.compile(r"Function : (\S+)")
 INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,6})\*/\s+(.*?);")
 PRODUCT = re.compile(r"\b(?:HGMMA|HMMA|QGMMA|IMMA)\b")
@@ -32,17 +36,22 @@ LATCH = re.compile(r"^@.*\bBRA\b.*?0x([0-9a-f]+)")
 
 
 def functions_of(text):
-    """(name, [(address, instruction)])"""
-    name, body = None, []
+    """(name, its lines)"""
+    name, lines = None, []
     for line in text.splitlines():
         if found := FUNCTION.search(line):
-            if body:
-                yield name, body
-            name, body = found[1], []
-        elif found := INSTRUCTION.match(line):
-            body.append((int(found[1], 16), found[2]))
-    if body:
-        yield name, body
+            if lines:
+                yield name, lines
+            name, lines = found[1], []
+        elif name:
+            lines.append(line)
+    if lines:
+        yield name, lines
+
+
+def body_of(lines):
+    """[(address, instruction)]"""
+    return [(int(found[1], 16), found[2]) for line in lines if (found := INSTRUCTION.match(line))]
 
 
 def product_loops(body):
@@ -79,7 +88,10 @@ def late_exponentials(loop):
 def judge(text):
     """(number of loops, complaints)"""
     count, complaints, writes = 0, [], {}
-    for name, body in functions_of(text):
+    for name, lines in functions_of(text):
+        body = body_of(lines)
+        complaints += [f"{name}: an arrival with loads from shared memory in flight, {text}"
+                       for text in loads_at_arrivals(instructions_of(lines))]
         writes[name] = writes.get(name, False) or any(STORE.search(t) for _, t in body)
         for first, last in product_loops(body):
             count += 1
@@ -136,7 +148,34 @@ def self_test():
         return ("HGMMA.64x128x16.F32 R24", wait.format("0x1"), *early * [exponential], wait.format("0x0"),
                 *late * [exponential], "@P0 BRA 0x0000")
 
+    def encoded(*instructions):
+        """(instruction, scoreboard that it signals, scoreboards that it waits for)"""
+        lines = ["\t\tFunction : k"]
+        for i, (text, signals, waits) in enumerate((*instructions, ("STG.E desc[UR4][R2.64], R0", 7, ""))):
+            control = (signals << 5 | 7 << 8 | sum(1 << int(b) for b in waits) << 11) << 41
+            lines += [f"        /*{16 * i:04x}*/                   {text} ;  /* 0x{0:016x} */",
+                      f"                                        /* 0x{control:016x} */"]
+        return "\n".join(lines)
+
+    arrival = "SYNCS.ARRIVE.TRANS64 RZ, [UR8], RZ"
+    load, late = ("LDSM.16.M88.4 R4, [R2]", 1, ""), ("LDS R8, [R3]", 2, "")
+    silent, shuffle = ("LDS.128 R12, [UR8+0x10]", 7, ""), ("SHFL.BFLY PT, R1, R2, 0x1, 0x1f", 3, "")
+    jump = ("@P0 BRA 0x0030", 7, "")
     cases = [
+        ("a load in flight", encoded(load, (arrival, 7, "")), (0, 1)),
+        ("a load that returned", encoded(load, ("MOV R0, R4", 7, "1"), (arrival, 7, "")), (0, 0)),
+        ("the arrival waits", encoded(load, (arrival, 7, "1")), (0, 0)),
+        ("another scoreboard", encoded(load, (arrival, 7, "2")), (0, 1)),
+        ("a drained scoreboard", encoded(load, ("DEPBAR.LE SB1, 0x0", 7, ""), (arrival, 7, "")), (0, 0)),
+        ("a later load returned", encoded(load, silent, late, (arrival, 7, "2")), (0, 0)),
+        ("an earlier load returned", encoded(load, late, (arrival, 7, "1")), (0, 1)),
+        ("a load without a scoreboard", encoded(silent, (arrival, 7, "012345")), (0, 1)),
+        ("a later shuffle returned", encoded(silent, shuffle, (arrival, 7, "3")), (0, 0)),
+        ("a shuffle in flight", encoded(shuffle, (arrival, 7, "")), (0, 0)),
+        ("waited for on one path", encoded(load, jump, ("MOV R0, R4", 7, "1"), (arrival, 7, "")), (0, 1)),
+        ("a loop's last load", encoded((arrival, 7, ""), load, ("@P0 BRA 0x0000", 7, "")), (0, 1)),
+        ("padding that loads nothing", encoded(("@!PT LDS RZ, [RZ]", 7, ""), (arrival, 7, "")), (0, 0)),
+        ("an arrival of sm_80", encoded(load, ("ATOMS.ARRIVE.64 RZ, [R1]", 7, "")), (0, 1)),
         ("no spill", kernel("MOV R0, R1", "HGMMA.64x128x16.F32 R24", "@P0 BRA 0x0010"), (1, 0)),
         ("spill in the loop", kernel("MOV R0, R1", *inner), (1, 1)),
         ("spill around the loop", kernel(*outer), (1, 0)),

@@ -19,6 +19,33 @@ __device__ __forceinline__ void store_shared(u32 address, u32 value) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
+// ---- releasing shared memory
+//
+// Shared memory that TMA or another warp overwrites is released by an arrival at its "empty"
+// mbarrier. The arrival must be issued behind an instruction that consumes every value loaded from
+// that memory. Program order is not enough: TMA writes through the async proxy, which the release
+// of an arrival does not order behind loads. nvcc 13.0 issues the arrival while the loads are in
+// flight. They wait for shared memory behind the operands of wgmma, for up to thousands of clocks;
+// TMA needs no more than 420 clocks to overwrite the memory. A wgmma consumes its operands in
+// registers when it is issued; for other values there is released_behind(). tools/check_sass.py
+// refuses arrivals with loads from shared memory in flight.
+
+// Returns `barrier` from an instruction that consumes `x`: the values that the warp loaded, combined
+// by ^.
+__device__ __forceinline__ u32 released_behind(u32 x, u32 barrier) {
+  // A square is 0 or 1 modulo 4: bit 1 is always 0, which ptxas does not know.
+  asm volatile(
+      "{\n"
+      ".reg .b32 zero;\n"
+      "mul.lo.u32 zero, %1, %1;\n"
+      "and.b32 zero, zero, 2;\n"
+      "add.u32 %0, %0, zero;\n"
+      "}"
+      : "+r"(barrier)
+      : "r"(x));
+  return barrier;
+}
+
 // Columns of a thread in a row of accumulators, which are 8 (i / 2) + i % 2 from its first: bit i
 // says whether that is below x.
 __device__ __forceinline__ u32 columns_below(int x) {

@@ -174,6 +174,7 @@ class Wide : KeyRows<Variant> {
     end_dp(dp, 0);
     pack(ds, dp);
     write_ds(ds, 0);
+    arrive(kBarriers.p_empty + StageDs(0).index);
 #pragma unroll 1
     for (int step = 0; step < last; ++step) {
       const Step next = walk.after(now);
@@ -188,6 +189,7 @@ class Wide : KeyRows<Variant> {
       pack(ds, dp);
       wait_empty(kBarriers.ds_empty, StageDs(step + 1));
       write_ds(ds, step + 1);
+      arrive(kBarriers.p_empty + StageDs(step + 1).index);
       now = next;
     }
     take_q(last, now);
@@ -275,9 +277,10 @@ class Wide : KeyRows<Variant> {
            (static_cast<int>(threadIdx.x) & 127) * 16;
   }
 
-  // dP^T becomes dS^T, in float.
+  // dP^T becomes dS^T, in float. What it loads of P is consumed when dS has been written.
   __device__ __forceinline__ void end_dp(Elements& dp, int step) {
     wgmma_settle(dp);
+    arrive(kBarriers.dout_empty + StageDout(step).index);
     wait_full(kBarriers.p_full, StageDs(step));
 #pragma unroll
     for (int i = 0; i < kQueries / 16; ++i) {
@@ -287,8 +290,6 @@ class Wide : KeyRows<Variant> {
         return {p.x * kWeightUnit, p.y * kWeightUnit};
       });
     }
-    arrive(kBarriers.p_empty + StageDs(step).index);
-    arrive(kBarriers.dout_empty + StageDout(step).index);
   }
   // For the warpgroup of dQ; the stage is empty.
   __device__ __forceinline__ void write_ds(const Packed& ds, int step) const {

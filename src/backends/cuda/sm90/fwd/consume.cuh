@@ -58,6 +58,7 @@ class Consumer : TileScores<kTile, Element, kScores> {
   using Base::make_scores;
   using Base::masks_;
   using Base::p_;
+  using Base::release_bias;
   using Base::report;
   using Base::s_;
   using Base::sees_;
@@ -92,12 +93,14 @@ class Consumer : TileScores<kTile, Element, kScores> {
     mbarrier_wait(barrier(kBarriers.entry_full + work.slot), entry_.parity);
     entry_.next();
     const auto uniform = [&](int i) { return __shfl_sync(0xffffffffu, word(work, i), 0); };
+    // Loads return in order: a wait for the code, which is read with its neighbours, is one for
+    // this.
+    work.full_end = uniform(kWordFullEnd);
     work.code = uniform(kWordCode);
     if (work.code < 0) return work;
     work.first = uniform(kWordFirst);
     work.last = uniform(kWordLast);
     work.full_begin = uniform(kWordFullBegin);
-    work.full_end = uniform(kWordFullEnd);
     return work;
   }
 
@@ -114,7 +117,6 @@ class Consumer : TileScores<kTile, Element, kScores> {
       ldmatrix(q_[i], q_address_ + (i / 4) * kGroupRows * 128 +
                           swizzle128(static_cast<u32>(row * 128 + chunk * 16)));
     }
-    if constexpr (kTile.q_in_registers) release_q();
   }
   __device__ __forceinline__ void release_q() {
     __syncwarp();
@@ -147,6 +149,11 @@ class Consumer : TileScores<kTile, Element, kScores> {
     }
     wgmma_commit();
   }
+  // The first S of a tile. Its products have consumed the fragments of Q when they are issued.
+  __device__ __forceinline__ void start_first_s() {
+    start_s();
+    if constexpr (kTile.q_in_registers) release_q();
+  }
   __device__ __forceinline__ void end_s(const Work& work, int n) {
     wgmma_settle(s_);
     release(kBarriers.k_empty, k_);
@@ -163,15 +170,25 @@ class Consumer : TileScores<kTile, Element, kScores> {
     wgmma_commit();
     adds_ = 1;
   }
-  __device__ __forceinline__ void end_pv() {
+  __device__ __forceinline__ void settle_pv() {
     wgmma_wait<0>();
     wgmma_settle(o_);
     wgmma_settle(weights_);
+  }
+  __device__ __forceinline__ void end_pv() {
+    settle_pv();
     release(kBarriers.v_empty, v_);
   }
+  // A stage whose readers were products that have ended. `loaded`: what is in flight besides.
   template <int kStages>
   __device__ __forceinline__ void release(int empty_0, Ring<kStages>& ring) {
     if ((threadIdx.x & 127) == 0) mbarrier_arrive(barrier(empty_0 + ring.stage));
+    ring.next();
+  }
+  template <int kStages>
+  __device__ __forceinline__ void release(int empty_0, Ring<kStages>& ring, u32 loaded) {
+    const u32 empty = released_behind(loaded, barrier(empty_0 + ring.stage));
+    if ((threadIdx.x & 127) == 0) mbarrier_arrive(empty);
     ring.next();
   }
   __device__ __forceinline__ void pack() {
@@ -308,7 +325,8 @@ class Consumer : TileScores<kTile, Element, kScores> {
     find_score_rows(work);
     take_q();
     begin_with_bias(work, work.first - 1, work.is_redo());
-    start_s();
+    start_first_s();
+    release_bias(work.is_redo());
     fetch_bias(work, work.first - 1);
     wgmma_wait<0>();
     end_s(work, work.first - 1);
@@ -328,6 +346,7 @@ class Consumer : TileScores<kTile, Element, kScores> {
     start_s();
     start_pv();
     pass_turn();
+    release_bias(false);
     fetch_bias(work, n);
     wgmma_wait<1>();
     end_s(work, n);
@@ -354,7 +373,8 @@ class Consumer : TileScores<kTile, Element, kScores> {
       find_score_rows(next);
       begin_with_bias(next, next.first - 1, false);
       take_turn();
-      start_s();
+      start_first_s();
+      release_bias(false);
       start_pv();
       pass_turn();
       const Ends ends = end_rows(work, sums_of(softmax_), false);
@@ -365,7 +385,9 @@ class Consumer : TileScores<kTile, Element, kScores> {
       softmax_.need_weights();
       drop(next.first - 1);
       const Work after = next_work();
-      end_pv();
+      settle_pv();
+      // V is not what next_work() loaded from, but no check could tell.
+      release(kBarriers.v_empty, v_, after.words());
       pack();
       adds_ = 0;
       store(work, ends, o_, false);

@@ -111,11 +111,14 @@ class MaskMaker {
       };
       const int code = word(kWordCode), first = word(kWordFirst), last = word(kWordLast);
       if (code == kEnd) return;
-      find_rows(entry.stage);
+      if (code >= 0 && first > last) {
+        find_rows(entry.stage);
+        for (int n = first - 1; n >= last; --n) draw(n);  // which consumes the words
+      }
       __syncwarp();
-      if (lane_ == 0) mbarrier_arrive(barrier(kBarriers.tile_done + entry.stage));
-      if (code < 0) continue;
-      for (int n = first - 1; n >= last; --n) draw(n);
+      const u32 done = released_behind(static_cast<u32>(code ^ first ^ last),
+                                       barrier(kBarriers.tile_done + entry.stage));
+      if (lane_ == 0) mbarrier_arrive(done);
     }
   }
 

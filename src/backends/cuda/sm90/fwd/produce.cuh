@@ -19,16 +19,17 @@ class Copier {
 
   __device__ u32 barrier(int i) const { return smem_ + kSmem.offset_barriers + 8 * i; }
 
-  // The words of a tile's announcement; gone after report().
+  // The words of a tile's announcement.
   struct Words {
     u32 address;
     __device__ int operator[](int i) const {
       return static_cast<int>(load_shared(address + 4 * i));
     }
   };
-  // copy(words, key tiles [last, first), from right to left) of every tile with keys, which reports
-  // when it has read its words. One thread paces the scheduler: its next ticket is for who has
-  // begun with the tile before.
+  // copy(words, key tiles [last, first), from right to left) of every tile with keys. The tile is
+  // reported when its copies are issued, which have consumed its words; the consumers, who wait for
+  // them, are not done with it before. One thread paces the scheduler: its next ticket is taken
+  // when the tile before is begun.
   template <bool kPaces, class Copy>
   __device__ void each_tile(Copy copy) {
     for (;; entry_.next()) {
@@ -36,18 +37,18 @@ class Copier {
       const Words words{
           static_cast<u32>(smem_ + kSmem.offset_entries + 4 * entry_.stage * kEntryWords)};
       const int code = words[kWordCode];
-      if (kPaces && p_.tickets != nullptr) mbarrier_arrive(barrier(kBarriers.entry_read));
+      if (kPaces && p_.tickets != nullptr)
+        mbarrier_arrive(released_behind(static_cast<u32>(code), barrier(kBarriers.entry_read)));
       if (code == kEnd) return;
       const int first = words[kWordFirst], last = words[kWordLast];
       if (code >= 0 && first > last) {
         wait_for_previous_kernel();
         copy(words, first, last);
-      } else {
-        report();
       }
+      mbarrier_arrive(released_behind(static_cast<u32>(code ^ first ^ last),
+                                      barrier(kBarriers.tile_done + entry_.stage)));
     }
   }
-  __device__ void report() { mbarrier_arrive(barrier(kBarriers.tile_done + entry_.stage)); }
 
   // Boxes of `rows` rows, one for each slab of columns, when the stage is free.
   template <int kSlabs>
@@ -78,7 +79,6 @@ class QkCopier : Copier<kTile> {
       const int row_q = words[kWordRowQ] + words[kWordQuery], head = words[kWordHead];
       const int row_k = words[kWordRowK], kv_head = words[kWordKvHead];
       const int batch = words[kWordSlice];
-      Base::report();
       // A Q with one buffer waits for the last S of the tile before; its first K need not.
       constexpr bool kQWaits = kTile.q_buffers == 1 && !kTile.q_in_registers;
       if (!kQWaits) load_q(row_q, head, batch);
@@ -134,7 +134,6 @@ class VCopier : Copier<kTile> {
   __device__ void run() {
     Base::template each_tile<false>([&](const auto& words, int first, int last) {
       const int row = words[kWordRowK], kv_head = words[kWordKvHead], batch = words[kWordSlice];
-      Base::report();
       for (int n = first - 1; n >= last; --n, v_.next())
         Base::template load<num_slabs(kTile.head_dim_v)>(
             Base::smem_ + Base::kSmem.offset_v + v_.stage * Base::kSmem.v_stage, kTile.keys,
@@ -157,13 +156,11 @@ class BiasCopier : Copier<kTile> {
   __device__ void run() {
     const ScoreOperand& bias = Base::p_.args.bias;
     Base::template each_tile<false>([&](const auto& words, int first, int last) {
-      const bool is_redo = (words[kWordCode] & kRedo) != 0;
+      // Exact scores of a tile that is computed again read for themselves.
+      if ((words[kWordCode] & kRedo) != 0 || Base::p_.has_bias_boxes == 0) return;
       const int row = words[kWordRowQ] + words[kWordQuery];
       const int head = bias.stride_head != 0 ? words[kWordHead] : 0;
       const int batch = bias.stride_batch != 0 ? words[kWordBatch] : 0;
-      Base::report();
-      // Exact scores of a tile that is computed again read for themselves.
-      if (is_redo || Base::p_.has_bias_boxes == 0) return;
       for (int n = first - 1; n >= last; --n, parity_ ^= 1)
         for (int group = 0; group < kTile.warpgroups; ++group) load(n, group, row, head, batch);
     });

@@ -27,7 +27,8 @@ class TileStore : public WarpRows<kTile, Element> {
   struct Ends {
     float factor[2];  // for O
     bool exists[2], is_bad[2];
-    u32 rows;  // of the warp that are to be written, bit r for row r
+    bool has_reference[2];  // biased: set where the row has seen a key with a finite score
+    u32 rows;               // of the warp that are to be written, bit r for row r
   };
 
   // Everything but O: needs no products, so it runs beside them. is_redo: only rows that were bad
@@ -52,9 +53,7 @@ class TileStore : public WarpRows<kTile, Element> {
       // A reference that was too high: all weights were tiny.
       if constexpr (kScores == Scores::sloped)
         ends.is_bad[r] |= sum < kSmallestSum && reference != -INFINITY;
-      // A bias near the least float, which overflowed, or nothing to see.
-      if constexpr (kScores == Scores::biased)
-        ends.is_bad[r] |= reference == -INFINITY && keys_begin(work, query) < keys_end(work, query);
+      if constexpr (kScores == Scores::biased) ends.has_reference[r] = reference != -INFINITY;
       if ((lane_ & 3) == 0 && is_written(ends, r)) write_lse(work, at, query, head, end.lse);
     }
     return ends;
@@ -63,6 +62,7 @@ class TileStore : public WarpRows<kTile, Element> {
   // O, but for its last factor.
   __device__ __forceinline__ void store(const Work& work, Ends ends, const Accumulators& o,
                                         bool is_redo) {
+    if constexpr (kScores == Scores::biased) find_overflowed_bias(work, ends);
     if constexpr (kTile.stages_out) {
       store_staged(work, ends, o, is_redo);
     } else {
@@ -93,6 +93,14 @@ class TileStore : public WarpRows<kTile, Element> {
   static constexpr SmemPlan kSmem = smem_plan(kTile);
   static constexpr int kDimV = kTile.head_dim_v;
 
+  // A row that sees keys and has no reference: its bias lies near the least float and overflowed.
+  __device__ __forceinline__ void find_overflowed_bias(const Work& work, Ends& ends) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int query = query_of(group_row(r));
+      ends.is_bad[r] |= !ends.has_reference[r] && keys_begin(work, query) < keys_end(work, query);
+    }
+  }
   __device__ __forceinline__ bool is_written(const Ends& ends, int r) const {
     return ends.exists[r] && (ends.rows >> (group_row(r) & 15) & 1u) != 0;
   }

@@ -138,8 +138,13 @@ class TileScores : public TileStore<kTile, Element, kScores> {
         s_[8 * i + 2 * k + 1] = pair.y;
       }
     }
+  }
+  // Behind the products of S, which have consumed what take_bias() loaded.
+  __device__ __forceinline__ void release_bias(bool is_exact) {
+    if constexpr (!kIsBiased) return;
     __syncwarp();
-    if (lane_ == 0) mbarrier_arrive(barrier(kBarriers.bias_empty + group_));
+    if (!is_exact && p_.has_bias_boxes != 0 && lane_ == 0)
+      mbarrier_arrive(barrier(kBarriers.bias_empty + group_));
   }
   // f(number of an element, its bias), from memory.
   template <class F>
@@ -252,11 +257,13 @@ class TileScores : public TileStore<kTile, Element, kScores> {
     mbarrier_wait(barrier(kBarriers.mask_full + mask_stage_.stage), mask_stage_.parity);
     const u32 from = smem_ + kSmem.offset_masks + mask_stage_.stage * kSmem.mask_stage +
                      4 * (group_ * 128 + (threadIdx.x & 127));
+    u32 all = 0;
 #pragma unroll
     for (int block = 0; block < kKeys / 64; ++block)
-      masks_[block] = load_shared(from + 4 * 128 * kTile.warpgroups * block);
+      all ^= masks_[block] = load_shared(from + 4 * 128 * kTile.warpgroups * block);
     __syncwarp();
-    if (lane_ == 0) mbarrier_arrive(barrier(kBarriers.mask_empty + mask_stage_.stage));
+    const u32 empty = released_behind(all, barrier(kBarriers.mask_empty + mask_stage_.stage));
+    if (lane_ == 0) mbarrier_arrive(empty);
     mask_stage_.next();
   }
   // By lengths, causal mask and window. False where every row sees every key.

@@ -13,6 +13,10 @@ struct Work {
   int slot, code, first, last, full_begin, full_end;
   __device__ __forceinline__ bool has_keys() const { return first > last; }
   __device__ __forceinline__ bool is_redo() const { return (code & kRedo) != 0; }
+  // Of all that was loaded, for released_behind().
+  __device__ __forceinline__ u32 words() const {
+    return static_cast<u32>(code ^ first ^ last ^ full_begin ^ full_end);
+  }
   // Follows another tile without a stop.
   __device__ __forceinline__ bool is_plain() const { return code >= 0 && !is_redo() && has_keys(); }
 };
