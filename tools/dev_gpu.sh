@@ -9,7 +9,7 @@ gpu_build() {
   rm -rf build/gpu-binaries
   mkdir -p build/gpu-binaries
   for file in build/release/tests/headrace_capi_tests build/release/tests/cuda/headrace_cuda{,_capi}_tests \
-    build/release/tests/conformance/headrace_conformance "$program"; do
+    build/release/tests/conformance/headrace_conformance build/release/tests/stress/headrace_stress "$program"; do
     [[ ! -f $file || ! -x $file ]] || cp "$file" build/gpu-binaries
   done
   strip build/gpu-binaries/*
@@ -34,9 +34,17 @@ gpu_test() {
     count=$((count + 1))
     step "conformance ${arguments[*]}" "$1/headrace_conformance" "${arguments[@]}" || failed=$((failed + 1))
   done
+  count=$((count + 1))
+  step stress gpu_stress "$1" || failed=$((failed + 1))
   ((count > 0)) || fail "$1 holds no test program: ./dev gpu build makes them"
   echo "$((count - failed)) passed, $failed failed"
   ((failed == 0))
+}
+
+# Equal calls give equal bits, on shapes with many tiles, for minutes; options of headrace_stress follow.
+gpu_stress() {
+  [[ -x $1/headrace_stress ]] || fail "$1 holds no headrace_stress: ./dev gpu build makes it"
+  "$1/headrace_stress" "${@:2}"
 }
 
 # Mutants of CUDA kernels, as programs for such a machine; options of tools/gpu_mutants.py follow.
@@ -54,7 +62,8 @@ gpu_mutants() {
 
 gpu() {
   local action=${1:-} binaries=build/gpu-binaries
-  [[ $action =~ ^(build|test|bench|sanitize)$ ]] || usage "gpu: say build, test, bench or sanitize, not '$action'"
+  [[ $action =~ ^(build|test|stress|bench|sanitize)$ ]] ||
+    usage "gpu: say build, test, stress, bench or sanitize, not '$action'"
   shift
   if [[ $action != bench && ${1:-} == --mutants ]]; then
     gpu_mutants "$action" "${@:2}"
@@ -65,7 +74,7 @@ gpu() {
     binaries=$(cd "$2" && pwd)
     shift 2
   fi
-  [[ $action == sanitize ]] || no_arguments "gpu $action" "$@"
+  [[ $action =~ ^(sanitize|stress)$ ]] || no_arguments "gpu $action" "$@"
   if [[ $action == build || ! -d $binaries ]]; then
     gpu_build
   fi
@@ -73,6 +82,8 @@ gpu() {
   export LD_LIBRARY_PATH=$binaries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
   if [[ $action == test ]]; then
     gpu_test "$binaries"
+  elif [[ $action == stress ]]; then
+    gpu_stress "$binaries" "$@"
   elif [[ $action == sanitize ]]; then
     python3 -B tools/gpu_sanitize.py "$binaries" "$@"
   else

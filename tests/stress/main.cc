@@ -1,0 +1,174 @@
+// headrace_stress: attention kernels of a GPU under stress. The same calls again and again, on
+// shapes with many tiles and lengths around every tile, their bits compared with those of the first
+// call and the first call with the kernel in double.
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
+#include <map>
+#include <stdexcept>
+
+#include "backends/cuda/backend.h"
+#include "stress/stress_run.h"
+
+namespace headrace::testing {
+namespace {
+
+struct CommandLine {
+  double seconds = 300;
+  std::uint64_t seed = 1;
+  std::string kernel, replay, format = "text";
+  bool is_named_only = false, is_list = false, is_fail_fast = false;
+  double case_seconds = 0.25;
+};
+
+struct Row {
+  std::int64_t num_cases = 0, num_calls = 0, num_wrong = 0;
+  std::string refusal;  // of a case that the kernel did not take
+};
+
+std::string row_name(const Cell& c) {
+  std::string name =
+      format_text("{}{} {} hd{}", c.kernel,
+                  std::string_view(c.kernel) == "cuda_simple" && c.is_backward ? "_bwd" : "",
+                  dtype_name(c.dtype), c.head_dim);
+  if (c.head_dim_v != c.head_dim) name += format_text("/{}", c.head_dim_v);
+  if (c.feature != Feature::plain) name += format_text(" {}", name_of(c.feature));
+  return c.is_deterministic ? name + " deterministic" : name;
+}
+
+class Stress {
+ public:
+  Stress(const CommandLine& line, const DeviceInfo& device)
+      : line_(line), runner_(device), start_(std::chrono::steady_clock::now()) {}
+
+  // Named cases, then cells in turn until the time is up.
+  bool run() {
+    for (const StressCase& c : named_cases())
+      if (is_chosen(c.cell) && !is_over()) run_case(c, "named ");
+    if (!line_.is_named_only) run_random();
+    print();
+    check_rows();
+    return num_failures_ == 0;
+  }
+  // "KERNEL ... seed N" of a report: the cell by its row and the seed.
+  bool replay(const Cell& cell, std::uint64_t seed) {
+    run_case(draw_case(cell, seed), "");
+    print();
+    return num_failures_ == 0;
+  }
+
+ private:
+  bool is_chosen(const Cell& cell) const {
+    return row_name(cell).find(line_.kernel) != std::string::npos;
+  }
+  bool is_over() const { return line_.is_fail_fast && num_failures_ > 0; }
+  double elapsed() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+  void run_random() {
+    std::vector<Cell> cells;
+    for (const Cell& cell : all_cells())
+      if (is_chosen(cell)) cells.push_back(cell);
+    const auto has_more = [&] { return elapsed() < line_.seconds && !is_over(); };
+    for (std::uint64_t seed = line_.seed; has_more() && !cells.empty(); ++seed)
+      for (const Cell& cell : cells)
+        if (has_more()) run_case(draw_case(cell, seed), "");
+  }
+
+  void run_case(const StressCase& c, const char* prefix) {
+    std::fprintf(stderr, "\r\033[K[%.0f s, %lld calls, %lld wrong] %s", elapsed(),
+                 static_cast<long long>(total_.num_calls), static_cast<long long>(total_.num_wrong),
+                 describe(c).c_str());
+    CaseResult result;
+    try {
+      result = runner_.run(c, line_.case_seconds);
+    } catch (const std::runtime_error& error) {
+      result.failure = error.what();
+    }
+    rows_[prefix + row_name(c.cell)].refusal = result.refusal;
+    if (!result.refusal.empty()) return;
+    for (Row* row : {&rows_[prefix + row_name(c.cell)], &total_}) {
+      ++row->num_cases;
+      row->num_calls += result.num_calls;
+      row->num_wrong += result.num_wrong;
+    }
+    if (result.failure.empty()) return;
+    ++num_failures_;
+    std::printf("\nfailed: %s\n  %s\n  %lld of %lld calls wrong\n", describe(c).c_str(),
+                result.failure.c_str(), static_cast<long long>(result.num_wrong),
+                static_cast<long long>(result.num_calls));
+    std::fflush(stdout);
+  }
+
+  // A row whose kernel took none of its cases would look like one without a difference.
+  void check_rows() {
+    for (const auto& [name, row] : rows_) {
+      if (row.num_cases > 0) continue;
+      ++num_failures_;
+      std::printf("failed: %s: no case was taken: %s\n", name.c_str(), row.refusal.c_str());
+    }
+  }
+
+  void print() const {
+    std::fprintf(stderr, "\n");
+    const bool is_csv = line_.format == "csv";
+    std::printf(is_csv ? "kernel,cases,calls,wrong\n" : "%-56s %7s %9s %9s\n", "kernel", "cases",
+                "calls", "wrong");
+    const auto print_row = [&](const std::string& name, const Row& row) {
+      std::printf(is_csv ? "%s,%lld,%lld,%lld\n" : "%-56s %7lld %9lld %9lld\n", name.c_str(),
+                  static_cast<long long>(row.num_cases), static_cast<long long>(row.num_calls),
+                  static_cast<long long>(row.num_wrong));
+    };
+    for (const auto& [name, row] : rows_) print_row(name, row);
+    print_row("total", total_);
+    std::printf("%.0f s, %lld failed cases\n", elapsed(), static_cast<long long>(num_failures_));
+  }
+
+  const CommandLine& line_;
+  StressRunner runner_;
+  std::chrono::steady_clock::time_point start_;
+  std::map<std::string, Row> rows_;
+  Row total_;
+  std::int64_t num_failures_ = 0;
+};
+
+int run_program(int argc, char** argv) {
+  CLI::App app{"Attention kernels of a GPU under stress: equal calls must give equal bits."};
+  CommandLine line;
+  app.add_option("--seconds", line.seconds, "how long to draw random cases, named ones included");
+  app.add_option("--case-seconds", line.case_seconds, "of a random case, in four ways");
+  app.add_option("--seed", line.seed, "of the first round of cases");
+  app.add_option("--kernel", line.kernel, "rows of the report whose name holds this");
+  app.add_option("--replay", line.replay, "seed of one case of the one row that --kernel names");
+  app.add_flag("--named", line.is_named_only, "only the cases with names");
+  app.add_flag("--fail-fast", line.is_fail_fast, "stops at the first failure");
+  app.add_flag("--list", line.is_list, "prints the rows and stops");
+  app.add_option("--format", line.format, "of the report")->check(CLI::IsMember({"text", "csv"}));
+  CLI11_PARSE(app, argc, argv);
+  if (line.is_list) {
+    for (const Cell& cell : all_cells()) std::printf("%s\n", row_name(cell).c_str());
+    return 0;
+  }
+  Result<int> count = cuda::num_devices();
+  if (!count.ok() || count.value() == 0) {
+    std::printf("no GPU: nothing was run\n");
+    return 77;
+  }
+  Result<DeviceInfo> device = cuda::device_info(0);
+  if (!device.ok()) {
+    std::fprintf(stderr, "%s\n", device.failure().message.c_str());
+    return 1;
+  }
+  Stress stress(line, device.value());
+  if (line.replay.empty()) return stress.run() ? 0 : 1;
+  for (const Cell& cell : all_cells())
+    if (row_name(cell) == line.kernel) return stress.replay(cell, std::stoull(line.replay)) ? 0 : 1;
+  std::fprintf(stderr, "--kernel %s: with --replay it must be a row of --list\n",
+               line.kernel.c_str());
+  return 2;
+}
+
+}  // namespace
+}  // namespace headrace::testing
+
+int main(int argc, char** argv) { return headrace::testing::run_program(argc, argv); }

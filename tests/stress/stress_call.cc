@@ -1,0 +1,320 @@
+#include "stress/stress_call.h"
+
+#include <bit>
+#include <cmath>
+#include <stdexcept>
+
+#include "attention/forward.h"
+#include "backends/cuda/backend.h"
+#include "core/dtype.h"
+
+namespace headrace::testing {
+namespace {
+
+// Inputs are uniform: scores at head_dim 128 have a deviation of 0.6 and weights of all keys count,
+// so that a wrong row is wrong by its own size.
+constexpr float kInputSize = 1.3f;
+// Seeds of the tensors of a case.
+enum TensorSeed : std::uint64_t {
+  kSeedQ = 1,
+  kSeedK,
+  kSeedV,
+  kSeedDout,
+  kSeedBias,
+  kSeedMask,
+  kNumSeeds
+};
+
+std::int64_t bytes_of(DType dtype, std::int64_t count) {
+  return static_cast<std::int64_t>(dtype_bytes(dtype)) * count;
+}
+headrace_tensor on_device(TensorView view) {
+  view.device_type = HEADRACE_CUDA;
+  return view;
+}
+std::int64_t num_elements(const headrace_tensor& x) { return TensorView(x).num_elements(); }
+
+Result<Problem> problem_of(const StressCase& c, const headrace_attention_tensors& tensors,
+                           const headrace_attention_gradients& gradients) {
+  return c.cell.is_backward ? validate_backward(tensors, gradients, c.options)
+                            : validate(tensors, c.options);
+}
+
+Plan make_plan(const Problem& problem, const Kernel& kernel, const DeviceInfo& device) {
+  Plan plan;
+  plan.problem = problem;
+  plan.device = device;
+  plan.kernel = &kernel;
+  plan.schedule = kernel.plan(problem, device);
+  return plan;
+}
+
+float largest_of(const Output& x) {
+  const auto dtype = static_cast<DType>(x.view.dtype);
+  std::vector<unsigned char> host(static_cast<std::size_t>(x.bytes));
+  require(cudaMemcpy(host.data(), x.expected.get(), host.size(), cudaMemcpyDeviceToHost),
+          "cudaMemcpy");
+  double largest = 0;
+  for (std::int64_t i = 0; i < x.rows * x.dim; ++i)
+    largest = std::max(largest, std::abs(load_as_double(dtype, host.data(), i)));
+  return static_cast<float>(largest);
+}
+
+}  // namespace
+
+void require(cudaError_t error, const char* doing) {
+  if (error != cudaSuccess)
+    throw std::runtime_error(format_text("{}: {}", doing, cudaGetErrorName(error)));
+}
+void require(const Status& status, const char* doing) {
+  if (status) throw std::runtime_error(format_text("{}: {}", doing, status->message));
+}
+
+DeviceMemory allocate(std::int64_t bytes) {
+  void* data = nullptr;
+  // Copies of a few bytes more than an output has are of its own memory.
+  require(cudaMalloc(&data, static_cast<std::size_t>(bytes) + 16), "cudaMalloc");
+  return DeviceMemory(data);
+}
+
+// ---- inputs
+
+Inputs::Inputs(const StressCase& c, DType dtype) : tensors{}, case_(c), dtype_(dtype) {
+  tensors.struct_size = sizeof tensors;
+  const Cell& cell = c.cell;
+  tensors.q = add_operand(c.num_heads, cell.head_dim, true, kSeedQ, kInputSize);
+  tensors.k = add_operand(c.num_kv_heads, cell.head_dim, false, kSeedK, kInputSize);
+  tensors.v = add_operand(c.num_kv_heads, cell.head_dim_v, false, kSeedV, kInputSize);
+  if (cell.is_backward) dout = add_operand(c.num_heads, cell.head_dim_v, true, kSeedDout, 1);
+  const auto add_list = [&](DType type, const auto& list) {
+    void* data = keep(static_cast<std::int64_t>(list.size() * sizeof(list[0])));
+    require(cudaMemcpy(data, list.data(), list.size() * sizeof(list[0]), cudaMemcpyHostToDevice),
+            "cudaMemcpy");
+    return on_device(TensorView(data, type, {static_cast<std::int64_t>(list.size())}));
+  };
+  if (c.is_ragged()) {
+    tensors.cu_seqlens_q = add_list(DType::i32, c.cu_seqlens_q);
+    tensors.cu_seqlens_k = add_list(DType::i32, c.cu_seqlens_k);
+  }
+  std::vector<float> per_head(static_cast<std::size_t>(c.num_heads));
+  for (std::size_t h = 0; h < per_head.size(); ++h) per_head[h] = 1.0f / static_cast<float>(2 << h);
+  if (c.has_sinks) tensors.sinks = add_list(DType::f32, per_head);
+  if (cell.feature == Feature::alibi || cell.feature == Feature::several)
+    tensors.alibi_slopes = add_list(DType::f32, per_head);
+  add_scores_operands();
+  require(cudaDeviceSynchronize(), "making inputs");
+}
+
+// Of all batch entries the same.
+void Inputs::add_scores_operands() {
+  const StressCase& c = case_;
+  const std::int64_t pairs = c.seqlen_q * c.seqlen_k;
+  if (c.cell.feature == Feature::bias) {
+    const std::int64_t count = c.num_heads * pairs;
+    void* data = keep(bytes_of(c.cell.dtype, count));
+    fill_uniform(data, c.cell.dtype, count, c.seed * kNumSeeds + kSeedBias, 1, nullptr);
+    if (dtype_ == DType::f64) {
+      void* exact = keep(bytes_of(DType::f64, count));
+      convert_to_f64(data, c.cell.dtype, count, static_cast<double*>(exact), nullptr);
+      data = exact;
+    }
+    tensors.bias = on_device(TensorView(data, dtype_, {1, c.num_heads, c.seqlen_q, c.seqlen_k}));
+  }
+  if (c.cell.feature == Feature::several) {
+    void* data = keep(pairs);
+    fill_mask(static_cast<unsigned char*>(data), pairs, c.seed * kNumSeeds + kSeedMask, nullptr);
+    tensors.mask = on_device(TensorView(data, DType::boolean, {1, 1, c.seqlen_q, c.seqlen_k}));
+  }
+}
+
+headrace_tensor Inputs::view(void* data, DType dtype, std::int64_t heads, int dim,
+                             bool is_query) const {
+  const StressCase& c = case_;
+  if (c.is_ragged())
+    return on_device(
+        TensorView(data, dtype, {(is_query ? c.cu_seqlens_q : c.cu_seqlens_k).back(), heads, dim}));
+  return on_device(
+      TensorView(data, dtype, {c.batch, is_query ? c.seqlen_q : c.seqlen_k, heads, dim}));
+}
+
+headrace_tensor Inputs::lse_view(void* data, DType dtype) const {
+  const StressCase& c = case_;
+  if (c.is_ragged())
+    return on_device(TensorView(data, dtype, {c.num_heads, c.cu_seqlens_q.back()}));
+  return on_device(TensorView(data, dtype, {c.batch, c.num_heads, c.seqlen_q}));
+}
+
+headrace_tensor Inputs::add_operand(std::int64_t heads, int dim, bool is_query, std::uint64_t seed,
+                                    float size) {
+  const DType own = case_.cell.dtype;
+  const std::int64_t count = num_elements(view(nullptr, own, heads, dim, is_query));
+  void* data = keep(bytes_of(own, count));
+  fill_uniform(data, own, count, case_.seed * kNumSeeds + seed, size, nullptr);
+  if (dtype_ == DType::f64) {
+    void* exact = keep(bytes_of(DType::f64, count));
+    convert_to_f64(data, own, count, static_cast<double*>(exact), nullptr);
+    data = exact;
+  }
+  return view(data, dtype_, heads, dim, is_query);
+}
+
+void* Inputs::keep(std::int64_t bytes) {
+  memory_.push_back(allocate(bytes));
+  return memory_.back().get();
+}
+
+// ---- calls
+
+StressCall::StressCall(const StressCase& c, const Inputs& inputs, const Kernel& kernel,
+                       const DeviceInfo& device)
+    : case_(c), tensors_(inputs.tensors) {
+  const Cell& cell = c.cell;
+  const auto dtype = static_cast<DType>(tensors_.q.dtype);
+  const DType lse_dtype = dtype == DType::f64 ? DType::f64 : DType::f32;
+  const headrace_tensor out = inputs.view(nullptr, dtype, c.num_heads, cell.head_dim_v, true);
+  const headrace_tensor lse = inputs.lse_view(nullptr, lse_dtype);
+  if (!cell.is_backward) {
+    add_output("out", out, cell.head_dim_v, true);
+    add_output("lse", lse, 1, true);
+    tensors_.out = outputs_[0].view;
+    tensors_.lse = outputs_[1].view;
+  } else {
+    const bool is_fixed = cell.is_deterministic || std::string_view(kernel.name) == "cuda_simple";
+    add_output("dq", inputs.tensors.q, cell.head_dim, is_fixed);
+    add_output("dk", inputs.tensors.k, cell.head_dim, true);
+    add_output("dv", inputs.tensors.v, cell.head_dim_v, true);
+    gradients_.struct_size = sizeof gradients_;
+    gradients_.dout = inputs.dout;
+    gradients_.dq = outputs_[0].view;
+    gradients_.dk = outputs_[1].view;
+    gradients_.dv = outputs_[2].view;
+    out_ = allocate(bytes_of(dtype, num_elements(out)));
+    lse_ = allocate(bytes_of(lse_dtype, num_elements(lse)));
+    tensors_.out = out;
+    tensors_.out.data = out_.get();
+    tensors_.lse = lse;
+    tensors_.lse.data = lse_.get();
+  }
+  Result<Problem> problem = problem_of(c, tensors_, gradients_);
+  if (!problem.ok()) throw std::runtime_error("not accepted: " + problem.failure().message);
+  refusal_ = kernel.refuses(problem.value(), device);
+  if (!refusal_.empty()) return;
+  if (cell.is_backward) run_forward_once(device);
+  plan_ = make_plan(problem.value(), kernel, device);
+  args_ = cell.is_backward ? make_backward_args(plan_.problem, tensors_, gradients_, c.options)
+                           : make_args(plan_.problem, tensors_, c.options);
+  workspace_ = allocate(static_cast<std::int64_t>(plan_.schedule.workspace_bytes));
+  for (const Output& x : outputs_)
+    require(cudaMemset(x.got.get(), 0xFF, static_cast<std::size_t>(x.bytes)), "cudaMemset");
+  run(nullptr);
+  require(cuda::check(device.device_id, nullptr), "the first call");
+  for (Output& x : outputs_) {
+    require(cudaMemcpy(x.expected.get(), x.got.get(), static_cast<std::size_t>(x.bytes),
+                       cudaMemcpyDeviceToDevice),
+            "cudaMemcpy");
+    require(cudaMemset(x.got.get(), 0xFF, static_cast<std::size_t>(x.bytes)), "cudaMemset");
+    if (!x.has_fixed_bits) x.largest = largest_of(x);
+  }
+  require(cudaDeviceSynchronize(), "the first call");
+}
+
+// By the first kernel of the list that takes it: what a backward is given.
+void StressCall::run_forward_once(const DeviceInfo& device) {
+  Result<Problem> problem = validate(tensors_, case_.options);
+  if (!problem.ok()) throw std::runtime_error("not accepted: " + problem.failure().message);
+  for (const Kernel& kernel : cuda::forward_kernels()) {
+    if (!kernel.refuses(problem.value(), device).empty()) continue;
+    const Plan plan = make_plan(problem.value(), kernel, device);
+    const DeviceMemory memory = allocate(static_cast<std::int64_t>(plan.schedule.workspace_bytes));
+    require(headrace::run(plan, make_args(plan.problem, tensors_, case_.options),
+                          {memory.get(), plan.schedule.workspace_bytes}, nullptr),
+            "the forward");
+    require(cudaDeviceSynchronize(), "the forward");
+    return;
+  }
+}
+
+void StressCall::add_output(const char* name, headrace_tensor view, int dim, bool has_fixed_bits) {
+  const std::int64_t count = num_elements(view);
+  const std::int64_t bytes = bytes_of(static_cast<DType>(view.dtype), count);
+  Output x{name, view, bytes, count / dim, dim, has_fixed_bits, allocate(bytes), allocate(bytes),
+           0};
+  x.view.data = x.got.get();
+  outputs_.push_back(std::move(x));
+}
+
+void StressCall::run(cudaStream_t stream) {
+  require(headrace::run(plan_, args_, {workspace_.get(), plan_.schedule.workspace_bytes}, stream),
+          "the call");
+}
+
+void StressCall::compare(Difference* differences, bool poisons_workspace, cudaStream_t stream) {
+  for (std::size_t i = 0; i < outputs_.size(); ++i) {
+    const Output& x = outputs_[i];
+    Difference* difference = differences + i;
+    if (x.has_fixed_bits) {
+      compare_and_poison(x.got.get(), x.expected.get(), x.bytes, difference, stream);
+      continue;
+    }
+    // Sums of floats in another order: some units of 2^-24 of what was added, which is more than
+    // the result where it cancels, and then one unit of the format.
+    const auto dtype = static_cast<DType>(x.view.dtype);
+    const float unit = dtype == DType::bf16 ? 0x1p-7f : dtype == DType::f16 ? 0x1p-10f : 0.0f;
+    compare_near_and_poison(x.got.get(), x.expected.get(), dtype, x.rows * x.dim, unit,
+                            0x1p-12f * x.largest, difference, stream);
+  }
+  if (poisons_workspace)
+    require(cudaMemsetAsync(workspace_.get(), 0xFF, plan_.schedule.workspace_bytes, stream),
+            "cudaMemsetAsync");
+}
+
+std::string StressCall::describe(const Difference* differences) const {
+  for (std::size_t i = 0; i < outputs_.size(); ++i) {
+    if (differences[i].num_wrong == 0) continue;
+    const Output& x = outputs_[i];
+    const auto per_unit =
+        x.has_fixed_bits ? 4 / dtype_bytes(static_cast<DType>(x.view.dtype)) : std::size_t{1};
+    std::int64_t index = static_cast<std::int64_t>(differences[i].first * per_unit);
+    std::string place;
+    for (int axis = x.view.rank - 1; axis >= 0; index /= x.view.shape[axis], --axis)
+      place = format_text("{}{}{}", index % x.view.shape[axis], place.empty() ? "" : ", ", place);
+    return format_text("{} words of {} differ from the first call, from [{}] on",
+                       differences[i].num_wrong, x.name, place);
+  }
+  return {};
+}
+
+std::string StressCall::compare_with(const StressCall& exact) const {
+  // An honest row is within some units of rounding of its norm; one that met a tile that is not its
+  // own is off by about its norm. The conformance suites have the sharp bounds.
+  const DType dtype = case_.cell.dtype;
+  const double limit = dtype == DType::bf16 ? 0x1p-4 : dtype == DType::f16 ? 0x1p-6 : 0x1p-12;
+  const DeviceMemory memory = allocate(sizeof(RowError));
+  for (std::size_t i = 0; i < outputs_.size(); ++i) {
+    const Output& x = outputs_[i];
+    if (x.rows == 0 || x.dim == 1) continue;  // the lse has infinities
+    auto* error = static_cast<RowError*>(memory.get());
+    require(cudaMemset(error, 0, sizeof *error), "cudaMemset");
+    measure_rows(x.expected.get(), dtype,
+                 static_cast<const double*>(exact.outputs_[i].expected.get()), x.rows, x.dim, error,
+                 nullptr);
+    RowError host;
+    require(cudaMemcpy(&host, error, sizeof host, cudaMemcpyDeviceToHost), "cudaMemcpy");
+    const auto worst = std::bit_cast<double>(static_cast<std::uint64_t>(host.worst));
+    if (!(worst <= limit))
+      return format_text("row {} of {} is off by {} of its norm, {} allowed, in the first call",
+                         host.row, x.name, worst, limit);
+  }
+  return {};
+}
+
+// ---- kernels
+
+const Kernel* find_kernel(const Cell& cell) {
+  const auto kernels = cell.is_backward ? cuda::backward_kernels() : cuda::forward_kernels();
+  for (const Kernel& kernel : kernels)
+    if (kernel.name == cell.kernel) return &kernel;
+  return nullptr;
+}
+
+}  // namespace headrace::testing

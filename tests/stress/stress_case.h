@@ -1,0 +1,52 @@
+// A case of the stress suite: a kernel, shapes and features as a pure function of a cell and a
+// seed. Cases have hundreds to thousands of tiles, and lengths around the multiples of every tile.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "attention/validate.h"
+
+namespace headrace::testing {
+
+// What the scores need beside scale and causal mask. `several`: softcap, ALiBi and a boolean mask.
+enum class Feature { plain, alibi, softcap, bias, dropout, several };
+const char* name_of(Feature feature);
+
+// What a table row of the report stands for, and every compiled tile of a kernel has at least one.
+struct Cell {
+  const char* kernel;
+  bool is_backward;
+  DType dtype;
+  int head_dim, head_dim_v;
+  Feature feature = Feature::plain;
+  bool is_deterministic = false;  // backward: dq has the same bits from run to run
+};
+std::vector<Cell> all_cells();
+
+struct StressCase {
+  Cell cell;
+  std::uint64_t seed = 0;                              // of the shapes and of the data
+  std::int64_t batch = 1, seqlen_q = 1, seqlen_k = 1;  // ragged: the longest
+  std::int64_t num_heads = 1, num_kv_heads = 1;
+  std::vector<std::int32_t> cu_seqlens_q{}, cu_seqlens_k{};  // ragged: [batch + 1], else empty
+  headrace_attention_options options = default_options();
+  bool has_sinks = false;
+  int num_calls = 0;  // of a named case in each mode; 0: as many as the time allows
+
+  bool is_ragged() const { return !cu_seqlens_q.empty(); }
+};
+
+// A random case of a cell.
+StressCase draw_case(const Cell& cell, std::uint64_t seed);
+
+// Cases with names of their own: shapes on which a release of shared memory one instruction early
+// was found (head_dim 112 and 128, causal, short last tiles), and the race loops of
+// FlashAttention-2 (test_flash_attn_race_condition, 250 calls) and FlashAttention-3 (1000 calls).
+std::vector<StressCase> named_cases();
+
+// "bf16 hd128 60 x 257, 4 heads, causal, seed 17": fits a line.
+std::string describe(const StressCase& c);
+
+}  // namespace headrace::testing

@@ -1,0 +1,42 @@
+// Runs a case again and again, in all the ways in which a program may.
+#pragma once
+
+#include "stress/stress_call.h"
+
+namespace headrace::testing {
+
+struct CaseResult {
+  std::int64_t num_calls = 0, num_wrong = 0;
+  std::string refusal;  // of the kernel: nothing ran
+  std::string failure;  // the first
+};
+
+// The four ways share the seconds, or each has the case's own number of calls: in one stream; in a
+// CUDA graph; in two streams at once; beside a kernel that loads L2 and other multiprocessors.
+class StressRunner {
+ public:
+  explicit StressRunner(const DeviceInfo& device);
+  ~StressRunner();
+  StressRunner(const StressRunner&) = delete;
+
+  CaseResult run(const StressCase& c, double seconds);
+
+ private:
+  static constexpr int kCallsAtOnce = 32;  // enqueued before anything is waited for
+  static constexpr int kDifferences = kCallsAtOnce * StressCall::kMostOutputs;
+
+  struct Budget;
+  void run_in_stream(StressCall& call, const Budget& budget, bool has_load, CaseResult& result);
+  void run_in_graph(StressCall& call, const Budget& budget, CaseResult& result);
+  void run_in_streams(StressCall& one, StressCall& other, const Budget& budget, CaseResult& result);
+  void clear();
+  // Where call i of those enqueued since clear() notes its differences.
+  Difference* differences_of(int i) const;
+  void collect(const StressCall& call, const char* way, CaseResult& result);
+
+  DeviceInfo device_;
+  cudaStream_t streams_[2] = {}, load_stream_ = nullptr;
+  DeviceMemory differences_, load_memory_;
+};
+
+}  // namespace headrace::testing
