@@ -21,7 +21,9 @@ import tempfile
 import time
 
 import checklib
-from mutantlib import SECONDS_MORE, SLOWER, Outcome, Progress, Stage, Tree, call, git_apply, read_mutants, verdict
+from mutantlib import (
+    SECONDS_MORE, SLOWER, Outcome, Progress, Stage, Tree, call, git_apply, read_mutants, sass_complaint, verdict,
+)  # fmt: skip
 from run_mutants import FOLDER, ON_CUDA, exit_status, report
 from tablelib import FORMS
 
@@ -38,6 +40,9 @@ UNITS = {
     "cuda_sm80_bwd_apart": ["sm80/backward_bf16_hd128", "sm80/backward_f16_hd256"],
     "cuda_sm90_bwd": ["sm90/bwd/hd64", "sm90/bwd/hd128", "sm90/bwd/hd256", "sm90/bwd/finish"],
     "cuda_sm90_bwd_general": ["sm90/bwd/hd64_general", "sm90/bwd/hd128_general", "sm90/bwd/hd256_general"],
+    "cuda_release_fwd": ["sm90/fwd/hd128", "sm90/fwd/hd128_biased", "sm90/fwd/hd128_dropped"],
+    "cuda_release_bwd": ["sm90/bwd/hd256", "sm90/bwd/hd128"],
+    "cuda_release_sm80": ["sm80/bf16_hd128", "sm80/backward_bf16_hd128"],
     "cuda_softmax": ["ops/softmax_f32"],
     "cuda_backward_rows": ["common/backward_rows"],
     "cuda_fixed_point": ["common/backward_rows", "sm90/bwd/finish", "sm90/bwd/hd64_fixed", "sm90/bwd/hd128_fixed",
@@ -45,9 +50,10 @@ UNITS = {
 }
 OBJECTS = "src/CMakeFiles/headrace_objects.dir/"
 PROGRAMS = ("tests/conformance/headrace_conformance", "tests/cuda/headrace_cuda_tests",
-            "tests/cuda/headrace_cuda_capi_tests")
+            "tests/cuda/headrace_cuda_capi_tests", "tests/stress/headrace_stress")
 OF_LIBRARY = PROGRAMS[2]  # has no objects of the library in itself
 BASE = "base"  # the folder of the programs without a mutant
+KILLED_BY = "killed-by"  # what the machine code of a mutant showed when it was built
 
 
 # ---- building ----
@@ -126,6 +132,10 @@ def build_mutant(build, tree, mutant, folder, gpu):
     for name in objects:
         if wrong := build.compile(name, tree.copy, made, gpu):
             return f"{name} does not build: {wrong}"
+    if by := sass_complaint(mutant, [made / name for name in objects]):
+        (folder / mutant.name).mkdir(parents=True, exist_ok=True)
+        (folder / mutant.name / KILLED_BY).write_text(by, encoding="utf-8")
+        return None
     for program in sorted({stage.program for stage in ON_CUDA[mutant.kernel]}):
         output = build.library if program == OF_LIBRARY else program
         if wrong := build.link(output, [made / name for name in objects], folder / mutant.name):
@@ -190,6 +200,8 @@ class Programs:
     def mutant(self, mutant, stages):
         if not (self.folder / mutant.name).is_dir():
             return Outcome(mutant, "skipped", "was not built")
+        if (killed_by := self.folder / mutant.name / KILLED_BY).is_file():
+            return Outcome(mutant, "killed", killed_by.read_text(encoding="utf-8"))
         started, by = time.monotonic(), None
         good = [stage for stage in stages if not self.wrong[stage]]
         if not good:
@@ -224,6 +236,7 @@ TOY_PROGRAMS = {
     "002-survives/run": "#!/bin/sh\nexit 0\n",
     "003-hangs/run": "#!/bin/sh\nsleep 60\n",
     "004-of-the-base/other": "",
+    f"006-when-it-was-built/{KILLED_BY}": "sass: an arrival",
 }
 
 
@@ -243,7 +256,7 @@ def self_test():
         good, bad = (Stage("toy", "run", (status,), lambda output: None) for status in ("0", "1"))
         stages = {mutant.name: [good] for mutant in mutants}
         found = [x.status for x in test_all(Programs(folder, 1), mutants, stages, 2, Progress(io.StringIO()))]
-        expected = ["killed", "survived", "killed", "survived", "skipped"]
+        expected = ["killed", "survived", "killed", "survived", "skipped", "killed"]
         wrong += [] if found == expected else [f"{found} instead of {expected}"]
         found = test_all(Programs(folder, 1), mutants[:1], {mutants[0].name: [bad]}, 1, Progress(io.StringIO()))[0]
         wrong += [] if found.status == "not tested" and exit_status([found]) == 1 else [f"a bad baseline: {found}"]

@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
 import checklib
@@ -82,6 +83,23 @@ def judge_gtest(output):
     running = re.findall(r"^\[ RUN      \] ([\w/.]+)", output, re.MULTILINE)
     name = failed[1] if failed else running[-1] if running else None
     return f"unit {name}" if name else None
+
+
+def judge_stress(output):
+    """The first case that failed."""
+    failed = re.search(r"^failed: (.*)$", output, re.MULTILINE)
+    return f"stress: {failed[1]}" if failed else None
+
+
+def sass_complaint(mutant, objects):
+    """What tools/check_sass.py says of the first bad object, of mutants that it ought to see; else None."""
+    if "sass" not in mutant.rules.split():
+        return None
+    script = pathlib.Path(__file__).with_name("check_sass.py")
+    done = subprocess.run([sys.executable, "-B", script, *objects], capture_output=True, text=True)
+    if "no cuobjdump" in done.stdout:
+        raise RuntimeError(done.stdout.strip())
+    return f"sass: {done.stdout.splitlines()[0].partition(': ')[2]}"[:200] if done.returncode != 0 else None
 
 
 # ---- what is being done ----
@@ -227,6 +245,9 @@ class Tree:
         self.binaries.mkdir(parents=True, exist_ok=True)
         return self.call([*self.configure_command, "-S", str(self.copy), "-B", str(self.binaries)], BUILD_SECONDS)
 
+    def cuda_objects(self):
+        return sorted(self.binaries.glob("src/CMakeFiles/headrace_objects.dir/backends/cuda/**/*.cu.o"))
+
     def build(self, target):
         return self.call([*self.build_command, target], BUILD_SECONDS)
 
@@ -285,6 +306,8 @@ class Runner:
                 if wrong := self.build_failure(stage.target):
                     return "does not build", wrong
                 built.add(stage.target)
+                if by := sass_complaint(mutant, self.tree.cuda_objects()):
+                    return "killed", by
             self.progress.show(f"{mutant.name}: {stage.name}")
             if by := self.failure(stage, self.limits[stage.program]):
                 return "killed", by

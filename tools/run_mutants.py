@@ -22,7 +22,8 @@ import unittest.mock
 
 import checklib
 from mutantlib import (
-    Outcome, Progress, Runner, Stage, Tree, git_apply, judge_conformance, judge_gtest, read_mutant, read_mutants,
+    Outcome, Progress, Runner, Stage, Tree, git_apply, judge_conformance, judge_gtest, judge_stress, read_mutant,
+    read_mutants,
 )
 from tablelib import FORMS, table
 
@@ -83,6 +84,13 @@ CUDA_REPEATS, CUDA_BACKWARD_REPEATS = (
     gtest(f"CUDA {pattern}", "tests/cuda/headrace_cuda_capi_tests", pattern)
     for pattern in ("Kernels/Repeats.*", "Kernels/BackwardRepeats.*")
 )
+
+
+def stress(kernel):
+    arguments = ("--fail-fast", "--seconds", "40", "--kernel", kernel)
+    return Stage(f"stress {kernel}", "tests/stress/headrace_stress", arguments, judge_stress)
+
+
 CUDA_SCALES = gtest("CUDA scales", "tests/cuda/headrace_cuda_tests", "FixedPointScales.*")
 CUDA_MANY_RUNS = conformance("many runs", "--suite", "backward", "--only", "B7", "--tier", "small", "--device", "cuda")
 # Few of the small grid's cases are such that Hopper's kernel takes them.
@@ -100,6 +108,9 @@ ON_CUDA = {
     "cuda_backward_rows": (CUDA_BACKWARD,),
     "cuda_fixed_point": (CUDA_SCALES, CUDA_BACKWARD),
     "cuda_backward_turns": (CUDA_MANY_RUNS, CUDA_BACKWARD_REPEATS),
+    "cuda_release_fwd": (stress("cuda_sm90_fwd bf16 hd128"),),
+    "cuda_release_bwd": (stress("cuda_sm90_bwd bf16 hd256"), stress("cuda_sm90_bwd bf16 hd128")),
+    "cuda_release_sm80": (stress("cuda_sm80_fwd bf16 hd128"), stress("cuda_sm80_bwd bf16 hd128")),
     "cuda_softmax": (gtest("CUDA softmax", "tests/cuda/headrace_cuda_tests", "*Softmax*"),),
 }
 ALL_ON_CUDA = (CUDA_ORACLE, CUDA_GRID, CUDA_BACKWARD, CUDA_BITS, CUDA_CATALOGUE, CUDA_UNITS, CUDA_DOOR)
