@@ -99,7 +99,8 @@ def sass_complaint(mutant, objects):
     done = subprocess.run([sys.executable, "-B", script, *objects], capture_output=True, text=True)
     if "no cuobjdump" in done.stdout:
         raise RuntimeError(done.stdout.strip())
-    return f"sass: {done.stdout.splitlines()[0].partition(': ')[2]}"[:200] if done.returncode != 0 else None
+    # "check_sass.py: FUNCTION: what is wrong"
+    return f"sass: {done.stdout.splitlines()[0].split(': ', 2)[-1]}"[:100] if done.returncode != 0 else None
 
 
 # ---- what is being done ----

@@ -87,7 +87,7 @@ CUDA_REPEATS, CUDA_BACKWARD_REPEATS = (
 
 
 def stress(kernel):
-    arguments = ("--fail-fast", "--seconds", "40", "--kernel", kernel)
+    arguments = ("--fail-fast", "--seconds", "20", "--kernel", kernel)
     return Stage(f"stress {kernel}", "tests/stress/headrace_stress", arguments, judge_stress)
 
 

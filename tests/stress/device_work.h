@@ -32,9 +32,10 @@ void compare_near_and_poison(void* got, const void* expected, DType dtype, std::
                              float relative, float absolute, Difference* difference,
                              cudaStream_t stream);
 
-// Rows of `dim` elements beside exact ones. *worst is the largest |got - exact| / max(|exact|,
-// rms), norms of rows, rms over all rows; +inf where a row has a NaN that the exact one does not
-// have.
+// Rows of `dim` elements beside exact ones. *worst is the largest |got - exact| / max(|exact|, rms,
+// sqrt(dim) / 64), norms of rows, rms over all rows; +inf where a row has a NaN. Inputs have
+// elements of about 1, and so have results, unless they cancel: a gradient through one key is 0,
+// and what rounding leaves of it is compared with a 64th of what others have.
 struct RowError {
   double sum_of_squares;     // of all exact elements
   unsigned long long worst;  // the bits of a double
