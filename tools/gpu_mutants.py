@@ -42,7 +42,7 @@ UNITS = {
     "cuda_sm90_bwd_general": ["sm90/bwd/hd64_general", "sm90/bwd/hd128_general", "sm90/bwd/hd256_general"],
     "cuda_release_fwd": ["sm90/fwd/hd128", "sm90/fwd/hd128_biased", "sm90/fwd/hd128_dropped"],
     "cuda_release_bwd": ["sm90/bwd/hd256", "sm90/bwd/hd128"],
-    "cuda_release_sm80": ["sm80/bf16_hd128", "sm80/backward_bf16_hd128"],
+    "cuda_release_sm80": ["sm80/bf16_hd64", "sm80/bf16_hd128"],
     "cuda_softmax": ["ops/softmax_f32"],
     "cuda_backward_rows": ["common/backward_rows"],
     "cuda_fixed_point": ["common/backward_rows", "sm90/bwd/finish", "sm90/bwd/hd64_fixed", "sm90/bwd/hd128_fixed",

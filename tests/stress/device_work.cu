@@ -98,7 +98,7 @@ __global__ void measure_kernel(const T* got, const double* exact, std::int64_t r
       square += __shfl_xor_sync(~0u, square, step);
     }
     if (threadIdx.x % 32 != 0) continue;
-    const double limit = fmax(fmax(square, mean_square), dim / (64.0 * 64.0));
+    const double limit = fmax(fmax(square, mean_square), dim / (16.0 * 16.0));
     const double ratio = isnan(difference) ? INFINITY : sqrt(difference / limit);
     // Bits of doubles that are not negative have the order of the numbers.
     const auto bits = static_cast<unsigned long long>(__double_as_longlong(ratio));

@@ -33,9 +33,9 @@ void compare_near_and_poison(void* got, const void* expected, DType dtype, std::
                              cudaStream_t stream);
 
 // Rows of `dim` elements beside exact ones. *worst is the largest |got - exact| / max(|exact|, rms,
-// sqrt(dim) / 64), norms of rows, rms over all rows; +inf where a row has a NaN. Inputs have
+// sqrt(dim) / 16), norms of rows, rms over all rows; +inf where a row has a NaN. Inputs have
 // elements of about 1, and so have results, unless they cancel: a gradient through one key is 0,
-// and what rounding leaves of it is compared with a 64th of what others have.
+// and what rounding leaves of it is compared with a 16th of what others have.
 struct RowError {
   double sum_of_squares;     // of all exact elements
   unsigned long long worst;  // the bits of a double

@@ -30,8 +30,8 @@ __device__ __forceinline__ void store_shared(u32 address, u32 value) {
 // registers when it is issued; for other values there is released_behind(). tools/check_sass.py
 // refuses arrivals with loads from shared memory in flight.
 
-// Returns `barrier` from an instruction that consumes `x`: the values that the warp loaded, combined
-// by ^.
+// Returns `barrier` from an instruction that consumes `x`: the values that the warp loaded,
+// combined by ^.
 __device__ __forceinline__ u32 released_behind(u32 x, u32 barrier) {
   // A square is 0 or 1 modulo 4: bit 1 is always 0, which ptxas does not know.
   asm volatile(
