@@ -10,20 +10,30 @@ On arrays (NumPy, DLPack, CUDA array interface):
 For PyTorch `headrace.torch`, for Hugging Face models `headrace.transformers`; each is imported on demand.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from ._arrays import Support, attention, check, explain, supports
+from ._backward import Gradients, attention_backward
 from ._devices import Device, devices
 from ._library import VERSION as __version__
 from ._plans import FallbackWarning, cache_clear
 from ._softmax import softmax, softmax_backward
 from ._views import TensorSpec
 
+if TYPE_CHECKING:
+    from . import torch as torch
+    from . import transformers as transformers
+
 __all__ = [
     "Device",
     "FallbackWarning",
+    "Gradients",
     "Support",
     "TensorSpec",
     "__version__",
     "attention",
+    "attention_backward",
     "cache_clear",
     "check",
     "devices",
@@ -32,3 +42,9 @@ __all__ = [
     "softmax_backward",
     "supports",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("torch", "transformers"):
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+from typing import TYPE_CHECKING, Any
 
 from . import _structs
 from ._plans import Options
+
+if TYPE_CHECKING:
+    from typing_extensions import TypedDict
+
+    class Numbers(TypedDict, total=False):
+        """Keyword arguments of attention() on arrays and of PyTorch's, for the overloads that say what is returned."""
+
+        softmax_scale: float | None
+        causal: bool | str
+        window: tuple[int | None, int | None]
+        softcap: float
+        dropout_p: float
+        dropout_offset: int
+        max_seqlen_q: int | None
+        max_seqlen_k: int | None
+        num_splits: int
+        strict_rows: bool
+        strict_fallback: bool
+        checked: bool
+        layout: str
 
 # Tensors that a call may have besides q, k and v, in the order in which they are passed around.
 EXTRA_NAMES = ("cu_seqlens_q", "cu_seqlens_k", "alibi_slopes", "bias", "mask", "tree_mask", "sinks")
@@ -33,11 +54,24 @@ def window_sizes(window: Any) -> tuple[int, int]:
     """(left, right): None and negative numbers are open."""
     try:
         left, right = window
+        left = -1 if left is None or left < 0 else left
+        right = -1 if right is None or right < 0 else right
     except (TypeError, ValueError):
         raise ValueError(f"window={window!r}: must be (left, right), -1 or None for an open side") from None
-    left = -1 if left is None or left < 0 else left
-    right = -1 if right is None or right < 0 else right
     return left, right
+
+
+def dropout_words(seed: Any, offset: Any) -> tuple[int, int]:
+    words = []
+    for name, value in (("dropout_seed", seed), ("dropout_offset", offset)):
+        try:
+            number = operator.index(value)
+        except TypeError:
+            raise TypeError(f"{name}={value!r}: must be an integer; pass one") from None
+        if not 0 <= number < 1 << 64:
+            raise ValueError(f"{name}={number}: must be 0 to 2**64 - 1; pass {name} % 2**64")
+        words.append(number)
+    return words[0], words[1]
 
 
 def is_heads_first(layout: str) -> bool:

@@ -3,15 +3,41 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
 from . import _devices, _plans, _structs, _views
-from ._arguments import EXTRA_NAMES, is_heads_first, lse_shape, make_options, out_shape, probs_shape, swapped_heads
+from ._arguments import (
+    EXTRA_NAMES,
+    dropout_words,
+    is_heads_first,
+    lse_shape,
+    make_options,
+    out_shape,
+    probs_shape,
+    swapped_heads,
+)
 from ._library import LIBRARY, check as check_status
 from ._plans import Options, View
-from ._views import Borrowed, TensorSpec
+from ._views import TensorSpec, is_torch
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._arguments import Numbers
+
+    class _Options(Numbers, total=False):
+        alibi_slopes: Any
+        bias: Any
+        mask: Any
+        tree_mask: Any
+        sinks: Any
+        dropout_seed: int
+        cu_seqlens_q: Any
+        cu_seqlens_k: Any
+        out: Any
+        stream: int | None
 
 
 class Support:
@@ -32,11 +58,6 @@ class Support:
 
     def __repr__(self) -> str:
         return f"Support(kernel={self.kernel!r}, is_fallback={self.is_fallback}, reason={self.reason!r})"
-
-
-def _is_torch(array: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(array, torch.Tensor)
 
 
 def _cupy_of(array: Any) -> Any:
@@ -67,37 +88,58 @@ def _max_seqlen(name: str, given: int | None, cu_seqlens: Any) -> int | None:
     return int(lengths.max(initial=0))
 
 
-def _make_options(extras: dict[str, Any], arguments: dict[str, Any]) -> Options:
+def options_of_call(extras: dict[str, Any], arguments: dict[str, Any]) -> Options:
     for side in ("q", "k"):
         name = f"max_seqlen_{side}"
         arguments[name] = _max_seqlen(side, arguments[name], extras[f"cu_seqlens_{side}"])
     return make_options(**arguments)
 
 
-class _Call:
-    """Inputs and outputs of one call as views."""
+class Call:
+    """Inputs and outputs of one call as views; with gradients it is a backward."""
 
-    def __init__(self, stream: int | None) -> None:
+    def __init__(self, stream: int | None, heads_first: bool) -> None:
         self.stream = stream
+        self.heads_first = heads_first
         self.views: dict[str, View] = {}
+        self.gradients: dict[str, View] = {}
         self.owners: list[Any] = []
 
-    def add(self, name: str, array: Any, heads_first: bool = False, is_output: bool = False) -> None:
-        borrowed = array if isinstance(array, Borrowed) else _views.of(name, array, self.stream, is_output)
+    def add(self, name: str, array: Any, is_output: bool = False) -> None:
+        self.views[name] = self._view(name, array, is_output, name)
+
+    def add_gradient(self, name: str, array: Any, is_output: bool = False) -> None:
+        self.gradients[name] = self._view(name, array, is_output, name.removeprefix("d"))
+
+    def _view(self, name: str, array: Any, is_output: bool, layout_of: str) -> View:
+        borrowed = _views.of(name, array, self.stream, is_output)
         self.owners.append(borrowed.owner)
-        self.views[name] = _heads_first_view(borrowed.view) if heads_first else borrowed.view
+        return _heads_first_view(borrowed.view) if self._is_swapped(layout_of) else borrowed.view
+
+    def _is_swapped(self, name: str) -> bool:
+        return self.heads_first and name in ("q", "k", "v", "out")
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """As the caller gave it."""
+        shape = self.views[name].shape
+        return swapped_heads(shape) if self._is_swapped(name) else shape
 
     def run(self, options: Options, seed: int, offset: int) -> None:
-        views = self.views
-        operands = views["q"].data | views["k"].data | views["v"].data | views["out"].data
-        key = (options, operands % _structs.WHOLE_ALIGNMENT, tuple((name, view[1:]) for name, view in views.items()))
-        plan = _plans.get(key) or _plans.keep(key, _plans.make(views, options))
-        q = views["q"]
+        views, gradients = self.views, self.gradients
+        alignment = 0
+        for view in (*map(views.__getitem__, ("q", "k", "v", "out")), *gradients.values()):
+            alignment |= view.data
+        options = _plans.numbers_of(options)
+        layouts = tuple((name, view[1:]) for group in (views, gradients) for name, view in group.items())
+        key = (options, alignment % _structs.WHOLE_ALIGNMENT, layouts)
+        plan = _plans.get(key) or _plans.keep(key, _plans.make(views, options, gradients=gradients or None))
         block = plan.take_block()
         for name, view in views.items():
             block.words[_structs.DATA_WORD[name]] = view.data
-        block.set_dropout(seed, offset)
-        if q.device_type == _structs.CPU:
+        for name, view in gradients.items():
+            block.gradient_words[_structs.GRADIENT_WORD[name]] = view.data
+        block.set_dropout(*dropout_words(seed, offset))
+        if views["q"].device_type == _structs.CPU:
             plan.run_on_cpu(block)
         elif plan.workspace_bytes:
             plan.run_alone(block, self.stream)
@@ -105,7 +147,17 @@ class _Call:
             plan.run(block, None, self.stream)
 
 
-def _new_output(name: str, like: Any, view: View, shape: tuple[int, ...], code: int) -> Any:
+def new_call(
+    q: Any, k: Any, v: Any, extras: dict[str, Any], stream: int | None, layout: str
+) -> Call:
+    call = Call(_current_stream(q) if stream is None else stream, is_heads_first(layout))
+    for name, array in (("q", q), ("k", k), ("v", v), *extras.items()):
+        if array is not None or name in ("q", "k", "v"):
+            call.add(name, array)
+    return call
+
+
+def new_output(name: str, like: Any, view: View, shape: tuple[int, ...], code: int) -> Any:
     """An array of `shape` of the library that `like` came from."""
     if isinstance(like, np.ndarray):
         return np.empty(shape, _views.numpy_dtype(code))
@@ -121,6 +173,26 @@ def _new_output(name: str, like: Any, view: View, shape: tuple[int, ...], code: 
     )
 
 
+@overload
+def attention(
+    q: Any, k: Any, v: Any, *, return_lse: Literal[True], return_probs: Literal[False] = ..., lse: Any = ...,
+    probs: None = ..., **options: Unpack[_Options],
+) -> tuple[Any, Any]: ...  # fmt: skip
+@overload
+def attention(
+    q: Any, k: Any, v: Any, *, return_lse: Literal[False] = ..., return_probs: Literal[True], lse: None = ...,
+    probs: Any = ..., **options: Unpack[_Options],
+) -> tuple[Any, Any]: ...  # fmt: skip
+@overload
+def attention(
+    q: Any, k: Any, v: Any, *, return_lse: Literal[True], return_probs: Literal[True], lse: Any = ...,
+    probs: Any = ..., **options: Unpack[_Options],
+) -> tuple[Any, Any, Any]: ...  # fmt: skip
+@overload
+def attention(
+    q: Any, k: Any, v: Any, *, return_lse: bool = ..., return_probs: bool = ..., lse: Any = ..., probs: Any = ...,
+    **options: Unpack[_Options],
+) -> Any: ...  # fmt: skip
 def attention(
     q: Any,
     k: Any,
@@ -214,7 +286,7 @@ def attention(
         "strict_fallback": strict_fallback,
         "checked": checked,
     }
-    if _is_torch(q):
+    if is_torch(q):
         if not (out is lse is probs is stream is None):
             raise ValueError(
                 "out, lse, probs and stream: must not be given with PyTorch tensors, whose results are new ones on the "
@@ -226,37 +298,30 @@ def attention(
             q, k, v, **extras, **arguments, dropout_seed=dropout_seed, dropout_offset=dropout_offset,
             return_lse=return_lse, return_probs=return_probs, layout=layout,
         )  # fmt: skip
-    heads_first = is_heads_first(layout)
-    call = _Call(_current_stream(q) if stream is None else stream)
-    for name, array in (("q", q), ("k", k), ("v", v)):
-        call.add(name, array, heads_first)
-    for name, array in extras.items():
-        if array is not None:
-            call.add(name, array)
+    call = new_call(q, k, v, extras, stream, layout)
     outputs = {"out": (out, True), "lse": (lse, return_lse), "probs": (probs, return_probs)}
-    results = _add_outputs(call, q, outputs, heads_first)
-    call.run(_make_options(extras, arguments), dropout_seed, dropout_offset)
+    results = _add_outputs(call, q, outputs)
+    call.run(options_of_call(extras, arguments), dropout_seed, dropout_offset)
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def _new_result(name: str, call: _Call, like: Any, heads_first: bool) -> Any:
-    q, k, v = (call.views[operand] for operand in "qkv")
+def _new_result(name: str, call: Call, like: Any) -> Any:
+    q, k = call.views["q"], call.views["k"]
     if name == "out":
-        shape = out_shape(q.shape, v.shape)
-        return _new_output(name, like, q, swapped_heads(shape) if heads_first else shape, q.dtype)
+        return new_output(name, like, q, out_shape(call.shape_of("q"), call.shape_of("v")), q.dtype)
     is_ragged = "cu_seqlens_q" in call.views
     shape = lse_shape(q.shape, is_ragged) if name == "lse" else probs_shape(q.shape, k.shape)
-    return _new_output(name, like, q, shape, _structs.F64 if q.dtype == _structs.F64 else _structs.F32)
+    return new_output(name, like, q, shape, _structs.F64 if q.dtype == _structs.F64 else _structs.F32)
 
 
-def _add_outputs(call: _Call, like: Any, outputs: dict[str, tuple[Any, bool]], heads_first: bool) -> list[Any]:
+def _add_outputs(call: Call, like: Any, outputs: dict[str, tuple[Any, bool]]) -> list[Any]:
     """`outputs`: the array that was given, and whether it is wanted without."""
     results = []
     for name, (array, is_wanted) in outputs.items():
         if array is None and is_wanted:
-            array = _new_result(name, call, like, heads_first)
+            array = _new_result(name, call, like)
         if array is not None:
-            call.add(name, array, heads_first and name == "out", is_output=True)
+            call.add(name, array, is_output=True)
             results.append(array)
     return results
 
@@ -267,7 +332,7 @@ def _add_outputs(call: _Call, like: Any, outputs: dict[str, tuple[Any, bool]], h
 def _spec_of(name: str, tensor: Any) -> TensorSpec:
     if isinstance(tensor, TensorSpec):
         return tensor
-    if _is_torch(tensor):
+    if is_torch(tensor):
         from .torch._eager import view_of
 
         view = view_of(name, tensor)
@@ -279,7 +344,7 @@ def _spec_of(name: str, tensor: Any) -> TensorSpec:
 def _device_of(tensor: Any) -> _structs.DeviceInfo:
     if isinstance(tensor, TensorSpec):
         return _devices.of_tensors(_structs.CPU, 0, 0)
-    if _is_torch(tensor):
+    if is_torch(tensor):
         return _devices.of_tensors(_structs.CUDA if tensor.is_cuda else _structs.CPU, max(tensor.get_device(), 0), 0)
     view = _views.of("q", tensor, _views.NO_STREAM).view
     return _devices.of_tensors(view.device_type, view.device_id, 0)
@@ -320,7 +385,7 @@ def _plan_of(
             for name in ("q", "k", "v", "out", "bias", "sinks", *(["lse"] if lse else []))
             if name in given
         }
-    options = _make_options({name: tensors.get(name) for name in EXTRA_NAMES}, arguments)
+    options = options_of_call({name: tensors.get(name) for name in EXTRA_NAMES}, arguments)
     return _plans.Plan(views, options, info, is_quiet=True, gradients=gradients)
 
 

@@ -78,6 +78,7 @@ def _declare(library: ctypes.CDLL) -> None:
     library.headrace_check.argtypes = [ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p]
     run: list[Any] = [ctypes.c_void_p] * 4 + [ctypes.c_size_t, ctypes.c_void_p]
     library.headrace_attention_forward.argtypes = run[1:]
+    library.headrace_attention_backward.argtypes = run
 
 
 def _check_structs(library: ctypes.CDLL, path: pathlib.Path) -> None:
@@ -111,9 +112,19 @@ _EXCEPTIONS: dict[int, type[Exception]] = {
 }
 
 
+# Where the library's text names what callers of C write.
+_IN_PYTHON = {
+    "leave it NaN for the default head_dim^-0.5": "leave it None for the default head_dim ** -0.5",
+    "set it in the options of a ragged batch": "pass it with cu_seqlens",
+}
+
+
 def fail(status: int) -> NoReturn:
     """Raises what the library just said on this thread."""
-    raise _EXCEPTIONS.get(status, RuntimeError)(LIBRARY.headrace_last_error().decode("utf-8", "replace"))
+    text = LIBRARY.headrace_last_error().decode("utf-8", "replace")
+    for phrase, in_python in _IN_PYTHON.items():
+        text = text.replace(phrase, in_python)
+    raise _EXCEPTIONS.get(status, RuntimeError)(text)
 
 
 def check(status: int) -> None:

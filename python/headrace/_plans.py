@@ -55,25 +55,68 @@ class Options(NamedTuple):
     deterministic: bool = False
 
 
+_NUMBERS = frozenset((int, float, bool, type(None)))
+
+
+def to_number(name: str, value: Any) -> Any:
+    """A plain one; a tensor or array of one element gives its own."""
+    if getattr(value, "requires_grad", False):
+        raise ValueError(
+            f"{name} requires a gradient: must be a number, which gets none; detach it, or multiply q by it"
+        )
+    if hasattr(value, "item"):
+        try:
+            value = value.item()
+        except (RuntimeError, ValueError):
+            raise ValueError(f"{name} is of shape {tuple(value.shape)}: must be one number; pass one") from None
+    if type(value) in _NUMBERS:
+        return value
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"{name}={value!r}: must be a number; pass one")
+    return int(value) if isinstance(value, int) else float(value)
+
+
+def numbers_of(options: Any) -> Any:
+    """Options as numbers alone: a tensor or array of one element may change while a key holds it."""
+    if _NUMBERS.issuperset(map(type, options)):
+        return options
+    return Options(*map(to_number, Options._fields, options))
+
+
 _INTEGERS = {
     name: ctype for name, ctype, *_ in _structs.AttentionOptions._fields_ if ctype in (ctypes.c_int32, ctypes.c_int64)
 }
 
 
+def _scale_for_c(scale: Any) -> Any:
+    """There NaN says what None says here."""
+    if scale is None:
+        return math.nan
+    if isinstance(scale, float) and not math.isfinite(scale):
+        raise ValueError(f"softmax_scale={scale}: must be finite; leave it None for the default head_dim ** -0.5")
+    return scale
+
+
 def pack_options(options: Options) -> _structs.AttentionOptions:
     struct = _structs.AttentionOptions(struct_size=ctypes.sizeof(_structs.AttentionOptions))
     for name, value in options._asdict().items():
-        if name == "softmax_scale" and value is None:
-            value = math.nan
+        if name == "softmax_scale":
+            value = _scale_for_c(value)
         ctype = _INTEGERS.get(name)
         if ctype is not None:
             value = to_integer(name, value, 8 * ctypes.sizeof(ctype))
-        setattr(struct, name, value)
+        try:
+            setattr(struct, name, value)
+        except TypeError:
+            raise TypeError(f"{name}={value!r}: must be a number; pass one") from None
     return struct
 
 
 def to_integer(name: str, value: Any, bits: int) -> int:
-    number = int(value)
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"{name}={value!r}: must be an integer; pass one") from None
     if number != value or not -(1 << (bits - 1)) <= number < 1 << (bits - 1):
         raise ValueError(f"{name}={value}: must be an integer of {bits} bits; pass one")
     return number
@@ -139,8 +182,8 @@ class Plan:
     """A headrace_plan with the blocks that are free to run it; with `gradients` it is that of a backward."""
 
     __slots__ = (
-        "_destroy", "_first", "_handle_argument", "_size_argument", "blocks", "handle", "is_fallback", "kernel",
-        "run_function", "workspace_bytes",
+        "_destroy", "_first", "_handle_argument", "_one_call", "_size_argument", "blocks", "handle", "is_fallback",
+        "kernel", "run_function", "workspace_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -155,10 +198,11 @@ class Plan:
         self._destroy = LIBRARY.headrace_plan_destroy
         structs = [pack_tensors(views), pack_options(options)]
         describe, run_function = LIBRARY.headrace_attention_problem, "headrace_plan_run"
+        self._one_call = LIBRARY.headrace_attention_forward
         if gradients is not None:
             structs.insert(1, _pack_views(_structs.AttentionGradients, gradients))
-            describe = LIBRARY.headrace_attention_backward_problem
-            run_function = "headrace_plan_run_backward"
+            describe, run_function = LIBRARY.headrace_attention_backward_problem, "headrace_plan_run_backward"
+            self._one_call = LIBRARY.headrace_attention_backward
         problem = _new_problem()
         check(describe(*map(ctypes.byref, structs), ctypes.byref(problem)))
         handle = ctypes.c_void_p()
@@ -200,8 +244,8 @@ class Plan:
             fail(status)
 
     def run_alone(self, block: Block, stream: int | None) -> None:
-        """run() of a forward for which nobody lends scratch memory: the library allocates it, as `stream` goes on."""
-        status = LIBRARY.headrace_attention_forward(*block.pointers, None, 0, stream)
+        """run() without scratch memory from the caller: the library allocates it in the order of `stream`."""
+        status = self._one_call(*block.pointers, None, 0, stream)
         self.blocks.append(block)
         if status:
             fail(status)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from typing import Any
+from typing import Any, Literal, overload
 
 from . import _plans, _structs, _views
-from ._arrays import _current_stream, _is_torch, _new_output
+from ._arrays import _current_stream, new_output
 from ._library import LIBRARY, check
-from ._views import Borrowed
+from ._views import Borrowed, is_torch
 
 _ALGORITHMS = {"auto": _structs.SOFTMAX_AUTO, "safe": _structs.SOFTMAX_SAFE, "online": _structs.SOFTMAX_ONLINE}
 
 
 def _stream_of(array: Any, stream: int | None) -> int | None:
-    if stream is not None or not _is_torch(array):
+    if stream is not None or not is_torch(array):
         return _current_stream(array) if stream is None else stream
     return sys.modules["torch"].cuda.current_stream(array.device).cuda_stream if array.is_cuda else None
 
@@ -23,17 +23,16 @@ def _stream_of(array: Any, stream: int | None) -> int | None:
 def _output(name: str, given: Any, like: Any, view: _plans.View, shape: tuple[int, ...], code: int) -> Any:
     if given is not None:
         return given
-    if _is_torch(like):
+    if is_torch(like):
         raise ValueError(f"{name}: must be given for PyTorch tensors (only NumPy and CuPy arrays are allocated here)")
-    return _new_output(name, like, view, shape, code)
+    return new_output(name, like, view, shape, code)
 
 
 def _options(axis: int, scale: float, algorithm: str) -> _structs.SoftmaxOptions:
     if algorithm not in _ALGORITHMS:
         raise ValueError(f"algorithm={algorithm!r}: must be one of {', '.join(map(repr, _ALGORITHMS))}")
-    return _structs.SoftmaxOptions(
-        ctypes.sizeof(_structs.SoftmaxOptions), scale, _plans.to_integer("axis", axis, 32), _ALGORITHMS[algorithm]
-    )
+    scale, axis = _plans.to_number("scale", scale), _plans.to_integer("axis", axis, 32)
+    return _structs.SoftmaxOptions(ctypes.sizeof(_structs.SoftmaxOptions), scale, axis, _ALGORITHMS[algorithm])
 
 
 def _run(function: Any, struct: type, borrowed: dict[str, Borrowed], options: Any, stream: int | None) -> None:
@@ -43,6 +42,16 @@ def _run(function: Any, struct: type, borrowed: dict[str, Borrowed], options: An
     check(function(ctypes.addressof(tensors), ctypes.addressof(options), stream))
 
 
+@overload
+def softmax(
+    x: Any, axis: int = ..., *, scale: float = ..., algorithm: str = ..., return_lse: Literal[True], out: Any = ...,
+    lse: Any = ..., stream: int | None = ...,
+) -> tuple[Any, Any]: ...  # fmt: skip
+@overload
+def softmax(
+    x: Any, axis: int = ..., *, scale: float = ..., algorithm: str = ..., return_lse: bool = ..., out: Any = ...,
+    lse: Any = ..., stream: int | None = ...,
+) -> Any: ...  # fmt: skip
 def softmax(
     x: Any,
     axis: int = -1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,6 +79,8 @@ def _element_strides(name: str, strides: tuple[int, ...], item_bytes: int) -> tu
 
 
 def of_numpy(name: str, array: np.ndarray) -> Borrowed:
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array: must be a plain one; pass {name}.filled() or {name}.data")
     code = _of_numpy_dtype(name, array.dtype)
     strides = _element_strides(name, array.strides, array.itemsize)
     return Borrowed(View(array.ctypes.data, code, _structs.CPU, 0, array.shape, strides), array)
@@ -172,8 +175,24 @@ def _dlpack_stream(device_type: int, stream: int | None) -> int | None:
     return stream or _DEFAULT_STREAM
 
 
+def is_torch(array: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def _check_torch(name: str, tensor: Any) -> None:
+    """PyTorch exports the memory of a tensor whatever its class and its bits say about the values."""
+    from .torch._tensors import refuse_opaque
+
+    refuse_opaque((name,), (tensor,))
+    if tensor.is_neg():
+        raise ValueError(f"{name} is a negated view: must be what its memory holds; pass {name}.resolve_neg()")
+
+
 def of_dlpack(name: str, array: Any, stream: int | None, is_output: bool) -> Borrowed:
     """Borrows the memory: the capsule is not consumed, and gives it back when it is dropped."""
+    if is_torch(array):
+        _check_torch(name, array)
     device_type, _ = array.__dlpack_device__()
     wanted = {"stream": _dlpack_stream(int(device_type), stream)}
     try:

@@ -104,6 +104,38 @@ def attention(
     return rounded(out), lse, probs
 
 
+def gradients(q, k, v, dout, dlse=None, keep=1.0, **options):
+    """(dq, dk, dv, dbias, dsinks) of the same call; the latter two None without bias and sinks. `keep` is what dropout
+    multiplies probabilities with: 0 or 1 / (1 - p), [batch, heads, sq, sk]."""
+    q, k, v, dout = (np.asarray(x, np.float64) for x in (q, k, v, dout))
+    _, lse, probs = attention(q, k, v, **options)
+    group = q.shape[2] // k.shape[2]
+    scale = options.get("softmax_scale") or q.shape[-1] ** -0.5
+    keys, values = (x.repeat(group, axis=2) for x in (k, v))
+    dprobs = np.einsum("bihd,bjhd->bhij", dout, values) * keep
+    change = np.einsum("bhij,bhij->bhi", probs, dprobs) - (0 if dlse is None else np.asarray(dlse, np.float64))
+    change = np.where(np.isneginf(lse), 0, change)
+    dscores = probs * (dprobs - change[..., None])
+    softcap = options.get("softcap", 0.0)
+    dproducts = dscores * scale
+    if softcap:
+        products = scale * np.einsum("bihd,bjhd->bhij", q, keys)
+        dproducts = dproducts * (1 - np.tanh(products / softcap) ** 2)
+    grouped = (*k.shape[:2], k.shape[2], group)
+    dq = np.einsum("bhij,bjhd->bihd", dproducts, keys)
+    dk = np.einsum("bhij,bihd->bjhd", dproducts, q).reshape(*grouped, -1).sum(3)
+    dv = np.einsum("bhij,bihd->bjhd", probs * keep, dout).reshape(*grouped, -1).sum(3)
+    bias, sinks = options.get("bias"), options.get("sinks")
+    if bias is not None:
+        axes = tuple(i for i, size in enumerate(bias.shape) if size == 1)
+        bias = dscores.sum(axes, keepdims=True)
+    if sinks is not None:
+        with np.errstate(over="ignore"):
+            share = np.where(np.isneginf(lse), 0, np.exp(np.asarray(sinks, np.float64)[None, :, None] - lse))
+        sinks = -(share * change).sum((0, 2))
+    return dq, dk, dv, bias, sinks
+
+
 def ragged(q, k, v, cu_q, cu_k, **options):
     """(out [total_q, heads, dim], lse [heads, total_q]) of sequences that lie one after the other."""
     outs, lses = [], []
