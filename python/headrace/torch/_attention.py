@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
-from .._arguments import is_heads_first, make_options
+from .._arguments import dropout_words, is_heads_first, make_options
 from . import _ops
 from ._eager import Extras
+from ._tensors import check_tensors
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .._arguments import Numbers
+
+    class _Options(Numbers, total=False):
+        alibi_slopes: torch.Tensor | None
+        bias: torch.Tensor | None
+        mask: torch.Tensor | None
+        tree_mask: torch.Tensor | None
+        sinks: torch.Tensor | None
+        dropout_seed: int | None
+        cu_seqlens_q: torch.Tensor | None
+        cu_seqlens_k: torch.Tensor | None
+        deterministic: bool
+
+
+Tensor = torch.Tensor
 
 
 def random_dropout_state() -> torch.Tensor:
@@ -18,12 +38,14 @@ def random_dropout_state() -> torch.Tensor:
 
 def given_dropout_state(seed: int, offset: int) -> torch.Tensor:
     """Numbers of 64 bits without sign, as the library takes them, in a tensor of numbers with sign."""
-    return torch.tensor([n - (1 << 64) if n >> 63 else n for n in (seed, offset)], dtype=torch.int64)
+    words = dropout_words(seed, offset)
+    return torch.tensor([n - (1 << 64) if n >> 63 else n for n in words], dtype=torch.int64)
 
 
 def max_length(name: str, given: int | None, cu_seqlens: torch.Tensor | None) -> int | None:
     if given is not None or cu_seqlens is None:
         return given
+    check_tensors((f"cu_seqlens_{name}",), (cu_seqlens,), 1)
     if cu_seqlens.is_cuda:
         raise ValueError(
             f"max_seqlen_{name}: not given; pass the longest sequence: reading cu_seqlens_{name} would wait for the GPU"
@@ -31,6 +53,31 @@ def max_length(name: str, given: int | None, cu_seqlens: torch.Tensor | None) ->
     return int(cu_seqlens.diff().max()) if len(cu_seqlens) > 1 else 0
 
 
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = ..., return_probs: Literal[False] = ...,
+    **options: Unpack[_Options],
+) -> Tensor: ...  # fmt: skip
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], return_probs: Literal[False] = ...,
+    **options: Unpack[_Options],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = ..., return_probs: Literal[True],
+    **options: Unpack[_Options],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], return_probs: Literal[True],
+    **options: Unpack[_Options],
+) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = ..., return_probs: bool = ...,
+    **options: Unpack[_Options],
+) -> Tensor | tuple[Tensor, ...]: ...  # fmt: skip
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,

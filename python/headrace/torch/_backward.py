@@ -13,6 +13,7 @@ from .._plans import Options
 from .._structs import DATA_WORD, GRADIENT_WORD
 from . import _eager
 from ._eager import NO_EXTRAS, view_of, without_gaps
+from ._tensors import PLAIN
 
 _NUM_EXTRAS = len(EXTRA_NAMES)
 _BIAS, _SINKS = EXTRA_NAMES.index("bias"), EXTRA_NAMES.index("sinks")
@@ -125,15 +126,27 @@ def _entry_of(operands: tuple, gradients: tuple, extras: tuple, options: tuple, 
 # ---- nodes of autograd's graph ----
 
 
-def _is_direct() -> bool:
-    """Otherwise the operator is what others see, and what says that there are no gradients of gradients."""
-    return not torch.is_grad_enabled() and not _eager.is_watched()
+def _is_direct(*gradients: torch.Tensor | None) -> bool:
+    """Otherwise the operator is what others see, and what says that there are no gradients of gradients. Gradients come
+    from anywhere: negated in passing (of a conjugated complex tensor), or as many at once without memory of their own
+    (is_grads_batched)."""
+    if torch.is_grad_enabled() or _eager.is_watched():
+        return False
+    for gradient in gradients:
+        if gradient is not None:
+            if type(gradient) not in PLAIN or gradient.is_neg():
+                return False
+            try:
+                gradient.data_ptr()
+            except RuntimeError:
+                return False
+    return True
 
 
 def _gradients(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
     q, k, v, out, lse, *rest = ctx.saved_tensors
     entry = ctx.entry
-    run = attention_backward if _is_direct() else torch.ops.headrace.attention_backward
+    run = attention_backward if _is_direct(dout, dlse) else torch.ops.headrace.attention_backward
     if dout is None:
         dout = torch.zeros_like(out)
     return run(dout, dlse, q, k, v, out, lse, *(rest or _NOTHING), *entry.options, entry.heads_first)
@@ -203,7 +216,7 @@ class _DifferentiablePacked(torch.autograd.Function):
         ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
         q, packed, out, lse, *rest = ctx.saved_tensors
-        run = attention_packed_backward if _is_direct() else torch.ops.headrace.attention_packed_backward
+        run = attention_packed_backward if _is_direct(dout, dlse) else torch.ops.headrace.attention_packed_backward
         if dout is None:
             dout = torch.zeros_like(out)
         dq, dpacked, *_ = run(dout, dlse, q, packed, out, lse, *rest, *ctx.entry.options, ctx.entry.heads_first)

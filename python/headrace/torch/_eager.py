@@ -18,6 +18,7 @@ from .._library import fail
 from .._plans import Options, Plan, View, scratch
 from .._structs import DATA_WORD
 from .._views import row_major
+from ._tensors import refuse_opaque
 
 _DTYPES = {
     torch.float32: _structs.F32,
@@ -43,13 +44,18 @@ _is_any_autocast = torch._C._is_any_autocast_enabled
 _tracing_state = torch._C._get_tracing_state
 
 
+def is_watched_by_keys() -> bool:
+    """What of is_watched() changes the keys by which the dispatcher decides."""
+    return bool(_num_dispatch_modes() or _has_functorch() or _is_any_autocast() or _tracing_state())
+
+
 def is_watched() -> bool:
     """Whether somebody looks at operators as they pass: compiler, modes, transforms, autocast, tracer, forward mode of
     differentiation, profiler."""
     return bool(
         _is_compiling()
-        or _num_dispatch_modes()
         or _num_function_modes()
+        or _num_dispatch_modes()
         or _has_functorch()
         or _is_any_autocast()
         or _tracing_state()
@@ -66,6 +72,7 @@ _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _public_raw_stream)
 
 
 def view_of(name: str, tensor: torch.Tensor, heads_first: bool = False) -> View:
+    refuse_opaque((name,), (tensor,))
     code = _DTYPES.get(tensor.dtype)
     if code is None:
         raise ValueError(
@@ -102,8 +109,8 @@ class Entry:
     """What follows from a key."""
 
     __slots__ = (
-        "blocks", "device", "heads_first", "is_cpu", "is_out_like_q", "lse", "options", "out", "plan", "probs",
-        "result_dtype", "run_function", "workspace_bytes",
+        "blocks", "device", "has_one_column", "heads_first", "is_cpu", "is_out_like_q", "lse", "options", "out",
+        "plan", "probs", "result_dtype", "run_function", "workspace_bytes",
     )  # fmt: skip
 
     def __init__(self, plan: Plan, q: torch.Tensor) -> None:
@@ -113,6 +120,7 @@ class Entry:
         self.workspace_bytes = plan.workspace_bytes
         self.is_cpu = not q.is_cuda
         self.device = q.device
+        self.has_one_column = False  # a head_dim is 1
         self.result_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         self.options: tuple = ()
         self.heads_first = False
@@ -173,11 +181,12 @@ def _make_entry(
     if lse is not None:
         entry.lse = _one_element(entry.result_dtype, q.device).expand(lse)
     entry.options, entry.heads_first = options, heads_first
+    entry.has_one_column = q.shape[-1] == 1 or v.shape[-1] == 1
     return entry
 
 
 def layouts_of(tensors: tuple[torch.Tensor | None, ...]) -> tuple:
-    return tuple(None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors)
+    return tuple([None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors])
 
 
 def prepare(
@@ -200,14 +209,29 @@ def prepare(
         k.get_device(), v.get_device(), options, heads_first, with_lse, with_probs, threads, out_strides,
         (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15, None if extras is None else layouts_of(extras),
     )  # fmt: skip
-    entry = _plans.get(key)
+    try:
+        entry = _plans.get(key)
+    except TypeError:  # some option cannot be part of a key
+        entry = None
     if entry is None:
+        numbers = _plans.numbers_of(options)
+        if numbers is not options:
+            return prepare(q, k, v, extras, numbers, heads_first, with_lse, with_probs, out_strides)
         given, (q, k, v) = (q, k, v), map(without_gaps, (q, k, v))
         if not (q is given[0] and k is given[1] and v is given[2]):
             return prepare(q, k, v, extras, options, heads_first, with_lse, with_probs, out_strides)
         made = _make_entry(q, k, v, extras, options, heads_first, with_lse, with_probs, threads, out_strides)
         entry = _plans.keep(key, made)
+    if entry.has_one_column and is_any_negated(q, k, v):
+        q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
+        return prepare(q, k, v, extras, options, heads_first, with_lse, with_probs, out_strides)
     return entry, q, k, v
+
+
+def is_any_negated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether values are those in memory negated. So are the imaginary parts of conjugated tensors, of which
+    without_gaps() makes copies unless they have one column."""
+    return q.is_neg() or k.is_neg() or v.is_neg()
 
 
 def compute(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import torch
 
@@ -12,7 +12,29 @@ from . import _ops, _quick
 from ._attention import max_length, random_dropout_state
 from ._backward import Parts, unpacked
 from ._eager import Extras
+from ._tensors import check_tensors
 
+if TYPE_CHECKING:
+    from typing_extensions import TypedDict, Unpack
+
+    class _Fa3(TypedDict, total=False):
+        qv: torch.Tensor | None
+        q_descale: torch.Tensor | None
+        k_descale: torch.Tensor | None
+        v_descale: torch.Tensor | None
+        attention_chunk: int
+        num_splits: int
+        pack_gqa: bool | None
+        sm_margin: int
+
+    class _VarlenFa3(_Fa3, total=False):
+        block_table: torch.Tensor | None
+        seqused_q: torch.Tensor | None
+        seqused_k: torch.Tensor | None
+
+
+Tensor = torch.Tensor
+Window = tuple[int | None, int | None]
 _OPEN = (-1, -1)
 
 
@@ -92,6 +114,24 @@ def _signed_probs(
     return torch.where(dropped == 0, -probs, probs).to(q.dtype)
 
 
+@overload
+def flash_attn_func(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
+    return_attn_probs: Literal[False] = ..., **fa3: Unpack[_Fa3],
+) -> Tensor: ...  # fmt: skip
+@overload
+def flash_attn_func(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
+    *, return_attn_probs: Literal[True], **fa3: Unpack[_Fa3],
+) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
+@overload
+def flash_attn_func(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
+    return_attn_probs: bool = ..., **fa3: Unpack[_Fa3],
+) -> Any: ...  # fmt: skip
 def flash_attn_func(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -179,6 +219,24 @@ def _packed(
     )  # fmt: skip
 
 
+@overload
+def flash_attn_kvpacked_func(
+    q: Tensor, kv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
+    return_attn_probs: Literal[False] = ...,
+) -> Tensor: ...  # fmt: skip
+@overload
+def flash_attn_kvpacked_func(
+    q: Tensor, kv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
+    *, return_attn_probs: Literal[True],
+) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
+@overload
+def flash_attn_kvpacked_func(
+    q: Tensor, kv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
+    return_attn_probs: bool = ...,
+) -> Any: ...  # fmt: skip
 def flash_attn_kvpacked_func(
     q: torch.Tensor,
     kv: torch.Tensor,
@@ -199,6 +257,7 @@ def flash_attn_kvpacked_func(
         kv: [batch, seqlen_k, 2, num_kv_heads, head_dim].
         The others, the result and the errors: as flash_attn_func.
     """
+    check_tensors(("q", "kv"), (q, kv), 2)
     if kv.dim() != 5 or kv.shape[2] != 2:
         raise ValueError(f"kv.shape={tuple(kv.shape)}: must be [batch, seqlen_k, 2, num_kv_heads, head_dim]")
     return _packed(
@@ -207,6 +266,24 @@ def flash_attn_kvpacked_func(
     )  # fmt: skip
 
 
+@overload
+def flash_attn_qkvpacked_func(
+    qkv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
+    return_attn_probs: Literal[False] = ...,
+) -> Tensor: ...  # fmt: skip
+@overload
+def flash_attn_qkvpacked_func(
+    qkv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
+    *, return_attn_probs: Literal[True],
+) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
+@overload
+def flash_attn_qkvpacked_func(
+    qkv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
+    return_attn_probs: bool = ...,
+) -> Any: ...  # fmt: skip
 def flash_attn_qkvpacked_func(
     qkv: torch.Tensor,
     dropout_p: float = 0.0,
@@ -225,6 +302,7 @@ def flash_attn_qkvpacked_func(
         qkv: [batch, seqlen, 3, num_heads, head_dim]; float16, bfloat16, float32 or float64, any strides.
         The others, the result and the errors: as flash_attn_func.
     """
+    check_tensors(("qkv",), (qkv,), 1)
     if qkv.dim() != 5 or qkv.shape[2] != 3:
         raise ValueError(f"qkv.shape={tuple(qkv.shape)}: must be [batch, seqlen, 3, num_heads, head_dim]")
     return _packed(
@@ -233,6 +311,30 @@ def flash_attn_qkvpacked_func(
     )  # fmt: skip
 
 
+@overload
+def flash_attn_varlen_func(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None = ..., max_seqlen_k: int | None = ...,
+    dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
+    return_attn_probs: Literal[False] = ..., **fa3: Unpack[_VarlenFa3],
+) -> Tensor: ...  # fmt: skip
+@overload
+def flash_attn_varlen_func(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None = ..., max_seqlen_k: int | None = ...,
+    dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
+    *, return_attn_probs: Literal[True], **fa3: Unpack[_VarlenFa3],
+) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
+@overload
+def flash_attn_varlen_func(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None = ..., max_seqlen_k: int | None = ...,
+    dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
+    return_attn_probs: bool = ..., **fa3: Unpack[_VarlenFa3],
+) -> Any: ...  # fmt: skip
 def flash_attn_varlen_func(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -17,6 +17,11 @@ from .._plans import Options
 from . import _backward, _eager, _quick
 from ._backward import unpacked
 from ._eager import NO_EXTRAS, Extras, is_watched
+from ._tensors import PLAIN, PLAIN_OR_NONE, check_tensors, refuse_opaque
+from ._transforms import transformable
+
+_has_functorch = torch._C._are_functorch_transforms_active
+_is_compiling = torch.compiler.is_compiling
 
 _EXTRAS = (
     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? alibi_slopes, Tensor? bias, Tensor? mask, "
@@ -29,7 +34,7 @@ _OPTIONS = (
     "bool checked, bool deterministic"
 )
 _NUM_EXTRAS, _NUM_OPTIONS = len(NO_EXTRAS), len(Options._fields)
-_BIAS, _SINKS = EXTRA_NAMES.index("bias"), EXTRA_NAMES.index("sinks")
+_SLOPES, _BIAS, _SINKS = (EXTRA_NAMES.index(name) for name in ("alibi_slopes", "bias", "sinks"))
 
 _library = torch.library.Library("headrace", "DEF")
 _tags = (torch.Tag.pt2_compliant_tag,)
@@ -135,9 +140,23 @@ def _packed_backward_fake(dout: torch.Tensor, dlse: torch.Tensor | None, *rest: 
     return _gradients_fake(*rest[:2], rest[4 + _BIAS], rest[4 + _SINKS])
 
 
-def _register_autograd(name: str, num_operands: int) -> None:
-    """`num_operands` tensors are before the extras, each with a gradient unless it is None."""
+def _save_nothing(ctx: Any, inputs: tuple, output: tuple) -> None:
+    pass
+
+
+def _refuse_to_differentiate(ctx: Any, *of_gradients: Any) -> tuple:
+    raise NotImplementedError(
+        "gradients of attention's gradients: this version of headrace has none; differentiate once, or take "
+        "attention from plain tensor operations"
+    )
+
+
+def _register_autograd(name: str, num_operands: int) -> Callable[..., Any]:
+    """`num_operands` tensors are before the extras, each with a gradient unless it is None. Returns the operator for
+    the transforms of torch.func."""
     after_extras = num_operands + _NUM_EXTRAS
+    operator, backward = (getattr(torch.ops.headrace, n).default for n in (name, f"{name}_backward"))
+    transformable_backward = transformable(backward, _save_nothing, _refuse_to_differentiate)
 
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
         out, lse, probs = output
@@ -150,8 +169,8 @@ def _register_autograd(name: str, num_operands: int) -> None:
         saved = ctx.saved_tensors
         if dout is None:
             dout = torch.zeros_like(saved[num_operands])
-        backward = getattr(torch.ops.headrace, f"{name}_backward")
-        *of_operands, dbias, dsinks = backward(dout, dlse, *saved, *ctx.rest)
+        run = transformable_backward if _has_functorch() else backward
+        *of_operands, dbias, dsinks = run(dout, dlse, *saved, *ctx.rest)
         of_inputs = [*of_operands, *(None,) * (_NUM_EXTRAS + 1 + _NUM_OPTIONS + 3)]
         of_inputs[num_operands + _BIAS], of_inputs[num_operands + _SINKS] = dbias, dsinks
         given = (*saved[:num_operands], *saved[num_operands + 2 : -1])
@@ -159,13 +178,7 @@ def _register_autograd(name: str, num_operands: int) -> None:
 
     torch.library.register_autograd(f"headrace::{name}", differentiate, setup_context=setup_context, lib=_library)
     torch.library.register_autograd(f"headrace::{name}_backward", _refuse_to_differentiate, lib=_library)
-
-
-def _refuse_to_differentiate(ctx: Any, *of_gradients: Any) -> tuple:
-    raise NotImplementedError(
-        "gradients of attention's gradients: this version of headrace has none; differentiate once, or take "
-        "attention from plain tensor operations"
-    )
+    return transformable(operator, setup_context, differentiate)
 
 
 # ---- autocast ----
@@ -190,6 +203,20 @@ def _autocast_kernel(name: str, num_operands: int, device_type: str) -> Any:
 
 # ---- registration ----
 
+def _checked(kernel: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The kernel, which reads memory, for tensors that may be of any class."""
+    schema = getattr(torch.ops.headrace, name).default._schema
+    names = tuple(a.name for a in schema.arguments if "Tensor" in str(a.type))
+    count = len(names)  # they come first
+
+    def run(*flat: Any) -> Any:
+        if not PLAIN_OR_NONE.issuperset(map(type, flat[:count])):
+            refuse_opaque(names, flat[:count])
+        return kernel(*flat)
+
+    return run
+
+
 _KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {  # and what fake tensors get
     "attention": (_forward, _forward_fake),
     "attention_backward": (_backward.attention_backward, _backward_fake),
@@ -198,19 +225,55 @@ _KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {  # and wh
 }
 for _name, (_kernel, _fake) in _KERNELS.items():
     for _key in ("CPU", "CUDA"):
-        _library.impl(_name, _kernel, _key)
+        _library.impl(_name, _checked(_kernel, _name), _key)
     torch.library.register_fake(f"headrace::{_name}", _fake, lib=_library)
 for _name, _num_operands in (("attention", 3), ("attention_packed", 2)):
     for _key in ("CPU", "CUDA"):
         _library.impl(_name, _autocast_kernel(_name, _num_operands, _key.lower()), f"Autocast{_key}")
-    _register_autograd(_name, _num_operands)
+_transformable = _register_autograd("attention", 3)
+_transformable_packed = _register_autograd("attention_packed", 2)
 
 
 # ---- the way in ----
 
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_NAMES = ("q", "k", "v", *EXTRA_NAMES)
+_PACKED_NAMES = ("q", "packed", *EXTRA_NAMES)
 _is_grad_enabled = torch.is_grad_enabled
-_operator, _packed_operator = torch.ops.headrace.attention.default, torch.ops.headrace.attention_packed.default
+# The operators, and what torch.func's transforms take in their place.
+_FUNCTIONS = (torch.ops.headrace.attention.default, _transformable)
+_PACKED_FUNCTIONS = (torch.ops.headrace.attention_packed.default, _transformable_packed)
+
+
+def _are_memory(extras: Extras) -> bool:
+    if not PLAIN_OR_NONE.issuperset(map(type, extras)):
+        return False
+    slopes, bias, sinks = extras[_SLOPES], extras[_BIAS], extras[_SINKS]
+    return not (
+        (bias is not None and bias.is_neg())
+        or (slopes is not None and slopes.is_neg())
+        or (sinks is not None and sinks.is_neg())
+    )
+
+
+def _is_transformed() -> bool:
+    return not _is_compiling() and _has_functorch()
+
+
+def _require_grad(tensors: tuple[torch.Tensor | None, ...]) -> bool:
+    return _is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def _pass_operator(
+    functions: tuple[Any, Any], names: tuple[str, ...], tensors: tuple, rest: tuple, flags: tuple[bool, bool, bool]
+) -> Any:
+    """What direct calls do not take goes through the operator or, with the transforms of torch.func, what knows
+    them."""
+    check_tensors(names, tensors, 3 if names is _NAMES else 0)
+    _refuse_tangents(tensors)  # also those of torch.func.jvp, which the operator does not see
+    is_transformed = _is_transformed()
+    heads_first, with_lse, with_probs = flags
+    with_lse = with_lse or is_transformed or _require_grad(tensors)
+    return functions[is_transformed](*tensors, *rest, heads_first, with_lse, with_probs)
 
 
 def attention(
@@ -227,17 +290,28 @@ def attention(
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """out, lse, probs; what was not asked for is None, an empty tensor, or there all the same. With `quick_settings`
     _quick.py knows the same call next time."""
+    given = NO_EXTRAS if extras is None else extras
+    if (
+        is_watched()
+        or not PLAIN.issuperset((type(q), type(k), type(v)))
+        or q.is_meta
+        or not (extras is None or _are_memory(extras))
+    ):
+        flags = (heads_first, with_lse, with_probs)
+        return _pass_operator(_FUNCTIONS, _NAMES, (q, k, v, *given), (dropout_state, *options), flags)
+    bias, sinks = given[_BIAS], given[_SINKS]
     needs_grad = _is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad
         or v.requires_grad
-        or (extras is not None and any(t is not None and t.requires_grad for t in extras))
+        or (bias is not None and bias.requires_grad)
+        or (sinks is not None and sinks.requires_grad)
     )
-    given = NO_EXTRAS if extras is None else extras
-    if is_watched() or not _PLAIN.issuperset((type(q), type(k), type(v))) or q.is_meta:
-        _refuse_tangents((q, k, v, *given))  # also those of torch.func.jvp, which the operator does not see
-        return _operator(q, k, v, *given, dropout_state, *options, heads_first, with_lse or needs_grad, with_probs)
-    entry, q, k, v = _eager.prepare(q, k, v, extras, options, heads_first, with_lse or needs_grad, with_probs)
+    try:
+        entry, q, k, v = _eager.prepare(q, k, v, extras, options, heads_first, with_lse or needs_grad, with_probs)
+    except RuntimeError:  # nested tensors of the old layout have no sizes
+        check_tensors(_NAMES, (q, k, v, *given), 3)
+        raise
     if quick_settings is not None:
         _quick.remember(entry, q, k, v, quick_settings, needs_grad)
     out, lse, probs = results = _eager.results_of(entry, q, k, v, extras, dropout_state)
@@ -246,7 +320,7 @@ def attention(
     if extras is dropout_state is None and not with_lse and not with_probs:
         return _backward.differentiable(q, k, v, (entry, out, lse)), None, None
     call = (entry, results, (*given, dropout_state))
-    return _backward.differentiable_with_extras(q, k, v, call, given[3], given[6])
+    return _backward.differentiable_with_extras(q, k, v, call, bias, sinks)
 
 
 def needs_gradient(q: torch.Tensor | None, packed: torch.Tensor) -> bool:
@@ -263,9 +337,16 @@ def attention_packed(
     """out and lse of what unpacked() takes, where needs_gradient(). The gradient of `packed` is one tensor, into which
     the backward writes its parts; autograd would write them once more to put them together."""
     given = NO_EXTRAS if extras is None else extras
-    if is_watched() or not _PLAIN.issuperset((type(packed), type(packed if q is None else q))) or packed.is_meta:
-        _refuse_tangents((q, packed, *given))
-        return _packed_operator(q, packed, *given, dropout_state, *options, False, True, False)[:2]
+    if (
+        is_watched()
+        or not PLAIN.issuperset((type(packed), type(packed if q is None else q)))
+        or packed.is_meta
+        or packed.is_neg()
+        or (q is not None and q.is_neg())
+        or not _are_memory(given)
+    ):
+        tensors, rest = (q, packed, *given), (dropout_state, *options)
+        return _pass_operator(_PACKED_FUNCTIONS, _PACKED_NAMES, tensors, rest, (False, True, False))[:2]
     with torch.no_grad():
         entry, *parts = _eager.prepare(*unpacked(q, packed), extras, options, False, True, False)
     results = _eager.results_of(entry, parts[0], parts[1], parts[2], extras, dropout_state)

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad, profiler
 from .. import _plans
 from . import _eager
 from ._backward import differentiable
-from ._eager import compute, is_watched
+from ._eager import compute, is_any_negated, is_watched_by_keys
 from ._guards import Guard, guard_of
 
 _Tensor = torch.Tensor
@@ -22,16 +22,21 @@ _is_compiling = torch.compiler.is_dynamo_compiling
 _num_function_modes = torch._C._len_torch_function_stack
 _empty_like = torch.empty_like
 
+_VALUES = frozenset((str, int, float, bool, type(None)))
+
 # Guard (or None), entry, whether a gradient is needed, whether one may be, alignment of the addresses, threads.
 Known = tuple[Guard | None, _eager.Entry, bool, bool, int, int]
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, settings: tuple) -> torch.Tensor | None:
     """out of a plain call that _ops.attention() computed before with these settings, or None."""
-    # Half a microsecond counts here. What else is_watched() asks changes the dispatch keys, which a guard sees.
+    # Half a microsecond counts here. What else is_watched() asks, is_watched_by_keys(), a guard sees.
     if _is_compiling() or _num_function_modes() or forward_ad._current_level >= 0 or profiler._is_profiler_enabled:
         return None
-    known = _kept(settings)
+    try:
+        known = _kept(settings)
+    except TypeError:  # some setting cannot be part of a key
+        return None
     if known is None or not known[0](q, k, v):
         return _attention_by_key(q, k, v, settings)
     _, entry, needs_grad, is_grad_enabled, alignment, threads = known
@@ -64,21 +69,28 @@ def _is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
 def remember(
     entry: _eager.Entry, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, settings: tuple, needs_grad: bool
 ) -> None:
-    """attention() will know the next call like this one, which nobody watches."""
-    if _is_plain(q, k, v):
+    """attention() will know the next call like this one, which nobody watches. Settings that may change while a key
+    holds them, as tensors do, are not kept."""
+    values = (x for setting in settings for x in (setting if type(setting) is tuple else (setting,)))
+    if _is_plain(q, k, v) and _VALUES.issuperset(map(type, values)):
         key = _key(q, k, v, settings, needs_grad)
         _plans.keep(key, (guard_of(q, k, v), entry, needs_grad, *key[-3:]))
 
 
 def _attention_by_key(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, settings: tuple) -> torch.Tensor | None:
-    if is_watched() or not _is_plain(q, k, v):
+    if is_watched_by_keys() or not _is_plain(q, k, v):
         return None
     needs_grad = _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    known: Known | None = _kept(_key(q, k, v, settings, needs_grad))
+    try:
+        known: Known | None = _kept(_key(q, k, v, settings, needs_grad))
+    except RuntimeError:  # some tensors have no sizes, strides or memory
+        return None
     q_data, k_data, v_data = q.data_ptr(), k.data_ptr(), v.data_ptr()
     if known is None or not (q_data and k_data and v_data):  # tensors without memory look like the CPU's
         return None
     guard, entry, *_ = known
+    if entry.has_one_column and is_any_negated(q, k, v):
+        return None
     if guard is not None:
         _plans.replace(settings, known)
     if not needs_grad:

@@ -8,68 +8,129 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.attention.bias import CausalBias, CausalVariant
 
-from .._structs import CAUSAL_NONE, CAUSAL_TOP_LEFT
-from . import _eager, _ops, _quick
+from .._structs import CAUSAL_BOTTOM_RIGHT, CAUSAL_NONE, CAUSAL_TOP_LEFT
+from . import _eager, _nested, _ops, _quick
 from ._attention import random_dropout_state
 from ._eager import Extras
+from ._tensors import PLAIN_OR_NONE, check_tensors, refuse_opaque
 
 IMPLEMENTATION = "headrace"
+_OPERANDS = ("query", "key", "value")
 
 
-def _options(dropout_p: float, is_causal: bool, scale: float | None) -> tuple:
-    mode = CAUSAL_TOP_LEFT if is_causal else CAUSAL_NONE
-    return (scale, 0.0, dropout_p, -1, -1, 0, 0, mode, 0, False, False, False, False)
+def _options(dropout_p: float, causal: int, scale: float | None) -> tuple:
+    return (scale, 0.0, dropout_p, -1, -1, 0, 0, causal, 0, False, False, False, False)
 
 
-def _mask_extras(attn_mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> Extras:
+def _mask_extras(attn_mask: torch.Tensor, q_sizes: torch.Size, k_sizes: torch.Size) -> Extras:
     """attn_mask, which may broadcast and lack leading axes, as bias or mask of four axes."""
-    if attn_mask.dim() > 4:
-        raise ValueError(f"attn_mask.shape={tuple(attn_mask.shape)}: must have at most the axes of query")
-    attn_mask = attn_mask[(None,) * (4 - attn_mask.dim())]
-    batch, heads, seqlen_q, _ = query.shape
+    sizes = (q_sizes[0], q_sizes[1], q_sizes[2], k_sizes[2])
     try:
-        attn_mask = attn_mask.expand(batch, heads, seqlen_q, key.shape[2])
+        attn_mask = attn_mask.expand(sizes)
     except RuntimeError:
         raise ValueError(
-            f"attn_mask.shape={tuple(attn_mask.shape)}: must broadcast to "
-            f"{(batch, heads, seqlen_q, key.shape[2])} ([batch, heads, seqlen_q, seqlen_k])"
+            f"attn_mask.shape={tuple(attn_mask.shape)}: must broadcast to {sizes} "
+            "([batch, heads, seqlen_q, seqlen_k]); reshape it"
         ) from None
     if attn_mask.dtype == torch.bool:
         return (None, None, None, None, attn_mask, None, None)
     return (None, None, None, attn_mask, None, None, None)
 
 
-def _check_heads(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool) -> None:
-    heads = query.shape[1]
-    for name, tensor in (("key", key), ("value", value)):
-        if tensor.shape[1] not in (1, heads) and not enable_gqa:
-            raise ValueError(
-                f"{name} has {tensor.shape[1]} heads and query {heads}: must be equal; pass enable_gqa=True for groups "
-                "of query heads that share one"
-            )
-
-
-def _any_rank(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None, arguments: tuple
-) -> torch.Tensor:
-    """Two or three axes get leading ones; more than four become one batch axis."""
-    ranks = {query.dim(), key.dim(), value.dim()}
-    if len(ranks) != 1 or min(ranks) < 2:
+def _check_heads(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+    sizes = {t.shape[1] for t in (query, key, value)} - {1}
+    if len(sizes) > 1:
         raise ValueError(
-            f"query, key and value have {query.dim()}, {key.dim()} and {value.dim()} axes: must have the same number "
-            "of them, at least [seqlen, head_dim]"
+            f"query, key and value have {query.shape[1]}, {key.shape[1]} and {value.shape[1]} heads: must be equal or "
+            "1; pass enable_gqa=True for groups of query heads that share one"
         )
-    if query.dim() < 4:
-        extra = (None,) * (4 - query.dim())
-        out = scaled_dot_product_attention(query[extra], key[extra], value[extra], attn_mask, *arguments)
-        return out[(0,) * len(extra)]
-    leading = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
-    q, k, v = (t.expand(*leading, *t.shape[-3:]).reshape(-1, *t.shape[-3:]) for t in (query, key, value))
+
+
+def _broadcast(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None, rest: tuple
+) -> torch.Tensor:
+    """Leading axes broadcast as in PyTorch: two or three axes get more in front, more than four become one."""
+    ranks = [t.dim() for t in (query, key, value)]
+    if min(ranks) < 2:
+        raise ValueError(
+            f"query, key and value have {ranks[0]}, {ranks[1]} and {ranks[2]} axes: must have at least two each, "
+            "[seqlen, head_dim]; add them"
+        )
+    operands = [t[(None,) * max(4 - t.dim(), 0)] for t in (query, key, value)]
+    shapes = [tuple(t.shape) for t in operands]
+    try:
+        leading = torch.broadcast_shapes(*(shape[:-3] for shape in shapes))
+    except RuntimeError:
+        raise ValueError(
+            f"query, key and value of shapes {', '.join(map(str, shapes))}: axes before the heads must be equal or 1; "
+            "expand them"
+        ) from None
+    q, k, v = (t.expand(*leading, *t.shape[-3:]).flatten(0, -4) for t in operands)
     if attn_mask is not None and attn_mask.dim() > 3:
-        attn_mask = attn_mask.expand(*leading, *attn_mask.shape[-3:]).reshape(-1, *attn_mask.shape[-3:])
-    out = scaled_dot_product_attention(q, k, v, attn_mask, *arguments)
-    return out.reshape(*leading, *out.shape[1:])
+        attn_mask = attn_mask.expand(*leading, *attn_mask.shape[-3:]).flatten(0, -4)
+    out = _attend(q, k, v, attn_mask, *rest)
+    return out.reshape(*leading, *out.shape[1:])[(0,) * max(4 - max(ranks), 0)]
+
+
+def _without_head_dim(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None, rest: tuple
+) -> torch.Tensor:
+    """A head_dim of 0 makes scores of 0, and one of value an empty result: one column of zeros says the same."""
+    dropout_p, causal, scale, *others = rest
+    if query.shape[-1] == 0:
+        query, key, scale = torch.nn.functional.pad(query, (0, 1)), torch.nn.functional.pad(key, (0, 1)), 1.0
+    head_dim_v = value.shape[-1]
+    if head_dim_v == 0:
+        value = torch.nn.functional.pad(value, (0, 1))
+    out = _attend(query, key, value, attn_mask, dropout_p, causal, scale, *others)
+    return out if head_dim_v else out[..., :0]
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout_p: float,
+    causal: int,
+    scale: float | None,
+    enable_gqa: bool,
+    quick_settings: tuple | None = None,
+) -> torch.Tensor:
+    q_sizes, k_sizes, v_sizes = query.shape, key.shape, value.shape
+    rest = (dropout_p, causal, scale, enable_gqa)
+    if not (len(q_sizes) == len(k_sizes) == len(v_sizes) == 4 and q_sizes[0] == k_sizes[0] == v_sizes[0]):
+        return _broadcast(query, key, value, attn_mask, rest)
+    if not (q_sizes[3] and v_sizes[3]):
+        return _without_head_dim(query, key, value, attn_mask, rest)
+    heads = q_sizes[1]
+    if not (heads == k_sizes[1] == v_sizes[1]):
+        if not enable_gqa:
+            _check_heads(query, key, value)
+            heads = max(heads, k_sizes[1], v_sizes[1])
+            query = query.expand(-1, heads, -1, -1)
+        if k_sizes[1] != v_sizes[1]:
+            key, value = (t.expand(-1, heads, -1, -1) if t.shape[1] == 1 else t for t in (key, value))
+    if dropout_p == 1:
+        out = _attend(query, key, value, attn_mask, 0.0, *rest[1:])
+        return out.masked_fill(torch.ones((), dtype=torch.bool, device=out.device), 0.0)
+    extras = None if attn_mask is None else _mask_extras(attn_mask, query.shape, k_sizes)
+    state = random_dropout_state() if dropout_p else None
+    settings = quick_settings if extras is None and state is None else None
+    options = _options(dropout_p, causal, scale)
+    return _ops.attention(query, key, value, extras, options, state, True, False, False, settings)[0]
+
+
+def _causal_of(bias: CausalBias, query: torch.Tensor, key: torch.Tensor) -> int:
+    """Its memory is never written: what it says is in its attributes."""
+    if (bias.seq_len_q, bias.seq_len_kv) != (query.shape[-2], key.shape[-2]):
+        raise ValueError(
+            f"attn_mask is a CausalBias of {bias.seq_len_q} queries and {bias.seq_len_kv} keys: must be of "
+            f"{query.shape[-2]} and {key.shape[-2]}, as query and key have them; make one of those sizes"
+        )
+    return CAUSAL_TOP_LEFT if bias.variant == CausalVariant.UPPER_LEFT else CAUSAL_BOTTOM_RIGHT
 
 
 def scaled_dot_product_attention(
@@ -87,42 +148,41 @@ def scaled_dot_product_attention(
     Args:
         query: [..., num_heads, seqlen_q, head_dim]; float16, bfloat16, float32 or float64, any strides.
         key: [..., num_kv_heads, seqlen_k, head_dim]. value: [..., num_kv_heads, seqlen_k, head_dim_v].
+            Axes before seqlen broadcast, also where one has fewer of them. Nested tensors of layout torch.jagged,
+            [batch, num_heads, seqlen (ragged), head_dim], go to the kernels of ragged batches.
         attn_mask: bool (True takes part) or added to scores (dtype of query or float32); broadcasts to
-            [..., num_heads, seqlen_q, seqlen_k].
-        dropout_p: applied as given, also in evaluation.
-        is_causal: query i sees keys j <= i: aligned top-left, as PyTorch does it.
+            [..., num_heads, seqlen_q, seqlen_k]. Or a causal bias of torch.nn.attention.bias, which the kernel applies
+            without a mask: causal_upper_left() or causal_lower_right(). None for nested tensors.
+        dropout_p: applied as given, also in evaluation; 1 gives zeros.
+        is_causal: query i sees keys j <= i: aligned top-left, as PyTorch does it. Not with attn_mask.
         scale: default head_dim ** -0.5.
         enable_gqa: num_kv_heads may be a divisor of num_heads.
 
     Returns:
-        [..., num_heads, seqlen_q, head_dim_v], in memory in the order of query's axes. A row that sees no key is 0.
+        [..., num_heads, seqlen_q, head_dim_v], in memory in the order of query's axes; nested where query is. A row
+        that sees no key is 0.
 
     Raises:
-        ValueError, NotImplementedError, MemoryError, RuntimeError: as attention().
+        ValueError, TypeError, NotImplementedError, MemoryError: as attention().
+        RuntimeError: as attention(), and as PyTorch for attn_mask with is_causal.
     """
     settings = ("sdpa", is_causal, scale, enable_gqa)
     if attn_mask is None and not dropout_p:
         out = _quick.attention(query, key, value, settings)
         if out is not None:
             return out
-    if query.dim() != 4 or key.dim() != 4 or value.dim() != 4:
-        return _any_rank(query, key, value, attn_mask, (dropout_p, is_causal, scale, enable_gqa))
-    heads = query.shape[1]
-    if key.shape[1] != heads or value.shape[1] != heads:
-        _check_heads(query, key, value, enable_gqa)
-        if key.shape[1] != value.shape[1]:
-            key, value = (t.expand(-1, heads, -1, -1) if t.shape[1] == 1 else t for t in (key, value))
-    extras = None
-    if attn_mask is not None:
-        if is_causal:
-            raise ValueError("attn_mask with is_causal=True: must not be given together; put both into the mask")
-        extras = _mask_extras(attn_mask, query, key)
-    state = random_dropout_state() if dropout_p else None
-    options = _options(dropout_p, is_causal, scale)
-    quick_settings = settings if extras is None and state is None else None
-    return _ops.attention(
-        query, key, value, extras, options, state, True, False, False, quick_settings=quick_settings
-    )[0]  # fmt: skip
+    causal = CAUSAL_TOP_LEFT if is_causal else CAUSAL_NONE
+    if not PLAIN_OR_NONE.issuperset((type(query), type(key), type(value), type(attn_mask))) or query.is_nested:
+        if _nested.is_any_nested(query, key, value):
+            return _nested.attention(query, key, value, attn_mask, dropout_p, causal, scale, enable_gqa)
+        check_tensors((*_OPERANDS, "attn_mask"), (query, key, value, attn_mask), len(_OPERANDS))
+        if isinstance(attn_mask, CausalBias):
+            if is_causal:
+                raise ValueError("attn_mask is a CausalBias: must not come with is_causal=True; leave that out")
+            causal, attn_mask = _causal_of(attn_mask, query, key), None
+    if attn_mask is not None and is_causal:
+        raise RuntimeError("attn_mask with is_causal=True: must not be given together; put both into the mask")
+    return _attend(query, key, value, attn_mask, dropout_p, causal, scale, enable_gqa, settings)
 
 
 # ---- plain calls of PyTorch's own function ----
@@ -148,20 +208,21 @@ def _flash_forward(
     key: torch.Tensor,
     value: torch.Tensor,
     dropout_p: float,
-    is_causal: bool,
+    causal: int,
     attn_mask: torch.Tensor | None,
     scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """out and lse for PyTorch's flash operators, whose backward is PyTorch's own and takes this lse."""
+    refuse_opaque((*_OPERANDS, "attn_mask"), (query, key, value, attn_mask))
     if dropout_p:
         raise NotImplementedError(
             f"dropout_p={dropout_p}: PyTorch's backward could not repeat headrace's mask; train with dropout_p=0, or "
             "remove headrace from scaled_dot_product_attention"
         )
     layout = _layout_of(operator)
-    extras = None if attn_mask is None else _mask_extras(attn_mask, query, key)
+    extras = None if attn_mask is None else _mask_extras(attn_mask, query.shape, key.shape)
     strides = torch.empty_like(query).stride() if layout.out_is_like_query else None
-    options = _options(0.0, is_causal, scale)
+    options = _options(0.0, causal, scale)
     out, lse, _ = _eager.forward(query, key, value, extras, options, None, True, True, False, strides)
     assert lse is not None
     return out, lse.transpose(1, 2).contiguous().transpose(1, 2) if layout.lse_is_transposed else lse
@@ -178,7 +239,8 @@ def _flash_cpu(
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-    return _flash_forward(operator, query, key, value, dropout_p, is_causal, attn_mask, scale)
+    causal = CAUSAL_TOP_LEFT if is_causal else CAUSAL_NONE
+    return _flash_forward(operator, query, key, value, dropout_p, causal, attn_mask, scale)
 
 
 def _flash_cuda(
@@ -194,7 +256,9 @@ def _flash_cuda(
     if return_debug_mask:
         raise NotImplementedError("return_debug_mask: headrace makes no debug mask; leave it out")
     operator = torch.ops.aten._scaled_dot_product_flash_attention.default
-    out, lse = _flash_forward(operator, query, key, value, dropout_p, is_causal, None, scale)
+    # Of this operator alone is_causal is aligned bottom-right; PyTorch sends it others for square scores only.
+    causal = CAUSAL_BOTTOM_RIGHT if is_causal else CAUSAL_NONE
+    out, lse = _flash_forward(operator, query, key, value, dropout_p, causal, None, scale)
     state = torch.zeros(2, dtype=torch.uint64, device=query.device)
     unused = torch.zeros((), dtype=torch.uint64, device=query.device)
     debug_mask = query.new_empty(0)

@@ -1,0 +1,66 @@
+"""scaled_dot_product_attention of nested tensors: their values lie as a ragged batch does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import _ops
+from ._attention import random_dropout_state
+
+
+def is_any_nested(*tensors: Any) -> bool:
+    return any(isinstance(t, torch.Tensor) and t.is_nested for t in tensors)
+
+
+def _sequences(name: str, tensor: Any) -> Any:
+    """[batch, seqlen (ragged), heads, dim] without rows between sequences."""
+    if not (is_any_nested(tensor) and tensor.layout == torch.jagged and tensor.dim() == 4 and tensor._ragged_idx == 2):
+        what = tensor.layout if is_any_nested(tensor) else type(tensor).__name__
+        raise ValueError(
+            f"{name} ({what}): query, key and value must all be nested tensors of layout torch.jagged, [batch, heads, "
+            "seqlen (ragged), head_dim]; make them with torch.nested.nested_tensor(..., layout=torch.jagged) and "
+            "transpose(1, 2)"
+        )
+    sequences = tensor.transpose(1, 2)
+    return sequences if sequences.lengths() is None else sequences.contiguous()
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: torch.Tensor | None,
+    dropout_p: float,
+    causal: int,
+    scale: float | None,
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """[batch, heads, seqlen (ragged), head_dim_v], ragged as query is."""
+    q, k, v = (_sequences(name, t) for name, t in (("query", query), ("key", key), ("value", value)))
+    if attn_mask is not None:
+        raise ValueError(
+            "attn_mask with nested tensors: must be None, as in PyTorch; pass is_causal, or one sequence at a time"
+        )
+    if not (k.offsets() is v.offsets() or torch.equal(k.offsets(), v.offsets())):
+        raise ValueError(
+            "key and value have sequences of other lengths: must have the same; make them from one offsets tensor"
+        )
+    heads, *kv_heads = (t.shape[2] for t in (q, k, v))
+    if not enable_gqa and any(n not in (1, heads) for n in kv_heads):
+        raise ValueError(
+            f"key and value have {kv_heads[0]} and {kv_heads[1]} heads and query {heads}: must be equal; pass "
+            "enable_gqa=True for groups of query heads that share one"
+        )
+    cu_seqlens = [t.offsets().to(torch.int32) for t in (q, k)]
+    max_seqlen_q, max_seqlen_k = (t._get_max_seqlen() for t in (q, k))
+    extras = (*cu_seqlens, None, None, None, None, None)
+    options = (
+        scale, 0.0, dropout_p, -1, -1, max_seqlen_q, max_seqlen_k, causal, 0, False, False, False, False,
+    )  # fmt: skip
+    state = random_dropout_state() if dropout_p else None
+    q_values, k_values, v_values = (t.values() for t in (q, k, v))
+    out = _ops.attention(q_values, k_values, v_values, extras, options, state, False, False, False)[0]
+    lengths: Any = {"min_seqlen": q._get_min_seqlen(), "max_seqlen": max_seqlen_q}
+    return torch.nested.nested_tensor_from_jagged(out, q.offsets(), **lengths).transpose(1, 2)
