@@ -1,7 +1,9 @@
 """The package as a whole: info, imports, what it needs, how the library is found."""
 
+import inspect
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import sysconfig
@@ -48,6 +50,20 @@ def test_import_needs_numpy_alone_and_no_gpu():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("name", ["torch", "transformers"])
+def test_submodules_are_imported_when_they_are_named(name):
+    pytest.importorskip(name)
+    code = f"import sys, headrace; before = '{name}' in sys.modules; print(before, headrace.{name}.__name__)"
+    done = python("-c", code)
+    assert done.stdout.split() == ["False", f"headrace.{name}"], done.stdout + done.stderr
+
+
+def test_other_names_are_no_attributes():
+    with pytest.raises(AttributeError, match="module 'headrace' has no attribute 'bogus'"):
+        headrace.bogus  # noqa: B018
+    assert not hasattr(headrace, "_bogus")
+
+
 def test_a_missing_library_is_an_import_error_with_a_remedy(tmp_path):
     copy = tmp_path / "headrace"
     copy.mkdir()
@@ -73,6 +89,26 @@ def test_a_library_that_is_none_is_an_import_error(tmp_path):
     done = python("-c", "import headrace", HEADRACE_LIBRARY=str(file))
     assert done.returncode == 1
     assert f"ImportError: headrace: {file} could not be loaded" in done.stderr
+
+
+ROOT = FOLDER.parent.parent
+from_a_checkout = pytest.mark.skipif(not (ROOT / "pyproject.toml").is_file(), reason="the package is installed")
+
+
+def relative_links(page):
+    links = re.findall(r"\]\(([^)#\s]+)", page.read_text())
+    return [link for link in links if not re.match(r"[a-z]+:", link)]
+
+
+@from_a_checkout
+def test_the_page_of_the_package_has_no_links_that_lead_nowhere():
+    project = (ROOT / "pyproject.toml").read_text()
+    page = ROOT / re.search(r'^readme = "(.+?)"', project, re.M).group(1)
+    assert "attention_backward" in page.read_text() and not relative_links(page)
+    excluded = re.findall(r'"(.+?)"', re.search(r"^sdist.exclude = (.*)$", project, re.M).group(1))
+    links = relative_links(ROOT / "README.md")
+    assert links and all((ROOT / link).exists() for link in links)
+    assert not [link for link in links for folder in excluded if f"{link}/".startswith(f"{folder}/")]
 
 
 def test_the_gil_is_released_during_work():
@@ -133,8 +169,93 @@ def test_types_are_announced():
         assert name == "__version__" or thing.__doc__, f"{name} has no docstring"
 
 
-def test_types_are_right(tmp_path):
+TYPES = """
+from typing import Any
+import numpy as np
+import torch
+from typing_extensions import assert_type
+import headrace
+import headrace.torch as ht
+
+T = torch.Tensor
+x = np.ones(3)
+t = torch.ones(3)
+flag = bool(x.sum())
+
+assert_type(headrace.attention(x, x, x, return_lse=True), tuple[Any, Any])
+assert_type(headrace.attention(x, x, x, return_probs=True, causal=True), tuple[Any, Any])
+assert_type(headrace.attention(x, x, x, return_lse=True, return_probs=True), tuple[Any, Any, Any])
+headrace.attention(x, x, x, out=x, bias=x).anything
+assert_type(headrace.attention_backward(x, x, x, x, x, x), headrace.Gradients)
+assert_type(headrace.softmax(x, return_lse=True), tuple[Any, Any])
+headrace.softmax(x).anything
+
+assert_type(ht.attention(t, t, t), T)
+assert_type(ht.attention(t, t, t, return_lse=False, causal=True, bias=t), T)
+assert_type(ht.attention(t, t, t, return_lse=True), tuple[T, T])
+assert_type(ht.attention(t, t, t, return_probs=True), tuple[T, T])
+assert_type(ht.attention(t, t, t, return_lse=True, return_probs=True), tuple[T, T, T])
+assert_type(ht.attention(t, t, t, return_lse=flag), T | tuple[T, ...])
+assert_type(ht.flash_attn_func(t, t, t, 0.1, causal=True, num_splits=2), T)
+assert_type(ht.flash_attn_func(t, t, t, return_attn_probs=True), tuple[T, T, T])
+assert_type(ht.flash_attn_kvpacked_func(t, t), T)
+assert_type(ht.flash_attn_kvpacked_func(t, t, return_attn_probs=True), tuple[T, T, T])
+assert_type(ht.flash_attn_qkvpacked_func(t), T)
+assert_type(ht.flash_attn_qkvpacked_func(t, return_attn_probs=True), tuple[T, T, T])
+assert_type(ht.flash_attn_varlen_func(t, t, t, t, t, 3, 3), T)
+assert_type(ht.flash_attn_varlen_func(t, t, t, t, t, 3, 3, return_attn_probs=True), tuple[T, T, T])
+assert_type(ht.scaled_dot_product_attention(t, t, t, t), T)
+assert_type(headrace.torch.attention(t, t, t), T)
+"""
+# Each is one error.
+WRONG_TYPES = """
+import torch
+import headrace
+import headrace.torch as ht
+
+t = torch.ones(3)
+ht.attention(t, t, t, softcap="a")
+ht.attention(t, t, t, bogus=1)
+ht.attention(t, t, t, bias=3)
+ht.flash_attn_func(t, t, t, causal="a")
+ht.flash_attn_func(t, t, t, qv=1)
+headrace.attention(t, t, t, layout=3)
+headrace.softmax(t, scale="a")
+"""
+
+
+@pytest.fixture(scope="session")
+def mypy(tmp_path_factory):
+    """Runs it with one cache for all, as reading PyTorch takes the most."""
     pytest.importorskip("mypy")
     pytest.importorskip("transformers")
-    done = python("-m", "mypy", "--cache-dir", str(tmp_path), str(FOLDER))
+    cache = str(tmp_path_factory.mktemp("mypy"))
+    return lambda *arguments: python("-m", "mypy", "--cache-dir", cache, *arguments, MYPYPATH=str(FOLDER.parent))
+
+
+def default_of(parameter):
+    return "t" if parameter.default is parameter.empty else repr(parameter.default)
+
+
+def with_every_argument(name, function):
+    """A call that has each one by its name, so that no overload may lack one."""
+    parameters = inspect.signature(function).parameters.values()
+    return f"{name}({', '.join(f'{p.name}={default_of(p)}' for p in parameters)})"
+
+
+def test_types_of_results_follow_from_the_arguments(tmp_path, mypy):
+    ht = pytest.importorskip("headrace.torch")
+    names = [f"ht.{n}" for n in ht.__all__ if n != "replace_sdpa"] + ["headrace.attention", "headrace.softmax"]
+    calls = [with_every_argument(n, getattr(ht if n[0:3] == "ht." else headrace, n.split(".")[1])) for n in names]
+    for name, text in (("right", TYPES + "\n".join(calls) + "\n"), ("wrong", WRONG_TYPES)):
+        (tmp_path / f"{name}.py").write_text(text)
+    done = mypy("--strict", str(tmp_path / "right.py"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = mypy("--strict", str(tmp_path / "wrong.py"))
+    lines = {int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error: " in line}
+    assert lines == {i for i, line in enumerate(WRONG_TYPES.splitlines(), 1) if "(t, " in line}, done.stdout
+
+
+def test_types_are_right(mypy):
+    done = mypy(str(FOLDER))
     assert done.returncode == 0, done.stdout + done.stderr
