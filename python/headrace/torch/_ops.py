@@ -299,7 +299,7 @@ def attention(
     ):
         flags = (heads_first, with_lse, with_probs)
         return _pass_operator(_FUNCTIONS, _NAMES, (q, k, v, *given), (dropout_state, *options), flags)
-    bias, sinks = given[_BIAS], given[_SINKS]
+    bias, sinks = (None, None) if extras is None else (extras[_BIAS], extras[_SINKS])
     needs_grad = _is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad
