@@ -98,12 +98,15 @@ def test_a_mask_beside_is_causal_raises_what_pytorch_raises(kind):
         "bias": torch.zeros(5, 5),
         "causal bias": torch.nn.attention.bias.causal_upper_left(5, 5),
     }[kind]
-    raised = []
-    for function in (F.scaled_dot_product_attention, ht.scaled_dot_product_attention):
-        with pytest.raises((RuntimeError, ValueError)) as caught:
-            function(q, q, q, mask, is_causal=True)
-        raised.append(caught.type)
-    assert raised[0] is raised[1]
+    try:
+        F.scaled_dot_product_attention(q, q, q, mask, is_causal=True)
+    except (RuntimeError, ValueError) as error:
+        theirs = type(error)
+    else:
+        pytest.skip("this PyTorch takes both")
+    with pytest.raises(theirs) as caught:
+        ht.scaled_dot_product_attention(q, q, q, mask, is_causal=True)
+    assert caught.type is theirs
 
 
 # ---- nested tensors ----
@@ -148,7 +151,11 @@ def test_nested_tensors_with_room_between_sequences(device):
     room = make((3, 9, 2, 16), device=device)
     starts, lengths = torch.tensor([1, 0, 4], device=device), torch.tensor([5, 9, 2], device=device)
     x = torch.nested.narrow(room, 1, starts, lengths, layout=torch.jagged)
-    out = ht.scaled_dot_product_attention(*[x.transpose(1, 2)] * 3)
+    try:
+        heads_first = x.transpose(1, 2)
+    except ValueError:
+        pytest.skip("this PyTorch has no such tensors")
+    out = ht.scaled_dot_product_attention(heads_first, heads_first, heads_first)
     for got, row, start, n in zip(out.unbind(), room, starts.tolist(), lengths.tolist(), strict=True):
         one = row[None, start : start + n].transpose(1, 2)
         oracle.check_out(array(got), array(ht.scaled_dot_product_attention(one, one, one)[0]), "float32")

@@ -86,7 +86,9 @@ def test_a_class_with_hooks_that_did_not_unwrap_itself_is_refused(function, name
     for needs_grad in (False, True):
         given = {n: t.requires_grad_(needs_grad and t.is_floating_point()) for n, t in arguments()[function].items()}
         given[name] = of_nothing(tensors[name], cls)
-        with pytest.raises(TypeError, match=rf"^({inner.get(name, name)}) is a .*\.{cls.__name__}, which overrides"):
+        refusal = rf"^({inner.get(name, name)}) is a .*\.{cls.__name__}, which overrides"
+        its_own = "^CausalBias only supports"  # that of an older PyTorch
+        with pytest.raises((TypeError, NotImplementedError), match=f"{refusal}|{its_own}"):
             call(function, given)
 
 
@@ -144,7 +146,8 @@ def test_a_causal_bias_is_applied_whatever_its_memory_holds(make_bias, sq, sk, a
     shapes = [(2, 4, n, 16)[4 - axes :] for n in (sq, sk, sk)]
     leaves = [make(shape, seed=i).requires_grad_() for i, shape in enumerate(shapes)]
     bias = make_bias(sq, sk)
-    bias.as_subclass(torch.Tensor).fill_(float("nan"))
+    with torch._C.DisableTorchFunctionSubclass():
+        bias.as_subclass(torch.Tensor).fill_(float("nan"))
     got = ht.scaled_dot_product_attention(*leaves, bias)
     seen = bias._materialize()
     rows = seen.any(-1, keepdim=True)
@@ -167,7 +170,10 @@ def test_the_flash_operator_of_cuda_is_causal_bottom_right():
     from headrace.torch import _sdpa
 
     q, k, v = (make((1, 2, n, 8), torch.float16) for n in (4, 6, 6))
-    out = _sdpa._flash_cuda(q, k, v, 0.0, True)[0]
+    try:
+        out = _sdpa._flash_cuda(q, k, v, 0.0, True)[0]
+    except NotImplementedError:
+        pytest.skip("this PyTorch describes the operator's results on a GPU alone")
     assert same_bits(out, ht.scaled_dot_product_attention(q, k, v, causal_lower_right(4, 6)))
 
 

@@ -27,6 +27,12 @@ def _sequences(name: str, tensor: Any) -> Any:
     return sequences if sequences.lengths() is None else sequences.contiguous()
 
 
+def _longest(sequences: Any) -> int:
+    """Kept by newer PyTorchs: reading it from a GPU waits."""
+    kept = getattr(sequences, "_get_max_seqlen", None)
+    return int(sequences.offsets().diff().max()) if kept is None else kept()
+
+
 def attention(
     query: Any,
     key: Any,
@@ -54,7 +60,7 @@ def attention(
             "enable_gqa=True for groups of query heads that share one"
         )
     cu_seqlens = [t.offsets().to(torch.int32) for t in (q, k)]
-    max_seqlen_q, max_seqlen_k = (t._get_max_seqlen() for t in (q, k))
+    max_seqlen_q, max_seqlen_k = _longest(q), _longest(k)
     extras = (*cu_seqlens, None, None, None, None, None)
     options = (
         scale, 0.0, dropout_p, -1, -1, max_seqlen_q, max_seqlen_k, causal, 0, False, False, False, False,
@@ -62,5 +68,4 @@ def attention(
     state = random_dropout_state() if dropout_p else None
     q_values, k_values, v_values = (t.values() for t in (q, k, v))
     out = _ops.attention(q_values, k_values, v_values, extras, options, state, False, False, False)[0]
-    lengths: Any = {"min_seqlen": q._get_min_seqlen(), "max_seqlen": max_seqlen_q}
-    return torch.nested.nested_tensor_from_jagged(out, q.offsets(), **lengths).transpose(1, 2)
+    return torch.nested.nested_tensor_from_jagged(out, q.offsets()).transpose(1, 2)

@@ -175,11 +175,12 @@ def scaled_dot_product_attention(
     if not PLAIN_OR_NONE.issuperset((type(query), type(key), type(value), type(attn_mask))) or query.is_nested:
         if _nested.is_any_nested(query, key, value):
             return _nested.attention(query, key, value, attn_mask, dropout_p, causal, scale, enable_gqa)
-        check_tensors((*_OPERANDS, "attn_mask"), (query, key, value, attn_mask), len(_OPERANDS))
+        check_tensors(_OPERANDS, (query, key, value), len(_OPERANDS))
         if isinstance(attn_mask, CausalBias):
             if is_causal:
                 raise ValueError("attn_mask is a CausalBias: must not come with is_causal=True; leave that out")
             causal, attn_mask = _causal_of(attn_mask, query, key), None
+        check_tensors(("attn_mask",), (attn_mask,), 0)
     if attn_mask is not None and is_causal:
         raise RuntimeError("attn_mask with is_causal=True: must not be given together; put both into the mask")
     return _attend(query, key, value, attn_mask, dropout_p, causal, scale, enable_gqa, settings)
