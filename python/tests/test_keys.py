@@ -299,7 +299,8 @@ def test_calls_that_differ_in_how_the_result_lies():
     for call in calls:
         headrace.cache_clear()
         calls[call] = call().stride()
-    assert len(set(calls.values())) == 2, "the case says nothing"
+    if len(set(calls.values())) == 1:
+        pytest.skip("this PyTorch lays its results out as we do")
     for order in itertools.permutations(calls):
         headrace.cache_clear()
         assert [call().stride() for call in order] == [calls[call] for call in order]

@@ -14,7 +14,7 @@ from .._structs import CAUSAL_BOTTOM_RIGHT, CAUSAL_NONE, CAUSAL_TOP_LEFT
 from . import _eager, _nested, _ops, _quick
 from ._attention import random_dropout_state
 from ._eager import Extras
-from ._tensors import PLAIN_OR_NONE, check_tensors, refuse_opaque
+from ._tensors import PLAIN, PLAIN_OR_NONE, check_tensors, refuse_opaque
 
 IMPLEMENTATION = "headrace"
 _OPERANDS = ("query", "key", "value")
@@ -172,7 +172,13 @@ def scaled_dot_product_attention(
         if out is not None:
             return out
     causal = CAUSAL_TOP_LEFT if is_causal else CAUSAL_NONE
-    if not PLAIN_OR_NONE.issuperset((type(query), type(key), type(value), type(attn_mask))) or query.is_nested:
+    if (
+        type(query) not in PLAIN
+        or type(key) not in PLAIN
+        or type(value) not in PLAIN
+        or type(attn_mask) not in PLAIN_OR_NONE
+        or query.is_nested
+    ):
         if _nested.is_any_nested(query, key, value):
             return _nested.attention(query, key, value, attn_mask, dropout_p, causal, scale, enable_gqa)
         check_tensors(_OPERANDS, (query, key, value), len(_OPERANDS))
