@@ -286,6 +286,58 @@ def test_calls_that_differ_in_what_they_return(pair, needs_grad):
     check_both_orders(*(call(WANTED[i]) for i in pair))
 
 
+@pytest.mark.parametrize("function", ["flash_attn_func", "scaled_dot_product_attention", "attention"])
+def test_calls_that_differ_in_what_needs_a_gradient(function):
+    tensors = qkv(sk=17, kv_heads=4)
+    subsets = [(), *((i,) for i in range(3)), (0, 1, 2)]
+    calls = [[t.clone().requires_grad_(i in subset) for i, t in enumerate(tensors)] for subset in subsets]
+    for first, second in itertools.permutations(range(len(calls)), 2):
+        headrace.cache_clear()
+        for i in (first, second, first, second):
+            out = getattr(ht, function)(*calls[i])
+            with torch.no_grad():
+                assert not getattr(ht, function)(*calls[i]).requires_grad
+            assert out.requires_grad == bool(subsets[i])
+            if subsets[i]:
+                wanted = [calls[i][n] for n in subsets[i]]
+                assert all(x.any() for x in torch.autograd.grad(out.square().sum(), wanted))
+
+
+def gradients_that_arrive():
+    """{name: dout and dlse}, the same shapes."""
+    dout, dlse = make((2, 17, 4, 16), seed=5), make((2, 4, 17), seed=6)
+    room = torch.zeros(dout.numel() + 1)
+    room[1:] = dout.flatten()
+    return {
+        "both": (dout, dlse),
+        "of out": (dout, None),
+        "of lse": (None, dlse),
+        "shifted": (room[1:].view_as(dout), dlse),
+        "expanded": (dout[:, :, :1].expand_as(dout), dlse),
+        "transposed": (dout.transpose(1, 2).contiguous().transpose(1, 2), dlse),
+        "with gaps": (torch.stack([dout, dout], -1)[..., 0], dlse),
+        "lse transposed": (dout, dlse.transpose(1, 2).contiguous().transpose(1, 2)),
+        "lse expanded": (dout, dlse[..., :1].expand_as(dlse)),
+    }
+
+
+@pytest.mark.parametrize("pair", list(itertools.combinations(gradients_that_arrive(), 2)), ids="-".join)
+def test_backwards_that_differ_in_how_gradients_arrive(pair):
+    leaves = [x.requires_grad_() for x in qkv(sk=17)]
+    given = gradients_that_arrive()
+
+    def call(name):
+        def run():
+            results = ht.attention(*leaves, return_lse=True)
+            reached = [i for i, gradient in enumerate(given[name]) if gradient is not None]
+            gradients = [given[name][i] for i in reached]
+            return torch.autograd.grad([results[i] for i in reached], leaves, gradients, allow_unused=True)
+
+        return run
+
+    check_both_orders(*map(call, pair))
+
+
 def test_calls_that_differ_in_how_the_result_lies():
     """PyTorch's own kernel lays its result out as it likes, and so does ours in its place."""
     q, k, v = (make((17, 2, 4, 16), seed=i).permute(1, 2, 0, 3) for i in range(3))
