@@ -133,9 +133,7 @@ void run_forward(AttentionData& data, Machine& machine) {
   const AnyKernel any;  // a forced one is that of the backward
   const Plan plan = plan_attention(Problem(data.tensors(), data.options()), machine.device);
   const Workspace workspace = data.workspace(plan.workspace_bytes());
-  const auto run = [&](void* stream) {
-    plan.run(data.tensors(), workspace, data.options(), stream);
-  };
+  const auto run = [&](void* stream) { plan.run(data.tensors(), workspace, {}, stream); };
   if (machine.gpu)
     machine.gpu->time(run, false);
   else
@@ -154,9 +152,9 @@ TimedCalls time_calls(const Plan& plan, AttentionData& data, const BenchOptions&
   const Workspace workspace = data.workspace(plan.workspace_bytes());
   const auto run = [&](void* stream) {
     if (options.shape.is_backward)
-      plan.run_backward(data.tensors(), data.gradients(), workspace, data.options(), stream);
+      plan.run_backward(data.tensors(), data.gradients(), workspace, {}, stream);
     else
-      plan.run(data.tensors(), workspace, data.options(), stream);
+      plan.run(data.tensors(), workspace, {}, stream);
   };
   std::vector<double> reads;  // GB/s
   const auto call = [&] {

@@ -217,7 +217,8 @@ class Attention:
         self._workspace = (allocate or _HostMemory)(size) if size else None
         self._run = c.headrace_plan_run_backward if gradients else c.headrace_plan_run
         memory = self._workspace.data_ptr() if size else None
-        self._arguments = (self._plan, *(ctypes.addressof(x) for x in structs), memory, size, stream)
+        addresses = [ctypes.addressof(x) for x in structs[:-1]]  # the options are part of the plan
+        self._arguments = (self._plan, *addresses, None, memory, size, stream)
 
     def __call__(self):
         if self._run(*self._arguments) != 0:

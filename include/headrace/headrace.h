@@ -14,6 +14,8 @@
  *   - Strides are in elements, may be zero or negative for inputs; attention wants 1 for head_dim,
  *     softmax takes any.
  *   - Nothing is printed, no exception crosses this boundary, the library never exits or aborts.
+ *   - Callbacks must not throw. What one throws is caught, and the call returns invalid_argument
+ *     with a text that names the callback.
  *   - Thread safety: all functions may be called from any thread at any time. A plan is immutable
  *     and may be run by several threads at once as long as each brings its own workspace and
  *     outputs.
@@ -43,33 +45,27 @@ extern "C" {
 
 /** How a call ended. Where it is not HEADRACE_OK, headrace_last_error() says more. */
 typedef enum headrace_status {
-  HEADRACE_OK = 0, /**< done */
-  HEADRACE_INVALID_ARGUMENT =
-      1, /**< an argument broke a rule; the text names it, its value, the rule, the remedy */
-  HEADRACE_UNSUPPORTED =
-      2, /**< valid, but no kernel of this build and device takes it; the text lists why */
-  HEADRACE_OUT_OF_MEMORY = 3, /**< of the host or of the device */
-  HEADRACE_DEVICE_ERROR = 4,  /**< CUDA or its driver failed; the text has their words */
-  HEADRACE_IO_ERROR = 5, /**< a file cannot be read or is damaged; the text names file and place */
+  HEADRACE_OK = 0,               /**< done */
+  HEADRACE_INVALID_ARGUMENT = 1, /**< an argument broke a rule: value, rule, remedy in the text */
+  HEADRACE_UNSUPPORTED = 2,      /**< valid, but no kernel here takes it; the text lists why */
+  HEADRACE_OUT_OF_MEMORY = 3,    /**< of the host or of the device */
+  HEADRACE_DEVICE_ERROR = 4,     /**< CUDA or its driver failed; the text has their words */
+  HEADRACE_IO_ERROR = 5, /**< a file cannot be read or is damaged; a model's logits are NaN */
   HEADRACE_INTERNAL = 6  /**< a bug of the library */
 } headrace_status;
 
-/** Text of the last error on this thread; "" if there was none. Valid until the next call on this
- * thread. */
+/** The last error on this thread; "" if there was none. Valid until the thread's next call. */
 HEADRACE_API const char* headrace_last_error(void);
 /** "invalid_argument", "unsupported", ... */
 HEADRACE_API const char* headrace_status_name(headrace_status status);
 
 /* ---- version and build ---- */
 
-/** "MAJOR.MINOR.PATCH" of the library that is loaded (the macros above are those it was compiled
- * against). */
+/** "MAJOR.MINOR.PATCH" of the library that is loaded (the macros above are this header's). */
 HEADRACE_API const char* headrace_version(void);
-/** One line: version, compiler, dtypes, head dims, instruction sets, CUDA architectures of this
- * build. */
+/** One line on this build: version, compiler, dtypes, instruction sets, CUDA architectures. */
 HEADRACE_API const char* headrace_build_info(void);
-/** Environment variable that the library reads, for debugging, by an index from 0; NULL for a bad
- * one. */
+/** An environment variable that the library reads, by an index from 0; NULL for a bad one. */
 HEADRACE_API const char* headrace_env_name(int index);
 /** One line on what it does; NULL for a bad index. */
 HEADRACE_API const char* headrace_env_text(int index);
@@ -173,20 +169,15 @@ typedef struct headrace_attention_options {
   int64_t max_seqlen_k;    /**< the same for keys */
   int32_t causal; /**< headrace_causal; also aligns the window and ALiBi (top-left only when asked
                      for) */
-  int32_t
-      num_splits; /**< key splits; 0: by the rule (depends on the sequence's own lengths only) */
-  int32_t strict_fallback; /**< 1: error "unsupported" where only the last kernel of the list would
-                              run */
-  int32_t strict_rows;     /**< 1: a row has the same bits whatever seqlen_q it came with (prefill =
-                              decode) */
+  int32_t num_splits;      /**< key splits; 0: by the rule, from the sequence's own lengths */
+  int32_t strict_fallback; /**< 1: unsupported where only the last kernel of the list would run */
+  int32_t strict_rows;     /**< 1: a row's bits do not depend on seqlen_q (prefill = decode) */
   int32_t checked;         /**< 1: lengths that live on a device are validated on the host first
                               (synchronises) */
-  int32_t deterministic; /**< 1: the backward gives the same bits from run to run (on CPU it always
-                            does; the forward does everywhere) */
+  int32_t deterministic;   /**< 1: a backward with the same bits in each run, as always on CPU */
 } headrace_attention_options;
 
-/** headrace_attention_options_init() for languages that cannot use this header: struct_size is the
- * sizeof of their declaration. */
+/** For languages that cannot use this header: struct_size is the sizeof of their declaration. */
 HEADRACE_API headrace_status
 headrace_attention_options_init_sized(headrace_attention_options* options, size_t struct_size);
 /** Fills in the defaults and struct_size. */
@@ -223,8 +214,7 @@ typedef struct headrace_attention_tensors {
                             inputs are */
 } headrace_attention_tensors;
 
-/** headrace_attention_tensors_init() for languages that cannot use this header: struct_size is the
- * sizeof of their declaration. */
+/** For languages that cannot use this header: struct_size is the sizeof of their declaration. */
 HEADRACE_API headrace_status
 headrace_attention_tensors_init_sized(headrace_attention_tensors* tensors, size_t struct_size);
 /** Fills in zeros: nothing given and struct_size. */
@@ -248,8 +238,7 @@ typedef struct headrace_attention_gradients {
   headrace_tensor dsinks; /**< optional, written: f32 [num_heads] */
 } headrace_attention_gradients;
 
-/** headrace_attention_gradients_init() for languages that cannot use this header: struct_size is
- * the sizeof of their declaration. */
+/** For languages that cannot use this header: struct_size is the sizeof of their declaration. */
 HEADRACE_API headrace_status headrace_attention_gradients_init_sized(
     headrace_attention_gradients* gradients, size_t struct_size);
 /** Fills in zeros: nothing given and struct_size. */
@@ -307,8 +296,7 @@ typedef struct headrace_problem {
   int32_t reserved;             /**< 0 */
 } headrace_problem;
 
-/** headrace_problem_init() for languages that cannot use this header: struct_size is the sizeof of
- * their declaration. */
+/** For languages that cannot use this header: struct_size is the sizeof of their declaration. */
 HEADRACE_API headrace_status headrace_problem_init_sized(headrace_problem* problem,
                                                          size_t struct_size);
 /** Fills in the defaults (f32, every size 1, everything else absent) and struct_size. */
@@ -343,22 +331,35 @@ HEADRACE_API const char* headrace_plan_kernel(const headrace_plan* plan);
 /** Many lines of text: the kernels in order, why each refused, the schedule of the one that was
  * chosen. Valid as long as the plan. */
 HEADRACE_API const char* headrace_plan_explain(const headrace_plan* plan);
+/** What may differ from one run of a plan to the next; all other options are part of the plan. */
+typedef struct headrace_run_options {
+  size_t struct_size;      /**< sizeof this struct: the init function fills it in */
+  uint64_t dropout_seed;   /**< as in headrace_attention_options */
+  uint64_t dropout_offset; /**< as in headrace_attention_options */
+} headrace_run_options;
+
+/** For languages that cannot use this header: struct_size is the sizeof of their declaration. */
+HEADRACE_API headrace_status headrace_run_options_init_sized(headrace_run_options* options,
+                                                             size_t struct_size);
+/** Fills in zeros and struct_size. */
+static inline headrace_status headrace_run_options_init(headrace_run_options* options) {
+  return headrace_run_options_init_sized(options, sizeof *options);
+}
 /** Runs the plan. `tensors` must have the shapes and features of the plan's problem; `options`
- * gives the dropout seed and offset (NULL: zeros); the workspace has at least
- * headrace_plan_workspace_bytes() bytes (any alignment; NULL when that is 0) on the plan's device.
- * No allocation, no synchronisation with the device. On CPU `stream` is NULL and the result is
- * there on return. On CUDA the work is enqueued on `stream`, a cudaStream_t of the plan's device
- * (NULL: the default stream), and the caller's current device stays current. */
+ * NULL: zeros; the workspace has at least headrace_plan_workspace_bytes() bytes (any alignment;
+ * NULL when that is 0) on the plan's device. No allocation, no synchronisation with the device. On
+ * CPU `stream` is NULL and the result is there on return. On CUDA the work is enqueued on `stream`,
+ * a cudaStream_t of the plan's device (NULL: the default stream), and the caller's current device
+ * stays current. */
 HEADRACE_API headrace_status headrace_plan_run(const headrace_plan* plan,
                                                const headrace_attention_tensors* tensors,
-                                               const headrace_attention_options* options,
-                                               void* workspace, size_t workspace_bytes,
-                                               void* stream);
+                                               const headrace_run_options* options, void* workspace,
+                                               size_t workspace_bytes, void* stream);
 /** Runs the plan of a backward problem, by the same rules; dropout seed and offset are those of the
  * forward. */
 HEADRACE_API headrace_status headrace_plan_run_backward(
     const headrace_plan* plan, const headrace_attention_tensors* tensors,
-    const headrace_attention_gradients* gradients, const headrace_attention_options* options,
+    const headrace_attention_gradients* gradients, const headrace_run_options* options,
     void* workspace, size_t workspace_bytes, void* stream);
 /** HEADRACE_OK where a kernel of this build takes the problem on the device, else the reasons in
  * the error text. */
@@ -383,8 +384,7 @@ HEADRACE_API headrace_status headrace_check(int32_t device_type, int32_t device_
 
 /** How softmax reads a row. */
 typedef enum headrace_softmax_algorithm {
-  HEADRACE_SOFTMAX_AUTO =
-      0, /**< the faster one; depends on the device and the axis' length alone */
+  HEADRACE_SOFTMAX_AUTO = 0,  /**< the faster one, by the device and the axis' length alone */
   HEADRACE_SOFTMAX_SAFE = 1,  /**< three passes: the maximum, the sum, the weights */
   HEADRACE_SOFTMAX_ONLINE = 2 /**< two passes: maximum and sum together, then the weights (Milakov
                                  and Gimelshein 2018) */
@@ -398,8 +398,7 @@ typedef struct headrace_softmax_options {
   int32_t algorithm;  /**< headrace_softmax_algorithm; the backward has one and ignores it */
 } headrace_softmax_options;
 
-/** headrace_softmax_options_init() for languages that cannot use this header: struct_size is the
- * sizeof of their declaration. */
+/** For languages that cannot use this header: struct_size is the sizeof of their declaration. */
 HEADRACE_API headrace_status headrace_softmax_options_init_sized(headrace_softmax_options* options,
                                                                  size_t struct_size);
 /** Fills in the defaults and struct_size. */
@@ -417,8 +416,7 @@ typedef struct headrace_softmax_tensors {
                           shape of x without the axis */
 } headrace_softmax_tensors;
 
-/** headrace_softmax_tensors_init() for languages that cannot use this header: struct_size is the
- * sizeof of their declaration. */
+/** For languages that cannot use this header: struct_size is the sizeof of their declaration. */
 HEADRACE_API headrace_status headrace_softmax_tensors_init_sized(headrace_softmax_tensors* tensors,
                                                                  size_t struct_size);
 /** Fills in zeros: nothing given and struct_size. */
@@ -485,11 +483,14 @@ HEADRACE_API void headrace_set_log(headrace_log_fn fn, void* user);
 
 /** One of the tasks that an executor is given. */
 typedef void (*headrace_task_fn)(void* task_arg, int index);
-/** Calls task(task_arg, i) for every i in [0, num_tasks), on as many threads as it likes, and
- * returns when all are done. `user` is that of headrace_set_executor(). */
+/** Calls task(task_arg, i) exactly once for every i in [0, num_tasks), on as many threads as it
+ * likes, and returns when all are done. `user` is that of headrace_set_executor(). Where it breaks
+ * this rule the call that needed it returns invalid_argument, and its outputs have no meaning. */
 typedef void (*headrace_executor_fn)(void* user, int num_tasks, headrace_task_fn task,
                                      void* task_arg);
-/** The host program's own threads instead of the library's. NULL restores the built-in pool. */
+/** The host program's own threads instead of the library's. NULL restores the built-in pool. May be
+ * called at any time: `run` and `user` change together, and a call that is running may still use
+ * the executor before, so `user` must outlive such calls. */
 HEADRACE_API void headrace_set_executor(headrace_executor_fn run, void* user);
 
 #ifdef __cplusplus

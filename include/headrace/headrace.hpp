@@ -253,6 +253,17 @@ inline DeviceInfo device_from_text(const char* text) {
   return device;
 }
 
+/// What may differ from one run of a plan to the next; all other options are part of the plan.
+struct RunOptions {
+  std::uint64_t dropout_seed = 0;    ///< the same seed and offset, the same mask
+  std::uint64_t dropout_offset = 0;  ///< of calls that share a seed
+
+  /// As the C ABI takes it.
+  headrace_run_options to_c() const {
+    return {sizeof(headrace_run_options), dropout_seed, dropout_offset};
+  }
+};
+
 /// Memory that the caller lends for one run, any alignment.
 struct Workspace {
   void* data = nullptr;   ///< on the device of the plan
@@ -285,23 +296,23 @@ class Plan {
   /// The kernels in order, why each refused, the schedule. Valid as long as the plan.
   const char* explain() const { return headrace_plan_explain(plan_); }
 
-  /// Runs on tensors of the planned shapes; of the options only the dropout seed and offset count.
+  /// Runs on tensors of the planned shapes.
   /// Throws Error(HEADRACE_INVALID_ARGUMENT) for other shapes or a workspace that is too small.
   void run(const AttentionTensors& tensors, Workspace workspace = {},
-           const AttentionOptions& options = {}, void* stream = nullptr) const {
+           const RunOptions& options = {}, void* stream = nullptr) const {
     const headrace_attention_tensors c_tensors = tensors.to_c();
-    const headrace_attention_options c_options = options.to_c();
+    const headrace_run_options c_options = options.to_c();
     check(
         headrace_plan_run(plan_, &c_tensors, &c_options, workspace.data, workspace.bytes, stream));
   }
 
   /// The same for the plan of a backward problem; dropout seed and offset are those of the forward.
   void run_backward(const AttentionTensors& tensors, const AttentionGradients& gradients,
-                    Workspace workspace = {}, const AttentionOptions& options = {},
+                    Workspace workspace = {}, const RunOptions& options = {},
                     void* stream = nullptr) const {
     const headrace_attention_tensors c_tensors = tensors.to_c();
     const headrace_attention_gradients c_gradients = gradients.to_c();
-    const headrace_attention_options c_options = options.to_c();
+    const headrace_run_options c_options = options.to_c();
     check(headrace_plan_run_backward(plan_, &c_tensors, &c_gradients, &c_options, workspace.data,
                                      workspace.bytes, stream));
   }

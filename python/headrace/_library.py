@@ -44,6 +44,7 @@ _VERSIONED = {
     "attention_tensors": _structs.AttentionTensors,
     "attention_gradients": _structs.AttentionGradients,
     "attention_options": _structs.AttentionOptions,
+    "run_options": _structs.RunOptions,
     "softmax_tensors": _structs.SoftmaxTensors,
     "softmax_backward_tensors": _structs.SoftmaxBackwardTensors,
     "softmax_options": _structs.SoftmaxOptions,

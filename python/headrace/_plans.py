@@ -155,17 +155,22 @@ _size = ctypes.c_size_t.from_param
 
 
 class Block:
-    """The arguments of one call: tensors, gradients (of a backward only), options.
+    """The arguments of one call: tensors, gradients (of a backward only), options; and, for a plan, its run options.
 
     `words[DATA_WORD[name]]` is where tensor `name` lies, `gradient_words[GRADIENT_WORD[name]]` a gradient. `arguments`
     are those of the plan's run_function with the scratch memory that has this `scratch_token`.
     """
 
-    __slots__ = ("_structs", "arguments", "gradient_words", "pointers", "scratch_token", "words")
+    __slots__ = (
+        "_dropout", "_structs", "arguments", "gradient_words", "pointers", "run_pointers", "scratch_token", "words",
+    )  # fmt: skip
 
     def __init__(self, *structs: Any) -> None:
         self._structs = structs
+        run_options = _structs.RunOptions(struct_size=ctypes.sizeof(_structs.RunOptions))
+        self._dropout = structs[-1], run_options
         self.pointers = tuple(_pointer(ctypes.addressof(struct)) for struct in structs)
+        self.run_pointers = (*self.pointers[:-1], _pointer(ctypes.addressof(run_options)))
         self.words, self.gradient_words, *_ = (memoryview(struct).cast("B").cast("Q") for struct in structs)
         self.scratch_token: object = None
         self.arguments: tuple[Any, ...] = ()
@@ -174,8 +179,8 @@ class Block:
         return Block(*(type(struct).from_buffer_copy(struct) for struct in self._structs))
 
     def set_dropout(self, seed: int, offset: int) -> None:
-        self._structs[-1].dropout_seed = seed
-        self._structs[-1].dropout_offset = offset
+        for struct in self._dropout:
+            struct.dropout_seed, struct.dropout_offset = seed, offset
 
 
 class Plan:
@@ -232,7 +237,7 @@ class Plan:
             return self._first.copy()
 
     def _arguments(self, block: Block, workspace: int | None, stream: int | None) -> tuple[Any, ...]:
-        return self._handle_argument, *block.pointers, _pointer(workspace), self._size_argument, _pointer(stream)
+        return self._handle_argument, *block.run_pointers, _pointer(workspace), self._size_argument, _pointer(stream)
 
     def run(self, block: Block, workspace: int | None, stream: int | None) -> None:
         self._run(block, self._arguments(block, workspace, stream))

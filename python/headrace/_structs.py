@@ -49,6 +49,10 @@ class AttentionOptions(ctypes.Structure):
     ]
 
 
+class RunOptions(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), *_fields(ctypes.c_uint64, "dropout_seed dropout_offset")]
+
+
 SOFTMAX_AUTO, SOFTMAX_SAFE, SOFTMAX_ONLINE = range(3)
 
 

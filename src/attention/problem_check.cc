@@ -283,13 +283,13 @@ Status check_same_problem(const Problem& planned, const Problem& call) {
     std::int64_t planned, arrived;
   } fields[] = {
 #define HEADRACE_FIELD(name) {#name, planned.name, call.name}
-      HEADRACE_FIELD(dtype),         HEADRACE_FIELD(batch),        HEADRACE_FIELD(seqlen_q),
-      HEADRACE_FIELD(seqlen_k),      HEADRACE_FIELD(total_q),      HEADRACE_FIELD(total_k),
-      HEADRACE_FIELD(num_heads),     HEADRACE_FIELD(num_kv_heads), HEADRACE_FIELD(head_dim),
-      HEADRACE_FIELD(head_dim_v),    HEADRACE_FIELD(bias_dtype),   HEADRACE_FIELD(is_ragged),
-      HEADRACE_FIELD(has_alibi),     HEADRACE_FIELD(has_mask),     HEADRACE_FIELD(has_sinks),
-      HEADRACE_FIELD(has_tree_mask), HEADRACE_FIELD(has_lse),      HEADRACE_FIELD(has_probs),
-      HEADRACE_FIELD(has_dlse),      HEADRACE_FIELD(has_dbias),    HEADRACE_FIELD(has_dsinks),
+      HEADRACE_FIELD(is_ragged),     HEADRACE_FIELD(dtype),      HEADRACE_FIELD(batch),
+      HEADRACE_FIELD(seqlen_q),      HEADRACE_FIELD(seqlen_k),   HEADRACE_FIELD(total_q),
+      HEADRACE_FIELD(total_k),       HEADRACE_FIELD(num_heads),  HEADRACE_FIELD(num_kv_heads),
+      HEADRACE_FIELD(head_dim),      HEADRACE_FIELD(head_dim_v), HEADRACE_FIELD(bias_dtype),
+      HEADRACE_FIELD(has_alibi),     HEADRACE_FIELD(has_mask),   HEADRACE_FIELD(has_sinks),
+      HEADRACE_FIELD(has_tree_mask), HEADRACE_FIELD(has_lse),    HEADRACE_FIELD(has_probs),
+      HEADRACE_FIELD(has_dlse),      HEADRACE_FIELD(has_dbias),  HEADRACE_FIELD(has_dsinks),
 #undef HEADRACE_FIELD
   };
   for (const auto& [name, expected, arrived] : fields) {

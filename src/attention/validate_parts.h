@@ -6,9 +6,6 @@
 #include "attention/tensor_checks.h"
 #include "attention/validate.h"
 
-#define HEADRACE_TRY(check) \
-  if (auto bad = (check)) return bad
-
 namespace headrace {
 
 struct NamedTensor {

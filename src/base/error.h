@@ -13,6 +13,10 @@
 
 #include "headrace/headrace.h"
 
+// Of a Status: returns a failure to the caller.
+#define HEADRACE_TRY(status) \
+  if (auto bad = (status)) return bad
+
 namespace headrace {
 
 // Same values as headrace_status.

@@ -11,27 +11,27 @@
 namespace headrace::capi {
 namespace {
 
-// The options under which a planned problem is compared with the tensors of a run. Of the caller's
-// only the dropout seed and offset count; everything else is part of the plan.
-headrace_attention_options options_of(const Problem& p) {
+// The options under which the tensors of a run are compared with the planned problem.
+headrace_attention_options options_of(const Problem& p, const headrace_run_options& run) {
   headrace_attention_options options = default_options();
   options.softmax_scale = p.softmax_scale;
   options.softcap = p.softcap;
   options.dropout_p = p.dropout_p;
   options.window_left = p.window_left;
   options.window_right = p.window_right;
-  options.max_seqlen_q = p.is_ragged ? p.seqlen_q : 0;
-  options.max_seqlen_k = p.is_ragged ? p.seqlen_k : 0;
+  options.max_seqlen_q = p.seqlen_q;  // dense tensors have no use for it
+  options.max_seqlen_k = p.seqlen_k;
   options.causal = p.causal;
   options.num_splits = p.num_splits;
+  options.dropout_seed = run.dropout_seed;
+  options.dropout_offset = run.dropout_offset;
   return options;
 }
 
-// A call as it came from outside. Without gradients it is a forward.
-struct CallFromC {
+// The tensors of a call as they came from outside. Without gradients it is a forward.
+struct TensorsFromC {
   const headrace_attention_tensors* tensors;
   const headrace_attention_gradients* gradients;
-  const headrace_attention_options* options;
   headrace_phase phase;
 };
 
@@ -52,12 +52,16 @@ struct Call {
   }
 };
 
-Status read_call(const CallFromC& from, Call& call) {
+Status read_call(const TensorsFromC& from, Call& call) {
   call.phase = from.phase;
-  if (auto bad = read_tensors(from.tensors, call.tensors)) return bad;
-  if (from.phase == HEADRACE_BACKWARD)
-    if (auto bad = read_gradients(from.gradients, call.gradients)) return bad;
-  return read_options(from.options, call.options);
+  HEADRACE_TRY(read_tensors(from.tensors, call.tensors));
+  return from.phase == HEADRACE_BACKWARD ? read_gradients(from.gradients, call.gradients)
+                                         : std::nullopt;
+}
+
+Status read_call(const TensorsFromC& from, const headrace_attention_options* options, Call& call) {
+  HEADRACE_TRY(read_call(from, call));
+  return read_options(options, call.options);
 }
 
 Status check_device_of(const Plan& plan, const headrace_attention_tensors& tensors) {
@@ -70,22 +74,22 @@ Status check_device_of(const Plan& plan, const headrace_attention_tensors& tenso
       tensors.q.device_type, tensors.q.device_id, device_text(plan.device));
 }
 
-Status run_plan(const Plan& plan, const CallFromC& from, Workspace workspace, Stream stream) {
+Status run_plan(const Plan& plan, const TensorsFromC& from, const headrace_run_options* options,
+                Workspace workspace, Stream stream) {
   if (plan.problem.phase != from.phase)
     return invalid_argument(
         "plan: made for phase={} ({}); run it with {}", plan.problem.phase,
         is_backward(plan.problem) ? "backward" : "forward",
         is_backward(plan.problem) ? "headrace_plan_run_backward" : "headrace_plan_run");
   Call call;
-  if (auto bad = read_call(from, call)) return bad;
-  const std::uint64_t seed = call.options.dropout_seed, offset = call.options.dropout_offset;
-  call.options = options_of(plan.problem);
-  call.options.dropout_seed = seed;
-  call.options.dropout_offset = offset;
+  headrace_run_options run_options;
+  HEADRACE_TRY(read_call(from, call));
+  HEADRACE_TRY(read_run_options(options, run_options));
+  call.options = options_of(plan.problem, run_options);
   Result<Problem> problem = call.validate();
   if (!problem.ok()) return std::move(problem.failure());
-  if (auto bad = check_same_problem(plan.problem, problem.value())) return bad;
-  if (auto bad = check_device_of(plan, call.tensors)) return bad;
+  HEADRACE_TRY(check_same_problem(plan.problem, problem.value()));
+  HEADRACE_TRY(check_device_of(plan, call.tensors));
   return run(plan, call.args(plan.problem), workspace, stream);
 }
 
@@ -114,9 +118,10 @@ Status run_with_own_workspace(const Plan& plan, const AttentionArgs& args, Strea
 }
 
 // Validates, plans and runs.
-Status attend(const CallFromC& from, Workspace workspace, Stream stream) {
+Status attend(const TensorsFromC& from, const headrace_attention_options* options,
+              Workspace workspace, Stream stream) {
   Call call;
-  if (auto bad = read_call(from, call)) return bad;
+  HEADRACE_TRY(read_call(from, options, call));
   Result<Problem> problem = call.validate();
   if (!problem.ok()) return std::move(problem.failure());
   const headrace_tensor& q = call.tensors.q;
@@ -131,22 +136,24 @@ Status attend(const CallFromC& from, Workspace workspace, Stream stream) {
   return run(plan.value(), args, workspace, stream);
 }
 
-headrace_status problem_of(const CallFromC& from, headrace_problem* problem) {
+headrace_status problem_of(const TensorsFromC& from, const headrace_attention_options* options,
+                           headrace_problem* problem) {
   return guarded([&] {
     Call call;
-    if (auto bad = read_call(from, call)) return fail(std::move(*bad));
+    if (auto bad = read_call(from, options, call)) return fail(std::move(*bad));
     auto result = call.validate();
     if (!result.ok()) return fail(std::move(result.failure()));
     return give("problem", result.value(), problem);
   });
 }
 
-headrace_status run_guarded(const headrace_plan* plan, const CallFromC& from, Workspace workspace,
+headrace_status run_guarded(const headrace_plan* plan, const TensorsFromC& from,
+                            const headrace_run_options* options, Workspace workspace,
                             Stream stream) {
   return guarded([&] {
     if (plan == nullptr)
       return fail(null_argument("plan", "make one with headrace_plan_attention"));
-    return status_of(run_plan(plan->plan, from, workspace, stream));
+    return status_of(run_plan(plan->plan, from, options, workspace, stream));
   });
 }
 
@@ -168,14 +175,14 @@ extern "C" {
 headrace_status headrace_attention_problem(const headrace_attention_tensors* tensors,
                                            const headrace_attention_options* options,
                                            headrace_problem* problem) {
-  return problem_of({tensors, nullptr, options, HEADRACE_FORWARD}, problem);
+  return problem_of({tensors, nullptr, HEADRACE_FORWARD}, options, problem);
 }
 
 headrace_status headrace_attention_backward_problem(const headrace_attention_tensors* tensors,
                                                     const headrace_attention_gradients* gradients,
                                                     const headrace_attention_options* options,
                                                     headrace_problem* problem) {
-  return problem_of({tensors, gradients, options, HEADRACE_BACKWARD}, problem);
+  return problem_of({tensors, gradients, HEADRACE_BACKWARD}, options, problem);
 }
 
 headrace_status headrace_plan_attention(const headrace_problem* problem,
@@ -217,18 +224,18 @@ const char* headrace_plan_explain(const headrace_plan* plan) {
 
 headrace_status headrace_plan_run(const headrace_plan* plan,
                                   const headrace_attention_tensors* tensors,
-                                  const headrace_attention_options* options, void* workspace,
+                                  const headrace_run_options* options, void* workspace,
                                   size_t workspace_bytes, void* stream) {
-  return run_guarded(plan, {tensors, nullptr, options, HEADRACE_FORWARD},
+  return run_guarded(plan, {tensors, nullptr, HEADRACE_FORWARD}, options,
                      {workspace, workspace_bytes}, stream);
 }
 
 headrace_status headrace_plan_run_backward(const headrace_plan* plan,
                                            const headrace_attention_tensors* tensors,
                                            const headrace_attention_gradients* gradients,
-                                           const headrace_attention_options* options,
-                                           void* workspace, size_t workspace_bytes, void* stream) {
-  return run_guarded(plan, {tensors, gradients, options, HEADRACE_BACKWARD},
+                                           const headrace_run_options* options, void* workspace,
+                                           size_t workspace_bytes, void* stream) {
+  return run_guarded(plan, {tensors, gradients, HEADRACE_BACKWARD}, options,
                      {workspace, workspace_bytes}, stream);
 }
 
@@ -244,7 +251,7 @@ headrace_status headrace_attention_forward(const headrace_attention_tensors* ten
                                            const headrace_attention_options* options,
                                            void* workspace, size_t workspace_bytes, void* stream) {
   return guarded([&] {
-    return status_of(attend({tensors, nullptr, options, HEADRACE_FORWARD},
+    return status_of(attend({tensors, nullptr, HEADRACE_FORWARD}, options,
                             {workspace, workspace_bytes}, stream));
   });
 }
@@ -254,7 +261,7 @@ headrace_status headrace_attention_backward(const headrace_attention_tensors* te
                                             const headrace_attention_options* options,
                                             void* workspace, size_t workspace_bytes, void* stream) {
   return guarded([&] {
-    return status_of(attend({tensors, gradients, options, HEADRACE_BACKWARD},
+    return status_of(attend({tensors, gradients, HEADRACE_BACKWARD}, options,
                             {workspace, workspace_bytes}, stream));
   });
 }

@@ -29,6 +29,12 @@ Status read_options(const headrace_attention_options* theirs, headrace_attention
                         sizeof ours);
 }
 
+Status read_run_options(const headrace_run_options* theirs, headrace_run_options& ours) {
+  ours = {};
+  if (theirs == nullptr) return std::nullopt;
+  return copy_versioned("options", theirs, sizeof ours, &ours, sizeof ours);
+}
+
 Status read_problem(const headrace_problem* theirs, headrace_problem& ours) {
   ours = default_problem();
   return copy_versioned("problem", theirs, offsetof(headrace_problem, window_left), &ours,
@@ -62,6 +68,10 @@ extern "C" {
 headrace_status headrace_attention_options_init_sized(headrace_attention_options* options,
                                                       size_t struct_size) {
   return init("options", headrace::default_options(), options, struct_size);
+}
+
+headrace_status headrace_run_options_init_sized(headrace_run_options* options, size_t struct_size) {
+  return init("options", {}, options, struct_size);
 }
 
 headrace_status headrace_attention_tensors_init_sized(headrace_attention_tensors* tensors,

@@ -78,6 +78,7 @@ Status read_tensors(const headrace_attention_tensors* theirs, headrace_attention
 Status read_gradients(const headrace_attention_gradients* theirs,
                       headrace_attention_gradients& ours);
 Status read_options(const headrace_attention_options* theirs, headrace_attention_options& ours);
+Status read_run_options(const headrace_run_options* theirs, headrace_run_options& ours);
 Status read_problem(const headrace_problem* theirs, headrace_problem& ours);
 Status read_device(const headrace_device_info* theirs, headrace_device_info& ours);
 

@@ -8,9 +8,6 @@
 #include "attention/tensor_checks.h"
 #include "ops/softmax.h"
 
-#define HEADRACE_TRY(check) \
-  if (auto bad = (check)) return bad
-
 namespace headrace {
 namespace {
 

@@ -56,7 +56,7 @@ class Call {
         workspace_(std::vector<unsigned char>(plan_.workspace_bytes() + 1)) {
     const Plan forward = plan_attention(Problem(tensors(), s.options), cuda_info(0));
     const OnDevice<unsigned char> memory{std::vector<unsigned char>(forward.workspace_bytes() + 1)};
-    forward.run(tensors(), {memory.data(), forward.workspace_bytes()}, s.options, nullptr);
+    forward.run(tensors(), {memory.data(), forward.workspace_bytes()});
     HEADRACE_EXPECT_CUDA(cudaDeviceSynchronize());
   }
 
@@ -67,8 +67,8 @@ class Call {
                                  bytes(shape_.kv_heads), plan_.workspace_bytes()};
     for (int i = 0; i < 4; ++i)
       HEADRACE_EXPECT_CUDA(cudaMemsetAsync(written[i]->data(), 0xFF, sizes[i], stream));
-    plan_.run_backward(tensors(), gradients(), {workspace_.data(), plan_.workspace_bytes()},
-                       shape_.options, stream);
+    plan_.run_backward(tensors(), gradients(), {workspace_.data(), plan_.workspace_bytes()}, {},
+                       stream);
   }
   // dk and dv; dq where its bits are promised.
   std::vector<unsigned char> result(cudaStream_t stream) const {

@@ -80,7 +80,7 @@ TEST(CudaDoor, AFirstCallIsCapturedAndReplayed) {
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t replay = nullptr;
   HEADRACE_EXPECT_CUDA(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal));
-  EXPECT_NO_THROW(plan.run(call.tensors(true), {}, options, stream.get()));
+  EXPECT_NO_THROW(plan.run(call.tensors(true), {}, {}, stream.get()));
   HEADRACE_EXPECT_CUDA(cudaStreamEndCapture(stream.get(), &graph));
   HEADRACE_EXPECT_CUDA(cudaGraphInstantiate(&replay, graph, 0));
   EXPECT_EQ(call.on_out.read()[0], -7);
@@ -89,7 +89,7 @@ TEST(CudaDoor, AFirstCallIsCapturedAndReplayed) {
   const std::vector<float> replayed = call.on_out.read();
   HEADRACE_EXPECT_CUDA(cudaMemset(call.on_out.data(), 0, call.out.size() * sizeof(float)));
   HEADRACE_EXPECT_CUDA(cudaDeviceSynchronize());
-  plan.run(call.tensors(true), {}, options, stream.get());
+  plan.run(call.tensors(true), {}, {}, stream.get());
   stream.wait();
   EXPECT_EQ(call.on_out.read(), replayed);
   attention_forward(call.tensors(false), options);
@@ -135,7 +135,7 @@ TEST(CudaDoor, ACallWithoutAWorkspaceAllocatesOne) {
   };
   const Plan plan = plan_attention(Problem(tensors(true), options), cuda_info(0));
   ASSERT_GT(plan.workspace_bytes(), 0u);
-  EXPECT_THROW(plan.run(tensors(true), {}, options), Error);  // which allocates nothing
+  EXPECT_THROW(plan.run(tensors(true)), Error);  // which allocates nothing
   const Stream stream;
   for (int i = 0; i < 3; ++i) attention_forward(tensors(true), options, {}, stream.get());
   stream.wait();

@@ -61,7 +61,7 @@ class Call {
   const Plan& plan() const { return plan_; }
   void run(cudaStream_t stream) {
     HEADRACE_EXPECT_CUDA(cudaMemsetAsync(out_.data(), 0xFF, num_bytes(), stream));
-    plan_.run(tensors(), {workspace_.data(), plan_.workspace_bytes()}, shape_.options, stream);
+    plan_.run(tensors(), {workspace_.data(), plan_.workspace_bytes()}, {}, stream);
   }
   std::vector<unsigned char> result(cudaStream_t stream) const {
     HEADRACE_EXPECT_CUDA(cudaStreamSynchronize(stream));

@@ -1,0 +1,321 @@
+// A plan against the calls that it is run with: it runs on tensors of its own problem alone, its
+// options are those that it was made with, and of each run only the run options count.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "headrace/headrace.hpp"
+
+namespace {
+
+using namespace headrace;
+
+// A call with memory of its own. Its numbers are the same wherever its shapes are.
+struct Call {
+  std::string name, base;  // it differs from the call `base` in the field `name` of the problem
+  AttentionTensors t;
+  AttentionGradients g;
+  AttentionOptions o;
+  bool is_backward = false;
+  std::vector<std::vector<std::uint64_t>> memory;
+
+  TensorView fresh(DType dtype, std::initializer_list<std::int64_t> shape) {
+    const TensorView view(nullptr, dtype, shape);
+    const auto count = static_cast<std::size_t>(view.num_elements());
+    auto& words =
+        memory.emplace_back(count + 8);  // of 8 bytes an element, for negative strides too
+    for (std::size_t i = 0; i < count; ++i) put(dtype, words.data(), i);
+    return TensorView(words.data(), dtype, shape);
+  }
+  std::vector<std::vector<std::uint64_t>> run() {
+    if (is_backward)
+      attention_backward(t, g, o);
+    else
+      attention_forward(t, o);
+    return memory;
+  }
+
+ private:
+  static void put(DType dtype, void* data, std::size_t i) {
+    const auto value = static_cast<float>(std::sin(0.7 * static_cast<double>(i) + 0.3));
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, &value, 4);
+    if (dtype == DType::f32) static_cast<float*>(data)[i] = value;
+    if (dtype == DType::bf16)
+      static_cast<std::uint16_t*>(data)[i] = static_cast<std::uint16_t>(bits >> 16);
+    if (dtype == DType::f64) static_cast<double*>(data)[i] = static_cast<double>(value);
+    if (dtype == DType::u32) static_cast<std::uint32_t*>(data)[i] = 0xFFFFFFFFu;
+    if (dtype == DType::boolean) static_cast<std::uint8_t*>(data)[i] = i % 5 != 1;
+  }
+};
+
+struct Sizes {
+  std::int64_t batch = 2, seqlen_q = 4, seqlen_k = 6, heads = 4, kv_heads = 2, dim = 8, dim_v = 8;
+  DType dtype = DType::f32;
+};
+
+Call dense(const char* name, const Sizes& s = {}) {
+  Call c;
+  c.name = name;
+  c.base = "plain";
+  c.t.q = c.fresh(s.dtype, {s.batch, s.seqlen_q, s.heads, s.dim});
+  c.t.k = c.fresh(s.dtype, {s.batch, s.seqlen_k, s.kv_heads, s.dim});
+  c.t.v = c.fresh(s.dtype, {s.batch, s.seqlen_k, s.kv_heads, s.dim_v});
+  c.t.out = c.fresh(s.dtype, {s.batch, s.seqlen_q, s.heads, s.dim_v});
+  return c;
+}
+
+// Rows of two sequences, as many as the dense call has, or others.
+Call ragged(const char* name, const char* base, std::int32_t total_q = 8,
+            std::int32_t total_k = 12) {
+  Call c;
+  c.name = name;
+  c.base = base;
+  c.t.q = c.fresh(DType::f32, {total_q, 4, 8});
+  c.t.k = c.fresh(DType::f32, {total_k, 2, 8});
+  c.t.v = c.fresh(DType::f32, {total_k, 2, 8});
+  c.t.out = c.fresh(DType::f32, {total_q, 4, 8});
+  for (auto* lengths : {&c.t.cu_seqlens_q, &c.t.cu_seqlens_k}) {
+    *lengths = c.fresh(DType::i32, {3});
+    auto* values = static_cast<std::int32_t*>(lengths->data);
+    const bool is_q = lengths == &c.t.cu_seqlens_q;
+    values[1] = is_q ? 4 : 6;
+    values[2] = is_q ? total_q : total_k;
+  }
+  c.o.max_seqlen_q = 5;
+  c.o.max_seqlen_k = 7;
+  return c;
+}
+
+Call backward(const char* name, const char* base, const std::function<void(Call&)>& add = {}) {
+  Call c = dense(name);
+  c.base = base;
+  c.is_backward = true;
+  c.t.lse = c.fresh(DType::f32, {2, 4, 4});
+  c.t.bias = c.fresh(DType::f32, {1, 4, 4, 6});
+  c.t.sinks = c.fresh(DType::f32, {4});
+  c.g.dout = c.fresh(DType::f32, {2, 4, 4, 8});
+  c.g.dq = c.fresh(DType::f32, {2, 4, 4, 8});
+  c.g.dk = c.fresh(DType::f32, {2, 6, 2, 8});
+  c.g.dv = c.fresh(DType::f32, {2, 6, 2, 8});
+  if (add) add(c);
+  return c;
+}
+
+// The plain call, and with each call that differs from it in one field of the problem.
+std::vector<Call> calls() {
+  std::vector<Call> all;
+  const auto with = [&all](const char* name, const std::function<void(Call&)>& change) {
+    Call c = dense(name);
+    change(c);
+    all.push_back(std::move(c));
+  };
+  all.push_back(dense("plain"));
+  all.push_back(dense("dtype", {.dtype = DType::bf16}));
+  all.push_back(dense("batch", {.batch = 1}));
+  all.push_back(dense("seqlen_q", {.seqlen_q = 3}));
+  all.push_back(dense("seqlen_k", {.seqlen_k = 5}));
+  all.push_back(dense("num_heads", {.heads = 6}));
+  all.push_back(dense("num_kv_heads", {.kv_heads = 4}));
+  all.push_back(dense("head_dim", {.dim = 12}));
+  all.push_back(dense("head_dim_v", {.dim_v = 12}));
+  with("has_lse", [](Call& c) { c.t.lse = c.fresh(DType::f32, {2, 4, 4}); });
+  with("has_alibi", [](Call& c) { c.t.alibi_slopes = c.fresh(DType::f32, {4}); });
+  with("bias_dtype", [](Call& c) { c.t.bias = c.fresh(DType::f32, {1, 4, 4, 6}); });
+  with("has_mask", [](Call& c) { c.t.mask = c.fresh(DType::boolean, {1, 1, 4, 6}); });
+  with("has_tree_mask", [](Call& c) { c.t.tree_mask = c.fresh(DType::u32, {2, 4, 1}); });
+  with("has_sinks", [](Call& c) { c.t.sinks = c.fresh(DType::f32, {4}); });
+  with("has_probs", [](Call& c) { c.t.probs = c.fresh(DType::f32, {2, 4, 4, 6}); });
+  all.push_back(ragged("is_ragged", "plain"));
+  all.push_back(ragged("total_q", "is_ragged", 9));
+  all.push_back(ragged("total_k", "is_ragged", 8, 13));
+  all.push_back(backward("phase", "plain"));
+  const auto with_gradient = [&all](const char* name, const std::function<void(Call&)>& add) {
+    all.push_back(backward(name, "phase", add));
+  };
+  with_gradient("has_dlse", [](Call& c) { c.g.dlse = c.fresh(DType::f32, {2, 4, 4}); });
+  with_gradient("has_dbias", [](Call& c) { c.g.dbias = c.fresh(DType::f32, {1, 4, 4, 6}); });
+  with_gradient("has_dsinks", [](Call& c) { c.g.dsinks = c.fresh(DType::f32, {4}); });
+  return all;
+}
+
+Plan plan_of(const Call& c) {
+  const Problem problem = c.is_backward ? Problem(c.t, c.g, c.o) : Problem(c.t, c.o);
+  return plan_attention(problem, cpu_info());
+}
+
+// Empty, or the error of the run.
+std::string run_of(const Plan& plan, Call& c, const RunOptions& options = {}) {
+  std::vector<char> workspace(plan.workspace_bytes());
+  try {
+    if (c.is_backward)
+      plan.run_backward(c.t, c.g, {workspace.data(), workspace.size()}, options);
+    else
+      plan.run(c.t, {workspace.data(), workspace.size()}, options);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), HEADRACE_INVALID_ARGUMENT);
+    return error.what();
+  }
+  return "";
+}
+
+TEST(PlanRun, TakesTensorsOfItsOwnProblemAndOfNoOther) {
+  std::vector<Call> all = calls();
+  for (Call& planned : all) {
+    const Plan plan = plan_of(planned);
+    for (Call& given : all) {
+      SCOPED_TRACE("planned " + planned.name + ", given " + given.name);
+      const auto before = given.memory;
+      const std::string error = run_of(plan, given);
+      if (&given == &planned) {
+        EXPECT_EQ(error, "");
+        const auto by_plan = given.memory;
+        given.memory = before;
+        // The views point to memory that the assignment has kept.
+        EXPECT_EQ(by_plan, given.run());
+        continue;
+      }
+      EXPECT_NE(error, "");
+      EXPECT_EQ(given.memory, before) << "something was written";
+      // The field is named; another phase comes first.
+      if (planned.is_backward != given.is_backward) {
+        EXPECT_EQ(error.find("plan: made for phase="), 0u) << error;
+      } else if (given.base == planned.name || planned.base == given.name) {
+        const std::string& field = given.base == planned.name ? given.name : planned.name;
+        EXPECT_NE(error.find(field + "="), std::string::npos) << error;
+      }
+    }
+  }
+}
+
+// Scores have as many columns as the option says, be it more than there are keys.
+TEST(PlanRun, KeepsTheColumnsOfRaggedScores) {
+  for (const std::int64_t columns : {7, 12, 20})
+    for (const bool has_bias : {false, true}) {
+      Call at_once, by_plan;
+      for (Call* c : {&at_once, &by_plan}) {
+        *c = ragged("scores", "");
+        c->o.max_seqlen_k = columns;
+        TensorView& scores = has_bias ? c->t.bias : c->t.mask;
+        scores = c->fresh(has_bias ? DType::f32 : DType::boolean, {1, 8, columns});
+      }
+      const auto expected = at_once.run();
+      EXPECT_EQ(run_of(plan_of(by_plan), by_plan), "");
+      EXPECT_EQ(by_plan.memory, expected);
+    }
+}
+
+TEST(PlanRun, TakesOperandsThatAreAsAlignedAsPlanned) {
+  for (const auto tensor :
+       {&AttentionTensors::q, &AttentionTensors::k, &AttentionTensors::v, &AttentionTensors::out}) {
+    Call whole = dense("whole"), odd = dense("odd"), reversed = dense("reversed");
+    (odd.t.*tensor).data = static_cast<float*>((odd.t.*tensor).data) + 1;
+    TensorView& view = reversed.t.*tensor;
+    view = view.slice(1, view.shape[1] - 1, -1, -1).value();
+    const Plan plan = plan_of(whole);
+    EXPECT_NE(run_of(plan, odd).find("multiple of 4 bytes only"), std::string::npos);
+    EXPECT_NE(run_of(plan, reversed).find("runs backwards along an axis"), std::string::npos);
+    EXPECT_EQ(run_of(plan_of(odd), whole), "");
+    EXPECT_EQ(run_of(plan_of(reversed), whole), "");
+  }
+}
+
+// ---- options ----
+
+struct Option {
+  const char* name;
+  std::size_t bytes;
+  std::function<void(AttentionOptions&)> set;
+  bool changes_results = true;  // else it may, or must not
+};
+#define HEADRACE_OPTION(field, value)                  \
+  {                                                    \
+#field, sizeof(headrace_attention_options::field), \
+        [](AttentionOptions & o) { o.field = value; }  \
+  }
+#define HEADRACE_SILENT_OPTION(field, value)                 \
+  {                                                          \
+#field, sizeof(headrace_attention_options::field),       \
+        [](AttentionOptions & o) { o.field = value; }, false \
+  }
+
+const std::vector<Option> kOptions = {
+    HEADRACE_OPTION(softmax_scale, 0.7),
+    HEADRACE_OPTION(softcap, 0.5),
+    HEADRACE_OPTION(dropout_p, 0.5),
+    HEADRACE_OPTION(window_left, 1),
+    HEADRACE_OPTION(window_right, 1),
+    HEADRACE_OPTION(causal, Causal::top_left),
+    HEADRACE_SILENT_OPTION(max_seqlen_q, 8),
+    HEADRACE_SILENT_OPTION(max_seqlen_k, 12),
+    HEADRACE_SILENT_OPTION(num_splits, 2),
+    HEADRACE_SILENT_OPTION(strict_fallback, true),
+    HEADRACE_SILENT_OPTION(strict_rows, true),
+    HEADRACE_SILENT_OPTION(checked, true),
+    HEADRACE_SILENT_OPTION(deterministic, true),
+};
+
+TEST(PlanRun, HasTheOptionsThatItWasPlannedWith) {
+  // Every field of the struct but its size and what a run may change is in the list.
+  std::size_t bytes = sizeof(headrace_attention_options::struct_size) +
+                      sizeof(headrace_run_options) - sizeof(headrace_run_options::struct_size);
+  for (const Option& option : kOptions) bytes += option.bytes;
+  EXPECT_EQ(bytes, sizeof(headrace_attention_options));
+  for (const bool is_ragged : {false, true}) {
+    const auto call_with = [is_ragged](const Option* option) {
+      Call c = is_ragged ? ragged("ragged", "") : dense("dense");
+      if (option != nullptr) option->set(c.o);
+      return c;
+    };
+    const auto plain = call_with(nullptr).run();
+    for (const Option& option : kOptions) {
+      SCOPED_TRACE(option.name);
+      Call at_once = call_with(&option), by_plan = call_with(&option);
+      const auto expected = at_once.run();
+      EXPECT_TRUE(expected != plain || !option.changes_results);
+      EXPECT_EQ(run_of(plan_of(by_plan), by_plan), "");
+      EXPECT_EQ(by_plan.memory, expected);
+    }
+  }
+}
+
+TEST(PlanRun, EveryRunOptionCounts) {
+  const struct {
+    const char* name;
+    std::size_t bytes;
+    RunOptions options;
+  } kRuns[] = {{"dropout_seed", sizeof(RunOptions::dropout_seed), {.dropout_seed = 7}},
+               {"dropout_offset", sizeof(RunOptions::dropout_offset), {.dropout_offset = 7}}};
+  std::size_t bytes = sizeof(headrace_run_options::struct_size);
+  Call zeros = dense("zeros");
+  zeros.o.dropout_p = 0.5;
+  const Plan plan = plan_of(zeros);
+  ASSERT_EQ(run_of(plan, zeros), "");
+  for (const auto& run : kRuns) {
+    SCOPED_TRACE(run.name);
+    bytes += run.bytes;
+    Call other = dense("other"), at_once = dense("at once");
+    ASSERT_EQ(run_of(plan, other, run.options), "");
+    EXPECT_NE(other.memory, zeros.memory);
+    at_once.o.dropout_p = 0.5;
+    at_once.o.dropout_seed = run.options.dropout_seed;
+    at_once.o.dropout_offset = run.options.dropout_offset;
+    EXPECT_EQ(at_once.run(), other.memory);
+  }
+  EXPECT_EQ(bytes, sizeof(headrace_run_options));
+  // NULL: zeros.
+  Call null = dense("null");
+  std::vector<char> workspace(plan.workspace_bytes());
+  const headrace_attention_tensors tensors = null.t.to_c();
+  EXPECT_EQ(
+      headrace_plan_run(plan.get(), &tensors, nullptr, workspace.data(), workspace.size(), nullptr),
+      HEADRACE_OK);
+  EXPECT_EQ(null.memory, zeros.memory);
+}
+
+}  // namespace
