@@ -400,32 +400,6 @@ TEST(Capi, EmptyBatchesAreFine) {
   for (const float x : keyless.out) EXPECT_EQ(x, 0.0f);
 }
 
-TEST(Capi, RunsOnTheThreadsOfTheHostProgram) {
-  Call call;
-  headrace_set_executor(
-      [](void*, int num_tasks, headrace_task_fn task, void* arg) {
-        for (int i = 0; i < num_tasks; ++i) task(arg, i);
-      },
-      nullptr);
-  EXPECT_EQ(call.forward(), HEADRACE_OK) << headrace_last_error();
-  headrace_set_executor(nullptr, nullptr);
-}
-
-void throwing_log(void*, headrace_log_level, const char*) { throw 42; }
-
-// What a callback of the host program throws ends as a status, not in a caller written in C.
-TEST(Capi, NothingIsThrownAcross) {
-  headrace_set_log(throwing_log, nullptr);
-  headrace_problem p;
-  headrace_problem_init(&p);
-  const headrace_device_info d = this_cpu();
-  for (const std::int32_t dtype : {HEADRACE_F32, HEADRACE_F64}) {
-    p.dtype = dtype;
-    EXPECT_NO_THROW((void)headrace_attention_supports(&p, &d));
-  }
-  headrace_set_log(nullptr, nullptr);
-}
-
 TEST(Capi, OnePlanManyThreads) {
   Call model;
   const headrace_problem p = model.problem();

@@ -1,5 +1,7 @@
 #include "attention/select.h"
 
+#include <cstdint>
+
 #include "attention/validate.h"
 #include "backends/cpu/kernels.h"
 #include "backends/cuda/backend.h"
@@ -40,12 +42,12 @@ Failure strict_failure(const Plan& plan) {
       refusals_text(plan.refused));
 }
 
-void report_fallback(const Plan& plan) {
-  if (!is_log_set()) return;
-  log_text(HEADRACE_LOG_WARNING,
-           format_text("fallback to {} for [{}] on [{}]:{}", plan.kernel->name,
-                       problem_text(plan.problem), device_text(plan.device),
-                       refusals_text(plan.refused)));
+Status report_fallback(const Plan& plan) {
+  if (!is_log_set()) return std::nullopt;
+  return log_text(HEADRACE_LOG_WARNING,
+                  format_text("fallback to {} for [{}] on [{}]:{}", plan.kernel->name,
+                              problem_text(plan.problem), device_text(plan.device),
+                              refusals_text(plan.refused)));
 }
 
 }  // namespace
@@ -91,7 +93,8 @@ Result<Plan> plan_attention(const Problem& problem, const DeviceInfo& device,
   if (plan.kernel == nullptr) return no_kernel(plan, forced);
   if (plan.is_fallback && plan.problem.strict_fallback) return strict_failure(plan);
   plan.schedule = plan.kernel->plan(plan.problem, device);
-  if (plan.is_fallback) report_fallback(plan);
+  if (plan.is_fallback)
+    if (auto bad = report_fallback(plan)) return std::move(*bad);
   return plan;
 }
 

@@ -2,6 +2,8 @@
 
 #include <mutex>
 
+#include "base/callback.h"
+
 namespace headrace {
 namespace {
 
@@ -25,9 +27,10 @@ void set_log(headrace_log_fn fn, void* user) {
   listener = {fn, user};
 }
 
-void log_text(headrace_log_level level, const std::string& text) {
+Status log_text(headrace_log_level level, const std::string& text) {
   const Listener to = current_listener();
-  if (to.fn != nullptr) to.fn(to.user, level, text.c_str());
+  if (to.fn == nullptr) return std::nullopt;
+  return call_back("log", [&] { to.fn(to.user, level, text.c_str()); });
 }
 
 bool is_log_set() { return current_listener().fn != nullptr; }

@@ -3,13 +3,14 @@
 
 #include <string>
 
-#include "headrace/headrace.h"
+#include "base/error.h"
 
 namespace headrace {
 
 void set_log(headrace_log_fn fn, void* user);
 // Calls the program's function on this thread, outside of any lock: it may call the library again.
-void log_text(headrace_log_level level, const std::string& text);
+// Fails where it throws.
+[[nodiscard]] Status log_text(headrace_log_level level, const std::string& text);
 // False when nobody listens: then the text need not be made.
 bool is_log_set();
 

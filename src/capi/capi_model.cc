@@ -1,6 +1,7 @@
 // Models: loading, facts, tokens.
 #include <cstring>
 
+#include "base/callback.h"
 #include "capi/door.h"
 #include "capi/model_door.h"
 #include "core/device.h"
@@ -22,8 +23,10 @@ Result<model::LoadOptions> load_options(const headrace_model_options& options) {
   load.mode = options.exact != 0 ? cpu::MatmulMode::exact : cpu::MatmulMode::normal;
   load.use_mmap = options.use_mmap != 0;
   if (options.progress != nullptr)
-    load.progress = [fn = options.progress, user = options.progress_user](
-                        std::uint64_t done, std::uint64_t total) { fn(user, done, total); };
+    load.progress = [fn = options.progress, user = options.progress_user](std::uint64_t done,
+                                                                          std::uint64_t total) {
+      return call_back("progress", [&] { fn(user, done, total); });
+    };
   return load;
 }
 

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <memory>
 
+#include "base/callback.h"
 #include "capi/model_door.h"
 #include "engine/generate.h"
 #include "engine/session.h"
@@ -89,8 +90,12 @@ Result<engine::GenerationOptions> generation_options(const headrace_generation_o
     options.stop.emplace_back(c.stop[i]);
   }
   if (c.on_text != nullptr)
-    options.on_text = [fn = c.on_text, user = c.user](std::string_view text) {
-      return fn(user, text.data(), text.size()) == 0;
+    options.on_text = [fn = c.on_text, user = c.user](std::string_view text) -> Result<bool> {
+      bool goes_on = false;
+      if (auto bad =
+              call_back("on_text", [&] { goes_on = fn(user, text.data(), text.size()) == 0; }))
+        return std::move(*bad);
+      return goes_on;
     };
   return options;
 }

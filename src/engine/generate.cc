@@ -9,7 +9,7 @@ namespace {
 class Writer {
  public:
   Writer(const model::Tokenizer& tokenizer, StopMatcher stops,
-         const std::function<bool(std::string_view)>& on_text)
+         const std::function<Result<bool>(std::string_view)>& on_text)
       : decoder_(tokenizer), stops_(std::move(stops)), on_text_(on_text) {}
 
   // False: the generation is over, finish() says why.
@@ -19,21 +19,24 @@ class Writer {
     return write(stops_.push(text.value()));
   }
   // What still waits.
-  void flush() {
-    if (write(stops_.push(decoder_.flush())) && on_text_) on_text_(stops_.finish());
+  Status flush() {
+    Result<bool> goes_on = write(stops_.push(decoder_.flush()));
+    if (goes_on.ok() && goes_on.value() && on_text_) goes_on = on_text_(stops_.finish());
+    return goes_on.ok() ? Status() : std::move(goes_on.failure());
   }
   Finish finish() const { return is_stopped_ ? Finish::stop : Finish::cancelled; }
 
  private:
-  bool write(const StopMatcher::Output& output) {
+  Result<bool> write(const StopMatcher::Output& output) {
     is_stopped_ = output.stop_idx.has_value();
-    const bool goes_on = !on_text_ || on_text_(output.text);
-    return goes_on && !is_stopped_;
+    Result<bool> goes_on = on_text_ ? on_text_(output.text) : Result<bool>(true);
+    if (is_stopped_ && goes_on.ok()) return false;
+    return goes_on;
   }
 
   model::StreamDecoder decoder_;
   StopMatcher stops_;
-  const std::function<bool(std::string_view)>& on_text_;
+  const std::function<Result<bool>(std::string_view)>& on_text_;
   bool is_stopped_ = false;
 };
 
@@ -91,7 +94,7 @@ Result<Generation> generate(Session& session, const model::Tokenizer& tokenizer,
     }
     if (auto bad = session.append({&token, 1}, nullptr)) return std::move(*bad);
   }
-  writer.flush();
+  if (auto bad = writer.flush()) return std::move(*bad);
   return result;
 }
 

@@ -22,7 +22,7 @@ struct GenerationOptions {
   std::int64_t max_new_tokens = 0;  // 0: until the end or the session is full
   std::vector<std::string> stop;    // texts that end it and are not put out
   bool ignore_end = false;
-  std::function<bool(std::string_view)> on_text;  // false ends it; may be empty
+  std::function<Result<bool>(std::string_view)> on_text;  // false ends it; may be empty
 };
 
 struct Generation {

@@ -70,14 +70,15 @@ Status Session::append_all(std::span<const std::int32_t> tokens, float* logits) 
     if (auto bad = forward(*decoder_, part, *cache_, scratch_)) return bad;
     const auto num_rows = static_cast<std::int64_t>(part.size());
     if (logits != nullptr)
-      logits_of(*decoder_, scratch_.normed.get(), num_rows, logits + begin * vocab_size, scratch_);
+      HEADRACE_TRY(logits_of(*decoder_, scratch_.normed.get(), num_rows,
+                             logits + begin * vocab_size, scratch_));
     if (begin + part.size() < tokens.size()) continue;
     if (logits != nullptr)
       std::memcpy(logits_.get(), logits + (tokens.size() - 1) * vocab_size,
                   vocab_size * sizeof(float));
     else
-      logits_of(*decoder_, scratch_.normed.get() + (num_rows - 1) * c.hidden_size, 1, logits_.get(),
-                scratch_);
+      HEADRACE_TRY(logits_of(*decoder_, scratch_.normed.get() + (num_rows - 1) * c.hidden_size, 1,
+                             logits_.get(), scratch_));
   }
   has_logits_ = true;
   return std::nullopt;

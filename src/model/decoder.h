@@ -48,8 +48,9 @@ struct LoadOptions {
   DeviceInfo device;
   cpu::MatmulMode mode = cpu::MatmulMode::normal;
   bool use_mmap = false;  // weights are read from a mapping of the file instead of by reads
-  // Called with the bytes of weights that are done and all of them; may be empty.
-  std::function<void(std::uint64_t done, std::uint64_t total)> progress;
+  // Called with the bytes of weights that are done and all of them; may be empty. A failure ends
+  // the loading.
+  std::function<Status(std::uint64_t done, std::uint64_t total)> progress;
 };
 
 // Reads and packs the weights of a model file, tensor by tensor. io_error: a tensor is missing or
@@ -84,7 +85,7 @@ Status forward(const Decoder& decoder, std::span<const std::int32_t> tokens, KvC
                DecoderScratch& scratch);
 
 // Logits of rows of `normed`: out [num_rows, vocab_size].
-void logits_of(const Decoder& decoder, const float* normed, std::int64_t num_rows, float* out,
-               DecoderScratch& scratch);
+[[nodiscard]] Status logits_of(const Decoder& decoder, const float* normed, std::int64_t num_rows,
+                               float* out, DecoderScratch& scratch);
 
 }  // namespace headrace::model

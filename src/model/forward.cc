@@ -29,13 +29,13 @@ struct Widths {
 // body(rows) for chunks of rows on all threads. The chunk is small enough for both of two
 // threads to get some of a short prompt, and a single token stays on the caller's.
 template <class Body>
-void for_rows(std::int64_t num_rows, int num_threads, Body body) {
+[[nodiscard]] Status for_rows(std::int64_t num_rows, int num_threads, Body body) {
   constexpr std::int64_t kChunk = 16;
   struct Context {
     Body* body;
     std::int64_t num_rows;
   } context{&body, num_rows};
-  cpu::parallel_for(
+  return cpu::parallel_for(
       ceil_div(num_rows, kChunk), num_threads,
       [](void* opaque, std::int64_t task, int) {
         const auto* c = static_cast<const Context*>(opaque);
@@ -75,20 +75,21 @@ struct Step {
   int num_threads() const { return decoder.device.num_units; }
 };
 
-void product(const Step& step, std::span<const cpu::PackedMatrix* const> matrices,
-             const float* bias, const float* x, float* out, std::int64_t out_stride, bool add) {
-  cpu::multiply({.matrices = matrices,
-                 .bias = bias,
-                 .num_tokens = step.num_tokens,
-                 .x = x,
-                 .x_stride = matrices[0]->columns,
-                 .out = out,
-                 .out_stride = out_stride,
-                 .add_to_out = add},
-                step.num_threads(), step.scratch.products.get());
+[[nodiscard]] Status product(const Step& step, std::span<const cpu::PackedMatrix* const> matrices,
+                             const float* bias, const float* x, float* out, std::int64_t out_stride,
+                             bool add) {
+  return cpu::multiply({.matrices = matrices,
+                        .bias = bias,
+                        .num_tokens = step.num_tokens,
+                        .x = x,
+                        .x_stride = matrices[0]->columns,
+                        .out = out,
+                        .out_stride = out_stride,
+                        .add_to_out = add},
+                       step.num_threads(), step.scratch.products.get());
 }
 
-void normalise(const Step& step, const std::vector<float>& weight) {
+[[nodiscard]] Status normalise(const Step& step, const std::vector<float>& weight) {
   const Config& c = step.decoder.config;
   const cpu::RmsNorm norm{.x = step.scratch.x.get(),
                           .x_stride = c.hidden_size,
@@ -97,8 +98,8 @@ void normalise(const Step& step, const std::vector<float>& weight) {
                           .eps = static_cast<float>(c.rms_eps),
                           .out = step.scratch.normed.get(),
                           .out_stride = c.hidden_size};
-  for_rows(step.num_tokens, step.num_threads(),
-           [&](cpu::RowRange rows) { step.ops.rms_norm(norm, rows); });
+  return for_rows(step.num_tokens, step.num_threads(),
+                  [&](cpu::RowRange rows) { step.ops.rms_norm(norm, rows); });
 }
 
 // Q turned to its positions, in the cache's dtype.
@@ -149,8 +150,8 @@ void append_run(const Step& step, const KvRun& run, std::int64_t token, std::int
   step.ops.rope(rope, {0, num_tokens});
 }
 
-void rope_and_append(const Step& step, std::int64_t layer) {
-  for_rows(step.num_tokens, step.num_threads(), [&](cpu::RowRange rows) {
+[[nodiscard]] Status rope_and_append(const Step& step, std::int64_t layer) {
+  return for_rows(step.num_tokens, step.num_threads(), [&](cpu::RowRange rows) {
     rope_queries(step, rows);
     for (std::int64_t token = rows.first; token < rows.last;) {
       const KvRun run = step.cache.run_at(layer, step.first + token);
@@ -172,7 +173,7 @@ Status attend(const Step& step, std::int64_t layer) {
   args.out = {.data = s.attn_out.get(), .stride_seq = width.attn, .stride_head = c.head_dim_v};
   Workspace workspace{s.attention.get(), s.attention_bytes};
   if (auto bad = run(step.plan, args, workspace, nullptr)) return bad;
-  for_rows(step.num_tokens, step.num_threads(), [&](cpu::RowRange rows) {
+  return for_rows(step.num_tokens, step.num_threads(), [&](cpu::RowRange rows) {
     step.ops.widen({.x = s.attn_out.get(),
                     .x_dtype = step.cache.shape().dtype,
                     .x_stride = width.attn,
@@ -181,7 +182,6 @@ Status attend(const Step& step, std::int64_t layer) {
                     .out_stride = width.attn},
                    rows);
   });
-  return std::nullopt;
 }
 
 Status run_layer(const Step& step, std::int64_t index) {
@@ -193,16 +193,17 @@ Status run_layer(const Step& step, std::int64_t index) {
   const cpu::PackedMatrix* gate_up[] = {&layer.gate, &layer.up};
   const cpu::PackedMatrix* down[] = {&layer.down};
 
-  normalise(step, layer.attn_norm);
-  product(step, qkv, layer.qkv_bias.empty() ? nullptr : layer.qkv_bias.data(), s.normed.get(),
-          s.qkv.get(), Widths(c).qkv, false);
-  rope_and_append(step, index);
-  if (auto bad = attend(step, index)) return bad;
-  product(step, attn_output, nullptr, s.attn.get(), s.x.get(), c.hidden_size, true);
+  HEADRACE_TRY(normalise(step, layer.attn_norm));
+  HEADRACE_TRY(product(step, qkv, layer.qkv_bias.empty() ? nullptr : layer.qkv_bias.data(),
+                       s.normed.get(), s.qkv.get(), Widths(c).qkv, false));
+  HEADRACE_TRY(rope_and_append(step, index));
+  HEADRACE_TRY(attend(step, index));
+  HEADRACE_TRY(product(step, attn_output, nullptr, s.attn.get(), s.x.get(), c.hidden_size, true));
 
-  normalise(step, layer.ffn_norm);
-  product(step, gate_up, nullptr, s.normed.get(), s.gate_up.get(), 2 * c.ffn_size, false);
-  for_rows(step.num_tokens, step.num_threads(), [&](cpu::RowRange rows) {
+  HEADRACE_TRY(normalise(step, layer.ffn_norm));
+  HEADRACE_TRY(
+      product(step, gate_up, nullptr, s.normed.get(), s.gate_up.get(), 2 * c.ffn_size, false));
+  HEADRACE_TRY(for_rows(step.num_tokens, step.num_threads(), [&](cpu::RowRange rows) {
     step.ops.swiglu({.gate = s.gate_up.get(),
                      .gate_stride = 2 * c.ffn_size,
                      .up = s.gate_up.get() + c.ffn_size,
@@ -211,9 +212,8 @@ Status run_layer(const Step& step, std::int64_t index) {
                      .out = s.ffn.get(),
                      .out_stride = c.ffn_size},
                     rows);
-  });
-  product(step, down, nullptr, s.ffn.get(), s.x.get(), c.hidden_size, true);
-  return std::nullopt;
+  }));
+  return product(step, down, nullptr, s.ffn.get(), s.x.get(), c.hidden_size, true);
 }
 
 Failure no_memory(std::int64_t num_tokens) {
@@ -282,28 +282,27 @@ Status forward(const Decoder& decoder, std::span<const std::int32_t> tokens, KvC
                   .first = first,
                   .num_tokens = num_tokens};
   std::iota(scratch.positions.begin(), scratch.positions.end(), static_cast<std::int32_t>(first));
-  for_rows(num_tokens, step.num_threads(), [&](cpu::RowRange rows) {
+  HEADRACE_TRY(for_rows(num_tokens, step.num_threads(), [&](cpu::RowRange rows) {
     for (std::int64_t t = rows.first; t < rows.last; ++t)
       cpu::unpack_row(decoder.embedding, tokens[static_cast<std::size_t>(t)],
                       scratch.x.get() + t * c.hidden_size);
-  });
-  for (std::int64_t layer = 0; layer < c.num_layers; ++layer)
-    if (auto bad = run_layer(step, layer)) return bad;
-  normalise(step, decoder.output_norm);
+  }));
+  for (std::int64_t layer = 0; layer < c.num_layers; ++layer) HEADRACE_TRY(run_layer(step, layer));
+  HEADRACE_TRY(normalise(step, decoder.output_norm));
   cache.set_length(first + num_tokens);
   return std::nullopt;
 }
 
-void logits_of(const Decoder& decoder, const float* normed, std::int64_t num_rows, float* out,
-               DecoderScratch& scratch) {
+Status logits_of(const Decoder& decoder, const float* normed, std::int64_t num_rows, float* out,
+                 DecoderScratch& scratch) {
   const cpu::PackedMatrix* matrix[] = {&decoder.output_matrix()};
-  cpu::multiply({.matrices = matrix,
-                 .num_tokens = num_rows,
-                 .x = normed,
-                 .x_stride = decoder.config.hidden_size,
-                 .out = out,
-                 .out_stride = decoder.config.vocab_size},
-                decoder.device.num_units, scratch.products.get());
+  return cpu::multiply({.matrices = matrix,
+                        .num_tokens = num_rows,
+                        .x = normed,
+                        .x_stride = decoder.config.hidden_size,
+                        .out = out,
+                        .out_stride = decoder.config.vocab_size},
+                       decoder.device.num_units, scratch.products.get());
 }
 
 }  // namespace headrace::model

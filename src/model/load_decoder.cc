@@ -83,7 +83,7 @@ class Loader {
       Result<const std::byte*> data = source_.read(*weight);
       failure_ = data.ok() ? use(*weight, data.value()) : Status(std::move(data.failure()));
       done_bytes_ += weight->bytes;
-      if (options_.progress) options_.progress(done_bytes_, total_bytes_);
+      if (!failure_ && options_.progress) failure_ = options_.progress(done_bytes_, total_bytes_);
     }
   }
 

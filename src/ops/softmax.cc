@@ -23,8 +23,7 @@ Status softmax_forward(const headrace_softmax_tensors& tensors,
   if (auto bad = check_no_stream(stream)) return bad;
   Result<DeviceInfo> device = cpu_info();
   if (!device.ok()) return std::move(device.failure());
-  cpu::softmax_forward(args.value(), device.value());
-  return std::nullopt;
+  return cpu::softmax_forward(args.value(), device.value());
 }
 
 Status softmax_backward(const headrace_softmax_backward_tensors& tensors,
@@ -36,8 +35,7 @@ Status softmax_backward(const headrace_softmax_backward_tensors& tensors,
   if (auto bad = check_no_stream(stream)) return bad;
   Result<DeviceInfo> device = cpu_info();
   if (!device.ok()) return std::move(device.failure());
-  cpu::softmax_backward(args.value(), device.value());
-  return std::nullopt;
+  return cpu::softmax_backward(args.value(), device.value());
 }
 
 }  // namespace headrace

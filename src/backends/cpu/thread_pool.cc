@@ -3,11 +3,14 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <system_error>
 #include <thread>
+
+#include "base/callback.h"
 
 namespace headrace::cpu {
 namespace {
@@ -144,48 +147,123 @@ class Pool {
 
 // Never destroyed: its threads may be waiting in it while the process exits.
 std::atomic<Pool*> g_pool{nullptr};
-std::mutex g_pool_creation;
+
+struct Executor {
+  ExecutorFn run = nullptr;
+  void* user = nullptr;
+};
+Executor g_executor;  // guarded by g_mutex: function and argument change together
+std::atomic<bool> g_has_executor{false};  // read without the lock by calls that need no executor
+
+std::mutex g_mutex;  // creation of the pool, the executor
+
+// Threads do not survive fork(): the child forgets the parent's pool, whose locks may be held for
+// ever.
+void register_fork_handlers() {
+  static const int registered = pthread_atfork([] { g_mutex.lock(); },    //
+                                               [] { g_mutex.unlock(); },  //
+                                               [] {
+                                                 g_pool.store(nullptr, std::memory_order_release);
+                                                 g_mutex.unlock();
+                                               });
+  static_cast<void>(registered);
+}
 
 Pool& pool() {
   if (Pool* existing = g_pool.load(std::memory_order_acquire)) return *existing;
-  std::lock_guard lock(g_pool_creation);
+  register_fork_handlers();
+  std::lock_guard lock(g_mutex);
   if (Pool* existing = g_pool.load(std::memory_order_acquire)) return *existing;
-  // Threads do not survive fork(): the child forgets the parent's pool, whose locks may be held for
-  // ever.
-  static const int registered = pthread_atfork([] { g_pool_creation.lock(); },    //
-                                               [] { g_pool_creation.unlock(); },  //
-                                               [] {
-                                                 g_pool.store(nullptr, std::memory_order_release);
-                                                 g_pool_creation.unlock();
-                                               });
-  static_cast<void>(registered);
   Pool* created = new Pool;
   g_pool.store(created, std::memory_order_release);
   return *created;
 }
 
-std::atomic<ExecutorFn> g_executor{nullptr};
-std::atomic<void*> g_executor_user{nullptr};
+Executor current_executor() {
+  if (!g_has_executor.load(std::memory_order_acquire)) return {};
+  std::lock_guard lock(g_mutex);
+  return g_executor;
+}
+
+constexpr int kMaxHostTasks = 1024;
+
+// A loop on threads of the host program, which may break the contract: whatever it calls, no worker
+// number is in use twice, and what it did wrong is known afterwards.
+class HostLoop {
+ public:
+  explicit HostLoop(Loop& loop)
+      : loop_(loop),
+        num_tasks_(static_cast<int>(
+            std::min<std::int64_t>(std::min(loop.max_workers, kMaxHostTasks), loop.num_tasks))) {}
+
+  Status run(const Executor& executor) {
+    const Status threw = call_back("executor", [&] {
+      executor.run(
+          executor.user, num_tasks_,
+          [](void* arg, int index) { static_cast<HostLoop*>(arg)->run_task(index); }, this);
+    });
+    // Of an executor that returns too early: this object must outlive what has begun.
+    while (num_active_.load(std::memory_order_acquire) != 0) std::this_thread::yield();
+    return threw ? threw : verdict();
+  }
+
+ private:
+  static constexpr std::int64_t kNone = INT64_MIN;
+
+  void run_task(int index) {
+    num_active_.fetch_add(1, std::memory_order_relaxed);
+    const bool is_known = index >= 0 && index < num_tasks_;
+    if (!is_known || has_run_[static_cast<std::size_t>(index)].exchange(true)) {
+      wrong_index_.store(index, std::memory_order_relaxed);
+    } else {
+      loop_.run(index);
+      num_finished_.fetch_add(1, std::memory_order_relaxed);
+    }
+    num_active_.fetch_sub(1, std::memory_order_release);
+  }
+
+  Status verdict() const {
+    constexpr const char* kRule =
+        "it must call task(task_arg, i) once for every i in [0, num_tasks) and return when all are "
+        "done; correct the function that headrace_set_executor was given";
+    const std::int64_t wrong = wrong_index_.load(std::memory_order_relaxed);
+    if (wrong != kNone)
+      return invalid_argument("executor: called task(task_arg, {}){} with num_tasks={}: {}", wrong,
+                              wrong >= 0 && wrong < num_tasks_ ? " twice" : "", num_tasks_, kRule);
+    const int finished = num_finished_.load(std::memory_order_relaxed);
+    if (finished != num_tasks_)
+      return invalid_argument("executor: returned when {} of num_tasks={} tasks had run: {}",
+                              finished, num_tasks_, kRule);
+    return std::nullopt;
+  }
+
+  Loop& loop_;
+  const int num_tasks_;
+  std::array<std::atomic<bool>, kMaxHostTasks> has_run_{};
+  std::atomic<int> num_active_{0}, num_finished_{0};
+  std::atomic<std::int64_t> wrong_index_{kNone};
+};
 
 }  // namespace
 
 void set_executor(ExecutorFn run, void* user) {
-  g_executor_user.store(user);
-  g_executor.store(run);
+  register_fork_handlers();
+  std::lock_guard lock(g_mutex);
+  g_executor = {run, user};
+  g_has_executor.store(run != nullptr, std::memory_order_release);
 }
 
-void parallel_for(std::int64_t num_tasks, int max_workers, LoopBody body, void* context) {
-  if (num_tasks <= 0) return;
+Status parallel_for(std::int64_t num_tasks, int max_workers, LoopBody body, void* context) {
+  if (num_tasks <= 0) return std::nullopt;
   Loop loop{.body = body, .context = context, .num_tasks = num_tasks, .max_workers = max_workers};
-  if (max_workers <= 1 || num_tasks == 1) return loop.run(0);
-  if (const ExecutorFn run = g_executor.load()) {
-    const int workers = static_cast<int>(std::min<std::int64_t>(max_workers, num_tasks));
-    run(
-        g_executor_user.load(), workers,
-        [](void* arg, int worker) { static_cast<Loop*>(arg)->run(worker); }, &loop);
-    return;
+  if (max_workers <= 1 || num_tasks == 1) {
+    loop.run(0);
+    return std::nullopt;
   }
+  const Executor executor = current_executor();
+  if (executor.run != nullptr) return HostLoop(loop).run(executor);
   pool().run(loop);
+  return std::nullopt;
 }
 
 }  // namespace headrace::cpu

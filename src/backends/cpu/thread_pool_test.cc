@@ -18,12 +18,13 @@ namespace {
 using Body = std::function<void(std::int64_t, int)>;
 
 void loop(std::int64_t num_tasks, int max_workers, Body body) {
-  parallel_for(
+  const Status bad = parallel_for(
       num_tasks, max_workers,
       [](void* context, std::int64_t task, int worker) {
         (*static_cast<Body*>(context))(task, worker);
       },
       &body);
+  EXPECT_FALSE(bad) << bad->message;
 }
 
 TEST(ThreadPool, RunsEveryTaskOnceOnDistinctWorkers) {

@@ -24,8 +24,8 @@ Schedule plan_backward(const IsaShape& isa, const Problem& p, const DeviceInfo& 
                              "batch entries and KV heads are too few (or too long) for one each"};
 }
 
-void launch_backward(const Instance& instance, const Plan& plan, const AttentionArgs& args,
-                     void* workspace) {
+Status launch_backward(const Instance& instance, const Plan& plan, const AttentionArgs& args,
+                       void* workspace) {
   const Problem& p = plan.problem;
   const size_t past_line = reinterpret_cast<uintptr_t>(workspace) % kLineBytes;
   BackwardCall call{.problem = &p,
@@ -38,7 +38,7 @@ void launch_backward(const Instance& instance, const Plan& plan, const Attention
   call.num_qkv_tasks = p.batch * p.num_kv_heads * backward_units(call.layout);
   const int64_t num_tasks =
       call.num_qkv_tasks + call.dbias_tiles.count() + (p.has_dsinks ? p.num_heads : 0);
-  parallel_for(num_tasks, plan.schedule.num_threads, instance.task_body[p.dtype], &call);
+  return parallel_for(num_tasks, plan.schedule.num_threads, instance.task_body[p.dtype], &call);
 }
 
 }  // namespace headrace::cpu::flash

@@ -3,6 +3,7 @@
 
 #include "backends/cpu/flash/backward_config.h"
 #include "backends/cpu/flash/flash.h"
+#include "base/error.h"
 
 namespace headrace::cpu::flash {
 
@@ -19,8 +20,8 @@ struct BackwardCall {
 };
 
 Schedule plan_backward(const IsaShape& isa, const Problem& p, const DeviceInfo& device);
-void launch_backward(const Instance& instance, const Plan& plan, const AttentionArgs& args,
-                     void* workspace);
+[[nodiscard]] Status launch_backward(const Instance& instance, const Plan& plan,
+                                     const AttentionArgs& args, void* workspace);
 
 namespace scalar {
 extern const Instance kBackwardInstance;

@@ -152,8 +152,8 @@ Status launch(const Target& target, const Plan& plan, const AttentionArgs& args,
             .num_finished =
                 reinterpret_cast<uint32_t*>(base + sizes.scratch_bytes + sizes.partial_bytes)};
   std::memset(call.num_finished, 0, static_cast<size_t>(sizes.num_counters) * sizeof(uint32_t));
-  parallel_for(call.num_tasks, schedule.num_threads, target.instance.task_body[p.dtype], &call);
-  return std::nullopt;
+  return parallel_for(call.num_tasks, schedule.num_threads, target.instance.task_body[p.dtype],
+                      &call);
 }
 
 // One Kernel per target and phase: the functions of a Kernel are plain pointers, so the target is a
@@ -177,8 +177,7 @@ constexpr Kernel make_backward_kernel(std::string_view name, std::string_view su
                      const DeviceInfo& d) { return plan_backward(kTarget.instance.shape, p, d); },
           .launch =
               [](const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream) {
-                launch_backward(kTarget.instance, plan, args, workspace.data);
-                return Status();
+                return launch_backward(kTarget.instance, plan, args, workspace.data);
               }};
 }
 

@@ -205,7 +205,9 @@ Result<PackedMatrix> pack_matrix(WeightType type, int64_t rows, int64_t columns,
                     "programs or take a smaller model",
                     m.data_bytes, rows, columns, info.name)};
   Packing packing{m, weights, data.get()};
-  parallel_for(num_panels(m), std::max(device.num_units, 1), pack_one_panel, &packing);
+  if (auto bad =
+          parallel_for(num_panels(m), std::max(device.num_units, 1), pack_one_panel, &packing))
+    return std::move(*bad);
   m.data = data;
   return m;
 }
@@ -225,8 +227,8 @@ std::size_t multiply_scratch_bytes(int64_t columns, int64_t num_tokens) {
   return groups * sizeof(ActivationGroup) + pairs * sizeof(float) + kLineBytes;
 }
 
-void multiply(const Product& product, int num_threads, std::byte* scratch) {
-  if (product.num_tokens <= 0 || product.matrices.empty()) return;
+Status multiply(const Product& product, int num_threads, std::byte* scratch) {
+  if (product.num_tokens <= 0 || product.matrices.empty()) return std::nullopt;
   const auto address = reinterpret_cast<std::uintptr_t>(scratch);
   const int64_t columns = product.matrices[0]->columns;
   Work work{.product = product,
@@ -243,11 +245,11 @@ void multiply(const Product& product, int num_threads, std::byte* scratch) {
   work.pairs = reinterpret_cast<float*>(work.activations +
                                         ceil_div<int64_t>(columns, kGroup) * product.num_tokens);
   for (const PackedMatrix* m : product.matrices) work.num_panels += num_panels(*m);
-  if (work.num_panels == 0) return;
+  if (work.num_panels == 0) return std::nullopt;
   choose_runs(work, num_threads);
   if (quantising_instance(product) != nullptr || pair_products(product) != nullptr)
-    parallel_for(work.num_tiles, num_threads, convert_tile, &work);
-  parallel_for(work.num_tiles * work.num_runs, num_threads, run_task, &work);
+    if (auto bad = parallel_for(work.num_tiles, num_threads, convert_tile, &work)) return bad;
+  return parallel_for(work.num_tiles * work.num_runs, num_threads, run_task, &work);
 }
 
 }  // namespace headrace::cpu

@@ -57,7 +57,7 @@ struct Product {
 // Scratch of multiply(), any alignment: a pure function of the shapes, not falling in num_tokens.
 std::size_t multiply_scratch_bytes(std::int64_t columns, std::int64_t num_tokens);
 
-// No allocation. scratch: multiply_scratch_bytes(columns, num_tokens).
-void multiply(const Product& product, int num_threads, std::byte* scratch);
+// No allocation. scratch: multiply_scratch_bytes(columns, num_tokens). Fails as parallel_for does.
+[[nodiscard]] Status multiply(const Product& product, int num_threads, std::byte* scratch);
 
 }  // namespace headrace::cpu

@@ -156,15 +156,16 @@ std::vector<float> product(const std::vector<const PackedMatrix*>& matrices,
       std::copy_n(options.residual->begin() + t * rows, rows, at(output.data()) + t * stride);
   GuardedBuffer scratch(multiply_scratch_bytes(columns, num_tokens), Guard::after,
                         testing::kNanByte);
-  multiply({.matrices = matrices,
-            .bias = options.bias,
-            .num_tokens = num_tokens,
-            .x = at(input.data()),
-            .x_stride = columns,
-            .out = at(output.data()),
-            .out_stride = stride,
-            .add_to_out = options.residual != nullptr},
-           options.threads, reinterpret_cast<std::byte*>(scratch.data()));
+  const Status bad = multiply({.matrices = matrices,
+                               .bias = options.bias,
+                               .num_tokens = num_tokens,
+                               .x = at(input.data()),
+                               .x_stride = columns,
+                               .out = at(output.data()),
+                               .out_stride = stride,
+                               .add_to_out = options.residual != nullptr},
+                              options.threads, reinterpret_cast<std::byte*>(scratch.data()));
+  EXPECT_FALSE(bad);
   std::vector<float> out(static_cast<std::size_t>(num_tokens * rows));
   for (int64_t t = 0; t < num_tokens; ++t) {
     float* row = at(output.data()) + t * stride;

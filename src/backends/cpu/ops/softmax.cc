@@ -58,13 +58,13 @@ struct Job {
 };
 
 template <class Args>
-void run_rows(const Args& args, void (*run)(const Args&, RowRange), const DeviceInfo& device) {
+Status run_rows(const Args& args, void (*run)(const Args&, RowRange), const DeviceInfo& device) {
   const std::int64_t num_rows = args.rows.num_rows;
-  if (num_rows == 0) return;
+  if (num_rows == 0) return std::nullopt;
   // Few rows: as many tasks as there are threads to take them.
   const std::int64_t fair = ceil_div<std::int64_t>(num_rows, std::max(device.num_units, 1));
   Job<Args> job{args, run, std::min(rows_of_task(args.rows), fair)};
-  parallel_for(
+  return parallel_for(
       ceil_div(num_rows, job.task_rows), device.num_units,
       [](void* context, std::int64_t task, int) {
         const auto& j = *static_cast<const Job<Args>*>(context);
@@ -76,12 +76,12 @@ void run_rows(const Args& args, void (*run)(const Args&, RowRange), const Device
 
 }  // namespace
 
-void softmax_forward(const SoftmaxForwardArgs& args, const DeviceInfo& device) {
-  run_rows(args, softmax_ops(device).forward, device);
+Status softmax_forward(const SoftmaxForwardArgs& args, const DeviceInfo& device) {
+  return run_rows(args, softmax_ops(device).forward, device);
 }
 
-void softmax_backward(const SoftmaxBackwardArgs& args, const DeviceInfo& device) {
-  run_rows(args, softmax_ops(device).backward, device);
+Status softmax_backward(const SoftmaxBackwardArgs& args, const DeviceInfo& device) {
+  return run_rows(args, softmax_ops(device).backward, device);
 }
 
 }  // namespace headrace::cpu

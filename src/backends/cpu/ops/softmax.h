@@ -11,8 +11,9 @@
 namespace headrace::cpu {
 
 // On the threads of the pool, as many as the device has units. Nothing is allocated or checked.
-void softmax_forward(const SoftmaxForwardArgs& args, const DeviceInfo& device);
-void softmax_backward(const SoftmaxBackwardArgs& args, const DeviceInfo& device);
+// Fails as parallel_for does.
+[[nodiscard]] Status softmax_forward(const SoftmaxForwardArgs& args, const DeviceInfo& device);
+[[nodiscard]] Status softmax_backward(const SoftmaxBackwardArgs& args, const DeviceInfo& device);
 
 // Rows of this length and shorter keep their exponentials in the innermost cache with `safe`, which
 // makes it the faster algorithm for them; for longer ones `online` saves a pass over memory.
