@@ -42,6 +42,17 @@ Failure strict_failure(const Plan& plan) {
       refusals_text(plan.refused));
 }
 
+// Kernels make the bytes of what does not fit 64 bits as many as fit.
+Status check_workspace_bytes(const Plan& plan) {
+  if (plan.schedule.workspace_bytes < PTRDIFF_MAX) return std::nullopt;
+  const Problem& p = plan.problem;
+  return invalid_argument(
+      "batch={}, num_heads={}, seqlen_q={}, seqlen_k={}, num_splits={}: the workspace of {} must fit "
+      "64 bits; split the call{}",
+      p.batch, p.num_heads, p.seqlen_q, p.seqlen_k, p.num_splits, plan.kernel->name,
+      p.num_splits > 0 ? " or pass num_splits=0" : "");
+}
+
 Status report_fallback(const Plan& plan) {
   if (!is_log_set()) return std::nullopt;
   return log_text(HEADRACE_LOG_WARNING,
@@ -93,6 +104,7 @@ Result<Plan> plan_attention(const Problem& problem, const DeviceInfo& device,
   if (plan.kernel == nullptr) return no_kernel(plan, forced);
   if (plan.is_fallback && plan.problem.strict_fallback) return strict_failure(plan);
   plan.schedule = plan.kernel->plan(plan.problem, device);
+  if (auto bad = check_workspace_bytes(plan)) return std::move(*bad);
   if (plan.is_fallback)
     if (auto bad = report_fallback(plan)) return std::move(*bad);
   return plan;

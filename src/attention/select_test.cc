@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -258,6 +259,71 @@ TEST(Run, ChecksWorkspaceStreamAndMachine) {
   plan.problem.batch = 0;
   EXPECT_FALSE(run(plan, {}, {memory, 1234}, nullptr).has_value());
   EXPECT_EQ(num_launches, 1) << "nothing to write, nothing to launch";
+}
+
+// What partial results of split keys take at least, and scratch memory of all threads at most: in
+// double, which does not overflow.
+double least_workspace(const Plan& plan) {
+  const Problem& p = plan.problem;
+  const Schedule& s = plan.schedule;
+  if (is_backward(p) || s.max_splits <= 1) return 0;
+  const double rows =
+      std::min(static_cast<double>(p.seqlen_q) * static_cast<double>(group_size(p)), 64.0);
+  return static_cast<double>(p.batch) * static_cast<double>(p.num_kv_heads) *
+         static_cast<double>(s.max_splits) * rows * static_cast<double>(p.head_dim_v + 2) * 4;
+}
+double most_scratch(const Plan& plan) {
+  const double dq = is_backward(plan.problem) ? 64.0 * 1024 * 1024 : 0;
+  return plan.schedule.num_threads * (dq + 16.0 * 1024 * 1024) + 100.0 * INT32_MAX;
+}
+
+// Every size and option at its limits and beside them: a plan has a workspace that its scratch
+// memory for one thread and its partial results fit into, or there is none.
+TEST(Select, WorkspacesOfExtremeProblemsAreExactOrRefused) {
+  const std::int64_t counts[] = {0, 1, 2, 1 << 14, INT32_MAX / 2, INT32_MAX};
+  const std::int64_t dims[] = {1, 576};
+  int num_planned = 0, num_refused = 0;
+  for (const std::int32_t phase : {HEADRACE_FORWARD, HEADRACE_BACKWARD})
+    for (const char* machine :
+         {"cpu:scalar:1", "cpu:avx2:2", "cpu:avx512:1024", "cpu:avx512_bf16_fast:16"})
+      for (const std::int64_t batch : counts)
+        for (const std::int64_t heads : counts)
+          for (const std::int64_t group : {std::int64_t{1}, heads})
+            for (const std::int64_t seqlen_q : counts)
+              for (const std::int64_t seqlen_k : counts)
+                for (const std::int64_t dim : dims)
+                  for (const std::int32_t num_splits : {0, 2, INT32_MAX}) {
+                    if (group == 0) continue;
+                    Problem p = default_problem();
+                    p.phase = phase;
+                    p.has_lse = 1;
+                    p.dtype = HEADRACE_BF16;
+                    p.batch = batch;
+                    p.num_heads = heads;
+                    p.num_kv_heads = heads / group;
+                    p.seqlen_q = seqlen_q;
+                    p.seqlen_k = seqlen_k;
+                    p.head_dim = p.head_dim_v = dim;
+                    p.num_splits = num_splits;
+                    const Result<Plan> plan = plan_attention(p, device_from_text(machine).value());
+                    if (!plan.ok()) {
+                      ++num_refused;
+                      const std::string& text = plan.failure().message;
+                      ASSERT_TRUE(text.find("must fit 64 bits") != std::string::npos ||
+                                  text.find("product must be at most") != std::string::npos)
+                          << text;
+                      continue;
+                    }
+                    ++num_planned;
+                    ASSERT_GE(static_cast<double>(plan.value().schedule.workspace_bytes) * 1.0001,
+                              least_workspace(plan.value()))
+                        << explain(plan.value());
+                    ASSERT_LE(static_cast<double>(plan.value().schedule.workspace_bytes),
+                              least_workspace(plan.value()) * 20 + most_scratch(plan.value()))
+                        << explain(plan.value());
+                  }
+  EXPECT_GT(num_planned, 0);
+  EXPECT_GT(num_refused, 0);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 
 namespace headrace {
 
@@ -13,6 +14,18 @@ constexpr T ceil_div(T a, T b) {
 template <class T>
 constexpr T round_up(T a, T multiple) {
   return ceil_div(a, multiple) * multiple;
+}
+
+// The product of sizes that are not negative; INT64_MAX where it does not fit, which no memory is
+// large enough for.
+constexpr std::int64_t saturating_product(std::initializer_list<std::int64_t> sizes) {
+  std::int64_t product = 1;
+  bool is_too_large = false;
+  for (const std::int64_t size : sizes) {
+    if (size == 0) return 0;
+    is_too_large = is_too_large || __builtin_mul_overflow(product, size, &product);
+  }
+  return is_too_large ? INT64_MAX : product;
 }
 
 }  // namespace headrace

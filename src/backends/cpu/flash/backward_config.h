@@ -82,7 +82,8 @@ inline BackwardLayout backward_layout(const Problem& p, const IsaShape& isa, int
   const int64_t rows = round_up(p.seqlen_q * group_size(p), kBackwardRows);
   const int64_t heads = p.batch * p.num_kv_heads;
   const int64_t busy = round_up<int64_t>(heads, num_threads);  // heads, were all threads as late
-  const int64_t dq_bytes = rows * backward_stride(p.head_dim, isa.tile_cols) * 4;
+  const int64_t dq_bytes =
+      saturating_product({rows, backward_stride(p.head_dim, isa.tile_cols), sizeof(float)});
   const bool is_fused = 5 * busy <= 7 * heads && dq_bytes <= kLargestDq;
   return {is_fused ? BackwardPath::fused : BackwardPath::apart, ceil_div(p.seqlen_k, kBackwardKeys),
           ceil_div(rows, kBackwardTaskRows),

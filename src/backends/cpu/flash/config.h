@@ -118,7 +118,7 @@ inline Scratch scratch_layout(const Problem& p, Tile tile, IsaShape isa) {
 struct Partials {
   int64_t max_splits, rows;  // of the sequence with most
   int64_t row_floats;        // o_stride, then maximum and sum, padded to a cache line
-  int64_t floats_per_head() const { return max_splits * rows * row_floats; }
+  int64_t floats_per_head() const { return saturating_product({max_splits, rows, row_floats}); }
 };
 inline Partials partials_layout(const Problem& p, const Scratch& scratch) {
   const int64_t row_floats = scratch.o_stride + 16;

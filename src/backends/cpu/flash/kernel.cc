@@ -92,8 +92,8 @@ Sizes sizes_of(const Problem& p, Tile tile, const IsaShape& isa, int num_threads
   const bool is_split = x.partials.max_splits > 1;
   x.num_counters = is_split ? p.batch * p.num_kv_heads : 0;
   x.scratch_bytes = static_cast<size_t>(num_threads * x.scratch.total) * sizeof(float);
-  x.partial_bytes =
-      static_cast<size_t>(x.num_counters * x.partials.floats_per_head()) * sizeof(float);
+  x.partial_bytes = static_cast<size_t>(
+      saturating_product({x.num_counters, x.partials.floats_per_head(), sizeof(float)}));
   x.total_bytes = x.scratch_bytes + x.partial_bytes +
                   static_cast<size_t>(x.num_counters) * sizeof(uint32_t) + kLineBytes;
   return x;
