@@ -185,7 +185,9 @@ HEADRACE_API headrace_status headrace_session_create(const headrace_model* model
 HEADRACE_API void headrace_session_destroy(headrace_session* session); /**< NULL is fine */
 
 /** Appends tokens and computes the logits behind the last one. logits: NULL, or
- * [num_tokens, vocab_size] to get those behind every token. On an error nothing was appended. */
+ * [num_tokens, vocab_size] to get those behind every token. On an error nothing was appended.
+ * invalid_argument: more tokens than the session has room for (none of them is read then), or one
+ * that is not in the vocabulary. */
 HEADRACE_API headrace_status headrace_session_append(headrace_session* session,
                                                      const int32_t* tokens, size_t num_tokens,
                                                      float* logits);
@@ -250,7 +252,7 @@ typedef struct headrace_token_logprob {
 /** Draws the next token from the session's logits; does not append it. Tokens before
  * `num_prompt_tokens` of the sequence are prompt, those behind it answer (presence and frequency
  * penalties count the answer only). top: NULL, or [num_top] for the most likely ones. options may
- * be NULL. */
+ * be NULL. io_error: the model gave a logit that is NaN or +infinity, as damaged weights do. */
 HEADRACE_API headrace_status headrace_session_sample(headrace_session* session,
                                                      const headrace_sampling_options* options,
                                                      int64_t num_prompt_tokens,
@@ -301,7 +303,8 @@ typedef struct headrace_generation {
 } headrace_generation;
 
 /** Continues the session's sequence: sample, append, put out, until something ends it. What was
- * drawn is part of the sequence afterwards, but for the last token where nothing will follow it. */
+ * drawn is part of the sequence afterwards, but for the last token where nothing will follow it.
+ * io_error as headrace_session_sample() has it. */
 HEADRACE_API headrace_status headrace_session_generate(headrace_session* session,
                                                        const headrace_generation_options* options,
                                                        headrace_generation* result);

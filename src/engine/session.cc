@@ -16,11 +16,12 @@ Result<Session> Session::make(const model::Decoder& decoder, const SessionOption
   const model::Config& c = decoder.config;
   const std::int64_t max_tokens = options.max_tokens == 0 ? c.context_length : options.max_tokens;
   if (max_tokens < 1 || max_tokens > c.context_length)
-    return invalid_argument("max_tokens={}: this model takes 1 to {} tokens; pass fewer",
-                            max_tokens, c.context_length);
+    return invalid_argument(
+        "max_tokens={}: must be 1 to {}, the model's context_length; pass 0 for all of it",
+        max_tokens, c.context_length);
   if (options.batch_tokens < 1 || options.batch_tokens > kMaxBatchTokens)
-    return invalid_argument("batch_tokens={}: must be 1 to {}", options.batch_tokens,
-                            kMaxBatchTokens);
+    return invalid_argument("batch_tokens={}: must be 1 to {}; pass 0 for the default",
+                            options.batch_tokens, kMaxBatchTokens);
   const std::int64_t batch_tokens = std::min(options.batch_tokens, max_tokens);
   Session session;
   session.decoder_ = &decoder;
@@ -38,7 +39,14 @@ Result<Session> Session::make(const model::Decoder& decoder, const SessionOption
   return session;
 }
 
+// The count first: of a wrong one not a token may be read.
 Status Session::check(std::span<const std::int32_t> tokens) const {
+  const std::size_t have = tokens_.size(), room = static_cast<std::size_t>(max_tokens_) - have;
+  if (tokens.size() > room)
+    return invalid_argument(
+        "num_tokens={}: the session holds {} of max_tokens={} tokens, so at most {} fit; shorten "
+        "the text or create a session with a larger max_tokens",
+        tokens.size(), have, max_tokens_, room);
   const std::int64_t vocab_size = decoder_->config.vocab_size;
   for (std::size_t i = 0; i < tokens.size(); ++i)
     if (tokens[i] < 0 || tokens[i] >= vocab_size)
@@ -48,8 +56,7 @@ Status Session::check(std::span<const std::int32_t> tokens) const {
 
 Status Session::append(std::span<const std::int32_t> tokens, float* logits) {
   if (tokens.empty()) return std::nullopt;
-  if (auto bad = check(tokens)) return bad;
-  if (auto bad = cache_->reserve(static_cast<std::int64_t>(tokens.size()))) return bad;
+  HEADRACE_TRY(check(tokens));
   const std::int64_t before = cache_->length();
   auto bad = append_all(tokens, logits);
   if (bad) {

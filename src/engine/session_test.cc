@@ -145,6 +145,9 @@ TEST(Session, BadTokensAreRefusedAndNothingIsAppended) {
   const Status full = session.append(std::vector<std::int32_t>(33, 1), nullptr);
   ASSERT_TRUE(full);
   EXPECT_EQ(full->code, ErrorCode::invalid_argument);
+  EXPECT_EQ(full->message,
+            "num_tokens=33: the session holds 32 of max_tokens=64 tokens, so at most 32 fit; "
+            "shorten the text or create a session with a larger max_tokens");
   EXPECT_EQ(session.tokens().size(), golden.tokens.size());
   EXPECT_NE(session.logits(), nullptr);
   EXPECT_TRUE(session.truncate(33));
@@ -159,6 +162,56 @@ TEST(Session, SizesAreChecked) {
     Result<Session> session = Session::make(*model.decoder, options);
     ASSERT_FALSE(session.ok());
     EXPECT_EQ(session.failure().code, ErrorCode::invalid_argument);
+  }
+}
+
+// A wrong count is refused before a token is read: there are none here.
+TEST(Session, ReadsNoTokenOfMoreThanFit) {
+  const Golden golden = read_goldens().front();
+  const LanguageModel model = load(golden.file, cpu::MatmulMode::normal);
+  Session session = session_of(model, DType::f16);
+  const auto* nowhere = reinterpret_cast<const std::int32_t*>(std::uintptr_t{16});
+  for (const std::size_t count : {std::size_t{65}, std::size_t{1} << 40, SIZE_MAX / 4}) {
+    const Status bad = session.append({nowhere, count}, nullptr);
+    ASSERT_TRUE(bad);
+    EXPECT_EQ(bad->message.find(format_text("num_tokens={}: ", count)), 0u) << bad->message;
+    EXPECT_NE(bad->message.find("max_tokens=64"), std::string::npos) << bad->message;
+  }
+  ASSERT_FALSE(session.append(golden.tokens, nullptr));
+  const std::size_t have = golden.tokens.size();
+  EXPECT_TRUE(session.append({nowhere, 65 - have}, nullptr));
+  EXPECT_EQ(session.tokens().size(), have);
+  EXPECT_FALSE(session.append(std::vector<std::int32_t>(64 - have, 1), nullptr));
+}
+
+// What the logits of a token depend on: with windows of w keys, over n layers, the last
+// n * (w - 1) + 1 tokens and no other, prompt and single tokens alike.
+TEST(Session, WindowsHideWhatIsOlderAndNothingElse) {
+  const Golden golden = read_goldens().front();
+  LanguageModel model = load(golden.file, cpu::MatmulMode::exact);
+  model::Config& config = model.decoder->config;
+  const std::size_t num_tokens = 20;
+  const auto last_logits = [&](const std::vector<std::int32_t>& tokens, std::int64_t batch) {
+    Session session = session_of(model, DType::f32, batch);
+    EXPECT_FALSE(session.append(tokens, nullptr));
+    return std::vector<float>(session.logits(), session.logits() + golden.vocab_size);
+  };
+  for (const std::int64_t window : {0, 1, 2, 5, 100}) {
+    config.window = window;
+    const bool is_open = window == 0 || config.num_layers * (window - 1) + 1 >= 20;
+    const std::size_t reach =
+        is_open ? num_tokens : static_cast<std::size_t>(config.num_layers * (window - 1) + 1);
+    for (const std::int64_t batch : {512, 6, 1}) {
+      std::vector<std::int32_t> tokens(golden.tokens.begin(), golden.tokens.begin() + 20);
+      const std::vector<float> expected = last_logits(tokens, batch);
+      for (std::size_t back = 1; back <= num_tokens; ++back) {
+        std::vector<std::int32_t> other = tokens;
+        std::int32_t& token = other[num_tokens - back];
+        token = token == 7 ? 8 : 7;
+        EXPECT_EQ(last_logits(other, batch) == expected, back > reach)
+            << "window " << window << ", batch " << batch << ", token " << back << " from the end";
+      }
+    }
   }
 }
 

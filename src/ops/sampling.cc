@@ -65,13 +65,27 @@ bool changes_logits(const SamplingOptions& o) {
   return !o.logit_bias.empty() || o.repetition_penalty != 1 || has_counts(o);
 }
 
-Failure wrong_logits(std::span<const float> logits) {
-  for (std::size_t i = 0; i < logits.size(); ++i)
-    if (!(logits[i] < std::numeric_limits<float>::infinity()))
-      return invalid_argument(
-          "logits[{}]={} (after biases and penalties) must be a number or -infinity: look for NaN "
-          "or infinity in the model's weights and activations",
-          i, logits[i]);
+// What a logit is not, be it of the model or what biases and penalties made of it.
+std::optional<std::size_t> wrong_logit(std::span<const float> logits) {
+  const auto found = std::find_if(logits.begin(), logits.end(), [](float logit) {
+    return !(logit < std::numeric_limits<float>::infinity());
+  });
+  if (found == logits.end()) return std::nullopt;
+  return static_cast<std::size_t>(found - logits.begin());
+}
+
+// No argument of the caller is wrong where the model's own logits are.
+Failure wrong_logits(std::span<const float> of_model, std::span<const float> logits) {
+  if (const auto i = wrong_logit(of_model))
+    return {ErrorCode::io_error,
+            format_text("logits[{}]={}, as the model computed it: must be a number or -infinity; "
+                        "the weights are damaged or overflow: check the model file",
+                        *i, of_model[*i])};
+  if (const auto i = wrong_logit(logits))
+    return invalid_argument(
+        "logits[{}]={} after biases and penalties, {} before: must be a number or -infinity; make "
+        "logit_bias and the penalties smaller",
+        *i, logits[*i], of_model[*i]);
   return {ErrorCode::internal, "logits: a wrong value was seen and is not there"};
 }
 
@@ -98,7 +112,7 @@ Status Sampler::State::prepare(const SamplingInput& input, const SamplingOptions
   }
   if (changes_logits(options))
     if (Status wrong = penalise(input, options)) return wrong;
-  if (!filter_.begin(logits_)) return wrong_logits(logits_);
+  if (!filter_.begin(logits_)) return wrong_logits(input.logits, logits_);
   if (std::isinf(filter_.max()))
     return invalid_argument(
         "logits: all {} are -infinity, so there is no token to draw: a mask or logit_bias forbids "

@@ -106,8 +106,9 @@ class Sampler {
   Sampler(Sampler&&) noexcept;
   Sampler& operator=(Sampler&&) noexcept;
 
-  // invalid_argument: no logits, NaN or +infinity among them, every token forbidden, a token of the
-  // history that is not of the vocabulary.
+  // invalid_argument: no logits, every token forbidden, a token of the history that is not of the
+  // vocabulary, biases and penalties that make a logit infinite. io_error: a NaN or +infinity among
+  // the logits.
   Result<Sample> sample(const SamplingInput& input, const SamplingOptions& options);
 
   // The same without the draw. Temperature 0: the one token.

@@ -166,9 +166,10 @@ TEST(SamplingDraw, GreedyTakesTheLowestIdOfTheLargest) {
 
 // ---- errors ----
 
-void expect_error(const std::optional<Failure>& failure, const std::string& text) {
+void expect_error(const std::optional<Failure>& failure, const std::string& text,
+                  ErrorCode code = ErrorCode::invalid_argument) {
   ASSERT_TRUE(failure) << text;
-  EXPECT_EQ(failure->code, ErrorCode::invalid_argument);
+  EXPECT_EQ(failure->code, code);
   EXPECT_NE(failure->message.find(text), std::string::npos) << failure->message;
 }
 
@@ -186,14 +187,22 @@ TEST(SamplingErrors, LogitsAndHistory) {
         Logits logits(size, 1.0f);
         logits[i] = kNan;
         const SamplingOptions o{.temperature = temperature};
-        expect_error(failure(logits, o, {}), "logits[" + std::to_string(i) + "]=nan");
+        const std::string name = "logits[" + std::to_string(i) + "]=";
+        expect_error(failure(logits, o, {}), name + "nan", ErrorCode::io_error);
         logits[i] = kInf;
-        expect_error(failure(logits, o, {}), "logits[" + std::to_string(i) + "]=inf");
+        expect_error(failure(logits, o, {}), name + "inf", ErrorCode::io_error);
+        // Options make it worse, but the model began.
+        SamplingOptions all = o;
+        all.repetition_penalty = 2;
+        expect_error(failure(logits, all, {0}), name + "inf", ErrorCode::io_error);
       }
     }
     expect_error(failure(Logits(size, -kInf), {}, {}), "are -infinity");
     expect_error(failure(Logits(size, -kInf), {.temperature = 0}, {}), "are -infinity");
   }
+  const float huge = std::numeric_limits<float>::max();
+  expect_error(failure({0.0f, huge}, {.repetition_penalty = 0.001}, {1}),
+               "logits[1]=inf after biases and penalties, 3.40282e+38 before");
   expect_error(failure({}, {}, {}), "logits is empty");
   expect_error(failure({1.0f}, {.logit_bias = {{0, -kInf}}}, {}), "are -infinity");
   expect_error(failure({1.0f}, {.logit_bias = {{1, 1.0f}}}, {}), "logit_bias of token 1");

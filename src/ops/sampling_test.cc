@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -235,6 +236,62 @@ TEST(SamplingPenalties, ByHand) {
   expect_near(changed(logits, o, prompt, output), {0, 0.25, -5, 0.5, -0.5});
   o.repetition_window = 3;  // 2, 4, 4
   expect_near(changed(logits, o, prompt, output), {0, 2, -4.75, 0.5, -0.5});
+}
+
+// Bias, repetition, then presence and frequency, one definition after the other, in double. What
+// they count: repetition the window of prompt and output; presence and frequency the output, and in
+// llama.cpp that window as well.
+std::vector<double> penalised(const Logits& logits, const SamplingOptions& o, const Tokens& prompt,
+                              const Tokens& output) {
+  std::vector<double> values(logits.begin(), logits.end());
+  for (const LogitBias& bias : o.logit_bias)
+    values[static_cast<std::size_t>(bias.token)] += static_cast<double>(bias.value);
+  Tokens window = prompt;
+  window.insert(window.end(), output.begin(), output.end());
+  const auto length = static_cast<std::int64_t>(window.size());
+  if (o.repetition_window && *o.repetition_window < length)
+    window.erase(window.begin(), window.end() - *o.repetition_window);
+  const Tokens& counted = o.order == SamplingOrder::llama_cpp ? window : output;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const auto token = static_cast<std::int32_t>(i);
+    if (std::count(window.begin(), window.end(), token) > 0)
+      values[i] =
+          values[i] > 0 ? values[i] / o.repetition_penalty : values[i] * o.repetition_penalty;
+    const auto count = static_cast<double>(std::count(counted.begin(), counted.end(), token));
+    if (count > 0) values[i] -= o.presence_penalty + o.frequency_penalty * count;
+  }
+  for (std::size_t i = values.size(); i-- > 0;) values[i] -= values[0];
+  return values;
+}
+
+TEST(SamplingPenalties, AreThoseOfTheDefinitionInEveryOrder) {
+  testing::Random random(4);
+  constexpr std::int64_t kVocabulary = 9;
+  const auto tokens = [&](std::int64_t count) {
+    Tokens drawn;
+    for (std::int64_t i = 0; i < count; ++i)
+      drawn.push_back(static_cast<std::int32_t>(random.between(0, kVocabulary - 2)));
+    return drawn;
+  };
+  const double strengths[] = {1.5, -0.75, 0.25};
+  for (const SamplingOrder order :
+       {SamplingOrder::vllm, SamplingOrder::transformers, SamplingOrder::llama_cpp})
+    for (int with = 0; with < 16; ++with)  // of bias and the three penalties
+      for (int i = 0; i < 30; ++i) {
+        Logits logits;
+        for (std::int64_t j = 0; j < kVocabulary; ++j)
+          logits.push_back(static_cast<float>(3 * random.normal()));
+        SamplingOptions o{.order = order};
+        if ((with & 1) != 0) o.logit_bias = {{3, 1.5f}, {0, -2.0f}, {3, 0.25f}};
+        if ((with & 2) != 0) o.repetition_penalty = random.chance(50) ? 1.7 : 0.6;
+        if ((with & 4) != 0) o.presence_penalty = random.pick(strengths);
+        if ((with & 8) != 0) o.frequency_penalty = random.pick(strengths);
+        if (random.chance(60)) o.repetition_window = random.between(0, 14);
+        const Tokens prompt = tokens(random.between(0, 6)), output = tokens(random.between(0, 6));
+        SCOPED_TRACE("order " + std::to_string(static_cast<int>(order)) + ", with " +
+                     std::to_string(with));
+        expect_near(changed(logits, o, prompt, output), penalised(logits, o, prompt, output));
+      }
 }
 
 TEST(SamplingPenalties, BiasComesBeforePenalties) {
