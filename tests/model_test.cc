@@ -5,6 +5,10 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <limits>
 
 namespace {
 
@@ -43,6 +47,19 @@ TEST(ModelFile, ShowsMetadataAndTensors) {
   }
   error_of([&] { static_cast<void>(file.weight(-1)); }, HEADRACE_INVALID_ARGUMENT);
   error_of([&] { static_cast<void>(file.weight(file.num_weights())); }, HEADRACE_INVALID_ARGUMENT);
+}
+
+TEST(ModelFile, OfNullHasNothing) {
+  headrace_weight_info info{};
+  info.struct_size = sizeof info;
+  EXPECT_EQ(headrace_model_file_weight(nullptr, 0, &info), HEADRACE_INVALID_ARGUMENT);
+  EXPECT_STREQ(headrace_last_error(), "file=NULL: must not be null; open one first");
+  EXPECT_EQ(headrace_model_file_num_weights(nullptr), 0);
+  EXPECT_EQ(headrace_model_file_num_keys(nullptr), 0);
+  EXPECT_STREQ(headrace_model_file_format(nullptr), "");
+  for (const auto text :
+       {headrace_model_file_key, headrace_model_file_kind, headrace_model_file_value})
+    EXPECT_EQ(text(nullptr, 0), nullptr);
 }
 
 TEST(Model, SaysWhichFileIsMissing) {
@@ -185,9 +202,59 @@ TEST(Session, WhatACallbackThrowsComesOut) {
                std::runtime_error);
 }
 
+// A copy of the model file in which a tensor of floats holds nothing but `value`.
+std::string damaged_copy(std::string_view tensor, float value) {
+  std::ifstream from(kFile, std::ios::binary);
+  std::string bytes((std::istreambuf_iterator<char>(from)), std::istreambuf_iterator<char>());
+  const headrace::ModelFile file(kFile);
+  for (std::int64_t i = 0; i < file.num_weights(); ++i) {
+    const headrace::ModelFile::Weight weight = file.weight(i);
+    if (weight.name != tensor) continue;
+    EXPECT_EQ(weight.type, "F32");
+    for (std::uint64_t at = 0; at < weight.bytes; at += sizeof value)
+      std::memcpy(&bytes[weight.offset + at], &value, sizeof value);
+  }
+  const std::string path = ::testing::TempDir() + "headrace_damaged.gguf";
+  std::ofstream(path, std::ios::binary) << bytes;
+  return path;
+}
+
+// No argument of the call is wrong: a program must be able to tell.
+TEST(Session, LogitsThatAreNoNumbersAreTheModelsFault) {
+  for (const float value :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    const std::string path = damaged_copy("output_norm.weight", value);
+    const Model model(path);
+    std::remove(path.c_str());
+    for (const headrace::SamplingOptions& sampling :
+         {headrace::SamplingOptions{}, headrace::SamplingOptions{.temperature = 1},
+          headrace::SamplingOptions{.repetition_penalty = 2}}) {
+      Session session(model);
+      session.append(kPrompt);
+      const auto all = [](std::string_view) { return true; };
+      const std::string texts[] = {
+          error_of([&] { session.sample(sampling, 0); }, HEADRACE_IO_ERROR),
+          error_of([&] { session.generate({.sampling = sampling}, all); }, HEADRACE_IO_ERROR)};
+      for (const std::string& text : texts) {
+        EXPECT_EQ(text.find("logits["), 0u) << text;
+        EXPECT_NE(text.find("as the model computed it: must be a number or -infinity"),
+                  std::string::npos)
+            << text;
+        EXPECT_NE(text.find("check the model file"), std::string::npos) << text;
+      }
+    }
+  }
+}
+
 TEST(Session, BadOptionsAreRefused) {
   const Model model(kFile);
-  error_of([&] { Session session(model, {.max_tokens = 1 << 30}); }, HEADRACE_INVALID_ARGUMENT);
+  for (const std::int64_t max_tokens : {std::int64_t{-1}, std::int64_t{1} << 30}) {
+    const std::string text = error_of([&] { Session session(model, {.max_tokens = max_tokens}); },
+                                      HEADRACE_INVALID_ARGUMENT);
+    EXPECT_EQ(text, "max_tokens=" + std::to_string(max_tokens) + ": must be 1 to " +
+                        std::to_string(model.info().context_length) +
+                        ", the model's context_length; pass 0 for all of it");
+  }
   error_of([&] { Session session(model, {.cache_dtype = headrace::DType::f64}); },
            HEADRACE_INVALID_ARGUMENT);
   Session session(model);
@@ -198,6 +265,10 @@ TEST(Session, BadOptionsAreRefused) {
            HEADRACE_INVALID_ARGUMENT);
   error_of([&] { session.generate({.stop = {""}}, all); }, HEADRACE_INVALID_ARGUMENT);
   error_of([&] { session.sample({}, 99); }, HEADRACE_INVALID_ARGUMENT);
+  EXPECT_EQ(error_of([&] { session.sample({.order = static_cast<headrace_sampling_order>(9)}, 0); },
+                     HEADRACE_INVALID_ARGUMENT),
+            "order=9: must be 0 (vllm), 1 (transformers) or 2 (llama.cpp); use a "
+            "headrace_sampling_order value");
   EXPECT_EQ(headrace_session_append(nullptr, nullptr, 0, nullptr), HEADRACE_INVALID_ARGUMENT);
   EXPECT_EQ(headrace_session_logits(nullptr), nullptr);
   headrace_session_destroy(nullptr);

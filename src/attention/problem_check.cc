@@ -76,8 +76,9 @@ Status check_dtypes(const Problem& p) {
   const auto bias_dtype = static_cast<DType>(p.bias_dtype);
   const bool is_f64_pair = dtype == DType::f64 && bias_dtype == DType::f64;
   if (bias_dtype != dtype && bias_dtype != DType::f32 && !is_f64_pair)
-    return invalid_argument("bias.dtype={}: must be {} (the dtype of q) or f32; convert bias",
-                            dtype_name(bias_dtype), dtype_name(dtype));
+    return invalid_argument("bias.dtype={}: must be {} (the dtype of q){}; convert bias",
+                            dtype_name(bias_dtype), dtype_name(dtype),
+                            dtype == DType::f32 ? "" : " or f32");
   return std::nullopt;
 }
 
@@ -87,11 +88,14 @@ bool fits_compute_type(const Problem& p, double value) {
                                    : std::isfinite(static_cast<float>(value));
 }
 
+double default_scale(const Problem& p) { return 1.0 / std::sqrt(static_cast<double>(p.head_dim)); }
+
 Status check_scalars(const Problem& p) {
   if (!fits_compute_type(p, p.softmax_scale))
     return invalid_argument(
-        "softmax_scale={}: must be finite{}; leave it NaN for the default head_dim^-0.5",
-        p.softmax_scale, dtype_of(p) == DType::f64 ? "" : " as f32");
+        "softmax_scale={}: must be finite{}; pass the factor of q k^T, or NaN for the default "
+        "head_dim^-0.5={}",
+        p.softmax_scale, dtype_of(p) == DType::f64 ? "" : " as f32", default_scale(p));
   const bool vanishes =
       p.softcap > 0 && dtype_of(p) != DType::f64 && !std::isnormal(static_cast<float>(p.softcap));
   if (!(p.softcap >= 0) || !fits_compute_type(p, p.softcap) || vanishes)
@@ -262,8 +266,7 @@ Result<Problem> check_problem(const Problem& problem) {
                             check_dtypes, check_masking, check_layout, check_combinations}) {
     if (auto bad = check(p)) return std::move(*bad);
   }
-  if (std::isnan(p.softmax_scale))
-    p.softmax_scale = 1.0 / std::sqrt(static_cast<double>(p.head_dim));
+  if (std::isnan(p.softmax_scale)) p.softmax_scale = default_scale(p);
   if (auto bad = check_scalars(p)) return std::move(*bad);
   tighten_bounds(p);
   p.window_left = open_if_idle(p.window_left, p);

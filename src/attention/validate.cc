@@ -18,6 +18,8 @@ constexpr const char* kRagged = "[total, heads, dim] (cu_seqlens_q and cu_seqlen
 constexpr const char* kDenseHint =
     "[batch, seqlen, heads, dim], or for rows of a ragged batch give cu_seqlens_q and cu_seqlens_k";
 
+constexpr std::int64_t kMaxSequences = INT32_MAX;
+
 // Row lengths come first: they decide the rank of everything else.
 Status check_cu_seqlens(const Tensors& t, const Options& options, Problem& p) {
   p.is_ragged = is_given(t.cu_seqlens_q) || is_given(t.cu_seqlens_k);
@@ -32,9 +34,11 @@ Status check_cu_seqlens(const Tensors& t, const Options& options, Problem& p) {
           name);
     HEADRACE_TRY(check_view(name, view, 1, "i32 [batch + 1]"));
     HEADRACE_TRY(check_dtype(name, view, DType::i32, ""));
-    if (view.shape[0] < 1)
-      return invalid_argument("{}.shape[0]=0: must be batch + 1; pass [0] for an empty batch",
-                              name);
+    if (view.shape[0] < 1 || view.shape[0] > kMaxSequences + 1)
+      return invalid_argument(
+          "{}.shape[0]={}: must be batch + 1, at most {}; pass one prefix sum a sequence, or [0] "
+          "for an empty batch",
+          name, view.shape[0], kMaxSequences + 1);
     HEADRACE_TRY(check_inner_stride(name, view, "it"));
   }
   p.batch = t.cu_seqlens_q.shape[0] - 1;
@@ -110,7 +114,7 @@ Status check_operands(const Tensors& t, Problem& p) {
 Status check_result_dtype(const char* name, const headrace_tensor& tensor, const Problem& p) {
   const bool is_f64 = dtype_of(p) == DType::f64;
   return check_dtype(name, tensor, is_f64 ? DType::f64 : DType::f32,
-                     is_f64 ? " (q is f64)" : " for every q but f64");
+                     is_f64 ? " (q is f64)" : " (f64 where q is f64)");
 }
 
 Status check_probs(const Tensors& t, Problem& p) {
@@ -178,8 +182,11 @@ Status check_per_head(const Tensors& t, Problem& p) {
   p.has_alibi = is_given(t.alibi_slopes);
   if (p.has_alibi) {
     const bool per_batch = t.alibi_slopes.rank == 2;
-    HEADRACE_TRY(check_view("alibi_slopes", t.alibi_slopes, per_batch ? 2 : 1,
-                            "f32 [num_heads] or [batch, num_heads]"));
+    constexpr const char* kLayout = "f32 [num_heads] or [batch, num_heads]";
+    if (!per_batch && t.alibi_slopes.rank != 1)
+      return invalid_argument("alibi_slopes.rank={}: must be 1 or 2; pass alibi_slopes as {}",
+                              t.alibi_slopes.rank, kLayout);
+    HEADRACE_TRY(check_view("alibi_slopes", t.alibi_slopes, per_batch ? 2 : 1, kLayout));
     HEADRACE_TRY(check_dtype("alibi_slopes", t.alibi_slopes, DType::f32, ""));
     HEADRACE_TRY(
         check_shape("alibi_slopes", t.alibi_slopes, std::span(layout).subspan(per_batch ? 0 : 1)));

@@ -181,7 +181,8 @@ std::vector<BadCase> bad_options() {
       bad("SoftcapTiny", [](Call& c) { c.o.softcap = 1e-300; },
           {"softcap=1e-300", "positive normal number as f32"}),
       bad("ScaleInf", [](Call& c) { c.o.softmax_scale = -kInf; },
-          {"softmax_scale=-inf", "must be finite", "head_dim^-0.5"}),
+          {"softmax_scale=-inf", "must be finite as f32",
+           "NaN for the default head_dim^-0.5=0.35"}),
       bad("ScaleHuge", [](Call& c) { c.o.softmax_scale = 1e300; },
           {"softmax_scale=1e+300", "must be finite as f32"}),
       bad("DropoutOne", [](Call& c) { c.o.dropout_p = 1; },
@@ -274,7 +275,7 @@ std::vector<BadCase> bad_features() {
           [](Call& c) {
             c.t.alibi_slopes = c.fresh(DType::f32, {1, 1, kHeads});
           },
-          {"alibi_slopes.rank=3", "must be 1", "f32 [num_heads] or [batch, num_heads]"}),
+          {"alibi_slopes.rank=3", "must be 1 or 2", "f32 [num_heads] or [batch, num_heads]"}),
       bad("AlibiDtype", [](Call& c) { c.t.alibi_slopes = c.fresh(DType::f64, {kHeads}); },
           {"alibi_slopes.dtype=f64", "must be f32", "convert alibi_slopes"}),
       bad("SinksShape", [](Call& c) { c.t.sinks = c.fresh(DType::f32, {5}); },
@@ -308,7 +309,14 @@ std::vector<BadCase> bad_ragged_cases() {
       bad_ragged("CuSeqlensRank", [](Call& c) { c.t.cu_seqlens_q.rank = 2; },
                  {"cu_seqlens_q.rank=2", "must be 1", "i32 [batch + 1]"}),
       bad_ragged("CuSeqlensEmpty", [](Call& c) { c.t.cu_seqlens_q.shape[0] = 0; },
-                 {"cu_seqlens_q.shape[0]=0", "must be batch + 1", "pass [0]"}),
+                 {"cu_seqlens_q.shape[0]=0", "must be batch + 1", "or [0] for an empty batch"}),
+      bad_ragged("CuSeqlensHuge",
+                 [](Call& c) {
+                   c.t.cu_seqlens_q.shape[0] = std::int64_t{1} << 33;
+                   c.t.cu_seqlens_q.strides[0] = 0;
+                 },
+                 {"cu_seqlens_q.shape[0]=8589934592", "batch + 1, at most 2147483648",
+                  "pass one prefix sum a sequence"}),
       bad_ragged("CuSeqlensStride", [](Call& c) { c.t.cu_seqlens_k.strides[0] = 2; },
                  {"cu_seqlens_k.strides[0]=2", "must be 1", "copy cu_seqlens_k"}),
       bad_ragged("CuSeqlensShapes", [](Call& c) { c.t.cu_seqlens_k.shape[0] = 3; },
@@ -391,6 +399,56 @@ void expect_failure(const BadCase& test) {
         << "no \"" << substring << "\" in: " << status->message;
   EXPECT_EQ(std::memcmp(before.data(), call.memory.data(), before.size() * sizeof(double)), 0)
       << "something was written";
+}
+
+// What an error says that an argument must be is all that is taken, said once.
+TEST(Validate, ErrorsListEveryDtypeAndRankThatIsTaken) {
+  headrace_tensor headrace_attention_tensors::*const tensors[] = {
+      &headrace_attention_tensors::lse,   &headrace_attention_tensors::alibi_slopes,
+      &headrace_attention_tensors::bias,  &headrace_attention_tensors::mask,
+      &headrace_attention_tensors::sinks, &headrace_attention_tensors::tree_mask,
+      &headrace_attention_tensors::probs};
+  constexpr DType kOperands[] = {DType::f32, DType::f16, DType::bf16, DType::f64};
+  constexpr DType kAll[] = {DType::f32, DType::f16, DType::bf16,   DType::f64,
+                            DType::i32, DType::u32, DType::boolean};
+  const auto rule_of = [](const std::string& message) {
+    const auto begin = message.find(": must be ");
+    if (begin == std::string::npos) return std::string();
+    std::string rule = message.substr(begin, message.find(';') - begin);
+    for (auto open = rule.find(" ("); open != std::string::npos; open = rule.find(" ("))
+      rule.erase(open, rule.find(')') + 1 - open);  // what it has to do with another tensor
+    return rule;
+  };
+  for (const DType operand : kOperands)
+    for (const auto tensor : tensors) {
+      std::string dtypes, ranks, dtype_rule, rank_rule;
+      for (int rank = 1; rank <= 6; ++rank)
+        for (const DType dtype : kAll) {
+          Call c = Call::dense(operand);
+          c.t.*tensor = c.fresh(dtype, {1, 1, 1, 1, 1, 1});
+          (c.t.*tensor).rank = rank;
+          const Status bad = c.check();
+          const std::string message = bad ? bad->message : "";
+          if (message.find(".rank=") != std::string::npos) {
+            rank_rule = rule_of(message);
+            continue;
+          }
+          if (ranks.find(std::to_string(rank)) == std::string::npos) ranks += std::to_string(rank);
+          if (message.find(".dtype=") != std::string::npos)
+            dtype_rule = rule_of(message);
+          else if (dtypes.find(dtype_name(dtype)) == std::string::npos)
+            dtypes += std::string(dtype_name(dtype)) + ' ';
+        }
+      for (const char rank : ranks)
+        EXPECT_NE(rank_rule.find(rank), std::string::npos) << ranks << rank_rule;
+      for (const DType dtype : kAll) {
+        const std::string name = dtype_name(dtype);
+        const auto first = dtype_rule.find(name);
+        const bool is_taken = dtypes.find(name + ' ') != std::string::npos;
+        EXPECT_EQ(first != std::string::npos, is_taken) << dtypes << dtype_rule;
+        EXPECT_EQ(first, dtype_rule.rfind(name)) << dtype_rule;
+      }
+    }
 }
 
 TEST(Validate, RefusesBadShapes) {

@@ -93,6 +93,7 @@ const char* headrace_model_file_value(const headrace_model_file* file, int64_t i
 headrace_status headrace_model_file_weight(const headrace_model_file* file, int64_t index,
                                            headrace_weight_info* info) {
   return guarded([&] {
+    if (file == nullptr) return fail(null_argument("file", "open one first"));
     const int64_t count = headrace_model_file_num_weights(file);
     if (index < 0 || index >= count)
       return fail(headrace::invalid_argument("index={}: the file has {} weights; pass 0 to {}",

@@ -52,7 +52,10 @@ Result<SamplingOptions> sampling_options(const headrace_sampling_options* theirs
   headrace_sampling_options c = default_sampling_options();
   if (auto bad = read_struct("sampling", theirs, c)) return std::move(*bad);
   if (c.order < HEADRACE_ORDER_VLLM || c.order > HEADRACE_ORDER_LLAMA_CPP)
-    return invalid_argument("order={}: must be a headrace_sampling_order", c.order);
+    return invalid_argument(
+        "order={}: must be 0 (vllm), 1 (transformers) or 2 (llama.cpp); use a "
+        "headrace_sampling_order value",
+        c.order);
   if (c.logit_bias == nullptr && c.num_logit_bias > 0)
     return null_argument("logit_bias", "pass num_logit_bias of them");
   SamplingOptions options;
