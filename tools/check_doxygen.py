@@ -25,7 +25,7 @@ def version_of(root):
 def run_doxygen(root, folder):
     """The complaints. The pages are in the folder."""
     template = (TREE / "docs/Doxyfile.in").read_text(encoding="utf-8")
-    values = {"VERSION": version_of(root), "OUTPUT": str(folder), "SOURCE": str(root)}
+    values = {"VERSION": version_of(root), "OUTPUT": str(folder), "SOURCE": str(root), "TREE": str(TREE)}
     text = re.sub("@([A-Z]+)@", lambda name: values[name[1]], template)
     done = subprocess.run(["doxygen", "-"], input=text, capture_output=True, text=True)
     complaints = [line.replace(f"{root}/", "") for line in done.stderr.splitlines() if line.strip()]

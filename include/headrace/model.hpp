@@ -10,6 +10,12 @@
 ///   });
 #pragma once
 
+#if __cplusplus < 202002L
+#error \
+    "Headrace's C++ headers need C++20: compile with -std=c++20 (or later), in CMake link \
+headrace::headrace or set CMAKE_CXX_STANDARD to 20; C programs include headrace/headrace.h"
+#endif
+
 #include <cstdint>
 #include <exception>
 #include <functional>

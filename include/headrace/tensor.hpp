@@ -3,6 +3,12 @@
 /// calls.
 #pragma once
 
+#if __cplusplus < 202002L
+#error \
+    "Headrace's C++ headers need C++20: compile with -std=c++20 (or later), in CMake link \
+headrace::headrace or set CMAKE_CXX_STANDARD to 20; C programs include headrace/headrace.h"
+#endif
+
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>

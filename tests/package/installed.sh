@@ -1,6 +1,7 @@
 #!/bin/sh
 # installed.sh BUILD SOURCE WORK: installs the build, moves the prefix elsewhere, and builds and runs examples/ against
-# it: through find_package with the shared library and with the archive, and through pkg-config.
+# it: through find_package with the shared library and with the archive, and through pkg-config; and the programs of the
+# documentation. No project sets a C++ standard: the package says which one its headers need.
 set -eu
 build=$1 source=$2 work=$3
 rm -rf "$work"
@@ -16,6 +17,17 @@ done
 if readelf -d "$work/static/errors" | grep -q 'NEEDED.*libheadrace'; then
   echo "the example of the archive needs the shared library" && exit 1
 fi
+mkdir -p "$work/c"
+cat >"$work/c/CMakeLists.txt" <<TEXT
+cmake_minimum_required(VERSION 3.25)
+project(without_cxx LANGUAGES C)
+find_package(headrace CONFIG REQUIRED)
+add_executable(explain $source/examples/explain.c)
+target_link_libraries(explain PRIVATE headrace::headrace)
+TEXT
+cmake -S "$work/c" -B "$work/c/build" -G Ninja -DCMAKE_PREFIX_PATH="$prefix" >"$work/c.log"
+cmake --build "$work/c/build"
+"$work/c/build/explain"
 pc=$(dirname "$(find "$prefix" -name headrace.pc)")
 PKG_CONFIG_PATH=$pc
 export PKG_CONFIG_PATH
@@ -24,4 +36,5 @@ for example in explain errors; do
   cc -std=c99 -Wall -Werror "$source/examples/$example.c" -o "$work/$example" $(pkg-config --cflags --libs headrace)
   LD_LIBRARY_PATH=$(pkg-config --variable=libdir headrace) "$work/$example"
 done
+python3 -B "$source/tests/package/documented_programs.py" "$work/documented" "$source/README.md" "$source/docs/api.md"
 "$prefix/bin/headrace" --version

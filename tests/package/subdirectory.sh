@@ -8,7 +8,6 @@ mkdir -p "$work/app"
 cat >"$work/app/CMakeLists.txt" <<TEXT
 cmake_minimum_required(VERSION 3.25)
 project(consumer LANGUAGES C CXX)
-set(CMAKE_CXX_STANDARD 20)
 add_subdirectory($source headrace)
 add_executable(views $source/examples/views.cc)
 target_link_libraries(views PRIVATE headrace::headrace)
