@@ -11,18 +11,12 @@
 namespace headrace::capi {
 namespace {
 
-// The options under which the tensors of a run are compared with the planned problem.
+// What the tensors of a run are validated with: the options that shapes and arguments depend on.
+// All others are in the plan.
 headrace_attention_options options_of(const Problem& p, const headrace_run_options& run) {
   headrace_attention_options options = default_options();
-  options.softmax_scale = p.softmax_scale;
-  options.softcap = p.softcap;
-  options.dropout_p = p.dropout_p;
-  options.window_left = p.window_left;
-  options.window_right = p.window_right;
   options.max_seqlen_q = p.seqlen_q;  // dense tensors have no use for it
   options.max_seqlen_k = p.seqlen_k;
-  options.causal = p.causal;
-  options.num_splits = p.num_splits;
   options.dropout_seed = run.dropout_seed;
   options.dropout_offset = run.dropout_offset;
   return options;
