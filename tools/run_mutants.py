@@ -49,6 +49,7 @@ def units(pattern="*"):
 
 
 GRID, BACKWARD, BITS, CATALOGUE = (small(suite, "cpu") for suite in ("grid", "backward", "bits", "catalogue"))
+DOOR = gtest("door", "tests/headrace_capi_tests")
 ON_CPU = {
     "cpu_reference": (units("Reference*:Backward.*:*BackwardCase*"), GRID, BACKWARD),
     "cpu_flash_fwd": (GRID, CATALOGUE, BITS),
@@ -64,6 +65,9 @@ ON_CPU = {
     "validate": (units("Validate*:Check*"),),
     "select": (units("Select*:Explain*:Run*"), GRID),
     "thread_pool": (units("ThreadPool*"), GRID),
+    "session": (units("Session*:*Tiny*"),),
+    "masks": (units("VisibleKeys*"),),
+    "door": (DOOR,),
     "cuda_arithmetic": (units("Hopper*:Sm80*:BackwardRows*"),),
 }
 ALL_ON_CPU = (
@@ -72,7 +76,7 @@ ALL_ON_CPU = (
     BACKWARD,
     BITS,
     CATALOGUE,
-    gtest("door", "tests/headrace_capi_tests"),
+    DOOR,
     gtest("rules", "tests/conformance/headrace_rules_tests"),
 )
 CUDA_ORACLE, CUDA_GRID, CUDA_BACKWARD, CUDA_BITS, CUDA_CATALOGUE = (
