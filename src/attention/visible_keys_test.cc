@@ -7,12 +7,14 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "attention/forward.h"
 #include "attention/select.h"
 #include "attention/validate.h"
 #include "core/device.h"
+#include "core/dtype.h"
 #include "tests/support/random.h"
 
 namespace headrace {
@@ -55,17 +57,24 @@ struct Setup {
   std::vector<Lengths> sequences;
   Masking masking{};
   Extra extra = Extra::none;
+  DType dtype = DType::f32;
   bool is_loose = false;  // max_seqlen far above the lengths
   std::int64_t total_q = 0, total_k = 0, dim = 0;
   std::vector<float> q, k, v, out, lse, dlse, dout, dq, dk, dv, slopes, bias;
   std::vector<std::uint8_t> mask;
   std::vector<std::int32_t> cu_q{0}, cu_k{0};
+  std::vector<std::pair<std::vector<float>*, headrace_tensor*>> operands;
   headrace_attention_tensors t{};
   headrace_attention_gradients g{};
   headrace_attention_options o = default_options();
 
-  Setup(std::vector<Lengths> of, const Masking& masks, Extra feature, bool has_loose_bounds)
-      : sequences(std::move(of)), masking(masks), extra(feature), is_loose(has_loose_bounds) {
+  Setup(std::vector<Lengths> of, const Masking& masks, Extra feature, DType type,
+        bool has_loose_bounds)
+      : sequences(std::move(of)),
+        masking(masks),
+        extra(feature),
+        dtype(type),
+        is_loose(has_loose_bounds) {
     Lengths longest{0, 0};
     for (const Lengths& n : sequences) {
       cu_q.push_back(static_cast<std::int32_t>(total_q += n.q));
@@ -101,22 +110,23 @@ struct Setup {
   }
 
  private:
-  TensorView rows(std::vector<float>& x, std::int64_t total) {
+  void add_rows(std::vector<float>& x, headrace_tensor& tensor, std::int64_t total) {
     x.assign(static_cast<std::size_t>(total * kHeads * dim), 0.0f);
-    return is_ragged() ? TensorView(x.data(), DType::f32, {total, kHeads, dim})
-                       : TensorView(x.data(), DType::f32, {1, total, kHeads, dim});
+    tensor = is_ragged() ? TensorView(x.data(), DType::f32, {total, kHeads, dim})
+                         : TensorView(x.data(), DType::f32, {1, total, kHeads, dim});
+    operands.emplace_back(&x, &tensor);
   }
   void make_tensors() {
     t.struct_size = sizeof t;
     g.struct_size = sizeof g;
-    t.q = rows(q, total_q);
-    t.k = rows(k, total_k);
-    t.v = rows(v, total_k);
-    t.out = rows(out, total_q);
-    g.dout = rows(dout, total_q);
-    g.dq = rows(dq, total_q);
-    g.dk = rows(dk, total_k);
-    g.dv = rows(dv, total_k);
+    add_rows(q, t.q, total_q);
+    add_rows(k, t.k, total_k);
+    add_rows(v, t.v, total_k);
+    add_rows(out, t.out, total_q);
+    add_rows(dout, g.dout, total_q);
+    add_rows(dq, g.dq, total_q);
+    add_rows(dk, g.dk, total_k);
+    add_rows(dv, g.dv, total_k);
     lse.assign(static_cast<std::size_t>(total_q * kHeads), -7.0f);
     t.lse = is_ragged() ? TensorView(lse.data(), DType::f32, {kHeads, total_q})
                         : TensorView(lse.data(), DType::f32, {1, kHeads, total_q});
@@ -127,9 +137,9 @@ struct Setup {
   }
   void make_extra(std::int64_t longest_k) {
     const std::int64_t keys = is_ragged() ? o.max_seqlen_k : longest_k;
-    const auto scores = [&](void* data, DType dtype) {
-      return is_ragged() ? TensorView(data, dtype, {1, total_q, keys})
-                         : TensorView(data, dtype, {1, 1, total_q, keys});
+    const auto scores = [&](void* data, DType score_dtype) {
+      return is_ragged() ? TensorView(data, score_dtype, {1, total_q, keys})
+                         : TensorView(data, score_dtype, {1, 1, total_q, keys});
     };
     const auto count = static_cast<std::size_t>(total_q * keys);
     slopes.assign(kHeads, 0.0f);
@@ -144,9 +154,41 @@ struct Setup {
   }
 };
 
+// The operands as bf16 while this object lives; their numbers are read from there at its end.
+class InBf16 {
+ public:
+  explicit InBf16(Setup& s) : setup_(s) {
+    if (s.dtype != DType::bf16) return;
+    for (const auto& [values, tensor] : s.operands) {
+      auto& bits = bits_.emplace_back(values->size());
+      for (std::size_t i = 0; i < bits.size(); ++i)
+        store_from_double(DType::bf16, bits.data(), static_cast<std::int64_t>(i), (*values)[i]);
+      tensor->data = bits.data();
+      tensor->dtype = HEADRACE_BF16;
+    }
+  }
+  InBf16(const InBf16&) = delete;
+  InBf16& operator=(const InBf16&) = delete;
+  ~InBf16() {
+    for (std::size_t n = 0; n < bits_.size(); ++n) {
+      const auto& [values, tensor] = setup_.operands[n];
+      for (std::size_t i = 0; i < values->size(); ++i)
+        (*values)[i] = static_cast<float>(
+            load_as_double(DType::bf16, bits_[n].data(), static_cast<std::int64_t>(i)));
+      tensor->data = values->data();
+      tensor->dtype = HEADRACE_F32;
+    }
+  }
+
+ private:
+  Setup& setup_;
+  std::vector<std::vector<std::uint16_t>> bits_;
+};
+
 // Runs a kernel; the call is planned and validated as any.
 void run_kernel(const Kernel& kernel, Setup& s, std::int32_t phase) {
   const bool is_backward = phase == HEADRACE_BACKWARD;
+  const InBf16 in_bf16(s);
   const Result<Problem> problem =
       is_backward ? validate_backward(s.t, s.g, s.o) : validate(s.t, s.o);
   ASSERT_TRUE(problem.ok()) << problem.failure().message;
@@ -164,6 +206,8 @@ void run_kernel(const Kernel& kernel, Setup& s, std::int32_t phase) {
 // Of the rows of `x`, element j of row i: `weight` times 1 / (keys that the query sees) where the
 // query sees the key, else 0. `is_of_keys`: row j, element i.
 void expect_weights(const Setup& s, std::vector<float>& x, bool is_of_keys, const char* what) {
+  // P and the result are rounded; 4 times the unit of a bf16.
+  const double tolerance = s.dtype == DType::bf16 ? 0x1p-6 : 1e-5;
   s.for_each_sequence([&](const Lengths& n, std::int64_t first_q, std::int64_t first_k) {
     for (std::int64_t i = 0; i < n.q; ++i) {
       const std::int64_t count = num_visible(s.masking, n, i);
@@ -172,7 +216,7 @@ void expect_weights(const Setup& s, std::vector<float>& x, bool is_of_keys, cons
           const float got = is_of_keys ? s.at(x, first_k + j, h, i) : s.at(x, first_q + i, h, j);
           const double expected =
               is_visible(s.masking, n, i, j) ? 1.0 / static_cast<double>(count) : 0;
-          ASSERT_NEAR(got, expected, 1e-5 * expected)
+          ASSERT_NEAR(got, expected, tolerance * expected)
               << what << " of query " << i << " of " << n.q << ", key " << j << " of " << n.k
               << ", head " << h;
         }
@@ -228,26 +272,29 @@ void expect_all_kernels(const std::vector<Lengths>& sequences, const Masking& ma
   constexpr Extra kExtras[] = {Extra::none, Extra::none, Extra::alibi,
                                Extra::mask, Extra::bias, Extra::lowest};
   const Extra extra = random.pick(kExtras);
+  const DType dtype = random.chance(50) ? DType::bf16 : DType::f32;
   const bool is_loose = sequences.size() > 1 && random.chance(50);
   for (const std::int32_t phase : {HEADRACE_FORWARD, HEADRACE_BACKWARD}) {
     // An lse of the lowest number has no digits left for the number of keys.
     if (phase == HEADRACE_BACKWARD && extra == Extra::lowest) continue;
     for (const Kernel& kernel : kernels_of(HEADRACE_CPU, phase)) {
-      const Setup probe(sequences, masking, extra, is_loose);
+      Setup probe(sequences, masking, extra, dtype, is_loose);
+      const InBf16 in_bf16(probe);
       const Result<Problem> problem = validate(probe.t, probe.o);
       ASSERT_TRUE(problem.ok()) << problem.failure().message;
       if (!kernel.refuses(problem.value(), cpu_info().value()).empty()) continue;
       if (kernel.name == "cpu_reference" && !is_short) continue;
       SCOPED_TRACE(std::string(kernel.name));
-      SCOPED_TRACE(format_text("causal {}, window {}/{}, extra {}, loose {}", masking.causal,
-                               masking.left, masking.right, static_cast<int>(extra), is_loose));
-      Setup setup(sequences, masking, extra, is_loose);
+      SCOPED_TRACE(format_text("{}, causal {}, window {}/{}, extra {}, loose {}", dtype_name(dtype),
+                               masking.causal, masking.left, masking.right, static_cast<int>(extra),
+                               is_loose));
+      Setup setup(sequences, masking, extra, dtype, is_loose);
       if (phase == HEADRACE_FORWARD) {
         ASSERT_NO_FATAL_FAILURE(expect_forward(kernel, setup));
         continue;
       }
       ASSERT_NO_FATAL_FAILURE(expect_backward(kernel, setup, true));
-      Setup other(sequences, masking, extra, is_loose);
+      Setup other(sequences, masking, extra, dtype, is_loose);
       ASSERT_NO_FATAL_FAILURE(expect_backward(kernel, other, false));
     }
   }
