@@ -34,8 +34,7 @@ int main() {
   const headrace::Plan plan =
       headrace::plan_attention(headrace::Problem(tensors, options), headrace::cpu_info());
   std::vector<unsigned char> workspace(plan.workspace_bytes());
-  for (int step = 0; step < 3; ++step)
-    plan.run(tensors, {workspace.data(), workspace.size()});
+  for (int step = 0; step < 3; ++step) plan.run(tensors, {workspace.data(), workspace.size()});
 
   // Every value is 1, and so is every average of them.
   double worst = 0;

@@ -47,8 +47,8 @@ Status check_workspace_bytes(const Plan& plan) {
   if (plan.schedule.workspace_bytes < PTRDIFF_MAX) return std::nullopt;
   const Problem& p = plan.problem;
   return invalid_argument(
-      "batch={}, num_heads={}, seqlen_q={}, seqlen_k={}, num_splits={}: the workspace of {} must fit "
-      "64 bits; split the call{}",
+      "batch={}, num_heads={}, seqlen_q={}, seqlen_k={}, num_splits={}: the workspace of {} must "
+      "fit 64 bits; split the call{}",
       p.batch, p.num_heads, p.seqlen_q, p.seqlen_k, p.num_splits, plan.kernel->name,
       p.num_splits > 0 ? " or pass num_splits=0" : "");
 }
