@@ -296,9 +296,12 @@ TEST_F(Executors, FunctionAndArgumentChangeTogether) {
       call.tensors.lse = {};
       while (!is_over) num_failed += call.forward() != HEADRACE_OK;
     });
-  while (first.num_calls < kEnough || second.num_calls < kEnough) {
-    headrace_set_executor(second.run, &second);
-    headrace_set_executor(first.run, &first);
+  for (bool is_first = false; first.num_calls < kEnough || second.num_calls < kEnough;
+       is_first = !is_first) {
+    if (is_first)
+      headrace_set_executor(first.run, &first);
+    else
+      headrace_set_executor(second.run, &second);
   }
   is_over = true;
   for (std::thread& caller : callers) caller.join();
