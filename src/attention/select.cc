@@ -42,7 +42,7 @@ Failure strict_failure(const Plan& plan) {
       refusals_text(plan.refused));
 }
 
-// Kernels make the bytes of what does not fit 64 bits as many as fit.
+// Workspace sizes saturate: one that does not fit 64 bits is INT64_MAX or a little more.
 Status check_workspace_bytes(const Plan& plan) {
   if (plan.schedule.workspace_bytes < PTRDIFF_MAX) return std::nullopt;
   const Problem& p = plan.problem;

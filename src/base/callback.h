@@ -7,8 +7,8 @@
 
 namespace headrace {
 
-// Runs `call`, which calls the callback `name`. What it throws becomes a failure that names the
-// callback, so that nobody looks for the mistake in the library.
+// Runs `call`, which calls the callback `name`. An exception becomes a failure that names the
+// callback.
 template <class Call>
 [[nodiscard]] Status call_back(const char* name, Call call) {
   constexpr const char* kText =

@@ -187,8 +187,8 @@ Executor current_executor() {
 
 constexpr int kMaxHostTasks = 1024;
 
-// A loop on threads of the host program, which may break the contract: whatever it calls, no worker
-// number is in use twice, and what it did wrong is known afterwards.
+// A loop on threads of the host program. The executor is not trusted: a task index runs at most
+// once, so that no worker number is in use twice, and verdict() names what broke the contract.
 class HostLoop {
  public:
   explicit HostLoop(Loop& loop)
