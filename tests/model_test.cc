@@ -38,7 +38,7 @@ TEST(ModelFile, ShowsMetadataAndTensors) {
   bool has_architecture = false;
   for (std::int64_t i = 0; i < file.num_keys(); ++i)
     has_architecture |= file.entry(i).key == "general.architecture" &&
-                        file.entry(i).value == "llama" && file.entry(i).kind == "a text";
+                        file.entry(i).value == "llama" && file.entry(i).kind == "string";
   EXPECT_TRUE(has_architecture);
   ASSERT_GT(file.num_weights(), 0);
   for (std::int64_t i = 0; i < file.num_weights(); ++i) {

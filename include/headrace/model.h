@@ -46,7 +46,7 @@ HEADRACE_API const char* headrace_model_file_format(const headrace_model_file* f
 HEADRACE_API int64_t headrace_model_file_num_keys(const headrace_model_file* file);
 /** Key of an entry, valid as long as the file; NULL for a bad index. */
 HEADRACE_API const char* headrace_model_file_key(const headrace_model_file* file, int64_t index);
-/** Kind of its value, "integer" or "list of texts", by the same rules. */
+/** Type of its value as GGUF names it, "u32" or "array[string]", by the same rules. */
 HEADRACE_API const char* headrace_model_file_kind(const headrace_model_file* file, int64_t index);
 /** Its value as text (lists: their length and the first elements), by the same rules. */
 HEADRACE_API const char* headrace_model_file_value(const headrace_model_file* file, int64_t index);

@@ -60,7 +60,7 @@ class ModelFile {
   /// An entry of the metadata.
   struct Entry {
     std::string_view key;    ///< "general.architecture"
-    std::string_view kind;   ///< "integer", "list of texts"
+    std::string_view kind;   ///< as GGUF names it: "u32", "array[string]"
     std::string_view value;  ///< as text; lists: their length and the first elements
   };
   /// A tensor.

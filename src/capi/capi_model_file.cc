@@ -25,7 +25,7 @@ std::string text_of(double value) { return format_text("{}", value); }
 
 template <class T>
 std::string text_of(const std::vector<T>& list) {
-  std::string text = format_text("{} of them: ", list.size());
+  std::string text = format_text("{} elements: ", list.size());
   for (std::size_t i = 0; i < std::min(list.size(), kShownElements); ++i)
     text += (i > 0 ? ", " : "") + text_of(list[i]);
   return text + (list.size() > kShownElements ? ", ..." : "");
@@ -54,7 +54,7 @@ headrace_status headrace_model_file_open(const char* path, headrace_model_file**
     opened->file = std::move(read.value());
     for (const auto& [key, value] : opened->file.metadata)
       opened->entries.push_back(
-          {key, headrace::model::kind_of(value),
+          {key, opened->file.types.at(key),
            std::visit([](const auto& content) { return text_of(content); }, value)});
     *file = opened.release();
     return HEADRACE_OK;

@@ -39,6 +39,10 @@ enum class GgufType : std::uint32_t {
   f64
 };
 
+// By GgufType, as GGUF's tools print them.
+constexpr const char* kTypeNames[] = {"u8",   "i8",     "u16",   "i16", "u32", "i32", "f32",
+                                      "bool", "string", "array", "u64", "i64", "f64"};
+
 // Thrown inside this file only, and caught in parse_gguf: a head has a hundred places to end early.
 struct Broken {
   Failure failure;
@@ -108,7 +112,7 @@ class HeadReader {
 
   void read_header() {
     if (file_bytes_ < 24) fail("a file of {} bytes, a GGUF header has 24", file_bytes_);
-    if (std::memcmp(take(4), "GGUF", 4) != 0) fail("does not begin with GGUF: no GGUF file");
+    if (std::memcmp(take(4), "GGUF", 4) != 0) fail("not a GGUF file: it does not begin with GGUF");
     const auto version = number<std::uint32_t>();
     if (version != 0 && version % 65536 == 0)
       refuse("version {} reads like a big-endian file; convert it to little-endian", version);
@@ -119,8 +123,12 @@ class HeadReader {
 
   void read_pair() {
     std::string key = text("key", 1, kMaxName);
-    const auto type = number<std::uint32_t>();
-    Value value = type == static_cast<std::uint32_t>(GgufType::list) ? read_list() : scalar(type);
+    auto type = number<std::uint32_t>();
+    const bool is_list = type == static_cast<std::uint32_t>(GgufType::list);
+    if (is_list) type = number<std::uint32_t>();
+    Value value = is_list ? read_list(type) : scalar(type);
+    const std::string name = kTypeNames[type];
+    file_.types[key] = is_list ? "array[" + name + "]" : name;
     if (!file_.metadata.emplace(std::move(key), std::move(value)).second)
       fail("a key appears twice");
   }
@@ -178,8 +186,7 @@ class HeadReader {
     return with_element(type, kMaxText, [](auto read, int) { return Value(read()); });
   }
 
-  Value read_list() {
-    const auto type = number<std::uint32_t>();
+  Value read_list(std::uint32_t type) {
     return with_element(type, kMaxListedText, [this](auto read, int min_bytes) {
       const auto n = count("elements", kMaxElements, static_cast<std::uint64_t>(min_bytes));
       std::vector<decltype(read())> list;

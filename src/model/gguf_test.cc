@@ -44,6 +44,31 @@ GgufBytes small_model(std::uint32_t version = 3) {
   return file;
 }
 
+// Type numbers of the format beside their names, bytes of a value each.
+struct NamedType {
+  std::uint32_t type;
+  const char* name;
+  std::uint64_t bytes;
+};
+constexpr NamedType kNamedTypes[] = {{0, "u8", 1},   {1, "i8", 1},   {2, "u16", 2},
+                                     {3, "i16", 2},  {4, "u32", 4},  {5, "i32", 4},
+                                     {6, "f32", 4},  {7, "bool", 1}, {8, "string", 8},
+                                     {10, "u64", 8}, {11, "i64", 8}, {12, "f64", 8}};
+
+TEST(Gguf, EveryTypeHasItsNameAloneAndInAnArray) {
+  for (const NamedType& named : kNamedTypes) {
+    GgufBytes file;
+    file.header(0, 2, 3);
+    file.key("alone", named.type).zeros(named.bytes);
+    file.put_text("listed").list(named.type, 2).zeros(2 * named.bytes);
+    auto parsed = parse(file);
+    auto* read = std::get_if<ModelFile>(&parsed);
+    ASSERT_NE(read, nullptr) << named.name;
+    EXPECT_EQ(read->types.at("alone"), named.name);
+    EXPECT_EQ(read->types.at("listed"), std::string("array[") + named.name + "]");
+  }
+}
+
 TEST(Gguf, ReadsMetadataAndTensors) {
   for (const std::uint32_t version : {2u, 3u}) {
     auto parsed = parse(small_model(version));
@@ -121,7 +146,7 @@ std::vector<Hostile> hostile_files() {
   const auto with_pairs = [](std::uint64_t n) { return GgufBytes().header(0, n); };
   return {
       {"a GGUF header has 24", GgufBytes().put_bytes("GGUF")},
-      {"no GGUF file", GgufBytes().put_bytes("GGML").zeros(60)},
+      {"not a GGUF file", GgufBytes().put_bytes("GGML").zeros(60)},
       {"GGUF version 1", GgufBytes().header(0, 0, 1)},
       {"GGUF version 4", GgufBytes().header(0, 0, 4)},
       {"big-endian", GgufBytes().header(0, 0, 3u << 24)},

@@ -16,8 +16,8 @@ Result<const T*> find(const ModelFile& file, std::string_view key) {
   const auto it = file.metadata.find(key);
   if (it == file.metadata.end()) return static_cast<const T*>(nullptr);
   if (const T* value = std::get_if<T>(&it->second)) return value;
-  return file.wrong(
-      format_text("'{}' is {}, expected {}", key, kind_of(it->second), kKinds[Value(T{}).index()]));
+  return file.wrong(format_text("'{}' is {}, expected {}", key, kKinds[it->second.index()],
+                                kKinds[Value(T{}).index()]));
 }
 
 template <class T>
@@ -56,8 +56,6 @@ Result<T> plain_or(const ModelFile& file, std::string_view key, T fallback) {
 }
 
 }  // namespace
-
-const char* kind_of(const Value& value) { return kKinds[value.index()]; }
 
 const Weight* ModelFile::find_weight(std::string_view name) const {
   const auto it = std::find_if(weights.begin(), weights.end(),

@@ -19,8 +19,6 @@ namespace headrace::model {
 using Value = std::variant<std::int64_t, double, bool, std::string, std::vector<std::int64_t>,
                            std::vector<double>, std::vector<bool>, std::vector<std::string>>;
 
-const char* kind_of(const Value& value);  // "integer", "list of strings", ...
-
 struct Weight {
   std::string name;
   WeightType type;
@@ -33,6 +31,7 @@ struct ModelFile {
   std::string path;  // for messages
   std::string format;
   std::map<std::string, Value, std::less<>> metadata;
+  std::map<std::string, std::string, std::less<>> types;  // of each value, as the format names it
   std::vector<Weight> weights;  // in the order of the file
 
   const Weight* find_weight(std::string_view name) const;  // null: none of that name
