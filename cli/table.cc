@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
+#include "text_table.h"
+
 namespace headrace::cli {
 namespace {
 
@@ -69,27 +71,15 @@ std::string csv_field(const std::string& text) {
   return field + '"';
 }
 
-// A bar or a line end inside a cell would end it.
+// A bar inside a cell would end it.
 std::string md_field(const std::string& text) {
   std::string field;
   for (const char c : text) {
     if (c == '|') field += '\\';
-    field += c == '\n' ? ' ' : c;
+    field += c;
   }
   return field;
 }
-
-// Characters, not bytes, of UTF-8.
-std::size_t text_width(const std::string& text) {
-  return static_cast<std::size_t>(
-      std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
-}
-
-struct Grid {
-  std::vector<std::vector<std::string>> lines;  // titles first
-  std::vector<std::size_t> widths;
-  std::vector<bool> is_right;  // columns of numbers
-};
 
 bool is_empty(const Cell& cell) {
   const auto* text = std::get_if<std::string>(&cell);
@@ -114,47 +104,39 @@ bool is_number_column(const Table& table, std::size_t column) {
   });
 }
 
-Grid make_grid(const Table& table) {
-  Grid grid;
-  grid.lines.resize(table.rows.size() + 1);
-  for (const std::size_t column : columns_to_show(table)) {
-    const Column& about = table.columns[column];
-    grid.lines[0].push_back(about.title);
-    std::size_t width = text_width(about.title);
-    for (std::size_t row = 0; row < table.rows.size(); ++row) {
-      grid.lines[row + 1].push_back(
-          cell_text(in_units(table.rows[row][column], about.unit), about.decimals));
-      width = std::max(width, text_width(grid.lines[row + 1].back()));
-    }
-    grid.widths.push_back(width);
-    grid.is_right.push_back(is_number_column(table, column));
-  }
-  return grid;
+// A line end inside a cell would end its row.
+std::string one_line(std::string text) {
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
 }
 
-void print_text_table(const Table& table, bool is_styled, std::ostream& out) {
-  const Grid grid = make_grid(table);
-  for (std::size_t row = 0; row < grid.lines.size(); ++row) {
-    std::string line;
-    for (std::size_t i = 0; i < grid.widths.size(); ++i) {
-      const std::string& text = grid.lines[row][i];
-      const std::string padding(grid.widths[i] - text_width(text), ' ');
-      if (i > 0) line += "  ";
-      line += grid.is_right[i] ? padding + text : text + padding;
-    }
-    line.erase(line.find_last_not_of(' ') + 1);
-    if (row == 0 && is_styled) line = "\033[1m" + line + "\033[0m";
-    out << line << '\n';
+// What text and Markdown show.
+std::vector<TextColumn> text_columns(const Table& table) {
+  std::vector<TextColumn> columns;
+  for (const std::size_t i : columns_to_show(table)) {
+    const Column& about = table.columns[i];
+    TextColumn column{.title = about.title,
+                      .cells = {},
+                      .is_right = is_number_column(table, i),
+                      .is_key = about.is_key};
+    for (const auto& row : table.rows)
+      column.cells.push_back(one_line(cell_text(in_units(row[i], about.unit), about.decimals)));
+    columns.push_back(std::move(column));
   }
+  const auto is_key = [](const TextColumn& column) { return column.is_key; };
+  if (!columns.empty() && std::none_of(columns.begin(), columns.end(), is_key))
+    columns[0].is_key = true;
+  return columns;
 }
 
 void print_md_table(const Table& table, std::ostream& out) {
-  const Grid grid = make_grid(table);
-  for (std::size_t row = 0; row < grid.lines.size(); ++row) {
-    for (const std::string& text : grid.lines[row]) out << "| " << md_field(text) << ' ';
-    out << "|\n";
-    if (row > 0) continue;
-    for (const bool is_right : grid.is_right) out << (is_right ? "|---:" : "|---");
+  const std::vector<TextColumn> columns = text_columns(table);
+  for (const TextColumn& column : columns) out << "| " << md_field(column.title) << ' ';
+  out << "|\n";
+  for (const TextColumn& column : columns) out << (column.is_right ? "|---:" : "|---");
+  out << "|\n";
+  for (std::size_t row = 0; row < table.rows.size(); ++row) {
+    for (const TextColumn& column : columns) out << "| " << md_field(column.cells[row]) << ' ';
     out << "|\n";
   }
 }
@@ -173,13 +155,21 @@ void print_csv_table(const Table& table, std::ostream& out) {
   }
 }
 
-void print_notes(const Report& report, const char* bullet, std::ostream& out) {
+void print_text_notes(const Report& report, std::ostream& out) {
   std::size_t width = 0;
   for (const auto& [key, value] : report.notes) width = std::max(width, key.size());
   for (const auto& [key, value] : report.notes) {
-    const std::string padding(*bullet == '\0' ? width - key.size() : 0, ' ');
-    out << bullet << key << ": " << padding << cell_text(value, 1) << '\n';
+    const std::string label = key + ": " + std::string(width - key.size(), ' ');
+    if (key == "command")
+      out << label << cell_text(value, 1) << '\n';
+    else
+      print_wrapped(label, cell_text(value, 1), out);
   }
+}
+
+void print_md_notes(const Report& report, std::ostream& out) {
+  for (const auto& [key, value] : report.notes)
+    out << "- " << key << ": " << cell_text(value, 1) << '\n';
 }
 
 void print_json(const Report& report, std::ostream& out) {
@@ -206,17 +196,17 @@ void print(const Report& report, const PrintOptions& options, std::ostream& out,
     print_json(report, out);
     return;
   }
-  if (options.format == Format::csv)
-    print_notes(report, "", notes_out);
-  else
-    print_notes(report, options.format == Format::md ? "- " : "", out);
+  if (options.format == Format::csv) print_text_notes(report, notes_out);
+  if (options.format == Format::md) print_md_notes(report, out);
+  if (options.format == Format::text) print_text_notes(report, out);
   bool is_first = report.notes.empty() || options.format == Format::csv;
   for (const Table& table : report.tables) {
     if (!is_first) out << '\n';
     is_first = false;
     if (options.format == Format::csv) print_csv_table(table, out);
     if (options.format == Format::md) print_md_table(table, out);
-    if (options.format == Format::text) print_text_table(table, options.is_styled, out);
+    if (options.format == Format::text)
+      print_text_table(text_columns(table), table.rows.size(), options.is_styled, out);
   }
 }
 

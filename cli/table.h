@@ -17,10 +17,11 @@ enum class Format { text, csv, json, md };
 using Cell = std::variant<std::monostate, bool, std::int64_t, double, std::string>;
 
 struct Column {
-  std::string key;    // in CSV and JSON: "gflops"
-  std::string title;  // in text and Markdown: "GFLOP/s"
-  int decimals = 1;   // of numbers that are no integers, in text and Markdown
-  double unit = 1;    // what text and Markdown count in: numbers are divided by it
+  std::string key;      // in CSV and JSON: "gflops"
+  std::string title;    // in text and Markdown: "GFLOP/s"
+  int decimals = 1;     // of numbers that are no integers, in text and Markdown
+  double unit = 1;      // what text and Markdown count in: numbers are divided by it
+  bool is_key = false;  // names the row: text repeats it where a table is too wide for one piece
 };
 
 struct Table {
@@ -49,9 +50,10 @@ struct PrintOptions {
   bool is_styled = false;  // text only: bold titles
 };
 
-// Text and Markdown print the notes above the tables and leave out columns without values; JSON
-// puts the notes under "meta". CSV has no place for them that every reader would skip, so they go
-// to `notes_out` as "key: value" lines.
+// Text and Markdown print the notes above the tables and leave out columns without values. Text
+// fits 100 columns (text_table.h), but for the note "command", which stays whole to be typed again.
+// JSON puts the notes under "meta". CSV has no place for them that every reader would skip, so they
+// go to `notes_out` as "key: value" lines.
 void print(const Report& report, const PrintOptions& options, std::ostream& out,
            std::ostream& notes_out);
 

@@ -1,0 +1,34 @@
+// Tables as text that fits a terminal of 100 columns.
+#pragma once
+
+#include <cstddef>
+#include <ostream>
+#include <string>
+#include <vector>
+
+namespace headrace::cli {
+
+inline constexpr std::size_t kTextWidth = 100;
+
+// Characters, not bytes, of UTF-8.
+std::size_t text_width(const std::string& text);
+
+// Lines of at most `width` characters, broken between words; a longer word is cut.
+std::vector<std::string> wrapped(const std::string& text, std::size_t width);
+
+// `text` after `label`, the lines below the first indented as far as the label is wide.
+void print_wrapped(const std::string& label, const std::string& text, std::ostream& out);
+
+struct TextColumn {
+  std::string title;
+  std::vector<std::string> cells;  // one per row
+  bool is_right = false;           // numbers
+  bool is_key = false;             // names the row
+};
+
+// Where the columns are too wide together, those with one value for all rows become lines above the
+// table, long cells are broken, and the rest becomes several tables, each with the key columns.
+void print_text_table(const std::vector<TextColumn>& columns, std::size_t num_rows, bool is_styled,
+                      std::ostream& out);
+
+}  // namespace headrace::cli
