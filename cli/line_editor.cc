@@ -1,0 +1,92 @@
+// Line editing by libedit (histedit.h).
+#include <histedit.h>
+#include <unistd.h>
+
+#include <clocale>
+#include <cstdio>
+#include <cstdlib>
+#include <cwchar>
+#include <utility>
+
+#include "interrupt.h"
+#include "line_reader.h"
+
+namespace headrace::cli {
+namespace {
+
+// libedit's own reader goes on after Ctrl-C.
+int read_character(EditLine*, wchar_t* character) {
+  std::mbstate_t state{};
+  for (;;) {
+    char byte = 0;
+    if (!wait_for_input()) return -1;
+    const ssize_t count = ::read(STDIN_FILENO, &byte, 1);
+    if (count <= 0) return static_cast<int>(count);
+    const std::size_t used = std::mbrtowc(character, &byte, 1, &state);
+    if (used <= 1) return 1;
+    if (used == static_cast<std::size_t>(-1)) state = {};  // not a character of this locale
+  }
+}
+
+char* prompt(EditLine*) {
+  static char text[] = "> ";
+  return text;
+}
+
+struct EndEditing {
+  void operator()(EditLine* editor) const { el_end(editor); }
+};
+struct EndHistory {
+  void operator()(::History* history) const { history_end(history); }
+};
+
+class LineEditor : public LineReader {
+ public:
+  explicit LineEditor(History kept) : kept_(std::move(kept)), shown_(history_init()) {
+    // Characters of more than one byte need a locale that knows them.
+    if (std::setlocale(LC_CTYPE, "") == nullptr || MB_CUR_MAX == 1)
+      std::setlocale(LC_CTYPE, "C.UTF-8");
+    editor_.reset(el_init("headrace", stdin, stderr, stderr));
+    HistEvent event;
+    ::history(shown_.get(), &event, H_SETSIZE, static_cast<int>(History::kMaxLines));
+    for (const std::string& line : kept_.lines())
+      ::history(shown_.get(), &event, H_ENTER, line.c_str());
+    el_set(editor_.get(), EL_EDITOR, "emacs");
+    el_set(editor_.get(), EL_PROMPT, prompt);
+    el_set(editor_.get(), EL_HIST, ::history, shown_.get());
+    el_set(editor_.get(), EL_GETCFN, read_character);
+    el_set(editor_.get(), EL_BIND, "^R", "em-inc-search-prev", nullptr);
+    // Ctrl-D that was typed before the terminal left its line mode arrives as NUL.
+    el_set(editor_.get(), EL_BIND, "^@", "em-delete-or-list", nullptr);
+    el_source(editor_.get(), nullptr);  // ~/.editrc, if there is one
+  }
+
+  bool read(std::string& line) override {
+    el_resize(editor_.get());
+    el_set(editor_.get(), EL_PREP_TERM, 1);  // before the prompt shows that keys are awaited
+    int count = 0;
+    const char* text = el_gets(editor_.get(), &count);
+    if (text == nullptr || count <= 0) return false;
+    line.assign(text, static_cast<std::size_t>(count));
+    if (line.back() == '\n') line.pop_back();
+    HistEvent event;
+    if (!line.empty()) ::history(shown_.get(), &event, H_ENTER, line.c_str());
+    kept_.add(line);
+    return true;
+  }
+
+ private:
+  History kept_;
+  std::unique_ptr<::History, EndHistory> shown_;
+  std::unique_ptr<EditLine, EndEditing> editor_;
+};
+
+}  // namespace
+
+std::unique_ptr<LineReader> make_line_editor(History history) {
+  return std::make_unique<LineEditor>(std::move(history));
+}
+
+const char* line_editing_text() { return "libedit"; }
+
+}  // namespace headrace::cli

@@ -1,0 +1,17 @@
+# HEADRACE_LIBEDIT: line editing and history in `headrace chat`. libedit has the BSD licence.
+set(HEADRACE_LIBEDIT AUTO CACHE STRING "libedit in the program: AUTO where it is found, ON or OFF")
+set_property(CACHE HEADRACE_LIBEDIT PROPERTY STRINGS AUTO ON OFF)
+set(headrace_has_libedit FALSE)
+if(NOT HEADRACE_LIBEDIT STREQUAL "OFF")
+  find_path(HEADRACE_LIBEDIT_INCLUDE_DIR histedit.h)
+  find_library(HEADRACE_LIBEDIT_LIBRARY edit)
+  mark_as_advanced(HEADRACE_LIBEDIT_INCLUDE_DIR HEADRACE_LIBEDIT_LIBRARY)
+  if(HEADRACE_LIBEDIT_INCLUDE_DIR AND HEADRACE_LIBEDIT_LIBRARY)
+    set(headrace_has_libedit TRUE)
+  elseif(HEADRACE_LIBEDIT STREQUAL "AUTO")
+    message(STATUS "headrace chat without line editing: no libedit (Debian's libedit-dev)")
+  else()
+    message(FATAL_ERROR "HEADRACE_LIBEDIT is ${HEADRACE_LIBEDIT} and there is no libedit: install Debian's "
+      "libedit-dev, or pass -DHEADRACE_LIBEDIT=OFF")
+  endif()
+endif()
