@@ -1,6 +1,8 @@
 #include "answer.h"
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <iostream>
 
@@ -15,7 +17,7 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// Long prompts are computed in parts, so that something is seen to move.
+// Long prompts are computed in parts, so that the progress bar moves.
 void append_prompt(Session& session, std::span<const std::int32_t> prompt) {
   constexpr std::size_t kPart = 512;
   Progress progress("reading the prompt");
@@ -28,21 +30,38 @@ void append_prompt(Session& session, std::span<const std::int32_t> prompt) {
   progress.clear();
 }
 
+bool has_bad_logits(const Model& model, const Session& session) {
+  const float* logits = session.logits();
+  return logits != nullptr && std::any_of(logits, logits + model.info().vocab_size,
+                                          [](float x) { return std::isnan(x) || x == INFINITY; });
+}
+
 }  // namespace
 
-Answer stream_answer(Session& session, std::span<const std::int32_t> prompt,
-                     const GenerationOptions& options, const std::function<bool()>& may_go_on) {
+void fail_of_damaged_weights() {
+  throw Error(HEADRACE_IO_ERROR,
+              "the model computes NaN or infinity: its weights are damaged; get the file again");
+}
+
+Answer stream_answer(const Model& model, Session& session, std::span<const std::int32_t> prompt,
+                     const GenerationOptions& options, const std::function<bool()>& may_continue) {
   Answer answer;
   answer.num_prompt_tokens = static_cast<std::int64_t>(prompt.size());
   const Clock::time_point begin = Clock::now();
   append_prompt(session, prompt);
   answer.prompt_seconds = seconds_since(begin);
   const Clock::time_point generation_begin = Clock::now();
-  answer.generation = session.generate(options, [&](std::string_view text) {
-    answer.text += text;
-    std::cout << text << std::flush;
-    return may_go_on();
-  });
+  try {
+    answer.generation = session.generate(options, [&](std::string_view text) {
+      answer.text += text;
+      std::cout << text << std::flush;
+      return may_continue();
+    });
+  } catch (const Error&) {
+    // To the library bad logits are a bad argument of the sampler, here they are a bad file.
+    if (has_bad_logits(model, session)) fail_of_damaged_weights();
+    throw;
+  }
   answer.generation_seconds = seconds_since(generation_begin);
   return answer;
 }

@@ -5,6 +5,8 @@
 #include <sstream>
 #include <string_view>
 
+#include "options.h"
+
 namespace headrace::cli {
 namespace {
 
@@ -62,15 +64,8 @@ bool parse_window(std::string_view text, std::int64_t& left, std::int64_t& right
 std::string check_window(const std::string& text) {
   std::int64_t left = 0, right = 0;
   if (parse_window(text, left, right)) return {};
-  return "must be L,R: keys left and right of the diagonal, each a number or \"open\"";
-}
-
-// The parser's own number checks speak of ranges of floating-point numbers.
-std::string check_size(const std::string& text) {
-  std::int64_t size = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), size);
-  const bool is_size = error == std::errc() && end == text.data() + text.size() && size >= 1;
-  return is_size ? "" : '"' + text + "\" must be a whole number, 1 or more";
+  return '"' + text +
+         "\" is not L,R; pass keys left and right of the diagonal, each a number or open";
 }
 
 std::string list_text(const std::vector<std::int64_t>& list) {
@@ -157,26 +152,28 @@ void add_feature_options(CLI::App& app, ShapeOptions& o) {
       ->check(check_window)
       ->option_text("L,R")
       ->group(kFeatures);
-  app.add_option("--softcap", o.softcap, "c of c * tanh(score / c), 0: none")
+  app.add_option("--softcap", o.softcap, "C of C * tanh(score / C); 0: none")
+      ->transform(real_number({0, 1e30}))
       ->option_text("C [0]")
       ->group(kFeatures);
-  app.add_option("--dropout", o.dropout_p, "probability of dropping")
+  app.add_option("--dropout", o.dropout_p, "dropout probability")
+      ->transform(real_number({.low = 0, .high = 1, .is_below_high = true}))
       ->option_text("P [0]")
       ->group(kFeatures);
-  app.add_flag("--alibi", o.has_alibi, "ALiBi slopes, one a head")->group(kFeatures);
+  app.add_flag("--alibi", o.has_alibi, "ALiBi slopes, one per head")->group(kFeatures);
   app.add_flag("--bias", o.has_bias, "additive bias, one matrix for all heads")->group(kFeatures);
   app.add_flag("--mask", o.has_mask, "boolean mask, one matrix for all heads")->group(kFeatures);
-  app.add_flag("--sinks", o.has_sinks, "a sink logit for each head")->group(kFeatures);
-  app.add_flag("--lse", o.has_lse, "write the log-sum-exp as well")->group(kFeatures);
+  app.add_flag("--sinks", o.has_sinks, "sink logits, one per head")->group(kFeatures);
+  app.add_flag("--lse", o.has_lse, "also write the log-sum-exp")->group(kFeatures);
   app.add_flag("--ragged", o.is_ragged,
-               "ragged batch: lengths fall from the given one to its batch-th part in even steps")
+               "ragged batch: lengths fall evenly from seqlen to seqlen / batch")
       ->group(kFeatures);
   CLI::Option* backward =
       app.add_flag("--backward", o.is_backward,
-                   "the backward, with gradients of bias and sinks where there are some")
+                   "the backward, with the gradients of bias and sinks if present")
           ->group(kFeatures);
   app.add_flag("--deterministic", o.is_deterministic,
-               "the backward with the same bits from run to run (on a CPU it always has)")
+               "the backward with the same bits from run to run (always so on a CPU)")
       ->needs(backward)
       ->group(kFeatures);
 }
@@ -186,10 +183,7 @@ void add_feature_options(CLI::App& app, ShapeOptions& o) {
 void add_size_options(CLI::App& app, ShapeOptions& o) {
   constexpr const char* kGroup = "Shape (comma lists: all combinations)";
   const auto add_sizes = [&](const char* name, std::vector<std::int64_t>& list, const char* text) {
-    app.add_option(name, list, text)
-        ->delimiter(',')
-        ->allow_extra_args(false)
-        ->check(check_size)
+    add_numbers(app, name, list, {1, INT64_MAX}, text)
         ->option_text("N,..." + list_text(list))
         ->group(kGroup);
   };
@@ -312,10 +306,13 @@ Work work_of(const AttentionShape& shape) {
 }
 
 std::vector<Column> shape_columns() {
-  return {{"dtype", "dtype"},       {"batch", "batch"},      {"seqlen_q", "seqlen_q"},
-          {"seqlen_k", "seqlen_k"}, {"num_heads", "heads"},  {"num_kv_heads", "kv"},
-          {"head_dim", "dim"},      {"head_dim_v", "dim_v"}, {"causal", "causal"},
-          {"phase", "phase"}};
+  std::vector<Column> columns = {{"dtype", "dtype"},       {"batch", "batch"},
+                                 {"seqlen_q", "seqlen_q"}, {"seqlen_k", "seqlen_k"},
+                                 {"num_heads", "heads"},   {"num_kv_heads", "kv"},
+                                 {"head_dim", "dim"},      {"head_dim_v", "dim_v"},
+                                 {"causal", "causal"},     {"phase", "phase"}};
+  for (Column& column : columns) column.is_key = true;
+  return columns;
 }
 
 std::vector<Cell> shape_cells(const headrace_problem& p) {

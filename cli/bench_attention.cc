@@ -13,6 +13,7 @@
 #include "gpu.h"
 #include "headrace/headrace.hpp"
 #include "machine.h"
+#include "options.h"
 #include "probes/probes.h"
 #include "progress.h"
 #include "schedule_text.h"
@@ -188,7 +189,7 @@ Table make_table() {
                                       {"tile_m", "tile_m"},
                                       {"tile_n", "tile_n"},
                                       {"max_splits", "splits"},
-                                      {"workspace_bytes", "workspace"}}}),
+                                      {"workspace_bytes", "workspace KiB", 1, 1024}}}),
           .rows = {}};
 }
 
@@ -301,8 +302,7 @@ int run_bench(const BenchOptions& asked) {
 
 void add_bench_attention(CLI::App& bench, Action& action, const std::string& command_line) {
   CLI::App* app = bench.add_subcommand(
-      "attention",
-      "Attention calls; without sizes a grid of prefill shapes and, of the forward, decode shapes");
+      "attention", "Attention calls; without sizes a grid of prefill and (forward) decode shapes");
   auto options = std::make_shared<BenchOptions>();
   options->command_line = command_line;
   add_shape_options(*app, options->shape);
@@ -312,27 +312,26 @@ void add_bench_attention(CLI::App& bench, Action& action, const std::string& com
          [options](const std::string& name) {
            options->layout = name == "bhsd" ? Layout::bhsd : Layout::bshd;
          },
-         "order of batch, seqlen, heads, dim in memory")
+         "order of batch, seqlen, heads and dim in memory")
       ->check(CLI::IsMember({"bshd", "bhsd"}))
       ->option_text("bshd|bhsd [bshd]")
       ->group(kGroup);
-  app->add_option("--device", options->device, "where: cpu, or cuda or cuda:NUMBER")
+  app->add_option("--device", options->device, "cpu, cuda or cuda:NUMBER")
       ->option_text("DEVICE [cpu]")
       ->group(kGroup);
-  app->add_option("--threads", options->num_threads, "threads of a call (default: all allowed)")
-      ->check(CLI::Range(1, 1024))
+  app->add_option("--threads", options->num_threads, "threads per call (default: all allowed)")
+      ->transform(whole_number({1, 1024}))
       ->option_text("N")
       ->group(kGroup);
-  app->add_option("--reps", options->reps, "calls at least")
-      ->check(CLI::Range(1, 100000))
+  app->add_option("--reps", options->reps, "minimum number of calls")
+      ->transform(whole_number({1, 100000}))
       ->option_text("N [5]")
       ->group(kGroup);
-  app->add_option("--min-time", options->min_time, "seconds at least, for each row")
-      ->check(CLI::Range(0., 3600.))
+  app->add_option("--min-time", options->min_time, "minimum time per row in seconds")
+      ->transform(real_number({0, 3600}))
       ->option_text("SECONDS [0.2]")
       ->group(kGroup);
-  app->add_flag("--cold", options->is_cold,
-                "evict the caches before each call (a decode step finds its cache in memory)")
+  app->add_flag("--cold", options->is_cold, "evict the caches before each call, as in decoding")
       ->group(kGroup);
   app->add_flag("--no-ceilings", options->skips_ceilings, "do not measure the machine's ceilings")
       ->group(kGroup);

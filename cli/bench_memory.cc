@@ -86,14 +86,14 @@ int run_bench(const MemoryOptions& options) {
 void add_bench_memory(CLI::App& bench, Action& action, const std::string& command_line) {
   CLI::App* app = bench.add_subcommand(
       "memory",
-      "Bytes that a forward and its backward keep and need, beside the matrices of standard "
-      "attention; nothing runs");
+      "Memory of a forward and its backward, beside the matrices of standard attention; nothing "
+      "runs");
   auto options = std::make_shared<MemoryOptions>();
   options->command_line = command_line;
   options->shape.seqlen = {512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072};
   add_size_options(*app, options->shape);
   app->add_option("--device", options->device,
-                  "cpu, cpu:ISA, cpu:ISA:THREADS or smNN:UNITS; it need not be there")
+                  "cpu, cpu:ISA, cpu:ISA:THREADS or smNN:UNITS; need not be present")
       ->option_text("DEVICE [cpu]");
   add_format_option(*app, options->format);
   app->callback([&action, options] { action = [options] { return run_bench(*options); }; });

@@ -1,4 +1,4 @@
-// headrace bench model: tokens a second of prompts (pp512) and of generation (tg128).
+// headrace bench model: tokens per second of prompts (pp512) and of generation (tg128).
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -7,6 +7,7 @@
 #include "command.h"
 #include "machine.h"
 #include "model_options.h"
+#include "options.h"
 #include "probes/probes.h"
 #include "progress.h"
 
@@ -18,7 +19,7 @@ using Clock = std::chrono::steady_clock;
 struct BenchOptions {
   std::string path;
   std::vector<std::int64_t> prompts = {512}, answers = {128};
-  std::vector<int> threads;
+  std::vector<std::int64_t> threads;
   std::int64_t depth = 0;
   int reps = 5;
   bool is_exact = false;
@@ -50,7 +51,7 @@ std::vector<std::int32_t> tokens_of(const headrace_model_info& info, std::int64_
 
 enum class Kind { prompt, answer };
 
-// Seconds of one run behind `depth` tokens: the prompt at once, or one token after the other.
+// Seconds of one run after `depth` tokens: the prompt at once, or token by token.
 double run_once(Session& session, const std::vector<std::int32_t>& tokens, Kind kind,
                 std::int64_t depth) {
   session.truncate(depth);
@@ -98,9 +99,11 @@ class Bench {
     const auto longest = [](const std::vector<std::int64_t>& list) {
       return list.empty() ? std::int64_t{0} : *std::max_element(list.begin(), list.end());
     };
-    if (choice.context == 0)
-      choice.context = options_.depth + std::max({longest(options_.prompts),
-                                                  longest(options_.answers), std::int64_t{1}});
+    const std::int64_t num_tokens =
+        options_.depth +
+        std::max({longest(options_.prompts), longest(options_.answers), std::int64_t{1}});
+    if (choice.context == 0) choice.context = num_tokens;
+    check_fits(model, choice, num_tokens, "test");
     Session session = make_session(model, choice);
     if (options_.depth > 0) session.append(tokens_of(info_, options_.depth));
     for (const std::int64_t n : options_.prompts) measure(session, Kind::prompt, n, num_threads);
@@ -168,10 +171,10 @@ class Bench {
 };
 
 int run_bench(const BenchOptions& options) {
-  std::vector<int> threads = options.threads;
+  std::vector<std::int64_t> threads = options.threads;
   if (threads.empty()) threads.push_back(cpu_info().num_units);
   Bench bench(options);
-  for (const int num_threads : threads) bench.run_with(num_threads);
+  for (const std::int64_t num_threads : threads) bench.run_with(static_cast<int>(num_threads));
   print_report(bench.report(), options.format);
   return kExitOk;
 }
@@ -179,29 +182,26 @@ int run_bench(const BenchOptions& options) {
 }  // namespace
 
 void add_bench_model(CLI::App& bench, Action& action, const std::string& command_line) {
-  CLI::App* app = bench.add_subcommand("model", "Tokens a second of prompts and of generation");
+  CLI::App* app = bench.add_subcommand("model", "Tokens per second of prompts and of generation");
   auto options = std::make_shared<BenchOptions>();
   options->command_line = command_line;
-  app->add_option("-m,--model", options->path, "model file (GGUF)")
-      ->required()
-      ->option_text("FILE REQUIRED");
-  const auto add_list = [&](const char* name, auto& list, const char* text, const char* form,
-                            std::int64_t low) {
-    app->add_option(name, list, text)
-        ->delimiter(',')
-        ->check(CLI::Range(low, std::int64_t{1} << 20))
-        ->option_text(form);
-  };
-  add_list("-p,--prompt", options->prompts, "tokens of a prompt; 0: none", "N,.. [512]", 0);
-  add_list("-n,--answer", options->answers, "tokens one by one; 0: none", "N,.. [128]", 0);
-  add_list("-t,--threads", options->threads, "threads", "N,.. [all]", 1);
-  app->add_option("-d,--depth", options->depth, "tokens before them")
-      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20))
+  add_model_path(*app, options->path);
+  constexpr std::int64_t kMost = 1 << 20;
+  add_numbers(*app, "-p,--prompt,--n-prompt", options->prompts, {0, kMost},
+              "prompt lengths in tokens; 0: none")
+      ->option_text("N,... [512]");
+  add_numbers(*app, "-n,--answer,--n-gen", options->answers, {0, kMost},
+              "answer lengths in tokens; 0: none")
+      ->option_text("N,... [128]");
+  add_numbers(*app, "-t,--threads", options->threads, {1, 1024}, "thread counts")
+      ->option_text("N,... [all]");
+  app->add_option("-d,--depth,--n-depth", options->depth, "tokens in the context before them")
+      ->transform(whole_number({0, kMost}))
       ->option_text("N [0]");
-  app->add_option("-r,--reps", options->reps, "runs of each")
-      ->check(CLI::Range(1, 1000))
+  app->add_option("-r,--reps,--repetitions", options->reps, "runs of each test")
+      ->transform(whole_number({1, 1000}))
       ->option_text("N [5]");
-  app->add_flag("--exact", options->is_exact, "weights and products as floats");
+  app->add_flag("--exact", options->is_exact, "weights and products in f32");
   app->add_flag("--no-ceilings", options->skips_ceilings, "do not measure the read bandwidth");
   add_session_options(*app, options->session);
   add_format_option(*app, options->format);

@@ -11,6 +11,7 @@
 #include "gpu.h"
 #include "headrace/headrace.hpp"
 #include "machine.h"
+#include "options.h"
 #include "probes/team.h"
 #include "progress.h"
 #include "times.h"
@@ -38,10 +39,9 @@ struct Shape {
   }
 };
 
+// The parser admits only these names.
 DType dtype_of(const std::string& name) {
-  for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
-    if (name == dtype_name(dtype)) return dtype;
-  throw Error(HEADRACE_INVALID_ARGUMENT, "--dtype " + name + ": must be f32, f16 or bf16");
+  return name == "f32" ? DType::f32 : name == "f16" ? DType::f16 : DType::bf16;
 }
 
 // Numbers of either sign between 0.5 and 2, as bits.
@@ -156,12 +156,12 @@ void time_rounds(std::vector<Candidate>& candidates, int reps, std::optional<Gpu
 
 Table make_table() {
   return {.key = "rows",
-          .columns = joined<Column>({{{"dtype", "dtype"},
-                                      {"num_rows", "rows"},
-                                      {"length", "length"},
-                                      {"axis", "axis"},
-                                      {"direction", "what"},
-                                      {"algorithm", "algorithm"}},
+          .columns = joined<Column>({{{.key = "dtype", .title = "dtype", .is_key = true},
+                                      {.key = "num_rows", .title = "rows", .is_key = true},
+                                      {.key = "length", .title = "length", .is_key = true},
+                                      {.key = "axis", .title = "axis", .is_key = true},
+                                      {.key = "direction", .title = "pass", .is_key = true},
+                                      {.key = "algorithm", .title = "algorithm", .is_key = true}},
                                      time_columns(),
                                      {{"passes", "passes"},
                                       {"bytes", "bytes"},
@@ -219,23 +219,24 @@ void add_bench_softmax(CLI::App& bench, Action& action, const std::string& comma
       bench.add_subcommand("softmax", "Softmax and its backward, beside a copy of the same memory");
   auto options = std::make_shared<BenchOptions>();
   options->command_line = command_line;
-  app->add_option("--dtype", options->dtypes, "of the tensors")
+  add_list(*app, "--dtype", options->dtypes, "element types")
       ->delimiter(',')
-      ->option_text("f32|f16|bf16,.. [f32,bf16]");
-  app->add_option("--length", options->lengths, "elements of a row")
-      ->delimiter(',')
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 32))
-      ->option_text("N,.. [128,1024,4096,32768,131072]");
-  app->add_option("--elements", options->num_elements, "of a tensor: as many rows as that makes")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 34))
+      ->check(CLI::IsMember({"f32", "f16", "bf16"}))
+      ->option_text("f32|f16|bf16,... [f32,bf16]");
+  add_numbers(*app, "--length", options->lengths, {1, std::int64_t{1} << 32},
+              "elements per softmax row")
+      ->option_text("N,... [128,1024,4096,32768,131072]");
+  app->add_option("--elements", options->num_elements,
+                  "elements per tensor, from which the number of rows follows")
+      ->transform(whole_number({1, std::int64_t{1} << 34}))
       ->option_text("N [2^24, on a GPU 2^27]");
-  app->add_option("--axis", options->axis, "that rows run along: last (contiguous) or first")
+  app->add_option("--axis", options->axis, "axis of the softmax: last (contiguous) or first")
       ->check(CLI::IsMember({"last", "first"}))
       ->option_text("last|first [last]");
-  app->add_option("--device", options->device, "where: cpu, or cuda or cuda:NUMBER")
+  app->add_option("--device", options->device, "cpu, cuda or cuda:NUMBER")
       ->option_text("DEVICE [cpu]");
-  app->add_option("--reps", options->reps, "rounds")
-      ->check(CLI::Range(1, 100000))
+  app->add_option("--reps", options->reps, "alternating rounds")
+      ->transform(whole_number({1, 100000}))
       ->option_text("N [15]");
   add_format_option(*app, options->format);
   app->callback([&action, options] { action = [options] { return run_bench(*options); }; });

@@ -2,14 +2,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <csignal>
 #include <iostream>
 #include <memory>
 #include <optional>
 
 #include "answer.h"
 #include "command.h"
+#include "interrupt.h"
+#include "line_reader.h"
 #include "model_options.h"
 
 namespace headrace::cli {
@@ -20,6 +20,7 @@ struct ChatOptions {
   SessionChoice session;
   GenerationChoice generation;
   std::string system, template_name;
+  bool has_no_history = false;
 };
 
 constexpr const char* kHelp =
@@ -29,32 +30,25 @@ constexpr const char* kHelp =
     "/exit   leave (or Ctrl-D)\n"
     "Ctrl-C stops an answer.\n";
 
-std::atomic<bool> g_is_interrupted{false};
-
-// Without SA_RESTART, so that a read of the terminal ends too.
-void catch_interrupts() {
-  struct sigaction handler {};
-  handler.sa_handler = [](int) { g_is_interrupted = true; };
-  sigemptyset(&handler.sa_mask);
-  sigaction(SIGINT, &handler, nullptr);
-}
-
 class Chat {
  public:
   explicit Chat(const ChatOptions& options)
       : options_(options),
         generation_(generation_options(options.generation)),
         model_(load_model(options.model)),
-        session_(make_session(model_, options.session)) {
+        session_(make_session(model_, options.session)),
+        lines_(make_line_reader(options.has_no_history ? "" : history_path())) {
     if (!options.system.empty()) messages_.push_back({"system", options.system});
     num_fixed_ = messages_.size();
-    static_cast<void>(tokens());  // an unknown template is better said now
+    static_cast<void>(tokens());  // reports an unknown template before the first question
   }
 
-  void run() {
+  // The exit code tells a script that a question stayed unanswered; at a terminal the note does.
+  int run() {
     for (;;) {
       const std::optional<std::string> line = read_line();
-      if (!line || *line == "/exit") return;
+      if (!line || *line == "/exit")
+        return has_unanswered_ && !is_terminal_ ? kExitFailure : kExitOk;
       if (line->empty()) continue;
       if (line->front() == '/')
         command(*line);
@@ -66,19 +60,15 @@ class Chat {
  private:
   // Empty: the end of the input, or Ctrl-C at an empty line twice.
   std::optional<std::string> read_line() {
-    static const bool is_terminal = isatty(STDIN_FILENO) != 0;
     for (int interrupts = 0; interrupts < 2;) {
-      if (is_terminal) std::cerr << "> " << std::flush;
       std::string line;
-      g_is_interrupted = false;
-      if (std::getline(std::cin, line)) return line;
-      std::cin.clear();
-      clearerr(stdin);
-      if (!g_is_interrupted) break;
+      clear_interrupt();
+      if (lines_->read(line)) return line;
+      if (!is_interrupted()) break;
       ++interrupts;
-      std::cerr << "\n(Ctrl-C once more, /exit or Ctrl-D leaves)\n";
+      std::cerr << "\n(Ctrl-C again, /exit or Ctrl-D leaves)\n";
     }
-    if (is_terminal) std::cerr << '\n';
+    if (is_terminal_) std::cerr << '\n';
     return std::nullopt;
   }
 
@@ -111,15 +101,16 @@ class Chat {
     messages_.push_back({"user", question});
     try {
       const std::vector<std::int32_t> all = tokens();
+      check_fits(model_, options_.session, static_cast<std::int64_t>(all.size()), "conversation");
       const std::span<const std::int32_t> known(computed_);
       const auto same = static_cast<std::size_t>(
           std::mismatch(all.begin(), all.end() - 1, known.begin(), known.end()).first -
           all.begin());
       session_.truncate(static_cast<std::int64_t>(same));
       computed_.assign(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(same));
-      g_is_interrupted = false;
-      const Answer answer = stream_answer(session_, std::span(all).subspan(same), generation_,
-                                          [] { return !g_is_interrupted; });
+      clear_interrupt();
+      const Answer answer = stream_answer(model_, session_, std::span(all).subspan(same),
+                                          generation_, [] { return !is_interrupted(); });
       computed_ = all;  // of the answer only what the template makes of it is known next time
       std::cout << '\n' << std::flush;
       print_note(speed_text(answer));
@@ -127,6 +118,8 @@ class Chat {
     } catch (const Error& error) {
       // Nothing of this question stays.
       messages_.pop_back();
+      if (error.code() != HEADRACE_INVALID_ARGUMENT) throw;
+      has_unanswered_ = true;
       print_note(error.what());
     }
   }
@@ -135,6 +128,9 @@ class Chat {
   GenerationOptions generation_;
   Model model_;
   Session session_;
+  std::unique_ptr<LineReader> lines_;
+  const bool is_terminal_ = isatty(STDIN_FILENO) != 0;
+  bool has_unanswered_ = false;
   std::vector<Message> messages_;
   std::size_t num_fixed_ = 0;
   std::vector<std::int32_t> computed_;  // the first tokens of the session
@@ -143,21 +139,22 @@ class Chat {
 }  // namespace
 
 void add_chat(CLI::App& app, Action& action) {
-  CLI::App* chat = app.add_subcommand("chat", "Talk with a model; /help inside lists commands");
+  CLI::App* chat = app.add_subcommand("chat", "Talk with a model; /help lists the commands inside");
   auto options = std::make_shared<ChatOptions>();
-  chat->add_option("-s,--system", options->system, "what the model is told first")
+  chat->add_option("-s,--system,--system-prompt", options->system, "system prompt")
       ->option_text("TEXT");
-  chat->add_option("--template", options->template_name,
-                   "chat template, where the file's own is not known")
+  chat->add_option("--template,--chat-template", options->template_name,
+                   "chat template to use instead of the file's own")
       ->option_text("NAME");
+  chat->add_flag("--no-history", options->has_no_history,
+                 "neither read nor keep the history of typed lines");
   add_generation_options(*chat, options->generation);
   add_session_options(*chat, options->session);
   add_model_options(*chat, options->model);
   chat->callback([&action, options] {
     action = [options] {
       catch_interrupts();
-      Chat(*options).run();
-      return kExitOk;
+      return Chat(*options).run();
     };
   });
 }

@@ -6,7 +6,7 @@
 namespace headrace::cli {
 
 void add_bench(CLI::App& app, Action& action, const std::string& command_line) {
-  CLI::App* bench = app.add_subcommand("bench", "Measure, beside the ceilings of this machine");
+  CLI::App* bench = app.add_subcommand("bench", "Measure, next to the limits of this machine");
   bench->require_subcommand(1);
   add_bench_attention(*bench, action, command_line);
   add_bench_memory(*bench, action, command_line);
@@ -19,7 +19,7 @@ void add_format_option(CLI::App& app, Format& format) {
       {"text", Format::text}, {"csv", Format::csv}, {"json", Format::json}, {"md", Format::md}};
   app.add_option_function<std::string>(
          "--format", [&format](const std::string& name) { format = kFormats.at(name); },
-         "of the output")
+         "output format")
       ->check(CLI::IsMember({"text", "csv", "json", "md"}))
       ->option_text("text|csv|json|md [text]");
 }

@@ -25,6 +25,9 @@ void add_chat(CLI::App& app, Action& action);
 void add_tokenize(CLI::App& app, Action& action);
 void add_perplexity(CLI::App& app, Action& action);
 void add_inspect(CLI::App& app, Action& action);
+// These two describe `app` itself, with all its commands.
+void add_completion(CLI::App& app, Action& action);
+void add_man(CLI::App& app, Action& action);
 
 // bench attention, bench memory, bench model, bench softmax
 void add_bench_attention(CLI::App& bench, Action& action, const std::string& command_line);

@@ -1,11 +1,11 @@
-// headrace explain attention: which kernel would run, why the others would not, with which
-// schedule.
+// headrace explain attention: which kernel would run, why the others would not, and the schedule.
 #include <iostream>
 #include <memory>
 
 #include "attention_shape.h"
 #include "command.h"
 #include "headrace/headrace.hpp"
+#include "text_table.h"
 
 namespace headrace::cli {
 namespace {
@@ -26,6 +26,18 @@ Table make_table() {
           .rows = {}};
 }
 
+// With what a line continues below its second column ("nan       in q or k: ...").
+void print_lines(std::string_view text) {
+  constexpr std::size_t kLabel = 10;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    const std::string line(text.substr(0, end));
+    const std::size_t label = std::min(kLabel, line.size());
+    print_wrapped(line.substr(0, label), line.substr(label), std::cout);
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+}
+
 int run_explain(const ExplainOptions& options) {
   const DeviceInfo device = device_from_text(options.device.c_str());
   Report report;
@@ -39,7 +51,8 @@ int run_explain(const ExplainOptions& options) {
                                      static_cast<std::int64_t>(plan.workspace_bytes()),
                                      std::string(plan.explain())});
     if (options.format != Format::text) continue;
-    std::cout << (is_first ? "" : "\n") << plan.explain();
+    if (!is_first) std::cout << '\n';
+    print_lines(plan.explain());
     is_first = false;
   }
   if (options.format != Format::text) print_report(report, options.format);
@@ -49,18 +62,18 @@ int run_explain(const ExplainOptions& options) {
 }  // namespace
 
 void add_explain(CLI::App& app, Action& action) {
-  CLI::App* explain = app.add_subcommand("explain", "Show what would run, and why");
+  CLI::App* explain = app.add_subcommand("explain", "Show which kernel would run, and why");
   explain->require_subcommand(1);
   CLI::App* attention = explain->add_subcommand(
-      "attention", "The kernel for an attention call: who refused, the schedule, the promises");
+      "attention",
+      "The kernel for an attention call: refusals of the others, schedule, guarantees");
   auto options = std::make_shared<ExplainOptions>();
   add_shape_options(*attention, options->shape);
   attention
       ->add_option("--device", options->device,
-                   "cpu, cpu:ISA, cpu:ISA:THREADS or smNN:UNITS; it need not be there")
+                   "cpu, cpu:ISA, cpu:ISA:THREADS or smNN:UNITS; need not be present")
       ->option_text("DEVICE [cpu]");
-  attention->add_flag("--strict", options->is_strict,
-                      "fail where only the last kernel of the list would run");
+  attention->add_flag("--strict", options->is_strict, "fail rather than use the slow fallback");
   add_format_option(*attention, options->format);
   attention->callback([&action, options] { action = [options] { return run_explain(*options); }; });
 }

@@ -1,12 +1,10 @@
 // headrace generate: one prompt, one answer, streamed.
-#include <chrono>
-#include <fstream>
 #include <iostream>
-#include <iterator>
 #include <memory>
 
 #include "answer.h"
 #include "command.h"
+#include "files.h"
 #include "model_options.h"
 
 namespace headrace::cli {
@@ -21,17 +19,9 @@ struct GenerateOptions {
   bool is_quiet = false;
 };
 
-std::string read_prompt(const GenerateOptions& options) {
-  if (options.prompt_file.empty()) return options.prompt;
-  if (options.prompt_file == "-")
-    return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
-  std::ifstream file(options.prompt_file, std::ios::binary);
-  if (!file) throw Error(HEADRACE_IO_ERROR, options.prompt_file + ": cannot be opened for reading");
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
 std::vector<std::int32_t> prompt_tokens(const Model& model, const GenerateOptions& options) {
-  const std::string prompt = read_prompt(options);
+  const std::string prompt =
+      options.prompt_file.empty() ? options.prompt : read_text(options.prompt_file);
   if (options.is_raw) return model.tokenize(prompt);
   std::vector<Message> messages;
   if (!options.system.empty()) messages.push_back({"system", options.system});
@@ -44,9 +34,10 @@ int run_generate(const GenerateOptions& options) {
   const Model model = load_model(options.model);
   const std::vector<std::int32_t> tokens = prompt_tokens(model, options);
   if (tokens.empty())
-    throw Error(HEADRACE_INVALID_ARGUMENT, "the prompt is empty: nothing to continue");
+    throw Error(HEADRACE_INVALID_ARGUMENT, "the prompt is empty; pass a text to continue");
+  check_fits(model, options.session, static_cast<std::int64_t>(tokens.size()), "prompt");
   Session session = make_session(model, options.session);
-  const Answer answer = stream_answer(session, tokens, generation, [] { return true; });
+  const Answer answer = stream_answer(model, session, tokens, generation, [] { return true; });
   std::cout << '\n' << std::flush;
   if (!options.is_quiet) print_note(speed_text(answer));
   return kExitOk;
@@ -55,29 +46,29 @@ int run_generate(const GenerateOptions& options) {
 }  // namespace
 
 void add_generate(CLI::App& app, Action& action) {
-  CLI::App* generate = app.add_subcommand("generate", "Answer one prompt, as a chat model does");
+  CLI::App* generate = app.add_subcommand(
+      "generate", "Answer one prompt, in the model's chat template unless --raw");
   auto options = std::make_shared<GenerateOptions>();
   CLI::Option* prompt =
-      generate->add_option("prompt,-p,--prompt", options->prompt, "what to answer");
+      generate->add_option("prompt,-p,--prompt", options->prompt, "the text to answer");
   CLI::Option* file = generate
                           ->add_option("-f,--file", options->prompt_file,
                                        "file with the prompt; - is standard input")
                           ->option_text("FILE")
                           ->excludes(prompt);
-  generate->add_option("-s,--system", options->system, "what the model is told before it")
+  generate->add_option("-s,--system,--system-prompt", options->system, "system prompt")
       ->option_text("TEXT");
   generate
-      ->add_option("--template", options->template_name,
-                   "chat template, where the file's own is not known")
+      ->add_option("--template,--chat-template", options->template_name,
+                   "chat template to use instead of the file's own")
       ->option_text("NAME");
-  generate->add_flag("--raw", options->is_raw, "continue the text as it is, without a template");
-  generate->add_flag("-q,--quiet", options->is_quiet, "no line about the speed");
+  generate->add_flag("--raw", options->is_raw, "continue the text as is, without a chat template");
+  generate->add_flag("-q,--quiet", options->is_quiet, "do not print the speed");
   add_generation_options(*generate, options->generation);
   add_session_options(*generate, options->session);
   add_model_options(*generate, options->model);
   generate->callback([&action, prompt, file, options] {
-    if (prompt->count() + file->count() == 0)
-      throw CLI::RequiredError("prompt: pass a text, or --file");
+    if (prompt->count() + file->count() == 0) throw CLI::RequiredError("A prompt or --file FILE");
     action = [options] { return run_generate(*options); };
   });
 }

@@ -4,6 +4,7 @@
 
 #include "command.h"
 #include "headrace/headrace.hpp"
+#include "line_reader.h"
 #include "machine.h"
 #include "probes/probes.h"
 
@@ -12,8 +13,8 @@ namespace {
 
 std::string gpu_text(const DeviceInfo& gpu) {
   return std::string(gpu.name) + ", sm" + std::to_string(gpu.sm) + ", " +
-         std::to_string(gpu.num_units) + " multiprocessors, L2 " + bytes_text(gpu.l2_bytes) + ", " +
-         bytes_text(gpu.smem_bytes) + " of shared memory a CTA";
+         std::to_string(gpu.num_units) + " SMs, L2 " + bytes_text(gpu.l2_bytes) + ", " +
+         bytes_text(gpu.smem_bytes) + " shared memory per CTA";
 }
 
 // One row a GPU, or why there is none.
@@ -40,10 +41,11 @@ int run_info(Format format) {
   add("name", std::string(device.name));
   add("instruction sets", isa_text(device.cpu_isa));
   add("threads", std::int64_t{device.num_units});
-  add("L2 cache of a core", bytes_text(device.l2_bytes));
+  add("L2 cache per core", bytes_text(device.l2_bytes));
   add("last level cache", bytes_text(static_cast<std::int64_t>(probes::last_level_cache_bytes())));
   add("memory", bytes_text(memory_bytes()));
   add("operating system", operating_system_text());
+  add("line editing", std::string(line_editing_text()));
   add_gpus(add);
   for (int i = 0; const char* name = headrace_env_name(i); ++i) {
     const char* value = std::getenv(name);

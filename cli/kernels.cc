@@ -1,5 +1,5 @@
-// headrace kernels: the support matrix. Every answer is the kernel's own, asked with a problem that
-// has just the one feature.
+// headrace kernels: the support matrix. Each entry is the kernel's own answer to a problem with
+// just that one feature.
 #include <functional>
 #include <memory>
 #include <optional>
@@ -187,12 +187,14 @@ int run_kernels(const KernelsOptions& options) {
 void add_kernels(CLI::App& app, Action& action) {
   CLI::App* kernels = app.add_subcommand(
       "kernels",
-      "Show the support matrix: kernels in the order in which they are asked, what each takes");
+      "Show the support matrix: the kernels in order of preference, and what each supports");
   auto options = std::make_shared<KernelsOptions>();
-  kernels->add_option("--device", options->device, "device of the column \"here\"")
+  kernels
+      ->add_option("--device", options->device,
+                   "device of the column \"here\": cpu, cpu:ISA, cpu:ISA:THREADS or smNN:UNITS")
       ->option_text("DEVICE [cpu]");
-  kernels->add_flag("-v,--verbose", options->is_verbose, "also list the reason of every \"no\"");
-  kernels->add_flag("--backward", options->is_backward, "the kernels of the backward");
+  kernels->add_flag("-v,--verbose", options->is_verbose, "also list the reason for each \"no\"");
+  kernels->add_flag("--backward", options->is_backward, "kernels of the backward");
   add_format_option(*kernels, options->format);
   kernels->callback([&action, options] { action = [options] { return run_kernels(*options); }; });
 }

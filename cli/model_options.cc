@@ -3,8 +3,11 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
-#include <stdexcept>
+#include <random>
 
+#include "command.h"
+#include "files.h"
+#include "options.h"
 #include "progress.h"
 
 namespace headrace::cli {
@@ -15,67 +18,140 @@ const std::map<std::string, headrace_sampling_order> kOrders = {
     {"transformers", HEADRACE_ORDER_TRANSFORMERS},
     {"llama.cpp", HEADRACE_ORDER_LLAMA_CPP}};
 
+constexpr std::int64_t kMaxTokens = std::int64_t{1} << 24;
+
 std::string mebibytes(std::uint64_t bytes) { return std::to_string(bytes >> 20); }
 
+// "42=-1.5", or "42-1.5" as llama.cpp writes it.
 headrace_logit_bias parse_bias(const std::string& text) {
-  const std::size_t equals = text.find('=');
-  const auto is_number = [](const std::string& part, char* end) {
-    return !part.empty() && *end == '\0';
-  };
-  if (equals != std::string::npos) {
-    const std::string token = text.substr(0, equals), bias = text.substr(equals + 1);
-    char *token_end = nullptr, *bias_end = nullptr;
-    const long id = std::strtol(token.c_str(), &token_end, 10);
-    const float value = std::strtof(bias.c_str(), &bias_end);
-    if (is_number(token, token_end) && is_number(bias, bias_end) && id >= 0 && id <= INT32_MAX)
-      return {static_cast<std::int32_t>(id), value};
+  const std::size_t sign = text.find_first_not_of("0123456789");
+  if (sign != 0 && sign != std::string::npos && sign < 10) {
+    const bool has_equals = text[sign] == '=';
+    const std::string bias = text.substr(has_equals ? sign + 1 : sign);
+    char* end = nullptr;
+    const float value = std::strtof(bias.c_str(), &end);
+    const bool has_sign = has_equals || text[sign] == '+' || text[sign] == '-';
+    if (has_sign && !bias.empty() && *end == '\0')
+      return {static_cast<std::int32_t>(std::strtol(text.c_str(), nullptr, 10)), value};
   }
   throw Error(HEADRACE_INVALID_ARGUMENT,
-              "--logit-bias " + text + ": expected TOKEN=BIAS, for example 42=-1.5");
+              '"' + text + "\" is not TOKEN=BIAS; pass for example 42=-1.5");
+}
+
+std::string check_bias(const std::string& text) {
+  try {
+    parse_bias(text);
+    return {};
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+std::int64_t context_of(const Model& model, const SessionChoice& choice) {
+  const std::int64_t longest = model.info().context_length;
+  if (choice.context > longest)
+    throw Error(HEADRACE_INVALID_ARGUMENT, "--context " + std::to_string(choice.context) +
+                                               " exceeds this model's " + std::to_string(longest) +
+                                               " tokens; lower --context");
+  return choice.context == 0 ? longest : choice.context;
+}
+
+// What the command line gives is checked before: what the library refuses now is wrong in the file.
+template <class Body>
+auto blaming_the_file(Body body) {
+  try {
+    return body();
+  } catch (const Error& error) {
+    if (error.code() != HEADRACE_INVALID_ARGUMENT) throw;
+    throw Error(HEADRACE_IO_ERROR, error.what());
+  }
+}
+
+Model load(const std::string& path, const ModelOptions& options) {
+  require_regular_file(path);
+  return blaming_the_file([&] { return Model(path, options); });
+}
+
+// What --help says of one option of a group.
+struct About {
+  const char* text;
+  const char* form;
+};
+
+constexpr const char* kSampling = "Sampling";
+
+void add_number(CLI::App& app, const char* names, std::int64_t& value,
+                const Range<std::int64_t>& range, const About& about) {
+  app.add_option(names, value, about.text)
+      ->transform(whole_number(range))
+      ->option_text(about.form)
+      ->group(kSampling);
+}
+
+void add_number(CLI::App& app, const char* names, double& value, const Range<double>& range,
+                const About& about) {
+  app.add_option(names, value, about.text)
+      ->transform(real_number(range))
+      ->option_text(about.form)
+      ->group(kSampling);
 }
 
 }  // namespace
 
-void add_model_options(CLI::App& app, ModelChoice& choice) {
-  constexpr const char* kGroup = "Model";
-  app.add_option("-m,--model", choice.path, "model file (GGUF)")
+void add_model_path(CLI::App& app, std::string& path) {
+  app.add_option("-m,--model", path, "model file (GGUF)")
       ->required()
       ->option_text("FILE REQUIRED")
-      ->group(kGroup);
+      ->group("Model");
+}
+
+void add_model_options(CLI::App& app, ModelChoice& choice) {
+  constexpr const char* kGroup = "Model";
+  add_model_path(app, choice.path);
   app.add_option("-t,--threads", choice.num_threads, "threads (default: all allowed)")
-      ->check(CLI::Range(1, 1024))
+      ->transform(whole_number({1, 1024}))
       ->option_text("N")
       ->group(kGroup);
   app.add_flag("--exact", choice.is_exact,
-               "weights as floats, products of floats: slower, 4 bytes a weight")
+               "weights and products in f32: slower, 4 bytes per weight")
       ->group(kGroup);
-  app.add_flag("--mmap", choice.uses_mmap, "read the file through a mapping")->group(kGroup);
+  CLI::Option* mmap =
+      app.add_flag("--mmap", choice.uses_mmap, "map the file into memory instead of reading it")
+          ->group(kGroup);
+  app.add_flag_callback(
+         "--no-mmap", [&choice] { choice.uses_mmap = false; }, "read the file (the default)")
+      ->excludes(mmap)
+      ->group(kGroup);
 }
 
 Model load_model(const ModelChoice& choice) {
   const auto progress = std::make_shared<Progress>("loading");
-  Model model(choice.path, {.num_threads = choice.num_threads,
-                            .exact = choice.is_exact,
-                            .use_mmap = choice.uses_mmap,
-                            .progress = [progress](std::uint64_t done, std::uint64_t total) {
-                              progress->show(done, total,
-                                             mebibytes(done) + '/' + mebibytes(total) + " MiB");
-                            }});
+  Model model =
+      load(choice.path, {.num_threads = choice.num_threads,
+                         .exact = choice.is_exact,
+                         .use_mmap = choice.uses_mmap,
+                         .progress = [progress](std::uint64_t done, std::uint64_t total) {
+                           progress->show(done, total,
+                                          mebibytes(done) + '/' + mebibytes(total) + " MiB");
+                         }});
   progress->clear();
   return model;
 }
 
+Model load_vocabulary(const std::string& path) { return load(path, {.vocab_only = true}); }
+
 void add_session_options(CLI::App& app, SessionChoice& choice) {
   constexpr const char* kGroup = "Session";
-  app.add_option("-c,--context", choice.context, "tokens of the sequence at most")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24))
-      ->option_text("N [the model's]")
+  app.add_option("-c,--context,--ctx-size", choice.context,
+                 "context length in tokens, prompt and answer together; 0: the model's")
+      ->transform(whole_number({0, kMaxTokens}))
+      ->option_text("N [0]")
       ->group(kGroup);
-  app.add_option("--batch", choice.batch, "tokens of a prompt that are computed at once")
-      ->check(CLI::Range(1, 65536))
+  app.add_option("-b,--batch,--batch-size", choice.batch, "prompt tokens computed at once")
+      ->transform(whole_number({1, 65536}))
       ->option_text("N [512]")
       ->group(kGroup);
-  app.add_option("--cache-type", choice.cache_type, "of keys and values")
+  app.add_option("--cache-type", choice.cache_type, "element type of the KV cache")
       ->check(CLI::IsMember({"f16", "bf16", "f32"}))
       ->option_text("f16|bf16|f32 [f16; f32 with --exact]")
       ->group(kGroup);
@@ -84,44 +160,78 @@ void add_session_options(CLI::App& app, SessionChoice& choice) {
 Session make_session(const Model& model, const SessionChoice& choice) {
   static const std::map<std::string, DType> kTypes = {
       {"f16", DType::f16}, {"bf16", DType::bf16}, {"f32", DType::f32}};
-  SessionOptions options{.max_tokens = choice.context, .batch_tokens = choice.batch};
+  SessionOptions options{.max_tokens = context_of(model, choice), .batch_tokens = choice.batch};
   options.cache_dtype = model.info().exact != 0 ? DType::f32 : DType::f16;
   if (!choice.cache_type.empty()) options.cache_dtype = kTypes.at(choice.cache_type);
-  return Session(model, options);
+  return blaming_the_file([&] { return Session(model, options); });
+}
+
+void check_fits(const Model& model, const SessionChoice& choice, std::int64_t num_tokens,
+                const std::string& what) {
+  const std::int64_t context = context_of(model, choice);
+  if (num_tokens <= context) return;
+  const bool is_longest = context == model.info().context_length;
+  throw Error(
+      HEADRACE_INVALID_ARGUMENT,
+      std::to_string(num_tokens) + "-token " + what + " exceeds context " +
+          std::to_string(context) +
+          (is_longest ? ", the longest this model takes; shorten it" : "; raise --context"));
 }
 
 void add_generation_options(CLI::App& app, GenerationChoice& choice) {
-  GenerationOptions& options = choice.options;
-  SamplingOptions& sampling = options.sampling;
-  constexpr const char* kGroup = "Sampling";
-  const auto add = [&](const char* name, auto& value, const char* text, const char* form) {
-    app.add_option(name, value, text)->option_text(form)->group(kGroup);
-  };
-  add("-n,--max-tokens", options.max_new_tokens, "tokens of the answer at most",
-      "N [until it ends]");
-  add("--temp", sampling.temperature, "temperature; 0: the most likely token", "X [0]");
-  add("--top-k", sampling.top_k, "the K most likely tokens", "K [off]");
-  add("--top-p", sampling.top_p, "the smallest set with this probability", "P [1]");
-  add("--min-p", sampling.min_p, "tokens at least P times as likely as the first", "P [0]");
-  add("--repeat-penalty", sampling.repetition_penalty, "divides logits of tokens seen", "X [1]");
-  add("--repeat-window", sampling.repetition_window, "last tokens it looks at", "N [all]");
-  add("--presence-penalty", sampling.presence_penalty, "off logits of tokens answered", "X [0]");
-  add("--frequency-penalty", sampling.frequency_penalty, "the same, each time", "X [0]");
-  add("--logit-bias", choice.logit_bias, "added to a token's logit", "TOKEN=BIAS ...");
-  add("--seed", sampling.seed, "of the random numbers", "N [0]");
+  SamplingOptions& sampling = choice.options.sampling;
+  add_number(app, "-n,--max-tokens,--n-predict,--predict", choice.max_tokens,
+             {.low = 1, .high = kMaxTokens, .also = -1, .meaning = "no limit"},
+             {"answer at most N tokens; -1: until the model ends it", "N [-1]"});
+  add_number(app, "--temp,--temperature", sampling.temperature,
+             {.low = 1e-5, .high = 1e5, .also = 0},
+             {"temperature; 0: the most likely token", "X [0]"});
+  add_number(app, "--top-k", sampling.top_k, {0, INT32_MAX},
+             {"keep the K most likely tokens; 0: all", "K [0]"});
+  add_number(app, "--top-p", sampling.top_p, {1e-9, 1},
+             {"keep the smallest set of tokens with this probability; 1: all", "P [1]"});
+  add_number(app, "--min-p", sampling.min_p, {0, 1},
+             {"keep tokens at least P times as likely as the most likely one", "P [0]"});
+  add_number(app, "--repeat-penalty", sampling.repetition_penalty, {1e-3, 1e3},
+             {"divide the logits of repeated tokens by X", "X [1]"});
+  add_number(app, "--repeat-window,--repeat-last-n", choice.repeat_window,
+             {.low = 1, .high = kMaxTokens, .also = -1, .meaning = "all"},
+             {"last tokens the repeat penalty looks at; -1: all", "N [-1]"});
+  add_number(app, "--presence-penalty", sampling.presence_penalty, {-1e6, 1e6},
+             {"subtract X from the logits of tokens in the answer", "X [0]"});
+  add_number(app, "--frequency-penalty", sampling.frequency_penalty, {-1e6, 1e6},
+             {"subtract X for each time a token is in the answer", "X [0]"});
+  add_list(app, "--logit-bias", choice.logit_bias, "add BIAS to a token's logit; may be repeated")
+      ->check(check_bias)
+      ->option_text("TOKEN=BIAS")
+      ->group(kSampling);
+  add_number(app, "--seed", choice.seed,
+             {.low = 0, .high = INT64_MAX, .also = -1, .meaning = "random"},
+             {"seed of the random numbers; -1: a random one, which is printed", "N [0]"});
   app.add_option_function<std::string>(
          "--order", [&sampling](const std::string& name) { sampling.order = kOrders.at(name); },
-         "whose order of filters and temperature")
+         "order of filters and temperature, as in this library")
       ->check(CLI::IsMember({"vllm", "transformers", "llama.cpp"}))
       ->option_text("vllm|transformers|llama.cpp [vllm]")
-      ->group(kGroup);
-  add("--stop", options.stop, "texts that end the answer", "TEXT ...");
-  app.add_flag("--ignore-end", options.ignore_end, "go on behind the end of the text")
-      ->group(kGroup);
+      ->group(kSampling);
+  add_list(app, "--stop,--reverse-prompt", choice.options.stop,
+           "text that ends the answer and is not printed; may be repeated")
+      ->option_text("TEXT")
+      ->group(kSampling);
+  app.add_flag("--ignore-end,--ignore-eos", choice.options.ignore_end, "continue past end-of-text")
+      ->group(kSampling);
 }
 
 GenerationOptions generation_options(const GenerationChoice& choice) {
   GenerationOptions options = choice.options;
+  options.max_new_tokens = std::max<std::int64_t>(choice.max_tokens, 0);
+  options.sampling.repetition_window = std::max<std::int64_t>(choice.repeat_window, 0);
+  options.sampling.seed = static_cast<std::uint64_t>(choice.seed);
+  if (choice.seed < 0) {
+    options.sampling.seed = std::random_device{}();  // 32 bits: short enough to type
+    const std::string seed = std::to_string(options.sampling.seed);
+    print_note("seed " + seed + "; --seed " + seed + " repeats this run");
+  }
   for (const std::string& text : choice.logit_bias)
     options.sampling.logit_bias.push_back(parse_bias(text));
   return options;

@@ -1,12 +1,14 @@
-// headrace perplexity: how well a model foretells a text, token by token.
+// headrace perplexity: how well a model predicts a text, token by token.
 #include <cmath>
 #include <cstdio>
 #include <fstream>
-#include <iterator>
 #include <memory>
 
+#include "answer.h"
 #include "command.h"
+#include "files.h"
 #include "model_options.h"
+#include "options.h"
 #include "progress.h"
 
 namespace headrace::cli {
@@ -28,19 +30,13 @@ double loss_of(std::span<const float> logits, std::int32_t token) {
   return largest + std::log(sum) - static_cast<double>(logits[static_cast<std::size_t>(token)]);
 }
 
-std::string read_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw Error(HEADRACE_IO_ERROR, path + ": cannot be opened for reading");
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
 // Raw little-endian values, row after row.
 class Dump {
  public:
   explicit Dump(const std::string& path) : path_(path) {
     if (path.empty()) return;
     file_.open(path, std::ios::binary);
-    if (!file_) throw Error(HEADRACE_IO_ERROR, path + ": cannot be opened for writing");
+    if (!file_) fail_to_open(path, "writing");
   }
   template <class T>
   void write(std::span<const T> values) {
@@ -78,6 +74,7 @@ Losses measure(const Model& model, const std::vector<std::int32_t>& tokens,
   const auto vocab_size = static_cast<std::size_t>(model.info().vocab_size);
   const auto window = static_cast<std::size_t>(options.window);
   SessionChoice choice = options.session;
+  check_fits(model, choice, options.window, "window (--window)");
   if (choice.context == 0) choice.context = options.window;
   Session session = make_session(model, choice);
   Dump logits_dump(options.logits_path);
@@ -105,14 +102,15 @@ int run_perplexity(const PerplexityOptions& options) {
   if (tokens.size() < 2)
     throw Error(HEADRACE_INVALID_ARGUMENT, options.text_path + ": " +
                                                std::to_string(tokens.size()) +
-                                               " tokens; at least 2 are needed to foretell one");
+                                               " tokens; pass a text of at least 2");
   const Losses losses = measure(model, tokens, options);
+  if (!std::isfinite(losses.mean())) fail_of_damaged_weights();
   const double perplexity = std::exp(losses.mean());
   Report report;
   report.tables.push_back(
       {.key = "perplexity",
        .columns = {{"tokens", "tokens"},
-                   {"foretold", "foretold"},
+                   {"predicted", "predicted"},
                    {"window", "window"},
                    {"nats_per_token", "nats/token", 5},
                    {"perplexity", "perplexity", 4},
@@ -127,22 +125,22 @@ int run_perplexity(const PerplexityOptions& options) {
 
 void add_perplexity(CLI::App& app, Action& action) {
   CLI::App* perplexity =
-      app.add_subcommand("perplexity", "Measure how well a model foretells a text");
+      app.add_subcommand("perplexity", "Measure how well a model predicts a text");
   auto options = std::make_shared<PerplexityOptions>();
-  perplexity->add_option("-f,--file", options->text_path, "the text")
+  perplexity->add_option("-f,--file", options->text_path, "file with the text; - is stdin")
       ->required()
       ->option_text("FILE REQUIRED");
   perplexity
       ->add_option("-w,--window", options->window,
-                   "tokens that are seen together; each window begins anew, and its first token "
-                   "is foretold by none")
-      ->check(CLI::Range(std::int64_t{2}, std::int64_t{1} << 20))
+                   "tokens per window; windows are independent, and the first token of each is "
+                   "not predicted")
+      ->transform(whole_number({2, 1 << 20}))
       ->option_text("N [512]");
   perplexity
       ->add_option("--logits-out", options->logits_path,
-                   "write the logits behind every token: float32 [tokens, vocabulary]")
+                   "write the logits after each token: f32 [tokens, vocabulary]")
       ->option_text("FILE");
-  perplexity->add_option("--tokens-out", options->tokens_path, "write the tokens: int32 [tokens]")
+  perplexity->add_option("--tokens-out", options->tokens_path, "write the tokens: i32 [tokens]")
       ->option_text("FILE");
   add_session_options(*perplexity, options->session);
   add_model_options(*perplexity, options->model);

@@ -1,36 +1,19 @@
 // The program as a shell sees it: exit codes, what goes to which stream, output that parses.
-#include <gtest/gtest.h>
-#include <sys/wait.h>
+#include "tests/support/program.h"
 
-#include <array>
-#include <cstdio>
-#include <memory>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <string>
 
 namespace {
 
-struct Result {
-  int exit_code;
-  std::string out;
-};
-
-// Runs `headrace <arguments>` in a shell; stderr is dropped unless the arguments redirect it.
-Result run(const std::string& arguments) {
-  const std::string command = "exec 2>/dev/null; '" HEADRACE_PROGRAM "' " + arguments;
-  FILE* pipe = popen(command.c_str(), "r");
-  if (pipe == nullptr) return {-1, {}};
-  Result result{};
-  std::array<char, 4096> buffer;
-  for (std::size_t count; (count = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;)
-    result.out.append(buffer.data(), count);
-  const int status = pclose(pipe);
-  result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return result;
-}
+using Result = headrace::testing::ProgramResult;
+using headrace::testing::run_program;
 
 nlohmann::json json_of(const std::string& arguments) {
-  const Result result = run(arguments + " --format json");
+  const Result result = run_program(arguments + " --format json");
   EXPECT_EQ(result.exit_code, 0) << arguments;
   return nlohmann::json::parse(result.out);
 }
@@ -43,30 +26,30 @@ TEST(Program, UsageErrorsExitWith2AndLeaveStdoutEmpty) {
         "explain attention --window 3", "explain attention --heads 8 --kv-heads 3",
         "explain attention --softcap -1", "info extra", "bench memory --seqlen 0",
         "bench memory --window 3,3"}) {
-    const Result result = run(arguments);
+    const Result result = run_program(arguments);
     EXPECT_EQ(result.exit_code, 2) << arguments;
     EXPECT_EQ(result.out, "") << arguments;
   }
 }
 
 TEST(Program, HelpAndVersionExitWith0) {
-  EXPECT_EQ(run("--version").out.rfind("headrace ", 0), 0u);
+  EXPECT_EQ(run_program("--version").out.rfind("headrace ", 0), 0u);
   for (const char* arguments :
        {"--version", "--help", "bench --help", "bench attention --help", "bench memory --help",
         "explain attention --help", "kernels --help", "info --help"}) {
-    const Result result = run(arguments);
+    const Result result = run_program(arguments);
     EXPECT_EQ(result.exit_code, 0) << arguments;
     EXPECT_NE(result.out, "") << arguments;
   }
 }
 
 TEST(Program, FailuresExitWith1) {
-  EXPECT_EQ(run("info > /dev/full").exit_code, 1);
-  EXPECT_EQ(run("explain attention --device sm70:80").exit_code, 1);
+  EXPECT_EQ(run_program("info > /dev/full").exit_code, 1);
+  EXPECT_EQ(run_program("explain attention --device sm70:80").exit_code, 1);
 }
 
 TEST(Program, ErrorsGoToStderr) {
-  const Result result = run("kernels --device nowhere 2>&1 >/dev/null");
+  const Result result = run_program("kernels --device nowhere 2>&1 >/dev/null");
   EXPECT_NE(result.out.find("headrace: "), std::string::npos);
   EXPECT_NE(result.out.find("nowhere"), std::string::npos);
 }
@@ -76,7 +59,7 @@ TEST(Program, InfoSaysWhatThereIs) {
   ASSERT_FALSE(json["info"].empty());
   EXPECT_EQ(json["info"][0]["name"], "version");
   setenv("HEADRACE_NUM_THREADS", "3", 1);
-  const Result result = run("info --format csv");
+  const Result result = run_program("info --format csv");
   unsetenv("HEADRACE_NUM_THREADS");
   EXPECT_NE(result.out.find("HEADRACE_NUM_THREADS,3\n"), std::string::npos);
   EXPECT_NE(result.out.find("(unset) forces one kernel by its name"), std::string::npos);
@@ -103,7 +86,7 @@ TEST(Program, ExplainNamesTheKernel) {
   const auto gradients = json_of("explain attention --backward --deterministic --seqlen 64");
   const std::string explained = gradients["plans"][0]["explain"];
   EXPECT_NE(explained.find("lse, backward, deterministic"), std::string::npos);
-  const Result text = run("explain attention --device cpu:scalar:3");
+  const Result text = run_program("explain attention --device cpu:scalar:3");
   EXPECT_EQ(text.exit_code, 0);
   EXPECT_NE(text.out.find("3 threads"), std::string::npos);
 }
@@ -177,7 +160,7 @@ TEST(Program, AForcedKernelOfTheBackwardIsTimed) {
 }
 
 TEST(Program, DeterministicAsksForTheBackward) {
-  const Result result = run("bench attention --deterministic 2>&1");
+  const Result result = run_program("bench attention --deterministic 2>&1");
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_NE(result.out.find("--deterministic requires --backward"), std::string::npos);
 }
@@ -214,12 +197,12 @@ TEST(Program, BenchMemoryHasTheLengthsOfThePapers) {
   EXPECT_EQ(rows[0]["seqlen_q"], 512);
   EXPECT_EQ(rows[17]["seqlen_q"], 131072);
   EXPECT_EQ(rows[17]["standard_bytes"], std::int64_t{3} * 8 * 131072 * 131072 * 4);
-  const Result text = run("bench memory --seqlen 512");
+  const Result text = run_program("bench memory --seqlen 512");
   EXPECT_NE(text.out.find("standard MiB (formula)"), std::string::npos);
 }
 
 TEST(Program, BenchMemoryRefusesWhatCannotBeCounted) {
-  const Result result = run("bench memory --seqlen 2000000000 --heads 64 2>&1");
+  const Result result = run_program("bench memory --seqlen 2000000000 --heads 64 2>&1");
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_NE(result.out.find("ask for shorter sequences"), std::string::npos);
 }
@@ -235,82 +218,10 @@ TEST(Program, ColdBenchHasCeilings) {
 
 TEST(Program, CsvOnStdoutIsOnlyTheTable) {
   const Result csv =
-      run("bench attention --no-ceilings --min-time 0 --reps 1 --seqlen 32 --format csv");
+      run_program("bench attention --no-ceilings --min-time 0 --reps 1 --seqlen 32 --format csv");
   EXPECT_EQ(csv.exit_code, 0);
   EXPECT_EQ(csv.out.rfind("dtype,batch,", 0), 0u);
   EXPECT_EQ(std::count(csv.out.begin(), csv.out.end(), '\n'), 2);
-}
-
-// ---- models: a tiny file with random weights ----
-
-const std::string kModel = HEADRACE_GOLDEN_DIR "/tiny/tiny_llama3_f16.gguf";
-
-TEST(Program, ModelUsageErrorsExitWith2) {
-  for (const std::string& arguments :
-       {std::string("generate Hi"), "generate -m " + kModel, "generate -m " + kModel + " -p x -f y",
-        "generate -m " + kModel + " Hi --top-p 2", "generate -m " + kModel + " Hi --order x",
-        "generate -m " + kModel + " Hi --logit-bias 5", "generate -m " + kModel + " Hi -c 0",
-        std::string("chat"), "tokenize -m " + kModel, std::string("bench model -t 1"),
-        std::string("inspect"), "perplexity -m " + kModel}) {
-    const Result result = run(arguments);
-    EXPECT_EQ(result.exit_code, 2) << arguments;
-    EXPECT_EQ(result.out, "") << arguments;
-  }
-}
-
-TEST(Program, ModelFailuresExitWith1) {
-  for (const char* arguments :
-       {"generate -m /nowhere.gguf Hi", "inspect /nowhere.gguf", "inspect /dev/null",
-        "tokenize -m /dev/null Hi", "bench model -m /nowhere.gguf"}) {
-    const Result result = run(arguments);
-    EXPECT_EQ(result.exit_code, 1) << arguments;
-    EXPECT_EQ(result.out, "") << arguments;
-  }
-}
-
-TEST(Program, GeneratesTheSameForTheSameSeed) {
-  const std::string command = "generate -m " + kModel + " --raw Hello -n 12 --ignore-end";
-  const Result greedy = run(command);
-  EXPECT_EQ(greedy.exit_code, 0);
-  EXPECT_NE(greedy.out, "");
-  EXPECT_EQ(run(command).out, greedy.out);
-  const std::string drawn = command + " --temp 2 --seed ";
-  EXPECT_EQ(run(drawn + "1").out, run(drawn + "1 --threads 1").out);
-  EXPECT_NE(run(drawn + "1").out, run(drawn + "2").out);
-  EXPECT_NE(run(command + " 2>&1").out.find("tokens/s"), std::string::npos);
-  EXPECT_EQ(run(command + " --quiet 2>&1").out.find("tokens/s"), std::string::npos);
-}
-
-TEST(Program, ChatEndsWithItsInput) {
-  const Result result = run("chat -m " + kModel + " -n 3 < /dev/null");
-  EXPECT_EQ(result.exit_code, 0);
-  EXPECT_EQ(result.out, "");
-  const Result answers = run("chat -m " + kModel + " -n 3 2>&1 <<'END'\nHi\n/nope\n/again\nEND");
-  EXPECT_EQ(answers.exit_code, 0);
-  EXPECT_NE(answers.out.find("no such command"), std::string::npos);
-}
-
-TEST(Program, TokenizeShowsIdsAndText) {
-  const auto json = json_of("tokenize -m " + kModel + " ab");
-  EXPECT_EQ(json["meta"]["bytes"], 2);
-  ASSERT_FALSE(json["tokens"].empty());
-  const Result ids = run("tokenize -m " + kModel + " --ids ab");
-  EXPECT_EQ(ids.out.find_first_not_of("0123456789 \n"), std::string::npos) << ids.out;
-}
-
-TEST(Program, InspectShowsTheFile) {
-  const auto json = json_of("inspect " + kModel);
-  EXPECT_EQ(json["meta"]["format"], "GGUF");
-  EXPECT_EQ(json["tensors"].size(), json["meta"]["tensors"].get<std::size_t>());
-  EXPECT_FALSE(json["metadata"].empty());
-}
-
-TEST(Program, PerplexityOfRandomWeightsIsNearTheVocabulary) {
-  const auto json =
-      json_of("perplexity -m " + kModel + " -w 64 -f " HEADRACE_GOLDEN_DIR "/text/prompts.txt");
-  const double perplexity = json["perplexity"][0]["perplexity"];
-  EXPECT_GT(perplexity, 30);
-  EXPECT_LT(perplexity, 1e5);
 }
 
 TEST(Program, BenchSoftmaxHasARowForEachAlgorithmBesideTheCopy) {
@@ -323,15 +234,7 @@ TEST(Program, BenchSoftmaxHasARowForEachAlgorithmBesideTheCopy) {
   EXPECT_EQ(json["rows"][3]["direction"], "backward");
   EXPECT_EQ(json["rows"][3]["bytes"], 3 * 714 * 7 * 2);
   for (const auto& row : json["rows"]) EXPECT_GT(row["gbytes"], 0);
-  EXPECT_EQ(run("bench softmax --dtype i32").exit_code, 2);
-}
-
-TEST(Program, BenchModelHasARowForEachTest) {
-  const auto json = json_of("bench model -m " + kModel + " -p 8,16 -n 4 -t 1,2 -r 2 --no-ceilings");
-  ASSERT_EQ(json["rows"].size(), 6u);
-  EXPECT_EQ(json["rows"][0]["test"], "pp8");
-  EXPECT_EQ(json["rows"][2]["test"], "tg4");
-  for (const auto& row : json["rows"]) EXPECT_GT(row["tokens_per_s_mean"], 0);
+  EXPECT_EQ(run_program("bench softmax --dtype i32").exit_code, 2);
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
-// headrace tokenize: a text as tokens.
+// headrace tokenize: a text split into tokens.
 #include <iostream>
-#include <iterator>
 #include <memory>
 
 #include "command.h"
+#include "files.h"
 #include "model_options.h"
 #include "printable.h"
 #include "table.h"
@@ -12,7 +12,7 @@ namespace headrace::cli {
 namespace {
 
 struct TokenizeOptions {
-  std::string path, text;
+  std::string path, text, text_file;
   bool reads_stdin = false;
   bool has_specials = false;
   bool no_bos = false;
@@ -21,10 +21,9 @@ struct TokenizeOptions {
 };
 
 int run_tokenize(const TokenizeOptions& options) {
-  const Model model(options.path, {.vocab_only = true});
-  std::string text = options.text;
-  if (options.reads_stdin)
-    text.assign(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());
+  const Model model = load_vocabulary(options.path);
+  const std::string file = options.reads_stdin ? "-" : options.text_file;
+  const std::string text = file.empty() ? options.text : read_text(file);
   std::uint32_t flags = options.no_bos ? 0u : std::uint32_t{HEADRACE_TOKENIZE_BOS};
   if (options.has_specials) flags |= HEADRACE_TOKENIZE_SPECIAL;
   const std::vector<std::int32_t> tokens = model.tokenize(text, flags);
@@ -47,23 +46,26 @@ int run_tokenize(const TokenizeOptions& options) {
 }  // namespace
 
 void add_tokenize(CLI::App& app, Action& action) {
-  CLI::App* tokenize = app.add_subcommand("tokenize", "Show a text as the tokens of a model");
+  CLI::App* tokenize = app.add_subcommand("tokenize", "Split a text into the tokens of a model");
   auto options = std::make_shared<TokenizeOptions>();
-  tokenize->add_option("-m,--model", options->path, "model file (GGUF)")
-      ->required()
-      ->option_text("FILE REQUIRED");
-  CLI::Option* text = tokenize->add_option("text", options->text, "the text");
-  CLI::Option* from_stdin =
-      tokenize->add_flag("--stdin", options->reads_stdin, "read the text from standard input")
+  add_model_path(*tokenize, options->path);
+  CLI::Option* text = tokenize->add_option("text,-p,--prompt", options->text, "the text");
+  CLI::Option* from_file =
+      tokenize->add_option("-f,--file", options->text_file, "file with the text; - is stdin")
+          ->option_text("FILE")
           ->excludes(text);
+  CLI::Option* from_stdin =
+      tokenize->add_flag("--stdin", options->reads_stdin, "the same as --file -")
+          ->excludes(text)
+          ->excludes(from_file);
   tokenize->add_flag("--special", options->has_specials,
-                     "names of special tokens in the text are those tokens");
-  tokenize->add_flag("--no-bos", options->no_bos, "no token in front, whatever the file wants");
-  tokenize->add_flag("--ids", options->ids_only, "the ids alone, on one line");
+                     "parse the names of special tokens in the text");
+  tokenize->add_flag("--no-bos", options->no_bos, "do not add the beginning-of-text token");
+  tokenize->add_flag("--ids", options->ids_only, "print the ids alone, on one line");
   add_format_option(*tokenize, options->format);
-  tokenize->callback([&action, text, from_stdin, options] {
-    if (text->count() + from_stdin->count() == 0)
-      throw CLI::RequiredError("text: pass it, or --stdin");
+  tokenize->callback([&action, text, from_file, from_stdin, options] {
+    if (text->count() + from_file->count() + from_stdin->count() == 0)
+      throw CLI::RequiredError("A text, --file FILE or --stdin");
     action = [options] { return run_tokenize(*options); };
   });
 }

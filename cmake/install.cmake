@@ -1,5 +1,5 @@
 # What `cmake --install` gives: libheadrace (shared and static) with its headers, find_package(headrace CONFIG),
-# headrace.pc and the program; and CPack's .deb of it. Included at top level only.
+# headrace.pc and the program with its man page and completions; and CPack's .deb of it. Included at top level only.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -27,6 +27,14 @@ if(HEADRACE_BUILD_CLI)
   file(RELATIVE_PATH from_bin /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
   set_target_properties(headrace_program PROPERTIES INSTALL_RPATH "$ORIGIN/${from_bin}")
   install(TARGETS headrace_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  if(TARGET headrace_shell_files)
+    set(folder ${PROJECT_BINARY_DIR}/cli)
+    install(FILES ${folder}/headrace.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+    install(FILES ${folder}/headrace.bash RENAME headrace
+      DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
+    install(FILES ${folder}/_headrace DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
+    install(FILES ${folder}/headrace.fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
+  endif()
 endif()
 
 set(CPACK_GENERATOR DEB)

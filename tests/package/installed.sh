@@ -38,3 +38,7 @@ for example in explain errors; do
 done
 python3 -B "$source/tests/package/documented_programs.py" "$work/documented" "$source/README.md" "$source/docs/api.md"
 "$prefix/bin/headrace" --version
+for file in man/man1/headrace.1 bash-completion/completions/headrace zsh/site-functions/_headrace \
+  fish/vendor_completions.d/headrace.fish; do
+  [ -s "$prefix/share/$file" ] || { echo "share/$file is missing or empty"; exit 1; }
+done

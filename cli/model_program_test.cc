@@ -1,0 +1,282 @@
+// The program with models, as a shell sees it: tiny files with random weights.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "headrace/model.hpp"
+#include "tests/support/program.h"
+
+namespace {
+
+using Result = headrace::testing::ProgramResult;
+using headrace::testing::content_of;
+using headrace::testing::run_program;
+using headrace::testing::TemporaryFolder;
+
+nlohmann::json json_of(const std::string& arguments) {
+  const Result result = run_program(arguments + " --format json");
+  EXPECT_EQ(result.exit_code, 0) << arguments;
+  return nlohmann::json::parse(result.out);
+}
+
+const std::string kModel = HEADRACE_GOLDEN_DIR "/tiny/tiny_llama3_f16.gguf";
+
+TEST(ModelProgram, ModelUsageErrorsExitWith2) {
+  for (const std::string& arguments :
+       {std::string("generate Hi"), "generate -m " + kModel, "generate -m " + kModel + " -p x -f y",
+        "generate -m " + kModel + " Hi --top-p 2", "generate -m " + kModel + " Hi --order x",
+        "generate -m " + kModel + " Hi --logit-bias 5", "generate -m " + kModel + " Hi -c -1",
+        std::string("chat"), "tokenize -m " + kModel, std::string("bench model -t 1"),
+        std::string("inspect"), "perplexity -m " + kModel}) {
+    const Result result = run_program(arguments);
+    EXPECT_EQ(result.exit_code, 2) << arguments;
+    EXPECT_EQ(result.out, "") << arguments;
+  }
+}
+
+// Each command that reads a model, with %s for the file.
+const char* const kModelCommands[] = {"generate -m %s Hi -n 4",
+                                      "chat -m %s -n 4 --no-history <<END\nHi\nEND\n",
+                                      "tokenize -m %s Hi",
+                                      "perplexity -m %s -w 8 -f " HEADRACE_GOLDEN_DIR
+                                      "/text/prompts.txt",
+                                      "inspect %s",
+                                      "bench model -m %s -p 4 -n 4 -r 1 --no-ceilings"};
+
+std::string with_file(std::string command, const std::string& file) {
+  return command.replace(command.find("%s"), 2, '\'' + file + '\'');
+}
+
+Result errors_of(const std::string& arguments) { return run_program("2>&1 " + arguments); }
+
+TEST(ModelProgram, FilesThatAreNoModelsFailAndAreNamed) {
+  const TemporaryFolder folder;
+  ASSERT_EQ(std::system(("mkfifo '" + folder.file("fifo") + "'").c_str()), 0);
+  const std::string whole = content_of(kModel);
+  const std::pair<std::string, std::string> files[] = {
+      {"/nowhere.gguf", "No such file or directory"},
+      {folder.file(""), "is a directory"},
+      {folder.file("fifo"), "is a FIFO"},
+      {"/dev/null", "is a character device"},
+      {folder.file("empty", ""), "0 bytes"},
+      {folder.file("text", std::string(100, 'x')), "not a GGUF file"},
+      {folder.file("head", whole.substr(0, 1000)), "bytes are left"},
+      {folder.file("half", whole.substr(0, whole.size() / 2)), "ends "}};
+  for (const char* command : kModelCommands) {
+    for (const auto& [file, reason] : files) {
+      const Result result = errors_of(with_file(command, file));
+      EXPECT_EQ(result.exit_code, 1) << command << result.out;
+      EXPECT_NE(result.out.find(file + ':'), std::string::npos) << command << result.out;
+      EXPECT_NE(result.out.find(reason), std::string::npos) << command << result.out;
+      EXPECT_EQ(run_program(with_file(command, file)).out, "") << command;
+    }
+  }
+}
+
+// The file with each byte of one tensor 0xFF: NaN in every format of weights.
+std::string with_nan(const nlohmann::json& tensor, std::string bytes) {
+  std::fill_n(bytes.begin() + tensor["offset"].get<std::ptrdiff_t>(),
+              tensor["bytes"].get<std::size_t>(), static_cast<char>(0xFF));
+  return bytes;
+}
+
+TEST(ModelProgram, NanInAnyTensorFails) {
+  const TemporaryFolder folder;
+  for (const char* name : {"tiny_llama3_f16", "tiny_llama2_q4_0", "tiny_qwen2_f32"}) {
+    const std::string path = std::string(HEADRACE_GOLDEN_DIR "/tiny/") + name + ".gguf";
+    const std::string whole = content_of(path);
+    const auto json = json_of("inspect " + path);
+    ASSERT_FALSE(json["tensors"].empty());
+    for (const auto& tensor : json["tensors"]) {
+      const std::string damaged = folder.file("damaged.gguf", with_nan(tensor, whole));
+      const Result result = errors_of("generate --raw Hi -n 4 -m " + damaged);
+      EXPECT_EQ(result.exit_code, 1) << tensor["name"] << result.out;
+    }
+  }
+}
+
+TEST(ModelProgram, DamagedWeightsFailInEveryCommand) {
+  const TemporaryFolder folder;
+  const auto json = json_of("inspect " + kModel);
+  const auto& tensors = json["tensors"];
+  const auto norm = std::find_if(tensors.begin(), tensors.end(), [](const auto& tensor) {
+    return tensor["name"] == "output_norm.weight";  // every logit depends on it
+  });
+  ASSERT_NE(norm, tensors.end());
+  const std::string damaged = folder.file("damaged.gguf", with_nan(*norm, content_of(kModel)));
+  for (const char* command :
+       {"generate -m %s Hi -n 4",
+        "generate -m %s Hi -n 4 --temp 1 --top-p 0.9 --repeat-penalty 1.1",
+        "chat -m %s -n 4 --no-history <<END\nHi\nEND\n",
+        "perplexity -m %s -w 8 -f " HEADRACE_GOLDEN_DIR "/text/prompts.txt"}) {
+    const Result result = errors_of(with_file(command, damaged));
+    EXPECT_EQ(result.exit_code, 1) << command << result.out;
+    EXPECT_NE(result.out.find("weights are damaged"), std::string::npos) << command << result.out;
+  }
+}
+
+TEST(ModelProgram, ATextThatCannotBeReadFails) {
+  const TemporaryFolder folder;
+  for (const std::string& command :
+       {std::string("generate"), std::string("tokenize"), std::string("perplexity -w 8")})
+    for (const auto& [file, reason] : {std::pair{folder.file(""), "is a directory"},
+                                       std::pair{folder.file("none"), "No such file"}}) {
+      const Result result = errors_of(command + " -m " + kModel + " -f '" + file + "'");
+      EXPECT_EQ(result.exit_code, 1) << command << result.out;
+      EXPECT_NE(result.out.find(file + ": "), std::string::npos) << result.out;
+      EXPECT_NE(result.out.find(reason), std::string::npos) << result.out;
+    }
+  const Result result = errors_of("perplexity -w 8 -m " + kModel +
+                                  " -f " HEADRACE_GOLDEN_DIR "/text/prompts.txt --logits-out '" +
+                                  folder.file("") + "'");
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_NE(result.out.find("cannot be opened for writing: Is a directory"), std::string::npos);
+}
+
+TEST(ModelProgram, OutputThatCannotBeWrittenFails) {
+  for (const char* command : kModelCommands)
+    EXPECT_EQ(run_program(">/dev/full " + with_file(command, kModel)).exit_code, 1) << command;
+}
+
+TEST(ModelProgram, WhatDoesNotFitTheContextSaysBothNumbersAndTheRemedy) {
+  const std::string text = HEADRACE_GOLDEN_DIR "/text/prompts.txt";
+  const std::pair<std::string, std::string> cases[] = {
+      {"generate --raw -c 3 -m " + kModel + " abcdef",
+       "6-token prompt exceeds context 3; raise --context"},
+      {"generate --raw -m " + kModel + " " + std::string(200, 'x'),
+       "200-token prompt exceeds context 128, the longest this model takes; shorten it"},
+      {"generate -c 500 -m " + kModel + " x", "--context 500 exceeds this model's 128 tokens"},
+      {"perplexity -m " + kModel + " -f " + text,
+       "512-token window (--window) exceeds context 128"},
+      {"bench model -m " + kModel + " -p 8 -n 4 -d 5 -c 10 --no-ceilings",
+       "13-token test exceeds context 10; raise --context"}};
+  for (const auto& [command, expected] : cases) {
+    const Result result = errors_of(command);
+    EXPECT_EQ(result.exit_code, 2) << command << result.out;
+    EXPECT_NE(result.out.find(expected), std::string::npos) << command << result.out;
+  }
+  const Result fits = run_program("generate --raw -c 6 -n 1 -m " + kModel + " abcdef");
+  EXPECT_EQ(fits.exit_code, 0) << "6 tokens fit a context of 6";
+}
+
+TEST(ModelProgram, AnUnansweredQuestionOfAScriptFails) {
+  const Result result =
+      errors_of("chat -c 20 -n 2 -m " + kModel + " <<END\n" + std::string(50, 'x') + "\nEND\n");
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_NE(result.out.find("-token conversation exceeds context 20; raise --context"),
+            std::string::npos)
+      << result.out;
+}
+
+TEST(ModelProgram, OptionsWithValuesLeaveThePromptAlone) {
+  const std::string command = "generate -m " + kModel + " --raw -n 8 --ignore-end ";
+  const std::string expected = run_program(command + "Hello").out;
+  for (const char* options : {"--stop zz Hello", "--stop zz --stop qq Hello",
+                              "--logit-bias 5=0 Hello", "Hello --stop zz", "--prompt Hello"}) {
+    const Result result = run_program(command + options);
+    EXPECT_EQ(result.exit_code, 0) << options;
+    EXPECT_EQ(result.out, expected) << options;
+  }
+}
+
+TEST(ModelProgram, ARandomSeedIsPrintedAndRepeats) {
+  const std::string command = "generate -m " + kModel + " --raw Hello -n 24 --ignore-end --temp 2 ";
+  const Result random = errors_of(command + "--seed -1 --quiet");
+  const std::string note = "headrace: seed ";
+  ASSERT_EQ(random.out.rfind(note, 0), 0u) << random.out;
+  const std::string seed = random.out.substr(note.size(), random.out.find(';') - note.size());
+  const std::string answer = random.out.substr(random.out.find('\n') + 1);
+  EXPECT_EQ(run_program(command + "--seed " + seed).out, answer);
+  EXPECT_NE(errors_of(command + "--seed -1 --quiet").out, random.out);
+}
+
+TEST(ModelProgram, GeneratesTheSameForTheSameSeed) {
+  const std::string command = "generate -m " + kModel + " --raw Hello -n 12 --ignore-end";
+  const Result greedy = run_program(command);
+  EXPECT_EQ(greedy.exit_code, 0);
+  EXPECT_NE(greedy.out, "");
+  EXPECT_EQ(run_program(command).out, greedy.out);
+  const std::string drawn = command + " --temp 2 --seed ";
+  EXPECT_EQ(run_program(drawn + "1").out, run_program(drawn + "1 --threads 1").out);
+  EXPECT_NE(run_program(drawn + "1").out, run_program(drawn + "2").out);
+  EXPECT_NE(run_program(command + " 2>&1").out.find("tokens/s"), std::string::npos);
+  EXPECT_EQ(run_program(command + " --quiet 2>&1").out.find("tokens/s"), std::string::npos);
+}
+
+TEST(ModelProgram, ChatEndsWithItsInput) {
+  const Result result = run_program("chat -m " + kModel + " -n 3 < /dev/null");
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.out, "");
+  const Result answers =
+      run_program("chat -m " + kModel + " -n 3 2>&1 <<'END'\nHi\n/nope\n/again\nEND");
+  EXPECT_EQ(answers.exit_code, 0);
+  EXPECT_NE(answers.out.find("no such command"), std::string::npos);
+}
+
+TEST(ModelProgram, TokenizeShowsIdsAndText) {
+  const auto json = json_of("tokenize -m " + kModel + " ab");
+  EXPECT_EQ(json["meta"]["bytes"], 2);
+  ASSERT_FALSE(json["tokens"].empty());
+  const Result ids = run_program("tokenize -m " + kModel + " --ids ab");
+  EXPECT_EQ(ids.out.find_first_not_of("0123456789 \n"), std::string::npos) << ids.out;
+}
+
+TEST(ModelProgram, InspectShowsTheFile) {
+  const auto json = json_of("inspect " + kModel);
+  EXPECT_EQ(json["meta"]["format"], "GGUF");
+  EXPECT_EQ(json["tensors"].size(), json["meta"]["tensors"].get<std::size_t>());
+  std::map<std::string, std::string> types;
+  for (const auto& row : json["metadata"]) types[row["key"]] = row["type"];
+  EXPECT_EQ(types["general.architecture"], "string");
+  EXPECT_EQ(types["llama.block_count"], "u32");
+  EXPECT_EQ(types["tokenizer.ggml.tokens"], "array[string]");
+}
+
+// Beside what a loaded model says of itself.
+TEST(ModelProgram, InspectSumsUpWhatTheLoadedModelIs) {
+  for (const char* name :
+       {"tiny_llama3_f16", "tiny_llama_headdim32_q8_0", "tiny_mistral_q4_1", "tiny_qwen2_q5_0"}) {
+    const std::string path = std::string(HEADRACE_GOLDEN_DIR "/tiny/") + name + ".gguf";
+    const auto json = json_of("inspect " + path);
+    ASSERT_EQ(json["summary"].size(), 1u);
+    const auto& summary = json["summary"][0];
+    const headrace::Model model(path);
+    const headrace_model_info info = model.info();
+    EXPECT_EQ(summary["name"], info.name);
+    EXPECT_EQ(summary["architecture"], info.architecture);
+    EXPECT_EQ(summary["num_layers"], info.num_layers);
+    EXPECT_EQ(summary["context_length"], info.context_length);
+    EXPECT_EQ(summary["hidden_size"], info.hidden_size);
+    EXPECT_EQ(summary["num_heads"], info.num_heads);
+    EXPECT_EQ(summary["num_kv_heads"], info.num_kv_heads);
+    EXPECT_EQ(summary["head_dim"], info.head_dim);
+    EXPECT_EQ(summary["num_parameters"], info.num_parameters);
+    EXPECT_EQ(summary["kv_cache_bytes_per_token"],
+              2 * info.num_layers * info.num_kv_heads * (info.head_dim + info.head_dim_v));
+    std::int64_t bytes = 0;
+    for (const auto& tensor : json["tensors"]) bytes += tensor["bytes"].get<std::int64_t>();
+    EXPECT_EQ(summary["weight_bytes"], bytes);
+  }
+}
+
+TEST(ModelProgram, PerplexityOfRandomWeightsIsNearTheVocabulary) {
+  const auto json =
+      json_of("perplexity -m " + kModel + " -w 64 -f " HEADRACE_GOLDEN_DIR "/text/prompts.txt");
+  const double perplexity = json["perplexity"][0]["perplexity"];
+  EXPECT_GT(perplexity, 30);
+  EXPECT_LT(perplexity, 1e5);
+}
+
+TEST(ModelProgram, BenchModelHasARowForEachTest) {
+  const auto json = json_of("bench model -m " + kModel + " -p 8,16 -n 4 -t 1,2 -r 2 --no-ceilings");
+  ASSERT_EQ(json["rows"].size(), 6u);
+  EXPECT_EQ(json["rows"][0]["test"], "pp8");
+  EXPECT_EQ(json["rows"][2]["test"], "tg4");
+  for (const auto& row : json["rows"]) EXPECT_GT(row["tokens_per_s_mean"], 0);
+}
+
+}  // namespace

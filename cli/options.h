@@ -1,0 +1,39 @@
+// Checks of option values whose errors name the value, the rule and what to pass instead.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace headrace::cli {
+
+template <class T>
+struct Range {
+  T low, high;
+  bool is_below_high = false;  // high itself is refused
+  std::optional<T> also = {};  // one value outside, ...
+  std::string meaning = {};    // ... and what it stands for
+
+  bool has(T value) const {
+    return value == also ||
+           (value >= low && (is_below_high ? value < high : value <= high));  // false for NaN
+  }
+  std::string text() const;  // "1 to 1024, or -1 (no limit)"
+};
+
+// For Option::transform(): the text becomes the number's plain decimal form, because the parser
+// itself reads 010 as octal.
+CLI::Validator whole_number(const Range<std::int64_t>& range);
+CLI::Validator real_number(const Range<double>& range);
+
+// An option that may come several times, one value each, so that it takes no positional argument.
+CLI::Option* add_list(CLI::App& app, const std::string& names, std::vector<std::string>& list,
+                      const std::string& text);
+
+// "N,...": an option that takes one comma-separated list of numbers.
+CLI::Option* add_numbers(CLI::App& app, const std::string& names, std::vector<std::int64_t>& list,
+                         const Range<std::int64_t>& range, const std::string& text);
+
+}  // namespace headrace::cli
