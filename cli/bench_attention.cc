@@ -301,8 +301,8 @@ int run_bench(const BenchOptions& asked) {
 }  // namespace
 
 void add_bench_attention(CLI::App& bench, Action& action, const std::string& command_line) {
-  CLI::App* app = bench.add_subcommand(
-      "attention", "Attention calls; without sizes a grid of prefill and (forward) decode shapes");
+  CLI::App* app =
+      bench.add_subcommand("attention", "Attention calls; without sizes a grid of shapes");
   auto options = std::make_shared<BenchOptions>();
   options->command_line = command_line;
   add_shape_options(*app, options->shape);

@@ -42,7 +42,7 @@ std::int64_t standard_bytes(const headrace_problem& p) {
       throw Error(HEADRACE_INVALID_ARGUMENT,
                   "--seqlen-q " + std::to_string(p.seqlen_q) + " with --seqlen-k " +
                       std::to_string(p.seqlen_k) +
-                      ": the bytes of the scores must fit 64 bits; ask for shorter sequences");
+                      ": the bytes of the scores must fit 64 bits; pass shorter sequences");
   return bytes;
 }
 
@@ -85,9 +85,7 @@ int run_bench(const MemoryOptions& options) {
 
 void add_bench_memory(CLI::App& bench, Action& action, const std::string& command_line) {
   CLI::App* app = bench.add_subcommand(
-      "memory",
-      "Memory of a forward and its backward, beside the matrices of standard attention; nothing "
-      "runs");
+      "memory", "Memory of forward and backward beside standard attention; nothing runs");
   auto options = std::make_shared<MemoryOptions>();
   options->command_line = command_line;
   options->shape.seqlen = {512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072};

@@ -139,7 +139,7 @@ class Chat {
 }  // namespace
 
 void add_chat(CLI::App& app, Action& action) {
-  CLI::App* chat = app.add_subcommand("chat", "Talk with a model; /help lists the commands inside");
+  CLI::App* chat = app.add_subcommand("chat", "Chat with a model; type /help for its commands");
   auto options = std::make_shared<ChatOptions>();
   chat->add_option("-s,--system,--system-prompt", options->system, "system prompt")
       ->option_text("TEXT");

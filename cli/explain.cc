@@ -65,8 +65,7 @@ void add_explain(CLI::App& app, Action& action) {
   CLI::App* explain = app.add_subcommand("explain", "Show which kernel would run, and why");
   explain->require_subcommand(1);
   CLI::App* attention = explain->add_subcommand(
-      "attention",
-      "The kernel for an attention call: refusals of the others, schedule, guarantees");
+      "attention", "The kernel for an attention call: refusals, schedule, guarantees");
   auto options = std::make_shared<ExplainOptions>();
   add_shape_options(*attention, options->shape);
   attention

@@ -6,7 +6,8 @@ namespace headrace::cli {
 struct Gpu::State {};
 
 Gpu::Gpu(int) {
-  throw Error(HEADRACE_UNSUPPORTED, "this build of the program has no CUDA part: build with CUDA");
+  throw Error(HEADRACE_UNSUPPORTED,
+              "this program was built without CUDA; build it with HEADRACE_CUDA=ON");
 }
 Gpu::Gpu(Gpu&&) noexcept = default;
 Gpu& Gpu::operator=(Gpu&&) noexcept = default;

@@ -186,12 +186,11 @@ int run_kernels(const KernelsOptions& options) {
 
 void add_kernels(CLI::App& app, Action& action) {
   CLI::App* kernels = app.add_subcommand(
-      "kernels",
-      "Show the support matrix: the kernels in order of preference, and what each supports");
+      "kernels", "Show the kernels in order of preference, and what each supports");
   auto options = std::make_shared<KernelsOptions>();
   kernels
       ->add_option("--device", options->device,
-                   "device of the column \"here\": cpu, cpu:ISA, cpu:ISA:THREADS or smNN:UNITS")
+                   "device of the column \"here\", as in explain attention")
       ->option_text("DEVICE [cpu]");
   kernels->add_flag("-v,--verbose", options->is_verbose, "also list the reason for each \"no\"");
   kernels->add_flag("--backward", options->is_backward, "kernels of the backward");

@@ -210,7 +210,7 @@ void add_generation_options(CLI::App& app, GenerationChoice& choice) {
              {"seed of the random numbers; -1: a random one, which is printed", "N [0]"});
   app.add_option_function<std::string>(
          "--order", [&sampling](const std::string& name) { sampling.order = kOrders.at(name); },
-         "order of filters and temperature, as in this library")
+         "order of filters and temperature")
       ->check(CLI::IsMember({"vllm", "transformers", "llama.cpp"}))
       ->option_text("vllm|transformers|llama.cpp [vllm]")
       ->group(kSampling);

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -119,6 +120,16 @@ TEST(ModelProgram, DamagedWeightsFailInEveryCommand) {
   }
 }
 
+TEST(ModelProgram, AChatEndsAtAFailure) {
+  const TemporaryFolder folder;
+  const auto json = json_of("inspect " + kModel);
+  const std::string damaged =
+      folder.file("damaged.gguf", with_nan(json["tensors"][0], content_of(kModel)));
+  const Result result = errors_of("chat --no-history -m " + damaged + " <<END\nHi\nyou\nEND\n");
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.out.find("damaged;"), result.out.rfind("damaged;")) << "the second is not asked";
+}
+
 TEST(ModelProgram, ATextThatCannotBeReadFails) {
   const TemporaryFolder folder;
   for (const std::string& command :
@@ -145,8 +156,8 @@ TEST(ModelProgram, OutputThatCannotBeWrittenFails) {
 TEST(ModelProgram, WhatDoesNotFitTheContextSaysBothNumbersAndTheRemedy) {
   const std::string text = HEADRACE_GOLDEN_DIR "/text/prompts.txt";
   const std::pair<std::string, std::string> cases[] = {
-      {"generate --raw -c 3 -m " + kModel + " abcdef",
-       "6-token prompt exceeds context 3; raise --context"},
+      {"generate --raw -c 5 -m " + kModel + " abcdef",
+       "6-token prompt exceeds context 5; raise --context"},
       {"generate --raw -m " + kModel + " " + std::string(200, 'x'),
        "200-token prompt exceeds context 128, the longest this model takes; shorten it"},
       {"generate -c 500 -m " + kModel + " x", "--context 500 exceeds this model's 128 tokens"},
@@ -277,6 +288,139 @@ TEST(ModelProgram, BenchModelHasARowForEachTest) {
   EXPECT_EQ(json["rows"][0]["test"], "pp8");
   EXPECT_EQ(json["rows"][2]["test"], "tg4");
   for (const auto& row : json["rows"]) EXPECT_GT(row["tokens_per_s_mean"], 0);
+}
+
+// ---- what each option does to the result ----
+
+std::string note_of(const std::string& arguments) {
+  return run_program("2>&1 >/dev/null " + arguments).out;
+}
+
+std::int64_t number_after(const std::string& text, const std::string& word) {
+  const std::size_t at = text.find(word);
+  EXPECT_NE(at, std::string::npos) << word << ": " << text;
+  return at == std::string::npos ? -1 : std::atoll(text.c_str() + at + word.size());
+}
+
+TEST(ModelProgram, AnAnswerHasAsManyTokensAsAskedFor) {
+  for (const std::int64_t count : {1, 2, 7}) {
+    const std::string note =
+        note_of("generate --raw Hi --ignore-end -m " + kModel + " -n " + std::to_string(count));
+    EXPECT_EQ(number_after(note, "answer "), count);
+  }
+  // Without a limit the context ends it: the last token needs no room.
+  for (const std::int64_t context : {3, 6, 20}) {
+    const std::string note =
+        note_of("generate --raw Hi --ignore-end -m " + kModel + " -c " + std::to_string(context));
+    EXPECT_EQ(number_after(note, "answer "), context - 2 + 1);
+  }
+}
+
+TEST(ModelProgram, PromptSystemPromptAndTemplateAreTokensOfThePrompt) {
+  const std::string command = "generate -n 1 -m " + kModel + " ";
+  const auto tokens = [&](const std::string& options) {
+    return number_after(note_of(command + options), "prompt ");
+  };
+  const std::int64_t plain = tokens("Hi");
+  EXPECT_EQ(tokens("--raw Hi"), 2) << "one per byte in this vocabulary";
+  EXPECT_EQ(tokens("Hiya"), plain + 2);
+  EXPECT_GE(tokens("--system abcd Hi"), plain + 4);
+  EXPECT_EQ(tokens("--system abcdef Hi"), tokens("--system abcd Hi") + 2);
+  EXPECT_NE(tokens("--template llama3 Hi"), plain);
+  EXPECT_EQ(run_program(command + "--template nonsense Hi").exit_code, 2);
+  const TemporaryFolder folder;
+  EXPECT_EQ(tokens("--raw -f " + folder.file("prompt", "abc")), 3);
+}
+
+TEST(ModelProgram, TokenizeTakesTextsInEveryWay) {
+  const TemporaryFolder folder;
+  const std::string command = "tokenize --ids -m " + kModel + " ";
+  const std::string expected = run_program(command + "ab").out;
+  EXPECT_EQ(std::count(expected.begin(), expected.end(), ' '), 1) << expected;
+  EXPECT_EQ(run_program(command + "-p ab").out, expected);
+  EXPECT_EQ(run_program(command + "-f " + folder.file("text", "ab")).out, expected);
+  EXPECT_EQ(run_program("<" + folder.file("text") + " " + command + "--stdin").out, expected);
+  EXPECT_EQ(run_program("<" + folder.file("text") + " " + command + "-f -").out, expected);
+  const auto count = [&](const std::string& options) {
+    return json_of("tokenize " + options)["tokens"].size();
+  };
+  // The file says false; here one that says true.
+  const std::string key = "tokenizer.ggml.add_bos_token";
+  std::string bytes = content_of(kModel);
+  bytes[bytes.find(key) + key.size() + 4] = 1;
+  const std::string with_bos = folder.file("with_bos.gguf", bytes);
+  EXPECT_EQ(count("-m " + kModel + " ab"), 2u);
+  EXPECT_EQ(count("-m " + with_bos + " ab"), 3u);
+  EXPECT_EQ(count("-m " + with_bos + " --no-bos ab"), 2u);
+  EXPECT_EQ(count("-m " + kModel + " --special '<|im_end|>'"), 1u);
+  EXPECT_GT(count("-m " + kModel + " '<|im_end|>'"), 1u);
+}
+
+TEST(ModelProgram, PerplexityIsThatOfTheLogitsItWrites) {
+  const TemporaryFolder folder;
+  const std::string text = folder.file("text", "The quick brown fox jumps.");
+  const std::string logits_path = folder.file("logits"), tokens_path = folder.file("tokens");
+  const auto json = json_of("perplexity -w 10 -m " + kModel + " -f " + text + " --logits-out " +
+                            logits_path + " --tokens-out " + tokens_path);
+  const auto& row = json["perplexity"][0];
+  const std::string tokens = content_of(tokens_path), logits = content_of(logits_path);
+  const std::size_t num_tokens = tokens.size() / 4, vocab = logits.size() / 4 / num_tokens;
+  ASSERT_EQ(row["tokens"], num_tokens);
+  ASSERT_EQ(static_cast<std::int64_t>(vocab), headrace::Model(kModel).info().vocab_size);
+  std::vector<std::int32_t> ids(num_tokens);
+  std::vector<float> values(num_tokens * vocab);
+  std::copy_n(tokens.data(), tokens.size(), reinterpret_cast<char*>(ids.data()));
+  std::copy_n(logits.data(), logits.size(), reinterpret_cast<char*>(values.data()));
+  std::vector<double> losses;
+  for (std::size_t i = 0; i + 1 < num_tokens; ++i) {
+    if ((i + 1) % 10 == 0) continue;  // the first of a window is not predicted
+    double sum = 0;
+    for (std::size_t v = 0; v < vocab; ++v)
+      sum += std::exp(static_cast<double>(values[i * vocab + v]));
+    losses.push_back(std::log(sum) -
+                     static_cast<double>(values[i * vocab + static_cast<std::size_t>(ids[i + 1])]));
+  }
+  double mean = 0, variance = 0;
+  const auto n = static_cast<double>(losses.size());
+  for (const double loss : losses) mean += loss / n;
+  for (const double loss : losses) variance += (loss - mean) * (loss - mean) / (n - 1);
+  EXPECT_EQ(row["predicted"], losses.size());
+  EXPECT_NEAR(row["nats_per_token"].get<double>(), mean, 1e-6 * mean);
+  EXPECT_NEAR(row["perplexity"].get<double>(), std::exp(mean), 1e-5 * std::exp(mean));
+  const double error = std::exp(mean) * std::sqrt(variance / n);
+  EXPECT_NEAR(row["standard_error"].get<double>(), error, 1e-5 * error);
+}
+
+TEST(ModelProgram, ExactAndTheCacheTypeChangeTheNumbers) {
+  const std::string command =
+      "perplexity -w 64 -m " HEADRACE_GOLDEN_DIR
+      "/tiny/tiny_llama2_q4_0.gguf -f " HEADRACE_GOLDEN_DIR "/text/prompts.txt ";
+  const auto perplexity = [&](const std::string& options) {
+    return json_of(command + options)["perplexity"][0]["perplexity"].get<double>();
+  };
+  const double usual = perplexity("");
+  EXPECT_EQ(perplexity("--cache-type f16"), usual);
+  EXPECT_NE(perplexity("--cache-type f32"), usual);
+  EXPECT_NE(perplexity("--cache-type bf16"), usual);
+  EXPECT_NE(perplexity("--exact"), usual);
+  EXPECT_EQ(perplexity("--exact"), perplexity("--exact --cache-type f32"));
+  EXPECT_EQ(perplexity("--mmap"), usual);
+}
+
+TEST(ModelProgram, CommandsOfAChatChangeTheConversation) {
+  const auto chat = [](const std::string& lines) {
+    return run_program("chat --no-history -n 3 -m " + kModel + " <<END\n" + lines + "END\n").out;
+  };
+  const std::string one = chat("Hi\n"), two = chat("Hi\nyou\n");
+  ASSERT_NE(one, "");
+  ASSERT_EQ(two.rfind(one, 0), 0u);
+  const std::string second = two.substr(one.size());
+  EXPECT_NE(second, chat("you\n")) << "the first question is part of the conversation";
+  EXPECT_EQ(chat("Hi\n/undo\nHi\n"), one + one);
+  EXPECT_EQ(chat("Hi\n/again\n"), one + one);
+  EXPECT_EQ(chat("Hi\nyou\n/undo\nyou\n"), two + second);
+  EXPECT_EQ(chat("Hi\nyou\n/reset\nHi\n"), two + one);
+  EXPECT_EQ(chat("Hi\n/exit\nyou\n"), one);
 }
 
 }  // namespace

@@ -131,9 +131,7 @@ void add_perplexity(CLI::App& app, Action& action) {
       ->required()
       ->option_text("FILE REQUIRED");
   perplexity
-      ->add_option("-w,--window", options->window,
-                   "tokens per window; windows are independent, and the first token of each is "
-                   "not predicted")
+      ->add_option("-w,--window", options->window, "tokens per window; windows are independent")
       ->transform(whole_number({2, 1 << 20}))
       ->option_text("N [512]");
   perplexity

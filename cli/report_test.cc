@@ -54,6 +54,15 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
+std::vector<std::string> commands_with_help(const CLI::App& app, const std::string& path) {
+  std::vector<std::string> commands = {path + "--help"};
+  for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) {
+    const auto more = commands_with_help(*sub, path + sub->get_name() + ' ');
+    commands.insert(commands.end(), more.begin(), more.end());
+  }
+  return commands;
+}
+
 void find_reports(const CLI::App& app, const std::string& path, std::set<std::string>& found) {
   if (app.get_option_no_throw("--format") != nullptr) found.insert(path);
   for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; }))
@@ -77,6 +86,18 @@ TEST(Report, TextFits100Columns) {
     EXPECT_NE(result.out, "") << one.command;
     for (const std::string& line : lines_of(result.out))
       EXPECT_TRUE(line.starts_with("command: ") || text_width(line) <= 100) << line;
+  }
+}
+
+TEST(Report, HelpFits100Columns) {
+  CLI::App app;
+  Action action;
+  add_commands(app, action, "headrace");
+  for (const std::string& command : commands_with_help(app, "")) {
+    const auto result = run_program(command);
+    EXPECT_EQ(result.exit_code, 0) << command;
+    for (const std::string& line : lines_of(result.out))
+      EXPECT_LE(text_width(line), 100u) << command << ": " << line;
   }
 }
 

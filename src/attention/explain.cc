@@ -29,7 +29,7 @@ std::string kernels_text(const Plan& plan) {
   const auto list = kernels_of(plan.device.device_type, plan.problem.phase);
   bool is_later = false;
   for (const Kernel& kernel : list) {
-    if (is_later) add(kernel.name, "not asked");
+    if (is_later) add(kernel.name, "not tried");
     is_later = is_later || &kernel == plan.kernel;
   }
   return text;
