@@ -32,7 +32,7 @@ struct ModelFile {
   std::string format;
   std::map<std::string, Value, std::less<>> metadata;
   std::map<std::string, std::string, std::less<>> types;  // of each value, as the format names it
-  std::vector<Weight> weights;  // in the order of the file
+  std::vector<Weight> weights;                            // in the order of the file
 
   const Weight* find_weight(std::string_view name) const;  // null: none of that name
 
