@@ -140,6 +140,19 @@ TEST(Options, AMistypedCommandIsNamedWithTheRightOneOrAllOfThem) {
   });
 }
 
+TEST(Options, AnArgumentTooManyIsNamedWithTheRemedy) {
+  Program program;
+  for_each_command(program.app, "", [&](const std::string& path, const CLI::App& command) {
+    if (!command.get_subcommands([](const CLI::App*) { return true; }).empty()) return;
+    std::string arguments = path;
+    for (const CLI::Option* option : command.get_options())
+      if (option->get_positional()) arguments += "bash ";  // a shell, a text or a file
+    const std::string error = program.error_of(arguments + "zzzz");
+    EXPECT_NE(error.find("unexpected argument \"zzzz\"; put quotes around"), std::string::npos)
+        << error;
+  });
+}
+
 TEST(Options, AMissingValueIsNamed) {
   Program program;
   EXPECT_EQ(program.error_of("generate hi -n"),

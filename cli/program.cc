@@ -54,7 +54,8 @@ std::string unknown_argument(const CLI::App& command, const std::string& argumen
   const bool is_option = argument.size() > 1 && argument.front() == '-';
   const std::vector<std::string> commands = subcommand_names(command);
   if (!is_option && commands.empty())
-    return full_name(command) + ": unexpected argument \"" + argument + '"';
+    return full_name(command) + ": unexpected argument \"" + argument +
+           "\"; put quotes around a text of several words";
   // "--top-p=0.9": the name alone.
   const std::string name = is_option ? argument.substr(0, argument.find('=')) : argument;
   const std::string close = closest_name(name, is_option ? option_names(command) : commands);
