@@ -8,6 +8,7 @@
 
 #include "answer.h"
 #include "command.h"
+#include "history.h"
 #include "interrupt.h"
 #include "line_reader.h"
 #include "model_options.h"

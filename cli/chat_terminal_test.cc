@@ -163,6 +163,18 @@ TEST(ChatTerminal, NoHistoryNeitherReadsNorKeepsLines) {
   EXPECT_FALSE(std::filesystem::exists(folder.file(kHistory)));
 }
 
+TEST(ChatTerminal, WithoutAnEditorThereIsNoHistory) {
+  if (has_editor()) GTEST_SKIP() << line_editing_text();
+  const testing::TemporaryFolder folder;
+  Terminal terminal(folder.file(""), "");
+  ASSERT_TRUE(terminal.shows("> "));
+  terminal.press("hello\n");
+  ASSERT_TRUE(terminal.shows_answer()) << terminal.seen();
+  terminal.press("\004");
+  EXPECT_EQ(terminal.wait(), 0);
+  EXPECT_FALSE(std::filesystem::exists(folder.file("headrace")));
+}
+
 // A pipe has no history, no prompt and no editing.
 TEST(ChatTerminal, APipeLeavesNoTrace) {
   const testing::TemporaryFolder folder;

@@ -8,6 +8,9 @@
 #include <cwchar>
 #include <utility>
 
+#include "command.h"
+#include "headrace/headrace.hpp"
+#include "history.h"
 #include "interrupt.h"
 #include "line_reader.h"
 
@@ -39,6 +42,16 @@ struct EndEditing {
 struct EndHistory {
   void operator()(::History* history) const { history_end(history); }
 };
+
+// A history that cannot be kept is no reason to refuse a conversation.
+History open_history(const std::string& path) {
+  try {
+    return History(path);
+  } catch (const Error& error) {
+    print_note(std::string("no history is kept: ") + error.what());
+    return History("");
+  }
+}
 
 class LineEditor : public LineReader {
  public:
@@ -83,8 +96,8 @@ class LineEditor : public LineReader {
 
 }  // namespace
 
-std::unique_ptr<LineReader> make_line_editor(History history) {
-  return std::make_unique<LineEditor>(std::move(history));
+std::unique_ptr<LineReader> make_line_editor(const std::string& history_path) {
+  return std::make_unique<LineEditor>(open_history(history_path));
 }
 
 const char* line_editing_text() { return "libedit"; }

@@ -2,7 +2,7 @@
 
 namespace headrace::cli {
 
-std::unique_ptr<LineReader> make_line_editor(History) { return nullptr; }
+std::unique_ptr<LineReader> make_line_editor(const std::string&) { return nullptr; }
 const char* line_editing_text() { return "none (built without libedit)"; }
 
 }  // namespace headrace::cli

@@ -5,8 +5,6 @@
 #include <cstdio>
 #include <iostream>
 
-#include "command.h"
-#include "headrace/headrace.hpp"
 #include "interrupt.h"
 
 namespace headrace::cli {
@@ -30,23 +28,12 @@ class StreamReader : public LineReader {
   bool is_terminal_;
 };
 
-// A history that cannot be kept is no reason to refuse a conversation.
-History open_history(const std::string& path) {
-  try {
-    return History(path);
-  } catch (const Error& error) {
-    print_note(std::string("no history is kept: ") + error.what());
-    return History("");
-  }
-}
-
 }  // namespace
 
 std::unique_ptr<LineReader> make_line_reader(const std::string& history_path) {
   const bool is_terminal = isatty(STDIN_FILENO) != 0;
   std::unique_ptr<LineReader> reader;
-  if (is_terminal && isatty(STDERR_FILENO) != 0)
-    reader = make_line_editor(open_history(history_path));
+  if (is_terminal && isatty(STDERR_FILENO) != 0) reader = make_line_editor(history_path);
   return reader ? std::move(reader) : std::make_unique<StreamReader>(is_terminal);
 }
 

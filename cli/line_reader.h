@@ -4,8 +4,6 @@
 #include <memory>
 #include <string>
 
-#include "history.h"
-
 namespace headrace::cli {
 
 class LineReader {
@@ -20,7 +18,7 @@ class LineReader {
 std::unique_ptr<LineReader> make_line_reader(const std::string& history_path);
 
 // Null in a build without libedit.
-std::unique_ptr<LineReader> make_line_editor(History history);
+std::unique_ptr<LineReader> make_line_editor(const std::string& history_path);
 // "libedit", or why there is none.
 const char* line_editing_text();
 
