@@ -1,6 +1,7 @@
 #include "backends/cuda/simple/baselines.h"
 
 #include "backends/cuda/simple/kernel.h"
+#include "base/math.h"
 
 namespace headrace::cuda::simple {
 namespace {
@@ -38,7 +39,8 @@ Schedule materialised_plan(const Problem& p, const DeviceInfo&) {
   constexpr std::size_t kAlignment = 4;
   Schedule schedule;
   schedule.workspace_bytes =
-      static_cast<std::size_t>(p.batch * p.num_heads * p.seqlen_q * p.seqlen_k) * sizeof(float) +
+      static_cast<std::size_t>(saturating_product(
+          {p.batch, p.num_heads, p.seqlen_q, p.seqlen_k, std::int64_t{sizeof(float)}})) +
       kAlignment;
   schedule.note = "the whole matrix of scores in memory: what the other kernels avoid";
   return schedule;

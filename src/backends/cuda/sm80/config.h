@@ -171,8 +171,9 @@ constexpr SequencePlan plan_sequence(const Problem& p, Tile tile, std::int64_t s
 // a row with its reference and its sum behind it.
 struct Partials {
   std::int64_t max_splits, rows, row_floats;
-  constexpr std::int64_t floats(std::int64_t batch_heads) const {
-    return batch_heads * max_splits * rows * row_floats;
+  constexpr std::int64_t bytes(std::int64_t batch_heads) const {
+    return saturating_product(
+        {batch_heads, max_splits, rows, row_floats, std::int64_t{sizeof(float)}});
   }
 };
 constexpr Partials partials_of(const Problem& p, Tile tile) {

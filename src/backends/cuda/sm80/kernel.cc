@@ -72,8 +72,7 @@ Schedule plan(const Problem& p, const DeviceInfo& device) {
   schedule.num_ctas = units_per_head(p, tile) * p.batch * p.num_kv_heads;
   if (partials.max_splits > 1)
     schedule.workspace_bytes =
-        static_cast<std::size_t>(partials.floats(p.batch * p.num_kv_heads)) * sizeof(float) +
-        kWorkspaceAlignment;
+        static_cast<std::size_t>(partials.bytes(p.batch * p.num_kv_heads)) + kWorkspaceAlignment;
   schedule.note = format_text(
       "mma.sync, {} warps of {} rows, {} bytes of shared memory, {} scores{}", tile.warps,
       16 * tile.row_blocks, smem_of(p, tile), needs_general(p) ? "general" : "plain",
