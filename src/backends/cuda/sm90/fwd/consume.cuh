@@ -93,8 +93,7 @@ class Consumer : TileScores<kTile, Element, kScores> {
     mbarrier_wait(barrier(kBarriers.entry_full + work.slot), entry_.parity);
     entry_.next();
     const auto uniform = [&](int i) { return __shfl_sync(0xffffffffu, word(work, i), 0); };
-    // Loads return in order: a wait for the code, which is read with its neighbours, is one for
-    // this.
+    // full_end is loaded first: loads return in order, so a wait for the code covers it too.
     work.full_end = uniform(kWordFullEnd);
     work.code = uniform(kWordCode);
     if (work.code < 0) return work;
@@ -386,7 +385,7 @@ class Consumer : TileScores<kTile, Element, kScores> {
       drop(next.first - 1);
       const Work after = next_work();
       settle_pv();
-      // V is not what next_work() loaded from, but no check could tell.
+      // next_work() did not load from V, but the check cannot tell.
       release(kBarriers.v_empty, v_, after.words());
       pack();
       adds_ = 0;

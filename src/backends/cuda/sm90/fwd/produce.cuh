@@ -27,9 +27,9 @@ class Copier {
     }
   };
   // copy(words, key tiles [last, first), from right to left) of every tile with keys. The tile is
-  // reported when its copies are issued, which have consumed its words; the consumers, who wait for
-  // them, are not done with it before. One thread paces the scheduler: its next ticket is taken
-  // when the tile before is begun.
+  // reported when its copies are issued, which have consumed its words. The consumers wait for the
+  // copies, so they are not done with the tile before. One thread paces the scheduler: its next
+  // ticket is taken when the tile before is begun.
   template <bool kPaces, class Copy>
   __device__ void each_tile(Copy copy) {
     for (;; entry_.next()) {
