@@ -21,8 +21,9 @@ import tempfile
 import time
 
 import checklib
+import mutant_edits
 from mutantlib import (
-    SECONDS_MORE, SLOWER, Outcome, Progress, Stage, Tree, call, git_apply, read_mutants, sass_complaint, verdict,
+    SECONDS_MORE, SLOWER, Outcome, Progress, Stage, Tree, call, read_mutants, sass_complaint, verdict,
 )  # fmt: skip
 from run_mutants import FOLDER, ON_CUDA, exit_status, report
 from tablelib import FORMS
@@ -96,7 +97,7 @@ class Build:
 
     def objects(self, mutant):
         """Those that a mutant changes and that its tests reach."""
-        changed = set(re.findall(r"^\+\+\+ b/(.*)$", mutant.path.read_text(encoding="utf-8"), re.MULTILINE))
+        changed = {edit.file for edit in mutant.edits}
         all_of_them = [name for name, files in self.includes.items() if changed & files]
         reached = {f"{OBJECTS}backends/cuda/{unit}.cu.o" for unit in UNITS[mutant.kernel]}
         return [name for name in all_of_them if name in reached] or all_of_them
@@ -124,7 +125,7 @@ def failed(done):
 def build_mutant(build, tree, mutant, folder, gpu):
     """None, or what went wrong."""
     tree.restore()
-    if wrong := git_apply(tree.copy, mutant.path):
+    if wrong := mutant_edits.plant(tree.copy, mutant.edits):
         return f"does not apply: {wrong}"
     if not (objects := build.objects(mutant)):
         return "no object of the build is made of what it changes"
@@ -229,7 +230,7 @@ def test_all(programs, mutants, stages, jobs, progress):
 
 # ---- the self-test ----
 
-TOY = "breaks: a toy\nkernel: toy\ndevice: cuda\nrules: unit\n\n"
+TOY = "breaks: a toy\nkernel: toy\ndevice: cuda\nrules: unit\n\nfile: x\n@@\n-a\n+b\n"
 TOY_PROGRAMS = {
     "base/run": "#!/bin/sh\nexit $1\n",
     "001-kills/run": "#!/bin/sh\nexit 1\n",
@@ -248,8 +249,8 @@ def self_test():
     wrong += [f"no units of {kernel}" for kernel in ON_CUDA if kernel not in UNITS]
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        checklib.write_tree(folder, {**TOY_PROGRAMS, **{f"{k.split('/')[0]}.patch": TOY for k in TOY_PROGRAMS}})
-        (folder / "base.patch").rename(folder / "005-was-not-built.patch")
+        checklib.write_tree(folder, {**TOY_PROGRAMS, **{f"{k.split('/')[0]}.mutant": TOY for k in TOY_PROGRAMS}})
+        (folder / "base.mutant").rename(folder / "005-was-not-built.mutant")
         for path in folder.glob("*/run"):
             path.chmod(0o755)
         mutants, _ = read_mutants(folder)

@@ -1,4 +1,4 @@
-"""What tools/run_mutants.py is made of: patches with a head, the tree that they are planted in, programs of tests and
+"""What tools/run_mutants.py is made of: edits with a head, the tree that they are planted in, programs of tests and
 what they say.
 """
 
@@ -14,9 +14,11 @@ import sys
 import time
 
 import checklib
+import mutant_edits
 
 FIELDS = ("breaks", "kernel", "device", "rules")
 OPTIONAL = ("needs",)
+NAME = r"\d{3}-[a-z0-9-]+"
 BUILD_SECONDS = 1800
 # A stage may take so many times as long as without a mutant and so many seconds more: what hangs is a bug that is seen.
 SLOWER, SECONDS_MORE = 10, 60
@@ -25,11 +27,11 @@ SLOWER, SECONDS_MORE = 10, 60
 @dataclasses.dataclass(frozen=True)
 class Mutant:
     name: str
-    path: pathlib.Path
     breaks: str
     kernel: str
     device: str
     rules: str
+    edits: tuple
     needs: str = ""
 
 
@@ -138,14 +140,14 @@ class Progress:
         return f", about {seconds / 60:.0f} min left"
 
 
-# ---- patches ----
+# ---- files of mutants ----
 
 
 def read_mutant(path):
     """The mutant of a file; ValueError where its head is not whole."""
-    if not re.fullmatch(r"\d{3}-[a-z0-9-]+", path.stem):
-        raise ValueError(f"{path.name}: the name must be NNN-what-it-does.patch")
-    head = path.read_text(encoding="utf-8").partition("\n\n")[0]
+    if not re.fullmatch(NAME, path.stem):
+        raise ValueError(f"{path.name}: the name must be NNN-what-it-does.mutant")
+    head, _, body = path.read_text(encoding="utf-8").partition("\n\n")
     fields = {}
     for line in head.splitlines():
         key, _, value = line.partition(": ")
@@ -154,22 +156,16 @@ def read_mutant(path):
         fields[key] = value.strip()
     if missing := [key for key in FIELDS if key not in fields]:
         raise ValueError(f"{path.name}: its head lacks {', '.join(missing)}")
-    return Mutant(path.stem, path, **fields)
-
-
-def git_apply(tree, patch, *options):
-    """None, or why the patch does not apply to the tree exactly."""
-    # A tree inside of another repository's is a tree of its own.
-    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tree.parent)}
-    command = ["git", "apply", *options, str(patch)]
-    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
-    return None if done.returncode == 0 else (done.stderr.strip() or "git apply failed")
+    try:
+        return Mutant(path.stem, edits=mutant_edits.parse(body), **fields)
+    except mutant_edits.Wrong as wrong:
+        raise ValueError(f"{path.name}: {wrong}") from None
 
 
 def read_mutants(folder):
     """(mutants, findings about files that are none)"""
     mutants, findings = [], []
-    for path in sorted(folder.glob("*.patch")):
+    for path in sorted(folder.glob("*.mutant")):
         try:
             mutants.append(read_mutant(path))
         except ValueError as wrong:
@@ -297,8 +293,8 @@ class Runner:
 
     def plant(self, mutant):
         self.tree.restore()
-        if wrong := git_apply(self.tree.copy, mutant.path):
-            return "does not apply", wrong
+        if wrong := mutant_edits.plant(self.tree.copy, mutant.edits):
+            return "does not apply", " ".join(wrong.split())
         own = self.first[mutant.kernel]
         built = set()
         for stage in [*own, *(stage for stage in self.everything if stage not in own)]:

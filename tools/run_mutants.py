@@ -2,10 +2,11 @@
 """Plants the bugs of tools/mutants/ one at a time and runs the tests until one fails. A bug that no test sees is a hole
 in the tests: the exit status is 1 then.
 
-A mutant is a patch with a head: what it breaks, the kernel that it is part of, the device that runs it, the rules that
-ought to see it, and where not every CPU will do the kernel that this machine must be able to run (needs). The tree is
-copied to build/mutants and built there, that of the CPU at -O1 for f32 and bf16: one element type of each size holds
-all of the text. The tests of a mutant's own kernel come first, then all others, the quick ones before the long ones.
+A mutant is a head and edits: what it breaks, the kernel that it is part of, the device that runs it, the rules that
+ought to see it, and where not every CPU will do the kernel that this machine must be able to run (needs); then what to
+search and change in the sources (tools/mutant_edits.py). The tree is copied to build/mutants and built there, that of
+the CPU at -O1 for f32 and bf16: one element type of each size holds all of the text. The tests of a mutant's own kernel
+come first, then all others, the quick ones before the long ones.
 """
 
 import argparse
@@ -21,8 +22,9 @@ import tempfile
 import unittest.mock
 
 import checklib
+import mutant_edits
 from mutantlib import (
-    Outcome, Progress, Runner, Stage, Tree, git_apply, judge_conformance, judge_gtest, judge_stress, read_mutant,
+    FIELDS, NAME, Outcome, Progress, Runner, Stage, Tree, judge_conformance, judge_gtest, judge_stress, read_mutant,
     read_mutants,
 )
 from tablelib import FORMS, table
@@ -121,18 +123,35 @@ ALL_ON_CUDA = (CUDA_ORACLE, CUDA_GRID, CUDA_BACKWARD, CUDA_BITS, CUDA_CATALOGUE,
 DEVICES = {"cpu": (ON_CPU, ALL_ON_CPU), "cuda": (ON_CUDA, ALL_ON_CUDA)}
 
 
-# ---- the patches of a tree ----
+# ---- the mutants of a tree ----
 
 
-def check_patches(root):
-    """Findings about what is in a tree: heads, names, and whether each patch applies."""
+def check_mutants(root):
+    """Findings about what is in a tree: heads, names, and whether each mutant's text is found."""
     mutants, findings = read_mutants(root / FOLDER)
     for mutant in mutants:
         if mutant.kernel not in DEVICES.get(mutant.device, ({},))[0]:
             findings.append(f"{mutant.name}: there is no kernel '{mutant.kernel}' of device '{mutant.device}'")
-        if wrong := git_apply(root, mutant.path, "--check"):
+        try:
+            mutant_edits.planted(root, mutant.edits)
+        except mutant_edits.Wrong as wrong:
             findings.append(f"{mutant.name}: does not apply: {wrong}")
     return findings
+
+
+def new_mutant(root, name):
+    """Writes the mutant of what the working tree changes; its path. The head is left to be filled in."""
+    numbers = [path.name[:3] for path in (root / FOLDER).glob("*.mutant")]
+    if not re.fullmatch(NAME, name):
+        raise mutant_edits.Wrong(f"--new: the name must be NNN-what-it-does, not '{name}'")
+    if name[:3] <= max(numbers, default="000"):
+        raise mutant_edits.Wrong(f"--new: numbers are never given twice: take one above {max(numbers)}, not {name[:3]}")
+    path = root / FOLDER / f"{name}.mutant"
+    head = "".join(f"{field}: \n" for field in FIELDS)
+    edits = mutant_edits.to_text(mutant_edits.from_working_tree(root))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{head}\n{edits}", encoding="utf-8")
+    return path
 
 
 def check_counts(root):
@@ -221,7 +240,14 @@ def run_all(root, args, mutants, progress):
 
 
 def run_command(root, args):
-    findings = check_patches(root) or check_counts(root)
+    if args.new:
+        try:
+            print(f"{new_mutant(root, args.new).relative_to(root)}: fill in its head, and undo the change")
+            return 0
+        except mutant_edits.Wrong as wrong:
+            print(f"run_mutants.py: {wrong}")
+            return 1
+    findings = check_mutants(root) or check_counts(root)
     mutants, _ = read_mutants(root / FOLDER)
     if findings or args.check:
         print("".join(f"{text}\n" for text in findings) + f"{len(mutants)} mutants, {len(findings)} finding(s)")
@@ -253,19 +279,19 @@ def exit_status(outcomes):
 HEAD = "breaks: a toy\nkernel: toy\ndevice: cpu\nrules: unit\n\n"
 
 
-def patch_of(name, old, new):
-    return f"{HEAD}--- a/{name}\n+++ b/{name}\n@@ -1 +1 @@\n-{old}\n+{new}\n"
+def mutant_of(name, old, new):
+    return f"{HEAD}file: {name}\n@@\n-{old}\n+{new}\n"
 
 
-# A tree whose build is `sh build.sh` and whose test is `sh test.sh`: (patch, what must come of it).
+# A tree whose build is `sh build.sh` and whose test is `sh test.sh`: (mutant, what must come of it).
 TOY = {"build.sh": "true\n", "test.sh": "grep -q good value\n", "value": "good\n", "unread": "good\n"}
-TOY_PATCHES = {
-    "001-kills": (patch_of("value", "good", "bad"), "killed", "toy: exit status 1"),
-    "002-survives": (patch_of("unread", "good", "bad"), "survived", ""),
-    "003-other-context": (patch_of("value", "best", "bad"), "does not apply", "error: patch failed"),
-    "004-breaks-the-build": (patch_of("build.sh", "true", "echo error: toy; false"), "does not build", "error: toy"),
-    "005-hangs": (patch_of("test.sh", "grep -q good value", "sleep 60"), "killed", "time limit"),
-    "006-crashes": (patch_of("test.sh", "grep -q good value", "kill -SEGV $$"), "killed", "SIGSEGV"),
+TOY_MUTANTS = {
+    "001-kills": (mutant_of("value", "good", "bad"), "killed", "toy: exit status 1"),
+    "002-survives": (mutant_of("unread", "good", "bad"), "survived", ""),
+    "003-other-context": (mutant_of("value", "best", "bad"), "does not apply", "value: found 0 times"),
+    "004-breaks-the-build": (mutant_of("build.sh", "true", "echo error: toy; false"), "does not build", "error: toy"),
+    "005-hangs": (mutant_of("test.sh", "grep -q good value", "sleep 60"), "killed", "time limit"),
+    "006-crashes": (mutant_of("test.sh", "grep -q good value", "kill -SEGV $$"), "killed", "SIGSEGV"),
 }
 
 
@@ -287,8 +313,8 @@ def test_runner():
         runner.baseline()
         runner.limits = {"run": 1}
         outcomes = []
-        for stem, (text, status, by) in TOY_PATCHES.items():
-            path = folder / f"{stem}.patch"
+        for stem, (text, status, by) in TOY_MUTANTS.items():
+            path = folder / f"{stem}.mutant"
             path.write_text(text, encoding="utf-8")
             outcomes.append(runner.run(read_mutant(path)))
             if outcomes[-1].status != status or by not in outcomes[-1].by:
@@ -341,20 +367,83 @@ def test_progress():
     return wrong + ([] if texts[1] == "001-toy: killed\n" else [f"the line of a log: {texts[1]!r}"])
 
 
+# Edits of a file of these lines: (edits, what becomes of the file or what the finding says).
+LINES = "int f() {\n  a();\n\n  b();\n  a();\n}\n"
+EDITS = {
+    "replaces": ("@@\n-b();\n+  c();\n", LINES.replace("b", "c")),
+    "indented otherwise": ("@@\n     b();  \n-\ta();\n }\n", LINES.replace("b();\n  a();", "b();")),
+    "a blank line": ("@@\n   a();\n\n-  b();\n+  c();\n\n", LINES.replace("b", "c")),
+    "adds": ("@@\n+  c();\n   b();\n", LINES.replace("  b", "  c();\n  b")),
+    "in any order": ("@@\n-  b();\n@@\n int f() {\n+  b();\n", "int f() {\n  b();\n  a();\n\n  a();\n}\n"),
+    "twice": ("@@\n-  a();\n", "x: found 2 times (lines 2, 5), must be found once: add context until it is unique:\n"),
+    "overlap": ("@@\n-b();\n-a();\n@@\n a();\n-}\n", "x:5: two edits search this line"),
+    "searches nothing": ("@@\n+  c();\n", "searches for nothing"),
+    "changes nothing": ("@@\n   b();\n", "changes nothing"),
+    "no edit": ("", "it has no edit"),
+    "no sign": ("@@\nb();\n", "'b();' is no line of an edit"),
+}
+
+
+def test_edits():
+    wrong = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        for case, (text, expected) in EDITS.items():
+            checklib.write_tree(folder, {"x": LINES})
+            try:
+                got = mutant_edits.plant(folder, mutant_edits.parse(f"file: x\n{text}")) or (folder / "x").read_text()
+            except mutant_edits.Wrong as finding:
+                got = str(finding)
+            if expected not in got or (expected.endswith("}\n") and expected != got):
+                wrong.append(f"edits, {case}: {got!r}, expected {expected!r}")
+    return wrong
+
+
+def test_new():
+    """What --new writes plants the working tree's change, in each of the files, at places that are alike."""
+    before = {"x": LINES, "y": "1\n2\n" * 8 + "3\n"}
+    after = {"x": LINES.replace("a();\n}", "}").replace("{\n", "{\n  b();\n"), "y": "1\n2\n" * 7 + "1\n\n3\n4\n"}
+    wrong = []
+    with tempfile.TemporaryDirectory() as name:
+        root = pathlib.Path(name)
+        checklib.write_tree(root, before)
+        who = ("-c", "user.name=a", "-c", "user.email=a")
+        for command in (("init", "-q"), ("add", "."), (*who, "commit", "-qm", "a")):
+            mutant_edits.git(root, *command)
+        checklib.write_tree(root, after)
+        path = new_mutant(root, "002-new")
+        wrong += [] if "'breaks: ' is no line of a head" in check_mutants(root)[0] else ["an empty head was accepted"]
+        path.write_text(HEAD + path.read_text().partition("\n\n")[2])
+        checklib.write_tree(root, before)
+        refusal = mutant_edits.plant(root, read_mutant(path).edits)
+        made = {file: (root / file).read_text() for file in before}
+        wrong += [] if made == after else [f"--new: {made} ({refusal}), expected {after}"]
+        refusals = {"002-again": "above 002", "3-name": "must be NNN", "003-unchanged": "no tracked file"}
+        for taken, expected in refusals.items():
+            checklib.write_tree(root, before)
+            try:
+                wrong.append(f"--new {taken} wrote {new_mutant(root, taken)}")
+            except mutant_edits.Wrong as finding:
+                wrong += [] if expected in str(finding) else [f"--new {taken}: {finding}"]
+    return wrong
+
+
 def self_test():
-    head = HEAD.replace("toy\ndevice", "cpu_gemm\ndevice")
-    good, diff = patch_of("value", "good", "bad"), "--- a/value\n+++ b/value\n@@ -1 +1 @@\n-good\n+bad\n"
-    tree = {"value": "good\n"}
+    head, edit = HEAD.replace("toy\ndevice", "cpu_gemm\ndevice"), "file: value\n@@\n-good\n+bad\n"
+    tree, name = {"value": "good\n"}, f"{FOLDER}/001-a.mutant"
     cases = [
-        ("applies", {**tree, f"{FOLDER}/001-a.patch": head + diff}, None),
-        ("does not apply", {"value": "best\n", f"{FOLDER}/001-a.patch": head + diff}, "001-a: does not apply"),
-        ("no such kernel", {**tree, f"{FOLDER}/001-a.patch": good}, "no kernel 'toy'"),
-        ("name", {**tree, f"{FOLDER}/1-a.patch": head + diff}, "must be NNN"),
-        ("no rules", {**tree, f"{FOLDER}/001-a.patch": head.replace("rules: unit\n", "") + diff}, "lacks rules"),
-        ("no head", {**tree, f"{FOLDER}/001-a.patch": diff}, "is no line of a head"),
-        ("twice", {**tree, **{f"{FOLDER}/001-{c}.patch": head + diff for c in "ab"}}, "001 appears twice"),
+        ("applies", {**tree, name: head + edit}, None),
+        ("does not apply", {"value": "best\n", name: head + edit}, "001-a: does not apply: value: found 0 times"),
+        ("no such file", {name: head + edit}, "value: there is no such file"),
+        ("no such kernel", {**tree, name: mutant_of("value", "good", "bad")}, "no kernel 'toy'"),
+        ("name", {**tree, f"{FOLDER}/1-a.mutant": head + edit}, "must be NNN"),
+        ("no rules", {**tree, name: head.replace("rules: unit\n", "") + edit}, "lacks rules"),
+        ("no head", {**tree, name: edit}, "is no line of a head"),
+        ("no edit", {**tree, name: head}, "001-a.mutant: it has no edit"),
+        ("twice", {**tree, **{f"{FOLDER}/001-{c}.mutant": head + edit for c in "ab"}}, "001 appears twice"),
     ]
-    findings = checklib.self_test(check_patches, cases) + test_runner() + test_judges() + test_progress()
+    findings = checklib.self_test(check_mutants, cases)
+    findings += test_edits() + test_new() + test_runner() + test_judges() + test_progress()
     print("".join(f"{text}\n" for text in findings) + f"run_mutants.py: self-test: {len(findings)} finding(s)")
     return 1 if findings else 0
 
@@ -366,7 +455,8 @@ def main():
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="files that are compiled at once")
     parser.add_argument("--format", choices=FORMS, default="text", help="of the table")
     parser.add_argument("--list", action="store_true", help="names the mutants")
-    parser.add_argument("--check", action="store_true", help="only: does each patch apply, are there enough")
+    parser.add_argument("--check", action="store_true", help="only: is each mutant's text found, are there enough")
+    parser.add_argument("--new", metavar="NNN-WHAT-IT-DOES", help="only: write a mutant of the working tree's change")
     parser.add_argument("--self-test", action="store_true", help="only: prove that this program sees what it should")
     args = parser.parse_args()
     return self_test() if args.self_test else run_command(pathlib.Path(__file__).resolve().parent.parent, args)
