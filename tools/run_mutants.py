@@ -30,7 +30,7 @@ from mutantlib import (
 from tablelib import FORMS, table
 
 FOLDER = "tools/mutants"
-FEWEST_ON_CPU, FEWEST_OF_KERNEL = 100, 2
+FEWEST_OF_KERNEL = 2
 
 
 def conformance(name, *arguments):
@@ -155,11 +155,8 @@ def new_mutant(root, name):
 
 
 def check_counts(root):
-    """Whether there are as many as the claim about them needs."""
+    """Whether each kernel has some."""
     mutants, findings = read_mutants(root / FOLDER)
-    on_cpu = sum(mutant.device == "cpu" for mutant in mutants)
-    if on_cpu < FEWEST_ON_CPU:
-        findings.append(f"{on_cpu} mutants for the CPU, at least {FEWEST_ON_CPU}")
     for kernels, _ in DEVICES.values():
         for kernel in kernels:
             count = sum(mutant.kernel == kernel for mutant in mutants)
