@@ -20,12 +20,12 @@ __global__ void multiply(const float* a, const float* b, float* d) {
   float sum[4] = {};
   u32 fa[4], fb[2];
   const auto pack = [](float low, float high) {
-    return kType == Type::bf16 ? pack_bf16(low, high) : pack_f16(low, high);
+    return kType == Type::bf16 ? cvt_rn_bf16x2(low, high) : cvt_rn_f16x2(low, high);
   };
   for (int i = 0; i < 4; ++i) {
     const int row = g + 8 * (i % 2);
     if constexpr (kType == Type::tf32) {
-      fa[i] = tf32_from_float(a[row * kDepth + t + 4 * (i / 2)]);
+      fa[i] = cvt_rna_tf32(a[row * kDepth + t + 4 * (i / 2)]);
     } else {
       const float* at = a + row * kDepth + 2 * t + 8 * (i / 2);
       fa[i] = pack(at[0], at[1]);
@@ -33,15 +33,15 @@ __global__ void multiply(const float* a, const float* b, float* d) {
   }
   for (int i = 0; i < 2; ++i) {
     if constexpr (kType == Type::tf32) {
-      fb[i] = tf32_from_float(b[(t + 4 * i) * 8 + g]);
+      fb[i] = cvt_rna_tf32(b[(t + 4 * i) * 8 + g]);
     } else {
       const int row = 2 * t + 8 * i;
       fb[i] = pack(b[row * 8 + g], b[(row + 1) * 8 + g]);
     }
   }
-  if constexpr (kType == Type::bf16) mma_bf16(sum, fa, fb[0], fb[1]);
-  if constexpr (kType == Type::f16) mma_f16(sum, fa, fb[0], fb[1]);
-  if constexpr (kType == Type::tf32) mma_tf32(sum, fa, fb[0], fb[1]);
+  if constexpr (kType == Type::bf16) mma_m16n8k16_bf16(sum, fa, fb[0], fb[1]);
+  if constexpr (kType == Type::f16) mma_m16n8k16_f16(sum, fa, fb[0], fb[1]);
+  if constexpr (kType == Type::tf32) mma_m16n8k8_tf32(sum, fa, fb[0], fb[1]);
   for (int i = 0; i < 4; ++i) d[(g + 8 * (i / 2)) * 8 + 2 * t + i % 2] = sum[i];
 }
 
@@ -81,9 +81,9 @@ __global__ void load_matrices(u32* registers) {
   u32 r[4];
   const u32 row = smem_address(matrices + 64 * (lane / 8) + 8 * (lane % 8));
   if constexpr (kIsTransposed) {
-    ldmatrix_transposed(r, row);
+    ldmatrix_x4_trans(r, row);
   } else {
-    ldmatrix(r, row);
+    ldmatrix_x4(r, row);
   }
   for (int m = 0; m < 4; ++m) registers[lane * 4 + m] = r[m];
 }
@@ -109,9 +109,9 @@ __global__ void copy_async(const unsigned char* from, unsigned char* to) {
   __shared__ alignas(16) unsigned char buffer[32 * 16];
   const int lane = static_cast<int>(threadIdx.x);
   for (int i = 0; i < 16; ++i) buffer[16 * lane + i] = 0xEE;
-  cp_async16(smem_address(buffer + 16 * lane), from + 16 * lane, lane % 17);
-  cp_async_commit();
-  cp_async_wait<0>();
+  cp_async_cg_16(smem_address(buffer + 16 * lane), from + 16 * lane, lane % 17);
+  cp_async_commit_group();
+  cp_async_wait_group<0>();
   __syncwarp();
   for (int i = 0; i < 16; ++i) to[16 * lane + i] = buffer[16 * lane + i];
 }
@@ -131,7 +131,7 @@ TEST(CpAsync, CopiesAndFillsWithZeros) {
 // Every CTA adds its number to all of 128 floats.
 __global__ void add_everywhere(float* sums) {
   const auto x = static_cast<float>(blockIdx.x + 1);
-  reduce_add4(sums + 4 * threadIdx.x, x, 2 * x, 3 * x, 4 * x);
+  red_add_v4_f32(sums + 4 * threadIdx.x, x, 2 * x, 3 * x, 4 * x);
 }
 
 TEST(Reduce, AddsToFourFloats) {
@@ -147,11 +147,11 @@ TEST(Reduce, AddsToFourFloats) {
 // CTAs add in the order of their numbers, whoever begins first: 2 x + number is no sum.
 __global__ void add_in_turn(u32* turn, u32* x) {
   const u32 mine = gridDim.x - 1 - blockIdx.x;
-  while (load_acquire(turn) != mine) {
+  while (ld_acquire(turn) != mine) {
   }
   *x = 2 * *x + mine;
   __threadfence();
-  store_release(turn, mine + 1);
+  st_release(turn, mine + 1);
 }
 
 TEST(Reduce, ATurnShowsWhatCameBefore) {

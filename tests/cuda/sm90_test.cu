@@ -35,8 +35,8 @@ __global__ void load_box(const __grid_constant__ TensorMap map, int column, int 
   if (threadIdx.x == 0) {
     mbarrier_init(at, 1);
     fence_mbarrier_init();
-    mbarrier_arrive_expect(at, kBoxBytes);
-    tma_load(smem_address(box), &map, at, kEvictNormal, column, row);
+    mbarrier_arrive_expect_tx(at, kBoxBytes);
+    cp_async_bulk_tensor_load(smem_address(box), &map, at, kEvictNormal, column, row);
   }
   __syncthreads();
   mbarrier_wait(at, 0);
@@ -87,13 +87,13 @@ __global__ void store_box(const __grid_constant__ TensorMap map, int column, int
   __syncwarp();
   if (threadIdx.x == 0) {
     if (adds) {
-      tma_reduce_add(&map, smem_address(box), column, row);
+      cp_reduce_async_bulk_tensor_add(&map, smem_address(box), column, row);
     } else {
-      tma_store(&map, smem_address(box), column, row);
+      cp_async_bulk_tensor_store(&map, smem_address(box), column, row);
     }
-    tma_commit();
-    tma_wait_read<0>();
-    tma_wait<0>();
+    cp_async_bulk_commit_group();
+    cp_async_bulk_wait_group_read<0>();
+    cp_async_bulk_wait_group<0>();
   }
 }
 
@@ -125,9 +125,9 @@ __global__ void add_in_bulk(float* to) {
   fence_proxy_async();
   __syncwarp();
   if (threadIdx.x == 0) {
-    bulk_reduce_add(to, smem_address(values), sizeof values);
-    tma_commit();
-    tma_wait<0>();
+    cp_reduce_async_bulk_add_f32(to, smem_address(values), sizeof values);
+    cp_async_bulk_commit_group();
+    cp_async_bulk_wait_group<0>();
   }
 }
 
@@ -239,12 +239,12 @@ TEST(Mbarrier, OneLaneArrivesForItsWarp) {
 
 __global__ void __launch_bounds__(256, 1) move_registers(int* sums) {
   if (threadIdx.x < 128) {
-    give_registers<40>();
-    named_barrier_arrive(1, 256);
+    setmaxnreg_dec<40>();
+    bar_arrive(1, 256);
   } else {
-    take_registers<232>();
-    named_barrier_sync(1, 256);
-    if (elect_lane()) atomicAdd(sums, 1);
+    setmaxnreg_inc<232>();
+    bar_sync(1, 256);
+    if (elect_sync()) atomicAdd(sums, 1);
   }
 }
 
@@ -270,9 +270,9 @@ __global__ void store_matrices(Bits* matrices) {
   }
   const u32 row = smem_address(buffer + 64 * (lane / 8) + 8 * (lane % 8));
   if constexpr (kIsTransposed) {
-    stmatrix_transposed(row, r);
+    stmatrix_x4_trans(row, r);
   } else {
-    stmatrix(row, r);
+    stmatrix_x4(row, r);
   }
   __syncwarp();
   for (int i = lane; i < 256; i += 32) matrices[i] = buffer[i];
@@ -321,10 +321,10 @@ __global__ void __launch_bounds__(128, 1)
   if (threadIdx.x == 0) {
     mbarrier_init(barrier, 1);
     fence_mbarrier_init();
-    mbarrier_arrive_expect(barrier, 64 * 128 + 128 * kBoxB * kBoxes);
-    tma_load(a, &map_a, barrier, kEvictNormal, 0, 0);
+    mbarrier_arrive_expect_tx(barrier, 64 * 128 + 128 * kBoxB * kBoxes);
+    cp_async_bulk_tensor_load(a, &map_a, barrier, kEvictNormal, 0, 0);
     for (int i = 0; i < kBoxes; ++i)
-      tma_load(b + i * 8192, &map_b, barrier, kEvictNormal, 64 * i, 0);
+      cp_async_bulk_tensor_load(b + i * 8192, &map_b, barrier, kEvictNormal, 64 * i, 0);
   }
   __syncthreads();
   mbarrier_wait(barrier, 0);
@@ -333,7 +333,7 @@ __global__ void __launch_bounds__(128, 1)
   u32 fragments[kDepth / 16][4];
   for (int k = 0; k < kDepth / 16; ++k) {
     const int row = 16 * warp + lane % 16, column = 16 * k + lane / 16 * 8;
-    ldmatrix(fragments[k], a + swizzle128(static_cast<u32>(row * 128 + column * 2)));
+    ldmatrix_x4(fragments[k], a + swizzle128(static_cast<u32>(row * 128 + column * 2)));
   }
   wgmma_fence();
 #pragma unroll
@@ -342,14 +342,14 @@ __global__ void __launch_bounds__(128, 1)
     const u64 at_b = kMajorB == Major::k ? wgmma_descriptor(b + 32 * k, 16)
                                          : wgmma_descriptor(b + 2048 * k, 8192);
     if constexpr (kFromRegisters) {
-      Wgmma<Type, N>::template rs<kMajorB>(sum, fragments[k], at_b, k > 0);
+      WgmmaM64K16<Type, N>::template rs<kMajorB>(sum, fragments[k], at_b, k > 0);
     } else {
-      Wgmma<Type, N>::template ss<kMajorB>(sum, at_a, at_b, k > 0);
+      WgmmaM64K16<Type, N>::template ss<kMajorB>(sum, at_a, at_b, k > 0);
     }
   }
-  wgmma_commit();
-  wgmma_wait<0>();
-  wgmma_settle(sum);
+  wgmma_commit_group();
+  wgmma_wait_group<0>();
+  warpgroup_fence_operand(sum);
   const int g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int i = 0; i < N / 2; ++i)

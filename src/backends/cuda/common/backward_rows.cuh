@@ -67,7 +67,7 @@ class KeyBounds {
   __device__ __forceinline__ void ask(const BackwardRows& c, const PaddedPart& part) {
     // The only wait for the kernel of the bounds. The first part of every sequence is filled, so
     // some CTA comes here, and who waits for this kernel waited for that one.
-    wait_for_previous_kernel();
+    griddep_wait();
     const Problem& p = c.problem;
     const unsigned group =
         static_cast<unsigned>(p.num_heads) / static_cast<unsigned>(p.num_kv_heads);
@@ -282,7 +282,7 @@ __device__ __forceinline__ KeyBound largest_of(unsigned k, unsigned v) {
 template <class T>
 __global__ void __launch_bounds__(kRowsThreads)
     find_key_bounds(const __grid_constant__ BackwardRows c) {
-  let_next_kernel_begin();
+  griddep_launch_dependents();
   const Problem& p = c.problem;
   const std::int64_t kv_head = blockIdx.x, b = blockIdx.z;
   const int lane = static_cast<int>(threadIdx.x) % kLanesOfRow;

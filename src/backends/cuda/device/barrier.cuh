@@ -12,14 +12,14 @@ namespace headrace::cuda {
 __device__ __forceinline__ void mbarrier_init(u32 barrier, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-__device__ __forceinline__ void mbarrier_invalidate(u32 barrier) {
+__device__ __forceinline__ void mbarrier_inval(u32 barrier) {
   asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 __device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 // Arrives and announces bytes that asynchronous copies will bring.
-__device__ __forceinline__ void mbarrier_arrive_expect(u32 barrier, u32 bytes) {
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
@@ -65,25 +65,25 @@ __device__ __forceinline__ void fence_proxy_async() {
 
 // Named barriers 1 to 15 (0 is __syncthreads); `threads` counts those that arrive and those that
 // wait, a multiple of 32.
-__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+__device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+__device__ __forceinline__ void bar_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // Registers of each thread of this warpgroup: a multiple of 8. Needs __launch_bounds__(threads, 1).
 template <int kRegisters>
-__device__ __forceinline__ void give_registers() {
+__device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 template <int kRegisters>
-__device__ __forceinline__ void take_registers() {
+__device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
 // True in one lane of a converged warp.
-__device__ __forceinline__ bool elect_lane() {
+__device__ __forceinline__ bool elect_sync() {
   u32 is_elected;
   asm volatile(
       "{\n"
@@ -97,12 +97,12 @@ __device__ __forceinline__ bool elect_lane() {
 
 // Programmatic dependent launch: wait for the kernel before, let the next one begin. Before sm_90
 // kernels follow each other anyway.
-__device__ __forceinline__ void wait_for_previous_kernel() {
+__device__ __forceinline__ void griddep_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-__device__ __forceinline__ void let_next_kernel_begin() {
+__device__ __forceinline__ void griddep_launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif

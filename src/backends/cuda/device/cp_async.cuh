@@ -7,27 +7,27 @@ namespace headrace::cuda {
 
 // 16 bytes, both addresses aligned to 16; the last 16 - `bytes` become 0 and are not read. With 0
 // bytes `from` may be anything.
-__device__ __forceinline__ void cp_async16(u32 to, const void* from, int bytes = 16) {
+__device__ __forceinline__ void cp_async_cg_16(u32 to, const void* from, int bytes = 16) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
 }
 // 4 bytes, for rows that are not aligned to 16.
-__device__ __forceinline__ void cp_async4(u32 to, const void* from, int bytes = 4) {
+__device__ __forceinline__ void cp_async_ca_4(u32 to, const void* from, int bytes = 4) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
 }
-__device__ __forceinline__ void cp_async_commit() {
+__device__ __forceinline__ void cp_async_commit_group() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 // Arrives at an mbarrier (barrier.cuh) when all copies that this thread has asked for have landed.
-__device__ __forceinline__ void cp_async_arrive(u32 barrier) {
+__device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(u32 barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 // Until at most so many groups of this thread are under way; other threads see the data after a
 // barrier.
-template <int kUnderWay>
-__device__ __forceinline__ void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kUnderWay) : "memory");
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait_group() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 }  // namespace headrace::cuda

@@ -14,21 +14,22 @@
 namespace headrace::cuda {
 
 // d += A B.
-__device__ __forceinline__ void mma_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+__device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], u32 b0,
+                                                  u32 b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-__device__ __forceinline__ void mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-__device__ __forceinline__ void mma_tf32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+__device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -36,7 +37,7 @@ __device__ __forceinline__ void mma_tf32(float (&d)[4], const u32 (&a)[4], u32 b
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 // A float rounded to tf32 (10 bits of fraction), ties away from zero.
-__device__ __forceinline__ u32 tf32_from_float(float x) {
+__device__ __forceinline__ u32 cvt_rna_tf32(float x) {
   u32 bits;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
   return bits;
@@ -45,25 +46,25 @@ __device__ __forceinline__ u32 tf32_from_float(float x) {
 // Four 8 x 8 matrices of 16-bit elements. Lane l gives the address of row l % 8 of matrix l / 8
 // (16 bytes, aligned) and receives of each matrix elements (g, 2t) and (g, 2t + 1); with
 // `_transposed` (2t, g) and (2t + 1, g).
-__device__ __forceinline__ void ldmatrix(u32 (&r)[4], u32 address) {
+__device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address)
                : "memory");
 }
-__device__ __forceinline__ void ldmatrix_transposed(u32 (&r)[4], u32 address) {
+__device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address)
                : "memory");
 }
 // The way back: sm_90.
-__device__ __forceinline__ void stmatrix(u32 address, const u32 (&r)[4]) {
+__device__ __forceinline__ void stmatrix_x4(u32 address, const u32 (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
                "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                : "memory");
 }
-__device__ __forceinline__ void stmatrix_transposed(u32 address, const u32 (&r)[4]) {
+__device__ __forceinline__ void stmatrix_x4_trans(u32 address, const u32 (&r)[4]) {
   asm volatile(
       "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
       "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
@@ -71,18 +72,18 @@ __device__ __forceinline__ void stmatrix_transposed(u32 address, const u32 (&r)[
 }
 
 // Two floats in one register, `low` in the lower half.
-__device__ __forceinline__ u32 pack_bf16(float low, float high) {
+__device__ __forceinline__ u32 cvt_rn_bf16x2(float low, float high) {
   u32 bits;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
   return bits;
 }
-__device__ __forceinline__ u32 pack_f16(float low, float high) {
+__device__ __forceinline__ u32 cvt_rn_f16x2(float low, float high) {
   u32 bits;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
   return bits;
 }
 // 2^x, to two units in the last place; denormals become 0.
-__device__ __forceinline__ float exp2_approx(float x) {
+__device__ __forceinline__ float ex2_approx_ftz(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;

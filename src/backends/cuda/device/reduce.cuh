@@ -7,7 +7,7 @@ namespace headrace::cuda {
 
 // Adds to four floats, aligned to 16 bytes: each by itself, in any order with others. One
 // instruction from sm_90 on.
-__device__ __forceinline__ void reduce_add4(float* to, float x, float y, float z, float w) {
+__device__ __forceinline__ void red_add_v4_f32(float* to, float x, float y, float z, float w) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x),
                "f"(y), "f"(z), "f"(w)
@@ -24,62 +24,63 @@ __device__ __forceinline__ void reduce_add4(float* to, float x, float y, float z
 // A float from 2^23 to below 2^24 is, as a word, an integer and a constant. Adding 1.5 2^23 to a
 // number from -2^22 to below 2^22 rounds it to such an integer in the unit of products; a
 // conversion has that of the exponentials, at an eighth of the rate.
-inline constexpr float kFixedZero = 0x1.8p23f;
-inline constexpr u32 kFixedZeroWord = 0x4b400000;
+inline constexpr float kFixedMagic = 0x1.8p23f;
+inline constexpr u32 kFixedMagicBits = 0x4b400000;
 
 // Two words, `first` at the smaller address.
-__device__ __forceinline__ u64 pair_of(u32 first, u32 second) { return u64{second} << 32 | first; }
+__device__ __forceinline__ u64 pack_u64(u32 first, u32 second) { return u64{second} << 32 | first; }
 // Two numbers as integers above the constant; zeros with a `zero` of 0 are words that add nothing.
-__device__ __forceinline__ u64 fixed_pair(float first, float second, float zero) {
-  return pair_of(__float_as_uint(first + zero), __float_as_uint(second + zero));
+__device__ __forceinline__ u64 fixed_point_pair(float first, float second, float zero) {
+  return pack_u64(__float_as_uint(first + zero), __float_as_uint(second + zero));
 }
 // The same by conversions, of numbers to 2^30.
-__device__ __forceinline__ u64 converted_pair(float first, float second) {
-  const auto word = [](float x) { return static_cast<u32>(__float2int_rn(x)) + kFixedZeroWord; };
-  return pair_of(word(first), word(second));
+__device__ __forceinline__ u64 cvt_fixed_point_pair(float first, float second) {
+  const auto word = [](float x) { return static_cast<u32>(__float2int_rn(x)) + kFixedMagicBits; };
+  return pack_u64(word(first), word(second));
 }
-// Of numbers beyond 2^22 fixed_pair has the digits of a float, but not as integers above the
+// Of numbers beyond 2^22 fixed_point_pair has the digits of a float, but not as integers above the
 // constant. They become that.
-__device__ __forceinline__ u64 mended_pair(u64 pair) {
-  const auto number = [](u64 word) { return __uint_as_float(static_cast<u32>(word)) - kFixedZero; };
-  return converted_pair(number(pair), number(pair >> 32));
+__device__ __forceinline__ u64 reconverted_pair(u64 pair) {
+  const auto number = [](u64 word) {
+    return __uint_as_float(static_cast<u32>(word)) - kFixedMagic;
+  };
+  return cvt_fixed_point_pair(number(pair), number(pair >> 32));
 }
 // Bits that are not the same in all three, and that are set in one of them: as logic of three
 // operands. As expressions compilers make a chain of twice as many.
-__device__ __forceinline__ u32 differing_bits(u32 x, u32 y, u32 z) {
+__device__ __forceinline__ u32 lop3_differ(u32 x, u32 y, u32 z) {
   u32 bits;
   asm("lop3.b32 %0, %1, %2, %3, 0x7e;" : "=r"(bits) : "r"(x), "r"(y), "r"(z));
   return bits;
 }
-__device__ __forceinline__ u32 any_bits(u32 x, u32 y, u32 z) {
+__device__ __forceinline__ u32 lop3_or(u32 x, u32 y, u32 z) {
   u32 bits;
   asm("lop3.b32 %0, %1, %2, %3, 0xfe;" : "=r"(bits) : "r"(x), "r"(y), "r"(z));
   return bits;
 }
-// Bits in which the words of a fixed_pair are not those of its `zero`.
-__device__ __forceinline__ u32 unfixed_bits(u64 pair, float zero) {
-  return differing_bits(static_cast<u32>(pair), static_cast<u32>(pair >> 32),
-                        __float_as_uint(zero));
+// Bits in which the words of a fixed_point_pair are not those of its `zero`.
+__device__ __forceinline__ u32 overflow_bits(u64 pair, float zero) {
+  return lop3_differ(static_cast<u32>(pair), static_cast<u32>(pair >> 32), __float_as_uint(zero));
 }
 // Adds to a pair of sums as to one integer of 64 bits: there is no vector form of integer
 // additions. Aligned to 8 bytes, and in any order with others.
-__device__ __forceinline__ void reduce_add_pair(float* to, u64 pair) {
+__device__ __forceinline__ void red_add_u64(float* to, u64 pair) {
   asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(to), "l"(pair) : "memory");
 }
 // The two sums of `count` such pairs.
-__device__ __forceinline__ int2 split_pair(u64 sums, u32 count) {
-  sums -= count * pair_of(kFixedZeroWord, kFixedZeroWord);
+__device__ __forceinline__ int2 unpack_fixed_sums(u64 sums, u32 count) {
+  sums -= count * pack_u64(kFixedMagicBits, kFixedMagicBits);
   const auto first = static_cast<int>(sums);
   return {first, static_cast<int>(sums >> 32) - (first >> 31)};  // without what the first carried
 }
 
 // A counter that other CTAs advance, and what they wrote before.
-__device__ __forceinline__ u32 load_acquire(const u32* from) {
+__device__ __forceinline__ u32 ld_acquire(const u32* from) {
   u32 value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
   return value;
 }
-__device__ __forceinline__ void store_release(u32* to, u32 value) {
+__device__ __forceinline__ void st_release(u32* to, u32 value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 

@@ -19,29 +19,31 @@ inline constexpr u64 kEvictNormal = 0x1000000000000000ull;
 inline constexpr u64 kEvictFirst = 0x12F0000000000000ull;
 inline constexpr u64 kEvictLast = 0x14F0000000000000ull;
 
-__device__ __forceinline__ void tma_prefetch(const TensorMap* map) {
+__device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
 // The bytes of the whole box count towards the barrier, also those outside of the tensor.
-__device__ __forceinline__ void tma_load(u32 to, const TensorMap* map, u32 barrier, u64 policy,
-                                         int c0, int c1) {
+__device__ __forceinline__ void cp_async_bulk_tensor_load(u32 to, const TensorMap* map, u32 barrier,
+                                                          u64 policy, int c0, int c1) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       ".L2::cache_hint [%0], [%1, {%4, %5}], [%2], %3;" ::"r"(to),
       "l"(map), "r"(barrier), "l"(policy), "r"(c0), "r"(c1)
       : "memory");
 }
-__device__ __forceinline__ void tma_load(u32 to, const TensorMap* map, u32 barrier, u64 policy,
-                                         int c0, int c1, int c2, int c3) {
+__device__ __forceinline__ void cp_async_bulk_tensor_load(u32 to, const TensorMap* map, u32 barrier,
+                                                          u64 policy, int c0, int c1, int c2,
+                                                          int c3) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       ".L2::cache_hint [%0], [%1, {%4, %5, %6, %7}], [%2], %3;" ::"r"(to),
       "l"(map), "r"(barrier), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
-__device__ __forceinline__ void tma_load(u32 to, const TensorMap* map, u32 barrier, u64 policy,
-                                         int c0, int c1, int c2, int c3, int c4) {
+__device__ __forceinline__ void cp_async_bulk_tensor_load(u32 to, const TensorMap* map, u32 barrier,
+                                                          u64 policy, int c0, int c1, int c2,
+                                                          int c3, int c4) {
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       ".L2::cache_hint [%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;" ::"r"(to),
@@ -50,7 +52,8 @@ __device__ __forceinline__ void tma_load(u32 to, const TensorMap* map, u32 barri
 }
 
 // `bytes` of consecutive memory, no tensor: a multiple of 16, as both addresses are.
-__device__ __forceinline__ void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier) {
+__device__ __forceinline__ void cp_async_bulk_load(u32 to, const void* from, u32 bytes,
+                                                   u32 barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
       "[%3];" ::"r"(to),
@@ -60,22 +63,23 @@ __device__ __forceinline__ void bulk_load(u32 to, const void* from, u32 bytes, u
 
 // Stores and reductions belong to groups: commit closes one, the waits take the number of groups
 // that may still be under way. Threads that wrote `from` fence_proxy_async() first.
-__device__ __forceinline__ void tma_store(const TensorMap* map, u32 from, int c0, int c1) {
+__device__ __forceinline__ void cp_async_bulk_tensor_store(const TensorMap* map, u32 from, int c0,
+                                                           int c1) {
   asm volatile(
       "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
       "r"(from), "r"(c0), "r"(c1)
       : "memory");
 }
-__device__ __forceinline__ void tma_store(const TensorMap* map, u32 from, int c0, int c1, int c2,
-                                          int c3) {
+__device__ __forceinline__ void cp_async_bulk_tensor_store(const TensorMap* map, u32 from, int c0,
+                                                           int c1, int c2, int c3) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], "
       "[%1];" ::"l"(map),
       "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
-__device__ __forceinline__ void tma_store(const TensorMap* map, u32 from, int c0, int c1, int c2,
-                                          int c3, int c4) {
+__device__ __forceinline__ void cp_async_bulk_tensor_store(const TensorMap* map, u32 from, int c0,
+                                                           int c1, int c2, int c3, int c4) {
   asm volatile(
       "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], "
       "[%1];" ::"l"(map),
@@ -83,7 +87,8 @@ __device__ __forceinline__ void tma_store(const TensorMap* map, u32 from, int c0
       : "memory");
 }
 // Adds the box to the tensor, element by element, in the type of the map.
-__device__ __forceinline__ void tma_reduce_add(const TensorMap* map, u32 from, int c0, int c1) {
+__device__ __forceinline__ void cp_reduce_async_bulk_tensor_add(const TensorMap* map, u32 from,
+                                                                int c0, int c1) {
   asm volatile(
       "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], "
       "[%1];" ::"l"(map),
@@ -91,24 +96,24 @@ __device__ __forceinline__ void tma_reduce_add(const TensorMap* map, u32 from, i
       : "memory");
 }
 // Adds `bytes` (a multiple of 16) of consecutive floats.
-__device__ __forceinline__ void bulk_reduce_add(float* to, u32 from, u32 bytes) {
+__device__ __forceinline__ void cp_reduce_async_bulk_add_f32(float* to, u32 from, u32 bytes) {
   asm volatile(
       "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
       "r"(from), "r"(bytes)
       : "memory");
 }
-__device__ __forceinline__ void tma_commit() {
+__device__ __forceinline__ void cp_async_bulk_commit_group() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 // Until the sources have been read: shared memory may be written again.
-template <int kUnderWay>
-__device__ __forceinline__ void tma_wait_read() {
-  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kUnderWay) : "memory");
+template <int kPending>
+__device__ __forceinline__ void cp_async_bulk_wait_group_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 // Until the results are in global memory.
-template <int kUnderWay>
-__device__ __forceinline__ void tma_wait() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kUnderWay) : "memory");
+template <int kPending>
+__device__ __forceinline__ void cp_async_bulk_wait_group() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 }  // namespace headrace::cuda

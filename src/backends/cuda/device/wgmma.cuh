@@ -21,7 +21,7 @@ __device__ __forceinline__ u64 wgmma_descriptor(u32 address, u32 leading_bytes) 
 
 // The same matrix `bytes` further on. The address field must not overflow: it does not within
 // shared memory.
-__device__ __forceinline__ u64 wgmma_advance(u64 descriptor, u32 bytes) {
+__device__ __forceinline__ u64 wgmma_descriptor_advance(u64 descriptor, u32 bytes) {
   const u32 low = static_cast<u32>(descriptor) + (bytes >> 4);
   return (descriptor & 0xffffffff00000000ull) | low;
 }
@@ -30,22 +30,22 @@ __device__ __forceinline__ u64 wgmma_advance(u64 descriptor, u32 bytes) {
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
-__device__ __forceinline__ void wgmma_commit() {
+__device__ __forceinline__ void wgmma_commit_group() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-template <int kUnderWay>
-__device__ __forceinline__ void wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kUnderWay) : "memory");
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait_group() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 // The compiler does not know that wgmma writes later: after the wait, this keeps reads behind it.
 template <int kCount>
-__device__ __forceinline__ void wgmma_settle(float (&d)[kCount]) {
+__device__ __forceinline__ void warpgroup_fence_operand(float (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
 template <int kRows>
-__device__ __forceinline__ void wgmma_settle(u32 (&a)[kRows][4]) {
+__device__ __forceinline__ void warpgroup_fence_operand(u32 (&a)[kRows][4]) {
 #pragma unroll
   for (int i = 0; i < kRows; ++i)
 #pragma unroll
@@ -56,11 +56,11 @@ struct Bf16 {};
 struct F16 {};
 enum class Major : int { k = 0, mn = 1 };
 
-// Wgmma<Type, N>::ss<major of B>(d, descriptor of A, descriptor of B, adds): A from shared memory,
-// K-major. ::rs<major of B>(d, a, descriptor of B, adds): A from registers, the four of a 16 x 16
-// fragment of mma.cuh in each warp. `adds` 0: d is overwritten.
+// WgmmaM64K16<Type, N>::ss<major of B>(d, descriptor of A, descriptor of B, adds): A from shared
+// memory, K-major. ::rs<major of B>(d, a, descriptor of B, adds): A from registers, the four of a
+// 16 x 16 fragment of mma.cuh in each warp. `adds` 0: d is overwritten.
 template <class Type, int N>
-struct Wgmma;
+struct WgmmaM64K16;
 
 // ---- the table
 // Eight registers: their numbers, their constraints.
@@ -108,7 +108,7 @@ struct Wgmma;
 // One width: N, N / 16, then the numbers of the operands after the N / 2 accumulators.
 #define HEADRACE_WGMMA(type, ptx, n, eights, x0, x1, x2, x3, x4, x5, x6)                         \
   template <>                                                                                    \
-  struct Wgmma<type, n> {                                                                        \
+  struct WgmmaM64K16<type, n> {                                                                  \
     template <Major kMajorB>                                                                     \
     static __device__ __forceinline__ void ss(float (&d)[n / 2], u64 a, u64 b, int adds) {       \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #x2                                      \

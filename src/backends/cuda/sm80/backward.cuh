@@ -84,17 +84,17 @@ class Gradients : ScoreGradients<T, kIsGeneral, Shape> {
     this->load_query(at);
     this->load_dout(at);
     this->write_score_rows(at);
-    cp_async_commit();
+    cp_async_commit_group();
 #pragma unroll 1
     for (; num_steps > 0; --num_steps) {
       Step next{at.head, at.first_row + kRows, (at.stage + 1) % kTile.q_stages};
       if (next.first_row >= unit().rows.end) next = {at.head + 1, begin, next.stage};
       const bool has_next = num_steps > 1;
-      cp_async_wait<0>();
+      cp_async_wait_group<0>();
       __syncthreads();
       if (kTile.q_stages == 2 && has_next) {
         this->load_query(next);
-        cp_async_commit();
+        cp_async_commit_group();
       }
       Scores s, dp;
       this->find_products(at, s, dp);
@@ -107,7 +107,7 @@ class Gradients : ScoreGradients<T, kIsGeneral, Shape> {
       __syncthreads();
       if (has_next) {
         this->load_dout(next);
-        cp_async_commit();
+        cp_async_commit_group();
       }
       if constexpr (kTile.in_turn) {
         store_scores(dp, kSmem.ds);
@@ -119,7 +119,7 @@ class Gradients : ScoreGradients<T, kIsGeneral, Shape> {
       if (kTile.q_stages == 1 && has_next) {
         __syncthreads();
         this->load_query(next);
-        cp_async_commit();
+        cp_async_commit_group();
       }
       at = next;
     }
@@ -162,7 +162,7 @@ class Gradients : ScoreGradients<T, kIsGeneral, Shape> {
       store_scores(dp, kSmem.ds);
       arrive(written);
       if (i + 1 < num_steps) fill(next, filled + 8 * next.stage);
-      named_barrier_sync(1 + warp() / kGroup, 32 * kGroup);
+      bar_sync(1 + warp() / kGroup, 32 * kGroup);
       add_to_keys(kSmem.p, this->dout_of(at.stage), dv_);
       if constexpr (!kTile.dq_first) add_to_keys(kSmem.ds, this->q_of(at.stage), dk_);
       mbarrier_wait(written, i & 1);
@@ -174,15 +174,15 @@ class Gradients : ScoreGradients<T, kIsGeneral, Shape> {
     }
     __syncthreads();
     if (threadIdx.x == 0)
-      for (int n = 0; n < 4; ++n) mbarrier_invalidate(filled + 8 * n);
+      for (int n = 0; n < 4; ++n) mbarrier_inval(filled + 8 * n);
   }
   __device__ __forceinline__ void fill(const Step& at, u32 barrier) const {
     this->load_query(at);
     this->load_dout(at);
     if (c_.is_aligned) {
-      cp_async_arrive(barrier);
+      cp_async_mbarrier_arrive_noinc(barrier);
     } else {
-      cp_async_wait<0>();
+      cp_async_wait_group<0>();
       mbarrier_arrive(barrier);
     }
   }
@@ -268,8 +268,8 @@ class Gradients : ScoreGradients<T, kIsGeneral, Shape> {
         const float(&x)[4] = sums[n / 2][j];
         const float(&y)[4] = sums[n / 2][j + 1];
         if (kIsWhole || column + 8 * j < c_.rows.dq_floats)
-          reduce_add4(block + 64 * j, x[n % 2 * 2], x[n % 2 * 2 + 1], y[n % 2 * 2],
-                      y[n % 2 * 2 + 1]);
+          red_add_v4_f32(block + 64 * j, x[n % 2 * 2], x[n % 2 * 2 + 1], y[n % 2 * 2],
+                         y[n % 2 * 2 + 1]);
       }
     }
   }
@@ -288,13 +288,13 @@ class Gradients : ScoreGradients<T, kIsGeneral, Shape> {
   }
   __device__ void wait_for_turn(const Step& at) const {
     if (lane() == 0)
-      while (load_acquire(turn_of(at)) != my_turn(at)) __nanosleep(64);
+      while (ld_acquire(turn_of(at)) != my_turn(at)) __nanosleep(64);
     __syncwarp();
   }
   __device__ void end_turn(const Step& at) const {
     __threadfence();
     __syncwarp();
-    if (lane() == 0) store_release(turn_of(at), my_turn(at) + 1);
+    if (lane() == 0) st_release(turn_of(at), my_turn(at) + 1);
   }
 
   // ---- results

@@ -83,8 +83,8 @@ class BiasGradient : ScoreGradients<T, true, Shape> {
     this->load_query(at);
     this->load_dout(at);
     this->write_score_rows(at);
-    cp_async_commit();
-    cp_async_wait<0>();
+    cp_async_commit_group();
+    cp_async_wait_group<0>();
     __syncthreads();
     Scores s, dp;
     this->find_products(at, s, dp);

@@ -21,11 +21,11 @@ struct PlainOperand {
       : a_(lane_address_rows_first<kRowBytes>(tile, lane)),
         b_(lane_address_pieces_first<kRowBytes>(tile, lane)) {}
   __device__ __forceinline__ void load_a(int step, int block, u32 (&a)[4]) const {
-    ldmatrix(a, at_step(a_, step) + static_cast<u32>(16 * block * kRowBytes));
+    ldmatrix_x4(a, at_step(a_, step) + static_cast<u32>(16 * block * kRowBytes));
   }
   // Of column blocks 2 `pair` and the next.
   __device__ __forceinline__ void load_b(int step, int pair, u32 (&b)[4]) const {
-    ldmatrix(b, at_step(b_, step) + static_cast<u32>(16 * pair * kRowBytes));
+    ldmatrix_x4(b, at_step(b_, step) + static_cast<u32>(16 * pair * kRowBytes));
   }
 
  private:
@@ -41,11 +41,11 @@ struct TransposedOperand {
       : a_(at_step(lane_address_pieces_first<kRowBytes>(tile, lane), column / 16)),
         b_(at_step(lane_address_rows_first<kRowBytes>(tile, lane), column / 16)) {}
   __device__ __forceinline__ void load_a(int step, int block, u32 (&a)[4]) const {
-    ldmatrix_transposed(a, at_step(a_, block) + static_cast<u32>(16 * step * kRowBytes));
+    ldmatrix_x4_trans(a, at_step(a_, block) + static_cast<u32>(16 * step * kRowBytes));
   }
   // Of column blocks 2 `pair` and the next.
   __device__ __forceinline__ void load_b(int step, int pair, u32 (&b)[4]) const {
-    ldmatrix_transposed(b, at_step(b_, pair) + static_cast<u32>(16 * step * kRowBytes));
+    ldmatrix_x4_trans(b, at_step(b_, pair) + static_cast<u32>(16 * step * kRowBytes));
   }
 
  private:

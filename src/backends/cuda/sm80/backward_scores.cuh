@@ -97,14 +97,14 @@ class ScoreGradients {
   __device__ void load_keys_and_values() {
     load_keys(args_.k, p_.head_dim, smem(kSmem.k));
     load_keys(args_.v, p_.head_dim_v, smem(kTile.holds_v ? kSmem.q : kSmem.v));
-    cp_async_commit();
+    cp_async_commit_group();
     if constexpr (kTile.holds_v) {
-      cp_async_wait<0>();
+      cp_async_wait_group<0>();
       __syncthreads();
       const u32 from = lane_address_two_steps<kRowBytes>(
           smem(kSmem.q) + static_cast<u32>(warp_key() * kRowBytes), lane());
 #pragma unroll
-      for (int step = 0; step < kSteps; step += 2) ldmatrix(v_[step / 2], at_step(from, step));
+      for (int step = 0; step < kSteps; step += 2) ldmatrix_x4(v_[step / 2], at_step(from, step));
       __syncthreads();
     }
   }
@@ -127,7 +127,7 @@ class ScoreGradients {
     const int idx = static_cast<int>(threadIdx.x) % kPieces;
     if (threadIdx.x < 2 * kPieces) {
       const bool is_d = threadIdx.x >= kPieces;
-      cp_async16(
+      cp_async_cg_16(
           smem(kSmem.numbers) + static_cast<u32>(((2 * at.stage + is_d) * kPieces + idx) * 16),
           (is_d ? c_.rows.d : c_.rows.lse) + padded_index_of(at) + 4 * idx);
     }
@@ -155,7 +155,7 @@ class ScoreGradients {
       Product::add(
           load_a,
           [&](int step, int, u32(&b)[4]) {
-            if (step % 2 == 0) ldmatrix(two_steps, at_step(from, step));
+            if (step % 2 == 0) ldmatrix_x4(two_steps, at_step(from, step));
             b[0] = two_steps[step % 2 * 2];
             b[1] = two_steps[step % 2 * 2 + 1];
           },
@@ -240,8 +240,8 @@ class ScoreGradients {
   // In float the lse is the natural one: to round it again would cost as much as all else.
   __device__ __forceinline__ float probability(float s, float lse) const {
     const float scale = kIsGeneral ? 1.0f : c_.numbers.scale;
-    if constexpr (kIsFloat) return exp2_approx(fmaf(s, scale, -lse) * kLog2E);
-    return exp2_approx(fmaf(s, scale * kLog2E, -lse));
+    if constexpr (kIsFloat) return ex2_approx_ftz(fmaf(s, scale, -lse) * kLog2E);
+    return ex2_approx_ftz(fmaf(s, scale * kLog2E, -lse));
   }
 
   // 1 - tanh^2 of the scores before the softcap, as 4 e / (1 + e)^2 with e = exp(-2 |x|): where the
@@ -256,7 +256,7 @@ class ScoreGradients {
       float& x = slope[n / 2][n % 2];
       x = 1.0f;
       if (!has_cap) continue;
-      const float e = exp2_approx(-fabsf(s[n / 2][2 * kHalf + n % 2] * factor));
+      const float e = ex2_approx_ftz(-fabsf(s[n / 2][2 * kHalf + n % 2] * factor));
       x = __fdividef(4.0f * e, (1.0f + e) * (1.0f + e));
     }
   }

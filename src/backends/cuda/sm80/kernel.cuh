@@ -153,19 +153,20 @@ class Task {
 #pragma unroll 8
       for (int round = 0; round < kRounds; ++round)
         for_piece(round, [](u32 to, const T* from, int count) {
-          cp_async16(to, from, count * static_cast<int>(sizeof(T)));
+          cp_async_cg_16(to, from, count * static_cast<int>(sizeof(T)));
         });
     } else {
 #pragma unroll 1
       for (int round = 0; round < kRounds; ++round) for_piece(round, copy_piece<T>);
     }
-    cp_async_commit();
+    cp_async_commit_group();
   }
   __device__ __forceinline__ void read_query(int step, u32 (&q)[kRowBlocks][4]) const {
     const u32 tile = smem(kSmem.q) + static_cast<u32>(warp() * kWarpRows * kRowBytes);
     const u32 at = at_step(lane_address_rows_first<kRowBytes>(tile, lane()), step);
 #pragma unroll
-    for (int b = 0; b < kRowBlocks; ++b) ldmatrix(q[b], at + static_cast<u32>(16 * b * kRowBytes));
+    for (int b = 0; b < kRowBlocks; ++b)
+      ldmatrix_x4(q[b], at + static_cast<u32>(16 * b * kRowBytes));
   }
 
   static __device__ __forceinline__ int first_key_of(int tile) {
@@ -214,9 +215,9 @@ class Task {
     load_query();
     load_k(0);
     if constexpr (kTile.stages == 2) load_v(0);
-    cp_async_commit();
+    cp_async_commit_group();
     if constexpr (kTile.holds_q) {
-      cp_async_wait<1>();
+      cp_async_wait_group<1>();
       __syncwarp();
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) read_query(step, q_[step]);
@@ -224,7 +225,7 @@ class Task {
 #pragma unroll 1
     for (int tile = 0; tile < num_tiles; ++tile) {
       float s[kRowBlocks][kKeyBlocks][4];
-      cp_async_wait<0>();
+      cp_async_wait_group<0>();
       __syncthreads();
       const WarpTiles mine = tiles();
       // The votes tell the compiler that the warp agrees.
@@ -235,19 +236,19 @@ class Task {
           load_k(tile + 1);
           load_v(tile + 1);
         }
-        cp_async_commit();
+        cp_async_commit_group();
         if (is_seen) {
           find_scores(tile, s);
           find_probs(tile, is_whole, s);
         }
       } else {
         load_v(tile);
-        cp_async_commit();
+        cp_async_commit_group();
         if (is_seen) find_scores(tile, s);
-        cp_async_wait<0>();
+        cp_async_wait_group<0>();
         __syncthreads();
         if (tile + 1 < num_tiles) load_k(tile + 1);
-        cp_async_commit();
+        cp_async_commit_group();
         if (is_seen) find_probs(tile, is_whole, s);
       }
       if (is_seen)
@@ -320,7 +321,7 @@ class Task {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float& x = s[b()][j][2 * half() + i];
-          x = exp2_approx(fmaf(x, scale, -reference[b()][half()]));
+          x = ex2_approx_ftz(fmaf(x, scale, -reference[b()][half()]));
           sum[b()][half()] += x;
         }
       });

@@ -61,7 +61,7 @@ template <class T>
 __device__ __forceinline__ void load_piece(u32 to, const T* from, int count, bool exists,
                                            bool is_aligned) {
   if (is_aligned) {
-    cp_async16(to, from, exists ? count * static_cast<int>(sizeof(T)) : 0);
+    cp_async_cg_16(to, from, exists ? count * static_cast<int>(sizeof(T)) : 0);
   } else {
     copy_piece(to, from, exists ? count : 0);
   }
@@ -82,7 +82,7 @@ __device__ __forceinline__ void load_tile(u32 to, const T* from, std::int64_t st
     if (count == 0) return;
 #pragma unroll
     for (int i = 0; i < kRows / Mine::kStep; ++i)
-      cp_async16(to + Mine::template offset<Swizzle>(first + i * Mine::kStep), from + i * step);
+      cp_async_cg_16(to + Mine::template offset<Swizzle>(first + i * Mine::kStep), from + i * step);
     return;
   }
 #pragma unroll 1

@@ -53,16 +53,16 @@ template <class T>
 struct Pair;
 template <>
 struct Pair<__nv_bfloat16> {
-  static __device__ __forceinline__ u32 pack(float a, float b) { return pack_bf16(a, b); }
+  static __device__ __forceinline__ u32 pack(float a, float b) { return cvt_rn_bf16x2(a, b); }
   static __device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    mma_bf16(d, a, b0, b1);
+    mma_m16n8k16_bf16(d, a, b0, b1);
   }
 };
 template <>
 struct Pair<__half> {
-  static __device__ __forceinline__ u32 pack(float a, float b) { return pack_f16(a, b); }
+  static __device__ __forceinline__ u32 pack(float a, float b) { return cvt_rn_f16x2(a, b); }
   static __device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    mma_f16(d, a, b0, b1);
+    mma_m16n8k16_f16(d, a, b0, b1);
   }
 };
 
@@ -85,7 +85,7 @@ struct Multiply {
 #pragma unroll
       for (int j = 0; j < kKeyBlocks; j += 2) {
         u32 k[4];
-        ldmatrix(k, at + static_cast<u32>(8 * j * kRowBytes));
+        ldmatrix_x4(k, at + static_cast<u32>(8 * j * kRowBytes));
 #pragma unroll
         for (int b = 0; b < kRowBlocks; ++b) {
           Pair<T>::mma(s[b][j], q[b], k[0], k[1]);
@@ -113,7 +113,7 @@ struct Multiply {
 #pragma unroll
       for (int c = 0; c < kDim / 16; ++c) {
         u32 v[4];
-        ldmatrix_transposed(v, at_step(v_lane, c) + static_cast<u32>(16 * j * kRowBytes));
+        ldmatrix_x4_trans(v, at_step(v_lane, c) + static_cast<u32>(16 * j * kRowBytes));
 #pragma unroll
         for (int b = 0; b < kRowBlocks; ++b) {
           Pair<T>::mma(o[b][2 * c], a[j][b], v[0], v[1]);
@@ -139,9 +139,9 @@ __device__ __forceinline__ void mma_split(float (&d)[4], float (&small)[4], cons
                                           Split b0, Split b1) {
   const u32 high[4] = {a[0].high, a[1].high, a[2].high, a[3].high};
   const u32 low[4] = {a[0].low, a[1].low, a[2].low, a[3].low};
-  mma_tf32(small, low, b0.high, b1.high);
-  mma_tf32(d, high, b0.high, b1.high);
-  mma_tf32(small, high, b0.low, b1.low);
+  mma_m16n8k8_tf32(small, low, b0.high, b1.high);
+  mma_m16n8k8_tf32(d, high, b0.high, b1.high);
+  mma_m16n8k8_tf32(small, high, b0.low, b1.low);
 }
 
 // Float. Sums of kChain steps at most are left to the tensor cores, and added up by rounding.
@@ -179,7 +179,7 @@ struct Multiply<float, kDim, kRowBlocks, kKeyBlocks> {
 #pragma unroll
         for (int j = 0; j < kKeyBlocks; j += 2) {
           u32 k[4];
-          ldmatrix(k, at + static_cast<u32>(8 * j * kRowBytes));
+          ldmatrix_x4(k, at + static_cast<u32>(8 * j * kRowBytes));
           Split y[4];
 #pragma unroll
           for (int n = 0; n < 4; ++n) y[n] = split_float(__uint_as_float(k[n]));

@@ -37,7 +37,7 @@ __device__ __forceinline__ RowStep next_maximum(const float (&s)[kBlocks][4], fl
   const float used = finite_maximum(top), reference = fmaf(used, scale, -shift);
   const bool is_large = is_large_reference<kIsFloat>(reference);
   const float change = is_large ? (before - used) * scale : fmaf(before, scale, -shift) - reference;
-  return {reference, exp2_approx(change), is_large};
+  return {reference, ex2_approx_ftz(change), is_large};
 }
 
 template <bool kIsFloat, int kHalf, int kBlocks>

@@ -15,7 +15,9 @@ struct Bf16Element {
   static constexpr bool kHasFloatRange = true;  // 8 bits of exponent
   static constexpr int kLift = 0, kGrowth = 9;  // see Softmax; 2^9 outweighs all that bf16 shows
   static constexpr int kPreciseLift = -40;
-  static __device__ __forceinline__ u32 pack(float low, float high) { return pack_bf16(low, high); }
+  static __device__ __forceinline__ u32 pack(float low, float high) {
+    return cvt_rn_bf16x2(low, high);
+  }
   static __device__ __forceinline__ float2 unpack(u32 x) {
     return {__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u)};
   }
@@ -30,7 +32,9 @@ struct F16Element {
   static constexpr bool kHasFloatRange = false;
   static constexpr int kLift = 11, kGrowth = 4;  // weights up to 2^15
   static constexpr int kPreciseLift = 15;
-  static __device__ __forceinline__ u32 pack(float low, float high) { return pack_f16(low, high); }
+  static __device__ __forceinline__ u32 pack(float low, float high) {
+    return cvt_rn_f16x2(low, high);
+  }
   static __device__ __forceinline__ float2 unpack(u32 x) {
     return __half22float2(*reinterpret_cast<const __half2*>(&x));
   }

@@ -33,7 +33,8 @@ __device__ __forceinline__ Sums load_sums(const float* part, int thread) {
 template <bool kIsFixed>
 __device__ __forceinline__ float4 sums_of(const uint4& x, u32 count) {
   if constexpr (kIsFixed) {
-    const int2 a = split_pair(pair_of(x.x, x.y), count), b = split_pair(pair_of(x.z, x.w), count);
+    const int2 a = unpack_fixed_sums(pack_u64(x.x, x.y), count),
+               b = unpack_fixed_sums(pack_u64(x.z, x.w), count);
     return {static_cast<float>(a.x), static_cast<float>(a.y), static_cast<float>(b.x),
             static_cast<float>(b.y)};
   } else {

@@ -54,10 +54,10 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
   if (!exists(keys)) return;
   const Walk<kTile> walk(params, keys);
   if (threadIdx.x == 0) {
-    tma_prefetch(&maps.q);
-    tma_prefetch(&maps.k);
-    tma_prefetch(&maps.v);
-    tma_prefetch(&maps.dout);
+    prefetch_tensormap(&maps.q);
+    prefetch_tensormap(&maps.k);
+    prefetch_tensormap(&maps.v);
+    prefetch_tensormap(&maps.dout);
     init_barriers<kTile>(smem);
   }
   __syncthreads();

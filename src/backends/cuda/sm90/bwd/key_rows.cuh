@@ -38,7 +38,7 @@ class KeyRows {
   using StageQ = Stage<stages_q(kTile)>;
   using StageDout = Stage<stages_dout(kTile)>;
   using StageDs = Stage<kStagesDs>;
-  using Scores = Wgmma<typename Element::Operand, kQueries>;
+  using Scores = WgmmaM64K16<typename Element::Operand, kQueries>;
   // Wide tiles make dS from P as the tensor cores have it. Of f16, below 2^-14, digits are missing:
   // most of P behind a few hundred keys.
   static constexpr int kWeightShift =
@@ -104,7 +104,7 @@ class KeyRows {
                      "r"(0)
                      : "memory");
     fence_proxy_async();
-    named_barrier_sync(kGroupBarrier + static_cast<int>(threadIdx.x >> 7), 128);
+    bar_sync(kGroupBarrier + static_cast<int>(threadIdx.x >> 7), 128);
   }
 
   // ---- products
@@ -122,9 +122,9 @@ class KeyRows {
     const u64 b = wgmma_descriptor(queries, 16);
 #pragma unroll
     for (int i = 0; i < kColumns / 16; ++i)
-      Scores::template ss<Major::k>(to, wgmma_advance(a, i % 4 * 32 + i / 4 * kSlabK),
-                                    wgmma_advance(b, i % 4 * 32 + i / 4 * kSlabQ), 1);
-    wgmma_commit();
+      Scores::template ss<Major::k>(to, wgmma_descriptor_advance(a, i % 4 * 32 + i / 4 * kSlabK),
+                                    wgmma_descriptor_advance(b, i % 4 * 32 + i / 4 * kSlabQ), 1);
+    wgmma_commit_group();
   }
   // dV += P^T dO, dK += dS^T Q. With `adds` 0 they begin. At most 128 columns at a time: a wider
   // instruction reads no less, and wants more registers than some launches begin with.
@@ -132,7 +132,7 @@ class KeyRows {
   static __device__ __forceinline__ void add_product(float (&to)[kColumns / 2],
                                                      const Packed& weights, u32 queries, int adds) {
     constexpr int kWidth = kColumns > 192 ? 128 : kColumns;
-    using Sums = Wgmma<typename Element::Operand, kWidth>;
+    using Sums = WgmmaM64K16<typename Element::Operand, kWidth>;
     static_assert(kColumns % kWidth == 0);
 #pragma unroll
     for (int part = 0; part < kColumns / kWidth; ++part) {
@@ -140,7 +140,7 @@ class KeyRows {
       auto& sums = reinterpret_cast<float(&)[kWidth / 2]>(to[part * (kWidth / 2)]);
 #pragma unroll
       for (int i = 0; i < kQueries / 16; ++i)
-        Sums::template rs<Major::mn>(sums, weights[i], wgmma_advance(b, i * 2048),
+        Sums::template rs<Major::mn>(sums, weights[i], wgmma_descriptor_advance(b, i * 2048),
                                      i == 0 ? adds : 1);
     }
   }
@@ -264,7 +264,7 @@ class KeyRows {
   }
   // S^T - lse / scale to P^T 2^kWeightShift, with masks.
   __device__ __forceinline__ void make_p(Elements& s, int step, const Step& at) {
-    wgmma_settle(s);
+    warpgroup_fence_operand(s);
     if (has_softcap()) cap(s, step);
     mask(s, at);
 #pragma unroll
@@ -343,7 +343,7 @@ class KeyRows {
   // Part `part`, 64 x 64, of a block of dQ. In fixed point narrow tiles add a constant of `zero`:
   // that of 0, for numbers that are 0, makes it a part that is not counted.
   __device__ __forceinline__ void send_dq(const Step& at, int part, const float (&x)[4 * kDqGroups],
-                                          u32 scales, float zero = kFixedZero) const {
+                                          u32 scales, float zero = kFixedMagic) const {
     float* const to = p_.rows.dq + std::int64_t{at.padded} * (kQueries * kDim) + part * kDqPart +
                       (threadIdx.x & 127) * (kIsFixed ? 2 : 4);
     if constexpr (kIsFixed) {
@@ -354,14 +354,15 @@ class KeyRows {
         const float factor = i % 2 == 0 ? scale.x : scale.y;
         const float first = x[2 * i] * factor, second = x[2 * i + 1] * factor;
         // In wide tiles nobody waits for this warpgroup: conversions are done beside exponentials.
-        pairs[i] = kTile.is_wide ? converted_pair(first, second) : fixed_pair(first, second, zero);
-        reduce_add_pair(to + i * 256, pairs[i]);
+        pairs[i] = kTile.is_wide ? cvt_fixed_point_pair(first, second)
+                                 : fixed_point_pair(first, second, zero);
+        red_add_u64(to + i * 256, pairs[i]);
       }
       if constexpr (!kTile.is_wide) mend_dq(to, pairs, zero);
     } else {
 #pragma unroll
       for (int j = 0; j < kDqGroups; ++j)
-        reduce_add4(to + j * 512, x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
+        red_add_v4_f32(to + j * 512, x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
     }
   }
   // What is missing of pairs with a number beyond 2^22, and hardly one is: their signs or exponents
@@ -372,12 +373,12 @@ class KeyRows {
     u32 differ = 0;
 #pragma unroll
     for (int i = 0; i < 2 * kDqGroups; i += 2)
-      differ = any_bits(differ, unfixed_bits(pairs[i], zero), unfixed_bits(pairs[i + 1], zero));
+      differ = lop3_or(differ, overflow_bits(pairs[i], zero), overflow_bits(pairs[i + 1], zero));
     if (!__any_sync(0xffffffffu, differ >> 23 != 0)) [[likely]]
       return;
 #pragma unroll
     for (int i = 0; i < 2 * kDqGroups; ++i)
-      reduce_add_pair(to + i * 256, mended_pair(pairs[i]) - pairs[i]);
+      red_add_u64(to + i * 256, reconverted_pair(pairs[i]) - pairs[i]);
   }
   // ---- dK and dV
   template <int kColumns>

@@ -54,11 +54,12 @@ class Loader {
   template <int kSlabs>
   __device__ __forceinline__ void load_keys(const TensorMap& map, int offset, int full) const {
     constexpr int kSlab = kTile.keys * kRowBytes;
-    mbarrier_arrive_expect(barrier(full), kSlabs * kSlab);
+    mbarrier_arrive_expect_tx(barrier(full), kSlabs * kSlab);
 #pragma unroll
     for (int s = 0; s < kSlabs; ++s)
-      tma_load(smem_ + offset + s * kSlab, &map, barrier(full), kEvictFirst, s * kSlabColumns,
-               keys_.row_k + keys_.first_key, keys_.kv_head, tensor_batch());
+      cp_async_bulk_tensor_load(smem_ + offset + s * kSlab, &map, barrier(full), kEvictFirst,
+                                s * kSlabColumns, keys_.row_k + keys_.first_key, keys_.kv_head,
+                                tensor_batch());
   }
 
   template <int kSlabs>
@@ -66,14 +67,14 @@ class Loader {
                                                const float* stats, int full, int to,
                                                int stat_to) const {
     constexpr int kSlab = kTile.queries * kRowBytes;
-    mbarrier_arrive_expect(barrier(full), kSlabs * kSlab + kSmem.stat);
+    mbarrier_arrive_expect_tx(barrier(full), kSlabs * kSlab + kSmem.stat);
 #pragma unroll
     for (int s = 0; s < kSlabs; ++s)
-      tma_load(smem_ + to + s * kSlab, &map, barrier(full), kEvictLast, s * kSlabColumns,
-               keys_.row_q + at.block * kTile.queries, keys_.kv_head * p_.group + at.head,
-               tensor_batch());
-    bulk_load(smem_ + stat_to, stats + std::int64_t{at.padded} * kTile.queries, kSmem.stat,
-              barrier(full));
+      cp_async_bulk_tensor_load(smem_ + to + s * kSlab, &map, barrier(full), kEvictLast,
+                                s * kSlabColumns, keys_.row_q + at.block * kTile.queries,
+                                keys_.kv_head * p_.group + at.head, tensor_batch());
+    cp_async_bulk_load(smem_ + stat_to, stats + std::int64_t{at.padded} * kTile.queries, kSmem.stat,
+                       barrier(full));
   }
 
   const Params& p_;

@@ -84,7 +84,7 @@ class Narrow : KeyRows<Variant> {
   using typename Base::Element;
   using typename Base::Elements;
   using typename Base::Packed;
-  using Dq = Wgmma<typename Element::Operand, kSlabColumns>;
+  using Dq = WgmmaM64K16<typename Element::Operand, kSlabColumns>;
   static_assert(kTile.keys == 2 * kGroupKeys && dq_parts(kTile) == 2);
   static_assert(kDim == kTile.head_dim_v);
 
@@ -106,12 +106,12 @@ class Narrow : KeyRows<Variant> {
     take_q(0, first);
     begin_scores(s_, 0, first);
     start_s(0);
-    wgmma_wait<0>();
+    wgmma_wait_group<0>();
     make_p(s_, 0, first);
     take_v();
     take_dout(0, first);
     start_dp(0);
-    wgmma_wait<0>();
+    wgmma_wait_group<0>();
     make_ds(0);
     announce_ds(0);
     begin_s(1, second, walk);
@@ -126,11 +126,11 @@ class Narrow : KeyRows<Variant> {
     start_s(step + 1);
     start_dv_dk(step);
     // Long before the fence of dS, which waits until the numbers have arrived.
-    send_dq(before, group_, dq_, scales_, step > 0 ? kFixedZero : 0.0f);
+    send_dq(before, group_, dq_, scales_, step > 0 ? kFixedMagic : 0.0f);
     // Everyone is done with dK of the step two before this one.
     if (threadIdx.x == 0 && walk.has(after_next)) loader_.load_q(step + 2, after_next);
     __syncwarp();
-    wgmma_wait<1>();
+    wgmma_wait_group<1>();
     make_p(s_, step + 1, next);
     take_dout(step + 1, next);  // its branches also keep the exponentials before the next wait
     end_dv_dk();
@@ -140,7 +140,7 @@ class Narrow : KeyRows<Variant> {
     // Everyone is done with dV of the step before this one.
     if (threadIdx.x == 128 && walk.has(after_next)) loader_.load_dout(step + 2, after_next);
     __syncwarp();
-    wgmma_wait<1>();
+    wgmma_wait_group<1>();
     make_ds(step + 1);
     begin_s(step + 2, after_next, walk);
     end_dq();
@@ -175,19 +175,19 @@ class Narrow : KeyRows<Variant> {
     wgmma_fence();
     add_product<kDim>(dv_, weights_, dout_address(step), step);
     add_product<kDim>(dk_, ds_, q_address(step), step);
-    wgmma_commit();
+    wgmma_commit_group();
   }
   __device__ __forceinline__ void end_dv_dk() {
-    wgmma_wait<0>();
-    wgmma_settle(dv_);
-    wgmma_settle(dk_);
-    wgmma_settle(weights_);
-    wgmma_settle(ds_);
+    wgmma_wait_group<0>();
+    warpgroup_fence_operand(dv_);
+    warpgroup_fence_operand(dk_);
+    warpgroup_fence_operand(weights_);
+    warpgroup_fence_operand(ds_);
   }
   // dQ = dS K: a part for each warpgroup, other rows or other columns.
   __device__ __forceinline__ void start_dq(int step) {
     constexpr bool kSplitsRows = num_slabs(kDim) == 1;
-    named_barrier_sync(ds_barrier(step, group_ ^ 1), 256);
+    bar_sync(ds_barrier(step, group_ ^ 1), 256);
     wgmma_fence();
     const u32 row = kSplitsRows ? group_ * 64 * kRowBytes : 0;
     const u32 slab = kSplitsRows ? 0 : group_ * kSlabK;
@@ -195,19 +195,19 @@ class Narrow : KeyRows<Variant> {
     const u64 b = wgmma_descriptor(not_hoisted(smem_ + kSmem.offset_k + slab), kSlabK);
 #pragma unroll
     for (int i = 0; i < kTile.keys / 16; ++i)
-      Dq::template ss<Major::mn>(dq_, wgmma_advance(a, i % 4 * 32 + i / 4 * kSlabQ),
-                                 wgmma_advance(b, i * 2048), i != 0);
-    wgmma_commit();
+      Dq::template ss<Major::mn>(dq_, wgmma_descriptor_advance(a, i % 4 * 32 + i / 4 * kSlabQ),
+                                 wgmma_descriptor_advance(b, i * 2048), i != 0);
+    wgmma_commit_group();
   }
   __device__ __forceinline__ void end_dq() {
-    wgmma_wait<0>();
-    wgmma_settle(dq_);
+    wgmma_wait_group<0>();
+    warpgroup_fence_operand(dq_);
   }
 
   // ---- elements
   // P and dS for the next products, dS also for dQ.
   __device__ __forceinline__ void make_ds(int step) {
-    wgmma_settle(dp_);
+    warpgroup_fence_operand(dp_);
     const u32 place = ds_place(step);
 #pragma unroll
     for (int i = 0; i < kQueries / 16; ++i) {
@@ -217,7 +217,7 @@ class Narrow : KeyRows<Variant> {
       });
       pack(weights_[i], s_, i);
       pack(ds_[i], dp_, i);
-      stmatrix_transposed(place + i * 16 * kRowBytes, ds_[i]);
+      stmatrix_x4_trans(place + i * 16 * kRowBytes, ds_[i]);
     }
     fence_proxy_async();
   }
@@ -229,7 +229,7 @@ class Narrow : KeyRows<Variant> {
   }
   // dS is there, and this warpgroup's dQ has read the one before.
   __device__ __forceinline__ void announce_ds(int step) {
-    named_barrier_arrive(ds_barrier(step, group_), 256);
+    bar_arrive(ds_barrier(step, group_), 256);
   }
 
   const Loader<kTile> loader_;

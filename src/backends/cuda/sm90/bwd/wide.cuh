@@ -27,21 +27,21 @@ class Wide : KeyRows<Variant> {
   __device__ __forceinline__ void run(const Walk<kTile>& walk) {
     const int role = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) >> 7, 0);
     if (role == kCopying) {
-      give_registers<kWideRegisters.copying>();
-      if (warp_ == 0 && elect_lane()) copy(walk);
+      setmaxnreg_dec<kWideRegisters.copying>();
+      if (warp_ == 0 && elect_sync()) copy(walk);
       return;
     }
     if (role == kValue) {
-      take_registers<kWideRegisters.value>();
+      setmaxnreg_inc<kWideRegisters.value>();
       compute_dv(walk);
       return;
     }
     if (role == kKey) {
-      take_registers<kWideRegisters.key>();
+      setmaxnreg_inc<kWideRegisters.key>();
       compute_dk(walk);
       return;
     }
-    give_registers<kWideRegisters.query>();
+    setmaxnreg_dec<kWideRegisters.query>();
     compute_dq(walk);
   }
 
@@ -134,7 +134,7 @@ class Wide : KeyRows<Variant> {
     take_k();
     take_q(0, now);
     start_s(s, 0, now);
-    wgmma_wait<0>();
+    wgmma_wait_group<0>();
     end_s(s, weights, 0, now);
 #pragma unroll 1
     for (int step = 0; step < last; ++step) {
@@ -143,15 +143,15 @@ class Wide : KeyRows<Variant> {
       start_sums<kDimV>(dv, weights, dout_address(step), step);
       take_q(step + 1, next);
       start_s(s, step + 1, next);
-      wgmma_wait<1>();
+      wgmma_wait_group<1>();
       end_sums(dv, weights, kBarriers.dout_empty + StageDout(step).index);
-      wgmma_wait<0>();
+      wgmma_wait_group<0>();
       end_s(s, weights, step + 1, next);
       now = next;
     }
     take_dout(last, now);
     start_sums<kDimV>(dv, weights, dout_address(last), last);
-    wgmma_wait<0>();
+    wgmma_wait_group<0>();
     end_sums(dv, weights, kBarriers.dout_empty + StageDout(last).index);
     store_dv(dv);
   }
@@ -170,7 +170,7 @@ class Wide : KeyRows<Variant> {
     take_v();
     take_dout(0, now);
     start_dp(dp, 0);
-    wgmma_wait<0>();
+    wgmma_wait_group<0>();
     end_dp(dp, 0);
     pack(ds, dp);
     write_ds(ds, 0);
@@ -182,9 +182,9 @@ class Wide : KeyRows<Variant> {
       start_sums<kDim>(dk, ds, q_address(step), step);
       take_dout(step + 1, next);
       start_dp(dp, step + 1);
-      wgmma_wait<1>();
+      wgmma_wait_group<1>();
       end_sums(dk, ds, kBarriers.q_empty + StageQ(step).index);
-      wgmma_wait<0>();
+      wgmma_wait_group<0>();
       end_dp(dp, step + 1);
       pack(ds, dp);
       wait_empty(kBarriers.ds_empty, StageDs(step + 1));
@@ -194,7 +194,7 @@ class Wide : KeyRows<Variant> {
     }
     take_q(last, now);
     start_sums<kDim>(dk, ds, q_address(last), last);
-    wgmma_wait<0>();
+    wgmma_wait_group<0>();
     end_sums(dk, ds, kBarriers.q_empty + StageQ(last).index);
     store_dk(dk);
   }
@@ -231,13 +231,13 @@ class Wide : KeyRows<Variant> {
                                                     const Packed& weights, u32 from, int step) {
     wgmma_fence();
     add_product<kColumns>(sums, weights, from, step);
-    wgmma_commit();
+    wgmma_commit_group();
   }
   template <int kCount>
   __device__ __forceinline__ void end_sums(float (&sums)[kCount], Packed& weights, int empty) {
-    wgmma_wait<0>();
-    wgmma_settle(sums);
-    wgmma_settle(weights);
+    wgmma_wait_group<0>();
+    warpgroup_fence_operand(sums);
+    warpgroup_fence_operand(weights);
     arrive(empty);
   }
   // P for dV; for the warpgroup of dK what dS is (dP - D) times: P, or with a softcap P and its
@@ -279,7 +279,7 @@ class Wide : KeyRows<Variant> {
 
   // dP^T becomes dS^T, in float. What it loads of P is consumed when dS has been written.
   __device__ __forceinline__ void end_dp(Elements& dp, int step) {
-    wgmma_settle(dp);
+    warpgroup_fence_operand(dp);
     arrive(kBarriers.dout_empty + StageDout(step).index);
     wait_full(kBarriers.p_full, StageDs(step));
 #pragma unroll
@@ -295,24 +295,25 @@ class Wide : KeyRows<Variant> {
   __device__ __forceinline__ void write_ds(const Packed& ds, int step) const {
     const u32 place = ds_place(step);
 #pragma unroll
-    for (int i = 0; i < kQueries / 16; ++i) stmatrix_transposed(place + i * 16 * kRowBytes, ds[i]);
+    for (int i = 0; i < kQueries / 16; ++i) stmatrix_x4_trans(place + i * 16 * kRowBytes, ds[i]);
     fence_proxy_async();
     arrive(kBarriers.ds_full + StageDs(step).index);
   }
 
   // 64 columns of dQ = dS K.
   __device__ __forceinline__ void compute_dq(float (&dq)[4 * kDqGroups], int step, int part) {
-    using Dq = Wgmma<typename Element::Operand, kSlabColumns>;
+    using Dq = WgmmaM64K16<typename Element::Operand, kSlabColumns>;
     wait_full(kBarriers.ds_full, StageDs(step));
     wgmma_fence();
     const u64 a = wgmma_descriptor(ds_address(step), 16);
     const u64 b = wgmma_descriptor(smem_ + kSmem.offset_k + part * kSlabK, kSlabK);
 #pragma unroll
     for (int i = 0; i < kTile.keys / 16; ++i)
-      Dq::template ss<Major::mn>(dq, wgmma_advance(a, i * 32), wgmma_advance(b, i * 2048), i != 0);
-    wgmma_commit();
-    wgmma_wait<0>();
-    wgmma_settle(dq);
+      Dq::template ss<Major::mn>(dq, wgmma_descriptor_advance(a, i * 32),
+                                 wgmma_descriptor_advance(b, i * 2048), i != 0);
+    wgmma_commit_group();
+    wgmma_wait_group<0>();
+    warpgroup_fence_operand(dq);
     if (part + 1 == dq_parts(kTile)) arrive(kBarriers.ds_empty + StageDs(step).index);
   }
 

@@ -30,7 +30,7 @@ class Consumer : TileScores<kTile, Element, kScores> {
         compute(work);
       }
     }
-    if (lane_ == 0) tma_wait_read<0>();
+    if (lane_ == 0) cp_async_bulk_wait_group_read<0>();
   }
 
  private:
@@ -83,8 +83,8 @@ class Consumer : TileScores<kTile, Element, kScores> {
   static_assert(!(kIsGeneral && kTile.is_flat), "a tile that is computed again has no next one");
   using RowSoftmax = Softmax<kKeys, Element::kLift, Element::kGrowth>;
   using Precise = PreciseSoftmax<kKeys, Element::kPreciseLift>;
-  using QK = Wgmma<typename Element::Operand, kKeys>;
-  using PV = Wgmma<typename Element::Operand, kDimV>;
+  using QK = WgmmaM64K16<typename Element::Operand, kKeys>;
+  using PV = WgmmaM64K16<typename Element::Operand, kDimV>;
 
   // ---- the schedule
   __device__ __forceinline__ Work next_work() {
@@ -113,8 +113,8 @@ class Consumer : TileScores<kTile, Element, kScores> {
 #pragma unroll
     for (int i = 0; i < kQSteps; ++i) {
       const int chunk = 2 * (i % 4) + (lane_ >> 4);
-      ldmatrix(q_[i], q_address_ + (i / 4) * kGroupRows * 128 +
-                          swizzle128(static_cast<u32>(row * 128 + chunk * 16)));
+      ldmatrix_x4(q_[i], q_address_ + (i / 4) * kGroupRows * 128 +
+                             swizzle128(static_cast<u32>(row * 128 + chunk * 16)));
     }
   }
   __device__ __forceinline__ void release_q() {
@@ -125,11 +125,11 @@ class Consumer : TileScores<kTile, Element, kScores> {
   // another's products. Each barrier is of the 128 threads that take a turn and the 128 that pass
   // it on. Only steps beside a P V do so; all warpgroups have as many.
   __device__ __forceinline__ void take_turn() {
-    if constexpr (kTile.takes_turns) named_barrier_sync(kTurnBarrier + group_, 256);
+    if constexpr (kTile.takes_turns) bar_sync(kTurnBarrier + group_, 256);
   }
   __device__ __forceinline__ void pass_turn() {
     if constexpr (kTile.takes_turns)
-      named_barrier_arrive(kTurnBarrier + (group_ + 1 == kTile.warpgroups ? 0 : group_ + 1), 256);
+      bar_arrive(kTurnBarrier + (group_ + 1 == kTile.warpgroups ? 0 : group_ + 1), 256);
   }
   __device__ __forceinline__ void start_s() {
     mbarrier_wait(barrier(kBarriers.k_full + k_.stage), k_.parity);
@@ -138,15 +138,16 @@ class Consumer : TileScores<kTile, Element, kScores> {
     [[maybe_unused]] const u64 q = wgmma_descriptor(q_address_, 16);
 #pragma unroll
     for (int i = 0; i < kDim / 16; ++i) {
-      const u64 k_i = wgmma_advance(k, (i % 4) * 32 + (i / 4) * kKeys * 128);
+      const u64 k_i = wgmma_descriptor_advance(k, (i % 4) * 32 + (i / 4) * kKeys * 128);
       if (i < kQSteps) {
         QK::template rs<Major::k>(s_, q_[i], k_i, kIsBiased || i != 0);
       } else {
-        QK::template ss<Major::k>(s_, wgmma_advance(q, (i % 4) * 32 + (i / 4) * kGroupRows * 128),
-                                  k_i, kIsBiased || i != 0);
+        QK::template ss<Major::k>(
+            s_, wgmma_descriptor_advance(q, (i % 4) * 32 + (i / 4) * kGroupRows * 128), k_i,
+            kIsBiased || i != 0);
       }
     }
-    wgmma_commit();
+    wgmma_commit_group();
   }
   // The first S of a tile. Its products have consumed the fragments of Q when they are issued.
   __device__ __forceinline__ void start_first_s() {
@@ -154,7 +155,7 @@ class Consumer : TileScores<kTile, Element, kScores> {
     if constexpr (kTile.q_in_registers) release_q();
   }
   __device__ __forceinline__ void end_s(const Work& work, int n) {
-    wgmma_settle(s_);
+    warpgroup_fence_operand(s_);
     release(kBarriers.k_empty, k_);
     if constexpr (!kTile.q_in_registers)
       if (n == work.last) release_q();
@@ -165,14 +166,15 @@ class Consumer : TileScores<kTile, Element, kScores> {
     const u64 v = wgmma_descriptor(smem_ + kSmem.offset_v + v_.stage * kSmem.v_stage, kKeys * 128);
 #pragma unroll
     for (int i = 0; i < kKeys / 16; ++i)
-      PV::template rs<Major::mn>(o_, weights_[i], wgmma_advance(v, i * 2048), i == 0 ? adds_ : 1);
-    wgmma_commit();
+      PV::template rs<Major::mn>(o_, weights_[i], wgmma_descriptor_advance(v, i * 2048),
+                                 i == 0 ? adds_ : 1);
+    wgmma_commit_group();
     adds_ = 1;
   }
   __device__ __forceinline__ void settle_pv() {
-    wgmma_wait<0>();
-    wgmma_settle(o_);
-    wgmma_settle(weights_);
+    wgmma_wait_group<0>();
+    warpgroup_fence_operand(o_);
+    warpgroup_fence_operand(weights_);
   }
   __device__ __forceinline__ void end_pv() {
     settle_pv();
@@ -229,7 +231,7 @@ class Consumer : TileScores<kTile, Element, kScores> {
             "r"(0)
             : "memory");
     fence_proxy_async();
-    named_barrier_sync(1 + group_, 128);
+    bar_sync(1 + group_, 128);
   }
 
   // ---- tiles
@@ -327,7 +329,7 @@ class Consumer : TileScores<kTile, Element, kScores> {
     start_first_s();
     release_bias(work.is_redo());
     fetch_bias(work, work.first - 1);
-    wgmma_wait<0>();
+    wgmma_wait_group<0>();
     end_s(work, work.first - 1);
     if constexpr (!kHasExactScores) make_scores(work, work.first - 1);
     first_weights(work, work.first - 1);
@@ -347,7 +349,7 @@ class Consumer : TileScores<kTile, Element, kScores> {
     pass_turn();
     release_bias(false);
     fetch_bias(work, n);
-    wgmma_wait<1>();
+    wgmma_wait_group<1>();
     end_s(work, n);
     const bool is_masked = make_scores(work, n);
     const bool moves = softmax_step(work, n, is_masked, factor);
@@ -377,7 +379,7 @@ class Consumer : TileScores<kTile, Element, kScores> {
       start_pv();
       pass_turn();
       const Ends ends = end_rows(work, sums_of(softmax_), false);
-      wgmma_wait<1>();
+      wgmma_wait_group<1>();
       end_s(next, next.first - 1);
       make_scores(next, next.first - 1);
       softmax_first(next.first - 1);
@@ -411,7 +413,7 @@ class Consumer : TileScores<kTile, Element, kScores> {
       end_pv();
       begin_with_bias(work, n, true);
       start_s();
-      wgmma_wait<0>();
+      wgmma_wait_group<0>();
       end_s(work, n);
       make_exact_scores(work, n);
       precise_.step(s_, exact_to_log2(), factor);

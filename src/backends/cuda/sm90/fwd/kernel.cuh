@@ -58,35 +58,35 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
   const u32 smem = (smem_address(smem_raw) + 1023) & ~1023u;
   const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) >> 7, 0);
   if (threadIdx.x == 0) {
-    tma_prefetch(&maps.q);
-    tma_prefetch(&maps.k);
-    tma_prefetch(&maps.v);
-    if constexpr (kTile.stages_out) tma_prefetch(&maps.out);
+    prefetch_tensormap(&maps.q);
+    prefetch_tensormap(&maps.k);
+    prefetch_tensormap(&maps.v);
+    if constexpr (kTile.stages_out) prefetch_tensormap(&maps.out);
     if constexpr (kTile.brings_bias)
-      if (params.has_bias_boxes != 0) tma_prefetch(&maps.bias);
+      if (params.has_bias_boxes != 0) prefetch_tensormap(&maps.bias);
     init_barriers<kTile>(smem);
   }
   __syncthreads();
-  let_next_kernel_begin();
+  griddep_launch_dependents();
   if constexpr (kTile.draws_masks) {
     if (group > kTile.warpgroups) {
-      give_registers<mask_registers(kTile)>();
+      setmaxnreg_dec<mask_registers(kTile)>();
       MaskMaker<kTile, typename Variant::Element>(params, smem).run();
       return;
     }
   }
   if (group > 0) {
-    take_registers<consumer_registers(kTile)>();
-    wait_for_previous_kernel();
+    setmaxnreg_inc<consumer_registers(kTile)>();
+    griddep_wait();
     Consumer<kTile, typename Variant::Element, Variant::kScores>(params, maps, smem, group - 1)
         .run();
     return;
   }
-  give_registers<producer_registers(kTile)>();
+  setmaxnreg_dec<producer_registers(kTile)>();
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) >> 5, 0);
   if (warp == 1) {
     Scheduler<kTile>(params, smem, static_cast<int>(threadIdx.x) & 31).run();
-  } else if (elect_lane()) {
+  } else if (elect_sync()) {
     if (warp == 0) QkCopier<kTile>(params, maps, smem).run();
     if (warp == 2) VCopier<kTile>(params, maps, smem).run();
     if constexpr (kTile.brings_bias)

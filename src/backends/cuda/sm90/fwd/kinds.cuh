@@ -102,7 +102,7 @@ struct Capped {
     float quotient;
     asm("rcp.approx.ftz.f32 %0, %1;"
         : "=f"(quotient)
-        : "f"(exp2_approx(fabsf(v) * (kCapRange * kLog2e)) + 1.0f));
+        : "f"(ex2_approx_ftz(fabsf(v) * (kCapRange * kLog2e)) + 1.0f));
     return copysignf(fmaf(-2.0f, quotient, 1.0f), v);
   }
   __device__ __forceinline__ float exponent(float v, float from, int i) const {

@@ -42,7 +42,7 @@ class Copier {
       if (code == kEnd) return;
       const int first = words[kWordFirst], last = words[kWordLast];
       if (code >= 0 && first > last) {
-        wait_for_previous_kernel();
+        griddep_wait();
         copy(words, first, last);
       }
       mbarrier_arrive(released_behind(static_cast<u32>(code ^ first ^ last),
@@ -56,11 +56,11 @@ class Copier {
                                        int empty, u32 parity, int column, int row, int head,
                                        int batch) {
     mbarrier_wait(barrier(empty), parity ^ 1);
-    mbarrier_arrive_expect(barrier(full), kSlabs * rows * 128);
+    mbarrier_arrive_expect_tx(barrier(full), kSlabs * rows * 128);
 #pragma unroll
     for (int s = 0; s < kSlabs; ++s)
-      tma_load(to + s * rows * 128, &map, barrier(full), policy, column + s * kSlabColumns, row,
-               head, batch);
+      cp_async_bulk_tensor_load(to + s * rows * 128, &map, barrier(full), policy,
+                                column + s * kSlabColumns, row, head, batch);
   }
 
   const Params& p_;
@@ -106,11 +106,11 @@ class QkCopier : Copier<kTile> {
       // A box has group_queries * pack rows, which may be less than 64.
       const int slab_bytes = p_.group_queries * p_.pack * 128;
       mbarrier_wait(barrier(kBarriers.q_empty + i), q_.parity ^ 1);
-      mbarrier_arrive_expect(full, num_slabs(kTile.head_dim) * slab_bytes);
+      mbarrier_arrive_expect_tx(full, num_slabs(kTile.head_dim) * slab_bytes);
 #pragma unroll
       for (int s = 0; s < num_slabs(kTile.head_dim); ++s)
-        tma_load(to + s * kGroupRows * 128, &maps_.q, full, kEvictFirst, s * kSlabColumns, 0,
-                 row + w * p_.group_queries, head, batch);
+        cp_async_bulk_tensor_load(to + s * kGroupRows * 128, &maps_.q, full, kEvictFirst,
+                                  s * kSlabColumns, 0, row + w * p_.group_queries, head, batch);
     }
     q_.next();
   }

@@ -39,7 +39,7 @@ class Scheduler {
       : p_(p), smem_(smem), lane_(lane), tickets_(p, lane) {}
 
   __device__ void run() {
-    if (p_.problem.is_ragged != 0) wait_for_previous_kernel();
+    if (p_.problem.is_ragged != 0) griddep_wait();
     tile_ = static_cast<int>(blockIdx.x);
     while (tile_ < p_.num_tiles && find(tile_)) {
       announce(tile_, 0);

@@ -93,7 +93,7 @@ struct Softmax {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& x = s[4 * j + 2 * r + e];
-          x = exp2_approx(score.exponent(x, from, 4 * j + 2 * r + e));
+          x = ex2_approx_ftz(score.exponent(x, from, 4 * j + 2 * r + e));
           part[r][e] += x;
         }
       }
@@ -154,7 +154,7 @@ struct Softmax {
       const bool moves = row_max(share[r]) > kMoveAboveShare;  // the four threads must agree
       // 2^-126 is the smallest factor that is no denormal.
       const float growth = moves ? fminf(__log2f(top[r]), 126.0f) : 0.0f;
-      factor[r] = exp2_approx(-growth);
+      factor[r] = ex2_approx_ftz(-growth);
       reference[r] += growth;
       sum[r] *= factor[r];
     }
@@ -176,7 +176,7 @@ struct Softmax {
       for (int r = 0; r < 2; ++r) {
         const float best = row_max(top[r]);
         const float next = grows(best, r) ? score.top(best, r) - kLift : reference[r];
-        factor[r] = grows(best, r) ? exp2_approx(reference[r] - next) : 1.0f;
+        factor[r] = grows(best, r) ? ex2_approx_ftz(reference[r] - next) : 1.0f;
         sum[r] *= factor[r];
         reference[r] = next;
       }
@@ -210,7 +210,7 @@ struct PreciseSoftmax {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float next = fmaxf(maximum[r], top[r]);
-      factor[r] = maximum[r] == next ? 1.0f : exp2_approx((maximum[r] - next) * c);
+      factor[r] = maximum[r] == next ? 1.0f : ex2_approx_ftz((maximum[r] - next) * c);
       sum[r] *= factor[r];
       maximum[r] = next;
       const float from = next == -INFINITY ? 0.0f : next;
@@ -219,7 +219,7 @@ struct PreciseSoftmax {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& x = s[4 * j + 2 * r + e];
-          x = exp2_approx(fmaf(x - from, c, static_cast<float>(kLift)));
+          x = ex2_approx_ftz(fmaf(x - from, c, static_cast<float>(kLift)));
           sum[r] += x;
         }
       }

@@ -140,14 +140,14 @@ class TileStore : public WarpRows<kTile, Element> {
     if (!is_redo) ends.rows &= ~tell_bad_rows(work, ends);
     // A warp stages its 16 rows and stores them without waiting for others.
     const u32 from = smem_ + kSmem.offset_o + group_ * kSmem.o_group + warp_ * 16 * 128;
-    if (lane_ == 0) tma_wait_read<0>();  // the store of the tile before
+    if (lane_ == 0) cp_async_bulk_wait_group_read<0>();  // the store of the tile before
     __syncwarp();
 #pragma unroll
     for (int j = 0; j < kDimV / 8; j += 2) {
       const int row = lane_ & 15, chunk = j % 8 + (lane_ >> 4);
       const u32 fragment[4] = {out[j][0], out[j][1], out[j + 1][0], out[j + 1][1]};
       // `from` is a multiple of 2048: the pattern begins there.
-      stmatrix(
+      stmatrix_x4(
           from + (j / 8) * kGroupRows * 128 + swizzle128(static_cast<u32>(row * 128 + chunk * 16)),
           fragment);
     }
@@ -161,9 +161,10 @@ class TileStore : public WarpRows<kTile, Element> {
         const int row = word(work, kWordRowQ) + query;
 #pragma unroll
         for (int slab = 0; slab < num_slabs(kDimV); ++slab)
-          tma_store(&maps_.out, from + slab * kGroupRows * 128, slab * kSlabColumns, row, at.head,
-                    p_.problem.is_ragged != 0 ? 0 : at.batch);
-        tma_commit();
+          cp_async_bulk_tensor_store(&maps_.out, from + slab * kGroupRows * 128,
+                                     slab * kSlabColumns, row, at.head,
+                                     p_.problem.is_ragged != 0 ? 0 : at.batch);
+        cp_async_bulk_commit_group();
       }
     } else {
       __syncwarp();

@@ -33,7 +33,7 @@ class Tickets {
   __device__ void open() {
     if (is_open_) return;
     is_open_ = true;
-    wait_for_previous_kernel();  // which may have the same workspace
+    griddep_wait();  // which may have the same workspace
     if (lane_ == 0) set_or_wait();
     __syncwarp();
   }

@@ -130,7 +130,7 @@ class TileScores : public TileStore<kTile, Element, kScores> {
 #pragma unroll
     for (int i = 0; i < kKeys / 16; ++i) {
       u32 x[4];
-      ldmatrix(x, from + i / 4 * kGroupRows * 128 + (place ^ static_cast<u32>(i % 4 * 32)));
+      ldmatrix_x4(x, from + i / 4 * kGroupRows * 128 + (place ^ static_cast<u32>(i % 4 * 32)));
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const float2 pair = Element::unpack(x[k]);
