@@ -45,8 +45,8 @@ UNITS = {
     "cuda_release_bwd": ["sm90/bwd/hd256", "sm90/bwd/hd128"],
     "cuda_release_sm80": ["sm80/bf16_hd64", "sm80/bf16_hd128"],
     "cuda_softmax": ["ops/softmax_f32"],
-    "cuda_backward_rows": ["common/backward_rows"],
-    "cuda_fixed_point": ["common/backward_rows", "sm90/bwd/finish", "sm90/bwd/hd64_fixed", "sm90/bwd/hd128_fixed",
+    "cuda_backward_rows": ["common/bwd_preprocess"],
+    "cuda_fixed_point": ["common/bwd_preprocess", "sm90/bwd/finish", "sm90/bwd/hd64_fixed", "sm90/bwd/hd128_fixed",
                          "sm90/bwd/hd256_fixed"],
 }
 OBJECTS = "src/CMakeFiles/headrace_objects.dir/"

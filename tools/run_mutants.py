@@ -70,7 +70,7 @@ ON_CPU = {
     "session": (units("Session*:*Tiny*"),),
     "masks": (units("VisibleKeys*"),),
     "door": (DOOR,),
-    "cuda_arithmetic": (units("Hopper*:Sm80*:BackwardRows*"),),
+    "cuda_arithmetic": (units("Hopper*:Sm80*:BwdPreprocess*"),),
 }
 ALL_ON_CPU = (
     units(),

@@ -47,7 +47,7 @@ std::string refuses(const Problem& p, const DeviceInfo& device) {
     return format_text("counts up to {} queries and keys of a sequence", kMaxBackwardCount);
   if (group_size(p) * ceil_div<std::int64_t>(p.seqlen_q, 16) > kMaxBackwardCount)
     return format_text("counts up to {} queries of the heads of a group", 16 * kMaxBackwardCount);
-  if (num_padded_parts(p) > kMaxParts) return "there are 2^32 parts of 128 queries or more";
+  if (num_padded_blocks(p) > kMaxPaddedBlocks) return "there are 2^32 parts of 128 queries or more";
   const int smem_bytes = smem_of(p, backward_tile_of(p, device.smem_bytes));
   if (device.smem_bytes != 0 && static_cast<std::int64_t>(device.smem_bytes) < smem_bytes)
     return format_text("needs {} bytes of shared memory, the GPU has {} a CTA", smem_bytes,
@@ -90,12 +90,12 @@ BackwardParams make_params(const Problem& p, const DeviceInfo& device, const Att
   const BackwardWorkspace x = backward_workspace(p, tile);
   BackwardParams params{.rows = {.problem = p,
                                  .args = args,
-                                 .d = reinterpret_cast<float*>(memory + x.d),
+                                 .delta = reinterpret_cast<float*>(memory + x.d),
                                  .lse = reinterpret_cast<float*>(memory + x.lse),
-                                 .lse_factor = dtype_of(p) == DType::f32 ? 1.0f : kLog2E,
-                                 .dq = reinterpret_cast<float*>(memory + x.dq),
-                                 .dq_floats = x.dq_floats,
-                                 .dq_order = SumsOrder::blocks,
+                                 .lse_scale = dtype_of(p) == DType::f32 ? 1.0f : kLog2E,
+                                 .dq_accum = reinterpret_cast<float*>(memory + x.dq),
+                                 .dq_accum_cols = x.dq_accum_cols,
+                                 .dq_accum_layout = DqAccumLayout::fragments,
                                  .error_word = error_word},
                         .numbers = score_numbers(p),
                         .order = unit_order(p, tiles_per_head(p, tile),
@@ -142,7 +142,7 @@ Status launch_bias_gradient(const Problem& p, const AttentionArgs& args, unsigne
                             std::uint32_t* error_word, Stream stream) {
   BackwardParams params = make_params(p, DeviceInfo{}, args, memory, error_word);
   params.order.num_heads = 0;
-  params.rows.dq = nullptr;
+  params.rows.dq_accum = nullptr;
   params.turns = nullptr;
   params.rows.problem.has_dsinks = 0;
   return instance_of(p)->launch(params, stream);

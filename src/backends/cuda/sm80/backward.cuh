@@ -235,7 +235,7 @@ class Gradients : ScoreGradients<T, kIsGeneral, Shape> {
       RowSums sums = {};
       multiply_keys(row, first_column + column, sums);
       if (column == 0 && c_.turns != nullptr) wait_for_turn(at);
-      if (c_.rows.dq_floats == kDim) {
+      if (c_.rows.dq_accum_cols == kDim) {
         reduce<true>(at, row, first_column + column, sums);
       } else {
         reduce<false>(at, row, first_column + column, sums);
@@ -257,9 +257,9 @@ class Gradients : ScoreGradients<T, kIsGeneral, Shape> {
   template <bool kIsWhole>
   __device__ __forceinline__ void reduce(const Step& at, int row, int column,
                                          const RowSums& sums) const {
-    const std::int64_t blocks = kIsWhole ? kDim / 16 : c_.rows.dq_floats / 16;  // of a row
-    float* to = c_.rows.dq + ((this->padded_index_of(at) + row) / 8 * blocks + column / 16) * 128 +
-                4 * lane();
+    const std::int64_t blocks = kIsWhole ? kDim / 16 : c_.rows.dq_accum_cols / 16;  // of a row
+    float* to = c_.rows.dq_accum +
+                ((this->padded_index_of(at) + row) / 8 * blocks + column / 16) * 128 + 4 * lane();
 #pragma unroll
     for (int n = 0; n < 2 * kRowBlocks; ++n) {
       float* block = to + n * blocks * 128;
@@ -267,7 +267,7 @@ class Gradients : ScoreGradients<T, kIsGeneral, Shape> {
       for (int j = 0; j < kColumns / 8; j += 2) {
         const float(&x)[4] = sums[n / 2][j];
         const float(&y)[4] = sums[n / 2][j + 1];
-        if (kIsWhole || column + 8 * j < c_.rows.dq_floats)
+        if (kIsWhole || column + 8 * j < c_.rows.dq_accum_cols)
           red_add_v4_f32(block + 64 * j, x[n % 2 * 2], x[n % 2 * 2 + 1], y[n % 2 * 2],
                          y[n % 2 * 2 + 1]);
       }

@@ -7,7 +7,7 @@
 namespace headrace::cuda::sm80 {
 
 struct BackwardParams {
-  BackwardRows rows;
+  BwdPreprocessParams rows;
   ScoreNumbers numbers;
   UnitOrder order;  // of tiles of keys
   BiasTiles bias_tiles;

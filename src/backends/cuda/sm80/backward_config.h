@@ -2,7 +2,7 @@
 // without a GPU.
 #pragma once
 
-#include "backends/cuda/common/backward_rows.h"
+#include "backends/cuda/common/bwd_preprocess.h"
 #include "backends/cuda/sm80/config.h"
 
 namespace headrace::cuda::sm80 {
@@ -160,19 +160,19 @@ constexpr BiasTiles bias_tiles_of(const Problem& p, const ScoreOperand& dbias, B
 // CTAs.
 inline constexpr std::size_t kBackwardAlignment = 128;
 struct BackwardWorkspace {
-  std::int64_t dq_floats;  // of a row
+  std::int64_t dq_accum_cols;  // of a row
   std::int64_t num_turns;
   std::size_t d, lse, dq, turns, total;
 };
 constexpr BackwardWorkspace backward_workspace(const Problem& p, BackwardTile tile) {
   BackwardWorkspace x{};
-  const auto rows = static_cast<std::size_t>(padded_floats(p));
-  x.dq_floats = round_up<std::int64_t>(p.head_dim, 16);
-  x.num_turns = p.deterministic ? padded_floats(p) / tile.rows * tile.warps + 1 : 0;
+  const auto rows = static_cast<std::size_t>(padded_elements(p));
+  x.dq_accum_cols = round_up<std::int64_t>(p.head_dim, 16);
+  x.num_turns = p.deterministic ? padded_elements(p) / tile.rows * tile.warps + 1 : 0;
   x.d = 0;
   x.lse = x.d + rows * sizeof(float);
   x.dq = x.lse + rows * sizeof(float);
-  x.turns = x.dq + rows * static_cast<std::size_t>(x.dq_floats) * sizeof(float);
+  x.turns = x.dq + rows * static_cast<std::size_t>(x.dq_accum_cols) * sizeof(float);
   x.total = x.turns + static_cast<std::size_t>(x.num_turns) * sizeof(std::uint32_t);
   return x;
 }

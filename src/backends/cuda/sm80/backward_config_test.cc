@@ -234,12 +234,12 @@ TEST(Sm80BackwardConfig, PartsOfTheWorkspaceAreAlignedAndDoNotOverlap) {
       p.bias_dtype = -1;
       const BackwardTile tile = backward_tile_of(p, 0);
       const BackwardWorkspace x = backward_workspace(p, tile);
-      EXPECT_EQ(x.dq_floats, 112);
-      EXPECT_EQ(x.lse - x.d, static_cast<std::size_t>(4 * padded_floats(p)));
-      EXPECT_EQ(x.dq - x.lse, static_cast<std::size_t>(4 * padded_floats(p)));
-      EXPECT_EQ(x.turns - x.dq, static_cast<std::size_t>(4 * padded_floats(p) * x.dq_floats));
+      EXPECT_EQ(x.dq_accum_cols, 112);
+      EXPECT_EQ(x.lse - x.d, static_cast<std::size_t>(4 * padded_elements(p)));
+      EXPECT_EQ(x.dq - x.lse, static_cast<std::size_t>(4 * padded_elements(p)));
+      EXPECT_EQ(x.turns - x.dq, static_cast<std::size_t>(4 * padded_elements(p) * x.dq_accum_cols));
       for (const std::size_t at : {x.d, x.lse, x.dq, x.turns}) EXPECT_EQ(at % 16, 0u);
-      const std::int64_t num_turns = padded_floats(p) / tile.rows * tile.warps + 1;
+      const std::int64_t num_turns = padded_elements(p) / tile.rows * tile.warps + 1;
       EXPECT_EQ(x.num_turns, is_deterministic ? num_turns : 0);
       EXPECT_EQ(x.total, x.turns + static_cast<std::size_t>(4 * x.num_turns));
     }

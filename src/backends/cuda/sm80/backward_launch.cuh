@@ -45,17 +45,17 @@ Status launch_gradients(const char* name, const BackwardParams& params, cudaStre
 template <class T, int kDim>
 Status launch_backward(const char* name, const BackwardParams& params, Stream stream) {
   auto* cuda_stream = static_cast<cudaStream_t>(stream);
-  if (Status bad = launch_prepare_rows(params.rows, stream)) return bad;
+  if (Status bad = launch_bwd_preprocess(params.rows, stream)) return bad;
   if (Status bad = launch_gradients<T, kDim>(name, params, cuda_stream)) return bad;
-  if (params.rows.dq != nullptr)
-    if (Status bad = launch_finish_dq(params.rows, stream)) return bad;
+  if (params.rows.dq_accum != nullptr)
+    if (Status bad = launch_convert_dq(params.rows, stream)) return bad;
   using Shape = BackwardShape<T, true, kDim>;
   static AllowedSmem allowed;
   if (Status bad = launch_units<Shape, T, true>(name, bias_gradient<T, Shape>, allowed,
                                                 params.num_bias_units, params, cuda_stream))
     return bad;
   if (!params.rows.problem.has_dsinks) return std::nullopt;
-  return launch_sink_gradients(params.rows, stream);
+  return launch_dsinks(params.rows, stream);
 }
 
 }  // namespace headrace::cuda::sm80

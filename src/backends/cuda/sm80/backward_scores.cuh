@@ -129,7 +129,7 @@ class ScoreGradients {
       const bool is_d = threadIdx.x >= kPieces;
       cp_async_cg_16(
           smem(kSmem.numbers) + static_cast<u32>(((2 * at.stage + is_d) * kPieces + idx) * 16),
-          (is_d ? c_.rows.d : c_.rows.lse) + padded_index_of(at) + 4 * idx);
+          (is_d ? c_.rows.delta : c_.rows.lse) + padded_index_of(at) + 4 * idx);
     }
   }
   __device__ __forceinline__ void load_dout(const Step& at) const {

@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "backends/cuda/common/backward_rows.h"
+#include "backends/cuda/common/bwd_preprocess.h"
 
 namespace headrace::cuda::sm90::bwd {
 namespace {

@@ -1,5 +1,5 @@
 // After the main kernel: dQ from the blocks of sums.
-#include "backends/cuda/common/padded_part.cuh"
+#include "backends/cuda/common/padded_block.cuh"
 #include "backends/cuda/device/reduce.cuh"
 #include "backends/cuda/runtime/launch.cuh"
 #include "backends/cuda/sm90/bwd/config.h"
@@ -44,7 +44,7 @@ __device__ __forceinline__ float4 sums_of(const uint4& x, u32 count) {
 
 // How often was added to a block of dQ, by the CTAs of all blocks of keys; found by a warp.
 template <Tile kTile>
-__device__ __forceinline__ u32 count_of_block(const Params& params, const PaddedPart& rows,
+__device__ __forceinline__ u32 count_of_block(const Params& params, const PaddedBlock& rows,
                                               int block) {
   const int kv_head = static_cast<int>(rows.head) / params.group;
   const auto batch_idx = static_cast<int>(rows.batch_idx);
@@ -60,13 +60,15 @@ __device__ __forceinline__ u32 count_of_block(const Params& params, const Padded
 // Part `part` of the block that begins `first_row` rows into `rows`: a thread has there what the
 // thread of that number in the main kernel adds.
 template <Tile kTile, class Element, bool kIsFixed>
-__device__ void finish_part(const Params& params, const PaddedPart& rows, int first_row, int part) {
-  const BackwardRows& c = params.rows;
+__device__ void finish_part(const Params& params, const PaddedBlock& rows, int first_row,
+                            int part) {
+  const BwdPreprocessParams& c = params.rows;
   const Problem& p = c.problem;
   const int thread = static_cast<int>(threadIdx.x) & 127, lane = thread & 31, mine = lane & 1;
   const DqPlace place = dq_place(kTile, part, thread);
-  const std::int64_t padded = padded_index(p, rows.head, rows.padded_row + first_row);
-  const Sums sums = load_sums<kIsFixed>(c.dq + padded * kTile.head_dim + part * kDqPart, thread);
+  const std::int64_t padded = padded_offset(p, rows.head, rows.padded_row + first_row);
+  const Sums sums =
+      load_sums<kIsFixed>(c.dq_accum + padded * kTile.head_dim + part * kDqPart, thread);
   const auto scale = static_cast<float>(p.softmax_scale);
   const Operand& dq = c.args.gradients.dq;
   const int chunks = static_cast<int>(p.head_dim) / 8;
@@ -75,7 +77,7 @@ __device__ void finish_part(const Params& params, const PaddedPart& rows, int fi
   u32 count = 0;
   if constexpr (kIsFixed) {
     const u32 scales =
-        *reinterpret_cast<const u32*>(c.dq_scale + fixed_scale_index(padded + place.row));
+        *reinterpret_cast<const u32*>(c.dq_scale + dq_scale_index(padded + place.row));
     const auto first_block = static_cast<int>(rows.first_row) / kTile.queries;
     count = count_of_block<kTile>(params, rows, first_block + first_row / kTile.queries);
     factor[0] /= Bf16Element::unpack(scales).x;
@@ -127,7 +129,7 @@ __global__ void __launch_bounds__(128 * finish_groups(Variant::kTile), kFinishCt
     finish_dq_blocks(const __grid_constant__ Params params, std::int64_t num_parts) {
   constexpr Tile kTile = Variant::kTile;
   for (std::int64_t idx = blockIdx.x; idx < num_parts; idx += gridDim.x) {
-    const PaddedPart rows = part_of(params.rows, idx, false);
+    const PaddedBlock rows = padded_block(params.rows, idx, false);
     const int blocks = (rows.num_rows + kTile.queries - 1) / kTile.queries;
     for (int i = static_cast<int>(threadIdx.x) / 128; i < blocks * dq_parts(kTile);
          i += finish_groups(kTile))
@@ -140,7 +142,7 @@ template <Tile kTile, bool kIsFixed>
 Status launch_finish_of(const Params& params, Stream stream) {
   constexpr std::int64_t kMaxCtas = (std::int64_t{1} << 31) - 1;
   const Problem& p = params.rows.problem;
-  const std::int64_t num_parts = num_padded_parts(p);
+  const std::int64_t num_parts = num_padded_blocks(p);
   const LaunchShape shape{
       .name = "cuda_sm90_bwd's finish of dq",
       .grid = dim3(static_cast<unsigned>(num_parts < kMaxCtas ? num_parts : kMaxCtas)),

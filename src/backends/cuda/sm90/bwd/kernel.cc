@@ -98,7 +98,7 @@ struct Layout {
   std::size_t bytes() const { return static_cast<std::size_t>(end) * 4 + kWorkspaceAlignment; }
 };
 Layout layout_of(const Problem& p) {
-  const std::int64_t rows = padded_floats(p);
+  const std::int64_t rows = padded_elements(p);
   Layout layout{};
   const auto take = [&layout](std::int64_t floats) {
     const std::int64_t first = layout.end;
@@ -109,7 +109,7 @@ Layout layout_of(const Problem& p) {
   layout.lse = take(rows);
   layout.scale = take(p.deterministic ? rows / 2 : 0);
   layout.dq = take(rows * variant_of(p)->tile.head_dim);
-  layout.bounds = take(p.deterministic ? num_key_bounds(p) * 2 : 0);
+  layout.bounds = take(p.deterministic ? num_kv_abs_max(p) * 2 : 0);
   layout.end = round_up<std::int64_t>(layout.end, kWorkspaceAlignment / 4);
   layout.bias = take(p.has_dbias ? static_cast<std::int64_t>(sm80::bias_gradient_bytes(p) / 4) : 0);
   return layout;
@@ -124,7 +124,7 @@ Schedule plan(const Problem& p, const DeviceInfo&) {
   schedule.num_ctas = p.batch * p.num_kv_heads * key_blocks(p);
   schedule.workspace_bytes = layout_of(p).bytes();
   schedule.ds_from_rounded_p = tile.is_wide;
-  schedule.sum_bits = p.deterministic ? kFixedBits : 0;
+  schedule.sum_bits = p.deterministic ? kFixedPointBits : 0;
   schedule.has_fixed_bits = p.deterministic;
   schedule.note =
       format_text("{} keys a CTA, {} queries a step{}; TMA and wgmma, dq by atomics in {}{}",
@@ -184,16 +184,16 @@ Params make_params(const Plan& plan, const AttentionArgs& args, float* floats) {
   Params params{};
   params.rows = {.problem = p,
                  .args = args,
-                 .d = floats + layout.d,
+                 .delta = floats + layout.d,
                  .lse = floats + layout.lse,
-                 .lse_factor = static_cast<float>(-1 / p.softmax_scale),
-                 .d_factor = -1.0f,
-                 .dq = floats + layout.dq,
-                 .dq_floats = variant_of(p)->tile.head_dim,
+                 .lse_scale = static_cast<float>(-1 / p.softmax_scale),
+                 .delta_scale = -1.0f,
+                 .dq_accum = floats + layout.dq,
+                 .dq_accum_cols = variant_of(p)->tile.head_dim,
                  .error_word = nullptr};
   if (p.deterministic) {
     params.rows.dq_scale = reinterpret_cast<std::uint16_t*>(floats + layout.scale);
-    params.rows.key_bounds = reinterpret_cast<KeyBound*>(floats + layout.bounds);
+    params.rows.kv_abs_max = reinterpret_cast<KvAbsMax*>(floats + layout.bounds);
   }
   params.group = static_cast<int>(group_size(p));
   const auto window = [](std::int64_t w) {
@@ -203,7 +203,7 @@ Params make_params(const Plan& plan, const AttentionArgs& args, float* floats) {
   params.window_right = has_causal(p) ? 0 : window(p.window_right);
   params.is_top_left = p.causal == HEADRACE_CAUSAL_TOP_LEFT;
   params.section = section_of(p, plan.device);
-  if (has_general_scores(p)) params.rows.lse_factor = -1.0f;
+  if (has_general_scores(p)) params.rows.lse_scale = -1.0f;
   params.numbers = score_numbers(p);
   params.inverse_scale = static_cast<float>(1 / p.softmax_scale);
   params.inverse_softcap = has_softcap(p) ? static_cast<float>(1 / p.softcap) : 0.0f;
@@ -224,10 +224,10 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   if (!word.ok()) return std::move(word.failure());
   params.rows.error_word = word.value();
   if (p.deterministic)
-    if (Status bad = launch_key_bounds(params.rows, stream)) return bad;
-  if (Status bad = launch_prepare_rows(params.rows, stream)) return bad;
+    if (Status bad = launch_kv_abs_max(params.rows, stream)) return bad;
+  if (Status bad = launch_bwd_preprocess(params.rows, stream)) return bad;
   if (p.has_dsinks)
-    if (Status bad = launch_sink_gradients(params.rows, stream)) return bad;
+    if (Status bad = launch_dsinks(params.rows, stream)) return bad;
   Launch* const launch_main = p.deterministic ? variant.launch_fixed : variant.launch;
   if (Status bad = launch_main({params, maps, grid_of(p, params.section), stream})) return bad;
   if (Status bad = variant.finish(params, stream)) return bad;

@@ -334,7 +334,7 @@ class KeyRows {
       // Asked for here and not where it is wanted.
       asm volatile("ld.global.nc.u32 %0, [%1];"
                    : "=r"(both)
-                   : "l"(p_.rows.dq_scale + fixed_scale_index(row)));
+                   : "l"(p_.rows.dq_scale + dq_scale_index(row)));
       return both;
     } else {
       return 0;
@@ -344,8 +344,8 @@ class KeyRows {
   // that of 0, for numbers that are 0, makes it a part that is not counted.
   __device__ __forceinline__ void send_dq(const Step& at, int part, const float (&x)[4 * kDqGroups],
                                           u32 scales, float zero = kFixedMagic) const {
-    float* const to = p_.rows.dq + std::int64_t{at.padded} * (kQueries * kDim) + part * kDqPart +
-                      (threadIdx.x & 127) * (kIsFixed ? 2 : 4);
+    float* const to = p_.rows.dq_accum + std::int64_t{at.padded} * (kQueries * kDim) +
+                      part * kDqPart + (threadIdx.x & 127) * (kIsFixed ? 2 : 4);
     if constexpr (kIsFixed) {
       const float2 scale = Bf16Element::unpack(scales);
       u64 pairs[2 * kDqGroups];

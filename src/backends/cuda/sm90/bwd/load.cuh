@@ -35,9 +35,9 @@ class Loader {
   // The same for dO and D.
   __device__ __forceinline__ void load_dout(int step, const Step& at) const {
     const int i = StageDout(step).index;
-    load_queries<num_slabs(kTile.head_dim_v)>(at, maps_.dout, p_.rows.d, kBarriers.dout_full + i,
-                                              kSmem.offset_dout + i * kSmem.dout,
-                                              kSmem.offset_d + i * kSmem.stat);
+    load_queries<num_slabs(kTile.head_dim_v)>(
+        at, maps_.dout, p_.rows.delta, kBarriers.dout_full + i, kSmem.offset_dout + i * kSmem.dout,
+        kSmem.offset_d + i * kSmem.stat);
   }
 
  private:

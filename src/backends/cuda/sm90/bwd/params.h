@@ -1,7 +1,7 @@
 // What the host hands to the Hopper backward kernel.
 #pragma once
 
-#include "backends/cuda/common/backward_rows.h"
+#include "backends/cuda/common/bwd_preprocess.h"
 #include "backends/cuda/common/score_numbers.h"
 #include "backends/cuda/device/types.cuh"
 
@@ -11,10 +11,10 @@ namespace headrace::cuda::sm90::bwd {
 inline constexpr int kMaxSeqlen = 1 << 29, kOpenWindow = 1 << 30;
 
 struct Params {
-  BackwardRows rows;  // dq: blocks of (queries of a step) x (columns of the tile), each in the
-                      // order of the registers that it comes from (config.h); in fixed point
-                      // where there is a dq_scale
-  int group;          // query heads of a KV head
+  BwdPreprocessParams rows;  // dq: blocks of (queries of a step) x (columns of the tile), each in
+                             // the order of the registers that it comes from (config.h); in fixed
+                             // point where there is a dq_scale
+  int group;  // query heads of a KV head
   // Relative to the diagonal, kOpenWindow where there is none.
   int window_left, window_right, is_top_left;
   // Blocks of keys: the grid is (section, key blocks, sections) where the first see most queries,

@@ -79,8 +79,8 @@ class Walk {
     const int turn = is_square && count_ > 0 ? b.first_key / kTile.queries % count_ : 0;
     start_ = first + turn;
     const Problem& problem = p.rows.problem;
-    const std::int64_t row = padded_index(problem, std::int64_t{b.kv_head} * p.group,
-                                          first_padded_row(problem, b.batch_idx, b.row_q));
+    const std::int64_t row = padded_offset(problem, std::int64_t{b.kv_head} * p.group,
+                                           first_padded_row(problem, b.batch_idx, b.row_q));
     padded_ = static_cast<int>(row / kTile.queries) + start_;
     of_head_ = static_cast<int>(padded_rows(problem) / kTile.queries);
   }

@@ -1,13 +1,13 @@
-// The rows of a backward in parts of 128, as backward_rows.h lays them out, on the device.
+// The rows of a backward in parts of 128, as bwd_preprocess.h lays them out, on the device.
 #pragma once
 
-#include "backends/cuda/common/backward_rows.h"
+#include "backends/cuda/common/bwd_preprocess.h"
 #include "backends/cuda/common/lengths.cuh"
 
 namespace headrace::cuda {
 
 // 128 rows of a head of a sequence, or what lies between them and the next sequence.
-struct PaddedPart {
+struct PaddedBlock {
   Sequence sequence;
   std::int64_t batch_idx, head;
   std::int64_t first_row;   // of the sequence
@@ -16,10 +16,11 @@ struct PaddedPart {
   bool is_filled;           // false: the part lies behind the sequence's room
 };
 
-__device__ inline PaddedPart part_of(const BackwardRows& c, std::int64_t part_idx, bool reports) {
+__device__ inline PaddedBlock padded_block(const BwdPreprocessParams& c, std::int64_t part_idx,
+                                           bool reports) {
   const Problem& p = c.problem;
-  const PartPlace place = place_of_part(p, part_idx);
-  PaddedPart x;
+  const BlockCoord place = block_coord(p, part_idx);
+  PaddedBlock x;
   x.batch_idx = place.batch_idx;
   x.head = place.head;
   x.sequence = device_sequence(p, c.args.ragged, x.batch_idx,

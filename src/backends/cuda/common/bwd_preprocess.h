@@ -28,91 +28,92 @@ constexpr std::int64_t first_padded_row(const Problem& p, std::int64_t batch_idx
 }
 
 // The most parts of 128 rows that lie between the beginnings of two sequences.
-constexpr std::int64_t padded_parts(const Problem& p) {
+constexpr std::int64_t padded_blocks_per_seq(const Problem& p) {
   return ceil_div(p.seqlen_q, kRowPadding) + (p.is_ragged ? 1 : 0);
 }
 
-// Of all heads: up to kMaxParts, as the kernels divide in 32 bits.
-inline constexpr std::int64_t kMaxParts = (std::int64_t{1} << 32) - 1;
-constexpr std::int64_t num_padded_parts(const Problem& p) {
-  return p.batch * p.num_heads * padded_parts(p);
+// Of all heads: up to kMaxPaddedBlocks, as the kernels divide in 32 bits.
+inline constexpr std::int64_t kMaxPaddedBlocks = (std::int64_t{1} << 32) - 1;
+constexpr std::int64_t num_padded_blocks(const Problem& p) {
+  return p.batch * p.num_heads * padded_blocks_per_seq(p);
 }
 // A part of 128 rows of a head of a sequence. Heads first: where their rows follow each other in
 // memory, CTAs that run together read whole pages.
-struct PartPlace {
+struct BlockCoord {
   std::int64_t batch_idx, part, head;
 };
-constexpr PartPlace place_of_part(const Problem& p, std::int64_t part_idx) {
+constexpr BlockCoord block_coord(const Problem& p, std::int64_t part_idx) {
   const auto heads = static_cast<std::uint32_t>(p.num_heads);
-  const auto parts = static_cast<std::uint32_t>(padded_parts(p));
+  const auto parts = static_cast<std::uint32_t>(padded_blocks_per_seq(p));
   const auto idx = static_cast<std::uint32_t>(part_idx), row_of_parts = idx / heads;
   const std::uint32_t batch_idx = row_of_parts / parts;
   return {batch_idx, row_of_parts - batch_idx * parts, idx - row_of_parts * heads};
 }
 
-// Index in d and lse; in dq it counts rows of dq_floats.
-constexpr std::int64_t padded_index(const Problem& p, std::int64_t head, std::int64_t padded_row) {
+// Index in d and lse; in dq it counts rows of dq_accum_cols.
+constexpr std::int64_t padded_offset(const Problem& p, std::int64_t head, std::int64_t padded_row) {
   return head * padded_rows(p) + padded_row;
 }
 // Floats of d, and of lse.
-constexpr std::int64_t padded_floats(const Problem& p) { return p.num_heads * padded_rows(p); }
+constexpr std::int64_t padded_elements(const Problem& p) { return p.num_heads * padded_rows(p); }
 
 inline constexpr float kLog2E = 0x1.715476p+0f;
 
 // How the float sums of dQ lie: as rows, or in blocks of 8 rows and 16 columns, row by row, a block
 // in the order in which the lanes of a warp hold two accumulators of 8 columns: lane 4 g + t has
 // row g, columns 2 t, 2 t + 1, 2 t + 8, 2 t + 9.
-enum class SumsOrder { rows, blocks };
+enum class DqAccumLayout { row_major, fragments };
 
 // The largest elements of K and V of some keys of a KV head, without signs; NaN where there is one.
-struct KeyBound {
+struct KvAbsMax {
   float k, v;
 };
 // Parts of kRowPadding keys, as many as the longest sequence has.
-constexpr std::int64_t key_parts(const Problem& p) { return ceil_div(p.seqlen_k, kRowPadding); }
-constexpr std::int64_t num_key_bounds(const Problem& p) {
-  return p.batch * p.num_kv_heads * key_parts(p);
+constexpr std::int64_t num_key_chunks(const Problem& p) {
+  return ceil_div(p.seqlen_k, kRowPadding);
+}
+constexpr std::int64_t num_kv_abs_max(const Problem& p) {
+  return p.batch * p.num_kv_heads * num_key_chunks(p);
 }
 
 // dQ in fixed point. A row's dQ and each of its parts are smaller than
 //   sum P |dP - D| max |K|  <=  (sum |dO| max |V| + |D|) max |K|
 // and the scale takes that to at most 2^30, so that sums of parts fit an integer, rounded as they
 // are. (A sum on the way may not: it is right again once the rest is there.)
-inline constexpr int kFixedBits = 30;
+inline constexpr int kFixedPointBits = 30;
 // Of scales of rows: rows r and r + 8 of 16, which a thread has of an accumulator, side by side.
-constexpr std::int64_t fixed_scale_index(std::int64_t row) {
+constexpr std::int64_t dq_scale_index(std::int64_t row) {
   return row / 16 * 16 + row % 8 * 2 + row / 8 % 2;
 }
 
-struct BackwardRows {
+struct BwdPreprocessParams {
   Problem problem;
   AttentionArgs args;
-  float* d;    // [num_heads, padded_rows]: rowsum(dout * out) - dlse, times d_factor; 0 where there
-               // is no row
-  float* lse;  // [num_heads, padded_rows]: times lse_factor; that times +inf where a row is empty
-               // or missing, so that its P = exp(S - lse) is 0
-  float
-      lse_factor;  // 1; kLog2E: P is a power of 2; -1 / scale: accumulators of Q K^T begin with it
-  float d_factor = 1.0f;   // 1; -1: accumulators of dO V^T begin with it
-  float* dq;               // [num_heads, padded_rows, dq_floats]: sums of dS K; may be null
-  std::int64_t dq_floats;  // a multiple of 4; of 16 in blocks
-  SumsOrder dq_order = SumsOrder::rows;
+  float* delta;  // [num_heads, padded_rows]: rowsum(dout * out) - dlse, times delta_scale; 0 where
+                 // there is no row
+  float* lse;    // [num_heads, padded_rows]: times lse_scale; that times +inf where a row is empty
+                 // or missing, so that its P = exp(S - lse) is 0
+  float lse_scale;  // 1; kLog2E: P is a power of 2; -1 / scale: accumulators of Q K^T begin with it
+  float delta_scale = 1.0f;    // 1; -1: accumulators of dO V^T begin with it
+  float* dq_accum;             // [num_heads, padded_rows, dq_accum_cols]: sums of dS K; may be null
+  std::int64_t dq_accum_cols;  // a multiple of 4; of 16 in blocks
+  DqAccumLayout dq_accum_layout = DqAccumLayout::row_major;
   // dQ in fixed point: its sums are integers, whose order does not matter. Null: floats.
-  std::uint16_t* dq_scale = nullptr;  // [num_heads, padded_rows] by fixed_scale_index: so many make
+  std::uint16_t* dq_scale = nullptr;  // [num_heads, padded_rows] by dq_scale_index: so many make
                                       // 1 of a row's dq, the upper half of a float, a power of 2;
                                       // NaN where a NaN or an infinity may reach it
-  KeyBound* key_bounds = nullptr;     // [batch, num_kv_heads, key_parts]
+  KvAbsMax* kv_abs_max = nullptr;     // [batch, num_kv_heads, num_key_chunks]
   std::uint32_t* error_word;
 };
 
 // Fills d and lse, all rows up to first_padded_row(p, batch, total_q), and dq with zeros.
-Status launch_prepare_rows(const BackwardRows& rows, Stream stream);
-// Before it, for dQ in fixed point: key_bounds, of f16 and bf16 rows of whole pieces of 16 bytes.
-// Of batch entries and of key_parts() there are at most 65535, as a grid has.
-Status launch_key_bounds(const BackwardRows& rows, Stream stream);
+Status launch_bwd_preprocess(const BwdPreprocessParams& rows, Stream stream);
+// Before it, for dQ in fixed point: kv_abs_max, of f16 and bf16 rows of whole pieces of 16 bytes.
+// Of batch entries and of num_key_chunks() there are at most 65535, as a grid has.
+Status launch_kv_abs_max(const BwdPreprocessParams& rows, Stream stream);
 // Gradients of q: the sums of dq times the scale, rounded once.
-Status launch_finish_dq(const BackwardRows& rows, Stream stream);
+Status launch_convert_dq(const BwdPreprocessParams& rows, Stream stream);
 // Gradients of the sinks, from d and lse. Always the same order of sums.
-Status launch_sink_gradients(const BackwardRows& rows, Stream stream);
+Status launch_dsinks(const BwdPreprocessParams& rows, Stream stream);
 
 }  // namespace headrace::cuda

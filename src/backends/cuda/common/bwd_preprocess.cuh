@@ -1,11 +1,11 @@
-// The kernels of backward_rows.h.
+// The kernels of bwd_preprocess.h.
 #pragma once
 
 #include <cfloat>
 #include <type_traits>
 
 #include "backends/cuda/common/element.cuh"
-#include "backends/cuda/common/padded_part.cuh"
+#include "backends/cuda/common/padded_block.cuh"
 #include "backends/cuda/device/barrier.cuh"
 
 namespace headrace::cuda {
@@ -20,7 +20,7 @@ inline constexpr int kRowsApart = kRowsThreads / kLanesOfRow;
 inline constexpr int kRowsOfLane = static_cast<int>(kRowPadding) / kRowsApart;
 static_assert(kRowsOfLane <= kLanesOfRow);  // a lane stores a row
 
-__device__ inline std::int64_t lse_offset(const LseOperand& x, const PaddedPart& part, int row) {
+__device__ inline std::int64_t lse_offset(const LseOperand& x, const PaddedBlock& part, int row) {
   return part.batch_idx * x.stride_batch + part.head * x.stride_head +
          (part.sequence.row_q + part.first_row + row) * x.stride_q;
 }
@@ -62,9 +62,9 @@ __device__ __forceinline__ Piece<T> load_piece(const T* row, std::int64_t dim, i
 
 // The largest elements of all keys of a KV head, by a warp: asked for behind the loads of rows, and
 // found after them.
-class KeyBounds {
+class KvAbsMaxLoader {
  public:
-  __device__ __forceinline__ void ask(const BackwardRows& c, const PaddedPart& part) {
+  __device__ __forceinline__ void ask(const BwdPreprocessParams& c, const PaddedBlock& part) {
     // The only wait for the kernel of the bounds. The first part of every sequence is filled, so
     // some CTA comes here, and who waits for this kernel waited for that one.
     griddep_wait();
@@ -72,11 +72,11 @@ class KeyBounds {
     const unsigned group =
         static_cast<unsigned>(p.num_heads) / static_cast<unsigned>(p.num_kv_heads);
     const unsigned kv_head = static_cast<unsigned>(part.head) / group;
-    parts_ = static_cast<int>(key_parts(p));
-    bounds_ = c.key_bounds + (part.batch_idx * p.num_kv_heads + kv_head) * parts_;
+    parts_ = static_cast<int>(num_key_chunks(p));
+    bounds_ = c.kv_abs_max + (part.batch_idx * p.num_kv_heads + kv_head) * parts_;
     if (lane() < parts_) first_ = bounds_[lane()];
   }
-  __device__ __forceinline__ KeyBound largest() const {
+  __device__ __forceinline__ KvAbsMax largest() const {
     // Without signs, words are in the order of floats, and NaN is the largest.
     unsigned k = __float_as_uint(first_.k), v = __float_as_uint(first_.v);
 #pragma unroll 1
@@ -90,9 +90,9 @@ class KeyBounds {
 
  private:
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) & 31; }
-  const KeyBound* bounds_;
+  const KvAbsMax* bounds_;
   int parts_;
-  KeyBound first_{};
+  KvAbsMax first_{};
 };
 
 // Of a row, or a lane's part of it: rowsum(dout * out), later D, and sum |dout|.
@@ -103,8 +103,8 @@ struct RowSums {
 // Of kRows rows from `first` on, kRowsApart from each other. All rows are asked for before the
 // first is used; `meanwhile` comes between. The order of a sum is always the same.
 template <class T, bool kIsWhole, bool kIsFixed, int kRows, class Meanwhile>
-__device__ __forceinline__ void find_d(const BackwardRows& c, const PaddedPart& part, int first,
-                                       int lane, RowSums* sums, Meanwhile meanwhile) {
+__device__ __forceinline__ void find_d(const BwdPreprocessParams& c, const PaddedBlock& part,
+                                       int first, int lane, RowSums* sums, Meanwhile meanwhile) {
   const Problem& p = c.problem;
   const auto row_of = [&](const Operand& x) {
     const std::int64_t packed = part.sequence.row_q + part.first_row;
@@ -152,15 +152,15 @@ __device__ __forceinline__ float sum_of_row(const float (&x)[kRowsOfLane], int l
 }
 
 // How large the sum of P can be in a row: a sink takes what is left.
-__device__ __forceinline__ float weight_of_keys(const BackwardRows& c, const PaddedPart& part,
-                                                float lse) {
+__device__ __forceinline__ float weight_of_keys(const BwdPreprocessParams& c,
+                                                const PaddedBlock& part, float lse) {
   if (!c.problem.has_sinks) return 1.0f;
   const float sink = c.args.sinks[part.head * c.args.sinks_stride];
   constexpr float kRoundings = 0x1p-18f;  // of an lse of 1, and of exponentials
   return fminf(1.0f, 1.0f - expf(sink - lse) + kRoundings * (1.0f + fabsf(lse)));
 }
-__device__ __forceinline__ float fixed_scale(const BackwardRows& c, const PaddedPart& part,
-                                             const KeyBound& keys, const RowSums& sums, float d,
+__device__ __forceinline__ float fixed_scale(const BwdPreprocessParams& c, const PaddedBlock& part,
+                                             const KvAbsMax& keys, const RowSums& sums, float d,
                                              float lse) {
   // P is rounded, and as far off as a large lse is.
   const float slack = 1.01f + 0x1p-20f * fabsf(lse);
@@ -169,41 +169,44 @@ __device__ __forceinline__ float fixed_scale(const BackwardRows& c, const Padded
   if (!(bound < HUGE_VALF)) return NAN;
   constexpr int kBias = 127, kMost = 126;  // 1 / 2^126 is not subnormal
   const int exponent = static_cast<int>(__float_as_uint(bound) >> 23) - kBias + 1;
-  return __uint_as_float(static_cast<unsigned>(min(kFixedBits - exponent, kMost) + kBias) << 23);
+  return __uint_as_float(static_cast<unsigned>(min(kFixedPointBits - exponent, kMost) + kBias)
+                         << 23);
 }
 
 // -inf where there is no row.
-__device__ __forceinline__ float load_lse(const BackwardRows& c, const PaddedPart& part, int row) {
+__device__ __forceinline__ float load_lse(const BwdPreprocessParams& c, const PaddedBlock& part,
+                                          int row) {
   const LseOperand& lse = c.args.lse;
   if (row >= part.num_rows) return -HUGE_VALF;
   return static_cast<const float*>(lse.data)[lse_offset(lse, part, row)];
 }
 // D and the lse of a row, by the lane that has its D.
 template <bool kIsFixed>
-__device__ __forceinline__ void store_row(const BackwardRows& c, const PaddedPart& part, int row,
-                                          const KeyBound& keys, const RowSums& sums, float lse) {
+__device__ __forceinline__ void store_row(const BwdPreprocessParams& c, const PaddedBlock& part,
+                                          int row, const KvAbsMax& keys, const RowSums& sums,
+                                          float lse) {
   float d = sums.d;
   const LseOperand& dlse = c.args.gradients.dlse;
   const bool is_empty = lse == -HUGE_VALF;
   if (!is_empty && dlse.data != nullptr)
     d -= static_cast<const float*>(dlse.data)[lse_offset(dlse, part, row)];
-  const std::int64_t to = padded_index(c.problem, part.head, part.padded_row) + row;
-  c.d[to] = is_empty ? 0.0f : d * c.d_factor;
+  const std::int64_t to = padded_offset(c.problem, part.head, part.padded_row) + row;
+  c.delta[to] = is_empty ? 0.0f : d * c.delta_scale;
   // A finite lse stays finite.
-  c.lse[to] = is_empty ? copysignf(HUGE_VALF, c.lse_factor)
-                       : fminf(fmaxf(lse * c.lse_factor, -FLT_MAX), FLT_MAX);
+  c.lse[to] = is_empty ? copysignf(HUGE_VALF, c.lse_scale)
+                       : fminf(fmaxf(lse * c.lse_scale, -FLT_MAX), FLT_MAX);
   if constexpr (kIsFixed) {
     const bool has_weight = fabsf(lse) != HUGE_VALF;  // +inf: all of it is the sink's
     const float scale = has_weight ? fixed_scale(c, part, keys, sums, d, lse) : 1.0f;
-    c.dq_scale[fixed_scale_index(to)] = static_cast<std::uint16_t>(__float_as_uint(scale) >> 16);
+    c.dq_scale[dq_scale_index(to)] = static_cast<std::uint16_t>(__float_as_uint(scale) >> 16);
   }
 }
 
-__device__ __forceinline__ void clear_dq(const BackwardRows& c, const PaddedPart& part) {
-  if (c.dq == nullptr) return;
-  const std::int64_t row = padded_index(c.problem, part.head, part.padded_row);
-  auto* dq = reinterpret_cast<float4*>(c.dq + row * c.dq_floats);
-  const int count = static_cast<int>(kRowPadding * c.dq_floats / 4);
+__device__ __forceinline__ void clear_dq(const BwdPreprocessParams& c, const PaddedBlock& part) {
+  if (c.dq_accum == nullptr) return;
+  const std::int64_t row = padded_offset(c.problem, part.head, part.padded_row);
+  auto* dq = reinterpret_cast<float4*>(c.dq_accum + row * c.dq_accum_cols);
+  const int count = static_cast<int>(kRowPadding * c.dq_accum_cols / 4);
   for (int i = static_cast<int>(threadIdx.x); i < count; i += kRowsThreads)
     dq[i] = {0.0f, 0.0f, 0.0f, 0.0f};
 }
@@ -211,13 +214,13 @@ __device__ __forceinline__ void clear_dq(const BackwardRows& c, const PaddedPart
 // kIsFixed: with scales.
 template <class T, bool kIsWhole, bool kIsFixed>
 __global__ void __launch_bounds__(kRowsThreads, kRowsCtas)
-    prepare_rows(const __grid_constant__ BackwardRows c, std::int64_t num_parts) {
+    bwd_preprocess(const __grid_constant__ BwdPreprocessParams c, std::int64_t num_parts) {
   const int lane = static_cast<int>(threadIdx.x) % kLanesOfRow;
   const int first = static_cast<int>(threadIdx.x) / kLanesOfRow, mine = first + lane * kRowsApart;
   for (std::int64_t idx = blockIdx.x; idx < num_parts; idx += gridDim.x) {
-    const PaddedPart part = part_of(c, idx, threadIdx.x == 0);
+    const PaddedBlock part = padded_block(c, idx, threadIdx.x == 0);
     if (!part.is_filled) continue;
-    KeyBounds bounds;
+    KvAbsMaxLoader bounds;
     float lse = 0.0f;
     const auto meanwhile = [&] {
       if (lane < kRowsOfLane) lse = load_lse(c, part, mine);
@@ -237,7 +240,7 @@ __global__ void __launch_bounds__(kRowsThreads, kRowsCtas)
       return sum_of_row({sums[0].*of, sums[1].*of, sums[2].*of, sums[3].*of}, lane);
     };
     RowSums of_mine{.d = summed(&RowSums::d)};
-    KeyBound keys{};
+    KvAbsMax keys{};
     if constexpr (kIsFixed) {
       of_mine.abs_dout = summed(&RowSums::abs_dout);
       keys = bounds.largest();
@@ -256,7 +259,7 @@ __device__ __forceinline__ unsigned larger(unsigned largest, const Piece<T>& x) 
 }
 // The largest halves of all threads of a CTA.
 template <class T>
-__device__ __forceinline__ KeyBound largest_of(unsigned k, unsigned v) {
+__device__ __forceinline__ KvAbsMax largest_of(unsigned k, unsigned v) {
   constexpr int kWarps = kRowsThreads / 32;
   __shared__ unsigned of_warp[2][kWarps];
   k = __reduce_max_sync(0xffffffffu, max(k & 0xffffu, k >> 16));
@@ -278,10 +281,10 @@ __device__ __forceinline__ KeyBound largest_of(unsigned k, unsigned v) {
   return {number(of_warp[0]), number(of_warp[1])};
 }
 
-// A CTA a part: the grid is (num_kv_heads, key_parts, batch).
+// A CTA a part: the grid is (num_kv_heads, num_key_chunks, batch).
 template <class T>
 __global__ void __launch_bounds__(kRowsThreads)
-    find_key_bounds(const __grid_constant__ BackwardRows c) {
+    kv_abs_max_kernel(const __grid_constant__ BwdPreprocessParams c) {
   griddep_launch_dependents();
   const Problem& p = c.problem;
   const std::int64_t kv_head = blockIdx.x, b = blockIdx.z;
@@ -311,15 +314,16 @@ __global__ void __launch_bounds__(kRowsThreads)
       largest_v = larger(largest_v, y[i]);
     }
   }
-  const KeyBound bound = largest_of<T>(largest_k, largest_v);
+  const KvAbsMax bound = largest_of<T>(largest_k, largest_v);
   if (threadIdx.x == 0)
-    c.key_bounds[(b * p.num_kv_heads + kv_head) * gridDim.y + blockIdx.y] = bound;
+    c.kv_abs_max[(b * p.num_kv_heads + kv_head) * gridDim.y + blockIdx.y] = bound;
 }
 
 // Where four sums of a row begin.
-__device__ __forceinline__ std::int64_t sums_offset(const BackwardRows& c, int row, int piece) {
-  if (c.dq_order == SumsOrder::rows) return row * c.dq_floats + 4 * piece;
-  return row / 8 * 8 * c.dq_floats + piece / 4 * 128 + row % 8 * 16 + piece % 4 * 4;
+__device__ __forceinline__ std::int64_t sums_offset(const BwdPreprocessParams& c, int row,
+                                                    int piece) {
+  if (c.dq_accum_layout == DqAccumLayout::row_major) return row * c.dq_accum_cols + 4 * piece;
+  return row / 8 * 8 * c.dq_accum_cols + piece / 4 * 128 + row % 8 * 16 + piece % 4 * 4;
 }
 
 // kCount columns of a row.
@@ -342,16 +346,16 @@ __device__ inline void store_columns(T* to, std::int64_t dim, int column, const 
 
 template <class T>
 __global__ void __launch_bounds__(kRowsThreads)
-    finish_dq(const __grid_constant__ BackwardRows c, std::int64_t num_parts) {
+    convert_dq_kernel(const __grid_constant__ BwdPreprocessParams c, std::int64_t num_parts) {
   const Problem& p = c.problem;
   const auto scale = static_cast<float>(p.softmax_scale);
-  const bool is_in_rows = c.dq_order == SumsOrder::rows;
+  const bool is_in_rows = c.dq_accum_layout == DqAccumLayout::row_major;
   const bool is_aligned = p.alignment >= kWholeAlignment;
-  const int pieces = static_cast<int>(c.dq_floats / 4);
+  const int pieces = static_cast<int>(c.dq_accum_cols / 4);
   for (std::int64_t idx = blockIdx.x; idx < num_parts; idx += gridDim.x) {
-    const PaddedPart part = part_of(c, idx, false);
+    const PaddedBlock part = padded_block(c, idx, false);
     if (part.num_rows <= 0) continue;
-    const float* from = c.dq + padded_index(p, part.head, part.padded_row) * c.dq_floats;
+    const float* from = c.dq_accum + padded_offset(p, part.head, part.padded_row) * c.dq_accum_cols;
     const Operand& dq = c.args.gradients.dq;
     T* to = static_cast<T*>(dq.data) +
             row_offset(dq, part.batch_idx, part.sequence.row_q + part.first_row, part.head);
@@ -375,20 +379,20 @@ __global__ void __launch_bounds__(kRowsThreads)
 
 // A CTA a head: a sink is one more score of every row, whose V is zero.
 __global__ void __launch_bounds__(kSinkThreads)
-    sink_gradients(const __grid_constant__ BackwardRows c) {
+    dsinks_kernel(const __grid_constant__ BwdPreprocessParams c) {
   __shared__ double parts[kSinkThreads / 32];
   const Problem& p = c.problem;
   const std::int64_t head = blockIdx.x;
   const float sink = c.args.sinks[head * c.args.sinks_stride];
-  const float to_log2 = c.lse_factor == kLog2E ? 1.0f : kLog2E / c.lse_factor;
-  const float* d = c.d + padded_index(p, head, 0);
-  const float* lse = c.lse + padded_index(p, head, 0);
+  const float to_log2 = c.lse_scale == kLog2E ? 1.0f : kLog2E / c.lse_scale;
+  const float* d = c.delta + padded_offset(p, head, 0);
+  const float* lse = c.lse + padded_offset(p, head, 0);
   const std::int64_t num_rows = isfinite(sink) ? first_padded_row(p, p.batch, p.total_q) : 0;
   double sum = 0;
   for (std::int64_t row = threadIdx.x; row < num_rows; row += kSinkThreads)
     // The product is rounded as that of the lse was.
-    sum -= static_cast<double>(exp2f((__fmul_rn(sink, c.lse_factor) - lse[row]) * to_log2) *
-                               (d[row] * c.d_factor));
+    sum -= static_cast<double>(exp2f((__fmul_rn(sink, c.lse_scale) - lse[row]) * to_log2) *
+                               (d[row] * c.delta_scale));
   for (int step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
   if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
   __syncthreads();

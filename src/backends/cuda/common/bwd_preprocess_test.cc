@@ -1,4 +1,4 @@
-#include "backends/cuda/common/backward_rows.h"
+#include "backends/cuda/common/bwd_preprocess.h"
 
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ Problem ragged_problem(const std::vector<std::int64_t>& lengths) {
   return p;
 }
 
-TEST(BackwardRows, DenseSequencesFollowEachOtherInPartsOf128) {
+TEST(BwdPreprocess, DenseSequencesFollowEachOtherInPartsOf128) {
   for (const std::int64_t seqlen_q : {0, 1, 127, 128, 129, 1000}) {
     Problem p{};
     p.batch = 5;
@@ -28,27 +28,27 @@ TEST(BackwardRows, DenseSequencesFollowEachOtherInPartsOf128) {
     const std::int64_t room = ceil_div<std::int64_t>(seqlen_q, 128) * 128;
     for (std::int64_t b = 0; b <= p.batch; ++b) EXPECT_EQ(first_padded_row(p, b, 0), b * room);
     EXPECT_EQ(padded_rows(p), p.batch * room);
-    EXPECT_EQ(padded_parts(p) * 128, room);
-    EXPECT_EQ(padded_floats(p), padded_index(p, 1, 0) + padded_rows(p));
+    EXPECT_EQ(padded_blocks_per_seq(p) * 128, room);
+    EXPECT_EQ(padded_elements(p), padded_offset(p, 1, 0) + padded_rows(p));
   }
 }
 
 // A thread of an accumulator has rows r and r + 8 of 16: it reads both scales as one word.
-TEST(BackwardRows, ScalesOfRowsEightApartAreOneWord) {
+TEST(BwdPreprocess, ScalesOfRowsEightApartAreOneWord) {
   std::vector<bool> is_taken(64);
   for (std::int64_t row = 0; row < 64; ++row) {
-    const std::int64_t index = fixed_scale_index(row);
+    const std::int64_t index = dq_scale_index(row);
     EXPECT_EQ(index / 16, row / 16);
     EXPECT_FALSE(is_taken.at(static_cast<std::size_t>(index)));
     is_taken[static_cast<std::size_t>(index)] = true;
     if (row % 16 >= 8) continue;
     EXPECT_EQ(index % 2, 0);
-    EXPECT_EQ(fixed_scale_index(row + 8), index + 1);
+    EXPECT_EQ(dq_scale_index(row + 8), index + 1);
   }
 }
 
 // Neither do they overlap, nor does the room between two have more parts than are launched.
-TEST(BackwardRows, RaggedSequencesHaveRoomOfTheirOwn) {
+TEST(BwdPreprocess, RaggedSequencesHaveRoomOfTheirOwn) {
   const std::vector<std::int64_t> all[] = {
       {0},         {1},           {128},         {0, 0, 0},        {1, 1, 1, 1},
       {127, 1, 2}, {128, 128, 5}, {129, 0, 255}, {300, 7, 0, 513}, {3, 126, 127, 129, 1}};
@@ -61,26 +61,26 @@ TEST(BackwardRows, RaggedSequencesHaveRoomOfTheirOwn) {
       const std::int64_t end = first_padded_row(p, batch_idx + 1, row_q + lengths[b]);
       EXPECT_EQ(begin % 128, 0);
       EXPECT_GE(end - begin, round_up<std::int64_t>(lengths[b], 128));
-      EXPECT_LE(end - begin, padded_parts(p) * 128);
+      EXPECT_LE(end - begin, padded_blocks_per_seq(p) * 128);
       row_q += lengths[b];
     }
     EXPECT_LE(first_padded_row(p, p.batch, p.total_q), padded_rows(p));
   }
 }
 
-TEST(BackwardRows, PlacesOfPartsAreTheirOwnUpTo2To32) {
+TEST(BwdPreprocess, PlacesOfPartsAreTheirOwnUpTo2To32) {
   Problem p{};
   p.is_ragged = 1;
   p.batch = 1 << 15;
   p.num_heads = 15;
   p.seqlen_q = p.total_q = (1 << 20) - 128;
-  const std::int64_t parts = padded_parts(p);
-  ASSERT_GT(num_padded_parts(p), kMaxParts - (std::int64_t{1} << 29));
-  ASSERT_LE(num_padded_parts(p), kMaxParts);
+  const std::int64_t parts = padded_blocks_per_seq(p);
+  ASSERT_GT(num_padded_blocks(p), kMaxPaddedBlocks - (std::int64_t{1} << 29));
+  ASSERT_LE(num_padded_blocks(p), kMaxPaddedBlocks);
   for (const std::int64_t batch_idx : {std::int64_t{0}, std::int64_t{123}, p.batch - 1})
     for (const std::int64_t part : {std::int64_t{0}, std::int64_t{77}, parts - 1})
       for (const std::int64_t head : {0, 5, 14}) {
-        const PartPlace x = place_of_part(p, (batch_idx * parts + part) * p.num_heads + head);
+        const BlockCoord x = block_coord(p, (batch_idx * parts + part) * p.num_heads + head);
         EXPECT_EQ(x.batch_idx, batch_idx);
         EXPECT_EQ(x.part, part);
         EXPECT_EQ(x.head, head);
@@ -88,7 +88,7 @@ TEST(BackwardRows, PlacesOfPartsAreTheirOwnUpTo2To32) {
 }
 
 // Lengths on the device are clamped to the buffer, and nothing else is known of them.
-TEST(BackwardRows, AnyRowsWithinTheBufferStayWithinTheWorkspace) {
+TEST(BwdPreprocess, AnyRowsWithinTheBufferStayWithinTheWorkspace) {
   const Problem p = ragged_problem({300, 7, 0, 513});
   for (std::int64_t b = 0; b < p.batch; ++b)
     for (std::int64_t row_q = 0; row_q <= p.total_q; ++row_q) {

@@ -1,5 +1,5 @@
 // The scales of dQ in fixed point on a GPU: the largest elements of K and V, of keys near and far.
-#include "backends/cuda/common/backward_rows.h"
+#include "backends/cuda/common/bwd_preprocess.h"
 
 #include <cmath>
 #include <cstring>
@@ -41,7 +41,7 @@ std::vector<Bits> scales_of(std::int64_t seqlen_k, std::int64_t key, float of_k,
   const OnDevice<float> lse(std::vector<float>(count(kHeads * kQueries))), d(lse.read()),
       scaled_lse(lse.read());
   const OnDevice<Bits> scale(std::vector<Bits>(count(kHeads * kQueries)));
-  const OnDevice<KeyBound> bounds(std::vector<KeyBound>(count(num_key_bounds(p)), {NAN, NAN}));
+  const OnDevice<KvAbsMax> bounds(std::vector<KvAbsMax>(count(num_kv_abs_max(p)), {NAN, NAN}));
   const OnDevice<std::uint32_t> error_word(std::vector<std::uint32_t>(1));
   AttentionArgs args{};
   const auto operand = [](const OnDevice<Bits>& x) {
@@ -52,18 +52,18 @@ std::vector<Bits> scales_of(std::int64_t seqlen_k, std::int64_t key, float of_k,
   args.out = operand(out);
   args.gradients.dout = operand(dout);
   args.lse = {.data = lse.data(), .stride_head = kQueries, .stride_q = 1};
-  const BackwardRows c{.problem = p,
-                       .args = args,
-                       .d = d.data(),
-                       .lse = scaled_lse.data(),
-                       .lse_factor = 1,
-                       .dq = nullptr,
-                       .dq_floats = kDim,
-                       .dq_scale = scale.data(),
-                       .key_bounds = bounds.data(),
-                       .error_word = error_word.data()};
-  EXPECT_FALSE(launch_key_bounds(c, nullptr));
-  EXPECT_FALSE(launch_prepare_rows(c, nullptr));
+  const BwdPreprocessParams c{.problem = p,
+                              .args = args,
+                              .delta = d.data(),
+                              .lse = scaled_lse.data(),
+                              .lse_scale = 1,
+                              .dq_accum = nullptr,
+                              .dq_accum_cols = kDim,
+                              .dq_scale = scale.data(),
+                              .kv_abs_max = bounds.data(),
+                              .error_word = error_word.data()};
+  EXPECT_FALSE(launch_kv_abs_max(c, nullptr));
+  EXPECT_FALSE(launch_bwd_preprocess(c, nullptr));
   HEADRACE_EXPECT_CUDA(cudaDeviceSynchronize());
   return scale.read();
 }
@@ -78,7 +78,7 @@ TEST(FixedPointScales, KnowEveryKeyOfTheirHead) {
       const std::vector<Bits> scales = scales_of(seqlen_k, key, -4.0f, 2.0f);
       const std::size_t half = scales.size() / 2;
       for (std::size_t row = 0; row < scales.size(); ++row)
-        ASSERT_EQ(scales[row], bf16(row < half ? kScaleOfZero : std::exp2f(kFixedBits - 10)))
+        ASSERT_EQ(scales[row], bf16(row < half ? kScaleOfZero : std::exp2f(kFixedPointBits - 10)))
             << "row " << row << " of " << seqlen_k << " keys, large is key " << key;
     }
 }
