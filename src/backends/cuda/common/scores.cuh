@@ -8,7 +8,7 @@
 #pragma once
 
 #include "backends/cuda/common/element.cuh"
-#include "backends/cuda/common/score_numbers.h"
+#include "backends/cuda/common/score_params.h"
 #include "core/args.h"
 #include "core/philox.h"
 
@@ -59,9 +59,9 @@ __device__ __forceinline__ ScoreColumns score_columns(std::int64_t first_key, in
 }
 
 // tanh within 3 units in the last place: a polynomial (our own fit, relative error 3e-9) below
-// kLargestSmall, from there 1 - 2 / (exp(2 x) + 1) with the fast exponential and quotient.
-inline constexpr float kLargestSmall = 0.6f;
-__device__ __forceinline__ float tanh_of_small(float x) {
+// kTanhPolyMax, from there 1 - 2 / (exp(2 x) + 1) with the fast exponential and quotient.
+inline constexpr float kTanhPolyMax = 0.6f;
+__device__ __forceinline__ float tanh_poly(float x) {
   const float square = x * x;
   float series = fmaf(-0x1.830bfap-8f, square, 0x1.54e018p-6f);
   series = fmaf(series, square, -0x1.b89edap-5f);
@@ -69,7 +69,7 @@ __device__ __forceinline__ float tanh_of_small(float x) {
   series = fmaf(series, square, -0x1.55553ep-2f);
   return fmaf(series, square * x, x);
 }
-__device__ __forceinline__ float tanh_of_large(float x) {
+__device__ __forceinline__ float tanh_exp(float x) {
   const float size = 1.0f - __fdividef(2.0f, __expf(2.0f * fabsf(x)) + 1.0f);
   return copysignf(size, x);
 }
@@ -77,15 +77,16 @@ __device__ __forceinline__ float tanh_of_large(float x) {
 // softcap * tanh(scale * x / softcap). Most data is far below the cap: where no score of the warp
 // comes near it, the way for large ones is not taken. Which way a score takes depends on itself.
 template <int kHalf, int kBlocks>
-__device__ __forceinline__ void cap_scores(const ScoreNumbers& numbers, float (&s)[kBlocks][4]) {
+__device__ __forceinline__ void apply_softcap(const ScoreParams& score_params,
+                                              float (&s)[kBlocks][4]) {
   bool is_any_large = false;
 #pragma unroll
   for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float& x = s[j][2 * kHalf + i];
-      x *= numbers.scale_by_softcap;
-      is_any_large |= !(fabsf(x) < kLargestSmall);
+      x *= score_params.scale_over_softcap;
+      is_any_large |= !(fabsf(x) < kTanhPolyMax);
     }
   }
   if (!__any_sync(0xffffffffu, is_any_large)) [[likely]] {
@@ -94,7 +95,7 @@ __device__ __forceinline__ void cap_scores(const ScoreNumbers& numbers, float (&
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         float& x = s[j][2 * kHalf + i];
-        x = numbers.softcap * tanh_of_small(x);
+        x = score_params.softcap * tanh_poly(x);
       }
     }
     return;
@@ -104,7 +105,7 @@ __device__ __forceinline__ void cap_scores(const ScoreNumbers& numbers, float (&
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float& x = s[j][2 * kHalf + i];
-      x = numbers.softcap * (fabsf(x) < kLargestSmall ? tanh_of_small(x) : tanh_of_large(x));
+      x = score_params.softcap * (fabsf(x) < kTanhPolyMax ? tanh_poly(x) : tanh_exp(x));
     }
   }
 }
@@ -120,8 +121,8 @@ __device__ inline float2 load_pair(const __nv_bfloat16* x) {
 
 // s * scale + bias. kHalf 0: row g; 1: row g + 8.
 template <int kHalf, class E, int kBlocks>
-__device__ __forceinline__ void add_bias(const E* from, std::int64_t stride_k, int count,
-                                         float scale, float (&s)[kBlocks][4]) {
+__device__ __forceinline__ void add_bias_row(const E* from, std::int64_t stride_k, int count,
+                                             float scale, float (&s)[kBlocks][4]) {
   const bool is_paired =
       stride_k == 1 && reinterpret_cast<std::uintptr_t>(from) % (2 * sizeof(E)) == 0;
   if (is_paired) {
@@ -187,12 +188,14 @@ __device__ __forceinline__ void apply_tree_mask(const std::uint32_t* words, std:
 
 // Softcap and ALiBi. Returns the factor that the scores still lack: the scale, or 1.
 template <int kHalf, int kBlocks>
-__device__ __forceinline__ float cap_and_slope(const Problem& p, const ScoreNumbers& numbers,
-                                               const Sequence& sequence, const ScoreRow& row,
-                                               ScoreColumns columns, float (&s)[kBlocks][4]) {
-  float scale = numbers.scale;
-  if (numbers.softcap != 0) {
-    cap_scores<kHalf>(numbers, s);
+__device__ __forceinline__ float apply_softcap_and_alibi(const Problem& p,
+                                                         const ScoreParams& score_params,
+                                                         const Sequence& sequence,
+                                                         const ScoreRow& row, ScoreColumns columns,
+                                                         float (&s)[kBlocks][4]) {
+  float scale = score_params.scale;
+  if (score_params.softcap != 0) {
+    apply_softcap<kHalf>(score_params, s);
     scale = 1;
   }
   if (p.has_alibi == 0) return scale;
@@ -221,17 +224,17 @@ __device__ __forceinline__ void scale_scores(float scale, float (&s)[kBlocks][4]
 
 // T: dtype of q, which a bias has unless it is float. Returns the factor that is still lacking.
 template <class T, int kHalf, int kBlocks>
-__device__ __forceinline__ float add_bias_of(const ScoreOperand& bias, const ScoreRow& row,
-                                             ScoreColumns columns, float scale,
-                                             float (&s)[kBlocks][4]) {
+__device__ __forceinline__ float apply_bias(const ScoreOperand& bias, const ScoreRow& row,
+                                            ScoreColumns columns, float scale,
+                                            float (&s)[kBlocks][4]) {
   if (bias.data == nullptr) return scale;
   const std::int64_t from = row.bias + columns.key * bias.stride_k;
   if (bias.dtype == DType::f32) {
-    add_bias<kHalf>(static_cast<const float*>(bias.data) + from, bias.stride_k, columns.count,
-                    scale, s);
+    add_bias_row<kHalf>(static_cast<const float*>(bias.data) + from, bias.stride_k, columns.count,
+                        scale, s);
   } else {
-    add_bias<kHalf>(static_cast<const T*>(bias.data) + from, bias.stride_k, columns.count, scale,
-                    s);
+    add_bias_row<kHalf>(static_cast<const T*>(bias.data) + from, bias.stride_k, columns.count,
+                        scale, s);
   }
   return 1;
 }
@@ -251,12 +254,12 @@ __device__ __forceinline__ void apply_masks(const Problem& p, const AttentionArg
 
 // Products q.k become scores in natural units: scale, softcap, ALiBi, bias, masks.
 template <class T, int kHalf, int kBlocks>
-__device__ __forceinline__ void general_scores(const Problem& p, const AttentionArgs& args,
-                                               const ScoreNumbers& numbers,
-                                               const Sequence& sequence, const ScoreRow& row,
-                                               ScoreColumns columns, float (&s)[kBlocks][4]) {
-  float scale = cap_and_slope<kHalf>(p, numbers, sequence, row, columns, s);
-  scale = add_bias_of<T, kHalf>(args.bias, row, columns, scale, s);
+__device__ __forceinline__ void apply_score_mods(const Problem& p, const AttentionArgs& args,
+                                                 const ScoreParams& score_params,
+                                                 const Sequence& sequence, const ScoreRow& row,
+                                                 ScoreColumns columns, float (&s)[kBlocks][4]) {
+  float scale = apply_softcap_and_alibi<kHalf>(p, score_params, sequence, row, columns, s);
+  scale = apply_bias<T, kHalf>(args.bias, row, columns, scale, s);
   if (scale != 1) scale_scores<kHalf>(scale, s);
   apply_masks<kHalf>(p, args, sequence, row, columns, s);
 }
@@ -264,9 +267,10 @@ __device__ __forceinline__ void general_scores(const Problem& p, const Attention
 // Zeroes dropped probabilities. `first_key` is the tile's, a multiple of 16; the factor for what
 // stays is the finished row's business.
 template <int kHalf, int kBlocks>
-__device__ __forceinline__ void drop_probs(const AttentionArgs& args, const ScoreNumbers& numbers,
-                                           const ScoreRow& row, std::int64_t first_key,
-                                           int lane_in_quad, float (&p)[kBlocks][4]) {
+__device__ __forceinline__ void apply_dropout(const AttentionArgs& args,
+                                              const ScoreParams& score_params, const ScoreRow& row,
+                                              std::int64_t first_key, int lane_in_quad,
+                                              float (&p)[kBlocks][4]) {
   const DropoutRow random{.seed = args.dropout_seed,
                           .offset = args.dropout_offset,
                           .batch_head = row.batch_head,
@@ -281,8 +285,8 @@ __device__ __forceinline__ void drop_probs(const AttentionArgs& args, const Scor
       words = random.group(key / 64, static_cast<int>(key % 64 / 32), lane_in_quad);
     const std::uint32_t word =
         kBlocks % 4 != 0 && begins_at_16 ? words.word[(j + 2) % 4] : words.word[j % 4];
-    if ((word & 0xFFFFu) >= numbers.keep_threshold) p[j][2 * kHalf] = 0.0f;
-    if (word >> 16 >= numbers.keep_threshold) p[j][2 * kHalf + 1] = 0.0f;
+    if ((word & 0xFFFFu) >= score_params.keep_threshold) p[j][2 * kHalf] = 0.0f;
+    if (word >> 16 >= score_params.keep_threshold) p[j][2 * kHalf + 1] = 0.0f;
   }
 }
 

@@ -97,7 +97,7 @@ BackwardParams make_params(const Problem& p, const DeviceInfo& device, const Att
                                  .dq_accum_cols = x.dq_accum_cols,
                                  .dq_accum_layout = DqAccumLayout::fragments,
                                  .error_word = error_word},
-                        .numbers = score_numbers(p),
+                        .score_params = make_score_params(p),
                         .order = unit_order(p, tiles_per_head(p, tile),
                                             std::int64_t{device.num_units} * tile.min_ctas),
                         .bias_tiles = bias_tiles_of(p, args.gradients.dbias, tile),

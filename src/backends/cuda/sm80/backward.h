@@ -1,14 +1,14 @@
 // What backward.cc hands to the backward kernels of sm80/.
 #pragma once
 
-#include "backends/cuda/common/score_numbers.h"
+#include "backends/cuda/common/score_params.h"
 #include "backends/cuda/sm80/backward_config.h"
 
 namespace headrace::cuda::sm80 {
 
 struct BackwardParams {
   BwdPreprocessParams rows;
-  ScoreNumbers numbers;
+  ScoreParams score_params;
   UnitOrder order;  // of tiles of keys
   BiasTiles bias_tiles;
   std::int64_t num_bias_units = 0;

@@ -212,8 +212,8 @@ class ScoreGradients {
         find_kept<h>(row, kept);
         const ScoreColumns columns =
             score_columns(unit().first_key + warp_key(), lane() & 3, unit().seqlen_k);
-        general_scores<T, h>(p_, args_, c_.numbers, unit().sequence, score_row(row), columns,
-                             s[b()]);
+        apply_score_mods<T, h>(p_, args_, c_.score_params, unit().sequence, score_row(row), columns,
+                               s[b()]);
       }
       if (!is_whole) hide_keys<h>(at.first_row + row, s[b()]);
 #pragma unroll
@@ -239,7 +239,7 @@ class ScoreGradients {
  private:
   // In float the lse is the natural one: to round it again would cost as much as all else.
   __device__ __forceinline__ float probability(float s, float lse) const {
-    const float scale = kIsGeneral ? 1.0f : c_.numbers.scale;
+    const float scale = kIsGeneral ? 1.0f : c_.score_params.scale;
     if constexpr (kIsFloat) return ex2_approx_ftz(fmaf(s, scale, -lse) * kLog2E);
     return ex2_approx_ftz(fmaf(s, scale * kLog2E, -lse));
   }
@@ -250,7 +250,7 @@ class ScoreGradients {
   __device__ __forceinline__ void find_slopes(const float (&s)[kKeyBlocks][4],
                                               float (&slope)[kKeyBlocks][2]) const {
     const bool has_cap = has_softcap(p_);
-    const float factor = -2.0f * kLog2E * c_.numbers.scale_by_softcap;
+    const float factor = -2.0f * kLog2E * c_.score_params.scale_over_softcap;
 #pragma unroll
     for (int n = 0; n < 2 * kKeyBlocks; ++n) {
       float& x = slope[n / 2][n % 2];
@@ -271,8 +271,8 @@ class ScoreGradients {
       float all[kBlocks][4];
 #pragma unroll
       for (int n = 0; n < 2 * kBlocks; ++n) all[n / 2][2 * kHalf + n % 2] = 1.0f;
-      drop_probs<kHalf>(args_, c_.numbers, score_row(row), first_key - first_key % 32, lane() & 3,
-                        all);
+      apply_dropout<kHalf>(args_, c_.score_params, score_row(row), first_key - first_key % 32,
+                           lane() & 3, all);
       bits = 0;
 #pragma unroll
       for (int n = 0; n < 2 * kBlocks; ++n)
@@ -281,7 +281,7 @@ class ScoreGradients {
     }
 #pragma unroll
     for (int n = 0; n < 2 * kKeyBlocks; ++n)
-      kept[n / 2][n % 2] = (bits >> n & 1u) != 0 ? c_.numbers.keep_factor : 0.0f;
+      kept[n / 2][n % 2] = (bits >> n & 1u) != 0 ? c_.score_params.keep_factor : 0.0f;
   }
 
   template <int kHalf>

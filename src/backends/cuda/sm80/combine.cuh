@@ -3,7 +3,7 @@
 #pragma once
 
 #include "backends/cuda/common/lengths.cuh"
-#include "backends/cuda/common/row_end.cuh"
+#include "backends/cuda/common/row_epilogue.cuh"
 #include "backends/cuda/device/mma.cuh"
 #include "backends/cuda/sm80/sm80.h"
 
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(32 * kCombineWarps)
     for (std::int64_t s = 0; s < plan.num_splits; ++s) sum += weight_of(s);
     const std::int64_t head = head_idx % p.num_kv_heads * group + row % group;
     const std::int64_t q_row = sequence.row_q + row / group;
-    const RowEnd end = end_of_row(p, c.args, c.numbers, head, top, sum);
+    const RowEpilogue end = row_epilogue(p, c.args, c.score_params, head, top, sum);
     if (lane == 0) store_lse(c.args.lse, batch_idx, head, q_row, end.lse);
     T* out = static_cast<T*>(c.args.out.data) + row_offset(c.args.out, batch_idx, q_row, head);
     for (int column = lane; column < p.head_dim_v; column += 32) {

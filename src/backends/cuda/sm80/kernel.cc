@@ -94,7 +94,7 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   if (!word.ok()) return std::move(word.failure());
   Params params{.problem = p,
                 .args = args,
-                .numbers = score_numbers(p),
+                .score_params = make_score_params(p),
                 .tile = tile,
                 .is_large = has_large_tile(p, plan.device.smem_bytes),
                 .order = unit_order(p, units_per_head(p, tile),

@@ -10,7 +10,7 @@
 
 #include <type_traits>
 
-#include "backends/cuda/common/row_end.cuh"
+#include "backends/cuda/common/row_epilogue.cuh"
 #include "backends/cuda/sm80/load.cuh"
 #include "backends/cuda/sm80/multiply.cuh"
 #include "backends/cuda/sm80/softmax.cuh"
@@ -331,7 +331,7 @@ class Task {
 
   __device__ __forceinline__ float scale_log2() const {
     constexpr float kLog2E = 0x1.715476p+0f;
-    return kIsGeneral ? kLog2E : kLog2E * c_.numbers.scale;
+    return kIsGeneral ? kLog2E : kLog2E * c_.score_params.scale;
   }
   __device__ __forceinline__ float prob_shift() const {
     return std::is_same_v<T, __nv_bfloat16> && is_again_ ? kSmallShift : kShift;
@@ -357,16 +357,16 @@ class Task {
                                                 float (&s)[kRowBlocks][kKeyBlocks][4]) const {
     const ScoreColumns columns = score_columns(first_key, lane() & 3, unit().seqlen_k);
     for_rows<kRowBlocks>([&](auto b, auto half) {
-      general_scores<T, half()>(p_, args_, c_.numbers, unit().sequence,
-                                score_row(local_row(b(), half())), columns, s[b()]);
+      apply_score_mods<T, half()>(p_, args_, c_.score_params, unit().sequence,
+                                  score_row(local_row(b(), half())), columns, s[b()]);
     });
   }
   __device__ __forceinline__ void drop_keys(std::int64_t first_key,
                                             float (&s)[kRowBlocks][kKeyBlocks][4]) const {
     if (!has_dropout(p_)) return;
     for_rows<kRowBlocks>([&](auto b, auto half) {
-      drop_probs<half()>(args_, c_.numbers, score_row(local_row(b(), half())), first_key,
-                         lane() & 3, s[b()]);
+      apply_dropout<half()>(args_, c_.score_params, score_row(local_row(b(), half())), first_key,
+                            lane() & 3, s[b()]);
     });
   }
 
@@ -418,7 +418,7 @@ class Task {
     } else {
       const RowOf at = row_of_lane();
       const std::int64_t head = head_of(at), q_row = unit().sequence.row_q + at.q_idx;
-      const RowEnd end = end_of_row(p_, args_, c_.numbers, head, reference, mine.sum);
+      const RowEpilogue end = row_epilogue(p_, args_, c_.score_params, head, reference, mine.sum);
       if (is_done) store_lse(args_.lse, unit().batch_idx, head, q_row, end.lse);
       store_rows(end.factor * v_factor, row_offset(args_.out, unit().batch_idx, q_row, head), done);
     }

@@ -1,7 +1,7 @@
 // What kernel.cc hands to the kernels of sm80/.
 #pragma once
 
-#include "backends/cuda/common/score_numbers.h"
+#include "backends/cuda/common/score_params.h"
 #include "backends/cuda/sm80/config.h"
 #include "core/kernel.h"
 
@@ -10,7 +10,7 @@ namespace headrace::cuda::sm80 {
 struct Params {
   Problem problem;
   AttentionArgs args;
-  ScoreNumbers numbers;
+  ScoreParams score_params;
   Tile tile;
   bool is_large;                       // the tile
   UnitOrder order;                     // of tiles of rows, or splits

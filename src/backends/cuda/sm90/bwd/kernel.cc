@@ -204,7 +204,7 @@ Params make_params(const Plan& plan, const AttentionArgs& args, float* floats) {
   params.is_top_left = p.causal == HEADRACE_CAUSAL_TOP_LEFT;
   params.section = section_of(p, plan.device);
   if (has_general_scores(p)) params.rows.lse_scale = -1.0f;
-  params.numbers = score_numbers(p);
+  params.score_params = make_score_params(p);
   params.inverse_scale = static_cast<float>(1 / p.softmax_scale);
   params.inverse_softcap = has_softcap(p) ? static_cast<float>(1 / p.softcap) : 0.0f;
   params.scale = static_cast<float>(p.softmax_scale);

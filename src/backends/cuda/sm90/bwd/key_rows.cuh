@@ -232,12 +232,12 @@ class KeyRows {
     }
   }
   __device__ __forceinline__ bool has_softcap() const {
-    return kIsGeneral && p_.numbers.softcap != 0.0f;
+    return kIsGeneral && p_.score_params.softcap != 0.0f;
   }
   __device__ __forceinline__ void cap(Elements& s, int step) const {
     auto& blocks = reinterpret_cast<float(&)[kQueries / 8][4]>(s);
-    cap_scores<0>(p_.numbers, blocks);
-    cap_scores<1>(p_.numbers, blocks);
+    apply_softcap<0>(p_.score_params, blocks);
+    apply_softcap<1>(p_.score_params, blocks);
     end_with_lse(s, step);
   }
   // Groups j and j + 1 of eight queries of `x` times 1 - tanh^2, where P has the score: that is

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "backends/cuda/common/bwd_preprocess.h"
-#include "backends/cuda/common/score_numbers.h"
+#include "backends/cuda/common/score_params.h"
 #include "backends/cuda/device/types.cuh"
 
 namespace headrace::cuda::sm90::bwd {
@@ -14,7 +14,7 @@ struct Params {
   BwdPreprocessParams rows;  // dq: blocks of (queries of a step) x (columns of the tile), each in
                              // the order of the registers that it comes from (config.h); in fixed
                              // point where there is a dq_scale
-  int group;  // query heads of a KV head
+  int group;                 // query heads of a KV head
   // Relative to the diagonal, kOpenWindow where there is none.
   int window_left, window_right, is_top_left;
   // Blocks of keys: the grid is (section, key blocks, sections) where the first see most queries,
@@ -24,7 +24,7 @@ struct Params {
   float scale_log2, scale;
   // Of general scores, whose rows.lse is -lse.
   float inverse_scale, inverse_softcap;
-  ScoreNumbers numbers;
+  ScoreParams score_params;
 };
 
 struct Maps {

@@ -98,7 +98,7 @@ class MaskMaker {
   __device__ __forceinline__ MaskMaker(const Params& p, u32 smem)
       : p_(p), smem_(smem), lane_(static_cast<int>(threadIdx.x) & 31) {
     numbers_ = drop_numbers(p.args);
-    top_ = (p.numbers.keep_threshold - 1) * 0x00010001u;
+    top_ = (p.score_params.keep_threshold - 1) * 0x00010001u;
   }
 
   // For every step that the consumers take, in their order.

@@ -268,7 +268,7 @@ Params make_params(const Plan& plan, const AttentionArgs& args, const Order& ord
   Params params{};
   params.problem = p;
   params.args = args;
-  params.numbers = score_numbers(p);
+  params.score_params = make_score_params(p);
   params.pack = order.pack;
   params.pack_inverse = ceil_div(1 << 16, order.pack);
   params.group_queries = order.group_queries;

@@ -70,12 +70,12 @@ struct CapNumbers {
 };
 inline constexpr float kCapRange = 0.6f;  // of tanh's argument, 2 of v
 inline constexpr u32 kIsTwo = 1u << 30;
-__device__ __forceinline__ CapNumbers cap_numbers(const ScoreNumbers& numbers) {
+__device__ __forceinline__ CapNumbers cap_numbers(const ScoreParams& numbers) {
   // tanh(x) / x in x^2: our own fit, relative error 8.4e-8.
   constexpr float kSeries[5] = {1.0f, -0x1.555368p-2f, 0x1.10a712p-3f, -0x1.abb818p-5f,
                                 0x1.ff9844p-7f};
   CapNumbers x;
-  x.scale = numbers.scale_by_softcap * (2 / kCapRange);
+  x.scale = numbers.scale_over_softcap * (2 / kCapRange);
   x.log2 = numbers.softcap * kLog2e;
   float power = kCapRange / 2;
 #pragma unroll

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "backends/cuda/common/score_numbers.h"
+#include "backends/cuda/common/score_params.h"
 #include "backends/cuda/device/types.cuh"
 #include "core/args.h"
 
@@ -21,7 +21,7 @@ struct alignas(16) TicketWords {
 struct Params {
   Problem problem;
   AttentionArgs args;
-  ScoreNumbers numbers;
+  ScoreParams score_params;
   // Queries and heads as tiles see them. With `pack` > 1 the rows of a tile are (query, head of a
   // group) pairs, the head fastest, and a warpgroup has floor(64 / pack) queries.
   int pack;           // query heads that share a tile: 1, or the whole group

@@ -45,7 +45,8 @@ class TileStore : public WarpRows<kTile, Element> {
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
       const float reference = sums.reference[r];
       const int row = group_row(r), query = query_of(row), head = head_of(at, row);
-      const RowEnd end = end_of_row(p_.problem, p_.args, p_.numbers, head, reference, sum);
+      const RowEpilogue end =
+          row_epilogue(p_.problem, p_.args, p_.score_params, head, reference, sum);
       ends.factor[r] = end.factor;
       ends.exists[r] = row_exists(at, row, query);
       ends.is_bad[r] =

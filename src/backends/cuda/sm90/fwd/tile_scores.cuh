@@ -14,7 +14,7 @@ class TileScores : public TileStore<kTile, Element, kScores> {
 
   __device__ __forceinline__ TileScores(const Params& p, const Maps& maps, u32 smem, int group)
       : Base(p, maps, smem, group), to_log2_(kIsGeneral ? kLog2e : p.scale_log2) {
-    if constexpr (kIsCapped) cap_ = cap_numbers(p.numbers);
+    if constexpr (kIsCapped) cap_ = cap_numbers(p.score_params);
   }
 
  protected:
@@ -107,7 +107,7 @@ class TileScores : public TileStore<kTile, Element, kScores> {
   // The bias that S of step n begins with, in units of products; zeros for exact scores.
   __device__ __forceinline__ void begin_with_bias(const Work& work, int n, bool is_exact) {
     if constexpr (!kIsBiased) return;
-    const float inverse_scale = __frcp_rn(p_.numbers.scale);
+    const float inverse_scale = __frcp_rn(p_.score_params.scale);
     if (is_exact) {
 #pragma unroll
       for (float& x : s_) x = 0.0f;
@@ -192,7 +192,8 @@ class TileScores : public TileStore<kTile, Element, kScores> {
     const Sequence sequence = sequence_of(work);
     const ScoreColumns columns =
         score_columns(std::int64_t{n} * kKeys, lane_ & 3, sequence.seqlen_k);
-    float scale = cap_and_slope<r>(p_.problem, p_.numbers, sequence, rows_[r], columns, blocks());
+    float scale = apply_softcap_and_alibi<r>(p_.problem, p_.score_params, sequence, rows_[r],
+                                             columns, blocks());
     if (has_bias_pairs_) {
 #pragma unroll
       for (int j = 0; j < kKeys / 8; ++j) {
@@ -202,8 +203,8 @@ class TileScores : public TileStore<kTile, Element, kScores> {
       }
       scale = 1;
     } else {
-      scale = add_bias_of<typename Element::Stored, r>(p_.args.bias, rows_[r], columns, scale,
-                                                       blocks());
+      scale =
+          apply_bias<typename Element::Stored, r>(p_.args.bias, rows_[r], columns, scale, blocks());
     }
     if (scale != 1) scale_scores<r>(scale, blocks());
     apply_masks<r>(p_.problem, p_.args, sequence, rows_[r], columns, blocks());
@@ -218,7 +219,7 @@ class TileScores : public TileStore<kTile, Element, kScores> {
   }
   // For PreciseSoftmax: in units of 1 / exact_to_log2().
   __device__ __forceinline__ void make_exact_scores(const Work& work, int n) {
-    const float scale = p_.numbers.scale;
+    const float scale = p_.score_params.scale;
     if constexpr (kIsCapped) {
       mask(work, n);
       scale_for_cap(cap_, s_);
@@ -249,9 +250,11 @@ class TileScores : public TileStore<kTile, Element, kScores> {
   // Dropped weights become 0; the row's sum keeps them. With masks that were drawn: where packed.
   __device__ __forceinline__ void drop(int n) {
     if constexpr (kIsDropped) take_masks();
-    if (!kIsGeneral || p_.numbers.keep_threshold > 0xFFFFu) return;
-    drop_probs<0>(p_.args, p_.numbers, rows_[0], std::int64_t{n} * kKeys, lane_ & 3, blocks());
-    drop_probs<1>(p_.args, p_.numbers, rows_[1], std::int64_t{n} * kKeys, lane_ & 3, blocks());
+    if (!kIsGeneral || p_.score_params.keep_threshold > 0xFFFFu) return;
+    apply_dropout<0>(p_.args, p_.score_params, rows_[0], std::int64_t{n} * kKeys, lane_ & 3,
+                     blocks());
+    apply_dropout<1>(p_.args, p_.score_params, rows_[1], std::int64_t{n} * kKeys, lane_ & 3,
+                     blocks());
   }
   __device__ __forceinline__ void take_masks() {
     mbarrier_wait(barrier(kBarriers.mask_full + mask_stage_.stage), mask_stage_.parity);

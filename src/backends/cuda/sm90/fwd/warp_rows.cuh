@@ -1,7 +1,7 @@
 // A warp's place in a tile: what was announced, which rows it has, where their results go.
 #pragma once
 
-#include "backends/cuda/common/row_end.cuh"
+#include "backends/cuda/common/row_epilogue.cuh"
 #include "backends/cuda/device/tma.cuh"
 #include "backends/cuda/sm90/element.cuh"
 #include "backends/cuda/sm90/fwd/schedule.cuh"

@@ -5,13 +5,13 @@
 
 namespace headrace::cuda {
 
-struct RowEnd {
+struct RowEpilogue {
   float factor;  // for the sum of P V
   float lse;
 };
 
 // 1 / x to a unit in the last place, and without the branch for what overflows.
-__device__ __forceinline__ float reciprocal(float x) {
+__device__ __forceinline__ float rcp_approx(float x) {
   float y;
   asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
@@ -19,18 +19,18 @@ __device__ __forceinline__ float reciprocal(float x) {
 
 // `sum` is the sum of 2^(log2(e) s - reference) over the keys, before dropout. No visible key, or
 // scores of -inf alone: the row is empty and stays so beside a sink.
-__device__ inline RowEnd end_of_row(const Problem& p, const AttentionArgs& args,
-                                    const ScoreNumbers& numbers, std::int64_t head, float reference,
-                                    float sum) {
+__device__ inline RowEpilogue row_epilogue(const Problem& p, const AttentionArgs& args,
+                                           const ScoreParams& score_params, std::int64_t head,
+                                           float reference, float sum) {
   constexpr float kLn2 = 0x1.62e43p-1f;
   if (sum == 0.0f) return {0.0f, -HUGE_VALF};
-  RowEnd end = {numbers.keep_factor * reciprocal(sum), fmaf(reference, kLn2, logf(sum))};
+  RowEpilogue end = {score_params.keep_factor * rcp_approx(sum), fmaf(reference, kLn2, logf(sum))};
   if (p.has_sinks) [[unlikely]] {
     const float sink = args.sinks[head * args.sinks_stride];
     const float top = fmaxf(sink, end.lse);
     const float keys = end.lse == top ? 1.0f : expf(end.lse - top);
     const float both = keys + (sink == top ? 1.0f : expf(sink - top));
-    end = {end.factor * keys * reciprocal(both), top + logf(both)};
+    end = {end.factor * keys * rcp_approx(both), top + logf(both)};
   }
   return end;
 }
