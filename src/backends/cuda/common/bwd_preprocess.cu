@@ -12,9 +12,8 @@ RowsKernel of_dtype(const Problem& p, RowsKernel f32, RowsKernel f16, RowsKernel
 }
 
 LaunchShape shape_of(const char* name, std::int64_t num_parts) {
-  constexpr std::int64_t kMaxCtas = (std::int64_t{1} << 31) - 1;
   return {.name = name,
-          .grid = dim3(static_cast<unsigned>(num_parts < kMaxCtas ? num_parts : kMaxCtas)),
+          .grid = dim3(static_cast<unsigned>(num_parts < kMaxGridX ? num_parts : kMaxGridX)),
           .block = dim3(kRowsThreads)};
 }
 

@@ -4,6 +4,7 @@
 #include <cfloat>
 #include <type_traits>
 
+#include "backends/cuda/common/constants.h"
 #include "backends/cuda/common/element.cuh"
 #include "backends/cuda/common/padded_block.cuh"
 #include "backends/cuda/device/barrier.cuh"

@@ -5,6 +5,7 @@
 // rows or a part of that never meet two sequences, and bulk copies of them are aligned.
 #pragma once
 
+#include "backends/cuda/common/constants.h"
 #include "base/math.h"
 #include "core/kernel.h"
 
@@ -56,8 +57,6 @@ constexpr std::int64_t padded_offset(const Problem& p, std::int64_t head, std::i
 }
 // Floats of d, and of lse.
 constexpr std::int64_t padded_elements(const Problem& p) { return p.num_heads * padded_rows(p); }
-
-inline constexpr float kLog2E = 0x1.715476p+0f;
 
 // How the float sums of dQ lie: as rows, or in blocks of 8 rows and 16 columns, row by row, a block
 // in the order in which the lanes of a warp hold two accumulators of 8 columns: lane 4 g + t has

@@ -1,6 +1,7 @@
 // The end of a row's softmax: sink, dropout's factor, lse.
 #pragma once
 
+#include "backends/cuda/common/constants.h"
 #include "backends/cuda/common/scores.cuh"
 
 namespace headrace::cuda {
@@ -22,7 +23,6 @@ __device__ __forceinline__ float rcp_approx(float x) {
 __device__ inline RowEpilogue row_epilogue(const Problem& p, const AttentionArgs& args,
                                            const ScoreParams& score_params, std::int64_t head,
                                            float reference, float sum) {
-  constexpr float kLn2 = 0x1.62e43p-1f;
   if (sum == 0.0f) return {0.0f, -HUGE_VALF};
   RowEpilogue end = {score_params.keep_factor * rcp_approx(sum), fmaf(reference, kLn2, logf(sum))};
   if (p.has_sinks) [[unlikely]] {

@@ -14,9 +14,9 @@ template <class Shape, class T, bool kIsGeneral>
 Status launch_units(const char* name, void (*kernel)(BackwardParams), AllowedSmem& allowed,
                     std::int64_t num_units, const BackwardParams& params, cudaStream_t stream) {
   constexpr BackwardSmem smem = backward_smem(Shape::kTile, sizeof(T), kIsGeneral);
-  static_assert(Shape::kTile.drifts || smem.total <= kSmallestSmem);
+  static_assert(Shape::kTile.drifts || smem.total <= kSmemLimitSm86);
   if (num_units == 0) return std::nullopt;
-  const std::int64_t num_ctas = num_units < kMaxCtas ? num_units : kMaxCtas;
+  const std::int64_t num_ctas = num_units < kMaxGridX ? num_units : kMaxGridX;
   const LaunchShape shape{.name = name,
                           .grid = dim3(static_cast<unsigned>(num_ctas)),
                           .block = dim3(Shape::kTile.threads()),

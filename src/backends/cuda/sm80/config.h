@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "backends/cuda/common/constants.h"
 #include "base/math.h"
 #include "core/problem.h"
 
@@ -61,13 +62,8 @@ struct TileOf {  // as a type, for templates
   static constexpr Tile kTile = kIsLarge ? kLargeTile : tile_of(kIsF32, kDim, kIsGeneral);
 };
 
-// Shared memory that a CTA may have on the smallest chips with sm_80's instructions (sm_86, sm_89).
-inline constexpr int kSmallestSmem = 99 * 1024;
-
 // Rows and keys of a sequence are counted in 32 bits, with room for a tile.
 inline constexpr std::int64_t kMaxCount = (std::int64_t{1} << 31) - (1 << 16);
-
-inline constexpr std::int64_t kMaxCtas = (std::int64_t{1} << 31) - 1;
 
 // Where things lie in shared memory, in bytes. A tile begins at a multiple of its rows' length, as
 // the swizzle wants it.

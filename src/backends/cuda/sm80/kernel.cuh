@@ -10,6 +10,7 @@
 
 #include <type_traits>
 
+#include "backends/cuda/common/constants.h"
 #include "backends/cuda/common/row_epilogue.cuh"
 #include "backends/cuda/sm80/load.cuh"
 #include "backends/cuda/sm80/multiply.cuh"
@@ -330,7 +331,6 @@ class Task {
   }
 
   __device__ __forceinline__ float scale_log2() const {
-    constexpr float kLog2E = 0x1.715476p+0f;
     return kIsGeneral ? kLog2E : kLog2E * c_.score_params.scale;
   }
   __device__ __forceinline__ float prob_shift() const {

@@ -12,9 +12,9 @@ Status launch_forward(const char* name, const Params& params, cudaStream_t strea
   using Shape = TileOf<std::is_same_v<T, float>, kDim, kIsGeneral, kIsLarge>;
   constexpr Tile tile = Shape::kTile;
   constexpr SmemPlan smem = smem_plan(tile, sizeof(T), kIsGeneral);
-  static_assert(kIsLarge || smem.total <= kSmallestSmem);
+  static_assert(kIsLarge || smem.total <= kSmemLimitSm86);
   const std::int64_t units = params.order.num_units();
-  const std::int64_t num_ctas = units < kMaxCtas ? units : kMaxCtas;
+  const std::int64_t num_ctas = units < kMaxGridX ? units : kMaxGridX;
   const LaunchShape shape{.name = name,
                           .grid = dim3(static_cast<unsigned>(num_ctas)),
                           .block = dim3(tile.threads()),
@@ -31,7 +31,7 @@ Status launch_combine(const char* name, const Params& params, Tile tile, cudaStr
   const std::int64_t num_ctas = ceil_div<std::int64_t>(rows, kCombineWarps);
   const LaunchShape shape{
       .name = name,
-      .grid = dim3(static_cast<unsigned>(num_ctas < kMaxCtas ? num_ctas : kMaxCtas)),
+      .grid = dim3(static_cast<unsigned>(num_ctas < kMaxGridX ? num_ctas : kMaxGridX)),
       .block = dim3(32 * kCombineWarps)};
   return launch(shape, stream, combine<T>, params, tile);
 }

@@ -2,6 +2,8 @@
 // on the host.
 #pragma once
 
+#include "backends/cuda/common/constants.h"
+
 namespace headrace::cuda::sm90::bwd {
 
 // One compiled shape. A CTA has `keys` keys and meets `queries` queries a step.
@@ -14,12 +16,8 @@ struct Tile {
   friend constexpr bool operator==(const Tile&, const Tile&) = default;
 };
 
-inline constexpr int kGroupKeys = 64;      // the height of a wgmma
-inline constexpr int kSlabColumns = 64;    // 128 bytes of 16-bit elements: the widest swizzled box
-inline constexpr int kRowBytes = 128;      // of a slab
-inline constexpr int kSmemLimit = 232448;  // 227 KiB, what a CTA of sm_90 may have
+inline constexpr int kGroupKeys = 64;  // the height of a wgmma
 
-constexpr int num_slabs(int columns) { return columns / kSlabColumns; }
 constexpr int threads_of(const Tile& t) { return t.is_wide ? 512 : 256; }
 
 // Narrow: Q of a step is read by its S and, a step later, by dK; dO by dP and, half a step later,
@@ -40,10 +38,10 @@ inline constexpr int kDqGroups = 8, kDqPart = 64 * 64;
 struct DqPlace {
   int row, chunk;
 };
-constexpr int dq_parts(const Tile& t) { return t.queries / 64 * num_slabs(t.head_dim); }
+constexpr int dq_parts(const Tile& t) { return t.queries / 64 * num_swizzle_atoms(t.head_dim); }
 // Parts follow each other along the columns.
 constexpr DqPlace dq_place(const Tile& t, int part, int thread) {
-  const int slabs = num_slabs(t.head_dim);
+  const int slabs = num_swizzle_atoms(t.head_dim);
   return {part / slabs * 64 + thread / 32 * 16 + thread / 4 % 8, part % slabs * 8};
 }
 
@@ -91,11 +89,11 @@ constexpr BarrierPlan barrier_plan(const Tile& t) {
 
 constexpr SmemPlan smem_plan(const Tile& t) {
   SmemPlan s{};
-  s.k = num_slabs(t.head_dim) * t.keys * kRowBytes;
-  s.v = num_slabs(t.head_dim_v) * t.keys * kRowBytes;
-  s.q = num_slabs(t.head_dim) * t.queries * kRowBytes;
-  s.dout = num_slabs(t.head_dim_v) * t.queries * kRowBytes;
-  s.ds = t.keys / kGroupKeys * t.queries * kRowBytes;
+  s.k = num_swizzle_atoms(t.head_dim) * t.keys * kSwizzleRowBytes;
+  s.v = num_swizzle_atoms(t.head_dim_v) * t.keys * kSwizzleRowBytes;
+  s.q = num_swizzle_atoms(t.head_dim) * t.queries * kSwizzleRowBytes;
+  s.dout = num_swizzle_atoms(t.head_dim_v) * t.queries * kSwizzleRowBytes;
+  s.ds = t.keys / kGroupKeys * t.queries * kSwizzleRowBytes;
   s.p = t.is_wide ? t.keys * t.queries * 2 : 0;
   s.stat = t.queries * static_cast<int>(sizeof(float));
   const auto take = [&s](int bytes) {

@@ -140,12 +140,11 @@ __global__ void __launch_bounds__(128 * finish_groups(Variant::kTile), kFinishCt
 
 template <Tile kTile, bool kIsFixed>
 Status launch_finish_of(const Params& params, Stream stream) {
-  constexpr std::int64_t kMaxCtas = (std::int64_t{1} << 31) - 1;
   const Problem& p = params.rows.problem;
   const std::int64_t num_parts = num_padded_blocks(p);
   const LaunchShape shape{
       .name = "cuda_sm90_bwd's finish of dq",
-      .grid = dim3(static_cast<unsigned>(num_parts < kMaxCtas ? num_parts : kMaxCtas)),
+      .grid = dim3(static_cast<unsigned>(num_parts < kMaxGridX ? num_parts : kMaxGridX)),
       .block = dim3(128 * finish_groups(kTile))};
   auto* s = static_cast<cudaStream_t>(stream);
   if (dtype_of(p) == DType::bf16)

@@ -73,7 +73,7 @@ Status launch_variant(const char* name, const Call& call) {
                           .grid = call.grid,
                           .block = dim3(threads_of(kTile)),
                           .smem_bytes = smem_bytes(kTile)};
-  static_assert(smem_bytes(kTile) <= kSmemLimit);
+  static_assert(smem_bytes(kTile) <= kSmemLimitSm90);
   static AllowedSmem allowed;
   if (Status bad = allow_smem(shape, backward<Variant>, allowed)) return bad;
   return launch(shape, static_cast<cudaStream_t>(call.stream), backward<Variant>, call.params,

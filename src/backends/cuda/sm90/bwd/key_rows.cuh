@@ -34,7 +34,7 @@ class KeyRows {
   static constexpr BarrierPlan kBarriers = barrier_plan(kTile);
   static constexpr int kDim = kTile.head_dim, kDimV = kTile.head_dim_v;
   static constexpr int kKeys = kTile.keys, kQueries = kTile.queries;
-  static constexpr int kSlabQ = kQueries * kRowBytes, kSlabK = kKeys * kRowBytes;
+  static constexpr int kSlabQ = kQueries * kSwizzleRowBytes, kSlabK = kKeys * kSwizzleRowBytes;
   using StageQ = Stage<stages_q(kTile)>;
   using StageDout = Stage<stages_dout(kTile)>;
   using StageDs = Stage<kStagesDs>;
@@ -70,23 +70,23 @@ class KeyRows {
   // ---- what has come
   __device__ __forceinline__ void take_k() {
     mbarrier_wait(barrier(kBarriers.k_full), 0);
-    clear_tail<num_slabs(kDim)>(kSmem.offset_k, kKeys, keys_.seqlen_k - keys_.first_key);
+    clear_tail<num_swizzle_atoms(kDim)>(kSmem.offset_k, kKeys, keys_.seqlen_k - keys_.first_key);
   }
   __device__ __forceinline__ void take_v() {
     mbarrier_wait(barrier(kBarriers.v_full), 0);
-    clear_tail<num_slabs(kDimV)>(kSmem.offset_v, kKeys, keys_.seqlen_k - keys_.first_key);
+    clear_tail<num_swizzle_atoms(kDimV)>(kSmem.offset_v, kKeys, keys_.seqlen_k - keys_.first_key);
   }
   __device__ __forceinline__ void take_q(int step, const Step& at) {
     const StageQ stage(step);
     mbarrier_wait(barrier(kBarriers.q_full + stage.index), stage.parity);
-    clear_tail<num_slabs(kDim)>(kSmem.offset_q + stage.index * kSmem.q, kQueries,
-                                keys_.seqlen_q - at.block * kQueries);
+    clear_tail<num_swizzle_atoms(kDim)>(kSmem.offset_q + stage.index * kSmem.q, kQueries,
+                                        keys_.seqlen_q - at.block * kQueries);
   }
   __device__ __forceinline__ void take_dout(int step, const Step& at) {
     const StageDout stage(step);
     mbarrier_wait(barrier(kBarriers.dout_full + stage.index), stage.parity);
-    clear_tail<num_slabs(kDimV)>(kSmem.offset_dout + stage.index * kSmem.dout, kQueries,
-                                 keys_.seqlen_q - at.block * kQueries);
+    clear_tail<num_swizzle_atoms(kDimV)>(kSmem.offset_dout + stage.index * kSmem.dout, kQueries,
+                                         keys_.seqlen_q - at.block * kQueries);
   }
   // Rows of another sequence, behind the end of this one, become zeros: a NaN there times a weight
   // of 0 would be one. Each warpgroup does it for itself.
@@ -99,8 +99,8 @@ class KeyRows {
     for (int i = max(count, 0) * 8 + thread; i < rows * 8; i += 128)
 #pragma unroll
       for (int slab = 0; slab < kSlabs; ++slab)
-        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(smem_ + offset + i * 16 +
-                                                                      slab * rows * kRowBytes),
+        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(
+                         smem_ + offset + i * 16 + slab * rows * kSwizzleRowBytes),
                      "r"(0)
                      : "memory");
     fence_proxy_async();
@@ -118,7 +118,8 @@ class KeyRows {
   template <int kColumns>
   __device__ __forceinline__ void start_scores(Elements& to, int keys, u32 queries) {
     wgmma_fence();
-    const u64 a = wgmma_descriptor(not_hoisted(smem_ + keys + group_ * kGroupKeys * kRowBytes), 16);
+    const u64 a =
+        wgmma_descriptor(not_hoisted(smem_ + keys + group_ * kGroupKeys * kSwizzleRowBytes), 16);
     const u64 b = wgmma_descriptor(queries, 16);
 #pragma unroll
     for (int i = 0; i < kColumns / 16; ++i)
@@ -136,7 +137,7 @@ class KeyRows {
     static_assert(kColumns % kWidth == 0);
 #pragma unroll
     for (int part = 0; part < kColumns / kWidth; ++part) {
-      const u64 b = wgmma_descriptor(queries + part * (kWidth / kSlabColumns) * kSlabQ, kSlabQ);
+      const u64 b = wgmma_descriptor(queries + part * (kWidth / kSwizzleAtomCols) * kSlabQ, kSlabQ);
       auto& sums = reinterpret_cast<float(&)[kWidth / 2]>(to[part * (kWidth / 2)]);
 #pragma unroll
       for (int i = 0; i < kQueries / 16; ++i)
@@ -244,7 +245,7 @@ class KeyRows {
   // ln P + lse.
   __device__ __forceinline__ void multiply_by_slopes(Elements& x, const Elements& p, int step,
                                                      int j) const {
-    constexpr float kLn2 = 0x1.62e430p-1f, kLeast = 0x1p-126f;
+    constexpr float kLeast = 0x1p-126f;
 #pragma unroll
     for (int k = j; k < j + 2; ++k) {
       const float2 lse = load_shared2(lse_address(step) + 32 * k);
@@ -320,7 +321,7 @@ class KeyRows {
   __device__ __forceinline__ u32 ds_place(int step) const {
     const int row = (lane_ >> 4) * 8 + (lane_ & 7), chunk = 2 * warp_ + (lane_ >> 3 & 1);
     return ds_address(step) + group_ * kSlabQ +
-           swizzle128(static_cast<u32>(row * kRowBytes + chunk * 16));
+           swizzle128(static_cast<u32>(row * kSwizzleRowBytes + chunk * 16));
   }
 
   // ---- dQ

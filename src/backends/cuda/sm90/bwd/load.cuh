@@ -20,22 +20,22 @@ class Loader {
       : p_(p), maps_(maps), smem_(smem), keys_(keys) {}
 
   __device__ __forceinline__ void load_k() const {
-    load_keys<num_slabs(kTile.head_dim)>(maps_.k, kSmem.offset_k, kBarriers.k_full);
+    load_keys<num_swizzle_atoms(kTile.head_dim)>(maps_.k, kSmem.offset_k, kBarriers.k_full);
   }
   __device__ __forceinline__ void load_v() const {
-    load_keys<num_slabs(kTile.head_dim_v)>(maps_.v, kSmem.offset_v, kBarriers.v_full);
+    load_keys<num_swizzle_atoms(kTile.head_dim_v)>(maps_.v, kSmem.offset_v, kBarriers.v_full);
   }
   // Q and lse of step `step`, to the stage of that number, which is free.
   __device__ __forceinline__ void load_q(int step, const Step& at) const {
     const int i = StageQ(step).index;
-    load_queries<num_slabs(kTile.head_dim)>(at, maps_.q, p_.rows.lse, kBarriers.q_full + i,
-                                            kSmem.offset_q + i * kSmem.q,
-                                            kSmem.offset_lse + i * kSmem.stat);
+    load_queries<num_swizzle_atoms(kTile.head_dim)>(at, maps_.q, p_.rows.lse, kBarriers.q_full + i,
+                                                    kSmem.offset_q + i * kSmem.q,
+                                                    kSmem.offset_lse + i * kSmem.stat);
   }
   // The same for dO and D.
   __device__ __forceinline__ void load_dout(int step, const Step& at) const {
     const int i = StageDout(step).index;
-    load_queries<num_slabs(kTile.head_dim_v)>(
+    load_queries<num_swizzle_atoms(kTile.head_dim_v)>(
         at, maps_.dout, p_.rows.delta, kBarriers.dout_full + i, kSmem.offset_dout + i * kSmem.dout,
         kSmem.offset_d + i * kSmem.stat);
   }
@@ -53,12 +53,12 @@ class Loader {
 
   template <int kSlabs>
   __device__ __forceinline__ void load_keys(const TensorMap& map, int offset, int full) const {
-    constexpr int kSlab = kTile.keys * kRowBytes;
+    constexpr int kSlab = kTile.keys * kSwizzleRowBytes;
     mbarrier_arrive_expect_tx(barrier(full), kSlabs * kSlab);
 #pragma unroll
     for (int s = 0; s < kSlabs; ++s)
       cp_async_bulk_tensor_load(smem_ + offset + s * kSlab, &map, barrier(full), kEvictFirst,
-                                s * kSlabColumns, keys_.row_k + keys_.first_key, keys_.kv_head,
+                                s * kSwizzleAtomCols, keys_.row_k + keys_.first_key, keys_.kv_head,
                                 tensor_batch());
   }
 
@@ -66,12 +66,12 @@ class Loader {
   __device__ __forceinline__ void load_queries(const Step& at, const TensorMap& map,
                                                const float* stats, int full, int to,
                                                int stat_to) const {
-    constexpr int kSlab = kTile.queries * kRowBytes;
+    constexpr int kSlab = kTile.queries * kSwizzleRowBytes;
     mbarrier_arrive_expect_tx(barrier(full), kSlabs * kSlab + kSmem.stat);
 #pragma unroll
     for (int s = 0; s < kSlabs; ++s)
       cp_async_bulk_tensor_load(smem_ + to + s * kSlab, &map, barrier(full), kEvictLast,
-                                s * kSlabColumns, keys_.row_q + at.block * kTile.queries,
+                                s * kSwizzleAtomCols, keys_.row_q + at.block * kTile.queries,
                                 keys_.kv_head * p_.group + at.head, tensor_batch());
     cp_async_bulk_load(smem_ + stat_to, stats + std::int64_t{at.padded} * kTile.queries, kSmem.stat,
                        barrier(full));

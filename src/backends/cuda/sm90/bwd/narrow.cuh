@@ -84,7 +84,7 @@ class Narrow : KeyRows<Variant> {
   using typename Base::Element;
   using typename Base::Elements;
   using typename Base::Packed;
-  using Dq = WgmmaM64K16<typename Element::Operand, kSlabColumns>;
+  using Dq = WgmmaM64K16<typename Element::Operand, kSwizzleAtomCols>;
   static_assert(kTile.keys == 2 * kGroupKeys && dq_parts(kTile) == 2);
   static_assert(kDim == kTile.head_dim_v);
 
@@ -186,10 +186,10 @@ class Narrow : KeyRows<Variant> {
   }
   // dQ = dS K: a part for each warpgroup, other rows or other columns.
   __device__ __forceinline__ void start_dq(int step) {
-    constexpr bool kSplitsRows = num_slabs(kDim) == 1;
+    constexpr bool kSplitsRows = num_swizzle_atoms(kDim) == 1;
     bar_sync(ds_barrier(step, group_ ^ 1), 256);
     wgmma_fence();
-    const u32 row = kSplitsRows ? group_ * 64 * kRowBytes : 0;
+    const u32 row = kSplitsRows ? group_ * 64 * kSwizzleRowBytes : 0;
     const u32 slab = kSplitsRows ? 0 : group_ * kSlabK;
     const u64 a = wgmma_descriptor(ds_address(step) + row, 16);
     const u64 b = wgmma_descriptor(not_hoisted(smem_ + kSmem.offset_k + slab), kSlabK);
@@ -217,7 +217,7 @@ class Narrow : KeyRows<Variant> {
       });
       pack(weights_[i], s_, i);
       pack(ds_[i], dp_, i);
-      stmatrix_x4_trans(place + i * 16 * kRowBytes, ds_[i]);
+      stmatrix_x4_trans(place + i * 16 * kSwizzleRowBytes, ds_[i]);
     }
     fence_proxy_async();
   }

@@ -295,14 +295,15 @@ class Wide : KeyRows<Variant> {
   __device__ __forceinline__ void write_ds(const Packed& ds, int step) const {
     const u32 place = ds_place(step);
 #pragma unroll
-    for (int i = 0; i < kQueries / 16; ++i) stmatrix_x4_trans(place + i * 16 * kRowBytes, ds[i]);
+    for (int i = 0; i < kQueries / 16; ++i)
+      stmatrix_x4_trans(place + i * 16 * kSwizzleRowBytes, ds[i]);
     fence_proxy_async();
     arrive(kBarriers.ds_full + StageDs(step).index);
   }
 
   // 64 columns of dQ = dS K.
   __device__ __forceinline__ void compute_dq(float (&dq)[4 * kDqGroups], int step, int part) {
-    using Dq = WgmmaM64K16<typename Element::Operand, kSlabColumns>;
+    using Dq = WgmmaM64K16<typename Element::Operand, kSwizzleAtomCols>;
     wait_full(kBarriers.ds_full, StageDs(step));
     wgmma_fence();
     const u64 a = wgmma_descriptor(ds_address(step), 16);

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "backends/cuda/common/constants.h"
+
 namespace headrace::cuda::sm90 {
 
 // What scores of a kernel need beside scale, causal mask, window and sinks: nothing, one thing
@@ -28,15 +30,12 @@ struct Tile {
   friend constexpr bool operator==(const Tile&, const Tile&) = default;
 };
 
-inline constexpr int kGroupRows = 64;      // of a consumer warpgroup: the height of a wgmma
-inline constexpr int kKStages = 2;         // of a ring in shared memory
-inline constexpr int kMaskStages = 2;      // of dropout's masks
-inline constexpr int kEntries = 4;         // tiles that are announced, in work or being finished
-inline constexpr int kEntryWords = 32;     // of an announcement
-inline constexpr int kSlabColumns = 64;    // 128 bytes of 16-bit elements: the widest swizzled box
-inline constexpr int kSmemLimit = 232448;  // 227 KiB, what a CTA of sm_90 may have
+inline constexpr int kGroupRows = 64;   // of a consumer warpgroup: the height of a wgmma
+inline constexpr int kKStages = 2;      // of a ring in shared memory
+inline constexpr int kMaskStages = 2;   // of dropout's masks
+inline constexpr int kEntries = 4;      // tiles that are announced, in work or being finished
+inline constexpr int kEntryWords = 32;  // of an announcement
 
-constexpr int num_slabs(int columns) { return (columns + kSlabColumns - 1) / kSlabColumns; }
 constexpr int rows_of(const Tile& t) { return kGroupRows * t.warpgroups; }
 constexpr int warpgroups_of(const Tile& t) { return 1 + t.warpgroups + (t.draws_masks ? 1 : 0); }
 constexpr int threads_of(const Tile& t) { return 128 * warpgroups_of(t); }
@@ -104,13 +103,12 @@ constexpr BarrierPlan barrier_plan(const Tile& t) {
 
 constexpr SmemPlan smem_plan(const Tile& t) {
   SmemPlan s{};
-  constexpr int kRowBytes = 128;
-  s.q_group = num_slabs(t.head_dim) * kGroupRows * kRowBytes;
+  s.q_group = num_swizzle_atoms(t.head_dim) * kGroupRows * kSwizzleRowBytes;
   s.q = t.q_buffers * t.warpgroups * s.q_group;
-  s.k_stage = num_slabs(t.head_dim) * t.keys * kRowBytes;
-  s.v_stage = num_slabs(t.head_dim_v) * t.keys * kRowBytes;
-  s.o_group = t.stages_out ? num_slabs(t.head_dim_v) * kGroupRows * kRowBytes : 0;
-  s.bias_group = t.brings_bias ? num_slabs(t.keys) * kGroupRows * kRowBytes : 0;
+  s.k_stage = num_swizzle_atoms(t.head_dim) * t.keys * kSwizzleRowBytes;
+  s.v_stage = num_swizzle_atoms(t.head_dim_v) * t.keys * kSwizzleRowBytes;
+  s.o_group = t.stages_out ? num_swizzle_atoms(t.head_dim_v) * kGroupRows * kSwizzleRowBytes : 0;
+  s.bias_group = t.brings_bias ? num_swizzle_atoms(t.keys) * kGroupRows * kSwizzleRowBytes : 0;
   s.offset_q = 0;
   s.offset_k = s.offset_q + s.q;
   s.offset_v = s.offset_k + kKStages * s.k_stage;

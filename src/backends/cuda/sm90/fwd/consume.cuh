@@ -225,7 +225,7 @@ class Consumer : TileScores<kTile, Element, kScores> {
 #pragma unroll 1
     for (int i = rows * 8 + thread; i < kKeys * 8; i += 128)
 #pragma unroll
-      for (int slab = 0; slab < num_slabs(kDimV); ++slab)
+      for (int slab = 0; slab < num_swizzle_atoms(kDimV); ++slab)
         asm volatile(
             "st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(v + slab * kKeys * 128 + i * 16),
             "r"(0)

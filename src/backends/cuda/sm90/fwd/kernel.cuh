@@ -103,7 +103,7 @@ Status launch_variant(const char* name, const Call& call) {
                           .block = dim3(threads_of(kTile)),
                           .smem_bytes = smem_bytes(kTile),
                           .overlaps = true};
-  static_assert(smem_bytes(kTile) <= kSmemLimit && shares_registers(kTile));
+  static_assert(smem_bytes(kTile) <= kSmemLimitSm90 && shares_registers(kTile));
   static AllowedSmem allowed;
   if (Status bad = allow_smem(shape, forward<Variant>, allowed)) return bad;
   return launch(shape, static_cast<cudaStream_t>(call.stream), forward<Variant>, call.params,

@@ -76,7 +76,7 @@ __device__ __forceinline__ CapNumbers cap_numbers(const ScoreParams& numbers) {
                                 0x1.ff9844p-7f};
   CapNumbers x;
   x.scale = numbers.scale_over_softcap * (2 / kCapRange);
-  x.log2 = numbers.softcap * kLog2e;
+  x.log2 = numbers.softcap * kLog2E;
   float power = kCapRange / 2;
 #pragma unroll
   for (int i = 0; i < 5; ++i) {
@@ -102,7 +102,7 @@ struct Capped {
     float quotient;
     asm("rcp.approx.ftz.f32 %0, %1;"
         : "=f"(quotient)
-        : "f"(ex2_approx_ftz(fabsf(v) * (kCapRange * kLog2e)) + 1.0f));
+        : "f"(ex2_approx_ftz(fabsf(v) * (kCapRange * kLog2E)) + 1.0f));
     return copysignf(fmaf(-2.0f, quotient, 1.0f), v);
   }
   __device__ __forceinline__ float exponent(float v, float from, int i) const {

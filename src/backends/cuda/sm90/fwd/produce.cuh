@@ -60,7 +60,7 @@ class Copier {
 #pragma unroll
     for (int s = 0; s < kSlabs; ++s)
       cp_async_bulk_tensor_load(to + s * rows * 128, &map, barrier(full), policy,
-                                column + s * kSlabColumns, row, head, batch);
+                                column + s * kSwizzleAtomCols, row, head, batch);
   }
 
   const Params& p_;
@@ -106,16 +106,16 @@ class QkCopier : Copier<kTile> {
       // A box has group_queries * pack rows, which may be less than 64.
       const int slab_bytes = p_.group_queries * p_.pack * 128;
       mbarrier_wait(barrier(kBarriers.q_empty + i), q_.parity ^ 1);
-      mbarrier_arrive_expect_tx(full, num_slabs(kTile.head_dim) * slab_bytes);
+      mbarrier_arrive_expect_tx(full, num_swizzle_atoms(kTile.head_dim) * slab_bytes);
 #pragma unroll
-      for (int s = 0; s < num_slabs(kTile.head_dim); ++s)
+      for (int s = 0; s < num_swizzle_atoms(kTile.head_dim); ++s)
         cp_async_bulk_tensor_load(to + s * kGroupRows * 128, &maps_.q, full, kEvictFirst,
-                                  s * kSlabColumns, 0, row + w * p_.group_queries, head, batch);
+                                  s * kSwizzleAtomCols, 0, row + w * p_.group_queries, head, batch);
     }
     q_.next();
   }
   __device__ __forceinline__ void load_k(int row, int kv_head, int batch) {
-    Base::template load<num_slabs(kTile.head_dim)>(
+    Base::template load<num_swizzle_atoms(kTile.head_dim)>(
         smem_ + kSmem.offset_k + k_.stage * kSmem.k_stage, kTile.keys, maps_.k, kEvictLast,
         kBarriers.k_full + k_.stage, kBarriers.k_empty + k_.stage, k_.parity, 0, row, kv_head,
         batch);
@@ -135,7 +135,7 @@ class VCopier : Copier<kTile> {
     Base::template each_tile<false>([&](const auto& words, int first, int last) {
       const int row = words[kWordRowK], kv_head = words[kWordKvHead], batch = words[kWordSlice];
       for (int n = first - 1; n >= last; --n, v_.next())
-        Base::template load<num_slabs(kTile.head_dim_v)>(
+        Base::template load<num_swizzle_atoms(kTile.head_dim_v)>(
             Base::smem_ + Base::kSmem.offset_v + v_.stage * Base::kSmem.v_stage, kTile.keys,
             Base::maps_.v, kEvictLast, Base::kBarriers.v_full + v_.stage,
             Base::kBarriers.v_empty + v_.stage, v_.parity, 0, row + n * kTile.keys, kv_head, batch);
@@ -170,7 +170,7 @@ class BiasCopier : Copier<kTile> {
   using Base = Copier<kTile>;
 
   __device__ __forceinline__ void load(int n, int group, int row, int head, int batch) {
-    Base::template load<num_slabs(kTile.keys)>(
+    Base::template load<num_swizzle_atoms(kTile.keys)>(
         Base::smem_ + Base::kSmem.offset_bias + group * Base::kSmem.bias_group, kGroupRows,
         Base::maps_.bias, kEvictNormal, Base::kBarriers.bias_full + group,
         Base::kBarriers.bias_empty + group, parity_, n * kTile.keys, row + group * kGroupRows, head,

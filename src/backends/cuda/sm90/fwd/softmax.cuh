@@ -16,11 +16,11 @@
 // reference, so that its weight is 1 and the row is that key's V exactly.
 #pragma once
 
+#include "backends/cuda/common/constants.h"
 #include "backends/cuda/device/mma.cuh"
 
 namespace headrace::cuda::sm90 {
 
-inline constexpr float kLog2e = 0x1.715476p+0f;
 inline constexpr float kMoveAboveShare = 0x1p9f;     // lazy: bf16 has 8 bits
 inline constexpr float kLargestSum = 0x1p96f;        // of a row that is sound
 inline constexpr float kSmallestSum = 0x1p-40f;      // where references are guesses

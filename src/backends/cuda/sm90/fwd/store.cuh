@@ -161,9 +161,9 @@ class TileStore : public WarpRows<kTile, Element> {
       if (lane_ == 0 && query < at.queries) {
         const int row = word(work, kWordRowQ) + query;
 #pragma unroll
-        for (int slab = 0; slab < num_slabs(kDimV); ++slab)
+        for (int slab = 0; slab < num_swizzle_atoms(kDimV); ++slab)
           cp_async_bulk_tensor_store(&maps_.out, from + slab * kGroupRows * 128,
-                                     slab * kSlabColumns, row, at.head,
+                                     slab * kSwizzleAtomCols, row, at.head,
                                      p_.problem.is_ragged != 0 ? 0 : at.batch);
         cp_async_bulk_commit_group();
       }

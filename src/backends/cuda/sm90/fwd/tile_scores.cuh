@@ -13,7 +13,7 @@ class TileScores : public TileStore<kTile, Element, kScores> {
   using typename Base::TilePlace;
 
   __device__ __forceinline__ TileScores(const Params& p, const Maps& maps, u32 smem, int group)
-      : Base(p, maps, smem, group), to_log2_(kIsGeneral ? kLog2e : p.scale_log2) {
+      : Base(p, maps, smem, group), to_log2_(kIsGeneral ? kLog2E : p.scale_log2) {
     if constexpr (kIsCapped) cap_ = cap_numbers(p.score_params);
   }
 
@@ -73,7 +73,7 @@ class TileScores : public TileStore<kTile, Element, kScores> {
                 right = keys_end(work, query) - 1 - diagonal;
       const float natural = p_.args.alibi_slopes[at.batch * p_.args.alibi_stride_batch +
                                                  head_of(at, row) * p_.args.alibi_stride_head];
-      const float slope = natural * kLog2e;
+      const float slope = natural * kLog2E;
       const int distance = slope >= 0 ? max(0, max(-left, -right)) : max(abs(left), abs(right));
       sloped_.slope[r] = slope;
       sloped_.natural[r] = natural;
@@ -245,7 +245,7 @@ class TileScores : public TileStore<kTile, Element, kScores> {
   }
   __device__ __forceinline__ float exact_to_log2() const {
     if constexpr (kIsCapped) return 1.0f;
-    return kHasExactScores ? kLog2e : to_log2_;
+    return kHasExactScores ? kLog2E : to_log2_;
   }
   // Dropped weights become 0; the row's sum keeps them. With masks that were drawn: where packed.
   __device__ __forceinline__ void drop(int n) {
