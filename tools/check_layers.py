@@ -78,7 +78,7 @@ CASES = [
     ("higher layer", {"src/core/a.h": '#include "attention/b.h"\n'}, "higher layer attention"),
     ("base sees core", {"src/base/a.h": '  #  include "core/b.h"\n'}, "higher layer core"),
     ("siblings", {"src/backends/cuda/a.cu": '#include "backends/cpu/b.h"\n'}, "sibling backends/cpu"),
-    ("one backend", {"src/backends/cpu/flash/a.cc": '#include "backends/cpu/simd/b.h"\n'}, None),
+    ("one backend", {"src/backends/cpu/attention/flash/a.cc": '#include "backends/cpu/simd/b.h"\n'}, None),
     ("angle brackets", {"src/core/a.h": "#include <capi/door.h>\n", "src/capi/door.h": ""}, "higher layer capi"),
     ("relative path", {"src/core/a.h": '#include "../core/b.h"\n'}, "write the path from src/"),
     ("no path", {"src/core/a.h": '#include "b.h"\n'}, "write the path from src/"),

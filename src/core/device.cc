@@ -19,7 +19,7 @@ constexpr std::uint32_t kAvx512Vnni = kAvx512 | HEADRACE_ISA_AVX512_VNNI;
 // Every CPU with bf16 dot products has those of bytes.
 constexpr std::uint32_t kAvx512Bf16 = kAvx512Vnni | HEADRACE_ISA_AVX512_BF16;
 // AMD: on Zen 4 VDPBF16PS was measured to run as often as an FMA, with twice its products; Intel's
-// run at a fourth of that (src/backends/cpu/flash/README.md).
+// run at a fourth of that (src/backends/cpu/attention/flash/README.md).
 constexpr std::uint32_t kAvx512Bf16Fast = kAvx512Bf16 | HEADRACE_ISA_AVX512_BF16_FAST;
 constexpr std::uint32_t kKnownIsa = kAvx512Bf16Fast | HEADRACE_ISA_NEON;
 constexpr int kMaxUnits = 1024;

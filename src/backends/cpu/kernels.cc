@@ -1,6 +1,6 @@
 #include "backends/cpu/kernels.h"
 
-#include "backends/cpu/flash/kernel.h"
+#include "backends/cpu/attention/flash/kernel.h"
 #include "backends/cpu/reference/backward.h"
 #include "backends/cpu/reference/forward.h"
 

@@ -7,24 +7,23 @@
 #include <limits>
 #include <type_traits>
 
-#include "backends/cpu/flash/flash.h"
+#include "backends/cpu/attention/flash/flash.h"
 #include "backends/cpu/simd/element.h"
 #include "core/philox.h"
 
 // Nothing above this line is compiled for the instruction set, everything below is.
 // clang-format off
-#include "backends/cpu/simd/target_avx512.h"
-#define HEADRACE_AVX512_NAMESPACE avx512
-#include "backends/cpu/simd/vec_avx512.h"
-#include "backends/cpu/flash/flash-inl.h"
-#include "backends/cpu/flash/instance-inl.h"
+#include "backends/cpu/simd/target_avx2.h"
+#include "backends/cpu/simd/vec_avx2.h"
+#include "backends/cpu/attention/flash/flash-inl.h"
+#include "backends/cpu/attention/flash/instance-inl.h"
 // clang-format on
 
-namespace headrace::cpu::flash::avx512 {
+namespace headrace::cpu::flash::avx2 {
 
-using Isa = cpu::avx512::Isa;
+using Isa = cpu::avx2::Isa;
 const Instance kInstance = make_instance<Isa, Task>();
 
-}  // namespace headrace::cpu::flash::avx512
+}  // namespace headrace::cpu::flash::avx2
 
 #include "backends/cpu/simd/target_end.h"

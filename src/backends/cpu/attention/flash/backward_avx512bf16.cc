@@ -6,7 +6,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "backends/cpu/flash/backward.h"
+#include "backends/cpu/attention/flash/backward.h"
 #include "backends/cpu/simd/element.h"
 #include "core/philox.h"
 
@@ -14,8 +14,8 @@
 // clang-format off
 #include "backends/cpu/simd/target_avx512bf16.h"
 #include "backends/cpu/simd/vec_avx512bf16.h"
-#include "backends/cpu/flash/backward-inl.h"
-#include "backends/cpu/flash/instance-inl.h"
+#include "backends/cpu/attention/flash/backward-inl.h"
+#include "backends/cpu/attention/flash/instance-inl.h"
 // clang-format on
 
 namespace headrace::cpu::flash::avx512bf16 {

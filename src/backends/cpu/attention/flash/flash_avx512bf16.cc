@@ -8,7 +8,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "backends/cpu/flash/flash.h"
+#include "backends/cpu/attention/flash/flash.h"
 #include "backends/cpu/simd/element.h"
 #include "core/philox.h"
 
@@ -16,8 +16,8 @@
 // clang-format off
 #include "backends/cpu/simd/target_avx512bf16.h"
 #include "backends/cpu/simd/vec_avx512bf16.h"
-#include "backends/cpu/flash/flash-inl.h"
-#include "backends/cpu/flash/instance-inl.h"
+#include "backends/cpu/attention/flash/flash-inl.h"
+#include "backends/cpu/attention/flash/instance-inl.h"
 // clang-format on
 
 namespace headrace::cpu::flash::avx512bf16 {

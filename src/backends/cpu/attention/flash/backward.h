@@ -1,8 +1,8 @@
 // One call of the flash backward, and the compiled instances of it.
 #pragma once
 
-#include "backends/cpu/flash/backward_config.h"
-#include "backends/cpu/flash/flash.h"
+#include "backends/cpu/attention/flash/backward_config.h"
+#include "backends/cpu/attention/flash/flash.h"
 #include "base/error.h"
 
 namespace headrace::cpu::flash {

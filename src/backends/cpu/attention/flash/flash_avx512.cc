@@ -2,11 +2,12 @@
 #include <string.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <type_traits>
 
-#include "backends/cpu/flash/backward.h"
+#include "backends/cpu/attention/flash/flash.h"
 #include "backends/cpu/simd/element.h"
 #include "core/philox.h"
 
@@ -15,14 +16,14 @@
 #include "backends/cpu/simd/target_avx512.h"
 #define HEADRACE_AVX512_NAMESPACE avx512
 #include "backends/cpu/simd/vec_avx512.h"
-#include "backends/cpu/flash/backward-inl.h"
-#include "backends/cpu/flash/instance-inl.h"
+#include "backends/cpu/attention/flash/flash-inl.h"
+#include "backends/cpu/attention/flash/instance-inl.h"
 // clang-format on
 
 namespace headrace::cpu::flash::avx512 {
 
 using Isa = cpu::avx512::Isa;
-const Instance kBackwardInstance = make_instance<Isa, BackwardTask>();
+const Instance kInstance = make_instance<Isa, Task>();
 
 }  // namespace headrace::cpu::flash::avx512
 

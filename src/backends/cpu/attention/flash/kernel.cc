@@ -1,8 +1,8 @@
-#include "backends/cpu/flash/kernel.h"
+#include "backends/cpu/attention/flash/kernel.h"
 
 #include <cstring>
 
-#include "backends/cpu/flash/backward.h"
+#include "backends/cpu/attention/flash/backward.h"
 #include "backends/cpu/thread_pool.h"
 
 namespace headrace::cpu::flash {

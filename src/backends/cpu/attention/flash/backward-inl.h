@@ -11,9 +11,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "backends/cpu/flash/backward.h"
-#include "backends/cpu/flash/gemm-inl.h"
-#include "backends/cpu/flash/softmax-inl.h"
+#include "backends/cpu/attention/flash/backward.h"
+#include "backends/cpu/attention/flash/gemm-inl.h"
+#include "backends/cpu/attention/flash/softmax-inl.h"
 
 namespace headrace::cpu::flash {
 

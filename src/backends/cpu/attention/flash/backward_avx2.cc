@@ -2,12 +2,11 @@
 #include <string.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <limits>
 #include <type_traits>
 
-#include "backends/cpu/flash/flash.h"
+#include "backends/cpu/attention/flash/backward.h"
 #include "backends/cpu/simd/element.h"
 #include "core/philox.h"
 
@@ -15,14 +14,14 @@
 // clang-format off
 #include "backends/cpu/simd/target_avx2.h"
 #include "backends/cpu/simd/vec_avx2.h"
-#include "backends/cpu/flash/flash-inl.h"
-#include "backends/cpu/flash/instance-inl.h"
+#include "backends/cpu/attention/flash/backward-inl.h"
+#include "backends/cpu/attention/flash/instance-inl.h"
 // clang-format on
 
 namespace headrace::cpu::flash::avx2 {
 
 using Isa = cpu::avx2::Isa;
-const Instance kInstance = make_instance<Isa, Task>();
+const Instance kBackwardInstance = make_instance<Isa, BackwardTask>();
 
 }  // namespace headrace::cpu::flash::avx2
 

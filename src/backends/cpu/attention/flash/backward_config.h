@@ -2,7 +2,7 @@
 // anything.
 #pragma once
 
-#include "backends/cpu/flash/config.h"
+#include "backends/cpu/attention/flash/config.h"
 #include "core/args.h"
 
 namespace headrace::cpu::flash {

@@ -6,8 +6,8 @@
 
 #include <type_traits>
 
-#include "backends/cpu/flash/config.h"
-#include "backends/cpu/flash/gemm-inl.h"
+#include "backends/cpu/attention/flash/config.h"
+#include "backends/cpu/attention/flash/gemm-inl.h"
 
 namespace headrace::cpu::flash {
 

@@ -1,7 +1,7 @@
 // One call of the flash kernel, and the compiled instances of it.
 #pragma once
 
-#include "backends/cpu/flash/config.h"
+#include "backends/cpu/attention/flash/config.h"
 #include "core/args.h"
 #include "core/plan.h"
 

@@ -1,4 +1,4 @@
-#include "backends/cpu/flash/backward.h"
+#include "backends/cpu/attention/flash/backward.h"
 
 #include "backends/cpu/thread_pool.h"
 

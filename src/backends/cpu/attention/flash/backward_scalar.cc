@@ -1,6 +1,6 @@
 // Any machine: no target region.
-#include "backends/cpu/flash/backward-inl.h"
-#include "backends/cpu/flash/instance-inl.h"
+#include "backends/cpu/attention/flash/backward-inl.h"
+#include "backends/cpu/attention/flash/instance-inl.h"
 #include "backends/cpu/simd/vec_scalar.h"
 
 namespace headrace::cpu::flash::scalar {

@@ -11,10 +11,10 @@
 #include <cmath>
 #include <type_traits>
 
-#include "backends/cpu/flash/direct-inl.h"
-#include "backends/cpu/flash/flash.h"
-#include "backends/cpu/flash/gemm-inl.h"
-#include "backends/cpu/flash/softmax-inl.h"
+#include "backends/cpu/attention/flash/direct-inl.h"
+#include "backends/cpu/attention/flash/flash.h"
+#include "backends/cpu/attention/flash/gemm-inl.h"
+#include "backends/cpu/attention/flash/softmax-inl.h"
 
 namespace headrace::cpu::flash {
 

@@ -1,5 +1,5 @@
 // The arithmetic of the backward's tiles, tasks and scratch.
-#include "backends/cpu/flash/backward_config.h"
+#include "backends/cpu/attention/flash/backward_config.h"
 
 #include <gtest/gtest.h>
 

@@ -1,8 +1,8 @@
 // Makes an Instance of a task class: which element types this build has.
 #pragma once
 
-#include "backends/cpu/flash/flash.h"
-#include "backends/cpu/flash/gemm-inl.h"
+#include "backends/cpu/attention/flash/flash.h"
+#include "backends/cpu/attention/flash/gemm-inl.h"
 
 namespace headrace::cpu::flash {
 

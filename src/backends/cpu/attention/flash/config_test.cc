@@ -1,4 +1,4 @@
-#include "backends/cpu/flash/config.h"
+#include "backends/cpu/attention/flash/config.h"
 
 #include <gtest/gtest.h>
 
