@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/cpu/rows/rows.h"
+#include "backends/cpu/elementwise/elementwise.h"
 
 namespace headrace::model {
 

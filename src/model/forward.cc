@@ -6,7 +6,7 @@
 
 #include "attention/select.h"
 #include "attention/validate.h"
-#include "backends/cpu/rows/rows.h"
+#include "backends/cpu/elementwise/elementwise.h"
 #include "backends/cpu/thread_pool.h"
 #include "model/decoder.h"
 

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "backends/cpu/rows/rows.h"
+#include "backends/cpu/elementwise/elementwise.h"
 #include "ops/sampling.h"
 
 namespace headrace {

@@ -4,7 +4,7 @@
 
 #include <span>
 
-#include "backends/cpu/rows/rows.h"
+#include "backends/cpu/elementwise/elementwise.h"
 #include "core/device.h"
 #include "core/softmax_args.h"
 

@@ -1,5 +1,5 @@
 // 64-bit Arm: NEON is always there, no target region.
-#include "backends/cpu/rows/rows-inl.h"
+#include "backends/cpu/elementwise/elementwise-inl.h"
 #include "backends/cpu/simd/vec_neon.h"
 
 namespace headrace::cpu::neon {

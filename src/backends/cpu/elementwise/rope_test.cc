@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/cpu/rows/rows.h"
+#include "backends/cpu/elementwise/elementwise.h"
 #include "backends/cpu/simd/element.h"
 #include "core/device.h"
 #include "tests/support/random.h"

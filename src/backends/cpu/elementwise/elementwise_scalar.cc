@@ -1,5 +1,5 @@
 // Any machine: no target region.
-#include "backends/cpu/rows/rows-inl.h"
+#include "backends/cpu/elementwise/elementwise-inl.h"
 #include "backends/cpu/simd/vec_scalar.h"
 
 namespace headrace::cpu::scalar {

@@ -1,5 +1,5 @@
 // Every row operator of every instruction set that this machine has, against double.
-#include "backends/cpu/rows/rows.h"
+#include "backends/cpu/elementwise/elementwise.h"
 
 #include <gtest/gtest.h>
 

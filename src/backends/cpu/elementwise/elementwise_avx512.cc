@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "backends/cpu/rows/rows.h"
+#include "backends/cpu/elementwise/elementwise.h"
 #include "backends/cpu/simd/element.h"
 
 // Nothing above this line is compiled for the instruction set, everything below is.
@@ -13,7 +13,7 @@
 #include "backends/cpu/simd/target_avx512.h"
 #define HEADRACE_AVX512_NAMESPACE avx512
 #include "backends/cpu/simd/vec_avx512.h"
-#include "backends/cpu/rows/rows-inl.h"
+#include "backends/cpu/elementwise/elementwise-inl.h"
 // clang-format on
 
 namespace headrace::cpu::avx512 {

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "backends/cpu/rows/logits-inl.h"
-#include "backends/cpu/rows/rows.h"
-#include "backends/cpu/rows/silu-inl.h"
+#include "backends/cpu/elementwise/elementwise.h"
+#include "backends/cpu/elementwise/logits-inl.h"
+#include "backends/cpu/elementwise/silu-inl.h"
 #include "backends/cpu/simd/element.h"
 
 namespace headrace::cpu {

@@ -1,4 +1,4 @@
-#include "backends/cpu/rows/rows.h"
+#include "backends/cpu/elementwise/elementwise.h"
 
 namespace headrace::cpu {
 

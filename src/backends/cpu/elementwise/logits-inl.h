@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "backends/cpu/rows/rows.h"
+#include "backends/cpu/elementwise/elementwise.h"
 #include "backends/cpu/simd/exp-inl.h"
 
 namespace headrace::cpu {
