@@ -65,7 +65,7 @@ Result<Plan> plan_step(const Decoder& decoder, std::int64_t num_tokens, std::int
 // What is the same in all layers of one step.
 struct Step {
   const Decoder& decoder;
-  const cpu::RowOps& ops;
+  const cpu::ElementwiseOps& ops;
   const Plan& plan;
   KvCache& cache;
   DecoderScratch& scratch;
@@ -275,7 +275,7 @@ Status forward(const Decoder& decoder, std::span<const std::int32_t> tokens, KvC
   if (!plan.ok()) return std::move(plan.failure());
   if (auto bad = grow_workspace(plan.value(), scratch)) return bad;
   const Step step{.decoder = decoder,
-                  .ops = cpu::row_ops(decoder.device),
+                  .ops = cpu::elementwise_ops(decoder.device),
                   .plan = plan.value(),
                   .cache = cache,
                   .scratch = scratch,

@@ -14,7 +14,7 @@
 namespace headrace::cpu {
 
 template <class Vec>
-struct RowKernels {
+struct ElementwiseKernels {
   using F = typename Vec::F;
   static constexpr int kWidth = Vec::kWidth;
   static constexpr int kUnroll = 4;
@@ -192,7 +192,7 @@ struct RowKernels {
     }
   }
 
-  static constexpr RowOps make(const char* name, uint32_t cpu_isa) {
+  static constexpr ElementwiseOps make(const char* name, uint32_t cpu_isa) {
     using Logits = LogitKernels<Vec>;
     return {
         name, cpu_isa, rms_norm, rope, swiglu, widen, Logits::block_maxima, Logits::exp_weights};

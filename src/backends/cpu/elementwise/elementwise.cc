@@ -3,35 +3,35 @@
 namespace headrace::cpu {
 
 namespace scalar {
-extern const RowOps kRowOps;
+extern const ElementwiseOps kElementwiseOps;
 }
 namespace avx2 {
-extern const RowOps kRowOps;
+extern const ElementwiseOps kElementwiseOps;
 }
 namespace avx512 {
-extern const RowOps kRowOps;
+extern const ElementwiseOps kElementwiseOps;
 }
 namespace neon {
-extern const RowOps kRowOps;
+extern const ElementwiseOps kElementwiseOps;
 }
 
-std::span<const RowOps* const> all_row_ops() {
-  static constexpr const RowOps* kAll[] = {
+std::span<const ElementwiseOps* const> all_elementwise_ops() {
+  static constexpr const ElementwiseOps* kAll[] = {
 #if defined(__x86_64__)
-    &avx512::kRowOps,
-    &avx2::kRowOps,
+    &avx512::kElementwiseOps,
+    &avx2::kElementwiseOps,
 #elif defined(__aarch64__)
-    &neon::kRowOps,
+    &neon::kElementwiseOps,
 #endif
-    &scalar::kRowOps,
+    &scalar::kElementwiseOps,
   };
   return kAll;
 }
 
-const RowOps& row_ops(const DeviceInfo& device) {
-  for (const RowOps* ops : all_row_ops())
+const ElementwiseOps& elementwise_ops(const DeviceInfo& device) {
+  for (const ElementwiseOps* ops : all_elementwise_ops())
     if ((device.cpu_isa & ops->cpu_isa) == ops->cpu_isa) return *ops;
-  return scalar::kRowOps;
+  return scalar::kElementwiseOps;
 }
 
 }  // namespace headrace::cpu

@@ -79,7 +79,7 @@ inline constexpr std::int64_t kLogitBlock = 64;
 inline constexpr std::int64_t kWeightBlock = 256;
 
 // The operators, compiled for one instruction set.
-struct RowOps {
+struct ElementwiseOps {
   const char* name;
   std::uint32_t cpu_isa;  // headrace_cpu_isa bits that it needs
   void (*rms_norm)(const RmsNorm& call, RowRange rows);
@@ -96,9 +96,9 @@ struct RowOps {
 };
 
 // The fastest that the device runs.
-const RowOps& row_ops(const DeviceInfo& device);
+const ElementwiseOps& elementwise_ops(const DeviceInfo& device);
 
 // All of this build, the fastest first.
-std::span<const RowOps* const> all_row_ops();
+std::span<const ElementwiseOps* const> all_elementwise_ops();
 
 }  // namespace headrace::cpu

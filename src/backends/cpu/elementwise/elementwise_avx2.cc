@@ -16,8 +16,8 @@
 // clang-format on
 
 namespace headrace::cpu::avx2 {
-extern const RowOps kRowOps;
-const RowOps kRowOps = RowKernels<Vec>::make("avx2", HEADRACE_ISA_AVX2);
+extern const ElementwiseOps kElementwiseOps;
+const ElementwiseOps kElementwiseOps = ElementwiseKernels<Vec>::make("avx2", HEADRACE_ISA_AVX2);
 }  // namespace headrace::cpu::avx2
 
 #include "backends/cpu/simd/target_end.h"

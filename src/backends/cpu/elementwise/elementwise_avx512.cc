@@ -17,8 +17,8 @@
 // clang-format on
 
 namespace headrace::cpu::avx512 {
-extern const RowOps kRowOps;
-const RowOps kRowOps = RowKernels<Vec>::make("avx512", HEADRACE_ISA_AVX512);
+extern const ElementwiseOps kElementwiseOps;
+const ElementwiseOps kElementwiseOps = ElementwiseKernels<Vec>::make("avx512", HEADRACE_ISA_AVX512);
 }  // namespace headrace::cpu::avx512
 
 #include "backends/cpu/simd/target_end.h"

@@ -3,6 +3,6 @@
 #include "backends/cpu/simd/vec_neon.h"
 
 namespace headrace::cpu::neon {
-extern const RowOps kRowOps;
-const RowOps kRowOps = RowKernels<Vec>::make("neon", HEADRACE_ISA_NEON);
+extern const ElementwiseOps kElementwiseOps;
+const ElementwiseOps kElementwiseOps = ElementwiseKernels<Vec>::make("neon", HEADRACE_ISA_NEON);
 }  // namespace headrace::cpu::neon

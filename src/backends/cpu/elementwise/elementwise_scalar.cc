@@ -3,6 +3,6 @@
 #include "backends/cpu/simd/vec_scalar.h"
 
 namespace headrace::cpu::scalar {
-extern const RowOps kRowOps;
-const RowOps kRowOps = RowKernels<Vec>::make("scalar", 0);
+extern const ElementwiseOps kElementwiseOps;
+const ElementwiseOps kElementwiseOps = ElementwiseKernels<Vec>::make("scalar", 0);
 }  // namespace headrace::cpu::scalar

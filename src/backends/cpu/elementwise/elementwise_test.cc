@@ -22,9 +22,9 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kUntouched = -777.0f;
 using Floats = std::vector<float>;
 
-std::vector<const RowOps*> runnable() {
-  std::vector<const RowOps*> found;
-  for (const RowOps* ops : all_row_ops())
+std::vector<const ElementwiseOps*> runnable() {
+  std::vector<const ElementwiseOps*> found;
+  for (const ElementwiseOps* ops : all_elementwise_ops())
     if ((detected_cpu_isa() & ops->cpu_isa) == ops->cpu_isa) found.push_back(ops);
   return found;
 }
@@ -47,10 +47,10 @@ void expect_same_bits(const Floats& a, const Floats& b) {
     ASSERT_TRUE(same_bits(a[i], b[i])) << "element " << i << ": " << a[i] << ", " << b[i];
 }
 
-class Rows : public ::testing::TestWithParam<const RowOps*> {
+class Rows : public ::testing::TestWithParam<const ElementwiseOps*> {
  protected:
-  const RowOps& ops = *GetParam();
-  const RowOps& scalar = *all_row_ops().back();
+  const ElementwiseOps& ops = *GetParam();
+  const ElementwiseOps& scalar = *all_elementwise_ops().back();
 };
 INSTANTIATE_TEST_SUITE_P(Isa, Rows, ::testing::ValuesIn(runnable()),
                          [](const auto& param) { return std::string(param.param->name); });
@@ -59,7 +59,7 @@ const std::int64_t kWidths[] = {1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100, 2
 
 // ---- rms_norm ----
 
-Floats norm(const RowOps& ops, const Floats& x, const Floats* weight, std::int64_t width,
+Floats norm(const ElementwiseOps& ops, const Floats& x, const Floats* weight, std::int64_t width,
             float eps) {
   Floats out(x.size());
   ops.rms_norm({x.data(), width, weight == nullptr ? nullptr : weight->data(), width, eps,
@@ -146,7 +146,7 @@ TEST_P(Rows, RmsNormKeepsNanWithinItsRow) {
 
 // ---- swiglu ----
 
-Floats swiglu(const RowOps& ops, const Floats& gate, const Floats& up) {
+Floats swiglu(const ElementwiseOps& ops, const Floats& gate, const Floats& up) {
   Floats out(gate.size());
   const auto width = static_cast<std::int64_t>(gate.size());
   ops.swiglu({gate.data(), width, up.data(), width, width, out.data(), width}, {0, 1});
@@ -166,7 +166,7 @@ double exact_silu(float g) {
   return static_cast<double>(g) / (1 + std::exp(-static_cast<double>(g)));
 }
 
-double worst_silu_error(const RowOps& ops, std::uint64_t stride) {
+double worst_silu_error(const ElementwiseOps& ops, std::uint64_t stride) {
   constexpr std::size_t kBlock = 1 << 14;
   double worst = 0;
   Floats gate;
@@ -249,7 +249,7 @@ TEST_P(Rows, SwigluTakesStridesAndWorksInPlace) {
 // ---- widen ----
 
 template <class E>
-void widen_test(const RowOps& ops, DType dtype, float (*widen)(std::uint16_t)) {
+void widen_test(const ElementwiseOps& ops, DType dtype, float (*widen)(std::uint16_t)) {
   for (const std::int64_t width : kWidths) {
     std::vector<E> x(static_cast<std::size_t>(2 * width));
     for (std::size_t i = 0; i < x.size(); ++i) x[i].bits = static_cast<std::uint16_t>(i * 40503);
@@ -322,9 +322,9 @@ TEST_P(Rows, BlockMaximaSeeNanAndInfinity) {
   }
 }
 
-TEST(RowOps, TheFastestOfTheDeviceIsChosen) {
+TEST(ElementwiseOps, TheFastestOfTheDeviceIsChosen) {
   const auto name = [](const char* device) {
-    return std::string(row_ops(device_from_text(device).value()).name);
+    return std::string(elementwise_ops(device_from_text(device).value()).name);
   };
   EXPECT_EQ(name("cpu:scalar"), "scalar");
 #if defined(__x86_64__)

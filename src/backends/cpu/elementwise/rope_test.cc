@@ -18,9 +18,9 @@ namespace {
 constexpr float kUntouched = -777.0f;
 using Floats = std::vector<float>;
 
-std::vector<const RowOps*> runnable() {
-  std::vector<const RowOps*> found;
-  for (const RowOps* ops : all_row_ops())
+std::vector<const ElementwiseOps*> runnable() {
+  std::vector<const ElementwiseOps*> found;
+  for (const ElementwiseOps* ops : all_elementwise_ops())
     if ((detected_cpu_isa() & ops->cpu_isa) == ops->cpu_isa) found.push_back(ops);
   return found;
 }
@@ -38,9 +38,9 @@ RopeTable table_of(std::int64_t rot_dim, std::int64_t num_positions) {
   return make_rope_table(options).value();
 }
 
-class RopeRows : public ::testing::TestWithParam<const RowOps*> {
+class RopeRows : public ::testing::TestWithParam<const ElementwiseOps*> {
  protected:
-  const RowOps& ops = *GetParam();
+  const ElementwiseOps& ops = *GetParam();
   const std::vector<std::int32_t> positions = {5, 0, 99, 1};
   const std::int64_t n = 4;
 
@@ -108,7 +108,7 @@ TEST_P(RopeRows, HasTheSameBitsOnEveryInstructionSet) {
     for (const RopeLayout layout : {RopeLayout::interleaved, RopeLayout::halves}) {
       Floats out(x.size()), expected(x.size());
       ops.rope(call_of(s, table, layout, x, out.data()), {0, n});
-      all_row_ops().back()->rope(call_of(s, table, layout, x, expected.data()), {0, n});
+      all_elementwise_ops().back()->rope(call_of(s, table, layout, x, expected.data()), {0, n});
       ASSERT_EQ(out, expected);
     }
   }
