@@ -1,6 +1,6 @@
 #include "ops/softmax.h"
 
-#include "backends/cpu/ops/softmax.h"
+#include "backends/cpu/softmax/softmax.h"
 #include "backends/cuda/backend.h"
 #include "core/device.h"
 

@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "backends/cpu/ops/softmax.h"
+#include "backends/cpu/softmax/softmax.h"
 #include "ops/softmax_test_tensor.h"
 #include "tests/support/random.h"
 

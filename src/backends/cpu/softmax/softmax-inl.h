@@ -10,9 +10,9 @@
 #include <cmath>
 #include <limits>
 
-#include "backends/cpu/ops/softmax.h"
-#include "backends/cpu/ops/softmax_rows-inl.h"
 #include "backends/cpu/simd/exp-inl.h"
+#include "backends/cpu/softmax/softmax.h"
+#include "backends/cpu/softmax/softmax_rows-inl.h"
 
 namespace headrace::cpu {
 

@@ -5,15 +5,15 @@
 #include <cmath>
 #include <limits>
 
-#include "backends/cpu/ops/softmax.h"
 #include "backends/cpu/simd/element.h"
+#include "backends/cpu/softmax/softmax.h"
 
 // Nothing above this line is compiled for the instruction set, everything below is.
 // clang-format off
 #include "backends/cpu/simd/target_avx512.h"
 #define HEADRACE_AVX512_NAMESPACE avx512
 #include "backends/cpu/simd/vec_avx512.h"
-#include "backends/cpu/ops/softmax-inl.h"
+#include "backends/cpu/softmax/softmax-inl.h"
 // clang-format on
 
 namespace headrace::cpu::avx512 {

@@ -5,14 +5,14 @@
 #include <cmath>
 #include <limits>
 
-#include "backends/cpu/ops/softmax.h"
 #include "backends/cpu/simd/element.h"
+#include "backends/cpu/softmax/softmax.h"
 
 // Nothing above this line is compiled for the instruction set, everything below is.
 // clang-format off
 #include "backends/cpu/simd/target_avx2.h"
 #include "backends/cpu/simd/vec_avx2.h"
-#include "backends/cpu/ops/softmax-inl.h"
+#include "backends/cpu/softmax/softmax-inl.h"
 // clang-format on
 
 namespace headrace::cpu::avx2 {

@@ -1,6 +1,6 @@
 // 64-bit Arm: NEON is always there, no target region.
-#include "backends/cpu/ops/softmax-inl.h"
 #include "backends/cpu/simd/vec_neon.h"
+#include "backends/cpu/softmax/softmax-inl.h"
 
 namespace headrace::cpu::neon {
 extern const SoftmaxOps kSoftmaxOps;

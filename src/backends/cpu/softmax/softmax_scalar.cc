@@ -1,6 +1,6 @@
 // Any machine: no target region.
-#include "backends/cpu/ops/softmax-inl.h"
 #include "backends/cpu/simd/vec_scalar.h"
+#include "backends/cpu/softmax/softmax-inl.h"
 
 namespace headrace::cpu::scalar {
 extern const SoftmaxOps kSoftmaxOps;

@@ -1,5 +1,5 @@
 // Which instruction set, and which rows on which thread.
-#include "backends/cpu/ops/softmax.h"
+#include "backends/cpu/softmax/softmax.h"
 
 #include <algorithm>
 

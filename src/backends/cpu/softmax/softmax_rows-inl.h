@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "backends/cpu/ops/softmax.h"
+#include "backends/cpu/softmax/softmax.h"
 
 namespace headrace::cpu {
 
