@@ -3,13 +3,13 @@
 
 #include "capi/door.h"
 #include "headrace/model.h"
-#include "model/gguf.h"
+#include "weights/gguf.h"
 
 struct headrace_model_file {
   struct Entry {
     std::string key, kind, value;
   };
-  headrace::model::ModelFile file;
+  headrace::ModelFile file;
   std::vector<Entry> entries;
 };
 
@@ -48,7 +48,7 @@ headrace_status headrace_model_file_open(const char* path, headrace_model_file**
     if (path == nullptr) return fail(null_argument("path", "pass the name of a model file"));
     if (file == nullptr) return fail(null_argument("file", "pass where the file shall go"));
     *file = nullptr;
-    headrace::Result<headrace::model::ModelFile> read = headrace::model::read_gguf(path);
+    headrace::Result<headrace::ModelFile> read = headrace::read_gguf(path);
     if (!read.ok()) return fail(std::move(read.failure()));
     auto opened = std::make_unique<headrace_model_file>();
     opened->file = std::move(read.value());
@@ -98,7 +98,7 @@ headrace_status headrace_model_file_weight(const headrace_model_file* file, int6
     if (index < 0 || index >= count)
       return fail(headrace::invalid_argument("index={}: the file has {} weights; pass 0 to {}",
                                              index, count, count - 1));
-    const headrace::model::Weight& weight = file->file.weights[static_cast<std::size_t>(index)];
+    const headrace::Weight& weight = file->file.weights[static_cast<std::size_t>(index)];
     headrace_weight_info facts{};
     facts.name = weight.name.c_str();
     facts.type = headrace::info_of(weight.type).name;

@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <map>
 
-#include "model/gguf.h"
+#include "weights/gguf.h"
 
 namespace headrace::engine {
 namespace {
 
-std::string weight_types_of(const model::ModelFile& file) {
+std::string weight_types_of(const ModelFile& file) {
   std::map<std::string, int> counts;
-  for (const model::Weight& weight : file.weights) ++counts[info_of(weight.type).name];
+  for (const Weight& weight : file.weights) ++counts[info_of(weight.type).name];
   std::vector<std::pair<std::string, int>> sorted(counts.begin(), counts.end());
   std::stable_sort(sorted.begin(), sorted.end(),
                    [](const auto& a, const auto& b) { return a.second > b.second; });
@@ -20,9 +20,9 @@ std::string weight_types_of(const model::ModelFile& file) {
   return text;
 }
 
-std::int64_t parameters_of(const model::ModelFile& file) {
+std::int64_t parameters_of(const ModelFile& file) {
   std::int64_t total = 0;
-  for (const model::Weight& weight : file.weights) {
+  for (const Weight& weight : file.weights) {
     std::int64_t elements = 1;
     for (const std::int64_t n : weight.shape) elements *= n;
     total += elements;
@@ -30,7 +30,7 @@ std::int64_t parameters_of(const model::ModelFile& file) {
   return total;
 }
 
-Status check_vocabulary(const model::ModelFile& file, const LanguageModel& model) {
+Status check_vocabulary(const ModelFile& file, const LanguageModel& model) {
   const std::int64_t rows = model.decoder->config.vocab_size;
   if (rows == model.tokenizer.vocab_size()) return std::nullopt;
   return file.wrong(format_text("{} tokens in the vocabulary, {} rows in 'token_embd.weight'",
@@ -41,9 +41,9 @@ Status check_vocabulary(const model::ModelFile& file, const LanguageModel& model
 
 Result<LanguageModel> load_language_model(const std::string& path,
                                           const model::LoadOptions& options, bool vocab_only) {
-  Result<model::ModelFile> read = model::read_gguf(path);
+  Result<ModelFile> read = read_gguf(path);
   if (!read.ok()) return std::move(read.failure());
-  model::ModelFile& file = read.value();
+  ModelFile& file = read.value();
   Result<std::string> texts[] = {file.text("general.architecture"),
                                  file.text_or("general.name", "")};
   for (Result<std::string>& text : texts)

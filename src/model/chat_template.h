@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "model/model_file.h"
 #include "model/tokenizer.h"
+#include "weights/model_file.h"
 
 namespace headrace::model {
 

@@ -16,7 +16,7 @@
 #include "core/rope_table.h"
 #include "kv_cache/kv_cache.h"
 #include "model/config.h"
-#include "model/model_file.h"
+#include "weights/model_file.h"
 
 namespace headrace::model {
 

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "model/config.h"
-#include "model/model_file.h"
+#include "weights/model_file.h"
 
 namespace headrace::model {
 

@@ -9,7 +9,7 @@ ModelFile file_of(const std::string& architecture) {
   ModelFile file;
   file.path = "m.gguf";
   file.metadata["general.architecture"] = architecture;
-  const auto set = [&](const char* key, Value value) {
+  const auto set = [&](const char* key, MetadataValue value) {
     file.metadata[architecture + "." + key] = std::move(value);
   };
   set("block_count", std::int64_t{2});

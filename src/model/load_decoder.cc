@@ -2,10 +2,10 @@
 // format translates to.
 #include <set>
 
-#include "core/dequantise.h"
 #include "model/decoder.h"
 #include "model/family.h"
-#include "model/weight_source.h"
+#include "weights/dequantise.h"
+#include "weights/weight_source.h"
 
 namespace headrace::model {
 namespace {

@@ -19,10 +19,10 @@
 #include <vector>
 
 #include "base/error.h"
-#include "model/model_file.h"
 #include "model/pre_tokenizer.h"
 #include "model/special_tokens.h"
 #include "model/token_index.h"
+#include "weights/model_file.h"
 
 namespace headrace::model {
 

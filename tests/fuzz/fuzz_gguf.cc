@@ -1,25 +1,25 @@
 // A model file of any bytes: its head, its tokenizer, its chat template.
 #include "model/chat_template.h"
-#include "model/gguf.h"
 #include "model/tokenizer.h"
 #include "tests/fuzz/fuzz.h"
+#include "weights/gguf.h"
 
 using namespace headrace;
 using testing::require;
 
 int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::span<const std::byte> bytes(reinterpret_cast<const std::byte*>(data), size);
-  auto parsed = model::parse_gguf(bytes, size, "f");
-  require(!std::holds_alternative<model::NeedsMore>(parsed), "the whole file is enough");
-  auto from_half = model::parse_gguf(bytes.first(size / 2), size, "f");
+  auto parsed = parse_gguf(bytes, size, "f");
+  require(!std::holds_alternative<NeedsMore>(parsed), "the whole file is enough");
+  auto from_half = parse_gguf(bytes.first(size / 2), size, "f");
   if (const auto* failure = std::get_if<Failure>(&parsed)) {
     require(failure->message.starts_with("f: "), "a failure names the file");
-    require(!std::holds_alternative<model::ModelFile>(from_half), "half a head of a broken file");
+    require(!std::holds_alternative<ModelFile>(from_half), "half a head of a broken file");
     return 0;
   }
-  const auto& file = std::get<model::ModelFile>(parsed);
+  const auto& file = std::get<ModelFile>(parsed);
   require(!std::holds_alternative<Failure>(from_half), "half a head of a good file");
-  for (const model::Weight& weight : file.weights)
+  for (const Weight& weight : file.weights)
     require(weight.offset <= size && weight.bytes <= size - weight.offset, "weights lie inside");
   auto tokenizer = model::Tokenizer::make(file);
   if (tokenizer.ok())

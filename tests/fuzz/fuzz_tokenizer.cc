@@ -36,7 +36,7 @@ void check_text(const model::Tokenizer& tokenizer, std::string_view text,
     require(in_parts.value() == tokens.value(), "where a text is cut into parts does not matter");
 }
 
-model::ModelFile read_lines(std::string_view& input) {
+ModelFile read_lines(std::string_view& input) {
   std::vector<std::string> tokens, merges;
   std::vector<std::int64_t> types;
   while (!input.empty()) {
@@ -49,8 +49,8 @@ model::ModelFile read_lines(std::string_view& input) {
       tokens.emplace_back(line.substr(1));
     }
   }
-  static const model::ModelFile all_bytes = testing::small_vocabulary({}).model_file("gpt-2");
-  model::ModelFile file = all_bytes;
+  static const ModelFile all_bytes = testing::small_vocabulary({}).model_file("gpt-2");
+  ModelFile file = all_bytes;
   if (types.empty() || types.front() != 1) {  // beside all bytes, unless the first line is normal
     for (const std::string& token : tokens)
       std::get<std::vector<std::string>>(file.metadata["tokenizer.ggml.tokens"]).push_back(token);
@@ -65,8 +65,8 @@ model::ModelFile read_lines(std::string_view& input) {
   return file;
 }
 
-const model::ModelFile& small_file() {
-  static const model::ModelFile file =
+const ModelFile& small_file() {
+  static const ModelFile file =
       testing::small_vocabulary(
           {"a a", "aa aa", "Ġ a", "t h", "Ġ th", "Ġ Ġ", "Ã ©", "Ċ Ċ", "1 2", "' s", "ð Ł"})
           .model_file("gpt-2");
@@ -77,7 +77,7 @@ const model::Tokenizer& small_tokenizer(std::size_t pre) {
   static const auto made = [] {
     std::vector<model::Tokenizer> all;
     for (const char* name : kPre) {
-      model::ModelFile file = small_file();
+      ModelFile file = small_file();
       file.metadata["tokenizer.ggml.pre"] = std::string(name);
       all.push_back(std::move(model::Tokenizer::make(file).value()));
     }
@@ -97,7 +97,7 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     check_text(small_tokenizer(pre), input, recognise);
     return 0;
   }
-  model::ModelFile file = read_lines(input);
+  ModelFile file = read_lines(input);
   file.metadata["tokenizer.ggml.pre"] = std::string(kPre[pre]);
   auto tokenizer = model::Tokenizer::make(file);
   if (tokenizer.ok())

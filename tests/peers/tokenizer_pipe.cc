@@ -11,9 +11,9 @@
 #include <iostream>
 #include <string>
 
-#include "model/gguf.h"
 #include "model/tokenizer.h"
 #include "tests/support/vocabulary.h"
+#include "weights/gguf.h"
 
 using namespace headrace;
 
@@ -24,9 +24,9 @@ int fail(const std::string& text) {
   return 1;
 }
 
-Result<model::ModelFile> read_file(const std::string& path) {
+Result<ModelFile> read_file(const std::string& path) {
   if (path.ends_with(".json")) return testing::read_vocabulary(path).model_file("gpt-2");
-  return model::read_gguf(path);
+  return read_gguf(path);
 }
 
 using Numbers = std::vector<std::size_t>;
@@ -50,7 +50,7 @@ int filter(const NumbersOf& numbers_of) {
 }
 
 int tokens(const std::string& path, const char* pre) {
-  Result<model::ModelFile> file = read_file(path);
+  Result<ModelFile> file = read_file(path);
   if (!file.ok()) return fail(file.failure().message);
   if (pre != nullptr) file.value().metadata["tokenizer.ggml.pre"] = std::string(pre);
   Result<model::Tokenizer> tokenizer = model::Tokenizer::make(file.value());

@@ -7,7 +7,7 @@
 
 namespace headrace::testing {
 
-model::ModelFile Vocabulary::model_file(const std::string& pre) const {
+ModelFile Vocabulary::model_file(const std::string& pre) const {
   std::vector<std::string> tokens;
   std::vector<std::int64_t> types;
   const auto add = [&](const std::string& text, std::int64_t type) {
@@ -21,7 +21,7 @@ model::ModelFile Vocabulary::model_file(const std::string& pre) const {
     add(merge.substr(0, space) + merge.substr(space + 1), 1);
   }
   for (const std::string& token : extra) add(token, 1);
-  model::ModelFile file;
+  ModelFile file;
   file.path = "m.gguf";
   file.format = "GGUF";
   file.metadata["tokenizer.ggml.model"] = std::string("gpt2");

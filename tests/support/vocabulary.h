@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "model/model_file.h"
+#include "weights/model_file.h"
 
 namespace headrace::testing {
 
@@ -17,7 +17,7 @@ struct Vocabulary {
   std::vector<std::string> merges;                             // "left right"
   std::vector<std::string> extra;                              // normal tokens that no merge makes
 
-  model::ModelFile model_file(const std::string& pre) const;
+  ModelFile model_file(const std::string& pre) const;
   std::int64_t first_extra() const {
     return static_cast<std::int64_t>(specials.size() + bytes.size() + merges.size());
   }

@@ -13,7 +13,7 @@
 
 #include "base/error.h"
 #include "core/device.h"
-#include "core/weight_type.h"
+#include "weights/weight_type.h"
 
 namespace headrace::cpu {
 

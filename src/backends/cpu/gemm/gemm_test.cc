@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "backends/cpu/gemm/pack.h"
-#include "core/dequantise.h"
 #include "core/dtype.h"
 #include "tests/support/guarded_buffer.h"
 #include "tests/support/random.h"
+#include "weights/dequantise.h"
 
 namespace headrace::cpu {
 namespace {

@@ -21,7 +21,7 @@
 
 #include <cstdint>
 
-#include "core/weight_type.h"
+#include "weights/weight_type.h"
 
 namespace headrace::cpu::gemm {
 

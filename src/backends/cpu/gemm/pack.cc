@@ -5,8 +5,8 @@
 
 #include "backends/cpu/gemm/layout.h"
 #include "base/math.h"
-#include "core/dequantise.h"
 #include "core/dtype.h"
+#include "weights/dequantise.h"
 
 namespace headrace::cpu::gemm {
 namespace {
@@ -29,7 +29,7 @@ void write(T value, uint8_t* at) {
 
 float half(const uint8_t* at) { return float_from_f16(read<uint16_t>(at)); }
 
-// ---- a group of one row as the model file has it (layouts: core/dequantise.cc) ----
+// ---- a group of one row as the model file has it (layouts: weights/dequantise.cc) ----
 
 struct Group {
   uint8_t elements[kGroup];

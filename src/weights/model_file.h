@@ -10,14 +10,15 @@
 #include <vector>
 
 #include "base/error.h"
-#include "core/weight_type.h"
+#include "weights/weight_type.h"
 
-namespace headrace::model {
+namespace headrace {
 
 // A value of the metadata. Integers of every width are int64 (uint64 above its range is refused by
 // the reader); floats are double.
-using Value = std::variant<std::int64_t, double, bool, std::string, std::vector<std::int64_t>,
-                           std::vector<double>, std::vector<bool>, std::vector<std::string>>;
+using MetadataValue =
+    std::variant<std::int64_t, double, bool, std::string, std::vector<std::int64_t>,
+                 std::vector<double>, std::vector<bool>, std::vector<std::string>>;
 
 struct Weight {
   std::string name;
@@ -30,7 +31,7 @@ struct Weight {
 struct ModelFile {
   std::string path;  // for messages
   std::string format;
-  std::map<std::string, Value, std::less<>> metadata;
+  std::map<std::string, MetadataValue, std::less<>> metadata;
   std::map<std::string, std::string, std::less<>> types;  // of each value, as the format names it
   std::vector<Weight> weights;                            // in the order of the file
 
@@ -53,4 +54,4 @@ struct ModelFile {
   Failure wrong(std::string_view rule) const;  // "FILE: rule"
 };
 
-}  // namespace headrace::model
+}  // namespace headrace

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/weight_type.h"
+#include "weights/weight_type.h"
 
 namespace headrace {
 

@@ -1,4 +1,4 @@
-#include "model/gguf.h"
+#include "weights/gguf.h"
 
 #include <algorithm>
 #include <bit>
@@ -9,7 +9,7 @@
 
 #include "base/math.h"
 
-namespace headrace::model {
+namespace headrace {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "GGUF is read as it lies in the file");
@@ -126,7 +126,7 @@ class HeadReader {
     auto type = number<std::uint32_t>();
     const bool is_list = type == static_cast<std::uint32_t>(GgufType::list);
     if (is_list) type = number<std::uint32_t>();
-    Value value = is_list ? read_list(type) : scalar(type);
+    MetadataValue value = is_list ? read_list(type) : scalar(type);
     const std::string name = kTypeNames[type];
     file_.types[key] = is_list ? "array[" + name + "]" : name;
     if (!file_.metadata.emplace(std::move(key), std::move(value)).second)
@@ -182,16 +182,16 @@ class HeadReader {
     refuse("value type {}, types 0 to 12 are known", type);
   }
 
-  Value scalar(std::uint32_t type) {
-    return with_element(type, kMaxText, [](auto read, int) { return Value(read()); });
+  MetadataValue scalar(std::uint32_t type) {
+    return with_element(type, kMaxText, [](auto read, int) { return MetadataValue(read()); });
   }
 
-  Value read_list(std::uint32_t type) {
+  MetadataValue read_list(std::uint32_t type) {
     return with_element(type, kMaxListedText, [this](auto read, int min_bytes) {
       const auto n = count("elements", kMaxElements, static_cast<std::uint64_t>(min_bytes));
       std::vector<decltype(read())> list;
       for (std::uint64_t i = 0; i < n; ++i) list.push_back(read());
-      return Value(std::move(list));
+      return MetadataValue(std::move(list));
     });
   }
 
@@ -320,4 +320,4 @@ Result<ModelFile> read_gguf(const std::string& path) {
   }
 }
 
-}  // namespace headrace::model
+}  // namespace headrace

@@ -7,9 +7,9 @@
 #include <cstddef>
 #include <span>
 
-#include "model/model_file.h"
+#include "weights/model_file.h"
 
-namespace headrace::model {
+namespace headrace {
 
 // The head of the file (metadata and list of tensors) needs more bytes than these.
 struct NeedsMore {};
@@ -22,4 +22,4 @@ std::variant<ModelFile, NeedsMore, Failure> parse_gguf(std::span<const std::byte
 // Opens the file and reads its head, not its weights.
 Result<ModelFile> read_gguf(const std::string& path);
 
-}  // namespace headrace::model
+}  // namespace headrace

@@ -7,9 +7,9 @@
 
 #include "base/error.h"
 #include "core/aligned.h"
-#include "model/model_file.h"
+#include "weights/model_file.h"
 
-namespace headrace::model {
+namespace headrace {
 
 class WeightSource {
  public:
@@ -35,4 +35,4 @@ class WeightSource {
   Aligned<std::byte> buffer_;
 };
 
-}  // namespace headrace::model
+}  // namespace headrace

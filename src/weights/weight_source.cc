@@ -1,11 +1,11 @@
-#include "model/weight_source.h"
+#include "weights/weight_source.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-namespace headrace::model {
+namespace headrace {
 
 void WeightSource::Unmap::operator()(std::byte* data) const { ::munmap(data, bytes); }
 
@@ -56,4 +56,4 @@ Result<const std::byte*> WeightSource::read(const Weight& weight) {
   return static_cast<const std::byte*>(buffer_.get());
 }
 
-}  // namespace headrace::model
+}  // namespace headrace

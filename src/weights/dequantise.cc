@@ -1,4 +1,4 @@
-#include "core/dequantise.h"
+#include "weights/dequantise.h"
 
 #include <cstring>
 

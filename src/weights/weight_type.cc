@@ -1,4 +1,4 @@
-#include "core/weight_type.h"
+#include "weights/weight_type.h"
 
 namespace headrace {
 namespace {

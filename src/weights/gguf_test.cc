@@ -1,4 +1,4 @@
-#include "model/gguf.h"
+#include "weights/gguf.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 #include "tests/support/gguf_bytes.h"
 #include "tests/support/guarded_buffer.h"
 
-namespace headrace::model {
+namespace headrace {
 namespace {
 
 using testing::GgufBytes;
@@ -217,4 +217,4 @@ TEST(Gguf, FilesAreReadFromDisk) {
 }
 
 }  // namespace
-}  // namespace headrace::model
+}  // namespace headrace

@@ -1,14 +1,14 @@
-#include "model/model_file.h"
+#include "weights/model_file.h"
 
 #include <algorithm>
 
-namespace headrace::model {
+namespace headrace {
 namespace {
 
 constexpr const char* kKinds[] = {"an integer",      "a number",           "a flag",
                                   "a text",          "a list of integers", "a list of numbers",
                                   "a list of flags", "a list of texts"};
-static_assert(std::variant_size_v<Value> == std::size(kKinds));
+static_assert(std::variant_size_v<MetadataValue> == std::size(kKinds));
 
 // The value of a key as T, null when it is missing.
 template <class T>
@@ -17,7 +17,7 @@ Result<const T*> find(const ModelFile& file, std::string_view key) {
   if (it == file.metadata.end()) return static_cast<const T*>(nullptr);
   if (const T* value = std::get_if<T>(&it->second)) return value;
   return file.wrong(format_text("'{}' is {}, expected {}", key, kKinds[it->second.index()],
-                                kKinds[Value(T{}).index()]));
+                                kKinds[MetadataValue(T{}).index()]));
 }
 
 template <class T>
@@ -108,4 +108,4 @@ Result<const std::vector<std::int64_t>*> ModelFile::integers(std::string_view ke
   return find_required<std::vector<std::int64_t>>(*this, key);
 }
 
-}  // namespace headrace::model
+}  // namespace headrace
