@@ -17,10 +17,10 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// Long prompts are computed in parts, so that the progress bar moves.
+// Splits long prompts so that the progress bar moves.
 void append_prompt(Session& session, std::span<const std::int32_t> prompt) {
   constexpr std::size_t kPart = 512;
-  Progress progress("reading the prompt");
+  Progress progress("processing the prompt");
   for (std::size_t begin = 0; begin < prompt.size(); begin += kPart) {
     if (begin > 0)
       progress.show(begin, prompt.size(),
@@ -40,7 +40,8 @@ bool has_bad_logits(const Model& model, const Session& session) {
 
 void fail_of_damaged_weights() {
   throw Error(HEADRACE_IO_ERROR,
-              "the model computes NaN or infinity: its weights are damaged; get the file again");
+              "the logits contain NaN or infinity: the model's weights are damaged; download the "
+              "file again");
 }
 
 Answer stream_answer(const Model& model, Session& session, std::span<const std::int32_t> prompt,
@@ -58,7 +59,7 @@ Answer stream_answer(const Model& model, Session& session, std::span<const std::
       return may_continue();
     });
   } catch (const Error&) {
-    // To the library bad logits are a bad argument of the sampler, here they are a bad file.
+    // The library reports non-finite logits as an invalid argument; the cause here is the file.
     if (has_bad_logits(model, session)) fail_of_damaged_weights();
     throw;
   }

@@ -1,4 +1,4 @@
-// An answer as it streams to stdout, and its speed.
+// Streams an answer to stdout and measures its speed.
 #pragma once
 
 #include <functional>
@@ -16,11 +16,11 @@ struct Answer {
   double generation_seconds = 0;
 };
 
-// Computes the prompt, then prints the answer until may_continue(), called after every token, is
-// false. Throws Error(HEADRACE_IO_ERROR) where the weights are damaged.
+// Processes the prompt, then prints the answer until may_continue(), called after every token,
+// returns false. Throws Error(HEADRACE_IO_ERROR) if the weights are damaged.
 Answer stream_answer(const Model& model, Session& session, std::span<const std::int32_t> prompt,
                      const GenerationOptions& options, const std::function<bool()>& may_continue);
-// "the model computes NaN ..."
+// "the logits contain NaN ..."
 [[noreturn]] void fail_of_damaged_weights();
 
 // "prompt 31 tokens, 210.0 tokens/s; answer 128 tokens, 95.2 tokens/s"

@@ -9,8 +9,8 @@
 namespace headrace::cli {
 namespace {
 
-// Of a huge page: a program that decodes keeps its keys and values in such pages (a row of one head
-// lies in a page of its own otherwise), and the probe of the read bandwidth has them too.
+// Huge-page size: a decoding program keeps its KV cache in huge pages (with 4 KiB pages each row of
+// a head lies in a page of its own), and the read-bandwidth probe uses them too.
 constexpr std::align_val_t kAlignment{2 * 1024 * 1024};
 
 std::uint64_t next_random(std::uint64_t& state) {  // xorshift64
@@ -20,8 +20,8 @@ std::uint64_t next_random(std::uint64_t& state) {  // xorshift64
   return state;
 }
 
-// Numbers of either sign with a magnitude in [1/8, 1), made from bits, so that no format needs a
-// conversion: a sign, one of three exponents, random fraction bits.
+// Random values of either sign with a magnitude in [1/8, 1). They are built from bits (a sign, one
+// of three exponents, random fraction bits), so no format needs a conversion.
 template <class Bits>
 void fill(std::byte* data, std::size_t count, int fraction_bits, int bias, std::uint64_t& state) {
   constexpr int kBits = 8 * sizeof(Bits);
@@ -55,7 +55,7 @@ std::byte* AttentionData::allocate(std::size_t bytes) {
   auto* data = static_cast<std::byte*>(::operator new(size, kAlignment));
   buffers_.emplace_back(data);
 #if defined(MADV_HUGEPAGE)
-  madvise(data, size, MADV_HUGEPAGE);  // a wish: fails harmlessly where there are none
+  madvise(data, size, MADV_HUGEPAGE);  // only a hint: may fail
 #endif
   return data;
 }
@@ -78,7 +78,7 @@ TensorView AttentionData::heads(const AttentionShape& shape, Layout layout, bool
   return *floats(dtype, {p.batch, num_heads, seqlen, dim}).permute({0, 2, 1, 3});
 }
 
-// Bias and mask are one matrix for all heads (and sequences of a dense batch).
+// Bias and mask are one matrix, broadcast over heads (and over the sequences of a dense batch).
 void AttentionData::add_scores(const AttentionShape& shape) {
   const headrace_problem& p = shape.problem;
   const auto matrix = [&](DType dtype) {
@@ -92,7 +92,7 @@ void AttentionData::add_scores(const AttentionShape& shape) {
     tensors_.mask = matrix(DType::boolean);
     auto* keep = static_cast<std::byte*>(tensors_.mask.data);
     const std::size_t count = bytes_of(tensors_.mask);
-    for (std::size_t i = 0; i < count; ++i)  // seven in eight are kept
+    for (std::size_t i = 0; i < count; ++i)  // keeps seven of eight
       keep[i] = std::byte{next_random(random_state_) % 8 != 0};
   }
   if (p.has_alibi) tensors_.alibi_slopes = floats(DType::f32, {p.num_heads});
@@ -151,7 +151,7 @@ void AttentionData::move_to(Gpu& gpu, int device_id) {
        {&t.q, &t.k, &t.v, &t.out, &t.lse, &t.cu_seqlens_q, &t.cu_seqlens_k, &t.bias, &t.mask,
         &t.alibi_slopes, &t.sinks, &g.dout, &g.dq, &g.dk, &g.dv, &g.dbias, &g.dsinks}) {
     if (!x->is_given()) continue;
-    x->data = gpu.copy_of(x->data, bytes_of(*x));  // each lies at the begin of a block of its own
+    x->data = gpu.copy_of(x->data, bytes_of(*x));  // each has an allocation of its own
     x->device_type = HEADRACE_CUDA;
     x->device_id = device_id;
   }

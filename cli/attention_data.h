@@ -1,5 +1,5 @@
-// Memory for one attention call, forward or backward: inputs filled with numbers. The out and lse
-// that a backward reads are the outputs of a forward, which comes first.
+// Memory for one attention call, forward or backward, with random inputs. The out and lse that a
+// backward reads come from a forward, which must run first.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,8 @@
 namespace headrace::cli {
 
 enum class Layout {
-  bshd,  // heads of a token side by side
-  bhsd,  // tokens of a head side by side; dense batches only
+  bshd,  // the heads of a token are contiguous
+  bhsd,  // the tokens of a head are contiguous; dense batches only
 };
 
 class AttentionData {
@@ -25,7 +25,7 @@ class AttentionData {
   const AttentionGradients& gradients() const { return gradients_; }  // of a backward
   const AttentionOptions& options() const { return options_; }
   Workspace workspace(std::size_t bytes);
-  // Copies everything to a GPU; the workspace comes from there, too, from then on.
+  // Copies everything to a GPU; later workspaces are allocated there, too.
   void move_to(Gpu& gpu, int device_id);
 
  private:

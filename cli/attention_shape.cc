@@ -23,7 +23,7 @@ constexpr Name kCausals[] = {{"none", HEADRACE_CAUSAL_NONE},
                              {"bottom-right", HEADRACE_CAUSAL_BOTTOM_RIGHT},
                              {"top-left", HEADRACE_CAUSAL_TOP_LEFT}};
 
-// The parser admitted only names of the list.
+// The parser has checked that the name is in the list.
 template <std::size_t kSize>
 std::int32_t value_of(const Name (&names)[kSize], const std::string& text) {
   for (const Name& name : names)
@@ -65,7 +65,7 @@ std::string check_window(const std::string& text) {
   std::int64_t left = 0, right = 0;
   if (parse_window(text, left, right)) return {};
   return '"' + text +
-         "\" is not L,R; pass keys left and right of the diagonal, each a number or open";
+         "\" is not L,R; pass the number of keys left and right of the diagonal, or open";
 }
 
 std::string list_text(const std::vector<std::int64_t>& list) {
@@ -74,7 +74,7 @@ std::string list_text(const std::vector<std::int64_t>& list) {
   return list.empty() ? "" : text + ']';
 }
 
-// The list, or one value where it was not given.
+// The list, or the default as a list of one.
 std::vector<std::int64_t> list_or(const std::vector<std::int64_t>& list, std::int64_t otherwise) {
   return list.empty() ? std::vector<std::int64_t>{otherwise} : list;
 }
@@ -104,7 +104,7 @@ headrace_problem problem_of(const Dims& dims, const ShapeOptions& options) {
 struct KeyRange {
   std::int64_t begin, end;
 };
-// Keys that causal mask and window let a query see; the rules are those of headrace.h.
+// Keys that causal mask and window leave visible to a query; the rules are those of headrace.h.
 KeyRange visible_keys(const headrace_problem& p, std::int64_t q_idx, std::int64_t seqlen_q,
                       std::int64_t seqlen_k) {
   const std::int64_t shift = p.causal == HEADRACE_CAUSAL_TOP_LEFT ? 0 : seqlen_k - seqlen_q;
@@ -123,7 +123,7 @@ struct Visible {
 };
 Visible visible_of(const headrace_problem& p, std::int64_t seqlen_q, std::int64_t seqlen_k) {
   Visible visible;
-  std::int64_t seen_end = 0;  // ranges only move to the right with the query
+  std::int64_t seen_end = 0;  // the ranges only move right as q_idx grows
   for (std::int64_t q_idx = 0; q_idx < seqlen_q; ++q_idx) {
     const KeyRange keys = visible_keys(p, q_idx, seqlen_q, seqlen_k);
     visible.pairs += keys.end - keys.begin;
@@ -134,7 +134,7 @@ Visible visible_of(const headrace_problem& p, std::int64_t seqlen_q, std::int64_
   return visible;
 }
 
-// Of bias, its gradient and mask: one matrix for all heads each.
+// Bytes of bias, dbias and mask, each one matrix for all heads.
 double scores_bytes(const headrace_problem& p) {
   const std::int64_t rows = p.is_ragged ? p.total_q : p.seqlen_q;
   const auto elements = static_cast<double>(rows * p.seqlen_k);
@@ -166,14 +166,14 @@ void add_feature_options(CLI::App& app, ShapeOptions& o) {
   app.add_flag("--sinks", o.has_sinks, "sink logits, one per head")->group(kFeatures);
   app.add_flag("--lse", o.has_lse, "also write the log-sum-exp")->group(kFeatures);
   app.add_flag("--ragged", o.is_ragged,
-               "ragged batch: lengths fall evenly from seqlen to seqlen / batch")
+               "ragged batch: lengths decrease evenly from seqlen to seqlen / batch")
       ->group(kFeatures);
   CLI::Option* backward =
       app.add_flag("--backward", o.is_backward,
-                   "the backward, with the gradients of bias and sinks if present")
+                   "plan the backward pass, with dbias and dsinks if bias and sinks are present")
           ->group(kFeatures);
   app.add_flag("--deterministic", o.is_deterministic,
-               "the backward with the same bits from run to run (always so on a CPU)")
+               "bit-identical gradients from run to run (always the case on a CPU)")
       ->needs(backward)
       ->group(kFeatures);
 }
@@ -188,13 +188,13 @@ void add_size_options(CLI::App& app, ShapeOptions& o) {
         ->group(kGroup);
   };
   add_sizes("--batch", o.batch, "sequences");
-  add_sizes("--seqlen", o.seqlen, "queries and keys of a sequence");
+  add_sizes("--seqlen", o.seqlen, "queries and keys per sequence");
   add_sizes("--seqlen-q", o.seqlen_q, "queries (default: --seqlen)");
-  add_sizes("--seqlen-k", o.seqlen_k, "keys (default: as many as queries)");
+  add_sizes("--seqlen-k", o.seqlen_k, "keys (default: --seqlen-q)");
   add_sizes("--heads", o.num_heads, "query heads");
-  add_sizes("--kv-heads", o.num_kv_heads, "heads of keys and values (default: --heads)");
-  add_sizes("--head-dim", o.head_dim, "elements of a head of q and k");
-  add_sizes("--head-dim-v", o.head_dim_v, "elements of a head of v (default: --head-dim)");
+  add_sizes("--kv-heads", o.num_kv_heads, "KV heads (default: --heads)");
+  add_sizes("--head-dim", o.head_dim, "head_dim of q and k");
+  add_sizes("--head-dim-v", o.head_dim_v, "head_dim of v (default: --head-dim)");
   const auto add_names = [&](const char* name, std::vector<std::string>& list, const auto& names,
                              const char* text) {
     app.add_option(name, list, text)
@@ -292,10 +292,10 @@ Work work_of(const AttentionShape& shape) {
   const auto heads = static_cast<double>(p.num_heads);
   const auto element_bytes = static_cast<double>(dtype_bytes(static_cast<DType>(p.dtype)));
   const double lse_bytes = p.has_lse ? std::max(element_bytes, 4.) : 0;
-  // S and out of a forward; S, dq and dk, and dP and dv of a backward.
+  // Forward: S and out. Backward: S, dq and dk; dP and dv.
   const std::int64_t product_dims =
       is_backward ? 3 * p.head_dim + 2 * p.head_dim_v : p.head_dim + p.head_dim_v;
-  // q and out, k and v; dq and dout, dk and dv, which is written for keys that no query sees, too.
+  // q and out, k and v; dq and dout, dk and dv. dk and dv are written for unseen keys, too.
   const double token_bytes = static_cast<double>(p.head_dim + p.head_dim_v) * element_bytes;
   const double row_bytes = (is_backward ? 2 : 1) * token_bytes + lse_bytes;
   const std::int64_t kv_rows = all.keys + (is_backward ? keys : 0);
@@ -346,7 +346,7 @@ std::string features_text(const headrace_problem& p) {
   if (p.bias_dtype >= 0) add() << "bias";
   if (p.has_mask) add() << "mask";
   if (p.has_sinks) add() << "sinks";
-  if (p.has_lse && p.phase == HEADRACE_FORWARD) add() << "lse";  // a backward always reads it
+  if (p.has_lse && p.phase == HEADRACE_FORWARD) add() << "lse";  // a backward always has it
   if (p.deterministic) add() << "deterministic";
   return std::move(text).str();
 }

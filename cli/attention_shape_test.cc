@@ -9,7 +9,7 @@ AttentionShape shape_of(std::vector<std::string> arguments) {
   CLI::App app;
   ShapeOptions options;
   add_shape_options(app, options);
-  std::reverse(arguments.begin(), arguments.end());  // the parser takes them from the back
+  std::reverse(arguments.begin(), arguments.end());  // the parser pops arguments from the back
   app.parse(arguments);
   const auto shapes = shapes_of(dims_of(options), options);
   EXPECT_EQ(shapes.size(), 1u);
@@ -48,7 +48,7 @@ TEST(AttentionShape, WorkOfABackwardIsFiveProductsAndTwiceTheTensors) {
                                           "--kv-heads=2", "--head-dim=8", "--backward"};
   const Work work = work_of(shape_of(sizes));
   EXPECT_EQ(work.visible_pairs, 3 * 5);
-  EXPECT_DOUBLE_EQ(work.flops, 2.5 * 4 * 8 * 4 * 3 * 5) << "2.5 times the forward";
+  EXPECT_DOUBLE_EQ(work.flops, 2.5 * 4 * 8 * 4 * 3 * 5) << "2.5 times the flops of the forward";
   const double lse = 4. * 4 * 3, tensors = 4. * 16 * 2 * (3 * 4 + 5 * 2);
   EXPECT_DOUBLE_EQ(work.bytes, tensors + lse);
 
@@ -58,7 +58,8 @@ TEST(AttentionShape, WorkOfABackwardIsFiveProductsAndTwiceTheTensors) {
     return work_of(shape_of(all));
   };
   EXPECT_DOUBLE_EQ(with({"--head-dim-v=16"}).flops, (6. * 8 + 4 * 16) * 4 * 3 * 5);
-  EXPECT_DOUBLE_EQ(with({"--bias"}).bytes, work.bytes + 2 * 4. * 3 * 5) << "read, and its gradient";
+  EXPECT_DOUBLE_EQ(with({"--bias"}).bytes, work.bytes + 2 * 4. * 3 * 5)
+      << "bias is read, dbias written";
   EXPECT_DOUBLE_EQ(with({"--mask"}).bytes, work.bytes + 3 * 5);
   // Three of the five keys are seen; all five gradients are written.
   EXPECT_DOUBLE_EQ(with({"--causal=top-left"}).bytes, work.bytes - 4. * 2 * 16 * 2);
@@ -97,7 +98,7 @@ TEST(AttentionShape, NonsenseIsAUsageError) {
   EXPECT_THROW(shape_of({"--batch=1,a"}), CLI::ParseError);
   EXPECT_THROW(shape_of({"--dtype=f8"}), CLI::ParseError);
   EXPECT_THROW(shape_of({"--causal=left"}), CLI::ParseError);
-  EXPECT_THROW(shape_of({"--deterministic"}), CLI::ParseError) << "of a forward, which always is";
+  EXPECT_THROW(shape_of({"--deterministic"}), CLI::ParseError) << "every forward is deterministic";
 }
 
 TEST(AttentionShape, FeaturesAsText) {
@@ -106,7 +107,7 @@ TEST(AttentionShape, FeaturesAsText) {
             "window open/0, softcap 30, sinks");
   EXPECT_EQ(features_text(shape_of({"--backward", "--bias", "--deterministic"}).problem),
             "bias, deterministic")
-      << "every backward reads the lse";
+      << "every backward has an lse";
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// headrace bench attention: time, throughput and traffic of attention calls, forward or backward,
-// beside what the machine can do, measured in the same run.
+// headrace bench attention: time, throughput and memory traffic of attention calls, forward or
+// backward, next to the machine's peaks, measured in the same run.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -26,9 +26,9 @@ using Clock = std::chrono::steady_clock;
 
 struct BenchOptions {
   ShapeOptions shape;
-  bool is_grid = true;  // no sizes were given
+  bool is_grid = true;  // no sizes on the command line
   Layout layout = Layout::bshd;
-  int num_threads = 0;  // 0: as the library finds them
+  int num_threads = 0;  // 0: all that the library finds
   std::string device = "cpu";
   int reps = 5;
   double min_time = 0.2;
@@ -38,7 +38,7 @@ struct BenchOptions {
   std::string command_line;
 };
 
-// Prefill from launch-bound to compute-bound and each head_dim tile, then decode of a 32/8 model.
+// Prefill from launch-bound to compute-bound at each head_dim; then decode with 32/8 heads.
 constexpr Dims kPrefillGrid[] = {
     {1, 128, 128, 8, 8, 64, 64},     {4, 512, 512, 16, 16, 64, 64},
     {1, 1024, 1024, 16, 16, 64, 64}, {1, 4096, 4096, 16, 16, 64, 64},
@@ -54,8 +54,8 @@ constexpr Dims kDecodeGrid[] = {
 std::vector<AttentionShape> shapes_to_run(const BenchOptions& options) {
   if (!options.is_grid) return shapes_of(dims_of(options.shape), options.shape);
   auto shapes = shapes_of({std::begin(kPrefillGrid), std::end(kPrefillGrid)}, options.shape);
-  if (options.shape.is_backward) return shapes;  // decoding has none
-  // One query that sees every key: causal or not is the same call.
+  if (options.shape.is_backward) return shapes;  // decode has no backward
+  // A single query sees every key, so causal changes nothing.
   ShapeOptions decode = options.shape;
   decode.causal = {"none"};
   const auto more = shapes_of({std::begin(kDecodeGrid), std::end(kDecodeGrid)}, decode);
@@ -63,12 +63,12 @@ std::vector<AttentionShape> shapes_to_run(const BenchOptions& options) {
   return shapes;
 }
 
-// 0 where not measured.
+// Peaks of the machine; 0: not measured.
 struct Ceilings {
   probes::Peak f32, bf16;
   double gbytes = 0;  // GB/s
 
-  // The peak of the unit that the kernel uses.
+  // Peak of the execution unit that the kernel uses.
   double gflops_for(const headrace_problem& problem, std::string_view kernel) const {
     const bool is_bf16_dot =
         problem.dtype == HEADRACE_BF16 && kernel.find("bf16") != std::string_view::npos;
@@ -80,16 +80,15 @@ probes::Peak better(const probes::Peak& a, const probes::Peak& b) {
   return a.gflops >= b.gflops ? a : b;
 }
 
-// Called before and after the measurements: the clocks may have changed, and what counts is the
-// best that the machine showed.
+// Called before and after the measurements: clocks may change in between; the best value counts.
 void raise_ceilings(int num_threads, Ceilings& ceilings) {
-  show_line("measuring the ceilings");
+  show_line("measuring the machine's peaks");
   ceilings.f32 = better(ceilings.f32, probes::measure_f32_fma(num_threads));
   ceilings.bf16 = better(ceilings.bf16, probes::measure_bf16_dot(num_threads));
   ceilings.gbytes = std::max(ceilings.gbytes, probes::measure_read_bandwidth(num_threads));
 }
 
-// Where calls run, with what evicts its caches where that was asked for.
+// The device that runs the calls, with the cache evictor of --cold.
 struct Machine {
   DeviceInfo device;
   std::optional<Gpu> gpu;
@@ -111,7 +110,7 @@ Machine machine_of(const BenchOptions& options) {
   return machine;
 }
 
-// While it lives, HEADRACE_KERNEL forces no kernel.
+// Unsets HEADRACE_KERNEL for its lifetime.
 class AnyKernel {
  public:
   AnyKernel() {
@@ -129,9 +128,9 @@ class AnyKernel {
   std::string forced_;
 };
 
-// Fills the out and lse that a backward reads.
+// Computes the out and lse that a backward reads.
 void run_forward(AttentionData& data, Machine& machine) {
-  const AnyKernel any;  // a forced one is that of the backward
+  const AnyKernel any;  // HEADRACE_KERNEL names the backward kernel
   const Plan plan = plan_attention(Problem(data.tensors(), data.options()), machine.device);
   const Workspace workspace = data.workspace(plan.workspace_bytes());
   const auto run = [&](void* stream) { plan.run(data.tensors(), workspace, {}, stream); };
@@ -143,10 +142,10 @@ void run_forward(AttentionData& data, Machine& machine) {
 
 struct TimedCalls {
   Times times;
-  double read_gbytes;  // median of the reads that evicted the caches, one before each call; else 0
+  double read_gbytes;  // --cold: median of the evicting reads, one before each call; else 0
 };
 
-// At least `reps` calls and `min_time` seconds (of everything: evictions count), each call timed.
+// Times at least `reps` calls, for at least `min_time` seconds (evictions included).
 TimedCalls time_calls(const Plan& plan, AttentionData& data, const BenchOptions& options,
                       Machine& machine) {
   constexpr std::size_t kMostCalls = 100000;
@@ -165,7 +164,7 @@ TimedCalls time_calls(const Plan& plan, AttentionData& data, const BenchOptions&
     run(nullptr);
     return std::chrono::duration<double>(Clock::now() - begin).count();
   };
-  call();  // first touch of the workspace and the outputs, threads started
+  call();  // touches workspace and outputs, starts the threads
   std::vector<double> seconds;
   const auto begin = Clock::now();
   const auto elapsed = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
@@ -204,7 +203,7 @@ std::vector<Cell> row_of(const AttentionShape& shape, const Plan& plan, const Ti
   const Work work = work_of(shape);
   const double gflops = work.flops / times.median * 1e-9;
   const double gbytes = work.bytes / times.median * 1e-9;
-  // Cold calls: of what the same threads read just before, both by their medians.
+  // Cold calls: relative to the bandwidth of the evicting reads of the same threads; medians.
   const double read_gbytes = calls.read_gbytes > 0 ? calls.read_gbytes : ceilings.gbytes;
   const ScheduleFacts schedule = schedule_of(plan.explain());
   return joined<Cell>({shape_cells(p),
@@ -253,7 +252,7 @@ struct Measured {
   TimedCalls calls;
 };
 
-// One call that no kernel takes must not cost the measurements of the others: a note, no result.
+// A call that every kernel refuses is skipped with a note, so that the others are still measured.
 std::vector<Measured> measure(const std::vector<AttentionShape>& shapes, Machine& machine,
                               const BenchOptions& options) {
   std::vector<Measured> results;
@@ -282,7 +281,7 @@ int run_bench(const BenchOptions& asked) {
   BenchOptions options = asked;
   Machine machine = machine_of(options);
   const DeviceInfo& device = machine.device;
-  options.skips_ceilings = options.skips_ceilings || machine.gpu;  // none are known of a GPU yet
+  options.skips_ceilings = options.skips_ceilings || machine.gpu;  // the probes measure CPUs only
   const auto shapes = shapes_to_run(options);
   Ceilings ceilings;
   if (!options.skips_ceilings) raise_ceilings(device.num_units, ceilings);
@@ -302,7 +301,7 @@ int run_bench(const BenchOptions& asked) {
 
 void add_bench_attention(CLI::App& bench, Action& action, const std::string& command_line) {
   CLI::App* app =
-      bench.add_subcommand("attention", "Attention calls; without sizes a grid of shapes");
+      bench.add_subcommand("attention", "Attention calls; a grid of shapes if no sizes are given");
   auto options = std::make_shared<BenchOptions>();
   options->command_line = command_line;
   add_shape_options(*app, options->shape);
@@ -312,7 +311,7 @@ void add_bench_attention(CLI::App& bench, Action& action, const std::string& com
          [options](const std::string& name) {
            options->layout = name == "bhsd" ? Layout::bhsd : Layout::bshd;
          },
-         "order of batch, seqlen, heads and dim in memory")
+         "memory order of batch (b), seqlen (s), heads (h) and dim (d)")
       ->check(CLI::IsMember({"bshd", "bhsd"}))
       ->option_text("bshd|bhsd [bshd]")
       ->group(kGroup);
@@ -323,7 +322,7 @@ void add_bench_attention(CLI::App& bench, Action& action, const std::string& com
       ->transform(whole_number({1, 1024}))
       ->option_text("N")
       ->group(kGroup);
-  app->add_option("--reps", options->reps, "minimum number of calls")
+  app->add_option("--reps", options->reps, "minimum number of calls per row")
       ->transform(whole_number({1, 100000}))
       ->option_text("N [5]")
       ->group(kGroup);
@@ -331,9 +330,9 @@ void add_bench_attention(CLI::App& bench, Action& action, const std::string& com
       ->transform(real_number({0, 3600}))
       ->option_text("SECONDS [0.2]")
       ->group(kGroup);
-  app->add_flag("--cold", options->is_cold, "evict the caches before each call, as in decoding")
+  app->add_flag("--cold", options->is_cold, "evict the caches before each call, as decoding does")
       ->group(kGroup);
-  app->add_flag("--no-ceilings", options->skips_ceilings, "do not measure the machine's ceilings")
+  app->add_flag("--no-ceilings", options->skips_ceilings, "do not measure the machine's peaks")
       ->group(kGroup);
   add_format_option(*app, options->format);
   app->callback([&action, app, options] {

@@ -1,5 +1,5 @@
-// headrace bench memory: the bytes of exact attention by its plans, beside those of the matrices
-// that standard attention writes.
+// headrace bench memory: the memory of Headrace's plans next to that of the matrices that standard
+// attention materializes.
 #include <algorithm>
 #include <memory>
 
@@ -32,7 +32,7 @@ Table make_table() {
           .rows = {}};
 }
 
-// S and P of a forward; P, dP and dS of a backward: [batch, num_heads, seqlen_q, seqlen_k] each.
+// Forward: S and P; backward: P, dP and dS. Each is [batch, num_heads, seqlen_q, seqlen_k].
 std::int64_t standard_bytes(const headrace_problem& p) {
   std::int64_t bytes = p.phase == HEADRACE_BACKWARD ? 3 : 2;
   for (const std::int64_t factor :
@@ -42,12 +42,12 @@ std::int64_t standard_bytes(const headrace_problem& p) {
       throw Error(HEADRACE_INVALID_ARGUMENT,
                   "--seqlen-q " + std::to_string(p.seqlen_q) + " with --seqlen-k " +
                       std::to_string(p.seqlen_k) +
-                      ": the bytes of the scores must fit 64 bits; pass shorter sequences");
+                      ": the size of the scores exceeds 64 bits; pass shorter sequences");
   return bytes;
 }
 
 std::vector<Cell> row_of(const headrace_problem& p, const DeviceInfo& device) {
-  const Plan plan = plan_attention(p, device);  // which checks the sizes
+  const Plan plan = plan_attention(p, device);  // also checks the sizes
   const auto element_bytes = static_cast<std::int64_t>(dtype_bytes(static_cast<DType>(p.dtype)));
   const std::int64_t rows = p.batch * p.num_heads * p.seqlen_q;
   const std::int64_t out_bytes = rows * p.head_dim_v * element_bytes;
@@ -67,12 +67,12 @@ int run_bench(const MemoryOptions& options) {
       {run_notes("memory", options.command_line, device),
        {units_note(device),
         {"standard",
-         std::string("by formula, never run: S and P of a forward, P, dP and dS of a backward, "
+         std::string("by formula, not run: S and P of a forward, P, dP and dS of a backward, "
                      "batch x heads x seqlen_q x seqlen_k elements each")}}});
   report.tables.push_back(make_table());
   for (const AttentionShape& shape : shapes_of(dims_of(options.shape), options.shape)) {
     headrace_problem problem = shape.problem;
-    problem.has_lse = 1;  // which the backward will read
+    problem.has_lse = 1;  // the backward reads it
     report.tables[0].rows.push_back(row_of(problem, device));
     make_backward(problem);
     report.tables[0].rows.push_back(row_of(problem, device));
@@ -85,13 +85,14 @@ int run_bench(const MemoryOptions& options) {
 
 void add_bench_memory(CLI::App& bench, Action& action, const std::string& command_line) {
   CLI::App* app = bench.add_subcommand(
-      "memory", "Memory of forward and backward beside standard attention; nothing runs");
+      "memory",
+      "Memory of forward and backward next to standard attention; computed, nothing runs");
   auto options = std::make_shared<MemoryOptions>();
   options->command_line = command_line;
   options->shape.seqlen = {512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072};
   add_size_options(*app, options->shape);
   app->add_option("--device", options->device,
-                  "cpu, cpu:ISA, cpu:ISA:THREADS or smNN:UNITS; need not be present")
+                  "cpu, cpu:ISA, cpu:ISA:THREADS or smNN:UNITS; the device need not be present")
       ->option_text("DEVICE [cpu]");
   add_format_option(*app, options->format);
   app->callback([&action, options] { action = [options] { return run_bench(*options); }; });

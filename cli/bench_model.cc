@@ -1,4 +1,4 @@
-// headrace bench model: tokens per second of prompts (pp512) and of generation (tg128).
+// headrace bench model: tokens per second of prompt processing (pp512) and generation (tg128).
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -41,7 +41,7 @@ Statistics statistics_of(const std::vector<double>& values) {
   return {sum / n, n > 1 ? std::sqrt(squares / (n - 1)) : 0.0};
 }
 
-// Tokens that mean nothing: the work does not depend on which they are.
+// Arbitrary tokens: the work does not depend on them.
 std::vector<std::int32_t> tokens_of(const headrace_model_info& info, std::int64_t count) {
   std::vector<std::int32_t> tokens;
   for (std::int64_t i = 0; i < count; ++i)
@@ -51,7 +51,7 @@ std::vector<std::int32_t> tokens_of(const headrace_model_info& info, std::int64_
 
 enum class Kind { prompt, answer };
 
-// Seconds of one run after `depth` tokens: the prompt at once, or token by token.
+// Seconds of one run after `depth` tokens: the whole prompt at once, or token by token.
 double run_once(Session& session, const std::vector<std::int32_t>& tokens, Kind kind,
                 std::int64_t depth) {
   session.truncate(depth);
@@ -87,7 +87,7 @@ class Bench {
  public:
   explicit Bench(const BenchOptions& options) : options_(options), table_(make_table()) {}
 
-  // One loading for each thread count: the threads are the model's.
+  // Loads the model once per thread count: a model owns its threads.
   void run_with(int num_threads) {
     const Model model = load_model(
         {.path = options_.path, .num_threads = num_threads, .is_exact = options_.is_exact});
@@ -137,7 +137,7 @@ class Bench {
     const std::vector<std::int32_t> tokens = tokens_of(info_, count);
     const std::string test = (kind == Kind::prompt ? "pp" : "tg") + std::to_string(count);
     std::vector<double> rates;
-    run_once(session, tokens, kind, options_.depth);  // first touch of memory, threads started
+    run_once(session, tokens, kind, options_.depth);  // touches memory, starts the threads
     for (int rep = 0; rep < options_.reps; ++rep) {
       show_line(test + " [" + std::to_string(rep + 1) + '/' + std::to_string(options_.reps) + ']');
       rates.push_back(static_cast<double>(count) / run_once(session, tokens, kind, options_.depth));
@@ -145,14 +145,14 @@ class Bench {
     show_line("");
     const Statistics s = statistics_of(rates);
     const double gbytes =
-        s.mean * static_cast<double>(info_.token_weight_bytes) * 1e-9;  // of the weights alone
+        s.mean * static_cast<double>(info_.token_weight_bytes) * 1e-9;  // weights only
     table_.rows.push_back({test, std::int64_t{num_threads}, options_.depth, s.mean, s.deviation,
                            *std::max_element(rates.begin(), rates.end()),
                            std::int64_t{options_.reps},
                            kind == Kind::answer ? Cell(gbytes) : Cell(), Cell(), Cell()});
   }
 
-  // To the rows of this thread count that have bytes.
+  // Fills the bandwidth columns of this thread count's generation rows.
   void add_bandwidth(double gbytes) {
     show_line("");
     if (gbytes <= 0) return;
@@ -167,7 +167,7 @@ class Bench {
   const BenchOptions& options_;
   Table table_;
   headrace_model_info info_{};
-  std::string architecture_, name_, types_;  // outlive the model that info_ points into
+  std::string architecture_, name_, types_;  // copies: info_ points into the model
 };
 
 int run_bench(const BenchOptions& options) {
@@ -182,7 +182,8 @@ int run_bench(const BenchOptions& options) {
 }  // namespace
 
 void add_bench_model(CLI::App& bench, Action& action, const std::string& command_line) {
-  CLI::App* app = bench.add_subcommand("model", "Tokens per second of prompts and of generation");
+  CLI::App* app =
+      bench.add_subcommand("model", "Tokens per second of prompt processing and generation");
   auto options = std::make_shared<BenchOptions>();
   options->command_line = command_line;
   add_model_path(*app, options->path);
@@ -195,13 +196,13 @@ void add_bench_model(CLI::App& bench, Action& action, const std::string& command
       ->option_text("N,... [128]");
   add_numbers(*app, "-t,--threads", options->threads, {1, 1024}, "thread counts")
       ->option_text("N,... [all]");
-  app->add_option("-d,--depth,--n-depth", options->depth, "tokens in the context before them")
+  app->add_option("-d,--depth,--n-depth", options->depth, "tokens in the context before each test")
       ->transform(whole_number({0, kMost}))
       ->option_text("N [0]");
   app->add_option("-r,--reps,--repetitions", options->reps, "runs of each test")
       ->transform(whole_number({1, 1000}))
       ->option_text("N [5]");
-  app->add_flag("--exact", options->is_exact, "weights and products in f32");
+  app->add_flag("--exact", options->is_exact, "compute with f32 weights");
   app->add_flag("--no-ceilings", options->skips_ceilings, "do not measure the read bandwidth");
   add_session_options(*app, options->session);
   add_format_option(*app, options->format);

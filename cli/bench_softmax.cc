@@ -1,4 +1,4 @@
-// headrace bench softmax: both algorithms and the backward, beside a copy of the same memory, in
+// headrace bench softmax: both algorithms and the backward, next to a copy of the same memory, in
 // alternating rounds.
 #include <algorithm>
 #include <chrono>
@@ -22,7 +22,7 @@ namespace {
 struct BenchOptions {
   std::vector<std::string> dtypes = {"f32", "bf16"};
   std::vector<std::int64_t> lengths = {128, 1024, 4096, 32768, 131072};
-  std::int64_t num_elements = 0;  // 0: by the device
+  std::int64_t num_elements = 0;  // 0: the device's default
   std::string axis = "last";
   std::string device = "cpu";
   int reps = 15;
@@ -39,12 +39,12 @@ struct Shape {
   }
 };
 
-// The parser admits only these names.
+// The parser has checked the name.
 DType dtype_of(const std::string& name) {
   return name == "f32" ? DType::f32 : name == "f16" ? DType::f16 : DType::bf16;
 }
 
-// Numbers of either sign between 0.5 and 2, as bits.
+// Random values of either sign with a magnitude between 0.5 and 2, built from bits.
 void fill(const Shape& shape, unsigned seed, std::vector<std::uint32_t>& words) {
   words.resize(static_cast<std::size_t>(shape.num_bytes() + 3) / 4);
   for (std::uint32_t& word : words) {
@@ -76,8 +76,8 @@ class Data {
   TensorView second() const { return view(1); }
   TensorView out() const { return view(2); }
 
-  // The first input to the output, on a CPU by as many threads as a call has. Returns the seconds
-  // on a CPU (without those that the threads take to start).
+  // Copies the first input to the output, on a CPU with as many threads as a call uses. Returns
+  // the seconds on a CPU (without the start of the threads), 0 on a GPU.
   double copy(int num_threads, void* stream) const {
     const auto bytes = static_cast<std::size_t>(shape_.num_bytes());
     if (gpu_ != nullptr) {
@@ -109,7 +109,7 @@ class Data {
   void* data_[3];
 };
 
-// On a GPU the work is enqueued only, and the time is the Gpu's to say.
+// Host time. On a GPU the call only enqueues; Gpu::time() measures the work.
 template <class Body>
 double seconds_of(Body body) {
   using Clock = std::chrono::steady_clock;
@@ -118,11 +118,11 @@ double seconds_of(Body body) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// One thing that is timed, and what it must at least move.
+// One timed operation and its minimum memory traffic.
 struct Candidate {
   const char* direction;
   const char* algorithm;
-  std::int64_t passes;                      // over a row, as the algorithm counts them
+  std::int64_t passes;                      // over a row, by the algorithm's definition
   std::int64_t tensors;                     // each read or written once
   std::function<double(void* stream)> run;  // returns the seconds on a CPU
   std::vector<double> seconds = {};
@@ -145,12 +145,12 @@ std::vector<Candidate> candidates_of(const Shape& shape, const Data& data, int n
           {"backward", "", 2, 3, backward}};
 }
 
-// In alternating rounds, so that all of them see the same clocks.
+// Alternating rounds: all candidates see the same clock frequencies.
 void time_rounds(std::vector<Candidate>& candidates, int reps, std::optional<Gpu>& gpu) {
   for (int round = -1; round < reps; ++round)
     for (Candidate& candidate : candidates) {
       const double seconds = gpu ? gpu->time(candidate.run, false) : candidate.run(nullptr);
-      if (round >= 0) candidate.seconds.push_back(seconds);  // the first one touches memory
+      if (round >= 0) candidate.seconds.push_back(seconds);  // the first round is warm-up
     }
 }
 
@@ -176,7 +176,7 @@ void add_rows(const Shape& shape, const std::vector<Candidate>& candidates, Tabl
     const Times times = times_of(c.seconds);
     const std::int64_t bytes = c.tensors * shape.num_bytes();
     const double gbytes = static_cast<double>(bytes) / times.median * 1e-9;
-    if (copied == 0) copied = gbytes;  // the copy comes first
+    if (copied == 0) copied = gbytes;  // the first candidate is the copy
     table.rows.push_back(
         joined<Cell>({{std::string(dtype_name(shape.dtype)), shape.num_rows, shape.length,
                        std::string(shape.is_last_axis ? "last" : "first"), std::string(c.direction),
@@ -190,7 +190,7 @@ int run_bench(const BenchOptions& options) {
   const DeviceInfo device = device_from_text(options.device.c_str());
   std::optional<Gpu> gpu;
   if (device.device_type == HEADRACE_CUDA) gpu.emplace(device.device_id);
-  // Far more than the caches hold: half a GiB of f32 on a GPU, 64 MiB on a CPU.
+  // Larger than the caches: 512 MiB of f32 on a GPU, 64 MiB on a CPU.
   const std::int64_t usual = std::int64_t{1} << (gpu ? 27 : 24);
   const std::int64_t num_elements = options.num_elements > 0 ? options.num_elements : usual;
   Report report;
@@ -215,8 +215,8 @@ int run_bench(const BenchOptions& options) {
 }  // namespace
 
 void add_bench_softmax(CLI::App& bench, Action& action, const std::string& command_line) {
-  CLI::App* app =
-      bench.add_subcommand("softmax", "Softmax and its backward, beside a copy of the same memory");
+  CLI::App* app = bench.add_subcommand(
+      "softmax", "Softmax and its backward, next to a copy of the same memory");
   auto options = std::make_shared<BenchOptions>();
   options->command_line = command_line;
   add_list(*app, "--dtype", options->dtypes, "element types")
@@ -227,7 +227,7 @@ void add_bench_softmax(CLI::App& bench, Action& action, const std::string& comma
               "elements per softmax row")
       ->option_text("N,... [128,1024,4096,32768,131072]");
   app->add_option("--elements", options->num_elements,
-                  "elements per tensor, from which the number of rows follows")
+                  "elements per tensor; rows = elements / length")
       ->transform(whole_number({1, std::int64_t{1} << 34}))
       ->option_text("N [2^24, on a GPU 2^27]");
   app->add_option("--axis", options->axis, "axis of the softmax: last (contiguous) or first")
@@ -235,7 +235,7 @@ void add_bench_softmax(CLI::App& bench, Action& action, const std::string& comma
       ->option_text("last|first [last]");
   app->add_option("--device", options->device, "cpu, cuda or cuda:NUMBER")
       ->option_text("DEVICE [cpu]");
-  app->add_option("--reps", options->reps, "alternating rounds")
+  app->add_option("--reps", options->reps, "timed rounds")
       ->transform(whole_number({1, 100000}))
       ->option_text("N [15]");
   add_format_option(*app, options->format);

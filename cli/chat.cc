@@ -25,9 +25,9 @@ struct ChatOptions {
 };
 
 constexpr const char* kHelp =
-    "/reset  forget the conversation\n"
-    "/undo   forget the last question and its answer\n"
-    "/again  answer the last question once more\n"
+    "/reset  start a new conversation\n"
+    "/undo   remove the last question and its answer\n"
+    "/again  answer the last question again\n"
     "/exit   leave (or Ctrl-D)\n"
     "Ctrl-C stops an answer.\n";
 
@@ -41,10 +41,10 @@ class Chat {
         lines_(make_line_reader(options.has_no_history ? "" : history_path())) {
     if (!options.system.empty()) messages_.push_back({"system", options.system});
     num_fixed_ = messages_.size();
-    static_cast<void>(tokens());  // reports an unknown template before the first question
+    static_cast<void>(tokens());  // fails early if the template is unknown
   }
 
-  // The exit code tells a script that a question stayed unanswered; at a terminal the note does.
+  // For scripts the exit code reports an unanswered question; a terminal user sees the note.
   int run() {
     for (;;) {
       const std::optional<std::string> line = read_line();
@@ -59,7 +59,7 @@ class Chat {
   }
 
  private:
-  // Empty: the end of the input, or Ctrl-C at an empty line twice.
+  // Empty: end of input, or Ctrl-C twice at an empty line.
   std::optional<std::string> read_line() {
     for (int interrupts = 0; interrupts < 2;) {
       std::string line;
@@ -67,7 +67,7 @@ class Chat {
       if (lines_->read(line)) return line;
       if (!is_interrupted()) break;
       ++interrupts;
-      std::cerr << "\n(Ctrl-C again, /exit or Ctrl-D leaves)\n";
+      std::cerr << "\n(Ctrl-C again, /exit or Ctrl-D to leave)\n";
     }
     if (is_terminal_) std::cerr << '\n';
     return std::nullopt;
@@ -97,7 +97,7 @@ class Chat {
     return model_.chat_tokens(messages, options_.template_name);
   }
 
-  // What the session has of the conversation already is not computed again.
+  // Keeps the common prefix with the session's tokens and computes only the rest.
   void ask(const std::string& question) {
     messages_.push_back({"user", question});
     try {
@@ -112,12 +112,12 @@ class Chat {
       clear_interrupt();
       const Answer answer = stream_answer(model_, session_, std::span(all).subspan(same),
                                           generation_, [] { return !is_interrupted(); });
-      computed_ = all;  // of the answer only what the template makes of it is known next time
+      computed_ = all;  // without the answer: the next prompt holds the template's form of it
       std::cout << '\n' << std::flush;
       print_note(speed_text(answer));
       messages_.push_back({"assistant", answer.text});
     } catch (const Error& error) {
-      // Nothing of this question stays.
+      // Drop the question.
       messages_.pop_back();
       if (error.code() != HEADRACE_INVALID_ARGUMENT) throw;
       has_unanswered_ = true;
@@ -134,7 +134,7 @@ class Chat {
   bool has_unanswered_ = false;
   std::vector<Message> messages_;
   std::size_t num_fixed_ = 0;
-  std::vector<std::int32_t> computed_;  // the first tokens of the session
+  std::vector<std::int32_t> computed_;  // prefix of the session's tokens
 };
 
 }  // namespace
@@ -148,7 +148,7 @@ void add_chat(CLI::App& app, Action& action) {
                    "chat template to use instead of the file's own")
       ->option_text("NAME");
   chat->add_flag("--no-history", options->has_no_history,
-                 "neither read nor keep the history of typed lines");
+                 "neither read nor write the history of typed lines");
   add_generation_options(*chat, options->generation);
   add_session_options(*chat, options->session);
   add_model_options(*chat, options->model);

@@ -1,4 +1,4 @@
-// headrace chat at a terminal: a pseudo terminal, keys as a person presses them.
+// headrace chat at a pseudo terminal, driven by key presses.
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <pty.h>
@@ -40,7 +40,7 @@ class Terminal {
   void press(const std::string& keys) const {
     ASSERT_EQ(write(terminal_, keys.data(), keys.size()), static_cast<ssize_t>(keys.size()));
   }
-  // Reads until `text` has come behind what was read before; whether it came.
+  // Reads on until `text` appears; false on timeout.
   bool shows(const std::string& text) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
     for (;;) {
@@ -53,7 +53,7 @@ class Terminal {
     }
   }
   bool shows_answer() { return shows("tokens/s") && shows("> "); }
-  // The exit code; -1 where it does not leave by itself.
+  // The exit code; -1 if the program does not exit by itself.
   int wait() {
     while (read_more()) {
     }
@@ -100,7 +100,7 @@ TEST(ChatTerminal, CtrlCTwiceLeavesAndOnceDropsTheLine) {
   const testing::TemporaryFolder folder;
   Terminal terminal(folder.file(""), "");
   ASSERT_TRUE(terminal.shows("> "));
-  terminal.press("not asked\003");
+  terminal.press("dropped\003");
   ASSERT_TRUE(terminal.shows("Ctrl-C again")) << terminal.seen();
   ASSERT_TRUE(terminal.shows("> "));
   terminal.press("/nope\n");
@@ -111,7 +111,8 @@ TEST(ChatTerminal, CtrlCTwiceLeavesAndOnceDropsTheLine) {
   ASSERT_TRUE(terminal.shows("> "));
   terminal.press("\003");
   EXPECT_EQ(terminal.wait(), 0);
-  EXPECT_EQ(terminal.seen().find("tokens/s"), std::string::npos) << "the dropped line was asked";
+  EXPECT_EQ(terminal.seen().find("tokens/s"), std::string::npos)
+      << "the dropped line was sent to the model";
 }
 
 TEST(ChatTerminal, LinesAreEdited) {
@@ -119,7 +120,7 @@ TEST(ChatTerminal, LinesAreEdited) {
   const testing::TemporaryFolder folder;
   Terminal terminal(folder.file(""), "");
   ASSERT_TRUE(terminal.shows("> "));
-  // "helo", left, "l"; then to the beginning, "ä "; the second backspace removes all of the letter.
+  // "helo", left, "l"; home, "ä", backspace, "ö ": backspace must delete a whole UTF-8 letter.
   terminal.press("helo\033[Dl\001ä\177ö \n");
   ASSERT_TRUE(terminal.shows_answer()) << terminal.seen();
   terminal.press("\004");

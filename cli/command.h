@@ -1,5 +1,5 @@
-// What the subcommands share. Parsing only chooses an action; main() runs it afterwards, so that
-// usage errors (exit code 2) and failures (1) cannot be confused.
+// Shared by the subcommands. Parsing only chooses an action; main() runs it afterwards, so that
+// usage errors (exit code 2) and failures (1) stay apart.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -25,7 +25,7 @@ void add_chat(CLI::App& app, Action& action);
 void add_tokenize(CLI::App& app, Action& action);
 void add_perplexity(CLI::App& app, Action& action);
 void add_inspect(CLI::App& app, Action& action);
-// These two describe `app` itself, with all its commands.
+// These two print descriptions of `app` and all its commands.
 void add_completion(CLI::App& app, Action& action);
 void add_man(CLI::App& app, Action& action);
 
@@ -37,9 +37,9 @@ void add_bench_softmax(CLI::App& bench, Action& action, const std::string& comma
 
 // --format text|csv|json|md
 void add_format_option(CLI::App& app, Format& format);
-// To stdout, notes of CSV to stderr.
+// Prints to stdout; the notes of CSV go to stderr.
 void print_report(const Report& report, Format format);
-// A line on stderr: "headrace: ...".
+// Prints a line to stderr: "headrace: ...".
 void print_note(const std::string& text);
 
 }  // namespace headrace::cli

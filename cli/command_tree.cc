@@ -16,7 +16,7 @@ std::vector<std::string> choices_of(const CLI::Option& option) {
   return choices;
 }
 
-// The value's placeholder and default, without the parser's notes.
+// The value's placeholder and default, without the parser's annotations.
 std::string form_of(const CLI::Option& option) {
   if (option.get_items_expected_max() == 0) return {};
   std::string form = option.get_option_text();

@@ -1,5 +1,5 @@
-// The commands and options of the program as data: what the man page and the completions of the
-// shells are made from, so that neither can miss an option.
+// The program's commands and options as data. The man page and the shell completions are generated
+// from it, so neither can miss an option.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -9,11 +9,11 @@
 namespace headrace::cli {
 
 struct OptionInfo {
-  std::vector<std::string> names;    // "-m", "--model"; of a positional argument "prompt"
-  std::string form;                  // of its value, "N [512]"; empty: a flag
-  std::string text;                  // what --help says
+  std::vector<std::string> names;    // "-m", "--model"; for a positional argument "prompt"
+  std::string form;                  // value placeholder and default, "N [512]"; empty: a flag
+  std::string text;                  // text in --help
   std::string group;                 // heading in --help, "Sampling"
-  std::vector<std::string> choices;  // all values, where there are few
+  std::vector<std::string> choices;  // allowed values, if enumerated
   bool is_positional = false;
   bool takes_file = false;
 };
@@ -24,11 +24,11 @@ struct CommandInfo {
   std::vector<std::string> subcommands;  // "model"
   std::vector<OptionInfo> options;
 
-  std::string parent() const;     // "headrace bench"; of the program itself ""
+  std::string parent() const;     // "headrace bench"; "" for the program itself
   std::string last_name() const;  // "model"
 };
 
-// The program first, each command before its subcommands.
+// Pre-order: the program first, each command before its subcommands.
 std::vector<CommandInfo> commands_of(const CLI::App& app);
 
 }  // namespace headrace::cli

@@ -1,4 +1,4 @@
-// Completion scripts of shells.
+// Shell completion scripts.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// headrace explain attention: which kernel would run, why the others would not, and the schedule.
+// headrace explain attention: which kernel would run, why others are refused, and the schedule.
 #include <iostream>
 #include <memory>
 
@@ -26,7 +26,7 @@ Table make_table() {
           .rows = {}};
 }
 
-// With what a line continues below its second column ("nan       in q or k: ...").
+// Wraps each line below its second column ("nan       in q or k: ...").
 void print_lines(std::string_view text) {
   constexpr std::size_t kLabel = 10;
   while (!text.empty()) {

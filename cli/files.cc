@@ -13,7 +13,7 @@
 namespace headrace::cli {
 namespace {
 
-// What a path is instead of a regular file; null where it is one.
+// The kind of a path that is not a regular file; null for a regular file.
 const char* other_kind(const struct stat& facts) {
   switch (facts.st_mode & S_IFMT) {
     case S_IFDIR:
@@ -39,7 +39,7 @@ struct stat facts_of(const std::string& path) {
 
 std::string read_all(std::istream& in, const std::string& path) {
   std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-  if (in.bad()) throw Error(HEADRACE_IO_ERROR, path + ": cannot be read to its end");
+  if (in.bad()) throw Error(HEADRACE_IO_ERROR, path + ": read error before the end of the file");
   return text;
 }
 

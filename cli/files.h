@@ -1,14 +1,14 @@
-// Files that the command line names. Everything throws Error(HEADRACE_IO_ERROR): path and reason.
+// Files named on the command line. All functions throw Error(HEADRACE_IO_ERROR): path and reason.
 #pragma once
 
 #include <string>
 
 namespace headrace::cli {
 
-// All of a file, pipe or device; "-" is standard input.
+// The whole content of a file, pipe or device; "-" is standard input.
 std::string read_text(const std::string& path);
 
-// A model is read from any place of its file, which a directory, a FIFO or a device does not allow.
+// Model files need random access, which directories, FIFOs and devices do not offer.
 void require_regular_file(const std::string& path);
 
 // "PATH: cannot be opened for writing: REASON", the reason from errno.

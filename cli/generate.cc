@@ -34,7 +34,7 @@ int run_generate(const GenerateOptions& options) {
   const Model model = load_model(options.model);
   const std::vector<std::int32_t> tokens = prompt_tokens(model, options);
   if (tokens.empty())
-    throw Error(HEADRACE_INVALID_ARGUMENT, "the prompt is empty; pass a text to continue");
+    throw Error(HEADRACE_INVALID_ARGUMENT, "the prompt is empty; pass a non-empty text");
   check_fits(model, options.session, static_cast<std::int64_t>(tokens.size()), "prompt");
   Session session = make_session(model, options.session);
   const Answer answer = stream_answer(model, session, tokens, generation, [] { return true; });
@@ -47,10 +47,10 @@ int run_generate(const GenerateOptions& options) {
 
 void add_generate(CLI::App& app, Action& action) {
   CLI::App* generate = app.add_subcommand(
-      "generate", "Answer one prompt, in the model's chat template unless --raw");
+      "generate",
+      "Answer one prompt, formatted with the model's chat template unless --raw is given");
   auto options = std::make_shared<GenerateOptions>();
-  CLI::Option* prompt =
-      generate->add_option("prompt,-p,--prompt", options->prompt, "the text to answer");
+  CLI::Option* prompt = generate->add_option("prompt,-p,--prompt", options->prompt, "prompt text");
   CLI::Option* file = generate
                           ->add_option("-f,--file", options->prompt_file,
                                        "file with the prompt; - is standard input")

@@ -30,14 +30,14 @@ struct Gpu::State {
 Gpu::Gpu(int device_id) : state_(std::make_unique<State>()) {
   State& s = *state_;
   int l2_bytes = 0;
-  require(cudaSetDevice(device_id), "making the device current");
+  require(cudaSetDevice(device_id), "setting the current device");
   require(cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, device_id),
-          "asking for its L2");
-  require(cudaStreamCreateWithFlags(&s.stream, cudaStreamNonBlocking), "making a stream");
-  require(cudaEventCreate(&s.begin), "making an event");
-  require(cudaEventCreate(&s.end), "making an event");
+          "querying the L2 size");
+  require(cudaStreamCreateWithFlags(&s.stream, cudaStreamNonBlocking), "creating a stream");
+  require(cudaEventCreate(&s.begin), "creating an event");
+  require(cudaEventCreate(&s.end), "creating an event");
   s.evictor_bytes = 2 * static_cast<std::size_t>(std::max(l2_bytes, 1 << 20));
-  require(cudaMalloc(&s.evictor, s.evictor_bytes), "allocating twice the L2");
+  require(cudaMalloc(&s.evictor, s.evictor_bytes), "allocating twice the L2 size");
 }
 
 Gpu::Gpu(Gpu&&) noexcept = default;
@@ -79,14 +79,13 @@ void Gpu::copy(void* to, const void* from, std::size_t bytes, void* stream) {
 
 double Gpu::time(const std::function<void(void*)>& enqueue, bool evicts) {
   State& s = *state_;
-  if (evicts)
-    require(cudaMemsetAsync(s.evictor, 0, s.evictor_bytes, s.stream), "overwriting the L2");
+  if (evicts) require(cudaMemsetAsync(s.evictor, 0, s.evictor_bytes, s.stream), "flushing the L2");
   require(cudaEventRecord(s.begin, s.stream), "recording an event");
   enqueue(s.stream);
   require(cudaEventRecord(s.end, s.stream), "recording an event");
-  require(cudaEventSynchronize(s.end), "waiting for the calls");
+  require(cudaEventSynchronize(s.end), "synchronizing with the calls");
   float milliseconds = 0;
-  require(cudaEventElapsedTime(&milliseconds, s.begin, s.end), "reading the time");
+  require(cudaEventElapsedTime(&milliseconds, s.begin, s.end), "reading the elapsed time");
   return milliseconds * 1e-3;
 }
 

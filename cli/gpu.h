@@ -1,5 +1,4 @@
-// What the benchmark needs of a GPU beside the library: memory, and the time of work on a stream.
-// Builds without CUDA have gpu_absent.cc.
+// GPU memory and timing for the benchmarks. Builds without CUDA use gpu_absent.cc.
 #pragma once
 
 #include <cstddef>
@@ -10,14 +9,14 @@ namespace headrace::cli {
 
 class Gpu {
  public:
-  // Throws Error(HEADRACE_UNSUPPORTED) in a build without CUDA; Error(HEADRACE_DEVICE_ERROR) here
-  // and below where CUDA fails.
+  // Throws Error(HEADRACE_UNSUPPORTED) in a build without CUDA. All members throw
+  // Error(HEADRACE_DEVICE_ERROR) if CUDA fails.
   explicit Gpu(int device_id);
   Gpu(Gpu&&) noexcept;
   Gpu& operator=(Gpu&&) noexcept;
   ~Gpu();
 
-  // Memory that lives as long as this object or until release().
+  // Freed by release() or the destructor.
   void* allocate(std::size_t bytes);
   void* copy_of(const void* host, std::size_t bytes);
   void release();
@@ -25,8 +24,8 @@ class Gpu {
   // Enqueues a copy between blocks of device memory.
   void copy(void* to, const void* from, std::size_t bytes, void* stream);
 
-  // Seconds between the begin and the end of what `enqueue(stream)` enqueues. `evicts`: the L2 is
-  // overwritten before.
+  // Seconds from start to end of the work that `enqueue(stream)` enqueues. `evicts`: flushes the L2
+  // first.
   double time(const std::function<void(void* stream)>& enqueue, bool evicts);
 
  private:

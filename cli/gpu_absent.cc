@@ -7,7 +7,7 @@ struct Gpu::State {};
 
 Gpu::Gpu(int) {
   throw Error(HEADRACE_UNSUPPORTED,
-              "this program was built without CUDA; build it with HEADRACE_CUDA=ON");
+              "this program was built without CUDA; rebuild it with -DHEADRACE_CUDA=ON");
 }
 Gpu::Gpu(Gpu&&) noexcept = default;
 Gpu& Gpu::operator=(Gpu&&) noexcept = default;

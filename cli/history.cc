@@ -16,7 +16,7 @@
 namespace headrace::cli {
 namespace {
 
-// Conversations are private: for the owner alone.
+// Mode 0600: conversations are private.
 void write_lines(const std::string& path, int flags, const std::string& text) {
   const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | flags, 0600);
   if (file < 0) fail_to_open(path, "writing");
@@ -32,7 +32,7 @@ History::History(std::string path, std::size_t max_lines)
   if (path_.empty()) return;
   std::error_code error;
   std::filesystem::create_directories(std::filesystem::path(path_).parent_path(), error);
-  write_lines(path_, O_APPEND, "");  // says now whether it can be written
+  write_lines(path_, O_APPEND, "");  // fails now if the file cannot be written
   std::ifstream file(path_);
   if (!file) fail_to_open(path_, "reading");
   for (std::string line; std::getline(file, line);) lines_.push_back(line);
@@ -53,7 +53,7 @@ void History::shorten() {
     lines_.erase(lines_.begin(), lines_.end() - static_cast<std::ptrdiff_t>(max_lines_));
 }
 
-// In one step, so that a crash or a second conversation finds a whole file.
+// Atomic replacement: a crash or a concurrent conversation finds a complete file.
 void History::rewrite() const {
   std::string text;
   for (const std::string& line : lines_) text += line + '\n';

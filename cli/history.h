@@ -1,4 +1,4 @@
-// Lines that were typed, kept from one conversation to the next.
+// History of typed lines, kept across conversations.
 #pragma once
 
 #include <cstddef>
@@ -11,13 +11,13 @@ class History {
  public:
   static constexpr std::size_t kMaxLines = 1000;
 
-  // Reads the file and, where it has more than max_lines, shortens it to the newest. Empty path:
-  // nothing is read or kept. Throws Error(HEADRACE_IO_ERROR) where the file cannot be used.
+  // Reads the file and truncates it to the newest max_lines. Empty path: no file is read or
+  // written. Throws Error(HEADRACE_IO_ERROR) if the file cannot be used.
   explicit History(std::string path, std::size_t max_lines = kMaxLines);
 
   // Oldest first, at most max_lines.
   const std::vector<std::string>& lines() const { return lines_; }
-  // To the list and the file. Empty lines and repetitions of the newest line are left out.
+  // Appends to the list and the file. Skips empty lines and repetitions of the newest line.
   void add(const std::string& line);
 
  private:
@@ -29,7 +29,7 @@ class History {
   std::vector<std::string> lines_;
 };
 
-// $XDG_STATE_HOME/headrace/chat_history, by default under ~/.local/state; empty without a home.
+// $XDG_STATE_HOME/headrace/chat_history, by default under ~/.local/state; empty if HOME is unset.
 std::string history_path();
 
 }  // namespace headrace::cli

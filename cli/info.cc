@@ -17,7 +17,7 @@ std::string gpu_text(const DeviceInfo& gpu) {
          bytes_text(gpu.smem_bytes) + " shared memory per CTA";
 }
 
-// One row a GPU, or why there is none.
+// One row per GPU, or why there is none.
 template <class Add>
 void add_gpus(Add add) {
   std::int32_t count = 0;

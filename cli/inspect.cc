@@ -37,7 +37,7 @@ std::string text_of(const Metadata& metadata, const std::string& key) {
   return found == metadata.end() ? "" : printable(found->second);
 }
 
-// Empty where the file does not have it as one whole number: a list of them has one per layer.
+// Empty if the key is absent or not a single integer (some files have a list, one per layer).
 std::optional<std::int64_t> number_of(const Metadata& metadata, const std::string& key) {
   const std::string text = text_of(metadata, key);
   const char* end = text.data() + text.size();
@@ -49,7 +49,7 @@ std::optional<std::int64_t> number_of(const Metadata& metadata, const std::strin
 
 Cell cell_of(const std::optional<std::int64_t>& number) { return number ? Cell(*number) : Cell(); }
 
-// What the metadata says of any architecture, by the names that GGUF gives its keys.
+// Sizes from the metadata, by GGUF's key names; valid for any architecture.
 struct Sizes {
   std::optional<std::int64_t> layers, context, hidden, heads, kv_heads, key_dim, value_dim;
 
@@ -71,7 +71,7 @@ struct Sizes {
     if (!value_dim) value_dim = *hidden / *heads;
   }
 
-  // Of the keys and values of one token in all layers, 2 bytes per element.
+  // K and V of one token in all layers, 2 bytes per element.
   std::optional<std::int64_t> kv_cache_bytes() const {
     if (!layers || !kv_heads || !key_dim || !value_dim) return std::nullopt;
     std::int64_t bytes = 2, dims = 0;

@@ -12,8 +12,8 @@ namespace headrace::cli {
 namespace {
 
 std::atomic<bool> g_is_interrupted{false};
-// Holds a byte while the flag is set. The signal may come between a look at the flag and a read,
-// and on any thread: the flag alone would leave that read waiting.
+// Self-pipe: holds a byte while the flag is set. The signal may arrive between the check of the
+// flag and the read, and on any thread; with the flag alone that read would block.
 int g_pipe[2] = {-1, -1};
 
 void handle_interrupt(int) {

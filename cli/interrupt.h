@@ -1,13 +1,13 @@
-// Ctrl-C as a flag, so that it stops an answer or a line of input and not the program.
+// Ctrl-C sets a flag: it stops an answer or a line of input, not the program.
 #pragma once
 
 namespace headrace::cli {
 
-// From now on Ctrl-C sets the flag and nothing else.
+// Installs the handler.
 void catch_interrupts();
 bool is_interrupted();
 void clear_interrupt();
-// Until stdin has something to read (true) or Ctrl-C comes (false).
+// Blocks until stdin is readable (true) or Ctrl-C is pressed (false).
 bool wait_for_input();
 
 }  // namespace headrace::cli

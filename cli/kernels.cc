@@ -1,5 +1,5 @@
 // headrace kernels: the support matrix. Each entry is the kernel's own answer to a problem with
-// just that one feature.
+// only that feature.
 #include <functional>
 #include <memory>
 #include <optional>
@@ -73,13 +73,13 @@ headrace_problem plain_problem(std::int32_t phase) {
   return p;
 }
 
-// Empty: accepted. Else the reason; the library's own error where the problem itself is invalid.
+// Empty: accepted. Else the kernel's reason, or the library's error if the problem is invalid.
 std::string refusal(const headrace_problem& problem, const DeviceInfo& device, int index) {
   const char* reason = headrace_kernel_refusal(&problem, &device, index);
   return reason == nullptr ? headrace_last_error() : reason;
 }
 
-// A problem that the kernel takes, to try features on: some dtype, many queries or one.
+// A problem that the kernel accepts, as a base for the features: any dtype, many queries or one.
 std::optional<headrace_problem> accepted_problem(const DeviceInfo& device, std::int32_t phase,
                                                  int index) {
   for (const std::int64_t seqlen_q : {128, 1}) {
@@ -93,11 +93,11 @@ std::optional<headrace_problem> accepted_problem(const DeviceInfo& device, std::
   return std::nullopt;
 }
 
-// "1-256, 320": every size is tried.
+// "1-256, 320": tries every size.
 std::string head_dims_text(const headrace_problem& accepted, const DeviceInfo& device, int index) {
   constexpr std::int64_t kLargest = 1024;
   std::string text;
-  std::int64_t begin = 0;  // of the run of accepted sizes; 0: none
+  std::int64_t begin = 0;  // first of a range of accepted sizes; 0: none
   for (std::int64_t dim = 1; dim <= kLargest + 1; ++dim) {
     headrace_problem p = accepted;
     p.head_dim = p.head_dim_v = dim;
@@ -128,8 +128,8 @@ Table make_refusals() {
 }
 
 struct Probe {
-  DeviceInfo here;      // the device that was asked for
-  DeviceInfo complete;  // the same with every instruction set, so that only features decide
+  DeviceInfo here;      // the requested device
+  DeviceInfo complete;  // the same with every instruction set: only features decide
   std::int32_t phase;
   int index;
 };
@@ -190,10 +190,10 @@ void add_kernels(CLI::App& app, Action& action) {
   auto options = std::make_shared<KernelsOptions>();
   kernels
       ->add_option("--device", options->device,
-                   "device of the column \"here\", as in explain attention")
+                   "device for the column \"here\"; forms as in explain attention")
       ->option_text("DEVICE [cpu]");
   kernels->add_flag("-v,--verbose", options->is_verbose, "also list the reason for each \"no\"");
-  kernels->add_flag("--backward", options->is_backward, "kernels of the backward");
+  kernels->add_flag("--backward", options->is_backward, "list the backward kernels");
   add_format_option(*kernels, options->format);
   kernels->callback([&action, options] { action = [options] { return run_kernels(*options); }; });
 }

@@ -1,4 +1,4 @@
-// Line editing by libedit (histedit.h).
+// Line editing with libedit (histedit.h).
 #include <histedit.h>
 #include <unistd.h>
 
@@ -17,7 +17,7 @@
 namespace headrace::cli {
 namespace {
 
-// libedit's own reader goes on after Ctrl-C.
+// libedit's own reader ignores Ctrl-C.
 int read_character(EditLine*, wchar_t* character) {
   std::mbstate_t state{};
   for (;;) {
@@ -27,7 +27,7 @@ int read_character(EditLine*, wchar_t* character) {
     if (count <= 0) return static_cast<int>(count);
     const std::size_t used = std::mbrtowc(character, &byte, 1, &state);
     if (used <= 1) return 1;
-    if (used == static_cast<std::size_t>(-1)) state = {};  // not a character of this locale
+    if (used == static_cast<std::size_t>(-1)) state = {};  // invalid in this locale
   }
 }
 
@@ -43,12 +43,12 @@ struct EndHistory {
   void operator()(::History* history) const { history_end(history); }
 };
 
-// A history that cannot be kept is no reason to refuse a conversation.
+// An unusable history file is a note, not an error: the chat starts anyway.
 History open_history(const std::string& path) {
   try {
     return History(path);
   } catch (const Error& error) {
-    print_note(std::string("no history is kept: ") + error.what());
+    print_note(std::string("no history: ") + error.what());
     return History("");
   }
 }
@@ -56,7 +56,7 @@ History open_history(const std::string& path) {
 class LineEditor : public LineReader {
  public:
   explicit LineEditor(History kept) : kept_(std::move(kept)), shown_(history_init()) {
-    // Characters of more than one byte need a locale that knows them.
+    // Multi-byte characters need a UTF-8 locale.
     if (std::setlocale(LC_CTYPE, "") == nullptr || MB_CUR_MAX == 1)
       std::setlocale(LC_CTYPE, "C.UTF-8");
     editor_.reset(el_init("headrace", stdin, stderr, stderr));
@@ -69,14 +69,14 @@ class LineEditor : public LineReader {
     el_set(editor_.get(), EL_HIST, ::history, shown_.get());
     el_set(editor_.get(), EL_GETCFN, read_character);
     el_set(editor_.get(), EL_BIND, "^R", "em-inc-search-prev", nullptr);
-    // Ctrl-D that was typed before the terminal left its line mode arrives as NUL.
+    // Ctrl-D typed before the terminal left canonical mode arrives as NUL.
     el_set(editor_.get(), EL_BIND, "^@", "em-delete-or-list", nullptr);
     el_source(editor_.get(), nullptr);  // ~/.editrc, if there is one
   }
 
   bool read(std::string& line) override {
     el_resize(editor_.get());
-    el_set(editor_.get(), EL_PREP_TERM, 1);  // before the prompt shows that keys are awaited
+    el_set(editor_.get(), EL_PREP_TERM, 1);  // before the prompt appears
     int count = 0;
     const char* text = el_gets(editor_.get(), &count);
     if (text == nullptr || count <= 0) return false;

@@ -1,4 +1,4 @@
-// Lines of input for a conversation: a person at a terminal, or a file or pipe.
+// Reads input lines of a conversation from a terminal, file or pipe.
 #pragma once
 
 #include <memory>
@@ -9,12 +9,12 @@ namespace headrace::cli {
 class LineReader {
  public:
   virtual ~LineReader() = default;
-  // False: the end of the input, or an interrupt (interrupt.h).
+  // False: end of input, or an interrupt (interrupt.h).
   virtual bool read(std::string& line) = 0;
 };
 
-// At a terminal: editing keys and the history by the arrow keys where the build has libedit. Else
-// lines as they come, with a prompt on stderr where stdin is a terminal.
+// At a terminal, in builds with libedit: line editing and history. Else plain lines, with a prompt
+// on stderr if stdin is a terminal.
 std::unique_ptr<LineReader> make_line_reader(const std::string& history_path);
 
 // Null in a build without libedit.

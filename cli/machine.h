@@ -1,4 +1,4 @@
-// The machine and the moment, for the head of a report.
+// Notes on machine and date for the head of a report.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@ std::string bytes_text(std::int64_t bytes);   // "512 KiB"
 std::string isa_text(std::uint32_t cpu_isa);  // "avx2 avx512", "scalar"
 std::string operating_system_text();          // "Linux 6.1.0 x86_64"
 
-// What is needed to repeat a run: benchmark, command, date, machine, operating system, build.
+// What repeating a run needs: benchmark, command, date, machine, operating system, build.
 std::vector<Note> run_notes(const char* benchmark, const std::string& command_line,
                             const DeviceInfo& device);
-// How many threads or multiprocessors a call may use.
+// The number of threads or multiprocessors that a call may use.
 Note units_note(const DeviceInfo& device);
 
 }  // namespace headrace::cli

@@ -13,7 +13,7 @@ int main(int argc, char** argv) {
     exit_code = run_program(argc, argv);
   } catch (const headrace::Error& error) {
     print_note(error.what());
-    // The library's arguments came from the command line.
+    // Invalid arguments come from the command line.
     exit_code = error.code() == HEADRACE_INVALID_ARGUMENT ? kExitUsage : kExitFailure;
   } catch (const std::bad_alloc&) {
     print_note("out of memory; pass smaller shapes");

@@ -1,4 +1,4 @@
-// headrace man: the man page, made from the options.
+// headrace man: the man page, generated from the command tree.
 #include "manual.h"
 
 #include <iostream>
@@ -9,7 +9,7 @@
 namespace headrace::cli {
 namespace {
 
-// Dashes that can be copied, no escape sequences, no requests at the beginning of a line.
+// Escapes text: copyable dashes, no escape sequences, no requests at the start of a line.
 std::string roff(const std::string& text) {
   std::string escaped;
   for (const char c : text) {
@@ -50,15 +50,15 @@ std::string environment_section() {
   for (int i = 0; const char* name = headrace_env_name(i); ++i)
     text += std::string(".TP\n\\fB") + name + "\\fR\n" + roff(headrace_env_text(i)) + ".\n";
   return text +
-         ".TP\n\\fBNO_COLOR\\fR\nset and not empty: no styles on a terminal.\n"
-         ".TP\n\\fBXDG_STATE_HOME\\fR\nfolder for the history of chat, by default "
+         ".TP\n\\fBNO_COLOR\\fR\nif set and not empty: no bold text on a terminal.\n"
+         ".TP\n\\fBXDG_STATE_HOME\\fR\ndirectory of the chat history, by default "
          "~/.local/state.\n";
 }
 
 constexpr const char* kEnd =
     ".SH FILES\n.TP\n\\fI$XDG_STATE_HOME/headrace/chat_history\\fR\n"
-    "lines typed in \\fBheadrace chat\\fR, the last 1000; \\-\\-no\\-history keeps none.\n"
-    ".TP\n\\fI~/.editrc\\fR\nkeys of the line editor, see \\fBeditrc\\fR(5).\n"
+    "the last 1000 lines typed in \\fBheadrace chat\\fR; \\-\\-no\\-history disables it.\n"
+    ".TP\n\\fI~/.editrc\\fR\nkey bindings of the line editor; see \\fBeditrc\\fR(5).\n"
     ".SH EXIT STATUS\n.TP\n\\fB0\\fR\nsuccess.\n.TP\n\\fB1\\fR\nfailure: a file that cannot be "
     "read, "
     "damaged weights, no memory.\n.TP\n\\fB2\\fR\nwrong usage: an option, its value, or a prompt "

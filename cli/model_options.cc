@@ -35,7 +35,7 @@ headrace_logit_bias parse_bias(const std::string& text) {
       return {static_cast<std::int32_t>(std::strtol(text.c_str(), nullptr, 10)), value};
   }
   throw Error(HEADRACE_INVALID_ARGUMENT,
-              '"' + text + "\" is not TOKEN=BIAS; pass for example 42=-1.5");
+              '"' + text + "\" is not TOKEN=BIAS; pass, for example, 42=-1.5");
 }
 
 std::string check_bias(const std::string& text) {
@@ -56,7 +56,7 @@ std::int64_t context_of(const Model& model, const SessionChoice& choice) {
   return choice.context == 0 ? longest : choice.context;
 }
 
-// What the command line gives is checked before: what the library refuses now is wrong in the file.
+// The command line is already checked: an invalid argument now means an invalid file.
 template <class Body>
 auto blaming_the_file(Body body) {
   try {
@@ -72,7 +72,7 @@ Model load(const std::string& path, const ModelOptions& options) {
   return blaming_the_file([&] { return Model(path, options); });
 }
 
-// What --help says of one option of a group.
+// Help text and value form of an option.
 struct About {
   const char* text;
   const char* form;
@@ -112,11 +112,10 @@ void add_model_options(CLI::App& app, ModelChoice& choice) {
       ->transform(whole_number({1, 1024}))
       ->option_text("N")
       ->group(kGroup);
-  app.add_flag("--exact", choice.is_exact,
-               "weights and products in f32: slower, 4 bytes per weight")
+  app.add_flag("--exact", choice.is_exact, "compute with f32 weights: slower, 4 bytes per weight")
       ->group(kGroup);
   CLI::Option* mmap =
-      app.add_flag("--mmap", choice.uses_mmap, "map the file into memory instead of reading it")
+      app.add_flag("--mmap", choice.uses_mmap, "memory-map the file instead of reading it")
           ->group(kGroup);
   app.add_flag_callback(
          "--no-mmap", [&choice] { choice.uses_mmap = false; }, "read the file (the default)")
@@ -143,11 +142,11 @@ Model load_vocabulary(const std::string& path) { return load(path, {.vocab_only 
 void add_session_options(CLI::App& app, SessionChoice& choice) {
   constexpr const char* kGroup = "Session";
   app.add_option("-c,--context,--ctx-size", choice.context,
-                 "context length in tokens, prompt and answer together; 0: the model's")
+                 "context length in tokens (prompt plus answer); 0: the model's maximum")
       ->transform(whole_number({0, kMaxTokens}))
       ->option_text("N [0]")
       ->group(kGroup);
-  app.add_option("-b,--batch,--batch-size", choice.batch, "prompt tokens computed at once")
+  app.add_option("-b,--batch,--batch-size", choice.batch, "prompt tokens processed at once")
       ->transform(whole_number({1, 65536}))
       ->option_text("N [512]")
       ->group(kGroup);
@@ -171,51 +170,49 @@ void check_fits(const Model& model, const SessionChoice& choice, std::int64_t nu
   const std::int64_t context = context_of(model, choice);
   if (num_tokens <= context) return;
   const bool is_longest = context == model.info().context_length;
-  throw Error(
-      HEADRACE_INVALID_ARGUMENT,
-      std::to_string(num_tokens) + "-token " + what + " exceeds context " +
-          std::to_string(context) +
-          (is_longest ? ", the longest this model takes; shorten it" : "; raise --context"));
+  throw Error(HEADRACE_INVALID_ARGUMENT,
+              std::to_string(num_tokens) + "-token " + what + " exceeds context " +
+                  std::to_string(context) +
+                  (is_longest ? ", this model's maximum; shorten the text" : "; raise --context"));
 }
 
 void add_generation_options(CLI::App& app, GenerationChoice& choice) {
   SamplingOptions& sampling = choice.options.sampling;
   add_number(app, "-n,--max-tokens,--n-predict,--predict", choice.max_tokens,
              {.low = 1, .high = kMaxTokens, .also = -1, .meaning = "no limit"},
-             {"answer at most N tokens; -1: until the model ends it", "N [-1]"});
+             {"maximum length of the answer in tokens; -1: until the model ends it", "N [-1]"});
   add_number(app, "--temp,--temperature", sampling.temperature,
-             {.low = 1e-5, .high = 1e5, .also = 0},
-             {"temperature; 0: the most likely token", "X [0]"});
+             {.low = 1e-5, .high = 1e5, .also = 0}, {"temperature; 0: greedy", "X [0]"});
   add_number(app, "--top-k", sampling.top_k, {0, INT32_MAX},
              {"keep the K most likely tokens; 0: all", "K [0]"});
   add_number(app, "--top-p", sampling.top_p, {1e-9, 1},
-             {"keep the smallest set of tokens with this probability; 1: all", "P [1]"});
+             {"keep the smallest set of tokens whose probability reaches P; 1: all", "P [1]"});
   add_number(app, "--min-p", sampling.min_p, {0, 1},
              {"keep tokens at least P times as likely as the most likely one", "P [0]"});
   add_number(app, "--repeat-penalty", sampling.repetition_penalty, {1e-3, 1e3},
-             {"divide the logits of repeated tokens by X", "X [1]"});
+             {"repetition penalty; 1: none", "X [1]"});
   add_number(app, "--repeat-window,--repeat-last-n", choice.repeat_window,
              {.low = 1, .high = kMaxTokens, .also = -1, .meaning = "all"},
-             {"last tokens the repeat penalty looks at; -1: all", "N [-1]"});
+             {"number of last tokens that the repeat penalty covers; -1: all", "N [-1]"});
   add_number(app, "--presence-penalty", sampling.presence_penalty, {-1e6, 1e6},
-             {"subtract X from the logits of tokens in the answer", "X [0]"});
+             {"subtract X from the logit of every token in the answer", "X [0]"});
   add_number(app, "--frequency-penalty", sampling.frequency_penalty, {-1e6, 1e6},
-             {"subtract X for each time a token is in the answer", "X [0]"});
+             {"subtract X times a token's count in the answer from its logit", "X [0]"});
   add_list(app, "--logit-bias", choice.logit_bias, "add BIAS to a token's logit; may be repeated")
       ->check(check_bias)
       ->option_text("TOKEN=BIAS")
       ->group(kSampling);
   add_number(app, "--seed", choice.seed,
              {.low = 0, .high = INT64_MAX, .also = -1, .meaning = "random"},
-             {"seed of the random numbers; -1: a random one, which is printed", "N [0]"});
+             {"random seed; -1: draw one and print it", "N [0]"});
   app.add_option_function<std::string>(
          "--order", [&sampling](const std::string& name) { sampling.order = kOrders.at(name); },
-         "order of filters and temperature")
+         "order of the sampling filters and the temperature")
       ->check(CLI::IsMember({"vllm", "transformers", "llama.cpp"}))
       ->option_text("vllm|transformers|llama.cpp [vllm]")
       ->group(kSampling);
   add_list(app, "--stop,--reverse-prompt", choice.options.stop,
-           "text that ends the answer and is not printed; may be repeated")
+           "stop string: ends the answer, is not printed; may be repeated")
       ->option_text("TEXT")
       ->group(kSampling);
   app.add_flag("--ignore-end,--ignore-eos", choice.options.ignore_end, "continue past end-of-text")

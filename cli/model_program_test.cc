@@ -1,4 +1,4 @@
-// The program with models, as a shell sees it: tiny files with random weights.
+// The program with models, run from a shell: tiny files with random weights.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -39,7 +39,7 @@ TEST(ModelProgram, ModelUsageErrorsExitWith2) {
   }
 }
 
-// Each command that reads a model, with %s for the file.
+// Each command that reads a model; %s is the file.
 const char* const kModelCommands[] = {"generate -m %s Hi -n 4",
                                       "chat -m %s -n 4 --no-history <<END\nHi\nEND\n",
                                       "tokenize -m %s Hi",
@@ -78,7 +78,7 @@ TEST(ModelProgram, FilesThatAreNoModelsFailAndAreNamed) {
   }
 }
 
-// The file with each byte of one tensor 0xFF: NaN in every format of weights.
+// The file with all bytes of one tensor 0xFF, which is NaN in every weight format.
 std::string with_nan(const nlohmann::json& tensor, std::string bytes) {
   std::fill_n(bytes.begin() + tensor["offset"].get<std::ptrdiff_t>(),
               tensor["bytes"].get<std::size_t>(), static_cast<char>(0xFF));
@@ -127,7 +127,8 @@ TEST(ModelProgram, AChatEndsAtAFailure) {
       folder.file("damaged.gguf", with_nan(json["tensors"][0], content_of(kModel)));
   const Result result = errors_of("chat --no-history -m " + damaged + " <<END\nHi\nyou\nEND\n");
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_EQ(result.out.find("damaged;"), result.out.rfind("damaged;")) << "the second is not asked";
+  EXPECT_EQ(result.out.find("damaged;"), result.out.rfind("damaged;"))
+      << "chat must stop after the first";
 }
 
 TEST(ModelProgram, ATextThatCannotBeReadFails) {
@@ -159,7 +160,7 @@ TEST(ModelProgram, WhatDoesNotFitTheContextSaysBothNumbersAndTheRemedy) {
       {"generate --raw -c 5 -m " + kModel + " abcdef",
        "6-token prompt exceeds context 5; raise --context"},
       {"generate --raw -m " + kModel + " " + std::string(200, 'x'),
-       "200-token prompt exceeds context 128, the longest this model takes; shorten it"},
+       "200-token prompt exceeds context 128, this model's maximum; shorten the text"},
       {"generate -c 500 -m " + kModel + " x", "--context 500 exceeds this model's 128 tokens"},
       {"perplexity -m " + kModel + " -f " + text,
        "512-token window (--window) exceeds context 128"},
@@ -247,7 +248,7 @@ TEST(ModelProgram, InspectShowsTheFile) {
   EXPECT_EQ(types["tokenizer.ggml.tokens"], "array[string]");
 }
 
-// Beside what a loaded model says of itself.
+// Compared with the loaded model's info.
 TEST(ModelProgram, InspectSumsUpWhatTheLoadedModelIs) {
   for (const char* name :
        {"tiny_llama3_f16", "tiny_llama_headdim32_q8_0", "tiny_mistral_q4_1", "tiny_qwen2_q5_0"}) {
@@ -290,7 +291,7 @@ TEST(ModelProgram, BenchModelHasARowForEachTest) {
   for (const auto& row : json["rows"]) EXPECT_GT(row["tokens_per_s_mean"], 0);
 }
 
-// ---- what each option does to the result ----
+// ---- the effect of each option on the result ----
 
 std::string note_of(const std::string& arguments) {
   return run_program("2>&1 >/dev/null " + arguments).out;
@@ -308,7 +309,7 @@ TEST(ModelProgram, AnAnswerHasAsManyTokensAsAskedFor) {
         note_of("generate --raw Hi --ignore-end -m " + kModel + " -n " + std::to_string(count));
     EXPECT_EQ(number_after(note, "answer "), count);
   }
-  // Without a limit the context ends it: the last token needs no room.
+  // Without a limit the context ends the answer; the last token needs no cache slot.
   for (const std::int64_t context : {3, 6, 20}) {
     const std::string note =
         note_of("generate --raw Hi --ignore-end -m " + kModel + " -c " + std::to_string(context));
@@ -322,7 +323,7 @@ TEST(ModelProgram, PromptSystemPromptAndTemplateAreTokensOfThePrompt) {
     return number_after(note_of(command + options), "prompt ");
   };
   const std::int64_t plain = tokens("Hi");
-  EXPECT_EQ(tokens("--raw Hi"), 2) << "one per byte in this vocabulary";
+  EXPECT_EQ(tokens("--raw Hi"), 2) << "one token per byte in this vocabulary";
   EXPECT_EQ(tokens("Hiya"), plain + 2);
   EXPECT_GE(tokens("--system abcd Hi"), plain + 4);
   EXPECT_EQ(tokens("--system abcdef Hi"), tokens("--system abcd Hi") + 2);
@@ -344,7 +345,7 @@ TEST(ModelProgram, TokenizeTakesTextsInEveryWay) {
   const auto count = [&](const std::string& options) {
     return json_of("tokenize " + options)["tokens"].size();
   };
-  // The file says false; here one that says true.
+  // The file has add_bos_token false; make one with true.
   const std::string key = "tokenizer.ggml.add_bos_token";
   std::string bytes = content_of(kModel);
   bytes[bytes.find(key) + key.size() + 4] = 1;
@@ -373,7 +374,7 @@ TEST(ModelProgram, PerplexityIsThatOfTheLogitsItWrites) {
   std::copy_n(logits.data(), logits.size(), reinterpret_cast<char*>(values.data()));
   std::vector<double> losses;
   for (std::size_t i = 0; i + 1 < num_tokens; ++i) {
-    if ((i + 1) % 10 == 0) continue;  // the first of a window is not predicted
+    if ((i + 1) % 10 == 0) continue;  // the first token of a window is not predicted
     double sum = 0;
     for (std::size_t v = 0; v < vocab; ++v)
       sum += std::exp(static_cast<double>(values[i * vocab + v]));

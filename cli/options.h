@@ -1,4 +1,4 @@
-// Checks of option values whose errors name the value, the rule and what to pass instead.
+// Checks of option values. Errors name the value, the rule and the remedy.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -12,9 +12,9 @@ namespace headrace::cli {
 template <class T>
 struct Range {
   T low, high;
-  bool is_below_high = false;  // high itself is refused
-  std::optional<T> also = {};  // one value outside, ...
-  std::string meaning = {};    // ... and what it stands for
+  bool is_below_high = false;  // high itself is excluded
+  std::optional<T> also = {};  // one more accepted value ...
+  std::string meaning = {};    // ... and its meaning
 
   bool has(T value) const {
     return value == also ||
@@ -23,12 +23,12 @@ struct Range {
   std::string text() const;  // "1 to 1024, or -1 (no limit)"
 };
 
-// For Option::transform(): the text becomes the number's plain decimal form, because the parser
-// itself reads 010 as octal.
+// For Option::transform(): normalizes to plain decimal, because the parser itself reads 010 as
+// octal.
 CLI::Validator whole_number(const Range<std::int64_t>& range);
 CLI::Validator real_number(const Range<double>& range);
 
-// An option that may come several times, one value each, so that it takes no positional argument.
+// A repeatable option with one value each time, so that it does not swallow positional arguments.
 CLI::Option* add_list(CLI::App& app, const std::string& names, std::vector<std::string>& list,
                       const std::string& text);
 

@@ -1,4 +1,4 @@
-// What holds for every option of every command, and what model options do with their values.
+// Properties of every option of every command, and the values that model options set.
 #include "options.h"
 
 #include <gtest/gtest.h>
@@ -65,7 +65,7 @@ TEST(Options, EveryNumberIsRefusedOutsideItsRangeWithTheRange) {
   EXPECT_GE(count, 40);
 }
 
-// The range that an option names is the one that it takes, ends included.
+// An option accepts exactly the range that its error names, ends included.
 TEST(Options, TheEndsOfARangeAreTaken) {
   Program program;
   for_each_command(program.app, "", [&](const std::string& path, const CLI::App& command) {
@@ -159,7 +159,7 @@ TEST(Options, AMissingValueIsNamed) {
             "headrace generate: --max-tokens: its value is missing");
 }
 
-// A value of its own for each option, so that none can be another's.
+// A distinct value for each option, so that swapped options are found.
 struct ModelArguments {
   CLI::App app;
   ModelChoice model;

@@ -3,7 +3,7 @@
 namespace headrace::cli {
 namespace {
 
-// Bytes of the whole character that the text begins with; 0: there is none.
+// Length in bytes of the complete UTF-8 character at the start; 0: none.
 std::size_t character_bytes(std::string_view text) {
   const auto first = static_cast<unsigned char>(text[0]);
   const std::size_t length = first < 0x80    ? 1

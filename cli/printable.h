@@ -1,4 +1,4 @@
-// Text from outside, for a terminal.
+// Makes untrusted text safe for a terminal.
 #pragma once
 
 #include <string>
@@ -6,8 +6,8 @@
 
 namespace headrace::cli {
 
-// What a terminal would take for commands must not come from a file: a line end becomes \n, other
-// control characters and bytes that are no part of a whole UTF-8 character become \xNN.
+// Keeps terminal control sequences of a file from reaching the terminal: a line end becomes \n;
+// other control characters and invalid UTF-8 bytes become \xNN.
 std::string printable(std::string_view bytes);
 
 }  // namespace headrace::cli

@@ -8,7 +8,7 @@
 namespace headrace::cli {
 namespace {
 
-// The command as it could be typed again.
+// The argument, quoted for a shell.
 std::string quoted(const std::string& argument) {
   constexpr const char* kPlain =
       "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=:,./@%";
@@ -24,7 +24,7 @@ std::string command_line_of(int argc, char** argv) {
   return text;
 }
 
-// The subcommand that the arguments chose, however deep, or the program itself.
+// The innermost subcommand that was chosen, or the program itself.
 const CLI::App& chosen(const CLI::App& app) {
   const CLI::App* deepest = &app;
   while (!deepest->get_subcommands().empty()) deepest = deepest->get_subcommands().front();
@@ -49,13 +49,13 @@ std::string joined_names(const std::vector<std::string>& names) {
   return text;
 }
 
-// The first argument that nothing took.
+// Error text for the first argument that the parser did not take.
 std::string unknown_argument(const CLI::App& command, const std::string& argument) {
   const bool is_option = argument.size() > 1 && argument.front() == '-';
   const std::vector<std::string> commands = subcommand_names(command);
   if (!is_option && commands.empty())
     return full_name(command) + ": unexpected argument \"" + argument +
-           "\"; put quotes around a text of several words";
+           "\"; quote a text that contains spaces";
   // "--top-p=0.9": the name alone.
   const std::string name = is_option ? argument.substr(0, argument.find('=')) : argument;
   const std::string close = closest_name(name, is_option ? option_names(command) : commands);
@@ -104,12 +104,12 @@ std::string usage_error(const CLI::App& app, const CLI::ParseError& error) {
   if (!unknown.empty() && !is_about_a_value) return unknown_argument(command, unknown.front());
   const std::vector<std::string> commands = subcommand_names(command);
   if (!commands.empty() && dynamic_cast<const CLI::RequiredError*>(&error) != nullptr)
-    return full_name(command) + ": name a command: " + joined_names(commands);
+    return full_name(command) + ": a command is missing; choose from " + joined_names(commands);
   const std::string text = error.what();
   const bool has_no_value =
       dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr && text.ends_with(" missing");
   if (has_no_value)
-    return full_name(command) + ": " + text.substr(0, text.find(':')) + ": its value is missing";
+    return full_name(command) + ": " + text.substr(0, text.find(':')) + ": the value is missing";
   return full_name(command) + ": " + text;
 }
 
@@ -124,7 +124,7 @@ int run_program(int argc, char** argv) {
     return kExitOk;
   } catch (const CLI::ParseError& error) {
     std::cerr << usage_error(app, error) << '\n'
-              << full_name(chosen(app)) << " --help lists what it takes\n";
+              << full_name(chosen(app)) << " --help lists the options\n";
     return kExitUsage;
   }
   return action();

@@ -1,4 +1,4 @@
-// The program as a shell sees it: exit codes, what goes to which stream, output that parses.
+// The program run from a shell: exit codes, streams, parseable output.
 #include "tests/support/program.h"
 
 #include <gtest/gtest.h>
@@ -74,7 +74,7 @@ TEST(Program, KernelsIsAMatrixOfAnswers) {
     EXPECT_FALSE(row["head_dim"].get<std::string>().empty());
     for (const auto& [key, value] : row.items()) refusals += value.is_boolean() && !value;
   }
-  EXPECT_EQ(json["refusals"].size(), refusals) << "every no has a reason";
+  EXPECT_EQ(json["refusals"].size(), refusals) << "every \"no\" needs a reason";
   for (const auto& row : json["refusals"]) EXPECT_FALSE(row["reason"].get<std::string>().empty());
 }
 
@@ -105,13 +105,12 @@ TEST(Program, BenchReportsEveryCall) {
     EXPECT_EQ(row["reps"], 2);
     EXPECT_EQ(row["features"], "window 16/0, lse");
     EXPECT_TRUE(row["percent_of_fma_peak"].is_null());
-    EXPECT_TRUE(row["tile_m"].is_number_integer()) << "the schedule text changed its form";
+    EXPECT_TRUE(row["tile_m"].is_number_integer()) << "the schedule text changed its format";
     EXPECT_TRUE(row["max_splits"].is_number_integer());
   }
 }
 
-// One whole call: 2 products of 2 * 4 heads * 32 * 32 pairs * 16 elements, in the milliseconds
-// shown.
+// One call: 2 matmuls over 2 * 4 heads * 32 * 32 pairs * head_dim 16, in the milliseconds shown.
 TEST(Program, BenchReportsRatesOfTheTimeItShows) {
   const auto row = json_of(
       "bench attention --no-ceilings --min-time 0 --reps 3 --batch 2 --heads 4 "
@@ -146,7 +145,7 @@ TEST(Program, BenchTimesTheBackwardToo) {
     EXPECT_EQ(b["phase"], "backward");
     EXPECT_NE(f["kernel"], b["kernel"]);
     EXPECT_EQ(b["reps"], 2);
-    EXPECT_TRUE(b["tile_m"].is_number_integer()) << "the schedule text changed its form";
+    EXPECT_TRUE(b["tile_m"].is_number_integer()) << "the schedule text changed its format";
     const auto work = [](const auto& row) {
       return row["gflops"].template get<double>() * row["ms_median"].template get<double>();
     };

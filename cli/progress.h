@@ -1,4 +1,4 @@
-// A line on stderr that is written over itself; nothing where stderr is no terminal.
+// A status line on stderr that overwrites itself; silent unless stderr is a terminal.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace headrace::cli {
 
-// Writes the text over the line; empty: clears it.
+// Replaces the line; empty text clears it.
 void show_line(const std::string& text);
 
 // "loading [=====     ] 42/90 MiB", at most a few times a second.

@@ -1,4 +1,4 @@
-// Every command that prints tables, in every format: text fits 100 columns, the others parse.
+// Every command that prints tables, in every format: text fits 100 columns, other formats parse.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ const std::string kText = HEADRACE_GOLDEN_DIR "/text/prompts.txt";
 
 struct Case {
   std::string command;    // "bench attention"
-  std::string arguments;  // quick ones, with many and with few columns
+  std::string arguments;  // quick to run, with many and with few columns
 };
 
 std::vector<Case> cases() {
@@ -119,7 +119,7 @@ TEST(Report, JsonHasARowForEachRowOfCsvWithTheSameColumns) {
       EXPECT_NE(csv.out.find(titles + '\n'), std::string::npos) << command;
     }
     ASSERT_GT(num_tables, 0u) << command;
-    if (one.command == "explain attention") continue;  // its texts have line ends, in quotes
+    if (one.command == "explain attention") continue;  // its quoted fields contain line ends
     const auto lines = lines_of(csv.out);
     EXPECT_EQ(lines.size(), num_lines + num_tables - 1) << command;
   }

@@ -1,4 +1,4 @@
-// The numbers in the schedule of a plan's explanation.
+// Parses the schedule line of a plan's explanation.
 #pragma once
 
 #include <string_view>
@@ -7,7 +7,7 @@
 
 namespace headrace::cli {
 
-// No value where the text does not say.
+// Empty cells for values that the text lacks.
 struct ScheduleFacts {
   Cell tile_m, tile_n, max_splits;
 };

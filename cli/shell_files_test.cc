@@ -1,4 +1,4 @@
-// Man page and completions against the parser itself: no option, command or value may be missing.
+// Man page and completions match the parser: no option, command or value is missing.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -49,7 +49,7 @@ bool has_tool(const std::string& name) {
   return !output_of("command -v " + name + " 2>/dev/null").empty();
 }
 
-// What bash offers for the last of the words.
+// Bash's completions of the last word.
 std::set<std::string> bash_offers(const std::string& script, const std::string& words) {
   const std::string out = output_of(
       "bash -c 'compopt() { :; }; source \"" + script + "\"; COMP_WORDS=(" + words +
@@ -151,7 +151,7 @@ TEST(ShellFiles, BashOffersTheValuesOfEveryChoiceAndFilesForFiles) {
   EXPECT_GT(files, 5);
 }
 
-// The scripts' own syntax is checked where the shell is installed.
+// Checks the scripts' syntax if the shell is installed.
 TEST(ShellFiles, ZshAndFishNameEveryOption) {
   const testing::TemporaryFolder folder;
   Program program;
@@ -195,7 +195,7 @@ TEST(ShellFiles, FishOffersTheOptionsOfTheCommandAlone) {
   });
 }
 
-// As cmake --install puts them.
+// The program prints the files that cmake --install installs.
 TEST(ShellFiles, TheProgramPrintsThem) {
   Program program;
   const auto commands = commands_of(program.app);

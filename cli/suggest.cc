@@ -5,8 +5,7 @@
 namespace headrace::cli {
 namespace {
 
-// Edits that turn a into b: a character replaced, inserted, removed, or swapped with its neighbour
-// (optimal string alignment).
+// Optimal string alignment distance: replacements, insertions, deletions and swaps of neighbours.
 std::size_t edit_distance(const std::string& a, const std::string& b) {
   std::vector<std::vector<std::size_t>> d(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
   for (std::size_t i = 0; i <= a.size(); ++i) {

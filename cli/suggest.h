@@ -1,4 +1,4 @@
-// "Did you mean": the name that a mistyped one is closest to.
+// "Did you mean": the name closest to a mistyped one.
 #pragma once
 
 #include <string>
@@ -6,8 +6,8 @@
 
 namespace headrace::cli {
 
-// Empty: none is close. A name is close when at most a third of its characters are wrong, missing,
-// too many or swapped with their neighbour, or when the mistyped text is its beginning.
+// Empty: none is close. A name is close if the edit distance is at most a third of its length, or
+// if the mistyped text is a prefix of it.
 std::string closest_name(const std::string& mistyped, const std::vector<std::string>& names);
 
 }  // namespace headrace::cli

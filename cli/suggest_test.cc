@@ -9,10 +9,10 @@ const std::vector<std::string> kNames = {"--threads", "--temp", "--template", "-
 
 TEST(Suggest, FindsNamesWithOneMistakeOfAnyKind) {
   EXPECT_EQ(closest_name("--thread", kNames), "--threads") << "missing";
-  EXPECT_EQ(closest_name("--tthreads", kNames), "--threads") << "too many";
+  EXPECT_EQ(closest_name("--tthreads", kNames), "--threads") << "extra";
   EXPECT_EQ(closest_name("--thraeds", kNames), "--threads") << "swapped";
   EXPECT_EQ(closest_name("--threadz", kNames), "--threads") << "replaced";
-  EXPECT_EQ(closest_name("--templ", kNames), "--template") << "a beginning";
+  EXPECT_EQ(closest_name("--templ", kNames), "--template") << "prefix";
 }
 
 TEST(Suggest, PrefersTheClosest) {

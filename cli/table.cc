@@ -22,14 +22,14 @@ std::string fixed_text(double value, int decimals) {
   return text;
 }
 
-// Enough digits for any measured number, none that mean nothing.
+// Enough digits for any measurement, without meaningless ones.
 std::string exact_text(double value) {
   char text[64];
   std::snprintf(text, sizeof text, "%.9g", value);
   return text;
 }
 
-// decimals < 0: as exact as it is.
+// decimals < 0: full precision.
 std::string cell_text(const Cell& cell, int decimals) {
   if (const auto* flag = std::get_if<bool>(&cell)) return *flag ? "yes" : "no";
   if (const auto* integer = std::get_if<std::int64_t>(&cell)) return std::to_string(*integer);
@@ -60,7 +60,7 @@ Json cell_json(const Cell& cell) {
   return nullptr;
 }
 
-// RFC 4180: quotes around what holds a comma, a quote or a line end; quotes inside doubled.
+// RFC 4180: fields with a comma, quote or line end are quoted; inner quotes are doubled.
 std::string csv_field(const std::string& text) {
   if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
   std::string field = "\"";
@@ -71,7 +71,7 @@ std::string csv_field(const std::string& text) {
   return field + '"';
 }
 
-// A bar inside a cell would end it.
+// Escapes bars, which would end the cell.
 std::string md_field(const std::string& text) {
   std::string field;
   for (const char c : text) {
@@ -86,7 +86,7 @@ bool is_empty(const Cell& cell) {
   return std::holds_alternative<std::monostate>(cell) || (text != nullptr && text->empty());
 }
 
-// Columns that say nothing in any row are left out.
+// Skips columns that are empty in every row.
 std::vector<std::size_t> columns_to_show(const Table& table) {
   std::vector<std::size_t> shown;
   for (std::size_t i = 0; i < table.columns.size(); ++i) {
@@ -104,13 +104,13 @@ bool is_number_column(const Table& table, std::size_t column) {
   });
 }
 
-// A line end inside a cell would end its row.
+// Replaces line ends, which would end the row.
 std::string one_line(std::string text) {
   std::replace(text.begin(), text.end(), '\n', ' ');
   return text;
 }
 
-// What text and Markdown show.
+// The columns of the text and Markdown formats.
 std::vector<TextColumn> text_columns(const Table& table) {
   std::vector<TextColumn> columns;
   for (const std::size_t i : columns_to_show(table)) {
@@ -184,7 +184,7 @@ void print_json(const Report& report, std::ostream& out) {
       rows.push_back(std::move(object));
     }
   }
-  // Text from outside (a command line) may be no UTF-8: replaced, not an error.
+  // A command line may contain invalid UTF-8: replace it rather than fail.
   out << json.dump(2, ' ', false, Json::error_handler_t::replace) << '\n';
 }
 

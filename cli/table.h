@@ -1,4 +1,4 @@
-// What the program prints: notes about the run, then tables, in one of four formats.
+// Reports: notes about the run, then tables, in one of four formats.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +19,9 @@ using Cell = std::variant<std::monostate, bool, std::int64_t, double, std::strin
 struct Column {
   std::string key;      // in CSV and JSON: "gflops"
   std::string title;    // in text and Markdown: "GFLOP/s"
-  int decimals = 1;     // of numbers that are no integers, in text and Markdown
-  double unit = 1;      // what text and Markdown count in: numbers are divided by it
-  bool is_key = false;  // names the row: text repeats it where a table is too wide for one piece
+  int decimals = 1;     // of non-integers, in text and Markdown
+  double unit = 1;      // divisor of the numbers in text and Markdown
+  bool is_key = false;  // identifies the row; repeated when text splits a wide table
 };
 
 struct Table {
@@ -30,7 +30,7 @@ struct Table {
   std::vector<std::vector<Cell>> rows;  // each as long as columns
 };
 
-// Columns, the cells of a row or notes, from several lists.
+// Concatenates lists of columns, cells or notes.
 template <class T>
 std::vector<T> joined(std::initializer_list<std::vector<T>> lists) {
   std::vector<T> all;
@@ -50,14 +50,14 @@ struct PrintOptions {
   bool is_styled = false;  // text only: bold titles
 };
 
-// Text and Markdown print the notes above the tables and leave out columns without values. Text
-// fits 100 columns (text_table.h), but for the note "command", which stays whole to be typed again.
-// JSON puts the notes under "meta". CSV has no place for them that every reader would skip, so they
-// go to `notes_out` as "key: value" lines.
+// Text and Markdown print the notes above the tables and skip empty columns. Text fits 100 columns
+// (text_table.h), except the note "command", which stays on one line so that it can be pasted. JSON
+// puts the notes under "meta". CSV has no comment syntax that every reader skips, so its notes go
+// to `notes_out` as "key: value" lines.
 void print(const Report& report, const PrintOptions& options, std::ostream& out,
            std::ostream& notes_out);
 
-// Whether stdout takes styles: a terminal, and NO_COLOR is not set.
+// True if stdout is a terminal and NO_COLOR is not set.
 bool is_stdout_styled();
 
 }  // namespace headrace::cli

@@ -7,14 +7,14 @@ namespace headrace::cli {
 namespace {
 
 constexpr std::size_t kGap = 2;          // between columns
-constexpr std::size_t kMinWrapped = 28;  // a column of text is not broken narrower than this
-constexpr std::size_t kMaxKeys = 60;     // more of the width for keys leaves too little
+constexpr std::size_t kMinWrapped = 28;  // minimum width of a wrapped text column
+constexpr std::size_t kMaxKeys = 60;     // maximum width of the repeated key columns
 
 using Columns = std::vector<const TextColumn*>;
 
 bool is_continuation(char byte) { return (byte & 0xC0) == 0x80; }
 
-// Bytes of the first `width` characters.
+// Length in bytes of the first `width` characters.
 std::size_t bytes_of(const std::string& text, std::size_t width) {
   std::size_t bytes = 0;
   for (; bytes < text.size(); ++bytes)
@@ -33,7 +33,7 @@ std::size_t natural_width(const TextColumn& column) {
   return width;
 }
 
-// What wrapping can shrink it to.
+// The width that wrapping can shrink a column to.
 std::size_t min_width(const TextColumn& column) {
   const std::size_t natural = natural_width(column);
   if (column.is_right) return natural;
@@ -47,7 +47,7 @@ std::size_t total_width(const Columns& columns, Width width) {
   return total;
 }
 
-// Natural widths; where they are too many the widest columns of text are shrunk.
+// Natural widths; if they do not fit, shrinks the widest text columns.
 std::vector<std::size_t> widths_of(const Columns& columns) {
   std::vector<std::size_t> widths, least;
   for (const TextColumn* column : columns) {
@@ -66,7 +66,7 @@ std::vector<std::size_t> widths_of(const Columns& columns) {
   }
 }
 
-// One row, as many lines as its longest cell needs.
+// Prints one row, wrapped over as many lines as its longest cell needs.
 void print_row(const std::vector<std::string>& cells, const Columns& columns,
                const std::vector<std::size_t>& widths, bool is_styled, std::ostream& out) {
   std::vector<std::vector<std::string>> lines;
@@ -98,7 +98,7 @@ void print_block(const Columns& columns, std::size_t num_rows, bool is_styled, s
   }
 }
 
-// Takes out of `columns` those with one value for all rows, which go above the table.
+// Moves columns that have the same value in all rows from `columns` to lines above the table.
 void print_constants(Columns& columns, std::size_t num_rows, std::ostream& out) {
   const auto is_varying = [](const TextColumn* column) {
     return std::adjacent_find(column->cells.begin(), column->cells.end(), std::not_equal_to<>()) !=
@@ -120,8 +120,8 @@ void print_constants(Columns& columns, std::size_t num_rows, std::ostream& out) 
   columns.erase(constants, columns.end());
 }
 
-// Takes the columns that every block repeats out of `columns`: none where one block holds all, the
-// number of the row where the key columns are too wide.
+// Moves the columns that every block repeats out of `columns`: none if one block holds everything;
+// a row number if the key columns are too wide.
 Columns keys_of(Columns& columns, std::size_t num_rows, TextColumn& numbers) {
   if (total_width(columns, min_width) <= kTextWidth) return {};
   const auto is_key = [](const TextColumn* column) { return column->is_key; };

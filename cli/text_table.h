@@ -10,24 +10,24 @@ namespace headrace::cli {
 
 inline constexpr std::size_t kTextWidth = 100;
 
-// Characters, not bytes, of UTF-8.
+// Number of UTF-8 characters.
 std::size_t text_width(const std::string& text);
 
-// Lines of at most `width` characters, broken between words; a longer word is cut.
+// Lines of at most `width` characters, broken between words; longer words are split.
 std::vector<std::string> wrapped(const std::string& text, std::size_t width);
 
-// `text` after `label`, the lines below the first indented as far as the label is wide.
+// Prints `text` after `label`; continuation lines are indented by the label's width.
 void print_wrapped(const std::string& label, const std::string& text, std::ostream& out);
 
 struct TextColumn {
   std::string title;
   std::vector<std::string> cells;  // one per row
   bool is_right = false;           // numbers
-  bool is_key = false;             // names the row
+  bool is_key = false;             // identifies the row
 };
 
-// Where the columns are too wide together, those with one value for all rows become lines above the
-// table, long cells are broken, and the rest becomes several tables, each with the key columns.
+// If the columns are too wide together, those with one value for all rows become lines above the
+// table, long cells are wrapped, and the rest is split into several tables with the key columns.
 void print_text_table(const std::vector<TextColumn>& columns, std::size_t num_rows, bool is_styled,
                       std::ostream& out);
 

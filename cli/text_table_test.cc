@@ -53,7 +53,7 @@ TEST(TextTable, PiecesOfAWideTableRepeatTheKeys) {
   EXPECT_EQ(count, 2u) << out;
 }
 
-// Whatever the table: no line is too long and no character is lost.
+// For random tables no line is too long and no character is lost.
 TEST(TextTable, RandomTablesFitAndKeepEveryWord) {
   std::mt19937 random(1);
   const auto up_to = [&](unsigned most) { return random() % (most + 1); };

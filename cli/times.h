@@ -1,4 +1,4 @@
-// What the calls of a benchmark took, and how tables show it.
+// Times of benchmark calls, and their table columns.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@ struct Times {
   std::int64_t reps;
 };
 
-// Of at least one call.
+// Needs at least one call.
 Times times_of(std::vector<double> seconds);
 
-// Median, fastest and slowest in milliseconds, and how many.
+// Median, minimum and maximum in milliseconds, and the number of calls.
 std::vector<Column> time_columns();
 std::vector<Cell> time_cells(const Times& times);
 

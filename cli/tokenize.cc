@@ -58,10 +58,9 @@ void add_tokenize(CLI::App& app, Action& action) {
       tokenize->add_flag("--stdin", options->reads_stdin, "the same as --file -")
           ->excludes(text)
           ->excludes(from_file);
-  tokenize->add_flag("--special", options->has_specials,
-                     "parse the names of special tokens in the text");
+  tokenize->add_flag("--special", options->has_specials, "parse special tokens in the text");
   tokenize->add_flag("--no-bos", options->no_bos, "do not add the beginning-of-text token");
-  tokenize->add_flag("--ids", options->ids_only, "print the ids alone, on one line");
+  tokenize->add_flag("--ids", options->ids_only, "print only the ids, on one line");
   add_format_option(*tokenize, options->format);
   tokenize->callback([&action, text, from_file, from_stdin, options] {
     if (text->count() + from_file->count() + from_stdin->count() == 0)
