@@ -168,7 +168,7 @@ std::vector<BadExecutor> bad_executors() {
          in_order(n, task);
          throw std::runtime_error("late");
        }},
-      {"threw something that is no std::exception", [](int, auto&) { throw 42; }},
+      {"threw an exception not derived from std::exception", [](int, auto&) { throw 42; }},
   };
 }
 
@@ -385,12 +385,12 @@ TEST_F(Executors, AndOtherCallbacksThatThrowAreNamed) {
     SCOPED_TRACE(callback.name);
     EXPECT_EQ(callback.call(true), HEADRACE_INVALID_ARGUMENT);
     const std::string rule =
-        ": a callback must not throw; catch it inside of the callback and keep it for your own "
-        "code";
+        ": a callback must not throw; catch the exception inside the callback and handle it in "
+        "your own code";
     EXPECT_EQ(headrace_last_error(), callback.name + (": threw \"boom\"" + rule));
     EXPECT_EQ(callback.call(false), HEADRACE_INVALID_ARGUMENT);
     EXPECT_EQ(headrace_last_error(),
-              callback.name + (": threw something that is no std::exception" + rule));
+              callback.name + (": threw an exception not derived from std::exception" + rule));
   }
 }
 

@@ -218,7 +218,7 @@ TEST(PlanRun, TakesOperandsThatAreAsAlignedAsPlanned) {
     TensorView& view = reversed.t.*tensor;
     view = view.slice(1, view.shape[1] - 1, -1, -1).value();
     const Plan plan = plan_of(whole);
-    EXPECT_NE(run_of(plan, odd).find("multiple of 4 bytes only"), std::string::npos);
+    EXPECT_NE(run_of(plan, odd).find("aligned to only 4 bytes"), std::string::npos);
     EXPECT_NE(run_of(plan, reversed).find("runs backwards along an axis"), std::string::npos);
     EXPECT_EQ(run_of(plan_of(odd), whole), "");
     EXPECT_EQ(run_of(plan_of(reversed), whole), "");

@@ -285,11 +285,11 @@ def test_what_the_cuda_array_interface_may_not_say():
         headrace.attention(q, q, q, out=FakeCudaArray(is_read_only=True))
     with pytest.raises(ValueError, match="k: its CUDA array interface has a mask: must have none"):
         headrace.attention(q, FakeCudaArray(mask=FakeCudaArray(typestr="|b1")), q, out=FakeCudaArray())
-    with pytest.raises(ValueError, match="k is on cuda:0: must be on cpu:0 as q is"):
+    with pytest.raises(ValueError, match="k is on cuda:0: must be on cpu:0 like q"):
         headrace.attention(q.memory, q, q.memory)
     with pytest.raises(ValueError, match="k.dtype=complex64: must be float32"):
         headrace.attention(q, FakeCudaArray(typestr="<c8"), q, out=FakeCudaArray())
-    with pytest.raises(ValueError, match="k: strides of .* are no multiple of its 4-byte elements"):
+    with pytest.raises(ValueError, match="k: strides of .* are not multiples of its 4-byte elements"):
         headrace.attention(q, FakeCudaArray(strides=(256, 62, 32, 4)), q, out=FakeCudaArray())
     cu = FakeCudaArray((2,), "<i4")
     flat = FakeCudaArray((4, 2, 8))

@@ -415,5 +415,5 @@ class TestGpu:
 
     def test_tensors_on_two_devices_are_refused(self):
         q, k, v = qkv("cuda")
-        with pytest.raises(ValueError, match="k is on cpu:0: must be on cuda:0 as q is"):
+        with pytest.raises(ValueError, match="k is on cpu:0: must be on cuda:0 like q"):
             ht.attention(q, k.cpu(), v)

@@ -1,4 +1,4 @@
-// A plan as text.
+// Formats a plan as text.
 #include "attention/select.h"
 #include "core/device.h"
 
@@ -24,8 +24,7 @@ std::string kernels_text(const Plan& plan) {
     ++position;
   };
   for (const RefusedKernel& kernel : plan.refused) add(kernel.name, "refuses, " + kernel.reason);
-  add(plan.kernel->name,
-      plan.is_fallback ? "-> selected (fallback: the last of the list)" : "-> selected");
+  add(plan.kernel->name, plan.is_fallback ? "-> selected (slow fallback)" : "-> selected");
   const auto list = kernels_of(plan.device.device_type, plan.problem.phase);
   bool is_later = false;
   for (const Kernel& kernel : list) {
@@ -61,12 +60,11 @@ std::string backward_promises_text(const Plan& plan) {
              is_exact_about_nans(plan.kernel->name)
                  ? "nan       a NaN or infinity reaches exactly the gradients that depend "
                    "on it\n"
-                 : "nan       a NaN or infinity reaches every gradient that depends on it, "
-                   "never another sequence, but others of the same sequence and KV head may "
-                   "receive it\n") +
+                 : "nan       a NaN or infinity reaches every gradient that depends on it and may "
+                   "reach others of the same sequence and KV head, but never another sequence\n") +
          (plan.schedule.has_fixed_bits
-              ? "bits      the same from run to run and for any number of threads\n"
-              : "bits      of dk, dv, dbias and dsinks the same from run to run; those of dq with "
+              ? "bits      identical from run to run and for any number of threads\n"
+              : "bits      dk, dv, dbias and dsinks are identical from run to run; dq only with "
                 "deterministic=1\n");
 }
 
@@ -75,19 +73,19 @@ std::string promises_text(const Plan& plan) {
   std::string text =
       is_exact_about_nans(plan.kernel->name)
           ? "nan       a NaN or infinity reaches exactly the rows that see it\n"
-          : "nan       in q or k: reaches exactly the rows that see it; in v: every row that sees "
-            "it, never another head or sequence, but rows of the same sequence and tile that mask "
-            "it may receive it\n";
-  text += plan.problem.num_splits > 0
-              ? format_text(
-                    "bits      the same from run to run and for any number of threads; "
-                    "num_splits={} was asked for, so they may differ from those of the "
-                    "rule\n",
-                    plan.problem.num_splits)
-              : "bits      the same from run to run, for any number of threads and whatever else "
-                "is in the batch: splits depend only on the sequence's own lengths\n";
+          : "nan       in q or k: reaches exactly the rows that see it; in v: reaches every row "
+            "that sees it and may reach rows of the same sequence and tile that mask it, but never "
+            "another head or sequence\n";
+  text +=
+      plan.problem.num_splits > 0
+          ? format_text(
+                "bits      identical from run to run and for any number of threads; "
+                "num_splits={} is given, so they may differ from those of the default split\n",
+                plan.problem.num_splits)
+          : "bits      identical from run to run, for any number of threads and any other batch "
+            "entries: splits depend only on the sequence's own lengths\n";
   if (plan.problem.strict_rows)
-    text += "          strict_rows: and for any seqlen_q (a prefill row equals its decode row)\n";
+    text += "          strict_rows: also for any seqlen_q (a prefill row equals its decode row)\n";
   return text;
 }
 

@@ -12,22 +12,22 @@ Status check_workspace(const Plan& plan, const Workspace& workspace) {
   const std::size_t given = workspace.data == nullptr ? 0 : workspace.bytes;
   if (given >= needed) return std::nullopt;
   return invalid_argument(
-      "workspace of {} bytes{}: kernel {} needs at least {} bytes; pass "
-      "headrace_plan_workspace_bytes() of them",
+      "workspace of {} bytes{}: kernel {} needs at least {} bytes; allocate "
+      "headrace_plan_workspace_bytes() bytes",
       workspace.bytes, workspace.data == nullptr ? " at NULL" : "", plan.kernel->name, needed);
 }
 
-// A plan may be made for any device; it may only run where its instructions exist.
+// A plan can be made for any device but only runs if the CPU has its instruction sets.
 Status check_machine(const Plan& plan) {
   constexpr std::uint32_t kRates = HEADRACE_ISA_AVX512_BF16_FAST;
   const std::uint32_t missing = plan.device.cpu_isa & ~detected_cpu_isa() & ~kRates;
   if (missing == 0) return std::nullopt;
   return unsupported(
-      "the plan was made for [{}] but this CPU has {} only; make it for headrace_cpu_info()",
+      "the plan was made for [{}] but this CPU only has {}; make a plan for headrace_cpu_info()",
       device_text(plan.device), cpu_isa_name(detected_cpu_isa()));
 }
 
-// checked: lengths that live on the device are read and validated before anything is launched.
+// checked: copies cu_seqlens from the device and validates them before the launch.
 Status check_device_lengths(const Plan& plan, const AttentionArgs& args, Stream stream) {
   if (!plan.problem.checked || !plan.problem.is_ragged) return std::nullopt;
   Result<cuda::HostLengths> host = cuda::read_lengths(plan, args, stream);
@@ -38,7 +38,7 @@ Status check_device_lengths(const Plan& plan, const AttentionArgs& args, Stream 
   return validate_lengths(plan.problem, on_host);
 }
 
-// The backward writes gradients of k, v, bias and sinks without any query too.
+// A backward without queries still writes the gradients of k, v, bias and sinks.
 bool has_nothing_to_write(const Problem& p) {
   if (is_backward(p)) return false;
   return p.num_heads == 0 || p.batch == 0 || (p.is_ragged ? p.total_q : p.seqlen_q) == 0;

@@ -5,8 +5,8 @@
 
 namespace headrace {
 
-// Checks the workspace, the machine and (on CPU, or with `checked`) the row lengths, then launches.
-// The arguments were validated against the plan's problem. No allocation unless something is wrong.
+// Checks the workspace, the machine and (on CPU, or with `checked`) cu_seqlens, then launches. The
+// arguments must match the plan's problem. Allocates only on failure.
 Status run(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream);
 
 }  // namespace headrace

@@ -1,11 +1,11 @@
-// Pointers and strides of a validated call, and the lengths that lie behind pointers.
+// Pointers and strides of a validated call, and the check of cu_seqlens.
 #include "attention/tensor_checks.h"
 #include "attention/validate.h"
 
 namespace headrace {
 namespace {
 
-// Axes of size 0 and 1 may carry any stride; none of it reaches the kernels.
+// Axes of size 0 and 1 may have arbitrary strides; kernels get 0.
 std::int64_t stride_of(const headrace_tensor& tensor, int axis) {
   return tensor.shape[axis] > 1 ? tensor.strides[axis] : 0;
 }
@@ -42,8 +42,9 @@ LseOperand make_lse(const Problem& p, const headrace_tensor& tensor) {
 Status check_lengths(const char* side, const std::int32_t* cu_seqlens, std::int64_t batch,
                      std::int64_t total, std::int64_t max_seqlen) {
   if (cu_seqlens[0] != 0)
-    return invalid_argument("cu_seqlens_{}[0]={}: must be 0; sequences start at the first row",
-                            side, cu_seqlens[0]);
+    return invalid_argument(
+        "cu_seqlens_{}[0]={}: must be 0, because sequences start at the first row", side,
+        cu_seqlens[0]);
   for (std::int64_t i = 0; i < batch; ++i) {
     const std::int64_t length = std::int64_t{cu_seqlens[i + 1]} - cu_seqlens[i];
     if (length < 0)
@@ -51,7 +52,7 @@ Status check_lengths(const char* side, const std::int32_t* cu_seqlens, std::int6
           "cu_seqlens_{}[{}]={} after cu_seqlens_{}[{}]={}: must not decrease; pass prefix sums of "
           "the lengths",
           side, i + 1, cu_seqlens[i + 1], side, i, cu_seqlens[i]);
-    // Where total is the bound, it is not the option that is wrong.
+    // If total is the tighter bound, the last entry's check reports it.
     if (max_seqlen < total && length > max_seqlen)
       return invalid_argument(
           "cu_seqlens_{}[{}]={} after cu_seqlens_{}[{}]={}: length {} must be at most "
@@ -61,7 +62,7 @@ Status check_lengths(const char* side, const std::int32_t* cu_seqlens, std::int6
   if (cu_seqlens[batch] != total)
     return invalid_argument(
         "cu_seqlens_{}[{}]={}: the last entry must be the {} rows of {}; pass prefix sums of the "
-        "lengths or cut {}",
+        "lengths or shorten {}",
         side, batch, cu_seqlens[batch], total, side, side);
   return std::nullopt;
 }
@@ -113,7 +114,7 @@ AttentionArgs make_backward_args(const Problem& p, const headrace_attention_tens
                     .dv = make_operand(p, g.dv),
                     .dlse = make_lse(p, g.dlse),
                     .dbias = make_score_operand(p, g.dbias)};
-  // Without elements an axis of size 0 would look like one that is summed over.
+  // Strides of an empty dbias are 0, which would read as reduced axes.
   if (p.has_dbias && !has_elements(g.dbias)) args.gradients.dbias.data = nullptr;
   if (p.has_dsinks) {
     args.gradients.dsinks = static_cast<float*>(g.dsinks.data);
@@ -134,7 +135,7 @@ Status validate_lengths(const Problem& p, const AttentionArgs& args) {
     if (seq.seqlen_q > seq.seqlen_k)
       return invalid_argument(
           "tree_mask with sequence {} of seqlen_q={} and seqlen_k={}: seqlen_q must be at most "
-          "seqlen_k (the drafted queries are the last keys); append their keys to k and v first",
+          "seqlen_k (the draft queries are the last keys); append their keys to k and v first",
           i, seq.seqlen_q, seq.seqlen_k);
   }
   return std::nullopt;

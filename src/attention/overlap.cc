@@ -5,17 +5,17 @@
 namespace headrace {
 namespace {
 
-// The question "do views a and b meet" is a bounded linear equation. Element x of a lies at
-// a0 + sum(strides_a * x), so a meets b where sum(stride_i * t_i) == distance for some t_i within
-// [low_i, high_i]: one term per axis, axes of equal stride merged (their index differences add).
-// Sorted by falling stride, the remainder that smaller strides can still reach bounds each t_i to
-// very few candidates: one or two in any layout that came out of a contiguous buffer.
+// Overlap of views a and b is a bounded linear Diophantine equation. Element x of a lies at
+// a0 + sum(strides_a * x), so a and b overlap if sum(stride_i * t_i) == distance for some t_i in
+// [low_i, high_i]: one term per axis, with axes of equal stride merged (their index differences
+// add). With terms sorted by descending stride, the range that the smaller strides can still cover
+// leaves very few candidates for each t_i: one or two in any view of a contiguous buffer.
 struct Term {
   std::int64_t stride;     // bytes, positive
-  std::int64_t low, high;  // of the coefficient
+  std::int64_t low, high;  // bounds of the coefficient
 };
 
-// Far above what real layouts need (tens), low enough to stay in microseconds.
+// Far above what real layouts need (tens of steps); bounds the time to microseconds.
 constexpr int kMaxSteps = 4096;
 constexpr int kMaxTerms = 2 * HEADRACE_MAX_RANK + 1;
 
@@ -43,8 +43,8 @@ class Equation {
     terms_[num_terms_++] = {stride, low, high};
   }
 
-  // Within one view only a solution that is not all zeros counts, and axes must stay apart: moving
-  // along one and back along another of equal stride meets the same element at another index.
+  // For overlap within one view: only a nonzero solution counts, and axes of equal stride must not
+  // be merged, because a step along one and back along the other is such a solution.
   void keep_axes_apart() { merges_ = false; }
 
   Overlap solve(__int128_t distance) {
@@ -66,7 +66,7 @@ class Equation {
     if (rest < reach_low_[i] || rest > reach_high_[i]) return Overlap::none;
     if (i == num_terms_) return moved || merges_ ? Overlap::certain : Overlap::none;
     const Term& term = terms_[i];
-    if (term.stride == 0) {  // sorted last: any coefficient does, also one that is not zero
+    if (term.stride == 0) {  // sorted last: any nonzero coefficient is a solution
       return rest == 0 ? Overlap::certain : Overlap::none;
     }
     // rest - stride * t must stay within the reach of the smaller strides.

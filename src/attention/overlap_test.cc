@@ -1,4 +1,4 @@
-// Overlap of strided views against counting every byte.
+// Overlap of strided views against a count of every byte.
 #include "attention/overlap.h"
 
 #include <gtest/gtest.h>
@@ -80,7 +80,7 @@ TEST(Overlap, DecidesPackedBuffersExactly) {
   EXPECT_EQ(overlap_within(transposed), Overlap::none);
 }
 
-// The effort is bounded whatever the strides are.
+// The effort is bounded for any strides.
 TEST(Overlap, GivesUpOnTangledLayouts) {
   char byte = 0;
   TensorView a(&byte, DType::f64, {1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20});
@@ -92,7 +92,7 @@ TEST(Overlap, GivesUpOnTangledLayouts) {
   }
   b.data =
       reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(a.data) +
-                              8);  // odd against even elements: apart, though no bound shows it
+                              8);  // odd and even elements do not overlap, but no bound proves it
   EXPECT_EQ(overlap_between(a, address_range(a), b, address_range(b)), Overlap::undecided);
 }
 

@@ -1,4 +1,4 @@
-// Problems and options: values without tensors.
+// Checks of Problem: values only, no tensors.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -8,8 +8,8 @@
 namespace headrace {
 namespace {
 
-// Of one axis, and of batch * num_heads: dropout counts both in 32 bits. Tensors may still have far
-// more elements than that.
+// Maximum of each axis and of batch * num_heads: dropout's counters are 32-bit. Tensors may have
+// far more elements.
 constexpr std::int64_t kMaxSize = INT32_MAX;
 
 Status check_sizes(const Problem& p) {
@@ -28,8 +28,8 @@ Status check_sizes(const Problem& p) {
   return std::nullopt;
 }
 
-// Offsets and workspaces are int64: the bytes of every tensor, and of f64 partial results of every
-// row, must fit with room to spare, for axes of size 0 too (workspaces do not ask).
+// Offsets and workspace sizes are int64: the bytes of every tensor, and of f64 partial results of
+// every row, must fit with a margin, also if some axis is 0 (workspace sizes ignore that).
 Status check_products(const Problem& p) {
   if (p.batch * p.num_heads > kMaxSize)
     return invalid_argument(
@@ -40,8 +40,8 @@ Status check_products(const Problem& p) {
   if (__builtin_mul_overflow(bytes, std::max<std::int64_t>(p.batch * p.num_heads, 1), &bytes) ||
       __builtin_mul_overflow(bytes, seqlen, &bytes))
     return invalid_argument(
-        "batch={}, num_heads={}, sequences of {} rows, head_dim={}: the bytes of all rows must fit "
-        "64 bits; split the call",
+        "batch={}, num_heads={}, sequences of {} rows, head_dim={}: the byte size of all rows must "
+        "fit 64 bits; split the call",
         p.batch, p.num_heads, seqlen, p.head_dim);
   return std::nullopt;
 }
@@ -51,8 +51,8 @@ Status check_heads(const Problem& p) {
       (p.num_kv_heads > 0 && p.num_heads % p.num_kv_heads != 0))
     return invalid_argument(
         "num_heads={} (q.shape) with num_kv_heads={} (k.shape): num_heads must be a multiple of "
-        "num_kv_heads; query head h reads kv head h / (num_heads / num_kv_heads), so pass k and v "
-        "with a number of heads that divides that of q",
+        "num_kv_heads (query head h reads KV head h / (num_heads / num_kv_heads)); pass k and v "
+        "with a head count that divides that of q",
         p.num_heads, p.num_kv_heads);
   const struct {
     const char* name;
@@ -61,8 +61,8 @@ Status check_heads(const Problem& p) {
   for (const auto& [name, dim] : dims) {
     if (dim < 1 || dim > kMaxHeadDim)
       return unsupported(
-          "{}={}: kernels of this library take 1 to {}; split or project the head to that size",
-          name, dim, kMaxHeadDim);
+          "{}={}: the kernels support 1 to {}; split or project the head to that size", name, dim,
+          kMaxHeadDim);
   }
   return std::nullopt;
 }
@@ -82,7 +82,7 @@ Status check_dtypes(const Problem& p) {
   return std::nullopt;
 }
 
-// What is used in float must be one: 1e300 would be infinite there and 1e-300 zero.
+// Kernels use the value as float, where 1e300 would be infinite and 1e-300 zero.
 bool fits_compute_type(const Problem& p, double value) {
   return dtype_of(p) == DType::f64 ? std::isfinite(value)
                                    : std::isfinite(static_cast<float>(value));
@@ -105,7 +105,7 @@ Status check_scalars(const Problem& p) {
         p.softcap, dtype_of(p) == DType::f64 ? "" : " as f32");
   if (!(p.dropout_p >= 0 && p.dropout_p < 1))
     return invalid_argument(
-        "dropout_p={}: must be in [0, 1); it is the probability of dropping, 0 for none",
+        "dropout_p={}: must be in [0, 1); pass the probability of dropping, 0 for none",
         p.dropout_p);
   return std::nullopt;
 }
@@ -122,11 +122,11 @@ Status check_masking(const Problem& p) {
   } windows[] = {{"window_left", p.window_left}, {"window_right", p.window_right}};
   for (const auto& [name, size] : windows) {
     if (size < -1)
-      return invalid_argument("{}={}: must be -1 (open) or a number of keys; pass -1 to open it",
+      return invalid_argument("{}={}: must be -1 (open) or a number of keys; pass -1 for no limit",
                               name, size);
   }
   if (p.num_splits < 0)
-    return invalid_argument("num_splits={}: must not be negative; pass 0 to let the rule decide",
+    return invalid_argument("num_splits={}: must not be negative; pass 0 to choose automatically",
                             p.num_splits);
   return std::nullopt;
 }
@@ -135,30 +135,29 @@ Status check_layout(const Problem& p) {
   const bool is_power = p.alignment >= 0 && (p.alignment & (p.alignment - 1)) == 0;
   if (is_power && p.alignment <= kWholeAlignment) return std::nullopt;
   return invalid_argument(
-      "problem.alignment={}: must be 1, 2, 4, 8 or 16 bytes (0 counts as 16); set it to what "
-      "divides the addresses and strides of q, k, v and out",
+      "problem.alignment={}: must be 1, 2, 4, 8 or 16 bytes (0 means 16); set it to the alignment "
+      "of the addresses and strides of q, k, v and out",
       p.alignment);
 }
 
 Status check_combinations(const Problem& p) {
   if (p.has_tree_mask && !p.is_ragged && p.seqlen_q > p.seqlen_k)
     return invalid_argument(
-        "tree_mask with seqlen_q={} and seqlen_k={}: seqlen_q must be at most seqlen_k (the "
-        "drafted "
+        "tree_mask with seqlen_q={} and seqlen_k={}: seqlen_q must be at most seqlen_k (the draft "
         "queries are the last keys); append their keys to k and v first",
         p.seqlen_q, p.seqlen_k);
   if (p.has_probs && p.is_ragged)
     return invalid_argument(
-        "probs given for a ragged batch: only dense batches have probs; "
-        "call without probs or one sequence at a time");
+        "probs given for a ragged batch: only dense batches support probs; call without probs or "
+        "one sequence at a time");
   std::int64_t count = p.batch;
   if (p.has_probs &&
       (__builtin_mul_overflow(count, p.num_heads, &count) ||
        __builtin_mul_overflow(count, p.seqlen_q, &count) ||
        __builtin_mul_overflow(count, p.seqlen_k, &count) || count > kMaxProbsElements))
     return invalid_argument(
-        "probs of shape [{}, {}, {}, {}]: must have at most {} elements (it is for debugging small "
-        "shapes); call without probs or on a part",
+        "probs of shape [{}, {}, {}, {}]: must have at most {} elements (probs are for debugging "
+        "small shapes); call without probs or on a slice",
         p.batch, p.num_heads, p.seqlen_q, p.seqlen_k, kMaxProbsElements);
   if (!p.is_ragged && (p.total_q != 0 || p.total_k != 0))
     return invalid_argument(
@@ -192,7 +191,7 @@ Status check_phase(const Problem& p) {
   return std::nullopt;
 }
 
-// cu_seqlens are int32, and rows must belong to some sequence.
+// cu_seqlens are int32, and every row must belong to a sequence.
 Status check_ragged(const Problem& p) {
   if (!p.is_ragged) return std::nullopt;
   const struct {
@@ -202,12 +201,13 @@ Status check_ragged(const Problem& p) {
   for (const auto& [name, total, max_seqlen] : sides) {
     if (total > INT32_MAX)
       return invalid_argument(
-          "{}.shape[0]={}: rows of a ragged batch must be at most 2147483647 (cu_seqlens are "
+          "{}.shape[0]={}: a ragged batch must have at most 2147483647 rows (cu_seqlens are "
           "32-bit); split the batch",
           name, total);
     if (total > 0 && p.batch == 0)
       return invalid_argument(
-          "cu_seqlens_{} of 0 sequences with {}.shape[0]={}: must end at the number of rows; pass "
+          "cu_seqlens_{} of 0 sequences with {}.shape[0]={}: must end with the number of rows; "
+          "pass "
           "[batch + 1] entries",
           name, name, total);
     if (total > 0 && max_seqlen < 1)
@@ -223,8 +223,8 @@ Status check_ragged(const Problem& p) {
   return std::nullopt;
 }
 
-// No sequence has more rows than there are, and the work of some kernels grows with the bounds.
-// Bias and mask have max_seqlen_k columns as it was said.
+// No sequence is longer than the total number of rows, and some kernels' work grows with the
+// bounds. Bias and mask keep max_seqlen_k: it is their number of columns.
 void tighten_bounds(Problem& p) {
   if (!p.is_ragged) return;
   p.seqlen_q = std::min(p.seqlen_q, p.total_q);
@@ -232,7 +232,7 @@ void tighten_bounds(Problem& p) {
 }
 
 std::int64_t open_if_idle(std::int64_t window, const Problem& p) {
-  // Reaches past every key of every query, so it hides nothing; arithmetic with it could overflow.
+  // A window past every key hides nothing, and arithmetic with it could overflow.
   return window >= p.seqlen_q + p.seqlen_k ? -1 : window;
 }
 
@@ -304,15 +304,16 @@ Status check_same_problem(const Problem& planned, const Problem& call) {
   }
   if (call.alignment < planned.alignment)
     return invalid_argument(
-        "tensors: an address or stride of q, k, v, out or a gradient of theirs is a multiple of {} "
-        "bytes only but the "
-        "plan was made for alignment={}; make a plan for this problem or pass aligned tensors",
+        "tensors: an address or stride of q, k, v, out or of their gradients is aligned to only {} "
+        "bytes but the plan was made for alignment={}; make a plan for this problem or pass "
+        "aligned "
+        "tensors",
         call.alignment, planned.alignment);
   if (call.has_negative_strides && !planned.has_negative_strides)
     return invalid_argument(
-        "tensors: q, k, v, out or a gradient of theirs runs backwards along an axis but the plan "
-        "was made for strides "
-        "that are not negative; make a plan for this problem or pass other views");
+        "tensors: q, k, v, out or one of their gradients has a negative stride but the plan was "
+        "made for non-negative strides; make a plan for this problem or pass views without "
+        "negative strides");
   return std::nullopt;
 }
 
@@ -320,8 +321,8 @@ Status copy_versioned(const char* name, const void* theirs, std::size_t min_byte
                       std::size_t our_bytes) {
   constexpr std::size_t kMaxGrowth = 4096;
   if (theirs == nullptr)
-    return invalid_argument("{}=NULL: must point to a struct; pass one made by its init function",
-                            name);
+    return invalid_argument(
+        "{}=NULL: must point to a struct; pass one that its init function filled", name);
   std::size_t bytes = 0;
   std::memcpy(&bytes, theirs, sizeof bytes);
   if (bytes < min_bytes || bytes % alignof(std::int64_t) != 0 || bytes > our_bytes + kMaxGrowth)
@@ -333,9 +334,8 @@ Status copy_versioned(const char* name, const void* theirs, std::size_t min_byte
   for (std::size_t i = our_bytes; i < bytes; ++i) {
     if (source[i] != 0)
       return unsupported(
-          "{}: byte {} is set, but this library ({}.{}.{}) knows {} bytes of it; leave newer "
-          "fields "
-          "zero or load a newer library",
+          "{}: byte {} is set, but this library ({}.{}.{}) only knows {} bytes of it; leave newer "
+          "fields zero or load a newer library",
           name, i, HEADRACE_VERSION_MAJOR, HEADRACE_VERSION_MINOR, HEADRACE_VERSION_PATCH,
           our_bytes);
   }

@@ -15,7 +15,7 @@ namespace {
 std::string refusal_of(const Kernel& kernel, const Problem& problem, const DeviceInfo& device,
                        std::string_view forced) {
   if (!forced.empty() && kernel.name != forced)
-    return format_text("{}={} asks for another", env::name_of(env::Variable::kernel), forced);
+    return format_text("{}={} names another kernel", env::name_of(env::Variable::kernel), forced);
   return kernel.refuses(problem, device);
 }
 
@@ -27,22 +27,22 @@ std::string refusals_text(const std::vector<RefusedKernel>& refused) {
 }
 
 Failure no_kernel(const Plan& plan, std::string_view forced) {
-  const char* remedy = forced.empty() ? "change what the reasons name"
+  const char* remedy = forced.empty() ? "change the call by the reasons below"
                                       : "unset HEADRACE_KERNEL or name a kernel of this list";
-  return unsupported("no kernel of this build takes [{}] on [{}]; {}:{}",
+  return unsupported("no kernel of this build supports [{}] on [{}]; {}:{}",
                      problem_text(plan.problem), device_text(plan.device), remedy,
                      refusals_text(plan.refused));
 }
 
 Failure strict_failure(const Plan& plan) {
   return unsupported(
-      "strict_fallback=1: only the last kernel of the list, {}, takes [{}] on [{}]; clear "
-      "strict_fallback to let it run, or change what the reasons name:{}",
+      "strict_fallback=1: only the slow fallback {} supports [{}] on [{}]; clear strict_fallback "
+      "to allow it, or change the call by the reasons below:{}",
       plan.kernel->name, problem_text(plan.problem), device_text(plan.device),
       refusals_text(plan.refused));
 }
 
-// Workspace sizes saturate: one that does not fit 64 bits is INT64_MAX or a little more.
+// Workspace sizes saturate: on overflow they are INT64_MAX or slightly more.
 Status check_workspace_bytes(const Plan& plan) {
   if (plan.schedule.workspace_bytes < PTRDIFF_MAX) return std::nullopt;
   const Problem& p = plan.problem;
@@ -56,7 +56,7 @@ Status check_workspace_bytes(const Plan& plan) {
 Status report_fallback(const Plan& plan) {
   if (!is_log_set()) return std::nullopt;
   return log_text(HEADRACE_LOG_WARNING,
-                  format_text("fallback to {} for [{}] on [{}]:{}", plan.kernel->name,
+                  format_text("slow fallback {} for [{}] on [{}]:{}", plan.kernel->name,
                               problem_text(plan.problem), device_text(plan.device),
                               refusals_text(plan.refused)));
 }

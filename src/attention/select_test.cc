@@ -1,4 +1,4 @@
-// Selection, plans and their text, with kernels made for the test.
+// Selection, plans and explain(), with test kernels.
 #include "attention/select.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ namespace headrace {
 namespace {
 
 std::string accepts(const Problem&, const DeviceInfo&) { return {}; }
-std::string refuses_wide(const Problem& p, const DeviceInfo&) {
+std::string refuses_large(const Problem& p, const DeviceInfo&) {
   return p.head_dim > 64 ? format_text("takes head_dim up to 64, not {}", p.head_dim) : "";
 }
 Schedule small_schedule(const Problem&, const DeviceInfo& device) {
@@ -39,7 +39,7 @@ Status count_launch(const Plan&, const AttentionArgs&, Workspace, Stream) {
 }
 
 constexpr Kernel kKernels[] = {
-    {"cpu_narrow_fwd", "up to 64", refuses_wide, small_schedule, count_launch},
+    {"cpu_small_fwd", "up to 64", refuses_large, small_schedule, count_launch},
     {"cpu_any_reference", "everything", accepts, no_schedule, count_launch},
 };
 
@@ -90,15 +90,15 @@ TEST(Select, FallbackIsMarkedLoggedAndRefusedWhenStrict) {
   EXPECT_TRUE(plan.is_fallback);
   EXPECT_EQ(heard.count, 1);
   EXPECT_EQ(heard.level, HEADRACE_LOG_WARNING);
-  EXPECT_TRUE(contains(heard.text, "fallback to cpu_any_reference"));
-  EXPECT_TRUE(contains(heard.text, "cpu_narrow_fwd: takes head_dim up to 64, not 65"));
+  EXPECT_TRUE(contains(heard.text, "slow fallback cpu_any_reference"));
+  EXPECT_TRUE(contains(heard.text, "cpu_small_fwd: takes head_dim up to 64, not 65"));
   p.strict_fallback = 1;
   auto strict = plan_attention(p, invented(), kKernels);
   ASSERT_FALSE(strict.ok());
   EXPECT_EQ(strict.failure().code, ErrorCode::unsupported);
   EXPECT_TRUE(contains(strict.failure().message, "strict_fallback=1"));
-  EXPECT_TRUE(contains(strict.failure().message, "cpu_narrow_fwd: takes head_dim up to 64"));
-  EXPECT_EQ(heard.count, 1) << "an error is no fallback";
+  EXPECT_TRUE(contains(strict.failure().message, "cpu_small_fwd: takes head_dim up to 64"));
+  EXPECT_EQ(heard.count, 1) << "an error does not warn of a fallback";
   set_log(nullptr, nullptr);
 }
 
@@ -114,14 +114,14 @@ TEST(Select, EnvironmentForcesAKernel) {
   const Plan plan = plan_attention(problem_of(64), invented(), kKernels).value();
   EXPECT_EQ(plan.kernel, &kKernels[1]);
   EXPECT_FALSE(plan.is_fallback);
-  EXPECT_EQ(plan.refused[0].reason, "HEADRACE_KERNEL=cpu_any_reference asks for another");
+  EXPECT_EQ(plan.refused[0].reason, "HEADRACE_KERNEL=cpu_any_reference names another kernel");
   setenv("HEADRACE_KERNEL", "no_such_kernel", 1);
   auto none = plan_attention(problem_of(64), invented(), kKernels);
   unsetenv("HEADRACE_KERNEL");
   ASSERT_FALSE(none.ok());
   EXPECT_TRUE(contains(none.failure().message, "unset HEADRACE_KERNEL"));
   EXPECT_TRUE(contains(none.failure().message,
-                       "cpu_any_reference: HEADRACE_KERNEL=no_such_kernel asks for another"));
+                       "cpu_any_reference: HEADRACE_KERNEL=no_such_kernel names another kernel"));
 }
 
 TEST(Select, ListsEveryReasonWhenNobodyAccepts) {
@@ -151,7 +151,7 @@ TEST(Select, RefusesBadDescriptions) {
   EXPECT_FALSE(plan_attention(problem_of(64), device, kKernels).ok());
 }
 
-// A machine is a plain value: what it lacks decides, whatever this one has.
+// Only the given device description decides, not the machine of the test.
 TEST(Select, NoKernelIsTakenWithoutItsInstructions) {
 #if defined(__aarch64__)
   constexpr const char* kSets[] = {"scalar", "neon"};
@@ -171,7 +171,7 @@ TEST(Select, NoKernelIsTakenWithoutItsInstructions) {
 }
 
 #if defined(__x86_64__)
-// Products of bf16 pairs are taken where they are faster, and for nothing but bf16.
+// The bf16 dot product kernels are selected only for bf16, on CPUs where they are faster.
 TEST(Select, TakesPairsOfBf16WhereTheyRunAsOftenAsFmas) {
   const auto kernel = [](const char* set, DType dtype, headrace_phase phase) {
     Problem p = problem_of(64);
@@ -192,7 +192,7 @@ TEST(Select, TakesPairsOfBf16WhereTheyRunAsOftenAsFmas) {
 }
 #endif
 
-// Equal inputs give equal plans, whatever was planned in between.
+// Equal inputs give equal plans, regardless of plans made in between.
 TEST(Select, IsPure) {
   const auto text = [](std::int64_t dim) {
     return explain(plan_attention(problem_of(dim), invented(), kKernels).value());
@@ -218,17 +218,17 @@ TEST(Explain, PrintsTheWholeDecision) {
   for (const char* part :
        {"problem   bf16 batch 2, seqlen_q 4096, seqlen_k 4096, 8 heads (2 kv), head_dim 64, causal "
         "bottom-right, window 128/open, scale 0.125, softcap 30\n",
-        "device    cpu avx512, 16 threads", "kernels   1. cpu_narrow_fwd: -> selected\n",
+        "device    cpu avx512, 16 threads", "kernels   1. cpu_small_fwd: -> selected\n",
         "tile_m 48, tile_n 96, up to 7 splits of 512 keys, 16 threads, workspace 1234 bytes",
-        "made for this test", "same sequence and tile that mask it may receive it",
+        "made for this test", "may reach rows of the same sequence and tile",
         "splits depend only on the sequence's own lengths"})
     EXPECT_TRUE(contains(text, part));
   p.head_dim = 128;
   p.num_splits = 3;
   const std::string fallback = explain(plan_attention(p, invented(), kKernels).value());
-  for (const char* part : {"1. cpu_narrow_fwd: refuses, takes head_dim up to 64, not 128",
-                           "2. cpu_any_reference: -> selected (fallback: the last of the list)",
-                           "reaches exactly the rows that see it", "num_splits=3 was asked for"})
+  for (const char* part : {"1. cpu_small_fwd: refuses, takes head_dim up to 64, not 128",
+                           "2. cpu_any_reference: -> selected (slow fallback)",
+                           "reaches exactly the rows that see it", "num_splits=3 is given"})
     EXPECT_TRUE(contains(fallback, part));
 }
 
@@ -252,18 +252,19 @@ TEST(Run, ChecksWorkspaceStreamAndMachine) {
   const Status machine = run(plan, {}, {memory, 1234}, nullptr);
   ASSERT_TRUE(machine.has_value());
   EXPECT_EQ(machine->code, ErrorCode::unsupported);
-  EXPECT_TRUE(contains(machine->message, "make it for headrace_cpu_info()"));
+  EXPECT_TRUE(contains(machine->message, "make a plan for headrace_cpu_info()"));
   EXPECT_EQ(num_launches, 0);
-  plan.device.cpu_isa = HEADRACE_ISA_AVX512_BF16_FAST;  // a rate is not what a kernel needs to run
+  plan.device.cpu_isa =
+      HEADRACE_ISA_AVX512_BF16_FAST;  // this bit describes speed; running does not need it
   EXPECT_FALSE(run(plan, {}, {memory, 1234}, nullptr).has_value());
   EXPECT_EQ(num_launches, 1);
   plan.problem.batch = 0;
   EXPECT_FALSE(run(plan, {}, {memory, 1234}, nullptr).has_value());
-  EXPECT_EQ(num_launches, 1) << "nothing to write, nothing to launch";
+  EXPECT_EQ(num_launches, 1) << "an empty output launches nothing";
 }
 
-// What partial results of split keys take at least, and scratch memory of all threads at most: in
-// double, which does not overflow.
+// Lower bound of the workspace for split partial results, and upper bound of the threads' scratch
+// memory. In double, which does not overflow.
 double least_workspace(const Plan& plan) {
   const Problem& p = plan.problem;
   const Schedule& s = plan.schedule;
@@ -322,9 +323,9 @@ void check_extreme_problems(std::int32_t phase, const char* machine, Counted& co
               }
 }
 
-// Every size and option at its limits and beside them: a plan has a workspace that its scratch
-// memory for one thread and its partial results fit into, or there is none. On a GPU a backward
-// keeps dq as floats besides, of rows that its kernels limit.
+// Sizes and options at and around their limits: either a plan's workspace holds its partial results
+// and the scratch memory of one thread, or planning fails. On a GPU a backward also keeps dq in
+// float, for a number of rows that its kernels limit.
 TEST(Select, WorkspacesOfExtremeProblemsAreExactOrRefused) {
   for (const char* machine :
        {"cpu:scalar:1", "cpu:avx2:2", "cpu:avx512:1024", "cpu:avx512_bf16_fast:16"})

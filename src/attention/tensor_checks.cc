@@ -7,11 +7,13 @@ namespace {
 
 Status check_enums(const char* name, const headrace_tensor& tensor) {
   if (tensor.device_type != HEADRACE_CPU && tensor.device_type != HEADRACE_CUDA)
-    return invalid_argument("{}.device_type={}: must be 0 (cpu) or 1 (cuda); set it to where {} is",
-                            name, tensor.device_type, name);
+    return invalid_argument(
+        "{}.device_type={}: must be 0 (cpu) or 1 (cuda); set it to the device of {}", name,
+        tensor.device_type, name);
   if (dtype_bytes(static_cast<DType>(tensor.dtype)) == 0)
-    return invalid_argument("{}.dtype={}: must be a headrace_dtype (0 to 6); set it to that of {}",
-                            name, tensor.dtype, name);
+    return invalid_argument(
+        "{}.dtype={}: must be a headrace_dtype (0 to 6); set it to the dtype of {}", name,
+        tensor.dtype, name);
   return std::nullopt;
 }
 
@@ -29,8 +31,7 @@ Status check_reach(const char* name, const headrace_tensor& tensor) {
         __builtin_add_overflow(side, reach, &side) || side > INT64_MAX - bytes || side < -INT64_MAX)
       return invalid_argument(
           "{}.strides[{}]={} with {}.shape[{}]={}: byte offsets must fit 64 bits; correct the "
-          "shape "
-          "and strides (strides are in elements)",
+          "shape and strides (strides are in elements)",
           name, i, tensor.strides[i], name, i, tensor.shape[i]);
   }
   const auto data = reinterpret_cast<std::uintptr_t>(tensor.data);
@@ -38,8 +39,9 @@ Status check_reach(const char* name, const headrace_tensor& tensor) {
   const auto below = static_cast<std::uintptr_t>(-low);
   if (data != 0 && (data + above < data || data < below))
     return invalid_argument(
-        "{}: shape {} with its strides reaches from {} bytes below its data to {} bytes above, "
-        "which must lie within the address space; correct data, shape and strides",
+        "{}: shape {} with its strides spans {} bytes below data to {} bytes above it: all "
+        "elements "
+        "must lie within the address space; correct data, shape and strides",
         name, shape_text(tensor), below, above);
   return std::nullopt;
 }
@@ -47,8 +49,8 @@ Status check_reach(const char* name, const headrace_tensor& tensor) {
 Status check_data(const char* name, const headrace_tensor& tensor) {
   if (tensor.data == nullptr)
     return invalid_argument(
-        "{}.data=NULL: must point to the elements of shape {}; pass the data (only a tensor "
-        "without elements may be NULL)",
+        "{}.data=NULL: must point to the elements of shape {}; pass the data (only an empty tensor "
+        "may have NULL)",
         name, shape_text(tensor));
   const std::size_t bytes = dtype_bytes(static_cast<DType>(tensor.dtype));
   if (reinterpret_cast<std::uintptr_t>(tensor.data) % bytes != 0)
@@ -109,7 +111,8 @@ Status check_inner_stride(const char* name, const headrace_tensor& tensor, const
   if (tensor.shape[last] <= 1 || tensor.strides[last] == 1 || !has_elements(tensor))
     return std::nullopt;
   return invalid_argument(
-      "{}.strides[{}]={}: must be 1 ({} lies without gaps; all other strides are free); copy {} to "
+      "{}.strides[{}]={}: must be 1 ({} must be contiguous; all other strides are free); copy {} "
+      "to "
       "such a layout",
       name, last, tensor.strides[last], axis, name);
 }

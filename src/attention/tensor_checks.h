@@ -1,4 +1,4 @@
-// Checks of one tensor, shared by all arguments of the front door.
+// Checks of a single tensor argument.
 #pragma once
 
 #include <span>
@@ -9,12 +9,12 @@
 
 namespace headrace {
 
-// What an axis must measure and where that number comes from ("q.shape[3]").
+// The required size of an axis and the tensor that determines it.
 struct Axis {
   const char* name;
   std::int64_t size;
   const char* from;
-  bool may_be_one = false;  // broadcasts
+  bool may_be_one = false;  // size 1 broadcasts
 };
 
 // "[2, 128, 8, 64]"
@@ -27,13 +27,13 @@ inline bool is_given(const headrace_tensor& tensor) {
 }
 bool has_elements(const headrace_tensor& tensor);
 
-// Rank, known device type and dtype, sizes not negative, reachable offsets, alignment, data not
-// null unless empty.
+// Checks rank, device type, dtype, non-negative sizes, addressable offsets, alignment, and that
+// data is not null unless the tensor is empty.
 Status check_view(const char* name, const headrace_tensor& tensor, int rank, const char* layout);
 
 Status check_shape(const char* name, const headrace_tensor& tensor, std::span<const Axis> layout);
 
-// The last axis must lie in memory without gaps.
+// The last axis must be contiguous.
 Status check_inner_stride(const char* name, const headrace_tensor& tensor, const char* axis);
 
 }  // namespace headrace

@@ -16,11 +16,11 @@ using Options = headrace_attention_options;
 constexpr const char* kDense = "[batch, seqlen_q or seqlen_k, heads, dim]";
 constexpr const char* kRagged = "[total, heads, dim] (cu_seqlens_q and cu_seqlens_k are given)";
 constexpr const char* kDenseHint =
-    "[batch, seqlen, heads, dim], or for rows of a ragged batch give cu_seqlens_q and cu_seqlens_k";
+    "[batch, seqlen, heads, dim], or pass cu_seqlens_q and cu_seqlens_k for a ragged batch";
 
 constexpr std::int64_t kMaxSequences = INT32_MAX;
 
-// Row lengths come first: they decide the rank of everything else.
+// Checked first: cu_seqlens determine the rank of all other tensors.
 Status check_cu_seqlens(const Tensors& t, const Options& options, Problem& p) {
   p.is_ragged = is_given(t.cu_seqlens_q) || is_given(t.cu_seqlens_k);
   if (!p.is_ragged) return std::nullopt;
@@ -29,14 +29,14 @@ Status check_cu_seqlens(const Tensors& t, const Options& options, Problem& p) {
     const headrace_tensor& view = *tensor;
     if (!is_given(view))
       return invalid_argument(
-          "{}: not given although the other one is; a ragged batch needs cu_seqlens_q and "
-          "cu_seqlens_k; pass both or none",
+          "{}: not given, but the other one is; a ragged batch needs cu_seqlens_q and "
+          "cu_seqlens_k; pass both or neither",
           name);
     HEADRACE_TRY(check_view(name, view, 1, "i32 [batch + 1]"));
     HEADRACE_TRY(check_dtype(name, view, DType::i32, ""));
     if (view.shape[0] < 1 || view.shape[0] > kMaxSequences + 1)
       return invalid_argument(
-          "{}.shape[0]={}: must be batch + 1, at most {}; pass one prefix sum a sequence, or [0] "
+          "{}.shape[0]={}: must be batch + 1, at most {}; pass one prefix sum per sequence, or [0] "
           "for an empty batch",
           name, view.shape[0], kMaxSequences + 1);
     HEADRACE_TRY(check_inner_stride(name, view, "it"));
@@ -91,7 +91,7 @@ void read_sizes(const Tensors& t, Problem& p) {
   p.dtype = t.q.dtype;
 }
 
-// q, k, v, out. What q and k say defines the sizes; the others must agree.
+// q, k, v, out. q, k and v define the sizes; the others must match.
 Status check_operands(const Tensors& t, Problem& p) {
   const NamedTensor q{"q", &t.q}, k{"k", &t.k}, v{"v", &t.v}, out{"out", &t.out};
   for (const NamedTensor& x : {q, k, v, out})
@@ -110,16 +110,16 @@ Status check_operands(const Tensors& t, Problem& p) {
   return check_inner_stride("out", t.out, "head_dim_v");
 }
 
-// lse and probs: f32, and f64 for f64 inputs.
+// lse and probs: f32; f64 for f64 inputs.
 Status check_result_dtype(const char* name, const headrace_tensor& tensor, const Problem& p) {
   const bool is_f64 = dtype_of(p) == DType::f64;
   return check_dtype(name, tensor, is_f64 ? DType::f64 : DType::f32,
-                     is_f64 ? " (q is f64)" : " (f64 where q is f64)");
+                     is_f64 ? " (q is f64)" : " (f64 if q is f64)");
 }
 
 Status check_probs(const Tensors& t, Problem& p) {
   p.has_probs = is_given(t.probs);
-  if (!p.has_probs || p.is_ragged) return std::nullopt;  // ragged: refused with the problem
+  if (!p.has_probs || p.is_ragged) return std::nullopt;  // ragged: check_problem() refuses it
   const Axis layout[] = {{"batch", p.batch, "q"},
                          {"num_heads", p.num_heads, "q"},
                          {"seqlen_q", p.seqlen_q, "q"},
@@ -138,14 +138,15 @@ Status check_scores_shape(const char* name, const headrace_tensor& view, const P
                          {"total_q", p.total_q, "q", true},
                          {"max_seqlen_k", p.seqlen_k, "options", true}};
   HEADRACE_TRY(check_view(name, view, p.is_ragged ? 3 : 4,
-                          p.is_ragged ? "[num_heads, total_q, max_seqlen_k]"
-                                      : "[batch, num_heads, seqlen_q, seqlen_k] (any of size 1)"));
+                          p.is_ragged
+                              ? "[num_heads, total_q, max_seqlen_k]"
+                              : "[batch, num_heads, seqlen_q, seqlen_k] (any axis may be 1)"));
   return p.is_ragged ? check_shape(name, view, ragged) : check_shape(name, view, dense);
 }
 
 Status check_bias_and_mask(const Tensors& t, Problem& p) {
   if (is_given(t.bias)) {
-    p.bias_dtype = t.bias.dtype;  // judged with the problem
+    p.bias_dtype = t.bias.dtype;  // check_problem() checks it
     HEADRACE_TRY(check_scores_shape("bias", t.bias, p));
   }
   p.has_mask = is_given(t.mask);
@@ -170,7 +171,8 @@ Status check_tree_mask(const Tensors& t, Problem& p) {
   const std::int64_t needed = p.seqlen_q / 32 + (p.seqlen_q % 32 > 0);
   if (words < needed)
     return invalid_argument(
-        "tree_mask.shape[{}]={}: must be at least ceil({} / 32)={} words for {}={}; pass one bit a "
+        "tree_mask.shape[{}]={}: must be at least ceil({} / 32)={} words for {}={}; pass one bit "
+        "per "
         "query",
         last, words, p.is_ragged ? "max_seqlen_q" : "seqlen_q", needed,
         p.is_ragged ? "max_seqlen_q" : "seqlen_q", p.seqlen_q);
@@ -201,8 +203,8 @@ Status check_per_head(const Tensors& t, Problem& p) {
 Failure overlap_failure(const char* output, const char* other, Overlap overlap) {
   return invalid_argument(
       "{} {} {}: an output must share no memory with {}; write {} to memory of its own", output,
-      overlap == Overlap::certain ? "overlaps" : "cannot be told apart from", other,
-      std::string_view(output) == other ? "itself (two indices lie on one element)"
+      overlap == Overlap::certain ? "overlaps" : "may overlap", other,
+      std::string_view(output) == other ? "itself (two indices map to one element)"
                                         : "an input or another output",
       output);
 }
@@ -254,8 +256,8 @@ Status check_devices(const headrace_tensor& q, std::span<const NamedTensor> tens
     if (!is_given(*tensor)) continue;
     if (tensor->device_type == q.device_type && tensor->device_id == q.device_id) continue;
     return invalid_argument(
-        "{} is on {}:{}: must be on {}:{} as q is; copy it there (nothing is moved for you)", name,
-        name_of(tensor->device_type), tensor->device_id, name_of(q.device_type), q.device_id);
+        "{} is on {}:{}: must be on {}:{} like q; copy it there (the library copies no tensors)",
+        name, name_of(tensor->device_type), tensor->device_id, name_of(q.device_type), q.device_id);
   }
   return std::nullopt;
 }

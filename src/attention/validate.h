@@ -1,6 +1,6 @@
-// The front door: what the caller handed in becomes a Problem (shapes and features) and
-// AttentionArgs (pointers), or an error that names the argument, what arrived, the rule it broke
-// and what to do. All argument errors come from here. No allocation where nothing is wrong.
+// Validation: turns the caller's structs into a Problem (shapes and features) and AttentionArgs
+// (pointers), or into an error that names the argument, the value that arrived, the rule and the
+// remedy. All argument errors come from here. Valid calls allocate nothing.
 #pragma once
 
 #include "base/error.h"
@@ -23,8 +23,8 @@ Result<Problem> validate_backward(const headrace_attention_tensors& tensors,
                                   const headrace_attention_gradients& gradients,
                                   const headrace_attention_options& options);
 
-// A Problem that did not come from validate(): every size, enum and combination that planning and
-// kernels rely on. Resolves the default scale and opens windows that hide nothing.
+// Checks a Problem from any source: every size, enum and combination that planning and kernels
+// rely on. Resolves the default scale and replaces windows that hide nothing by -1.
 Result<Problem> check_problem(const Problem& problem);
 
 // The pointers of a validated call.
@@ -34,14 +34,14 @@ AttentionArgs make_backward_args(const Problem& problem, const headrace_attentio
                                  const headrace_attention_gradients& gradients,
                                  const headrace_attention_options& options);
 
-// Reads the row lengths of a ragged batch that lies in CPU memory.
+// Checks the cu_seqlens of a ragged batch in CPU memory.
 Status validate_lengths(const Problem& problem, const AttentionArgs& args);
 
-// Names the first shape or feature in which a call differs from the one that was planned.
+// Fails with the first shape or feature in which a call differs from its plan.
 Status check_same_problem(const Problem& planned, const Problem& call);
 
-// A size-prefixed struct of another version of the header: fields that the caller does not know
-// keep the value they have in `ours`, fields that we do not know must be zero.
+// Reads a size-prefixed struct of any header version: fields unknown to the caller keep their value
+// in `ours`; fields unknown to the library must be zero.
 Status copy_versioned(const char* name, const void* theirs, std::size_t min_bytes, void* ours,
                       std::size_t our_bytes);
 

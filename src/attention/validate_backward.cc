@@ -1,4 +1,4 @@
-// The backward's front door: the checks of the forward, then those of the gradients.
+// Validation of the backward: the checks of the forward, then those of the gradients.
 #include <array>
 
 #include "attention/validate_parts.h"
@@ -14,7 +14,7 @@ Status check_dbias(const Tensors& t, const Gradients& g, Problem& p) {
   if (!p.has_dbias) return std::nullopt;
   if (!has_bias(p))
     return invalid_argument(
-        "dbias: given without bias; it is the gradient of bias; pass the bias of the forward or "
+        "dbias: given without bias: it is the gradient of bias; pass the bias of the forward or "
         "leave dbias zeroed");
   HEADRACE_TRY(check_view("dbias", g.dbias, t.bias.rank, "the shape of bias"));
   HEADRACE_TRY(check_dtype("dbias", g.dbias, type_of(t.bias), " (the dtype of bias)"));
@@ -31,7 +31,7 @@ Status check_dsinks(const Gradients& g, Problem& p) {
   if (!p.has_dsinks) return std::nullopt;
   if (!p.has_sinks)
     return invalid_argument(
-        "dsinks: given without sinks; it is the gradient of sinks; pass the sinks of the forward "
+        "dsinks: given without sinks: it is the gradient of sinks; pass the sinks of the forward "
         "or leave dsinks zeroed");
   HEADRACE_TRY(check_view("dsinks", g.dsinks, 1, "f32 [num_heads]"));
   HEADRACE_TRY(check_dtype("dsinks", g.dsinks, DType::f32, ""));
@@ -42,10 +42,10 @@ Status check_dsinks(const Gradients& g, Problem& p) {
 Status check_gradients(const Tensors& t, const Gradients& g, Problem& p) {
   if (is_given(t.probs))
     return invalid_argument(
-        "probs: given to the backward, which does not write them; leave probs zeroed");
+        "probs: given to the backward, which does not write probs; leave probs zeroed");
   if (!p.has_lse)
     return invalid_argument(
-        "lse: not given; the backward needs the lse that the forward wrote; pass it as {}",
+        "lse: not given: the backward needs the lse that the forward wrote; pass it as {}",
         p.is_ragged ? "[num_heads, total_q]" : "[batch, num_heads, seqlen_q]");
   const Axis heads{"num_heads", p.num_heads, "q"}, kv_heads{"num_kv_heads", p.num_kv_heads, "k"};
   const Axis dim{"head_dim", p.head_dim, "q"}, dim_v{"head_dim_v", p.head_dim_v, "v"};

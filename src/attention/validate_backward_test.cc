@@ -1,4 +1,4 @@
-// Every rule of the backward's front door, and how its checks meet those of the forward.
+// Every rule of the backward's validation, and its relation to the forward's checks.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -139,7 +139,7 @@ const BadCase kBadCases[] = {
      {"dsinks.dtype=bf16", "must be f32", "convert dsinks"}},
     {"DvDevice",
      [](auto& c) { c.g.dv.device_type = HEADRACE_CUDA; },
-     {"dv is on cuda:0", "must be on cpu:0 as q is", "copy it there"}},
+     {"dv is on cuda:0", "must be on cpu:0 like q", "copy it there"}},
     {"DqOnQ",
      [](auto& c) { c.g.dq = c.t.q; },
      {"dq overlaps q", "must share no memory", "write dq to memory of its own"}},
@@ -156,7 +156,7 @@ const BadCase kBadCases[] = {
     {"DsinksOnLse", [](auto& c) { c.g.dsinks.data = c.t.lse.data; }, {"dsinks overlaps lse"}},
     {"DkExpanded",
      [](auto& c) { c.g.dk.strides[1] = 0; },
-     {"dk overlaps dk", "two indices lie on one element"}},
+     {"dk overlaps dk", "two indices map to one element"}},
 };
 
 TEST(ValidateBackward, RefusesWhatBreaksARule) {
@@ -173,7 +173,7 @@ TEST(ValidateBackward, RefusesWhatBreaksARule) {
   }
 }
 
-// Problems made by hand.
+// Problems that a caller fills by hand.
 TEST(ValidateBackward, RefusesProblemsThatNoCallHas) {
   const auto message_of = [](const std::function<void(Problem&)>& spoil) {
     Problem p = default_problem();

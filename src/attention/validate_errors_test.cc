@@ -1,5 +1,5 @@
-// Every rule of the front door: the error names the argument, what arrived, the rule and the
-// remedy, and nothing is written.
+// Every validation rule: the error names the argument, the value, the rule and the remedy, and
+// nothing is written.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -116,7 +116,7 @@ std::vector<BadCase> bad_memory() {
       bad("BelowAddressZero", [](Call& c) { c.t.k.strides[1] = -(INT64_MAX / 64); },
           {"k:", "address space", "correct data, shape and strides"}),
       bad("StrideZeroSizesTooLarge",
-          [](Call& c) {  // strides 0: the view itself fits
+          [](Call& c) {  // strides are 0, so the view itself fits
             for (auto* view : {&c.t.k, &c.t.v}) {
               view->shape[1] = INT64_MAX / 2;
               view->strides[1] = 0;
@@ -135,7 +135,7 @@ std::vector<BadCase> bad_memory() {
       bad("DeviceUnknown", [](Call& c) { c.t.q.device_type = 5; },
           {"q.device_type=5", "must be 0 (cpu) or 1 (cuda)", "set it"}),
       bad("DeviceMixed", [](Call& c) { c.t.v.device_type = HEADRACE_CUDA; },
-          {"v is on cuda:0", "must be on cpu:0 as q is", "copy it there"}),
+          {"v is on cuda:0", "must be on cpu:0 like q", "copy it there"}),
       bad("DeviceIdMixed", [](Call& c) { c.t.out.device_id = 1; },
           {"out is on cpu:1", "must be on cpu:0", "copy it there"}),
       bad("OutIsQ",
@@ -163,7 +163,7 @@ std::vector<BadCase> bad_memory() {
           },
           {"probs overlaps lse", "must share no memory"}),
       bad("LseInMask",
-          [](Call& c) {  // of another element size
+          [](Call& c) {  // a different element size
             c.t.lse = c.fresh(DType::f32, {kBatch, kHeads, kSeqlenQ});
             c.t.mask = TensorView(static_cast<char*>(c.t.lse.data) + 5, DType::boolean,
                                   {1, 1, 1, kSeqlenK});
@@ -244,7 +244,7 @@ std::vector<BadCase> bad_features() {
           [](Call& c) {
             c.t.tree_mask = c.fresh(DType::u32, {kBatch, kSeqlenQ, 0});
           },
-          {"tree_mask.shape[2]=0", "ceil(seqlen_q / 32)=1", "pass one bit a query"}),
+          {"tree_mask.shape[2]=0", "ceil(seqlen_q / 32)=1", "pass one bit per query"}),
       bad("TreeMaskStride",
           [](Call& c) {
             c.t.tree_mask = c.fresh(DType::u32, {kBatch, kSeqlenQ, 4});
@@ -316,7 +316,7 @@ std::vector<BadCase> bad_ragged_cases() {
                    c.t.cu_seqlens_q.strides[0] = 0;
                  },
                  {"cu_seqlens_q.shape[0]=8589934592", "batch + 1, at most 2147483648",
-                  "pass one prefix sum a sequence"}),
+                  "pass one prefix sum per sequence"}),
       bad_ragged("CuSeqlensStride", [](Call& c) { c.t.cu_seqlens_k.strides[0] = 2; },
                  {"cu_seqlens_k.strides[0]=2", "must be 1", "copy cu_seqlens_k"}),
       bad_ragged("CuSeqlensShapes", [](Call& c) { c.t.cu_seqlens_k.shape[0] = 3; },
@@ -401,7 +401,7 @@ void expect_failure(const BadCase& test) {
       << "something was written";
 }
 
-// What an error says that an argument must be is all that is taken, said once.
+// The values that an error lists are exactly the accepted ones, each listed once.
 TEST(Validate, ErrorsListEveryDtypeAndRankThatIsTaken) {
   headrace_tensor headrace_attention_tensors::*const tensors[] = {
       &headrace_attention_tensors::lse,   &headrace_attention_tensors::alibi_slopes,
@@ -416,7 +416,7 @@ TEST(Validate, ErrorsListEveryDtypeAndRankThatIsTaken) {
     if (begin == std::string::npos) return std::string();
     std::string rule = message.substr(begin, message.find(';') - begin);
     for (auto open = rule.find(" ("); open != std::string::npos; open = rule.find(" ("))
-      rule.erase(open, rule.find(')') + 1 - open);  // what it has to do with another tensor
+      rule.erase(open, rule.find(')') + 1 - open);  // relation to another tensor
     return rule;
   };
   for (const DType operand : kOperands)

@@ -1,4 +1,4 @@
-// A valid call for tests of the front door to spoil.
+// A valid call, for validation tests to break.
 #pragma once
 
 #include <algorithm>
@@ -11,14 +11,14 @@ namespace headrace {
 inline constexpr std::int64_t kBatch = 2, kSeqlenQ = 5, kSeqlenK = 7, kHeads = 4, kKvHeads = 2,
                               kDim = 8, kDimV = 6;
 
-// A valid call with every buffer behind it.
+// A valid call with its buffers.
 struct Call {
   std::vector<double> memory = std::vector<double>(1 << 16);
   std::size_t used = 0;
   headrace_attention_tensors t{};
   headrace_attention_options o = default_options();
 
-  // Views into fresh memory, 64-byte aligned.
+  // A view of fresh memory, 64-byte aligned.
   TensorView fresh(DType dtype, std::initializer_list<std::int64_t> shape) {
     TensorView view(memory.data() + used, dtype, shape);
     used += static_cast<std::size_t>(view.num_elements() + 8) / 8 * 8;
@@ -55,7 +55,7 @@ struct Call {
     std::copy(values.begin(), values.end(), static_cast<std::int32_t*>(view.data));
   }
 
-  // Shapes, then lengths, as a run does.
+  // Checks shapes, then lengths, as a run does.
   Status check() const {
     Result<Problem> problem = validate(t, o);
     if (!problem.ok()) return problem.failure();

@@ -1,4 +1,4 @@
-// Checks that the forward's and the backward's front door share.
+// Checks shared by the validation of forward and backward.
 #pragma once
 
 #include <span>
@@ -15,16 +15,16 @@ struct NamedTensor {
 
 inline DType type_of(const headrace_tensor& tensor) { return static_cast<DType>(tensor.dtype); }
 
-// `why` follows the expected dtype in the text.
+// `why` follows the expected dtype in the message.
 Status check_dtype(const char* name, const headrace_tensor& tensor, DType expected,
                    const char* why);
 
-// Everything that the tensors and options say about the problem but how they lie in memory.
+// Reads everything but the memory layout from tensors and options into `p`.
 Status read_problem(const headrace_attention_tensors& t, const headrace_attention_options& options,
                     Problem& p);
 
-// One of q, k, v, out or a gradient of theirs: rows of q (or of k), `heads` and `dim` as Problem
-// has them. read_problem() came before.
+// One of q, k, v, out or a gradient of them: rows of q or of k, `heads` and `dim` as in the
+// Problem. Call read_problem() first.
 struct OperandShape {
   bool is_of_q;
   Axis heads, dim;
@@ -34,14 +34,13 @@ Status check_operand(const NamedTensor& x, const Problem& p, const OperandShape&
 // lse or dlse.
 Status check_lse(const NamedTensor& x, const Problem& p);
 
-// What the kernels that copy 16 bytes at a time must know of the operands.
+// Reads alignment and stride signs of the operands, for kernels that copy 16 bytes at a time.
 void read_layout(std::span<const NamedTensor> operands, Problem& p);
 
-// All that are given lie where q lies.
+// All given tensors must be on q's device.
 Status check_devices(const headrace_tensor& q, std::span<const NamedTensor> tensors);
 
-// Outputs share memory neither with inputs nor with each other nor, between indices, with
-// themselves. At most 16 inputs.
+// Outputs must not overlap inputs, each other or themselves. At most 16 inputs.
 Status check_overlaps(std::span<const NamedTensor> inputs, std::span<const NamedTensor> outputs);
 
 }  // namespace headrace

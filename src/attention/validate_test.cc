@@ -1,4 +1,4 @@
-// What is valid passes the front door, with defaults resolved.
+// Valid calls pass validation, with defaults resolved.
 #include "attention/validate.h"
 
 #include <gtest/gtest.h>
@@ -77,7 +77,7 @@ TEST(Validate, AcceptsEmptyBatches) {
   expect_valid(c, "ragged batch 0");
 }
 
-// Strides of axes of size 1 say nothing and must reach nobody.
+// Strides of axes of size 1 are ignored and must not reach kernels.
 TEST(Validate, IgnoresStridesOfSizeOneAxes) {
   Call c = Call::dense();
   c.t.q = c.fresh(DType::f32, {1, 1, 1, 1});
@@ -94,7 +94,7 @@ TEST(Validate, IgnoresStridesOfSizeOneAxes) {
   EXPECT_EQ(args.bias.stride_k, 0);
 }
 
-// Inputs may broadcast, run backwards and share memory; out may be a slice between them.
+// Inputs may broadcast, have negative strides and share memory; out may be a slice between them.
 TEST(Validate, AcceptsViewsOfPackedBuffers) {
   Call c = Call::dense();
   TensorView packed = c.fresh(DType::f32, {kBatch, kSeqlenQ, 4, kHeads, kDim});
@@ -133,7 +133,7 @@ TEST(CheckSameProblem, NamesWhatDiffers) {
       << status->message;
 }
 
-// The lowest set bit of every address and stride; axes of one element do not count.
+// The lowest set bit of every address and stride; axes of size 1 do not count.
 TEST(Validate, FindsTheAlignmentOfTheOperands) {
   Call c = Call::dense();
   const auto layout = [&c] { return validate(c.t, default_options()).value(); };
@@ -155,13 +155,13 @@ TEST(CheckSameProblem, WantsTheAlignmentOfThePlan) {
   Problem call = planned;
   call.alignment = 8;
   ASSERT_TRUE(check_same_problem(planned, call).has_value());
-  EXPECT_NE(check_same_problem(planned, call)->message.find("8 bytes only"), std::string::npos);
+  EXPECT_NE(check_same_problem(planned, call)->message.find("only 8 bytes"), std::string::npos);
   call = planned;
   call.has_negative_strides = 1;
   EXPECT_TRUE(check_same_problem(planned, call).has_value());
 }
 
-// Work of kernels grows with the bounds, and the tensors bound lengths too.
+// Kernels' work grows with max_seqlen, which the number of rows bounds, too.
 TEST(CheckProblem, TakesNoMoreOfMaxSeqlenThanThereAreRows) {
   Call c = Call::ragged();  // 10 rows of q, 12 of k
   const auto checked = [&] { return validate(c.t, c.o).value(); };
@@ -171,14 +171,14 @@ TEST(CheckProblem, TakesNoMoreOfMaxSeqlenThanThereAreRows) {
   EXPECT_EQ(checked().seqlen_q, 10);
   EXPECT_EQ(checked().seqlen_k, 12);
   EXPECT_FALSE(c.check().has_value());
-  // Its columns are as many as the option says.
+  // max_seqlen_k is the mask's number of columns.
   c.o.max_seqlen_k = 100;
   c.t.bias = c.fresh(DType::f32, {1, 10, 100});
   EXPECT_EQ(checked().seqlen_k, 100);
   EXPECT_FALSE(c.check().has_value());
 }
 
-// Whatever is in a Problem that was made by hand, checking it is well defined.
+// Checking a Problem of arbitrary contents is well defined.
 TEST(CheckProblem, SurvivesAnything) {
   const std::int64_t values[] = {0, 1, -1, 577, std::int64_t{1} << 40, INT64_MAX, INT64_MIN};
   std::int64_t Problem::*const sizes[] = {

@@ -1,7 +1,7 @@
-// Which keys a query sees, read off the results of every kernel of the CPU, forward and backward:
-// scores are all equal, so that a row gives each key that it sees the same weight, and tensors of
-// unit vectors lay the weights open. Against the definition of the masks, one (query, key) pair at
-// a time, with more queries than keys too.
+// Visible keys of each query, read off the results of every CPU kernel, forward and backward. All
+// scores are equal, so each visible key of a row has the same weight, and unit vectors as operands
+// expose the weights. Compared with the definition of the masks for every (query, key) pair, also
+// with more queries than keys.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ struct Lengths {
   std::int64_t q, k;
 };
 
-// Shorter and longer than each other, and than the tiles of any kernel.
+// Shorter and longer than each other and than any kernel's tiles.
 constexpr Lengths kLengths[] = {{1, 1},  {1, 9},   {9, 1},    {3, 7},    {7, 3},     {5, 5},
                                 {40, 9}, {9, 140}, {100, 70}, {70, 100}, {230, 150}, {110, 260}};
 constexpr std::int64_t kHeads = 3;
@@ -46,19 +46,19 @@ std::int64_t num_visible(const Masking& m, const Lengths& n, std::int64_t i) {
   return count;
 }
 
-// What else a kernel computes, without a change of any weight: other code for the same masks. With
-// `lowest`, every third row has the lowest finite bias throughout, which hides no key.
+// Features that change no weight but select other code for the same masks. `lowest`: every third
+// row has the lowest finite bias throughout, which hides no key.
 enum class Extra { none, alibi, mask, bias, lowest };
 constexpr float kLowest = std::numeric_limits<float>::lowest();
 
-// A call on the sequences: one is a dense batch, several a ragged one. [total, heads, dim], where
-// row r of a sequence may be the unit vector r.
+// A call on sequences: one is a dense batch, several a ragged one. Tensors are [total, heads, dim];
+// row r of a sequence may be unit vector r.
 struct Setup {
   std::vector<Lengths> sequences;
   Masking masking{};
   Extra extra = Extra::none;
   DType dtype = DType::f32;
-  bool is_loose = false;  // max_seqlen far above the lengths
+  bool is_loose = false;  // max_seqlen is far above the lengths
   std::int64_t total_q = 0, total_k = 0, dim = 0;
   std::vector<float> q, k, v, out, lse, dlse, dout, dq, dk, dv, slopes, bias;
   std::vector<std::uint8_t> mask;
@@ -154,7 +154,7 @@ struct Setup {
   }
 };
 
-// The operands as bf16 while this object lives; their numbers are read from there at its end.
+// Converts the operands to bf16 for its lifetime and back on destruction.
 class InBf16 {
  public:
   explicit InBf16(Setup& s) : setup_(s) {
@@ -185,7 +185,7 @@ class InBf16 {
   std::vector<std::vector<std::uint16_t>> bits_;
 };
 
-// Runs a kernel; the call is planned and validated as any.
+// Plans, validates and runs a call with a given kernel.
 void run_kernel(const Kernel& kernel, Setup& s, std::int32_t phase) {
   const bool is_backward = phase == HEADRACE_BACKWARD;
   const InBf16 in_bf16(s);
@@ -203,10 +203,10 @@ void run_kernel(const Kernel& kernel, Setup& s, std::int32_t phase) {
   ASSERT_FALSE(bad) << bad->message;
 }
 
-// Of the rows of `x`, element j of row i: `weight` times 1 / (keys that the query sees) where the
-// query sees the key, else 0. `is_of_keys`: row j, element i.
+// Expects element j of row i of `x` to be `weight` / (number of visible keys) if query i sees key
+// j, else 0. `is_of_keys`: element i of row j.
 void expect_weights(const Setup& s, std::vector<float>& x, bool is_of_keys, const char* what) {
-  // P and the result are rounded; 4 times the unit of a bf16.
+  // P and the result are rounded; 4 bf16 ulps.
   const double tolerance = s.dtype == DType::bf16 ? 0x1p-6 : 1e-5;
   s.for_each_sequence([&](const Lengths& n, std::int64_t first_q, std::int64_t first_k) {
     for (std::int64_t i = 0; i < n.q; ++i) {
@@ -242,8 +242,8 @@ void expect_forward(const Kernel& kernel, Setup& s) {
   });
 }
 
-// With V = 0 and dlse = 1, dS = P; with K or Q unit vectors (the other one is 0, so that scores
-// are), dQ and dK are dS; with dout the unit vector of the query, dV is P.
+// With V = 0 and dlse = 1, dS = P. With unit vectors as K or Q (the other is 0, so that all scores
+// are 0), dQ and dK are dS. With unit vectors as dout, dV is P.
 void expect_backward(const Kernel& kernel, Setup& s, bool has_unit_keys) {
   s.set_units(s.dout, s.cu_q);
   s.dlse.assign(s.lse.size(), 1.0f);
@@ -264,7 +264,7 @@ void expect_backward(const Kernel& kernel, Setup& s, bool has_unit_keys) {
     ASSERT_NO_FATAL_FAILURE(expect_weights(s, s.dk, true, "dk"));
 }
 
-// One of the kernels of this machine takes it; the reference, which is slow, only what is short.
+// Runs every kernel of this machine; the slow reference only on short sequences.
 void expect_all_kernels(const std::vector<Lengths>& sequences, const Masking& masking,
                         testing::Random& random) {
   const bool is_short =
@@ -275,7 +275,7 @@ void expect_all_kernels(const std::vector<Lengths>& sequences, const Masking& ma
   const DType dtype = random.chance(50) ? DType::bf16 : DType::f32;
   const bool is_loose = sequences.size() > 1 && random.chance(50);
   for (const std::int32_t phase : {HEADRACE_FORWARD, HEADRACE_BACKWARD}) {
-    // An lse of the lowest number has no digits left for the number of keys.
+    // An lse near the lowest float has no digits left for the number of keys.
     if (phase == HEADRACE_BACKWARD && extra == Extra::lowest) continue;
     for (const Kernel& kernel : kernels_of(HEADRACE_CPU, phase)) {
       Setup probe(sequences, masking, extra, dtype, is_loose);
@@ -300,7 +300,7 @@ void expect_all_kernels(const std::vector<Lengths>& sequences, const Masking& ma
   }
 }
 
-// Windows of no key, of one, of those that end at an edge of the lengths, and of any size.
+// Windows of 0 or 1 keys, ending at an edge of the lengths, or of any size.
 std::int64_t draw_window(testing::Random& random, const Lengths& n) {
   const std::int64_t edges[] = {-1, -1, 0, 1, n.q - 1, n.q, n.k - 1, n.k, n.q + n.k - 1, n.q + n.k};
   return random.chance(30) ? random.between(0, n.q + n.k) : random.pick(edges);

@@ -11,9 +11,9 @@ constexpr Description kVariables[] = {
      "highest CPU instruction set used: scalar, avx2, avx512, avx512_vnni, avx512_bf16, "
      "avx512_bf16_fast or neon"},
     {Variable::num_threads, "HEADRACE_NUM_THREADS",
-     "threads that a call on the CPU may use, 1 to 1024 (default: those of the affinity mask)"},
+     "threads per CPU call, 1 to 1024 (default: the CPUs of the affinity mask)"},
     {Variable::kernel, "HEADRACE_KERNEL",
-     "forces one kernel by its name; every other one refuses (default: the first that accepts)"},
+     "forces one kernel by its name (default: the first kernel that supports the problem)"},
 };
 
 }  // namespace

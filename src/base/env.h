@@ -1,5 +1,5 @@
-// Every environment variable the library reads. They are for debugging and measuring: whatever a
-// program needs for its results is an argument. Read at each use, so that a test may set them.
+// All environment variables that the library reads. They are for debugging and measuring; anything
+// that results depend on is an argument. Read at each use, so that tests can set them.
 #pragma once
 
 #include <span>
@@ -17,7 +17,7 @@ struct Description {
 
 std::span<const Description> variables();
 
-// The value; empty when unset (or set to nothing).
+// The value; empty if unset or empty.
 std::string_view value_of(Variable variable);
 const char* name_of(Variable variable);
 

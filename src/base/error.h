@@ -1,5 +1,5 @@
 // Errors are values inside the library: a function that can fail returns Status or Result<T>.
-// A good text says which argument, what arrived, the rule it broke, what to do.
+// A message names the argument, the value that arrived, the rule and the remedy.
 #pragma once
 
 #include <charconv>
@@ -13,7 +13,7 @@
 
 #include "headrace/headrace.h"
 
-// Of a Status: returns a failure to the caller.
+// Evaluates a Status; returns a failure to the caller.
 #define HEADRACE_TRY(status) \
   if (auto bad = (status)) return bad
 
@@ -34,7 +34,7 @@ struct Failure {
   std::string message;
 };
 
-// Empty: all is well.
+// Empty: success.
 using Status = std::optional<Failure>;
 
 template <class T>
@@ -52,7 +52,7 @@ class Result {
   std::variant<T, Failure> state_;
 };
 
-// One argument of format_text, as a stream would print it: floating-point numbers with six
+// Appends one argument of format_text in iostream format: floating-point numbers with six
 // significant digits, bool as 0 or 1, addresses as 0x7f00.
 template <class T>
 void append_text(std::string& text, const T& value) {
@@ -71,13 +71,13 @@ void append_text(std::string& text, const T& value) {
     text += "0x";
     text.append(digits, std::to_chars(digits, end, address, 16).ptr);
   } else {
-    static_assert(std::is_integral_v<T>, "format_text prints texts, numbers and addresses");
+    static_assert(std::is_integral_v<T>, "format_text formats strings, numbers and addresses");
     text.append(digits, std::to_chars(digits, end, value).ptr);
   }
 }
 
-// format_text("k.shape[{}]={} must be {}", 3, 64, 128): every {} takes the next argument. No
-// stream: plans have texts, and making one costs more than all else in a plan.
+// format_text("k.shape[{}]={} must be {}", 3, 64, 128): every {} takes the next argument. Avoids
+// std::ostringstream, whose construction alone would cost more than the rest of planning.
 template <class... Args>
 std::string format_text(std::string_view pattern, const Args&... args) {
   std::string text;

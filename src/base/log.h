@@ -1,4 +1,4 @@
-// Where the library says what a program may want to know. Default: nowhere; it never prints.
+// The log callback. Unset by default: the library never prints.
 #pragma once
 
 #include <string>
@@ -8,10 +8,10 @@
 namespace headrace {
 
 void set_log(headrace_log_fn fn, void* user);
-// Calls the program's function on this thread, outside of any lock: it may call the library again.
-// Fails where it throws.
+// Invokes the log callback on the calling thread, without holding a lock: it may call the library.
+// Fails if the callback throws.
 [[nodiscard]] Status log_text(headrace_log_level level, const std::string& text);
-// False when nobody listens: then the text need not be made.
+// False: no callback is set, so the text need not be built.
 bool is_log_set();
 
 }  // namespace headrace

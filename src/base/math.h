@@ -16,7 +16,7 @@ constexpr T round_up(T a, T multiple) {
   return ceil_div(a, multiple) * multiple;
 }
 
-// The product of sizes, none of them negative; INT64_MAX where it does not fit.
+// The product of non-negative sizes; INT64_MAX on overflow.
 constexpr std::int64_t saturating_product(std::initializer_list<std::int64_t> sizes) {
   std::int64_t product = 1;
   bool is_too_large = false;

@@ -5,7 +5,7 @@
 namespace headrace {
 namespace {
 
-// What a first byte promises: bytes of the character (0: it begins none), range of the second.
+// Implied by a lead byte: length of the character (0: no lead byte) and range of its second byte.
 struct Lead {
   std::size_t length;
   unsigned char low = 0x80, high = 0xBF;
@@ -24,7 +24,7 @@ Lead lead_of(unsigned char byte) {
   return {0};
 }
 
-// Whether the bytes behind the first, as many as there are, can follow it.
+// True if the available bytes after the lead byte are valid continuations.
 bool fits(Lead lead, std::string_view text) {
   const std::size_t known = std::min(lead.length, text.size());
   for (std::size_t i = 1; i < known; ++i) {

@@ -1,5 +1,5 @@
-// UTF-8 as the Unicode standard defines well-formed: no overlong forms, no surrogates, nothing
-// above U+10FFFF. For bytes that may be anything.
+// Well-formed UTF-8 by the Unicode standard: no overlong forms, no surrogates, nothing above
+// U+10FFFF. Accepts arbitrary bytes.
 #pragma once
 
 #include <cstddef>
@@ -7,10 +7,10 @@
 
 namespace headrace {
 
-// Bytes of the character that `text` begins with, 1 to 4; 0 where it begins with none.
+// Length of the character at the start of `text`, 1 to 4 bytes; 0: `text` starts with none.
 std::size_t utf8_first_char(std::string_view text);
 
-// Bytes at the end of `text`, 0 to 3, that begin a character which further bytes may complete.
+// Length of the incomplete character at the end of `text`, 0 to 3 bytes.
 std::size_t utf8_unfinished_tail(std::string_view text);
 
 }  // namespace headrace

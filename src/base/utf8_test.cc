@@ -8,7 +8,7 @@
 namespace headrace {
 namespace {
 
-// What the four formats of the standard make of a code point, surrogates included.
+// Encodes a code point in the standard's four formats, surrogates included.
 std::string encode(std::uint32_t c) {
   const auto byte = [](std::uint32_t value) { return static_cast<char>(value); };
   if (c < 0x80) return {byte(c)};
@@ -33,7 +33,7 @@ TEST(Utf8, EveryCodePointIsOneCharacterAndEveryProperPrefixIsUnfinished) {
 }
 
 TEST(Utf8, OnlyTheEncodingsOfCodePointsAreCharacters) {
-  // All pairs of first and second byte: 0xA0, 0x80 continue every character but those named.
+  // All pairs of first and second byte; 0xA0, 0x80 complete the longer characters.
   int accepted = 0;
   for (int first = 0x80; first < 0x100; ++first)
     for (int second = 0; second < 0x100; ++second) {

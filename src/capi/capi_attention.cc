@@ -11,25 +11,25 @@
 namespace headrace::capi {
 namespace {
 
-// What the tensors of a run are validated with: the options that shapes and arguments depend on.
-// All others are in the plan.
+// Options for validating the tensors of a run: those that shapes and arguments depend on. The plan
+// holds all others.
 headrace_attention_options options_of(const Problem& p, const headrace_run_options& run) {
   headrace_attention_options options = default_options();
-  options.max_seqlen_q = p.seqlen_q;  // dense tensors have no use for it
+  options.max_seqlen_q = p.seqlen_q;  // ignored for dense tensors
   options.max_seqlen_k = p.seqlen_k;
   options.dropout_seed = run.dropout_seed;
   options.dropout_offset = run.dropout_offset;
   return options;
 }
 
-// The tensors of a call as they came from outside. Without gradients it is a forward.
+// The caller's structs. gradients is null for a forward.
 struct TensorsFromC {
   const headrace_attention_tensors* tensors;
   const headrace_attention_gradients* gradients;
   headrace_phase phase;
 };
 
-// The same in this version's structs.
+// The same, converted to this version's structs.
 struct Call {
   headrace_attention_tensors tensors;
   headrace_attention_gradients gradients;
@@ -72,7 +72,7 @@ Status run_plan(const Plan& plan, const TensorsFromC& from, const headrace_run_o
                 Workspace workspace, Stream stream) {
   if (plan.problem.phase != from.phase)
     return invalid_argument(
-        "plan: made for phase={} ({}); run it with {}", plan.problem.phase,
+        "plan: it was made for phase={} ({}); run it with {}", plan.problem.phase,
         is_backward(plan.problem) ? "backward" : "forward",
         is_backward(plan.problem) ? "headrace_plan_run_backward" : "headrace_plan_run");
   Call call;
@@ -105,8 +105,8 @@ Status run_with_own_workspace(const Plan& plan, const AttentionArgs& args, Strea
   const std::unique_ptr<void, Free> data(std::aligned_alloc(kAlignment, bytes));
   if (data == nullptr)
     return Failure{ErrorCode::out_of_memory,
-                   format_text("workspace: {} bytes could not be allocated; pass one or split the "
-                               "call",
+                   format_text("workspace: {} bytes could not be allocated; pass a workspace or "
+                               "split the call",
                                needed)};
   return run(plan, args, {data.get(), bytes}, stream);
 }
@@ -146,7 +146,7 @@ headrace_status run_guarded(const headrace_plan* plan, const TensorsFromC& from,
                             Stream stream) {
   return guarded([&] {
     if (plan == nullptr)
-      return fail(null_argument("plan", "make one with headrace_plan_attention"));
+      return fail(null_argument("plan", "create one with headrace_plan_attention"));
     return status_of(run_plan(plan->plan, from, options, workspace, stream));
   });
 }

@@ -1,4 +1,4 @@
-// Conversations as the tokens that a model was trained to see.
+// Chat templates: conversations to tokens.
 #include "capi/model_door.h"
 
 namespace headrace::capi {
@@ -7,11 +7,11 @@ namespace {
 Result<std::vector<model::Message>> read_messages(const headrace_message* messages,
                                                   std::size_t num_messages) {
   if (messages == nullptr && num_messages > 0)
-    return null_argument("messages", "pass num_messages of them");
+    return null_argument("messages", "pass an array of num_messages elements");
   std::vector<model::Message> read;
   for (std::size_t i = 0; i < num_messages; ++i) {
     if (messages[i].role == nullptr || messages[i].content == nullptr)
-      return invalid_argument("messages[{}]: role and content must not be NULL; pass texts", i);
+      return invalid_argument("messages[{}]: role and content must not be NULL; pass strings", i);
     const auto role = model::role_by_name(messages[i].role);
     if (!role)
       return invalid_argument("messages[{}].role='{}': must be system, user or assistant", i,

@@ -16,7 +16,7 @@ namespace {
 constexpr const char* kHeaderVersion = HEADRACE_TEXT(HEADRACE_VERSION_MAJOR) "." HEADRACE_TEXT(
     HEADRACE_VERSION_MINOR) "." HEADRACE_TEXT(HEADRACE_VERSION_PATCH);
 static_assert(std::string_view(kHeaderVersion) == HEADRACE_PROJECT_VERSION,
-              "headrace.h and CMakeLists.txt name different versions");
+              "headrace.h and CMakeLists.txt have different versions");
 
 #if defined(__clang__)
 constexpr const char* kCompiler = "clang " __clang_version__;
@@ -47,7 +47,7 @@ std::string make_build_info() {
   return text + "; CUDA architectures: " + cuda::architectures();
 }
 
-// "cuda" and "cuda:NUMBER" ask the backend, everything else is a description.
+// "cuda" and "cuda:NUMBER" query the backend; anything else is a description.
 Result<DeviceInfo> device_of(std::string_view text) {
   if (text == "cuda") return cuda::device_info(0);
   if (!text.starts_with("cuda:")) return device_from_text(text);
@@ -57,7 +57,7 @@ Result<DeviceInfo> device_of(std::string_view text) {
   const auto parsed = std::from_chars(number.data(), end, device_id);
   if (parsed.ec != std::errc() || parsed.ptr != end || device_id < 0)
     return invalid_argument(
-        "device \"{}\": what follows the colon is no number of a device; use \"cuda:0\"", text);
+        "device \"{}\": the device number is invalid; pass, for example, \"cuda:0\"", text);
   return cuda::device_info(device_id);
 }
 
@@ -122,14 +122,14 @@ headrace_status headrace_cuda_info(int32_t device_id, headrace_device_info* devi
 
 headrace_status headrace_device_from_text(const char* text, headrace_device_info* device) {
   return guarded([&] {
-    if (text == nullptr) return fail(null_argument("text", "pass for example \"cpu\""));
+    if (text == nullptr) return fail(null_argument("text", "pass, for example, \"cpu\""));
     return give_device(device_of(text), device);
   });
 }
 
 headrace_status headrace_check(int32_t device_type, int32_t device_id, void* stream) {
   return guarded([&] {
-    if (device_type == HEADRACE_CPU) return HEADRACE_OK;  // lengths are read before the launch
+    if (device_type == HEADRACE_CPU) return HEADRACE_OK;  // lengths are checked before the launch
     if (device_type == HEADRACE_CUDA) return status_of(headrace::cuda::check(device_id, stream));
     return fail(headrace::invalid_argument(
         "device_type={}: must be 0 (cpu) or 1 (cuda); pass a headrace_device_type", device_type));

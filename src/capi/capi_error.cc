@@ -12,7 +12,7 @@ struct LastError {
   char fixed[256] = "";  // in use when `text` is empty
 };
 
-// A thread that is ending may call the library from the destructor of another thread-local.
+// Thread-local, yet callable from destructors of other thread-locals while a thread exits.
 LastError& last_error() noexcept {
   thread_local LastError error;
   return error;

@@ -19,7 +19,7 @@ std::vector<KernelText> texts_of(int32_t device_type, int32_t phase) {
   return texts;
 }
 
-// The names are views without an end; C wants one.
+// The names are string views; C needs terminated strings.
 const KernelText* kernel_text(int32_t device_type, int32_t phase, int index) noexcept {
   try {
     static const std::vector<KernelText> all[2][2] = {
@@ -70,7 +70,7 @@ const char* headrace_kernel_refusal(const headrace_problem* problem,
     const auto kernels = headrace::kernels_of(d.device_type, checked.value().phase);
     if (index < 0 || static_cast<std::size_t>(index) >= kernels.size())
       return fail(headrace::invalid_argument(
-          "index={}: must be less than the {} kernels of the device; ask headrace_num_kernels",
+          "index={}: must be less than the {} kernels of the device; call headrace_num_kernels",
           index, kernels.size()));
     refusal = kernels[static_cast<std::size_t>(index)].refuses(checked.value(), d);
     answer = refusal.c_str();

@@ -1,4 +1,4 @@
-// Models: loading, facts, tokens.
+// Models: loading, info, tokens.
 #include <cstring>
 
 #include "base/callback.h"
@@ -15,7 +15,7 @@ Result<model::LoadOptions> load_options(const headrace_model_options& options) {
   Result<DeviceInfo> device = cpu_info();
   if (!device.ok()) return std::move(device.failure());
   if (options.num_threads < 0 || options.num_threads > kMaxThreads)
-    return invalid_argument("num_threads={}: must be 1 to {}, or 0 for all that are allowed",
+    return invalid_argument("num_threads={}: must be 1 to {}, or 0 for all available",
                             options.num_threads, kMaxThreads);
   if (options.num_threads > 0) device.value().num_units = options.num_threads;
   model::LoadOptions load;
@@ -76,8 +76,9 @@ headrace_status headrace_model_options_init_sized(headrace_model_options* option
 headrace_status headrace_model_load(const char* path, const headrace_model_options* options,
                                     headrace_model** model) {
   return guarded([&] {
-    if (path == nullptr) return fail(null_argument("path", "pass the name of a GGUF file"));
-    if (model == nullptr) return fail(null_argument("model", "pass where the model shall go"));
+    if (path == nullptr) return fail(null_argument("path", "pass the path of a GGUF file"));
+    if (model == nullptr)
+      return fail(null_argument("model", "pass the address of a model pointer"));
     *model = nullptr;
     headrace_model_options ours{};
     if (auto bad = read_struct("options", options, ours)) return fail(std::move(*bad));
@@ -103,11 +104,11 @@ headrace_status headrace_tokenize(const headrace_model* model, const char* text,
                                   uint32_t flags, int32_t* tokens, size_t capacity, size_t* count) {
   return guarded([&] {
     if (model == nullptr) return fail(null_argument("model", "load one first"));
-    if (text == nullptr && num_bytes > 0) return fail(null_argument("text", "pass its bytes"));
+    if (text == nullptr && num_bytes > 0) return fail(null_argument("text", "pass the text"));
     constexpr uint32_t kKnown = HEADRACE_TOKENIZE_SPECIAL | HEADRACE_TOKENIZE_BOS;
     if ((flags & ~kKnown) != 0)
-      return fail(headrace::invalid_argument("flags={}: unknown bits; pass headrace_tokenize_flags",
-                                             flags));
+      return fail(headrace::invalid_argument(
+          "flags={}: unknown bits; pass headrace_tokenize_flags values", flags));
     using headrace::model::Recognise;
     auto encoded = model->model.tokenizer.encode(
         {text, num_bytes},
@@ -122,7 +123,8 @@ headrace_status headrace_detokenize(const headrace_model* model, const int32_t* 
                                     size_t num_tokens, char* text, size_t capacity, size_t* count) {
   return guarded([&] {
     if (model == nullptr) return fail(null_argument("model", "load one first"));
-    if (tokens == nullptr && num_tokens > 0) return fail(null_argument("tokens", "pass ids"));
+    if (tokens == nullptr && num_tokens > 0)
+      return fail(null_argument("tokens", "pass an array of num_tokens ids"));
     auto decoded = model->model.tokenizer.decode({tokens, num_tokens});
     if (!decoded.ok()) return fail(std::move(decoded.failure()));
     return give_list(decoded.value(), "text", text, capacity, count);

@@ -1,4 +1,4 @@
-// What a model file says about itself.
+// Metadata and tensors of a model file.
 #include <memory>
 
 #include "capi/door.h"
@@ -45,8 +45,8 @@ extern "C" {
 
 headrace_status headrace_model_file_open(const char* path, headrace_model_file** file) {
   return guarded([&] {
-    if (path == nullptr) return fail(null_argument("path", "pass the name of a model file"));
-    if (file == nullptr) return fail(null_argument("file", "pass where the file shall go"));
+    if (path == nullptr) return fail(null_argument("path", "pass the path of a model file"));
+    if (file == nullptr) return fail(null_argument("file", "pass the address of a file pointer"));
     *file = nullptr;
     headrace::Result<headrace::ModelFile> read = headrace::read_gguf(path);
     if (!read.ok()) return fail(std::move(read.failure()));

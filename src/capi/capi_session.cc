@@ -1,4 +1,4 @@
-// Sessions: one sequence of tokens and what follows it.
+// Sessions: one sequence and its continuation.
 #include <cmath>
 #include <memory>
 
@@ -41,7 +41,7 @@ Result<engine::SessionOptions> session_options(const headrace_session_options& c
   return options;
 }
 
-// Of options that sampling_options() has accepted.
+// Requires options that sampling_options() accepted.
 uint64_t sequence_of(const headrace_sampling_options* theirs) {
   headrace_sampling_options c = default_sampling_options();
   static_cast<void>(read_struct("sampling", theirs, c));
@@ -57,7 +57,7 @@ Result<SamplingOptions> sampling_options(const headrace_sampling_options* theirs
         "headrace_sampling_order value",
         c.order);
   if (c.logit_bias == nullptr && c.num_logit_bias > 0)
-    return null_argument("logit_bias", "pass num_logit_bias of them");
+    return null_argument("logit_bias", "pass an array of num_logit_bias elements");
   SamplingOptions options;
   options.temperature = c.temperature;
   options.top_k = c.top_k;
@@ -79,7 +79,8 @@ Result<engine::GenerationOptions> generation_options(const headrace_generation_o
   if (auto bad = read_struct("options", theirs, c)) return std::move(*bad);
   if (c.max_new_tokens < 0)
     return invalid_argument("max_new_tokens={}: must be 0 (no limit) or more", c.max_new_tokens);
-  if (c.stop == nullptr && c.num_stop > 0) return null_argument("stop", "pass num_stop texts");
+  if (c.stop == nullptr && c.num_stop > 0)
+    return null_argument("stop", "pass an array of num_stop strings");
   Result<SamplingOptions> sampling = sampling_options(c.sampling);
   if (!sampling.ok()) return std::move(sampling.failure());
   engine::GenerationOptions options;
@@ -89,7 +90,7 @@ Result<engine::GenerationOptions> generation_options(const headrace_generation_o
   options.ignore_end = c.ignore_end != 0;
   for (size_t i = 0; i < c.num_stop; ++i) {
     if (c.stop[i] == nullptr || *c.stop[i] == '\0')
-      return invalid_argument("stop[{}]: must be a text of at least one byte", i);
+      return invalid_argument("stop[{}]: must not be NULL or empty; pass a non-empty string", i);
     options.stop.emplace_back(c.stop[i]);
   }
   if (c.on_text != nullptr)
@@ -109,7 +110,7 @@ Status sample_next(headrace_session& session, const headrace_sampling_options* t
   Result<SamplingOptions> options = sampling_options(theirs);
   if (!options.ok()) return std::move(options.failure());
   if (num_top > static_cast<size_t>(kMaxLogprobs))
-    return invalid_argument("num_top={}: at most {} are given", num_top, kMaxLogprobs);
+    return invalid_argument("num_top={}: must be 0 to {}; pass fewer", num_top, kMaxLogprobs);
   options.value().num_logprobs = static_cast<int>(num_top);
   Result<Sample> drawn = engine::sample_next(session.session, options.value(), sequence_of(theirs),
                                              num_prompt_tokens, session.sampler);
@@ -151,11 +152,11 @@ headrace_status headrace_session_create(const headrace_model* model,
   return guarded([&] {
     if (model == nullptr) return fail(null_argument("model", "load one first"));
     if (session == nullptr)
-      return fail(null_argument("session", "pass where the session shall go"));
+      return fail(null_argument("session", "pass the address of a session pointer"));
     *session = nullptr;
     if (!model->model.decoder)
       return fail(headrace::invalid_argument(
-          "model: it was loaded with vocab_only and has no weights; load it without"));
+          "model: it was loaded with vocab_only and has no weights; load it without vocab_only"));
     headrace_session_options ours = default_session_options();
     if (auto bad = read_struct("options", options, ours)) return fail(std::move(*bad));
     auto wanted = session_options(ours);
@@ -175,7 +176,8 @@ headrace_status headrace_session_append(headrace_session* session, const int32_t
                                         size_t num_tokens, float* logits) {
   return guarded([&] {
     if (session == nullptr) return fail(null_argument("session", "create one first"));
-    if (tokens == nullptr && num_tokens > 0) return fail(null_argument("tokens", "pass ids"));
+    if (tokens == nullptr && num_tokens > 0)
+      return fail(null_argument("tokens", "pass an array of num_tokens ids"));
     return status_of(session->session.append({tokens, num_tokens}, logits));
   });
 }
@@ -201,8 +203,9 @@ headrace_status headrace_session_sample(headrace_session* session,
                                         headrace_token_logprob* top, size_t num_top) {
   return guarded([&] {
     if (session == nullptr) return fail(null_argument("session", "create one first"));
-    if (token == nullptr) return fail(null_argument("token", "pass where the token shall go"));
-    if (top == nullptr && num_top > 0) return fail(null_argument("top", "pass num_top of them"));
+    if (token == nullptr) return fail(null_argument("token", "pass the address of a token"));
+    if (top == nullptr && num_top > 0)
+      return fail(null_argument("top", "pass an array of num_top elements"));
     return status_of(sample_next(*session, options, num_prompt_tokens, *token, top, num_top));
   });
 }
@@ -213,7 +216,7 @@ headrace_status headrace_session_generate(headrace_session* session,
   return guarded([&] {
     if (session == nullptr) return fail(null_argument("session", "create one first"));
     const headrace_status has_room = give("result", headrace_generation{}, result);
-    if (has_room != HEADRACE_OK) return has_room;  // before anything is drawn
+    if (has_room != HEADRACE_OK) return has_room;  // before sampling consumes a random number
     auto wanted = generation_options(options);
     if (!wanted.ok()) return fail(std::move(wanted.failure()));
     auto done = headrace::engine::generate(session->session, session->model->model.tokenizer,

@@ -1,4 +1,4 @@
-// Size-prefixed structs: reading those of any header version, and making them.
+// Size-prefixed structs: reads structs of any header version and initializes them.
 #include <cstddef>
 #include <cstring>
 
@@ -10,7 +10,7 @@ namespace headrace::capi {
 
 Status read_tensors(const headrace_attention_tensors* theirs, headrace_attention_tensors& ours) {
   ours = {};
-  // The oldest useful struct ends after the four tensors that are required.
+  // The oldest accepted struct ends after the four required tensors.
   return copy_versioned("tensors", theirs, offsetof(headrace_attention_tensors, lse), &ours,
                         sizeof ours);
 }
@@ -51,8 +51,8 @@ Status write_versioned(const char* name, const void* ours, std::size_t our_bytes
                        std::size_t bytes) {
   if (bytes < sizeof bytes || bytes % alignof(std::int64_t) != 0 || bytes > our_bytes)
     return invalid_argument(
-        "{}.struct_size={}: must be sizeof of the struct, at most the {} bytes that this library "
-        "({}) knows; set it to sizeof, or load a library that is as new as the header",
+        "{}.struct_size={}: must be the sizeof of the struct, at most {} bytes in this library "
+        "({}); set it to sizeof, or load a library as new as the header",
         name, bytes, our_bytes, headrace_version());
   std::memcpy(theirs, ours, bytes);
   std::memcpy(theirs, &bytes, sizeof bytes);

@@ -1,5 +1,5 @@
-// Shared by the functions of the C ABI: nothing may be thrown across it, every failure leaves a
-// text.
+// Shared by the functions of the C ABI: no exception crosses it, and every failure stores a
+// message for headrace_last_error().
 #pragma once
 
 #include <algorithm>
@@ -16,29 +16,31 @@
 struct headrace_plan {
   headrace::Plan plan;
   std::string kernel_name;
-  // Made when it is first asked for: it costs more than the plan.
+  // Built on first use: building it costs more than planning.
   mutable std::once_flag is_explained;
   mutable std::string explain;
 };
 
 namespace headrace::capi {
 
-// Keep the text for headrace_last_error() of this thread.
+// Stores the message for this thread's headrace_last_error().
 headrace_status fail(Failure failure) noexcept;
-// For texts that must not need memory.
+// For messages that must not allocate.
 headrace_status fail_static(headrace_status status, const char* text) noexcept;
 
 inline headrace_status status_of(Status status) noexcept {
   return status ? fail(std::move(*status)) : HEADRACE_OK;
 }
 
-// Runs the body of a function that returns a status; what it throws becomes one.
+// Runs the body of an API function; an exception becomes a status.
 template <class Body>
 headrace_status guarded(Body body) noexcept {
   try {
     return body();
   } catch (const std::bad_alloc&) {
-    return fail_static(HEADRACE_OUT_OF_MEMORY, "out of memory: the host has no more to give");
+    return fail_static(
+        HEADRACE_OUT_OF_MEMORY,
+        "out of memory: a host allocation failed; pass smaller inputs or free memory");
   } catch (const std::exception& error) {
     return fail_static(HEADRACE_INTERNAL, error.what());
   } catch (...) {
@@ -50,20 +52,20 @@ inline Failure null_argument(const char* name, const char* remedy) {
   return invalid_argument("{}=NULL: must not be null; {}", name, remedy);
 }
 
-// A caller's struct of `bytes` bytes, as its version of the header has it: the beginning of ours,
-// and not a byte behind it.
+// Writes a caller's struct of `bytes` bytes (its header's sizeof): a prefix of ours, and no byte
+// past it.
 Status write_versioned(const char* name, const void* ours, std::size_t our_bytes, void* theirs,
                        std::size_t bytes);
 
-// Fills a struct whose struct_size the caller has set.
+// Fills an output struct; the caller has set its struct_size.
 template <class T>
 headrace_status give(const char* name, const T& ours, T* theirs) {
   if (theirs == nullptr) return fail(null_argument(name, "pass a struct to fill"));
   return status_of(write_versioned(name, &ours, sizeof ours, theirs, theirs->struct_size));
 }
 
-// The body of an init function. A caller that does not look at the status has a struct_size of 0,
-// which the function that gets the struct refuses.
+// The body of an init function. On failure struct_size is 0, which later calls refuse, even if the
+// caller ignores the status.
 template <class T>
 headrace_status init(const char* name, const T& defaults, T* theirs, std::size_t bytes) noexcept {
   return guarded([&] {
@@ -73,7 +75,7 @@ headrace_status init(const char* name, const T& defaults, T* theirs, std::size_t
   });
 }
 
-// The caller's structs, whatever version of the header made them. `options` may be null: defaults.
+// Reads the caller's structs of any header version. Null `options`: the defaults.
 Status read_tensors(const headrace_attention_tensors* theirs, headrace_attention_tensors& ours);
 Status read_gradients(const headrace_attention_gradients* theirs,
                       headrace_attention_gradients& ours);

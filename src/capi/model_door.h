@@ -14,22 +14,24 @@ struct headrace_model {
 
 namespace headrace::capi {
 
-// A list that comes back through (capacity, count). Nothing is written where it does not fit.
+// Returns a list through (capacity, count). Writes no elements if they do not fit.
 template <class List, class T>
 headrace_status give_list(const List& list, const char* name, T* to, std::size_t capacity,
                           std::size_t* count) {
-  if (count == nullptr) return fail(null_argument("count", "pass where the count shall go"));
+  if (count == nullptr) return fail(null_argument("count", "pass the address of a count"));
   *count = list.size();
   if (to == nullptr && capacity == 0) return HEADRACE_OK;
-  if (to == nullptr) return fail(null_argument(name, "or pass capacity 0 to get the count"));
+  if (to == nullptr)
+    return fail(null_argument(name, "pass an array, or capacity 0 to get the count"));
   if (capacity < list.size())
-    return fail(invalid_argument("capacity={}: {} has {} elements; ask for the count first",
-                                 capacity, name, list.size()));
+    return fail(
+        invalid_argument("capacity={}: {} has {} elements; pass capacity 0 to get the count",
+                         capacity, name, list.size()));
   if (!list.empty()) std::memcpy(to, list.data(), list.size() * sizeof(T));
   return HEADRACE_OK;
 }
 
-// A caller's size-prefixed struct over defaults; null: the defaults.
+// Reads a caller's size-prefixed struct over the defaults; null: the defaults.
 template <class T>
 Status read_struct(const char* name, const T* theirs, T& ours) {
   if (theirs == nullptr) return std::nullopt;

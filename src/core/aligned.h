@@ -1,4 +1,4 @@
-// Memory of a fixed size on a cache line, not initialised.
+// Uninitialized fixed-size memory, aligned to a cache line.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ class Aligned {
   static constexpr std::size_t kAlignment = 64;
 
   Aligned() = default;
-  // get() is null only where the system refuses.
+  // get() is null if the allocation failed.
   explicit Aligned(std::size_t count)
       : memory_(static_cast<T*>(
             std::aligned_alloc(kAlignment, round_up((count + 1) * sizeof(T), kAlignment)))) {}

@@ -1,4 +1,4 @@
-// The pointers of one call, grouped by concern. Strides are in elements; an axis that broadcasts
+// The pointers of one call, grouped by purpose. Strides are in elements; an axis that broadcasts
 // has stride 0.
 #pragma once
 
@@ -8,15 +8,14 @@
 
 namespace headrace {
 
-// q, k, v, out and their gradients: [batch, seqlen, heads, dim]; ragged: [total, heads, dim] and
-// stride_batch is 0. dim has stride 1.
+// q, k, v, out and their gradients: [batch, seqlen, heads, dim]; ragged: [total, heads, dim] with
+// stride_batch 0. dim has stride 1.
 struct Operand {
   void* data = nullptr;
   std::int64_t stride_batch = 0, stride_seq = 0, stride_head = 0;
 };
 
-// Row lengths of a ragged batch; both null for a dense one. The views they come from are
-// contiguous.
+// cu_seqlens of a ragged batch, contiguous; both null for a dense batch.
 struct Ragged {
   const std::int32_t* cu_seqlens_q = nullptr;  // [batch + 1]
   const std::int32_t* cu_seqlens_k = nullptr;  // [batch + 1]
@@ -26,7 +25,7 @@ struct Ragged {
 // max_seqlen_k], stride_batch 0 and the query index counts from the start of the packed rows
 // (unless the query axis broadcasts).
 struct ScoreOperand {
-  const void* data = nullptr;  // probs and dbias are written all the same
+  const void* data = nullptr;  // const, but probs and dbias are outputs
   DType dtype = DType::f32;
   std::int64_t stride_batch = 0, stride_head = 0, stride_q = 0, stride_k = 0;
 };
@@ -37,8 +36,8 @@ struct LseOperand {
   std::int64_t stride_batch = 0, stride_head = 0, stride_q = 0;
 };
 
-// The backward's own: dout and dlse are read, the others written. Where the axis of a dbias is
-// summed over its stride is 0.
+// Backward only: dout and dlse are inputs, the others outputs. dbias has stride 0 along axes that
+// are reduced.
 struct GradientArgs {
   Operand dout, dq, dk, dv;
   LseOperand dlse;          // data may be null
@@ -63,7 +62,7 @@ struct AttentionArgs {
   GradientArgs gradients;  // backward only
 };
 
-// Where one sequence lies and how long it is. Dense: a batch entry; ragged: its rows in q and k.
+// Position and length of one sequence. Dense: a batch entry; ragged: its rows in q and k.
 struct Sequence {
   std::int64_t row_q = 0, row_k = 0;  // first row; dense: 0, the batch axis has a stride
   std::int64_t seqlen_q = 0, seqlen_k = 0;
@@ -79,7 +78,7 @@ inline Sequence sequence_of(const Problem& p, const AttentionArgs& args, std::in
           .seqlen_k = cu_k[1] - cu_k[0]};
 }
 
-// Element offset of row `seq_idx` of a sequence in q, k, v or out.
+// Element offset of a row of a sequence in q, k, v or out.
 constexpr std::int64_t row_offset(const Operand& x, std::int64_t batch_idx, std::int64_t row,
                                   std::int64_t head) {
   return batch_idx * x.stride_batch + row * x.stride_seq + head * x.stride_head;

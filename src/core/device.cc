@@ -16,23 +16,22 @@ namespace {
 constexpr std::uint32_t kAvx2 = HEADRACE_ISA_AVX2;
 constexpr std::uint32_t kAvx512 = kAvx2 | HEADRACE_ISA_AVX512;
 constexpr std::uint32_t kAvx512Vnni = kAvx512 | HEADRACE_ISA_AVX512_VNNI;
-// Every CPU with bf16 dot products has those of bytes.
+// Every CPU with AVX512_BF16 has AVX512_VNNI.
 constexpr std::uint32_t kAvx512Bf16 = kAvx512Vnni | HEADRACE_ISA_AVX512_BF16;
-// AMD: on Zen 4 VDPBF16PS was measured to run as often as an FMA, with twice its products; Intel's
-// run at a fourth of that (src/backends/cpu/attention/flash/README.md).
+// AMD: measured on Zen 4, VDPBF16PS has the throughput of an FMA at twice its products; on Intel it
+// has a fourth of that (src/backends/cpu/attention/flash/README.md).
 constexpr std::uint32_t kAvx512Bf16Fast = kAvx512Bf16 | HEADRACE_ISA_AVX512_BF16_FAST;
 constexpr std::uint32_t kKnownIsa = kAvx512Bf16Fast | HEADRACE_ISA_NEON;
 constexpr int kMaxUnits = 1024;
 constexpr std::int64_t kUnknownL2Bytes = 512 * 1024;
 constexpr const char* kForms =
     "\"cpu\", \"cpu:ISA\" or \"cpu:ISA:THREADS\" (ISA: scalar, avx2, avx512, avx512_vnni, "
-    "avx512_bf16, avx512_bf16_fast, neon; THREADS: 1 to 1024), \"cuda\" or \"cuda:NUMBER\" (of "
-    "this process), "
-    "\"smNN:UNITS\" (for example sm90:132)";
+    "avx512_bf16, avx512_bf16_fast, neon; THREADS: 1 to 1024), \"cuda\" or \"cuda:NUMBER\" (a "
+    "device of this process), \"smNN:UNITS\" (for example sm90:132)";
 
 struct IsaName {
   std::string_view name;
-  std::uint32_t bits;  // with those it implies
+  std::uint32_t bits;  // includes the implied sets
 };
 constexpr IsaName kIsaNames[] = {
     // highest first
@@ -51,7 +50,7 @@ const IsaName* find_isa(std::string_view name) {
   return nullptr;
 }
 
-// All of the text is a number within [low, high].
+// True if the whole text is a number within [low, high].
 bool parse_number(std::string_view text, int low, int high, int* number) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *number);
   return error == std::errc() && end == text.data() + text.size() && low <= *number &&
@@ -60,11 +59,11 @@ bool parse_number(std::string_view text, int low, int high, int* number) {
 
 std::uint32_t probe_isa() {
 #if defined(__x86_64__) || defined(__i386__)
-  // The builtins read XCR0 as well, so a bit means that the operating system saves the registers.
+  // The builtins check XCR0 too: the operating system saves the registers.
   __builtin_cpu_init();
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
 #if defined(__clang__) && __clang_major__ < 19
-  const bool has_f16c = true;  // every CPU with AVX2 has it; old clang does not know the word
+  const bool has_f16c = true;  // every CPU with AVX2 has it; old clang does not know the name
 #else
   const bool has_f16c = __builtin_cpu_supports("f16c");
 #endif
@@ -85,7 +84,7 @@ std::uint32_t probe_isa() {
 int threads_by_affinity() {
   cpu_set_t set;
   CPU_ZERO(&set);
-  // Fails with more than 1024 CPUs; the count of the machine is then the best there is.
+  // Fails with more than 1024 CPUs; then fall back to the CPU count of the machine.
   if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
   return std::clamp<int>(static_cast<int>(std::thread::hardware_concurrency()), 1, kMaxUnits);
 }
@@ -137,13 +136,13 @@ Result<DeviceInfo> cpu_from_parts(std::string_view text, std::string_view isa_an
   device.cpu_isa = isa->bits;
   if (colon != std::string_view::npos &&
       !parse_number(isa_and_threads.substr(colon + 1), 1, kMaxUnits, &device.num_units))
-    return invalid_argument("device \"{}\": the thread count is no number of 1 to {}; use {}", text,
+    return invalid_argument("device \"{}\": the thread count must be 1 to {}; use {}", text,
                             kMaxUnits, kForms);
   set_name(device, text);
   return device;
 }
 
-// Of a CTA, by the CUDA programming guide; the smallest of the newer chips where it is not known.
+// Maximum per CTA, by the CUDA programming guide; unknown chips get the smallest newer value.
 std::uint32_t smem_bytes_of(int sm) {
   constexpr std::uint32_t kKiB = 1024;
   if (sm == 70) return 96 * kKiB;
@@ -160,7 +159,7 @@ Result<DeviceInfo> gpu_from_parts(std::string_view text) {
   if (colon == std::string_view::npos ||
       !parse_number(text.substr(2, colon - 2), 50, 999, &device.sm) ||
       !parse_number(text.substr(colon + 1), 1, kMaxUnits, &device.num_units))
-    return invalid_argument("device \"{}\": no GPU description; use {}", text, kForms);
+    return invalid_argument("device \"{}\": not a GPU description; use {}", text, kForms);
   constexpr std::int64_t kMiB = 1024 * 1024;
   device.l2_bytes = device.sm >= 90 ? 50 * kMiB : device.sm == 80 ? 40 * kMiB : 6 * kMiB;
   device.smem_bytes = smem_bytes_of(device.sm);
@@ -182,16 +181,15 @@ Result<DeviceInfo> cpu_info() {
     if (isa == nullptr)
       return invalid_argument(
           "HEADRACE_CPU_ISA=\"{}\": must be scalar, avx2, avx512, avx512_vnni, avx512_bf16, "
-          "avx512_bf16_fast or neon; "
-          "correct or unset the variable",
+          "avx512_bf16_fast or neon; correct or unset the variable",
           cap);
     device.cpu_isa &= isa->bits;
   }
   if (const auto threads = env::value_of(env::Variable::num_threads); !threads.empty()) {
     if (!parse_number(threads, 1, kMaxUnits, &device.num_units))
       return invalid_argument(
-          "HEADRACE_NUM_THREADS=\"{}\": must be a number of 1 to {}; correct or unset the variable",
-          threads, kMaxUnits);
+          "HEADRACE_NUM_THREADS=\"{}\": must be 1 to {}; correct or unset the variable", threads,
+          kMaxUnits);
   }
   return device;
 }
@@ -213,7 +211,7 @@ std::string device_text(const DeviceInfo& device) {
   if (device.device_type == HEADRACE_CUDA)
     return format_text("cuda sm{}, {} multiprocessors, L2 {} KiB ({})", device.sm, device.num_units,
                        device.l2_bytes / 1024, device.name);
-  return format_text("cpu {}, {} thread{}, L2 {} KiB a core ({})", cpu_isa_name(device.cpu_isa),
+  return format_text("cpu {}, {} thread{}, L2 {} KiB per core ({})", cpu_isa_name(device.cpu_isa),
                      device.num_units, device.num_units == 1 ? "" : "s", device.l2_bytes / 1024,
                      device.name);
 }
@@ -234,7 +232,7 @@ Status check_device(const DeviceInfo& device) {
     return invalid_argument("device.l2_bytes={}: must not be negative; {}", device.l2_bytes,
                             kRemedy);
   if (std::memchr(device.name, '\0', sizeof device.name) == nullptr)
-    return invalid_argument("device.name: 96 characters without an end; end it with a zero; {}",
+    return invalid_argument("device.name: must be zero-terminated within its 96 characters; {}",
                             kRemedy);
   return std::nullopt;
 }

@@ -1,4 +1,4 @@
-// Device descriptions: the CPU of this process, and any other one made from text.
+// Device descriptions: the CPU of this process, and any device described by text.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +10,17 @@
 
 namespace headrace {
 
-// Instruction sets (headrace_cpu_isa bits) that this CPU and its operating system run, whatever the
-// environment says.
+// Instruction sets (headrace_cpu_isa bits) that this CPU and its operating system support,
+// regardless of environment variables.
 std::uint32_t detected_cpu_isa();
 
 // The CPU of this process; HEADRACE_CPU_ISA caps the instruction set, HEADRACE_NUM_THREADS sets the
-// threads. Fails where one of them has no meaning.
+// threads. Fails if one of them is invalid.
 Result<DeviceInfo> cpu_info();
 
 // "cpu" (this machine), "cpu:ISA", "cpu:ISA:THREADS", "smNN:UNITS". An instruction set implies the
-// lower ones. The device need not be there. ("cuda:NUMBER" belongs to the door: it asks a backend.)
+// lower ones. The device need not be present. (The C API handles "cuda:NUMBER", which queries the
+// backend.)
 Result<DeviceInfo> device_from_text(std::string_view text);
 
 // "scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "avx512_bf16_fast", "neon": the highest
@@ -29,7 +30,7 @@ std::string_view cpu_isa_name(std::uint32_t cpu_isa);
 // One line for explain(): "cpu avx2, 16 threads, L2 512 KiB (name)".
 std::string device_text(const DeviceInfo& device);
 
-// A description made by hand must make sense: type, unit count, known bits, terminated name.
+// Checks a caller's description: type, unit count, known bits, terminated name.
 Status check_device(const DeviceInfo& device);
 
 }  // namespace headrace

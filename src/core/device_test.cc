@@ -13,7 +13,7 @@
 namespace headrace {
 namespace {
 
-// Sets a variable for the length of a test.
+// Sets an environment variable for its lifetime.
 class ScopedEnv {
  public:
   ScopedEnv(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
@@ -36,7 +36,7 @@ TEST(Device, ThisCpuMakesSense) {
 }
 
 #if defined(__x86_64__)
-// As the kernel says: its vendor and its list of instructions.
+// Compares with the vendor and the flags of /proc/cpuinfo.
 TEST(Device, DotProductsOfBf16AreFastOnAmd) {
   std::ifstream file("/proc/cpuinfo");
   const std::string text{std::istreambuf_iterator<char>(file), {}};

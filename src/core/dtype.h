@@ -1,5 +1,5 @@
-// Scalar conversions of the 16-bit formats, and loading any floating dtype as double. Round to
-// nearest even; NaN stays NaN (quiet), infinities and denormals are kept.
+// Scalar conversions of the 16-bit formats, and loads of any floating dtype as double. Rounding is
+// to nearest even; NaN stays NaN (quiet); infinities and denormals are preserved.
 #pragma once
 
 #include <bit>
@@ -52,7 +52,7 @@ inline std::uint16_t f16_from_float(float value) {
   return static_cast<std::uint16_t>(sign | rounded >> 13);
 }
 
-// Element `idx` (counted in elements) of a floating tensor.
+// Element `idx` of a floating tensor.
 inline double load_as_double(DType dtype, const void* data, std::int64_t idx) {
   switch (dtype) {
     case DType::f32:
@@ -68,8 +68,7 @@ inline double load_as_double(DType dtype, const void* data, std::int64_t idx) {
   }
 }
 
-// Rounds once: double -> float -> 16 bits would round twice, so the intermediate float is rounded
-// to odd.
+// Rounding to odd avoids the double rounding of double -> float -> 16 bits.
 inline float round_to_odd(double value) {
   const float nearest = static_cast<float>(value);
   if (static_cast<double>(nearest) == value || nearest != nearest) return nearest;

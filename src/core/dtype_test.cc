@@ -21,7 +21,7 @@ TEST(DType, EveryF16SurvivesTheRoundTrip) {
 
 TEST(DType, F16RoundsToNearestEven) {
   for (std::uint32_t bits = 0; bits < 0x7c00;
-       ++bits) {  // midpoints between neighbours, and a hair to both sides
+       ++bits) {  // midpoints between neighbours, and the nearest values on both sides
     const float low = float_from_f16(static_cast<std::uint16_t>(bits));
     const float high =
         bits == 0x7bff ? 65536.0f : float_from_f16(static_cast<std::uint16_t>(bits + 1));
@@ -42,7 +42,7 @@ TEST(DType, Bf16RoundsToNearestEven) {
 }
 
 TEST(DType, DoubleIsRoundedOnce) {
-  // Just above a bf16 midpoint by less than a float ulp: double rounding would go down to even.
+  // Above a bf16 midpoint by less than a float ulp: double rounding would round down to even.
   std::uint16_t out = 0;
   store_from_double(DType::bf16, &out, 0, 1.0 + 0x1p-8 + 0x1p-40);
   EXPECT_EQ(out, 0x3f81);

@@ -1,5 +1,5 @@
-// A kernel: a row of an ordered list, one list a device and phase. It accepts a problem or says why
-// not, plans it, launches it.
+// A kernel: an entry of the ordered list of a device type and phase. It accepts a problem or states
+// why not, plans it and launches it.
 #pragma once
 
 #include <cstddef>
@@ -23,10 +23,10 @@ using Stream = void*;  // null on CPU; cudaStream_t on CUDA
 struct Kernel {
   std::string_view name;     // "cpu_avx2_fwd", "cpu_avx2_bwd": <arch>_<phase>
   std::string_view summary;  // one line for the support matrix
-  // Empty: accepts. Else the reason, for explain() and errors.
+  // Empty: the kernel supports the problem. Else the reason, for explain() and errors.
   std::string (*refuses)(const Problem&, const DeviceInfo&);
   Schedule (*plan)(const Problem&, const DeviceInfo&);
-  // Enqueues; the arguments were validated against the plan's problem. Allocates nothing.
+  // Enqueues the work. The arguments match the plan's problem. Allocates nothing.
   Status (*launch)(const Plan&, const AttentionArgs&, Workspace, Stream);
 };
 

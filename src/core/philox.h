@@ -6,10 +6,10 @@
 //   key     = (seed low, seed high ^ offset high)
 //   counter = (offset low, batch * num_heads + head, query, 2 * group + half)
 //
-// A group is the 16 columns of a 64-wide block of keys with equal (key % 8) / 2: those that one
-// thread of a tensor-core accumulator fragment holds in a row. Its 16 x 16 bits are two Philox
-// outputs: `half` 0 covers the first 32 keys of the block, 1 the other 32. Within a half, word (key
-// % 32) / 8 holds the pair: low 16 bits for the even key, high for the odd.
+// A group is the 16 columns of a 64-key block with equal (key % 8) / 2: the columns of a row that
+// one thread of a tensor-core accumulator fragment holds. Its 16 x 16 bits are two Philox outputs:
+// `half` 0 covers the first 32 keys of the block, 1 the other 32. Within a half, word
+// (key % 32) / 8 holds a pair: the low 16 bits for the even key, the high ones for the odd.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct PhiloxWords {
   std::uint32_t word[4];
 };
 
-// Seven pass every test that ten do, and dropout is no more than its random numbers' speed
+// Seven rounds pass every test that ten pass, and the random numbers bound the speed of dropout
 // (docs/design/0003-dropout-rounds.md).
 inline constexpr int kPhiloxRounds = 7;
 
@@ -60,8 +60,8 @@ struct DropoutRow {  // all elements of one (batch, head, query)
   }
 };
 
-// An element is kept when its 16 bits are below this; what is kept is multiplied by 65536 /
-// threshold, so that the expected value is exact for the probability as it is represented.
+// An element is kept if its 16 bits are below the threshold. Kept elements are scaled by 65536 /
+// threshold, so that the expected value is exact for the quantized probability.
 constexpr std::uint32_t dropout_keep_threshold(double dropout_p) {
   const double keep = (1.0 - dropout_p) * 65536.0 + 0.5;
   return keep < 1.0 ? 1u : static_cast<std::uint32_t>(keep);

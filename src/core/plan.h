@@ -1,5 +1,5 @@
-// A plan: the chosen kernel and its schedule, a pure function of (Problem, DeviceInfo). Printable,
-// immutable.
+// A plan: the selected kernel and its schedule. A pure function of (Problem, DeviceInfo);
+// immutable; explain() prints it.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace headrace {
 
 struct Kernel;
 
-// What a kernel's plan() decides. Zero where a kernel has no such notion.
+// The result of a kernel's plan(). Fields that do not apply to a kernel are 0.
 struct Schedule {
   std::int64_t tile_m = 0;      // query rows (queries x heads of a group) per tile
   std::int64_t tile_n = 0;      // keys per tile
@@ -23,16 +23,16 @@ struct Schedule {
   int num_threads = 1;
   std::int64_t num_ctas = 0;
   std::size_t workspace_bytes = 0;
-  // For bounds of the error: what P is rounded to before P V, and by how many units of 2^-24 a
-  // product of two floats may be off besides (3 x tf32).
+  // For error bounds: the dtype that P is rounded to before P V, and the additional error of a
+  // product of two floats in units of 2^-24 (3xTF32).
   DType prob_dtype = DType::f32;
   int product_error = 0;
-  // The backward: whether dS is made from P as rounded for dV; and where dq is summed as integers,
-  // so many bits below the most that it can be (0: as floats).
+  // Backward: whether dS is computed from the rounded P of dV; and the fractional bits below the
+  // bound of |dq| in a fixed-point dq accumulator (0: dq accumulates in floating point).
   bool ds_from_rounded_p = false;
   int sum_bits = 0;
-  bool has_fixed_bits = true;  // the same from run to run
-  std::string note;            // one line for explain: the path and the reason for it
+  bool has_fixed_bits = true;  // bit-identical from run to run
+  std::string note;            // one line for explain(): the code path and its reason
 };
 
 struct RefusedKernel {
@@ -45,8 +45,8 @@ struct Plan {
   DeviceInfo device;
   const Kernel* kernel = nullptr;
   Schedule schedule;
-  std::vector<RefusedKernel> refused;  // asked before the chosen one, in order
-  bool is_fallback = false;            // the last kernel of the list, which refuses nothing
+  std::vector<RefusedKernel> refused;  // refused before the selected one, in order
+  bool is_fallback = false;  // the slow fallback at the end of the list, which supports everything
 };
 
 }  // namespace headrace

@@ -1,5 +1,5 @@
-// What the caller asked for, already validated: shapes and features, no pointers. The struct is the
-// public one; here are the questions that selection and kernels ask of it.
+// Helpers on a validated headrace_problem (shapes and features, no pointers) for kernel selection,
+// planning and kernels.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace headrace {
 using Problem = headrace_problem;
 using DeviceInfo = headrace_device_info;
 
-// What copy engines and vector loads ask of addresses and strides, in bytes.
+// Alignment in bytes that TMA, cp.async and vector loads need of addresses and strides.
 inline constexpr std::int32_t kWholeAlignment = 16;
 
 constexpr DType dtype_of(const Problem& p) { return static_cast<DType>(p.dtype); }
@@ -31,20 +31,20 @@ constexpr bool has_general_scores(const Problem& p) {
          p.has_tree_mask;
 }
 
-// Whether later queries see more keys, and the first keys are seen by most queries: tiles of a
-// sequence differ in length.
+// True if later queries see more keys than earlier ones, so that tiles of a sequence differ in
+// length.
 constexpr bool is_triangular(const Problem& p) {
   return p.window_left < 0 && (has_causal(p) || p.window_right >= 0);
 }
 
-// Distance added to a query's index to reach the diagonal: key i + shift is "its own" key. Causal
-// masks, windows and ALiBi all refer to it. Bottom-right unless top-left was asked for.
+// Offset from a query's index to its diagonal key, query i to key i + shift. Causal masks, windows
+// and ALiBi all use it. Bottom-right alignment unless the mask is top-left.
 constexpr std::int64_t diagonal_shift(const Problem& p, std::int64_t seqlen_q,
                                       std::int64_t seqlen_k) {
   return p.causal == HEADRACE_CAUSAL_TOP_LEFT ? 0 : seqlen_k - seqlen_q;
 }
 
-// The keys [begin, end) that causal mask and window let query `q_idx` see; empty when begin >= end.
+// The keys [begin, end) visible to query `q_idx` under causal mask and window; may be empty.
 struct KeyRange {
   std::int64_t begin, end;
 };

@@ -17,8 +17,8 @@ Status check_llama3(const RopeLlama3Scaling& scaling) {
   if (!is_positive(scaling.low_freq_factor) || !is_positive(scaling.high_freq_factor) ||
       scaling.high_freq_factor <= scaling.low_freq_factor)
     return invalid_argument(
-        "llama3.low_freq_factor={}, high_freq_factor={}: both must be finite and positive and the "
-        "second the larger; Llama 3.1 has 1 and 4",
+        "llama3.low_freq_factor={}, high_freq_factor={}: both must be finite and positive, and "
+        "high_freq_factor must be larger; Llama 3.1 has 1 and 4",
         scaling.low_freq_factor, scaling.high_freq_factor);
   if (!is_positive(scaling.original_context_length))
     return invalid_argument(
@@ -31,30 +31,30 @@ Status check_factors(const RopeOptions& o) {
   if (o.freq_factors.empty()) return {};
   if (o.llama3)
     return invalid_argument(
-        "freq_factors and llama3 are both given: the factors of a model file contain that scaling "
-        "already, leave llama3 out");
+        "freq_factors and llama3 are both given: freq_factors already contain the llama3 scaling; "
+        "leave llama3 out");
   if (static_cast<std::int64_t>(o.freq_factors.size()) != o.rot_dim / 2)
-    return invalid_argument("freq_factors has {} entries, must have rot_dim / 2 = {}",
+    return invalid_argument("freq_factors has {} entries: must have rot_dim / 2 = {}",
                             o.freq_factors.size(), o.rot_dim / 2);
   for (std::size_t i = 0; i < o.freq_factors.size(); ++i)
     if (!is_positive(static_cast<double>(o.freq_factors[i])))
-      return invalid_argument("freq_factors[{}]={} must be finite and positive: is the file whole?",
-                              i, o.freq_factors[i]);
+      return invalid_argument(
+          "freq_factors[{}]={} must be finite and positive: the file may be damaged", i,
+          o.freq_factors[i]);
   return {};
 }
 
 Status check_options(const RopeOptions& o) {
   if (o.rot_dim < 2 || o.rot_dim % 2 != 0 || o.rot_dim > 1 << 16)
-    return invalid_argument("rot_dim={} must be even and within 2 to 65536", o.rot_dim);
+    return invalid_argument("rot_dim={} must be even and 2 to 65536", o.rot_dim);
   if (o.num_positions < 1 || o.num_positions > std::numeric_limits<std::int32_t>::max())
     return invalid_argument(
-        "num_positions={} must be within 1 and 2^31 - 1: the longest context in use",
-        o.num_positions);
+        "num_positions={} must be 1 to 2^31 - 1: pass the longest context in use", o.num_positions);
   if (!is_positive(o.base))
-    return invalid_argument("base={} must be finite and positive: 10000 unless the model says else",
+    return invalid_argument("base={} must be finite and positive: 10000 is the usual value",
                             o.base);
   if (!is_positive(o.linear_factor))
-    return invalid_argument("linear_factor={} must be finite and positive: 1 for no scaling",
+    return invalid_argument("linear_factor={} must be finite and positive: pass 1 for no scaling",
                             o.linear_factor);
   if (o.llama3)
     if (Status wrong = check_llama3(*o.llama3)) return wrong;
@@ -94,7 +94,7 @@ Result<RopeTable> make_rope_table(const RopeOptions& options) {
     table.sin.resize(size);
   } catch (const std::bad_alloc&) {
     return Failure{ErrorCode::out_of_memory,
-                   format_text("the rope table of {} positions takes {} bytes: ask for fewer "
+                   format_text("the rope table of {} positions needs {} bytes: request fewer "
                                "positions",
                                options.num_positions, 2 * size * sizeof(float))};
   }

@@ -1,6 +1,6 @@
-// Cosines and sines of rotary position embeddings (Su et al., RoFormer, 2021), one row a position:
-// pair i of a head turns by position * frequency(i), frequency(i) = base^(-2i / rot_dim), scaled as
-// the model file says. Angles, cosines and sines are computed in double and rounded once.
+// Cosine and sine table of rotary position embeddings (Su et al., RoFormer, 2021), one row per
+// position: pair i of a head rotates by position * frequency(i), frequency(i) =
+// base^(-2i / rot_dim), with the model's frequency scaling. Computed in double and rounded once.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace headrace {
 
 // Llama 3: wavelengths (2 pi / frequency, in positions) above original_context_length /
 // low_freq_factor are stretched by `factor`, those below original_context_length /
-// high_freq_factor stay as they are, between them the two are mixed.
+// high_freq_factor are unchanged; in between, frequencies are interpolated.
 struct RopeLlama3Scaling {
   double factor = 8;
   double low_freq_factor = 1;
@@ -23,12 +23,12 @@ struct RopeLlama3Scaling {
 };
 
 struct RopeOptions {
-  std::int64_t rot_dim = 0;        // even: the elements of a head that turn
+  std::int64_t rot_dim = 0;        // even: the rotated elements of a head
   std::int64_t num_positions = 0;  // rows of the table: positions 0 to num_positions - 1
   double base = 10000;
   double linear_factor = 1;  // positions are divided by it
   std::optional<RopeLlama3Scaling> llama3;
-  // [rot_dim / 2], or empty: frequencies are divided by these (GGUF's rope_freqs.weight). Not
+  // [rot_dim / 2], or empty: divisors of the frequencies (GGUF's rope_freqs.weight). Not
   // together with llama3, which such factors already contain.
   std::span<const float> freq_factors;
 };
@@ -41,7 +41,7 @@ struct RopeTable {
 // invalid_argument, out_of_memory.
 Result<RopeTable> make_rope_table(const RopeOptions& options);
 
-// frequency(i) after every scaling, in radians a position: [rot_dim / 2]. For checked options.
+// frequency(i) after all scaling, in radians per position: [rot_dim / 2]. For checked options.
 std::vector<double> rope_frequencies(const RopeOptions& options);
 
 }  // namespace headrace

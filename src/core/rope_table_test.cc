@@ -27,7 +27,7 @@ TEST(RopeTable, HoldsRoundedCosinesAndSines) {
     for (std::size_t i = 0; i < 32; ++i) {
       const double angle =
           static_cast<double>(position) * std::pow(100000.0, -static_cast<double>(i) / 32);
-      // At an angle of 8191 a double is wrong by 1e-12: far below a rounding of the float.
+      // At an angle of 8191 the error in double is 1e-12, far below a float ulp.
       EXPECT_NEAR(table.cos[position * 32 + i], std::cos(angle), 0x1p-24);
       EXPECT_NEAR(table.sin[position * 32 + i], std::sin(angle), 0x1p-24);
     }

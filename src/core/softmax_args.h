@@ -1,5 +1,5 @@
-// The pointers of one softmax call, validated. The axis that is summed over is the row; every other
-// axis numbers rows. Strides are in elements.
+// The pointers of one validated softmax call. A row lies along the softmax axis; all other axes
+// index rows. Strides are in elements.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,7 @@ namespace headrace {
 
 inline constexpr int kMaxRowAxes = HEADRACE_MAX_RANK - 1;
 
-// All rows of a call: the axes that number them, outermost first, those that lie behind each other
-// in every operand merged into one.
+// The row axes of a call, outermost first; axes that are contiguous in every operand are merged.
 struct RowSpace {
   std::int64_t num_rows = 0;
   std::int64_t length = 0;  // elements of a row
@@ -20,13 +19,13 @@ struct RowSpace {
 };
 
 struct RowOperand {
-  void* data = nullptr;                    // null: not wanted
-  std::int64_t stride = 0;                 // along the row; of an lse 0
-  std::int64_t strides[kMaxRowAxes] = {};  // from row to row, an entry for each axis of the space
+  void* data = nullptr;                    // null: not computed
+  std::int64_t stride = 0;                 // along the row; 0 for lse
+  std::int64_t strides[kMaxRowAxes] = {};  // along each row axis
 };
 
 enum class SoftmaxAlgorithm : std::int32_t {
-  automatic = HEADRACE_SOFTMAX_AUTO,  // the faster one, by the length of a row alone
+  automatic = HEADRACE_SOFTMAX_AUTO,  // the faster one; depends only on the row length
   safe = HEADRACE_SOFTMAX_SAFE,
   online = HEADRACE_SOFTMAX_ONLINE,
 };

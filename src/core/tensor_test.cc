@@ -1,5 +1,5 @@
-// Views against enumerating every index: whatever a view operation returns, element by element it
-// must be the element that the definition names.
+// View operations against enumerating every index: each element must be the one that the
+// definition of the operation names.
 #include "headrace/tensor.hpp"
 
 #include <gtest/gtest.h>
@@ -70,7 +70,7 @@ TEST(TensorView, SliceIsTheIndicesItNames) {
     if (step > 0) legal = 0 <= start && start <= stop && stop <= n;
     if (step < 0) legal = -1 <= stop && stop <= start && start < std::max<std::int64_t>(n, 0);
     if (step < 0 && n == 0) legal = start == -1 && stop == -1;
-    // An empty backwards range may start at -1, behind the last step down.
+    // An empty reversed range may start at -1.
     if (step < 0 && start == -1 && stop == -1) legal = true;
     const auto slice = v.slice(axis, start, stop, step);
     ASSERT_EQ(slice.has_value(), legal)
@@ -78,7 +78,7 @@ TEST(TensorView, SliceIsTheIndicesItNames) {
     if (!legal) continue;
     for (std::int64_t i = start; step > 0 ? i < stop : i > stop; i += step) indices.push_back(i);
     ASSERT_EQ(slice->shape[axis], static_cast<std::int64_t>(indices.size()));
-    // Bring the axis to the front on both sides, then compare slab by slab.
+    // Move the axis to the front on both sides, then compare slices.
     Offsets expected, arrived;
     for (std::size_t i = 0; i < indices.size(); ++i) {
       const Offsets slab = offsets_of(*v.select(axis, indices[i]), make.memory.data());
@@ -141,7 +141,7 @@ TEST(TensorView, PermuteAndBack) {
   EXPECT_FALSE(v.permute({0, -1}).has_value());
 }
 
-// Where reshape says yes the elements are the same in order; where it says no, no strides exist.
+// If reshape succeeds, the elements keep their order; if it fails, no strides could express it.
 TEST(TensorView, ReshapeKeepsTheElementsInOrder) {
   Maker make;
   int num_done = 0, num_refused = 0;
@@ -160,7 +160,7 @@ TEST(TensorView, ReshapeKeepsTheElementsInOrder) {
       continue;
     }
     ++num_refused;
-    // The strides that the first step along each axis asks for; with them some element is wrong.
+    // The strides that the first step along each axis implies must misplace some element.
     TensorView best = v;
     best.rank = 3;
     std::int64_t inner = 1;

@@ -17,8 +17,8 @@ T read(const std::byte* at) {
 float half(const std::byte* at) { return float_from_f16(read<std::uint16_t>(at)); }
 int byte(const std::byte* at) { return std::to_integer<int>(*at); }
 
-// Formats of 32 elements: nibble j is the low half of byte j for elements 0 to 15, the high half
-// for 16 to 31; five-bit formats have bit j of a 32-bit word above it.
+// Blocks of 32 elements: elements 0 to 15 are the low nibbles of bytes 0 to 15, elements 16 to 31
+// the high nibbles. In five-bit formats bit j of a 32-bit word is the fifth bit of element j.
 int nibble(const std::byte* nibbles, int j) {
   return j < 16 ? byte(nibbles + j) & 15 : byte(nibbles + j - 16) >> 4;
 }
@@ -55,9 +55,9 @@ void q8_0(const std::byte* block, float* out) {
     out[j] = static_cast<float>(read<std::int8_t>(block + 2 + j)) * scale;
 }
 
-// Formats of 256 elements in 8 groups of 32, each with a scale and a minimum of 6 bits, packed into
-// 12 bytes: groups 0 to 3 in the low six bits of bytes 0 to 3 (scale) and 4 to 7 (minimum); groups
-// 4 to 7 in the nibbles of bytes 8 to 11 and the top two bits of the first eight.
+// Blocks of 256 elements: 8 groups of 32, each with a 6-bit scale and a 6-bit minimum, packed into
+// 12 bytes. Groups 0 to 3: the low six bits of bytes 0 to 3 (scale) and 4 to 7 (minimum). Groups 4
+// to 7: the nibbles of bytes 8 to 11 and the top two bits of the first eight bytes.
 struct Group {
   int scale, minimum;
 };
@@ -67,8 +67,8 @@ Group group_of(const std::byte* packed, int g) {
           (byte(packed + g + 4) >> 4) | (byte(packed + g) >> 6) << 4};
 }
 
-// Groups 2i and 2i + 1 are the low and high nibbles of the same 32 bytes; `high` (Q5_K) has bit g
-// of byte j as the fifth bit of element j of group g.
+// Groups 2i and 2i + 1 are the low and high nibbles of the same 32 bytes. In `high` (Q5_K) bit g of
+// byte j is the fifth bit of element j of group g.
 void k_quant(const std::byte* block, const std::byte* high, const std::byte* nibbles, float* out) {
   const float scale = half(block), minimum = half(block + 2);
   for (int g = 0; g < 8; ++g) {
@@ -86,7 +86,7 @@ void k_quant(const std::byte* block, const std::byte* high, const std::byte* nib
 void q4_k(const std::byte* block, float* out) { k_quant(block, nullptr, block + 16, out); }
 void q5_k(const std::byte* block, float* out) { k_quant(block, block + 16, block + 48, out); }
 
-// Two halves of 128: 64 bytes of low nibbles, 32 bytes of high bit pairs, 8 scales of 16 elements.
+// Two halves of 128 elements: 64 bytes of low nibbles, 32 bytes of high bit pairs, 8 scales.
 void q6_k(const std::byte* block, float* out) {
   const float scale = half(block + 208);
   for (int part = 0; part < 2; ++part) {

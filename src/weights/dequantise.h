@@ -1,5 +1,5 @@
-// Blocks of quantised weights as floats, in plain loops: the meaning of each format, used where
-// speed does not matter and as the oracle of the products that do.
+// Reference dequantization of weight blocks in plain loops. Defines each format; used where speed
+// does not matter and as the oracle for the fast matmuls.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace headrace {
 
-// data: `elements` values in whole blocks of `type`, any alignment. out [elements].
+// data: whole blocks of `type` with `elements` values, any alignment. out: [elements].
 void dequantise(WeightType type, const std::byte* data, std::int64_t elements, float* out);
 
 }  // namespace headrace

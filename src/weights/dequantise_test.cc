@@ -18,7 +18,7 @@ std::vector<std::byte> from_hex(const std::string& text) {
   return bytes;
 }
 
-// Values of the `gguf` package (tests/golden/make_dequantise.py): the same float, every one.
+// Bit-identical to the `gguf` package (tests/golden/make_dequantise.py).
 TEST(Dequantise, EqualsTheGgufPackage) {
   std::ifstream file(HEADRACE_GOLDEN_DIR "/dequantise.json");
   const auto golden = nlohmann::json::parse(file);

@@ -1,4 +1,4 @@
-// Formats of weights in model files: rows of blocks, each block a few elements with their scale.
+// Weight formats of model files: rows of blocks, each block some elements with a common scale.
 // Layouts: dequantise.cc.
 #pragma once
 
@@ -14,7 +14,7 @@ enum class WeightType { f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k
 struct WeightTypeInfo {
   WeightType type;
   const char* name;
-  std::uint32_t gguf_id;        // of the type in a GGUF file
+  std::uint32_t gguf_id;        // type id in GGUF files
   std::int64_t block_elements;  // a row is a whole number of blocks
   std::int64_t block_bytes;
 };
