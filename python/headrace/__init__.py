@@ -7,7 +7,7 @@ On arrays (NumPy, DLPack, CUDA array interface):
     print(headrace.explain(q, k, v, causal=True))
     y = headrace.softmax(x, axis=-1)
 
-For PyTorch `headrace.torch`, for Hugging Face models `headrace.transformers`; each is imported on demand.
+For PyTorch use `headrace.torch`, for Hugging Face models `headrace.transformers`; both are imported on demand.
 """
 
 import importlib

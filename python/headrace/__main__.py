@@ -1,4 +1,4 @@
-"""python -m headrace info: this build, this machine, the kernels."""
+"""python -m headrace info: the build, the machine, the kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arguments of attention, as people write them, turned into those of the library. Shared by arrays and PyTorch."""
+"""Converts Python arguments of attention into the library's. Shared by arrays and PyTorch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypedDict
 
     class Numbers(TypedDict, total=False):
-        """Keyword arguments of attention() on arrays and of PyTorch's, for the overloads that say what is returned."""
+        """Keyword arguments of attention() on arrays and on PyTorch tensors, for the overloads by return type."""
 
         softmax_scale: float | None
         causal: bool | str
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         checked: bool
         layout: str
 
-# Tensors that a call may have besides q, k and v, in the order in which they are passed around.
+# Optional tensors of a call besides q, k and v, in the order in which they are passed around.
 EXTRA_NAMES = ("cu_seqlens_q", "cu_seqlens_k", "alibi_slopes", "bias", "mask", "tree_mask", "sinks")
 LAYOUTS = ("bshd", "bhsd")
 
@@ -51,13 +51,13 @@ def causal_code(causal: bool | str | None) -> int:
 
 
 def window_sizes(window: Any) -> tuple[int, int]:
-    """(left, right): None and negative numbers are open."""
+    """(left, right); None and negative numbers mean open (-1)."""
     try:
         left, right = window
         left = -1 if left is None or left < 0 else left
         right = -1 if right is None or right < 0 else right
     except (TypeError, ValueError):
-        raise ValueError(f"window={window!r}: must be (left, right), -1 or None for an open side") from None
+        raise ValueError(f"window={window!r}: must be (left, right), with -1 or None for an open side") from None
     return left, right
 
 
@@ -67,7 +67,7 @@ def dropout_words(seed: Any, offset: Any) -> tuple[int, int]:
         try:
             number = operator.index(value)
         except TypeError:
-            raise TypeError(f"{name}={value!r}: must be an integer; pass one") from None
+            raise TypeError(f"{name}={value!r}: must be an integer") from None
         if not 0 <= number < 1 << 64:
             raise ValueError(f"{name}={number}: must be 0 to 2**64 - 1; pass {name} % 2**64")
         words.append(number)
@@ -114,17 +114,17 @@ def make_options(
 
 
 def swapped_heads(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """[batch, heads, seqlen, dim] as [batch, seqlen, heads, dim], or back: sizes or strides."""
+    """Converts sizes or strides between [batch, heads, seqlen, dim] and [batch, seqlen, heads, dim]."""
     return (sizes[0], sizes[2], sizes[1], sizes[3]) if len(sizes) == 4 else sizes
 
 
 def out_shape(q: tuple[int, ...], v: tuple[int, ...]) -> tuple[int, ...]:
-    """Of an out that fits q and v; the library says what is wrong where their ranks are not those of the contract."""
+    """The shape of out for q and v; for invalid ranks the library reports the error."""
     return (*q[:-1], v[-1]) if q and v else q
 
 
 def lse_shape(q: tuple[int, ...], is_ragged: bool) -> tuple[int, ...]:
-    """q as the library sees it: [batch, seqlen_q, num_heads, head_dim], ragged [total_q, num_heads, head_dim]."""
+    """For q [batch, seqlen_q, num_heads, head_dim], ragged [total_q, num_heads, head_dim]."""
     if is_ragged:
         return (q[1], q[0]) if len(q) == 3 else (0, 0)
     return (q[0], q[2], q[1]) if len(q) == 4 else (0, 0, 0)

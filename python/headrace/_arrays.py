@@ -1,4 +1,4 @@
-"""attention, explain, supports, check: on arrays."""
+"""attention, explain, supports and check on arrays."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 
 class Support:
-    """Whether some kernel takes a problem: true or false, and why.
+    """Whether a kernel supports a problem. Truth value: supported.
 
-    kernel: its name, "" where there is none. is_fallback: it is the last of the list. reason: why no kernel takes it.
+    kernel: its name, "" if unsupported. is_fallback: it is the slow fallback. reason: why no kernel supports the call.
     """
 
     __slots__ = ("is_fallback", "kernel", "reason")
@@ -61,13 +61,13 @@ class Support:
 
 
 def _cupy_of(array: Any) -> Any:
-    """The module cupy, where the array is one of its own."""
+    """The module cupy if the array is a CuPy array."""
     cupy = sys.modules.get("cupy")
     return cupy if cupy is not None and isinstance(array, cupy.ndarray) else None
 
 
 def _current_stream(array: Any) -> int | None:
-    """The stream that the array's own library would use now, where it has such a thing."""
+    """The current stream of the array's own library, if it has one."""
     cupy = _cupy_of(array)
     return _views.stream_of(array) if cupy is None else cupy.cuda.get_current_stream(array.device.id).ptr
 
@@ -77,7 +77,7 @@ def _heads_first_view(view: View) -> View:
 
 
 def _max_seqlen(name: str, given: int | None, cu_seqlens: Any) -> int | None:
-    """Taken from cu_seqlens where the host can read them."""
+    """The given bound, else the longest sequence of cu_seqlens if the host can read them."""
     if given is not None or cu_seqlens is None:
         return given
     if isinstance(cu_seqlens, TensorSpec) or not _views.is_on_host(cu_seqlens):
@@ -96,7 +96,7 @@ def options_of_call(extras: dict[str, Any], arguments: dict[str, Any]) -> Option
 
 
 class Call:
-    """Inputs and outputs of one call as views; with gradients it is a backward."""
+    """Inputs and outputs of one call as views. A call with gradients is a backward."""
 
     def __init__(self, stream: int | None, heads_first: bool) -> None:
         self.stream = stream
@@ -120,7 +120,7 @@ class Call:
         return self.heads_first and name in ("q", "k", "v", "out")
 
     def shape_of(self, name: str) -> tuple[int, ...]:
-        """As the caller gave it."""
+        """In the caller's layout."""
         shape = self.views[name].shape
         return swapped_heads(shape) if self._is_swapped(name) else shape
 
@@ -158,7 +158,7 @@ def new_call(
 
 
 def new_output(name: str, like: Any, view: View, shape: tuple[int, ...], code: int) -> Any:
-    """An array of `shape` of the library that `like` came from."""
+    """A new array of `shape` from the library of `like`."""
     if isinstance(like, np.ndarray):
         return np.empty(shape, _views.numpy_dtype(code))
     cupy = _cupy_of(like)
@@ -168,8 +168,8 @@ def new_output(name: str, like: Any, view: View, shape: tuple[int, ...], code: i
     if view.device_type == _structs.CPU:
         return np.empty(shape, _views.numpy_dtype(code))
     raise ValueError(
-        f"{name}: must be given for a {type(like).__name__} on a GPU (only CuPy and PyTorch arrays are allocated "
-        f"here); pass {name}, or without it PyTorch tensors"
+        f"{name}: must be given for a {type(like).__name__} on a GPU (headrace allocates only CuPy and PyTorch "
+        f"arrays); pass {name}, or pass PyTorch tensors"
     )
 
 
@@ -228,7 +228,7 @@ def attention(
 ) -> Any:
     """Exact attention of arrays: softmax(softmax_scale * q k^T + ...) v.
 
-    Arrays are NumPy's (bfloat16 through ml_dtypes) or anything with DLPack or the CUDA array interface; all on one
+    Arrays are NumPy arrays (bfloat16 via ml_dtypes) or anything with DLPack or the CUDA array interface, all on one
     device. Nothing is copied. The last axis of q, k, v and out is contiguous, every other stride is free.
 
     Args:
@@ -238,37 +238,37 @@ def attention(
         v: [batch, seqlen_k, num_kv_heads, head_dim_v]; head dims are 1 to 576.
         softmax_scale: default head_dim ** -0.5.
         causal: True or "bottom-right": query i sees keys j <= i + seqlen_k - seqlen_q; "top-left": j <= i.
-        window: (left, right), keys visible beside the diagonal, inclusive; -1 or None is open.
-        softcap: c > 0 makes a score s into c * tanh(s / c).
+        window: (left, right), keys visible left and right of the diagonal, inclusive; -1 or None: open.
+        softcap: c > 0 turns a score s into c * tanh(s / c); 0: none.
         alibi_slopes: f32 [num_heads] or [batch, num_heads].
         bias: added to scores; dtype of q or f32; [batch, num_heads, seqlen_q, seqlen_k], any axis may be 1;
             ragged [num_heads, total_q, max_seqlen_k].
-        mask: bool, True keeps; shaped like bias.
-        tree_mask: u32 [batch, seqlen_q, words]: bit j of row i says whether query i sees key seqlen_k - seqlen_q + j.
+        mask: bool, True = keep; shaped like bias.
+        tree_mask: u32 [batch, seqlen_q, words]: bit j of row i: query i sees key seqlen_k - seqlen_q + j.
         sinks: f32 [num_heads], a logit that joins the denominator only.
-        dropout_p, dropout_seed, dropout_offset: the same numbers give the same mask on every device.
-        cu_seqlens_q, cu_seqlens_k: i32 [batch + 1]: a ragged batch. max_seqlen_q, max_seqlen_k: upper bounds of
-            its lengths; read from cu_seqlens where these are host memory.
-        num_splits: key splits; 0: by the rule, which depends on a sequence's own lengths alone.
-        strict_rows: a row has the same bits whatever seqlen_q it came with.
-        strict_fallback: NotImplementedError instead of a FallbackWarning where only the last kernel would run.
-        checked: lengths on a GPU are validated on the host first (synchronises).
-        return_lse: also the lse, f32 [batch, num_heads, seqlen_q] (ragged [num_heads, total_q]), natural logarithm.
-        return_probs: also the probabilities, f32 [batch, num_heads, seqlen_q, seqlen_k], for debugging small shapes.
-        out, lse, probs: where to write, shapes as returned; lse and probs f32 (f64 for f64 inputs). Default: new
-            arrays of NumPy or CuPy. With PyTorch tensors, which go to headrace.torch.attention, not to be given.
-        stream: a cudaStream_t as an int; default: CuPy's current one, the one that the CUDA array interface of q names,
-            else CUDA's default stream. Work of others on DLPack arrays is waited for, on that stream.
+        dropout_p, dropout_seed, dropout_offset: equal values give the same dropout mask on every device.
+        cu_seqlens_q, cu_seqlens_k: i32 [batch + 1], for a ragged batch. max_seqlen_q, max_seqlen_k: upper bounds of
+            its lengths; computed from cu_seqlens if these are in host memory.
+        num_splits: number of key splits; 0: chosen automatically, from the sequence's own lengths only.
+        strict_rows: a row's bits do not depend on seqlen_q.
+        strict_fallback: fail (NotImplementedError) rather than use the slow fallback with a FallbackWarning.
+        checked: validate lengths on a GPU on the host first (synchronizes).
+        return_lse: also return the lse, f32 [batch, num_heads, seqlen_q] (ragged [num_heads, total_q]), natural log.
+        return_probs: also return the probabilities, f32 [batch, num_heads, seqlen_q, seqlen_k]; for small shapes.
+        out, lse, probs: output arrays, shapes as returned; lse and probs f32 (f64 for f64 inputs). Default: new
+            NumPy or CuPy arrays. Not allowed with PyTorch tensors, which headrace.torch.attention handles.
+        stream: a cudaStream_t as an int; default: CuPy's current stream, the stream in q's CUDA array interface,
+            else CUDA's default stream. Pending work on DLPack arrays finishes first.
 
     Returns:
-        out [batch, seqlen_q, num_heads, head_dim_v]; where lse or probs were asked for or given a tuple
-        (out, lse, probs) without what was not. A row that sees no key is 0, its lse -inf.
+        out [batch, seqlen_q, num_heads, head_dim_v]; if lse or probs are requested or given, a tuple (out, lse, probs)
+        without the other one. A row that sees no key is 0 and its lse -inf.
 
     Raises:
-        ValueError: an argument broke a rule; the text names it, its value, the rule and the remedy.
-        NotImplementedError: valid, but no kernel of this build and device takes it; the text says why.
-        MemoryError, RuntimeError: the host is out of memory, the device failed.
-        TypeError: an argument is no array.
+        ValueError: an invalid argument; the message names it, its value, the rule and the remedy.
+        NotImplementedError: valid, but no kernel of this build and device supports it; the message says why.
+        MemoryError, RuntimeError: out of host memory; a device error.
+        TypeError: an argument is not an array.
     """
     extras = dict(
         zip(EXTRA_NAMES, (cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, tree_mask, sinks), strict=True)
@@ -289,8 +289,8 @@ def attention(
     if is_torch(q):
         if not (out is lse is probs is stream is None):
             raise ValueError(
-                "out, lse, probs and stream: must not be given with PyTorch tensors, whose results are new ones on the "
-                "current stream; leave them out"
+                "out, lse, probs and stream: must not be given with PyTorch tensors, whose results are new tensors on "
+                "the current stream; leave them out"
             )
         from .torch import attention as torch_attention
 
@@ -315,7 +315,7 @@ def _new_result(name: str, call: Call, like: Any) -> Any:
 
 
 def _add_outputs(call: Call, like: Any, outputs: dict[str, tuple[Any, bool]]) -> list[Any]:
-    """`outputs`: the array that was given, and whether it is wanted without."""
+    """`outputs`: the given array (or None), and whether to allocate one if none is given."""
     results = []
     for name, (array, is_wanted) in outputs.items():
         if array is None and is_wanted:
@@ -419,15 +419,15 @@ def _question(q: Any, k: Any, v: Any, device: str | None, backward: bool, argume
 
 
 def explain(q: Any, k: Any, v: Any, *, device: str | None = None, backward: bool = False, **arguments: Any) -> str:
-    """Which kernel would run this call and why, as text: the list of kernels with their reasons, and the schedule.
+    """Explains which kernel would run this call: the list of kernels with their reasons, and the schedule.
 
-    Nothing is run and no element is read.
+    Runs nothing and reads no elements.
 
     Args:
         q, k, v: arrays as attention() takes them, or TensorSpec(shape, dtype) without memory.
-        device: "cpu", "cpu:avx512:16", "cuda:1", or a GPU that is not here, "sm90:132"; default: that of q.
-        backward: what computes the gradients of q, k and v, of bias and sinks where there are some, and with
-            return_lse from a gradient of the lse; instead of the call itself.
+        device: "cpu", "cpu:avx512:16", "cuda:1", or a GPU that need not be present, "sm90:132"; default: that of q.
+        backward: explain the backward instead: gradients of q, k, v, and of bias and sinks if given; with return_lse
+            it also has a dlse.
         **arguments: those of headrace.torch.attention() and of attention(), except out, lse, probs and stream;
             tensors may be TensorSpecs.
 
@@ -440,13 +440,13 @@ def explain(q: Any, k: Any, v: Any, *, device: str | None = None, backward: bool
 def supports(
     q: Any, k: Any, v: Any, *, device: str | None = None, backward: bool = False, **arguments: Any
 ) -> Support:
-    """Whether a kernel of this build takes this call. Arguments as of explain().
+    """Whether a kernel of this build supports this call. Arguments as for explain().
 
     Returns:
-        Support: true or false, with .kernel, .is_fallback and .reason.
+        Support: truth value, .kernel, .is_fallback and .reason.
 
     Raises:
-        ValueError: the arguments break a rule, whatever the device.
+        ValueError: the arguments are invalid on any device.
     """
     try:
         plan = _question(q, k, v, device, backward, arguments)
@@ -456,15 +456,15 @@ def supports(
 
 
 def check(device: str = "cuda:0", stream: int | None = None) -> None:
-    """Waits for the stream, then raises ValueError where lengths on the device (cu_seqlens) broke a rule since the
-    last check. Such lengths are clamped to the buffers by the kernels.
+    """Synchronizes with the stream, then raises ValueError if lengths on the device (cu_seqlens) were out of bounds
+    since the last check. Kernels clamp such lengths to the buffers.
 
     Args:
-        device: "cuda:N"; "cpu" is always fine: there lengths are read before a call.
+        device: "cuda:N"; "cpu" always succeeds, because CPU calls validate lengths first.
         stream: a cudaStream_t as an int; default: CUDA's default stream.
 
     Raises:
-        ValueError: lengths were out of bounds. RuntimeError: the device failed or is not there.
+        ValueError: lengths were out of bounds. RuntimeError: the device failed or is absent.
     """
     kind, _, number = device.partition(":")
     if kind not in _structs.DEVICE_NAMES or not (number or "0").isdecimal():

@@ -1,4 +1,4 @@
-"""attention_backward, on arrays."""
+"""attention_backward on arrays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ._views import is_torch
 
 
 class Gradients(NamedTuple):
-    """What attention_backward() returns."""
+    """The result of attention_backward()."""
 
     dq: Any
     dk: Any
@@ -55,35 +55,35 @@ def attention_backward(
     dsinks: Any = None,
     stream: int | None = None,
 ) -> Gradients:
-    """The gradients of attention(): what a change of out (and lse) means for q, k, v, bias and sinks.
+    """The gradients of attention() with respect to q, k, v, bias and sinks.
 
         out, lse = headrace.attention(q, k, v, causal=True, return_lse=True)
         dq, dk, dv, *_ = headrace.attention_backward(q, k, v, out, lse, dout, causal=True)
 
-    Arrays are those that attention() takes, all on one device. PyTorch tensors have a backward() of their own, that of
+    Accepts the same arrays as attention(), all on one device. For PyTorch tensors call backward() on the result of
     headrace.torch.attention().
 
     Args:
-        q, k, v: as they were given to attention(): [batch, seqlen_q, num_heads, head_dim], [batch, seqlen_k,
+        q, k, v: the inputs of attention(): [batch, seqlen_q, num_heads, head_dim], [batch, seqlen_k,
             num_kv_heads, head_dim] and [batch, seqlen_k, num_kv_heads, head_dim_v]; f32, f16, bf16 or f64.
-        out: what attention() returned: [batch, seqlen_q, num_heads, head_dim_v], dtype of q.
-        lse: what it returned with return_lse: [batch, num_heads, seqlen_q] (ragged [num_heads, total_q]); f32 (f64 for
+        out: the result of attention(): [batch, seqlen_q, num_heads, head_dim_v], dtype of q.
+        lse: its lse (return_lse=True): [batch, num_heads, seqlen_q] (ragged [num_heads, total_q]); f32 (f64 for
             f64 inputs).
         dout: the gradient of out; its shape and dtype.
-        dlse: the gradient of lse, its shape and dtype; None where nothing depends on the lse.
+        dlse: the gradient of lse, its shape and dtype; None if the loss does not depend on lse.
         softmax_scale, causal, window, softcap, alibi_slopes, bias, mask, tree_mask, sinks, dropout_p, dropout_seed,
             dropout_offset, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, strict_fallback, checked, layout,
             stream: as in the call of attention(). With layout="bhsd" q, k, v, out, dout, dq, dk and dv are
             [batch, heads, seqlen, dim].
-        deterministic: the same bits from run to run on a GPU too, where dq may vary without it; on the CPU it
-            always has the same.
-        dq, dk, dv, dbias, dsinks: where to write, with the shape and dtype of q, k, v, bias and sinks. Default: new
-            arrays of NumPy or CuPy.
+        deterministic: bit-identical dq from run to run on a GPU, too; everything else, and all gradients on the CPU,
+            always is.
+        dq, dk, dv, dbias, dsinks: output arrays with the shape and dtype of q, k, v, bias and sinks. Default: new
+            NumPy or CuPy arrays.
 
     Returns:
         Gradients(dq, dk, dv, dbias, dsinks), a named tuple. dk and dv are summed over the query heads of a group, dbias
-        over the axes where bias has size 1. dbias is None without bias, dsinks without sinks. Rows that see no
-        key give zeros.
+        over the axes where bias has size 1. dbias is None without bias, dsinks without sinks. Queries that see no
+        key contribute zero gradients.
 
     Raises:
         As attention().
@@ -124,7 +124,7 @@ def attention_backward(
 
 
 def _add_output(call: Call, name: str, array: Any, like: Any) -> Any:
-    """A gradient's array: the one that was given or a new one; None where what it belongs to is absent."""
+    """A gradient's array: the given one or a new one; None if its input is absent."""
     view = call.views.get(name.removeprefix("d"))
     if array is None and view is not None:
         array = new_output(name, like, call.views["q"], call.shape_of(name.removeprefix("d")), view.dtype)

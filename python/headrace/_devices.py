@@ -1,4 +1,4 @@
-"""Descriptions of devices: plain values, also of machines that are not here."""
+"""Device descriptions: plain values; the device need not be present."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ._library import LIBRARY, check
 class Device(NamedTuple):
     """One device of this process."""
 
-    name: str  # "cpu" or "cuda:0": what explain(device=...) takes
+    name: str  # "cpu" or "cuda:0", as in explain(device=...)
     description: str
     sm: int  # CUDA: compute capability * 10; CPU: 0
-    num_units: int  # CUDA: multiprocessors; CPU: threads that a call may use
+    num_units: int  # CUDA: multiprocessors; CPU: threads per call
 
 
 def _new() -> _structs.DeviceInfo:
@@ -32,7 +32,7 @@ def from_text(text: str) -> _structs.DeviceInfo:
 
 @functools.lru_cache(maxsize=256)
 def of_tensors(device_type: int, device_id: int, num_threads: int) -> _structs.DeviceInfo:
-    """The device that tensors lie on; num_threads 0: as many as the library's own rule gives (CPU)."""
+    """The device of tensors; num_threads 0: the library's default (CPU)."""
     device = _new()
     if device_type == _structs.CUDA:
         check(LIBRARY.headrace_cuda_info(device_id, ctypes.byref(device)))
@@ -44,7 +44,7 @@ def of_tensors(device_type: int, device_id: int, num_threads: int) -> _structs.D
 
 
 def num_cuda_devices() -> int:
-    """Fails (RuntimeError, NotImplementedError) where the build or the driver has no CUDA."""
+    """Raises RuntimeError or NotImplementedError if the build or the driver lacks CUDA."""
     count = ctypes.c_int32()
     check(LIBRARY.headrace_num_cuda_devices(ctypes.byref(count)))
     return count.value
@@ -55,11 +55,11 @@ def _public(name: str, device: _structs.DeviceInfo) -> Device:
 
 
 def devices() -> list[Device]:
-    """The CPU and every CUDA device that this process sees (none where build or driver has no CUDA).
+    """The CPU and every CUDA device visible to this process (none if the build or the driver lacks CUDA).
 
     Raises:
-        ValueError: an environment variable of the library has a value that it cannot have.
-        RuntimeError: a device that is there could not be read.
+        ValueError: an environment variable of the library has an invalid value.
+        RuntimeError: the properties of a device could not be read.
     """
     found = [_public("cpu", of_tensors(_structs.CPU, 0, 0))]
     try:

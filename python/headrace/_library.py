@@ -1,4 +1,4 @@
-"""Finds libheadrace.so, loads it, and turns its statuses into exceptions."""
+"""Finds and loads libheadrace.so, and turns its statuses into exceptions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from . import _structs
 
 _FILE = "libheadrace.so"
-# The functions that return something other than a status.
+# Functions that do not return a status.
 _RESULTS = {
     "last_error": ctypes.c_char_p,
     "status_name": ctypes.c_char_p,
@@ -25,7 +25,7 @@ _RESULTS = {
     "kernel_refusal": ctypes.c_char_p,
     "plan_destroy": None,
 }
-# Functions that take this many pointers and nothing else: a pointer that is a Python int must not be cut to 32 bits.
+# Functions whose arguments are all pointers, with their number: ctypes must not truncate Python ints to 32 bits.
 _POINTERS = {
     "plan_destroy": 1,
     "plan_workspace_bytes": 1,
@@ -39,7 +39,7 @@ _POINTERS = {
     "softmax_forward": 3,
     "softmax_backward": 3,
 }
-# Versioned structs that the library can fill; it refuses a size that it does not know.
+# Versioned structs that the library fills; it refuses unknown sizes.
 _VERSIONED = {
     "attention_tensors": _structs.AttentionTensors,
     "attention_gradients": _structs.AttentionGradients,
@@ -53,7 +53,7 @@ _VERSIONED = {
 
 
 def find() -> pathlib.Path:
-    """The file to load: HEADRACE_LIBRARY where it is set (and not empty), else the one inside the package."""
+    """The file to load: HEADRACE_LIBRARY if it is set and not empty, else the one inside the package."""
     named = os.environ.get("HEADRACE_LIBRARY")
     if named:
         return pathlib.Path(named)
@@ -63,7 +63,7 @@ def find() -> pathlib.Path:
             return folder / _FILE
     raise ImportError(
         f"headrace: no {_FILE} in {' or '.join(map(str, folders))}: install the package (pip install .), "
-        "or set HEADRACE_LIBRARY to the file that a build made (build/release/src/libheadrace.so)"
+        "or set HEADRACE_LIBRARY to the library of a build (build/release/src/libheadrace.so)"
     )
 
 
@@ -83,7 +83,7 @@ def _declare(library: ctypes.CDLL) -> None:
 
 
 def _check_structs(library: ctypes.CDLL, path: pathlib.Path) -> None:
-    """A newer library may know longer structs; an older one would not understand ours."""
+    """A newer library may have longer structs; an older one cannot read ours."""
     for name, struct in _VERSIONED.items():
         if getattr(library, f"headrace_{name}_init_sized")(ctypes.byref(struct()), ctypes.sizeof(struct)):
             text = library.headrace_last_error().decode("utf-8", "replace")
@@ -113,15 +113,15 @@ _EXCEPTIONS: dict[int, type[Exception]] = {
 }
 
 
-# Where the library's text names what callers of C write.
+# C terms of the library's messages and their Python equivalents.
 _IN_PYTHON = {
-    "leave it NaN for the default head_dim^-0.5": "leave it None for the default head_dim ** -0.5",
+    "NaN for the default head_dim^-0.5": "None for the default head_dim ** -0.5",
     "set it in the options of a ragged batch": "pass it with cu_seqlens",
 }
 
 
 def fail(status: int) -> NoReturn:
-    """Raises what the library just said on this thread."""
+    """Raises the library's last error on this thread."""
     text = LIBRARY.headrace_last_error().decode("utf-8", "replace")
     for phrase, in_python in _IN_PYTHON.items():
         text = text.replace(phrase, in_python)

@@ -1,9 +1,8 @@
-"""Plans, kept by what they depend on, and the argument blocks that run them.
+"""The plan cache, and the argument blocks that run plans.
 
-A plan depends on shapes, strides, dtypes, devices and options, and of addresses on their alignment alone. So the whole
-block of arguments is packed once for each such combination; a later call writes the addresses into it and runs. A
-block belongs to one call at a time: it is taken from its plan's list and put back (both are atomic), so threads never
-share one.
+A plan depends on shapes, strides, dtypes, devices, options, and the alignment of addresses. The argument block of each
+such combination is packed once; later calls only write the addresses into it and run. A block belongs to one call at a
+time: a call takes it from its plan's list and puts it back. Both operations are atomic, so threads never share a block.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ _MAX_PLANS = 4096
 
 
 class FallbackWarning(UserWarning):
-    """Only the last, slow kernel of a device's list takes this kind of problem; the text lists the reasons."""
+    """Only the slow fallback kernel supports this kind of problem; the message lists the reasons."""
 
 
 class View(NamedTuple):
-    """A borrowed tensor: what the library sees of an array. Strides are in elements."""
+    """A borrowed tensor, as passed to the library. Strides are in elements."""
 
     data: int
     dtype: int
@@ -38,7 +37,7 @@ class View(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What a plan depends on besides the tensors; the names and values of headrace_attention_options."""
+    """The options that a plan depends on, with the names and values of headrace_attention_options."""
 
     softmax_scale: float | None = None
     softcap: float = 0.0
@@ -59,25 +58,25 @@ _NUMBERS = frozenset((int, float, bool, type(None)))
 
 
 def to_number(name: str, value: Any) -> Any:
-    """A plain one; a tensor or array of one element gives its own."""
+    """A plain number; tensors and arrays of one element give their value."""
     if getattr(value, "requires_grad", False):
         raise ValueError(
-            f"{name} requires a gradient: must be a number, which gets none; detach it, or multiply q by it"
+            f"{name} requires a gradient: must be a number, which has no gradient; detach it, or multiply q by it"
         )
     if hasattr(value, "item"):
         try:
             value = value.item()
         except (RuntimeError, ValueError):
-            raise ValueError(f"{name} is of shape {tuple(value.shape)}: must be one number; pass one") from None
+            raise ValueError(f"{name} is of shape {tuple(value.shape)}: must be a single number") from None
     if type(value) in _NUMBERS:
         return value
     if not isinstance(value, (int, float)):
-        raise TypeError(f"{name}={value!r}: must be a number; pass one")
+        raise TypeError(f"{name}={value!r}: must be a number")
     return int(value) if isinstance(value, int) else float(value)
 
 
 def numbers_of(options: Any) -> Any:
-    """Options as numbers alone: a tensor or array of one element may change while a key holds it."""
+    """Options as plain numbers: a tensor or array in a cache key could change."""
     if _NUMBERS.issuperset(map(type, options)):
         return options
     return Options(*map(to_number, Options._fields, options))
@@ -89,7 +88,7 @@ _INTEGERS = {
 
 
 def _scale_for_c(scale: Any) -> Any:
-    """There NaN says what None says here."""
+    """C's NaN is Python's None."""
     if scale is None:
         return math.nan
     if isinstance(scale, float) and not math.isfinite(scale):
@@ -108,7 +107,7 @@ def pack_options(options: Options) -> _structs.AttentionOptions:
         try:
             setattr(struct, name, value)
         except TypeError:
-            raise TypeError(f"{name}={value!r}: must be a number; pass one") from None
+            raise TypeError(f"{name}={value!r}: must be a number") from None
     return struct
 
 
@@ -116,16 +115,16 @@ def to_integer(name: str, value: Any, bits: int) -> int:
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
-        raise TypeError(f"{name}={value!r}: must be an integer; pass one") from None
+        raise TypeError(f"{name}={value!r}: must be an integer") from None
     if number != value or not -(1 << (bits - 1)) <= number < 1 << (bits - 1):
-        raise ValueError(f"{name}={value}: must be an integer of {bits} bits; pass one")
+        raise ValueError(f"{name}={value}: must be an integer of {bits} bits")
     return number
 
 
 def pack_view(tensor: _structs.Tensor, name: str, view: View) -> None:
     rank = len(view.shape)
     if rank > _structs.MAX_RANK:
-        raise ValueError(f"{name} has {rank} axes: at most {_structs.MAX_RANK} are possible; reshape it")
+        raise ValueError(f"{name} has {rank} axes: must have at most {_structs.MAX_RANK}; reshape it")
     tensor.data = view.data
     tensor.dtype = view.dtype
     tensor.device_type = view.device_type
@@ -150,15 +149,15 @@ def _new_problem() -> _structs.Problem:
     return _structs.Problem(struct_size=ctypes.sizeof(_structs.Problem))
 
 
-_pointer = ctypes.c_void_p.from_param  # what ctypes makes of an argument at each call, made once
+_pointer = ctypes.c_void_p.from_param  # ctypes' per-call argument conversion, done once
 _size = ctypes.c_size_t.from_param
 
 
 class Block:
-    """The arguments of one call: tensors, gradients (of a backward only), options; and, for a plan, its run options.
+    """The arguments of one call: tensors, gradients (backward only), options, and the run options of a plan.
 
-    `words[DATA_WORD[name]]` is where tensor `name` lies, `gradient_words[GRADIENT_WORD[name]]` a gradient. `arguments`
-    are those of the plan's run_function with the scratch memory that has this `scratch_token`.
+    `words[DATA_WORD[name]]` is the address of tensor `name`, `gradient_words[GRADIENT_WORD[name]]` of a gradient.
+    `arguments` are those of the plan's run_function, for the scratch memory identified by `scratch_token`.
     """
 
     __slots__ = (
@@ -184,7 +183,7 @@ class Block:
 
 
 class Plan:
-    """A headrace_plan with the blocks that are free to run it; with `gradients` it is that of a backward."""
+    """A headrace_plan with its free argument blocks. With `gradients` it is a backward plan."""
 
     __slots__ = (
         "_destroy", "_first", "_handle_argument", "_one_call", "_size_argument", "blocks", "handle", "is_fallback",
@@ -216,7 +215,7 @@ class Plan:
         self.workspace_bytes: int = LIBRARY.headrace_plan_workspace_bytes(handle)
         self.is_fallback = bool(LIBRARY.headrace_plan_is_fallback(handle))
         self.kernel: str = LIBRARY.headrace_plan_kernel(handle).decode()
-        self.run_function = LIBRARY[run_function]  # without argtypes: its arguments come converted
+        self.run_function = LIBRARY[run_function]  # without argtypes: arguments are converted already
         self._handle_argument, self._size_argument = _pointer(self.handle), _size(self.workspace_bytes)
         self._first = Block(*structs)
         self.blocks = [self._first.copy()]
@@ -249,7 +248,7 @@ class Plan:
             fail(status)
 
     def run_alone(self, block: Block, stream: int | None) -> None:
-        """run() without scratch memory from the caller: the library allocates it in the order of `stream`."""
+        """Like run(), but the library allocates the workspace, stream-ordered on `stream`."""
         status = self._one_call(*block.pointers, None, 0, stream)
         self.blocks.append(block)
         if status:
@@ -269,7 +268,7 @@ class Plan:
         self._run(block, block.arguments)
 
 
-# ---- fallbacks are said once for each kind of problem ----
+# ---- the slow fallback warns once per kind of problem ----
 
 _CLASS_FIELDS = (
     "phase dtype bias_dtype head_dim head_dim_v is_ragged has_alibi has_mask has_tree_mask has_sinks has_lse has_probs"
@@ -283,7 +282,7 @@ def _warn_of_fallback(problem: _structs.Problem, device: _structs.DeviceInfo, te
     if kind in _warned:
         return
     _warned.add(kind)
-    warnings.warn(f"headrace: a slow kernel was chosen:\n{text}", FallbackWarning, stacklevel=5)
+    warnings.warn(f"headrace: the slow fallback kernel was selected:\n{text}", FallbackWarning, stacklevel=5)
 
 
 # ---- the cache ----
@@ -294,20 +293,20 @@ get = _kept.get
 
 
 def _make_room() -> None:
-    if len(_kept) >= _MAX_PLANS:  # the older half goes; a call that still runs one of them holds it
+    if len(_kept) >= _MAX_PLANS:  # drops the older half; a running call keeps its plan alive
         for old in list(_kept)[: _MAX_PLANS // 2]:
             del _kept[old]
 
 
 def keep(key: Any, value: Any) -> Any:
-    """Keeps a plan, or what holds one, under the key; the first of two threads wins."""
+    """Caches a plan, or an object that holds one, under the key. If two threads race, the first wins."""
     with _kept_lock:
         _make_room()
         return _kept.setdefault(key, value)
 
 
 def replace(key: Any, value: Any) -> None:
-    """keep(), but the last one wins."""
+    """keep(), but the last caller wins."""
     with _kept_lock:
         _make_room()
         _kept[key] = value
@@ -322,7 +321,7 @@ def make(
 
 
 def cache_clear() -> None:
-    """Forgets every plan and device, so that environment variables are read again."""
+    """Drops all cached plans and devices, so that environment variables are read again."""
     with _kept_lock:
         _kept.clear()
         _warned.clear()
@@ -342,9 +341,9 @@ def _allocate(num_bytes: int) -> np.ndarray:
 
 
 class Scratch(threading.local):
-    """Scratch memory that a thread keeps. It grows by doubling and gives nothing back, so that an address stays good
-    until its call is over, whatever a finaliser that runs in between may ask for. `token` is another object for each
-    thread and size: an address that was freed may come again."""
+    """Per-thread scratch memory. It grows by doubling and never shrinks, so an address stays valid during its call even
+    if a finalizer that runs in between makes a call of its own. `token` is a distinct object for each thread and size,
+    because a freed address may be reused."""
 
     def __init__(self) -> None:
         self.token = object()

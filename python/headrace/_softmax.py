@@ -1,4 +1,4 @@
-"""softmax and its backward, on arrays."""
+"""softmax and its backward on arrays."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _output(name: str, given: Any, like: Any, view: _plans.View, shape: tuple[in
     if given is not None:
         return given
     if is_torch(like):
-        raise ValueError(f"{name}: must be given for PyTorch tensors (only NumPy and CuPy arrays are allocated here)")
+        raise ValueError(f"{name}: must be given for PyTorch tensors (headrace allocates only NumPy and CuPy arrays)")
     return new_output(name, like, view, shape, code)
 
 
@@ -65,31 +65,31 @@ def softmax(
 ) -> Any:
     """softmax(scale * x) along one axis: exp(scale * x - lse), with lse = log(sum(exp(scale * x))).
 
-    Arrays are NumPy's (bfloat16 through ml_dtypes) or anything with DLPack or the CUDA array interface; all on one
+    Arrays are NumPy arrays (bfloat16 via ml_dtypes) or anything with DLPack or the CUDA array interface, all on one
     device, any strides. Nothing is copied. "online": Milakov, Gimelshein, "Online normalizer calculation for softmax",
     2018.
 
     Args:
         x: 1 to 6 axes of any size; f32, f16 or bf16.
-        axis: that is summed over; negative ones count from the end.
-        scale: of the exponents, of any sign.
-        algorithm: "safe" takes the maximum, the sum and the weights in three passes, "online" maximum and sum in one;
-            "auto" is the faster one for the device and the length of the axis.
-        return_lse: also the lse.
-        out: where to write, shape and dtype of x; x itself is fine. Default: a new NumPy or CuPy array.
-        lse: where to write the lse, f32, the shape of x without the axis; default where it is asked for: a new array.
-        stream: a cudaStream_t as an int; default: the current one of CuPy or PyTorch, the one that the CUDA array
-            interface of x names, else CUDA's default stream.
+        axis: the softmax axis; negative values count from the end.
+        scale: multiplies x; any sign.
+        algorithm: "safe": maximum, sum and results in three passes; "online": maximum and sum in one pass; "auto": the
+            faster one for the device and the length of the axis.
+        return_lse: also return the lse.
+        out: output array, shape and dtype of x; may be x itself. Default: a new NumPy or CuPy array.
+        lse: output array for the lse, f32, the shape of x without the axis; default with return_lse: a new array.
+        stream: a cudaStream_t as an int; default: the current stream of CuPy or PyTorch, the stream in x's CUDA array
+            interface, else CUDA's default stream.
 
     Returns:
-        out, or (out, lse) with return_lse or lse. A row that is -inf throughout is 0 and its lse -inf; one with NaN or
-        +inf is NaN throughout.
+        out, or (out, lse) with return_lse or lse. A row of only -inf gives 0 and an lse of -inf; a row with NaN or
+        +inf gives NaN.
 
     Raises:
-        ValueError: an argument broke a rule; the text names it, its value, the rule and the remedy.
-        NotImplementedError: the build or the device has no kernel for it.
-        MemoryError, RuntimeError: the host is out of memory, the device failed.
-        TypeError: an argument is no array.
+        ValueError: an invalid argument; the message names it, its value, the rule and the remedy.
+        NotImplementedError: no kernel of this build and device supports the call.
+        MemoryError, RuntimeError: out of host memory; a device error.
+        TypeError: an argument is not an array.
     """
     stream = _stream_of(x, stream)
     options = _options(axis, scale, algorithm)
@@ -112,10 +112,10 @@ def softmax_backward(
     """The gradient with respect to x of y = softmax(scale * x): scale * y * (dy - sum(y * dy, axis)).
 
     Args:
-        y: what softmax() returned; 1 to 6 axes, f32, f16 or bf16.
+        y: the result of softmax(); 1 to 6 axes, f32, f16 or bf16.
         dy: the gradient with respect to y; shape and dtype of y.
         axis, scale: as in softmax().
-        out: where to write, shape and dtype of y; y or dy itself is fine. Default: a new NumPy or CuPy array.
+        out: output array, shape and dtype of y; may be y or dy itself. Default: a new NumPy or CuPy array.
         stream: as in softmax().
 
     Returns:

@@ -1,4 +1,4 @@
-"""The structs and numbers of include/headrace/headrace.h, as ctypes sees them."""
+"""ctypes declarations of the structs and constants of include/headrace/headrace.h."""
 
 from __future__ import annotations
 
@@ -113,9 +113,9 @@ class Problem(ctypes.Structure):
     ]
 
 
-# Addresses and strides that are multiples of this are all the same to a plan.
+# Plans do not distinguish alignments of addresses and strides beyond this.
 WHOLE_ALIGNMENT = 16
 
-# Where the address of each tensor lies, counted in 8-byte words of AttentionTensors and AttentionGradients.
+# The position of each tensor's address, in 8-byte words of AttentionTensors and AttentionGradients.
 DATA_WORD = {name: getattr(AttentionTensors, name).offset // 8 for name in TENSOR_NAMES}
 GRADIENT_WORD = {name: getattr(AttentionGradients, name).offset // 8 for name in GRADIENT_NAMES}

@@ -26,8 +26,8 @@ _KNOWN = "float32, float16, bfloat16, float64, int32, uint32 or bool"
 class TensorSpec(NamedTuple):
     """Shape, dtype and strides of a tensor without memory, for explain() and supports().
 
-    shape: as of the array it stands for. dtype: "f32", "f16", "bf16", "f64", "i32", "u32" or "bool".
-    strides: in elements; row-major where None.
+    shape: of the array it stands for. dtype: "f32", "f16", "bf16", "f64", "i32", "u32" or "bool".
+    strides: in elements; None: row-major.
     """
 
     shape: tuple[int, ...]
@@ -36,7 +36,7 @@ class TensorSpec(NamedTuple):
 
 
 class Borrowed(NamedTuple):
-    """A view and what must stay alive while it is in use."""
+    """A view and the object that must stay alive while the view is in use."""
 
     view: View
     owner: Any
@@ -56,7 +56,7 @@ def numpy_dtype(code: int) -> np.dtype[Any]:
     for dtype, known in _NUMPY_DTYPES.items():
         if known == code:
             return dtype
-    import ml_dtypes  # only where a bf16 array arrived, which ml_dtypes made
+    import ml_dtypes  # only imported for bf16 arrays, which ml_dtypes created
 
     return np.dtype(ml_dtypes.bfloat16)
 
@@ -73,22 +73,22 @@ def _of_numpy_dtype(name: str, dtype: np.dtype[Any]) -> int:
 def _element_strides(name: str, strides: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
     if any(stride % item_bytes for stride in strides):
         raise ValueError(
-            f"{name}: strides of {strides} bytes are no multiple of its {item_bytes}-byte elements; copy {name}"
+            f"{name}: strides of {strides} bytes are not multiples of its {item_bytes}-byte elements; copy {name}"
         )
     return tuple(stride // item_bytes for stride in strides)
 
 
 def of_numpy(name: str, array: np.ndarray) -> Borrowed:
     if isinstance(array, np.ma.MaskedArray):
-        raise TypeError(f"{name} is a masked array: must be a plain one; pass {name}.filled() or {name}.data")
+        raise TypeError(f"{name} is a masked array: must be a plain array; pass {name}.filled() or {name}.data")
     code = _of_numpy_dtype(name, array.dtype)
     strides = _element_strides(name, array.strides, array.itemsize)
     return Borrowed(View(array.ctypes.data, code, _structs.CPU, 0, array.shape, strides), array)
 
 
-# Streams as the CUDA array interface and DLPack name them.
+# Stream values of the CUDA array interface and DLPack.
 _DEFAULT_STREAM = 1
-NO_STREAM = -1  # nothing is read or written: nobody has to wait
+NO_STREAM = -1  # no synchronization: nothing is read or written
 
 
 def _read_only(name: str) -> ValueError:
@@ -99,17 +99,17 @@ def _read_only(name: str) -> ValueError:
 
 
 def of_cuda_array(name: str, array: Any, stream: int | None, is_output: bool) -> Borrowed:
-    """Its memory is taken to lie on device 0, which the interface does not say; elsewhere the library refuses it."""
+    """Assumes device 0, because the interface does not name the device; the library refuses memory of other devices."""
     interface = array.__cuda_array_interface__
     if is_output and interface["data"][1]:
         raise _read_only(name)
     if interface.get("mask") is not None:
-        raise ValueError(f"{name}: its CUDA array interface has a mask: must have none; fill {name} and pass that")
-    used = interface.get("stream")  # on another one the call would have to wait for it
+        raise ValueError(f"{name}: its CUDA array interface has a mask: must have none; pass a filled copy of {name}")
+    used = interface.get("stream")  # on another stream the call would have to synchronize
     if used and stream != NO_STREAM and used != (stream or _DEFAULT_STREAM):
         raise ValueError(
             f"{name}: in use on stream {used:#x}, and the call runs on stream {stream or _DEFAULT_STREAM:#x}: must be "
-            f"the same; pass stream={used:#x}, or wait for that stream and pass {name} without one"
+            f"the same; pass stream={used:#x}, or synchronize that stream and pass {name} without one"
         )
     dtype = np.dtype(interface["typestr"])
     shape = tuple(interface["shape"])
@@ -169,7 +169,7 @@ _capsule_pointer.restype = ctypes.c_void_p
 
 
 def _dlpack_stream(device_type: int, stream: int | None) -> int | None:
-    """What __dlpack__(stream=) wants: the stream that will read."""
+    """The argument of __dlpack__(stream=): the consumer's stream."""
     if device_type not in (_DL_CUDA, _DL_CUDA_MANAGED):
         return None
     return stream or _DEFAULT_STREAM
@@ -181,16 +181,16 @@ def is_torch(array: Any) -> bool:
 
 
 def _check_torch(name: str, tensor: Any) -> None:
-    """PyTorch exports the memory of a tensor whatever its class and its bits say about the values."""
+    """PyTorch exports raw memory, even if a tensor's class or its neg/conj bits change the values."""
     from .torch._tensors import refuse_opaque
 
     refuse_opaque((name,), (tensor,))
     if tensor.is_neg():
-        raise ValueError(f"{name} is a negated view: must be what its memory holds; pass {name}.resolve_neg()")
+        raise ValueError(f"{name} is a negated view: its memory must hold its values; pass {name}.resolve_neg()")
 
 
 def of_dlpack(name: str, array: Any, stream: int | None, is_output: bool) -> Borrowed:
-    """Borrows the memory: the capsule is not consumed, and gives it back when it is dropped."""
+    """Borrows the memory: the capsule is not consumed and releases the memory when it is dropped."""
     if is_torch(array):
         _check_torch(name, array)
     device_type, _ = array.__dlpack_device__()
@@ -198,19 +198,19 @@ def of_dlpack(name: str, array: Any, stream: int | None, is_output: bool) -> Bor
     try:
         try:
             capsule = array.__dlpack__(max_version=(1, 0), **wanted)
-        except TypeError:  # a producer from before DLPack 1.0 does not know max_version
+        except TypeError:  # producers before DLPack 1.0 do not accept max_version
             capsule = array.__dlpack__(**wanted)
     except BufferError as error:
-        raise ValueError(f"{name}: its library does not export it: {error}; pass a copy that it exports") from error
+        raise ValueError(f"{name}: its library does not export it: {error}; pass an exportable copy") from error
     if _capsule_is_valid(capsule, b"dltensor_versioned"):
         address = _capsule_pointer(capsule, b"dltensor_versioned")
         managed = _DLManagedTensorVersioned.from_address(address)
         if managed.major != 1:
-            raise ValueError(f"{name}: DLPack {managed.major}.{managed.minor} is not known; export version 1")
+            raise ValueError(f"{name}: DLPack {managed.major}.{managed.minor} is not supported; export version 1")
         if is_output and managed.flags & _DL_READ_ONLY:
             raise _read_only(name)
         if is_output and managed.flags & _DL_IS_COPIED:
-            raise ValueError(f"{name}: its library exports a copy of it: must be the array itself; pass another output")
+            raise ValueError(f"{name}: its library exports a copy: must be the array itself; pass another output")
         tensor = managed.tensor
     else:
         tensor = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
@@ -253,7 +253,7 @@ def of(name: str, array: Any, stream: int | None = None, is_output: bool = False
 
 
 def stream_of(array: Any) -> int | None:
-    """The stream that an array says it is in use on; DLPack asks for the reader's instead."""
+    """The stream in an array's CUDA array interface; DLPack passes the consumer's stream instead."""
     if hasattr(array, "__dlpack__"):
         return None
     return getattr(array, "__cuda_array_interface__", {}).get("stream")
@@ -265,11 +265,11 @@ def is_on_host(array: Any) -> bool:
     return not hasattr(array, "__cuda_array_interface__")
 
 
-_SPEC_GAP = 1 << 30  # keeps the made-up addresses of different tensors apart
+_SPEC_GAP = 1 << 30  # gap between the fake addresses of tensors
 
 
 class SpecAddresses:
-    """Addresses for tensors without memory, never read: apart from each other, so that nothing overlaps."""
+    """Fake addresses for tensors without memory. Never read; spaced so that nothing overlaps."""
 
     def __init__(self, device_type: int, device_id: int) -> None:
         self._device = (device_type, device_id)

@@ -3,8 +3,8 @@
     import headrace.transformers
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="headrace")
 
-Importing this module registers it. Causal masks, windows, softcap, sinks and grouped heads go to the kernel as what
-they are; a mask is made only where a batch is padded or packed, or where a cache has room for tokens to come.
+Importing this module registers it. Causal masks, windows, softcap, sinks and grouped heads are passed to the kernel
+directly; a mask tensor is built only for padded or packed batches and for caches with unused slots.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAME = "headrace"
 if "q_length" not in inspect.signature(sdpa_mask).parameters:
     raise ImportError("headrace.transformers: transformers is too old; install 5.8 or newer")
 
-# Families that pass their window to the attention function, so that the kernel applies it and no mask has to.
+# Model families that pass their window to the attention function; the kernel applies it without a mask.
 _PASSES_WINDOW = frozenset(("gemma2", "gpt_oss", "mistral", "qwen2"))
 
 
@@ -38,10 +38,10 @@ def _is_plain_causal(
     local_size: int | None,
     config: Any,
 ) -> bool:
-    """Whether causal=bottom-right, with the model's window, is the whole mask."""
+    """Whether the mask is exactly causal bottom-right with the model's window."""
     if torch.compiler.is_compiling() or isinstance(q_offset, torch.Tensor) or isinstance(kv_offset, torch.Tensor):
         return False
-    if q_offset + q_length != kv_offset + kv_length:  # a static cache: keys behind the last query
+    if q_offset + q_length != kv_offset + kv_length:  # a static cache: keys past the last query
         return False
     if local_size is not None and kv_length > local_size and getattr(config, "model_type", "") not in _PASSES_WINDOW:
         return False
@@ -63,7 +63,7 @@ def headrace_mask(
     config: Any = None,
     **others: Any,
 ) -> torch.Tensor | None:
-    """The mask for headrace_attention: None where causality and the window say it all, else bool, True keeps.
+    """The mask for headrace_attention: None if causal mask and window suffice, else bool, True = keep.
 
     Returns:
         None or [batch, 1, q_length, kv_length].
@@ -103,13 +103,13 @@ def headrace_attention(
     cache: Any = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function that transformers calls.
+    """The attention function called by transformers.
 
     Args:
         query: [batch, num_heads, seqlen_q, head_dim]; float16, bfloat16, float32 or float64. key, value: [batch,
             num_kv_heads, seqlen_k, head_dim].
-        attention_mask: None: causal (bottom-right) within sliding_window, or nothing where is_causal is False;
-            bool (True keeps) or added to scores: all that masks.
+        attention_mask: None: causal (bottom-right) within sliding_window, or no mask if is_causal is False;
+            bool (True = keep) or added to the scores: the complete mask.
         s_aux: [num_heads], sinks. position_bias: added to scores.
 
     Returns:
@@ -120,7 +120,7 @@ def headrace_attention(
         ValueError, MemoryError, RuntimeError: as headrace.torch.attention.
     """
     if cache is not None:
-        raise NotImplementedError("headrace has no paged keys yet: use generate(), not continuous batching")
+        raise NotImplementedError("headrace has no paged KV cache yet: use generate() without continuous batching")
     left = -1
     mode = CAUSAL_NONE
     mask = bias = None
@@ -130,7 +130,7 @@ def headrace_attention(
         if is_causal:
             mode = CAUSAL_BOTTOM_RIGHT
             if sliding_window is not None:
-                left = sliding_window - 1  # a window counts the query's own key, ours the keys left of it
+                left = sliding_window - 1  # sliding_window includes the query's own key, window_left does not
     elif attention_mask.dtype == torch.bool:
         mask = attention_mask
     else:
@@ -142,7 +142,7 @@ def headrace_attention(
     options = (scaling, softcap or 0.0, dropout, left, -1, 0, 0, mode, 0, False, False, False, False)
     state = random_dropout_state() if dropout else None
     out, _, _ = _ops.attention(query, key, value, extras, options, state, True, False, False)
-    return out.transpose(1, 2).contiguous(), None  # a copy only where query lies as [batch, num_heads, seqlen_q, ...]
+    return out.transpose(1, 2).contiguous(), None  # copies only if query is laid out as [batch, num_heads, ...]
 
 
 AttentionInterface.register(NAME, headrace_attention)

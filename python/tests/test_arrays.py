@@ -265,7 +265,7 @@ def test_an_output_that_is_exported_as_a_copy_is_refused(rng):
             return self.array.__dlpack__(**options, copy=True)
 
     q, k, v = (make(rng, (1, 5, 2, 8)) for _ in range(3))
-    with pytest.raises(ValueError, match="out: its library exports a copy of it: must be the array itself"):
+    with pytest.raises(ValueError, match="out: its library exports a copy: must be the array itself"):
         headrace.attention(q, k, v, out=Copying(np.zeros_like(q)))
     assert np.array_equal(headrace.attention(Copying(q), k, v), headrace.attention(q, k, v))
 

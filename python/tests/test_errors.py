@@ -25,6 +25,7 @@ RULES = [
     ({"q": np.ones((1, 5, 4, 16, 1), "float32")}, r"q.rank=5: must be 4"),
     ({"q": np.ones((1, 5, 3, 16), "float32")}, r"num_heads=3 .* must be a multiple of num_kv_heads"),
     ({"q": np.ones((1, 5, 4, 32), "float32")[..., ::2]}, r"q.strides\[3\]=2: must be 1"),
+    ({"softmax_scale": 1e300}, r"softmax_scale=1e\+300: must be finite as f32; .* None for the default"),
     ({"softcap": -1.0}, r"softcap=-1: must be 0"),
     ({"dropout_p": 1.0}, r"dropout_p=1: must be in \[0, 1\)"),
     ({"num_splits": -1}, r"num_splits=-1: must not be negative"),
@@ -32,7 +33,7 @@ RULES = [
     ({"bias": np.ones((1, 1, 5, 4), "float32")}, r"bias.shape\[3\]=4: must equal seqlen_k=5"),
     ({"sinks": np.ones(3, "float32")}, r"sinks.shape\[0\]=3: must equal num_heads=4"),
     ({"alibi_slopes": np.ones(4, "float64")}, r"alibi_slopes.dtype=f64: must be f32"),
-    ({"cu_seqlens_q": np.array([0, 5], "int32")}, r"cu_seqlens_k: not given although the other one is"),
+    ({"cu_seqlens_q": np.array([0, 5], "int32")}, r"cu_seqlens_k: not given, but the other one is"),
 ]
 
 
@@ -52,12 +53,12 @@ PYTHON_RULES = [
     ({"q": np.ones((1, 5, 4, 16), ">f4")}, ValueError, r"q.dtype=>f4: must be .* in the byte order"),
     ({"q": [[1.0]]}, TypeError, r"q is a list: must be a NumPy array or offer __dlpack__"),
     ({"k": None}, TypeError, r"k is a NoneType"),
-    ({"q": np.ones((1,) * 8, "float32")}, ValueError, r"q has 8 axes: at most 6"),
+    ({"q": np.ones((1,) * 8, "float32")}, ValueError, r"q has 8 axes: must have at most 6"),
 ]
 
 
 @pytest.mark.parametrize(("changed", "error", "text"), PYTHON_RULES, ids=[text[:20] for _, _, text in PYTHON_RULES])
-def test_what_python_sees_first_is_as_clear(changed, error, text):
+def test_rules_that_python_checks_have_clear_errors(changed, error, text):
     with pytest.raises(error, match=text):
         attend(**changed)
 
@@ -74,10 +75,10 @@ def test_an_output_must_be_writable_and_apart():
 
 def test_unsupported_is_not_implemented_with_the_reasons():
     q, k, v = arrays(dim=600)
-    with pytest.raises(NotImplementedError, match="head_dim=600: kernels of this library take 1 to 576"):
+    with pytest.raises(NotImplementedError, match="head_dim=600: the kernels support 1 to 576"):
         headrace.attention(q, k, v)
     q, k, v = arrays("float64")
-    with pytest.raises(NotImplementedError, match="strict_fallback=1: only the last kernel") as caught:
+    with pytest.raises(NotImplementedError, match="strict_fallback=1: only the slow fallback") as caught:
         headrace.attention(q, k, v, strict_fallback=True)
     assert "cpu_avx2_fwd: " in str(caught.value)
 
@@ -94,7 +95,7 @@ def test_out_of_memory_is_a_memory_error():
     options = _plans.Options(num_splits=2**12)
     views["out"] = _plans.View(1 << 50, _structs.F32, _structs.CPU, 0, shapes["q"], strides)
     plan = _plans.make(views, options)
-    assert plan.workspace_bytes > 1 << 48, "more than an address space: even memory that nobody touches"
+    assert plan.workspace_bytes > 1 << 48, "more than the address space, so that even untouched memory cannot be allocated"
     tensors = _plans.pack_tensors(views)
     options = _plans.pack_options(options)
     status = _library.LIBRARY.headrace_attention_forward(

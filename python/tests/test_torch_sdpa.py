@@ -181,7 +181,7 @@ def test_what_nested_tensors_cannot_have():
     attend = ht.scaled_dot_product_attention
     with pytest.raises(ValueError, match="attn_mask with nested tensors: must be None"):
         attend(q, q, q, torch.zeros(5, 5))
-    with pytest.raises(ValueError, match="key and value have sequences of other lengths: must have the same"):
+    with pytest.raises(ValueError, match="key and value have sequences of different lengths: must be equal"):
         attend(q, q, other)
     mixed = (((dense, q, q), "query"), ((q, dense, q), "key"), ((q, q, dense), "value"), ((x, q, q), "query"))
     for given, name in mixed:

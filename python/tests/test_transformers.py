@@ -297,5 +297,5 @@ def test_three_steps_of_fine_tuning_have_eagers_gradients(dtype):
 
 
 def test_the_paged_cache_is_refused():
-    with pytest.raises(NotImplementedError, match="no paged keys yet"):
+    with pytest.raises(NotImplementedError, match="no paged KV cache yet"):
         headrace.transformers.headrace_attention(None, *(torch.ones(1, 1, 2, 4),) * 3, None, cache=object())

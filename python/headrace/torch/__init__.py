@@ -1,10 +1,10 @@
 """Headrace for PyTorch 2.4 and newer, on the CPU and CUDA.
 
 The functions of flash-attn (same names, argument order, defaults and results), PyTorch's scaled_dot_product_attention,
-and attention() with everything that the library can do. They work under torch.compile without graph breaks, with fake
-tensors and autocast, on inputs of any strides; on CUDA they enqueue on the current stream.
+and attention() with all features of the library. They work under torch.compile without graph breaks, with fake tensors
+and autocast, on inputs of any strides; on CUDA they enqueue on the current stream.
 
-Gradients of q, k, v, bias and sinks are computed where the tensors are.
+q, k, v, bias and sinks have gradients, on the CPU and on CUDA.
 """
 
 from ._attention import attention

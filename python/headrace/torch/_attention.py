@@ -1,4 +1,4 @@
-"""attention(): everything that the contract has, on PyTorch tensors."""
+"""attention(): all features of the library, on PyTorch tensors."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ Tensor = torch.Tensor
 
 
 def random_dropout_state() -> torch.Tensor:
-    """(seed, offset) from PyTorch's generator of the CPU, so that torch.manual_seed() decides and no device waits."""
+    """(seed, offset) from PyTorch's CPU generator: torch.manual_seed() applies, and no device synchronizes."""
     return torch.randint(0, 1 << 62, (2,), dtype=torch.int64, device="cpu")
 
 
 def given_dropout_state(seed: int, offset: int) -> torch.Tensor:
-    """Numbers of 64 bits without sign, as the library takes them, in a tensor of numbers with sign."""
+    """The library's unsigned 64-bit values in an int64 tensor."""
     words = dropout_words(seed, offset)
     return torch.tensor([n - (1 << 64) if n >> 63 else n for n in words], dtype=torch.int64)
 
@@ -48,7 +48,7 @@ def max_length(name: str, given: int | None, cu_seqlens: torch.Tensor | None) ->
     check_tensors((f"cu_seqlens_{name}",), (cu_seqlens,), 1)
     if cu_seqlens.is_cuda:
         raise ValueError(
-            f"max_seqlen_{name}: not given; pass the longest sequence: reading cu_seqlens_{name} would wait for the GPU"
+            f"max_seqlen_{name}: not given; pass the longest sequence: reading cu_seqlens_{name} would synchronize"
         )
     return int(cu_seqlens.diff().max()) if len(cu_seqlens) > 1 else 0
 
@@ -111,22 +111,22 @@ def attention(
     """headrace.attention of PyTorch tensors, differentiable: softmax(softmax_scale * q k^T + ...) v.
 
     Args:
-        All that are not here: as of headrace.attention; every tensor on the device of q.
-        q, k, v: float32, float16, bfloat16 or float64; any strides, copied where the last axis has gaps.
+        Arguments not listed here: as in headrace.attention; all tensors on the device of q.
+        q, k, v: float32, float16, bfloat16 or float64; any strides, copied if the last axis is not contiguous.
         tree_mask: uint32 or int32.
-        dropout_seed: None draws seed and offset from torch's CPU generator.
-        max_seqlen_q, max_seqlen_k: may be left out on the CPU.
-        deterministic: the backward gives the same bits from run to run, as under
-            torch.use_deterministic_algorithms(True); on the CPU it always does.
+        dropout_seed: None: seed and offset are drawn from torch's CPU generator.
+        max_seqlen_q, max_seqlen_k: optional on the CPU.
+        deterministic: gradients are bit-identical from run to run, as under
+            torch.use_deterministic_algorithms(True); always the case on the CPU.
 
     Returns:
-        out, of the dtype of q and with layout="bhsd" in memory in the order of its axes; with return_lse or
-        return_probs a tuple (out, lse, probs) without what was not asked for. out and lse are differentiable with
-        respect to q, k, v, bias and sinks.
+        out, with the dtype of q; contiguous, with layout="bhsd" in that order. With return_lse or return_probs a tuple
+        (out, lse, probs) of the requested results. out and lse are differentiable with respect to q, k, v, bias and
+        sinks.
 
     Raises:
-        As headrace.attention; also from backward(), which raises NotImplementedError where this build and device have
-        no kernel for it.
+        As headrace.attention. backward() raises the same, NotImplementedError if no kernel of this build and device
+        supports it.
     """
     options = make_options(
         softmax_scale=softmax_scale,

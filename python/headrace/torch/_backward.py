@@ -1,4 +1,4 @@
-"""The backward of attention, and the node of autograd's graph that an eager call leaves."""
+"""The backward of attention, and the autograd nodes of eager calls."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def attention_backward(
 ) -> tuple[torch.Tensor, ...]:
     """(dq, dk, dv, dbias, dsinks), the last two empty without bias and sinks.
 
-    `rest`: the extras, the dropout state and the options of the forward, heads_first, as the schema in _ops.py lists
-    them. `results`: where dq, dk and dv go. Gradients have the shapes and dtypes of what they belong to; rows that see
-    no key give zeros.
+    `rest`: the extras, the dropout state and the options of the forward, heads_first, in the order of the schema in
+    _ops.py. `results`: outputs for dq, dk and dv. Gradients have the shapes and dtypes of their inputs; queries that
+    see no key contribute zero gradients.
 
     Raises:
-        NotImplementedError: no kernel of this build takes the problem or the device.
-        ValueError: an argument broke a rule.
+        NotImplementedError: no kernel of this build supports the problem on the device.
+        ValueError: an invalid argument.
     """
     extras, dropout_state = rest[:_NUM_EXTRAS], rest[_NUM_EXTRAS]
     options, heads_first = rest[_NUM_EXTRAS + 1 : -1], rest[-1]
@@ -54,7 +54,7 @@ def attention_backward(
     operands = (without_gaps(q), without_gaps(k), without_gaps(v), without_gaps(out), lse)
     if results is None:
         results = [torch.empty_like(t) for t in (q, k, v)]
-    # Where a gradient's last axis has gaps, as its input's has, the library writes beside it.
+    # If a gradient's last axis is not contiguous (like its input's), the library writes to a copy.
     written = [without_gaps(t) for t in results]
     of_extras = [None if extras[i] is None else torch.empty_like(extras[i]) for i in (_BIAS, _SINKS)]
     gradients = (*written, *of_extras, without_gaps(dout), dlse)
@@ -87,7 +87,7 @@ def attention_packed_backward(
     lse: torch.Tensor,
     *rest: Any,
 ) -> tuple[torch.Tensor, ...]:
-    """(dq, dpacked, dbias, dsinks) as attention_backward(), of what unpacked() takes; dq is empty without q."""
+    """(dq, dpacked, dbias, dsinks) like attention_backward(), for arguments of unpacked(); dq is empty without q."""
     dq, dpacked = None if q is None else torch.empty_like(q), torch.empty_like(packed)
     results = unpacked(dq, dpacked)
     of_extras = attention_backward(dout, dlse, *unpacked(q, packed), out, lse, *rest, results=results)[3:]
@@ -127,9 +127,9 @@ def _entry_of(operands: tuple, gradients: tuple, extras: tuple, options: tuple, 
 
 
 def _is_direct(*gradients: torch.Tensor | None) -> bool:
-    """Otherwise the operator is what others see, and what says that there are no gradients of gradients. Gradients come
-    from anywhere: negated in passing (of a conjugated complex tensor), or as many at once without memory of their own
-    (is_grads_batched)."""
+    """Whether the backward may bypass the operator. Otherwise observers need to see the operator, and it refuses double
+    backward. Incoming gradients may be negated views (of conjugated complex tensors) or batched tensors without memory
+    of their own (is_grads_batched)."""
     if torch.is_grad_enabled() or _eager.is_watched():
         return False
     for gradient in gradients:
@@ -153,14 +153,14 @@ def _gradients(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -
 
 
 class _Differentiable(torch.autograd.Function):
-    """The operator for a plain eager call with gradients: the same backward at a fraction of its cost. What the forward
-    gives is there already."""
+    """Replaces the operator for a plain eager call with gradients: the same backward at a fraction of the cost. The
+    results of the forward are computed already."""
 
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: tuple) -> torch.Tensor:
         """`call`: entry, out, lse."""
         ctx.entry, out, lse = call
-        ctx.to_save = (q, k, v, out, lse)  # save_for_backward(), which is this line
+        ctx.to_save = (q, k, v, out, lse)  # save_for_backward() does only this
         return out
 
     @staticmethod
@@ -169,7 +169,7 @@ class _Differentiable(torch.autograd.Function):
 
 
 class _DifferentiableWithExtras(torch.autograd.Function):
-    """The same for all that the operator has."""
+    """The same with all features of the operator."""
 
     @staticmethod
     def forward(
@@ -199,7 +199,7 @@ class _DifferentiableWithExtras(torch.autograd.Function):
 
 
 class _DifferentiablePacked(torch.autograd.Function):
-    """The operator attention_packed for an eager call."""
+    """Replaces the operator attention_packed for an eager call."""
 
     @staticmethod
     def forward(
@@ -224,7 +224,7 @@ class _DifferentiablePacked(torch.autograd.Function):
 
 
 def _apply_of(function: type[torch.autograd.Function]) -> Any:
-    """Function.apply() without what it does for the transforms of torch.func, which is_watched() sees."""
+    """Function.apply() without its handling of torch.func transforms, which is_watched() excludes."""
     parent: Any = super(torch.autograd.Function, function)
     return parent.apply
 

@@ -1,7 +1,7 @@
-"""The direct way to the library, for tensors with memory: no dispatcher, no copy of the arguments.
+"""Direct calls of the library for tensors with memory: no dispatcher, no copy of the arguments.
 
-What a call depends on besides addresses is its key; everything that follows from the key is made once, in an Entry.
-Half a microsecond counts here, so what reads better as functions elsewhere is written out in compute().
+The key of a call is everything it depends on except addresses; what follows from the key is built once, in an Entry.
+Half a microsecond matters here, so compute() inlines code that would otherwise be functions.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _tracing_state = torch._C._get_tracing_state
 
 
 def is_watched_by_keys() -> bool:
-    """What of is_watched() changes the keys by which the dispatcher decides."""
+    """The part of is_watched() that shows in the dispatch keys."""
     return bool(_num_dispatch_modes() or _has_functorch() or _is_any_autocast() or _tracing_state())
 
 
 def is_watched() -> bool:
-    """Whether somebody looks at operators as they pass: compiler, modes, transforms, autocast, tracer, forward mode of
+    """Whether anything observes or rewrites operators: compiler, modes, transforms, autocast, tracer, forward-mode
     differentiation, profiler."""
     return bool(
         _is_compiling()
@@ -76,18 +76,18 @@ def view_of(name: str, tensor: torch.Tensor, heads_first: bool = False) -> View:
     code = _DTYPES.get(tensor.dtype)
     if code is None:
         raise ValueError(
-            f"{name}.dtype={tensor.dtype}: must be float32, float16, bfloat16, float64, or int32, uint32, bool where "
-            f"those are asked for; convert {name}"
+            f"{name}.dtype={tensor.dtype}: must be float32, float16, bfloat16 or float64 (int32, uint32 or bool for "
+            f"lengths and masks); convert {name}"
         )
     if name == "tree_mask" and code == _structs.I32:
-        code = _structs.U32  # the same bits
+        code = _structs.U32  # bit-identical
     if tensor.is_cuda:
         device_type, device_id = _structs.CUDA, tensor.get_device()
     elif tensor.device.type == "cpu":
         device_type, device_id = _structs.CPU, 0
     else:
         raise NotImplementedError(
-            f"{name} is on {tensor.device}: headrace has kernels for the CPU and CUDA; move {name} there"
+            f"{name} is on {tensor.device}: headrace has kernels for the CPU and CUDA; move {name} to one of them"
         )
     shape, strides = tuple(tensor.shape), tensor.stride()
     if heads_first:
@@ -98,7 +98,7 @@ def view_of(name: str, tensor: torch.Tensor, heads_first: bool = False) -> View:
 def out_layout(
     q: torch.Tensor, v: torch.Tensor, heads_first: bool
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and strides of out: without gaps; [batch, heads, seqlen, dim] lies in memory as that of q does."""
+    """Shape and strides of out: contiguous; for [batch, heads, seqlen, dim] with the axis order of q in memory."""
     shape = (*q.shape[:-1], v.shape[-1])
     if not heads_first or len(shape) != 4 or q.stride(1) >= q.stride(2):
         return shape, row_major(shape)
@@ -106,7 +106,7 @@ def out_layout(
 
 
 class Entry:
-    """What follows from a key."""
+    """Everything that follows from a key."""
 
     __slots__ = (
         "blocks", "device", "has_one_column", "heads_first", "is_cpu", "is_out_like_q", "lse", "options", "out",
@@ -126,7 +126,7 @@ class Entry:
         self.heads_first = False
         self.out: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         self.is_out_like_q = False
-        self.lse: torch.Tensor | None = None  # of lse's shape, without memory of its own
+        self.lse: torch.Tensor | None = None  # has lse's shape, without memory of its own
         self.probs: tuple[int, ...] | None = None
 
 
@@ -136,7 +136,7 @@ def _one_element(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
 
 
 def without_gaps(tensor: torch.Tensor) -> torch.Tensor:
-    """The library wants a last axis without gaps; flash-attn's functions and PyTorch's copy there, and so do these."""
+    """Copies if the last axis is not contiguous, like the functions of flash-attn and PyTorch."""
     has_gaps = tensor.dim() > 0 and tensor.shape[-1] > 1 and tensor.stride(-1) != 1
     return tensor.contiguous() if has_gaps else tensor
 
@@ -167,7 +167,7 @@ def _make_entry(
         shapes["lse"] = (code, lse, row_major(lse))
     if probs is not None:
         shapes["probs"] = (code, probs, row_major(probs))
-    # The plan asks for addresses that are not there yet: inputs never reach so far, and outputs keep apart.
+    # Planning needs output addresses before allocation: use fake ones, beyond all inputs and disjoint.
     address = 1 << 62
     for name, (dtype, shape, strides) in shapes.items():
         if name == "out" and heads_first:
@@ -176,7 +176,7 @@ def _make_entry(
         address += 1 << 60
     entry = Entry(_plans.make(views, Options(*options), num_threads), q)
     entry.out, entry.probs = out, probs
-    if len(out[0]) == q.dim():  # empty_like() costs the least of what makes a tensor
+    if len(out[0]) == q.dim():  # empty_like() is the cheapest way to create a tensor
         entry.is_out_like_q = out[0] == q.shape and out[1] == _empty_like(q).stride()
     if lse is not None:
         entry.lse = _one_element(entry.result_dtype, q.device).expand(lse)
@@ -200,8 +200,8 @@ def prepare(
     with_probs: bool,
     out_strides: tuple[int, ...] | None = None,
 ) -> tuple[Entry, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What compute() needs: q, k and v are copies where the library could not read them. `options` has the values of
-    Options, in its order."""
+    """The arguments of compute(); q, k and v are copied if the library cannot read them in place. `options` has the
+    values of Options, in its order."""
     device = q.get_device()
     threads = _num_threads() if device < 0 else 0
     key = (
@@ -211,7 +211,7 @@ def prepare(
     )  # fmt: skip
     try:
         entry = _plans.get(key)
-    except TypeError:  # some option cannot be part of a key
+    except TypeError:  # an option is unhashable
         entry = None
     if entry is None:
         numbers = _plans.numbers_of(options)
@@ -229,8 +229,8 @@ def prepare(
 
 
 def is_any_negated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether values are those in memory negated. So are the imaginary parts of conjugated tensors, of which
-    without_gaps() makes copies unless they have one column."""
+    """Whether a tensor is a negated view, such as the imaginary part of a conjugated tensor. without_gaps() copies
+    those unless they have one column."""
     return q.is_neg() or k.is_neg() or v.is_neg()
 
 
@@ -245,7 +245,7 @@ def compute(
     extras: Extras | None = None,
     dropout_state: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """out. lse and probs are written."""
+    """Returns out; writes lse and probs."""
     out = _empty_like(q) if entry.is_out_like_q else q.new_empty_strided(*entry.out)
     blocks = entry.blocks
     try:
@@ -268,7 +268,7 @@ def compute(
     if block.scratch_token is not scratch.token:
         run(entry, block)
         return out
-    status = entry.run_function(*block.arguments)  # run(), for a CPU's block as this thread left it
+    status = entry.run_function(*block.arguments)  # run(), inlined for a CPU block that this thread used last
     blocks.append(block)
     if status:
         fail(status)
@@ -293,7 +293,7 @@ def results_of(
     extras: Extras | None,
     dropout_state: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """out, lse and probs; the latter two where the entry has them."""
+    """out, lse and probs; lse and probs are None if the entry has none."""
     lse = None if entry.lse is None else _empty_like(entry.lse)
     probs = None if entry.probs is None else _empty(entry.probs, dtype=entry.result_dtype, device=entry.device)
     out = compute(entry, q, q.data_ptr(), k.data_ptr(), v.data_ptr(), lse, probs, extras, dropout_state)
@@ -312,13 +312,13 @@ def forward(
     with_probs: bool,
     out_strides: tuple[int, ...] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """out, lse, probs (None where not asked for); the arguments are those of prepare()."""
+    """out, lse, probs (None if not requested); arguments as for prepare()."""
     entry, q, k, v = prepare(q, k, v, extras, options, heads_first, with_lse, with_probs, out_strides)
     return results_of(entry, q, k, v, extras, dropout_state)
 
 
 def run(entry: Entry, block: _plans.Block) -> None:
-    """On a GPU on the current stream, with scratch memory from PyTorch's allocator, which knows streams and graphs."""
+    """On a GPU: runs on the current stream, with scratch memory from PyTorch's stream- and graph-aware allocator."""
     if entry.is_cpu:
         entry.plan.run_on_cpu(block)
         return
@@ -331,5 +331,5 @@ def run(entry: Entry, block: _plans.Block) -> None:
 
 
 def empty_results(like: torch.Tensor) -> torch.Tensor:
-    """Stands for a result that was not asked for, where an operator has to return a tensor."""
+    """A placeholder for results that were not requested: operators must return a tensor."""
     return _empty(0, dtype=torch.float32, device=like.device)

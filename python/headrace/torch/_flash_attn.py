@@ -39,7 +39,7 @@ _OPEN = (-1, -1)
 
 
 class _Packed(NamedTuple):
-    """What unpacked() takes."""
+    """The arguments of unpacked()."""
 
     q: torch.Tensor | None
     packed: torch.Tensor
@@ -48,12 +48,12 @@ class _Packed(NamedTuple):
 def _refuse_fa3(qv: Any, descales: tuple[Any, Any, Any], attention_chunk: int, sm_margin: int) -> None:
     for name, descale in zip(("q_descale", "k_descale", "v_descale"), descales, strict=True):
         if descale is not None:
-            raise NotImplementedError(f"{name}: this version of headrace takes no fp8 tensors; leave {name} out")
+            raise NotImplementedError(f"{name}: this version of headrace has no fp8 kernels; leave {name} out")
     if qv is not None:
-        raise NotImplementedError("qv: this version of headrace has no second query; leave qv out")
+        raise NotImplementedError("qv: this version of headrace does not support it; leave qv out")
     if attention_chunk:
         raise NotImplementedError(
-            f"attention_chunk={attention_chunk}: this version of headrace has no chunks; pass attention() a mask"
+            f"attention_chunk={attention_chunk}: this version of headrace has no chunks; pass a mask to attention()"
         )
     if sm_margin:
         raise NotImplementedError(f"sm_margin={sm_margin}: kernels here use every multiprocessor; leave sm_margin out")
@@ -98,12 +98,12 @@ def _run(
 def _signed_probs(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extras: Extras | None, options: tuple, state: torch.Tensor | None
 ) -> torch.Tensor:
-    """flash-attn's S_dmask: the probabilities, negative where they were dropped; empty without dropout."""
+    """flash-attn's S_dmask: the probabilities, negative if dropped; empty without dropout."""
     if state is None:
         return q.new_empty(0)
     if extras is not None and extras[0] is not None:
         raise NotImplementedError(
-            "return_attn_probs with dropout_p and cu_seqlens: the library has probs for dense batches only; "
+            "return_attn_probs with dropout_p and cu_seqlens: probs are supported for dense batches only; "
             "call without return_attn_probs, or one sequence at a time"
         )
     with torch.no_grad():
@@ -162,12 +162,12 @@ def flash_attn_func(
         v: [batch, seqlen_k, num_kv_heads, head_dim_v].
         dropout_p: 0.0 in evaluation. softmax_scale: default head_dim ** -0.5.
         causal: query i sees keys j <= i + seqlen_k - seqlen_q.
-        window_size: (left, right), inclusive; -1 or None is open.
-        softcap: c > 0 makes a score s into c * tanh(s / c).
+        window_size: (left, right), inclusive; -1 or None: open.
+        softcap: c > 0 turns a score s into c * tanh(s / c); 0: none.
         alibi_slopes: float32 [num_heads] or [batch, num_heads].
         deterministic: for the backward; the forward always is.
         return_attn_probs: for tests.
-        num_splits: key splits; 0, the default here, leaves it to the rule (FlashAttention-3's default is 1).
+        num_splits: number of key splits; 0, the default, chooses automatically (FlashAttention-3's default is 1).
         pack_gqa: accepted; query heads of a group are always computed together.
         qv, q_descale, k_descale, v_descale, attention_chunk, sm_margin: NotImplementedError unless left out.
 
@@ -249,8 +249,8 @@ def flash_attn_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """flash_attn.flash_attn_kvpacked_func: flash_attn_func with k and v in one tensor, read where they lie; so is the
-    gradient of kv written.
+    """flash_attn.flash_attn_kvpacked_func: flash_attn_func with k and v in one tensor, without copies; the gradient of
+    kv is written in place, too.
 
     Args:
         q: [batch, seqlen_q, num_heads, head_dim]; float16, bfloat16, float32 or float64, any strides.
@@ -295,8 +295,8 @@ def flash_attn_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """flash_attn.flash_attn_qkvpacked_func: flash_attn_func with q, k and v in one tensor, read where they lie; so is
-    the gradient of qkv written, which saves autograd a copy of it.
+    """flash_attn.flash_attn_qkvpacked_func: flash_attn_func with q, k and v in one tensor, without copies; the gradient
+    of qkv is written in place, too, which saves autograd a copy.
 
     Args:
         qkv: [batch, seqlen, 3, num_heads, head_dim]; float16, bfloat16, float32 or float64, any strides.
@@ -364,13 +364,13 @@ def flash_attn_varlen_func(
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
 ) -> Any:
-    """flash_attn.flash_attn_varlen_func: a ragged batch, its sequences one after the other.
+    """flash_attn.flash_attn_varlen_func: a ragged batch of concatenated sequences.
 
     Args:
         q: [total_q, num_heads, head_dim]; float16, bfloat16, float32 or float64, any strides.
         k: [total_k, num_kv_heads, head_dim]. v: [total_k, num_kv_heads, head_dim_v].
         cu_seqlens_q, cu_seqlens_k: int32 [batch + 1], on the device of q, from 0 to total_q and total_k.
-        max_seqlen_q, max_seqlen_k: upper bounds of the lengths; may be left out on the CPU.
+        max_seqlen_q, max_seqlen_k: upper bounds of the lengths; optional on the CPU.
         block_table, seqused_q, seqused_k: NotImplementedError unless left out.
         The others and the errors: as flash_attn_func.
 
@@ -379,9 +379,9 @@ def flash_attn_varlen_func(
         [num_heads, total_q]; S_dmask is empty (with dropout_p: NotImplementedError).
     """
     if block_table is not None:
-        raise NotImplementedError("block_table: this version of headrace has no paged keys; pass k and v without pages")
+        raise NotImplementedError("block_table: this version of headrace has no paged KV cache; pass k and v directly")
     if seqused_q is not None or seqused_k is not None:
-        raise NotImplementedError("seqused_q, seqused_k: must be left out; let cu_seqlens bound the rows that count")
+        raise NotImplementedError("seqused_q, seqused_k: not supported; use cu_seqlens to bound the rows in use")
     _refuse_fa3(qv, (q_descale, k_descale, v_descale), attention_chunk, sm_margin)
     extras = (cu_seqlens_q, cu_seqlens_k, alibi_slopes, None, None, None, None)
     return _run(

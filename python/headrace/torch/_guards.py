@@ -1,6 +1,6 @@
-"""Whether three tensors are like three others in all that a plan depends on, addresses apart, in requires_grad, and in
-the modes that change where the dispatcher goes. It is the test by which torch.compile knows its graphs, and no public
-API: where this PyTorch has none, or one that lets a difference pass, there are no guards, and calls are found by keys.
+"""Guards: check whether three tensors match three others in everything that a plan depends on except addresses, in
+requires_grad, and in the modes that change dispatch. Uses the tensor guards of torch.compile, which are not a public
+API: if this PyTorch has none, or they miss a difference, there are no guards and calls are looked up by key.
 """
 
 from __future__ import annotations
@@ -44,5 +44,5 @@ _make = _working_guard()
 
 
 def guard_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Guard | None:
-    """Keeps none of the tensors alive."""
+    """Holds no reference to the tensors."""
     return None if _make is None else _make(q, k, v)

@@ -1,4 +1,4 @@
-"""scaled_dot_product_attention of nested tensors: their values lie as a ragged batch does."""
+"""scaled_dot_product_attention of nested tensors, whose memory layout is that of a ragged batch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def is_any_nested(*tensors: Any) -> bool:
 
 
 def _sequences(name: str, tensor: Any) -> Any:
-    """[batch, seqlen (ragged), heads, dim] without rows between sequences."""
+    """[batch, seqlen (ragged), heads, dim] without gaps between sequences."""
     if not (is_any_nested(tensor) and tensor.layout == torch.jagged and tensor.dim() == 4 and tensor._ragged_idx == 2):
         what = tensor.layout if is_any_nested(tensor) else type(tensor).__name__
         raise ValueError(
             f"{name} ({what}): query, key and value must all be nested tensors of layout torch.jagged, [batch, heads, "
-            "seqlen (ragged), head_dim]; make them with torch.nested.nested_tensor(..., layout=torch.jagged) and "
+            "seqlen (ragged), head_dim]; create them with torch.nested.nested_tensor(..., layout=torch.jagged) and "
             "transpose(1, 2)"
         )
     sequences = tensor.transpose(1, 2)
@@ -28,7 +28,7 @@ def _sequences(name: str, tensor: Any) -> Any:
 
 
 def _longest(sequences: Any) -> int:
-    """Kept by newer PyTorchs: reading it from a GPU waits."""
+    """Newer PyTorch versions cache it; reading it from a GPU synchronizes."""
     kept = getattr(sequences, "_get_max_seqlen", None)
     return int(sequences.offsets().diff().max()) if kept is None else kept()
 
@@ -51,13 +51,13 @@ def attention(
         )
     if not (k.offsets() is v.offsets() or torch.equal(k.offsets(), v.offsets())):
         raise ValueError(
-            "key and value have sequences of other lengths: must have the same; make them from one offsets tensor"
+            "key and value have sequences of different lengths: must be equal; create them from one offsets tensor"
         )
     heads, *kv_heads = (t.shape[2] for t in (q, k, v))
     if not enable_gqa and any(n not in (1, heads) for n in kv_heads):
         raise ValueError(
             f"key and value have {kv_heads[0]} and {kv_heads[1]} heads and query {heads}: must be equal; pass "
-            "enable_gqa=True for groups of query heads that share one"
+            "enable_gqa=True for groups of query heads that share a KV head"
         )
     cu_seqlens = [t.offsets().to(torch.int32) for t in (q, k)]
     max_seqlen_q, max_seqlen_k = _longest(q), _longest(k)

@@ -1,7 +1,7 @@
-"""The operators torch.ops.headrace.attention, attention_packed and their backwards: what torch.compile, autocast and
-autograd see.
+"""The operators torch.ops.headrace.attention, attention_packed and their backwards, for torch.compile, autocast and
+autograd.
 
-Eager calls without anything of that go straight to _eager.forward, which costs a fraction of the dispatcher.
+Plain eager calls go straight to _eager.forward, at a fraction of the dispatcher's cost.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SLOPES, _BIAS, _SINKS = (EXTRA_NAMES.index(name) for name in ("alibi_slopes", "
 _library = torch.library.Library("headrace", "DEF")
 _tags = (torch.Tag.pt2_compliant_tag,)
 _REST = f"{_EXTRAS}, Tensor? dropout_state, {_OPTIONS}, bool heads_first"
-# attention_packed takes what _backward.unpacked() does; its gradients lie as its arguments.
+# attention_packed has the arguments of _backward.unpacked(); gradients have the layout of their arguments.
 for _suffix, _operands, _gradients in (
     ("", "Tensor q, Tensor k, Tensor v", "Tensor dq, Tensor dk, Tensor dv"),
     ("_packed", "Tensor? q, Tensor packed", "Tensor dq, Tensor dpacked"),
@@ -75,14 +75,14 @@ class _Arguments:
 
 
 def _refuse_tangents(tensors: tuple[torch.Tensor | None, ...]) -> None:
-    """PyTorch passes them over in silence where an operator has a backward alone."""
+    """PyTorch silently ignores tangents for operators that only have a backward."""
     if forward_ad._current_level < 0:
         return
     for tensor in tensors:
         if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
             raise NotImplementedError(
-                "a tangent of forward-mode differentiation: this version of headrace has backward() only; use that, or "
-                "take attention from plain tensor operations"
+                "a tangent of forward-mode differentiation: this version of headrace only supports backward(); use "
+                "that, or compute attention with plain tensor operations"
             )
 
 
@@ -125,7 +125,7 @@ def _forward_packed_fake(q: torch.Tensor | None, packed: torch.Tensor, *rest: An
 
 
 def _gradients_fake(*inputs: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-    """Like the inputs; empty without one."""
+    """Like the inputs; empty for absent ones."""
     given = next(t for t in reversed(inputs) if t is not None)
     return tuple(
         given.new_empty((0,), dtype=torch.float32) if t is None else torch.empty_like(t) for t in inputs
@@ -146,14 +146,14 @@ def _save_nothing(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 def _refuse_to_differentiate(ctx: Any, *of_gradients: Any) -> tuple:
     raise NotImplementedError(
-        "gradients of attention's gradients: this version of headrace has none; differentiate once, or take "
-        "attention from plain tensor operations"
+        "gradients of attention's gradients: this version of headrace does not support double backward; differentiate "
+        "once, or compute attention with plain tensor operations"
     )
 
 
 def _register_autograd(name: str, num_operands: int) -> Callable[..., Any]:
-    """`num_operands` tensors are before the extras, each with a gradient unless it is None. Returns the operator for
-    the transforms of torch.func."""
+    """`num_operands` tensors precede the extras, each with a gradient unless it is None. Returns the operator for the
+    transforms of torch.func."""
     after_extras = num_operands + _NUM_EXTRAS
     operator, backward = (getattr(torch.ops.headrace, n).default for n in (name, f"{name}_backward"))
     transformable_backward = transformable(backward, _save_nothing, _refuse_to_differentiate)
@@ -204,10 +204,10 @@ def _autocast_kernel(name: str, num_operands: int, device_type: str) -> Any:
 # ---- registration ----
 
 def _checked(kernel: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The kernel, which reads memory, for tensors that may be of any class."""
+    """Wraps a kernel, which reads raw memory, with a check of the tensors' classes."""
     schema = getattr(torch.ops.headrace, name).default._schema
     names = tuple(a.name for a in schema.arguments if "Tensor" in str(a.type))
-    count = len(names)  # they come first
+    count = len(names)  # tensors come first
 
     def run(*flat: Any) -> Any:
         if not PLAIN_OR_NONE.issuperset(map(type, flat[:count])):
@@ -217,7 +217,7 @@ def _checked(kernel: Callable[..., Any], name: str) -> Callable[..., Any]:
     return run
 
 
-_KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {  # and what fake tensors get
+_KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {  # and the fake kernels
     "attention": (_forward, _forward_fake),
     "attention_backward": (_backward.attention_backward, _backward_fake),
     "attention_packed": (_forward_packed, _forward_packed_fake),
@@ -234,12 +234,12 @@ _transformable = _register_autograd("attention", 3)
 _transformable_packed = _register_autograd("attention_packed", 2)
 
 
-# ---- the way in ----
+# ---- entry points ----
 
 _NAMES = ("q", "k", "v", *EXTRA_NAMES)
 _PACKED_NAMES = ("q", "packed", *EXTRA_NAMES)
 _is_grad_enabled = torch.is_grad_enabled
-# The operators, and what torch.func's transforms take in their place.
+# The operators, and their replacements under torch.func's transforms.
 _FUNCTIONS = (torch.ops.headrace.attention.default, _transformable)
 _PACKED_FUNCTIONS = (torch.ops.headrace.attention_packed.default, _transformable_packed)
 
@@ -266,10 +266,9 @@ def _require_grad(tensors: tuple[torch.Tensor | None, ...]) -> bool:
 def _pass_operator(
     functions: tuple[Any, Any], names: tuple[str, ...], tensors: tuple, rest: tuple, flags: tuple[bool, bool, bool]
 ) -> Any:
-    """What direct calls do not take goes through the operator or, with the transforms of torch.func, what knows
-    them."""
+    """Calls the operator, or its replacement under torch.func's transforms."""
     check_tensors(names, tensors, 3 if names is _NAMES else 0)
-    _refuse_tangents(tensors)  # also those of torch.func.jvp, which the operator does not see
+    _refuse_tangents(tensors)  # also tangents of torch.func.jvp, which are invisible to the operator
     is_transformed = _is_transformed()
     heads_first, with_lse, with_probs = flags
     with_lse = with_lse or is_transformed or _require_grad(tensors)
@@ -288,8 +287,8 @@ def attention(
     with_probs: bool,
     quick_settings: tuple | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """out, lse, probs; what was not asked for is None, an empty tensor, or there all the same. With `quick_settings`
-    _quick.py knows the same call next time."""
+    """out, lse, probs; results that were not requested are None, empty, or computed anyway. With `quick_settings`
+    _quick.py remembers the call."""
     given = NO_EXTRAS if extras is None else extras
     if (
         is_watched()
@@ -309,7 +308,7 @@ def attention(
     )
     try:
         entry, q, k, v = _eager.prepare(q, k, v, extras, options, heads_first, with_lse or needs_grad, with_probs)
-    except RuntimeError:  # nested tensors of the old layout have no sizes
+    except RuntimeError:  # nested tensors of the strided layout have no sizes
         check_tensors(_NAMES, (q, k, v, *given), 3)
         raise
     if quick_settings is not None:
@@ -334,8 +333,8 @@ def attention_packed(
     options: tuple,
     dropout_state: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """out and lse of what unpacked() takes, where needs_gradient(). The gradient of `packed` is one tensor, into which
-    the backward writes its parts; autograd would write them once more to put them together."""
+    """out and lse, for the arguments of unpacked() and needs_gradient(). The backward writes the parts of `packed`'s
+    gradient into one tensor; autograd would copy them once more to assemble it."""
     given = NO_EXTRAS if extras is None else extras
     if (
         is_watched()

@@ -1,6 +1,6 @@
-"""The shortest way to the library: a plain call that was made before, with q, k and v alone.
+"""The fast path: a plain call with only q, k and v that was made before.
 
-A call is known by its settings and its key. The latest key of each settings has a guard, which costs a third of it.
+Calls are looked up by settings and key. The latest key of each settings has a guard, which costs a third of a lookup.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _empty_like = torch.empty_like
 
 _VALUES = frozenset((str, int, float, bool, type(None)))
 
-# Guard (or None), entry, whether a gradient is needed, whether one may be, alignment of the addresses, threads.
+# Guard (or None), entry, whether a gradient is needed, whether one is possible, alignment of the addresses, threads.
 Known = tuple[Guard | None, _eager.Entry, bool, bool, int, int]
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, settings: tuple) -> torch.Tensor | None:
     """out of a plain call that _ops.attention() computed before with these settings, or None."""
-    # Half a microsecond counts here. What else is_watched() asks, is_watched_by_keys(), a guard sees.
+    # Half a microsecond matters here. The guard covers the rest of is_watched(), which is is_watched_by_keys().
     if _is_compiling() or _num_function_modes() or forward_ad._current_level >= 0 or profiler._is_profiler_enabled:
         return None
     try:
         known = _kept(settings)
-    except TypeError:  # some setting cannot be part of a key
+    except TypeError:  # a setting is unhashable
         return None
     if known is None or not known[0](q, k, v):
         return _attention_by_key(q, k, v, settings)
@@ -69,8 +69,8 @@ def _is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
 def remember(
     entry: _eager.Entry, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, settings: tuple, needs_grad: bool
 ) -> None:
-    """attention() will know the next call like this one, which nobody watches. Settings that may change while a key
-    holds them, as tensors do, are not kept."""
+    """Remembers an unobserved call for attention(). Skips settings that could change while they are a key, such as
+    tensors."""
     values = (x for setting in settings for x in (setting if type(setting) is tuple else (setting,)))
     if _is_plain(q, k, v) and _VALUES.issuperset(map(type, values)):
         key = _key(q, k, v, settings, needs_grad)
@@ -83,10 +83,10 @@ def _attention_by_key(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, setting
     needs_grad = _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     try:
         known: Known | None = _kept(_key(q, k, v, settings, needs_grad))
-    except RuntimeError:  # some tensors have no sizes, strides or memory
+    except RuntimeError:  # a tensor has no sizes, strides or memory
         return None
     q_data, k_data, v_data = q.data_ptr(), k.data_ptr(), v.data_ptr()
-    if known is None or not (q_data and k_data and v_data):  # tensors without memory look like the CPU's
+    if known is None or not (q_data and k_data and v_data):  # tensors without memory look like CPU tensors
         return None
     guard, entry, *_ = known
     if entry.has_one_column and is_any_negated(q, k, v):
@@ -95,6 +95,6 @@ def _attention_by_key(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, setting
         _plans.replace(settings, known)
     if not needs_grad:
         return compute(entry, q, q_data, k_data, v_data)
-    assert entry.lse is not None  # kept with needs_grad
+    assert entry.lse is not None  # set if needs_grad
     lse = _empty_like(entry.lse)
     return differentiable(q, k, v, (entry, compute(entry, q, q_data, k_data, v_data, lse), lse))

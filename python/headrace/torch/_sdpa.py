@@ -1,4 +1,4 @@
-"""torch.nn.functional.scaled_dot_product_attention: a function of that signature, and the way for plain calls to us."""
+"""torch.nn.functional.scaled_dot_product_attention: a function of that signature, and a hook for PyTorch's own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _options(dropout_p: float, causal: int, scale: float | None) -> tuple:
 
 
 def _mask_extras(attn_mask: torch.Tensor, q_sizes: torch.Size, k_sizes: torch.Size) -> Extras:
-    """attn_mask, which may broadcast and lack leading axes, as bias or mask of four axes."""
+    """Expands attn_mask, which may broadcast and lack leading axes, to a bias or mask of four axes."""
     sizes = (q_sizes[0], q_sizes[1], q_sizes[2], k_sizes[2])
     try:
         attn_mask = attn_mask.expand(sizes)
@@ -44,19 +44,19 @@ def _check_heads(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) ->
     if len(sizes) > 1:
         raise ValueError(
             f"query, key and value have {query.shape[1]}, {key.shape[1]} and {value.shape[1]} heads: must be equal or "
-            "1; pass enable_gqa=True for groups of query heads that share one"
+            "1; pass enable_gqa=True for groups of query heads that share a KV head"
         )
 
 
 def _broadcast(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None, rest: tuple
 ) -> torch.Tensor:
-    """Leading axes broadcast as in PyTorch: two or three axes get more in front, more than four become one."""
+    """Broadcasts leading axes as PyTorch does: fewer than four axes are padded, more than four are merged."""
     ranks = [t.dim() for t in (query, key, value)]
     if min(ranks) < 2:
         raise ValueError(
             f"query, key and value have {ranks[0]}, {ranks[1]} and {ranks[2]} axes: must have at least two each, "
-            "[seqlen, head_dim]; add them"
+            "[seqlen, head_dim]; add the missing axes"
         )
     operands = [t[(None,) * max(4 - t.dim(), 0)] for t in (query, key, value)]
     shapes = [tuple(t.shape) for t in operands]
@@ -77,7 +77,7 @@ def _broadcast(
 def _without_head_dim(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None, rest: tuple
 ) -> torch.Tensor:
-    """A head_dim of 0 makes scores of 0, and one of value an empty result: one column of zeros says the same."""
+    """Replaces a head_dim of 0, where all scores are 0 or the result is empty, by one column of zeros."""
     dropout_p, causal, scale, *others = rest
     if query.shape[-1] == 0:
         query, key, scale = torch.nn.functional.pad(query, (0, 1)), torch.nn.functional.pad(key, (0, 1)), 1.0
@@ -124,11 +124,11 @@ def _attend(
 
 
 def _causal_of(bias: CausalBias, query: torch.Tensor, key: torch.Tensor) -> int:
-    """Its memory is never written: what it says is in its attributes."""
+    """Reads the attributes of a CausalBias; its memory is never written."""
     if (bias.seq_len_q, bias.seq_len_kv) != (query.shape[-2], key.shape[-2]):
         raise ValueError(
             f"attn_mask is a CausalBias of {bias.seq_len_q} queries and {bias.seq_len_kv} keys: must be of "
-            f"{query.shape[-2]} and {key.shape[-2]}, as query and key have them; make one of those sizes"
+            f"{query.shape[-2]} and {key.shape[-2]} like query and key; create one of those sizes"
         )
     return CAUSAL_TOP_LEFT if bias.variant == CausalVariant.UPPER_LEFT else CAUSAL_BOTTOM_RIGHT
 
@@ -148,18 +148,18 @@ def scaled_dot_product_attention(
     Args:
         query: [..., num_heads, seqlen_q, head_dim]; float16, bfloat16, float32 or float64, any strides.
         key: [..., num_kv_heads, seqlen_k, head_dim]. value: [..., num_kv_heads, seqlen_k, head_dim_v].
-            Axes before seqlen broadcast, also where one has fewer of them. Nested tensors of layout torch.jagged,
-            [batch, num_heads, seqlen (ragged), head_dim], go to the kernels of ragged batches.
-        attn_mask: bool (True takes part) or added to scores (dtype of query or float32); broadcasts to
-            [..., num_heads, seqlen_q, seqlen_k]. Or a causal bias of torch.nn.attention.bias, which the kernel applies
-            without a mask: causal_upper_left() or causal_lower_right(). None for nested tensors.
+            Axes before seqlen broadcast, even if a tensor has fewer axes. Nested tensors of layout torch.jagged,
+            [batch, num_heads, seqlen (ragged), head_dim], run as ragged batches.
+        attn_mask: bool (True = keep) or added to the scores (dtype of query or float32); broadcasts to
+            [..., num_heads, seqlen_q, seqlen_k]. Or a causal bias of torch.nn.attention.bias, which kernels apply
+            without a mask tensor: causal_upper_left() or causal_lower_right(). Must be None for nested tensors.
         dropout_p: applied as given, also in evaluation; 1 gives zeros.
-        is_causal: query i sees keys j <= i: aligned top-left, as PyTorch does it. Not with attn_mask.
+        is_causal: query i sees keys j <= i (top-left, as in PyTorch). Not with attn_mask.
         scale: default head_dim ** -0.5.
         enable_gqa: num_kv_heads may be a divisor of num_heads.
 
     Returns:
-        [..., num_heads, seqlen_q, head_dim_v], in memory in the order of query's axes; nested where query is. A row
+        [..., num_heads, seqlen_q, head_dim_v], with the axis order of query in memory; nested if query is. A row
         that sees no key is 0.
 
     Raises:
@@ -184,19 +184,19 @@ def scaled_dot_product_attention(
         check_tensors(_OPERANDS, (query, key, value), len(_OPERANDS))
         if isinstance(attn_mask, CausalBias):
             if is_causal:
-                raise ValueError("attn_mask is a CausalBias: must not come with is_causal=True; leave that out")
+                raise ValueError("attn_mask is a CausalBias: must not be combined with is_causal=True; omit is_causal")
             causal, attn_mask = _causal_of(attn_mask, query, key), None
         check_tensors(("attn_mask",), (attn_mask,), 0)
     if attn_mask is not None and is_causal:
-        raise RuntimeError("attn_mask with is_causal=True: must not be given together; put both into the mask")
+        raise RuntimeError("attn_mask with is_causal=True: must not be given together; merge both into attn_mask")
     return _attend(query, key, value, attn_mask, dropout_p, causal, scale, enable_gqa, settings)
 
 
-# ---- plain calls of PyTorch's own function ----
+# ---- PyTorch's own function ----
 
 
 class _Layout(NamedTuple):
-    """How PyTorch's own kernel lays its results out, which compiled graphs rely on; it differs between versions."""
+    """The output layout of PyTorch's own kernel, which compiled graphs rely on; it differs between versions."""
 
     out_is_like_query: bool
     lse_is_transposed: bool
@@ -219,11 +219,11 @@ def _flash_forward(
     attn_mask: torch.Tensor | None,
     scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """out and lse for PyTorch's flash operators, whose backward is PyTorch's own and takes this lse."""
+    """out and lse for PyTorch's flash operators. PyTorch's own backward uses this lse."""
     refuse_opaque((*_OPERANDS, "attn_mask"), (query, key, value, attn_mask))
     if dropout_p:
         raise NotImplementedError(
-            f"dropout_p={dropout_p}: PyTorch's backward could not repeat headrace's mask; train with dropout_p=0, or "
+            f"dropout_p={dropout_p}: PyTorch's backward cannot reproduce headrace's mask; train with dropout_p=0, or "
             "remove headrace from scaled_dot_product_attention"
         )
     layout = _layout_of(operator)
@@ -261,9 +261,9 @@ def _flash_cuda(
     scale: float | None = None,
 ) -> tuple[Any, ...]:
     if return_debug_mask:
-        raise NotImplementedError("return_debug_mask: headrace makes no debug mask; leave it out")
+        raise NotImplementedError("return_debug_mask: headrace returns no debug mask; leave it out")
     operator = torch.ops.aten._scaled_dot_product_flash_attention.default
-    # Of this operator alone is_causal is aligned bottom-right; PyTorch sends it others for square scores only.
+    # This operator's is_causal is bottom-right; PyTorch calls it with top-left masks only if scores are square.
     causal = CAUSAL_BOTTOM_RIGHT if is_causal else CAUSAL_NONE
     out, lse = _flash_forward(operator, query, key, value, dropout_p, causal, None, scale)
     state = torch.zeros(2, dtype=torch.uint64, device=query.device)
@@ -273,12 +273,12 @@ def _flash_cuda(
 
 
 class SdpaHandle:
-    """Plain scaled_dot_product_attention calls reach headrace until remove(), or the end of the with block."""
+    """Routes plain scaled_dot_product_attention calls to headrace until remove() or the end of the with block."""
 
     def __init__(self) -> None:
         self._library: torch.library.Library | None = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="(?s).*[Oo]verrid")  # which is what was asked for
+            warnings.filterwarnings("ignore", message="(?s).*[Oo]verrid")  # overriding is the purpose
             self._library.impl("_scaled_dot_product_flash_attention_for_cpu", _flash_cpu, "CPU")
             self._library.impl("_scaled_dot_product_flash_attention", _flash_cuda, "CUDA")
 
@@ -297,24 +297,24 @@ class SdpaHandle:
 
 
 def replace_sdpa() -> SdpaHandle:
-    """Lets plain torch.nn.functional.scaled_dot_product_attention calls reach headrace, forward only.
+    """Routes plain torch.nn.functional.scaled_dot_product_attention calls to headrace, forward only.
 
-    Replaces the kernels behind PyTorch's flash backend, on the CPU and CUDA: PyTorch decides as before which calls
-    take that backend (on the CPU, calls with an attn_mask too), and keeps its own backward, which works with these
-    results. From PyTorch 2.11 on the same is torch.nn.attention.activate_flash_attention_impl("headrace").
+    Replaces the kernels of PyTorch's flash backend, on the CPU and CUDA. PyTorch still decides which calls use that
+    backend (on the CPU also calls with an attn_mask) and keeps its own backward, which works with these results. From
+    PyTorch 2.11 on, torch.nn.attention.activate_flash_attention_impl("headrace") does the same.
 
     Returns:
-        A handle: remove() ends it, and so does a `with` block.
+        A handle: remove() or the end of a `with` block restores PyTorch's kernels.
 
     Raises:
-        Nothing itself; calls that reach headrace what scaled_dot_product_attention() does, and NotImplementedError with
-        dropout_p, whose mask PyTorch's backward could not repeat.
+        Nothing itself. Calls routed to headrace raise the errors of scaled_dot_product_attention(), and
+        NotImplementedError with dropout_p, whose mask PyTorch's backward cannot reproduce.
     """
     return SdpaHandle()
 
 
 def _offer_to_pytorch() -> None:
-    """Puts our name on PyTorch's list of flash implementations, where it has one; the user activates it."""
+    """Registers "headrace" as a flash implementation, if this PyTorch has that list; the user activates it."""
     import torch.nn.attention
 
     register = getattr(torch.nn.attention, "register_flash_attention_impl", None)

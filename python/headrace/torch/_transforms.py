@@ -1,7 +1,7 @@
-"""Attention under the transforms of torch.func: grad, vjp, jacrev, vmap and what is made of them.
+"""Attention under the transforms of torch.func: grad, vjp, jacrev, vmap and their combinations.
 
-They want an autograd.Function with setup_context() and a rule for vmap. The operators' own are slower to pass than
-_backward.py's, and do not know the transforms.
+The transforms need an autograd.Function with setup_context() and a vmap rule. The autograd formulas registered with the
+operators do not support the transforms, and the functions of _backward.py are for plain eager calls.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 
 def _over_samples(function: Callable[..., tuple], info: Any, in_dims: tuple, arguments: tuple) -> tuple[tuple, tuple]:
-    """vmap's rule: one call for each sample."""
+    """The vmap rule: one call per sample."""
     results = [
         function(*(x if dim is None else x.select(dim, i) for x, dim in zip(arguments, in_dims, strict=True)))
         for i in range(info.batch_size)
@@ -23,8 +23,8 @@ def _over_samples(function: Callable[..., tuple], info: Any, in_dims: tuple, arg
 
 
 def transformable(operator: Any, save: Any, differentiate: Any) -> Any:
-    """apply() of a Function that calls `operator` beneath all transforms; `save` is its setup_context() and
-    `differentiate` its backward()."""
+    """apply() of a Function that calls `operator` below all transforms, with `save` as setup_context() and
+    `differentiate` as backward()."""
 
     class Transformable(torch.autograd.Function):
         setup_context = staticmethod(save)
