@@ -1,12 +1,12 @@
 /// @file
-/// Language models for C++20: a header-only skin over model.h.
+/// Language models for C++20: a header-only wrapper of model.h.
 ///
 ///   headrace::Model model("SmolLM2-135M-Instruct.Q4_1.gguf");
 ///   headrace::Session session(model);
 ///   session.append(model.chat_tokens({{"user", "Why is the sky blue?"}}));
 ///   session.generate({.max_new_tokens = 200}, [](std::string_view text) {
 ///     std::cout << text << std::flush;
-///     return true;  // go on
+///     return true;  // continue
 ///   });
 #pragma once
 
@@ -34,7 +34,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// Two calls of a function that fills (data, capacity, &count): the first asks for the count.
+/// Calls a function that fills (data, capacity, &count) twice: first for the count.
 template <class Container, class Fill>
 Container filled(Fill fill) {
   std::size_t count = 0;
@@ -54,25 +54,25 @@ struct Destroy {
 
 }  // namespace detail
 
-/// What a model file says about itself, without its weights. The texts live as long as it does.
+/// Metadata and tensor list of a model file. Its strings live as long as the object.
 class ModelFile {
  public:
   /// An entry of the metadata.
   struct Entry {
     std::string_view key;    ///< "general.architecture"
-    std::string_view kind;   ///< as GGUF names it: "u32", "array[string]"
-    std::string_view value;  ///< as text; lists: their length and the first elements
+    std::string_view kind;   ///< GGUF type: "u32", "array[string]"
+    std::string_view value;  ///< as text; lists: length and first elements
   };
   /// A tensor.
   struct Weight {
     std::string_view name;            ///< "output_norm.weight"
     std::string_view type;            ///< "Q4_1"
     std::vector<std::int64_t> shape;  ///< rows first; the last axis is contiguous
-    std::uint64_t offset;             ///< of its first byte in the file
-    std::uint64_t bytes;              ///< in the file
+    std::uint64_t offset;             ///< of the first byte in the file
+    std::uint64_t bytes;              ///< size in the file
   };
 
-  /// Throws Error(HEADRACE_IO_ERROR or HEADRACE_UNSUPPORTED): file, place and rule.
+  /// Throws Error(HEADRACE_IO_ERROR or HEADRACE_UNSUPPORTED): file, position and rule.
   explicit ModelFile(const std::string& path) {
     headrace_model_file* file = nullptr;
     check(headrace_model_file_open(path.c_str(), &file));
@@ -81,9 +81,9 @@ class ModelFile {
 
   /// "GGUF".
   std::string_view format() const { return headrace_model_file_format(file_.get()); }
-  /// Entries of the metadata.
+  /// Number of metadata entries.
   std::int64_t num_keys() const { return headrace_model_file_num_keys(file_.get()); }
-  /// Tensors.
+  /// Number of tensors.
   std::int64_t num_weights() const { return headrace_model_file_num_weights(file_.get()); }
   /// index < num_keys(), sorted by key.
   Entry entry(std::int64_t index) const {
@@ -91,7 +91,7 @@ class ModelFile {
             headrace_model_file_kind(file_.get(), index),
             headrace_model_file_value(file_.get(), index)};
   }
-  /// index < num_weights(), in the order of the file.
+  /// index < num_weights(), in file order.
   Weight weight(std::int64_t index) const {
     headrace_weight_info info{};
     info.struct_size = sizeof info;
@@ -103,13 +103,13 @@ class ModelFile {
   std::unique_ptr<headrace_model_file, detail::Destroy<headrace_model_file_close>> file_;
 };
 
-/// How a model is loaded.
+/// Options for loading a model.
 struct ModelOptions {
-  int num_threads = 0;      ///< 0: every core this process may use
-  bool exact = false;       ///< weights as floats and float products: slower, 4 bytes a weight
-  bool use_mmap = false;    ///< read from a mapping of the file, which must not change meanwhile
-  bool vocab_only = false;  ///< no weights: tokens and templates only
-  /// Hears how many bytes of weights are in memory, of all. Must not throw.
+  int num_threads = 0;      ///< 0: all CPUs available to the process
+  bool exact = false;       ///< compute with f32 weights: slower, 4 bytes per weight
+  bool use_mmap = false;    ///< memory-map the file while loading; it must not change
+  bool vocab_only = false;  ///< no weights: only tokens and chat templates
+  /// Loading progress in bytes of weights. Must not throw.
   std::function<void(std::uint64_t done, std::uint64_t total)> progress = {};
 };
 
@@ -122,7 +122,7 @@ struct Message {
 /// Weights and vocabulary, immutable.
 class Model {
  public:
-  /// Throws Error: HEADRACE_IO_ERROR or HEADRACE_UNSUPPORTED with file, place and rule.
+  /// Throws Error: HEADRACE_IO_ERROR or HEADRACE_UNSUPPORTED with file, position and rule.
   explicit Model(const std::string& path, const ModelOptions& options = {}) {
     headrace_model_options c;
     check(headrace_model_options_init(&c));
@@ -141,7 +141,7 @@ class Model {
     model_.reset(model);
   }
 
-  /// Facts; their texts live as long as the model.
+  /// Properties; the strings live as long as the model.
   headrace_model_info info() const {
     headrace_model_info info{};
     info.struct_size = sizeof info;
@@ -158,16 +158,16 @@ class Model {
                                    count);
         });
   }
-  /// Special tokens by their names; whole characters only where the tokens end on one.
+  /// Special tokens give their names. The text may end within a UTF-8 character.
   std::string detokenize(std::span<const std::int32_t> tokens) const {
     return detail::filled<std::string>([&](char* text, std::size_t capacity, std::size_t* count) {
       return headrace_detokenize(model_.get(), tokens.data(), tokens.size(), text, capacity, count);
     });
   }
-  /// Whether a token ends the text (end of turn, end of text).
+  /// Whether a token ends generation (end of turn, end of text).
   bool is_end(std::int32_t token) const { return headrace_token_is_end(model_.get(), token) != 0; }
 
-  /// template_name empty: the one that the file carries.
+  /// template_name empty: the file's own template.
   std::vector<std::int32_t> chat_tokens(const std::vector<Message>& messages,
                                         const std::string& template_name = {},
                                         bool add_generation_prompt = true) const {
@@ -189,27 +189,27 @@ class Model {
   std::unique_ptr<headrace_model, detail::Destroy<headrace_model_destroy>> model_;
 };
 
-/// Sizes of a session.
+/// Options of a session.
 struct SessionOptions {
   std::int64_t max_tokens = 0;     ///< 0: the model's context_length
   std::int64_t batch_tokens = 0;   ///< 0: 512
-  DType cache_dtype = DType::f16;  ///< of keys and values: f16, bf16 or f32
+  DType cache_dtype = DType::f16;  ///< of the KV cache: f16, bf16 or f32
 };
 
-/// How the next token is drawn.
+/// Sampling parameters.
 struct SamplingOptions {
-  double temperature = 0;  ///< 0: the most likely token
-  double top_p = 1;        ///< the most likely tokens that have this much probability; 1: off
-  double min_p = 0;        ///< of the most likely token's probability; 0: off
-  std::int64_t top_k = 0;  ///< 0: off
+  double temperature = 0;              ///< 0: greedy
+  double top_p = 1;                    ///< smallest set of tokens with this probability; 1: off
+  double min_p = 0;                    ///< minimum probability relative to the most likely; 0: off
+  std::int64_t top_k = 0;              ///< 0: off
   double repetition_penalty = 1;       ///< 1: off
-  double presence_penalty = 0;         ///< off the logit of a token that was drawn; 0: off
-  double frequency_penalty = 0;        ///< the same for each time it was; 0: off
-  std::int64_t repetition_window = 0;  ///< last tokens of prompt and answer; 0: all of them
-  std::uint64_t seed = 0;              ///< a draw depends on seed, sequence and position only
-  std::uint64_t sequence = 0;          ///< tells sequences that share a seed apart
-  std::vector<headrace_logit_bias> logit_bias = {};     ///< added to the logits of their tokens
-  headrace_sampling_order order = HEADRACE_ORDER_VLLM;  ///< of the filters
+  double presence_penalty = 0;         ///< subtracted from logits of generated tokens; 0: off
+  double frequency_penalty = 0;        ///< the same, times the token's count; 0: off
+  std::int64_t repetition_window = 0;  ///< covers the last tokens of prompt and answer; 0: all
+  std::uint64_t seed = 0;              ///< a sample depends only on seed, sequence, position
+  std::uint64_t sequence = 0;          ///< distinguishes sequences with the same seed
+  std::vector<headrace_logit_bias> logit_bias = {};     ///< added to the tokens' logits
+  headrace_sampling_order order = HEADRACE_ORDER_VLLM;  ///< of filters and temperature
 
   /// Points into this object.
   headrace_sampling_options to_c() const {
@@ -232,24 +232,24 @@ struct SamplingOptions {
   }
 };
 
-/// What a generation does beside sampling.
+/// Options of a generation.
 struct GenerationOptions {
-  SamplingOptions sampling = {};       ///< how tokens are drawn
-  std::int64_t max_new_tokens = 0;     ///< 0: until the end or the session is full
-  std::vector<std::string> stop = {};  ///< texts that end it; not put out
-  bool ignore_end = false;             ///< tokens that end the text are text like others
+  SamplingOptions sampling = {};       ///< sampling parameters
+  std::int64_t max_new_tokens = 0;     ///< 0: until end of text or the session is full
+  std::vector<std::string> stop = {};  ///< stop strings; they are not output
+  bool ignore_end = false;             ///< continue past end-of-text tokens
 };
 
-/// How a generation ended.
+/// Result of a generation.
 struct Generation {
-  std::int64_t num_tokens = 0;                   ///< drawn, the one that ended the text included
-  headrace_finish finish = HEADRACE_FINISH_END;  ///< why
+  std::int64_t num_tokens = 0;                   ///< generated, including the one that ended it
+  headrace_finish finish = HEADRACE_FINISH_END;  ///< finish reason
 };
 
-/// One sequence of tokens. The model outlives it.
+/// One sequence of tokens. The model must outlive it.
 class Session {
  public:
-  /// An empty sequence.
+  /// Creates an empty sequence.
   explicit Session(const Model& model, const SessionOptions& options = {}) {
     headrace_session_options c;
     check(headrace_session_options_init(&c));
@@ -265,15 +265,15 @@ class Session {
   void append(std::span<const std::int32_t> tokens, float* all_logits = nullptr) {
     check(headrace_session_append(session_.get(), tokens.data(), tokens.size(), all_logits));
   }
-  /// [vocab_size], behind the last token; null before the first.
+  /// [vocab_size], after the last token; null before the first.
   const float* logits() const { return headrace_session_logits(session_.get()); }
-  /// Tokens of the sequence.
+  /// Number of tokens in the sequence.
   std::int64_t length() const { return headrace_session_length(session_.get()); }
-  /// Keeps the first `length` tokens; the logits are gone.
+  /// Keeps the first `length` tokens. Discards the logits.
   void truncate(std::int64_t length) { check(headrace_session_truncate(session_.get(), length)); }
 
-  /// Draws the next token and does not append it; `top` is filled with the most likely ones. Tokens
-  /// before num_prompt_tokens are prompt, which presence and frequency penalties do not count.
+  /// Samples the next token without appending it; fills `top` with the most likely ones. Presence
+  /// and frequency penalties do not count the first num_prompt_tokens tokens.
   headrace_token_logprob sample(const SamplingOptions& options, std::int64_t num_prompt_tokens,
                                 std::span<headrace_token_logprob> top = {}) {
     const headrace_sampling_options c = options.to_c();
@@ -283,7 +283,7 @@ class Session {
     return token;
   }
 
-  /// on_text(std::string_view) -> bool: false ends the generation. What it throws comes out here.
+  /// on_text(std::string_view) -> bool: false ends the generation. Rethrows its exceptions.
   template <class OnText>
   Generation generate(const GenerationOptions& options, OnText on_text) {
     struct Caller {

@@ -1,5 +1,5 @@
 /// @file
-/// TensorView: a borrowed, strided view of memory that somebody else owns. Header-only, no library
+/// TensorView: a non-owning, strided view of memory. Header-only, no library
 /// calls.
 #pragma once
 
@@ -22,14 +22,14 @@ namespace headrace {
 enum class DType : std::int32_t {
   f32 = HEADRACE_F32,       ///< IEEE binary32
   f16 = HEADRACE_F16,       ///< IEEE binary16
-  bf16 = HEADRACE_BF16,     ///< the upper half of a binary32
+  bf16 = HEADRACE_BF16,     ///< bfloat16, the upper half of a binary32
   f64 = HEADRACE_F64,       ///< IEEE binary64
-  i32 = HEADRACE_I32,       ///< of lengths
-  u32 = HEADRACE_U32,       ///< of bit masks
+  i32 = HEADRACE_I32,       ///< for lengths
+  u32 = HEADRACE_U32,       ///< for bit masks
   boolean = HEADRACE_BOOL,  ///< one byte
 };
 
-/// Bytes of one element; 0 for a value that is no dtype.
+/// Bytes per element; 0 for an invalid dtype.
 constexpr std::size_t dtype_bytes(DType dtype) {
   switch (dtype) {
     case DType::f32:
@@ -50,7 +50,7 @@ constexpr std::size_t dtype_bytes(DType dtype) {
   return 0;
 }
 
-/// "f32", "f16", ...; "unknown" for a value that is no dtype.
+/// "f32", "f16", ...; "unknown" for an invalid dtype.
 constexpr const char* dtype_name(DType dtype) {
   switch (dtype) {
     case DType::f32:
@@ -71,8 +71,8 @@ constexpr const char* dtype_name(DType dtype) {
   return "unknown";
 }
 
-/// The C struct with methods. All operations are views: none touches the data. Those that may be
-/// impossible without a copy return nullopt. Shapes hold int64 sizes, strides are in elements.
+/// headrace_tensor with methods. All operations return views and never touch the data. Operations
+/// that may need a copy return nullopt if they do. Strides are in elements.
 struct TensorView : headrace_tensor {
   /// Not given.
   constexpr TensorView() : headrace_tensor{} {}
@@ -92,21 +92,20 @@ struct TensorView : headrace_tensor {
     set_contiguous_strides();
   }
 
-  /// dtype as the enumeration of C++.
+  /// dtype as DType.
   constexpr DType type() const { return static_cast<DType>(dtype); }
-  /// False for an optional tensor that is left out.
+  /// False for an absent optional tensor.
   constexpr bool is_given() const { return data != nullptr || rank != 0; }
 
-  /// 0 as soon as one axis is 0. Wraps around where the product does not fit; validation refuses
-  /// such views.
+  /// 0 if any axis is 0. Wraps around on overflow; validation refuses such views.
   constexpr std::int64_t num_elements() const {
     std::uint64_t n = 1;
     for (int i = 0; i < rank; ++i) n *= static_cast<std::uint64_t>(shape[i]);
     return static_cast<std::int64_t>(n);
   }
 
-  /// True when the elements lie row-major without gaps (axes of size 1 do not count; empty views
-  /// are contiguous).
+  /// True if the elements are row-major without gaps (axes of size 1 do not count; empty views are
+  /// contiguous).
   constexpr bool is_contiguous() const {
     for (int i = 0; i < rank; ++i)
       if (shape[i] == 0) return true;
@@ -134,8 +133,8 @@ struct TensorView : headrace_tensor {
     return out;
   }
 
-  /// [start, stop) of one axis, every `step`-th element; negative steps walk backwards from `start`
-  /// down to `stop` (exclusive).
+  /// Elements [start, stop) of an axis, every `step`-th; negative steps go from `start` down to
+  /// `stop` (exclusive).
   std::optional<TensorView> slice(int axis, std::int64_t start, std::int64_t stop,
                                   std::int64_t step = 1) const {
     if (axis < 0 || axis >= rank || step == 0 || step == INT64_MIN) return std::nullopt;
@@ -149,12 +148,13 @@ struct TensorView : headrace_tensor {
     const std::int64_t stride = forward ? step : -step;
     TensorView out = *this;
     out.shape[axis] = span / stride + (span % stride != 0);
-    if (out.shape[axis] > 1) out.strides[axis] = strides[axis] * step;  ///< else it never counts
+    if (out.shape[axis] > 1)
+      out.strides[axis] = strides[axis] * step;  ///< strides of axes of size 1 do not count
     if (out.shape[axis] > 0) out.advance(start * strides[axis]);
     return out;
   }
 
-  /// One index of an axis; the axis disappears: packed.select(2, 0) is q of a packed [batch,
+  /// Selects one index and removes the axis: packed.select(2, 0) is q of a packed [batch,
   /// seqlen, 3, heads, dim].
   std::optional<TensorView> select(int axis, std::int64_t index) const {
     if (axis < 0 || axis >= rank || index < 0 || index >= shape[axis]) return std::nullopt;
@@ -170,8 +170,8 @@ struct TensorView : headrace_tensor {
     return out;
   }
 
-  /// The same elements under another shape, where strides allow it (an axis may be split;
-  /// neighbours that lie behind each other may be merged).
+  /// The same elements with another shape, if strides allow it (axes can be split; contiguous
+  /// neighbouring axes can be merged).
   std::optional<TensorView> reshape(std::initializer_list<std::int64_t> sizes) const {
     if (sizes.size() > HEADRACE_MAX_RANK) return std::nullopt;
     TensorView out = *this;
@@ -191,7 +191,7 @@ struct TensorView : headrace_tensor {
   }
 
  private:
-  /// Compares the products without computing one that may not fit.
+  /// Compares the products of the sizes without overflow.
   bool has_as_many_elements_as(const TensorView& other) const {
     std::int64_t products[2] = {1, 1};
     bool fits[2] = {true, true};
@@ -212,7 +212,7 @@ struct TensorView : headrace_tensor {
   }
 
   void advance(std::int64_t elements) {
-    if (data == nullptr) return;  ///< shapes without data are fine to slice
+    if (data == nullptr) return;  ///< views without data can be sliced
     data = static_cast<char*>(data) + elements * static_cast<std::int64_t>(dtype_bytes(type()));
   }
 
@@ -224,8 +224,7 @@ struct TensorView : headrace_tensor {
     }
   }
 
-  /// Walks both shapes from the back, matching runs of old axes that lie behind each other with
-  /// runs of new axes.
+  /// Matches runs of contiguous old axes with runs of new axes, from the last axis to the first.
   bool split_axes_of(const TensorView& old) {
     int i = old.rank - 1;
     int j = rank - 1;
@@ -243,7 +242,7 @@ struct TensorView : headrace_tensor {
         strides[j] = run_stride * covered;
         covered *= shape[j];
         while (covered > run &&
-               i > 0) {  ///< the new axis reaches into the next old one: they must be neighbours
+               i > 0) {  ///< the new axis spans the next old axis: both must be contiguous
           --i;
           if (old.shape[i] == 1) continue;
           if (old.strides[i] != run_stride * run) return false;
