@@ -1,7 +1,10 @@
 // The CUDA kernels for attention, best first; the last one of a list takes every problem.
 #include "backends/cuda/backend.h"
-#include "backends/cuda/simple/kernel.h"
-#include "backends/cuda/sm80/kernel.h"
+#include "backends/cuda/simple/baselines.h"
+#include "backends/cuda/simple/bwd/kernel.h"
+#include "backends/cuda/simple/fwd/kernel.h"
+#include "backends/cuda/sm80/bwd/kernel.h"
+#include "backends/cuda/sm80/fwd/kernel.h"
 #include "backends/cuda/sm90/bwd/kernel.h"
 #include "backends/cuda/sm90/fwd/kernel.h"
 
@@ -10,8 +13,8 @@ namespace headrace::cuda {
 std::span<const Kernel> forward_kernels() {
   static const Kernel kernels[] = {
       sm90::kForwardKernel,
-      sm80::kForwardKernel,
-      simple::kForwardKernel,
+      sm80::fwd::kForwardKernel,
+      simple::fwd::kForwardKernel,
   };
   return kernels;
 }
@@ -19,8 +22,8 @@ std::span<const Kernel> forward_kernels() {
 std::span<const Kernel> backward_kernels() {
   static const Kernel kernels[] = {
       sm90::bwd::kBackwardKernel,
-      sm80::kBackwardKernel,
-      simple::kBackwardKernel,
+      sm80::bwd::kBackwardKernel,
+      simple::bwd::kBackwardKernel,
   };
   return kernels;
 }

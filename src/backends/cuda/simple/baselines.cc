@@ -1,6 +1,5 @@
 #include "backends/cuda/simple/baselines.h"
 
-#include "backends/cuda/simple/kernel.h"
 #include "base/math.h"
 
 namespace headrace::cuda::simple {

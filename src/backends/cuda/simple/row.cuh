@@ -4,7 +4,7 @@
 
 #include "backends/cuda/common/element.cuh"
 #include "backends/cuda/common/lengths.cuh"
-#include "backends/cuda/simple/simple.h"
+#include "backends/cuda/simple/params.h"
 #include "core/philox.h"
 
 namespace headrace::cuda::simple {

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <span>
 
+#include "backends/cuda/common/dbias.h"
 #include "backends/cuda/runtime/error_word.cuh"
-#include "backends/cuda/sm80/bias_gradient.h"
 #include "backends/cuda/sm90/bwd/config.h"
 #include "backends/cuda/sm90/bwd/launch.h"
 #include "backends/cuda/sm90/operand_map.h"
@@ -111,7 +111,7 @@ Layout layout_of(const Problem& p) {
   layout.dq = take(rows * variant_of(p)->tile.head_dim);
   layout.bounds = take(p.deterministic ? num_kv_abs_max(p) * 2 : 0);
   layout.end = round_up<std::int64_t>(layout.end, kWorkspaceAlignment / 4);
-  layout.bias = take(p.has_dbias ? static_cast<std::int64_t>(sm80::bias_gradient_bytes(p) / 4) : 0);
+  layout.bias = take(p.has_dbias ? static_cast<std::int64_t>(dbias_workspace_bytes(p) / 4) : 0);
   return layout;
 }
 
@@ -232,8 +232,8 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   if (Status bad = launch_main({params, maps, grid_of(p, params.section), stream})) return bad;
   if (Status bad = variant.finish(params, stream)) return bad;
   if (!p.has_dbias) return std::nullopt;
-  return sm80::launch_bias_gradient(
-      p, args, reinterpret_cast<unsigned char*>(floats + layout_of(p).bias), word.value(), stream);
+  return launch_dbias(p, args, reinterpret_cast<unsigned char*>(floats + layout_of(p).bias),
+                      word.value(), stream);
 }
 
 }  // namespace

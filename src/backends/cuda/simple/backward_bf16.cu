@@ -1,9 +1,0 @@
-#include "backends/cuda/simple/backward.cuh"
-
-namespace headrace::cuda::simple {
-
-Status launch_backward_bf16(const BackwardParams& params, Stream stream) {
-  return launch_backward<__nv_bfloat16>("cuda_simple<bf16> backward", params, stream);
-}
-
-}  // namespace headrace::cuda::simple

@@ -1,9 +1,0 @@
-#include "backends/cuda/simple/backward.cuh"
-
-namespace headrace::cuda::simple {
-
-Status launch_backward_f16(const BackwardParams& params, Stream stream) {
-  return launch_backward<__half>("cuda_simple<f16> backward", params, stream);
-}
-
-}  // namespace headrace::cuda::simple

@@ -1,9 +1,0 @@
-#include "backends/cuda/simple/backward.cuh"
-
-namespace headrace::cuda::simple {
-
-Status launch_backward_f32(const BackwardParams& params, Stream stream) {
-  return launch_backward<float>("cuda_simple<f32> backward", params, stream);
-}
-
-}  // namespace headrace::cuda::simple

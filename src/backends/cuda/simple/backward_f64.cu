@@ -1,9 +1,0 @@
-#include "backends/cuda/simple/backward.cuh"
-
-namespace headrace::cuda::simple {
-
-Status launch_backward_f64(const BackwardParams& params, Stream stream) {
-  return launch_backward<double>("cuda_simple<f64> backward", params, stream);
-}
-
-}  // namespace headrace::cuda::simple

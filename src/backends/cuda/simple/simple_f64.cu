@@ -1,9 +1,0 @@
-#include "backends/cuda/simple/kernel.cuh"
-
-namespace headrace::cuda::simple {
-
-Status launch_f64(const Params& params, std::int64_t num_ctas, Stream stream) {
-  return launch_rows<double>("cuda_simple<f64>", params, num_ctas, stream);
-}
-
-}  // namespace headrace::cuda::simple

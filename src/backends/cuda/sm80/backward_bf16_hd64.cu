@@ -1,9 +1,0 @@
-#include "backends/cuda/sm80/backward_launch.cuh"
-
-namespace headrace::cuda::sm80 {
-
-Status launch_backward_bf16_hd64(const BackwardParams& params, Stream stream) {
-  return launch_backward<__nv_bfloat16, 64>("cuda_sm80_bwd<bf16, 64>", params, stream);
-}
-
-}  // namespace headrace::cuda::sm80

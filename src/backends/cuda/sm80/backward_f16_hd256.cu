@@ -1,9 +1,0 @@
-#include "backends/cuda/sm80/backward_launch.cuh"
-
-namespace headrace::cuda::sm80 {
-
-Status launch_backward_f16_hd256(const BackwardParams& params, Stream stream) {
-  return launch_backward<__half, 256>("cuda_sm80_bwd<f16, 256>", params, stream);
-}
-
-}  // namespace headrace::cuda::sm80

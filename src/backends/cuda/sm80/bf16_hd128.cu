@@ -1,9 +1,0 @@
-#include "backends/cuda/sm80/launch.cuh"
-
-namespace headrace::cuda::sm80 {
-
-Status launch_bf16_hd128(const Params& params, Stream stream) {
-  return launch_all<__nv_bfloat16, 128>("cuda_sm80_fwd<bf16, 128>", params, stream);
-}
-
-}  // namespace headrace::cuda::sm80

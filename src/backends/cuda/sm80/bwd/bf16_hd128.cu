@@ -1,0 +1,9 @@
+#include "backends/cuda/sm80/bwd/launch.cuh"
+
+namespace headrace::cuda::sm80::bwd {
+
+Status launch_backward_bf16_hd128(const BackwardParams& params, Stream stream) {
+  return launch_backward<__nv_bfloat16, 128>("cuda_sm80_bwd<bf16, 128>", params, stream);
+}
+
+}  // namespace headrace::cuda::sm80::bwd

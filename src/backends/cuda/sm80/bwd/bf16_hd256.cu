@@ -1,0 +1,9 @@
+#include "backends/cuda/sm80/bwd/launch.cuh"
+
+namespace headrace::cuda::sm80::bwd {
+
+Status launch_backward_bf16_hd256(const BackwardParams& params, Stream stream) {
+  return launch_backward<__nv_bfloat16, 256>("cuda_sm80_bwd<bf16, 256>", params, stream);
+}
+
+}  // namespace headrace::cuda::sm80::bwd

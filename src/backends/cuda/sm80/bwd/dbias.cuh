@@ -1,0 +1,161 @@
+// Gradient of the bias: a CTA a tile of it, summed in registers over every batch entry, head, tile
+// of rows and tile of keys that it stands for, always in the same order. S and dP are computed for
+// it once more: so nothing as large as the scores is kept, whatever axes broadcast.
+#pragma once
+
+#include "backends/cuda/common/element.cuh"
+#include "backends/cuda/sm80/bwd/scores.cuh"
+
+namespace headrace::cuda::sm80::bwd {
+
+template <class T, class Shape>
+class BiasGradient : ScoreGradients<T, true, Shape> {
+  using Base = ScoreGradients<T, true, Shape>;
+  using typename Base::Scores;
+  using typename Base::Step;
+  static constexpr int kRows = Base::kRows, kKeys = Base::kKeys, kThreads = Base::kThreads;
+  static constexpr int kLine = kKeys + 1;  // floats of a row of the tile in shared memory
+  static_assert(kRows * kLine * 4 <= Base::kSmem.p, "the sums lie where Q, K, V and dO were");
+  using Base::args_;
+  using Base::c_;
+  using Base::lane;
+  using Base::p_;
+  using Base::unit;
+
+  struct Range {
+    std::int64_t begin, end;
+  };
+  struct Place {
+    std::int64_t batch_idx, head;
+    int row, key;  // the first
+  };
+
+ public:
+  using Base::Base;
+
+  __device__ void run(std::int64_t idx) {
+    const BiasTiles& tiles = c_.bias_tiles;
+    const ScoreOperand& to = args_.gradients.dbias;
+    const Place place{idx / tiles.keys / tiles.rows / tiles.heads,
+                      idx / tiles.keys / tiles.rows % tiles.heads,
+                      static_cast<int>(idx / tiles.keys % tiles.rows) * kRows,
+                      static_cast<int>(idx % tiles.keys) * kKeys};
+#pragma unroll
+    for (int n = 0; n < 4 * Base::kRowBlocks * Base::kKeyBlocks; ++n)
+      sums_[n / 4 / Base::kKeyBlocks][n / 4 % Base::kKeyBlocks][n % 4] = 0.0f;
+    const bool by_sequence = (p_.is_ragged ? to.stride_q : to.stride_batch) != 0;
+    const Range batches =
+        by_sequence ? Range{place.batch_idx, place.batch_idx + 1} : Range{0, p_.batch};
+    const Range heads =
+        to.stride_head != 0 ? Range{place.head, place.head + 1} : Range{0, p_.num_heads};
+    for (std::int64_t b = batches.begin; b < batches.end; ++b) {
+      __syncthreads();
+      if (threadIdx.x == 0) find_sequence(c_, b, unit());
+      __syncthreads();
+      for (std::int64_t head = heads.begin; head < heads.end; ++head) add_head(place, head);
+    }
+    gather();
+    store(place);
+  }
+
+ private:
+  __device__ void add_head(const Place& place, std::int64_t head) {
+    const ScoreOperand& to = args_.gradients.dbias;
+    const int end_key = to.stride_k != 0 ? min(place.key + 1, unit().seqlen_k) : unit().seqlen_k;
+    for (int key = place.key; key < end_key; key += kKeys) {
+      __syncthreads();
+      if (threadIdx.x == 0) {
+        unit().kv_head = head / group_size(p_);
+        find_keys(Base::kTile, key / kKeys, unit());
+      }
+      __syncthreads();
+      const RowsOfKeys rows = unit().rows;
+      const int begin = max(place.row, rows.begin / kRows * kRows);
+      const int end = to.stride_q != 0 ? min(place.row + 1, rows.end) : rows.end;
+      if (begin >= end) continue;
+      this->load_keys_and_values();
+      this->clear_columns();
+      for (int row = begin; row < end; row += kRows) add_tile({head, row, 0});
+    }
+  }
+
+  __device__ void add_tile(const Step& at) {
+    this->load_query(at);
+    this->load_dout(at);
+    this->write_score_rows(at);
+    cp_async_commit_group();
+    cp_async_wait_group<0>();
+    __syncthreads();
+    Scores s, dp;
+    this->find_products(at, s, dp);
+    this->template find_gradients<false>(at, s, dp);
+#pragma unroll
+    for (int n = 0; n < 4 * Base::kRowBlocks * Base::kKeyBlocks; ++n)
+      sums_[n / 4 / Base::kKeyBlocks][n / 4 % Base::kKeyBlocks][n % 4] +=
+          dp[n / 4 / Base::kKeyBlocks][n / 4 % Base::kKeyBlocks][n % 4];
+    __syncthreads();
+  }
+
+  // The tile in shared memory, and the sum over its rows or keys where that is asked for.
+  static __device__ __forceinline__ float& sum_at(int row, int key) {
+    return reinterpret_cast<float*>(backward_memory)[row * kLine + key];
+  }
+  __device__ void gather() const {
+    __syncthreads();
+    for_rows<Base::kRowBlocks>([&](auto b, auto half) {
+      const int row = Base::warp_row() + 16 * b() + 8 * half() + (lane() >> 2);
+#pragma unroll
+      for (int n = 0; n < 2 * Base::kKeyBlocks; ++n)
+        sum_at(row, Base::warp_key() + n / 2 * 8 + 2 * (lane() & 3) + n % 2) =
+            sums_[b()][n / 2][2 * half() + n % 2];
+    });
+    __syncthreads();
+    const int idx = static_cast<int>(threadIdx.x);
+    if (args_.gradients.dbias.stride_q == 0 && idx < kKeys)
+      for (int row = 1; row < kRows; ++row) sum_at(0, idx) += sum_at(row, idx);
+    __syncthreads();
+    if (args_.gradients.dbias.stride_k == 0 && idx < kRows)
+      for (int key = 1; key < kKeys; ++key) sum_at(idx, 0) += sum_at(idx, key);
+    __syncthreads();
+  }
+
+  __device__ void store(const Place& place) const {
+    const ScoreOperand& to = args_.gradients.dbias;
+    const auto within = [](std::int64_t count, int tile) {
+      return static_cast<int>(min(count, std::int64_t{tile}));
+    };
+    int num_rows = 1, num_keys = 1;
+    std::int64_t first_row = place.row;  // packed
+    if (to.stride_q != 0) {              // a batch without entries has rows of zeros too
+      num_rows = within((p_.is_ragged ? unit().seqlen_q : p_.seqlen_q) - place.row, kRows);
+      if (p_.is_ragged) first_row += unit().sequence.row_q;
+    }
+    if (to.stride_k != 0) num_keys = within(p_.seqlen_k - place.key, kKeys);
+    const std::int64_t first = place.batch_idx * to.stride_batch + place.head * to.stride_head +
+                               first_row * to.stride_q + place.key * to.stride_k;
+    void* data = const_cast<void*>(to.data);
+    for (int i = static_cast<int>(threadIdx.x); i < num_rows * num_keys; i += kThreads) {
+      const int row = i / num_keys, key = i % num_keys;
+      const std::int64_t at = first + row * to.stride_q + key * to.stride_k;
+      const float value = sum_at(row, key) + 0.0f;  // an exact zero has one sign
+      if (to.dtype == DType::f32) {
+        store_real(static_cast<float*>(data), at, value);
+      } else {
+        store_real(static_cast<T*>(data), at, value);
+      }
+    }
+  }
+
+  Scores sums_;
+};
+
+template <class T, class Shape>
+__global__ void __launch_bounds__(Shape::kTile.threads(), Shape::kTile.min_ctas)
+    bias_gradient(const __grid_constant__ BackwardParams params) {
+  for (std::int64_t unit = blockIdx.x; unit < params.num_bias_units; unit += gridDim.x) {
+    BiasGradient<T, Shape>(params).run(unit);
+    __syncthreads();
+  }
+}
+
+}  // namespace headrace::cuda::sm80::bwd

@@ -1,0 +1,9 @@
+#include "backends/cuda/sm80/bwd/launch.cuh"
+
+namespace headrace::cuda::sm80::bwd {
+
+Status launch_backward_f16_hd64(const BackwardParams& params, Stream stream) {
+  return launch_backward<__half, 64>("cuda_sm80_bwd<f16, 64>", params, stream);
+}
+
+}  // namespace headrace::cuda::sm80::bwd

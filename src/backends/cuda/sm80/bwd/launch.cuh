@@ -1,0 +1,61 @@
+// Launches of one (dtype, head dim): rows, gradients of q, k, v, bias and sinks.
+#pragma once
+
+#include "backends/cuda/runtime/launch.cuh"
+#include "backends/cuda/sm80/bwd/dbias.cuh"
+#include "backends/cuda/sm80/bwd/kernel.cuh"
+
+namespace headrace::cuda::sm80::bwd {
+
+template <class T, bool kIsGeneral, int kDim, bool kIsLarge = false>
+using BackwardShape = BackwardTileOf<std::is_same_v<T, float>, kDim, kIsGeneral, kIsLarge>;
+
+template <class Shape, class T, bool kIsGeneral>
+Status launch_units(const char* name, void (*kernel)(BackwardParams), AllowedSmem& allowed,
+                    std::int64_t num_units, const BackwardParams& params, cudaStream_t stream) {
+  constexpr BackwardSmem smem = backward_smem(Shape::kTile, sizeof(T), kIsGeneral);
+  static_assert(Shape::kTile.drifts || smem.total <= kSmemLimitSm86);
+  if (num_units == 0) return std::nullopt;
+  const std::int64_t num_ctas = num_units < kMaxGridX ? num_units : kMaxGridX;
+  const LaunchShape shape{.name = name,
+                          .grid = dim3(static_cast<unsigned>(num_ctas)),
+                          .block = dim3(Shape::kTile.threads()),
+                          .smem_bytes = static_cast<unsigned>(smem.total)};
+  if (Status bad = allow_smem(shape, kernel, allowed)) return bad;
+  return launch(shape, stream, kernel, params);
+}
+
+template <class T, bool kIsGeneral, int kDim, bool kIsLarge>
+Status launch_gradients(const char* name, const BackwardParams& params, cudaStream_t stream) {
+  using Shape = BackwardShape<T, kIsGeneral, kDim, kIsLarge>;
+  static AllowedSmem allowed;
+  return launch_units<Shape, T, kIsGeneral>(name, backward<T, kIsGeneral, Shape>, allowed,
+                                            params.order.num_units(), params, stream);
+}
+
+template <class T, int kDim>
+Status launch_gradients(const char* name, const BackwardParams& params, cudaStream_t stream) {
+  if (needs_general(params.rows.problem))
+    return launch_gradients<T, true, kDim, false>(name, params, stream);
+  if constexpr (!std::is_same_v<T, float> && kDim > 64)
+    if (params.is_large) return launch_gradients<T, false, kDim, true>(name, params, stream);
+  return launch_gradients<T, false, kDim, false>(name, params, stream);
+}
+
+template <class T, int kDim>
+Status launch_backward(const char* name, const BackwardParams& params, Stream stream) {
+  auto* cuda_stream = static_cast<cudaStream_t>(stream);
+  if (Status bad = launch_bwd_preprocess(params.rows, stream)) return bad;
+  if (Status bad = launch_gradients<T, kDim>(name, params, cuda_stream)) return bad;
+  if (params.rows.dq_accum != nullptr)
+    if (Status bad = launch_convert_dq(params.rows, stream)) return bad;
+  using Shape = BackwardShape<T, true, kDim>;
+  static AllowedSmem allowed;
+  if (Status bad = launch_units<Shape, T, true>(name, bias_gradient<T, Shape>, allowed,
+                                                params.num_bias_units, params, cuda_stream))
+    return bad;
+  if (!params.rows.problem.has_dsinks) return std::nullopt;
+  return launch_dsinks(params.rows, stream);
+}
+
+}  // namespace headrace::cuda::sm80::bwd

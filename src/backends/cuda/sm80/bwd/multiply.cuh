@@ -1,0 +1,195 @@
+// The five products of a tile of the backward on mma.sync. Operands lie in shared memory under
+// SwizzleRows, as rows of the sum's index (transposed) or of the result's; a step of a product is
+// 16 terms of 16-bit formats or 8 floats, 32 bytes of a row.
+#pragma once
+
+#include "backends/cuda/sm80/load.cuh"
+#include "backends/cuda/sm80/multiply.cuh"
+
+namespace headrace::cuda::sm80::bwd {
+
+// Address for ldmatrix of B of 8 rows and two steps: matrices are pieces 0 to 3 of rows 0-7.
+template <int kRowBytes>
+__device__ __forceinline__ u32 lane_address_two_steps(u32 tile, int lane) {
+  return lane_address<kRowBytes>(tile, lane & 7, lane >> 3);
+}
+
+// Rows of the result are rows of the tile: A of 16 rows, B of 16.
+template <int kRowBytes>
+struct PlainOperand {
+  __device__ PlainOperand(u32 tile, int lane)
+      : a_(lane_address_rows_first<kRowBytes>(tile, lane)),
+        b_(lane_address_pieces_first<kRowBytes>(tile, lane)) {}
+  __device__ __forceinline__ void load_a(int step, int block, u32 (&a)[4]) const {
+    ldmatrix_x4(a, at_step(a_, step) + static_cast<u32>(16 * block * kRowBytes));
+  }
+  // Of column blocks 2 `pair` and the next.
+  __device__ __forceinline__ void load_b(int step, int pair, u32 (&b)[4]) const {
+    ldmatrix_x4(b, at_step(b_, step) + static_cast<u32>(16 * pair * kRowBytes));
+  }
+
+ private:
+  u32 a_, b_;
+};
+
+// Rows of the tile are the terms of the sum; `column` is the first of the result's rows (A) or
+// columns (B) that the warp has, a multiple of their number, which is a power of two: so steps to
+// the others change bits of the address that `column` left alone.
+template <class T, int kRowBytes>
+struct TransposedOperand {
+  __device__ TransposedOperand(u32 tile, int column, int lane)
+      : a_(at_step(lane_address_pieces_first<kRowBytes>(tile, lane), column / 16)),
+        b_(at_step(lane_address_rows_first<kRowBytes>(tile, lane), column / 16)) {}
+  __device__ __forceinline__ void load_a(int step, int block, u32 (&a)[4]) const {
+    ldmatrix_x4_trans(a, at_step(a_, block) + static_cast<u32>(16 * step * kRowBytes));
+  }
+  // Of column blocks 2 `pair` and the next.
+  __device__ __forceinline__ void load_b(int step, int pair, u32 (&b)[4]) const {
+    ldmatrix_x4_trans(b, at_step(b_, pair) + static_cast<u32>(16 * step * kRowBytes));
+  }
+
+ private:
+  u32 a_, b_;
+};
+
+// Floats are read one by one: ldmatrix transposes 16-bit elements alone. Terms 2 t and 2 t + 1 of
+// a step stand where the fragment has t and t + 4, in all operands of a product, and so the rows
+// that a warp reads at once lie in different banks.
+template <int kRowBytes>
+struct TransposedOperand<float, kRowBytes> {
+  __device__ TransposedOperand(u32 tile, int column, int lane)
+      : even_(address(tile, 2 * (lane & 3), column + (lane >> 2))),
+        odd_(address(tile, 2 * (lane & 3) + 1, column + (lane >> 2))) {}
+  __device__ __forceinline__ void load_a(int step, int block, u32 (&a)[4]) const {
+    a[0] = load(even_, step, 2 * block);
+    a[1] = load(even_, step, 2 * block + 1);
+    a[2] = load(odd_, step, 2 * block);
+    a[3] = load(odd_, step, 2 * block + 1);
+  }
+  __device__ __forceinline__ void load_b(int step, int pair, u32 (&b)[4]) const {
+    b[0] = load(even_, step, 2 * pair);
+    b[1] = load(odd_, step, 2 * pair);
+    b[2] = load(even_, step, 2 * pair + 1);
+    b[3] = load(odd_, step, 2 * pair + 1);
+  }
+
+ private:
+  static __device__ __forceinline__ u32 address(u32 tile, int row, int column) {
+    return lane_address<kRowBytes>(tile, row, column >> 2) + static_cast<u32>((column & 3) * 4);
+  }
+  // `eight`: of columns.
+  static __device__ __forceinline__ u32 load(u32 row, int step, int eight) {
+    u32 x;
+    asm volatile("ld.shared.b32 %0, [%1];"
+                 : "=r"(x)
+                 : "r"(at_step(row, eight) + static_cast<u32>(8 * step * kRowBytes))
+                 : "memory");
+    return x;
+  }
+  u32 even_, odd_;
+};
+
+// A plain operand whose terms have the order of the transposed one that it meets.
+template <class T, int kRowBytes>
+struct MeetsTransposed : PlainOperand<kRowBytes> {
+  using PlainOperand<kRowBytes>::PlainOperand;
+};
+template <int kRowBytes>
+struct MeetsTransposed<float, kRowBytes> {
+  __device__ MeetsTransposed(u32 tile, int lane)
+      : row_(lane_address<kRowBytes>(tile, lane >> 2, (lane & 3) >> 1) +
+             static_cast<u32>((lane & 1) * 8)) {}
+  __device__ __forceinline__ void load_a(int step, int block, u32 (&a)[4]) const {
+    load_two(step, 16 * block, a[0], a[2]);
+    load_two(step, 16 * block + 8, a[1], a[3]);
+  }
+
+ private:
+  __device__ __forceinline__ void load_two(int step, int row, u32& x, u32& y) const {
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
+                 : "=r"(x), "=r"(y)
+                 : "r"(at_step(row_, step) + static_cast<u32>(row * kRowBytes))
+                 : "memory");
+  }
+  u32 row_;
+};
+
+// d += A B. load_a(step, block, a): 16 rows; load_b(step, pair, b): 16 columns, or 8 (b[0], b[1])
+// where there are no more.
+template <class T, int kRowBlocks, int kColumnBlocks, int kSteps>
+struct BackwardProduct {
+  static_assert(kColumnBlocks == 1 || kColumnBlocks % 2 == 0);
+  template <class LoadA, class LoadB>
+  static __device__ __forceinline__ void add(LoadA load_a, LoadB load_b,
+                                             float (&d)[kRowBlocks][kColumnBlocks][4]) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      u32 a[kRowBlocks][4];
+#pragma unroll
+      for (int r = 0; r < kRowBlocks; ++r) load_a(step, r, a[r]);
+#pragma unroll
+      for (int j = 0; j < kColumnBlocks; j += 2) {
+        u32 b[4];
+        load_b(step, j / 2, b);
+#pragma unroll
+        for (int r = 0; r < kRowBlocks; ++r) {
+          Pair<T>::mma(d[r][j], a[r], b[0], b[1]);
+          if constexpr (kColumnBlocks > 1) Pair<T>::mma(d[r][j + 1], a[r], b[2], b[3]);
+        }
+      }
+    }
+  }
+};
+
+// Sums of kChain steps at most are left to the tensor cores, as in the forward.
+template <int kRowBlocks, int kColumnBlocks, int kSteps>
+struct BackwardProduct<float, kRowBlocks, kColumnBlocks, kSteps> {
+  static constexpr int kChain = kSteps < 4 ? kSteps : 4;
+  static constexpr int kPair = kColumnBlocks == 1 ? 1 : 2;
+  static_assert(kColumnBlocks % kPair == 0 && kSteps % kChain == 0);
+  template <class LoadA, class LoadB>
+  static __device__ __forceinline__ void add(LoadA load_a, LoadB load_b,
+                                             float (&d)[kRowBlocks][kColumnBlocks][4]) {
+#pragma unroll
+    for (int j = 0; j < kColumnBlocks; j += kPair) {
+      float small[kRowBlocks][kPair][4] = {};
+#pragma unroll
+      for (int first = 0; first < kSteps; first += kChain) {
+        float part[kRowBlocks][kPair][4] = {};
+#pragma unroll
+        for (int step = first; step < first + kChain; ++step) {
+          u32 b[4];
+          load_b(step, j / 2, b);
+          Split y[2 * kPair];
+#pragma unroll
+          for (int n = 0; n < 2 * kPair; ++n) y[n] = split_float(__uint_as_float(b[n]));
+#pragma unroll
+          for (int r = 0; r < kRowBlocks; ++r) {
+            u32 a[4];
+            load_a(step, r, a);
+            Split x[4];
+#pragma unroll
+            for (int n = 0; n < 4; ++n) x[n] = split_float(__uint_as_float(a[n]));
+#pragma unroll
+            for (int i = 0; i < kPair; ++i)
+              mma_split(part[r][i], small[r][i], x, y[2 * i], y[2 * i + 1]);
+          }
+        }
+        add_to<kPair>(part, j, d);
+      }
+      add_to<kPair>(small, j, d);
+    }
+  }
+
+ private:
+  template <int kCount>
+  static __device__ __forceinline__ void add_to(const float (&part)[kRowBlocks][kCount][4], int j,
+                                                float (&d)[kRowBlocks][kColumnBlocks][4]) {
+#pragma unroll
+    for (int r = 0; r < kRowBlocks; ++r)
+#pragma unroll
+      for (int n = 0; n < 4 * kCount; ++n) d[r][j + n / 4][n % 4] += part[r][n / 4][n % 4];
+  }
+};
+
+}  // namespace headrace::cuda::sm80::bwd

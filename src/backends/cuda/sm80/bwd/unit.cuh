@@ -1,0 +1,61 @@
+// What one CTA of the backward computes, found by one thread and kept in shared memory.
+#pragma once
+
+#include "backends/cuda/common/lengths.cuh"
+#include "backends/cuda/device/types.cuh"
+#include "backends/cuda/sm80/bwd/params.h"
+
+namespace headrace::cuda::sm80::bwd {
+
+// A tile of keys of one (batch entry, KV head), and the rows that it meets.
+struct BackwardUnit {
+  Sequence sequence;
+  std::int64_t batch_idx, kv_head;
+  std::int64_t padded_row;  // of the sequence's first row
+  std::int64_t head_rows;   // padded rows of a head
+  const void *q, *dout;     // of the sequence's first row and the first head
+  int seqlen_q, seqlen_k;
+  int first_key, key_tile;
+  Band band;
+  RowsOfKeys rows;
+};
+static_assert(sizeof(BackwardUnit) <= kBackwardUnitBytes);
+
+__device__ inline void find_keys(BackwardTile tile, int key_tile, BackwardUnit& x) {
+  x.key_tile = key_tile;
+  x.first_key = key_tile * tile.keys;
+  x.rows = rows_of_keys(x.band, x.first_key, tile.keys, x.seqlen_q, x.seqlen_k);
+}
+
+__device__ inline void find_sequence(const BackwardParams& c, std::int64_t batch_idx,
+                                     BackwardUnit& x) {
+  const Problem& p = c.rows.problem;
+  x.batch_idx = batch_idx;
+  x.sequence = device_sequence(p, c.rows.args.ragged, batch_idx, false, c.rows.error_word);
+  x.padded_row = first_padded_row(p, batch_idx, x.sequence.row_q);
+  x.head_rows = padded_rows(p);
+  const auto first_of = [&](const Operand& from) -> const void* {
+    const int element_bytes = dtype_of(p) == DType::f32 ? 4 : 2;
+    return static_cast<const char*>(from.data) +
+           row_offset(from, batch_idx, x.sequence.row_q, 0) * element_bytes;
+  };
+  x.q = first_of(c.rows.args.q);
+  x.dout = first_of(c.rows.args.gradients.dout);
+  x.seqlen_q = static_cast<int>(x.sequence.seqlen_q);
+  x.seqlen_k = static_cast<int>(x.sequence.seqlen_k);
+  x.band = band_of(p, x.sequence.seqlen_q, x.sequence.seqlen_k);
+}
+
+// Causal tiles differ in length: the first keys are seen by the most rows, and begin. Where tiles
+// of keys take turns the last ones do, for which the others wait.
+__device__ inline void find_unit(const BackwardParams& c, BackwardTile tile, std::int64_t unit_idx,
+                                 BackwardUnit& x) {
+  const auto [head_idx, idx] = place_of(c.order, unit_idx);
+  const std::int64_t batch_idx = quotient(head_idx, c.rows.problem.num_kv_heads);
+  find_sequence(c, batch_idx, x);
+  x.kv_head = head_idx - batch_idx * c.rows.problem.num_kv_heads;
+  const int num_tiles = (x.seqlen_k + tile.keys - 1) / tile.keys;
+  find_keys(tile, c.turns != nullptr && idx < num_tiles ? num_tiles - 1 - idx : idx, x);
+}
+
+}  // namespace headrace::cuda::sm80::bwd

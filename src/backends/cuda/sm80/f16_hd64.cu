@@ -1,9 +1,0 @@
-#include "backends/cuda/sm80/launch.cuh"
-
-namespace headrace::cuda::sm80 {
-
-Status launch_f16_hd64(const Params& params, Stream stream) {
-  return launch_all<__half, 64>("cuda_sm80_fwd<f16, 64>", params, stream);
-}
-
-}  // namespace headrace::cuda::sm80

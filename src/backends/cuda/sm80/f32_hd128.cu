@@ -1,9 +1,0 @@
-#include "backends/cuda/sm80/launch.cuh"
-
-namespace headrace::cuda::sm80 {
-
-Status launch_f32_hd128(const Params& params, Stream stream) {
-  return launch_all<float, 128>("cuda_sm80_fwd<f32, 128>", params, stream);
-}
-
-}  // namespace headrace::cuda::sm80

@@ -1,0 +1,57 @@
+// The results of the splits of a row become the row: a warp a row, splits in the order of their
+// keys.
+#pragma once
+
+#include "backends/cuda/common/lengths.cuh"
+#include "backends/cuda/common/row_epilogue.cuh"
+#include "backends/cuda/device/mma.cuh"
+#include "backends/cuda/sm80/fwd/params.h"
+
+namespace headrace::cuda::sm80::fwd {
+
+inline constexpr int kCombineWarps = 4;
+
+template <class T>
+__global__ void __launch_bounds__(32 * kCombineWarps)
+    combine(const __grid_constant__ Params c, Tile tile) {
+  const Problem& p = c.problem;
+  const Partials& x = c.partials;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const std::int64_t warp = static_cast<int>(threadIdx.x) / 32;
+  const std::int64_t num_rows = p.batch * p.num_kv_heads * x.rows;
+  const std::int64_t step = std::int64_t{kCombineWarps} * gridDim.x;
+  for (std::int64_t i = kCombineWarps * std::int64_t{blockIdx.x} + warp; i < num_rows; i += step) {
+    const std::int64_t head_idx = i / x.rows, row = i % x.rows;
+    const std::int64_t batch_idx = head_idx / p.num_kv_heads, group = group_size(p);
+    const Sequence sequence = device_sequence(p, c.args.ragged, batch_idx, false, c.error_word);
+    const SequencePlan plan = plan_sequence(p, tile, sequence.seqlen_q, sequence.seqlen_k);
+    if (plan.num_splits < 2 || row >= sequence.seqlen_q * group) continue;
+    const int dim = static_cast<int>(x.row_floats) - 4;
+    const float* first = c.partial + (head_idx * x.max_splits * x.rows + row) * x.row_floats;
+    const std::int64_t next = x.rows * x.row_floats;  // the same row of the next split
+    float top = -HUGE_VALF;
+    for (std::int64_t s = 0; s < plan.num_splits; ++s)
+      if (first[s * next + dim + 1] != 0.0f) top = fmaxf(top, first[s * next + dim]);
+    // Its share of the sum over all keys; empty splits have none.
+    const auto weight_of = [&](std::int64_t s) {
+      const float sum = first[s * next + dim + 1];
+      return sum == 0.0f ? 0.0f : sum * exp2f(first[s * next + dim] - top);
+    };
+    float sum = 0.0f;
+    for (std::int64_t s = 0; s < plan.num_splits; ++s) sum += weight_of(s);
+    const std::int64_t head = head_idx % p.num_kv_heads * group + row % group;
+    const std::int64_t q_row = sequence.row_q + row / group;
+    const RowEpilogue end = row_epilogue(p, c.args, c.score_params, head, top, sum);
+    if (lane == 0) store_lse(c.args.lse, batch_idx, head, q_row, end.lse);
+    T* out = static_cast<T*>(c.args.out.data) + row_offset(c.args.out, batch_idx, q_row, head);
+    for (int column = lane; column < p.head_dim_v; column += 32) {
+      float value = 0.0f;
+      for (std::int64_t s = 0; s < plan.num_splits; ++s)
+        if (const float weight = weight_of(s) * end.factor; weight != 0.0f)
+          value = fmaf(first[s * next + column], weight, value);
+      store_real(out, column, value + 0.0f);
+    }
+  }
+}
+
+}  // namespace headrace::cuda::sm80::fwd

@@ -1,0 +1,9 @@
+#include "backends/cuda/sm80/fwd/launch.cuh"
+
+namespace headrace::cuda::sm80::fwd {
+
+Status launch_f16_hd256(const Params& params, Stream stream) {
+  return launch_all<__half, 256>("cuda_sm80_fwd<f16, 256>", params, stream);
+}
+
+}  // namespace headrace::cuda::sm80::fwd

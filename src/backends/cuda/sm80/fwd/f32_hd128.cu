@@ -1,0 +1,9 @@
+#include "backends/cuda/sm80/fwd/launch.cuh"
+
+namespace headrace::cuda::sm80::fwd {
+
+Status launch_f32_hd128(const Params& params, Stream stream) {
+  return launch_all<float, 128>("cuda_sm80_fwd<f32, 128>", params, stream);
+}
+
+}  // namespace headrace::cuda::sm80::fwd

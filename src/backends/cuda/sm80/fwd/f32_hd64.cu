@@ -1,0 +1,9 @@
+#include "backends/cuda/sm80/fwd/launch.cuh"
+
+namespace headrace::cuda::sm80::fwd {
+
+Status launch_f32_hd64(const Params& params, Stream stream) {
+  return launch_all<float, 64>("cuda_sm80_fwd<f32, 64>", params, stream);
+}
+
+}  // namespace headrace::cuda::sm80::fwd

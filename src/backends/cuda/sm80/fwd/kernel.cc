@@ -1,0 +1,131 @@
+#include "backends/cuda/sm80/fwd/kernel.h"
+
+#include "backends/cuda/runtime/error_word.cuh"
+#include "backends/cuda/sm80/fwd/params.h"
+
+namespace headrace::cuda::sm80::fwd {
+namespace {
+
+constexpr int kOldestSm = 80;
+constexpr std::size_t kWorkspaceAlignment = 16;
+
+struct Instance {
+  DType dtype;
+  int dim;
+  LaunchFn launch;
+};
+constexpr Instance kInstances[] = {
+    {DType::f32, 64, launch_f32_hd64},     {DType::f32, 128, launch_f32_hd128},
+    {DType::f32, 256, launch_f32_hd256},   {DType::f16, 64, launch_f16_hd64},
+    {DType::f16, 128, launch_f16_hd128},   {DType::f16, 256, launch_f16_hd256},
+    {DType::bf16, 64, launch_bf16_hd64},   {DType::bf16, 128, launch_bf16_hd128},
+    {DType::bf16, 256, launch_bf16_hd256},
+};
+
+const Instance* instance_of(const Problem& p) {
+  for (const Instance& x : kInstances)
+    if (x.dtype == dtype_of(p) && x.dim == bucket_of(p)) return &x;
+  return nullptr;
+}
+
+int smem_of(const Problem& p, Tile tile) {
+  const int element_bytes = dtype_of(p) == DType::f32 ? 4 : 2;
+  return smem_plan(tile, element_bytes, needs_general(p)).total;
+}
+
+std::string refuses(const Problem& p, const DeviceInfo& device) {
+  if (device.sm < kOldestSm)
+    return format_text("needs a GPU of sm{} or newer, not sm{}", kOldestSm, device.sm);
+  if (dtype_of(p) == DType::f64) return "computes f32, f16 and bf16, not f64";
+  if (p.has_probs)
+    return "never holds the whole matrix of probabilities; only cuda_simple writes probs";
+  if (bucket_of(p) == 0)
+    return format_text("takes head dims up to {}, not {} and {}", kLargestDim, p.head_dim,
+                       p.head_dim_v);
+  if (p.seqlen_k > kMaxCount || p.seqlen_q > kMaxCount / group_size(p))
+    return format_text("counts up to {} keys and rows of a sequence (queries x heads of a group)",
+                       kMaxCount);
+  const int smem = smem_of(p, tile_of(p, device.smem_bytes));
+  if (device.smem_bytes != 0 && static_cast<std::int64_t>(device.smem_bytes) < smem)
+    return format_text("needs {} bytes of shared memory, the GPU has {} a CTA", smem,
+                       device.smem_bytes);
+  return {};
+}
+
+std::int64_t units_per_head(const Problem& p, Tile tile) {
+  const std::int64_t tiles = ceil_div<std::int64_t>(p.seqlen_q * group_size(p), tile.rows());
+  const std::int64_t splits = tiles == 0 ? 0 : partials_of(p, tile).max_splits;
+  return tiles > splits ? tiles : splits;
+}
+
+Schedule plan(const Problem& p, const DeviceInfo& device) {
+  const Tile tile = tile_of(p, device.smem_bytes);
+  const Partials partials = partials_of(p, tile);
+  const SequencePlan sequence = plan_sequence(p, tile, p.seqlen_q, p.seqlen_k);
+  Schedule schedule;
+  schedule.tile_m = tile.rows();
+  schedule.tile_n = tile.keys;
+  schedule.split_keys = sequence.num_splits > 1 ? sequence.split_keys : 0;
+  schedule.max_splits = partials.max_splits;
+  schedule.prob_dtype = dtype_of(p);
+  schedule.product_error = dtype_of(p) == DType::f32 ? kSplitProductError : 0;
+  schedule.num_ctas = units_per_head(p, tile) * p.batch * p.num_kv_heads;
+  if (partials.max_splits > 1)
+    schedule.workspace_bytes =
+        static_cast<std::size_t>(partials.bytes(p.batch * p.num_kv_heads)) + kWorkspaceAlignment;
+  schedule.note = format_text(
+      "mma.sync, {} warps of {} rows, {} bytes of shared memory, {} scores{}", tile.warps,
+      16 * tile.row_blocks, smem_of(p, tile), needs_general(p) ? "general" : "plain",
+      p.alignment < 16 ? "; operands are not aligned to 16 bytes: copied element by element" : "");
+  if (p.is_ragged && partials.max_splits > 1)
+    schedule.note += "; splits chosen for each sequence by its own lengths";
+  return schedule;
+}
+
+bool is_even(const Problem& p, std::int64_t dim) {
+  const int piece = dtype_of(p) == DType::f32 ? 4 : 8;  // elements of 16 bytes
+  return p.alignment >= 16 && dim % piece == 0;
+}
+
+Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
+  const Problem& p = plan.problem;
+  const Tile tile = tile_of(p, plan.device.smem_bytes);
+  Result<std::uint32_t*> word = error_word(plan.device.device_id);
+  if (!word.ok()) return std::move(word.failure());
+  Params params{.problem = p,
+                .args = args,
+                .score_params = make_score_params(p),
+                .tile = tile,
+                .is_large = has_large_tile(p, plan.device.smem_bytes),
+                .order = unit_order(p, units_per_head(p, tile),
+                                    std::int64_t{plan.device.num_units} * tile.min_ctas),
+                .group = static_cast<std::uint32_t>(group_size(p)),
+                .group_inverse = group_inverse_of(group_size(p)),
+                .partials = partials_of(p, tile),
+                .partial = nullptr,
+                .error_word = word.value(),
+                .is_aligned = p.alignment >= 16,
+                .is_even_k = is_even(p, p.head_dim),
+                .is_even_v = is_even(p, p.head_dim_v)};
+  if (params.order.num_units() == 0) return std::nullopt;
+  if (plan.schedule.workspace_bytes > 0) {
+    const auto address = reinterpret_cast<std::uintptr_t>(workspace.data);
+    const auto aligned = round_up<std::uintptr_t>(address, kWorkspaceAlignment);
+    params.partial = reinterpret_cast<float*>(aligned);
+  }
+  return instance_of(p)->launch(params, stream);
+}
+
+}  // namespace
+
+const Kernel kForwardKernel = {
+    .name = "cuda_sm80_fwd",
+    .summary =
+        "tensor cores by mma.sync, f32 (3 x tf32) f16 bf16, head dims to 256, every feature; "
+        "any GPU from sm_80",
+    .refuses = refuses,
+    .plan = plan,
+    .launch = launch,
+};
+
+}  // namespace headrace::cuda::sm80::fwd

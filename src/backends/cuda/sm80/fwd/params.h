@@ -1,0 +1,37 @@
+// What kernel.cc hands to the kernels of sm80/.
+#pragma once
+
+#include "backends/cuda/common/score_params.h"
+#include "backends/cuda/sm80/fwd/config.h"
+#include "core/kernel.h"
+
+namespace headrace::cuda::sm80::fwd {
+
+struct Params {
+  Problem problem;
+  AttentionArgs args;
+  ScoreParams score_params;
+  Tile tile;
+  bool is_large;                       // the tile
+  UnitOrder order;                     // of tiles of rows, or splits
+  std::uint32_t group, group_inverse;  // group_size(problem)
+  Partials partials;
+  float* partial;             // null: nothing is split
+  std::uint32_t* error_word;  // for lengths that live on the device
+  bool is_aligned;            // 16 bytes at a time
+  bool is_even_k, is_even_v;  // ... of which a row of K, of V, has a whole number
+};
+
+// One file each.
+using LaunchFn = Status (*)(const Params& params, Stream stream);
+Status launch_f32_hd64(const Params& params, Stream stream);
+Status launch_f32_hd128(const Params& params, Stream stream);
+Status launch_f32_hd256(const Params& params, Stream stream);
+Status launch_f16_hd64(const Params& params, Stream stream);
+Status launch_f16_hd128(const Params& params, Stream stream);
+Status launch_f16_hd256(const Params& params, Stream stream);
+Status launch_bf16_hd64(const Params& params, Stream stream);
+Status launch_bf16_hd128(const Params& params, Stream stream);
+Status launch_bf16_hd256(const Params& params, Stream stream);
+
+}  // namespace headrace::cuda::sm80::fwd

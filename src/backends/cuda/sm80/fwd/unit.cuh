@@ -1,0 +1,73 @@
+// What one CTA computes, found by one thread and kept in shared memory.
+#pragma once
+
+#include "backends/cuda/common/lengths.cuh"
+#include "backends/cuda/device/types.cuh"
+#include "backends/cuda/sm80/fwd/params.h"
+
+namespace headrace::cuda::sm80::fwd {
+
+// A row's query and its head in the group.
+struct RowOf {
+  int q_idx, head;
+};
+
+// Keys [begin, end).
+struct Keys {
+  int begin, end;
+};
+
+// Tiles of keys, counted from first_tile, the first that any row of the CTA sees: those that a
+// warp's rows see, and those that all of them see whole.
+struct alignas(16) WarpTiles {
+  int seen_begin, seen_end, whole_begin, whole_end;
+  int first_tile, num_tiles;  // of the CTA
+};
+
+// What one CTA computes. It lies in shared memory, for registers are scarce and the main loop needs
+// little of it.
+struct Unit {
+  WarpTiles warps[kMaxWarps];
+  Sequence sequence;
+  std::int64_t batch_idx, kv_head;
+  std::int64_t k_offset, v_offset;        // of the sequence's first row
+  int seqlen_q, seqlen_k;                 // of the sequence
+  int num_rows;                           // of the tile; 0: there is nothing to do
+  int first_query;                        // of the first row
+  u32 first_head;                         // in the group, of the first row
+  int split_idx, split_begin, split_end;  // keys; not split: all
+  bool is_split;
+};
+static_assert(sizeof(Unit) <= kUnitBytes);
+
+// Which rows, and of the keys which split.
+__device__ inline void find_unit(const Params& c, Tile tile, std::int64_t unit_idx, Unit& x) {
+  const Problem& p = c.problem;
+  const auto [head_idx, idx] = place_of(c.order, unit_idx);
+  x.batch_idx = quotient(head_idx, p.num_kv_heads);
+  x.kv_head = head_idx - x.batch_idx * p.num_kv_heads;
+  const bool reports = x.kv_head == 0 && idx == 0;
+  const Sequence sequence = device_sequence(p, c.args.ragged, x.batch_idx, reports, c.error_word);
+  x.sequence = sequence;
+  x.k_offset = row_offset(c.args.k, x.batch_idx, sequence.row_k, x.kv_head);
+  x.v_offset = row_offset(c.args.v, x.batch_idx, sequence.row_k, x.kv_head);
+  x.seqlen_q = static_cast<int>(sequence.seqlen_q);
+  x.seqlen_k = static_cast<int>(sequence.seqlen_k);
+  SequencePlan plan{1, sequence.seqlen_k};
+  if (c.partial != nullptr) plan = plan_sequence(p, tile, sequence.seqlen_q, sequence.seqlen_k);
+  x.is_split = plan.num_splits > 1;
+  const int all_rows = x.seqlen_q * static_cast<int>(c.group);
+  const int num_tiles = (all_rows + tile.rows() - 1) / tile.rows();
+  // Causal tiles differ in length: the longest first.
+  const int first_row = x.is_split ? 0 : (num_tiles - 1 - idx) * tile.rows();
+  const bool exists = idx < (x.is_split ? static_cast<int>(plan.num_splits) : num_tiles);
+  x.num_rows = exists ? min(all_rows - first_row, tile.rows()) : 0;
+  x.split_idx = x.is_split ? idx : 0;
+  x.split_begin = x.split_idx * static_cast<int>(plan.split_keys);
+  x.split_end = static_cast<int>(min(x.split_begin + plan.split_keys, sequence.seqlen_k));
+  const u32 query = static_cast<u32>(first_row) / c.group;
+  x.first_query = static_cast<int>(query);
+  x.first_head = static_cast<u32>(first_row) - query * c.group;
+}
+
+}  // namespace headrace::cuda::sm80::fwd
