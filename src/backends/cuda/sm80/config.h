@@ -11,24 +11,24 @@
 
 namespace headrace::cuda::sm80 {
 
-inline constexpr int kDims[] = {64, 128, 256};
-inline constexpr int kLargestDim = 256;
+inline constexpr int kHeadDims[] = {64, 128, 256};
+inline constexpr int kMaxHeadDim = 256;
 
-constexpr int bucket_of(const Problem& p) {
+constexpr int head_dim_bucket(const Problem& p) {
   const std::int64_t dim = p.head_dim > p.head_dim_v ? p.head_dim : p.head_dim_v;
-  for (const int bucket : kDims)
+  for (const int bucket : kHeadDims)
     if (dim <= bucket) return bucket;
   return 0;
 }
 
 // "Plain" scores are scale, causal mask, window and sinks.
-constexpr bool needs_general(const Problem& p) {
+constexpr bool needs_general_scores(const Problem& p) {
   return has_general_scores(p) || !(p.softmax_scale > 0);
 }
 
 // Of products of floats, in units of 2^-24: each of two factors loses up to 2^-23, and the product
 // of their low parts, up to 2^-22, is left out.
-inline constexpr int kSplitProductError = 8;
+inline constexpr int k3xTf32ProductError = 8;
 
 inline constexpr int kScoreRowBytes = 40;  // of a ScoreRow
 
@@ -37,17 +37,17 @@ inline constexpr int kScoreRowBytes = 40;  // of a ScoreRow
 // longest of a head come first, and the last heads, as many as run at once, are taken together, the
 // longest unit of each, then the second of each: a launch would end with long units otherwise,
 // beside multiprocessors without work.
-struct UnitOrder {
-  std::int64_t units_per_head, num_heads, last_heads;
-  constexpr std::int64_t num_units() const { return units_per_head * num_heads; }
+struct WorkOrder {
+  std::int64_t tiles_per_head, num_heads, last_heads;
+  constexpr std::int64_t num_tiles() const { return tiles_per_head * num_heads; }
 };
 // `num_slots`: the CTAs that run at once; 0: nobody knows.
-constexpr UnitOrder unit_order(const Problem& p, std::int64_t units_per_head,
+constexpr WorkOrder work_order(const Problem& p, std::int64_t tiles_per_head,
                                std::int64_t num_slots) {
   const std::int64_t num_heads = p.batch * p.num_kv_heads;
-  const bool is_simple = units_per_head == 0 || !is_triangular(p);
-  const std::int64_t last = is_simple ? 0 : ceil_div(num_slots, units_per_head);
-  return {units_per_head, num_heads, last < num_heads ? last : num_heads};
+  const bool is_simple = tiles_per_head == 0 || !is_triangular(p);
+  const std::int64_t last = is_simple ? 0 : ceil_div(num_slots, tiles_per_head);
+  return {tiles_per_head, num_heads, last < num_heads ? last : num_heads};
 }
 
 // Most numbers are small, and long division is slow.
@@ -57,16 +57,16 @@ constexpr std::int64_t quotient(std::int64_t a, std::int64_t b) {
   return a / b;
 }
 
-struct UnitPlace {
+struct WorkCoord {
   std::int64_t head_idx;
   int idx;  // in the head
 };
-constexpr UnitPlace place_of(const UnitOrder& order, std::int64_t unit_idx) {
+constexpr WorkCoord work_coord(const WorkOrder& order, std::int64_t work_idx) {
   const std::int64_t first_last = order.num_heads - order.last_heads;
-  const std::int64_t among_last = unit_idx - first_last * order.units_per_head;
+  const std::int64_t among_last = work_idx - first_last * order.tiles_per_head;
   const bool is_last = among_last >= 0;
-  const std::int64_t dividend = is_last ? among_last : unit_idx;
-  const std::int64_t divisor = is_last ? order.last_heads : order.units_per_head;
+  const std::int64_t dividend = is_last ? among_last : work_idx;
+  const std::int64_t divisor = is_last ? order.last_heads : order.tiles_per_head;
   const std::int64_t whole = quotient(dividend, divisor), rest = dividend - whole * divisor;
   if (is_last) return {first_last + rest, static_cast<int>(whole)};
   return {whole, static_cast<int>(rest)};

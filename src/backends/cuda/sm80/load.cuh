@@ -21,7 +21,7 @@ struct SwizzlePairs {
 // 16 bytes, element by element where addresses are not multiples of 16: `count` elements, then
 // zeros.
 template <class T>
-__device__ __forceinline__ void copy_piece(u32 to, const T* from, int count) {
+__device__ __forceinline__ void copy_chunk(u32 to, const T* from, int count) {
   constexpr int kElements = 16 / sizeof(T);
 #pragma unroll 1
   for (int i = 0; i < kElements; ++i) {
@@ -39,31 +39,31 @@ __device__ __forceinline__ void copy_piece(u32 to, const T* from, int count) {
 // Which pieces of a tile of rows of kDim elements a thread copies: piece `piece` of rows first,
 // first + kStep, ...
 template <class T, int kDim, int kThreads>
-struct Share {
-  static constexpr int kRowBytes = kDim * static_cast<int>(sizeof(T)), kPieces = kRowBytes / 16;
-  static constexpr int kElements = 16 / static_cast<int>(sizeof(T)), kStep = kThreads / kPieces;
-  static_assert(kThreads % kPieces == 0);
-  static __device__ __forceinline__ int piece() { return static_cast<int>(threadIdx.x) % kPieces; }
-  static __device__ __forceinline__ int first() { return static_cast<int>(threadIdx.x) / kPieces; }
+struct CopyPartition {
+  static constexpr int kRowBytes = kDim * static_cast<int>(sizeof(T)), kChunks = kRowBytes / 16;
+  static constexpr int kElements = 16 / static_cast<int>(sizeof(T)), kStep = kThreads / kChunks;
+  static_assert(kThreads % kChunks == 0);
+  static __device__ __forceinline__ int chunk() { return static_cast<int>(threadIdx.x) % kChunks; }
+  static __device__ __forceinline__ int first() { return static_cast<int>(threadIdx.x) / kChunks; }
   // Elements of a piece that exist in rows of `dim`.
-  static __device__ __forceinline__ int count_of(std::int64_t dim, int piece) {
-    return min(max(static_cast<int>(dim) - piece * kElements, 0), kElements);
+  static __device__ __forceinline__ int count_of(std::int64_t dim, int chunk) {
+    return min(max(static_cast<int>(dim) - chunk * kElements, 0), kElements);
   }
-  static __device__ __forceinline__ int count(std::int64_t dim) { return count_of(dim, piece()); }
+  static __device__ __forceinline__ int count(std::int64_t dim) { return count_of(dim, chunk()); }
   template <class Swizzle>
   static __device__ __forceinline__ u32 offset(int row) {
-    return static_cast<u32>(row * kRowBytes + (piece() ^ Swizzle::of(row)) * 16);
+    return static_cast<u32>(row * kRowBytes + (chunk() ^ Swizzle::of(row)) * 16);
   }
 };
 
 // One piece; zeros where the row does not exist.
 template <class T>
-__device__ __forceinline__ void load_piece(u32 to, const T* from, int count, bool exists,
+__device__ __forceinline__ void load_chunk(u32 to, const T* from, int count, bool exists,
                                            bool is_aligned) {
   if (is_aligned) {
     cp_async_cg_16(to, from, exists ? count * static_cast<int>(sizeof(T)) : 0);
   } else {
-    copy_piece(to, from, exists ? count : 0);
+    copy_chunk(to, from, exists ? count : 0);
   }
 }
 
@@ -74,29 +74,29 @@ template <class T, int kDim, int kRows, int kThreads, class Swizzle>
 __device__ __forceinline__ void load_tile(u32 to, const T* from, std::int64_t stride,
                                           std::int64_t dim, int num_rows, bool is_aligned,
                                           bool is_even) {
-  using Mine = Share<T, kDim, kThreads>;
-  static_assert(kRows % Mine::kStep == 0);
-  const int count = Mine::count(dim), first = Mine::first();
-  const std::int64_t step = Mine::kStep * stride;
+  using Copy = CopyPartition<T, kDim, kThreads>;
+  static_assert(kRows % Copy::kStep == 0);
+  const int count = Copy::count(dim), first = Copy::first();
+  const std::int64_t step = Copy::kStep * stride;
   if (is_even && num_rows == kRows) {
     if (count == 0) return;
 #pragma unroll
-    for (int i = 0; i < kRows / Mine::kStep; ++i)
-      cp_async_cg_16(to + Mine::template offset<Swizzle>(first + i * Mine::kStep), from + i * step);
+    for (int i = 0; i < kRows / Copy::kStep; ++i)
+      cp_async_cg_16(to + Copy::template offset<Swizzle>(first + i * Copy::kStep), from + i * step);
     return;
   }
 #pragma unroll 1
-  for (int row = first; row < kRows; row += Mine::kStep, from += step)
-    load_piece(to + Mine::template offset<Swizzle>(row), from, count, row < num_rows, is_aligned);
+  for (int row = first; row < kRows; row += Copy::kStep, from += step)
+    load_chunk(to + Copy::template offset<Swizzle>(row), from, count, row < num_rows, is_aligned);
 }
 
 // Zeros for the pieces that load_tile() leaves out.
 template <class T, int kDim, int kRows, int kThreads, class Swizzle>
-__device__ inline void clear_pieces(u32 to, std::int64_t dim) {
-  using Mine = Share<T, kDim, kThreads>;
-  if (Mine::count(dim) > 0) return;
-  for (int row = Mine::first(); row < kRows; row += Mine::kStep)
-    copy_piece(to + Mine::template offset<Swizzle>(row), static_cast<const T*>(nullptr), 0);
+__device__ inline void clear_chunks(u32 to, std::int64_t dim) {
+  using Copy = CopyPartition<T, kDim, kThreads>;
+  if (Copy::count(dim) > 0) return;
+  for (int row = Copy::first(); row < kRows; row += Copy::kStep)
+    copy_chunk(to + Copy::template offset<Swizzle>(row), static_cast<const T*>(nullptr), 0);
 }
 
 }  // namespace headrace::cuda::sm80

@@ -22,30 +22,30 @@ __device__ __forceinline__ void store_floats(float* row, std::int64_t dim, int c
 template <class T, int kDim, int kWarpRows>
 __device__ __forceinline__ void copy_rows(const unsigned char* from, T* out, std::int64_t offset,
                                           unsigned done, std::int64_t dim, bool is_even) {
-  using Piece = Share<T, kDim, 32>;
-  constexpr int kPieces = Piece::kPieces;
-  constexpr int kRounds = kWarpRows * kPieces / 32;
-  static_assert(kWarpRows * kPieces % 32 == 0);
+  using Copy = CopyPartition<T, kDim, 32>;
+  constexpr int kChunks = Copy::kChunks;
+  constexpr int kRounds = kWarpRows * kChunks / 32;
+  static_assert(kWarpRows * kChunks % 32 == 0);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   // body(where the piece lies, where it goes, how many of its elements exist)
-  const auto for_piece = [&](int round, auto body) {
-    const int i = 32 * round + lane, row = i / kPieces, piece = i % kPieces;
-    T* to = out + __shfl_sync(0xffffffffu, offset, row) + piece * Piece::kElements;
-    const unsigned char* at = from + row * Piece::kRowBytes + (piece ^ SwizzleRows::of(row)) * 16;
-    body(at, to, (done >> row & 1u) != 0 ? Piece::count_of(dim, piece) : 0);
+  const auto for_chunk = [&](int round, auto body) {
+    const int i = 32 * round + lane, row = i / kChunks, chunk = i % kChunks;
+    T* to = out + __shfl_sync(0xffffffffu, offset, row) + chunk * Copy::kElements;
+    const unsigned char* at = from + row * Copy::kRowBytes + (chunk ^ SwizzleRows::of(row)) * 16;
+    body(at, to, (done >> row & 1u) != 0 ? Copy::count_of(dim, chunk) : 0);
   };
   __syncwarp();
   if (is_even) {  // without branches, so that reads of several rounds are on their way at once
 #pragma unroll 8
     for (int round = 0; round < kRounds; ++round)
-      for_piece(round, [](const unsigned char* at, T* to, int count) {
+      for_chunk(round, [](const unsigned char* at, T* to, int count) {
         const uint4 x = *reinterpret_cast<const uint4*>(at);
         if (count > 0) *reinterpret_cast<uint4*>(to) = x;
       });
   } else {
 #pragma unroll 1
     for (int round = 0; round < kRounds; ++round)
-      for_piece(round, [](const unsigned char* at, T* to, int count) {
+      for_chunk(round, [](const unsigned char* at, T* to, int count) {
 #pragma unroll 1
         for (int n = 0; n < count; ++n) to[n] = reinterpret_cast<const T*>(at)[n];
       });

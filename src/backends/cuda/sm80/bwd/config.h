@@ -10,25 +10,25 @@ namespace headrace::cuda::sm80::bwd {
 // A CTA has `keys` keys and walks over the rows of all heads of their group, `rows` at a time. Its
 // warps share the products in another way each, so that a warp's part is nearly square. `keys` and
 // `rows` fix the order of all sums.
-struct BackwardTile {
+struct Tile {
   int dim;  // head_dim and head_dim_v are filled up to it with zeros
   int rows, keys;
   int warps;
-  int score_warps;  // along the keys of S and dP; the others along the rows
-  int key_warps;    // along the keys of dK and dV; the others along the head dim
-  int row_warps;    // along the rows of dQ; the others along the head dim
-  int q_stages;     // 2: the next Q arrives while this one is used
-  bool holds_v;     // V stays in registers
-  bool in_turn;     // P and dS take turns in one place
-  bool drifts;      // warps wait only for those whose results they read; dO has two stages, as Q
-  bool dq_first;    // where they drift: dQ before dK
-  int min_ctas;     // of a multiprocessor, for the register allocator
+  int score_warps;      // along the keys of S and dP; the others along the rows
+  int key_warps;        // along the keys of dK and dV; the others along the head dim
+  int row_warps;        // along the rows of dQ; the others along the head dim
+  int q_stages;         // 2: the next Q arrives while this one is used
+  bool v_in_registers;  // V stays in registers
+  bool p_ds_alias;      // P and dS take turns in one place
+  bool async_warps;  // warps wait only for those whose results they read; dO has two stages, as Q
+  bool dq_first;     // where they drift: dQ before dK
+  int min_ctas;      // of a multiprocessor, for the register allocator
 
   constexpr int threads() const { return 32 * warps; }
 };
 
 // The README has the arithmetic behind these. Within 99 KiB of shared memory:
-constexpr BackwardTile small_backward_tile(bool is_f32, int dim, bool is_general) {
+constexpr Tile small_tile(bool is_f32, int dim, bool is_general) {
   if (is_f32) {
     if (dim == 256) return {256, 16, 32, 4, 4, 2, 1, 1, false, true, false, false, 1};
     return {dim, 32, 32, 4, 2, 2, 2, 1, false, false, false, false, dim == 64 ? 3 : 2};
@@ -39,61 +39,61 @@ constexpr BackwardTile small_backward_tile(bool is_f32, int dim, bool is_general
   return {256, 32, 64, 8, 8, 2, 1, 2, true, false, false, false, 1};
 }
 // Plain scores of 16-bit formats and more than 64 columns, where a CTA may have what that takes.
-constexpr BackwardTile large_backward_tile(int dim) {
+constexpr Tile large_tile(int dim) {
   if (dim == 128) return {128, 64, 128, 8, 4, 4, 2, 2, false, false, true, false, 1};
   return {256, 64, 64, 8, 2, 2, 2, 2, false, false, true, true, 1};
 }
 template <bool kIsF32, int kDim, bool kIsGeneral, bool kIsLarge = false>
-struct BackwardTileOf {  // as a type, for templates
-  static constexpr BackwardTile kTile =
-      kIsLarge ? large_backward_tile(kDim) : small_backward_tile(kIsF32, kDim, kIsGeneral);
+struct TileOf {  // as a type, for templates
+  static constexpr Tile kTile = kIsLarge ? large_tile(kDim) : small_tile(kIsF32, kDim, kIsGeneral);
 };
 
 // Where things lie in shared memory, in bytes. V that registers hold comes through the stages of Q
 // (and dO), and dV leaves through them.
-struct BackwardSmem {
+struct SmemPlan {
   int row_bytes, score_bytes;  // of a row of Q, K, V, dO; of a row of P, dS
   int k, v, q, dout, p, ds;
-  int numbers;     // lse and D of the rows, a pair of arrays for each stage of Q
+  int lse_delta;   // lse and D of the rows, a pair of arrays for each stage of Q
   int score_rows;  // ScoreRow of the rows
-  int unit;
+  int work_tile;
   int barriers;  // mbarriers: two stages filled, scores written, step done
   int total;
 };
-inline constexpr int kBackwardUnitBytes = 128;
-constexpr BackwardSmem backward_smem(BackwardTile tile, int element_bytes, bool is_general) {
-  BackwardSmem x{};
+inline constexpr int kWorkTileBytes = 128;
+constexpr SmemPlan smem_plan(Tile tile, int element_bytes, bool is_general) {
+  SmemPlan x{};
   x.row_bytes = tile.dim * element_bytes;
   x.score_bytes = tile.keys * element_bytes;
   const int key_bytes = tile.keys * x.row_bytes, query_bytes = tile.rows * x.row_bytes;
   x.k = 0;
-  x.v = tile.holds_v ? key_bytes : x.k + key_bytes;
-  x.q = tile.holds_v ? x.v : x.v + key_bytes;
+  x.v = tile.v_in_registers ? key_bytes : x.k + key_bytes;
+  x.q = tile.v_in_registers ? x.v : x.v + key_bytes;
   x.dout = x.q + tile.q_stages * query_bytes;
-  x.p = x.dout + (tile.drifts ? 2 : 1) * query_bytes;
-  x.ds = x.p + (tile.in_turn ? 0 : tile.rows * x.score_bytes);
-  x.numbers = x.ds + tile.rows * x.score_bytes;
-  x.score_rows = x.numbers + tile.q_stages * 2 * tile.rows * static_cast<int>(sizeof(float));
-  x.unit = x.score_rows + (is_general ? tile.rows * kScoreRowBytes : 0);
-  x.barriers = x.unit + kBackwardUnitBytes;
-  x.total = x.barriers + (tile.drifts ? 4 * 8 : 0);
+  x.p = x.dout + (tile.async_warps ? 2 : 1) * query_bytes;
+  x.ds = x.p + (tile.p_ds_alias ? 0 : tile.rows * x.score_bytes);
+  x.lse_delta = x.ds + tile.rows * x.score_bytes;
+  x.score_rows = x.lse_delta + tile.q_stages * 2 * tile.rows * static_cast<int>(sizeof(float));
+  x.work_tile = x.score_rows + (is_general ? tile.rows * kScoreRowBytes : 0);
+  x.barriers = x.work_tile + kWorkTileBytes;
+  x.total = x.barriers + (tile.async_warps ? 4 * 8 : 0);
   return x;
 }
 
 // Whether a problem takes the large tile on a GPU with `smem_bytes` of shared memory a CTA (0:
 // nobody knows).
 constexpr bool takes_large_tile(const Problem& p, std::size_t smem_bytes) {
-  if (dtype_of(p) == DType::f32 || needs_general(p) || bucket_of(p) == 64) return false;
-  return static_cast<std::size_t>(
-             backward_smem(large_backward_tile(bucket_of(p)), 2, false).total) <= smem_bytes;
+  if (dtype_of(p) == DType::f32 || needs_general_scores(p) || head_dim_bucket(p) == 64)
+    return false;
+  return static_cast<std::size_t>(smem_plan(large_tile(head_dim_bucket(p)), 2, false).total) <=
+         smem_bytes;
 }
-constexpr BackwardTile backward_tile_of(const Problem& p, std::size_t smem_bytes) {
-  if (takes_large_tile(p, smem_bytes)) return large_backward_tile(bucket_of(p));
-  return small_backward_tile(dtype_of(p) == DType::f32, bucket_of(p), needs_general(p));
+constexpr Tile tile_of(const Problem& p, std::size_t smem_bytes) {
+  if (takes_large_tile(p, smem_bytes)) return large_tile(head_dim_bucket(p));
+  return small_tile(dtype_of(p) == DType::f32, head_dim_bucket(p), needs_general_scores(p));
 }
 
 // Rows and keys of a sequence, so that sums of two and a tile fit into 32 bits.
-inline constexpr std::int64_t kMaxBackwardCount = (std::int64_t{1} << 30) - (1 << 16);
+inline constexpr std::int64_t kMaxCount = (std::int64_t{1} << 30) - (1 << 16);
 
 // Causal mask and window of a sequence: row i sees the keys [max(0, i + begin), min(seqlen_k, i +
 // end)).
@@ -102,39 +102,37 @@ struct Band {
 };
 constexpr Band band_of(const Problem& p, std::int64_t seqlen_q, std::int64_t seqlen_k) {
   const auto clamped = [](std::int64_t x) {
-    return static_cast<int>(x < -kMaxBackwardCount  ? -kMaxBackwardCount
-                            : x > kMaxBackwardCount ? kMaxBackwardCount
-                                                    : x);
+    return static_cast<int>(x < -kMaxCount ? -kMaxCount : x > kMaxCount ? kMaxCount : x);
   };
   const std::int64_t shift = diagonal_shift(p, seqlen_q, seqlen_k);
   const bool is_causal = p.causal != HEADRACE_CAUSAL_NONE;
   const bool has_right = is_causal || p.window_right >= 0;
   const std::int64_t right = is_causal ? 0 : clamped(p.window_right);
-  return {clamped(p.window_left < 0 ? -kMaxBackwardCount : shift - clamped(p.window_left)),
-          clamped(has_right ? shift + right + 1 : kMaxBackwardCount)};
+  return {clamped(p.window_left < 0 ? -kMaxCount : shift - clamped(p.window_left)),
+          clamped(has_right ? shift + right + 1 : kMaxCount)};
 }
 
-// Rows [begin, end) see some of the keys of a tile; those of [whole_begin, whole_end) all of them.
-struct RowsOfKeys {
-  int begin, end, whole_begin, whole_end;
+// Rows [begin, end) see some of the keys of a tile; those of [unmasked_begin, unmasked_end) all of
+// them.
+struct QueryRange {
+  int begin, end, unmasked_begin, unmasked_end;
 };
-constexpr RowsOfKeys rows_of_keys(Band band, int first_key, int tile_keys, int seqlen_q,
-                                  int seqlen_k) {
+constexpr QueryRange query_range(Band band, int first_key, int tile_keys, int seqlen_q,
+                                 int seqlen_k) {
   const auto within = [seqlen_q](int x) { return x < 0 ? 0 : x > seqlen_q ? seqlen_q : x; };
   if (first_key >= seqlen_k) return {0, 0, 0, 0};
   const int end_key = first_key + tile_keys;
-  RowsOfKeys rows{within(first_key - band.end + 1), within(end_key - band.begin), 0, 0};
+  QueryRange rows{within(first_key - band.end + 1), within(end_key - band.begin), 0, 0};
   if (end_key <= seqlen_k) {
-    rows.whole_begin = within(end_key - band.end);
-    rows.whole_end = within(first_key - band.begin + 1);
+    rows.unmasked_begin = within(end_key - band.end);
+    rows.unmasked_end = within(first_key - band.begin + 1);
   }
   return rows;
 }
 
 // The last tile of keys that some row of a tile of rows sees: by the number of tiles from there a
 // CTA knows its turn to add to dQ.
-constexpr int last_key_tile(Band band, BackwardTile tile, int first_row, int seqlen_q,
-                            int seqlen_k) {
+constexpr int last_key_tile(Band band, Tile tile, int first_row, int seqlen_q, int seqlen_k) {
   const int end_row = first_row + tile.rows < seqlen_q ? first_row + tile.rows : seqlen_q;
   const int end_key = end_row - 1 + band.end < seqlen_k ? end_row - 1 + band.end : seqlen_k;
   return (end_key - 1) / tile.keys;
@@ -142,11 +140,11 @@ constexpr int last_key_tile(Band band, BackwardTile tile, int first_row, int seq
 
 // Tiles of dbias; an axis that is summed over has one. The rows of a ragged batch are packed: each
 // sequence has its own.
-struct BiasTiles {
+struct DBiasTiles {
   std::int64_t batch, heads, rows, keys;
   constexpr std::int64_t count() const { return batch * heads * rows * keys; }
 };
-constexpr BiasTiles bias_tiles_of(const Problem& p, const ScoreOperand& dbias, BackwardTile tile) {
+constexpr DBiasTiles dbias_tiles_of(const Problem& p, const ScoreOperand& dbias, Tile tile) {
   if (dbias.data == nullptr) return {0, 0, 0, 0};
   const bool by_sequence = (p.is_ragged ? dbias.stride_q : dbias.stride_batch) != 0;
   return {by_sequence ? p.batch : 1, dbias.stride_head != 0 ? p.num_heads : 1,
@@ -154,26 +152,26 @@ constexpr BiasTiles bias_tiles_of(const Problem& p, const ScoreOperand& dbias, B
           dbias.stride_k != 0 ? ceil_div<std::int64_t>(p.seqlen_k, tile.keys) : 1};
 }
 
-// What the workspace holds, in bytes from an address of kBackwardAlignment. The float sums of dQ
+// What the workspace holds, in bytes from an address of kWorkspaceAlignment. The float sums of dQ
 // lie in blocks of 8 rows x 16 columns; `turns` counts for each tile of rows of a head, and each
 // warp, the tiles of keys that have added to them (deterministic); the last is the ticket of the
 // CTAs.
-inline constexpr std::size_t kBackwardAlignment = 128;
-struct BackwardWorkspace {
+inline constexpr std::size_t kWorkspaceAlignment = 128;
+struct WorkspacePlan {
   std::int64_t dq_accum_cols;  // of a row
-  std::int64_t num_turns;
-  std::size_t d, lse, dq, turns, total;
+  std::int64_t num_dq_semaphores;
+  std::size_t delta, lse, dq_accum, dq_semaphores, total;
 };
-constexpr BackwardWorkspace backward_workspace(const Problem& p, BackwardTile tile) {
-  BackwardWorkspace x{};
+constexpr WorkspacePlan workspace_plan(const Problem& p, Tile tile) {
+  WorkspacePlan x{};
   const auto rows = static_cast<std::size_t>(padded_elements(p));
   x.dq_accum_cols = round_up<std::int64_t>(p.head_dim, 16);
-  x.num_turns = p.deterministic ? padded_elements(p) / tile.rows * tile.warps + 1 : 0;
-  x.d = 0;
-  x.lse = x.d + rows * sizeof(float);
-  x.dq = x.lse + rows * sizeof(float);
-  x.turns = x.dq + rows * static_cast<std::size_t>(x.dq_accum_cols) * sizeof(float);
-  x.total = x.turns + static_cast<std::size_t>(x.num_turns) * sizeof(std::uint32_t);
+  x.num_dq_semaphores = p.deterministic ? padded_elements(p) / tile.rows * tile.warps + 1 : 0;
+  x.delta = 0;
+  x.lse = x.delta + rows * sizeof(float);
+  x.dq_accum = x.lse + rows * sizeof(float);
+  x.dq_semaphores = x.dq_accum + rows * static_cast<std::size_t>(x.dq_accum_cols) * sizeof(float);
+  x.total = x.dq_semaphores + static_cast<std::size_t>(x.num_dq_semaphores) * sizeof(std::uint32_t);
   return x;
 }
 

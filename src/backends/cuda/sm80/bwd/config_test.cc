@@ -10,12 +10,12 @@ namespace {
 template <class Check>
 void for_each_small_variant(Check check) {
   for (const bool is_f32 : {false, true})
-    for (const int dim : kDims)
+    for (const int dim : kHeadDims)
       for (const bool is_general : {false, true}) {
         SCOPED_TRACE(testing::Message() << is_f32 << ' ' << dim << ' ' << is_general);
         const int element_bytes = is_f32 ? 4 : 2;
-        const BackwardTile tile = small_backward_tile(is_f32, dim, is_general);
-        check(tile, backward_smem(tile, element_bytes, is_general), element_bytes);
+        const Tile tile = small_tile(is_f32, dim, is_general);
+        check(tile, smem_plan(tile, element_bytes, is_general), element_bytes);
       }
 }
 template <class Check>
@@ -23,13 +23,13 @@ void for_each_variant(Check check) {
   for_each_small_variant(check);
   for (const int dim : {128, 256}) {
     SCOPED_TRACE(testing::Message() << "large " << dim);
-    const BackwardTile tile = large_backward_tile(dim);
-    check(tile, backward_smem(tile, 2, false), 2);
+    const Tile tile = large_tile(dim);
+    check(tile, smem_plan(tile, 2, false), 2);
   }
 }
 
 TEST(Sm80BackwardConfig, EverySmallVariantFitsInto99KiB) {
-  for_each_small_variant([](const BackwardTile& tile, const BackwardSmem& smem, int) {
+  for_each_small_variant([](const Tile& tile, const SmemPlan& smem, int) {
     EXPECT_LE(smem.total, 99 * 1024);
     EXPECT_LE(tile.min_ctas * (smem.total + 1024), 227 * 1024);  // of a multiprocessor of sm_90
   });
@@ -37,9 +37,7 @@ TEST(Sm80BackwardConfig, EverySmallVariantFitsInto99KiB) {
 
 TEST(Sm80BackwardConfig, LargeTilesFitIntoWhatACtaOfSm80AndSm90May) {
   for (const int dim : {128, 256})
-    EXPECT_LE(backward_smem(large_backward_tile(dim), 2, false).total,
-              (dim == 256 ? 227 : 163) * 1024)
-        << dim;
+    EXPECT_LE(smem_plan(large_tile(dim), 2, false).total, (dim == 256 ? 227 : 163) * 1024) << dim;
 }
 
 // Where the GPU has less, or nobody knows what it has, and for what the large tile does not
@@ -52,28 +50,28 @@ TEST(Sm80BackwardConfig, TheLargeTileIsTakenWhereItFits) {
   for (const int dim : {100, 128, 200, 256}) {
     p.head_dim = p.head_dim_v = dim;
     p.softcap = 0;
-    const BackwardTile large = large_backward_tile(bucket_of(p));
-    const auto bytes = static_cast<std::size_t>(backward_smem(large, 2, false).total);
+    const Tile large = large_tile(head_dim_bucket(p));
+    const auto bytes = static_cast<std::size_t>(smem_plan(large, 2, false).total);
     for (const std::size_t smem_bytes : {bytes, bytes + 1, std::size_t{227} * 1024})
-      EXPECT_EQ(backward_tile_of(p, smem_bytes).drifts, true) << dim;
+      EXPECT_EQ(tile_of(p, smem_bytes).async_warps, true) << dim;
     for (const std::size_t smem_bytes : {std::size_t{0}, std::size_t{99} * 1024, bytes - 1})
-      EXPECT_EQ(backward_tile_of(p, smem_bytes).drifts, false) << dim;
+      EXPECT_EQ(tile_of(p, smem_bytes).async_warps, false) << dim;
     p.softcap = 30;
-    EXPECT_FALSE(backward_tile_of(p, 227 * 1024).drifts);
+    EXPECT_FALSE(tile_of(p, 227 * 1024).async_warps);
   }
   p.softcap = 0;
   p.head_dim = p.head_dim_v = 64;
-  EXPECT_FALSE(backward_tile_of(p, 227 * 1024).drifts);
+  EXPECT_FALSE(tile_of(p, 227 * 1024).async_warps);
   p.head_dim = p.head_dim_v = 128;
   p.dtype = static_cast<int>(DType::f32);
-  EXPECT_FALSE(backward_tile_of(p, 227 * 1024).drifts);
+  EXPECT_FALSE(tile_of(p, 227 * 1024).async_warps);
 }
 
 // Who drifts meets whom it shares keys with: groups of warps that have the same keys in all four
 // products of keys.
 TEST(Sm80BackwardConfig, GroupsOfWarpsThatDriftShareTheirKeys) {
-  for_each_variant([](const BackwardTile& tile, const BackwardSmem& smem, int element_bytes) {
-    if (!tile.drifts) return;
+  for_each_variant([](const Tile& tile, const SmemPlan& smem, int element_bytes) {
+    if (!tile.async_warps) return;
     const int groups = std::min(tile.score_warps, tile.key_warps), warps = tile.warps / groups;
     for (int warp = 0; warp < tile.warps; ++warp) {
       const int first = warp / warps * (tile.keys / groups), end = first + tile.keys / groups;
@@ -92,20 +90,20 @@ TEST(Sm80BackwardConfig, GroupsOfWarpsThatDriftShareTheirKeys) {
 
 // The swizzle exchanges address bits within 128 bytes of eight rows.
 TEST(Sm80BackwardConfig, TilesBeginWhereTheSwizzleWantsThem) {
-  for_each_variant([](const BackwardTile&, const BackwardSmem& smem, int) {
+  for_each_variant([](const Tile&, const SmemPlan& smem, int) {
     EXPECT_EQ(smem.row_bytes % 128, 0);
     EXPECT_EQ(smem.score_bytes % 128, 0);
     for (const int at : {smem.k, smem.v, smem.q, smem.dout, smem.p, smem.ds})
       EXPECT_EQ(at % 128, 0);
-    EXPECT_EQ(smem.numbers % 16, 0);
+    EXPECT_EQ(smem.lse_delta % 16, 0);
     EXPECT_EQ(smem.score_rows % 8, 0);
-    EXPECT_EQ(smem.unit % 16, 0);
+    EXPECT_EQ(smem.work_tile % 16, 0);
   });
 }
 
 // Fragments are 16 rows by 8 columns, and operands come in pairs of 8 columns.
 TEST(Sm80BackwardConfig, WarpsShareEveryProductInWholeFragments) {
-  for_each_variant([](const BackwardTile& tile, const BackwardSmem&, int) {
+  for_each_variant([](const Tile& tile, const SmemPlan&, int) {
     for (const int along : {tile.score_warps, tile.key_warps, tile.row_warps})
       EXPECT_EQ(tile.warps % along, 0);
     EXPECT_EQ(tile.rows % (tile.warps / tile.score_warps * 16), 0);
@@ -119,8 +117,8 @@ TEST(Sm80BackwardConfig, WarpsShareEveryProductInWholeFragments) {
 }
 
 TEST(Sm80BackwardConfig, VOfRegistersHasRoomWhereItPasses) {
-  for_each_variant([](const BackwardTile& tile, const BackwardSmem& smem, int) {
-    if (!tile.holds_v) return;
+  for_each_variant([](const Tile& tile, const SmemPlan& smem, int) {
+    if (!tile.v_in_registers) return;
     EXPECT_GE(smem.p - smem.q, tile.keys * smem.row_bytes);
     EXPECT_EQ(tile.keys, 8 * tile.score_warps);  // a fragment of 8 keys a warp
   });
@@ -162,14 +160,14 @@ TEST(Sm80BackwardConfig, RowsOfATileOfKeysAreThoseThatSeeIt) {
   for_each_mask([](const Problem& p, int seqlen_q, int seqlen_k) {
     const Band band = band_of(p, seqlen_q, seqlen_k);
     for (int key = 0; key < seqlen_k; key += kKeys) {
-      const RowsOfKeys rows = rows_of_keys(band, key, kKeys, seqlen_q, seqlen_k);
+      const QueryRange rows = query_range(band, key, kKeys, seqlen_q, seqlen_k);
       for (int i = 0; i < seqlen_q; ++i) {
         const KeyRange keys = visible_keys(p, i, seqlen_q, seqlen_k);
         const bool sees =
             std::max<std::int64_t>(keys.begin, key) < std::min<std::int64_t>(keys.end, key + kKeys);
         const bool sees_all = keys.begin <= key && keys.end >= key + kKeys;
         ASSERT_TRUE(!sees || (i >= rows.begin && i < rows.end));
-        ASSERT_EQ(sees_all, i >= rows.whole_begin && i < rows.whole_end);
+        ASSERT_EQ(sees_all, i >= rows.unmasked_begin && i < rows.unmasked_end);
       }
       ASSERT_LE(rows.begin, seqlen_q);
       ASSERT_LE(rows.end, seqlen_q);
@@ -181,7 +179,7 @@ TEST(Sm80BackwardConfig, RowsOfATileOfKeysAreThoseThatSeeIt) {
 // add to it are numbered without gaps, or one would wait for a turn that never comes.
 TEST(Sm80BackwardConfig, TurnsOfATileOfRowsHaveNoGaps) {
   constexpr int kKeys = 16, kRows = 32;
-  BackwardTile tile{};
+  Tile tile{};
   tile.rows = kRows;
   tile.keys = kKeys;
   for_each_mask([&tile](const Problem& p, int seqlen_q, int seqlen_k) {
@@ -189,7 +187,7 @@ TEST(Sm80BackwardConfig, TurnsOfATileOfRowsHaveNoGaps) {
     for (int row = 0; row < seqlen_q; row += kRows) {
       int turn = 0;
       for (int key = (seqlen_k - 1) / kKeys * kKeys; key >= 0; key -= kKeys) {
-        const RowsOfKeys rows = rows_of_keys(band, key, kKeys, seqlen_q, seqlen_k);
+        const QueryRange rows = query_range(band, key, kKeys, seqlen_q, seqlen_k);
         const int begin = rows.begin / kRows, end = (rows.end + kRows - 1) / kRows;
         if (rows.begin >= rows.end || row / kRows < begin || row / kRows >= end) continue;
         ASSERT_EQ(last_key_tile(band, tile, row, seqlen_q, seqlen_k) - key / kKeys, turn)
@@ -206,18 +204,18 @@ TEST(Sm80BackwardConfig, TilesOfDbiasAreThoseOfItsOwnAxes) {
   p.num_heads = 5;
   p.seqlen_q = 100;
   p.seqlen_k = 130;
-  const BackwardTile tile = small_backward_tile(false, 64, true);
+  const Tile tile = small_tile(false, 64, true);
   float data = 0;
   ScoreOperand dbias{&data, DType::f32, 5 * 13000, 13000, 130, 1};
-  EXPECT_EQ(bias_tiles_of(p, dbias, tile).count(), 3 * 5 * 2 * 3);
+  EXPECT_EQ(dbias_tiles_of(p, dbias, tile).count(), 3 * 5 * 2 * 3);
   dbias.stride_batch = dbias.stride_k = 0;
-  EXPECT_EQ(bias_tiles_of(p, dbias, tile).count(), 5 * 2);
+  EXPECT_EQ(dbias_tiles_of(p, dbias, tile).count(), 5 * 2);
   p.is_ragged = 1;  // packed rows: every sequence has some
-  EXPECT_EQ(bias_tiles_of(p, dbias, tile).count(), 3 * 5 * 2);
+  EXPECT_EQ(dbias_tiles_of(p, dbias, tile).count(), 3 * 5 * 2);
   dbias.stride_q = 0;
-  EXPECT_EQ(bias_tiles_of(p, dbias, tile).count(), 5);
+  EXPECT_EQ(dbias_tiles_of(p, dbias, tile).count(), 5);
   dbias.data = nullptr;
-  EXPECT_EQ(bias_tiles_of(p, dbias, tile).count(), 0);
+  EXPECT_EQ(dbias_tiles_of(p, dbias, tile).count(), 0);
 }
 
 TEST(Sm80BackwardConfig, PartsOfTheWorkspaceAreAlignedAndDoNotOverlap) {
@@ -232,16 +230,18 @@ TEST(Sm80BackwardConfig, PartsOfTheWorkspaceAreAlignedAndDoNotOverlap) {
       p.head_dim = p.head_dim_v = 100;
       p.deterministic = is_deterministic;
       p.bias_dtype = -1;
-      const BackwardTile tile = backward_tile_of(p, 0);
-      const BackwardWorkspace x = backward_workspace(p, tile);
+      const Tile tile = tile_of(p, 0);
+      const WorkspacePlan x = workspace_plan(p, tile);
       EXPECT_EQ(x.dq_accum_cols, 112);
-      EXPECT_EQ(x.lse - x.d, static_cast<std::size_t>(4 * padded_elements(p)));
-      EXPECT_EQ(x.dq - x.lse, static_cast<std::size_t>(4 * padded_elements(p)));
-      EXPECT_EQ(x.turns - x.dq, static_cast<std::size_t>(4 * padded_elements(p) * x.dq_accum_cols));
-      for (const std::size_t at : {x.d, x.lse, x.dq, x.turns}) EXPECT_EQ(at % 16, 0u);
-      const std::int64_t num_turns = padded_elements(p) / tile.rows * tile.warps + 1;
-      EXPECT_EQ(x.num_turns, is_deterministic ? num_turns : 0);
-      EXPECT_EQ(x.total, x.turns + static_cast<std::size_t>(4 * x.num_turns));
+      EXPECT_EQ(x.lse - x.delta, static_cast<std::size_t>(4 * padded_elements(p)));
+      EXPECT_EQ(x.dq_accum - x.lse, static_cast<std::size_t>(4 * padded_elements(p)));
+      EXPECT_EQ(x.dq_semaphores - x.dq_accum,
+                static_cast<std::size_t>(4 * padded_elements(p) * x.dq_accum_cols));
+      for (const std::size_t at : {x.delta, x.lse, x.dq_accum, x.dq_semaphores})
+        EXPECT_EQ(at % 16, 0u);
+      const std::int64_t num_dq_semaphores = padded_elements(p) / tile.rows * tile.warps + 1;
+      EXPECT_EQ(x.num_dq_semaphores, is_deterministic ? num_dq_semaphores : 0);
+      EXPECT_EQ(x.total, x.dq_semaphores + static_cast<std::size_t>(4 * x.num_dq_semaphores));
     }
 }
 

@@ -9,10 +9,10 @@
 namespace headrace::cuda::sm80::bwd {
 
 template <class T, class Shape>
-class BiasGradient : ScoreGradients<T, true, Shape> {
-  using Base = ScoreGradients<T, true, Shape>;
+class DBias : ScoreGrads<T, true, Shape> {
+  using Base = ScoreGrads<T, true, Shape>;
+  using typename Base::QBlock;
   using typename Base::Scores;
-  using typename Base::Step;
   static constexpr int kRows = Base::kRows, kKeys = Base::kKeys, kThreads = Base::kThreads;
   static constexpr int kLine = kKeys + 1;  // floats of a row of the tile in shared memory
   static_assert(kRows * kLine * 4 <= Base::kSmem.p, "the sums lie where Q, K, V and dO were");
@@ -20,7 +20,7 @@ class BiasGradient : ScoreGradients<T, true, Shape> {
   using Base::c_;
   using Base::lane;
   using Base::p_;
-  using Base::unit;
+  using Base::work;
 
   struct Range {
     std::int64_t begin, end;
@@ -34,7 +34,7 @@ class BiasGradient : ScoreGradients<T, true, Shape> {
   using Base::Base;
 
   __device__ void run(std::int64_t idx) {
-    const BiasTiles& tiles = c_.bias_tiles;
+    const DBiasTiles& tiles = c_.dbias_tiles;
     const ScoreOperand& to = args_.gradients.dbias;
     const Place place{idx / tiles.keys / tiles.rows / tiles.heads,
                       idx / tiles.keys / tiles.rows % tiles.heads,
@@ -50,7 +50,7 @@ class BiasGradient : ScoreGradients<T, true, Shape> {
         to.stride_head != 0 ? Range{place.head, place.head + 1} : Range{0, p_.num_heads};
     for (std::int64_t b = batches.begin; b < batches.end; ++b) {
       __syncthreads();
-      if (threadIdx.x == 0) find_sequence(c_, b, unit());
+      if (threadIdx.x == 0) set_sequence(c_, b, work());
       __syncthreads();
       for (std::int64_t head = heads.begin; head < heads.end; ++head) add_head(place, head);
     }
@@ -61,34 +61,34 @@ class BiasGradient : ScoreGradients<T, true, Shape> {
  private:
   __device__ void add_head(const Place& place, std::int64_t head) {
     const ScoreOperand& to = args_.gradients.dbias;
-    const int end_key = to.stride_k != 0 ? min(place.key + 1, unit().seqlen_k) : unit().seqlen_k;
+    const int end_key = to.stride_k != 0 ? min(place.key + 1, work().seqlen_k) : work().seqlen_k;
     for (int key = place.key; key < end_key; key += kKeys) {
       __syncthreads();
       if (threadIdx.x == 0) {
-        unit().kv_head = head / group_size(p_);
-        find_keys(Base::kTile, key / kKeys, unit());
+        work().kv_head = head / group_size(p_);
+        set_key_tile(Base::kTile, key / kKeys, work());
       }
       __syncthreads();
-      const RowsOfKeys rows = unit().rows;
+      const QueryRange rows = work().rows;
       const int begin = max(place.row, rows.begin / kRows * kRows);
       const int end = to.stride_q != 0 ? min(place.row + 1, rows.end) : rows.end;
       if (begin >= end) continue;
       this->load_keys_and_values();
-      this->clear_columns();
+      this->clear_pad_columns();
       for (int row = begin; row < end; row += kRows) add_tile({head, row, 0});
     }
   }
 
-  __device__ void add_tile(const Step& at) {
-    this->load_query(at);
+  __device__ void add_tile(const QBlock& at) {
+    this->load_q(at);
     this->load_dout(at);
     this->write_score_rows(at);
     cp_async_commit_group();
     cp_async_wait_group<0>();
     __syncthreads();
     Scores s, dp;
-    this->find_products(at, s, dp);
-    this->template find_gradients<false>(at, s, dp);
+    this->compute_s_dp(at, s, dp);
+    this->template compute_p_ds<false>(at, s, dp);
 #pragma unroll
     for (int n = 0; n < 4 * Base::kRowBlocks * Base::kKeyBlocks; ++n)
       sums_[n / 4 / Base::kKeyBlocks][n / 4 % Base::kKeyBlocks][n % 4] +=
@@ -98,7 +98,7 @@ class BiasGradient : ScoreGradients<T, true, Shape> {
 
   // The tile in shared memory, and the sum over its rows or keys where that is asked for.
   static __device__ __forceinline__ float& sum_at(int row, int key) {
-    return reinterpret_cast<float*>(backward_memory)[row * kLine + key];
+    return reinterpret_cast<float*>(dynamic_smem)[row * kLine + key];
   }
   __device__ void gather() const {
     __syncthreads();
@@ -127,8 +127,8 @@ class BiasGradient : ScoreGradients<T, true, Shape> {
     int num_rows = 1, num_keys = 1;
     std::int64_t first_row = place.row;  // packed
     if (to.stride_q != 0) {              // a batch without entries has rows of zeros too
-      num_rows = within((p_.is_ragged ? unit().seqlen_q : p_.seqlen_q) - place.row, kRows);
-      if (p_.is_ragged) first_row += unit().sequence.row_q;
+      num_rows = within((p_.is_ragged ? work().seqlen_q : p_.seqlen_q) - place.row, kRows);
+      if (p_.is_ragged) first_row += work().sequence.row_q;
     }
     if (to.stride_k != 0) num_keys = within(p_.seqlen_k - place.key, kKeys);
     const std::int64_t first = place.batch_idx * to.stride_batch + place.head * to.stride_head +
@@ -151,9 +151,10 @@ class BiasGradient : ScoreGradients<T, true, Shape> {
 
 template <class T, class Shape>
 __global__ void __launch_bounds__(Shape::kTile.threads(), Shape::kTile.min_ctas)
-    bias_gradient(const __grid_constant__ BackwardParams params) {
-  for (std::int64_t unit = blockIdx.x; unit < params.num_bias_units; unit += gridDim.x) {
-    BiasGradient<T, Shape>(params).run(unit);
+    dbias(const __grid_constant__ Params params) {
+  for (std::int64_t work_idx = blockIdx.x; work_idx < params.num_dbias_tiles;
+       work_idx += gridDim.x) {
+    DBias<T, Shape>(params).run(work_idx);
     __syncthreads();
   }
 }

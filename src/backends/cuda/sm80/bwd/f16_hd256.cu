@@ -2,8 +2,8 @@
 
 namespace headrace::cuda::sm80::bwd {
 
-Status launch_backward_f16_hd256(const BackwardParams& params, Stream stream) {
-  return launch_backward<__half, 256>("cuda_sm80_bwd<f16, 256>", params, stream);
+Status launch_f16_hd256(const Params& params, Stream stream) {
+  return launch_all<__half, 256>("cuda_sm80_bwd<f16, 256>", params, stream);
 }
 
 }  // namespace headrace::cuda::sm80::bwd

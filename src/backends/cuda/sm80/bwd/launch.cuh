@@ -8,13 +8,13 @@
 namespace headrace::cuda::sm80::bwd {
 
 template <class T, bool kIsGeneral, int kDim, bool kIsLarge = false>
-using BackwardShape = BackwardTileOf<std::is_same_v<T, float>, kDim, kIsGeneral, kIsLarge>;
+using TileShape = TileOf<std::is_same_v<T, float>, kDim, kIsGeneral, kIsLarge>;
 
 template <class Shape, class T, bool kIsGeneral>
-Status launch_units(const char* name, void (*kernel)(BackwardParams), AllowedSmem& allowed,
-                    std::int64_t num_units, const BackwardParams& params, cudaStream_t stream) {
-  constexpr BackwardSmem smem = backward_smem(Shape::kTile, sizeof(T), kIsGeneral);
-  static_assert(Shape::kTile.drifts || smem.total <= kSmemLimitSm86);
+Status launch_tiles(const char* name, void (*kernel)(Params), AllowedSmem& allowed,
+                    std::int64_t num_units, const Params& params, cudaStream_t stream) {
+  constexpr SmemPlan smem = smem_plan(Shape::kTile, sizeof(T), kIsGeneral);
+  static_assert(Shape::kTile.async_warps || smem.total <= kSmemLimitSm86);
   if (num_units == 0) return std::nullopt;
   const std::int64_t num_ctas = num_units < kMaxGridX ? num_units : kMaxGridX;
   const LaunchShape shape{.name = name,
@@ -26,33 +26,33 @@ Status launch_units(const char* name, void (*kernel)(BackwardParams), AllowedSme
 }
 
 template <class T, bool kIsGeneral, int kDim, bool kIsLarge>
-Status launch_gradients(const char* name, const BackwardParams& params, cudaStream_t stream) {
-  using Shape = BackwardShape<T, kIsGeneral, kDim, kIsLarge>;
+Status launch_main(const char* name, const Params& params, cudaStream_t stream) {
+  using Shape = TileShape<T, kIsGeneral, kDim, kIsLarge>;
   static AllowedSmem allowed;
-  return launch_units<Shape, T, kIsGeneral>(name, backward<T, kIsGeneral, Shape>, allowed,
-                                            params.order.num_units(), params, stream);
+  return launch_tiles<Shape, T, kIsGeneral>(name, backward<T, kIsGeneral, Shape>, allowed,
+                                            params.order.num_tiles(), params, stream);
 }
 
 template <class T, int kDim>
-Status launch_gradients(const char* name, const BackwardParams& params, cudaStream_t stream) {
-  if (needs_general(params.rows.problem))
-    return launch_gradients<T, true, kDim, false>(name, params, stream);
+Status launch_main(const char* name, const Params& params, cudaStream_t stream) {
+  if (needs_general_scores(params.rows.problem))
+    return launch_main<T, true, kDim, false>(name, params, stream);
   if constexpr (!std::is_same_v<T, float> && kDim > 64)
-    if (params.is_large) return launch_gradients<T, false, kDim, true>(name, params, stream);
-  return launch_gradients<T, false, kDim, false>(name, params, stream);
+    if (params.use_large_tile) return launch_main<T, false, kDim, true>(name, params, stream);
+  return launch_main<T, false, kDim, false>(name, params, stream);
 }
 
 template <class T, int kDim>
-Status launch_backward(const char* name, const BackwardParams& params, Stream stream) {
+Status launch_all(const char* name, const Params& params, Stream stream) {
   auto* cuda_stream = static_cast<cudaStream_t>(stream);
   if (Status bad = launch_bwd_preprocess(params.rows, stream)) return bad;
-  if (Status bad = launch_gradients<T, kDim>(name, params, cuda_stream)) return bad;
+  if (Status bad = launch_main<T, kDim>(name, params, cuda_stream)) return bad;
   if (params.rows.dq_accum != nullptr)
     if (Status bad = launch_convert_dq(params.rows, stream)) return bad;
-  using Shape = BackwardShape<T, true, kDim>;
+  using Shape = TileShape<T, true, kDim>;
   static AllowedSmem allowed;
-  if (Status bad = launch_units<Shape, T, true>(name, bias_gradient<T, Shape>, allowed,
-                                                params.num_bias_units, params, cuda_stream))
+  if (Status bad = launch_tiles<Shape, T, true>(name, dbias<T, Shape>, allowed,
+                                                params.num_dbias_tiles, params, cuda_stream))
     return bad;
   if (!params.rows.problem.has_dsinks) return std::nullopt;
   return launch_dsinks(params.rows, stream);

@@ -6,39 +6,38 @@
 #include <type_traits>
 
 #include "backends/cuda/common/scores.cuh"
-#include "backends/cuda/sm80/bwd/multiply.cuh"
-#include "backends/cuda/sm80/bwd/unit.cuh"
+#include "backends/cuda/sm80/bwd/operands.cuh"
+#include "backends/cuda/sm80/bwd/work_tile.cuh"
 
 namespace headrace::cuda::sm80::bwd {
 
-extern __shared__ __align__(1024) unsigned char backward_memory[];
+extern __shared__ __align__(1024) unsigned char dynamic_smem[];
 
 template <class T, bool kIsGeneral, class Shape>
-class ScoreGradients {
+class ScoreGrads {
  public:
-  __device__ explicit ScoreGradients(const BackwardParams& c)
-      : c_(c), p_(c.rows.problem), args_(c.rows.args) {}
+  __device__ explicit ScoreGrads(const Params& c) : c_(c), p_(c.rows.problem), args_(c.rows.args) {}
 
  protected:
-  static constexpr BackwardTile kTile = Shape::kTile;
+  static constexpr Tile kTile = Shape::kTile;
   static constexpr bool kIsFloat = std::is_same_v<T, float>;
   static constexpr int kDim = kTile.dim, kRows = kTile.rows, kKeys = kTile.keys;
   static constexpr int kThreads = kTile.threads();
-  static constexpr BackwardSmem kSmem = backward_smem(kTile, sizeof(T), kIsGeneral);
+  static constexpr SmemPlan kSmem = smem_plan(kTile, sizeof(T), kIsGeneral);
   static constexpr int kRowBytes = kSmem.row_bytes, kScoreBytes = kSmem.score_bytes;
-  static constexpr int kSteps = kRowBytes / 32;  // over the head dim
+  static constexpr int kMmaSteps = kRowBytes / 32;  // over the head dim
   static constexpr int kQueryBytes = kRows * kRowBytes;
   // Of a warp.
   static constexpr int kWarpRows = kRows / (kTile.warps / kTile.score_warps);
   static constexpr int kWarpKeys = kKeys / kTile.score_warps;
   static constexpr int kRowBlocks = kWarpRows / 16, kKeyBlocks = kWarpKeys / 8;
-  static constexpr unsigned kAll = 0xffffffffu;
-  using Mine = Share<T, kDim, kThreads>;
+  static constexpr unsigned kFullMask = 0xffffffffu;
+  using Copy = CopyPartition<T, kDim, kThreads>;
   using Scores = float[kRowBlocks][kKeyBlocks][4];
   static_assert(sizeof(ScoreRow) == kScoreRowBytes && kRowBlocks <= 2);
 
   // `rows` of a head from first_row on; stage of Q and of the rows' numbers.
-  struct Step {
+  struct QBlock {
     std::int64_t head;
     int first_row, stage;
   };
@@ -52,97 +51,98 @@ class ScoreGradients {
     return warp() / (kTile.warps / kTile.score_warps) * kWarpKeys;
   }
   static __device__ __forceinline__ u32 smem(int offset) {
-    return smem_address(backward_memory) + static_cast<u32>(offset);
+    return smem_address(dynamic_smem) + static_cast<u32>(offset);
   }
-  static __device__ __forceinline__ BackwardUnit& unit() {
-    return *reinterpret_cast<BackwardUnit*>(backward_memory + kSmem.unit);
+  static __device__ __forceinline__ WorkTile& work() {
+    return *reinterpret_cast<WorkTile*>(dynamic_smem + kSmem.work_tile);
   }
   static __device__ __forceinline__ ScoreRow& score_row(int row) {
-    return reinterpret_cast<ScoreRow*>(backward_memory + kSmem.score_rows)[row];
+    return reinterpret_cast<ScoreRow*>(dynamic_smem + kSmem.score_rows)[row];
   }
   static __device__ __forceinline__ u32 q_of(int stage) {
     return smem(kSmem.q) + static_cast<u32>(stage * kQueryBytes);
   }
 
   static __device__ __forceinline__ u32 dout_of(int stage) {
-    return smem(kSmem.dout) + static_cast<u32>(stage % (kTile.drifts ? 2 : 1) * kQueryBytes);
+    return smem(kSmem.dout) + static_cast<u32>(stage % (kTile.async_warps ? 2 : 1) * kQueryBytes);
   }
 
   // ---- loads
   __device__ __forceinline__ void load(const T* from, std::int64_t stride, std::int64_t dim,
                                        bool is_even, int num_rows, u32 to) const {
-    from += Mine::first() * stride + Mine::piece() * Mine::kElements;
+    from += Copy::first() * stride + Copy::chunk() * Copy::kElements;
     load_tile<T, kDim, kRows, kThreads, SwizzleRows>(to, from, stride, dim, min(num_rows, kRows),
                                                      c_.is_aligned, is_even);
   }
   // Of Q or dO, from the sequence's first row in the first head on.
-  __device__ __forceinline__ void load_rows(const void* first, const Operand& x, const Step& at,
+  __device__ __forceinline__ void load_rows(const void* first, const Operand& x, const QBlock& at,
                                             std::int64_t dim, bool is_even, u32 to) const {
     const std::int64_t offset = at.head * x.stride_head + at.first_row * x.stride_seq;
     load(static_cast<const T*>(first) + offset, x.stride_seq, dim, is_even,
-         unit().seqlen_q - at.first_row, to);
+         work().seqlen_q - at.first_row, to);
   }
   // Keys by the tile of rows, of which a tile of keys has one or more.
   __device__ void load_keys(const Operand& x, std::int64_t dim, u32 to) const {
     static_assert(kKeys % kRows == 0);
-    const int num_keys = unit().seqlen_k - unit().first_key;
+    const int num_keys = work().seqlen_k - work().first_key;
 #pragma unroll 1
     for (int key = 0; key < kKeys; key += kRows)
       load(static_cast<const T*>(x.data) +
-               row_offset(x, unit().batch_idx, unit().sequence.row_k + unit().first_key + key,
-                          unit().kv_head),
+               row_offset(x, work().batch_idx, work().sequence.row_k + work().first_key + key,
+                          work().kv_head),
            x.stride_seq, dim, false, num_keys - key, to + static_cast<u32>(key * kRowBytes));
   }
   // K, and V into registers where they hold it: that comes where Q will be.
   __device__ void load_keys_and_values() {
     load_keys(args_.k, p_.head_dim, smem(kSmem.k));
-    load_keys(args_.v, p_.head_dim_v, smem(kTile.holds_v ? kSmem.q : kSmem.v));
+    load_keys(args_.v, p_.head_dim_v, smem(kTile.v_in_registers ? kSmem.q : kSmem.v));
     cp_async_commit_group();
-    if constexpr (kTile.holds_v) {
+    if constexpr (kTile.v_in_registers) {
       cp_async_wait_group<0>();
       __syncthreads();
-      const u32 from = lane_address_two_steps<kRowBytes>(
+      const u32 from = ldmatrix_address_two_steps<kRowBytes>(
           smem(kSmem.q) + static_cast<u32>(warp_key() * kRowBytes), lane());
 #pragma unroll
-      for (int step = 0; step < kSteps; step += 2) ldmatrix_x4(v_[step / 2], at_step(from, step));
+      for (int step = 0; step < kMmaSteps; step += 2)
+        ldmatrix_x4(v_[step / 2], advance_swizzled(from, step));
       __syncthreads();
     }
   }
   // Zeros where rows of Q and dO are never written: columns that do not exist.
-  __device__ void clear_columns() const {
+  __device__ void clear_pad_columns() const {
     if (c_.is_even_k && p_.head_dim < kDim)
-      clear_pieces<T, kDim, kRows * kTile.q_stages, kThreads, SwizzleRows>(smem(kSmem.q),
+      clear_chunks<T, kDim, kRows * kTile.q_stages, kThreads, SwizzleRows>(smem(kSmem.q),
                                                                            p_.head_dim);
     if (c_.is_even_v && p_.head_dim_v < kDim)
-      clear_pieces<T, kDim, kRows*(kTile.drifts ? 2 : 1), kThreads, SwizzleRows>(smem(kSmem.dout),
-                                                                                 p_.head_dim_v);
+      clear_chunks<T, kDim, kRows*(kTile.async_warps ? 2 : 1), kThreads, SwizzleRows>(
+          smem(kSmem.dout), p_.head_dim_v);
   }
-  __device__ __forceinline__ std::int64_t padded_index_of(const Step& at) const {
-    return at.head * unit().head_rows + unit().padded_row + at.first_row;
+  __device__ __forceinline__ std::int64_t padded_offset_of(const QBlock& at) const {
+    return at.head * work().head_rows + work().padded_row + at.first_row;
   }
   // Q, lse and D.
-  __device__ __forceinline__ void load_query(const Step& at) const {
-    load_rows(unit().q, args_.q, at, p_.head_dim, c_.is_even_k, q_of(at.stage));
-    constexpr int kPieces = kRows / 4;
-    const int idx = static_cast<int>(threadIdx.x) % kPieces;
-    if (threadIdx.x < 2 * kPieces) {
-      const bool is_d = threadIdx.x >= kPieces;
-      cp_async_cg_16(
-          smem(kSmem.numbers) + static_cast<u32>(((2 * at.stage + is_d) * kPieces + idx) * 16),
-          (is_d ? c_.rows.delta : c_.rows.lse) + padded_index_of(at) + 4 * idx);
+  __device__ __forceinline__ void load_q(const QBlock& at) const {
+    load_rows(work().q, args_.q, at, p_.head_dim, c_.is_even_k, q_of(at.stage));
+    constexpr int kChunks = kRows / 4;
+    const int idx = static_cast<int>(threadIdx.x) % kChunks;
+    if (threadIdx.x < 2 * kChunks) {
+      const bool is_delta = threadIdx.x >= kChunks;
+      cp_async_cg_16(smem(kSmem.lse_delta) +
+                         static_cast<u32>(((2 * at.stage + is_delta) * kChunks + idx) * 16),
+                     (is_delta ? c_.rows.delta : c_.rows.lse) + padded_offset_of(at) + 4 * idx);
     }
   }
-  __device__ __forceinline__ void load_dout(const Step& at) const {
-    load_rows(unit().dout, args_.gradients.dout, at, p_.head_dim_v, c_.is_even_v,
+  __device__ __forceinline__ void load_dout(const QBlock& at) const {
+    load_rows(work().dout, args_.gradients.dout, at, p_.head_dim_v, c_.is_even_v,
               dout_of(at.stage));
   }
   // Rows that do not exist take those of the last one.
-  __device__ void write_score_rows(const Step& at) const {
+  __device__ void write_score_rows(const QBlock& at) const {
     if constexpr (kIsGeneral) {
       const int row = static_cast<int>(threadIdx.x);
       if (row < kRows)
-        score_row(row) = make_score_row(p_, args_, unit().sequence, unit().batch_idx, at.head,
-                                        min(at.first_row + row, unit().seqlen_q - 1));
+        score_row(row) = make_score_row(p_, args_, work().sequence, work().batch_idx, at.head,
+                                        min(at.first_row + row, work().seqlen_q - 1));
     }
   }
 
@@ -150,12 +150,12 @@ class ScoreGradients {
   template <class Product, class LoadA>
   static __device__ __forceinline__ void multiply_keys(LoadA load_a, u32 keys, Scores& d) {
     if constexpr (kKeyBlocks == 1) {
-      const u32 from = lane_address_two_steps<kRowBytes>(keys, lane());
+      const u32 from = ldmatrix_address_two_steps<kRowBytes>(keys, lane());
       u32 two_steps[4];
       Product::add(
           load_a,
           [&](int step, int, u32(&b)[4]) {
-            if (step % 2 == 0) ldmatrix_x4(two_steps, at_step(from, step));
+            if (step % 2 == 0) ldmatrix_x4(two_steps, advance_swizzled(from, step));
             b[0] = two_steps[step % 2 * 2];
             b[1] = two_steps[step % 2 * 2 + 1];
           },
@@ -168,8 +168,8 @@ class ScoreGradients {
   }
 
   // ---- the products of scores: S and dP of the warp's rows and keys
-  __device__ __forceinline__ void find_products(const Step& at, Scores& s, Scores& dp) const {
-    using Product = BackwardProduct<T, kRowBlocks, kKeyBlocks, kSteps>;
+  __device__ __forceinline__ void compute_s_dp(const QBlock& at, Scores& s, Scores& dp) const {
+    using Product = TileGemm<T, kRowBlocks, kKeyBlocks, kMmaSteps>;
     const u32 row = static_cast<u32>(warp_row() * kRowBytes);
     const u32 key = static_cast<u32>(warp_key() * kRowBytes);
 #pragma unroll
@@ -181,7 +181,7 @@ class ScoreGradients {
     const auto load_q = [&](int step, int block, u32(&a)[4]) { q.load_a(step, block, a); };
     const auto load_dout = [&](int step, int block, u32(&a)[4]) { dout.load_a(step, block, a); };
     multiply_keys<Product>(load_q, smem(kSmem.k) + key, s);
-    if constexpr (kTile.holds_v) {
+    if constexpr (kTile.v_in_registers) {
       Product::add(
           load_dout,
           [&](int step, int, u32(&b)[4]) {
@@ -195,44 +195,44 @@ class ScoreGradients {
   }
 
   // ---- S and dP become P (times what dropout multiplies with) and dS, as S and dP
-  template <bool kWithSlope>
-  __device__ __forceinline__ void find_gradients(const Step& at, Scores& s, Scores& dp) const {
-    const int last_row = min(at.first_row + kRows, unit().seqlen_q);
-    const bool is_whole =
-        at.first_row >= unit().rows.whole_begin && last_row <= unit().rows.whole_end;
-    const auto* numbers =
-        reinterpret_cast<const float*>(backward_memory + kSmem.numbers) + at.stage * 2 * kRows;
+  template <bool kWithSoftcapGrad>
+  __device__ __forceinline__ void compute_p_ds(const QBlock& at, Scores& s, Scores& dp) const {
+    const int last_row = min(at.first_row + kRows, work().seqlen_q);
+    const bool is_unmasked =
+        at.first_row >= work().rows.unmasked_begin && last_row <= work().rows.unmasked_end;
+    const auto* lse_delta =
+        reinterpret_cast<const float*>(dynamic_smem + kSmem.lse_delta) + at.stage * 2 * kRows;
     for_rows<kRowBlocks>([&](auto b, auto half) {
       constexpr int h = half();
       const int row = warp_row() + 16 * b() + 8 * h + (lane() >> 2);
-      const float lse = numbers[row], d = numbers[kRows + row];
-      [[maybe_unused]] float slope[kKeyBlocks][2], kept[kKeyBlocks][2];
+      const float lse = lse_delta[row], delta = lse_delta[kRows + row];
+      [[maybe_unused]] float softcap_grad[kKeyBlocks][2], dropout_scale[kKeyBlocks][2];
       if constexpr (kIsGeneral) {
-        if constexpr (kWithSlope) find_slopes<h>(s[b()], slope);
-        find_kept<h>(row, kept);
+        if constexpr (kWithSoftcapGrad) softcap_grads<h>(s[b()], softcap_grad);
+        dropout_scales<h>(row, dropout_scale);
         const ScoreColumns columns =
-            score_columns(unit().first_key + warp_key(), lane() & 3, unit().seqlen_k);
-        apply_score_mods<T, h>(p_, args_, c_.score_params, unit().sequence, score_row(row), columns,
+            score_columns(work().first_key + warp_key(), lane() & 3, work().seqlen_k);
+        apply_score_mods<T, h>(p_, args_, c_.score_params, work().sequence, score_row(row), columns,
                                s[b()]);
       }
-      if (!is_whole) hide_keys<h>(at.first_row + row, s[b()]);
+      if (!is_unmasked) mask_keys<h>(at.first_row + row, s[b()]);
 #pragma unroll
       for (int n = 0; n < 2 * kKeyBlocks; ++n) {
         float &x = s[b()][n / 2][2 * h + n % 2], &y = dp[b()][n / 2][2 * h + n % 2];
         const float prob = probability(x, lse);
         if constexpr (kIsGeneral) {
-          x = prob * kept[n / 2][n % 2];
-          y = prob * fmaf(y, kept[n / 2][n % 2], -d);
-          if constexpr (kWithSlope) y *= slope[n / 2][n % 2];
+          x = prob * dropout_scale[n / 2][n % 2];
+          y = prob * fmaf(y, dropout_scale[n / 2][n % 2], -delta);
+          if constexpr (kWithSoftcapGrad) y *= softcap_grad[n / 2][n % 2];
         } else {
           x = prob;
-          y = prob * (y - d);
+          y = prob * (y - delta);
         }
       }
     });
   }
 
-  const BackwardParams& c_;
+  const Params& c_;
   const Problem& p_;
   const AttentionArgs& args_;
 
@@ -247,13 +247,13 @@ class ScoreGradients {
   // 1 - tanh^2 of the scores before the softcap, as 4 e / (1 + e)^2 with e = exp(-2 |x|): where the
   // cap is flat the difference would have no digits left.
   template <int kHalf>
-  __device__ __forceinline__ void find_slopes(const float (&s)[kKeyBlocks][4],
-                                              float (&slope)[kKeyBlocks][2]) const {
+  __device__ __forceinline__ void softcap_grads(const float (&s)[kKeyBlocks][4],
+                                                float (&softcap_grad)[kKeyBlocks][2]) const {
     const bool has_cap = has_softcap(p_);
     const float factor = -2.0f * kLog2E * c_.score_params.scale_over_softcap;
 #pragma unroll
     for (int n = 0; n < 2 * kKeyBlocks; ++n) {
-      float& x = slope[n / 2][n % 2];
+      float& x = softcap_grad[n / 2][n % 2];
       x = 1.0f;
       if (!has_cap) continue;
       const float e = ex2_approx_ftz(-fabsf(s[n / 2][2 * kHalf + n % 2] * factor));
@@ -263,10 +263,11 @@ class ScoreGradients {
 
   // What dropout multiplies with. Its words are those of 32 keys, of which a warp may have a part.
   template <int kHalf>
-  __device__ __forceinline__ void find_kept(int row, float (&kept)[kKeyBlocks][2]) const {
+  __device__ __forceinline__ void dropout_scales(int row,
+                                                 float (&dropout_scale)[kKeyBlocks][2]) const {
     constexpr int kBlocks = kKeyBlocks < 4 ? 4 : kKeyBlocks;
-    const int first_key = unit().first_key + warp_key();
-    u32 bits = kAll;
+    const int first_key = work().first_key + warp_key();
+    u32 bits = kFullMask;
     if (has_dropout(p_)) {
       float all[kBlocks][4];
 #pragma unroll
@@ -281,14 +282,14 @@ class ScoreGradients {
     }
 #pragma unroll
     for (int n = 0; n < 2 * kKeyBlocks; ++n)
-      kept[n / 2][n % 2] = (bits >> n & 1u) != 0 ? c_.score_params.keep_factor : 0.0f;
+      dropout_scale[n / 2][n % 2] = (bits >> n & 1u) != 0 ? c_.score_params.keep_factor : 0.0f;
   }
 
   template <int kHalf>
-  __device__ __forceinline__ void hide_keys(int row, float (&s)[kKeyBlocks][4]) const {
-    const int first_key = unit().first_key + warp_key() + 2 * (lane() & 3);
-    const int begin = row + unit().band.begin - first_key;
-    const int end = min(row + unit().band.end, unit().seqlen_k) - first_key;
+  __device__ __forceinline__ void mask_keys(int row, float (&s)[kKeyBlocks][4]) const {
+    const int first_key = work().first_key + warp_key() + 2 * (lane() & 3);
+    const int begin = row + work().band.begin - first_key;
+    const int end = min(row + work().band.end, work().seqlen_k) - first_key;
 #pragma unroll
     for (int j = 0; j < kKeyBlocks; ++j)
 #pragma unroll
@@ -296,7 +297,7 @@ class ScoreGradients {
         if (8 * j + i < begin || 8 * j + i >= end) s[j][2 * kHalf + i] = -HUGE_VALF;
   }
 
-  u32 v_[kTile.holds_v ? kSteps / 2 : 1][4];
+  u32 v_[kTile.v_in_registers ? kMmaSteps / 2 : 1][4];
 };
 
 }  // namespace headrace::cuda::sm80::bwd

@@ -15,7 +15,7 @@ template <class T>
 __global__ void __launch_bounds__(32 * kCombineWarps)
     combine(const __grid_constant__ Params c, Tile tile) {
   const Problem& p = c.problem;
-  const Partials& x = c.partials;
+  const SplitLayout& x = c.split_layout;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const std::int64_t warp = static_cast<int>(threadIdx.x) / 32;
   const std::int64_t num_rows = p.batch * p.num_kv_heads * x.rows;
@@ -24,10 +24,10 @@ __global__ void __launch_bounds__(32 * kCombineWarps)
     const std::int64_t head_idx = i / x.rows, row = i % x.rows;
     const std::int64_t batch_idx = head_idx / p.num_kv_heads, group = group_size(p);
     const Sequence sequence = device_sequence(p, c.args.ragged, batch_idx, false, c.error_word);
-    const SequencePlan plan = plan_sequence(p, tile, sequence.seqlen_q, sequence.seqlen_k);
+    const SplitPlan plan = plan_splits(p, tile, sequence.seqlen_q, sequence.seqlen_k);
     if (plan.num_splits < 2 || row >= sequence.seqlen_q * group) continue;
     const int dim = static_cast<int>(x.row_floats) - 4;
-    const float* first = c.partial + (head_idx * x.max_splits * x.rows + row) * x.row_floats;
+    const float* first = c.o_partial + (head_idx * x.max_splits * x.rows + row) * x.row_floats;
     const std::int64_t next = x.rows * x.row_floats;  // the same row of the next split
     float top = -HUGE_VALF;
     for (std::int64_t s = 0; s < plan.num_splits; ++s)

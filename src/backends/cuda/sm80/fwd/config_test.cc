@@ -25,7 +25,7 @@ Problem problem(std::int64_t seqlen_q, std::int64_t seqlen_k, std::int64_t group
 
 TEST(Sm80Config, EveryVariantFitsInto99KiB) {
   for (const bool is_f32 : {false, true})
-    for (const int dim : kDims)
+    for (const int dim : kHeadDims)
       for (const bool is_general : {false, true}) {
         const SmemPlan smem =
             smem_plan(tile_of(is_f32, dim, is_general), is_f32 ? 4 : 2, is_general);
@@ -38,17 +38,17 @@ TEST(Sm80Config, TheLargeTileIsForFloatWhereItFits) {
   p.dtype = static_cast<std::int32_t>(DType::f32);
   const auto bytes = static_cast<std::size_t>(smem_plan(kLargeTile, 4, false).total);
   EXPECT_LE(bytes, 227u * 1024);
-  EXPECT_TRUE(has_large_tile(p, bytes));
-  EXPECT_FALSE(has_large_tile(p, bytes - 1));
-  EXPECT_FALSE(has_large_tile(p, 0));
+  EXPECT_TRUE(takes_large_tile(p, bytes));
+  EXPECT_FALSE(takes_large_tile(p, bytes - 1));
+  EXPECT_FALSE(takes_large_tile(p, 0));
   p.softmax_scale = -1;
-  EXPECT_FALSE(has_large_tile(p, bytes));
+  EXPECT_FALSE(takes_large_tile(p, bytes));
   p = problem(1, 1, 1, 128);
   p.dtype = static_cast<std::int32_t>(DType::f32);
-  EXPECT_FALSE(has_large_tile(p, bytes));
+  EXPECT_FALSE(takes_large_tile(p, bytes));
   p = problem(1, 1, 1, 256);
   p.dtype = static_cast<std::int32_t>(DType::bf16);
-  EXPECT_FALSE(has_large_tile(p, bytes));
+  EXPECT_FALSE(takes_large_tile(p, bytes));
 }
 
 TEST(Sm80Config, UnitsAreTakenOnceAndTheLongestOfTheLastHeadsTogether) {
@@ -58,11 +58,11 @@ TEST(Sm80Config, UnitsAreTakenOnceAndTheLongestOfTheLastHeadsTogether) {
     for (const std::int64_t heads : {1, 5, 64})
       for (const std::int64_t units : {1, 4, 16}) {
         p.batch = heads;
-        const UnitOrder order = unit_order(p, units, slots);
-        std::vector<int> taken(static_cast<std::size_t>(order.num_units()));
+        const WorkOrder order = work_order(p, units, slots);
+        std::vector<int> taken(static_cast<std::size_t>(order.num_tiles()));
         int idx_before = 0;
-        for (std::int64_t i = 0; i < order.num_units(); ++i) {
-          const UnitPlace x = place_of(order, i);
+        for (std::int64_t i = 0; i < order.num_tiles(); ++i) {
+          const WorkCoord x = work_coord(order, i);
           ASSERT_TRUE(x.head_idx >= 0 && x.head_idx < heads && x.idx >= 0 && x.idx < units);
           ++taken[static_cast<std::size_t>(x.head_idx * units + x.idx)];
           if (x.head_idx >= heads - order.last_heads) {
@@ -72,19 +72,19 @@ TEST(Sm80Config, UnitsAreTakenOnceAndTheLongestOfTheLastHeadsTogether) {
             EXPECT_EQ(x.head_idx * units + x.idx, i);
           }
         }
-        EXPECT_EQ(std::ranges::count(taken, 1), order.num_units());
+        EXPECT_EQ(std::ranges::count(taken, 1), order.num_tiles());
         EXPECT_TRUE(order.last_heads == heads ||
                     (order.last_heads * units >= slots && (order.last_heads - 1) * units < slots));
       }
-  EXPECT_EQ(unit_order(p, 0, 132).num_units(), 0);
+  EXPECT_EQ(work_order(p, 0, 132).num_tiles(), 0);
   p.causal = HEADRACE_CAUSAL_NONE;
-  EXPECT_EQ(unit_order(p, 4, 132).last_heads, 0);
+  EXPECT_EQ(work_order(p, 4, 132).last_heads, 0);
 }
 
 // The swizzle exchanges address bits within a row, and a row of Q of each warp's own.
 TEST(Sm80Config, TilesBeginAtMultiplesOfTheirRows) {
   for (const bool is_f32 : {false, true})
-    for (const int dim : kDims)
+    for (const int dim : kHeadDims)
       for (const bool is_general : {false, true}) {
         const Tile tile = tile_of(is_f32, dim, is_general);
         const SmemPlan smem = smem_plan(tile, is_f32 ? 4 : 2, is_general);
@@ -97,13 +97,13 @@ TEST(Sm80Config, TilesBeginAtMultiplesOfTheirRows) {
 
 TEST(Sm80Config, BucketIsTheSmallestThatHoldsBothHeadDims) {
   Problem p = problem(1, 1, 1, 64);
-  EXPECT_EQ(bucket_of(p), 64);
+  EXPECT_EQ(head_dim_bucket(p), 64);
   p.head_dim_v = 65;
-  EXPECT_EQ(bucket_of(p), 128);
+  EXPECT_EQ(head_dim_bucket(p), 128);
   p.head_dim = 256;
-  EXPECT_EQ(bucket_of(p), 256);
+  EXPECT_EQ(head_dim_bucket(p), 256);
   p.head_dim = 257;
-  EXPECT_EQ(bucket_of(p), 0);
+  EXPECT_EQ(head_dim_bucket(p), 0);
 }
 
 TEST(Sm80Config, SplitsCoverTheKeysInWholeTiles) {
@@ -112,7 +112,7 @@ TEST(Sm80Config, SplitsCoverTheKeysInWholeTiles) {
       Problem p = problem(1, seqlen_k, 4, 128);
       p.num_splits = num_splits;
       const Tile tile = tile_of(p, 0);
-      const SequencePlan plan = plan_sequence(p, tile, 1, seqlen_k);
+      const SplitPlan plan = plan_splits(p, tile, 1, seqlen_k);
       EXPECT_GE(plan.num_splits, 1);
       EXPECT_GE(plan.num_splits * plan.split_keys, seqlen_k);
       EXPECT_LT((plan.num_splits - 1) * plan.split_keys, std::max<std::int64_t>(seqlen_k, 1));
@@ -124,10 +124,10 @@ TEST(Sm80Config, SplitsCoverTheKeysInWholeTiles) {
 TEST(Sm80Config, StrictRowsAndLongQueriesAreNotSplit) {
   Problem p = problem(1, 100000, 4, 128);
   p.strict_rows = 1;
-  EXPECT_EQ(plan_sequence(p, tile_of(p, 0), 1, 100000).num_splits, 1);
+  EXPECT_EQ(plan_splits(p, tile_of(p, 0), 1, 100000).num_splits, 1);
   p.strict_rows = 0;
-  EXPECT_GT(plan_sequence(p, tile_of(p, 0), 16, 100000).num_splits, 1);
-  EXPECT_EQ(plan_sequence(p, tile_of(p, 0), 17, 100000).num_splits, 1);
+  EXPECT_GT(plan_splits(p, tile_of(p, 0), 16, 100000).num_splits, 1);
+  EXPECT_EQ(plan_splits(p, tile_of(p, 0), 17, 100000).num_splits, 1);
 }
 
 // A shorter sequence of a ragged batch may have more splits than the longest.
@@ -137,10 +137,10 @@ TEST(Sm80Config, WorkspaceHoldsEverySequenceOfARaggedBatch) {
     p.is_ragged = 1;
     p.num_splits = num_splits;
     const Tile tile = tile_of(p, 0);
-    const Partials partials = partials_of(p, tile);
+    const SplitLayout partials = split_layout(p, tile);
     for (std::int64_t seqlen_k = 0; seqlen_k <= p.seqlen_k; seqlen_k += 61)
       for (const std::int64_t seqlen_q : {1, 7, 16}) {
-        const SequencePlan plan = plan_sequence(p, tile, seqlen_q, seqlen_k);
+        const SplitPlan plan = plan_splits(p, tile, seqlen_q, seqlen_k);
         EXPECT_LE(plan.num_splits, partials.max_splits) << seqlen_q << ' ' << seqlen_k;
         EXPECT_TRUE(plan.num_splits == 1 || seqlen_q * 4 <= partials.rows);
       }

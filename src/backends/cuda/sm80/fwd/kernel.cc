@@ -24,13 +24,13 @@ constexpr Instance kInstances[] = {
 
 const Instance* instance_of(const Problem& p) {
   for (const Instance& x : kInstances)
-    if (x.dtype == dtype_of(p) && x.dim == bucket_of(p)) return &x;
+    if (x.dtype == dtype_of(p) && x.dim == head_dim_bucket(p)) return &x;
   return nullptr;
 }
 
 int smem_of(const Problem& p, Tile tile) {
   const int element_bytes = dtype_of(p) == DType::f32 ? 4 : 2;
-  return smem_plan(tile, element_bytes, needs_general(p)).total;
+  return smem_plan(tile, element_bytes, needs_general_scores(p)).total;
 }
 
 std::string refuses(const Problem& p, const DeviceInfo& device) {
@@ -39,8 +39,8 @@ std::string refuses(const Problem& p, const DeviceInfo& device) {
   if (dtype_of(p) == DType::f64) return "computes f32, f16 and bf16, not f64";
   if (p.has_probs)
     return "never holds the whole matrix of probabilities; only cuda_simple writes probs";
-  if (bucket_of(p) == 0)
-    return format_text("takes head dims up to {}, not {} and {}", kLargestDim, p.head_dim,
+  if (head_dim_bucket(p) == 0)
+    return format_text("takes head dims up to {}, not {} and {}", kMaxHeadDim, p.head_dim,
                        p.head_dim_v);
   if (p.seqlen_k > kMaxCount || p.seqlen_q > kMaxCount / group_size(p))
     return format_text("counts up to {} keys and rows of a sequence (queries x heads of a group)",
@@ -52,30 +52,30 @@ std::string refuses(const Problem& p, const DeviceInfo& device) {
   return {};
 }
 
-std::int64_t units_per_head(const Problem& p, Tile tile) {
+std::int64_t tiles_per_head(const Problem& p, Tile tile) {
   const std::int64_t tiles = ceil_div<std::int64_t>(p.seqlen_q * group_size(p), tile.rows());
-  const std::int64_t splits = tiles == 0 ? 0 : partials_of(p, tile).max_splits;
+  const std::int64_t splits = tiles == 0 ? 0 : split_layout(p, tile).max_splits;
   return tiles > splits ? tiles : splits;
 }
 
 Schedule plan(const Problem& p, const DeviceInfo& device) {
   const Tile tile = tile_of(p, device.smem_bytes);
-  const Partials partials = partials_of(p, tile);
-  const SequencePlan sequence = plan_sequence(p, tile, p.seqlen_q, p.seqlen_k);
+  const SplitLayout partials = split_layout(p, tile);
+  const SplitPlan sequence = plan_splits(p, tile, p.seqlen_q, p.seqlen_k);
   Schedule schedule;
   schedule.tile_m = tile.rows();
   schedule.tile_n = tile.keys;
   schedule.split_keys = sequence.num_splits > 1 ? sequence.split_keys : 0;
   schedule.max_splits = partials.max_splits;
   schedule.prob_dtype = dtype_of(p);
-  schedule.product_error = dtype_of(p) == DType::f32 ? kSplitProductError : 0;
-  schedule.num_ctas = units_per_head(p, tile) * p.batch * p.num_kv_heads;
+  schedule.product_error = dtype_of(p) == DType::f32 ? k3xTf32ProductError : 0;
+  schedule.num_ctas = tiles_per_head(p, tile) * p.batch * p.num_kv_heads;
   if (partials.max_splits > 1)
     schedule.workspace_bytes =
         static_cast<std::size_t>(partials.bytes(p.batch * p.num_kv_heads)) + kWorkspaceAlignment;
   schedule.note = format_text(
       "mma.sync, {} warps of {} rows, {} bytes of shared memory, {} scores{}", tile.warps,
-      16 * tile.row_blocks, smem_of(p, tile), needs_general(p) ? "general" : "plain",
+      16 * tile.row_blocks, smem_of(p, tile), needs_general_scores(p) ? "general" : "plain",
       p.alignment < 16 ? "; operands are not aligned to 16 bytes: copied element by element" : "");
   if (p.is_ragged && partials.max_splits > 1)
     schedule.note += "; splits chosen for each sequence by its own lengths";
@@ -83,8 +83,8 @@ Schedule plan(const Problem& p, const DeviceInfo& device) {
 }
 
 bool is_even(const Problem& p, std::int64_t dim) {
-  const int piece = dtype_of(p) == DType::f32 ? 4 : 8;  // elements of 16 bytes
-  return p.alignment >= 16 && dim % piece == 0;
+  const int chunk = dtype_of(p) == DType::f32 ? 4 : 8;  // elements of 16 bytes
+  return p.alignment >= 16 && dim % chunk == 0;
 }
 
 Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
@@ -96,22 +96,22 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
                 .args = args,
                 .score_params = make_score_params(p),
                 .tile = tile,
-                .is_large = has_large_tile(p, plan.device.smem_bytes),
-                .order = unit_order(p, units_per_head(p, tile),
+                .use_large_tile = takes_large_tile(p, plan.device.smem_bytes),
+                .order = work_order(p, tiles_per_head(p, tile),
                                     std::int64_t{plan.device.num_units} * tile.min_ctas),
                 .group = static_cast<std::uint32_t>(group_size(p)),
                 .group_inverse = group_inverse_of(group_size(p)),
-                .partials = partials_of(p, tile),
-                .partial = nullptr,
+                .split_layout = split_layout(p, tile),
+                .o_partial = nullptr,
                 .error_word = word.value(),
                 .is_aligned = p.alignment >= 16,
                 .is_even_k = is_even(p, p.head_dim),
                 .is_even_v = is_even(p, p.head_dim_v)};
-  if (params.order.num_units() == 0) return std::nullopt;
+  if (params.order.num_tiles() == 0) return std::nullopt;
   if (plan.schedule.workspace_bytes > 0) {
     const auto address = reinterpret_cast<std::uintptr_t>(workspace.data);
     const auto aligned = round_up<std::uintptr_t>(address, kWorkspaceAlignment);
-    params.partial = reinterpret_cast<float*>(aligned);
+    params.o_partial = reinterpret_cast<float*>(aligned);
   }
   return instance_of(p)->launch(params, stream);
 }

@@ -13,9 +13,9 @@
 #include "backends/cuda/common/constants.h"
 #include "backends/cuda/common/row_epilogue.cuh"
 #include "backends/cuda/sm80/fwd/softmax.cuh"
-#include "backends/cuda/sm80/fwd/unit.cuh"
+#include "backends/cuda/sm80/fwd/work_tile.cuh"
 #include "backends/cuda/sm80/load.cuh"
-#include "backends/cuda/sm80/multiply.cuh"
+#include "backends/cuda/sm80/mma_tile.cuh"
 #include "backends/cuda/sm80/store.cuh"
 
 namespace headrace::cuda::sm80::fwd {
@@ -23,18 +23,18 @@ namespace headrace::cuda::sm80::fwd {
 extern __shared__ __align__(1024) unsigned char dynamic_smem[];
 
 template <class T, bool kIsGeneral, class Shape>
-class Task {
+class Forward {
   static constexpr Tile kTile = Shape::kTile;
   static constexpr bool kIsFloat = std::is_same_v<T, float>;
   static constexpr int kDim = kTile.dim, kRows = kTile.rows(), kThreads = kTile.threads();
   static constexpr int kKeys = kTile.keys, kKeyBlocks = kKeys / 8;
   static constexpr int kRowBlocks = kTile.row_blocks, kWarpRows = 16 * kRowBlocks;
-  static constexpr int kRowBytes = kDim * static_cast<int>(sizeof(T)), kSteps = kRowBytes / 32;
+  static constexpr int kRowBytes = kDim * static_cast<int>(sizeof(T)), kMmaSteps = kRowBytes / 32;
   static constexpr int kOutBlocks = kDim / 8;
   static constexpr SmemPlan kSmem = smem_plan(kTile, sizeof(T), kIsGeneral);
-  static constexpr unsigned kAll = 0xffffffffu;
-  using Product = Multiply<T, kDim, kRowBlocks, kKeyBlocks>;
-  using Mine = Share<T, kDim, kThreads>;
+  static constexpr unsigned kFullMask = 0xffffffffu;
+  using Mma = TileMma<T, kDim, kRowBlocks, kKeyBlocks>;
+  using Copy = CopyPartition<T, kDim, kThreads>;
   static_assert(kWarpRows <= 32 && sizeof(ScoreRow) == kScoreRowBytes);
 
   // Probabilities are 2^shift exp(s - maximum). In f16 the shift keeps what is small, and sums of P
@@ -42,25 +42,25 @@ class Task {
   // does not: such rows are done again with smaller P (bf16) or V (float), and so are rows with a
   // NaN, to the same end but for scores in float: there infinite Q and K count only if they are not
   // split.
-  static constexpr float kShift = std::is_same_v<T, __half> ? 15.0f : 0.0f;
-  static constexpr float kSmallShift = -20.0f, kSmallScale = 0x1p-20f;
+  static constexpr float kPShift = std::is_same_v<T, __half> ? 15.0f : 0.0f;
+  static constexpr float kRecomputePShift = -20.0f, kRecomputeVScale = 0x1p-20f;
   static constexpr bool kMayOverflow = !std::is_same_v<T, __half>;
 
  public:
-  __device__ explicit Task(const Params& c) : c_(c), p_(c.problem), args_(c.args) {}
+  __device__ explicit Forward(const Params& c) : c_(c), p_(c.problem), args_(c.args) {}
 
-  __device__ void run(std::int64_t unit_idx) {
-    if (threadIdx.x == 0) find_unit(c_, kTile, unit_idx, unit());
+  __device__ void run(std::int64_t work_idx) {
+    if (threadIdx.x == 0) decode_work_tile(c_, kTile, work_idx, work());
     __syncthreads();
-    if (unit().num_rows == 0) return;
-    find_tiles();
+    if (work().num_rows == 0) return;
+    find_k_blocks();
     if constexpr (kIsGeneral) write_score_rows();
-    clear_columns();
+    clear_pad_columns();
     bool is_complete = false;
 #pragma unroll 1
-    for (is_again_ = false; !is_complete; is_again_ = true) {
-      walk_keys();
-      is_complete = finish_rows();
+    for (is_recompute_ = false; !is_complete; is_recompute_ = true) {
+      mainloop();
+      is_complete = epilogue();
     }
   }
 
@@ -70,140 +70,140 @@ class Task {
   static __device__ __forceinline__ u32 smem(int offset) {
     return smem_address(dynamic_smem) + static_cast<u32>(offset);
   }
-  static __device__ __forceinline__ Unit& unit() {
-    return *reinterpret_cast<Unit*>(dynamic_smem + kSmem.unit);
+  static __device__ __forceinline__ WorkTile& work() {
+    return *reinterpret_cast<WorkTile*>(dynamic_smem + kSmem.work_tile);
   }
   static __device__ __forceinline__ ScoreRow& score_row(int row) {
     return reinterpret_cast<ScoreRow*>(dynamic_smem + kSmem.rows)[row];
   }
 
   // ---- rows and the keys that they see
-  __device__ __forceinline__ RowOf row_of(int row) const {
-    const u32 group = c_.group, idx = unit().first_head + static_cast<u32>(row);
+  __device__ __forceinline__ RowCoord row_coord(int row) const {
+    const u32 group = c_.group, idx = work().first_head + static_cast<u32>(row);
     const u32 query = group == 1    ? idx
                       : group < 128 ? __umulhi(idx, c_.group_inverse)
                                     : idx / group;
-    return {unit().first_query + static_cast<int>(query), static_cast<int>(idx - query * group)};
+    return {work().first_query + static_cast<int>(query), static_cast<int>(idx - query * group)};
   }
-  __device__ __forceinline__ std::int64_t head_of(const RowOf& row) const {
-    return unit().kv_head * c_.group + row.head;
+  __device__ __forceinline__ std::int64_t head_of(const RowCoord& row) const {
+    return work().kv_head * c_.group + row.head;
   }
-  __device__ __forceinline__ Keys keys_of(int q_idx) const {
-    const KeyRange x = visible_keys(p_, q_idx, unit().seqlen_q, unit().seqlen_k);
-    return {max(static_cast<int>(x.begin), unit().split_begin),
-            min(static_cast<int>(x.end), unit().split_end)};
+  __device__ __forceinline__ KeySpan visible_span(int q_idx) const {
+    const KeyRange x = visible_keys(p_, q_idx, work().seqlen_q, work().seqlen_k);
+    return {max(static_cast<int>(x.begin), work().split_begin),
+            min(static_cast<int>(x.end), work().split_end)};
   }
   // A lane has the row of its number among the warp's, for what is done once a row; the last one of
   // the tile where that does not exist.
-  __device__ __forceinline__ RowOf row_of_lane() const {
-    return row_of(min(warp() * kWarpRows + lane(), unit().num_rows - 1));
+  __device__ __forceinline__ RowCoord lane_row_coord() const {
+    return row_coord(min(warp() * kWarpRows + lane(), work().num_rows - 1));
   }
 
   // Ranges only grow from row to row: four rows say it all, a lane each.
-  __device__ void find_tiles() {
-    const int num_rows = unit().num_rows, first_row = warp() * kWarpRows;
+  __device__ void find_k_blocks() {
+    const int num_rows = work().num_rows, first_row = warp() * kWarpRows;
     const int last_row = min(first_row + kWarpRows, num_rows) - 1;
     const int row = lane() == 0   ? 0
                     : lane() == 1 ? num_rows - 1
                     : lane() == 2 ? first_row
                                   : last_row;
-    const Keys keys = keys_of(row_of(max(min(row, num_rows - 1), 0)).q_idx);
-    const auto begin_of = [&](int from) { return __shfl_sync(kAll, keys.begin, from); };
-    const auto end_of = [&](int from) { return __shfl_sync(kAll, keys.end, from); };
+    const KeySpan keys = visible_span(row_coord(max(min(row, num_rows - 1), 0)).q_idx);
+    const auto begin_of = [&](int from) { return __shfl_sync(kFullMask, keys.begin, from); };
+    const auto end_of = [&](int from) { return __shfl_sync(kFullMask, keys.end, from); };
     const auto above = [](int key) { return (key + kKeys - 1) / kKeys; };
     const int first = begin_of(0) / kKeys;
-    WarpTiles x{begin_of(2) / kKeys - first,
-                above(end_of(3)) - first,
-                above(begin_of(3)) - first,
-                max(end_of(2), 0) / kKeys - first,
-                first,
-                max(above(end_of(1)) - first, 0)};
-    if (first_row >= num_rows || end_of(3) <= begin_of(2)) x.seen_end = 0;
-    if (lane() == 0) tiles() = x;
+    KBlocks x{begin_of(2) / kKeys - first,
+              above(end_of(3)) - first,
+              above(begin_of(3)) - first,
+              max(end_of(2), 0) / kKeys - first,
+              first,
+              max(above(end_of(1)) - first, 0)};
+    if (first_row >= num_rows || end_of(3) <= begin_of(2)) x.visible_end = 0;
+    if (lane() == 0) k_blocks() = x;
     __syncwarp();
   }
-  static __device__ __forceinline__ WarpTiles& tiles() { return unit().warps[warp()]; }
+  static __device__ __forceinline__ KBlocks& k_blocks() { return work().warps[warp()]; }
 
   __device__ void write_score_rows() {
-    const RowOf row = row_of_lane();
+    const RowCoord row = lane_row_coord();
     if (lane() < kWarpRows)
       score_row(warp() * kWarpRows + lane()) =
-          make_score_row(p_, args_, unit().sequence, unit().batch_idx, head_of(row), row.q_idx);
+          make_score_row(p_, args_, work().sequence, work().batch_idx, head_of(row), row.q_idx);
     __syncwarp();
   }
 
   // ---- loads
   // A warp brings its own rows. Offsets of rows are those of their lanes.
-  __device__ void load_query() const {
-    constexpr int kPieces = Mine::kPieces;
-    const RowOf mine = row_of_lane();
+  __device__ void load_q_tile() const {
+    constexpr int kChunks = Copy::kChunks;
+    const RowCoord mine = lane_row_coord();
     const std::int64_t offset =
-        row_offset(args_.q, unit().batch_idx, unit().sequence.row_q + mine.q_idx, head_of(mine));
-    const int num_rows = unit().num_rows - warp() * kWarpRows;
+        row_offset(args_.q, work().batch_idx, work().sequence.row_q + mine.q_idx, head_of(mine));
+    const int num_rows = work().num_rows - warp() * kWarpRows;
     const u32 tile = smem(kSmem.q) + static_cast<u32>(warp() * kWarpRows * kRowBytes);
     // body(where a piece goes, where it lies, how many of its elements exist)
-    const auto for_piece = [&](int round, auto body) {
-      const int i = 32 * round + lane(), row = i / kPieces, piece = i % kPieces;
-      body(tile + static_cast<u32>(row * kRowBytes + (piece ^ SwizzleRows::of(row)) * 16),
-           static_cast<const T*>(args_.q.data) + __shfl_sync(kAll, offset, row) +
-               piece * Mine::kElements,
-           row < num_rows ? Mine::count_of(p_.head_dim, piece) : 0);
+    const auto for_chunk = [&](int round, auto body) {
+      const int i = 32 * round + lane(), row = i / kChunks, chunk = i % kChunks;
+      body(tile + static_cast<u32>(row * kRowBytes + (chunk ^ SwizzleRows::of(row)) * 16),
+           static_cast<const T*>(args_.q.data) + __shfl_sync(kFullMask, offset, row) +
+               chunk * Copy::kElements,
+           row < num_rows ? Copy::count_of(p_.head_dim, chunk) : 0);
     };
-    constexpr int kRounds = kWarpRows * kPieces / 32;
+    constexpr int kRounds = kWarpRows * kChunks / 32;
     if (c_.is_aligned) {
 #pragma unroll 8
       for (int round = 0; round < kRounds; ++round)
-        for_piece(round, [](u32 to, const T* from, int count) {
+        for_chunk(round, [](u32 to, const T* from, int count) {
           cp_async_cg_16(to, from, count * static_cast<int>(sizeof(T)));
         });
     } else {
 #pragma unroll 1
-      for (int round = 0; round < kRounds; ++round) for_piece(round, copy_piece<T>);
+      for (int round = 0; round < kRounds; ++round) for_chunk(round, copy_chunk<T>);
     }
     cp_async_commit_group();
   }
-  __device__ __forceinline__ void read_query(int step, u32 (&q)[kRowBlocks][4]) const {
+  __device__ __forceinline__ void load_q_fragments(int step, u32 (&q)[kRowBlocks][4]) const {
     const u32 tile = smem(kSmem.q) + static_cast<u32>(warp() * kWarpRows * kRowBytes);
-    const u32 at = at_step(lane_address_rows_first<kRowBytes>(tile, lane()), step);
+    const u32 at = advance_swizzled(ldmatrix_address_rows_first<kRowBytes>(tile, lane()), step);
 #pragma unroll
     for (int b = 0; b < kRowBlocks; ++b)
       ldmatrix_x4(q[b], at + static_cast<u32>(16 * b * kRowBytes));
   }
 
   static __device__ __forceinline__ int first_key_of(int tile) {
-    return (tiles().first_tile + tile) * kKeys;
+    return (k_blocks().first_block + tile) * kKeys;
   }
   __device__ __forceinline__ u32 stage_of(int tile) const {
     return static_cast<u32>(tile % kTile.stages * kSmem.tile_bytes);
   }
   template <class Swizzle>
-  __device__ __forceinline__ void load_keys(const Operand& x, std::int64_t offset, std::int64_t dim,
-                                            bool is_even, int to, int tile) const {
+  __device__ __forceinline__ void load_kv(const Operand& x, std::int64_t offset, std::int64_t dim,
+                                          bool is_even, int to, int tile) const {
     const int first_key = first_key_of(tile);
     const T* from = static_cast<const T*>(x.data) + offset +
-                    (first_key + Mine::first()) * x.stride_seq + Mine::piece() * Mine::kElements;
+                    (first_key + Copy::first()) * x.stride_seq + Copy::chunk() * Copy::kElements;
     load_tile<T, kDim, kKeys, kThreads, Swizzle>(smem(to) + stage_of(tile), from, x.stride_seq, dim,
-                                                 min(unit().seqlen_k - first_key, kKeys),
+                                                 min(work().seqlen_k - first_key, kKeys),
                                                  c_.is_aligned, is_even);
   }
   __device__ __forceinline__ void load_k(int tile) const {
-    load_keys<SwizzleRows>(args_.k, unit().k_offset, p_.head_dim, c_.is_even_k, kSmem.k, tile);
+    load_kv<SwizzleRows>(args_.k, work().k_offset, p_.head_dim, c_.is_even_k, kSmem.k, tile);
   }
   __device__ __forceinline__ void load_v(int tile) const {
-    load_keys<typename Product::SwizzleV>(args_.v, unit().v_offset, p_.head_dim_v, c_.is_even_v,
-                                          kSmem.v, tile);
+    load_kv<typename Mma::SwizzleV>(args_.v, work().v_offset, p_.head_dim_v, c_.is_even_v, kSmem.v,
+                                    tile);
   }
-  __device__ void clear_columns() const {
+  __device__ void clear_pad_columns() const {
     constexpr int kAllKeys = kKeys * kTile.stages;
     if (c_.is_even_k && p_.head_dim < kDim)
-      clear_pieces<T, kDim, kAllKeys, kThreads, SwizzleRows>(smem(kSmem.k), p_.head_dim);
+      clear_chunks<T, kDim, kAllKeys, kThreads, SwizzleRows>(smem(kSmem.k), p_.head_dim);
     if (c_.is_even_v && p_.head_dim_v < kDim)
-      clear_pieces<T, kDim, kAllKeys, kThreads, typename Product::SwizzleV>(smem(kSmem.v),
-                                                                            p_.head_dim_v);
+      clear_chunks<T, kDim, kAllKeys, kThreads, typename Mma::SwizzleV>(smem(kSmem.v),
+                                                                        p_.head_dim_v);
   }
 
   // ---- the main loop
-  __device__ __forceinline__ void walk_keys() {
+  __device__ __forceinline__ void mainloop() {
 #pragma unroll
     for (int b = 0; b < kRowBlocks; ++b) {
 #pragma unroll
@@ -211,95 +211,97 @@ class Task {
       max_[b][0] = max_[b][1] = -HUGE_VALF;
       sum_[b][0] = sum_[b][1] = 0.0f;
     }
-    const int num_tiles = tiles().num_tiles;
+    const int num_tiles = k_blocks().num_blocks;
     if (num_tiles == 0) return;
-    load_query();
+    load_q_tile();
     load_k(0);
     if constexpr (kTile.stages == 2) load_v(0);
     cp_async_commit_group();
-    if constexpr (kTile.holds_q) {
+    if constexpr (kTile.q_in_registers) {
       cp_async_wait_group<1>();
       __syncwarp();
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) read_query(step, q_[step]);
+      for (int step = 0; step < kMmaSteps; ++step) load_q_fragments(step, q_[step]);
     }
 #pragma unroll 1
     for (int tile = 0; tile < num_tiles; ++tile) {
       float s[kRowBlocks][kKeyBlocks][4];
       cp_async_wait_group<0>();
       __syncthreads();
-      const WarpTiles mine = tiles();
+      const KBlocks mine = k_blocks();
       // The votes tell the compiler that the warp agrees.
-      const bool is_seen = __any_sync(kAll, tile >= mine.seen_begin && tile < mine.seen_end);
-      const bool is_whole = __any_sync(kAll, tile >= mine.whole_begin && tile < mine.whole_end);
+      const bool is_visible =
+          __any_sync(kFullMask, tile >= mine.visible_begin && tile < mine.visible_end);
+      const bool is_unmasked =
+          __any_sync(kFullMask, tile >= mine.unmasked_begin && tile < mine.unmasked_end);
       if constexpr (kTile.stages == 2) {
         if (tile + 1 < num_tiles) {
           load_k(tile + 1);
           load_v(tile + 1);
         }
         cp_async_commit_group();
-        if (is_seen) {
-          find_scores(tile, s);
-          find_probs(tile, is_whole, s);
+        if (is_visible) {
+          compute_scores(tile, s);
+          online_softmax(tile, is_unmasked, s);
         }
       } else {
         load_v(tile);
         cp_async_commit_group();
-        if (is_seen) find_scores(tile, s);
+        if (is_visible) compute_scores(tile, s);
         cp_async_wait_group<0>();
         __syncthreads();
         if (tile + 1 < num_tiles) load_k(tile + 1);
         cp_async_commit_group();
-        if (is_seen) find_probs(tile, is_whole, s);
+        if (is_visible) online_softmax(tile, is_unmasked, s);
       }
-      if (is_seen)
-        Product::output(smem(kSmem.v) + stage_of(tile), lane(), is_again_ ? kSmallScale : 1.0f, s,
-                        o_);
+      if (is_visible)
+        Mma::pv(smem(kSmem.v) + stage_of(tile), lane(), is_recompute_ ? kRecomputeVScale : 1.0f, s,
+                o_);
     }
   }
 
-  __device__ __forceinline__ void find_scores(int tile,
-                                              float (&s)[kRowBlocks][kKeyBlocks][4]) const {
+  __device__ __forceinline__ void compute_scores(int tile,
+                                                 float (&s)[kRowBlocks][kKeyBlocks][4]) const {
     const u32 k_tile = smem(kSmem.k) + stage_of(tile);
 #pragma unroll
     for (int b = 0; b < kRowBlocks; ++b)
 #pragma unroll
       for (int n = 0; n < 4 * kKeyBlocks; ++n) s[b][n / 4][n % 4] = 0.0f;
     if constexpr (kIsFloat) {
-      if (is_again_) {
-        Product::plain_scores(smem(kSmem.q) + static_cast<u32>(warp() * kWarpRows * kRowBytes),
-                              k_tile, lane(), s);
+      if (is_recompute_) {
+        Mma::qk_fma(smem(kSmem.q) + static_cast<u32>(warp() * kWarpRows * kRowBytes), k_tile,
+                    lane(), s);
         return;
       }
     }
     const auto load_q = [&](int step, u32(&q)[kRowBlocks][4]) {
-      if constexpr (kTile.holds_q) {
+      if constexpr (kTile.q_in_registers) {
 #pragma unroll
         for (int n = 0; n < 4 * kRowBlocks; ++n) q[n / 4][n % 4] = q_[step][n / 4][n % 4];
       } else {
-        read_query(step, q);
+        load_q_fragments(step, q);
       }
     };
-    Product::scores(k_tile, lane(), load_q, s);
+    Mma::qk(k_tile, lane(), load_q, s);
   }
 
   // Scores become probabilities; maximum, sum and O follow.
-  __device__ __forceinline__ void find_probs(int tile, bool is_whole,
-                                             float (&s)[kRowBlocks][kKeyBlocks][4]) {
+  __device__ __forceinline__ void online_softmax(int tile, bool is_unmasked,
+                                                 float (&s)[kRowBlocks][kKeyBlocks][4]) {
     const int first_key = first_key_of(tile);
-    if constexpr (kIsGeneral) change_scores(first_key, s);
-    if (!is_whole) hide_keys(first_key, s);
-    float factor[kRowBlocks][2], reference[kRowBlocks][2];
+    if constexpr (kIsGeneral) apply_mods(first_key, s);
+    if (!is_unmasked) mask_keys(first_key, s);
+    float factor[kRowBlocks][2], row_max_ref[kRowBlocks][2];
     bool is_changed = false, is_large = false;
     for_rows<kRowBlocks>([&](auto b, auto half) {
-      const RowStep step =
-          next_maximum<kIsFloat, half()>(s[b()], scale_log2(), prob_shift(), max_[b()][half()]);
+      const RowMaxUpdate step =
+          update_row_max<kIsFloat, half()>(s[b()], scale_log2(), p_shift(), max_[b()][half()]);
       factor[b()][half()] = step.factor;
-      reference[b()][half()] = step.reference;
+      row_max_ref[b()][half()] = step.row_max_ref;
       is_changed |= step.factor != 1.0f;
       is_large |= step.is_large;
     });
-    if (__any_sync(kAll, is_changed)) {  // else it would change nothing
+    if (__any_sync(kFullMask, is_changed)) {  // else it would change nothing
 #pragma unroll
       for (int b = 0; b < kRowBlocks; ++b) {
         sum_[b][0] *= factor[b][0];
@@ -308,10 +310,10 @@ class Task {
         for (int n = 0; n < 4 * kOutBlocks; ++n) o_[b][n / 4][n % 4] *= factor[b][n % 4 / 2];
       }
     }
-    if (kIsFloat || __any_sync(kAll, is_large)) {
+    if (kIsFloat || __any_sync(kFullMask, is_large)) {
       for_rows<kRowBlocks>([&](auto b, auto half) {
-        subtract_maximum<kIsFloat, half()>(max_[b()][half()], prob_shift(), s[b()],
-                                           reference[b()][half()]);
+        subtract_row_max<kIsFloat, half()>(max_[b()][half()], p_shift(), s[b()],
+                                           row_max_ref[b()][half()]);
       });
     }
     const float scale = scale_log2();
@@ -322,30 +324,30 @@ class Task {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float& x = s[b()][j][2 * half() + i];
-          x = ex2_approx_ftz(fmaf(x, scale, -reference[b()][half()]));
+          x = ex2_approx_ftz(fmaf(x, scale, -row_max_ref[b()][half()]));
           sum[b()][half()] += x;
         }
       });
     for_rows<kRowBlocks>([&](auto b, auto half) { sum_[b()][half()] += sum[b()][half()]; });
-    if constexpr (kIsGeneral) drop_keys(first_key, s);
+    if constexpr (kIsGeneral) drop_probs(first_key, s);
   }
 
   __device__ __forceinline__ float scale_log2() const {
     return kIsGeneral ? kLog2E : kLog2E * c_.score_params.scale;
   }
-  __device__ __forceinline__ float prob_shift() const {
-    return std::is_same_v<T, __nv_bfloat16> && is_again_ ? kSmallShift : kShift;
+  __device__ __forceinline__ float p_shift() const {
+    return std::is_same_v<T, __nv_bfloat16> && is_recompute_ ? kRecomputePShift : kPShift;
   }
 
   // Causal mask, window, and the end of the sequence or the split.
-  __device__ __forceinline__ void hide_keys(int first_key,
+  __device__ __forceinline__ void mask_keys(int first_key,
                                             float (&s)[kRowBlocks][kKeyBlocks][4]) const {
-    const Keys keys = keys_of(row_of_lane().q_idx);
+    const KeySpan keys = visible_span(lane_row_coord().q_idx);
     const int begin = max(keys.begin - first_key, 0), end = min(keys.end - first_key, kKeys);
     for_rows<kRowBlocks>([&](auto b, auto half) {
       const int row = 16 * b() + 8 * half() + (lane() >> 2), shift = 2 * (lane() & 3);
-      const int from = __shfl_sync(kAll, begin, row) - shift;
-      const int to = __shfl_sync(kAll, end, row) - shift;
+      const int from = __shfl_sync(kFullMask, begin, row) - shift;
+      const int to = __shfl_sync(kFullMask, end, row) - shift;
 #pragma unroll
       for (int j = 0; j < kKeyBlocks; ++j)
 #pragma unroll
@@ -353,16 +355,16 @@ class Task {
           if (8 * j + i < from || 8 * j + i >= to) s[b()][j][2 * half() + i] = -HUGE_VALF;
     });
   }
-  __device__ __forceinline__ void change_scores(std::int64_t first_key,
-                                                float (&s)[kRowBlocks][kKeyBlocks][4]) const {
-    const ScoreColumns columns = score_columns(first_key, lane() & 3, unit().seqlen_k);
+  __device__ __forceinline__ void apply_mods(std::int64_t first_key,
+                                             float (&s)[kRowBlocks][kKeyBlocks][4]) const {
+    const ScoreColumns columns = score_columns(first_key, lane() & 3, work().seqlen_k);
     for_rows<kRowBlocks>([&](auto b, auto half) {
-      apply_score_mods<T, half()>(p_, args_, c_.score_params, unit().sequence,
+      apply_score_mods<T, half()>(p_, args_, c_.score_params, work().sequence,
                                   score_row(local_row(b(), half())), columns, s[b()]);
     });
   }
-  __device__ __forceinline__ void drop_keys(std::int64_t first_key,
-                                            float (&s)[kRowBlocks][kKeyBlocks][4]) const {
+  __device__ __forceinline__ void drop_probs(std::int64_t first_key,
+                                             float (&s)[kRowBlocks][kKeyBlocks][4]) const {
     if (!has_dropout(p_)) return;
     for_rows<kRowBlocks>([&](auto b, auto half) {
       apply_dropout<half()>(args_, c_.score_params, score_row(local_row(b(), half())), first_key,
@@ -376,12 +378,12 @@ class Task {
 
   // ---- results
   // What the quads have of their rows, in the lanes of the rows.
-  struct RowSums {
+  struct RowStats {
     float max, sum;
     bool is_finite;
   };
-  __device__ __forceinline__ RowSums gather_rows() const {
-    RowSums mine{0.0f, 0.0f, true};
+  __device__ __forceinline__ RowStats gather_row_stats() const {
+    RowStats mine{0.0f, 0.0f, true};
     for_rows<kRowBlocks>([&](auto b, auto half) {
       float sum = sum_[b()][half()], zeros = 0.0f;  // 0 times infinity or NaN is NaN
       if (kMayOverflow) {
@@ -391,38 +393,38 @@ class Task {
       }
 #pragma unroll
       for (int step = 1; step < 4; step *= 2) {
-        sum += __shfl_xor_sync(kAll, sum, step);
-        zeros += __shfl_xor_sync(kAll, zeros, step);
+        sum += __shfl_xor_sync(kFullMask, sum, step);
+        zeros += __shfl_xor_sync(kFullMask, zeros, step);
       }
       const int from = 4 * (lane() % 8);
-      const float row_max = __shfl_sync(kAll, max_[b()][half()], from);
-      sum = __shfl_sync(kAll, sum, from);
-      zeros = __shfl_sync(kAll, zeros, from);
+      const float row_max = __shfl_sync(kFullMask, max_[b()][half()], from);
+      sum = __shfl_sync(kFullMask, sum, from);
+      zeros = __shfl_sync(kFullMask, zeros, from);
       if (lane() / 8 == 2 * b() + half()) mine = {row_max, sum, zeros == 0.0f};
     });
     return mine;
   }
 
   // False where a row is to be done again (for all threads then).
-  __device__ bool finish_rows() {
-    const RowSums mine = gather_rows();
+  __device__ bool epilogue() {
+    const RowStats mine = gather_row_stats();
     const int row = warp() * kWarpRows + lane();
-    const bool exists = lane() < kWarpRows && row < unit().num_rows;
-    const bool is_done = exists && (is_again_ ? is_waiting_ : mine.is_finite);
-    is_waiting_ = exists && !is_again_ && !mine.is_finite;
-    const unsigned done = __ballot_sync(kAll, is_done);
-    const float reference = fmaf(mine.max, scale_log2(), -prob_shift());
-    const float v_factor = kIsFloat && is_again_ ? 1.0f / kSmallScale : 1.0f;
-    if (unit().is_split) {
-      store_partials(mine.sum == 0.0f ? 0.0f : v_factor / mine.sum, reference, mine.sum, done);
+    const bool exists = lane() < kWarpRows && row < work().num_rows;
+    const bool is_done = exists && (is_recompute_ ? needs_recompute_ : mine.is_finite);
+    needs_recompute_ = exists && !is_recompute_ && !mine.is_finite;
+    const unsigned done = __ballot_sync(kFullMask, is_done);
+    const float row_max_ref = fmaf(mine.max, scale_log2(), -p_shift());
+    const float v_factor = kIsFloat && is_recompute_ ? 1.0f / kRecomputeVScale : 1.0f;
+    if (work().is_split) {
+      store_o_partial(mine.sum == 0.0f ? 0.0f : v_factor / mine.sum, row_max_ref, mine.sum, done);
     } else {
-      const RowOf at = row_of_lane();
-      const std::int64_t head = head_of(at), q_row = unit().sequence.row_q + at.q_idx;
-      const RowEpilogue end = row_epilogue(p_, args_, c_.score_params, head, reference, mine.sum);
-      if (is_done) store_lse(args_.lse, unit().batch_idx, head, q_row, end.lse);
-      store_rows(end.factor * v_factor, row_offset(args_.out, unit().batch_idx, q_row, head), done);
+      const RowCoord at = lane_row_coord();
+      const std::int64_t head = head_of(at), q_row = work().sequence.row_q + at.q_idx;
+      const RowEpilogue end = row_epilogue(p_, args_, c_.score_params, head, row_max_ref, mine.sum);
+      if (is_done) store_lse(args_.lse, work().batch_idx, head, q_row, end.lse);
+      store_rows(end.factor * v_factor, row_offset(args_.out, work().batch_idx, q_row, head), done);
     }
-    return !kMayOverflow || is_again_ || __syncthreads_or(is_waiting_) == 0;
+    return !kMayOverflow || is_recompute_ || __syncthreads_or(needs_recompute_) == 0;
   }
 
   // `factor` and `offset` of the lane's row; `done`: the rows to be stored. 16-bit rows go through
@@ -432,9 +434,9 @@ class Task {
     T* out = static_cast<T*>(args_.out.data);
     for_rows<kRowBlocks>([&](auto b, auto half) {
       const int row = 16 * b() + 8 * half() + (lane() >> 2), t = lane() & 3;
-      const float row_factor = __shfl_sync(kAll, factor, row);
+      const float row_factor = __shfl_sync(kFullMask, factor, row);
       [[maybe_unused]] T* to = out;
-      if constexpr (kIsFloat) to += __shfl_sync(kAll, offset, row);
+      if constexpr (kIsFloat) to += __shfl_sync(kFullMask, offset, row);
 #pragma unroll
       for (int c = 0; c < kOutBlocks; ++c) {
         // Adding +0 gives an exact zero one sign.
@@ -444,7 +446,7 @@ class Task {
           if (done >> row & 1u) store_floats(to, p_.head_dim_v, 8 * c + 2 * t, x, y, c_.is_even_v);
         } else {
           const int at = kSmem.q + (warp() * kWarpRows + row) * kRowBytes + 4 * t;
-          *reinterpret_cast<u32*>(dynamic_smem + at + (c ^ (row & 7)) * 16) = Pair<T>::pack(x, y);
+          *reinterpret_cast<u32*>(dynamic_smem + at + (c ^ (row & 7)) * 16) = MmaOps<T>::pack(x, y);
         }
       }
     });
@@ -454,18 +456,18 @@ class Task {
   }
 
   // The normalised row of this split, its reference and its sum.
-  __device__ __forceinline__ void store_partials(float factor, float reference, float sum,
-                                                 unsigned done) const {
-    const Partials& x = c_.partials;
-    const std::int64_t head_idx = unit().batch_idx * p_.num_kv_heads + unit().kv_head;
+  __device__ __forceinline__ void store_o_partial(float factor, float row_max_ref, float sum,
+                                                  unsigned done) const {
+    const SplitLayout& x = c_.split_layout;
+    const std::int64_t head_idx = work().batch_idx * p_.num_kv_heads + work().kv_head;
     float* split =
-        c_.partial + (head_idx * x.max_splits + unit().split_idx) * x.rows * x.row_floats;
+        c_.o_partial + (head_idx * x.max_splits + work().split_idx) * x.rows * x.row_floats;
     const int dim = static_cast<int>(x.row_floats) - 4, mine = warp() * kWarpRows + lane();
     if (done >> lane() & 1u)
-      *reinterpret_cast<float2*>(split + mine * x.row_floats + dim) = {reference, sum};
+      *reinterpret_cast<float2*>(split + mine * x.row_floats + dim) = {row_max_ref, sum};
     for_rows<kRowBlocks>([&](auto b, auto half) {
       const int row = 16 * b() + 8 * half() + (lane() >> 2), t = lane() & 3;
-      const float row_factor = __shfl_sync(kAll, factor, row);
+      const float row_factor = __shfl_sync(kFullMask, factor, row);
       float* to = split + (warp() * kWarpRows + row) * x.row_floats;
       const bool is_done = (done >> row & 1u) != 0;
 #pragma unroll
@@ -479,17 +481,19 @@ class Task {
   const Params& c_;
   const Problem& p_;
   const AttentionArgs& args_;
-  u32 q_[kTile.holds_q ? kSteps : 1][kRowBlocks][4];
+  u32 q_[kTile.q_in_registers ? kMmaSteps : 1][kRowBlocks][4];
   float o_[kRowBlocks][kOutBlocks][4];
   float max_[kRowBlocks][2], sum_[kRowBlocks][2];
-  bool is_again_ = false, is_waiting_ = false;  // is_waiting_: the lane's row is to be done again
+  bool is_recompute_ = false,
+       needs_recompute_ = false;  // needs_recompute_: the lane's row is to be done again
 };
 
 template <class T, bool kIsGeneral, class Shape>
 __global__ void __launch_bounds__(Shape::kTile.threads(), Shape::kTile.min_ctas)
     forward(const __grid_constant__ Params params) {
-  for (std::int64_t unit = blockIdx.x; unit < params.order.num_units(); unit += gridDim.x) {
-    Task<T, kIsGeneral, Shape>(params).run(unit);
+  for (std::int64_t work_idx = blockIdx.x; work_idx < params.order.num_tiles();
+       work_idx += gridDim.x) {
+    Forward<T, kIsGeneral, Shape>(params).run(work_idx);
     __syncthreads();
   }
 }

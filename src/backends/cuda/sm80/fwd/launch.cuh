@@ -13,7 +13,7 @@ Status launch_forward(const char* name, const Params& params, cudaStream_t strea
   constexpr Tile tile = Shape::kTile;
   constexpr SmemPlan smem = smem_plan(tile, sizeof(T), kIsGeneral);
   static_assert(kIsLarge || smem.total <= kSmemLimitSm86);
-  const std::int64_t units = params.order.num_units();
+  const std::int64_t units = params.order.num_tiles();
   const std::int64_t num_ctas = units < kMaxGridX ? units : kMaxGridX;
   const LaunchShape shape{.name = name,
                           .grid = dim3(static_cast<unsigned>(num_ctas)),
@@ -27,7 +27,7 @@ Status launch_forward(const char* name, const Params& params, cudaStream_t strea
 template <class T>
 Status launch_combine(const char* name, const Params& params, Tile tile, cudaStream_t stream) {
   const Problem& p = params.problem;
-  const std::int64_t rows = p.batch * p.num_kv_heads * params.partials.rows;
+  const std::int64_t rows = p.batch * p.num_kv_heads * params.split_layout.rows;
   const std::int64_t num_ctas = ceil_div<std::int64_t>(rows, kCombineWarps);
   const LaunchShape shape{
       .name = name,
@@ -38,9 +38,10 @@ Status launch_combine(const char* name, const Params& params, Tile tile, cudaStr
 
 template <class T, int kDim>
 Status launch_scores(const char* name, const Params& params, cudaStream_t stream) {
-  if (needs_general(params.problem)) return launch_forward<T, true, kDim>(name, params, stream);
+  if (needs_general_scores(params.problem))
+    return launch_forward<T, true, kDim>(name, params, stream);
   if constexpr (std::is_same_v<T, float> && kDim == kLargeTile.dim)
-    if (params.is_large) return launch_forward<T, false, kDim, true>(name, params, stream);
+    if (params.use_large_tile) return launch_forward<T, false, kDim, true>(name, params, stream);
   return launch_forward<T, false, kDim>(name, params, stream);
 }
 
@@ -48,7 +49,7 @@ template <class T, int kDim>
 Status launch_all(const char* name, const Params& params, Stream stream) {
   auto* cuda_stream = static_cast<cudaStream_t>(stream);
   Status bad = launch_scores<T, kDim>(name, params, cuda_stream);
-  if (bad || params.partial == nullptr) return bad;
+  if (bad || params.o_partial == nullptr) return bad;
   return launch_combine<T>(name, params, params.tile, cuda_stream);
 }
 

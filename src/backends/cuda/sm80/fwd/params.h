@@ -12,11 +12,11 @@ struct Params {
   AttentionArgs args;
   ScoreParams score_params;
   Tile tile;
-  bool is_large;                       // the tile
-  UnitOrder order;                     // of tiles of rows, or splits
+  bool use_large_tile;                 // the tile
+  WorkOrder order;                     // of tiles of rows, or splits
   std::uint32_t group, group_inverse;  // group_size(problem)
-  Partials partials;
-  float* partial;             // null: nothing is split
+  SplitLayout split_layout;
+  float* o_partial;           // null: nothing is split
   std::uint32_t* error_word;  // for lengths that live on the device
   bool is_aligned;            // 16 bytes at a time
   bool is_even_k, is_even_v;  // ... of which a row of K, of V, has a whole number

@@ -10,44 +10,45 @@
 namespace headrace::cuda::sm80::fwd {
 
 // Scores of -inf alone: any finite reference gives zeros, and lets a NaN through.
-__device__ __forceinline__ float finite_maximum(float row_max) {
+__device__ __forceinline__ float finite_row_max(float row_max) {
   return row_max == -HUGE_VALF ? 0.0f : row_max;
 }
 
 template <bool kIsFloat>
-__device__ __forceinline__ bool is_large_reference(float reference) {
-  return kIsFloat || fabsf(reference) > 1024.0f;
+__device__ __forceinline__ bool is_large_ref(float row_max_ref) {
+  return kIsFloat || fabsf(row_max_ref) > 1024.0f;
 }
 
-struct RowStep {
-  float reference, factor;  // factor: for what has been added up so far
+struct RowMaxUpdate {
+  float row_max_ref, factor;  // factor: for what has been added up so far
   bool is_large;
 };
 
 // kHalf: columns 2 kHalf and the next of each block belong to the row. `row_max` follows.
 template <bool kIsFloat, int kHalf, int kBlocks>
-__device__ __forceinline__ RowStep next_maximum(const float (&s)[kBlocks][4], float scale,
-                                                float shift, float& row_max) {
+__device__ __forceinline__ RowMaxUpdate update_row_max(const float (&s)[kBlocks][4], float scale,
+                                                       float shift, float& row_max) {
   const float before = row_max;
   float top = before;
 #pragma unroll
   for (int j = 0; j < kBlocks; ++j) top = fmaxf(top, fmaxf(s[j][2 * kHalf], s[j][2 * kHalf + 1]));
   top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
   row_max = top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-  const float used = finite_maximum(top), reference = fmaf(used, scale, -shift);
-  const bool is_large = is_large_reference<kIsFloat>(reference);
-  const float change = is_large ? (before - used) * scale : fmaf(before, scale, -shift) - reference;
-  return {reference, ex2_approx_ftz(change), is_large};
+  const float used = finite_row_max(top), row_max_ref = fmaf(used, scale, -shift);
+  const bool is_large = is_large_ref<kIsFloat>(row_max_ref);
+  const float change =
+      is_large ? (before - used) * scale : fmaf(before, scale, -shift) - row_max_ref;
+  return {row_max_ref, ex2_approx_ftz(change), is_large};
 }
 
 template <bool kIsFloat, int kHalf, int kBlocks>
-__device__ __forceinline__ void subtract_maximum(float row_max, float shift, float (&s)[kBlocks][4],
-                                                 float& reference) {
-  if (!is_large_reference<kIsFloat>(reference)) return;
-  const float used = finite_maximum(row_max);
+__device__ __forceinline__ void subtract_row_max(float row_max, float shift, float (&s)[kBlocks][4],
+                                                 float& row_max_ref) {
+  if (!is_large_ref<kIsFloat>(row_max_ref)) return;
+  const float used = finite_row_max(row_max);
 #pragma unroll
   for (int n = 0; n < 2 * kBlocks; ++n) s[n / 2][2 * kHalf + n % 2] -= used;
-  reference = -shift;
+  row_max_ref = -shift;
 }
 
 }  // namespace headrace::cuda::sm80::fwd

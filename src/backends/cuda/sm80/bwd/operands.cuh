@@ -4,28 +4,28 @@
 #pragma once
 
 #include "backends/cuda/sm80/load.cuh"
-#include "backends/cuda/sm80/multiply.cuh"
+#include "backends/cuda/sm80/mma_tile.cuh"
 
 namespace headrace::cuda::sm80::bwd {
 
 // Address for ldmatrix of B of 8 rows and two steps: matrices are pieces 0 to 3 of rows 0-7.
 template <int kRowBytes>
-__device__ __forceinline__ u32 lane_address_two_steps(u32 tile, int lane) {
-  return lane_address<kRowBytes>(tile, lane & 7, lane >> 3);
+__device__ __forceinline__ u32 ldmatrix_address_two_steps(u32 tile, int lane) {
+  return swizzled_address<kRowBytes>(tile, lane & 7, lane >> 3);
 }
 
 // Rows of the result are rows of the tile: A of 16 rows, B of 16.
 template <int kRowBytes>
 struct PlainOperand {
   __device__ PlainOperand(u32 tile, int lane)
-      : a_(lane_address_rows_first<kRowBytes>(tile, lane)),
-        b_(lane_address_pieces_first<kRowBytes>(tile, lane)) {}
+      : a_(ldmatrix_address_rows_first<kRowBytes>(tile, lane)),
+        b_(ldmatrix_address_chunks_first<kRowBytes>(tile, lane)) {}
   __device__ __forceinline__ void load_a(int step, int block, u32 (&a)[4]) const {
-    ldmatrix_x4(a, at_step(a_, step) + static_cast<u32>(16 * block * kRowBytes));
+    ldmatrix_x4(a, advance_swizzled(a_, step) + static_cast<u32>(16 * block * kRowBytes));
   }
   // Of column blocks 2 `pair` and the next.
   __device__ __forceinline__ void load_b(int step, int pair, u32 (&b)[4]) const {
-    ldmatrix_x4(b, at_step(b_, step) + static_cast<u32>(16 * pair * kRowBytes));
+    ldmatrix_x4(b, advance_swizzled(b_, step) + static_cast<u32>(16 * pair * kRowBytes));
   }
 
  private:
@@ -38,14 +38,14 @@ struct PlainOperand {
 template <class T, int kRowBytes>
 struct TransposedOperand {
   __device__ TransposedOperand(u32 tile, int column, int lane)
-      : a_(at_step(lane_address_pieces_first<kRowBytes>(tile, lane), column / 16)),
-        b_(at_step(lane_address_rows_first<kRowBytes>(tile, lane), column / 16)) {}
+      : a_(advance_swizzled(ldmatrix_address_chunks_first<kRowBytes>(tile, lane), column / 16)),
+        b_(advance_swizzled(ldmatrix_address_rows_first<kRowBytes>(tile, lane), column / 16)) {}
   __device__ __forceinline__ void load_a(int step, int block, u32 (&a)[4]) const {
-    ldmatrix_x4_trans(a, at_step(a_, block) + static_cast<u32>(16 * step * kRowBytes));
+    ldmatrix_x4_trans(a, advance_swizzled(a_, block) + static_cast<u32>(16 * step * kRowBytes));
   }
   // Of column blocks 2 `pair` and the next.
   __device__ __forceinline__ void load_b(int step, int pair, u32 (&b)[4]) const {
-    ldmatrix_x4_trans(b, at_step(b_, pair) + static_cast<u32>(16 * step * kRowBytes));
+    ldmatrix_x4_trans(b, advance_swizzled(b_, pair) + static_cast<u32>(16 * step * kRowBytes));
   }
 
  private:
@@ -75,14 +75,14 @@ struct TransposedOperand<float, kRowBytes> {
 
  private:
   static __device__ __forceinline__ u32 address(u32 tile, int row, int column) {
-    return lane_address<kRowBytes>(tile, row, column >> 2) + static_cast<u32>((column & 3) * 4);
+    return swizzled_address<kRowBytes>(tile, row, column >> 2) + static_cast<u32>((column & 3) * 4);
   }
   // `eight`: of columns.
   static __device__ __forceinline__ u32 load(u32 row, int step, int eight) {
     u32 x;
     asm volatile("ld.shared.b32 %0, [%1];"
                  : "=r"(x)
-                 : "r"(at_step(row, eight) + static_cast<u32>(8 * step * kRowBytes))
+                 : "r"(advance_swizzled(row, eight) + static_cast<u32>(8 * step * kRowBytes))
                  : "memory");
     return x;
   }
@@ -91,13 +91,13 @@ struct TransposedOperand<float, kRowBytes> {
 
 // A plain operand whose terms have the order of the transposed one that it meets.
 template <class T, int kRowBytes>
-struct MeetsTransposed : PlainOperand<kRowBytes> {
+struct PermutedOperand : PlainOperand<kRowBytes> {
   using PlainOperand<kRowBytes>::PlainOperand;
 };
 template <int kRowBytes>
-struct MeetsTransposed<float, kRowBytes> {
-  __device__ MeetsTransposed(u32 tile, int lane)
-      : row_(lane_address<kRowBytes>(tile, lane >> 2, (lane & 3) >> 1) +
+struct PermutedOperand<float, kRowBytes> {
+  __device__ PermutedOperand(u32 tile, int lane)
+      : row_(swizzled_address<kRowBytes>(tile, lane >> 2, (lane & 3) >> 1) +
              static_cast<u32>((lane & 1) * 8)) {}
   __device__ __forceinline__ void load_a(int step, int block, u32 (&a)[4]) const {
     load_two(step, 16 * block, a[0], a[2]);
@@ -108,7 +108,7 @@ struct MeetsTransposed<float, kRowBytes> {
   __device__ __forceinline__ void load_two(int step, int row, u32& x, u32& y) const {
     asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
                  : "=r"(x), "=r"(y)
-                 : "r"(at_step(row_, step) + static_cast<u32>(row * kRowBytes))
+                 : "r"(advance_swizzled(row_, step) + static_cast<u32>(row * kRowBytes))
                  : "memory");
   }
   u32 row_;
@@ -116,14 +116,14 @@ struct MeetsTransposed<float, kRowBytes> {
 
 // d += A B. load_a(step, block, a): 16 rows; load_b(step, pair, b): 16 columns, or 8 (b[0], b[1])
 // where there are no more.
-template <class T, int kRowBlocks, int kColumnBlocks, int kSteps>
-struct BackwardProduct {
+template <class T, int kRowBlocks, int kColumnBlocks, int kMmaSteps>
+struct TileGemm {
   static_assert(kColumnBlocks == 1 || kColumnBlocks % 2 == 0);
   template <class LoadA, class LoadB>
   static __device__ __forceinline__ void add(LoadA load_a, LoadB load_b,
                                              float (&d)[kRowBlocks][kColumnBlocks][4]) {
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
+    for (int step = 0; step < kMmaSteps; ++step) {
       u32 a[kRowBlocks][4];
 #pragma unroll
       for (int r = 0; r < kRowBlocks; ++r) load_a(step, r, a[r]);
@@ -133,20 +133,20 @@ struct BackwardProduct {
         load_b(step, j / 2, b);
 #pragma unroll
         for (int r = 0; r < kRowBlocks; ++r) {
-          Pair<T>::mma(d[r][j], a[r], b[0], b[1]);
-          if constexpr (kColumnBlocks > 1) Pair<T>::mma(d[r][j + 1], a[r], b[2], b[3]);
+          MmaOps<T>::mma(d[r][j], a[r], b[0], b[1]);
+          if constexpr (kColumnBlocks > 1) MmaOps<T>::mma(d[r][j + 1], a[r], b[2], b[3]);
         }
       }
     }
   }
 };
 
-// Sums of kChain steps at most are left to the tensor cores, as in the forward.
-template <int kRowBlocks, int kColumnBlocks, int kSteps>
-struct BackwardProduct<float, kRowBlocks, kColumnBlocks, kSteps> {
-  static constexpr int kChain = kSteps < 4 ? kSteps : 4;
+// Sums of kMaxChain steps at most are left to the tensor cores, as in the forward.
+template <int kRowBlocks, int kColumnBlocks, int kMmaSteps>
+struct TileGemm<float, kRowBlocks, kColumnBlocks, kMmaSteps> {
+  static constexpr int kMaxChain = kMmaSteps < 4 ? kMmaSteps : 4;
   static constexpr int kPair = kColumnBlocks == 1 ? 1 : 2;
-  static_assert(kColumnBlocks % kPair == 0 && kSteps % kChain == 0);
+  static_assert(kColumnBlocks % kPair == 0 && kMmaSteps % kMaxChain == 0);
   template <class LoadA, class LoadB>
   static __device__ __forceinline__ void add(LoadA load_a, LoadB load_b,
                                              float (&d)[kRowBlocks][kColumnBlocks][4]) {
@@ -154,25 +154,25 @@ struct BackwardProduct<float, kRowBlocks, kColumnBlocks, kSteps> {
     for (int j = 0; j < kColumnBlocks; j += kPair) {
       float small[kRowBlocks][kPair][4] = {};
 #pragma unroll
-      for (int first = 0; first < kSteps; first += kChain) {
+      for (int first = 0; first < kMmaSteps; first += kMaxChain) {
         float part[kRowBlocks][kPair][4] = {};
 #pragma unroll
-        for (int step = first; step < first + kChain; ++step) {
+        for (int step = first; step < first + kMaxChain; ++step) {
           u32 b[4];
           load_b(step, j / 2, b);
-          Split y[2 * kPair];
+          Tf32Split y[2 * kPair];
 #pragma unroll
-          for (int n = 0; n < 2 * kPair; ++n) y[n] = split_float(__uint_as_float(b[n]));
+          for (int n = 0; n < 2 * kPair; ++n) y[n] = split_tf32(__uint_as_float(b[n]));
 #pragma unroll
           for (int r = 0; r < kRowBlocks; ++r) {
             u32 a[4];
             load_a(step, r, a);
-            Split x[4];
+            Tf32Split x[4];
 #pragma unroll
-            for (int n = 0; n < 4; ++n) x[n] = split_float(__uint_as_float(a[n]));
+            for (int n = 0; n < 4; ++n) x[n] = split_tf32(__uint_as_float(a[n]));
 #pragma unroll
             for (int i = 0; i < kPair; ++i)
-              mma_split(part[r][i], small[r][i], x, y[2 * i], y[2 * i + 1]);
+              mma_3xtf32(part[r][i], small[r][i], x, y[2 * i], y[2 * i + 1]);
           }
         }
         add_to<kPair>(part, j, d);

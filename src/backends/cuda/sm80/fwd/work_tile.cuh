@@ -8,26 +8,26 @@
 namespace headrace::cuda::sm80::fwd {
 
 // A row's query and its head in the group.
-struct RowOf {
+struct RowCoord {
   int q_idx, head;
 };
 
-// Keys [begin, end).
-struct Keys {
+// KeySpan [begin, end).
+struct KeySpan {
   int begin, end;
 };
 
-// Tiles of keys, counted from first_tile, the first that any row of the CTA sees: those that a
+// Tiles of keys, counted from first_block, the first that any row of the CTA sees: those that a
 // warp's rows see, and those that all of them see whole.
-struct alignas(16) WarpTiles {
-  int seen_begin, seen_end, whole_begin, whole_end;
-  int first_tile, num_tiles;  // of the CTA
+struct alignas(16) KBlocks {
+  int visible_begin, visible_end, unmasked_begin, unmasked_end;
+  int first_block, num_blocks;  // of the CTA
 };
 
 // What one CTA computes. It lies in shared memory, for registers are scarce and the main loop needs
 // little of it.
-struct Unit {
-  WarpTiles warps[kMaxWarps];
+struct WorkTile {
+  KBlocks warps[kMaxWarps];
   Sequence sequence;
   std::int64_t batch_idx, kv_head;
   std::int64_t k_offset, v_offset;        // of the sequence's first row
@@ -38,12 +38,13 @@ struct Unit {
   int split_idx, split_begin, split_end;  // keys; not split: all
   bool is_split;
 };
-static_assert(sizeof(Unit) <= kUnitBytes);
+static_assert(sizeof(WorkTile) <= kWorkTileBytes);
 
 // Which rows, and of the keys which split.
-__device__ inline void find_unit(const Params& c, Tile tile, std::int64_t unit_idx, Unit& x) {
+__device__ inline void decode_work_tile(const Params& c, Tile tile, std::int64_t work_idx,
+                                        WorkTile& x) {
   const Problem& p = c.problem;
-  const auto [head_idx, idx] = place_of(c.order, unit_idx);
+  const auto [head_idx, idx] = work_coord(c.order, work_idx);
   x.batch_idx = quotient(head_idx, p.num_kv_heads);
   x.kv_head = head_idx - x.batch_idx * p.num_kv_heads;
   const bool reports = x.kv_head == 0 && idx == 0;
@@ -53,8 +54,8 @@ __device__ inline void find_unit(const Params& c, Tile tile, std::int64_t unit_i
   x.v_offset = row_offset(c.args.v, x.batch_idx, sequence.row_k, x.kv_head);
   x.seqlen_q = static_cast<int>(sequence.seqlen_q);
   x.seqlen_k = static_cast<int>(sequence.seqlen_k);
-  SequencePlan plan{1, sequence.seqlen_k};
-  if (c.partial != nullptr) plan = plan_sequence(p, tile, sequence.seqlen_q, sequence.seqlen_k);
+  SplitPlan plan{1, sequence.seqlen_k};
+  if (c.o_partial != nullptr) plan = plan_splits(p, tile, sequence.seqlen_q, sequence.seqlen_k);
   x.is_split = plan.num_splits > 1;
   const int all_rows = x.seqlen_q * static_cast<int>(c.group);
   const int num_tiles = (all_rows + tile.rows() - 1) / tile.rows();

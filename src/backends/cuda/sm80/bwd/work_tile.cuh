@@ -8,7 +8,7 @@
 namespace headrace::cuda::sm80::bwd {
 
 // A tile of keys of one (batch entry, KV head), and the rows that it meets.
-struct BackwardUnit {
+struct WorkTile {
   Sequence sequence;
   std::int64_t batch_idx, kv_head;
   std::int64_t padded_row;  // of the sequence's first row
@@ -17,18 +17,17 @@ struct BackwardUnit {
   int seqlen_q, seqlen_k;
   int first_key, key_tile;
   Band band;
-  RowsOfKeys rows;
+  QueryRange rows;
 };
-static_assert(sizeof(BackwardUnit) <= kBackwardUnitBytes);
+static_assert(sizeof(WorkTile) <= kWorkTileBytes);
 
-__device__ inline void find_keys(BackwardTile tile, int key_tile, BackwardUnit& x) {
+__device__ inline void set_key_tile(Tile tile, int key_tile, WorkTile& x) {
   x.key_tile = key_tile;
   x.first_key = key_tile * tile.keys;
-  x.rows = rows_of_keys(x.band, x.first_key, tile.keys, x.seqlen_q, x.seqlen_k);
+  x.rows = query_range(x.band, x.first_key, tile.keys, x.seqlen_q, x.seqlen_k);
 }
 
-__device__ inline void find_sequence(const BackwardParams& c, std::int64_t batch_idx,
-                                     BackwardUnit& x) {
+__device__ inline void set_sequence(const Params& c, std::int64_t batch_idx, WorkTile& x) {
   const Problem& p = c.rows.problem;
   x.batch_idx = batch_idx;
   x.sequence = device_sequence(p, c.rows.args.ragged, batch_idx, false, c.rows.error_word);
@@ -48,14 +47,14 @@ __device__ inline void find_sequence(const BackwardParams& c, std::int64_t batch
 
 // Causal tiles differ in length: the first keys are seen by the most rows, and begin. Where tiles
 // of keys take turns the last ones do, for which the others wait.
-__device__ inline void find_unit(const BackwardParams& c, BackwardTile tile, std::int64_t unit_idx,
-                                 BackwardUnit& x) {
-  const auto [head_idx, idx] = place_of(c.order, unit_idx);
+__device__ inline void decode_work_tile(const Params& c, Tile tile, std::int64_t work_idx,
+                                        WorkTile& x) {
+  const auto [head_idx, idx] = work_coord(c.order, work_idx);
   const std::int64_t batch_idx = quotient(head_idx, c.rows.problem.num_kv_heads);
-  find_sequence(c, batch_idx, x);
+  set_sequence(c, batch_idx, x);
   x.kv_head = head_idx - batch_idx * c.rows.problem.num_kv_heads;
   const int num_tiles = (x.seqlen_k + tile.keys - 1) / tile.keys;
-  find_keys(tile, c.turns != nullptr && idx < num_tiles ? num_tiles - 1 - idx : idx, x);
+  set_key_tile(tile, c.dq_semaphores != nullptr && idx < num_tiles ? num_tiles - 1 - idx : idx, x);
 }
 
 }  // namespace headrace::cuda::sm80::bwd

@@ -29,37 +29,37 @@ __device__ __forceinline__ void for_rows(Body body) {
 
 // Where step s of the head dim lies for a lane whose step 0 is at `address`: the swizzle changes
 // addresses within 128 bytes alone, and tiles begin at multiples of a row's length.
-__device__ __forceinline__ u32 at_step(u32 address, int step) {
+__device__ __forceinline__ u32 advance_swizzled(u32 address, int step) {
   return (address ^ static_cast<u32>(32 * (step % 4))) + static_cast<u32>(128 * (step / 4));
 }
 
 // Address of a lane for ldmatrix.
 template <int kRowBytes>
-__device__ __forceinline__ u32 lane_address(u32 tile, int row, int piece) {
-  return tile + static_cast<u32>(row * kRowBytes + ((piece ^ (row & 7)) * 16));
+__device__ __forceinline__ u32 swizzled_address(u32 tile, int row, int chunk) {
+  return tile + static_cast<u32>(row * kRowBytes + ((chunk ^ (row & 7)) * 16));
 }
 // A of 16 rows: matrices (rows 0-7, piece 0), (rows 8-15, piece 0), (rows 0-7, piece 1), ...
 template <int kRowBytes>
-__device__ __forceinline__ u32 lane_address_rows_first(u32 tile, int lane) {
-  return lane_address<kRowBytes>(tile, lane & 15, lane >> 4);
+__device__ __forceinline__ u32 ldmatrix_address_rows_first(u32 tile, int lane) {
+  return swizzled_address<kRowBytes>(tile, lane & 15, lane >> 4);
 }
 // B of 16 rows: matrices (rows 0-7, piece 0), (rows 0-7, piece 1), (rows 8-15, piece 0), ...
 template <int kRowBytes>
-__device__ __forceinline__ u32 lane_address_pieces_first(u32 tile, int lane) {
-  return lane_address<kRowBytes>(tile, (lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
+__device__ __forceinline__ u32 ldmatrix_address_chunks_first(u32 tile, int lane) {
+  return swizzled_address<kRowBytes>(tile, (lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
 }
 
 template <class T>
-struct Pair;
+struct MmaOps;
 template <>
-struct Pair<__nv_bfloat16> {
+struct MmaOps<__nv_bfloat16> {
   static __device__ __forceinline__ u32 pack(float a, float b) { return cvt_rn_bf16x2(a, b); }
   static __device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     mma_m16n8k16_bf16(d, a, b0, b1);
   }
 };
 template <>
-struct Pair<__half> {
+struct MmaOps<__half> {
   static __device__ __forceinline__ u32 pack(float a, float b) { return cvt_rn_f16x2(a, b); }
   static __device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     mma_m16n8k16_f16(d, a, b0, b1);
@@ -68,56 +68,56 @@ struct Pair<__half> {
 
 // 16-bit formats.
 template <class T, int kDim, int kRowBlocks, int kKeyBlocks>
-struct Multiply {
-  static constexpr int kRowBytes = 2 * kDim, kSteps = kDim / 16;
+struct TileMma {
+  static constexpr int kRowBytes = 2 * kDim, kMmaSteps = kDim / 16;
   using SwizzleV = SwizzleRows;
 
   // s += Q K^T. load_q(step, q): fragments of all row blocks.
   template <class LoadQ>
-  static __device__ __forceinline__ void scores(u32 k_tile, int lane, LoadQ load_q,
-                                                float (&s)[kRowBlocks][kKeyBlocks][4]) {
-    const u32 k_lane = lane_address_pieces_first<kRowBytes>(k_tile, lane);
+  static __device__ __forceinline__ void qk(u32 k_tile, int lane, LoadQ load_q,
+                                            float (&s)[kRowBlocks][kKeyBlocks][4]) {
+    const u32 k_lane = ldmatrix_address_chunks_first<kRowBytes>(k_tile, lane);
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
+    for (int step = 0; step < kMmaSteps; ++step) {
       u32 q[kRowBlocks][4];
       load_q(step, q);
-      const u32 at = at_step(k_lane, step);
+      const u32 at = advance_swizzled(k_lane, step);
 #pragma unroll
       for (int j = 0; j < kKeyBlocks; j += 2) {
         u32 k[4];
         ldmatrix_x4(k, at + static_cast<u32>(8 * j * kRowBytes));
 #pragma unroll
         for (int b = 0; b < kRowBlocks; ++b) {
-          Pair<T>::mma(s[b][j], q[b], k[0], k[1]);
-          Pair<T>::mma(s[b][j + 1], q[b], k[2], k[3]);
+          MmaOps<T>::mma(s[b][j], q[b], k[0], k[1]);
+          MmaOps<T>::mma(s[b][j + 1], q[b], k[2], k[3]);
         }
       }
     }
   }
 
   // o += P V.
-  static __device__ __forceinline__ void output(u32 v_tile, int lane, float,
-                                                const float (&p)[kRowBlocks][kKeyBlocks][4],
-                                                float (&o)[kRowBlocks][kDim / 8][4]) {
-    const u32 v_lane = lane_address_rows_first<kRowBytes>(v_tile, lane);
+  static __device__ __forceinline__ void pv(u32 v_tile, int lane, float,
+                                            const float (&p)[kRowBlocks][kKeyBlocks][4],
+                                            float (&o)[kRowBlocks][kDim / 8][4]) {
+    const u32 v_lane = ldmatrix_address_rows_first<kRowBytes>(v_tile, lane);
     u32 a[kKeyBlocks / 2][kRowBlocks][4];
 #pragma unroll
     for (int j = 0; j < kKeyBlocks; ++j)
 #pragma unroll
       for (int b = 0; b < kRowBlocks; ++b) {
-        a[j / 2][b][j % 2 * 2] = Pair<T>::pack(p[b][j][0], p[b][j][1]);
-        a[j / 2][b][j % 2 * 2 + 1] = Pair<T>::pack(p[b][j][2], p[b][j][3]);
+        a[j / 2][b][j % 2 * 2] = MmaOps<T>::pack(p[b][j][0], p[b][j][1]);
+        a[j / 2][b][j % 2 * 2 + 1] = MmaOps<T>::pack(p[b][j][2], p[b][j][3]);
       }
 #pragma unroll
     for (int j = 0; j < kKeyBlocks / 2; ++j) {
 #pragma unroll
       for (int c = 0; c < kDim / 16; ++c) {
         u32 v[4];
-        ldmatrix_x4_trans(v, at_step(v_lane, c) + static_cast<u32>(16 * j * kRowBytes));
+        ldmatrix_x4_trans(v, advance_swizzled(v_lane, c) + static_cast<u32>(16 * j * kRowBytes));
 #pragma unroll
         for (int b = 0; b < kRowBlocks; ++b) {
-          Pair<T>::mma(o[b][2 * c], a[j][b], v[0], v[1]);
-          Pair<T>::mma(o[b][2 * c + 1], a[j][b], v[2], v[3]);
+          MmaOps<T>::mma(o[b][2 * c], a[j][b], v[0], v[1]);
+          MmaOps<T>::mma(o[b][2 * c + 1], a[j][b], v[2], v[3]);
         }
       }
     }
@@ -126,17 +126,17 @@ struct Multiply {
 
 // x = high + low of 11 bits each: high rounded to nearest, low as the tensor core reads it, without
 // its last bits. What is lost is at most 2^-23 |x|.
-struct Split {
+struct Tf32Split {
   u32 high, low;
 };
-__device__ __forceinline__ Split split_float(float x) {
+__device__ __forceinline__ Tf32Split split_tf32(float x) {
   const u32 high = (__float_as_uint(x) + 0x1000u) & 0xFFFFE000u;
   return {high, __float_as_uint(x - __uint_as_float(high))};
 }
 // a b without the product of the low parts, which is below 2^-22 |a b|. The tensor cores truncate
 // when they add: small terms have a sum of their own, where that costs nothing.
-__device__ __forceinline__ void mma_split(float (&d)[4], float (&small)[4], const Split (&a)[4],
-                                          Split b0, Split b1) {
+__device__ __forceinline__ void mma_3xtf32(float (&d)[4], float (&small)[4],
+                                           const Tf32Split (&a)[4], Tf32Split b0, Tf32Split b1) {
   const u32 high[4] = {a[0].high, a[1].high, a[2].high, a[3].high};
   const u32 low[4] = {a[0].low, a[1].low, a[2].low, a[3].low};
   mma_m16n8k8_tf32(small, low, b0.high, b1.high);
@@ -144,11 +144,11 @@ __device__ __forceinline__ void mma_split(float (&d)[4], float (&small)[4], cons
   mma_m16n8k8_tf32(small, high, b0.low, b1.low);
 }
 
-// Float. Sums of kChain steps at most are left to the tensor cores, and added up by rounding.
+// Float. Sums of kMaxChain steps at most are left to the tensor cores, and added up by rounding.
 template <int kDim, int kRowBlocks, int kKeyBlocks>
-struct Multiply<float, kDim, kRowBlocks, kKeyBlocks> {
-  static constexpr int kRowBytes = 4 * kDim, kSteps = kDim / 8;
-  static constexpr int kChain = 4;
+struct TileMma<float, kDim, kRowBlocks, kKeyBlocks> {
+  static constexpr int kRowBytes = 4 * kDim, kMmaSteps = kDim / 8;
+  static constexpr int kMaxChain = 4;
   using SwizzleV = SwizzlePairs;
   using Sums = float[kRowBlocks][kKeyBlocks][4];
 
@@ -160,33 +160,33 @@ struct Multiply<float, kDim, kRowBlocks, kKeyBlocks> {
   }
 
   template <class LoadQ>
-  static __device__ __forceinline__ void scores(u32 k_tile, int lane, LoadQ load_q, Sums& s) {
-    const u32 k_lane = lane_address_pieces_first<kRowBytes>(k_tile, lane);
+  static __device__ __forceinline__ void qk(u32 k_tile, int lane, LoadQ load_q, Sums& s) {
+    const u32 k_lane = ldmatrix_address_chunks_first<kRowBytes>(k_tile, lane);
     Sums small = {};
 #pragma unroll 2
-    for (int first = 0; first < kSteps; first += kChain) {
+    for (int first = 0; first < kMmaSteps; first += kMaxChain) {
       Sums part = {};
 #pragma unroll
-      for (int i = 0; i < kChain; ++i) {
+      for (int i = 0; i < kMaxChain; ++i) {
         const int step = first + i;
         u32 q[kRowBlocks][4];
         load_q(step, q);
-        Split a[kRowBlocks][4];
+        Tf32Split a[kRowBlocks][4];
 #pragma unroll
         for (int n = 0; n < 4 * kRowBlocks; ++n)
-          a[n / 4][n % 4] = split_float(__uint_as_float(q[n / 4][n % 4]));
-        const u32 at = at_step(k_lane, step);
+          a[n / 4][n % 4] = split_tf32(__uint_as_float(q[n / 4][n % 4]));
+        const u32 at = advance_swizzled(k_lane, step);
 #pragma unroll
         for (int j = 0; j < kKeyBlocks; j += 2) {
           u32 k[4];
           ldmatrix_x4(k, at + static_cast<u32>(8 * j * kRowBytes));
-          Split y[4];
+          Tf32Split y[4];
 #pragma unroll
-          for (int n = 0; n < 4; ++n) y[n] = split_float(__uint_as_float(k[n]));
+          for (int n = 0; n < 4; ++n) y[n] = split_tf32(__uint_as_float(k[n]));
 #pragma unroll
           for (int b = 0; b < kRowBlocks; ++b) {
-            mma_split(part[b][j], small[b][j], a[b], y[0], y[1]);
-            mma_split(part[b][j + 1], small[b][j + 1], a[b], y[2], y[3]);
+            mma_3xtf32(part[b][j], small[b][j], a[b], y[0], y[1]);
+            mma_3xtf32(part[b][j + 1], small[b][j + 1], a[b], y[2], y[3]);
           }
         }
       }
@@ -196,17 +196,17 @@ struct Multiply<float, kDim, kRowBlocks, kKeyBlocks> {
   }
 
   // s += Q K^T without tensor cores: infinities stay what they are, which parts of them would not.
-  static __device__ __forceinline__ void plain_scores(u32 q_tile, u32 k_tile, int lane, Sums& s) {
+  static __device__ __forceinline__ void qk_fma(u32 q_tile, u32 k_tile, int lane, Sums& s) {
 #pragma unroll 1
-    for (int piece = 0; piece < kDim / 4; ++piece) {
+    for (int chunk = 0; chunk < kDim / 4; ++chunk) {
       float4 q[2 * kRowBlocks];
 #pragma unroll
       for (int r = 0; r < 2 * kRowBlocks; ++r)
-        q[r] = load_piece(lane_address<kRowBytes>(q_tile, 8 * r + (lane >> 2), piece));
+        q[r] = load_chunk(swizzled_address<kRowBytes>(q_tile, 8 * r + (lane >> 2), chunk));
 #pragma unroll
       for (int n = 0; n < 2 * kKeyBlocks; ++n) {
         const int key = n / 2 * 8 + 2 * (lane & 3) + n % 2;
-        const float4 k = load_piece(lane_address<kRowBytes>(k_tile, key, piece));
+        const float4 k = load_chunk(swizzled_address<kRowBytes>(k_tile, key, chunk));
 #pragma unroll
         for (int r = 0; r < 2 * kRowBlocks; ++r) {
           float& x = s[r / 2][n / 2][r % 2 * 2 + n % 2];
@@ -221,35 +221,36 @@ struct Multiply<float, kDim, kRowBlocks, kKeyBlocks> {
 
   // o += P V v_scale. Row 2 t of V stands for index t of the product and row 2 t + 1 for t + 4: so
   // the fragments of P are those of the scores as they are.
-  static __device__ __forceinline__ void output(u32 v_tile, int lane, float v_scale, const Sums& p,
-                                                float (&o)[kRowBlocks][kDim / 8][4]) {
+  static __device__ __forceinline__ void pv(u32 v_tile, int lane, float v_scale, const Sums& p,
+                                            float (&o)[kRowBlocks][kDim / 8][4]) {
     const int g = lane >> 2, t = lane & 3;
     const u32 v_lane =
         v_tile + static_cast<u32>(2 * t * kRowBytes + (g >> 2 ^ 2 * t) * 16 + (g & 3) * 4);
-    constexpr int kBlocks = kKeyBlocks < kChain ? kKeyBlocks : kChain;
+    constexpr int kBlocks = kKeyBlocks < kMaxChain ? kKeyBlocks : kMaxChain;
 #pragma unroll
     for (int first = 0; first < kKeyBlocks; first += kBlocks) {
-      Split a[kBlocks][kRowBlocks][4];
+      Tf32Split a[kBlocks][kRowBlocks][4];
 #pragma unroll
       for (int j = 0; j < kBlocks; ++j)
 #pragma unroll
         for (int b = 0; b < kRowBlocks; ++b) {
           const float(&x)[4] = p[b][first + j];
-          a[j][b][0] = split_float(x[0]);
-          a[j][b][1] = split_float(x[2]);
-          a[j][b][2] = split_float(x[1]);
-          a[j][b][3] = split_float(x[3]);
+          a[j][b][0] = split_tf32(x[0]);
+          a[j][b][1] = split_tf32(x[2]);
+          a[j][b][2] = split_tf32(x[1]);
+          a[j][b][3] = split_tf32(x[3]);
         }
 #pragma unroll
       for (int c = 0; c < kDim / 8; ++c) {
         float part[kRowBlocks][4] = {}, small[kRowBlocks][4] = {};
 #pragma unroll
         for (int j = 0; j < kBlocks; ++j) {
-          const u32 at = at_step(v_lane, c) + static_cast<u32>(8 * (first + j) * kRowBytes);
-          const Split y0 = split_float(load_shared(at) * v_scale);
-          const Split y1 = split_float(load_shared(at + kRowBytes) * v_scale);
+          const u32 at =
+              advance_swizzled(v_lane, c) + static_cast<u32>(8 * (first + j) * kRowBytes);
+          const Tf32Split y0 = split_tf32(load_shared(at) * v_scale);
+          const Tf32Split y1 = split_tf32(load_shared(at + kRowBytes) * v_scale);
 #pragma unroll
-          for (int b = 0; b < kRowBlocks; ++b) mma_split(part[b], small[b], a[j][b], y0, y1);
+          for (int b = 0; b < kRowBlocks; ++b) mma_3xtf32(part[b], small[b], a[j][b], y0, y1);
         }
 #pragma unroll
         for (int b = 0; b < kRowBlocks; ++b)
@@ -259,7 +260,7 @@ struct Multiply<float, kDim, kRowBlocks, kKeyBlocks> {
     }
   }
 
-  static __device__ __forceinline__ float4 load_piece(u32 address) {
+  static __device__ __forceinline__ float4 load_chunk(u32 address) {
     float4 x;
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
