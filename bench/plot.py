@@ -3,7 +3,7 @@
 
 bench/peers/attention_cuda.py, attention_cuda_backward.py
                                 a panel for each head_dim and mask, a group of bars for each sequence length: TFLOP/s
-                                beside those of the peers
+                                beside those of the peers that ran in the same rounds
 headrace bench memory           a panel for each dtype and shape: bytes by sequence length, beside standard attention
 
 usage: bench/plot.py RESULT.json --out PLOT.svg
@@ -23,7 +23,6 @@ import matplotlib.pyplot as plt  # noqa: E402  (the backend comes first)
 SIDES = (
     ("fa2", "FlashAttention-2", "#999999"),
     ("cudnn", "cuDNN", "#56B4E9"),
-    ("fa3", "FlashAttention-3 (scaled)", "#E69F00"),
     ("tflops", "Headrace", "#0072B2"),
 )
 
@@ -58,7 +57,7 @@ def draw_speed_panel(axes, rows, sides):
 def draw_speed(result):
     plain = [row for row in result["rows"] if row["num_heads"] == row["num_kv_heads"]]
     panels = sorted({(row["causal"], row["head_dim"]) for row in plain})
-    sides = [side for side in SIDES if any(row.get(side[0]) for row in plain)]
+    sides = [side for side in SIDES if side[0] == "tflops" or any(side[0] in row["rounds"] for row in plain)]
     columns = len({head_dim for _, head_dim in panels})
     figure, grid = plt.subplots(
         len(panels) // columns, columns, figsize=(10, 5), sharey=True, squeeze=False, layout="constrained"

@@ -48,6 +48,16 @@ def test_speed_panels_have_a_group_of_bars_a_length():
     assert sorted(bars) == sorted(row["tflops"] for row in plain)
 
 
+def test_speed_panels_hold_peers_of_the_same_run_alone():
+    """A rate of another day is no bar."""
+    result = json.loads(SPEED.read_text())
+    for row in result["rows"]:
+        row["fa2"] = row["fa3"] = 400.0
+        assert row["rounds"].keys() == {"headrace", "cudnn"}
+    for axes in plot.draw(result).axes:
+        assert [bars.get_label() for bars in axes.containers] == ["cuDNN", "Headrace"]
+
+
 @pytest.mark.parametrize("count, text", [(512, "512 B"), (2**20, "1 MiB"), (3 * 2**40, "3 TiB"), (2**52, "4096 TiB")])
 def test_bytes_are_short(count, text):
     assert plot.bytes_text(count, 0) == text
