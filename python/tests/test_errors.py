@@ -95,7 +95,7 @@ def test_out_of_memory_is_a_memory_error():
     options = _plans.Options(num_splits=2**12)
     views["out"] = _plans.View(1 << 50, _structs.F32, _structs.CPU, 0, shapes["q"], strides)
     plan = _plans.make(views, options)
-    assert plan.workspace_bytes > 1 << 48, "more than the address space, so that even untouched memory cannot be allocated"
+    assert plan.workspace_bytes > 1 << 48, "more than the address space: even untouched memory cannot be allocated"
     tensors = _plans.pack_tensors(views)
     options = _plans.pack_options(options)
     status = _library.LIBRARY.headrace_attention_forward(

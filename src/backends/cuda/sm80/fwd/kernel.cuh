@@ -3,7 +3,6 @@
 // (Dao, FlashAttention-2, 2023), probabilities straight into the second product. Rows are (query,
 // head of the group) pairs, row = q_idx * group_size + head_in_group, so short queries of many
 // heads fill a tile together.
-//
 // A row's bits depend on its own keys alone: tiles of keys begin at multiples of their size, and a
 // tile that a row does not see leaves it as it was.
 #pragma once
