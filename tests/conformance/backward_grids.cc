@@ -115,7 +115,8 @@ std::vector<GridCase> large_inputs() {
   return with_seeds(std::move(cases));
 }
 
-// Sums in fixed point are scaled by them; dot products of bf16 pairs flush what is below 2^-126.
+// Sums in fixed point are scaled by them; dot products of bf16 pairs and atomic sums of floats
+// flush what is below 2^-126.
 template <int kExponent>
 void scale_dout(Lab& lab) {
   lab.test_case.set_dout_scale(std::ldexp(1.0, kExponent));
@@ -133,7 +134,32 @@ std::vector<GridCase> gradients_of_any_size() {
   };
   for (const DType dtype : {DType::f32, DType::bf16})
     for (const auto scale : kWide) add(dtype, scale);
+  for (const auto scale : {scale_dout<-118>, scale_dout<-122>, scale_dout<-126>})
+    add(DType::bf16, scale);
   for (const auto scale : kF16) add(DType::f16, scale);
+  return with_seeds(std::move(cases));
+}
+
+// ---- B2k: two keys a row, so that a row's dS are two numbers whose sum is 0
+
+void scale_q_window_of_two(Lab& lab) {
+  const headrace_tensor& q = lab.tensors().q;
+  const auto dtype = static_cast<DType>(q.dtype);
+  for_each_element(q, [&](std::int64_t i) {
+    store_from_double(dtype, q.data, i, 5 * load_as_double(dtype, q.data, i));
+  });
+  lab.test_case.mutable_options().window_left = 1;
+}
+std::vector<GridCase> two_keys_a_row() {
+  std::vector<GridCase> cases;
+  for (const DType dtype : kDtypes)
+    for (const std::int64_t dim : {64, 128, 256})
+      for (const int softcap : {0, 1}) {
+        cases.push_back(
+            grid_case(dtype, {2, 256}, dim, {4, 4}, {{Axis::causal, 1}, {Axis::softcap, softcap}}));
+        cases.back().shape.batch = 16;
+        cases.back().prepare = scale_q_window_of_two;
+      }
   return with_seeds(std::move(cases));
 }
 
@@ -170,6 +196,20 @@ void loosen_max_seqlen(Lab& lab) {
   // 2^21 parts of 128 queries, almost all of them negative lengths behind a sequence's end.
   lab.test_case.mutable_options().max_seqlen_q = std::int64_t{1} << 28;
   lab.test_case.mutable_options().max_seqlen_k = std::int64_t{1} << 20;
+}
+std::vector<GridCase> ragged_scores() {
+  std::vector<GridCase> cases;
+  for (const DType dtype : kDtypes)
+    for (const std::int64_t dim : {64, 128, 224, 256})
+      for (const int causal : {0, 1}) {
+        cases.push_back(ragged_case(dtype, dim, causal, {76, 0, 46, 1}, {90, 33, 5, 130}));
+        cases.back().shape.num_heads = 8;
+        cases.back().shape.num_kv_heads = 1;
+        cases.back().name.values.value[static_cast<std::size_t>(Axis::alibi)] = 1;
+        cases.back().name.values.value[static_cast<std::size_t>(Axis::bias)] =
+            static_cast<std::uint8_t>(Bias::full);
+      }
+  return with_seeds(std::move(cases));
 }
 std::vector<GridCase> loose_bounds() {
   std::vector<GridCase> cases;
@@ -243,9 +283,12 @@ constexpr NamedGrid kGrids[] = {
     {"B1d", "every head dim in eights, and v of another", dims_in_eights, 16, 0},
     {"B1g", "groups of 1 to 16 heads", groups, 12, 0},
     {"B2", "q * 5, k * 3, v * 3 at lengths 1 to 128", large_inputs, 20, 0},
-    {"B2g", "dout * 2^-110, 2^100; of f16 2^-12, 2^6", gradients_of_any_size, 0, 0},
+    {"B2g", "dout * 2^-110, 2^100; of f16 2^-12, 2^6; of bf16 2^-118, 2^-122, 2^-126",
+     gradients_of_any_size, 0, 0},
+    {"B2k", "two keys a row, q * 5, with a softcap and without", two_keys_a_row, 6, 0},
     {"B3", "ragged batches with one key, or one query, a sequence", one_key_each, 0, 0},
     {"B3m", "ragged batches whose max_seqlen is far above their lengths", loose_bounds, 0, 0},
+    {"B3s", "ragged batches with ALiBi and a bias, groups of 8 heads", ragged_scores, 8, 0},
     {"B5", "rows, keys and sequences that give nothing: exactly +0", nothing_to_give, 0, 0, true},
     {"B6", "the gradient of lse used and unused, sinks", lse_and_sinks, 12, 0},
 };

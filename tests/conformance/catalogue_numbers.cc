@@ -18,7 +18,7 @@ void very_negative_scores(Check& check) {
       lab.fill(lab.tensors().k, [&](const Index& i) {
         return i[3] != 0 ? 0 : i[1] == 77 ? k + 4 : k;
       });
-      lab.fill(lab.tensors().v, [](const Index& i) { return i[1] == 77 ? 3 : -1; });
+      lab.fill(lab.tensors().v, [&](const Index& i) { return i[1] == 77 ? 3 : -1; });
       check.judge_all(lab);
       const RunOutput output = check.run(lab);
       check.expect_equal(load_as_double(dtype, output.out_bytes.data(), 0), 3,
@@ -90,6 +90,53 @@ void empty_rows(Check& check) {
     biased.fill(biased.tensors().bias, [](const Index& i) { return i[2] == 1 ? -kInfinity : 0; });
     check.judge_all(biased);
   }
+}
+
+// Models hide keys by a bias of the least number of its format. A row whose keys are all hidden so
+// is the mean of their V. The bound of R3 is infinite there, so two columns of V show what a row
+// sees: column 0 is 2; column 1 is 2 behind the keys that rows 2, 5, 8 ... do not see.
+void least_bias(Check& check) {
+  constexpr std::int64_t kQueries = 24, kHidden = 70;
+  const std::pair<Axis, int> features[] = {
+      {Axis::guard, 0}, {Axis::softcap, 1}, {Axis::alibi, 1},    {Axis::dropout, 1},
+      {Axis::mask, 1},  {Axis::causal, 1},  {Axis::tree_mask, 1}};
+  const auto check_one = [&](DType dtype, Bias kind, Axis axis, int value, std::int64_t dim,
+                             std::int64_t num_keys) {
+    const double least = kind == Bias::f32_full || dtype == DType::f32 ? -0x1.FFFFFEp127
+                         : dtype == DType::f16                         ? -65504
+                                                                       : -0x1.FEp127;
+    Lab lab(named(dtype, {{Axis::bias, static_cast<int>(kind)}, {axis, value}}),
+            shape(dtype, kQueries, num_keys, dim));
+    lab.fill(lab.tensors().bias, [&](const Index& i) {
+      return i[2] % 3 == 1 || (i[2] % 3 == 2 && i[3] < kHidden) ? least : 0.25;
+    });
+    lab.fill(lab.tensors().v, [&](const Index& i) {
+      if (i[3] < 2) return i[3] == 1 && i[1] < kHidden ? 100.0 : 2.0;
+      return std::sin(static_cast<double>(i[1] * 17 + i[3]));
+    });
+    if (axis == Axis::mask)
+      lab.fill(lab.tensors().mask, [](const Index& i) { return (i[2] + i[3]) % 5 != 0; });
+    check.judge_all(lab);
+    const RunOutput output = check.run(lab);
+    const double allowed = axis == Axis::dropout ? 1 : 0x1p-6;  // of 60 keys some are dropped
+    const std::int64_t num_heads = lab.test_case.shape().num_heads;
+    for (std::int64_t row = 0; row < kQueries * num_heads; ++row) {
+      const std::int64_t kind_of_row = row / num_heads % 3;
+      if (kind_of_row == 0) continue;
+      const double got =
+          load_as_double(dtype, output.out_bytes.data(), row * dim + (kind_of_row == 1 ? 0 : 1));
+      if (!(std::abs(got - 2) <= allowed))
+        return check.fail(
+            format_text("{} with {} {}, head_dim {}: row {} is {}, not 2", dtype_name(dtype),
+                        axes()[static_cast<std::size_t>(axis)].name, value, dim, row, got));
+    }
+  };
+  for (const DType dtype : kDtypes)
+    for (const Bias kind : {Bias::full, Bias::f32_full})
+      for (const auto& [axis, value] : features) {
+        for (const std::int64_t dim : {64, 128, 256}) check_one(dtype, kind, axis, value, dim, 136);
+        check_one(dtype, kind, axis, value, 64, 600);  // keys that some kernels split
+      }
 }
 
 void infinite_sinks(Check& check) {
@@ -170,6 +217,18 @@ void ends_of_the_format(Check& check) {
   }
 }
 
+// Shapes of PyTorch's own tests: a row's V or its scores are a few numbers, so that the rounding of
+// the weights is all of the error.
+void few_keys_and_columns(Check& check) {
+  for (const DType dtype : kDtypes) {
+    Lab keys(named(dtype, {}), shape(dtype, 1024, 8, 128));
+    check.judge_all(keys);
+    Lab columns(named(dtype, {{Axis::bias, static_cast<int>(Bias::full)}}),
+                shape(dtype, 128, 2048, 8));
+    check.judge_all(columns);
+  }
+}
+
 // All scores equal: the lse counts the visible keys, the output is the mean of their V.
 void window_edges(Check& check) {
   for (const std::int64_t left : {0, 3, 13, 23, 37, 43, 233, 1000}) {
@@ -180,7 +239,7 @@ void window_edges(Check& check) {
         lab.test_case.mutable_options().window_left = left;
         lab.test_case.mutable_options().window_right = causal == 0 ? 2 : -1;
         lab.fill(lab.tensors().q, [](const Index&) { return 0; });
-        lab.fill(lab.tensors().v, [](const Index& i) { return static_cast<double>(i[1]); });
+        lab.fill(lab.tensors().v, [&](const Index& i) { return static_cast<double>(i[1]); });
         check.judge_all(lab);
         const RunOutput output = check.run(lab);
         const Problem p = make_call(lab.test_case).value().problem;

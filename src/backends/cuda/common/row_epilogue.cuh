@@ -19,12 +19,15 @@ __device__ __forceinline__ float rcp_approx(float x) {
 }
 
 // `sum` is the sum of 2^(log2(e) s - reference) over the keys, before dropout. No visible key, or
-// scores of -inf alone: the row is empty and stays so beside a sink.
+// scores of -inf alone: the row is empty and stays so beside a sink. A bias near the least float
+// overflows `reference`: the lse is then `max_score`, the largest s, which log(sum) does not
+// change.
 __device__ inline RowEpilogue row_epilogue(const Problem& p, const AttentionArgs& args,
                                            const ScoreParams& score_params, std::int64_t head,
-                                           float reference, float sum) {
+                                           float reference, float sum, float max_score) {
   if (sum == 0.0f) return {0.0f, -HUGE_VALF};
   RowEpilogue end = {score_params.keep_factor * rcp_approx(sum), fmaf(reference, kLn2, logf(sum))};
+  if (reference == -HUGE_VALF) end.lse = max_score;
   if (p.has_sinks) [[unlikely]] {
     const float sink = args.sinks[head * args.sinks_stride];
     const float top = fmaxf(sink, end.lse);

@@ -29,19 +29,29 @@ __global__ void __launch_bounds__(32 * kCombineWarps)
     const int dim = static_cast<int>(x.row_floats) - 4;
     const float* first = c.o_partial + (head_idx * x.max_splits * x.rows + row) * x.row_floats;
     const std::int64_t next = x.rows * x.row_floats;  // the same row of the next split
-    float top = -HUGE_VALF;
-    for (std::int64_t s = 0; s < plan.num_splits; ++s)
-      if (first[s * next + dim + 1] != 0.0f) top = fmaxf(top, first[s * next + dim]);
-    // Its share of the sum over all keys; empty splits have none.
+    const auto stats_of = [&](std::int64_t s) {
+      return *reinterpret_cast<const float4*>(first + s * next + dim);
+    };
+    float top = -HUGE_VALF, max_score = -HUGE_VALF;
+    for (std::int64_t s = 0; s < plan.num_splits; ++s) {
+      const auto [row_max_ref, sum, split_max, unused] = stats_of(s);
+      if (sum == 0.0f) continue;
+      top = fmaxf(top, row_max_ref);
+      max_score = fmaxf(max_score, split_max);
+    }
+    // Its share of the sum over all keys; empty splits have none. Where the references overflow,
+    // scores that differ at all differ by far more than an exponential shows.
     const auto weight_of = [&](std::int64_t s) {
-      const float sum = first[s * next + dim + 1];
-      return sum == 0.0f ? 0.0f : sum * exp2f(first[s * next + dim] - top);
+      const auto [row_max_ref, sum, split_max, unused] = stats_of(s);
+      if (sum == 0.0f) return 0.0f;
+      if (top == -HUGE_VALF) return split_max == max_score ? sum : 0.0f;
+      return sum * exp2f(row_max_ref - top);
     };
     float sum = 0.0f;
     for (std::int64_t s = 0; s < plan.num_splits; ++s) sum += weight_of(s);
     const std::int64_t head = head_idx % p.num_kv_heads * group + row % group;
     const std::int64_t q_row = sequence.row_q + row / group;
-    const RowEpilogue end = row_epilogue(p, c.args, c.score_params, head, top, sum);
+    const RowEpilogue end = row_epilogue(p, c.args, c.score_params, head, top, sum, max_score);
     if (lane == 0) store_lse(c.args.lse, batch_idx, head, q_row, end.lse);
     T* out = static_cast<T*>(c.args.out.data) + row_offset(c.args.out, batch_idx, q_row, head);
     for (int column = lane; column < p.head_dim_v; column += 32) {

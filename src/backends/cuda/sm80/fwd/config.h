@@ -105,7 +105,7 @@ constexpr SplitPlan plan_splits(const Problem& p, Tile tile, std::int64_t seqlen
 }
 
 // Results of the splits before they are combined: [batch * num_kv_heads][splits][rows][row_floats],
-// a row with its reference and its sum behind it.
+// a row with its reference, its sum and its largest score behind it.
 struct SplitLayout {
   std::int64_t max_splits, rows, row_floats;
   constexpr std::int64_t bytes(std::int64_t batch_heads) const {

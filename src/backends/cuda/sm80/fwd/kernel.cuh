@@ -413,13 +413,16 @@ class Forward {
     needs_recompute_ = exists && !is_recompute_ && !mine.is_finite;
     const unsigned done = __ballot_sync(kFullMask, is_done);
     const float row_max_ref = fmaf(mine.max, scale_log2(), -p_shift());
+    const float max_score = kIsGeneral ? mine.max : mine.max * c_.score_params.scale;
     const float v_factor = kIsFloat && is_recompute_ ? 1.0f / kRecomputeVScale : 1.0f;
     if (work().is_split) {
-      store_o_partial(mine.sum == 0.0f ? 0.0f : v_factor / mine.sum, row_max_ref, mine.sum, done);
+      store_o_partial(mine.sum == 0.0f ? 0.0f : v_factor / mine.sum,
+                      {row_max_ref, mine.sum, max_score, 0.0f}, done);
     } else {
       const RowCoord at = lane_row_coord();
       const std::int64_t head = head_of(at), q_row = work().sequence.row_q + at.q_idx;
-      const RowEpilogue end = row_epilogue(p_, args_, c_.score_params, head, row_max_ref, mine.sum);
+      const RowEpilogue end =
+          row_epilogue(p_, args_, c_.score_params, head, row_max_ref, mine.sum, max_score);
       if (is_done) store_lse(args_.lse, work().batch_idx, head, q_row, end.lse);
       store_rows(end.factor * v_factor, row_offset(args_.out, work().batch_idx, q_row, head), done);
     }
@@ -454,16 +457,14 @@ class Forward {
                                     offset, done, p_.head_dim_v, c_.is_even_v);
   }
 
-  // The normalised row of this split, its reference and its sum.
-  __device__ __forceinline__ void store_o_partial(float factor, float row_max_ref, float sum,
-                                                  unsigned done) const {
+  // The normalised row of this split, and its reference, sum and largest score.
+  __device__ __forceinline__ void store_o_partial(float factor, float4 stats, unsigned done) const {
     const SplitLayout& x = c_.split_layout;
     const std::int64_t head_idx = work().batch_idx * p_.num_kv_heads + work().kv_head;
     float* split =
         c_.o_partial + (head_idx * x.max_splits + work().split_idx) * x.rows * x.row_floats;
     const int dim = static_cast<int>(x.row_floats) - 4, mine = warp() * kWarpRows + lane();
-    if (done >> lane() & 1u)
-      *reinterpret_cast<float2*>(split + mine * x.row_floats + dim) = {row_max_ref, sum};
+    if (done >> lane() & 1u) *reinterpret_cast<float4*>(split + mine * x.row_floats + dim) = stats;
     for_rows<kRowBlocks>([&](auto b, auto half) {
       const int row = 16 * b() + 8 * half() + (lane() >> 2), t = lane() & 3;
       const float row_factor = __shfl_sync(kFullMask, factor, row);
@@ -483,8 +484,7 @@ class Forward {
   u32 q_[kTile.q_in_registers ? kMmaSteps : 1][kRowBlocks][4];
   float o_[kRowBlocks][kOutBlocks][4];
   float max_[kRowBlocks][2], sum_[kRowBlocks][2];
-  bool is_recompute_ = false,
-       needs_recompute_ = false;  // needs_recompute_: the lane's row is to be done again
+  bool is_recompute_ = false, needs_recompute_ = false;  // needs_recompute_: the lane's row
 };
 
 template <class T, bool kIsGeneral, class Shape>

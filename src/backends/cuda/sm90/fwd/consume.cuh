@@ -429,11 +429,16 @@ class Consumer : TileScores<kTile, Element, kScores> {
 
   // ---- results
   __device__ __forceinline__ typename Base::RowSums sums_of(const RowSoftmax& x) const {
-    return {{x.reference[0], x.reference[1]}, {x.sum[0], x.sum[1]}};
+    return {{x.reference[0], x.reference[1]}, {x.sum[0], x.sum[1]}, {-INFINITY, -INFINITY}};
   }
   __device__ __forceinline__ typename Base::RowSums sums_of(const Precise& x) const {
     const float c = exact_to_log2();
-    return {{x.reference(0, c), x.reference(1, c)}, {x.sum[0], x.sum[1]}};
+    const float to_score = kIsCapped                       ? kLn2
+                           : kHasExactScores || kIsGeneral ? 1.0f
+                                                           : p_.score_params.scale;
+    return {{x.reference(0, c), x.reference(1, c)},
+            {x.sum[0], x.sum[1]},
+            {x.maximum[0] * to_score, x.maximum[1] * to_score}};
   }
 
   Ring<kEntries> entry_;

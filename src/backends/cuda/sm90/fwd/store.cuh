@@ -19,6 +19,7 @@ class TileStore : public WarpRows<kTile, Element> {
 
   struct RowSums {
     float reference[2], sum[2];  // sum: of this thread's columns
+    float max_score[2];          // of a tile that is computed again, else -inf
   };
 
   // The thread's two rows, when their weights are known. A row is bad, and is computed again, if
@@ -27,7 +28,7 @@ class TileStore : public WarpRows<kTile, Element> {
   struct Ends {
     float factor[2];  // for O
     bool exists[2], is_bad[2];
-    bool has_reference[2];  // biased: set where the row has seen a key with a finite score
+    bool has_reference[2];  // kHasBias: set where the row has seen a key with a finite score
     u32 rows;               // of the warp that are to be written, bit r for row r
   };
 
@@ -45,8 +46,8 @@ class TileStore : public WarpRows<kTile, Element> {
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
       const float reference = sums.reference[r];
       const int row = group_row(r), query = query_of(row), head = head_of(at, row);
-      const RowEpilogue end =
-          row_epilogue(p_.problem, p_.args, p_.score_params, head, reference, sum);
+      const RowEpilogue end = row_epilogue(p_.problem, p_.args, p_.score_params, head, reference,
+                                           sum, sums.max_score[r]);
       ends.factor[r] = end.factor;
       ends.exists[r] = row_exists(at, row, query);
       ends.is_bad[r] =
@@ -54,7 +55,7 @@ class TileStore : public WarpRows<kTile, Element> {
       // A reference that was too high: all weights were tiny.
       if constexpr (kScores == Scores::sloped)
         ends.is_bad[r] |= sum < kSmallestSum && reference != -INFINITY;
-      if constexpr (kScores == Scores::biased) ends.has_reference[r] = reference != -INFINITY;
+      if constexpr (kHasBias) ends.has_reference[r] = reference != -INFINITY;
       if ((lane_ & 3) == 0 && is_written(ends, r)) write_lse(work, at, query, head, end.lse);
     }
     return ends;
@@ -63,7 +64,8 @@ class TileStore : public WarpRows<kTile, Element> {
   // O, but for its last factor.
   __device__ __forceinline__ void store(const Work& work, Ends ends, const Accumulators& o,
                                         bool is_redo) {
-    if constexpr (kScores == Scores::biased) find_overflowed_bias(work, ends);
+    if constexpr (kHasBias)
+      if (p_.args.bias.data != nullptr) find_overflowed_bias(work, ends);
     if constexpr (kTile.stages_out) {
       store_staged(work, ends, o, is_redo);
     } else {
@@ -93,8 +95,10 @@ class TileStore : public WarpRows<kTile, Element> {
   using Base::write_lse;
   static constexpr SmemPlan kSmem = smem_plan(kTile);
   static constexpr int kDimV = kTile.head_dim_v;
+  static constexpr bool kHasBias = kScores == Scores::biased || kScores == Scores::general;
 
-  // A row that sees keys and has no reference: its bias lies near the least float and overflowed.
+  // A row of visible keys without a reference: its bias lies near the least float, and overflowed
+  // when it was multiplied by log2 e. (Or a mask hides them all: the second pass finds that again.)
   __device__ __forceinline__ void find_overflowed_bias(const Work& work, Ends& ends) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
