@@ -27,7 +27,7 @@ __device__ inline RowEpilogue row_epilogue(const Problem& p, const AttentionArgs
                                            float reference, float sum, float max_score) {
   if (sum == 0.0f) return {0.0f, -HUGE_VALF};
   RowEpilogue end = {score_params.keep_factor * rcp_approx(sum), fmaf(reference, kLn2, logf(sum))};
-  if (reference == -HUGE_VALF) end.lse = max_score;
+  if (reference == -HUGE_VALF && max_score > -HUGE_VALF) end.lse = max_score;  // not beside NaN
   if (p.has_sinks) [[unlikely]] {
     const float sink = args.sinks[head * args.sinks_stride];
     const float top = fmaxf(sink, end.lse);
