@@ -36,7 +36,8 @@ for example in explain errors; do
   cc -std=c99 -Wall -Werror "$source/examples/$example.c" -o "$work/$example" $(pkg-config --cflags --libs headrace)
   LD_LIBRARY_PATH=$(pkg-config --variable=libdir headrace) "$work/$example"
 done
-python3 -B "$source/tests/package/documented_programs.py" "$work/documented" "$source/README.md" "$source/docs/api.md"
+python3 -B "$source/tests/package/documented_programs.py" "$work/documented" "$source/README.md" \
+  "$source/docs/api.md" "$source/docs/attention.md"
 "$prefix/bin/headrace" --version
 for file in man/man1/headrace.1 bash-completion/completions/headrace zsh/site-functions/_headrace \
   fish/vendor_completions.d/headrace.fish; do
