@@ -112,11 +112,11 @@ def test_the_page_of_the_package_has_no_links_that_lead_nowhere():
 
 
 @from_a_checkout
-def test_the_first_program_of_the_readme_prints_shapes_and_kernels(capsys):
-    program = re.search(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S).group(1)
+@pytest.mark.parametrize("page", ["README.md", "python/README.md"])
+def test_the_first_program_of_a_readme_says_which_kernel_runs(page, capsys):
+    program = re.search(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.M | re.S).group(1)
     exec(program, {})
-    said = capsys.readouterr().out
-    assert said.startswith("(1, 1024, 8, 64) (1, 8, 1024)\n") and "-> selected" in said
+    assert "-> selected" in capsys.readouterr().out
 
 
 def test_the_gil_is_released_during_work():
