@@ -2,7 +2,8 @@
 """Every link of the tree's Markdown leads to a file or heading that exists, and every path in `code` to a file.
 
 Checked: links and images with a relative target, anchors of headings, and code spans that hold a path from the top of
-the tree. Links with a scheme (https:) are not followed.
+the tree. Links with a scheme (https:) are not followed. Links hold in the source distribution too, and the page of the
+Python package, which no tree surrounds, has none (pyproject.toml).
 """
 
 import functools
@@ -61,9 +62,19 @@ def pattern_of(path):
     return re.sub(r"\\\{(.*?)\\\}", lambda m: "(?:" + m[1].replace(",", "|") + ")", text)
 
 
+def setting(project, name):
+    """The texts of a line of pyproject.toml: readme = "x", sdist.exclude = ["x", "y"]."""
+    line = re.search(rf"^{re.escape(name)} = (.*)$", project, re.MULTILINE)
+    return re.findall(r'"(.+?)"', line[1]) if line else []
+
+
 class Tree:
     def __init__(self, root):
         self.root = root
+        project = root / "pyproject.toml"
+        project = project.read_text(encoding="utf-8") if project.is_file() else ""
+        self.package_pages = set(setting(project, "readme"))
+        self.undistributed = tuple(f"{folder}/" for folder in setting(project, "sdist.exclude"))
         self.files = {path.as_posix() for path in checklib.tracked_files(root)}
         self.folders = {parent.as_posix() for name in self.files for parent in pathlib.PurePosixPath(name).parents}
 
@@ -75,12 +86,16 @@ class Tree:
         """What is wrong with a link of a page, or None."""
         if re.match(r"[a-zA-Z][a-zA-Z+.-]*:", target):
             return None
+        if page in self.package_pages:
+            return f"'{target}': the page of the package stands alone; say it without a link"
         path, _, anchor = target.partition("#")
         if path.startswith("/"):
             return f"'{target}' is absolute: write it relative to the page"
         name = posixpath.normpath(posixpath.join(posixpath.dirname(page), path)) if path else page
         if name not in self.files and name not in self.folders:
             return f"'{target}' leads to no file"
+        if f"{name}/".startswith(self.undistributed) and not page.startswith(self.undistributed):
+            return f"'{target}' is not in the source distribution; name it in code"
         if not anchor:
             return None
         if not name.endswith(".md"):
@@ -105,6 +120,7 @@ def check(root):
     return findings
 
 
+PROJECT = {"pyproject.toml": 'readme = "p.md"\nsdist.exclude = [".ci", "tests"]\n'}
 CASES = [
     ("a file", {"a.md": "[b](docs/b.md) and ![c](docs/c.svg)", "docs/b.md": "", "docs/c.svg": ""}, None),
     ("no file", {"a.md": "first\nsee [b](docs/b.md)"}, "a.md:2: 'docs/b.md' leads to no file"),
@@ -123,6 +139,10 @@ CASES = [
     ("code", {"a.md": "`[b](b.md)`\n```sh\n[c](c.md)\n```\n"}, None),
     ("link text in code", {"a.md": "[`b`](b.md)"}, "'b.md' leads to no file"),
     ("a reference", {"a.md": "see [b]\n\n[b]: b.md\n"}, "'b.md' leads to no file"),
+    ("distributed", {**PROJECT, "docs/a.md": "[b](../src/b.h)", "src/b.h": ""}, None),
+    ("not distributed", {**PROJECT, "a.md": "[b](tests/b.h)", "tests/b.h": ""}, "not in the source distribution"),
+    ("not distributed itself", {**PROJECT, "tests/a.md": "[b](b.h)", "tests/b.h": ""}, None),
+    ("the package", {**PROJECT, "p.md": "[b](https://example.org) [c](#c)\n# C\n"}, "stands alone"),
     ("a path", {"a.md": "`src/a.h`, `src/`, `src/*.h`, `src/{a,b}.h`", "src/a.h": ""}, None),
     ("a path below", {"a.md": "`src/**/c.h`", "src/x/c.h": ""}, None),
     ("no path", {"a.md": "`src/b.h`", "src/a.h": ""}, "`src/b.h`: there is no such file"),

@@ -95,22 +95,6 @@ ROOT = FOLDER.parent.parent
 from_a_checkout = pytest.mark.skipif(not (ROOT / "pyproject.toml").is_file(), reason="the package is installed")
 
 
-def relative_links(page):
-    links = re.findall(r"\]\(([^)#\s]+)", page.read_text())
-    return [link for link in links if not re.match(r"[a-z]+:", link)]
-
-
-@from_a_checkout
-def test_the_page_of_the_package_has_no_links_that_lead_nowhere():
-    project = (ROOT / "pyproject.toml").read_text()
-    page = ROOT / re.search(r'^readme = "(.+?)"', project, re.M).group(1)
-    assert "attention_backward" in page.read_text() and not relative_links(page)
-    excluded = re.findall(r'"(.+?)"', re.search(r"^sdist.exclude = (.*)$", project, re.M).group(1))
-    links = relative_links(ROOT / "README.md")
-    assert links and all((ROOT / link).exists() for link in links)
-    assert not [link for link in links for folder in excluded if f"{link}/".startswith(f"{folder}/")]
-
-
 @from_a_checkout
 @pytest.mark.parametrize("page", ["README.md", "python/README.md"])
 def test_the_first_program_of_a_readme_says_which_kernel_runs(page, capsys):
