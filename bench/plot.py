@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Draws a result as the papers do. Needs matplotlib.
+"""Plots a result. Needs matplotlib.
 
 bench/peers/attention_cuda.py, attention_cuda_backward.py
-                                a panel for each head_dim and mask, a group of bars for each sequence length: TFLOP/s
-                                beside those of the peers that ran in the same rounds
-headrace bench memory           a panel for each dtype and shape: bytes by sequence length, beside standard attention
+                                one panel per head_dim and mask, one group of bars per sequence length: TFLOP/s of
+                                Headrace and the peers that ran in the same rounds
+headrace bench memory           one panel per dtype and shape: bytes by sequence length, next to standard attention
 
 usage: bench/plot.py RESULT.json --out PLOT.svg
 """
@@ -17,9 +17,9 @@ import sys
 import matplotlib
 
 matplotlib.use("svg")
-import matplotlib.pyplot as plt  # noqa: E402  (the backend comes first)
+import matplotlib.pyplot as plt  # noqa: E402  (after the choice of the backend)
 
-# Key of a row, name, colour: distinct in grey and for colour-blind eyes (Okabe and Ito, 2008).
+# Row key, name, colour; distinct in greyscale and for colour-blind readers (Okabe and Ito, 2008).
 SIDES = (
     ("fa2", "FlashAttention-2", "#999999"),
     ("cudnn", "cuDNN", "#56B4E9"),
@@ -27,7 +27,7 @@ SIDES = (
 )
 
 
-# Phase, key of a row, name, colour and line: what grows with the square of the length is dashed.
+# Phase, row key, name, colour and line style; quadratic growth is dashed.
 CURVES = (
     ("forward", "standard_bytes", "standard forward: S, P (formula)", "#E69F00", "--"),
     ("backward", "standard_bytes", "standard backward: P, dP, dS (formula)", "#D55E00", "--"),
@@ -76,7 +76,7 @@ def draw_speed(result):
 
 
 def shape_of(row):
-    """What all rows of a panel share."""
+    """The values that all rows of a panel share."""
     return tuple(row[key] for key in ("dtype", "batch", "num_heads", "num_kv_heads", "head_dim", "causal"))
 
 
@@ -113,7 +113,7 @@ def draw_memory(result):
     )
     for axes, shape in zip(grid.flat, shapes, strict=True):
         draw_memory_panel(axes, [row for row in result["rows"] if shape_of(row) == shape])
-    grid[0, 0].set_ylabel("bytes beside q, k, v and their gradients")
+    grid[0, 0].set_ylabel("bytes in addition to q, k, v and their gradients")
     meta = result["meta"]
     figure.suptitle(f"Memory of attention, {meta['machine']}, {meta['date'][:10]}", fontsize=10)
     handles, names = grid[0, 0].get_legend_handles_labels()
@@ -122,7 +122,7 @@ def draw_memory(result):
 
 
 def draw(result):
-    """By what was measured."""
+    """Draws the plot for the result's benchmark."""
     return draw_memory(result) if result["meta"]["benchmark"] == "memory" else draw_speed(result)
 
 
@@ -131,7 +131,7 @@ def main():
     parser.add_argument("result", type=pathlib.Path)
     parser.add_argument("--out", type=pathlib.Path, required=True, help="an SVG file")
     options = parser.parse_args()
-    # Text stays text; the same input gives the same file.
+    # Keep text as text and make the output reproducible.
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "headrace"})
     figure = draw(json.loads(options.result.read_text()))
     figure.savefig(options.out, metadata={"Date": None})

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""One training step of a GPT with 1.3 billion parameters, attention by attention in one process, in alternating rounds:
-24 layers, hidden size 2048, 16 heads, vocabulary 50304, two sequences of 8192 and of 2048 tokens, bf16 autocast,
-torch.compile (of a block, and of the loss), fused AdamW. The network is that of examples/train_gpt.py.
+"""Training step of a GPT with 1.3 billion parameters for several attention implementations in one process, in
+alternating rounds: 24 layers, hidden size 2048, 16 heads, vocabulary 50304, two sequences of 8192 or 2048 tokens, bf16
+autocast, torch.compile (of a block and of the loss), fused AdamW. The network is that of examples/train_gpt.py.
 
     PYTHONPATH=python python bench/train_step.py --out bench/results/NAME.json
-    PYTHONPATH=python python bench/train_step.py --small                # a tiny one, also on a CPU
+    PYTHONPATH=python python bench/train_step.py --small                # a tiny model, also on a CPU
 
-All attentions train the same model in turn, some steps each: weights differ from round to round, the work does not. The
-first step of a turn is not timed: the card is as warm then as the attention before left it. FLOP are counted as
-the FlashAttention-2 paper does: 6 * parameters * tokens + 12 * layers * hidden * seqlen * tokens. After the rounds one
-more step of each is profiled: the table names the kernels that took the most time among those of attention.
+The implementations train the same model in turns of a few steps: weights differ between rounds, the work does not. The
+first step of a turn is not timed, because the previous implementation determines the card's temperature. FLOP are
+counted as in the FlashAttention-2 paper: 6 * parameters * tokens + 12 * layers * hidden * seqlen * tokens. After the
+rounds one more step of each is profiled; the table lists the attention kernels that took the most time.
 """
 
 import argparse
@@ -32,17 +32,17 @@ from train_gpt import ATTENTIONS, GPT, Sizes  # noqa: E402
 
 LARGE = {"vocab": 50304, "layers": 24, "hidden": 2048, "heads": 16}
 SMALL = {"vocab": 256, "layers": 2, "hidden": 64, "heads": 4}
-STEPS = 3  # timed, of a turn
+STEPS = 3  # timed steps per turn
 OF_ATTENTION = ("headrace", "attention", "attn", "flash", "fmha", "cudnn", "sdpa", "bmm")
 
 
 class Step:
-    """A training step of one model, by whichever attention."""
+    """Training steps of one model with any attention implementation."""
 
     def __init__(self, sizes, batch, device, compiled):
         torch.manual_seed(0)
         self.sizes, self.batch, self.device = sizes, batch, device
-        with torch.device(device):  # a GPU makes its numbers in no time
+        with torch.device(device):  # initializes on the device, which is fast on a GPU
             self.model = GPT(sizes)
         self.parameters = sum(p.numel() for p in self.model.parameters())
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
@@ -59,7 +59,7 @@ class Step:
             torch.cuda.synchronize()
 
     def run(self, attention):
-        """A step, from the first kernel to the last."""
+        """One step."""
         with torch.autocast(self.device, torch.bfloat16):
             loss = self.model(self.tokens, self.targets, ATTENTIONS[attention])
         loss.backward()
@@ -74,7 +74,7 @@ class Step:
         return time.perf_counter() - start
 
     def kernels(self, attention):
-        """(name, ms) of what ran for attention, the longest first."""
+        """(name, ms) of the attention kernels, the longest first."""
         on_gpu = self.device == "cuda"
         activity = torch.profiler.ProfilerActivity.CUDA if on_gpu else torch.profiler.ProfilerActivity.CPU
         with torch.profiler.profile(activities=[activity]) as profile:
@@ -88,7 +88,7 @@ class Step:
 
 
 def rows_of(step, attentions, rounds):
-    """A row an attention. One that cannot run here says why."""
+    """One row per attention; if it cannot run here, the row has the error."""
     seconds, errors = {}, {}
     for name in attentions:
         progress(f"{name}, seqlen {step.sizes.seqlen}: first steps")
@@ -118,7 +118,7 @@ def rows_of(step, attentions, rounds):
 
 
 def table_of(rows):
-    lines = ["| seqlen | attention | ms a step | TFLOP/s | kernels of attention, ms |", "|---:|---|---:|---:|---|"]
+    lines = ["| seqlen | attention | ms per step | TFLOP/s | attention kernels, ms |", "|---:|---|---:|---:|---|"]
     for row in rows:
         if "error" in row:
             lines.append(f"| {row['seqlen']} | {row['attention']} | | | {row['error']} |")
@@ -132,7 +132,7 @@ def main(argv=None):
     has_gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--attention", default="headrace,flash,cudnn" if has_gpu else "headrace,flash,eager")
-    parser.add_argument("--seqlen", help="one or several; default 8192,2048, with --small 64,32")
+    parser.add_argument("--seqlen", help="comma list; default 8192,2048, with --small 64,32")
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=8, help="turns of each attention")
     parser.add_argument("--small", action="store_true", help="2 layers of 64, vocabulary 256")

@@ -1,5 +1,5 @@
-/* A call that breaks a rule: a status, a text with argument, value, rule and remedy, and outputs
- * that are as they were. */
+/* An invalid call returns a status, sets a message with argument, value, rule and remedy, and
+ * leaves the outputs unchanged. */
 #include <headrace/headrace.h>
 #include <stdio.h>
 

@@ -1,5 +1,5 @@
-/* Which kernel would run, and why not the others: for the machine at hand, and for a problem that
- * exists on paper. */
+/* Prints which kernel would run and why others are refused: for this machine, and for a problem
+ * without tensors. */
 #include <headrace/headrace.h>
 #include <stdio.h>
 #include <string.h>

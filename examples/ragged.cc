@@ -1,6 +1,6 @@
-// A ragged batch: three sequences of 4, 0 and 7 tokens lie one after the other, without padding;
-// grouped heads; the log-sum-exp of every row; a plan that is made once and runs often, with a
-// workspace of the program's own.
+// A ragged batch: three concatenated sequences of 4, 0 and 7 tokens without padding, with grouped
+// heads and the log-sum-exp of every row. The plan is made once and can run often, with the
+// caller's workspace.
 #include <cmath>
 #include <cstdio>
 #include <headrace/headrace.hpp>
@@ -36,7 +36,7 @@ int main() {
   std::vector<unsigned char> workspace(plan.workspace_bytes());
   for (int step = 0; step < 3; ++step) plan.run(tensors, {workspace.data(), workspace.size()});
 
-  // Every value is 1, and so is every average of them.
+  // All values are 1, so every weighted average is 1.
   double worst = 0;
   for (const float x : out) worst = std::fmax(worst, std::fabs(x - 1));
   std::printf("ragged: %s, off by %g, lse of row 0: %g\n", plan.kernel(), worst,

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Trains a small GPT on a text, byte by byte, with one attention or with several in one run, on the CPU or a GPU.
+"""Trains a small byte-level GPT on a text, with one or several attention implementations, on the CPU or a GPU.
 
     python examples/train_gpt.py                                     # 200 steps with headrace
     python examples/train_gpt.py --attention headrace,eager,flash    # the same batches: loss curves, step times
     python examples/train_gpt.py --attention headrace,eager --seeds 0,1
-    python examples/train_gpt.py --resume --steps 400                # goes on where the last run ended
+    python examples/train_gpt.py --resume --steps 400                # continues the last run
 
-Needs PyTorch and the headrace package; draws the curves where matplotlib is installed. The default text is the tests'
-chapter of "Alice's Adventures in Wonderland" (Lewis Carroll, 1865, in the public domain; tests/golden/README.md says
-where it comes from). A step's batch depends on the seed and the step alone and a checkpoint has everything else, so a
-run that was resumed has the losses of one that never stopped, on the CPU bit for bit.
+Needs PyTorch and the headrace package; plots the curves if matplotlib is installed. The default text is the tests'
+chapter of "Alice's Adventures in Wonderland" (Lewis Carroll, 1865, public domain; source: tests/golden/README.md). A
+step's batch depends only on the seed and the step, and a checkpoint has everything else, so a resumed run has the same
+losses as an uninterrupted one, on the CPU bit for bit.
 """
 
 import argparse
@@ -35,11 +35,11 @@ import headrace.torch
 
 TEXT = pathlib.Path(__file__).parent.parent / "tests/golden/text/alice.txt"
 
-# ---- attentions: causal, of qkv [batch, seqlen, 3, heads, head_dim], giving [batch, seqlen, heads, head_dim] ----
+# ---- causal attention: qkv [batch, seqlen, 3, heads, head_dim] -> [batch, seqlen, heads, head_dim] ----
 
 
 def of_parts(attend):
-    """By `attend` of q, k and v, [batch, heads, seqlen, head_dim] each. PyTorch has none that takes them together."""
+    """Wraps `attend(q, k, v)`, [batch, heads, seqlen, head_dim] each: PyTorch's functions take no packed qkv."""
     return lambda qkv: attend(*(t.transpose(1, 2) for t in qkv.unbind(2))).transpose(1, 2)
 
 
@@ -60,7 +60,7 @@ def of_pytorch(backend):
 ATTENTIONS = {
     "headrace": lambda qkv: headrace.torch.flash_attn_qkvpacked_func(qkv, causal=True),
     "flash": of_pytorch(SDPBackend.FLASH_ATTENTION),
-    "cudnn": of_pytorch(SDPBackend.CUDNN_ATTENTION),  # on a GPU, in 16 bits
+    "cudnn": of_pytorch(SDPBackend.CUDNN_ATTENTION),  # GPU only, 16-bit dtypes
     "eager": of_parts(eager),
 }
 
@@ -90,7 +90,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """GPT-2's network: learned positions, norms first, the embedding also as the last matrix."""
+    """GPT-2's architecture: learned positions, pre-norm, tied embeddings."""
 
     def __init__(self, sizes):
         super().__init__()
@@ -114,7 +114,7 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
     def compile_parts(self):
-        """Through torch.compile: one block for all of them, which takes seconds where the whole takes minutes."""
+        """Compiles one block for all layers, which takes seconds; compiling the whole model takes minutes."""
         for block in self.blocks:
             block.compile(dynamic=False)
         self.loss = torch.compile(self.loss, dynamic=False)
@@ -124,7 +124,7 @@ class GPT(nn.Module):
 
 
 class Run:
-    """One training: what a checkpoint holds, and a step."""
+    """One training run: the state of a checkpoint, and its steps."""
 
     def __init__(self, text, sizes, attention, seed, batch=8, rate=1e-3, device="cpu", compiled=False):
         torch.manual_seed(seed)
@@ -138,7 +138,7 @@ class Run:
         self.losses, self.ms = [], []
 
     def examples(self):
-        """tokens and targets [batch, seqlen] of the next step."""
+        """Tokens and targets, [batch, seqlen], of the next step."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + len(self.losses))
         starts = torch.randint(len(self.text) - self.seqlen, (self.batch,), generator=generator)
         rows = self.text[starts[:, None] + torch.arange(self.seqlen + 1)].long().to(self.device)
@@ -155,28 +155,28 @@ class Run:
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
-        self.losses.append(loss.item())  # waits for the device
+        self.losses.append(loss.item())  # synchronizes
         self.ms.append(1e3 * (time.perf_counter() - start))
 
     def save(self, folder):
         state = {"settings": self.settings, "losses": self.losses, "ms": self.ms}
         state |= {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         torch.save(state, folder / "half-written")
-        os.replace(folder / "half-written", folder / f"{self.name}.pt")  # so the last one stays whole
+        os.replace(folder / "half-written", folder / f"{self.name}.pt")  # atomic replacement
 
     def load(self, folder):
         path = folder / f"{self.name}.pt"
         if not path.exists():
-            sys.exit(f"--resume: {path} is not there; train without --resume first, or name its folder with --out")
+            sys.exit(f"--resume: {path} does not exist; train without --resume first, or pass its folder with --out")
         state = torch.load(path, map_location=self.device, weights_only=True)
         if state["settings"] != self.settings:
-            sys.exit(f"--resume: {path} was trained with {state['settings']}; pass the same numbers")
+            sys.exit(f"--resume: {path} was trained with {state['settings']}; pass the same settings")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.losses, self.ms = state["losses"], state["ms"]
 
     def final_loss(self):
-        """A single batch's loss is noise: the mean of the last 20."""
+        """The mean of the last 20 losses; single batches are noisy."""
         return statistics.fmean(self.losses[-20:])
 
 
@@ -186,7 +186,7 @@ def train(run, steps, every, folder=None):
         done = len(run.losses)
         if done % every == 0 or done == steps:
             ms = statistics.median(run.ms[-every:])
-            print(f"{run.name:>12}  step {done:5}  loss {run.losses[-1]:.4f}  {ms:.1f} ms a step", flush=True)
+            print(f"{run.name:>12}  step {done:5}  loss {run.losses[-1]:.4f}  {ms:.1f} ms per step", flush=True)
             if folder is not None:
                 run.save(folder)
 
@@ -195,12 +195,12 @@ def draw(runs, path):
     try:
         import matplotlib.pyplot as plt
     except ImportError:
-        print("matplotlib is not installed: there is no plot; report.json beside the checkpoints has the curves")
+        print("matplotlib is not installed: no plot; report.json next to the checkpoints has the curves")
         return
     figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
     for run in runs:
         axes.plot(range(1, len(run.losses) + 1), run.losses, label=run.name, linewidth=1)
-    axes.set(xlabel="step", ylabel="loss (nats a byte)", title="train_gpt.py")
+    axes.set(xlabel="step", ylabel="loss (nats per byte)", title="train_gpt.py")
     axes.legend()
     figure.savefig(path)
     print(path)
@@ -227,22 +227,22 @@ def report_of(runs, refused, device):
 
 def arguments_of(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--attention", default="headrace", help=f"one or several of {','.join(ATTENTIONS)}")
-    parser.add_argument("--seeds", default="0", help="one or several, of weights and batches")
-    parser.add_argument("--text", type=pathlib.Path, default=TEXT, help="any file; its bytes are the tokens")
-    parser.add_argument("--steps", type=int, default=200, help="in all, those before --resume included")
+    parser.add_argument("--attention", default="headrace", help=f"comma list of {','.join(ATTENTIONS)}")
+    parser.add_argument("--seeds", default="0", help="comma list of seeds for weights and batches")
+    parser.add_argument("--text", type=pathlib.Path, default=TEXT, help="training text; its bytes are the tokens")
+    parser.add_argument("--steps", type=int, default=200, help="total number of steps, including those before --resume")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--seqlen", type=int, default=256)
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate, after 20 steps of warming up")
+    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate after 20 warm-up steps")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--threads", type=int, help="on the CPU; default: PyTorch's own rule")
-    parser.add_argument("--compile", action="store_true", help="through torch.compile")
-    parser.add_argument("--every", type=int, default=20, help="steps between two lines and checkpoints")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("build/train_gpt"), help="folder to write to")
-    parser.add_argument("--resume", action="store_true", help="from the checkpoints in --out")
+    parser.add_argument("--threads", type=int, help="CPU threads; default: PyTorch's")
+    parser.add_argument("--compile", action="store_true", help="use torch.compile")
+    parser.add_argument("--every", type=int, default=20, help="steps between log lines and checkpoints")
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("build/train_gpt"), help="output folder")
+    parser.add_argument("--resume", action="store_true", help="continue from the checkpoints in --out")
     arguments = parser.parse_args(argv)
     arguments.attention = arguments.attention.split(",")
     for name in arguments.attention:
@@ -257,7 +257,7 @@ def main(argv=None):
         torch.set_num_threads(a.threads)
     text = torch.frombuffer(bytearray(a.text.read_bytes()), dtype=torch.uint8)
     if len(text) <= a.seqlen:
-        sys.exit(f"--text: {a.text} has {len(text)} bytes: must be longer than --seqlen {a.seqlen}")
+        sys.exit(f"--text: {a.text} has {len(text)} bytes: must be longer than --seqlen {a.seqlen}; pass a longer text")
     a.out.mkdir(parents=True, exist_ok=True)
     sizes = Sizes(256, a.layers, a.hidden, a.heads, a.seqlen)
     runs, refused = [], {}
@@ -273,7 +273,7 @@ def main(argv=None):
                 raise
             refused[run.name] = " ".join(str(error).split())
             print(f"{run.name:>12}  cannot run here: {refused[run.name]}", flush=True)
-    print("\n| run | loss, mean of the last 20 | ms a step, median |\n|---|---:|---:|")
+    print("\n| run | loss, mean of the last 20 | ms per step, median |\n|---|---:|---:|")
     for run in runs:
         print(f"| {run.name} | {run.final_loss():.4f} | {statistics.median(run.ms):.1f} |")
     (a.out / "report.json").write_text(json.dumps(report_of(runs, refused, a.device), indent=1) + "\n")

@@ -1,6 +1,5 @@
-// Attention on views: q, k and v are slices of one packed tensor, the output has its heads before
-// its rows, and nothing is copied. Built against an installed Headrace; returns 1 when the result
-// is wrong.
+// Attention on views without copies: q, k and v are slices of one packed tensor, and the output is
+// BHSD. Builds against an installed Headrace; returns 1 if the result is wrong.
 #include <cmath>
 #include <cstdio>
 #include <headrace/headrace.hpp>
@@ -9,7 +8,7 @@
 int main() {
   using headrace::DType, headrace::TensorView;
   const std::int64_t batch = 2, seqlen = 5, heads = 3, dim = 8;
-  // [batch, seqlen, 3, heads, dim], as one projection of a model leaves it.
+  // [batch, seqlen, 3, heads, dim], the output of a fused QKV projection.
   std::vector<float> packed(static_cast<std::size_t>(batch * seqlen * 3 * heads * dim));
   for (std::size_t i = 0; i < packed.size(); ++i)
     packed[i] = std::sin(0.37f * static_cast<float>(i));
@@ -21,11 +20,11 @@ int main() {
       TensorView(out.data(), DType::f32, {batch, heads, seqlen, dim}).permute({0, 2, 1, 3}).value();
   const auto part = [&](std::int64_t i) {
     return qkv.select(2, i).value();
-  };  // a view has none where it would not fit
+  };  // empty if the view is impossible
   headrace::attention_forward(part(0), part(1), part(2), result, {},
                               {.causal = headrace::Causal::bottom_right});
 
-  // The first query sees the first key alone: its output is the first value.
+  // The first query sees only the first key: its output is the first value.
   double worst = 0;
   for (std::int64_t b = 0; b < batch; ++b)
     for (std::int64_t h = 0; h < heads; ++h)

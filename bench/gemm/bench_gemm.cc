@@ -1,11 +1,11 @@
-// Products of packed weights: operations and bytes a second at the shapes of a small language model
-// (SmolLM2-135M), beside what the machine reads at best.
+// Benchmark of matmuls with packed weights: GOP/s and GB/s at the shapes of a small language model
+// (SmolLM2-135M), next to the machine's read bandwidth.
 //
 //   headrace_bench_gemm [--tokens 1,512] [--threads 1,2] [--types Q4_1,Q8_0] [--shapes down,head]
 //                       [--mode normal|exact] [--seconds 1] [--mib 192]
 //
-// A shape has as many copies of its weights as make --mib MiB, used in turn, as the layers of a
-// model are: enough to leave the caches, or (0) one.
+// Each shape cycles through copies of its weights of --mib MiB in total, like the layers of a
+// model, so that weights are not cached; --mib 0: one copy.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -28,7 +28,7 @@ using Clock = std::chrono::steady_clock;
 struct Shape {
   const char* name;
   std::int64_t columns;
-  std::vector<std::int64_t> rows;  // of matrices with the same input
+  std::vector<std::int64_t> rows;  // of the matrices that share an input
 };
 const std::vector<Shape> kShapes = {
     {"qkv", 576, {576, 192, 192}}, {"attn_out", 576, {576}}, {"gate_up", 576, {1536, 1536}},
@@ -68,7 +68,7 @@ Options parse(int argc, char** argv) {
   return options;
 }
 
-// Random bytes, with halves that are scales of no particular value but finite.
+// Random bytes; the f16 scales are finite.
 std::vector<std::byte> random_blocks(const WeightTypeInfo& info, std::int64_t elements) {
   std::mt19937_64 random(1);
   std::vector<std::byte> data(
@@ -92,7 +92,7 @@ std::vector<std::byte> random_blocks(const WeightTypeInfo& info, std::int64_t el
 
 struct Case {
   std::vector<std::vector<cpu::PackedMatrix>> copies;
-  std::int64_t rows = 0, columns = 0, bytes = 0;  // of one copy
+  std::int64_t rows = 0, columns = 0, bytes = 0;  // per copy
 };
 
 Case make_case(const Shape& shape, const WeightTypeInfo& info, cpu::MatmulMode mode,
@@ -127,8 +127,8 @@ Seconds time_case(const Case& c, std::int64_t tokens, int threads, double second
   std::vector<std::byte> scratch(cpu::multiply_scratch_bytes(c.columns, tokens));
   std::vector<double> times;
   const auto begin = Clock::now();
-  // Some calls a time where they are short, so that the clock costs nothing; not many, so that some
-  // times are free of other programs.
+  // Times several short calls together, so that the clock's cost does not count; few enough that
+  // some measurements are free of other programs.
   const std::size_t calls =
       tokens < 8 ? static_cast<std::size_t>(std::max<std::int64_t>(1, (4 << 20) / c.bytes)) : 1;
   for (std::size_t next = 0;;) {
@@ -144,7 +144,7 @@ Seconds time_case(const Case& c, std::int64_t tokens, int threads, double second
            .x_stride = c.columns,
            .out = out.data(),
            .out_stride = c.rows},
-          threads, scratch.data()));  // fails with an executor alone, and there is none
+          threads, scratch.data()));  // fails only with a custom executor; none is set
     }
     const auto end = Clock::now();
     times.push_back(std::chrono::duration<double>(end - start).count() /

@@ -1,6 +1,6 @@
-// What the host pays for a call from C++ on the CPU, beside the kernel: f32, [batch 1, seqlen 64,
-// num_heads 8, head_dim 64]. Microseconds: the fastest and the median of many rounds.
-// Exits 1 where the fastest round of a row with a limit is over it.
+// Host overhead of a C++ call on the CPU: f32, [batch 1, seqlen 64, num_heads 8, head_dim 64].
+// Microseconds per call: minimum and median of many rounds. Exits with 1 if the minimum of a row
+// exceeds its limit.
 #include <cstdio>
 #include <vector>
 
@@ -24,9 +24,9 @@ int main() {
   const Workspace workspace{memory.data(), memory.size()};
   std::printf("headrace %s, %s, %d threads, %s\n", version(), device.name, device.num_units,
               plan.kernel());
-  std::printf("%-40s %8s %8s %8s\n", "us a call", "min", "median", "limit");
-  is_within(kNoLimit, "run of a kept plan", 10, [&] { plan.run(tensors, workspace); });
-  bool is_fast = is_within(2, "run of a kept plan, beside its kernel", 200,
+  std::printf("%-40s %8s %8s %8s\n", "us per call", "min", "median", "limit");
+  is_within(kNoLimit, "run of a cached plan", 10, [&] { plan.run(tensors, workspace); });
+  bool is_fast = is_within(2, "run of a cached plan, without its kernel", 200,
                            [&] { idle.run(tensors, workspace); });
   is_fast &= is_within(5, "plan_attention", 100, [&] { (void)plan_attention(problem, device); });
   is_within(kNoLimit, "plan_attention and explain", 50,

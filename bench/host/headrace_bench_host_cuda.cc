@@ -1,6 +1,6 @@
-// What the host pays for a call from C++ on a GPU: bf16, causal, [batch 1, seqlen 128, num_heads
-// 16, head_dim 128]; and what the call takes in a graph of 100. Microseconds: the fastest and the
-// median of many rounds. Exits 1 where the fastest round of a row with a limit is over it.
+// Host overhead of a C++ call on a GPU (bf16, causal, [batch 1, seqlen 128, num_heads 16, head_dim
+// 128]), and GPU time per call in a CUDA graph of 100. Microseconds per call: minimum and median of
+// many rounds. Exits with 1 if the minimum of a row exceeds its limit.
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
@@ -21,7 +21,7 @@ void must(cudaError_t error, const char* what) {
   std::exit(2);
 }
 
-// Room for bf16 tensors; zeros.
+// Zeroed device memory.
 void* memory_of(std::size_t bytes) {
   void* data = nullptr;
   must(cudaMalloc(&data, bytes), "cudaMalloc");
@@ -38,8 +38,7 @@ TensorView tensor() {
   return x;
 }
 
-// `calls` a round, and then a wait: the queue of a stream never fills, which would be the GPU's
-// time.
+// Synchronizes after `calls` calls: a full stream queue would add GPU time.
 template <class Body>
 bool is_enqueued_within(double limit, const char* what, cudaStream_t stream, Body body) {
   constexpr int kCalls = 50;
@@ -47,12 +46,12 @@ bool is_enqueued_within(double limit, const char* what, cudaStream_t stream, Bod
     const auto start = Clock::now();
     for (int i = 0; i < kCalls; ++i) body();
     const double taken = microseconds_since(start) / kCalls;
-    must(cudaStreamSynchronize(stream), "waiting for the calls");
+    must(cudaStreamSynchronize(stream), "synchronizing with the calls");
     return taken;
   });
 }
 
-// Microseconds of the GPU a call, of a graph of many.
+// GPU microseconds per call, in a graph of many calls.
 template <class Body>
 bool is_in_graph_within(double limit, const char* what, cudaStream_t stream, Body body) {
   constexpr int kCalls = 100;
@@ -61,16 +60,17 @@ bool is_in_graph_within(double limit, const char* what, cudaStream_t stream, Bod
   cudaEvent_t begin = nullptr, end = nullptr;
   must(cudaEventCreate(&begin), "cudaEventCreate");
   must(cudaEventCreate(&end), "cudaEventCreate");
-  must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "beginning the capture");
+  must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+       "beginning the graph capture");
   for (int i = 0; i < kCalls; ++i) body();
-  must(cudaStreamEndCapture(stream, &graph), "ending the capture");
-  must(cudaGraphInstantiate(&replay, graph), "making the graph");
+  must(cudaStreamEndCapture(stream, &graph), "ending the graph capture");
+  must(cudaGraphInstantiate(&replay, graph), "instantiating the graph");
   return is_row_within(limit, what, [&] {
     float milliseconds = 0;
     must(cudaEventRecord(begin, stream), "cudaEventRecord");
     must(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");
     must(cudaEventRecord(end, stream), "cudaEventRecord");
-    must(cudaEventSynchronize(end), "waiting for the graph");
+    must(cudaEventSynchronize(end), "synchronizing with the graph");
     must(cudaEventElapsedTime(&milliseconds, begin, end), "cudaEventElapsedTime");
     return 1e3 * static_cast<double>(milliseconds) / kCalls;
   });
@@ -78,7 +78,7 @@ bool is_in_graph_within(double limit, const char* what, cudaStream_t stream, Bod
 
 int measure() {
   if (num_cuda_devices() == 0) {
-    std::fprintf(stderr, "there is no CUDA device\n");
+    std::fprintf(stderr, "no CUDA device\n");
     return 2;
   }
   const AttentionTensors tensors{.q = tensor(), .k = tensor(), .v = tensor(), .out = tensor()};
@@ -90,13 +90,13 @@ int measure() {
   cudaStream_t stream = nullptr;
   must(cudaStreamCreate(&stream), "cudaStreamCreate");
   std::printf("headrace %s, %s, %s\n", version(), device.name, plan.kernel());
-  std::printf("%-40s %8s %8s %8s\n", "us a call", "min", "median", "limit");
+  std::printf("%-40s %8s %8s %8s\n", "us per call", "min", "median", "limit");
   const auto run = [&] { plan.run(tensors, workspace, {}, stream); };
-  bool is_fast = is_enqueued_within(5, "run of a kept plan", stream, run);
-  is_enqueued_within(kNoLimit, "run of a kept plan, without its kernel", stream,
+  bool is_fast = is_enqueued_within(5, "run of a cached plan", stream, run);
+  is_enqueued_within(kNoLimit, "run of a cached plan, without its kernel", stream,
                      [&] { idle.run(tensors, workspace, {}, stream); });
   is_within(kNoLimit, "plan_attention", 100, [&] { (void)plan_attention(problem, device); });
-  is_fast &= is_in_graph_within(6, "a call in a graph of 100, on the GPU", stream, run);
+  is_fast &= is_in_graph_within(6, "GPU time of a call in a graph of 100", stream, run);
   return is_fast ? 0 : 1;
 }
 
@@ -105,7 +105,7 @@ int measure() {
 int main() {
   try {
     return measure();
-  } catch (const Error& error) {  // no driver, say
+  } catch (const Error& error) {  // no driver, for example
     std::fprintf(stderr, "headrace_bench_host_cuda: %s\n", error.what());
     return 2;
   }

@@ -1,7 +1,7 @@
-// A plan whose kernel does nothing: what is left of a run is what the call costs beside its kernel.
+// A plan with an empty kernel: its run measures the call overhead.
 #pragma once
 
 #include "headrace/headrace.h"
 
-// Of a valid problem; headrace_plan_destroy() it.
+// Needs a valid problem. Free it with headrace_plan_destroy().
 headrace_plan* make_idle_plan(const headrace_problem& problem, const headrace_device_info& device);

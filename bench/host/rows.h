@@ -1,4 +1,4 @@
-// The rows of a table of host times.
+// Rows of a table of host times.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,8 @@ inline double microseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
 }
 
-// Prints a row, the fastest and the median of many rounds; whether the fastest is within the
-// limit. round(): microseconds a call.
+// Prints a row with minimum and median of many rounds; true if the minimum is within the limit.
+// round(): microseconds per call.
 template <class Round>
 bool is_row_within(double limit, const char* what, Round round) {
   std::vector<double> rounds;
@@ -30,7 +30,7 @@ bool is_row_within(double limit, const char* what, Round round) {
   return limit == kNoLimit || rounds.front() <= limit;
 }
 
-// `calls` a round: few enough that some rounds are free of other programs.
+// Few `calls` per round, so that some rounds are free of other programs.
 template <class Body>
 bool is_within(double limit, const char* what, int calls, Body body) {
   return is_row_within(limit, what, [&] {

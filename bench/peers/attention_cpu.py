@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Headrace beside PyTorch's scaled_dot_product_attention on the CPU: one process, the same memory,
+"""Headrace compared with PyTorch's scaled_dot_product_attention on the CPU: one process, the same memory,
 the same threads, alternating rounds. bench/peers/README.md has the protocol."""
 
 import argparse
@@ -25,17 +25,17 @@ from machine import cpu_name, progress, revision
 
 TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 ABI_DTYPES = {"f32": headrace_abi.F32, "bf16": headrace_abi.BF16}
-# What one rounding of the result may cost, relative to the largest value.
+# Relative rounding error of a result.
 EPSILON = {"f32": 2.0**-20, "bf16": 2.0**-8}
-ROWS_TO_CHECK = 96  # of long sequences: the first and last rows and some between
-SETTLE_SECONDS = 0.02  # threads of the other side stop spinning meanwhile
+ROWS_TO_CHECK = 96  # for long sequences: the first and last rows and some in between
+SETTLE_SECONDS = 0.02  # lets the threads of the other side stop spinning
 MAX_CALLS_IN_ROUND = 100000
 MIN_COLD_CALLS = 5
 
 
 class Evictor:
-    """Streams over memory larger than the last level cache, on every core that computes. Plain
-    numpy in threads that sleep afterwards: a library pool that spins on would slow the next call.
+    """Streams over memory larger than the last level cache, on every computing core. Uses numpy in
+    threads that sleep afterwards: a pool that keeps spinning would slow down the next call.
     """
 
     def __init__(self, num_threads):
@@ -57,7 +57,7 @@ def last_level_cache_bytes():
 
 
 class Inputs:
-    """Tensors of a case in torch's natural order (batch, heads, seqlen, head_dim)."""
+    """Tensors of a case in PyTorch's order (batch, heads, seqlen, head_dim)."""
 
     def __init__(self, case, seed=0):
         generator = torch.Generator().manual_seed(seed)
@@ -74,7 +74,7 @@ class Inputs:
 
 
 def headrace_view(tensor, dtype):
-    """The same memory as batch, seqlen, heads, head_dim: only the strides change places."""
+    """The same memory viewed as batch, seqlen, heads, head_dim."""
     batch, heads, seqlen, dim = tensor.shape
     stride_batch, stride_head, stride_seq, stride_dim = tensor.stride()
     return headrace_abi.tensor(
@@ -97,7 +97,7 @@ def available_memory_bytes():
 
 
 def make_torch(case, inputs):
-    """Name -> call. With grouped heads there are two ways to ask; the expansion is not timed."""
+    """Name -> call. For GQA both enable_gqa and expanded KV heads; the expansion is not timed."""
     sdpa = torch.nn.functional.scaled_dot_product_attention
     q, k, v, is_causal = inputs.q, inputs.k, inputs.v, case.is_causal
     if case.num_heads == case.num_kv_heads:
@@ -110,7 +110,7 @@ def make_torch(case, inputs):
         v_all = v.repeat_interleave(group_size, dim=1)
         calls["expanded"] = lambda: sdpa(q, k_all, v_all, is_causal=is_causal)
     else:
-        note(f"{case.name}: too little memory for torch with expanded heads, skipped")
+        note(f"{case.name}: not enough memory for torch with expanded KV heads, skipped")
     return calls
 
 
@@ -123,7 +123,7 @@ def rows_to_check(case):
 
 
 def reference_rows(case, inputs, rows):
-    """softmax(q k^T / sqrt(d)) v in float64 for some query rows: [batch, heads, rows, head_dim]."""
+    """softmax(q k^T / sqrt(d)) v in float64 for selected query rows: [batch, heads, rows, head_dim]."""
     group_size = case.num_heads // case.num_kv_heads
     out = torch.empty(
         (case.batch, case.num_heads, len(rows), case.head_dim), dtype=torch.float64
@@ -144,8 +144,7 @@ def reference_rows(case, inputs, rows):
 
 
 def check_case(case, inputs, headrace, torch_calls):
-    """Errors against float64, and whether ours is as small as it must be: at most twice torch's
-    own plus one rounding of the result."""
+    """Errors against float64. Ours must be at most twice torch's plus one rounding of the result."""
     rows = rows_to_check(case)
     expected = reference_rows(case, inputs, rows)
     inputs.out.fill_(math.nan)
@@ -163,9 +162,9 @@ def check_case(case, inputs, headrace, torch_calls):
 
 
 def time_round(call, seconds, evict):
-    """Median of one round's calls, in ms; each call is timed on its own."""
+    """Median of a round's calls in ms; each call is timed separately."""
     time.sleep(SETTLE_SECONDS)
-    call()  # wakes the threads of this side
+    call()  # wakes up this side's threads
     times = []
     begin = time.perf_counter()
     min_calls = MIN_COLD_CALLS if evict else 1
@@ -247,17 +246,17 @@ def parse_options(description):
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--threads", type=positive, default=2, help="of both sides")
-    parser.add_argument("--rounds", type=positive, default=5, help="of each side, alternating")
-    parser.add_argument("--round-seconds", type=float, default=0.2, help="of one round at least")
+    parser.add_argument("--threads", type=positive, default=2, help="threads of both sides")
+    parser.add_argument("--rounds", type=positive, default=5, help="alternating rounds of each side")
+    parser.add_argument("--round-seconds", type=float, default=0.2, help="minimum time of a round")
     parser.add_argument("--cold", action="store_true", help="decode: evict caches before each call")
     parser.add_argument("--filter", type=re.compile, default="", help="regex on case names")
     parser.add_argument("--list", action="store_true", help="print the case names and stop")
     parser.add_argument(
-        "--check", action="store_true", help="no timing: the cases and smaller versions of them"
+        "--check", action="store_true", help="no timing: check the cases and smaller versions of them"
     )
     parser.add_argument("--format", choices=sorted(report.FORMATS), default="text")
-    parser.add_argument("--out", type=pathlib.Path, help="write the JSON result here as well")
+    parser.add_argument("--out", type=pathlib.Path, help="also write the JSON result to this file")
     parser.add_argument("--library", help="libheadrace.so (HEADRACE_LIBRARY or build/*/src)")
     return parser.parse_args()
 
@@ -281,7 +280,7 @@ def main(description=__doc__, cases=None, run=run_case):
         print("\n".join(case.name for case in cases))
         return 0
     if not cases:
-        note("no case has such a name; --list prints them")
+        note("no case matches --filter; --list prints the names")
         return 2
     if options.check:
         cases = list(dict.fromkeys([case.smaller() for case in cases] + cases))
@@ -290,7 +289,7 @@ def main(description=__doc__, cases=None, run=run_case):
     rows = run_cases(library, cases, options, run)
     result = {"meta": meta_of(library, options), "rows": rows, "summary": report.summary_of(rows)}
     sys.stdout.write(report.FORMATS[options.format](result))
-    if options.format == "csv":  # has no place for it
+    if options.format == "csv":  # CSV has no metadata
         for key, value in result["meta"].items():
             print(f"{key}: {value}", file=sys.stderr)
     if options.out:

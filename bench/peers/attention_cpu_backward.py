@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The backward of Headrace beside that of PyTorch's scaled_dot_product_attention on the CPU: one
-process, the same memory, the same threads, alternating rounds. bench/peers/README.md has the
+"""The backward of Headrace compared with that of PyTorch's scaled_dot_product_attention on the CPU:
+one process, the same memory, the same threads, alternating rounds. bench/peers/README.md has the
 protocol."""
 
 import dataclasses
@@ -12,14 +12,14 @@ import attention_cpu
 import headrace_abi
 from cases import Case, all_cases
 
-# Of gradients, relative to their largest element, from those of float32 inputs.
+# Maximum difference from float32 gradients, relative to their largest element.
 LARGEST_DIFFERENCE = {"f32": 1e-4, "bf16": 0.03}
 
 
 @dataclasses.dataclass(frozen=True)
 class BackwardCase(Case):
     def flops(self):
-        """Five products for the two of a forward."""
+        """Five matmuls; the forward has two."""
         return 2.5 * super().flops()
 
 
@@ -29,7 +29,7 @@ def backward_cases():
 
 
 def make_headrace(library, case, inputs, dout, num_threads):
-    """Our call, and the gradients that it writes."""
+    """Our call and its gradients."""
     views = [
         attention_cpu.headrace_view(t, case.dtype)
         for t in (inputs.q, inputs.k, inputs.v, inputs.out)
@@ -80,7 +80,7 @@ def run_case(library, case, options, evictor):
         sides = {"autograd": make_torch(case, inputs, dout)}
         row["caches"] = "warm"
         row.update(attention_cpu.time_case(case, ours, sides, options, None))
-    del lse  # which our call reads
+    del lse  # ours reads it
     return row
 
 

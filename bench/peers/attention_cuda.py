@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Headrace beside cuDNN and FlashAttention-2, as PyTorch calls them, on one GPU: one process, the same memory,
+"""Headrace compared with cuDNN and FlashAttention-2 through PyTorch on one GPU: one process, the same memory,
 alternating rounds. bench/peers/README.md has the protocol."""
 
 import argparse
@@ -23,16 +23,16 @@ import report
 from energy import Energy
 from machine import progress, revision
 
-TOKENS, HIDDEN = 16384, 2048  # batch * seqlen, num_heads * head_dim: the convention of the papers
+TOKENS, HIDDEN = 16384, 2048  # batch * seqlen and num_heads * head_dim, as in the FlashAttention papers
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "fa2": SDPBackend.FLASH_ATTENTION}
 DTYPES = {"bf16": (torch.bfloat16, headrace_abi.BF16), "f16": (torch.float16, headrace_abi.F16)}
-REST_SECONDS = 0.6  # burst: the card's power budget recovers
-LOAD_SECONDS = 2.0  # loaded: of matrix products before the first round; sustained: also of each round
-PRODUCT_SIZE = 8192  # rows and columns of the matrices that give the ceiling
-BATCH_SECONDS = 0.1  # sustained: of calls that are waited for together
+REST_SECONDS = 0.6  # burst: lets the power budget recover
+LOAD_SECONDS = 2.0  # loaded: matmuls before the first round; sustained: also length of each round
+PRODUCT_SIZE = 8192  # matrix size of the matmul that measures the peak
+BATCH_SECONDS = 0.1  # sustained: of calls between two synchronizations
 WARM_UPS, LAUNCHES = 5, 30
-EVICT_BYTES = 192 << 20  # more than three times the L2 cache
-LARGEST_DIFFERENCE = {"bf16": 0.02, "f16": 0.003}  # of outputs of size 1, each rounded once and P as well
+EVICT_BYTES = 192 << 20  # more than three times the L2 size
+LARGEST_DIFFERENCE = {"bf16": 0.02, "f16": 0.003}  # for outputs of magnitude 1; output and P are rounded
 COLUMNS = (
     ("case", "case", "{}"),
     ("median_us", "headrace us", "{:.1f}"),
@@ -55,7 +55,7 @@ class Case:
     head_dim: int
     is_causal: bool
     seqlen: int
-    group: int = 1  # query heads a KV head
+    group: int = 1  # query heads per KV head
 
     @property
     def name(self):
@@ -85,11 +85,11 @@ def all_cases():
 
 
 class Side:
-    """A library at work on the tensors of a case: its calls, timed by events with the L2 cache evicted."""
+    """One library on the tensors of a case; calls are timed by CUDA events with a flushed L2."""
 
     def __init__(self, call, flops):
         self.call, self.flops, self.rates = call, flops, []
-        self.energies = []  # sustained: joules a FLOP
+        self.energies = []  # sustained: joules per FLOP
 
     def round(self, evict, rest, launches=LAUNCHES):
         time.sleep(rest)
@@ -106,7 +106,7 @@ class Side:
         self.rates.append(self.flops / median_ms * 1e-9)
 
     def sustained_round(self, energy):
-        """Calls one after the other, as a card at its power limit does them; no cache is evicted."""
+        """Back-to-back calls at the power limit; the L2 is not flushed."""
         started = time.perf_counter()
         self.call()
         torch.cuda.synchronize()
@@ -126,7 +126,7 @@ class Side:
 
 
 def headrace_view(tensor, dtype):
-    """[batch, heads, seqlen, dim] of torch as [batch, seqlen, heads, dim]: only the strides change places."""
+    """Views [batch, heads, seqlen, dim] as [batch, seqlen, heads, dim]."""
     view = tensor.transpose(1, 2)
     return headrace_abi.tensor(view.data_ptr(), DTYPES[dtype][1], view.shape, view.stride(), headrace_abi.CUDA)
 
@@ -136,7 +136,7 @@ def make_tensors(case, scale):
     torch.manual_seed(0)
     heads, kv_heads = case.num_heads, case.num_heads // case.group
 
-    def normal(num_heads):  # bshd in memory, as models have it
+    def normal(num_heads):  # BSHD in memory, as in models
         shape = (case.batch, case.seqlen, num_heads, case.head_dim)
         return (torch.randn(shape, device="cuda") * scale).to(DTYPES[case.dtype][0]).transpose(1, 2)
 
@@ -185,7 +185,7 @@ def run_rounds(sides, options, evict):
 
 
 def energies_of(sides):
-    """pJ a FLOP, in sustained rounds."""
+    """pJ per FLOP, in sustained rounds."""
     medians = {name: statistics.median(side.energies) * 1e12 for name, side in sides.items() if side.energies}
     return {f"{'' if name == 'headrace' else name + '_'}pj_per_flop": value for name, value in medians.items()}
 
@@ -206,12 +206,12 @@ def row_of(case, op, kernel, sides, rates, flops, difference, is_correct):
 
 
 def known_cells(which):
-    """What is known of FlashAttention-3, by case."""
+    """FlashAttention-3's readings by case."""
     return json.loads(pathlib.Path(__file__).with_name("fa3_h200.json").read_text())[which]
 
 
 def add_fa3(rates, reading, mode):
-    """Its rate, where cuDNN tells how fast this card is beside that of the reading."""
+    """FlashAttention-3's rate, scaled by the ratio of cuDNN's rate here and in the reading."""
     mode = "burst" if mode == "burst" else "loaded"
     if f"fa3_{mode}" in reading and "cudnn" in rates:
         rates["fa3"] = reading[f"fa3_{mode}"] * rates["cudnn"] / reading[f"cudnn_{mode}"]
@@ -244,7 +244,7 @@ def load_card():
 
 
 def ceiling_of(options, evict):
-    """TFLOP/s of a large product of matrices, timed as the cases are: what this card gives in this mode."""
+    """TFLOP/s of a large matmul, timed like the cases: this card's practical peak in this mode."""
     a, b = square(), square()
     side = Side(lambda: a @ b, 2 * PRODUCT_SIZE**3)
     run_rounds({"product": side}, options, evict)
@@ -272,20 +272,20 @@ def make_parser(description, default_peers):
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--filter", type=re.compile, default="^bf16", help="regex on case names")
-    parser.add_argument("--peers", default=default_peers, help="of " + ",".join(BACKENDS))
+    parser.add_argument("--peers", default=default_peers, help="comma list of " + ",".join(BACKENDS))
     parser.add_argument("--mode", choices=("burst", "loaded", "sustained"), default="burst")
-    parser.add_argument("--rounds", type=int, default=5, help="of each side, alternating")
+    parser.add_argument("--rounds", type=int, default=5, help="alternating rounds of each side")
     parser.add_argument("--scale", type=float, default=1.0, help="standard deviation of q, k and v")
     parser.add_argument("--list", action="store_true", help="print the case names and stop")
     parser.add_argument("--format", choices=sorted(FORMATS), default="text")
-    parser.add_argument("--out", type=pathlib.Path, help="write the JSON result here as well")
+    parser.add_argument("--out", type=pathlib.Path, help="also write the JSON result to this file")
     parser.add_argument("--library", help="libheadrace.so (HEADRACE_LIBRARY or build/*/src)")
-    parser.add_argument("--revision", help="of the library, where this is no git checkout")
+    parser.add_argument("--revision", help="revision of the library, outside a git checkout")
     return parser
 
 
 def run_all(benchmark, options, run_one):
-    """run_one(library, case, evict) gives a row. The exit status: 1 where one is wrong."""
+    """run_one(library, case, evict) returns a row. Returns the exit status: 1 if a result is wrong."""
     cases = [case for case in all_cases() if re.search(options.filter, case.name)]
     if options.list:
         print("\n".join(case.name for case in cases))
@@ -295,7 +295,7 @@ def run_all(benchmark, options, run_one):
     try:
         options.energy = Energy() if options.mode == "sustained" else None
     except (OSError, RuntimeError) as error:
-        print(f"{benchmark}: --mode sustained wants the energy that NVML counts: {error}", file=sys.stderr)
+        print(f"{benchmark}: --mode sustained needs NVML's energy counter: {error}", file=sys.stderr)
         return 1
     if options.mode != "burst":
         load_card()

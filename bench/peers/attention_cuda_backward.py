@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The backward of Headrace beside those of cuDNN and FlashAttention-2, as PyTorch calls them, on one GPU: one
-process, the same memory, alternating rounds. bench/peers/README.md has the protocol."""
+"""The backward of Headrace compared with those of cuDNN and FlashAttention-2 through PyTorch on one GPU: one process,
+the same memory, alternating rounds. bench/peers/README.md has the protocol."""
 
 import contextlib
 import math
@@ -13,9 +13,9 @@ from torch.nn.attention import sdpa_kernel
 import attention_cuda
 import headrace_abi
 
-LARGEST_DIFFERENCE = {"bf16": 0.03, "f16": 0.004}  # of gradients, relative to their largest element
-FLOPS = 2.5  # of a forward: five products for two
-DEFAULT = "default"  # as a peer: our own call without --deterministic
+LARGEST_DIFFERENCE = {"bf16": 0.03, "f16": 0.004}  # relative to the largest element of a gradient
+FLOPS = 2.5  # times a forward: five matmuls instead of two
+DEFAULT = "default"  # as a peer: our call without --deterministic
 
 
 @contextlib.contextmanager
@@ -29,7 +29,7 @@ def any_kernel():
 
 
 def make_sides(library, case, peers, scale, deterministic):
-    """{name: Side}, our call and the gradients that it writes, {name: gradients of a peer}."""
+    """{name: Side}, our call and its gradients, {name: gradients of a peer}."""
     q, k, v, out = attention_cuda.make_tensors(case, scale)
     view = attention_cuda.headrace_view
     stream = torch.cuda.current_stream().cuda_stream
@@ -40,7 +40,7 @@ def make_sides(library, case, peers, scale, deterministic):
         "causal": attention_cuda.causal_of(case), "device": library.cuda_info(), "stream": stream,
         "allocate": attention_cuda.allocate, "lse": lse_view,
     }  # fmt: skip
-    with any_kernel():  # what HEADRACE_KERNEL names is one of the backward
+    with any_kernel():  # HEADRACE_KERNEL names a backward kernel
         headrace_abi.Attention(library, *operands, **settings)()
     dout = torch.randn_like(q) * scale
     keeps = (q, k, v, out, lse, dout)
@@ -94,7 +94,7 @@ def run_case(library, case, options, evict, known):
 def main():
     parser = attention_cuda.make_parser(__doc__, default_peers="cudnn")
     parser.add_argument(
-        "--deterministic", action="store_true", help=f"ours: the same bits; --peers {DEFAULT}: what that costs"
+        "--deterministic", action="store_true", help=f"ours: deterministic dq; --peers {DEFAULT}: its cost"
     )
     options = parser.parse_args()
     known = attention_cuda.known_cells("backward_cells")

@@ -1,4 +1,4 @@
-"""The calls that are compared. Names say everything: prefill_f32_causal_b1_h16_s4096_d64."""
+"""The compared calls. Names describe them: prefill_f32_causal_b1_h16_s4096_d64."""
 
 import dataclasses
 
@@ -31,21 +31,21 @@ class Case:
         return f"{self.kind}_{self.dtype}"
 
     def flops(self):
-        """4 * head_dim for each (query, key) pair that is visible; causal cases are square."""
+        """4 * head_dim per visible (query, key) pair; causal cases are square."""
         pairs = self.seqlen_q * self.seqlen_k
         if self.is_causal:
             pairs = self.seqlen_q * (self.seqlen_q + 1) // 2
         return 4 * self.batch * self.num_heads * pairs * self.head_dim
 
     def bytes(self):
-        """q, k, v and out, once."""
+        """q, k, v and out, each once."""
         element = 4 if self.dtype == "f32" else 2
         q_and_out = 2 * self.seqlen_q * self.num_heads
         k_and_v = 2 * self.seqlen_k * self.num_kv_heads
         return self.batch * (q_and_out + k_and_v) * self.head_dim * element
 
     def smaller(self):
-        """The same call with sequences short enough to check every row; no multiple of a tile."""
+        """The same call with sequences short enough to check every row; not a multiple of a tile."""
         seqlen_k = min(self.seqlen_k, 331)
         seqlen_q = seqlen_k if self.kind == "prefill" else self.seqlen_q
         return dataclasses.replace(self, seqlen_q=seqlen_q, seqlen_k=seqlen_k)

@@ -1,4 +1,4 @@
-"""The energy that a GPU has used, as its driver counts it (NVML); it is brought up to date some ten times a second."""
+"""A GPU's energy counter (NVML), which the driver updates about ten times per second."""
 
 import ctypes
 
@@ -7,7 +7,7 @@ import torch
 
 class Energy:
     def __init__(self):
-        """Raises OSError where there is no NVML, RuntimeError where the GPU does not count."""
+        """Raises OSError without NVML, RuntimeError if the GPU has no energy counter."""
         self._nvml = ctypes.CDLL("libnvidia-ml.so.1")
         self._device = ctypes.c_void_p()
         uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
@@ -16,7 +16,7 @@ class Energy:
         self.joules()
 
     def joules(self):
-        """Since the driver was loaded."""
+        """Energy since the driver was loaded."""
         millijoules = ctypes.c_ulonglong()
         self._call("nvmlDeviceGetTotalEnergyConsumption", self._device, ctypes.byref(millijoules))
         return millijoules.value * 1e-3

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
-"""What features, other shapes and other numbers cost on the GPU: each case beside the plain calls it is compared with,
-in one process and in alternating rounds; f32 beside PyTorch's memory-efficient kernel. Through the Python package
-(headrace.torch)."""
+"""The cost of features, unusual shapes and unusual inputs on the GPU: each case next to the plain calls it is compared
+with, in one process and alternating rounds; f32 next to PyTorch's memory-efficient kernel. Uses headrace.torch."""
 
 import argparse
 import dataclasses
@@ -24,12 +23,12 @@ from headrace._library import LIBRARY
 from headrace.torch import attention
 
 SEQLEN, HEADS, HEAD_DIM = 8192, 16, 128
-# Calls of a round: so many that short and long ones load the card for as long, or the long ones run at its power limit.
+# Calls per round, so that short and long calls load the card equally long; else only long ones hit the power limit.
 ROUND_SECONDS, LEAST_LAUNCHES = 0.05, 3
 COLUMNS = (
     ("case", "case", "{}"),
     ("tflops", "TFLOP/s", "{:.0f}"),
-    ("base", "beside", "{}"),
+    ("base", "baseline", "{}"),
     ("base_tflops", "TFLOP/s", "{:.0f}"),
     ("ratio", "ratio", "{:.3f}"),
     ("floor", "at least", "{:.2f}"),
@@ -42,7 +41,7 @@ FORMATS = report.formats(COLUMNS, "ratio")
 class Case:
     name: str
     group: str
-    floor: float  # of the ratio
+    floor: float  # minimum ratio
     base: str
     make: Callable  # () -> ((call, flops), ((weight, call of a base, its flops), ...), kernel)
 
@@ -52,7 +51,7 @@ def normal(*shape, dtype=torch.bfloat16):
 
 
 def pairs(seqlen_q, seqlen_k, causal):
-    """Of a query and a key that it sees; seqlen_k not below seqlen_q where there is a causal mask."""
+    """Number of visible (query, key) pairs; with a causal mask seqlen_k must be at least seqlen_q."""
     return seqlen_q * (seqlen_k - seqlen_q) + seqlen_q * (seqlen_q + 1) / 2 if causal else seqlen_q * seqlen_k
 
 
@@ -62,7 +61,7 @@ def kernel_of(*args, **options):
 
 
 def feature(name, floor, causal=False, seqlen=SEQLEN, share=1.0, **make):
-    """A dense call with something more, beside the same without it."""
+    """A dense call with a feature, next to the same call without it."""
 
     def build():
         batch = 16384 // seqlen
@@ -99,8 +98,8 @@ def ragged_options(lengths):
 
 
 def ragged(kind, causal):
-    """A ragged batch beside a dense one of as many tokens whose sequences are equal: of the length at which it has
-    about as many pairs of queries and keys."""
+    """A ragged batch next to a dense one with as many tokens, whose equal sequence length gives about as many (query,
+    key) pairs."""
 
     def build():
         total = 65536
@@ -130,8 +129,8 @@ def dense_batch(**features):
 
 
 def deterministic(name, causal, head_dim, make):
-    """Gradients with the same bits from run to run, of q, k, v and of bias and sinks where there are some, beside those
-    without. make(heads): axes of q before the last, lengths of sequences, options."""
+    """Deterministic gradients of q, k, v and of bias and sinks if present, next to the default ones. make(heads): the
+    leading axes of q, the sequence lengths, options."""
 
     def build():
         heads = HEADS * HEAD_DIM // head_dim
@@ -192,7 +191,7 @@ def float32(head_dim, causal, seqlen):
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """By the convention of the papers where nothing else is said: 16384 tokens, 2048 columns."""
+    """Defaults as in the FlashAttention papers: 16384 tokens, hidden size 2048."""
 
     seqlen: int = SEQLEN
     head_dim: int = HEAD_DIM
@@ -202,7 +201,7 @@ class Shape:
     group: int = 1
 
     def make(self, causal):
-        """(q, k, v), the FLOP of a call."""
+        """(q, k, v) and the FLOP of a call."""
         dim_v, seqlen_q = self.head_dim_v or self.head_dim, self.seqlen_q or self.seqlen
         heads, batch = self.heads or 2048 // self.head_dim, max(16384 // seqlen_q, 1)
         q = normal(batch, seqlen_q, heads, self.head_dim)
@@ -212,7 +211,7 @@ class Shape:
 
 
 def neighbour(name, causal, shape, around):
-    """A shape beside the cells of the grid around it: (weight, shape) each, weights that add up to one."""
+    """A shape next to the surrounding cells of the grid: (weight, shape) each; the weights add up to 1."""
 
     def build():
         (q, k, v), flops = shape.make(causal)
@@ -228,7 +227,7 @@ def neighbour(name, causal, shape, around):
 
 
 def neighbours():
-    """Between two cells: the point on the line between their rates, over head_dim or the logarithm of the length."""
+    """Shapes between two cells, compared with the interpolated rate over head_dim or log(seqlen)."""
     for causal in (False, True):
         for head_dim in (64, 128, 256):
             for seqlen in (1024, 4096):
@@ -253,12 +252,12 @@ def neighbours():
 
 
 def with_deviation(deviation):
-    """Scores of that standard deviation."""
+    """Inputs whose scores have this standard deviation."""
     return lambda q, k, v: (q * deviation, k, v)
 
 
 def with_dominant_key(q, k, v):
-    """One key, a third of the way into its sequence, that outweighs all others of every query that sees it."""
+    """One key, a third into the sequence, that dominates every query that sees it."""
     direction = torch.nn.functional.normalize(normal(q.shape[-1]), dim=0)
     k = k.clone()
     k[:, k.shape[1] // 3] = 20 * q.shape[-1] ** 0.5 * direction
@@ -266,7 +265,7 @@ def with_dominant_key(q, k, v):
 
 
 def inputs(name, causal, shape, change):
-    """Numbers that are not standard normal beside those that are, in one shape."""
+    """Inputs that are not standard normal next to standard normal ones, in one shape."""
 
     def build():
         (q, k, v), flops = shape.make(causal)
@@ -281,7 +280,7 @@ def inputs(name, causal, shape, change):
 
 
 def activations(path):
-    """What layers of a model give attention (activations.py), as often as there are tokens for."""
+    """Attention inputs recorded from a model (activations.py), repeated to the number of tokens."""
     for layer, (q, k, v) in torch.load(path, map_location="cuda").items():
         seqlen, heads, head_dim = q.shape
         shape = Shape(seqlen, head_dim, heads=heads, group=heads // k.shape[1])
@@ -354,12 +353,12 @@ def run_case(case, options, evict):
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--filter", type=re.compile, default="", help="regex on GROUP/NAME of cases")
-    parser.add_argument("--activations", type=pathlib.Path, help="what bench/peers/activations.py wrote")
+    parser.add_argument("--activations", type=pathlib.Path, help="output of bench/peers/activations.py")
     parser.add_argument("--list", action="store_true", help="print the case names and stop")
-    parser.add_argument("--rounds", type=int, default=3, help="of each side, alternating")
+    parser.add_argument("--rounds", type=int, default=3, help="alternating rounds of each side")
     parser.add_argument("--format", choices=sorted(FORMATS), default="text")
-    parser.add_argument("--out", type=pathlib.Path, help="write the JSON result here as well")
-    parser.add_argument("--revision", help="of the library, where this is no git checkout")
+    parser.add_argument("--out", type=pathlib.Path, help="also write the JSON result to this file")
+    parser.add_argument("--revision", help="revision of the library, outside a git checkout")
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""The C ABI of Headrace (include/headrace/headrace.h) through ctypes: what a benchmark needs."""
+"""ctypes binding of the parts of the C ABI (include/headrace/headrace.h) that the benchmarks need."""
 
 import ctypes
 import os
@@ -11,7 +11,7 @@ CPU, CUDA = 0, 1
 
 
 class Error(RuntimeError):
-    """A call of the library failed; the text is the library's own."""
+    """A failed call, with the library's message."""
 
 
 class Tensor(ctypes.Structure):
@@ -140,7 +140,7 @@ class Library:
         c.headrace_plan_run_backward.restype = ctypes.c_int
 
     def initialised(self, name, struct):
-        """A struct with the library's defaults; it refuses one that is longer than it knows."""
+        """A struct with the library's defaults; the library refuses structs newer than itself."""
         made = struct()
         init = getattr(self.c, f"headrace_{name}_init_sized")
         self.check(init(ctypes.byref(made), ctypes.c_size_t(ctypes.sizeof(struct))))
@@ -166,7 +166,7 @@ class Library:
 
 
 def tensor(data_ptr, dtype, shape, strides, device_type=CPU):
-    """A view of memory of the CPU or of cuda:0; strides in elements."""
+    """A view of memory on the CPU or cuda:0; strides in elements."""
     t = Tensor(data=data_ptr, dtype=dtype, device_type=device_type, rank=len(shape))
     t.shape[: len(shape)] = shape
     t.strides[: len(strides)] = strides
@@ -182,9 +182,9 @@ class _HostMemory:
 
 
 class Attention:
-    """A kept plan with its tensors and workspace: calling it runs the plan, nothing else. `allocate(bytes)` gives
-    the workspace: something with data_ptr(). With `gradients` (dout, dq, dk, dv by name) it is the backward, which
-    wants the lse of the forward. `keeps` lives as long as the call: a view holds no memory."""
+    """A plan with its tensors and workspace; calling it only runs the plan. `allocate(bytes)` returns the workspace, an
+    object with data_ptr(). With `gradients` (dout, dq, dk, dv by name) it is a backward, which needs the forward's lse.
+    `keeps` keeps the tensors' memory alive: views do not own it."""
 
     def __init__(
         self, library, q, k, v, out, causal, device, stream=None, allocate=None, lse=None, gradients=None,

@@ -35,7 +35,7 @@ class Model:
     def __init__(self, library, path, num_threads, exact=False):
         self.library, self.c = library, library.c
         if not hasattr(self.c, "headrace_model_load"):
-            raise headrace_abi.Error(f"{library.path} runs no models")
+            raise headrace_abi.Error(f"{library.path} was built without models")
         options = library.initialised("model_options", ModelOptions)
         options.num_threads, options.exact = num_threads, int(exact)
         self.exact = exact
@@ -49,7 +49,7 @@ class Model:
 
 
 class Session:
-    """A sequence, and the logits behind its last token. Its cache is of 16 bits, of 32 for an exact model."""
+    """A sequence and the logits after its last token. The KV cache is f16, or f32 for an exact model."""
 
     def __init__(self, model, vocab_size, max_tokens=1024):
         self.model, self.c, self.vocab_size = model, model.c, vocab_size
@@ -71,7 +71,7 @@ class Session:
         self._check(self.c.headrace_session_truncate(self.handle, ctypes.c_int64(0)))
 
     def append(self, tokens):
-        """[tokens, vocab]: the logits behind each of them."""
+        """[tokens, vocab]: the logits after each token."""
         ids = numpy.array(tokens, numpy.int32)
         logits = numpy.empty((len(ids), self.vocab_size), numpy.float32)
         self._check(
@@ -85,7 +85,7 @@ class Session:
         return logits
 
     def greedy(self, prompt, count, ends):
-        """Up to `count` tokens, each with the logits it was chosen from; ends after a token of `ends`."""
+        """Up to `count` tokens with the logits they were chosen from; stops after a token in `ends`."""
         self.clear()
         logits = self.append(prompt)[-1]
         for i in range(count):

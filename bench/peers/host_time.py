@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What a call costs on the host: the functions of headrace.torch beside PyTorch's scaled_dot_product_attention, at
-shapes so small that computing is nothing. Rounds in one process, in another order each time; microseconds, medians.
+"""Host time per call: the functions of headrace.torch next to PyTorch's scaled_dot_product_attention, at shapes whose
+compute time is negligible. Rounds in one process, in a different order each time; microseconds, medians.
 
-On the CPU the clock is that of the thread, which stands still while others have the core. On a GPU the calls of a round
-are enqueued and the clock, the wall's, stops before the GPU is waited for.
+On the CPU the thread's CPU clock is used, which stops while other processes have the core. On a GPU the wall clock
+covers enqueuing the calls of a round, without the synchronization after them.
 """
 
 import argparse
@@ -27,13 +27,13 @@ from machine import cpu_name, revision
 PLAIN = torch.nn.functional.scaled_dot_product_attention
 # batch, heads, seqlen, head_dim
 SHAPES = {"one row": (1, 1, 1, 8), "tiny": (1, 2, 4, 16), "small": (1, 8, 16, 64)}
-COMPUTES = {"small"}  # on the CPU: too much for the limit in microseconds
+COMPUTES = {"small"}  # compute time counts on the CPU: exempt from the limit in microseconds
 LIMIT_US = {"none": 15.0, "forward": 25.0, "both": float("inf")}
 LIMIT_RATIO = 1.5
 
 
 def functions(shape, device, dtype, is_causal, grad):
-    """name: a call of nothing; PyTorch's is the last. All read the same memory, [batch, heads, seqlen, head_dim]."""
+    """name: a call without arguments; PyTorch's is last. All read the same memory, [batch, heads, seqlen, head_dim]."""
     q, k, v, dout = (torch.randn(shape, device=device).to(dtype) for _ in range(4))
     calls = {
         "scaled_dot_product_attention": lambda q, k, v: ht.scaled_dot_product_attention(q, k, v, is_causal=is_causal),
@@ -44,7 +44,7 @@ def functions(shape, device, dtype, is_causal, grad):
 
 
 def bound(call, tensors, dout, is_flat, grad):
-    """The call of these tensors; with grad="both" its backward too."""
+    """The call on these tensors; with grad="both" also its backward."""
     *inputs, dout = (x.transpose(1, 2) if is_flat else x for x in (*tensors, dout))
     inputs = [x.detach().requires_grad_(grad != "none") for x in inputs]
     if grad == "both":
@@ -104,13 +104,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--calls", type=int, default=500, help="calls in a round")
-    parser.add_argument("--threads", type=int, default=1, help="of PyTorch and headrace, on the CPU")
+    parser.add_argument("--calls", type=int, default=500, help="calls per round")
+    parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch and headrace, on the CPU")
     parser.add_argument(
-        "--grad", choices=list(LIMIT_US), default="none", help="forward: calls that remember; both: and their backward"
+        "--grad", choices=list(LIMIT_US), default="none", help="forward: calls that need grad; both: and their backward"
     )
     parser.add_argument("--out", type=pathlib.Path, help="write a report (JSON)")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a limit is broken")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a limit is exceeded")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     with torch.set_grad_enabled(arguments.grad != "none"):
@@ -119,7 +119,7 @@ def main():
     worst = max(row["ours_us"] for row in table if row["shape"] not in COMPUTES)
     ratio = max(row["ratio"] for row in table)
     limit = LIMIT_US[arguments.grad]
-    print(f"\nworst but for small: {worst:.1f} us (limit {limit}); worst ratio {ratio:.2f} (limit {LIMIT_RATIO})")
+    print(f"\nworst except small: {worst:.1f} us (limit {limit}); worst ratio {ratio:.2f} (limit {LIMIT_RATIO})")
     if arguments.out:
         report = {
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

@@ -1,6 +1,6 @@
 """llama.cpp through the low-level interface of llama-cpp-python: timing, logits, tokens, greedy decoding.
 
-Not named after the package it imports, which Python would otherwise import from here."""
+The name differs from the imported package, which this module would otherwise shadow."""
 
 import contextlib
 import ctypes
@@ -31,14 +31,14 @@ llama_cpp.llama_backend_init()
 
 
 def versions():
-    """As far as the library knows them, with the instruction sets it was compiled for."""
+    """Version strings, and the instruction sets llama.cpp was compiled for."""
     system = " ".join(llama_cpp.llama_print_system_info().decode().split())
     name = llama_cpp.llama_version().decode() if hasattr(llama_cpp, "llama_version") else ""
     return {"llama_cpp_python": llama_cpp.__version__, "llama_cpp": name, "llama_cpp_build": system}
 
 
 def convert(source, target, file_type):
-    """Writes `source` with every matrix in `file_type`."""
+    """Writes `source` with every matrix quantized to `file_type`."""
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = FILE_TYPES[file_type]
     params.allow_requantize = True
@@ -53,7 +53,7 @@ class Model:
         params.n_gpu_layers = 0
         self.handle = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         if not self.handle:
-            raise Error(f"llama.cpp does not load {path}")
+            raise Error(f"llama.cpp cannot load {path}")
         self.vocab = llama_cpp.llama_model_get_vocab(self.handle)
         self.vocab_size = llama_cpp.llama_vocab_n_tokens(self.vocab)
         self.bytes = llama_cpp.llama_model_size(self.handle)
@@ -63,12 +63,12 @@ class Model:
         self.description = buffer.value.decode()
 
     def tokenize(self, text, has_special=False):
-        """Token ids; no token is put in front or behind. `has_special`: `<|im_start|>` is one token."""
+        """Token ids without BOS or EOS. `has_special`: `<|im_start|>` is one token."""
         data = text.encode()
         tokens = (llama_cpp.llama_token * (len(data) + 8))()
         count = llama_cpp.llama_tokenize(self.vocab, data, len(data), tokens, len(tokens), False, has_special)
         if count < 0:
-            raise Error("llama.cpp does not tokenise the text")
+            raise Error("llama.cpp cannot tokenize the text")
         return list(tokens[:count])
 
     def text_of(self, tokens):
@@ -78,7 +78,7 @@ class Model:
         return buffer.raw[: max(size, 0)].decode(errors="replace")
 
     def chat(self, messages):
-        """The prompt that the model's own template makes of (role, content) pairs."""
+        """The prompt for (role, content) pairs by the model's own chat template."""
         array = (llama_cpp.llama_chat_message * len(messages))()
         for item, (role, content) in zip(array, messages):
             item.role, item.content = role.encode(), content.encode()
@@ -86,7 +86,7 @@ class Model:
         template = llama_cpp.llama_model_chat_template(self.handle, None)
         size = llama_cpp.llama_chat_apply_template(template, array, len(messages), True, buffer, len(buffer))
         if not 0 < size <= len(buffer):
-            raise Error("llama.cpp does not know the chat template of the model")
+            raise Error("llama.cpp does not support the model's chat template")
         return buffer.raw[:size].decode()
 
     def is_end(self, token):
@@ -94,7 +94,7 @@ class Model:
 
 
 class Context:
-    """`attention` is "flash" or "plain". The cache is of 16 bits, llama.cpp's own default."""
+    """`attention` is "flash" or "plain". The KV cache is f16, llama.cpp's default."""
 
     def __init__(self, model, num_threads, attention, size=1024, has_float_cache=False):
         params = llama_cpp.llama_context_default_params()
@@ -108,7 +108,7 @@ class Context:
         self.model = model
         self.handle = llama_cpp.llama_init_from_model(model.handle, params)
         if not self.handle:
-            raise Error("llama.cpp makes no context")
+            raise Error("llama.cpp cannot create a context")
         self.memory = llama_cpp.llama_get_memory(self.handle)
         self.batch = llama_cpp.llama_batch_init(params.n_batch, 0, 1)
         self.position = 0
@@ -122,7 +122,7 @@ class Context:
         self.position = 0
 
     def decode(self, tokens, wants_all=False):
-        """Runs the tokens behind those already there; logits of the last one, or of all."""
+        """Appends the tokens; returns the logits of the last one, or of all."""
         self._fill(tokens, wants_all)
         self._run()
 
@@ -148,7 +148,7 @@ class Context:
         return numpy.ctypeslib.as_array(data, (count, self.model.vocab_size)).copy()
 
     def logits_of_windows(self, tokens, window):
-        """[positions, vocab]: every window of the tokens on its own."""
+        """[positions, vocab]: each window of the tokens is processed independently."""
         parts = []
         for start in range(0, len(tokens), window):
             part = tokens[start : start + window]
@@ -158,19 +158,19 @@ class Context:
         return numpy.concatenate(parts)
 
     def greedy(self, prompt, count):
-        """Up to `count` tokens, each with the logits it was chosen from; ends after an end token."""
+        """Up to `count` tokens with the logits they were chosen from; stops after an end token."""
         self.clear()
         self.decode(prompt)
         for _ in range(count):
             logits = self.logits()[0]
-            token = int(logits.argmax())  # of equal ones the first
+            token = int(logits.argmax())  # ties: the first
             yield token, logits
             if self.model.is_end(token):
                 return
             self.decode([token])
 
     def prefill_seconds(self, tokens, depth=()):
-        """Time of the tokens at once, behind `depth`, which is not timed."""
+        """Time of all tokens at once, after `depth`, which is not timed."""
         self.clear()
         if depth:
             self.decode(depth)
@@ -180,7 +180,7 @@ class Context:
         return time.perf_counter() - start
 
     def generate_seconds(self, tokens, depth=()):
-        """Time of the tokens one by one, behind `depth`, which is not timed."""
+        """Time of the tokens one by one, after `depth`, which is not timed."""
         self.clear()
         if depth:
             self.decode(depth)
@@ -204,6 +204,6 @@ def random_tokens(model, count, seed=0):
 
 
 def cached_model_path(name="SmolLM2-135M-Instruct.Q4_1.gguf"):
-    """Where `./dev run` puts models: under headrace/models of the user's cache folder."""
+    """The model cache of `./dev run`: headrace/models in the user's cache folder."""
     cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
     return pathlib.Path(cache) / "headrace" / "models" / name

@@ -1,4 +1,4 @@
-"""What a report says about where it was made, and the line that shows how far a run is."""
+"""Machine and revision for reports, and the progress line."""
 
 import pathlib
 import platform

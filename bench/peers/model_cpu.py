@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Headrace beside llama.cpp on the CPU: one model file, the same tests, the same threads, alternating rounds.
+"""Headrace compared with llama.cpp on the CPU: one model file, the same tests and threads, alternating rounds.
 bench/peers/README.md has the protocol."""
 
 import argparse
@@ -21,7 +21,7 @@ import machine
 import report
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SETTLE_SECONDS = 0.3  # threads of the other side sleep by then
+SETTLE_SECONDS = 0.3  # lets the threads of the other side go to sleep
 ATTENTIONS = ("flash", "plain")
 COLUMNS = (
     ("case", "test", "{}"),
@@ -43,11 +43,11 @@ class Error(Exception):
     pass
 
 
-# ---- Headrace: a process a round; all that is known here of its JSON ----
+# ---- Headrace: one process per round; parses its JSON ----
 
 
 def run_headrace(options, threads, has_ceilings=False):
-    """(test -> tokens a second, the program's notes, read bandwidth in GB/s or None)."""
+    """(test -> tokens/s, the program's notes, read bandwidth in GB/s or None)."""
     command = [str(options.program), "bench", "model", "-m", str(options.model), "-p", str(options.prompt)]
     command += ["-n", str(options.answer), "-d", str(options.depth), "-t", str(threads), "-r", str(options.reps)]
     command += ["--format", "json"] + ([] if has_ceilings else ["--no-ceilings"])
@@ -60,7 +60,7 @@ def run_headrace(options, threads, has_ceilings=False):
     return rates, result.get("meta", {}), max(read, default=None)
 
 
-# ---- llama.cpp: in this process, both ways to compute attention ----
+# ---- llama.cpp: in this process, with and without flash attention ----
 
 
 class Llama:
@@ -72,7 +72,7 @@ class Llama:
         self.before = llama_cpp_side.random_tokens(self.model, options.depth, seed=2)
 
     def run(self, threads, attention):
-        """test -> tokens a second, the mean of the repetitions, after one that does not count."""
+        """test -> tokens/s, the mean of the repetitions after a warm-up."""
         o = self.options
         size = o.depth + max(o.prompt, o.answer)
         rates = {}
@@ -88,7 +88,7 @@ class Llama:
 
 
 def bytes_per_token(path):
-    """Of the weights that a token reads: all, but for an embedding that is not the output matrix too."""
+    """Weight bytes read per token: all, except an embedding that is not tied to the output matrix."""
     tensors = {tensor.name: int(tensor.n_bytes) for tensor in gguf.GGUFReader(path).tensors}
     return sum(tensors.values()) - ("output.weight" in tensors) * tensors["token_embd.weight"]
 
@@ -111,7 +111,7 @@ def run_rounds(options, llama, threads):
 
 
 def side(rounds, name, test):
-    """(median, deviation) of the rounds' tokens a second; (None, None) where nothing ran."""
+    """(median, standard deviation) of the rounds' tokens/s; (None, None) if nothing ran."""
     rates = [rates[test] for rates in rounds[name]]
     if not rates:
         return None, None
@@ -167,7 +167,7 @@ def find_program():
 
 def numbers(text):
     if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
-        raise argparse.ArgumentTypeError("a comma list of numbers from 1")
+        raise argparse.ArgumentTypeError("must be a comma list of numbers from 1")
     return [int(part) for part in text.split(",")]
 
 
@@ -175,27 +175,27 @@ def parse_options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("-m", "--model", type=pathlib.Path, default=llama_cpp_side.cached_model_path())
     parser.add_argument("-t", "--threads", type=numbers, default=[1, 2], help="comma list")
-    parser.add_argument("-p", "--prompt", type=int, default=512, help="tokens of the prompt; 0: none")
-    parser.add_argument("-n", "--answer", type=int, default=128, help="tokens one by one; 0: none")
-    parser.add_argument("-d", "--depth", type=int, default=0, help="tokens before them")
-    parser.add_argument("-r", "--reps", type=int, default=2, help="runs of each test in a round")
-    parser.add_argument("--rounds", type=int, default=5, help="of each side, alternating")
-    parser.add_argument("--program", type=pathlib.Path, default=find_program(), help="headrace")
-    parser.add_argument("--llama-cpp-only", action="store_true", help="headrace does not run")
+    parser.add_argument("-p", "--prompt", type=int, default=512, help="prompt length in tokens; 0: none")
+    parser.add_argument("-n", "--answer", type=int, default=128, help="generated tokens; 0: none")
+    parser.add_argument("-d", "--depth", type=int, default=0, help="tokens in the context before each test")
+    parser.add_argument("-r", "--reps", type=int, default=2, help="runs of each test per round")
+    parser.add_argument("--rounds", type=int, default=5, help="alternating rounds of each side")
+    parser.add_argument("--program", type=pathlib.Path, default=find_program(), help="headrace program")
+    parser.add_argument("--llama-cpp-only", action="store_true", help="run only llama.cpp")
     parser.add_argument("--format", choices=sorted(FORMATS), default="text")
-    parser.add_argument("--out", type=pathlib.Path, help="write the JSON result here as well")
+    parser.add_argument("--out", type=pathlib.Path, help="also write the JSON result to this file")
     options = parser.parse_args()
     if options.llama_cpp_only:
         options.program = None
     elif options.program is None:
-        parser.error("no headrace program under build: build it, or name it with --program")
+        parser.error("no headrace program under build: build it, or pass --program")
     return options
 
 
 def main():
     options = parse_options()
     if not options.model.exists():
-        raise Error(f"{options.model}: no such model; pass --model")
+        raise Error(f"{options.model}: file not found; pass --model")
     llama = Llama(options)
     num_bytes = bytes_per_token(options.model)
     rows, notes = [], {}

@@ -29,7 +29,7 @@ def geometric_mean(values):
 
 
 def summary_of(rows):
-    """Of the rows' ratios: above 1, Headrace is faster."""
+    """Summary of the rows' ratios; above 1 Headrace is faster."""
     groups = {"all": [row for row in rows if row.get("ratio")]}
     for row in groups["all"]:
         groups.setdefault(row["group"], []).append(row)
@@ -111,5 +111,5 @@ FORMATS = {"text": as_text, "csv": as_csv, "json": as_json, "md": as_md}
 
 
 def formats(columns, ratio):
-    """The same for rows with other columns."""
+    """FORMATS for rows with other columns."""
     return {name: functools.partial(f, columns=columns, ratio=ratio) for name, f in FORMATS.items()}

@@ -1,6 +1,6 @@
-// Multiply-adds from registers: independent chains, enough of them to cover the latency of the
-// unit (Zen 3: 4 cycles x 2 units = 8; recent x86: up to 5 x 2 = 10). Target attributes on the
-// functions instead of flags on the file: only what runs behind a CPU check is compiled for it.
+// FMA peak from registers: enough independent chains to cover the latency of the units (Zen 3: 4
+// cycles x 2 units = 8; recent x86: up to 5 x 2 = 10). Target attributes on functions instead of
+// file flags: only code behind a CPU check is compiled for an instruction set.
 #include <algorithm>
 #include <cstdint>
 
@@ -19,7 +19,7 @@ using Work = void (*)(std::int64_t steps);
 struct Unit {
   const char* isa;
   Work work;
-  double flops_step;  // of one thread
+  double flops_step;  // per thread
 };
 
 // Keeps a result alive without a store in the loop.
@@ -28,7 +28,7 @@ inline void keep(const T& value) {
   asm volatile("" : : "m"(value) : "memory");
 }
 
-// Vectors that every CPU of the architecture has.
+// Baseline vectors of the architecture.
 constexpr int kBaselineChains = 12;
 void baseline_work(std::int64_t steps) {
   typedef float Vec __attribute__((vector_size(16)));
@@ -45,7 +45,7 @@ void baseline_work(std::int64_t steps) {
 
 #if defined(__x86_64__)
 
-constexpr int kAvx2Chains = 12;  // of 16 registers; two hold factor and term
+constexpr int kAvx2Chains = 12;  // 16 registers, two hold factor and term
 __attribute__((target("avx2,fma"))) void avx2_work(std::int64_t steps) {
   __m256 sums[kAvx2Chains];
   for (auto& sum : sums) sum = _mm256_setzero_ps();
@@ -58,7 +58,7 @@ __attribute__((target("avx2,fma"))) void avx2_work(std::int64_t steps) {
   keep(sums);
 }
 
-constexpr int kAvx512Chains = 24;  // of 32 registers
+constexpr int kAvx512Chains = 24;  // 32 registers
 __attribute__((target("avx512f"))) void avx512_work(std::int64_t steps) {
   __m512 sums[kAvx512Chains];
   for (auto& sum : sums) sum = _mm512_setzero_ps();
@@ -75,7 +75,7 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) void avx512bf16_
     std::int64_t steps) {
   __m512 sums[kAvx512Chains];
   for (auto& sum : sums) sum = _mm512_setzero_ps();
-  // Zeros: the products of a bf16 dot need no particular value, and sums stay finite.
+  // Zeros keep the sums finite; the speed does not depend on the values.
   const __m512bh zeros = reinterpret_cast<__m512bh>(_mm512_setzero_si512());
   for (std::int64_t step = 0; step < steps; ++step) {
 #pragma GCC unroll 24
@@ -96,8 +96,8 @@ Unit f32_unit() {
   return {"baseline", baseline_work, 2. * 4 * kBaselineChains};
 }
 
-// Rounds of about 20 ms, best of several: long enough for the clocks to rise, and another process
-// on the machine disturbs some rounds, not all.
+// Best of several rounds of about 20 ms: long enough for the clocks to rise, and short enough that
+// other processes do not disturb all rounds.
 Peak measure(const Unit& unit, int num_threads) {
   constexpr int kRounds = 8;
   constexpr double kRoundSeconds = 0.02;

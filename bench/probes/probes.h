@@ -1,6 +1,5 @@
-// The ceilings of this machine: multiply-adds from registers and reads from memory, measured, not
-// read from a data sheet. A benchmark measures them in its own run, so that both see the same
-// clocks.
+// Measured peaks of this machine: FMAs from registers and reads from memory. A benchmark measures
+// them in its own run, so that both see the same clocks.
 #pragma once
 
 #include <cstddef>
@@ -12,18 +11,18 @@ namespace headrace::probes {
 
 struct Peak {
   std::string isa;    // "avx2", "avx512", "avx512_bf16", "baseline"
-  double gflops = 0;  // 2 per multiply-add, all threads together; 0: not on this machine
+  double gflops = 0;  // 2 per FMA, all threads together; 0: not available on this machine
 };
 
-// f32 multiply-adds with the widest vectors of this machine.
+// f32 FMAs with the widest vectors of this machine.
 Peak measure_f32_fma(int num_threads);
-// bf16 dot products with f32 sums; gflops 0 where the machine has none.
+// bf16 dot products with f32 sums; gflops 0 if the machine has none.
 Peak measure_bf16_dot(int num_threads);
 
-// Bytes of the last level cache, a guess of 32 MiB where the system does not say.
+// Size of the last level cache; 32 MiB if unknown.
 std::size_t last_level_cache_bytes();
 
-// Memory that is streamed over, a part for each thread: to measure reads and to evict caches.
+// Per-thread memory to stream over: measures reads and evicts caches.
 class StreamBuffer {
  public:
   StreamBuffer(int num_threads, std::size_t bytes_per_thread);
@@ -31,7 +30,7 @@ class StreamBuffer {
   StreamBuffer(const StreamBuffer&) = delete;
   StreamBuffer& operator=(const StreamBuffer&) = delete;
 
-  // Every thread reads its whole part, all at once. Returns GB/s (10^9 bytes).
+  // All threads read their whole parts concurrently. Returns GB/s (10^9 bytes).
   double read();
   std::size_t total_bytes() const { return parts_.size() * part_bytes_; }
 
@@ -40,7 +39,7 @@ class StreamBuffer {
   std::size_t part_bytes_;
 };
 
-// A size for StreamBuffer that no cache holds: a multiple of the last level cache, within an eighth
+// A StreamBuffer size larger than all caches: a multiple of the last level cache, at most an eighth
 // of the machine's memory.
 std::size_t stream_bytes_per_thread(int num_threads);
 

@@ -18,7 +18,7 @@
 namespace headrace::probes {
 namespace {
 
-constexpr std::size_t kChunk = 512;  // bytes of one step of the loops below
+constexpr std::size_t kChunk = 512;  // bytes per iteration of the loops below
 constexpr std::size_t kHugePage = 2 * 1024 * 1024;
 
 inline void keep(std::uint64_t value) { asm volatile("" : : "r"(value)); }
@@ -88,8 +88,8 @@ std::size_t memory_bytes() {
 
 std::size_t last_level_cache_bytes() {
   constexpr std::size_t kGuess = 32 * 1024 * 1024;
-  // Linux knows who shares the cache; the C library computes it from cpuid, which in a virtual
-  // machine may describe the whole host.
+  // Linux knows which CPUs share the cache; sysconf() uses cpuid, which in a virtual machine may
+  // describe the whole host.
   for (int level = 3; level >= 2; --level) {
     std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(level) +
                        "/size");
@@ -111,12 +111,13 @@ StreamBuffer::StreamBuffer(int num_threads, std::size_t bytes_per_thread)
         mmap(nullptr, part_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
 #if defined(MADV_HUGEPAGE)
-    madvise(memory, part_bytes_, MADV_HUGEPAGE);  // a wish: address translation is not the subject
+    madvise(memory, part_bytes_,
+            MADV_HUGEPAGE);  // only a hint; keeps TLB misses out of the measurement
 #endif
     part = static_cast<unsigned char*>(memory);
   }
-  // Written by the thread that reads it: untouched pages would all be one page of zeros, and the
-  // first touch decides the memory node.
+  // Written by the reading thread: untouched pages all map to one zero page, and the first touch
+  // determines the NUMA node.
   time_team(num_threads, [this](int index) {
     std::memset(parts_[static_cast<std::size_t>(index)], index + 1, part_bytes_);
   });

@@ -29,10 +29,10 @@ def test_a_resumed_training_has_the_losses_of_one_that_never_stopped(tmp_path, a
 
 
 def test_resume_refuses_what_it_cannot_repeat(tmp_path):
-    with pytest.raises(SystemExit, match="is not there; train without --resume first"):
+    with pytest.raises(SystemExit, match="does not exist; train without --resume first"):
         train_gpt.main([*TINY, "--resume", "--out", str(tmp_path)])
     train_gpt.main([*TINY, "--steps", "1", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit, match="pass the same numbers"):
+    with pytest.raises(SystemExit, match="pass the same settings"):
         train_gpt.main([*TINY, "--steps", "2", "--rate", "1", "--resume", "--out", str(tmp_path)])
 
 
