@@ -1,5 +1,5 @@
-// Functions of the host program: the library calls them as the headers say, and what they do wrong
-// ends as an error that names them. Nothing that they do is thrown across the C ABI.
+// User callbacks: the library calls them as documented, and their faults become errors that name
+// them. No exception crosses the C ABI.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -20,7 +20,7 @@ using headrace::TensorView;
 
 const std::string kFile = std::string(HEADRACE_GOLDEN_DIR) + "/tiny/tiny_llama3_f16.gguf";
 
-// ---- what runs on the threads of an executor ----
+// ---- operations that run on an executor ----
 
 struct Attention {
   std::vector<float> x = std::vector<float>(4 * 64 * 8 * 32, 0.5f), out = x;
@@ -200,13 +200,13 @@ TEST_F(Executors, ThatBreakTheContractAreNamedByEveryCallThatNeedsThem) {
       EXPECT_NE(text.find(std::string("executor: ") + bad.text), std::string::npos) << text;
       headrace_set_executor(nullptr, nullptr);
       EXPECT_EQ(headrace_session_length(model.session()), length);
-      EXPECT_EQ(operation.run(), HEADRACE_OK) << headrace_last_error();  // nothing is left of it
+      EXPECT_EQ(operation.run(), HEADRACE_OK) << headrace_last_error();  // no state is left
       headrace_session_truncate(model.session(), length);
     }
   }
 }
 
-// Every loop of every operation hears of it: one alone is left out, be it the first or the last.
+// Every parallel loop of every operation detects an executor that skips it.
 TEST_F(Executors, ThatLeaveOutOneLoopAreSeenWhicheverItIs) {
   Attention attention;
   ASSERT_EQ(attention.forward(), HEADRACE_OK) << headrace_last_error();
@@ -230,7 +230,7 @@ TEST_F(Executors, ThatLeaveOutOneLoopAreSeenWhicheverItIs) {
     };
     headrace_set_executor(run_tasks, &tasks);
     while (operation.run() != HEADRACE_OK) {
-      EXPECT_EQ(num_calls, left_out + 1) << "it went on";
+      EXPECT_EQ(num_calls, left_out + 1) << "the operation continued after the failure";
       ASSERT_NE(std::string(headrace_last_error()).find("executor: returned when 0 of"),
                 std::string::npos)
           << headrace_last_error();
@@ -289,7 +289,7 @@ TEST_F(Executors, FunctionAndArgumentChangeTogether) {
   for (int i = 0; i < 3; ++i)
     callers.emplace_back([&] {
       Attention call;
-      // A small problem: the executor, not the arithmetic, is what is called often.
+      // A small problem, so that the executor is called often.
       for (headrace_tensor* t :
            {&call.tensors.q, &call.tensors.k, &call.tensors.v, &call.tensors.out})
         t->shape[1] = 1;
@@ -342,7 +342,7 @@ void executor(void*, int, headrace_task_fn, void*) {
 headrace_status plan_with_a_fallback() {
   headrace_problem p;
   headrace_problem_init(&p);
-  p.dtype = HEADRACE_F64;  // the reference alone takes it, and that is said
+  p.dtype = HEADRACE_F64;  // only the slow fallback supports f64, which is logged
   headrace_device_info d{};
   d.struct_size = sizeof d;
   headrace_cpu_info(&d);
@@ -394,7 +394,7 @@ TEST_F(Executors, AndOtherCallbacksThatThrowAreNamed) {
   }
 }
 
-// The text callback is called for each token, and for what waits at the end.
+// The text callback is called for each token and for pending text at the end.
 TEST_F(Executors, ATextCallbackMayThrowAtAnyOfItsCalls) {
   int num_calls = 0;
   for (int last = 1; num_calls >= last - 1; ++last) {
@@ -413,7 +413,7 @@ TEST_F(Executors, ATextCallbackMayThrowAtAnyOfItsCalls) {
         &caller);
     EXPECT_EQ(status, num_calls < last ? HEADRACE_OK : HEADRACE_INVALID_ARGUMENT);
     if (num_calls < last) {
-      EXPECT_GT(num_calls, 3);  // of three tokens, and one for the end
+      EXPECT_GT(num_calls, 3);  // three tokens and the end
       break;
     }
   }

@@ -1,5 +1,5 @@
-// The C ABI as a program meets it: statuses and texts, null pointers, structs of other versions,
-// plans that many threads share.
+// The C ABI from a program's view: statuses and messages, null pointers, structs of other versions,
+// plans shared by threads.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -107,7 +107,7 @@ TEST(Capi, PlanAndForwardAgree) {
   const headrace_device_info d = this_cpu();
   headrace_plan* plan = nullptr;
   ASSERT_EQ(headrace_plan_attention(&p, &d, &plan), HEADRACE_OK) << headrace_last_error();
-  // Any alignment of the workspace will do.
+  // The workspace may have any alignment.
   std::vector<char> memory(headrace_plan_workspace_bytes(plan) + 1);
   ASSERT_EQ(headrace_plan_run(plan, &call.tensors, nullptr, memory.data() + 1, memory.size() - 1,
                               nullptr),
@@ -194,8 +194,7 @@ TEST(Capi, ErrorsBelongToTheirThread) {
   EXPECT_STRNE(headrace_last_error(), "");
 }
 
-// Whether the build has CUDA kernels and the machine a device: no crash, and a text for every
-// error.
+// With or without CUDA kernels and devices: no crash, and a message for every error.
 TEST(Capi, CudaDevicesAreThereOrAnErrorSaysWhy) {
   headrace_device_info device = this_cpu();
   std::int32_t count = -1;
@@ -221,7 +220,7 @@ TEST(Capi, CudaDevicesAreThereOrAnErrorSaysWhy) {
   EXPECT_EQ(headrace_num_cuda_devices(nullptr), HEADRACE_INVALID_ARGUMENT);
 }
 
-// The call of the fixture and its gradients.
+// The fixture's call with gradients.
 struct BackwardCall : Call {
   std::vector<float> lse = std::vector<float>(2 * 4 * 5);
   std::vector<float> dout = std::vector<float>(out.size(), 0.5f), dq = out, dk = out, dv = out;
@@ -312,7 +311,7 @@ TEST(Capi, APlanRunsInItsPhaseOnly) {
                                        nullptr, 0, nullptr),
             HEADRACE_INVALID_ARGUMENT);
   EXPECT_TRUE(error_has("run it with headrace_plan_run"));
-  // Of another problem, and in a workspace that is too small.
+  // A different problem, and a workspace that is too small.
   EXPECT_EQ(headrace_plan_run_backward(backward_plan, &call.tensors, &call.gradients, nullptr,
                                        nullptr, 0, nullptr),
             HEADRACE_INVALID_ARGUMENT);

@@ -1,5 +1,5 @@
 #!/bin/sh
-# check_exports.sh NM LIBRARY HEADER...: the library exports exactly the functions that the headers declare.
+# check_exports.sh NM LIBRARY HEADER...: the library exports exactly the functions declared in the headers.
 set -eu
 nm=$1 library=$2
 shift 2
@@ -9,7 +9,7 @@ if [ "$exported" != "$declared" ]; then
   echo "exported:"; echo "$exported"; echo "declared:"; echo "$declared"
   exit 1
 fi
-# Nothing in it ends the process of the host program.
+# The library never ends the host process.
 if "$nm" -D --undefined-only "$library" | grep -wE 'abort|exit|_exit|quick_exit|__assert_fail'; then
   echo "the library can end the process"
   exit 1

@@ -1,5 +1,4 @@
-// What loading the library, asking it things and the first call do to the process that did not ask
-// for it: nothing.
+// Loading the library, queries and the first call change no state of the process.
 #include <dlfcn.h>
 #include <fenv.h>
 #include <gtest/gtest.h>
@@ -21,9 +20,9 @@ namespace {
 
 extern "C" char** environ;
 
-// The state of a process that a library could change behind its back.
+// Process state that a library could change.
 struct ProcessState {
-  std::vector<char> float_environment;  // rounding, flush to zero, masks of exceptions
+  std::vector<char> float_environment;  // rounding mode, flush to zero, exception masks
   std::map<int, const void*> signal_handlers;
   std::string locale, folder;
   std::vector<std::string> variables;
@@ -31,7 +30,7 @@ struct ProcessState {
 };
 
 std::vector<char> float_environment() {
-  feclearexcept(FE_ALL_EXCEPT);  // flags of results: any arithmetic may raise them
+  feclearexcept(FE_ALL_EXCEPT);  // exception flags: any arithmetic may raise them
   fenv_t now;
   std::memset(&now, 0, sizeof now);
   EXPECT_EQ(fegetenv(&now), 0);
@@ -74,7 +73,7 @@ Function* find(void* library, const char* name, Function*) {
 }
 #define HEADRACE_FIND(name) find(library, #name, static_cast<decltype(name)*>(nullptr))
 
-// Long enough to be shared out among threads: all values are equal, so out is that value.
+// Long enough to be split among threads. All values are equal, so out is that value.
 bool attention_works(void* library) {
   constexpr std::int64_t kRows = 512, kHeads = 8, kDim = 64;
   std::vector<float> data(static_cast<std::size_t>(kRows * kHeads * kDim), 0.5f), out(data.size());
@@ -111,15 +110,15 @@ TEST(Loading, ChangesNothingInTheProcess) {
   EXPECT_NE(std::string(HEADRACE_FIND(headrace_build_info)()), "");
   const ProcessState asked = process_state();
   expect_same(before, asked);
-  EXPECT_EQ(before.num_threads, asked.num_threads) << "threads before there is work for them";
+  EXPECT_EQ(before.num_threads, asked.num_threads) << "threads started without work";
 
-  // Threads may exist afterwards, and nothing else.
+  // Only threads may remain.
   EXPECT_TRUE(attention_works(library));
   expect_same(before, process_state());
 }
 
-// Threads do not survive a fork, and locks may be held by those that are gone: the child of a
-// process whose pool is in use starts its own.
+// Threads do not survive a fork, and lost threads may hold locks: the child of a process with a
+// running pool must start its own.
 TEST(Loading, WorksInAForkedChild) {
   void* library = dlopen(HEADRACE_LIBRARY_FILE, RTLD_NOW | RTLD_LOCAL);
   ASSERT_NE(library, nullptr) << dlerror();
@@ -127,7 +126,7 @@ TEST(Loading, WorksInAForkedChild) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    alarm(60);  // a child that waits for a thread that is gone waits forever
+    alarm(60);  // a child that waits for a lost thread never ends
     _exit(attention_works(library) ? 0 : 1);
   }
   int status = 0;

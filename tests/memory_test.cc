@@ -1,6 +1,6 @@
-// A call needs O(1) memory beside its inputs and outputs: the peak of the resident set grows by at
-// most 8 MiB during a call, for 4096 and for 65536 keys. The matrix of scores would take 64 MiB and
-// 16 GiB a head.
+// A call needs O(1) memory in addition to inputs and outputs: the peak resident set grows by at
+// most 8 MiB during a call, for 4096 and for 65536 keys. The score matrix would take 64 MiB and 16
+// GiB per head.
 #include <malloc.h>
 
 #include <cstdio>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr long kMaxGrowthKib = 8 * 1024;
 
-// "VmHWM:   12345 kB"; -1 where there is none.
+// "VmHWM:   12345 kB"; -1 if absent.
 long status_kib(const char* key) {
   std::FILE* file = std::fopen("/proc/self/status", "r");
   if (file == nullptr) return -1;
@@ -26,7 +26,7 @@ long status_kib(const char* key) {
   return kib;
 }
 
-// From now on VmHWM is the peak since this call.
+// Resets VmHWM.
 bool reset_peak() {
   std::FILE* file = std::fopen("/proc/self/clear_refs", "w");
   if (file == nullptr) return false;
@@ -51,9 +51,9 @@ int measure(const Case& c) {
   };
   const TensorView views[] = {view(q, c.seqlen_q), view(k, c.seqlen_k), view(v, c.seqlen_k),
                               view(out, c.seqlen_q)};
-  malloc_trim(0);  // what earlier calls freed shall count again
+  malloc_trim(0);  // return freed memory, so that reuse counts
   if (!reset_peak()) {
-    std::printf("skipped: this system does not let a process reset its peak\n");
+    std::printf("skipped: this system cannot reset the peak resident set\n");
     return 0;
   }
   const long before = status_kib("VmRSS");
@@ -68,7 +68,7 @@ int measure(const Case& c) {
 
 int main() {
   using headrace::DType;
-  // The first call starts the threads, whose stacks count too.
+  // The first call starts the threads, whose stacks would count.
   const Case cases[] = {
       {DType::f32, 4096, 4096, 8, 128},  {DType::bf16, 4096, 4096, 8, 128},
       {DType::f32, 65536, 65536, 1, 16}, {DType::bf16, 256, 65536, 8, 128},

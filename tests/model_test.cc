@@ -1,4 +1,4 @@
-// Models through the door: the shared library, model.h and model.hpp, and a tiny model file.
+// Models through the public API: the shared library, model.h, model.hpp and a tiny model file.
 #include "headrace/model.hpp"
 
 #include <gtest/gtest.h>
@@ -130,7 +130,7 @@ TEST(Model, TemplatesAreKnownByNameOrRefusedWithTheWayOut) {
       HEADRACE_INVALID_ARGUMENT);
 }
 
-// generate() is sample and append, again and again.
+// generate() is a loop of sample and append.
 TEST(Session, GeneratesWhatSamplingGives) {
   const Model model(kFile);
   for (const double temperature : {0.0, 0.8}) {
@@ -178,7 +178,7 @@ TEST(Session, TextEndsWhereItIsTold) {
       session.generate({.ignore_end = true}, [](std::string_view) { return false; });
   EXPECT_EQ(cancelled.finish, HEADRACE_FINISH_CANCELLED);
   EXPECT_EQ(cancelled.num_tokens, 1);
-  // Whatever comes first is the stop string.
+  // Use the first generated text as the stop string.
   session.truncate(0);
   session.append(kPrompt);
   const std::int32_t next = session.sample({}, 0).token;
@@ -202,7 +202,7 @@ TEST(Session, WhatACallbackThrowsComesOut) {
                std::runtime_error);
 }
 
-// A copy of the model file in which a tensor of floats holds nothing but `value`.
+// A copy of the model file with a float tensor filled with `value`.
 std::string damaged_copy(std::string_view tensor, float value) {
   std::ifstream from(kFile, std::ios::binary);
   std::string bytes((std::istreambuf_iterator<char>(from)), std::istreambuf_iterator<char>());
@@ -219,7 +219,7 @@ std::string damaged_copy(std::string_view tensor, float value) {
   return path;
 }
 
-// No argument of the call is wrong: a program must be able to tell.
+// The arguments are valid: the status must tell a damaged file from invalid arguments.
 TEST(Session, LogitsThatAreNoNumbersAreTheModelsFault) {
   for (const float value :
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
@@ -265,7 +265,7 @@ TEST(Session, BadOptionsAreRefused) {
            HEADRACE_INVALID_ARGUMENT);
   error_of([&] { session.generate({.stop = {""}}, all); }, HEADRACE_INVALID_ARGUMENT);
   error_of([&] { session.sample({}, 99); }, HEADRACE_INVALID_ARGUMENT);
-  // An enumeration of 0 to 2 may hold 3, and nothing beyond.
+  // An enum with values 0 to 2 can represent 3, but nothing larger.
   EXPECT_EQ(error_of([&] { session.sample({.order = static_cast<headrace_sampling_order>(3)}, 0); },
                      HEADRACE_INVALID_ARGUMENT),
             "order=3: must be 0 (vllm), 1 (transformers) or 2 (llama.cpp); use a "

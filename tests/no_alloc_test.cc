@@ -1,5 +1,5 @@
-// headrace_plan_run(), its backward and softmax allocate nothing: every malloc of the process is
-// counted. Also prints what a plan and the checks of a run cost.
+// headrace_plan_run(), its backward and softmax allocate nothing: counts every malloc of the
+// process. Also prints the cost of planning and of a run's checks.
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -52,7 +52,7 @@ int fail(const char* what) {
   return 1;
 }
 
-// Whether running a backward does; `tensors` as the forward left them.
+// Whether a backward allocates; `tensors` hold the forward's results.
 bool backward_allocates(const headrace::AttentionTensors& tensors,
                         const headrace::DeviceInfo& device) {
   using namespace headrace;
@@ -72,14 +72,14 @@ bool backward_allocates(const headrace::AttentionTensors& tensors,
   return num_allocations != before;
 }
 
-// Forward and backward, along the contiguous axis and along the other one.
+// Softmax forward and backward, along the contiguous and along the other axis.
 bool softmax_allocates() {
   using namespace headrace;
   std::vector<float> x(4 * 128, 1.0f), y(4 * 128), dx(4 * 128);
   const auto view = [](std::vector<float>& values) {
     return TensorView(values.data(), DType::f32, {4, 128});
   };
-  softmax_forward(view(x), view(y));  // first use: threads
+  softmax_forward(view(x), view(y));  // first use starts the threads
   const long before = num_allocations;
   for (const std::int32_t axis : {0, 1}) {
     softmax_forward(view(x), view(y), {}, {.axis = axis});
@@ -110,7 +110,7 @@ int main() {
   plan.run(tensors, workspace);  // first use
   const long before = num_allocations;
 #if HEADRACE_COUNTS
-  if (before == 0) return fail("the counter does not count");
+  if (before == 0) return fail("the allocation counter does not work");
 #endif
   const headrace_attention_tensors c = tensors.to_c();
   for (int i = 0; i < 1000; ++i)
@@ -122,7 +122,7 @@ int main() {
   if (backward_allocates(tensors, device)) return fail("headrace_plan_run_backward allocated");
   if (softmax_allocates()) return fail("softmax allocated");
 
-  // A call whose checks pass and that has nothing to compute: what is left is the overhead.
+  // A valid call with nothing to compute: measures the overhead.
   AttentionTensors empty = tensors;
   for (TensorView* t : {&empty.q, &empty.k, &empty.v, &empty.out, &empty.lse}) t->shape[0] = 0;
   const Problem empty_problem(empty);

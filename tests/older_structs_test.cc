@@ -1,5 +1,5 @@
-// Structs of programs that were compiled with an older header: fields behind their struct_size are
-// not read, whatever lies there, and have their defaults. Of every struct and of every size.
+// Structs of programs compiled with an older header: fields past struct_size are not read and have
+// their defaults. Tests every struct and every size.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -17,7 +17,7 @@ using namespace headrace;
 
 const std::string kFile = std::string(HEADRACE_GOLDEN_DIR) + "/tiny/tiny_llama3_f16.gguf";
 
-// The first `size` bytes of `full`, and behind them what `rest` says.
+// The first `size` bytes of `full`, followed by the bytes of `rest`.
 template <class T>
 T cut(const T& full, std::size_t size, const T& rest) {
   T made = rest;
@@ -37,9 +37,10 @@ std::string failed(headrace_status status) {
   return std::string(headrace_status_name(status)) + ": " + headrace_last_error();
 }
 
-// outcome(struct) is what the library makes of it, as text. With every size from `oldest` on it is
-// that of a whole struct whose last fields have their defaults; smaller ones are refused. `full`
-// has a value of its own in every field: `num_steps` of the sizes add one that changes the outcome.
+// outcome(struct) is the library's result as text. For every size from `oldest` on it equals that
+// of a complete struct whose last fields have their defaults; smaller sizes are refused. `full` has
+// a non-default value in every field: `num_steps` of the sizes add a field that changes the
+// outcome.
 template <class T>
 void expect_older_structs(const char* what, const T& full, const T& defaults, std::size_t oldest,
                           int num_steps, const std::function<std::string(const T&)>& outcome) {
@@ -60,7 +61,7 @@ void expect_older_structs(const char* what, const T& full, const T& defaults, st
     num_changes += size > oldest && got != before;
     before = got;
   }
-  EXPECT_EQ(num_changes, num_steps) << "fields of `full` that do not count";
+  EXPECT_EQ(num_changes, num_steps) << "some fields of `full` have no effect";
   EXPECT_EQ(before, outcome(full));
 }
 
@@ -112,7 +113,7 @@ struct Tensors {
   Tensors(const Tensors&) = delete;
   Tensors& operator=(const Tensors&) = delete;
 
-  // Every byte that a call wrote.
+  // All bytes that a call wrote.
   std::string written() const {
     std::string bytes;
     for (const auto& x : out)
@@ -137,7 +138,7 @@ TEST(OlderStructs, OfAttentionOptions) {
   full.causal = HEADRACE_CAUSAL_TOP_LEFT;
   full.num_splits = 2;
   full.strict_fallback = full.strict_rows = full.checked = full.deterministic = 1;
-  // Of a dense batch, and of a ragged one, where the bounds count.
+  // A dense batch, and a ragged one, which uses the max_seqlen bounds.
   const auto outcome = [](const headrace_attention_options& options) {
     std::string text;
     std::int32_t lengths[] = {0, 3, 8};
@@ -173,14 +174,14 @@ TEST(OlderStructs, OfAttentionTensors) {
   const Tensors full;
   headrace_attention_tensors defaults;
   headrace_attention_tensors_init(&defaults);
-  // A tensor that is cut in two is none that an older header had.
+  // Older headers end between tensors.
   const std::size_t oldest = offsetof(headrace_attention_tensors, lse);
   std::string before;
   for (std::size_t size = oldest; size <= sizeof defaults; size += sizeof(headrace_tensor)) {
     SCOPED_TRACE(size);
     const auto outcome = [&full](headrace_attention_tensors t) {
       Tensors call;
-      // The same views, of this call's memory.
+      // The same views in this call's memory.
       headrace_tensor* const written[] = {&t.out, &t.lse, &t.probs};
       const headrace_tensor own[] = {call.t.out, call.t.lse, call.t.probs};
       const headrace_tensor theirs[] = {full.t.out, full.t.lse, full.t.probs};
@@ -191,7 +192,7 @@ TEST(OlderStructs, OfAttentionTensors) {
     };
     headrace_attention_tensors whole = cut(full.t, size, defaults);
     whole.struct_size = sizeof whole;
-    // cu_seqlens come before the dense features: they are absent here.
+    // cu_seqlens precede the dense features in the struct: absent here.
     const std::string got = outcome(cut(full.t, size, garbage<headrace_attention_tensors>()));
     EXPECT_EQ(got, outcome(whole));
     const bool is_length = size == offsetof(headrace_attention_tensors, cu_seqlens_k) ||
@@ -264,7 +265,7 @@ TEST(OlderStructs, OfProblems) {
     const Plan owner(plan);
     return std::string(owner.explain());
   };
-  // Totals are refused until is_ragged comes, seven steps of 8 bytes later; of those that follow,
+  // Totals are refused until is_ragged follows, seven steps of 8 bytes later. Of the later ones,
   // has_probs with strict_fallback is unset.
   expect_older_structs<headrace_problem>("problem", full, defaults,
                                          offsetof(headrace_problem, window_left), 8, outcome);
@@ -328,7 +329,7 @@ TEST(OlderStructs, OfSessionOptions) {
     headrace_session_destroy(session);
     return text;
   };
-  // batch_tokens may leave the bits alone.
+  // batch_tokens need not change bits.
   expect_older_structs<headrace_session_options>("session_options", full, defaults,
                                                  sizeof(std::size_t), 2, outcome);
 }
@@ -354,8 +355,8 @@ TEST(OlderStructs, OfSamplingOptions) {
   full.logit_bias = bias;
   full.num_logit_bias = 2;
   full.order = HEADRACE_ORDER_LLAMA_CPP;
-  // All fields but the pointer to biases, of which there are 0 then, count: of many draws, which
-  // tokens they are tells distributions apart.
+  // All fields have an effect except the pointer to biases, whose count is then 0. Sampling many
+  // tokens distinguishes the distributions.
   const auto outcome = [&](const headrace_sampling_options& options) {
     std::string text;
     session.truncate(static_cast<std::int64_t>(kPrompt.size()));
@@ -405,7 +406,7 @@ TEST(OlderStructs, OfGenerationOptions) {
     return std::to_string(result.num_tokens) + ' ' + std::to_string(result.finish) + ' ' +
            std::to_string(session.length()) + ' ' + (heard.empty() ? "" : heard.front());
   };
-  // The stop string is what the model says second.
+  // The stop string is the second generated text.
   static_cast<void>(outcome(full));
   ASSERT_GE(heard.size(), 2u);
   ASSERT_NE(heard[0], heard[1]);
@@ -413,10 +414,10 @@ TEST(OlderStructs, OfGenerationOptions) {
   const char* const stop[] = {second.c_str()};
   full.stop = stop;
   full.num_stop = 1;
-  // sampling, max_new_tokens, num_stop, user; of stop and on_text the second half is missing.
+  // Steps: sampling, max_new_tokens, num_stop, user; stop and on_text need their successors.
   expect_older_structs<headrace_generation_options>("generation_options", full, defaults,
                                                     sizeof(std::size_t), 4, outcome);
-  // The model ends at once: sampling and ignore_end count.
+  // The model ends immediately, so sampling and ignore_end have an effect.
   const headrace_logit_bias end[] = {{model.info().eos_token, 1000.0f}};
   sampling.logit_bias = end;
   sampling.num_logit_bias = 1;
@@ -427,7 +428,7 @@ TEST(OlderStructs, OfGenerationOptions) {
                                                     sizeof(std::size_t), 2, outcome);
 }
 
-// ---- structs of which there is one size so far ----
+// ---- structs with a single size so far ----
 
 template <class T>
 void expect_one_size(const char* what, const T& full,

@@ -1,5 +1,5 @@
-// A plan against the calls that it is run with: it runs on tensors of its own problem alone, its
-// options are those that it was made with, and of each run only the run options count.
+// Plans and their runs: a plan only runs tensors of its own problem with the options it was made
+// with, and only the run options may differ.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -15,9 +15,9 @@ namespace {
 
 using namespace headrace;
 
-// A call with memory of its own. Its numbers are the same wherever its shapes are.
+// A call with its own memory. Equal shapes have equal values.
 struct Call {
-  std::string name, base;  // it differs from the call `base` in the field `name` of the problem
+  std::string name, base;  // differs from the call `base` in the problem's field `name`
   AttentionTensors t;
   AttentionGradients g;
   AttentionOptions o;
@@ -28,7 +28,7 @@ struct Call {
     const TensorView view(nullptr, dtype, shape);
     const auto count = static_cast<std::size_t>(view.num_elements());
     auto& words =
-        memory.emplace_back(count + 8);  // of 8 bytes an element, for negative strides too
+        memory.emplace_back(count + 8);  // 8 bytes per element, with room for negative strides
     for (std::size_t i = 0; i < count; ++i) put(dtype, words.data(), i);
     return TensorView(words.data(), dtype, shape);
   }
@@ -70,7 +70,7 @@ Call dense(const char* name, const Sizes& s = {}) {
   return c;
 }
 
-// Rows of two sequences, as many as the dense call has, or others.
+// Rows of two sequences: as many as in the dense call, or different.
 Call ragged(const char* name, const char* base, std::int32_t total_q = 8,
             std::int32_t total_k = 12) {
   Call c;
@@ -107,7 +107,7 @@ Call backward(const char* name, const char* base, const std::function<void(Call&
   return c;
 }
 
-// The plain call, and with each call that differs from it in one field of the problem.
+// The plain call, and calls that each differ from another in one field of the problem.
 std::vector<Call> calls() {
   std::vector<Call> all;
   const auto with = [&all](const char* name, const std::function<void(Call&)>& change) {
@@ -176,15 +176,15 @@ TEST(PlanRun, TakesTensorsOfItsOwnProblemAndOfNoOther) {
         EXPECT_EQ(error, "");
         const auto by_plan = given.memory;
         given.memory = before;
-        // The views point to memory that the assignment has kept.
+        // The assignment keeps the memory that the views point to.
         EXPECT_EQ(by_plan, given.run());
         continue;
       }
       EXPECT_NE(error, "");
       EXPECT_EQ(given.memory, before) << "something was written";
-      // The field is named; another phase comes first.
+      // The error names the field; a different phase is checked first.
       if (planned.is_backward != given.is_backward) {
-        EXPECT_EQ(error.find("plan: made for phase="), 0u) << error;
+        EXPECT_EQ(error.find("plan: it was made for phase="), 0u) << error;
       } else if (given.base == planned.name || planned.base == given.name) {
         const std::string& field = given.base == planned.name ? given.name : planned.name;
         EXPECT_NE(error.find(field + "="), std::string::npos) << error;
@@ -193,7 +193,7 @@ TEST(PlanRun, TakesTensorsOfItsOwnProblemAndOfNoOther) {
   }
 }
 
-// Scores have as many columns as the option says, be it more than there are keys.
+// Bias and mask have max_seqlen_k columns, even if there are fewer keys.
 TEST(PlanRun, KeepsTheColumnsOfRaggedScores) {
   for (const std::int64_t columns : {7, 12, 20})
     for (const bool has_bias : {false, true}) {
@@ -219,7 +219,7 @@ TEST(PlanRun, TakesOperandsThatAreAsAlignedAsPlanned) {
     view = view.slice(1, view.shape[1] - 1, -1, -1).value();
     const Plan plan = plan_of(whole);
     EXPECT_NE(run_of(plan, odd).find("aligned to only 4 bytes"), std::string::npos);
-    EXPECT_NE(run_of(plan, reversed).find("runs backwards along an axis"), std::string::npos);
+    EXPECT_NE(run_of(plan, reversed).find("has a negative stride"), std::string::npos);
     EXPECT_EQ(run_of(plan_of(odd), whole), "");
     EXPECT_EQ(run_of(plan_of(reversed), whole), "");
   }
@@ -231,7 +231,7 @@ struct Option {
   const char* name;
   std::size_t bytes;
   std::function<void(AttentionOptions&)> set;
-  bool changes_results = true;  // else it may, or must not
+  bool changes_results = true;  // false: results may change or not
 };
 #define HEADRACE_OPTION(field, value)                  \
   {                                                    \
@@ -261,7 +261,7 @@ const std::vector<Option> kOptions = {
 };
 
 TEST(PlanRun, HasTheOptionsThatItWasPlannedWith) {
-  // Every field of the struct but its size and what a run may change is in the list.
+  // The list has every field of the struct except struct_size and the run options.
   std::size_t bytes = sizeof(headrace_attention_options::struct_size) +
                       sizeof(headrace_run_options) - sizeof(headrace_run_options::struct_size);
   for (const Option& option : kOptions) bytes += option.bytes;

@@ -1,5 +1,5 @@
-// Sampler::sample() allocates nothing after its first call: every operator new of the program is
-// counted. Also prints what a token costs.
+// Sampler::sample() allocates nothing after its first call: counts every operator new of the
+// program. Also prints the cost of a token.
 #include <atomic>
 #include <chrono>
 #include <cstdio>

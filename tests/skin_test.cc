@@ -1,4 +1,4 @@
-// The C++ skin: what C returns as a status is an Error here, and nothing else is thrown.
+// The C++ wrappers: a C status becomes an Error, and nothing else is thrown.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,6 +1,6 @@
-// SmolLM2-135M-Instruct (Q4_1) through the door, beside what transformers computed in float32 from
-// the same weights (tests/golden/README.md). HEADRACE_TEST_MODEL is the file; without it these
-// tests are skipped.
+// SmolLM2-135M-Instruct (Q4_1) through the public API, compared with transformers in float32 on the
+// same weights (tests/golden/README.md). HEADRACE_TEST_MODEL is the file; without it these tests
+// are skipped.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -76,9 +76,9 @@ TEST_F(SmolLm2, ExactAnswersAreThoseOfTransformers) {
   }
 }
 
-// 8 bits of activations move logits by some tenths. Which ones depends on the order of sums, so on
-// the instruction set: of 1280 steps behind the reference's own tokens AVX2 takes another token in
-// one (gap 0.15), AVX-512 in three (gaps up to 0.38).
+// 8-bit activations change logits by some tenths. The errors depend on the order of sums, so on the
+// instruction set: of 1280 steps after the reference's own tokens AVX2 picks another token in one
+// (gap 0.15), AVX-512 in three (gaps up to 0.38).
 TEST_F(SmolLm2, NormalAnswersLeaveTheReferenceOnlyWhereTwoTokensAreNear) {
   constexpr double kNear = 0.75;
   const Model model(path_);
@@ -103,7 +103,7 @@ TEST_F(SmolLm2, NormalAnswersLeaveTheReferenceOnlyWhereTwoTokensAreNear) {
   EXPECT_LE(num_other, num_steps / 100);
 }
 
-// Log-probabilities of the tokens that follow, over the first window of the text.
+// Differences of the next tokens' log-probabilities over the first window of the text.
 struct Distance {
   double largest = 0, perplexity = 0, golden_perplexity = 0;
 };
@@ -144,7 +144,7 @@ TEST_F(SmolLm2, ExactLogprobsAreThoseOfTransformers) {
 TEST_F(SmolLm2, NormalPerplexityIsWithinHalfAPercent) {
   const Distance distance = distance_of(Model(path_), headrace::DType::f16);
   EXPECT_NEAR(distance.perplexity / distance.golden_perplexity, 1, 0.005);
-  EXPECT_GT(distance.largest, 1e-4) << "as near as exact mode: was anything quantised?";
+  EXPECT_GT(distance.largest, 1e-4) << "as close as exact mode: activations were not quantized?";
 }
 
 }  // namespace

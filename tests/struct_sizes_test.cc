@@ -1,5 +1,5 @@
-// The structs that the library writes belong to programs that may be older or newer than it: it
-// writes the bytes that the caller has, says what it cannot fill, and touches nothing else.
+// Output structs belong to programs that may be older or newer than the library: it writes exactly
+// the caller's bytes, refuses sizes it cannot fill, and touches nothing else.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 constexpr std::size_t kGuardBytes = 64;
 constexpr unsigned char kGuard = 0xA5;
 
-// A caller's struct and the memory behind it.
+// A caller's struct and the memory after it.
 template <class T>
 struct Guarded {
   alignas(T) std::array<unsigned char, sizeof(T) + kGuardBytes> bytes;
@@ -51,9 +51,9 @@ void expect_keeps_to_the_size(const char* what, const char* name, Fill fill) {
     const std::string text = headrace_last_error();
     EXPECT_EQ(text.find(std::string(name) + ".struct_size=" + std::to_string(size) + ": "), 0u)
         << text;
-    EXPECT_NE(text.find("at most the " + std::to_string(sizeof(T)) + " bytes"), std::string::npos)
+    EXPECT_NE(text.find("at most " + std::to_string(sizeof(T)) + " bytes"), std::string::npos)
         << text;
-    EXPECT_NE(text.find("load a library that is as new as the header"), std::string::npos) << text;
+    EXPECT_NE(text.find("load a library as new as the header"), std::string::npos) << text;
     EXPECT_TRUE(wrong.is_untouched_from(sizeof(std::size_t))) << size;
   }
   EXPECT_EQ(fill(nullptr, sizeof(T)), HEADRACE_INVALID_ARGUMENT);
@@ -78,7 +78,7 @@ TEST(StructSizes, OfInitFunctions) {
   HEADRACE_EXPECT_INIT(generation_options, "options");
 }
 
-// The same for a function that finds the size in the struct.
+// The same for functions that read the size from the struct.
 template <class T, class Function>
 void expect_reads_the_size(const char* what, const char* name, Function function) {
   expect_keeps_to_the_size<T>(what, name, [&](T* to, std::size_t size) {
@@ -136,7 +136,7 @@ TEST(StructSizes, OfFactsAboutModels) {
     headrace_session_truncate(session, 0);
     headrace_session_append(session, prompt, 2, nullptr);
     const headrace_status status = headrace_session_generate(session, &options, to);
-    // A result that cannot be written is found before anything is drawn.
+    // A result that cannot be written is refused before sampling.
     EXPECT_TRUE(status == HEADRACE_OK || headrace_session_length(session) == 2);
     return status;
   });
@@ -144,7 +144,7 @@ TEST(StructSizes, OfFactsAboutModels) {
   headrace_model_destroy(model);
 }
 
-// A program that does not look at the status of an init function hears of it in the next call.
+// If a program ignores the status of an init function, the next call fails.
 TEST(StructSizes, AStructThatWasNotFilledIsRefused) {
   Guarded<headrace_problem> newer;
   EXPECT_EQ(headrace_problem_init_sized(newer.get(), sizeof(headrace_problem) + 8),

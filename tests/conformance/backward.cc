@@ -1,7 +1,7 @@
-// The backward: every pair of axis values, random cases, cases that kernels for plain scores, or
-// for few others, take, the named grids, and what must hold without an oracle. The axis lse says
-// whether there is a gradient of lse. Inputs lie in read-only pages between NaNs, the workspace is
-// full of NaNs, outputs hold a sentinel; a GPU computes on copies of all that.
+// The suite `backward`: every pair of axis values, random cases, cases for kernels specialized on
+// plain scores or single features, the named grids, and oracle-free checks. The axis lse decides
+// whether there is a dlse. Inputs are in read-only pages surrounded by NaNs, the workspace is
+// filled with NaNs and outputs with a sentinel; a GPU computes on copies of that memory.
 #include <algorithm>
 #include <charconv>
 #include <chrono>
@@ -18,12 +18,12 @@ constexpr int kOtherThreads[] = {3};
 
 bool is_reference(const Target& target) { return target.kernel->name == "cpu_reference"; }
 
-// How a case is named in the report and replayed, and what is asked of it.
+// Name and replay command of a case, and the required checks.
 struct Description {
   std::string text, replay;
-  std::span<const int> threads;  // a deterministic case is run again with each
-  bool with_reference = false;   // it is slow, and its own oracle
-  bool counts_pairs = false;     // of axis values
+  std::span<const int> threads;  // thread counts to repeat a deterministic case with
+  bool with_reference = false;   // the reference is slow and is the oracle itself
+  bool counts_pairs = false;     // of axis values, for the pair table
   bool has_zeros = false;        // some gradient must be exactly +0
 };
 
@@ -43,7 +43,7 @@ class BackwardRun {
                     .counts_pairs = true});
   }
 
-  // Its part of a grid, for each kernel a line of the report.
+  // Runs this tier's part of a grid; one report line per kernel.
   void run_grid(const NamedGrid& grid) {
     const std::vector<GridCase> cases = grid.cases();
     std::vector<std::size_t> chosen = sample_of(grid, cases, options_.tier);
@@ -71,14 +71,14 @@ class BackwardRun {
       report_.checks.push_back(
           {grid.id,
            format_text("{}: {} of {} cases, {} refused, largest error {}, mean {} of the "
-                       "straightforward, {} of the bound",
+                       "straightforward implementation's, {} of the bound",
                        grid.title, count.num_cases, cases.size(), count.num_refused,
                        count.max_ratio, count.mean_ratio, count.utilisation),
            kernel, status});
     }
   }
 
-  // A kernel that takes nothing is not tested: that is a failure. And R1 over all cases.
+  // A kernel that refused every case is a failure. Then R1 over all cases.
   void finish() {
     for (const auto& [kernel, sums] : report_.kernels) {
       if (sums.num_cases == 0)
@@ -87,7 +87,8 @@ class BackwardRun {
           all > kMeanRatio)
         report_.failures.push_back(
             {kernel, "all cases",
-             format_text("R1 mean errors are {} of the straightforward ones in the mean", all),
+             format_text("R1 mean errors are on average {} of the straightforward implementation's",
+                         all),
              ""});
     }
     if (num_compared_ == 0)
@@ -99,20 +100,21 @@ class BackwardRun {
 
  private:
   void run(Case& test_case, const Description& what) {
-    // Every fourth case is deterministic, and then the same bits are asked for again.
+    // Every fourth case is deterministic and repeated with other thread counts.
     test_case.mutable_options().deterministic = test_case.name().seed % 4 == 0;
     test_case.make_gradients();
     const Result<Problem> problem = backward_problem(test_case);
     if (!problem.ok()) {
       report_.failures.push_back(
-          {"all", what.text,
-           "the case is not accepted: " + Result<Problem>(problem).failure().message, what.replay});
+          {"all", what.text, "the case is invalid: " + Result<Problem>(problem).failure().message,
+           what.replay});
       return;
     }
     const ExpectedGradients expected =
         expected_gradients_of(test_case, problem.value(), rounds_weights(problem.value()));
     if (what.has_zeros && expected.num_zeros() == 0)
-      report_.failures.push_back({"all", what.text, "no gradient must be zero here", what.replay});
+      report_.failures.push_back(
+          {"all", what.text, "the case has no gradient that must be zero", what.replay});
     for (const Target& target : targets_) {
       if (is_reference(target) && !what.with_reference) continue;
       const std::string replay = what.replay + " --kernel " + std::string(target.kernel->name);
@@ -131,7 +133,7 @@ class BackwardRun {
     set_current_case(0, "");
   }
 
-  // Whether some kernel that takes the problem rounds P and dS or splits products.
+  // Whether a kernel that supports the problem rounds P and dS or uses 3xTF32.
   bool rounds_weights(const Problem& p) const {
     return std::any_of(targets_.begin(), targets_.end(), [&](const Target& target) {
       if (!target.kernel->refuses(p, target.device).empty()) return false;
@@ -140,7 +142,7 @@ class BackwardRun {
     });
   }
 
-  // One kernel: what is wrong; adds to its sums and to those of the grid.
+  // Runs one kernel and returns its failures; updates the sums of kernel and grid.
   std::vector<std::string> run_on(const Target& target, Case& test_case, const Description& what,
                                   const Problem& p, const ExpectedGradients& expected,
                                   KernelReport& sums) {
@@ -169,7 +171,7 @@ class BackwardRun {
       if (const char* name =
               other_bits(output, run_gradients(target, test_case, call, num_threads)))
         output.failures.push_back(
-            format_text("{} has other bits with {} threads", name, num_threads));
+            format_text("{} has different bits with {} threads", name, num_threads));
   }
 
   static void add_sums(KernelReport& to, const KernelReport& from) {
@@ -194,7 +196,7 @@ class BackwardRun {
 void run_random(const SuiteOptions& options, BackwardRun& run, Report& report) {
   const bool is_small = options.tier == Tier::small;
   const std::vector<CaseName> array = covering_array(options.seed, is_live);
-  // A fifth of the forward's: the oracle computes every gradient of a case.
+  // A fifth of the forward's count: the oracle computes every gradient of a case.
   const std::size_t count = is_small ? 150 : std::max(options.count / 5, array.size());
   std::vector<CaseName> all = grid_cases(count, options.seed, array);
   const std::vector<CaseName> plain =
@@ -218,15 +220,14 @@ void run_random(const SuiteOptions& options, BackwardRun& run, Report& report) {
   if (!is_small) check_holes(others, report);
 }
 
-// Where the other promises about gradients are tested.
+// Notes on where the other guarantees about gradients are tested.
 void add_pointers(Report& report) {
   report.notes.push_back(
-      "NaN in the workspace and in memory that must not be read: in every case, that is how they "
-      "are made");
+      "NaN in the workspace and in memory that must not be read: part of every case's memory");
   report.notes.push_back(
       "B10, central differences, and directional derivatives of the reference: "
       "src/backends/cpu/reference/backward_test.cc");
-  report.notes.push_back("a grid's other cases: --tier whole, which runs all, with --shard");
+  report.notes.push_back("the other cases of a grid: --tier whole runs all of them, with --shard");
 }
 
 }  // namespace
@@ -243,10 +244,10 @@ Report run_backward(const SuiteOptions& options) {
   if (only.empty()) run.finish();
   run_backward_checks(options, run.targets(), report);
   if (!only.empty() && report.checks.empty())
-    report.failures.push_back({"all", options.only, "no grid, check or case of this name", ""});
+    report.failures.push_back({"all", options.only, "no grid, check or case has this name", ""});
   add_pointers(report);
-  report.notes.push_back(format_text("{} deterministic runs compared with those of other threads",
-                                     run.num_compared()));
+  report.notes.push_back(
+      format_text("{} deterministic runs compared with other thread counts", run.num_compared()));
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
 }

@@ -1,5 +1,5 @@
-// One backward call on one kernel: run in poisoned memory, every gradient judged. And what the
-// suite backward is made of.
+// Runs one backward call on one kernel in poisoned memory and checks every gradient; parts of the
+// suite `backward`.
 #pragma once
 
 #include <array>
@@ -22,7 +22,7 @@ inline constexpr Gradient kGradients[] = {
     {"dsinks", &headrace_attention_gradients::dsinks, &Gradients::dsinks},
 };
 
-// A case's own call, or one on parts of its memory.
+// A case's call, or a call on parts of its memory.
 struct BackwardCall {
   headrace_attention_tensors tensors;
   headrace_attention_gradients gradients;
@@ -37,15 +37,15 @@ struct GradientOutput {
   // Row-major elements of each gradient.
   std::array<std::vector<unsigned char>, std::size(kGradients)> bytes;
 };
-// The outputs lie in the memory of `test_case`, after make_gradients().
+// Outputs are in the memory of `test_case`, after make_gradients().
 GradientOutput run_gradients(const Target& target, Case& test_case, const BackwardCall& call,
                              int num_threads);
 std::vector<double> doubles_of(const headrace_tensor& view,
                                const std::vector<unsigned char>& bytes);
-// The name of the first gradient with other bits; null: none has.
+// The name of the first gradient whose bits differ; null: none.
 const char* other_bits(const GradientOutput& one, const GradientOutput& other);
 
-// Of a case after make_gradients().
+// Requires make_gradients().
 Result<Problem> backward_problem(const Case& test_case);
 ExpectedGradients expected_gradients_of(const Case& test_case, const Problem& p,
                                         bool with_tensor_cores);

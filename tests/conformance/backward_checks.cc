@@ -18,13 +18,13 @@ void GradientCheck::expect_bits(const GradientOutput& one, const GradientOutput&
                                 const std::string& what) {
   ++num_compared;
   if (const char* name = other_bits(one, other))
-    fail(format_text("{}: {} has other bits", what, name));
+    fail(format_text("{}: {} has different bits", what, name));
 }
 
 void GradientCheck::expect_near(double got, double exact, double limit, const std::string& what) {
   ++num_compared;
   if (!(std::abs(got - exact) <= limit) && failures.size() < 5)
-    fail(format_text("{} is {} instead of {}, with a bound of {}", what, got, exact, limit));
+    fail(format_text("{} is {} instead of {}, error bound {}", what, got, exact, limit));
 }
 
 void for_each_plain_lab(bool has_dlse, const std::function<void(Lab&)>& body) {
@@ -41,7 +41,7 @@ void for_each_plain_lab(bool has_dlse, const std::function<void(Lab&)>& body) {
 
 namespace {
 
-// The elements of a tensor, in memory of another layout.
+// A copy of a tensor's elements in another memory layout.
 class Copy {
  public:
   Copy(const headrace_tensor& from, const std::vector<std::int64_t>& strides, std::int64_t first,
@@ -66,7 +66,7 @@ class Copy {
   headrace_tensor view_;
 };
 
-// B4. dout as [batch, heads, seqlen, dim], with gaps, backwards, an element off: the same bits.
+// B4. dout as [batch, heads, seqlen, dim], padded, with negative strides, misaligned: equal bits.
 void layouts_of_dout(GradientCheck& check) {
   for_each_plain_lab(false, [&](Lab& lab) {
     lab.test_case.make_gradients();
@@ -91,7 +91,7 @@ void layouts_of_dout(GradientCheck& check) {
   });
 }
 
-// B4. One row of dout for all queries, as the gradient of a sum has it: stride 0.
+// B4. dout with stride 0 along queries, as the gradient of a sum.
 void expanded_dout(GradientCheck& check) {
   for_each_plain_lab(false, [&](Lab& lab) {
     lab.test_case.make_gradients();
@@ -110,8 +110,8 @@ void expanded_dout(GradientCheck& check) {
   });
 }
 
-// B4n. What keys hold that no query sees does not matter to a CPU's kernels, which take them beside
-// others in vectors, tiles and pairs. (Tensor cores multiply whole tiles, and 0 * NaN is NaN.)
+// B4n. NaN in unseen keys does not change results of CPU kernels, although the keys share vectors,
+// tiles and pairs with others. (Tensor cores multiply whole tiles, and 0 * NaN is NaN.)
 void nan_in_unseen_keys(GradientCheck& check) {
   if (is_on_gpu(check.target)) {
     ++check.num_refused;
@@ -120,7 +120,7 @@ void nan_in_unseen_keys(GradientCheck& check) {
   struct Mask {
     std::int64_t seqlen_q;
     int causal;
-    std::int64_t window_left, first, end;  // the keys that some query sees
+    std::int64_t window_left, first, end;  // keys seen by at least one query
   };
   constexpr std::int64_t kSeqlenK = 250;
   constexpr Mask kMasks[] = {{51, HEADRACE_CAUSAL_TOP_LEFT, -1, 0, 51},
@@ -151,7 +151,7 @@ void nan_in_unseen_keys(GradientCheck& check) {
   }
 }
 
-// B6. A gradient of lse that is zero is none.
+// B6. A dlse of zeros equals no dlse.
 void zero_dlse(GradientCheck& check) {
   for_each_plain_lab(true, [&](Lab& lab) {
     lab.test_case.make_gradients();
@@ -165,7 +165,7 @@ void zero_dlse(GradientCheck& check) {
   });
 }
 
-// ---- B7: again and again
+// ---- B7: repeated runs
 
 struct Repeated {
   DType dtype;
@@ -183,7 +183,7 @@ constexpr Repeated kRepeated[] = {
 };
 
 Lab make_lab(const Repeated& one, bool is_on_gpu) {
-  // Some tiles of each side: a GPU's are larger, and it has more of them at once.
+  // Several tiles per side: GPU tiles are larger and more of them run at once.
   const std::int64_t n = is_on_gpu ? 500 : 60, heads = is_on_gpu ? 8 : 2;
   Shape s = shape(one.dtype, n, 2 * n - 20, one.head_dim, heads, heads / 2, is_on_gpu ? 3 : 1);
   if (one.is_ragged) {
@@ -230,17 +230,17 @@ struct Entry {
   void (*run)(GradientCheck&);
 };
 constexpr Entry kEntries[] = {
-    {"B4", "dout transposed, with gaps, backwards, an element off: the same bits", layouts_of_dout},
-    {"B4e", "dout with stride 0: the bits of the same rows written out", expanded_dout},
-    {"B4n", "NaN in keys that no query sees, on the CPU: the same bits", nan_in_unseen_keys},
-    {"B6z", "a gradient of lse of zeros is none, to the bit", zero_dlse},
-    {"B7", "hundreds of runs, dense and ragged, causal and local: the same bits", many_runs},
+    {"B4", "dout transposed, padded, negative strides, misaligned: equal bits", layouts_of_dout},
+    {"B4e", "dout with stride 0: equal bits as the materialized rows", expanded_dout},
+    {"B4n", "NaN in keys that no query sees, on the CPU: equal bits", nan_in_unseen_keys},
+    {"B6z", "a dlse of zeros equals no dlse, bit for bit", zero_dlse},
+    {"B7", "hundreds of runs, dense and ragged, causal and local: equal bits", many_runs},
     {"I1", "rows of dS sum to the gradient of lse", score_gradients_sum_to_dlse},
     {"I2", "rowsum(dO * O) is D: equal values give no dq and no dk",
      equal_values_give_no_score_gradient},
     {"I3", "dv sums to dout", value_gradients_sum_to_dout},
     {"I4", "sum of q * dq is the sum of k * dk", scaling_q_is_scaling_k},
-    {"I5", "twice dout gives twice the gradient, to the bit", twice_dout_twice_the_gradient},
+    {"I5", "twice dout gives twice the gradient, bit for bit", twice_dout_twice_the_gradient},
     {"I6", "dsinks is the sum of exp(sink - lse) (dlse - rowsum(dO * O))", sinks_see_rowsums},
     {"I7", "columns of zeros in K give columns of zeros in dq", zero_columns_of_k_give_zeros},
 };
@@ -273,7 +273,7 @@ void run_backward_checks(const SuiteOptions& options, const std::vector<Target>&
                          Report& report) {
   int n = 0;
   for (const Target& target : targets) {
-    if (target.kernel->name == "cpu_reference") continue;  // its own oracle
+    if (target.kernel->name == "cpu_reference") continue;  // it is the oracle
     for (const Entry& entry : kEntries) {
       if (!options.only.empty() && options.only != entry.id) continue;
       if (n++ % options.num_shards != options.shard) continue;

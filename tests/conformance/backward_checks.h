@@ -1,4 +1,4 @@
-// Checks of gradients that need no oracle: equal bits, and identities.
+// Oracle-free checks of gradients: equal bits and identities.
 #pragma once
 
 #include "conformance/backward.h"
@@ -6,12 +6,12 @@
 
 namespace headrace::testing {
 
-// One check on one kernel: collects what went wrong.
+// One check on one kernel: collects failures.
 class GradientCheck {
  public:
   GradientCheck(const Target& on, Tier of_tier) : target(on), tier(of_tier) {}
 
-  // False where the kernel refuses the call or it failed.
+  // False if the kernel refuses the call or the call failed.
   bool run(Case& test_case, const BackwardCall& call, GradientOutput& output, int num_threads = 2);
   void fail(const std::string& text) { failures.push_back(text); }
   void expect_bits(const GradientOutput& one, const GradientOutput& other, const std::string& what);
@@ -20,12 +20,12 @@ class GradientCheck {
   const Target& target;
   Tier tier;
   std::int64_t num_compared = 0, num_refused = 0;
-  std::uint64_t fingerprint = 0;  // of the bits of gradients, where a check makes one
+  std::uint64_t fingerprint = 0;  // hash of the gradients' bits, if the check computes one
   std::vector<std::string> failures;
 };
 
-// Contiguous shapes whose tiles are not full, one with empty rows, for each dtype: body(lab),
-// before the gradients are made. `has_dlse`: with a gradient of lse.
+// Calls body(lab) for contiguous shapes with partial tiles, one with empty rows, for each dtype,
+// before make_gradients(). `has_dlse`: with a dlse.
 void for_each_plain_lab(bool has_dlse, const std::function<void(Lab&)>& body);
 
 // backward_identities.cc

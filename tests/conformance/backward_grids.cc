@@ -28,14 +28,14 @@ GridCase grid_case(DType dtype, Lengths2 n, std::int64_t dim, Heads heads,
   return one;
 }
 
-// Other numbers in every case; every fourth is deterministic.
+// Different data in every case; every fourth is deterministic.
 std::vector<GridCase> with_seeds(std::vector<GridCase> cases) {
   for (std::size_t i = 0; i < cases.size(); ++i)
     cases[i].name.seed = static_cast<std::uint16_t>(i + 1);
   return cases;
 }
 
-// Masks of the grids of FlashAttention-2: none, causal, local.
+// The masks of FlashAttention-2's test grids: none, causal, local.
 constexpr Setting kMasks[] = {
     {Axis::causal, 0}, {Axis::causal, 1}, {Axis::window, static_cast<int>(Window::both)}};
 
@@ -89,7 +89,7 @@ std::vector<GridCase> groups() {
   return with_seeds(std::move(cases));
 }
 
-// ---- B2, B2g: large inputs at short lengths, gradients of any size
+// ---- B2, B2g: large inputs at short lengths, gradients of any magnitude
 
 void scale_v(Lab& lab) {
   const headrace_tensor& v = lab.tensors().v;
@@ -115,8 +115,8 @@ std::vector<GridCase> large_inputs() {
   return with_seeds(std::move(cases));
 }
 
-// Sums in fixed point are scaled by them; dot products of bf16 pairs and atomic sums of floats
-// flush what is below 2^-126.
+// They scale fixed-point sums; dot products of bf16 pairs and atomic float sums flush values below
+// 2^-126.
 template <int kExponent>
 void scale_dout(Lab& lab) {
   lab.test_case.set_dout_scale(std::ldexp(1.0, kExponent));
@@ -127,7 +127,8 @@ std::vector<GridCase> gradients_of_any_size() {
   std::vector<GridCase> cases;
   const auto add = [&](DType dtype, void (*scale)(Lab&)) {
     for (const int causal : {0, 1})
-      for (const std::int64_t dim : {64, 128, 256}) {  // three: each is deterministic at times
+      for (const std::int64_t dim :
+           {64, 128, 256}) {  // three dims, so that each is deterministic in some cases
         cases.push_back(grid_case(dtype, {130, 200}, dim, {4, 2}, {{Axis::causal, causal}}));
         cases.back().prepare = scale;
       }
@@ -140,7 +141,7 @@ std::vector<GridCase> gradients_of_any_size() {
   return with_seeds(std::move(cases));
 }
 
-// ---- B2k: two keys a row, so that a row's dS are two numbers whose sum is 0
+// ---- B2k: two keys per row, so that the two dS of a row sum to 0
 
 void scale_q_window_of_two(Lab& lab) {
   const headrace_tensor& q = lab.tensors().q;
@@ -163,7 +164,7 @@ std::vector<GridCase> two_keys_a_row() {
   return with_seeds(std::move(cases));
 }
 
-// ---- B3, B3m: ragged batches with a key each, or loose bounds
+// ---- B3, B3m: ragged batches with one key per sequence, or loose bounds
 
 GridCase ragged_case(DType dtype, std::int64_t dim, int causal,
                      const std::vector<std::int32_t>& lengths_q,
@@ -193,7 +194,7 @@ std::vector<GridCase> one_key_each() {
 }
 
 void loosen_max_seqlen(Lab& lab) {
-  // 2^21 parts of 128 queries, almost all of them negative lengths behind a sequence's end.
+  // 2^21 blocks of 128 queries, almost all of them past a sequence's end (negative length).
   lab.test_case.mutable_options().max_seqlen_q = std::int64_t{1} << 28;
   lab.test_case.mutable_options().max_seqlen_k = std::int64_t{1} << 20;
 }
@@ -222,7 +223,7 @@ std::vector<GridCase> loose_bounds() {
   return with_seeds(std::move(cases));
 }
 
-// ---- B5: what must be exactly +0
+// ---- B5: gradients that must be exactly +0
 
 void narrow_window(Lab& lab) {
   lab.test_case.mutable_options().window_left = 3;
@@ -246,7 +247,7 @@ std::vector<GridCase> nothing_to_give() {
       };
       add({150, 20}, {{Axis::causal, 1}});                    // rows before the first key
       add({150, 20}, {{Axis::causal, 1}, {Axis::sinks, 1}});  //
-      add({20, 150}, {{Axis::causal, 2}});                    // keys behind the last row
+      add({20, 150}, {{Axis::causal, 2}});                    // keys past the last row
       add({5, 0}, {});                                        // no keys
       add({5, 0}, {{Axis::sinks, 1}, {Axis::lse, 1}});        //
       add({0, 5}, {});                                        // no queries
@@ -280,20 +281,21 @@ std::vector<GridCase> lse_and_sinks() {
 constexpr NamedGrid kGrids[] = {
     {"B1", "10 shapes to 2048 x 2048, 11 head dims, plain scores", plain_output_shapes, 14, 30},
     {"B1s", "the same with softcap, ALiBi and dropout", general_output_shapes, 8, 30},
-    {"B1d", "every head dim in eights, and v of another", dims_in_eights, 16, 0},
+    {"B1d", "every head_dim in steps of 8, and a different head_dim_v", dims_in_eights, 16, 0},
     {"B1g", "groups of 1 to 16 heads", groups, 12, 0},
     {"B2", "q * 5, k * 3, v * 3 at lengths 1 to 128", large_inputs, 20, 0},
     {"B2g", "dout * 2^-110, 2^100; of f16 2^-12, 2^6; of bf16 2^-118, 2^-122, 2^-126",
      gradients_of_any_size, 0, 0},
-    {"B2k", "two keys a row, q * 5, with a softcap and without", two_keys_a_row, 6, 0},
+    {"B2k", "two keys per row, q * 5, with and without softcap", two_keys_a_row, 6, 0},
     {"B3", "ragged batches with one key, or one query, a sequence", one_key_each, 0, 0},
     {"B3m", "ragged batches whose max_seqlen is far above their lengths", loose_bounds, 0, 0},
     {"B3s", "ragged batches with ALiBi and a bias, groups of 8 heads", ragged_scores, 8, 0},
-    {"B5", "rows, keys and sequences that give nothing: exactly +0", nothing_to_give, 0, 0, true},
+    {"B5", "rows, keys and sequences without contribution: exactly +0", nothing_to_give, 0, 0,
+     true},
     {"B6", "the gradient of lse used and unused, sinks", lse_and_sinks, 12, 0},
 };
 
-// What a case asks for beside its format and mask.
+// The features of a case besides dtype and mask.
 std::uint64_t features_of(AxisValues values) {
   for (const Axis axis : {Axis::dtype, Axis::causal, Axis::window})
     values.value[static_cast<std::size_t>(axis)] = 0;
@@ -320,7 +322,7 @@ std::vector<std::size_t> sample_of(const NamedGrid& grid, const std::vector<Grid
   std::erase_if(order, [&](std::size_t i) {
     return cost_of(cases[i].shape) > (tier == Tier::small ? kMostSmall : kMostFull);
   });
-  // The first of those whose lengths, then whose features, were taken least.
+  // Among the remaining cases, prefer the least covered lengths, then the least covered features.
   std::vector<std::size_t> chosen;
   std::map<std::pair<std::int64_t, std::int64_t>, int> of_lengths;
   std::map<std::uint64_t, int> of_features;

@@ -1,4 +1,4 @@
-// The named grids hold what their titles say, and parts of a case are where they should be.
+// The named grids match their titles, and slices of a case are at the right addresses.
 #include "conformance/backward_grids.h"
 
 #include <gtest/gtest.h>

@@ -1,10 +1,10 @@
-// What gradients satisfy by themselves. Bounds of single elements are those of R3.
+// Identities that gradients satisfy. Element bounds are those of R3.
 #include "conformance/backward_checks.h"
 
 namespace headrace::testing {
 namespace {
 
-// The gradients of a case as doubles, with what R3 allows each.
+// The gradients of a case as doubles, with R3's bounds.
 struct Computed {
   explicit Computed(Case& test_case)
       : call(backward_call(test_case)),
@@ -58,7 +58,7 @@ std::size_t lse_index(const Problem& p, std::size_t row) {
 
 }  // namespace
 
-// With a column of ones in K that column of dq is scale * sum of dS.
+// If K has a column of ones, that column of dq is scale * sum of dS.
 void score_gradients_sum_to_dlse(GradientCheck& check) {
   for_each_plain_lab(true, [&](Lab& lab) {
     lab.fill(lab.tensors().k, [](const Index& i) { return i[3] == 0 ? 1 : wave(i); });
@@ -78,7 +78,7 @@ void score_gradients_sum_to_dlse(GradientCheck& check) {
   });
 }
 
-// Where all rows of V are equal, O is that row: dP - D is zero.
+// If all rows of V are equal, O is that row and dP - D is zero.
 void equal_values_give_no_score_gradient(GradientCheck& check) {
   for_each_plain_lab(false, [&](Lab& lab) {
     lab.fill(lab.tensors().v, [](const Index& i) { return wave({0, 0, i[2], i[3]}); });
@@ -93,7 +93,7 @@ void equal_values_give_no_score_gradient(GradientCheck& check) {
   });
 }
 
-// P's rows sum to one: over the keys dv sums to dout over the rows that see a key.
+// P's rows sum to 1: the sum of dv over keys is the sum of dout over the rows that see a key.
 void value_gradients_sum_to_dout(GradientCheck& check) {
   for_each_plain_lab(false, [&](Lab& lab) {
     lab.test_case.make_gradients();
@@ -125,7 +125,7 @@ void value_gradients_sum_to_dout(GradientCheck& check) {
   });
 }
 
-// Scores do not change when q is multiplied by what k is divided by.
+// Scores are unchanged if q is multiplied and k divided by the same factor.
 void scaling_q_is_scaling_k(GradientCheck& check) {
   for_each_plain_lab(true, [&](Lab& lab) {
     lab.test_case.make_gradients();
@@ -141,11 +141,11 @@ void scaling_q_is_scaling_k(GradientCheck& check) {
         limit += std::abs(value[i]) * off[i];
       }
     }
-    check.expect_near(sums[0], sums[1], limit, "sum of q * dq, beside that of k * dk,");
+    check.expect_near(sums[0], sums[1], limit, "sum of q * dq, compared with that of k * dk,");
   });
 }
 
-// Gradients are linear in dout, and a factor of two rounds nothing; f16 has denormals in reach.
+// Gradients are linear in dout, and a factor of 2 is exact; f16 may reach denormals.
 void twice_dout_twice_the_gradient(GradientCheck& check) {
   for_each_plain_lab(false, [&](Lab& lab) {
     if (lab.test_case.shape().dtype == DType::f16) return;
@@ -170,8 +170,8 @@ void twice_dout_twice_the_gradient(GradientCheck& check) {
   });
 }
 
-// Where a column of K is zero, that column of dq is: its sums lie beside others in a word or a
-// vector, of which nothing may reach them.
+// If a column of K is zero, so is that column of dq: its sums share words or vectors with others,
+// which must not leak into them.
 void zero_columns_of_k_give_zeros(GradientCheck& check) {
   const auto is_zero = [](std::int64_t column) { return column % 3 == 1; };
   for_each_plain_lab(false, [&](Lab& lab) {
@@ -186,7 +186,7 @@ void zero_columns_of_k_give_zeros(GradientCheck& check) {
   });
 }
 
-// From out and lse as they were stored: no oracle but for the bound.
+// Computed from the stored out and lse; the oracle only provides the bound.
 void sinks_see_rowsums(GradientCheck& check) {
   for_each_plain_lab(true, [&](Lab& plain) {
     CaseName name = plain.test_case.name();

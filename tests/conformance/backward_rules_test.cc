@@ -1,5 +1,5 @@
-// The rules of gradients have teeth: results with a known fault must not pass, rounded exact ones
-// must.
+// Tests of the gradient rules: results with a known fault must fail, rounded exact results must
+// pass.
 #include "support/backward_rules.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ struct Judged {
     expected = expected_gradients(problem, args, test_case.largest_v(), false);
   }
 
-  // Rules broken by what `spoil` makes of the exact gradients; those alone whose names begin so.
+  // Number of failed rules after `spoil` changed the exact gradients; only rules with this prefix.
   std::size_t num_failures(const std::function<void(Gradients&)>& spoil,
                            std::string_view rule = "") const {
     Gradients got = expected.exact;
@@ -61,7 +61,7 @@ TEST(BackwardRules, RoundedExactGradientsPass) {
   }
 }
 
-// Also where roundings of one of them cancel by chance, as if it had none.
+// Also if the roundings of one of them cancel by chance.
 TEST(BackwardRules, StraightforwardComputationsPass) {
   for (const DType dtype : {DType::f16, DType::bf16}) {
     Judged judged(dtype);
@@ -85,21 +85,21 @@ TEST(BackwardRules, FaultsAreFound) {
     EXPECT_GT(judged.num_failures([](Gradients& g) { scale(g.dv, 0.98); }), 0u);
     EXPECT_GT(judged.num_failures([](Gradients& g) { scale(g.dbias, 1.02); }), 0u);
     EXPECT_GT(judged.num_failures([](Gradients& g) { scale(g.dk, 0); }), 0u);
-    // The last key's gradient is left out, two neighbours of dv change places.
+    // Drop the last key's gradient; swap two neighbours of dv.
     EXPECT_GT(judged.num_failures([](Gradients& g) { g.dk.back() = 0; }), 0u);
     EXPECT_GT(judged.num_failures([](Gradients& g) { std::swap(g.dv[3], g.dv[4]); }), 0u);
     EXPECT_GT(judged.num_failures([](Gradients& g) { g.dq[0] = std::nan(""); }), 0u);
   }
 }
 
-// D without one of the products that it sums, as a kernel with a wrong tail would have it.
+// D without one of its products, as computed by a kernel with a wrong tail.
 TEST(BackwardRules, AShiftOfDIsFound) {
   for (const DType dtype : kDtypes) {
     const Judged judged(dtype, {{Axis::lse, 1}});
     Judged other(dtype, {{Axis::lse, 1}});
     other.test_case.unlock_inputs();
     auto* dlse = static_cast<float*>(other.test_case.gradients().dlse.data);
-    dlse[0] += 0.05f;  // what D is subtracted from
+    dlse[0] += 0.05f;  // dlse shifts D
     const Gradients shifted = cpu::reference::attention_backward(other.problem, other.args);
     EXPECT_GT(judged.num_failures([&](Gradients& g) { g = shifted; }), 0u);
   }
@@ -116,7 +116,7 @@ TEST(BackwardRules, EmptyRowsMustBePlusZero) {
   EXPECT_GT(judged.num_failures([i](Gradients& g) { g.dq[i] = -0.0; }), 0u);
 }
 
-// Only dq, and by a rounding for each of three tiles of keys.
+// Only dq, by one rounding for each of three key tiles.
 TEST(BackwardRules, SumsOfIntegersAreAllowedTheirRoundings) {
   const Judged judged(DType::f32, {});
   Problem problem = judged.problem;

@@ -14,13 +14,13 @@ GradientOutput run_gradients(const Target& target, Case& test_case, const Backwa
   GradientOutput output;
   Result<Problem> problem = validate_backward(call.tensors, call.gradients, call.options);
   if (!problem.ok()) {
-    output.failures.push_back("not accepted: " + problem.failure().message);
+    output.failures.push_back("invalid: " + problem.failure().message);
     return output;
   }
   Plan plan;
   plan.problem = problem.value();
   plan.device = target.device;
-  // The bits of a GPU are those of one device: its CTAs take turns in rings as large as it is.
+  // On a GPU keep num_units: the order of deterministic sums depends on it.
   if (!is_on_gpu(target)) plan.device.num_units = num_threads;
   plan.kernel = target.kernel;
   output.refusal = target.kernel->refuses(plan.problem, plan.device);
@@ -28,7 +28,7 @@ GradientOutput run_gradients(const Target& target, Case& test_case, const Backwa
   output.schedule = plan.schedule = target.kernel->plan(plan.problem, plan.device);
   test_case.reset_outputs();
   if (Status bad = run_backward_plan(plan, call.tensors, call.gradients, call.options))
-    output.failures.push_back("did not run: " + bad->message);
+    output.failures.push_back("run failed: " + bad->message);
   for (std::size_t i = 0; i < std::size(kGradients); ++i) {
     const headrace_tensor& view = call.gradients.*kGradients[i].tensor;
     if (view.rank == 0) continue;
@@ -77,8 +77,8 @@ void judge_gradients(const Case& test_case, const Problem& problem,
     const auto values = kGradients[i].values;
     const std::vector<double> got = doubles_of(view, output.bytes[i]);
     if (const std::size_t size = (expected.exact.*values).size(); got.size() != size) {
-      output.failures.push_back(format_text("{} has {} elements, {} were expected",
-                                            kGradients[i].name, got.size(), size));
+      output.failures.push_back(
+          format_text("{} has {} elements instead of {}", kGradients[i].name, got.size(), size));
       continue;
     }
     const bool is_relative = expected.dtype != DType::f32 && values != &Gradients::dsinks;

@@ -1,5 +1,5 @@
-// Bit for bit: results that must not depend on how they were asked for. Random cases of the grid,
-// each run in several ways; what the output memory holds afterwards must be the same bytes.
+// The suite `bits`: results must not depend on how a call is made. Runs random cases of the grid in
+// several equivalent ways and compares the bytes of the outputs.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kCases = 600, kSmallCases = 60;
 
-// Query `i` of a dense, bottom-right causal batch as the decode step that would have computed it.
+// Query `i` of a dense, bottom-right causal batch as a decode step.
 headrace_attention_tensors decode_step(const headrace_attention_tensors& t, const Shape& s,
                                        std::int64_t i) {
   const std::int64_t keys = i + 1 + s.seqlen_k - s.seqlen_q;
@@ -30,11 +30,11 @@ headrace_attention_tensors decode_step(const headrace_attention_tensors& t, cons
 struct Bytes {
   std::vector<unsigned char> out, lse;
   std::string failure;
-  std::string refusal;  // by the kernel, which has not run then
+  std::string refusal;  // nonempty: the kernel refused and did not run
   bool operator==(const Bytes&) const = default;
 };
 
-// Runs tensors whose outputs lie in the case's memory; reads (and resets) what was written there.
+// Runs tensors whose outputs are in the case's memory; reads and resets them.
 Bytes run_bytes(const Target& target, Case& test_case, const headrace_attention_tensors& tensors,
                 const headrace_attention_options& options, int num_threads) {
   Bytes bytes;
@@ -80,7 +80,7 @@ class BitsOfKernel {
     return !target_.kernel->refuses(make_call(test_case).value().problem, target_.device).empty();
   }
 
-  // Of one case only what it compared: a dense one has no ragged sequence.
+  // For a single case, reports only the classes that compared something.
   void finish_one() {
     for (const EqualBits* c : {&repeat_, &threads_, &batch_, &ragged_, &decode_, &splits_})
       if (c->num_compared > 0) c->add_to(report_, target_);
@@ -101,7 +101,7 @@ class BitsOfKernel {
     c.compare(report_, target_, name,
               !got.failure.empty() ? got.failure
               : expected == got    ? ""
-                                   : "other bits");
+                                   : "different bits");
   }
 
   void compare_part(EqualBits& c, Case& test_case, const Bytes& whole,
@@ -111,10 +111,11 @@ class BitsOfKernel {
     const Bytes expected{part_of(all.out, whole.out, part.out),
                          part_of(all.lse, whole.lse, part.lse), "", ""};
     const Bytes got = run_bytes(target_, test_case, part, options, 2);
-    if (got.refusal.empty()) compare(c, test_case.name(), expected, got);  // without keys, say
+    if (got.refusal.empty())
+      compare(c, test_case.name(), expected, got);  // for example without keys
   }
 
-  // One sequence of the batch, as if the others were not there.
+  // One sequence of the batch on its own.
   void check_alone(EqualBits& ragged, Case& test_case, const Bytes& whole) {
     const Shape& s = test_case.shape();
     if (s.batch < 2 || whole.out.empty()) return;
@@ -131,7 +132,7 @@ class BitsOfKernel {
     }
   }
 
-  // Where keys are split, they are by the length of their own sequence and not of the longest.
+  // Key splits depend on the length of the sequence itself, not of the longest one.
   void check_splits(CaseName name) {
     const std::pair<Axis, int> values[] = {
         {Axis::lengths, static_cast<int>(Lengths::long_keys)},
@@ -144,7 +145,7 @@ class BitsOfKernel {
       name.values.value[static_cast<std::size_t>(axis)] = static_cast<std::uint8_t>(value);
     Case test_case(name);
     if (is_refused(test_case)) {
-      ++num_splits_refused_;  // some kernels split no keys
+      ++num_splits_refused_;  // some kernels do not split keys
       return;
     }
     check_alone(splits_, test_case,
@@ -159,7 +160,7 @@ class BitsOfKernel {
       name.values.value[static_cast<std::size_t>(off)] = 0;
     Case test_case(name);
     const Shape& s = test_case.shape();
-    if (s.seqlen_q == 0 || is_refused(test_case)) return;  // other values, another head_dim_v
+    if (s.seqlen_q == 0 || is_refused(test_case)) return;  // the values or head_dim_v differ
     const std::int64_t i = name.seed % s.seqlen_q;
     if (i + 1 + s.seqlen_k - s.seqlen_q <= 0) return;
     const Bytes whole = run_bytes(target_, test_case, test_case.tensors(), test_case.options(), 2);
@@ -173,7 +174,7 @@ class BitsOfKernel {
   EqualBits threads_{"threads", "1, 2, 3, 5 and 16 threads", "bits"};
   EqualBits batch_{"batch", "a batch entry alone", "bits"};
   EqualBits ragged_{"ragged", "a ragged sequence alone, as a dense batch of one", "bits"};
-  EqualBits splits_{"splits", "the same where keys are split", "bits"};
+  EqualBits splits_{"splits", "the same with split keys", "bits"};
   int num_splits_refused_ = 0;
   EqualBits decode_{"strict_rows", "a prefill row and its decode step", "bits"};
 };
@@ -185,7 +186,7 @@ Report run_bits(const SuiteOptions& options) {
   Report report;
   report.suite = "bits";
   for (const Target& target : chosen_targets(options)) {
-    if (target.kernel->name == "cpu_reference") continue;  // a plain loop, nothing to depend on
+    if (target.kernel->name == "cpu_reference") continue;  // a plain loop: nothing can differ
     Random random(options.seed * 1000003u);
     BitsOfKernel kernel(target, report);
     for (int left = options.tier == Tier::small ? kSmallCases : kCases; left > 0;) {

@@ -1,5 +1,5 @@
-// Bit for bit: gradients, deterministic ones. Random cases, every second one ragged, half of them
-// for kernels that take plain scores alone.
+// The suite `bits` for deterministic gradients. Random cases, every second one ragged, half of them
+// for kernels that only support plain scores.
 #include "conformance/backward.h"
 #include "conformance/slices.h"
 
@@ -8,8 +8,8 @@ namespace {
 
 constexpr int kCases = 200, kSmallCases = 40;
 
-// Entry or sequence `b` of a batch as a call of its own. Gradients of bias and sinks are sums over
-// the batch: they are not asked for.
+// Entry or sequence `b` of a batch as its own call, without dbias and dsinks, which are sums over
+// the batch.
 BackwardCall call_alone(const BackwardCall& all, const Shape& s, std::size_t b) {
   BackwardCall one = all;
   const headrace_attention_gradients& g = all.gradients;
@@ -49,7 +49,7 @@ class BitsOfGradients {
  public:
   BitsOfGradients(const Target& target, Report& report) : target_(target), report_(report) {}
 
-  // False where the kernel refuses the case.
+  // False if the kernel refuses the case.
   bool check(const CaseName& name) {
     Case test_case(name);
     test_case.mutable_options().deterministic = 1;
@@ -73,12 +73,12 @@ class BitsOfGradients {
                const GradientOutput& got) {
     std::string text;
     if (const char* name_of = other_bits(expected, got))
-      text = format_text("{} has other bits", name_of);
+      text = format_text("{} has different bits", name_of);
     if (!got.failures.empty()) text = got.failures.front();
     c.compare(report_, target_, name, text);
   }
 
-  // One sequence of the batch, as if the others were not there.
+  // One sequence of the batch on its own.
   void check_alone(Case& test_case, const BackwardCall& call, const GradientOutput& whole) {
     const Shape& s = test_case.shape();
     const auto b =
@@ -91,7 +91,7 @@ class BitsOfGradients {
       expected.bytes[i] = part_of(call.gradients.*tensor, whole.bytes[i], one.gradients.*tensor);
     }
     const GradientOutput got = run_gradients(target_, test_case, one, 2);
-    if (got.refusal.empty())  // without keys, say
+    if (got.refusal.empty())  // for example without keys
       compare(s.is_ragged ? ragged_ : batch_, test_case.name(), expected, got);
   }
 
@@ -108,7 +108,7 @@ class BitsOfGradients {
 
 void run_gradient_bits(const SuiteOptions& options, Report& report) {
   for (const Target& target : chosen_backward_targets(options)) {
-    if (target.kernel->name == "cpu_reference") continue;  // a plain loop, nothing to depend on
+    if (target.kernel->name == "cpu_reference") continue;  // a plain loop: nothing can differ
     Random random(options.seed * 1000033u);
     BitsOfGradients kernel(target, report);
     const int count = options.tier == Tier::small ? kSmallCases : kCases;

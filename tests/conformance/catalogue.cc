@@ -1,6 +1,5 @@
-// Inputs that have broken attention kernels before, each with its exact answer or its rule.
-// Whatever the inputs, memory that must not be read holds NaN and every buffer ends at a guard
-// page: that is how all cases are made.
+// Inputs that have broken attention kernels before, each with its exact answer or rule. In all
+// cases, memory that must not be read holds NaN and every buffer ends at a guard page.
 #include "conformance/catalogue.h"
 
 #include <sys/mman.h>
@@ -80,12 +79,12 @@ void short_workspace(Check& check) {
   lab.test_case.reset_outputs();
   const Status status = headrace::run(plan, call.args, {memory.data(), memory.size() - 1}, nullptr);
   if (!status || status->code != ErrorCode::invalid_argument)
-    check.fail("a workspace that is a byte short was accepted");
+    check.fail("a workspace one byte too short was accepted");
   const std::int64_t untouched = take_written(lab.tensors().out).untouched;
-  if (untouched != 4 * 2 * 16) check.fail("outputs were touched");
+  if (untouched != 4 * 2 * 16) check.fail("outputs were written");
 }
 
-// Address space without memory behind it, but for the pages that are touched.
+// Reserved address space; only touched pages have memory.
 class Sparse {
  public:
   explicit Sparse(std::size_t bytes)
@@ -104,9 +103,9 @@ class Sparse {
   void* data_;
 };
 
-// Strides of 2^30 elements and more: the same bits as from memory without gaps.
+// Strides of 2^30 elements and more: equal bits as from contiguous memory.
 void beyond_32_bits(Check& check) {
-  if (is_on_gpu(check.target)) return;  // copies have no holes: the suite "large" has this
+  if (is_on_gpu(check.target)) return;  // copies are not sparse; the suite "large" covers this
   for (const std::int64_t seqlen_q : {1, 5}) {
     Lab near(named(DType::f32, {}), shape(DType::f32, seqlen_q, 5, 8, 2, 1, 2));
     if (!check.takes(near)) continue;
@@ -122,7 +121,7 @@ void beyond_32_bits(Check& check) {
       x.strides[0] = stride * x.shape[1];
       const auto elements = static_cast<std::size_t>(x.strides[0] * x.shape[0]);
       memory.push_back(std::make_unique<Sparse>(elements * sizeof(float)));
-      if (!memory.back()->ok()) return check.fail("no address space for the test");
+      if (!memory.back()->ok()) return check.fail("reserving address space failed");
       x.data = memory.back()->data();
       std::vector<float> values;
       for_each_element(
@@ -132,7 +131,7 @@ void beyond_32_bits(Check& check) {
     }
     far.lse = headrace_tensor{};
     const Result<Problem> problem = validate(far, near.test_case.options());
-    if (!problem.ok()) return check.fail("far strides were refused");
+    if (!problem.ok()) return check.fail("large strides were refused");
     Plan plan;
     plan.problem = problem.value();
     plan.device = check.target.device;
@@ -141,9 +140,9 @@ void beyond_32_bits(Check& check) {
     std::vector<char> workspace(plan.schedule.workspace_bytes);
     if (headrace::run(plan, make_args(plan.problem, far, near.test_case.options()),
                       {workspace.data(), workspace.size()}, nullptr))
-      return check.fail("did not run");
+      return check.fail("the run failed");
     if (take_written(far.out).bytes != expected.out_bytes)
-      check.fail("other bits than from memory without gaps");
+      check.fail("different bits than from contiguous memory");
   }
   Lab rows(named(DType::bf16, {}), shape(DType::bf16, 70000, 3, 4, 1, 1));
   check.judge_all(rows);
@@ -159,7 +158,7 @@ void aliasing(Check& check) {
   const RunOutput apart = check.run(lab);
   lab.test_case.mutable_tensors().v = lab.tensors().k;  // inputs may overlap
   if (check.run(lab).out_bytes != apart.out_bytes)
-    check.fail("k and v in the same memory give other bits");
+    check.fail("k and v in the same memory give different bits");
   headrace_attention_tensors in_place = lab.tensors();
   in_place.out = in_place.q;
   Result<Problem> problem = validate(in_place, lab.test_case.options());
@@ -170,7 +169,7 @@ void aliasing(Check& check) {
 struct Entry {
   const char* id;
   const char* title;
-  void (*run)(Check&);  // null: begins with a feature that this version does not have
+  void (*run)(Check&);  // null: needs a feature that this version lacks
 };
 
 constexpr Entry kEntries[] = {
@@ -189,8 +188,8 @@ constexpr Entry kEntries[] = {
     {"A9", "lengths, batches and heads of 0", nothing_at_all},
     {"A10", "odd lengths", odd_lengths},
     {"A11", "head dims 1 to 576, v of another size", every_head_dim},
-    {"A12", "layouts: gaps, negative and zero strides, one element off (A13)", every_layout},
-    {"A12b", "a layout changes no bit", same_bits_in_every_layout},
+    {"A12", "layouts: padded, negative and zero strides, misaligned (A13)", every_layout},
+    {"A12b", "layouts do not change bits", same_bits_in_every_layout},
     {"A13", "a workspace one byte short", short_workspace},
     {"A14", "strides beyond 2^30 elements, 70000 queries", beyond_32_bits},
     {"A14r", "ragged batches where a shorter sequence has more splits", ragged_splits},
@@ -233,14 +232,12 @@ Report run_catalogue(const SuiteOptions& options) {
       num_refused += check.num_refused;
     }
     if (num_refused > 0)
-      report.notes.push_back(
-          format_text("{} took {} runs; {} that it refuses went to the last kernel of the list",
-                      target.kernel->name, num_taken, num_refused));
+      report.notes.push_back(format_text("{} ran {} calls; the fallback ran the {} that it refuses",
+                                         target.kernel->name, num_taken, num_refused));
   }
   set_current_case(0, "");
-  report.notes.push_back(
-      "A5, NaN in memory that must not be read, holds for every case: that is how they are made");
-  report.notes.push_back("A15 to A20 begin with the paged and the quantised cache");
+  report.notes.push_back("A5, NaN in memory that must not be read, is part of every case's memory");
+  report.notes.push_back("A15 to A20 need the paged and the quantized cache");
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
 }

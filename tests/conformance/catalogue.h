@@ -1,5 +1,5 @@
-// What the entries of the catalogue are made of: cases whose inputs the test writes itself, and a
-// collector of what went wrong.
+// Building blocks of the catalogue: cases whose inputs the test writes itself, and a collector of
+// failures.
 #pragma once
 
 #include <array>
@@ -74,15 +74,15 @@ class Lab {
   Case test_case;
 };
 
-// One entry on one kernel: collects what went wrong.
+// One entry on one kernel: collects failures.
 class Check {
  public:
   explicit Check(const Target& on) : target(on) {}
-  // Every row by every rule.
+  // Judges every row by every rule.
   void judge_all(Lab& lab) {
     Result<Call> call = make_call(lab.test_case);
-    if (!call.ok()) return fail("not accepted: " + call.failure().message);
-    // Rules ask for finite results; an entry says itself where NaN belongs (R5 compares).
+    if (!call.ok()) return fail("invalid: " + call.failure().message);
+    // Other rules need finite results; R5 compares the NaNs that an entry expects.
     const CaseResult result = judge(target_for(call.value()), lab.test_case,
                                     expect(lab.test_case, call.value(), true), !allow_nan);
     for (const std::string& text : result.failures) fail(text);
@@ -103,11 +103,11 @@ class Check {
 
   const Target& target;
   bool allow_nan = false;
-  int num_taken = 0, num_refused = 0;  // runs of the kernel; runs that the last kernel took over
+  int num_taken = 0, num_refused = 0;  // runs of the kernel; runs of the fallback
   std::vector<std::string> failures;
 
  private:
-  // The kernel, or where it refuses the last of its list, which refuses nothing: as a plan would.
+  // The kernel, or if it refuses the fallback of its list, as a plan would select.
   Target target_for(const Call& call) {
     if (target.kernel->refuses(call.problem, target.device).empty()) {
       ++num_taken;

@@ -1,10 +1,10 @@
-// The catalogue: where tensors lie, and how ragged batches are cut.
+// The catalogue: memory layouts, and splits of ragged batches.
 #include "conformance/catalogue.h"
 
 namespace headrace::testing {
 namespace {
 
-// The same numbers, element by element.
+// Copies the elements.
 void copy_elements(const headrace_tensor& from, const headrace_tensor& to) {
   std::vector<double> values;
   for_each_element(from, [&](std::int64_t i) {
@@ -40,21 +40,22 @@ void same_bits_in_every_layout(Check& check) {
       for (const Layout layout :
            {Layout::bhsd, Layout::packed, Layout::padded, Layout::negative, Layout::misaligned}) {
         Lab other(named(dtype, {{Axis::layout, static_cast<int>(layout)}}), s);
-        if (check.takes(other) != check.takes(plain)) continue;  // another kernel, other bits
+        if (check.takes(other) != check.takes(plain))
+          continue;  // a different kernel has different bits
         copy_elements(plain.tensors().q, other.tensors().q);
         copy_elements(plain.tensors().k, other.tensors().k);
         copy_elements(plain.tensors().v, other.tensors().v);
         const RunOutput got = check.run(other);
         if (got.out_bytes != expected.out_bytes || got.lse_bytes != expected.lse_bytes)
-          check.fail(format_text("{} layout {} with {} queries: other bits", dtype_name(dtype),
+          check.fail(format_text("{} layout {} with {} queries: different bits", dtype_name(dtype),
                                  static_cast<int>(layout), rows));
       }
     }
   }
 }
 
-// The number of splits does not grow with the length: 896 keys in 7 splits are 7 of 128, 1000 keys
-// are 4 of 256.
+// The number of splits is not monotonic in the length: with 7 splits, 896 keys give 7 of 128, but
+// 1000 keys give 4 of 256.
 void ragged_splits(Check& check) {
   const struct {
     std::vector<std::int32_t> lengths;

@@ -1,17 +1,16 @@
-// The catalogue: scores, NaN and infinity, the ends of the formats, answers that are exact.
+// The catalogue: scores, NaN and infinity, limits of the dtypes, exact answers.
 #include "conformance/catalogue.h"
 
 namespace headrace::testing {
 
-// ---- A1 to A3: scores of every size
+// ---- A1 to A3: scores of every magnitude
 // --------------------------------------------------------------
 
 void very_negative_scores(Check& check) {
   for (const DType dtype : kDtypes) {
     for (const double level : {-1e4, -5e4, -5.5e4, -6e4, -1e5, -2e5, -2.45e5}) {
       Lab lab(named(dtype, {}), shape(dtype, 3, 150, 16));
-      // 256 * k: every score is `level`, exactly so in each format up to its rounding; the winner
-      // 1024 above.
+      // 256 * k: every score is `level`, up to the rounding of the dtype; the winner is 1024 above.
       const double k = level / 256;
       lab.test_case.mutable_options().softmax_scale = 1;
       lab.fill(lab.tensors().q, [](const Index& i) { return i[3] == 0 ? 256 : 0; });
@@ -27,14 +26,14 @@ void very_negative_scores(Check& check) {
   }
 }
 
-// Every tile of keys outweighs the one before it, whichever way they are walked: by less than what
-// moves the unit of the weights, by more, by more than a format holds.
+// Every key tile outweighs the previous one, in either direction: by less than the rescale
+// threshold, by more, and by more than the dtype's range.
 void sloping_scores(Check& check) {
   constexpr std::int64_t kKeys = 600;
   for (const DType dtype : kDtypes) {
     for (const double rise : {6., 24., 60., 240.}) {
       for (const double sign : {-1., 1.}) {
-        // Rows of other slopes: the roundings of one row's P are one sample of the mean error.
+        // Rows with different slopes: the roundings of a row's P are one sample of the mean error.
         Lab lab(named(dtype, {}), shape(dtype, 24, kKeys, 16));
         lab.test_case.mutable_options().softmax_scale = 1;
         lab.fill(lab.tensors().q,
@@ -71,7 +70,7 @@ void large_inputs_at_short_lengths(Check& check) {
   }
 }
 
-// ---- A4 to A8: empty rows, NaN, infinity, the ends of the format
+// ---- A4 to A8: empty rows, NaN, infinity, limits of the dtype
 // -----------------------------------
 
 void empty_rows(Check& check) {
@@ -168,7 +167,7 @@ void nan_in_a_live_key(Check& check) {
   }
 }
 
-// In V: every row that sees it, no other head or sequence.
+// NaN in V reaches every row that sees it, but no other head or sequence.
 void nan_in_a_live_value(Check& check) {
   for (const DType dtype : kDtypes) {
     Lab lab(named(dtype, {{Axis::causal, 1}}), shape(dtype, 200, 200, 32, 4, 2, 2));
@@ -208,7 +207,7 @@ void ends_of_the_format(Check& check) {
       values.fill(values.tensors().v,
                   [&](const Index& i) { return (i[1] + i[3]) % 3 == 0 ? size / 2 : size; });
       check.judge_all(values);
-      if (size == largest && dtype != DType::f16) continue;  // scores must fit a float
+      if (size == largest && dtype != DType::f16) continue;  // scores must fit in a float
       Lab queries(named(dtype, {}), shape(dtype, 3, 300, 16));
       queries.fill(queries.tensors().q,
                    [&](const Index& i) { return i[3] % 2 == 0 ? size : -size / 2; });
@@ -254,8 +253,8 @@ void window_edges(Check& check) {
   }
 }
 
-// One key has all the weight: the output is its V, bit for bit. Products in three parts of tf32
-// lose the last bit of some floats.
+// One key has all the weight: the output is its V, bit for bit. 3xTF32 products lose the last bit
+// of some floats.
 void needles(Check& check) {
   constexpr std::int64_t kKeys = 1100;
   for (const DType dtype : kDtypes) {
@@ -284,7 +283,7 @@ void needles(Check& check) {
   }
 }
 
-// Small integers, equal weights of a power of two of keys: every product and sum is exact.
+// Small integers and a power of two of equally weighted keys: every product and sum is exact.
 void integers(Check& check) {
   for (const DType dtype : kDtypes) {
     for (const std::int64_t n : {1, 2, 64, 256, 1024}) {

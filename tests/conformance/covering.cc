@@ -12,7 +12,7 @@ std::size_t pair_index(int a, int value_a, int b, int value_b) {
                                   value_b);
 }
 
-// Calls visit(a, value_a, b, value_b) for every pair that is possible, a < b.
+// Calls visit(a, value_a, b, value_b) for every possible pair, a < b.
 template <class Visit>
 void for_each_pair(Visit visit) {
   for (int a = 0; a < kNumAxes; ++a)
@@ -24,13 +24,13 @@ void for_each_pair(Visit visit) {
             visit(a, value_a, b, value_b);
 }
 
-// Fills the axes of `name` in random order, each with the value that adds most uncovered pairs
-// with those already chosen. `is_fixed` axes stay.
+// Fills the axes of `name` in random order, each with the value that covers the most new pairs with
+// the axes already chosen. `is_fixed` axes are kept.
 void complete(Random& random, const std::vector<bool>& seen, std::vector<bool> is_fixed,
               AxisValues& values) {
   const int start = static_cast<int>(random.between(0, kNumAxes - 1));
   for (int n = 0; n < kNumAxes; ++n) {
-    const int axis = (start + n * 7) % kNumAxes;  // 7 and the number of axes share no divisor
+    const int axis = (start + n * 7) % kNumAxes;  // 7 is coprime to the number of axes
     if (is_fixed[static_cast<std::size_t>(axis)]) continue;
     int best = -1, best_gain = -1;
     const int offset = static_cast<int>(random.between(0, num_values(axis) - 1));
@@ -59,7 +59,7 @@ void complete(Random& random, const std::vector<bool>& seen, std::vector<bool> i
   }
 }
 
-// A case without a result to compare covers nothing but the pairs with its lengths.
+// A case without a result to compare only covers pairs with its lengths.
 bool is_counted(int a, int b, bool is_live) {
   return is_live || a == static_cast<int>(Axis::lengths) || b == static_cast<int>(Axis::lengths);
 }
@@ -94,7 +94,7 @@ bool has_lengths(const AxisValues& values) {
 
 namespace {
 
-// A case with the given pair and as many uncovered others as can be had.
+// A case with the given pair and as many uncovered pairs as possible.
 CaseName case_with(Random& random, const std::vector<bool>& seen, int a, int value_a, int b,
                    int value_b) {
   CaseName name{};
@@ -102,7 +102,7 @@ CaseName case_with(Random& random, const std::vector<bool>& seen, int a, int val
   name.values.value[static_cast<std::size_t>(a)] = static_cast<std::uint8_t>(value_a);
   name.values.value[static_cast<std::size_t>(b)] = static_cast<std::uint8_t>(value_b);
   is_fixed[static_cast<std::size_t>(a)] = is_fixed[static_cast<std::size_t>(b)] = true;
-  // Any pair without the lengths needs sequences that have something in them.
+  // Any pair without the lengths axis needs non-empty sequences.
   constexpr auto kLengths = static_cast<std::size_t>(Axis::lengths);
   if (!is_fixed[kLengths]) {
     const int count = num_values(static_cast<int>(kLengths));

@@ -1,4 +1,4 @@
-// Cases of a kind reach the kernels that were made for it.
+// Cases of each kind reach the kernels that are compiled for it.
 #include "conformance/covering.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 namespace headrace::testing {
 namespace {
 
-// What keeps a kernel of tensor cores for plain scores from a problem.
+// The restrictions of tensor-core kernels for plain scores.
 bool is_taken(const Problem& p) {
   const bool is_16_bit = dtype_of(p) == DType::f16 || dtype_of(p) == DType::bf16;
   return is_16_bit && p.head_dim % 8 == 0 && p.head_dim_v % 8 == 0 &&
@@ -33,7 +33,7 @@ TEST(PlainCases, AreEnoughForAKernelOfPlainScores) {
   EXPECT_GE(count, 60);
 }
 
-// Each with the heads of a group, in ragged batches, or with a gradient of its own.
+// Each kind with grouped heads, in ragged batches, or with a gradient of its own.
 TEST(ScoredCases, HaveEveryKindOfScores) {
   int num_softcap = 0, num_wide_softcap = 0, num_alibi_of_group = 0, num_ragged_bias = 0,
       num_dbias = 0, num_others = 0;
@@ -57,14 +57,14 @@ TEST(ScoredCases, HaveEveryKindOfScores) {
   EXPECT_EQ(num_others, 0);
 }
 
-// By the copy engine, for more than one warp.
+// By TMA, for more than one warp.
 bool can_be_copied(const ScoreOperand& bias, const Problem& p) {
   return bias.dtype == dtype_of(p) && bias.stride_k == 1 && bias.stride_q > 0 &&
          (bias.stride_batch | bias.stride_head | bias.stride_q) % 8 == 0 &&
          reinterpret_cast<std::uintptr_t>(bias.data) % 16 == 0 && p.seqlen_q > 16;
 }
 
-// Every feature at every width of its kernels, and a bias that the copy engine can bring.
+// Every feature at every head_dim of its kernels, and a bias that TMA can load.
 TEST(OneFeatureCases, HaveEveryFeatureAlone) {
   int num_softcap[3] = {}, num_alibi[3] = {}, num_bias[3] = {}, num_dropout[3] = {};
   int num_boxes = 0;

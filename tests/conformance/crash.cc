@@ -1,4 +1,4 @@
-// A guard page was touched, or something worse: say which case it was.
+// Crash handler (a touched guard page, or worse): names the running case.
 #include <unistd.h>
 
 #include <csignal>

@@ -21,7 +21,7 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// R6: data for which empty results, or a single key with all weight, are what was asked for.
+// R6: cases that are meant to give empty results or one key with all the weight.
 bool is_meant_degenerate(const Case& test_case) {
   const AxisValues& values = test_case.name().values;
   const bool hides_keys = values[Axis::causal] != 0 || values[Axis::window] != 0 ||
@@ -34,8 +34,8 @@ bool is_meant_degenerate(const Case& test_case) {
          test_case.shape().is_ragged;
 }
 
-// R6: another V of the key that weighs most must give another row. Empty when it does (or nothing
-// can be said).
+// R6: changing V of the heaviest key must change the row. Empty: it does, or the check does not
+// apply.
 std::string swap_check(const Target& target, Case& test_case, const Expected& expected) {
   for (const ExpectedRow& row : expected.rows) {
     if (row.exact.is_empty) continue;
@@ -88,12 +88,12 @@ class GridRun {
     for (const Target& target : targets_) report_.kernels[std::string(target.kernel->name)];
   }
 
-  // All kernels on one case. The reference is slow and its own oracle: `with_reference` says when.
+  // All kernels on one case; the slow reference, which is the oracle itself, if `with_reference`.
   void run_case(int slot, const CaseName& name, bool with_reference) {
     Case test_case(name);
     Result<Call> call = make_call(test_case);
     if (!call.ok()) {
-      add_failure("all", name, "the case itself is not accepted: " + call.failure().message);
+      add_failure("all", name, "the case is invalid: " + call.failure().message);
       return;
     }
     const Expected expected = expect(test_case, call.value(), false);
@@ -107,7 +107,7 @@ class GridRun {
         if (std::string text = swap_check(target, test_case, expected); !text.empty())
           result.failures.push_back(std::move(text));
       if (is_degenerate(result.verdict) && !is_meant_degenerate(test_case))
-        result.failures.push_back("R6 degenerate results of data that should not give them");
+        result.failures.push_back("R6 degenerate results from non-degenerate data");
       add(target, name, result, is_swapped);
     }
     set_current_case(slot, "");
@@ -167,7 +167,7 @@ void for_all(std::size_t count, int num_threads, Body body) {
 bool is_live(const CaseName& name) {
   const Case test_case(name);
   const Result<Call> call = make_call(test_case);
-  if (!call.ok()) return true;  // to be reported
+  if (!call.ok()) return true;  // reported later
   const Expected expected = expect(test_case, call.value(), false);
   return std::any_of(expected.rows.begin(), expected.rows.end(),
                      [](const ExpectedRow& row) { return !row.exact.is_empty; });
@@ -206,18 +206,18 @@ Report run_grid(const SuiteOptions& options) {
     (is_mine ? mine : others).push_back(all[i]);
     if (is_mine) is_array.push_back(i < array_size);
   }
-  // The reference runs the covering array alone.
+  // The reference only runs the covering array.
   GridRun run(options, report);
   for_all(mine.size(), options.num_threads,
           [&](int slot, std::size_t i) { run.run_case(slot, mine[i], is_array[i]); });
-  report.notes.push_back(
-      format_text("{} cases; of all shards {} the covering array, {} with one feature alone; shard "
-                  "{} of {}",
-                  mine.size(), array_size, features.size(), options.shard + 1, options.num_shards));
+  report.notes.push_back(format_text(
+      "{} cases; over all shards {} in the covering array, {} with a single feature; shard "
+      "{} of {}",
+      mine.size(), array_size, features.size(), options.shard + 1, options.num_shards));
   if (count >= array_size) {
     check_holes(others, report);
     if (options.num_shards > 1)
-      report.notes.push_back("pairs are printed for this shard and judged over all of them");
+      report.notes.push_back("pairs are printed for this shard and judged over all shards");
   } else {
     report.notes.push_back("too few cases for every pair: the pair table is not judged");
   }

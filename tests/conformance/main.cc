@@ -16,23 +16,24 @@ struct CommandLine {
 
 void add_options(CLI::App& app, CommandLine& line) {
   SuiteOptions& o = line.options;
-  app.add_option("--suite", o.suite, "what to run")
+  app.add_option("--suite", o.suite, "suite to run")
       ->check(CLI::IsMember({"grid", "backward", "bits", "catalogue", "oracle", "fuzz", "all"}));
-  app.add_option("--kernel", o.kernel, "one kernel only, by name");
-  app.add_option("--device", o.device, "kernels of the CPU, of the GPU or all")
+  app.add_option("--kernel", o.kernel, "run only this kernel");
+  app.add_option("--device", o.device, "kernels to run")
       ->check(CLI::IsMember({"cpu", "cuda", "all"}));
-  app.add_option("--case", line.case_id, "replays one case and prints everything about it");
-  app.add_option("--count", o.count, "cases of the grid");
-  app.add_option("--seed", o.seed, "another grid, or another fuzzing run");
-  app.add_option("--seconds", o.seconds, "how long to fuzz");
-  app.add_option("--tier", line.tier, "small: some hundred cases; whole: all of the named grids")
+  app.add_option("--case", line.case_id, "replay one case and print its details");
+  app.add_option("--count", o.count, "number of cases in the grid");
+  app.add_option("--seed", o.seed, "seed of the grid or the fuzzing run");
+  app.add_option("--seconds", o.seconds, "duration of fuzzing");
+  app.add_option("--tier", line.tier,
+                 "small: a few hundred cases; whole: all cases of the named grids")
       ->check(CLI::IsMember({"small", "full", "whole"}));
-  app.add_option("--only", o.only, "backward: one grid, check or case of a grid, as B1 or B1/17");
-  app.add_option("--shard", line.shard, "i/n: the i-th of n parts, from 1");
-  app.add_option("--threads", o.num_threads, "cases at once")->check(CLI::Range(1, 64));
-  app.add_option("--format", line.format, "of the report")
+  app.add_option("--only", o.only, "backward: one grid, check or case of a grid: B1, B1/17");
+  app.add_option("--shard", line.shard, "i/n: run part i of n, counted from 1");
+  app.add_option("--threads", o.num_threads, "cases in parallel")->check(CLI::Range(1, 64));
+  app.add_option("--format", line.format, "report format")
       ->check(CLI::IsMember({"text", "csv", "json", "md"}));
-  app.add_flag("--list", line.is_list, "names kernels, suites and axes");
+  app.add_flag("--list", line.is_list, "list kernels, suites and axes");
 }
 
 void print_list() {
@@ -40,13 +41,13 @@ void print_list() {
     std::printf("kernel %.*s\n", static_cast<int>(target.kernel->name.size()),
                 target.kernel->name.data());
   for (const Target& target : baseline_targets())
-    std::printf("kernel %.*s (runs only when named)\n",
-                static_cast<int>(target.kernel->name.size()), target.kernel->name.data());
+    std::printf("kernel %.*s (only with --kernel)\n", static_cast<int>(target.kernel->name.size()),
+                target.kernel->name.data());
   for (const Target& target : backward_targets())
     std::printf("kernel %.*s (backward)\n", static_cast<int>(target.kernel->name.size()),
                 target.kernel->name.data());
   for (const std::string& name : skipped_targets())
-    std::printf("kernel %s (this CPU does not run it)\n", name.c_str());
+    std::printf("kernel %s (not supported by this CPU)\n", name.c_str());
   std::printf("suites grid backward bits catalogue oracle fuzz all\n");
   for (const AxisInfo& axis : axes()) {
     std::printf("axis %s:", axis.name);
@@ -91,7 +92,7 @@ int run_program(int argc, char** argv) {
   }
   const bool is_backward = o.suite == "backward" || o.suite == "bits" || o.suite == "all";
   if (chosen_targets(o).empty() && !(is_backward && !chosen_backward_targets(o).empty())) {
-    std::fprintf(stderr, "--kernel %s: no kernel of this machine and --device; see --list\n",
+    std::fprintf(stderr, "--kernel %s: no such kernel on this machine and --device; see --list\n",
                  o.kernel.c_str());
     return 2;
   }

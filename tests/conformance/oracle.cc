@@ -1,6 +1,5 @@
-// The oracle on a GPU: its simple kernel in double, compared with the reference of the CPU over
-// random cases, probabilities included. What passes here may judge problems that are too large for
-// the CPU.
+// The GPU oracle: cuda_simple in double, compared with the CPU's reference over random cases,
+// including probs. It then judges problems that are too large for the CPU.
 #include <chrono>
 #include <cmath>
 
@@ -11,7 +10,7 @@ namespace headrace::testing {
 namespace {
 
 constexpr int kCases = 500, kSmallCases = 60;
-// Both sides compute in double; the bounds of the rules are those of float.
+// Both sides compute in double; the rules' bounds are for float.
 constexpr double kDoubleToFloat = 0x1p-29, kBothSides = 2;
 
 bool is_close(double got, double exact, double limit) {
@@ -20,7 +19,7 @@ bool is_close(double got, double exact, double limit) {
   return std::abs(got - exact) <= limit + kBothSides * 0x1p-53 * std::abs(exact);
 }
 
-// A case of the grid with f64 inputs, and probs where the batch is dense.
+// A case of the grid with f64 inputs, and with probs if the batch is dense.
 class OracleCase {
  public:
   explicit OracleCase(const CaseName& name) : test_case_(name, in_double(name)) {
@@ -33,10 +32,10 @@ class OracleCase {
         TensorView(probs_.data(), DType::f64, {s.batch, s.num_heads, s.seqlen_q, s.seqlen_k});
   }
 
-  // Empty, or the first difference.
+  // The first difference; empty: none.
   std::string compare(const Target& target) {
     Result<Call> call = make_call(test_case_);
-    if (!call.ok()) return "not accepted: " + call.failure().message;
+    if (!call.ok()) return "invalid: " + call.failure().message;
     const RunOutput output = run_kernel(target, test_case_, 4);
     if (!output.refusal.empty()) return "refused: " + output.refusal;
     if (!output.failures.empty()) return output.failures.front();
@@ -109,7 +108,7 @@ Report run_oracle(const SuiteOptions& options) {
     }
     report.notes.push_back(
         format_text("cuda_simple in double: {} cases, {} rows compared with the "
-                    "reference of the CPU",
+                    "CPU reference",
                     count, num_rows));
   }
   if (report.notes.empty()) report.notes.push_back("no GPU: nothing was compared");

@@ -1,4 +1,4 @@
-// One case, with everything there is to say about it.
+// Replays one case and prints its details.
 #include <cstdio>
 
 #include "attention/select.h"
@@ -23,7 +23,7 @@ bool print_result(const Target& target, const CaseResult& result) {
   }
   std::printf("%s\n", result.failures.empty() ? "ok" : "FAILED");
   for (const std::string& text : result.failures) std::printf("  %s\n", text.c_str());
-  std::printf("  rows %lld, share of the bound %.3g, of lse %.3g\n",
+  std::printf("  rows %lld, fraction of the bound %.3g, of the lse bound %.3g\n",
               static_cast<long long>(v.num_rows), v.utilisation, v.lse_utilisation);
   std::printf("  error max %.3g mean %.3g; straightforward max %.3g mean %.3g%s\n", v.max_error,
               v.mean_error, v.pt_max_error, v.pt_mean_error,
@@ -50,7 +50,7 @@ std::vector<Target> chosen_targets(const SuiteOptions& options) {
 int replay_case(std::uint64_t id, const SuiteOptions& options) {
   const auto name = case_from_id(id);
   if (!name) {
-    std::fprintf(stderr, "no case has this number\n");
+    std::fprintf(stderr, "no such case\n");
     return 2;
   }
   print_axes(*name);
@@ -59,7 +59,7 @@ int replay_case(std::uint64_t id, const SuiteOptions& options) {
   Case test_case(*name);
   Result<Call> call = make_call(test_case);
   if (!call.ok()) {
-    std::printf("not accepted: %s\n", call.failure().message.c_str());
+    std::printf("invalid: %s\n", call.failure().message.c_str());
     return 1;
   }
   std::printf("%s\n", problem_text(call.value().problem).c_str());

@@ -27,11 +27,11 @@ std::string text_report(const Report& report, bool is_markdown) {
     line(format_text("  pairs of axis values: {} of {} ran", k.seen.num_covered(),
                      k.seen.num_required()));
     const std::string largest_error =
-        k.max_ratio > 0 ? ", of the largest error " + number(k.max_ratio) : "";
+        k.max_ratio > 0 ? ", of maximum errors " + number(k.max_ratio) : "";
     line(format_text("  R1 mean rule in {} cases, largest ratio {}{}; R2 in {}", k.num_mean_judged,
                      number(k.mean_ratio), largest_error, k.num_nmse_judged));
     line(format_text(
-        "  R3 largest share of the bound {}, before the last rounding {} ({}), of lse {}",
+        "  R3 largest fraction of the bound {}, before the last rounding {} ({}), of lse {}",
         number(k.utilisation), number(k.calculation), k.calculation_case,
         number(k.lse_utilisation)));
     line(format_text("  R6 mostly zero {}, one-hot {}, changed inputs {}", k.num_mostly_zero,

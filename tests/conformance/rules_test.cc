@@ -1,5 +1,5 @@
-// The rules have teeth: results of an implementation with a known fault must not pass, those of a
-// right one must.
+// Tests of the rules: results of an implementation with a known fault must fail, those of a correct
+// one must pass.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -24,7 +24,7 @@ Case plain_case(const PlainShape& s, const CaseName& name) {
                           s.batch));
 }
 
-// Computes a row as a faulty implementation would. `row` holds the right one.
+// Computes a row with a fault. `row` initially holds the correct result.
 using Fault = std::function<void(const RowRef& ref, Row& row)>;
 
 double rounded(DType dtype, double value) {
@@ -57,7 +57,7 @@ Verdict verdict_of(Case& test_case, const Fault& fault) {
   return judge.finish();
 }
 
-// Rows as if the problem had been another one.
+// Computes the row of a changed problem.
 Fault other_problem(std::function<void(Problem&)> change) {
   return [change](const RowRef& ref, Row& row) {
     Problem p = *ref.problem;
@@ -78,7 +78,7 @@ Fault other_args(std::function<void(AttentionArgs&, const RowRef&)> change) {
   };
 }
 
-// Tiles of keys with a running maximum; `rescale` says whether sums so far follow it.
+// Key tiles with a running maximum; the flags decide whether out and sum are rescaled.
 Fault tiled(bool rescale_out, bool rescale_sum) {
   return [=](const RowRef& ref, Row& row) {
     const Problem& p = *ref.problem;
@@ -109,7 +109,7 @@ Fault tiled(bool rescale_out, bool rescale_sum) {
   };
 }
 
-// A key that does not exist takes part with score 0 and V 0: a tail that nobody masked.
+// An unmasked tail: a nonexistent key with score 0 and V 0 takes part.
 void unmasked_tail(const RowRef&, Row& row) {
   if (row.is_empty) return;
   const double grown = std::exp(row.lse) + 1;
@@ -135,7 +135,7 @@ struct NamedFault {
   Fault fault;
 };
 
-// Faults of any implementation, whatever features are on.
+// Faults that apply to any features.
 std::vector<NamedFault> general_faults() {
   return {
       {"drops the last key",
@@ -221,8 +221,8 @@ std::vector<NamedFault> feature_faults() {
 
 class RulesTest : public ::testing::TestWithParam<DType> {
  protected:
-  // A causal prefill with grouped heads; one row of K and V more than the problem has, for faults
-  // that read beside it.
+  // A causal prefill with grouped heads and one extra row of K and V, for faults that read out of
+  // bounds.
   Case make(bool is_causal) {
     CaseName name = named(GetParam(), {});
     Case c = plain_case({.dtype = GetParam(),
@@ -315,7 +315,7 @@ TEST_P(RulesTest, EmptyRowsAreExact) {
 INSTANTIATE_TEST_SUITE_P(Dtypes, RulesTest, ::testing::Values(DType::f32, DType::f16, DType::bf16),
                          [](const auto& dtype) { return std::string(dtype_name(dtype.param)); });
 
-// Rounding P to the format costs what R1 compares with: an implementation that does it is caught.
+// R1 detects an implementation that rounds P to the dtype, like the straightforward one.
 TEST(RelativeRule, CatchesRoundedProbabilities) {
   Case c = plain_case({.dtype = DType::bf16,
                        .seqlen_q = 60,

@@ -14,9 +14,9 @@
 namespace headrace::testing {
 namespace {
 
-constexpr std::int64_t kOracleEffort = 600'000;  // multiply-adds of the expected rows of a case
+constexpr std::int64_t kOracleEffort = 600'000;  // multiply-adds for the expected rows of a case
 
-// The instruction set that a kernel's name speaks of; the others run anywhere.
+// The instruction set in a kernel's name; 0: none.
 std::uint32_t isa_of(std::string_view kernel) {
   if (kernel.starts_with("cpu_avx512bf16")) return HEADRACE_ISA_AVX512_BF16;
   if (kernel.starts_with("cpu_avx512")) return HEADRACE_ISA_AVX512;
@@ -30,14 +30,13 @@ DeviceInfo this_device() {
   Result<DeviceInfo> found = cpu_info();
   if (found.ok()) device = found.value();
   device.cpu_isa &= detected_cpu_isa();
-  // The kernels that are slower here still have to be right; a rate does not keep them from
-  // running.
+  // Also test kernels that are slower on this CPU: the FAST bit describes speed only.
   if ((device.cpu_isa & HEADRACE_ISA_AVX512_BF16) != 0)
     device.cpu_isa |= HEADRACE_ISA_AVX512_BF16_FAST;
   return device;
 }
 
-// The kernels that the first GPU runs, where there is one.
+// The kernels that run on the first GPU, if there is one.
 void add_of_gpu(std::span<const Kernel> kernels, std::vector<Target>& list) {
   Result<DeviceInfo> device = cuda::device_info(0);
   if (!device.ok()) return;
@@ -148,7 +147,7 @@ Result<Call> make_call(const Case& test_case) {
 Status run_plan(const Plan& plan, const headrace_attention_tensors& tensors,
                 const headrace_attention_options& options) {
   if (plan.device.device_type == HEADRACE_CUDA) return run_on_copies(plan, tensors, options);
-  // Flush against its guard page, so of any alignment; and full of NaNs.
+  // Ends at its guard page, so it has any alignment; filled with NaNs.
   const GuardedBuffer workspace(plan.schedule.workspace_bytes, Guard::after, kNanByte);
   return run(plan, make_args(plan.problem, tensors, options), {workspace.data(), workspace.bytes()},
              nullptr);
@@ -182,12 +181,12 @@ RunOutput run_kernel(const Target& target, Case& test_case, int num_threads) {
   RunOutput output;
   Result<Call> call = make_call(test_case);
   if (!call.ok()) {
-    output.failures.push_back("not accepted: " + call.failure().message);
+    output.failures.push_back("invalid: " + call.failure().message);
     return output;
   }
   test_case.reset_outputs();
   if (Status bad = run_call(target, call.value(), num_threads, &output.refusal, &output.schedule))
-    output.failures.push_back("did not run: " + bad->message);
+    output.failures.push_back("run failed: " + bad->message);
   if (!output.refusal.empty() || !output.failures.empty()) return output;
   take("out", test_case.tensors().out, output, output.out_bytes);
   if (call.value().problem.has_lse) take("lse", test_case.tensors().lse, output, output.lse_bytes);
@@ -210,8 +209,7 @@ RowResult row_result(const Case& test_case, const RunOutput& output, const RowRe
 
 namespace {
 
-// Which query rows of a sequence are judged: all when they are few, else the ends, tile edges, and
-// some at random.
+// The query rows of a sequence to judge: all if few, else the ends, tile edges and random ones.
 std::vector<std::int64_t> rows_to_judge(Random& random, const Problem& p, std::int64_t seqlen_q,
                                         std::int64_t limit) {
   std::vector<std::int64_t> rows;
@@ -235,7 +233,7 @@ std::vector<std::int64_t> rows_to_judge(Random& random, const Problem& p, std::i
   return rows;
 }
 
-// Every head of every sequence when that is cheap; else some of them.
+// Every head of every sequence if that is cheap, else some of them.
 struct HeadRef {
   std::int64_t batch_idx, head;
 };

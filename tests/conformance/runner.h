@@ -1,4 +1,4 @@
-// One case on one kernel: plan, run in poisoned memory, judge.
+// Runs one case on one kernel: plans, runs in poisoned memory, judges.
 #pragma once
 
 #include <string>
@@ -10,16 +10,16 @@
 
 namespace headrace::testing {
 
-// The kernels to test: of this CPU, all that its instruction set runs.
+// The kernels to test: all that this CPU can run.
 struct Target {
   const Kernel* kernel;
   DeviceInfo device;
 };
-std::vector<Target> targets();  // what this machine runs; those that refuse it by name are left out
-std::vector<Target> backward_targets();  // the same for the backward
-std::vector<Target> baseline_targets();  // run only when named
+std::vector<Target> targets();           // kernels that run on this machine
+std::vector<Target> backward_targets();  // backward kernels that run on this machine
+std::vector<Target> baseline_targets();  // only with --kernel
 bool is_on_gpu(const Target& target);
-const Kernel* last_kernel(const Target& target);  // of the list of its device
+const Kernel* last_kernel(const Target& target);  // the fallback of its device
 std::vector<std::string> skipped_targets();
 
 Arithmetic arithmetic_of(const Schedule& schedule);
@@ -35,28 +35,28 @@ Result<Call> make_call(const headrace_attention_tensors& tensors,
                        const headrace_attention_options& options);
 Result<Call> make_call(const Case& test_case);
 
-// Runs a plan on tensors in host memory, in a workspace full of NaNs that ends where it should. A
-// plan for a GPU runs there on copies of that memory, and what it wrote is copied back.
+// Runs a plan on tensors in host memory, with an exactly sized workspace full of NaNs. A GPU plan
+// runs on device copies of that memory; its outputs are copied back.
 Status run_plan(const Plan& plan, const headrace_attention_tensors& tensors,
                 const headrace_attention_options& options);
 Status run_backward_plan(const Plan& plan, const headrace_attention_tensors& tensors,
                          const headrace_attention_gradients& gradients,
                          const headrace_attention_options& options);
 
-// What a kernel wrote, as doubles, with the memory around it checked.
+// A kernel's outputs as doubles, after a check of the memory around them.
 struct RunOutput {
-  std::string refusal;  // the kernel does not take the problem
+  std::string refusal;  // nonempty: the kernel refuses the problem
   std::vector<std::string> failures;
   Schedule schedule;
   std::vector<unsigned char> out_bytes, lse_bytes;  // row-major elements of the views
 };
-// Plans and runs any call, in a workspace full of NaNs; a refusal goes to `refusal`.
+// Plans and runs a call in a workspace full of NaNs; sets `refusal` if the kernel refuses.
 Status run_call(const Target& target, const Call& call, int num_threads, std::string* refusal,
                 Schedule* schedule = nullptr);
 RunOutput run_kernel(const Target& target, Case& test_case, int num_threads);
 RowResult row_result(const Case& test_case, const RunOutput& output, const RowRef& ref);
 
-// Expected rows, computed once and used for every kernel.
+// Expected rows, computed once for all kernels.
 struct ExpectedRow {
   RowRef ref;
   cpu::reference::Row exact;
@@ -66,7 +66,7 @@ struct Expected {
   Call call;
   std::vector<ExpectedRow> rows;
 };
-// Rows at the ends, at tile edges and at random, within a fixed effort; `every_row` takes all.
+// Rows at the ends, at tile edges and at random, within a fixed effort; `every_row`: all rows.
 Expected expect(const Case& test_case, Call call, bool every_row);
 
 struct CaseResult {

@@ -68,7 +68,7 @@ std::vector<unsigned char> part_of(const headrace_tensor& whole,
   if (part.rank == 0) return {};
   const auto size = static_cast<std::int64_t>(dtype_bytes(static_cast<DType>(whole.dtype)));
   std::vector<std::pair<const unsigned char*, std::int64_t>>
-      where;  // address of each element, its place in `bytes`
+      where;  // address of each element, and its position in `bytes`
   for_each_element(whole, [&](std::int64_t idx) {
     where.emplace_back(static_cast<unsigned char*>(whole.data) + idx * size,
                        static_cast<std::int64_t>(where.size()));

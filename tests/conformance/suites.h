@@ -10,19 +10,19 @@
 
 namespace headrace::testing {
 
-// How much of what a suite could run. Small: for sanitizers. Full: the gate. Whole: every case of
-// the named grids.
+// The extent of a suite. Small: for sanitizers. Full: the gate. Whole: every case of the named
+// grids.
 enum class Tier { small, full, whole };
 
 struct SuiteOptions {
   std::string suite = "grid";
-  std::string kernel;          // empty: all of this machine
+  std::string kernel;          // empty: all kernels of this machine
   std::string device = "all";  // or "cpu", "cuda"
   std::size_t count = 10000;
   Tier tier = Tier::full;
   std::string only;  // backward: one grid or check, or one case of a grid ("B1/17"); empty: all
   int shard = 0, num_shards = 1;
-  int num_threads = 1;  // cases at once
+  int num_threads = 1;  // cases in parallel
   double seconds = 60;  // fuzz
   std::uint64_t seed = 1;
 };
@@ -34,17 +34,18 @@ struct FailedCheck {
 // Sums over the cases of one kernel.
 struct KernelReport {
   std::int64_t num_cases = 0, num_refused = 0, num_failed = 0, num_rows = 0;
-  std::int64_t num_mean_judged = 0, num_nmse_judged = 0;  // cases where R1's mean rule, R2 applied
-  std::int64_t num_mostly_zero = 0, num_one_hot = 0;      // R6
-  std::int64_t num_swaps = 0;                             // cases rerun with a changed input
-  double calculation = 0;  // largest share of R3's bound before the last rounding
+  std::int64_t num_mean_judged = 0,
+               num_nmse_judged = 0;                   // cases to which R1's mean rule, R2 applied
+  std::int64_t num_mostly_zero = 0, num_one_hot = 0;  // R6
+  std::int64_t num_swaps = 0;                         // cases repeated with a changed input
+  double calculation = 0;  // largest fraction of R3's bound before the last rounding
   double utilisation = 0, lse_utilisation = 0, mean_ratio = 0, max_ratio = 0;  // largest
   double sum_mean_ratio = 0;                                                   // of num_mean_judged
   std::string calculation_case;
   PairTable seen, refused;
 };
 
-// One check with a name, of the suites bits and catalogue.
+// A named check of the suites bits and catalogue.
 struct NamedCheck {
   std::string id, title, kernel, status;  // "ok", "failed", "refused", "not applicable"
 };
@@ -59,9 +60,9 @@ struct Report {
   bool ok() const { return failures.empty(); }
 };
 
-// Whether some row that would be judged sees a key.
+// Whether a judged row sees a key.
 bool is_live(const CaseName& name);
-// A hole: a pair that no case of this kernel ran and none was refused with.
+// Reports holes: pairs that no case of this kernel ran or was refused with.
 void check_holes(const std::vector<CaseName>& of_other_shards, Report& report);
 
 std::vector<Target> chosen_targets(const SuiteOptions& options);
@@ -72,16 +73,16 @@ Report run_grid(const SuiteOptions& options);
 Report run_fuzz(const SuiteOptions& options);
 Report run_backward(const SuiteOptions& options);
 Report run_bits(const SuiteOptions& options);
-void run_gradient_bits(const SuiteOptions& options, Report& report);  // part of it
+void run_gradient_bits(const SuiteOptions& options, Report& report);  // part of run_bits()
 Report run_catalogue(const SuiteOptions& options);
-// The double kernel of a GPU against the reference.
+// Compares a GPU's kernel in double with the reference.
 Report run_oracle(const SuiteOptions& options);
-// Replays one case and prints everything about it.
+// Replays one case and prints its details.
 int replay_case(std::uint64_t id, const SuiteOptions& options);
 int replay_backward_case(const CaseName& name, const SuiteOptions& options);
 int replay_bits_case(const CaseName& name, const SuiteOptions& options);
 
-// A crash names the cases that were running. Slot: one of 64 threads of the program.
+// On a crash, prints the running cases. Slot: one of 64 threads of the program.
 void install_crash_handler();
 void set_current_case(int slot, const std::string& replay);
 

@@ -1,19 +1,19 @@
-// The same backward again and again: in a stream, as a graph, in two streams at once. The workspace
-// is poisoned with the gradients each time. Deterministic calls give the same bits in all
-// gradients, the others in dk and dv.
+// Repeated backward calls: in a stream, in a CUDA graph, in two streams at once. Workspace and
+// gradients are poisoned each time. All gradients of deterministic calls must have equal bits; dk
+// and dv of the others, too.
 #include "cuda/repeat.h"
 
 namespace headrace::testing {
 namespace {
 
 struct Shape {
-  const char* kernel;  // that must take it on a Hopper GPU; null: whichever does
+  const char* kernel;  // the kernel that a Hopper GPU must select; null: any
   DType dtype;
   std::int64_t batch, seqlen, heads, kv_heads, dim;
   AttentionOptions options;
 };
 
-// Of every tile of the portable kernel one, in each mode of the sums of dq where that matters.
+// One shape for every tile of the portable kernel, in each mode of the dq sums if it matters.
 std::vector<Shape> shapes() {
   const AttentionOptions causal{.causal = Causal::bottom_right};
   const AttentionOptions ordered{.causal = Causal::bottom_right, .deterministic = true};
@@ -27,18 +27,18 @@ std::vector<Shape> shapes() {
       {nullptr, DType::bf16, 2, 640, 8, 2, 128, causal},
       {nullptr, DType::f16, 1, 513, 4, 4, 64, {.softcap = 30, .deterministic = true}},
       {"cuda_sm80_bwd", DType::f32, 1, 300, 6, 2, 64, ordered},
-      // Every tile of keys comes to every row: who is first is a matter of chance.
+      // Every key tile adds to every row, in an order that varies without determinism.
       {"cuda_sm80_bwd", DType::f32, 2, 512, 16, 16, 64, {.deterministic = true}},
       {"cuda_sm80_bwd", DType::f32, 1, 200, 4, 4, 128, causal},
       {"cuda_sm80_bwd", DType::f32, 1, 150, 2, 2, 256, ordered},
-      // Dims that are no eights are left to the portable kernel: its tiles where warps drift apart.
+      // head_dim not a multiple of 8 selects the portable kernel: its tiles with async warps.
       {"cuda_sm80_bwd", DType::bf16, 2, 640, 8, 2, 124, causal},
       {"cuda_sm80_bwd", DType::f16, 1, 500, 4, 4, 252, causal},
       {"cuda_simple", DType::bf16, 1, 60, 2, 1, 320, causal},
   };
 }
 
-// A shape on the device, with its own plan and workspace; out and lse are those of its forward.
+// A shape on the device with its own plan and workspace; out and lse come from its forward.
 class Call {
  public:
   explicit Call(const Shape& s)
@@ -70,7 +70,7 @@ class Call {
     plan_.run_backward(tensors(), gradients(), {workspace_.data(), plan_.workspace_bytes()}, {},
                        stream);
   }
-  // dk and dv; dq where its bits are promised.
+  // dk and dv; dq only if it is deterministic.
   std::vector<unsigned char> result(cudaStream_t stream) const {
     HEADRACE_EXPECT_CUDA(cudaStreamSynchronize(stream));
     std::vector<unsigned char> all = dk_.read();

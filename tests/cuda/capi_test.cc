@@ -1,5 +1,5 @@
-// The door on a GPU, as a program sees it that has a CUDA runtime of its own: streams, graphs,
-// pointers of the wrong place, lengths on the device.
+// The C and C++ API on a GPU, from a program with its own CUDA runtime: streams, graphs, pointers
+// to the wrong memory, lengths in device memory.
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -70,7 +70,7 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
-// The first call of the process on the device, so the kernels are loaded while a graph is captured.
+// The first call in the process is captured in a graph, so kernels are loaded during the capture.
 TEST(CudaDoor, AFirstCallIsCapturedAndReplayed) {
   HEADRACE_NEEDS_GPU(80);
   Call call(1);
@@ -123,7 +123,7 @@ TEST(CudaDoor, TwoStreamsAtOnce) {
   expect_close(other.on_out.read(), other.out);
 }
 
-// Eight queries, few enough for the keys to be split, whose parts want a workspace.
+// Eight queries are few enough for split keys, whose partial results need a workspace.
 TEST(CudaDoor, ACallWithoutAWorkspaceAllocatesOne) {
   HEADRACE_NEEDS_GPU(80);
   Call call(8);
@@ -135,7 +135,7 @@ TEST(CudaDoor, ACallWithoutAWorkspaceAllocatesOne) {
   };
   const Plan plan = plan_attention(Problem(tensors(true), options), cuda_info(0));
   ASSERT_GT(plan.workspace_bytes(), 0u);
-  EXPECT_THROW(plan.run(tensors(true)), Error);  // which allocates nothing
+  EXPECT_THROW(plan.run(tensors(true)), Error);  // run() does not allocate one
   const Stream stream;
   for (int i = 0; i < 3; ++i) attention_forward(tensors(true), options, {}, stream.get());
   stream.wait();
@@ -156,12 +156,12 @@ TEST(CudaDoor, PointersOfTheWrongPlaceAreNamed) {
   HEADRACE_NEEDS_GPU(80);
   Call call(5);
   AttentionTensors tensors = call.tensors(true);
-  tensors.k = call.view(call.k.data(), call.kv_heads, true);  // host memory that claims cuda:0
+  tensors.k = call.view(call.k.data(), call.kv_heads, true);  // host memory labelled cuda:0
   EXPECT_EQ(error_of(tensors).find("invalid_argument: k.data="), 0u) << error_of(tensors);
   tensors = call.tensors(true);
   for (TensorView* x : {&tensors.q, &tensors.k, &tensors.v, &tensors.out}) x->device_id = 63;
   EXPECT_NE(error_of(tensors), "ok");
-  EXPECT_EQ(error_of(call.tensors(true)), "ok");  // nothing is left of the errors
+  EXPECT_EQ(error_of(call.tensors(true)), "ok");  // no sticky error is left
   HEADRACE_EXPECT_CUDA(cudaDeviceSynchronize());
 }
 
@@ -227,10 +227,10 @@ TEST(CudaDoor, BadLengthsAreClampedAndReportedOnce) {
   EXPECT_EQ(headrace_check(HEADRACE_CUDA, 0, nullptr), HEADRACE_OK);
 }
 
-// Not a check: what a call costs on the host.
+// Prints the host cost of a call; checks nothing.
 TEST(CudaDoor, CostOfARunOnTheHost) {
   HEADRACE_NEEDS_GPU(80);
-  constexpr int kRounds = 20, kTimes = 100;  // of a round: they wait in the stream's queue
+  constexpr int kRounds = 20, kTimes = 100;  // per round, few enough for the stream's queue
   Call call(7);
   const Stream stream;
   const AttentionTensors tensors = call.tensors(true);
@@ -242,7 +242,7 @@ TEST(CudaDoor, CostOfARunOnTheHost) {
     if (round > 0) time += std::chrono::steady_clock::now() - start;
     stream.wait();
   }
-  std::printf("run: %.2f us a call on the host\n", time.count() / (kRounds * kTimes));
+  std::printf("run: %.2f us per call on the host\n", time.count() / (kRounds * kTimes));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What the tests on a GPU share: memory on the device, and skipping where there is none.
+// Shared by the GPU tests: device memory, and skipping without a GPU.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -29,8 +29,8 @@ class OnDevice {
     HEADRACE_EXPECT_CUDA(cudaMalloc(&data_, count_ * sizeof(T)));
     HEADRACE_EXPECT_CUDA(
         cudaMemcpy(data_, host.data(), count_ * sizeof(T), cudaMemcpyHostToDevice));
-    // From pageable memory the call returns when the numbers lie in a buffer of the driver, and
-    // streams that do not wait for the default one could read before they are on the device.
+    // A copy from pageable memory may return when the data is only staged, and non-blocking streams
+    // could read before it is on the device.
     HEADRACE_EXPECT_CUDA(cudaDeviceSynchronize());
   }
   OnDevice(const OnDevice&) = delete;

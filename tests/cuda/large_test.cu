@@ -1,6 +1,6 @@
-// Problems that are too large for the CPU's reference: every kernel of the CUDA lists against the
-// simple one in double, which the suite "oracle" compares with the CPU. Inputs are made on the
-// device; the results are compared there.
+// Problems too large for the CPU's reference: every CUDA kernel against cuda_simple in double,
+// which the suite "oracle" compares with the CPU. Inputs are generated and results compared on the
+// device.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -14,7 +14,7 @@
 namespace headrace::cuda {
 namespace {
 
-// About normal, the same for the same index: the sum of four uniform numbers.
+// Approximately normal, a function of the index: the sum of four uniform numbers.
 __device__ float number_of(std::uint64_t idx, std::uint64_t seed) {
   float sum = -2;
   std::uint64_t z = idx * 4 + seed * 0x9E3779B97F4A7C15u;
@@ -27,7 +27,7 @@ __device__ float number_of(std::uint64_t idx, std::uint64_t seed) {
   return sum * 1.7320508f;
 }
 
-// The number rounded to T, as T and as the same number in double, with its magnitude.
+// Writes the number rounded to T as T and as double, and its magnitude.
 template <class T>
 __global__ void make_numbers(T* x, double* exact, double* magnitude, std::int64_t count,
                              std::uint64_t seed) {
@@ -41,7 +41,7 @@ __global__ void make_numbers(T* x, double* exact, double* magnitude, std::int64_
 
 struct Sums {
   double error2, exact2;
-  unsigned long long num_outside;  // of the bound, NaN included
+  unsigned long long num_outside;  // outside of the bound, or NaN
 };
 
 // |got - exact| <= rounding * |exact| + weight * abs_out, where abs_out = sum of p |v|.
@@ -106,7 +106,7 @@ TensorView on_gpu(const void* data, DType dtype, std::int64_t batch, std::int64_
   return x;
 }
 
-// With `gradients` a backward.
+// A backward if `gradients` is given.
 Status run_kernel(const Kernel& kernel, const headrace_attention_tensors& tensors,
                   headrace_attention_options options,
                   const headrace_attention_gradients* gradients = nullptr) {
@@ -130,7 +130,7 @@ Status run_kernel(const Kernel& kernel, const headrace_attention_tensors& tensor
   return status;
 }
 
-// Of keys, as the kernel takes them.
+// Number of key tiles of the kernel.
 double num_tiles(const Kernel& kernel, const Large& x, DType dtype) {
   Problem p = default_problem();
   p.dtype = static_cast<std::int32_t>(dtype);
@@ -181,8 +181,8 @@ void check_large(const Large& x) {
         *kernel, tensors(q.data(), k.data(), v.data(), out.data(), TypeOf<T>::dtype), options);
     if (status && status->code == ErrorCode::unsupported) continue;
     ASSERT_FALSE(status) << status->message;
-    // Scores: |scale| |q| |k| is below 4 sqrt(dim) here, each of dim products rounds once; P may be
-    // rounded to T; sums of keys in parts.
+    // Scores: |scale| |q| |k| is below 4 sqrt(dim) here and each of dim products rounds once; P may
+    // be rounded to T; sums over keys are blocked.
     const auto dim = static_cast<double>(x.dim);
     const double weight = std::expm1(2 * (dim + 3) * 4 * std::sqrt(dim) * 0x1p-24) +
                           static_cast<double>(x.seqlen_k) * 0x1p-24 +
@@ -193,7 +193,7 @@ void check_large(const Large& x) {
     const Sums got = sums.read()[0];
     const std::string what = std::string(kernel->name) + " " + dtype_name(TypeOf<T>::dtype);
     EXPECT_EQ(got.num_outside, 0u) << what;
-    // The sum of each tile of keys is rounded into the row's, by at most 2^-24 of it.
+    // Adding each key tile's sum to the row's rounds by at most 2^-24 of it.
     const double tiles = num_tiles(*kernel, x, TypeOf<T>::dtype);
     EXPECT_LT(got.error2 / got.exact2, TypeOf<T>::nmse + tiles * 0x1p-48) << what;
     std::printf("%s, %lld x %lld keys, %lld elements: nmse %.3g\n", what.c_str(),
@@ -227,7 +227,7 @@ TEST(LargeProblems, Bf16) {
   for (const Large& x : kLarge) check_large<__nv_bfloat16>(x);
 }
 
-// More than 2^31 elements in q and out: the last entry of the batch has the bits it has alone.
+// More than 2^31 elements in q and out: the last batch entry has the same bits as on its own.
 TEST(LargeProblems, BeyondTwoToThe31Elements) {
   HEADRACE_NEEDS_GPU(80);
   std::size_t free_bytes = 0, total_bytes = 0;
@@ -264,8 +264,8 @@ TEST(LargeProblems, BeyondTwoToThe31Elements) {
   }
 }
 
-// A batch of bf16 whose q, out and gradients of both have more than 2^31 elements, and the
-// gradients of its last entry alone.
+// A bf16 batch whose q, out, dq and dout have more than 2^31 elements, and the gradients of its
+// last entry on its own.
 class LargeBackward {
  public:
   static constexpr std::int64_t kBatch = 1100, kRows = 2000, kHeads = 8, kDim = 128, kKeys = 3;
@@ -284,7 +284,7 @@ class LargeBackward {
     ADD_FAILURE() << "no forward kernel took the problem";
   }
 
-  // Entry `first` and the next ones.
+  // `batch` entries from `first` on.
   headrace_attention_tensors tensors(std::int64_t first, std::int64_t batch) const {
     headrace_attention_tensors t{};
     t.struct_size = sizeof t;
@@ -308,7 +308,7 @@ class LargeBackward {
     const headrace_attention_tensors t = tensors(first, batch);
     return run_kernel(kernel, t, options, &g);
   }
-  // dq, dk and dv of the last entry; then they are poisoned.
+  // Reads dq, dk and dv of the last entry, then poisons them.
   std::vector<unsigned short> take_last() const {
     std::vector<unsigned short> bits(kEntry + 2 * kEntryK);
     std::size_t at = 0;

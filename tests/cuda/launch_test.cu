@@ -1,4 +1,4 @@
-// Launches: what a failed one says, and that the next one works.
+// Kernel launches: the message of a failed one, and that the next one works.
 #include <chrono>
 #include <cstdio>
 
@@ -60,7 +60,7 @@ TEST(DeviceScope, RestoresAThreadWithoutContext) {
   cu.ctx_set_current(before);
 }
 
-// Not a check: what encoding and moving a map costs on the host.
+// Prints the host cost of encoding and moving a tensor map; checks nothing.
 TEST(TensorMap, CostOfEncoding) {
   HEADRACE_NEEDS_GPU(90);
   constexpr int kTimes = 10000;

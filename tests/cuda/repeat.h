@@ -1,5 +1,5 @@
-// The same call again and again, in the ways in which a program may. A call has run(stream), which
-// poisons its outputs first, and result(stream), which waits and gives all of their bytes.
+// Repeats a call in every way that a program may. A call has run(stream), which poisons its outputs
+// first, and result(stream), which synchronizes and returns their bytes.
 #pragma once
 
 #include <cstring>
@@ -11,7 +11,7 @@ namespace headrace::testing {
 
 inline std::size_t bytes_of(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
 
-// Numbers between 0.5 and 1 of either sign, as bytes.
+// Random values of either sign with a magnitude between 0.5 and 1, as bytes.
 inline std::vector<unsigned char> numbers(DType dtype, std::int64_t count, unsigned seed) {
   const std::size_t size = bytes_of(dtype);
   std::vector<unsigned char> bytes(static_cast<std::size_t>(count) * size);
@@ -42,7 +42,7 @@ void expect_graph_replays(Call& call) {
   HEADRACE_EXPECT_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   call.run(stream);
   const std::vector<unsigned char> eager = call.result(stream);
-  // A graph with one call meets in the workspace what the very same call left there.
+  // With one call in the graph, the workspace holds what the same call left there.
   for (const int num_calls : {1, 3}) {
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t replay = nullptr;

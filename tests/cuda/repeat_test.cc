@@ -1,20 +1,19 @@
-// The same call again and again: in a stream, as a graph, in two streams at once. Each time the
-// output is poisoned first and must come back bit by bit; a race between warps would show as a
-// difference.
+// Repeated forward calls: in a stream, in a CUDA graph, in two streams at once. The output is
+// poisoned each time and must have equal bits; a race between warps would show as a difference.
 #include "cuda/repeat.h"
 
 namespace headrace::testing {
 namespace {
 
 struct Shape {
-  const char* kernel;  // that must take it on a Hopper GPU
+  const char* kernel;  // the kernel that a Hopper GPU must select
   DType dtype;
   std::int64_t batch, seqlen, heads, kv_heads, dim;
   AttentionOptions options;
 };
 
-// Of every kernel and of every tile of the Hopper kernel one; the causal ones have more tiles than
-// a GPU has multiprocessors, so that a counter hands them out.
+// One shape for every kernel and for every tile of the Hopper kernel. The causal shapes have more
+// tiles than a GPU has multiprocessors, so that the tile counter is used.
 std::vector<Shape> shapes() {
   const AttentionOptions causal{.causal = Causal::bottom_right};
   return {
@@ -27,7 +26,7 @@ std::vector<Shape> shapes() {
       {"cuda_sm90_fwd", DType::f16, 1, 900, 16, 16, 112, causal},
       {"cuda_sm90_fwd", DType::bf16, 2, 1500, 16, 4, 128, causal},
       {"cuda_sm90_fwd", DType::f16, 2, 640, 8, 2, 128, {}},
-      // Many tiles a CTA, of which the last of a sequence has one row: Q that was released early.
+      // Many tiles per CTA, the last of each sequence with one row: finds a Q released early.
       {"cuda_sm90_fwd", DType::bf16, 60, 257, 4, 4, 128, causal},
       {"cuda_sm90_fwd", DType::f16, 60, 257, 4, 4, 112, causal},
       {"cuda_sm90_fwd", DType::bf16, 1, 1200, 16, 16, 192, causal},
@@ -46,7 +45,7 @@ std::vector<Shape> shapes() {
   };
 }
 
-// A shape on the device, with its own plan and workspace.
+// A shape on the device with its own plan and workspace.
 class Call {
  public:
   explicit Call(const Shape& s)

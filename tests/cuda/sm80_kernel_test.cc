@@ -1,4 +1,4 @@
-// What cuda_sm80_fwd and cuda_sm80_bwd take and refuse, on GPUs that need not be there.
+// What cuda_sm80_fwd and cuda_sm80_bwd support and refuse; needs no GPU.
 #include <gtest/gtest.h>
 
 #include "attention/select.h"
@@ -9,7 +9,7 @@
 namespace headrace {
 namespace {
 
-constexpr std::uint32_t kSmallSmem = 99 * 1024;  // of a CTA on sm86 and sm89
+constexpr std::uint32_t kSmallSmem = 99 * 1024;  // per CTA on sm86 and sm89
 
 DeviceInfo gpu(std::uint32_t smem_bytes) {
   DeviceInfo device = device_from_text("sm89:128").value();
@@ -108,7 +108,7 @@ TEST(Sm80Backward, SaysWhichBitsMayChange) {
   Problem p = backward(DType::bf16, 128);
   const auto text = [&] { return explain(plan_attention(p, gpu(kSmallSmem)).value()); };
   EXPECT_NE(text().find("by atomics, in any order"), std::string::npos) << text();
-  EXPECT_NE(text().find("those of dq with deterministic=1"), std::string::npos) << text();
+  EXPECT_NE(text().find("dq only with deterministic=1"), std::string::npos) << text();
   p.deterministic = 1;
   EXPECT_NE(text().find("from the last keys to the first"), std::string::npos) << text();
   EXPECT_NE(text().find("bits      identical from run to run"), std::string::npos) << text();

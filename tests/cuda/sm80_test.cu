@@ -1,4 +1,4 @@
-// The instructions of device/ that every GPU from sm_80 has, one by one.
+// Unit tests of the PTX wrappers in device/ for sm_80 and newer.
 #include "backends/cuda/device/cp_async.cuh"
 #include "backends/cuda/device/mma.cuh"
 #include "backends/cuda/device/reduce.cuh"
@@ -12,7 +12,7 @@ using headrace::testing::OnDevice;
 
 enum class Type { bf16, f16, tf32 };
 
-// d [16, 8] = a [16, k] b [k, 8], k = 16 (8 for tf32); one warp, fragments by their definition.
+// d [16, 8] = a [16, k] b [k, 8], k = 16 (8 for tf32); one warp, fragments by PTX's definition.
 template <Type kType>
 __global__ void multiply(const float* a, const float* b, float* d) {
   constexpr int kDepth = kType == Type::tf32 ? 8 : 16;
@@ -71,7 +71,7 @@ TEST(MmaSync, Bf16) { check_multiply<Type::bf16>(); }
 TEST(MmaSync, F16) { check_multiply<Type::f16>(); }
 TEST(MmaSync, Tf32) { check_multiply<Type::tf32>(); }
 
-// What each lane receives: registers [32, 4] of matrices m of element 64 m + 8 row + column.
+// The registers [32, 4] of each lane, for matrices m with elements 64 m + 8 row + column.
 template <bool kIsTransposed>
 __global__ void load_matrices(u32* registers) {
   __shared__ alignas(16) unsigned short matrices[4 * 64];
@@ -128,7 +128,7 @@ TEST(CpAsync, CopiesAndFillsWithZeros) {
     EXPECT_EQ(got[i], i % 16 < i / 16 % 17 ? from[i] : 0) << "byte " << i;
 }
 
-// Every CTA adds its number to all of 128 floats.
+// Every CTA adds its index to all of 128 floats.
 __global__ void add_everywhere(float* sums) {
   const auto x = static_cast<float>(blockIdx.x + 1);
   red_add_v4_f32(sums + 4 * threadIdx.x, x, 2 * x, 3 * x, 4 * x);
@@ -144,7 +144,7 @@ TEST(Reduce, AddsToFourFloats) {
     EXPECT_EQ(got[i], 0.5f + 5050.0f * static_cast<float>(i % 4 + 1));
 }
 
-// CTAs add in the order of their numbers, whoever begins first: 2 x + number is no sum.
+// CTAs update in index order, whichever starts first; 2 x + index does not commute.
 __global__ void add_in_turn(u32* turn, u32* x) {
   const u32 mine = gridDim.x - 1 - blockIdx.x;
   while (ld_acquire(turn) != mine) {

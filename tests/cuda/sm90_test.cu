@@ -1,4 +1,4 @@
-// The instructions of device/ that Hopper has: mbarriers, the copy engine, wgmma, stmatrix.
+// Unit tests of the PTX wrappers in device/ for Hopper: mbarriers, TMA, wgmma, stmatrix.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -13,7 +13,7 @@ namespace headrace::cuda {
 namespace {
 
 using headrace::testing::OnDevice;
-using Bits = unsigned short;  // of a 16-bit element
+using Bits = unsigned short;  // bits of a 16-bit element
 
 TensorMap map_of(const TensorMapSpec& spec, const void* data, std::int64_t row_stride) {
   const std::int64_t strides[] = {1, row_stride};
@@ -24,7 +24,7 @@ TensorMap map_of(const TensorMapSpec& spec, const void* data, std::int64_t row_s
   return map;
 }
 
-// ---- the copy engine
+// ---- TMA
 
 constexpr int kBoxRows = 32, kBoxColumns = 64, kBoxBytes = kBoxRows * kBoxColumns * 2;
 
@@ -44,7 +44,7 @@ __global__ void load_box(const __grid_constant__ TensorMap map, int column, int 
     image[i] = box[i];
 }
 
-// Element (r, c) of the tensor is its number + 1; outside there are zeros.
+// Element (r, c) of the tensor is its index + 1; out-of-bounds elements are zero.
 void check_box(bool is_swizzled, int column, int row) {
   constexpr int kRows = 50, kColumns = 72;
   std::vector<Bits> tensor(kRows * kColumns);
@@ -184,7 +184,9 @@ __global__ void pass_through_ring(int rounds, int* received) {
       if (threadIdx.x == 32) received[i] = stages[i % 2];
       mbarrier_arrive(empty(i));
     } else if (threadIdx.x == 0) {
-      mbarrier_wait(empty(i), parity ^ 1);  // a fresh barrier: the phase before the first is over
+      mbarrier_wait(
+          empty(i),
+          parity ^ 1);  // on a fresh barrier the phase before the first counts as complete
       stages[i % 2] = 100 + i;
       mbarrier_arrive(full(i));
     }
@@ -202,7 +204,7 @@ TEST(Mbarrier, PhasesAlternate) {
   }
 }
 
-// The same between whole warps: all lanes write or read, and one of them arrives for its warp.
+// The same between whole warps: all lanes write or read, and one lane arrives for its warp.
 __global__ void pass_between_warps(int rounds, int* received) {
   __shared__ int stages[2][32];
   __shared__ alignas(8) u64 barriers[4];  // full, full, empty, empty
@@ -308,8 +310,8 @@ struct Element<F16> {
 
 constexpr int kDepth = 64;  // k of the test: four wgmmas
 
-// d [64, N] = a [64, 64] b [64, N]. a is K-major; b lies as [N, 64] (K-major) or as boxes of 64
-// columns, [N / 64][64, 64] (MN-major).
+// d [64, N] = a [64, 64] b [64, N]. a is K-major; b is stored as [N, 64] (K-major) or as boxes of
+// 64 columns, [N / 64][64, 64] (MN-major).
 template <class Type, int N, Major kMajorB, bool kFromRegisters>
 __global__ void __launch_bounds__(128, 1)
     warpgroup_multiply(const __grid_constant__ TensorMap map_a,

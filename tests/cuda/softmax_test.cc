@@ -16,12 +16,12 @@ namespace {
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr DType kDtypes[] = {DType::f32, DType::f16, DType::bf16};
-// Around the ends of every path: 256, 512, 1024, 16384, 32768.
+// Around the limits of every path: 256, 512, 1024, 16384, 32768.
 constexpr std::int64_t kLengths[] = {0,    1,     2,     7,     31,    32,   33,   255,
                                      256,  257,   512,   520,   1000,  1024, 1032, 4096,
                                      4097, 16384, 16392, 32768, 32776, 65537};
 
-// A tensor and its copy on the device, written back on destruction.
+// A tensor and its device copy, copied back on destruction.
 class Copied {
  public:
   explicit Copied(Tensor& tensor) : tensor_(tensor), copy_(tensor.bytes()) {}
@@ -106,7 +106,7 @@ Doubles backward(const Setting& p, const Doubles& y, const Doubles& dy) {
   return dx.values();
 }
 
-// A thread sums at most the sixteenth of a row, then threads are summed.
+// A thread sums at most a sixteenth of a row; then the threads' sums are reduced.
 double sum_roundings(std::int64_t length) { return static_cast<double>(length) / 16 + 64; }
 
 void expect_softmax(const Setting& p, const Doubles& x, const Outputs& result) {

@@ -1,5 +1,5 @@
-// Runs a harness on every file below the folders of the command line, and on every beginning of the
-// small ones: the part of fuzzing that is fast enough for each test run.
+// Runs a fuzz harness on every file below the given folders, and on every prefix of the small ones:
+// the part of fuzzing that is fast enough for each test run.
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -21,7 +21,7 @@ int main(int argc, char** argv) {
       std::fflush(stdout);
       for (std::size_t size = bytes.size() <= kSmall ? 0 : bytes.size(); size <= bytes.size();
            ++size) {
-        // A copy of its own, so that a sanitizer sees reads behind the end.
+        // An exact copy, so that a sanitizer sees reads past the end.
         const std::vector<std::uint8_t> input(bytes.begin(),
                                               bytes.begin() + static_cast<std::ptrdiff_t>(size));
         LLVMFuzzerTestOneInput(input.data(), input.size());

@@ -1,5 +1,5 @@
-// What a fuzz harness is: one function that takes any bytes. libFuzzer calls it, or corpus_main.cc
-// with every file of the corpus.
+// A fuzz harness is one function that accepts any bytes. libFuzzer calls it, or corpus_main.cc with
+// every file of the corpus.
 #pragma once
 
 #include <cstddef>
@@ -12,10 +12,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
 namespace headrace::testing {
 
-// An oracle: what must hold for every input.
+// Aborts if a property that must hold for every input does not hold.
 inline void require(bool holds, const char* what) {
   if (holds) return;
-  std::fprintf(stderr, "does not hold: %s\n", what);
+  std::fprintf(stderr, "violated: %s\n", what);
   std::abort();
 }
 
@@ -23,7 +23,7 @@ inline std::string_view as_text(const std::uint8_t* data, std::size_t size) {
   return {reinterpret_cast<const char*>(data), size};
 }
 
-// Cuts the text up to the next `separator` off.
+// Removes and returns the text up to the next `separator`.
 inline std::string_view take_until(std::string_view& text, char separator) {
   const std::size_t end = text.find(separator);
   const std::string_view taken = text.substr(0, end);

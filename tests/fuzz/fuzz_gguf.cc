@@ -1,4 +1,4 @@
-// A model file of any bytes: its head, its tokenizer, its chat template.
+// A model file of arbitrary bytes: header, tokenizer, chat template.
 #include "model/chat_template.h"
 #include "model/tokenizer.h"
 #include "tests/fuzz/fuzz.h"

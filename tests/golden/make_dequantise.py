@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes dequantise.json: random blocks of every quantised format and their values by the `gguf` package.
+"""Writes dequantise.json: random blocks of every weight format and their values by the `gguf` package.
 
     pip install gguf numpy
     python tests/golden/make_dequantise.py > tests/golden/dequantise.json
@@ -13,7 +13,7 @@ import numpy
 
 NAMES = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
 NUM_BLOCKS = 3
-# Byte offsets of the half-precision scales of a block: made finite, everything else is random.
+# Byte offsets of a block's f16 scales, which are made finite; everything else is random.
 HALVES = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2],
           "Q6_K": [208]}  # fmt: skip
 

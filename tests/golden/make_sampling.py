@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes sampling.json: random logits and what the logits processors of `transformers` leave of them.
+"""Writes sampling.json: random logits and the tokens that the logits processors of `transformers` keep.
 
     pip install torch transformers
     python tests/golden/make_sampling.py > tests/golden/sampling.json
 
-Logits are whole multiples of 1/64. Cases with top_p have no equal logits: torch.sort, which transformers cuts there,
-promises no order of equal ones.
+Logits are multiples of 1/64. Cases with top_p have no ties: transformers uses torch.sort for top_p, which does not
+specify the order of ties.
 """
 
 import json

@@ -1,6 +1,6 @@
 #!/bin/sh
-# deb.sh BUILD WORK: the .deb of a build holds library, headers, package files, program, man page and completions, and
-# says what it depends on.
+# deb.sh BUILD WORK: the .deb of a build contains library, headers, package files, program, man page and completions,
+# and declares its dependencies.
 set -eu
 build=$1 work=$2
 rm -rf "$work"

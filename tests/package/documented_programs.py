@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""documented_programs.py WORK PAGE...: builds and runs every C and C++ program of the pages, as they say.
+"""documented_programs.py WORK PAGE...: builds and runs every C and C++ program of the pages.
 
-A program is a fenced block of c or cpp with a main(). It compiles without a warning, finds Headrace through pkg-config
-(PKG_CONFIG_PATH is set), ends well and prints something, so that a reader sees that it worked.
+A program is a fenced c or cpp block with a main(). It must compile without warnings, find Headrace through pkg-config
+(PKG_CONFIG_PATH is set), exit with 0 and print something.
 """
 
 import os

@@ -1,7 +1,7 @@
 #!/bin/sh
-# installed.sh BUILD SOURCE WORK: installs the build, moves the prefix elsewhere, and builds and runs examples/ against
-# it: through find_package with the shared library and with the archive, and through pkg-config; and the programs of the
-# documentation. No project sets a C++ standard: the package says which one its headers need.
+# installed.sh BUILD SOURCE WORK: installs the build, moves the prefix, and builds and runs examples/ against it through
+# find_package (shared library and archive) and pkg-config; also the programs of the documentation. No project sets a
+# C++ standard: the package sets the one that its headers need.
 set -eu
 build=$1 source=$2 work=$3
 rm -rf "$work"
@@ -15,7 +15,7 @@ for form in shared static; do
   ctest --test-dir "$work/$form" --output-on-failure
 done
 if readelf -d "$work/static/errors" | grep -q 'NEEDED.*libheadrace'; then
-  echo "the example of the archive needs the shared library" && exit 1
+  echo "the example linked with the archive needs the shared library" && exit 1
 fi
 mkdir -p "$work/c"
 cat >"$work/c/CMakeLists.txt" <<TEXT

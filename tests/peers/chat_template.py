@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """The texts that transformers renders from the chat templates of tests/golden/templates/.
 
-    python tests/peers/chat_template.py                   # the fixture still is what transformers renders
+    python tests/peers/chat_template.py                   # compare the fixture with transformers
     python tests/peers/chat_template.py --write-golden    # rewrite it
 
-The C++ test of src/model/chat_template.cc compares itself with the fixture. Exit codes: 0 equal, 1 something differs.
+The C++ test of src/model/chat_template.cc uses the fixture. Exit codes: 0 equal, 1 different.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import transformers
 from transformers.utils.chat_template_utils import render_jinja_template
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
-# A fixed date where a template would ask the clock.
+# A fixed date for templates that use the current one.
 DATE = "21 Nov 2026"
 
 SYSTEM = [["system", "You are terse."]]
@@ -64,7 +64,7 @@ def cases():
         jinja = path.read_text(encoding="utf-8")
         for conversation in CONVERSATIONS:
             for add in [True, False]:
-                # Without a date 3.2 asks the clock here and falls back to a constant in the library: not compared.
+                # Without a date, 3.2 uses the clock here and a constant in the library: not compared.
                 for date in {"llama3.1": ["", DATE], "llama3.2": [DATE]}.get(path.stem, [""]):
                     text = render(path.stem, jinja, conversation, add, date)
                     yield {"template": path.stem, "messages": conversation, "add_generation_prompt": add, "date": date,

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Our greedy answers beside those of transformers in float32 and of llama.cpp (tests/golden/smollm2_greedy.json).
+"""Compares our greedy answers with transformers in float32 and llama.cpp (tests/golden/smollm2_greedy.json).
 
-An answer may leave the reference's only where the reference's two best tokens are closer than the numerical noise: the
-largest difference of our logits, and of llama.cpp's, to the reference's at that step and a few before it. At most 4
-prompts may do so, 0 in exact mode. A rule that is broken makes the exit code 1."""
+An answer may diverge from the reference's only where the reference's two best tokens are closer than the numerical
+noise: the largest difference of our logits and of llama.cpp's from the reference's at that step and a few before it. At
+most 4 prompts may diverge, 0 in exact mode. The exit code is 1 if a rule is broken."""
 
 import argparse
 import json
@@ -21,7 +21,7 @@ import headrace_abi  # noqa: E402
 import headrace_model  # noqa: E402
 
 MAX_DIVERGING = {"normal": 4, "exact": 0}
-NUM_BEFORE = 8  # steps before the divergence at which the noise is looked at too
+NUM_BEFORE = 8  # steps before the divergence that also count for the noise
 
 
 def first_difference(tokens, expected):
@@ -31,7 +31,7 @@ def first_difference(tokens, expected):
 
 
 def own_noise(network, answer, step, ours):
-    """Largest differences to the reference's logits at the step and before it, ours given as a list of rows."""
+    """Largest difference of our logits (a list of rows) from the reference's at the step and before it."""
     sequence = answer["prompt_tokens"] + answer["tokens"][:step]
     with torch.no_grad():
         reference = network(torch.tensor([sequence])).logits[0].numpy()
@@ -40,7 +40,7 @@ def own_noise(network, answer, step, ours):
 
 
 def peer_noise(answer, step):
-    """llama.cpp's, as far as its answer was still the reference's."""
+    """llama.cpp's noise, while its answer equals the reference's."""
     near = answer["llama_cpp_noise"][max(0, step - NUM_BEFORE) : step + 1]
     return max(near or answer["llama_cpp_noise"])
 
@@ -54,16 +54,16 @@ def compare(options, golden, network):
         tokens = [token for token, _ in steps]
         step, peer_step = first_difference(tokens, answer["tokens"]), answer["llama_cpp_diverges_at"]
         line = f"{answer['prompt'][:48]:50} smallest gap {min(answer['gaps']):.3f}  llama.cpp "
-        line += f"{'same' if peer_step is None else 'leaves at ' + str(peer_step):14} ours "
+        line += f"{'same' if peer_step is None else 'diverges at ' + str(peer_step):16} ours "
         if step is None:
             print(line + "same")
             continue
         num_diverging += 1
         noise, other = own_noise(network, answer, step, [logits for _, logits in steps]), peer_noise(answer, step)
         gap = answer["gaps"][step]
-        print(line + f"leaves at {step}: gap {gap:.4f}, noise {noise:.4f}, llama.cpp's {other:.4f}")
+        print(line + f"diverges at {step}: gap {gap:.4f}, noise {noise:.4f}, llama.cpp's {other:.4f}")
         if gap >= min(noise, other):
-            broken.append(f"{answer['prompt']!r}: leaves the reference at {step}, where no noise explains it")
+            broken.append(f"{answer['prompt']!r}: diverges from the reference at {step}, which noise does not explain")
     session.close()
     model.close()
     return num_diverging, broken
@@ -88,9 +88,9 @@ def main():
     most = MAX_DIVERGING["exact" if options.exact else "normal"]
     peer = sum(answer["llama_cpp_diverges_at"] is not None for answer in golden["answers"])
     total = len(golden["answers"])
-    print(f"{num_diverging} of {total} answers leave the reference's (at most {most} may), {peer} of llama.cpp's")
+    print(f"{num_diverging} of {total} answers diverge from the reference (at most {most} may), {peer} of llama.cpp's")
     if num_diverging > most:
-        broken.append(f"{num_diverging} answers leave the reference's")
+        broken.append(f"{num_diverging} answers diverge from the reference")
     print("\n".join(f"broken: {rule}" for rule in broken) or "no rule broken")
     return 1 if broken else 0
 

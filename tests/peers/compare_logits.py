@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Our logits of a text, in both modes, and llama.cpp's, beside transformers in float32.
+"""Compares our logits of a text, in both modes, and llama.cpp's with transformers in float32.
 
     headrace perplexity -m MODEL -f tests/golden/text/alice.txt -w 512 --logits-out ours.f32
     headrace perplexity -m MODEL -f tests/golden/text/alice.txt -w 512 --exact --logits-out exact.f32
     compare_logits.py --ours ours.f32 --ours-exact exact.f32
 
-The reference's and llama.cpp's logits are those that make_model_golden.py left in its work folder. A rule that is
-broken makes the exit code 1."""
+The reference's and llama.cpp's logits are those of make_model_golden.py in its work folder. The exit code is 1 if a
+rule is broken."""
 
 import argparse
 import json
@@ -26,7 +26,7 @@ ROWS = (
     ("max_logit_difference", "max |logit difference|", "{:.3e}"),
     ("rms_logit_difference", "rms logit difference", "{:.3e}"),
 )
-# Exact mode does the reference's arithmetic in another order: its sums differ by roundings of float32 only.
+# Exact mode does the reference's arithmetic in another order: sums differ only by float32 roundings.
 EXACT_MEAN_KL, EXACT_MAX_KL = 1e-8, 1e-6
 PERPLEXITY_SHARE = 0.005
 
@@ -39,13 +39,13 @@ def read_logits(path, num_tokens, vocab_size):
 
 
 def excess(columns):
-    """Mean KL of ours above llama.cpp's, and its standard error: both vary from position to position."""
+    """Difference of our mean KL to llama.cpp's, and its standard error over positions."""
     difference = columns["ours"]["divergences"] - columns["llama.cpp"]["divergences"]
     return float(difference.mean()), float(difference.std() / len(difference) ** 0.5)
 
 
 def broken_rules(columns, reference):
-    """What is promised: exact mode is the reference; normal mode is no further from it than llama.cpp is."""
+    """The guarantees: exact mode equals the reference; normal mode is at least as close to it as llama.cpp."""
     exact, ours, peer = (columns.get(name) for name in ("exact", "ours", "llama.cpp"))
     if exact and (exact["mean_kl"] > EXACT_MEAN_KL or exact["max_kl"] > EXACT_MAX_KL):
         yield f"exact: KL above mean {EXACT_MEAN_KL:g} or max {EXACT_MAX_KL:g}"
@@ -76,8 +76,8 @@ def parse_options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     work = ROOT / "build" / "model-golden"
     parser.add_argument("--ours", type=pathlib.Path, help="[positions, vocab] float32")
-    parser.add_argument("--ours-exact", type=pathlib.Path, help="the same, of exact mode")
-    parser.add_argument("--tokens", type=pathlib.Path, help="int32, what `--tokens-out` of headrace perplexity wrote")
+    parser.add_argument("--ours-exact", type=pathlib.Path, help="the same in exact mode")
+    parser.add_argument("--tokens", type=pathlib.Path, help="int32, output of headrace perplexity --tokens-out")
     parser.add_argument("--golden", type=pathlib.Path, default=ROOT / "tests" / "golden" / "smollm2_logits.json")
     parser.add_argument("--reference", type=pathlib.Path, default=work / "reference.f32")
     parser.add_argument("--llama-cpp", type=pathlib.Path, default=work / "llama_cpp.f32")
@@ -90,7 +90,7 @@ def main():
     golden = json.loads(options.golden.read_text())
     tokens, window = golden["tokens"], golden["window"]
     if options.tokens and numpy.fromfile(options.tokens, dtype="<i4").tolist() != tokens:
-        print("compare_logits: the text has other tokens than in the fixture")
+        print("compare_logits: the tokens of the text differ from the fixture's")
         return 1
     reference = read_logits(options.reference, len(tokens), golden["vocab_size"])
     perplexity = logit_rules.perplexity(logit_rules.next_logprobs(reference, tokens, window))

@@ -1,7 +1,6 @@
 """A GGUF file of the families llama and qwen2 as a transformers network in float32.
 
-The weights are dequantised by the `gguf` package, so the network computes exactly what the file says, with no
-rounding but float32's."""
+The `gguf` package dequantizes the weights, so the network computes the file's function up to float32 rounding."""
 
 import gguf
 import numpy
@@ -42,15 +41,15 @@ class Keys:
 
 
 def config_of(keys, names, rope_scaling=None):
-    """The configuration that the keys describe. The factors of a scaled RoPE are a tensor in the file, from which the
-    formula cannot be read: whoever loads such a file passes `rope_scaling`, transformers' own dictionary."""
+    """The configuration described by the keys. A scaled RoPE is stored as a tensor of factors, from which the formula
+    cannot be recovered: callers pass `rope_scaling`, the dictionary of transformers, for such files."""
     num_heads = keys.model("attention.head_count")
     hidden_size = keys.model("embedding_length")
     head_dim = keys.model("attention.key_length", hidden_size // num_heads)
     rope = {"rope_type": "default", **(rope_scaling or {})}
     rope["rope_theta"] = keys.model("rope.freq_base", 10000.0)
     if ("rope_freqs.weight" in names) != (rope_scaling is not None):
-        raise ValueError("rope_scaling belongs to files with the tensor rope_freqs.weight")
+        raise ValueError("rope_scaling must be given exactly for files with the tensor rope_freqs.weight")
     arguments = {} if keys.family == "qwen2" else {"head_dim": head_dim, "attention_bias": False, "mlp_bias": False}
     return FAMILIES[keys.family][0](
         vocab_size=len(keys("tokenizer.ggml.tokens")),
@@ -72,7 +71,7 @@ def config_of(keys, names, rope_scaling=None):
 
 
 def halves_from_pairs(rows, num_heads):
-    """GGUF's llama files hold the rows of Q and K so that rotated pairs are neighbours (2i, 2i + 1); transformers
+    """GGUF's llama files order the rows of Q and K such that rotated pairs are neighbours (2i, 2i + 1); transformers
     rotates (i, i + head_dim / 2)."""
     head_dim = rows.shape[0] // num_heads
     return rows.reshape(num_heads, head_dim // 2, 2, -1).swapaxes(1, 2).reshape(rows.shape)
@@ -121,7 +120,7 @@ def load(path, rope_scaling=None):
 
 @torch.no_grad()
 def logits_of_windows(network, tokens, window):
-    """float32 [positions, vocab]: every window of the tokens on its own."""
+    """float32 [positions, vocab]: each window of the tokens is processed independently."""
     parts = [
         network(torch.tensor([tokens[start : start + window]])).logits[0].numpy()
         for start in range(0, len(tokens), window)
@@ -131,7 +130,7 @@ def logits_of_windows(network, tokens, window):
 
 @torch.no_grad()
 def greedy(network, prompt, count, ends):
-    """Up to `count` tokens, each with the logits it was chosen from; ends after a token of `ends`."""
+    """Up to `count` tokens with the logits they were chosen from; stops after a token in `ends`."""
     cache, tokens = None, prompt
     for _ in range(count):
         answer = network(torch.tensor([tokens]), past_key_values=cache, use_cache=True)
@@ -144,7 +143,7 @@ def greedy(network, prompt, count, ends):
 
 
 def chat_text(keys, messages):
-    """The prompt that the file's own template makes of (role, content) pairs."""
+    """The prompt for (role, content) pairs by the file's own chat template."""
     import jinja2
 
     template = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(keys("tokenizer.chat_template"))

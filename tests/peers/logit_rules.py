@@ -1,4 +1,4 @@
-"""What logits are compared by. Everything is computed in float64, in blocks of positions."""
+"""Metrics for comparing logits, computed in float64, in blocks of positions."""
 
 import numpy
 
@@ -12,7 +12,7 @@ def log_softmax(logits):
 
 
 def scored_positions(num_tokens, window):
-    """Positions whose next token lies in the same window: the others' next token begins a new text."""
+    """Positions whose next token is in the same window; the last one of a window has none."""
     return [i for i in range(num_tokens - 1) if (i + 1) % window]
 
 
@@ -33,7 +33,7 @@ def perplexity(logprobs):
 
 
 def compare(logits, reference, tokens, window):
-    """(KL(reference || logits) of every position, that and what else tells them apart in one number each)."""
+    """(KL(reference || logits) of every position, summary metrics)."""
     divergences, agreements, largest, squares = [], 0, 0.0, 0.0
     for start in range(0, len(reference), BLOCK):
         ours = numpy.asarray(logits[start : start + BLOCK], numpy.float64)
@@ -57,7 +57,7 @@ def compare(logits, reference, tokens, window):
 
 
 def top_two(logits):
-    """(token, logit) of the largest and the second largest; of equal ones the lower token first."""
+    """(token, logit) of the largest and the second largest; ties: the lower token first."""
     first = int(logits.argmax())
     rest = logits.copy()
     rest[first] = -numpy.inf
@@ -66,5 +66,5 @@ def top_two(logits):
 
 
 def as_float32_text(value):
-    """A number for JSON that is exact for a float32."""
+    """JSON text of a number that round-trips a float32."""
     return float(f"{float(value):.9g}")

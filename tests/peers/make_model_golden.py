@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Logits, perplexity and greedy answers of a real model by transformers in float32, and llama.cpp's beside them.
+"""Logits, perplexity and greedy answers of a real model by transformers in float32 and by llama.cpp.
 
-Writes smollm2_logits.json and smollm2_greedy.json (tests/golden/README.md says what they hold) and, for
-compare_logits.py, all logits of both programs into the work folder."""
+Writes smollm2_logits.json and smollm2_greedy.json (described in tests/golden/README.md) and, for compare_logits.py, all
+logits of both programs into the work folder."""
 
 import argparse
 import hashlib
@@ -47,7 +47,7 @@ def meta_of(options):
 
 
 def chosen_positions(num_tokens):
-    """First and last of every window, and others between, evenly."""
+    """First and last positions of every window, and evenly spaced ones in between."""
     edges = {p for start in range(0, num_tokens, WINDOW) for p in (start, min(start + WINDOW, num_tokens) - 1)}
     between = numpy.linspace(0, num_tokens - 1, NUM_POSITIONS * 2).astype(int)
     rest = [int(p) for p in between if int(p) not in edges]
@@ -108,7 +108,7 @@ def answers_of(network, keys, model, prompts, ends):
 
 
 def add_peer(answer, reference, context):
-    """llama.cpp's tokens, and how far its logits are from the reference's while both have seen the same."""
+    """Adds llama.cpp's tokens, and its logits' distance from the reference's while the sequences are equal."""
     tokens, noise = [], []
     for i, (token, logits) in enumerate(context.greedy(answer["prompt_tokens"], NUM_ANSWER_TOKENS)):
         if tokens == answer["tokens"][:i] and i < len(reference):
@@ -121,13 +121,13 @@ def add_peer(answer, reference, context):
 
 
 def clearness(tokens, gaps):
-    """Prompts are worth most whose answers are long and hang on no near tie: a step whose two best tokens are closer
-    than the rounding of 8-bit activations may go either way in a program without fault."""
+    """Ranks prompts: the best have long answers without near ties. A step whose two best tokens are closer than the
+    rounding of 8-bit activations may go either way in a correct program."""
     return (len(tokens) >= NUM_ANSWER_TOKENS, min(gaps))
 
 
 def candidates(prompts, keys, model, context):
-    """The prompts that llama.cpp answers most clearly: it is faster than the reference."""
+    """The prompts with llama.cpp's clearest answers; llama.cpp is faster than the reference."""
     ranked = []
     for index, prompt in enumerate(prompts):
         prompt_tokens = model.tokenize(gguf_llama.chat_text(keys, [("user", prompt)]), has_special=True)
@@ -171,7 +171,7 @@ def parse_options():
     parser.add_argument("--out", type=pathlib.Path, default=golden, help="folder of the fixtures")
     parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build" / "model-golden", help="all logits")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", choices=("logits", "greedy"), help="make one of the two")
+    parser.add_argument("--only", choices=("logits", "greedy"), help="make only one of the two")
     return parser.parse_args()
 
 

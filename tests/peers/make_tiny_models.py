@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Small complete GGUF files with random weights, and their logits by transformers in float32.
 
-Between them they have what tells model files apart: grouped heads and not, head_dim that is not hidden / heads, a
+Together they cover the variations of model files: grouped heads and not, head_dim that is not hidden / heads, a
 scaled RoPE, biases, tied and own output, keys that are left to their defaults, and several weight types."""
 
 import argparse
@@ -48,7 +48,7 @@ class Shape:
     head_dim: int = 16
     ffn_size: int = 96
     num_layers: int = 2
-    rope_base: float | None = 10000.0  # None: the key is left out
+    rope_base: float | None = 10000.0  # None: omit the key
     rope_scaling: dict | None = None
     is_tied: bool = True
     norm_eps: float = 1e-5
@@ -65,7 +65,7 @@ LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,  # so that all three branches of the formula occur
+    "original_max_position_embeddings": 32,  # covers all three branches of the formula
 }
 SHAPES = (
     Shape("tiny_llama3_f16", "llama", "F16", rope_base=500000.0, rope_scaling=LLAMA3, is_tied=False, seed=1),
@@ -80,7 +80,7 @@ SHAPES = (
 
 
 def byte_characters():
-    """GPT-2's 256 characters for the bytes: printable ones stand for themselves."""
+    """GPT-2's 256 characters for bytes: printable ones represent themselves."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in printable]
     table = {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
@@ -130,7 +130,7 @@ def add_keys(writer, shape):
 
 
 def rope_factors(shape):
-    """What llama3's scaling divides each frequency by."""
+    """The divisors of the frequencies by llama3's scaling."""
     scaling, factors = shape.rope_scaling, []
     old_length = scaling["original_max_position_embeddings"]
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
@@ -142,14 +142,14 @@ def rope_factors(shape):
 
 
 class Weights:
-    """Random tensors in the file's order of the rows."""
+    """Random tensors in the file's row order."""
 
     def __init__(self, writer, shape, as_floats):
         self._writer, self._shape, self._as_floats = writer, shape, as_floats
         self._rng = numpy.random.default_rng(shape.seed)
 
     def matrix(self, name, rows, columns, gain=1.0):
-        # Some outliers, as trained weights have them: they decide the scales of the blocks.
+        # Some outliers, as in trained weights: they determine the scales of the blocks.
         values = self._rng.standard_t(5, (rows, columns)) * gain / math.sqrt(columns)
         kind = gguf.GGMLQuantizationType[self._shape.weight_type]
         data = gguf.quants.quantize(values.astype(numpy.float32), kind)
@@ -200,21 +200,21 @@ def write_file(path, shape, as_floats=False):
 
 
 def llama_cpp_difference(path, tokens, logits):
-    """Largest difference to llama.cpp's logits."""
+    """Largest difference from llama.cpp's logits."""
     model = llama_cpp_side.Model(path)
     with llama_cpp_side.context(model, 1, "plain", CONTEXT_LENGTH, has_float_cache=True) as context:
         return float(numpy.abs(context.logits_of_windows(tokens, NUM_TOKENS) - logits).max())
 
 
 def check_with_llama_cpp(shape, tokens, logits):
-    """llama.cpp, which knows nothing of this script, must read the file as it is meant: with the same weights as
-    floats nothing but the order of sums is left between it and the reference."""
+    """llama.cpp, which is independent of this script, must agree on the file's meaning: with the same weights as floats
+    it differs from the reference only by the order of sums."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "floats.gguf"
         write_file(path, shape, as_floats=True)
         difference = llama_cpp_difference(path, tokens, logits)
     if difference > 1e-3 * numpy.abs(logits).max():
-        raise ValueError(f"{shape.name}: llama.cpp differs by {difference}: the file does not say what was meant")
+        raise ValueError(f"{shape.name}: llama.cpp differs by {difference}: the file is not as intended")
     return difference
 
 

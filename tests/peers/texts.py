@@ -1,4 +1,4 @@
-"""Texts for comparisons of tokenizers: everything that a rule for cutting text could trip over."""
+"""Texts for tokenizer comparisons: edge cases of pre-tokenization rules."""
 
 SPACES = [chr(c) for c in [*range(9, 14), *range(28, 33), 0x85, 0xA0, 0x1680, 0x180E, *range(0x2000, 0x2010), 0x2028,
                            0x2029, 0x202F, 0x205F, 0x2060, 0x3000, 0xFEFF]]
@@ -23,7 +23,7 @@ EMOJI = ["\U0001f600",
          "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466", "\U0001f1e9\U0001f1ea", "1\ufe0f\u20e3",
          "\u2764\ufe0f", "\U0001f44d\U0001f3fd", "\u200d", "\ufe0f", "\U000e0067", "\u00a9", "\u2122", "\u221e"]
 CONTROLS = ["\0", "\x01", "\x04", "\x1b[0m", "\x7f", "\u0080", "\u200b", "\u200e", "\ufffd", "\uffff", "\U0010ffff"]
-# Where something may be assigned: all of planes 0 to 2, less of the rest.
+# Code points that may be assigned: all of planes 0 to 2, fewer of the rest.
 PLANES = [(0x20, 0x7F), (0xA0, 0x250), (0x250, 0x3000), (0x3000, 0xD800), (0xE000, 0x10000), (0x10000, 0x20000),
           (0x20000, 0x30000), (0x30000, 0x40000), (0x40000, 0xE0000), (0xE0000, 0xF0000), (0xF0000, 0x110000)]
 

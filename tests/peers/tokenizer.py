@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The tokenizer beside Hugging Face `tokenizers`: pieces and token ids of random texts, for every pre-tokenizer.
+"""Compares the tokenizer with Hugging Face `tokenizers`: pieces and token ids of random texts, per pre-tokenizer.
 
     python tests/peers/tokenizer.py                        # the vocabulary of tests/golden/
-    python tests/peers/tokenizer.py --model FILE.gguf      # a real one
+    python tests/peers/tokenizer.py --model FILE.gguf      # a real vocabulary
     python tests/peers/tokenizer.py --model FILE.gguf --write-golden
 
 Exit codes: 0 equal, 1 something differs, 2 usage.
@@ -27,7 +27,7 @@ KINDS = ["gpt-2", "smollm", "llama-bpe", "qwen2"]
 GOLDEN_MERGES = 6000
 GOLDEN_CASES = 2000
 
-# As published in the models' tokenizer.json.
+# From the models' tokenizer.json.
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
           r"|\s+(?!\S)|\s+")
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
@@ -55,7 +55,7 @@ def pre_tokenizer(kind):
 
 
 class Vocabulary:
-    """Tokens, types and merges, of a GGUF file or of tests/golden/."""
+    """Tokens, types and merges of a GGUF file or of tests/golden/."""
 
     def __init__(self, path):
         self.path = path
@@ -66,7 +66,7 @@ class Vocabulary:
             self.merges = data["merges"]
             self.tokens = [text for text, _ in self.specials] + data["bytes"] + merged + data["extra"]
         else:
-            import gguf  # only here: the golden vocabulary needs no reader
+            import gguf  # imported only here: the golden vocabulary does not need it
 
             fields = gguf.GGUFReader(path).fields
             read = lambda key: fields[f"tokenizer.ggml.{key}"].contents()
@@ -114,7 +114,7 @@ def compare(what, cases, ours, theirs):
 
 
 def other_unicode(tool):
-    """Code points that the two sides put into different classes: their Unicode versions differ."""
+    """Code points that the two sides classify differently, because their Unicode versions differ."""
     points = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
     differ = set()
     for kind in ["smollm", "llama-bpe"]:
@@ -143,7 +143,7 @@ def make_texts(seed, count, specials, without, longest):
 
 def run(args):
     without = other_unicode(args.tool)
-    print(f"code points of another class in the peer's Unicode version: {len(without)}: {ranges(without)}")
+    print(f"code points classified differently by the peer's Unicode version: {len(without)}: {ranges(without)}")
     vocabulary = Vocabulary(args.model)
     cases = make_texts(args.seed, args.count, vocabulary.specials, without, 12)
     wrong = 0
@@ -161,7 +161,7 @@ def run(args):
 
 
 def write_golden(args):
-    """The first merges of a real vocabulary, and what the peer makes of random texts with them."""
+    """The first merges of a real vocabulary, and the peer's tokens of random texts with them."""
     full = Vocabulary(args.model)
     merges = full.merges[:GOLDEN_MERGES]
     bytes_ = [text for text in full.tokens if len(text) == 1]
@@ -178,7 +178,7 @@ def write_golden(args):
            for kind in KINDS}
     rows = []
     for i, text in enumerate(cases):
-        # A kind whose ids are those of the first stands as null.
+        # null: the same ids as the first kind.
         row = [text, ids[KINDS[0]][i]] + [None if ids[k][i] == ids[KINDS[0]][i] else ids[k][i] for k in KINDS[1:]]
         rows.append(json.dumps(row, separators=(",", ":")))
     (GOLDEN / "tokenizer_cases.json").write_text(

@@ -1,6 +1,6 @@
-// The tokenizer as a filter, for comparisons with other implementations (tokenizer.py): texts come
-// on standard input, each as its length in bytes (uint32, little-endian) and the bytes; a line of
-// numbers goes out for each.
+// The tokenizer as a filter, for comparisons with other implementations (tokenizer.py). Each text
+// on standard input is its length in bytes (uint32, little-endian) and its bytes; the output is a
+// line of numbers per text.
 //
 //   headrace_tokenizer_pipe tokens FILE [PRE]   ids; FILE: a .gguf, or a vocabulary of
 //   tests/golden/
@@ -31,7 +31,7 @@ Result<ModelFile> read_file(const std::string& path) {
 
 using Numbers = std::vector<std::size_t>;
 
-// Writes what `numbers_of` makes of each text.
+// Writes numbers_of(text) for each text.
 template <class NumbersOf>
 int filter(const NumbersOf& numbers_of) {
   std::ios::sync_with_stdio(false);

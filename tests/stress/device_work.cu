@@ -81,7 +81,7 @@ __global__ void sum_squares_kernel(const double* exact, std::int64_t count, RowE
   if (threadIdx.x % 32 == 0) atomicAdd(&error->sum_of_squares, sum);
 }
 
-// A warp a row.
+// One warp per row.
 template <class T>
 __global__ void measure_kernel(const T* got, const double* exact, std::int64_t rows, int dim,
                                RowError* error) {
@@ -100,7 +100,7 @@ __global__ void measure_kernel(const T* got, const double* exact, std::int64_t r
     if (threadIdx.x % 32 != 0) continue;
     const double limit = fmax(fmax(square, mean_square), dim / (16.0 * 16.0));
     const double ratio = isnan(difference) ? INFINITY : sqrt(difference / limit);
-    // Bits of doubles that are not negative have the order of the numbers.
+    // Bits of non-negative doubles are ordered like their values.
     const auto bits = static_cast<unsigned long long>(__double_as_longlong(ratio));
     if (atomicMax(&error->worst, bits) < bits) error->row = static_cast<unsigned long long>(row);
   }
@@ -122,7 +122,7 @@ __global__ void load_kernel(float4* memory, std::int64_t count) {
   }
 }
 
-// f(pointer of the element type)
+// Calls f with a pointer to the element type.
 template <class Pointer, class F>
 void with_type(Pointer data, DType dtype, F f) {
   constexpr bool kIsConst = std::is_const_v<std::remove_pointer_t<Pointer>>;

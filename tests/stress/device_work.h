@@ -1,4 +1,4 @@
-// What the stress suite computes on the device beside attention: data, comparisons, load.
+// The stress suite's own device work: data, comparisons, load.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,42 +10,42 @@
 
 namespace headrace::testing {
 
-// `count` numbers, uniform in [-size, size], a pure function of index and seed.
+// Fills with `count` values, uniform in [-size, size], a pure function of index and seed.
 void fill_uniform(void* to, DType dtype, std::int64_t count, std::uint64_t seed, float size,
                   cudaStream_t stream);
-// Bytes 0 and 1, three of four 1.
+// Fills with bytes 0 and 1, three of four are 1.
 void fill_mask(unsigned char* to, std::int64_t count, std::uint64_t seed, cudaStream_t stream);
 void convert_to_f64(const void* from, DType dtype, std::int64_t count, double* to,
                     cudaStream_t stream);
 
-// Adds the number of 32-bit words that differ to *num_wrong and notes the first of them; then fills
-// `got` with NaNs, so that what the next call does not write is seen.
+// Adds the number of differing 32-bit words to the Difference and records the first; then fills
+// `got` with NaNs, so that elements that the next call does not write are detected.
 struct Difference {
   unsigned long long num_wrong;
-  unsigned long long first;  // word; the least
+  unsigned long long first;  // smallest index of a differing word
 };
 void compare_and_poison(void* got, const void* expected, std::int64_t bytes, Difference* difference,
                         cudaStream_t stream);
-// The same for sums of floats in no fixed order: elements that differ by more than
-// `relative` * |expected| + `absolute` count.
+// The same for floating-point sums in no fixed order: counts elements that differ by more than
+// `relative` * |expected| + `absolute`.
 void compare_near_and_poison(void* got, const void* expected, DType dtype, std::int64_t count,
                              float relative, float absolute, Difference* difference,
                              cudaStream_t stream);
 
-// Rows of `dim` elements beside exact ones. *worst is the largest |got - exact| / max(|exact|, rms,
-// sqrt(dim) / 16), norms of rows, rms over all rows; +inf where a row has a NaN. Inputs have
-// elements of about 1, and so have results, unless they cancel: a gradient through one key is 0,
-// and what rounding leaves of it is compared with a 16th of what others have.
+// Compares rows of `dim` elements with exact ones. *worst is the largest |got - exact| /
+// max(|exact|, rms, sqrt(dim) / 16), with norms of rows and the rms over all rows; +inf if a row
+// has a NaN. Elements of inputs and results are about 1 unless they cancel: a gradient through a
+// single key is 0, and its rounding error is compared with 1/16 of a normal element.
 struct RowError {
-  double sum_of_squares;     // of all exact elements
+  double sum_of_squares;     // over all exact elements
   unsigned long long worst;  // the bits of a double
-  unsigned long long row;    // of the worst, roughly: the last to raise it
+  unsigned long long row;    // approximately the worst row: the last to raise it
 };
 void measure_rows(const void* got, DType dtype, const double* exact, std::int64_t rows, int dim,
                   RowError* error, cudaStream_t stream);
 
-// Some multiprocessors read and write `bytes` of device memory and their shared memory for some
-// tens of microseconds.
+// Loads some multiprocessors for tens of microseconds: reads and writes `bytes` of device memory
+// and shared memory.
 void make_load(void* memory, std::size_t bytes, cudaStream_t stream);
 
 }  // namespace headrace::testing

@@ -1,6 +1,6 @@
-// headrace_stress: attention kernels of a GPU under stress. The same calls again and again, on
-// shapes with many tiles and lengths around every tile, their bits compared with those of the first
-// call and the first call with the kernel in double.
+// headrace_stress: GPU attention kernels under stress. Repeats calls on shapes with many tiles and
+// lengths around every tile size, and compares their bits with those of the first call, and the
+// first call with the kernel in double.
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
@@ -23,7 +23,7 @@ struct CommandLine {
 
 struct Row {
   std::int64_t num_cases = 0, num_calls = 0, num_wrong = 0;
-  std::string refusal;  // of a case that the kernel did not take
+  std::string refusal;  // reason of a kernel that refused its cases
 };
 
 std::string row_name(const Cell& c) {
@@ -41,7 +41,7 @@ class Stress {
   Stress(const CommandLine& line, const DeviceInfo& device)
       : line_(line), runner_(device), start_(std::chrono::steady_clock::now()) {}
 
-  // Named cases, then cells in turn until the time is up.
+  // Named cases, then the cells in turn until the time is up.
   bool run() {
     for (const StressCase& c : named_cases())
       if (is_chosen(c.cell) && !is_over()) run_case(c, "named ");
@@ -50,7 +50,7 @@ class Stress {
     check_rows();
     return num_failures_ == 0;
   }
-  // "KERNEL ... seed N" of a report: the cell by its row and the seed.
+  // Replays "KERNEL ... seed N" of a report.
   bool replay(const Cell& cell, std::uint64_t seed) {
     run_case(draw_case(cell, seed), "");
     print();
@@ -100,12 +100,13 @@ class Stress {
     std::fflush(stdout);
   }
 
-  // A row whose kernel took none of its cases would look like one without a difference.
+  // A kernel that refused all of its cases is a failure.
   void check_rows() {
     for (const auto& [name, row] : rows_) {
       if (row.num_cases > 0) continue;
       ++num_failures_;
-      std::printf("failed: %s: no case was taken: %s\n", name.c_str(), row.refusal.c_str());
+      std::printf("failed: %s: the kernel refused every case: %s\n", name.c_str(),
+                  row.refusal.c_str());
     }
   }
 
@@ -133,17 +134,17 @@ class Stress {
 };
 
 int run_program(int argc, char** argv) {
-  CLI::App app{"Attention kernels of a GPU under stress: equal calls must give equal bits."};
+  CLI::App app{"GPU attention kernels under stress: equal calls must give equal bits."};
   CommandLine line;
-  app.add_option("--seconds", line.seconds, "how long to draw random cases, named ones included");
-  app.add_option("--case-seconds", line.case_seconds, "of a random case, in four ways");
-  app.add_option("--seed", line.seed, "of the first round of cases");
-  app.add_option("--kernel", line.kernel, "rows of the report whose name holds this");
-  app.add_option("--replay", line.replay, "seed of one case of the one row that --kernel names");
-  app.add_flag("--named", line.is_named_only, "only the cases with names");
-  app.add_flag("--fail-fast", line.is_fail_fast, "stops at the first failure");
-  app.add_flag("--list", line.is_list, "prints the rows and stops");
-  app.add_option("--format", line.format, "of the report")->check(CLI::IsMember({"text", "csv"}));
+  app.add_option("--seconds", line.seconds, "total time, including the named cases");
+  app.add_option("--case-seconds", line.case_seconds, "time per random case, over the four modes");
+  app.add_option("--seed", line.seed, "seed of the first round of cases");
+  app.add_option("--kernel", line.kernel, "only report rows whose name contains this");
+  app.add_option("--replay", line.replay, "seed of a case of the row that --kernel names");
+  app.add_flag("--named", line.is_named_only, "only the named cases");
+  app.add_flag("--fail-fast", line.is_fail_fast, "stop at the first failure");
+  app.add_flag("--list", line.is_list, "list the rows");
+  app.add_option("--format", line.format, "report format")->check(CLI::IsMember({"text", "csv"}));
   CLI11_PARSE(app, argc, argv);
   if (line.is_list) {
     for (const Cell& cell : all_cells()) std::printf("%s\n", row_name(cell).c_str());
@@ -151,7 +152,7 @@ int run_program(int argc, char** argv) {
   }
   Result<int> count = cuda::num_devices();
   if (!count.ok() || count.value() == 0) {
-    std::printf("no GPU: nothing was run\n");
+    std::printf("no GPU: nothing ran\n");
     return 77;
   }
   Result<DeviceInfo> device = cuda::device_info(0);
@@ -163,8 +164,7 @@ int run_program(int argc, char** argv) {
   if (line.replay.empty()) return stress.run() ? 0 : 1;
   for (const Cell& cell : all_cells())
     if (row_name(cell) == line.kernel) return stress.replay(cell, std::stoull(line.replay)) ? 0 : 1;
-  std::fprintf(stderr, "--kernel %s: with --replay it must be a row of --list\n",
-               line.kernel.c_str());
+  std::fprintf(stderr, "--kernel %s: must be a row of --list with --replay\n", line.kernel.c_str());
   return 2;
 }
 

@@ -11,10 +11,10 @@
 namespace headrace::testing {
 namespace {
 
-// Inputs are uniform: scores at head_dim 128 have a deviation of 0.6 and weights of all keys count,
-// so that a wrong row is wrong by its own size.
+// Inputs are uniform: scores at head_dim 128 have a standard deviation of 0.6 and all keys have
+// comparable weights, so that the error of a wrong row is as large as the row.
 constexpr float kInputSize = 1.3f;
-// Seeds of the tensors of a case.
+// Seeds of a case's tensors.
 enum TensorSeed : std::uint64_t {
   kSeedQ = 1,
   kSeedK,
@@ -72,7 +72,7 @@ void require(const Status& status, const char* doing) {
 
 DeviceMemory allocate(std::int64_t bytes) {
   void* data = nullptr;
-  // Copies of a few bytes more than an output has are of its own memory.
+  // Padding, because copies may read a few bytes past an output.
   require(cudaMalloc(&data, static_cast<std::size_t>(bytes) + 16), "cudaMalloc");
   return DeviceMemory(data);
 }
@@ -102,10 +102,10 @@ Inputs::Inputs(const StressCase& c, DType dtype) : tensors{}, case_(c), dtype_(d
   if (cell.feature == Feature::alibi || cell.feature == Feature::several)
     tensors.alibi_slopes = add_list(DType::f32, per_head);
   add_scores_operands();
-  require(cudaDeviceSynchronize(), "making inputs");
+  require(cudaDeviceSynchronize(), "filling the inputs");
 }
 
-// Of all batch entries the same.
+// The same for all batch entries.
 void Inputs::add_scores_operands() {
   const StressCase& c = case_;
   const std::int64_t pairs = c.seqlen_q * c.seqlen_k;
@@ -196,7 +196,7 @@ StressCall::StressCall(const StressCase& c, const Inputs& inputs, const Kernel& 
     tensors_.lse.data = lse_.get();
   }
   Result<Problem> problem = problem_of(c, tensors_, gradients_);
-  if (!problem.ok()) throw std::runtime_error("not accepted: " + problem.failure().message);
+  if (!problem.ok()) throw std::runtime_error("invalid: " + problem.failure().message);
   refusal_ = kernel.refuses(problem.value(), device);
   if (!refusal_.empty()) return;
   if (cell.is_backward) run_forward_once(device);
@@ -218,10 +218,10 @@ StressCall::StressCall(const StressCase& c, const Inputs& inputs, const Kernel& 
   require(cudaDeviceSynchronize(), "the first call");
 }
 
-// By the first kernel of the list that takes it: what a backward is given.
+// Computes the backward's out and lse with the first kernel that supports the problem.
 void StressCall::run_forward_once(const DeviceInfo& device) {
   Result<Problem> problem = validate(tensors_, case_.options);
-  if (!problem.ok()) throw std::runtime_error("not accepted: " + problem.failure().message);
+  if (!problem.ok()) throw std::runtime_error("invalid: " + problem.failure().message);
   for (const Kernel& kernel : cuda::forward_kernels()) {
     if (!kernel.refuses(problem.value(), device).empty()) continue;
     const Plan plan = make_plan(problem.value(), kernel, device);
@@ -256,8 +256,8 @@ void StressCall::compare(Difference* differences, bool poisons_workspace, cudaSt
       compare_and_poison(x.got.get(), x.expected.get(), x.bytes, difference, stream);
       continue;
     }
-    // Sums of floats in another order: some units of 2^-24 of what was added, which is more than
-    // the result where it cancels, and then one unit of the format.
+    // Floating-point sums in another order differ by some 2^-24 of the summands, which may exceed
+    // the result if it cancels, and then by one ulp of the dtype.
     const auto dtype = static_cast<DType>(x.view.dtype);
     const float unit = dtype == DType::bf16 ? 0x1p-7f : dtype == DType::f16 ? 0x1p-10f : 0.0f;
     compare_near_and_poison(x.got.get(), x.expected.get(), dtype, x.rows * x.dim, unit,
@@ -278,15 +278,15 @@ std::string StressCall::describe(const Difference* differences) const {
     std::string place;
     for (int axis = x.view.rank - 1; axis >= 0; index /= x.view.shape[axis], --axis)
       place = format_text("{}{}{}", index % x.view.shape[axis], place.empty() ? "" : ", ", place);
-    return format_text("{} words of {} differ from the first call, from [{}] on",
+    return format_text("{} words of {} differ from the first call, the first at [{}]",
                        differences[i].num_wrong, x.name, place);
   }
   return {};
 }
 
 std::string StressCall::compare_with(const StressCall& exact) const {
-  // An honest row is within some units of rounding of its norm; one that met a tile that is not its
-  // own is off by about its norm. The conformance suites have the sharp bounds.
+  // A correct row is within a few roundings of its norm; a row that used a wrong tile is off by
+  // about its norm. The conformance suites have the sharp bounds.
   const DType dtype = case_.cell.dtype;
   const double limit = dtype == DType::bf16 ? 0x1p-4 : dtype == DType::f16 ? 0x1p-6 : 0x1p-12;
   const DeviceMemory memory = allocate(sizeof(RowError));

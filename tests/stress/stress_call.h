@@ -1,4 +1,4 @@
-// A case on the device: its tensors, its plan, what its first call gave.
+// A case on the device: its tensors, its plan and the results of its first call.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,7 +14,7 @@
 
 namespace headrace::testing {
 
-// Throws std::runtime_error with CUDA's name for what went wrong.
+// Throws std::runtime_error with CUDA's error name.
 void require(cudaError_t error, const char* doing);
 void require(const Status& status, const char* doing);
 
@@ -24,7 +24,7 @@ struct FreeOnDevice {
 using DeviceMemory = std::unique_ptr<void, FreeOnDevice>;
 DeviceMemory allocate(std::int64_t bytes);
 
-// What all calls of a case read. With `dtype` f64 the numbers are those of the case's own dtype.
+// The inputs of all calls of a case. With `dtype` f64 the values are those of the case's dtype.
 class Inputs {
  public:
   Inputs(const StressCase& c, DType dtype);
@@ -45,7 +45,7 @@ class Inputs {
   std::vector<DeviceMemory> memory_;
 };
 
-// An output, and what it should be.
+// An output and its expected value.
 struct Output {
   const char* name;
   headrace_tensor view;
@@ -53,28 +53,28 @@ struct Output {
   int dim;
   bool has_fixed_bits;
   DeviceMemory got, expected;
-  float largest;  // of |expected|, for sums in no fixed order
+  float largest;  // max |expected|, for sums in no fixed order
 };
 
 class StressCall {
  public:
   static constexpr int kMostOutputs = 3;
 
-  // Runs once, and keeps the outputs as what is expected. Where the kernel does not take the case,
-  // refusal() says why, and nothing else may be called.
+  // Runs once and keeps the outputs as the expected ones. If the kernel refuses the case, refusal()
+  // has the reason and nothing else may be called.
   StressCall(const StressCase& c, const Inputs& inputs, const Kernel& kernel,
              const DeviceInfo& device);
 
   const std::string& refusal() const { return refusal_; }
   void run(cudaStream_t stream);
-  // Compares all outputs and poisons them and, where asked, the workspace. differences: one for
-  // each of the outputs.
+  // Compares all outputs, then poisons them and optionally the workspace. differences: one per
+  // output.
   void compare(Difference* differences, bool poisons_workspace, cudaStream_t stream);
   const std::vector<Output>& outputs() const { return outputs_; }
   // "65 words of out differ, the first at batch 3, row 17, head 2"; empty: none.
   std::string describe(const Difference* differences) const;
 
-  // Empty, or which rows of the first outputs are not those of `exact`, a call in double.
+  // Compares the first outputs with `exact`, a call in double; empty: no wrong row.
   std::string compare_with(const StressCall& exact) const;
 
  private:
@@ -92,7 +92,7 @@ class StressCall {
   DeviceMemory out_, lse_;  // backward: inputs
 };
 
-// By its name, in the list of the cell's phase; null where there is none.
+// The cell's kernel by name, in the list of its phase; null if there is none.
 const Kernel* find_kernel(const Cell& cell);
 
 }  // namespace headrace::testing

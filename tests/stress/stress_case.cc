@@ -60,7 +60,7 @@ void add_portable_cells(std::vector<Cell>& cells) {
 
 // ---- shapes
 
-// Rows of the tiles of all kernels, and what shared memory is filled and read by.
+// Tile sizes of all kernels, and granularities of shared memory accesses.
 constexpr std::int64_t kTileRows[] = {1, 16, 64, 112, 128, 192, 256};
 
 std::int64_t draw_length(Random& random, std::int64_t longest) {
@@ -70,7 +70,7 @@ std::int64_t draw_length(Random& random, std::int64_t longest) {
   return std::clamp<std::int64_t>(multiple + random.pick(kOffsets), 1, longest);
 }
 
-// Ragged: lengths of every kind, empty and tiny ones included.
+// Ragged lengths of every kind, including empty and tiny ones.
 std::vector<std::int32_t> draw_lengths(Random& random, std::int64_t batch, std::int64_t longest) {
   std::vector<std::int32_t> ends{0};
   for (std::int64_t i = 0; i < batch; ++i) {
@@ -94,7 +94,7 @@ double flops_of_entry(const StressCase& c) {
          c.cell.head_dim;
 }
 
-// Between 200 and 5000 tiles of 128 rows, and no more work than the oracle in double does in a
+// Between 200 and 5000 tiles of 128 rows, limited to what the oracle in double computes in a
 // fraction of a second.
 void draw_batch(Random& random, StressCase& c) {
   const bool is_simple = std::string_view(c.cell.kernel) == "cuda_simple";
@@ -106,7 +106,7 @@ void draw_batch(Random& random, StressCase& c) {
                                      std::clamp<std::int64_t>(most, 1, 1000));
 }
 
-// The plain kernel of a cell takes causal masks, windows and sinks beside its feature.
+// Every cell's kernel supports causal masks, windows and sinks in addition to its feature.
 void draw_mask(Random& random, StressCase& c) {
   if (random.chance(70))
     c.options.causal = random.chance(25) ? HEADRACE_CAUSAL_TOP_LEFT : HEADRACE_CAUSAL_BOTTOM_RIGHT;
@@ -150,7 +150,7 @@ StressCase draw_case(const Cell& cell, std::uint64_t seed) {
   draw_mask(random, c);
   set_feature(c);
   draw_batch(random, c);
-  // A bias or mask of a ragged batch would have a row of every key for each query of all sequences.
+  // A ragged bias or mask would have max_seqlen_k columns for each query of all sequences.
   const bool is_dense = cell.feature == Feature::bias || cell.feature == Feature::several;
   if (!is_dense && c.batch > 1 && random.chance(33)) {
     c.cu_seqlens_q = draw_lengths(random, c.batch, c.seqlen_q);

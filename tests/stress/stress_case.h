@@ -1,5 +1,5 @@
-// A case of the stress suite: a kernel, shapes and features as a pure function of a cell and a
-// seed. Cases have hundreds to thousands of tiles, and lengths around the multiples of every tile.
+// A case of the stress suite: kernel, shapes and features as a pure function of a cell and a seed.
+// Cases have hundreds to thousands of tiles, and lengths around multiples of every tile size.
 #pragma once
 
 #include <cstdint>
@@ -10,30 +10,30 @@
 
 namespace headrace::testing {
 
-// What the scores need beside scale and causal mask. `several`: softcap, ALiBi and a boolean mask.
+// The score features besides scale and causal mask. `several`: softcap, ALiBi and boolean mask.
 enum class Feature { plain, alibi, softcap, bias, dropout, several };
 const char* name_of(Feature feature);
 
-// What a table row of the report stands for, and every compiled tile of a kernel has at least one.
+// A row of the report. Every compiled tile of a kernel has at least one cell.
 struct Cell {
   const char* kernel;
   bool is_backward;
   DType dtype;
   int head_dim, head_dim_v;
   Feature feature = Feature::plain;
-  bool is_deterministic = false;  // backward: dq has the same bits from run to run
+  bool is_deterministic = false;  // backward: dq is bit-identical from run to run
 };
 std::vector<Cell> all_cells();
 
 struct StressCase {
   Cell cell;
-  std::uint64_t seed = 0;                              // of the shapes and of the data
+  std::uint64_t seed = 0;                              // seed of shapes and data
   std::int64_t batch = 1, seqlen_q = 1, seqlen_k = 1;  // ragged: the longest
   std::int64_t num_heads = 1, num_kv_heads = 1;
   std::vector<std::int32_t> cu_seqlens_q{}, cu_seqlens_k{};  // ragged: [batch + 1], else empty
   headrace_attention_options options = default_options();
   bool has_sinks = false;
-  int num_calls = 0;  // of a named case in each mode; 0: as many as the time allows
+  int num_calls = 0;  // named case: calls per mode; 0: limited by time
 
   bool is_ragged() const { return !cu_seqlens_q.empty(); }
 };
@@ -41,8 +41,8 @@ struct StressCase {
 // A random case of a cell.
 StressCase draw_case(const Cell& cell, std::uint64_t seed);
 
-// Cases with names of their own: shapes on which a release of shared memory one instruction early
-// was found (head_dim 112 and 128, causal, short last tiles), and the race loops of
+// Named cases: shapes on which a release of shared memory one instruction too early was found
+// (head_dim 112 and 128, causal, short last tiles), and the race loops of
 // FlashAttention-2 (test_flash_attn_race_condition, 250 calls) and FlashAttention-3 (1000 calls).
 std::vector<StressCase> named_cases();
 

@@ -17,9 +17,9 @@ double seconds_now() {
 
 }  // namespace
 
-// Until the time is up, or so many calls.
+// Limit of a mode: time or number of calls.
 struct StressRunner::Budget {
-  int num_calls;  // 0: by time
+  int num_calls;  // 0: limited by time
   double end;
 
   bool has_more(int done) const { return num_calls > 0 ? done < num_calls : seconds_now() < end; }
@@ -30,7 +30,7 @@ StressRunner::StressRunner(const DeviceInfo& device)
       differences_(allocate(kDifferences * sizeof(Difference))),
       load_memory_(allocate(kLoadBytes)) {
   for (cudaStream_t* stream : {&streams_[0], &streams_[1], &load_stream_})
-    require(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking), "making a stream");
+    require(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking), "creating a stream");
 }
 StressRunner::~StressRunner() {
   for (cudaStream_t stream : {streams_[0], streams_[1], load_stream_}) cudaStreamDestroy(stream);
@@ -40,7 +40,7 @@ CaseResult StressRunner::run(const StressCase& c, double seconds) {
   CaseResult result;
   const Kernel* kernel = find_kernel(c.cell);
   if (kernel == nullptr) {
-    result.failure = "there is no such kernel";
+    result.failure = "no such kernel";
     return result;
   }
   const Inputs inputs(c, c.cell.dtype);
@@ -61,7 +61,7 @@ CaseResult StressRunner::run(const StressCase& c, double seconds) {
   run_in_graph(call, budget(), result);
   run_in_streams(call, other, budget(), result);
   run_in_stream(call, budget(), true, result);
-  require(cuda::check(device_.device_id, nullptr), "lengths on the device");
+  require(cuda::check(device_.device_id, nullptr), "checking the lengths");
   return result;
 }
 
@@ -74,7 +74,7 @@ void StressRunner::run_in_stream(StressCall& call, const Budget& budget, bool ha
       call.run(streams_[0]);
       call.compare(differences_of(i), i % 4 == 0, streams_[0]);
     }
-    collect(call, has_load ? "beside a load" : "in a stream", result);
+    collect(call, has_load ? "next to a load kernel" : "in a stream", result);
   }
 }
 
@@ -87,7 +87,7 @@ void StressRunner::run_in_graph(StressCall& call, const Budget& budget, CaseResu
     call.compare(differences_of(i), i % 4 == 0, streams_[0]);
   }
   require(cudaStreamEndCapture(streams_[0], &graph), "capturing");
-  require(cudaGraphInstantiate(&replay, graph, 0), "making a graph");
+  require(cudaGraphInstantiate(&replay, graph, 0), "instantiating a graph");
   for (int done = 0; budget.has_more(done); done += kCallsAtOnce) {
     clear();
     require(cudaGraphLaunch(replay, streams_[0]), "launching a graph");
@@ -111,7 +111,7 @@ void StressRunner::run_in_streams(StressCall& one, StressCall& other, const Budg
 }
 
 void StressRunner::clear() {
-  // first: the least of all numbers is looked for.
+  // first: initialized for a minimum.
   std::array<Difference, kDifferences> none;
   none.fill({0, ~0ull});
   require(cudaMemcpy(differences_.get(), none.data(), sizeof none, cudaMemcpyHostToDevice),

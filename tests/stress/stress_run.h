@@ -1,4 +1,4 @@
-// Runs a case again and again, in all the ways in which a program may.
+// Repeats a case in every way that a program may run it.
 #pragma once
 
 #include "stress/stress_call.h"
@@ -7,12 +7,12 @@ namespace headrace::testing {
 
 struct CaseResult {
   std::int64_t num_calls = 0, num_wrong = 0;
-  std::string refusal;  // of the kernel: nothing ran
-  std::string failure;  // the first
+  std::string refusal;  // the kernel refused: nothing ran
+  std::string failure;  // first failure
 };
 
-// The four ways share the seconds, or each has the case's own number of calls: in one stream; in a
-// CUDA graph; in two streams at once; beside a kernel that loads L2 and other multiprocessors.
+// Four modes share the time, or each runs the case's number of calls: in one stream; in a CUDA
+// graph; in two streams at once; next to a kernel that loads L2 and other multiprocessors.
 class StressRunner {
  public:
   explicit StressRunner(const DeviceInfo& device);
@@ -22,7 +22,7 @@ class StressRunner {
   CaseResult run(const StressCase& c, double seconds);
 
  private:
-  static constexpr int kCallsAtOnce = 32;  // enqueued before anything is waited for
+  static constexpr int kCallsAtOnce = 32;  // enqueued before a synchronization
   static constexpr int kDifferences = kCallsAtOnce * StressCall::kMostOutputs;
 
   struct Budget;
@@ -30,7 +30,7 @@ class StressRunner {
   void run_in_graph(StressCall& call, const Budget& budget, CaseResult& result);
   void run_in_streams(StressCall& one, StressCall& other, const Budget& budget, CaseResult& result);
   void clear();
-  // Where call i of those enqueued since clear() notes its differences.
+  // The differences of call i since clear().
   Difference* differences_of(int i) const;
   void collect(const StressCall& call, const char* way, CaseResult& result);
 

@@ -165,7 +165,7 @@ CaseName plain_case(Random& random) {
 
 namespace {
 
-// Any value of the axis but the first, which is that of plain cases.
+// Any value of the axis except the first, which is the value of plain cases.
 void draw_feature(Random& random, Axis axis, CaseName& name) {
   const int last = num_values(static_cast<int>(axis)) - 1;
   name.values.value[static_cast<std::size_t>(axis)] =
@@ -189,8 +189,8 @@ CaseName scored_case(Random& random) {
 
 namespace {
 
-// A bias of the inputs' format whose rows begin at multiples of 16 bytes, a row for each query.
-void suit_copy_engine(Random& random, CaseName& name) {
+// A bias of the inputs' dtype with 16-byte aligned rows, one per query: loadable by TMA.
+void suit_tma(Random& random, CaseName& name) {
   constexpr Bias kKinds[] = {Bias::full, Bias::batch, Bias::head};
   const auto set = [&](Axis axis, int value) {
     name.values.value[static_cast<std::size_t>(axis)] = static_cast<std::uint8_t>(value);
@@ -209,7 +209,7 @@ CaseName one_feature_case(Random& random) {
     name = plain_case(random);
     const Axis feature = random.pick(kFeatures);
     draw_feature(random, feature, name);
-    if (feature == Axis::bias && random.chance(50)) suit_copy_engine(random, name);
+    if (feature == Axis::bias && random.chance(50)) suit_tma(random, name);
   } while (!is_possible(name.values));
   return name;
 }

@@ -1,5 +1,5 @@
-// The axes along which test cases differ, and the number that names a case: its axis values in
-// mixed radix together with a 16-bit seed for everything else. Whoever has the number has the case.
+// The axes of test cases, and the number that identifies a case: its axis values in mixed radix and
+// a 16-bit seed for everything else.
 #pragma once
 
 #include <array>
@@ -40,7 +40,7 @@ enum class Axis : int {
 };
 inline constexpr int kNumAxes = static_cast<int>(Axis::num_splits) + 1;
 
-// Values by name where the code asks for them; the others are plain numbers in the axis table.
+// Named values of the axes that code refers to; other values are indices into the axis table.
 enum class DimV : int { same, smaller, larger };
 enum class Lengths : int {
   decode,
@@ -79,13 +79,13 @@ struct AxisInfo {
   Axis axis;
   const char* name;
   std::span<const char* const> values;
-  int plain_percent;  // how often a random case takes value 0: most features are off in most cases
+  int plain_percent;  // probability of value 0 in random cases: most features are off in most cases
 };
 std::span<const AxisInfo> axes();
 inline int num_values(int axis) {
   return static_cast<int>(axes()[static_cast<std::size_t>(axis)].values.size());
 }
-// The number that a value of a numeric axis stands for: head_dim, batch, group, threads.
+// The number that a value of a numeric axis represents: head_dim, batch, group, threads.
 int number_of(Axis axis, int value);
 
 struct AxisValues {
@@ -99,28 +99,28 @@ struct AxisValues {
   bool operator==(const AxisValues&) const = default;
 };
 
-// Why no case can have both values; null where one can. The only rule about combinations: the
-// generator and the pair table both ask here.
+// Why no case can have both values; null if one can. The generator and the pair table both use this
+// rule.
 const char* impossible_pair(Axis a, int value_a, Axis b, int value_b);
 bool is_possible(const AxisValues& values);
 
 inline constexpr std::uint64_t kSeedsPerCase = 1 << 16;
-std::uint64_t code_of(const AxisValues& values);  // without seed: equal for equal values
+std::uint64_t code_of(const AxisValues& values);  // without the seed: equal for equal values
 std::uint64_t case_id(const AxisValues& values, std::uint16_t seed);
 struct CaseName {
   AxisValues values;
   std::uint16_t seed;
 };
-std::optional<CaseName> case_from_id(std::uint64_t id);  // none: no such case
+std::optional<CaseName> case_from_id(std::uint64_t id);  // nullopt: no such case
 CaseName random_case(Random& random);
-// One that a kernel for plain scores takes, as tensor cores like it: a 16-bit format, head dims in
-// eights up to 256, no softcap, ALiBi, bias, mask or dropout, aligned rows, something to compute.
+// A case for tensor-core kernels for plain scores: a 16-bit dtype, head dims that are multiples of
+// 8 up to 256, no softcap, ALiBi, bias, mask or dropout, aligned rows, a non-empty result.
 CaseName plain_case(Random& random);
 // The same with a softcap, or with ALiBi, a bias or both.
 CaseName scored_case(Random& random);
-// The same with one of softcap, ALiBi, bias and dropout alone.
+// The same with exactly one of softcap, ALiBi, bias and dropout.
 CaseName one_feature_case(Random& random);
 std::string describe(
-    const AxisValues& values);  // "dtype=bf16 head_dim=64 ...", plain ones left out
+    const AxisValues& values);  // "dtype=bf16 head_dim=64 ...", without plain values
 
 }  // namespace headrace::testing

@@ -11,9 +11,9 @@ namespace {
 using cpu::reference::Row;
 
 constexpr double kE32 = 0x1p-24;
-constexpr double kFlushed = 0x1p-125;  // twice what a flush takes: of a product and of its sum
+constexpr double kFlushed = 0x1p-125;  // two flushes of up to 2^-126: of a product and of its sum
 
-// One row's part of the bound and of the straightforward result.
+// One row's contribution to the bounds and to the straightforward results.
 //
 // With ds the error of a score (rules.cc), float arithmetic gives
 //   P = exp(s - lse)     relative  r = exp(ds + (|s| + 2 |lse| + 3) e32) - 1   (lse is a float)
@@ -21,12 +21,12 @@ constexpr double kFlushed = 0x1p-125;  // twice what a flush takes: of a product
 //   dP                   absolute  (dim_v + 3) e32 sum |dO||V|
 //   dS = P (dP - D)      absolute  |dS| (r + 3 e32) + P (1 + r) (error of dP + error of D)
 //   slope 1 - tanh^2     absolute  16 e32 + 2 ds / c
-// and each sum over n terms adds n e32 of their magnitudes. What lies below 2^-126 may become 0: a
-// result, and of bf16 (VDPBF16PS) P, dS, and products and sums in every step of a sum.
+// and each sum over n terms adds n e32 of their magnitudes. Values below 2^-126 may be flushed to
+// 0: results, and with bf16 (VDPBF16PS) P, dS, and the products and sums in every step of a sum.
 //
-// Tensor cores and bf16 pairs: P and dS are rounded to the format of the inputs, by u and at least
-// a denormal. Products of floats are off by kSplitProduct e32. The exponential is off by 2 ulp; its
-// argument in log2 comes from three roundings of s and two of the lse more.
+// Tensor cores and bf16 pairs: P and dS are rounded to the dtype of the inputs, by u and at least a
+// denormal. Products of floats (3xTF32) are off by kSplitProduct e32. The exponential is off by
+// 2 ulp; its argument in log2 has three more roundings of s and two of the lse.
 class BoundOfRows {
  public:
   BoundOfRows(const Problem& p, const AttentionArgs& args, double largest_v, bool with_tensor_cores,
@@ -75,19 +75,19 @@ class BoundOfRows {
     rounded.roundoff = rounded.weight_roundoff = kind.roundoff;
     rounded.denormal = kind.denormal;
     rounded.flushed = kind.flushed;
-    // Of f16 it is 2^14 P, which keeps the digits of small ones.
+    // f16 stores 2^14 P, which keeps the digits of small values.
     rounded.weight_denormal = kind.denormal * (dtype == DType::f16 ? 0x1p-14 : 1);
   }
 
-  // dS of a pair, in each of the straightforward computations.
+  // dS of a pair in each of the straightforward computations.
   using Straightforward = std::array<float, kNumStraightforward>;
-  // An arithmetic and the bound that follows from it.
+  // An arithmetic, from which a bound follows.
   struct Kind {
     Gradients* bound;
-    int product_error = 0;              // of a product of two elements, in units of e32
+    int product_error = 0;              // error of a product of two elements, in units of e32
     double roundoff = 0, denormal = 0;  // of P and dS
-    double flushed = 0;                 // in a step of a sum
-    double weight_roundoff = 0, weight_denormal = 0;  // of P where dS is made of it
+    double flushed = 0;                 // per step of a sum
+    double weight_roundoff = 0, weight_denormal = 0;  // of P, if dS is computed from the rounded P
     double score_error = 0;                           // of this row
   };
   Kind& add_kind(Products products) {
@@ -96,7 +96,7 @@ class BoundOfRows {
     kinds_.push_back({.bound = &bound});
     return kinds_.back();
   }
-  // P = exp(x - lse), relative.
+  // Relative error of P = exp(x - lse).
   static double prob_error(const Kind& kind, double score_error, double x, double lse) {
     const bool is_tensor = kind.product_error > 0 || kind.roundoff > 0;
     const double roundings =
@@ -116,7 +116,7 @@ class BoundOfRows {
   void read(const Operand& x, std::int64_t offset, std::int64_t dim, double* to) const {
     for (std::int64_t c = 0; c < dim; ++c) to[c] = load(x, offset + c);
   }
-  // Every row reads them: once as doubles.
+  // Converts K and V to double once for all rows.
   void read_keys(const Sequence& sequence, std::int64_t b, std::int64_t kv_head) {
     k_.resize(static_cast<std::size_t>(sequence.seqlen_k * p_.head_dim));
     v_.resize(static_cast<std::size_t>(sequence.seqlen_k * p_.head_dim_v));
@@ -145,7 +145,7 @@ class BoundOfRows {
   void add_row(const RowRef& ref) {
     cpu::reference::attention_row(p_, args_, ref.sequence, ref.batch_idx, ref.head, ref.q_idx,
                                   row_);
-    // A sink of +inf has all the weight: every P is 0, as in a row without keys.
+    // A sink of +inf takes all the weight: every P is 0, as in a row without keys.
     if (row_.is_empty || row_.lse == std::numeric_limits<double>::infinity()) return;
     ++g_.num_rows;
     for (Kind& kind : kinds_)
@@ -199,7 +199,7 @@ class BoundOfRows {
     d_error_ =
         ((static_cast<double>(p_.head_dim_v) + 2) * kE32 + unit_roundoff(dtype)) * magnitude +
         smallest_denormal(dtype) * sum + 2 * kE32 * (std::abs(d_) + std::abs(dlse_));
-    // |dS| <= P (|dO| |V| + |D|), and P sums to 1 or less.
+    // |dS| <= P (|dO| |V| + |D|), and P sums to at most 1.
     g_.largest_sum[q_first(ref) / static_cast<std::size_t>(p_.head_dim)] =
         (sum * largest_of_v_ + std::abs(stored_d_ - dlse_)) * largest_of_k_;
   }
@@ -238,7 +238,7 @@ class BoundOfRows {
     return ref.sequence.row_k + static_cast<std::int64_t>(j);
   }
 
-  // The slope of the softcap at inner_, the score before it.
+  // The slope of the softcap at inner_, the score before the softcap.
   double slope_of(std::size_t j) {
     if (!has_softcap(p_)) return 1;
     const double* k = k_of(j);
@@ -249,7 +249,7 @@ class BoundOfRows {
   }
 
   void add_element(const RowRef& ref, std::size_t j, double dp, double abs_dp) {
-    if (row_.scores[j] == -std::numeric_limits<double>::infinity()) return;  // weighs nothing
+    if (row_.scores[j] == -std::numeric_limits<double>::infinity()) return;  // P is 0
     ++g_.num_pairs;
     const double prob = row_.softmax[j];
     const double ds = prob * (dp + dlse_ - d_);
@@ -300,7 +300,7 @@ class BoundOfRows {
     for (std::size_t c = 0; c < dout_.size(); ++c) dv[c] += std::abs(dout_[c]) * weight_error;
   }
 
-  // Where the gradients of a row and a key begin.
+  // First element of the gradients of a row and of a key.
   std::int64_t packed(const RowRef& ref) const { return p_.is_ragged ? 0 : ref.batch_idx; }
   std::size_t q_first(const RowRef& ref) const {
     const std::int64_t row = packed(ref) * rows_q_ + ref.sequence.row_q + ref.q_idx;
@@ -357,8 +357,7 @@ class BoundOfRows {
     }
   }
 
-  // The sums' own roundings and what they lose below the smallest normal float; the straightforward
-  // results are rounded.
+  // Adds the roundings of the sums and their flushed denormals; rounds the straightforward results.
   void finish() {
     const double keys = static_cast<double>(p_.seqlen_k) + 3;
     const double rows = static_cast<double>(p_.seqlen_q * group_size(p_)) + 3;
@@ -389,7 +388,7 @@ class BoundOfRows {
   const AttentionArgs& args_;
   double largest_v_;
   ExpectedGradients& g_;
-  Gradients sums_;  // of the magnitudes of what is added
+  Gradients sums_;  // sums of the magnitudes of the terms
   const bool is_16_bit_;
   const std::int64_t rows_q_, rows_k_;
   Row row_;

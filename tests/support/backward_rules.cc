@@ -8,10 +8,9 @@
 
 namespace headrace::testing {
 
-// A sum of integers has a rounding for each tile of keys, of half a step (more for large parts, and
-// still far less than those of products). A step is at most
-// 2^(1 - bits) of the largest sum, since the scale is a power of 2, and of 1.01 of it for errors of
-// P.
+// A fixed-point sum has one rounding of half a step per key tile (more for large terms, but still
+// far less than the errors of products). A step is at most 2^(1 - bits) of the largest sum, because
+// the scale is a power of 2, and of 1.01 of it for errors of P.
 GradientArithmetic gradient_arithmetic(const Problem& p, const Schedule& schedule) {
   GradientArithmetic x;
   if (schedule.ds_from_rounded_p)
@@ -51,28 +50,31 @@ constexpr double kE32 = 0x1p-24;
 
 struct Errors {
   double max = 0, sum = 0, pt_max = 0, pt_sum = 0, beyond_ulp = 0, rounding = 0, max_ulp = 0;
-  double stored_max = 0, stored_sum = 0;  // of the exact gradients from out as it was stored
+  double stored_max = 0, stored_sum = 0;  // of the exact gradients computed from the stored out
   double largest = 0;                     // exact gradient
-  std::int64_t num_judged = 0;            // elements that are not zero by rule
+  std::int64_t num_judged = 0;            // elements that need not be zero
 };
 
-// R1 for gradients: at most 1.5 of the largest error of the straightforward computations and a unit
-// in the last place; on average at most 1.1 of the first one's, or where rounding the exact result
-// is most of that, half a unit more. Where their roundings happen to cancel the error that out's
-// rounding alone gives (with few pairs of weight all are a few samples; where all keys are the same
-// all of a row's dS are one), that error counts instead. The elements of a row share the error of
-// its D, or those of the pairs of a key, so a mean over n rows of the tensor is one of n samples
-// (where few keys are seen at all, by many rows, those of dk and dv are fewer than the rows): of
-// sizes of normal errors, whose deviation is 0.76 of their mean, so that the ratio of two such
-// means has one of 0.76 sqrt(2 / n). Three of them are allowed in one of thousands of tensors; the
-// mean of all ratios has no such room (kMeanRatio).
+// R1 for gradients. The largest error may be 1.5 times that of the straightforward computations
+// plus one ulp. The mean error may be 1.1 times that of the first one, or half an ulp more where
+// rounding the exact result dominates. If the roundings of the straightforward computations happen
+// to cancel the error that rounding out alone causes, that error counts instead (with few pairs of
+// significant weight there are few samples; if all keys are equal, all dS of a row are one sample).
 //
-// Judged where the two can be compared: the elements of a row share the error of its D, and those
-// of a key the errors of its pairs with rows, so there must be enough of both; and the error of
-// scores and lse in float must be below that of the format. Scores of -1e4 and beyond have none to
-// speak of where f16 rounds all of them to the same number, and P = exp(s - lse) has that of both.
-// Gradients whose roundings lie near 2^-126, or sums of 64 numbers below it, lose them where a kernel flushes denormals (bf16 pairs,
-// atomic sums of floats), which the straightforward computation does not do: R3 has that error.
+// The elements of a row share the error of its D, and those of a key the errors of its pairs, so a
+// mean over n rows of the tensor is a mean of n samples (if only few keys are seen, by many rows,
+// dk and dv have fewer samples than rows). The samples are magnitudes of normal errors, whose
+// standard deviation is 0.76 of their mean, so the ratio of two such means has a deviation of 0.76
+// sqrt(2 / n). A single tensor, one of thousands, may deviate by three of them; the mean of all
+// ratios has no such margin (kMeanRatio).
+//
+// Judged only if the two are comparable: there must be enough rows and enough keys, and the float
+// error of scores and lse must be below that of the dtype. For scores of -1e4 and beyond the
+// straightforward error may be almost zero, because f16 rounds all of them to the same number,
+// while P = exp(s - lse) has the float errors of both.
+// Gradients with roundings near 2^-126, or sums of 64 numbers below it, are not comparable either:
+// kernels that flush denormals (bf16 pairs, atomic float sums) lose them, the straightforward
+// computation does not. R3 bounds that error.
 bool is_comparable(const GradientResult& x, const Errors& e) {
   if (e.largest * unit_roundoff(x.dtype) < 0x1p-120) return false;
   return x.expected.num_rows >= 16 && x.expected.num_pairs >= 64 &&
@@ -80,13 +82,13 @@ bool is_comparable(const GradientResult& x, const Errors& e) {
 }
 
 void judge_relative(const GradientResult& x, const Errors& e, GradientVerdict& verdict) {
-  if (!std::isfinite(e.pt_sum)) return;  // overflows the format: nothing to compare with
+  if (!std::isfinite(e.pt_sum)) return;  // overflows the dtype: nothing to compare with
   const auto count = static_cast<double>(e.num_judged);
   const double worst = std::max(e.pt_max, e.stored_max);
   if (worst > 0) verdict.max_ratio = e.beyond_ulp / worst;
   if (e.beyond_ulp > 1.5 * worst)
-    verdict.failures.push_back(format_text("R1 {}: largest error {} with {} of the straightforward",
-                                           x.name, e.max, e.pt_max));
+    verdict.failures.push_back(
+        format_text("R1 {}: largest error {}, straightforward {}", x.name, e.max, e.pt_max));
   verdict.judged_mean = e.num_judged >= 64 && e.rounding < 0.7 * e.pt_sum;
   const double least_sum = std::max(e.pt_sum, e.stored_sum);
   if (verdict.judged_mean) verdict.mean_ratio = e.sum / least_sum;
@@ -96,8 +98,8 @@ void judge_relative(const GradientResult& x, const Errors& e, GradientVerdict& v
   const bool is_worse = verdict.judged_mean ? e.sum > (kMeanRatio + chance) * least_sum
                                             : e.sum > least_sum + count * e.max_ulp / 2;
   if (is_worse)
-    verdict.failures.push_back(format_text("R1 {}: mean error {} with {} of the straightforward",
-                                           x.name, e.sum / count, least_sum / count));
+    verdict.failures.push_back(format_text("R1 {}: mean error {}, straightforward {}", x.name,
+                                           e.sum / count, least_sum / count));
 }
 
 }  // namespace
@@ -120,7 +122,7 @@ GradientVerdict judge_gradient(const GradientResult& x) {
     }
     verdict.utilisation = std::max(verdict.utilisation, error / limit);
     if (!(error <= limit))
-      fail(format_text("R3 {}[{}] is {}, exact {}: off by {} with a bound of {}", x.name, i,
+      fail(format_text("R3 {}[{}] is {}, exact {}: error {} exceeds the bound {}", x.name, i,
                        x.got[i], exact[i], error, limit));
     std::array<double, kNumStraightforward> pt_errors;
     for (std::size_t k = 0; k < pt_errors.size(); ++k)

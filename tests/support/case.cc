@@ -23,7 +23,7 @@ Strides contiguous_strides(const Sizes& shape) {
   return strides;
 }
 
-// Strides of [.., seq, heads, dim] when memory has the axes in another order or with gaps.
+// Strides of [.., seq, heads, dim] for memory with permuted axes or padding.
 Strides operand_strides(const Sizes& shape, Layout layout, Random& random) {
   const std::size_t dim = shape.size() - 1, head = dim - 1, seq = dim - 2;
   Strides strides = contiguous_strides(shape);
@@ -44,7 +44,7 @@ Strides operand_strides(const Sizes& shape, Layout layout, Random& random) {
   return strides;
 }
 
-// Elements from the lowest one of a view to the highest one.
+// Offsets of the lowest and highest elements of a view.
 struct Extent {
   std::int64_t low = 0, high = -1;
 };
@@ -102,7 +102,7 @@ headrace_tensor Case::add_view(DType dtype, const Sizes& shape, const Strides& s
   const std::int64_t count = extent.high - extent.low + 1 + (is_shifted ? 1 : 0);
   GuardedBuffer memory(static_cast<std::size_t>(count * bytes), guard_,
                        is_output ? kSentinelByte : kNanByte);
-  // One element in front when the front is aligned, one behind when the end is.
+  // Misalign by one element at the aligned end.
   const std::int64_t first = -extent.low + (is_shifted && guard_ == Guard::before ? 1 : 0);
   headrace_tensor view = make_view(memory.data() + first * bytes, dtype, shape, strides);
   (is_output ? outputs_ : inputs_).push_back(std::move(memory));
@@ -138,7 +138,7 @@ void Case::make_separate(Random& random) {
   tensors_.v = add_view(s.dtype, v, v_strides, false);
 }
 
-// Rows of [q heads | k heads | v heads], as a fused projection makes them.
+// Rows of [q heads | k heads | v heads], as a fused QKV projection produces them.
 void Case::make_packed(Random&) {
   const Shape& s = shape_;
   const std::int64_t dim = std::max(s.head_dim, s.head_dim_v);
@@ -217,7 +217,7 @@ void Case::set_options(Random& random) {
   options_.num_splits = kSplits[values[Axis::num_splits]];
 }
 
-// Writes out and lse as cpu_reference does.
+// Computes out and lse with cpu_reference.
 void Case::run_reference() {
   const Sizes lse = shape_.is_ragged ? Sizes{shape_.num_heads, shape_.total_q}
                                      : Sizes{shape_.batch, shape_.num_heads, shape_.seqlen_q};

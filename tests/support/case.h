@@ -1,4 +1,4 @@
-// A test case: axis values and a seed become shapes, and shapes become tensors in guarded memory.
+// A test case: axis values and a seed determine shapes; tensors are in guarded memory.
 #pragma once
 
 #include <memory>
@@ -11,18 +11,18 @@
 
 namespace headrace::testing {
 
-// Sizes of a case, a pure function of its name.
+// The sizes of a case, a pure function of its name.
 struct Shape {
   DType dtype = DType::f32;
   std::int64_t batch = 1, seqlen_q = 1, seqlen_k = 1;  // ragged: the longest
   std::int64_t num_heads = 1, num_kv_heads = 1, head_dim = 1, head_dim_v = 1;
   bool is_ragged = false;
-  std::vector<std::int32_t> lengths_q, lengths_k;  // ragged: one a sequence
+  std::vector<std::int32_t> lengths_q, lengths_k;  // ragged: one per sequence
   std::int64_t total_q = 0, total_k = 0;           // ragged
 };
 Shape shape_of(const CaseName& name);
 
-// One allocation with a view of it.
+// A guarded allocation and a view of it.
 struct TestTensor {
   GuardedBuffer memory;
   TensorView view;
@@ -42,20 +42,20 @@ class Case {
   headrace_attention_options& mutable_options() { return options_; }
   double largest_v() const { return largest_v_; }  // max |v|
   void set_largest_v(double value) { largest_v_ = value; }
-  // The deviation of the gradient of out: 1 unless it is set before make_gradients().
+  // Standard deviation of dout; 1 unless set before make_gradients().
   void set_dout_scale(double value) { dout_scale_ = value; }
 
-  // Turns the case into its backward: out and lse become inputs that hold the reference's results,
-  // rounded; gradients of out (and where the axis lse says so of lse) join them; the outputs are
-  // every gradient that the case can have.
+  // Turns the case into its backward: out and lse become inputs with the reference's rounded
+  // results, dout (and dlse, if the axis lse has it) are added, and the outputs are all gradients
+  // that the case can have.
   void make_gradients();
 
-  // Fills outputs (all of their memory) with the sentinel.
+  // Fills all memory of the outputs with the sentinel.
   void reset_outputs();
-  // Empty, or what is wrong with the memory around the outputs after a run. Call after
-  // take_written() on each.
+  // Checks the memory around the outputs after a run; empty: untouched. Call after take_written()
+  // on each output.
   std::string check_gaps() const;
-  // Inputs lie in read-only pages; a test that changes one says so first.
+  // Inputs are in read-only pages; call this before changing one.
   void unlock_inputs();
   void lock_inputs();
 

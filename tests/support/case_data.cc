@@ -1,4 +1,4 @@
-// The numbers in the tensors of a case.
+// The data of a case's tensors.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -11,7 +11,7 @@ namespace {
 
 using Sizes = std::vector<std::int64_t>;
 
-// value(n) for the n-th element in row-major order.
+// Fills with value(n) for the n-th element in row-major order.
 template <class Value>
 void fill(const headrace_tensor& view, Value value) {
   std::int64_t n = 0;
@@ -63,14 +63,14 @@ void Case::fill_operands(Random& random) {
   largest_v_ = largest_magnitude(tensors_.v);
 }
 
-// All logits about -1e4 to -1e5; in half of the heads one key is `strength` above the others.
+// All logits are about -1e4 to -1e5; in half of the heads one key is `strength` above the others.
 void Case::fill_winner(Random& random, double strength) {
   constexpr double kDepths[] = {1e4, 5e4, 6e4, 1e5};
   const double depth = random.pick(kDepths);
   const double size = std::sqrt(depth / std::sqrt(static_cast<double>(shape_.head_dim)));
   const double sign = options_.softmax_scale < 0 ? -1.0 : 1.0;
   fill(tensors_.q, [&](std::int64_t) { return size; });
-  // Keys differ by some units of the score, as far as the dtype can say so.
+  // Keys differ by a few units of the score, within the dtype's precision.
   const double noise = 4 * std::sqrt(static_cast<double>(shape_.head_dim)) / depth;
   fill(tensors_.k, [&](std::int64_t) { return -sign * size * (1 + noise * random.normal()); });
   const headrace_tensor& k = tensors_.k;
@@ -90,7 +90,7 @@ void Case::fill_winner(Random& random, double strength) {
 
 namespace {
 
-// As they come, with a gap, or as a copy engine needs them: multiples of 16 bytes.
+// Row sizes: unpadded, padded, or multiples of 16 bytes as TMA needs.
 std::int64_t padded_row(std::uint16_t seed, std::int64_t size) {
   if (seed % 8 == 3) return size + 5;
   return seed % 4 == 0 || seed % 8 >= 6 ? (size + 7) / 8 * 8 : size;
@@ -98,14 +98,14 @@ std::int64_t padded_row(std::uint16_t seed, std::int64_t size) {
 
 }  // namespace
 
-// [batch, heads, q, k] or ragged [heads, total_q, max_k]; `broadcast_axis` in dense numbering, -1:
-// none. Sometimes with memory in another order.
+// [batch, heads, q, k] or ragged [heads, total_q, max_k]; `broadcast_axis` counts the dense axes,
+// -1: none. Sometimes with permuted memory.
 headrace_tensor Case::add_score_operand(DType dtype, int broadcast_axis) {
   const Shape& s = shape_;
   Sizes shape = s.is_ragged ? Sizes{s.num_heads, s.total_q, s.seqlen_k}
                             : Sizes{s.batch, s.num_heads, s.seqlen_q, s.seqlen_k};
   const int axis = broadcast_axis - (s.is_ragged ? 1 : 0);
-  const bool has_size_one = name_.seed % 2 == 0;  // else: the whole size with stride 0
+  const bool has_size_one = name_.seed % 2 == 0;  // else: full size with stride 0
   if (broadcast_axis >= 0 && axis >= 0 && has_size_one) shape[static_cast<std::size_t>(axis)] = 1;
   Sizes strides(shape.size());
   Sizes order(shape.size());
@@ -124,7 +124,7 @@ headrace_tensor Case::add_score_operand(DType dtype, int broadcast_axis) {
 
 namespace {
 
-// A ragged operand has max_seqlen_k columns: those behind a sequence's own keys hold NaN.
+// A ragged operand has max_seqlen_k columns: those past a sequence's own keys hold NaN.
 void poison_unused_columns(const Shape& s, const headrace_tensor& bias) {
   if (!s.is_ragged || bias.shape[1] == 1 || bias.strides[1] == 0 || bias.shape[2] == 1 ||
       bias.strides[2] == 0)
@@ -143,7 +143,7 @@ void poison_unused_columns(const Shape& s, const headrace_tensor& bias) {
 }
 
 void fill_mask(Random& random, const headrace_tensor& view, bool has_empty_rows) {
-  constexpr unsigned char kTrue[] = {1, 1, 0x80, 0xFF};  // any byte but 0 keeps
+  constexpr unsigned char kTrue[] = {1, 1, 0x80, 0xFF};  // any nonzero byte keeps
   auto* bytes = static_cast<unsigned char*>(view.data);
   const std::int64_t columns = std::max<std::int64_t>(view.shape[view.rank - 1], 1);
   const int keep = random.chance(50) ? 80 : 30;

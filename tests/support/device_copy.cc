@@ -17,7 +17,7 @@
 namespace headrace::testing {
 namespace {
 
-constexpr std::size_t kBand = 4096;  // of NaNs, around every block
+constexpr std::size_t kBand = 4096;  // guard band of NaNs around every block
 
 using Tensors = headrace_attention_tensors;
 using Gradients = headrace_attention_gradients;
@@ -30,7 +30,7 @@ constexpr headrace_tensor Gradients::*kGradientInputs[] = {&Gradients::dout, &Gr
 constexpr headrace_tensor Gradients::*kGradientOutputs[] = {
     &Gradients::dq, &Gradients::dk, &Gradients::dv, &Gradients::dbias, &Gradients::dsinks};
 
-// The tensors of a call. Those of a forward's gradients are not given.
+// The tensors of a call; a forward has no gradients.
 struct Views {
   Tensors tensors;
   Gradients gradients;
@@ -46,19 +46,19 @@ struct Views {
   }
 };
 
-// A piece of host memory and where it lies in the arena.
+// A block of host memory and its offset in the arena.
 struct Block {
   std::span<unsigned char> host;
   std::size_t offset;
   bool is_output;
 };
 
-// Memory of one thread of the tests, on both sides; it grows and stays.
+// A test thread's host and device memory; it grows and is never freed.
 class Arena {
  public:
   Arena() {
     status_ = cuda::cuda_status(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
-                                "making a stream");
+                                "creating a stream");
   }
   Arena(const Arena&) = delete;
   ~Arena() {
@@ -92,7 +92,7 @@ class Copies {
  public:
   Copies(const Views& views, std::size_t workspace_bytes) : on_device_(views) {
     on_device_.for_each([&](const headrace_tensor& x, bool is_output) { add(x, is_output); });
-    // Of no special alignment: workspaces may have any.
+    // Unaligned on purpose: workspaces may have any alignment.
     workspace_ = bytes_ + (4096 - workspace_bytes % 4096);
     bytes_ = (workspace_ + workspace_bytes + 2 * kBand - 1) / kBand * kBand;
   }
@@ -107,7 +107,7 @@ class Copies {
       x.device_type = HEADRACE_CUDA;
       x.device_id = device_id;
       const Block* block = block_of(x);
-      // Nothing to read there: any address of the device will do.
+      // An empty tensor may have any device address.
       x.data = block == nullptr ? base
                                 : base + block->offset +
                                       (static_cast<unsigned char*>(x.data) - block->host.data());
@@ -121,7 +121,7 @@ class Copies {
       std::memcpy(arena + block.offset, block.host.data(), block.host.size());
   }
 
-  // `arena` after the run: hands the outputs back, and says what else was written.
+  // Copies the outputs back from the arena and checks that nothing else was written.
   Status take(const unsigned char* arena, std::size_t workspace_bytes) {
     std::vector<Block> known = blocks_;
     known.push_back({{static_cast<unsigned char*>(nullptr), workspace_bytes}, workspace_, true});
@@ -160,7 +160,7 @@ class Copies {
                                      [](unsigned char byte) { return byte != kNanByte; });
     if (wrong == arena + end) return std::nullopt;
     return Failure{ErrorCode::internal,
-                   format_text("a byte was written on the device {} bytes behind the end of a "
+                   format_text("a byte was written on the device {} bytes past the end of a "
                                "tensor's memory",
                                wrong - (arena + begin))};
   }

@@ -34,7 +34,7 @@ class GgufBytes {
   GgufBytes& list(std::uint32_t type, std::uint64_t count) {
     return put(std::uint32_t{9}).put(type).put(count);
   }
-  // Dimensions in the order of the file: columns first.
+  // Dimensions in file order: columns first.
   GgufBytes& tensor(std::string_view name, const std::vector<std::uint64_t>& dims,
                     std::uint32_t type, std::uint64_t offset) {
     put_text(name).put(static_cast<std::uint32_t>(dims.size()));

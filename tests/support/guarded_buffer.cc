@@ -17,14 +17,14 @@ std::size_t page_bytes() {
   return bytes;
 }
 
-// A test without its memory has nothing to say.
+// Aborts the test if memory cannot be set up.
 void require(bool ok, const char* what) {
   if (ok) return;
   std::perror(what);
   std::abort();
 }
 
-// The living buffers by their first byte.
+// The live buffers by their first byte.
 struct Registry {
   std::mutex mutex;
   std::map<const unsigned char*, std::size_t> inner;

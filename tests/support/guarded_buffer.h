@@ -1,6 +1,5 @@
-// Memory for the tensors of a test: between two pages that nobody may touch, filled with a byte of
-// the test's choice. An access past an end crashes at once; an access inside, but outside of the
-// view, meets NaNs.
+// Memory for test tensors between two inaccessible pages, filled with a chosen byte. An access past
+// an end crashes; a read inside the memory but outside of the view returns NaNs.
 #pragma once
 
 #include <cstddef>
@@ -13,12 +12,12 @@
 
 namespace headrace::testing {
 
-// Which end of the memory touches its guard page; there is a page at the other end too, but up to a
-// page of filling lies before it.
+// Which end of the memory is adjacent to its guard page. The other end has a guard page too, but up
+// to a page of padding before it.
 enum class Guard { after, before };
 
 inline constexpr unsigned char kNanByte = 0xFF;  // a NaN in f16, bf16, f32, f64; -1 as an integer
-// Outputs: a NaN in f16, -1.7e38 in bf16 and f32. No result of a test is that.
+// Outputs: a NaN in f16, -1.7e38 in bf16 and f32. No test has such a result.
 inline constexpr unsigned char kSentinelByte = 0xFE;
 
 class GuardedBuffer {
@@ -32,8 +31,7 @@ class GuardedBuffer {
   }
   ~GuardedBuffer();
 
-  // The asked-for bytes. Never null, also when there are none: the address then is that of a guard
-  // page.
+  // The requested bytes. Never null: without bytes it is the address of a guard page.
   unsigned char* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
   void fill(unsigned char byte);
@@ -59,12 +57,12 @@ class GuardedBuffer {
   std::size_t bytes_ = 0;
 };
 
-// The bytes between the guard pages of the living buffer that holds this address; empty for other
-// memory. Addresses of buffers without bytes belong to none.
+// The bytes between the guard pages of the live buffer that contains the address; empty for other
+// memory and for empty buffers.
 std::span<unsigned char> guarded_bytes_around(const void* address);
 
-// The elements of a view, addressed by index: `visit(element_index)` for each one in row-major
-// order, where the index counts elements from view.data (and may be negative).
+// Calls visit(element_index) for each element of a view in row-major order; the index counts
+// elements from view.data and may be negative.
 template <class Visit>
 void for_each_element(const headrace_tensor& view, Visit visit) {
   std::int64_t count = 1;
@@ -82,11 +80,11 @@ void for_each_element(const headrace_tensor& view, Visit visit) {
   }
 }
 
-// What a kernel wrote: the elements of the view in row-major order, as raw bytes. Resets them to
-// the sentinel, so that find_other_than(kSentinelByte) then looks at the gaps alone.
+// The elements of an output view in row-major order, as raw bytes. Reading them resets them to the
+// sentinel, so that find_other_than(kSentinelByte) then only checks the gaps.
 struct Written {
   std::vector<unsigned char> bytes;
-  std::int64_t untouched = 0;  // elements that still held the sentinel
+  std::int64_t untouched = 0;  // elements that were not written
 };
 Written take_written(const headrace_tensor& view);
 

@@ -1,6 +1,6 @@
-// What a straightforward implementation in the inputs' own 16-bit format would return: products
-// accumulated in float, scores and probabilities rounded to that format, the result rounded once.
-// A good kernel is closer to the truth than this.
+// The result of a straightforward implementation in the inputs' own 16-bit dtype: products
+// accumulated in float, scores and probabilities rounded to the dtype, the result rounded once. A
+// good kernel is more accurate.
 #pragma once
 
 #include <vector>
@@ -17,13 +17,13 @@ struct RowRef {
   std::int64_t batch_idx, head, q_idx;
 };
 
-// Its softmax before dropout, not rounded: [seqlen_k].
+// Its unrounded softmax before dropout: [seqlen_k].
 std::vector<float> low_precision_softmax(const RowRef& ref, const cpu::reference::Row& exact);
 
-// A value as the format holds it; f32 stays.
+// Rounds to the dtype; f32 is unchanged.
 float rounded_to(DType dtype, float value);
 
-// `exact` is the row in double; its scores say which keys are visible. Writes [head_dim_v].
+// `exact`: the row in double; its scores determine the visible keys. Writes [head_dim_v].
 void low_precision_row(const RowRef& ref, const cpu::reference::Row& exact,
                        std::vector<double>& out);
 

@@ -1,4 +1,4 @@
-// Runs the headrace program as a shell does.
+// Runs the headrace program through a shell.
 #pragma once
 
 #include <sys/wait.h>
@@ -31,7 +31,7 @@ inline ProgramResult run_program(const std::string& arguments) {
   return result;
 }
 
-// A folder of its own, which goes away with the object.
+// A temporary folder, removed by the destructor.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
@@ -45,7 +45,7 @@ class TemporaryFolder {
     std::filesystem::remove_all(path_, error);
   }
   std::string file(const std::string& name) const { return path_ / name; }
-  // Writes it, and returns its path.
+  // Writes a file and returns its path.
   std::string file(const std::string& name, const std::string& content) const {
     std::ofstream(path_ / name, std::ios::binary) << content;
     return path_ / name;

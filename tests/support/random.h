@@ -1,4 +1,4 @@
-// Random numbers that are the same on every machine and standard library.
+// Random numbers that are identical on every machine and standard library.
 #pragma once
 
 #include <cmath>
@@ -22,7 +22,7 @@ class Random {
   }
   bool chance(int percent) { return between(0, 99) < percent; }
   double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }
-  // The sum of four uniform numbers, scaled to variance 1: close enough to normal, and exact.
+  // The sum of four uniform numbers, scaled to variance 1: nearly normal, and reproducible.
   double normal() {
     const double sum = uniform() + uniform() + uniform() + uniform();
     return (sum - 2.0) * 1.7320508075688772;

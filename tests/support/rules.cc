@@ -21,7 +21,7 @@ double round_to(DType dtype, double value) {
   return load_as_double(dtype, &bits, 0);
 }
 
-// The furthest a visible key is from the diagonal.
+// Largest distance of a visible key from the diagonal.
 double largest_distance(const RowRef& r) {
   const KeyRange keys = visible_keys(*r.problem, r.q_idx, r.sequence.seqlen_q, r.sequence.seqlen_k);
   const std::int64_t diagonal =
@@ -39,7 +39,7 @@ double largest_distance(const RowRef& r) {
 //                                                                        2 * e32 * M + 8 * e32 * C
 //   ALiBi and bias: one rounding each, of at most C + |alibi| (+ |bias|). |bias| is bounded by
 //   |s| + C + |alibi|.
-// Products that are off by more than their rounding (3 x tf32)    product_error * e32 * M
+//   products with larger errors (3xTF32)                                 product_error * e32 * M
 double score_error(const RowRef& r, const cpu::reference::Row& exact, int product_error) {
   const Problem& p = *r.problem;
   const double magnitude = exact.score_magnitude;
@@ -84,9 +84,9 @@ bool is_score_below_format(double largest_score, DType dtype) {
   return 4 * kE32 * largest_score <= unit_roundoff(dtype);
 }
 
-// The mean square error that float arithmetic gives a score, relative to 1: partial sums of the dot
-// product grow to the score s (weighed by the softmax) with a random part of M / sqrt(head_dim) a
-// step, and each of the head_dim steps rounds the partial sum once, by e32 / sqrt(3) on average.
+// Expected mean square error of a score in float arithmetic: partial sums of the dot product grow
+// to the score s (weighted by the softmax) with a random part of M / sqrt(head_dim) per step, and
+// each of the head_dim steps rounds the partial sum once, by e32 / sqrt(3) on average.
 double expected_score_error2(const RowRef& ref, const cpu::reference::Row& exact) {
   double score2 = 0;
   for (std::size_t j = 0; j < exact.scores.size(); ++j)
@@ -96,8 +96,8 @@ double expected_score_error2(const RowRef& ref, const cpu::reference::Row& exact
          (static_cast<double>(ref.problem->head_dim) * score2 / 3 + magnitude2 / 2);
 }
 
-// Where P is rounded before P V: half an ulp of it, and what it loses where it is denormal. Kernels
-// keep P in f16 in units of 2^-15.
+// Error of P if it is rounded before P V: half an ulp, and the loss of denormals. Kernels keep P in
+// f16 in units of 2^-15.
 double prob_roundoff(DType dtype) { return dtype == DType::f32 ? 0 : unit_roundoff(dtype); }
 double prob_underflow(DType dtype) { return dtype == DType::f16 ? 0x1p-40 : 0; }
 
@@ -106,13 +106,13 @@ double RowBound::rounding(double exact) const {
 }
 
 // out = sum p v with p = exp(s - m) / sum exp(s - m):
-//   each exp is off by a factor within exp(+-ds), the sum of them too:      exp(2 ds) - 1
-//   the format of P, products of P and V (3 x tf32)                         u_P + product_error *
-//   e32 rescaling by exp(old m - new m), a constant number of roundings a block and of |m|
+//   each exp is off by a factor within exp(+-ds), and so is their sum       exp(2 ds) - 1
+//   rounding of P, products of P and V (3xTF32)                             u_P + product_error *
+//   e32 rescaling by exp(old m - new m), a constant number of roundings per block and of |m|
 //                                                                           c * (n_blk + |m|) * e32
 //   summing over keys                                                       sk * e32
-// and the result is rounded once. Beside that an exponential below 2^-126 may become 0, and a
-// product loses what lies below the smallest float.
+// and the result is rounded once. In addition, an exponential below 2^-126 may be flushed to 0, and
+// a product loses what is below the smallest float.
 RowBound row_bound(const RowRef& ref, const cpu::reference::Row& exact,
                    const Arithmetic& arithmetic, double largest_v) {
   RowBound bound;
@@ -139,7 +139,7 @@ void Judge::fail(const RowRef& ref, const std::string& text) {
                                             ref.batch_idx, ref.head, ref.q_idx));
 }
 
-// R5. True where numbers may be compared.
+// R5. True if the values can be compared by the other rules.
 bool Judge::check_class(const RowRef& ref, const cpu::reference::Row& exact, const RowResult& got) {
   bool is_finite = true;
   for (std::size_t d = 0; d < got.out.size(); ++d) {
@@ -165,7 +165,7 @@ bool Judge::check_class(const RowRef& ref, const cpu::reference::Row& exact, con
 void Judge::check_bounds(const RowRef& ref, const cpu::reference::Row& exact,
                          const RowResult& got) {
   const RowBound bound = row_bound(ref, exact, arithmetic_, largest_v_);
-  // Of an element: the errors of the scores and about four roundings, of the terms p v.
+  // Per element: the errors of the scores and about four roundings of the terms p v.
   const double expected2 = expected_score_error2(ref, exact) + 16 * kE32 * kE32;
   const auto terms = static_cast<double>(std::max<std::int64_t>(exact.num_visible, 1));
   for (std::size_t d = 0; d < got.out.size(); ++d) {
@@ -177,7 +177,7 @@ void Judge::check_bounds(const RowRef& ref, const cpu::reference::Row& exact,
       verdict_.calculation =
           std::max(verdict_.calculation, (error - bound.rounding(exact.out[d])) / before);
     if (!(error <= limit))
-      fail(ref, format_text("R3 element {} is {}, exact {}: off by {} with a bound of {}", d,
+      fail(ref, format_text("R3 element {} is {}, exact {}: error {} exceeds the bound {}", d,
                             got.out[d], exact.out[d], error, limit));
     sum_error2_ += error * error;
     sum_exact2_ += exact.out[d] * exact.out[d];
@@ -185,11 +185,11 @@ void Judge::check_bounds(const RowRef& ref, const cpu::reference::Row& exact,
                                                  exact.out[d] * exact.out[d]);
     if (exact.out[d] == 0) ++num_zero_;
   }
-  if (!problem_.has_lse || std::isinf(exact.lse)) return;  // infinities: R5
+  if (!problem_.has_lse || std::isinf(exact.lse)) return;  // R5 checks infinities
   const double error = std::abs(got.lse - exact.lse);
   verdict_.lse_utilisation = std::max(verdict_.lse_utilisation, error / bound.lse);
   if (!(error <= bound.lse))
-    fail(ref, format_text("R3 lse is {}, exact {}: off by {} with a bound of {}", got.lse,
+    fail(ref, format_text("R3 lse is {}, exact {}: error {} exceeds the bound {}", got.lse,
                           exact.lse, error, bound.lse));
 }
 
@@ -232,54 +232,53 @@ void Judge::add_row(const RowRef& ref, const cpu::reference::Row& exact, const R
   if (top > 1 - 1e-6) ++num_one_hot_;
 }
 
-// R1. Where rounding the exact result is most of the straightforward implementation's error (one
-// key has all weight, or P is exact in the format), no implementation could be at 0.8 of it: there
-// the mean must not be above it by more than half an ulp.
+// R1. If rounding the exact result dominates the straightforward implementation's error (one key
+// has all the weight, or P is exact in the dtype), no implementation can reach 0.8 of it: then the
+// mean error must not exceed it by more than half an ulp.
 void Judge::judge_relative() {
   if (num_errors_ == 0) return;
   const auto count = static_cast<double>(num_errors_);
   verdict_.mean_error = sum_error_ / count;
   verdict_.pt_mean_error = sum_pt_error_ / count;
-  if (!is_pt_finite_) return;  // scores overflow the format: nothing to compare with
+  if (!is_pt_finite_) return;  // scores overflow the dtype: nothing to compare with
   if (max_beyond_ulp_ > verdict_.pt_max_error)
-    verdict_.failures.push_back(
-        format_text("R1 largest error {} with {} of the straightforward one", verdict_.max_error,
-                    verdict_.pt_max_error));
+    verdict_.failures.push_back(format_text("R1 largest error {}, straightforward {}",
+                                            verdict_.max_error, verdict_.pt_max_error));
   constexpr std::int64_t kEnough = 64;
   const bool is_degenerate = sum_rounding_ >= 0.7 * sum_pt_error_;
   verdict_.judged_mean = num_errors_ >= kEnough && !is_degenerate;
-  // Where P is rounded as there, only the scores' rounding is saved. Of small scores that is
-  // nothing, and two samples of one distribution remain; of few elements their means say nothing,
-  // and the largest error has been judged.
+  // If the kernel also rounds P, it only saves the rounding of scores. For small scores that is
+  // nothing, and the two errors are samples of the same distribution; with few elements their means
+  // are not significant, and the largest error is already judged.
   const bool rounds_probs = arithmetic_.prob_dtype != DType::f32;
   const double share = rounds_probs ? 1.25 : 0.8;
   if (verdict_.judged_mean && sum_error_ > share * sum_pt_error_)
-    verdict_.failures.push_back(format_text("R1 mean error {} with {} of the straightforward one",
+    verdict_.failures.push_back(format_text("R1 mean error {}, straightforward {}",
                                             verdict_.mean_error, verdict_.pt_mean_error));
   const bool has_means = num_errors_ >= kEnough || !rounds_probs;
   if (!verdict_.judged_mean && has_means &&
       verdict_.mean_error > verdict_.pt_mean_error + max_ulp_ / 2)
     verdict_.failures.push_back(
-        format_text("R1 mean error {} with {} of the straightforward one (degenerate data)",
-                    verdict_.mean_error, verdict_.pt_mean_error));
+        format_text("R1 mean error {}, straightforward {} (degenerate data)", verdict_.mean_error,
+                    verdict_.pt_mean_error));
 }
 
-// R2. Only where the limit means something: it is to be twice what sound arithmetic gives, so half
-// of it must be at least the expected error; there are samples enough for a mean; and the outputs
-// are not denormal in their format.
+// R2. Applies only if the limit is meaningful: the limit is meant to be twice the error of sound
+// arithmetic, so half of it must be at least the expected error; there must be enough samples for a
+// mean; and the outputs must not be denormal in their dtype.
 void Judge::judge_nmse() {
   const DType dtype = dtype_of(problem_);
   const double limit = dtype == DType::bf16 ? 1e-5 : dtype == DType::f16 ? 2e-7 : 1e-12;
   if (sum_exact2_ == 0) return;
   verdict_.nmse = sum_error2_ / sum_exact2_;
   const double mean_square = sum_exact2_ / static_cast<double>(verdict_.num_elements);
-  // In f32 the scores' errors dominate, one sample a row; where P is rounded, that of each weight,
-  // which all elements of a row share; else the rounding of each element.
+  // Number of samples. In f32 the scores' errors dominate: one sample per row. If P is rounded,
+  // each weight's rounding, shared by all elements of a row; else the rounding of each element.
   const bool has_enough = dtype == DType::f32                    ? verdict_.num_full_rows >= 16
                           : arithmetic_.prob_dtype != DType::f32 ? num_weights_ >= 64
                                                                  : verdict_.num_elements >= 64;
-  // Rows that see nearly the same keys have sums that cancel together: the size has one sample a
-  // column of V, and over long sequences one alone may be next to nothing.
+  // Sums of rows that see nearly the same keys cancel together: the magnitude has one sample per
+  // column of V, and over long sequences a single one may be almost 0.
   const std::int64_t num_columns = problem_.batch * problem_.num_kv_heads * problem_.head_dim_v;
   const double normal = smallest_denormal(dtype) / unit_roundoff(dtype) * 8;
   verdict_.judged_nmse = has_enough && num_columns >= 16 &&
@@ -287,7 +286,7 @@ void Judge::judge_nmse() {
                          std::sqrt(mean_square) >= normal;
   if (verdict_.judged_nmse && verdict_.nmse > limit)
     verdict_.failures.push_back(
-        format_text("R2 error {} of the sum of squares, at most {}", verdict_.nmse, limit));
+        format_text("R2 normalized mean squared error {} exceeds {}", verdict_.nmse, limit));
 }
 
 Verdict Judge::finish() {

@@ -1,4 +1,4 @@
-// For the tests: sampling in double, one definition after the other, as sampling.h says it.
+// Reference sampling in double for the tests, by the definitions in sampling.h.
 #pragma once
 
 #include <algorithm>

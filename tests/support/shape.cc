@@ -1,4 +1,4 @@
-// Sizes of a case: what its axis values ask for, shrunk until it is cheap.
+// The sizes of a case: those of its axis values, shrunk until it is cheap.
 #include <algorithm>
 
 #include "support/case.h"
@@ -6,14 +6,14 @@
 namespace headrace::testing {
 namespace {
 
-// Multiply-adds of one case: some milliseconds of the scalar kernel.
+// Multiply-adds of one case: a few milliseconds of the scalar kernel.
 constexpr std::int64_t kMaxCost = 3'000'000;
 constexpr std::int64_t kEdges[] = {127, 128, 129, 191, 192, 193, 255, 256, 257, 511, 512, 513};
 constexpr std::int64_t kFirstEdges[] = {127, 128, 129};
 
 struct LengthPair {
   std::int64_t q, k;
-  std::int64_t min_q = 1, min_k = 1;  // below these it would be another class
+  std::int64_t min_q = 1, min_k = 1;  // smaller lengths would belong to another class
 };
 
 LengthPair edge_lengths(Random& random, bool is_cheap) {
@@ -56,7 +56,7 @@ LengthPair draw_lengths(Random& random, Lengths lengths, bool is_cheap) {
   return {1, 1};
 }
 
-// Halves the side that is furthest above its minimum until `cost` (of one element) fits.
+// Halves the side furthest above its minimum until the total fits; `cost` is per element.
 void shrink(LengthPair& n, std::int64_t cost, Lengths lengths) {
   while (n.q * n.k * cost > kMaxCost && (n.q > n.min_q || n.k > n.min_k)) {
     const bool shrink_q = n.q * n.min_k > n.k * n.min_q;
@@ -83,7 +83,7 @@ void draw_sequences(Random& random, const AxisValues& values, Shape& shape) {
   const auto kind = values.get<RaggedKind>(Axis::ragged);
   shape.is_ragged = kind != RaggedKind::dense;
   if (!shape.is_ragged) return;
-  const bool is_tight = random.chance(50);  // the longest sequence is as long as max_seqlen says
+  const bool is_tight = random.chance(50);  // the longest sequence has exactly max_seqlen rows
   const auto draw = [&](std::int64_t longest, std::int64_t i) -> std::int64_t {
     if (longest == 0) return 0;
     if (kind == RaggedKind::zeros && random.chance(40)) return 0;
@@ -116,7 +116,7 @@ Shape shape_of(const CaseName& name) {
   const std::int64_t cost = shape.batch * group * (shape.head_dim + shape.head_dim_v);
   const auto lengths = values.get<Lengths>(Axis::lengths);
   LengthPair n = draw_lengths(random, lengths, cost < 1000);
-  // A tree mask goes with seqlen_q <= seqlen_k.
+  // A tree mask needs seqlen_q <= seqlen_k.
   if (values[Axis::tree_mask] != 0 && lengths != Lengths::zero_q && n.q > n.k) {
     std::swap(n.q, n.k);
     std::swap(n.min_q, n.min_k);

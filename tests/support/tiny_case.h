@@ -1,6 +1,5 @@
-// Small problems in double with every feature, for the tests of the reference backend. Contiguous
-// tensors, made by hand rather than through the front door: the reference must not be checked with
-// the code that feeds it.
+// Small problems in double with every feature, for tests of the reference backend. The arguments
+// are filled directly rather than by validate(), to test the reference independently of it.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +41,7 @@ struct TinyCase {
   std::int64_t rows_q() const { return p.is_ragged ? p.total_q : p.batch * p.seqlen_q; }
   std::int64_t rows_k() const { return p.is_ragged ? p.total_k : p.batch * p.seqlen_k; }
 
-  // Call after the features of `p` are set (and cu_q, cu_k filled for ragged batches).
+  // Call after setting the features of `p` (and cu_q, cu_k for ragged batches).
   void allocate(std::uint64_t seed) {
     std::mt19937_64 random(seed);
     std::normal_distribution<double> normal;
@@ -89,14 +88,14 @@ struct TinyCase {
     if (has_bias(p)) fill(bias, score_rows() * p.seqlen_k);
   }
 
-  // [batch, head, query, key] with some axes broadcast; call after allocate() when p has a bias.
+  // [batch, head, query, key] with some axes broadcast. Call after allocate() if p has a bias.
   void use_bias(bool batch_varies, bool query_varies) {
     args.bias = score_operand(bias.data(), DType::f64, batch_varies, query_varies);
     args.gradients.dbias = args.bias;
     p.has_dbias = 1;
   }
 
-  // Gradients of out and lse; call after allocate().
+  // Sets dout and dlse. Call after allocate().
   void use_gradients(std::vector<double> of_out, std::vector<double> of_lse) {
     dout = std::move(of_out);
     dlse = std::move(of_lse);

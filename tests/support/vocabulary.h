@@ -1,4 +1,4 @@
-// Vocabularies for tests of the tokenizer, as a model file would bring them.
+// Vocabularies for tokenizer tests, in the form of a model file's metadata.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct Vocabulary {
   std::vector<std::pair<std::string, std::int64_t>> specials;  // text, type
   std::vector<std::string> bytes;                              // in the byte alphabet
   std::vector<std::string> merges;                             // "left right"
-  std::vector<std::string> extra;                              // normal tokens that no merge makes
+  std::vector<std::string> extra;                              // normal tokens without a merge
 
   ModelFile model_file(const std::string& pre) const;
   std::int64_t first_extra() const {
@@ -23,10 +23,10 @@ struct Vocabulary {
   }
 };
 
-// All 256 bytes, those merges, control token <|end|> (0), user-defined token <user> (1).
+// All 256 bytes, the given merges, control token <|end|> (0), user-defined token <user> (1).
 Vocabulary small_vocabulary(std::vector<std::string> merges);
 
-// tests/golden/tokenizer_vocabulary.json; throws where it cannot be read.
+// tests/golden/tokenizer_vocabulary.json; throws if it cannot be read.
 Vocabulary read_vocabulary(const std::string& path);
 
 }  // namespace headrace::testing
