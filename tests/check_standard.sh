@@ -1,6 +1,6 @@
 #!/bin/sh
-# check_standard.sh COMPILER INCLUDE: each C++ header compiles with C++20, and with older standards its first error names
-# the requirement.
+# check_standard.sh COMPILER INCLUDE: each C++ header compiles with C++20, and with older standards its first error
+# names the requirement.
 set -eu
 compiler=$1 include=$2
 for header in "$include"/headrace/*.hpp; do

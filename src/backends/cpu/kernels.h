@@ -1,4 +1,4 @@
-// The CPU kernels for attention, best first; the last one of a list refuses nothing.
+// The CPU attention kernels in order of preference; the last one of each list supports everything.
 #pragma once
 
 #include <span>

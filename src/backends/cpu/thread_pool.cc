@@ -23,7 +23,7 @@ struct Loop {
   std::atomic<std::int64_t> next_task{0};
   int num_joined = 1;              // worker numbers handed out; guarded by Pool::mutex_
   std::atomic<int> num_active{0};  // pool threads inside run()
-  Loop* next = nullptr;            // list of loops that still have tasks; guarded by Pool::mutex_
+  Loop* next = nullptr;            // list of loops with remaining tasks; guarded by Pool::mutex_
 
   void run(int worker) {
     for (;;) {
@@ -37,9 +37,9 @@ struct Loop {
   }
 };
 
-// How long an idle thread looks for work before it sleeps, and a caller for its helpers to finish:
-// waking a thread costs 5 to 50 us, as long as a small attention call. About 20 us of pause
-// instructions on x86; less on Arm, where nobody has measured it.
+// Number of spins of an idle thread before it sleeps, and of a caller that waits for its helpers:
+// waking a thread costs 5 to 50 us, as much as a small attention call. About 20 us of pause
+// instructions on x86; less on Arm (not measured).
 constexpr int kSpins = 500;
 
 inline void pause_cpu() {
@@ -91,7 +91,7 @@ class Pool {
       std::thread([this] { serve(); }).detach();
       return true;
     } catch (const std::system_error&) {
-      return false;  // the caller does the work alone
+      return false;  // the caller runs all tasks itself
     }
   }
 
@@ -99,8 +99,7 @@ class Pool {
     for (;;) {
       auto [loop, worker] = next_loop();
       loop->run(worker);
-      // The lock keeps the notification inside the caller's wait: after num_active drops to 0 the
-      // loop may be gone.
+      // Notify under the lock: once num_active is 0, the caller may destroy the loop.
       std::lock_guard lock(mutex_);
       if (loop->num_active.fetch_sub(1, std::memory_order_release) == 1) helper_left_.notify_all();
     }
@@ -145,7 +144,7 @@ class Pool {
   std::atomic<std::uint64_t> num_published_{0};
 };
 
-// Never destroyed: its threads may be waiting in it while the process exits.
+// Never destroyed: threads may still wait in it while the process exits.
 std::atomic<Pool*> g_pool{nullptr};
 
 struct Executor {
@@ -153,12 +152,13 @@ struct Executor {
   void* user = nullptr;
 };
 Executor g_executor;  // guarded by g_mutex: function and argument change together
-std::atomic<bool> g_has_executor{false};  // read without the lock by calls that need no executor
+std::atomic<bool> g_has_executor{
+    false};  // read without the lock to skip it if there is no executor
 
 std::mutex g_mutex;  // creation of the pool, the executor
 
-// Threads do not survive fork(): the child forgets the parent's pool, whose locks may be held for
-// ever.
+// Threads do not survive fork(): the child drops the parent's pool, whose locks may never be
+// released.
 void register_fork_handlers() {
   static const int registered = pthread_atfork([] { g_mutex.lock(); },    //
                                                [] { g_mutex.unlock(); },  //
@@ -187,8 +187,8 @@ Executor current_executor() {
 
 constexpr int kMaxHostTasks = 1024;
 
-// A loop on threads of the host program. The executor is not trusted: a task index runs at most
-// once, so that no worker number is in use twice, and verdict() names what broke the contract.
+// A loop on the host program's executor. The executor is not trusted: a task index runs at most
+// once, so that no worker number is used twice, and verdict() reports violations of the contract.
 class HostLoop {
  public:
   explicit HostLoop(Loop& loop)
@@ -202,7 +202,7 @@ class HostLoop {
           executor.user, num_tasks_,
           [](void* arg, int index) { static_cast<HostLoop*>(arg)->run_task(index); }, this);
     });
-    // Of an executor that returns too early: this object must outlive what has begun.
+    // If the executor returns too early, running tasks must finish before this object is destroyed.
     while (num_active_.load(std::memory_order_acquire) != 0) std::this_thread::yield();
     return threw ? threw : verdict();
   }
@@ -225,7 +225,7 @@ class HostLoop {
   Status verdict() const {
     constexpr const char* kRule =
         "it must call task(task_arg, i) once for every i in [0, num_tasks) and return when all are "
-        "done; correct the function that headrace_set_executor was given";
+        "done; fix the function passed to headrace_set_executor";
     const std::int64_t wrong = wrong_index_.load(std::memory_order_relaxed);
     if (wrong != kNone)
       return invalid_argument("executor: called task(task_arg, {}){} with num_tasks={}: {}", wrong,

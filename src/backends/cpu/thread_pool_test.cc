@@ -43,8 +43,8 @@ TEST(ThreadPool, RunsEveryTaskOnceOnDistinctWorkers) {
   }
 }
 
-// Goes on until workers have come between each other often enough, side by side or (on a busy
-// machine, which takes longer) because one lost its core in the middle of taking a task.
+// Runs until workers have interleaved often enough, in parallel or (on a busy machine, slower)
+// because one was preempted while taking a task.
 TEST(ThreadPool, WorkersWhoMeetTakeNoTaskTwice) {
   constexpr std::int64_t kTasks = 1000000;
   constexpr int kWorkers = 4, kMeetings = 1000;

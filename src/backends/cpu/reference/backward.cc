@@ -13,7 +13,7 @@ std::size_t product(std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t
   return static_cast<std::size_t>(a * b * c * d);
 }
 
-// One call: walks the rows and adds what each contributes.
+// One call: iterates over the rows and adds their contributions.
 class Backward {
  public:
   Backward(const Problem& p, const AttentionArgs& args)
@@ -50,7 +50,7 @@ class Backward {
 
   void add_row(const Sequence& sequence, std::int64_t b, std::int64_t head, std::int64_t i) {
     attention_row(p_, args_, sequence, b, head, i, row_);
-    if (row_.is_empty) return;  // out and lse are constants there
+    if (row_.is_empty) return;  // out and lse are constant for empty rows
     const std::int64_t dout = row_offset(args_.gradients.dout, b, sequence.row_q + i, head);
     double d = 0;  // D of this row
     for (std::size_t c = 0; c < dout_.size(); ++c) {
@@ -110,7 +110,7 @@ class Backward {
     g_.dbias[static_cast<std::size_t>(row * shape[3] + along(shape[3], j))] += ds;
   }
 
-  // Through softcap and scale to Q and K.
+  // Propagates dS through softcap and scale to Q and K.
   void add_score_gradient(const Sequence& sequence, std::int64_t b, std::int64_t head,
                           std::int64_t i, std::int64_t j, double ds) {
     const std::int64_t kv_head = head / group_size(p_);
@@ -196,13 +196,13 @@ Gradients attention_backward(const Problem& p, const AttentionArgs& args) {
 const Kernel kBackwardKernel = {
     .name = "cpu_reference",
     .summary =
-        "row by row in double, every feature and dtype, exact about NaN; the specification, slow",
+        "row by row in double, every feature and dtype, exact NaN propagation; reference, slow",
     .refuses = [](const Problem&, const DeviceInfo&) { return std::string(); },
     .plan =
         [](const Problem&, const DeviceInfo&) {
           Schedule schedule;
           schedule.note =
-              "one thread, double, computes out and lse again and allocates all gradients: for "
+              "one thread, double, recomputes out and lse and allocates all gradients: for "
               "checking, not for speed";
           return schedule;
         },

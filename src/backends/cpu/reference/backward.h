@@ -1,11 +1,11 @@
-// Gradients of attention in double, from the definition: the oracle for every backward kernel, and
-// the last kernel of their list.
+// Gradients of attention in double, by definition: the oracle for every backward kernel, and the
+// slow fallback.
 //
 // With P the softmax, Z the dropout factors, O = (P * Z) V and D = rowsum(dO * O):
 //   dV = (P * Z)^T dO      dP = (dO V^T) * Z      dS = P * (dP - D + dlse)
-// dS passes through bias (as it is), softcap (times 1 - tanh^2) and scale to Q and K. The sink is
-// one more column of S whose V is zero. (Dao et al., FlashAttention, appendix B.2; the lse term by
-// differentiating log-sum-exp.)
+// dS propagates through bias (unchanged), softcap (times 1 - tanh^2) and scale to Q and K. The sink
+// is an additional column of S with V = 0. (Dao et al., FlashAttention, appendix B.2; the lse term
+// follows from differentiating log-sum-exp.)
 #pragma once
 
 #include <array>
@@ -22,14 +22,14 @@ struct Gradients {
   std::vector<double>
       dk;  // [batch, seqlen_k, num_kv_heads, head_dim], summed over the heads of a group
   std::vector<double> dv;      // [batch, seqlen_k, num_kv_heads, head_dim_v]
-  std::vector<double> dbias;   // shape dbias_shape; empty where it is not wanted
+  std::vector<double> dbias;   // shape dbias_shape; empty if not requested
   std::vector<double> dsinks;  // [num_heads]; empty without sinks
-  // [batch, head, query, key], 1 where the strides of args.gradients.dbias sum over the axis
+  // [batch, head, query, key]; 1 for axes that dbias reduces
   std::array<std::int64_t, 4> dbias_shape{};
 };
 
-// Reads q, k, v and what masks and adds to the scores, dout and dlse; not out and lse, which it
-// computes again. Of the other gradient operands it reads the strides of dbias alone.
+// Reads q, k, v, the mask and bias operands, dout and dlse; recomputes out and lse. Of the other
+// gradient operands it only uses the strides of dbias.
 Gradients attention_backward(const Problem& p, const AttentionArgs& args);
 
 extern const Kernel kBackwardKernel;  // "cpu_reference"

@@ -1,4 +1,4 @@
-// The analytic gradients against central differences, and identities that need no oracle.
+// The analytic gradients against central differences, and oracle-free identities.
 #include "backends/cpu/reference/backward.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ namespace {
 
 using headrace::testing::TinyCase;
 
-// Number `idx` of a family in which every feature meets every other one.
+// Case `idx` of a family that combines every pair of features.
 std::unique_ptr<TinyCase> make_case(int idx) {
   std::mt19937 random(static_cast<unsigned>(idx) * 7919u + 1u);
   const auto pick = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
@@ -60,7 +60,7 @@ std::vector<double> random_vector(std::size_t n, unsigned seed) {
   return x;
 }
 
-// loss = <dout, out> + <dlse, lse>, from the unrounded rows; empty rows add nothing.
+// loss = <dout, out> + <dlse, lse> of the unrounded rows; empty rows contribute nothing.
 double loss(const TinyCase& c, const std::vector<double>& dout, const std::vector<double>& dlse) {
   double sum = 0;
   Row row;
@@ -124,7 +124,7 @@ TEST_P(BackwardCase, EqualsCentralDifferences) {
   expect_differences(c->q, g.dq, "dq");
   expect_differences(c->k, g.dk, "dk");
   expect_differences(c->v, g.dv, "dv");
-  // Sinks are floats: steps that a float can hold.
+  // Sinks are floats, so use steps representable in float.
   for (std::size_t h = 0; h < c->sinks.size(); ++h) {
     const float before = c->sinks[h];
     const double step = 0x1p-10;
@@ -137,7 +137,7 @@ TEST_P(BackwardCase, EqualsCentralDifferences) {
   }
 }
 
-// Along a random direction of q, k and v together.
+// The derivative along a random direction of q, k and v.
 TEST_P(BackwardCase, DirectionalDerivativeIsTheInnerProduct) {
   std::vector<double>* tensors[] = {&c->q, &c->k, &c->v};
   const std::vector<double>* gradients[] = {&g.dq, &g.dk, &g.dv};
@@ -154,7 +154,7 @@ TEST_P(BackwardCase, DirectionalDerivativeIsTheInnerProduct) {
         (*tensors[t])[i] += step * directions[t][i];
     return loss(*c, dout, dlse);
   };
-  const double h = 1e-3;  // of fourth order: f' = (8 (f1 - f-1) - (f2 - f-2)) / 12 h
+  const double h = 1e-3;  // fourth order: f' = (8 (f1 - f-1) - (f2 - f-2)) / 12 h
   const double up = loss_at(h), up2 = loss_at(h), down = loss_at(-3 * h), down2 = loss_at(-h);
   const double numeric = (8 * (up - down) - (up2 - down2)) / (12 * h);
   EXPECT_NEAR(numeric, expected, 1e-8 * (1 + std::abs(expected)));
@@ -163,7 +163,7 @@ TEST_P(BackwardCase, DirectionalDerivativeIsTheInnerProduct) {
 void check_bias_gradient(const Computed& computed) {
   const auto& [c, dout, dlse, g] = computed;
   const auto& shape = g.dbias_shape;
-  // Perturb each element where it lies in memory.
+  // Perturb each element in memory.
   const ScoreOperand& bias = c->args.bias;
   std::size_t i = 0;
   for (std::int64_t b = 0; b < shape[0]; ++b) {
@@ -198,8 +198,8 @@ TEST(Backward, BiasGradientIsSummedOverBroadcastAxes) {
   EXPECT_GE(checked, 20);
 }
 
-// Adding a constant to all scores of a row leaves O alone and shifts the lse by it (without a
-// sink): the bias gradient summed over keys is the row's dlse, or zero where the row is empty.
+// Adding a constant to all scores of a row does not change O and shifts the lse by it (without a
+// sink): the sum of dbias over keys is the row's dlse, or zero for an empty row.
 void check_row_sums(const Computed& computed) {
   const auto& [c, dout, dlse, g] = computed;
   Row row;
@@ -229,8 +229,8 @@ TEST(Backward, RowsOfTheScoreGradientSumToTheLseGradient) {
   EXPECT_GE(checked, 3);
 }
 
-// D is the mean of dP in a row, and rowsum(dO * O): a sink's gradient is made of the one, checked
-// with the other.
+// D is both the weighted mean of dP in a row and rowsum(dO * O): dsinks is computed from one and
+// checked with the other.
 TEST(Backward, SinksReceiveWhatTheMeanOfDpSays) {
   int checked = 0;
   for (int idx = 0; idx < kNumCases; ++idx) {
@@ -246,7 +246,7 @@ TEST(Backward, SinksReceiveWhatTheMeanOfDpSays) {
       const std::int64_t b = index / c->p.seqlen_q / c->p.num_heads;
       attention_row(c->p, c->args, sequence_of(c->p, c->args, b), b, h, i, row);
       if (row.is_empty) continue;
-      double mean = 0;  // of dP with the weights P
+      double mean = 0;  // of dP, weighted with P
       for (std::int64_t j = 0; j < c->p.seqlen_k; ++j) {
         const std::int64_t v = row_offset(c->args.v, b, j, h / group_size(c->p));
         const std::int64_t from = row_offset(c->args.gradients.dout, b, i, h);

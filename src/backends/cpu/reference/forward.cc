@@ -49,7 +49,7 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace, Stream) {
 const Kernel kForwardKernel = {
     .name = "cpu_reference",
     .summary =
-        "row by row in double, every feature and dtype, exact about NaN; the specification, slow",
+        "row by row in double, every feature and dtype, exact NaN propagation; reference, slow",
     .refuses = [](const Problem&, const DeviceInfo&) { return std::string(); },
     .plan =
         [](const Problem&, const DeviceInfo&) {

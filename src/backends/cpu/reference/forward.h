@@ -1,4 +1,4 @@
-// Attention forward in double, row by row. Written to be read; refuses nothing.
+// Reference forward in double, row by row. Written for readability; supports everything.
 #pragma once
 
 #include "core/kernel.h"

@@ -1,4 +1,4 @@
-// The reference against answers worked out by hand or by a few lines of independent arithmetic.
+// The reference against results computed by hand or by a few lines of independent arithmetic.
 #include "backends/cpu/reference/forward.h"
 
 #include <gtest/gtest.h>
@@ -21,8 +21,8 @@ void run(TinyCase& c) {
   ASSERT_FALSE(kForwardKernel.launch(plan, c.args, {}, nullptr).has_value());
 }
 
-// All logits equal (q = 0) and V[j] = j: the output is the mean of the visible indices, the lse the
-// log of their number.
+// All logits equal (q = 0) and V[j] = j: the output is the mean of the visible indices, the lse is
+// the log of their number.
 struct Uniform : TinyCase {
   Uniform(std::int64_t seqlen_q, std::int64_t seqlen_k)
       : TinyCase(1, seqlen_q, seqlen_k, 1, 1, 2, 1) {}
@@ -78,7 +78,7 @@ TEST(ReferenceMasks, WindowsAreInclusive) {
   Uniform only_self(4, 4);
   only_self.p.window_left = only_self.p.window_right = 0;
   only_self.expect(3, 3, 3);
-  Uniform shifted(2, 6);  // without a causal mask windows are bottom-right aligned too
+  Uniform shifted(2, 6);  // without a causal mask, windows are bottom-right aligned, too
   shifted.p.window_left = 1;
   shifted.expect(0, 3, 5);
   Uniform causal(4, 4);

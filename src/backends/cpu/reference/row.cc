@@ -16,7 +16,7 @@ double load(const Problem& p, const Operand& x, std::int64_t offset) {
   return load_as_double(dtype_of(p), x.data, offset);
 }
 
-// Element of an operand that is shaped like the scores. In a ragged batch the query axis counts
+// Element offset in an operand shaped like the scores. In a ragged batch the query axis counts
 // packed rows.
 std::int64_t score_offset(const ScoreOperand& x, const Sequence& sequence, std::int64_t batch_idx,
                           std::int64_t head, std::int64_t q_idx, std::int64_t k_idx) {
@@ -53,11 +53,11 @@ double score_of(const Problem& p, const AttentionArgs& args, const Sequence& seq
   return score;
 }
 
-// softmax over the visible scores, with the sink as one more term of the denominator.
+// Softmax over the visible scores, with the sink as an additional term of the denominator.
 void normalise(const Problem& p, const AttentionArgs& args, std::int64_t head, Row& row) {
   double top = -kInfinity;
   for (const double score : row.scores) top = std::max(top, score);
-  // max() drops a NaN that comes second: look for it, it makes the whole row NaN.
+  // std::max() drops a NaN in the second argument: check for it, it makes the whole row NaN.
   for (const double score : row.scores)
     if (std::isnan(score)) top = score;
   row.is_empty = top == -kInfinity;
@@ -67,8 +67,8 @@ void normalise(const Problem& p, const AttentionArgs& args, std::int64_t head, R
   const double reference = sink > top ? sink : top;
   double denominator = 0;
   for (std::size_t j = 0; j < row.scores.size(); ++j) {
-    // A score equal to an infinite reference is inf - inf: NaN, like every +inf score. -inf weighs
-    // nothing.
+    // A score equal to an infinite maximum is inf - inf = NaN, as for every +inf score. -inf has
+    // weight 0.
     if (row.scores[j] != -kInfinity) row.softmax[j] = std::exp(row.scores[j] - reference);
     denominator += row.softmax[j];
   }
@@ -134,7 +134,7 @@ void attention_row(const Problem& p, const AttentionArgs& args, const Sequence& 
   row.probs = row.softmax;
   if (row.is_empty) return;
   for (std::int64_t j = 0; j < sequence.seqlen_k; ++j) {
-    // Invisible keys are never multiplied: whatever lies in their V reaches nobody.
+    // Invisible keys are skipped, so that NaN in their V does not propagate.
     if (!is_visible(p, args, sequence, batch_idx, head, q_idx, j)) continue;
     double& weight = row.probs[static_cast<std::size_t>(j)];
     if (has_dropout(p))

@@ -1,5 +1,4 @@
-// Element types of tensors in memory. A vector register always holds floats; loads and stores
-// convert.
+// Element types of tensors in memory. Vector registers hold floats; loads and stores convert.
 #pragma once
 
 #include <stdint.h>

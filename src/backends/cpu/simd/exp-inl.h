@@ -1,5 +1,5 @@
-// exp and tanh on vectors: ours, so that their error is known. Templates on Vec, compiled once per
-// instruction set.
+// exp and tanh on vectors with known error bounds. Templates on Vec, compiled once per instruction
+// set.
 #pragma once
 
 #include "backends/cpu/simd/element.h"
@@ -22,9 +22,8 @@ struct ExpConstants {
   static constexpr float kQ4 = 0x1.6a2402p-10f;
 };
 
-// All functions take kN vectors at once and go through them stage by stage: one exponential is a
-// chain of 13 dependent operations, and a scheduler of 64 entries does not see far enough to
-// overlap chains written one behind the other.
+// All functions process kN vectors at once, stage by stage: one exponential is a chain of 13
+// dependent operations, and a 64-entry scheduler cannot overlap chains written one after the other.
 
 // y = exp(x) * 2^-n for n = round(x / ln 2).
 template <class Vec, int kN>
@@ -41,12 +40,12 @@ inline void exp_of_reduced(typename Vec::F (&x)[kN], const typename Vec::F (&n)[
   for (int i = 0; i < kN; ++i) x[i] = Vec::fma(q[i], x[i], Vec::set1(1.0f));
 }
 
-// All floats: denormal results, 0 and infinity where they belong, NaN stays NaN. At most 1 ulp.
+// Valid for all floats: denormal results, 0, infinity, and NaN propagates. Error at most 1 ulp.
 template <class Vec>
 inline typename Vec::F exp(typename Vec::F x) {
   using C = ExpConstants;
-  // Beyond these bounds the result is 0 or infinity anyway. x is the second operand: NaN passes
-  // through.
+  // Beyond these bounds the result is 0 or infinity anyway. x is the second operand, so that NaN
+  // propagates.
   x = Vec::min(Vec::set1(89.0f), Vec::max(Vec::set1(-104.0f), x));
   const auto rounded = Vec::fma(x, Vec::set1(C::kLog2E), Vec::set1(C::kRounder));
   const auto n = Vec::sub(rounded, Vec::set1(C::kRounder));
@@ -62,9 +61,9 @@ inline typename Vec::F exp(typename Vec::F x) {
   return Vec::mul(Vec::mul(y[0], scale1), scale2);
 }
 
-// For softmax: 2^kShift * exp(x) for x <= 1 or NaN. What is below 2^-126 becomes 0 (it is lost
-// against the row's largest term, 2^kShift). One factor and one shift: the bias of the exponent
-// sits in the rounder already.
+// For softmax: 2^kShift * exp(x) for x <= 1 or NaN. Results below 2^-126 are flushed to 0 (they are
+// negligible against the row's largest term, 2^kShift). One factor and one shift suffice, because
+// the rounding constant includes the exponent bias.
 template <class Vec, int kShift, int kN>
 inline void exp_softmax(typename Vec::F (&x)[kN]) {
   using C = ExpConstants;

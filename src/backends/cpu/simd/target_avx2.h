@@ -1,5 +1,5 @@
-// From here to the end of the file functions are compiled for AVX2 + FMA + F16C. Include it after
-// every ordinary header.
+// Starts a region compiled for AVX2 + FMA + F16C; target_end.h ends it. Include it after all
+// ordinary headers.
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
 #else

@@ -1,5 +1,5 @@
-// From here to the end of the file functions are compiled for AVX-512 with BF16 dot products.
-// Include it after every ordinary header.
+// Starts a region compiled for AVX-512 with BF16 dot products; target_end.h ends it. Include it
+// after all ordinary headers.
 #if defined(__clang__)
 #pragma clang attribute push(                                                               \
     __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c"))), \

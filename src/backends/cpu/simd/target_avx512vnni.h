@@ -1,5 +1,5 @@
-// From here to the end of the file functions are compiled for AVX-512 with VNNI, dot products of
-// bytes. Include it after every ordinary header.
+// Starts a region compiled for AVX-512 with VNNI (8-bit dot products); target_end.h ends it.
+// Include it after all ordinary headers.
 #if defined(__clang__)
 #pragma clang attribute push(                                                               \
     __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c"))), \

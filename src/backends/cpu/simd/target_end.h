@@ -1,4 +1,4 @@
-// Ends the region that a target_*.h header began.
+// Ends the region that a target_*.h header started.
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

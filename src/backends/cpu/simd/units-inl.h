@@ -1,4 +1,4 @@
-// How the flash kernel multiplies when a unit (one 32-bit step of a reduction) is a float.
+// Multiplication in the flash kernel if a unit (one 32-bit step of a reduction) is a float.
 #pragma once
 
 #include <type_traits>
@@ -12,14 +12,13 @@ struct FloatUnits {
   using Vec = V;
   using F = typename V::F;
   using Unit = float;
-  static constexpr int kPair = 1;  // elements in a unit
+  static constexpr int kPair = 1;  // elements per unit
 
   static F broadcast(const Unit* p) { return V::set1(*p); }
   static F load_units(const Unit* p) { return V::load(p); }
   static F madd(F a, F b, F c) { return V::fma(a, b, c); }
 
-  // A vector of units from a row in memory; the partial form reads n elements and fills up with
-  // zeros.
+  // Loads a vector of units from a row; the partial form reads n elements and pads with zeros.
   template <class E>
   static F load_row(const E* row) {
     return V::load(row);
@@ -29,9 +28,8 @@ struct FloatUnits {
     return V::load_partial(row, n);
   }
 
-  // Vectors of a row that one load brings, in the order that is cheapest to convert: of bf16 the
-  // even elements are a shift away from floats, the odd ones a mask; in their own order each
-  // vector would take a shuffle and a shift.
+  // Vectors of a row from one load, in the order that is cheapest to convert: even bf16 elements
+  // need a shift, odd ones a mask; in memory order each vector would need a shuffle and a shift.
   template <class E>
   static constexpr int kBlock = std::is_same_v<E, Bf16> ? 2 : 1;
   template <class E>
@@ -43,7 +41,7 @@ struct FloatUnits {
     }
   }
 
-  // row [elements] -> units [num_units], zeros behind.
+  // row [elements] -> units [num_units], padded with zeros.
   template <class E>
   static void copy_row(const E* row, int64_t elements, Unit* units, int64_t num_units) {
     int64_t i = 0;
@@ -55,8 +53,8 @@ struct FloatUnits {
     for (; i < num_units; ++i) units[i] = 0.0f;
   }
 
-  // kPair rows as one step of a reduction over rows. A step is one row here, and who reduces leaves
-  // out those that do not count.
+  // kPair rows as one step of a reduction over rows. Here a step is one row, and the caller skips
+  // rows that do not count.
   template <class E>
   static void copy_step(const E* rows, int64_t, int64_t, int64_t, int64_t elements, Unit* units,
                         int64_t num_units) {

@@ -102,9 +102,9 @@ struct Vec {
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
   }
-  // to[i] = sum(a[i]), added in the same order.
+  // to[i] = sum(a[i]), in the same order of additions.
   static void sums(const F* a, float* to) {
-    F pairs[4];  // halves of a[i] and a[i + 4] added: four partial sums of each
+    F pairs[4];  // sums of halves of a[i] and a[i + 4]: four partial sums of each
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i)
       pairs[i] = _mm256_add_ps(_mm256_permute2f128_ps(a[i], a[i + 4], 0x20),
@@ -157,14 +157,14 @@ struct Vec {
   }
 };
 
-// 6 x 16: 12 accumulators, 2 columns of B, 1 broadcast of A: 15 of 16 registers; 12 independent
-// chains cover 2 FMA ports x 4 to 5 cycles of latency.
+// 6 x 16 register tile: 12 accumulators, 2 columns of B, 1 broadcast of A: 15 of 16 registers. 12
+// independent chains cover 2 FMA ports x 4 to 5 cycles of latency.
 struct Isa : FloatUnits<Vec> {
   using FloatIsa = Isa;
   static constexpr int kMr = 6;
   static constexpr int kNv = 2;
-  static constexpr int kKeysAtOnce = 2;    // rows of K that the direct path multiplies at once
-  static constexpr int kValueVectors = 2;  // and columns of V, in vectors
+  static constexpr int kKeysAtOnce = 2;    // rows of K per step of the direct path
+  static constexpr int kValueVectors = 2;  // columns of V per step, in vectors
 };
 
 }  // namespace headrace::cpu::avx2

@@ -1,5 +1,5 @@
-// Sixteen floats. Included only below target_avx512.h, target_avx512bf16.h or target_avx512vnni.h,
-// whose file says in which namespace it lives: two instruction sets never share a symbol.
+// Sixteen floats. Included only below target_avx512.h, target_avx512bf16.h or target_avx512vnni.h.
+// The including file sets the namespace, so that instruction sets never share a symbol.
 #include <immintrin.h>
 
 #include "backends/cpu/simd/element.h"
@@ -103,16 +103,16 @@ struct Vec {
     return _mm512_srai_epi32(a, kBits);
   }
 
-  // By halves: g++ 12 warns falsely inside its own _mm512_reduce_*.
+  // By halves, because g++ 12 has false warnings inside its _mm512_reduce_*.
   static float sum(F a) {
     const __m256 s8 = _mm256_add_ps(low_half(a), high_half(a));
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
   }
-  // Eight at once, each in the order of sum().
+  // Eight sums at once, each in the order of sum().
   static void sums(const F* a, float* to) {
-    F half[4], quarter[2];  // lanes of 128 bits of a pair, of four
+    F half[4], quarter[2];  // 128-bit lanes of a pair, of four
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i)
       half[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0x44),
@@ -146,8 +146,7 @@ struct Vec {
       r[i + 2] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0x44);
       r[i + 3] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0xEE);
     }
-    // Now 4 x 4 blocks of 128-bit lanes: transpose the lanes, rows i, i + 4, i + 8, i + 12
-    // together.
+    // Now 4 x 4 blocks of 128-bit lanes: transpose the lanes of rows i, i + 4, i + 8, i + 12.
     for (int i = 0; i < 4; ++i) {
       const F a = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
       const F b = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xDD);
@@ -183,13 +182,13 @@ struct Vec {
   }
 };
 
-// 12 x 32: 24 accumulators, 2 columns of B, 1 broadcast of A: 27 of 32 registers.
+// 12 x 32 register tile: 24 accumulators, 2 columns of B, 1 broadcast of A: 27 of 32 registers.
 struct Isa : FloatUnits<Vec> {
   using FloatIsa = Isa;
   static constexpr int kMr = 12;
   static constexpr int kNv = 2;
-  static constexpr int kKeysAtOnce = 4;    // rows of K that the direct path multiplies at once
-  static constexpr int kValueVectors = 4;  // and columns of V, in vectors
+  static constexpr int kKeysAtOnce = 4;    // rows of K per step of the direct path
+  static constexpr int kValueVectors = 4;  // columns of V per step, in vectors
 };
 
 }  // namespace headrace::cpu::HEADRACE_AVX512_NAMESPACE

@@ -1,5 +1,5 @@
-// AVX-512 with BF16 dot products: the floats of vec_avx512.h, and products in which a unit is two
-// bf16. Included only below target_avx512bf16.h.
+// AVX-512 with BF16 dot products: the floats of vec_avx512.h, and units of two bf16. Included only
+// below target_avx512bf16.h.
 #pragma once
 
 #define HEADRACE_AVX512_NAMESPACE avx512bf16
@@ -8,9 +8,9 @@
 namespace headrace::cpu::avx512bf16 {
 
 // Q and K stay bf16: their products are exact, the sums are float. In the forward P and V are
-// floats (FloatIsa): to round P to bf16 would cost most of the accuracy that the float softmax
-// brings. The backward, where everyone rounds P and dS to bf16, takes pairs for all products.
-// VDPBF16PS takes what is below 2^-126 for zero, and so leaves its products and sums.
+// floats (FloatIsa): rounding P to bf16 would lose most of the accuracy of the float softmax. The
+// backward, where all implementations round P and dS to bf16, uses pairs for all products.
+// VDPBF16PS treats denormal inputs as zero and flushes denormal products and sums.
 struct PairIsa {
   using FloatIsa = avx512bf16::Isa;
   using Vec = avx512bf16::Vec;
@@ -19,10 +19,10 @@ struct PairIsa {
   static constexpr int kPair = 2;
   static constexpr int kMr = 12;
   static constexpr int kNv = 2;
-  static constexpr int kKeysAtOnce = 4;    // rows of K that the direct path multiplies at once
-  static constexpr int kValueVectors = 4;  // and columns of V, in vectors
+  static constexpr int kKeysAtOnce = 4;    // rows of K per step of the direct path
+  static constexpr int kValueVectors = 4;  // columns of V per step, in vectors
 
-  // By memcpy: the backward's units lie where floats were.
+  // By memcpy, because the backward stores units in memory of floats.
   static F broadcast(const Unit* p) {
     int32_t unit;
     memcpy(&unit, p, sizeof unit);
@@ -48,8 +48,8 @@ struct PairIsa {
     }
   }
 
-  // Two rows, of which those in [begin, end) are read and others count as zeros, as one step of a
-  // reduction over rows.
+  // Two rows as one step of a reduction over rows; rows outside of [begin, end) are not read and
+  // count as zeros.
   static void copy_step(const Bf16* rows, int64_t stride, int64_t begin, int64_t end,
                         int64_t elements, Unit* units, int64_t num_units) {
     const bool has_even = begin <= 0 && end > 0, has_odd = begin <= 1 && end > 1;
@@ -65,12 +65,12 @@ struct PairIsa {
     }
   }
 
-  // row [num_floats], multiples of 32, in pairs of neighbours.
+  // Rounds row [num_floats] (a multiple of 32) to pairs of neighbouring elements.
   static void round_row(const float* row, Unit* units, int64_t num_floats) {
     for (int64_t i = 0; i < num_floats; i += 32)
       store(units + i / 2, _mm512_cvtne2ps_pbh(Vec::load(row + i + 16), Vec::load(row + i)));
   }
-  // Two rows of floats in pairs of both; `to` may be one of them.
+  // Rounds two rows of floats to pairs of one element of each; `to` may be one of them.
   static void round_step(const float* even, const float* odd, float* to, int64_t num_floats) {
     const __m512i order =
         _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,

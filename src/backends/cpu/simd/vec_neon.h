@@ -59,7 +59,7 @@ struct Vec {
   static F mul(F a, F b) { return vmulq_f32(a, b); }
   static F div(F a, F b) { return vdivq_f32(a, b); }
   static F fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }
-  // The machine's own maximum of a number and a NaN is the NaN, whichever comes first.
+  // Not vmaxq: it returns NaN if either operand is NaN.
   static F max(F a, F b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
   static F min(F a, F b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
   static F abs(F a) { return vabsq_f32(a); }
@@ -88,9 +88,9 @@ struct Vec {
     return vshrq_n_s32(a, kBits);
   }
 
-  // Halves first, as on x86: sums over 32 lanes have the same bits there and here.
+  // Halves first, as on x86, so that sums over 32 lanes have the same bits.
   static float sum(F a) { return vpadds_f32(vadd_f32(vget_low_f32(a), vget_high_f32(a))); }
-  // to[i] = sum(a[i]), added in the same order.
+  // to[i] = sum(a[i]), in the same order of additions.
   static void sums(const F* a, float* to) {
     for (int i = 0; i < 8; i += 4)
       store(to + i, vpaddq_f32(sums_of_halves(a[i], a[i + 1]), sums_of_halves(a[i + 2], a[i + 3])));
@@ -137,14 +137,14 @@ struct Vec {
   static F sums_of_halves(F a, F b) { return vaddq_f32(low_halves(a, b), high_halves(a, b)); }
 };
 
-// 4 x 16: 16 accumulators, 4 columns of B, 4 values of A (g++ 12 loads them all first, and spills
-// with 6 rows): 24 of 32 registers.
+// 4 x 16 register tile: 16 accumulators, 4 columns of B, 4 values of A (g++ 12 loads them all
+// first, and spills with 6 rows): 24 of 32 registers.
 struct Isa : FloatUnits<Vec> {
   using FloatIsa = Isa;
   static constexpr int kMr = 4;
   static constexpr int kNv = 4;
-  static constexpr int kKeysAtOnce = 2;    // rows of K that the direct path multiplies at once
-  static constexpr int kValueVectors = 4;  // and columns of V, in vectors
+  static constexpr int kKeysAtOnce = 2;    // rows of K per step of the direct path
+  static constexpr int kValueVectors = 4;  // columns of V per step, in vectors
 };
 
 }  // namespace headrace::cpu::neon

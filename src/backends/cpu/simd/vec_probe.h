@@ -1,4 +1,4 @@
-// For the tests: what a Vec computes, behind plain functions, for every instruction set of the
+// For the tests: the operations of a Vec as plain functions, for every instruction set of the
 // build.
 #pragma once
 
@@ -18,11 +18,11 @@ struct VecProbe {
   void (*tanh)(const float* x, float* y, int64_t n);
   void (*from_bf16)(const Bf16* x, float* y, int64_t n);
   void (*from_f16)(const F16* x, float* y, int64_t n);
-  // [2 width] -> the even elements, then the odd ones; and in their own order again.
+  // [2 width] -> the even elements, then the odd ones; and interleaved again.
   void (*even_odd)(const Bf16* x, float* apart, float* together);
   void (*to_bf16)(const float* x, Bf16* y, int64_t n);
   void (*to_f16)(const float* x, F16* y, int64_t n);
-  // First n < width elements only, zeros behind / nothing written behind.
+  // Only the first n < width elements: loads pad with zeros, stores write nothing past them.
   void (*load_partial_f32)(const float* x, float* y, int n);
   void (*load_partial_bf16)(const Bf16* x, float* y, int n);
   void (*load_partial_f16)(const F16* x, float* y, int n);

@@ -1,11 +1,11 @@
-// One float at a time: any machine, and the plainest statement of what a Vec provides.
+// One float at a time, for any machine; also documents the interface of a Vec.
 //
 // Every Vec has: kWidth, F (floats), I (int32 lanes); loads of float, Bf16 and F16 that convert,
-// their partial forms (the first n < kWidth elements, zeros behind; nothing else is read or
+// their partial forms (the first n < kWidth elements, padded with zeros; nothing else is read or
 // written), stores that round to nearest even; arithmetic; max and min return the *second* operand
-// when either is NaN (as the x86 instructions do). Those with pairs of lanes also have load_twice,
+// if either is NaN (like the x86 instructions). Vecs with pairs of lanes also have load_twice,
 // which reads kWidth / 2 floats, each into two neighbouring lanes, and swap_pairs of such lanes.
-// load_even_odd reads 2 kWidth bf16; interleave puts two such vectors into the order of memory.
+// load_even_odd reads 2 kWidth bf16; interleave restores the memory order of two such vectors.
 #pragma once
 
 #include "backends/cpu/simd/element.h"
@@ -53,7 +53,7 @@ struct Vec {
   static F min(F a, F b) { return a < b ? a : b; }
   static F abs(F a) { return __builtin_fabsf(a); }
   static F copysign(F magnitude, F sign) { return __builtin_copysignf(magnitude, sign); }
-  // a < b ? x : y; false where a or b is NaN.
+  // a < b ? x : y; y if a or b is NaN.
   static F select_less(F a, F b, F x, F y) { return a < b ? x : y; }
   // keep[i] != 0 ? x : y
   static F select_bytes(const uint8_t* keep, F x, F y) { return *keep != 0 ? x : y; }
@@ -82,10 +82,10 @@ struct Vec {
 
 struct Isa : FloatUnits<Vec> {
   using FloatIsa = Isa;
-  static constexpr int kMr = 4;            // rows of the register tile
-  static constexpr int kNv = 4;            // its columns, in vectors
-  static constexpr int kKeysAtOnce = 2;    // rows of K that the direct path multiplies at once
-  static constexpr int kValueVectors = 4;  // and columns of V, in vectors
+  static constexpr int kMr = 4;            // rows per register tile
+  static constexpr int kNv = 4;            // columns per register tile, in vectors
+  static constexpr int kKeysAtOnce = 2;    // rows of K per step of the direct path
+  static constexpr int kValueVectors = 4;  // columns of V per step, in vectors
   // Not fused: without FMA hardware a fused multiply-add is a library call.
   static float madd(float a, float b, float c) { return a * b + c; }
 };

@@ -1,4 +1,4 @@
-// Every instruction set that this machine has, against plain scalar arithmetic.
+// Every instruction set of this machine against plain scalar arithmetic.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -56,7 +56,7 @@ class Simd : public testing::TestWithParam<const VecProbe*> {
 INSTANTIATE_TEST_SUITE_P(Isa, Simd, testing::ValuesIn(probes()),
                          [](const auto& param) { return std::string(param.param->name); });
 
-// Distance of y from the exact value in units of the last place of a float near it.
+// Error of y in ulps of a float near the exact value.
 double ulp_error(float y, double exact) {
   if (std::isnan(exact)) return std::isnan(y) ? 0 : kInf;
   const float rounded = static_cast<float>(exact);
@@ -90,7 +90,7 @@ TEST_P(Simd, ExpAtItsEdges) {
   EXPECT_EQ(y[0], 1.0f);
 }
 
-// A prime stride through all bit patterns; the exhaustive sweep is the test labelled slow.
+// A prime stride through all bit patterns; the test labelled slow is exhaustive.
 constexpr std::uint64_t kSampleStride = 65521;
 
 template <class Check>

@@ -1,9 +1,9 @@
-// Softmax of rows. One text for every instruction set (Vec). Sums run over 32 lanes in blocks,
-// blocks are summed in double, products are not fused with sums: the bits are the same from every
-// instruction set and layout.
+// Softmax of rows, compiled for every instruction set (Vec). Sums run over 32 lanes in blocks,
+// blocks are summed in double, and products are not fused with sums: every instruction set and
+// layout gives the same bits.
 //
 // online: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, algorithm 3,
-// by blocks: the maximum of a block comes from the innermost cache.
+// in blocks: after the maximum of a block, its exponentials read the L1 cache.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace headrace::cpu {
 template <class Vec>
 struct SoftmaxKernels {
   using F = typename Vec::F;
-  using Layout = SoftmaxRows<Vec>;  // where rows lie
+  using Layout = SoftmaxRows<Vec>;  // layout of rows
   static constexpr int kWidth = Vec::kWidth;
   static constexpr int kLanes = 32;
   static constexpr int kVecs = kLanes / kWidth;
@@ -27,18 +27,18 @@ struct SoftmaxKernels {
   static constexpr int64_t kBlock = 256;
   static constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-  // What is known of a row: the maximum of scale * x, the sum of exp(scale * x - maximum).
+  // Statistics of a row: the maximum of scale * x, the sum of exp(scale * x - maximum).
   struct Statistics {
     float max = -kInfinity;
     double sum = 0;
-    // A row of nothing but -inf: any finite reference gives zeros (and lets a NaN through).
+    // The subtracted maximum; 0 for a row of only -inf, which gives zeros and propagates NaN.
     float reference() const { return max == -kInfinity ? 0.0f : max; }
     float inverse() const { return sum == 0 ? 0.0f : static_cast<float>(1.0 / sum); }
     float lse() const { return static_cast<float>(static_cast<double>(max) + std::log(sum)); }
   };
 
-  // scale * x of up to kLanes elements; behind the end -inf, which changes neither a maximum nor a
-  // sum of exponentials.
+  // scale * x of up to kLanes elements, padded with -inf, which changes neither a maximum nor a sum
+  // of exponentials.
   template <class E>
   static void load_scaled(const E* x, int64_t n, F scale, F (&s)[kVecs]) {
     if (n >= kLanes) {
@@ -81,7 +81,7 @@ struct SoftmaxKernels {
     return Vec::sum(sums[0]);
   }
 
-  // The larger of `max` and all scale * x; passes over NaN, which the sum will show.
+  // The maximum of `max` and all scale * x; ignores NaN, which the sum propagates.
   template <class E>
   static float max_of(const E* x, int64_t n, F scale, float max) {
     F largest[kVecs], s[kVecs];
@@ -145,7 +145,7 @@ struct SoftmaxKernels {
     }
   }
 
-  // safe, for a row whose exponentials stay in the cache: each is computed once.
+  // safe, for a row whose exponentials fit the cache: computes each once.
   template <class E>
   static void kept_row(const E* x, int64_t n, F scale, E* y, Statistics& row) {
     alignas(64) float kept[kLongestKeptRow];

@@ -1,4 +1,4 @@
-// Which instruction set, and which rows on which thread.
+// Selects the instruction set and distributes rows to threads.
 #include "backends/cpu/softmax/softmax.h"
 
 #include <algorithm>
@@ -42,8 +42,8 @@ const SoftmaxOps& softmax_ops(const DeviceInfo& device) {
   return scalar::kSoftmaxOps;
 }
 
-// A task is large against what handing it out costs, and a multiple of the rows that are copied
-// together.
+// Rows per task: large compared with the cost of scheduling a task, and a multiple of the rows that
+// are copied together.
 std::int64_t rows_of_task(const RowSpace& rows) {
   constexpr std::int64_t kElements = 32768;
   return round_up<std::int64_t>(
@@ -61,7 +61,7 @@ template <class Args>
 Status run_rows(const Args& args, void (*run)(const Args&, RowRange), const DeviceInfo& device) {
   const std::int64_t num_rows = args.rows.num_rows;
   if (num_rows == 0) return std::nullopt;
-  // Few rows: as many tasks as there are threads to take them.
+  // Few rows: one task per thread.
   const std::int64_t fair = ceil_div<std::int64_t>(num_rows, std::max(device.num_units, 1));
   Job<Args> job{args, run, std::min(rows_of_task(args.rows), fair)};
   return parallel_for(

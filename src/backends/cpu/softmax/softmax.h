@@ -1,5 +1,5 @@
-// Softmax along an axis and its backward. A row's bits depend on nothing but the row, the scale and
-// the algorithm: not on other rows, the threads, the layout or the instruction set.
+// Softmax along an axis and its backward. A row's bits depend only on the row, the scale and the
+// algorithm: not on other rows, the threads, the layout or the instruction set.
 #pragma once
 
 #include <span>
@@ -10,13 +10,13 @@
 
 namespace headrace::cpu {
 
-// On the threads of the pool, as many as the device has units. Nothing is allocated or checked.
-// Fails as parallel_for does.
+// Runs on as many pool threads as the device has units. Allocates and checks nothing. Fails like
+// parallel_for.
 [[nodiscard]] Status softmax_forward(const SoftmaxForwardArgs& args, const DeviceInfo& device);
 [[nodiscard]] Status softmax_backward(const SoftmaxBackwardArgs& args, const DeviceInfo& device);
 
-// Rows of this length and shorter keep their exponentials in the innermost cache with `safe`, which
-// makes it the faster algorithm for them; for longer ones `online` saves a pass over memory.
+// Up to this row length `safe` keeps the exponentials in the L1 cache and is the faster algorithm;
+// for longer rows `online` saves a pass over memory.
 inline constexpr std::int64_t kLongestKeptRow = 4096;
 
 constexpr SoftmaxAlgorithm algorithm_of(const SoftmaxForwardArgs& args) {
@@ -24,18 +24,18 @@ constexpr SoftmaxAlgorithm algorithm_of(const SoftmaxForwardArgs& args) {
   return args.rows.length <= kLongestKeptRow ? SoftmaxAlgorithm::safe : SoftmaxAlgorithm::online;
 }
 
-// Rows that do not lie contiguous are copied, this many at a time, a piece after the other.
+// Non-contiguous rows are copied to panels of this many rows, piece by piece.
 inline constexpr int kPanelRows = 16;
 
-// Both, compiled for one instruction set, on a range of rows.
+// Forward and backward on a range of rows, compiled for one instruction set.
 struct SoftmaxOps {
   const char* name;
-  std::uint32_t cpu_isa;  // headrace_cpu_isa bits that it needs
+  std::uint32_t cpu_isa;  // required headrace_cpu_isa bits
   void (*forward)(const SoftmaxForwardArgs& args, RowRange rows);
   void (*backward)(const SoftmaxBackwardArgs& args, RowRange rows);
 };
 
-// All of this build, the fastest first; the last one runs anywhere.
+// All of this build, the fastest first; the last one runs on any CPU.
 std::span<const SoftmaxOps* const> all_softmax_ops();
 
 }  // namespace headrace::cpu

@@ -1,5 +1,5 @@
-// Where the rows of a softmax lie, and rows without a contiguous axis brought into contiguous
-// memory piece by piece. Templates on Vec, so that two instruction sets never share a symbol.
+// Addresses of softmax rows, and piecewise copies of non-contiguous rows to contiguous memory.
+// Templates on Vec, so that instruction sets never share a symbol.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@ namespace headrace::cpu {
 
 template <class Vec>
 struct SoftmaxRows {
-  // A row by its index on every axis; `rest` rows of the last axis begin here.
+  // A row's index on every axis; `rest` rows of the last axis start here.
   struct RowPlace {
     int64_t idx[kMaxRowAxes] = {};
     int num_axes = 0;
@@ -35,12 +35,12 @@ struct SoftmaxRows {
     return static_cast<E*>(x.data) + offset;
   }
 
-  // From a row to the next one of the last axis.
+  // Stride between rows along the last axis.
   static int64_t last_stride(const RowSpace& rows, const RowOperand& x) {
     return rows.num_axes == 0 ? 0 : x.strides[rows.num_axes - 1];
   }
 
-  static constexpr int64_t kPanelLength = 256;  // a multiple of the blocks that sums run over
+  static constexpr int64_t kPanelLength = 256;  // a multiple of the block size of sums
 
   // A piece of up to kPanelRows rows.
   template <class E>
@@ -52,7 +52,7 @@ struct SoftmaxRows {
                 int64_t n, int count) {
       const int64_t stride = layout.stride, row_stride = last_stride(rows, layout);
       x += first * stride;
-      // Along the smaller stride innermost: neighbours share a cache line.
+      // The smaller stride innermost: neighbours share a cache line.
       if (std::abs(stride) < std::abs(row_stride)) {
         for (int r = 0; r < count; ++r)
           for (int64_t i = 0; i < n; ++i) row(r)[i] = x[r * row_stride + i * stride];
@@ -79,7 +79,7 @@ struct SoftmaxRows {
     E elements_[kPanelRows * kPanelLength];
   };
 
-  // One contiguous row, in one piece.
+  // A contiguous row, in one piece.
   template <class E>
   struct DirectRow {
     const E* x;
@@ -96,7 +96,7 @@ struct SoftmaxRows {
     }
   };
 
-  // Any other rows, a panel at a time.
+  // Other rows, one panel at a time.
   template <class E>
   class PanelRows {
    public:

@@ -1,5 +1,5 @@
-// The flash backward: gradients tile by tile, with P computed again from the scores and the lse.
-// One text for every instruction set (Isa) and element type (E). Sources: Dao et al.,
+// The flash backward: tiled gradients, with P recomputed from the scores and the lse. Compiled for
+// every instruction set (Isa) and element type (E). Sources: Dao et al.,
 // FlashAttention (2022), appendix B; Dao, FlashAttention-2 (2023), algorithm 2.
 //
 //   P = exp(S - lse)    dV = (P * Z)^T dO    dP = (dO V^T) * Z    dS = P * (dP - D + dlse)
@@ -49,11 +49,11 @@ class BackwardTask {
     int64_t begin, end;
   };
   struct RowInfo {
-    KeyRange keys;     // that the row sees; none where the row is empty
+    KeyRange keys;     // visible keys; empty if the row is empty
     float lse, shift;  // shift = D - dlse
   };
 
-  // Scratch of this worker. A reduction over rows or keys takes kPair of them a step.
+  // Scratch of this worker. A reduction over rows or keys advances kPair of them per step.
   Unit* units(int64_t offset) { return reinterpret_cast<Unit*>(scratch_ + offset); }
   Unit* q() { return units(x_.q); }        // [kRows][k_stride], pairs of columns
   Unit* dout() { return units(x_.dout); }  // [kRows][v_stride]
@@ -65,16 +65,16 @@ class BackwardTask {
   Unit* ds_rows() { return units(kPair == 1 ? x_.dp : x_.ds_rows); }  // [kRows][kKeys / kPair]
   float* dk() { return scratch_ + x_.dk; }                            // [kKeys][k_stride]
   float* dv() { return scratch_ + x_.dv; }                            // [kKeys][v_stride]
-  // Scores, then P * Z; dP, then dS. For dV and dK rows r and r + 1 of pairs become one row of
-  // units, where r was.
+  // s: scores, then P * Z. dp: dP, then dS. For dV and dK, rows r and r + 1 of a pair are merged
+  // into one row of units at row r.
   float* s(int64_t r) { return scratch_ + x_.s + r * kKeys; }
   float* dp(int64_t r) { return scratch_ + x_.dp + r * kKeys; }
   float* keep() { return scratch_ + x_.keep; }                             // [kKeys] Z of a row
   float* slope() { return scratch_ + x_.slope; }                           // [kKeys] of the softcap
-  float* dq(int64_t row) { return scratch_ + x_.dq + row * x_.k_stride; }  // of the task's rows
+  float* dq(int64_t row) { return scratch_ + x_.dq + row * x_.k_stride; }  // dQ of the task's rows
   float* dbias() { return scratch_ + x_.dbias; }                           // [kRows][kKeys]
 
-  // Rows are (query, head) pairs, as in the forward; `num_heads` heads from `first_head`, which
+  // Rows are (query, head) pairs, as in the forward: `num_heads` heads from `first_head`, which
   // share a KV head.
   void start_sequence(int64_t batch_idx, int64_t first_head, int64_t num_heads) {
     batch_idx_ = batch_idx;
@@ -105,7 +105,7 @@ class BackwardTask {
     return {std::min(all.end, idx * size), std::min(all.end, (idx + 1) * size)};
   }
 
-  // Every tile of these rows and keys.
+  // Processes every tile of these rows and keys.
   template <bool kWithDkv, bool kWithDq>
   void sweep(Range rows, Range keys) {
     if constexpr (kWithDq)
@@ -143,7 +143,7 @@ class BackwardTask {
            row_offset(x, batch_idx_, sequence_.row_k + first_key_, kv_head_);
   }
 
-  // K as dQ takes it, zero where no query sees the key: dS is 0 there, K may be NaN.
+  // Loads K for dQ, with zeros for unseen keys: their dS is 0, but K may be NaN.
   void load_key_steps() {
     const int64_t len_q = sequence_.seqlen_q, len_k = sequence_.seqlen_k;
     const int64_t stride = args_.k.stride_seq;
@@ -155,9 +155,9 @@ class BackwardTask {
                      k_steps() + j / kPair * x_.k_stride, x_.k_stride);
   }
 
-  // ---- a tile: P * Z and dS of kRows rows and the keys that are loaded
+  // ---- one tile: P * Z and dS of kRows rows and the loaded keys
 
-  // False where no row sees a key.
+  // False if no row sees a key.
   bool make_scores_gradient(int64_t first_row) {
     first_row_ = first_row;
     num_rows_ = std::min(kRows, num_sequence_rows() - first_row);
@@ -176,8 +176,8 @@ class BackwardTask {
     return true;
   }
 
-  // What each row sees of the tile; [begin_row_, end_row_) are whole register tiles with all rows
-  // that see something.
+  // The visible columns of each row; [begin_row_, end_row_) are whole register tiles that cover all
+  // rows with visible keys.
   bool find_rows() {
     begin_row_ = kRows;
     end_row_ = 0;
@@ -204,7 +204,7 @@ class BackwardTask {
     return {static_cast<int>(begin),
             static_cast<int>(std::clamp<int64_t>(keys.end - first_key_, begin, num_keys_))};
   }
-  // What the rows of a register tile see together.
+  // Union of the spans of a register tile's rows.
   Span block_span(int64_t r) const {
     Span block{num_keys_, 0};
     for (int64_t i = r; i < r + Isa::kMr; ++i) {
@@ -237,7 +237,7 @@ class BackwardTask {
     return p_.has_dlse ? d - lse_of(args_.gradients.dlse, id) : d;
   }
 
-  // Q, dO and shift of the rows; zeros where there is none.
+  // Loads Q, dO and shift of the rows; zeros for missing rows.
   void load_rows() {
     for (int64_t r = begin_row_; r < end_row_; ++r) {
       Unit* q_row = q() + r * x_.k_stride;
@@ -254,7 +254,7 @@ class BackwardTask {
     }
   }
 
-  // to [kRows][kKeys] = rows times the keys of the panels.
+  // to [kRows][kKeys] = rows times the panels' keys.
   void multiply_panels(const Unit* rows, int64_t stride, const float* panels, int64_t panel_floats,
                        int64_t dim, float* to) {
     for (int64_t col = 0; col < num_keys_; col += kNr<Isa>) {
@@ -268,7 +268,7 @@ class BackwardTask {
     }
   }
 
-  // Scores and dP of a row that sees something -> P * Z and dS, zero where the row does not see.
+  // Turns scores and dP of a row with visible keys into P * Z and dS, zero for invisible keys.
   void finish_row(int64_t r) {
     constexpr int kW = Vec::kWidth;
     const Span span = span_of(r);
@@ -296,8 +296,8 @@ class BackwardTask {
     fill(ds, span.end, kKeys, 0.0f);
   }
 
-  // 1 - tanh^2 of the scores before the softcap, as 4 e / (1 + e)^2 with e = exp(-2 |x|): where the
-  // cap is flat the difference would have no digits left.
+  // 1 - tanh^2 of the scores before the softcap, as 4 e / (1 + e)^2 with e = exp(-2 |x|): where
+  // tanh saturates, the difference would cancel.
   void find_slopes(const float* scores, int begin, int end) {
     const auto scale = Vec::set1(static_cast<float>(p_.softmax_scale));
     const auto minus_two_by_cap = Vec::set1(static_cast<float>(-2.0 / p_.softcap));
@@ -309,7 +309,7 @@ class BackwardTask {
     }
   }
 
-  // The bias is added behind the softcap, so its gradient is without the slope: with_slope_.
+  // The bias is added after the softcap, so its gradient excludes the slope: see with_slope_.
   void scores_gradient(float* probs, float* ds, int begin, int end, float shift) {
     const auto minus_shift = Vec::set1(-shift);
     for (int j = begin; j < end; j += Vec::kWidth) {
@@ -328,8 +328,8 @@ class BackwardTask {
 
   // ---- the sums
 
-  // What the sums take, in pairs: dS of neighbouring keys; P * Z, dS, Q and dO of neighbouring
-  // rows.
+  // Packs the operands of the sums into pairs: dS of neighbouring keys; P * Z, dS, Q and dO of
+  // neighbouring rows.
   template <bool kWithDkv, bool kWithDq>
   void make_pairs() {
     for (int64_t r = begin_row_; r < end_row_; r += 2) {
@@ -350,7 +350,7 @@ class BackwardTask {
     Isa::copy_step(reinterpret_cast<const E*>(rows), 2 * stride, 0, 2, dim, step, stride);
   }
 
-  // dV += (P * Z)^T dO and dK += dS^T Q, without scale.
+  // dV += (P * Z)^T dO and dK += dS^T Q, unscaled.
   void add_dkv() {
     add_transposed(s(begin_row_), dout_steps(), x_.v_stride, p_.head_dim_v, dv());
     add_transposed(dp(begin_row_), q_steps(), x_.k_stride, p_.head_dim, dk());
@@ -367,7 +367,7 @@ class BackwardTask {
     }
   }
 
-  // dQ += dS K, without scale; `to` is the first row of the tile.
+  // dQ += dS K, unscaled; `to` is the first row of the tile.
   void add_dq(float* to) {
     for (int64_t c = 0; c < p_.head_dim; c += kNr<Isa>) {
       for (int64_t r = begin_row_; r < end_row_; r += Isa::kMr) {
@@ -404,7 +404,8 @@ class BackwardTask {
     }
   }
 
-  // ---- dbias: a tile of it, summed over every batch entry, head, query or key that it stands for
+  // ---- one tile of dbias, summed over the batch entries, heads, queries and keys that broadcast
+  // it
 
   void run_dbias(int64_t task) {
     const DbiasTiles& tiles = call_.dbias_tiles;
@@ -461,7 +462,7 @@ class BackwardTask {
     }
   }
 
-  // ---- dsinks: a sink is one more column of S, whose V is zero
+  // ---- dsinks: a sink is an additional column of S with V = 0
 
   void run_dsinks(int64_t head) {
     const double sink = args_.sinks[head * args_.sinks_stride];

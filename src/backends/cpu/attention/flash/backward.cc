@@ -19,9 +19,9 @@ Schedule plan_backward(const IsaShape& isa, const Problem& p, const DeviceInfo& 
           .workspace_bytes =
               static_cast<size_t>(num_threads * layout.scratch.total) * sizeof(float) + kLineBytes,
           .prob_dtype = isa.pair == 2 ? DType::bf16 : DType::f32,
-          .note = is_fused ? "fused: five products a tile, a task for each batch entry and KV head"
-                           : "apart: tasks for dK and dV, tasks for dQ, seven products a tile; "
-                             "batch entries and KV heads are too few (or too long) for one each"};
+          .note = is_fused ? "fused: five matmuls per tile, one task per batch entry and KV head"
+                           : "separate: tasks for dK and dV, tasks for dQ, seven matmuls per tile; "
+                             "too few (or too long) batch entries and KV heads for one task each"};
 }
 
 Status launch_backward(const Instance& instance, const Plan& plan, const AttentionArgs& args,

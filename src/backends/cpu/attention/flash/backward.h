@@ -1,4 +1,4 @@
-// One call of the flash backward, and the compiled instances of it.
+// A call of the flash backward, and its compiled instances.
 #pragma once
 
 #include "backends/cpu/attention/flash/backward_config.h"
@@ -7,9 +7,8 @@
 
 namespace headrace::cpu::flash {
 
-// Everything a task needs; shared by all workers, immutable while they run. Tasks write to
-// different elements and need nothing of each other: gradients of q, k and v first, then those of
-// the bias, then those of the sinks.
+// The data of all tasks; shared by the workers and immutable while they run. Tasks are independent
+// and write disjoint elements. Order: gradients of q, k and v, then of bias, then of sinks.
 struct BackwardCall {
   const Problem* problem;
   const AttentionArgs* args;

@@ -1,5 +1,5 @@
-// Tiles, tasks and scratch memory of the backward: plain arithmetic, testable without running
-// anything.
+// Tiles, tasks and scratch memory of the backward: pure arithmetic, testable without running
+// kernels.
 #pragma once
 
 #include "backends/cpu/attention/flash/config.h"
@@ -7,39 +7,40 @@
 
 namespace headrace::cpu::flash {
 
-// Rows and keys of a tile, for every problem: they fix the order of all sums, so nothing but the
-// sequence itself may decide. Multiples of every register tile in both directions (dV and dK take
-// keys as rows), and keys of 32 as dropout wants. P and dS, 2 * 48 * 96 * 4 = 36 KB, stay close to
+// Rows and keys per tile, for every problem: they fix the order of all sums, which may depend only
+// on the sequence itself. Multiples of every register tile in both directions (dV and dK use keys
+// as rows); keys also a multiple of 32 for dropout. P and dS, 2 * 48 * 96 * 4 = 36 KB, nearly fit
 // the L1 cache.
 inline constexpr int64_t kBackwardRows = 48;
 inline constexpr int64_t kBackwardKeys = 96;
-// Rows of a task that computes dQ alone: what a packed K and V serve.
+// Rows of a task that only computes dQ; they share the packed K and V.
 inline constexpr int64_t kBackwardTaskRows = 4 * kBackwardRows;
-// dQ of a whole sequence and KV head, for one worker, may take this much.
+// Largest dQ buffer of a worker, for a whole sequence and KV head.
 inline constexpr int64_t kLargestDq = int64_t{64} << 20;
 
-// A (row, key) pair costs five products: S, dP, dV, dK, dQ. One task a (batch entry, KV head) does
-// all of them; where that leaves threads idle, tasks of one key tile (dK, dV) and tasks of some row
-// tiles (dQ) compute S and dP twice: seven. The sums run in the same order, so the bits are equal.
+// Fused: one task per (batch entry, KV head) computes the five matmuls S, dP, dV, dK, dQ of each
+// tile. Separate, if fused tasks would leave threads idle: tasks of one key tile (dK, dV) and tasks
+// of some row tiles (dQ) both compute S and dP, seven matmuls. The sums run in the same order, so
+// the bits are equal.
 enum class BackwardPath { fused, apart };
 
-// Scratch of one worker, in floats or 32-bit units, each part on its own cache lines. Where a unit
-// is a pair, Q and dO are there twice: in pairs of columns, for S and dP, and in pairs of rows.
+// Scratch of one worker, in floats or 32-bit units, each part on its own cache lines. If a unit is
+// a pair, Q and dO are stored twice: as pairs of columns for S and dP, and as pairs of rows.
 struct BackwardScratch {
   int64_t q, dout, k_panels, v_panels, k, dk, dv, s, dp, keep, slope, dq, dbias;  // offsets
-  int64_t q_steps, dout_steps, ds_rows;                                           // of pairs
-  int64_t k_stride, v_stride;  // floats or units of a row of Q, K, dQ, dK; of dO, dV
-  int64_t k_panel, v_panel;    // floats from one panel to the next
+  int64_t q_steps, dout_steps, ds_rows;  // only if units are pairs
+  int64_t k_stride, v_stride;            // floats or units per row of Q, K, dQ, dK; of dO, dV
+  int64_t k_panel, v_panel;              // floats between panels
   int64_t total;
 };
 
 struct BackwardLayout {
   BackwardPath path;
-  int64_t key_tiles, row_groups;  // of the longest sequence
+  int64_t key_tiles, row_groups;  // for the longest sequence
   BackwardScratch scratch;
 };
 
-// Rows lie an odd number of cache lines apart: a column of a tile then spreads over all sets.
+// The row stride is an odd number of cache lines, so that a tile's column spreads over all sets.
 inline int64_t backward_stride(int64_t dim, int64_t cols) {
   const int64_t line = 16;
   const int64_t floats = round_up(round_up(dim, cols), line);
@@ -81,7 +82,8 @@ inline BackwardScratch backward_scratch(const Problem& p, const IsaShape& isa, i
 inline BackwardLayout backward_layout(const Problem& p, const IsaShape& isa, int num_threads) {
   const int64_t rows = round_up(p.seqlen_q * group_size(p), kBackwardRows);
   const int64_t heads = p.batch * p.num_kv_heads;
-  const int64_t busy = round_up<int64_t>(heads, num_threads);  // heads, were all threads as late
+  const int64_t busy =
+      round_up<int64_t>(heads, num_threads);  // rounded up to the number of threads
   const int64_t dq_bytes =
       saturating_product({rows, backward_stride(p.head_dim, isa.tile_cols), sizeof(float)});
   const bool is_fused = 5 * busy <= 7 * heads && dq_bytes <= kLargestDq;
@@ -90,19 +92,19 @@ inline BackwardLayout backward_layout(const Problem& p, const IsaShape& isa, int
           backward_scratch(p, isa, is_fused ? rows : std::min(rows, kBackwardTaskRows))};
 }
 
-// Tasks of one (batch entry, KV head).
+// Number of tasks per (batch entry, KV head).
 inline int64_t backward_units(const BackwardLayout& layout) {
   return layout.path == BackwardPath::fused ? 1 : layout.key_tiles + layout.row_groups;
 }
 
-// Tasks of dbias: its tiles. An axis that is summed over has one.
+// Tasks of dbias: one per tile; a reduced axis has one tile.
 struct DbiasTiles {
   int64_t batch, heads, rows, keys;
   int64_t count() const { return batch * heads * rows * keys; }
 };
 inline DbiasTiles dbias_tiles(const Problem& p, const ScoreOperand& dbias) {
   if (dbias.data == nullptr) return {0, 0, 0, 0};
-  // The rows of a ragged batch are packed: each sequence has its own.
+  // In a ragged batch every sequence has its own rows of dbias.
   const bool by_sequence = p.is_ragged ? dbias.stride_q != 0 : dbias.stride_batch != 0;
   return {by_sequence ? p.batch : 1, dbias.stride_head != 0 ? p.num_heads : 1,
           dbias.stride_q != 0 ? ceil_div(p.seqlen_q, kBackwardRows) : 1,

@@ -1,4 +1,4 @@
-// The arithmetic of the backward's tiles, tasks and scratch.
+// Arithmetic of the backward's tiles, tasks and scratch.
 #include "backends/cpu/attention/flash/backward_config.h"
 
 #include <gtest/gtest.h>
@@ -23,10 +23,10 @@ TEST(BackwardConfig, ATaskPerHeadWhereThatKeepsThreadsBusy) {
   };
   EXPECT_EQ(path(8, 2), BackwardPath::fused);
   EXPECT_EQ(path(1, 1), BackwardPath::fused);
-  EXPECT_EQ(path(3, 2), BackwardPath::fused);  // 2 heads x 5 products against 3 x 7 / 2
+  EXPECT_EQ(path(3, 2), BackwardPath::fused);  // 2 heads x 5 matmuls against 3 x 7 / 2
   EXPECT_EQ(path(1, 2), BackwardPath::apart);
   EXPECT_EQ(path(8, 16), BackwardPath::apart);
-  // 64 MiB of dQ, and a row more.
+  // 64 MiB of dQ plus one row.
   const std::int64_t rows =
       kLargestDq / 4 / backward_stride(64, 16) / kBackwardRows * kBackwardRows;
   EXPECT_EQ(backward_layout(problem_of(8, rows, 64), kShapes[1], 2).path, BackwardPath::fused);
@@ -68,7 +68,7 @@ TEST(BackwardConfig, AxesThatAreSummedOverHaveOneTileOfDbias) {
   EXPECT_EQ(dbias_tiles(p, dbias).count(), 5 * 6 * 3 * 2);
   dbias.stride_batch = dbias.stride_k = 0;
   EXPECT_EQ(dbias_tiles(p, dbias).count(), 6 * 3);
-  p.is_ragged = 1;  // rows of sequences lie behind each other
+  p.is_ragged = 1;  // the rows of sequences are concatenated
   EXPECT_EQ(dbias_tiles(p, dbias).count(), 5 * 6 * 3);
   dbias.stride_q = 0;
   EXPECT_EQ(dbias_tiles(p, dbias).count(), 6);

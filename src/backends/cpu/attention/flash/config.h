@@ -1,5 +1,5 @@
-// Tiles, splits and scratch memory of the flash kernel: plain arithmetic, testable without running
-// anything.
+// Tiles, splits and scratch memory of the flash kernel: pure arithmetic, testable without running
+// kernels.
 #pragma once
 
 #include <stdint.h>
@@ -11,22 +11,21 @@
 
 namespace headrace::cpu::flash {
 
-// What the schedule must know of an instruction set.
+// The properties of an instruction set that the schedule needs.
 struct IsaShape {
-  int width;      // floats a vector
-  int tile_rows;  // rows of the register tile (Isa::kMr)
-  int tile_cols;  // columns of the register tile (Isa::kMr x kNv vectors)
-  int pair;       // elements in a 32-bit unit of what is multiplied: 2 for bf16 dot products
+  int width;      // floats per vector
+  int tile_rows;  // rows per register tile (Isa::kMr)
+  int tile_cols;  // columns per register tile (Isa::kNv vectors)
+  int pair;       // elements per 32-bit unit of the operands: 2 for bf16 dot products
 };
 
 // Q and O of a row tile, the packed K and V of a key tile and the scores of a sweep stay in a
 // core's L2 cache; for head_dim 128 in float: 2 * 192 * 128 * 4 (Q, O) + 2 * 128 * 128 * 4 (K, V) +
-// 48 * 128 * 4 (S) = 344 KB of 512 KB. More rows a tile spread the packing of K and V over more
-// products: twice as many where the cache is twice as large. A tile of 128 keys reads and writes O
-// half as often as one of 64: for head_dim 256, 96 rows and 128 keys are 472 KB. tile_n depends on
-// head_dim alone: the key tiles, and with them the order of all sums of a row, must not depend on
-// anything but the row's own sequence. tile_m never changes a bit, so it may shrink to give every
-// thread work.
+// 48 * 128 * 4 (S) = 344 KB of 512 KB. More rows per tile amortize the packing of K and V: twice as
+// many if the cache is twice as large. A tile of 128 keys reads and writes O half as often as one
+// of 64: for head_dim 256, 96 rows and 128 keys are 472 KB. tile_n depends only on head_dim: the
+// key tiles, and with them the order of all sums of a row, may depend only on the row's own
+// sequence. tile_m does not change bits, so it may shrink to give every thread work.
 struct Tile {
   int64_t m, n;
 };
@@ -41,26 +40,26 @@ inline Tile largest_tile(const Problem& p, int64_t l2_bytes = 0) {
 // Rows are (query, head of the group) pairs that share a KV head: row = q_idx * group_size +
 // head_in_group.
 enum class Path {
-  packed,  // many rows: K and V are packed into panels, register-tiled matrix products
-  direct,  // few rows (decode): K and V are read once, straight from where they lie
+  packed,  // many rows: K and V are packed into panels for register-tiled matmuls
+  direct,  // few rows (decode): K and V are read once, in place
 };
 
-// Rows whose scores, softmax and output are computed in one go (a multiple of every register tile
-// and of 16): S and P of a sweep, 48 * 128 * 4 = 24 KB, stay in the L1 cache.
+// A sweep: rows whose scores, softmax and output are computed together (a multiple of every
+// register tile and of 16). S and P of a sweep, 48 * 128 * 4 = 24 KB, stay in the L1 cache.
 inline constexpr int64_t kSweepRows = 48;
 
-// Few enough rows that packing K and V would cost more than it saves.
+// Up to this many rows, packing K and V costs more than it saves.
 inline constexpr int64_t kDirectRows = 16;
-// Keys of a tile then: in rows 4 KiB apart (8 heads of 128 floats) K and V of 64 keys just fit into
-// the sets that they share in an L2 cache of 512 KiB with 8 ways.
+// Keys per tile of the direct path: with rows 4 KiB apart (8 heads of 128 floats), K and V of 64
+// keys just fit into the sets that they share in a 512 KiB 8-way L2 cache.
 inline constexpr int64_t kDirectKeys = 64;
-// Up to this many rows the keys may be split among threads (decode, short prefill on a long cache).
+// Up to this many rows the keys may be split among threads (decode, short prefill with long cache).
 inline constexpr int64_t kSplitRows = 64;
 inline constexpr int64_t kMinSplitKeys = 512;
 inline constexpr int64_t kMaxSplits = 32;
 
-// How one sequence is computed. A pure function of the sequence's own lengths, the head dims and
-// the options, so that a row has the same bits in every batch and with any number of threads.
+// The schedule of one sequence. A pure function of its own lengths, the head dims and the options,
+// so that a row has the same bits in every batch and with any number of threads.
 struct SequencePlan {
   Path path;
   int64_t num_splits;
@@ -78,27 +77,27 @@ inline SequencePlan plan_sequence(const Problem& p, int64_t seqlen_q, int64_t se
   return {path, std::max<int64_t>(ceil_div(seqlen_k, split_keys), 1), split_keys};
 }
 
-// Arrays with one entry a row: 6 of floats, key ranges (4 floats each), spans (2), and spans of row
-// blocks (at most 1).
+// Number of per-row arrays, in floats per row: 6 of floats, key ranges (4 floats each), spans (2),
+// and spans of row blocks (at most 1).
 inline constexpr int64_t kRowArrays = 13;
 
 // Scratch of one worker, in floats (and 32-bit units), each part on its own cache lines.
 struct Scratch {
   int64_t q, k, v, s, o, rows;  // offsets
-  int64_t q_stride;             // units of a Q row
-  int64_t k_panel, v_panel;     // floats from one panel to the next
-  int64_t o_stride;             // floats of an O row
-  int64_t row_array;            // floats of one array with an entry a row
+  int64_t q_stride;             // units per row of Q
+  int64_t k_panel, v_panel;     // floats between panels
+  int64_t o_stride;             // floats per row of O
+  int64_t row_array;            // floats per per-row array
   int64_t total;
 };
 inline Scratch scratch_layout(const Problem& p, Tile tile, IsaShape isa) {
-  const int64_t line = 16;  // floats of a cache line
+  const int64_t line = 16;  // floats per cache line
   const int64_t m = round_up<int64_t>(tile.m, isa.tile_rows);
   const int64_t cols = isa.tile_cols;
   Scratch x{};
   x.q_stride = round_up(ceil_div<int64_t>(p.head_dim, isa.pair), line);
-  // One line more than the panel: panels a multiple of 4 KiB apart would share the same few sets of
-  // the L1 cache.
+  // One additional line: panels a multiple of 4 KiB apart would share the same few sets of the L1
+  // cache.
   x.k_panel = round_up(ceil_div<int64_t>(p.head_dim, isa.pair) * cols, line) + line;
   x.v_panel = tile.n * cols + line;
   x.o_stride = round_up(round_up(p.head_dim_v, cols), line);
@@ -113,10 +112,9 @@ inline Scratch scratch_layout(const Problem& p, Tile tile, IsaShape isa) {
   return x;
 }
 
-// Results of one split before they are merged: O without its denominator, the row maximum and the
-// row sum.
+// Partial results of one split: unnormalized O, row maximum and row sum.
 struct Partials {
-  int64_t max_splits, rows;  // of the sequence with most
+  int64_t max_splits, rows;  // maximum over all sequences
   int64_t row_floats;        // o_stride, then maximum and sum, padded to a cache line
   int64_t floats_per_head() const { return saturating_product({max_splits, rows, row_floats}); }
 };
@@ -124,9 +122,9 @@ inline Partials partials_layout(const Problem& p, const Scratch& scratch) {
   const int64_t row_floats = scratch.o_stride + 16;
   const int64_t rows = std::min(p.seqlen_q * group_size(p), kSplitRows);
   if (!p.is_ragged) return {plan_sequence(p, p.seqlen_q, p.seqlen_k).num_splits, rows, row_floats};
-  // A ragged batch may hold any shorter sequence, and a shorter one may have more splits (16384
-  // keys: 32 splits of 512; 16385 keys: 26 of 640). So the bound of the rule, not the splits of the
-  // longest.
+  // A ragged batch may contain any shorter sequence, and a shorter one may have more splits (16384
+  // keys: 32 splits of 512; 16385 keys: 26 of 640). So use the upper bound of the number of splits,
+  // not the splits of the longest sequence.
   if (p.strict_rows || group_size(p) > kSplitRows) return {1, rows, row_floats};
   const int64_t by_size =
       ceil_div(p.seqlen_k, p.num_splits > 0 ? largest_tile(p).n : kMinSplitKeys);

@@ -44,7 +44,7 @@ TEST(FlashConfig, ManyRowsAndStrictRowsAreNeverSplit) {
   EXPECT_EQ(plan_sequence(strict, 1, 100000).path, Path::packed);
 }
 
-// In a ragged batch every sequence up to the longest must find room for its partial results.
+// In a ragged batch the partial results of every sequence up to the longest must fit.
 TEST(FlashConfig, PartialsHoldEveryShorterSequence) {
   for (const int64_t max_k : {1, 600, 16385, 40001}) {
     for (const int num_splits : {0, 7}) {
@@ -85,8 +85,7 @@ TEST(FlashConfig, ScratchPartsDoNotOverlap) {
   }
 }
 
-// What a tile needs stays within the L2 cache of a core (512 KiB and up; a page for everything
-// else).
+// A tile's working set fits the L2 cache of a core (512 KiB and up, minus a page).
 TEST(FlashConfig, ScratchFitsTheL2Cache) {
   static_assert(kDirectRows <= kSweepRows);
   for (const int64_t head_dim : {64, 128, 256}) {

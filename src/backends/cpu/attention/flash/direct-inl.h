@@ -1,5 +1,5 @@
-// The matrix products for a few rows: K and V are read once, in order, from where they lie (decode
-// is bound by that read).
+// Matmuls for a few rows: K and V are read once, in order and in place (decode is bound by that
+// read).
 #pragma once
 
 #include <string.h>
@@ -17,31 +17,32 @@ struct Rows {
   const E* first;
   int64_t stride;  // elements
   int64_t count;
-  int64_t dim;  // elements of a row
+  int64_t dim;  // elements per row
 
   const E* operator[](int64_t row) const { return first + row * stride; }
 };
 
-// Fetches elements of a row into the L1 cache, for products to come: they are in the L2 cache by
-// then (see Fetch), but fetches from memory hold most of the buffers that a miss of the L1 cache
-// needs, and products that wait for a buffer stop the fetches behind them.
+// Prefetches elements of a row into the L1 cache for upcoming products. They are in the L2 cache by
+// then (see Fetch), but prefetches from memory occupy most of the miss buffers of the L1 cache, and
+// products that wait for a buffer stall the prefetches after them.
 template <int64_t kElements, class E>
 inline void fetch_near(const E* row) {
 #pragma GCC unroll 4
   for (int64_t i = 0; i < kElements; i += 64 / static_cast<int64_t>(sizeof(E)))
     __builtin_prefetch(row + i, 0, 3);
 }
-// So many rows ahead: 2 KiB where head_dim is 128.
+// Number of rows to prefetch ahead: 2 KiB for head_dim 128.
 template <class E>
 inline constexpr int64_t kNearRows = 16 / sizeof(E);
 
-// Rows are fetched while others are computed with: V of a tile during its scores and softmax, the
-// next rows of K during its output. By hand, because in [batch, seqlen, heads, dim] the rows of a
-// head lie in different pages, where hardware prefetchers do not follow; evenly, some lines for
-// some products: a burst would fill the core's buffers of outstanding misses and stop it; in the
-// order of memory, through the rows of all heads that a task has, which prefetchers do follow; and
-// in four streams, each through a quarter of the rows: a core has more lines under way for more
-// than one (64 rows of 256 bytes are four pages, and a prefetcher works on each).
+// Software prefetch of rows while others are being computed: V of a tile during its scores and
+// softmax, the next rows of K during its output.
+// - In software, because in [batch, seqlen, heads, dim] the rows of a head are in different pages,
+//   which hardware prefetchers do not cross.
+// - Evenly, some lines per some products: a burst would fill the core's miss buffers and stall it.
+// - In memory order through the rows of all heads of a task, which hardware prefetchers do follow.
+// - In four streams, each through a quarter of the rows: a core keeps more lines in flight for more
+//   than one stream (64 rows of 256 bytes are four pages, and a prefetcher works on each).
 template <class E>
 class Fetch {
  public:
@@ -53,7 +54,7 @@ class Fetch {
         width_(width),
         skip_(stride - width) {}
 
-  template <int kLines>  // the same in each call
+  template <int kLines>  // equal in all calls
   void lines() {
     static_assert(kStreams % kLines == 0);
     const E* at = at_;
@@ -76,10 +77,10 @@ class Fetch {
   static constexpr int64_t kLine = 64 / sizeof(E);
   const E *at_, *end_;
   int64_t apart_, width_, skip_;
-  int64_t stream_ = 0;  // the next one
+  int64_t stream_ = 0;  // next stream
 };
 
-// A row of Q in units, its whole lines in the order in which load_block() takes those of K.
+// A row of Q in units; whole lines are in the order of load_block() for K.
 template <class Isa, class E>
 inline void order_units(const E* row, int64_t dim, typename Isa::Unit* units) {
   constexpr int kBlock = Isa::template kBlock<E>;
@@ -93,8 +94,7 @@ inline void order_units(const E* row, int64_t dim, typename Isa::Unit* units) {
   }
 }
 
-// s[kRows][kKeys] = sums of the lanes of acc[kRows * kKeys], eight at a time where there are as
-// many.
+// s[kRows][kKeys] = horizontal sums of acc[kRows * kKeys], eight at a time if possible.
 template <class Vec, int kRows, int kKeys>
 inline void store_sums(const typename Vec::F* acc, float* s) {
   if constexpr (kRows * kKeys % 8 == 0) {
@@ -113,8 +113,8 @@ inline void store_sums(const typename Vec::F* acc, float* s) {
 }
 
 // s[kRows][kKeys] = Q K^T for rows of Q (units in the order of order_units(), zero padded to whole
-// vectors) and kKeys rows of K from `key`. With kFetch, as many lines of `next` are fetched but one
-// of each row, which is left for fetch_rest().
+// vectors) and kKeys rows of K from `key`. With kFetch, prefetches as many lines of `next` except
+// one per row, which is left to fetch_rest().
 template <class Isa, int kRows, int kKeys, bool kFetch, class E>
 inline void dot_rows(const typename Isa::Unit* q, int64_t q_stride, const Rows<E>& keys,
                      Fetch<E>& next, int64_t key, float* s) {
@@ -173,7 +173,7 @@ inline void dot_rows(const typename Isa::Unit* q, int64_t q_stride, const Rows<E
   store_sums<Vec, kRows, kKeys>(acc, s + key);
 }
 
-// kVectors vectors of a row, each block in the order of load_block().
+// Loads kVectors vectors of a row, each block in the order of load_block().
 template <class Isa, int kVectors, class E>
 inline void load_blocks(const E* at, typename Isa::Vec::F (&row)[kVectors]) {
   constexpr int kBlock = Isa::template kBlock<E>;
@@ -188,7 +188,7 @@ inline void load_blocks(const E* at, typename Isa::Vec::F (&row)[kVectors]) {
 }
 
 // Columns [c, c + kVectors vectors) of o[kRows][head_dim_v] = o * row_scale + P V over values
-// [begin, count). With kFetch, as many lines of `next` are fetched.
+// [begin, count). With kFetch, prefetches as many lines of `next`.
 template <class Isa, int kRows, int kVectors, bool kFetch, class E>
 inline void weigh_columns(const float* p, const Rows<E>& values, Fetch<E>& next, int64_t begin,
                           int64_t c, float* o, int64_t o_stride, const float* row_scale) {
@@ -250,7 +250,7 @@ inline void weigh_columns(const float* p, const Rows<E>& values, Fetch<E>& next,
   }
 }
 
-// All columns: as many at once as there are registers for, the last ones in blocks of kNv vectors.
+// All columns: as many at once as registers allow, the last ones in blocks of kNv vectors.
 template <class Isa, int kRows, bool kFetch, class E>
 inline void weigh_values(const float* p, const Rows<E>& values, Fetch<E>& next, int64_t begin,
                          float* o, int64_t o_stride, const float* row_scale) {
@@ -274,8 +274,8 @@ inline void for_row_blocks(int64_t rows, Body body) {
   if (i < rows) body(i, std::integral_constant<int, 1>{});
 }
 
-// s[rows][keys.count] = Q K^T, while as many lines of `next` are fetched, but those that
-// fetch_rest() fetches.
+// s[rows][keys.count] = Q K^T; meanwhile prefetches as many lines of `next`, except those left to
+// fetch_rest().
 template <class Isa, class E>
 inline void direct_scores(const typename Isa::Unit* q, int64_t q_stride, int64_t rows,
                           const Rows<E>& keys, Fetch<E>& next, float* s) {
@@ -299,16 +299,16 @@ inline void direct_scores(const typename Isa::Unit* q, int64_t q_stride, int64_t
   for (; key < keys.count; ++key) dot(key, std::integral_constant<int, 1>{});
 }
 
-// What direct_scores() of `num_keys` keys left of `next`, a share for each of `rows` rows: to be
-// called before the softmax of each, or memory would rest meanwhile.
+// Prefetches the lines of `next` that direct_scores() of `num_keys` keys left, a fraction for each
+// of `rows` rows. Call it before the softmax of each row, to keep memory busy.
 template <class Isa, class E>
 inline void fetch_rest(int64_t num_keys, int64_t rows, Fetch<E>& next) {
   for (int64_t i = 0; i < num_keys; i += Isa::kKeysAtOnce * rows)
     next.template lines<Isa::kKeysAtOnce>();
 }
 
-// o[rows][head_dim_v] = o * row_scale + P V over values [begin, count), while as many lines of
-// `next` are fetched.
+// o[rows][head_dim_v] = o * row_scale + P V over values [begin, count); meanwhile prefetches as
+// many lines of `next`.
 template <class Isa, class E>
 inline void direct_output(const float* p, int64_t rows, const Rows<E>& values, Fetch<E>& next,
                           int64_t begin, float* o, int64_t o_stride, const float* row_scale) {

@@ -1,5 +1,5 @@
-// The flash kernel: exact attention over tiles of keys with an online softmax, never holding more
-// than one tile of scores. One text for every instruction set (Isa) and element type (E). Sources:
+// The flash kernel: exact attention over key tiles with an online softmax; only one tile of scores
+// exists at a time. Compiled for every instruction set (Isa) and element type (E). Sources:
 // Dao et al., FlashAttention (2022), algorithm 1; Dao, FlashAttention-2 (2023), section 3; Dao et
 // al., Flash-Decoding (2023) for the split keys.
 #pragma once
@@ -18,14 +18,14 @@
 
 namespace headrace::cpu::flash {
 
-// One task: a tile of rows of one (batch entry, KV head), over all of its keys or one split of
-// them; or of some KV heads, tile by tile of keys, where those lie side by side.
+// One task: a row tile of one (batch entry, KV head) over all of its keys or one split of them; or
+// of several KV heads that are adjacent in memory, one key tile after the other.
 template <class Isa, class E>
 class Task {
  public:
   using CallType = Call;
   using Vec = typename Isa::Vec;
-  using Unit = typename Isa::Unit;          // of Q and K
+  using Unit = typename Isa::Unit;          // for Q and K
   using FloatIsa = typename Isa::FloatIsa;  // for P and V
   static_assert(kNr<Isa> == kNr<FloatIsa> && Isa::kMr == FloatIsa::kMr);
 
@@ -43,9 +43,9 @@ class Task {
     sequence_ = sequence_of(p_, args_, batch_idx_);
     plan_ = plan_sequence(p_, sequence_.seqlen_q, sequence_.seqlen_k);
     const bool is_split = plan_.num_splits > 1;
-    // Tiles of one head follow each other: they share its K and V. Splits of all heads over the
-    // same keys follow each other: in [batch, seqlen, heads, dim] those lie side by side, and what
-    // the hardware prefetches beyond a row is the next head's.
+    // Task order: the tiles of a head are consecutive, because they share its K and V. The splits
+    // of all heads over the same keys are consecutive: in [batch, seqlen, heads, dim] these keys
+    // are adjacent, so hardware prefetches past a row fetch the next head's.
     const int64_t entry_unit = index % entry_units;
     const int64_t unit = is_split ? entry_unit / head_groups : entry_unit % call.units_per_head;
     const int64_t heads = is_split ? entry_unit % head_groups : entry_unit / call.units_per_head;
@@ -54,8 +54,7 @@ class Task {
     group_ = group_size(p_);
     const int64_t all_rows = sequence_.seqlen_q * group_;
     const int64_t num_tiles = ceil_div(all_rows, call.tile.m);
-    // Causal tiles differ in length: the longest first, so that no thread begins a long one at the
-    // end.
+    // Causal tiles differ in length: the longest first, so that no thread starts a long one last.
     const int64_t tile_idx = num_tiles - 1 - unit;
     split_idx_ = is_split ? unit : 0;
     first_row_ = is_split ? 0 : tile_idx * call.tile.m;
@@ -75,8 +74,8 @@ class Task {
   struct Heads {
     int64_t begin, end;
   };
-  // What follows is about this head. Each head of a task has rows of the scratch memory for itself;
-  // more than one has only the direct path.
+  // Sets the current head. Each head of a task has its own rows of scratch memory; only the direct
+  // path has several heads.
   void select(int64_t head) {
     kv_head_ = head;
     const int64_t i = head - first_head_;
@@ -85,9 +84,9 @@ class Task {
   }
   void finish_head(int64_t head) {
     select(head);
-    // A sum of many values near the largest float can overflow though their mean does not: such
-    // rows are done again, with probabilities in units of 2^-20. (So are rows with a NaN, to the
-    // same end.)
+    // A sum of many values near the largest float can overflow although their mean does not. Such
+    // rows are recomputed with probabilities scaled by 2^-20. (So are rows with a NaN, with the
+    // same result.)
     if (!finish_rows<0>()) {
       walk_keys<kSmallUnit>({head, head + 1});
       for (int64_t r = 0; r < num_rows_; ++r) finish_row<kSmallUnit>(r);
@@ -114,7 +113,7 @@ class Task {
   float* is_done() { return row_array(12) + base_; }
   KeyRange* row_keys() { return reinterpret_cast<KeyRange*>(row_array(5)) + base_; }
   Span* row_span() { return reinterpret_cast<Span*>(row_array(9)) + base_; }
-  Span* block_span() {  // kMr >= 2 rows a block
+  Span* block_span() {  // kMr >= 2 rows per block
     return reinterpret_cast<Span*>(row_array(11)) + base_ / 2;
   }
 
@@ -124,8 +123,8 @@ class Task {
     return {batch_idx_, kv_head_ * group_ + row % group_, row / group_, sequence_};
   }
 
-  // All tiles of keys; leaves O, maximum and sum of each row of these heads, with probabilities in
-  // units of 2^kShift. The heads see the same keys.
+  // Processes all key tiles; computes O, maximum and sum of each row of these heads, with
+  // probabilities scaled by 2^kShift. The heads see the same keys.
   template <int kShift>
   void walk_keys(Heads heads) {
     for (int64_t head = heads.begin; head < heads.end; ++head) {
@@ -144,7 +143,7 @@ class Task {
     }
   }
 
-  // Finishes the rows whose O is finite; false where others are left.
+  // Finishes the rows whose O is finite; false if others are left.
   template <int kShift>
   bool finish_rows() {
     bool are_all_done = true;
@@ -217,7 +216,7 @@ class Task {
            row_offset(args_.v, batch_idx_, sequence_.row_k + first_key_, kv_head_);
   }
 
-  // Where the keys of the task begin that this worker gets next, if tasks take equally long.
+  // First key of the task that this worker gets next if all tasks take equally long.
   const E* keys_of_next_task() {
     const int64_t index = index_ + call_.num_threads;
     if (index >= call_.num_tasks) return key_rows();
@@ -227,7 +226,7 @@ class Task {
     return next.key_rows();
   }
 
-  // Columns of the current tile that each row sees, and each block of kMr rows together.
+  // Visible columns of the current tile for each row, and their union for each block of kMr rows.
   void find_spans() {
     const int64_t block_rows = plan_.path == Path::packed ? Isa::kMr : num_rows_;
     for (int64_t r = 0; r < num_rows_; r += block_rows) {
@@ -244,7 +243,7 @@ class Task {
     }
   }
 
-  // Scores of row r -> probabilities, ready for the second product.
+  // Turns the scores of row r into probabilities for the second matmul.
   template <int kShift>
   void softmax(int64_t r, Span block) {
     float* scores = s(r);
@@ -258,8 +257,8 @@ class Task {
     if (has_dropout(p_)) dropout_row(p_, args_, row_id(r), first_key_, span, scores);
   }
 
-  // K and V of the tile go through packed panels; rows in blocks of kMr, each with the columns that
-  // it sees.
+  // K and V of the tile are packed into panels; rows are processed in blocks of kMr, each over its
+  // visible columns.
   template <int kShift>
   void packed_tile() {
     pack_keys<Isa>(key_rows(), args_.k.stride_seq, num_keys_, p_.head_dim, k(), x_.k_panel);
@@ -297,7 +296,7 @@ class Task {
         if (!block.is_empty()) softmax<kShift>(r, block);
       }
     }
-    // Whole vectors: row_begin is a multiple of 16, and the arrays have room behind the last row.
+    // Whole vectors: row_begin is a multiple of 16, and the arrays are padded after the last row.
     rescale_rows<Vec>(old_maximum() + row_begin, maximum() + row_begin, tile_sum() + row_begin,
                       static_cast<int>(row_end - row_begin), row_scale() + row_begin,
                       sum() + row_begin);
@@ -317,7 +316,8 @@ class Task {
     }
   }
 
-  // Both products of all heads, one after the other: their K lie side by side, and so do their V.
+  // Both matmuls of all heads, one after the other: their K are adjacent in memory, and so are
+  // their V.
   template <int kShift>
   void direct_tile(Heads heads) {
     const int64_t k_stride = args_.k.stride_seq, v_stride = args_.v.stride_seq;
@@ -353,7 +353,7 @@ class Task {
     }
   }
 
-  // The finished row: joins the sink, scales, rounds once. o_row * normaliser is softmax times V;
+  // Finishes a row: adds the sink, scales, rounds once. o_row * normaliser is softmax times V;
   // row_sum is the sum of exp(s - row_maximum) over all keys.
   void store_row(int64_t r, const float* o_row, double normaliser, double row_maximum,
                  double row_sum) {
@@ -364,7 +364,7 @@ class Task {
     if (row_sum == 0.0) {  // no visible key, or every score is -inf: the row is empty
       store_scaled(nullptr, 0.0f, out);
     } else {
-      double share = 1.0;  // of the keys, against the sink
+      double share = 1.0;  // weight of the keys; the rest is the sink's
       lse = row_maximum + std::log(row_sum);
       if (p_.has_sinks) join_sink(args_.sinks[id.head * args_.sinks_stride], lse, share);
       if (has_dropout(p_)) share *= 65536.0 / dropout_keep_threshold(p_.dropout_p);
@@ -378,8 +378,8 @@ class Task {
     }
   }
 
-  // The sink is one more term of the denominator: log(exp(lse) + exp(sink)), from the larger of
-  // both.
+  // The sink is an additional term of the denominator: log(exp(lse) + exp(sink)), relative to the
+  // larger of both.
   static void join_sink(double sink, double& lse, double& share) {
     const double top = sink > lse ? sink : lse;
     const double keys = lse == top ? 1.0 : std::exp(lse - top);
@@ -388,11 +388,11 @@ class Task {
     lse = top + std::log(both);
   }
 
-  // out [head_dim_v] = o_row * factor; zeros where o_row is null.
+  // out [head_dim_v] = o_row * factor; zeros if o_row is null.
   void store_scaled(const float* o_row, float factor, E* out) const {
     const auto scale = Vec::set1(factor);
     for (int64_t c = 0; c < p_.head_dim_v; c += Vec::kWidth) {
-      // Adding +0 gives an exact zero one sign, whatever order underflowed products were added in.
+      // Adding +0 turns -0 into +0, so that the sign does not depend on the order of underflows.
       const auto x = o_row == nullptr
                          ? Vec::zero()
                          : Vec::add(Vec::mul(Vec::load(o_row + c), scale), Vec::zero());
@@ -412,7 +412,7 @@ class Task {
            (split * call_.partials.rows + r) * call_.partials.row_floats;
   }
 
-  // The normalised row of this split, its maximum and its sum.
+  // Stores the normalized row of this split, its maximum and its sum.
   void store_partial(int64_t r, const float* o_row, double normaliser, double row_sum) {
     float* to = partial_row(split_idx_, r);
     const auto factor = Vec::set1(row_sum == 0.0 ? 0.0f : static_cast<float>(normaliser));
@@ -422,8 +422,8 @@ class Task {
     to[x_.o_stride + 1] = static_cast<float>(row_sum);
   }
 
-  // Whoever finishes last merges, in the order of the keys: the result does not depend on who that
-  // is.
+  // The task that finishes last merges the splits in the order of the keys, so the result does not
+  // depend on which task it is.
   void merge_if_last() {
     std::atomic_ref<uint32_t> finished(call_.num_finished[batch_idx_ * p_.num_kv_heads + kv_head_]);
     const auto all = static_cast<uint32_t>(plan_.num_splits);
@@ -431,8 +431,8 @@ class Task {
     for (int64_t r = 0; r < num_rows_; ++r) merge_row(r);
   }
 
-  // Each split weighs with its share of the sum over all keys (FlashAttention-2, section 3.1, on
-  // normalised parts).
+  // Each split is weighted by its fraction of the sum over all keys (FlashAttention-2, section 3.1,
+  // on normalized partial results).
   void merge_row(int64_t r) {
     float top = -kInfinity;
     for (int64_t split = 0; split < plan_.num_splits; ++split)
@@ -463,11 +463,11 @@ class Task {
   float* scratch_;
   int64_t batch_idx_, first_head_, split_idx_, group_;
   int64_t kv_head_ = 0, base_ = 0, scores_ = 0;  // see select()
-  int64_t tile_n_;                               // keys of a tile
+  int64_t tile_n_;                               // keys per tile
   Sequence sequence_;
   SequencePlan plan_;
   int64_t first_row_, num_rows_;
-  KeyRange keys_{0, 0};    // union of what the rows see, inside the split
+  KeyRange keys_{0, 0};    // union of the rows' visible keys within the split
   int64_t first_key_ = 0;  // of the current tile
   int num_keys_ = 0;       // of the current tile that exist in the sequence
 };

@@ -1,4 +1,4 @@
-// One call of the flash kernel, and the compiled instances of it.
+// A call of the flash kernel, and its compiled instances.
 #pragma once
 
 #include "backends/cpu/attention/flash/config.h"
@@ -7,7 +7,7 @@
 
 namespace headrace::cpu::flash {
 
-// Everything a task needs; shared by all workers, immutable while they run.
+// The data of all tasks; shared by the workers and immutable while they run.
 struct Call {
   const Problem* problem;
   const AttentionArgs* args;
@@ -16,12 +16,12 @@ struct Call {
   int64_t num_tasks;
   Scratch scratch;
   Partials partials;
-  int64_t units_per_head;  // tasks of one (batch, KV heads of a task): tiles of rows, or splits
-  int64_t heads_of_task;   // KV heads
-  int64_t rows_of_head;    // rows of scratch memory for each of them
+  int64_t units_per_head;  // tasks per (batch entry, KV heads of a task): row tiles or splits
+  int64_t heads_of_task;   // KV heads per task
+  int64_t rows_of_head;    // scratch rows for each of them
   float* worker_scratch;   // [num_workers, scratch.total], 64-byte aligned
   float* partial;          // [batch, num_kv_heads, splits, rows, row_floats]
-  uint32_t* num_finished;  // [batch, num_kv_heads] splits that are done, zero at the start
+  uint32_t* num_finished;  // [batch, num_kv_heads] finished splits, initially zero
 };
 
 // An instance: one instruction set. `task` is task_body[dtype] for f32, f16, bf16 (null: not
@@ -32,7 +32,7 @@ struct Instance {
   TaskBody task_body[3];  // by DType
 };
 
-// Those of other machines are declared and nothing else.
+// Instances for other architectures are only declared.
 namespace scalar {
 extern const Instance kInstance;
 }

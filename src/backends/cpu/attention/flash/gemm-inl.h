@@ -1,8 +1,8 @@
-// The two matrix products of attention on register tiles, and the packing that feeds them.
+// The two matmuls of attention on register tiles, and the packing of their operands.
 //
 // A *unit* is one 32-bit step of the reduction: a float, or two bf16 (Isa::kPair elements). A
-// *panel* holds kMr-independent columns: [reduction step][kNr] units, so that the inner loop reads
-// it front to back.
+// *panel* holds the kNr columns of a register tile, [reduction step][kNr] units, so that the inner
+// loop reads it sequentially.
 #pragma once
 
 #include "backends/cpu/simd/element.h"
@@ -14,7 +14,7 @@ inline constexpr int kNr = Isa::kNv* Isa::Vec::kWidth;
 
 // c[kMr][kNr] = A B, or with row_scale: c = c * row_scale + A B.
 //   a [kMr, steps] units, with kTransposed [steps, kMr];  b [steps, kNr] units;  strides of rows.
-// The sum over the steps starts at zero and runs in order, whatever tile it is part of.
+// The sum over the steps starts at zero and runs in order, independent of the tile.
 template <class Isa, bool kAccumulate, bool kTransposed = false>
 inline void register_tile(const typename Isa::Unit* a, int64_t a_stride,
                           const typename Isa::Unit* b, int64_t b_stride, int64_t steps, float* c,
@@ -29,9 +29,8 @@ inline void register_tile(const typename Isa::Unit* a, int64_t a_stride,
 #pragma GCC unroll 4
     for (int v = 0; v < kNv; ++v) acc[i][v] = Vec::zero();
   }
-  // A pointer for two rows of A, because one for each of twelve is more than there are registers:
-  // gcc 12 keeps the last ones in vector registers, from where they come back through a port of the
-  // FMAs, a slot of 25.
+  // One pointer per two rows of A: twelve pointers exceed the registers, and gcc 12 keeps the last
+  // ones in vector registers, whose moves use an FMA port, one slot of 25.
   const typename Isa::Unit* row_pair[kMr / 2];
 #pragma GCC unroll 8
   for (int i = 0; i < kMr / 2; ++i) row_pair[i] = a + 2 * i * a_stride;
@@ -63,14 +62,14 @@ inline void register_tile(const typename Isa::Unit* a, int64_t a_stride,
   }
 }
 
-// A vector of a row of which `left` elements exist, zeros behind them.
+// A vector of a row of which `left` elements exist, padded with zeros.
 template <class Vec, class E>
 inline typename Vec::F load_columns(const E* row, int64_t left) {
   if (left >= Vec::kWidth) return Vec::load(row);
   return left > 0 ? Vec::load_partial(row, static_cast<int>(left)) : Vec::zero();
 }
 
-// from [dim] * factor, rounded once. Adding +0 gives an exact zero one sign.
+// Stores from [dim] * factor, rounded once. Adding +0 turns -0 into +0.
 template <class Vec, class E>
 inline void store_row(const float* from, int64_t dim, float factor, E* to) {
   for (int64_t c = 0; c < dim; c += Vec::kWidth) {
@@ -116,7 +115,7 @@ inline void pack_keys(const E* keys, int64_t stride, int64_t num_keys, int64_t h
       }
     }
   }
-  // The rest of the last panel.
+  // Zeros in the rest of the last panel.
   const int64_t covered = (num_keys + kW - 1) / kW * kW;
   const int64_t end = (num_keys + kNr<Isa> - 1) / kNr<Isa> * kNr<Isa>;
   for (int64_t key = covered; key < end; key += kW) {

@@ -1,4 +1,4 @@
-// Makes an Instance of a task class: which element types this build has.
+// Makes an Instance of a task class, with the element types of this build.
 #pragma once
 
 #include "backends/cpu/attention/flash/flash.h"
@@ -21,7 +21,7 @@ void run_task(void* call, int64_t index, int worker) {
   T(*static_cast<const typename T::CallType*>(call), index, worker).run();
 }
 
-// Null where the build leaves the element type out.
+// Null if the build excludes the element type.
 template <class T, bool kBuilt>
 constexpr TaskBody task_body() {
   if constexpr (kBuilt) {

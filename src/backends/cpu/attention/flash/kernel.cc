@@ -9,9 +9,10 @@ namespace headrace::cpu::flash {
 namespace {
 
 constexpr int64_t kLineBytes = 64;
-constexpr int64_t kMostHeadsOfTask = 8;  // scratch memory has rows for so many, where rows are few
+constexpr int64_t kMostHeadsOfTask =
+    8;  // scratch memory has rows for this many heads with few rows
 
-// An instance with what selection must know of it.
+// An instance and its requirements for selection.
 struct Target {
   const Instance& instance;
   uint32_t isa;          // headrace_cpu_isa bits, 0: any machine
@@ -22,17 +23,16 @@ std::string refuses(const Target& target, const Problem& p, const DeviceInfo& de
   if ((device.cpu_isa & target.isa) != target.isa)
     return format_text("needs a CPU with {}", target.isa_text);
   if (p.dtype < 0 || p.dtype > 2)
-    return format_text("computes f32, f16 and bf16, not {}", dtype_name(dtype_of(p)));
+    return format_text("supports f32, f16 and bf16, not {}", dtype_name(dtype_of(p)));
   if (target.instance.task_body[p.dtype] == nullptr)
-    return format_text("has no instance for {} in this build", dtype_name(dtype_of(p)));
-  if (p.has_probs)
-    return "never holds the whole matrix of probabilities; only cpu_reference writes probs";
+    return format_text("is not compiled for {} in this build", dtype_name(dtype_of(p)));
+  if (p.has_probs) return "never materializes the probabilities; only cpu_reference writes probs";
   return {};
 }
 
-// Rows a tile: as many as fit, fewer where that would leave threads without work (at least 4 tasks
-// a thread); and as many in each, or a thread would wait for the last large one: 1024 rows as 3 of
-// 288 and 1 of 160, for 4 heads, keep 2 threads busy for 2176 rows instead of 2048.
+// Rows per tile: as many as fit, fewer if threads would be idle otherwise (at least 4 tasks per
+// thread). Tiles are of equal size, or a thread would wait for the last large one: 1024 rows as 3
+// of 288 and 1 of 160, for 4 heads, keep 2 threads busy for 2176 rows instead of 2048.
 Tile choose_tile(const Problem& p, const IsaShape& isa, const DeviceInfo& device, int num_threads) {
   Tile tile = largest_tile(p, device.l2_bytes);
   const int64_t rows = std::max<int64_t>(p.seqlen_q * group_size(p), 1);
@@ -47,14 +47,14 @@ Tile choose_tile(const Problem& p, const IsaShape& isa, const DeviceInfo& device
   return tile;
 }
 
-// Rows of scratch memory that a head's rows may write to.
+// Scratch rows per head, padded to whole register tiles.
 int64_t rows_of_head(int64_t rows, const IsaShape& isa) {
   return round_up<int64_t>(round_up<int64_t>(rows, isa.tile_rows), 16);
 }
 
-// KV heads of a task. Few rows of heads that lie side by side are computed together, tile by tile
-// of keys, so that memory is read in its order; what a tile reads must stay in the L2 cache, and
-// there must be work for all threads.
+// KV heads per task. Heads with few rows that are adjacent in memory are computed together, one key
+// tile after the other, so that memory is read in order. A tile's data must fit the L2 cache, and
+// all threads must have work.
 int64_t heads_together(const Plan& plan, const AttentionArgs& args, const IsaShape& isa,
                        int64_t units) {
   const Problem& p = plan.problem;
@@ -114,12 +114,12 @@ Schedule plan(const Target& target, const Problem& p, const DeviceInfo& device) 
                     .note = {}};
   schedule.note = sequence.path == Path::direct
                       ? format_text(
-                            "direct: at most {} rows share a KV head, K and V are read once from "
-                            "where they lie",
+                            "direct: at most {} rows share a KV head, K and V are read once in "
+                            "place",
                             kDirectRows)
                       : format_text("packed: {} x {} register tiles over packed panels of K and V",
                                     isa.tile_rows, isa.tile_cols);
-  if (p.is_ragged) schedule.note += "; chosen for each sequence by its own lengths";
+  if (p.is_ragged) schedule.note += "; chosen per sequence by its own lengths";
   return schedule;
 }
 
@@ -183,7 +183,7 @@ constexpr Kernel make_backward_kernel(std::string_view name, std::string_view su
 
 }  // namespace
 
-// What each machine runs: the scalar kernels on all of them.
+// The kernels of each architecture; the scalar ones run everywhere.
 
 constexpr Target kScalar{scalar::kInstance, 0, "any instruction set"};
 constexpr Target kScalarBackward{scalar::kBackwardInstance, kScalar.isa, kScalar.isa_text};
@@ -191,16 +191,16 @@ constexpr Target kScalarBackward{scalar::kBackwardInstance, kScalar.isa, kScalar
 const Kernel kScalarKernel = make_kernel<kScalar>(
     "cpu_scalar_fwd", "tiled online softmax, f32 f16 bf16, every feature, any CPU");
 const Kernel kScalarBackwardKernel = make_backward_kernel<kScalarBackward>(
-    "cpu_scalar_bwd", "tiles, P again from the lse, f32 f16 bf16, every feature, any CPU");
+    "cpu_scalar_bwd", "tiled, recomputes P from lse, f32 f16 bf16, every feature, any CPU");
 
 #if defined(__x86_64__)
 
 constexpr Target kAvx2{avx2::kInstance, HEADRACE_ISA_AVX2, "AVX2, FMA and F16C"};
 constexpr Target kAvx512{avx512::kInstance, HEADRACE_ISA_AVX512, "AVX-512 F, BW, DQ and VL"};
-// Where dot products are no faster, the float kernels are ahead of these.
+// On CPUs whose dot products are not faster, the float kernels are preferred.
 constexpr Target kAvx512Bf16{avx512bf16::kInstance,
                              HEADRACE_ISA_AVX512_BF16 | HEADRACE_ISA_AVX512_BF16_FAST,
-                             "AVX-512 BF16 and dot products at the rate of FMAs (AMD)"};
+                             "AVX-512 BF16 with dot products at FMA throughput (AMD)"};
 constexpr Target kAvx2Backward{avx2::kBackwardInstance, kAvx2.isa, kAvx2.isa_text};
 constexpr Target kAvx512Backward{avx512::kBackwardInstance, kAvx512.isa, kAvx512.isa_text};
 constexpr Target kAvx512Bf16Backward{avx512bf16::kBackwardInstance, kAvx512Bf16.isa,
@@ -214,13 +214,14 @@ const Kernel kAvx512Bf16Kernel = make_kernel<kAvx512Bf16>(
     "cpu_avx512bf16_fwd",
     "tiled online softmax, bf16, every feature, Q K^T as 12 x 32 tiles of bf16 dot products");
 const Kernel kAvx2BackwardKernel = make_backward_kernel<kAvx2Backward>(
-    "cpu_avx2_bwd", "tiles, P again from the lse, f32 f16 bf16, every feature, 6 x 16 float tiles");
+    "cpu_avx2_bwd",
+    "tiled, recomputes P from lse, f32 f16 bf16, every feature, 6 x 16 float tiles");
 const Kernel kAvx512BackwardKernel = make_backward_kernel<kAvx512Backward>(
     "cpu_avx512_bwd",
-    "tiles, P again from the lse, f32 f16 bf16, every feature, 12 x 32 float tiles");
+    "tiled, recomputes P from lse, f32 f16 bf16, every feature, 12 x 32 float tiles");
 const Kernel kAvx512Bf16BackwardKernel = make_backward_kernel<kAvx512Bf16Backward>(
     "cpu_avx512bf16_bwd",
-    "tiles, P again from the lse, bf16, every feature, 12 x 32 tiles of bf16 dot products");
+    "tiled, recomputes P from lse, bf16, every feature, 12 x 32 tiles of bf16 dot products");
 
 #elif defined(__aarch64__)
 
@@ -230,7 +231,8 @@ constexpr Target kNeonBackward{neon::kBackwardInstance, kNeon.isa, kNeon.isa_tex
 const Kernel kNeonKernel = make_kernel<kNeon>(
     "cpu_neon_fwd", "tiled online softmax, f32 f16 bf16, every feature, 4 x 16 float tiles");
 const Kernel kNeonBackwardKernel = make_backward_kernel<kNeonBackward>(
-    "cpu_neon_bwd", "tiles, P again from the lse, f32 f16 bf16, every feature, 4 x 16 float tiles");
+    "cpu_neon_bwd",
+    "tiled, recomputes P from lse, f32 f16 bf16, every feature, 4 x 16 float tiles");
 
 #endif
 

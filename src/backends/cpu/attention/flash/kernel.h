@@ -1,11 +1,11 @@
-// The flash kernels as rows of the CPU lists.
+// The flash kernels, for the CPU's kernel lists.
 #pragma once
 
 #include "core/kernel.h"
 
 namespace headrace::cpu::flash {
 
-// Those of other machines are declared and nothing else.
+// Kernels for other architectures are only declared.
 extern const Kernel kScalarKernel;
 extern const Kernel kScalarBackwardKernel;
 extern const Kernel kAvx2Kernel;

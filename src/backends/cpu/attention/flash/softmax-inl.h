@@ -1,5 +1,5 @@
-// From raw dot products to probabilities, one row of a tile at a time (online softmax: Milakov and
-// Gimelshein 2018, FlashAttention algorithm 1).
+// Online softmax of one row of a tile: dot products to probabilities (Milakov and Gimelshein 2018,
+// FlashAttention algorithm 1).
 #pragma once
 
 #include <limits>
@@ -13,18 +13,18 @@ namespace headrace::cpu::flash {
 
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Probabilities are exp(s - maximum), or 2^-20 times that where their sum with V would overflow:
-// then a million of them times the largest float stay finite. A power of two changes no digit.
+// Log2 of the scale of probabilities if the sum of P V would overflow: then a million terms of the
+// largest float stay finite. A power of two changes no digit.
 inline constexpr int kSmallUnit = -20;
 
-// Columns [begin, end) of a tile: what a row sees, or what a block of rows sees together. Empty:
-// begin == end.
+// Columns [begin, end) of a tile that a row sees, or the union for a block of rows. Empty: begin ==
+// end.
 struct Span {
   int begin, end;
   bool is_empty() const { return begin >= end; }
 };
 
-// One row of the attention matrix: who it is, for the features that depend on it.
+// Identifies a row of the attention matrix, for features that depend on it.
 struct RowId {
   int64_t batch_idx, head, q_idx;
   Sequence sequence;
@@ -45,10 +45,9 @@ inline void for_vectors(int begin, int end, Body body) {
   for (; j < end; j += Vec::kWidth) body(j, std::integral_constant<int, 1>{});
 }
 
-// Turns scores s[span] into 2^kShift exp(scale * s - reference) in place and zero elsewhere in
-// `block`, the columns that the row's block will multiply with V; the reference is the maximum so
-// far. scale > 0. Returns the sum of the new terms, in an order that depends only on their columns;
-// `maximum` is updated.
+// Turns scores s[span] into 2^kShift exp(scale * s - running maximum) in place, and into zero
+// elsewhere in `block`, the columns that the row's block multiplies with V. scale > 0. Updates
+// `maximum`. Returns the sum of the new terms, in an order that depends only on their columns.
 template <class Vec, int kShift>
 inline float softmax_row(float* s, Span span, Span block, float scale, float& maximum) {
   using F = typename Vec::F;
@@ -60,9 +59,10 @@ inline float softmax_row(float* s, Span span, Span block, float scale, float& ma
   F largest = Vec::set1(-kInfinity);
   for (int j = begin; j < end; j += kW) largest = Vec::max(largest, Vec::load(s + j));
   const float tile_maximum =
-      Vec::max_lane(largest) * scale;  // rounding is monotonic: the maximum of the products
+      Vec::max_lane(largest) *
+      scale;  // rounding is monotonic, so this is the maximum of the products
   if (tile_maximum > maximum) maximum = tile_maximum;
-  // All scores so far are -inf: any finite reference gives zeros (and lets a NaN through).
+  // If all scores so far are -inf, subtract 0: it gives zeros and propagates NaN.
   const F minus_reference = Vec::set1(maximum == -kInfinity ? 0.0f : -maximum);
   const F factor = Vec::set1(scale);
   F sum = Vec::zero();
@@ -81,7 +81,7 @@ inline float softmax_row(float* s, Span span, Span block, float scale, float& ma
   return Vec::sum(sum);
 }
 
-// Turns scores s[begin, end), multiples of the width, of a row whose lse is known into
+// Turns scores s[begin, end) (multiples of the width) of a row with known lse into
 // exp(scale * s - lse) in place.
 template <class Vec>
 inline void softmax_of_lse(float* s, int begin, int end, float scale, float lse) {
@@ -97,9 +97,8 @@ inline void softmax_of_lse(float* s, int begin, int end, float scale, float lse)
       });
 }
 
-// row_scale = exp(old maximum - new maximum), what O and the row sum so far are multiplied with;
-// exactly 1 where nothing changed (also for -inf and +inf). `count` is a multiple of the vector
-// width.
+// row_scale = exp(old maximum - new maximum), the rescale factor of O and the row sum; exactly 1 if
+// the maximum is unchanged (also for -inf and +inf). `count` is a multiple of the vector width.
 template <class Vec>
 inline void rescale_rows(const float* old_maximum, const float* new_maximum, const float* tile_sum,
                          int count, float* row_scale, float* row_sum) {
@@ -150,7 +149,7 @@ inline typename Vec::F apply_mask(const ScoreOperand& mask, int64_t offset, int 
   return Vec::select_bytes(buffer, score, hidden);
 }
 
-// Bit (key - (seqlen_k - seqlen_q)) of the query's words; earlier keys are visible.
+// Masks by bit (key - (seqlen_k - seqlen_q)) of the query's words; earlier keys are visible.
 inline void apply_tree_mask(const AttentionArgs& args, const RowId& row, int64_t first_key,
                             Span span, float* s) {
   const int64_t prefix = row.sequence.seqlen_k - row.sequence.seqlen_q;
@@ -162,8 +161,8 @@ inline void apply_tree_mask(const AttentionArgs& args, const RowId& row, int64_t
   }
 }
 
-// s[span] = masked(softcap(scale * s) + ALiBi + bias). `num_keys`: keys of the tile that exist.
-// Softmax then uses scale 1.
+// s[span] = masked(softcap(scale * s) + ALiBi + bias). `num_keys`: existing keys of the tile. The
+// softmax then uses scale 1.
 template <class Vec>
 inline void general_scores(const Problem& p, const AttentionArgs& args, const RowId& row,
                            int64_t first_key, int num_keys, Span span, float* s) {
@@ -196,7 +195,7 @@ inline void general_scores(const Problem& p, const AttentionArgs& args, const Ro
   if (p.has_tree_mask) apply_tree_mask(args, row, first_key, span, s);
 }
 
-// Zeroes dropped probabilities; the factor for those that stay is applied to the finished row.
+// Zeroes dropped probabilities; the finished row is multiplied by the scale of kept ones.
 inline void dropout_row(const Problem& p, const AttentionArgs& args, const RowId& row,
                         int64_t first_key, Span span, float* s) {
   const DropoutRow random{
@@ -205,7 +204,7 @@ inline void dropout_row(const Problem& p, const AttentionArgs& args, const RowId
       .batch_head = static_cast<uint32_t>(row.batch_idx * p.num_heads + row.head),
       .query = static_cast<uint32_t>(row.q_idx)};
   const uint32_t threshold = dropout_keep_threshold(p.dropout_p);
-  for (int j = span.begin / 32 * 32; j < span.end; j += 32) {  // tiles begin at multiples of 32
+  for (int j = span.begin / 32 * 32; j < span.end; j += 32) {  // tiles start at multiples of 32
     const int64_t key = first_key + j;
     for (int lane = 0; lane < 4; ++lane) {
       const PhiloxWords words = random.group(key / 64, static_cast<int>(key % 64 / 32), lane);
