@@ -148,7 +148,7 @@ struct SoftmaxKernels {
   // safe, for a row whose exponentials fit the cache: computes each once.
   template <class E>
   static void kept_row(const E* x, int64_t n, F scale, E* y, Statistics& row) {
-    alignas(64) float kept[kLongestKeptRow];
+    alignas(64) float kept[kMaxCachedRow];
     row.max = max_of(x, n, scale, row.max);
     add_sum(x, n, scale, kept, row);
     const F inverse = Vec::set1(row.inverse());
@@ -175,7 +175,7 @@ struct SoftmaxKernels {
   template <class E>
   static void forward_as(const SoftmaxForwardArgs& args, RowRange range) {
     const bool is_contiguous = args.x.stride == 1 && args.y.stride == 1;
-    const bool is_kept = args.rows.length <= kLongestKeptRow;
+    const bool is_kept = args.rows.length <= kMaxCachedRow;
     for (int64_t first = range.first; first < range.last;) {
       const auto place = Layout::place_of(args.rows, first);
       const int count = is_contiguous ? 1

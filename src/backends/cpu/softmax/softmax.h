@@ -17,11 +17,11 @@ namespace headrace::cpu {
 
 // Up to this row length `safe` keeps the exponentials in the L1 cache and is the faster algorithm;
 // for longer rows `online` saves a pass over memory.
-inline constexpr std::int64_t kLongestKeptRow = 4096;
+inline constexpr std::int64_t kMaxCachedRow = 4096;
 
 constexpr SoftmaxAlgorithm algorithm_of(const SoftmaxForwardArgs& args) {
   if (args.algorithm != SoftmaxAlgorithm::automatic) return args.algorithm;
-  return args.rows.length <= kLongestKeptRow ? SoftmaxAlgorithm::safe : SoftmaxAlgorithm::online;
+  return args.rows.length <= kMaxCachedRow ? SoftmaxAlgorithm::safe : SoftmaxAlgorithm::online;
 }
 
 // Non-contiguous rows are copied to panels of this many rows, piece by piece.

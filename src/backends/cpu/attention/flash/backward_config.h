@@ -16,13 +16,13 @@ inline constexpr int64_t kBackwardKeys = 96;
 // Rows of a task that only computes dQ; they share the packed K and V.
 inline constexpr int64_t kBackwardTaskRows = 4 * kBackwardRows;
 // Largest dQ buffer of a worker, for a whole sequence and KV head.
-inline constexpr int64_t kLargestDq = int64_t{64} << 20;
+inline constexpr int64_t kMaxDqBytes = int64_t{64} << 20;
 
 // Fused: one task per (batch entry, KV head) computes the five matmuls S, dP, dV, dK, dQ of each
 // tile. Separate, if fused tasks would leave threads idle: tasks of one key tile (dK, dV) and tasks
 // of some row tiles (dQ) both compute S and dP, seven matmuls. The sums run in the same order, so
 // the bits are equal.
-enum class BackwardPath { fused, apart };
+enum class BackwardPath { fused, separate };
 
 // Scratch of one worker, in floats or 32-bit units, each part on its own cache lines. If a unit is
 // a pair, Q and dO are stored twice: as pairs of columns for S and dP, and as pairs of rows.
@@ -86,9 +86,9 @@ inline BackwardLayout backward_layout(const Problem& p, const IsaShape& isa, int
       round_up<int64_t>(heads, num_threads);  // rounded up to the number of threads
   const int64_t dq_bytes =
       saturating_product({rows, backward_stride(p.head_dim, isa.tile_cols), sizeof(float)});
-  const bool is_fused = 5 * busy <= 7 * heads && dq_bytes <= kLargestDq;
-  return {is_fused ? BackwardPath::fused : BackwardPath::apart, ceil_div(p.seqlen_k, kBackwardKeys),
-          ceil_div(rows, kBackwardTaskRows),
+  const bool is_fused = 5 * busy <= 7 * heads && dq_bytes <= kMaxDqBytes;
+  return {is_fused ? BackwardPath::fused : BackwardPath::separate,
+          ceil_div(p.seqlen_k, kBackwardKeys), ceil_div(rows, kBackwardTaskRows),
           backward_scratch(p, isa, is_fused ? rows : std::min(rows, kBackwardTaskRows))};
 }
 

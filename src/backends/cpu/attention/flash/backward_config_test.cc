@@ -24,13 +24,14 @@ TEST(BackwardConfig, ATaskPerHeadWhereThatKeepsThreadsBusy) {
   EXPECT_EQ(path(8, 2), BackwardPath::fused);
   EXPECT_EQ(path(1, 1), BackwardPath::fused);
   EXPECT_EQ(path(3, 2), BackwardPath::fused);  // 2 heads x 5 matmuls against 3 x 7 / 2
-  EXPECT_EQ(path(1, 2), BackwardPath::apart);
-  EXPECT_EQ(path(8, 16), BackwardPath::apart);
+  EXPECT_EQ(path(1, 2), BackwardPath::separate);
+  EXPECT_EQ(path(8, 16), BackwardPath::separate);
   // 64 MiB of dQ plus one row.
   const std::int64_t rows =
-      kLargestDq / 4 / backward_stride(64, 16) / kBackwardRows * kBackwardRows;
+      kMaxDqBytes / 4 / backward_stride(64, 16) / kBackwardRows * kBackwardRows;
   EXPECT_EQ(backward_layout(problem_of(8, rows, 64), kShapes[1], 2).path, BackwardPath::fused);
-  EXPECT_EQ(backward_layout(problem_of(8, rows + 1, 64), kShapes[1], 2).path, BackwardPath::apart);
+  EXPECT_EQ(backward_layout(problem_of(8, rows + 1, 64), kShapes[1], 2).path,
+            BackwardPath::separate);
 }
 
 TEST(BackwardConfig, EveryPartOfTheScratchHasItsLines) {

@@ -37,7 +37,7 @@ class Task {
         index_(index),
         worker_(worker),
         scratch_(call.worker_scratch + worker * call.scratch.total) {
-    const int64_t head_groups = p_.num_kv_heads / call.heads_of_task;
+    const int64_t head_groups = p_.num_kv_heads / call.heads_per_task;
     const int64_t entry_units = call.units_per_head * head_groups;
     batch_idx_ = index / entry_units;
     sequence_ = sequence_of(p_, args_, batch_idx_);
@@ -49,7 +49,7 @@ class Task {
     const int64_t entry_unit = index % entry_units;
     const int64_t unit = is_split ? entry_unit / head_groups : entry_unit % call.units_per_head;
     const int64_t heads = is_split ? entry_unit % head_groups : entry_unit / call.units_per_head;
-    first_head_ = heads * call.heads_of_task;
+    first_head_ = heads * call.heads_per_task;
     tile_n_ = plan_.path == Path::direct ? kDirectKeys : call.tile.n;
     group_ = group_size(p_);
     const int64_t all_rows = sequence_.seqlen_q * group_;
@@ -65,8 +65,8 @@ class Task {
 
   void run() {
     if (num_rows_ <= 0) return;
-    const Heads all{first_head_, first_head_ + call_.heads_of_task};
-    walk_keys<0>(all);
+    const Heads all{first_head_, first_head_ + call_.heads_per_task};
+    run_key_tiles<0>(all);
     for (int64_t head = all.begin; head < all.end; ++head) finish_head(head);
   }
 
@@ -79,7 +79,7 @@ class Task {
   void select(int64_t head) {
     kv_head_ = head;
     const int64_t i = head - first_head_;
-    base_ = i * call_.rows_of_head;
+    base_ = i * call_.rows_per_head;
     scores_ = i * num_rows_ * tile_n_;
   }
   void finish_head(int64_t head) {
@@ -88,8 +88,8 @@ class Task {
     // rows are recomputed with probabilities scaled by 2^-20. (So are rows with a NaN, with the
     // same result.)
     if (!finish_rows<0>()) {
-      walk_keys<kSmallUnit>({head, head + 1});
-      for (int64_t r = 0; r < num_rows_; ++r) finish_row<kSmallUnit>(r);
+      run_key_tiles<kOverflowShift>({head, head + 1});
+      for (int64_t r = 0; r < num_rows_; ++r) finish_row<kOverflowShift>(r);
     }
     if (plan_.num_splits > 1) merge_if_last();
   }
@@ -126,7 +126,7 @@ class Task {
   // Processes all key tiles; computes O, maximum and sum of each row of these heads, with
   // probabilities scaled by 2^kShift. The heads see the same keys.
   template <int kShift>
-  void walk_keys(Heads heads) {
+  void run_key_tiles(Heads heads) {
     for (int64_t head = heads.begin; head < heads.end; ++head) {
       select(head);
       start_rows();
@@ -366,7 +366,7 @@ class Task {
     } else {
       double share = 1.0;  // weight of the keys; the rest is the sink's
       lse = row_maximum + std::log(row_sum);
-      if (p_.has_sinks) join_sink(args_.sinks[id.head * args_.sinks_stride], lse, share);
+      if (p_.has_sinks) add_sink(args_.sinks[id.head * args_.sinks_stride], lse, share);
       if (has_dropout(p_)) share *= 65536.0 / dropout_keep_threshold(p_.dropout_p);
       store_scaled(o_row, static_cast<float>(normaliser * share), out);
     }
@@ -380,7 +380,7 @@ class Task {
 
   // The sink is an additional term of the denominator: log(exp(lse) + exp(sink)), relative to the
   // larger of both.
-  static void join_sink(double sink, double& lse, double& share) {
+  static void add_sink(double sink, double& lse, double& share) {
     const double top = sink > lse ? sink : lse;
     const double keys = lse == top ? 1.0 : std::exp(lse - top);
     const double both = keys + (sink == top ? 1.0 : std::exp(sink - top));

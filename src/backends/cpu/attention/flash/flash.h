@@ -17,8 +17,8 @@ struct Call {
   Scratch scratch;
   Partials partials;
   int64_t units_per_head;  // tasks per (batch entry, KV heads of a task): row tiles or splits
-  int64_t heads_of_task;   // KV heads per task
-  int64_t rows_of_head;    // scratch rows for each of them
+  int64_t heads_per_task;  // KV heads per task
+  int64_t rows_per_head;   // scratch rows for each of them
   float* worker_scratch;   // [num_workers, scratch.total], 64-byte aligned
   float* partial;          // [batch, num_kv_heads, splits, rows, row_floats]
   uint32_t* num_finished;  // [batch, num_kv_heads] finished splits, initially zero

@@ -9,7 +9,7 @@ namespace headrace::cpu::flash {
 namespace {
 
 constexpr int64_t kLineBytes = 64;
-constexpr int64_t kMostHeadsOfTask =
+constexpr int64_t kMaxHeadsPerTask =
     8;  // scratch memory has rows for this many heads with few rows
 
 // An instance and its requirements for selection.
@@ -40,7 +40,7 @@ Tile choose_tile(const Problem& p, const IsaShape& isa, const DeviceInfo& device
   const int64_t wanted_tiles = ceil_div<int64_t>(4 * num_threads, heads);
   const int64_t fair = round_up<int64_t>(ceil_div(rows, wanted_tiles), isa.tile_rows);
   const bool is_direct = plan_sequence(p, p.seqlen_q, p.seqlen_k).path == Path::direct;
-  const int64_t least = std::min(is_direct ? kMostHeadsOfTask * kDirectRows : kSplitRows, tile.m);
+  const int64_t least = std::min(is_direct ? kMaxHeadsPerTask * kDirectRows : kSplitRows, tile.m);
   tile.m = std::clamp<int64_t>(fair, least, tile.m);
   const int64_t even = round_up<int64_t>(ceil_div(rows, ceil_div(rows, tile.m)), isa.tile_rows);
   tile.m = std::max(even, least);
@@ -48,15 +48,15 @@ Tile choose_tile(const Problem& p, const IsaShape& isa, const DeviceInfo& device
 }
 
 // Scratch rows per head, padded to whole register tiles.
-int64_t rows_of_head(int64_t rows, const IsaShape& isa) {
+int64_t rows_per_head(int64_t rows, const IsaShape& isa) {
   return round_up<int64_t>(round_up<int64_t>(rows, isa.tile_rows), 16);
 }
 
 // KV heads per task. Heads with few rows that are adjacent in memory are computed together, one key
 // tile after the other, so that memory is read in order. A tile's data must fit the L2 cache, and
 // all threads must have work.
-int64_t heads_together(const Plan& plan, const AttentionArgs& args, const IsaShape& isa,
-                       int64_t units) {
+int64_t choose_heads_per_task(const Plan& plan, const AttentionArgs& args, const IsaShape& isa,
+                              int64_t units) {
   const Problem& p = plan.problem;
   const int64_t rows = p.seqlen_q * group_size(p);
   const bool is_side_by_side = args.k.stride_head == p.head_dim &&
@@ -70,7 +70,7 @@ int64_t heads_together(const Plan& plan, const AttentionArgs& args, const IsaSha
   constexpr int64_t kL2Share = 2, kTasksOfThread = 4;
   const auto fits = [&](int64_t heads) {
     return p.num_kv_heads % heads == 0 && heads * rows <= kSweepRows &&
-           heads * rows_of_head(rows, isa) <= plan.schedule.tile_m &&
+           heads * rows_per_head(rows, isa) <= plan.schedule.tile_m &&
            heads * tile_bytes * kL2Share <= plan.device.l2_bytes &&
            heads * kTasksOfThread * plan.schedule.num_threads <= p.batch * p.num_kv_heads * units;
   };
@@ -135,7 +135,7 @@ Status launch(const Target& target, const Plan& plan, const AttentionArgs& args,
 
   const int64_t units =
       std::max(ceil_div(p.seqlen_q * group_size(p), tile.m), sizes.partials.max_splits);
-  const int64_t heads = heads_together(plan, args, target.instance.shape, units);
+  const int64_t heads = choose_heads_per_task(plan, args, target.instance.shape, units);
 
   Call call{.problem = &p,
             .args = &args,
@@ -145,8 +145,8 @@ Status launch(const Target& target, const Plan& plan, const AttentionArgs& args,
             .scratch = sizes.scratch,
             .partials = sizes.partials,
             .units_per_head = units,
-            .heads_of_task = heads,
-            .rows_of_head = rows_of_head(p.seqlen_q * group_size(p), target.instance.shape),
+            .heads_per_task = heads,
+            .rows_per_head = rows_per_head(p.seqlen_q * group_size(p), target.instance.shape),
             .worker_scratch = reinterpret_cast<float*>(base),
             .partial = reinterpret_cast<float*>(base + sizes.scratch_bytes),
             .num_finished =

@@ -15,7 +15,7 @@ inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Log2 of the scale of probabilities if the sum of P V would overflow: then a million terms of the
 // largest float stay finite. A power of two changes no digit.
-inline constexpr int kSmallUnit = -20;
+inline constexpr int kOverflowShift = -20;
 
 // Columns [begin, end) of a tile that a row sees, or the union for a block of rows. Empty: begin ==
 // end.
@@ -63,15 +63,14 @@ inline float softmax_row(float* s, Span span, Span block, float scale, float& ma
       scale;  // rounding is monotonic, so this is the maximum of the products
   if (tile_maximum > maximum) maximum = tile_maximum;
   // If all scores so far are -inf, subtract 0: it gives zeros and propagates NaN.
-  const F minus_reference = Vec::set1(maximum == -kInfinity ? 0.0f : -maximum);
+  const F minus_max = Vec::set1(maximum == -kInfinity ? 0.0f : -maximum);
   const F factor = Vec::set1(scale);
   F sum = Vec::zero();
   for_vectors<Vec>(
       begin, end, [&](int j, auto num) __attribute__((always_inline)) {
         constexpr int kN = decltype(num)::value;
         F x[kN];
-        for (int i = 0; i < kN; ++i)
-          x[i] = Vec::fma(Vec::load(s + j + i * kW), factor, minus_reference);
+        for (int i = 0; i < kN; ++i) x[i] = Vec::fma(Vec::load(s + j + i * kW), factor, minus_max);
         exp_softmax<Vec, kShift>(x);
         for (int i = 0; i < kN; ++i) sum = Vec::add(sum, x[i]);
         for (int i = 0; i < kN; ++i) Vec::store(s + j + i * kW, x[i]);
