@@ -40,9 +40,9 @@ void print_list() {
   for (const Target& target : targets())
     std::printf("kernel %.*s\n", static_cast<int>(target.kernel->name.size()),
                 target.kernel->name.data());
-  for (const Target& target : baseline_targets())
-    std::printf("kernel %.*s (only with --kernel)\n", static_cast<int>(target.kernel->name.size()),
-                target.kernel->name.data());
+  for (const Target& target : lab_targets())
+    std::printf("kernel %.*s (runs only when named)\n",
+                static_cast<int>(target.kernel->name.size()), target.kernel->name.data());
   for (const Target& target : backward_targets())
     std::printf("kernel %.*s (backward)\n", static_cast<int>(target.kernel->name.size()),
                 target.kernel->name.data());

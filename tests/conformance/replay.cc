@@ -42,7 +42,7 @@ std::vector<Target> chosen_targets(const SuiteOptions& options) {
     if (options.device == "all" || is_on_gpu(target) == (options.device == "cuda"))
       list.push_back(target);
   }
-  for (const Target& target : baseline_targets())
+  for (const Target& target : lab_targets())
     if (target.kernel->name == options.kernel) list.push_back(target);
   return list;
 }

@@ -9,6 +9,7 @@
 #include "backends/cuda/backend.h"
 #include "core/device.h"
 #include "core/dtype.h"
+#include "lab/kernels.h"
 #include "support/device_copy.h"
 
 namespace headrace::testing {
@@ -101,9 +102,9 @@ std::vector<Target> targets() {
   return list;
 }
 
-std::vector<Target> baseline_targets() {
+std::vector<Target> lab_targets() {
   std::vector<Target> list;
-  add_of_gpu(cuda::baseline_kernels(), list);
+  add_of_gpu(lab::kernels(), list);
   return list;
 }
 

@@ -15,9 +15,9 @@ struct Target {
   const Kernel* kernel;
   DeviceInfo device;
 };
-std::vector<Target> targets();           // kernels that run on this machine
-std::vector<Target> backward_targets();  // backward kernels that run on this machine
-std::vector<Target> baseline_targets();  // only with --kernel
+std::vector<Target> targets();  // what this machine runs; those that refuse it by name are left out
+std::vector<Target> backward_targets();  // the same for the backward
+std::vector<Target> lab_targets();  // run only when named
 bool is_on_gpu(const Target& target);
 const Kernel* last_kernel(const Target& target);  // the fallback of its device
 std::vector<std::string> skipped_targets();

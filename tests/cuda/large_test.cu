@@ -10,6 +10,7 @@
 #include "backends/cuda/backend.h"
 #include "backends/cuda/common/element.cuh"
 #include "cuda/gpu.h"
+#include "lab/kernels.h"
 
 namespace headrace::cuda {
 namespace {
@@ -174,7 +175,7 @@ void check_large(const Large& x) {
   }
   std::vector<const Kernel*> kernels;
   for (const Kernel& kernel : forward_kernels()) kernels.push_back(&kernel);
-  for (const Kernel& kernel : baseline_kernels()) kernels.push_back(&kernel);
+  for (const Kernel& kernel : lab::kernels()) kernels.push_back(&kernel);
   for (const Kernel* kernel : kernels) {
     HEADRACE_EXPECT_CUDA(cudaMemset(out.data(), 0xFF, static_cast<std::size_t>(num_q) * sizeof(T)));
     const Status status = run_kernel(

@@ -14,7 +14,6 @@ Failure absent() {
 
 std::span<const Kernel> forward_kernels() { return {}; }
 std::span<const Kernel> backward_kernels() { return {}; }
-std::span<const Kernel> baseline_kernels() { return {}; }
 std::string architectures() { return "none"; }
 Result<int> num_devices() { return absent(); }
 Result<DeviceInfo> device_info(int) { return absent(); }

@@ -17,9 +17,6 @@ std::span<const Kernel> forward_kernels();
 // The same for the backward.
 std::span<const Kernel> backward_kernels();
 
-// Kernels that only tests and benchmarks ask for, by name.
-std::span<const Kernel> baseline_kernels();
-
 // "sm_80 sm_90a compute_80", or "none".
 std::string architectures();
 

@@ -1,6 +1,5 @@
 // The CUDA kernels for attention, best first; the last one of a list takes every problem.
 #include "backends/cuda/backend.h"
-#include "backends/cuda/simple/baselines.h"
 #include "backends/cuda/simple/bwd/kernel.h"
 #include "backends/cuda/simple/fwd/kernel.h"
 #include "backends/cuda/sm80/bwd/kernel.h"
@@ -27,8 +26,6 @@ std::span<const Kernel> backward_kernels() {
   };
   return kernels;
 }
-
-std::span<const Kernel> baseline_kernels() { return simple::baseline_kernels(); }
 
 std::string architectures() { return HEADRACE_CUDA_ARCHITECTURES_TEXT; }
 

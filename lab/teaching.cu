@@ -5,10 +5,12 @@
 // summed so far is scaled down.
 #include "backends/cuda/common/element.cuh"
 #include "backends/cuda/runtime/launch.cuh"
-#include "backends/cuda/simple/baselines.h"
+#include "lab/launch.h"
 
-namespace headrace::cuda::simple {
+namespace headrace::lab {
 namespace {
+
+using namespace cuda;
 
 constexpr int kQueries = 128;  // of a tile, one a thread
 constexpr int kKeys = 32;      // of a tile
@@ -98,4 +100,4 @@ Status launch_teaching(const Problem& p, const AttentionArgs& args, Stream strea
   return launch(shape, cuda_stream, teaching_forward<float>, p, args);
 }
 
-}  // namespace headrace::cuda::simple
+}  // namespace headrace::lab

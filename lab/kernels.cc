@@ -1,8 +1,9 @@
-#include "backends/cuda/simple/baselines.h"
+#include "lab/kernels.h"
 
 #include "base/math.h"
+#include "lab/launch.h"
 
-namespace headrace::cuda::simple {
+namespace headrace::lab {
 namespace {
 
 constexpr std::int64_t kMaxGrid = 65535;  // along y and z
@@ -52,8 +53,8 @@ float* aligned(void* data) {
 
 }  // namespace
 
-std::span<const Kernel> baseline_kernels() {
-  static const Kernel kernels[] = {
+std::span<const Kernel> kernels() {
+  static const Kernel list[] = {
       {.name = "cuda_teaching",
        .summary = "the idea in 100 lines: plain scores, equal head dims up to 64",
        .refuses = teaching_refuses,
@@ -69,7 +70,7 @@ std::span<const Kernel> baseline_kernels() {
              return launch_materialised(plan.problem, args, aligned(workspace.data), stream);
            }},
   };
-  return kernels;
+  return list;
 }
 
-}  // namespace headrace::cuda::simple
+}  // namespace headrace::lab

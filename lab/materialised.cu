@@ -2,10 +2,12 @@
 // What it takes in time and memory is what FlashAttention saves.
 #include "backends/cuda/common/element.cuh"
 #include "backends/cuda/runtime/launch.cuh"
-#include "backends/cuda/simple/baselines.h"
+#include "lab/launch.h"
 
-namespace headrace::cuda::simple {
+namespace headrace::lab {
 namespace {
+
+using namespace cuda;
 
 constexpr int kTile = 16;  // of a product, one element a thread
 // Sums are kept in parts of some dozen terms: a plain sum of 10^4 rounds too often.
@@ -143,4 +145,4 @@ Status launch_materialised(const Problem& p, const AttentionArgs& args, float* s
   return launch_three<float>(p, args, scores, cuda_stream);
 }
 
-}  // namespace headrace::cuda::simple
+}  // namespace headrace::lab
