@@ -129,9 +129,8 @@ Status launch_three(const Problem& p, const AttentionArgs& args, float* scores,
   const LaunchShape out_shape{.name = "cuda_materialised (out)",
                               .grid = dim3(tiles(p.head_dim_v), tiles(p.seqlen_q), matrices),
                               .block = dim3(kTile, kTile)};
-  if (p.seqlen_k > 0)
-    if (Status bad = launch(scores_shape, stream, multiply_q_k<T>, p, args, scores)) return bad;
-  if (Status bad = launch(softmax_shape, stream, normalise, p, args, scores, num_rows)) return bad;
+  if (p.seqlen_k > 0) HEADRACE_TRY(launch(scores_shape, stream, multiply_q_k<T>, p, args, scores));
+  HEADRACE_TRY(launch(softmax_shape, stream, normalise, p, args, scores, num_rows));
   return launch(out_shape, stream, multiply_p_v<T>, p, args, static_cast<const float*>(scores));
 }
 

@@ -40,12 +40,12 @@ bool is_column(const RowSpace& rows, const RowOperand& written) {
 }  // namespace
 
 Status softmax_forward(const SoftmaxForwardArgs& args, int device_id, Stream stream) {
-  if (Status bad = check_device_of(device_id)) return bad;
+  HEADRACE_TRY(check_device_of(device_id));
   const DeviceScope scope(device_id);
   if (scope.status()) return scope.status();
-  if (Status bad = check_pointer("x", args.x.data, device_id)) return bad;
-  if (Status bad = check_pointer("y", args.y.data, device_id)) return bad;
-  if (Status bad = check_pointer("lse", args.lse.data, device_id)) return bad;
+  HEADRACE_TRY(check_pointer("x", args.x.data, device_id));
+  HEADRACE_TRY(check_pointer("y", args.y.data, device_id));
+  HEADRACE_TRY(check_pointer("lse", args.lse.data, device_id));
   if (args.rows.num_rows == 0 || (args.rows.length == 0 && args.lse.data == nullptr))
     return std::nullopt;
   const softmax::Config config = softmax::config_of(
@@ -63,12 +63,12 @@ Status softmax_forward(const SoftmaxForwardArgs& args, int device_id, Stream str
 }
 
 Status softmax_backward(const SoftmaxBackwardArgs& args, int device_id, Stream stream) {
-  if (Status bad = check_device_of(device_id)) return bad;
+  HEADRACE_TRY(check_device_of(device_id));
   const DeviceScope scope(device_id);
   if (scope.status()) return scope.status();
-  if (Status bad = check_pointer("y", args.y.data, device_id)) return bad;
-  if (Status bad = check_pointer("dy", args.dy.data, device_id)) return bad;
-  if (Status bad = check_pointer("dx", args.dx.data, device_id)) return bad;
+  HEADRACE_TRY(check_pointer("y", args.y.data, device_id));
+  HEADRACE_TRY(check_pointer("dy", args.dy.data, device_id));
+  HEADRACE_TRY(check_pointer("dx", args.dx.data, device_id));
   if (args.rows.num_rows == 0 || args.rows.length == 0) return std::nullopt;
   const softmax::Config config = softmax::config_of(
       args.rows.length,

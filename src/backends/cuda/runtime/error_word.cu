@@ -33,13 +33,11 @@ Status read_and_clear(int device_id, Stream stream, std::uint32_t* word) {
   Result<std::uint32_t*> address = error_word(device_id);
   if (!address.ok()) return std::move(address.failure());
   auto* cuda_stream = static_cast<cudaStream_t>(stream);
-  if (Status bad = cuda_status(
-          cudaMemcpyAsync(word, address.value(), sizeof *word, cudaMemcpyDeviceToHost, cuda_stream),
-          "reading the error word of cuda:{}", device_id))
-    return bad;
-  if (Status bad = cuda_status(cudaStreamSynchronize(cuda_stream),
-                               "waiting for the stream {} of cuda:{}", stream, device_id))
-    return bad;
+  HEADRACE_TRY(cuda_status(
+      cudaMemcpyAsync(word, address.value(), sizeof *word, cudaMemcpyDeviceToHost, cuda_stream),
+      "reading the error word of cuda:{}", device_id));
+  HEADRACE_TRY(cuda_status(cudaStreamSynchronize(cuda_stream),
+                           "waiting for the stream {} of cuda:{}", stream, device_id));
   if (*word == 0) return std::nullopt;
   return cuda_status(cudaMemsetAsync(address.value(), 0, sizeof *word, cuda_stream),
                      "clearing the error word of cuda:{}", device_id);
@@ -62,7 +60,7 @@ Status check(int device_id, Stream stream) {
   Result<DeviceInfo> device = device_info(device_id);
   if (!device.ok()) return std::move(device.failure());
   std::uint32_t word = 0;
-  if (Status bad = read_and_clear(device_id, stream, &word)) return bad;
+  HEADRACE_TRY(read_and_clear(device_id, stream, &word));
   if (word == 0) return std::nullopt;
   return length_failure(word, device_id);
 }

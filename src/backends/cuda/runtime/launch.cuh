@@ -63,15 +63,13 @@ static_assert(kMaxDevices <= 64);
 template <class... Params>
 Status allow_smem(const LaunchShape& shape, void (*kernel)(Params...), AllowedSmem& allowed) {
   int device_id = 0;
-  if (Status bad = cuda_status(cudaGetDevice(&device_id), "asking for the current device"))
-    return bad;
+  HEADRACE_TRY(cuda_status(cudaGetDevice(&device_id), "asking for the current device"));
   const std::uint64_t bit = std::uint64_t{1} << device_id;
   if ((allowed.devices.load(std::memory_order_relaxed) & bit) != 0) return std::nullopt;
   const auto bytes = static_cast<int>(shape.smem_bytes);
-  if (Status bad = cuda_status(
-          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-          "allowing {} {} bytes of shared memory", shape.name, bytes))
-    return bad;
+  HEADRACE_TRY(
+      cuda_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+                  "allowing {} {} bytes of shared memory", shape.name, bytes));
   allowed.devices.fetch_or(bit, std::memory_order_relaxed);
   return std::nullopt;
 }

@@ -23,9 +23,8 @@ const char* memory_name(cudaMemoryType type) {
 Status check_pointer(const char* name, const void* data, int device_id) {
   if (data == nullptr) return std::nullopt;
   cudaPointerAttributes attributes{};
-  if (Status bad = cuda_status(cudaPointerGetAttributes(&attributes, data),
-                               "asking where {}.data={} lies", name, data))
-    return bad;
+  HEADRACE_TRY(cuda_status(cudaPointerGetAttributes(&attributes, data),
+                           "asking where {}.data={} lies", name, data));
   const bool is_elsewhere =
       attributes.type == cudaMemoryTypeDevice && attributes.device != device_id;
   if (attributes.type != cudaMemoryTypeUnregistered && !is_elsewhere) return std::nullopt;

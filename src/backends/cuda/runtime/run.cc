@@ -34,8 +34,7 @@ Status check_pointers(const AttentionArgs& args, Workspace workspace, int device
                   {"dbias", args.gradients.dbias.data},
                   {"dsinks", args.gradients.dsinks},
                   {"workspace", workspace.data}};
-  for (const auto& [name, data] : pointers)
-    if (Status bad = check_pointer(name, data, device_id)) return bad;
+  for (const auto& [name, data] : pointers) HEADRACE_TRY(check_pointer(name, data, device_id));
   return std::nullopt;
 }
 
@@ -53,11 +52,11 @@ Status check_plan(const Plan& plan) {
 }  // namespace
 
 Status run(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
-  if (Status bad = check_plan(plan)) return bad;
+  HEADRACE_TRY(check_plan(plan));
   const DeviceScope scope(plan.device.device_id);
   if (scope.status()) return scope.status();
   if (plan.schedule.workspace_bytes == 0) workspace = {};
-  if (Status bad = check_pointers(args, workspace, plan.device.device_id)) return bad;
+  HEADRACE_TRY(check_pointers(args, workspace, plan.device.device_id));
   return plan.kernel->launch(plan, args, workspace, stream);
 }
 

@@ -283,13 +283,10 @@ Status launch_backward_rows(const char* name, const BackwardParams& c, Stream st
   };
   const Problem& p = c.forward.problem;
   if (c.forward.num_rows > 0)
-    if (Status bad = launch(shape_of(c.forward.num_rows), s, backward_rows<T, kPerLane>, c))
-      return bad;
-  if (c.num_keys > 0)
-    if (Status bad = launch(shape_of(c.num_keys), s, backward_keys<T, kPerLane>, c)) return bad;
+    HEADRACE_TRY(launch(shape_of(c.forward.num_rows), s, backward_rows<T, kPerLane>, c));
+  if (c.num_keys > 0) HEADRACE_TRY(launch(shape_of(c.num_keys), s, backward_keys<T, kPerLane>, c));
   if (c.forward.args.gradients.dbias.data != nullptr && c.bias_shape.count() > 0)
-    if (Status bad = launch(shape_of(c.bias_shape.count()), s, backward_bias<T, kPerLane>, c))
-      return bad;
+    HEADRACE_TRY(launch(shape_of(c.bias_shape.count()), s, backward_bias<T, kPerLane>, c));
   if (p.has_dsinks == 0 || p.num_heads == 0) return std::nullopt;
   const LaunchShape heads{
       .name = name, .grid = dim3(static_cast<unsigned>(p.num_heads)), .block = dim3(32)};

@@ -123,10 +123,9 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   const Params params = make_params(p, plan.device, args, memory, word.value());
   if (params.dq_semaphores != nullptr) {
     const auto bytes = static_cast<std::size_t>(params.tile_counter + 1 - params.dq_semaphores) * 4;
-    if (Status bad = cuda_status(
-            cudaMemsetAsync(params.dq_semaphores, 0, bytes, static_cast<cudaStream_t>(stream)),
-            "clearing {} bytes of the workspace", bytes))
-      return bad;
+    HEADRACE_TRY(cuda_status(
+        cudaMemsetAsync(params.dq_semaphores, 0, bytes, static_cast<cudaStream_t>(stream)),
+        "clearing {} bytes of the workspace", bytes));
   }
   return instance_of(p)->launch(params, stream);
 }

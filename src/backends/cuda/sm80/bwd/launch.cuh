@@ -21,7 +21,7 @@ Status launch_tiles(const char* name, void (*kernel)(Params), AllowedSmem& allow
                           .grid = dim3(static_cast<unsigned>(num_ctas)),
                           .block = dim3(Shape::kTile.threads()),
                           .smem_bytes = static_cast<unsigned>(smem.total)};
-  if (Status bad = allow_smem(shape, kernel, allowed)) return bad;
+  HEADRACE_TRY(allow_smem(shape, kernel, allowed));
   return launch(shape, stream, kernel, params);
 }
 
@@ -45,15 +45,13 @@ Status launch_main(const char* name, const Params& params, cudaStream_t stream) 
 template <class T, int kDim>
 Status launch_all(const char* name, const Params& params, Stream stream) {
   auto* cuda_stream = static_cast<cudaStream_t>(stream);
-  if (Status bad = launch_bwd_preprocess(params.rows, stream)) return bad;
-  if (Status bad = launch_main<T, kDim>(name, params, cuda_stream)) return bad;
-  if (params.rows.dq_accum != nullptr)
-    if (Status bad = launch_convert_dq(params.rows, stream)) return bad;
+  HEADRACE_TRY(launch_bwd_preprocess(params.rows, stream));
+  HEADRACE_TRY(launch_main<T, kDim>(name, params, cuda_stream));
+  if (params.rows.dq_accum != nullptr) HEADRACE_TRY(launch_convert_dq(params.rows, stream));
   using Shape = TileShape<T, true, kDim>;
   static AllowedSmem allowed;
-  if (Status bad = launch_tiles<Shape, T, true>(name, dbias<T, Shape>, allowed,
-                                                params.num_dbias_tiles, params, cuda_stream))
-    return bad;
+  HEADRACE_TRY(launch_tiles<Shape, T, true>(name, dbias<T, Shape>, allowed, params.num_dbias_tiles,
+                                            params, cuda_stream));
   if (!params.rows.problem.has_dsinks) return std::nullopt;
   return launch_dsinks(params.rows, stream);
 }

@@ -20,7 +20,7 @@ Status launch_forward(const char* name, const Params& params, cudaStream_t strea
                           .block = dim3(tile.threads()),
                           .smem_bytes = static_cast<unsigned>(smem.total)};
   static AllowedSmem allowed;
-  if (Status bad = allow_smem(shape, forward<T, kIsGeneral, Shape>, allowed)) return bad;
+  HEADRACE_TRY(allow_smem(shape, forward<T, kIsGeneral, Shape>, allowed));
   return launch(shape, stream, forward<T, kIsGeneral, Shape>, params);
 }
 
