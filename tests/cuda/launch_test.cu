@@ -35,7 +35,7 @@ TEST(Launch, TakesClustersAndOverlap) {
   HEADRACE_NEEDS_GPU(90);
   const OnDevice<int> count(std::vector<int>(1));
   const LaunchShape shape{
-      .name = "count_threads", .grid = dim3(8), .block = dim3(32), .cluster = 2, .overlaps = true};
+      .name = "count_threads", .grid = dim3(8), .block = dim3(32), .cluster = 2, .use_pdl = true};
   for (int i = 0; i < 3; ++i) {
     const Status bad = launch(shape, nullptr, count_threads, count.data());
     EXPECT_FALSE(bad) << bad->message;

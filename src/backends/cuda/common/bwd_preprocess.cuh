@@ -11,24 +11,24 @@
 
 namespace headrace::cuda {
 
-inline constexpr int kRowsThreads = 256;
+inline constexpr int kPreprocessThreads = 256;
 // A multiprocessor's, so that one's loads are on their way while another waits for its own.
-inline constexpr int kRowsCtas = 2;
-inline constexpr int kSinkThreads = 512;
+inline constexpr int kPreprocessCtas = 2;
+inline constexpr int kDsinksThreads = 512;
 // Lanes that share a row, 16 bytes each at a time: a warp reads 128 bytes of four rows.
-inline constexpr int kLanesOfRow = 8;
-inline constexpr int kRowsApart = kRowsThreads / kLanesOfRow;
-inline constexpr int kRowsOfLane = static_cast<int>(kRowPadding) / kRowsApart;
-static_assert(kRowsOfLane <= kLanesOfRow);  // a lane stores a row
+inline constexpr int kLanesPerRow = 8;
+inline constexpr int kRowStride = kPreprocessThreads / kLanesPerRow;
+inline constexpr int kRowsPerLane = static_cast<int>(kRowPadding) / kRowStride;
+static_assert(kRowsPerLane <= kLanesPerRow);  // a lane stores a row
 
-__device__ inline std::int64_t lse_offset(const LseOperand& x, const PaddedBlock& part, int row) {
-  return part.batch_idx * x.stride_batch + part.head * x.stride_head +
-         (part.sequence.row_q + part.first_row + row) * x.stride_q;
+__device__ inline std::int64_t lse_offset(const LseOperand& x, const PaddedBlock& block, int row) {
+  return block.batch_idx * x.stride_batch + block.head * x.stride_head +
+         (block.sequence.row_q + block.first_row + row) * x.stride_q;
 }
 
 // 16 bytes of a row, as words: as elements the compiler would give each 16 bits a register.
 template <class T>
-struct alignas(16) Piece {
+struct alignas(16) Chunk {
   static constexpr int kElements = 16 / static_cast<int>(sizeof(T)), kPairs = kElements / 2;
   unsigned words[4];
   // Elements 2 i and 2 i + 1.
@@ -44,18 +44,18 @@ struct alignas(16) Piece {
     }
   }
 };
-// kIsWhole: no row ends within a piece, and all are aligned; else zeros behind its end.
-template <class T, bool kIsWhole>
-__device__ __forceinline__ Piece<T> load_piece(const T* row, std::int64_t dim, int piece) {
-  if constexpr (kIsWhole) {
-    return reinterpret_cast<const Piece<T>*>(row)[piece];
+// kIsWholeChunks: no row ends within a piece, and all are aligned; else zeros behind its end.
+template <class T, bool kIsWholeChunks>
+__device__ __forceinline__ Chunk<T> load_chunk(const T* row, std::int64_t dim, int chunk) {
+  if constexpr (kIsWholeChunks) {
+    return reinterpret_cast<const Chunk<T>*>(row)[chunk];
   } else {
-    constexpr int kElements = Piece<T>::kElements;
+    constexpr int kElements = Chunk<T>::kElements;
     T some[kElements];
 #pragma unroll
     for (int i = 0; i < kElements; ++i)
-      some[i] = piece * kElements + i < dim ? row[piece * kElements + i] : T(0.0f);
-    Piece<T> x;
+      some[i] = chunk * kElements + i < dim ? row[chunk * kElements + i] : T(0.0f);
+    Chunk<T> x;
     memcpy(x.words, some, sizeof some);
     return x;
   }
@@ -65,23 +65,23 @@ __device__ __forceinline__ Piece<T> load_piece(const T* row, std::int64_t dim, i
 // found after them.
 class KvAbsMaxLoader {
  public:
-  __device__ __forceinline__ void ask(const BwdPreprocessParams& c, const PaddedBlock& part) {
+  __device__ __forceinline__ void load(const BwdPreprocessParams& c, const PaddedBlock& block) {
     // The only wait for the kernel of the bounds. The first part of every sequence is filled, so
     // some CTA comes here, and who waits for this kernel waited for that one.
     griddep_wait();
     const Problem& p = c.problem;
     const unsigned group =
         static_cast<unsigned>(p.num_heads) / static_cast<unsigned>(p.num_kv_heads);
-    const unsigned kv_head = static_cast<unsigned>(part.head) / group;
-    parts_ = static_cast<int>(num_key_chunks(p));
-    bounds_ = c.kv_abs_max + (part.batch_idx * p.num_kv_heads + kv_head) * parts_;
-    if (lane() < parts_) first_ = bounds_[lane()];
+    const unsigned kv_head = static_cast<unsigned>(block.head) / group;
+    num_chunks_ = static_cast<int>(num_key_chunks(p));
+    bounds_ = c.kv_abs_max + (block.batch_idx * p.num_kv_heads + kv_head) * num_chunks_;
+    if (lane() < num_chunks_) first_ = bounds_[lane()];
   }
   __device__ __forceinline__ KvAbsMax largest() const {
     // Without signs, words are in the order of floats, and NaN is the largest.
     unsigned k = __float_as_uint(first_.k), v = __float_as_uint(first_.v);
 #pragma unroll 1
-    for (int i = lane() + 32; i < parts_; i += 32) {
+    for (int i = lane() + 32; i < num_chunks_; i += 32) {
       k = max(k, __float_as_uint(bounds_[i].k));
       v = max(v, __float_as_uint(bounds_[i].v));
     }
@@ -92,56 +92,57 @@ class KvAbsMaxLoader {
  private:
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) & 31; }
   const KvAbsMax* bounds_;
-  int parts_;
+  int num_chunks_;
   KvAbsMax first_{};
 };
 
 // Of a row, or a lane's part of it: rowsum(dout * out), later D, and sum |dout|.
 struct RowSums {
-  float d = 0.0f, abs_dout = 0.0f;
+  float delta = 0.0f, abs_dout = 0.0f;
 };
 
-// Of kRows rows from `first` on, kRowsApart from each other. All rows are asked for before the
+// Of kRows rows from `first` on, kRowStride from each other. All rows are asked for before the
 // first is used; `meanwhile` comes between. The order of a sum is always the same.
-template <class T, bool kIsWhole, bool kIsFixed, int kRows, class Meanwhile>
-__device__ __forceinline__ void find_d(const BwdPreprocessParams& c, const PaddedBlock& part,
-                                       int first, int lane, RowSums* sums, Meanwhile meanwhile) {
+template <class T, bool kIsWholeChunks, bool kIsFixedPoint, int kRows, class Meanwhile>
+__device__ __forceinline__ void compute_delta(const BwdPreprocessParams& c,
+                                              const PaddedBlock& block, int first, int lane,
+                                              RowSums* sums, Meanwhile meanwhile) {
   const Problem& p = c.problem;
   const auto row_of = [&](const Operand& x) {
-    const std::int64_t packed = part.sequence.row_q + part.first_row;
-    return static_cast<const T*>(x.data) + row_offset(x, part.batch_idx, packed, part.head) +
+    const std::int64_t packed = block.sequence.row_q + block.first_row;
+    return static_cast<const T*>(x.data) + row_offset(x, block.batch_idx, packed, block.head) +
            first * x.stride_seq;
   };
   const Operand &out = c.args.out, &dout = c.args.gradients.dout;
   const T *out_row = row_of(out), *dout_row = row_of(dout);
-  const int pieces = static_cast<int>(ceil_div<std::int64_t>(p.head_dim_v, Piece<T>::kElements));
-  for (int first_piece = 0; first_piece < pieces; first_piece += kLanesOfRow) {
-    const int piece = first_piece + lane;
-    Piece<T> x[kRows]{}, y[kRows]{};
+  const int chunks = static_cast<int>(ceil_div<std::int64_t>(p.head_dim_v, Chunk<T>::kElements));
+  for (int first_chunk = 0; first_chunk < chunks; first_chunk += kLanesPerRow) {
+    const int chunk = first_chunk + lane;
+    Chunk<T> x[kRows]{}, y[kRows]{};
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      if (piece >= pieces || first + i * kRowsApart >= part.num_rows) continue;
-      const std::int64_t row = i * kRowsApart;
-      x[i] = load_piece<T, kIsWhole>(dout_row + row * dout.stride_seq, p.head_dim_v, piece);
-      y[i] = load_piece<T, kIsWhole>(out_row + row * out.stride_seq, p.head_dim_v, piece);
+      if (chunk >= chunks || first + i * kRowStride >= block.num_rows) continue;
+      const std::int64_t row = i * kRowStride;
+      x[i] = load_chunk<T, kIsWholeChunks>(dout_row + row * dout.stride_seq, p.head_dim_v, chunk);
+      y[i] = load_chunk<T, kIsWholeChunks>(out_row + row * out.stride_seq, p.head_dim_v, chunk);
     }
-    if (first_piece == 0) meanwhile();
+    if (first_chunk == 0) meanwhile();
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       float sum = 0.0f;
 #pragma unroll
-      for (int j = 0; j < Piece<T>::kPairs; ++j) {
+      for (int j = 0; j < Chunk<T>::kPairs; ++j) {
         const float2 a = x[i].pair(j), b = y[i].pair(j);
         sum = fmaf(a.y, b.y, fmaf(a.x, b.x, sum));
-        if constexpr (kIsFixed) sums[i].abs_dout += fabsf(a.x) + fabsf(a.y);
+        if constexpr (kIsFixedPoint) sums[i].abs_dout += fabsf(a.x) + fabsf(a.y);
       }
-      sums[i].d += sum;
+      sums[i].delta += sum;
     }
   }
 }
 // Each row's sum over the lanes that share it: of row i to lanes i and i + 4.
-__device__ __forceinline__ float sum_of_row(const float (&x)[kRowsOfLane], int lane) {
-  static_assert(kRowsOfLane == 4 && kLanesOfRow == 8);
+__device__ __forceinline__ float row_sum(const float (&x)[kRowsPerLane], int lane) {
+  static_assert(kRowsPerLane == 4 && kLanesPerRow == 8);
   const auto traded = [](float kept, float given, int step) {
     return kept + __shfl_xor_sync(0xffffffffu, given, step);
   };
@@ -153,20 +154,21 @@ __device__ __forceinline__ float sum_of_row(const float (&x)[kRowsOfLane], int l
 }
 
 // How large the sum of P can be in a row: a sink takes what is left.
-__device__ __forceinline__ float weight_of_keys(const BwdPreprocessParams& c,
-                                                const PaddedBlock& part, float lse) {
+__device__ __forceinline__ float max_p_sum(const BwdPreprocessParams& c, const PaddedBlock& block,
+                                           float lse) {
   if (!c.problem.has_sinks) return 1.0f;
-  const float sink = c.args.sinks[part.head * c.args.sinks_stride];
+  const float sink = c.args.sinks[block.head * c.args.sinks_stride];
   constexpr float kRoundings = 0x1p-18f;  // of an lse of 1, and of exponentials
   return fminf(1.0f, 1.0f - expf(sink - lse) + kRoundings * (1.0f + fabsf(lse)));
 }
-__device__ __forceinline__ float fixed_scale(const BwdPreprocessParams& c, const PaddedBlock& part,
-                                             const KvAbsMax& keys, const RowSums& sums, float d,
-                                             float lse) {
+__device__ __forceinline__ float dq_fixed_point_scale(const BwdPreprocessParams& c,
+                                                      const PaddedBlock& block,
+                                                      const KvAbsMax& keys, const RowSums& sums,
+                                                      float delta, float lse) {
   // P is rounded, and as far off as a large lse is.
   const float slack = 1.01f + 0x1p-20f * fabsf(lse);
   const float bound =
-      (sums.abs_dout * keys.v + fabsf(d)) * keys.k * slack * weight_of_keys(c, part, lse);
+      (sums.abs_dout * keys.v + fabsf(delta)) * keys.k * slack * max_p_sum(c, block, lse);
   if (!(bound < HUGE_VALF)) return NAN;
   constexpr int kBias = 127, kMost = 126;  // 1 / 2^126 is not subnormal
   const int exponent = static_cast<int>(__float_as_uint(bound) >> 23) - kBias + 1;
@@ -175,93 +177,95 @@ __device__ __forceinline__ float fixed_scale(const BwdPreprocessParams& c, const
 }
 
 // -inf where there is no row.
-__device__ __forceinline__ float load_lse(const BwdPreprocessParams& c, const PaddedBlock& part,
+__device__ __forceinline__ float load_lse(const BwdPreprocessParams& c, const PaddedBlock& block,
                                           int row) {
   const LseOperand& lse = c.args.lse;
-  if (row >= part.num_rows) return -HUGE_VALF;
-  return static_cast<const float*>(lse.data)[lse_offset(lse, part, row)];
+  if (row >= block.num_rows) return -HUGE_VALF;
+  return static_cast<const float*>(lse.data)[lse_offset(lse, block, row)];
 }
 // D and the lse of a row, by the lane that has its D.
-template <bool kIsFixed>
-__device__ __forceinline__ void store_row(const BwdPreprocessParams& c, const PaddedBlock& part,
+template <bool kIsFixedPoint>
+__device__ __forceinline__ void store_row(const BwdPreprocessParams& c, const PaddedBlock& block,
                                           int row, const KvAbsMax& keys, const RowSums& sums,
                                           float lse) {
-  float d = sums.d;
+  float delta = sums.delta;
   const LseOperand& dlse = c.args.gradients.dlse;
   const bool is_empty = lse == -HUGE_VALF;
   if (!is_empty && dlse.data != nullptr)
-    d -= static_cast<const float*>(dlse.data)[lse_offset(dlse, part, row)];
-  const std::int64_t to = padded_offset(c.problem, part.head, part.padded_row) + row;
-  c.delta[to] = is_empty ? 0.0f : d * c.delta_scale;
+    delta -= static_cast<const float*>(dlse.data)[lse_offset(dlse, block, row)];
+  const std::int64_t to = padded_offset(c.problem, block.head, block.padded_row) + row;
+  c.delta[to] = is_empty ? 0.0f : delta * c.delta_scale;
   // A finite lse stays finite.
   c.lse[to] = is_empty ? copysignf(HUGE_VALF, c.lse_scale)
                        : fminf(fmaxf(lse * c.lse_scale, -FLT_MAX), FLT_MAX);
-  if constexpr (kIsFixed) {
+  if constexpr (kIsFixedPoint) {
     const bool has_weight = fabsf(lse) != HUGE_VALF;  // +inf: all of it is the sink's
-    const float scale = has_weight ? fixed_scale(c, part, keys, sums, d, lse) : 1.0f;
+    const float scale = has_weight ? dq_fixed_point_scale(c, block, keys, sums, delta, lse) : 1.0f;
     c.dq_scale[dq_scale_index(to)] = static_cast<std::uint16_t>(__float_as_uint(scale) >> 16);
   }
 }
 
-__device__ __forceinline__ void clear_dq(const BwdPreprocessParams& c, const PaddedBlock& part) {
+__device__ __forceinline__ void clear_dq(const BwdPreprocessParams& c, const PaddedBlock& block) {
   if (c.dq_accum == nullptr) return;
-  const std::int64_t row = padded_offset(c.problem, part.head, part.padded_row);
+  const std::int64_t row = padded_offset(c.problem, block.head, block.padded_row);
   auto* dq = reinterpret_cast<float4*>(c.dq_accum + row * c.dq_accum_cols);
   const int count = static_cast<int>(kRowPadding * c.dq_accum_cols / 4);
-  for (int i = static_cast<int>(threadIdx.x); i < count; i += kRowsThreads)
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kPreprocessThreads)
     dq[i] = {0.0f, 0.0f, 0.0f, 0.0f};
 }
 
-// kIsFixed: with scales.
-template <class T, bool kIsWhole, bool kIsFixed>
-__global__ void __launch_bounds__(kRowsThreads, kRowsCtas)
-    bwd_preprocess(const __grid_constant__ BwdPreprocessParams c, std::int64_t num_parts) {
-  const int lane = static_cast<int>(threadIdx.x) % kLanesOfRow;
-  const int first = static_cast<int>(threadIdx.x) / kLanesOfRow, mine = first + lane * kRowsApart;
-  for (std::int64_t idx = blockIdx.x; idx < num_parts; idx += gridDim.x) {
-    const PaddedBlock part = padded_block(c, idx, threadIdx.x == 0);
-    if (!part.is_filled) continue;
+// kIsFixedPoint: with scales.
+template <class T, bool kIsWholeChunks, bool kIsFixedPoint>
+__global__ void __launch_bounds__(kPreprocessThreads, kPreprocessCtas)
+    bwd_preprocess(const __grid_constant__ BwdPreprocessParams c, std::int64_t num_blocks) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanesPerRow;
+  const int first = static_cast<int>(threadIdx.x) / kLanesPerRow,
+            own_row = first + lane * kRowStride;
+  for (std::int64_t idx = blockIdx.x; idx < num_blocks; idx += gridDim.x) {
+    const PaddedBlock block = padded_block(c, idx, threadIdx.x == 0);
+    if (!block.is_filled) continue;
     KvAbsMaxLoader bounds;
     float lse = 0.0f;
     const auto meanwhile = [&] {
-      if (lane < kRowsOfLane) lse = load_lse(c, part, mine);
-      if constexpr (kIsFixed) bounds.ask(c, part);
-      clear_dq(c, part);
+      if (lane < kRowsPerLane) lse = load_lse(c, block, own_row);
+      if constexpr (kIsFixedPoint) bounds.load(c, block);
+      clear_dq(c, block);
     };
-    RowSums sums[kRowsOfLane];
-    if constexpr (kIsWhole) {
-      find_d<T, true, kIsFixed, kRowsOfLane>(c, part, first, lane, sums, meanwhile);
+    RowSums sums[kRowsPerLane];
+    if constexpr (kIsWholeChunks) {
+      compute_delta<T, true, kIsFixedPoint, kRowsPerLane>(c, block, first, lane, sums, meanwhile);
     } else {
       meanwhile();
 #pragma unroll
-      for (int i = 0; i < kRowsOfLane; ++i)
-        find_d<T, false, kIsFixed, 1>(c, part, first + i * kRowsApart, lane, &sums[i], [] {});
+      for (int i = 0; i < kRowsPerLane; ++i)
+        compute_delta<T, false, kIsFixedPoint, 1>(c, block, first + i * kRowStride, lane, &sums[i],
+                                                  [] {});
     }
     const auto summed = [&](float RowSums::*of) {
-      return sum_of_row({sums[0].*of, sums[1].*of, sums[2].*of, sums[3].*of}, lane);
+      return row_sum({sums[0].*of, sums[1].*of, sums[2].*of, sums[3].*of}, lane);
     };
-    RowSums of_mine{.d = summed(&RowSums::d)};
+    RowSums own_sums{.delta = summed(&RowSums::delta)};
     KvAbsMax keys{};
-    if constexpr (kIsFixed) {
-      of_mine.abs_dout = summed(&RowSums::abs_dout);
+    if constexpr (kIsFixedPoint) {
+      own_sums.abs_dout = summed(&RowSums::abs_dout);
       keys = bounds.largest();
     }
-    if (lane < kRowsOfLane) store_row<kIsFixed>(c, part, mine, keys, of_mine, lse);
+    if (lane < kRowsPerLane) store_row<kIsFixedPoint>(c, block, own_row, keys, own_sums, lse);
   }
 }
 
 // 16-bit formats without their signs are in the order of their numbers, and NaN is the largest: of
 // the elements of a piece and `largest`, two at a time.
 template <class T>
-__device__ __forceinline__ unsigned larger(unsigned largest, const Piece<T>& x) {
+__device__ __forceinline__ unsigned abs_max(unsigned largest, const Chunk<T>& x) {
 #pragma unroll
   for (const unsigned word : x.words) largest = __vmaxu2(largest, word & 0x7fff7fffu);
   return largest;
 }
 // The largest halves of all threads of a CTA.
 template <class T>
-__device__ __forceinline__ KvAbsMax largest_of(unsigned k, unsigned v) {
-  constexpr int kWarps = kRowsThreads / 32;
+__device__ __forceinline__ KvAbsMax cta_abs_max(unsigned k, unsigned v) {
+  constexpr int kWarps = kPreprocessThreads / 32;
   __shared__ unsigned of_warp[2][kWarps];
   k = __reduce_max_sync(0xffffffffu, max(k & 0xffffu, k >> 16));
   v = __reduce_max_sync(0xffffffffu, max(v & 0xffffu, v >> 16));
@@ -284,47 +288,47 @@ __device__ __forceinline__ KvAbsMax largest_of(unsigned k, unsigned v) {
 
 // A CTA a part: the grid is (num_kv_heads, num_key_chunks, batch).
 template <class T>
-__global__ void __launch_bounds__(kRowsThreads)
+__global__ void __launch_bounds__(kPreprocessThreads)
     kv_abs_max_kernel(const __grid_constant__ BwdPreprocessParams c) {
   griddep_launch_dependents();
   const Problem& p = c.problem;
   const std::int64_t kv_head = blockIdx.x, b = blockIdx.z;
-  const int lane = static_cast<int>(threadIdx.x) % kLanesOfRow;
-  const int pieces_k = static_cast<int>(p.head_dim) / Piece<T>::kElements;
-  const int pieces_v = static_cast<int>(p.head_dim_v) / Piece<T>::kElements;
+  const int lane = static_cast<int>(threadIdx.x) % kLanesPerRow;
+  const int chunks_k = static_cast<int>(p.head_dim) / Chunk<T>::kElements;
+  const int chunks_v = static_cast<int>(p.head_dim_v) / Chunk<T>::kElements;
   const Sequence sequence = device_sequence(p, c.args.ragged, b, false, nullptr);
-  const std::int64_t first = blockIdx.y * kRowPadding + threadIdx.x / kLanesOfRow;
+  const std::int64_t first = blockIdx.y * kRowPadding + threadIdx.x / kLanesPerRow;
   const auto row_of = [&](const Operand& x) {
     return static_cast<const T*>(x.data) + row_offset(x, b, sequence.row_k + first, kv_head);
   };
   const T *k = row_of(c.args.k), *v = row_of(c.args.v);
   unsigned largest_k = 0, largest_v = 0;
-  for (int piece = lane; piece < max(pieces_k, pieces_v); piece += kLanesOfRow) {
+  for (int chunk = lane; chunk < max(chunks_k, chunks_v); chunk += kLanesPerRow) {
     // All are asked for before the first is used.
-    Piece<T> x[kRowsOfLane]{}, y[kRowsOfLane]{};
+    Chunk<T> x[kRowsPerLane]{}, y[kRowsPerLane]{};
 #pragma unroll
-    for (int i = 0; i < kRowsOfLane; ++i) {
-      if (first + i * kRowsApart >= sequence.seqlen_k) continue;
-      const std::int64_t row = i * kRowsApart;
-      if (piece < pieces_k) x[i] = load_piece<T, true>(k + row * c.args.k.stride_seq, 0, piece);
-      if (piece < pieces_v) y[i] = load_piece<T, true>(v + row * c.args.v.stride_seq, 0, piece);
+    for (int i = 0; i < kRowsPerLane; ++i) {
+      if (first + i * kRowStride >= sequence.seqlen_k) continue;
+      const std::int64_t row = i * kRowStride;
+      if (chunk < chunks_k) x[i] = load_chunk<T, true>(k + row * c.args.k.stride_seq, 0, chunk);
+      if (chunk < chunks_v) y[i] = load_chunk<T, true>(v + row * c.args.v.stride_seq, 0, chunk);
     }
 #pragma unroll
-    for (int i = 0; i < kRowsOfLane; ++i) {
-      largest_k = larger(largest_k, x[i]);
-      largest_v = larger(largest_v, y[i]);
+    for (int i = 0; i < kRowsPerLane; ++i) {
+      largest_k = abs_max(largest_k, x[i]);
+      largest_v = abs_max(largest_v, y[i]);
     }
   }
-  const KvAbsMax bound = largest_of<T>(largest_k, largest_v);
+  const KvAbsMax bound = cta_abs_max<T>(largest_k, largest_v);
   if (threadIdx.x == 0)
     c.kv_abs_max[(b * p.num_kv_heads + kv_head) * gridDim.y + blockIdx.y] = bound;
 }
 
 // Where four sums of a row begin.
-__device__ __forceinline__ std::int64_t sums_offset(const BwdPreprocessParams& c, int row,
-                                                    int piece) {
-  if (c.dq_accum_layout == DqAccumLayout::row_major) return row * c.dq_accum_cols + 4 * piece;
-  return row / 8 * 8 * c.dq_accum_cols + piece / 4 * 128 + row % 8 * 16 + piece % 4 * 4;
+__device__ __forceinline__ std::int64_t dq_accum_offset(const BwdPreprocessParams& c, int row,
+                                                        int chunk) {
+  if (c.dq_accum_layout == DqAccumLayout::row_major) return row * c.dq_accum_cols + 4 * chunk;
+  return row / 8 * 8 * c.dq_accum_cols + chunk / 4 * 128 + row % 8 * 16 + chunk % 4 * 4;
 }
 
 // kCount columns of a row.
@@ -346,31 +350,33 @@ __device__ inline void store_columns(T* to, std::int64_t dim, int column, const 
 }
 
 template <class T>
-__global__ void __launch_bounds__(kRowsThreads)
-    convert_dq_kernel(const __grid_constant__ BwdPreprocessParams c, std::int64_t num_parts) {
+__global__ void __launch_bounds__(kPreprocessThreads)
+    convert_dq_kernel(const __grid_constant__ BwdPreprocessParams c, std::int64_t num_blocks) {
   const Problem& p = c.problem;
   const auto scale = static_cast<float>(p.softmax_scale);
-  const bool is_in_rows = c.dq_accum_layout == DqAccumLayout::row_major;
+  const bool is_row_major = c.dq_accum_layout == DqAccumLayout::row_major;
   const bool is_aligned = p.alignment >= kWholeAlignment;
-  const int pieces = static_cast<int>(c.dq_accum_cols / 4);
-  for (std::int64_t idx = blockIdx.x; idx < num_parts; idx += gridDim.x) {
-    const PaddedBlock part = padded_block(c, idx, false);
-    if (part.num_rows <= 0) continue;
-    const float* from = c.dq_accum + padded_offset(p, part.head, part.padded_row) * c.dq_accum_cols;
+  const int chunks = static_cast<int>(c.dq_accum_cols / 4);
+  for (std::int64_t idx = blockIdx.x; idx < num_blocks; idx += gridDim.x) {
+    const PaddedBlock block = padded_block(c, idx, false);
+    if (block.num_rows <= 0) continue;
+    const float* from =
+        c.dq_accum + padded_offset(p, block.head, block.padded_row) * c.dq_accum_cols;
     const Operand& dq = c.args.gradients.dq;
     T* to = static_cast<T*>(dq.data) +
-            row_offset(dq, part.batch_idx, part.sequence.row_q + part.first_row, part.head);
-    for (int i = static_cast<int>(threadIdx.x); i < part.num_rows * pieces; i += kRowsThreads) {
-      const int row = i / pieces, piece = i % pieces;
-      const auto sums = *reinterpret_cast<const float4*>(from + sums_offset(c, row, piece));
+            row_offset(dq, block.batch_idx, block.sequence.row_q + block.first_row, block.head);
+    for (int i = static_cast<int>(threadIdx.x); i < block.num_rows * chunks;
+         i += kPreprocessThreads) {
+      const int row = i / chunks, chunk = i % chunks;
+      const auto sums = *reinterpret_cast<const float4*>(from + dq_accum_offset(c, row, chunk));
       // Adding +0 gives an exact zero one sign.
       const float x[4] = {fmaf(sums.x, scale, 0.0f), fmaf(sums.y, scale, 0.0f),
                           fmaf(sums.z, scale, 0.0f), fmaf(sums.w, scale, 0.0f)};
       T* row_to = to + row * dq.stride_seq;
-      if (is_in_rows) {
-        store_columns<4>(row_to, p.head_dim, 4 * piece, x, is_aligned);
+      if (is_row_major) {
+        store_columns<4>(row_to, p.head_dim, 4 * chunk, x, is_aligned);
       } else {
-        const int column = piece / 4 * 16 + piece % 4 * 2;
+        const int column = chunk / 4 * 16 + chunk % 4 * 2;
         store_columns<2>(row_to, p.head_dim, column, x, is_aligned);
         store_columns<2>(row_to, p.head_dim, column + 8, x + 2, is_aligned);
       }
@@ -379,26 +385,26 @@ __global__ void __launch_bounds__(kRowsThreads)
 }
 
 // A CTA a head: a sink is one more score of every row, whose V is zero.
-__global__ void __launch_bounds__(kSinkThreads)
+__global__ void __launch_bounds__(kDsinksThreads)
     dsinks_kernel(const __grid_constant__ BwdPreprocessParams c) {
-  __shared__ double parts[kSinkThreads / 32];
+  __shared__ double partial[kDsinksThreads / 32];
   const Problem& p = c.problem;
   const std::int64_t head = blockIdx.x;
   const float sink = c.args.sinks[head * c.args.sinks_stride];
   const float to_log2 = c.lse_scale == kLog2E ? 1.0f : kLog2E / c.lse_scale;
-  const float* d = c.delta + padded_offset(p, head, 0);
+  const float* delta = c.delta + padded_offset(p, head, 0);
   const float* lse = c.lse + padded_offset(p, head, 0);
   const std::int64_t num_rows = isfinite(sink) ? first_padded_row(p, p.batch, p.total_q) : 0;
   double sum = 0;
-  for (std::int64_t row = threadIdx.x; row < num_rows; row += kSinkThreads)
+  for (std::int64_t row = threadIdx.x; row < num_rows; row += kDsinksThreads)
     // The product is rounded as that of the lse was.
     sum -= static_cast<double>(exp2f((__fmul_rn(sink, c.lse_scale) - lse[row]) * to_log2) *
-                               (d[row] * c.delta_scale));
+                               (delta[row] * c.delta_scale));
   for (int step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
+  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;
   __syncthreads();
   if (threadIdx.x != 0) return;
-  for (int warp = 1; warp < kSinkThreads / 32; ++warp) sum += parts[warp];
+  for (int warp = 1; warp < kDsinksThreads / 32; ++warp) sum += partial[warp];
   c.args.gradients.dsinks[head * c.args.gradients.dsinks_stride] = static_cast<float>(sum + 0.0);
 }
 

@@ -41,14 +41,14 @@ constexpr std::int64_t num_padded_blocks(const Problem& p) {
 // A part of 128 rows of a head of a sequence. Heads first: where their rows follow each other in
 // memory, CTAs that run together read whole pages.
 struct BlockCoord {
-  std::int64_t batch_idx, part, head;
+  std::int64_t batch_idx, block, head;
 };
-constexpr BlockCoord block_coord(const Problem& p, std::int64_t part_idx) {
+constexpr BlockCoord block_coord(const Problem& p, std::int64_t block_idx) {
   const auto heads = static_cast<std::uint32_t>(p.num_heads);
-  const auto parts = static_cast<std::uint32_t>(padded_blocks_per_seq(p));
-  const auto idx = static_cast<std::uint32_t>(part_idx), row_of_parts = idx / heads;
-  const std::uint32_t batch_idx = row_of_parts / parts;
-  return {batch_idx, row_of_parts - batch_idx * parts, idx - row_of_parts * heads};
+  const auto partial = static_cast<std::uint32_t>(padded_blocks_per_seq(p));
+  const auto idx = static_cast<std::uint32_t>(block_idx), row_of_blocks = idx / heads;
+  const std::uint32_t batch_idx = row_of_blocks / partial;
+  return {batch_idx, row_of_blocks - batch_idx * partial, idx - row_of_blocks * heads};
 }
 
 // Index in d and lse; in dq it counts rows of dq_accum_cols.

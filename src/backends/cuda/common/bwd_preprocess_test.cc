@@ -74,15 +74,15 @@ TEST(BwdPreprocess, PlacesOfPartsAreTheirOwnUpTo2To32) {
   p.batch = 1 << 15;
   p.num_heads = 15;
   p.seqlen_q = p.total_q = (1 << 20) - 128;
-  const std::int64_t parts = padded_blocks_per_seq(p);
+  const std::int64_t partial = padded_blocks_per_seq(p);
   ASSERT_GT(num_padded_blocks(p), kMaxPaddedBlocks - (std::int64_t{1} << 29));
   ASSERT_LE(num_padded_blocks(p), kMaxPaddedBlocks);
   for (const std::int64_t batch_idx : {std::int64_t{0}, std::int64_t{123}, p.batch - 1})
-    for (const std::int64_t part : {std::int64_t{0}, std::int64_t{77}, parts - 1})
+    for (const std::int64_t block : {std::int64_t{0}, std::int64_t{77}, partial - 1})
       for (const std::int64_t head : {0, 5, 14}) {
-        const BlockCoord x = block_coord(p, (batch_idx * parts + part) * p.num_heads + head);
+        const BlockCoord x = block_coord(p, (batch_idx * partial + block) * p.num_heads + head);
         EXPECT_EQ(x.batch_idx, batch_idx);
-        EXPECT_EQ(x.part, part);
+        EXPECT_EQ(x.block, block);
         EXPECT_EQ(x.head, head);
       }
 }

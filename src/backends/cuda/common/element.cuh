@@ -12,11 +12,11 @@ namespace headrace::cuda {
 
 // float for everything but double.
 template <class T>
-struct Compute {
+struct ComputeType {
   using type = float;
 };
 template <>
-struct Compute<double> {
+struct ComputeType<double> {
   using type = double;
 };
 

@@ -16,7 +16,7 @@ __device__ inline void report_length_error(std::uint32_t* error_word, LengthErro
 
 struct RowRange {
   std::int64_t begin, length;
-  bool is_sound;
+  bool is_valid;
 };
 
 __device__ inline RowRange rows_of_sequence(const std::int32_t* cu_seqlens, std::int64_t batch_idx,
@@ -25,9 +25,9 @@ __device__ inline RowRange rows_of_sequence(const std::int32_t* cu_seqlens, std:
   const std::int64_t begin = cu_seqlens[batch_idx], end = cu_seqlens[batch_idx + 1];
   const std::int64_t first = min(max(begin, std::int64_t{0}), total);
   const std::int64_t last = min(max(end, first), min(total, first + max_seqlen));
-  const bool is_sound = first == begin && last == end && (batch_idx > 0 || begin == 0) &&
+  const bool is_valid = first == begin && last == end && (batch_idx > 0 || begin == 0) &&
                         (batch_idx + 1 < batch || end == total);
-  return {first, last - first, is_sound};
+  return {first, last - first, is_valid};
 }
 
 // `reports`: one thread of the grid for each sequence; it sets the error word where a rule is
@@ -41,8 +41,8 @@ __device__ inline Sequence device_sequence(const Problem& p, const Ragged& ragge
   const RowRange k =
       rows_of_sequence(ragged.cu_seqlens_k, batch_idx, p.batch, p.total_k, p.seqlen_k);
   if (reports) {
-    if (!q.is_sound) report_length_error(error_word, LengthError::cu_seqlens_q, batch_idx);
-    if (!k.is_sound) report_length_error(error_word, LengthError::cu_seqlens_k, batch_idx);
+    if (!q.is_valid) report_length_error(error_word, LengthError::cu_seqlens_q, batch_idx);
+    if (!k.is_valid) report_length_error(error_word, LengthError::cu_seqlens_k, batch_idx);
     if (p.has_tree_mask && q.length > k.length)
       report_length_error(error_word, LengthError::tree_mask, batch_idx);
   }

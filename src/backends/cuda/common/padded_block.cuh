@@ -16,16 +16,16 @@ struct PaddedBlock {
   bool is_filled;           // false: the part lies behind the sequence's room
 };
 
-__device__ inline PaddedBlock padded_block(const BwdPreprocessParams& c, std::int64_t part_idx,
+__device__ inline PaddedBlock padded_block(const BwdPreprocessParams& c, std::int64_t block_idx,
                                            bool reports) {
   const Problem& p = c.problem;
-  const BlockCoord place = block_coord(p, part_idx);
+  const BlockCoord place = block_coord(p, block_idx);
   PaddedBlock x;
   x.batch_idx = place.batch_idx;
   x.head = place.head;
   x.sequence = device_sequence(p, c.args.ragged, x.batch_idx,
-                               reports && place.head == 0 && place.part == 0, c.error_word);
-  x.first_row = place.part * kRowPadding;
+                               reports && place.head == 0 && place.block == 0, c.error_word);
+  x.first_row = place.block * kRowPadding;
   x.padded_row = first_padded_row(p, x.batch_idx, x.sequence.row_q) + x.first_row;
   const std::int64_t end =
       first_padded_row(p, x.batch_idx + 1, x.sequence.row_q + x.sequence.seqlen_q);

@@ -81,15 +81,16 @@ DeviceScope::DeviceScope(int device_id) {
   }
   const Driver& cu = *found.value();
   CUdevice current = -1;
-  if (cu.ctx_get_current(&before_) != CUDA_SUCCESS) before_ = nullptr;
-  if (before_ != nullptr && cu.ctx_get_device(&current) == CUDA_SUCCESS && current == device_id)
+  if (cu.ctx_get_current(&previous_context_) != CUDA_SUCCESS) previous_context_ = nullptr;
+  if (previous_context_ != nullptr && cu.ctx_get_device(&current) == CUDA_SUCCESS &&
+      current == device_id)
     return;
   status_ = cuda_status(cudaSetDevice(device_id), "making cuda:{} current", device_id);
   is_changed_ = !status_;
 }
 
 DeviceScope::~DeviceScope() {
-  if (is_changed_) (void)driver().value()->ctx_set_current(before_);
+  if (is_changed_) (void)driver().value()->ctx_set_current(previous_context_);
 }
 
 }  // namespace headrace::cuda

@@ -20,7 +20,7 @@ class DeviceScope {
   const Status& status() const { return status_; }
 
  private:
-  CUcontext before_ = nullptr;
+  CUcontext previous_context_ = nullptr;
   bool is_changed_ = false;
   Status status_;
 };

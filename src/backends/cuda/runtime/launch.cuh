@@ -16,7 +16,7 @@ struct LaunchShape {
   dim3 grid, block;
   unsigned smem_bytes = 0;  // dynamic; above 48 KiB allow_smem() comes first
   unsigned cluster = 1;     // CTAs along x
-  bool overlaps = false;    // may start while the kernel before it on the stream ends (PDL); it
+  bool use_pdl = false;     // may start while the kernel before it on the stream ends (PDL); it
                             // then waits by itself with griddepcontrol.wait
 };
 
@@ -42,7 +42,7 @@ Status launch(const LaunchShape& shape, cudaStream_t stream, void (*kernel)(Para
     attributes[config.numAttrs].val.clusterDim = {shape.cluster, 1, 1};
     ++config.numAttrs;
   }
-  if (shape.overlaps) {
+  if (shape.use_pdl) {
     attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[config.numAttrs].val.programmaticStreamSerializationAllowed = 1;
     ++config.numAttrs;

@@ -37,7 +37,7 @@ __device__ void store_columns(const Operand& x, std::int64_t batch_idx, std::int
 template <class T, int kPerLane>
 class ScoreRow {
  public:
-  using Real = typename Compute<T>::type;
+  using Real = typename ComputeType<T>::type;
 
   __device__ ScoreRow(const Problem& p, const AttentionArgs& args, const Sequence& sequence,
                       const RowPlace& place, int lane)

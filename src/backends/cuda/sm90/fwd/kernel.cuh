@@ -102,7 +102,7 @@ Status launch_variant(const char* name, const Call& call) {
                           .grid = dim3(static_cast<unsigned>(call.num_ctas)),
                           .block = dim3(threads_of(kTile)),
                           .smem_bytes = smem_bytes(kTile),
-                          .overlaps = true};
+                          .use_pdl = true};
   static_assert(smem_bytes(kTile) <= kSmemLimitSm90 && shares_registers(kTile));
   static AllowedSmem allowed;
   if (Status bad = allow_smem(shape, forward<Variant>, allowed)) return bad;
