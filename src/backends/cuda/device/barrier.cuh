@@ -1,14 +1,13 @@
-// Waiting for one another: mbarriers in shared memory, named barriers, fences between what threads
-// and what the copy and tensor engines write; registers that warps hand to each other. sm_90;
-// on sm_80 mbarriers without announced bytes, and named barriers.
+// mbarriers, named barriers, proxy fences, setmaxnreg, elect and PDL. sm_90; on sm_80 only named
+// barriers and mbarriers without transaction bytes.
 #pragma once
 
 #include "backends/cuda/device/types.cuh"
 
 namespace headrace::cuda {
 
-// An mbarrier is 8 bytes of shared memory. Its phases are numbered 0, 1, 0, ...: a phase ends when
-// `arrivals` threads have arrived and all announced bytes have landed.
+// An mbarrier is 8 bytes of shared memory. Its phase parity goes 0, 1, 0, ...: a phase completes
+// when `arrivals` threads have arrived and all expected bytes have landed.
 __device__ __forceinline__ void mbarrier_init(u32 barrier, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
@@ -18,12 +17,13 @@ __device__ __forceinline__ void mbarrier_inval(u32 barrier) {
 __device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Arrives and announces bytes that asynchronous copies will bring.
+// Arrives and adds `bytes` to the transaction count, for TMA to complete.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
-// Whether the phase of this parity has ended; may sleep for a while before it says no.
+// Whether the phase of this parity has completed. On sm_90 it may suspend the thread for a while
+// before it returns false.
 __device__ __forceinline__ bool mbarrier_try_wait(u32 barrier, u32 parity) {
   u32 done;
   asm volatile(
@@ -41,7 +41,7 @@ __device__ __forceinline__ bool mbarrier_try_wait(u32 barrier, u32 parity) {
       : "memory");
   return done != 0;
 }
-// HEADRACE_HANG_TRAP (for tests of a protocol) ends a wait of some seconds with an error.
+// With HEADRACE_HANG_TRAP, for tests of a barrier protocol, a wait of some seconds traps.
 __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
 #ifdef HEADRACE_HANG_TRAP
   const long long start = clock64();
@@ -53,18 +53,18 @@ __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
 #endif
 }
 
-// After mbarrier_init and before other CTAs of the cluster or the copy engine use it.
+// After mbarrier_init, before TMA or other CTAs of the cluster use the barrier.
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-// Shared memory that threads wrote becomes visible to the copy engine and to wgmma. Every writing
-// thread fences, before the barrier.
+// Makes a thread's writes to shared memory visible to the async proxy (TMA and wgmma). Every
+// writing thread fences, before the barrier.
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Named barriers 1 to 15 (0 is __syncthreads); `threads` counts those that arrive and those that
-// wait, a multiple of 32.
+// Named barriers 1 to 15 (0 is __syncthreads). `threads` counts arriving and waiting threads, a
+// multiple of 32.
 __device__ __forceinline__ void bar_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -72,7 +72,8 @@ __device__ __forceinline__ void bar_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Registers of each thread of this warpgroup: a multiple of 8. Needs __launch_bounds__(threads, 1).
+// Sets the registers per thread of this warpgroup, a multiple of 8. ptxas needs
+// __launch_bounds__(threads, 1) for it.
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -95,8 +96,8 @@ __device__ __forceinline__ bool elect_sync() {
   return is_elected != 0;
 }
 
-// Programmatic dependent launch: wait for the kernel before, let the next one begin. Before sm_90
-// kernels follow each other anyway.
+// Programmatic dependent launch (PDL): wait for the previous kernel, allow the next one to start.
+// Before sm_90 the kernels of a stream run one after the other anyway.
 __device__ __forceinline__ void griddep_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

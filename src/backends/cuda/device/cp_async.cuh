@@ -1,12 +1,12 @@
-// Copies from global to shared memory that pass no registers: sm_80 and newer.
+// cp.async: copies from global to shared memory that bypass registers. sm_80 and newer.
 #pragma once
 
 #include "backends/cuda/device/types.cuh"
 
 namespace headrace::cuda {
 
-// 16 bytes, both addresses aligned to 16; the last 16 - `bytes` become 0 and are not read. With 0
-// bytes `from` may be anything.
+// 16 bytes, both addresses aligned to 16. The last 16 - `bytes` are zero-filled and not read; with
+// bytes = 0 `from` may be any address.
 __device__ __forceinline__ void cp_async_cg_16(u32 to, const void* from, int bytes = 16) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
@@ -19,12 +19,12 @@ __device__ __forceinline__ void cp_async_ca_4(u32 to, const void* from, int byte
 __device__ __forceinline__ void cp_async_commit_group() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
-// Arrives at an mbarrier (barrier.cuh) when all copies that this thread has asked for have landed.
+// Arrives at an mbarrier (barrier.cuh) when all earlier cp.async of this thread have landed.
 __device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(u32 barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
-// Until at most so many groups of this thread are under way; other threads see the data after a
-// barrier.
+// Waits until at most kPending groups of this thread are in flight. Other threads see the data only
+// after a barrier.
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");

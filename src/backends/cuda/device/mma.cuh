@@ -1,5 +1,4 @@
-// Tensor cores from registers, with the loads and stores that bring their fragments: sm_80 and
-// newer; stmatrix: sm_90.
+// mma.sync, ldmatrix, stmatrix and conversions of fragments. sm_80 and newer; stmatrix: sm_90.
 //
 // Fragments of a warp, g = lane / 4 and t = lane % 4:
 //   D, C 16 x 8 float:   d[0], d[1] at (g, 2t), (g, 2t + 1); d[2], d[3] at (g + 8, ...)
@@ -44,8 +43,8 @@ __device__ __forceinline__ u32 cvt_rna_tf32(float x) {
 }
 
 // Four 8 x 8 matrices of 16-bit elements. Lane l gives the address of row l % 8 of matrix l / 8
-// (16 bytes, aligned) and receives of each matrix elements (g, 2t) and (g, 2t + 1); with
-// `_transposed` (2t, g) and (2t + 1, g).
+// (16 bytes, aligned). Of each matrix it receives elements (g, 2t) and (g, 2t + 1); with .trans
+// (2t, g) and (2t + 1, g).
 __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -58,7 +57,7 @@ __device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 address) {
                : "r"(address)
                : "memory");
 }
-// The way back: sm_90.
+// The inverse of ldmatrix_x4 and ldmatrix_x4_trans. sm_90.
 __device__ __forceinline__ void stmatrix_x4(u32 address, const u32 (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
                "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
@@ -71,7 +70,7 @@ __device__ __forceinline__ void stmatrix_x4_trans(u32 address, const u32 (&r)[4]
       : "memory");
 }
 
-// Two floats in one register, `low` in the lower half.
+// Two floats packed into one register, `low` in the lower half (PTX names the upper one first).
 __device__ __forceinline__ u32 cvt_rn_bf16x2(float low, float high) {
   u32 bits;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
@@ -82,7 +81,7 @@ __device__ __forceinline__ u32 cvt_rn_f16x2(float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
   return bits;
 }
-// 2^x, to two units in the last place; denormals become 0.
+// 2^x, within 2 ulp; denormals become 0.
 __device__ __forceinline__ float ex2_approx_ftz(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

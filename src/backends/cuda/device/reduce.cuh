@@ -1,12 +1,12 @@
-// Sums in global memory that nobody waits for.
+// Reductions in global memory without a return value (red), fixed-point sums, acquire and release.
 #pragma once
 
 #include "backends/cuda/device/types.cuh"
 
 namespace headrace::cuda {
 
-// Adds to four floats, aligned to 16 bytes: each by itself, in any order with others. One
-// instruction from sm_90 on.
+// Adds to four floats, aligned to 16 bytes. Each addition is atomic by itself; their order is not
+// defined. One instruction from sm_90 on.
 __device__ __forceinline__ void red_add_v4_f32(float* to, float x, float y, float z, float w) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x),
@@ -21,33 +21,35 @@ __device__ __forceinline__ void red_add_v4_f32(float* to, float x, float y, floa
 }
 
 // ---- Fixed point
-// A float from 2^23 to below 2^24 is, as a word, an integer and a constant. Adding 1.5 2^23 to a
-// number from -2^22 to below 2^22 rounds it to such an integer in the unit of products; a
-// conversion has that of the exponentials, at an eighth of the rate.
+// The bits of a float in [2^23, 2^24) are an integer plus a constant. Adding 1.5 * 2^23 to a value
+// in
+// [-2^22, 2^22) therefore rounds it to an integer, on the FMA pipe; a conversion instruction runs
+// on the pipe of the exponentials, at an eighth of the rate.
 inline constexpr float kFixedMagic = 0x1.8p23f;
 inline constexpr u32 kFixedMagicBits = 0x4b400000;
 
-// Two words, `first` at the smaller address.
+// `first` at the smaller address.
 __device__ __forceinline__ u64 pack_u64(u32 first, u32 second) { return u64{second} << 32 | first; }
-// Two numbers as integers above the constant; zeros with a `zero` of 0 are words that add nothing.
+// Two values as integers plus kFixedMagicBits, with zero = kFixedMagic. With zero = 0 and values of
+// 0 the contribution is skipped.
 __device__ __forceinline__ u64 fixed_point_pair(float first, float second, float zero) {
   return pack_u64(__float_as_uint(first + zero), __float_as_uint(second + zero));
 }
-// The same by conversions, of numbers to 2^30.
+// The same by conversion instructions, for values up to 2^30.
 __device__ __forceinline__ u64 cvt_fixed_point_pair(float first, float second) {
   const auto word = [](float x) { return static_cast<u32>(__float2int_rn(x)) + kFixedMagicBits; };
   return pack_u64(word(first), word(second));
 }
-// Of numbers beyond 2^22 fixed_point_pair has the digits of a float, but not as integers above the
-// constant. They become that.
+// Beyond 2^22 a word of fixed_point_pair holds the value as a float, not as an integer plus the
+// constant. Converts such words to that form.
 __device__ __forceinline__ u64 reconverted_pair(u64 pair) {
   const auto number = [](u64 word) {
     return __uint_as_float(static_cast<u32>(word)) - kFixedMagic;
   };
   return cvt_fixed_point_pair(number(pair), number(pair >> 32));
 }
-// Bits that are not the same in all three, and that are set in one of them: as logic of three
-// operands. As expressions compilers make a chain of twice as many.
+// Bits that differ among the three operands, and bits set in any of them, as one lop3 each. From
+// expressions the compiler makes a chain of twice as many instructions.
 __device__ __forceinline__ u32 lop3_differ(u32 x, u32 y, u32 z) {
   u32 bits;
   asm("lop3.b32 %0, %1, %2, %3, 0x7e;" : "=r"(bits) : "r"(x), "r"(y), "r"(z));
@@ -58,23 +60,23 @@ __device__ __forceinline__ u32 lop3_or(u32 x, u32 y, u32 z) {
   asm("lop3.b32 %0, %1, %2, %3, 0xfe;" : "=r"(bits) : "r"(x), "r"(y), "r"(z));
   return bits;
 }
-// Bits in which the words of a fixed_point_pair are not those of its `zero`.
+// Bits in which the words of a fixed_point_pair differ from its `zero`.
 __device__ __forceinline__ u32 overflow_bits(u64 pair, float zero) {
   return lop3_differ(static_cast<u32>(pair), static_cast<u32>(pair >> 32), __float_as_uint(zero));
 }
-// Adds to a pair of sums as to one integer of 64 bits: there is no vector form of integer
-// additions. Aligned to 8 bytes, and in any order with others.
+// Adds to a pair of sums as to one 64-bit integer, because red has no vector form for integers.
+// Aligned to 8 bytes; the order of the additions is not defined.
 __device__ __forceinline__ void red_add_u64(float* to, u64 pair) {
   asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(to), "l"(pair) : "memory");
 }
-// The two sums of `count` such pairs.
+// The two sums of `count` such pairs, without their constants.
 __device__ __forceinline__ int2 unpack_fixed_sums(u64 sums, u32 count) {
   sums -= count * pack_u64(kFixedMagicBits, kFixedMagicBits);
   const auto first = static_cast<int>(sums);
-  return {first, static_cast<int>(sums >> 32) - (first >> 31)};  // without what the first carried
+  return {first, static_cast<int>(sums >> 32) - (first >> 31)};  // minus the carry of the first
 }
 
-// A counter that other CTAs advance, and what they wrote before.
+// Reads a counter that other CTAs advance, and acquires what they wrote before.
 __device__ __forceinline__ u32 ld_acquire(const u32* from) {
   u32 value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");

@@ -1,20 +1,19 @@
-// The copy engine of Hopper: boxes of a tensor between global and shared memory. sm_90. Coordinates
-// are in elements, the innermost first; what lies outside of the tensor is read as 0 and not
-// written. One thread issues a copy.
+// TMA: copies of boxes of a tensor between global and shared memory. sm_90. Coordinates are in
+// elements, innermost first. Elements outside the tensor are read as 0 and not written. One thread
+// issues a copy.
 #pragma once
 
 #include "backends/cuda/device/types.cuh"
 
 namespace headrace::cuda {
 
-// Where the byte `offset` of an unswizzled box lies under the 128-byte swizzle: the 16-byte chunks
-// of a 128-byte row are permuted by the row's number modulo 8. The box begins at a multiple of 1024
-// bytes.
+// Where byte `offset` of an unswizzled box lies under the 128-byte swizzle: the 16-byte chunks of a
+// 128-byte row are XORed with the row index modulo 8. The box is aligned to 1024 bytes.
 __host__ __device__ constexpr u32 swizzle128(u32 offset) {
   return offset ^ ((offset >> 7 & 7u) << 4);
 }
 
-// L2 policies, in the encoding that createpolicy.fractional makes for a fraction of 1.
+// L2 cache policies, as createpolicy.fractional encodes them for a fraction of 1.
 inline constexpr u64 kEvictNormal = 0x1000000000000000ull;
 inline constexpr u64 kEvictFirst = 0x12F0000000000000ull;
 inline constexpr u64 kEvictLast = 0x14F0000000000000ull;
@@ -23,7 +22,7 @@ __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// The bytes of the whole box count towards the barrier, also those outside of the tensor.
+// Completes the bytes of the whole box on the barrier, including those outside the tensor.
 __device__ __forceinline__ void cp_async_bulk_tensor_load(u32 to, const TensorMap* map, u32 barrier,
                                                           u64 policy, int c0, int c1) {
   asm volatile(
@@ -51,7 +50,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor_load(u32 to, const TensorMa
       : "memory");
 }
 
-// `bytes` of consecutive memory, no tensor: a multiple of 16, as both addresses are.
+// Contiguous memory without a tensor map. `bytes` and both addresses are multiples of 16.
 __device__ __forceinline__ void cp_async_bulk_load(u32 to, const void* from, u32 bytes,
                                                    u32 barrier) {
   asm volatile(
@@ -61,8 +60,8 @@ __device__ __forceinline__ void cp_async_bulk_load(u32 to, const void* from, u32
       : "memory");
 }
 
-// Stores and reductions belong to groups: commit closes one, the waits take the number of groups
-// that may still be under way. Threads that wrote `from` fence_proxy_async() first.
+// Stores and reductions belong to bulk groups: commit closes a group, a wait takes the number of
+// groups that may stay in flight. Threads that wrote `from` call fence_proxy_async() first.
 __device__ __forceinline__ void cp_async_bulk_tensor_store(const TensorMap* map, u32 from, int c0,
                                                            int c1) {
   asm volatile(
@@ -86,7 +85,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor_store(const TensorMap* map,
       "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
       : "memory");
 }
-// Adds the box to the tensor, element by element, in the type of the map.
+// Adds the box to the tensor, in the element type of the map.
 __device__ __forceinline__ void cp_reduce_async_bulk_tensor_add(const TensorMap* map, u32 from,
                                                                 int c0, int c1) {
   asm volatile(
@@ -95,7 +94,7 @@ __device__ __forceinline__ void cp_reduce_async_bulk_tensor_add(const TensorMap*
       "r"(from), "r"(c0), "r"(c1)
       : "memory");
 }
-// Adds `bytes` (a multiple of 16) of consecutive floats.
+// Adds `bytes` (a multiple of 16) of contiguous floats.
 __device__ __forceinline__ void cp_reduce_async_bulk_add_f32(float* to, u32 from, u32 bytes) {
   asm volatile(
       "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
@@ -105,12 +104,12 @@ __device__ __forceinline__ void cp_reduce_async_bulk_add_f32(float* to, u32 from
 __device__ __forceinline__ void cp_async_bulk_commit_group() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-// Until the sources have been read: shared memory may be written again.
+// Waits until the sources have been read: shared memory may be written again.
 template <int kPending>
 __device__ __forceinline__ void cp_async_bulk_wait_group_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
-// Until the results are in global memory.
+// Waits until the results are in global memory.
 template <int kPending>
 __device__ __forceinline__ void cp_async_bulk_wait_group() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");

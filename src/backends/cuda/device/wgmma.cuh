@@ -1,5 +1,5 @@
-// Tensor cores from shared memory: a warpgroup (4 warps, the first with a number divisible by 4)
-// multiplies 64 x 16 by 16 x N, asynchronously. sm_90a.
+// wgmma: a warpgroup (4 warps, the first warp index divisible by 4) multiplies 64 x 16 by 16 x N
+// asynchronously, from shared memory. sm_90a.
 //
 // Accumulator of thread (warp w, g = lane / 4, t = lane % 4): d[4 i + 0], d[4 i + 1] at row
 // 16 w + g, columns 8 i + 2t and 8 i + 2t + 1; d[4 i + 2], d[4 i + 3] eight rows below.
@@ -9,24 +9,25 @@
 
 namespace headrace::cuda {
 
-// A matrix in shared memory under the 128-byte swizzle, as TMA writes it in boxes of 64 elements
-// (128 bytes) a row. K-major: a row of the box runs along k; `leading` does not count, and 16
-// elements of k further is 32 bytes further. MN-major: a row runs along m or n, the box's rows
-// along k; `leading` is the distance between boxes of 64 columns, and 16 of k is 2048 bytes.
+// Matrix descriptor for shared memory under the 128-byte swizzle, as TMA writes it in boxes of 64
+// elements (128 bytes) per row.
+//   K-major:  a row of the box runs along k. The leading byte offset is ignored; 16 elements of k
+//             are 32 bytes.
+//   MN-major: a row runs along m or n, the rows of the box along k. The leading byte offset is the
+//             distance between boxes of 64 columns; 16 elements of k are 2048 bytes.
 __device__ __forceinline__ u64 wgmma_descriptor(u32 address, u32 leading_bytes) {
   constexpr u64 kSwizzle128 = 1ull << 62, kEightRows = 1024 >> 4;
   return kSwizzle128 | kEightRows << 32 | static_cast<u64>((leading_bytes & 0x3ffff) >> 4) << 16 |
          (address & 0x3ffff) >> 4;
 }
 
-// The same matrix `bytes` further on. The address field must not overflow: it does not within
-// shared memory.
+// Advances a descriptor by `bytes`. Within shared memory the address field does not overflow.
 __device__ __forceinline__ u64 wgmma_descriptor_advance(u64 descriptor, u32 bytes) {
   const u32 low = static_cast<u32>(descriptor) + (bytes >> 4);
   return (descriptor & 0xffffffff00000000ull) | low;
 }
 
-// Before the first wgmma, and whenever registers that one reads or adds to were written.
+// Before the first wgmma, and after any write to registers that a wgmma reads or accumulates into.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -37,7 +38,8 @@ template <int kPending>
 __device__ __forceinline__ void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-// The compiler does not know that wgmma writes later: after the wait, this keeps reads behind it.
+// The compiler does not know that wgmma writes its registers later. After the wait this keeps reads
+// of them behind it.
 template <int kCount>
 __device__ __forceinline__ void warpgroup_fence_operand(float (&d)[kCount]) {
 #pragma unroll
@@ -56,14 +58,14 @@ struct Bf16 {};
 struct F16 {};
 enum class Major : int { k = 0, mn = 1 };
 
-// WgmmaM64K16<Type, N>::ss<major of B>(d, descriptor of A, descriptor of B, adds): A from shared
-// memory, K-major. ::rs<major of B>(d, a, descriptor of B, adds): A from registers, the four of a
-// 16 x 16 fragment of mma.cuh in each warp. `adds` 0: d is overwritten.
+// WgmmaM64K16<Type, N>::ss<major of B>(d, descriptor of A, descriptor of B, scale_d): A from shared
+// memory, K-major. ::rs<major of B>(d, a, descriptor of B, scale_d): A from registers, the four of
+// a 16 x 16 fragment of mma.cuh in each warp. scale_d = 0 overwrites d.
 template <class Type, int N>
 struct WgmmaM64K16;
 
-// ---- the table
-// Eight registers: their numbers, their constraints.
+// ---- the table of widths
+// Eight registers: operand numbers and constraints.
 #define HEADRACE_N0 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define HEADRACE_N1 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define HEADRACE_N2 ", %16, %17, %18, %19, %20, %21, %22, %23"
@@ -83,7 +85,7 @@ struct WgmmaM64K16;
 #define HEADRACE_D(i)                                                                             \
   "+f"(d[8 * i]), "+f"(d[8 * i + 1]), "+f"(d[8 * i + 2]), "+f"(d[8 * i + 3]), "+f"(d[8 * i + 4]), \
       "+f"(d[8 * i + 5]), "+f"(d[8 * i + 6]), "+f"(d[8 * i + 7])
-// So many of them in a row.
+// 8 x that many registers.
 #define HEADRACE_N_4 HEADRACE_N0 HEADRACE_N1 HEADRACE_N2 HEADRACE_N3
 #define HEADRACE_D_4 HEADRACE_D(0), HEADRACE_D(1), HEADRACE_D(2), HEADRACE_D(3)
 #define HEADRACE_N_5 HEADRACE_N_4 HEADRACE_N4
@@ -105,29 +107,29 @@ struct WgmmaM64K16;
 #define HEADRACE_N_16 HEADRACE_N_12 HEADRACE_N12 HEADRACE_N13 HEADRACE_N14 HEADRACE_N15
 #define HEADRACE_D_16 HEADRACE_D_12, HEADRACE_D(12), HEADRACE_D(13), HEADRACE_D(14), HEADRACE_D(15)
 
-// One width: N, N / 16, then the numbers of the operands after the N / 2 accumulators.
+// One width: N, N / 16, then the operand numbers after the N / 2 accumulators.
 #define HEADRACE_WGMMA(type, ptx, n, eights, x0, x1, x2, x3, x4, x5, x6)                         \
   template <>                                                                                    \
   struct WgmmaM64K16<type, n> {                                                                  \
     template <Major kMajorB>                                                                     \
-    static __device__ __forceinline__ void ss(float (&d)[n / 2], u64 a, u64 b, int adds) {       \
+    static __device__ __forceinline__ void ss(float (&d)[n / 2], u64 a, u64 b, int scale_d) {    \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #x2                                      \
                    ", 0;\n"                                                                      \
                    "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." ptx "." ptx                 \
                    " {" HEADRACE_N_##eights "}, %" #x0 ", %" #x1 ", p, 1, 1, 0, %" #x3 ";\n}"    \
                    : HEADRACE_D_##eights                                                         \
-                   : "l"(a), "l"(b), "r"(adds), "n"(static_cast<int>(kMajorB)));                 \
+                   : "l"(a), "l"(b), "r"(scale_d), "n"(static_cast<int>(kMajorB)));              \
     }                                                                                            \
     template <Major kMajorB>                                                                     \
     static __device__ __forceinline__ void rs(float (&d)[n / 2], const u32 (&a)[4], u64 b,       \
-                                              int adds) {                                        \
+                                              int scale_d) {                                     \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #x5                                      \
                    ", 0;\n"                                                                      \
                    "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." ptx "." ptx                 \
                    " {" HEADRACE_N_##eights "}, {%" #x0 ", %" #x1 ", %" #x2 ", %" #x3 "}, %" #x4 \
                                             ", p, 1, 1, %" #x6 ";\n}"                            \
                    : HEADRACE_D_##eights                                                         \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds),              \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(scale_d),           \
                      "n"(static_cast<int>(kMajorB)));                                            \
     }                                                                                            \
   }
