@@ -1,4 +1,4 @@
-// The CUDA backend of a build without CUDA.
+// The CUDA backend in a build without CUDA.
 #include "backends/cuda/backend.h"
 
 namespace headrace::cuda {

@@ -1,4 +1,4 @@
-// What the layers above see of the CUDA backend. In a build without CUDA absent.cc answers.
+// Interface of the CUDA backend. A build without CUDA links absent.cc.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,8 @@
 
 namespace headrace::cuda {
 
-// Attention forward, best first; the last one takes every problem. Empty without CUDA.
+// Attention forward kernels in order of preference; the last one takes every problem. Empty without
+// CUDA.
 std::span<const Kernel> forward_kernels();
 
 // The same for the backward.
@@ -23,11 +24,11 @@ std::string architectures();
 Result<int> num_devices();
 Result<DeviceInfo> device_info(int device_id);
 
-// Checks the device, the pointers and (with `checked`) nothing else, then launches on `stream` with
-// the plan's device current; the caller's is current again afterwards.
+// Checks the device and the pointers, then launches on `stream` with the plan's device current.
+// Afterwards the caller's device is current again.
 Status run(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream);
 
-// Memory on a device, allocated and freed in the order of a stream: nobody waits.
+// Stream-ordered device memory: allocation and free do not block.
 struct FreeScratch {
   int device_id = 0;
   Stream stream = nullptr;
@@ -36,7 +37,7 @@ struct FreeScratch {
 using Scratch = std::unique_ptr<void, FreeScratch>;
 Result<Scratch> allocate_scratch(std::size_t bytes, int device_id, Stream stream);
 
-// The row lengths of a ragged batch, copied to the host. Waits for `stream`.
+// cu_seqlens of a ragged batch, copied to the host. Synchronises `stream`.
 struct HostLengths {
   std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_k;  // [batch + 1]
 };
@@ -46,8 +47,8 @@ Result<HostLengths> read_lengths(const Plan& plan, const AttentionArgs& args, St
 Status softmax_forward(const SoftmaxForwardArgs& args, int device_id, Stream stream);
 Status softmax_backward(const SoftmaxBackwardArgs& args, int device_id, Stream stream);
 
-// Waits for `stream`, then reads and clears the word that kernels set where lengths on the device
-// are out of bounds.
+// Synchronises `stream`, then reads and clears the error word that kernels set if lengths on the
+// device are out of bounds.
 Status check(int device_id, Stream stream);
 
 }  // namespace headrace::cuda

@@ -1,4 +1,4 @@
-// The CUDA kernels for attention, best first; the last one of a list takes every problem.
+// The CUDA kernels for attention in order of preference; the last of a list takes every problem.
 #include "backends/cuda/backend.h"
 #include "backends/cuda/simple/bwd/kernel.h"
 #include "backends/cuda/simple/fwd/kernel.h"

@@ -42,7 +42,7 @@ Status launch_bwd_preprocess(const BwdPreprocessParams& rows, Stream stream) {
                      bwd_preprocess<__nv_bfloat16, true, false>)
           : of_dtype(p, bwd_preprocess<float, false, false>, bwd_preprocess<__half, false, false>,
                      bwd_preprocess<__nv_bfloat16, false, false>);
-  // With the kernel of the bounds, for which it waits before it stores its first row.
+  // PDL: overlaps with kv_abs_max_kernel, and waits for it before the first store.
   return launch_blocks("bwd_preprocess", kernel, rows, stream, is_fixed_point);
 }
 

@@ -12,10 +12,10 @@
 namespace headrace::cuda {
 
 inline constexpr int kPreprocessThreads = 256;
-// A multiprocessor's, so that one's loads are on their way while another waits for its own.
+// CTAs per SM: one CTA's loads are in flight while the other waits for its own.
 inline constexpr int kPreprocessCtas = 2;
 inline constexpr int kDsinksThreads = 512;
-// Lanes that share a row, 16 bytes each at a time: a warp reads 128 bytes of four rows.
+// Lanes that share a row, 16 bytes each per load: a warp reads 128 bytes of each of four rows.
 inline constexpr int kLanesPerRow = 8;
 inline constexpr int kRowStride = kPreprocessThreads / kLanesPerRow;
 inline constexpr int kRowsPerLane = static_cast<int>(kRowPadding) / kRowStride;
@@ -26,7 +26,7 @@ __device__ inline std::int64_t lse_offset(const LseOperand& x, const PaddedBlock
          (block.sequence.row_q + block.first_row + row) * x.stride_q;
 }
 
-// 16 bytes of a row, as words: as elements the compiler would give each 16 bits a register.
+// 16 bytes of a row, as words: with 16-bit elements the compiler would use one register each.
 template <class T>
 struct alignas(16) Chunk {
   static constexpr int kElements = 16 / static_cast<int>(sizeof(T)), kPairs = kElements / 2;
@@ -44,7 +44,7 @@ struct alignas(16) Chunk {
     }
   }
 };
-// kIsWholeChunks: no row ends within a piece, and all are aligned; else zeros behind its end.
+// kIsWholeChunks: rows are whole aligned chunks. Otherwise elements past `dim` are 0.
 template <class T, bool kIsWholeChunks>
 __device__ __forceinline__ Chunk<T> load_chunk(const T* row, std::int64_t dim, int chunk) {
   if constexpr (kIsWholeChunks) {
@@ -61,13 +61,14 @@ __device__ __forceinline__ Chunk<T> load_chunk(const T* row, std::int64_t dim, i
   }
 }
 
-// The largest elements of all keys of a KV head, by a warp: asked for behind the loads of rows, and
-// found after them.
+// max |K| and max |V| over all keys of a KV head, per warp. load() is issued after the loads of the
+// rows, largest() reduces once those have arrived.
 class KvAbsMaxLoader {
  public:
   __device__ __forceinline__ void load(const BwdPreprocessParams& c, const PaddedBlock& block) {
-    // The only wait for the kernel of the bounds. The first part of every sequence is filled, so
-    // some CTA comes here, and who waits for this kernel waited for that one.
+    // The only wait for kv_abs_max_kernel. The first block of every sequence is filled, so at least
+    // one CTA reaches this wait; a kernel that waits for this one therefore also waits for that
+    // one.
     griddep_wait();
     const Problem& p = c.problem;
     const unsigned group =
@@ -78,7 +79,7 @@ class KvAbsMaxLoader {
     if (lane() < num_chunks_) first_ = bounds_[lane()];
   }
   __device__ __forceinline__ KvAbsMax largest() const {
-    // Without signs, words are in the order of floats, and NaN is the largest.
+    // Non-negative floats compare like their bits, and NaN is the largest.
     unsigned k = __float_as_uint(first_.k), v = __float_as_uint(first_.v);
 #pragma unroll 1
     for (int i = lane() + 32; i < num_chunks_; i += 32) {
@@ -96,13 +97,13 @@ class KvAbsMaxLoader {
   KvAbsMax first_{};
 };
 
-// Of a row, or a lane's part of it: rowsum(dout * out), later D, and sum |dout|.
+// Of a row or of a lane's part of it: rowsum(dO * O), and sum |dO|.
 struct RowSums {
   float delta = 0.0f, abs_dout = 0.0f;
 };
 
-// Of kRows rows from `first` on, kRowStride from each other. All rows are asked for before the
-// first is used; `meanwhile` comes between. The order of a sum is always the same.
+// Partial sums of kRows rows, first, first + kRowStride, ... All rows are loaded before the first
+// is used; `meanwhile` runs between the loads and their use. The order of the sums is fixed.
 template <class T, bool kIsWholeChunks, bool kIsFixedPoint, int kRows, class Meanwhile>
 __device__ __forceinline__ void compute_delta(const BwdPreprocessParams& c,
                                               const PaddedBlock& block, int first, int lane,
@@ -140,7 +141,7 @@ __device__ __forceinline__ void compute_delta(const BwdPreprocessParams& c,
     }
   }
 }
-// Each row's sum over the lanes that share it: of row i to lanes i and i + 4.
+// Sums each row over the lanes that share it; lanes i and i + 4 get row i.
 __device__ __forceinline__ float row_sum(const float (&x)[kRowsPerLane], int lane) {
   static_assert(kRowsPerLane == 4 && kLanesPerRow == 8);
   const auto traded = [](float kept, float given, int step) {
@@ -153,19 +154,19 @@ __device__ __forceinline__ float row_sum(const float (&x)[kRowsPerLane], int lan
   return traded(one, one, 4);
 }
 
-// How large the sum of P can be in a row: a sink takes what is left.
+// Upper bound of the sum of P in a row; a sink takes the rest of 1.
 __device__ __forceinline__ float max_p_sum(const BwdPreprocessParams& c, const PaddedBlock& block,
                                            float lse) {
   if (!c.problem.has_sinks) return 1.0f;
   const float sink = c.args.sinks[block.head * c.args.sinks_stride];
-  constexpr float kRoundings = 0x1p-18f;  // of an lse of 1, and of exponentials
+  constexpr float kRoundings = 0x1p-18f;  // rounding errors of an lse of 1 and of the exponentials
   return fminf(1.0f, 1.0f - expf(sink - lse) + kRoundings * (1.0f + fabsf(lse)));
 }
 __device__ __forceinline__ float dq_fixed_point_scale(const BwdPreprocessParams& c,
                                                       const PaddedBlock& block,
                                                       const KvAbsMax& keys, const RowSums& sums,
                                                       float delta, float lse) {
-  // P is rounded, and as far off as a large lse is.
+  // P is rounded, and the rounding error of a large lse scales it.
   const float slack = 1.01f + 0x1p-20f * fabsf(lse);
   const float bound =
       (sums.abs_dout * keys.v + fabsf(delta)) * keys.k * slack * max_p_sum(c, block, lse);
@@ -176,14 +177,14 @@ __device__ __forceinline__ float dq_fixed_point_scale(const BwdPreprocessParams&
                          << 23);
 }
 
-// -inf where there is no row.
+// -inf past the last row.
 __device__ __forceinline__ float load_lse(const BwdPreprocessParams& c, const PaddedBlock& block,
                                           int row) {
   const LseOperand& lse = c.args.lse;
   if (row >= block.num_rows) return -HUGE_VALF;
   return static_cast<const float*>(lse.data)[lse_offset(lse, block, row)];
 }
-// D and the lse of a row, by the lane that has its D.
+// Stores delta and lse of a row, in the lane that has its sums.
 template <bool kIsFixedPoint>
 __device__ __forceinline__ void store_row(const BwdPreprocessParams& c, const PaddedBlock& block,
                                           int row, const KvAbsMax& keys, const RowSums& sums,
@@ -195,11 +196,11 @@ __device__ __forceinline__ void store_row(const BwdPreprocessParams& c, const Pa
     delta -= static_cast<const float*>(dlse.data)[lse_offset(dlse, block, row)];
   const std::int64_t to = padded_offset(c.problem, block.head, block.padded_row) + row;
   c.delta[to] = is_empty ? 0.0f : delta * c.delta_scale;
-  // A finite lse stays finite.
+  // Clamped, so that a finite lse stays finite.
   c.lse[to] = is_empty ? copysignf(HUGE_VALF, c.lse_scale)
                        : fminf(fmaxf(lse * c.lse_scale, -FLT_MAX), FLT_MAX);
   if constexpr (kIsFixedPoint) {
-    const bool has_weight = fabsf(lse) != HUGE_VALF;  // +inf: all of it is the sink's
+    const bool has_weight = fabsf(lse) != HUGE_VALF;  // +inf: the sink takes all of P
     const float scale = has_weight ? dq_fixed_point_scale(c, block, keys, sums, delta, lse) : 1.0f;
     c.dq_scale[dq_scale_index(to)] = static_cast<std::uint16_t>(__float_as_uint(scale) >> 16);
   }
@@ -214,7 +215,7 @@ __device__ __forceinline__ void clear_dq(const BwdPreprocessParams& c, const Pad
     dq[i] = {0.0f, 0.0f, 0.0f, 0.0f};
 }
 
-// kIsFixedPoint: with scales.
+// kIsFixedPoint: also writes dq_scale.
 template <class T, bool kIsWholeChunks, bool kIsFixedPoint>
 __global__ void __launch_bounds__(kPreprocessThreads, kPreprocessCtas)
     bwd_preprocess(const __grid_constant__ BwdPreprocessParams c, std::int64_t num_blocks) {
@@ -254,15 +255,15 @@ __global__ void __launch_bounds__(kPreprocessThreads, kPreprocessCtas)
   }
 }
 
-// 16-bit formats without their signs are in the order of their numbers, and NaN is the largest: of
-// the elements of a piece and `largest`, two at a time.
+// Running maximum of |element|, two 16-bit elements per word. Without sign bits f16 and bf16
+// compare like integers, and NaN is the largest.
 template <class T>
 __device__ __forceinline__ unsigned abs_max(unsigned largest, const Chunk<T>& x) {
 #pragma unroll
   for (const unsigned word : x.words) largest = __vmaxu2(largest, word & 0x7fff7fffu);
   return largest;
 }
-// The largest halves of all threads of a CTA.
+// Maximum over the CTA, as floats.
 template <class T>
 __device__ __forceinline__ KvAbsMax cta_abs_max(unsigned k, unsigned v) {
   constexpr int kWarps = kPreprocessThreads / 32;
@@ -286,7 +287,7 @@ __device__ __forceinline__ KvAbsMax cta_abs_max(unsigned k, unsigned v) {
   return {number(of_warp[0]), number(of_warp[1])};
 }
 
-// A CTA a part: the grid is (num_kv_heads, num_key_chunks, batch).
+// One CTA per chunk of keys: the grid is (num_kv_heads, num_key_chunks, batch).
 template <class T>
 __global__ void __launch_bounds__(kPreprocessThreads)
     kv_abs_max_kernel(const __grid_constant__ BwdPreprocessParams c) {
@@ -304,7 +305,7 @@ __global__ void __launch_bounds__(kPreprocessThreads)
   const T *k = row_of(c.args.k), *v = row_of(c.args.v);
   unsigned largest_k = 0, largest_v = 0;
   for (int chunk = lane; chunk < max(chunks_k, chunks_v); chunk += kLanesPerRow) {
-    // All are asked for before the first is used.
+    // All rows are loaded before the first is used.
     Chunk<T> x[kRowsPerLane]{}, y[kRowsPerLane]{};
 #pragma unroll
     for (int i = 0; i < kRowsPerLane; ++i) {
@@ -324,14 +325,14 @@ __global__ void __launch_bounds__(kPreprocessThreads)
     c.kv_abs_max[(b * p.num_kv_heads + kv_head) * gridDim.y + blockIdx.y] = bound;
 }
 
-// Where four sums of a row begin.
+// Offset of the four sums of a chunk in a block of rows.
 __device__ __forceinline__ std::int64_t dq_accum_offset(const BwdPreprocessParams& c, int row,
                                                         int chunk) {
   if (c.dq_accum_layout == DqAccumLayout::row_major) return row * c.dq_accum_cols + 4 * chunk;
   return row / 8 * 8 * c.dq_accum_cols + chunk / 4 * 128 + row % 8 * 16 + chunk % 4 * 4;
 }
 
-// kCount columns of a row.
+// Stores kCount columns of a row.
 template <int kCount, class T>
 __device__ inline void store_columns(T* to, std::int64_t dim, int column, const float* from,
                                      bool is_aligned) {
@@ -369,7 +370,7 @@ __global__ void __launch_bounds__(kPreprocessThreads)
          i += kPreprocessThreads) {
       const int row = i / chunks, chunk = i % chunks;
       const auto sums = *reinterpret_cast<const float4*>(from + dq_accum_offset(c, row, chunk));
-      // Adding +0 gives an exact zero one sign.
+      // Adding +0 turns -0 into +0.
       const float x[4] = {fmaf(sums.x, scale, 0.0f), fmaf(sums.y, scale, 0.0f),
                           fmaf(sums.z, scale, 0.0f), fmaf(sums.w, scale, 0.0f)};
       T* row_to = to + row * dq.stride_seq;
@@ -384,7 +385,7 @@ __global__ void __launch_bounds__(kPreprocessThreads)
   }
 }
 
-// A CTA a head: a sink is one more score of every row, whose V is zero.
+// One CTA per head. A sink is one more score of every row, with V = 0.
 __global__ void __launch_bounds__(kDsinksThreads)
     dsinks_kernel(const __grid_constant__ BwdPreprocessParams c) {
   __shared__ double partial[kDsinksThreads / 32];
@@ -397,7 +398,7 @@ __global__ void __launch_bounds__(kDsinksThreads)
   const std::int64_t num_rows = isfinite(sink) ? first_padded_row(p, p.batch, p.total_q) : 0;
   double sum = 0;
   for (std::int64_t row = threadIdx.x; row < num_rows; row += kDsinksThreads)
-    // The product is rounded as that of the lse was.
+    // Rounded like the product that made the lse.
     sum -= static_cast<double>(exp2f((__fmul_rn(sink, c.lse_scale) - lse[row]) * to_log2) *
                                (delta[row] * c.delta_scale));
   for (int step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);

@@ -33,7 +33,7 @@ TEST(BwdPreprocess, DenseSequencesFollowEachOtherInPartsOf128) {
   }
 }
 
-// A thread of an accumulator has rows r and r + 8 of 16: it reads both scales as one word.
+// A thread holds rows r and r + 8 of 16 of an accumulator and loads both scales as one word.
 TEST(BwdPreprocess, ScalesOfRowsEightApartAreOneWord) {
   std::vector<bool> is_taken(64);
   for (std::int64_t row = 0; row < 64; ++row) {
@@ -47,7 +47,7 @@ TEST(BwdPreprocess, ScalesOfRowsEightApartAreOneWord) {
   }
 }
 
-// Neither do they overlap, nor does the room between two have more parts than are launched.
+// Sequences do not overlap, and none spans more blocks than are launched.
 TEST(BwdPreprocess, RaggedSequencesHaveRoomOfTheirOwn) {
   const std::vector<std::int64_t> all[] = {
       {0},         {1},           {128},         {0, 0, 0},        {1, 1, 1, 1},
@@ -87,7 +87,7 @@ TEST(BwdPreprocess, PlacesOfPartsAreTheirOwnUpTo2To32) {
       }
 }
 
-// Lengths on the device are clamped to the buffer, and nothing else is known of them.
+// Lengths on the device are clamped to the buffer; nothing else is known about them.
 TEST(BwdPreprocess, AnyRowsWithinTheBufferStayWithinTheWorkspace) {
   const Problem p = ragged_problem({300, 7, 0, 513});
   for (std::int64_t b = 0; b < p.batch; ++b)

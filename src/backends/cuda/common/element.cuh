@@ -1,4 +1,4 @@
-// Elements of the four floating dtypes, read as and rounded from the type that is computed in.
+// Elements of the four floating-point dtypes, converted from and to the compute type.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -29,7 +29,7 @@ __device__ inline float load_real(const __nv_bfloat16* x, std::int64_t idx) {
   return __bfloat162float(x[idx]);
 }
 
-// To nearest, ties to even; NaN stays NaN.
+// Rounds to nearest, ties to even; NaN stays NaN.
 __device__ inline void store_real(float* x, std::int64_t idx, float value) { x[idx] = value; }
 __device__ inline void store_real(double* x, std::int64_t idx, double value) { x[idx] = value; }
 __device__ inline void store_real(__half* x, std::int64_t idx, float value) {

@@ -1,4 +1,4 @@
-// Where a sequence lies, read on the device: whatever cu_seqlens hold, it stays within the buffers.
+// Rows of a sequence, from cu_seqlens on the device. Bad values are clamped to the buffers.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,8 @@ namespace headrace::cuda {
 __device__ inline void report_length_error(std::uint32_t* error_word, LengthError kind,
                                            std::int64_t batch_idx) {
   const std::uint32_t entry = static_cast<std::uint32_t>(batch_idx) & 0x3fffffffu;
-  atomicCAS(error_word, 0u, static_cast<std::uint32_t>(kind) << 30 | entry);  // the first one stays
+  atomicCAS(error_word, 0u,
+            static_cast<std::uint32_t>(kind) << 30 | entry);  // the first error stays
 }
 
 struct RowRange {
@@ -30,8 +31,8 @@ __device__ inline RowRange rows_of_sequence(const std::int32_t* cu_seqlens, std:
   return {first, last - first, is_valid};
 }
 
-// `reports`: one thread of the grid for each sequence; it sets the error word where a rule is
-// broken.
+// `reports`: set in one thread per sequence of the grid; that thread sets the error word if a rule
+// is broken.
 __device__ inline Sequence device_sequence(const Problem& p, const Ragged& ragged,
                                            std::int64_t batch_idx, bool reports,
                                            std::uint32_t* error_word) {

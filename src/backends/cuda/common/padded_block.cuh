@@ -1,4 +1,4 @@
-// The rows of a backward in parts of 128, as bwd_preprocess.h lays them out, on the device.
+// Blocks of 128 padded rows (bwd_preprocess.h) on the device.
 #pragma once
 
 #include "backends/cuda/common/bwd_preprocess.h"
@@ -6,14 +6,14 @@
 
 namespace headrace::cuda {
 
-// 128 rows of a head of a sequence, or what lies between them and the next sequence.
+// 128 rows of one head of one sequence, or padding between that sequence and the next.
 struct PaddedBlock {
   Sequence sequence;
   std::int64_t batch_idx, head;
-  std::int64_t first_row;   // of the sequence
-  std::int64_t padded_row;  // of the part
-  int num_rows;             // that exist, up to 128; may be negative
-  bool is_filled;           // false: the part lies behind the sequence's room
+  std::int64_t first_row;   // index in the sequence
+  std::int64_t padded_row;  // index of the first row in the padded layout
+  int num_rows;             // valid rows, up to 128; may be negative
+  bool is_filled;           // false: past the rows that the sequence owns
 };
 
 __device__ inline PaddedBlock padded_block(const BwdPreprocessParams& c, std::int64_t block_idx,

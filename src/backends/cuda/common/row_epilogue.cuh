@@ -1,4 +1,4 @@
-// The end of a row's softmax: sink, dropout's factor, lse.
+// Epilogue of a row's softmax: normalisation, sink, dropout's scale, lse.
 #pragma once
 
 #include "backends/cuda/common/constants.h"
@@ -7,21 +7,21 @@
 namespace headrace::cuda {
 
 struct RowEpilogue {
-  float factor;  // for the sum of P V
+  float factor;  // O = factor * sum of P V
   float lse;
 };
 
-// 1 / x to a unit in the last place, and without the branch for what overflows.
+// 1 / x within 1 ulp, without a branch for overflow.
 __device__ __forceinline__ float rcp_approx(float x) {
   float y;
   asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// `sum` is the sum of 2^(log2(e) s - reference) over the keys, before dropout. No visible key, or
-// scores of -inf alone: the row is empty and stays so beside a sink. A bias near the least float
-// overflows `reference`: the lse is then `max_score`, the largest s, which log(sum) does not
-// change.
+// `sum` is the sum of 2^(log2(e) s - reference) over the keys, before dropout. A row without a
+// visible key, or with scores of -inf only, is empty: O = 0 and lse = -inf, also with a sink. A
+// bias near -FLT_MAX overflows `reference`: the lse is then `max_score`, the largest s, which
+// log(sum) does not change.
 __device__ inline RowEpilogue row_epilogue(const Problem& p, const AttentionArgs& args,
                                            const ScoreParams& score_params, std::int64_t head,
                                            float reference, float sum, float max_score) {

@@ -1,4 +1,4 @@
-// Numbers of a problem that the device needs as floats.
+// Parameters of the scores as floats.
 #pragma once
 
 #include "core/philox.h"
@@ -6,12 +6,12 @@
 
 namespace headrace::cuda {
 
-// Made on the host: the device has no fast doubles.
+// Computed on the host, because doubles are slow on the device.
 struct ScoreParams {
   float scale;
   float softcap, scale_over_softcap;  // 0: none; scale / softcap
-  float keep_factor;                  // of dropout: for what stays
-  std::uint32_t keep_threshold;       // 65536: nothing is dropped
+  float keep_factor;                  // dropout: 1 / keep probability
+  std::uint32_t keep_threshold;       // 65536: no dropout
 };
 inline ScoreParams make_score_params(const Problem& p) {
   const std::uint32_t threshold = has_dropout(p) ? dropout_keep_threshold(p.dropout_p) : 65536u;

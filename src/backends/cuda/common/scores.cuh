@@ -1,10 +1,10 @@
-// What a score needs beside scale, causal mask and window, on accumulator fragments: softcap,
-// ALiBi, bias, bool mask, tree mask, and dropout of the probabilities. The fragments are those of
-// mma.sync and of a warp's 16 rows of wgmma: with g = lane / 4 and t = lane % 4, s[j][0] and
-// s[j][1] are columns 8 j + 2 t and the next of row g, s[j][2] and s[j][3] those of row g + 8.
+// General scores: softcap, ALiBi, bias, bool mask, tree mask and dropout, on accumulator fragments.
+// Scale, causal mask, window and sink are plain. The fragments are those of mma.sync and of a
+// warp's 16 rows of wgmma: with g = lane / 4 and t = lane % 4, s[j][0] and s[j][1] are columns 8 j
+// + 2 t and 8 j + 2 t + 1 of row g, s[j][2] and s[j][3] the same columns of row g + 8.
 //
-// Branches on the features are outside of the loops over elements. Nothing here depends on which
-// tile of rows a row is in, so its bits do not either.
+// Feature branches are outside the loops over elements. Nothing depends on the row tile, so the
+// bits of a row do not depend on it.
 #pragma once
 
 #include "backends/cuda/common/element.cuh"
@@ -14,12 +14,12 @@
 
 namespace headrace::cuda {
 
-// A row of a tile, as far as its scores depend on it: 40 bytes, for registers or shared memory.
-// Rows that do not exist take those of one that does.
+// Per-row inputs of the scores: 40 bytes, for registers or shared memory. Rows past the end take
+// the values of a valid row.
 struct ScoreRow {
   std::int64_t q_idx;
-  std::int64_t bias, mask;  // offset of key 0, in elements
-  std::int64_t tree;        // offset of the first word
+  std::int64_t bias, mask;  // element offset of key 0
+  std::int64_t tree;        // offset of the row's first word
   float alibi_slope;
   std::uint32_t batch_head;  // batch_idx * num_heads + head
 };
@@ -32,7 +32,8 @@ __device__ inline std::int64_t score_row_offset(const ScoreOperand& x, std::int6
 __device__ inline ScoreRow make_score_row(const Problem& p, const AttentionArgs& args,
                                           const Sequence& sequence, std::int64_t batch_idx,
                                           std::int64_t head, std::int64_t q_idx) {
-  const std::int64_t row = sequence.row_q + q_idx;  // ragged: bias and mask count packed rows
+  const std::int64_t row =
+      sequence.row_q + q_idx;  // ragged: bias and mask are indexed by packed rows
   ScoreRow x;
   x.q_idx = q_idx;
   x.bias = score_row_offset(args.bias, batch_idx, head, row);
@@ -46,8 +47,8 @@ __device__ inline ScoreRow make_score_row(const Problem& p, const AttentionArgs&
   return x;
 }
 
-// The columns of a thread: its first key, and how many keys exist from there on. What lies behind
-// them is not read; the scores there are whatever they were.
+// A thread's columns: its first key and the number of keys from there to the end. Keys past the end
+// are not read and their scores are unchanged.
 struct ScoreColumns {
   std::int64_t key;
   int count;
@@ -58,8 +59,8 @@ __device__ __forceinline__ ScoreColumns score_columns(std::int64_t first_key, in
   return {key, static_cast<int>(min(seqlen_k - key, std::int64_t{1} << 30))};
 }
 
-// tanh within 3 units in the last place: a polynomial (our own fit, relative error 3e-9) below
-// kTanhPolyMax, from there 1 - 2 / (exp(2 x) + 1) with the fast exponential and quotient.
+// tanh within 3 ulp: below kTanhPolyMax a polynomial (own fit, relative error 3e-9), above it
+// 1 - 2 / (exp(2 x) + 1) with the fast exponential and division.
 inline constexpr float kTanhPolyMax = 0.6f;
 __device__ __forceinline__ float tanh_poly(float x) {
   const float square = x * x;
@@ -74,8 +75,8 @@ __device__ __forceinline__ float tanh_exp(float x) {
   return copysignf(size, x);
 }
 
-// softcap * tanh(scale * x / softcap). Most data is far below the cap: where no score of the warp
-// comes near it, the way for large ones is not taken. Which way a score takes depends on itself.
+// softcap * tanh(scale * x / softcap). Most scores are far below the cap: if all scores of the warp
+// are small, the warp skips the exponential. Which formula a score gets depends on its value alone.
 template <int kHalf, int kBlocks>
 __device__ __forceinline__ void apply_softcap(const ScoreParams& score_params,
                                               float (&s)[kBlocks][4]) {
@@ -110,7 +111,7 @@ __device__ __forceinline__ void apply_softcap(const ScoreParams& score_params,
   }
 }
 
-// Two neighbours at once.
+// Two adjacent elements.
 __device__ inline float2 load_pair(const float* x) { return *reinterpret_cast<const float2*>(x); }
 __device__ inline float2 load_pair(const __half* x) {
   return __half22float2(*reinterpret_cast<const __half2*>(x));
@@ -171,7 +172,8 @@ __device__ __forceinline__ void apply_mask(const std::uint8_t* keep, std::int64_
   }
 }
 
-// Bit (key - (seqlen_k - seqlen_q)) of the query's words; earlier keys are visible.
+// Key j is visible if bit j - (seqlen_k - seqlen_q) of the query's words is set, or if j is
+// smaller.
 template <int kHalf, int kBlocks>
 __device__ __forceinline__ void apply_tree_mask(const std::uint32_t* words, std::int64_t first_bit,
                                                 int count, float (&s)[kBlocks][4]) {
@@ -186,7 +188,7 @@ __device__ __forceinline__ void apply_tree_mask(const std::uint32_t* words, std:
   }
 }
 
-// Softcap and ALiBi. Returns the factor that the scores still lack: the scale, or 1.
+// Softcap and ALiBi. Returns the scale that is still to be applied: softmax_scale or 1.
 template <int kHalf, int kBlocks>
 __device__ __forceinline__ float apply_softcap_and_alibi(const Problem& p,
                                                          const ScoreParams& score_params,
@@ -222,7 +224,7 @@ __device__ __forceinline__ void scale_scores(float scale, float (&s)[kBlocks][4]
   }
 }
 
-// T: dtype of q, which a bias has unless it is float. Returns the factor that is still lacking.
+// A bias is float or T, the dtype of q. Returns the scale that is still to be applied.
 template <class T, int kHalf, int kBlocks>
 __device__ __forceinline__ float apply_bias(const ScoreOperand& bias, const ScoreRow& row,
                                             ScoreColumns columns, float scale,
@@ -252,7 +254,7 @@ __device__ __forceinline__ void apply_masks(const Problem& p, const AttentionArg
                            columns.key - (sequence.seqlen_k - sequence.seqlen_q), columns.count, s);
 }
 
-// Products q.k become scores in natural units: scale, softcap, ALiBi, bias, masks.
+// Turns q.k into scores in natural units: scale, softcap, ALiBi, bias, masks.
 template <class T, int kHalf, int kBlocks>
 __device__ __forceinline__ void apply_score_mods(const Problem& p, const AttentionArgs& args,
                                                  const ScoreParams& score_params,
@@ -264,8 +266,8 @@ __device__ __forceinline__ void apply_score_mods(const Problem& p, const Attenti
   apply_masks<kHalf>(p, args, sequence, row, columns, s);
 }
 
-// Zeroes dropped probabilities. `first_key` is the tile's, a multiple of 16; the factor for what
-// stays is the finished row's business.
+// Zeroes dropped probabilities. `first_key` is that of the tile, a multiple of 16. The scale of the
+// kept ones is applied in the row epilogue.
 template <int kHalf, int kBlocks>
 __device__ __forceinline__ void apply_dropout(const AttentionArgs& args,
                                               const ScoreParams& score_params, const ScoreRow& row,
@@ -275,7 +277,7 @@ __device__ __forceinline__ void apply_dropout(const AttentionArgs& args,
                           .offset = args.dropout_offset,
                           .batch_head = row.batch_head,
                           .query = static_cast<std::uint32_t>(row.q_idx)};
-  const bool begins_at_16 = first_key % 32 != 0;  // never in tiles of multiples of 32 keys
+  const bool begins_at_16 = first_key % 32 != 0;  // never if the tile has a multiple of 32 keys
   PhiloxWords words;
 #pragma unroll
   for (int j = 0; j < kBlocks; ++j) {

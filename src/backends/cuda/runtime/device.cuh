@@ -1,4 +1,4 @@
-// The device that calls of this thread go to.
+// The current device of a thread.
 #pragma once
 
 #include <cuda.h>
@@ -10,7 +10,7 @@ namespace headrace::cuda {
 
 inline constexpr int kMaxDevices = 64;
 
-// Makes a device current for a scope. A context that the caller made on that device stays.
+// Makes a device current for a scope. If a context of that device is current already, it is kept.
 class DeviceScope {
  public:
   explicit DeviceScope(int device_id);

@@ -10,7 +10,7 @@ struct Found {
   Status failure;
 };
 
-// `version`: the CUDA version whose signature is meant.
+// `version`: the CUDA version of the signature.
 template <class Function>
 Status find(const char* name, unsigned version, bool is_required, Function*& function) {
   void* address = nullptr;

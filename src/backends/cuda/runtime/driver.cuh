@@ -1,5 +1,4 @@
-// Functions of the driver, found at run time: the library is not linked with libcuda and loads
-// where there is none.
+// Driver functions, looked up at run time: the library does not link libcuda and loads without it.
 #pragma once
 
 #include <cuda.h>
@@ -16,7 +15,7 @@ struct Driver {
   decltype(&cuTensorMapReplaceAddress) tensor_map_replace_address = nullptr;  // null before 12.0
 };
 
-// Found once a process; fails where there is no driver.
+// Looked up once per process; fails without a driver.
 Result<const Driver*> driver();
 
 }  // namespace headrace::cuda

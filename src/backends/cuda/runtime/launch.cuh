@@ -1,5 +1,4 @@
-// Kernel launches: shape, cluster and programmatic dependent launch in one place, and errors that
-// say what was launched.
+// Kernel launches with cluster and programmatic dependent launch, and errors that name the launch.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,10 +11,10 @@
 namespace headrace::cuda {
 
 struct LaunchShape {
-  const char* name;  // for errors: "cuda_simple<bf16>"
+  const char* name;  // in errors: "cuda_simple<bf16>"
   dim3 grid, block;
-  unsigned smem_bytes = 0;  // dynamic; above 48 KiB allow_smem() comes first
-  unsigned cluster = 1;     // CTAs along x
+  unsigned smem_bytes = 0;  // dynamic; above 48 KiB call allow_smem() first
+  unsigned cluster = 1;     // CTAs of a cluster, along x
   bool use_pdl = false;     // may start while the kernel before it on the stream ends (PDL); it
                             // then waits by itself with griddepcontrol.wait
 };
@@ -52,8 +51,8 @@ Status launch(const LaunchShape& shape, cudaStream_t stream, void (*kernel)(Para
   return cuda_failure(error, shape_text(shape));
 }
 
-// The devices on which a kernel may have dynamic shared memory above 48 KiB: the driver is asked
-// once for each, not at every launch. A static one for each kernel.
+// Devices on which a kernel has been allowed more than 48 KiB of dynamic shared memory. One static
+// object per kernel, so that the driver is called once per device and not at every launch.
 struct AllowedSmem {
   std::atomic<std::uint64_t> devices{0};  // bit i: cuda:i
 };

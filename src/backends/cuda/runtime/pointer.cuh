@@ -1,4 +1,4 @@
-// Whether a pointer that a caller handed in can be used on a device.
+// Whether a device can access a pointer of the caller.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,8 +7,8 @@
 
 namespace headrace::cuda {
 
-// Device memory of this device, managed memory, and pinned host memory (slow, but it works). Null
-// is fine. `name`: of the argument, for the error.
+// Accepts memory of this device, managed memory, pinned host memory (slow) and null. `name`: the
+// argument's name in the error.
 Status check_pointer(const char* name, const void* data, int device_id);
 
 }  // namespace headrace::cuda

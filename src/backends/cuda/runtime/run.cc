@@ -1,4 +1,4 @@
-// One call on a device: is it the plan's device, are these its pointers, launch.
+// A call on a device: checks device and pointers, launches.
 #include <cuda_runtime_api.h>
 
 #include "backends/cuda/backend.h"
@@ -38,7 +38,7 @@ Status check_pointers(const AttentionArgs& args, Workspace workspace, int device
   return std::nullopt;
 }
 
-// A plan may be made for a device that is not there; it runs on one of its kind.
+// A plan may be made for a device that is absent; it runs on a device of the same architecture.
 Status check_plan(const Plan& plan) {
   const int device_id = plan.device.device_id;
   Result<DeviceInfo> device = device_info(device_id);

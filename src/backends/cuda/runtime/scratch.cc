@@ -1,4 +1,4 @@
-// Memory of one call, for callers who bring none.
+// Workspace of one call, for callers that pass none.
 #include <cuda_runtime_api.h>
 
 #include "backends/cuda/backend.h"
@@ -8,7 +8,7 @@
 namespace headrace::cuda {
 
 void FreeScratch::operator()(void* data) const {
-  const DeviceScope scope(device_id);  // NULL is the default stream of the current device
+  const DeviceScope scope(device_id);  // a null stream is the default stream of the current device
   (void)cudaFreeAsync(data, static_cast<cudaStream_t>(stream));
 }
 

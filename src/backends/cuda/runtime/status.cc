@@ -3,7 +3,7 @@
 namespace headrace::cuda {
 namespace {
 
-// After these every call of the process on that device fails.
+// After these errors every later call of the process on that device fails.
 bool is_sticky(cudaError_t error) {
   switch (error) {
     case cudaErrorIllegalAddress:

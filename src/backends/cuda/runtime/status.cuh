@@ -1,4 +1,4 @@
-// CUDA's errors as ours: its name for them, what was being done, with which values.
+// CUDA errors as Status: CUDA's name for the error, the operation and its values.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,7 +8,7 @@
 namespace headrace::cuda {
 
 // `doing`: "launching cuda_simple<bf16> with grid 132, block 128". Clears the thread's last CUDA
-// error, so that the next call starts clean; where the context itself is lost, the text says so.
+// error, so that the next call does not see it. If the context is lost, the text says so.
 Failure cuda_failure(cudaError_t error, const std::string& doing);
 
 template <class... Args>
