@@ -139,11 +139,11 @@ class Forward {
     const std::int64_t offset =
         row_offset(args_.q, work().batch_idx, work().sequence.row_q + mine.q_idx, head_of(mine));
     const int num_rows = work().num_rows - warp() * kWarpRows;
-    const u32 tile = smem(kSmem.q) + static_cast<u32>(warp() * kWarpRows * kRowBytes);
+    const u32 q_tile = smem(kSmem.q) + static_cast<u32>(warp() * kWarpRows * kRowBytes);
     // body(where a piece goes, where it lies, how many of its elements exist)
     const auto for_chunk = [&](int round, auto body) {
       const int i = 32 * round + lane(), row = i / kChunks, chunk = i % kChunks;
-      body(tile + static_cast<u32>(row * kRowBytes + (chunk ^ SwizzleRows::of(row)) * 16),
+      body(q_tile + static_cast<u32>(row * kRowBytes + (chunk ^ SwizzleRows::of(row)) * 16),
            static_cast<const T*>(args_.q.data) + __shfl_sync(kFullMask, offset, row) +
                chunk * Copy::kElements,
            row < num_rows ? Copy::count_of(p_.head_dim, chunk) : 0);
@@ -162,35 +162,35 @@ class Forward {
     cp_async_commit_group();
   }
   __device__ __forceinline__ void load_q_fragments(int step, u32 (&q)[kRowBlocks][4]) const {
-    const u32 tile = smem(kSmem.q) + static_cast<u32>(warp() * kWarpRows * kRowBytes);
-    const u32 at = advance_swizzled(ldmatrix_address_rows_first<kRowBytes>(tile, lane()), step);
+    const u32 q_tile = smem(kSmem.q) + static_cast<u32>(warp() * kWarpRows * kRowBytes);
+    const u32 at = advance_swizzled(ldmatrix_address_rows_first<kRowBytes>(q_tile, lane()), step);
 #pragma unroll
     for (int b = 0; b < kRowBlocks; ++b)
       ldmatrix_x4(q[b], at + static_cast<u32>(16 * b * kRowBytes));
   }
 
-  static __device__ __forceinline__ int first_key_of(int tile) {
-    return (k_blocks().first_block + tile) * kKeys;
+  static __device__ __forceinline__ int first_key_of(int k_block) {
+    return (k_blocks().first_block + k_block) * kKeys;
   }
-  __device__ __forceinline__ u32 stage_of(int tile) const {
-    return static_cast<u32>(tile % kTile.stages * kSmem.tile_bytes);
+  __device__ __forceinline__ u32 stage_of(int k_block) const {
+    return static_cast<u32>(k_block % kTile.stages * kSmem.tile_bytes);
   }
   template <class Swizzle>
   __device__ __forceinline__ void load_kv(const Operand& x, std::int64_t offset, std::int64_t dim,
-                                          bool is_even, int to, int tile) const {
-    const int first_key = first_key_of(tile);
+                                          bool is_even, int to, int k_block) const {
+    const int first_key = first_key_of(k_block);
     const T* from = static_cast<const T*>(x.data) + offset +
                     (first_key + Copy::first()) * x.stride_seq + Copy::chunk() * Copy::kElements;
-    load_tile<T, kDim, kKeys, kThreads, Swizzle>(smem(to) + stage_of(tile), from, x.stride_seq, dim,
-                                                 min(work().seqlen_k - first_key, kKeys),
+    load_tile<T, kDim, kKeys, kThreads, Swizzle>(smem(to) + stage_of(k_block), from, x.stride_seq,
+                                                 dim, min(work().seqlen_k - first_key, kKeys),
                                                  c_.is_aligned, is_even);
   }
-  __device__ __forceinline__ void load_k(int tile) const {
-    load_kv<SwizzleRows>(args_.k, work().k_offset, p_.head_dim, c_.is_even_k, kSmem.k, tile);
+  __device__ __forceinline__ void load_k(int k_block) const {
+    load_kv<SwizzleRows>(args_.k, work().k_offset, p_.head_dim, c_.is_even_k, kSmem.k, k_block);
   }
-  __device__ __forceinline__ void load_v(int tile) const {
+  __device__ __forceinline__ void load_v(int k_block) const {
     load_kv<typename Mma::SwizzleV>(args_.v, work().v_offset, p_.head_dim_v, c_.is_even_v, kSmem.v,
-                                    tile);
+                                    k_block);
   }
   __device__ void clear_pad_columns() const {
     constexpr int kAllKeys = kKeys * kTile.stages;
@@ -210,8 +210,8 @@ class Forward {
       max_[b][0] = max_[b][1] = -HUGE_VALF;
       sum_[b][0] = sum_[b][1] = 0.0f;
     }
-    const int num_tiles = k_blocks().num_blocks;
-    if (num_tiles == 0) return;
+    const int num_blocks = k_blocks().num_blocks;
+    if (num_blocks == 0) return;
     load_q_tile();
     load_k(0);
     if constexpr (kTile.stages == 2) load_v(0);
@@ -223,45 +223,45 @@ class Forward {
       for (int step = 0; step < kMmaSteps; ++step) load_q_fragments(step, q_[step]);
     }
 #pragma unroll 1
-    for (int tile = 0; tile < num_tiles; ++tile) {
+    for (int k_block = 0; k_block < num_blocks; ++k_block) {
       float s[kRowBlocks][kKeyBlocks][4];
       cp_async_wait_group<0>();
       __syncthreads();
       const KBlocks mine = k_blocks();
       // The votes tell the compiler that the warp agrees.
       const bool is_visible =
-          __any_sync(kFullMask, tile >= mine.visible_begin && tile < mine.visible_end);
+          __any_sync(kFullMask, k_block >= mine.visible_begin && k_block < mine.visible_end);
       const bool is_unmasked =
-          __any_sync(kFullMask, tile >= mine.unmasked_begin && tile < mine.unmasked_end);
+          __any_sync(kFullMask, k_block >= mine.unmasked_begin && k_block < mine.unmasked_end);
       if constexpr (kTile.stages == 2) {
-        if (tile + 1 < num_tiles) {
-          load_k(tile + 1);
-          load_v(tile + 1);
+        if (k_block + 1 < num_blocks) {
+          load_k(k_block + 1);
+          load_v(k_block + 1);
         }
         cp_async_commit_group();
         if (is_visible) {
-          compute_scores(tile, s);
-          online_softmax(tile, is_unmasked, s);
+          compute_scores(k_block, s);
+          online_softmax(k_block, is_unmasked, s);
         }
       } else {
-        load_v(tile);
+        load_v(k_block);
         cp_async_commit_group();
-        if (is_visible) compute_scores(tile, s);
+        if (is_visible) compute_scores(k_block, s);
         cp_async_wait_group<0>();
         __syncthreads();
-        if (tile + 1 < num_tiles) load_k(tile + 1);
+        if (k_block + 1 < num_blocks) load_k(k_block + 1);
         cp_async_commit_group();
-        if (is_visible) online_softmax(tile, is_unmasked, s);
+        if (is_visible) online_softmax(k_block, is_unmasked, s);
       }
       if (is_visible)
-        Mma::pv(smem(kSmem.v) + stage_of(tile), lane(), is_recompute_ ? kRecomputeVScale : 1.0f, s,
-                o_);
+        Mma::pv(smem(kSmem.v) + stage_of(k_block), lane(), is_recompute_ ? kRecomputeVScale : 1.0f,
+                s, o_);
     }
   }
 
-  __device__ __forceinline__ void compute_scores(int tile,
+  __device__ __forceinline__ void compute_scores(int k_block,
                                                  float (&s)[kRowBlocks][kKeyBlocks][4]) const {
-    const u32 k_tile = smem(kSmem.k) + stage_of(tile);
+    const u32 k_tile = smem(kSmem.k) + stage_of(k_block);
 #pragma unroll
     for (int b = 0; b < kRowBlocks; ++b)
 #pragma unroll
@@ -285,9 +285,9 @@ class Forward {
   }
 
   // Scores become probabilities; maximum, sum and O follow.
-  __device__ __forceinline__ void online_softmax(int tile, bool is_unmasked,
+  __device__ __forceinline__ void online_softmax(int k_block, bool is_unmasked,
                                                  float (&s)[kRowBlocks][kKeyBlocks][4]) {
-    const int first_key = first_key_of(tile);
+    const int first_key = first_key_of(k_block);
     if constexpr (kIsGeneral) apply_mods(first_key, s);
     if (!is_unmasked) mask_keys(first_key, s);
     float factor[kRowBlocks][2], row_max_ref[kRowBlocks][2];
