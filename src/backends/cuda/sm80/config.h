@@ -1,5 +1,5 @@
-// What forward and backward of sm80/ share: head dims, general scores, the order of work. Plain
-// arithmetic, testable without a GPU.
+// Shared by fwd/ and bwd/: head dims, general scores, work order. Host arithmetic, tested without a
+// GPU.
 #pragma once
 
 #include <cstddef>
@@ -14,6 +14,7 @@ namespace headrace::cuda::sm80 {
 inline constexpr int kHeadDims[] = {64, 128, 256};
 inline constexpr int kMaxHeadDim = 256;
 
+// The smallest compiled head dim that holds both; 0: none.
 constexpr int head_dim_bucket(const Problem& p) {
   const std::int64_t dim = p.head_dim > p.head_dim_v ? p.head_dim : p.head_dim_v;
   for (const int bucket : kHeadDims)
@@ -21,27 +22,27 @@ constexpr int head_dim_bucket(const Problem& p) {
   return 0;
 }
 
-// "Plain" scores are scale, causal mask, window and sinks.
+// Plain scores: scale, causal mask, window, sinks. Everything else is general.
 constexpr bool needs_general_scores(const Problem& p) {
   return has_general_scores(p) || !(p.softmax_scale > 0);
 }
 
-// Of products of floats, in units of 2^-24: each of two factors loses up to 2^-23, and the product
-// of their low parts, up to 2^-22, is left out.
+// Relative error of a 3xTF32 product in units of 2^-24: splitting loses up to 2^-23 of each factor,
+// and the product of the low parts, up to 2^-22, is omitted.
 inline constexpr int k3xTf32ProductError = 8;
 
 inline constexpr int kScoreRowBytes = 40;  // of a ScoreRow
 
-// A unit is what one CTA computes at a time: a tile, or a split, of one (batch entry, KV head).
-// Units are taken head after head, which is best for the L2 cache. Where they differ in length the
-// longest of a head come first, and the last heads, as many as run at once, are taken together, the
-// longest unit of each, then the second of each: a launch would end with long units otherwise,
-// beside multiprocessors without work.
+// A work tile is what one CTA computes at a time: a tile or a split of one (batch entry, KV head).
+// Work tiles run head by head, for L2 reuse. With a triangular mask they differ in length: the
+// longest of a head come first. The last heads, as many as fill the GPU once, are interleaved: the
+// longest work tile of each, then the second of each. Otherwise a launch would end with long work
+// tiles on some SMs and none on the others.
 struct WorkOrder {
   std::int64_t tiles_per_head, num_heads, last_heads;
   constexpr std::int64_t num_tiles() const { return tiles_per_head * num_heads; }
 };
-// `num_slots`: the CTAs that run at once; 0: nobody knows.
+// `num_slots`: CTAs resident at once; 0: unknown.
 constexpr WorkOrder work_order(const Problem& p, std::int64_t tiles_per_head,
                                std::int64_t num_slots) {
   const std::int64_t num_heads = p.batch * p.num_kv_heads;
@@ -50,7 +51,7 @@ constexpr WorkOrder work_order(const Problem& p, std::int64_t tiles_per_head,
   return {tiles_per_head, num_heads, last < num_heads ? last : num_heads};
 }
 
-// Most numbers are small, and long division is slow.
+// a / b, in 32 bits where possible: 64-bit division is slow.
 constexpr std::int64_t quotient(std::int64_t a, std::int64_t b) {
   const auto x = static_cast<std::uint64_t>(a), y = static_cast<std::uint64_t>(b);
   if (((x | y) >> 32) == 0) return static_cast<std::uint32_t>(x) / static_cast<std::uint32_t>(y);
@@ -59,7 +60,7 @@ constexpr std::int64_t quotient(std::int64_t a, std::int64_t b) {
 
 struct WorkCoord {
   std::int64_t head_idx;
-  int idx;  // in the head
+  int idx;  // work tile of the head
 };
 constexpr WorkCoord work_coord(const WorkOrder& order, std::int64_t work_idx) {
   const std::int64_t first_last = order.num_heads - order.last_heads;

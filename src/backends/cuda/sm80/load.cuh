@@ -1,8 +1,8 @@
-// Rows of Q, K and V on their way into shared memory.
+// Loads of rows of Q, K, V and dO into shared memory.
 //
-// A row is `dim` elements, filled up with zeros to the tile's. Its pieces of 16 bytes are swizzled:
-// piece c of row r lies at c ^ swizzle(r), so that the eight rows (or the four pairs of rows) that
-// a warp reads at once lie in different banks.
+// A row has `dim` elements, zero-padded to the head dim of the tile. Its 16-byte chunks are
+// swizzled: chunk c of row r lies at c ^ swizzle(r), so that the eight rows (or four pairs of rows)
+// that a warp reads at once are in different banks.
 #pragma once
 
 #include "backends/cuda/device/cp_async.cuh"
@@ -13,13 +13,13 @@ namespace headrace::cuda::sm80 {
 struct SwizzleRows {
   static __device__ __forceinline__ int of(int row) { return row & 7; }
 };
-// For V in float, of which a warp reads 32 bytes of rows 0, 2, 4 and 6, or 1, 3, 5 and 7.
+// For V in float: a warp reads 32 bytes of rows 0, 2, 4 and 6, or 1, 3, 5 and 7.
 struct SwizzlePairs {
   static __device__ __forceinline__ int of(int row) { return (row >> 1 & 3) * 2; }
 };
 
-// 16 bytes, element by element where addresses are not multiples of 16: `count` elements, then
-// zeros.
+// Copies a chunk element by element, for addresses that are not aligned to 16 bytes: `count`
+// elements, then zeros.
 template <class T>
 __device__ __forceinline__ void copy_chunk(u32 to, const T* from, int count) {
   constexpr int kElements = 16 / sizeof(T);
@@ -36,8 +36,8 @@ __device__ __forceinline__ void copy_chunk(u32 to, const T* from, int count) {
   }
 }
 
-// Which pieces of a tile of rows of kDim elements a thread copies: piece `piece` of rows first,
-// first + kStep, ...
+// Partition of a tile of rows of kDim elements among kThreads: a thread copies chunk chunk() of
+// rows first(), first() + kStep, ...
 template <class T, int kDim, int kThreads>
 struct CopyPartition {
   static constexpr int kRowBytes = kDim * static_cast<int>(sizeof(T)), kChunks = kRowBytes / 16;
@@ -45,7 +45,7 @@ struct CopyPartition {
   static_assert(kThreads % kChunks == 0);
   static __device__ __forceinline__ int chunk() { return static_cast<int>(threadIdx.x) % kChunks; }
   static __device__ __forceinline__ int first() { return static_cast<int>(threadIdx.x) / kChunks; }
-  // Elements of a piece that exist in rows of `dim`.
+  // Valid elements of a chunk in rows of `dim`.
   static __device__ __forceinline__ int count_of(std::int64_t dim, int chunk) {
     return min(max(static_cast<int>(dim) - chunk * kElements, 0), kElements);
   }
@@ -56,7 +56,7 @@ struct CopyPartition {
   }
 };
 
-// One piece; zeros where the row does not exist.
+// One chunk; zeros if the row does not exist.
 template <class T>
 __device__ __forceinline__ void load_chunk(u32 to, const T* from, int count, bool exists,
                                            bool is_aligned) {
@@ -67,9 +67,9 @@ __device__ __forceinline__ void load_chunk(u32 to, const T* from, int count, boo
   }
 }
 
-// kRows rows, `stride` apart, of which num_rows exist; `from` is the thread's piece of its first
-// row. In a hurry where all rows exist and pieces are whole or beyond the row (`is_even`); the
-// latter were cleared once.
+// Loads kRows rows, `stride` apart, of which num_rows exist. `from` points to the thread's chunk of
+// its first row. Fast path: all rows exist and every chunk is whole or past the row (`is_even`);
+// clear_chunks() has zeroed the latter once.
 template <class T, int kDim, int kRows, int kThreads, class Swizzle>
 __device__ __forceinline__ void load_tile(u32 to, const T* from, std::int64_t stride,
                                           std::int64_t dim, int num_rows, bool is_aligned,
@@ -90,7 +90,7 @@ __device__ __forceinline__ void load_tile(u32 to, const T* from, std::int64_t st
     load_chunk(to + Copy::template offset<Swizzle>(row), from, count, row < num_rows, is_aligned);
 }
 
-// Zeros for the pieces that load_tile() leaves out.
+// Zeroes the chunks past the row, which the fast path of load_tile() skips.
 template <class T, int kDim, int kRows, int kThreads, class Swizzle>
 __device__ inline void clear_chunks(u32 to, std::int64_t dim) {
   using Copy = CopyPartition<T, kDim, kThreads>;

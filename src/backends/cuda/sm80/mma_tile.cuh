@@ -1,8 +1,7 @@
-// The two products of a tile on mma.sync, from fragments in registers and operands in shared
-// memory, for 16-bit formats and for float by three products of tf32 numbers.
+// S = Q K^T and O += P V of a tile on mma.sync, with 16-bit formats or float as 3xTF32.
 //
-// A step over the head dim is 32 bytes of a row: 16 elements of 16 bits or 8 floats. ldmatrix moves
-// pieces of 16 bytes and knows no element type, so both read Q and K alike.
+// An MMA step over the head dim is 32 bytes of a row: 16 elements of 16 bits, or 8 floats. ldmatrix
+// moves 16-byte chunks of any element type, so both formats load Q and K with it.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -14,7 +13,7 @@
 
 namespace headrace::cuda::sm80 {
 
-// body(row block, half) for the rows whose sums a thread has; both are constants.
+// Calls body(row block, half) for each row of a thread; both are compile-time constants.
 template <int kRowBlocks, class Body>
 __device__ __forceinline__ void for_rows(Body body) {
   using Zero = std::integral_constant<int, 0>;
@@ -27,23 +26,25 @@ __device__ __forceinline__ void for_rows(Body body) {
   }
 }
 
-// Where step s of the head dim lies for a lane whose step 0 is at `address`: the swizzle changes
-// addresses within 128 bytes alone, and tiles begin at multiples of a row's length.
+// Address of MMA step `step` for a lane whose step 0 is at `address`. The swizzle permutes
+// addresses only within 128 bytes, and tiles are aligned to the length of a row.
 __device__ __forceinline__ u32 advance_swizzled(u32 address, int step) {
   return (address ^ static_cast<u32>(32 * (step % 4))) + static_cast<u32>(128 * (step / 4));
 }
 
-// Address of a lane for ldmatrix.
+// Address of a chunk of a row.
 template <int kRowBytes>
 __device__ __forceinline__ u32 swizzled_address(u32 tile, int row, int chunk) {
   return tile + static_cast<u32>(row * kRowBytes + ((chunk ^ (row & 7)) * 16));
 }
-// A of 16 rows: matrices (rows 0-7, piece 0), (rows 8-15, piece 0), (rows 0-7, piece 1), ...
+// Lane address for ldmatrix of A, 16 rows: matrices (rows 0-7, chunk 0), (rows 8-15, chunk 0),
+// (rows 0-7, chunk 1), ...
 template <int kRowBytes>
 __device__ __forceinline__ u32 ldmatrix_address_rows_first(u32 tile, int lane) {
   return swizzled_address<kRowBytes>(tile, lane & 15, lane >> 4);
 }
-// B of 16 rows: matrices (rows 0-7, piece 0), (rows 0-7, piece 1), (rows 8-15, piece 0), ...
+// Lane address for ldmatrix of B, 16 rows: matrices (rows 0-7, chunk 0), (rows 0-7, chunk 1),
+// (rows 8-15, chunk 0), ...
 template <int kRowBytes>
 __device__ __forceinline__ u32 ldmatrix_address_chunks_first(u32 tile, int lane) {
   return swizzled_address<kRowBytes>(tile, (lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
@@ -72,7 +73,7 @@ struct TileMma {
   static constexpr int kRowBytes = 2 * kDim, kMmaSteps = kDim / 16;
   using SwizzleV = SwizzleRows;
 
-  // s += Q K^T. load_q(step, q): fragments of all row blocks.
+  // s += Q K^T. load_q(step, q) loads the fragments of all row blocks.
   template <class LoadQ>
   static __device__ __forceinline__ void qk(u32 k_tile, int lane, LoadQ load_q,
                                             float (&s)[kRowBlocks][kKeyBlocks][4]) {
@@ -124,8 +125,8 @@ struct TileMma {
   }
 };
 
-// x = high + low of 11 bits each: high rounded to nearest, low as the tensor core reads it, without
-// its last bits. What is lost is at most 2^-23 |x|.
+// x = high + low, 11 bits each: high is rounded to nearest, low is truncated by the tensor core.
+// The error is at most 2^-23 |x|.
 struct Tf32Split {
   u32 high, low;
 };
@@ -133,8 +134,9 @@ __device__ __forceinline__ Tf32Split split_tf32(float x) {
   const u32 high = (__float_as_uint(x) + 0x1000u) & 0xFFFFE000u;
   return {high, __float_as_uint(x - __uint_as_float(high))};
 }
-// a b without the product of the low parts, which is below 2^-22 |a b|. The tensor cores truncate
-// when they add: small terms have a sum of their own, where that costs nothing.
+// d + small += a b without the product of the low parts, which is below 2^-22 |a b|. Tensor cores
+// truncate when they add: the small terms have an accumulator of their own, where truncation costs
+// no precision.
 __device__ __forceinline__ void mma_3xtf32(float (&d)[4], float (&small)[4],
                                            const Tf32Split (&a)[4], Tf32Split b0, Tf32Split b1) {
   const u32 high[4] = {a[0].high, a[1].high, a[2].high, a[3].high};
@@ -144,7 +146,8 @@ __device__ __forceinline__ void mma_3xtf32(float (&d)[4], float (&small)[4],
   mma_m16n8k8_tf32(small, high, b0.low, b1.low);
 }
 
-// Float. Sums of kMaxChain steps at most are left to the tensor cores, and added up by rounding.
+// Float as 3xTF32. Tensor cores accumulate at most kMaxChain steps, because they truncate; FADD,
+// which rounds, adds the partial sums.
 template <int kDim, int kRowBlocks, int kKeyBlocks>
 struct TileMma<float, kDim, kRowBlocks, kKeyBlocks> {
   static constexpr int kRowBytes = 4 * kDim, kMmaSteps = kDim / 8;
@@ -195,7 +198,7 @@ struct TileMma<float, kDim, kRowBlocks, kKeyBlocks> {
     add(s, small);
   }
 
-  // s += Q K^T without tensor cores: infinities stay what they are, which parts of them would not.
+  // s += Q K^T without tensor cores. Infinities survive, which a split into tf32 parts would lose.
   static __device__ __forceinline__ void qk_fma(u32 q_tile, u32 k_tile, int lane, Sums& s) {
 #pragma unroll 1
     for (int chunk = 0; chunk < kDim / 4; ++chunk) {
@@ -219,8 +222,8 @@ struct TileMma<float, kDim, kRowBlocks, kKeyBlocks> {
     }
   }
 
-  // o += P V v_scale. Row 2 t of V stands for index t of the product and row 2 t + 1 for t + 4: so
-  // the fragments of P are those of the scores as they are.
+  // o += P V v_scale. Row 2 t of V is index t of the product and row 2 t + 1 is index t + 4, so
+  // that the accumulator fragments of S are used as A fragments of P without a shuffle.
   static __device__ __forceinline__ void pv(u32 v_tile, int lane, float v_scale, const Sums& p,
                                             float (&o)[kRowBlocks][kDim / 8][4]) {
     const int g = lane >> 2, t = lane & 3;

@@ -1,4 +1,4 @@
-// Finished rows on their way to memory.
+// Stores of finished rows.
 #pragma once
 
 #include "backends/cuda/common/element.cuh"
@@ -6,7 +6,7 @@
 
 namespace headrace::cuda::sm80 {
 
-// Two columns of a row; is_even: 16 bytes aligned, and a whole number of them.
+// Two columns of a row. is_even: rows are whole aligned 16-byte chunks.
 __device__ __forceinline__ void store_floats(float* row, std::int64_t dim, int column, float x,
                                              float y, bool is_even) {
   if (is_even) {
@@ -17,8 +17,8 @@ __device__ __forceinline__ void store_floats(float* row, std::int64_t dim, int c
   }
 }
 
-// A warp's swizzled rows `from` shared memory, those of the bits `done`; lane r knows the offset of
-// row r.
+// Copies a warp's swizzled rows from shared to global memory: those whose bit in `done` is set.
+// Lane r passes the offset of row r.
 template <class T, int kDim, int kWarpRows>
 __device__ __forceinline__ void copy_rows(const unsigned char* from, T* out, std::int64_t offset,
                                           unsigned done, std::int64_t dim, bool is_even) {
@@ -27,7 +27,7 @@ __device__ __forceinline__ void copy_rows(const unsigned char* from, T* out, std
   constexpr int kRounds = kWarpRows * kChunks / 32;
   static_assert(kWarpRows * kChunks % 32 == 0);
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  // body(where the piece lies, where it goes, how many of its elements exist)
+  // body(shared address, global address, valid elements)
   const auto for_chunk = [&](int round, auto body) {
     const int i = 32 * round + lane, row = i / kChunks, chunk = i % kChunks;
     T* to = out + __shfl_sync(0xffffffffu, offset, row) + chunk * Copy::kElements;
@@ -35,7 +35,7 @@ __device__ __forceinline__ void copy_rows(const unsigned char* from, T* out, std
     body(at, to, (done >> row & 1u) != 0 ? Copy::count_of(dim, chunk) : 0);
   };
   __syncwarp();
-  if (is_even) {  // without branches, so that reads of several rounds are on their way at once
+  if (is_even) {  // branch-free, so that loads of several rounds are in flight
 #pragma unroll 8
     for (int round = 0; round < kRounds; ++round)
       for_chunk(round, [](const unsigned char* at, T* to, int count) {

@@ -1,5 +1,5 @@
-// The results of the splits of a row become the row: a warp a row, splits in the order of their
-// keys.
+// Combines the partial results of the splits of a row (split KV). One warp per row, splits in the
+// order of their keys.
 #pragma once
 
 #include "backends/cuda/common/lengths.cuh"
@@ -39,8 +39,8 @@ __global__ void __launch_bounds__(32 * kCombineWarps)
       top = fmaxf(top, row_max_ref);
       max_score = fmaxf(max_score, split_max);
     }
-    // Its share of the sum over all keys; empty splits have none. Where the references overflow,
-    // scores that differ at all differ by far more than an exponential shows.
+    // Weight of a split: its sum relative to the common maximum; 0 if the split is empty. If the
+    // references overflow, scores that differ at all differ by more than exp can represent.
     const auto weight_of = [&](std::int64_t s) {
       const auto [row_max_ref, sum, split_max, unused] = stats_of(s);
       if (sum == 0.0f) return 0.0f;

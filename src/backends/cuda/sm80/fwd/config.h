@@ -1,27 +1,27 @@
-// Tiles, shared memory, splits and the workspace of the sm80 forward: plain arithmetic, testable
-// without a GPU.
+// Tiles, shared memory, splits and workspace of the sm80 forward. Host arithmetic, tested without a
+// GPU.
 #pragma once
 
 #include "backends/cuda/sm80/config.h"
 
 namespace headrace::cuda::sm80::fwd {
 
-// tile.keys fixes the order of a row's sums, so it depends on dtype, head dims and features alone.
+// `keys` fixes the order of a row's sums, so it depends only on dtype, head dims and features.
 struct Tile {
-  int dim;         // head_dim and head_dim_v are filled up to it with zeros
+  int dim;         // head_dim and head_dim_v are zero-padded to it
   int warps;       // of a CTA
-  int row_blocks;  // of 16 rows, a warp
+  int row_blocks;  // of 16 rows, per warp
   int keys;
-  int stages;  // 1: K and V take turns; 2: the next K and V arrive while this tile is computed
-  bool q_in_registers;  // Q stays in registers
-  int min_ctas;         // of a multiprocessor, for the register allocator
+  int stages;  // 1: K and V loads alternate; 2: K and V of the next k-block are prefetched
+  bool q_in_registers;
+  int min_ctas;  // CTAs per SM, for __launch_bounds__
 
   constexpr int rows() const { return 16 * row_blocks * warps; }
   constexpr int threads() const { return 32 * warps; }
 };
 
 inline constexpr int kMaxWarps = 8;
-// The README has the arithmetic behind these. General scores need registers of their own.
+// The README derives these. General scores need additional registers.
 constexpr Tile tile_of(bool is_f32, int dim, bool is_general) {
   if (is_f32) {
     if (dim == 64) return {64, 4, 1, 32, 1, false, 4};
@@ -33,8 +33,8 @@ constexpr Tile tile_of(bool is_f32, int dim, bool is_general) {
   if (dim == 128) return {128, 4, 2, is_general ? 32 : 64, 1, false, 2};
   return {256, 4, 1, 64, 1, false, 2};
 }
-// Plain scores of float and more than 128 columns, where a CTA may have what that takes: K and V
-// are read from shared memory for twice as many rows.
+// For float, plain scores and head dims above 128, if the GPU has the shared memory: each read of K
+// and V from shared memory serves twice as many rows.
 inline constexpr Tile kLargeTile = {256, 8, 1, 32, 1, false, 1};
 
 template <bool kIsF32, int kDim, bool kIsGeneral, bool kIsLarge = false>
@@ -42,13 +42,12 @@ struct TileOf {  // as a type, for templates
   static constexpr Tile kTile = kIsLarge ? kLargeTile : tile_of(kIsF32, kDim, kIsGeneral);
 };
 
-// Rows and keys of a sequence are counted in 32 bits, with room for a tile.
+// Rows and keys of a sequence are counted in 32 bits, plus one tile.
 inline constexpr std::int64_t kMaxCount = (std::int64_t{1} << 31) - (1 << 16);
 
-// Where things lie in shared memory, in bytes. A tile begins at a multiple of its rows' length, as
-// the swizzle wants it.
+// Offsets in shared memory in bytes. The swizzle needs tiles aligned to the length of a row.
 struct SmemPlan {
-  int tile_bytes;  // of K, and of V
+  int tile_bytes;  // of a stage of K or V
   int k, v, q, rows, work_tile, total;
 };
 inline constexpr int kWorkTileBytes = 384;
@@ -65,8 +64,8 @@ constexpr SmemPlan smem_plan(Tile tile, int element_bytes, bool is_general) {
   return x;
 }
 
-// Whether a problem takes the large tile on a GPU with `smem_bytes` of shared memory a CTA (0:
-// nobody knows).
+// Whether a problem takes the large tile. `smem_bytes`: shared memory per CTA of the GPU, 0:
+// unknown.
 constexpr bool takes_large_tile(const Problem& p, std::size_t smem_bytes) {
   return dtype_of(p) == DType::f32 && head_dim_bucket(p) == kLargeTile.dim &&
          !needs_general_scores(p) &&
@@ -77,19 +76,19 @@ constexpr Tile tile_of(const Problem& p, std::size_t smem_bytes) {
   return tile_of(dtype_of(p) == DType::f32, head_dim_bucket(p), needs_general_scores(p));
 }
 
-// Divisions by the group size in a tile: exact for quotients of row < group + 128.
+// 2^32 / group, rounded up: __umulhi(row, inverse) is row / group for row < group + 128.
 constexpr std::uint32_t group_inverse_of(std::int64_t group) {
   const auto divisor = static_cast<std::uint64_t>(group);
   return static_cast<std::uint32_t>(((std::uint64_t{1} << 32) + divisor - 1) / divisor);
 }
 
-// Up to this many rows (queries x heads of a group) the keys may be split among CTAs.
+// Split KV is used up to this many rows (queries x heads of a group).
 inline constexpr std::int64_t kMaxSplitRows = 64;
 inline constexpr std::int64_t kMinSplitKeys = 256;
 inline constexpr std::int64_t kMaxSplits = 64;
 
-// How one sequence is computed: a function of its own lengths, the head dims and the options, so
-// that a row has the same bits in every batch.
+// Splits of one sequence. A function of its own lengths, the head dims and the options, so that a
+// row has the same bits in every batch.
 struct SplitPlan {
   std::int64_t num_splits, split_keys;
 };
@@ -104,8 +103,8 @@ constexpr SplitPlan plan_splits(const Problem& p, Tile tile, std::int64_t seqlen
   return {(keys + split - 1) / split, split};
 }
 
-// Results of the splits before they are combined: [batch * num_kv_heads][splits][rows][row_floats],
-// a row with its reference, its sum and its largest score behind it.
+// Layout of the partial results of splits: [batch * num_kv_heads][splits][rows][row_floats]. A row
+// is followed by its row_max_ref, its sum and its largest score.
 struct SplitLayout {
   std::int64_t max_splits, rows, row_floats;
   constexpr std::int64_t bytes(std::int64_t batch_heads) const {
@@ -120,7 +119,7 @@ constexpr SplitLayout split_layout(const Problem& p, Tile tile) {
     x.max_splits = plan_splits(p, tile, p.seqlen_q, p.seqlen_k).num_splits;
     return x;
   }
-  // A ragged batch may hold any shorter sequence, and a shorter one may have more splits.
+  // A ragged batch may hold any shorter sequence, which may have more splits.
   if (p.strict_rows || group_size(p) > kMaxSplitRows) return x;
   const std::int64_t shortest = p.num_splits > 0 ? tile.keys : kMinSplitKeys;
   const std::int64_t by_size = (p.seqlen_k + shortest - 1) / shortest;

@@ -81,7 +81,7 @@ TEST(Sm80Config, UnitsAreTakenOnceAndTheLongestOfTheLastHeadsTogether) {
   EXPECT_EQ(work_order(p, 4, 132).last_heads, 0);
 }
 
-// The swizzle exchanges address bits within a row, and a row of Q of each warp's own.
+// The swizzle permutes address bits within a row, and each warp has its own rows of Q.
 TEST(Sm80Config, TilesBeginAtMultiplesOfTheirRows) {
   for (const bool is_f32 : {false, true})
     for (const int dim : kHeadDims)

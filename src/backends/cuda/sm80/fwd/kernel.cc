@@ -83,7 +83,7 @@ Schedule plan(const Problem& p, const DeviceInfo& device) {
 }
 
 bool is_even(const Problem& p, std::int64_t dim) {
-  const int chunk = dtype_of(p) == DType::f32 ? 4 : 8;  // elements of 16 bytes
+  const int chunk = dtype_of(p) == DType::f32 ? 4 : 8;  // elements in 16 bytes
   return p.alignment >= 16 && dim % chunk == 0;
 }
 

@@ -1,10 +1,10 @@
-// Attention forward on mma.sync and cp.async. A CTA takes a tile of rows of one (batch entry, KV
-// head) and walks over the keys, a tile at a time: scores in registers, online softmax
-// (Dao, FlashAttention-2, 2023), probabilities straight into the second product. Rows are (query,
-// head of the group) pairs, row = q_idx * group_size + head_in_group, so short queries of many
-// heads fill a tile together.
-// A row's bits depend on its own keys alone: tiles of keys begin at multiples of their size, and a
-// tile that a row does not see leaves it as it was.
+// Attention forward on mma.sync and cp.async (Dao, FlashAttention-2, 2023). A CTA takes a tile of
+// rows of one (batch entry, KV head) and loops over k-blocks: S in registers, online softmax, P as
+// the A operand of P V. GQA heads are packed: a row is a (query, head of the group) pair, row =
+// q_idx * group_size + head_in_group, so that few queries of many heads fill a tile.
+//
+// The bits of a row depend only on its own keys: k-blocks begin at multiples of their size, and a
+// k-block that a row does not see leaves the row unchanged.
 #pragma once
 
 #include <type_traits>
@@ -36,11 +36,11 @@ class Forward {
   using Copy = CopyPartition<T, kDim, kThreads>;
   static_assert(kWarpRows <= 32 && sizeof(ScoreRow) == kScoreRowBytes);
 
-  // Probabilities are 2^shift exp(s - maximum). In f16 the shift keeps what is small, and sums of P
-  // V stay far below the largest float. Elsewhere a sum of large V may overflow though its mean
-  // does not: such rows are done again with smaller P (bf16) or V (float), and so are rows with a
-  // NaN, to the same end but for scores in float: there infinite Q and K count only if they are not
-  // split.
+  // P = 2^kPShift exp(s - row max). With f16 the shift keeps small P representable, and sums of P V
+  // stay far below the largest float. With bf16 and float a sum of large V may overflow although
+  // its mean does not. Such rows are recomputed with smaller P (bf16) or V (float). Rows with a NaN
+  // are recomputed too: a genuine NaN is reproduced, but with float an infinite Q or K gives its
+  // exact result only in the recompute pass, which does not split it into tf32 parts.
   static constexpr float kPShift = std::is_same_v<T, __half> ? 15.0f : 0.0f;
   static constexpr float kRecomputePShift = -20.0f, kRecomputeVScale = 0x1p-20f;
   static constexpr bool kMayOverflow = !std::is_same_v<T, __half>;
@@ -76,7 +76,7 @@ class Forward {
     return reinterpret_cast<ScoreRow*>(dynamic_smem + kSmem.rows)[row];
   }
 
-  // ---- rows and the keys that they see
+  // ---- rows and visible keys
   __device__ __forceinline__ RowCoord row_coord(int row) const {
     const u32 group = c_.group, idx = work().first_head + static_cast<u32>(row);
     const u32 query = group == 1    ? idx
@@ -92,13 +92,14 @@ class Forward {
     return {max(static_cast<int>(x.begin), work().split_begin),
             min(static_cast<int>(x.end), work().split_end)};
   }
-  // A lane has the row of its number among the warp's, for what is done once a row; the last one of
-  // the tile where that does not exist.
+  // Lane l handles row l of the warp in per-row work; past the end it takes the last row of the
+  // tile.
   __device__ __forceinline__ RowCoord lane_row_coord() const {
     return row_coord(min(warp() * kWarpRows + lane(), work().num_rows - 1));
   }
 
-  // Ranges only grow from row to row: four rows say it all, a lane each.
+  // Bounds of visible keys never decrease from row to row: four rows, one per lane, give all
+  // bounds.
   __device__ void find_k_blocks() {
     const int num_rows = work().num_rows, first_row = warp() * kWarpRows;
     const int last_row = min(first_row + kWarpRows, num_rows) - 1;
@@ -132,7 +133,7 @@ class Forward {
   }
 
   // ---- loads
-  // A warp brings its own rows. Offsets of rows are those of their lanes.
+  // A warp loads its own rows of Q. Lane r holds the offset of row r.
   __device__ void load_q_tile() const {
     constexpr int kChunks = Copy::kChunks;
     const RowCoord mine = lane_row_coord();
@@ -140,7 +141,7 @@ class Forward {
         row_offset(args_.q, work().batch_idx, work().sequence.row_q + mine.q_idx, head_of(mine));
     const int num_rows = work().num_rows - warp() * kWarpRows;
     const u32 q_tile = smem(kSmem.q) + static_cast<u32>(warp() * kWarpRows * kRowBytes);
-    // body(where a piece goes, where it lies, how many of its elements exist)
+    // body(shared address, global address, valid elements)
     const auto for_chunk = [&](int round, auto body) {
       const int i = 32 * round + lane(), row = i / kChunks, chunk = i % kChunks;
       body(q_tile + static_cast<u32>(row * kRowBytes + (chunk ^ SwizzleRows::of(row)) * 16),
@@ -228,7 +229,7 @@ class Forward {
       cp_async_wait_group<0>();
       __syncthreads();
       const KBlocks mine = k_blocks();
-      // The votes tell the compiler that the warp agrees.
+      // The votes make the conditions warp-uniform for the compiler.
       const bool is_visible =
           __any_sync(kFullMask, k_block >= mine.visible_begin && k_block < mine.visible_end);
       const bool is_unmasked =
@@ -284,7 +285,7 @@ class Forward {
     Mma::qk(k_tile, lane(), load_q, s);
   }
 
-  // Scores become probabilities; maximum, sum and O follow.
+  // S becomes P; row max, sum and O are updated.
   __device__ __forceinline__ void online_softmax(int k_block, bool is_unmasked,
                                                  float (&s)[kRowBlocks][kKeyBlocks][4]) {
     const int first_key = first_key_of(k_block);
@@ -300,7 +301,7 @@ class Forward {
       is_changed |= step.factor != 1.0f;
       is_large |= step.is_large;
     });
-    if (__any_sync(kFullMask, is_changed)) {  // else it would change nothing
+    if (__any_sync(kFullMask, is_changed)) {  // otherwise all factors are 1
 #pragma unroll
       for (int b = 0; b < kRowBlocks; ++b) {
         sum_[b][0] *= factor[b][0];
@@ -318,7 +319,7 @@ class Forward {
     const float scale = scale_log2();
     float sum[kRowBlocks][2] = {};
 #pragma unroll
-    for (int j = 0; j < kKeyBlocks; ++j)  // in the order in which the second product takes them
+    for (int j = 0; j < kKeyBlocks; ++j)  // in the order in which P V consumes them
       for_rows<kRowBlocks>([&](auto b, auto half) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -338,7 +339,7 @@ class Forward {
     return std::is_same_v<T, __nv_bfloat16> && is_recompute_ ? kRecomputePShift : kPShift;
   }
 
-  // Causal mask, window, and the end of the sequence or the split.
+  // Causal mask, window, end of the sequence or of the split.
   __device__ __forceinline__ void mask_keys(int first_key,
                                             float (&s)[kRowBlocks][kKeyBlocks][4]) const {
     const KeySpan keys = visible_span(lane_row_coord().q_idx);
@@ -375,8 +376,8 @@ class Forward {
     return warp() * kWarpRows + 16 * b + 8 * half + (lane() >> 2);
   }
 
-  // ---- results
-  // What the quads have of their rows, in the lanes of the rows.
+  // ---- epilogue
+  // Row statistics: reduced over the quad of a row and moved to the lane of the row.
   struct RowStats {
     float max, sum;
     bool is_finite;
@@ -384,7 +385,7 @@ class Forward {
   __device__ __forceinline__ RowStats gather_row_stats() const {
     RowStats mine{0.0f, 0.0f, true};
     for_rows<kRowBlocks>([&](auto b, auto half) {
-      float sum = sum_[b()][half()], zeros = 0.0f;  // 0 times infinity or NaN is NaN
+      float sum = sum_[b()][half()], zeros = 0.0f;  // 0 * Inf and 0 * NaN are NaN
       if (kMayOverflow) {
 #pragma unroll
         for (int c = 0; c < kOutBlocks; ++c)
@@ -404,7 +405,7 @@ class Forward {
     return mine;
   }
 
-  // False where a row is to be done again (for all threads then).
+  // False (for all threads) if a row must be recomputed.
   __device__ bool epilogue() {
     const RowStats mine = gather_row_stats();
     const int row = warp() * kWarpRows + lane();
@@ -429,8 +430,8 @@ class Forward {
     return !kMayOverflow || is_recompute_ || __syncthreads_or(needs_recompute_) == 0;
   }
 
-  // `factor` and `offset` of the lane's row; `done`: the rows to be stored. 16-bit rows go through
-  // the warp's own rows of Q and from there to memory by whole pieces.
+  // `factor` and `offset` are those of the lane's row; `done`: bit mask of the rows to store.
+  // 16-bit rows are staged in the warp's own rows of Q and stored in whole 16-byte chunks.
   __device__ __forceinline__ void store_rows(float factor, std::int64_t offset,
                                              unsigned done) const {
     T* out = static_cast<T*>(args_.out.data);
@@ -441,7 +442,7 @@ class Forward {
       if constexpr (kIsFloat) to += __shfl_sync(kFullMask, offset, row);
 #pragma unroll
       for (int c = 0; c < kOutBlocks; ++c) {
-        // Adding +0 gives an exact zero one sign.
+        // Adding +0 turns -0 into +0.
         const float x = fmaf(o_[b()][c][2 * half()], row_factor, 0.0f);
         const float y = fmaf(o_[b()][c][2 * half() + 1], row_factor, 0.0f);
         if constexpr (kIsFloat) {
@@ -457,7 +458,7 @@ class Forward {
                                     offset, done, p_.head_dim_v, c_.is_even_v);
   }
 
-  // The normalised row of this split, and its reference, sum and largest score.
+  // The normalised row of this split, its row_max_ref, sum and largest score.
   __device__ __forceinline__ void store_o_partial(float factor, float4 stats, unsigned done) const {
     const SplitLayout& x = c_.split_layout;
     const std::int64_t head_idx = work().batch_idx * p_.num_kv_heads + work().kv_head;

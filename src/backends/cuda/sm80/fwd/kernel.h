@@ -1,4 +1,4 @@
-// The portable forward of the CUDA list.
+// The portable forward kernel.
 #pragma once
 
 #include "core/kernel.h"

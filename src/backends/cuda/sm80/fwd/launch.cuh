@@ -1,4 +1,4 @@
-// Launches of one (dtype, head dim): plain or general scores, then the splits' combination.
+// Launches for one (dtype, head dim): the main kernel with plain or general scores, then combine.
 #pragma once
 
 #include "backends/cuda/runtime/launch.cuh"

@@ -1,4 +1,4 @@
-// What kernel.cc hands to the kernels of sm80/.
+// Parameters of the forward kernels.
 #pragma once
 
 #include "backends/cuda/common/score_params.h"
@@ -12,17 +12,17 @@ struct Params {
   AttentionArgs args;
   ScoreParams score_params;
   Tile tile;
-  bool use_large_tile;                 // the tile
-  WorkOrder order;                     // of tiles of rows, or splits
+  bool use_large_tile;
+  WorkOrder order;                     // of row tiles or splits
   std::uint32_t group, group_inverse;  // group_size(problem)
   SplitLayout split_layout;
-  float* o_partial;           // null: nothing is split
-  std::uint32_t* error_word;  // for lengths that live on the device
-  bool is_aligned;            // 16 bytes at a time
-  bool is_even_k, is_even_v;  // ... of which a row of K, of V, has a whole number
+  float* o_partial;           // null: no split KV
+  std::uint32_t* error_word;  // for lengths on the device
+  bool is_aligned;            // to 16 bytes
+  bool is_even_k, is_even_v;  // aligned, and a row of K, of V, is whole 16-byte chunks
 };
 
-// One file each.
+// Each in its own translation unit.
 using LaunchFn = Status (*)(const Params& params, Stream stream);
 Status launch_f32_hd64(const Params& params, Stream stream);
 Status launch_f32_hd128(const Params& params, Stream stream);

@@ -1,15 +1,15 @@
-// A step of the online softmax (Milakov and Gimelshein, 2018) on the fragments of a row.
+// One iteration of the online softmax (Milakov and Gimelshein, 2018) on the fragments of a row.
 //
-// P = exp2(s scale - reference) takes one instruction, and is off by the rounding of the reference.
-// That is nothing as long as the largest P still rounds to a power of two; else the maximum is
-// subtracted from the scores first. In float it always is.
+// P = 2^(s scale - row_max_ref) is one FFMA and one ex2; its relative error is the rounding error
+// of row_max_ref. That is harmless while the largest P still rounds to a power of two. For a large
+// row_max_ref the maximum is subtracted from the scores first; with float always.
 #pragma once
 
 #include "backends/cuda/device/mma.cuh"
 
 namespace headrace::cuda::sm80::fwd {
 
-// Scores of -inf alone: any finite reference gives zeros, and lets a NaN through.
+// If all scores are -inf, any finite reference gives P = 0 and lets a NaN through.
 __device__ __forceinline__ float finite_row_max(float row_max) {
   return row_max == -HUGE_VALF ? 0.0f : row_max;
 }
@@ -20,11 +20,11 @@ __device__ __forceinline__ bool is_large_ref(float row_max_ref) {
 }
 
 struct RowMaxUpdate {
-  float row_max_ref, factor;  // factor: for what has been added up so far
+  float row_max_ref, factor;  // factor: rescales sum and O
   bool is_large;
 };
 
-// kHalf: columns 2 kHalf and the next of each block belong to the row. `row_max` follows.
+// kHalf: elements 2 kHalf and 2 kHalf + 1 of each fragment belong to the row. Updates row_max.
 template <bool kIsFloat, int kHalf, int kBlocks>
 __device__ __forceinline__ RowMaxUpdate update_row_max(const float (&s)[kBlocks][4], float scale,
                                                        float shift, float& row_max) {

@@ -1,4 +1,4 @@
-// What one CTA computes, found by one thread and kept in shared memory.
+// The work tile of a CTA: one thread decodes it into shared memory.
 #pragma once
 
 #include "backends/cuda/common/lengths.cuh"
@@ -7,40 +7,40 @@
 
 namespace headrace::cuda::sm80::fwd {
 
-// A row's query and its head in the group.
+// Query and head in the group of a row.
 struct RowCoord {
   int q_idx, head;
 };
 
-// KeySpan [begin, end).
+// Keys [begin, end).
 struct KeySpan {
   int begin, end;
 };
 
-// Tiles of keys, counted from first_block, the first that any row of the CTA sees: those that a
-// warp's rows see, and those that all of them see whole.
+// A k-block is the tile of keys of one iteration. Indices count from first_block, the first k-block
+// that a row of the CTA sees. visible: some row of the warp sees a key of it; unmasked: every row
+// of the warp sees all of its keys.
 struct alignas(16) KBlocks {
   int visible_begin, visible_end, unmasked_begin, unmasked_end;
   int first_block, num_blocks;  // of the CTA
 };
 
-// What one CTA computes. It lies in shared memory, for registers are scarce and the main loop needs
-// little of it.
+// In shared memory, because registers are scarce and the main loop needs little of it.
 struct WorkTile {
   KBlocks warps[kMaxWarps];
   Sequence sequence;
   std::int64_t batch_idx, kv_head;
-  std::int64_t k_offset, v_offset;        // of the sequence's first row
+  std::int64_t k_offset, v_offset;        // offset of the sequence's first row
   int seqlen_q, seqlen_k;                 // of the sequence
-  int num_rows;                           // of the tile; 0: there is nothing to do
-  int first_query;                        // of the first row
-  u32 first_head;                         // in the group, of the first row
-  int split_idx, split_begin, split_end;  // keys; not split: all
+  int num_rows;                           // of the tile; 0: no work
+  int first_query;                        // query of the first row
+  u32 first_head;                         // head in the group of the first row
+  int split_idx, split_begin, split_end;  // keys; all of them without a split
   bool is_split;
 };
 static_assert(sizeof(WorkTile) <= kWorkTileBytes);
 
-// Which rows, and of the keys which split.
+// Finds the rows of a work tile and its split of the keys.
 __device__ inline void decode_work_tile(const Params& c, Tile tile, std::int64_t work_idx,
                                         WorkTile& x) {
   const Problem& p = c.problem;
@@ -59,7 +59,7 @@ __device__ inline void decode_work_tile(const Params& c, Tile tile, std::int64_t
   x.is_split = plan.num_splits > 1;
   const int all_rows = x.seqlen_q * static_cast<int>(c.group);
   const int num_tiles = (all_rows + tile.rows() - 1) / tile.rows();
-  // Causal tiles differ in length: the longest first.
+  // The longest causal tile first.
   const int first_row = x.is_split ? 0 : (num_tiles - 1 - idx) * tile.rows();
   const bool exists = idx < (x.is_split ? static_cast<int>(plan.num_splits) : num_tiles);
   x.num_rows = exists ? min(all_rows - first_row, tile.rows()) : 0;
