@@ -1,12 +1,12 @@
-// The gradient of the bias by itself, for a backward whose own kernel has none. sm80/bwd computes
-// it, on every GPU.
+// dbias as a kernel of its own, for a backward whose main kernel does not compute it. The kernel is
+// sm80/bwd/dbias.cuh and runs on every GPU.
 #pragma once
 
 #include "core/kernel.h"
 
 namespace headrace::cuda {
 
-// What it wants of a workspace, from an address of 128 bytes. Head dims up to 256.
+// Bytes of workspace; `memory` is aligned to 128 bytes. Head dims up to 256.
 std::size_t dbias_workspace_bytes(const Problem& p);
 Status launch_dbias(const Problem& p, const AttentionArgs& args, unsigned char* memory,
                     std::uint32_t* error_word, Stream stream);

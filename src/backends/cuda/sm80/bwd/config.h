@@ -1,4 +1,4 @@
-// Tiles, shared memory and the order of work of the sm80 backward: plain arithmetic, testable
+// Tiles, shared memory, workspace and work order of the sm80 backward. Host arithmetic, tested
 // without a GPU.
 #pragma once
 
@@ -7,27 +7,29 @@
 
 namespace headrace::cuda::sm80::bwd {
 
-// A CTA has `keys` keys and walks over the rows of all heads of their group, `rows` at a time. Its
-// warps share the products in another way each, so that a warp's part is nearly square. `keys` and
-// `rows` fix the order of all sums.
+// A CTA owns `keys` keys and loops over q-blocks of `rows` query rows of all heads of the group.
+// Each of the five products is partitioned among the warps differently, so that a warp's part is
+// nearly square. `keys` and `rows` fix the order of all sums.
 struct Tile {
-  int dim;  // head_dim and head_dim_v are filled up to it with zeros
+  int dim;  // head_dim and head_dim_v are zero-padded to it
   int rows, keys;
   int warps;
-  int score_warps;      // along the keys of S and dP; the others along the rows
-  int key_warps;        // along the keys of dK and dV; the others along the head dim
-  int row_warps;        // along the rows of dQ; the others along the head dim
-  int q_stages;         // 2: the next Q arrives while this one is used
-  bool v_in_registers;  // V stays in registers
-  bool p_ds_alias;      // P and dS take turns in one place
-  bool async_warps;  // warps wait only for those whose results they read; dO has two stages, as Q
-  bool dq_first;     // where they drift: dQ before dK
-  int min_ctas;      // of a multiprocessor, for the register allocator
+  int score_warps;  // S, dP: warps along the keys; the rest along the rows
+  int key_warps;    // dK, dV: warps along the keys; the rest along the head dim
+  int row_warps;    // dQ: warps along the rows; the rest along the head dim
+  int q_stages;     // 2: the next Q is prefetched
+  bool v_in_registers;
+  bool p_ds_alias;  // P and dS use the same shared memory
+  // mbarriers instead of __syncthreads: a warp waits only for the warps whose results it reads. Q
+  // and dO have two stages.
+  bool async_warps;
+  bool dq_first;  // with async_warps: dQ before dK
+  int min_ctas;   // CTAs per SM, for __launch_bounds__
 
   constexpr int threads() const { return 32 * warps; }
 };
 
-// The README has the arithmetic behind these. Within 99 KiB of shared memory:
+// The README derives these. They fit 99 KiB of shared memory.
 constexpr Tile small_tile(bool is_f32, int dim, bool is_general) {
   if (is_f32) {
     if (dim == 256) return {256, 16, 32, 4, 4, 2, 1, 1, false, true, false, false, 1};
@@ -38,7 +40,7 @@ constexpr Tile small_tile(bool is_f32, int dim, bool is_general) {
     return {128, 64, 64, 4, 2, 2, 2, is_general ? 1 : 2, false, false, false, false, 2};
   return {256, 32, 64, 8, 8, 2, 1, 2, true, false, false, false, 1};
 }
-// Plain scores of 16-bit formats and more than 64 columns, where a CTA may have what that takes.
+// For 16-bit formats, plain scores and head dims above 64, if the GPU has the shared memory.
 constexpr Tile large_tile(int dim) {
   if (dim == 128) return {128, 64, 128, 8, 4, 4, 2, 2, false, false, true, false, 1};
   return {256, 64, 64, 8, 2, 2, 2, 2, false, false, true, true, 1};
@@ -48,15 +50,15 @@ struct TileOf {  // as a type, for templates
   static constexpr Tile kTile = kIsLarge ? large_tile(kDim) : small_tile(kIsF32, kDim, kIsGeneral);
 };
 
-// Where things lie in shared memory, in bytes. V that registers hold comes through the stages of Q
-// (and dO), and dV leaves through them.
+// Offsets in shared memory in bytes. With v_in_registers V is loaded through the stages of Q (and
+// dO), and dV is stored through them.
 struct SmemPlan {
   int row_bytes, score_bytes;  // of a row of Q, K, V, dO; of a row of P, dS
   int k, v, q, dout, p, ds;
-  int lse_delta;   // lse and D of the rows, a pair of arrays for each stage of Q
-  int score_rows;  // ScoreRow of the rows
+  int lse_delta;   // [q_stages][lse, delta][rows]
+  int score_rows;  // [rows] ScoreRow
   int work_tile;
-  int barriers;  // mbarriers: two stages filled, scores written, step done
+  int barriers;  // mbarriers: full of two stages, scores full, scores empty
   int total;
 };
 inline constexpr int kWorkTileBytes = 128;
@@ -79,8 +81,8 @@ constexpr SmemPlan smem_plan(Tile tile, int element_bytes, bool is_general) {
   return x;
 }
 
-// Whether a problem takes the large tile on a GPU with `smem_bytes` of shared memory a CTA (0:
-// nobody knows).
+// Whether a problem takes the large tile. `smem_bytes`: shared memory per CTA of the GPU, 0:
+// unknown.
 constexpr bool takes_large_tile(const Problem& p, std::size_t smem_bytes) {
   if (dtype_of(p) == DType::f32 || needs_general_scores(p) || head_dim_bucket(p) == 64)
     return false;
@@ -92,10 +94,10 @@ constexpr Tile tile_of(const Problem& p, std::size_t smem_bytes) {
   return small_tile(dtype_of(p) == DType::f32, head_dim_bucket(p), needs_general_scores(p));
 }
 
-// Rows and keys of a sequence, so that sums of two and a tile fit into 32 bits.
+// Limit of rows and keys of a sequence: the sum of two of them and a tile fits 32 bits.
 inline constexpr std::int64_t kMaxCount = (std::int64_t{1} << 30) - (1 << 16);
 
-// Causal mask and window of a sequence: row i sees the keys [max(0, i + begin), min(seqlen_k, i +
+// Causal mask and window of a sequence: row i sees keys [max(0, i + begin), min(seqlen_k, i +
 // end)).
 struct Band {
   int begin, end;
@@ -112,7 +114,7 @@ constexpr Band band_of(const Problem& p, std::int64_t seqlen_q, std::int64_t seq
           clamped(has_right ? shift + right + 1 : kMaxCount)};
 }
 
-// Rows [begin, end) see some of the keys of a tile; those of [unmasked_begin, unmasked_end) all of
+// Rows [begin, end) see at least one key of a tile; rows [unmasked_begin, unmasked_end) see all of
 // them.
 struct QueryRange {
   int begin, end, unmasked_begin, unmasked_end;
@@ -130,16 +132,16 @@ constexpr QueryRange query_range(Band band, int first_key, int tile_keys, int se
   return rows;
 }
 
-// The last tile of keys that some row of a tile of rows sees: by the number of tiles from there a
-// CTA knows its turn to add to dQ.
+// The last key tile that a row of a q-block sees. The distance from it is a CTA's turn to add to
+// dQ.
 constexpr int last_key_tile(Band band, Tile tile, int first_row, int seqlen_q, int seqlen_k) {
   const int end_row = first_row + tile.rows < seqlen_q ? first_row + tile.rows : seqlen_q;
   const int end_key = end_row - 1 + band.end < seqlen_k ? end_row - 1 + band.end : seqlen_k;
   return (end_key - 1) / tile.keys;
 }
 
-// Tiles of dbias; an axis that is summed over has one. The rows of a ragged batch are packed: each
-// sequence has its own.
+// Tiles of dbias; a broadcast axis, which is summed over, has one. In a ragged batch rows are
+// packed, so each sequence has its own tiles.
 struct DBiasTiles {
   std::int64_t batch, heads, rows, keys;
   constexpr std::int64_t count() const { return batch * heads * rows * keys; }
@@ -152,13 +154,12 @@ constexpr DBiasTiles dbias_tiles_of(const Problem& p, const ScoreOperand& dbias,
           dbias.stride_k != 0 ? ceil_div<std::int64_t>(p.seqlen_k, tile.keys) : 1};
 }
 
-// What the workspace holds, in bytes from an address of kWorkspaceAlignment. The float sums of dQ
-// lie in blocks of 8 rows x 16 columns; `turns` counts for each tile of rows of a head, and each
-// warp, the tiles of keys that have added to them (deterministic); the last is the ticket of the
-// CTAs.
+// Workspace: byte offsets from an address aligned to kWorkspaceAlignment. dq_accum is in blocks of
+// 8 rows x 16 columns. dq_semaphores (deterministic only) count, per q-block of a head and per
+// warp, the key tiles that have been added; the last word is the dynamic tile counter.
 inline constexpr std::size_t kWorkspaceAlignment = 128;
 struct WorkspacePlan {
-  std::int64_t dq_accum_cols;  // of a row
+  std::int64_t dq_accum_cols;  // floats per row of dq_accum
   std::int64_t num_dq_semaphores;
   std::size_t delta, lse, dq_accum, dq_semaphores, total;
 };

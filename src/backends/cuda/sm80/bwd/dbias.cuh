@@ -1,6 +1,6 @@
-// Gradient of the bias: a CTA a tile of it, summed in registers over every batch entry, head, tile
-// of rows and tile of keys that it stands for, always in the same order. S and dP are computed for
-// it once more: so nothing as large as the scores is kept, whatever axes broadcast.
+// dbias: one CTA per tile of dbias, summed in registers over every batch entry, head, q-block and
+// key tile that it broadcasts to, in a fixed order. It recomputes S and dP, so that nothing as
+// large as the scores is stored, whatever axes broadcast.
 #pragma once
 
 #include "backends/cuda/common/element.cuh"
@@ -14,7 +14,7 @@ class DBias : ScoreGrads<T, true, Shape> {
   using typename Base::QBlock;
   using typename Base::Scores;
   static constexpr int kRows = Base::kRows, kKeys = Base::kKeys, kThreads = Base::kThreads;
-  static constexpr int kLine = kKeys + 1;  // floats of a row of the tile in shared memory
+  static constexpr int kLine = kKeys + 1;  // row stride in shared memory, in floats
   static_assert(kRows * kLine * 4 <= Base::kSmem.p, "the sums lie where Q, K, V and dO were");
   using Base::args_;
   using Base::c_;
@@ -27,7 +27,7 @@ class DBias : ScoreGrads<T, true, Shape> {
   };
   struct Place {
     std::int64_t batch_idx, head;
-    int row, key;  // the first
+    int row, key;  // the first ones
   };
 
  public:
@@ -96,7 +96,7 @@ class DBias : ScoreGrads<T, true, Shape> {
     __syncthreads();
   }
 
-  // The tile in shared memory, and the sum over its rows or keys where that is asked for.
+  // Moves the tile to shared memory and sums over its rows or keys if that axis broadcasts.
   static __device__ __forceinline__ float& sum_at(int row, int key) {
     return reinterpret_cast<float*>(dynamic_smem)[row * kLine + key];
   }
@@ -125,8 +125,8 @@ class DBias : ScoreGrads<T, true, Shape> {
       return static_cast<int>(min(count, std::int64_t{tile}));
     };
     int num_rows = 1, num_keys = 1;
-    std::int64_t first_row = place.row;  // packed
-    if (to.stride_q != 0) {              // a batch without entries has rows of zeros too
+    std::int64_t first_row = place.row;  // packed row
+    if (to.stride_q != 0) {              // an empty batch still gets rows of zeros
       num_rows = within((p_.is_ragged ? work().seqlen_q : p_.seqlen_q) - place.row, kRows);
       if (p_.is_ragged) first_row += work().sequence.row_q;
     }
@@ -137,7 +137,7 @@ class DBias : ScoreGrads<T, true, Shape> {
     for (int i = static_cast<int>(threadIdx.x); i < num_rows * num_keys; i += kThreads) {
       const int row = i / num_keys, key = i % num_keys;
       const std::int64_t at = first + row * to.stride_q + key * to.stride_k;
-      const float value = sum_at(row, key) + 0.0f;  // an exact zero has one sign
+      const float value = sum_at(row, key) + 0.0f;  // -0 becomes +0
       if (to.dtype == DType::f32) {
         store_real(static_cast<float*>(data), at, value);
       } else {

@@ -80,7 +80,7 @@ Schedule plan(const Problem& p, const DeviceInfo& device) {
 }
 
 bool is_even(const Problem& p, std::int64_t dim) {
-  const int chunk = dtype_of(p) == DType::f32 ? 4 : 8;  // elements of 16 bytes
+  const int chunk = dtype_of(p) == DType::f32 ? 4 : 8;  // elements in 16 bytes
   return p.alignment >= kWholeAlignment && dim % chunk == 0;
 }
 
@@ -146,10 +146,10 @@ const Kernel kBackwardKernel = {
 
 namespace headrace::cuda {
 
-// Scores with a bias have the same tile on every device.
+// General scores have the same tile on every device.
 std::size_t dbias_workspace_bytes(const Problem& p) {
   return sm80::bwd::workspace_plan(p, sm80::bwd::tile_of(p, 0))
-      .dq_accum;  // lse and D come before it
+      .dq_accum;  // delta and lse precede it
 }
 
 Status launch_dbias(const Problem& p, const AttentionArgs& args, unsigned char* memory,

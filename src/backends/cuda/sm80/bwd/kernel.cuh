@@ -1,12 +1,12 @@
-// Attention backward on mma.sync and cp.async: gradients of q, k and v (Dao, FlashAttention-2,
-// 2023, algorithm 2). A CTA takes a tile of keys of one (batch entry, KV head) and walks over the
-// rows of all heads of the group: dK and dV stay in its registers, its share of dQ is added to the
-// float sums in global memory, in any order or, where bits must not change, when its turn comes.
+// Attention backward on mma.sync and cp.async: dQ, dK and dV (Dao, FlashAttention-2, 2023,
+// algorithm 2). A CTA owns a key tile of one (batch entry, KV head) and loops over the q-blocks of
+// all heads of the group. dK and dV accumulate in registers. dQ is added to dq_accum in global
+// memory with atomics, in any order, or with `deterministic` in a fixed order.
 //
 //   S = Q K^T   dP = dO V^T   dV += P^T dO   dQ += dS K   dK += dS^T Q
 //
-// P and dS go through shared memory, because each product shares its work among the warps in
-// another way.
+// P and dS pass through shared memory, because each product is partitioned among the warps
+// differently.
 #pragma once
 
 #include "backends/cuda/device/barrier.cuh"
@@ -33,7 +33,7 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
   static constexpr int kRowColumnWarps = kTile.warps / kTile.row_warps;
   static constexpr int kWarpRows = kRows / kTile.row_warps, kRowBlocks = kWarpRows / 16;
   static constexpr int kRowColumns = kDim / kRowColumnWarps;
-  // So many columns of dQ at a time: float has no registers for more.
+  // Columns of dQ at a time; float has no registers for more than 32.
   static constexpr int kColumns = kIsFloat && kRowColumns > 32 ? 32 : kRowColumns;
   static constexpr int kElementBytes = static_cast<int>(sizeof(T));
   using DkDvAccum = float[kKeyBlocks][kKeyColumnBlocks][4];
@@ -50,7 +50,8 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
   using Base::Base;
 
   __device__ void run(std::int64_t work_idx) {
-    // Who waits for a turn waits for CTAs that have begun: the ticket says in which order they did.
+    // With dq_semaphores a CTA waits only for CTAs that have started: tile_counter hands out work
+    // tiles in the order in which CTAs start.
     if (threadIdx.x == 0)
       decode_work_tile(c_, kTile,
                        c_.dq_semaphores == nullptr ? work_idx : atomicAdd(c_.tile_counter, 1u),
@@ -127,14 +128,14 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
     }
   }
 
-  // The same where warps drift apart. A group of them has the same keys in S, dP, dK and dV, and
-  // meets once a step; what the others wrote is needed for dQ, two products later, and their places
-  // two products after that.
+  // The same with async_warps. A group of warps owns the same keys in S, dP, dK and dV and syncs
+  // once per q-block (named barrier). dQ, two products later, reads what the other groups wrote
+  // (scores_full); P and dS are overwritten two products after that (scores_empty).
   __device__ __forceinline__ void mainloop_async_warps() {
     static_assert(!kIsGeneral && kTile.q_stages == 2 && !kTile.p_ds_alias);
     constexpr int kGroups =
         kTile.score_warps < kTile.key_warps ? kTile.score_warps : kTile.key_warps;
-    constexpr int kGroup = kTile.warps / kGroups;  // of warps
+    constexpr int kGroup = kTile.warps / kGroups;  // warps per group
     const QueryRange rows = work().rows;
     if (rows.begin >= rows.end) return;
     const int begin = rows.begin / kRows * kRows, group = static_cast<int>(group_size(p_));
@@ -188,13 +189,13 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
       mbarrier_arrive(barrier);
     }
   }
-  // For the whole warp.
+  // One arrival for the whole warp.
   __device__ __forceinline__ void arrive(u32 barrier) const {
     __syncwarp();
     if (lane() == 0) mbarrier_arrive(barrier);
   }
 
-  // Fragments of a tile of P or dS, rounded to T.
+  // Stores fragments of P or dS to shared memory, rounded to T.
   __device__ __forceinline__ void store_scores(const Scores& from, int to) const {
     constexpr int kChunkKeys = 16 / kElementBytes;
     const int t = lane() & 3;
@@ -228,7 +229,7 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
         [&](int step, int pair, u32(&b)[4]) { x.load_b(step, pair, b); }, sums);
   }
 
-  // dQ of the tile's rows, into the float sums.
+  // dQ of the q-block, added to dq_accum.
   __device__ __forceinline__ void accumulate_dq(const QBlock& at) const {
     const int row = warp() / kRowColumnWarps * kWarpRows;
     const int first_column = warp() % kRowColumnWarps * kRowColumns;
@@ -255,7 +256,7 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
         [&](int step, int pair, u32(&b)[4]) { k.load_b(step, pair, b); }, sums);
   }
 
-  // Blocks of 8 rows and 16 columns are 128 floats in the order of the lanes.
+  // A block of 8 rows x 16 columns is 128 floats in lane order.
   template <bool kIsFullWidth>
   __device__ __forceinline__ void reduce(const QBlock& at, int row, int column,
                                          const DqAccum& sums) const {
@@ -276,10 +277,11 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
     }
   }
 
-  // Tiles of keys add to a tile of rows from the last one that it sees to the first. Behind a
-  // diagonal the last one begins with these rows, and the others arrive in this order. A warp has
-  // the same part of a tile's dQ in every CTA: it waits for its own turn alone, and ends it at the
-  // end of the step, when its additions have arrived without being waited for.
+  // Deterministic dQ: key tiles add to a q-block in order, from the last one that it sees to the
+  // first. With a causal mask the last key tile starts with these rows, and the others reach them
+  // in this order. A warp owns the same part of dQ in every CTA: it waits only for its own
+  // semaphore, and releases it at the end of the iteration, when its additions have completed
+  // without a wait.
   __device__ __forceinline__ u32* dq_semaphore_of(const QBlock& at) const {
     return c_.dq_semaphores + this->padded_offset_of(at) / kRows * kTile.warps + warp();
   }
@@ -300,8 +302,8 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
   }
 
   // ---- results
-  // 16-bit rows go through shared memory, where nothing is needed any more, and from there to
-  // global memory by whole pieces.
+  // 16-bit rows are staged in shared memory, which is free by now, and stored in whole 16-byte
+  // chunks.
   __device__ __forceinline__ void store(const DkDvAccum& sums, float factor, int through,
                                         const Operand& to, std::int64_t dim, bool is_even) const {
     const int first_row = warp() / kKeyColumnWarps * kWarpKeys + (lane() >> 2);
@@ -315,7 +317,7 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
       const int row = first_row + 8 * n;
 #pragma unroll
       for (int c = 0; c < kKeyColumnBlocks; ++c) {
-        // Adding +0 gives an exact zero one sign.
+        // Adding +0 turns -0 into +0.
         const float x = fmaf(sums[n / 2][c][n % 2 * 2], factor, 0.0f);
         const float y = fmaf(sums[n / 2][c][n % 2 * 2 + 1], factor, 0.0f);
         const int column = first_column + 8 * c + 2 * (lane() & 3);

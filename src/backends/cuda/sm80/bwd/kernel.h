@@ -1,4 +1,4 @@
-// The portable backward of the CUDA list.
+// The portable backward kernel.
 #pragma once
 
 #include "core/kernel.h"

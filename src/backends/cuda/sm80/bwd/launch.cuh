@@ -1,4 +1,4 @@
-// Launches of one (dtype, head dim): rows, gradients of q, k, v, bias and sinks.
+// Launches for one (dtype, head dim): preprocess, main kernel, dq conversion, dbias, dsinks.
 #pragma once
 
 #include "backends/cuda/runtime/launch.cuh"

@@ -1,6 +1,6 @@
-// The five products of a tile of the backward on mma.sync. Operands lie in shared memory under
-// SwizzleRows, as rows of the sum's index (transposed) or of the result's; a step of a product is
-// 16 terms of 16-bit formats or 8 floats, 32 bytes of a row.
+// Operands and GEMMs of the five products of a backward tile on mma.sync. Operands are in shared
+// memory under SwizzleRows; their rows run along m or n (plain) or along k (transposed). An MMA
+// step is 16 terms of 16-bit formats or 8 of float.
 #pragma once
 
 #include "backends/cuda/sm80/load.cuh"
@@ -8,13 +8,13 @@
 
 namespace headrace::cuda::sm80::bwd {
 
-// Address for ldmatrix of B of 8 rows and two steps: matrices are pieces 0 to 3 of rows 0-7.
+// Lane address for ldmatrix of B, 8 rows and two steps: matrices are chunks 0 to 3 of rows 0-7.
 template <int kRowBytes>
 __device__ __forceinline__ u32 ldmatrix_address_two_steps(u32 tile, int lane) {
   return swizzled_address<kRowBytes>(tile, lane & 7, lane >> 3);
 }
 
-// Rows of the result are rows of the tile: A of 16 rows, B of 16.
+// Rows of the tile run along m (A, 16 rows) or n (B, 16 rows).
 template <int kRowBytes>
 struct PlainOperand {
   __device__ PlainOperand(u32 tile, int lane)
@@ -23,7 +23,7 @@ struct PlainOperand {
   __device__ __forceinline__ void load_a(int step, int block, u32 (&a)[4]) const {
     ldmatrix_x4(a, advance_swizzled(a_, step) + static_cast<u32>(16 * block * kRowBytes));
   }
-  // Of column blocks 2 `pair` and the next.
+  // Column blocks 2 `pair` and 2 `pair` + 1.
   __device__ __forceinline__ void load_b(int step, int pair, u32 (&b)[4]) const {
     ldmatrix_x4(b, advance_swizzled(b_, step) + static_cast<u32>(16 * pair * kRowBytes));
   }
@@ -32,9 +32,9 @@ struct PlainOperand {
   u32 a_, b_;
 };
 
-// Rows of the tile are the terms of the sum; `column` is the first of the result's rows (A) or
-// columns (B) that the warp has, a multiple of their number, which is a power of two: so steps to
-// the others change bits of the address that `column` left alone.
+// Rows of the tile run along k. `column` is the first row (A) or column (B) of the result that the
+// warp owns, a multiple of their number, which is a power of two. Steps to the others therefore
+// change only address bits that `column` does not set.
 template <class T, int kRowBytes>
 struct TransposedOperand {
   __device__ TransposedOperand(u32 tile, int column, int lane)
@@ -43,7 +43,7 @@ struct TransposedOperand {
   __device__ __forceinline__ void load_a(int step, int block, u32 (&a)[4]) const {
     ldmatrix_x4_trans(a, advance_swizzled(a_, block) + static_cast<u32>(16 * step * kRowBytes));
   }
-  // Of column blocks 2 `pair` and the next.
+  // Column blocks 2 `pair` and 2 `pair` + 1.
   __device__ __forceinline__ void load_b(int step, int pair, u32 (&b)[4]) const {
     ldmatrix_x4_trans(b, advance_swizzled(b_, pair) + static_cast<u32>(16 * step * kRowBytes));
   }
@@ -52,9 +52,9 @@ struct TransposedOperand {
   u32 a_, b_;
 };
 
-// Floats are read one by one: ldmatrix transposes 16-bit elements alone. Terms 2 t and 2 t + 1 of
-// a step stand where the fragment has t and t + 4, in all operands of a product, and so the rows
-// that a warp reads at once lie in different banks.
+// Floats are loaded one by one, because ldmatrix.trans transposes 16-bit elements only. Terms 2 t
+// and 2 t + 1 of a step take the places t and t + 4 of the fragment, in both operands of a product,
+// so that the rows that a warp reads at once are in different banks.
 template <int kRowBytes>
 struct TransposedOperand<float, kRowBytes> {
   __device__ TransposedOperand(u32 tile, int column, int lane)
@@ -77,7 +77,7 @@ struct TransposedOperand<float, kRowBytes> {
   static __device__ __forceinline__ u32 address(u32 tile, int row, int column) {
     return swizzled_address<kRowBytes>(tile, row, column >> 2) + static_cast<u32>((column & 3) * 4);
   }
-  // `eight`: of columns.
+  // `eight`: index of a group of eight columns.
   static __device__ __forceinline__ u32 load(u32 row, int step, int eight) {
     u32 x;
     asm volatile("ld.shared.b32 %0, [%1];"
@@ -89,7 +89,7 @@ struct TransposedOperand<float, kRowBytes> {
   u32 even_, odd_;
 };
 
-// A plain operand whose terms have the order of the transposed one that it meets.
+// A plain operand with the order of terms of the TransposedOperand that it is multiplied with.
 template <class T, int kRowBytes>
 struct PermutedOperand : PlainOperand<kRowBytes> {
   using PlainOperand<kRowBytes>::PlainOperand;
@@ -114,8 +114,8 @@ struct PermutedOperand<float, kRowBytes> {
   u32 row_;
 };
 
-// d += A B. load_a(step, block, a): 16 rows; load_b(step, pair, b): 16 columns, or 8 (b[0], b[1])
-// where there are no more.
+// d += A B. load_a(step, block, a) loads 16 rows; load_b(step, pair, b) loads 16 columns, or 8 into
+// b[0] and b[1] if the warp has no more.
 template <class T, int kRowBlocks, int kColumnBlocks, int kMmaSteps>
 struct TileGemm {
   static_assert(kColumnBlocks == 1 || kColumnBlocks % 2 == 0);
@@ -141,7 +141,7 @@ struct TileGemm {
   }
 };
 
-// Sums of kMaxChain steps at most are left to the tensor cores, as in the forward.
+// Tensor cores accumulate at most kMaxChain steps, as in the forward.
 template <int kRowBlocks, int kColumnBlocks, int kMmaSteps>
 struct TileGemm<float, kRowBlocks, kColumnBlocks, kMmaSteps> {
   static constexpr int kMaxChain = kMmaSteps < 4 ? kMmaSteps : 4;

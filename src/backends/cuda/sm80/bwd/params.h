@@ -1,4 +1,4 @@
-// What backward.cc hands to the backward kernels of sm80/.
+// Parameters of the backward kernels.
 #pragma once
 
 #include "backends/cuda/common/score_params.h"
@@ -9,18 +9,18 @@ namespace headrace::cuda::sm80::bwd {
 struct Params {
   BwdPreprocessParams rows;
   ScoreParams score_params;
-  WorkOrder order;  // of tiles of keys
+  WorkOrder order;  // of key tiles
   DBiasTiles dbias_tiles;
   std::int64_t num_dbias_tiles = 0;
-  std::uint32_t* dq_semaphores =
-      nullptr;                            // by head, tile of rows and warp; null: any order will do
-  std::uint32_t* tile_counter = nullptr;  // of the CTAs, with turns
-  bool use_large_tile;                    // the tile
-  bool is_aligned;                        // 16 bytes at a time
-  bool is_even_k, is_even_v;              // ... of which a row of K, of V, has a whole number
+  // deterministic: one per head, q-block and warp, and the dynamic tile counter; null: any order.
+  std::uint32_t* dq_semaphores = nullptr;
+  std::uint32_t* tile_counter = nullptr;
+  bool use_large_tile;
+  bool is_aligned;            // to 16 bytes
+  bool is_even_k, is_even_v;  // aligned, and a row of K, of V, is whole 16-byte chunks
 };
 
-// One file each.
+// Each in its own translation unit.
 using LaunchFn = Status (*)(const Params& params, Stream stream);
 Status launch_f32_hd64(const Params& params, Stream stream);
 Status launch_f32_hd128(const Params& params, Stream stream);

@@ -1,6 +1,6 @@
-// A tile of P and dS, as every kernel of the backward computes it: P = exp(S - lse) from the scores
-// and the lse, dS = P (dP - D) from dP = dO V^T. Fragments are those of the forward: a warp has
-// some rows of queries and some keys, in registers.
+// P and dS of a tile, shared by the main kernel and dbias: P = exp(S - lse), dS = P (dP - D), with
+// S = Q K^T and dP = dO V^T. Fragments are those of the forward: a warp holds some query rows x
+// some keys in registers.
 #pragma once
 
 #include <type_traits>
@@ -27,7 +27,7 @@ class ScoreGrads {
   static constexpr int kRowBytes = kSmem.row_bytes, kScoreBytes = kSmem.score_bytes;
   static constexpr int kMmaSteps = kRowBytes / 32;  // over the head dim
   static constexpr int kQueryBytes = kRows * kRowBytes;
-  // Of a warp.
+  // A warp's part of S and dP.
   static constexpr int kWarpRows = kRows / (kTile.warps / kTile.score_warps);
   static constexpr int kWarpKeys = kKeys / kTile.score_warps;
   static constexpr int kRowBlocks = kWarpRows / 16, kKeyBlocks = kWarpKeys / 8;
@@ -36,7 +36,7 @@ class ScoreGrads {
   using Scores = float[kRowBlocks][kKeyBlocks][4];
   static_assert(sizeof(ScoreRow) == kScoreRowBytes && kRowBlocks <= 2);
 
-  // `rows` of a head from first_row on; stage of Q and of the rows' numbers.
+  // A q-block: kRows rows of a head from first_row on, and the stage of its Q, lse and delta.
   struct QBlock {
     std::int64_t head;
     int first_row, stage;
@@ -74,14 +74,14 @@ class ScoreGrads {
     load_tile<T, kDim, kRows, kThreads, SwizzleRows>(to, from, stride, dim, min(num_rows, kRows),
                                                      c_.is_aligned, is_even);
   }
-  // Of Q or dO, from the sequence's first row in the first head on.
+  // Loads a q-block of Q or dO. `first`: the sequence's first row, head 0.
   __device__ __forceinline__ void load_rows(const void* first, const Operand& x, const QBlock& at,
                                             std::int64_t dim, bool is_even, u32 to) const {
     const std::int64_t offset = at.head * x.stride_head + at.first_row * x.stride_seq;
     load(static_cast<const T*>(first) + offset, x.stride_seq, dim, is_even,
          work().seqlen_q - at.first_row, to);
   }
-  // Keys by the tile of rows, of which a tile of keys has one or more.
+  // Loads K or V, kRows keys at a time.
   __device__ void load_keys(const Operand& x, std::int64_t dim, u32 to) const {
     static_assert(kKeys % kRows == 0);
     const int num_keys = work().seqlen_k - work().first_key;
@@ -92,7 +92,7 @@ class ScoreGrads {
                           work().kv_head),
            x.stride_seq, dim, false, num_keys - key, to + static_cast<u32>(key * kRowBytes));
   }
-  // K, and V into registers where they hold it: that comes where Q will be.
+  // Loads K and V. With v_in_registers V passes through the shared memory of Q.
   __device__ void load_keys_and_values() {
     load_keys(args_.k, p_.head_dim, smem(kSmem.k));
     load_keys(args_.v, p_.head_dim_v, smem(kTile.v_in_registers ? kSmem.q : kSmem.v));
@@ -108,7 +108,7 @@ class ScoreGrads {
       __syncthreads();
     }
   }
-  // Zeros where rows of Q and dO are never written: columns that do not exist.
+  // Zeroes the padding columns of Q and dO, which the loads never write.
   __device__ void clear_pad_columns() const {
     if (c_.is_even_k && p_.head_dim < kDim)
       clear_chunks<T, kDim, kRows * kTile.q_stages, kThreads, SwizzleRows>(smem(kSmem.q),
@@ -120,7 +120,7 @@ class ScoreGrads {
   __device__ __forceinline__ std::int64_t padded_offset_of(const QBlock& at) const {
     return at.head * work().head_rows + work().padded_row + at.first_row;
   }
-  // Q, lse and D.
+  // Q, lse and delta.
   __device__ __forceinline__ void load_q(const QBlock& at) const {
     load_rows(work().q, args_.q, at, p_.head_dim, c_.is_even_k, q_of(at.stage));
     constexpr int kChunks = kRows / 4;
@@ -136,7 +136,7 @@ class ScoreGrads {
     load_rows(work().dout, args_.gradients.dout, at, p_.head_dim_v, c_.is_even_v,
               dout_of(at.stage));
   }
-  // Rows that do not exist take those of the last one.
+  // Rows past the end take the ScoreRow of the last row.
   __device__ void write_score_rows(const QBlock& at) const {
     if constexpr (kIsGeneral) {
       const int row = static_cast<int>(threadIdx.x);
@@ -146,7 +146,7 @@ class ScoreGrads {
     }
   }
 
-  // d += A B; the warp's keys begin at `keys`.
+  // d += A B. `keys`: address of the warp's first key.
   template <class Product, class LoadA>
   static __device__ __forceinline__ void multiply_keys(LoadA load_a, u32 keys, Scores& d) {
     if constexpr (kKeyBlocks == 1) {
@@ -167,7 +167,7 @@ class ScoreGrads {
     }
   }
 
-  // ---- the products of scores: S and dP of the warp's rows and keys
+  // ---- S and dP of the warp's rows and keys
   __device__ __forceinline__ void compute_s_dp(const QBlock& at, Scores& s, Scores& dp) const {
     using Product = TileGemm<T, kRowBlocks, kKeyBlocks, kMmaSteps>;
     const u32 row = static_cast<u32>(warp_row() * kRowBytes);
@@ -194,7 +194,7 @@ class ScoreGrads {
     }
   }
 
-  // ---- S and dP become P (times what dropout multiplies with) and dS, as S and dP
+  // ---- turns S into P (times the dropout scale) and dP into dS, in place
   template <bool kWithSoftcapGrad>
   __device__ __forceinline__ void compute_p_ds(const QBlock& at, Scores& s, Scores& dp) const {
     const int last_row = min(at.first_row + kRows, work().seqlen_q);
@@ -237,15 +237,16 @@ class ScoreGrads {
   const AttentionArgs& args_;
 
  private:
-  // In float the lse is the natural one: to round it again would cost as much as all else.
+  // With float the lse stays in natural units: the rounding error of a conversion to log2 would be
+  // as large as all other errors together.
   __device__ __forceinline__ float probability(float s, float lse) const {
     const float scale = kIsGeneral ? 1.0f : c_.score_params.scale;
     if constexpr (kIsFloat) return ex2_approx_ftz(fmaf(s, scale, -lse) * kLog2E);
     return ex2_approx_ftz(fmaf(s, scale * kLog2E, -lse));
   }
 
-  // 1 - tanh^2 of the scores before the softcap, as 4 e / (1 + e)^2 with e = exp(-2 |x|): where the
-  // cap is flat the difference would have no digits left.
+  // Derivative of the softcap, 1 - tanh^2, computed as 4 e / (1 + e)^2 with e = exp(-2 |x|): in the
+  // saturated range the difference would cancel.
   template <int kHalf>
   __device__ __forceinline__ void softcap_grads(const float (&s)[kKeyBlocks][4],
                                                 float (&softcap_grad)[kKeyBlocks][2]) const {
@@ -261,7 +262,8 @@ class ScoreGrads {
     }
   }
 
-  // What dropout multiplies with. Its words are those of 32 keys, of which a warp may have a part.
+  // Dropout scale of each element, 0 or 1 / keep probability. A Philox word covers 32 keys, of
+  // which a warp may own a part.
   template <int kHalf>
   __device__ __forceinline__ void dropout_scales(int row,
                                                  float (&dropout_scale)[kKeyBlocks][2]) const {

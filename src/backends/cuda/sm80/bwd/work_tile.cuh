@@ -1,4 +1,4 @@
-// What one CTA of the backward computes, found by one thread and kept in shared memory.
+// The work tile of a CTA of the backward: one thread decodes it into shared memory.
 #pragma once
 
 #include "backends/cuda/common/lengths.cuh"
@@ -7,13 +7,13 @@
 
 namespace headrace::cuda::sm80::bwd {
 
-// A tile of keys of one (batch entry, KV head), and the rows that it meets.
+// A key tile of one (batch entry, KV head) and the query rows that see it.
 struct WorkTile {
   Sequence sequence;
   std::int64_t batch_idx, kv_head;
-  std::int64_t padded_row;  // of the sequence's first row
-  std::int64_t head_rows;   // padded rows of a head
-  const void *q, *dout;     // of the sequence's first row and the first head
+  std::int64_t padded_row;  // padded row of the sequence's first row
+  std::int64_t head_rows;   // padded rows per head
+  const void *q, *dout;     // at the sequence's first row, head 0
   int seqlen_q, seqlen_k;
   int first_key, key_tile;
   Band band;
@@ -45,8 +45,8 @@ __device__ inline void set_sequence(const Params& c, std::int64_t batch_idx, Wor
   x.band = band_of(p, x.sequence.seqlen_q, x.sequence.seqlen_k);
 }
 
-// Causal tiles differ in length: the first keys are seen by the most rows, and begin. Where tiles
-// of keys take turns the last ones do, for which the others wait.
+// With a causal mask the first keys are seen by the most rows: their tile is the longest and comes
+// first. With dq_semaphores the last keys come first, because the other tiles wait for them.
 __device__ inline void decode_work_tile(const Params& c, Tile tile, std::int64_t work_idx,
                                         WorkTile& x) {
   const auto [head_idx, idx] = work_coord(c.order, work_idx);
