@@ -1,5 +1,6 @@
 #include "lab/kernels.h"
 
+#include "backends/cuda/common/constants.h"
 #include "base/math.h"
 #include "lab/launch.h"
 
@@ -10,7 +11,8 @@ constexpr std::int64_t kMaxGrid = 65535;  // along y and z
 
 // What both leave out: they show an idea and what it replaces, not the contract.
 std::string refuses_all_but_plain(const Problem& p, const DeviceInfo& device) {
-  if (device.sm < 80) return format_text("needs a GPU of sm80 or newer, not sm{}", device.sm);
+  if (device.sm < cuda::kMinSm)
+    return format_text("needs a GPU of sm{} or newer, not sm{}", cuda::kMinSm, device.sm);
   if (dtype_of(p) == DType::f64) return "computes f32, f16 and bf16, not f64";
   if (p.is_ragged) return "takes dense batches only";
   if (has_general_scores(p) || p.has_sinks || p.has_probs || p.window_left >= 0 ||

@@ -8,6 +8,8 @@ namespace headrace::cuda {
 inline constexpr float kLog2E = 0x1.715476p+0f;
 inline constexpr float kLn2 = 0x1.62e43p-1f;
 
+inline constexpr int kMinSm = 80;  // the oldest architecture with code in the library
+
 // Dynamic shared memory of one CTA: sm_86 and sm_89 have the least, 99 KiB; sm_90 has 227 KiB.
 inline constexpr int kSmemLimitSm86 = 99 * 1024;
 inline constexpr int kSmemLimitSm90 = 227 * 1024;

@@ -4,19 +4,18 @@
 #include <cstdlib>
 
 #include "backends/cuda/backend.h"
+#include "backends/cuda/common/constants.h"
 #include "backends/cuda/runtime/device.cuh"
 #include "backends/cuda/runtime/pointer.cuh"
 
 namespace headrace::cuda {
 namespace {
 
-constexpr int kOldestSm = 80;  // of the code in this library
-
 Status check_device_of(int device_id) {
   Result<DeviceInfo> device = device_info(device_id);
   if (!device.ok()) return std::move(device.failure());
-  if (device.value().sm >= kOldestSm) return std::nullopt;
-  return unsupported("softmax needs a GPU of sm{} or newer, and cuda:{} is an sm{} ({})", kOldestSm,
+  if (device.value().sm >= kMinSm) return std::nullopt;
+  return unsupported("softmax needs a GPU of sm{} or newer, and cuda:{} is an sm{} ({})", kMinSm,
                      device_id, device.value().sm, device.value().name);
 }
 

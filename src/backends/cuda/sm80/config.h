@@ -22,6 +22,12 @@ constexpr int head_dim_bucket(const Problem& p) {
   return 0;
 }
 
+// Whether rows of `dim` elements are whole 16-byte chunks, aligned.
+constexpr bool is_even(const Problem& p, std::int64_t dim) {
+  const int chunk = dtype_of(p) == DType::f32 ? 4 : 8;  // elements
+  return p.alignment >= kWholeAlignment && dim % chunk == 0;
+}
+
 // Plain scores: scale, causal mask, window, sinks. Everything else is general.
 constexpr bool needs_general_scores(const Problem& p) {
   return has_general_scores(p) || !(p.softmax_scale > 0);

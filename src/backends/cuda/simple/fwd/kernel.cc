@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "backends/cuda/common/constants.h"
 #include "backends/cuda/runtime/error_word.cuh"
 #include "backends/cuda/simple/fwd/launch.h"
 #include "base/math.h"
@@ -46,9 +47,8 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace, Stream str
 }  // namespace
 
 std::string refuses_device(const Problem&, const DeviceInfo& device) {
-  constexpr int kOldestSm = 80;  // of the code in this library
-  if (device.sm >= kOldestSm) return {};
-  return format_text("needs a GPU of sm{} or newer, not sm{}", kOldestSm, device.sm);
+  if (device.sm >= kMinSm) return {};
+  return format_text("needs a GPU of sm{} or newer, not sm{}", kMinSm, device.sm);
 }
 
 const Kernel kForwardKernel = {

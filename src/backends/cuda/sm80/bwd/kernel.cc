@@ -10,8 +10,6 @@
 namespace headrace::cuda::sm80::bwd {
 namespace {
 
-constexpr int kOldestSm = 80;
-
 struct Instance {
   DType dtype;
   int dim;
@@ -37,20 +35,21 @@ int smem_of(const Problem& p, const Tile& tile) {
 }
 
 std::string refuses(const Problem& p, const DeviceInfo& device) {
-  if (device.sm < kOldestSm)
-    return format_text("needs a GPU of sm{} or newer, not sm{}", kOldestSm, device.sm);
-  if (dtype_of(p) == DType::f64) return "computes f32, f16 and bf16, not f64";
+  if (device.sm < kMinSm)
+    return format_text("needs a GPU of sm{} or newer, not sm{}", kMinSm, device.sm);
+  if (dtype_of(p) == DType::f64) return "supports f32, f16 and bf16, not f64";
   if (head_dim_bucket(p) == 0)
-    return format_text("takes head dims up to {}, not {} and {}", kMaxHeadDim, p.head_dim,
+    return format_text("supports head dims up to {}, not {} and {}", kMaxHeadDim, p.head_dim,
                        p.head_dim_v);
   if (p.seqlen_k > kMaxCount || p.seqlen_q > kMaxCount)
-    return format_text("counts up to {} queries and keys of a sequence", kMaxCount);
+    return format_text("supports at most {} queries and keys per sequence", kMaxCount);
   if (group_size(p) * ceil_div<std::int64_t>(p.seqlen_q, 16) > kMaxCount)
-    return format_text("counts up to {} queries of the heads of a group", 16 * kMaxCount);
-  if (num_padded_blocks(p) > kMaxPaddedBlocks) return "there are 2^32 parts of 128 queries or more";
+    return format_text("supports at most {} queries x heads of a group", 16 * kMaxCount);
+  if (num_padded_blocks(p) > kMaxPaddedBlocks)
+    return "supports at most 2^32 - 1 blocks of 128 query rows";
   const int smem_bytes = smem_of(p, tile_of(p, device.smem_bytes));
   if (device.smem_bytes != 0 && static_cast<std::int64_t>(device.smem_bytes) < smem_bytes)
-    return format_text("needs {} bytes of shared memory, the GPU has {} a CTA", smem_bytes,
+    return format_text("needs {} bytes of shared memory per CTA, the GPU has {}", smem_bytes,
                        device.smem_bytes);
   return {};
 }
@@ -70,18 +69,13 @@ Schedule plan(const Problem& p, const DeviceInfo& device) {
   schedule.has_fixed_bits = p.deterministic;
   schedule.workspace_bytes = workspace_plan(p, tile).total + kWorkspaceAlignment;
   schedule.note = format_text(
-      "mma.sync, {} warps, {} bytes of shared memory, {} scores; dq added up in float {}{}",
+      "mma.sync, {} warps, {} bytes of shared memory, {} scores; dq accumulated in float {}{}",
       tile.warps, smem_of(p, tile), needs_general_scores(p) ? "general" : "plain",
       p.deterministic ? "from the last keys to the first" : "by atomics, in any order",
       p.alignment < kWholeAlignment
           ? "; operands are not aligned to 16 bytes: copied element by element"
           : "");
   return schedule;
-}
-
-bool is_even(const Problem& p, std::int64_t dim) {
-  const int chunk = dtype_of(p) == DType::f32 ? 4 : 8;  // elements in 16 bytes
-  return p.alignment >= kWholeAlignment && dim % chunk == 0;
 }
 
 Params make_params(const Problem& p, const DeviceInfo& device, const AttentionArgs& args,

@@ -6,7 +6,6 @@
 namespace headrace::cuda::sm80::fwd {
 namespace {
 
-constexpr int kOldestSm = 80;
 constexpr std::size_t kWorkspaceAlignment = 16;
 
 struct Instance {
@@ -34,20 +33,20 @@ int smem_of(const Problem& p, Tile tile) {
 }
 
 std::string refuses(const Problem& p, const DeviceInfo& device) {
-  if (device.sm < kOldestSm)
-    return format_text("needs a GPU of sm{} or newer, not sm{}", kOldestSm, device.sm);
-  if (dtype_of(p) == DType::f64) return "computes f32, f16 and bf16, not f64";
-  if (p.has_probs)
-    return "never holds the whole matrix of probabilities; only cuda_simple writes probs";
+  if (device.sm < kMinSm)
+    return format_text("needs a GPU of sm{} or newer, not sm{}", kMinSm, device.sm);
+  if (dtype_of(p) == DType::f64) return "supports f32, f16 and bf16, not f64";
+  if (p.has_probs) return "does not materialise P; only cuda_simple writes probs";
   if (head_dim_bucket(p) == 0)
-    return format_text("takes head dims up to {}, not {} and {}", kMaxHeadDim, p.head_dim,
+    return format_text("supports head dims up to {}, not {} and {}", kMaxHeadDim, p.head_dim,
                        p.head_dim_v);
   if (p.seqlen_k > kMaxCount || p.seqlen_q > kMaxCount / group_size(p))
-    return format_text("counts up to {} keys and rows of a sequence (queries x heads of a group)",
-                       kMaxCount);
+    return format_text(
+        "supports at most {} keys and {} rows (queries x heads of a group) per sequence", kMaxCount,
+        kMaxCount);
   const int smem = smem_of(p, tile_of(p, device.smem_bytes));
   if (device.smem_bytes != 0 && static_cast<std::int64_t>(device.smem_bytes) < smem)
-    return format_text("needs {} bytes of shared memory, the GPU has {} a CTA", smem,
+    return format_text("needs {} bytes of shared memory per CTA, the GPU has {}", smem,
                        device.smem_bytes);
   return {};
 }
@@ -76,15 +75,12 @@ Schedule plan(const Problem& p, const DeviceInfo& device) {
   schedule.note = format_text(
       "mma.sync, {} warps of {} rows, {} bytes of shared memory, {} scores{}", tile.warps,
       16 * tile.row_blocks, smem_of(p, tile), needs_general_scores(p) ? "general" : "plain",
-      p.alignment < 16 ? "; operands are not aligned to 16 bytes: copied element by element" : "");
+      p.alignment < kWholeAlignment
+          ? "; operands are not aligned to 16 bytes: copied element by element"
+          : "");
   if (p.is_ragged && partials.max_splits > 1)
-    schedule.note += "; splits chosen for each sequence by its own lengths";
+    schedule.note += "; number of splits chosen per sequence";
   return schedule;
-}
-
-bool is_even(const Problem& p, std::int64_t dim) {
-  const int chunk = dtype_of(p) == DType::f32 ? 4 : 8;  // elements in 16 bytes
-  return p.alignment >= 16 && dim % chunk == 0;
 }
 
 Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
@@ -104,7 +100,7 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
                 .split_layout = split_layout(p, tile),
                 .o_partial = nullptr,
                 .error_word = word.value(),
-                .is_aligned = p.alignment >= 16,
+                .is_aligned = p.alignment >= kWholeAlignment,
                 .is_even_k = is_even(p, p.head_dim),
                 .is_even_v = is_even(p, p.head_dim_v)};
   if (params.order.num_tiles() == 0) return std::nullopt;
