@@ -1,5 +1,5 @@
-// Standard attention: the matrix of scores is written to memory, normalised there and read again.
-// What it takes in time and memory is what FlashAttention saves.
+// Standard attention: writes the matrix of scores to memory, normalises it there and reads it
+// again. FlashAttention saves that time and memory.
 #include "backends/cuda/common/element.cuh"
 #include "backends/cuda/runtime/launch.cuh"
 #include "lab/launch.h"
@@ -9,11 +9,11 @@ namespace {
 
 using namespace cuda;
 
-constexpr int kTile = 16;  // of a product, one element a thread
-// Sums are kept in parts of some dozen terms: a plain sum of 10^4 rounds too often.
+constexpr int kTile = 16;  // of a matrix product, one element per thread
+// Terms per partial sum: a plain sum of 10^4 terms has too many rounding errors.
 constexpr std::int64_t kParts = 64;
 
-struct Place {  // of a CTA: which (batch entry, head)
+struct Place {  // (batch entry, head) of a CTA
   std::int64_t batch_idx, head, kv_head, matrix;
 };
 __device__ inline Place place_of(const Problem& p) {
@@ -52,7 +52,7 @@ __global__ void multiply_q_k(const __grid_constant__ Problem p,
       is_visible ? sum * static_cast<float>(p.softmax_scale) : -HUGE_VALF;
 }
 
-// Each row of scores becomes its softmax; a warp a row. A row of -inf becomes zeros.
+// Softmax of each row, in place; one warp per row. A row of -inf becomes zeros.
 __global__ void normalise(const __grid_constant__ Problem p,
                           const __grid_constant__ AttentionArgs args, float* scores,
                           std::int64_t num_rows) {
@@ -116,7 +116,7 @@ unsigned tiles(std::int64_t size) { return static_cast<unsigned>((size + kTile -
 template <class T>
 Status launch_three(const Problem& p, const AttentionArgs& args, float* scores,
                     cudaStream_t stream) {
-  constexpr unsigned kRows = 4;  // of softmax, a CTA
+  constexpr unsigned kRows = 4;  // of the softmax, per CTA
   const auto matrices = static_cast<unsigned>(p.batch * p.num_heads);
   const std::int64_t num_rows = p.batch * p.num_heads * p.seqlen_q;
   const LaunchShape scores_shape{.name = "cuda_materialised (scores)",

@@ -1,8 +1,7 @@
-// The idea of FlashAttention (Dao, Fu, Ermon, Rudra, Re 2022) and nothing else: a CTA takes a tile
-// of queries, one a thread, and walks over the keys a tile at a time. K and V pass through shared
-// memory, the scores of a tile stay there too, and neither they nor the weights are ever written to
-// memory. The softmax is computed as the keys come by: when a larger score turns up, what was
-// summed so far is scaled down.
+// FlashAttention (Dao, Fu, Ermon, Rudra, Re 2022) without any optimisation: a CTA takes a tile of
+// queries, one per thread, and loops over tiles of keys. K, V and the scores of a tile are in
+// shared memory; neither S nor P is written to global memory. The softmax is online: when a tile
+// has a larger score, the sums so far are rescaled.
 #include "backends/cuda/common/element.cuh"
 #include "backends/cuda/runtime/launch.cuh"
 #include "lab/launch.h"
@@ -12,7 +11,7 @@ namespace {
 
 using namespace cuda;
 
-constexpr int kQueries = 128;  // of a tile, one a thread
+constexpr int kQueries = 128;  // of a tile, one per thread
 constexpr int kKeys = 32;      // of a tile
 constexpr int kMaxDim = kTeachingDim;
 
@@ -21,11 +20,11 @@ __global__ void __launch_bounds__(kQueries)
     teaching_forward(const __grid_constant__ Problem p,
                      const __grid_constant__ AttentionArgs args) {
   __shared__ float k_tile[kKeys][kMaxDim], v_tile[kKeys][kMaxDim];
-  __shared__ float score_tile[kQueries][kKeys + 1];  // a column of banks for each thread
+  __shared__ float score_tile[kQueries][kKeys + 1];  // + 1: the threads access different banks
   float* scores = score_tile[threadIdx.x];           // [kKeys]
   const std::int64_t q_idx = std::int64_t{kQueries} * blockIdx.x + threadIdx.x;
   const std::int64_t head = blockIdx.y, batch_idx = blockIdx.z;
-  const bool is_row = q_idx < p.seqlen_q;  // the last tile may be short
+  const bool is_row = q_idx < p.seqlen_q;  // the last tile may be partial
   const std::int64_t from_q = row_offset(args.q, batch_idx, q_idx, head);
 
   float q[kMaxDim], out[kMaxDim] = {}, top = -HUGE_VALF, sum = 0;
@@ -34,11 +33,11 @@ __global__ void __launch_bounds__(kQueries)
     q[d] = is_row && d < p.head_dim ? load_real(static_cast<const T*>(args.q.data), from_q + d) *
                                           static_cast<float>(p.softmax_scale)
                                     : 0.f;
-  // Only queries before seqlen_q count; a causal mask ends the keys of each row.
+  // End of the visible keys: the causal mask.
   const std::int64_t end = visible_keys(p, q_idx, p.seqlen_q, p.seqlen_k).end;
 
   for (std::int64_t first = 0; first < p.seqlen_k; first += kKeys) {
-    __syncthreads();  // the tile before it is no longer read
+    __syncthreads();  // the previous tile has been read
     for (int i = static_cast<int>(threadIdx.x); i < kKeys * kMaxDim; i += kQueries) {
       const int j = i / kMaxDim, d = i % kMaxDim;
       const bool is_key = first + j < p.seqlen_k && d < p.head_dim;

@@ -1,4 +1,4 @@
-// What the hosts of fwd/ and bwd/ hand to the kernels of simple/.
+// Parameters shared by the kernels of fwd/ and bwd/.
 #pragma once
 
 #include "core/kernel.h"
@@ -9,9 +9,9 @@ struct Params {
   Problem problem;
   AttentionArgs args;
   std::int64_t num_rows;      // batch * num_heads * (longest) seqlen_q
-  std::uint32_t* error_word;  // for lengths that live on the device
+  std::uint32_t* error_word;  // for lengths on the device
 };
 
-inline constexpr int kWarps = 4;  // of a CTA; each takes a row at a time
+inline constexpr int kWarps = 4;  // per CTA; a warp computes one row at a time
 
 }  // namespace headrace::cuda::simple

@@ -1,5 +1,5 @@
-// A row (batch entry, head, query) of scores, as a warp sees it: its lanes share the head
-// dimension. Forward and backward of this folder are written on it.
+// A row of scores (batch entry, head, query), computed by one warp whose lanes share the head dim.
+// Base class of the forward and backward rows.
 #pragma once
 
 #include "backends/cuda/common/element.cuh"
@@ -12,12 +12,11 @@ namespace headrace::cuda::simple {
 struct RowPlace {
   std::int64_t batch_idx, head, q_idx;
 };
-// Row number `idx` of [batch, num_heads, seqlen_q]; ragged: seqlen_q is that of the longest
-// sequence.
+// Row `idx` of [batch, num_heads, seqlen_q]; ragged: seqlen_q of the longest sequence.
 __device__ inline RowPlace place_of(const Problem& p, std::int64_t idx) {
   return {idx / p.seqlen_q / p.num_heads, idx / p.seqlen_q % p.num_heads, idx % p.seqlen_q};
 }
-// One thread for each sequence reports lengths that break a rule.
+// One thread per sequence reports lengths that break a rule.
 __device__ inline Sequence sequence_at(const Params& c, const RowPlace& place, int lane) {
   const bool reports = place.q_idx == 0 && place.head == 0 && lane == 0;
   return device_sequence(c.problem, c.args.ragged, place.batch_idx, reports, c.error_word);
@@ -60,7 +59,7 @@ class ScoreRow {
       to[i] =
           column(i) < dim ? load_real(static_cast<const T*>(x.data), from + column(i)) : Real(0);
   }
-  // The product of registers and a row in memory: the same number in every lane.
+  // Dot product of registers and a row in memory, the same value in every lane.
   __device__ Real dot(const Real (&mine)[kPerLane], const Operand& x, std::int64_t row,
                       std::int64_t dim) const {
     const std::int64_t from = row_offset(x, place_.batch_idx, row, kv_head_);
@@ -91,7 +90,7 @@ class ScoreRow {
   }
   __device__ Real score(std::int64_t j) const { return score(j, scaled_product(j)); }
 
-  // Masks of every kind; the causal mask and the window already bound keys_.
+  // Bool mask and tree mask; keys_ already has the causal mask and the window.
   __device__ bool sees(std::int64_t j) const {
     if (args_.mask.data != nullptr &&
         static_cast<const std::uint8_t*>(args_.mask.data)[score_offset(args_.mask, j)] == 0)
@@ -103,7 +102,7 @@ class ScoreRow {
     return bit < 0 || (words[bit / 32] >> (bit % 32) & 1u) != 0;
   }
 
-  // What dropout multiplies a weight with.
+  // Dropout scale of a weight.
   __device__ Real kept(std::int64_t j) const {
     if (!has_dropout(p_)) return 1;
     const DropoutRow random{
@@ -120,17 +119,17 @@ class ScoreRow {
       return load_real(static_cast<const float*>(args_.bias.data), offset);
     return load_real(static_cast<const T*>(args_.bias.data), offset);
   }
-  // In a ragged batch the query axis of bias and mask counts packed rows.
+  // Ragged: bias and mask are indexed by packed rows.
   __device__ std::int64_t score_offset(const ScoreOperand& x, std::int64_t j) const {
     return place_.batch_idx * x.stride_batch + place_.head * x.stride_head + row_q() * x.stride_q +
            j * x.stride_k;
   }
-  // Of the lse and what lies like it.
+  // Offset of the row in lse and dlse.
   __device__ std::int64_t lse_offset(const LseOperand& x) const {
     return place_.batch_idx * x.stride_batch + place_.head * x.stride_head + row_q() * x.stride_q;
   }
 
-  // Sums of so many terms are added to the whole: a plain sum of 10^4 terms rounds too often.
+  // Terms per partial sum: a plain sum of 10^4 terms has too many rounding errors.
   static constexpr std::int64_t kTileTerms = 64;
   static constexpr Real kInfinity = static_cast<Real>(HUGE_VAL);
 

@@ -16,21 +16,22 @@ std::size_t real_bytes(const Problem& p) {
 std::int64_t num_rows_of(const Problem& p) { return p.batch * p.num_heads * p.seqlen_q; }
 
 Schedule plan(const Problem& p, const DeviceInfo& device) {
-  constexpr std::int64_t kCtasPerUnit = 64;  // several waves, so that long rows even out
+  constexpr std::int64_t kCtasPerUnit = 64;  // several waves, to balance rows of different length
   Schedule schedule;
   schedule.tile_m = 1;
   schedule.tile_n = 64;
   schedule.num_ctas = kCtasPerUnit * std::max(device.num_units, 1);
   schedule.workspace_bytes =
-      (static_cast<std::size_t>(num_rows_of(p)) + 1) * real_bytes(p);  // one to align
+      (static_cast<std::size_t>(num_rows_of(p)) + 1) * real_bytes(p);  // one more for alignment
   schedule.note = format_text(
-      "a warp a query, a key, an element of dbias; no atomics; {} arithmetic: every feature, for "
-      "checking, not for speed",
+      "one warp per query, per key, per element of dbias; no atomics; {} arithmetic; every "
+      "feature, "
+      "slow",
       dtype_of(p) == DType::f64 ? "double" : "float");
   return schedule;
 }
 
-// As the caller's dbias lies: axes of stride 0 are summed over.
+// Axes of stride 0 in the caller's dbias broadcast and are summed over.
 BiasShape bias_shape_of(const Problem& p, const ScoreOperand& dbias) {
   if (dbias.data == nullptr) return {};
   const auto size = [](std::int64_t stride, std::int64_t whole) {
@@ -73,7 +74,7 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
 const Kernel kBackwardKernel = {
     .name = "cuda_simple",
     .summary =
-        "a warp a query and a warp a key, f32 f16 bf16 f64, every feature, no atomics; any GPU, "
+        "one warp per query and per key, f32 f16 bf16 f64, every feature, no atomics; any GPU, "
         "slow",
     .refuses = fwd::refuses_device,
     .plan = plan,

@@ -1,14 +1,14 @@
 // Attention backward for any GPU and every feature, written to be read: four kernels, no atomics,
 // so the gradients have the same bits every time.
 //
-//   rows   a warp a query: D = dO . out, dQ
-//   keys   a warp a key: dK and dV, over the queries of all heads of its group
-//   bias   a warp an element of dbias, over the axes that broadcast
-//   sinks  a warp a head
+//   rows   one warp per query: D = dO . out, dQ
+//   keys   one warp per key: dK and dV, over the queries of all heads of the group
+//   bias   one warp per element of dbias, over the broadcast axes
+//   sinks  one warp per head
 //
-// With P the softmax (recomputed from the lse), Z what dropout multiplies with and D as above:
+// With P recomputed from the lse, Z the dropout scale and D as above:
 //   dV = (P Z)^T dO      dS = P (dO V^T Z - D + dlse)      dQ = dS' K      dK = dS'^T Q
-// where dS' is dS through softcap and scale (Dao et al., FlashAttention, 2022, appendix B.2).
+// where dS' is dS times scale and derivative of the softcap (FlashAttention, 2022, appendix B.2).
 #pragma once
 
 #include "backends/cuda/runtime/launch.cuh"
@@ -17,18 +17,18 @@
 
 namespace headrace::cuda::simple::bwd {
 
-// A row with what the backward knows of it.
+// A row with its lse, delta and dO.
 template <class T, int kPerLane>
 class BackwardRow : public ScoreRow<T, kPerLane> {
  public:
   using Base = ScoreRow<T, kPerLane>;
   using Real = typename Base::Real;
 
-  // A score's share in the gradients.
+  // Contribution of a score to the gradients.
   struct Element {
-    Real weight;  // of V, dropout and all
-    Real ds;      // of the score: the gradient of the bias
-    Real factor;  // of q.k: ds through softcap and scale
+    Real weight;  // of dO in dV: P times the dropout scale
+    Real ds;      // gradient of the score, and of the bias
+    Real factor;  // gradient of q.k
   };
 
   __device__ BackwardRow(const BackwardParams& c, const Sequence& sequence, const RowPlace& place,
@@ -37,13 +37,13 @@ class BackwardRow : public ScoreRow<T, kPerLane> {
     lse_ = static_cast<const Real*>(args_.lse.data)[this->lse_offset(args_.lse)];
   }
 
-  // Nobody is seen, or only scores of -inf: out and lse are constants there.
+  // No visible key, or scores of -inf only: out and lse are constant.
   __device__ bool is_empty() const { return lse_ == -Base::kInfinity; }
   __device__ bool sees_key(std::int64_t j) const {
     return j >= this->keys_.begin && j < this->keys_.end && this->sees(j);
   }
 
-  // D of every row is left for the kernels that follow.
+  // Stores D of the row for the kernels that follow.
   __device__ void find_d() {
     load();
     const Operand& out = args_.out;
@@ -71,7 +71,7 @@ class BackwardRow : public ScoreRow<T, kPerLane> {
     const Real ds = weight * (dp * kept + shift_);
     Real factor = ds * Real(p_.softmax_scale);
     if (has_softcap(p_)) {
-      // 1 - tanh^2, with all its digits where the cap is flat.
+      // 1 - tanh^2 without cancellation in the saturated range.
       const Real e = exp(-2 * abs(product) / Real(p_.softcap));
       factor *= 4 * e / ((1 + e) * (1 + e));
     }
@@ -102,7 +102,7 @@ class BackwardRow : public ScoreRow<T, kPerLane> {
                      this->lane_, dq);
   }
 
-  // Adds what the row gives to dK and dV of key j.
+  // Adds the contribution of the row to dK and dV of key j.
   __device__ void add_to_key(std::int64_t j, Real (&dk)[kPerLane], Real (&dv)[kPerLane]) const {
     const Element element = at(j);
 #pragma unroll
@@ -112,7 +112,7 @@ class BackwardRow : public ScoreRow<T, kPerLane> {
     }
   }
 
-  // Of one key, or (-1) of all.
+  // Of one key, or of all (-1).
   __device__ Real sum_of_ds(std::int64_t key) const {
     if (key >= 0) return sees_key(key) ? at(key).ds : Real(0);
     Real sum = 0;
@@ -124,7 +124,7 @@ class BackwardRow : public ScoreRow<T, kPerLane> {
   // exp(sink - lse) (dlse - D).
   __device__ Real sink_gradient(Real sink) const { return exp(sink - lse_) * shift_; }
 
-  // `shift` alone, for sinks.
+  // Only dlse - D, for dsinks.
   __device__ void load_shift() { set_shift(static_cast<const Real*>(d_)[d_index()]); }
 
  private:
@@ -165,7 +165,7 @@ __device__ void store_bias(const ScoreOperand& to, const BiasIndex& at, Real val
   }
 }
 
-// body(index, lane) for every index below count, a warp each.
+// Calls body(index, lane) for every index below count, one warp each.
 template <class Body>
 __device__ void for_each_of_warp(std::int64_t count, Body body) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   });
 }
 
-// Key j of a KV head: dense [batch, num_kv_heads, seqlen_k]; ragged: the longest seqlen_k.
+// Key j of a KV head: [batch, num_kv_heads, seqlen_k]; ragged: seqlen_k of the longest sequence.
 template <class T, int kPerLane>
 __global__ void __launch_bounds__(32 * kWarps)
     backward_keys(const __grid_constant__ BackwardParams c) {
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   });
 }
 
-// An element of dbias sums dS over the axes that broadcast.
+// An element of dbias sums dS over the broadcast axes.
 template <class T, int kPerLane>
 __global__ void __launch_bounds__(32 * kWarps)
     backward_bias(const __grid_constant__ BackwardParams c) {
@@ -271,7 +271,7 @@ __global__ void __launch_bounds__(32) backward_sinks(const __grid_constant__ Bac
     args.gradients.dsinks[head * args.gradients.dsinks_stride] = static_cast<float>(sum);
 }
 
-// All kernels of a call; registers for 128 columns, or for all 576.
+// All kernels of a call.
 template <class T, int kPerLane>
 Status launch_backward_rows(const char* name, const BackwardParams& c, Stream stream) {
   auto* s = static_cast<cudaStream_t>(stream);

@@ -13,15 +13,15 @@ namespace {
 std::int64_t num_rows_of(const Problem& p) { return p.batch * p.num_heads * p.seqlen_q; }
 
 Schedule plan(const Problem& p, const DeviceInfo& device) {
-  constexpr std::int64_t kCtasPerUnit = 64;  // several waves, so that long rows even out
+  constexpr std::int64_t kCtasPerUnit = 64;  // several waves, to balance rows of different length
   Schedule schedule;
   schedule.tile_m = 1;
   schedule.tile_n = 64;
   schedule.num_ctas = std::clamp<std::int64_t>(ceil_div<std::int64_t>(num_rows_of(p), kWarps), 1,
                                                kCtasPerUnit * device.num_units);
-  schedule.note = format_text(
-      "a warp a row, the keys twice, {} arithmetic: every feature, for checking, not for speed",
-      dtype_of(p) == DType::f64 ? "double" : "float");
+  schedule.note =
+      format_text("one warp per row, two passes over the keys, {} arithmetic; every feature, slow",
+                  dtype_of(p) == DType::f64 ? "double" : "float");
   return schedule;
 }
 
@@ -53,7 +53,7 @@ std::string refuses_device(const Problem&, const DeviceInfo& device) {
 
 const Kernel kForwardKernel = {
     .name = "cuda_simple",
-    .summary = "a warp a row, f32 f16 bf16 f64, every feature, exact about NaN; any GPU, slow",
+    .summary = "one warp per row, f32 f16 bf16 f64, every feature, exact with NaN; any GPU, slow",
     .refuses = refuses_device,
     .plan = plan,
     .launch = launch,

@@ -1,8 +1,7 @@
-// Attention forward for any GPU and every feature, written to be read. A warp computes a row. It
-// goes over the keys twice: first the largest score and the sum of exponentials, then the weights
-// and the sum of V. The second pass weighs with numbers of at most 1, so nothing overflows that the
-// result would not. Invisible keys are never multiplied: whatever lies in their K and V reaches
-// nobody.
+// Attention forward for any GPU and every feature, written to be read. One warp computes one row in
+// two passes over the keys: row max and sum of exponentials, then P and P V. P is at most 1 in the
+// second pass, so the output overflows only if the exact result does. Masked keys are never
+// multiplied: NaN in their K or V has no effect.
 #pragma once
 
 #include "backends/cuda/runtime/launch.cuh"
@@ -46,9 +45,9 @@ class ForwardRow : ScoreRow<T, kPerLane> {
   using Base::sees;
   using Base::sequence_;
 
-  // The largest score and the sum of exponentials relative to it, the sink among them. The
-  // reference moves once a tile: were it with each score that is the largest so far, scores that
-  // rise along the keys would round the sum as many times.
+  // Row max and sum of exponentials relative to it, including the sink. The reference moves at most
+  // once per tile: moving it with every new maximum would round the sum once per key if scores rise
+  // along the keys.
   __device__ void find_denominator() {
     Real top = -kInfinity, sum = 0;
     for (std::int64_t first = keys_.begin; first < keys_.end; first += kTileTerms) {
@@ -60,7 +59,7 @@ class ForwardRow : ScoreRow<T, kPerLane> {
         if (scores[i] > top) top = scores[i];
       }
       if (top > before) sum *= exp(before - top);
-      // A score of +inf gives inf - inf: NaN, like a score that is NaN. -inf weighs nothing.
+      // A score of +inf gives Inf - Inf = NaN, like a NaN score. -inf adds nothing.
       Real tile_sum = 0;
       for (int i = 0; i < count; ++i)
         if (scores[i] != -kInfinity) tile_sum += exp(scores[i] - top);
@@ -79,7 +78,7 @@ class ForwardRow : ScoreRow<T, kPerLane> {
     denominator_ += sink == reference_ ? Real(1) : exp(sink - reference_);
   }
 
-  // out = sum over visible keys of softmax * dropout * V.
+  // out = sum over visible keys of P * dropout * V.
   __device__ void sum_values() {
     Real out[kPerLane] = {};
     for (std::int64_t first = keys_.begin; first < keys_.end; first += kTileTerms) {
@@ -126,7 +125,7 @@ class ForwardRow : ScoreRow<T, kPerLane> {
     static_cast<Real*>(const_cast<void*>(args_.probs.data))[score_offset(args_.probs, j)] = value;
   }
 
-  // Of the keys that sum_values() will not write.
+  // Probs of the keys that sum_values() does not write.
   __device__ void fill_probs(Real value) {
     if (args_.probs.data == nullptr) return;
     for (std::int64_t j = lane_; j < sequence_.seqlen_k; j += 32) write_prob(j, value);
@@ -150,7 +149,7 @@ __global__ void __launch_bounds__(32 * kWarps) forward(const __grid_constant__ P
   }
 }
 
-// Short rows and long ones: registers for 128 columns, or for all 576.
+// Two instances: registers for 128 columns, or for 576.
 template <class T>
 Status launch_rows(const char* name, const Params& params, std::int64_t num_ctas, Stream stream) {
   const LaunchShape shape{

@@ -1,4 +1,4 @@
-// The last kernel of the CUDA list for the forward.
+// The last forward kernel of the CUDA list.
 #pragma once
 
 #include "core/kernel.h"
