@@ -44,7 +44,7 @@ UNITS = {
     "cuda_release_fwd": ["sm90/fwd/hd128", "sm90/fwd/hd128_biased", "sm90/fwd/hd128_dropped"],
     "cuda_release_bwd": ["sm90/bwd/hd256", "sm90/bwd/hd128"],
     "cuda_release_sm80": ["sm80/fwd/bf16_hd64", "sm80/fwd/bf16_hd128"],
-    "cuda_softmax": ["ops/softmax_f32"],
+    "cuda_softmax": ["softmax/f32"],
     "cuda_backward_rows": ["common/bwd_preprocess"],
     "cuda_fixed_point": ["common/bwd_preprocess", "sm90/bwd/finish", "sm90/bwd/hd64_fixed", "sm90/bwd/hd128_fixed",
                          "sm90/bwd/hd256_fixed"],

@@ -1,5 +1,5 @@
 // Softmax on a GPU over dtypes, axes, layouts and lengths, against double.
-#include "backends/cuda/ops/softmax.h"
+#include "backends/cuda/softmax/softmax.h"
 
 #include <cuda_runtime_api.h>
 

@@ -1,7 +1,7 @@
 // Which kernel of softmax takes rows of which length. Plain numbers: no GPU is needed.
 #include <gtest/gtest.h>
 
-#include "backends/cuda/ops/softmax.h"
+#include "backends/cuda/softmax/softmax.h"
 
 namespace headrace::cuda::softmax {
 namespace {

@@ -5,8 +5,8 @@
 // normalizer calculation for softmax", 2018, section 3.1).
 #pragma once
 
-#include "backends/cuda/ops/softmax_rows.cuh"
 #include "backends/cuda/runtime/launch.cuh"
+#include "backends/cuda/softmax/softmax_rows.cuh"
 
 namespace headrace::cuda::softmax {
 

@@ -1,4 +1,4 @@
-#include "backends/cuda/ops/softmax.cuh"
+#include "backends/cuda/softmax/softmax.cuh"
 
 namespace headrace::cuda::softmax {
 

@@ -1,5 +1,5 @@
 // Softmax on a GPU: checks, the choice of the kernel.
-#include "backends/cuda/ops/softmax.h"
+#include "backends/cuda/softmax/softmax.h"
 
 #include <cstdlib>
 

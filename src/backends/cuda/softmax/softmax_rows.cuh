@@ -3,7 +3,7 @@
 #pragma once
 
 #include "backends/cuda/common/element.cuh"
-#include "backends/cuda/ops/softmax.h"
+#include "backends/cuda/softmax/softmax.h"
 
 namespace headrace::cuda::softmax {
 
