@@ -1,4 +1,4 @@
-// Which kernel of softmax takes rows of which length. Plain numbers: no GPU is needed.
+// Which softmax kernel takes which row length. Host arithmetic; no GPU is needed.
 #include <gtest/gtest.h>
 
 #include "backends/cuda/softmax/softmax.h"

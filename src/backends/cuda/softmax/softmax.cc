@@ -1,4 +1,4 @@
-// Softmax on a GPU: checks, the choice of the kernel.
+// Softmax on a GPU: checks and choice of the kernel.
 #include "backends/cuda/softmax/softmax.h"
 
 #include <cstdlib>
@@ -19,7 +19,7 @@ Status check_device_of(int device_id) {
                      device_id, device.value().sm, device.value().name);
 }
 
-// Whether every row is whole vectors of 16 bytes, aligned and without gaps.
+// Whether every row is contiguous, aligned to 16 bytes and whole 16-byte vectors long.
 bool has_vectors(const RowSpace& rows, DType dtype, const RowOperand& x) {
   const auto bytes = static_cast<std::int64_t>(dtype_bytes(dtype));
   if (x.stride != 1 || rows.length * bytes % softmax::kVectorBytes != 0 ||
@@ -30,7 +30,7 @@ bool has_vectors(const RowSpace& rows, DType dtype, const RowOperand& x) {
   return true;
 }
 
-// Whether neighbouring rows lie nearer to each other than neighbours of a row do.
+// Whether adjacent rows are closer in memory than adjacent elements of a row.
 bool is_column(const RowSpace& rows, const RowOperand& written) {
   return rows.num_axes > 0 && rows.length > 1 &&
          std::abs(written.strides[rows.num_axes - 1]) < std::abs(written.stride);

@@ -1,8 +1,8 @@
 // The softmax kernels: forward and backward, rows in registers or streamed.
 //
-// safe: the maximum of the row, then the sum of exp(s - maximum), then the weights. online: every
-// thread has a maximum and a sum of its own, which are joined once (Milakov and Gimelshein, "Online
-// normalizer calculation for softmax", 2018, section 3.1).
+// safe: maximum of the row, then sum of exp(s - maximum), then the result. online: every thread has
+// its own maximum and sum, which are merged once (Milakov and Gimelshein, "Online normalizer
+// calculation for softmax", 2018, section 3.1).
 #pragma once
 
 #include "backends/cuda/runtime/launch.cuh"
@@ -31,7 +31,7 @@ __device__ float exponentials(float (&s)[kElems], float reference) {
 
 __device__ inline float inverse_of(float sum) { return sum == 0 ? 0.f : 1.f / sum; }
 
-// A row that fits into the registers of its threads: one load, one exponential, one store.
+// A row in the registers of its threads: one load, one exponential and one store per element.
 template <class T, int kVec, int kElems, class Group>
 __device__ Statistics kept_forward(const SoftmaxForwardArgs& args, const Group& group, const T* x,
                                    T* y, std::int64_t length, bool is_online) {
@@ -57,7 +57,7 @@ __device__ Statistics kept_forward(const SoftmaxForwardArgs& args, const Group& 
   return row;
 }
 
-// A row of any length, a segment after the other, read again for every pass.
+// A row of any length, segment by segment; every pass reads it again.
 template <class T, int kVec, int kElems, class Group>
 __device__ Statistics streamed_forward(const SoftmaxForwardArgs& args, const Group& group,
                                        const T* x, T* y, std::int64_t length, bool is_online) {
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(Group::kThreads, Group::kCtas)
   const std::int64_t num_rows = args.rows.num_rows;
   for (std::int64_t first = std::int64_t{blockIdx.x} * Group::kRows; first < num_rows;
        first += std::int64_t{gridDim.x} * Group::kRows) {
-    // A thread without a row still takes part in what its CTA does together.
+    // A thread without a row still takes part in the reductions of its CTA.
     const bool is_row = first + group.row < num_rows;
     const std::int64_t row_idx = is_row ? first + group.row : first;
     const std::int64_t length = is_row ? args.rows.length : 0;
@@ -221,8 +221,8 @@ auto backward_kernel(Path path) {
   }
 }
 
-// auto is online: one exchange among the threads of a row instead of two, and two passes over
-// memory instead of three where a row is streamed.
+// auto is online: one reduction among the threads of a row instead of two, and two passes over
+// memory instead of three if the row is streamed.
 template <class T>
 Status forward(const char* name, const SoftmaxForwardArgs& args, const Config& config,
                Stream stream) {

@@ -1,4 +1,4 @@
-// What softmax.cc hands to the kernels of softmax on a GPU, and how it chooses among them.
+// Launches of the softmax kernels and the choice among them.
 #pragma once
 
 #include <algorithm>
@@ -9,40 +9,40 @@
 
 namespace headrace::cuda::softmax {
 
-// Who computes a row. The short ones keep it in registers, so that memory is read once and written
-// once; `streamed` ones read it again for every pass.
+// Which threads compute a row. Without `streamed` the row stays in registers: memory is read once
+// and written once. With it every pass reads the row again.
 enum class Path {
   warp_short,
   warp_long,
   cta,
   cta_streamed,
-  column,  // 32 neighbouring rows side by side, for an axis that is not the innermost one
+  column,  // 32 adjacent rows per CTA, for an axis that is not the innermost
   column_streamed,
 };
 
-// Elements of a row that one thread has in registers at a time.
+// Elements of a row per thread, in registers.
 struct Elements {
   int warp_short, warp_long, cta, streamed, column;
 };
 inline constexpr Elements kForwardElements{8, 32, 32, 16, 16};
-inline constexpr Elements kBackwardElements{8, 16, 16, 8, 8};  // of y and as many of dy
+inline constexpr Elements kBackwardElements{8, 16, 16, 8, 8};  // of y, and as many of dy
 
 inline constexpr int kWarp = 32;
-inline constexpr int kWarpsOfCta = 4;       // warp paths: a row each
+inline constexpr int kWarpsOfCta = 4;       // warp paths: one row per warp
 inline constexpr int kMaxThreads = 1024;    // cta path
 inline constexpr int kStreamThreads = 512;  // cta_streamed path
-inline constexpr int kColumnRows = 32;      // column paths: threads along x
-inline constexpr int kColumnThreads = 16;   // of each row, along y
+inline constexpr int kColumnRows = 32;      // column paths: rows of a CTA, threadIdx.x
+inline constexpr int kColumnThreads = 16;   // column paths: threads of a row, threadIdx.y
 inline constexpr int kVectorBytes = 16;
 
 struct Config {
   Path path;
-  bool has_vectors;  // 16 bytes a load; else an element, and any stride
+  bool has_vectors;  // 16-byte accesses; else single elements of any stride
   int block_x, block_y;
   std::int64_t rows_of_cta;
 };
 
-// Pure: from the length of the rows and how they lie.
+// A pure function of length and layout of the rows.
 constexpr Config config_of(std::int64_t length, bool has_vectors, bool is_column,
                            const Elements& elements) {
   if (is_column) {
@@ -60,7 +60,7 @@ constexpr Config config_of(std::int64_t length, bool has_vectors, bool is_column
   return {Path::cta_streamed, has_vectors, kStreamThreads, 1, 1};
 }
 
-// One file an element type.
+// One translation unit per element type.
 Status forward_f32(const SoftmaxForwardArgs& args, const Config& config, Stream stream);
 Status forward_f16(const SoftmaxForwardArgs& args, const Config& config, Stream stream);
 Status forward_bf16(const SoftmaxForwardArgs& args, const Config& config, Stream stream);

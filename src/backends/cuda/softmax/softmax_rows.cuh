@@ -1,5 +1,5 @@
-// What the softmax kernels share: where rows lie, pieces of a row in registers, sums over the
-// threads of a row.
+// Shared by the softmax kernels: offsets of rows, segments of a row in registers, reductions over
+// the threads of a row.
 #pragma once
 
 #include "backends/cuda/common/element.cuh"
@@ -23,9 +23,10 @@ __device__ inline void offsets_of(const RowSpace& rows, std::int64_t row,
   }
 }
 
-// The elements of one thread in a segment of lanes * kElems elements: kVec neighbours, then those
-// of the other lanes. kVec > 1 asks for stride 1, 16-byte alignment and rows of whole vectors.
-// `rest`: elements from the begin of the segment to the end of the row, or more than a segment has.
+// Elements of one thread in a segment of lanes * kElems elements: vectors of kVec adjacent
+// elements, interleaved among the lanes. kVec > 1 needs stride 1, 16-byte alignment and rows of
+// whole vectors. `rest`: elements from the beginning of the segment to the end of the row; may
+// exceed the segment.
 template <class T, int kVec, int kElems>
 struct Piece {
   struct alignas(kVec * sizeof(T)) Pack {
@@ -33,8 +34,8 @@ struct Piece {
   };
   static_assert(kElems % kVec == 0);
 
-  // `factor` times the elements; behind the end of the row `fill`. The product is rounded by
-  // itself, so that the largest element is exactly the maximum that is subtracted from it.
+  // factor * element; `fill` past the end of the row. __fmul_rn keeps the product from being fused,
+  // so that the largest element equals the maximum that is subtracted from it.
   static __device__ void load(const T* x, std::int64_t stride, int rest, int lane, int lanes,
                               float factor, float fill, float (&s)[kElems]) {
     if constexpr (kVec > 1) {
@@ -82,7 +83,7 @@ struct Piece {
   }
 };
 
-// Elements left of a row, as the number that a segment needs.
+// Elements from `first` to the end of the row, clamped to int.
 __device__ inline int rest_of(std::int64_t length, std::int64_t first) {
   constexpr std::int64_t kMost = 1 << 30;
   return static_cast<int>(length - first < kMost ? length - first : kMost);
@@ -93,14 +94,13 @@ struct Statistics {
   float max, sum;
 };
 
-// A row of nothing but -inf: any finite reference gives zeros (and lets a NaN through).
+// If all elements are -inf, any finite reference gives zeros and lets a NaN through.
 __device__ inline float reference_of(float max) { return max == -HUGE_VALF ? 0.f : max; }
 
-// What is combined over the threads of a row. Every operation is commutative to the bit, so that
-// all threads come to the same result.
+// Reduction operators. Each is bitwise commutative, so that all threads get the same result.
 struct Max {
   static constexpr float kIdentity = -HUGE_VALF;
-  __device__ float operator()(float a, float b) const { return fmaxf(a, b); }  // passes over NaN
+  __device__ float operator()(float a, float b) const { return fmaxf(a, b); }  // ignores NaN
 };
 struct Sum {
   static constexpr float kIdentity = 0;
@@ -127,11 +127,11 @@ __device__ Value over_warp(Value x, Op op) {
   return x;
 }
 
-// Threads that share a row: `lane` of `lanes`, and which row of the CTA's it is.
+// Threads that share a row: `lane` of `lanes`; `row` is the row within the CTA.
 struct WarpRow {
   static constexpr int kRows = kWarpsOfCta;
   static constexpr int kThreads = kWarp * kWarpsOfCta;
-  static constexpr int kCtas = 8;  // at once on a multiprocessor: 64 registers a thread
+  static constexpr int kCtas = 8;  // resident per SM: 64 registers per thread
   int row = static_cast<int>(threadIdx.x) / kWarp;
   int lane = static_cast<int>(threadIdx.x) % kWarp, lanes = kWarp;
 
@@ -152,7 +152,7 @@ struct CtaRow {
   __device__ Value reduce(Value x, Op op) const {
     __shared__ Value of_warp[kMaxThreads / kWarp];
     x = over_warp(x, op);
-    __syncthreads();  // the reduction before this one has been read
+    __syncthreads();  // the previous reduction has been read
     if (lane % kWarp == 0) of_warp[lane / kWarp] = x;
     __syncthreads();
     const int warp = lane % kWarp;
@@ -170,7 +170,7 @@ struct ColumnRow {
   template <class Value, class Op>
   __device__ Value reduce(Value x, Op op) const {
     __shared__ Value of_thread[kColumnThreads][kColumnRows];
-    __syncthreads();  // the reduction before this one has been read
+    __syncthreads();  // the previous reduction has been read
     of_thread[lane][row] = x;
     __syncthreads();
     x = of_thread[0][row];
