@@ -22,8 +22,8 @@ TEST(CudaSoftmaxConfig, EveryRowFitsIntoTheThreadsThatKeepIt) {
       }
       const Config columns = config_of(length, true, true, elements);
       ASSERT_FALSE(columns.has_vectors);
-      const bool is_kept = length <= std::int64_t{kColumnThreads} * elements.column;
-      ASSERT_EQ(columns.path, is_kept ? Path::column : Path::column_streamed);
+      const bool in_registers = length <= std::int64_t{kColumnThreads} * elements.column;
+      ASSERT_EQ(columns.path, in_registers ? Path::column : Path::column_streamed);
     }
 }
 

@@ -5,6 +5,7 @@
 // calculation for softmax", 2018, section 3.1).
 #pragma once
 
+#include "backends/cuda/common/constants.h"
 #include "backends/cuda/runtime/launch.cuh"
 #include "backends/cuda/softmax/softmax_rows.cuh"
 
@@ -33,19 +34,19 @@ __device__ inline float inverse_of(float sum) { return sum == 0 ? 0.f : 1.f / su
 
 // A row in the registers of its threads: one load, one exponential and one store per element.
 template <class T, int kVec, int kElems, class Group>
-__device__ Statistics kept_forward(const SoftmaxForwardArgs& args, const Group& group, const T* x,
+__device__ MaxSum register_forward(const SoftmaxForwardArgs& args, const Group& group, const T* x,
                                    T* y, std::int64_t length, bool is_online) {
-  using Mine = Piece<T, kVec, kElems>;
+  using Segment = RowSegment<T, kVec, kElems>;
   float s[kElems];
-  Mine::load(x, args.x.stride, rest_of(length, 0), group.lane, group.lanes, args.scale, -HUGE_VALF,
-             s);
+  Segment::load(x, args.x.stride, rest_of(length, 0), group.lane, group.lanes, args.scale,
+                -HUGE_VALF, s);
   float max = max_of(s, -HUGE_VALF);
   if (!is_online) max = group.reduce(max, Max{});
   const float sum = exponentials(s, reference_of(max));
-  Statistics row;
+  MaxSum row;
   float factor = 1;
   if (is_online) {
-    row = group.reduce(Statistics{max, sum}, Join{});
+    row = group.reduce(MaxSum{max, sum}, Merge{});
     factor = expf(max - reference_of(row.max));
   } else {
     row = {max, group.reduce(sum, Sum{})};
@@ -53,22 +54,22 @@ __device__ Statistics kept_forward(const SoftmaxForwardArgs& args, const Group& 
   factor *= inverse_of(row.sum);
 #pragma unroll
   for (int i = 0; i < kElems; ++i) s[i] *= factor;
-  Mine::store(y, args.y.stride, rest_of(length, 0), group.lane, group.lanes, s);
+  Segment::store(y, args.y.stride, rest_of(length, 0), group.lane, group.lanes, s);
   return row;
 }
 
 // A row of any length, segment by segment; every pass reads it again.
 template <class T, int kVec, int kElems, class Group>
-__device__ Statistics streamed_forward(const SoftmaxForwardArgs& args, const Group& group,
-                                       const T* x, T* y, std::int64_t length, bool is_online) {
-  using Mine = Piece<T, kVec, kElems>;
+__device__ MaxSum streamed_forward(const SoftmaxForwardArgs& args, const Group& group, const T* x,
+                                   T* y, std::int64_t length, bool is_online) {
+  using Segment = RowSegment<T, kVec, kElems>;
   float s[kElems];
   const std::int64_t segment = std::int64_t{group.lanes} * kElems;
   const auto load = [&](std::int64_t first) {
-    Mine::load(x + first * args.x.stride, args.x.stride, rest_of(length, first), group.lane,
-               group.lanes, args.scale, -HUGE_VALF, s);
+    Segment::load(x + first * args.x.stride, args.x.stride, rest_of(length, first), group.lane,
+                  group.lanes, args.scale, -HUGE_VALF, s);
   };
-  Statistics row{-HUGE_VALF, 0};
+  MaxSum row{-HUGE_VALF, 0};
   if (is_online) {
     for (std::int64_t first = 0; first < length; first += segment) {
       load(first);
@@ -76,7 +77,7 @@ __device__ Statistics streamed_forward(const SoftmaxForwardArgs& args, const Gro
       row.sum = row.sum * expf(row.max - reference) + exponentials(s, reference);
       row.max = max;
     }
-    row = group.reduce(row, Join{});
+    row = group.reduce(row, Merge{});
   } else {
     for (std::int64_t first = 0; first < length; first += segment) {
       load(first);
@@ -95,14 +96,14 @@ __device__ Statistics streamed_forward(const SoftmaxForwardArgs& args, const Gro
     exponentials(s, reference_of(row.max));
 #pragma unroll
     for (int i = 0; i < kElems; ++i) s[i] *= inverse;
-    Mine::store(y + first * args.y.stride, args.y.stride, rest_of(length, first), group.lane,
-                group.lanes, s);
+    Segment::store(y + first * args.y.stride, args.y.stride, rest_of(length, first), group.lane,
+                   group.lanes, s);
   }
   return row;
 }
 
-template <class T, int kVec, int kElems, class Group, bool kIsKept>
-__global__ void __launch_bounds__(Group::kThreads, Group::kCtas)
+template <class T, int kVec, int kElems, class Group, bool kInRegisters>
+__global__ void __launch_bounds__(Group::kThreads, Group::kCtasPerSm)
     forward_rows(const __grid_constant__ SoftmaxForwardArgs args, bool is_online) {
   const Group group;
   const std::int64_t num_rows = args.rows.num_rows;
@@ -116,9 +117,9 @@ __global__ void __launch_bounds__(Group::kThreads, Group::kCtas)
     offsets_of(args.rows, row_idx, {&args.x, &args.y, &args.lse}, offsets);
     const T* x = static_cast<const T*>(args.x.data) + offsets[0];
     T* y = static_cast<T*>(args.y.data) + offsets[1];
-    Statistics row;
-    if constexpr (kIsKept) {
-      row = kept_forward<T, kVec, kElems>(args, group, x, y, length, is_online);
+    MaxSum row;
+    if constexpr (kInRegisters) {
+      row = register_forward<T, kVec, kElems>(args, group, x, y, length, is_online);
     } else {
       row = streamed_forward<T, kVec, kElems>(args, group, x, y, length, is_online);
     }
@@ -128,10 +129,10 @@ __global__ void __launch_bounds__(Group::kThreads, Group::kCtas)
 }
 
 // dx = scale * y * (dy - sum(y * dy))
-template <class T, int kVec, int kElems, class Group, bool kIsKept>
-__global__ void __launch_bounds__(Group::kThreads, Group::kCtas)
+template <class T, int kVec, int kElems, class Group, bool kInRegisters>
+__global__ void __launch_bounds__(Group::kThreads, Group::kCtasPerSm)
     backward_rows(const __grid_constant__ SoftmaxBackwardArgs args) {
-  using Mine = Piece<T, kVec, kElems>;
+  using Segment = RowSegment<T, kVec, kElems>;
   const Group group;
   const std::int64_t num_rows = args.rows.num_rows;
   const std::int64_t segment = std::int64_t{group.lanes} * kElems;
@@ -147,24 +148,24 @@ __global__ void __launch_bounds__(Group::kThreads, Group::kCtas)
     T* dx = static_cast<T*>(args.dx.data) + offsets[2];
     float a[kElems], b[kElems];
     const auto load = [&](std::int64_t first) {
-      Mine::load(y + first * args.y.stride, args.y.stride, rest_of(length, first), group.lane,
-                 group.lanes, 1, 0, a);
-      Mine::load(dy + first * args.dy.stride, args.dy.stride, rest_of(length, first), group.lane,
-                 group.lanes, 1, 0, b);
+      Segment::load(y + first * args.y.stride, args.y.stride, rest_of(length, first), group.lane,
+                    group.lanes, 1, 0, a);
+      Segment::load(dy + first * args.dy.stride, args.dy.stride, rest_of(length, first), group.lane,
+                    group.lanes, 1, 0, b);
     };
     float sum = 0;
-    for (std::int64_t first = 0; first < (kIsKept ? 1 : length); first += segment) {
+    for (std::int64_t first = 0; first < (kInRegisters ? 1 : length); first += segment) {
       load(first);
 #pragma unroll
       for (int i = 0; i < kElems; ++i) sum += a[i] * b[i];
     }
     sum = group.reduce(sum, Sum{});
-    for (std::int64_t first = 0; first < (kIsKept ? 1 : length); first += segment) {
-      if constexpr (!kIsKept) load(first);
+    for (std::int64_t first = 0; first < (kInRegisters ? 1 : length); first += segment) {
+      if constexpr (!kInRegisters) load(first);
 #pragma unroll
       for (int i = 0; i < kElems; ++i) a[i] = args.scale * (a[i] * (b[i] - sum));
-      Mine::store(dx + first * args.dx.stride, args.dx.stride, rest_of(length, first), group.lane,
-                  group.lanes, a);
+      Segment::store(dx + first * args.dx.stride, args.dx.stride, rest_of(length, first),
+                     group.lane, group.lanes, a);
     }
   }
 }
@@ -174,8 +175,7 @@ __global__ void __launch_bounds__(Group::kThreads, Group::kCtas)
 template <class... Params, class... Args>
 Status launch_rows(const char* name, const Config& config, std::int64_t num_rows, Stream stream,
                    void (*kernel)(Params...), const Args&... args) {
-  constexpr std::int64_t kMaxGrid = 0x7fffffff;
-  const std::int64_t num_ctas = std::min(ceil_div(num_rows, config.rows_of_cta), kMaxGrid);
+  const std::int64_t num_ctas = std::min(ceil_div(num_rows, config.rows_of_cta), kMaxGridX);
   const LaunchShape shape{
       .name = name,
       .grid = dim3(static_cast<unsigned>(num_ctas)),

@@ -46,8 +46,8 @@ struct Config {
 constexpr Config config_of(std::int64_t length, bool has_vectors, bool is_column,
                            const Elements& elements) {
   if (is_column) {
-    const bool is_kept = length <= std::int64_t{kColumnThreads} * elements.column;
-    return {is_kept ? Path::column : Path::column_streamed, false, kColumnRows, kColumnThreads,
+    const bool in_registers = length <= std::int64_t{kColumnThreads} * elements.column;
+    return {in_registers ? Path::column : Path::column_streamed, false, kColumnRows, kColumnThreads,
             kColumnRows};
   }
   if (length <= kWarp * elements.warp_long)

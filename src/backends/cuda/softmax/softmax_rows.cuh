@@ -28,7 +28,7 @@ __device__ inline void offsets_of(const RowSpace& rows, std::int64_t row,
 // whole vectors. `rest`: elements from the beginning of the segment to the end of the row; may
 // exceed the segment.
 template <class T, int kVec, int kElems>
-struct Piece {
+struct RowSegment {
   struct alignas(kVec * sizeof(T)) Pack {
     T e[kVec];
   };
@@ -90,7 +90,7 @@ __device__ inline int rest_of(std::int64_t length, std::int64_t first) {
 }
 
 // Maximum of some elements and the sum of exp(element - maximum).
-struct Statistics {
+struct MaxSum {
   float max, sum;
 };
 
@@ -106,24 +106,24 @@ struct Sum {
   static constexpr float kIdentity = 0;
   __device__ float operator()(float a, float b) const { return a + b; }
 };
-struct Join {
-  static constexpr Statistics kIdentity{-HUGE_VALF, 0};
-  __device__ Statistics operator()(const Statistics& a, const Statistics& b) const {
+struct Merge {
+  static constexpr MaxSum kIdentity{-HUGE_VALF, 0};
+  __device__ MaxSum operator()(const MaxSum& a, const MaxSum& b) const {
     const float max = fmaxf(a.max, b.max), reference = reference_of(max);
     return {max, __fadd_rn(__fmul_rn(a.sum, expf(a.max - reference)),
                            __fmul_rn(b.sum, expf(b.max - reference)))};
   }
 };
 
-__device__ inline float from_lane(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
-__device__ inline Statistics from_lane(const Statistics& x, int mask) {
+__device__ inline float shfl_xor(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
+__device__ inline MaxSum shfl_xor(const MaxSum& x, int mask) {
   return {__shfl_xor_sync(~0u, x.max, mask), __shfl_xor_sync(~0u, x.sum, mask)};
 }
 
 template <class Value, class Op>
-__device__ Value over_warp(Value x, Op op) {
+__device__ Value warp_reduce(Value x, Op op) {
 #pragma unroll
-  for (int mask = kWarp / 2; mask > 0; mask /= 2) x = op(x, from_lane(x, mask));
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) x = op(x, shfl_xor(x, mask));
   return x;
 }
 
@@ -131,50 +131,50 @@ __device__ Value over_warp(Value x, Op op) {
 struct WarpRow {
   static constexpr int kRows = kWarpsOfCta;
   static constexpr int kThreads = kWarp * kWarpsOfCta;
-  static constexpr int kCtas = 8;  // resident per SM: 64 registers per thread
+  static constexpr int kCtasPerSm = 8;  // resident per SM: 64 registers per thread
   int row = static_cast<int>(threadIdx.x) / kWarp;
   int lane = static_cast<int>(threadIdx.x) % kWarp, lanes = kWarp;
 
   template <class Value, class Op>
   __device__ Value reduce(Value x, Op op) const {
-    return over_warp(x, op);
+    return warp_reduce(x, op);
   }
 };
 
 struct CtaRow {
   static constexpr int kRows = 1;
   static constexpr int kThreads = kMaxThreads;
-  static constexpr int kCtas = 1;
+  static constexpr int kCtasPerSm = 1;
   int row = 0;
   int lane = static_cast<int>(threadIdx.x), lanes = static_cast<int>(blockDim.x);
 
   template <class Value, class Op>
   __device__ Value reduce(Value x, Op op) const {
-    __shared__ Value of_warp[kMaxThreads / kWarp];
-    x = over_warp(x, op);
+    __shared__ Value warp_values[kMaxThreads / kWarp];
+    x = warp_reduce(x, op);
     __syncthreads();  // the previous reduction has been read
-    if (lane % kWarp == 0) of_warp[lane / kWarp] = x;
+    if (lane % kWarp == 0) warp_values[lane / kWarp] = x;
     __syncthreads();
     const int warp = lane % kWarp;
-    return over_warp(warp < lanes / kWarp ? of_warp[warp] : Value(Op::kIdentity), op);
+    return warp_reduce(warp < lanes / kWarp ? warp_values[warp] : Value(Op::kIdentity), op);
   }
 };
 
 struct ColumnRow {
   static constexpr int kRows = kColumnRows;
   static constexpr int kThreads = kColumnRows * kColumnThreads;
-  static constexpr int kCtas = 2;
+  static constexpr int kCtasPerSm = 2;
   int row = static_cast<int>(threadIdx.x);
   int lane = static_cast<int>(threadIdx.y), lanes = kColumnThreads;
 
   template <class Value, class Op>
   __device__ Value reduce(Value x, Op op) const {
-    __shared__ Value of_thread[kColumnThreads][kColumnRows];
+    __shared__ Value thread_values[kColumnThreads][kColumnRows];
     __syncthreads();  // the previous reduction has been read
-    of_thread[lane][row] = x;
+    thread_values[lane][row] = x;
     __syncthreads();
-    x = of_thread[0][row];
-    for (int i = 1; i < kColumnThreads; ++i) x = op(x, of_thread[i][row]);
+    x = thread_values[0][row];
+    for (int i = 1; i < kColumnThreads; ++i) x = op(x, thread_values[i][row]);
     return x;
   }
 };
