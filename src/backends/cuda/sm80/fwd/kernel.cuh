@@ -2,7 +2,6 @@
 // rows of one (batch entry, KV head) and loops over k-blocks: S in registers, online softmax, P as
 // the A operand of P V. GQA heads are packed: a row is a (query, head of the group) pair, row =
 // q_idx * group_size + head_in_group, so that few queries of many heads fill a tile.
-//
 // The bits of a row depend only on its own keys: k-blocks begin at multiples of their size, and a
 // k-block that a row does not see leaves the row unchanged.
 #pragma once
