@@ -17,7 +17,7 @@ struct Target {
 };
 std::vector<Target> targets();  // what this machine runs; those that refuse it by name are left out
 std::vector<Target> backward_targets();  // the same for the backward
-std::vector<Target> lab_targets();  // run only when named
+std::vector<Target> lab_targets();       // run only when named
 bool is_on_gpu(const Target& target);
 const Kernel* last_kernel(const Target& target);  // the fallback of its device
 std::vector<std::string> skipped_targets();
