@@ -170,7 +170,7 @@ void add_feature_options(CLI::App& app, ShapeOptions& o) {
       ->group(kFeatures);
   CLI::Option* backward =
       app.add_flag("--backward", o.is_backward,
-                   "plan the backward pass, with dbias and dsinks if bias and sinks are present")
+                   "the backward pass, with dbias and dsinks if bias and sinks are given")
           ->group(kFeatures);
   app.add_flag("--deterministic", o.is_deterministic,
                "bit-identical gradients from run to run (always the case on a CPU)")

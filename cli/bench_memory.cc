@@ -85,14 +85,13 @@ int run_bench(const MemoryOptions& options) {
 
 void add_bench_memory(CLI::App& bench, Action& action, const std::string& command_line) {
   CLI::App* app = bench.add_subcommand(
-      "memory",
-      "Memory of forward and backward next to standard attention; computed, nothing runs");
+      "memory", "Memory of forward and backward beside standard attention; nothing runs");
   auto options = std::make_shared<MemoryOptions>();
   options->command_line = command_line;
   options->shape.seqlen = {512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072};
   add_size_options(*app, options->shape);
   app->add_option("--device", options->device,
-                  "cpu, cpu:ISA, cpu:ISA:THREADS or smNN:UNITS; the device need not be present")
+                  "cpu, cpu:ISA, cpu:ISA:THREADS or smNN:UNITS; need not be present")
       ->option_text("DEVICE [cpu]");
   add_format_option(*app, options->format);
   app->callback([&action, options] { action = [options] { return run_bench(*options); }; });

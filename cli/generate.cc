@@ -47,8 +47,7 @@ int run_generate(const GenerateOptions& options) {
 
 void add_generate(CLI::App& app, Action& action) {
   CLI::App* generate = app.add_subcommand(
-      "generate",
-      "Answer one prompt, formatted with the model's chat template unless --raw is given");
+      "generate", "Answer one prompt in the model's chat template (not with --raw)");
   auto options = std::make_shared<GenerateOptions>();
   CLI::Option* prompt = generate->add_option("prompt,-p,--prompt", options->prompt, "prompt text");
   CLI::Option* file = generate

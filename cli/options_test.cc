@@ -148,15 +148,14 @@ TEST(Options, AnArgumentTooManyIsNamedWithTheRemedy) {
     for (const CLI::Option* option : command.get_options())
       if (option->get_positional()) arguments += "bash ";  // a shell, a text or a file
     const std::string error = program.error_of(arguments + "zzzz");
-    EXPECT_NE(error.find("unexpected argument \"zzzz\"; put quotes around"), std::string::npos)
-        << error;
+    EXPECT_NE(error.find("unexpected argument \"zzzz\"; quote a text"), std::string::npos) << error;
   });
 }
 
 TEST(Options, AMissingValueIsNamed) {
   Program program;
   EXPECT_EQ(program.error_of("generate hi -n"),
-            "headrace generate: --max-tokens: its value is missing");
+            "headrace generate: --max-tokens: the value is missing");
 }
 
 // A distinct value for each option, so that swapped options are found.
