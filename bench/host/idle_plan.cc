@@ -3,7 +3,7 @@
 #include <memory>
 
 #include "attention/select.h"
-#include "capi/door.h"
+#include "capi/capi_common.h"
 
 headrace_plan* make_idle_plan(const headrace_problem& problem, const headrace_device_info& device) {
   auto idle = std::make_unique<headrace_plan>();

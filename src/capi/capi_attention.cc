@@ -5,7 +5,7 @@
 #include "attention/forward.h"
 #include "attention/select.h"
 #include "backends/cuda/backend.h"
-#include "capi/door.h"
+#include "capi/capi_common.h"
 #include "core/device.h"
 
 namespace headrace::capi {

@@ -1,5 +1,5 @@
 // Chat templates: conversations to tokens.
-#include "capi/model_door.h"
+#include "capi/model_common.h"
 
 namespace headrace::capi {
 namespace {

@@ -5,7 +5,7 @@
 #include "backends/cpu/thread_pool.h"
 #include "backends/cuda/backend.h"
 #include "base/env.h"
-#include "capi/door.h"
+#include "capi/capi_common.h"
 #include "core/device.h"
 
 namespace headrace::capi {

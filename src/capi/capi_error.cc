@@ -2,7 +2,7 @@
 #include <cstdio>
 
 #include "base/log.h"
-#include "capi/door.h"
+#include "capi/capi_common.h"
 
 namespace headrace::capi {
 namespace {

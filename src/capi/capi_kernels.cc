@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "attention/select.h"
-#include "capi/door.h"
+#include "capi/capi_common.h"
 #include "core/device.h"
 
 namespace headrace::capi {

@@ -2,8 +2,8 @@
 #include <cstring>
 
 #include "base/callback.h"
-#include "capi/door.h"
-#include "capi/model_door.h"
+#include "capi/capi_common.h"
+#include "capi/model_common.h"
 #include "core/device.h"
 
 namespace headrace::capi {

@@ -1,7 +1,7 @@
 // Metadata and tensors of a model file.
 #include <memory>
 
-#include "capi/door.h"
+#include "capi/capi_common.h"
 #include "headrace/model.h"
 #include "weights/gguf.h"
 

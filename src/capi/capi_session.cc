@@ -3,7 +3,7 @@
 #include <memory>
 
 #include "base/callback.h"
-#include "capi/model_door.h"
+#include "capi/model_common.h"
 #include "engine/generate.h"
 #include "engine/session.h"
 

@@ -1,7 +1,7 @@
 // Softmax along an axis.
 #include <cstddef>
 
-#include "capi/door.h"
+#include "capi/capi_common.h"
 #include "ops/softmax.h"
 
 namespace headrace::capi {

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "attention/select.h"
-#include "capi/door.h"
+#include "capi/capi_common.h"
 #include "core/device.h"
 
 namespace headrace::capi {

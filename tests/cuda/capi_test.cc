@@ -71,7 +71,7 @@ class Stream {
 };
 
 // The first call in the process is captured in a graph, so kernels are loaded during the capture.
-TEST(CudaDoor, AFirstCallIsCapturedAndReplayed) {
+TEST(CudaApi, AFirstCallIsCapturedAndReplayed) {
   HEADRACE_NEEDS_GPU(80);
   Call call(1);
   const Stream stream;
@@ -98,7 +98,7 @@ TEST(CudaDoor, AFirstCallIsCapturedAndReplayed) {
   cudaGraphDestroy(graph);
 }
 
-TEST(CudaDoor, ForwardAgreesWithTheCpu) {
+TEST(CudaApi, ForwardAgreesWithTheCpu) {
   HEADRACE_NEEDS_GPU(80);
   Call call(2);
   attention_forward(call.tensors(true));
@@ -107,7 +107,7 @@ TEST(CudaDoor, ForwardAgreesWithTheCpu) {
   expect_close(call.on_out.read(), call.out);
 }
 
-TEST(CudaDoor, TwoStreamsAtOnce) {
+TEST(CudaApi, TwoStreamsAtOnce) {
   HEADRACE_NEEDS_GPU(80);
   Call one(3), other(4);
   const Stream first, second;
@@ -124,7 +124,7 @@ TEST(CudaDoor, TwoStreamsAtOnce) {
 }
 
 // Eight queries are few enough for split keys, whose partial results need a workspace.
-TEST(CudaDoor, ACallWithoutAWorkspaceAllocatesOne) {
+TEST(CudaApi, ACallWithoutAWorkspaceAllocatesOne) {
   HEADRACE_NEEDS_GPU(80);
   Call call(8);
   const AttentionOptions options{.num_splits = 2};
@@ -152,7 +152,7 @@ std::string error_of(const AttentionTensors& tensors, const AttentionOptions& op
   return "ok";
 }
 
-TEST(CudaDoor, PointersOfTheWrongPlaceAreNamed) {
+TEST(CudaApi, PointersOfTheWrongPlaceAreNamed) {
   HEADRACE_NEEDS_GPU(80);
   Call call(5);
   AttentionTensors tensors = call.tensors(true);
@@ -165,14 +165,14 @@ TEST(CudaDoor, PointersOfTheWrongPlaceAreNamed) {
   HEADRACE_EXPECT_CUDA(cudaDeviceSynchronize());
 }
 
-TEST(CudaDoor, APlanRunsOnItsKindOfDeviceAlone) {
+TEST(CudaApi, APlanRunsOnItsKindOfDeviceAlone) {
   HEADRACE_NEEDS_GPU(90);
   Call call(6);
   const Plan plan = plan_attention(Problem(call.tensors(true)), device_from_text("sm80:108"));
   EXPECT_THROW(plan.run(call.tensors(true)), Error);
 }
 
-TEST(CudaDoor, DevicesByText) {
+TEST(CudaApi, DevicesByText) {
   HEADRACE_NEEDS_GPU(80);
   const DeviceInfo device = device_from_text("cuda:0"), again = cuda_info(0);
   EXPECT_EQ(std::memcmp(&device, &again, sizeof device), 0);
@@ -204,7 +204,7 @@ struct RaggedCall {
   }
 };
 
-TEST(CudaDoor, BadLengthsAreClampedAndReportedOnce) {
+TEST(CudaApi, BadLengthsAreClampedAndReportedOnce) {
   HEADRACE_NEEDS_GPU(80);
   for (const std::vector<std::int32_t>& bad : {std::vector<std::int32_t>{0, 3, 1000000},
                                                {0, 2000000000, 7},
@@ -228,7 +228,7 @@ TEST(CudaDoor, BadLengthsAreClampedAndReportedOnce) {
 }
 
 // Prints the host cost of a call; checks nothing.
-TEST(CudaDoor, CostOfARunOnTheHost) {
+TEST(CudaApi, CostOfARunOnTheHost) {
   HEADRACE_NEEDS_GPU(80);
   constexpr int kRounds = 20, kTimes = 100;  // per round, few enough for the stream's queue
   Call call(7);

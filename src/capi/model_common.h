@@ -4,7 +4,7 @@
 #include <cstring>
 #include <string>
 
-#include "capi/door.h"
+#include "capi/capi_common.h"
 #include "engine/language_model.h"
 #include "headrace/model.h"
 
