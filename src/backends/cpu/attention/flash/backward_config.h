@@ -82,8 +82,8 @@ inline BackwardScratch backward_scratch(const Problem& p, const IsaShape& isa, i
 inline BackwardLayout backward_layout(const Problem& p, const IsaShape& isa, int num_threads) {
   const int64_t rows = round_up(p.seqlen_q * group_size(p), kBackwardRows);
   const int64_t heads = p.batch * p.num_kv_heads;
-  const int64_t busy =
-      round_up<int64_t>(heads, num_threads);  // rounded up to the number of threads
+  // Every thread takes as long as the one with the most heads.
+  const int64_t busy = round_up<int64_t>(heads, num_threads);
   const int64_t dq_bytes =
       saturating_product({rows, backward_stride(p.head_dim, isa.tile_cols), sizeof(float)});
   const bool is_fused = 5 * busy <= 7 * heads && dq_bytes <= kMaxDqBytes;
