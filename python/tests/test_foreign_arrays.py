@@ -298,7 +298,7 @@ def test_what_the_cuda_array_interface_may_not_say():
 
 
 def test_a_call_runs_on_the_stream_that_its_arrays_are_in_use_on():
-    """Their interface may name one: whoever uses them waits for it or enqueues there."""
+    """Their interface may name a stream: consumers synchronize with it or enqueue on it."""
     used = FakeCudaArray(stream=0x70)
     assert _views.stream_of(used) == 0x70
     assert _views.stream_of(FakeCudaArray()) is _views.stream_of(np.zeros(3)) is None

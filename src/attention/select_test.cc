@@ -124,7 +124,7 @@ TEST(Select, EnvironmentForcesAKernel) {
                        "cpu_any_reference: HEADRACE_KERNEL=no_such_kernel names another kernel"));
 }
 
-TEST(Select, ListsEveryReasonWhenNobodyAccepts) {
+TEST(Select, ListsEveryReasonWhenNoKernelAccepts) {
   auto none = plan_attention(problem_of(80), invented(), std::span(kKernels, 1));
   ASSERT_FALSE(none.ok());
   EXPECT_EQ(none.failure().code, ErrorCode::unsupported);

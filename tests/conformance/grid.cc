@@ -1,4 +1,4 @@
-// The grid: every pair of axis values, then random cases; each judged by the rules.
+// The grid: every pair of axis values, then random cases; each checked against the rules.
 #include <unistd.h>
 
 #include <algorithm>

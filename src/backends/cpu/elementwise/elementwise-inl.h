@@ -1,6 +1,6 @@
-// The row operators. One text for every instruction set (Vec). Products are not fused with sums
-// and the sum of squares always runs over 32 lanes, however many of them a vector has: the bits are
-// those of every other instruction set.
+// The elementwise operators, compiled for every instruction set (Vec). Products are not fused with
+// sums, and the sum of squares always runs over 32 lanes, independent of the vector width: every
+// instruction set gives the same bits.
 #pragma once
 
 #include <algorithm>
@@ -18,13 +18,13 @@ struct ElementwiseKernels {
   using F = typename Vec::F;
   static constexpr int kWidth = Vec::kWidth;
   static constexpr int kUnroll = 4;
-  // Of the sum of squares. A float sums kBlock / kLanes squares, then kLanes such sums: 13
+  // For the sum of squares. A float accumulates kBlock / kLanes squares, then kLanes such sums: 13
   // roundings. Blocks are summed in double: 13 * 2^-24 bounds the relative error for every width.
   static constexpr int kLanes = 32;
   static constexpr int64_t kBlock = 256;
 
   template <class E>
-  static F load(const E* p, int64_t n) {  // the first n, or as many as fit
+  static F load(const E* p, int64_t n) {  // the first min(n, lanes) elements
     return n >= kWidth ? Vec::load(p) : Vec::load_partial(p, static_cast<int>(n));
   }
   template <class E>

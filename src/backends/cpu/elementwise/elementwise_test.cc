@@ -1,4 +1,4 @@
-// Every row operator of every instruction set that this machine has, against double.
+// Every elementwise operator of every instruction set of this machine, against double.
 #include "backends/cpu/elementwise/elementwise.h"
 
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ Floats random_floats(std::int64_t n, std::uint64_t seed, double scale = 1) {
   return x;
 }
 
-// Equal as bits, or both NaN (whose sign and payload are nobody's promise).
+// Equal bits, or both NaN (sign and payload are unspecified).
 bool same_bits(float a, float b) {
   return std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b) ||
          (std::isnan(a) && std::isnan(b));
@@ -70,7 +70,7 @@ Floats norm(const ElementwiseOps& ops, const Floats& x, const Floats* weight, st
 
 TEST_P(Rows, RmsNormIsWithinAMillionthOfDouble) {
   for (const std::int64_t width : {1, 3, 17, 255, 576, 4096, 8192, 8193}) {
-    // A mean far from 0 makes every square count the same: the worst case for long sums.
+    // With a mean far from 0 all squares are similar: the worst case for long sums.
     auto x = random_floats(width, 1);
     for (float& value : x) value += 3.0f;
     const auto weight = random_floats(width, 2);
@@ -140,7 +140,7 @@ TEST_P(Rows, RmsNormKeepsNanWithinItsRow) {
       EXPECT_EQ(out[i], 1.0f) << i;
     }
   }
-  // A row of zeros stays one; without eps it has no direction.
+  // A row of zeros stays zero; without eps it would be NaN.
   EXPECT_EQ(norm(ops, Floats(9, 0.0f), nullptr, 9, 1e-5f), Floats(9, 0.0f));
 }
 
@@ -182,15 +182,16 @@ double worst_silu_error(const ElementwiseOps& ops, std::uint64_t stride) {
   return worst;
 }
 
-// Five roundings (y, its product with x, 1 + e and the e in it, the quotient), of which that of e
-// counts half and those of exp 6 % more: 4.6 * 2^-24 relative, 4.6 ulp where an ulp is smallest.
+// Five roundings (y, its product with x, 1 + e and the e in it, the quotient). That of e counts
+// half and those of exp 6 % more: 4.6 * 2^-24 relative, 4.6 ulp where an ulp is smallest.
 constexpr double kSiluUlp = 4.6;
 
 TEST_P(Rows, SiluIsWithinItsRoundings) { EXPECT_LE(worst_silu_error(ops, 65521), kSiluUlp); }
 
 // Run by the ctest entry "exp_sweep" (label slow): all 2^32 floats.
 TEST_P(Rows, DISABLED_SiluOfAllFloats) {
-  if (&ops == &scalar && runnable().size() > 1) GTEST_SKIP() << "the bits of the others";
+  if (&ops == &scalar && runnable().size() > 1)
+    GTEST_SKIP() << "bit-identical to the other instruction sets";
   const double worst = worst_silu_error(ops, 1);
   std::printf("%s: silu is within %.6f ulp of every float\n", ops.name, worst);
   EXPECT_LE(worst, 3.35);
@@ -228,7 +229,7 @@ TEST_P(Rows, SwigluHasTheSameBitsWhereverAnElementLies) {
 
 TEST_P(Rows, SwigluTakesStridesAndWorksInPlace) {
   const std::int64_t width = 45;
-  auto gate_up = random_floats(3 * 2 * width, 11);  // one product: gate and up side by side
+  auto gate_up = random_floats(3 * 2 * width, 11);  // output of one matmul: gate and up adjacent
   const auto before = gate_up;
   ops.swiglu({gate_up.data(), 2 * width, gate_up.data() + width, 2 * width, width, gate_up.data(),
               2 * width},

@@ -1,5 +1,5 @@
-// What sampling asks of a row of logits. One text for every instruction set (Vec), the same bits
-// from each.
+// Operators on logits for sampling, compiled for every instruction set (Vec); all give the same
+// bits.
 #pragma once
 
 #include <algorithm>
@@ -71,7 +71,8 @@ struct LogitKernels {
     if (i < n) {
       const int rest = static_cast<int>(n - i);
       const F y = Vec::div(Vec::sub(Vec::load_partial(x + i, rest), m), t);
-      // Lanes behind the end hold (0 - max) / temperature: bounded, so that exp is what it says.
+      // Lanes past the end hold (0 - max) / temperature: clamp them to the valid range of
+      // exp_softmax.
       Vec::store_partial(out + i, exp_softmax<Vec>(Vec::min(Vec::zero(), y)), rest);
     }
     double total = 0;

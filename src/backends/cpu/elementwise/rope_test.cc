@@ -1,4 +1,4 @@
-// Rotary positions of every instruction set that this machine has, against double.
+// RoPE of every instruction set of this machine, against double.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -60,7 +60,7 @@ class RopeRows : public ::testing::TestWithParam<const ElementwiseOps*> {
 INSTANTIATE_TEST_SUITE_P(Isa, RopeRows, ::testing::ValuesIn(runnable()),
                          [](const auto& param) { return std::string(param.param->name); });
 
-// The element that turns with element i of a head, and whether i is the first of the two.
+// The element paired with element i of a head, and whether i is the first of the pair.
 struct Partner {
   std::int64_t idx, pair;
   bool is_first;
@@ -135,7 +135,7 @@ TEST_P(RopeRows, InPlaceAndIntoSixteenBits) {
   }
 }
 
-// A cache [head, position, head_dim]: strides of the destination are not those of the source.
+// Writes to a cache [head, position, head_dim]: source and destination strides differ.
 TEST_P(RopeRows, WritesIntoACacheAndNothingElse) {
   const Shape s{2, 10, 6};
   const auto table = table_of(s.rot_dim, 100);

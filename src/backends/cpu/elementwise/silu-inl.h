@@ -5,9 +5,9 @@
 
 namespace headrace::cpu {
 
-// With e = exp(-|g|) = y * 2^n: g / (1 + e) for g >= 0, g * y / (1 + e) * 2^n below. The factor 2^n
-// comes last and in two halves, so that nothing is denormal or infinite before the result is.
-// Below -150 the result is -0: the clamp keeps -inf from becoming -inf * 0.
+// With e = exp(-|g|) = y * 2^n: g / (1 + e) for g >= 0, g * y / (1 + e) * 2^n for g < 0. The factor
+// 2^n is applied last and in two halves, so that no intermediate is denormal or infinite before the
+// result is. Below -150 the result is -0: the clamp avoids -inf * 0.
 template <class Vec, int kN>
 inline void silu(typename Vec::F (&g)[kN]) {
   using C = ExpConstants;

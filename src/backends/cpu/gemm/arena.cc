@@ -15,7 +15,7 @@ constexpr std::size_t kHugePage = 2 << 20;
 constexpr std::size_t kPieceBytes = 16 << 20;
 constexpr std::size_t kLineBytes = 64;
 
-// Memory that is mapped, not touched: what nobody uses of a piece costs addresses only.
+// Mapped but untouched memory: unused parts of a piece only cost address space.
 class Piece {
  public:
   static std::shared_ptr<Piece> make(std::size_t bytes) {
@@ -24,7 +24,7 @@ class Piece {
         mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return nullptr;
 #if defined(MADV_HUGEPAGE)
-    madvise(memory, mapped, MADV_HUGEPAGE);  // a wish
+    madvise(memory, mapped, MADV_HUGEPAGE);  // only a hint
 #endif
     return std::make_shared<Piece>(memory, mapped);
   }
@@ -55,7 +55,7 @@ class Piece {
 };
 
 std::mutex g_mutex;
-std::weak_ptr<Piece> g_piece;  // the one that is being filled, while a matrix in it lives
+std::weak_ptr<Piece> g_piece;  // the piece being filled, while a matrix in it exists
 
 }  // namespace
 

@@ -1,5 +1,5 @@
-// Memory of packed matrices: large pieces of huge pages that matrices share. A matrix of a small
-// model is smaller than a huge page, and a stream over pages of 4 KiB stops at the end of each.
+// Memory of packed matrices: large pieces of huge pages, shared by matrices. A matrix of a small
+// model is smaller than a huge page, and hardware prefetch stops at the end of each 4 KiB page.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace headrace::cpu::gemm {
 
-// Zeros, 64-byte aligned; null where there is no memory. A piece lives as long as a matrix in it.
+// Zeroed, 64-byte aligned; null if out of memory. A piece lives as long as any matrix in it.
 std::shared_ptr<std::byte> allocate_in_arena(std::size_t bytes);
 
 }  // namespace headrace::cpu::gemm

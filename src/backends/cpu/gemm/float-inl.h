@@ -1,5 +1,5 @@
-// Panels of float, f16 or bf16 rows with activations in floats. The sum of an output runs over the
-// columns in order, one multiply-add each, whatever tile it is part of.
+// Matmul of panels of f32, f16 or bf16 rows with float activations. The sum of an output runs over
+// the columns in order, one multiply-add each, independent of the tile.
 #pragma once
 
 #include "backends/cpu/gemm/instance.h"
@@ -11,7 +11,7 @@ namespace headrace::cpu::gemm {
 template <class Isa>
 inline constexpr int kFloatRows = Isa::kNv* Isa::Vec::kWidth;
 
-// kTokens tokens, the first of them `token`, with kPanels panels.
+// kTokens tokens from `token` on, with kPanels panels.
 template <class Isa, class E, int kTokens, int kPanels>
 inline void float_tile(const PanelCall& call, int64_t panel, int64_t token) {
   using Vec = typename Isa::Vec;

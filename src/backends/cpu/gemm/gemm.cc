@@ -24,10 +24,10 @@ constexpr std::size_t kLineBytes = 64;
 struct Target {
   std::uint32_t isa;
   const Instance& instance;
-  const PairProducts* pairs = nullptr;  // null: bf16 becomes float
+  const PairProducts* pairs = nullptr;  // null: bf16 is converted to float
 };
 constexpr Target kTargets[] = {
-// best first
+// in order of preference
 #if defined(__x86_64__)
     {HEADRACE_ISA_AVX512 | HEADRACE_ISA_AVX512_VNNI | HEADRACE_ISA_AVX512_BF16,
      gemm::avx512vnni::kInstance, &gemm::avx512bf16::kPairs},
@@ -83,10 +83,10 @@ void pack_one_panel(void* context, int64_t panel, int) {
 
 // ---- multiply ----
 
-// A product as tasks: tiles of tokens times runs of panels of all matrices, one after the other.
+// The tasks of a matmul: token tiles times runs of panels over all matrices.
 struct Work {
   const Product& product;
-  ActivationGroup* activations;  // tile after tile: [groups, tokens of the tile]
+  ActivationGroup* activations;  // per tile: [groups, tokens of the tile]
   float* pairs;                  // [tokens, num_pairs]: bf16, two in a float's bits
   int64_t columns, num_groups, num_pairs, num_panels, num_tiles;
   int64_t panels_per_run, num_runs;
@@ -108,7 +108,7 @@ const PairProducts* pair_products(const Product& product) {
   return nullptr;
 }
 
-// What matrices want of the activations of a tile, beside the floats that they are.
+// Converts the activations of a tile to the formats that the matrices need.
 void convert_tile(void* context, int64_t tile, int) {
   const Work& work = *static_cast<const Work*>(context);
   const Product& p = work.product;
@@ -121,7 +121,7 @@ void convert_tile(void* context, int64_t tile, int) {
       pairs->round(p.x + token * p.x_stride, work.columns, work.pairs + token * work.num_pairs);
 }
 
-// Panels [first, last) of all panels of all matrices, with the tokens of a tile.
+// Multiplies panels [first, last), counted over all matrices, with the tokens of a tile.
 void multiply_run(const Work& work, int64_t tile, int64_t first, int64_t last) {
   const Product& p = work.product;
   const int64_t token = work.first_token(tile);
@@ -165,8 +165,8 @@ void run_task(void* context, int64_t task, int) {
                std::min((run + 1) * work.panels_per_run, work.num_panels));
 }
 
-// Runs of panels: enough of them for all threads to end together, long enough to stream, and even,
-// because tiles take two.
+// Runs of panels: enough runs to balance the threads, long enough to stream, and of even length,
+// because tiles process two panels.
 void choose_runs(Work& work, int num_threads) {
   const int64_t tasks_per_thread = work.product.num_tokens == 1 ? 8 : 32;
   const int64_t wanted = ceil_div<int64_t>(tasks_per_thread * num_threads, work.num_tiles);
@@ -182,7 +182,7 @@ Result<PackedMatrix> pack_matrix(WeightType type, int64_t rows, int64_t columns,
   const WeightTypeInfo& info = info_of(type);
   if (columns % info.block_elements != 0)
     return unsupported(
-        "columns={}: {} holds rows of whole blocks of {} elements; convert the "
+        "columns={}: {} needs rows of whole blocks of {} elements; convert the "
         "tensor to a format with smaller blocks",
         columns, info.name, info.block_elements);
   const Target& target = target_of(device.cpu_isa);
@@ -201,8 +201,8 @@ Result<PackedMatrix> pack_matrix(WeightType type, int64_t rows, int64_t columns,
   if (data == nullptr)
     return Failure{
         ErrorCode::out_of_memory,
-        format_text("no memory for {} bytes of packed weights ({} x {}, {}); close other "
-                    "programs or take a smaller model",
+        format_text("out of memory: {} bytes of packed weights ({} x {}, {}); close other "
+                    "programs or use a smaller model",
                     m.data_bytes, rows, columns, info.name)};
   Packing packing{m, weights, data.get()};
   if (auto bad =
@@ -220,7 +220,7 @@ void unpack_row(const PackedMatrix& m, int64_t row, float* out) {
                          out);
 }
 
-// Quantised activations, then pairs of bf16.
+// Quantized activations, then pairs of bf16.
 std::size_t multiply_scratch_bytes(int64_t columns, int64_t num_tokens) {
   const auto groups = static_cast<std::size_t>(ceil_div<int64_t>(columns, kGroup) * num_tokens);
   const auto pairs = static_cast<std::size_t>(ceil_div<int64_t>(columns, 2) * num_tokens);

@@ -22,14 +22,14 @@ void round(const float* x, int64_t columns, float* pairs) {
   int64_t k = 0;
   for (; k + Vec::kWidth <= columns; k += Vec::kWidth) Vec::store(to + k, Vec::load(x + k));
   const int rest = static_cast<int>(columns - k);
-  // Lanes that do not exist are 0, and so is the other half of an odd last column.
+  // Missing lanes and the other half of an odd last column are 0.
   if (rest > 0) Vec::store_partial(to + k, Vec::load_partial(x + k, rest), rest + rest % 2);
 }
 
 }  // namespace
 
-// A pair of bf16 is a unit of 32 bits, as a float is: the tile for floats, whose multiply-add is
-// the product of two pairs.
+// A pair of bf16 is a 32-bit unit like a float, so the float tile is used with a multiply-add that
+// multiplies two pairs.
 const PairProducts kPairs = {kFloatRows<Isa>, round, float_panels<Isa, float>};
 
 }  // namespace headrace::cpu::gemm::avx512bf16

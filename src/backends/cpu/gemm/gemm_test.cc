@@ -45,7 +45,7 @@ std::vector<std::uint32_t> instruction_sets() {
 
 bool is_quantised(WeightType type) { return info_of(type).block_elements > 1; }
 
-// Halves of blocks: their places, and what scales and minima are made of.
+// The f16 halves of blocks: offsets and largest factors.
 struct Halves {
   int scale_at, minimum_at;        // -1: no minimum
   float per_element, per_minimum;  // largest factor of the half in a weight
@@ -127,15 +127,15 @@ std::vector<float> random_floats(int64_t count, std::uint64_t seed) {
   return x;
 }
 
-// What to do beside the plain product.
+// Options of a matmul.
 struct Options {
   int threads = 2;
   const float* bias = nullptr;
-  const std::vector<float>* residual = nullptr;  // [num_tokens, rows], added to
+  const std::vector<float>* residual = nullptr;  // [num_tokens, rows], accumulated to
 };
 
-// x [num_tokens, columns] -> [num_tokens, rows]. Every buffer ends at a page that nobody may touch;
-// scratch begins as NaNs; nothing between the rows of out may change.
+// x [num_tokens, columns] -> [num_tokens, rows]. Every buffer ends at a guard page; scratch memory
+// starts as NaNs; nothing between the rows of out may change.
 std::vector<float> product(const std::vector<const PackedMatrix*>& matrices,
                            const std::vector<float>& x, int64_t num_tokens, Options options = {}) {
   const int64_t columns = matrices[0]->columns, gap = 3;
@@ -176,8 +176,8 @@ std::vector<float> product(const std::vector<const PackedMatrix*>& matrices,
   return out;
 }
 
-// The rule of normal mode: elements to nearest even of y = x * (127 / max |x|) in float, the scale
-// max |x| / 127 * sum(y element) / sum(element^2).
+// Quantization of normal mode: elements are y = x * (127 / max |x|) rounded to nearest even, the
+// scale max |x| / 127 * sum(y element) / sum(element^2).
 std::vector<double> quantised(const float* x, int64_t columns) {
   std::vector<double> result;
   for (int64_t first = 0; first < columns; first += kGroup) {
@@ -197,7 +197,7 @@ std::vector<double> quantised(const float* x, int64_t columns) {
   return result;
 }
 
-// Whether bf16 weights meet activations in bf16.
+// Whether bf16 weights are multiplied with bf16 activations.
 bool rounds_to_bf16(WeightType type, MatmulMode mode, std::uint32_t isa) {
   constexpr std::uint32_t kWanted =
       HEADRACE_ISA_AVX512 | HEADRACE_ISA_AVX512_VNNI | HEADRACE_ISA_AVX512_BF16;
@@ -212,9 +212,9 @@ std::vector<double> rounded(const float* x, int64_t columns) {
 
 // Compares out [num_tokens, rows] with sums in double. Bounds, with e = 2^-24: a sum of n products,
 // each multiplied, then added, is within (2n + 2) e of the sum of their magnitudes. In normal mode
-// the products of a group are one exact integer; it and its scales are rounded (4 roundings), the
-// scale of the activation is a quotient of sums of 32 floats (2 * 33 + 2), and two terms a group
-// are added.
+// the sum of a group's products is an exact integer; it and its scales are rounded (4 roundings),
+// the scale of the activation is a quotient of sums of 32 floats (2 * 33 + 2), and two terms per
+// group are added.
 void expect_close(const Weights& w, MatmulMode mode, std::uint32_t isa, const std::vector<float>& x,
                   int64_t num_tokens, const std::vector<float>& out, const std::string& what) {
   const bool is_exact = mode == MatmulMode::exact || !is_quantised(w.type);
@@ -242,7 +242,7 @@ void expect_close(const Weights& w, MatmulMode mode, std::uint32_t isa, const st
   EXPECT_GT(worst, 1e-6) << what << ": nothing was compared";
 }
 
-// Every type in every mode on every instruction set of this machine.
+// Every weight type in every mode on every instruction set of this machine.
 struct Config {
   WeightType type;
   MatmulMode mode;
@@ -276,7 +276,7 @@ INSTANTIATE_TEST_SUITE_P(All, Gemm, ::testing::ValuesIn(all_configs()),
                          [](const auto& config) { return config.param.name; });
 
 TEST_P(Gemm, EqualsSumsInDouble) {
-  // 800 columns: more groups than are unpacked at once, with every rest of a block of tokens.
+  // 800 columns: more groups than are unpacked at once, with every remainder of a token block.
   for (const auto& [rows, about, tokens] : {std::array<int64_t, 3>{16, 32, 1},
                                             {1, 64, 1},
                                             {37, 256, 3},
@@ -383,7 +383,7 @@ TEST_P(Gemm, NoTokensAndNoRows) {
   EXPECT_EQ(product({&empty, &m, &empty}, x, 1), product({&m}, x, 1));
 }
 
-// Q, K and V in one call, of different types, give what three calls give.
+// Q, K and V of different types in one call equal three calls.
 TEST(GemmStack, EqualsOneCallEach) {
   for (const std::uint32_t isa : instruction_sets()) {
     const int64_t columns = 256, tokens = 67;
@@ -419,7 +419,7 @@ TEST(GemmPack, RefusesPartsOfBlocks) {
   EXPECT_NE(result.failure().message.find("columns=288: Q4_K"), std::string::npos);
 }
 
-// Also where the CPU does not multiply them.
+// Also on CPUs without bf16 dot products.
 TEST(GemmPack, PairsOfColumnsLieSideBySide) {
   constexpr int kPanelRows = 4;
   constexpr int64_t kRows = 3, kColumns = 5;

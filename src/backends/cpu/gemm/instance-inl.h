@@ -1,4 +1,4 @@
-// The table of an instruction set, from its two sets of operations.
+// The function table of an instruction set, from its two sets of operations.
 #pragma once
 
 #include "backends/cpu/gemm/float-inl.h"

@@ -1,4 +1,4 @@
-// One instruction set's products: panels of rows with tiles of tokens.
+// The matmuls of one instruction set: panels of rows with token tiles.
 #pragma once
 
 #include <cstddef>
@@ -8,15 +8,15 @@
 
 namespace headrace::cpu::gemm {
 
-// Panels [first_panel, last_panel) of one matrix with one tile of tokens.
+// Panels [first_panel, last_panel) of one matrix with one token tile.
 struct PanelCall {
   const std::byte* panels;  // of the matrix
   std::int64_t rows, columns;
   std::int64_t first_panel, last_panel;
   std::int64_t num_tokens;             // of the tile
   const ActivationGroup* activations;  // in blocks of tokens; for quantised panels
-  const float* x;  // [num_tokens, columns]; for the others. Where `columns` counts
-                   // pairs of bf16, a pair is in the bits of a float
+  const float* x;  // [num_tokens, columns]; for other panels. If `columns` counts pairs
+                   // of bf16, a pair has the bits of a float
   std::int64_t x_stride;
   const float* bias;  // [rows], or null
   float* out;         // [num_tokens, rows]
@@ -35,20 +35,20 @@ inline constexpr std::int64_t kTokenBlock = 4;
 inline constexpr int kNumWeightTypes = 11;
 
 struct Instance {
-  int quantised_rows, float_rows;  // of a panel
+  int quantised_rows, float_rows;  // per panel
   QuantiseFn quantise;
-  PanelsFn panels[kNumWeightTypes];  // by the type that is stored
+  PanelsFn panels[kNumWeightTypes];  // by stored type
 };
 
-// Products of two bf16 at a time. A panel has pairs of columns, and so has x.
+// Dot products of bf16 pairs. Panels and x have pairs of columns.
 using RoundFn = void (*)(const float* x, std::int64_t columns, float* pairs);
 struct PairProducts {
-  int rows;       // of a panel
+  int rows;       // per panel
   RoundFn round;  // one token; an odd last column is paired with 0
   PanelsFn panels;
 };
 
-// Tokens of a tile: their activations and sums stay in the caches while panels stream by.
+// Tokens per tile: their activations and sums stay in the caches while panels are streamed.
 inline constexpr std::int64_t kTokenTile = 64;
 static_assert(kTokenTile % kTokenBlock == 0);
 

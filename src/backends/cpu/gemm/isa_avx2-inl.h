@@ -1,4 +1,4 @@
-// Panels of 8 rows: a quad of each row is a register. Included only below target_avx2.h.
+// Panels of 8 rows: a register holds a quad of each row. Included only below target_avx2.h.
 //
 // vpmaddubsw multiplies unsigned with signed bytes and adds neighbours in 16 bits, saturating. An
 // element of b bits against |x| <= 127 gives at most 2 * (2^b - 1) * 127 there: sums of 8 (b = 4),
@@ -55,7 +55,7 @@ struct Isa {
   }
 
   struct TwoScales {
-    __m256i first, second;  // a scale twice in each row's 32 bits
+    __m256i first, second;  // each row's 32 bits have the scale twice
     __m256i both;           // both of them, times the zero point of 32
   };
   static TwoScales load_two_scales(const uint8_t* p) {
@@ -80,7 +80,7 @@ struct Isa {
                             _mm256_madd_epi16(_mm256_set1_epi32(minus_sums), scales.both));
   }
 
-  // Tiles: dots[t][p] of panels unpacked in memory with tokens. kSteps quads are summed in 16 bits
+  // Register tile: dots[t][p] of unpacked panels with tokens. kSteps quads are summed in 16 bits
   // before they are widened.
   template <int kBits, int kTokens, int kPanels>
   static void dots(const uint8_t (&w)[kQuads][kPanels][kRows * 4], const ActivationGroup* x,
@@ -150,8 +150,8 @@ struct Isa {
   static void quantise(const float* x, ActivationGroup& to) { quantise_group<Isa>(x, to); }
 
  private:
-  // Sums of integers are exact in any order, and a compiler that knows it reorders a tile's sums
-  // into trees that do not fit the registers.
+  // Keeps the compiler from reordering exact integer sums of a tile into trees that exceed the
+  // registers.
   static void pin(__m256i& x) { asm("" : "+x"(x)); }
   template <int kTokens, int kPanels>
   static void signed_dots(const uint8_t (&w)[kQuads][kPanels][kRows * 4], const ActivationGroup* x,

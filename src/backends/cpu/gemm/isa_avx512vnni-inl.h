@@ -1,6 +1,6 @@
-// Panels of 16 rows: a quad of each row is a register. Included only below target_avx512vnni.h.
+// Panels of 16 rows: a register holds a quad of each row. Included only below target_avx512vnni.h.
 //
-// vpdpbusd adds four products of unsigned and signed bytes to 32 bits, so a group is 8 of them.
+// vpdpbusd adds four products of unsigned and signed bytes to 32 bits, so a group needs 8 of them.
 // Signed elements are unsigned ones with a zero point of 128.
 #pragma once
 
@@ -57,7 +57,7 @@ struct Isa {
                   x);
   }
 
-  // Tiles: dots[t][p] of panels unpacked in memory with tokens.
+  // Register tile: dots[t][p] of unpacked panels with tokens.
   template <int kBits, int kTokens, int kPanels>
   static void dots(const uint8_t (&w)[kQuads][kPanels][kRows * 4], const ActivationGroup* x,
                    Ints (&out)[kTokens][kPanels]) {
@@ -97,7 +97,7 @@ struct Isa {
     memcpy(&pair, x.minus_sums, sizeof pair);
     return _mm512_set1_epi32(pair);
   }
-  // What the sum of a group begins with.
+  // Initial value of a group's sum.
   template <int kBits>
   static Ints start(const ActivationGroup& x) {
     if constexpr (kBits != 8) return _mm512_setzero_si512();

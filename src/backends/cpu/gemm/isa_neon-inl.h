@@ -1,8 +1,8 @@
-// Panels of 4 rows: a quad of each row is a register.
+// Panels of 4 rows: a register holds a quad of each row.
 //
-// smull multiplies signed bytes to 16 bits, where smlal adds further products. An element of b bits
-// against |x| <= 127 gives at most (2^b - 1) * 127 there: sums of 8 (b = 4 and 5) and 4 (b = 6)
-// such products stay below 2^15, as do 2 of signed elements, at most 128 * 127 each.
+// smull multiplies signed bytes to 16 bits; smlal adds further products to them. An element of b
+// bits against |x| <= 127 gives at most (2^b - 1) * 127 there: sums of 8 (b = 4 and 5) and 4 (b =
+// 6) such products stay below 2^15, as do 2 of signed elements, at most 128 * 127 each.
 #pragma once
 
 #include "backends/cpu/gemm/layout.h"
@@ -43,7 +43,7 @@ struct Isa {
     return sum;
   }
 
-  // Elements of 6 bits above their zero point of 32, a scale for each 16 columns.
+  // 6-bit elements with zero point 32 and one scale per 16 columns.
   struct TwoScales {
     Ints first, second;  // of each row
   };
@@ -60,8 +60,8 @@ struct Isa {
     return vmlaq_s32(vmulq_s32(first, scales.first), second, scales.second);
   }
 
-  // Tiles: dots[t][p] of panels unpacked in memory with tokens. A group of a panel fits into 8 of
-  // 32 registers, so the tokens meet it one after the other.
+  // Register tile: dots[t][p] of unpacked panels with tokens. A group of a panel fits into 8 of 32
+  // registers, so the tokens are processed one after the other.
   template <int kBits, int kTokens, int kPanels>
   static void dots(const uint8_t (&w)[kQuads][kPanels][kRows * 4], const ActivationGroup* x,
                    Ints (&out)[kTokens][kPanels]) {
@@ -86,8 +86,7 @@ struct Isa {
 
   static void quantise(const float* x, ActivationGroup& to) {
     float32x4_t v[8];
-    uint32x4_t largest =
-        vdupq_n_u32(0);  // of the magnitudes, as bits: a NaN is above the infinities
+    uint32x4_t largest = vdupq_n_u32(0);  // magnitudes compared as bits: NaN is above infinity
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) {
       v[i] = vld1q_f32(x + 4 * i);
@@ -103,7 +102,7 @@ struct Isa {
     if (magnitude < kSmallestMagnitude) return;
     const float32x4_t factor = vdupq_n_f32(127.0f / magnitude);
     int32x4_t q[8];
-    // Of even and of odd vectors: the order of the sums on x86.
+    // Sums of even and odd vectors, in the order of the sums on x86.
     float32x4_t products[2] = {}, squares[2] = {};
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) {
@@ -126,7 +125,7 @@ struct Isa {
     for (int q = 0; q < kQuads; ++q) to[q] = load_bytes(w[q][p]);
   }
 
-  // The sum over kCount quads, few enough for 16 bits.
+  // The sum over kCount quads, which fits 16 bits.
   template <int kCount>
   static Ints quads(const Bytes* w, const int8_t* x) {
     int16x8_t low = vdupq_n_s16(0), high = vdupq_n_s16(0);  // rows 0 and 1, 2 and 3

@@ -1,5 +1,5 @@
-// Panels of 8 rows in plain loops: any machine, and the plainest statement of what the operations
-// of an instruction set are.
+// Panels of 8 rows in plain loops, for any machine; also documents the operations of an instruction
+// set.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace headrace::cpu::gemm::scalar {
 
-// A float of each row.
+// One float per row.
 struct Lanes {
   static constexpr int kWidth = 8;
   struct F {
@@ -72,7 +72,7 @@ struct Isa {
     return x;
   }
   static void store_bytes(std::uint8_t* p, const Bytes& x) { std::memcpy(p, x.v, sizeof x.v); }
-  // Elements of 8 bits as dot() and dots() want them.
+  // 8-bit elements in the form for dot() and dots().
   static Bytes signed_bytes(const Bytes& a) { return a; }
   static Bytes low_nibbles(const Bytes& a) {
     Bytes x;
@@ -84,8 +84,8 @@ struct Isa {
     for (int i = 0; i < kRows * 4; ++i) x.v[i] = a.v[i] >> 4;
     return x;
   }
-  // elements | (bits & mask) << shift, byte by byte; to the right where shift is negative. The mask
-  // keeps the bits within their byte.
+  // elements | (bits & mask) << shift, per byte; a negative shift is a right shift. The mask keeps
+  // the bits within their byte.
   static Bytes with_high_bits(const Bytes& elements, const Bytes& bits, int mask, int shift) {
     Bytes x;
     for (int i = 0; i < kRows * 4; ++i) {
@@ -131,7 +131,7 @@ struct Isa {
     return dot_quads<kBits>(w, x.elements, 0, kQuads);
   }
 
-  // Elements of 6 bits above their zero point of 32, a scale for each 16 columns.
+  // 6-bit elements with zero point 32 and one scale per 16 columns.
   struct TwoScales {
     std::int8_t v[kRows][2];
   };
@@ -151,7 +151,7 @@ struct Isa {
     return sum;
   }
 
-  // Tiles: dots[t][p] of panels unpacked in memory with tokens.
+  // Register tile: dots[t][p] of unpacked panels with tokens.
   template <int kBits, int kTokens, int kPanels>
   static void dots(const std::uint8_t (&w)[kQuads][kPanels][kRows * 4], const ActivationGroup* x,
                    Ints (&out)[kTokens][kPanels]) {
@@ -173,7 +173,7 @@ struct Isa {
   }
 
   static void quantise(const float* x, ActivationGroup& to) {
-    std::uint32_t largest = 0;  // of the magnitudes, as bits: a NaN is above the infinities
+    std::uint32_t largest = 0;  // magnitudes compared as bits: NaN is above infinity
     for (int i = 0; i < kGroup; ++i)
       largest = std::max(largest, std::bit_cast<std::uint32_t>(x[i]) & 0x7fffffffu);
     const float magnitude = std::bit_cast<float>(largest);

@@ -1,10 +1,10 @@
-// How packed matrices and quantised activations lie in memory: plain arithmetic and structs, shared
-// by the packing and the products.
+// Memory layout of packed matrices and quantized activations: pure arithmetic and structs, shared
+// by packing and matmuls.
 //
-// A *panel* is a few consecutive rows (kRows of the instruction set), interleaved; rows that do not
-// exist are zero. A *group* is 32 consecutive columns. A *quad* is 4 consecutive columns: 4 bytes.
+// A *panel* is a few consecutive rows (kRows of the instruction set), interleaved; missing rows are
+// zero. A *group* is 32 consecutive columns. A *quad* is 4 consecutive columns: 4 bytes.
 //
-// Quantised panel: for each block of 1 group (or 8, where they share a pair of halves)
+// Quantized panel: for each block of 1 group (or 8, if they share a pair of halves)
 //   [header: scale f16 of each row, minimum f16 of each row]            only for blocks of 8 groups
 //   for each group: the elements, then their scales.
 // Elements of a group as vectors of kRows x 4 bytes [row][column of the quad], quads 0 to 7:
@@ -12,11 +12,11 @@
 //   5 bits  the same, then one vector with bit q of each byte the fifth bit of quad q
 //   6 bits  the same, then two vectors with bits 2q, 2q + 1 those of quad q and of quad q + 4
 //   8 bits  eight vectors of signed bytes
-// Scales of a group: f16 of each row (then its minimum); in blocks of 8 groups one byte of each row
-// (then its minimum), or two signed bytes of each row, one for 16 columns.
+// Scales of a group: one f16 per row (then its minimum); in blocks of 8 groups one byte per row
+// (then its minimum), or two signed bytes per row, one per 16 columns.
 //
-// Panel of floats or 16-bit floats: [column][row]; of pairs of bf16: [pair of columns][row][2], 0
-// beside an odd last column.
+// Panel of floats or 16-bit floats: [column][row]; of pairs of bf16: [pair of columns][row][2],
+// padded with 0 after an odd last column.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +30,8 @@ inline constexpr int kQuads = kGroup / 4;
 inline constexpr int kSuperGroups = 8;  // groups in a block with shared halves
 
 struct GroupFormat {
-  int bits;              // of an element
-  int zero_point;        // what an unsigned element stands above its value
+  int bits;              // per element
+  int zero_point;        // offset of unsigned elements
   bool has_minimum;      // value = scale * element + minimum
   bool has_byte_scales;  // scale = half * byte, blocks of 8 groups
 };
@@ -61,13 +61,13 @@ constexpr GroupFormat group_format(WeightType type) {
 
 constexpr bool is_quantised(WeightType type) { return group_format(type).bits != 0; }
 
-// How a panel holds its elements.
+// Storage of a panel's elements.
 struct Stored {
   WeightType type;
   bool is_paired = false;  // bf16
 };
 
-// Bytes of the parts of a panel of `rows` rows.
+// Sizes in bytes of the parts of a panel of `rows` rows.
 struct PanelLayout {
   int groups_per_block, header_bytes, element_bytes, group_bytes, block_bytes;
 };
@@ -85,9 +85,9 @@ constexpr PanelLayout panel_layout(WeightType type, int rows) {
 }
 
 // A group of activations: x = scale * element, element = nearest even of y = x * (127 / max |x|).
-// The scale is that of least squares for these elements, max |x| / 127 * sum(y element) /
-// sum(element^2): one degree of freedom of 32 less in the error, for the price of two sums.
-// A group with a NaN or an infinity has scale NaN; one below 2^-100 counts as zero.
+// The scale is the least-squares fit for these elements, max |x| / 127 * sum(y element) /
+// sum(element^2): it removes one of 32 degrees of freedom from the error at the cost of two sums.
+// A group with NaN or infinity has scale NaN; a group below 2^-100 counts as zero.
 struct ActivationGroup {
   std::int8_t elements[kGroup];
   float scale;
@@ -97,6 +97,6 @@ struct ActivationGroup {
 };
 static_assert(sizeof(ActivationGroup) == 48);
 
-inline constexpr float kSmallestMagnitude = 0x1p-100f;  // 127 / it is finite
+inline constexpr float kSmallestMagnitude = 0x1p-100f;  // 127 / kSmallestMagnitude is finite
 
 }  // namespace headrace::cpu::gemm

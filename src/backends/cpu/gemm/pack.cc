@@ -29,7 +29,7 @@ void write(T value, uint8_t* at) {
 
 float half(const uint8_t* at) { return float_from_f16(read<uint16_t>(at)); }
 
-// ---- a group of one row as the model file has it (layouts: weights/dequantise.cc) ----
+// ---- a group of one row in the model file's layout (weights/dequantise.cc) ----
 
 struct Group {
   uint8_t elements[kGroup];
@@ -107,7 +107,7 @@ Group read_group(WeightType type, const uint8_t* block, int g) {
   return group;
 }
 
-// The halves of a block lie at its beginning, those of Q6_K at its end.
+// The halves are at the start of a block, those of Q6_K at its end.
 const uint8_t* halves_of(WeightType type, const uint8_t* block) {
   return type == WeightType::q6_k ? block + 208 : block;
 }
@@ -143,7 +143,7 @@ int element_at(const uint8_t* from, int bits, int rows, int row, int i) {
   return e;
 }
 
-// Scale, and minimum behind it, of one row among those of all rows.
+// Stores scale and minimum of one row among those of all rows.
 void put_halves(const uint8_t* halves, bool has_minimum, int rows, int row, uint8_t* to) {
   std::memcpy(to + 2 * row, halves, 2);
   if (has_minimum) std::memcpy(to + 2 * (rows + row), halves + 2, 2);
@@ -177,7 +177,7 @@ void pack_quantised_row(WeightType type, int rows, int row, int64_t columns, con
   }
 }
 
-// Groups of a panel one after the other, as floats.
+// Unpacks the groups of a panel to floats.
 void unpack_group(WeightType type, int rows, int row, const uint8_t* header, const uint8_t* group,
                   float* out) {
   const GroupFormat format = group_format(type);

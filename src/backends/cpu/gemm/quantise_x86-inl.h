@@ -1,4 +1,4 @@
-// Activations to 8 bits with 256-bit registers: included below target_avx2.h and those above it.
+// Quantizes activations to 8 bits with 256-bit registers. Included below target_avx2.h and higher.
 #pragma once
 
 #include "backends/cpu/gemm/layout.h"
@@ -8,7 +8,7 @@ namespace headrace::cpu::gemm {
 // q: 32 integers within [-127, 127].
 template <class Isa>
 inline void store_elements(const __m256i (&q)[4], float scale, ActivationGroup& to) {
-  // Packing works within halves of registers; the permutation puts them in order.
+  // Packing works within register halves; the permutation restores the order.
   const __m256i bytes =
       _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
@@ -38,7 +38,7 @@ template <class Isa>
 inline void quantise_group(const float* x, ActivationGroup& to) {
   const __m256i magnitude_bits = _mm256_set1_epi32(0x7fffffff);
   __m256 v[4];
-  __m256i largest = _mm256_setzero_si256();  // as bits: a NaN is above the infinities
+  __m256i largest = _mm256_setzero_si256();  // compared as bits: NaN is above infinity
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
     v[i] = _mm256_loadu_ps(x + 8 * i);

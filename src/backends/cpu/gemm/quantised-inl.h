@@ -1,13 +1,13 @@
-// Panels of quantised rows with quantised activations.
+// Matmul of panels of quantized rows with quantized activations.
 //
-// One token (decode) takes a group of a panel into registers, straight from memory. More tokens
-// meet kTilePanels panels that are unpacked once, kUnpackedGroups groups at a time, on the stack,
-// and go through them in blocks of kTokenBlock with a register tile.
+// One token (decode) loads a group of a panel from memory into registers. For more tokens,
+// kTilePanels panels are unpacked to the stack once, kUnpackedGroups groups at a time, and
+// multiplied with blocks of kTokenBlock tokens in a register tile.
 //
 // The integer sum over the 32 columns of a group is exact; then, in the order of the groups,
 //   sum = fma(integer sum, scale * activation scale, sum)
 //   sum = fma(minimum, activation scale * sum of the activation's elements, sum)
-// on both ways, so that a token's bits depend on neither the way nor the tile. An unsigned
+// in both cases, so that a token's bits depend neither on the path nor on the tile. An unsigned
 // element's zero point z is a minimum of -z * scale.
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace headrace::cpu::gemm {
 
-// A group of a panel in registers.
+// A group of a panel, held in registers.
 template <class Isa, WeightType kType>
 struct PanelGroup {
   using Vec = typename Isa::Vec;
@@ -33,7 +33,7 @@ struct PanelGroup {
   F scale, minimum;
   typename Isa::TwoScales two_scales;
 
-  // header: of the block, with the halves of the rows.
+  // header: the block's header with the halves of the rows.
   inline void load(const uint8_t* header, const uint8_t* group) {
     load_elements(group);
     const uint8_t* scales = group + kLayout.element_bytes;
@@ -111,19 +111,19 @@ inline void store_rows(const PanelCall& call, int64_t token, int64_t row, typena
   }
 }
 
-// How far ahead of the products memory is fetched: the hardware stops at the end of each page. It
-// may lie behind the matrix, which a prefetch does not mind.
+// Distance of the software prefetch: hardware prefetch stops at the end of each page. The address
+// may be past the matrix, which is harmless for a prefetch.
 inline constexpr uintptr_t kPrefetchBytes = 2048;
 template <class Isa>
 inline void prefetch_ahead(const void* at) {
   __builtin_prefetch(
       reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(at) + kPrefetchBytes));
 }
-// Panels that one token meets at once, read from as many places: the prefetcher of a core adds to
-// its bandwidth for each stream that it sees.
+// Panels that one token multiplies at once, each a stream: hardware prefetch adds bandwidth for
+// each stream.
 inline constexpr int kStreams = 2;
 
-// The groups of a panel, one after the other.
+// Iterates over the groups of a panel.
 template <class Isa, WeightType kType>
 struct PanelReader {
   static constexpr PanelLayout kLayout = panel_layout(kType, Isa::kRows);
@@ -146,11 +146,11 @@ struct PanelReader {
     }
   }
 
-  const uint8_t* block;  // of the panel; it begins with the header
-  int index;             // of the group in it
+  const uint8_t* block;  // the current block of the panel; starts with the header
+  int index;             // index of the group in the block
 };
 
-// kPanels panels, `step` apart: memory is read in as many streams.
+// kPanels panels at distance `step`: memory is read in as many streams.
 template <class Isa, WeightType kType, int kPanels>
 inline void panels_with_one_token(const PanelCall& call, int64_t panel, int64_t step) {
   using Vec = typename Isa::Vec;
@@ -175,9 +175,9 @@ inline void panels_with_one_token(const PanelCall& call, int64_t panel, int64_t 
 }
 
 inline constexpr int kTilePanels = 2;
-inline constexpr int kUnpackedGroups = 24;  // with their scales 16 to 20 KiB of AVX2's panels
+inline constexpr int kUnpackedGroups = 24;  // with scales 16 to 20 KiB of AVX2 panels
 
-// A group of kTilePanels panels, elements as bytes.
+// A group of kTilePanels panels, with elements as bytes.
 template <class Isa, WeightType kType>
 struct UnpackedGroup {
   using Group = PanelGroup<Isa, kType>;
@@ -230,7 +230,7 @@ inline void register_tile(const UnpackedGroup<Isa, kType>* groups, int num_group
   for (int i = 0; i < kTokens * kP; ++i) Vec::store(sums + i * Isa::kRows, sum[i / kP][i % kP]);
 }
 
-// Panels `panel` and `panel + 1`; where the latter is none of the call's, `panel` twice.
+// Panels `panel` and `panel + 1`; `panel` twice if the latter is not part of the call.
 template <class Isa, WeightType kType>
 inline void panels_with_tokens(const PanelCall& call, int64_t panel) {
   using Vec = typename Isa::Vec;
