@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""No tracked file names a path of one machine, a folder outside the tree or a registry's host."""
+"""No tracked file names a path of one machine, a folder outside the tree or a registry's host, and no revised folder uses
+a private word where the field has a term."""
+
+import re
 
 import checklib
 
@@ -13,6 +16,39 @@ WORDS = [
     "files.pythonhosted.org",
     "pypi.nvidia.com",
 ]
+# Private words and what to write instead. Words that may also be plain English are not in the list.
+PRIVATE = {
+    "nobody": "name the threads, kernels or callers",
+    "somebody": "name the threads, kernels or callers",
+    "whoever": "name the threads, kernels or callers",
+    "front door": "validation, or the public API",
+    "copy engine": "TMA",
+    "by the rule": "chosen automatically",
+    "last kernel of the list": "slow fallback",
+    "last kernel of its list": "slow fallback",
+    "foretell": "predict",
+    "foretells": "predicts",
+    "in the mean": "on average",
+    "is waited for": "finishes first",
+    "are waited for": "finish first",
+    "behind the end": "past the end",
+    "no GGUF file": "not a GGUF file",
+    "one text for every": "compiled for every",
+}
+# Folders whose comments and messages use the field's terms throughout.
+REVISED = (
+    "bench/",
+    "cli/",
+    "examples/",
+    "include/",
+    "python/",
+    "src/attention/",
+    "src/backends/cpu/",
+    "src/base/",
+    "src/capi/",
+    "src/core/",
+    "tests/",
+)
 # The list itself.
 EXCLUDED = {"tools/check_words.py"}
 
@@ -24,6 +60,10 @@ def check(root):
             continue
         for number, line in enumerate((checklib.read_text(root / path) or "").splitlines(), 1):
             findings += [f"{path}:{number}: '{word}'" for word in WORDS if has_word(line, word)]
+            if path.as_posix().startswith(REVISED):
+                findings += [
+                    f"{path}:{number}: '{word}': {instead}" for word, instead in PRIVATE.items() if has_phrase(line, word)
+                ]
     return findings
 
 
@@ -38,10 +78,21 @@ def has_word(line, word):
     return False
 
 
+def has_phrase(line, phrase):
+    """Whole words in any case: "by the rules" does not count as "by the rule"."""
+    return re.search(rf"(?<!\w){re.escape(phrase)}(?!\w)", line, re.IGNORECASE) is not None
+
+
 CASES = [
     ("clean", {"a.txt": "work/ and shared/ and $OUTPUT\n"}, None),
     ("not text", {"a.bin": "\udcff".encode("utf-8", "surrogateescape").decode("latin-1")}, None),
-] + [(word, {"docs/a.md": f"first line\nsee {word} there\n"}, f"docs/a.md:2: '{word}'") for word in WORDS]
+] + [(word, {"docs/a.md": f"first line\nsee {word} there\n"}, f"docs/a.md:2: '{word}'") for word in WORDS] + [
+    (f"private: {word}", {"src/core/a.h": f"// For {word.capitalize()}'s sake.\n"}, f"src/core/a.h:1: '{word}': {instead}")
+    for word, instead in PRIVATE.items()
+] + [
+    ("parts of words", {"src/core/a.h": "// by the rules; copy engines; nobodys_index\n"}, None),
+    ("not revised", {"other/a.h": "// nobody\n"}, None),
+]
 
 if __name__ == "__main__":
     checklib.main(__doc__, check, CASES)
