@@ -14,8 +14,8 @@ sys.path.insert(0, str(ROOT / "bench"))
 
 import plot  # noqa: E402
 
-MEMORY = RESULTS / "memory-zen3-2026-11-22.json"
-SPEED = RESULTS / "peers-attention_cuda-h200-2026-11-24.json"
+MEMORY = RESULTS / "memory-zen3.json"
+SPEED = RESULTS / "peers-attention_cuda-h200.json"
 
 
 def test_memory_curves_are_the_columns():
