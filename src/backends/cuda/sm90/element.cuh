@@ -13,8 +13,9 @@ struct Bf16Element {
   using Operand = Bf16;
   using Stored = __nv_bfloat16;
   static constexpr bool kHasFloatRange = true;  // 8 bits of exponent
-  static constexpr int kLift = 0, kGrowth = 9;  // see Softmax; 2^9 outweighs all that bf16 shows
-  static constexpr int kPreciseLift = -40;
+  static constexpr int kLog2Scale = 0,
+                       kRescaleThreshold = 9;  // see Softmax; 2^9 outweighs all that bf16 shows
+  static constexpr int kPreciseLog2Scale = -40;
   static __device__ __forceinline__ u32 pack(float low, float high) {
     return cvt_rn_bf16x2(low, high);
   }
@@ -30,8 +31,8 @@ struct F16Element {
   using Operand = F16;
   using Stored = __half;
   static constexpr bool kHasFloatRange = false;
-  static constexpr int kLift = 11, kGrowth = 4;  // weights up to 2^15
-  static constexpr int kPreciseLift = 15;
+  static constexpr int kLog2Scale = 11, kRescaleThreshold = 4;  // weights up to 2^15
+  static constexpr int kPreciseLog2Scale = 15;
   static __device__ __forceinline__ u32 pack(float low, float high) {
     return cvt_rn_f16x2(low, high);
   }
@@ -67,7 +68,7 @@ struct alignas(8) HalfChunk {
 };
 // Neighbouring lanes trade words: an even lane gets both its own and its neighbour's x, an odd one
 // both y, in the order of the lanes.
-__device__ __forceinline__ HalfChunk traded_with_neighbour(u32 x, u32 y, int lane) {
+__device__ __forceinline__ HalfChunk exchange_with_neighbour_lane(u32 x, u32 y, int lane) {
   const bool is_odd = (lane & 1) != 0;
   const u32 kept = is_odd ? y : x;
   const u32 got = __shfl_xor_sync(0xffffffffu, is_odd ? x : y, 1);

@@ -12,19 +12,19 @@ namespace headrace::cuda::sm90::bwd {
 struct Tile {
   int head_dim, head_dim_v;  // most columns of Q and K, of V and dO
   int keys, queries;
-  bool is_wide;
+  bool is_specialized;
   friend constexpr bool operator==(const Tile&, const Tile&) = default;
 };
 
 inline constexpr int kGroupKeys = 64;  // the height of a wgmma
 
-constexpr int threads_of(const Tile& t) { return t.is_wide ? 512 : 256; }
+constexpr int threads_of(const Tile& t) { return t.is_specialized ? 512 : 256; }
 
 // Narrow: Q of a step is read by its S and, a step later, by dK; dO by dP and, half a step later,
 // by dV. Others are on their way: of Q two, since S is the first product of a step and may not
 // wait. Wide: what there is room for.
-constexpr int stages_q(const Tile& t) { return t.is_wide ? 2 : 4; }
-constexpr int stages_dout(const Tile& t) { return t.is_wide ? 2 : 3; }
+constexpr int stages_q(const Tile& t) { return t.is_specialized ? 2 : 4; }
+constexpr int stages_dout(const Tile& t) { return t.is_specialized ? 2 : 3; }
 inline constexpr int kStagesDs = 2;  // and of P
 
 // ---- dQ
@@ -41,8 +41,8 @@ struct DqPlace {
 constexpr int dq_parts(const Tile& t) { return t.queries / 64 * num_swizzle_atoms(t.head_dim); }
 // Parts follow each other along the columns.
 constexpr DqPlace dq_place(const Tile& t, int part, int thread) {
-  const int slabs = num_swizzle_atoms(t.head_dim);
-  return {part / slabs * 64 + thread / 32 * 16 + thread / 4 % 8, part % slabs * 8};
+  const int atoms = num_swizzle_atoms(t.head_dim);
+  return {part / atoms * 64 + thread / 32 * 16 + thread / 4 % 8, part % atoms * 8};
 }
 
 // ---- shared memory
@@ -77,7 +77,7 @@ constexpr BarrierPlan barrier_plan(const Tile& t) {
   b.v_full = take(1);
   b.q_full = take(stages_q(t));
   b.dout_full = take(stages_dout(t));
-  if (!t.is_wide) return b;
+  if (!t.is_specialized) return b;
   b.q_empty = take(stages_q(t));
   b.dout_empty = take(stages_dout(t));
   b.p_full = take(kStagesDs);
@@ -94,7 +94,7 @@ constexpr SmemPlan smem_plan(const Tile& t) {
   s.q = num_swizzle_atoms(t.head_dim) * t.queries * kSwizzleRowBytes;
   s.dout = num_swizzle_atoms(t.head_dim_v) * t.queries * kSwizzleRowBytes;
   s.ds = t.keys / kGroupKeys * t.queries * kSwizzleRowBytes;
-  s.p = t.is_wide ? t.keys * t.queries * 2 : 0;
+  s.p = t.is_specialized ? t.keys * t.queries * 2 : 0;
   s.stat = t.queries * static_cast<int>(sizeof(float));
   const auto take = [&s](int bytes) {
     const int offset = s.bytes;
@@ -120,11 +120,11 @@ constexpr int smem_bytes(const Tile& t) { return smem_plan(t).bytes + 1024; }
 // Of the warpgroups of a wide tile, from the first on, after they have shared out anew what the
 // launch gave them, 4 x 128.
 struct RegisterPlan {
-  int copying, value, key, query;
+  int producer, dv, dk, dq;
 };
-inline constexpr RegisterPlan kWideRegisters = {24, 208, 208, 72};
-static_assert(kWideRegisters.copying + kWideRegisters.value + kWideRegisters.key +
-                  kWideRegisters.query <=
+inline constexpr RegisterPlan kSpecializedRegisters = {24, 208, 208, 72};
+static_assert(kSpecializedRegisters.producer + kSpecializedRegisters.dv + kSpecializedRegisters.dk +
+                  kSpecializedRegisters.dq <=
               4 * 128);
 
 inline constexpr Tile kTile64 = {64, 64, 128, 128, false};

@@ -19,21 +19,21 @@ constexpr double kSmallestScale = 0x1p-64;  // the lse is divided by it
 struct Variant {
   Tile tile;
   Launch *launch, *launch_fixed;
-  Finish* finish;
+  Postprocess* postprocess;
 };
 // The first that is large enough.
 constexpr Variant kPlain[] = {
-    {kTile64, launch_hd64, launch_hd64_fixed, launch_finish_hd64},
-    {kTile128, launch_hd128, launch_hd128_fixed, launch_finish_hd128},
-    {kTile192v128, launch_hd192v128, launch_hd192v128_fixed, launch_finish_hd192},
-    {kTile192, launch_hd192, launch_hd192_fixed, launch_finish_hd192},
-    {kTile256, launch_hd256, launch_hd256_fixed, launch_finish_hd256},
+    {kTile64, launch_hd64, launch_hd64_fixed, launch_postprocess_hd64},
+    {kTile128, launch_hd128, launch_hd128_fixed, launch_postprocess_hd128},
+    {kTile192v128, launch_hd192v128, launch_hd192v128_fixed, launch_postprocess_hd192},
+    {kTile192, launch_hd192, launch_hd192_fixed, launch_postprocess_hd192},
+    {kTile256, launch_hd256, launch_hd256_fixed, launch_postprocess_hd256},
 };
 // With softcap, ALiBi or bias.
 constexpr Variant kGeneral[] = {
-    {kTile64, launch_hd64_general, launch_hd64_general_fixed, launch_finish_hd64},
-    {kTile128, launch_hd128_general, launch_hd128_general_fixed, launch_finish_hd128},
-    {kTile256, launch_hd256_general, launch_hd256_general_fixed, launch_finish_hd256},
+    {kTile64, launch_hd64_general, launch_hd64_general_fixed, launch_postprocess_hd64},
+    {kTile128, launch_hd128_general, launch_hd128_general_fixed, launch_postprocess_hd128},
+    {kTile256, launch_hd256_general, launch_hd256_general_fixed, launch_postprocess_hd256},
 };
 
 // Null above 256.
@@ -123,11 +123,11 @@ Schedule plan(const Problem& p, const DeviceInfo&) {
   schedule.prob_dtype = dtype_of(p);
   schedule.num_ctas = p.batch * p.num_kv_heads * key_blocks(p);
   schedule.workspace_bytes = layout_of(p).bytes();
-  schedule.ds_from_rounded_p = tile.is_wide;
+  schedule.ds_from_rounded_p = tile.is_specialized;
   schedule.sum_bits = p.deterministic ? kFixedPointBits : 0;
   schedule.has_fixed_bits = p.deterministic;
   schedule.note =
-      format_text("{} keys a CTA, {} queries a step{}; TMA and wgmma, dq by atomics in {}{}",
+      format_text("{} keys a CTA, {} queries an iteration{}; TMA and wgmma, dq by atomics in {}{}",
                   tile.keys, tile.queries, is_triangular(p) ? ", longest first" : "",
                   p.deterministic ? "fixed point" : "float (not the same bits from run to run)",
                   p.has_dbias ? "; dbias by mma.sync" : "");
@@ -230,7 +230,7 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
     if (Status bad = launch_dsinks(params.rows, stream)) return bad;
   Launch* const launch_main = p.deterministic ? variant.launch_fixed : variant.launch;
   if (Status bad = launch_main({params, maps, grid_of(p, params.section), stream})) return bad;
-  if (Status bad = variant.finish(params, stream)) return bad;
+  if (Status bad = variant.postprocess(params, stream)) return bad;
   if (!p.has_dbias) return std::nullopt;
   return launch_dbias(p, args, reinterpret_cast<unsigned char*>(floats + layout_of(p).bias),
                       word.value(), stream);

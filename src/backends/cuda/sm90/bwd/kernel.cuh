@@ -5,9 +5,9 @@
 #include <type_traits>
 
 #include "backends/cuda/runtime/launch.cuh"
+#include "backends/cuda/sm90/bwd/cooperative.cuh"
 #include "backends/cuda/sm90/bwd/launch.h"
-#include "backends/cuda/sm90/bwd/narrow.cuh"
-#include "backends/cuda/sm90/bwd/wide.cuh"
+#include "backends/cuda/sm90/bwd/specialized.cuh"
 
 namespace headrace::cuda::sm90::bwd {
 
@@ -22,7 +22,7 @@ __device__ __forceinline__ void init_barriers(u32 smem) {
   init(b.v_full, 1, 1);
   init(b.q_full, stages_q(kTile), 1);
   init(b.dout_full, stages_dout(kTile), 1);
-  if constexpr (kTile.is_wide) {  // the warps of one or two warpgroups arrive
+  if constexpr (kTile.is_specialized) {  // the warps of one or two warpgroups arrive
     init(b.q_empty, stages_q(kTile), 8);
     init(b.dout_empty, stages_dout(kTile), 8);
     init(b.p_full, kStagesDs, 4);
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
   const u32 smem = (smem_address(smem_raw) + 1023) & ~1023u;
   const KeyBlock keys = key_block<kTile>(params);
   if (!exists(keys)) return;
-  const Walk<kTile> walk(params, keys);
+  const BlockIterator<kTile> blocks(params, keys);
   if (threadIdx.x == 0) {
     prefetch_tensormap(&maps.q);
     prefetch_tensormap(&maps.k);
@@ -61,8 +61,9 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
     init_barriers<kTile>(smem);
   }
   __syncthreads();
-  using Kernel = std::conditional_t<kTile.is_wide, Wide<Variant>, Narrow<Variant>>;
-  Kernel(params, maps, smem, keys).run(walk);
+  using Kernel =
+      std::conditional_t<kTile.is_specialized, Specialized<Variant>, Cooperative<Variant>>;
+  Kernel(params, maps, smem, keys).run(blocks);
 #endif
 }
 

@@ -34,63 +34,63 @@ class KeyRows {
   static constexpr BarrierPlan kBarriers = barrier_plan(kTile);
   static constexpr int kDim = kTile.head_dim, kDimV = kTile.head_dim_v;
   static constexpr int kKeys = kTile.keys, kQueries = kTile.queries;
-  static constexpr int kSlabQ = kQueries * kSwizzleRowBytes, kSlabK = kKeys * kSwizzleRowBytes;
+  static constexpr int kAtomQ = kQueries * kSwizzleRowBytes, kAtomK = kKeys * kSwizzleRowBytes;
   using StageQ = Stage<stages_q(kTile)>;
   using StageDout = Stage<stages_dout(kTile)>;
   using StageDs = Stage<kStagesDs>;
   using Scores = WgmmaM64K16<typename Element::Operand, kQueries>;
   // Wide tiles make dS from P as the tensor cores have it. Of f16, below 2^-14, digits are missing:
   // most of P behind a few hundred keys.
-  static constexpr int kWeightShift =
-      kTile.is_wide && std::is_same_v<typename Element::Operand, F16> ? 14 : 0;
-  static constexpr float kWeightUnit = 1.0f / (1 << kWeightShift);
+  static constexpr int kPLog2Scale =
+      kTile.is_specialized && std::is_same_v<typename Element::Operand, F16> ? 14 : 0;
+  static constexpr float kPUnit = 1.0f / (1 << kPLog2Scale);
   using Elements = float[kQueries / 2];  // of S^T, dP^T
   using Packed = u32[kQueries / 16][4];  // of P^T, dS^T: fragments for the next product
 
   __device__ __forceinline__ u32 barrier(int i) const {
     return smem_ + kSmem.offset_barriers + 8 * i;
   }
-  __device__ __forceinline__ u32 q_address(int step) const {
-    return smem_ + kSmem.offset_q + StageQ(step).index * kSmem.q;
+  __device__ __forceinline__ u32 q_address(int iteration) const {
+    return smem_ + kSmem.offset_q + StageQ(iteration).index * kSmem.q;
   }
-  __device__ __forceinline__ u32 dout_address(int step) const {
-    return smem_ + kSmem.offset_dout + StageDout(step).index * kSmem.dout;
+  __device__ __forceinline__ u32 dout_address(int iteration) const {
+    return smem_ + kSmem.offset_dout + StageDout(iteration).index * kSmem.dout;
   }
-  __device__ __forceinline__ u32 ds_address(int step) const {
-    return smem_ + kSmem.offset_ds + StageDs(step).index * kSmem.ds;
+  __device__ __forceinline__ u32 ds_address(int iteration) const {
+    return smem_ + kSmem.offset_ds + StageDs(iteration).index * kSmem.ds;
   }
   // This thread's two columns of each group of eight.
-  __device__ __forceinline__ u32 lse_address(int step) const {
-    return smem_ + kSmem.offset_lse + StageQ(step).index * kSmem.stat + 8 * (lane_ & 3);
+  __device__ __forceinline__ u32 lse_address(int iteration) const {
+    return smem_ + kSmem.offset_lse + StageQ(iteration).index * kSmem.stat + 8 * (lane_ & 3);
   }
-  __device__ __forceinline__ u32 d_address(int step) const {
-    return smem_ + kSmem.offset_d + StageDout(step).index * kSmem.stat + 8 * (lane_ & 3);
+  __device__ __forceinline__ u32 d_address(int iteration) const {
+    return smem_ + kSmem.offset_d + StageDout(iteration).index * kSmem.stat + 8 * (lane_ & 3);
   }
 
   // ---- what has come
-  __device__ __forceinline__ void take_k() {
+  __device__ __forceinline__ void wait_k() {
     mbarrier_wait(barrier(kBarriers.k_full), 0);
     clear_tail<num_swizzle_atoms(kDim)>(kSmem.offset_k, kKeys, keys_.seqlen_k - keys_.first_key);
   }
-  __device__ __forceinline__ void take_v() {
+  __device__ __forceinline__ void wait_v() {
     mbarrier_wait(barrier(kBarriers.v_full), 0);
     clear_tail<num_swizzle_atoms(kDimV)>(kSmem.offset_v, kKeys, keys_.seqlen_k - keys_.first_key);
   }
-  __device__ __forceinline__ void take_q(int step, const Step& at) {
-    const StageQ stage(step);
+  __device__ __forceinline__ void wait_q(int iteration, const QueryBlock& at) {
+    const StageQ stage(iteration);
     mbarrier_wait(barrier(kBarriers.q_full + stage.index), stage.parity);
     clear_tail<num_swizzle_atoms(kDim)>(kSmem.offset_q + stage.index * kSmem.q, kQueries,
                                         keys_.seqlen_q - at.block * kQueries);
   }
-  __device__ __forceinline__ void take_dout(int step, const Step& at) {
-    const StageDout stage(step);
+  __device__ __forceinline__ void wait_dout(int iteration, const QueryBlock& at) {
+    const StageDout stage(iteration);
     mbarrier_wait(barrier(kBarriers.dout_full + stage.index), stage.parity);
     clear_tail<num_swizzle_atoms(kDimV)>(kSmem.offset_dout + stage.index * kSmem.dout, kQueries,
                                          keys_.seqlen_q - at.block * kQueries);
   }
   // Rows of another sequence, behind the end of this one, become zeros: a NaN there times a weight
   // of 0 would be one. Each warpgroup does it for itself.
-  template <int kSlabs>
+  template <int kAtoms>
   __device__ __forceinline__ void clear_tail(int offset, int rows, int count) {
     if (!p_.rows.problem.is_ragged || count >= rows) [[likely]]
       return;
@@ -98,9 +98,9 @@ class KeyRows {
 #pragma unroll 1
     for (int i = max(count, 0) * 8 + thread; i < rows * 8; i += 128)
 #pragma unroll
-      for (int slab = 0; slab < kSlabs; ++slab)
+      for (int atom = 0; atom < kAtoms; ++atom)
         asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(
-                         smem_ + offset + i * 16 + slab * rows * kSwizzleRowBytes),
+                         smem_ + offset + i * 16 + atom * rows * kSwizzleRowBytes),
                      "r"(0)
                      : "memory");
     fence_proxy_async();
@@ -116,32 +116,33 @@ class KeyRows {
   }
   // S^T += K Q^T, dP^T += V dO^T: the warpgroup's rows of K or V, a block of queries.
   template <int kColumns>
-  __device__ __forceinline__ void start_scores(Elements& to, int keys, u32 queries) {
+  __device__ __forceinline__ void issue_scores(Elements& to, int keys, u32 queries) {
     wgmma_fence();
     const u64 a =
         wgmma_descriptor(not_hoisted(smem_ + keys + group_ * kGroupKeys * kSwizzleRowBytes), 16);
     const u64 b = wgmma_descriptor(queries, 16);
 #pragma unroll
     for (int i = 0; i < kColumns / 16; ++i)
-      Scores::template ss<Major::k>(to, wgmma_descriptor_advance(a, i % 4 * 32 + i / 4 * kSlabK),
-                                    wgmma_descriptor_advance(b, i % 4 * 32 + i / 4 * kSlabQ), 1);
+      Scores::template ss<Major::k>(to, wgmma_descriptor_advance(a, i % 4 * 32 + i / 4 * kAtomK),
+                                    wgmma_descriptor_advance(b, i % 4 * 32 + i / 4 * kAtomQ), 1);
     wgmma_commit_group();
   }
   // dV += P^T dO, dK += dS^T Q. With `adds` 0 they begin. At most 128 columns at a time: a wider
   // instruction reads no less, and wants more registers than some launches begin with.
   template <int kColumns>
-  static __device__ __forceinline__ void add_product(float (&to)[kColumns / 2],
-                                                     const Packed& weights, u32 queries, int adds) {
+  static __device__ __forceinline__ void issue_product(float (&to)[kColumns / 2],
+                                                       const Packed& p_frag, u32 queries,
+                                                       int adds) {
     constexpr int kWidth = kColumns > 192 ? 128 : kColumns;
     using Sums = WgmmaM64K16<typename Element::Operand, kWidth>;
     static_assert(kColumns % kWidth == 0);
 #pragma unroll
     for (int part = 0; part < kColumns / kWidth; ++part) {
-      const u64 b = wgmma_descriptor(queries + part * (kWidth / kSwizzleAtomCols) * kSlabQ, kSlabQ);
+      const u64 b = wgmma_descriptor(queries + part * (kWidth / kSwizzleAtomCols) * kAtomQ, kAtomQ);
       auto& sums = reinterpret_cast<float(&)[kWidth / 2]>(to[part * (kWidth / 2)]);
 #pragma unroll
       for (int i = 0; i < kQueries / 16; ++i)
-        Sums::template rs<Major::mn>(sums, weights[i], wgmma_descriptor_advance(b, i * 2048),
+        Sums::template rs<Major::mn>(sums, p_frag[i], wgmma_descriptor_advance(b, i * 2048),
                                      i == 0 ? adds : 1);
     }
   }
@@ -149,7 +150,7 @@ class KeyRows {
   // ---- elements
   // What S^T and dP^T begin with: a column's -lse / scale, its -D. So exponentials and dS want no
   // number from shared memory, where they would wait for it.
-  static __device__ __forceinline__ void begin_columns(Elements& x, u32 address) {
+  static __device__ __forceinline__ void init_columns(Elements& x, u32 address) {
 #pragma unroll
     for (int j = 0; j < kQueries / 8; ++j) {
       const float2 both = load_shared2(address + 32 * j);
@@ -159,30 +160,31 @@ class KeyRows {
   }
   // What S^T of a step begins with. Bias and slopes come here, where their loads have registers to
   // go to and the exponentials need not know.
-  __device__ __forceinline__ void begin_scores(Elements& s, int step, const Step& at) const {
+  __device__ __forceinline__ void init_scores(Elements& s, int iteration,
+                                              const QueryBlock& at) const {
     if constexpr (kIsGeneral) {
       if (has_softcap()) {
         clear(s);
       } else {
         load_bias(s, at);
-        add_slopes(s, at);
-        end_with_lse(s, step);
+        add_alibi(s, at);
+        add_lse(s, iteration);
       }
     } else {
-      begin_columns(s, lse_address(step));
+      init_columns(s, lse_address(iteration));
     }
   }
-  __device__ __forceinline__ int query_head(const Step& at) const {
+  __device__ __forceinline__ int query_head(const QueryBlock& at) const {
     return keys_.kv_head * p_.group + at.head;
   }
-  __device__ __forceinline__ int first_query(const Step& at) const {
+  __device__ __forceinline__ int first_query(const QueryBlock& at) const {
     return at.block * kQueries + 2 * (lane_ & 3);
   }
   // Scores without the lse, as such, to what accumulators of the product have.
-  __device__ __forceinline__ void end_with_lse(Elements& s, int step) const {
+  __device__ __forceinline__ void add_lse(Elements& s, int iteration) const {
 #pragma unroll
     for (int j = 0; j < kQueries / 8; ++j) {
-      const float2 lse = load_shared2(lse_address(step) + 32 * j);
+      const float2 lse = load_shared2(lse_address(iteration) + 32 * j);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         float &x = s[4 * j + 2 * r], &y = s[4 * j + 2 * r + 1];
@@ -191,7 +193,7 @@ class KeyRows {
       }
     }
   }
-  __device__ __forceinline__ void load_bias(Elements& s, const Step& at) const {
+  __device__ __forceinline__ void load_bias(Elements& s, const QueryBlock& at) const {
     const ScoreOperand& bias = p_.rows.args.bias;
     clear(s);
     if (bias.data == nullptr) return;
@@ -205,7 +207,7 @@ class KeyRows {
     }
   }
   template <class E>
-  __device__ __forceinline__ void load_bias(Elements& s, const Step& at, const E* from,
+  __device__ __forceinline__ void load_bias(Elements& s, const QueryBlock& at, const E* from,
                                             const ScoreOperand& bias) const {
     const int queries = keys_.seqlen_q - first_query(at);
 #pragma unroll
@@ -219,7 +221,7 @@ class KeyRows {
           if (8 * j + i < queries) s[4 * j + 2 * r + i] = load_real(x, i * bias.stride_q);
     }
   }
-  __device__ __forceinline__ void add_slopes(Elements& s, const Step& at) const {
+  __device__ __forceinline__ void add_alibi(Elements& s, const QueryBlock& at) const {
     const AttentionArgs& args = p_.rows.args;
     if (args.alibi_slopes == nullptr) return;
     const float slope = args.alibi_slopes[keys_.batch_idx * args.alibi_stride_batch +
@@ -235,23 +237,23 @@ class KeyRows {
   __device__ __forceinline__ bool has_softcap() const {
     return kIsGeneral && p_.score_params.softcap != 0.0f;
   }
-  __device__ __forceinline__ void cap(Elements& s, int step) const {
+  __device__ __forceinline__ void apply_softcap_and_lse(Elements& s, int iteration) const {
     auto& blocks = reinterpret_cast<float(&)[kQueries / 8][4]>(s);
     apply_softcap<0>(p_.score_params, blocks);
     apply_softcap<1>(p_.score_params, blocks);
-    end_with_lse(s, step);
+    add_lse(s, iteration);
   }
   // Groups j and j + 1 of eight queries of `x` times 1 - tanh^2, where P has the score: that is
   // ln P + lse.
-  __device__ __forceinline__ void multiply_by_slopes(Elements& x, const Elements& p, int step,
-                                                     int j) const {
+  __device__ __forceinline__ void multiply_by_softcap_gradient(Elements& x, const Elements& p,
+                                                               int iteration, int j) const {
     constexpr float kLeast = 0x1p-126f;
 #pragma unroll
     for (int k = j; k < j + 2; ++k) {
-      const float2 lse = load_shared2(lse_address(step) + 32 * k);
+      const float2 lse = load_shared2(lse_address(iteration) + 32 * k);
 #pragma unroll
       for (int i = 4 * k; i < 4 * k + 4; ++i) {
-        const float log_p = (__log2f(fmaxf(p[i], kLeast)) - kWeightShift) * kLn2;
+        const float log_p = (__log2f(fmaxf(p[i], kLeast)) - kPLog2Scale) * kLn2;
         const float tanh = (log_p - (i % 2 == 0 ? lse.x : lse.y)) * p_.inverse_softcap;
         // Where P is 0 the score is not known: any number will do.
         x[i] *= fmaxf(fmaf(-tanh, tanh, 1.0f), 0.0f);
@@ -264,16 +266,16 @@ class KeyRows {
     return x;
   }
   // S^T - lse / scale to P^T 2^kWeightShift, with masks.
-  __device__ __forceinline__ void make_p(Elements& s, int step, const Step& at) {
+  __device__ __forceinline__ void make_p(Elements& s, int iteration, const QueryBlock& at) {
     warpgroup_fence_operand(s);
-    if (has_softcap()) cap(s, step);
+    if (has_softcap()) apply_softcap_and_lse(s, iteration);
     mask(s, at);
 #pragma unroll
     for (int i = 0; i < kQueries / 2; ++i)
-      s[i] = exp2_in_place(fmaf(s[i], p_.scale_log2, float{kWeightShift}));
+      s[i] = exp2_in_place(fmaf(s[i], p_.scale_log2, float{kPLog2Scale}));
   }
   // By lengths, causal mask and window. Queries behind the end have an lse of +inf.
-  __device__ __forceinline__ void mask(Elements& s, const Step& at) {
+  __device__ __forceinline__ void mask(Elements& s, const QueryBlock& at) {
     const int query = at.block * kQueries, first = keys_.first_key;
     const bool is_full = first + kKeys <= min(keys_.seqlen_k, query + keys_.right + 1) &&
                          first >= query + kQueries - 1 + keys_.left;
@@ -318,15 +320,15 @@ class KeyRows {
   // Fragments of dS^T become rows of dS, [queries, 64 keys of the warpgroup], for dQ. Of the 8 x 8
   // blocks that stmatrix takes: queries of lane / 16, keys of lane / 8; 16 queries further is the
   // same place under the swizzle.
-  __device__ __forceinline__ u32 ds_place(int step) const {
+  __device__ __forceinline__ u32 ds_write_address(int iteration) const {
     const int row = (lane_ >> 4) * 8 + (lane_ & 7), chunk = 2 * warp_ + (lane_ >> 3 & 1);
-    return ds_address(step) + group_ * kSlabQ +
+    return ds_address(iteration) + group_ * kAtomQ +
            swizzle128(static_cast<u32>(row * kSwizzleRowBytes + chunk * 16));
   }
 
   // ---- dQ
   // What the sums of this thread's two rows of a part are multiplied with, as it is stored.
-  __device__ __forceinline__ u32 dq_scales(const Step& at, int part) const {
+  __device__ __forceinline__ u32 dq_scales(const QueryBlock& at, int part) const {
     if constexpr (kIsFixed) {
       constexpr Tile kTile = Variant::kTile;  // a member of the class has no place on the device
       const std::int64_t row = std::int64_t{at.padded} * kQueries +
@@ -343,8 +345,9 @@ class KeyRows {
   }
   // Part `part`, 64 x 64, of a block of dQ. In fixed point narrow tiles add a constant of `zero`:
   // that of 0, for numbers that are 0, makes it a part that is not counted.
-  __device__ __forceinline__ void send_dq(const Step& at, int part, const float (&x)[4 * kDqGroups],
-                                          u32 scales, float zero = kFixedMagic) const {
+  __device__ __forceinline__ void reduce_dq(const QueryBlock& at, int part,
+                                            const float (&x)[4 * kDqGroups], u32 scales,
+                                            float zero = kFixedMagic) const {
     float* const to = p_.rows.dq_accum + std::int64_t{at.padded} * (kQueries * kDim) +
                       part * kDqPart + (threadIdx.x & 127) * (kIsFixed ? 2 : 4);
     if constexpr (kIsFixed) {
@@ -355,11 +358,11 @@ class KeyRows {
         const float factor = i % 2 == 0 ? scale.x : scale.y;
         const float first = x[2 * i] * factor, second = x[2 * i + 1] * factor;
         // In wide tiles nobody waits for this warpgroup: conversions are done beside exponentials.
-        pairs[i] = kTile.is_wide ? cvt_fixed_point_pair(first, second)
-                                 : fixed_point_pair(first, second, zero);
+        pairs[i] = kTile.is_specialized ? cvt_fixed_point_pair(first, second)
+                                        : fixed_point_pair(first, second, zero);
         red_add_u64(to + i * 256, pairs[i]);
       }
-      if constexpr (!kTile.is_wide) mend_dq(to, pairs, zero);
+      if constexpr (!kTile.is_specialized) fix_overflowed_dq(to, pairs, zero);
     } else {
 #pragma unroll
       for (int j = 0; j < kDqGroups; ++j)
@@ -369,8 +372,9 @@ class KeyRows {
   // What is missing of pairs with a number beyond 2^22, and hardly one is: their signs or exponents
   // are not those of `zero`. It follows them, so that nothing that is sent waits for the
   // comparison, and for all of a warp, so that there is no branch within one.
-  static __device__ __forceinline__ void mend_dq(float* to, const u64 (&pairs)[2 * kDqGroups],
-                                                 float zero) {
+  static __device__ __forceinline__ void fix_overflowed_dq(float* to,
+                                                           const u64 (&pairs)[2 * kDqGroups],
+                                                           float zero) {
     u32 differ = 0;
 #pragma unroll
     for (int i = 0; i < 2 * kDqGroups; i += 2)
@@ -402,7 +406,7 @@ class KeyRows {
           return Element::pack(x[4 * block + 2 * r] * factor + 0.0f,
                                x[4 * block + 2 * r + 1] * factor + 0.0f);
         };
-        const HalfChunk both = traded_with_neighbour(pack(j), pack(j + 1), lane_);
+        const HalfChunk both = exchange_with_neighbour_lane(pack(j), pack(j + 1), lane_);
         if (key < keys_.seqlen_k && j + mine < chunks) half[2 * j] = both;
       }
     }
@@ -411,7 +415,7 @@ class KeyRows {
     store<kDim>(p_.rows.args.gradients.dk, p_.rows.problem.head_dim, dk, p_.scale);
   }
   __device__ __forceinline__ void store_dv(const float (&dv)[kDimV / 2]) const {
-    store<kDimV>(p_.rows.args.gradients.dv, p_.rows.problem.head_dim_v, dv, kWeightUnit);
+    store<kDimV>(p_.rows.args.gradients.dv, p_.rows.problem.head_dim_v, dv, kPUnit);
   }
   template <int kCount>
   static __device__ __forceinline__ void clear(float (&x)[kCount]) {

@@ -27,7 +27,8 @@ Launch launch_hd64_general, launch_hd128_general, launch_hd256_general;
 Launch launch_hd64_general_fixed, launch_hd128_general_fixed, launch_hd256_general_fixed;
 
 // After them: dq from its sums, of tiles with as many columns of Q.
-using Finish = Status(const Params& params, Stream stream);
-Finish launch_finish_hd64, launch_finish_hd128, launch_finish_hd192, launch_finish_hd256;
+using Postprocess = Status(const Params& params, Stream stream);
+Postprocess launch_postprocess_hd64, launch_postprocess_hd128, launch_postprocess_hd192,
+    launch_postprocess_hd256;
 
 }  // namespace headrace::cuda::sm90::bwd

@@ -4,7 +4,7 @@
 
 #include "backends/cuda/device/barrier.cuh"
 #include "backends/cuda/device/tma.cuh"
-#include "backends/cuda/sm90/bwd/walk.cuh"
+#include "backends/cuda/sm90/bwd/block_iterator.cuh"
 #include "backends/cuda/sm90/shared.cuh"
 
 namespace headrace::cuda::sm90::bwd {
@@ -26,15 +26,15 @@ class Loader {
     load_keys<num_swizzle_atoms(kTile.head_dim_v)>(maps_.v, kSmem.offset_v, kBarriers.v_full);
   }
   // Q and lse of step `step`, to the stage of that number, which is free.
-  __device__ __forceinline__ void load_q(int step, const Step& at) const {
-    const int i = StageQ(step).index;
+  __device__ __forceinline__ void load_q(int iteration, const QueryBlock& at) const {
+    const int i = StageQ(iteration).index;
     load_queries<num_swizzle_atoms(kTile.head_dim)>(at, maps_.q, p_.rows.lse, kBarriers.q_full + i,
                                                     kSmem.offset_q + i * kSmem.q,
                                                     kSmem.offset_lse + i * kSmem.stat);
   }
   // The same for dO and D.
-  __device__ __forceinline__ void load_dout(int step, const Step& at) const {
-    const int i = StageDout(step).index;
+  __device__ __forceinline__ void load_dout(int iteration, const QueryBlock& at) const {
+    const int i = StageDout(iteration).index;
     load_queries<num_swizzle_atoms(kTile.head_dim_v)>(
         at, maps_.dout, p_.rows.delta, kBarriers.dout_full + i, kSmem.offset_dout + i * kSmem.dout,
         kSmem.offset_d + i * kSmem.stat);
@@ -51,26 +51,26 @@ class Loader {
     return p_.rows.problem.is_ragged ? 0 : keys_.batch_idx;
   }
 
-  template <int kSlabs>
+  template <int kAtoms>
   __device__ __forceinline__ void load_keys(const TensorMap& map, int offset, int full) const {
-    constexpr int kSlab = kTile.keys * kSwizzleRowBytes;
-    mbarrier_arrive_expect_tx(barrier(full), kSlabs * kSlab);
+    constexpr int kAtom = kTile.keys * kSwizzleRowBytes;
+    mbarrier_arrive_expect_tx(barrier(full), kAtoms * kAtom);
 #pragma unroll
-    for (int s = 0; s < kSlabs; ++s)
-      cp_async_bulk_tensor_load(smem_ + offset + s * kSlab, &map, barrier(full), kEvictFirst,
+    for (int s = 0; s < kAtoms; ++s)
+      cp_async_bulk_tensor_load(smem_ + offset + s * kAtom, &map, barrier(full), kEvictFirst,
                                 s * kSwizzleAtomCols, keys_.row_k + keys_.first_key, keys_.kv_head,
                                 tensor_batch());
   }
 
-  template <int kSlabs>
-  __device__ __forceinline__ void load_queries(const Step& at, const TensorMap& map,
+  template <int kAtoms>
+  __device__ __forceinline__ void load_queries(const QueryBlock& at, const TensorMap& map,
                                                const float* stats, int full, int to,
                                                int stat_to) const {
-    constexpr int kSlab = kTile.queries * kSwizzleRowBytes;
-    mbarrier_arrive_expect_tx(barrier(full), kSlabs * kSlab + kSmem.stat);
+    constexpr int kAtom = kTile.queries * kSwizzleRowBytes;
+    mbarrier_arrive_expect_tx(barrier(full), kAtoms * kAtom + kSmem.stat);
 #pragma unroll
-    for (int s = 0; s < kSlabs; ++s)
-      cp_async_bulk_tensor_load(smem_ + to + s * kSlab, &map, barrier(full), kEvictLast,
+    for (int s = 0; s < kAtoms; ++s)
+      cp_async_bulk_tensor_load(smem_ + to + s * kAtom, &map, barrier(full), kEvictLast,
                                 s * kSwizzleAtomCols, keys_.row_q + at.block * kTile.queries,
                                 keys_.kv_head * p_.group + at.head, tensor_batch());
     cp_async_bulk_load(smem_ + stat_to, stats + std::int64_t{at.padded} * kTile.queries, kSmem.stat,

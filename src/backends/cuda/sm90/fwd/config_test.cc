@@ -7,10 +7,10 @@
 namespace headrace::cuda::sm90 {
 namespace {
 
-constexpr Tile kAll[] = {kTile64,     kTile80,    kTile96,     kTile112,   kTile128,   kTile192v128,
-                         kTile192,    kTile256,   kShort64,    kShort80,   kShort96,   kCapped64,
-                         kCapped128,  kCapped256, kBiased64,   kBiased128, kBiased256, kDropped64,
-                         kDropped128, kGeneral64, kGeneral128, kGeneral256};
+constexpr Tile kAll[] = {kTile64,     kTile80,     kTile96,     kTile112,   kTile128, kTile192v128,
+                         kTile192,    kTile256,    kShort64,    kShort80,   kShort96, kSoftcap64,
+                         kSoftcap128, kSoftcap256, kBias64,     kBias128,   kBias256, kDropout64,
+                         kDropout128, kGeneral64,  kGeneral128, kGeneral256};
 
 TEST(HopperTiles, FitSharedMemory) {
   for (const Tile& tile : kAll) EXPECT_LE(smem_bytes(tile), kSmemLimitSm90) << tile.head_dim;
@@ -35,7 +35,7 @@ TEST(HopperTiles, RegionsDoNotOverlap) {
     EXPECT_LE(s.offset_o + tile.warpgroups * s.o_group, s.offset_bias);
     EXPECT_LE(s.offset_bias + tile.warpgroups * s.bias_group, s.offset_masks);
     EXPECT_LE(s.offset_masks + kMaskStages * s.mask_stage, s.offset_barriers);
-    EXPECT_LE(s.offset_barriers + 8 * barrier_plan(tile).count, s.offset_entries);
+    EXPECT_LE(s.offset_barriers + 8 * barrier_plan(tile).count, s.offset_tile_info);
   }
 }
 

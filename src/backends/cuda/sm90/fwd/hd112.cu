@@ -3,8 +3,8 @@
 namespace headrace::cuda::sm90 {
 
 Status launch_hd112(const Call& call) {
-  return launch_tile<kTile112, Scores::plain>("cuda_sm90_fwd<bf16, 112>", "cuda_sm90_fwd<f16, 112>",
-                                              call);
+  return launch_tile<kTile112, ScoreMod::plain>("cuda_sm90_fwd<bf16, 112>",
+                                                "cuda_sm90_fwd<f16, 112>", call);
 }
 
 }  // namespace headrace::cuda::sm90

@@ -3,8 +3,8 @@
 namespace headrace::cuda::sm90 {
 
 Status launch_hd128(const Call& call) {
-  return launch_tile<kTile128, Scores::plain>("cuda_sm90_fwd<bf16, 128>", "cuda_sm90_fwd<f16, 128>",
-                                              call);
+  return launch_tile<kTile128, ScoreMod::plain>("cuda_sm90_fwd<bf16, 128>",
+                                                "cuda_sm90_fwd<f16, 128>", call);
 }
 
 }  // namespace headrace::cuda::sm90

@@ -3,8 +3,8 @@
 namespace headrace::cuda::sm90 {
 
 Status launch_hd128_general(const Call& call) {
-  return launch_tile<kGeneral128, Scores::general>("cuda_sm90_fwd<bf16, 128, general>",
-                                                   "cuda_sm90_fwd<f16, 128, general>", call);
+  return launch_tile<kGeneral128, ScoreMod::general>("cuda_sm90_fwd<bf16, 128, general>",
+                                                     "cuda_sm90_fwd<f16, 128, general>", call);
 }
 
 }  // namespace headrace::cuda::sm90

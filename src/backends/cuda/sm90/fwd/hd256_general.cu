@@ -3,8 +3,8 @@
 namespace headrace::cuda::sm90 {
 
 Status launch_hd256_general(const Call& call) {
-  return launch_tile<kGeneral256, Scores::general>("cuda_sm90_fwd<bf16, 256, general>",
-                                                   "cuda_sm90_fwd<f16, 256, general>", call);
+  return launch_tile<kGeneral256, ScoreMod::general>("cuda_sm90_fwd<bf16, 256, general>",
+                                                     "cuda_sm90_fwd<f16, 256, general>", call);
 }
 
 }  // namespace headrace::cuda::sm90

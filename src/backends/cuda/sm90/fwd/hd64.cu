@@ -3,8 +3,8 @@
 namespace headrace::cuda::sm90 {
 
 Status launch_hd64(const Call& call) {
-  return launch_tile<kTile64, Scores::plain>("cuda_sm90_fwd<bf16, 64>", "cuda_sm90_fwd<f16, 64>",
-                                             call);
+  return launch_tile<kTile64, ScoreMod::plain>("cuda_sm90_fwd<bf16, 64>", "cuda_sm90_fwd<f16, 64>",
+                                               call);
 }
 
 }  // namespace headrace::cuda::sm90

@@ -3,8 +3,8 @@
 namespace headrace::cuda::sm90 {
 
 Status launch_hd64_short(const Call& call) {
-  return launch_tile<kShort64, Scores::plain>("cuda_sm90_fwd<bf16, 64, short>",
-                                              "cuda_sm90_fwd<f16, 64, short>", call);
+  return launch_tile<kShort64, ScoreMod::plain>("cuda_sm90_fwd<bf16, 64, short>",
+                                                "cuda_sm90_fwd<f16, 64, short>", call);
 }
 
 }  // namespace headrace::cuda::sm90

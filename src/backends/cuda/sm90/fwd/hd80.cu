@@ -3,8 +3,8 @@
 namespace headrace::cuda::sm90 {
 
 Status launch_hd80(const Call& call) {
-  return launch_tile<kTile80, Scores::plain>("cuda_sm90_fwd<bf16, 80>", "cuda_sm90_fwd<f16, 80>",
-                                             call);
+  return launch_tile<kTile80, ScoreMod::plain>("cuda_sm90_fwd<bf16, 80>", "cuda_sm90_fwd<f16, 80>",
+                                               call);
 }
 
 }  // namespace headrace::cuda::sm90

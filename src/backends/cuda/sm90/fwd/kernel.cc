@@ -18,7 +18,7 @@ namespace {
 struct Variant {
   Tile tile;
   Launch* launch;
-  Scores scores = Scores::plain;
+  ScoreMod scores = ScoreMod::plain;
 };
 // Of those for the scores the first that is large enough, else a general one.
 constexpr Variant kVariants[] = {
@@ -30,20 +30,20 @@ constexpr Variant kVariants[] = {
     {kTile192v128, launch_hd192v128},
     {kTile192, launch_hd192},
     {kTile256, launch_hd256},
-    {kTile64, launch_hd64_sloped, Scores::sloped},
-    {kTile128, launch_hd128_sloped, Scores::sloped},
-    {kTile256, launch_hd256_sloped, Scores::sloped},
-    {kCapped64, launch_hd64_capped, Scores::capped},
-    {kCapped128, launch_hd128_capped, Scores::capped},
-    {kCapped256, launch_hd256_capped, Scores::capped},
-    {kBiased64, launch_hd64_biased, Scores::biased},
-    {kBiased128, launch_hd128_biased, Scores::biased},
-    {kBiased256, launch_hd256_biased, Scores::biased},
-    {kDropped64, launch_hd64_dropped, Scores::dropped},
-    {kDropped128, launch_hd128_dropped, Scores::dropped},
-    {kGeneral64, launch_hd64_general, Scores::general},
-    {kGeneral128, launch_hd128_general, Scores::general},
-    {kGeneral256, launch_hd256_general, Scores::general},
+    {kTile64, launch_hd64_alibi, ScoreMod::alibi},
+    {kTile128, launch_hd128_alibi, ScoreMod::alibi},
+    {kTile256, launch_hd256_alibi, ScoreMod::alibi},
+    {kSoftcap64, launch_hd64_softcap, ScoreMod::softcap},
+    {kSoftcap128, launch_hd128_softcap, ScoreMod::softcap},
+    {kSoftcap256, launch_hd256_softcap, ScoreMod::softcap},
+    {kBias64, launch_hd64_bias, ScoreMod::bias},
+    {kBias128, launch_hd128_bias, ScoreMod::bias},
+    {kBias256, launch_hd256_bias, ScoreMod::bias},
+    {kDropout64, launch_hd64_dropout, ScoreMod::dropout},
+    {kDropout128, launch_hd128_dropout, ScoreMod::dropout},
+    {kGeneral64, launch_hd64_general, ScoreMod::general},
+    {kGeneral128, launch_hd128_general, ScoreMod::general},
+    {kGeneral256, launch_hd256_general, ScoreMod::general},
 };
 // Smaller tiles for short sequences, by their most queries without and with a causal mask.
 struct ShortVariant {
@@ -57,22 +57,22 @@ constexpr ShortVariant kShortVariants[] = {
     {launch_hd96, {kShort96, launch_hd96_short}, 1024, 2048},
 };
 
-Scores scores_of(const Problem& p) {
-  if (!has_general_scores(p)) return Scores::plain;
-  const bool is_dropped = has_dropout(p);
-  if (has_softcap(p) + has_bias(p) + is_dropped + (p.has_alibi != 0) > 1) return Scores::general;
-  if (p.has_mask || p.has_tree_mask) return Scores::general;
-  if (has_softcap(p)) return Scores::capped;
-  if (has_bias(p)) return Scores::biased;
-  if (p.has_alibi) return Scores::sloped;
-  return dropout_keep_threshold(p.dropout_p) <= 0xffffu ? Scores::dropped : Scores::general;
+ScoreMod score_mod_of(const Problem& p) {
+  if (!has_general_scores(p)) return ScoreMod::plain;
+  const bool is_dropout = has_dropout(p);
+  if (has_softcap(p) + has_bias(p) + is_dropout + (p.has_alibi != 0) > 1) return ScoreMod::general;
+  if (p.has_mask || p.has_tree_mask) return ScoreMod::general;
+  if (has_softcap(p)) return ScoreMod::softcap;
+  if (has_bias(p)) return ScoreMod::bias;
+  if (p.has_alibi) return ScoreMod::alibi;
+  return dropout_keep_threshold(p.dropout_p) <= 0xffffu ? ScoreMod::dropout : ScoreMod::general;
 }
 
 // Null above 256.
 const Variant* variant_of(const Problem& p) {
-  const Scores scores = scores_of(p);
+  const ScoreMod scores = score_mod_of(p);
   for (const Variant& v : kVariants) {
-    if (v.scores != scores && v.scores != Scores::general) continue;
+    if (v.scores != scores && v.scores != ScoreMod::general) continue;
     if (p.head_dim > v.tile.head_dim || p.head_dim_v > v.tile.head_dim_v) continue;
     for (const ShortVariant& s : kShortVariants)
       if (s.instead_of == v.launch &&
@@ -173,7 +173,7 @@ Schedule plan(const Problem& p, const DeviceInfo& device) {
   schedule.num_ctas =
       std::clamp<std::int64_t>(order.num_tiles, 1, std::max<std::int64_t>(device.num_units, 1));
   const bool dynamic = is_dynamic(p, order, schedule.num_ctas);
-  if (dynamic) schedule.workspace_bytes = sizeof(TicketWords) + alignof(TicketWords);
+  if (dynamic) schedule.workspace_bytes = sizeof(TileCounterWords) + alignof(TileCounterWords);
   schedule.note = format_text(
       "persistent, {} tiles at most, {}{}; TMA and wgmma, {} softmax{}", order.num_tiles,
       order.is_triangular ? "longest first, " : "",
@@ -186,7 +186,7 @@ Schedule plan(const Problem& p, const DeviceInfo& device) {
 // ---- the launch
 
 // The copy engine's: rows of its own dtype that begin at multiples of 16 bytes, one a query.
-bool has_boxes(const ScoreOperand& bias, DType dtype, const Order& order) {
+bool suits_tma(const ScoreOperand& bias, DType dtype, const Order& order) {
   const bool is_aligned = reinterpret_cast<std::uintptr_t>(bias.data) % kWholeAlignment == 0 &&
                           (bias.stride_batch | bias.stride_head | bias.stride_q) % 8 == 0;
   return bias.data != nullptr && bias.dtype == dtype && bias.stride_k == 1 && is_aligned &&
@@ -212,7 +212,7 @@ Status encode_maps(const Problem& p, const AttentionArgs& args, const Tile& tile
   OperandShape v = k;
   v.columns = p.head_dim_v;
   if (Status bad = encode_operand(p, args.v, v, maps.v)) return bad;
-  if (tile.brings_bias && has_boxes(args.bias, dtype_of(p), order)) {
+  if (tile.has_tma_bias && suits_tma(args.bias, dtype_of(p), order)) {
     const Operand bias{.data = const_cast<void*>(args.bias.data),
                        .stride_batch = args.bias.stride_batch,
                        .stride_seq = args.bias.stride_q,
@@ -290,14 +290,14 @@ Params make_params(const Plan& plan, const AttentionArgs& args, const Order& ord
   set_sections(p, plan.device, order, plan.schedule.num_ctas, params);
   params.scale_log2 = static_cast<float>(p.softmax_scale * M_LOG2E);
   params.has_bias_pairs = has_pairs(args.bias, dtype_of(p));
-  params.has_bias_boxes = has_boxes(args.bias, dtype_of(p), order);
+  params.has_tma_bias = suits_tma(args.bias, dtype_of(p), order);
   return params;
 }
 
-TicketWords* tickets_in(Workspace workspace) {
-  constexpr std::uintptr_t kAlignment = alignof(TicketWords);
+TileCounterWords* tile_counter_in(Workspace workspace) {
+  constexpr std::uintptr_t kAlignment = alignof(TileCounterWords);
   const auto address = reinterpret_cast<std::uintptr_t>(workspace.data);
-  return reinterpret_cast<TicketWords*>(ceil_div(address, kAlignment) * kAlignment);
+  return reinterpret_cast<TileCounterWords*>(ceil_div(address, kAlignment) * kAlignment);
 }
 
 // A number that no other call of the process has. It begins with the clock: memory may hold what an
@@ -319,8 +319,8 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   if (!word.ok()) return std::move(word.failure());
   params.error_word = word.value();
   if (plan.schedule.workspace_bytes > 0) {
-    params.tickets = tickets_in(workspace);
-    params.ticket_token = next_token();
+    params.tile_counter = tile_counter_in(workspace);
+    params.tile_counter_token = next_token();
   }
   return variant.launch({params, maps, static_cast<int>(plan.schedule.num_ctas), stream});
 }

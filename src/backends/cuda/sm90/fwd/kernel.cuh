@@ -4,9 +4,9 @@
 #pragma once
 
 #include "backends/cuda/runtime/launch.cuh"
-#include "backends/cuda/sm90/fwd/consume.cuh"
+#include "backends/cuda/sm90/fwd/consumer.cuh"
 #include "backends/cuda/sm90/fwd/launch.h"
-#include "backends/cuda/sm90/fwd/produce.cuh"
+#include "backends/cuda/sm90/fwd/producer.cuh"
 
 namespace headrace::cuda::sm90 {
 
@@ -24,15 +24,16 @@ __device__ __forceinline__ void init_barriers(u32 smem) {
   init(b.k_empty, kKStages, kTile.warpgroups);
   init(b.v_full, kTile.v_stages, 1);
   init(b.v_empty, kTile.v_stages, kTile.warpgroups);
-  init(b.entry_read, 1, 1);
-  init(b.entry_full, kEntries, 1);
-  init(b.tile_done, kEntries,
-       2 + 4 * kTile.warpgroups + (kTile.brings_bias ? 1 : 0) + (kTile.draws_masks ? 4 : 0));
-  if constexpr (kTile.brings_bias) {
+  init(b.tile_info_read, 1, 1);
+  init(b.tile_info_full, kTileInfoStages, 1);
+  init(
+      b.tile_done, kTileInfoStages,
+      2 + 4 * kTile.warpgroups + (kTile.has_tma_bias ? 1 : 0) + (kTile.has_mask_warpgroup ? 4 : 0));
+  if constexpr (kTile.has_tma_bias) {
     init(b.bias_full, kTile.warpgroups, 1);
     init(b.bias_empty, kTile.warpgroups, 4);
   }
-  if constexpr (kTile.draws_masks) {
+  if constexpr (kTile.has_mask_warpgroup) {
     init(b.mask_full, kMaskStages, 4);
     init(b.mask_empty, kMaskStages, 4 * kTile.warpgroups);
   }
@@ -42,11 +43,11 @@ __device__ __forceinline__ void init_barriers(u32 smem) {
 
 // What is compiled. A type, since nvcc 13.0 cannot name a kernel whose template parameter is a
 // value of a class.
-template <Tile kTileOfVariant, class ElementOfVariant, Scores kScoresOfVariant>
+template <Tile kTileOfVariant, class ElementOfVariant, ScoreMod kScoreModOfVariant>
 struct Variant {
   static constexpr Tile kTile = kTileOfVariant;
   using Element = ElementOfVariant;
-  static constexpr Scores kScores = kScoresOfVariant;
+  static constexpr ScoreMod kScoreMod = kScoreModOfVariant;
 };
 
 template <class Variant>
@@ -61,24 +62,24 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
     prefetch_tensormap(&maps.q);
     prefetch_tensormap(&maps.k);
     prefetch_tensormap(&maps.v);
-    if constexpr (kTile.stages_out) prefetch_tensormap(&maps.out);
-    if constexpr (kTile.brings_bias)
-      if (params.has_bias_boxes != 0) prefetch_tensormap(&maps.bias);
+    if constexpr (kTile.has_tma_store) prefetch_tensormap(&maps.out);
+    if constexpr (kTile.has_tma_bias)
+      if (params.has_tma_bias != 0) prefetch_tensormap(&maps.bias);
     init_barriers<kTile>(smem);
   }
   __syncthreads();
   griddep_launch_dependents();
-  if constexpr (kTile.draws_masks) {
+  if constexpr (kTile.has_mask_warpgroup) {
     if (group > kTile.warpgroups) {
       setmaxnreg_dec<mask_registers(kTile)>();
-      MaskMaker<kTile, typename Variant::Element>(params, smem).run();
+      DropoutMaskProducer<kTile, typename Variant::Element>(params, smem).run();
       return;
     }
   }
   if (group > 0) {
     setmaxnreg_inc<consumer_registers(kTile)>();
     griddep_wait();
-    Consumer<kTile, typename Variant::Element, Variant::kScores>(params, maps, smem, group - 1)
+    Consumer<kTile, typename Variant::Element, Variant::kScoreMod>(params, maps, smem, group - 1)
         .run();
     return;
   }
@@ -87,10 +88,10 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
   if (warp == 1) {
     Scheduler<kTile>(params, smem, static_cast<int>(threadIdx.x) & 31).run();
   } else if (elect_sync()) {
-    if (warp == 0) QkCopier<kTile>(params, maps, smem).run();
-    if (warp == 2) VCopier<kTile>(params, maps, smem).run();
-    if constexpr (kTile.brings_bias)
-      if (warp == 3) BiasCopier<kTile>(params, maps, smem).run();
+    if (warp == 0) QkProducer<kTile>(params, maps, smem).run();
+    if (warp == 2) VProducer<kTile>(params, maps, smem).run();
+    if constexpr (kTile.has_tma_bias)
+      if (warp == 3) BiasProducer<kTile>(params, maps, smem).run();
   }
 #endif
 }
@@ -111,11 +112,11 @@ Status launch_variant(const char* name, const Call& call) {
 }
 
 // Both formats of a tile.
-template <Tile kTile, Scores kScores>
+template <Tile kTile, ScoreMod kScoreMod>
 Status launch_tile(const char* name_bf16, const char* name_f16, const Call& call) {
   if (dtype_of(call.params.problem) == DType::bf16)
-    return launch_variant<Variant<kTile, Bf16Element, kScores>>(name_bf16, call);
-  return launch_variant<Variant<kTile, F16Element, kScores>>(name_f16, call);
+    return launch_variant<Variant<kTile, Bf16Element, kScoreMod>>(name_bf16, call);
+  return launch_variant<Variant<kTile, F16Element, kScoreMod>>(name_f16, call);
 }
 
 }  // namespace headrace::cuda::sm90

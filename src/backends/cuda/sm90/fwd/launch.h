@@ -18,8 +18,8 @@ Launch launch_hd64, launch_hd64_short, launch_hd80, launch_hd80_short, launch_hd
     launch_hd96_short, launch_hd112, launch_hd128, launch_hd192v128, launch_hd192, launch_hd256;
 Launch launch_hd64_general, launch_hd128_general, launch_hd256_general;
 // One feature alone.
-Launch launch_hd64_sloped, launch_hd64_capped, launch_hd64_biased, launch_hd64_dropped;
-Launch launch_hd128_sloped, launch_hd128_capped, launch_hd128_biased, launch_hd128_dropped;
-Launch launch_hd256_sloped, launch_hd256_capped, launch_hd256_biased;
+Launch launch_hd64_alibi, launch_hd64_softcap, launch_hd64_bias, launch_hd64_dropout;
+Launch launch_hd128_alibi, launch_hd128_softcap, launch_hd128_bias, launch_hd128_dropout;
+Launch launch_hd256_alibi, launch_hd256_softcap, launch_hd256_bias;
 
 }  // namespace headrace::cuda::sm90

@@ -13,7 +13,7 @@ namespace headrace::cuda::sm90 {
 inline constexpr int kMaxSeqlen = 1 << 29, kOpenWindow = 1 << 30;
 
 // In the workspace; tickets.cuh has what they mean.
-struct alignas(16) TicketWords {
+struct alignas(16) TileCounterWords {
   unsigned long long mark;
   int next, num_closed;
 };
@@ -35,18 +35,18 @@ struct Params {
   int seqlen_q, seqlen_k;
   int window_left, window_right, is_top_left;
   // Order of the tiles.
-  int num_tiles;         // ragged: an upper bound
-  int m_blocks;          // dense: of a sequence
-  int is_triangular;     // later queries see more keys: longest tiles first
-  int section;           // dense: (batch, head) pairs whose K and V fit L2 together
-  int num_sections;      // dense: so many of that size, then one with the rest
-  int section_keys;      // ragged: keys whose K and V fit
-  TicketWords* tickets;  // null: CTA i has tiles i, i + gridDim.x, ...
-  unsigned long long ticket_token;
+  int num_tiles;                   // ragged: an upper bound
+  int m_blocks;                    // dense: of a sequence
+  int is_triangular;               // later queries see more keys: longest tiles first
+  int section;                     // dense: (batch, head) pairs whose K and V fit L2 together
+  int num_sections;                // dense: so many of that size, then one with the rest
+  int section_keys;                // ragged: keys whose K and V fit
+  TileCounterWords* tile_counter;  // null: CTA i has tiles i, i + gridDim.x, ...
+  unsigned long long tile_counter_token;
   float scale_log2;
   int has_bias_pairs;  // a bias in the dtype of q whose neighbours of keys are aligned words
   std::uint32_t* error_word;
-  int has_bias_boxes;  // the copy engine brings the bias, where the tile has room for it
+  int has_tma_bias;  // the copy engine brings the bias, where the tile has room for it
 };
 
 struct Maps {
@@ -55,30 +55,31 @@ struct Maps {
 };
 
 // What the scheduler announces: word numbers of an entry in shared memory.
-enum EntryWord : int {
-  kWordCode = 0,   // tile number, with kRedo: for the second time; or kDrain, kEnd
-  kWordFirst,      // last key tile + 1: tiles go from right to left
-  kWordLast,       // first key tile
-  kWordFullBegin,  // key tiles [begin, end) that every row of the tile sees as a whole
-  kWordFullEnd,
-  kWordKeys,   // seqlen_k
-  kWordRight,  // query q of the tile (0 is its first) sees keys below min(seqlen_k, right + q)
-  kWordLeft,   // and from left + q
+enum TileInfoWord : int {
+  kWordTile = 0,       // tile number, with kRedo: for the second time; or kDrain, kEnd
+  kWordBlockMax,       // last key tile + 1: tiles go from right to left
+  kWordBlockMin,       // first key tile
+  kWordUnmaskedBegin,  // key tiles [begin, end) that every row of the tile sees as a whole
+  kWordUnmaskedEnd,
+  kWordSeqlenK,  // seqlen_k
+  kWordRight,    // query q of the tile (0 is its first) sees keys below min(seqlen_k, right + q)
+  kWordLeft,     // and from left + q
   kWordQuery =
       8,         // first query of the tile, within its sequence; read together with the next three
-  kWordQueries,  // seqlen_q
+  kWordSeqlenQ,  // seqlen_q
   kWordHead,     // of the tile_heads
   kWordBatch,
   kWordRowQ,  // first row of the sequence in q and out, k and v (ragged)
   kWordRowK,
   kWordKvHead,
-  kWordSlice,  // of the tensors' batch axis; ragged: 0
+  kWordTensorBatch,  // of the tensors' batch axis; ragged: 0
   kNumWords,
-  kWordRows = 16,  // [12] bit r of word w: row r of warp w. Announced: rows to write, of a tile
-                   // that is computed again. Reported with the tile: rows that are bad.
+  kWordRecomputeRows =
+      16,  // [12] bit r of word w: row r of warp w. Announced: rows to write, of a tile
+           // that is computed again. Reported with the tile: rows that are bad.
 };
-inline constexpr int kRedo = 1 << 30;
+inline constexpr int kRecompute = 1 << 30;
 inline constexpr int kEnd = -1;    // no more tiles
-inline constexpr int kDrain = -2;  // finish the tile in hand, then look again
+inline constexpr int kFlush = -2;  // finish the tile in hand, then look again
 
 }  // namespace headrace::cuda::sm90

@@ -21,41 +21,41 @@
 
 namespace headrace::cuda::sm90 {
 
-inline constexpr float kMoveAboveShare = 0x1p9f;     // lazy: bf16 has 8 bits
-inline constexpr float kLargestSum = 0x1p96f;        // of a row that is sound
-inline constexpr float kSmallestSum = 0x1p-40f;      // where references are guesses
-inline constexpr float kLargestReference = 0x1p13f;  // beyond it score * c is not exact enough
+inline constexpr float kRescaleAboveSum = 0x1p9f;  // lazy: bf16 has 8 bits
+inline constexpr float kMaxSum = 0x1p96f;          // of a row that is sound
+inline constexpr float kMinSum = 0x1p-40f;         // where references are guesses
+inline constexpr float kMaxRowMaxRef = 0x1p13f;    // beyond it score * c is not exact enough
 
 // What the weights of products are: 2^exponent, for element i of the thread and a reference `from`.
 // Here of a product that only lacks its factor; of others: kinds.cuh.
-struct Scaled {
+struct ScaledScores {
   float c;
   __device__ __forceinline__ float exponent(float x, float from, int) const {
     return fmaf(x, c, -from);
   }
   // The element as the maximum of its row is taken of it, -inf where it is hidden; and what the
   // maximum of row r is as a reference.
-  __device__ __forceinline__ float shown(float x, int) const { return x; }
-  __device__ __forceinline__ float top(float x, int) const { return x * c; }
+  __device__ __forceinline__ float masked(float x, int) const { return x; }
+  __device__ __forceinline__ float to_log2(float x, int) const { return x * c; }
 };
 
 // The maximum of this thread's columns of each row.
 template <int kKeys, class Score>
 __device__ __forceinline__ void thread_max(const float (&s)[kKeys / 2], Score score,
                                            float (&top)[2]) {
-  const auto shown = [&](int i) { return score.shown(s[i], i); };
+  const auto masked = [&](int i) { return score.masked(s[i], i); };
   float part[2][2];  // two chains a row: one would wait for itself
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    part[r][0] = fmaxf(shown(2 * r), shown(2 * r + 1));
-    part[r][1] = fmaxf(shown(4 + 2 * r), shown(4 + 2 * r + 1));
+    part[r][0] = fmaxf(masked(2 * r), masked(2 * r + 1));
+    part[r][1] = fmaxf(masked(4 + 2 * r), masked(4 + 2 * r + 1));
   }
 #pragma unroll
   for (int j = 2; j < kKeys / 8; ++j) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      part[r][j & 1] = fmaxf(part[r][j & 1], shown(4 * j + 2 * r));
-      part[r][j & 1] = fmaxf(part[r][j & 1], shown(4 * j + 2 * r + 1));
+      part[r][j & 1] = fmaxf(part[r][j & 1], masked(4 * j + 2 * r));
+      part[r][j & 1] = fmaxf(part[r][j & 1], masked(4 * j + 2 * r + 1));
     }
   }
 #pragma unroll
@@ -75,10 +75,10 @@ __device__ __forceinline__ void row_max(const float (&s)[kKeys / 2], Score score
 
 // Row r of the thread in element e of its group of four: e / 2. Weights are kept in units of
 // 2^-kLift: f16 has no numbers below 2^-24, and room above 1. kGrowth is in log2.
-template <int kKeys, int kLift, int kGrowth>
+template <int kKeys, int kLog2Scale, int kRescaleThreshold>
 struct Softmax {
-  float reference[2];  // -inf: the row has seen no key
-  float sum[2];        // of this thread's columns
+  float row_max_ref[2];  // -inf: the row has seen no key
+  float sum[2];          // of this thread's columns
 
   // Scores to weights against the references; adds their sums, which are `share`.
   template <class Score>
@@ -89,7 +89,7 @@ struct Softmax {
     for (int j = 0; j < kKeys / 8; ++j) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float from = reference[r] == -INFINITY ? 0.0f : reference[r];
+        const float from = row_max_ref[r] == -INFINITY ? 0.0f : row_max_ref[r];
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& x = s[4 * j + 2 * r + e];
@@ -107,23 +107,24 @@ struct Softmax {
 
   // Rows that have seen no key yet take their reference from these scores.
   template <class Score>
-  __device__ __forceinline__ void adopt(const float (&s)[kKeys / 2], Score score) {
-    if (!__any_sync(0xffffffffu, reference[0] == -INFINITY || reference[1] == -INFINITY)) [[likely]]
+  __device__ __forceinline__ void init_max(const float (&s)[kKeys / 2], Score score) {
+    if (!__any_sync(0xffffffffu, row_max_ref[0] == -INFINITY || row_max_ref[1] == -INFINITY))
+        [[likely]]
       return;
     float top[2];
     row_max<kKeys>(s, score, top);
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-      if (reference[r] == -INFINITY) reference[r] = score.top(top[r], r) - kLift;
+      if (row_max_ref[r] == -INFINITY) row_max_ref[r] = score.to_log2(top[r], r) - kLog2Scale;
   }
 
   template <class Top, class Score>
-  __device__ __forceinline__ void first(float (&s)[kKeys / 2], Top tops, Score score) {
+  __device__ __forceinline__ void first_block(float (&s)[kKeys / 2], Top tops, Score score) {
     float top[2];
     row_max<kKeys>(s, tops, top);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      reference[r] = tops.top(top[r], r) - kLift;
+      row_max_ref[r] = tops.to_log2(top[r], r) - kLog2Scale;
       sum[r] = 0.0f;
     }
     float share[2];
@@ -132,30 +133,30 @@ struct Softmax {
 
   // Asks for the weights: nvcc 13.0 would compute them behind the wait for P V that follows, and
   // not under that product, but for a branch that needs their sum.
-  __device__ __forceinline__ void need_weights() const {
-    const bool is_sound = sum[0] <= kLargestSum && sum[1] <= kLargestSum;
+  __device__ __forceinline__ void pin_exponentials() const {
+    const bool is_sound = sum[0] <= kMaxSum && sum[1] <= kMaxSum;
     if (__any_sync(0xffffffffu, !is_sound)) [[unlikely]]
       __nanosleep(20);
   }
 
   // True for the whole warp: O and these weights must be multiplied by `factor`.
   template <class Score>
-  __device__ __forceinline__ bool lazy_step(float (&s)[kKeys / 2], Score score,
-                                            float (&factor)[2]) {
+  __device__ __forceinline__ bool lazy_update(float (&s)[kKeys / 2], Score score,
+                                              float (&factor)[2]) {
     float share[2];
     exponentials(s, score, share);
-    const bool is_small = share[0] <= kMoveAboveShare && share[1] <= kMoveAboveShare;
+    const bool is_small = share[0] <= kRescaleAboveSum && share[1] <= kRescaleAboveSum;
     if (!__any_sync(0xffffffffu, !is_small)) [[likely]]
       return false;
     float top[2];
-    row_max<kKeys>(s, Scaled{1.0f}, top);
+    row_max<kKeys>(s, ScaledScores{1.0f}, top);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const bool moves = row_max(share[r]) > kMoveAboveShare;  // the four threads must agree
+      const bool moves = row_max(share[r]) > kRescaleAboveSum;  // the four threads must agree
       // 2^-126 is the smallest factor that is no denormal.
       const float growth = moves ? fminf(__log2f(top[r]), 126.0f) : 0.0f;
       factor[r] = ex2_approx_ftz(-growth);
-      reference[r] += growth;
+      row_max_ref[r] += growth;
       sum[r] *= factor[r];
     }
     return true;
@@ -163,10 +164,11 @@ struct Softmax {
 
   // True for the whole warp: O must be multiplied by `factor`.
   template <class Score>
-  __device__ __forceinline__ bool conditional_step(float (&s)[kKeys / 2], Score score,
-                                                   float (&factor)[2]) {
+  __device__ __forceinline__ bool conditional_update(float (&s)[kKeys / 2], Score score,
+                                                     float (&factor)[2]) {
     const auto grows = [&](float top, int r) {
-      return score.top(top, r) - reference[r] > static_cast<float>(kLift + kGrowth);
+      return score.to_log2(top, r) - row_max_ref[r] >
+             static_cast<float>(kLog2Scale + kRescaleThreshold);
     };
     float top[2];
     thread_max<kKeys>(s, score, top);
@@ -175,10 +177,10 @@ struct Softmax {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float best = row_max(top[r]);
-        const float next = grows(best, r) ? score.top(best, r) - kLift : reference[r];
-        factor[r] = grows(best, r) ? ex2_approx_ftz(reference[r] - next) : 1.0f;
+        const float next = grows(best, r) ? score.to_log2(best, r) - kLog2Scale : row_max_ref[r];
+        factor[r] = grows(best, r) ? ex2_approx_ftz(row_max_ref[r] - next) : 1.0f;
         sum[r] *= factor[r];
-        reference[r] = next;
+        row_max_ref[r] = next;
       }
     }
     float share[2];
@@ -189,24 +191,24 @@ struct Softmax {
 
 // For rows of large scores, of overflows, of V near the largest float: the difference to the
 // maximum before the product, references that follow the maximum, weights far below 1 (kLift < 0).
-template <int kKeys, int kLift>
+template <int kKeys, int kLog2Scale>
 struct PreciseSoftmax {
   float maximum[2];  // of the scores, before the product with c; -inf: the row has seen no key
   float sum[2];
 
-  __device__ __forceinline__ float reference(int r, float c) const {
-    return maximum[r] * c - kLift;
+  __device__ __forceinline__ float row_max_ref(int r, float c) const {
+    return maximum[r] * c - kLog2Scale;
   }
 
-  __device__ __forceinline__ void start() {
+  __device__ __forceinline__ void init() {
     maximum[0] = maximum[1] = -INFINITY;
     sum[0] = sum[1] = 0.0f;
   }
 
   // O must be multiplied by `factor`.
-  __device__ __forceinline__ void step(float (&s)[kKeys / 2], float c, float (&factor)[2]) {
+  __device__ __forceinline__ void update(float (&s)[kKeys / 2], float c, float (&factor)[2]) {
     float top[2];
-    row_max<kKeys>(s, Scaled{c}, top);
+    row_max<kKeys>(s, ScaledScores{c}, top);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float next = fmaxf(maximum[r], top[r]);
@@ -219,7 +221,7 @@ struct PreciseSoftmax {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& x = s[4 * j + 2 * r + e];
-          x = ex2_approx_ftz(fmaf(x - from, c, static_cast<float>(kLift)));
+          x = ex2_approx_ftz(fmaf(x - from, c, static_cast<float>(kLog2Scale)));
           sum[r] += x;
         }
       }

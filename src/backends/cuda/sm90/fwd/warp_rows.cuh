@@ -4,21 +4,23 @@
 #include "backends/cuda/common/row_epilogue.cuh"
 #include "backends/cuda/device/tma.cuh"
 #include "backends/cuda/sm90/element.cuh"
-#include "backends/cuda/sm90/fwd/schedule.cuh"
+#include "backends/cuda/sm90/fwd/scheduler.cuh"
 
 namespace headrace::cuda::sm90 {
 
 // A tile as it was announced; the rest of the words is read when it is needed.
-struct Work {
-  int slot, code, first, last, full_begin, full_end;
-  __device__ __forceinline__ bool has_keys() const { return first > last; }
-  __device__ __forceinline__ bool is_redo() const { return (code & kRedo) != 0; }
+struct WorkTile {
+  int slot, code, block_max, block_min, unmasked_begin, unmasked_end;
+  __device__ __forceinline__ bool has_keys() const { return block_max > block_min; }
+  __device__ __forceinline__ bool is_recompute() const { return (code & kRecompute) != 0; }
   // Of all that was loaded, for released_behind().
-  __device__ __forceinline__ u32 words() const {
-    return static_cast<u32>(code ^ first ^ last ^ full_begin ^ full_end);
+  __device__ __forceinline__ u32 loaded_words() const {
+    return static_cast<u32>(code ^ block_max ^ block_min ^ unmasked_begin ^ unmasked_end);
   }
   // Follows another tile without a stop.
-  __device__ __forceinline__ bool is_plain() const { return code >= 0 && !is_redo() && has_keys(); }
+  __device__ __forceinline__ bool can_overlap() const {
+    return code >= 0 && !is_recompute() && has_keys();
+  }
 };
 
 template <Tile kTile, class Element>
@@ -35,24 +37,24 @@ class WarpRows {
     return smem_ + kSmem.offset_barriers + 8 * i;
   }
   __device__ __forceinline__ u32 word_address(int slot, int i) const {
-    return smem_ + kSmem.offset_entries + 4 * (slot * kEntryWords + i);
+    return smem_ + kSmem.offset_tile_info + 4 * (slot * kTileInfoWords + i);
   }
-  __device__ __forceinline__ int word(const Work& work, int i) const {
+  __device__ __forceinline__ int word(const WorkTile& work, int i) const {
     return static_cast<int>(load_shared(word_address(work.slot, i)));
   }
   // Where the tile lies, in one load.
-  struct TilePlace {
+  struct TileOrigin {
     int query, queries, head, batch;
   };
-  __device__ __forceinline__ TilePlace place(const Work& work) const {
-    TilePlace x;
+  __device__ __forceinline__ TileOrigin origin(const WorkTile& work) const {
+    TileOrigin x;
     asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x.query), "=r"(x.queries), "=r"(x.head), "=r"(x.batch)
                  : "r"(word_address(work.slot, kWordQuery))
                  : "memory");
     return x;
   }
-  __device__ __forceinline__ void report(const Work& work) {
+  __device__ __forceinline__ void arrive_tile_done(const WorkTile& work) {
     __syncwarp();
     if (lane_ == 0) mbarrier_arrive(barrier(kBarriers.tile_done + work.slot));
   }
@@ -63,34 +65,34 @@ class WarpRows {
     return group_ * p_.group_queries + (row * p_.pack_inverse >> 16);
   }
   // Keys that a query of the tile sees, [begin, end).
-  __device__ __forceinline__ int keys_end(const Work& work, int query) const {
-    return min(word(work, kWordKeys), word(work, kWordRight) + query);
+  __device__ __forceinline__ int keys_end(const WorkTile& work, int query) const {
+    return min(word(work, kWordSeqlenK), word(work, kWordRight) + query);
   }
-  __device__ __forceinline__ int keys_begin(const Work& work, int query) const {
+  __device__ __forceinline__ int keys_begin(const WorkTile& work, int query) const {
     return max(0, word(work, kWordLeft) + query);
   }
-  __device__ __forceinline__ Sequence sequence_of(const Work& work) const {
+  __device__ __forceinline__ Sequence sequence_of(const WorkTile& work) const {
     return {.row_q = word(work, kWordRowQ),
             .row_k = word(work, kWordRowK),
-            .seqlen_q = word(work, kWordQueries),
-            .seqlen_k = word(work, kWordKeys)};
+            .seqlen_q = word(work, kWordSeqlenQ),
+            .seqlen_k = word(work, kWordSeqlenK)};
   }
-  __device__ __forceinline__ bool row_exists(const TilePlace& place, int row, int query) const {
-    return row < p_.group_queries * p_.pack && query < place.queries - place.query;
+  __device__ __forceinline__ bool row_exists(const TileOrigin& at, int row, int query) const {
+    return row < p_.group_queries * p_.pack && query < at.queries - at.query;
   }
-  __device__ __forceinline__ int head_of(const TilePlace& place, int row) const {
-    return (place.head - (row * p_.pack_inverse >> 16)) * p_.pack + row;
+  __device__ __forceinline__ int head_of(const TileOrigin& at, int row) const {
+    return (at.head - (row * p_.pack_inverse >> 16)) * p_.pack + row;
   }
-  __device__ __forceinline__ void write_lse(const Work& work, const TilePlace& place, int query,
+  __device__ __forceinline__ void write_lse(const WorkTile& work, const TileOrigin& at, int query,
                                             int head, float lse) const {
-    const std::int64_t row = std::int64_t{word(work, kWordRowQ)} + place.query + query;
-    store_lse(p_.args.lse, place.batch, head, row, lse);
+    const std::int64_t row = std::int64_t{word(work, kWordRowQ)} + at.query + query;
+    store_lse(p_.args.lse, at.batch, head, row, lse);
   }
 
   // Row by row, 16 bytes a lane: rows that are packed, few, or not all wanted.
-  __device__ __forceinline__ void store_rows(const Work& work, u32 from, u32 rows) {
+  __device__ __forceinline__ void store_rows(const WorkTile& work, u32 from, u32 rows) {
     const int chunks = static_cast<int>(p_.problem.head_dim_v) / 8;
-    const TilePlace at = place(work);
+    const TileOrigin at = origin(work);
 #pragma unroll 1
     for (int row = 0; row < 16; ++row) {
       const int group_row = warp_ * 16 + row, query = query_of(group_row);
@@ -103,19 +105,19 @@ class WarpRows {
     }
   }
 
-  __device__ __forceinline__ Chunk* out_address(const Work& work, const TilePlace& place, int query,
-                                                int head) const {
+  __device__ __forceinline__ Chunk* out_address(const WorkTile& work, const TileOrigin& at,
+                                                int query, int head) const {
     const Operand& out = p_.args.out;
-    const std::int64_t row = std::int64_t{word(work, kWordRowQ)} + place.query + query;
-    const std::int64_t batch = p_.problem.is_ragged != 0 ? 0 : place.batch;
+    const std::int64_t row = std::int64_t{word(work, kWordRowQ)} + at.query + query;
+    const std::int64_t batch = p_.problem.is_ragged != 0 ? 0 : at.batch;
     return reinterpret_cast<Chunk*>(static_cast<typename Element::Stored*>(out.data) +
                                     row_offset(out, batch, row, head));
   }
 
   // No row of the tile sees a key.
-  __device__ __forceinline__ void write_empty(const Work& work) {
+  __device__ __forceinline__ void write_empty(const WorkTile& work) {
     const int chunks = static_cast<int>(p_.problem.head_dim_v) / 8;
-    const TilePlace at = place(work);
+    const TileOrigin at = origin(work);
 #pragma unroll 1
     for (int row = 0; row < 16; ++row) {
       const int group_row = warp_ * 16 + row, query = query_of(group_row);

@@ -2,9 +2,9 @@
 #include "backends/cuda/common/padded_block.cuh"
 #include "backends/cuda/device/reduce.cuh"
 #include "backends/cuda/runtime/launch.cuh"
+#include "backends/cuda/sm90/bwd/block_iterator.cuh"
 #include "backends/cuda/sm90/bwd/config.h"
 #include "backends/cuda/sm90/bwd/launch.h"
-#include "backends/cuda/sm90/bwd/walk.cuh"
 #include "backends/cuda/sm90/element.cuh"
 
 namespace headrace::cuda::sm90::bwd {
@@ -48,11 +48,11 @@ __device__ __forceinline__ u32 count_of_block(const Params& params, const Padded
                                               int block) {
   const int kv_head = static_cast<int>(rows.head) / params.group;
   const auto batch_idx = static_cast<int>(rows.batch_idx);
-  const int blocks = (static_cast<int>(rows.sequence.seqlen_k) + kTile.keys - 1) / kTile.keys;
+  const int key_blocks = (static_cast<int>(rows.sequence.seqlen_k) + kTile.keys - 1) / kTile.keys;
   int times = 0;
-  for (int i = static_cast<int>(threadIdx.x) & 31; i < blocks; i += 32) {
+  for (int i = static_cast<int>(threadIdx.x) & 31; i < key_blocks; i += 32) {
     const KeyBlock keys = key_block_of<kTile>(params, rows.sequence, batch_idx, kv_head, i);
-    times += Walk<kTile>(params, keys).meets(block) ? 1 : 0;
+    times += BlockIterator<kTile>(params, keys).visits(block) ? 1 : 0;
   }
   return __reduce_add_sync(0xffffffffu, static_cast<u32>(times));
 }
@@ -60,8 +60,8 @@ __device__ __forceinline__ u32 count_of_block(const Params& params, const Padded
 // Part `part` of the block that begins `first_row` rows into `rows`: a thread has there what the
 // thread of that number in the main kernel adds.
 template <Tile kTile, class Element, bool kIsFixed>
-__device__ void finish_part(const Params& params, const PaddedBlock& rows, int first_row,
-                            int part) {
+__device__ void postprocess_part(const Params& params, const PaddedBlock& rows, int first_row,
+                                 int part) {
   const BwdPreprocessParams& c = params.rows;
   const Problem& p = c.problem;
   const int thread = static_cast<int>(threadIdx.x) & 127, lane = thread & 31, mine = lane & 1;
@@ -102,80 +102,81 @@ __device__ void finish_part(const Params& params, const PaddedBlock& rows, int f
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const HalfChunk both = traded_with_neighbour(packed[r][0], packed[r][1], lane);
+      const HalfChunk both = exchange_with_neighbour_lane(packed[r][0], packed[r][1], lane);
       const bool exists = first_row + place.row + 8 * r < rows.num_rows;
       if (exists && place.chunk + j + mine < chunks) to[r][2 * j] = both;
     }
   }
 }
 
-constexpr int kFinishCtas = 2;  // of a multiprocessor: loads of one beside stores of another
+constexpr int kPostprocessCtas = 2;  // of a multiprocessor: loads of one beside stores of another
 // Groups of 128 threads, a part each.
-constexpr int finish_groups(const Tile& t) {
+constexpr int postprocess_groups(const Tile& t) {
   constexpr int kMost = 4;
   const int parts = static_cast<int>(kRowPadding) / t.queries * dq_parts(t);
   return parts < kMost ? parts : kMost;
 }
 
 template <Tile kTileOfVariant, class ElementOfVariant, bool kIsFixedOfVariant>
-struct FinishVariant {
+struct PostprocessVariant {
   static constexpr Tile kTile = kTileOfVariant;
   using Element = ElementOfVariant;
   static constexpr bool kIsFixed = kIsFixedOfVariant;
 };
 
 template <class Variant>
-__global__ void __launch_bounds__(128 * finish_groups(Variant::kTile), kFinishCtas)
-    finish_dq_blocks(const __grid_constant__ Params params, std::int64_t num_parts) {
+__global__ void __launch_bounds__(128 * postprocess_groups(Variant::kTile), kPostprocessCtas)
+    postprocess_dq(const __grid_constant__ Params params, std::int64_t num_parts) {
   constexpr Tile kTile = Variant::kTile;
   for (std::int64_t idx = blockIdx.x; idx < num_parts; idx += gridDim.x) {
     const PaddedBlock rows = padded_block(params.rows, idx, false);
-    const int blocks = (rows.num_rows + kTile.queries - 1) / kTile.queries;
-    for (int i = static_cast<int>(threadIdx.x) / 128; i < blocks * dq_parts(kTile);
-         i += finish_groups(kTile))
-      finish_part<kTile, typename Variant::Element, Variant::kIsFixed>(
+    const int query_blocks = (rows.num_rows + kTile.queries - 1) / kTile.queries;
+    for (int i = static_cast<int>(threadIdx.x) / 128; i < query_blocks * dq_parts(kTile);
+         i += postprocess_groups(kTile))
+      postprocess_part<kTile, typename Variant::Element, Variant::kIsFixed>(
           params, rows, i / dq_parts(kTile) * kTile.queries, i % dq_parts(kTile));
   }
 }
 
 template <Tile kTile, bool kIsFixed>
-Status launch_finish_of(const Params& params, Stream stream) {
+Status launch_postprocess_of(const Params& params, Stream stream) {
   const Problem& p = params.rows.problem;
   const std::int64_t num_parts = num_padded_blocks(p);
   const LaunchShape shape{
-      .name = "cuda_sm90_bwd's finish of dq",
+      .name = "cuda_sm90_bwd's postprocess of dq",
       .grid = dim3(static_cast<unsigned>(num_parts < kMaxGridX ? num_parts : kMaxGridX)),
-      .block = dim3(128 * finish_groups(kTile))};
+      .block = dim3(128 * postprocess_groups(kTile))};
   auto* s = static_cast<cudaStream_t>(stream);
   if (dtype_of(p) == DType::bf16)
-    return launch(shape, s, finish_dq_blocks<FinishVariant<kTile, Bf16Element, kIsFixed>>, params,
-                  num_parts);
-  return launch(shape, s, finish_dq_blocks<FinishVariant<kTile, F16Element, kIsFixed>>, params,
+    return launch(shape, s, postprocess_dq<PostprocessVariant<kTile, Bf16Element, kIsFixed>>,
+                  params, num_parts);
+  return launch(shape, s, postprocess_dq<PostprocessVariant<kTile, F16Element, kIsFixed>>, params,
                 num_parts);
 }
 
 template <Tile kTile>
-Status launch_finish(const Params& params, Stream stream) {
-  return params.rows.dq_scale != nullptr ? launch_finish_of<kTile, true>(params, stream)
-                                         : launch_finish_of<kTile, false>(params, stream);
+Status launch_postprocess(const Params& params, Stream stream) {
+  return params.rows.dq_scale != nullptr ? launch_postprocess_of<kTile, true>(params, stream)
+                                         : launch_postprocess_of<kTile, false>(params, stream);
 }
 
 }  // namespace
 
-Status launch_finish_hd64(const Params& params, Stream stream) {
-  return launch_finish<kTile64>(params, stream);
+Status launch_postprocess_hd64(const Params& params, Stream stream) {
+  return launch_postprocess<kTile64>(params, stream);
 }
-Status launch_finish_hd128(const Params& params, Stream stream) {
-  return launch_finish<kTile128>(params, stream);
+Status launch_postprocess_hd128(const Params& params, Stream stream) {
+  return launch_postprocess<kTile128>(params, stream);
 }
 // Walks of both are the same.
 static_assert(kTile192v128.head_dim == kTile192.head_dim && kTile192v128.keys == kTile192.keys &&
-              kTile192v128.queries == kTile192.queries && kTile192v128.is_wide == kTile192.is_wide);
-Status launch_finish_hd192(const Params& params, Stream stream) {
-  return launch_finish<kTile192>(params, stream);
+              kTile192v128.queries == kTile192.queries &&
+              kTile192v128.is_specialized == kTile192.is_specialized);
+Status launch_postprocess_hd192(const Params& params, Stream stream) {
+  return launch_postprocess<kTile192>(params, stream);
 }
-Status launch_finish_hd256(const Params& params, Stream stream) {
-  return launch_finish<kTile256>(params, stream);
+Status launch_postprocess_hd256(const Params& params, Stream stream) {
+  return launch_postprocess<kTile256>(params, stream);
 }
 
 }  // namespace headrace::cuda::sm90::bwd

@@ -17,24 +17,24 @@
 namespace headrace::cuda::sm90::bwd {
 
 template <class Variant>
-class Narrow : KeyRows<Variant> {
+class Cooperative : KeyRows<Variant> {
   static constexpr Tile kTile = Variant::kTile;
 
  public:
-  __device__ __forceinline__ Narrow(const Params& p, const Maps& maps, u32 smem,
-                                    const KeyBlock& keys)
+  __device__ __forceinline__ Cooperative(const Params& p, const Maps& maps, u32 smem,
+                                         const KeyBlock& keys)
       : Base(p, smem, keys, __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) >> 7, 0)),
         loader_(p, maps, smem, keys) {}
 
-  __device__ __forceinline__ void run(const Walk<kTile>& walk) {
-    const int last = walk.num_steps() - 1;
+  __device__ __forceinline__ void run(const BlockIterator<kTile>& blocks) {
+    const int last = blocks.num_iterations() - 1;
     if (last >= 0) {
-      Step now = walk.first(), before = now;
-      begin(walk, now);
+      QueryBlock now = blocks.first(), before = now;
+      begin(blocks, now);
 #pragma unroll 1
-      for (int step = 0; step < last; ++step) {
-        const Step next = walk.after(now);
-        compute(step, before, now, next, walk);
+      for (int iteration = 0; iteration < last; ++iteration) {
+        const QueryBlock next = blocks.after(now);
+        compute(iteration, before, now, next, blocks);
         before = now;
         now = next;
       }
@@ -49,38 +49,38 @@ class Narrow : KeyRows<Variant> {
 
  private:
   using Base = KeyRows<Variant>;
-  using Base::add_product;
   using Base::barrier;
-  using Base::begin_columns;
-  using Base::begin_scores;
   using Base::clear;
   using Base::d_address;
   using Base::dout_address;
   using Base::dq_scales;
   using Base::ds_address;
-  using Base::ds_place;
+  using Base::ds_write_address;
   using Base::group_;
   using Base::has_softcap;
+  using Base::init_columns;
+  using Base::init_scores;
+  using Base::issue_product;
+  using Base::issue_scores;
+  using Base::kAtomK;
+  using Base::kAtomQ;
   using Base::kDim;
   using Base::kQueries;
-  using Base::kSlabK;
-  using Base::kSlabQ;
   using Base::kSmem;
   using Base::make_p;
   using Base::multiply_by_p;
-  using Base::multiply_by_slopes;
+  using Base::multiply_by_softcap_gradient;
   using Base::not_hoisted;
   using Base::pack;
   using Base::q_address;
-  using Base::send_dq;
+  using Base::reduce_dq;
   using Base::smem_;
-  using Base::start_scores;
   using Base::store_dk;
   using Base::store_dv;
-  using Base::take_dout;
-  using Base::take_k;
-  using Base::take_q;
-  using Base::take_v;
+  using Base::wait_dout;
+  using Base::wait_k;
+  using Base::wait_q;
+  using Base::wait_v;
   using typename Base::Element;
   using typename Base::Elements;
   using typename Base::Packed;
@@ -89,133 +89,136 @@ class Narrow : KeyRows<Variant> {
   static_assert(kDim == kTile.head_dim_v);
 
   // ---- steps
-  __device__ __forceinline__ void begin(const Walk<kTile>& walk, const Step& first) {
-    const Step second = walk.after(first);
+  __device__ __forceinline__ void begin(const BlockIterator<kTile>& blocks,
+                                        const QueryBlock& first) {
+    const QueryBlock second = blocks.after(first);
     if (threadIdx.x == 0) {
       loader_.load_k();
       loader_.load_q(0, first);
       loader_.load_v();
       loader_.load_dout(0, first);
-      if (walk.has(second)) {
+      if (blocks.has(second)) {
         loader_.load_q(1, second);
         loader_.load_dout(1, second);
       }
     }
     __syncwarp();
-    take_k();
-    take_q(0, first);
-    begin_scores(s_, 0, first);
-    start_s(0);
+    wait_k();
+    wait_q(0, first);
+    init_scores(s_, 0, first);
+    issue_s(0);
     wgmma_wait_group<0>();
     make_p(s_, 0, first);
-    take_v();
-    take_dout(0, first);
-    start_dp(0);
+    wait_v();
+    wait_dout(0, first);
+    issue_dp(0);
     wgmma_wait_group<0>();
     make_ds(0);
-    announce_ds(0);
-    begin_s(1, second, walk);
+    arrive_ds(0);
+    init_s(1, second, blocks);
     clear(dq_);  // the first step sends what adds nothing: a branch there costs 2 % at head_dim 64
     scales_ = 0;
   }
 
   // What is left of step `step`, and the first half of the one after it.
-  __device__ __forceinline__ void compute(int step, const Step& before, const Step& now,
-                                          const Step& next, const Walk<kTile>& walk) {
-    const Step after_next = walk.after(next);
-    start_s(step + 1);
-    start_dv_dk(step);
+  __device__ __forceinline__ void compute(int iteration, const QueryBlock& before,
+                                          const QueryBlock& now, const QueryBlock& next,
+                                          const BlockIterator<kTile>& blocks) {
+    const QueryBlock after_next = blocks.after(next);
+    issue_s(iteration + 1);
+    issue_dv_dk(iteration);
     // Long before the fence of dS, which waits until the numbers have arrived.
-    send_dq(before, group_, dq_, scales_, step > 0 ? kFixedMagic : 0.0f);
+    reduce_dq(before, group_, dq_, scales_, iteration > 0 ? kFixedMagic : 0.0f);
     // Everyone is done with dK of the step two before this one.
-    if (threadIdx.x == 0 && walk.has(after_next)) loader_.load_q(step + 2, after_next);
+    if (threadIdx.x == 0 && blocks.has(after_next)) loader_.load_q(iteration + 2, after_next);
     __syncwarp();
     wgmma_wait_group<1>();
-    make_p(s_, step + 1, next);
-    take_dout(step + 1, next);  // its branches also keep the exponentials before the next wait
-    end_dv_dk();
-    start_dp(step + 1);
-    start_dq(step);
+    make_p(s_, iteration + 1, next);
+    wait_dout(iteration + 1, next);  // its branches also keep the exponentials before the next wait
+    finish_dv_dk();
+    issue_dp(iteration + 1);
+    issue_dq(iteration);
     scales_ = dq_scales(now, group_);
     // Everyone is done with dV of the step before this one.
-    if (threadIdx.x == 128 && walk.has(after_next)) loader_.load_dout(step + 2, after_next);
+    if (threadIdx.x == 128 && blocks.has(after_next)) loader_.load_dout(iteration + 2, after_next);
     __syncwarp();
     wgmma_wait_group<1>();
-    make_ds(step + 1);
-    begin_s(step + 2, after_next, walk);
-    end_dq();
-    announce_ds(step + 1);
+    make_ds(iteration + 1);
+    init_s(iteration + 2, after_next, blocks);
+    finish_dq();
+    arrive_ds(iteration + 1);
   }
 
-  __device__ __forceinline__ void end(int last, const Step& before, const Step& now) {
-    start_dv_dk(last);
-    if (last > 0) send_dq(before, group_, dq_, scales_);
-    end_dv_dk();
-    start_dq(last);
+  __device__ __forceinline__ void end(int last, const QueryBlock& before, const QueryBlock& now) {
+    issue_dv_dk(last);
+    if (last > 0) reduce_dq(before, group_, dq_, scales_);
+    finish_dv_dk();
+    issue_dq(last);
     scales_ = dq_scales(now, group_);
-    end_dq();
-    send_dq(now, group_, dq_, scales_);
+    finish_dq();
+    reduce_dq(now, group_, dq_, scales_);
   }
 
   // ---- products
   // As soon as P before it is no longer needed.
-  __device__ __forceinline__ void begin_s(int step, const Step& at, const Walk<kTile>& walk) {
-    if (!walk.has(at)) return;
-    take_q(step, at);
-    begin_scores(s_, step, at);
+  __device__ __forceinline__ void init_s(int iteration, const QueryBlock& at,
+                                         const BlockIterator<kTile>& blocks) {
+    if (!blocks.has(at)) return;
+    wait_q(iteration, at);
+    init_scores(s_, iteration, at);
   }
-  __device__ __forceinline__ void start_s(int step) {
-    start_scores<kDim>(s_, kSmem.offset_k, q_address(step));
+  __device__ __forceinline__ void issue_s(int iteration) {
+    issue_scores<kDim>(s_, kSmem.offset_k, q_address(iteration));
   }
-  __device__ __forceinline__ void start_dp(int step) {
-    begin_columns(dp_, d_address(step));
-    start_scores<kDim>(dp_, kSmem.offset_v, dout_address(step));
+  __device__ __forceinline__ void issue_dp(int iteration) {
+    init_columns(dp_, d_address(iteration));
+    issue_scores<kDim>(dp_, kSmem.offset_v, dout_address(iteration));
   }
-  __device__ __forceinline__ void start_dv_dk(int step) {
+  __device__ __forceinline__ void issue_dv_dk(int iteration) {
     wgmma_fence();
-    add_product<kDim>(dv_, weights_, dout_address(step), step);
-    add_product<kDim>(dk_, ds_, q_address(step), step);
+    issue_product<kDim>(dv_, p_frag_, dout_address(iteration), iteration);
+    issue_product<kDim>(dk_, ds_, q_address(iteration), iteration);
     wgmma_commit_group();
   }
-  __device__ __forceinline__ void end_dv_dk() {
+  __device__ __forceinline__ void finish_dv_dk() {
     wgmma_wait_group<0>();
     warpgroup_fence_operand(dv_);
     warpgroup_fence_operand(dk_);
-    warpgroup_fence_operand(weights_);
+    warpgroup_fence_operand(p_frag_);
     warpgroup_fence_operand(ds_);
   }
   // dQ = dS K: a part for each warpgroup, other rows or other columns.
-  __device__ __forceinline__ void start_dq(int step) {
+  __device__ __forceinline__ void issue_dq(int iteration) {
     constexpr bool kSplitsRows = num_swizzle_atoms(kDim) == 1;
-    bar_sync(ds_barrier(step, group_ ^ 1), 256);
+    bar_sync(ds_barrier(iteration, group_ ^ 1), 256);
     wgmma_fence();
     const u32 row = kSplitsRows ? group_ * 64 * kSwizzleRowBytes : 0;
-    const u32 slab = kSplitsRows ? 0 : group_ * kSlabK;
-    const u64 a = wgmma_descriptor(ds_address(step) + row, 16);
-    const u64 b = wgmma_descriptor(not_hoisted(smem_ + kSmem.offset_k + slab), kSlabK);
+    const u32 atom = kSplitsRows ? 0 : group_ * kAtomK;
+    const u64 a = wgmma_descriptor(ds_address(iteration) + row, 16);
+    const u64 b = wgmma_descriptor(not_hoisted(smem_ + kSmem.offset_k + atom), kAtomK);
 #pragma unroll
     for (int i = 0; i < kTile.keys / 16; ++i)
-      Dq::template ss<Major::mn>(dq_, wgmma_descriptor_advance(a, i % 4 * 32 + i / 4 * kSlabQ),
+      Dq::template ss<Major::mn>(dq_, wgmma_descriptor_advance(a, i % 4 * 32 + i / 4 * kAtomQ),
                                  wgmma_descriptor_advance(b, i * 2048), i != 0);
     wgmma_commit_group();
   }
-  __device__ __forceinline__ void end_dq() {
+  __device__ __forceinline__ void finish_dq() {
     wgmma_wait_group<0>();
     warpgroup_fence_operand(dq_);
   }
 
   // ---- elements
   // P and dS for the next products, dS also for dQ.
-  __device__ __forceinline__ void make_ds(int step) {
+  __device__ __forceinline__ void make_ds(int iteration) {
     warpgroup_fence_operand(dp_);
-    const u32 place = ds_place(step);
+    const u32 place = ds_write_address(iteration);
 #pragma unroll
     for (int i = 0; i < kQueries / 16; ++i) {
-      if (has_softcap()) multiply_by_slopes(dp_, s_, step, 2 * i);
+      if (has_softcap()) multiply_by_softcap_gradient(dp_, s_, iteration, 2 * i);
       multiply_by_p(dp_, 2 * i, [&](int j, int r) -> float2 {
         return {s_[4 * j + 2 * r], s_[4 * j + 2 * r + 1]};
       });
-      pack(weights_[i], s_, i);
+      pack(p_frag_[i], s_, i);
       pack(ds_[i], dp_, i);
       stmatrix_x4_trans(place + i * 16 * kSwizzleRowBytes, ds_[i]);
     }
@@ -223,18 +226,18 @@ class Narrow : KeyRows<Variant> {
   }
   // Named barriers. A warpgroup can announce dS of a step before the other has waited for the one
   // before, so each stage has its own.
-  static __device__ __forceinline__ int ds_barrier(int step, int group) {
+  static __device__ __forceinline__ int ds_barrier(int iteration, int group) {
     constexpr int kFirst = 1;
-    return kFirst + Stage<kStagesDs>(step).index * 2 + group;
+    return kFirst + Stage<kStagesDs>(iteration).index * 2 + group;
   }
   // dS is there, and this warpgroup's dQ has read the one before.
-  __device__ __forceinline__ void announce_ds(int step) {
-    bar_arrive(ds_barrier(step, group_), 256);
+  __device__ __forceinline__ void arrive_ds(int iteration) {
+    bar_arrive(ds_barrier(iteration, group_), 256);
   }
 
   const Loader<kTile> loader_;
   Elements s_, dp_;
-  Packed weights_, ds_;
+  Packed p_frag_, ds_;
   float dk_[kDim / 2], dv_[kDim / 2], dq_[4 * kDqGroups];
   u32 scales_;  // of dq_
 };

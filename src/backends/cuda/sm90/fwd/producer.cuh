@@ -3,18 +3,18 @@
 #pragma once
 
 #include "backends/cuda/device/tma.cuh"
-#include "backends/cuda/sm90/fwd/schedule.cuh"
+#include "backends/cuda/sm90/fwd/scheduler.cuh"
 
 namespace headrace::cuda::sm90 {
 
 // What copying threads share: the announcements that they read.
 template <Tile kTile>
-class Copier {
+class Producer {
  protected:
   static constexpr SmemPlan kSmem = smem_plan(kTile);
   static constexpr BarrierPlan kBarriers = barrier_plan(kTile);
 
-  __device__ Copier(const Params& p, const Maps& maps, u32 smem)
+  __device__ Producer(const Params& p, const Maps& maps, u32 smem)
       : p_(p), maps_(maps), smem_(smem) {}
 
   __device__ u32 barrier(int i) const { return smem_ + kSmem.offset_barriers + 8 * i; }
@@ -30,35 +30,35 @@ class Copier {
   // reported when its copies are issued, which have consumed its words. The consumers wait for the
   // copies, so they are not done with the tile before. One thread paces the scheduler: its next
   // ticket is taken when the tile before is begun.
-  template <bool kPaces, class Copy>
-  __device__ void each_tile(Copy copy) {
-    for (;; entry_.next()) {
-      mbarrier_wait(barrier(kBarriers.entry_full + entry_.stage), entry_.parity);
+  template <bool kPacesScheduler, class Copy>
+  __device__ void for_each_tile(Copy copy) {
+    for (;; tile_info_.next()) {
+      mbarrier_wait(barrier(kBarriers.tile_info_full + tile_info_.stage), tile_info_.parity);
       const Words words{
-          static_cast<u32>(smem_ + kSmem.offset_entries + 4 * entry_.stage * kEntryWords)};
-      const int code = words[kWordCode];
-      if (kPaces && p_.tickets != nullptr)
-        mbarrier_arrive(released_behind(static_cast<u32>(code), barrier(kBarriers.entry_read)));
+          static_cast<u32>(smem_ + kSmem.offset_tile_info + 4 * tile_info_.stage * kTileInfoWords)};
+      const int code = words[kWordTile];
+      if (kPacesScheduler && p_.tile_counter != nullptr)
+        mbarrier_arrive(released_behind(static_cast<u32>(code), barrier(kBarriers.tile_info_read)));
       if (code == kEnd) return;
-      const int first = words[kWordFirst], last = words[kWordLast];
+      const int first = words[kWordBlockMax], last = words[kWordBlockMin];
       if (code >= 0 && first > last) {
         griddep_wait();
         copy(words, first, last);
       }
       mbarrier_arrive(released_behind(static_cast<u32>(code ^ first ^ last),
-                                      barrier(kBarriers.tile_done + entry_.stage)));
+                                      barrier(kBarriers.tile_done + tile_info_.stage)));
     }
   }
 
   // Boxes of `rows` rows, one for each slab of columns, when the stage is free.
-  template <int kSlabs>
+  template <int kAtoms>
   __device__ __forceinline__ void load(u32 to, int rows, const TensorMap& map, u64 policy, int full,
                                        int empty, u32 parity, int column, int row, int head,
                                        int batch) {
     mbarrier_wait(barrier(empty), parity ^ 1);
-    mbarrier_arrive_expect_tx(barrier(full), kSlabs * rows * 128);
+    mbarrier_arrive_expect_tx(barrier(full), kAtoms * rows * 128);
 #pragma unroll
-    for (int s = 0; s < kSlabs; ++s)
+    for (int s = 0; s < kAtoms; ++s)
       cp_async_bulk_tensor_load(to + s * rows * 128, &map, barrier(full), policy,
                                 column + s * kSwizzleAtomCols, row, head, batch);
   }
@@ -66,19 +66,19 @@ class Copier {
   const Params& p_;
   const Maps& maps_;
   const u32 smem_;
-  Ring<kEntries> entry_;
+  Ring<kTileInfoStages> tile_info_;
 };
 
 template <Tile kTile>
-class QkCopier : Copier<kTile> {
+class QkProducer : Producer<kTile> {
  public:
-  __device__ QkCopier(const Params& p, const Maps& maps, u32 smem) : Base(p, maps, smem) {}
+  __device__ QkProducer(const Params& p, const Maps& maps, u32 smem) : Base(p, maps, smem) {}
 
   __device__ void run() {
-    Base::template each_tile<true>([&](const auto& words, int first, int last) {
+    Base::template for_each_tile<true>([&](const auto& words, int first, int last) {
       const int row_q = words[kWordRowQ] + words[kWordQuery], head = words[kWordHead];
       const int row_k = words[kWordRowK], kv_head = words[kWordKvHead];
-      const int batch = words[kWordSlice];
+      const int batch = words[kWordTensorBatch];
       // A Q with one buffer waits for the last S of the tile before; its first K need not.
       constexpr bool kQWaits = kTile.q_buffers == 1 && !kTile.q_in_registers;
       if (!kQWaits) load_q(row_q, head, batch);
@@ -89,7 +89,7 @@ class QkCopier : Copier<kTile> {
   }
 
  private:
-  using Base = Copier<kTile>;
+  using Base = Producer<kTile>;
   using Base::barrier;
   using Base::kBarriers;
   using Base::kSmem;
@@ -104,9 +104,9 @@ class QkCopier : Copier<kTile> {
       const u32 full = barrier(kBarriers.q_full + i);
       const u32 to = smem_ + kSmem.offset_q + i * kSmem.q_group;
       // A box has group_queries * pack rows, which may be less than 64.
-      const int slab_bytes = p_.group_queries * p_.pack * 128;
+      const int atom_bytes = p_.group_queries * p_.pack * 128;
       mbarrier_wait(barrier(kBarriers.q_empty + i), q_.parity ^ 1);
-      mbarrier_arrive_expect_tx(full, num_swizzle_atoms(kTile.head_dim) * slab_bytes);
+      mbarrier_arrive_expect_tx(full, num_swizzle_atoms(kTile.head_dim) * atom_bytes);
 #pragma unroll
       for (int s = 0; s < num_swizzle_atoms(kTile.head_dim); ++s)
         cp_async_bulk_tensor_load(to + s * kGroupRows * 128, &maps_.q, full, kEvictFirst,
@@ -127,13 +127,14 @@ class QkCopier : Copier<kTile> {
 };
 
 template <Tile kTile>
-class VCopier : Copier<kTile> {
+class VProducer : Producer<kTile> {
  public:
-  __device__ VCopier(const Params& p, const Maps& maps, u32 smem) : Base(p, maps, smem) {}
+  __device__ VProducer(const Params& p, const Maps& maps, u32 smem) : Base(p, maps, smem) {}
 
   __device__ void run() {
-    Base::template each_tile<false>([&](const auto& words, int first, int last) {
-      const int row = words[kWordRowK], kv_head = words[kWordKvHead], batch = words[kWordSlice];
+    Base::template for_each_tile<false>([&](const auto& words, int first, int last) {
+      const int row = words[kWordRowK], kv_head = words[kWordKvHead],
+                batch = words[kWordTensorBatch];
       for (int n = first - 1; n >= last; --n, v_.next())
         Base::template load<num_swizzle_atoms(kTile.head_dim_v)>(
             Base::smem_ + Base::kSmem.offset_v + v_.stage * Base::kSmem.v_stage, kTile.keys,
@@ -143,21 +144,21 @@ class VCopier : Copier<kTile> {
   }
 
  private:
-  using Base = Copier<kTile>;
+  using Base = Producer<kTile>;
   Ring<kTile.v_stages> v_;
 };
 
 // The bias of a step, for each warpgroup as soon as it has read the one before.
 template <Tile kTile>
-class BiasCopier : Copier<kTile> {
+class BiasProducer : Producer<kTile> {
  public:
-  __device__ BiasCopier(const Params& p, const Maps& maps, u32 smem) : Base(p, maps, smem) {}
+  __device__ BiasProducer(const Params& p, const Maps& maps, u32 smem) : Base(p, maps, smem) {}
 
   __device__ void run() {
     const ScoreOperand& bias = Base::p_.args.bias;
-    Base::template each_tile<false>([&](const auto& words, int first, int last) {
+    Base::template for_each_tile<false>([&](const auto& words, int first, int last) {
       // Exact scores of a tile that is computed again read for themselves.
-      if ((words[kWordCode] & kRedo) != 0 || Base::p_.has_bias_boxes == 0) return;
+      if ((words[kWordTile] & kRecompute) != 0 || Base::p_.has_tma_bias == 0) return;
       const int row = words[kWordRowQ] + words[kWordQuery];
       const int head = bias.stride_head != 0 ? words[kWordHead] : 0;
       const int batch = bias.stride_batch != 0 ? words[kWordBatch] : 0;
@@ -167,7 +168,7 @@ class BiasCopier : Copier<kTile> {
   }
 
  private:
-  using Base = Copier<kTile>;
+  using Base = Producer<kTile>;
 
   __device__ __forceinline__ void load(int n, int group, int row, int head, int batch) {
     Base::template load<num_swizzle_atoms(kTile.keys)>(

@@ -10,19 +10,19 @@ namespace headrace::cuda::sm90 {
 // One warp's view. `token` is a number that no other call of the process has, so that what lies in
 // the workspace by chance is no call's mark (of 2^63 values). The last CTA takes the mark away: a
 // graph brings the same token again.
-class Tickets {
+class TileCounter {
  public:
-  __device__ Tickets(const Params& p, int lane)
-      : words_(p.tickets), busy_(2 * p.ticket_token), lane_(lane) {}
+  __device__ TileCounter(const Params& p, int lane)
+      : words_(p.tile_counter), initializing_(2 * p.tile_counter_token), lane_(lane) {}
 
   __device__ int next() {
-    open();
-    const int ticket = lane_ == 0 ? atomicAdd(&words_->next, 1) : 0;
-    return __shfl_sync(0xffffffffu, ticket, 0);
+    init_once();
+    const int tile = lane_ == 0 ? atomicAdd(&words_->next, 1) : 0;
+    return __shfl_sync(0xffffffffu, tile, 0);
   }
   // Once in every CTA, behind its last ticket.
   __device__ void close() {
-    open();
+    init_once();
     if (lane_ != 0) return;
     __threadfence();
     if (atomicAdd(&words_->num_closed, 1) == static_cast<int>(gridDim.x) - 1)
@@ -30,22 +30,22 @@ class Tickets {
   }
 
  private:
-  __device__ void open() {
-    if (is_open_) return;
-    is_open_ = true;
+  __device__ void init_once() {
+    if (is_ready_) return;
+    is_ready_ = true;
     griddep_wait();  // which may have the same workspace
-    if (lane_ == 0) set_or_wait();
+    if (lane_ == 0) init_or_wait();
     __syncwarp();
   }
-  __device__ void set_or_wait() {
-    const u64 ready = busy_ + 1;
+  __device__ void init_or_wait() {
+    const u64 ready = initializing_ + 1;
     u64 seen = *const_cast<volatile u64*>(&words_->mark);
     while (seen != ready) {
-      if (seen == busy_) {
+      if (seen == initializing_) {
         seen = *const_cast<volatile u64*>(&words_->mark);
         continue;
       }
-      const u64 before = atomicCAS(&words_->mark, seen, busy_);
+      const u64 before = atomicCAS(&words_->mark, seen, initializing_);
       if (before == seen) {
         atomicExch(&words_->next, 0);
         atomicExch(&words_->num_closed, 0);
@@ -58,10 +58,10 @@ class Tickets {
     __threadfence();
   }
 
-  TicketWords* words_;
-  u64 busy_;
+  TileCounterWords* words_;
+  u64 initializing_;
   int lane_;
-  bool is_open_ = false;
+  bool is_ready_ = false;
 };
 
 }  // namespace headrace::cuda::sm90

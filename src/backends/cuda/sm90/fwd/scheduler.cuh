@@ -6,7 +6,7 @@
 #include "backends/cuda/common/lengths.cuh"
 #include "backends/cuda/device/barrier.cuh"
 #include "backends/cuda/sm90/fwd/config.h"
-#include "backends/cuda/sm90/fwd/tickets.cuh"
+#include "backends/cuda/sm90/fwd/tile_counter.cuh"
 #include "backends/cuda/sm90/shared.cuh"
 
 namespace headrace::cuda::sm90 {
@@ -14,11 +14,12 @@ namespace headrace::cuda::sm90 {
 // Position of a tile in the order of one sequence (or of all, in a dense batch): its block of rows
 // and its head. Where later rows see more keys the longest tiles come first, so that the ends of
 // all CTAs even out, and heads run fastest inside sections whose K and V stay in L2 together.
-struct Place {
+struct TilePosition {
   int m_block, head;
 };
-__device__ __forceinline__ Place place_of(const Params& p, int t, int m_blocks, int num_heads,
-                                          int section, int num_sections) {
+__device__ __forceinline__ TilePosition tile_position(const Params& p, int t, int m_blocks,
+                                                      int num_heads, int section,
+                                                      int num_sections) {
   if (!p.is_triangular) return {t % m_blocks, t / m_blocks};
   const int per_section = section * m_blocks;
   const int s = min(t / per_section, num_sections);
@@ -28,7 +29,7 @@ __device__ __forceinline__ Place place_of(const Params& p, int t, int m_blocks, 
 }
 
 // A sequence of the batch: rows in the tensors and lengths, which fit 32 bits (kernel.cc).
-struct Rows {
+struct SequenceRows {
   int row_q, row_k, seqlen_q, seqlen_k;
 };
 
@@ -36,22 +37,22 @@ template <Tile kTile>
 class Scheduler {
  public:
   __device__ Scheduler(const Params& p, u32 smem, int lane)
-      : p_(p), smem_(smem), lane_(lane), tickets_(p, lane) {}
+      : p_(p), smem_(smem), lane_(lane), counter_(p, lane) {}
 
   __device__ void run() {
     if (p_.problem.is_ragged != 0) griddep_wait();
     tile_ = static_cast<int>(blockIdx.x);
     while (tile_ < p_.num_tiles && find(tile_)) {
-      announce(tile_, 0);
-      fetch();
-      while (num_pending_ == kEntries - 1) collect();
+      publish(tile_, 0);
+      advance();
+      while (num_pending_ == kTileInfoStages - 1) retire();
     }
-    announce(kDrain, 0);
-    if (p_.tickets != nullptr) tickets_.close();
-    is_draining_ = true;
+    publish(kFlush, 0);
+    if (p_.tile_counter != nullptr) counter_.close();
+    is_flushing_ = true;
     // A tile may still be announced again; the last word, kDrain, will not.
-    while (num_pending_ > 1 || (num_pending_ == 1 && pending_[0] >= 0)) collect();
-    announce(kEnd, 0);
+    while (num_pending_ > 1 || (num_pending_ == 1 && pending_[0] >= 0)) retire();
+    publish(kEnd, 0);
   }
 
  private:
@@ -61,29 +62,29 @@ class Scheduler {
 
   __device__ u32 barrier(int i) const { return smem_ + kSmem.offset_barriers + 8 * i; }
   __device__ u32 word(int slot, int i) const {
-    return smem_ + kSmem.offset_entries + 4 * (slot * kEntryWords + i);
+    return smem_ + kSmem.offset_tile_info + 4 * (slot * kTileInfoWords + i);
   }
 
   // Seldom asks: this warp must not take the turns of those that compute. After the last tile the
   // CTA's end waits for it.
   __device__ void wait(int i, u32 parity) const {
     while (!mbarrier_try_wait(barrier(i), parity))
-      if (!is_draining_) __nanosleep(200);
+      if (!is_flushing_) __nanosleep(200);
   }
 
   // The number of the CTA's next tile. A ticket is taken when the producer begins with the tile
   // before: who takes a tile early holds it while others may be free.
-  __device__ void fetch() {
+  __device__ void advance() {
     const int grid = static_cast<int>(gridDim.x);
-    tile_ = p_.tickets == nullptr ? tile_ + grid : tickets_.next() + grid;
+    tile_ = p_.tile_counter == nullptr ? tile_ + grid : counter_.next() + grid;
   }
 
   // Fills place_, batch_idx_ and rows_; false beyond the last tile of a ragged batch.
   __device__ bool find(int t) {
     if (p_.problem.is_ragged) return find_ragged(t);
-    place_ = place_of(p_, t, p_.m_blocks, p_.batch_heads, p_.section, p_.num_sections);
-    batch_idx_ = place_.head / p_.tile_heads;
-    place_.head -= batch_idx_ * p_.tile_heads;
+    position_ = tile_position(p_, t, p_.m_blocks, p_.batch_heads, p_.section, p_.num_sections);
+    batch_idx_ = position_.head / p_.tile_heads;
+    position_.head -= batch_idx_ * p_.tile_heads;
     rows_ = {.row_q = 0, .row_k = 0, .seqlen_q = p_.seqlen_q, .seqlen_k = p_.seqlen_k};
     return true;
   }
@@ -93,7 +94,8 @@ class Scheduler {
     if (t < tiles_before_) first_ = tiles_before_ = 0;  // a tile is computed again
     const int batch = static_cast<int>(p_.problem.batch);
     for (; first_ < batch; first_ += 32) {
-      const Rows mine = first_ + lane_ < batch ? read_rows(first_ + lane_) : Rows{};
+      const SequenceRows mine =
+          first_ + lane_ < batch ? read_sequence(first_ + lane_) : SequenceRows{};
       const int m_blocks = (mine.seqlen_q + p_.tile_queries - 1) / p_.tile_queries;
       const int tiles = m_blocks * p_.tile_heads;
       int end = tiles;
@@ -117,14 +119,14 @@ class Scheduler {
                .seqlen_k = of_owner(mine.seqlen_k)};
       const int section =
           min(max(p_.section_keys / max(rows_.seqlen_k, 1), 1) * p_.kv_divisor, p_.tile_heads);
-      place_ = place_of(p_, t - of_owner(end - tiles), of_owner(m_blocks), p_.tile_heads, section,
-                        p_.tile_heads / section);
+      position_ = tile_position(p_, t - of_owner(end - tiles), of_owner(m_blocks), p_.tile_heads,
+                                section, p_.tile_heads / section);
       return true;
     }
     return false;
   }
 
-  __device__ Rows read_rows(int batch_idx) const {
+  __device__ SequenceRows read_sequence(int batch_idx) const {
     const Sequence s =
         device_sequence(p_.problem, p_.args.ragged, batch_idx, blockIdx.x == 0, p_.error_word);
     return {.row_q = static_cast<int>(s.row_q),
@@ -134,59 +136,59 @@ class Scheduler {
   }
 
   // rows: lane w's are those that warp w writes, where the tile is computed again.
-  __device__ void announce(int code, u32 rows) {
-    const int slot = entry_.stage;
-    const int value = code < 0 ? code : entry_word(code);
+  __device__ void publish(int code, u32 rows) {
+    const int slot = tile_info_.stage;
+    const int value = code < 0 ? code : tile_info_word(code);
     if (lane_ < kNumWords) store_shared(word(slot, lane_), static_cast<u32>(value));
-    if (lane_ < kWarps) store_shared(word(slot, kWordRows + lane_), rows);
+    if (lane_ < kWarps) store_shared(word(slot, kWordRecomputeRows + lane_), rows);
     if (num_pending_ == 0) pending_[0] = code;
     if (num_pending_ == 1) pending_[1] = code;
     if (num_pending_ == 2) pending_[2] = code;
     ++num_pending_;
     __syncwarp();
-    if (lane_ == 0) mbarrier_arrive(barrier(kBarriers.entry_full + slot));
-    entry_.next();
-    if (p_.tickets == nullptr) return;
-    wait(kBarriers.entry_read, read_.parity);
+    if (lane_ == 0) mbarrier_arrive(barrier(kBarriers.tile_info_full + slot));
+    tile_info_.next();
+    if (p_.tile_counter == nullptr) return;
+    wait(kBarriers.tile_info_read, read_.parity);
     read_.next();
   }
 
   // Waits until the oldest tile is finished; if rows of it were bad it is announced again.
-  __device__ void collect() {
+  __device__ void retire() {
     const int slot = done_.stage, code = pending_[0];
     wait(kBarriers.tile_done + slot, done_.parity);
     done_.next();
     pending_[0] = pending_[1];
     pending_[1] = pending_[2];
     --num_pending_;
-    if (code < 0 || (code & kRedo) != 0) return;
-    const u32 rows = lane_ < kWarps ? load_shared(word(slot, kWordRows + lane_)) : 0;
-    if (__any_sync(0xffffffffu, rows != 0) && find(code)) announce(code | kRedo, rows);
+    if (code < 0 || (code & kRecompute) != 0) return;
+    const u32 rows = lane_ < kWarps ? load_shared(word(slot, kWordRecomputeRows + lane_)) : 0;
+    if (__any_sync(0xffffffffu, rows != 0) && find(code)) publish(code | kRecompute, rows);
   }
 
   // Lane i's word.
-  __device__ int entry_word(int code) const {
+  __device__ int tile_info_word(int code) const {
     constexpr int kKeys = kTile.keys;
-    const int query = place_.m_block * p_.tile_queries;
+    const int query = position_.m_block * p_.tile_queries;
     const int last_query = min(rows_.seqlen_q - query, p_.tile_queries) - 1;
     const int diagonal = query + (p_.is_top_left ? 0 : rows_.seqlen_k - rows_.seqlen_q);
     const int right = diagonal + p_.window_right + 1, left = diagonal - p_.window_left;
     const bool is_right_open = p_.window_right == kOpenWindow;
     switch (lane_) {
-      case kWordCode:
+      case kWordTile:
         return code;
-      case kWordFirst:
+      case kWordBlockMax:
         return (max(min(rows_.seqlen_k, right + last_query), 0) + kKeys - 1) / kKeys;
-      case kWordLast:
+      case kWordBlockMin:
         return max(left, 0) / kKeys;
-      case kWordFullBegin:
+      case kWordUnmaskedBegin:
         return (max(left + last_query, 0) + kKeys - 1) / kKeys;
-      case kWordFullEnd:
+      case kWordUnmaskedEnd:
         // A row whose keys end where a key tile does must meet that tile as a masked one: it is the
         // first that the row sees, and there its reference is found.
         return is_right_open ? rows_.seqlen_k / kKeys
                              : max(min(rows_.seqlen_k, right) - 1, 0) / kKeys;
-      case kWordKeys:
+      case kWordSeqlenK:
         return rows_.seqlen_k;
       case kWordRight:
         return right;
@@ -194,10 +196,10 @@ class Scheduler {
         return left;
       case kWordQuery:
         return query;
-      case kWordQueries:
+      case kWordSeqlenQ:
         return rows_.seqlen_q;
       case kWordHead:
-        return place_.head;
+        return position_.head;
       case kWordBatch:
         return batch_idx_;
       case kWordRowQ:
@@ -205,7 +207,7 @@ class Scheduler {
       case kWordRowK:
         return rows_.row_k;
       case kWordKvHead:
-        return place_.head / p_.kv_divisor;
+        return position_.head / p_.kv_divisor;
       default:
         return p_.problem.is_ragged != 0 ? 0 : batch_idx_;
     }
@@ -214,16 +216,16 @@ class Scheduler {
   const Params& p_;
   const u32 smem_;
   const int lane_;
-  Ring<kEntries> entry_, done_;
+  Ring<kTileInfoStages> tile_info_, done_;
   Ring<1> read_;
   int pending_[3];  // announced and not collected, oldest first; never indexed by a variable, so
                     // that it stays in registers
   int num_pending_ = 0;
-  bool is_draining_ = false;
-  Tickets tickets_;
+  bool is_flushing_ = false;
+  TileCounter counter_;
   int tile_ = 0;
-  Place place_{};
-  Rows rows_{};
+  TilePosition position_{};
+  SequenceRows rows_{};
   int batch_idx_ = 0;
   // Where the search in a ragged batch goes on: a sequence, and the tiles of those before it.
   int first_ = 0, tiles_before_ = 0;

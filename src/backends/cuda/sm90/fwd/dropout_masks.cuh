@@ -5,17 +5,17 @@
 // upper one; 1 is dropped. They go through a ring of kMaskStages in shared memory.
 #pragma once
 
-#include "backends/cuda/sm90/fwd/kinds.cuh"
+#include "backends/cuda/sm90/fwd/score_policies.cuh"
 #include "backends/cuda/sm90/fwd/warp_rows.cuh"
 
 namespace headrace::cuda::sm90 {
 
 // ---- Philox
 // The first rounds of Philox mostly multiply what is the same for all keys of a row.
-struct DropRow {
+struct PhiloxRow {
   u32 first, second, third, third_low;
 };
-struct DropNumbers {
+struct PhiloxKeys {
   u32 key0, key1, first;
 };
 inline constexpr u32 kPhiloxFactor0 = 0xD2511F53u, kPhiloxFactor1 = 0xCD9E8D57u;
@@ -25,44 +25,46 @@ __device__ __forceinline__ u64 wide_product(u32 x, u32 y) {
   asm volatile("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(x), "r"(y));
   return product;
 }
-__device__ __forceinline__ u32 low_of(u64 x) { return static_cast<u32>(x); }
-__device__ __forceinline__ u32 high_of(u64 x) { return static_cast<u32>(x >> 32); }
+__device__ __forceinline__ u32 low_word(u64 x) { return static_cast<u32>(x); }
+__device__ __forceinline__ u32 high_word(u64 x) { return static_cast<u32>(x >> 32); }
 
-__device__ __forceinline__ DropNumbers drop_numbers(const AttentionArgs& args) {
-  DropNumbers x;
-  x.key0 = low_of(args.dropout_seed);
-  x.key1 = high_of(args.dropout_seed) ^ high_of(args.dropout_offset);
-  x.first = high_of(wide_product(kPhiloxFactor0, low_of(args.dropout_offset))) ^ x.key1;
+__device__ __forceinline__ PhiloxKeys philox_keys(const AttentionArgs& args) {
+  PhiloxKeys x;
+  x.key0 = low_word(args.dropout_seed);
+  x.key1 = high_word(args.dropout_seed) ^ high_word(args.dropout_offset);
+  x.first = high_word(wide_product(kPhiloxFactor0, low_word(args.dropout_offset))) ^ x.key1;
   return x;
 }
-__device__ __forceinline__ DropRow drop_row(const AttentionArgs& args, const DropNumbers& numbers,
-                                            u32 batch_head, u32 query) {
-  const u64 of_offset = wide_product(kPhiloxFactor0, low_of(args.dropout_offset));
+__device__ __forceinline__ PhiloxRow philox_row(const AttentionArgs& args,
+                                                const PhiloxKeys& numbers, u32 batch_head,
+                                                u32 query) {
+  const u64 of_offset = wide_product(kPhiloxFactor0, low_word(args.dropout_offset));
   const u64 of_query = wide_product(kPhiloxFactor1, query);
-  const u64 second = wide_product(kPhiloxFactor0, high_of(of_query) ^ batch_head ^ numbers.key0);
+  const u64 second = wide_product(kPhiloxFactor0, high_word(of_query) ^ batch_head ^ numbers.key0);
   const u64 third = wide_product(
-      kPhiloxFactor1, high_of(second) ^ low_of(of_offset) ^ (numbers.key1 + kPhiloxStep1));
-  DropRow row;
-  row.second = low_of(of_query) ^ (numbers.key0 + kPhiloxStep0);
-  row.first = low_of(second) ^ (numbers.key1 + 2 * kPhiloxStep1);
-  row.third = high_of(third) ^ (numbers.key0 + 2 * kPhiloxStep0);
-  row.third_low = low_of(third);
+      kPhiloxFactor1, high_word(second) ^ low_word(of_offset) ^ (numbers.key1 + kPhiloxStep1));
+  PhiloxRow row;
+  row.second = low_word(of_query) ^ (numbers.key0 + kPhiloxStep0);
+  row.first = low_word(second) ^ (numbers.key1 + 2 * kPhiloxStep1);
+  row.third = high_word(third) ^ (numbers.key0 + 2 * kPhiloxStep0);
+  row.third_low = low_word(third);
   return row;
 }
 // Words of the 8 keys of (64-wide block, half, lane) for rows at once: `last` is the last word of
 // the counter. A round of all rows comes before the next of any: a row alone would wait for itself,
 // and the compiler, left to itself, takes one after the other to save registers.
 template <int kRows>
-__device__ __forceinline__ void drop_words(const DropNumbers& numbers, const DropRow (&row)[kRows],
-                                           u32 last, u32 (&x)[kRows][4]) {
+__device__ __forceinline__ void philox_words(const PhiloxKeys& numbers,
+                                             const PhiloxRow (&row)[kRows], u32 last,
+                                             u32 (&x)[kRows][4]) {
   const u64 second = wide_product(kPhiloxFactor1, numbers.first ^ last);
 #pragma unroll
   for (int k = 0; k < kRows; ++k) {
-    const u64 third = wide_product(kPhiloxFactor0, high_of(second) ^ row[k].second);
-    x[k][0] = row[k].third ^ low_of(second);
+    const u64 third = wide_product(kPhiloxFactor0, high_word(second) ^ row[k].second);
+    x[k][0] = row[k].third ^ low_word(second);
     x[k][1] = row[k].third_low;
-    x[k][2] = high_of(third) ^ row[k].first;
-    x[k][3] = low_of(third);
+    x[k][2] = high_word(third) ^ row[k].first;
+    x[k][3] = low_word(third);
   }
 #pragma unroll
   for (u32 i = 3; i < kPhiloxRounds; ++i) {
@@ -70,10 +72,10 @@ __device__ __forceinline__ void drop_words(const DropNumbers& numbers, const Dro
     for (int k = 0; k < kRows; ++k) {
       const u64 product0 = wide_product(kPhiloxFactor0, x[k][0]);
       const u64 product1 = wide_product(kPhiloxFactor1, x[k][2]);
-      x[k][0] = high_of(product1) ^ x[k][1] ^ (numbers.key0 + i * kPhiloxStep0);
-      x[k][1] = low_of(product1);
-      x[k][2] = high_of(product0) ^ x[k][3] ^ (numbers.key1 + i * kPhiloxStep1);
-      x[k][3] = low_of(product0);
+      x[k][0] = high_word(product1) ^ x[k][1] ^ (numbers.key0 + i * kPhiloxStep0);
+      x[k][1] = low_word(product1);
+      x[k][2] = high_word(product0) ^ x[k][3] ^ (numbers.key1 + i * kPhiloxStep1);
+      x[k][3] = low_word(product0);
     }
   }
 }
@@ -93,31 +95,31 @@ __device__ __forceinline__ void expand_bits(u32 bits, int i, u32& first, u32& se
 
 // ---- the warpgroup
 template <Tile kTile, class Element>
-class MaskMaker {
+class DropoutMaskProducer {
  public:
-  __device__ __forceinline__ MaskMaker(const Params& p, u32 smem)
+  __device__ __forceinline__ DropoutMaskProducer(const Params& p, u32 smem)
       : p_(p), smem_(smem), lane_(static_cast<int>(threadIdx.x) & 31) {
-    numbers_ = drop_numbers(p.args);
+    keys_ = philox_keys(p.args);
     top_ = (p.score_params.keep_threshold - 1) * 0x00010001u;
   }
 
   // For every step that the consumers take, in their order.
   __device__ __forceinline__ void run() {
-    for (Ring<kEntries> entry;; entry.next()) {
-      mbarrier_wait(barrier(kBarriers.entry_full + entry.stage), entry.parity);
+    for (Ring<kTileInfoStages> tile_info;; tile_info.next()) {
+      mbarrier_wait(barrier(kBarriers.tile_info_full + tile_info.stage), tile_info.parity);
       const auto word = [&](int i) {
-        return static_cast<int>(
-            load_shared(smem_ + kSmem.offset_entries + 4 * (entry.stage * kEntryWords + i)));
+        return static_cast<int>(load_shared(smem_ + kSmem.offset_tile_info +
+                                            4 * (tile_info.stage * kTileInfoWords + i)));
       };
-      const int code = word(kWordCode), first = word(kWordFirst), last = word(kWordLast);
+      const int code = word(kWordTile), first = word(kWordBlockMax), last = word(kWordBlockMin);
       if (code == kEnd) return;
       if (code >= 0 && first > last) {
-        find_rows(entry.stage);
-        for (int n = first - 1; n >= last; --n) draw(n);  // which consumes the words
+        find_rows(tile_info.stage);
+        for (int n = first - 1; n >= last; --n) produce(n);  // which consumes the words
       }
       __syncwarp();
       const u32 done = released_behind(static_cast<u32>(code ^ first ^ last),
-                                       barrier(kBarriers.tile_done + entry.stage));
+                                       barrier(kBarriers.tile_done + tile_info.stage));
       if (lane_ == 0) mbarrier_arrive(done);
     }
   }
@@ -126,7 +128,7 @@ class MaskMaker {
   static constexpr SmemPlan kSmem = smem_plan(kTile);
   static constexpr BarrierPlan kBarriers = barrier_plan(kTile);
   static constexpr int kBlocks = kTile.keys / 64, kGroups = kTile.warpgroups;
-  static_assert(!kTile.draws_masks || kTile.keys % 64 == 0);
+  static_assert(!kTile.has_mask_warpgroup || kTile.keys % 64 == 0);
 
   __device__ __forceinline__ u32 barrier(int i) const {
     return smem_ + kSmem.offset_barriers + 8 * i;
@@ -134,22 +136,22 @@ class MaskMaker {
 
   // Of the consumer threads with this one's number.
   __device__ __forceinline__ void find_rows(int slot) {
-    const Work work{.slot = slot};
+    const WorkTile work{.slot = slot};
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       const WarpRows<kTile, Element> consumer(p_, smem_, g);
-      const auto at = consumer.place(work);
+      const auto at = consumer.origin(work);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int row = consumer.group_row(r);
         const std::int64_t head = at.batch * p_.problem.num_heads + consumer.head_of(at, row);
-        rows_[2 * g + r] = drop_row(p_.args, numbers_, static_cast<u32>(head),
-                                    static_cast<u32>(at.query + consumer.query_of(row)));
+        rows_[2 * g + r] = philox_row(p_.args, keys_, static_cast<u32>(head),
+                                      static_cast<u32>(at.query + consumer.query_of(row)));
       }
     }
   }
 
-  __device__ __forceinline__ void draw(int n) {
+  __device__ __forceinline__ void produce(int n) {
     mbarrier_wait(barrier(kBarriers.mask_empty + stage_.stage), stage_.parity ^ 1);
     const u32 to =
         smem_ + kSmem.offset_masks + stage_.stage * kSmem.mask_stage + 4 * (threadIdx.x & 127);
@@ -161,7 +163,7 @@ class MaskMaker {
         const u32 last = static_cast<u32>(n * kBlocks + block) * 8 +
                          2 * static_cast<u32>(lane_ & 3) + static_cast<u32>(half);
         u32 word[2 * kGroups][4];
-        drop_words(numbers_, rows_, last, word);
+        philox_words(keys_, rows_, last, word);
 #pragma unroll
         for (int k = 0; k < 2 * kGroups; ++k)
 #pragma unroll
@@ -180,9 +182,9 @@ class MaskMaker {
   const Params& p_;
   const u32 smem_;
   const int lane_;
-  DropNumbers numbers_;
+  PhiloxKeys keys_;
   u32 top_;
-  DropRow rows_[2 * kGroups];  // two of each consumer thread
+  PhiloxRow rows_[2 * kGroups];  // two of each consumer thread
   Ring<kMaskStages> stage_;
 };
 

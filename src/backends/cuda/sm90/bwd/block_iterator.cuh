@@ -55,7 +55,7 @@ __device__ __forceinline__ bool exists(const KeyBlock& b) {
 }
 
 // A block of queries of a head of the group.
-struct Step {
+struct QueryBlock {
   int head, block;
   int padded;  // the block among all of padded rows: of D, of the lse, of dQ
 };
@@ -64,9 +64,9 @@ struct Step {
 // group in turn, in a circle from the first plus `turn` on. What a step needs is counted on from
 // the step before: products of 64 bits took longer than the exponentials beside them.
 template <Tile kTile>
-class Walk {
+class BlockIterator {
  public:
-  __device__ __forceinline__ Walk(const Params& p, const KeyBlock& b) : heads_(p.group) {
+  __device__ __forceinline__ BlockIterator(const Params& p, const KeyBlock& b) : heads_(p.group) {
     const int last_key = min(b.first_key + kTile.keys, b.seqlen_k) - 1;
     const int first_query = max(b.first_key - b.right, 0);
     const int end_query = min(last_key - b.left + 1, b.seqlen_q);
@@ -76,37 +76,39 @@ class Walk {
     // Neighbours begin at different queries, so that they add to different parts of dQ. Behind a
     // diagonal they do anyway.
     const bool is_square = b.first_key <= b.right && last_key - b.left >= b.seqlen_q - 1;
-    const int turn = is_square && count_ > 0 ? b.first_key / kTile.queries % count_ : 0;
-    start_ = first + turn;
+    const int rotation = is_square && count_ > 0 ? b.first_key / kTile.queries % count_ : 0;
+    start_ = first + rotation;
     const Problem& problem = p.rows.problem;
     const std::int64_t row = padded_offset(problem, std::int64_t{b.kv_head} * p.group,
                                            first_padded_row(problem, b.batch_idx, b.row_q));
     padded_ = static_cast<int>(row / kTile.queries) + start_;
-    of_head_ = static_cast<int>(padded_rows(problem) / kTile.queries);
+    blocks_per_head_ = static_cast<int>(padded_rows(problem) / kTile.queries);
   }
-  __device__ __forceinline__ int num_steps() const { return heads_ * count_; }
-  __device__ __forceinline__ Step first() const { return {0, start_, padded_}; }
-  __device__ __forceinline__ Step after(const Step& step) const {
-    Step next{step.head, step.block + 1, step.padded + 1};
+  __device__ __forceinline__ int num_iterations() const { return heads_ * count_; }
+  __device__ __forceinline__ QueryBlock first() const { return {0, start_, padded_}; }
+  __device__ __forceinline__ QueryBlock after(const QueryBlock& iteration) const {
+    QueryBlock next{iteration.head, iteration.block + 1, iteration.padded + 1};
     if (next.block == end_) {
       next.block -= count_;
       next.padded -= count_;
     }
     if (next.block == start_) {
       ++next.head;
-      next.padded += of_head_;
+      next.padded += blocks_per_head_;
     }
     return next;
   }
-  __device__ __forceinline__ bool has(const Step& step) const { return step.head < heads_; }
+  __device__ __forceinline__ bool has(const QueryBlock& iteration) const {
+    return iteration.head < heads_;
+  }
   // Whether a CTA adds to the sums of dQ of a block, of each head of the group.
-  __device__ __forceinline__ bool meets(int block) const {
+  __device__ __forceinline__ bool visits(int block) const {
     return block >= end_ - count_ && block < end_;
   }
 
  private:
   int heads_, count_, end_, start_;
-  int padded_, of_head_;
+  int padded_, blocks_per_head_;
 };
 
 }  // namespace headrace::cuda::sm90::bwd

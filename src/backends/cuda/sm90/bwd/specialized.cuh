@@ -1,0 +1,326 @@
+// Wide tiles: dK and dV of 64 keys fill the registers of a warpgroup each.
+//
+//   copying   brings K and V, and Q, dO, lse and D of every step
+//   value     S^T = K Q^T, P^T; dV += P^T dO
+//   key       dP^T = V dO^T, dS^T with P from shared memory; dK += dS^T Q
+//   query     dQ = dS K, added to the sums
+//
+// The products of one run under the exponentials or dS of the other. dV and dK come before the next
+// S and dP, so that a stage of dO and of Q is free early: there are two of each. P^T and dS^T have
+// the same places in the registers of value and key, so P is handed over in their order.
+#pragma once
+
+#include "backends/cuda/sm90/bwd/key_rows.cuh"
+
+namespace headrace::cuda::sm90::bwd {
+
+enum Role : int { kProducer, kDv, kDk, kDq };
+
+template <class Variant>
+class Specialized : KeyRows<Variant> {
+  static constexpr Tile kTile = Variant::kTile;
+
+ public:
+  __device__ __forceinline__ Specialized(const Params& p, const Maps& maps, u32 smem,
+                                         const KeyBlock& keys)
+      : Base(p, smem, keys, 0), loader_(p, maps, smem, keys) {}
+
+  __device__ __forceinline__ void run(const BlockIterator<kTile>& blocks) {
+    const int role = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) >> 7, 0);
+    if (role == kProducer) {
+      setmaxnreg_dec<kSpecializedRegisters.producer>();
+      if (warp_ == 0 && elect_sync()) produce(blocks);
+      return;
+    }
+    if (role == kDv) {
+      setmaxnreg_inc<kSpecializedRegisters.dv>();
+      compute_dv(blocks);
+      return;
+    }
+    if (role == kDk) {
+      setmaxnreg_inc<kSpecializedRegisters.dk>();
+      compute_dk(blocks);
+      return;
+    }
+    setmaxnreg_dec<kSpecializedRegisters.dq>();
+    compute_dq(blocks);
+  }
+
+ private:
+  using Base = KeyRows<Variant>;
+  using Base::barrier;
+  using Base::clear;
+  using Base::d_address;
+  using Base::dout_address;
+  using Base::dq_scales;
+  using Base::ds_address;
+  using Base::ds_write_address;
+  using Base::has_softcap;
+  using Base::init_columns;
+  using Base::init_scores;
+  using Base::issue_product;
+  using Base::issue_scores;
+  using Base::kAtomK;
+  using Base::kBarriers;
+  using Base::kDim;
+  using Base::kDimV;
+  using Base::kPUnit;
+  using Base::kQueries;
+  using Base::kSmem;
+  using Base::lane_;
+  using Base::make_p;
+  using Base::multiply_by_p;
+  using Base::multiply_by_softcap_gradient;
+  using Base::pack;
+  using Base::q_address;
+  using Base::reduce_dq;
+  using Base::smem_;
+  using Base::store_dk;
+  using Base::store_dv;
+  using Base::wait_dout;
+  using Base::wait_k;
+  using Base::wait_q;
+  using Base::wait_v;
+  using Base::warp_;
+  using typename Base::Element;
+  using typename Base::Elements;
+  using typename Base::Packed;
+  using typename Base::StageDout;
+  using typename Base::StageDs;
+  using typename Base::StageQ;
+  static_assert(kTile.keys == kGroupKeys && kTile.queries == 64);
+
+  // ---- waiting for each other
+  template <class AnyStage>
+  __device__ __forceinline__ void wait_full(int full, AnyStage stage) const {
+    mbarrier_wait(barrier(full + stage.index), stage.parity);
+  }
+  template <class AnyStage>
+  __device__ __forceinline__ void wait_empty(int empty, AnyStage stage) const {
+    mbarrier_wait(barrier(empty + stage.index), stage.parity ^ 1);
+  }
+  // Each warp arrives.
+  __device__ __forceinline__ void arrive(int i) const {
+    __syncwarp();
+    if (lane_ == 0) mbarrier_arrive(barrier(i));
+  }
+
+  // ---- the roles
+  __device__ __forceinline__ void produce(const BlockIterator<kTile>& blocks) const {
+    if (blocks.num_iterations() == 0) return;  // nobody would wait for K
+    loader_.load_k();
+    QueryBlock now = blocks.first();
+#pragma unroll 1
+    for (int iteration = 0; iteration < blocks.num_iterations(); ++iteration) {
+      wait_empty(kBarriers.q_empty, StageQ(iteration));
+      loader_.load_q(iteration, now);
+      if (iteration == 0) loader_.load_v();
+      wait_empty(kBarriers.dout_empty, StageDout(iteration));
+      loader_.load_dout(iteration, now);
+      now = blocks.after(now);
+    }
+  }
+
+  __device__ __forceinline__ void compute_dv(const BlockIterator<kTile>& blocks) {
+    float dv[kDimV / 2];
+    Elements s;
+    Packed p_frag;
+    const int last = blocks.num_iterations() - 1;
+    if (last < 0) {
+      clear(dv);
+      store_dv(dv);
+      return;
+    }
+    QueryBlock now = blocks.first();
+    wait_k();
+    wait_q(0, now);
+    issue_s(s, 0, now);
+    wgmma_wait_group<0>();
+    finish_s(s, p_frag, 0, now);
+#pragma unroll 1
+    for (int iteration = 0; iteration < last; ++iteration) {
+      const QueryBlock next = blocks.after(now);
+      wait_dout(iteration, now);
+      issue_sums<kDimV>(dv, p_frag, dout_address(iteration), iteration);
+      wait_q(iteration + 1, next);
+      issue_s(s, iteration + 1, next);
+      wgmma_wait_group<1>();
+      finish_sums(dv, p_frag, kBarriers.dout_empty + StageDout(iteration).index);
+      wgmma_wait_group<0>();
+      finish_s(s, p_frag, iteration + 1, next);
+      now = next;
+    }
+    wait_dout(last, now);
+    issue_sums<kDimV>(dv, p_frag, dout_address(last), last);
+    wgmma_wait_group<0>();
+    finish_sums(dv, p_frag, kBarriers.dout_empty + StageDout(last).index);
+    store_dv(dv);
+  }
+
+  __device__ __forceinline__ void compute_dk(const BlockIterator<kTile>& blocks) {
+    float dk[kDim / 2];
+    Elements dp;
+    Packed ds;
+    const int last = blocks.num_iterations() - 1;
+    if (last < 0) {
+      clear(dk);
+      store_dk(dk);
+      return;
+    }
+    QueryBlock now = blocks.first();
+    wait_v();
+    wait_dout(0, now);
+    issue_dp(dp, 0);
+    wgmma_wait_group<0>();
+    finish_dp(dp, 0);
+    pack(ds, dp);
+    write_ds(ds, 0);
+    arrive(kBarriers.p_empty + StageDs(0).index);
+#pragma unroll 1
+    for (int iteration = 0; iteration < last; ++iteration) {
+      const QueryBlock next = blocks.after(now);
+      wait_q(iteration, now);
+      issue_sums<kDim>(dk, ds, q_address(iteration), iteration);
+      wait_dout(iteration + 1, next);
+      issue_dp(dp, iteration + 1);
+      wgmma_wait_group<1>();
+      finish_sums(dk, ds, kBarriers.q_empty + StageQ(iteration).index);
+      wgmma_wait_group<0>();
+      finish_dp(dp, iteration + 1);
+      pack(ds, dp);
+      wait_empty(kBarriers.ds_empty, StageDs(iteration + 1));
+      write_ds(ds, iteration + 1);
+      arrive(kBarriers.p_empty + StageDs(iteration + 1).index);
+      now = next;
+    }
+    wait_q(last, now);
+    issue_sums<kDim>(dk, ds, q_address(last), last);
+    wgmma_wait_group<0>();
+    finish_sums(dk, ds, kBarriers.q_empty + StageQ(last).index);
+    store_dk(dk);
+  }
+
+  __device__ __forceinline__ void compute_dq(const BlockIterator<kTile>& blocks) {
+    if (blocks.num_iterations() == 0) return;
+    float dq[4 * kDqGroups];
+    wait_k();
+    QueryBlock now = blocks.first();
+#pragma unroll 1
+    for (int iteration = 0; iteration < blocks.num_iterations(); ++iteration) {
+      const u32 scales = dq_scales(now, 0);  // parts of a step differ in columns
+#pragma unroll 1
+      for (int part = 0; part < dq_parts(kTile); ++part) {
+        compute_dq(dq, iteration, part);
+        reduce_dq(now, part, dq, scales);
+      }
+      now = blocks.after(now);
+    }
+  }
+
+  // ---- their steps
+  __device__ __forceinline__ void issue_s(Elements& s, int iteration, const QueryBlock& at) {
+    init_scores(s, iteration, at);
+    issue_scores<kDim>(s, kSmem.offset_k, q_address(iteration));
+  }
+  __device__ __forceinline__ void issue_dp(Elements& dp, int iteration) {
+    init_columns(dp, d_address(iteration));
+    issue_scores<kDimV>(dp, kSmem.offset_v, dout_address(iteration));
+  }
+  // dV += P^T dO, dK += dS^T Q: `from` is a stage that has come, which `empty` frees.
+  template <int kColumns>
+  static __device__ __forceinline__ void issue_sums(float (&sums)[kColumns / 2],
+                                                    const Packed& p_frag, u32 from, int iteration) {
+    wgmma_fence();
+    issue_product<kColumns>(sums, p_frag, from, iteration);
+    wgmma_commit_group();
+  }
+  template <int kCount>
+  __device__ __forceinline__ void finish_sums(float (&sums)[kCount], Packed& p_frag, int empty) {
+    wgmma_wait_group<0>();
+    warpgroup_fence_operand(sums);
+    warpgroup_fence_operand(p_frag);
+    arrive(empty);
+  }
+  // P for dV; for the warpgroup of dK what dS is (dP - D) times: P, or with a softcap P and its
+  // slope.
+  __device__ __forceinline__ void finish_s(Elements& s, Packed& p_frag, int iteration,
+                                           const QueryBlock& at) {
+    make_p(s, iteration, at);
+    if (has_softcap()) {
+      wait_empty(kBarriers.p_empty, StageDs(iteration));
+      const u32 to = p_address(iteration);
+#pragma unroll
+      for (int i = 0; i < kQueries / 16; ++i) {
+        pack(p_frag[i], s, i);
+        multiply_by_softcap_gradient(s, s, iteration, 2 * i);
+        Chunk p_times_gradient;
+        pack(p_times_gradient.words, s, i);
+        store_chunk(to + i * 2048, p_times_gradient);
+      }
+      arrive(kBarriers.q_empty + StageQ(iteration).index);
+      arrive(kBarriers.p_full + StageDs(iteration).index);
+    } else {
+      arrive(kBarriers.q_empty + StageQ(iteration).index);
+      pack(p_frag, s);
+      wait_empty(kBarriers.p_empty, StageDs(iteration));
+      store_p(p_frag, iteration);
+    }
+  }
+  // The stage is empty.
+  __device__ __forceinline__ void store_p(const Packed& p_frag, int iteration) const {
+    const u32 to = p_address(iteration);
+#pragma unroll
+    for (int i = 0; i < kQueries / 16; ++i)
+      store_chunk(to + i * 2048, {p_frag[i][0], p_frag[i][1], p_frag[i][2], p_frag[i][3]});
+    arrive(kBarriers.p_full + StageDs(iteration).index);
+  }
+  __device__ __forceinline__ u32 p_address(int iteration) const {
+    return smem_ + kSmem.offset_p + StageDs(iteration).index * kSmem.p +
+           (static_cast<int>(threadIdx.x) & 127) * 16;
+  }
+
+  // dP^T becomes dS^T, in float. What it loads of P is consumed when dS has been written.
+  __device__ __forceinline__ void finish_dp(Elements& dp, int iteration) {
+    warpgroup_fence_operand(dp);
+    arrive(kBarriers.dout_empty + StageDout(iteration).index);
+    wait_full(kBarriers.p_full, StageDs(iteration));
+#pragma unroll
+    for (int i = 0; i < kQueries / 16; ++i) {
+      const Chunk p_frag = load_chunk(p_address(iteration) + i * 2048);
+      multiply_by_p(dp, 2 * i, [&](int j, int r) -> float2 {
+        const float2 p = Element::unpack(p_frag.words[j % 2 * 2 + r]);
+        return {p.x * kPUnit, p.y * kPUnit};
+      });
+    }
+  }
+  // For the warpgroup of dQ; the stage is empty.
+  __device__ __forceinline__ void write_ds(const Packed& ds, int iteration) const {
+    const u32 place = ds_write_address(iteration);
+#pragma unroll
+    for (int i = 0; i < kQueries / 16; ++i)
+      stmatrix_x4_trans(place + i * 16 * kSwizzleRowBytes, ds[i]);
+    fence_proxy_async();
+    arrive(kBarriers.ds_full + StageDs(iteration).index);
+  }
+
+  // 64 columns of dQ = dS K.
+  __device__ __forceinline__ void compute_dq(float (&dq)[4 * kDqGroups], int iteration, int part) {
+    using Dq = WgmmaM64K16<typename Element::Operand, kSwizzleAtomCols>;
+    wait_full(kBarriers.ds_full, StageDs(iteration));
+    wgmma_fence();
+    const u64 a = wgmma_descriptor(ds_address(iteration), 16);
+    const u64 b = wgmma_descriptor(smem_ + kSmem.offset_k + part * kAtomK, kAtomK);
+#pragma unroll
+    for (int i = 0; i < kTile.keys / 16; ++i)
+      Dq::template ss<Major::mn>(dq, wgmma_descriptor_advance(a, i * 32),
+                                 wgmma_descriptor_advance(b, i * 2048), i != 0);
+    wgmma_commit_group();
+    wgmma_wait_group<0>();
+    warpgroup_fence_operand(dq);
+    if (part + 1 == dq_parts(kTile)) arrive(kBarriers.ds_empty + StageDs(iteration).index);
+  }
+
+  const Loader<kTile> loader_;
+};
+
+}  // namespace headrace::cuda::sm90::bwd
