@@ -1,4 +1,4 @@
-// The two 16-bit formats as the Hopper kernels see them.
+// The two 16-bit dtypes of the Hopper kernels.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -31,7 +31,7 @@ struct F16Element {
   using Operand = F16;
   using Stored = __half;
   static constexpr bool kHasFloatRange = false;
-  static constexpr int kLog2Scale = 11, kRescaleThreshold = 4;  // weights up to 2^15
+  static constexpr int kLog2Scale = 11, kRescaleThreshold = 4;  // P up to 2^15
   static constexpr int kPreciseLog2Scale = 15;
   static __device__ __forceinline__ u32 pack(float low, float high) {
     return cvt_rn_f16x2(low, high);
@@ -66,8 +66,8 @@ __device__ __forceinline__ void store_chunk(u32 address, const Chunk& c) {
 struct alignas(8) HalfChunk {
   u32 words[2];
 };
-// Neighbouring lanes trade words: an even lane gets both its own and its neighbour's x, an odd one
-// both y, in the order of the lanes.
+// Neighbouring lanes exchange words: an even lane gets x of both, an odd lane y of both, in the
+// order of the lanes.
 __device__ __forceinline__ HalfChunk exchange_with_neighbour_lane(u32 x, u32 y, int lane) {
   const bool is_odd = (lane & 1) != 0;
   const u32 kept = is_odd ? y : x;

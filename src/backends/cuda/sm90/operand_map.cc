@@ -13,7 +13,7 @@ Status encode_operand(const Problem& p, const Operand& x, const OperandShape& sh
   const auto add = [&](std::int64_t size, std::int64_t stride, int box_size) {
     spec.sizes[spec.rank] = size;
     spec.box[spec.rank] = static_cast<std::uint32_t>(box_size);
-    // Of an axis with one element any stride will do, but the engine wants a multiple of 16 bytes.
+    // The stride of an axis with one element is not used, but TMA requires a multiple of 16 bytes.
     strides[spec.rank] = size > 1 ? stride : 8;
     ++spec.rank;
   };
@@ -24,7 +24,7 @@ Status encode_operand(const Problem& p, const Operand& x, const OperandShape& sh
   add(p.is_ragged ? 1 : p.batch, x.stride_batch, 1);
   if (std::string reason = tensor_map_refusal(spec, x.data, strides); !reason.empty())
     return unsupported(
-        "a tensor of the call does not suit the copy engine: {}; make the plan with "
+        "a tensor of the call does not suit TMA: {}; make the plan with "
         "problem.alignment={} for another kernel",
         reason, dtype_bytes(dtype_of(p)));
   return encode_tensor_map(spec, x.data, strides, map);
@@ -37,9 +37,9 @@ std::string refused_operands(const Problem& p, bool has_tile) {
   if (!has_tile)
     return format_text("head_dim {} with head_dim_v {}: takes up to 256", p.head_dim, p.head_dim_v);
   if (p.alignment < kWholeAlignment)
-    return format_text("addresses and strides are multiples of {} bytes, the copy engine needs {}",
-                       p.alignment, kWholeAlignment);
-  if (p.has_negative_strides) return "the copy engine takes no negative strides";
+    return format_text("addresses and strides are multiples of {} bytes, TMA needs {}", p.alignment,
+                       kWholeAlignment);
+  if (p.has_negative_strides) return "TMA takes no negative strides";
   return {};
 }
 

@@ -1,4 +1,4 @@
-// q, k, v, out and dout as the copy engine sees them.
+// TMA tensor maps of q, k, v, out and dout.
 #pragma once
 
 #include <string>
@@ -13,8 +13,8 @@ inline constexpr int kBoxColumns = 64;  // 128 bytes of 16-bit elements: the wid
 
 struct OperandShape {
   std::int64_t columns, rows, heads;  // rows of a sequence; ragged: of all
-  int pack = 0;                       // above 0: heads are (heads / pack, pack), and a box has
-                                      // `pack` heads of its rows
+  int pack = 0;                       // above 0: the head axis is (heads / pack, pack), and a box
+                                      // has `pack` heads of each row
   int box_rows;
 };
 
@@ -23,8 +23,8 @@ struct OperandShape {
 Status encode_operand(const Problem& p, const Operand& x, const OperandShape& shape,
                       TensorMap& map);
 
-// Why the copy engine or the tiles take no such operands; empty where they do. has_tile: one is
-// large enough.
+// Why TMA or the tiles cannot take these operands; empty if they can. has_tile: some tile is large
+// enough.
 std::string refused_operands(const Problem& p, bool has_tile);
 
 }  // namespace headrace::cuda::sm90

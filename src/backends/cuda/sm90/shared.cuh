@@ -1,4 +1,5 @@
-// Shared memory as the Hopper kernels use it: words, and rings of stages.
+// Shared memory of the Hopper kernels: word accesses, the rule for releasing a stage, rings of
+// stages.
 #pragma once
 
 #include "backends/cuda/device/types.cuh"
@@ -46,22 +47,22 @@ __device__ __forceinline__ u32 released_behind(u32 x, u32 barrier) {
   return barrier;
 }
 
-// Columns of a thread in a row of accumulators, which are 8 (i / 2) + i % 2 from its first: bit i
-// says whether that is below x.
+// The columns of a thread in a row of accumulators are 8 (i / 2) + i % 2 from its first one: bit i
+// is set if that is below x.
 __device__ __forceinline__ u32 columns_below(int x) {
   x = max(x, 0);
   return ~__funnelshift_lc(0u, ~0u, x / 8 * 2 + min(x % 8, 2));
 }
 
-// Where step i lies in a ring, and the phase parity of its round.
+// The stage of iteration i in a ring of kCount, and the parity of its mbarrier phase.
 template <int kCount>
 struct Stage {
   int index;
   u32 parity;
-  __device__ __forceinline__ explicit Stage(int step)
-      : index(step % kCount), parity(static_cast<u32>(step / kCount) & 1u) {}
+  __device__ __forceinline__ explicit Stage(int iteration)
+      : index(iteration % kCount), parity(static_cast<u32>(iteration / kCount) & 1u) {}
 };
-// The same, step by step.
+// The same, advanced one iteration at a time.
 template <int kCount>
 struct Ring {
   int stage = 0;

@@ -1,5 +1,4 @@
-// Which keys a CTA has and which blocks of queries it meets, in which order: the same for the
-// thread that copies and for those that compute.
+// The keys of a CTA and its query blocks, in order: the same for the producer and the consumers.
 #pragma once
 
 #include "backends/cuda/common/lengths.cuh"
@@ -8,11 +7,11 @@
 
 namespace headrace::cuda::sm90::bwd {
 
-// The keys of a CTA: of a KV head of a sequence.
+// The keys of a CTA: a block of one KV head of one sequence.
 struct KeyBlock {
   int batch_idx, kv_head, block, first_key;
   int row_q, row_k, seqlen_q, seqlen_k;
-  // Query q sees the keys from q + left to q + right.
+  // Query q sees keys [q + left, q + right].
   int left, right;
 };
 
@@ -34,7 +33,7 @@ __device__ __forceinline__ KeyBlock key_block_of(const Params& p, const Sequence
   b.right = diagonal + p.window_right;
   return b;
 }
-// That of this CTA. May lie outside of the sequence: see exists().
+// The block of this CTA. May lie outside of the sequence: see exists().
 template <Tile kTile>
 __device__ __forceinline__ KeyBlock key_block(const Params& p) {
   const Problem& problem = p.rows.problem;
@@ -43,7 +42,7 @@ __device__ __forceinline__ KeyBlock key_block(const Params& p) {
   const int kv_heads = static_cast<int>(problem.num_kv_heads), head = z * p.section + x;
   const int batch_idx = p.section > 0 ? head / kv_heads : z;
   const int kv_head = p.section > 0 ? head - batch_idx * kv_heads : y;
-  // Lengths out of bounds were reported by the kernel before.
+  // bwd_preprocess has reported lengths out of bounds.
   const Sequence s = batch_idx < problem.batch
                          ? device_sequence(problem, p.rows.args.ragged, batch_idx, false, nullptr)
                          : Sequence{};
@@ -54,15 +53,15 @@ __device__ __forceinline__ bool exists(const KeyBlock& b) {
   return b.first_key >= 0 && b.first_key < b.seqlen_k;
 }
 
-// A block of queries of a head of the group.
+// A block of queries of a head of the group: one iteration of the main loop.
 struct QueryBlock {
   int head, block;
-  int padded;  // the block among all of padded rows: of D, of the lse, of dQ
+  int padded;  // index among the blocks of padded rows: of D, the lse, dQ
 };
 
-// Blocks [first, first + count) of the queries that see some key of the block, for each head of the
-// group in turn, in a circle from the first plus `turn` on. What a step needs is counted on from
-// the step before: products of 64 bits took longer than the exponentials beside them.
+// The query blocks [first, first + count) that see some key of the block, for each head of the
+// group in turn, rotated to start at first + `rotation`. A block is derived from the one before by
+// additions: 64-bit products took longer than the exponentials beside them.
 template <Tile kTile>
 class BlockIterator {
  public:
@@ -73,8 +72,8 @@ class BlockIterator {
     const int first = first_query / kTile.queries;
     count_ = end_query > first_query ? (end_query + kTile.queries - 1) / kTile.queries - first : 0;
     end_ = first + count_;
-    // Neighbours begin at different queries, so that they add to different parts of dQ. Behind a
-    // diagonal they do anyway.
+    // Neighbouring CTAs start at different queries, so that they add to different parts of dQ. With
+    // a causal mask they do anyway.
     const bool is_square = b.first_key <= b.right && last_key - b.left >= b.seqlen_q - 1;
     const int rotation = is_square && count_ > 0 ? b.first_key / kTile.queries % count_ : 0;
     start_ = first + rotation;
@@ -101,7 +100,7 @@ class BlockIterator {
   __device__ __forceinline__ bool has(const QueryBlock& iteration) const {
     return iteration.head < heads_;
   }
-  // Whether a CTA adds to the sums of dQ of a block, of each head of the group.
+  // Whether the CTA adds to dQ of a query block (of each head of the group).
   __device__ __forceinline__ bool visits(int block) const {
     return block >= end_ - count_ && block < end_;
   }

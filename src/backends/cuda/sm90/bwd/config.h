@@ -1,16 +1,17 @@
-// Tiles of the Hopper backward kernels and where they lie in shared memory: plain numbers, tested
-// on the host.
+// Tile shapes of the Hopper backward kernels and their layout in shared memory. Plain values,
+// tested on the host.
 #pragma once
 
 #include "backends/cuda/common/constants.h"
 
 namespace headrace::cuda::sm90::bwd {
 
-// One compiled shape. A CTA has `keys` keys and meets `queries` queries a step.
-//   narrow: two warpgroups, each computes all products for 64 keys (narrow.cuh);
-//   wide:   one warpgroup has dV, one dK, one dQ, and one copies (wide.cuh).
+// One compiled shape. A CTA has `keys` keys and iterates over blocks of `queries` queries. Two
+// schedules:
+//   cooperative  two warpgroups, each computes all products for 64 keys (cooperative.cuh);
+//   specialized  a warpgroup each for dV, dK and dQ, and a producer (specialized.cuh).
 struct Tile {
-  int head_dim, head_dim_v;  // most columns of Q and K, of V and dO
+  int head_dim, head_dim_v;  // maximum columns of Q and K, of V and dO
   int keys, queries;
   bool is_specialized;
   friend constexpr bool operator==(const Tile&, const Tile&) = default;
@@ -20,21 +21,20 @@ inline constexpr int kGroupKeys = 64;  // the height of a wgmma
 
 constexpr int threads_of(const Tile& t) { return t.is_specialized ? 512 : 256; }
 
-// Narrow: Q of a step is read by its S and, a step later, by dK; dO by dP and, half a step later,
-// by dV. Others are on their way: of Q two, since S is the first product of a step and may not
-// wait. Wide: what there is room for.
+// Cooperative: Q is read by S and, an iteration later, by dK; dO by dP and, half an iteration
+// later, by dV. Further stages are in flight: two of Q, since S is the first product of an
+// iteration and must not wait. Specialized: as many as fit.
 constexpr int stages_q(const Tile& t) { return t.is_specialized ? 2 : 4; }
 constexpr int stages_dout(const Tile& t) { return t.is_specialized ? 2 : 3; }
 inline constexpr int kStagesDs = 2;  // and of P
 
 // ---- dQ
-// A block of dQ is the sums of one step, `queries` x head_dim floats, in the order of the registers
-// that they come from: parts of 64 x 64, and of a part [kDqGroups][128 threads][4], or in fixed
-// point [kDqGroups][2 rows][128 threads][2]: an instruction of a warp has whole sectors of 32
-// bytes.
+// A block of the dQ accumulator has `queries` x head_dim floats in register order: parts of 64 x
+// 64, each [kDqGroups][128 threads][4], or in fixed point [kDqGroups][2 rows][128 threads][2]. So
+// an instruction of a warp writes whole sectors of 32 bytes.
 inline constexpr int kDqGroups = 8, kDqPart = 64 * 64;
-// Where the numbers of thread 0 to 127 of a part lie: rows `row` and `row` + 8; of group j the
-// columns from 8 (chunk + j) + 2 (thread % 4) on, two of either row.
+// The elements of thread 0 to 127 in a part: rows `row` and `row` + 8 and, for group j, columns
+// 8 (chunk + j) + 2 (thread % 4) and the next.
 struct DqPlace {
   int row, chunk;
 };
@@ -46,17 +46,17 @@ constexpr DqPlace dq_place(const Tile& t, int part, int thread) {
 }
 
 // ---- shared memory
-// Bytes. Tiles of 16-bit elements are stacks of slabs, each [rows, 128 bytes] and swizzled.
+// Bytes. Tiles of 16-bit elements are stacks of swizzle atoms, each [rows, 128 bytes].
 struct SmemPlan {
   int k, v, q, dout;  // sizes: of K, of V, of a stage of Q, of dO
-  int ds, p;          // of a stage of dS [queries, keys], of P in the order of registers (wide)
+  int ds, p;          // of a stage of dS [queries, keys], of P in register order (specialized)
   int stat;           // of a stage of the lse, of D
   int offset_k, offset_v, offset_q, offset_dout, offset_ds, offset_p, offset_lse, offset_d,
       offset_barriers;
   int bytes;
 };
 
-// Numbers of the mbarriers. Narrow: only those of K, V and the full ones of Q and dO.
+// Indices of the mbarriers. Cooperative: only those of K and V and the full ones of Q and dO.
 struct BarrierPlan {
   int k_full, v_full;
   int q_full, q_empty;        // [stages_q]
@@ -117,8 +117,8 @@ constexpr SmemPlan smem_plan(const Tile& t) {
 constexpr int smem_bytes(const Tile& t) { return smem_plan(t).bytes + 1024; }
 
 // ---- registers
-// Of the warpgroups of a wide tile, from the first on, after they have shared out anew what the
-// launch gave them, 4 x 128.
+// Registers of a thread after setmaxnreg, by warpgroup of the specialized schedule. The launch
+// gives 4 x 128.
 struct RegisterPlan {
   int producer, dv, dk, dq;
 };

@@ -1,5 +1,5 @@
-// Shared memory, registers and the order of dQ of every tile of the Hopper backward kernels:
-// arithmetic that needs no GPU.
+// Shared memory, registers and the order of dQ of every tile of the Hopper backward kernels. Needs
+// no GPU.
 #include "backends/cuda/sm90/bwd/config.h"
 
 #include <gtest/gtest.h>
@@ -17,8 +17,8 @@ TEST(HopperBackwardTiles, FitSharedMemory) {
   for (const Tile& tile : kAll) EXPECT_LE(smem_bytes(tile), kSmemLimitSm90) << tile.head_dim;
 }
 
-// A swizzle pattern begins at a multiple of 1024 bytes, and so must every slab.
-TEST(HopperBackwardTiles, SlabsBeginWhereTheSwizzleDoes) {
+// A swizzle pattern begins at a multiple of 1024 bytes, and so must every swizzle atom.
+TEST(HopperBackwardTiles, AtomsBeginWhereTheSwizzleDoes) {
   for (const Tile& tile : kAll) {
     const SmemPlan s = smem_plan(tile);
     for (const int offset :
@@ -46,12 +46,12 @@ TEST(HopperBackwardTiles, RegionsFollowEachOther) {
   }
 }
 
-// Blocks of queries lie within the padding of a sequence, so they never meet two.
+// A query block lies within the padding of a sequence, so it never spans two.
 TEST(HopperBackwardTiles, BlocksOfQueriesDivideThePaddingOfRows) {
   for (const Tile& tile : kAll) EXPECT_EQ(kRowPadding % tile.queries, 0) << tile.head_dim;
 }
 
-TEST(HopperBackwardTiles, EveryNumberOfDqHasOnePlace) {
+TEST(HopperBackwardTiles, EveryElementOfDqHasOnePlace) {
   for (const Tile& tile : kAll) {
     std::vector<int> seen(static_cast<std::size_t>(tile.queries * tile.head_dim));
     for (int part = 0; part < dq_parts(tile); ++part)

@@ -1,15 +1,15 @@
-// Narrow tiles: a warpgroup computes all products for 64 of the CTA's 128 keys.
+// Cooperative schedule: each of two warpgroups computes all products for 64 of the CTA's 128 keys.
 //
-// Everything is transposed: a warpgroup computes S^T = K Q^T and dP^T = V dO^T, so that P^T and
-// dS^T come out of the tensor cores in the registers where dV = P^T dO and dK = dS^T Q want them.
-// Only dS goes through shared memory, for dQ = dS K, which takes the keys of both warpgroups.
+// S^T = K Q^T and dP^T = V dO^T are computed transposed, so that the accumulators of P^T and dS^T
+// are the A fragments of dV = P^T dO and dK = dS^T Q. Only dS goes through shared memory, for dQ =
+// dS K, which sums over the keys of both warpgroups.
 //
-// The products of neighbouring steps overlap, so that the tensor cores have work while exponentials
-// and dS are computed:
+// The products of neighbouring iterations overlap, so that the tensor cores have work during the
+// exponentials and dS:
 //   S(i + 1), dV(i), dK(i)   run under the exponentials of S(i + 1)
 //   dP(i + 1), dQ(i)         run under dS(i + 1)
-// That takes 250 registers a thread, so no warpgroup is there to copy: a thread of each warpgroup
-// does beside its work, one Q, one dO.
+// That takes 250 registers a thread, which leaves none for a producer warpgroup: a thread of one
+// warpgroup loads Q, a thread of the other dO.
 #pragma once
 
 #include "backends/cuda/sm90/bwd/key_rows.cuh"
@@ -88,7 +88,7 @@ class Cooperative : KeyRows<Variant> {
   static_assert(kTile.keys == 2 * kGroupKeys && dq_parts(kTile) == 2);
   static_assert(kDim == kTile.head_dim_v);
 
-  // ---- steps
+  // ---- iterations
   __device__ __forceinline__ void begin(const BlockIterator<kTile>& blocks,
                                         const QueryBlock& first) {
     const QueryBlock second = blocks.after(first);
@@ -116,30 +116,31 @@ class Cooperative : KeyRows<Variant> {
     make_ds(0);
     arrive_ds(0);
     init_s(1, second, blocks);
-    clear(dq_);  // the first step sends what adds nothing: a branch there costs 2 % at head_dim 64
+    clear(dq_);  // the first reduce_dq() adds zeros: a branch there costs 2 % at head_dim 64
     scales_ = 0;
   }
 
-  // What is left of step `step`, and the first half of the one after it.
+  // The second half of an iteration, and the first half of the next.
   __device__ __forceinline__ void compute(int iteration, const QueryBlock& before,
                                           const QueryBlock& now, const QueryBlock& next,
                                           const BlockIterator<kTile>& blocks) {
     const QueryBlock after_next = blocks.after(next);
     issue_s(iteration + 1);
     issue_dv_dk(iteration);
-    // Long before the fence of dS, which waits until the numbers have arrived.
+    // Long before the fence of dS, which waits until these additions have arrived.
     reduce_dq(before, group_, dq_, scales_, iteration > 0 ? kFixedMagic : 0.0f);
-    // Everyone is done with dK of the step two before this one.
+    // Both warpgroups are done with dK of the iteration two before this one.
     if (threadIdx.x == 0 && blocks.has(after_next)) loader_.load_q(iteration + 2, after_next);
     __syncwarp();
     wgmma_wait_group<1>();
     make_p(s_, iteration + 1, next);
-    wait_dout(iteration + 1, next);  // its branches also keep the exponentials before the next wait
+    wait_dout(iteration + 1, next);  // its branches also keep nvcc from moving the exponentials
+                                     // behind the next wait
     finish_dv_dk();
     issue_dp(iteration + 1);
     issue_dq(iteration);
     scales_ = dq_scales(now, group_);
-    // Everyone is done with dV of the step before this one.
+    // Both warpgroups are done with dV of the iteration before this one.
     if (threadIdx.x == 128 && blocks.has(after_next)) loader_.load_dout(iteration + 2, after_next);
     __syncwarp();
     wgmma_wait_group<1>();
@@ -160,7 +161,7 @@ class Cooperative : KeyRows<Variant> {
   }
 
   // ---- products
-  // As soon as P before it is no longer needed.
+  // As soon as the P before it is consumed.
   __device__ __forceinline__ void init_s(int iteration, const QueryBlock& at,
                                          const BlockIterator<kTile>& blocks) {
     if (!blocks.has(at)) return;
@@ -187,7 +188,7 @@ class Cooperative : KeyRows<Variant> {
     warpgroup_fence_operand(p_frag_);
     warpgroup_fence_operand(ds_);
   }
-  // dQ = dS K: a part for each warpgroup, other rows or other columns.
+  // dQ = dS K: each warpgroup computes one part, half of the rows or of the columns.
   __device__ __forceinline__ void issue_dq(int iteration) {
     constexpr bool kSplitsRows = num_swizzle_atoms(kDim) == 1;
     bar_sync(ds_barrier(iteration, group_ ^ 1), 256);
@@ -208,7 +209,7 @@ class Cooperative : KeyRows<Variant> {
   }
 
   // ---- elements
-  // P and dS for the next products, dS also for dQ.
+  // P and dS as fragments for dV and dK; dS also into shared memory, for dQ.
   __device__ __forceinline__ void make_ds(int iteration) {
     warpgroup_fence_operand(dp_);
     const u32 place = ds_write_address(iteration);
@@ -224,13 +225,13 @@ class Cooperative : KeyRows<Variant> {
     }
     fence_proxy_async();
   }
-  // Named barriers. A warpgroup can announce dS of a step before the other has waited for the one
+  // Named barriers. A warpgroup can arrive for an iteration before the other has waited for the one
   // before, so each stage has its own.
   static __device__ __forceinline__ int ds_barrier(int iteration, int group) {
     constexpr int kFirst = 1;
     return kFirst + Stage<kStagesDs>(iteration).index * 2 + group;
   }
-  // dS is there, and this warpgroup's dQ has read the one before.
+  // dS is written, and this warpgroup's dQ has read the dS before it.
   __device__ __forceinline__ void arrive_ds(int iteration) {
     bar_arrive(ds_barrier(iteration, group_), 256);
   }

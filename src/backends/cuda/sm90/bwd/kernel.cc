@@ -21,7 +21,7 @@ struct Variant {
   Launch *launch, *launch_fixed;
   Postprocess* postprocess;
 };
-// The first that is large enough.
+// The first large enough one is used.
 constexpr Variant kPlain[] = {
     {kTile64, launch_hd64, launch_hd64_fixed, launch_postprocess_hd64},
     {kTile128, launch_hd128, launch_hd128_fixed, launch_postprocess_hd128},
@@ -90,8 +90,8 @@ std::string refuses(const Problem& p, const DeviceInfo& device) {
 
 // ---- the plan
 
-// The workspace: lse and D of padded rows and, for dq in fixed point, its scales; dq; bounds of
-// keys; what the gradient of the bias wants.
+// The workspace: lse and D of padded rows and, for dq in fixed point, its scales; the dq
+// accumulator; bounds of K and V; the workspace of the bias gradient.
 constexpr std::size_t kWorkspaceAlignment = 128;
 struct Layout {
   std::int64_t d, lse, scale, dq, bounds, bias, end;  // in floats
@@ -153,11 +153,11 @@ Status encode_maps(const Problem& p, const AttentionArgs& args, const Tile& tile
   return encode_operand(p, args.gradients.dout, dout, maps.dout);
 }
 
-// KV heads at a time, at least: as many as keep Q, dO and the sums of dQ in this part of the L2
-// cache; and as many as keep the device busy while their longest CTA runs, or the last ones of all
-// would wait for it. CTAs behind a diagonal take half of the longest in the mean. Of a ragged batch
-// only the longest length is known: sections stay within a sequence, or short ones would leave the
-// cache before their second blocks of keys.
+// KV heads of a section: as many as keep Q, dO and the dQ accumulator in this part of the L2 cache,
+// and at least as many as keep the device busy while their longest CTA runs, or the end of the grid
+// would wait for it. With a causal mask a CTA takes half as long as the longest on average. Of a
+// ragged batch only the longest length is known: sections stay within a sequence, or short
+// sequences would leave the cache before their second key blocks.
 constexpr std::int64_t kSectionShare = 2;  // 1 / 2
 
 int section_of(const Problem& p, const DeviceInfo& device) {

@@ -1,5 +1,5 @@
-// Attention backward for Hopper: a CTA has some keys and meets every block of queries that sees one
-// of them.
+// Attention backward for Hopper: a CTA keeps a block of keys and iterates over the query blocks
+// that see one of them.
 #pragma once
 
 #include <type_traits>
@@ -22,7 +22,7 @@ __device__ __forceinline__ void init_barriers(u32 smem) {
   init(b.v_full, 1, 1);
   init(b.q_full, stages_q(kTile), 1);
   init(b.dout_full, stages_dout(kTile), 1);
-  if constexpr (kTile.is_specialized) {  // the warps of one or two warpgroups arrive
+  if constexpr (kTile.is_specialized) {  // arrivals: the warps of one or two warpgroups
     init(b.q_empty, stages_q(kTile), 8);
     init(b.dout_empty, stages_dout(kTile), 8);
     init(b.p_full, kStagesDs, 4);
@@ -34,7 +34,7 @@ __device__ __forceinline__ void init_barriers(u32 smem) {
   fence_proxy_async();
 }
 
-// What is compiled. A type, since nvcc 13.0 cannot name a kernel whose template parameter is a
+// The compiled variant, as a type: nvcc 13.0 cannot name a kernel whose template parameter is a
 // value of a class.
 template <Tile kTileOfVariant, class ElementOfVariant, Kind kKind>
 struct Variant {
@@ -81,7 +81,7 @@ Status launch_variant(const char* name, const Call& call) {
                 call.maps);
 }
 
-// Both formats of a tile.
+// Both dtypes of a tile.
 template <Tile kTile, Kind kKind>
 Status launch_tile(const char* name_bf16, const char* name_f16, const Call& call) {
   if (dtype_of(call.params.rows.problem) == DType::bf16)

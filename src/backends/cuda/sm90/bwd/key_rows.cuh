@@ -1,6 +1,5 @@
-// A warpgroup with 64 keys: what it computes of S^T and dP^T, element by element, and where its
-// results go. A row of a thread is a key, first_key_ and first_key_ + 8, and its columns are
-// queries.
+// A warpgroup with 64 keys: waits, products, the elementwise work on S^T and dP^T, and its stores.
+// The rows of a thread are keys first_key_ and first_key_ + 8, its columns are queries.
 #pragma once
 
 #include <type_traits>
@@ -16,7 +15,7 @@ namespace headrace::cuda::sm90::bwd {
 template <class Variant>
 class KeyRows {
  public:
-  // `group`: of the 64 keys in the CTA's.
+  // `group`: index of its 64 keys in the CTA.
   __device__ __forceinline__ KeyRows(const Params& p, u32 smem, const KeyBlock& keys, int group)
       : p_(p),
         smem_(smem),
@@ -39,13 +38,13 @@ class KeyRows {
   using StageDout = Stage<stages_dout(kTile)>;
   using StageDs = Stage<kStagesDs>;
   using Scores = WgmmaM64K16<typename Element::Operand, kQueries>;
-  // Wide tiles make dS from P as the tensor cores have it. Of f16, below 2^-14, digits are missing:
-  // most of P behind a few hundred keys.
+  // The specialized schedule computes dS from the 16-bit P. f16 loses digits below 2^-14, where
+  // most of P is with more than a few hundred keys.
   static constexpr int kPLog2Scale =
       kTile.is_specialized && std::is_same_v<typename Element::Operand, F16> ? 14 : 0;
   static constexpr float kPUnit = 1.0f / (1 << kPLog2Scale);
   using Elements = float[kQueries / 2];  // of S^T, dP^T
-  using Packed = u32[kQueries / 16][4];  // of P^T, dS^T: fragments for the next product
+  using Packed = u32[kQueries / 16][4];  // of P^T, dS^T: A fragments of the next product
 
   __device__ __forceinline__ u32 barrier(int i) const {
     return smem_ + kSmem.offset_barriers + 8 * i;
@@ -67,7 +66,7 @@ class KeyRows {
     return smem_ + kSmem.offset_d + StageDout(iteration).index * kSmem.stat + 8 * (lane_ & 3);
   }
 
-  // ---- what has come
+  // ---- waits
   __device__ __forceinline__ void wait_k() {
     mbarrier_wait(barrier(kBarriers.k_full), 0);
     clear_tail<num_swizzle_atoms(kDim)>(kSmem.offset_k, kKeys, keys_.seqlen_k - keys_.first_key);
@@ -88,8 +87,8 @@ class KeyRows {
     clear_tail<num_swizzle_atoms(kDimV)>(kSmem.offset_dout + stage.index * kSmem.dout, kQueries,
                                          keys_.seqlen_q - at.block * kQueries);
   }
-  // Rows of another sequence, behind the end of this one, become zeros: a NaN there times a weight
-  // of 0 would be one. Each warpgroup does it for itself.
+  // Zeros the rows beyond the end of the sequence, which belong to another one: 0 * NaN would be
+  // NaN. Each warpgroup does it for itself.
   template <int kAtoms>
   __device__ __forceinline__ void clear_tail(int offset, int rows, int count) {
     if (!p_.rows.problem.is_ragged || count >= rows) [[likely]]
@@ -108,13 +107,13 @@ class KeyRows {
   }
 
   // ---- products
-  // What follows from it is computed in every step: the compiler would keep it in registers, of
-  // which there are none.
+  // Values derived from it are computed in every iteration. nvcc would keep them in registers, of
+  // which there are none left.
   static __device__ __forceinline__ u32 not_hoisted(u32 x) {
     asm volatile("" : "+r"(x));
     return x;
   }
-  // S^T += K Q^T, dP^T += V dO^T: the warpgroup's rows of K or V, a block of queries.
+  // S^T += K Q^T, dP^T += V dO^T: the warpgroup's rows of K or V, a query block.
   template <int kColumns>
   __device__ __forceinline__ void issue_scores(Elements& to, int keys, u32 queries) {
     wgmma_fence();
@@ -127,12 +126,12 @@ class KeyRows {
                                     wgmma_descriptor_advance(b, i % 4 * 32 + i / 4 * kAtomQ), 1);
     wgmma_commit_group();
   }
-  // dV += P^T dO, dK += dS^T Q. With `adds` 0 they begin. At most 128 columns at a time: a wider
-  // instruction reads no less, and wants more registers than some launches begin with.
+  // dV += P^T dO, dK += dS^T Q; overwrites with `scale_d` 0. At most 128 columns at a time: a wider
+  // instruction reads no fewer bytes, and needs more registers than some launches start with.
   template <int kColumns>
   static __device__ __forceinline__ void issue_product(float (&to)[kColumns / 2],
                                                        const Packed& p_frag, u32 queries,
-                                                       int adds) {
+                                                       int scale_d) {
     constexpr int kWidth = kColumns > 192 ? 128 : kColumns;
     using Sums = WgmmaM64K16<typename Element::Operand, kWidth>;
     static_assert(kColumns % kWidth == 0);
@@ -143,13 +142,13 @@ class KeyRows {
 #pragma unroll
       for (int i = 0; i < kQueries / 16; ++i)
         Sums::template rs<Major::mn>(sums, p_frag[i], wgmma_descriptor_advance(b, i * 2048),
-                                     i == 0 ? adds : 1);
+                                     i == 0 ? scale_d : 1);
     }
   }
 
   // ---- elements
-  // What S^T and dP^T begin with: a column's -lse / scale, its -D. So exponentials and dS want no
-  // number from shared memory, where they would wait for it.
+  // Initializes the accumulators of S^T with the columns' -lse / scale, those of dP^T with -D. So
+  // the exponentials and dS do not wait for shared memory.
   static __device__ __forceinline__ void init_columns(Elements& x, u32 address) {
 #pragma unroll
     for (int j = 0; j < kQueries / 8; ++j) {
@@ -158,8 +157,8 @@ class KeyRows {
       x[4 * j + 1] = x[4 * j + 3] = both.y;
     }
   }
-  // What S^T of a step begins with. Bias and slopes come here, where their loads have registers to
-  // go to and the exponentials need not know.
+  // Initializes S^T. Bias and ALiBi are added here, where their loads have free registers and the
+  // exponentials are unchanged.
   __device__ __forceinline__ void init_scores(Elements& s, int iteration,
                                               const QueryBlock& at) const {
     if constexpr (kIsGeneral) {
@@ -180,7 +179,7 @@ class KeyRows {
   __device__ __forceinline__ int first_query(const QueryBlock& at) const {
     return at.block * kQueries + 2 * (lane_ & 3);
   }
-  // Scores without the lse, as such, to what accumulators of the product have.
+  // Scores become (score - lse) / scale, in units of the product.
   __device__ __forceinline__ void add_lse(Elements& s, int iteration) const {
 #pragma unroll
     for (int j = 0; j < kQueries / 8; ++j) {
@@ -243,8 +242,8 @@ class KeyRows {
     apply_softcap<1>(p_.score_params, blocks);
     add_lse(s, iteration);
   }
-  // Groups j and j + 1 of eight queries of `x` times 1 - tanh^2, where P has the score: that is
-  // ln P + lse.
+  // Multiplies groups j and j + 1 of eight queries of `x` by 1 - tanh^2, with the score from P: it
+  // is ln P + lse.
   __device__ __forceinline__ void multiply_by_softcap_gradient(Elements& x, const Elements& p,
                                                                int iteration, int j) const {
     constexpr float kLeast = 0x1p-126f;
@@ -255,17 +254,17 @@ class KeyRows {
       for (int i = 4 * k; i < 4 * k + 4; ++i) {
         const float log_p = (__log2f(fmaxf(p[i], kLeast)) - kPLog2Scale) * kLn2;
         const float tanh = (log_p - (i % 2 == 0 ? lse.x : lse.y)) * p_.inverse_softcap;
-        // Where P is 0 the score is not known: any number will do.
+        // Where P is 0 the score is unknown and dS is 0: any finite value is right.
         x[i] *= fmaxf(fmaf(-tanh, tanh, 1.0f), 0.0f);
       }
     }
   }
-  // Not moved behind other work by the compiler.
+  // volatile: nvcc does not move it behind other work.
   static __device__ __forceinline__ float exp2_in_place(float x) {
     asm volatile("ex2.approx.ftz.f32 %0, %0;" : "+f"(x));
     return x;
   }
-  // S^T - lse / scale to P^T 2^kWeightShift, with masks.
+  // S^T - lse / scale becomes P^T 2^kPLog2Scale, with masks.
   __device__ __forceinline__ void make_p(Elements& s, int iteration, const QueryBlock& at) {
     warpgroup_fence_operand(s);
     if (has_softcap()) apply_softcap_and_lse(s, iteration);
@@ -274,7 +273,7 @@ class KeyRows {
     for (int i = 0; i < kQueries / 2; ++i)
       s[i] = exp2_in_place(fmaf(s[i], p_.scale_log2, float{kPLog2Scale}));
   }
-  // By lengths, causal mask and window. Queries behind the end have an lse of +inf.
+  // Lengths, causal mask and window. Queries beyond the end have an lse of +inf.
   __device__ __forceinline__ void mask(Elements& s, const QueryBlock& at) {
     const int query = at.block * kQueries, first = keys_.first_key;
     const bool is_full = first + kKeys <= min(keys_.seqlen_k, query + keys_.right + 1) &&
@@ -295,8 +294,8 @@ class KeyRows {
       }
     }
   }
-  // dP^T - D to dS^T = P^T (dP^T - D), for the fragment of groups j and j + 1 of eight queries.
-  // p(j, r): two neighbours of P^T, of row r.
+  // dP^T - D becomes dS^T = P^T (dP^T - D), for groups j and j + 1 of eight queries. p(j, r): two
+  // neighbours of P^T in row r.
   template <class P>
   static __device__ __forceinline__ void multiply_by_p(Elements& dp, int j, P p) {
 #pragma unroll
@@ -317,9 +316,9 @@ class KeyRows {
 #pragma unroll
     for (int i = 0; i < kQueries / 16; ++i) pack(to[i], from, i);
   }
-  // Fragments of dS^T become rows of dS, [queries, 64 keys of the warpgroup], for dQ. Of the 8 x 8
-  // blocks that stmatrix takes: queries of lane / 16, keys of lane / 8; 16 queries further is the
-  // same place under the swizzle.
+  // Where stmatrix.trans writes fragments of dS^T as rows of dS, [queries, 64 keys of the
+  // warpgroup], for dQ. Of its 8 x 8 blocks: queries by lane / 16, keys by lane / 8. 16 queries
+  // further the swizzle is the same.
   __device__ __forceinline__ u32 ds_write_address(int iteration) const {
     const int row = (lane_ >> 4) * 8 + (lane_ & 7), chunk = 2 * warp_ + (lane_ >> 3 & 1);
     return ds_address(iteration) + group_ * kAtomQ +
@@ -327,14 +326,14 @@ class KeyRows {
   }
 
   // ---- dQ
-  // What the sums of this thread's two rows of a part are multiplied with, as it is stored.
+  // Fixed-point scales of this thread's two rows of a part, as a packed pair.
   __device__ __forceinline__ u32 dq_scales(const QueryBlock& at, int part) const {
     if constexpr (kIsFixed) {
       constexpr Tile kTile = Variant::kTile;  // a member of the class has no place on the device
       const std::int64_t row = std::int64_t{at.padded} * kQueries +
                                dq_place(kTile, part, static_cast<int>(threadIdx.x) & 127).row;
       u32 both;
-      // Asked for here and not where it is wanted.
+      // volatile: the load is issued here and not where it is used.
       asm volatile("ld.global.nc.u32 %0, [%1];"
                    : "=r"(both)
                    : "l"(p_.rows.dq_scale + dq_scale_index(row)));
@@ -343,8 +342,9 @@ class KeyRows {
       return 0;
     }
   }
-  // Part `part`, 64 x 64, of a block of dQ. In fixed point narrow tiles add a constant of `zero`:
-  // that of 0, for numbers that are 0, makes it a part that is not counted.
+  // Adds part `part`, 64 x 64, of a dQ block to the accumulator in global memory. In fixed point
+  // the cooperative schedule adds the constant `zero`; with zero = 0 the contribution (of zeros) is
+  // not counted.
   __device__ __forceinline__ void reduce_dq(const QueryBlock& at, int part,
                                             const float (&x)[4 * kDqGroups], u32 scales,
                                             float zero = kFixedMagic) const {
@@ -357,7 +357,8 @@ class KeyRows {
       for (int i = 0; i < 2 * kDqGroups; ++i) {
         const float factor = i % 2 == 0 ? scale.x : scale.y;
         const float first = x[2 * i] * factor, second = x[2 * i + 1] * factor;
-        // In wide tiles nobody waits for this warpgroup: conversions are done beside exponentials.
+        // Specialized: no warpgroup waits for this one, so conversions are free beside the
+        // exponentials of the others.
         pairs[i] = kTile.is_specialized ? cvt_fixed_point_pair(first, second)
                                         : fixed_point_pair(first, second, zero);
         red_add_u64(to + i * 256, pairs[i]);
@@ -369,9 +370,9 @@ class KeyRows {
         red_add_v4_f32(to + j * 512, x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
     }
   }
-  // What is missing of pairs with a number beyond 2^22, and hardly one is: their signs or exponents
-  // are not those of `zero`. It follows them, so that nothing that is sent waits for the
-  // comparison, and for all of a warp, so that there is no branch within one.
+  // Adds what pairs with a value beyond 2^22 lack. They are rare, and have other sign or exponent
+  // bits than `zero`. The correction follows the first additions, so that these do not wait for the
+  // comparison. It is decided per warp, so that there is no divergent branch.
   static __device__ __forceinline__ void fix_overflowed_dq(float* to,
                                                            const u64 (&pairs)[2 * kDqGroups],
                                                            float zero) {
@@ -396,13 +397,13 @@ class KeyRows {
       const int key = first_key_ + 8 * r;
       auto* row = static_cast<typename Element::Stored*>(to.data) +
                   row_offset(to, batch, std::int64_t{keys_.row_k} + key, keys_.kv_head);
-      // Of an even group of eight columns for even lanes, of an odd one for odd lanes.
+      // Even lanes write the even groups of eight columns, odd lanes the odd ones.
       auto* half =
           reinterpret_cast<HalfChunk*>(reinterpret_cast<Chunk*>(row) + mine) + (lane_ >> 1 & 1);
 #pragma unroll
       for (int j = 0; j < kColumns / 8; j += 2) {
         const auto pack = [&](int block) {
-          // Adding +0 gives an exact zero one sign.
+          // Adding +0 turns -0 into +0.
           return Element::pack(x[4 * block + 2 * r] * factor + 0.0f,
                                x[4 * block + 2 * r + 1] * factor + 0.0f);
         };
@@ -423,7 +424,7 @@ class KeyRows {
     for (int i = 0; i < kCount; ++i) x[i] = 0.0f;
   }
 
-  static constexpr int kGroupBarrier = 8;  // named barriers, one a warpgroup of the CTA
+  static constexpr int kGroupBarrier = 8;  // named barriers, one for each warpgroup of the CTA
 
   const Params& p_;
   const u32 smem_;

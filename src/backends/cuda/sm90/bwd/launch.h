@@ -1,4 +1,4 @@
-// The compiled kernels: a file for each tile and kind, in each both formats.
+// The compiled kernels: a file for each tile and kind, with both dtypes.
 #pragma once
 
 #include <vector_types.h>
@@ -26,7 +26,7 @@ Launch launch_hd64_fixed, launch_hd128_fixed, launch_hd192v128_fixed, launch_hd1
 Launch launch_hd64_general, launch_hd128_general, launch_hd256_general;
 Launch launch_hd64_general_fixed, launch_hd128_general_fixed, launch_hd256_general_fixed;
 
-// After them: dq from its sums, of tiles with as many columns of Q.
+// After the main kernel: dq from its accumulator, for tiles with this many columns of Q.
 using Postprocess = Status(const Params& params, Stream stream);
 Postprocess launch_postprocess_hd64, launch_postprocess_hd128, launch_postprocess_hd192,
     launch_postprocess_hd256;

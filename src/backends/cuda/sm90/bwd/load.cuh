@@ -1,5 +1,4 @@
-// What the copy engine brings: K and V once, and Q, dO, lse and D of every block of queries. One
-// thread asks for it.
+// TMA loads: K and V once, and Q, dO, lse and D of every query block. Issued by one thread.
 #pragma once
 
 #include "backends/cuda/device/barrier.cuh"
@@ -25,14 +24,14 @@ class Loader {
   __device__ __forceinline__ void load_v() const {
     load_keys<num_swizzle_atoms(kTile.head_dim_v)>(maps_.v, kSmem.offset_v, kBarriers.v_full);
   }
-  // Q and lse of step `step`, to the stage of that number, which is free.
+  // Q and lse of an iteration, into its stage, which is empty.
   __device__ __forceinline__ void load_q(int iteration, const QueryBlock& at) const {
     const int i = StageQ(iteration).index;
     load_queries<num_swizzle_atoms(kTile.head_dim)>(at, maps_.q, p_.rows.lse, kBarriers.q_full + i,
                                                     kSmem.offset_q + i * kSmem.q,
                                                     kSmem.offset_lse + i * kSmem.stat);
   }
-  // The same for dO and D.
+  // dO and D, as above.
   __device__ __forceinline__ void load_dout(int iteration, const QueryBlock& at) const {
     const int i = StageDout(iteration).index;
     load_queries<num_swizzle_atoms(kTile.head_dim_v)>(

@@ -1,4 +1,4 @@
-// What the host hands to the Hopper backward kernel.
+// What the host passes to the Hopper backward kernel.
 #pragma once
 
 #include "backends/cuda/common/bwd_preprocess.h"
@@ -7,22 +7,22 @@
 
 namespace headrace::cuda::sm90::bwd {
 
-// Sums of two lengths and a window stay within 32 bits.
+// Sums of two lengths and a window fit 32 bits.
 inline constexpr int kMaxSeqlen = 1 << 29, kOpenWindow = 1 << 30;
 
 struct Params {
-  BwdPreprocessParams rows;  // dq: blocks of (queries of a step) x (columns of the tile), each in
-                             // the order of the registers that it comes from (config.h); in fixed
-                             // point where there is a dq_scale
+  BwdPreprocessParams rows;  // dq_accum: blocks of (queries of the tile) x (columns of the tile),
+                             // each in register order (config.h); in fixed point if there is a
+                             // dq_scale
   int group;                 // query heads of a KV head
   // Relative to the diagonal, kOpenWindow where there is none.
   int window_left, window_right, is_top_left;
-  // Blocks of keys: the grid is (section, key blocks, sections) where the first see most queries,
-  // so that the longest come first and heads of a section share the L2 cache; else section is 0 and
-  // the grid (key blocks, KV heads, batch).
+  // Where the first key blocks see the most queries, the grid is (section, key blocks, sections):
+  // the longest CTAs come first, and the heads of a section share the L2 cache. Else section is 0
+  // and the grid is (key blocks, KV heads, batch).
   int section;
   float scale_log2, scale;
-  // Of general scores, whose rows.lse is -lse.
+  // For general scores, where rows.lse is -lse.
   float inverse_scale, inverse_softcap;
   ScoreParams score_params;
 };

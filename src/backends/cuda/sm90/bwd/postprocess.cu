@@ -1,4 +1,4 @@
-// After the main kernel: dQ from the blocks of sums.
+// After the main kernel: dQ from the blocks of its accumulator.
 #include "backends/cuda/common/padded_block.cuh"
 #include "backends/cuda/device/reduce.cuh"
 #include "backends/cuda/runtime/launch.cuh"
@@ -10,7 +10,7 @@
 namespace headrace::cuda::sm90::bwd {
 namespace {
 
-// What a thread has of a part, 16 bytes a group: two columns of either row, see config.h.
+// A thread's elements of a part, 16 bytes a group: two columns of each of two rows (config.h).
 struct Sums {
   uint4 words[kDqGroups];
 };
@@ -29,7 +29,7 @@ __device__ __forceinline__ Sums load_sums(const float* part, int thread) {
   }
   return sums;
 }
-// `count`: how often was added to them.
+// `count`: number of contributions to the sums.
 template <bool kIsFixed>
 __device__ __forceinline__ float4 sums_of(const uint4& x, u32 count) {
   if constexpr (kIsFixed) {
@@ -42,7 +42,7 @@ __device__ __forceinline__ float4 sums_of(const uint4& x, u32 count) {
   }
 }
 
-// How often was added to a block of dQ, by the CTAs of all blocks of keys; found by a warp.
+// Number of contributions to a dQ block, over the CTAs of all key blocks. Computed by a warp.
 template <Tile kTile>
 __device__ __forceinline__ u32 count_of_block(const Params& params, const PaddedBlock& rows,
                                               int block) {
@@ -57,8 +57,8 @@ __device__ __forceinline__ u32 count_of_block(const Params& params, const Padded
   return __reduce_add_sync(0xffffffffu, static_cast<u32>(times));
 }
 
-// Part `part` of the block that begins `first_row` rows into `rows`: a thread has there what the
-// thread of that number in the main kernel adds.
+// Part `part` of the block that starts `first_row` rows into `rows`: a thread has the elements that
+// the thread with its index adds in the main kernel.
 template <Tile kTile, class Element, bool kIsFixed>
 __device__ void postprocess_part(const Params& params, const PaddedBlock& rows, int first_row,
                                  int part) {
@@ -96,7 +96,7 @@ __device__ void postprocess_part(const Params& params, const PaddedBlock& rows, 
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       const float4 x = sums_of<kIsFixed>(sums.words[j + k], count);
-      // Adding +0 gives an exact zero one sign.
+      // Adding +0 turns -0 into +0.
       packed[0][k] = Element::pack(x.x * factor[0] + 0.0f, x.y * factor[0] + 0.0f);
       packed[1][k] = Element::pack(x.z * factor[1] + 0.0f, x.w * factor[1] + 0.0f);
     }
@@ -109,8 +109,9 @@ __device__ void postprocess_part(const Params& params, const PaddedBlock& rows, 
   }
 }
 
-constexpr int kPostprocessCtas = 2;  // of a multiprocessor: loads of one beside stores of another
-// Groups of 128 threads, a part each.
+constexpr int kPostprocessCtas =
+    2;  // of a multiprocessor: loads of one overlap stores of the other
+// Groups of 128 threads, one part each.
 constexpr int postprocess_groups(const Tile& t) {
   constexpr int kMost = 4;
   const int parts = static_cast<int>(kRowPadding) / t.queries * dq_parts(t);
@@ -168,7 +169,7 @@ Status launch_postprocess_hd64(const Params& params, Stream stream) {
 Status launch_postprocess_hd128(const Params& params, Stream stream) {
   return launch_postprocess<kTile128>(params, stream);
 }
-// Walks of both are the same.
+// The query blocks of both are the same.
 static_assert(kTile192v128.head_dim == kTile192.head_dim && kTile192v128.keys == kTile192.keys &&
               kTile192v128.queries == kTile192.queries &&
               kTile192v128.is_specialized == kTile192.is_specialized);

@@ -1,13 +1,14 @@
-// Wide tiles: dK and dV of 64 keys fill the registers of a warpgroup each.
+// Specialized schedule: dK and dV of 64 keys fill the registers of a warpgroup each.
 //
-//   copying   brings K and V, and Q, dO, lse and D of every step
-//   value     S^T = K Q^T, P^T; dV += P^T dO
-//   key       dP^T = V dO^T, dS^T with P from shared memory; dK += dS^T Q
-//   query     dQ = dS K, added to the sums
+//   kProducer  loads K and V, and Q, dO, lse and D of every query block
+//   kDv        S^T = K Q^T, P^T; dV += P^T dO
+//   kDk        dP^T = V dO^T, dS^T with P from shared memory; dK += dS^T Q
+//   kDq        dQ = dS K, added to the accumulator
 //
-// The products of one run under the exponentials or dS of the other. dV and dK come before the next
-// S and dP, so that a stage of dO and of Q is free early: there are two of each. P^T and dS^T have
-// the same places in the registers of value and key, so P is handed over in their order.
+// The products of one warpgroup run under the exponentials or dS of another. dV and dK are issued
+// before the next S and dP, so that a stage of dO and of Q is released early: there are two of
+// each. P^T and dS^T have the same register layout in kDv and kDk, so P goes through shared memory
+// in register order.
 #pragma once
 
 #include "backends/cuda/sm90/bwd/key_rows.cuh"
@@ -90,7 +91,7 @@ class Specialized : KeyRows<Variant> {
   using typename Base::StageQ;
   static_assert(kTile.keys == kGroupKeys && kTile.queries == 64);
 
-  // ---- waiting for each other
+  // ---- mbarriers
   template <class AnyStage>
   __device__ __forceinline__ void wait_full(int full, AnyStage stage) const {
     mbarrier_wait(barrier(full + stage.index), stage.parity);
@@ -99,7 +100,7 @@ class Specialized : KeyRows<Variant> {
   __device__ __forceinline__ void wait_empty(int empty, AnyStage stage) const {
     mbarrier_wait(barrier(empty + stage.index), stage.parity ^ 1);
   }
-  // Each warp arrives.
+  // One arrival for each warp.
   __device__ __forceinline__ void arrive(int i) const {
     __syncwarp();
     if (lane_ == 0) mbarrier_arrive(barrier(i));
@@ -107,7 +108,7 @@ class Specialized : KeyRows<Variant> {
 
   // ---- the roles
   __device__ __forceinline__ void produce(const BlockIterator<kTile>& blocks) const {
-    if (blocks.num_iterations() == 0) return;  // nobody would wait for K
+    if (blocks.num_iterations() == 0) return;  // no warpgroup waits for K
     loader_.load_k();
     QueryBlock now = blocks.first();
 #pragma unroll 1
@@ -207,7 +208,7 @@ class Specialized : KeyRows<Variant> {
     QueryBlock now = blocks.first();
 #pragma unroll 1
     for (int iteration = 0; iteration < blocks.num_iterations(); ++iteration) {
-      const u32 scales = dq_scales(now, 0);  // parts of a step differ in columns
+      const u32 scales = dq_scales(now, 0);  // the parts of a block differ in columns
 #pragma unroll 1
       for (int part = 0; part < dq_parts(kTile); ++part) {
         compute_dq(dq, iteration, part);
@@ -217,7 +218,7 @@ class Specialized : KeyRows<Variant> {
     }
   }
 
-  // ---- their steps
+  // ---- their parts
   __device__ __forceinline__ void issue_s(Elements& s, int iteration, const QueryBlock& at) {
     init_scores(s, iteration, at);
     issue_scores<kDim>(s, kSmem.offset_k, q_address(iteration));
@@ -226,7 +227,7 @@ class Specialized : KeyRows<Variant> {
     init_columns(dp, d_address(iteration));
     issue_scores<kDimV>(dp, kSmem.offset_v, dout_address(iteration));
   }
-  // dV += P^T dO, dK += dS^T Q: `from` is a stage that has come, which `empty` frees.
+  // dV += P^T dO, dK += dS^T Q: `from` is a full stage, which finish_sums() releases.
   template <int kColumns>
   static __device__ __forceinline__ void issue_sums(float (&sums)[kColumns / 2],
                                                     const Packed& p_frag, u32 from, int iteration) {
@@ -241,8 +242,7 @@ class Specialized : KeyRows<Variant> {
     warpgroup_fence_operand(p_frag);
     arrive(empty);
   }
-  // P for dV; for the warpgroup of dK what dS is (dP - D) times: P, or with a softcap P and its
-  // slope.
+  // P for dV; for kDk the factor of (dP - D) in dS: P, or with a softcap P times its derivative.
   __device__ __forceinline__ void finish_s(Elements& s, Packed& p_frag, int iteration,
                                            const QueryBlock& at) {
     make_p(s, iteration, at);
@@ -266,7 +266,7 @@ class Specialized : KeyRows<Variant> {
       store_p(p_frag, iteration);
     }
   }
-  // The stage is empty.
+  // For kDk; the stage is empty.
   __device__ __forceinline__ void store_p(const Packed& p_frag, int iteration) const {
     const u32 to = p_address(iteration);
 #pragma unroll
@@ -279,7 +279,7 @@ class Specialized : KeyRows<Variant> {
            (static_cast<int>(threadIdx.x) & 127) * 16;
   }
 
-  // dP^T becomes dS^T, in float. What it loads of P is consumed when dS has been written.
+  // dP^T becomes dS^T, in float. The loads of P are consumed when dS has been written.
   __device__ __forceinline__ void finish_dp(Elements& dp, int iteration) {
     warpgroup_fence_operand(dp);
     arrive(kBarriers.dout_empty + StageDout(iteration).index);
@@ -293,7 +293,7 @@ class Specialized : KeyRows<Variant> {
       });
     }
   }
-  // For the warpgroup of dQ; the stage is empty.
+  // For kDq; the stage is empty.
   __device__ __forceinline__ void write_ds(const Packed& ds, int iteration) const {
     const u32 place = ds_write_address(iteration);
 #pragma unroll
