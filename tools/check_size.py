@@ -12,6 +12,8 @@ import re
 import checklib
 
 FILE_LINES = 500
+# A kernel that reads from top to bottom, producers and consumers beside each other, is one file.
+LONGER_FILES = {"src/backends/cuda/sm90/fwd/kernel.cuh": 700}
 FUNCTION_LINES = 60
 DEVICE_FUNCTION_LINES = 150
 CPP_COLUMNS = 100
@@ -94,8 +96,9 @@ def check_file(path, text):
     findings = []
     lines = text.splitlines()
     cpp = path.suffix in CPP
-    if len(lines) > FILE_LINES:
-        findings.append(f"{path}: {len(lines)} lines, at most {FILE_LINES}")
+    most = LONGER_FILES.get(path.as_posix(), FILE_LINES)
+    if len(lines) > most:
+        findings.append(f"{path}: {len(lines)} lines, at most {most}")
     columns = CPP_COLUMNS if cpp else OTHER_COLUMNS
     for number, line in enumerate(lines, 1):
         if len(line) > columns and "://" not in line:
@@ -139,6 +142,8 @@ CASES = [
     ("brace in a comment", {"a.cc": "// {\n/* { */\n#define A {\n" + "void h() {}\n" * 80}, None),
     ("long file", {"a.py": "a = 1\n" * 501}, "501 lines, at most 500"),
     ("file at the limit", {"a.py": "a = 1\n" * 500}, None),
+    ("longer by name", {"src/backends/cuda/sm90/fwd/kernel.cuh": "int a;\n" * 700}, None),
+    ("too long for its name", {"src/backends/cuda/sm90/fwd/kernel.cuh": "int a;\n" * 701}, "701 lines, at most 700"),
     ("wide C++", {"a.h": "//" + "a" * 99 + "\n"}, "101 columns, at most 100"),
     ("wide CMake", {"b/CMakeLists.txt": "#" + "a" * 120 + "\n"}, "121 columns, at most 120"),
 ]

@@ -1,5 +1,4 @@
-// Shared memory, barriers and registers of every tile of the Hopper forward kernel: arithmetic that
-// needs no GPU.
+// Shared memory, barriers and registers of every tile of the Hopper forward kernel. Needs no GPU.
 #include "backends/cuda/sm90/fwd/config.h"
 
 #include <gtest/gtest.h>
@@ -16,8 +15,8 @@ TEST(HopperTiles, FitSharedMemory) {
   for (const Tile& tile : kAll) EXPECT_LE(smem_bytes(tile), kSmemLimitSm90) << tile.head_dim;
 }
 
-// A swizzle pattern begins at a multiple of 1024 bytes, and so must every slab.
-TEST(HopperTiles, SlabsBeginWhereTheSwizzleDoes) {
+// A swizzle pattern begins at a multiple of 1024 bytes, and so must every swizzle atom.
+TEST(HopperTiles, AtomsBeginWhereTheSwizzleDoes) {
   for (const Tile& tile : kAll) {
     const SmemPlan s = smem_plan(tile);
     for (const int offset : {s.offset_k, s.offset_v, s.offset_o, s.q_group, s.k_stage, s.v_stage,
@@ -39,8 +38,8 @@ TEST(HopperTiles, RegionsDoNotOverlap) {
   }
 }
 
-// With more registers than the launch gave, setmaxnreg waits for ever.
-TEST(HopperTiles, ShareTheRegistersOfTheirLaunch) {
+// With more registers than the launch gave, setmaxnreg never returns.
+TEST(HopperTiles, RedistributeTheRegistersOfTheirLaunch) {
   for (const Tile& tile : kAll) {
     EXPECT_TRUE(shares_registers(tile)) << tile.head_dim;
     EXPECT_LE(launch_registers(tile) * threads_of(tile), 65536) << tile.head_dim;
@@ -49,7 +48,7 @@ TEST(HopperTiles, ShareTheRegistersOfTheirLaunch) {
   }
 }
 
-// The widths that wgmma has, and the steps of 16 that P V takes.
+// The widths of wgmma, and the 16 keys of each of its P V.
 TEST(HopperTiles, AreMultiplesOfTheInstruction) {
   for (const Tile& tile : kAll) {
     EXPECT_EQ(tile.keys % 16 + tile.head_dim % 16 + tile.head_dim_v % 16, 0);

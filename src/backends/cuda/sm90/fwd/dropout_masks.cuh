@@ -1,17 +1,17 @@
-// Dropout's masks: a warpgroup of its own draws them while the others copy and multiply.
+// Dropout masks, drawn by a warpgroup of its own beside the loads and the products.
 //
-// A step's masks are a bit for each weight: of consumer thread t of warpgroup g the words [block of
-// 64 keys][g][t], bit i for the lower half of its packed weights 16 block + i, bit 16 + i for the
-// upper one; 1 is dropped. They go through a ring of kMaskStages in shared memory.
+// The masks of a k-block have a bit for each element of P. Consumer thread t of warpgroup g has
+// the words [block of 64 keys][g][t]: bit i for the lower half of its packed P 16 block + i, bit 16
+// + i for the upper half; 1 is dropped. They go through a ring of kMaskStages in shared memory.
 #pragma once
 
-#include "backends/cuda/sm90/fwd/score_policies.cuh"
-#include "backends/cuda/sm90/fwd/warp_rows.cuh"
+#include "backends/cuda/sm90/fwd/tile_context.cuh"
+#include "core/philox.h"
 
 namespace headrace::cuda::sm90 {
 
 // ---- Philox
-// The first rounds of Philox mostly multiply what is the same for all keys of a row.
+// The operands of the first rounds of Philox are mostly the same for all keys of a row.
 struct PhiloxRow {
   u32 first, second, third, third_low;
 };
@@ -21,7 +21,7 @@ struct PhiloxKeys {
 inline constexpr u32 kPhiloxFactor0 = 0xD2511F53u, kPhiloxFactor1 = 0xCD9E8D57u;
 inline constexpr u32 kPhiloxStep0 = 0x9E3779B9u, kPhiloxStep1 = 0xBB67AE85u;
 __device__ __forceinline__ u64 wide_product(u32 x, u32 y) {
-  u64 product;  // the compiler adds zeros to the upper half of a u64's
+  u64 product;  // of a u64 product nvcc adds zeros to the upper half
   asm volatile("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(x), "r"(y));
   return product;
 }
@@ -35,29 +35,27 @@ __device__ __forceinline__ PhiloxKeys philox_keys(const AttentionArgs& args) {
   x.first = high_word(wide_product(kPhiloxFactor0, low_word(args.dropout_offset))) ^ x.key1;
   return x;
 }
-__device__ __forceinline__ PhiloxRow philox_row(const AttentionArgs& args,
-                                                const PhiloxKeys& numbers, u32 batch_head,
-                                                u32 query) {
+__device__ __forceinline__ PhiloxRow philox_row(const AttentionArgs& args, const PhiloxKeys& keys,
+                                                u32 batch_head, u32 query) {
   const u64 of_offset = wide_product(kPhiloxFactor0, low_word(args.dropout_offset));
   const u64 of_query = wide_product(kPhiloxFactor1, query);
-  const u64 second = wide_product(kPhiloxFactor0, high_word(of_query) ^ batch_head ^ numbers.key0);
+  const u64 second = wide_product(kPhiloxFactor0, high_word(of_query) ^ batch_head ^ keys.key0);
   const u64 third = wide_product(
-      kPhiloxFactor1, high_word(second) ^ low_word(of_offset) ^ (numbers.key1 + kPhiloxStep1));
+      kPhiloxFactor1, high_word(second) ^ low_word(of_offset) ^ (keys.key1 + kPhiloxStep1));
   PhiloxRow row;
-  row.second = low_word(of_query) ^ (numbers.key0 + kPhiloxStep0);
-  row.first = low_word(second) ^ (numbers.key1 + 2 * kPhiloxStep1);
-  row.third = high_word(third) ^ (numbers.key0 + 2 * kPhiloxStep0);
+  row.second = low_word(of_query) ^ (keys.key0 + kPhiloxStep0);
+  row.first = low_word(second) ^ (keys.key1 + 2 * kPhiloxStep1);
+  row.third = high_word(third) ^ (keys.key0 + 2 * kPhiloxStep0);
   row.third_low = low_word(third);
   return row;
 }
-// Words of the 8 keys of (64-wide block, half, lane) for rows at once: `last` is the last word of
-// the counter. A round of all rows comes before the next of any: a row alone would wait for itself,
-// and the compiler, left to itself, takes one after the other to save registers.
+// Words of the 8 keys of (block of 64 keys, half, lane) for several rows: `last` is the last word
+// of the counter. The rows are interleaved round by round: one row alone is a dependency chain, and
+// nvcc would compute the rows one after the other to save registers.
 template <int kRows>
-__device__ __forceinline__ void philox_words(const PhiloxKeys& numbers,
-                                             const PhiloxRow (&row)[kRows], u32 last,
-                                             u32 (&x)[kRows][4]) {
-  const u64 second = wide_product(kPhiloxFactor1, numbers.first ^ last);
+__device__ __forceinline__ void philox_words(const PhiloxKeys& keys, const PhiloxRow (&row)[kRows],
+                                             u32 last, u32 (&x)[kRows][4]) {
+  const u64 second = wide_product(kPhiloxFactor1, keys.first ^ last);
 #pragma unroll
   for (int k = 0; k < kRows; ++k) {
     const u64 third = wide_product(kPhiloxFactor0, high_word(second) ^ row[k].second);
@@ -72,53 +70,56 @@ __device__ __forceinline__ void philox_words(const PhiloxKeys& numbers,
     for (int k = 0; k < kRows; ++k) {
       const u64 product0 = wide_product(kPhiloxFactor0, x[k][0]);
       const u64 product1 = wide_product(kPhiloxFactor1, x[k][2]);
-      x[k][0] = high_word(product1) ^ x[k][1] ^ (numbers.key0 + i * kPhiloxStep0);
+      x[k][0] = high_word(product1) ^ x[k][1] ^ (keys.key0 + i * kPhiloxStep0);
       x[k][1] = low_word(product1);
-      x[k][2] = high_word(product0) ^ x[k][3] ^ (numbers.key1 + i * kPhiloxStep1);
+      x[k][2] = high_word(product0) ^ x[k][3] ^ (keys.key1 + i * kPhiloxStep1);
       x[k][3] = low_word(product0);
     }
   }
 }
-// Words of 16 packed weights become 16 bits of each half of a sum: add_bits() of all of them, which
-// is the word's place, less bits_of_none(). `top`: threshold - 1, twice.
-__device__ __forceinline__ u32 add_bits(u32 word, u32 top, int place, u32 sum) {
-  const u32 clamped = __vminu2(__vmaxu2(word, top), top + 0x00010001u);
+// The words of 16 packed P become 16 bits of each half of a sum: add_bits() of all of them, each at
+// its place, minus bits_of_none(). `limit`: threshold - 1 in both halves.
+__device__ __forceinline__ u32 add_bits(u32 word, u32 limit, int place, u32 sum) {
+  const u32 clamped = __vminu2(__vmaxu2(word, limit), limit + 0x00010001u);
   return sum + (clamped << place);
 }
-__device__ __forceinline__ u32 bits_of_none(u32 top) { return top * 0xffffu; }
-// Bits (i, 16 + i) and (8 + i, 24 + i) as halves of ones or zeros.
+__device__ __forceinline__ u32 bits_of_none(u32 limit) { return limit * 0xffffu; }
+// Bits (i, 16 + i) and (8 + i, 24 + i) as pairs of 16-bit masks.
 __device__ __forceinline__ void expand_bits(u32 bits, int i, u32& first, u32& second) {
   const u32 shifted = bits << (7 - i);  // to the highest bits of bytes, which prmt repeats
   asm("prmt.b32 %0, %1, 0, 0xAA88;" : "=r"(first) : "r"(shifted));
   asm("prmt.b32 %0, %1, 0, 0xBB99;" : "=r"(second) : "r"(shifted));
 }
 
-// ---- the warpgroup
-template <Tile kTile, class Element>
+// ---- the mask warpgroup
+template <Tile kTile>
 class DropoutMaskProducer {
  public:
   __device__ __forceinline__ DropoutMaskProducer(const Params& p, u32 smem)
       : p_(p), smem_(smem), lane_(static_cast<int>(threadIdx.x) & 31) {
     keys_ = philox_keys(p.args);
-    top_ = (p.score_params.keep_threshold - 1) * 0x00010001u;
+    limit_ = (p.score_params.keep_threshold - 1) * 0x00010001u;
   }
 
-  // For every step that the consumers take, in their order.
+  // For every k-block, in the order of the consumers.
   __device__ __forceinline__ void run() {
     for (Ring<kTileInfoStages> tile_info;; tile_info.next()) {
       mbarrier_wait(barrier(kBarriers.tile_info_full + tile_info.stage), tile_info.parity);
-      const auto word = [&](int i) {
+      const auto info = [&](std::size_t offset) {
         return static_cast<int>(load_shared(smem_ + kSmem.offset_tile_info +
-                                            4 * (tile_info.stage * kTileInfoWords + i)));
+                                            tile_info.stage * static_cast<int>(sizeof(TileInfo)) +
+                                            static_cast<int>(offset)));
       };
-      const int code = word(kWordTile), first = word(kWordBlockMax), last = word(kWordBlockMin);
-      if (code == kEnd) return;
-      if (code >= 0 && first > last) {
+      const int tile = info(offsetof(TileInfo, tile));
+      const int n_max = info(offsetof(TileInfo, k_block_max));
+      const int n_min = info(offsetof(TileInfo, k_block_min));
+      if (tile == kEnd) return;
+      if (tile >= 0 && n_max > n_min) {
         find_rows(tile_info.stage);
-        for (int n = first - 1; n >= last; --n) produce(n);  // which consumes the words
+        for (int n = n_max - 1; n >= n_min; --n) produce(n);  // consumes the loaded words
       }
       __syncwarp();
-      const u32 done = released_behind(static_cast<u32>(code ^ first ^ last),
+      const u32 done = released_behind(static_cast<u32>(tile ^ n_max ^ n_min),
                                        barrier(kBarriers.tile_done + tile_info.stage));
       if (lane_ == 0) mbarrier_arrive(done);
     }
@@ -134,13 +135,13 @@ class DropoutMaskProducer {
     return smem_ + kSmem.offset_barriers + 8 * i;
   }
 
-  // Of the consumer threads with this one's number.
+  // The rows of the consumer threads with the index of this thread.
   __device__ __forceinline__ void find_rows(int slot) {
     const WorkTile work{.slot = slot};
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
-      const WarpRows<kTile, Element> consumer(p_, smem_, g);
-      const auto at = consumer.origin(work);
+      const TileContext<kTile> consumer(p_, smem_, g);
+      const TileOrigin at = consumer.origin(work);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int row = consumer.group_row(r);
@@ -168,11 +169,11 @@ class DropoutMaskProducer {
         for (int k = 0; k < 2 * kGroups; ++k)
 #pragma unroll
           for (int i = 0; i < 4; ++i)
-            bits[k / 2] = add_bits(word[k][i], top_, 2 * (4 * half + i) + k % 2, bits[k / 2]);
+            bits[k / 2] = add_bits(word[k][i], limit_, 2 * (4 * half + i) + k % 2, bits[k / 2]);
       }
 #pragma unroll
       for (int g = 0; g < kGroups; ++g)
-        store_shared(to + 4 * 128 * (block * kGroups + g), bits[g] - bits_of_none(top_));
+        store_shared(to + 4 * 128 * (block * kGroups + g), bits[g] - bits_of_none(limit_));
     }
     __syncwarp();
     if (lane_ == 0) mbarrier_arrive(barrier(kBarriers.mask_full + stage_.stage));
@@ -183,7 +184,7 @@ class DropoutMaskProducer {
   const u32 smem_;
   const int lane_;
   PhiloxKeys keys_;
-  u32 top_;
+  u32 limit_;
   PhiloxRow rows_[2 * kGroups];  // two of each consumer thread
   Ring<kMaskStages> stage_;
 };

@@ -20,7 +20,7 @@ struct Variant {
   Launch* launch;
   ScoreMod scores = ScoreMod::plain;
 };
-// Of those for the scores the first that is large enough, else a general one.
+// The first large enough one of the ScoreMod, else a general one.
 constexpr Variant kVariants[] = {
     {kTile64, launch_hd64},
     {kTile80, launch_hd80},
@@ -45,7 +45,7 @@ constexpr Variant kVariants[] = {
     {kGeneral128, launch_hd128_general, ScoreMod::general},
     {kGeneral256, launch_hd256_general, ScoreMod::general},
 };
-// Smaller tiles for short sequences, by their most queries without and with a causal mask.
+// Smaller tiles for short sequences, up to this many queries without and with a causal mask.
 struct ShortVariant {
   Launch* instead_of;
   Variant variant;
@@ -123,8 +123,8 @@ std::string refuses(const Problem& p, const DeviceInfo& device) {
 
 // ---- the plan
 
-// Rows of a tile are (query, head of a group) pairs where that fills tiles noticeably better:
-// sequences much shorter than a tile. It changes no bits.
+// Packed GQA: the rows of a tile are (query, head of a group) pairs, where that fills tiles
+// noticeably better: sequences much shorter than a tile. It changes no bits.
 bool is_packed(const Problem& p, const Tile& tile) {
   const std::int64_t group = group_size(p);
   if (group == 1 || group > kGroupRows) return false;
@@ -135,7 +135,7 @@ bool is_packed(const Problem& p, const Tile& tile) {
   return 10 * packed_tiles < 9 * plain_tiles;
 }
 
-// How tiles lie over a problem; everything that the launch needs beside pointers.
+// The tiles of a problem.
 struct Order {
   int pack, group_queries, tile_queries, tile_heads;
   std::int64_t m_blocks, num_tiles;
@@ -158,7 +158,7 @@ Order order_of(const Problem& p, const Tile& tile) {
   return o;
 }
 
-// Tiles of different length, and more than one a CTA: who is free takes the next.
+// Tiles of different length, and more than one a CTA: a dynamic tile counter.
 bool is_dynamic(const Problem& p, const Order& order, std::int64_t num_ctas) {
   return order.num_tiles > num_ctas && (order.is_triangular || p.is_ragged || p.window_left >= 0);
 }
@@ -176,8 +176,7 @@ Schedule plan(const Problem& p, const DeviceInfo& device) {
   if (dynamic) schedule.workspace_bytes = sizeof(TileCounterWords) + alignof(TileCounterWords);
   schedule.note = format_text(
       "persistent, {} tiles at most, {}{}; TMA and wgmma, {} softmax{}", order.num_tiles,
-      order.is_triangular ? "longest first, " : "",
-      dynamic ? "handed out as CTAs come" : "dealt out",
+      order.is_triangular ? "longest first, " : "", dynamic ? "dynamic" : "static",
       dtype_of(p) == DType::bf16 ? "lazy" : "conditional",
       order.pack > 1 ? format_text(", {} query heads a tile", order.pack) : std::string());
   return schedule;
@@ -185,7 +184,7 @@ Schedule plan(const Problem& p, const DeviceInfo& device) {
 
 // ---- the launch
 
-// The copy engine's: rows of its own dtype that begin at multiples of 16 bytes, one a query.
+// TMA needs rows of the dtype of q that start at multiples of 16 bytes, one for each query.
 bool suits_tma(const ScoreOperand& bias, DType dtype, const Order& order) {
   const bool is_aligned = reinterpret_cast<std::uintptr_t>(bias.data) % kWholeAlignment == 0 &&
                           (bias.stride_batch | bias.stride_head | bias.stride_q) % 8 == 0;
@@ -217,7 +216,7 @@ Status encode_maps(const Problem& p, const AttentionArgs& args, const Tile& tile
                        .stride_batch = args.bias.stride_batch,
                        .stride_seq = args.bias.stride_q,
                        .stride_head = args.bias.stride_head};
-    Problem shared = p;  // what broadcasts is one to the engine
+    Problem shared = p;  // an axis that broadcasts has size 1 in the tensor map
     if (bias.stride_batch == 0) shared.batch = 1;
     if (Status bad = encode_operand(shared, bias,
                                     {.columns = p.seqlen_k,
@@ -233,12 +232,13 @@ Status encode_maps(const Problem& p, const AttentionArgs& args, const Tile& tile
       maps.out);
 }
 
-// As many heads at a time as keep their K and V in this part of the L2 cache, and as leave tiles of
-// this many lengths to the CTAs that run at once: tiles of one length all begin and end together.
+// Heads of a section: as many as keep their K and V in this part of the L2 cache, and at most as
+// many as give the concurrent CTAs tiles of this many lengths: tiles of one length start and end
+// together.
 constexpr std::int64_t kSectionShare = 2;  // 1 / 2
 constexpr std::int64_t kLengthsAtOnce = 4;
 
-// The last section must hold some tiles for each CTA, or a long tile starts last.
+// The last section must have some tiles for each CTA, or a long tile starts last.
 constexpr std::int64_t kTilesPerCtaAtTheEnd = 3;
 
 void set_sections(const Problem& p, const DeviceInfo& device, const Order& order,
@@ -300,8 +300,8 @@ TileCounterWords* tile_counter_in(Workspace workspace) {
   return reinterpret_cast<TileCounterWords*>(ceil_div(address, kAlignment) * kAlignment);
 }
 
-// A number that no other call of the process has. It begins with the clock: memory may hold what an
-// earlier process left there.
+// Unique within the process. Starts from the clock, because the workspace may contain the words of
+// an earlier process.
 std::uint64_t next_token() {
   static std::atomic<std::uint64_t> next{static_cast<std::uint64_t>(
       std::chrono::system_clock::now().time_since_epoch() / std::chrono::nanoseconds(1))};

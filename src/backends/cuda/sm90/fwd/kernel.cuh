@@ -1,14 +1,563 @@
-// Attention forward for Hopper. A CTA stays on its multiprocessor and works through many tiles:
-// a warpgroup schedules (one warp) and copies (a thread each for Q and K, V, a bias), two or three
-// compute.
+// Attention forward for Hopper: a persistent, warp-specialized kernel, from top to bottom:
+// producers, consumers (main loop, transition between tiles, recompute), kernel, launch.
+//
+// Warpgroup 0 has the scheduler warp and one thread each that loads Q and K, V, a bias by TMA. The
+// next two or three warpgroups are consumers: S = Q K^T, online softmax and O += P V for 64 query
+// rows each. With dropout one more warpgroup draws the masks. They synchronize by mbarriers:
+//
+//   scheduler  tile_info_full -> producers, consumers   ring of TileInfos
+//   producers  q, k, v_full -> consumers, q, k, v_empty -> producers
+//   consumers, producers  tile_done -> scheduler        with the rows to recompute
 #pragma once
 
+#include <cstddef>
+
+#include "backends/cuda/device/barrier.cuh"
+#include "backends/cuda/device/tma.cuh"
+#include "backends/cuda/device/wgmma.cuh"
 #include "backends/cuda/runtime/launch.cuh"
-#include "backends/cuda/sm90/fwd/consumer.cuh"
+#include "backends/cuda/sm90/fwd/dropout_masks.cuh"
+#include "backends/cuda/sm90/fwd/epilogue.cuh"
 #include "backends/cuda/sm90/fwd/launch.h"
-#include "backends/cuda/sm90/fwd/producer.cuh"
+#include "backends/cuda/sm90/fwd/scheduler.cuh"
+#include "backends/cuda/sm90/fwd/scores.cuh"
+#include "backends/cuda/sm90/fwd/softmax.cuh"
 
 namespace headrace::cuda::sm90 {
+
+// ---- producers: one thread each
+
+// Calls load(info, k-block max, k-block min) for every tile with keys; info(offset) reads a field
+// of its TileInfo. Arrives at tile_done when the tile's loads are issued, which have consumed its
+// fields; the consumers wait for these loads, so they are not done with the tile before.
+// kPacesScheduler: in one of the threads, after which the scheduler takes its next tile.
+template <Tile kTile, bool kPacesScheduler, class Load>
+__device__ void for_each_tile(const Params& p, u32 smem, Load load) {
+  constexpr SmemPlan kSmem = smem_plan(kTile);
+  constexpr BarrierPlan kBarriers = barrier_plan(kTile);
+  const auto barrier = [smem](int i) { return smem + smem_plan(kTile).offset_barriers + 8 * i; };
+  for (Ring<kTileInfoStages> tile_info;; tile_info.next()) {
+    mbarrier_wait(barrier(kBarriers.tile_info_full + tile_info.stage), tile_info.parity);
+    const auto address = static_cast<u32>(smem + kSmem.offset_tile_info +
+                                          static_cast<int>(sizeof(TileInfo)) * tile_info.stage);
+    const auto info = [address](std::size_t offset) {
+      return static_cast<int>(load_shared(address + static_cast<u32>(offset)));
+    };
+    const int tile = info(offsetof(TileInfo, tile));
+    if (kPacesScheduler && p.tile_counter != nullptr)
+      mbarrier_arrive(released_behind(static_cast<u32>(tile), barrier(kBarriers.tile_info_read)));
+    if (tile == kEnd) return;
+    const int n_max = info(offsetof(TileInfo, k_block_max));
+    const int n_min = info(offsetof(TileInfo, k_block_min));
+    if (tile >= 0 && n_max > n_min) {
+      griddep_wait();
+      load(info, n_max, n_min);
+    }
+    mbarrier_arrive(released_behind(static_cast<u32>(tile ^ n_max ^ n_min),
+                                    barrier(kBarriers.tile_done + tile_info.stage)));
+  }
+}
+
+// Waits until the stage is empty, then issues boxes of `rows` rows, one for each swizzle atom.
+template <int kAtoms>
+__device__ __forceinline__ void load_stage(u32 to, int rows, const TensorMap& map, u64 policy,
+                                           u32 full, u32 empty, u32 parity, int column, int row,
+                                           int head, int batch) {
+  mbarrier_wait(empty, parity ^ 1);
+  mbarrier_arrive_expect_tx(full, kAtoms * rows * 128);
+#pragma unroll
+  for (int s = 0; s < kAtoms; ++s)
+    cp_async_bulk_tensor_load(to + s * rows * 128, &map, full, policy,
+                              column + s * kSwizzleAtomCols, row, head, batch);
+}
+
+template <Tile kTile>
+class QkProducer {
+ public:
+  __device__ QkProducer(const Params& p, const Maps& maps, u32 smem)
+      : p_(p), maps_(maps), smem_(smem) {}
+
+  __device__ void run() {
+    for_each_tile<kTile, true>(p_, smem_, [&](const auto& info, int n_max, int n_min) {
+      const int row_q = info(offsetof(TileInfo, row_q)) + info(offsetof(TileInfo, query));
+      const int head = info(offsetof(TileInfo, head)), row_k = info(offsetof(TileInfo, row_k));
+      const int kv_head = info(offsetof(TileInfo, kv_head));
+      const int batch = info(offsetof(TileInfo, tensor_batch));
+      // A Q with one buffer waits for the last S of the tile before; the first K need not.
+      constexpr bool kQWaits = kTile.q_buffers == 1 && !kTile.q_in_registers;
+      if (!kQWaits) load_q(row_q, head, batch);
+      load_k(row_k + (n_max - 1) * kTile.keys, kv_head, batch);
+      if (kQWaits) load_q(row_q, head, batch);
+      for (int n = n_max - 2; n >= n_min; --n) load_k(row_k + n * kTile.keys, kv_head, batch);
+    });
+  }
+
+ private:
+  static constexpr SmemPlan kSmem = smem_plan(kTile);
+  static constexpr BarrierPlan kBarriers = barrier_plan(kTile);
+  __device__ u32 barrier(int i) const { return smem_ + kSmem.offset_barriers + 8 * i; }
+
+  __device__ __forceinline__ void load_q(int row, int head, int batch) {
+#pragma unroll 1
+    for (int w = 0; w < kTile.warpgroups; ++w) {
+      const int i = q_.stage * kTile.warpgroups + w;
+      const u32 full = barrier(kBarriers.q_full + i);
+      const u32 to = smem_ + kSmem.offset_q + i * kSmem.q_group;
+      // A box has group_queries * pack rows, which may be less than 64.
+      const int atom_bytes = p_.group_queries * p_.pack * 128;
+      mbarrier_wait(barrier(kBarriers.q_empty + i), q_.parity ^ 1);
+      mbarrier_arrive_expect_tx(full, num_swizzle_atoms(kTile.head_dim) * atom_bytes);
+#pragma unroll
+      for (int s = 0; s < num_swizzle_atoms(kTile.head_dim); ++s)
+        cp_async_bulk_tensor_load(to + s * kGroupRows * 128, &maps_.q, full, kEvictFirst,
+                                  s * kSwizzleAtomCols, 0, row + w * p_.group_queries, head, batch);
+    }
+    q_.next();
+  }
+  __device__ __forceinline__ void load_k(int row, int kv_head, int batch) {
+    load_stage<num_swizzle_atoms(kTile.head_dim)>(
+        smem_ + kSmem.offset_k + k_.stage * kSmem.k_stage, kTile.keys, maps_.k, kEvictLast,
+        barrier(kBarriers.k_full + k_.stage), barrier(kBarriers.k_empty + k_.stage), k_.parity, 0,
+        row, kv_head, batch);
+    k_.next();
+  }
+
+  const Params& p_;
+  const Maps& maps_;
+  const u32 smem_;
+  Ring<kKStages> k_;
+  Ring<kTile.q_buffers> q_;
+};
+
+template <Tile kTile>
+struct VProducer {
+  const Params& p;
+  const Maps& maps;
+  u32 smem;
+
+  __device__ void run() {
+    constexpr SmemPlan kSmem = smem_plan(kTile);
+    constexpr BarrierPlan kBarriers = barrier_plan(kTile);
+    const u32 barriers = smem + kSmem.offset_barriers;
+    Ring<kTile.v_stages> v;
+    for_each_tile<kTile, false>(p, smem, [&](const auto& info, int n_max, int n_min) {
+      const int row = info(offsetof(TileInfo, row_k)), kv_head = info(offsetof(TileInfo, kv_head));
+      const int batch = info(offsetof(TileInfo, tensor_batch));
+      for (int n = n_max - 1; n >= n_min; --n, v.next())
+        load_stage<num_swizzle_atoms(kTile.head_dim_v)>(
+            smem + smem_plan(kTile).offset_v + v.stage * smem_plan(kTile).v_stage, kTile.keys,
+            maps.v, kEvictLast, barriers + 8 * (barrier_plan(kTile).v_full + v.stage),
+            barriers + 8 * (barrier_plan(kTile).v_empty + v.stage), v.parity, 0,
+            row + n * kTile.keys, kv_head, batch);
+    });
+  }
+};
+
+// The bias of a k-block, for each warpgroup as soon as it has read the one before.
+template <Tile kTile>
+struct BiasProducer {
+  const Params& p;
+  const Maps& maps;
+  u32 smem;
+
+  __device__ void run() {
+    const ScoreOperand& bias = p.args.bias;
+    u32 parity = 0;
+    for_each_tile<kTile, false>(p, smem, [&](const auto& info, int n_max, int n_min) {
+      // Exact scores of a recomputed tile load their bias from global memory.
+      if ((info(offsetof(TileInfo, tile)) & kRecompute) != 0 || p.has_tma_bias == 0) return;
+      const int row = info(offsetof(TileInfo, row_q)) + info(offsetof(TileInfo, query));
+      const int head = bias.stride_head != 0 ? info(offsetof(TileInfo, head)) : 0;
+      const int batch = bias.stride_batch != 0 ? info(offsetof(TileInfo, batch)) : 0;
+      for (int n = n_max - 1; n >= n_min; --n, parity ^= 1)
+        for (int group = 0; group < kTile.warpgroups; ++group)
+          load(n, group, parity, row, head, batch);
+    });
+  }
+
+ private:
+  __device__ __forceinline__ void load(int n, int group, u32 parity, int row, int head,
+                                       int batch) const {
+    constexpr SmemPlan kSmem = smem_plan(kTile);
+    constexpr BarrierPlan kBarriers = barrier_plan(kTile);
+    const u32 barriers = smem + kSmem.offset_barriers;
+    load_stage<num_swizzle_atoms(kTile.keys)>(
+        smem + kSmem.offset_bias + group * kSmem.bias_group, kGroupRows, maps.bias, kEvictNormal,
+        barriers + 8 * (kBarriers.bias_full + group), barriers + 8 * (kBarriers.bias_empty + group),
+        parity, n * kTile.keys, row + group * kGroupRows, head, batch);
+  }
+};
+
+// ---- consumers: two or three warpgroups
+
+template <Tile kTile, class Element, ScoreMod kScoreMod>
+class Consumer {
+ public:
+  __device__ __forceinline__ Consumer(const Params& p, const Maps& maps, u32 smem, int group)
+      : ctx_(p, smem, group), scores_(ctx_), epilogue_(ctx_, maps) {}
+
+  __device__ __forceinline__ void run() {
+    if constexpr (kTile.pingpong)
+      if (ctx_.group == kTile.warpgroups - 1) pingpong_arrive();
+    for (WorkTile work = next_tile(); work.tile != kEnd;) {
+      if (work.tile == kFlush) {
+        ctx_.arrive_tile_done(work);
+        work = next_tile();
+      } else if (!work.has_keys()) {
+        epilogue_.store_empty(work);
+        work = next_tile();
+      } else if (!kIsGeneral && work.is_recompute()) {
+        recompute_tile(work);
+        work = next_tile();
+      } else {
+        compute_tiles(work);
+      }
+    }
+    if (ctx_.lane == 0) cp_async_bulk_wait_group_read<0>();
+  }
+
+ private:
+  using TileScores = Scores<kTile, Element, kScoreMod>;
+  using RowSoftmax = typename TileScores::RowSoftmax;
+  static constexpr SmemPlan kSmem = smem_plan(kTile);
+  static constexpr BarrierPlan kBarriers = barrier_plan(kTile);
+  static constexpr bool kIsGeneral = TileScores::kIsGeneral;
+  static constexpr bool kHasExactScores = TileScores::kHasExactScores;
+  static constexpr int kDim = kTile.head_dim, kDimV = kTile.head_dim_v, kKeys = kTile.keys;
+  static constexpr int kQFragments = kTile.q_in_registers ? kDim / 16 : kTile.q_fragments;
+  static constexpr int kPingpongBarrier = 1 + 3;  // named barriers; zero_v_tail has 1 to 3
+  static_assert(!(kIsGeneral && kTile.overlaps_tiles), "a recomputed tile has no next one");
+  using Precise = PreciseSoftmax<kKeys, Element::kPreciseLog2Scale>;
+  using QK = WgmmaM64K16<typename Element::Operand, kKeys>;
+  using PV = WgmmaM64K16<typename Element::Operand, kDimV>;
+
+  // ---- a tile
+
+  // This tile and all that overlap with it; `work` is then the next tile.
+  __device__ __forceinline__ void compute_tiles(WorkTile& work) {
+    prologue(work);
+    WorkTile next;
+    if constexpr (kTile.overlaps_tiles) next = next_tile();
+    for (;;) {
+      for (int n = work.k_block_max - 2; n >= work.k_block_min; --n) iterate(work, n);
+      if constexpr (!kTile.overlaps_tiles) break;
+      if (!next.can_overlap()) break;
+      transition(work, next);
+    }
+    // Epilogue: the last P V, beside it the row sums and the lse; then O.
+    issue_pv();
+    const bool is_recompute = kIsGeneral && work.is_recompute();
+    const RowResults results = epilogue_.finish_rows(
+        work, is_recompute ? state_of(precise_) : state_of(softmax_), is_recompute);
+    finish_pv();
+    epilogue_.store(work, results, o_, is_recompute);
+    work = kTile.overlaps_tiles ? next : next_tile();
+  }
+
+  // The first k-block of a tile, with nothing beside it.
+  __device__ __forceinline__ void prologue(const WorkTile& work) {
+    const int n = work.k_block_max - 1;
+    scores_.load_rows(work);
+    // Wait for Q and K, issue S.
+    wait_q();
+    scores_.init_s(s_, work, n, work.is_recompute());
+    issue_first_s();
+    scores_.release_bias(work.is_recompute());
+    scores_.prefetch_bias(work, n);
+    // Wait for S, release K. Softmax.
+    wgmma_wait_group<0>();
+    finish_s(work, n);
+    if constexpr (!kHasExactScores) scores_.make_scores(s_, work, n);
+    first_p(work, n);
+    scores_.apply_dropout(s_, n);
+    pack_p();
+    scale_d_ = 0;
+    zero_v_tail(work, n);
+  }
+  __device__ __forceinline__ void first_p(const WorkTile& work, int n) {
+    if (work.is_recompute()) [[unlikely]] {
+      if constexpr (kHasExactScores) scores_.make_exact_scores(s_, work, n);
+      float factor[2];  // unused: there is no O yet
+      precise_.init();
+      precise_.update(s_, scores_.exact_to_log2(), factor);
+    } else {
+      if constexpr (kHasExactScores) scores_.make_scores(s_, work, n);
+      scores_.first_softmax(softmax_, s_, n);
+    }
+  }
+
+  // S of k-block n is multiplied beside P V of k-block n + 1: the softmax runs under that product.
+  __device__ __forceinline__ void iterate(const WorkTile& work, int n) {
+    float factor[2];
+    scores_.init_s(s_, work, n, false);
+    // Wait for K, issue S; wait for V, issue O += P V. Release the bias that S started with.
+    pingpong_wait();
+    issue_s();
+    issue_pv();
+    pingpong_arrive();
+    scores_.release_bias(false);
+    scores_.prefetch_bias(work, n);
+    // Wait for S, release K. Softmax under P V.
+    wgmma_wait_group<1>();
+    finish_s(work, n);
+    const bool is_masked = scores_.make_scores(s_, work, n);
+    const bool moves = online_softmax(work, n, is_masked, factor);
+    if constexpr (!TileScores::kIsLazy) softmax_.pin_exponentials();  // lazy updates branch anyway
+    scores_.apply_dropout(s_, n);
+    // Wait for P V, release V.
+    finish_pv();
+    if (moves) [[unlikely]]
+      rescale(o_, factor);
+    pack_p();
+  }
+  // General kernels recompute a tile by the same code, because there is so much of it. If true, O
+  // must be multiplied by `factor`.
+  __device__ __forceinline__ bool online_softmax(const WorkTile& work, int n, bool is_masked,
+                                                 float (&factor)[2]) {
+    if (kIsGeneral && work.is_recompute()) {
+      precise_.update(s_, scores_.exact_to_log2(), factor);
+      return true;
+    }
+    return scores_.online_softmax(softmax_, s_, n, is_masked, factor);
+  }
+
+  // The last P V of a tile beside the first S and softmax of the next.
+  __device__ __forceinline__ void transition(WorkTile& work, WorkTile& next) {
+    const int n = next.k_block_max - 1;
+    // Wait for the next Q and K, issue S of the next tile; wait for V, issue O += P V of this one.
+    wait_q();
+    scores_.load_rows(next);
+    scores_.init_s(s_, next, n, false);
+    pingpong_wait();
+    issue_first_s();
+    scores_.release_bias(false);
+    issue_pv();
+    pingpong_arrive();
+    // Row sums and lse of this tile; wait for S, release K; softmax of the next tile. All under P
+    // V.
+    const RowResults results = epilogue_.finish_rows(work, state_of(softmax_), false);
+    wgmma_wait_group<1>();
+    finish_s(next, n);
+    scores_.make_scores(s_, next, n);
+    scores_.first_softmax(softmax_, s_, n);
+    softmax_.pin_exponentials();
+    scores_.apply_dropout(s_, n);
+    const WorkTile after = next_tile();
+    // Wait for P V, release V: behind what next_tile() loaded, which is not V, but check_sass.py
+    // cannot know.
+    wait_pv();
+    release(kBarriers.v_empty, v_, after.loaded_words());
+    pack_p();
+    scale_d_ = 0;
+    // Store O of this tile.
+    epilogue_.store(work, results, o_, false);
+    zero_v_tail(next, n);
+    work = next;
+    next = after;
+  }
+
+  // A tile with rows that the first pass could not represent, without overlap.
+  __device__ __forceinline__ void recompute_tile(const WorkTile& work) {
+    prologue(work);
+    float factor[2];
+    for (int n = work.k_block_max - 2; n >= work.k_block_min; --n) {
+      // O += P V, then S, each waited for.
+      issue_pv();
+      finish_pv();
+      scores_.init_s(s_, work, n, true);
+      issue_s();
+      wgmma_wait_group<0>();
+      finish_s(work, n);
+      scores_.make_exact_scores(s_, work, n);
+      precise_.update(s_, scores_.exact_to_log2(), factor);
+      rescale(o_, factor);
+      scores_.apply_dropout(s_, n);
+      pack_p();
+    }
+    issue_pv();
+    const RowResults results = epilogue_.finish_rows(work, state_of(precise_), true);
+    finish_pv();
+    epilogue_.store(work, results, o_, true);
+  }
+
+  // ---- its parts
+
+  __device__ __forceinline__ WorkTile next_tile() {
+    WorkTile work{};
+    work.slot = tile_info_.stage;
+    mbarrier_wait(ctx_.barrier(kBarriers.tile_info_full + work.slot), tile_info_.parity);
+    tile_info_.next();
+    const auto uniform = [&](std::size_t offset) {
+      return __shfl_sync(0xffffffffu, ctx_.info(work, offset), 0);
+    };
+    // unmasked_end is loaded first: loads return in order, so a wait for `tile` covers it too.
+    work.unmasked_end = uniform(offsetof(TileInfo, unmasked_end));
+    work.tile = uniform(offsetof(TileInfo, tile));
+    if (work.tile < 0) return work;
+    work.k_block_max = uniform(offsetof(TileInfo, k_block_max));
+    work.k_block_min = uniform(offsetof(TileInfo, k_block_min));
+    work.unmasked_begin = uniform(offsetof(TileInfo, unmasked_begin));
+    return work;
+  }
+
+  // The products of an iteration are issued by one warpgroup at a time, so that its softmax runs
+  // beside the products of another. A named barrier has the 128 threads that wait and the 128 that
+  // arrive. Only an S that is issued beside a P V takes part; all warpgroups have equally many.
+  __device__ __forceinline__ void pingpong_wait() {
+    if constexpr (kTile.pingpong) bar_sync(kPingpongBarrier + ctx_.group, 256);
+  }
+  __device__ __forceinline__ void pingpong_arrive() {
+    if constexpr (kTile.pingpong)
+      bar_arrive(kPingpongBarrier + (ctx_.group + 1 == kTile.warpgroups ? 0 : ctx_.group + 1), 256);
+  }
+
+  __device__ __forceinline__ void wait_q() {
+    q_barrier_ = q_stage_.stage * kTile.warpgroups + ctx_.group;
+    q_address_ = ctx_.smem + kSmem.offset_q + q_barrier_ * kSmem.q_group;
+    mbarrier_wait(ctx_.barrier(kBarriers.q_full + q_barrier_), q_stage_.parity);
+    q_stage_.next();
+    const int row = ctx_.warp * 16 + (ctx_.lane & 15);
+#pragma unroll
+    for (int i = 0; i < kQFragments; ++i) {
+      const int chunk = 2 * (i % 4) + (ctx_.lane >> 4);
+      ldmatrix_x4(q_[i], q_address_ + (i / 4) * kGroupRows * 128 +
+                             swizzle128(static_cast<u32>(row * 128 + chunk * 16)));
+    }
+  }
+  __device__ __forceinline__ void release_q() {
+    __syncwarp();
+    if (ctx_.lane == 0) mbarrier_arrive(ctx_.barrier(kBarriers.q_empty + q_barrier_));
+  }
+
+  // Wait for K, issue S = Q K^T.
+  __device__ __forceinline__ void issue_s() {
+    mbarrier_wait(ctx_.barrier(kBarriers.k_full + k_.stage), k_.parity);
+    wgmma_fence();
+    const u64 k = wgmma_descriptor(ctx_.smem + kSmem.offset_k + k_.stage * kSmem.k_stage, 16);
+    [[maybe_unused]] const u64 q = wgmma_descriptor(q_address_, 16);
+#pragma unroll
+    for (int i = 0; i < kDim / 16; ++i) {
+      const u64 k_i = wgmma_descriptor_advance(k, (i % 4) * 32 + (i / 4) * kKeys * 128);
+      if (i < kQFragments) {
+        QK::template rs<Major::k>(s_, q_[i], k_i, TileScores::kHasBias || i != 0);
+      } else {
+        QK::template ss<Major::k>(
+            s_, wgmma_descriptor_advance(q, (i % 4) * 32 + (i / 4) * kGroupRows * 128), k_i,
+            TileScores::kHasBias || i != 0);
+      }
+    }
+    wgmma_commit_group();
+  }
+  // The first S of a tile. Its wgmmas have consumed the fragments of Q when they are issued, so Q
+  // is released behind them, not behind the ldmatrix.
+  __device__ __forceinline__ void issue_first_s() {
+    issue_s();
+    if constexpr (kTile.q_in_registers) release_q();
+  }
+  // S is complete: release K, and behind the last S of the tile a Q in shared memory.
+  __device__ __forceinline__ void finish_s(const WorkTile& work, int n) {
+    warpgroup_fence_operand(s_);
+    release(kBarriers.k_empty, k_);
+    if constexpr (!kTile.q_in_registers)
+      if (n == work.k_block_min) release_q();
+  }
+
+  // Wait for V, issue O += P V.
+  __device__ __forceinline__ void issue_pv() {
+    mbarrier_wait(ctx_.barrier(kBarriers.v_full + v_.stage), v_.parity);
+    // Without this fence ptxas adds its own (C7519).
+    wgmma_fence();
+    const u64 v =
+        wgmma_descriptor(ctx_.smem + kSmem.offset_v + v_.stage * kSmem.v_stage, kKeys * 128);
+#pragma unroll
+    for (int i = 0; i < kKeys / 16; ++i)
+      PV::template rs<Major::mn>(o_, p_frag_[i], wgmma_descriptor_advance(v, i * 2048),
+                                 i == 0 ? scale_d_ : 1);
+    wgmma_commit_group();
+    scale_d_ = 1;
+  }
+  __device__ __forceinline__ void wait_pv() {
+    wgmma_wait_group<0>();
+    warpgroup_fence_operand(o_);
+    warpgroup_fence_operand(p_frag_);
+  }
+  __device__ __forceinline__ void finish_pv() {
+    wait_pv();
+    release(kBarriers.v_empty, v_);
+  }
+
+  // Release a stage that was read by wgmmas that have completed. `loaded`: values of other loads
+  // from shared memory that are in flight.
+  template <int kStages>
+  __device__ __forceinline__ void release(int empty_0, Ring<kStages>& ring) {
+    if ((threadIdx.x & 127) == 0) mbarrier_arrive(ctx_.barrier(empty_0 + ring.stage));
+    ring.next();
+  }
+  template <int kStages>
+  __device__ __forceinline__ void release(int empty_0, Ring<kStages>& ring, u32 loaded) {
+    const u32 empty = released_behind(loaded, ctx_.barrier(empty_0 + ring.stage));
+    if ((threadIdx.x & 127) == 0) mbarrier_arrive(empty);
+    ring.next();
+  }
+
+  __device__ __forceinline__ void pack_p() {
+#pragma unroll
+    for (int i = 0; i < kKeys / 4; ++i)
+      p_frag_[i / 4][i % 4] = Element::pack(s_[2 * i], s_[2 * i + 1]);
+    scores_.drop_packed(p_frag_);
+  }
+
+  // Rows of V beyond the end of a ragged sequence belong to another: zeros, because 0 * NaN is NaN.
+  __device__ __forceinline__ void zero_v_tail(const WorkTile& work, int n) {
+    if (!ctx_.p.problem.is_ragged) [[likely]]
+      return;
+    const int rows = ctx_.info(work, offsetof(TileInfo, seqlen_k)) - n * kKeys;
+    if (rows >= kKeys) [[likely]]
+      return;
+    mbarrier_wait(ctx_.barrier(kBarriers.v_full + v_.stage), v_.parity);
+    const u32 v = ctx_.smem + kSmem.offset_v + v_.stage * kSmem.v_stage;
+    const int thread = static_cast<int>(threadIdx.x) & 127;
+#pragma unroll 1
+    for (int i = rows * 8 + thread; i < kKeys * 8; i += 128)
+#pragma unroll
+      for (int atom = 0; atom < num_swizzle_atoms(kDimV); ++atom)
+        asm volatile(
+            "st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(v + atom * kKeys * 128 + i * 16),
+            "r"(0)
+            : "memory");
+    fence_proxy_async();
+    bar_sync(1 + ctx_.group, 128);
+  }
+
+  __device__ __forceinline__ SoftmaxState state_of(const RowSoftmax& x) const {
+    return {{x.row_max_ref[0], x.row_max_ref[1]}, {x.sum[0], x.sum[1]}, {-INFINITY, -INFINITY}};
+  }
+  __device__ __forceinline__ SoftmaxState state_of(const Precise& x) const {
+    const float c = scores_.exact_to_log2(), natural = scores_.exact_to_natural();
+    return {{x.row_max_ref(0, c), x.row_max_ref(1, c)},
+            {x.sum[0], x.sum[1]},
+            {x.max[0] * natural, x.max[1] * natural}};
+  }
+
+  const TileContext<kTile> ctx_;
+  TileScores scores_;
+  Epilogue<kTile, Element, kScoreMod> epilogue_;
+  Ring<kTileInfoStages> tile_info_;
+  Ring<kKStages> k_;
+  Ring<kTile.v_stages> v_;
+  Ring<kTile.q_buffers> q_stage_;  // of the next Q
+  int q_barrier_ = 0;              // of the current Q
+  u32 q_address_ = 0;
+  int scale_d_ = 0;     // of the next P V: 0 overwrites O
+  float s_[kKeys / 2];  // S, then P
+  float o_[kDimV / 2];
+  u32 p_frag_[kKeys / 16][4];
+  u32 q_[kQFragments > 0 ? kQFragments : 1][4];
+  RowSoftmax softmax_;
+  Precise precise_;
+};
+
+// ---- the kernel
 
 template <Tile kTile>
 __device__ __forceinline__ void init_barriers(u32 smem) {
@@ -41,7 +590,7 @@ __device__ __forceinline__ void init_barriers(u32 smem) {
   fence_proxy_async();
 }
 
-// What is compiled. A type, since nvcc 13.0 cannot name a kernel whose template parameter is a
+// The compiled variant, as a type: nvcc 13.0 cannot name a kernel whose template parameter is a
 // value of a class.
 template <Tile kTileOfVariant, class ElementOfVariant, ScoreMod kScoreModOfVariant>
 struct Variant {
@@ -72,7 +621,7 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
   if constexpr (kTile.has_mask_warpgroup) {
     if (group > kTile.warpgroups) {
       setmaxnreg_dec<mask_registers(kTile)>();
-      DropoutMaskProducer<kTile, typename Variant::Element>(params, smem).run();
+      DropoutMaskProducer<kTile>(params, smem).run();
       return;
     }
   }
@@ -89,9 +638,9 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
     Scheduler<kTile>(params, smem, static_cast<int>(threadIdx.x) & 31).run();
   } else if (elect_sync()) {
     if (warp == 0) QkProducer<kTile>(params, maps, smem).run();
-    if (warp == 2) VProducer<kTile>(params, maps, smem).run();
+    if (warp == 2) VProducer<kTile>{params, maps, smem}.run();
     if constexpr (kTile.has_tma_bias)
-      if (warp == 3) BiasProducer<kTile>(params, maps, smem).run();
+      if (warp == 3) BiasProducer<kTile>{params, maps, smem}.run();
   }
 #endif
 }
@@ -111,7 +660,7 @@ Status launch_variant(const char* name, const Call& call) {
                 call.maps);
 }
 
-// Both formats of a tile.
+// Both dtypes of a tile.
 template <Tile kTile, ScoreMod kScoreMod>
 Status launch_tile(const char* name_bf16, const char* name_f16, const Call& call) {
   if (dtype_of(call.params.problem) == DType::bf16)

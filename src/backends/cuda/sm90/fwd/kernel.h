@@ -1,4 +1,4 @@
-// "cuda_sm90_fwd": attention forward by the copy engine and wgmma.
+// "cuda_sm90_fwd": attention forward by TMA and wgmma.
 #pragma once
 
 #include "core/kernel.h"

@@ -1,4 +1,4 @@
-// The compiled kernels: a file for a tile and its scores, with both formats.
+// The compiled kernels: a file for each tile and ScoreMod, with both dtypes.
 #pragma once
 
 #include "backends/cuda/sm90/fwd/params.h"

@@ -1,4 +1,4 @@
-// What the host hands to the Hopper forward kernel.
+// What the host passes to the Hopper forward kernel.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@
 
 namespace headrace::cuda::sm90 {
 
-// Sums of two lengths and a window stay within 32 bits.
+// Sums of two lengths and a window fit 32 bits.
 inline constexpr int kMaxSeqlen = 1 << 29, kOpenWindow = 1 << 30;
 
-// In the workspace; tickets.cuh has what they mean.
+// The dynamic tile counter, in the workspace: see tile_counter.cuh.
 struct alignas(16) TileCounterWords {
   unsigned long long mark;
   int next, num_closed;
@@ -22,8 +22,8 @@ struct Params {
   Problem problem;
   AttentionArgs args;
   ScoreParams score_params;
-  // Queries and heads as tiles see them. With `pack` > 1 the rows of a tile are (query, head of a
-  // group) pairs, the head fastest, and a warpgroup has floor(64 / pack) queries.
+  // Queries and heads of tiles. With `pack` > 1 the rows of a tile are (query, head of a group)
+  // pairs, the head fastest, and a warpgroup has floor(64 / pack) queries.
   int pack;           // query heads that share a tile: 1, or the whole group
   int pack_inverse;   // row / pack is row * pack_inverse >> 16, for the 64 rows of a warpgroup
   int group_queries;  // of a warpgroup
@@ -36,50 +36,22 @@ struct Params {
   int window_left, window_right, is_top_left;
   // Order of the tiles.
   int num_tiles;                   // ragged: an upper bound
-  int m_blocks;                    // dense: of a sequence
+  int m_blocks;                    // dense: tiles of a sequence and head
   int is_triangular;               // later queries see more keys: longest tiles first
   int section;                     // dense: (batch, head) pairs whose K and V fit L2 together
-  int num_sections;                // dense: so many of that size, then one with the rest
+  int num_sections;                // dense: full sections; one more has the remaining pairs
   int section_keys;                // ragged: keys whose K and V fit
   TileCounterWords* tile_counter;  // null: CTA i has tiles i, i + gridDim.x, ...
   unsigned long long tile_counter_token;
   float scale_log2;
-  int has_bias_pairs;  // a bias in the dtype of q whose neighbours of keys are aligned words
+  int has_bias_pairs;  // a bias in the dtype of q in which pairs of neighbouring keys are aligned
   std::uint32_t* error_word;
-  int has_tma_bias;  // the copy engine brings the bias, where the tile has room for it
+  int has_tma_bias;  // the bias suits TMA; used by tiles with has_tma_bias
 };
 
 struct Maps {
-  TensorMap q, k, v, out;  // out: of tiles that stage it
-  TensorMap bias;          // with has_bias_boxes
+  TensorMap q, k, v, out;  // out: of tiles with has_tma_store
+  TensorMap bias;          // with has_tma_bias
 };
-
-// What the scheduler announces: word numbers of an entry in shared memory.
-enum TileInfoWord : int {
-  kWordTile = 0,       // tile number, with kRedo: for the second time; or kDrain, kEnd
-  kWordBlockMax,       // last key tile + 1: tiles go from right to left
-  kWordBlockMin,       // first key tile
-  kWordUnmaskedBegin,  // key tiles [begin, end) that every row of the tile sees as a whole
-  kWordUnmaskedEnd,
-  kWordSeqlenK,  // seqlen_k
-  kWordRight,    // query q of the tile (0 is its first) sees keys below min(seqlen_k, right + q)
-  kWordLeft,     // and from left + q
-  kWordQuery =
-      8,         // first query of the tile, within its sequence; read together with the next three
-  kWordSeqlenQ,  // seqlen_q
-  kWordHead,     // of the tile_heads
-  kWordBatch,
-  kWordRowQ,  // first row of the sequence in q and out, k and v (ragged)
-  kWordRowK,
-  kWordKvHead,
-  kWordTensorBatch,  // of the tensors' batch axis; ragged: 0
-  kNumWords,
-  kWordRecomputeRows =
-      16,  // [12] bit r of word w: row r of warp w. Announced: rows to write, of a tile
-           // that is computed again. Reported with the tile: rows that are bad.
-};
-inline constexpr int kRecompute = 1 << 30;
-inline constexpr int kEnd = -1;    // no more tiles
-inline constexpr int kFlush = -2;  // finish the tile in hand, then look again
 
 }  // namespace headrace::cuda::sm90

@@ -1,7 +1,7 @@
-// Which tile comes next, and what it covers. One warp of each CTA decides and announces; the
-// copying threads and the consumers read. Announcements go through a ring of kEntries: one in work,
-// one finished but not yet reported, two ahead.
+// Tile scheduler: the order of the tiles and the TileInfo of each.
 #pragma once
+
+#include <cstddef>
 
 #include "backends/cuda/common/lengths.cuh"
 #include "backends/cuda/device/barrier.cuh"
@@ -11,9 +11,9 @@
 
 namespace headrace::cuda::sm90 {
 
-// Position of a tile in the order of one sequence (or of all, in a dense batch): its block of rows
-// and its head. Where later rows see more keys the longest tiles come first, so that the ends of
-// all CTAs even out, and heads run fastest inside sections whose K and V stay in L2 together.
+// Position of a tile in the order of one sequence (dense: of all): its block of rows and its head.
+// Where later rows see more keys the longest tiles come first, so that all CTAs end at about the
+// same time, and heads vary fastest within sections whose K and V stay in L2 together.
 struct TilePosition {
   int m_block, head;
 };
@@ -28,11 +28,16 @@ __device__ __forceinline__ TilePosition tile_position(const Params& p, int t, in
   return {m_blocks - 1 - rest / width, first + rest % width};
 }
 
-// A sequence of the batch: rows in the tensors and lengths, which fit 32 bits (kernel.cc).
+// First rows in the tensors and lengths of a sequence; they fit 32 bits (kernel.cc).
 struct SequenceRows {
   int row_q, row_k, seqlen_q, seqlen_k;
 };
 
+// The words of a TileInfo, each written by a lane.
+constexpr int word_of(std::size_t offset) { return static_cast<int>(offset) / 4; }
+
+// Runs in one warp of the CTA. A ring of kTileInfoStages TileInfos: one being computed, one
+// computed but not yet retired, two ahead.
 template <Tile kTile>
 class Scheduler {
  public:
@@ -40,7 +45,7 @@ class Scheduler {
       : p_(p), smem_(smem), lane_(lane), counter_(p, lane) {}
 
   __device__ void run() {
-    if (p_.problem.is_ragged != 0) griddep_wait();
+    if (p_.problem.is_ragged != 0) griddep_wait();  // reads cu_seqlens
     tile_ = static_cast<int>(blockIdx.x);
     while (tile_ < p_.num_tiles && find(tile_)) {
       publish(tile_, 0);
@@ -50,7 +55,7 @@ class Scheduler {
     publish(kFlush, 0);
     if (p_.tile_counter != nullptr) counter_.close();
     is_flushing_ = true;
-    // A tile may still be announced again; the last word, kDrain, will not.
+    // A pending tile may have to be recomputed. kFlush, the last one, is never recomputed.
     while (num_pending_ > 1 || (num_pending_ == 1 && pending_[0] >= 0)) retire();
     publish(kEnd, 0);
   }
@@ -61,25 +66,27 @@ class Scheduler {
   static constexpr int kWarps = 4 * kTile.warpgroups;
 
   __device__ u32 barrier(int i) const { return smem_ + kSmem.offset_barriers + 8 * i; }
-  __device__ u32 word(int slot, int i) const {
-    return smem_ + kSmem.offset_tile_info + 4 * (slot * kTileInfoWords + i);
+  __device__ u32 word_address(int slot, int word) const {
+    return smem_ + kSmem.offset_tile_info +
+           4 * (slot * (static_cast<int>(sizeof(TileInfo)) / 4) + word);
   }
+  static constexpr int kRowsWord = word_of(offsetof(TileInfo, recompute_rows));
 
-  // Seldom asks: this warp must not take the turns of those that compute. After the last tile the
-  // CTA's end waits for it.
+  // Poll with backoff so that the scheduler warp does not steal issue slots from the consumers.
+  // After the last tile the end of the CTA waits for this warp: no backoff.
   __device__ void wait(int i, u32 parity) const {
     while (!mbarrier_try_wait(barrier(i), parity))
       if (!is_flushing_) __nanosleep(200);
   }
 
-  // The number of the CTA's next tile. A ticket is taken when the producer begins with the tile
-  // before: who takes a tile early holds it while others may be free.
+  // Sets tile_ to the CTA's next tile. The counter is read when the producer begins the tile
+  // before: a tile that is taken earlier may wait while other CTAs are idle.
   __device__ void advance() {
     const int grid = static_cast<int>(gridDim.x);
     tile_ = p_.tile_counter == nullptr ? tile_ + grid : counter_.next() + grid;
   }
 
-  // Fills place_, batch_idx_ and rows_; false beyond the last tile of a ragged batch.
+  // Sets position_, batch_idx_ and rows_; false beyond the last tile of a ragged batch.
   __device__ bool find(int t) {
     if (p_.problem.is_ragged) return find_ragged(t);
     position_ = tile_position(p_, t, p_.m_blocks, p_.batch_heads, p_.section, p_.num_sections);
@@ -89,9 +96,9 @@ class Scheduler {
     return true;
   }
 
-  // 32 sequences at a time, from where the last search ended.
+  // 32 sequences at a time, starting where the last search ended.
   __device__ bool find_ragged(int t) {
-    if (t < tiles_before_) first_ = tiles_before_ = 0;  // a tile is computed again
+    if (t < tiles_before_) first_ = tiles_before_ = 0;  // a tile is recomputed
     const int batch = static_cast<int>(p_.problem.batch);
     for (; first_ < batch; first_ += 32) {
       const SequenceRows mine =
@@ -135,15 +142,16 @@ class Scheduler {
             .seqlen_k = static_cast<int>(s.seqlen_k)};
   }
 
-  // rows: lane w's are those that warp w writes, where the tile is computed again.
-  __device__ void publish(int code, u32 rows) {
+  // Writes a TileInfo and arrives at its barrier. rows: lane w's are the rows that warp w writes,
+  // where the tile is recomputed.
+  __device__ void publish(int tile, u32 rows) {
     const int slot = tile_info_.stage;
-    const int value = code < 0 ? code : tile_info_word(code);
-    if (lane_ < kNumWords) store_shared(word(slot, lane_), static_cast<u32>(value));
-    if (lane_ < kWarps) store_shared(word(slot, kWordRecomputeRows + lane_), rows);
-    if (num_pending_ == 0) pending_[0] = code;
-    if (num_pending_ == 1) pending_[1] = code;
-    if (num_pending_ == 2) pending_[2] = code;
+    const int value = tile < 0 ? tile : tile_info_word(tile);
+    if (lane_ < kRowsWord) store_shared(word_address(slot, lane_), static_cast<u32>(value));
+    if (lane_ < kWarps) store_shared(word_address(slot, kRowsWord + lane_), rows);
+    if (num_pending_ == 0) pending_[0] = tile;
+    if (num_pending_ == 1) pending_[1] = tile;
+    if (num_pending_ == 2) pending_[2] = tile;
     ++num_pending_;
     __syncwarp();
     if (lane_ == 0) mbarrier_arrive(barrier(kBarriers.tile_info_full + slot));
@@ -153,21 +161,21 @@ class Scheduler {
     read_.next();
   }
 
-  // Waits until the oldest tile is finished; if rows of it were bad it is announced again.
+  // Waits until the oldest tile is done. If rows of it need it, the tile is published again.
   __device__ void retire() {
-    const int slot = done_.stage, code = pending_[0];
+    const int slot = done_.stage, tile = pending_[0];
     wait(kBarriers.tile_done + slot, done_.parity);
     done_.next();
     pending_[0] = pending_[1];
     pending_[1] = pending_[2];
     --num_pending_;
-    if (code < 0 || (code & kRecompute) != 0) return;
-    const u32 rows = lane_ < kWarps ? load_shared(word(slot, kWordRecomputeRows + lane_)) : 0;
-    if (__any_sync(0xffffffffu, rows != 0) && find(code)) publish(code | kRecompute, rows);
+    if (tile < 0 || (tile & kRecompute) != 0) return;
+    const u32 rows = lane_ < kWarps ? load_shared(word_address(slot, kRowsWord + lane_)) : 0;
+    if (__any_sync(0xffffffffu, rows != 0) && find(tile)) publish(tile | kRecompute, rows);
   }
 
-  // Lane i's word.
-  __device__ int tile_info_word(int code) const {
+  // Word lane_ of the TileInfo.
+  __device__ int tile_info_word(int tile) const {
     constexpr int kKeys = kTile.keys;
     const int query = position_.m_block * p_.tile_queries;
     const int last_query = min(rows_.seqlen_q - query, p_.tile_queries) - 1;
@@ -175,51 +183,52 @@ class Scheduler {
     const int right = diagonal + p_.window_right + 1, left = diagonal - p_.window_left;
     const bool is_right_open = p_.window_right == kOpenWindow;
     switch (lane_) {
-      case kWordTile:
-        return code;
-      case kWordBlockMax:
+      case word_of(offsetof(TileInfo, tile)):
+        return tile;
+      case word_of(offsetof(TileInfo, k_block_max)):
         return (max(min(rows_.seqlen_k, right + last_query), 0) + kKeys - 1) / kKeys;
-      case kWordBlockMin:
+      case word_of(offsetof(TileInfo, k_block_min)):
         return max(left, 0) / kKeys;
-      case kWordUnmaskedBegin:
+      case word_of(offsetof(TileInfo, unmasked_begin)):
         return (max(left + last_query, 0) + kKeys - 1) / kKeys;
-      case kWordUnmaskedEnd:
-        // A row whose keys end where a key tile does must meet that tile as a masked one: it is the
-        // first that the row sees, and there its reference is found.
+      case word_of(offsetof(TileInfo, unmasked_end)):
+        // A k-block at whose end the keys of some row end counts as masked: it is the first that
+        // the row sees, and row_max_ref is initialized in masked k-blocks only.
         return is_right_open ? rows_.seqlen_k / kKeys
                              : max(min(rows_.seqlen_k, right) - 1, 0) / kKeys;
-      case kWordSeqlenK:
+      case word_of(offsetof(TileInfo, seqlen_k)):
         return rows_.seqlen_k;
-      case kWordRight:
+      case word_of(offsetof(TileInfo, right)):
         return right;
-      case kWordLeft:
+      case word_of(offsetof(TileInfo, left)):
         return left;
-      case kWordQuery:
+      case word_of(offsetof(TileInfo, query)):
         return query;
-      case kWordSeqlenQ:
+      case word_of(offsetof(TileInfo, seqlen_q)):
         return rows_.seqlen_q;
-      case kWordHead:
+      case word_of(offsetof(TileInfo, head)):
         return position_.head;
-      case kWordBatch:
+      case word_of(offsetof(TileInfo, batch)):
         return batch_idx_;
-      case kWordRowQ:
+      case word_of(offsetof(TileInfo, row_q)):
         return rows_.row_q;
-      case kWordRowK:
+      case word_of(offsetof(TileInfo, row_k)):
         return rows_.row_k;
-      case kWordKvHead:
+      case word_of(offsetof(TileInfo, kv_head)):
         return position_.head / p_.kv_divisor;
-      default:
+      default:  // tensor_batch
         return p_.problem.is_ragged != 0 ? 0 : batch_idx_;
     }
   }
+  static_assert(word_of(offsetof(TileInfo, tensor_batch)) + 1 == kRowsWord);
 
   const Params& p_;
   const u32 smem_;
   const int lane_;
   Ring<kTileInfoStages> tile_info_, done_;
   Ring<1> read_;
-  int pending_[3];  // announced and not collected, oldest first; never indexed by a variable, so
-                    // that it stays in registers
+  int pending_[3];  // published and not retired, oldest first; never indexed by a variable, so that
+                    // it stays in registers
   int num_pending_ = 0;
   bool is_flushing_ = false;
   TileCounter counter_;
@@ -227,7 +236,7 @@ class Scheduler {
   TilePosition position_{};
   SequenceRows rows_{};
   int batch_idx_ = 0;
-  // Where the search in a ragged batch goes on: a sequence, and the tiles of those before it.
+  // Where the search in a ragged batch continues: a sequence, and the tiles of those before it.
   int first_ = 0, tiles_before_ = 0;
 };
 

@@ -1,5 +1,6 @@
-// Numbers of tiles for whoever is free, from words in the workspace. Nobody has cleared those, and
-// a kernel that only clears them would cost 3 us of every call: the first CTA that asks does.
+// Dynamic tile counter, in words of the workspace. The words are not cleared before the launch: a
+// kernel that only clears them would cost 3 us of every call. The first CTA that reads the counter
+// clears it.
 #pragma once
 
 #include "backends/cuda/device/barrier.cuh"
@@ -7,9 +8,9 @@
 
 namespace headrace::cuda::sm90 {
 
-// One warp's view. `token` is a number that no other call of the process has, so that what lies in
-// the workspace by chance is no call's mark (of 2^63 values). The last CTA takes the mark away: a
-// graph brings the same token again.
+// One warp's view. No other call of the process has the same token, so stale words in the workspace
+// do not look like this call's mark (one of 2^63 values). The last CTA resets the mark: a replayed
+// graph has the same token again.
 class TileCounter {
  public:
   __device__ TileCounter(const Params& p, int lane)
@@ -20,7 +21,7 @@ class TileCounter {
     const int tile = lane_ == 0 ? atomicAdd(&words_->next, 1) : 0;
     return __shfl_sync(0xffffffffu, tile, 0);
   }
-  // Once in every CTA, behind its last ticket.
+  // Once in every CTA, after its last next().
   __device__ void close() {
     init_once();
     if (lane_ != 0) return;
@@ -33,7 +34,7 @@ class TileCounter {
   __device__ void init_once() {
     if (is_ready_) return;
     is_ready_ = true;
-    griddep_wait();  // which may have the same workspace
+    griddep_wait();  // the kernel before may use the same workspace
     if (lane_ == 0) init_or_wait();
     __syncwarp();
   }
