@@ -4,8 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "core/problem.h"
@@ -13,6 +15,29 @@
 namespace headrace {
 
 struct Kernel;
+
+// A kernel's own part of a plan: a small value that its plan() computes and only its launch()
+// reads, so that a call computes nothing that the problem alone decides.
+class KernelPlan {
+ public:
+  template <class T>
+  void set(const T& value) {
+    static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= kBytes);
+    std::memcpy(bytes_, &value, sizeof(T));
+  }
+  // The T that set() was given.
+  template <class T>
+  T get() const {
+    static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= kBytes);
+    T value;
+    std::memcpy(&value, bytes_, sizeof(T));
+    return value;
+  }
+
+ private:
+  static constexpr std::size_t kBytes = 128;
+  unsigned char bytes_[kBytes] = {};
+};
 
 // The result of a kernel's plan(). Fields that do not apply to a kernel are 0.
 struct Schedule {
@@ -33,6 +58,7 @@ struct Schedule {
   int sum_bits = 0;
   bool has_fixed_bits = true;  // bit-identical from run to run
   std::string note;            // one line for explain(): the code path and its reason
+  KernelPlan kernel_plan;
 };
 
 struct RefusedKernel {

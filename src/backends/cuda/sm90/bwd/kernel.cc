@@ -115,14 +115,41 @@ Layout layout_of(const Problem& p) {
   return layout;
 }
 
-Schedule plan(const Problem& p, const DeviceInfo&) {
-  const Tile& tile = variant_of(p)->tile;
+// KV heads of a section: as many as keep Q, dO and the dQ accumulator in this part of the L2 cache,
+// and at least as many as keep the device busy while their longest CTA runs, or the end of the grid
+// would wait for it. With a causal mask a CTA takes half as long as the longest on average. Of a
+// ragged batch only the longest length is known: sections stay within a sequence, or short
+// sequences would leave the cache before their second key blocks.
+constexpr std::int64_t kSectionShare = 2;  // 1 / 2
+
+int section_of(const Problem& p, const DeviceInfo& device) {
+  if (!is_triangular(p)) return 0;
+  const std::int64_t head_bytes =
+      p.seqlen_q * group_size(p) * (2 * (p.head_dim + p.head_dim_v) + 4 * p.head_dim);
+  const std::int64_t cached = device.l2_bytes / kSectionShare / head_bytes;
+  const std::int64_t busy = ceil_div<std::int64_t>(2 * device.num_units, key_blocks(p));
+  const std::int64_t all = p.batch * p.num_kv_heads;
+  const std::int64_t most = p.is_ragged ? p.num_kv_heads : all;
+  return static_cast<int>(std::min(std::max({cached, busy, ceil_div(all, kMaxGrid)}), most));
+}
+
+// What a launch needs beside the pointers of the call.
+struct BackwardPlan {
+  const Variant* variant;
+  Layout layout;
+  int section;
+};
+
+Schedule plan(const Problem& p, const DeviceInfo& device) {
+  const BackwardPlan own{
+      .variant = variant_of(p), .layout = layout_of(p), .section = section_of(p, device)};
+  const Tile& tile = own.variant->tile;
   Schedule schedule;
   schedule.tile_m = tile.queries;
   schedule.tile_n = tile.keys;
   schedule.prob_dtype = dtype_of(p);
   schedule.num_ctas = p.batch * p.num_kv_heads * key_blocks(p);
-  schedule.workspace_bytes = layout_of(p).bytes();
+  schedule.workspace_bytes = own.layout.bytes();
   schedule.ds_from_rounded_p = tile.is_specialized;
   schedule.sum_bits = p.deterministic ? kFixedPointBits : 0;
   schedule.has_fixed_bits = p.deterministic;
@@ -131,6 +158,7 @@ Schedule plan(const Problem& p, const DeviceInfo&) {
                   tile.keys, tile.queries, is_triangular(p) ? ", longest first" : "",
                   p.deterministic ? "fixed point" : "float (not the same bits from run to run)",
                   p.has_dbias ? "; dbias by mma.sync" : "");
+  schedule.kernel_plan.set(own);
   return schedule;
 }
 
@@ -153,24 +181,6 @@ Status encode_maps(const Problem& p, const AttentionArgs& args, const Tile& tile
   return encode_operand(p, args.gradients.dout, dout, maps.dout);
 }
 
-// KV heads of a section: as many as keep Q, dO and the dQ accumulator in this part of the L2 cache,
-// and at least as many as keep the device busy while their longest CTA runs, or the end of the grid
-// would wait for it. With a causal mask a CTA takes half as long as the longest on average. Of a
-// ragged batch only the longest length is known: sections stay within a sequence, or short
-// sequences would leave the cache before their second key blocks.
-constexpr std::int64_t kSectionShare = 2;  // 1 / 2
-
-int section_of(const Problem& p, const DeviceInfo& device) {
-  if (!is_triangular(p)) return 0;
-  const std::int64_t head_bytes =
-      p.seqlen_q * group_size(p) * (2 * (p.head_dim + p.head_dim_v) + 4 * p.head_dim);
-  const std::int64_t cached = device.l2_bytes / kSectionShare / head_bytes;
-  const std::int64_t busy = ceil_div<std::int64_t>(2 * device.num_units, key_blocks(p));
-  const std::int64_t all = p.batch * p.num_kv_heads;
-  const std::int64_t most = p.is_ragged ? p.num_kv_heads : all;
-  return static_cast<int>(std::min(std::max({cached, busy, ceil_div(all, kMaxGrid)}), most));
-}
-
 dim3 grid_of(const Problem& p, int section) {
   const auto size = [](std::int64_t n) { return static_cast<unsigned>(n); };
   if (section == 0) return {size(key_blocks(p)), size(p.num_kv_heads), size(p.batch)};
@@ -178,9 +188,9 @@ dim3 grid_of(const Problem& p, int section) {
           size(ceil_div<std::int64_t>(p.batch * p.num_kv_heads, section))};
 }
 
-Params make_params(const Plan& plan, const AttentionArgs& args, float* floats) {
-  const Problem& p = plan.problem;
-  const Layout layout = layout_of(p);
+Params make_params(const Problem& p, const BackwardPlan& own, const AttentionArgs& args,
+                   float* floats) {
+  const Layout& layout = own.layout;
   Params params{};
   params.rows = {.problem = p,
                  .args = args,
@@ -189,7 +199,7 @@ Params make_params(const Plan& plan, const AttentionArgs& args, float* floats) {
                  .lse_scale = static_cast<float>(-1 / p.softmax_scale),
                  .delta_scale = -1.0f,
                  .dq_accum = floats + layout.dq,
-                 .dq_accum_cols = variant_of(p)->tile.head_dim,
+                 .dq_accum_cols = own.variant->tile.head_dim,
                  .error_word = nullptr};
   if (p.deterministic) {
     params.rows.dq_scale = reinterpret_cast<std::uint16_t*>(floats + layout.scale);
@@ -202,7 +212,7 @@ Params make_params(const Plan& plan, const AttentionArgs& args, float* floats) {
   params.window_left = window(p.window_left);
   params.window_right = has_causal(p) ? 0 : window(p.window_right);
   params.is_top_left = p.causal == HEADRACE_CAUSAL_TOP_LEFT;
-  params.section = section_of(p, plan.device);
+  params.section = own.section;
   if (has_general_scores(p)) params.rows.lse_scale = -1.0f;
   params.score_params = make_score_params(p);
   params.inverse_scale = static_cast<float>(1 / p.softmax_scale);
@@ -214,10 +224,11 @@ Params make_params(const Plan& plan, const AttentionArgs& args, float* floats) {
 
 Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
   const Problem& p = plan.problem;
-  const Variant& variant = *variant_of(p);
+  const auto own = plan.schedule.kernel_plan.get<BackwardPlan>();
+  const Variant& variant = *own.variant;
   auto* const floats = reinterpret_cast<float*>(round_up<std::uintptr_t>(
       reinterpret_cast<std::uintptr_t>(workspace.data), kWorkspaceAlignment));
-  Params params = make_params(plan, args, floats);
+  Params params = make_params(p, own, args, floats);
   Maps maps;
   if (Status bad = encode_maps(p, args, variant.tile, maps)) return bad;
   Result<std::uint32_t*> word = error_word(plan.device.device_id);
@@ -232,7 +243,7 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   if (Status bad = launch_main({params, maps, grid_of(p, params.section), stream})) return bad;
   if (Status bad = variant.postprocess(params, stream)) return bad;
   if (!p.has_dbias) return std::nullopt;
-  return launch_dbias(p, args, reinterpret_cast<unsigned char*>(floats + layout_of(p).bias),
+  return launch_dbias(p, args, reinterpret_cast<unsigned char*>(floats + own.layout.bias),
                       word.value(), stream);
 }
 

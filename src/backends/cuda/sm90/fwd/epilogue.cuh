@@ -184,9 +184,9 @@ class Epilogue {
           fragment);
     }
     const TileOrigin at = ctx_.origin(work);
-    const int query = at.query + ctx_.group * ctx_.p.group_queries + ctx_.warp * 16;
+    const int query = at.query + ctx_.group * ctx_.p.tiles.group_queries + ctx_.warp * 16;
     const bool is_whole = ctx_.p.problem.is_ragged == 0 || query + 16 <= at.seqlen_q;
-    if (ctx_.p.pack == 1 && results.rows == 0xffffu && is_whole) [[likely]] {
+    if (ctx_.p.tiles.pack == 1 && results.rows == 0xffffu && is_whole) [[likely]] {
       fence_proxy_async();
       __syncwarp();
       if (ctx_.lane == 0 && query < at.seqlen_q) {

@@ -135,65 +135,112 @@ bool is_packed(const Problem& p, const Tile& tile) {
   return 10 * packed_tiles < 9 * plain_tiles;
 }
 
-// The tiles of a problem.
-struct Order {
-  int pack, group_queries, tile_queries, tile_heads;
-  std::int64_t m_blocks, num_tiles;
-  bool is_triangular;
-};
+// An upper bound of the number of tiles. A ragged batch has at most one tile a sequence that is not
+// full.
+std::int64_t num_tiles_of(const Problem& p, const TileParams& tiles) {
+  const std::int64_t dense = p.batch * tiles.m_blocks;
+  return (p.is_ragged ? std::min(dense, p.total_q / tiles.tile_queries + p.batch) : dense) *
+         tiles.tile_heads;
+}
 
-Order order_of(const Problem& p, const Tile& tile) {
-  Order o{};
-  o.pack = is_packed(p, tile) ? static_cast<int>(group_size(p)) : 1;
-  o.group_queries = kGroupRows / o.pack;
-  o.tile_queries = o.group_queries * tile.warpgroups;
-  o.tile_heads = static_cast<int>(p.num_heads) / o.pack;
-  o.m_blocks = ceil_div<std::int64_t>(p.seqlen_q, o.tile_queries);
-  // A ragged batch has at most one tile a sequence that is not full.
-  const std::int64_t blocks =
-      p.is_ragged ? std::min(p.batch * o.m_blocks, p.total_q / o.tile_queries + p.batch)
-                  : p.batch * o.m_blocks;
-  o.num_tiles = blocks * o.tile_heads;
-  o.is_triangular = is_triangular(p);
-  return o;
+TileParams tile_params(const Problem& p, const Tile& tile) {
+  TileParams t{};
+  t.pack = is_packed(p, tile) ? static_cast<int>(group_size(p)) : 1;
+  t.pack_inverse = ceil_div(1 << 16, t.pack);
+  t.group_queries = kGroupRows / t.pack;
+  t.tile_queries = t.group_queries * tile.warpgroups;
+  t.tile_heads = static_cast<int>(p.num_heads) / t.pack;
+  t.kv_divisor = static_cast<int>(group_size(p)) / t.pack;
+  t.batch_heads = static_cast<int>(p.batch) * t.tile_heads;
+  t.seqlen_q = static_cast<int>(p.seqlen_q);
+  t.seqlen_k = static_cast<int>(p.seqlen_k);
+  const auto window = [](std::int64_t w) {
+    return w < 0 ? kOpenWindow : static_cast<int>(std::min<std::int64_t>(w, kOpenWindow - 1));
+  };
+  t.window_left = window(p.window_left);
+  t.window_right = has_causal(p) ? 0 : window(p.window_right);
+  t.is_top_left = p.causal == HEADRACE_CAUSAL_TOP_LEFT;
+  t.m_blocks = static_cast<int>(ceil_div<std::int64_t>(p.seqlen_q, t.tile_queries));
+  t.num_tiles = static_cast<int>(num_tiles_of(p, t));
+  t.is_triangular = is_triangular(p);
+  return t;
+}
+
+// Heads of a section: as many as keep their K and V in this part of the L2 cache, and at most as
+// many as give the concurrent CTAs tiles of this many lengths: tiles of one length start and end
+// together.
+constexpr std::int64_t kSectionShare = 2;  // 1 / 2
+constexpr std::int64_t kLengthsAtOnce = 4;
+
+// The last section must have some tiles for each CTA, or a long tile starts last.
+constexpr std::int64_t kTilesPerCtaAtTheEnd = 3;
+
+void set_sections(const Problem& p, const DeviceInfo& device, std::int64_t num_ctas,
+                  TileParams& tiles) {
+  const std::int64_t key_bytes = (p.head_dim + p.head_dim_v) * 2;
+  const std::int64_t keys = std::max<std::int64_t>(device.l2_bytes / kSectionShare / key_bytes, 1);
+  tiles.section_keys = static_cast<int>(std::min<std::int64_t>(keys, INT32_MAX));
+  std::int64_t kv_heads = 1;
+  while (kv_heads * 2 * p.seqlen_k <= keys) kv_heads *= 2;
+  const std::int64_t mixed = std::max<std::int64_t>(num_ctas / kLengthsAtOnce, 1);
+  const std::int64_t section =
+      std::min<std::int64_t>({kv_heads * tiles.kv_divisor, mixed, tiles.batch_heads});
+  const std::int64_t tail = ceil_div<std::int64_t>(kTilesPerCtaAtTheEnd * num_ctas, tiles.m_blocks);
+  tiles.section = static_cast<int>(section);
+  tiles.num_sections =
+      static_cast<int>(std::max<std::int64_t>(0, (tiles.batch_heads - tail) / section));
 }
 
 // Tiles of different length, and more than one a CTA: a dynamic tile counter.
-bool is_dynamic(const Problem& p, const Order& order, std::int64_t num_ctas) {
-  return order.num_tiles > num_ctas && (order.is_triangular || p.is_ragged || p.window_left >= 0);
+bool is_dynamic(const Problem& p, const TileParams& tiles, std::int64_t num_ctas) {
+  return tiles.num_tiles > num_ctas &&
+         (tiles.is_triangular != 0 || p.is_ragged || p.window_left >= 0);
 }
 
+// What a launch needs beside the pointers of the call.
+struct ForwardPlan {
+  const Variant* variant;
+  TileParams tiles;
+  ScoreParams score_params;
+  float scale_log2;
+};
+
 Schedule plan(const Problem& p, const DeviceInfo& device) {
-  const Tile& tile = variant_of(p)->tile;
-  const Order order = order_of(p, tile);
+  ForwardPlan own{.variant = variant_of(p),
+                  .tiles = tile_params(p, variant_of(p)->tile),
+                  .score_params = make_score_params(p),
+                  .scale_log2 = static_cast<float>(p.softmax_scale * M_LOG2E)};
+  const Tile& tile = own.variant->tile;
   Schedule schedule;
   schedule.tile_m = rows_of(tile);
   schedule.tile_n = tile.keys;
   schedule.prob_dtype = dtype_of(p);
   schedule.num_ctas =
-      std::clamp<std::int64_t>(order.num_tiles, 1, std::max<std::int64_t>(device.num_units, 1));
-  const bool dynamic = is_dynamic(p, order, schedule.num_ctas);
+      std::clamp<std::int64_t>(own.tiles.num_tiles, 1, std::max<std::int64_t>(device.num_units, 1));
+  if (own.tiles.num_tiles > 0) set_sections(p, device, schedule.num_ctas, own.tiles);
+  const bool dynamic = is_dynamic(p, own.tiles, schedule.num_ctas);
   if (dynamic) schedule.workspace_bytes = sizeof(TileCounterWords) + alignof(TileCounterWords);
   schedule.note = format_text(
-      "persistent, {} tiles at most, {}{}; TMA and wgmma, {} softmax{}", order.num_tiles,
-      order.is_triangular ? "longest first, " : "", dynamic ? "dynamic" : "static",
+      "persistent, {} tiles at most, {}{}; TMA and wgmma, {} softmax{}", own.tiles.num_tiles,
+      own.tiles.is_triangular != 0 ? "longest first, " : "", dynamic ? "dynamic" : "static",
       dtype_of(p) == DType::bf16 ? "lazy" : "conditional",
-      order.pack > 1 ? format_text(", {} query heads a tile", order.pack) : std::string());
+      own.tiles.pack > 1 ? format_text(", {} query heads a tile", own.tiles.pack) : std::string());
+  schedule.kernel_plan.set(own);
   return schedule;
 }
 
 // ---- the launch
 
 // TMA needs rows of the dtype of q that start at multiples of 16 bytes, one for each query.
-bool suits_tma(const ScoreOperand& bias, DType dtype, const Order& order) {
+bool suits_tma(const ScoreOperand& bias, DType dtype, const TileParams& tiles) {
   const bool is_aligned = reinterpret_cast<std::uintptr_t>(bias.data) % kWholeAlignment == 0 &&
                           (bias.stride_batch | bias.stride_head | bias.stride_q) % 8 == 0;
   return bias.data != nullptr && bias.dtype == dtype && bias.stride_k == 1 && is_aligned &&
-         bias.stride_batch >= 0 && bias.stride_head >= 0 && bias.stride_q > 0 && order.pack == 1;
+         bias.stride_batch >= 0 && bias.stride_head >= 0 && bias.stride_q > 0 && tiles.pack == 1;
 }
 
 Status encode_maps(const Problem& p, const AttentionArgs& args, const Tile& tile,
-                   const Order& order, Maps& maps) {
+                   const TileParams& tiles, Maps& maps) {
   const std::int64_t rows_q = p.is_ragged ? p.total_q : p.seqlen_q;
   const std::int64_t rows_k = p.is_ragged ? p.total_k : p.seqlen_k;
   constexpr int kStoredRows = 16;  // of a warp
@@ -201,8 +248,8 @@ Status encode_maps(const Problem& p, const AttentionArgs& args, const Tile& tile
                                   {.columns = p.head_dim,
                                    .rows = rows_q,
                                    .heads = p.num_heads,
-                                   .pack = order.pack,
-                                   .box_rows = order.group_queries},
+                                   .pack = tiles.pack,
+                                   .box_rows = tiles.group_queries},
                                   maps.q))
     return bad;
   const OperandShape k{
@@ -211,7 +258,7 @@ Status encode_maps(const Problem& p, const AttentionArgs& args, const Tile& tile
   OperandShape v = k;
   v.columns = p.head_dim_v;
   if (Status bad = encode_operand(p, args.v, v, maps.v)) return bad;
-  if (tile.has_tma_bias && suits_tma(args.bias, dtype_of(p), order)) {
+  if (tile.has_tma_bias && suits_tma(args.bias, dtype_of(p), tiles)) {
     const Operand bias{.data = const_cast<void*>(args.bias.data),
                        .stride_batch = args.bias.stride_batch,
                        .stride_seq = args.bias.stride_q,
@@ -232,66 +279,10 @@ Status encode_maps(const Problem& p, const AttentionArgs& args, const Tile& tile
       maps.out);
 }
 
-// Heads of a section: as many as keep their K and V in this part of the L2 cache, and at most as
-// many as give the concurrent CTAs tiles of this many lengths: tiles of one length start and end
-// together.
-constexpr std::int64_t kSectionShare = 2;  // 1 / 2
-constexpr std::int64_t kLengthsAtOnce = 4;
-
-// The last section must have some tiles for each CTA, or a long tile starts last.
-constexpr std::int64_t kTilesPerCtaAtTheEnd = 3;
-
-void set_sections(const Problem& p, const DeviceInfo& device, const Order& order,
-                  std::int64_t num_ctas, Params& params) {
-  const std::int64_t key_bytes = (p.head_dim + p.head_dim_v) * 2;
-  const std::int64_t keys = std::max<std::int64_t>(device.l2_bytes / kSectionShare / key_bytes, 1);
-  params.section_keys = static_cast<int>(std::min<std::int64_t>(keys, INT32_MAX));
-  std::int64_t kv_heads = 1;
-  while (kv_heads * 2 * p.seqlen_k <= keys) kv_heads *= 2;
-  const std::int64_t mixed = std::max<std::int64_t>(num_ctas / kLengthsAtOnce, 1);
-  const std::int64_t section =
-      std::min<std::int64_t>({kv_heads * params.kv_divisor, mixed, params.batch_heads});
-  const std::int64_t tail = ceil_div(kTilesPerCtaAtTheEnd * num_ctas, order.m_blocks);
-  params.section = static_cast<int>(section);
-  params.num_sections =
-      static_cast<int>(std::max<std::int64_t>(0, (params.batch_heads - tail) / section));
-}
-
 bool has_pairs(const ScoreOperand& bias, DType dtype) {
   const bool is_aligned = reinterpret_cast<std::uintptr_t>(bias.data) % 4 == 0 &&
                           (bias.stride_batch | bias.stride_head | bias.stride_q) % 2 == 0;
   return bias.data != nullptr && bias.dtype == dtype && bias.stride_k == 1 && is_aligned;
-}
-
-Params make_params(const Plan& plan, const AttentionArgs& args, const Order& order) {
-  const Problem& p = plan.problem;
-  Params params{};
-  params.problem = p;
-  params.args = args;
-  params.score_params = make_score_params(p);
-  params.pack = order.pack;
-  params.pack_inverse = ceil_div(1 << 16, order.pack);
-  params.group_queries = order.group_queries;
-  params.tile_queries = order.tile_queries;
-  params.tile_heads = order.tile_heads;
-  params.kv_divisor = static_cast<int>(group_size(p)) / order.pack;
-  params.batch_heads = static_cast<int>(p.batch) * order.tile_heads;
-  params.seqlen_q = static_cast<int>(p.seqlen_q);
-  params.seqlen_k = static_cast<int>(p.seqlen_k);
-  const auto window = [](std::int64_t w) {
-    return w < 0 ? kOpenWindow : static_cast<int>(std::min<std::int64_t>(w, kOpenWindow - 1));
-  };
-  params.window_left = window(p.window_left);
-  params.window_right = has_causal(p) ? 0 : window(p.window_right);
-  params.is_top_left = p.causal == HEADRACE_CAUSAL_TOP_LEFT;
-  params.num_tiles = static_cast<int>(order.num_tiles);
-  params.m_blocks = static_cast<int>(order.m_blocks);
-  params.is_triangular = order.is_triangular;
-  set_sections(p, plan.device, order, plan.schedule.num_ctas, params);
-  params.scale_log2 = static_cast<float>(p.softmax_scale * M_LOG2E);
-  params.has_bias_pairs = has_pairs(args.bias, dtype_of(p));
-  params.has_tma_bias = suits_tma(args.bias, dtype_of(p), order);
-  return params;
 }
 
 TileCounterWords* tile_counter_in(Workspace workspace) {
@@ -309,12 +300,18 @@ std::uint64_t next_token() {
 }
 
 Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
-  const Problem& p = plan.problem;
-  const Variant& variant = *variant_of(p);
-  const Order order = order_of(p, variant.tile);
-  Params params = make_params(plan, args, order);
+  const auto own = plan.schedule.kernel_plan.get<ForwardPlan>();
+  const DType dtype = dtype_of(plan.problem);
+  Params params{};
+  params.problem = plan.problem;
+  params.args = args;
+  params.score_params = own.score_params;
+  params.tiles = own.tiles;
+  params.scale_log2 = own.scale_log2;
+  params.has_bias_pairs = has_pairs(args.bias, dtype);
+  params.has_tma_bias = suits_tma(args.bias, dtype, own.tiles);
   Maps maps;
-  if (Status bad = encode_maps(p, args, variant.tile, order, maps)) return bad;
+  if (Status bad = encode_maps(plan.problem, args, own.variant->tile, own.tiles, maps)) return bad;
   Result<std::uint32_t*> word = error_word(plan.device.device_id);
   if (!word.ok()) return std::move(word.failure());
   params.error_word = word.value();
@@ -322,7 +319,7 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
     params.tile_counter = tile_counter_in(workspace);
     params.tile_counter_token = next_token();
   }
-  return variant.launch({params, maps, static_cast<int>(plan.schedule.num_ctas), stream});
+  return own.variant->launch({params, maps, static_cast<int>(plan.schedule.num_ctas), stream});
 }
 
 }  // namespace

@@ -104,13 +104,14 @@ class QkProducer {
       const u32 full = barrier(kBarriers.q_full + i);
       const u32 to = smem_ + kSmem.offset_q + i * kSmem.q_group;
       // A box has group_queries * pack rows, which may be less than 64.
-      const int atom_bytes = p_.group_queries * p_.pack * 128;
+      const int atom_bytes = p_.tiles.group_queries * p_.tiles.pack * 128;
       mbarrier_wait(barrier(kBarriers.q_empty + i), q_.parity ^ 1);
       mbarrier_arrive_expect_tx(full, num_swizzle_atoms(kTile.head_dim) * atom_bytes);
 #pragma unroll
       for (int s = 0; s < num_swizzle_atoms(kTile.head_dim); ++s)
         cp_async_bulk_tensor_load(to + s * kGroupRows * 128, &maps_.q, full, kEvictFirst,
-                                  s * kSwizzleAtomCols, 0, row + w * p_.group_queries, head, batch);
+                                  s * kSwizzleAtomCols, 0, row + w * p_.tiles.group_queries, head,
+                                  batch);
     }
     q_.next();
   }

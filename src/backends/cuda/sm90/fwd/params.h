@@ -18,10 +18,8 @@ struct alignas(16) TileCounterWords {
   int next, num_closed;
 };
 
-struct Params {
-  Problem problem;
-  AttentionArgs args;
-  ScoreParams score_params;
+// The tiles of a problem: everything here is decided by the plan.
+struct TileParams {
   // Queries and heads of tiles. With `pack` > 1 the rows of a tile are (query, head of a group)
   // pairs, the head fastest, and a warpgroup has floor(64 / pack) queries.
   int pack;           // query heads that share a tile: 1, or the whole group
@@ -35,12 +33,19 @@ struct Params {
   int seqlen_q, seqlen_k;
   int window_left, window_right, is_top_left;
   // Order of the tiles.
-  int num_tiles;                   // ragged: an upper bound
-  int m_blocks;                    // dense: tiles of a sequence and head
-  int is_triangular;               // later queries see more keys: longest tiles first
-  int section;                     // dense: (batch, head) pairs whose K and V fit L2 together
-  int num_sections;                // dense: full sections; one more has the remaining pairs
-  int section_keys;                // ragged: keys whose K and V fit
+  int num_tiles;      // ragged: an upper bound
+  int m_blocks;       // dense: tiles of a sequence and head
+  int is_triangular;  // later queries see more keys: longest tiles first
+  int section;        // dense: (batch, head) pairs whose K and V fit L2 together
+  int num_sections;   // dense: full sections; one more has the remaining pairs
+  int section_keys;   // ragged: keys whose K and V fit
+};
+
+struct Params {
+  Problem problem;
+  AttentionArgs args;
+  ScoreParams score_params;
+  TileParams tiles;
   TileCounterWords* tile_counter;  // null: CTA i has tiles i, i + gridDim.x, ...
   unsigned long long tile_counter_token;
   float scale_log2;

@@ -20,7 +20,7 @@ struct TilePosition {
 __device__ __forceinline__ TilePosition tile_position(const Params& p, int t, int m_blocks,
                                                       int num_heads, int section,
                                                       int num_sections) {
-  if (!p.is_triangular) return {t % m_blocks, t / m_blocks};
+  if (!p.tiles.is_triangular) return {t % m_blocks, t / m_blocks};
   const int per_section = section * m_blocks;
   const int s = min(t / per_section, num_sections);
   const int rest = t - s * per_section, first = s * section;
@@ -47,7 +47,7 @@ class Scheduler {
   __device__ void run() {
     if (p_.problem.is_ragged != 0) griddep_wait();  // reads cu_seqlens
     tile_ = static_cast<int>(blockIdx.x);
-    while (tile_ < p_.num_tiles && find(tile_)) {
+    while (tile_ < p_.tiles.num_tiles && find(tile_)) {
       publish(tile_, 0);
       advance();
       while (num_pending_ == kTileInfoStages - 1) retire();
@@ -89,10 +89,11 @@ class Scheduler {
   // Sets position_, batch_idx_ and rows_; false beyond the last tile of a ragged batch.
   __device__ bool find(int t) {
     if (p_.problem.is_ragged) return find_ragged(t);
-    position_ = tile_position(p_, t, p_.m_blocks, p_.batch_heads, p_.section, p_.num_sections);
-    batch_idx_ = position_.head / p_.tile_heads;
-    position_.head -= batch_idx_ * p_.tile_heads;
-    rows_ = {.row_q = 0, .row_k = 0, .seqlen_q = p_.seqlen_q, .seqlen_k = p_.seqlen_k};
+    position_ = tile_position(p_, t, p_.tiles.m_blocks, p_.tiles.batch_heads, p_.tiles.section,
+                              p_.tiles.num_sections);
+    batch_idx_ = position_.head / p_.tiles.tile_heads;
+    position_.head -= batch_idx_ * p_.tiles.tile_heads;
+    rows_ = {.row_q = 0, .row_k = 0, .seqlen_q = p_.tiles.seqlen_q, .seqlen_k = p_.tiles.seqlen_k};
     return true;
   }
 
@@ -103,8 +104,8 @@ class Scheduler {
     for (; first_ < batch; first_ += 32) {
       const SequenceRows mine =
           first_ + lane_ < batch ? read_sequence(first_ + lane_) : SequenceRows{};
-      const int m_blocks = (mine.seqlen_q + p_.tile_queries - 1) / p_.tile_queries;
-      const int tiles = m_blocks * p_.tile_heads;
+      const int m_blocks = (mine.seqlen_q + p_.tiles.tile_queries - 1) / p_.tiles.tile_queries;
+      const int tiles = m_blocks * p_.tiles.tile_heads;
       int end = tiles;
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) {
@@ -125,9 +126,10 @@ class Scheduler {
                .seqlen_q = of_owner(mine.seqlen_q),
                .seqlen_k = of_owner(mine.seqlen_k)};
       const int section =
-          min(max(p_.section_keys / max(rows_.seqlen_k, 1), 1) * p_.kv_divisor, p_.tile_heads);
-      position_ = tile_position(p_, t - of_owner(end - tiles), of_owner(m_blocks), p_.tile_heads,
-                                section, p_.tile_heads / section);
+          min(max(p_.tiles.section_keys / max(rows_.seqlen_k, 1), 1) * p_.tiles.kv_divisor,
+              p_.tiles.tile_heads);
+      position_ = tile_position(p_, t - of_owner(end - tiles), of_owner(m_blocks),
+                                p_.tiles.tile_heads, section, p_.tiles.tile_heads / section);
       return true;
     }
     return false;
@@ -177,11 +179,11 @@ class Scheduler {
   // Word lane_ of the TileInfo.
   __device__ int tile_info_word(int tile) const {
     constexpr int kKeys = kTile.keys;
-    const int query = position_.m_block * p_.tile_queries;
-    const int last_query = min(rows_.seqlen_q - query, p_.tile_queries) - 1;
-    const int diagonal = query + (p_.is_top_left ? 0 : rows_.seqlen_k - rows_.seqlen_q);
-    const int right = diagonal + p_.window_right + 1, left = diagonal - p_.window_left;
-    const bool is_right_open = p_.window_right == kOpenWindow;
+    const int query = position_.m_block * p_.tiles.tile_queries;
+    const int last_query = min(rows_.seqlen_q - query, p_.tiles.tile_queries) - 1;
+    const int diagonal = query + (p_.tiles.is_top_left ? 0 : rows_.seqlen_k - rows_.seqlen_q);
+    const int right = diagonal + p_.tiles.window_right + 1, left = diagonal - p_.tiles.window_left;
+    const bool is_right_open = p_.tiles.window_right == kOpenWindow;
     switch (lane_) {
       case word_of(offsetof(TileInfo, tile)):
         return tile;
@@ -215,7 +217,7 @@ class Scheduler {
       case word_of(offsetof(TileInfo, row_k)):
         return rows_.row_k;
       case word_of(offsetof(TileInfo, kv_head)):
-        return position_.head / p_.kv_divisor;
+        return position_.head / p_.tiles.kv_divisor;
       default:  // tensor_batch
         return p_.problem.is_ragged != 0 ? 0 : batch_idx_;
     }

@@ -251,7 +251,7 @@ class Scores {
     const Params& p = ctx_.p;
     const TileOrigin at = ctx_.origin(work);
     const int seqlen_k = ctx_.info(work, offsetof(TileInfo, seqlen_k));
-    const int shift = p.is_top_left != 0 ? 0 : seqlen_k - at.seqlen_q;
+    const int shift = p.tiles.is_top_left != 0 ? 0 : seqlen_k - at.seqlen_q;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = ctx_.group_row(r);

@@ -82,13 +82,13 @@ struct TileContext {
   // Row r (0, 1) of this thread within its warpgroup, and its query and head.
   __device__ __forceinline__ int group_row(int r) const { return warp * 16 + lane / 4 + 8 * r; }
   __device__ __forceinline__ int query_of(int row) const {
-    return group * p.group_queries + (row * p.pack_inverse >> 16);
+    return group * p.tiles.group_queries + (row * p.tiles.pack_inverse >> 16);
   }
   __device__ __forceinline__ int head_of(const TileOrigin& at, int row) const {
-    return (at.head - (row * p.pack_inverse >> 16)) * p.pack + row;
+    return (at.head - (row * p.tiles.pack_inverse >> 16)) * p.tiles.pack + row;
   }
   __device__ __forceinline__ bool row_exists(const TileOrigin& at, int row, int query) const {
-    return row < p.group_queries * p.pack && query < at.seqlen_q - at.query;
+    return row < p.tiles.group_queries * p.tiles.pack && query < at.seqlen_q - at.query;
   }
   // Keys that a query of the tile sees, [begin, end).
   __device__ __forceinline__ int keys_end(const WorkTile& work, int query) const {
