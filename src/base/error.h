@@ -14,8 +14,8 @@
 #include "headrace/headrace.h"
 
 // Evaluates a Status; returns a failure to the caller.
-#define HEADRACE_TRY(status) \
-  if (auto bad = (status)) return bad
+#define HEADRACE_TRY(...) \
+  if (auto bad = (__VA_ARGS__)) return bad
 
 namespace headrace {
 
