@@ -1,4 +1,4 @@
-// The scales of dQ in fixed point on a GPU: the largest elements of K and V, of keys near and far.
+// Fixed-point scales of dQ on a GPU: max |K| and max |V| over all keys of a head.
 #include "backends/cuda/common/bwd_preprocess.h"
 
 #include <cmath>
@@ -18,8 +18,8 @@ Bits bf16(float x) {
   return static_cast<Bits>(word >> 16);
 }
 
-// One query head per KV head, K and V zero but for one element of each in the last head's key
-// `key`; dout all ones, out all zeros: sum |dout| is head_dim, D is 0.
+// One query head per KV head. K and V are zero except one element each, in key `key` of the last
+// head. dout is 1 and out is 0: sum |dout| is head_dim, D is 0.
 std::vector<Bits> scales_of(std::int64_t seqlen_k, std::int64_t key, float of_k, float of_v) {
   constexpr std::int64_t kHeads = 2, kQueries = 128, kDim = 64;
   Problem p{};
@@ -41,7 +41,7 @@ std::vector<Bits> scales_of(std::int64_t seqlen_k, std::int64_t key, float of_k,
   const OnDevice<float> lse(std::vector<float>(count(kHeads * kQueries))), d(lse.read()),
       scaled_lse(lse.read());
   const OnDevice<Bits> scale(std::vector<Bits>(count(kHeads * kQueries)));
-  const OnDevice<KvAbsMax> bounds(std::vector<KvAbsMax>(count(num_kv_abs_max(p)), {NAN, NAN}));
+  const OnDevice<KvAbsMax> kv_abs_max(std::vector<KvAbsMax>(count(num_kv_abs_max(p)), {NAN, NAN}));
   const OnDevice<std::uint32_t> error_word(std::vector<std::uint32_t>(1));
   AttentionArgs args{};
   const auto operand = [](const OnDevice<Bits>& x) {
@@ -60,7 +60,7 @@ std::vector<Bits> scales_of(std::int64_t seqlen_k, std::int64_t key, float of_k,
                               .dq_accum = nullptr,
                               .dq_accum_cols = kDim,
                               .dq_scale = scale.data(),
-                              .kv_abs_max = bounds.data(),
+                              .kv_abs_max = kv_abs_max.data(),
                               .error_word = error_word.data()};
   EXPECT_FALSE(launch_kv_abs_max(c, nullptr));
   EXPECT_FALSE(launch_bwd_preprocess(c, nullptr));
@@ -68,13 +68,13 @@ std::vector<Bits> scales_of(std::int64_t seqlen_k, std::int64_t key, float of_k,
   return scale.read();
 }
 
-constexpr float kScaleOfZero = 0x1p126f;  // of a bound of zero: its inverse is not subnormal
+constexpr float kScaleOfZero = 0x1p126f;  // for a bound of zero; its inverse is not subnormal
 
-TEST(FixedPointScales, KnowEveryKeyOfTheirHead) {
+TEST(FixedPointScales, CoverEveryKeyOfTheHead) {
   HEADRACE_NEEDS_GPU(90);
   for (const std::int64_t seqlen_k : {1, 127, 128, 129, 4096, 4097, 9000})
     for (const std::int64_t key : {std::int64_t{0}, seqlen_k / 2, seqlen_k - 1}) {
-      // 64 * 2 * 4 = 512, and the slack for roundings: below 2^10.
+      // Bound: 64 * 2 * 4 = 512, plus slack for rounding, is below 2^10.
       const std::vector<Bits> scales = scales_of(seqlen_k, key, -4.0f, 2.0f);
       const std::size_t half = scales.size() / 2;
       for (std::size_t row = 0; row < scales.size(); ++row)
@@ -83,7 +83,7 @@ TEST(FixedPointScales, KnowEveryKeyOfTheirHead) {
     }
 }
 
-TEST(FixedPointScales, AreNanWhereANanOrAnInfinityIs) {
+TEST(FixedPointScales, AreNanIfKOrVHasNanOrInf) {
   HEADRACE_NEEDS_GPU(90);
   for (const float bad : {NAN, INFINITY, -INFINITY})
     for (const bool is_in_v : {false, true}) {

@@ -13,7 +13,7 @@ struct Shape {
 };
 
 // One shape for every kernel and for every tile of the Hopper kernel. The causal shapes have more
-// tiles than a GPU has multiprocessors, so that the tile counter is used.
+// tiles than a GPU has SMs, so that the tile counter is used.
 std::vector<Shape> shapes() {
   const AttentionOptions causal{.causal = Causal::bottom_right};
   return {

@@ -31,18 +31,18 @@ void for_each_variant(Check check) {
 TEST(Sm80BackwardConfig, EverySmallVariantFitsInto99KiB) {
   for_each_small_variant([](const Tile& tile, const SmemPlan& smem, int) {
     EXPECT_LE(smem.total, 99 * 1024);
-    EXPECT_LE(tile.min_ctas * (smem.total + 1024), 227 * 1024);  // of a multiprocessor of sm_90
+    EXPECT_LE(tile.min_ctas * (smem.total + 1024), 227 * 1024);  // per SM of sm_90
   });
 }
 
-TEST(Sm80BackwardConfig, LargeTilesFitIntoWhatACtaOfSm80AndSm90May) {
+TEST(Sm80BackwardConfig, LargeTilesFitTheSharedMemoryOfSm80AndSm90) {
   for (const int dim : {128, 256})
     EXPECT_LE(smem_plan(large_tile(dim), 2, false).total, (dim == 256 ? 227 : 163) * 1024) << dim;
 }
 
-// Where the GPU has less, or nobody knows what it has, and for what the large tile does not
-// compute, there is the small one.
-TEST(Sm80BackwardConfig, TheLargeTileIsTakenWhereItFits) {
+// The small tile is used if the GPU has less shared memory, if its size is unknown, and for
+// problems that the large tile does not support.
+TEST(Sm80BackwardConfig, LargeTileIsUsedIfItFits) {
   Problem p{};
   p.bias_dtype = -1;
   p.dtype = static_cast<int>(DType::bf16);
@@ -67,9 +67,8 @@ TEST(Sm80BackwardConfig, TheLargeTileIsTakenWhereItFits) {
   EXPECT_FALSE(tile_of(p, 227 * 1024).async_warps);
 }
 
-// Who drifts meets whom it shares keys with: groups of warps that have the same keys in all four
-// products of keys.
-TEST(Sm80BackwardConfig, GroupsOfWarpsThatDriftShareTheirKeys) {
+// A group of warps, which syncs at a named barrier, owns the same keys in S, dP, dK and dV.
+TEST(Sm80BackwardConfig, GroupsOfAsyncWarpsOwnTheSameKeys) {
   for_each_variant([](const Tile& tile, const SmemPlan& smem, int element_bytes) {
     if (!tile.async_warps) return;
     const int groups = std::min(tile.score_warps, tile.key_warps), warps = tile.warps / groups;
@@ -88,8 +87,8 @@ TEST(Sm80BackwardConfig, GroupsOfWarpsThatDriftShareTheirKeys) {
   });
 }
 
-// The swizzle exchanges address bits within 128 bytes of eight rows.
-TEST(Sm80BackwardConfig, TilesBeginWhereTheSwizzleWantsThem) {
+// The swizzle permutes address bits within 128 bytes of eight rows.
+TEST(Sm80BackwardConfig, TilesAreAlignedForTheSwizzle) {
   for_each_variant([](const Tile&, const SmemPlan& smem, int) {
     EXPECT_EQ(smem.row_bytes % 128, 0);
     EXPECT_EQ(smem.score_bytes % 128, 0);
@@ -102,7 +101,7 @@ TEST(Sm80BackwardConfig, TilesBeginWhereTheSwizzleWantsThem) {
 }
 
 // Fragments are 16 rows by 8 columns, and operands come in pairs of 8 columns.
-TEST(Sm80BackwardConfig, WarpsShareEveryProductInWholeFragments) {
+TEST(Sm80BackwardConfig, EveryProductIsPartitionedIntoWholeFragments) {
   for_each_variant([](const Tile& tile, const SmemPlan&, int) {
     for (const int along : {tile.score_warps, tile.key_warps, tile.row_warps})
       EXPECT_EQ(tile.warps % along, 0);
@@ -116,11 +115,11 @@ TEST(Sm80BackwardConfig, WarpsShareEveryProductInWholeFragments) {
   });
 }
 
-TEST(Sm80BackwardConfig, VOfRegistersHasRoomWhereItPasses) {
+TEST(Sm80BackwardConfig, StagesOfQHoldVOnItsWayToRegisters) {
   for_each_variant([](const Tile& tile, const SmemPlan& smem, int) {
     if (!tile.v_in_registers) return;
     EXPECT_GE(smem.p - smem.q, tile.keys * smem.row_bytes);
-    EXPECT_EQ(tile.keys, 8 * tile.score_warps);  // a fragment of 8 keys a warp
+    EXPECT_EQ(tile.keys, 8 * tile.score_warps);  // a fragment of 8 keys per warp
   });
 }
 
@@ -144,7 +143,7 @@ void for_each_mask(Check check) {
             check(problem(causal, left, right), seqlen_q, seqlen_k);
 }
 
-TEST(Sm80BackwardConfig, TheBandIsWhatRowsSee) {
+TEST(Sm80BackwardConfig, BandMatchesVisibleKeys) {
   for_each_mask([](const Problem& p, int seqlen_q, int seqlen_k) {
     const Band band = band_of(p, seqlen_q, seqlen_k);
     for (int i = 0; i < seqlen_q; ++i) {
@@ -155,7 +154,7 @@ TEST(Sm80BackwardConfig, TheBandIsWhatRowsSee) {
   });
 }
 
-TEST(Sm80BackwardConfig, RowsOfATileOfKeysAreThoseThatSeeIt) {
+TEST(Sm80BackwardConfig, QueryRangeIsTheRowsThatSeeAKeyTile) {
   constexpr int kKeys = 16;
   for_each_mask([](const Problem& p, int seqlen_q, int seqlen_k) {
     const Band band = band_of(p, seqlen_q, seqlen_k);
@@ -175,9 +174,9 @@ TEST(Sm80BackwardConfig, RowsOfATileOfKeysAreThoseThatSeeIt) {
   });
 }
 
-// A CTA takes the tiles of rows [begin / rows, ceil(end / rows)): for each of them the CTAs that
-// add to it are numbered without gaps, or one would wait for a turn that never comes.
-TEST(Sm80BackwardConfig, TurnsOfATileOfRowsHaveNoGaps) {
+// A CTA loops over q-blocks [begin / rows, ceil(end / rows)). The turns of the CTAs that add to a
+// q-block have no gaps; with a gap a CTA would wait forever.
+TEST(Sm80BackwardConfig, TurnsOfAQBlockHaveNoGaps) {
   constexpr int kKeys = 16, kRows = 32;
   Tile tile{};
   tile.rows = kRows;
@@ -198,7 +197,7 @@ TEST(Sm80BackwardConfig, TurnsOfATileOfRowsHaveNoGaps) {
   });
 }
 
-TEST(Sm80BackwardConfig, TilesOfDbiasAreThoseOfItsOwnAxes) {
+TEST(Sm80BackwardConfig, BroadcastAxesOfDbiasHaveOneTile) {
   Problem p{};
   p.batch = 3;
   p.num_heads = 5;
@@ -210,7 +209,7 @@ TEST(Sm80BackwardConfig, TilesOfDbiasAreThoseOfItsOwnAxes) {
   EXPECT_EQ(dbias_tiles_of(p, dbias, tile).count(), 3 * 5 * 2 * 3);
   dbias.stride_batch = dbias.stride_k = 0;
   EXPECT_EQ(dbias_tiles_of(p, dbias, tile).count(), 5 * 2);
-  p.is_ragged = 1;  // packed rows: every sequence has some
+  p.is_ragged = 1;  // packed rows: every sequence has its own
   EXPECT_EQ(dbias_tiles_of(p, dbias, tile).count(), 3 * 5 * 2);
   dbias.stride_q = 0;
   EXPECT_EQ(dbias_tiles_of(p, dbias, tile).count(), 5);

@@ -33,7 +33,7 @@ TEST(Sm80Config, EveryVariantFitsInto99KiB) {
       }
 }
 
-TEST(Sm80Config, TheLargeTileIsForFloatWhereItFits) {
+TEST(Sm80Config, LargeTileIsUsedForFloatIfItFits) {
   Problem p = problem(1, 1, 1, 256);
   p.dtype = static_cast<std::int32_t>(DType::f32);
   const auto bytes = static_cast<std::size_t>(smem_plan(kLargeTile, 4, false).total);
@@ -51,30 +51,31 @@ TEST(Sm80Config, TheLargeTileIsForFloatWhereItFits) {
   EXPECT_FALSE(takes_large_tile(p, bytes));
 }
 
-TEST(Sm80Config, UnitsAreTakenOnceAndTheLongestOfTheLastHeadsTogether) {
+TEST(Sm80Config, WorkTilesAreTakenOnceAndTheLastHeadsAreInterleaved) {
   Problem p = problem(1, 1, 1, 64);
   p.causal = HEADRACE_CAUSAL_BOTTOM_RIGHT;
   for (const std::int64_t slots : {0, 1, 7, 132})
     for (const std::int64_t heads : {1, 5, 64})
-      for (const std::int64_t units : {1, 4, 16}) {
+      for (const std::int64_t tiles_per_head : {1, 4, 16}) {
         p.batch = heads;
-        const WorkOrder order = work_order(p, units, slots);
+        const WorkOrder order = work_order(p, tiles_per_head, slots);
         std::vector<int> taken(static_cast<std::size_t>(order.num_tiles()));
         int idx_before = 0;
         for (std::int64_t i = 0; i < order.num_tiles(); ++i) {
           const WorkCoord x = work_coord(order, i);
-          ASSERT_TRUE(x.head_idx >= 0 && x.head_idx < heads && x.idx >= 0 && x.idx < units);
-          ++taken[static_cast<std::size_t>(x.head_idx * units + x.idx)];
+          ASSERT_TRUE(x.head_idx >= 0 && x.head_idx < heads && x.idx >= 0 &&
+                      x.idx < tiles_per_head);
+          ++taken[static_cast<std::size_t>(x.head_idx * tiles_per_head + x.idx)];
           if (x.head_idx >= heads - order.last_heads) {
             EXPECT_GE(x.idx, idx_before);
             idx_before = x.idx;
           } else {
-            EXPECT_EQ(x.head_idx * units + x.idx, i);
+            EXPECT_EQ(x.head_idx * tiles_per_head + x.idx, i);
           }
         }
         EXPECT_EQ(std::ranges::count(taken, 1), order.num_tiles());
-        EXPECT_TRUE(order.last_heads == heads ||
-                    (order.last_heads * units >= slots && (order.last_heads - 1) * units < slots));
+        EXPECT_TRUE(order.last_heads == heads || (order.last_heads * tiles_per_head >= slots &&
+                                                  (order.last_heads - 1) * tiles_per_head < slots));
       }
   EXPECT_EQ(work_order(p, 0, 132).num_tiles(), 0);
   p.causal = HEADRACE_CAUSAL_NONE;
@@ -82,7 +83,7 @@ TEST(Sm80Config, UnitsAreTakenOnceAndTheLongestOfTheLastHeadsTogether) {
 }
 
 // The swizzle permutes address bits within a row, and each warp has its own rows of Q.
-TEST(Sm80Config, TilesBeginAtMultiplesOfTheirRows) {
+TEST(Sm80Config, TilesAreAlignedToTheLengthOfARow) {
   for (const bool is_f32 : {false, true})
     for (const int dim : kHeadDims)
       for (const bool is_general : {false, true}) {

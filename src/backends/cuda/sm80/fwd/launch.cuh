@@ -13,8 +13,8 @@ Status launch_forward(const char* name, const Params& params, cudaStream_t strea
   constexpr Tile tile = Shape::kTile;
   constexpr SmemPlan smem = smem_plan(tile, sizeof(T), kIsGeneral);
   static_assert(kIsLarge || smem.total <= kSmemLimitSm86);
-  const std::int64_t units = params.order.num_tiles();
-  const std::int64_t num_ctas = units < kMaxGridX ? units : kMaxGridX;
+  const std::int64_t num_tiles = params.order.num_tiles();
+  const std::int64_t num_ctas = num_tiles < kMaxGridX ? num_tiles : kMaxGridX;
   const LaunchShape shape{.name = name,
                           .grid = dim3(static_cast<unsigned>(num_ctas)),
                           .block = dim3(tile.threads()),
