@@ -290,23 +290,23 @@ class Forward {
     const int first_key = first_key_of(k_block);
     if constexpr (kIsGeneral) apply_mods(first_key, s);
     if (!is_unmasked) mask_keys(first_key, s);
-    float factor[kRowBlocks][2], row_max_ref[kRowBlocks][2];
+    float rescale[kRowBlocks][2], row_max_ref[kRowBlocks][2];
     bool is_changed = false, is_large = false;
     for_rows<kRowBlocks>([&](auto b, auto half) {
       const RowMaxUpdate step =
           update_row_max<kIsFloat, half()>(s[b()], scale_log2(), p_shift(), max_[b()][half()]);
-      factor[b()][half()] = step.factor;
+      rescale[b()][half()] = step.rescale;
       row_max_ref[b()][half()] = step.row_max_ref;
-      is_changed |= step.factor != 1.0f;
+      is_changed |= step.rescale != 1.0f;
       is_large |= step.is_large;
     });
     if (__any_sync(kFullMask, is_changed)) {  // otherwise all factors are 1
 #pragma unroll
       for (int b = 0; b < kRowBlocks; ++b) {
-        sum_[b][0] *= factor[b][0];
-        sum_[b][1] *= factor[b][1];
+        sum_[b][0] *= rescale[b][0];
+        sum_[b][1] *= rescale[b][1];
 #pragma unroll
-        for (int n = 0; n < 4 * kOutBlocks; ++n) o_[b][n / 4][n % 4] *= factor[b][n % 4 / 2];
+        for (int n = 0; n < 4 * kOutBlocks; ++n) o_[b][n / 4][n % 4] *= rescale[b][n % 4 / 2];
       }
     }
     if (kIsFloat || __any_sync(kFullMask, is_large)) {

@@ -20,7 +20,7 @@ __device__ __forceinline__ bool is_large_ref(float row_max_ref) {
 }
 
 struct RowMaxUpdate {
-  float row_max_ref, factor;  // factor: rescales sum and O
+  float row_max_ref, rescale;  // rescale: factor for sum and O
   bool is_large;
 };
 
