@@ -11,11 +11,6 @@ __device__ __forceinline__ void cp_async_cg_16(u32 to, const void* from, int byt
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
 }
-// 4 bytes, for rows that are not aligned to 16.
-__device__ __forceinline__ void cp_async_ca_4(u32 to, const void* from, int bytes = 4) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes)
-               : "memory");
-}
 __device__ __forceinline__ void cp_async_commit_group() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
