@@ -79,7 +79,7 @@ CASES = [
     ("base sees core", {"src/base/a.h": '  #  include "core/b.h"\n'}, "higher layer core"),
     ("siblings", {"src/backends/cuda/a.cu": '#include "backends/cpu/b.h"\n'}, "sibling backends/cpu"),
     ("one backend", {"src/backends/cpu/attention/flash/a.cc": '#include "backends/cpu/simd/b.h"\n'}, None),
-    ("angle brackets", {"src/core/a.h": "#include <capi/capi_common.h>\n", "src/capi/capi_common.h": ""}, "higher layer capi"),
+    ("angle brackets", {"src/core/a.h": "#include <capi/common.h>\n", "src/capi/common.h": ""}, "higher layer capi"),
     ("relative path", {"src/core/a.h": '#include "../core/b.h"\n'}, "write the path from src/"),
     ("no path", {"src/core/a.h": '#include "b.h"\n'}, "write the path from src/"),
     ("test, tests/", {"src/core/a_test.cc": '#include "tests/b.h"\n'}, None),

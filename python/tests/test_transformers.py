@@ -262,8 +262,8 @@ def test_a_compiled_model_has_no_graph_breaks():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_three_steps_of_fine_tuning_have_eagers_gradients(dtype):
-    """With the same weights in every step. R1 for gradients: the error, relative to attention that is exact in forward and
-    backward, is at most 1.5 times eager's and 1.1 times on average."""
+    """With the same weights in every step. R1 for gradients: the error, relative to attention that is exact in forward
+    and backward, is at most 1.5 times eager's and 1.1 times on average."""
     models = {name: model_of("llama", name, dtype).train() for name in ("headrace", "eager", "exact")}
     ours = models["headrace"]
     optimizer = torch.optim.SGD(ours.parameters(), lr=1e-2)
