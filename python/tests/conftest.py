@@ -1,4 +1,4 @@
-"""What the tests share: seeded data, devices. The same files run on machines with and without a GPU."""
+"""Shared by the tests: seeded data, devices. The same files run on machines with and without a GPU."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The contract of attention in float64, one query head at a time, and the rules of docs/numerics.md.
+"""Reference attention in float64, one query head at a time, and the rules of docs/numerics.md.
 
 Nothing of the library is used here.
 """
@@ -22,7 +22,7 @@ LSE_TOLERANCE = 2e-5
 
 
 def visible(sq, sk, causal, window):
-    """[sq, sk] bool: what causality and the window let a query see."""
+    """[sq, sk] bool: the keys visible under causal mask and window."""
     shift = 0 if causal == "top-left" else sk - sq
     diagonal = np.arange(sq)[:, None] + shift
     keys = np.arange(sk)[None, :]
@@ -57,7 +57,7 @@ def _scores(q, k, scale, softcap, slope, bias, causal):
 
 
 def _softmax(s, seen, sink):
-    """(probabilities, lse) of scores [sq, sk] of which `seen` counts."""
+    """(probabilities, lse) of the visible scores [sq, sk]."""
     s = np.where(seen, s, -np.inf)
     top = s.max(axis=1, initial=-np.inf)
     empty = top == -np.inf
@@ -75,7 +75,7 @@ def attention(
     q, k, v, *, softmax_scale=None, causal=False, window=(-1, -1), softcap=0.0, alibi_slopes=None, bias=None,
     mask=None, tree_mask=None, sinks=None, round_to=None,
 ):  # fmt: skip
-    """(out, lse, probs) of [batch, seqlen, heads, dim]; with round_to the low-precision computation `pt`."""
+    """(out, lse, probs) for [batch, seqlen, heads, dim]; with round_to the low-precision computation `pt`."""
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     batch, sq, heads, dim = q.shape
     sk, kv_heads = k.shape[1:3]
@@ -105,8 +105,8 @@ def attention(
 
 
 def gradients(q, k, v, dout, dlse=None, keep=1.0, **options):
-    """(dq, dk, dv, dbias, dsinks) of the same call; the latter two None without bias and sinks. `keep` is what dropout
-    multiplies probabilities with: 0 or 1 / (1 - p), [batch, heads, sq, sk]."""
+    """(dq, dk, dv, dbias, dsinks) of the same call; the last two are None without bias and sinks. `keep`: dropout
+    factors of the probabilities, 0 or 1 / (1 - p), [batch, heads, sq, sk]."""
     q, k, v, dout = (np.asarray(x, np.float64) for x in (q, k, v, dout))
     _, lse, probs = attention(q, k, v, **options)
     group = q.shape[2] // k.shape[2]
@@ -137,7 +137,7 @@ def gradients(q, k, v, dout, dlse=None, keep=1.0, **options):
 
 
 def ragged(q, k, v, cu_q, cu_k, **options):
-    """(out [total_q, heads, dim], lse [heads, total_q]) of sequences that lie one after the other."""
+    """(out [total_q, heads, dim], lse [heads, total_q]) of concatenated sequences."""
     outs, lses = [], []
     for i in range(len(cu_q) - 1):
         rows, keys = slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i + 1])
@@ -148,12 +148,12 @@ def ragged(q, k, v, cu_q, cu_k, **options):
 
 
 def _ulp(value, dtype):
-    """One unit of the last place of numbers as large as `value`."""
+    """One ulp of numbers as large as `value`."""
     return 2.0 ** math.floor(math.log2(value)) * 2 * UNIT[dtype] if value > 0 else 0.0
 
 
 def bound_of_out(q, k, v, dtype, **options):
-    """R3: what each element of out may be off by, whatever its neighbours are and though its sum may cancel."""
+    """R3: error bound of each element of out, which holds even if its sum cancels."""
     eps = UNIT["float64" if dtype == "float64" else "float32"]
     exact, _, _ = attention(q, k, v, **options)
     magnitude, _, _ = attention(q, k, np.abs(v), **options)  # sum p |v|
@@ -164,12 +164,12 @@ def bound_of_out(q, k, v, dtype, **options):
     largest += scale * math.prod(norms)  # sum |q| |k| is no larger
     share = (2 * (q.shape[-1] + 3) + 8) * eps * (1 + largest) + k.shape[1] * eps
     of_probs = 0 if dtype in ("float32", "float64") else UNIT[dtype]
-    half_of_smallest = 2.0**-25 if dtype == "float16" else 0  # others have denormals far below what the tests make
+    half_of_smallest = 2.0**-25 if dtype == "float16" else 0  # other dtypes have denormals far below the tests' values
     return (share + of_probs) * magnitude + np.maximum(UNIT[dtype] * np.abs(exact), half_of_smallest)
 
 
 def check_out(out, expected, dtype, low_precision=None, bound=None):
-    """R2, or R3 where `bound` is given; for 16-bit dtypes R1 where `pt` is: no worse than it by more than a unit of
+    """R2, or R3 if `bound` is given; for 16-bit dtypes R1 if `pt` is given: no worse than it by more than a unit of
     the last place."""
     out = np.asarray(out, np.float64)
     assert out.shape == expected.shape

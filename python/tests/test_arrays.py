@@ -1,4 +1,4 @@
-"""headrace.attention on arrays, against the contract in float64."""
+"""headrace.attention on arrays, against the float64 reference."""
 
 import ctypes
 import threading
@@ -68,7 +68,7 @@ def extra_tensors(rng, shape, names, dtype):
 
 
 @given(problems())
-def test_equals_the_contract(problem):
+def test_equals_the_reference(problem):
     shape, options, names, dtype, seed = problem
     rng = np.random.default_rng(seed)
     q = make(rng, (shape["batch"], shape["sq"], shape["heads"], shape["dim"]), dtype)
@@ -177,7 +177,7 @@ def test_a_row_without_keys_is_zero(rng):
     assert out[:, 2:].all()
 
 
-def test_calls_at_once_do_not_meet(rng):
+def test_concurrent_calls_are_independent(rng):
     inputs = [[make(rng, (1, 33, 2, 16)) for _ in range(3)] for _ in range(4)]
     expected = [headrace.attention(*x) for x in inputs]
     wrong = []
@@ -199,7 +199,7 @@ def test_calls_at_once_do_not_meet(rng):
 
 
 class Exporter:
-    """An array of a library that knows DLPack and nothing else."""
+    """An array of a library that only supports DLPack."""
 
     def __init__(self, array, is_old=False):
         self.array, self.is_old = array, is_old
@@ -278,14 +278,14 @@ def test_torch_tensors_go_to_torch(rng):
     assert np.array_equal(out.numpy(), headrace.attention(q, k, v))
 
 
-# ---- questions ----
+# ---- explain and supports ----
 
 
 def spec(*shape, dtype="bf16"):
     return headrace.TensorSpec(shape, dtype)
 
 
-def test_explain_tells_of_machines_that_are_not_here():
+def test_explain_describes_absent_machines():
     text = headrace.explain(
         spec(1, 4096, 32, 128), spec(1, 4096, 8, 128), spec(1, 4096, 8, 128), causal=True, device="cpu:avx512:16"
     )
@@ -295,7 +295,7 @@ def test_explain_tells_of_machines_that_are_not_here():
     assert "16 threads" in text
 
 
-def test_explain_asks_with_strides_and_extras(rng):
+def test_explain_uses_strides_and_extras(rng):
     q = make(rng, (2, 3, 4, 16))
     text = headrace.explain(q, q, q, bias=spec(2, 1, 3, 3, dtype="f32"), sinks=spec(4, dtype="f32"), return_lse=True)
     assert "bias f32" in text and "sinks" in text and "lse" in text
@@ -303,7 +303,7 @@ def test_explain_asks_with_strides_and_extras(rng):
     assert "seqlen_q 4" in text and "3 heads" in text
 
 
-def test_explain_and_supports_tell_of_the_backward():
+def test_explain_and_supports_cover_the_backward():
     q, k, bias = spec(2, 32, 1024, 128), spec(2, 8, 1024, 128), spec(1, 1, 1, 1024)
     text = headrace.explain(
         q, k, k, backward=True, deterministic=True, causal=True, bias=bias, sinks=spec(32, dtype="f32"),
@@ -334,7 +334,7 @@ def test_supports_is_true_with_a_kernel_and_false_with_reasons():
         headrace.supports(f32, f32, f32, scale=1.0)
 
 
-def test_a_fallback_is_said_once_for_each_kind_of_problem(rng):
+def test_a_fallback_warns_once_per_kind_of_problem(rng):
     headrace.cache_clear()
     q = make(rng, (1, 3, 1, 4), "float64")
     with pytest.warns(headrace.FallbackWarning, match="cpu_reference"):
@@ -348,7 +348,7 @@ def test_a_fallback_is_said_once_for_each_kind_of_problem(rng):
         headrace.attention(longer, longer, longer)
 
 
-def test_check_is_fine_on_the_cpu():
+def test_check_succeeds_on_the_cpu():
     assert headrace.check("cpu") is None
 
 

@@ -1,4 +1,4 @@
-"""attention_backward() against the gradients of the contract in float64."""
+"""attention_backward() against the gradients of the float64 reference."""
 
 import inspect
 
@@ -11,7 +11,7 @@ import headrace
 
 pytestmark = pytest.mark.filterwarnings("ignore::headrace.FallbackWarning")
 SHAPE = {"batch": 2, "sq": 13, "sk": 21, "heads": 4, "kv_heads": 2, "dim": 16, "dim_v": 24}
-# Of the largest element: P and dS are rounded to the dtype, and so is the result.
+# Relative to the largest element: P, dS and the result are rounded to the dtype.
 TOLERANCE = {"float64": 1e-12, "float32": 2e-5, "float16": 8e-3, "bfloat16": 6e-2}
 
 
@@ -27,7 +27,7 @@ def check(got, expected, dtype):
         assert (x is None) == (y is None)
         if y is not None:
             assert x.shape == y.shape
-            tolerance = max(TOLERANCE[dtype], TOLERANCE[x.dtype.name])  # a bias may be f32 where q is f64
+            tolerance = max(TOLERANCE[dtype], TOLERANCE[x.dtype.name])  # a bias may be f32 if q is f64
             assert np.abs(np.asarray(x, np.float64) - y).max() <= tolerance * np.abs(y).max()
 
 
@@ -44,7 +44,7 @@ EXTRAS = [
 @pytest.mark.parametrize("extras", EXTRAS, ids="-".join)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("with_dlse", [False, True])
-def test_equals_the_contract(rng, dtype, extras, options, with_dlse):
+def test_equals_the_reference(rng, dtype, extras, options, with_dlse):
     q, k, v, dout = tensors(rng, dtype)
     options = {**options, **extra_tensors(rng, SHAPE, extras, dtype)}
     out, lse = headrace.attention(q, k, v, **options, return_lse=True)
@@ -152,7 +152,7 @@ def test_an_output_must_be_writable_and_apart(rng):
             headrace.attention_backward(q, k, v, out, lse, dout, **{name: fixed})
 
 
-def test_tensors_of_pytorch_are_told_where_to_go(rng):
+def test_pytorch_tensors_are_refused_with_the_remedy(rng):
     torch = pytest.importorskip("torch")
     x = torch.ones(1, 2, 1, 4)
     with pytest.raises(TypeError, match=r"q is a PyTorch tensor: .*headrace.torch.attention\(\) and backward"):

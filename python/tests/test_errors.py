@@ -1,4 +1,4 @@
-"""Every status of the library is an exception of Python with the library's text."""
+"""Every status of the library becomes a Python exception with the library's message."""
 
 import ctypes
 
@@ -84,7 +84,7 @@ def test_unsupported_is_not_implemented_with_the_reasons():
 
 
 def test_out_of_memory_is_a_memory_error():
-    """Through the one-call forward, which allocates: zero strides make tensors that are larger than any memory."""
+    """Through the one-call forward, which allocates: zero strides allow tensors larger than any memory."""
     element = np.zeros(256, "float32")
     shapes = {"q": (2**16, 1, 2**14, 256), "k": (2**16, 2**19, 2**14, 256), "v": (2**16, 2**19, 2**14, 256)}
     views = {
@@ -132,7 +132,7 @@ def test_device_errors_are_runtime_errors():
     ],
 )
 def test_every_status_has_its_exception(status, error):
-    """With a text that the library really said on this thread."""
+    """With a real error message of the library on this thread."""
     with pytest.raises(ValueError, match="causal="):
         headrace.explain(*arrays(), causal="no")
     assert _library.LIBRARY.headrace_plan_attention(None, None, None) == _structs.INVALID_ARGUMENT

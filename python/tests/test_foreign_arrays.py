@@ -1,4 +1,4 @@
-"""Arrays that know DLPack or the CUDA array interface and nothing else, in memory that PyTorch owns."""
+"""Arrays that only support DLPack or the CUDA array interface, in memory owned by PyTorch."""
 
 import ctypes
 
@@ -33,7 +33,7 @@ class DLPackArray:
 
 
 class CudaArray:
-    """`changed`: what the interface says otherwise than PyTorch does."""
+    """`changed`: entries of the interface that differ from PyTorch's."""
 
     def __init__(self, tensor, **changed):
         self.tensor = tensor
@@ -41,7 +41,7 @@ class CudaArray:
 
 
 class FakeCudaArray:
-    """One that says that its host memory is a GPU's: for what is refused before anything is read."""
+    """An array that labels its host memory as a GPU's: for calls that are refused before any access."""
 
     def __init__(self, shape=(1, 4, 2, 8), typestr="<f4", is_read_only=False, **changed):
         self.memory = np.zeros(shape, typestr)
@@ -87,8 +87,8 @@ def test_any_stride_and_offset_of_dlpack(device):
 
 
 class OffsetArray:
-    """A DLPack array whose elements begin `num_elements` behind its data, as byte_offset says; NumPy and PyTorch add
-    theirs to the address. Without strides where its memory has no gaps and `has_strides` is false."""
+    """A DLPack array whose elements start `num_elements` after its data, by byte_offset; NumPy and PyTorch add
+    theirs to the address. Without strides if it is contiguous and `has_strides` is false."""
 
     _TYPES = {"f": 2, "i": 0, "u": 1, "b": 6}
 
@@ -123,7 +123,7 @@ class OffsetArray:
 
 
 def arrays_of_a_call():
-    """{function: (call, {argument: array}, its outputs)} with every array that it may get."""
+    """{function: (call, {argument: array}, its outputs)} with every array argument."""
     q, k, v = (t.numpy() for t in qkv())
     rng = np.random.default_rng(3)
     of_scores = {
@@ -192,7 +192,7 @@ def test_ragged_batches_of_dlpack_arrays(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_call_that_needs_scratch_memory_gets_it(device):
-    """Split keys: partial results lie somewhere before they are combined."""
+    """Split keys: partial results are stored before they are merged."""
     q, k, v = qkv(device, sq=1, sk=300)
     out = torch.zeros_like(q)
     for _ in range(3):
@@ -231,7 +231,7 @@ def test_the_producer_is_told_the_stream_of_the_call(device):
     exported = [DLPackArray(t) for t in (late, k, v, out)]
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()
-    torch.cuda._sleep(100_000_000)  # q is there long after the call
+    torch.cuda._sleep(100_000_000)  # q is ready long after the call
     late.copy_(q)
     headrace.attention(*exported[:3], out=exported[3], stream=address(stream))
     torch.cuda.current_stream().wait_stream(stream)

@@ -1,4 +1,4 @@
-"""The keys of kept plans: two calls that differ in one thing, whatever it is, both give what they give alone.
+"""The keys of cached plans: two calls that differ in any one thing both give the same results as on their own.
 
 Each call is made in an empty cache for what is right, then both in one cache, in either order and twice.
 """
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::headrace.FallbackWarning")
 
 
 def result_of(call):
-    """What a call gives, as something that can be compared: arrays, or the error."""
+    """The result of a call in comparable form: arrays, or the error."""
     try:
         results = call()
     except (TypeError, ValueError, NotImplementedError) as error:
@@ -53,7 +53,7 @@ def check_both_orders(first, second):
 
 # ---- options ----
 
-# Of every field of Options another value, and what makes it matter.
+# A different value for every field of Options, with the arguments that make it matter.
 OPTIONS = {
     "softmax_scale": ({"softmax_scale": 0.9}, {}),
     "softcap": ({"softcap": 1.5}, {}),
@@ -69,7 +69,7 @@ OPTIONS = {
     "checked": ({"checked": True}, {}),
     "deterministic": ({"deterministic": True}, {}),
 }
-# Those that change no bits on a CPU: that they are told apart shows in the number of plans alone.
+# Fields that change no bits on a CPU: only the number of plans shows that they are distinguished.
 SILENT = {"num_splits", "strict_rows", "checked", "deterministic"}
 KINDS = ("arrays", "arrays backward", "tensors", "tensors backward")
 
@@ -171,7 +171,7 @@ def half_of(axis):
 
 EXTRAS = ("alibi_slopes", "bias", "mask", "tree_mask", "sinks")
 RANKS = {"q": 4, "k": 4, "v": 4, "alibi_slopes": 1, "bias": 4, "mask": 4, "tree_mask": 3, "sinks": 1}
-# {name: what becomes of which tensor}. One alone may break a rule, which is an error then, whatever came before.
+# {name: change of a tensor}. A change may be invalid, which must then be an error after any other call.
 CHANGES = {
     **{f"axis {i} of {n}": {n: half_of(i)} for n in "qkv" for i in range(4)},
     **{f"dtype of {n}": {n: lambda x: x.astype(np.float16)} for n in "qkv"},
@@ -248,7 +248,7 @@ def test_calls_that_differ_in_a_tensor(kind, change):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_calls_that_differ_in_the_layout(kind):
-    """The same memory, its second and third axes taken for one another."""
+    """The same memory with its second and third axes swapped."""
     q, k, v = (make((2, 4, 4, 16), seed=i) for i in range(3))
 
     def call(layout):
@@ -339,7 +339,7 @@ def test_backwards_that_differ_in_how_gradients_arrive(pair):
 
 
 def test_calls_that_differ_in_how_the_result_lies():
-    """PyTorch's own kernel lays its result out as it likes, and so does ours in its place."""
+    """The result layout differs: our replacement uses the layout of PyTorch's own kernel."""
     q, k, v = (make((17, 2, 4, 16), seed=i).permute(1, 2, 0, 3) for i in range(3))
     plain = torch.nn.functional.scaled_dot_product_attention
 
@@ -360,7 +360,7 @@ def test_calls_that_differ_in_how_the_result_lies():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_calls_that_differ_in_what_a_tensor_is(kind):
-    """Slopes and sinks look alike."""
+    """alibi_slopes and sinks have the same shape and dtype."""
     arrays = base_arrays()
     operands, like = {n: arrays[n] for n in "qkv"}, arrays["alibi_slopes"]
     first, second = (tensors_call(kind, {**operands, name: like}) for name in ("alibi_slopes", "sinks"))
@@ -396,7 +396,7 @@ def test_backwards_that_differ_in_how_one_array_lies(name, change):
     assert are_same(a, b), "the values are the same"
 
 
-# ---- plain calls, which are known by their settings ----
+# ---- plain calls, which are looked up by settings ----
 
 FLASH = {
     "softmax_scale": 0.7, "causal": True, "window_size": (3, 1), "softcap": 2.0, "num_splits": 3, "deterministic": True,
@@ -468,7 +468,7 @@ def test_threads_of_pytorch_are_part_of_a_key():
             lambda: torch.autograd.grad(ht.attention(q, k, v).sum(), q)[0],
         ):
             headrace.cache_clear()
-            wanted, _, _ = call(), call(), call()  # known by its key, then by its settings
+            wanted, _, _ = call(), call(), call()  # looked up by key, then by settings
             before = num_plans()
             for _ in range(2):
                 for number in (threads + 1, threads):

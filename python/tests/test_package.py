@@ -1,4 +1,4 @@
-"""The package as a whole: info, imports, what it needs, how the library is found."""
+"""The package as a whole: info, imports, dependencies, location of the library."""
 
 import inspect
 import os
@@ -16,7 +16,7 @@ FOLDER = pathlib.Path(headrace.__file__).parent
 
 
 def python(*arguments, **environment):
-    # So that a child finds the package where this process has it.
+    # Lets a child process find the same package.
     path = os.pathsep.join([str(FOLDER.parent), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
         [sys.executable, *arguments],
@@ -131,7 +131,7 @@ def test_the_gil_is_released_during_work():
 
 @pytest.mark.skipif(not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="this Python always has a GIL")
 def test_import_leaves_the_gil_off():
-    """Whatever NumPy this is: it must be one for such a Python too."""
+    """Requires a NumPy that supports free-threaded Python."""
     code = "import sys, headrace; print(sys._is_gil_enabled())"
     done = python("-c", code, PYTHON_GIL="")
     assert done.stdout.strip() == "False", done.stdout + done.stderr
@@ -218,7 +218,7 @@ headrace.softmax(t, scale="a")
 
 @pytest.fixture(scope="session")
 def mypy(tmp_path_factory):
-    """Runs it with one cache for all, as reading PyTorch takes the most."""
+    """Runs mypy with a shared cache, because analyzing PyTorch takes most of the time."""
     pytest.importorskip("mypy")
     pytest.importorskip("transformers")
     cache = str(tmp_path_factory.mktemp("mypy"))
@@ -230,7 +230,7 @@ def default_of(parameter):
 
 
 def with_every_argument(name, function):
-    """A call that has each one by its name, so that no overload may lack one."""
+    """A call with every argument by name, so that no overload lacks one."""
     parameters = inspect.signature(function).parameters.values()
     return f"{name}({', '.join(f'{p.name}={default_of(p)}' for p in parameters)})"
 

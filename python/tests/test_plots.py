@@ -1,4 +1,4 @@
-"""bench/plot.py on the results of the tree."""
+"""bench/plot.py on the tree's results."""
 
 import json
 import pathlib
@@ -49,7 +49,7 @@ def test_speed_panels_have_a_group_of_bars_a_length():
 
 
 def test_speed_panels_hold_peers_of_the_same_run_alone():
-    """A rate of another day is no bar."""
+    """Rates of other runs are not plotted."""
     result = json.loads(SPEED.read_text())
     for row in result["rows"]:
         row["fa2"] = row["fa3"] = 400.0

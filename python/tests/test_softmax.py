@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import headrace
 
 FLOATS = ["float32", "float16"] + (["bfloat16"] if oracle.BF16 is not None else [])
-# Half the distance of neighbouring numbers, relative; two of float's roundings a term, and its exponential.
+# Half an ulp, relative; two float roundings per term, and the exponential.
 ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 

@@ -1,4 +1,4 @@
-"""headrace.torch: results, against the contract in float64 and against PyTorch."""
+"""headrace.torch: results against the float64 reference and against PyTorch."""
 
 import inspect
 import threading
@@ -23,7 +23,7 @@ F = torch.nn.functional
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("causal", [False, True])
-def test_flash_attn_func_equals_the_contract(device, dtype, causal):
+def test_flash_attn_func_equals_the_reference(device, dtype, causal):
     q, k, v = qkv(device, dtype)
     options = {"causal": causal, "softcap": 20.0, "softmax_scale": 0.2}
     out, lse, probs = ht.flash_attn_func(
@@ -149,7 +149,7 @@ def calls(draw):
 
 @pytest.mark.parametrize("device", DEVICES)
 @given(call=calls(), dtype=st.sampled_from(DTYPES), layout=st.sampled_from(["bshd", "bhsd"]))
-def test_attention_equals_the_contract(device, call, dtype, layout):
+def test_attention_equals_the_reference(device, call, dtype, layout):
     options, names = call
     q, k, v = qkv(device, dtype, dim_v=24)
     generator = torch.Generator().manual_seed(5)
@@ -342,7 +342,7 @@ def test_pytorchs_list_of_implementations_has_us():
 
 
 class _count_calls:
-    """How often the library ran while this is entered."""
+    """Counts the library's runs within the context."""
 
     def __enter__(self):
         self.calls = getattr(self, "calls", 0)

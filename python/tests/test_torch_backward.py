@@ -13,7 +13,7 @@ cuda_only = [device for device in DEVICES if device != "cpu"]
 
 
 def formula(q, k, v, bias=None, mask=None, sinks=None, softcap=0.0, causal=False, scale=None):
-    """[batch, seqlen, heads, dim] in plain PyTorch: (out, lse). Rows that see no key are not for it."""
+    """[batch, seqlen, heads, dim] in plain PyTorch: (out, lse). Does not support rows without visible keys."""
     k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in (k, v))
     scores = torch.einsum("bihd,bjhd->bhij", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if softcap:
@@ -40,7 +40,7 @@ def gradients_of(function, tensors, weights):
 
 
 def check_against_formula(tensors, ours, theirs, dtype, tolerance):
-    """Ours in `dtype`; theirs in double from the same numbers."""
+    """Ours in `dtype`; theirs in double from the same values."""
     shape, lse_shape = tensors[0].shape, (tensors[0].shape[0], tensors[0].shape[2], tensors[0].shape[1])
     dout, dlse = make((*shape[:-1], tensors[2].shape[-1]), dtype), make(lse_shape)
     got = gradients_of(ours, tensors, (dout, dlse))
@@ -128,10 +128,10 @@ def test_rows_that_see_no_key_give_zero():
 def test_layouts_of_inputs_and_of_dout():
     q, k, v = qkv(kv_heads=4)
     expanded = [x[:, :, :1].expand_as(x) for x in (k, v)]
-    transposed = q.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)  # gaps between the elements of a head
+    transposed = q.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)  # non-contiguous elements of a head
     plain = gradients_of(lambda *x: (ht.attention(*x),), (q, *[x.contiguous() for x in expanded]), (torch.ones(1),))
     leaves = [transposed.detach().requires_grad_(), *[x.detach().requires_grad_() for x in expanded]]
-    ht.attention(*leaves).sum().backward()  # its dout has strides of 0
+    ht.attention(*leaves).sum().backward()  # dout has zero strides
     for leaf, y in zip(leaves, plain, strict=True):
         assert same_bits(leaf.grad, y)
 
@@ -217,9 +217,9 @@ def test_gradients_on_cuda_are_computed_on_the_current_stream(device):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_gradient_of_a_packed_tensor_is_one_tensor(device, dtype):
-    dim = 64  # Hopper's backward takes it in 16 bits
+    dim = 64  # supported by Hopper's backward in 16 bits
     packed = make((2, 19, 3, 4, dim), dtype, device)
-    gaps = make((2, 19, 4, 4, dim), dtype, device)[:, :, 1:]  # a part of something larger
+    gaps = make((2, 19, 4, 4, dim), dtype, device)[:, :, 1:]  # a slice of a larger tensor
     q, kv = make((2, 19, 4, dim), dtype, device), make((2, 23, 2, 2, dim), dtype, device)
     dout = (make((2, 19, 4, dim), dtype, device, seed=5),)
     settings = {"causal": True, "deterministic": True}

@@ -1,4 +1,4 @@
-"""headrace.torch and what looks at operators: torch.compile, fake tensors, autocast, autograd, the profiler."""
+"""headrace.torch and observers of operators: torch.compile, fake tensors, autocast, autograd, the profiler."""
 
 import pytest
 from torch_data import DEVICES, array, check, expected, make, qkv, same_bits, torch
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::headrace.FallbackWarning")
 
 
 def functions(device):
-    """Every function with arguments for it."""
+    """Every function with example arguments."""
     q, k, v = qkv(device)
     heads_first = tuple(x.transpose(1, 2) for x in (q, k, v))
     cu = torch.tensor([0, 10, 34], dtype=torch.int32, device=device)
@@ -97,7 +97,7 @@ def test_fake_tensors_have_the_shapes_of_real_ones(device):
 
 
 def test_meta_tensors_give_meta_results():
-    """Also after the same calls of tensors with memory."""
+    """Also after the same calls with real tensors."""
     for function in (ht.flash_attn_func, ht.attention):
         function(*qkv())
     q, k, v = (x.to("meta") for x in qkv())
@@ -140,7 +140,7 @@ def test_autocast_leaves_doubles_alone_and_takes_mixed_inputs():
     assert mixed.dtype == torch.bfloat16
 
 
-# ---- gradients: what they are is in test_torch_backward.py ----
+# ---- gradients (their values: test_torch_backward.py) ----
 
 
 def test_forward_without_grad_has_no_graph():
@@ -175,7 +175,7 @@ def test_calls_that_were_made_before_differentiate_too(monkeypatch):
     assert seen == [(shape, x) for x in ((False, False), (True, False), (True, False), (False, True), (False, True))]
 
 
-# ---- calls that are known again ----
+# ---- remembered calls ----
 
 
 @pytest.fixture(params=["guards", "keys"])
@@ -201,7 +201,7 @@ def test_this_pytorch_has_guards_that_see_every_difference():
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_calls_that_differ_are_told_apart(device, known_by):
-    """Each is made twice in a row and then among all others; what it gives never depends on what came before."""
+    """Each call runs twice in a row and then among all others; its result never depends on earlier calls."""
     wide = make((2, 5, 4, 32), device=device)
     base = make((2, 5, 4, 16), device=device)
     shifted = torch.empty(base.numel() + 1, device=device)[1:].view_as(base).copy_(base)
@@ -260,7 +260,7 @@ def test_known_calls_keep_no_tensor_alive(known_by, needs_grad):
     assert [x() for x in seen] == [None, None]
 
 
-# ---- watchers ----
+# ---- observers ----
 
 
 def test_the_profiler_sees_the_operator():

@@ -1,4 +1,4 @@
-"""scaled_dot_product_attention() as PyTorch has it: broadcasting, empty heads, dropout of everything, errors, nested
+"""scaled_dot_product_attention() like PyTorch's: broadcasting, empty heads, dropout of everything, errors, nested
 tensors."""
 
 import oracle
@@ -31,7 +31,7 @@ def plain(*tensors, **arguments):
 
 # ---- leading axes ----
 
-# Those of query, key and value before [seqlen, head_dim].
+# Leading axes of query, key and value, before [seqlen, head_dim].
 LEADING = [
     ((2, 3), (1, 3), (1, 3)), ((1, 3), (2, 3), (2, 3)), ((2, 1), (2, 3), (2, 3)), ((2, 3), (2, 1), (2, 3)),
     ((2, 3), (2, 3), (2, 1)), ((2, 3), (1, 1), (2, 3)), ((2, 3), (2, 3), (1, 3)), ((2, 1), (1, 3), (1, 1)),
@@ -54,7 +54,7 @@ def test_axes_before_the_sequence_broadcast(leading, options, head_dims):
         "mask": {"attn_mask": torch.ones(7, 9, dtype=torch.bool).tril(3)},
         "bias": {"attn_mask": make((*whole, 7, 9), seed=5)},
     }[options]
-    if dim_v == 0:  # PyTorch broadcasts no result without elements
+    if dim_v == 0:  # PyTorch does not broadcast empty results
         assert ht.scaled_dot_product_attention(*tensors, **arguments).shape == (*whole, 7, 0)
         return
     check_as_pytorch(tensors, **arguments)

@@ -1,4 +1,4 @@
-"""Tensors that are not what their memory holds: each argument of each function refuses them or gets their values."""
+"""Tensors whose values differ from their memory: each argument of each function refuses them or uses their values."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ F = torch.nn.functional
 
 
 def arguments():
-    """{function: {argument: tensor}} of every function and every tensor that it may get."""
+    """{function: {argument: tensor}} of every function and every tensor argument."""
     q, k, v = qkv()
     heads_first = {n: t.transpose(1, 2) for n, t in zip(("query", "key", "value"), (q, k, v), strict=True)}
     flat = {"q": make((34, 4, 16), seed=1), "k": make((34, 2, 16), seed=2), "v": make((34, 2, 16), seed=3)}
@@ -43,7 +43,7 @@ def call(function, tensors):
 
 
 class Deferring(torch.Tensor):
-    """As CausalBias: it leaves to PyTorch what it does not know."""
+    """Like CausalBias: passes unknown functions on to PyTorch."""
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
@@ -51,7 +51,7 @@ class Deferring(torch.Tensor):
 
 
 class Unwrapping(torch.Tensor):
-    """Its values lie elsewhere."""
+    """Its values are stored elsewhere."""
 
     @staticmethod
     def __new__(cls, tensor):
@@ -70,7 +70,7 @@ class Plain(torch.Tensor):
 
 
 def of_nothing(tensor, cls):
-    """Of the class, its memory not what the tensor has."""
+    """An instance of the class whose memory differs from its values."""
     other = torch.full_like(tensor, 1 if tensor.dtype in (torch.bool, torch.int32) else float("nan"))
     return other.as_subclass(cls)
 
@@ -79,7 +79,7 @@ def of_nothing(tensor, cls):
 @pytest.mark.parametrize("cls", [Deferring, CausalBias])
 def test_a_class_with_hooks_that_did_not_unwrap_itself_is_refused(function, name, cls):
     tensors = arguments()[function]
-    call(function, tensors)  # so that only the class differs from a call that was made before
+    call(function, tensors)  # so that only the class differs from an earlier call
     if cls is CausalBias and name == "attn_mask":
         pytest.skip("the one place where it belongs")
     inner = {"kv": "packed|k", "qkv": "packed|q", "query": "q", "key": "k", "value": "v", "attn_mask": "bias"}
@@ -87,7 +87,7 @@ def test_a_class_with_hooks_that_did_not_unwrap_itself_is_refused(function, name
         given = {n: t.requires_grad_(needs_grad and t.is_floating_point()) for n, t in arguments()[function].items()}
         given[name] = of_nothing(tensors[name], cls)
         refusal = rf"^({inner.get(name, name)}) is a .*\.{cls.__name__}, which overrides"
-        its_own = "^CausalBias only supports"  # that of an older PyTorch
+        its_own = "^CausalBias only supports"  # the message of an older PyTorch
         with pytest.raises((TypeError, NotImplementedError), match=f"{refusal}|{its_own}"):
             call(function, given)
 
@@ -166,7 +166,7 @@ def test_a_causal_bias_of_other_lengths_is_refused():
 
 
 def test_the_flash_operator_of_cuda_is_causal_bottom_right():
-    """PyTorch sends it scores that are not square for a causal_lower_right alone."""
+    """PyTorch calls it with non-square scores only for causal_lower_right."""
     from headrace.torch import _sdpa
 
     q, k, v = (make((1, 2, n, 8), torch.float16) for n in (4, 6, 6))
@@ -181,7 +181,7 @@ def test_the_flash_operator_of_cuda_is_causal_bottom_right():
 
 
 def negated(tensor):
-    """The same values: those in memory are negated."""
+    """The same values as a negated view of negated memory."""
     view = torch.complex(torch.zeros_like(tensor), -tensor).conj().imag
     assert view.is_neg() and torch.equal(view, tensor)
     return view
@@ -203,7 +203,7 @@ def test_negated_views_are_read_as_they_are(function, name, columns):
 @pytest.mark.parametrize("function", ["attention", "flash_attn_qkvpacked_func"])
 @pytest.mark.parametrize("columns", [1, 16])
 def test_gradients_that_arrive_negated_are_read_as_they_are(function, columns):
-    """As that of the imaginary part of a conjugated number."""
+    """Like the gradient of the imaginary part of a conjugated tensor."""
     tensors = {n: t[..., :columns] if t.shape[-1] == 16 else t for n, t in arguments()[function].items()}
     leaves = {n: t.detach().requires_grad_(t.is_floating_point()) for n, t in tensors.items()}
     results = getattr(ht, function)(
@@ -221,7 +221,7 @@ def test_gradients_that_arrive_negated_are_read_as_they_are(function, columns):
 
 
 def array_calls():
-    """{function: (call, arrays by name)} of the functions that take PyTorch's tensors by DLPack."""
+    """{function: (call, arrays by name)} of the functions that accept PyTorch tensors through DLPack."""
     q, k, v = (t.numpy() for t in qkv())
     bias, out, lse = make((2, 4, 17, 29)).numpy(), np.empty_like(q), np.empty((2, 4, 17), np.float32)
     headrace.attention(q, k, v, bias=bias, out=out, lse=lse)

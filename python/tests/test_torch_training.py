@@ -1,5 +1,5 @@
-"""What training needs around the gradients themselves (those are in test_torch_backward.py): every function under
-gradcheck, torch.compile, autocast and checkpointing; determinism asked for in either way; PyTorch's own checks."""
+"""Training beyond the gradients' values (those are in test_torch_backward.py): every function under
+gradcheck, torch.compile, autocast and checkpointing; both ways to request determinism; PyTorch's own checks."""
 
 import pytest
 from test_torch_backward import gradients_of
@@ -24,11 +24,11 @@ def device(request):
 
 
 def first_two(results):
-    return results[:2]  # without S_dmask, which is for looking at
+    return results[:2]  # without S_dmask, which is for debugging
 
 
 def functions(device="cpu"):
-    """name: (a function of differentiable tensors, those tensors)."""
+    """name: (a function of differentiable tensors, the tensors)."""
     q, k, v = qkv(device, **SMALL)
     cu = torch.tensor([0, 1, 4], dtype=torch.int32, device=device)
     bias, mask = make((1, 2, 1, 4), device=device), make((4, 4), device=device)
@@ -54,7 +54,7 @@ def functions(device="cpu"):
 
 
 NAMES = list(functions())
-HAVE_BIAS = ("sdpa mask", "attention")  # the last tensor; autocast leaves a float32 bias as it is
+HAVE_BIAS = ("sdpa mask", "attention")  # the last tensor; autocast does not cast a float32 bias
 
 
 def weights_of(function, tensors):
@@ -87,7 +87,7 @@ def test_checkpointed_gradients_equal_kept_ones(device, name, use_reentrant):
     function, tensors = functions(device)[name]
     weights = weights_of(function, tensors)
     kept = gradients_of(function, tensors, weights)
-    for _ in range(2):  # a first and a later call take different ways
+    for _ in range(2):  # first and later calls take different paths
         again = gradients_of(lambda *x: checkpoint(function, *x, use_reentrant=use_reentrant), tensors, weights)
         for x, y in zip(again, kept, strict=True):
             assert same_bits(x, y)
@@ -112,7 +112,7 @@ def test_gradients_under_autocast_are_those_of_its_dtype(device, name):
 
 @pytest.fixture
 def flags(monkeypatch):
-    """`deterministic` of every backward that was planned."""
+    """`deterministic` of every planned backward."""
     from headrace import _plans
 
     seen, make_plan = [], _plans.make
@@ -143,11 +143,11 @@ def test_determinism_reaches_the_plan(device, flags, is_compiled):
         for deterministic in (False, True, False):
             backward(function, deterministic=deterministic)
     backward(ht.scaled_dot_product_attention)
-    assert flags == [False, True, False]  # plans are kept
+    assert flags == [False, True, False]  # plans are cached
     out = ht.scaled_dot_product_attention(q, k, v)
     torch.use_deterministic_algorithms(True)
     try:
-        out.sum().backward()  # what counts is the time of the backward, as in PyTorch
+        out.sum().backward()  # the setting during the backward counts, as in PyTorch
         backward(ht.attention)
     finally:
         torch.use_deterministic_algorithms(False)
@@ -171,7 +171,7 @@ def test_the_backward_passes_pytorchs_own_checks(device):
 
 def test_gradients_of_gradients_are_refused(device):
     q, k, v = (x.requires_grad_() for x in qkv(device, **SMALL))
-    for with_autocast in (False, True):  # the direct way and the operator's
+    for with_autocast in (False, True):  # the direct path and the operator's
         with torch.autocast(device, enabled=with_autocast):
             out = ht.attention(q, k, v)
         (dq,) = torch.autograd.grad(out.float().square().sum(), q, create_graph=True)
@@ -180,7 +180,7 @@ def test_gradients_of_gradients_are_refused(device):
 
 
 def test_tangents_are_refused(device):
-    """PyTorch would pass them over in silence, and give zeros."""
+    """PyTorch would silently ignore them and return zeros."""
     import torch.autograd.forward_ad as forward_ad
 
     q, k, v = qkv(device, **SMALL)

@@ -1,4 +1,4 @@
-"""Attention under torch.func's transforms and autograd's batched gradients, against the same of plain operations."""
+"""Attention under torch.func's transforms and autograd's batched gradients, compared with plain operations."""
 
 import pytest
 from test_torch_backward import formula

@@ -1,4 +1,4 @@
-"""examples/train_gpt.py and bench/train_step.py, as small as they go."""
+"""examples/train_gpt.py and bench/train_step.py at their smallest sizes."""
 
 import json
 import pathlib
@@ -49,7 +49,7 @@ def test_attentions_in_one_run_start_alike(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_after_200_steps_the_loss_is_eagers_within_the_noise_of_two_seeds(tmp_path, device):
-    """Trained with the same seed, headrace differs from eager by less than eager does from itself with another."""
+    """With the same seed, headrace differs from eager by less than eager with another seed differs from eager."""
     sizes = f"--device {device} --layers 2 --hidden 64 --seqlen 64 --batch 4 --every 200 --threads 1".split()
     out = ["--out", str(tmp_path)]
     ours, theirs, other = (

@@ -1,4 +1,4 @@
-"""Hugging Face models with attn_implementation="headrace": their logits beside those of eager attention.
+"""Hugging Face models with attn_implementation="headrace": their logits compared with eager attention's.
 
 The rules are R1 (16-bit dtypes) and R2 (float32) of docs/numerics.md. Both models are compared with a third, of the
 same weights and dtype, whose attention is computed in float64 and rounded once: what is left is attention's error.
@@ -64,7 +64,7 @@ def model_of(name, implementation, dtype=torch.float32, device="cpu"):
 
 
 def exact_attention(module, query, key, value, attention_mask, scaling=None, softcap=None, s_aux=None, **others):
-    """The oracle: eager attention in float64, its result rounded once."""
+    """The oracle: eager attention in float64, rounded once."""
     groups = query.shape[1] // key.shape[1]
     key, value = (x.double().repeat_interleave(groups, 1) for x in (key, value))
     scores = query.double() @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
@@ -89,7 +89,7 @@ def tokens(batch=2, length=27, seed=0):
 
 @pytest.fixture
 def count_calls(monkeypatch):
-    """How often the library was asked."""
+    """Counts the library's calls."""
     from headrace.torch import _eager
 
     calls = []
@@ -103,13 +103,13 @@ def count_calls(monkeypatch):
     return calls
 
 
-# R1's limits on the mean error beside eager's (docs/numerics.md): kernels on tensor cores round P as eager does.
+# R1's limits on the mean error relative to eager's (docs/numerics.md): tensor-core kernels round P as eager does.
 MEAN_LIMIT, MEAN_LIMIT_ROUNDED = 0.8, 1.25
 ROUNDS_P = re.compile("cuda_sm")
 
 
 def check_logits(ours, eager, exact, dtype, kernels):
-    """Of positions that count. `kernels` computed ours."""
+    """Compares the positions that count. `kernels`: those that computed ours."""
     exact, ours, eager = array(exact), array(ours), array(eager)
     largest = np.abs(exact).max()
     assert exact.std() > 0.1 * largest > 0, "logits that cannot show an error"
@@ -141,7 +141,7 @@ def test_prefill_logits_equal_eagers(device, name, dtype, count_calls):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["mistral", "qwen2 window", "gemma2", "gpt_oss"])
 def test_windows_softcaps_and_sinks_change_the_logits(device, name):
-    """Of these models: what the tests above compare can be told from attention without them."""
+    """For these models the tests above can distinguish attention with and without them."""
     ids = tokens().to(device)
     model = model_of(name, "headrace", torch.float32, device)
     with torch.no_grad():
@@ -278,7 +278,7 @@ def test_three_steps_of_fine_tuning_have_eagers_gradients(dtype):
             loss.backward()
             grads[name] = {key: p.grad.double() for key, p in model.named_parameters()}
             losses += [loss.item()] * (name == "headrace")
-        # Each parameter's error in units of its largest gradient, so that none drowns in another's.
+        # Each parameter's error relative to its largest gradient, so that none is hidden by another's.
         errors = {
             name: torch.cat([
                 ((grads[name][key] - exact) / exact.abs().max()).abs().flatten()

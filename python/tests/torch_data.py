@@ -34,7 +34,7 @@ def qkv(device="cpu", dtype=torch.float32, batch=2, sq=17, sk=29, heads=4, kv_he
 
 
 def array(tensor):
-    """As NumPy sees it, in float64 where it is floating point."""
+    """As a NumPy array, in float64 if it is floating point."""
     tensor = tensor.detach().cpu()
     return tensor.double().numpy() if tensor.is_floating_point() else tensor.numpy()
 
