@@ -19,7 +19,7 @@ LINK = re.compile(r"!?\[(?:[^\]\[]|\[[^\]]*\])*\]\(\s*<?([^)\s>]+)>?[^)]*\)")
 REFERENCE = re.compile(r"^ {0,3}\[[^\]]+\]:\s*(\S+)")
 CODE_SPAN = re.compile(r"(`+)(.+?)\1")
 # A path from the top of the tree; * matches within a name, ** any folders, {a,b} either. build/ is no part of the tree.
-PATH = re.compile(r"(?:bench|cli|cmake|docs|examples|include|python|src|tests|tools)/[\w./*{},-]*")
+PATH = re.compile(r"(?:bench|cli|cmake|docs|examples|include|lab|python|src|tests|tools)/[\w./*{},-]*")
 
 
 def lines_of(text):

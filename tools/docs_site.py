@@ -78,7 +78,7 @@ def on_files(files, config):
             name = f"api/{path.relative_to(API).as_posix()}"
             kept.append(File.generated(config, name, abs_src_path=str(path)))
     sections = {title: pages for entry in config.nav if isinstance(entry, dict) for title, pages in entry.items()}
-    sections["Kernels"] += [name for name in pages if re.fullmatch(r"src/backends/.*/README\.md", name)]
+    sections["Kernels"] += [name for name in pages if re.fullmatch(r"(lab|src/backends/.*)/README\.md", name)]
     sections["Design"] += [name for name in pages if re.match(r"docs/design/000[1-9]|docs/design/00[1-9]", name)]
     return Files(kept)
 
