@@ -58,7 +58,7 @@ struct Schedule {
   int sum_bits = 0;
   bool has_fixed_bits = true;  // bit-identical from run to run
   std::string note;            // one line for explain(): the code path and its reason
-  KernelPlan kernel_plan;
+  KernelPlan kernel_plan{};
 };
 
 struct RefusedKernel {
