@@ -1,4 +1,4 @@
-# headrace_pcre2: PCRE2 with 8-bit code units, for the pre-tokenizers (src/model/pre_tokenizer.cc).
+# headrace_pcre2: PCRE2 with 8-bit code units, for the pre-tokenizers (src/text/pre_tokenizer.cc).
 find_path(HEADRACE_PCRE2_INCLUDE pcre2.h DOC "Folder of pcre2.h")
 # The static one first, so that libheadrace needs nothing at run time that it does not bring along.
 find_library(HEADRACE_PCRE2_LIBRARY NAMES libpcre2-8.a pcre2-8 DOC "The PCRE2 library, 8-bit")

@@ -10,7 +10,7 @@ import re
 import checklib
 
 # Lowest first. Folders of src/backends/ are siblings that never see each other.
-LAYERS = ["base", "core", "weights", "backends", "attention", "ops", "kv_cache", "model", "engine", "capi"]
+LAYERS = ["base", "core", "weights", "text", "backends", "attention", "ops", "kv_cache", "model", "engine", "capi"]
 # What programs may include beside headrace/ and their own folder: bench/probes is a library that measures the machine.
 PROGRAM_FOLDERS = {"cli": ["probes/"], "examples": []}
 SOURCES = {".h", ".hpp", ".cc", ".c", ".cpp", ".cu", ".cuh"}

@@ -4,15 +4,15 @@
 namespace headrace::capi {
 namespace {
 
-Result<std::vector<model::Message>> read_messages(const headrace_message* messages,
-                                                  std::size_t num_messages) {
+Result<std::vector<text::Message>> read_messages(const headrace_message* messages,
+                                                 std::size_t num_messages) {
   if (messages == nullptr && num_messages > 0)
     return null_argument("messages", "pass an array of num_messages elements");
-  std::vector<model::Message> read;
+  std::vector<text::Message> read;
   for (std::size_t i = 0; i < num_messages; ++i) {
     if (messages[i].role == nullptr || messages[i].content == nullptr)
       return invalid_argument("messages[{}]: role and content must not be NULL; pass strings", i);
-    const auto role = model::role_by_name(messages[i].role);
+    const auto role = text::role_by_name(messages[i].role);
     if (!role)
       return invalid_argument("messages[{}].role='{}': must be system, user or assistant", i,
                               messages[i].role);
@@ -23,12 +23,12 @@ Result<std::vector<model::Message>> read_messages(const headrace_message* messag
 
 Result<std::vector<std::int32_t>> chat_tokens(const engine::LanguageModel& model,
                                               const char* template_name,
-                                              std::span<const model::Message> messages,
+                                              std::span<const text::Message> messages,
                                               bool add_generation_prompt) {
-  const Result<model::ChatTemplate> chosen =
-      template_name == nullptr ? model.chat_template : model::ChatTemplate::by_name(template_name);
+  const Result<text::ChatTemplate> chosen =
+      template_name == nullptr ? model.chat_template : text::ChatTemplate::by_name(template_name);
   if (!chosen.ok()) return chosen.failure();
-  Result<model::Prompt> prompt =
+  Result<text::Prompt> prompt =
       chosen.value().render(messages, {.add_generation_prompt = add_generation_prompt, .date = {}});
   if (!prompt.ok()) return std::move(prompt.failure());
   return model.tokenizer.encode(prompt.value().tokenizer_parts());

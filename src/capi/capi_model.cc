@@ -109,7 +109,7 @@ headrace_status headrace_tokenize(const headrace_model* model, const char* text,
     if ((flags & ~kKnown) != 0)
       return fail(headrace::invalid_argument(
           "flags={}: unknown bits; pass headrace_tokenize_flags values", flags));
-    using headrace::model::Recognise;
+    using headrace::text::Recognise;
     auto encoded = model->model.tokenizer.encode(
         {text, num_bytes},
         (flags & HEADRACE_TOKENIZE_SPECIAL) != 0 ? Recognise::control_too : Recognise::user_defined,

@@ -8,7 +8,7 @@ namespace {
 // Where the text goes: characters are made whole, stop strings found.
 class Writer {
  public:
-  Writer(const model::Tokenizer& tokenizer, StopMatcher stops,
+  Writer(const text::Tokenizer& tokenizer, text::StopMatcher stops,
          const std::function<Result<bool>(std::string_view)>& on_text)
       : decoder_(tokenizer), stops_(std::move(stops)), on_text_(on_text) {}
 
@@ -27,15 +27,15 @@ class Writer {
   Finish finish() const { return is_stopped_ ? Finish::stop : Finish::cancelled; }
 
  private:
-  Result<bool> write(const StopMatcher::Output& output) {
+  Result<bool> write(const text::StopMatcher::Output& output) {
     is_stopped_ = output.stop_idx.has_value();
     Result<bool> goes_on = on_text_ ? on_text_(output.text) : Result<bool>(true);
     if (is_stopped_ && goes_on.ok()) return false;
     return goes_on;
   }
 
-  model::StreamDecoder decoder_;
-  StopMatcher stops_;
+  text::StreamDecoder decoder_;
+  text::StopMatcher stops_;
   const std::function<Result<bool>(std::string_view)>& on_text_;
   bool is_stopped_ = false;
 };
@@ -63,11 +63,11 @@ Result<Sample> sample_next(const Session& session, const SamplingOptions& option
                         options);
 }
 
-Result<Generation> generate(Session& session, const model::Tokenizer& tokenizer,
+Result<Generation> generate(Session& session, const text::Tokenizer& tokenizer,
                             const GenerationOptions& options, Sampler& sampler) {
   const auto num_prompt_tokens = static_cast<std::int64_t>(session.tokens().size());
   const std::vector<std::int32_t>& ends = tokenizer.end_tokens();
-  Result<StopMatcher> stops = StopMatcher::make(options.stop);
+  Result<text::StopMatcher> stops = text::StopMatcher::make(options.stop);
   if (!stops.ok()) return std::move(stops.failure());
   Writer writer(tokenizer, std::move(stops.value()), options.on_text);
   Generation result;

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "engine/session.h"
-#include "model/tokenizer.h"
 #include "ops/sampling.h"
-#include "ops/stop_matcher.h"
+#include "text/stop_matcher.h"
+#include "text/tokenizer.h"
 
 namespace headrace::engine {
 
@@ -37,7 +37,7 @@ Result<Sample> sample_next(const Session& session, const SamplingOptions& option
                            std::uint64_t sequence_id, std::int64_t num_prompt_tokens,
                            Sampler& sampler);
 
-Result<Generation> generate(Session& session, const model::Tokenizer& tokenizer,
+Result<Generation> generate(Session& session, const text::Tokenizer& tokenizer,
                             const GenerationOptions& options, Sampler& sampler);
 
 }  // namespace headrace::engine

@@ -48,7 +48,7 @@ Result<LanguageModel> load_language_model(const std::string& path,
                                  file.text_or("general.name", "")};
   for (Result<std::string>& text : texts)
     if (!text.ok()) return std::move(text.failure());
-  Result<model::Tokenizer> tokenizer = model::Tokenizer::make(file);
+  Result<text::Tokenizer> tokenizer = text::Tokenizer::make(file);
   if (!tokenizer.ok()) return std::move(tokenizer.failure());
   // Its lists are the bulk of the metadata, and nobody reads them again.
   std::erase_if(file.metadata,
@@ -56,7 +56,7 @@ Result<LanguageModel> load_language_model(const std::string& path,
   LanguageModel model{.path = path,
                       .architecture = std::move(texts[0].value()),
                       .name = std::move(texts[1].value()),
-                      .chat_template = model::ChatTemplate::from_file(file),
+                      .chat_template = text::ChatTemplate::from_file(file),
                       .weight_types = weight_types_of(file),
                       .num_parameters = parameters_of(file),
                       .tokenizer = std::move(tokenizer.value()),

@@ -4,9 +4,9 @@
 #include <optional>
 #include <string>
 
-#include "model/chat_template.h"
 #include "model/decoder.h"
-#include "model/tokenizer.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
 
 namespace headrace::engine {
 
@@ -14,10 +14,10 @@ struct LanguageModel {
   std::string path;
   std::string architecture, name;
   // What the file's own template is; failed: there is none, or it is not known.
-  Result<model::ChatTemplate> chat_template;
+  Result<text::ChatTemplate> chat_template;
   std::string weight_types;  // "Q4_1 210, F32 61": tensors of each type, the most frequent first
   std::int64_t num_parameters = 0;
-  model::Tokenizer tokenizer;
+  text::Tokenizer tokenizer;
   std::optional<model::Decoder> decoder;
 };
 

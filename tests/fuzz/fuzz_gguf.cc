@@ -1,7 +1,7 @@
 // A model file of arbitrary bytes: header, tokenizer, chat template.
-#include "model/chat_template.h"
-#include "model/tokenizer.h"
 #include "tests/fuzz/fuzz.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
 #include "weights/gguf.h"
 
 using namespace headrace;
@@ -21,10 +21,10 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   require(!std::holds_alternative<Failure>(from_half), "half a head of a good file");
   for (const Weight& weight : file.weights)
     require(weight.offset <= size && weight.bytes <= size - weight.offset, "weights lie inside");
-  auto tokenizer = model::Tokenizer::make(file);
+  auto tokenizer = text::Tokenizer::make(file);
   if (tokenizer.ok())
     require(tokenizer.value().encode("Hello, 1 world!").ok(), "texts are encoded");
-  auto chat_template = model::ChatTemplate::from_file(file);
+  auto chat_template = text::ChatTemplate::from_file(file);
   if (chat_template.ok()) require(chat_template.value().name() != nullptr, "a known template");
   return 0;
 }

@@ -2,9 +2,9 @@
 // Mode 0: the rest is a text for a small vocabulary.
 // Mode 1: lines of a vocabulary, "m<merge>" or "<type digit><token>", up to an empty line; then a
 //         text for it.
-#include "model/tokenizer.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/support/vocabulary.h"
+#include "text/tokenizer.h"
 
 using namespace headrace;
 using testing::require;
@@ -12,27 +12,27 @@ using testing::require;
 namespace {
 
 constexpr const char* kPre[] = {"gpt-2", "smollm", "llama-bpe", "qwen2"};
-constexpr model::Recognise kRecognise[] = {
-    model::Recognise::nothing, model::Recognise::user_defined, model::Recognise::control_too,
-    model::Recognise::control_too};
+constexpr text::Recognise kRecognise[] = {text::Recognise::nothing, text::Recognise::user_defined,
+                                          text::Recognise::control_too,
+                                          text::Recognise::control_too};
 
-void check_text(const model::Tokenizer& tokenizer, std::string_view text,
-                model::Recognise recognise) {
+void check_text(const text::Tokenizer& tokenizer, std::string_view text,
+                text::Recognise recognise) {
   auto tokens = tokenizer.encode(text, recognise);
   require(tokens.ok(), "any text is encoded");
   auto decoded = tokenizer.decode(tokens.value());
   require(decoded.ok(), "tokens of a text are in the vocabulary");
   if (tokenizer.lost_bytes(text) == 0) require(decoded.value() == text, "decode(encode(x)) == x");
-  model::StreamDecoder stream(tokenizer, true);
+  text::StreamDecoder stream(tokenizer, true);
   std::string streamed;
-  for (const model::TokenId token : tokens.value()) streamed += stream.push(token).value();
+  for (const text::TokenId token : tokens.value()) streamed += stream.push(token).value();
   require(streamed + stream.flush() == decoded.value(), "the stream is the text");
   const std::size_t half = text.size() / 2;
-  const model::TextPart parts[] = {{text.substr(0, half), recognise},
-                                   {text.substr(half), recognise}};
+  const text::TextPart parts[] = {{text.substr(0, half), recognise},
+                                  {text.substr(half), recognise}};
   auto in_parts = tokenizer.encode(parts);
   require(in_parts.ok(), "any text in parts is encoded");
-  if (recognise == model::Recognise::nothing)
+  if (recognise == text::Recognise::nothing)
     require(in_parts.value() == tokens.value(), "where a text is cut into parts does not matter");
 }
 
@@ -73,13 +73,13 @@ const ModelFile& small_file() {
   return file;
 }
 
-const model::Tokenizer& small_tokenizer(std::size_t pre) {
+const text::Tokenizer& small_tokenizer(std::size_t pre) {
   static const auto made = [] {
-    std::vector<model::Tokenizer> all;
+    std::vector<text::Tokenizer> all;
     for (const char* name : kPre) {
       ModelFile file = small_file();
       file.metadata["tokenizer.ggml.pre"] = std::string(name);
-      all.push_back(std::move(model::Tokenizer::make(file).value()));
+      all.push_back(std::move(text::Tokenizer::make(file).value()));
     }
     return all;
   }();
@@ -92,14 +92,14 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
   std::string_view input = testing::as_text(data + 1, size - 1);
   const std::size_t pre = data[0] & 3U;
-  const model::Recognise recognise = kRecognise[data[0] >> 2 & 3U];
+  const text::Recognise recognise = kRecognise[data[0] >> 2 & 3U];
   if ((data[0] & 16U) == 0) {
     check_text(small_tokenizer(pre), input, recognise);
     return 0;
   }
   ModelFile file = read_lines(input);
   file.metadata["tokenizer.ggml.pre"] = std::string(kPre[pre]);
-  auto tokenizer = model::Tokenizer::make(file);
+  auto tokenizer = text::Tokenizer::make(file);
   if (tokenizer.ok())
     check_text(tokenizer.value(), input, recognise);
   else

@@ -4,7 +4,7 @@
     python tests/peers/chat_template.py                   # compare the fixture with transformers
     python tests/peers/chat_template.py --write-golden    # rewrite it
 
-The C++ test of src/model/chat_template.cc uses the fixture. Exit codes: 0 equal, 1 different.
+The C++ test of src/text/chat_template.cc uses the fixture. Exit codes: 0 equal, 1 different.
 """
 
 import argparse

@@ -11,8 +11,8 @@
 #include <iostream>
 #include <string>
 
-#include "model/tokenizer.h"
 #include "tests/support/vocabulary.h"
+#include "text/tokenizer.h"
 #include "weights/gguf.h"
 
 using namespace headrace;
@@ -53,19 +53,19 @@ int tokens(const std::string& path, const char* pre) {
   Result<ModelFile> file = read_file(path);
   if (!file.ok()) return fail(file.failure().message);
   if (pre != nullptr) file.value().metadata["tokenizer.ggml.pre"] = std::string(pre);
-  Result<model::Tokenizer> tokenizer = model::Tokenizer::make(file.value());
+  Result<text::Tokenizer> tokenizer = text::Tokenizer::make(file.value());
   if (!tokenizer.ok()) return fail(tokenizer.failure().message);
   return filter([&](const std::string& text) -> Result<Numbers> {
-    auto ids = tokenizer.value().encode(text, model::Recognise::control_too);
+    auto ids = tokenizer.value().encode(text, text::Recognise::control_too);
     if (!ids.ok()) return std::move(ids.failure());
     return Numbers(ids.value().begin(), ids.value().end());
   });
 }
 
 int pieces(const std::string& pre) {
-  const auto kind = model::pre_tokenizer_kind(pre);
-  if (!kind) return fail(pre + " is none of " + model::pre_tokenizer_names());
-  Result<model::PreTokenizer> pre_tokenizer = model::PreTokenizer::make(*kind);
+  const auto kind = text::pre_tokenizer_kind(pre);
+  if (!kind) return fail(pre + " is none of " + text::pre_tokenizer_names());
+  Result<text::PreTokenizer> pre_tokenizer = text::PreTokenizer::make(*kind);
   if (!pre_tokenizer.ok()) return fail(pre_tokenizer.failure().message);
   return filter([&](const std::string& text) -> Result<Numbers> {
     std::vector<std::string_view> cut;

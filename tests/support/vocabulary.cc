@@ -3,7 +3,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "model/byte_level.h"
+#include "text/byte_level.h"
 
 namespace headrace::testing {
 
@@ -37,7 +37,7 @@ Vocabulary small_vocabulary(std::vector<std::string> merges) {
   vocabulary.specials = {{"<|end|>", 3}, {"<user>", 4}};
   for (int byte = 0; byte < 256; ++byte) {
     const char text = static_cast<char>(byte);
-    vocabulary.bytes.push_back(model::byte_level_from_bytes({&text, 1}));
+    vocabulary.bytes.push_back(text::byte_level_from_bytes({&text, 1}));
   }
   vocabulary.merges = std::move(merges);
   return vocabulary;

@@ -1,7 +1,7 @@
 // The form of a Jinja template: see chat_styles.h.
-#include "model/chat_styles.h"
+#include "text/chat_styles.h"
 
-namespace headrace::model {
+namespace headrace::text {
 namespace {
 
 bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
@@ -106,4 +106,4 @@ std::string template_form(std::string_view jinja) {
   return form;
 }
 
-}  // namespace headrace::model
+}  // namespace headrace::text

@@ -1,9 +1,9 @@
-#include "model/bpe.h"
+#include "text/bpe.h"
 
 #include <algorithm>
 #include <limits>
 
-namespace headrace::model {
+namespace headrace::text {
 namespace {
 
 constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
@@ -61,4 +61,4 @@ void Bpe::merge(std::span<const TokenId> tokens, std::vector<TokenId>& merged) {
     merged.push_back(symbols_[i].token);
 }
 
-}  // namespace headrace::model
+}  // namespace headrace::text

@@ -1,10 +1,10 @@
-#include "ops/stop_matcher.h"
+#include "text/stop_matcher.h"
 
 #include <gtest/gtest.h>
 
 #include "tests/support/random.h"
 
-namespace headrace {
+namespace headrace::text {
 namespace {
 
 using Strings = std::vector<std::string>;
@@ -120,4 +120,4 @@ TEST(StopMatcher, RefusesAnEmptyStop) {
 }
 
 }  // namespace
-}  // namespace headrace
+}  // namespace headrace::text

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace headrace::model {
+namespace headrace::text {
 
 using TokenId = std::int32_t;
 
@@ -81,4 +81,4 @@ class MergeIndex {
   std::size_t mask_;
 };
 
-}  // namespace headrace::model
+}  // namespace headrace::text

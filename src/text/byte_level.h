@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace headrace::model {
+namespace headrace::text {
 
 // The bytes that a token's text stands for; nothing where a character is not of the alphabet.
 std::optional<std::string> bytes_from_byte_level(std::string_view text);
@@ -15,4 +15,4 @@ std::optional<std::string> bytes_from_byte_level(std::string_view text);
 // The other way round.
 std::string byte_level_from_bytes(std::string_view bytes);
 
-}  // namespace headrace::model
+}  // namespace headrace::text

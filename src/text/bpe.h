@@ -6,9 +6,9 @@
 #include <span>
 #include <vector>
 
-#include "model/token_index.h"
+#include "text/token_index.h"
 
-namespace headrace::model {
+namespace headrace::text {
 
 class Bpe {
  public:
@@ -40,4 +40,4 @@ class Bpe {
   std::vector<Candidate> queue_;  // a heap
 };
 
-}  // namespace headrace::model
+}  // namespace headrace::text

@@ -1,9 +1,9 @@
-#include "ops/stop_matcher.h"
+#include "text/stop_matcher.h"
 
 #include <algorithm>
 #include <utility>
 
-namespace headrace {
+namespace headrace::text {
 
 Result<StopMatcher> StopMatcher::make(std::vector<std::string> stops) {
   StopMatcher matcher;
@@ -61,4 +61,4 @@ std::string StopMatcher::finish() {
   return std::exchange(held_, {});
 }
 
-}  // namespace headrace
+}  // namespace headrace::text

@@ -1,4 +1,4 @@
-#include "model/chat_template.h"
+#include "text/chat_template.h"
 
 #include <gtest/gtest.h>
 
@@ -8,10 +8,10 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "model/chat_styles.h"
 #include "tests/support/vocabulary.h"
+#include "text/chat_styles.h"
 
-namespace headrace::model {
+namespace headrace::text {
 namespace {
 
 const std::filesystem::path kGolden = HEADRACE_GOLDEN_DIR;
@@ -181,4 +181,4 @@ TEST(PythonStrip, TakesWhatPythonTakes) {
 }
 
 }  // namespace
-}  // namespace headrace::model
+}  // namespace headrace::text

@@ -1,4 +1,4 @@
-#include "model/tokenizer.h"
+#include "text/tokenizer.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include "base/utf8.h"
 #include "tests/support/vocabulary.h"
 
-namespace headrace::model {
+namespace headrace::text {
 namespace {
 
 using testing::small_vocabulary;
@@ -218,4 +218,4 @@ TEST(Tokenizer, HostileTextTakesNoLongerThanItsLength) {
 }
 
 }  // namespace
-}  // namespace headrace::model
+}  // namespace headrace::text

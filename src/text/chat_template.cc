@@ -1,8 +1,8 @@
-#include "model/chat_template.h"
+#include "text/chat_template.h"
 
-#include "model/chat_styles.h"
+#include "text/chat_styles.h"
 
-namespace headrace::model {
+namespace headrace::text {
 namespace {
 
 constexpr Role kRoles[] = {Role::system, Role::user, Role::assistant};
@@ -230,4 +230,4 @@ Result<Prompt> ChatTemplate::render(std::span<const Message> messages,
   return prompt;
 }
 
-}  // namespace headrace::model
+}  // namespace headrace::text

@@ -1,5 +1,5 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
-#include "model/pre_tokenizer.h"
+#include "text/pre_tokenizer.h"
 
 #include <pcre2.h>
 
@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <limits>
 
-namespace headrace::model {
+namespace headrace::text {
 namespace {
 
 struct Name {
@@ -127,4 +127,4 @@ Status PreTokenizer::split(std::string_view text, std::vector<std::string_view>&
   return std::nullopt;
 }
 
-}  // namespace headrace::model
+}  // namespace headrace::text

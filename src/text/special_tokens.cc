@@ -1,8 +1,8 @@
-#include "model/special_tokens.h"
+#include "text/special_tokens.h"
 
 #include <algorithm>
 
-namespace headrace::model {
+namespace headrace::text {
 
 void SpecialTokens::add(std::string text, TokenId id) {
   starts_[static_cast<unsigned char>(text.front())] = true;
@@ -51,4 +51,4 @@ TokenId SpecialTokens::find(std::string_view text) const {
   return it != entries_.end() && it->text == text ? it->id : -1;
 }
 
-}  // namespace headrace::model
+}  // namespace headrace::text

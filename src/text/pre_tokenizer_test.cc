@@ -1,11 +1,11 @@
-#include "model/pre_tokenizer.h"
+#include "text/pre_tokenizer.h"
 
 #include <gtest/gtest.h>
 
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-namespace headrace::model {
+namespace headrace::text {
 namespace {
 
 using Pieces = std::vector<std::string_view>;
@@ -66,4 +66,4 @@ TEST(PreTokenizer, OnlyKnownNamesAreTaken) {
 }
 
 }  // namespace
-}  // namespace headrace::model
+}  // namespace headrace::text

@@ -5,9 +5,9 @@
 #include <string>
 #include <string_view>
 
-#include "model/chat_template.h"
+#include "text/chat_template.h"
 
-namespace headrace::model {
+namespace headrace::text {
 
 enum class TemplateFamily { chatml, llama3, llama2, mistral };
 
@@ -36,4 +36,4 @@ std::string template_form(std::string_view jinja);
 std::string_view python_strip(std::string_view text);
 std::string_view python_strip_end(std::string_view text);
 
-}  // namespace headrace::model
+}  // namespace headrace::text

@@ -7,9 +7,9 @@
 #include <string_view>
 #include <vector>
 
-#include "model/token_index.h"
+#include "text/token_index.h"
 
-namespace headrace::model {
+namespace headrace::text {
 
 class SpecialTokens {
  public:
@@ -36,4 +36,4 @@ class SpecialTokens {
   std::array<bool, 256> starts_{};
 };
 
-}  // namespace headrace::model
+}  // namespace headrace::text

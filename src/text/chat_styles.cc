@@ -1,9 +1,9 @@
-#include "model/chat_styles.h"
+#include "text/chat_styles.h"
 
 #include <array>
 #include <iterator>
 
-namespace headrace::model {
+namespace headrace::text {
 namespace {
 
 constexpr TemplateStyle kStyles[] = {
@@ -228,4 +228,4 @@ std::string_view python_strip(std::string_view text) {
   return python_strip_end(text);
 }
 
-}  // namespace headrace::model
+}  // namespace headrace::text

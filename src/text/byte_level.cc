@@ -1,9 +1,9 @@
-#include "model/byte_level.h"
+#include "text/byte_level.h"
 
 #include <array>
 #include <cstdint>
 
-namespace headrace::model {
+namespace headrace::text {
 namespace {
 
 constexpr int kLetters = 256 + 68;
@@ -66,4 +66,4 @@ std::string byte_level_from_bytes(std::string_view bytes) {
   return text;
 }
 
-}  // namespace headrace::model
+}  // namespace headrace::text

@@ -1,9 +1,9 @@
-#include "model/token_index.h"
+#include "text/token_index.h"
 
 #include <bit>
 #include <cstring>
 
-namespace headrace::model {
+namespace headrace::text {
 namespace {
 
 // At most half full.
@@ -64,4 +64,4 @@ const Merge* MergeIndex::find(TokenId left, TokenId right) const {
   return nullptr;
 }
 
-}  // namespace headrace::model
+}  // namespace headrace::text

@@ -2,10 +2,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "model/byte_level.h"
-#include "model/tokenizer.h"
+#include "text/byte_level.h"
+#include "text/tokenizer.h"
 
-namespace headrace::model {
+namespace headrace::text {
 namespace {
 
 constexpr std::size_t kMaxTokens = std::size_t{1} << 21, kMaxMerges = std::size_t{1} << 22;
@@ -260,4 +260,4 @@ class TokenizerReader {
 
 Result<Tokenizer> Tokenizer::make(const ModelFile& file) { return TokenizerReader(file).read(); }
 
-}  // namespace headrace::model
+}  // namespace headrace::text

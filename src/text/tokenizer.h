@@ -19,12 +19,12 @@
 #include <vector>
 
 #include "base/error.h"
-#include "model/pre_tokenizer.h"
-#include "model/special_tokens.h"
-#include "model/token_index.h"
+#include "text/pre_tokenizer.h"
+#include "text/special_tokens.h"
+#include "text/token_index.h"
 #include "weights/model_file.h"
 
-namespace headrace::model {
+namespace headrace::text {
 
 // As tokenizer.ggml.token_type counts them.
 enum class TokenKind { normal = 1, unknown, control, user_defined, unused };
@@ -118,4 +118,4 @@ class StreamDecoder {
   std::string waiting_;
 };
 
-}  // namespace headrace::model
+}  // namespace headrace::text

@@ -15,7 +15,7 @@
 
 #include "base/error.h"
 
-namespace headrace::model {
+namespace headrace::text {
 
 enum class PreTokenizerKind { gpt2, smollm, llama3, qwen2 };
 
@@ -40,4 +40,4 @@ class PreTokenizer {
   std::shared_ptr<const Code> code_;  // immutable, and its deleter is known only to the .cc
 };
 
-}  // namespace headrace::model
+}  // namespace headrace::text

@@ -15,7 +15,7 @@
 
 #include "base/error.h"
 
-namespace headrace {
+namespace headrace::text {
 
 class StopMatcher {
  public:
@@ -48,4 +48,4 @@ class StopMatcher {
   bool is_stopped_ = false;
 };
 
-}  // namespace headrace
+}  // namespace headrace::text

@@ -1,12 +1,12 @@
-#include "model/tokenizer.h"
+#include "text/tokenizer.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "base/utf8.h"
-#include "model/bpe.h"
+#include "text/bpe.h"
 
-namespace headrace::model {
+namespace headrace::text {
 namespace {
 
 // Places in a text are 32-bit inside BPE, with room to spare.
@@ -156,4 +156,4 @@ Result<std::string> StreamDecoder::push(TokenId token) {
 
 std::string StreamDecoder::flush() { return std::exchange(waiting_, {}); }
 
-}  // namespace headrace::model
+}  // namespace headrace::text

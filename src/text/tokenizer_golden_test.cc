@@ -5,10 +5,10 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "model/tokenizer.h"
 #include "tests/support/vocabulary.h"
+#include "text/tokenizer.h"
 
-namespace headrace::model {
+namespace headrace::text {
 namespace {
 
 using testing::small_vocabulary;
@@ -146,4 +146,4 @@ TEST(TokenizerMetadata, UnusedTokensMayBeEmptyOrAnything) {
 }
 
 }  // namespace
-}  // namespace headrace::model
+}  // namespace headrace::text

@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "base/error.h"
-#include "model/tokenizer.h"
+#include "text/tokenizer.h"
 #include "weights/model_file.h"
 
-namespace headrace::model {
+namespace headrace::text {
 
 enum class Role { system, user, assistant };
 const char* role_name(Role role);
@@ -74,4 +74,4 @@ class ChatTemplate {
   const TemplateStyle* style_;  // of the static list
 };
 
-}  // namespace headrace::model
+}  // namespace headrace::text
