@@ -72,7 +72,7 @@ int64_t headrace_model_file_num_keys(const headrace_model_file* file) {
 }
 
 int64_t headrace_model_file_num_weights(const headrace_model_file* file) {
-  return file == nullptr ? 0 : static_cast<int64_t>(file->file.weights.size());
+  return file == nullptr ? 0 : static_cast<int64_t>(file->file.tensors.size());
 }
 
 const char* headrace_model_file_key(const headrace_model_file* file, int64_t index) {
@@ -98,7 +98,7 @@ headrace_status headrace_model_file_weight(const headrace_model_file* file, int6
     if (index < 0 || index >= count)
       return fail(headrace::invalid_argument("index={}: the file has {} weights; pass 0 to {}",
                                              index, count, count - 1));
-    const headrace::Weight& weight = file->file.weights[static_cast<std::size_t>(index)];
+    const headrace::TensorInfo& weight = file->file.tensors[static_cast<std::size_t>(index)];
     headrace_weight_info facts{};
     facts.name = weight.name.c_str();
     facts.type = headrace::info_of(weight.type).name;

@@ -10,7 +10,7 @@ namespace {
 
 std::string weight_types_of(const ModelFile& file) {
   std::map<std::string, int> counts;
-  for (const Weight& weight : file.weights) ++counts[info_of(weight.type).name];
+  for (const TensorInfo& tensor : file.tensors) ++counts[info_of(tensor.type).name];
   std::vector<std::pair<std::string, int>> sorted(counts.begin(), counts.end());
   std::stable_sort(sorted.begin(), sorted.end(),
                    [](const auto& a, const auto& b) { return a.second > b.second; });
@@ -22,9 +22,9 @@ std::string weight_types_of(const ModelFile& file) {
 
 std::int64_t parameters_of(const ModelFile& file) {
   std::int64_t total = 0;
-  for (const Weight& weight : file.weights) {
+  for (const TensorInfo& tensor : file.tensors) {
     std::int64_t elements = 1;
-    for (const std::int64_t n : weight.shape) elements *= n;
+    for (const std::int64_t n : tensor.shape) elements *= n;
     total += elements;
   }
   return total;

@@ -106,7 +106,7 @@ Result<Config> read_common_config(const ModelFile& file, std::string_view archit
   read_rope(keys, config);
   if (keys.integer_or("expert_count", 0, kMaxSize, 0) != 0)
     keys.refuse("a mixture of experts, which no family here is");
-  const Weight* embedding = file.find_weight("token_embd.weight");
+  const TensorInfo* embedding = file.find_tensor("token_embd.weight");
   keys.require(embedding != nullptr, "has no tensor 'token_embd.weight'");
   if (embedding != nullptr) {
     keys.require(embedding->shape.size() == 2 && embedding->shape[0] <= kMaxVocab,

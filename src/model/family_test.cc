@@ -19,7 +19,7 @@ ModelFile file_of(const std::string& architecture) {
   set("attention.head_count", std::int64_t{6});
   set("attention.head_count_kv", std::int64_t{2});
   set("attention.layer_norm_rms_epsilon", 1e-5);
-  file.weights.push_back({.name = "token_embd.weight",
+  file.tensors.push_back({.name = "token_embd.weight",
                           .type = WeightType::f32,
                           .shape = {300, 96},
                           .offset = 0,
@@ -93,7 +93,7 @@ TEST(Family, RefusesNumbersThatContradictEachOther) {
   file.metadata["llama.attention.head_count_kv"] = std::int64_t{128};
   EXPECT_EQ(failure_of(file), "m.gguf: a head_dim of 0, expected 1 to 576");
   file = file_of("llama");
-  file.weights.clear();
+  file.tensors.clear();
   EXPECT_EQ(failure_of(file), "m.gguf: has no tensor 'token_embd.weight'");
   file = file_of("llama");
   file.metadata["llama.block_count"] = std::string("two");

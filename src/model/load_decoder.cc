@@ -24,12 +24,12 @@ class Loader {
  public:
   Loader(const ModelFile& file, const LoadOptions& options, WeightSource source)
       : file_(file), options_(options), source_(std::move(source)) {
-    for (const Weight& weight : file.weights) total_bytes_ += weight.bytes;
+    for (const TensorInfo& weight : file.tensors) total_bytes_ += weight.bytes;
   }
 
   void matrix(const std::string& name, std::int64_t rows, std::int64_t columns,
               cpu::PackedMatrix& out) {
-    read(name, {rows, columns}, [&](const Weight& weight, const std::byte* data) -> Status {
+    read(name, {rows, columns}, [&](const TensorInfo& weight, const std::byte* data) -> Status {
       auto packed =
           cpu::pack_matrix(weight.type, rows, columns, data, options_.mode, options_.device);
       if (!packed.ok()) {
@@ -44,7 +44,7 @@ class Loader {
 
   // Appends the elements to `out`.
   void vector(const std::string& name, std::int64_t elements, std::vector<float>& out) {
-    read(name, {elements}, [&](const Weight& weight, const std::byte* data) -> Status {
+    read(name, {elements}, [&](const TensorInfo& weight, const std::byte* data) -> Status {
       const std::size_t begin = out.size();
       out.resize(begin + static_cast<std::size_t>(elements));
       dequantise(weight.type, data, elements, out.data() + begin);
@@ -52,12 +52,12 @@ class Loader {
     });
   }
 
-  bool has(const std::string& name) const { return file_.find_weight(name) != nullptr; }
+  bool has(const std::string& name) const { return file_.find_tensor(name) != nullptr; }
 
   // Every tensor of the file must have been asked for: one that is left out changes the results.
   Status finish() {
     if (failure_) return std::move(failure_);
-    for (const Weight& weight : file_.weights) {
+    for (const TensorInfo& weight : file_.tensors) {
       if (taken_.contains(weight.name)) continue;
       Failure failure = file_.wrong(format_text(
           "tensor '{}' has no place in this architecture; the file needs another reader",
@@ -72,7 +72,7 @@ class Loader {
   template <class Use>
   void read(const std::string& name, const Shape& shape, Use use) {
     if (failure_) return;
-    const Weight* weight = file_.find_weight(name);
+    const TensorInfo* weight = file_.find_tensor(name);
     if (weight == nullptr) {
       failure_ = file_.wrong(format_text("has no tensor '{}'", name));
     } else if (weight->shape != shape) {

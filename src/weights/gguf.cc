@@ -196,24 +196,24 @@ class HeadReader {
   }
 
   void read_tensor() {
-    Weight weight;
-    weight.name = text("tensor name", 1, kMaxName);
+    TensorInfo tensor;
+    tensor.name = text("tensor name", 1, kMaxName);
     const auto num_dims = number<std::uint32_t>();
     if (num_dims < 1 || num_dims > 4)
-      fail("tensor '{}' has {} dimensions, expected 1 to 4", weight.name, num_dims);
+      fail("tensor '{}' has {} dimensions, expected 1 to 4", tensor.name, num_dims);
     for (std::uint32_t i = 0; i < num_dims; ++i) {
       const auto n = number<std::uint64_t>();
       if (n < 1 || n > kMaxDimension)
-        fail("tensor '{}' has a dimension of {}, expected 1 to {}", weight.name, n, kMaxDimension);
-      weight.shape.insert(weight.shape.begin(), static_cast<std::int64_t>(n));
+        fail("tensor '{}' has a dimension of {}, expected 1 to {}", tensor.name, n, kMaxDimension);
+      tensor.shape.insert(tensor.shape.begin(), static_cast<std::int64_t>(n));
     }
     const auto type = number<std::uint32_t>();
     const auto known = weight_type_from_gguf(type);
-    if (!known) refuse("tensor '{}' has type {}, {}", weight.name, type, known_types());
-    weight.type = *known;
-    weight.offset = number<std::uint64_t>();
-    weight.bytes = bytes_of(weight);
-    file_.weights.push_back(std::move(weight));
+    if (!known) refuse("tensor '{}' has type {}, {}", tensor.name, type, known_types());
+    tensor.type = *known;
+    tensor.offset = number<std::uint64_t>();
+    tensor.bytes = bytes_of(tensor);
+    file_.tensors.push_back(std::move(tensor));
   }
 
   static std::string known_types() {
@@ -223,17 +223,17 @@ class HeadReader {
     return names;
   }
 
-  std::uint64_t bytes_of(const Weight& weight) const {
-    const WeightTypeInfo& info = info_of(weight.type);
-    if (weight.shape.back() % info.block_elements != 0)
-      fail("tensor '{}' has rows of {} elements, {} needs a multiple of {}", weight.name,
-           weight.shape.back(), info.name, info.block_elements);
+  std::uint64_t bytes_of(const TensorInfo& tensor) const {
+    const WeightTypeInfo& info = info_of(tensor.type);
+    if (tensor.shape.back() % info.block_elements != 0)
+      fail("tensor '{}' has rows of {} elements, {} needs a multiple of {}", tensor.name,
+           tensor.shape.back(), info.name, info.block_elements);
     auto bytes =
-        static_cast<std::uint64_t>(weight.shape.back() / info.block_elements * info.block_bytes);
-    for (std::size_t i = 0; i + 1 < weight.shape.size(); ++i) {
-      const auto rows = static_cast<std::uint64_t>(weight.shape[i]);
+        static_cast<std::uint64_t>(tensor.shape.back() / info.block_elements * info.block_bytes);
+    for (std::size_t i = 0; i + 1 < tensor.shape.size(); ++i) {
+      const auto rows = static_cast<std::uint64_t>(tensor.shape[i]);
       if (bytes > file_bytes_ / rows)
-        fail("tensor '{}' is larger than the file of {} bytes", weight.name, file_bytes_);
+        fail("tensor '{}' is larger than the file of {} bytes", tensor.name, file_bytes_);
       bytes *= rows;
     }
     return bytes;
@@ -244,27 +244,27 @@ class HeadReader {
   void place_tensors() {
     const std::uint64_t alignment = read_alignment();
     const std::uint64_t data = round_up(at_, alignment);
-    std::vector<Weight*> in_order;
-    for (Weight& weight : file_.weights) in_order.push_back(&weight);
+    std::vector<TensorInfo*> in_order;
+    for (TensorInfo& tensor : file_.tensors) in_order.push_back(&tensor);
     std::sort(in_order.begin(), in_order.end(),
-              [](const Weight* a, const Weight* b) { return a->offset < b->offset; });
+              [](const TensorInfo* a, const TensorInfo* b) { return a->offset < b->offset; });
     if (!in_order.empty() && data > file_bytes_) fail("the file ends before its tensors begin");
     std::uint64_t end = 0;
-    for (Weight* weight : in_order) {
-      if (weight->offset != round_up(end, alignment))
-        fail("tensor '{}' has offset {}, the one before it ends at {} (alignment {})", weight->name,
-             weight->offset, end, alignment);
+    for (TensorInfo* tensor : in_order) {
+      if (tensor->offset != round_up(end, alignment))
+        fail("tensor '{}' has offset {}, the one before it ends at {} (alignment {})", tensor->name,
+             tensor->offset, end, alignment);
       const std::uint64_t room = file_bytes_ - data;
-      if (weight->offset > room || weight->bytes > room - weight->offset)
-        fail("tensor '{}' of {} bytes at offset {} ends behind the file", weight->name,
-             weight->bytes, weight->offset);
-      end = weight->offset + weight->bytes;
-      weight->offset += data;
+      if (tensor->offset > room || tensor->bytes > room - tensor->offset)
+        fail("tensor '{}' of {} bytes at offset {} ends behind the file", tensor->name,
+             tensor->bytes, tensor->offset);
+      end = tensor->offset + tensor->bytes;
+      tensor->offset += data;
     }
     if (!in_order.empty() && file_bytes_ - data > round_up(end, alignment))
       fail("{} bytes behind the last tensor belong to none", file_bytes_ - data - end);
     std::vector<std::string_view> names;
-    for (const Weight& weight : file_.weights) names.push_back(weight.name);
+    for (const TensorInfo& tensor : file_.tensors) names.push_back(tensor.name);
     std::sort(names.begin(), names.end());
     const auto twice = std::adjacent_find(names.begin(), names.end());
     if (twice != names.end()) fail("tensor '{}' appears twice", *twice);

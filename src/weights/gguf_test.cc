@@ -79,14 +79,14 @@ TEST(Gguf, ReadsMetadataAndTensors) {
     EXPECT_EQ(file->number("llama.eps", 0, 1).value(), static_cast<double>(1e-5f));
     EXPECT_TRUE(file->flag_or("add_bos", false).value());
     EXPECT_EQ(*file->texts("tokens").value(), (std::vector<std::string>{"a", ""}));
-    ASSERT_EQ(file->weights.size(), 2u);
-    const Weight* embd = file->find_weight("embd");
+    ASSERT_EQ(file->tensors.size(), 2u);
+    const TensorInfo* embd = file->find_tensor("embd");
     ASSERT_NE(embd, nullptr);
     EXPECT_EQ(embd->shape, (std::vector<std::int64_t>{3, 64}));
     EXPECT_EQ(embd->bytes, 120u);
     EXPECT_EQ(embd->offset % 32, 0u);
-    EXPECT_EQ(file->find_weight("norm")->offset, embd->offset + 128);
-    EXPECT_EQ(file->find_weight("other"), nullptr);
+    EXPECT_EQ(file->find_tensor("norm")->offset, embd->offset + 128);
+    EXPECT_EQ(file->find_tensor("other"), nullptr);
   }
 }
 
@@ -124,7 +124,7 @@ TEST(Gguf, NoFlippedByteDoesHarm) {
     auto parsed = parse(bytes, bytes.size());
     EXPECT_FALSE(std::holds_alternative<NeedsMore>(parsed));
     if (const auto* file = std::get_if<ModelFile>(&parsed)) {
-      for (const Weight& weight : file->weights) {
+      for (const TensorInfo& weight : file->tensors) {
         ASSERT_LE(weight.bytes, bytes.size());
         ASSERT_LE(weight.offset, bytes.size() - weight.bytes);
       }

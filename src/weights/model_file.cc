@@ -57,10 +57,10 @@ Result<T> plain_or(const ModelFile& file, std::string_view key, T fallback) {
 
 }  // namespace
 
-const Weight* ModelFile::find_weight(std::string_view name) const {
-  const auto it = std::find_if(weights.begin(), weights.end(),
-                               [&](const Weight& weight) { return weight.name == name; });
-  return it == weights.end() ? nullptr : &*it;
+const TensorInfo* ModelFile::find_tensor(std::string_view name) const {
+  const auto it = std::find_if(tensors.begin(), tensors.end(),
+                               [&](const TensorInfo& tensor) { return tensor.name == name; });
+  return it == tensors.end() ? nullptr : &*it;
 }
 
 Failure ModelFile::wrong(std::string_view rule) const {

@@ -20,7 +20,8 @@ using MetadataValue =
     std::variant<std::int64_t, double, bool, std::string, std::vector<std::int64_t>,
                  std::vector<double>, std::vector<bool>, std::vector<std::string>>;
 
-struct Weight {
+// A tensor of the file: where its blocks lie.
+struct TensorInfo {
   std::string name;
   WeightType type;
   std::vector<std::int64_t> shape;  // rows first: [.., rows, columns]; columns are contiguous
@@ -33,9 +34,9 @@ struct ModelFile {
   std::string format;
   std::map<std::string, MetadataValue, std::less<>> metadata;
   std::map<std::string, std::string, std::less<>> types;  // of each value, as the format names it
-  std::vector<Weight> weights;                            // in the order of the file
+  std::vector<TensorInfo> tensors;                        // in the order of the file
 
-  const Weight* find_weight(std::string_view name) const;  // null: none of that name
+  const TensorInfo* find_tensor(std::string_view name) const;  // null: none of that name
 
   // Values by key. io_error naming file and key where the key is missing (without a fallback), is
   // of another kind or outside [low, high].

@@ -34,25 +34,25 @@ Status WeightSource::map() {
   return std::nullopt;
 }
 
-Result<const std::byte*> WeightSource::read(const Weight& weight) {
+Result<const std::byte*> WeightSource::read(const TensorInfo& tensor) {
   if (use_mmap_) {
     const std::uint64_t mapped = mapping_.get_deleter().bytes;  // the file may have shrunk
-    if (weight.offset > mapped || weight.bytes > mapped - weight.offset)
-      return file_->wrong(format_text("'{}' ends behind the file", weight.name));
-    return static_cast<const std::byte*>(mapping_.get() + weight.offset);
+    if (tensor.offset > mapped || tensor.bytes > mapped - tensor.offset)
+      return file_->wrong(format_text("'{}' ends behind the file", tensor.name));
+    return static_cast<const std::byte*>(mapping_.get() + tensor.offset);
   }
   // Of the tensor's own size, so that no large one outlives its use.
   buffer_ = {};
-  buffer_ = Aligned<std::byte>(weight.bytes);
+  buffer_ = Aligned<std::byte>(tensor.bytes);
   if (buffer_.get() == nullptr)
     return Failure{ErrorCode::out_of_memory,
                    format_text("{}: {} bytes to read '{}' could not be had", file_->path,
-                               weight.bytes, weight.name)};
-  stream_.seekg(static_cast<std::streamoff>(weight.offset));
+                               tensor.bytes, tensor.name)};
+  stream_.seekg(static_cast<std::streamoff>(tensor.offset));
   if (!stream_.read(reinterpret_cast<char*>(buffer_.get()),
-                    static_cast<std::streamsize>(weight.bytes)))
-    return file_->wrong(format_text("at byte {}: {} bytes of '{}' could not be read", weight.offset,
-                                    weight.bytes, weight.name));
+                    static_cast<std::streamsize>(tensor.bytes)))
+    return file_->wrong(format_text("at byte {}: {} bytes of '{}' could not be read", tensor.offset,
+                                    tensor.bytes, tensor.name));
   return static_cast<const std::byte*>(buffer_.get());
 }
 

@@ -17,8 +17,8 @@ class WeightSource {
   // which reads cannot do to it.
   static Result<WeightSource> open(const ModelFile& file, bool use_mmap);
 
-  // weight.bytes bytes, valid until the next call.
-  Result<const std::byte*> read(const Weight& weight);
+  // tensor.bytes bytes, valid until the next call.
+  Result<const std::byte*> read(const TensorInfo& tensor);
 
  private:
   struct Unmap {

@@ -19,7 +19,7 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   }
   const auto& file = std::get<ModelFile>(parsed);
   require(!std::holds_alternative<Failure>(from_half), "half a head of a good file");
-  for (const Weight& weight : file.weights)
+  for (const TensorInfo& weight : file.tensors)
     require(weight.offset <= size && weight.bytes <= size - weight.offset, "weights lie inside");
   auto tokenizer = text::Tokenizer::make(file);
   if (tokenizer.ok())
