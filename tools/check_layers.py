@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Each file under src/ includes its own layer or a lower one; programs see the public headers and their own folder.
 
+The backends never see each other; model and engine never see a backend, not through a header of another layer either.
 A unit test (*_test.cc) also sees tests/.
 """
 
@@ -10,7 +11,12 @@ import re
 import checklib
 
 # Lowest first. Folders of src/backends/ are siblings that never see each other.
-LAYERS = ["base", "core", "weights", "text", "backends", "attention", "ops", "kv_cache", "model", "engine", "capi"]
+LAYERS = [
+    "base", "core", "runtime", "weights", "text", "backends", "attention", "ops", "kv_cache", "executor", "model",
+    "engine", "capi",
+]  # fmt: skip
+# These name no device: no file of them includes backends/, nor a header that does.
+DEVICE_NEUTRAL = ["model", "engine"]
 # What programs may include beside headrace/ and their own folder: bench/probes is a library that measures the machine.
 PROGRAM_FOLDERS = {"cli": ["probes/"], "examples": []}
 SOURCES = {".h", ".hpp", ".cc", ".c", ".cpp", ".cu", ".cuh"}
@@ -50,8 +56,35 @@ def check_program(root, path, quoted, included):
     return f'includes "{included}": only headrace/ and files of {folder}/ are its to see'
 
 
+def way_to_backends(includes, start):
+    """The headers from a file of src/ to one of backends/, both included; empty: there is none."""
+    ways = [[start]]
+    seen = {start}
+    for way in ways:
+        if way[-1].startswith("backends/"):
+            return way
+        for _, included in includes.get(way[-1], []):
+            if included not in seen:
+                seen.add(included)
+                ways.append([*way, included])
+    return []
+
+
+def check_neutral(includes):
+    findings = []
+    for path, lines in includes.items():
+        if path.split("/")[0] not in DEVICE_NEUTRAL:
+            continue
+        for number, included in lines:
+            if way := way_to_backends(includes, included):
+                through = " through " + ", ".join(way[:-1]) if len(way) > 1 else ""
+                findings.append(f"src/{path}:{number}: includes {way[-1]}{through}: model and engine name no device")
+    return findings
+
+
 def check(root):
     findings = []
+    includes = {}  # of files of src/: [(line, included file)]
     for path in checklib.tracked_files(root):
         if path.suffix not in SOURCES or path.parts[0] not in {"src", *PROGRAM_FOLDERS}:
             continue
@@ -66,10 +99,11 @@ def check(root):
             if path.parts[0] != "src":
                 wrong = check_program(root, path, quoted, included)
             elif quoted or (root / "src" / included).is_file():
+                includes.setdefault(path.relative_to("src").as_posix(), []).append((number, included))
                 wrong = check_source(path.relative_to("src"), included)
             if wrong:
                 findings.append(f"{path}:{number}: {wrong}")
-    return findings
+    return findings + check_neutral(includes)
 
 
 CASES = [
@@ -85,6 +119,21 @@ CASES = [
     ("test, tests/", {"src/core/a_test.cc": '#include "tests/b.h"\n'}, None),
     ("no test, tests/", {"src/core/a.cc": '#include "tests/b.h"\n'}, "write the path from src/"),
     ("test, higher layer", {"src/core/a_test.cc": '#include "capi/b.h"\n'}, "higher layer capi"),
+    ("model, executor", {"src/model/a.cc": '#include "executor/b.h"\n', "src/executor/b.h": ""}, None),
+    ("model, backend", {"src/model/a.cc": '#include "backends/cpu/b.h"\n'}, "model and engine name no device"),
+    ("engine, backend", {"src/engine/a_test.cc": '#include "backends/cpu/b.h"\n'}, "model and engine name no device"),
+    (
+        "model, backend by a header",
+        {
+            "src/model/a.h": '#include "executor/b.h"\n',
+            "src/executor/b.h": '#include "ops/c.h"\n#include "executor/b.h"\n',
+            "src/ops/c.h": '#include "backends/cpu/d.h"\n',
+        },
+        "src/model/a.h:1: includes backends/cpu/d.h through executor/b.h, ops/c.h",
+    ),
+    ("executor, backend", {"src/executor/a.cc": '#include "backends/cpu/b.h"\n'}, None),
+    ("text, backend", {"src/text/a.cc": '#include "backends/cpu/b.h"\n'}, "higher layer backends"),
+    ("executor, model", {"src/executor/a.cc": '#include "model/b.h"\n'}, "higher layer model"),
     ("unknown layer", {"src/misc/a.h": '#include "core/b.h"\n'}, "no layer of src/"),
     ("program, own file", {"cli/a.cc": '#include "b.h"\n#include <CLI/CLI.hpp>\n', "cli/b.h": ""}, None),
     ("program, src", {"cli/a.cc": '#include "core/b.h"\n', "src/core/b.h": ""}, "only headrace/"),

@@ -11,26 +11,28 @@ namespace {
 
 constexpr int kMaxThreads = 1024;
 
-Result<model::LoadOptions> load_options(const headrace_model_options& options) {
+Result<engine::LoadOptions> load_options(const headrace_model_options& options) {
   Result<DeviceInfo> device = cpu_info();
   if (!device.ok()) return std::move(device.failure());
   if (options.num_threads < 0 || options.num_threads > kMaxThreads)
     return invalid_argument("num_threads={}: must be 1 to {}, or 0 for all available",
                             options.num_threads, kMaxThreads);
   if (options.num_threads > 0) device.value().num_units = options.num_threads;
-  model::LoadOptions load;
+  engine::LoadOptions load;
   load.device = device.value();
-  load.mode = options.exact != 0 ? cpu::MatmulMode::exact : cpu::MatmulMode::normal;
-  load.use_mmap = options.use_mmap != 0;
+  load.mode = options.exact != 0 ? MatmulMode::exact : MatmulMode::normal;
+  load.vocab_only = options.vocab_only != 0;
+  load.weights.use_mmap = options.use_mmap != 0;
   if (options.progress != nullptr)
-    load.progress = [fn = options.progress, user = options.progress_user](std::uint64_t done,
-                                                                          std::uint64_t total) {
+    load.weights.progress = [fn = options.progress, user = options.progress_user](
+                                std::uint64_t done, std::uint64_t total) {
       return call_back("progress", [&] { fn(user, done, total); });
     };
   return load;
 }
 
-void fill_sizes(const model::Decoder& decoder, headrace_model_info& info) {
+void fill_sizes(const engine::LanguageModel& m, headrace_model_info& info) {
+  const model::Decoder& decoder = *m.decoder;
   const model::Config& c = decoder.config;
   info.num_layers = c.num_layers;
   info.hidden_size = c.hidden_size;
@@ -40,11 +42,12 @@ void fill_sizes(const model::Decoder& decoder, headrace_model_info& info) {
   info.num_kv_heads = c.num_kv_heads;
   info.head_dim = c.head_dim;
   info.head_dim_v = c.head_dim_v;
-  info.weight_bytes = decoder.weight_bytes();
+  info.weight_bytes = static_cast<std::int64_t>(decoder.weight_bytes());
   info.token_weight_bytes =
-      decoder.weight_bytes() - (decoder.output ? decoder.embedding.data_bytes : 0);
-  info.num_threads = decoder.device.num_units;
-  info.exact = decoder.mode == cpu::MatmulMode::exact ? 1 : 0;
+      info.weight_bytes -
+      (decoder.output ? static_cast<std::int64_t>(decoder.embedding.data.bytes()) : 0);
+  info.num_threads = m.device->info().num_units;
+  info.exact = m.mode == MatmulMode::exact ? 1 : 0;
 }
 
 headrace_model_info info_of_model(const engine::LanguageModel& m) {
@@ -57,7 +60,7 @@ headrace_model_info info_of_model(const engine::LanguageModel& m) {
   info.num_parameters = m.num_parameters;
   info.bos_token = m.tokenizer.bos().value_or(-1);
   info.eos_token = m.tokenizer.eos().value_or(-1);
-  if (m.decoder) fill_sizes(*m.decoder, info);
+  if (m.decoder) fill_sizes(m, info);
   return info;
 }
 
@@ -82,9 +85,9 @@ headrace_status headrace_model_load(const char* path, const headrace_model_optio
     *model = nullptr;
     headrace_model_options ours{};
     if (auto bad = read_struct("options", options, ours)) return fail(std::move(*bad));
-    headrace::Result<headrace::model::LoadOptions> load = load_options(ours);
+    headrace::Result<headrace::engine::LoadOptions> load = load_options(ours);
     if (!load.ok()) return fail(std::move(load.failure()));
-    auto loaded = headrace::engine::load_language_model(path, load.value(), ours.vocab_only != 0);
+    auto loaded = headrace::engine::load_language_model(path, load.value());
     if (!loaded.ok()) return fail(std::move(loaded.failure()));
     *model = new headrace_model{.model = std::move(loaded.value())};
     return HEADRACE_OK;

@@ -161,11 +161,11 @@ headrace_status headrace_session_create(const headrace_model* model,
     if (auto bad = read_struct("options", options, ours)) return fail(std::move(*bad));
     auto wanted = session_options(ours);
     if (!wanted.ok()) return fail(std::move(wanted.failure()));
-    auto made = headrace::engine::Session::make(*model->model.decoder, wanted.value());
+    auto made = headrace::engine::Session::make(model->model, wanted.value());
     if (!made.ok()) return fail(std::move(made.failure()));
     *session = new headrace_session{.model = model,
                                     .session = std::move(made.value()),
-                                    .sampler = headrace::Sampler(model->model.decoder->device)};
+                                    .sampler = headrace::Sampler(model->model.device->info())};
     return HEADRACE_OK;
   });
 }

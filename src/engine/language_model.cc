@@ -39,8 +39,7 @@ Status check_vocabulary(const ModelFile& file, const LanguageModel& model) {
 
 }  // namespace
 
-Result<LanguageModel> load_language_model(const std::string& path,
-                                          const model::LoadOptions& options, bool vocab_only) {
+Result<LanguageModel> load_language_model(const std::string& path, const LoadOptions& options) {
   Result<ModelFile> read = read_gguf(path);
   if (!read.ok()) return std::move(read.failure());
   ModelFile& file = read.value();
@@ -50,7 +49,7 @@ Result<LanguageModel> load_language_model(const std::string& path,
     if (!text.ok()) return std::move(text.failure());
   Result<text::Tokenizer> tokenizer = text::Tokenizer::make(file);
   if (!tokenizer.ok()) return std::move(tokenizer.failure());
-  // Its lists are the bulk of the metadata, and nobody reads them again.
+  // Its lists are the bulk of the metadata and are not read again.
   std::erase_if(file.metadata,
                 [](const auto& pair) { return pair.first.starts_with("tokenizer.ggml."); });
   LanguageModel model{.path = path,
@@ -60,9 +59,12 @@ Result<LanguageModel> load_language_model(const std::string& path,
                       .weight_types = weight_types_of(file),
                       .num_parameters = parameters_of(file),
                       .tokenizer = std::move(tokenizer.value()),
+                      .mode = options.mode,
+                      .device = make_host_device(options.device),
                       .decoder = {}};
-  if (vocab_only) return model;
-  Result<model::Decoder> decoder = load_decoder(file, options);
+  if (options.vocab_only) return model;
+  Result<model::Decoder> decoder =
+      load_decoder(file, *make_executor(*model.device, model.mode), options.weights);
   if (!decoder.ok()) return std::move(decoder.failure());
   model.decoder = std::move(decoder.value());
   if (auto bad = check_vocabulary(file, model)) return std::move(*bad);

@@ -1,6 +1,7 @@
-// A model that can be talked to: its vocabulary and, unless only that was asked for, its weights.
+// A loaded model file: vocabulary, chat template and, unless vocab_only, weights on a device.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -13,17 +14,25 @@ namespace headrace::engine {
 struct LanguageModel {
   std::string path;
   std::string architecture, name;
-  // What the file's own template is; failed: there is none, or it is not known.
+  // The file's own template; failed: there is none, or it is not known.
   Result<text::ChatTemplate> chat_template;
   std::string weight_types;  // "Q4_1 210, F32 61": tensors of each type, the most frequent first
   std::int64_t num_parameters = 0;
   text::Tokenizer tokenizer;
-  std::optional<model::Decoder> decoder;
+  MatmulMode mode = MatmulMode::normal;
+  std::unique_ptr<Device> device;
+  std::optional<model::Decoder> decoder;  // empty: vocab_only
+};
+
+struct LoadOptions {
+  DeviceInfo device;
+  MatmulMode mode = MatmulMode::normal;
+  bool vocab_only = false;
+  model::LoadOptions weights;
 };
 
 // io_error, unsupported: file, place and rule. The vocabulary has as many tokens as the embedding
 // has rows.
-Result<LanguageModel> load_language_model(const std::string& path,
-                                          const model::LoadOptions& options, bool vocab_only);
+Result<LanguageModel> load_language_model(const std::string& path, const LoadOptions& options);
 
 }  // namespace headrace::engine

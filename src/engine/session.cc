@@ -2,8 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
-
-#include "kv_cache/contiguous_cache.h"
+#include <numeric>
 
 namespace headrace::engine {
 namespace {
@@ -12,7 +11,8 @@ constexpr std::int64_t kMaxBatchTokens = 1 << 16;
 
 }  // namespace
 
-Result<Session> Session::make(const model::Decoder& decoder, const SessionOptions& options) {
+Result<Session> Session::make(const LanguageModel& model, const SessionOptions& options) {
+  const model::Decoder& decoder = *model.decoder;
   const model::Config& c = decoder.config;
   const std::int64_t max_tokens = options.max_tokens == 0 ? c.context_length : options.max_tokens;
   if (max_tokens < 1 || max_tokens > c.context_length)
@@ -23,23 +23,21 @@ Result<Session> Session::make(const model::Decoder& decoder, const SessionOption
     return invalid_argument("batch_tokens={}: must be 1 to {}; pass 0 for the default",
                             options.batch_tokens, kMaxBatchTokens);
   const std::int64_t batch_tokens = std::min(options.batch_tokens, max_tokens);
-  Session session;
-  session.decoder_ = &decoder;
-  session.max_tokens_ = max_tokens;
-  auto cache = make_contiguous_cache(decoder.kv_shape(options.cache_dtype), max_tokens);
+  auto cache =
+      ContiguousCache::make(*model.device, decoder.kv_shape(options.cache_dtype), max_tokens);
   if (!cache.ok()) return std::move(cache.failure());
-  session.cache_ = std::move(cache.value());
-  auto scratch =
-      model::DecoderScratch::make(decoder, batch_tokens, max_tokens, options.cache_dtype);
-  if (!scratch.ok()) return std::move(scratch.failure());
-  session.scratch_ = std::move(scratch.value());
-  session.logits_ = Aligned<float>(static_cast<std::size_t>(c.vocab_size));
-  if (session.logits_.get() == nullptr)
+  Session session(model, std::move(cache.value()));
+  session.max_tokens_ = max_tokens;
+  session.batch_tokens_ = batch_tokens;
+  if (auto failure = decoder.reserve(*session.executor_, batch_tokens, options.cache_dtype))
+    return std::move(*failure);
+  session.logits_ = model.device->allocate(static_cast<std::size_t>(c.vocab_size) * sizeof(float));
+  if (session.logits_.data() == nullptr)
     return Failure{ErrorCode::out_of_memory, "no memory for the logits of one token"};
   return session;
 }
 
-// The count first: of a wrong one not a token may be read.
+// The count first: with a wrong one no token may be read.
 Status Session::check(std::span<const std::int32_t> tokens) const {
   const std::size_t have = tokens_.size(), room = static_cast<std::size_t>(max_tokens_) - have;
   if (tokens.size() > room)
@@ -57,38 +55,52 @@ Status Session::check(std::span<const std::int32_t> tokens) const {
 Status Session::append(std::span<const std::int32_t> tokens, float* logits) {
   if (tokens.empty()) return std::nullopt;
   HEADRACE_TRY(check(tokens));
-  const std::int64_t before = cache_->length();
-  auto bad = append_all(tokens, logits);
-  if (bad) {
-    cache_->set_length(before);
+  if (auto failure = append_all(tokens, logits)) {
     has_logits_ = false;
-    return bad;
+    return failure;
   }
   tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+  has_logits_ = true;
   return std::nullopt;
 }
 
 Status Session::append_all(std::span<const std::int32_t> tokens, float* logits) {
-  const model::Config& c = decoder_->config;
-  const auto batch = static_cast<std::size_t>(scratch_.max_tokens);
-  const auto vocab_size = static_cast<std::size_t>(c.vocab_size);
+  const auto vocab_size = static_cast<std::size_t>(decoder_->config.vocab_size);
+  const auto batch = static_cast<std::size_t>(batch_tokens_);
   for (std::size_t begin = 0; begin < tokens.size(); begin += batch) {
     const auto part = tokens.subspan(begin, std::min(batch, tokens.size() - begin));
-    if (auto bad = forward(*decoder_, part, *cache_, scratch_)) return bad;
-    const auto num_rows = static_cast<std::int64_t>(part.size());
-    if (logits != nullptr)
-      HEADRACE_TRY(logits_of(*decoder_, scratch_.normed.get(), num_rows,
-                             logits + begin * vocab_size, scratch_));
-    if (begin + part.size() < tokens.size()) continue;
-    if (logits != nullptr)
-      std::memcpy(logits_.get(), logits + (tokens.size() - 1) * vocab_size,
-                  vocab_size * sizeof(float));
-    else
-      HEADRACE_TRY(logits_of(*decoder_, scratch_.normed.get() + (num_rows - 1) * c.hidden_size, 1,
-                             logits_.get(), scratch_));
+    const auto first = static_cast<std::int64_t>(tokens_.size() + begin);
+    const bool is_last = begin + part.size() == tokens.size();
+    const bool wants_all = logits != nullptr;
+    const std::int64_t num_logits = wants_all ? static_cast<std::int64_t>(part.size()) : is_last;
+    HEADRACE_TRY(step(part, first, num_logits,
+                      wants_all ? logits + begin * vocab_size : logits_.as<float>()));
   }
-  has_logits_ = true;
+  if (logits != nullptr)
+    std::memcpy(logits_.data(), logits + (tokens.size() - 1) * vocab_size,
+                vocab_size * sizeof(float));
   return std::nullopt;
+}
+
+// Computes tokens at positions from `first` on, and the logits of the last num_logits of them.
+Status Session::step(std::span<const std::int32_t> tokens, std::int64_t first,
+                     std::int64_t num_logits, float* logits) {
+  const auto num_tokens = static_cast<std::int32_t>(tokens.size());
+  positions_.resize(tokens.size());
+  std::iota(positions_.begin(), positions_.end(), static_cast<std::int32_t>(first));
+  logits_rows_.resize(static_cast<std::size_t>(num_logits));
+  std::iota(logits_rows_.begin(), logits_rows_.end(),
+            num_tokens - static_cast<std::int32_t>(num_logits));
+  const std::int32_t cu_seqlens_q[] = {0, num_tokens};
+  const std::int32_t seqused_k[] = {static_cast<std::int32_t>(first) + num_tokens};
+  const KvSequence sequence = cache_.sequence();
+  return decoder_->forward(*executor_,
+                           {.tokens = tokens,
+                            .positions = positions_,
+                            .cu_seqlens_q = cu_seqlens_q,
+                            .seqused_k = seqused_k,
+                            .logits_rows = logits_rows_},
+                           {cache_.shape(), {&sequence, 1}}, logits);
 }
 
 Status Session::truncate(std::int64_t length) {
@@ -98,7 +110,6 @@ Status Session::truncate(std::int64_t length) {
                             have);
   if (length == have) return std::nullopt;
   tokens_.resize(static_cast<std::size_t>(length));
-  cache_->set_length(length);
   has_logits_ = false;
   return std::nullopt;
 }

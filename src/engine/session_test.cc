@@ -47,21 +47,21 @@ std::vector<Golden> read_goldens() {
   return goldens;
 }
 
-LanguageModel load(const std::string& path, cpu::MatmulMode mode, int num_threads = 2,
+LanguageModel load(const std::string& path, MatmulMode mode, int num_threads = 2,
                    bool use_mmap = false) {
-  model::LoadOptions options;
+  LoadOptions options;
   options.device = cpu_info().value();
   options.device.num_units = num_threads;
   options.mode = mode;
-  options.use_mmap = use_mmap;
-  Result<LanguageModel> model = load_language_model(path, options, false);
+  options.weights.use_mmap = use_mmap;
+  Result<LanguageModel> model = load_language_model(path, options);
   if (!model.ok()) throw std::runtime_error(model.failure().message);
   return std::move(model.value());
 }
 
 Session session_of(const LanguageModel& model, DType dtype, std::int64_t batch_tokens = 512) {
-  Result<Session> session = Session::make(
-      *model.decoder, {.max_tokens = 64, .batch_tokens = batch_tokens, .cache_dtype = dtype});
+  Result<Session> session =
+      Session::make(model, {.max_tokens = 64, .batch_tokens = batch_tokens, .cache_dtype = dtype});
   if (!session.ok()) throw std::runtime_error(session.failure().message);
   return std::move(session.value());
 }
@@ -89,7 +89,7 @@ class Tiny : public ::testing::TestWithParam<Golden> {};
 TEST_P(Tiny, ExactLogitsAreThoseOfTransformers) {
   const Golden& golden = GetParam();
   const double bound = 64 * 0x1p-23 * golden.largest_logit;
-  const LanguageModel model = load(golden.file, cpu::MatmulMode::exact);
+  const LanguageModel model = load(golden.file, MatmulMode::exact);
   Session at_once = session_of(model, DType::f32);
   EXPECT_LE(largest_difference(logits_of(at_once, golden), golden.logits), bound);
   Session one_by_one = session_of(model, DType::f32, 1);
@@ -100,7 +100,7 @@ TEST_P(Tiny, ExactLogitsAreThoseOfTransformers) {
 // file (whose cache was f32), and the rounding of the cache.
 TEST_P(Tiny, NormalLogitsAreAsNearAsTheFormatAllows) {
   const Golden& golden = GetParam();
-  const LanguageModel model = load(golden.file, cpu::MatmulMode::normal);
+  const LanguageModel model = load(golden.file, MatmulMode::normal);
   Session session = session_of(model, DType::f16);
   EXPECT_LE(largest_difference(logits_of(session, golden), golden.logits),
             2 * golden.llama_cpp_difference + 0x1p-9 * golden.largest_logit);
@@ -108,7 +108,7 @@ TEST_P(Tiny, NormalLogitsAreAsNearAsTheFormatAllows) {
 
 TEST_P(Tiny, BitsDependNeitherOnThreadsNorOnTheWayTheFileWasRead) {
   const Golden& golden = GetParam();
-  for (const auto mode : {cpu::MatmulMode::normal, cpu::MatmulMode::exact}) {
+  for (const auto mode : {MatmulMode::normal, MatmulMode::exact}) {
     const LanguageModel one = load(golden.file, mode, 1);
     const LanguageModel three = load(golden.file, mode, 3, true);
     Session a = session_of(one, DType::f16), b = session_of(three, DType::f16);
@@ -118,7 +118,7 @@ TEST_P(Tiny, BitsDependNeitherOnThreadsNorOnTheWayTheFileWasRead) {
 
 TEST_P(Tiny, WhatWasTruncatedLeavesNoTrace) {
   const Golden& golden = GetParam();
-  const LanguageModel model = load(golden.file, cpu::MatmulMode::normal);
+  const LanguageModel model = load(golden.file, MatmulMode::normal);
   Session session = session_of(model, DType::f16);
   const std::vector<float> first = logits_of(session, golden);
   ASSERT_FALSE(session.truncate(3));
@@ -136,7 +136,7 @@ INSTANTIATE_TEST_SUITE_P(Models, Tiny, ::testing::ValuesIn(read_goldens()),
 
 TEST(Session, BadTokensAreRefusedAndNothingIsAppended) {
   const Golden golden = read_goldens().front();
-  const LanguageModel model = load(golden.file, cpu::MatmulMode::normal);
+  const LanguageModel model = load(golden.file, MatmulMode::normal);
   Session session = session_of(model, DType::f16);
   ASSERT_FALSE(session.append(golden.tokens, nullptr));
   const Status outside = session.append(std::vector<std::int32_t>{1, 288}, nullptr);
@@ -155,11 +155,11 @@ TEST(Session, BadTokensAreRefusedAndNothingIsAppended) {
 }
 
 TEST(Session, SizesAreChecked) {
-  const LanguageModel model = load(read_goldens().front().file, cpu::MatmulMode::normal);
+  const LanguageModel model = load(read_goldens().front().file, MatmulMode::normal);
   for (const SessionOptions& options :
        {SessionOptions{.max_tokens = -1}, SessionOptions{.max_tokens = 1 << 30},
         SessionOptions{.batch_tokens = 0}, SessionOptions{.batch_tokens = 1 << 30}}) {
-    Result<Session> session = Session::make(*model.decoder, options);
+    Result<Session> session = Session::make(model, options);
     ASSERT_FALSE(session.ok());
     EXPECT_EQ(session.failure().code, ErrorCode::invalid_argument);
   }
@@ -168,7 +168,7 @@ TEST(Session, SizesAreChecked) {
 // A wrong count is refused before a token is read: there are none here.
 TEST(Session, ReadsNoTokenOfMoreThanFit) {
   const Golden golden = read_goldens().front();
-  const LanguageModel model = load(golden.file, cpu::MatmulMode::normal);
+  const LanguageModel model = load(golden.file, MatmulMode::normal);
   Session session = session_of(model, DType::f16);
   const auto* nowhere = reinterpret_cast<const std::int32_t*>(std::uintptr_t{16});
   for (const std::size_t count : {std::size_t{65}, std::size_t{1} << 40, SIZE_MAX / 4}) {
@@ -188,7 +188,7 @@ TEST(Session, ReadsNoTokenOfMoreThanFit) {
 // n * (w - 1) + 1 tokens and no other, prompt and single tokens alike.
 TEST(Session, WindowsHideWhatIsOlderAndNothingElse) {
   const Golden golden = read_goldens().front();
-  LanguageModel model = load(golden.file, cpu::MatmulMode::exact);
+  LanguageModel model = load(golden.file, MatmulMode::exact);
   model::Config& config = model.decoder->config;
   const std::size_t num_tokens = 20;
   const auto last_logits = [&](const std::vector<std::int32_t>& tokens, std::int64_t batch) {

@@ -1,15 +1,31 @@
-// One block of memory for up to `capacity` tokens: [layer][K, then V][head][token][dim]. The rows
-// of a head lie together, which decode reads fastest. Memory is touched only where rows are
-// written, so a large capacity costs nothing until it is used.
+// Keys and values of one sequence of up to `capacity` tokens in one block of memory:
+// [layer][K, then V][head][token][dim]. The rows of a head are contiguous, which is the fastest
+// layout for decode. A large capacity costs memory only where rows are written.
 #pragma once
 
-#include <memory>
+#include <cstdint>
 
-#include "kv_cache/kv_cache.h"
+#include "base/error.h"
+#include "kv_cache/kv_view.h"
+#include "runtime/device.h"
 
 namespace headrace {
 
-// out_of_memory: the system refused.
-Result<std::unique_ptr<KvCache>> make_contiguous_cache(const KvShape& shape, std::int64_t capacity);
+class ContiguousCache {
+ public:
+  // out_of_memory.
+  static Result<ContiguousCache> make(Device& device, const KvShape& shape, std::int64_t capacity);
+
+  const KvShape& shape() const { return shape_; }
+  KvSequence sequence() const;
+
+ private:
+  ContiguousCache(const KvShape& shape, std::int64_t capacity, Buffer memory)
+      : shape_(shape), capacity_(capacity), memory_(std::move(memory)) {}
+
+  KvShape shape_;
+  std::int64_t capacity_;
+  Buffer memory_;
+};
 
 }  // namespace headrace

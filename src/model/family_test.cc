@@ -44,9 +44,9 @@ TEST(Family, ReadsTheNumbersOfEachArchitecture) {
   EXPECT_EQ(c.rope_base, 10000);
   EXPECT_EQ(c.vocab_size, 300);
   EXPECT_EQ(c.window, 0);
-  EXPECT_EQ(c.rope_layout, cpu::RopeLayout::interleaved);
+  EXPECT_EQ(c.rope_layout, RopeLayout::interleaved);
   EXPECT_FALSE(c.has_qkv_bias);
-  EXPECT_EQ(qwen2.value().rope_layout, cpu::RopeLayout::halves);
+  EXPECT_EQ(qwen2.value().rope_layout, RopeLayout::halves);
   EXPECT_TRUE(qwen2.value().has_qkv_bias);
 }
 

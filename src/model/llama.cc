@@ -7,7 +7,7 @@ namespace {
 
 Result<Config> read(const ModelFile& file) {
   Result<Config> config = read_common_config(file, "llama");
-  if (config.ok()) config.value().rope_layout = cpu::RopeLayout::interleaved;
+  if (config.ok()) config.value().rope_layout = RopeLayout::interleaved;
   return config;
 }
 

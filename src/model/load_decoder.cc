@@ -18,50 +18,69 @@ std::string shape_text(const Shape& shape) {
   return text + "]";
 }
 
-// Takes tensors out of the file one after the other. The first failure stays, and everything after
-// it does nothing.
+// Reads tensors one by one. The first failure stays; later calls do nothing.
 class Loader {
  public:
-  Loader(const ModelFile& file, const LoadOptions& options, WeightSource source)
-      : file_(file), options_(options), source_(std::move(source)) {
-    for (const TensorInfo& weight : file.tensors) total_bytes_ += weight.bytes;
+  Loader(const ModelFile& file, Executor& executor, const LoadOptions& options, WeightSource source)
+      : file_(file), executor_(executor), options_(options), source_(std::move(source)) {
+    for (const TensorInfo& tensor : file.tensors) total_bytes_ += tensor.bytes;
   }
 
-  void matrix(const std::string& name, std::int64_t rows, std::int64_t columns,
-              cpu::PackedMatrix& out) {
-    read(name, {rows, columns}, [&](const TensorInfo& weight, const std::byte* data) -> Status {
-      auto packed =
-          cpu::pack_matrix(weight.type, rows, columns, data, options_.mode, options_.device);
-      if (!packed.ok()) {
-        packed.failure().message =
-            format_text("{}: '{}': {}", file_.path, name, packed.failure().message);
-        return std::move(packed.failure());
+  void matrix(const std::string& name, std::int64_t rows, std::int64_t columns, Weight& out) {
+    read(name, {rows, columns}, [&](const TensorInfo& tensor, const std::byte* data) -> Status {
+      Result<Weight> prepared = executor_.prepare(tensor.type, rows, columns, data);
+      if (!prepared.ok()) {
+        prepared.failure().message =
+            format_text("{}: '{}': {}", file_.path, name, prepared.failure().message);
+        return std::move(prepared.failure());
       }
-      out = std::move(packed.value());
+      out = std::move(prepared.value());
       return std::nullopt;
     });
   }
 
   // Appends the elements to `out`.
   void vector(const std::string& name, std::int64_t elements, std::vector<float>& out) {
-    read(name, {elements}, [&](const TensorInfo& weight, const std::byte* data) -> Status {
+    read(name, {elements}, [&](const TensorInfo& tensor, const std::byte* data) -> Status {
       const std::size_t begin = out.size();
       out.resize(begin + static_cast<std::size_t>(elements));
-      dequantise(weight.type, data, elements, out.data() + begin);
+      dequantise(tensor.type, data, elements, out.data() + begin);
       return std::nullopt;
     });
   }
 
+  // Vectors, one after the other, in the memory of the device.
+  void vectors(std::initializer_list<std::pair<std::string, std::int64_t>> parts, Buffer& out) {
+    std::vector<float> values;
+    for (const auto& [name, elements] : parts) vector(name, elements, values);
+    upload(values, out);
+  }
+
+  template <class T>
+  void upload(const std::vector<T>& values, Buffer& out) {
+    if (failure_) return;
+    const std::size_t bytes = values.size() * sizeof(T);
+    out = executor_.device().upload(values.data(), bytes);
+    if (out.data() == nullptr)
+      failure_ = Failure{ErrorCode::out_of_memory,
+                         format_text("{}: no memory for {} bytes of weights; close other programs "
+                                     "or use a smaller model",
+                                     file_.path, bytes)};
+  }
+
   bool has(const std::string& name) const { return file_.find_tensor(name) != nullptr; }
 
-  // Every tensor of the file must have been asked for: one that is left out changes the results.
+  bool has_failed() const { return failure_.has_value(); }
+  void fail(Failure failure) { failure_ = std::move(failure); }
+
+  // Fails where a tensor of the file was not read: the results would not be the model's.
   Status finish() {
     if (failure_) return std::move(failure_);
-    for (const TensorInfo& weight : file_.tensors) {
-      if (taken_.contains(weight.name)) continue;
+    for (const TensorInfo& tensor : file_.tensors) {
+      if (taken_.contains(tensor.name)) continue;
       Failure failure = file_.wrong(format_text(
           "tensor '{}' has no place in this architecture; the file needs another reader",
-          weight.name));
+          tensor.name));
       failure.code = ErrorCode::unsupported;
       return failure;
     }
@@ -72,22 +91,23 @@ class Loader {
   template <class Use>
   void read(const std::string& name, const Shape& shape, Use use) {
     if (failure_) return;
-    const TensorInfo* weight = file_.find_tensor(name);
-    if (weight == nullptr) {
+    const TensorInfo* tensor = file_.find_tensor(name);
+    if (tensor == nullptr) {
       failure_ = file_.wrong(format_text("has no tensor '{}'", name));
-    } else if (weight->shape != shape) {
+    } else if (tensor->shape != shape) {
       failure_ = file_.wrong(format_text("tensor '{}' is {}, the model's numbers ask for {}", name,
-                                         shape_text(weight->shape), shape_text(shape)));
+                                         shape_text(tensor->shape), shape_text(shape)));
     } else {
       taken_.insert(name);
-      Result<const std::byte*> data = source_.read(*weight);
-      failure_ = data.ok() ? use(*weight, data.value()) : Status(std::move(data.failure()));
-      done_bytes_ += weight->bytes;
+      Result<const std::byte*> data = source_.read(*tensor);
+      failure_ = data.ok() ? use(*tensor, data.value()) : Status(std::move(data.failure()));
+      done_bytes_ += tensor->bytes;
       if (!failure_ && options_.progress) failure_ = options_.progress(done_bytes_, total_bytes_);
     }
   }
 
   const ModelFile& file_;
+  Executor& executor_;
   const LoadOptions& options_;
   WeightSource source_;
   Status failure_;
@@ -101,46 +121,59 @@ void load_layer(Loader& loader, const Config& config, std::int64_t layer, LayerW
   const std::int64_t q = config.num_heads * config.head_dim;
   const std::int64_t k = config.num_kv_heads * config.head_dim;
   const std::int64_t v = config.num_kv_heads * config.head_dim_v;
-  loader.vector(prefix + "attn_norm.weight", hidden, out.attn_norm);
-  loader.matrix(prefix + "attn_q.weight", q, hidden, out.q);
-  loader.matrix(prefix + "attn_k.weight", k, hidden, out.k);
-  loader.matrix(prefix + "attn_v.weight", v, hidden, out.v);
-  if (config.has_qkv_bias) {
-    loader.vector(prefix + "attn_q.bias", q, out.qkv_bias);
-    loader.vector(prefix + "attn_k.bias", k, out.qkv_bias);
-    loader.vector(prefix + "attn_v.bias", v, out.qkv_bias);
-  }
+  loader.vectors({{prefix + "attn_norm.weight", hidden}}, out.attn_norm);
+  loader.matrix(prefix + "attn_q.weight", q, hidden, out.qkv[0]);
+  loader.matrix(prefix + "attn_k.weight", k, hidden, out.qkv[1]);
+  loader.matrix(prefix + "attn_v.weight", v, hidden, out.qkv[2]);
+  if (config.has_qkv_bias)
+    loader.vectors(
+        {{prefix + "attn_q.bias", q}, {prefix + "attn_k.bias", k}, {prefix + "attn_v.bias", v}},
+        out.qkv_bias);
   loader.matrix(prefix + "attn_output.weight", hidden, config.num_heads * config.head_dim_v,
                 out.attn_output);
-  loader.vector(prefix + "ffn_norm.weight", hidden, out.ffn_norm);
-  loader.matrix(prefix + "ffn_gate.weight", ffn, hidden, out.gate);
-  loader.matrix(prefix + "ffn_up.weight", ffn, hidden, out.up);
+  loader.vectors({{prefix + "ffn_norm.weight", hidden}}, out.ffn_norm);
+  loader.matrix(prefix + "ffn_gate.weight", ffn, hidden, out.gate_up[0]);
+  loader.matrix(prefix + "ffn_up.weight", ffn, hidden, out.gate_up[1]);
   loader.matrix(prefix + "ffn_down.weight", hidden, ffn, out.down);
+}
+
+// Damaged factors are the file's fault.
+void load_rope(Loader& loader, const ModelFile& file, const Config& config, Buffer& out) {
+  std::vector<float> factors;
+  if (loader.has("rope_freqs.weight"))
+    loader.vector("rope_freqs.weight", config.rope_dim / 2, factors);
+  if (loader.has_failed()) return;
+  Result<std::vector<double>> frequencies =
+      rope_frequencies({.rot_dim = config.rope_dim,
+                        .base = config.rope_base,
+                        .linear_factor = config.rope_linear_factor,
+                        .llama3 = {},
+                        .freq_factors = factors});
+  if (!frequencies.ok()) return loader.fail(file.wrong(frequencies.failure().message));
+  loader.upload(frequencies.value(), out);
 }
 
 }  // namespace
 
-Result<Decoder> load_decoder(const ModelFile& file, const LoadOptions& options) {
+Result<Decoder> load_decoder(const ModelFile& file, Executor& executor,
+                             const LoadOptions& options) {
   Result<Config> config = read_config(file);
   if (!config.ok()) return std::move(config.failure());
   Result<WeightSource> source = WeightSource::open(file, options.use_mmap);
   if (!source.ok()) return std::move(source.failure());
   Decoder decoder;
   decoder.config = std::move(config.value());
-  decoder.device = options.device;
-  decoder.mode = options.mode;
   const Config& c = decoder.config;
-  Loader loader(file, options, std::move(source.value()));
+  Loader loader(file, executor, options, std::move(source.value()));
   loader.matrix("token_embd.weight", c.vocab_size, c.hidden_size, decoder.embedding);
-  loader.vector("output_norm.weight", c.hidden_size, decoder.output_norm);
+  loader.vectors({{"output_norm.weight", c.hidden_size}}, decoder.output_norm);
   if (loader.has("output.weight"))
     loader.matrix("output.weight", c.vocab_size, c.hidden_size, decoder.output.emplace());
-  if (loader.has("rope_freqs.weight"))
-    loader.vector("rope_freqs.weight", c.rope_dim / 2, decoder.rope_factors);
-  // A layer's tensors are there before memory is reserved for the next: num_layers is not trusted.
+  load_rope(loader, file, c, decoder.rope_frequencies);
+  // num_layers is not trusted: a layer's tensors are found before memory for the next is reserved.
   for (std::int64_t layer = 0; layer < c.num_layers; ++layer)
     load_layer(loader, c, layer, decoder.layers.emplace_back());
-  if (auto bad = loader.finish()) return std::move(*bad);
+  if (auto failure = loader.finish()) return std::move(*failure);
   return decoder;
 }
 
@@ -152,12 +185,13 @@ KvShape Decoder::kv_shape(DType dtype) const {
           .dtype = dtype};
 }
 
-std::int64_t Decoder::weight_bytes() const {
-  std::int64_t bytes = embedding.data_bytes + (output ? output->data_bytes : 0);
-  for (const LayerWeights& layer : layers)
-    for (const cpu::PackedMatrix* matrix :
-         {&layer.q, &layer.k, &layer.v, &layer.attn_output, &layer.gate, &layer.up, &layer.down})
-      bytes += matrix->data_bytes;
+std::size_t Decoder::weight_bytes() const {
+  std::size_t bytes = embedding.data.bytes() + (output ? output->data.bytes() : 0);
+  for (const LayerWeights& layer : layers) {
+    for (const Weight& weight : layer.qkv) bytes += weight.data.bytes();
+    for (const Weight& weight : layer.gate_up) bytes += weight.data.bytes();
+    bytes += layer.attn_output.data.bytes() + layer.down.data.bytes();
+  }
   return bytes;
 }
 

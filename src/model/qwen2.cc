@@ -7,7 +7,7 @@ namespace {
 Result<Config> read(const ModelFile& file) {
   Result<Config> config = read_common_config(file, "qwen2");
   if (config.ok()) {
-    config.value().rope_layout = cpu::RopeLayout::halves;
+    config.value().rope_layout = RopeLayout::halves;
     config.value().has_qkv_bias = true;
   }
   return config;

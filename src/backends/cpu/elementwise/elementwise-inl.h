@@ -122,9 +122,8 @@ struct ElementwiseKernels {
   static void rope_as(const Rope& call, RowRange rows) {
     const int64_t half = call.rot_dim / 2;
     for (int64_t row = rows.first; row < rows.last; ++row) {
-      const int64_t offset = half > 0 ? call.positions[row] * half : 0;
-      const float* cos = half > 0 ? call.table->cos.data() + offset : nullptr;
-      const float* sin = half > 0 ? call.table->sin.data() + offset : nullptr;
+      const float* cos = call.cos + row * half;
+      const float* sin = call.sin + row * half;
       for (int64_t head = 0; head < call.num_heads; ++head) {
         const float* x = call.x + row * call.x_stride + head * call.x_head_stride;
         E* out = static_cast<E*>(call.out) + row * call.out_stride + head * call.out_head_stride;

@@ -10,7 +10,7 @@
 #include <span>
 
 #include "core/device.h"
-#include "core/rope_table.h"
+#include "core/rope.h"
 
 namespace headrace::cpu {
 
@@ -30,15 +30,9 @@ struct RmsNorm {
   std::int64_t out_stride;
 };
 
-// Which elements of a head are rotated as a pair.
-enum class RopeLayout {
-  interleaved,  // (2i, 2i + 1): GGUF files of llama
-  halves,       // (i, i + rot_dim / 2): safetensors, most other GGUF files
-};
-
 // x [rows, num_heads, head_dim] -> out, the same shape. Rotates the first rot_dim elements of a
 // head, (a, b) -> (a cos - b sin, b cos + a sin), and copies the rest. rot_dim 0 copies everything
-// and needs neither table nor positions. In place if out == x, both f32, and the strides agree.
+// and reads neither cos nor sin. In place if out == x, both f32, and the strides agree.
 struct Rope {
   const float* x;
   std::int64_t x_stride, x_head_stride;
@@ -47,8 +41,7 @@ struct Rope {
   std::int64_t out_stride, out_head_stride;
   std::int64_t num_heads, head_dim, rot_dim;
   RopeLayout layout = RopeLayout::interleaved;
-  const RopeTable* table = nullptr;         // has this rot_dim
-  const std::int32_t* positions = nullptr;  // [rows], each within the table
+  const float *cos = nullptr, *sin = nullptr;  // [rows, rot_dim / 2]
 };
 
 // out = silu(gate) * up, silu(g) = g / (1 + exp(-g)) in float, including denormals: the error is at

@@ -31,12 +31,9 @@ struct Shape {
 const Shape kShapes[] = {{1, 2, 2},   {2, 3, 2},    {3, 64, 64},  {2, 80, 80}, {2, 80, 32},
                          {1, 96, 96}, {2, 128, 64}, {1, 130, 90}, {2, 17, 14}, {1, 256, 256}};
 
-RopeTable table_of(std::int64_t rot_dim, std::int64_t num_positions) {
-  RopeOptions options;
-  options.rot_dim = rot_dim;
-  options.num_positions = num_positions;
-  return make_rope_table(options).value();
-}
+struct Angles {
+  std::vector<float> cos, sin;  // [positions, rot_dim / 2]
+};
 
 class RopeRows : public ::testing::TestWithParam<const ElementwiseOps*> {
  protected:
@@ -44,17 +41,26 @@ class RopeRows : public ::testing::TestWithParam<const ElementwiseOps*> {
   const std::vector<std::int32_t> positions = {5, 0, 99, 1};
   const std::int64_t n = 4;
 
+  Angles angles_of(std::int64_t rot_dim) {
+    RopeOptions options;
+    options.rot_dim = rot_dim;
+    const auto size = static_cast<std::size_t>(n * rot_dim / 2);
+    Angles angles{std::vector<float>(size), std::vector<float>(size)};
+    rope_angles(rope_frequencies(options).value(), positions, angles.cos.data(), angles.sin.data());
+    return angles;
+  }
   Floats input(const Shape& s) {
     testing::Random random(1);
     Floats x(static_cast<std::size_t>(n * s.num_heads * s.head_dim));
     for (float& value : x) value = static_cast<float>(random.normal());
     return x;
   }
-  Rope call_of(const Shape& s, const RopeTable& table, RopeLayout layout, const Floats& x,
-               void* out, DType dtype = DType::f32) {
+  Rope call_of(const Shape& s, const Angles& angles, RopeLayout layout, const Floats& x, void* out,
+               DType dtype = DType::f32) {
     const std::int64_t stride = s.num_heads * s.head_dim;
-    return {x.data(),    stride,     s.head_dim, out,    dtype,  stride,          s.head_dim,
-            s.num_heads, s.head_dim, s.rot_dim,  layout, &table, positions.data()};
+    return {x.data(),         stride,      s.head_dim, out,       dtype,  stride,
+            s.head_dim,       s.num_heads, s.head_dim, s.rot_dim, layout, angles.cos.data(),
+            angles.sin.data()};
   }
 };
 INSTANTIATE_TEST_SUITE_P(Isa, RopeRows, ::testing::ValuesIn(runnable()),
@@ -74,11 +80,11 @@ Partner partner_of(std::int64_t i, std::int64_t rot_dim, RopeLayout layout) {
 
 TEST_P(RopeRows, TurnsEveryPairByItsAngle) {
   for (const Shape& s : kShapes) {
-    const auto table = table_of(s.rot_dim, 100);
+    const auto angles = angles_of(s.rot_dim);
     const auto x = input(s);
     for (const RopeLayout layout : {RopeLayout::interleaved, RopeLayout::halves}) {
       Floats out(x.size());
-      ops.rope(call_of(s, table, layout, x, out.data()), {0, n});
+      ops.rope(call_of(s, angles, layout, x, out.data()), {0, n});
       for (std::size_t at = 0; at < x.size(); ++at) {
         const auto i = static_cast<std::int64_t>(at) % s.head_dim;
         if (i >= s.rot_dim) {
@@ -93,7 +99,7 @@ TEST_P(RopeRows, TurnsEveryPairByItsAngle) {
         const double own = x[at], other = x[at + static_cast<std::size_t>(p.idx - i)];
         const double exact = p.is_first ? own * std::cos(angle) - other * std::sin(angle)
                                         : own * std::cos(angle) + other * std::sin(angle);
-        // Two rounded table entries, two products, a sum: 2.5 roundings of at most this size.
+        // Two rounded angles, two products, a sum: 2.5 roundings of at most this size.
         ASSERT_NEAR(out[at], exact, 2.5 * 0x1p-24 * (std::abs(own) + std::abs(other)))
             << s.head_dim << " " << s.rot_dim << " element " << i;
       }
@@ -103,12 +109,12 @@ TEST_P(RopeRows, TurnsEveryPairByItsAngle) {
 
 TEST_P(RopeRows, HasTheSameBitsOnEveryInstructionSet) {
   for (const Shape& s : kShapes) {
-    const auto table = table_of(s.rot_dim, 100);
+    const auto angles = angles_of(s.rot_dim);
     const auto x = input(s);
     for (const RopeLayout layout : {RopeLayout::interleaved, RopeLayout::halves}) {
       Floats out(x.size()), expected(x.size());
-      ops.rope(call_of(s, table, layout, x, out.data()), {0, n});
-      all_elementwise_ops().back()->rope(call_of(s, table, layout, x, expected.data()), {0, n});
+      ops.rope(call_of(s, angles, layout, x, out.data()), {0, n});
+      all_elementwise_ops().back()->rope(call_of(s, angles, layout, x, expected.data()), {0, n});
       ASSERT_EQ(out, expected);
     }
   }
@@ -116,16 +122,16 @@ TEST_P(RopeRows, HasTheSameBitsOnEveryInstructionSet) {
 
 TEST_P(RopeRows, InPlaceAndIntoSixteenBits) {
   for (const Shape& s : kShapes) {
-    const auto table = table_of(s.rot_dim, 100);
+    const auto angles = angles_of(s.rot_dim);
     const auto x = input(s);
     for (const RopeLayout layout : {RopeLayout::interleaved, RopeLayout::halves}) {
       Floats out(x.size());
-      ops.rope(call_of(s, table, layout, x, out.data()), {0, n});
+      ops.rope(call_of(s, angles, layout, x, out.data()), {0, n});
       std::vector<std::uint16_t> half(x.size()), brain(x.size());
-      ops.rope(call_of(s, table, layout, x, half.data(), DType::f16), {0, n});
-      ops.rope(call_of(s, table, layout, x, brain.data(), DType::bf16), {0, n});
+      ops.rope(call_of(s, angles, layout, x, half.data(), DType::f16), {0, n});
+      ops.rope(call_of(s, angles, layout, x, brain.data(), DType::bf16), {0, n});
       auto in_place = x;
-      ops.rope(call_of(s, table, layout, in_place, in_place.data()), {0, n});
+      ops.rope(call_of(s, angles, layout, in_place, in_place.data()), {0, n});
       ASSERT_EQ(in_place, out);
       for (std::size_t i = 0; i < x.size(); ++i) {
         ASSERT_EQ(half[i], f16_from_float(out[i]));
@@ -138,10 +144,10 @@ TEST_P(RopeRows, InPlaceAndIntoSixteenBits) {
 // Writes to a cache [head, position, head_dim]: source and destination strides differ.
 TEST_P(RopeRows, WritesIntoACacheAndNothingElse) {
   const Shape s{2, 10, 6};
-  const auto table = table_of(s.rot_dim, 100);
+  const auto angles = angles_of(s.rot_dim);
   const auto x = input(s);
   Floats dense(x.size()), cache(2 * 8 * 12, kUntouched);
-  auto call = call_of(s, table, RopeLayout::halves, x, dense.data());
+  auto call = call_of(s, angles, RopeLayout::halves, x, dense.data());
   ops.rope(call, {0, n});
   call.out = cache.data() + 3 * 12;
   call.out_stride = 12;
@@ -163,9 +169,8 @@ TEST_P(RopeRows, WithoutRotationItCopies) {
   const auto x = input(s);
   for (const RopeLayout layout : {RopeLayout::interleaved, RopeLayout::halves}) {
     Floats out(x.size());
-    Rope call = call_of(s, RopeTable{}, layout, x, out.data());
-    call.table = nullptr;
-    call.positions = nullptr;
+    Rope call = call_of(s, Angles{}, layout, x, out.data());
+    call.cos = call.sin = nullptr;
     ops.rope(call, {0, n});
     EXPECT_EQ(out, x);
   }
@@ -173,12 +178,12 @@ TEST_P(RopeRows, WithoutRotationItCopies) {
 
 TEST_P(RopeRows, NanReachesItsPairOnly) {
   const Shape s{1, 64, 64};
-  const auto table = table_of(s.rot_dim, 100);
+  const auto angles = angles_of(s.rot_dim);
   for (const RopeLayout layout : {RopeLayout::interleaved, RopeLayout::halves}) {
     auto x = input(s);
     x[64 + 6] = std::numeric_limits<float>::quiet_NaN();
     Floats out(x.size());
-    ops.rope(call_of(s, table, layout, x, out.data()), {0, n});
+    ops.rope(call_of(s, angles, layout, x, out.data()), {0, n});
     const auto other = static_cast<std::size_t>(64 + partner_of(6, 64, layout).idx);
     for (std::size_t i = 0; i < x.size(); ++i)
       EXPECT_EQ(std::isnan(out[i]), i == 64 + 6 || i == other) << i;

@@ -45,40 +45,44 @@ const Target& target_of(std::uint32_t cpu_isa) {
   return *target;
 }
 
-const Instance& instance_of(const PackedMatrix& m) { return target_of(m.cpu_isa).instance; }
+// Weight::layout: the instruction set that the panels are for, and whether they hold floats.
+constexpr std::uint32_t kExactLayout = std::uint32_t{1} << 31;
+
+const Target& target_of(const Weight& m) { return target_of(m.layout & ~kExactLayout); }
+MatmulMode mode_of(const Weight& m) {
+  return (m.layout & kExactLayout) != 0 ? MatmulMode::exact : MatmulMode::normal;
+}
+const Instance& instance_of(const Weight& m) { return target_of(m).instance; }
 
 Stored stored_form(WeightType type, MatmulMode mode, const Target& target) {
   if (mode == MatmulMode::exact && gemm::is_quantised(type)) return {WeightType::f32};
   return {type, mode == MatmulMode::normal && type == WeightType::bf16 && target.pairs != nullptr};
 }
-Stored stored_form(const PackedMatrix& m) {
-  return stored_form(m.source, m.mode, target_of(m.cpu_isa));
-}
+Stored stored_form(const Weight& m) { return stored_form(m.format, mode_of(m), target_of(m)); }
 
 int panel_rows(const Target& target, const Stored& stored) {
   if (stored.is_paired) return target.pairs->rows;
   return gemm::is_quantised(stored.type) ? target.instance.quantised_rows
                                          : target.instance.float_rows;
 }
-int panel_rows(const PackedMatrix& m) { return panel_rows(target_of(m.cpu_isa), stored_form(m)); }
-int64_t num_panels(const PackedMatrix& m) { return ceil_div<int64_t>(m.rows, panel_rows(m)); }
+int panel_rows(const Weight& m) { return panel_rows(target_of(m), stored_form(m)); }
+int64_t num_panels(const Weight& m) { return ceil_div<int64_t>(m.rows, panel_rows(m)); }
 
 struct Packing {
-  const PackedMatrix& matrix;
+  const Weight& matrix;
   const std::byte* weights;
-  std::byte* data;
 };
 
 void pack_one_panel(void* context, int64_t panel, int) {
   const Packing& p = *static_cast<const Packing*>(context);
-  const PackedMatrix& m = p.matrix;
-  const WeightTypeInfo& info = info_of(m.source);
+  const Weight& m = p.matrix;
+  const WeightTypeInfo& info = info_of(m.format);
   const int rows = panel_rows(m);
   const int64_t first = panel * rows;
   const Stored stored = stored_form(m);
-  gemm::pack_panel(m.source, stored, rows, std::min<int64_t>(rows, m.rows - first), m.columns,
+  gemm::pack_panel(m.format, stored, rows, std::min<int64_t>(rows, m.rows - first), m.columns,
                    p.weights + first * (m.columns / info.block_elements) * info.block_bytes,
-                   p.data + panel * gemm::panel_bytes(stored, rows, m.columns));
+                   m.data.data() + panel * gemm::panel_bytes(stored, rows, m.columns));
 }
 
 // ---- multiply ----
@@ -98,13 +102,13 @@ struct Work {
 };
 
 const Instance* quantising_instance(const Product& product) {
-  for (const PackedMatrix* m : product.matrices)
-    if (gemm::is_quantised(stored_form(*m).type)) return &instance_of(*m);
+  for (const Weight& m : product.matrices)
+    if (gemm::is_quantised(stored_form(m).type)) return &instance_of(m);
   return nullptr;
 }
 const PairProducts* pair_products(const Product& product) {
-  for (const PackedMatrix* m : product.matrices)
-    if (stored_form(*m).is_paired) return target_of(m->cpu_isa).pairs;
+  for (const Weight& m : product.matrices)
+    if (stored_form(m).is_paired) return target_of(m).pairs;
   return nullptr;
 }
 
@@ -126,14 +130,14 @@ void multiply_run(const Work& work, int64_t tile, int64_t first, int64_t last) {
   const Product& p = work.product;
   const int64_t token = work.first_token(tile);
   int64_t row = 0;
-  for (const PackedMatrix* m : p.matrices) {
-    const int64_t panels = num_panels(*m);
+  for (const Weight& m : p.matrices) {
+    const int64_t panels = num_panels(m);
     const int64_t begin = std::max<int64_t>(first, 0), end = std::min(last, panels);
     if (begin < end) {
-      const Stored stored = stored_form(*m);
-      gemm::PanelCall call = {.panels = m->data.get(),
-                              .rows = m->rows,
-                              .columns = m->columns,
+      const Stored stored = stored_form(m);
+      gemm::PanelCall call = {.panels = m.data.data(),
+                              .rows = m.rows,
+                              .columns = m.columns,
                               .first_panel = begin,
                               .last_panel = end,
                               .num_tokens = work.tokens_of(tile),
@@ -149,12 +153,12 @@ void multiply_run(const Work& work, int64_t tile, int64_t first, int64_t last) {
         call.x = work.pairs + token * work.num_pairs;
         pair_products(p)->panels(call);
       } else {
-        instance_of(*m).panels[static_cast<int>(stored.type)](call);
+        instance_of(m).panels[static_cast<int>(stored.type)](call);
       }
     }
     first -= panels;
     last -= panels;
-    row += m->rows;
+    row += m.rows;
   }
 }
 
@@ -176,9 +180,8 @@ void choose_runs(Work& work, int num_threads) {
 
 }  // namespace
 
-Result<PackedMatrix> pack_matrix(WeightType type, int64_t rows, int64_t columns,
-                                 const std::byte* weights, MatmulMode mode,
-                                 const DeviceInfo& device) {
+Result<Weight> pack_matrix(WeightType type, int64_t rows, int64_t columns, const std::byte* weights,
+                           MatmulMode mode, const DeviceInfo& device) {
   const WeightTypeInfo& info = info_of(type);
   if (columns % info.block_elements != 0)
     return unsupported(
@@ -188,35 +191,32 @@ Result<PackedMatrix> pack_matrix(WeightType type, int64_t rows, int64_t columns,
   const Target& target = target_of(device.cpu_isa);
   const Stored stored = stored_form(type, mode, target);
   const int panel = panel_rows(target, stored);
-  PackedMatrix m{
-      .rows = rows,
-      .columns = columns,
-      .source = type,
-      .mode = mode,
-      .cpu_isa = target.isa,
-      .data_bytes = ceil_div<int64_t>(rows, panel) * gemm::panel_bytes(stored, panel, columns),
-      .data = nullptr};
-  const std::shared_ptr<std::byte> data =
-      gemm::allocate_in_arena(static_cast<std::size_t>(m.data_bytes));
-  if (data == nullptr)
+  Weight m{.format = type,
+           .rows = rows,
+           .columns = columns,
+           .layout = target.isa | (mode == MatmulMode::exact ? kExactLayout : 0),
+           .data = {}};
+  const auto bytes = static_cast<std::size_t>(ceil_div<int64_t>(rows, panel) *
+                                              gemm::panel_bytes(stored, panel, columns));
+  m.data = {gemm::allocate_in_arena(bytes), bytes};
+  if (m.data.data() == nullptr)
     return Failure{
         ErrorCode::out_of_memory,
         format_text("out of memory: {} bytes of packed weights ({} x {}, {}); close other "
                     "programs or use a smaller model",
-                    m.data_bytes, rows, columns, info.name)};
-  Packing packing{m, weights, data.get()};
-  if (auto bad =
+                    bytes, rows, columns, info.name)};
+  Packing packing{m, weights};
+  if (auto failure =
           parallel_for(num_panels(m), std::max(device.num_units, 1), pack_one_panel, &packing))
-    return std::move(*bad);
-  m.data = data;
+    return std::move(*failure);
   return m;
 }
 
-void unpack_row(const PackedMatrix& m, int64_t row, float* out) {
+void unpack_row(const Weight& m, int64_t row, float* out) {
   const int rows = panel_rows(m);
   const Stored stored = stored_form(m);
   gemm::unpack_panel_row(stored, rows, static_cast<int>(row % rows), m.columns,
-                         m.data.get() + row / rows * gemm::panel_bytes(stored, rows, m.columns),
+                         m.data.data() + row / rows * gemm::panel_bytes(stored, rows, m.columns),
                          out);
 }
 
@@ -230,7 +230,7 @@ std::size_t multiply_scratch_bytes(int64_t columns, int64_t num_tokens) {
 Status multiply(const Product& product, int num_threads, std::byte* scratch) {
   if (product.num_tokens <= 0 || product.matrices.empty()) return std::nullopt;
   const auto address = reinterpret_cast<std::uintptr_t>(scratch);
-  const int64_t columns = product.matrices[0]->columns;
+  const int64_t columns = product.matrices[0].columns;
   Work work{.product = product,
             .activations = reinterpret_cast<ActivationGroup*>(
                 scratch + (kLineBytes - address % kLineBytes) % kLineBytes),
@@ -244,7 +244,7 @@ Status multiply(const Product& product, int num_threads, std::byte* scratch) {
             .num_runs = 0};
   work.pairs = reinterpret_cast<float*>(work.activations +
                                         ceil_div<int64_t>(columns, kGroup) * product.num_tokens);
-  for (const PackedMatrix* m : product.matrices) work.num_panels += num_panels(*m);
+  for (const Weight& m : product.matrices) work.num_panels += num_panels(m);
   if (work.num_panels == 0) return std::nullopt;
   choose_runs(work, num_threads);
   if (quantising_instance(product) != nullptr || pair_products(product) != nullptr)

@@ -7,43 +7,26 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 
 #include "base/error.h"
 #include "core/device.h"
-#include "weights/weight_type.h"
+#include "weights/weight.h"
 
 namespace headrace::cpu {
 
-enum class MatmulMode {
-  normal,  // quantized weights with 8-bit activations (one scale per 32), bf16 weights with bf16
-           // activations if the CPU has bf16 dot products
-  exact,   // f32 weights and activations
-};
-
-struct PackedMatrix {
-  std::int64_t rows = 0, columns = 0;
-  WeightType source = WeightType::f32;
-  MatmulMode mode = MatmulMode::normal;
-  std::uint32_t cpu_isa = 0;    // determines the layout
-  std::int64_t data_bytes = 0;  // size of data
-  std::shared_ptr<const std::byte> data;
-};
-
 // weights [rows, columns] in blocks of `type`, any alignment. Runs on all threads of the device.
 // unsupported: columns are not a whole number of blocks. out_of_memory.
-Result<PackedMatrix> pack_matrix(WeightType type, std::int64_t rows, std::int64_t columns,
-                                 const std::byte* weights, MatmulMode mode,
-                                 const DeviceInfo& device);
+Result<Weight> pack_matrix(WeightType type, std::int64_t rows, std::int64_t columns,
+                           const std::byte* weights, MatmulMode mode, const DeviceInfo& device);
 
 // One row as floats, out [columns]: a token's embedding, if the matrix is tied to the output's.
-void unpack_row(const PackedMatrix& matrix, std::int64_t row, float* out);
+void unpack_row(const Weight& matrix, std::int64_t row, float* out);
 
 // One input with several matrices of equal columns, as if their rows were stacked: Q, K and V are
 // one matmul, gate and up another.
 struct Product {
-  std::span<const PackedMatrix* const> matrices;
+  std::span<const Weight> matrices;
   const float* bias = nullptr;  // [rows of all matrices], or null
   std::int64_t num_tokens;
   const float* x;         // [num_tokens, columns]

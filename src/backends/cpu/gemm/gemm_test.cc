@@ -114,7 +114,7 @@ Weights random_weights(WeightType type, int64_t rows, int64_t columns, std::uint
   return w;
 }
 
-PackedMatrix pack(const Weights& w, MatmulMode mode, std::uint32_t isa, int threads = 2) {
+Weight pack(const Weights& w, MatmulMode mode, std::uint32_t isa, int threads = 2) {
   return pack_matrix(w.type, w.rows, w.columns, reinterpret_cast<std::byte*>(w.data.data()), mode,
                      device_with(isa, threads))
       .value();
@@ -136,11 +136,11 @@ struct Options {
 
 // x [num_tokens, columns] -> [num_tokens, rows]. Every buffer ends at a guard page; scratch memory
 // starts as NaNs; nothing between the rows of out may change.
-std::vector<float> product(const std::vector<const PackedMatrix*>& matrices,
-                           const std::vector<float>& x, int64_t num_tokens, Options options = {}) {
-  const int64_t columns = matrices[0]->columns, gap = 3;
+std::vector<float> product(const std::vector<Weight>& matrices, const std::vector<float>& x,
+                           int64_t num_tokens, Options options = {}) {
+  const int64_t columns = matrices[0].columns, gap = 3;
   int64_t rows = 0;
-  for (const PackedMatrix* m : matrices) rows += m->rows;
+  for (const Weight& m : matrices) rows += m.rows;
   const auto bytes = [](int64_t floats) {
     return static_cast<std::size_t>(floats) * sizeof(float);
   };
@@ -270,7 +270,7 @@ class Gemm : public ::testing::TestWithParam<Config> {
   Weights weights(int64_t rows, int64_t about) const {
     return random_weights(GetParam().type, rows, columns(about), 7);
   }
-  PackedMatrix packed(const Weights& w) const { return pack(w, GetParam().mode, GetParam().isa); }
+  Weight packed(const Weights& w) const { return pack(w, GetParam().mode, GetParam().isa); }
 };
 INSTANTIATE_TEST_SUITE_P(All, Gemm, ::testing::ValuesIn(all_configs()),
                          [](const auto& config) { return config.param.name; });
@@ -286,16 +286,16 @@ TEST_P(Gemm, EqualsSumsInDouble) {
                                             {9, 800, 6},
                                             {9, 800, 7}}) {
     const Weights w = weights(rows, about);
-    const PackedMatrix m = packed(w);
+    const Weight m = packed(w);
     const auto x = random_floats(tokens * w.columns, 11);
-    expect_close(w, GetParam().mode, GetParam().isa, x, tokens, product({&m}, x, tokens),
+    expect_close(w, GetParam().mode, GetParam().isa, x, tokens, product({m}, x, tokens),
                  format_text("{} rows, {} columns, {} tokens:", rows, w.columns, tokens));
   }
 }
 
 TEST_P(Gemm, UnpackedRowsAreThoseOfDequantise) {
   const Weights w = weights(21, 96);
-  const PackedMatrix m = packed(w);
+  const Weight m = packed(w);
   for (int64_t row = 0; row < w.rows; ++row) {
     GuardedBuffer out(static_cast<std::size_t>(w.columns) * sizeof(float), Guard::after, 0);
     auto* values = reinterpret_cast<float*>(out.data());
@@ -308,18 +308,18 @@ TEST_P(Gemm, UnpackedRowsAreThoseOfDequantise) {
 
 TEST_P(Gemm, BitsDependNeitherOnTokensBesideNorOnThreads) {
   const Weights w = weights(29, 160);
-  const PackedMatrix m = packed(w);
+  const Weight m = packed(w);
   constexpr int64_t kTokens = 70;
   const auto x = random_floats(kTokens * w.columns, 12);
   std::vector<float> alone;
   for (int64_t t = 0; t < kTokens; ++t) {
     const std::vector<float> token(x.begin() + t * w.columns, x.begin() + (t + 1) * w.columns);
-    const auto out = product({&m}, token, 1);
+    const auto out = product({m}, token, 1);
     alone.insert(alone.end(), out.begin(), out.end());
   }
   for (int64_t tokens = 1; tokens <= kTokens; tokens += tokens < 33 ? 1 : 37)
     for (int threads = 1; threads <= 4; ++threads) {
-      const auto out = product({&m}, x, tokens, {.threads = threads});
+      const auto out = product({m}, x, tokens, {.threads = threads});
       ASSERT_EQ(std::memcmp(out.data(), alone.data(), out.size() * sizeof(float)), 0)
           << tokens << " tokens, " << threads << " threads";
     }
@@ -327,16 +327,16 @@ TEST_P(Gemm, BitsDependNeitherOnTokensBesideNorOnThreads) {
 
 TEST_P(Gemm, NanAndInfinityReachTheirTokenAndNoOther) {
   const Weights w = weights(19, 64);
-  const PackedMatrix m = packed(w);
+  const Weight m = packed(w);
   constexpr int64_t kTokens = 9;
   const auto clean = random_floats(kTokens * w.columns, 13);
-  const auto expected = product({&m}, clean, kTokens);
+  const auto expected = product({m}, clean, kTokens);
   constexpr float kInf = std::numeric_limits<float>::infinity();
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), kInf, -kInf})
     for (const int64_t column : {int64_t{0}, int64_t{31}, w.columns - 1}) {
       auto x = clean;
       x[static_cast<std::size_t>(4 * w.columns + column)] = bad;
-      const auto out = product({&m}, x, kTokens);
+      const auto out = product({m}, x, kTokens);
       for (std::size_t i = 0; i < out.size(); ++i) {
         if (static_cast<int64_t>(i) / w.rows == 4)
           ASSERT_FALSE(
@@ -352,35 +352,35 @@ TEST_P(Gemm, NanAndInfinityReachTheirTokenAndNoOther) {
 
 TEST_P(Gemm, SmallestAndLargestActivations) {
   const Weights w = weights(9, 64);
-  const PackedMatrix m = packed(w);
+  const Weight m = packed(w);
   for (const float value : {0.0f, -0.0f, 1e-45f, -1e-38f, 0x1p-100f}) {
     const std::vector<float> x(static_cast<std::size_t>(w.columns), value);
-    for (const float out : product({&m}, x, 1)) EXPECT_LE(std::fabs(out), 1e3f * std::fabs(value));
+    for (const float out : product({m}, x, 1)) EXPECT_LE(std::fabs(out), 1e3f * std::fabs(value));
   }
   const std::vector<float> x(static_cast<std::size_t>(w.columns), 1e34f);
-  for (const float out : product({&m}, x, 1)) EXPECT_TRUE(std::isfinite(out));
+  for (const float out : product({m}, x, 1)) EXPECT_TRUE(std::isfinite(out));
 }
 
 TEST_P(Gemm, BiasAndResidual) {
   const Weights w = weights(21, 64);
-  const PackedMatrix m = packed(w);
+  const Weight m = packed(w);
   constexpr int64_t kTokens = 5;
   const auto x = random_floats(kTokens * w.columns, 14);
   const auto bias = random_floats(w.rows, 15);
   const auto residual = random_floats(kTokens * w.rows, 16);
-  const auto plain = product({&m}, x, kTokens);
-  const auto both = product({&m}, x, kTokens, {.bias = bias.data(), .residual = &residual});
+  const auto plain = product({m}, x, kTokens);
+  const auto both = product({m}, x, kTokens, {.bias = bias.data(), .residual = &residual});
   for (std::size_t i = 0; i < plain.size(); ++i)
     ASSERT_EQ(both[i], residual[i] + (plain[i] + bias[i % static_cast<std::size_t>(w.rows)]));
 }
 
 TEST_P(Gemm, NoTokensAndNoRows) {
   const Weights w = weights(5, 32), none = weights(0, 32);
-  const PackedMatrix m = packed(w), empty = packed(none);
-  EXPECT_TRUE(product({&m}, {}, 0).empty());
+  const Weight m = packed(w), empty = packed(none);
+  EXPECT_TRUE(product({m}, {}, 0).empty());
   const auto x = random_floats(w.columns, 17);
-  EXPECT_TRUE(product({&empty}, x, 1).empty());
-  EXPECT_EQ(product({&empty, &m, &empty}, x, 1), product({&m}, x, 1));
+  EXPECT_TRUE(product({empty}, x, 1).empty());
+  EXPECT_EQ(product({empty, m, empty}, x, 1), product({m}, x, 1));
 }
 
 // Q, K and V of different types in one call equal three calls.
@@ -388,21 +388,20 @@ TEST(GemmStack, EqualsOneCallEach) {
   for (const std::uint32_t isa : instruction_sets()) {
     const int64_t columns = 256, tokens = 67;
     const auto x = random_floats(tokens * columns, 18);
-    std::vector<PackedMatrix> matrices;
+    std::vector<Weight> matrices;
     for (const WeightType type : {WeightType::q4_k, WeightType::q6_k, WeightType::f16,
                                   WeightType::bf16, WeightType::q8_0, WeightType::q4_0}) {
       const auto mode = type == WeightType::q4_0 ? MatmulMode::exact : MatmulMode::normal;
       const int64_t rows = 13 + static_cast<int64_t>(matrices.size() % 3) * 8;
       matrices.push_back(pack(random_weights(type, rows, columns, matrices.size()), mode, isa));
     }
-    std::vector<const PackedMatrix*> all;
     int64_t rows = 0;
-    for (const PackedMatrix& m : matrices) all.push_back(&m), rows += m.rows;
+    for (const Weight& m : matrices) rows += m.rows;
     const auto bias = random_floats(rows, 19);
-    const auto out = product(all, x, tokens, {.bias = bias.data()});
+    const auto out = product(matrices, x, tokens, {.bias = bias.data()});
     int64_t first = 0;
-    for (const PackedMatrix& m : matrices) {
-      const auto one = product({&m}, x, tokens, {.bias = bias.data() + first});
+    for (const Weight& m : matrices) {
+      const auto one = product({m}, x, tokens, {.bias = bias.data() + first});
       for (int64_t t = 0; t < tokens; ++t)
         for (int64_t r = 0; r < m.rows; ++r)
           ASSERT_EQ(out[static_cast<std::size_t>(t * rows + first + r)],

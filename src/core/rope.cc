@@ -1,8 +1,6 @@
-#include "core/rope_table.h"
+#include "core/rope.h"
 
 #include <cmath>
-#include <limits>
-#include <new>
 #include <numbers>
 
 namespace headrace {
@@ -47,9 +45,6 @@ Status check_factors(const RopeOptions& o) {
 Status check_options(const RopeOptions& o) {
   if (o.rot_dim < 2 || o.rot_dim % 2 != 0 || o.rot_dim > 1 << 16)
     return invalid_argument("rot_dim={} must be even and 2 to 65536", o.rot_dim);
-  if (o.num_positions < 1 || o.num_positions > std::numeric_limits<std::int32_t>::max())
-    return invalid_argument(
-        "num_positions={} must be 1 to 2^31 - 1: pass the longest context in use", o.num_positions);
   if (!is_positive(o.base))
     return invalid_argument("base={} must be finite and positive: 10000 is the usual value",
                             o.base);
@@ -72,7 +67,8 @@ double llama3_frequency(double frequency, const RopeLlama3Scaling& scaling) {
 
 }  // namespace
 
-std::vector<double> rope_frequencies(const RopeOptions& options) {
+Result<std::vector<double>> rope_frequencies(const RopeOptions& options) {
+  if (Status failure = check_options(options)) return *std::move(failure);
   std::vector<double> frequencies(static_cast<std::size_t>(options.rot_dim / 2));
   for (std::size_t i = 0; i < frequencies.size(); ++i) {
     const double exponent = -2.0 * static_cast<double>(i) / static_cast<double>(options.rot_dim);
@@ -84,28 +80,14 @@ std::vector<double> rope_frequencies(const RopeOptions& options) {
   return frequencies;
 }
 
-Result<RopeTable> make_rope_table(const RopeOptions& options) {
-  if (Status wrong = check_options(options)) return *std::move(wrong);
-  const std::int64_t half = options.rot_dim / 2;
-  const auto size = static_cast<std::size_t>(options.num_positions * half);
-  RopeTable table{options.rot_dim, options.num_positions, {}, {}};
-  try {
-    table.cos.resize(size);
-    table.sin.resize(size);
-  } catch (const std::bad_alloc&) {
-    return Failure{ErrorCode::out_of_memory,
-                   format_text("the rope table of {} positions needs {} bytes: request fewer "
-                               "positions",
-                               options.num_positions, 2 * size * sizeof(float))};
-  }
-  const std::vector<double> frequencies = rope_frequencies(options);
-  for (std::size_t i = 0; i < size; ++i) {
-    const auto position = static_cast<double>(i / static_cast<std::size_t>(half));
-    const double angle = position * frequencies[i % static_cast<std::size_t>(half)];
-    table.cos[i] = static_cast<float>(std::cos(angle));
-    table.sin[i] = static_cast<float>(std::sin(angle));
-  }
-  return table;
+void rope_angles(std::span<const double> frequencies, std::span<const std::int32_t> positions,
+                 float* cos, float* sin) {
+  for (const std::int32_t position : positions)
+    for (const double frequency : frequencies) {
+      const double angle = static_cast<double>(position) * frequency;
+      *cos++ = static_cast<float>(std::cos(angle));
+      *sin++ = static_cast<float>(std::sin(angle));
+    }
 }
 
 }  // namespace headrace

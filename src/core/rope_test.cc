@@ -1,4 +1,4 @@
-#include "core/rope_table.h"
+#include "core/rope.h"
 
 #include <gtest/gtest.h>
 
@@ -11,46 +11,50 @@
 namespace headrace {
 namespace {
 
-RopeOptions options_of(std::int64_t rot_dim, std::int64_t num_positions) {
+RopeOptions options_of(std::int64_t rot_dim) {
   RopeOptions options;
   options.rot_dim = rot_dim;
-  options.num_positions = num_positions;
   return options;
 }
 
-TEST(RopeTable, HoldsRoundedCosinesAndSines) {
-  auto options = options_of(64, 8192);
+struct Angles {
+  Angles(const RopeOptions& options, const std::vector<std::int32_t>& positions)
+      : cos(positions.size() * static_cast<std::size_t>(options.rot_dim / 2)), sin(cos.size()) {
+    rope_angles(rope_frequencies(options).value(), positions, cos.data(), sin.data());
+  }
+  std::vector<float> cos, sin;
+};
+
+TEST(Rope, AnglesAreRoundedCosinesAndSinesOfEveryPosition) {
+  auto options = options_of(64);
   options.base = 100000;
-  const RopeTable table = make_rope_table(options).value();
-  ASSERT_EQ(table.cos.size(), 8192u * 32u);
-  for (const std::size_t position : {0, 1, 17, 4096, 8191}) {
+  const std::vector<std::int32_t> positions = {0, 1, 17, 8191, 4096};
+  const Angles angles(options, positions);
+  for (std::size_t row = 0; row < positions.size(); ++row) {
     for (std::size_t i = 0; i < 32; ++i) {
-      const double angle =
-          static_cast<double>(position) * std::pow(100000.0, -static_cast<double>(i) / 32);
+      const double angle = positions[row] * std::pow(100000.0, -static_cast<double>(i) / 32);
       // At an angle of 8191 the error in double is 1e-12, far below a float ulp.
-      EXPECT_NEAR(table.cos[position * 32 + i], std::cos(angle), 0x1p-24);
-      EXPECT_NEAR(table.sin[position * 32 + i], std::sin(angle), 0x1p-24);
+      EXPECT_NEAR(angles.cos[row * 32 + i], std::cos(angle), 0x1p-24);
+      EXPECT_NEAR(angles.sin[row * 32 + i], std::sin(angle), 0x1p-24);
     }
   }
 }
 
-TEST(RopeTable, LinearScalingDividesPositions) {
-  auto options = options_of(8, 12);
-  const RopeTable plain = make_rope_table(options).value();
+TEST(Rope, LinearScalingDividesPositions) {
+  auto options = options_of(8);
+  const Angles plain(options, {1, 2});
   options.linear_factor = 4;
-  const RopeTable scaled = make_rope_table(options).value();
-  for (std::size_t i = 0; i < 4; ++i) {
-    EXPECT_EQ(scaled.cos[4 * 4 + i], plain.cos[1 * 4 + i]);
-    EXPECT_EQ(scaled.sin[8 * 4 + i], plain.sin[2 * 4 + i]);
-  }
+  const Angles scaled(options, {4, 8});
+  EXPECT_EQ(scaled.cos, plain.cos);
+  EXPECT_EQ(scaled.sin, plain.sin);
 }
 
-TEST(RopeTable, Llama3ScalingByWavelength) {
-  auto options = options_of(128, 1);
+TEST(Rope, Llama3ScalingByWavelength) {
+  auto options = options_of(128);
   options.base = 500000;
-  const auto plain = rope_frequencies(options);
+  const auto plain = rope_frequencies(options).value();
   options.llama3 = RopeLlama3Scaling{8, 1, 4, 8192};
-  const auto scaled = rope_frequencies(options);
+  const auto scaled = rope_frequencies(options).value();
   int num_kept = 0, num_stretched = 0, num_mixed = 0;
   for (std::size_t i = 0; i < plain.size(); ++i) {
     const double wavelength = 2 * std::numbers::pi / plain[i];
@@ -71,17 +75,17 @@ TEST(RopeTable, Llama3ScalingByWavelength) {
   EXPECT_EQ(num_stretched, 29);
 }
 
-TEST(RopeTable, ExplicitFactorsDivideFrequencies) {
-  auto options = options_of(6, 1);
-  const auto plain = rope_frequencies(options);
+TEST(Rope, ExplicitFactorsDivideFrequencies) {
+  auto options = options_of(6);
+  const auto plain = rope_frequencies(options).value();
   const float factors[] = {1.0f, 2.0f, 8.0f};
   options.freq_factors = factors;
-  const auto scaled = rope_frequencies(options);
+  const auto scaled = rope_frequencies(options).value();
   for (std::size_t i = 0; i < 3; ++i)
     EXPECT_EQ(scaled[i], plain[i] / static_cast<double>(factors[i]));
 }
 
-TEST(RopeTable, ErrorsSayWhatArrived) {
+TEST(Rope, ErrorsSayWhatArrived) {
   const float short_factors[] = {1.0f};
   const float bad_factors[] = {1.0f, std::numeric_limits<float>::quiet_NaN()};
   const struct {
@@ -90,8 +94,6 @@ TEST(RopeTable, ErrorsSayWhatArrived) {
   } cases[] = {
       {"rot_dim=3", [](RopeOptions& o) { o.rot_dim = 3; }},
       {"rot_dim=0", [](RopeOptions& o) { o.rot_dim = 0; }},
-      {"num_positions=0", [](RopeOptions& o) { o.num_positions = 0; }},
-      {"num_positions=4294967296", [](RopeOptions& o) { o.num_positions = std::int64_t{1} << 32; }},
       {"base=0", [](RopeOptions& o) { o.base = 0; }},
       {"base=nan", [](RopeOptions& o) { o.base = std::nan(""); }},
       {"linear_factor=-1", [](RopeOptions& o) { o.linear_factor = -1; }},
@@ -116,9 +118,9 @@ TEST(RopeTable, ErrorsSayWhatArrived) {
        }},
   };
   for (const auto& test_case : cases) {
-    auto options = options_of(4, 8);
+    auto options = options_of(4);
     test_case.change(options);
-    auto result = make_rope_table(options);
+    auto result = rope_frequencies(options);
     ASSERT_FALSE(result.ok()) << test_case.text;
     EXPECT_EQ(result.failure().code, ErrorCode::invalid_argument);
     EXPECT_NE(result.failure().message.find(test_case.text), std::string::npos)

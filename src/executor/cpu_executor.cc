@@ -1,0 +1,333 @@
+// The CPU executor: activations are floats; queries and attention outputs have the dtype of the
+// cache.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "attention/forward.h"
+#include "attention/select.h"
+#include "attention/validate.h"
+#include "backends/cpu/elementwise/elementwise.h"
+#include "backends/cpu/gemm/gemm.h"
+#include "backends/cpu/thread_pool.h"
+#include "base/math.h"
+#include "executor/executor.h"
+
+namespace headrace {
+namespace {
+
+float* floats(const Rows& rows) { return static_cast<float*>(rows.data); }
+
+std::size_t bytes_of(std::int64_t rows, std::int64_t width, DType dtype) {
+  return static_cast<std::size_t>(rows * width) * dtype_bytes(dtype);
+}
+
+class CpuExecutor final : public Executor {
+ public:
+  CpuExecutor(Device& device, MatmulMode mode)
+      : device_(device), mode_(mode), ops_(cpu::elementwise_ops(device.info())) {}
+
+  Device& device() override { return device_; }
+  DType activation_dtype() const override { return DType::f32; }
+
+  Result<Weight> prepare(WeightType format, std::int64_t rows, std::int64_t columns,
+                         const std::byte* blocks) override {
+    return cpu::pack_matrix(format, rows, columns, blocks, mode_, device_.info());
+  }
+
+  Result<Rows> alloc(std::int64_t num_rows, std::int64_t width, DType dtype) override;
+  Status begin_step(const Batch& batch, const KvView& kv, const AttentionSpec& spec) override;
+  Status embed(const Weight& embedding, const Rows& out) override;
+  Status gather(const Rows& x, std::span<const std::int32_t> rows, const Rows& out) override;
+  Status rms_norm(const Rows& x, const Buffer& weight, float eps, const Rows& out) override;
+  Status linear(const Linear& call) override;
+  Status rope_append(const Rows& qkv, std::int64_t layer, const Rows& q) override;
+  Status attention(const Rows& q, std::int64_t layer, const Rows& out) override;
+  Status swiglu(const Rows& gate_up, const Rows& out) override;
+
+ private:
+  // Rotated head rows are in floats; a copy is a rotation of no element.
+  struct HeadRows {
+    const float* x;  // of the first token
+    Operand out;
+    std::int64_t num_heads, head_dim, rot_dim;
+  };
+
+  template <class Body>
+  Status for_rows(std::int64_t num_rows, Body body);
+  Status grow(Buffer& buffer, std::size_t bytes);
+  Status plan_sequences();
+  Status compute_rope_angles();
+  void rotate(const HeadRows& heads, std::int64_t x_stride, std::int64_t first_token,
+              std::int64_t num_tokens) const;
+  void append(const Rows& qkv, std::int64_t layer, std::int64_t seq_idx, cpu::RowRange tokens);
+
+  std::int64_t rot_dim() const {
+    return 2 * static_cast<std::int64_t>(spec_->rope_frequencies.bytes() / sizeof(double));
+  }
+  std::int64_t first_token(std::int64_t seq_idx) const {
+    return batch_->cu_seqlens_q[static_cast<std::size_t>(seq_idx)];
+  }
+  std::int64_t end_token(std::int64_t seq_idx) const { return first_token(seq_idx + 1); }
+  std::int64_t seqused_k(std::int64_t seq_idx) const {
+    return batch_->seqused_k[static_cast<std::size_t>(seq_idx)];
+  }
+  const KvSequence& sequence(std::int64_t seq_idx) const {
+    return kv_.sequences[static_cast<std::size_t>(seq_idx)];
+  }
+
+  Device& device_;
+  const MatmulMode mode_;
+  const cpu::ElementwiseOps& ops_;
+
+  std::vector<Buffer> activations_;  // of alloc(), by the order of its calls
+  std::size_t num_allocs_ = 0;       // in this step
+  Buffer cos_, sin_;                 // float [num_tokens, rot_dim / 2]
+  Buffer attn_out_;                  // [num_tokens, num_heads * head_dim_v] in the cache's dtype
+  Buffer activation_groups_;         // scratch of cpu::multiply
+  Buffer workspace_;                 // of the plans
+
+  // The step.
+  const Batch* batch_ = nullptr;
+  const AttentionSpec* spec_ = nullptr;
+  KvView kv_{};
+  std::vector<Plan> plans_;  // [num_seqs]
+};
+
+// body(rows) for chunks of rows on all threads. A chunk is small enough for both of two threads to
+// get some of a short prompt; a single token stays on the calling thread.
+template <class Body>
+Status CpuExecutor::for_rows(std::int64_t num_rows, Body body) {
+  constexpr std::int64_t kChunk = 16;
+  struct Context {
+    Body* body;
+    std::int64_t num_rows;
+  } context{&body, num_rows};
+  return cpu::parallel_for(
+      ceil_div(num_rows, kChunk), device_.info().num_units,
+      [](void* opaque, std::int64_t task, int) {
+        const auto* c = static_cast<const Context*>(opaque);
+        (*c->body)(cpu::RowRange{task * kChunk, std::min(c->num_rows, (task + 1) * kChunk)});
+      },
+      &context);
+}
+
+Status CpuExecutor::grow(Buffer& buffer, std::size_t bytes) {
+  if (bytes <= buffer.bytes() && buffer.data() != nullptr) return std::nullopt;
+  buffer = {};  // the old memory first
+  buffer = device_.allocate(bytes);
+  if (buffer.data() != nullptr) return std::nullopt;
+  return Failure{ErrorCode::out_of_memory,
+                 format_text("no memory for {} bytes of activations; use smaller batches", bytes)};
+}
+
+Result<Rows> CpuExecutor::alloc(std::int64_t num_rows, std::int64_t width, DType dtype) {
+  if (num_allocs_ == activations_.size()) activations_.emplace_back();
+  Buffer& buffer = activations_[num_allocs_++];
+  if (auto failure = grow(buffer, bytes_of(num_rows, width, dtype))) return std::move(*failure);
+  return Rows{.data = buffer.data(), .dtype = dtype, .num_rows = num_rows, .width = width};
+}
+
+Status CpuExecutor::begin_step(const Batch& batch, const KvView& kv, const AttentionSpec& spec) {
+  num_allocs_ = 0;
+  batch_ = &batch;
+  spec_ = &spec;
+  kv_ = kv;
+  HEADRACE_TRY(plan_sequences());
+  HEADRACE_TRY(grow(attn_out_, bytes_of(batch.num_tokens(), spec.num_heads * kv.shape.head_dim_v,
+                                        kv.shape.dtype)));
+  return compute_rope_angles();
+}
+
+Status CpuExecutor::plan_sequences() {
+  plans_.clear();
+  std::size_t workspace_bytes = 0;
+  for (std::int64_t s = 0; s < batch_->num_seqs(); ++s) {
+    Problem problem = default_problem();
+    problem.seqlen_q = end_token(s) - first_token(s);
+    problem.seqlen_k = seqused_k(s);
+    problem.num_heads = spec_->num_heads;
+    problem.num_kv_heads = kv_.shape.num_kv_heads;
+    problem.head_dim = kv_.shape.head_dim;
+    problem.head_dim_v = kv_.shape.head_dim_v;
+    problem.dtype = static_cast<std::int32_t>(kv_.shape.dtype);
+    problem.causal = HEADRACE_CAUSAL_BOTTOM_RIGHT;
+    if (spec_->window > 0) problem.window_left = spec_->window - 1;
+    Result<Problem> checked = check_problem(problem);
+    if (!checked.ok()) return std::move(checked.failure());
+    Result<Plan> plan = plan_attention(checked.value(), device_.info());
+    if (!plan.ok()) return std::move(plan.failure());
+    workspace_bytes = std::max(workspace_bytes, plan.value().schedule.workspace_bytes);
+    plans_.push_back(std::move(plan.value()));
+  }
+  return grow(workspace_, workspace_bytes);
+}
+
+Status CpuExecutor::compute_rope_angles() {
+  const std::int64_t half = rot_dim() / 2, num_tokens = batch_->num_tokens();
+  HEADRACE_TRY(grow(cos_, bytes_of(num_tokens, half, DType::f32)));
+  HEADRACE_TRY(grow(sin_, bytes_of(num_tokens, half, DType::f32)));
+  const std::span<const double> frequencies(spec_->rope_frequencies.as<const double>(),
+                                            static_cast<std::size_t>(half));
+  return for_rows(num_tokens, [&](cpu::RowRange rows) {
+    rope_angles(frequencies,
+                batch_->positions.subspan(static_cast<std::size_t>(rows.first),
+                                          static_cast<std::size_t>(rows.last - rows.first)),
+                cos_.as<float>() + rows.first * half, sin_.as<float>() + rows.first * half);
+  });
+}
+
+Status CpuExecutor::embed(const Weight& embedding, const Rows& out) {
+  return for_rows(out.num_rows, [&](cpu::RowRange rows) {
+    for (std::int64_t t = rows.first; t < rows.last; ++t)
+      cpu::unpack_row(embedding, batch_->tokens[static_cast<std::size_t>(t)],
+                      floats(out) + t * out.width);
+  });
+}
+
+Status CpuExecutor::gather(const Rows& x, std::span<const std::int32_t> rows, const Rows& out) {
+  return for_rows(out.num_rows, [&](cpu::RowRange range) {
+    for (std::int64_t i = range.first; i < range.last; ++i)
+      std::memcpy(floats(out) + i * out.width,
+                  floats(x) + rows[static_cast<std::size_t>(i)] * x.width,
+                  bytes_of(1, x.width, DType::f32));
+  });
+}
+
+Status CpuExecutor::rms_norm(const Rows& x, const Buffer& weight, float eps, const Rows& out) {
+  const cpu::RmsNorm norm{.x = floats(x),
+                          .x_stride = x.width,
+                          .weight = weight.as<const float>(),
+                          .width = x.width,
+                          .eps = eps,
+                          .out = floats(out),
+                          .out_stride = out.width};
+  return for_rows(x.num_rows, [&](cpu::RowRange rows) { ops_.rms_norm(norm, rows); });
+}
+
+Status CpuExecutor::linear(const Linear& call) {
+  HEADRACE_TRY(
+      grow(activation_groups_, cpu::multiply_scratch_bytes(call.x.width, call.x.num_rows)));
+  return cpu::multiply({.matrices = call.weights,
+                        .bias = call.bias == nullptr ? nullptr : call.bias->as<const float>(),
+                        .num_tokens = call.x.num_rows,
+                        .x = floats(call.x),
+                        .x_stride = call.x.width,
+                        .out = floats(call.out),
+                        .out_stride = call.out.width,
+                        .add_to_out = call.accumulate},
+                       device_.info().num_units, activation_groups_.data());
+}
+
+void CpuExecutor::rotate(const HeadRows& heads, std::int64_t x_stride, std::int64_t first_token,
+                         std::int64_t num_tokens) const {
+  const std::int64_t offset = first_token * (rot_dim() / 2);
+  ops_.rope({.x = heads.x,
+             .x_stride = x_stride,
+             .x_head_stride = heads.head_dim,
+             .out = heads.out.data,
+             .out_dtype = kv_.shape.dtype,
+             .out_stride = heads.out.stride_seq,
+             .out_head_stride = heads.out.stride_head,
+             .num_heads = heads.num_heads,
+             .head_dim = heads.head_dim,
+             .rot_dim = heads.rot_dim,
+             .layout = spec_->rope_layout,
+             .cos = cos_.as<const float>() + offset,
+             .sin = sin_.as<const float>() + offset},
+            {0, num_tokens});
+}
+
+// K and V of tokens of one sequence.
+void CpuExecutor::append(const Rows& qkv, std::int64_t layer, std::int64_t seq_idx,
+                         cpu::RowRange tokens) {
+  const KvShape& shape = kv_.shape;
+  const KvSequence& to = sequence(seq_idx);
+  const std::int64_t slot = seqused_k(seq_idx) - (end_token(seq_idx) - tokens.first);
+  const std::int64_t num_tokens = tokens.last - tokens.first;
+  const float* k = floats(qkv) + tokens.first * qkv.width + spec_->num_heads * shape.head_dim;
+  rotate({.x = k,
+          .out = layer_of(kv_, to, to.k, layer, slot),
+          .num_heads = shape.num_kv_heads,
+          .head_dim = shape.head_dim,
+          .rot_dim = rot_dim()},
+         qkv.width, tokens.first, num_tokens);
+  rotate({.x = k + shape.num_kv_heads * shape.head_dim,
+          .out = layer_of(kv_, to, to.v, layer, slot),
+          .num_heads = shape.num_kv_heads,
+          .head_dim = shape.head_dim_v,
+          .rot_dim = 0},
+         qkv.width, tokens.first, num_tokens);
+}
+
+Status CpuExecutor::rope_append(const Rows& qkv, std::int64_t layer, const Rows& q) {
+  const std::int64_t head_dim = kv_.shape.head_dim;
+  return for_rows(qkv.num_rows, [&](cpu::RowRange rows) {
+    rotate(
+        {.x = floats(qkv) + rows.first * qkv.width,
+         .out = {.data = static_cast<std::byte*>(q.data) + bytes_of(rows.first, q.width, q.dtype),
+                 .stride_batch = 0,
+                 .stride_seq = q.width,
+                 .stride_head = head_dim},
+         .num_heads = spec_->num_heads,
+         .head_dim = head_dim,
+         .rot_dim = rot_dim()},
+        qkv.width, rows.first, rows.last - rows.first);
+    for (std::int64_t s = 0; s < batch_->num_seqs(); ++s) {
+      const cpu::RowRange tokens{std::max(rows.first, first_token(s)),
+                                 std::min(rows.last, end_token(s))};
+      if (tokens.first < tokens.last) append(qkv, layer, s, tokens);
+    }
+  });
+}
+
+Status CpuExecutor::attention(const Rows& q, std::int64_t layer, const Rows& out) {
+  const KvShape& shape = kv_.shape;
+  for (std::int64_t s = 0; s < batch_->num_seqs(); ++s) {
+    const KvSequence& from = sequence(s);
+    const std::int64_t first = first_token(s);
+    AttentionArgs args;
+    args.q = {.data = static_cast<std::byte*>(q.data) + bytes_of(first, q.width, q.dtype),
+              .stride_batch = 0,
+              .stride_seq = q.width,
+              .stride_head = shape.head_dim};
+    args.k = layer_of(kv_, from, from.k, layer);
+    args.v = layer_of(kv_, from, from.v, layer);
+    args.out = {.data = attn_out_.data() + bytes_of(first, out.width, shape.dtype),
+                .stride_batch = 0,
+                .stride_seq = out.width,
+                .stride_head = shape.head_dim_v};
+    HEADRACE_TRY(run(plans_[static_cast<std::size_t>(s)], args,
+                     {workspace_.data(), workspace_.bytes()}, nullptr));
+  }
+  return for_rows(out.num_rows, [&](cpu::RowRange rows) {
+    ops_.widen({.x = attn_out_.data(),
+                .x_dtype = shape.dtype,
+                .x_stride = out.width,
+                .width = out.width,
+                .out = floats(out),
+                .out_stride = out.width},
+               rows);
+  });
+}
+
+Status CpuExecutor::swiglu(const Rows& gate_up, const Rows& out) {
+  return for_rows(out.num_rows, [&](cpu::RowRange rows) {
+    ops_.swiglu({.gate = floats(gate_up),
+                 .gate_stride = gate_up.width,
+                 .up = floats(gate_up) + out.width,
+                 .up_stride = gate_up.width,
+                 .width = out.width,
+                 .out = floats(out),
+                 .out_stride = out.width},
+                rows);
+  });
+}
+
+}  // namespace
+
+std::unique_ptr<Executor> make_executor(Device& device, MatmulMode mode) {
+  return std::make_unique<CpuExecutor>(device, mode);
+}
+
+}  // namespace headrace

@@ -1,0 +1,88 @@
+// The operators of a decoder on one device. A call is one operator on all rows of a step, which a
+// virtual call does not slow down; nothing below it is virtual.
+//
+// An executor runs one step at a time. Weights that one has prepared are immutable and may be used
+// by every executor of the device.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "base/error.h"
+#include "core/dtype.h"
+#include "core/rope.h"
+#include "executor/batch.h"
+#include "kv_cache/kv_view.h"
+#include "runtime/device.h"
+#include "weights/weight.h"
+
+namespace headrace {
+
+// Activations in the memory of the device, [num_rows, width], contiguous.
+struct Rows {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  std::int64_t num_rows = 0, width = 0;
+};
+
+// What attention has in common in all layers of a model, beside the shape of the cache.
+struct AttentionSpec {
+  std::int64_t num_heads = 0;
+  std::int64_t window = 0;  // keys visible to a query, its own included; 0: all
+  RopeLayout rope_layout = RopeLayout::interleaved;
+  Buffer rope_frequencies;  // double [rotated elements of a head / 2]
+};
+
+// out = x * transpose(weights, stacked by their rows) + bias.
+struct Linear {
+  std::span<const Weight> weights;  // of the same number of columns
+  const Buffer* bias = nullptr;     // float [rows of all weights], or null
+  Rows x;
+  Rows out;
+  bool accumulate = false;  // add to out: the residual stream
+};
+
+class Executor {
+ public:
+  virtual ~Executor() = default;
+
+  virtual Device& device() = 0;
+  virtual DType activation_dtype() const = 0;
+
+  // A matrix [rows, columns] of a model file, in host memory, packed for the device. unsupported,
+  // out_of_memory.
+  virtual Result<Weight> prepare(WeightType format, std::int64_t rows, std::int64_t columns,
+                                 const std::byte* blocks) = 0;
+
+  // Activations that are valid until the next begin_step. The n-th call of a step reuses the memory
+  // of the n-th call of the steps before, so that steps allocate nothing once the largest has run.
+  // out_of_memory.
+  virtual Result<Rows> alloc(std::int64_t num_rows, std::int64_t width, DType dtype) = 0;
+
+  // Plans attention for all layers. `batch`, the sequences of `kv` and `spec` must outlive the
+  // step.
+  virtual Status begin_step(const Batch& batch, const KvView& kv, const AttentionSpec& spec) = 0;
+
+  // Rows of the embedding matrix: out[i] = embedding[batch.tokens[i]].
+  virtual Status embed(const Weight& embedding, const Rows& out) = 0;
+  // out[i] = x[rows[i]].
+  virtual Status gather(const Rows& x, std::span<const std::int32_t> rows, const Rows& out) = 0;
+  // out = x * weight / sqrt(mean(x^2) + eps); weight: float [width]. In place where out is x.
+  virtual Status rms_norm(const Rows& x, const Buffer& weight, float eps, const Rows& out) = 0;
+  virtual Status linear(const Linear& call) = 0;
+  // qkv: the heads of Q, then of K, then of V. Rotates Q into q, in the dtype of the cache, and
+  // appends rotated K, and V, to a layer of the cache.
+  virtual Status rope_append(const Rows& qkv, std::int64_t layer, const Rows& q) = 0;
+  // Causal attention of q to the tokens of its sequence; out: [num_tokens, num_heads * head_dim_v].
+  virtual Status attention(const Rows& q, std::int64_t layer, const Rows& out) = 0;
+  // gate_up: gate, then up. out = silu(gate) * up.
+  virtual Status swiglu(const Rows& gate_up, const Rows& out) = 0;
+};
+
+// An executor for the device, which must outlive it. `mode` applies to the weights that it
+// prepares.
+std::unique_ptr<Executor> make_executor(Device& device, MatmulMode mode);
+
+}  // namespace headrace

@@ -1,0 +1,144 @@
+// Steps of several sequences at once.
+#include "model/decoder.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <string>
+
+#include "kv_cache/contiguous_cache.h"
+#include "weights/gguf.h"
+
+namespace headrace::model {
+namespace {
+
+using Tokens = std::vector<std::int32_t>;
+
+constexpr std::int64_t kCapacity = 48;
+
+struct Sequence {
+  ContiguousCache cache;
+  std::int64_t length = 0;
+};
+
+// The tokens of a step of one sequence and which of them have logits.
+struct Part {
+  Sequence* sequence;
+  Tokens tokens;
+  Tokens logits_rows;
+};
+
+class Steps : public ::testing::TestWithParam<std::tuple<const char*, DType>> {
+ protected:
+  Steps() {
+    DeviceInfo info = cpu_info().value();
+    info.num_units = 2;
+    device_ = make_host_device(info);
+    executor_ = make_executor(*device_, MatmulMode::normal);
+    const std::string path = std::string(HEADRACE_GOLDEN_DIR) + "/tiny/" + std::get<0>(GetParam());
+    Result<ModelFile> file = read_gguf(path);
+    EXPECT_TRUE(file.ok());
+    decoder_ = std::move(load_decoder(file.value(), *executor_, {}).value());
+  }
+
+  Sequence make_sequence() {
+    return {.cache = std::move(ContiguousCache::make(
+                                   *device_, decoder_.kv_shape(std::get<1>(GetParam())), kCapacity)
+                                   .value())};
+  }
+
+  // The logits of all parts, in their order.
+  std::vector<float> run(const std::vector<Part>& parts) {
+    Tokens tokens, positions, cu_seqlens_q = {0}, seqused_k, logits_rows;
+    std::vector<KvSequence> sequences;
+    for (const Part& part : parts) {
+      const auto first = static_cast<std::int32_t>(tokens.size());
+      for (const std::int32_t row : part.logits_rows) logits_rows.push_back(first + row);
+      for (const std::int32_t token : part.tokens) {
+        tokens.push_back(token);
+        positions.push_back(static_cast<std::int32_t>(part.sequence->length++));
+      }
+      cu_seqlens_q.push_back(static_cast<std::int32_t>(tokens.size()));
+      seqused_k.push_back(static_cast<std::int32_t>(part.sequence->length));
+      sequences.push_back(part.sequence->cache.sequence());
+    }
+    std::vector<float> logits(logits_rows.size() *
+                              static_cast<std::size_t>(decoder_.config.vocab_size));
+    const Status failure =
+        decoder_.forward(*executor_,
+                         {.tokens = tokens,
+                          .positions = positions,
+                          .cu_seqlens_q = cu_seqlens_q,
+                          .seqused_k = seqused_k,
+                          .logits_rows = logits_rows},
+                         {parts[0].sequence->cache.shape(), sequences}, logits.data());
+    EXPECT_FALSE(failure) << failure->message;
+    return logits;
+  }
+
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Executor> executor_;
+  Decoder decoder_;
+};
+INSTANTIATE_TEST_SUITE_P(Models, Steps,
+                         ::testing::Combine(::testing::Values("tiny_mistral_q4_1.gguf",
+                                                              "tiny_qwen2_f32.gguf"),
+                                            ::testing::Values(DType::f32, DType::f16)));
+
+Tokens tokens_from(std::int32_t first, std::size_t count) {
+  Tokens tokens(count);
+  for (std::size_t i = 0; i < count; ++i)
+    tokens[i] = (first + 37 * static_cast<std::int32_t>(i)) % 280;
+  return tokens;
+}
+
+// A prompt, a chunk behind earlier tokens and single tokens, alone and in one batch.
+TEST_P(Steps, BitsOfASequenceDoNotDependOnItsBatch) {
+  const std::vector<Tokens> before = {
+      {}, tokens_from(3, 19), tokens_from(70, 30), tokens_from(9, 1)};
+  const std::vector<Tokens> tokens = {tokens_from(5, 33), tokens_from(11, 18), tokens_from(2, 1),
+                                      tokens_from(8, 1)};
+  const std::vector<Tokens> rows = {{0, 32}, {17, 4}, {0}, {}};
+  const auto sequences_before = [&] {
+    std::vector<Sequence> sequences;
+    for (const Tokens& prefix : before) {
+      sequences.push_back(make_sequence());
+      if (!prefix.empty()) run({{&sequences.back(), prefix, {}}});
+    }
+    return sequences;
+  };
+  std::vector<Sequence> one_by_one = sequences_before(), together = sequences_before();
+  std::vector<float> expected;
+  std::vector<Part> parts;
+  for (std::size_t s = 0; s < tokens.size(); ++s) {
+    const auto logits = run({{&one_by_one[s], tokens[s], rows[s]}});
+    expected.insert(expected.end(), logits.begin(), logits.end());
+    parts.push_back({&together[s], tokens[s], rows[s]});
+  }
+  EXPECT_EQ(run(parts), expected);
+
+  // What the batch left in each cache.
+  for (std::size_t s = 0; s < tokens.size(); ++s)
+    EXPECT_EQ(run({{&together[s], {1}, {0}}}), run({{&one_by_one[s], {1}, {0}}})) << s;
+}
+
+// Logits are a function of the row, whichever others are computed.
+TEST_P(Steps, LogitsRowsMayBeAnyRows) {
+  const Tokens prompt = tokens_from(21, 12);
+  Tokens every_row(prompt.size());
+  std::iota(every_row.begin(), every_row.end(), 0);
+  Sequence a = make_sequence(), b = make_sequence();
+  const auto all = run({{&a, prompt, every_row}});
+  const auto some = run({{&b, prompt, {7, 0, 11}}});
+  const auto vocab_size = static_cast<std::size_t>(decoder_.config.vocab_size);
+  for (std::size_t i = 0; i < 3; ++i) {
+    const std::size_t row = std::vector<std::size_t>{7, 0, 11}[i];
+    EXPECT_TRUE(std::equal(some.begin() + static_cast<std::ptrdiff_t>(i * vocab_size),
+                           some.begin() + static_cast<std::ptrdiff_t>((i + 1) * vocab_size),
+                           all.begin() + static_cast<std::ptrdiff_t>(row * vocab_size)))
+        << row;
+  }
+}
+
+}  // namespace
+}  // namespace headrace::model

@@ -1,0 +1,36 @@
+#include <cstdlib>
+#include <cstring>
+
+#include "base/math.h"
+#include "runtime/device.h"
+
+namespace headrace {
+namespace {
+
+constexpr std::size_t kAlignment = 64;
+
+class HostDevice final : public Device {
+ public:
+  using Device::Device;
+
+  Buffer allocate(std::size_t bytes) override {
+    if (bytes > SIZE_MAX - kAlignment) return {};
+    void* data = std::aligned_alloc(kAlignment, round_up(bytes + 1, kAlignment));
+    if (data == nullptr) return {};
+    return {std::shared_ptr<std::byte>(static_cast<std::byte*>(data), std::free), bytes};
+  }
+
+  Buffer upload(const void* data, std::size_t bytes) override {
+    Buffer buffer = allocate(bytes);
+    if (buffer.data() != nullptr && bytes > 0) std::memcpy(buffer.data(), data, bytes);
+    return buffer;
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Device> make_host_device(const DeviceInfo& info) {
+  return std::make_unique<HostDevice>(info);
+}
+
+}  // namespace headrace
