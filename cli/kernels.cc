@@ -190,7 +190,7 @@ void add_kernels(CLI::App& app, Action& action) {
   auto options = std::make_shared<KernelsOptions>();
   kernels
       ->add_option("--device", options->device,
-                   "device for the column \"here\"; forms as in explain attention")
+                   "device of the column \"here\"; same values as in explain attention")
       ->option_text("DEVICE [cpu]");
   kernels->add_flag("-v,--verbose", options->is_verbose, "also list the reason for each \"no\"");
   kernels->add_flag("--backward", options->is_backward, "list the backward kernels");

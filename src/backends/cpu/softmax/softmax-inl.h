@@ -27,12 +27,12 @@ struct SoftmaxKernels {
   static constexpr int64_t kBlock = 256;
   static constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-  // Statistics of a row: the maximum of scale * x, the sum of exp(scale * x - maximum).
-  struct Statistics {
+  // The maximum of scale * x and the sum of exp(scale * x - maximum).
+  struct RowStats {
     float max = -kInfinity;
     double sum = 0;
     // The subtracted maximum; 0 for a row of only -inf, which gives zeros and propagates NaN.
-    float reference() const { return max == -kInfinity ? 0.0f : max; }
+    float max_or_zero() const { return max == -kInfinity ? 0.0f : max; }
     float inverse() const { return sum == 0 ? 0.0f : static_cast<float>(1.0 / sum); }
     float lse() const { return static_cast<float>(static_cast<double>(max) + std::log(sum)); }
   };
@@ -94,32 +94,32 @@ struct SoftmaxKernels {
     return Vec::max_lane(largest[0]);
   }
 
-  // The sum of exp(scale * x - reference) over one block; the terms go to `kept` unless it is null.
+  // The sum of exp(scale * x - max) over one block. Writes the terms to `exps` unless it is null.
   template <class E>
-  static float sum_of_block(const E* x, int64_t n, F scale, F reference, float* kept) {
+  static float sum_of_block(const E* x, int64_t n, F scale, F max, float* exps) {
     F sums[kVecs], s[kVecs];
     for (int v = 0; v < kVecs; ++v) sums[v] = Vec::zero();
     for (int64_t i = 0; i < n; i += kLanes) {
       load_scaled(x + i, n - i, scale, s);
-      for (int v = 0; v < kVecs; ++v) s[v] = Vec::sub(s[v], reference);
+      for (int v = 0; v < kVecs; ++v) s[v] = Vec::sub(s[v], max);
       exp_softmax<Vec, 0>(s);
       for (int v = 0; v < kVecs; ++v) sums[v] = Vec::add(sums[v], s[v]);
-      if (kept != nullptr)
-        for (int v = 0; v < kVecs; ++v) Vec::store(kept + i + v * kWidth, s[v]);
+      if (exps != nullptr)
+        for (int v = 0; v < kVecs; ++v) Vec::store(exps + i + v * kWidth, s[v]);
     }
     return sum_of_lanes(sums);
   }
 
   template <class E>
-  static void add_sum(const E* x, int64_t n, F scale, float* kept, Statistics& row) {
-    const F reference = Vec::set1(row.reference());
+  static void add_sum(const E* x, int64_t n, F scale, float* exps, RowStats& row) {
+    const F max = Vec::set1(row.max_or_zero());
     for (int64_t i = 0; i < n; i += kBlock)
-      row.sum += static_cast<double>(sum_of_block(x + i, std::min(kBlock, n - i), scale, reference,
-                                                  kept == nullptr ? nullptr : kept + i));
+      row.sum += static_cast<double>(sum_of_block(x + i, std::min(kBlock, n - i), scale, max,
+                                                  exps == nullptr ? nullptr : exps + i));
   }
 
   template <class E>
-  static void add_online(const E* x, int64_t n, F scale, Statistics& row) {
+  static void add_online(const E* x, int64_t n, F scale, RowStats& row) {
     for (int64_t i = 0; i < n; i += kBlock) {
       const int64_t rest = std::min(kBlock, n - i);
       const float max = max_of(x + i, rest, scale, row.max);
@@ -128,17 +128,17 @@ struct SoftmaxKernels {
         row.max = max;
       }
       row.sum += static_cast<double>(
-          sum_of_block(x + i, rest, scale, Vec::set1(row.reference()), nullptr));
+          sum_of_block(x + i, rest, scale, Vec::set1(row.max_or_zero()), nullptr));
     }
   }
 
   template <class E>
-  static void weights(const E* x, int64_t n, F scale, const Statistics& row, E* y) {
-    const F reference = Vec::set1(row.reference()), inverse = Vec::set1(row.inverse());
+  static void write_probs(const E* x, int64_t n, F scale, const RowStats& row, E* y) {
+    const F max = Vec::set1(row.max_or_zero()), inverse = Vec::set1(row.inverse());
     F s[kVecs];
     for (int64_t i = 0; i < n; i += kLanes) {
       load_scaled(x + i, n - i, scale, s);
-      for (int v = 0; v < kVecs; ++v) s[v] = Vec::sub(s[v], reference);
+      for (int v = 0; v < kVecs; ++v) s[v] = Vec::sub(s[v], max);
       exp_softmax<Vec, 0>(s);
       for (int v = 0; v < kVecs; ++v) s[v] = Vec::mul(s[v], inverse);
       store(y + i, n - i, s);
@@ -147,20 +147,20 @@ struct SoftmaxKernels {
 
   // safe, for a row whose exponentials fit the cache: computes each once.
   template <class E>
-  static void kept_row(const E* x, int64_t n, F scale, E* y, Statistics& row) {
-    alignas(64) float kept[kMaxCachedRow];
+  static void cached_row(const E* x, int64_t n, F scale, E* y, RowStats& row) {
+    alignas(64) float exps[kMaxCachedRow];
     row.max = max_of(x, n, scale, row.max);
-    add_sum(x, n, scale, kept, row);
+    add_sum(x, n, scale, exps, row);
     const F inverse = Vec::set1(row.inverse());
     F s[kVecs];
     for (int64_t i = 0; i < n; i += kLanes) {
-      for (int v = 0; v < kVecs; ++v) s[v] = Vec::mul(Vec::load(kept + i + v * kWidth), inverse);
+      for (int v = 0; v < kVecs; ++v) s[v] = Vec::mul(Vec::load(exps + i + v * kWidth), inverse);
       store(y + i, n - i, s);
     }
   }
 
   template <class Rows>
-  static void forward_of(const SoftmaxForwardArgs& args, Rows& rows, Statistics* row) {
+  static void forward_of(const SoftmaxForwardArgs& args, Rows& rows, RowStats* row) {
     const F scale = Vec::set1(args.scale);
     if (algorithm_of(args) == SoftmaxAlgorithm::safe) {
       rows.read(
@@ -169,26 +169,27 @@ struct SoftmaxKernels {
     } else {
       rows.read([&](int r, const auto* x, int64_t n) { add_online(x, n, scale, row[r]); });
     }
-    rows.write([&](int r, const auto* x, auto* y, int64_t n) { weights(x, n, scale, row[r], y); });
+    rows.write(
+        [&](int r, const auto* x, auto* y, int64_t n) { write_probs(x, n, scale, row[r], y); });
   }
 
   template <class E>
   static void forward_as(const SoftmaxForwardArgs& args, RowRange range) {
     const bool is_contiguous = args.x.stride == 1 && args.y.stride == 1;
-    const bool is_kept = args.rows.length <= kMaxCachedRow;
+    const bool is_cached = args.rows.length <= kMaxCachedRow;
     for (int64_t first = range.first; first < range.last;) {
       const auto place = Layout::place_of(args.rows, first);
       const int count = is_contiguous ? 1
                                       : static_cast<int>(std::min<int64_t>(
                                             kPanelRows, std::min(place.rest, range.last - first)));
-      Statistics row[kPanelRows];
+      RowStats row[kPanelRows];
       const E* x = Layout::template data_of<const E>(args.x, place);
       E* y = Layout::template data_of<E>(args.y, place);
       if (!is_contiguous) {
         typename Layout::template PanelRows<E> rows(args.rows, args.x, args.y, x, y, count);
         forward_of(args, rows, row);
-      } else if (is_kept && algorithm_of(args) == SoftmaxAlgorithm::safe) {
-        kept_row(x, args.rows.length, Vec::set1(args.scale), y, row[0]);
+      } else if (is_cached && algorithm_of(args) == SoftmaxAlgorithm::safe) {
+        cached_row(x, args.rows.length, Vec::set1(args.scale), y, row[0]);
       } else {
         typename Layout::template DirectRow<E> rows{x, y, args.rows.length};
         forward_of(args, rows, row);
@@ -232,12 +233,12 @@ struct SoftmaxKernels {
 
   template <class E>
   static void gradients(const E* y, const E* dy, int64_t n, F scale, double sum, E* dx) {
-    const F mean = Vec::set1(static_cast<float>(sum));
+    const F delta = Vec::set1(static_cast<float>(sum));
     F a[kVecs], b[kVecs];
     for (int64_t i = 0; i < n; i += kLanes) {
       load_or_zero(y + i, n - i, a);
       load_or_zero(dy + i, n - i, b);
-      for (int v = 0; v < kVecs; ++v) a[v] = Vec::mul(scale, Vec::mul(a[v], Vec::sub(b[v], mean)));
+      for (int v = 0; v < kVecs; ++v) a[v] = Vec::mul(scale, Vec::mul(a[v], Vec::sub(b[v], delta)));
       store(dx + i, n - i, a);
     }
   }
