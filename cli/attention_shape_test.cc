@@ -27,7 +27,7 @@ TEST(AttentionShape, ListsMakeAllCombinations) {
   EXPECT_EQ(shapes_of(dims_of(options), options).size(), 24u);
 }
 
-TEST(AttentionShape, WhatIsNotGivenFollows) {
+TEST(AttentionShape, DefaultsFollowOtherSizes) {
   const auto p = shape_of({"--seqlen=7", "--heads=6", "--head-dim=80"}).problem;
   EXPECT_EQ(p.seqlen_q, 7);
   EXPECT_EQ(p.seqlen_k, 7);
@@ -91,7 +91,7 @@ TEST(AttentionShape, RaggedLengthsFallEvenly) {
   EXPECT_EQ(work_of(shape).visible_pairs, 100 * 100 + 75 * 75 + 50 * 50 + 25 * 25);
 }
 
-TEST(AttentionShape, NonsenseIsAUsageError) {
+TEST(AttentionShape, InvalidValuesAreUsageErrors) {
   EXPECT_THROW(shape_of({"--window=3"}), CLI::ParseError);
   EXPECT_THROW(shape_of({"--window=3,x"}), CLI::ParseError);
   EXPECT_THROW(shape_of({"--batch=0"}), CLI::ParseError);

@@ -177,7 +177,7 @@ TEST(ChatTerminal, WithoutAnEditorThereIsNoHistory) {
 }
 
 // A pipe has no history, no prompt and no editing.
-TEST(ChatTerminal, APipeLeavesNoTrace) {
+TEST(ChatTerminal, APipedChatHasNoPromptAndNoHistory) {
   const testing::TemporaryFolder folder;
   setenv("XDG_STATE_HOME", folder.file("").c_str(), 1);
   const auto result = testing::run_program("chat -n 2 -m '" + kModel + "' 2>&1 <<END\nHi\nEND\n");

@@ -54,7 +54,7 @@ std::string with_file(std::string command, const std::string& file) {
 
 Result errors_of(const std::string& arguments) { return run_program("2>&1 " + arguments); }
 
-TEST(ModelProgram, FilesThatAreNoModelsFailAndAreNamed) {
+TEST(ModelProgram, FilesThatAreNotModelsFailAndAreNamed) {
   const TemporaryFolder folder;
   ASSERT_EQ(std::system(("mkfifo '" + folder.file("fifo") + "'").c_str()), 0);
   const std::string whole = content_of(kModel);
@@ -154,7 +154,7 @@ TEST(ModelProgram, OutputThatCannotBeWrittenFails) {
     EXPECT_EQ(run_program(">/dev/full " + with_file(command, kModel)).exit_code, 1) << command;
 }
 
-TEST(ModelProgram, WhatDoesNotFitTheContextSaysBothNumbersAndTheRemedy) {
+TEST(ModelProgram, ATextBeyondTheContextReportsBothSizesAndTheRemedy) {
   const std::string text = HEADRACE_GOLDEN_DIR "/text/prompts.txt";
   const std::pair<std::string, std::string> cases[] = {
       {"generate --raw -c 5 -m " + kModel + " abcdef",
@@ -184,7 +184,7 @@ TEST(ModelProgram, AnUnansweredQuestionOfAScriptFails) {
       << result.out;
 }
 
-TEST(ModelProgram, OptionsWithValuesLeaveThePromptAlone) {
+TEST(ModelProgram, OptionValuesAreNotThePrompt) {
   const std::string command = "generate -m " + kModel + " --raw -n 8 --ignore-end ";
   const std::string expected = run_program(command + "Hello").out;
   for (const char* options : {"--stop zz Hello", "--stop zz --stop qq Hello",

@@ -66,7 +66,7 @@ TEST(Options, EveryNumberIsRefusedOutsideItsRangeWithTheRange) {
 }
 
 // An option accepts exactly the range that its error names, ends included.
-TEST(Options, TheEndsOfARangeAreTaken) {
+TEST(Options, TheEndsOfARangeAreValid) {
   Program program;
   for_each_command(program.app, "", [&](const std::string& path, const CLI::App& command) {
     for (const CLI::Option* option : command.get_options()) {
@@ -93,7 +93,7 @@ TEST(Options, TheEndsOfARangeAreTaken) {
   });
 }
 
-TEST(Options, NoneTakesThePositionalArgumentBehindIt) {
+TEST(Options, NoneConsumesTheNextPositionalArgument) {
   Program program;
   for_each_command(program.app, "", [&](const std::string& path, const CLI::App& command) {
     for (const CLI::Option* option : command.get_options())
@@ -203,7 +203,7 @@ void expect_values(const std::string& arguments) {
   EXPECT_TRUE(options.ignore_end);
 }
 
-TEST(Options, EveryValueArrivesWhereItBelongs) {
+TEST(Options, EveryValueSetsItsField) {
   expect_values(
       "-m x.gguf -t 3 --exact --mmap -c 77 -b 5 --cache-type bf16 -n 11 --temp 0.5 --top-k 7 "
       "--top-p 0.75 --min-p 0.125 --repeat-penalty 1.25 --repeat-window 13 --presence-penalty 0.25 "

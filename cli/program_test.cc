@@ -54,7 +54,7 @@ TEST(Program, ErrorsGoToStderr) {
   EXPECT_NE(result.out.find("nowhere"), std::string::npos);
 }
 
-TEST(Program, InfoSaysWhatThereIs) {
+TEST(Program, InfoListsBuildAndMachine) {
   const auto json = json_of("info");
   ASSERT_FALSE(json["info"].empty());
   EXPECT_EQ(json["info"][0]["name"], "version");
@@ -65,7 +65,7 @@ TEST(Program, InfoSaysWhatThereIs) {
   EXPECT_NE(result.out.find("(unset) forces one kernel by its name"), std::string::npos);
 }
 
-TEST(Program, KernelsIsAMatrixOfAnswers) {
+TEST(Program, KernelsPrintsASupportMatrix) {
   const auto json = json_of("kernels --verbose");
   ASSERT_FALSE(json["kernels"].empty());
   std::size_t refusals = 0;
@@ -177,7 +177,7 @@ TEST(Program, DeterministicAsksForTheBackward) {
   EXPECT_NE(result.out.find("--deterministic requires --backward"), std::string::npos);
 }
 
-TEST(Program, BenchMemoryCountsWhatThePlansSay) {
+TEST(Program, BenchMemoryMatchesThePlans) {
   const std::string sizes =
       " --seqlen 64,2048 --batch 2 --heads 4 --kv-heads 2 --head-dim 32 --dtype bf16";
   const auto json = json_of("bench memory" + sizes);
@@ -213,13 +213,13 @@ TEST(Program, BenchMemoryHasTheLengthsOfThePapers) {
   EXPECT_NE(text.out.find("standard MiB (formula)"), std::string::npos);
 }
 
-TEST(Program, BenchMemoryRefusesWhatCannotBeCounted) {
+TEST(Program, BenchMemoryRejectsOverflowingSizes) {
   const Result result = run_program("bench memory --seqlen 2000000000 --heads 64 2>&1");
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_NE(result.out.find("pass shorter sequences"), std::string::npos);
 }
 
-TEST(Program, ColdBenchHasCeilings) {
+TEST(Program, ColdBenchReportsPeaks) {
   const auto json =
       json_of("bench attention --cold --min-time 0 --reps 1 --seqlen-q 1 --seqlen-k 512 --heads 4");
   EXPECT_GT(json["meta"]["f32_fma_gflops"].get<double>(), 0);
@@ -236,7 +236,7 @@ TEST(Program, CsvOnStdoutIsOnlyTheTable) {
   EXPECT_EQ(std::count(csv.out.begin(), csv.out.end(), '\n'), 2);
 }
 
-TEST(Program, BenchSoftmaxHasARowForEachAlgorithmBesideTheCopy) {
+TEST(Program, BenchSoftmaxHasRowsForEachAlgorithmAndTheCopy) {
   const auto json = json_of("bench softmax --dtype f16 --length 7,64 --elements 5000 --reps 3");
   ASSERT_EQ(json["rows"].size(), 8u);
   EXPECT_EQ(json["rows"][0]["direction"], "copy");

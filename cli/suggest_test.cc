@@ -20,7 +20,7 @@ TEST(Suggest, PrefersTheClosest) {
   EXPECT_EQ(closest_name("--tmp", kNames), "--temp");
 }
 
-TEST(Suggest, IsSilentWhereNothingIsClose) {
+TEST(Suggest, SuggestsNothingIfNothingIsClose) {
   EXPECT_EQ(closest_name("--verbose", kNames), "");
   EXPECT_EQ(closest_name("", kNames), "");
   EXPECT_EQ(closest_name(std::string(100000, 'x'), kNames), "");

@@ -24,7 +24,7 @@ TEST(TextTable, WrapsBetweenWordsAndCutsLongOnes) {
   EXPECT_EQ(wrapped("five5", 5), (std::vector<std::string>{"five5"}));
 }
 
-TEST(TextTable, WhatFitsIsOneTable) {
+TEST(TextTable, ANarrowTableIsOneTable) {
   EXPECT_EQ(printed({{"a", {"x", "x"}}, {"number", {"1", "22"}, true}}, 2),
             "a  number\nx       1\nx      22\n");
 }

@@ -172,7 +172,7 @@ std::vector<BadExecutor> bad_executors() {
   };
 }
 
-TEST_F(Executors, ThatBreakTheContractAreNamedByEveryCallThatNeedsThem) {
+TEST_F(Executors, ContractViolationsAreReportedByEveryCall) {
   Attention attention;
   ASSERT_EQ(attention.forward(), HEADRACE_OK) << headrace_last_error();
   std::vector<float> x(1024 * 1024, 1.0f), logits(40 * 288);
@@ -207,7 +207,7 @@ TEST_F(Executors, ThatBreakTheContractAreNamedByEveryCallThatNeedsThem) {
 }
 
 // Every parallel loop of every operation detects an executor that skips it.
-TEST_F(Executors, ThatLeaveOutOneLoopAreSeenWhicheverItIs) {
+TEST_F(Executors, SkippingAnyLoopIsReported) {
   Attention attention;
   ASSERT_EQ(attention.forward(), HEADRACE_OK) << headrace_last_error();
   std::vector<float> x(1024 * 1024, 1.0f), logits(40 * 288);
@@ -244,7 +244,7 @@ TEST_F(Executors, ThatLeaveOutOneLoopAreSeenWhicheverItIs) {
   }
 }
 
-TEST_F(Executors, OfEveryOrderAndThreadGiveTheBitsOfTheLibrarysOwn) {
+TEST_F(Executors, AnyOrderAndThreadsGiveTheSameBits) {
   Attention own;
   ASSERT_EQ(own.forward(), HEADRACE_OK);
   const Tasks executors[] = {
@@ -380,7 +380,7 @@ std::vector<ThrowingCallback> throwing_callbacks() {
   };
 }
 
-TEST_F(Executors, AndOtherCallbacksThatThrowAreNamed) {
+TEST_F(Executors, ThrowingCallbacksAreNamed) {
   for (const ThrowingCallback& callback : throwing_callbacks()) {
     SCOPED_TRACE(callback.name);
     EXPECT_EQ(callback.call(true), HEADRACE_INVALID_ARGUMENT);
@@ -395,7 +395,7 @@ TEST_F(Executors, AndOtherCallbacksThatThrowAreNamed) {
 }
 
 // The text callback is called for each token and for pending text at the end.
-TEST_F(Executors, ATextCallbackMayThrowAtAnyOfItsCalls) {
+TEST_F(Executors, ATextCallbackMayThrowAtAnyCall) {
   int num_calls = 0;
   for (int last = 1; num_calls >= last - 1; ++last) {
     LoadedModel model;

@@ -117,7 +117,7 @@ TEST(Capi, PlanAndForwardAgree) {
   headrace_plan_destroy(plan);
 }
 
-TEST(Capi, AFailedCallLeavesTheOutputsAlone) {
+TEST(Capi, AFailedCallDoesNotWriteOutputs) {
   Call call;
   std::fill(call.out.begin(), call.out.end(), -7.0f);
   call.options.dropout_p = 2;
@@ -195,7 +195,7 @@ TEST(Capi, ErrorsBelongToTheirThread) {
 }
 
 // With or without CUDA kernels and devices: no crash, and a message for every error.
-TEST(Capi, CudaDevicesAreThereOrAnErrorSaysWhy) {
+TEST(Capi, CudaDeviceInfoOrAnErrorWithTheReason) {
   headrace_device_info device = this_cpu();
   std::int32_t count = -1;
   if (headrace_num_cuda_devices(&count) != HEADRACE_OK) {
@@ -292,7 +292,7 @@ TEST(Capi, BackwardErrorsNameTheArgument) {
   EXPECT_TRUE(error_has("gradients.struct_size=8"));
 }
 
-TEST(Capi, APlanRunsInItsPhaseOnly) {
+TEST(Capi, APlanRunsOnlyItsPhase) {
   BackwardCall call;
   headrace_problem forward, backward;
   headrace_problem_init(&forward);
@@ -326,7 +326,7 @@ TEST(Capi, APlanRunsInItsPhaseOnly) {
   headrace_plan_destroy(backward_plan);
 }
 
-TEST(Capi, CudaHasABackwardWhereTheBuildHasCuda) {
+TEST(Capi, CudaBuildsSupportTheBackward) {
   headrace_problem p;
   headrace_problem_init(&p);
   p.phase = HEADRACE_BACKWARD;

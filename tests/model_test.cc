@@ -49,7 +49,7 @@ TEST(ModelFile, ShowsMetadataAndTensors) {
   error_of([&] { static_cast<void>(file.weight(file.num_weights())); }, HEADRACE_INVALID_ARGUMENT);
 }
 
-TEST(ModelFile, OfNullHasNothing) {
+TEST(ModelFile, NullHandlesAreEmpty) {
   headrace_weight_info info{};
   info.struct_size = sizeof info;
   EXPECT_EQ(headrace_model_file_weight(nullptr, 0, &info), HEADRACE_INVALID_ARGUMENT);
@@ -62,7 +62,7 @@ TEST(ModelFile, OfNullHasNothing) {
     EXPECT_EQ(text(nullptr, 0), nullptr);
 }
 
-TEST(Model, SaysWhichFileIsMissing) {
+TEST(Model, NamesTheMissingFile) {
   const std::string text = error_of([] { Model model("/nowhere/m.gguf"); }, HEADRACE_IO_ERROR);
   EXPECT_EQ(text, "/nowhere/m.gguf: cannot be opened for reading");
 }
@@ -96,7 +96,7 @@ TEST(Model, TokensAreTheText) {
   error_of([&] { Session session(model); }, HEADRACE_INVALID_ARGUMENT);
 }
 
-TEST(Model, ListsComeWholeOrNotAtAll) {
+TEST(Model, ShortBuffersAreNotWritten) {
   const Model model(kFile, {.vocab_only = true});
   std::int32_t tokens[2] = {-7, -7};
   std::size_t count = 0;
@@ -112,7 +112,7 @@ TEST(Model, ListsComeWholeOrNotAtAll) {
             HEADRACE_INVALID_ARGUMENT);
 }
 
-TEST(Model, TemplatesAreKnownByNameOrRefusedWithTheWayOut) {
+TEST(Model, UnknownTemplatesAreRejectedWithTheRemedy) {
   const Model model(kFile, {.vocab_only = true});
   EXPECT_STREQ(model.info().chat_template, "chatml");
   EXPECT_EQ(model.chat_tokens({{"user", "Hi"}}), model.chat_tokens({{"user", "Hi"}}, "chatml"));
@@ -165,7 +165,7 @@ TEST(Session, GeneratesWhatSamplingGives) {
   }
 }
 
-TEST(Session, TextEndsWhereItIsTold) {
+TEST(Session, TextEndsAtLimitsCallbacksAndStopStrings) {
   const Model model(kFile);
   Session session(model, {.max_tokens = 16});
   session.append(kPrompt);
@@ -193,7 +193,7 @@ TEST(Session, TextEndsWhereItIsTold) {
   EXPECT_EQ(text, "");
 }
 
-TEST(Session, WhatACallbackThrowsComesOut) {
+TEST(Session, CallbackExceptionsPropagate) {
   const Model model(kFile);
   Session session(model);
   session.append(kPrompt);
@@ -220,7 +220,7 @@ std::string damaged_copy(std::string_view tensor, float value) {
 }
 
 // The arguments are valid: the status must tell a damaged file from invalid arguments.
-TEST(Session, LogitsThatAreNoNumbersAreTheModelsFault) {
+TEST(Session, NonFiniteLogitsAreIoErrors) {
   for (const float value :
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     const std::string path = damaged_copy("output_norm.weight", value);

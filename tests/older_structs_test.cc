@@ -441,7 +441,7 @@ void expect_one_size(const char* what, const T& full,
   }
 }
 
-TEST(OlderStructs, OfOneSizeAreTakenWholeAlone) {
+TEST(OlderStructs, WithOneValidSizeRejectAllOthers) {
   const DeviceInfo cpu = device_from_text("cpu");
   const Problem problem;
   expect_one_size<headrace_device_info>("device_info", cpu, [&](const auto& device) {

@@ -164,7 +164,7 @@ std::string run_of(const Plan& plan, Call& c, const RunOptions& options = {}) {
   return "";
 }
 
-TEST(PlanRun, TakesTensorsOfItsOwnProblemAndOfNoOther) {
+TEST(PlanRun, AcceptsOnlyTensorsOfItsProblem) {
   std::vector<Call> all = calls();
   for (Call& planned : all) {
     const Plan plan = plan_of(planned);
@@ -194,7 +194,7 @@ TEST(PlanRun, TakesTensorsOfItsOwnProblemAndOfNoOther) {
 }
 
 // Bias and mask have max_seqlen_k columns, even if there are fewer keys.
-TEST(PlanRun, KeepsTheColumnsOfRaggedScores) {
+TEST(PlanRun, KeepsTheColumnCountOfRaggedScores) {
   for (const std::int64_t columns : {7, 12, 20})
     for (const bool has_bias : {false, true}) {
       Call at_once, by_plan;
@@ -210,7 +210,7 @@ TEST(PlanRun, KeepsTheColumnsOfRaggedScores) {
     }
 }
 
-TEST(PlanRun, TakesOperandsThatAreAsAlignedAsPlanned) {
+TEST(PlanRun, AcceptsOperandsWithThePlannedAlignment) {
   for (const auto tensor :
        {&AttentionTensors::q, &AttentionTensors::k, &AttentionTensors::v, &AttentionTensors::out}) {
     Call whole = dense("whole"), odd = dense("odd"), reversed = dense("reversed");
@@ -260,7 +260,7 @@ const std::vector<Option> kOptions = {
     HEADRACE_SILENT_OPTION(deterministic, true),
 };
 
-TEST(PlanRun, HasTheOptionsThatItWasPlannedWith) {
+TEST(PlanRun, UsesTheOptionsItWasPlannedWith) {
   // The list has every field of the struct except struct_size and the run options.
   std::size_t bytes = sizeof(headrace_attention_options::struct_size) +
                       sizeof(headrace_run_options) - sizeof(headrace_run_options::struct_size);
@@ -284,7 +284,7 @@ TEST(PlanRun, HasTheOptionsThatItWasPlannedWith) {
   }
 }
 
-TEST(PlanRun, EveryRunOptionCounts) {
+TEST(PlanRun, EveryRunOptionHasAnEffect) {
   const struct {
     const char* name;
     std::size_t bytes;

@@ -115,7 +115,7 @@ TEST(StructSizes, OfDevicesAndProblems) {
   });
 }
 
-TEST(StructSizes, OfFactsAboutModels) {
+TEST(StructSizes, OfModelInfos) {
   const std::string path = std::string(HEADRACE_GOLDEN_DIR) + "/tiny/tiny_llama3_f16.gguf";
   headrace_model_file* file = nullptr;
   ASSERT_EQ(headrace_model_file_open(path.c_str(), &file), HEADRACE_OK);
@@ -145,7 +145,7 @@ TEST(StructSizes, OfFactsAboutModels) {
 }
 
 // If a program ignores the status of an init function, the next call fails.
-TEST(StructSizes, AStructThatWasNotFilledIsRefused) {
+TEST(StructSizes, UninitializedStructsAreRejected) {
   Guarded<headrace_problem> newer;
   EXPECT_EQ(headrace_problem_init_sized(newer.get(), sizeof(headrace_problem) + 8),
             HEADRACE_INVALID_ARGUMENT);

@@ -81,7 +81,7 @@ TEST(Overlap, DecidesPackedBuffersExactly) {
 }
 
 // The effort is bounded for any strides.
-TEST(Overlap, GivesUpOnTangledLayouts) {
+TEST(Overlap, GivesUpOnComplexLayouts) {
   char byte = 0;
   TensorView a(&byte, DType::f64, {1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20});
   TensorView b = a;

@@ -60,7 +60,7 @@ bool contains(const std::string& text, const char* part) {
   return false;
 }
 
-TEST(Select, TakesTheFirstThatAccepts) {
+TEST(Select, SelectsTheFirstSupportingKernel) {
   const Plan plan = plan_attention(problem_of(64), invented(), kKernels).value();
   EXPECT_EQ(plan.kernel, &kKernels[0]);
   EXPECT_FALSE(plan.is_fallback);
@@ -102,7 +102,7 @@ TEST(Select, FallbackIsMarkedLoggedAndRefusedWhenStrict) {
   set_log(nullptr, nullptr);
 }
 
-TEST(Select, TheOnlyKernelOfAListIsNoFallback) {
+TEST(Select, ASingleKernelIsNotAFallback) {
   const std::span<const Kernel> one(&kKernels[1], 1);
   Problem p = problem_of(65);
   p.strict_fallback = 1;
@@ -133,7 +133,7 @@ TEST(Select, ListsEveryReasonWhenNoKernelAccepts) {
   EXPECT_TRUE(contains(none.failure().message, "takes head_dim up to 64, not 80"));
 }
 
-TEST(Select, SaysThatThereAreNoCudaKernels) {
+TEST(Select, ReportsThatThereAreNoCudaKernels) {
   auto plan = plan_attention(problem_of(64), device_from_text("sm90:132").value(), {});
   ASSERT_FALSE(plan.ok());
   EXPECT_EQ(plan.failure().code, ErrorCode::unsupported);
@@ -152,7 +152,7 @@ TEST(Select, RefusesBadDescriptions) {
 }
 
 // Only the given device description decides, not the machine of the test.
-TEST(Select, NoKernelIsTakenWithoutItsInstructions) {
+TEST(Select, KernelsRequireTheirInstructionSet) {
 #if defined(__aarch64__)
   constexpr const char* kSets[] = {"scalar", "neon"};
 #elif defined(__x86_64__)
@@ -172,7 +172,7 @@ TEST(Select, NoKernelIsTakenWithoutItsInstructions) {
 
 #if defined(__x86_64__)
 // The bf16 dot product kernels are selected only for bf16, on CPUs where they are faster.
-TEST(Select, TakesPairsOfBf16WhereTheyRunAsOftenAsFmas) {
+TEST(Select, UsesBf16DotProductsAtFmaThroughput) {
   const auto kernel = [](const char* set, DType dtype, headrace_phase phase) {
     Problem p = problem_of(64);
     p.dtype = static_cast<int>(dtype);
@@ -204,7 +204,7 @@ TEST(Select, IsPure) {
   EXPECT_EQ(text(100), other);
 }
 
-TEST(Explain, PrintsTheWholeDecision) {
+TEST(Explain, PrintsTheFullSelection) {
   Problem p = problem_of(64);
   p.dtype = HEADRACE_BF16;
   p.batch = 2;

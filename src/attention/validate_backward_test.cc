@@ -159,7 +159,7 @@ const BadCase kBadCases[] = {
      {"dk overlaps dk", "two indices map to one element"}},
 };
 
-TEST(ValidateBackward, RefusesWhatBreaksARule) {
+TEST(ValidateBackward, RejectsInvalidCalls) {
   for (const BadCase& test : kBadCases) {
     SCOPED_TRACE(test.name);
     BackwardCall call(Call::dense());
@@ -174,7 +174,7 @@ TEST(ValidateBackward, RefusesWhatBreaksARule) {
 }
 
 // Problems that a caller fills by hand.
-TEST(ValidateBackward, RefusesProblemsThatNoCallHas) {
+TEST(ValidateBackward, RejectsInconsistentProblems) {
   const auto message_of = [](const std::function<void(Problem&)>& spoil) {
     Problem p = default_problem();
     spoil(p);

@@ -402,7 +402,7 @@ void expect_failure(const BadCase& test) {
 }
 
 // The values that an error lists are exactly the accepted ones, each listed once.
-TEST(Validate, ErrorsListEveryDtypeAndRankThatIsTaken) {
+TEST(Validate, ErrorsListEverySupportedDtypeAndRank) {
   headrace_tensor headrace_attention_tensors::*const tensors[] = {
       &headrace_attention_tensors::lse,   &headrace_attention_tensors::alibi_slopes,
       &headrace_attention_tensors::bias,  &headrace_attention_tensors::mask,

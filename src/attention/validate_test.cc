@@ -149,7 +149,7 @@ TEST(Validate, FindsTheAlignmentOfTheOperands) {
   EXPECT_FALSE(check_same_problem(planned, layout()).has_value()) << "more aligned than planned";
 }
 
-TEST(CheckSameProblem, WantsTheAlignmentOfThePlan) {
+TEST(CheckSameProblem, RequiresTheAlignmentOfThePlan) {
   Problem planned = validate(Call::dense().t, default_options()).value();
   planned.alignment = 16;
   Problem call = planned;
@@ -162,7 +162,7 @@ TEST(CheckSameProblem, WantsTheAlignmentOfThePlan) {
 }
 
 // Kernels' work grows with max_seqlen, which the number of rows bounds, too.
-TEST(CheckProblem, TakesNoMoreOfMaxSeqlenThanThereAreRows) {
+TEST(CheckProblem, ClampsMaxSeqlenToTheNumberOfRows) {
   Call c = Call::ragged();  // 10 rows of q, 12 of k
   const auto checked = [&] { return validate(c.t, c.o).value(); };
   EXPECT_EQ(checked().seqlen_q, 7);
@@ -179,7 +179,7 @@ TEST(CheckProblem, TakesNoMoreOfMaxSeqlenThanThereAreRows) {
 }
 
 // Checking a Problem of arbitrary contents is well defined.
-TEST(CheckProblem, SurvivesAnything) {
+TEST(CheckProblem, ExtremeSizesNeverOverflow) {
   const std::int64_t values[] = {0, 1, -1, 577, std::int64_t{1} << 40, INT64_MAX, INT64_MIN};
   std::int64_t Problem::*const sizes[] = {
       &Problem::batch,      &Problem::seqlen_q,    &Problem::seqlen_k,    &Problem::total_q,

@@ -311,7 +311,7 @@ Masking draw_masking(testing::Random& random, const Lengths& n) {
           draw_window(random, n)};
 }
 
-TEST(VisibleKeys, OfDenseBatchesAreThoseOfTheDefinition) {
+TEST(VisibleKeys, OfDenseBatchesMatchTheDefinition) {
   testing::Random random(1);
   for (const Lengths& n : kLengths) {
     const int num_draws = n.q * n.k < 100 ? 60 : 12;
@@ -320,7 +320,7 @@ TEST(VisibleKeys, OfDenseBatchesAreThoseOfTheDefinition) {
   }
 }
 
-TEST(VisibleKeys, OfRaggedBatchesAreThoseOfEachSequence) {
+TEST(VisibleKeys, OfRaggedBatchesMatchEachSequence) {
   testing::Random random(2);
   for (int i = 0; i < 24; ++i) {
     std::vector<Lengths> sequences;

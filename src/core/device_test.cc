@@ -51,7 +51,7 @@ TEST(Device, DotProductsOfBf16AreFastOnAmd) {
 }
 #endif
 
-TEST(Device, EnvironmentCapsTheInstructionSet) {
+TEST(Device, EnvironmentLimitsTheInstructionSet) {
   const ScopedEnv isa("HEADRACE_CPU_ISA", "scalar");
   const ScopedEnv threads("HEADRACE_NUM_THREADS", "3");
   EXPECT_EQ(cpu_info().value().cpu_isa, 0u);
@@ -59,7 +59,7 @@ TEST(Device, EnvironmentCapsTheInstructionSet) {
   EXPECT_EQ(device_from_text("cpu").value().num_units, 3);
 }
 
-TEST(Device, NonsenseInTheEnvironmentIsAnError) {
+TEST(Device, InvalidEnvironmentVariablesAreErrors) {
   {
     const ScopedEnv isa("HEADRACE_CPU_ISA", "sse9");
     auto device = cpu_info();
@@ -108,7 +108,7 @@ TEST(Device, RefusesOtherText) {
   }
 }
 
-TEST(Device, RefusesNonsenseByHand) {
+TEST(Device, RejectsInvalidFields) {
   const DeviceInfo good = device_from_text("cpu:avx2:4").value();
   DeviceInfo device = good;
   device.device_type = 7;

@@ -39,7 +39,7 @@ TEST(Philox, MatchesPublishedVectors) {
   });
 }
 
-TEST(Dropout, KeepsTheStatedFraction) {
+TEST(Dropout, KeepsTheFractionOneMinusP) {
   const DropoutRow row{.seed = 7, .offset = 3, .batch_head = 5, .query = 11};
   const std::uint32_t threshold = dropout_keep_threshold(0.25);
   EXPECT_EQ(threshold, 49152u);

@@ -56,7 +56,7 @@ struct Maker {
   }
 };
 
-TEST(TensorView, SliceIsTheIndicesItNames) {
+TEST(TensorView, SliceSelectsTheGivenIndices) {
   Maker make;
   for (int round = 0; round < 20000; ++round) {
     const TensorView v = make.view();
@@ -91,7 +91,7 @@ TEST(TensorView, SliceIsTheIndicesItNames) {
   }
 }
 
-TEST(TensorView, SelectIsOneIndex) {
+TEST(TensorView, SelectRemovesTheAxis) {
   Maker make;
   for (int round = 0; round < 5000; ++round) {
     const TensorView v = make.view();
@@ -192,7 +192,7 @@ TEST(TensorView, ContiguousMeansNoGaps) {
   EXPECT_GT(num_contiguous, 100);
 }
 
-TEST(TensorView, SizesThatDoNotFitAreNoTrap) {
+TEST(TensorView, OverflowingSizesAreSafe) {
   const std::int64_t big = std::int64_t{1} << 32;
   const TensorView v(nullptr, DType::f32, {big, big});
   EXPECT_FALSE(v.is_contiguous() && v.num_elements() == 1);

@@ -165,7 +165,7 @@ TEST(Softmax, TakesHugeValuesWithoutOverflow) {
   }
 }
 
-TEST(Softmax, RowsOfInfinityAndNanAreAsTheContractSays) {
+TEST(Softmax, RowsWithInfinityAndNanFollowTheContract) {
   for (const cpu::SoftmaxOps* ops : runnable())
     for (const auto algorithm : kAlgorithms)
       for (const std::int64_t length : {1, 5, 40, 300, 5000}) {

@@ -18,7 +18,7 @@ const NamedGrid& grid(std::string_view id) {
                        [&](const NamedGrid& one) { return one.id == id; });
 }
 
-TEST(NamedGrids, TheWholeTierIsEveryCase) {
+TEST(NamedGrids, TheWholeTierRunsEveryCase) {
   for (const NamedGrid& one : backward_grids()) {
     const std::vector<GridCase> cases = one.cases();
     EXPECT_EQ(sample_of(one, cases, Tier::whole).size(), cases.size()) << one.id;
@@ -27,7 +27,7 @@ TEST(NamedGrids, TheWholeTierIsEveryCase) {
   EXPECT_EQ(grid("B1s").cases().size(), 10u * 11 * 3 * 3 * 3 * 7);
 }
 
-TEST(NamedGrids, SamplesAreFixedAndWithoutDoubles) {
+TEST(NamedGrids, SamplesAreFixedAndUnique) {
   for (const NamedGrid& one : backward_grids()) {
     const std::vector<GridCase> cases = one.cases();
     for (const Tier tier : {Tier::small, Tier::full}) {
@@ -41,7 +41,7 @@ TEST(NamedGrids, SamplesAreFixedAndWithoutDoubles) {
   }
 }
 
-TEST(NamedGrids, SamplesSeeTheAxes) {
+TEST(NamedGrids, SamplesCoverTheAxes) {
   const auto seen = [](const char* id, Tier tier, const std::function<std::int64_t(GridCase)>& of) {
     const std::vector<GridCase> cases = grid(id).cases();
     std::set<std::int64_t> values;
@@ -64,7 +64,7 @@ TEST(NamedGrids, SamplesSeeTheAxes) {
   EXPECT_EQ(seen("B1g", Tier::small, [](const GridCase& one) { return one.shape.num_heads; }), 6u);
 }
 
-TEST(NamedGrids, CasesAreAcceptedAndHaveTheirZeros) {
+TEST(NamedGrids, CasesAreValidAndHaveTheirZeros) {
   for (const NamedGrid& one : backward_grids()) {
     const std::vector<GridCase> cases = one.cases();
     for (std::size_t i = 0; i < cases.size(); i += cases.size() / 8 + 1) {
@@ -81,7 +81,7 @@ TEST(NamedGrids, CasesAreAcceptedAndHaveTheirZeros) {
   }
 }
 
-TEST(Slices, APartOfAResultIsWhereItsViewPoints) {
+TEST(Slices, ASliceOfAResultMatchesItsView) {
   unsigned char memory[24];  // [4, 3, 2] bytes, the first axis backwards
   headrace_tensor whole{};
   whole.data = memory + 18;

@@ -62,7 +62,7 @@ TEST(BackwardRules, RoundedExactGradientsPass) {
 }
 
 // Also if the roundings of one of them cancel by chance.
-TEST(BackwardRules, StraightforwardComputationsPass) {
+TEST(BackwardRules, LowPrecisionComputationsPass) {
   for (const DType dtype : {DType::f16, DType::bf16}) {
     Judged judged(dtype);
     const auto low = judged.expected.low_precision;
@@ -93,7 +93,7 @@ TEST(BackwardRules, FaultsAreFound) {
 }
 
 // D without one of its products, as computed by a kernel with a wrong tail.
-TEST(BackwardRules, AShiftOfDIsFound) {
+TEST(BackwardRules, AShiftOfDeltaIsDetected) {
   for (const DType dtype : kDtypes) {
     const Judged judged(dtype, {{Axis::lse, 1}});
     Judged other(dtype, {{Axis::lse, 1}});
@@ -117,7 +117,7 @@ TEST(BackwardRules, EmptyRowsMustBePlusZero) {
 }
 
 // Only dq, by one rounding for each of three key tiles.
-TEST(BackwardRules, SumsOfIntegersAreAllowedTheirRoundings) {
+TEST(BackwardRules, FixedPointSumsMayRound) {
   const Judged judged(DType::f32, {});
   Problem problem = judged.problem;
   problem.seqlen_k = 130;
@@ -137,7 +137,7 @@ TEST(BackwardRules, SumsOfIntegersAreAllowedTheirRoundings) {
   EXPECT_EQ(limit(&Gradients::dv, arithmetic), limit(&Gradients::dv, {}));
 }
 
-TEST(BackwardRules, AnInfiniteSinkLeavesNothing) {
+TEST(BackwardRules, AnInfiniteSinkGivesZeroGradients) {
   Lab lab(named(DType::f32, {{Axis::sinks, 1}}), shape(DType::f32, 5, 9, 8));
   lab.fill(lab.tensors().sinks, [](const Index&) { return kInfinity; });
   lab.test_case.make_gradients();

@@ -22,7 +22,7 @@ bool is_taken(const Problem& p) {
          (!p.is_ragged || (p.total_q > 0 && p.total_k > 0));
 }
 
-TEST(PlainCases, AreEnoughForAKernelOfPlainScores) {
+TEST(PlainCases, SufficeForAKernelOfPlainScores) {
   const std::vector<CaseName> cases = plain_cases(kPlainSmall, 1);
   const auto count = std::count_if(cases.begin(), cases.end(), [](const CaseName& name) {
     Case test_case(name);
@@ -34,7 +34,7 @@ TEST(PlainCases, AreEnoughForAKernelOfPlainScores) {
 }
 
 // Each kind with grouped heads, in ragged batches, or with a gradient of its own.
-TEST(ScoredCases, HaveEveryKindOfScores) {
+TEST(ScoredCases, CoverEveryKindOfScores) {
   int num_softcap = 0, num_wide_softcap = 0, num_alibi_of_group = 0, num_ragged_bias = 0,
       num_dbias = 0, num_others = 0;
   for (const CaseName& name : scored_cases(kScoredSmall, 1)) {

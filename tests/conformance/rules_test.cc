@@ -345,14 +345,14 @@ TEST(Axes, EveryCaseHasANumber) {
   EXPECT_FALSE(case_from_id(~std::uint64_t{0}).has_value());
 }
 
-TEST(GuardedBuffer, SeesWritesBesideTheView) {
+TEST(GuardedBuffer, DetectsWritesOutsideTheView) {
   GuardedBuffer memory(100, Guard::after, kSentinelByte);
   EXPECT_EQ(memory.find_other_than(kSentinelByte), -1);
   memory.data()[-1] = 0;
   EXPECT_GE(memory.find_other_than(kSentinelByte), 0);
 }
 
-TEST(GuardedBufferDeathTest, PagesAroundAreForbidden) {
+TEST(GuardedBufferDeathTest, GuardPagesFault) {
   GuardedBuffer after(100, Guard::after, 0), before(100, Guard::before, 0),
       empty(0, Guard::after, 0);
   volatile unsigned char* end = after.data() + 100;

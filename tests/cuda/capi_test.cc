@@ -152,7 +152,7 @@ std::string error_of(const AttentionTensors& tensors, const AttentionOptions& op
   return "ok";
 }
 
-TEST(CudaApi, PointersOfTheWrongPlaceAreNamed) {
+TEST(CudaApi, PointersOnTheWrongDeviceAreNamed) {
   HEADRACE_NEEDS_GPU(80);
   Call call(5);
   AttentionTensors tensors = call.tensors(true);
@@ -165,7 +165,7 @@ TEST(CudaApi, PointersOfTheWrongPlaceAreNamed) {
   HEADRACE_EXPECT_CUDA(cudaDeviceSynchronize());
 }
 
-TEST(CudaApi, APlanRunsOnItsKindOfDeviceAlone) {
+TEST(CudaApi, APlanRunsOnlyOnItsKindOfDevice) {
   HEADRACE_NEEDS_GPU(90);
   Call call(6);
   const Plan plan = plan_attention(Problem(call.tensors(true)), device_from_text("sm80:108"));

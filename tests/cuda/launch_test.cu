@@ -15,7 +15,7 @@ using headrace::testing::OnDevice;
 
 __global__ void count_threads(int* count) { atomicAdd(count, 1); }
 
-TEST(Launch, FailureNamesTheErrorAndTheKernelAndIsOverThen) {
+TEST(Launch, FailureNamesErrorAndKernelAndIsCleared) {
   HEADRACE_NEEDS_GPU(80);
   const OnDevice<int> count(std::vector<int>(1));
   const LaunchShape large{.name = "count_threads", .grid = dim3(3), .block = dim3(2048)};

@@ -154,7 +154,7 @@ __global__ void add_in_turn(u32* turn, u32* x) {
   st_release(turn, mine + 1);
 }
 
-TEST(Reduce, ATurnShowsWhatCameBefore) {
+TEST(Reduce, ATurnSeesEarlierWrites) {
   HEADRACE_NEEDS_GPU(80);
   constexpr u32 kCtas = 16;  // all of them run at once
   const OnDevice<u32> turn(std::vector<u32>(1)), x(std::vector<u32>(1));

@@ -186,7 +186,7 @@ TEST(CudaSoftmax, BackwardEqualsDouble) {
   });
 }
 
-TEST(CudaSoftmax, RowsOfInfinityAndNanAreAsTheContractSays) {
+TEST(CudaSoftmax, RowsWithInfinityAndNanFollowTheContract) {
   HEADRACE_NEEDS_GPU(80);
   for (const auto algorithm : {HEADRACE_SOFTMAX_SAFE, HEADRACE_SOFTMAX_ONLINE})
     for (const std::int64_t length : {1, 5, 40, 300, 1000, 5000, 40000})

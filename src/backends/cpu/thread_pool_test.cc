@@ -45,7 +45,7 @@ TEST(ThreadPool, RunsEveryTaskOnceOnDistinctWorkers) {
 
 // Runs until workers have interleaved often enough, in parallel or (on a busy machine, slower)
 // because one was preempted while taking a task.
-TEST(ThreadPool, WorkersWhoMeetTakeNoTaskTwice) {
+TEST(ThreadPool, ConcurrentWorkersRunEachTaskOnce) {
   constexpr std::int64_t kTasks = 1000000;
   constexpr int kWorkers = 4, kMeetings = 1000;
   std::array<std::int64_t, kWorkers> num_taken{};

@@ -231,7 +231,7 @@ TEST(Backward, RowsOfTheScoreGradientSumToTheLseGradient) {
 
 // D is both the weighted mean of dP in a row and rowsum(dO * O): dsinks is computed from one and
 // checked with the other.
-TEST(Backward, SinksReceiveWhatTheMeanOfDpSays) {
+TEST(Backward, SinkGradientMatchesTheMeanOfDp) {
   int checked = 0;
   for (int idx = 0; idx < kNumCases; ++idx) {
     const Computed computed(idx);

@@ -233,7 +233,7 @@ TEST(ReferenceProbs, AreWrittenInTheTypeOfTheInputs) {
   }
 }
 
-TEST(ReferenceDropout, WeighsTheKeptElementsUp) {
+TEST(ReferenceDropout, ScalesTheKeptElements) {
   TinyCase c(1, 2, 64, 1, 1, 2, 1);
   c.p.dropout_p = 0.5;
   c.args.dropout_seed = 11;

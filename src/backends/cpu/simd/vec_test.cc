@@ -250,7 +250,7 @@ TEST_P(Simd, PartialLoadsAndStoresTouchNothingElse) {
   }
 }
 
-TEST_P(Simd, LanesMoveAsTheyShould) {
+TEST_P(Simd, ShufflesPermuteLanes) {
   auto matrix = numbers(width * width);
   const auto before = matrix;
   vec.transpose(matrix.data());

@@ -17,7 +17,7 @@ Problem problem_of(std::int64_t heads, std::int64_t seqlen, std::int64_t dim) {
   return p;
 }
 
-TEST(BackwardConfig, ATaskPerHeadWhereThatKeepsThreadsBusy) {
+TEST(BackwardConfig, FusedIfHeadsKeepTheThreadsBusy) {
   const auto path = [](std::int64_t heads, int threads) {
     return backward_layout(problem_of(heads, 1000, 64), kShapes[1], threads).path;
   };
@@ -34,7 +34,7 @@ TEST(BackwardConfig, ATaskPerHeadWhereThatKeepsThreadsBusy) {
             BackwardPath::separate);
 }
 
-TEST(BackwardConfig, EveryPartOfTheScratchHasItsLines) {
+TEST(BackwardConfig, ScratchPartsShareNoCacheLine) {
   for (const IsaShape& isa : kShapes) {
     for (const std::int64_t dim : {1, 16, 17, 64, 128, 576}) {
       Problem p = problem_of(2, 500, dim);
@@ -60,7 +60,7 @@ TEST(BackwardConfig, EveryPartOfTheScratchHasItsLines) {
   }
 }
 
-TEST(BackwardConfig, AxesThatAreSummedOverHaveOneTileOfDbias) {
+TEST(BackwardConfig, BroadcastAxesShareADbiasTile) {
   Problem p = problem_of(6, 100, 64);
   p.batch = 5;
   const float data = 0;

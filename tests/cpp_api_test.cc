@@ -21,14 +21,14 @@ struct Buffers {
   TensorView view(std::vector<float>& x) { return TensorView(x.data(), DType::f32, {2, 3, 4, 8}); }
 };
 
-TEST(Skin, ForwardOfEqualValuesIsTheValue) {
+TEST(CppApi, ForwardOfEqualValuesIsTheValue) {
   Buffers b;
   attention_forward(b.view(b.q), b.view(b.q), b.view(b.v), b.view(b.out), {},
                     {.causal = Causal::bottom_right});
   for (const float x : b.out) EXPECT_FLOAT_EQ(x, 2.5f);
 }
 
-TEST(Skin, BackwardOfASingleKeyPassesDoutToItsValue) {
+TEST(CppApi, BackwardOfASingleKeyPassesDoutToItsValue) {
   std::vector<float> q(8, 1.0f), out(8), lse(1), dout{1, 2, 3, 4, 5, 6, 7, 8};
   std::vector<float> dq(8, -1.0f), dk(8, -1.0f), dv(8, -1.0f);
   const auto view = [](std::vector<float>& x) {
@@ -53,7 +53,7 @@ TEST(Skin, BackwardOfASingleKeyPassesDoutToItsValue) {
   EXPECT_THROW(plan.run(tensors, {memory.data(), memory.size()}), Error);
 }
 
-TEST(Skin, PlanRunsAndMoves) {
+TEST(CppApi, PlanRunsAndMoves) {
   Buffers b;
   const AttentionTensors tensors{
       .q = b.view(b.q), .k = b.view(b.q), .v = b.view(b.v), .out = b.view(b.out)};
@@ -68,7 +68,7 @@ TEST(Skin, PlanRunsAndMoves) {
   plan.run(tensors, {memory.data(), memory.size()});
 }
 
-TEST(Skin, ThrowsErrorsWithCodeAndText) {
+TEST(CppApi, ThrowsErrorsWithCodeAndText) {
   Buffers b;
   try {
     attention_forward(b.view(b.q), b.view(b.q), b.view(b.v), b.view(b.q));
@@ -81,7 +81,7 @@ TEST(Skin, ThrowsErrorsWithCodeAndText) {
   EXPECT_THROW(plan_attention(Problem(), device_from_text("sm70:80")), Error);
 }
 
-TEST(Skin, Supports) {
+TEST(CppApi, Supports) {
   Problem problem;
   EXPECT_TRUE(supports(problem, cpu_info()));
   EXPECT_FALSE(supports(problem, device_from_text("sm70:80")));
@@ -91,7 +91,7 @@ TEST(Skin, Supports) {
   EXPECT_NE(std::string(build_info()).find("headrace 0.1.0"), std::string::npos);
 }
 
-TEST(Skin, Softmax) {
+TEST(CppApi, Softmax) {
   std::vector<float> x = {1, 1, 1, 5}, y(4), dx(4);
   const auto view = [](std::vector<float>& values) {
     return TensorView(values.data(), DType::f32, {2, 2});
