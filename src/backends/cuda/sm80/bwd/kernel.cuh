@@ -93,20 +93,24 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
       QBlock next{at.head, at.first_row + kRows, (at.stage + 1) % kTile.q_stages};
       if (next.first_row >= work().rows.end) next = {at.head + 1, begin, next.stage};
       const bool has_next = num_q_blocks > 1;
+      // Wait for Q, dO, lse and delta of this q-block.
       cp_async_wait_group<0>();
       __syncthreads();
       if (kTile.q_stages == 2 && has_next) {
         this->load_q(next);
         cp_async_commit_group();
       }
+      // S = Q K^T and dP = dO V^T become P and dS.
       Scores s, dp;
       this->compute_s_dp(at, s, dp);
       this->template compute_p_ds<true>(at, s, dp);
       store_scores(s, kSmem.p);
       if constexpr (!kTile.p_ds_alias) store_scores(dp, kSmem.ds);
+      // P (and dS) are visible to all warps: dV += P^T dO.
       __syncthreads();
       if (has_next) this->write_score_rows(next);
       accumulate_dk_dv(kSmem.p, smem(kSmem.dout), dv_);
+      // All warps have read dO and P: load the next dO, and dS may overwrite P.
       __syncthreads();
       if (has_next) {
         this->load_dout(next);
@@ -116,6 +120,7 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
         store_scores(dp, kSmem.ds);
         __syncthreads();
       }
+      // dQ += dS K in global memory, dK += dS^T Q.
       accumulate_dq(at);
       accumulate_dk_dv(kSmem.ds, this->q_of(at.stage), dk_);
       if (c_.dq_semaphores != nullptr) dq_semaphore_release(at);
@@ -156,18 +161,24 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
     for (int i = 0; i < num_q_blocks; ++i) {
       QBlock next{at.head, at.first_row + kRows, at.stage ^ 1};
       if (next.first_row >= work().rows.end) next = {at.head + 1, begin, next.stage};
+      // Wait for Q, dO, lse and delta of this q-block.
       mbarrier_wait(full + 8 * at.stage, i >> 1 & 1);
+      // S = Q K^T and dP = dO V^T become P and dS.
       Scores s, dp;
       this->compute_s_dp(at, s, dp);
       this->template compute_p_ds<true>(at, s, dp);
+      // Wait until all warps have finished the previous q-block: its P and dS are overwritten, and
+      // its stage of Q and dO is refilled.
       if (i > 0) mbarrier_wait(scores_empty, (i - 1) & 1);
       store_scores(s, kSmem.p);
       store_scores(dp, kSmem.ds);
       arrive(scores_full);
       if (i + 1 < num_q_blocks) issue_loads(next, full + 8 * next.stage);
+      // P and dS of this group's keys are visible: dV += P^T dO and dK += dS^T Q.
       bar_sync(1 + warp() / kGroup, 32 * kGroup);
       accumulate_dk_dv(kSmem.p, this->dout_of(at.stage), dv_);
       if constexpr (!kTile.dq_first) accumulate_dk_dv(kSmem.ds, this->q_of(at.stage), dk_);
+      // Wait for dS of the other groups: dQ += dS K in global memory.
       mbarrier_wait(scores_full, i & 1);
       accumulate_dq(at);
       if constexpr (kTile.dq_first) accumulate_dk_dv(kSmem.ds, this->q_of(at.stage), dk_);
