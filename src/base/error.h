@@ -40,8 +40,8 @@ using Status = std::optional<Failure>;
 template <class T>
 class Result {
  public:
-  Result(T value) : state_(std::move(value)) {}            // NOLINT: implicit by design
-  Result(Failure failure) : state_(std::move(failure)) {}  // NOLINT: implicit by design
+  Result(T value) : state_(std::move(value)) {}            // implicit by design
+  Result(Failure failure) : state_(std::move(failure)) {}  // implicit by design
   bool ok() const { return state_.index() == 0; }
   T& value() { return std::get<0>(state_); }
   const T& value() const { return std::get<0>(state_); }

@@ -88,7 +88,7 @@ Status run_plan(const Plan& plan, const TensorsFromC& from, const headrace_run_o
 }
 
 struct Free {
-  void operator()(void* data) const { std::free(data); }  // NOLINT: from std::aligned_alloc
+  void operator()(void* data) const { std::free(data); }  // from std::aligned_alloc
 };
 
 Status run_with_own_workspace(const Plan& plan, const AttentionArgs& args, Stream stream) {
@@ -162,7 +162,7 @@ Result<Plan> plan_of(const headrace_problem* problem, const headrace_device_info
 }  // namespace
 }  // namespace headrace::capi
 
-using namespace headrace::capi;  // NOLINT: the functions below are the C face of this namespace
+using namespace headrace::capi;  // the functions below are the C face of this namespace
 
 extern "C" {
 

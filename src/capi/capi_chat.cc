@@ -37,7 +37,7 @@ Result<std::vector<std::int32_t>> chat_tokens(const engine::LanguageModel& model
 }  // namespace
 }  // namespace headrace::capi
 
-using namespace headrace::capi;  // NOLINT: the functions below are the C face of this namespace
+using namespace headrace::capi;  // the functions below are the C face of this namespace
 
 extern "C" {
 

@@ -74,7 +74,7 @@ const env::Description* env_variable(int index) noexcept {
 }  // namespace
 }  // namespace headrace::capi
 
-using namespace headrace::capi;  // NOLINT: the functions below are the C face of this namespace
+using namespace headrace::capi;  // the functions below are the C face of this namespace
 
 extern "C" {
 

@@ -38,7 +38,7 @@ const KernelText* kernel_text(int32_t device_type, int32_t phase, int index) noe
 }  // namespace
 }  // namespace headrace::capi
 
-using namespace headrace::capi;  // NOLINT: the functions below are the C face of this namespace
+using namespace headrace::capi;  // the functions below are the C face of this namespace
 
 extern "C" {
 

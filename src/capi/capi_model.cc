@@ -67,7 +67,7 @@ headrace_model_info info_of_model(const engine::LanguageModel& m) {
 }  // namespace
 }  // namespace headrace::capi
 
-using namespace headrace::capi;  // NOLINT: the functions below are the C face of this namespace
+using namespace headrace::capi;  // the functions below are the C face of this namespace
 
 extern "C" {
 

@@ -39,7 +39,7 @@ const headrace_model_file::Entry* entry_of(const headrace_model_file* file, int6
 }  // namespace
 }  // namespace headrace::capi
 
-using namespace headrace::capi;  // NOLINT: the functions below are the C face of this namespace
+using namespace headrace::capi;  // the functions below are the C face of this namespace
 
 extern "C" {
 

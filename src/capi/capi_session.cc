@@ -127,7 +127,7 @@ Status sample_next(headrace_session& session, const headrace_sampling_options* t
 }  // namespace
 }  // namespace headrace::capi
 
-using namespace headrace::capi;  // NOLINT: the functions below are the C face of this namespace
+using namespace headrace::capi;  // the functions below are the C face of this namespace
 
 extern "C" {
 

@@ -30,7 +30,7 @@ headrace_status run_softmax(const Tensors* tensors, const headrace_softmax_optio
 }  // namespace
 }  // namespace headrace::capi
 
-using namespace headrace::capi;  // NOLINT: the functions below are the C face of this namespace
+using namespace headrace::capi;  // the functions below are the C face of this namespace
 
 extern "C" {
 

@@ -61,7 +61,7 @@ Status write_versioned(const char* name, const void* ours, std::size_t our_bytes
 
 }  // namespace headrace::capi
 
-using namespace headrace::capi;  // NOLINT: the functions below are the C face of this namespace
+using namespace headrace::capi;  // the functions below are the C face of this namespace
 
 extern "C" {
 
