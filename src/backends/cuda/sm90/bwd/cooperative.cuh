@@ -17,13 +17,13 @@
 namespace headrace::cuda::sm90::bwd {
 
 template <class Variant>
-class Cooperative : KeyRows<Variant> {
+class Cooperative {
   static constexpr Tile kTile = Variant::kTile;
 
  public:
   __device__ __forceinline__ Cooperative(const Params& p, const Maps& maps, u32 smem,
                                          const KeyBlock& keys)
-      : Base(p, smem, keys, __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) >> 7, 0)),
+      : rows_(p, smem, keys, __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) >> 7, 0)),
         loader_(p, maps, smem, keys) {}
 
   __device__ __forceinline__ void run(const BlockIterator<kTile>& blocks) {
@@ -40,50 +40,21 @@ class Cooperative : KeyRows<Variant> {
       }
       end(last, before, now);
     } else {
-      clear(dk_);
-      clear(dv_);
+      rows_.clear(dk_);
+      rows_.clear(dv_);
     }
-    store_dv(dv_);
-    store_dk(dk_);
+    rows_.store_dv(dv_);
+    rows_.store_dk(dk_);
   }
 
  private:
-  using Base = KeyRows<Variant>;
-  using Base::barrier;
-  using Base::clear;
-  using Base::d_address;
-  using Base::dout_address;
-  using Base::dq_scales;
-  using Base::ds_address;
-  using Base::ds_write_address;
-  using Base::group_;
-  using Base::has_softcap;
-  using Base::init_columns;
-  using Base::init_scores;
-  using Base::issue_product;
-  using Base::issue_scores;
-  using Base::kAtomK;
-  using Base::kAtomQ;
-  using Base::kDim;
-  using Base::kQueries;
-  using Base::kSmem;
-  using Base::make_p;
-  using Base::multiply_by_p;
-  using Base::multiply_by_softcap_gradient;
-  using Base::not_hoisted;
-  using Base::pack;
-  using Base::q_address;
-  using Base::reduce_dq;
-  using Base::smem_;
-  using Base::store_dk;
-  using Base::store_dv;
-  using Base::wait_dout;
-  using Base::wait_k;
-  using Base::wait_q;
-  using Base::wait_v;
-  using typename Base::Element;
-  using typename Base::Elements;
-  using typename Base::Packed;
+  using Rows = KeyRows<Variant>;
+  using Element = typename Rows::Element;
+  using Elements = typename Rows::Elements;
+  using Packed = typename Rows::Packed;
+  static constexpr SmemPlan kSmem = smem_plan(kTile);
+  static constexpr int kDim = kTile.head_dim, kQueries = kTile.queries;
+  static constexpr int kAtomQ = Rows::kAtomQ, kAtomK = Rows::kAtomK;
   using Dq = WgmmaM64K16<typename Element::Operand, kSwizzleAtomCols>;
   static_assert(kTile.keys == 2 * kGroupKeys && dq_parts(kTile) == 2);
   static_assert(kDim == kTile.head_dim_v);
@@ -103,20 +74,20 @@ class Cooperative : KeyRows<Variant> {
       }
     }
     __syncwarp();
-    wait_k();
-    wait_q(0, first);
-    init_scores(s_, 0, first);
+    rows_.wait_k();
+    rows_.wait_q(0, first);
+    rows_.init_scores(s_, 0, first);
     issue_s(0);
     wgmma_wait_group<0>();
-    make_p(s_, 0, first);
-    wait_v();
-    wait_dout(0, first);
+    rows_.make_p(s_, 0, first);
+    rows_.wait_v();
+    rows_.wait_dout(0, first);
     issue_dp(0);
     wgmma_wait_group<0>();
     make_ds(0);
     arrive_ds(0);
     init_s(1, second, blocks);
-    clear(dq_);  // the first reduce_dq() adds zeros: a branch there costs 2 % at head_dim 64
+    rows_.clear(dq_);  // the first reduce_dq() adds zeros: a branch there costs 2 % at head_dim 64
     scales_ = 0;
   }
 
@@ -128,18 +99,18 @@ class Cooperative : KeyRows<Variant> {
     issue_s(iteration + 1);
     issue_dv_dk(iteration);
     // Long before the fence of dS, which waits until these additions have arrived.
-    reduce_dq(before, group_, dq_, scales_, iteration > 0 ? kFixedMagic : 0.0f);
+    rows_.reduce_dq(before, rows_.group, dq_, scales_, iteration > 0 ? kFixedMagic : 0.0f);
     // Both warpgroups are done with dK of the iteration two before this one.
     if (threadIdx.x == 0 && blocks.has(after_next)) loader_.load_q(iteration + 2, after_next);
     __syncwarp();
     wgmma_wait_group<1>();
-    make_p(s_, iteration + 1, next);
-    wait_dout(iteration + 1, next);  // its branches also keep nvcc from moving the exponentials
-                                     // behind the next wait
+    rows_.make_p(s_, iteration + 1, next);
+    rows_.wait_dout(iteration + 1, next);  // its branches also keep nvcc from moving the
+                                           // exponentials behind the next wait
     finish_dv_dk();
     issue_dp(iteration + 1);
     issue_dq(iteration);
-    scales_ = dq_scales(now, group_);
+    scales_ = rows_.dq_scales(now, rows_.group);
     // Both warpgroups are done with dV of the iteration before this one.
     if (threadIdx.x == 128 && blocks.has(after_next)) loader_.load_dout(iteration + 2, after_next);
     __syncwarp();
@@ -152,12 +123,12 @@ class Cooperative : KeyRows<Variant> {
 
   __device__ __forceinline__ void end(int last, const QueryBlock& before, const QueryBlock& now) {
     issue_dv_dk(last);
-    if (last > 0) reduce_dq(before, group_, dq_, scales_);
+    if (last > 0) rows_.reduce_dq(before, rows_.group, dq_, scales_);
     finish_dv_dk();
     issue_dq(last);
-    scales_ = dq_scales(now, group_);
+    scales_ = rows_.dq_scales(now, rows_.group);
     finish_dq();
-    reduce_dq(now, group_, dq_, scales_);
+    rows_.reduce_dq(now, rows_.group, dq_, scales_);
   }
 
   // ---- products
@@ -165,20 +136,20 @@ class Cooperative : KeyRows<Variant> {
   __device__ __forceinline__ void init_s(int iteration, const QueryBlock& at,
                                          const BlockIterator<kTile>& blocks) {
     if (!blocks.has(at)) return;
-    wait_q(iteration, at);
-    init_scores(s_, iteration, at);
+    rows_.wait_q(iteration, at);
+    rows_.init_scores(s_, iteration, at);
   }
   __device__ __forceinline__ void issue_s(int iteration) {
-    issue_scores<kDim>(s_, kSmem.offset_k, q_address(iteration));
+    rows_.template issue_scores<kDim>(s_, kSmem.offset_k, rows_.q_address(iteration));
   }
   __device__ __forceinline__ void issue_dp(int iteration) {
-    init_columns(dp_, d_address(iteration));
-    issue_scores<kDim>(dp_, kSmem.offset_v, dout_address(iteration));
+    rows_.init_columns(dp_, rows_.d_address(iteration));
+    rows_.template issue_scores<kDim>(dp_, kSmem.offset_v, rows_.dout_address(iteration));
   }
   __device__ __forceinline__ void issue_dv_dk(int iteration) {
     wgmma_fence();
-    issue_product<kDim>(dv_, p_frag_, dout_address(iteration), iteration);
-    issue_product<kDim>(dk_, ds_, q_address(iteration), iteration);
+    rows_.template issue_product<kDim>(dv_, p_frag_, rows_.dout_address(iteration), iteration);
+    rows_.template issue_product<kDim>(dk_, ds_, rows_.q_address(iteration), iteration);
     wgmma_commit_group();
   }
   __device__ __forceinline__ void finish_dv_dk() {
@@ -191,12 +162,12 @@ class Cooperative : KeyRows<Variant> {
   // dQ = dS K: each warpgroup computes one part, half of the rows or of the columns.
   __device__ __forceinline__ void issue_dq(int iteration) {
     constexpr bool kSplitsRows = num_swizzle_atoms(kDim) == 1;
-    bar_sync(ds_barrier(iteration, group_ ^ 1), 256);
+    bar_sync(ds_barrier(iteration, rows_.group ^ 1), 256);
     wgmma_fence();
-    const u32 row = kSplitsRows ? group_ * 64 * kSwizzleRowBytes : 0;
-    const u32 atom = kSplitsRows ? 0 : group_ * kAtomK;
-    const u64 a = wgmma_descriptor(ds_address(iteration) + row, 16);
-    const u64 b = wgmma_descriptor(not_hoisted(smem_ + kSmem.offset_k + atom), kAtomK);
+    const u32 row = kSplitsRows ? rows_.group * 64 * kSwizzleRowBytes : 0;
+    const u32 atom = kSplitsRows ? 0 : rows_.group * kAtomK;
+    const u64 a = wgmma_descriptor(rows_.ds_address(iteration) + row, 16);
+    const u64 b = wgmma_descriptor(rows_.not_hoisted(rows_.smem + kSmem.offset_k + atom), kAtomK);
 #pragma unroll
     for (int i = 0; i < kTile.keys / 16; ++i)
       Dq::template ss<Major::mn>(dq_, wgmma_descriptor_advance(a, i % 4 * 32 + i / 4 * kAtomQ),
@@ -212,15 +183,15 @@ class Cooperative : KeyRows<Variant> {
   // P and dS as fragments for dV and dK; dS also into shared memory, for dQ.
   __device__ __forceinline__ void make_ds(int iteration) {
     warpgroup_fence_operand(dp_);
-    const u32 place = ds_write_address(iteration);
+    const u32 place = rows_.ds_write_address(iteration);
 #pragma unroll
     for (int i = 0; i < kQueries / 16; ++i) {
-      if (has_softcap()) multiply_by_softcap_gradient(dp_, s_, iteration, 2 * i);
-      multiply_by_p(dp_, 2 * i, [&](int j, int r) -> float2 {
+      if (rows_.has_softcap()) rows_.multiply_by_softcap_gradient(dp_, s_, iteration, 2 * i);
+      rows_.multiply_by_p(dp_, 2 * i, [&](int j, int r) -> float2 {
         return {s_[4 * j + 2 * r], s_[4 * j + 2 * r + 1]};
       });
-      pack(p_frag_[i], s_, i);
-      pack(ds_[i], dp_, i);
+      rows_.pack(p_frag_[i], s_, i);
+      rows_.pack(ds_[i], dp_, i);
       stmatrix_x4_trans(place + i * 16 * kSwizzleRowBytes, ds_[i]);
     }
     fence_proxy_async();
@@ -233,9 +204,10 @@ class Cooperative : KeyRows<Variant> {
   }
   // dS is written, and this warpgroup's dQ has read the dS before it.
   __device__ __forceinline__ void arrive_ds(int iteration) {
-    bar_arrive(ds_barrier(iteration, group_), 256);
+    bar_arrive(ds_barrier(iteration, rows_.group), 256);
   }
 
+  const Rows rows_;
   const Loader<kTile> loader_;
   Elements s_, dp_;
   Packed p_frag_, ds_;

@@ -1,5 +1,5 @@
 // A warpgroup with 64 keys: waits, products, the elementwise work on S^T and dP^T, and its stores.
-// The rows of a thread are keys first_key_ and first_key_ + 8, its columns are queries.
+// The rows of a thread are keys first_key and first_key + 8, its columns are queries.
 #pragma once
 
 #include <type_traits>
@@ -12,20 +12,9 @@
 
 namespace headrace::cuda::sm90::bwd {
 
+// A value: each schedule has one for its warpgroup.
 template <class Variant>
-class KeyRows {
- public:
-  // `group`: index of its 64 keys in the CTA.
-  __device__ __forceinline__ KeyRows(const Params& p, u32 smem, const KeyBlock& keys, int group)
-      : p_(p),
-        smem_(smem),
-        keys_(keys),
-        group_(group),
-        lane_(static_cast<int>(threadIdx.x) & 31),
-        warp_(__shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) >> 5 & 3, 0)),
-        first_key_(keys.first_key + kGroupKeys * group_ + 16 * warp_ + lane_ / 4) {}
-
- protected:
+struct KeyRows {
   using Element = typename Variant::Element;
   static constexpr Tile kTile = Variant::kTile;
   static constexpr bool kIsFixed = Variant::kIsFixed, kIsGeneral = Variant::kIsGeneral;
@@ -46,52 +35,68 @@ class KeyRows {
   using Elements = float[kQueries / 2];  // of S^T, dP^T
   using Packed = u32[kQueries / 16][4];  // of P^T, dS^T: A fragments of the next product
 
+  const Params& p;
+  u32 smem;
+  const KeyBlock& block;
+  int group;  // index of its 64 keys in the CTA
+  int lane, warp, first_key;
+
+  __device__ __forceinline__ KeyRows(const Params& params, u32 smem_base, const KeyBlock& key_block,
+                                     int warpgroup)
+      : p(params),
+        smem(smem_base),
+        block(key_block),
+        group(warpgroup),
+        lane(static_cast<int>(threadIdx.x) & 31),
+        warp(__shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) >> 5 & 3, 0)),
+        first_key(key_block.first_key + kGroupKeys * group + 16 * warp + lane / 4) {}
+
   __device__ __forceinline__ u32 barrier(int i) const {
-    return smem_ + kSmem.offset_barriers + 8 * i;
+    return smem + kSmem.offset_barriers + 8 * i;
   }
   __device__ __forceinline__ u32 q_address(int iteration) const {
-    return smem_ + kSmem.offset_q + StageQ(iteration).index * kSmem.q;
+    return smem + kSmem.offset_q + StageQ(iteration).index * kSmem.q;
   }
   __device__ __forceinline__ u32 dout_address(int iteration) const {
-    return smem_ + kSmem.offset_dout + StageDout(iteration).index * kSmem.dout;
+    return smem + kSmem.offset_dout + StageDout(iteration).index * kSmem.dout;
   }
   __device__ __forceinline__ u32 ds_address(int iteration) const {
-    return smem_ + kSmem.offset_ds + StageDs(iteration).index * kSmem.ds;
+    return smem + kSmem.offset_ds + StageDs(iteration).index * kSmem.ds;
   }
   // This thread's two columns of each group of eight.
   __device__ __forceinline__ u32 lse_address(int iteration) const {
-    return smem_ + kSmem.offset_lse + StageQ(iteration).index * kSmem.stat + 8 * (lane_ & 3);
+    return smem + kSmem.offset_lse + StageQ(iteration).index * kSmem.stat + 8 * (lane & 3);
   }
   __device__ __forceinline__ u32 d_address(int iteration) const {
-    return smem_ + kSmem.offset_d + StageDout(iteration).index * kSmem.stat + 8 * (lane_ & 3);
+    return smem + kSmem.offset_d + StageDout(iteration).index * kSmem.stat + 8 * (lane & 3);
   }
 
   // ---- waits
-  __device__ __forceinline__ void wait_k() {
+  __device__ __forceinline__ void wait_k() const {
     mbarrier_wait(barrier(kBarriers.k_full), 0);
-    clear_tail<num_swizzle_atoms(kDim)>(kSmem.offset_k, kKeys, keys_.seqlen_k - keys_.first_key);
+    clear_tail<num_swizzle_atoms(kDim)>(kSmem.offset_k, kKeys, block.seqlen_k - block.first_key);
   }
-  __device__ __forceinline__ void wait_v() {
+  __device__ __forceinline__ void wait_v() const {
     mbarrier_wait(barrier(kBarriers.v_full), 0);
-    clear_tail<num_swizzle_atoms(kDimV)>(kSmem.offset_v, kKeys, keys_.seqlen_k - keys_.first_key);
+    clear_tail<num_swizzle_atoms(kDimV)>(kSmem.offset_v, kKeys, block.seqlen_k - block.first_key);
   }
-  __device__ __forceinline__ void wait_q(int iteration, const QueryBlock& at) {
+  __device__ __forceinline__ void wait_q(int iteration, const QueryBlock& at) const {
     const StageQ stage(iteration);
     mbarrier_wait(barrier(kBarriers.q_full + stage.index), stage.parity);
     clear_tail<num_swizzle_atoms(kDim)>(kSmem.offset_q + stage.index * kSmem.q, kQueries,
-                                        keys_.seqlen_q - at.block * kQueries);
+                                        block.seqlen_q - at.block * kQueries);
   }
-  __device__ __forceinline__ void wait_dout(int iteration, const QueryBlock& at) {
+  __device__ __forceinline__ void wait_dout(int iteration, const QueryBlock& at) const {
     const StageDout stage(iteration);
     mbarrier_wait(barrier(kBarriers.dout_full + stage.index), stage.parity);
     clear_tail<num_swizzle_atoms(kDimV)>(kSmem.offset_dout + stage.index * kSmem.dout, kQueries,
-                                         keys_.seqlen_q - at.block * kQueries);
+                                         block.seqlen_q - at.block * kQueries);
   }
   // Zeros the rows beyond the end of the sequence, which belong to another one: 0 * NaN would be
   // NaN. Each warpgroup does it for itself.
   template <int kAtoms>
-  __device__ __forceinline__ void clear_tail(int offset, int rows, int count) {
-    if (!p_.rows.problem.is_ragged || count >= rows) [[likely]]
+  __device__ __forceinline__ void clear_tail(int offset, int rows, int count) const {
+    if (!p.rows.problem.is_ragged || count >= rows) [[likely]]
       return;
     const int thread = static_cast<int>(threadIdx.x) & 127;
 #pragma unroll 1
@@ -99,7 +104,7 @@ class KeyRows {
 #pragma unroll
       for (int atom = 0; atom < kAtoms; ++atom)
         asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(
-                         smem_ + offset + i * 16 + atom * rows * kSwizzleRowBytes),
+                         smem + offset + i * 16 + atom * rows * kSwizzleRowBytes),
                      "r"(0)
                      : "memory");
     fence_proxy_async();
@@ -115,10 +120,10 @@ class KeyRows {
   }
   // S^T += K Q^T, dP^T += V dO^T: the warpgroup's rows of K or V, a query block.
   template <int kColumns>
-  __device__ __forceinline__ void issue_scores(Elements& to, int keys, u32 queries) {
+  __device__ __forceinline__ void issue_scores(Elements& to, int keys, u32 queries) const {
     wgmma_fence();
     const u64 a =
-        wgmma_descriptor(not_hoisted(smem_ + keys + group_ * kGroupKeys * kSwizzleRowBytes), 16);
+        wgmma_descriptor(not_hoisted(smem + keys + group * kGroupKeys * kSwizzleRowBytes), 16);
     const u64 b = wgmma_descriptor(queries, 16);
 #pragma unroll
     for (int i = 0; i < kColumns / 16; ++i)
@@ -174,10 +179,10 @@ class KeyRows {
     }
   }
   __device__ __forceinline__ int query_head(const QueryBlock& at) const {
-    return keys_.kv_head * p_.group + at.head;
+    return block.kv_head * p.group + at.head;
   }
   __device__ __forceinline__ int first_query(const QueryBlock& at) const {
-    return at.block * kQueries + 2 * (lane_ & 3);
+    return at.block * kQueries + 2 * (lane & 3);
   }
   // Scores become (score - lse) / scale, in units of the product.
   __device__ __forceinline__ void add_lse(Elements& s, int iteration) const {
@@ -187,18 +192,18 @@ class KeyRows {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         float &x = s[4 * j + 2 * r], &y = s[4 * j + 2 * r + 1];
-        x = (x + lse.x) * p_.inverse_scale;
-        y = (y + lse.y) * p_.inverse_scale;
+        x = (x + lse.x) * p.inverse_scale;
+        y = (y + lse.y) * p.inverse_scale;
       }
     }
   }
   __device__ __forceinline__ void load_bias(Elements& s, const QueryBlock& at) const {
-    const ScoreOperand& bias = p_.rows.args.bias;
+    const ScoreOperand& bias = p.rows.args.bias;
     clear(s);
     if (bias.data == nullptr) return;
     const std::int64_t first =
-        score_row_offset(bias, keys_.batch_idx, query_head(at), keys_.row_q + first_query(at)) +
-        first_key_ * bias.stride_k;
+        score_row_offset(bias, block.batch_idx, query_head(at), block.row_q + first_query(at)) +
+        first_key * bias.stride_k;
     if (bias.dtype == DType::f32) {
       load_bias(s, at, static_cast<const float*>(bias.data) + first, bias);
     } else {
@@ -208,10 +213,10 @@ class KeyRows {
   template <class E>
   __device__ __forceinline__ void load_bias(Elements& s, const QueryBlock& at, const E* from,
                                             const ScoreOperand& bias) const {
-    const int queries = keys_.seqlen_q - first_query(at);
+    const int queries = block.seqlen_q - first_query(at);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      if (first_key_ + 8 * r >= keys_.seqlen_k) continue;
+      if (first_key + 8 * r >= block.seqlen_k) continue;
       const E* x = from + 8 * r * bias.stride_k;
 #pragma unroll
       for (int j = 0; j < kQueries / 8; ++j, x += 8 * bias.stride_q)
@@ -221,12 +226,12 @@ class KeyRows {
     }
   }
   __device__ __forceinline__ void add_alibi(Elements& s, const QueryBlock& at) const {
-    const AttentionArgs& args = p_.rows.args;
+    const AttentionArgs& args = p.rows.args;
     if (args.alibi_slopes == nullptr) return;
-    const float slope = args.alibi_slopes[keys_.batch_idx * args.alibi_stride_batch +
+    const float slope = args.alibi_slopes[block.batch_idx * args.alibi_stride_batch +
                                           query_head(at) * args.alibi_stride_head];
-    const int diagonal = keys_.right - p_.window_right;
-    const auto distance = static_cast<float>(first_key_ - diagonal - first_query(at));
+    const int diagonal = block.right - p.window_right;
+    const auto distance = static_cast<float>(first_key - diagonal - first_query(at));
 #pragma unroll
     for (int i = 0; i < kQueries / 2; ++i) {
       const auto further = static_cast<float>(8 * (i / 2 % 2) - 8 * (i / 4) - i % 2);
@@ -234,17 +239,17 @@ class KeyRows {
     }
   }
   __device__ __forceinline__ bool has_softcap() const {
-    return kIsGeneral && p_.score_params.softcap != 0.0f;
+    return kIsGeneral && p.score_params.softcap != 0.0f;
   }
   __device__ __forceinline__ void apply_softcap_and_lse(Elements& s, int iteration) const {
     auto& blocks = reinterpret_cast<float(&)[kQueries / 8][4]>(s);
-    apply_softcap<0>(p_.score_params, blocks);
-    apply_softcap<1>(p_.score_params, blocks);
+    apply_softcap<0>(p.score_params, blocks);
+    apply_softcap<1>(p.score_params, blocks);
     add_lse(s, iteration);
   }
   // Multiplies groups j and j + 1 of eight queries of `x` by 1 - tanh^2, with the score from P: it
   // is ln P + lse.
-  __device__ __forceinline__ void multiply_by_softcap_gradient(Elements& x, const Elements& p,
+  __device__ __forceinline__ void multiply_by_softcap_gradient(Elements& x, const Elements& probs,
                                                                int iteration, int j) const {
     constexpr float kLeast = 0x1p-126f;
 #pragma unroll
@@ -252,8 +257,8 @@ class KeyRows {
       const float2 lse = load_shared2(lse_address(iteration) + 32 * k);
 #pragma unroll
       for (int i = 4 * k; i < 4 * k + 4; ++i) {
-        const float log_p = (__log2f(fmaxf(p[i], kLeast)) - kPLog2Scale) * kLn2;
-        const float tanh = (log_p - (i % 2 == 0 ? lse.x : lse.y)) * p_.inverse_softcap;
+        const float log_p = (__log2f(fmaxf(probs[i], kLeast)) - kPLog2Scale) * kLn2;
+        const float tanh = (log_p - (i % 2 == 0 ? lse.x : lse.y)) * p.inverse_softcap;
         // Where P is 0 the score is unknown and dS is 0: any finite value is right.
         x[i] *= fmaxf(fmaf(-tanh, tanh, 1.0f), 0.0f);
       }
@@ -265,27 +270,27 @@ class KeyRows {
     return x;
   }
   // S^T - lse / scale becomes P^T 2^kPLog2Scale, with masks.
-  __device__ __forceinline__ void make_p(Elements& s, int iteration, const QueryBlock& at) {
+  __device__ __forceinline__ void make_p(Elements& s, int iteration, const QueryBlock& at) const {
     warpgroup_fence_operand(s);
     if (has_softcap()) apply_softcap_and_lse(s, iteration);
     mask(s, at);
 #pragma unroll
     for (int i = 0; i < kQueries / 2; ++i)
-      s[i] = exp2_in_place(fmaf(s[i], p_.scale_log2, float{kPLog2Scale}));
+      s[i] = exp2_in_place(fmaf(s[i], p.scale_log2, float{kPLog2Scale}));
   }
   // Lengths, causal mask and window. Queries beyond the end have an lse of +inf.
-  __device__ __forceinline__ void mask(Elements& s, const QueryBlock& at) {
-    const int query = at.block * kQueries, first = keys_.first_key;
-    const bool is_full = first + kKeys <= min(keys_.seqlen_k, query + keys_.right + 1) &&
-                         first >= query + kQueries - 1 + keys_.left;
+  __device__ __forceinline__ void mask(Elements& s, const QueryBlock& at) const {
+    const int query = at.block * kQueries, first = block.first_key;
+    const bool is_full = first + kKeys <= min(block.seqlen_k, query + block.right + 1) &&
+                         first >= query + kQueries - 1 + block.left;
     if (is_full) [[likely]]
       return;
-    const int column = query + 2 * (lane_ & 3);
+    const int column = query + 2 * (lane & 3);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int key = first_key_ + 8 * r;
-      const u32 sees = key < keys_.seqlen_k ? columns_below(key - keys_.left + 1 - column) &
-                                                  ~columns_below(key - keys_.right - column)
+      const int key = first_key + 8 * r;
+      const u32 sees = key < block.seqlen_k ? columns_below(key - block.left + 1 - column) &
+                                                  ~columns_below(key - block.right - column)
                                             : 0;
 #pragma unroll
       for (int i = 0; i < kQueries / 4; ++i) {
@@ -320,8 +325,8 @@ class KeyRows {
   // warpgroup], for dQ. Of its 8 x 8 blocks: queries by lane / 16, keys by lane / 8. 16 queries
   // further the swizzle is the same.
   __device__ __forceinline__ u32 ds_write_address(int iteration) const {
-    const int row = (lane_ >> 4) * 8 + (lane_ & 7), chunk = 2 * warp_ + (lane_ >> 3 & 1);
-    return ds_address(iteration) + group_ * kAtomQ +
+    const int row = (lane >> 4) * 8 + (lane & 7), chunk = 2 * warp + (lane >> 3 & 1);
+    return ds_address(iteration) + group * kAtomQ +
            swizzle128(static_cast<u32>(row * kSwizzleRowBytes + chunk * 16));
   }
 
@@ -336,7 +341,7 @@ class KeyRows {
       // volatile: the load is issued here and not where it is used.
       asm volatile("ld.global.nc.u32 %0, [%1];"
                    : "=r"(both)
-                   : "l"(p_.rows.dq_scale + dq_scale_index(row)));
+                   : "l"(p.rows.dq_scale + dq_scale_index(row)));
       return both;
     } else {
       return 0;
@@ -348,7 +353,7 @@ class KeyRows {
   __device__ __forceinline__ void reduce_dq(const QueryBlock& at, int part,
                                             const float (&x)[4 * kDqGroups], u32 scales,
                                             float zero = kFixedMagic) const {
-    float* const to = p_.rows.dq_accum + std::int64_t{at.padded} * (kQueries * kDim) +
+    float* const to = p.rows.dq_accum + std::int64_t{at.padded} * (kQueries * kDim) +
                       part * kDqPart + (threadIdx.x & 127) * (kIsFixed ? 2 : 4);
     if constexpr (kIsFixed) {
       const float2 scale = Bf16Element::unpack(scales);
@@ -390,16 +395,16 @@ class KeyRows {
   template <int kColumns>
   __device__ __forceinline__ void store(const Operand& to, std::int64_t dim,
                                         const float (&x)[kColumns / 2], float factor) const {
-    const int mine = lane_ & 1, chunks = static_cast<int>(dim) / 8;
-    const std::int64_t batch = p_.rows.problem.is_ragged ? 0 : keys_.batch_idx;
+    const int mine = lane & 1, chunks = static_cast<int>(dim) / 8;
+    const std::int64_t batch = p.rows.problem.is_ragged ? 0 : block.batch_idx;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int key = first_key_ + 8 * r;
+      const int key = first_key + 8 * r;
       auto* row = static_cast<typename Element::Stored*>(to.data) +
-                  row_offset(to, batch, std::int64_t{keys_.row_k} + key, keys_.kv_head);
+                  row_offset(to, batch, std::int64_t{block.row_k} + key, block.kv_head);
       // Even lanes write the even groups of eight columns, odd lanes the odd ones.
       auto* half =
-          reinterpret_cast<HalfChunk*>(reinterpret_cast<Chunk*>(row) + mine) + (lane_ >> 1 & 1);
+          reinterpret_cast<HalfChunk*>(reinterpret_cast<Chunk*>(row) + mine) + (lane >> 1 & 1);
 #pragma unroll
       for (int j = 0; j < kColumns / 8; j += 2) {
         const auto pack = [&](int block) {
@@ -407,16 +412,16 @@ class KeyRows {
           return Element::pack(x[4 * block + 2 * r] * factor + 0.0f,
                                x[4 * block + 2 * r + 1] * factor + 0.0f);
         };
-        const HalfChunk both = exchange_with_neighbour_lane(pack(j), pack(j + 1), lane_);
-        if (key < keys_.seqlen_k && j + mine < chunks) half[2 * j] = both;
+        const HalfChunk both = exchange_with_neighbour_lane(pack(j), pack(j + 1), lane);
+        if (key < block.seqlen_k && j + mine < chunks) half[2 * j] = both;
       }
     }
   }
   __device__ __forceinline__ void store_dk(const float (&dk)[kDim / 2]) const {
-    store<kDim>(p_.rows.args.gradients.dk, p_.rows.problem.head_dim, dk, p_.scale);
+    store<kDim>(p.rows.args.gradients.dk, p.rows.problem.head_dim, dk, p.scale);
   }
   __device__ __forceinline__ void store_dv(const float (&dv)[kDimV / 2]) const {
-    store<kDimV>(p_.rows.args.gradients.dv, p_.rows.problem.head_dim_v, dv, kPUnit);
+    store<kDimV>(p.rows.args.gradients.dv, p.rows.problem.head_dim_v, dv, kPUnit);
   }
   template <int kCount>
   static __device__ __forceinline__ void clear(float (&x)[kCount]) {
@@ -425,11 +430,6 @@ class KeyRows {
   }
 
   static constexpr int kGroupBarrier = 8;  // named barriers, one for each warpgroup of the CTA
-
-  const Params& p_;
-  const u32 smem_;
-  const KeyBlock& keys_;
-  const int group_, lane_, warp_, first_key_;
 };
 
 }  // namespace headrace::cuda::sm90::bwd

@@ -18,19 +18,19 @@ namespace headrace::cuda::sm90::bwd {
 enum Role : int { kProducer, kDv, kDk, kDq };
 
 template <class Variant>
-class Specialized : KeyRows<Variant> {
+class Specialized {
   static constexpr Tile kTile = Variant::kTile;
 
  public:
   __device__ __forceinline__ Specialized(const Params& p, const Maps& maps, u32 smem,
                                          const KeyBlock& keys)
-      : Base(p, smem, keys, 0), loader_(p, maps, smem, keys) {}
+      : rows_(p, smem, keys, 0), loader_(p, maps, smem, keys) {}
 
   __device__ __forceinline__ void run(const BlockIterator<kTile>& blocks) {
     const int role = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) >> 7, 0);
     if (role == kProducer) {
       setmaxnreg_dec<kSpecializedRegisters.producer>();
-      if (warp_ == 0 && elect_sync()) produce(blocks);
+      if (rows_.warp == 0 && elect_sync()) produce(blocks);
       return;
     }
     if (role == kDv) {
@@ -48,62 +48,33 @@ class Specialized : KeyRows<Variant> {
   }
 
  private:
-  using Base = KeyRows<Variant>;
-  using Base::barrier;
-  using Base::clear;
-  using Base::d_address;
-  using Base::dout_address;
-  using Base::dq_scales;
-  using Base::ds_address;
-  using Base::ds_write_address;
-  using Base::has_softcap;
-  using Base::init_columns;
-  using Base::init_scores;
-  using Base::issue_product;
-  using Base::issue_scores;
-  using Base::kAtomK;
-  using Base::kBarriers;
-  using Base::kDim;
-  using Base::kDimV;
-  using Base::kPUnit;
-  using Base::kQueries;
-  using Base::kSmem;
-  using Base::lane_;
-  using Base::make_p;
-  using Base::multiply_by_p;
-  using Base::multiply_by_softcap_gradient;
-  using Base::pack;
-  using Base::q_address;
-  using Base::reduce_dq;
-  using Base::smem_;
-  using Base::store_dk;
-  using Base::store_dv;
-  using Base::wait_dout;
-  using Base::wait_k;
-  using Base::wait_q;
-  using Base::wait_v;
-  using Base::warp_;
-  using typename Base::Element;
-  using typename Base::Elements;
-  using typename Base::Packed;
-  using typename Base::StageDout;
-  using typename Base::StageDs;
-  using typename Base::StageQ;
+  using Rows = KeyRows<Variant>;
+  using Element = typename Rows::Element;
+  using Elements = typename Rows::Elements;
+  using Packed = typename Rows::Packed;
+  using StageQ = typename Rows::StageQ;
+  using StageDout = typename Rows::StageDout;
+  using StageDs = typename Rows::StageDs;
+  static constexpr SmemPlan kSmem = smem_plan(kTile);
+  static constexpr BarrierPlan kBarriers = barrier_plan(kTile);
+  static constexpr int kDim = kTile.head_dim, kDimV = kTile.head_dim_v;
+  static constexpr int kQueries = kTile.queries, kAtomK = Rows::kAtomK;
+  static constexpr float kPUnit = Rows::kPUnit;
   static_assert(kTile.keys == kGroupKeys && kTile.queries == 64);
 
   // ---- mbarriers
   template <class AnyStage>
   __device__ __forceinline__ void wait_full(int full, AnyStage stage) const {
-    mbarrier_wait(barrier(full + stage.index), stage.parity);
+    mbarrier_wait(rows_.barrier(full + stage.index), stage.parity);
   }
   template <class AnyStage>
   __device__ __forceinline__ void wait_empty(int empty, AnyStage stage) const {
-    mbarrier_wait(barrier(empty + stage.index), stage.parity ^ 1);
+    mbarrier_wait(rows_.barrier(empty + stage.index), stage.parity ^ 1);
   }
   // One arrival for each warp.
   __device__ __forceinline__ void arrive(int i) const {
     __syncwarp();
-    if (lane_ == 0) mbarrier_arrive(barrier(i));
+    if (rows_.lane == 0) mbarrier_arrive(rows_.barrier(i));
   }
 
   // ---- the roles
@@ -128,22 +99,22 @@ class Specialized : KeyRows<Variant> {
     Packed p_frag;
     const int last = blocks.num_iterations() - 1;
     if (last < 0) {
-      clear(dv);
-      store_dv(dv);
+      rows_.clear(dv);
+      rows_.store_dv(dv);
       return;
     }
     QueryBlock now = blocks.first();
-    wait_k();
-    wait_q(0, now);
+    rows_.wait_k();
+    rows_.wait_q(0, now);
     issue_s(s, 0, now);
     wgmma_wait_group<0>();
     finish_s(s, p_frag, 0, now);
 #pragma unroll 1
     for (int iteration = 0; iteration < last; ++iteration) {
       const QueryBlock next = blocks.after(now);
-      wait_dout(iteration, now);
-      issue_sums<kDimV>(dv, p_frag, dout_address(iteration), iteration);
-      wait_q(iteration + 1, next);
+      rows_.wait_dout(iteration, now);
+      issue_sums<kDimV>(dv, p_frag, rows_.dout_address(iteration), iteration);
+      rows_.wait_q(iteration + 1, next);
       issue_s(s, iteration + 1, next);
       wgmma_wait_group<1>();
       finish_sums(dv, p_frag, kBarriers.dout_empty + StageDout(iteration).index);
@@ -151,11 +122,11 @@ class Specialized : KeyRows<Variant> {
       finish_s(s, p_frag, iteration + 1, next);
       now = next;
     }
-    wait_dout(last, now);
-    issue_sums<kDimV>(dv, p_frag, dout_address(last), last);
+    rows_.wait_dout(last, now);
+    issue_sums<kDimV>(dv, p_frag, rows_.dout_address(last), last);
     wgmma_wait_group<0>();
     finish_sums(dv, p_frag, kBarriers.dout_empty + StageDout(last).index);
-    store_dv(dv);
+    rows_.store_dv(dv);
   }
 
   __device__ __forceinline__ void compute_dk(const BlockIterator<kTile>& blocks) {
@@ -164,55 +135,55 @@ class Specialized : KeyRows<Variant> {
     Packed ds;
     const int last = blocks.num_iterations() - 1;
     if (last < 0) {
-      clear(dk);
-      store_dk(dk);
+      rows_.clear(dk);
+      rows_.store_dk(dk);
       return;
     }
     QueryBlock now = blocks.first();
-    wait_v();
-    wait_dout(0, now);
+    rows_.wait_v();
+    rows_.wait_dout(0, now);
     issue_dp(dp, 0);
     wgmma_wait_group<0>();
     finish_dp(dp, 0);
-    pack(ds, dp);
+    rows_.pack(ds, dp);
     write_ds(ds, 0);
     arrive(kBarriers.p_empty + StageDs(0).index);
 #pragma unroll 1
     for (int iteration = 0; iteration < last; ++iteration) {
       const QueryBlock next = blocks.after(now);
-      wait_q(iteration, now);
-      issue_sums<kDim>(dk, ds, q_address(iteration), iteration);
-      wait_dout(iteration + 1, next);
+      rows_.wait_q(iteration, now);
+      issue_sums<kDim>(dk, ds, rows_.q_address(iteration), iteration);
+      rows_.wait_dout(iteration + 1, next);
       issue_dp(dp, iteration + 1);
       wgmma_wait_group<1>();
       finish_sums(dk, ds, kBarriers.q_empty + StageQ(iteration).index);
       wgmma_wait_group<0>();
       finish_dp(dp, iteration + 1);
-      pack(ds, dp);
+      rows_.pack(ds, dp);
       wait_empty(kBarriers.ds_empty, StageDs(iteration + 1));
       write_ds(ds, iteration + 1);
       arrive(kBarriers.p_empty + StageDs(iteration + 1).index);
       now = next;
     }
-    wait_q(last, now);
-    issue_sums<kDim>(dk, ds, q_address(last), last);
+    rows_.wait_q(last, now);
+    issue_sums<kDim>(dk, ds, rows_.q_address(last), last);
     wgmma_wait_group<0>();
     finish_sums(dk, ds, kBarriers.q_empty + StageQ(last).index);
-    store_dk(dk);
+    rows_.store_dk(dk);
   }
 
   __device__ __forceinline__ void compute_dq(const BlockIterator<kTile>& blocks) {
     if (blocks.num_iterations() == 0) return;
     float dq[4 * kDqGroups];
-    wait_k();
+    rows_.wait_k();
     QueryBlock now = blocks.first();
 #pragma unroll 1
     for (int iteration = 0; iteration < blocks.num_iterations(); ++iteration) {
-      const u32 scales = dq_scales(now, 0);  // the parts of a block differ in columns
+      const u32 scales = rows_.dq_scales(now, 0);  // the parts of a block differ in columns
 #pragma unroll 1
       for (int part = 0; part < dq_parts(kTile); ++part) {
         compute_dq(dq, iteration, part);
-        reduce_dq(now, part, dq, scales);
+        rows_.reduce_dq(now, part, dq, scales);
       }
       now = blocks.after(now);
     }
@@ -220,19 +191,19 @@ class Specialized : KeyRows<Variant> {
 
   // ---- their parts
   __device__ __forceinline__ void issue_s(Elements& s, int iteration, const QueryBlock& at) {
-    init_scores(s, iteration, at);
-    issue_scores<kDim>(s, kSmem.offset_k, q_address(iteration));
+    rows_.init_scores(s, iteration, at);
+    rows_.template issue_scores<kDim>(s, kSmem.offset_k, rows_.q_address(iteration));
   }
   __device__ __forceinline__ void issue_dp(Elements& dp, int iteration) {
-    init_columns(dp, d_address(iteration));
-    issue_scores<kDimV>(dp, kSmem.offset_v, dout_address(iteration));
+    rows_.init_columns(dp, rows_.d_address(iteration));
+    rows_.template issue_scores<kDimV>(dp, kSmem.offset_v, rows_.dout_address(iteration));
   }
   // dV += P^T dO, dK += dS^T Q: `from` is a full stage, which finish_sums() releases.
   template <int kColumns>
   static __device__ __forceinline__ void issue_sums(float (&sums)[kColumns / 2],
                                                     const Packed& p_frag, u32 from, int iteration) {
     wgmma_fence();
-    issue_product<kColumns>(sums, p_frag, from, iteration);
+    Rows::template issue_product<kColumns>(sums, p_frag, from, iteration);
     wgmma_commit_group();
   }
   template <int kCount>
@@ -245,23 +216,23 @@ class Specialized : KeyRows<Variant> {
   // P for dV; for kDk the factor of (dP - D) in dS: P, or with a softcap P times its derivative.
   __device__ __forceinline__ void finish_s(Elements& s, Packed& p_frag, int iteration,
                                            const QueryBlock& at) {
-    make_p(s, iteration, at);
-    if (has_softcap()) {
+    rows_.make_p(s, iteration, at);
+    if (rows_.has_softcap()) {
       wait_empty(kBarriers.p_empty, StageDs(iteration));
       const u32 to = p_address(iteration);
 #pragma unroll
       for (int i = 0; i < kQueries / 16; ++i) {
-        pack(p_frag[i], s, i);
-        multiply_by_softcap_gradient(s, s, iteration, 2 * i);
+        rows_.pack(p_frag[i], s, i);
+        rows_.multiply_by_softcap_gradient(s, s, iteration, 2 * i);
         Chunk p_times_gradient;
-        pack(p_times_gradient.words, s, i);
+        rows_.pack(p_times_gradient.words, s, i);
         store_chunk(to + i * 2048, p_times_gradient);
       }
       arrive(kBarriers.q_empty + StageQ(iteration).index);
       arrive(kBarriers.p_full + StageDs(iteration).index);
     } else {
       arrive(kBarriers.q_empty + StageQ(iteration).index);
-      pack(p_frag, s);
+      rows_.pack(p_frag, s);
       wait_empty(kBarriers.p_empty, StageDs(iteration));
       store_p(p_frag, iteration);
     }
@@ -275,7 +246,7 @@ class Specialized : KeyRows<Variant> {
     arrive(kBarriers.p_full + StageDs(iteration).index);
   }
   __device__ __forceinline__ u32 p_address(int iteration) const {
-    return smem_ + kSmem.offset_p + StageDs(iteration).index * kSmem.p +
+    return rows_.smem + kSmem.offset_p + StageDs(iteration).index * kSmem.p +
            (static_cast<int>(threadIdx.x) & 127) * 16;
   }
 
@@ -287,7 +258,7 @@ class Specialized : KeyRows<Variant> {
 #pragma unroll
     for (int i = 0; i < kQueries / 16; ++i) {
       const Chunk p_frag = load_chunk(p_address(iteration) + i * 2048);
-      multiply_by_p(dp, 2 * i, [&](int j, int r) -> float2 {
+      rows_.multiply_by_p(dp, 2 * i, [&](int j, int r) -> float2 {
         const float2 p = Element::unpack(p_frag.words[j % 2 * 2 + r]);
         return {p.x * kPUnit, p.y * kPUnit};
       });
@@ -295,7 +266,7 @@ class Specialized : KeyRows<Variant> {
   }
   // For kDq; the stage is empty.
   __device__ __forceinline__ void write_ds(const Packed& ds, int iteration) const {
-    const u32 place = ds_write_address(iteration);
+    const u32 place = rows_.ds_write_address(iteration);
 #pragma unroll
     for (int i = 0; i < kQueries / 16; ++i)
       stmatrix_x4_trans(place + i * 16 * kSwizzleRowBytes, ds[i]);
@@ -308,8 +279,8 @@ class Specialized : KeyRows<Variant> {
     using Dq = WgmmaM64K16<typename Element::Operand, kSwizzleAtomCols>;
     wait_full(kBarriers.ds_full, StageDs(iteration));
     wgmma_fence();
-    const u64 a = wgmma_descriptor(ds_address(iteration), 16);
-    const u64 b = wgmma_descriptor(smem_ + kSmem.offset_k + part * kAtomK, kAtomK);
+    const u64 a = wgmma_descriptor(rows_.ds_address(iteration), 16);
+    const u64 b = wgmma_descriptor(rows_.smem + kSmem.offset_k + part * kAtomK, kAtomK);
 #pragma unroll
     for (int i = 0; i < kTile.keys / 16; ++i)
       Dq::template ss<Major::mn>(dq, wgmma_descriptor_advance(a, i * 32),
@@ -320,6 +291,7 @@ class Specialized : KeyRows<Variant> {
     if (part + 1 == dq_parts(kTile)) arrive(kBarriers.ds_empty + StageDs(iteration).index);
   }
 
+  const Rows rows_;
   const Loader<kTile> loader_;
 };
 
