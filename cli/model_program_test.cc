@@ -184,6 +184,36 @@ TEST(ModelProgram, AnUnansweredQuestionOfAScriptFails) {
       << result.out;
 }
 
+// Wherever it is asked, and whatever is answered before and after.
+TEST(ModelProgram, AnUnansweredQuestionFailsWhateverElseIsAnswered) {
+  const std::string unanswered = std::string(100, 'x') + '\n', command = "chat --no-history -c 60 ";
+  for (const std::string& lines :
+       {unanswered, unanswered + "/reset\nHi\n", "Hi\n" + unanswered,
+        "Hi\n" + unanswered + "/reset\nHi\n", unanswered + unanswered + "Hi\n"})
+    EXPECT_EQ(run_program(command + "-n 3 -m " + kModel + " <<END\n" + lines + "END\n").exit_code,
+              1)
+        << lines;
+  EXPECT_EQ(run_program(command + "-n 3 -m " + kModel + " <<END\nHi\n/reset\nHi\nEND\n").exit_code,
+            0);
+}
+
+// What was held back because a stop string might begin there is printed when the answer ends.
+TEST(ModelProgram, AnAnswerThatEndsLikeAStopStringIsWhole) {
+  for (const char* count : {"1", "2", "5", "24"}) {
+    const std::string command =
+        "generate --raw Hello --ignore-end -m " + kModel + " -n " + count + " ";
+    const std::string whole = run_program(command).out;
+    ASSERT_GT(whole.size(), 1u);
+    const std::string text = whole.substr(0, whole.size() - 1);
+    for (std::size_t held = 1; held <= std::min<std::size_t>(text.size(), 3); ++held) {
+      const TemporaryFolder folder;
+      const std::string stop = folder.file("stop", text.substr(text.size() - held) + '\x01');
+      EXPECT_EQ(run_program(command + "--stop \"$(cat '" + stop + "')\"").out, whole)
+          << count << " tokens, " << held << " bytes";
+    }
+  }
+}
+
 TEST(ModelProgram, OptionValuesAreNotThePrompt) {
   const std::string command = "generate -m " + kModel + " --raw -n 8 --ignore-end ";
   const std::string expected = run_program(command + "Hello").out;
@@ -246,6 +276,29 @@ TEST(ModelProgram, InspectShowsTheFile) {
   EXPECT_EQ(types["general.architecture"], "string");
   EXPECT_EQ(types["llama.block_count"], "u32");
   EXPECT_EQ(types["tokenizer.ggml.tokens"], "array[string]");
+}
+
+// Models of other architectures may have a list there, with one number per layer.
+TEST(ModelProgram, InspectLeavesOutASizeThatIsNoWholeNumber) {
+  const TemporaryFolder folder;
+  const std::string whole = content_of(kModel), u32("\4\0\0\0", 4);
+  const auto before = json_of("inspect " + kModel)["summary"][0];
+  for (const auto& [key, name] :
+       {std::pair{"block_count", "num_layers"}, std::pair{"context_length", "context_length"},
+        std::pair{"embedding_length", "hidden_size"},
+        std::pair{"attention.head_count", "num_heads"},
+        std::pair{"attention.head_count_kv", "num_kv_heads"}}) {
+    std::string bytes = whole;
+    const std::string entry = std::string("llama.") + key;
+    const std::size_t at = bytes.find(entry + u32);
+    ASSERT_NE(at, std::string::npos) << key;
+    bytes[at + entry.size()] = 6;  // f32
+    const auto summary = json_of("inspect " + folder.file("other.gguf", bytes))["summary"][0];
+    EXPECT_FALSE(before[name].is_null()) << name;
+    EXPECT_TRUE(summary[name].is_null()) << summary;
+    EXPECT_EQ(summary["kv_cache_bytes_per_token"].is_null(), name != std::string("context_length"))
+        << summary;
+  }
 }
 
 // Compared with the loaded model's info.
@@ -408,10 +461,14 @@ TEST(ModelProgram, ExactAndTheCacheTypeChangeTheNumbers) {
   EXPECT_EQ(perplexity("--mmap"), usual);
 }
 
-TEST(ModelProgram, CommandsOfAChatChangeTheConversation) {
-  const auto chat = [](const std::string& lines) {
-    return run_program("chat --no-history -n 3 -m " + kModel + " <<END\n" + lines + "END\n").out;
-  };
+std::string chat_of(const std::string& options, const std::string& lines) {
+  return run_program("chat --no-history -n 3 -m " + kModel + options + " <<END\n" + lines + "END\n")
+      .out;
+}
+
+// Each of them, with and without a system prompt.
+void expect_commands_change_the_conversation(const std::string& options) {
+  const auto chat = [&](const std::string& lines) { return chat_of(options, lines); };
   const std::string one = chat("Hi\n"), two = chat("Hi\nyou\n");
   ASSERT_NE(one, "");
   ASSERT_EQ(two.rfind(one, 0), 0u);
@@ -422,6 +479,14 @@ TEST(ModelProgram, CommandsOfAChatChangeTheConversation) {
   EXPECT_EQ(chat("Hi\nyou\n/undo\nyou\n"), two + second);
   EXPECT_EQ(chat("Hi\nyou\n/reset\nHi\n"), two + one);
   EXPECT_EQ(chat("Hi\n/exit\nyou\n"), one);
+}
+
+TEST(ModelProgram, CommandsOfAChatChangeTheConversation) {
+  EXPECT_NE(chat_of(" --system abcd", "Hi\n"), chat_of("", "Hi\n"));
+  for (const char* options : {"", " --system abcd"}) {
+    SCOPED_TRACE(options);
+    expect_commands_change_the_conversation(options);
+  }
 }
 
 }  // namespace
