@@ -91,11 +91,11 @@ std::vector<std::byte> random_blocks(const WeightTypeInfo& info, std::int64_t el
 }
 
 struct Case {
-  std::vector<std::vector<cpu::PackedMatrix>> copies;
+  std::vector<std::vector<Weight>> copies;
   std::int64_t rows = 0, columns = 0, bytes = 0;  // per copy
 };
 
-Case make_case(const Shape& shape, const WeightTypeInfo& info, cpu::MatmulMode mode,
+Case make_case(const Shape& shape, const WeightTypeInfo& info, MatmulMode mode,
                std::int64_t bytes) {
   Case result;
   result.columns = shape.columns / info.block_elements * info.block_elements;
@@ -108,7 +108,7 @@ Case make_case(const Shape& shape, const WeightTypeInfo& info, cpu::MatmulMode m
       copy.push_back(
           cpu::pack_matrix(info.type, rows, result.columns, blocks.data(), mode, device).value());
       result.rows += rows;
-      result.bytes += copy.back().data_bytes;
+      result.bytes += static_cast<std::int64_t>(copy.back().data.bytes());
     }
   } while (static_cast<std::int64_t>(result.copies.size()) * result.bytes < bytes);
   return result;
@@ -135,10 +135,8 @@ Seconds time_case(const Case& c, std::int64_t tokens, int threads, double second
     const auto start = Clock::now();
     for (std::size_t i = 0; i < calls; ++i) {
       const auto& copy = c.copies[next++ % c.copies.size()];
-      std::vector<const cpu::PackedMatrix*> matrices;
-      for (const auto& m : copy) matrices.push_back(&m);
       static_cast<void>(cpu::multiply(
-          {.matrices = matrices,
+          {.matrices = copy,
            .num_tokens = tokens,
            .x = x.data(),
            .x_stride = c.columns,
@@ -163,7 +161,7 @@ void run(const Options& options) {
   }
   std::printf("%-6s %-9s %6s %7s %10s %10s %10s %10s %7s\n", "type", "shape", "tokens", "threads",
               "GOP/s best", "median", "GB/s best", "median", "% read");
-  const auto mode = options.mode == "exact" ? cpu::MatmulMode::exact : cpu::MatmulMode::normal;
+  const auto mode = options.mode == "exact" ? MatmulMode::exact : MatmulMode::normal;
   for (const std::string& type : options.types)
     for (const WeightTypeInfo& info : weight_types())
       for (const Shape& shape : kShapes) {
