@@ -37,7 +37,11 @@ bench() {
     peers) peers "${@:2}" ;;
     python)
       python_ready
-      build/venv-python/bin/python bench/peers/host_time.py "${@:2}"
+      if [[ ${2:-} == ablation ]]; then
+        build/venv-python/bin/python bench/peers/host_ablation.py "${@:3}"
+      else
+        build/venv-python/bin/python bench/peers/host_time.py "${@:2}"
+      fi
       ;;
     host)
       [[ ${2:-} =~ ^(cuda)?$ ]] || usage "bench host: say nothing more, or cuda, not '$2'"
