@@ -85,8 +85,7 @@ int run_bench(const MemoryOptions& options) {
 
 void add_bench_memory(CLI::App& bench, Action& action, const std::string& command_line) {
   CLI::App* app = bench.add_subcommand(
-      "memory",
-      "Memory of forward and backward compared with standard attention; computed, not run");
+      "memory", "Memory of forward and backward vs standard attention; no kernel runs");
   auto options = std::make_shared<MemoryOptions>();
   options->command_line = command_line;
   options->shape.seqlen = {512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072};
