@@ -35,7 +35,7 @@ template <Tile kTile, bool kPacesScheduler, class Load>
 __device__ void for_each_tile(const Params& p, u32 smem, Load load) {
   constexpr SmemPlan kSmem = smem_plan(kTile);
   constexpr BarrierPlan kBarriers = barrier_plan(kTile);
-  const auto barrier = [smem](int i) { return smem + smem_plan(kTile).offset_barriers + 8 * i; };
+  const auto barrier = [smem](int i) { return smem + kSmem.offset_barriers + 8 * i; };
   for (Ring<kTileInfoStages> tile_info;; tile_info.next()) {
     mbarrier_wait(barrier(kBarriers.tile_info_full + tile_info.stage), tile_info.parity);
     const auto address = static_cast<u32>(smem + kSmem.offset_tile_info +
@@ -137,19 +137,19 @@ struct VProducer {
   u32 smem;
 
   __device__ void run() {
-    constexpr SmemPlan kSmem = smem_plan(kTile);
-    constexpr BarrierPlan kBarriers = barrier_plan(kTile);
-    const u32 barriers = smem + kSmem.offset_barriers;
     Ring<kTile.v_stages> v;
     for_each_tile<kTile, false>(p, smem, [&](const auto& info, int n_max, int n_min) {
+      constexpr SmemPlan kSmem = smem_plan(kTile);
+      constexpr BarrierPlan kBarriers = barrier_plan(kTile);
+      const u32 barriers = smem + kSmem.offset_barriers;
       const int row = info(offsetof(TileInfo, row_k)), kv_head = info(offsetof(TileInfo, kv_head));
       const int batch = info(offsetof(TileInfo, tensor_batch));
       for (int n = n_max - 1; n >= n_min; --n, v.next())
         load_stage<num_swizzle_atoms(kTile.head_dim_v)>(
-            smem + smem_plan(kTile).offset_v + v.stage * smem_plan(kTile).v_stage, kTile.keys,
-            maps.v, kEvictLast, barriers + 8 * (barrier_plan(kTile).v_full + v.stage),
-            barriers + 8 * (barrier_plan(kTile).v_empty + v.stage), v.parity, 0,
-            row + n * kTile.keys, kv_head, batch);
+            smem + kSmem.offset_v + v.stage * kSmem.v_stage, kTile.keys, maps.v, kEvictLast,
+            barriers + 8 * (kBarriers.v_full + v.stage),
+            barriers + 8 * (kBarriers.v_empty + v.stage), v.parity, 0, row + n * kTile.keys,
+            kv_head, batch);
     });
   }
 };
