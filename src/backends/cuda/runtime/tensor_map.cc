@@ -76,7 +76,9 @@ Status encode_tensor_map(const TensorMapSpec& spec, const void* data, const std:
       as_driver(map), type_of(spec.dtype), static_cast<cuuint32_t>(spec.rank),
       const_cast<void*>(data), sizes, byte_strides, spec.box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
       spec.is_swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      spec.l2_promotion == L2Promotion::bytes_128 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+                                                  : CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return std::nullopt;
   return driver_failure(result, "encoding", spec, data);
 }
