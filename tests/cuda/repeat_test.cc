@@ -10,6 +10,7 @@ struct Shape {
   DType dtype;
   std::int64_t batch, seqlen, heads, kv_heads, dim;
   AttentionOptions options;
+  std::int64_t seqlen_q = 0;  // 0: seqlen
 };
 
 // One shape for every kernel and for every tile of the Hopper kernel. The causal shapes have more
@@ -39,6 +40,12 @@ std::vector<Shape> shapes() {
        8,
        128,
        {.softcap = 30, .causal = Causal::bottom_right}},
+      // Items of work: single splits, runs of one group, runs of whole heads.
+      {"cuda_sm90_decode", DType::bf16, 1, 1000, 32, 8, 128, causal, 1},
+      {"cuda_sm90_decode", DType::f16, 2, 5000, 16, 8, 64, causal, 4},
+      {"cuda_sm90_decode", DType::bf16, 100, 1030, 16, 4, 128, causal, 4},
+      {"cuda_sm90_decode", DType::f16, 40, 600, 8, 8, 128, {.window_left = 300}, 16},
+      {"cuda_sm90_decode", DType::bf16, 1, 70000, 8, 1, 128, {}, 1},
       {"cuda_sm80_fwd", DType::f32, 1, 400, 6, 2, 64, causal},
       {"cuda_sm80_fwd", DType::bf16, 1, 1, 4, 4, 100, {.num_splits = 4}},
       {"cuda_simple", DType::bf16, 1, 90, 2, 1, 320, causal},
@@ -50,10 +57,10 @@ class Call {
  public:
   explicit Call(const Shape& s)
       : shape_(s),
-        q_(numbers(s.dtype, s.batch * s.seqlen * s.heads * s.dim, 1)),
+        q_(numbers(s.dtype, s.batch * queries() * s.heads * s.dim, 1)),
         k_(numbers(s.dtype, s.batch * s.seqlen * s.kv_heads * s.dim, 2)),
         v_(numbers(s.dtype, s.batch * s.seqlen * s.kv_heads * s.dim, 3)),
-        out_(numbers(s.dtype, s.batch * s.seqlen * s.heads * s.dim, 4)),
+        out_(numbers(s.dtype, s.batch * queries() * s.heads * s.dim, 4)),
         plan_(plan_attention(Problem(tensors(), s.options), cuda_info(0))),
         workspace_(std::vector<unsigned char>(plan_.workspace_bytes() + 1)) {}
 
@@ -68,20 +75,21 @@ class Call {
   }
 
  private:
+  std::int64_t queries() const { return shape_.seqlen_q > 0 ? shape_.seqlen_q : shape_.seqlen; }
   std::size_t num_bytes() const {
-    return static_cast<std::size_t>(shape_.batch * shape_.seqlen * shape_.heads * shape_.dim) *
+    return static_cast<std::size_t>(shape_.batch * queries() * shape_.heads * shape_.dim) *
            bytes_of(shape_.dtype);
   }
-  TensorView view(void* data, std::int64_t heads) const {
-    TensorView x(data, shape_.dtype, {shape_.batch, shape_.seqlen, heads, shape_.dim});
+  TensorView view(void* data, std::int64_t seqlen, std::int64_t heads) const {
+    TensorView x(data, shape_.dtype, {shape_.batch, seqlen, heads, shape_.dim});
     x.device_type = HEADRACE_CUDA;
     return x;
   }
   AttentionTensors tensors() const {
-    return {.q = view(q_.data(), shape_.heads),
-            .k = view(k_.data(), shape_.kv_heads),
-            .v = view(v_.data(), shape_.kv_heads),
-            .out = view(out_.data(), shape_.heads)};
+    return {.q = view(q_.data(), queries(), shape_.heads),
+            .k = view(k_.data(), shape_.seqlen, shape_.kv_heads),
+            .v = view(v_.data(), shape_.seqlen, shape_.kv_heads),
+            .out = view(out_.data(), queries(), shape_.heads)};
   }
 
   Shape shape_;

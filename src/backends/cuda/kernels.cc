@@ -5,12 +5,14 @@
 #include "backends/cuda/sm80/bwd/kernel.h"
 #include "backends/cuda/sm80/fwd/kernel.h"
 #include "backends/cuda/sm90/bwd/kernel.h"
+#include "backends/cuda/sm90/decode/kernel.h"
 #include "backends/cuda/sm90/fwd/kernel.h"
 
 namespace headrace::cuda {
 
 std::span<const Kernel> forward_kernels() {
   static const Kernel kernels[] = {
+      sm90::decode::kDecodeKernel,
       sm90::kForwardKernel,
       sm80::fwd::kForwardKernel,
       simple::fwd::kForwardKernel,

@@ -1,0 +1,178 @@
+#include "backends/cuda/sm90/decode/kernel.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "backends/cuda/runtime/call_token.h"
+#include "backends/cuda/runtime/tensor_map.cuh"
+#include "backends/cuda/sm90/decode/launch.h"
+#include "backends/cuda/sm90/operand_map.h"
+#include "base/math.h"
+
+namespace headrace::cuda::sm90::decode {
+namespace {
+
+// ---- refusals
+
+std::string refused_shape(const Problem& p) {
+  const std::int64_t rows = p.seqlen_q * group_size(p);
+  if (p.head_dim > kMaxHeadDim || p.head_dim_v > kMaxHeadDim)
+    return format_text("head_dim {} with head_dim_v {}: takes up to {}", p.head_dim, p.head_dim_v,
+                       kMaxHeadDim);
+  if (p.is_ragged) return "takes dense batches, not cu_seqlens";
+  if (rows > kMaxRows || p.seqlen_q > kMaxRows)
+    return format_text("takes up to {} rows (queries x heads of a group), not {} x {}", kMaxRows,
+                       p.seqlen_q, group_size(p));
+  if (rows == 0) return "there are no queries";
+  if (p.seqlen_k == 0) return "there are no keys";
+  if (p.seqlen_k >= kMaxSeqlen) return format_text("sequences must be shorter than {}", kMaxSeqlen);
+  if (saturating_product({p.batch, p.num_kv_heads, p.seqlen_k / kGroupKeys + 1}) > kMaxItems)
+    return "there are more than 2^30 groups of 512 keys";
+  return refused_operands(p, true);
+}
+
+std::string refused_scores(const Problem& p) {
+  if (has_general_scores(p))
+    return "takes plain scores: no softcap, ALiBi, bias, mask, tree mask or dropout";
+  if (p.has_probs) return "returns no probs";
+  if (p.num_splits > 0) return "splits keys at fixed positions, not into num_splits parts";
+  if (p.strict_rows) return "does not compute rows as a prefill does (strict_rows)";
+  if (!(p.softmax_scale > 0)) return "needs a positive softmax_scale";
+  return {};
+}
+
+std::string refuses(const Problem& p, const DeviceInfo& device) {
+  constexpr int kHopper = 90;
+  if (device.sm != kHopper)
+    return format_text("needs a GPU of sm{} (Hopper), not sm{}", kHopper, device.sm);
+  if (dtype_of(p) != DType::bf16 && dtype_of(p) != DType::f16)
+    return format_text("takes bf16 and f16, not {}", dtype_name(dtype_of(p)));
+  for (const auto check : {refused_shape, refused_scores})
+    if (std::string reason = check(p); !reason.empty()) return reason;
+  return {};
+}
+
+// ---- the plan
+
+WorkPlan work_of(const Problem& p, const DeviceInfo& device) {
+  return plan_work(union_of_visible_keys(p), p.batch * p.num_kv_heads, device.num_units);
+}
+WorkspacePlan workspace_of(const Problem& p, const WorkPlan& work) {
+  return workspace_plan(work, p.batch * p.num_kv_heads, p.seqlen_q * group_size(p),
+                        head_dim_bucket(p.head_dim, p.head_dim_v));
+}
+
+Schedule plan(const Problem& p, const DeviceInfo& device) {
+  const WorkPlan work = work_of(p, device);
+  const std::int64_t num_units = std::max<std::int64_t>(device.num_units, 1);
+  Schedule schedule;
+  schedule.tile_m = row_bucket(p.seqlen_q * group_size(p));
+  schedule.tile_n = kBlockKeys;
+  if (work.partials_per_head > 0) {
+    schedule.split_keys = keys_of(work.partial_kind);
+    schedule.max_splits = work.partials_per_head;
+  }
+  schedule.prob_dtype = dtype_of(p);
+  schedule.num_ctas = std::clamp<std::int64_t>(work.num_items, 1, num_units);
+  if (work.partials_per_head > 0 || work.num_items > schedule.num_ctas)
+    schedule.workspace_bytes =
+        static_cast<std::size_t>(workspace_of(p, work).total + kWorkspaceAlignment);
+  schedule.note = format_text(
+      "persistent, {} items of up to {} keys; keys split every {}; TMA and mma.sync, keys as M",
+      work.num_items, work.item_kind == ItemKind::split ? kSplitKeys : work.run_groups * kGroupKeys,
+      kSplitKeys);
+  return schedule;
+}
+
+// ---- the launch
+
+// Axes (column, slot, half, head, page). Rows of 128 columns come as one box of two halves, others
+// as boxes of 64 columns, of which those beyond the last column arrive as zeros.
+Status encode_pages(const Problem& p, const Operand& x, std::int64_t columns, int dim,
+                    TensorMap& map, int& boxes) {
+  const bool is_whole = columns == 2 * kSwizzleAtomCols;
+  boxes = is_whole ? 1 : dim / kSwizzleAtomCols;
+  TensorMapSpec spec{.dtype = dtype_of(p), .rank = 0, .l2_promotion = L2Promotion::bytes_128};
+  std::int64_t strides[5] = {};
+  const auto add = [&](std::int64_t size, std::int64_t stride, int box_size) {
+    spec.sizes[spec.rank] = size;
+    spec.box[spec.rank] = static_cast<std::uint32_t>(box_size);
+    // Any stride does for an axis with one element, but TMA wants a multiple of 16 bytes.
+    strides[spec.rank] = size > 1 ? stride : 8;
+    ++spec.rank;
+  };
+  add(is_whole ? kSwizzleAtomCols : columns, 1, kSwizzleAtomCols);
+  add(p.seqlen_k, x.stride_seq, kBlockKeys);
+  add(is_whole ? 2 : 1, kSwizzleAtomCols, is_whole ? 2 : 1);
+  add(p.num_kv_heads, x.stride_head, 1);
+  add(p.batch, x.stride_batch, 1);
+  if (std::string reason = tensor_map_refusal(spec, x.data, strides); !reason.empty())
+    return unsupported(
+        "a tensor of the call does not suit TMA: {}; make the plan with problem.alignment={} for "
+        "another kernel",
+        reason, dtype_bytes(dtype_of(p)));
+  return encode_tensor_map(spec, x.data, strides, map);
+}
+
+// Limits of the visible keys relative to the query index; without a limit they lie beyond all keys.
+void set_limits(const Problem& p, Params& params) {
+  constexpr std::int64_t kOpen = std::int64_t{1} << 30;
+  const std::int64_t shift = diagonal_shift(p, p.seqlen_q, p.seqlen_k);
+  const std::int64_t left = p.window_left < 0 ? kOpen : std::min(p.window_left, kOpen);
+  const std::int64_t window_right = p.window_right < 0 ? kOpen : std::min(p.window_right, kOpen);
+  const std::int64_t right = has_causal(p) ? 0 : window_right;
+  params.left = static_cast<int>(std::max(shift - left, -kOpen));
+  params.right = static_cast<int>(std::min(shift + right + 1, kOpen));
+}
+
+void set_workspace(const Plan& plan, Workspace workspace, Params& params) {
+  if (plan.schedule.workspace_bytes == 0) return;
+  const WorkspacePlan x = workspace_of(plan.problem, params.work);
+  const auto address = reinterpret_cast<std::uintptr_t>(workspace.data);
+  auto* base = reinterpret_cast<char*>(round_up<std::uintptr_t>(address, kWorkspaceAlignment));
+  params.counters = reinterpret_cast<CounterWords*>(base);
+  params.arrived = reinterpret_cast<int*>(base + x.arrived);
+  params.row_sums = reinterpret_cast<RowSums*>(base + x.row_sums);
+  params.o_partial = reinterpret_cast<float*>(base + x.o);
+  params.num_arrived = static_cast<int>(x.num_arrived);
+  params.copies = x.copies;
+  params.token = next_call_token();
+}
+
+Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
+  const Problem& p = plan.problem;
+  Params params{};
+  params.problem = p;
+  params.args = args;
+  params.score_params = make_score_params(p);
+  params.work = work_of(p, plan.device);
+  params.rows = static_cast<int>(p.seqlen_q * group_size(p));
+  params.group = static_cast<int>(group_size(p));
+  params.num_kv_heads = static_cast<int>(p.num_kv_heads);
+  params.seqlen_q = static_cast<int>(p.seqlen_q);
+  params.seqlen_k = static_cast<int>(p.seqlen_k);
+  params.scale_log2 = static_cast<float>(p.softmax_scale * M_LOG2E);
+  if (params.work.num_items == 0) return std::nullopt;
+  set_limits(p, params);
+  set_workspace(plan, workspace, params);
+  const int dim = head_dim_bucket(p.head_dim, p.head_dim_v);
+  Maps maps;
+  if (Status bad = encode_pages(p, args.k, p.head_dim, dim, maps.k, params.boxes_k)) return bad;
+  if (Status bad = encode_pages(p, args.v, p.head_dim_v, dim, maps.v, params.boxes_v)) return bad;
+  const Launch* run = dim == 64 ? launch_hd64 : launch_hd128;
+  return run({params, maps, static_cast<int>(plan.schedule.num_ctas), stream});
+}
+
+}  // namespace
+
+const Kernel kDecodeKernel = {
+    .name = "cuda_sm90_decode",
+    .summary =
+        "few query rows over many keys on Hopper, bf16 and f16, head_dim in eights up to 128, "
+        "causal, window and sinks",
+    .refuses = refuses,
+    .plan = plan,
+    .launch = launch,
+};
+
+}  // namespace headrace::cuda::sm90::decode

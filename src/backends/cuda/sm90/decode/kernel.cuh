@@ -1,0 +1,112 @@
+// Attention of few query rows over many keys, for Hopper (Flash-Decoding). A CTA stays on its
+// multiprocessor and takes items of work; see README.md for what splits, groups and items are.
+#pragma once
+
+#include "backends/cuda/runtime/launch.cuh"
+#include "backends/cuda/sm90/decode/consume.cuh"
+#include "backends/cuda/sm90/decode/launch.h"
+
+namespace headrace::cuda::sm90::decode {
+
+template <int kDim, int kRows>
+__device__ __forceinline__ void init_barriers(const Smem<kDim, kRows>& smem, ItemKind kind) {
+  // Blocks of a split are read by all consumer warps, those of a run by one.
+  const u32 readers = kind == ItemKind::split ? kConsumerWarps : 1;
+  for (int stage = 0; stage < smem_plan(kDim, kRows).stages; ++stage)
+    for (int warp = 0; warp < kConsumerWarps; ++warp) {
+      mbarrier_init(smem.full(stage, warp), 1);
+      mbarrier_init(smem.empty(stage, warp), readers);
+    }
+  for (int slot = 0; slot < kItemSlots; ++slot) {
+    mbarrier_init(smem.item_full(slot), 1);
+    mbarrier_init(smem.item_empty(slot), kConsumerWarps + 1);
+    mbarrier_init(smem.written(slot), kConsumerWarps);
+  }
+  mbarrier_init(smem.opened(), 1);
+  fence_mbarrier_init();
+}
+
+// What is compiled: for single splits and for runs apart, since each wants its own registers.
+template <class ElementOfVariant, int kDimOfVariant, int kRowsOfVariant, ItemKind kKindOfVariant>
+struct Variant {
+  using Element = ElementOfVariant;
+  static constexpr int kDim = kDimOfVariant, kRows = kRowsOfVariant;
+  static constexpr ItemKind kKind = kKindOfVariant;
+};
+
+template <class V>
+__global__ void __launch_bounds__(kThreads, 1)
+    decode(const __grid_constant__ Params params, const __grid_constant__ Maps maps) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  constexpr int kDim = V::kDim, kRows = V::kRows;
+  constexpr SmemPlan kPlan = smem_plan(kDim, kRows);
+  extern __shared__ unsigned char smem_raw[];
+  unsigned char* base = smem_raw + (-smem_address(smem_raw) & 1023u);
+  const Smem<kDim, kRows> smem{smem_address(base)};
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) >> 5, 0);
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  // Query rows and columns that do not exist count as zeros.
+  for (int i = static_cast<int>(threadIdx.x); i < kItemSlots * kRows * kPlan.q_pitch / 4;
+       i += kThreads)
+    store_shared(smem.q(0) + 4 * static_cast<u32>(i), 0);
+  fence_proxy_async();
+  if (threadIdx.x == 0) init_barriers(smem, V::kKind);
+  if (threadIdx.x == 32 * kProducerWarp) {
+    prefetch_tensormap(&maps.k);
+    prefetch_tensormap(&maps.v);
+  }
+  __syncthreads();
+  griddep_launch_dependents();
+  griddep_wait();
+  if (warp < kConsumerWarps) {
+    Consumer<V>(params, smem, warp, lane).run();
+  } else if (warp == kProducerWarp) {
+    Producer<V>(params, maps, smem, lane).run();
+  } else {
+    if (warp == kProducerWarp + 1 && params.counters != nullptr) {
+      open_counters(params, lane);
+      if (lane == 0) mbarrier_arrive(smem.opened());
+    }
+    merge_items<V>(params, smem, base, static_cast<int>(threadIdx.x) - 32 * (kProducerWarp + 1));
+  }
+  if (params.counters == nullptr) return;
+  __syncthreads();
+  if (threadIdx.x == 0) close_counters(params);
+#endif
+}
+
+template <class V>
+Status launch_variant(const char* name, const Call& call) {
+  constexpr SmemPlan kPlan = smem_plan(V::kDim, V::kRows);
+  const LaunchShape shape{.name = name,
+                          .grid = dim3(static_cast<unsigned>(call.num_ctas)),
+                          .block = dim3(kThreads),
+                          .smem_bytes = static_cast<unsigned>(kPlan.total),
+                          .use_pdl = true};
+  static_assert(kPlan.total <= kSmemLimitSm90);
+  static AllowedSmem allowed;
+  if (Status bad = allow_smem(shape, decode<V>, allowed)) return bad;
+  return launch(shape, static_cast<cudaStream_t>(call.stream), decode<V>, call.params, call.maps);
+}
+
+template <class Element, int kDim, int kRows>
+Status launch_rows(const char* name, const Call& call) {
+  if (call.params.work.item_kind == ItemKind::split)
+    return launch_variant<Variant<Element, kDim, kRows, ItemKind::split>>(name, call);
+  return launch_variant<Variant<Element, kDim, kRows, ItemKind::run>>(name, call);
+}
+
+template <class Element, int kDim>
+Status launch_element(const char* name, const Call& call) {
+  if (row_bucket(call.params.rows) == 8) return launch_rows<Element, kDim, 8>(name, call);
+  return launch_rows<Element, kDim, 16>(name, call);
+}
+
+template <int kDim>
+Status launch_dim(const char* name_bf16, const char* name_f16, const Call& call) {
+  if (dtype_of(call.params.problem) == DType::bf16)
+    return launch_element<Bf16Element, kDim>(name_bf16, call);
+  return launch_element<F16Element, kDim>(name_f16, call);
+}
+
+}  // namespace headrace::cuda::sm90::decode

@@ -1,0 +1,19 @@
+// The compiled kernels: a file for a head dim, with both formats and both numbers of rows.
+#pragma once
+
+#include "backends/cuda/sm90/decode/params.h"
+#include "core/kernel.h"
+
+namespace headrace::cuda::sm90::decode {
+
+struct Call {
+  const Params& params;
+  const Maps& maps;
+  int num_ctas;
+  Stream stream;
+};
+using Launch = Status(const Call& call);
+
+Launch launch_hd64, launch_hd128;
+
+}  // namespace headrace::cuda::sm90::decode

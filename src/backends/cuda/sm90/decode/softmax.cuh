@@ -1,0 +1,133 @@
+// The online softmax (Milakov and Gimelshein, 2018) of a split, on fragments with keys as M.
+#pragma once
+
+#include "backends/cuda/sm90/decode/fragments.cuh"
+#include "backends/cuda/sm90/decode/params.h"
+
+namespace headrace::cuda::sm90::decode {
+
+// Log2 of the largest P. f16 gets its whole range, so that small P keep their digits. bf16 has that
+// of a float: 64 P of at most 2^-6 sum to 1 at most, so that a sum over values that bf16 holds
+// stays finite.
+template <class Element>
+inline constexpr float kPShift = Element::kHasFloatRange ? -6.0f : 15.0f;
+
+// Scores of -inf alone: any finite reference gives zeros, and lets a NaN through.
+__device__ __forceinline__ float finite_row_max(float row_max) {
+  return row_max == -HUGE_VALF ? 0.0f : row_max;
+}
+
+// Visible keys of the lane's query rows.
+template <int kRowBlocks>
+class RowLimits {
+ public:
+  __device__ RowLimits(const Params& p, int lane) {
+#pragma unroll
+    for (int i = 0; i < 2 * kRowBlocks; ++i) {
+      const int row = 8 * (i / 2) + 2 * (lane & 3) + i % 2;
+      const int q_idx = min(row, p.rows - 1) / p.group;  // rows that do not exist: the last one
+      begin_[i / 2][i % 2] = p.left + q_idx;
+      end_[i / 2][i % 2] = min(p.right + q_idx, p.seqlen_k);
+    }
+  }
+  // Keys of the lane in a block: first_key + g and + g + 8.
+  __device__ __forceinline__ void mask(float (&s)[kRowBlocks][4], int first_key, int lane) const {
+#pragma unroll
+    for (int i = 0; i < 4 * kRowBlocks; ++i) {
+      const int n = i / 4, h = i % 2, key = first_key + (lane >> 2) + i % 4 / 2 * 8;
+      if (key < begin_[n][h] || key >= end_[n][h]) s[n][i % 4] = -HUGE_VALF;
+    }
+  }
+
+ private:
+  int begin_[kRowBlocks][2], end_[kRowBlocks][2];
+};
+
+template <int kRowBlocks>
+__device__ __forceinline__ void block_max(const float (&s)[kRowBlocks][4],
+                                          float (&top)[kRowBlocks][2]) {
+#pragma unroll
+  for (int i = 0; i < 2 * kRowBlocks; ++i) {
+    float& x = top[i / 2][i % 2];
+    x = fmaxf(s[i / 2][i % 2], s[i / 2][i % 2 + 2]);
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+  }
+}
+
+// What a split has summed: kTiles times 16 dims of O, the largest score before the scale, and the
+// lane's part of the sum of P.
+template <class Element, int kRowBlocks, int kTiles>
+struct SplitSums {
+  float o[kTiles][kRowBlocks][4], row_max[kRowBlocks][2], sum[kRowBlocks][2];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int n = 0; n < kRowBlocks; ++n) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        row_max[n][h] = -HUGE_VALF;
+        sum[n][h] = 0.0f;
+      }
+#pragma unroll
+      for (int i = 0; i < 4 * kTiles; ++i) o[i / 4][n][i % 4] = 0.0f;
+    }
+  }
+
+  // S of a block becomes P, packed as the second product takes it. A block that a row does not see
+  // changes nothing of the row: its factor is 1, or 0 for what is 0.
+  __device__ __forceinline__ void add_probs(float (&s)[kRowBlocks][4],
+                                            const float (&top)[kRowBlocks][2], float scale_log2,
+                                            u32 (&p)[kRowBlocks][2]) {
+    bool grows = false;
+#pragma unroll
+    for (int i = 0; i < 2 * kRowBlocks; ++i) grows |= top[i / 2][i % 2] > row_max[i / 2][i % 2];
+    if (__any_sync(0xffffffffu, grows)) rescale(top, scale_log2);
+#pragma unroll
+    for (int n = 0; n < kRowBlocks; ++n) {
+      const float ref[2] = {finite_row_max(row_max[n][0]), finite_row_max(row_max[n][1])};
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        s[n][i] = ex2_approx_ftz(fmaf(s[n][i] - ref[i % 2], scale_log2, kPShift<Element>));
+      sum[n][0] += s[n][0] + s[n][2];
+      sum[n][1] += s[n][1] + s[n][3];
+      p[n][0] = movmatrix_trans(Element::pack(s[n][0], s[n][1]));
+      p[n][1] = movmatrix_trans(Element::pack(s[n][2], s[n][3]));
+    }
+  }
+
+  // O becomes the mean of the values, so that merging cannot overflow. Rows that saw no key get 0,
+  // also where a NaN that other rows see reached their sums.
+  __device__ __forceinline__ void normalise() {
+#pragma unroll
+    for (int i = 0; i < 2 * kRowBlocks; ++i) {
+      const int n = i / 2, h = i % 2;
+#pragma unroll
+      for (int step = 4; step < 32; step *= 2)
+        sum[n][h] += __shfl_xor_sync(0xffffffffu, sum[n][h], step);
+      const bool is_empty = sum[n][h] == 0.0f;
+      const float factor = rcp_approx(sum[n][h]);
+#pragma unroll
+      for (int j = 0; j < 2 * kTiles; ++j) {
+        float& x = o[j / 2][n][j % 2 * 2 + h];
+        x = is_empty ? 0.0f : x * factor;
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void rescale(const float (&top)[kRowBlocks][2], float scale_log2) {
+#pragma unroll
+    for (int i = 0; i < 2 * kRowBlocks; ++i) {
+      const int n = i / 2, h = i % 2;
+      const float before = row_max[n][h];
+      row_max[n][h] = fmaxf(before, top[n][h]);
+      const float factor = ex2_approx_ftz((before - finite_row_max(row_max[n][h])) * scale_log2);
+      sum[n][h] *= factor;
+#pragma unroll
+      for (int j = 0; j < 2 * kTiles; ++j) o[j / 2][n][j % 2 * 2 + h] *= factor;
+    }
+  }
+};
+
+}  // namespace headrace::cuda::sm90::decode
