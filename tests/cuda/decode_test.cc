@@ -103,7 +103,7 @@ TEST_P(DecodeBits, DoNotDependOnTheItemsOfWork) {
     for (const std::int64_t window : {-1, 0, 70, 600}) {
       const AttentionOptions options{.causal = causal, .window_left = window};
       const Bits expected = run(inputs.all(), options);
-      for (const std::uint32_t num_units : {1, 2, 5, 16, 50, 1000, 100000})
+      for (const std::uint32_t num_units : {1, 2, 5, 16, 50, 1024})
         EXPECT_EQ(run(inputs.all(), options, num_units), expected)
             << num_units << " units, causal " << static_cast<int>(causal) << ", window " << window;
     }

@@ -142,7 +142,7 @@ __device__ __forceinline__ void merge_partials(const Params& p, const Item& item
                                                int copy) {
   const WorkPlan& work = p.work;
   const int end = work.first_partial + work.partials_per_head;
-  float2 sums[kGroupSplits], o[kGroupSplits];
+  float2 sums[kGroupSplits] = {}, o[kGroupSplits] = {};
   Partial chunk, all;
   const auto part = [&](int i) { return Partial{sums[i].x, sums[i].y, o[i]}; };
   const auto end_chunk = [&] {
