@@ -1,0 +1,160 @@
+#!/usr/bin/env python3
+"""Decode on the GPU: one query per sequence over a contiguous cache, next to cuDNN in the same process. Times are of
+calls in a CUDA graph. Rounds alternate; before each, a stream through 192 MB flushes the L2, unless --warm."""
+
+import argparse
+import dataclasses
+import pathlib
+import re
+import statistics
+import sys
+
+import attention_cuda
+import headrace_abi
+import report
+import torch
+from machine import progress
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+HEAD_DIM, EVICT_BYTES = 128, 192 << 20
+CALLS = 20  # in a graph of warm calls; a graph of cold calls has one
+LARGEST_DIFFERENCE = 4e-3
+COLUMNS = (
+    ("case", "case", "{}"),
+    ("headrace_us", "headrace us", "{:.1f}"),
+    ("cudnn_us", "cudnn us", "{:.1f}"),
+    ("ratio", "cudnn/headrace", "{:.2f}"),
+    ("gbytes", "GB/s", "{:.0f}"),
+    ("difference", "difference", "{:.1e}"),
+    ("is_correct", "correct", "{}"),
+    ("kernel", "kernel", "{}"),
+)
+FORMATS = report.formats(COLUMNS, "cudnn/headrace")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    batch: int
+    seqlen: int
+    heads: int
+    kv_heads: int
+
+    @property
+    def name(self):
+        return f"b{self.batch}_s{self.seqlen}_h{self.heads}_{self.kv_heads}"
+
+    def bytes(self):
+        return 2 * 2 * self.batch * self.seqlen * self.kv_heads * HEAD_DIM
+
+
+CASES = (
+    [Case(1, seqlen, 32, 8) for seqlen in (256, 512, 1024, 8192, 32768, 131072)]
+    + [Case(8, 8192, 32, 8), Case(64, 4096, 32, 8), Case(64, 8192, 32, 8), Case(256, 1024, 32, 8)]
+    + [Case(128, 2048, 64, 8), Case(64, 4096, 32, 32)]
+)
+
+
+def graph_of(call, count):
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        call()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(count):
+                call()
+    torch.cuda.synchronize()
+    return graph
+
+
+def microseconds(graph, count, evict):
+    begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
+    if evict is not None:
+        evict.sum()
+    begin.record()
+    graph.replay()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) * 1e3 / count
+
+
+def run_case(library, case, options, evict):
+    torch.manual_seed(0)
+    shape = lambda seqlen, heads: (case.batch, seqlen, heads, HEAD_DIM)
+    q = torch.randn(shape(1, case.heads), device="cuda").bfloat16().transpose(1, 2)
+    k, v = (torch.randn(shape(case.seqlen, case.kv_heads), device="cuda").bfloat16().transpose(1, 2) for _ in "kv")
+    out = torch.empty_like(q)
+
+    # A graph is captured on a stream of its own, so the plan's stream is that of the capture.
+    def ours():
+        views = [attention_cuda.headrace_view(t, "bf16") for t in (q, k, v, out)]
+        return headrace_abi.Attention(
+            library, *views, headrace_abi.CAUSAL_NONE, library.cuda_info(), keeps=(q, k, v, out),
+            stream=torch.cuda.current_stream().cuda_stream, allocate=attention_cuda.allocate,
+        )  # fmt: skip
+
+    sdpa, gqa = torch.nn.functional.scaled_dot_product_attention, case.heads != case.kv_heads
+    kept = []
+
+    def headrace():
+        if not kept or kept[-1][0] != torch.cuda.current_stream():
+            kept.append((torch.cuda.current_stream(), ours()))
+        kept[-1][1]()
+
+    def cudnn():
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return sdpa(q, k, v, enable_gqa=gqa)
+
+    headrace()
+    difference = (out.float() - cudnn().float()).abs().max().item()
+    count = CALLS if options.warm else 1
+    graphs = {"headrace": graph_of(headrace, count), "cudnn": graph_of(cudnn, count)}
+    times = {name: [] for name in graphs}
+    for _ in range(options.rounds + 1):  # the first warms up
+        for name, graph in graphs.items():
+            times[name].append(microseconds(graph, count, None if options.warm else evict))
+    us = {name: statistics.median(values[1:]) for name, values in times.items()}
+    return {
+        "case": case.name, "group": "one sequence" if case.batch == 1 else "batch", "batch": case.batch,
+        "seqlen_k": case.seqlen, "num_heads": case.heads, "num_kv_heads": case.kv_heads, "head_dim": HEAD_DIM,
+        "caches": "warm" if options.warm else "cold", "kernel": kept[0][1].kernel, "headrace_us": us["headrace"],
+        "cudnn_us": us["cudnn"], "ratio": us["cudnn"] / us["headrace"],
+        "gbytes": case.bytes() / us["headrace"] * 1e-3, "difference": difference,
+        "is_correct": bool(torch.isfinite(out).all()) and difference <= LARGEST_DIFFERENCE, "rounds_us": times,
+    }  # fmt: skip
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--filter", type=re.compile, default="", help="regex on case names")
+    parser.add_argument("--warm", action="store_true", help="replays graphs of many calls without a flush of L2")
+    parser.add_argument("--rounds", type=int, default=15, help="alternating rounds of each side")
+    parser.add_argument("--format", choices=sorted(FORMATS), default="text")
+    parser.add_argument("--out", type=pathlib.Path, help="also write the JSON result to this file")
+    parser.add_argument("--library", help="libheadrace.so (HEADRACE_LIBRARY or build/*/src)")
+    parser.add_argument("--revision", help="revision of the library, outside a git checkout")
+    options = parser.parse_args()
+    library = headrace_abi.Library(options.library)
+    evict = torch.empty(EVICT_BYTES, dtype=torch.uint8, device="cuda")
+    cases, rows = [case for case in CASES if re.search(options.filter, case.name)], []
+    for index, case in enumerate(cases):
+        progress(f"[{index + 1}/{len(cases)}] {case.name}")
+        rows.append(run_case(library, case, options, evict))
+    progress("")
+    meta = attention_cuda.meta_of("peers/decode_cuda", library.build_info(), options)
+    meta["mode"] = "warm" if options.warm else "cold"
+    result = {"meta": meta, "rows": rows, "summary": report.summary_of(rows)}
+    sys.stdout.write(FORMATS[options.format](result))
+    if options.out:
+        options.out.write_text(report.as_json(result))
+    return 0 if all(row["is_correct"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    try:
+        with torch.no_grad():
+            sys.exit(main())
+    except headrace_abi.Error as error:
+        print(f"decode_cuda: {error}", file=sys.stderr)
+        sys.exit(1)
