@@ -1,5 +1,6 @@
 #include "backends/cuda/sm90/operand_map.h"
 
+#include "backends/cuda/common/constants.h"
 #include "backends/cuda/runtime/tensor_map.cuh"
 
 namespace headrace::cuda::sm90 {
@@ -17,7 +18,7 @@ Status encode_operand(const Problem& p, const Operand& x, const OperandShape& sh
     strides[spec.rank] = size > 1 ? stride : 8;
     ++spec.rank;
   };
-  add(shape.columns, 1, kBoxColumns);
+  add(shape.columns, 1, kSwizzleAtomCols);
   if (has_pack) add(pack, x.stride_head, shape.pack);
   add(shape.rows, x.stride_seq, shape.box_rows);
   add(shape.heads / pack, x.stride_head * pack, 1);
@@ -28,6 +29,15 @@ Status encode_operand(const Problem& p, const Operand& x, const OperandShape& sh
         "problem.alignment={} for another kernel",
         reason, dtype_bytes(dtype_of(p)));
   return encode_tensor_map(spec, x.data, strides, map);
+}
+
+std::string refused_device(const Problem& p, const DeviceInfo& device) {
+  constexpr int kHopper = 90;
+  if (device.sm != kHopper)
+    return format_text("needs a GPU of sm{} (Hopper), not sm{}", kHopper, device.sm);
+  if (dtype_of(p) != DType::bf16 && dtype_of(p) != DType::f16)
+    return format_text("takes bf16 and f16, not {}", dtype_name(dtype_of(p)));
+  return {};
 }
 
 std::string refused_operands(const Problem& p, bool has_tile) {

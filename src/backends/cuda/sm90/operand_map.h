@@ -6,10 +6,9 @@
 #include "backends/cuda/device/types.cuh"
 #include "base/error.h"
 #include "core/args.h"
+#include "core/device.h"
 
 namespace headrace::cuda::sm90 {
-
-inline constexpr int kBoxColumns = 64;  // 128 bytes of 16-bit elements: the widest swizzled box
 
 struct OperandShape {
   std::int64_t columns, rows, heads;  // rows of a sequence; ragged: of all
@@ -18,11 +17,13 @@ struct OperandShape {
   int box_rows;
 };
 
-// Axes [batch, heads, rows, columns], or [batch, heads / pack, rows, pack, columns]; boxes of 64
-// columns.
+// Axes [batch, heads, rows, columns], or [batch, heads / pack, rows, pack, columns]; boxes of
+// kSwizzleAtomCols columns.
 Status encode_operand(const Problem& p, const Operand& x, const OperandShape& shape,
                       TensorMap& map);
 
+// Why these kernels cannot run on the device, or for the dtype; empty if they can.
+std::string refused_device(const Problem& p, const DeviceInfo& device);
 // Why TMA or the tiles cannot take these operands; empty if they can. has_tile: some tile is large
 // enough.
 std::string refused_operands(const Problem& p, bool has_tile);

@@ -42,11 +42,7 @@ std::string refused_scores(const Problem& p) {
 }
 
 std::string refuses(const Problem& p, const DeviceInfo& device) {
-  constexpr int kHopper = 90;
-  if (device.sm != kHopper)
-    return format_text("needs a GPU of sm{} (Hopper), not sm{}", kHopper, device.sm);
-  if (dtype_of(p) != DType::bf16 && dtype_of(p) != DType::f16)
-    return format_text("takes bf16 and f16, not {}", dtype_name(dtype_of(p)));
+  if (std::string reason = refused_device(p, device); !reason.empty()) return reason;
   for (const auto check : {refused_shape, refused_scores})
     if (std::string reason = check(p); !reason.empty()) return reason;
   return {};

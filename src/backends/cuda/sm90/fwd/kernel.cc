@@ -1,10 +1,9 @@
 #include "backends/cuda/sm90/fwd/kernel.h"
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <cmath>
 
+#include "backends/cuda/runtime/call_token.h"
 #include "backends/cuda/runtime/error_word.cuh"
 #include "backends/cuda/runtime/status.cuh"
 #include "backends/cuda/sm90/fwd/config.h"
@@ -111,11 +110,7 @@ std::string refused_size(const Problem& p) {
 }
 
 std::string refuses(const Problem& p, const DeviceInfo& device) {
-  constexpr int kHopper = 90;
-  if (device.sm != kHopper)
-    return format_text("needs a GPU of sm{} (Hopper), not sm{}", kHopper, device.sm);
-  if (dtype_of(p) != DType::bf16 && dtype_of(p) != DType::f16)
-    return format_text("takes bf16 and f16, not {}", dtype_name(dtype_of(p)));
+  if (std::string reason = refused_device(p, device); !reason.empty()) return reason;
   for (const auto check : {refused_layout, refused_scores, refused_size})
     if (std::string reason = check(p); !reason.empty()) return reason;
   return {};
@@ -291,14 +286,6 @@ TileCounterWords* tile_counter_in(Workspace workspace) {
   return reinterpret_cast<TileCounterWords*>(ceil_div(address, kAlignment) * kAlignment);
 }
 
-// Unique within the process. Starts from the clock, because the workspace may contain the words of
-// an earlier process.
-std::uint64_t next_token() {
-  static std::atomic<std::uint64_t> next{static_cast<std::uint64_t>(
-      std::chrono::system_clock::now().time_since_epoch() / std::chrono::nanoseconds(1))};
-  return next.fetch_add(1, std::memory_order_relaxed) & (~std::uint64_t{0} >> 1);
-}
-
 Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
   const auto own = plan.schedule.kernel_plan.get<ForwardPlan>();
   const DType dtype = dtype_of(plan.problem);
@@ -317,7 +304,7 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   params.error_word = word.value();
   if (plan.schedule.workspace_bytes > 0) {
     params.tile_counter = tile_counter_in(workspace);
-    params.tile_counter_token = next_token();
+    params.tile_counter_token = next_call_token();
   }
   return own.variant->launch({params, maps, static_cast<int>(plan.schedule.num_ctas), stream});
 }

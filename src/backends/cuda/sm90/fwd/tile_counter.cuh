@@ -9,7 +9,7 @@
 namespace headrace::cuda::sm90 {
 
 // One warp's view. No other call of the process has the same token, so stale words in the workspace
-// do not look like this call's mark (one of 2^63 values). The last CTA resets the mark: a replayed
+// do not look like this call's mark (one of 2^62 values). The last CTA resets the mark: a replayed
 // graph has the same token again.
 class TileCounter {
  public:
