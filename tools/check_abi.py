@@ -15,7 +15,7 @@ import tempfile
 
 import checklib
 
-HEADERS = ["headrace/headrace.h", "headrace/model.h"]
+HEADERS = ["headrace/headrace.h", "headrace/softmax.h", "headrace/model.h"]
 STORED = "tools/abi/headrace.abi"
 COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 DECLARATION = re.compile(r"(HEADRACE_API[^;{]*\));")

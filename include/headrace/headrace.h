@@ -161,7 +161,8 @@ typedef struct headrace_attention_options {
   int64_t window_left;     /**< keys visible left of the diagonal, inclusive; -1: open */
   int64_t window_right;    /**< keys visible right of the diagonal, inclusive; -1: open */
   int64_t max_seqlen_q;    /**< ragged batches only: upper bound of the lengths of q */
-  int64_t max_seqlen_k;    /**< ragged batches only: upper bound of the lengths of k */
+  int64_t max_seqlen_k;    /**< ragged batches: upper bound of the lengths of k; paged: the same,
+                              0: max_pages * page_size */
   int32_t causal;          /**< headrace_causal; also aligns window and ALiBi (top-left with
                               HEADRACE_CAUSAL_TOP_LEFT, else bottom-right) */
   int32_t num_splits;      /**< key splits; 0: chosen automatically from the sequence's lengths */
@@ -181,8 +182,10 @@ static inline headrace_status headrace_attention_options_init(headrace_attention
 }
 
 /** The tensors of one call, dense or ragged. Ragged: cu_seqlens_q and cu_seqlens_k are given, and
- * batch and seqlen of q, k, v and out are merged into one axis, [total, heads, dim]. Everything
- * below `out` is optional; leave it zeroed if absent. */
+ * batch and seqlen of q, k, v and out are merged into one axis, [total, heads, dim]. Paged:
+ * block_table and seqused_k are given, k and v are pages of keys, and cu_seqlens_k is absent; q is
+ * dense, or ragged with cu_seqlens_q. Everything below `out` is optional; leave it zeroed if
+ * absent. */
 typedef struct headrace_attention_tensors {
   size_t struct_size;  /**< sizeof this struct, set by the init function */
   headrace_tensor q;   /**< [batch, seqlen_q, num_heads, head_dim]; f32, f16, bf16 or f64 */
@@ -207,6 +210,15 @@ typedef struct headrace_attention_tensors {
   headrace_tensor probs; /**< f32 out [batch, num_heads, seqlen_q, seqlen_k], for debugging small
                             shapes: softmax after dropout; dense batches only; f64 if the
                             inputs are */
+  headrace_tensor block_table; /**< i32 [batch, max_pages], rows contiguous: key j of sequence b is
+                                  slot j % page_size of page block_table[b, j / page_size]. k is
+                                  then [num_pages, page_size, num_kv_heads, head_dim] and v
+                                  [num_pages, page_size, num_kv_heads, head_dim_v], any strides.
+                                  Entries beyond the used pages are never read */
+  headrace_tensor seqused_k; /**< i32 [batch]: keys of each sequence, 0 to max_seqlen_k (paged: and
+                                to max_pages * page_size; dense: to seqlen_k; ragged: to the rows
+                                of the sequence). Keys behind them may hold anything. Required with
+                                block_table; forward only */
 } headrace_attention_tensors;
 
 /** For bindings that cannot use this header: struct_size is the sizeof of their declaration. */
@@ -253,9 +265,9 @@ typedef struct headrace_problem {
   size_t struct_size;      /**< sizeof this struct, set by the init function */
   int64_t batch;           /**< sequences */
   int64_t seqlen_q;        /**< rows of q per sequence; ragged: max_seqlen_q */
-  int64_t seqlen_k;        /**< rows of k and v per sequence; ragged: max_seqlen_k */
+  int64_t seqlen_k;        /**< rows of k and v per sequence; ragged, paged: max_seqlen_k */
   int64_t total_q;         /**< ragged: rows of q; dense: 0 */
-  int64_t total_k;         /**< ragged: rows of k and v; dense: 0 */
+  int64_t total_k;         /**< ragged: rows of k and v; dense, paged: 0 */
   int64_t num_heads;       /**< of q and out: a multiple of num_kv_heads */
   int64_t num_kv_heads;    /**< of k and v */
   int64_t head_dim;        /**< of q and k, 1 to 576 */
@@ -288,7 +300,10 @@ typedef struct headrace_problem {
   int32_t has_dbias;            /**< backward: dbias is written */
   int32_t has_dsinks;           /**< backward: dsinks are written */
   int32_t deterministic;        /**< as in headrace_attention_options */
-  int32_t reserved;             /**< 0 */
+  int32_t has_seqused_k; /**< seqused_k is given: seqlen_k is the upper bound of its lengths */
+  int64_t page_size;     /**< keys of a page; 0: k and v are not paged */
+  int64_t num_pages;     /**< pages of k and v; not paged: 0 */
+  int64_t max_pages;     /**< columns of block_table; not paged: 0 */
 } headrace_problem;
 
 /** For bindings that cannot use this header: struct_size is the sizeof of their declaration. */
@@ -375,79 +390,6 @@ HEADRACE_API headrace_status headrace_attention_backward(
  * in device memory are out of bounds. Kernels clamp such lengths to the buffers. */
 HEADRACE_API headrace_status headrace_check(int32_t device_type, int32_t device_id, void* stream);
 
-/* ---- softmax ---- */
-
-/** Softmax algorithms. */
-typedef enum headrace_softmax_algorithm {
-  HEADRACE_SOFTMAX_AUTO = 0,  /**< the faster one; depends only on device and axis length */
-  HEADRACE_SOFTMAX_SAFE = 1,  /**< three passes: maximum, sum, results */
-  HEADRACE_SOFTMAX_ONLINE = 2 /**< two passes: maximum and sum, results (Milakov and Gimelshein
-                                 2018) */
-} headrace_softmax_algorithm;
-
-/** Options of softmax. */
-typedef struct headrace_softmax_options {
-  size_t struct_size; /**< sizeof this struct, set by the init function */
-  double scale;       /**< default 1; multiplies x; finite as f32, any sign */
-  int32_t axis;       /**< default -1; negative values count from the end */
-  int32_t algorithm;  /**< headrace_softmax_algorithm; ignored by the backward */
-} headrace_softmax_options;
-
-/** For bindings that cannot use this header: struct_size is the sizeof of their declaration. */
-HEADRACE_API headrace_status headrace_softmax_options_init_sized(headrace_softmax_options* options,
-                                                                 size_t struct_size);
-/** Sets the defaults and struct_size. */
-static inline headrace_status headrace_softmax_options_init(headrace_softmax_options* options) {
-  return headrace_softmax_options_init_sized(options, sizeof *options);
-}
-
-/** y = softmax(scale * x) along one axis; any strides, also along that axis. A row of only -inf
- * gives zeros and an lse of -inf; a row with NaN or +inf gives NaN. */
-typedef struct headrace_softmax_tensors {
-  size_t struct_size;  /**< sizeof this struct, set by the init function */
-  headrace_tensor x;   /**< rank 1 to 6; f32, f16 or bf16 */
-  headrace_tensor y;   /**< written: shape and dtype of x; may be x itself (the same view) */
-  headrace_tensor lse; /**< optional, written: f32, natural log of the sum of exp(scale * x), the
-                          shape of x without the axis */
-} headrace_softmax_tensors;
-
-/** For bindings that cannot use this header: struct_size is the sizeof of their declaration. */
-HEADRACE_API headrace_status headrace_softmax_tensors_init_sized(headrace_softmax_tensors* tensors,
-                                                                 size_t struct_size);
-/** Zeroes all fields (nothing given) and sets struct_size. */
-static inline headrace_status headrace_softmax_tensors_init(headrace_softmax_tensors* tensors) {
-  return headrace_softmax_tensors_init_sized(tensors, sizeof *tensors);
-}
-
-/** dx = scale * y * (dy - sum(y * dy)), with the sum along the axis: the gradient with respect to
- * x, from the forward's y and the gradient dy with respect to y. */
-typedef struct headrace_softmax_backward_tensors {
-  size_t struct_size; /**< sizeof this struct, set by the init function */
-  headrace_tensor y;  /**< rank 1 to 6; f32, f16 or bf16 */
-  headrace_tensor dy; /**< shape and dtype of y */
-  headrace_tensor dx; /**< written: shape and dtype of y; may be y or dy itself (the same view) */
-} headrace_softmax_backward_tensors;
-
-/** headrace_softmax_backward_tensors_init() for bindings that cannot use this header: struct_size
- * is the sizeof of their declaration. */
-HEADRACE_API headrace_status headrace_softmax_backward_tensors_init_sized(
-    headrace_softmax_backward_tensors* tensors, size_t struct_size);
-/** Zeroes all fields (nothing given) and sets struct_size. */
-static inline headrace_status headrace_softmax_backward_tensors_init(
-    headrace_softmax_backward_tensors* tensors) {
-  return headrace_softmax_backward_tensors_init_sized(tensors, sizeof *tensors);
-}
-
-/** Needs no workspace and allocates nothing. `options` NULL: the defaults. `stream` as in
- * headrace_plan_run(): NULL on CPU; on CUDA the work is enqueued on it. */
-HEADRACE_API headrace_status headrace_softmax_forward(const headrace_softmax_tensors* tensors,
-                                                      const headrace_softmax_options* options,
-                                                      void* stream);
-/** The gradient, with the same rules. */
-HEADRACE_API headrace_status
-headrace_softmax_backward(const headrace_softmax_backward_tensors* tensors,
-                          const headrace_softmax_options* options, void* stream);
-
 /* ---- the support matrix ---- */
 
 /** Number of kernels of a headrace_device_type for a headrace_phase. Indices count from 0, in order
@@ -491,5 +433,7 @@ HEADRACE_API void headrace_set_executor(headrace_executor_fn run, void* user);
 #ifdef __cplusplus
 } /* extern "C" */
 #endif
+
+#include "headrace/softmax.h"
 
 #endif /* HEADRACE_HEADRACE_H_ */

@@ -149,6 +149,10 @@ struct AttentionTensors {
   TensorView tree_mask{};  ///< u32 bits [batch, seqlen_q, words], ragged [total_q, words]
   TensorView sinks{};      ///< f32 [num_heads], logits
   TensorView probs{};      ///< written: f32 (f64 for f64) [batch, num_heads, seqlen_q, seqlen_k]
+  /// For keys in pages: i32 [batch, max_pages]. Key j of sequence b is slot j % page_size of page
+  /// block_table[b, j / page_size]; k is [num_pages, page_size, num_kv_heads, head_dim], v alike.
+  TensorView block_table{};
+  TensorView seqused_k{};  ///< i32 [batch]: keys of each sequence; required with block_table
 
   /// Converts to the C struct.
   headrace_attention_tensors to_c() const {
@@ -167,6 +171,8 @@ struct AttentionTensors {
     c.tree_mask = tree_mask;
     c.sinks = sinks;
     c.probs = probs;
+    c.block_table = block_table;
+    c.seqused_k = seqused_k;
     return c;
   }
 };

@@ -86,6 +86,8 @@ TENSOR_NAMES = (
     "tree_mask",
     "sinks",
     "probs",
+    "block_table",
+    "seqused_k",
 )
 
 
@@ -109,7 +111,8 @@ class Problem(ctypes.Structure):
         *_fields(ctypes.c_int32, "dtype bias_dtype causal num_splits is_ragged has_alibi has_mask has_tree_mask"),
         *_fields(ctypes.c_int32, "has_sinks has_lse has_probs strict_fallback strict_rows checked"),
         *_fields(ctypes.c_int32, "alignment has_negative_strides phase has_dlse has_dbias has_dsinks"),
-        *_fields(ctypes.c_int32, "deterministic reserved"),
+        *_fields(ctypes.c_int32, "deterministic has_seqused_k"),
+        *_fields(ctypes.c_int64, "page_size num_pages max_pages"),
     ]
 
 

@@ -92,12 +92,19 @@ std::string promises_text(const Plan& plan) {
 }  // namespace
 
 std::string problem_text(const Problem& p) {
+  const char* max_k = has_device_lengths(p) ? "max_" : "";
   std::string text = format_text(
       "{} {}batch {}, {}seqlen_q {}, {}seqlen_k {}, {} heads ({} kv), head_dim {}",
       dtype_name(dtype_of(p)), p.is_ragged ? "ragged " : "", p.batch, p.is_ragged ? "max_" : "",
-      p.seqlen_q, p.is_ragged ? "max_" : "", p.seqlen_k, p.num_heads, p.num_kv_heads, p.head_dim);
+      p.seqlen_q, max_k, p.seqlen_k, p.num_heads, p.num_kv_heads, p.head_dim);
   if (p.head_dim_v != p.head_dim) text += format_text(", head_dim_v {}", p.head_dim_v);
-  if (p.is_ragged) text += format_text(", total_q {}, total_k {}", p.total_q, p.total_k);
+  if (p.is_ragged) text += format_text(", total_q {}", p.total_q);
+  if (has_ragged_keys(p)) text += format_text(", total_k {}", p.total_k);
+  if (has_pages(p))
+    text += format_text(", {} pages of {} keys, at most {} of a sequence", p.num_pages, p.page_size,
+                        p.max_pages);
+  else if (p.has_seqused_k)
+    text += ", seqused_k";
   if (p.causal == HEADRACE_CAUSAL_BOTTOM_RIGHT) text += ", causal bottom-right";
   if (p.causal == HEADRACE_CAUSAL_TOP_LEFT) text += ", causal top-left";
   if (p.window_left >= 0 || p.window_right >= 0)

@@ -27,14 +27,16 @@ Status check_machine(const Plan& plan) {
       device_text(plan.device), cpu_isa_name(detected_cpu_isa()));
 }
 
-// checked: copies cu_seqlens from the device and validates them before the launch.
+// checked: copies lengths and block_table from the device and validates them before the launch.
 Status check_device_lengths(const Plan& plan, const AttentionArgs& args, Stream stream) {
-  if (!plan.problem.checked || !plan.problem.is_ragged) return std::nullopt;
+  if (!plan.problem.checked || !has_device_lengths(plan.problem)) return std::nullopt;
   Result<cuda::HostLengths> host = cuda::read_lengths(plan, args, stream);
   if (!host.ok()) return std::move(host.failure());
   AttentionArgs on_host = args;
   on_host.ragged = {.cu_seqlens_q = host.value().cu_seqlens_q.data(),
                     .cu_seqlens_k = host.value().cu_seqlens_k.data()};
+  on_host.paged.block_table = host.value().block_table.data();
+  on_host.paged.seqused_k = host.value().seqused_k.data();
   return validate_lengths(plan.problem, on_host);
 }
 

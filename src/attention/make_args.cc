@@ -1,6 +1,7 @@
 // Pointers and strides of a validated call, and the check of cu_seqlens.
 #include "attention/tensor_checks.h"
 #include "attention/validate.h"
+#include "base/math.h"
 
 namespace headrace {
 namespace {
@@ -10,11 +11,12 @@ std::int64_t stride_of(const headrace_tensor& tensor, int axis) {
   return tensor.shape[axis] > 1 ? tensor.strides[axis] : 0;
 }
 
-Operand make_operand(const Problem& p, const headrace_tensor& tensor) {
+// Of [batch, seqlen, heads, dim] or of [total, heads, dim].
+Operand make_operand(const headrace_tensor& tensor) {
   if (!has_elements(tensor)) return {.data = tensor.data};
-  const int seq = p.is_ragged ? 0 : 1;
+  const int seq = tensor.rank == 4 ? 1 : 0;
   return {.data = tensor.data,
-          .stride_batch = p.is_ragged ? 0 : stride_of(tensor, 0),
+          .stride_batch = seq == 0 ? 0 : stride_of(tensor, 0),
           .stride_seq = stride_of(tensor, seq),
           .stride_head = stride_of(tensor, seq + 1)};
 }
@@ -67,19 +69,52 @@ Status check_lengths(const char* side, const std::int32_t* cu_seqlens, std::int6
   return std::nullopt;
 }
 
+// seqused_k, and the entries of block_table that it makes used.
+Status check_used_keys(const Problem& p, const AttentionArgs& args) {
+  for (std::int64_t i = 0; i < p.batch; ++i) {
+    const std::int64_t used = args.paged.seqused_k[i * args.paged.seqused_stride];
+    const std::int64_t rows = has_ragged_keys(p) ? args.ragged.cu_seqlens_k[i + 1] -
+                                                       std::int64_t{args.ragged.cu_seqlens_k[i]}
+                                                 : p.seqlen_k;
+    if (used < 0 || used > rows)
+      return invalid_argument(
+          "seqused_k[{}]={}: must be 0 to {}, the most keys that the sequence can have; pass the "
+          "number of its keys",
+          i, used, rows);
+    if (!has_pages(p)) continue;
+    const std::int32_t* pages = args.paged.block_table + i * args.paged.stride_batch;
+    for (std::int64_t j = 0; j < ceil_div(used, p.page_size); ++j) {
+      if (pages[j] < 0 || pages[j] >= p.num_pages)
+        return invalid_argument(
+            "block_table[{}, {}]={}: must be 0 to {}, a page of k and v, because seqused_k[{}]={} "
+            "uses it; pass the page that holds keys {} and the next",
+            i, j, pages[j], p.num_pages - 1, i, used, j * p.page_size);
+    }
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 AttentionArgs make_args(const Problem& p, const headrace_attention_tensors& t,
                         const headrace_attention_options& options) {
   AttentionArgs args;
-  args.q = make_operand(p, t.q);
-  args.k = make_operand(p, t.k);
-  args.v = make_operand(p, t.v);
-  args.out = make_operand(p, t.out);
+  args.q = make_operand(t.q);
+  args.k = make_operand(t.k);
+  args.v = make_operand(t.v);
+  args.out = make_operand(t.out);
   args.lse = make_lse(p, t.lse);
   if (p.is_ragged) {
     args.ragged = {.cu_seqlens_q = static_cast<const std::int32_t*>(t.cu_seqlens_q.data),
                    .cu_seqlens_k = static_cast<const std::int32_t*>(t.cu_seqlens_k.data)};
+  }
+  if (has_pages(p)) {
+    args.paged.block_table = static_cast<const std::int32_t*>(t.block_table.data);
+    args.paged.stride_batch = stride_of(t.block_table, 0);
+  }
+  if (p.has_seqused_k) {
+    args.paged.seqused_k = static_cast<const std::int32_t*>(t.seqused_k.data);
+    args.paged.seqused_stride = stride_of(t.seqused_k, 0);
   }
   args.bias = make_score_operand(p, t.bias);
   args.mask = make_score_operand(p, t.mask);
@@ -108,10 +143,10 @@ AttentionArgs make_backward_args(const Problem& p, const headrace_attention_tens
                                  const headrace_attention_gradients& g,
                                  const headrace_attention_options& options) {
   AttentionArgs args = make_args(p, t, options);
-  args.gradients = {.dout = make_operand(p, g.dout),
-                    .dq = make_operand(p, g.dq),
-                    .dk = make_operand(p, g.dk),
-                    .dv = make_operand(p, g.dv),
+  args.gradients = {.dout = make_operand(g.dout),
+                    .dq = make_operand(g.dq),
+                    .dk = make_operand(g.dk),
+                    .dv = make_operand(g.dv),
                     .dlse = make_lse(p, g.dlse),
                     .dbias = make_score_operand(p, g.dbias)};
   // Strides of an empty dbias are 0, which would read as reduced axes.
@@ -124,11 +159,12 @@ AttentionArgs make_backward_args(const Problem& p, const headrace_attention_tens
 }
 
 Status validate_lengths(const Problem& p, const AttentionArgs& args) {
-  if (!p.is_ragged) return std::nullopt;
-  const std::int32_t* cu_q = args.ragged.cu_seqlens_q;
-  const std::int32_t* cu_k = args.ragged.cu_seqlens_k;
-  if (auto bad = check_lengths("q", cu_q, p.batch, p.total_q, p.seqlen_q)) return bad;
-  if (auto bad = check_lengths("k", cu_k, p.batch, p.total_k, p.seqlen_k)) return bad;
+  if (!has_device_lengths(p)) return std::nullopt;
+  if (p.is_ragged)
+    HEADRACE_TRY(check_lengths("q", args.ragged.cu_seqlens_q, p.batch, p.total_q, p.seqlen_q));
+  if (has_ragged_keys(p))
+    HEADRACE_TRY(check_lengths("k", args.ragged.cu_seqlens_k, p.batch, p.total_k, p.seqlen_k));
+  if (p.has_seqused_k) HEADRACE_TRY(check_used_keys(p, args));
   if (!p.has_tree_mask) return std::nullopt;
   for (std::int64_t i = 0; i < p.batch; ++i) {
     const Sequence seq = sequence_of(p, args, i);

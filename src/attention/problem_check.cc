@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "attention/validate.h"
+#include "base/math.h"
 
 namespace headrace {
 namespace {
@@ -17,9 +18,10 @@ Status check_sizes(const Problem& p) {
     const char* name;
     std::int64_t size;
   } sizes[] = {
-      {"batch", p.batch},       {"seqlen_q", p.seqlen_q},         {"seqlen_k", p.seqlen_k},
-      {"total_q", p.total_q},   {"total_k", p.total_k},           {"num_heads", p.num_heads},
-      {"head_dim", p.head_dim}, {"num_kv_heads", p.num_kv_heads}, {"head_dim_v", p.head_dim_v}};
+      {"batch", p.batch},         {"seqlen_q", p.seqlen_q},         {"seqlen_k", p.seqlen_k},
+      {"total_q", p.total_q},     {"total_k", p.total_k},           {"num_heads", p.num_heads},
+      {"head_dim", p.head_dim},   {"num_kv_heads", p.num_kv_heads}, {"head_dim_v", p.head_dim_v},
+      {"page_size", p.page_size}, {"num_pages", p.num_pages},       {"max_pages", p.max_pages}};
   for (const auto& [name, size] : sizes) {
     if (size < 0 || size > kMaxSize)
       return invalid_argument("problem.{}={}: must be 0 to {}; correct the shape it comes from",
@@ -146,10 +148,11 @@ Status check_combinations(const Problem& p) {
         "tree_mask with seqlen_q={} and seqlen_k={}: seqlen_q must be at most seqlen_k (the draft "
         "queries are the last keys); append their keys to k and v first",
         p.seqlen_q, p.seqlen_k);
-  if (p.has_probs && p.is_ragged)
+  if (p.has_probs && has_device_lengths(p))
     return invalid_argument(
-        "probs given for a ragged batch: only dense batches support probs; call without probs or "
-        "one sequence at a time");
+        "probs given for {}: only dense batches of equal lengths support probs; call without probs "
+        "or one sequence at a time",
+        p.is_ragged ? "a ragged batch" : "a batch with seqused_k");
   std::int64_t count = p.batch;
   if (p.has_probs &&
       (__builtin_mul_overflow(count, p.num_heads, &count) ||
@@ -159,6 +162,21 @@ Status check_combinations(const Problem& p) {
         "probs of shape [{}, {}, {}, {}]: must have at most {} elements (probs are for debugging "
         "small shapes); call without probs or on a slice",
         p.batch, p.num_heads, p.seqlen_q, p.seqlen_k, kMaxProbsElements);
+  if (!has_pages(p) && (p.num_pages != 0 || p.max_pages != 0))
+    return invalid_argument(
+        "problem.num_pages={}, problem.max_pages={}: must be 0 without pages; set page_size or "
+        "clear them",
+        p.num_pages, p.max_pages);
+  if (has_pages(p) && (!p.has_seqused_k || p.total_k != 0))
+    return invalid_argument(
+        "problem.page_size={} with has_seqused_k={} and total_k={}: keys in pages have seqused_k "
+        "and no total_k; set has_seqused_k and clear total_k",
+        p.page_size, p.has_seqused_k, p.total_k);
+  if (has_pages(p) && p.seqlen_k > saturating_product({p.max_pages, p.page_size}))
+    return invalid_argument(
+        "problem.seqlen_k={}: must be at most max_pages={} * page_size={}; set it to the longest "
+        "length or add columns to block_table",
+        p.seqlen_k, p.max_pages, p.page_size);
   if (!p.is_ragged && (p.total_q != 0 || p.total_k != 0))
     return invalid_argument(
         "problem.total_q={}, problem.total_k={}: must be 0 for a dense batch; "
@@ -180,7 +198,8 @@ Status check_phase(const Problem& p) {
       {"has_dlse", p.has_dlse != 0, is_backward(p), "phase 1 (backward)"},
       {"has_dbias", p.has_dbias != 0, is_backward(p) && has_bias(p), "phase 1 and a bias"},
       {"has_dsinks", p.has_dsinks != 0, is_backward(p) && p.has_sinks, "phase 1 and sinks"},
-      {"has_probs", p.has_probs != 0, !is_backward(p), "phase 0 (forward)"}};
+      {"has_probs", p.has_probs != 0, !is_backward(p), "phase 0 (forward)"},
+      {"has_seqused_k", p.has_seqused_k != 0, !is_backward(p), "phase 0 (forward)"}};
   for (const auto& [name, is_set, is_allowed, rule] : flags) {
     if (is_set && !is_allowed)
       return invalid_argument("problem.{}=1: needs {}; clear it or set that", name, rule);
@@ -228,7 +247,8 @@ Status check_ragged(const Problem& p) {
 void tighten_bounds(Problem& p) {
   if (!p.is_ragged) return;
   p.seqlen_q = std::min(p.seqlen_q, p.total_q);
-  if (!has_bias(p) && !p.has_mask) p.seqlen_k = std::min(p.seqlen_k, p.total_k);
+  if (has_ragged_keys(p) && !has_bias(p) && !p.has_mask)
+    p.seqlen_k = std::min(p.seqlen_k, p.total_k);
 }
 
 std::int64_t open_if_idle(std::int64_t window, const Problem& p) {
@@ -273,7 +293,7 @@ Result<Problem> check_problem(const Problem& problem) {
   p.window_right = open_if_idle(p.window_right, p);
   for (std::int32_t* flag :
        {&p.is_ragged, &p.has_alibi, &p.has_mask, &p.has_tree_mask, &p.has_sinks, &p.has_lse,
-        &p.has_probs, &p.has_dlse, &p.has_dbias, &p.has_dsinks, &p.deterministic,
+        &p.has_probs, &p.has_seqused_k, &p.has_dlse, &p.has_dbias, &p.has_dsinks, &p.deterministic,
         &p.strict_fallback, &p.strict_rows, &p.checked, &p.has_negative_strides})
     *flag = *flag != 0;
   if (p.alignment == 0) p.alignment = kWholeAlignment;
@@ -293,6 +313,8 @@ Status check_same_problem(const Problem& planned, const Problem& call) {
       HEADRACE_FIELD(has_alibi),     HEADRACE_FIELD(has_mask),   HEADRACE_FIELD(has_sinks),
       HEADRACE_FIELD(has_tree_mask), HEADRACE_FIELD(has_lse),    HEADRACE_FIELD(has_probs),
       HEADRACE_FIELD(has_dlse),      HEADRACE_FIELD(has_dbias),  HEADRACE_FIELD(has_dsinks),
+      HEADRACE_FIELD(has_seqused_k), HEADRACE_FIELD(page_size),  HEADRACE_FIELD(num_pages),
+      HEADRACE_FIELD(max_pages),
 #undef HEADRACE_FIELD
   };
   for (const auto& [name, expected, arrived] : fields) {

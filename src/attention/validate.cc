@@ -17,16 +17,27 @@ constexpr const char* kDense = "[batch, seqlen_q or seqlen_k, heads, dim]";
 constexpr const char* kRagged = "[total, heads, dim] (cu_seqlens_q and cu_seqlens_k are given)";
 constexpr const char* kDenseHint =
     "[batch, seqlen, heads, dim], or pass cu_seqlens_q and cu_seqlens_k for a ragged batch";
+constexpr const char* kPages = "[num_pages, page_size, num_kv_heads, dim] (block_table is given)";
 
 constexpr std::int64_t kMaxSequences = INT32_MAX;
+constexpr std::int64_t kMaxLength = INT32_MAX;  // of a sequence
 
-// Checked first: cu_seqlens determine the rank of all other tensors.
+// Of q and out, and of k and v.
+enum class RowLayout { dense, ragged, pages };
+
+// Checked first: cu_seqlens determine the rank of all other tensors. Keys in pages have none.
 Status check_cu_seqlens(const Tensors& t, const Options& options, Problem& p) {
+  const bool is_paged = is_given(t.block_table);
   p.is_ragged = is_given(t.cu_seqlens_q) || is_given(t.cu_seqlens_k);
   if (!p.is_ragged) return std::nullopt;
+  if (is_paged && is_given(t.cu_seqlens_k))
+    return invalid_argument(
+        "cu_seqlens_k: given with block_table, but keys in pages are not packed; pass their number "
+        "in seqused_k and leave cu_seqlens_k out");
   for (const auto& [name, tensor] : {NamedTensor{"cu_seqlens_q", &t.cu_seqlens_q},
                                      NamedTensor{"cu_seqlens_k", &t.cu_seqlens_k}}) {
     const headrace_tensor& view = *tensor;
+    if (is_paged && tensor == &t.cu_seqlens_k) continue;
     if (!is_given(view))
       return invalid_argument(
           "{}: not given, but the other one is; a ragged batch needs cu_seqlens_q and "
@@ -43,19 +54,22 @@ Status check_cu_seqlens(const Tensors& t, const Options& options, Problem& p) {
   }
   p.batch = t.cu_seqlens_q.shape[0] - 1;
   const Axis axis{"batch + 1", p.batch + 1, "cu_seqlens_q"};
-  HEADRACE_TRY(check_shape("cu_seqlens_k", t.cu_seqlens_k, {&axis, 1}));
+  if (!is_paged) HEADRACE_TRY(check_shape("cu_seqlens_k", t.cu_seqlens_k, {&axis, 1}));
   p.seqlen_q = options.max_seqlen_q;
   p.seqlen_k = options.max_seqlen_k;
   return std::nullopt;
 }
 
-Status check_operand_view(const NamedTensor& x, const Problem& p, std::int32_t dtype,
+Status check_operand_view(const NamedTensor& x, RowLayout layout, std::int32_t dtype,
                           const char* required) {
   const auto& [name, tensor] = x;
+  const bool is_ragged = layout == RowLayout::ragged;
+  const char* text = layout == RowLayout::pages ? kPages : is_ragged ? kRagged : kDense;
   if (!is_given(*tensor))
     return invalid_argument("{}: not given; {} are required; pass {} as {}", name, required, name,
-                            p.is_ragged ? kRagged : kDense);
-  HEADRACE_TRY(check_view(name, *tensor, p.is_ragged ? 3 : 4, p.is_ragged ? kRagged : kDenseHint));
+                            text);
+  HEADRACE_TRY(
+      check_view(name, *tensor, is_ragged ? 3 : 4, layout == RowLayout::dense ? kDenseHint : text));
   if (tensor->dtype == dtype) return std::nullopt;
   return invalid_argument("{}.dtype={}: must equal q.dtype={}; convert {}", name,
                           dtype_name(type_of(*tensor)), dtype_name(static_cast<DType>(dtype)),
@@ -64,6 +78,11 @@ Status check_operand_view(const NamedTensor& x, const Problem& p, std::int32_t d
 
 Status check_operand_shape(const NamedTensor& x, const Problem& p, const OperandShape& shape) {
   const char* from = shape.is_of_q ? "q" : "k";
+  if (!shape.is_of_q && has_pages(p)) {
+    const Axis layout[] = {
+        {"num_pages", p.num_pages, "k"}, {"page_size", p.page_size, "k"}, shape.heads, shape.dim};
+    return check_shape(x.name, *x.tensor, layout);
+  }
   const std::int64_t total = shape.is_of_q ? p.total_q : p.total_k;
   const std::int64_t seqlen = shape.is_of_q ? p.seqlen_q : p.seqlen_k;
   const Axis rows{p.is_ragged ? (shape.is_of_q ? "total_q" : "total_k")
@@ -74,29 +93,42 @@ Status check_operand_shape(const NamedTensor& x, const Problem& p, const Operand
   return check_shape(x.name, *x.tensor, std::span(layout).subspan(p.is_ragged ? 1 : 0));
 }
 
-void read_sizes(const Tensors& t, Problem& p) {
-  const int heads = p.is_ragged ? 1 : 2;
+void read_sizes(const Tensors& t, const Options& options, Problem& p) {
   if (p.is_ragged) {
     p.total_q = t.q.shape[0];
-    p.total_k = t.k.shape[0];
   } else {
     p.batch = t.q.shape[0];
     p.seqlen_q = t.q.shape[1];
+  }
+  if (is_given(t.block_table)) {
+    p.num_pages = t.k.shape[0];
+    p.page_size = t.k.shape[1];
+    p.max_pages = t.block_table.shape[1];
+    p.seqlen_k = std::min(saturating_product({p.max_pages, p.page_size}), kMaxLength);
+    if (options.max_seqlen_k != 0) p.seqlen_k = std::min(p.seqlen_k, options.max_seqlen_k);
+  } else if (p.is_ragged) {
+    p.total_k = t.k.shape[0];
+  } else {
     p.seqlen_k = t.k.shape[1];
   }
-  p.num_heads = t.q.shape[heads];
-  p.num_kv_heads = t.k.shape[heads];
-  p.head_dim = t.q.shape[heads + 1];
-  p.head_dim_v = t.v.shape[heads + 1];
+  p.num_heads = t.q.shape[t.q.rank - 2];
+  p.num_kv_heads = t.k.shape[t.k.rank - 2];
+  p.head_dim = t.q.shape[t.q.rank - 1];
+  p.head_dim_v = t.v.shape[t.v.rank - 1];
   p.dtype = t.q.dtype;
 }
 
 // q, k, v, out. q, k and v define the sizes; the others must match.
-Status check_operands(const Tensors& t, Problem& p) {
+Status check_operands(const Tensors& t, const Options& options, Problem& p) {
   const NamedTensor q{"q", &t.q}, k{"k", &t.k}, v{"v", &t.v}, out{"out", &t.out};
-  for (const NamedTensor& x : {q, k, v, out})
-    HEADRACE_TRY(check_operand_view(x, p, t.q.dtype, "q, k, v and out"));
-  read_sizes(t, p);
+  const RowLayout rows = p.is_ragged ? RowLayout::ragged : RowLayout::dense;
+  const RowLayout keys = is_given(t.block_table) ? RowLayout::pages : rows;
+  for (const auto& [x, layout] : {std::pair{q, rows}, {k, keys}, {v, keys}, {out, rows}})
+    HEADRACE_TRY(check_operand_view(x, layout, t.q.dtype, "q, k, v and out"));
+  if (is_given(t.block_table) && t.k.shape[1] < 1)
+    return invalid_argument("k.shape[1]={}: the page size must be at least 1; pass k and v as {}",
+                            t.k.shape[1], kPages);
+  read_sizes(t, options, p);
   const Axis heads{"num_heads", p.num_heads, "q"};
   const Axis kv_heads{"num_kv_heads", p.num_kv_heads, "k"};
   const Axis dim{"head_dim", p.head_dim, "q"};
@@ -108,6 +140,31 @@ Status check_operands(const Tensors& t, Problem& p) {
   HEADRACE_TRY(check_inner_stride("k", t.k, "head_dim"));
   HEADRACE_TRY(check_inner_stride("v", t.v, "head_dim_v"));
   return check_inner_stride("out", t.out, "head_dim_v");
+}
+
+// Their shapes come behind those of q, k and v.
+Status check_used_keys(const Tensors& t, Problem& p) {
+  const Axis batch{"batch", p.batch, "q"};
+  p.has_seqused_k = is_given(t.seqused_k);
+  if (p.has_seqused_k) {
+    HEADRACE_TRY(check_view("seqused_k", t.seqused_k, 1, "i32 [batch]"));
+    HEADRACE_TRY(check_dtype("seqused_k", t.seqused_k, DType::i32, ""));
+    HEADRACE_TRY(check_shape("seqused_k", t.seqused_k, {&batch, 1}));
+  }
+  if (!has_pages(p)) return std::nullopt;
+  if (!p.has_seqused_k)
+    return invalid_argument(
+        "seqused_k: not given, but block_table is; pass i32 [batch], the keys of each sequence");
+  const Axis layout[] = {batch, {"max_pages", p.max_pages, "block_table"}};
+  return check_shape("block_table", t.block_table, layout);
+}
+
+// Before q, k and v, whose layout it determines.
+Status check_block_table(const Tensors& t) {
+  if (!is_given(t.block_table)) return std::nullopt;
+  HEADRACE_TRY(check_view("block_table", t.block_table, 2, "i32 [batch, max_pages]"));
+  HEADRACE_TRY(check_dtype("block_table", t.block_table, DType::i32, ""));
+  return check_inner_stride("block_table", t.block_table, "max_pages");
 }
 
 // lse and probs: f32; f64 for f64 inputs.
@@ -233,7 +290,8 @@ Status check_dtype(const char* name, const headrace_tensor& tensor, DType expect
 }
 
 Status check_operand(const NamedTensor& x, const Problem& p, const OperandShape& shape) {
-  HEADRACE_TRY(check_operand_view(x, p, p.dtype, "dout, dq, dk and dv"));
+  const RowLayout layout = p.is_ragged ? RowLayout::ragged : RowLayout::dense;
+  HEADRACE_TRY(check_operand_view(x, layout, p.dtype, "dout, dq, dk and dv"));
   HEADRACE_TRY(check_operand_shape(x, p, shape));
   return check_inner_stride(x.name, *x.tensor, shape.dim.name);
 }
@@ -300,8 +358,10 @@ void read_layout(std::span<const NamedTensor> operands, Problem& p) {
 
 Status read_problem(const Tensors& t, const Options& options, Problem& p) {
   read_options(options, p);
+  HEADRACE_TRY(check_block_table(t));
   HEADRACE_TRY(check_cu_seqlens(t, options, p));
-  HEADRACE_TRY(check_operands(t, p));
+  HEADRACE_TRY(check_operands(t, options, p));
+  HEADRACE_TRY(check_used_keys(t, p));
   p.has_lse = is_given(t.lse);
   if (p.has_lse) HEADRACE_TRY(check_lse({"lse", &t.lse}, p));
   HEADRACE_TRY(check_bias_and_mask(t, p));
@@ -318,6 +378,8 @@ Result<Problem> validate(const Tensors& t, const Options& options) {
                              {"v", &t.v},
                              {"cu_seqlens_q", &t.cu_seqlens_q},
                              {"cu_seqlens_k", &t.cu_seqlens_k},
+                             {"block_table", &t.block_table},
+                             {"seqused_k", &t.seqused_k},
                              {"alibi_slopes", &t.alibi_slopes},
                              {"bias", &t.bias},
                              {"mask", &t.mask},
@@ -326,7 +388,7 @@ Result<Problem> validate(const Tensors& t, const Options& options) {
                              {"out", &t.out},
                              {"lse", &t.lse},
                              {"probs", &t.probs}};
-  constexpr std::size_t kNumInputs = 10;
+  constexpr std::size_t kNumInputs = 12;
   read_layout(std::array{all[0], all[1], all[2], all[kNumInputs]}, p);
   if (auto bad = check_devices(t.q, all)) return std::move(*bad);
   Result<Problem> checked = check_problem(p);

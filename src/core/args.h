@@ -21,6 +21,15 @@ struct Ragged {
   const std::int32_t* cu_seqlens_k = nullptr;  // [batch + 1]
 };
 
+// Where the keys of a sequence lie if k and v are pages (stride_batch is then that of a page), and
+// how many they are. All null without.
+struct PagedKeys {
+  const std::int32_t* block_table = nullptr;  // [batch][max_pages], rows contiguous
+  std::int64_t stride_batch = 0;              // of block_table
+  const std::int32_t* seqused_k = nullptr;    // [batch]; also given without pages
+  std::int64_t seqused_stride = 0;
+};
+
 // bias, mask, dbias: [batch, num_heads, seqlen_q, seqlen_k]; ragged: [num_heads, total_q,
 // max_seqlen_k], stride_batch 0 and the query index counts from the start of the packed rows
 // (unless the query axis broadcasts).
@@ -50,6 +59,7 @@ struct AttentionArgs {
   Operand q, k, v, out;
   LseOperand lse;
   Ragged ragged;
+  PagedKeys paged;
   ScoreOperand bias, mask;              // data may be null
   const float* alibi_slopes = nullptr;  // may be null
   std::int64_t alibi_stride_batch = 0, alibi_stride_head = 0;
@@ -69,19 +79,35 @@ struct Sequence {
 };
 
 inline Sequence sequence_of(const Problem& p, const AttentionArgs& args, std::int64_t batch_idx) {
-  if (!p.is_ragged) return {.seqlen_q = p.seqlen_q, .seqlen_k = p.seqlen_k};
-  const std::int32_t* cu_q = args.ragged.cu_seqlens_q + batch_idx;
-  const std::int32_t* cu_k = args.ragged.cu_seqlens_k + batch_idx;
-  return {.row_q = cu_q[0],
-          .row_k = cu_k[0],
-          .seqlen_q = cu_q[1] - cu_q[0],
-          .seqlen_k = cu_k[1] - cu_k[0]};
+  Sequence sequence{.seqlen_q = p.seqlen_q, .seqlen_k = p.seqlen_k};
+  if (p.is_ragged) {
+    const std::int32_t* cu_q = args.ragged.cu_seqlens_q + batch_idx;
+    sequence.row_q = cu_q[0];
+    sequence.seqlen_q = cu_q[1] - cu_q[0];
+  }
+  if (has_ragged_keys(p)) {
+    const std::int32_t* cu_k = args.ragged.cu_seqlens_k + batch_idx;
+    sequence.row_k = cu_k[0];
+    sequence.seqlen_k = cu_k[1] - cu_k[0];
+  }
+  if (p.has_seqused_k)
+    sequence.seqlen_k = args.paged.seqused_k[batch_idx * args.paged.seqused_stride];
+  return sequence;
 }
 
 // Element offset of a row of a sequence in q, k, v or out.
 constexpr std::int64_t row_offset(const Operand& x, std::int64_t batch_idx, std::int64_t row,
                                   std::int64_t head) {
   return batch_idx * x.stride_batch + row * x.stride_seq + head * x.stride_head;
+}
+
+// Element offset of a key of a sequence in k or v.
+constexpr std::int64_t key_offset(const Problem& p, const PagedKeys& paged, const Operand& x,
+                                  const Sequence& sequence, std::int64_t batch_idx,
+                                  std::int64_t key, std::int64_t kv_head) {
+  if (!has_pages(p)) return row_offset(x, batch_idx, sequence.row_k + key, kv_head);
+  const std::int64_t page = paged.block_table[batch_idx * paged.stride_batch + key / p.page_size];
+  return row_offset(x, page, key % p.page_size, kv_head);
 }
 
 }  // namespace headrace

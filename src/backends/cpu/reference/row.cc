@@ -31,7 +31,7 @@ double score_of(const Problem& p, const AttentionArgs& args, const Sequence& seq
                 double& magnitude) {
   const std::int64_t q = row_offset(args.q, batch_idx, sequence.row_q + q_idx, head);
   const std::int64_t k =
-      row_offset(args.k, batch_idx, sequence.row_k + k_idx, head / group_size(p));
+      key_offset(p, args.paged, args.k, sequence, batch_idx, k_idx, head / group_size(p));
   double dot = 0, absolute = 0;
   for (std::int64_t d = 0; d < p.head_dim; ++d) {
     const double product = load(p, args.q, q + d) * load(p, args.k, k + d);
@@ -139,7 +139,8 @@ void attention_row(const Problem& p, const AttentionArgs& args, const Sequence& 
     double& weight = row.probs[static_cast<std::size_t>(j)];
     if (has_dropout(p))
       weight *= is_kept(p, args, batch_idx, head, q_idx, j) ? keep_factor(p) : 0.0;
-    const std::int64_t v = row_offset(args.v, batch_idx, sequence.row_k + j, head / group_size(p));
+    const std::int64_t v =
+        key_offset(p, args.paged, args.v, sequence, batch_idx, j, head / group_size(p));
     for (std::int64_t d = 0; d < p.head_dim_v; ++d) {
       const double term = weight * load(p, args.v, v + d);
       row.out[static_cast<std::size_t>(d)] += term;

@@ -10,9 +10,9 @@ namespace headrace::cuda {
 
 __device__ inline void report_length_error(std::uint32_t* error_word, LengthError kind,
                                            std::int64_t batch_idx) {
-  const std::uint32_t entry = static_cast<std::uint32_t>(batch_idx) & 0x3fffffffu;
+  const std::uint32_t entry = static_cast<std::uint32_t>(batch_idx) & kLengthErrorEntry;
   atomicCAS(error_word, 0u,
-            static_cast<std::uint32_t>(kind) << 30 | entry);  // the first error stays
+            static_cast<std::uint32_t>(kind) << kLengthErrorShift | entry);  // the first stays
 }
 
 struct RowRange {
@@ -48,6 +48,40 @@ __device__ inline Sequence device_sequence(const Problem& p, const Ragged& ragge
       report_length_error(error_word, LengthError::tree_mask, batch_idx);
   }
   return {.row_q = q.begin, .row_k = k.begin, .seqlen_q = q.length, .seqlen_k = k.length};
+}
+
+// The same with seqused_k and pages, which only some kernels take.
+__device__ inline Sequence sequence_with_used_keys(const Problem& p, const AttentionArgs& args,
+                                                   std::int64_t batch_idx, bool reports,
+                                                   std::uint32_t* error_word) {
+  Sequence sequence{.seqlen_q = p.seqlen_q, .seqlen_k = p.seqlen_k};
+  if (has_ragged_keys(p)) {
+    sequence = device_sequence(p, args.ragged, batch_idx, reports, error_word);
+  } else if (p.is_ragged) {
+    const RowRange q =
+        rows_of_sequence(args.ragged.cu_seqlens_q, batch_idx, p.batch, p.total_q, p.seqlen_q);
+    if (reports && !q.is_valid)
+      report_length_error(error_word, LengthError::cu_seqlens_q, batch_idx);
+    sequence.row_q = q.begin;
+    sequence.seqlen_q = q.length;
+  }
+  if (!p.has_seqused_k) return sequence;
+  const std::int64_t used = args.paged.seqused_k[batch_idx * args.paged.seqused_stride];
+  const std::int64_t clamped = min(max(used, std::int64_t{0}), sequence.seqlen_k);
+  if (reports && used != clamped)
+    report_length_error(error_word, LengthError::seqused_k, batch_idx);
+  sequence.seqlen_k = clamped;
+  if (reports && p.has_tree_mask && sequence.seqlen_q > clamped)
+    report_length_error(error_word, LengthError::tree_mask, batch_idx);
+  return sequence;
+}
+
+// Whether the key's page exists; true without pages.
+__device__ inline bool has_page(const Problem& p, const PagedKeys& paged, std::int64_t batch_idx,
+                                std::int64_t key) {
+  if (!has_pages(p)) return true;
+  const std::int64_t page = paged.block_table[batch_idx * paged.stride_batch + key / p.page_size];
+  return page >= 0 && page < p.num_pages;
 }
 
 }  // namespace headrace::cuda

@@ -11,12 +11,24 @@ namespace {
 __device__ std::uint32_t device_error_word;
 
 Failure length_failure(std::uint32_t word, int device_id) {
-  const std::uint32_t entry = word & 0x3fffffffu;
-  const auto kind = static_cast<LengthError>(word >> 30);
+  const std::uint32_t entry = word & kLengthErrorEntry;
+  const auto kind = static_cast<LengthError>(word >> kLengthErrorShift);
   if (kind == LengthError::tree_mask)
     return invalid_argument(
         "tree_mask on cuda:{}: sequence {} has more queries than keys; the drafted queries are the "
         "last keys, so append their keys first; options.checked=1 shows the lengths",
+        device_id, entry);
+  if (kind == LengthError::seqused_k)
+    return invalid_argument(
+        "seqused_k on cuda:{}: entry {} (the first that was seen) was clamped to the keys that the "
+        "sequence can have: it must be 0 to seqlen_k, max_seqlen_k or the rows of the sequence; "
+        "options.checked=1 names the value before anything runs",
+        device_id, entry);
+  if (kind == LengthError::block_table)
+    return invalid_argument(
+        "block_table on cuda:{}: a used entry of sequence {} (the first that was seen) is no page "
+        "of k and v, and its keys were not read: it must be 0 to num_pages - 1; options.checked=1 "
+        "names the entry before anything runs",
         device_id, entry);
   const char* side = kind == LengthError::cu_seqlens_q ? "q" : "k";
   return invalid_argument(

@@ -8,8 +8,16 @@
 
 namespace headrace::cuda {
 
-// The rule in the two high bits, the low 30 bits of the batch index below. 0: no error.
-enum class LengthError : std::uint32_t { cu_seqlens_q = 1, cu_seqlens_k = 2, tree_mask = 3 };
+// The rule in the high bits, the low bits of the batch index below. 0: no error.
+enum class LengthError : std::uint32_t {
+  cu_seqlens_q = 1,
+  cu_seqlens_k = 2,
+  tree_mask = 3,
+  seqused_k = 4,
+  block_table = 5
+};
+inline constexpr int kLengthErrorShift = 29;
+inline constexpr std::uint32_t kLengthErrorEntry = (1u << kLengthErrorShift) - 1;
 
 // Address on the current device; constant for the life of the process.
 Result<std::uint32_t*> error_word(int device_id);

@@ -20,6 +20,8 @@ Status check_pointers(const AttentionArgs& args, Workspace workspace, int device
                   {"lse", args.lse.data},
                   {"cu_seqlens_q", args.ragged.cu_seqlens_q},
                   {"cu_seqlens_k", args.ragged.cu_seqlens_k},
+                  {"block_table", args.paged.block_table},
+                  {"seqused_k", args.paged.seqused_k},
                   {"bias", args.bias.data},
                   {"mask", args.mask.data},
                   {"alibi_slopes", args.alibi_slopes},
@@ -65,15 +67,25 @@ Result<HostLengths> read_lengths(const Plan& plan, const AttentionArgs& args, St
   const DeviceScope scope(plan.device.device_id);
   if (scope.status()) return *scope.status();
   HostLengths host;
-  const auto count = static_cast<std::size_t>(plan.problem.batch) + 1;
+  const Problem& p = plan.problem;
+  const auto rows = [&](std::int64_t stride, std::int64_t columns) {
+    return p.batch == 0 ? std::int64_t{0} : (p.batch - 1) * stride + columns;
+  };
   const struct {
     const char* name;
     const std::int32_t* from;
+    std::int64_t count;
     std::vector<std::int32_t>& to;
-  } copies[] = {{"cu_seqlens_q", args.ragged.cu_seqlens_q, host.cu_seqlens_q},
-                {"cu_seqlens_k", args.ragged.cu_seqlens_k, host.cu_seqlens_k}};
+  } copies[] = {
+      {"cu_seqlens_q", args.ragged.cu_seqlens_q, p.batch + 1, host.cu_seqlens_q},
+      {"cu_seqlens_k", args.ragged.cu_seqlens_k, p.batch + 1, host.cu_seqlens_k},
+      {"seqused_k", args.paged.seqused_k, rows(args.paged.seqused_stride, 1), host.seqused_k},
+      {"block_table", args.paged.block_table, rows(args.paged.stride_batch, p.max_pages),
+       host.block_table}};
   auto* cuda_stream = static_cast<cudaStream_t>(stream);
-  for (const auto& [name, from, to] : copies) {
+  for (const auto& [name, from, num_entries, to] : copies) {
+    if (from == nullptr || num_entries == 0) continue;
+    const auto count = static_cast<std::size_t>(num_entries);
     if (Status bad = check_pointer(name, from, plan.device.device_id)) return std::move(*bad);
     to.resize(count);
     if (Status bad = cuda_status(

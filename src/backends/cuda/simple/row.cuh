@@ -16,10 +16,18 @@ struct RowPlace {
 __device__ inline RowPlace place_of(const Problem& p, std::int64_t idx) {
   return {idx / p.seqlen_q / p.num_heads, idx / p.seqlen_q % p.num_heads, idx % p.seqlen_q};
 }
-// One thread per sequence reports lengths that break a rule.
+// One thread per sequence reports lengths and pages that break a rule.
 __device__ inline Sequence sequence_at(const Params& c, const RowPlace& place, int lane) {
+  const Problem& p = c.problem;
   const bool reports = place.q_idx == 0 && place.head == 0 && lane == 0;
-  return device_sequence(c.problem, c.args.ragged, place.batch_idx, reports, c.error_word);
+  const Sequence sequence =
+      sequence_with_used_keys(p, c.args, place.batch_idx, reports, c.error_word);
+  if (reports && has_pages(p)) {
+    for (std::int64_t key = 0; key < sequence.seqlen_k; key += p.page_size)
+      if (!has_page(p, c.args.paged, place.batch_idx, key))
+        report_length_error(c.error_word, LengthError::block_table, place.batch_idx);
+  }
+  return sequence;
 }
 
 template <class T, int kPerLane, class Real>
@@ -59,10 +67,14 @@ class ScoreRow {
       to[i] =
           column(i) < dim ? load_real(static_cast<const T*>(x.data), from + column(i)) : Real(0);
   }
-  // Dot product of registers and a row in memory, the same value in every lane.
-  __device__ Real dot(const Real (&mine)[kPerLane], const Operand& x, std::int64_t row,
+  // Offset of key j in k or v (dk or dv).
+  __device__ std::int64_t key_row(const Operand& x, std::int64_t j) const {
+    return key_offset(p_, args_.paged, x, sequence_, place_.batch_idx, j, kv_head_);
+  }
+  // Dot product of registers and a key's row in memory, the same value in every lane.
+  __device__ Real dot(const Real (&mine)[kPerLane], const Operand& x, std::int64_t j,
                       std::int64_t dim) const {
-    const std::int64_t from = row_offset(x, place_.batch_idx, row, kv_head_);
+    const std::int64_t from = key_row(x, j);
     Real sum = 0;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i)
@@ -75,7 +87,7 @@ class ScoreRow {
   __device__ void load_query() { load_columns(args_.q, row_q(), place_.head, p_.head_dim, q_); }
   // scale * q.k of key j.
   __device__ Real scaled_product(std::int64_t j) const {
-    return dot(q_, args_.k, sequence_.row_k + j, p_.head_dim) * Real(p_.softmax_scale);
+    return dot(q_, args_.k, j, p_.head_dim) * Real(p_.softmax_scale);
   }
   // Softcap, ALiBi, bias.
   __device__ Real score(std::int64_t j, Real s) const {
@@ -90,8 +102,10 @@ class ScoreRow {
   }
   __device__ Real score(std::int64_t j) const { return score(j, scaled_product(j)); }
 
-  // Bool mask and tree mask; keys_ already has the causal mask and the window.
+  // Bool mask and tree mask; keys_ already has the causal mask and the window. Keys of a page that
+  // does not exist are hidden.
   __device__ bool sees(std::int64_t j) const {
+    if (!has_page(p_, args_.paged, place_.batch_idx, j)) return false;
     if (args_.mask.data != nullptr &&
         static_cast<const std::uint8_t*>(args_.mask.data)[score_offset(args_.mask, j)] == 0)
       return false;

@@ -121,10 +121,11 @@ struct Partials {
 inline Partials partials_layout(const Problem& p, const Scratch& scratch) {
   const int64_t row_floats = scratch.o_stride + 16;
   const int64_t rows = std::min(p.seqlen_q * group_size(p), kSplitRows);
-  if (!p.is_ragged) return {plan_sequence(p, p.seqlen_q, p.seqlen_k).num_splits, rows, row_floats};
-  // A ragged batch may contain any shorter sequence, and a shorter one may have more splits (16384
-  // keys: 32 splits of 512; 16385 keys: 26 of 640). So use the upper bound of the number of splits,
-  // not the splits of the longest sequence.
+  if (!has_device_lengths(p))
+    return {plan_sequence(p, p.seqlen_q, p.seqlen_k).num_splits, rows, row_floats};
+  // A batch of different lengths may contain any shorter sequence, and a shorter one may have more
+  // splits (16384 keys: 32 splits of 512; 16385 keys: 26 of 640). So use the upper bound of the
+  // number of splits, not the splits of the longest sequence.
   if (p.strict_rows || group_size(p) > kSplitRows) return {1, rows, row_floats};
   const int64_t by_size =
       ceil_div(p.seqlen_k, p.num_splits > 0 ? largest_tile(p).n : kMinSplitKeys);

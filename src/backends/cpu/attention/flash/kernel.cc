@@ -26,6 +26,7 @@ std::string refuses(const Target& target, const Problem& p, const DeviceInfo& de
     return format_text("supports f32, f16 and bf16, not {}", dtype_name(dtype_of(p)));
   if (target.instance.task_body[p.dtype] == nullptr)
     return format_text("is not compiled for {} in this build", dtype_name(dtype_of(p)));
+  if (has_pages(p)) return "reads keys from whole tensors, not from pages";
   if (p.has_probs) return "never materializes the probabilities; only cpu_reference writes probs";
   return {};
 }
@@ -62,7 +63,7 @@ int64_t choose_heads_per_task(const Plan& plan, const AttentionArgs& args, const
   const bool is_side_by_side = args.k.stride_head == p.head_dim &&
                                args.v.stride_head == p.head_dim_v &&
                                args.k.stride_seq > p.head_dim && args.v.stride_seq > p.head_dim_v;
-  if (p.is_ragged || !is_side_by_side ||
+  if (has_device_lengths(p) || !is_side_by_side ||
       plan_sequence(p, p.seqlen_q, p.seqlen_k).path != Path::direct)
     return 1;
   const int64_t tile_bytes =
@@ -119,7 +120,7 @@ Schedule plan(const Target& target, const Problem& p, const DeviceInfo& device) 
                             kDirectRows)
                       : format_text("packed: {} x {} register tiles over packed panels of K and V",
                                     isa.tile_rows, isa.tile_cols);
-  if (p.is_ragged) schedule.note += "; chosen per sequence by its own lengths";
+  if (has_device_lengths(p)) schedule.note += "; chosen per sequence by its own lengths";
   return schedule;
 }
 

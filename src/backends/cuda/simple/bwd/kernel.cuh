@@ -67,7 +67,7 @@ class BackwardRow : public ScoreRow<T, kPerLane> {
     const Real s = this->score(j, product);
     const Real weight = s == -Base::kInfinity ? Real(0) : exp(s - lse_);
     const Real kept = this->kept(j);
-    const Real dp = this->dot(dout_, args_.v, sequence_.row_k + j, p_.head_dim_v);
+    const Real dp = this->dot(dout_, args_.v, j, p_.head_dim_v);
     const Real ds = weight * (dp * kept + shift_);
     Real factor = ds * Real(p_.softmax_scale);
     if (has_softcap(p_)) {

@@ -90,8 +90,7 @@ class ForwardRow : ScoreRow<T, kPerLane> {
         weight /= denominator_;
         weight *= this->kept(j);
         if (lane_ == 0) write_prob(j, weight);
-        const std::int64_t from =
-            row_offset(args_.v, place_.batch_idx, sequence_.row_k + j, kv_head_);
+        const std::int64_t from = this->key_row(args_.v, j);
 #pragma unroll
         for (int i = 0; i < kPerLane; ++i)
           if (column(i) < p_.head_dim_v)

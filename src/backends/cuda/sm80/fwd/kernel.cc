@@ -36,6 +36,8 @@ std::string refuses(const Problem& p, const DeviceInfo& device) {
   if (device.sm < kMinSm)
     return format_text("needs a GPU of sm{} or newer, not sm{}", kMinSm, device.sm);
   if (dtype_of(p) == DType::f64) return "supports f32, f16 and bf16, not f64";
+  if (has_pages(p)) return "reads keys from whole tensors, not from pages";
+  if (p.has_seqused_k) return "takes all keys of k, not the first seqused_k";
   if (p.has_probs) return "does not materialise P; only cuda_simple writes probs";
   if (head_dim_bucket(p) == 0)
     return format_text("supports head dims up to {}, not {} and {}", kMaxHeadDim, p.head_dim,

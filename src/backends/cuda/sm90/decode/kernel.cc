@@ -19,6 +19,7 @@ std::string refused_shape(const Problem& p) {
   if (p.head_dim > kMaxHeadDim || p.head_dim_v > kMaxHeadDim)
     return format_text("head_dim {} with head_dim_v {}: takes up to {}", p.head_dim, p.head_dim_v,
                        kMaxHeadDim);
+  if (has_pages(p) || p.has_seqused_k) return "takes neither pages nor seqused_k";
   if (p.is_ragged) return "takes dense batches, not cu_seqlens";
   if (rows > kMaxRows || p.seqlen_q > kMaxRows)
     return format_text("takes up to {} rows (queries x heads of a group), not {} x {}", kMaxRows,

@@ -85,6 +85,8 @@ const Variant* variant_of(const Problem& p) {
 // ---- refusals
 
 std::string refused_layout(const Problem& p) {
+  if (has_pages(p)) return "reads keys from whole tensors, not from pages";
+  if (p.has_seqused_k) return "takes all keys of k, not the first seqused_k";
   return refused_operands(p, variant_of(p) != nullptr);
 }
 
