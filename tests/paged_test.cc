@@ -24,8 +24,7 @@ TEST(Paged, OlderStructs) {
     std::memset(static_cast<void*>(&made), 0xEE, sizeof made);  // behind the older struct
     headrace_attention_tensors_init(&full);
     full.q = TensorView(in.data(), DType::f32, {1, 4, 2, 8});
-    full.k = full.v =
-        TensorView(in.data(), DType::f32, {is_paged ? 2 : 1, is_paged ? 2 : 4, 2, 8});
+    full.k = full.v = TensorView(in.data(), DType::f32, {is_paged ? 2 : 1, is_paged ? 2 : 4, 2, 8});
     full.out = TensorView(out.data(), DType::f32, {1, 4, 2, 8});
     if (is_paged) full.block_table = TensorView(pages.data(), DType::i32, {1, 2});
     full.seqused_k = TensorView(used.data(), DType::i32, {1});

@@ -5,7 +5,7 @@ import os
 import pathlib
 
 MAX_RANK = 6
-F32, F16, BF16, F64 = 0, 1, 2, 3
+F32, F16, BF16, F64, I32 = 0, 1, 2, 3, 4
 CAUSAL_NONE, CAUSAL_BOTTOM_RIGHT = 0, 1
 CPU, CUDA = 0, 1
 
@@ -62,7 +62,8 @@ class AttentionOptions(ctypes.Structure):
 
 
 _TENSOR_NAMES = (
-    "q k v out lse cu_seqlens_q cu_seqlens_k alibi_slopes bias mask tree_mask sinks probs"
+    "q k v out lse cu_seqlens_q cu_seqlens_k alibi_slopes bias mask tree_mask sinks probs block_table "
+    "seqused_k"
 ).split()
 
 
@@ -92,9 +93,10 @@ class Problem(ctypes.Structure):
             for name in (
                 "dtype bias_dtype causal num_splits is_ragged has_alibi has_mask has_tree_mask "
                 "has_sinks has_lse has_probs strict_fallback strict_rows checked alignment "
-                "has_negative_strides phase has_dlse has_dbias has_dsinks deterministic reserved"
+                "has_negative_strides phase has_dlse has_dbias has_dsinks deterministic has_seqused_k"
             ).split()
         ]
+        + [(name, ctypes.c_int64) for name in "page_size num_pages max_pages".split()]
     )
 
 
@@ -184,11 +186,12 @@ class _HostMemory:
 class Attention:
     """A plan with its tensors and workspace; calling it only runs the plan. `allocate(bytes)` returns the workspace, an
     object with data_ptr(). With `gradients` (dout, dq, dk, dv by name) it is a backward, which needs the forward's lse.
+    `others` are further tensors by name (block_table, seqused_k).
     `keeps` keeps the tensors' memory alive: views do not own it."""
 
     def __init__(
         self, library, q, k, v, out, causal, device, stream=None, allocate=None, lse=None, gradients=None,
-        deterministic=False, keeps=(),
+        deterministic=False, keeps=(), others=None,
     ):  # fmt: skip
         self._library, self._keeps = library, keeps
         c = library.c
@@ -198,6 +201,8 @@ class Attention:
         for name, view in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse)):
             if view is not None:
                 setattr(self._tensors, name, view)
+        for name, view in (others or {}).items():
+            setattr(self._tensors, name, view)
         for name, view in (gradients or {}).items():
             setattr(self._gradients, name, view)
         self._options.causal = causal

@@ -2,6 +2,7 @@
 // on the host.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -13,27 +14,36 @@ namespace headrace::cuda::sm90::decode {
 
 // ---- Splits. Boundaries lie at multiples of these, whatever the lengths: the order of a row's
 // sums depends on its first and last visible key alone.
-inline constexpr int kBlockKeys = 16;   // of a TMA box and an mma
-inline constexpr int kSplitKeys = 64;   // one warp sums them from zero, block by block
-inline constexpr int kGroupSplits = 8;  // consecutive splits are merged as a group,
-inline constexpr int kChunkGroups =
-    4;  // consecutive groups as a chunk, chunks in the order of keys
+inline constexpr int kBlockKeys = 16;    // of an mma; a TMA box has as many or a divisor of them
+inline constexpr int kSplitKeys = 64;    // one warp sums them from zero, block by block
+inline constexpr int kGroupSplits = 8;   // consecutive splits are merged as a group,
+inline constexpr int kChunkGroups = 16;  // groups are appended to a chunk, chunks to the row
 inline constexpr int kGroupKeys = kSplitKeys * kGroupSplits;
 inline constexpr int kSplitBlocks = kSplitKeys / kBlockKeys;
 
-// ---- A CTA: consumer warps, one producer warp, warps that count and merge partial results.
+// ---- A CTA: consumer warps, producer warps, warps that count and merge partial results. One
+// producer warp needs 6 of the 8 microseconds that memory takes for a group: issuing a TMA box
+// takes 45 instructions of one lane.
 inline constexpr int kConsumerWarps = kGroupSplits;
 inline constexpr int kConsumerThreads = 32 * kConsumerWarps;
-inline constexpr int kProducerWarp = kConsumerWarps;
-inline constexpr int kMergeWarps = 3;
+inline constexpr int kProducerWarp = kConsumerWarps;  // the first
+inline constexpr int kProducerWarps = 2;
+inline constexpr int kFedWarps = kConsumerWarps / kProducerWarps;  // by a producer warp
+inline constexpr int kMergeWarp = kProducerWarp + kProducerWarps;  // the first
+inline constexpr int kMergeWarps = 2;
 inline constexpr int kMergeThreads = 32 * kMergeWarps;
-inline constexpr int kThreads = kConsumerThreads + 32 + kMergeThreads;
+inline constexpr int kPartsAtOnce = 16;  // partial results that a merge warp appends at a time
+inline constexpr int kThreads = kConsumerThreads + 32 * kProducerWarps + kMergeThreads;
 
 inline constexpr int kMaxRows = 16;  // queries x heads of a group
 inline constexpr int kMaxHeadDim = 128;
 inline constexpr int kMaxSeqlen = 1 << 29;  // sums of two lengths fit 32 bits
 inline constexpr std::int64_t kMaxItems = std::int64_t{1} << 30;
 inline constexpr int kItemSlots = 2;  // items whose Q is in shared memory
+inline constexpr int kItemBytes = 64;
+// The batch's prefix sums in shared memory: an entry for one sequence, or for as many as a thread
+// gets.
+inline constexpr int kBatchEntries = kThreads;
 
 constexpr int head_dim_bucket(std::int64_t head_dim, std::int64_t head_dim_v) {
   return (head_dim > head_dim_v ? head_dim : head_dim_v) <= 64 ? 64 : 128;
@@ -41,23 +51,22 @@ constexpr int head_dim_bucket(std::int64_t head_dim, std::int64_t head_dim_v) {
 constexpr int row_bucket(std::int64_t rows) { return rows <= 8 ? 8 : 16; }
 
 // Bytes, and offsets in bytes. A ring of blocks for each consumer warp: stage s of warp w is block
-// s
-// * kConsumerWarps + w.
+// s * kConsumerWarps + w.
 struct SmemPlan {
   int block;       // 16 keys of K or V: swizzle atoms of [16, 64]
   int stages;      // of a ring
   int merge_rows;  // rows of a group that are merged at a time
   int merge_pitch, q_pitch;
   int run_sums_bytes;  // 0: a thread has registers for its sums of a run
-  int merge, run_sums, row_sums, q, full, empty, item_full, item_empty, written, opened, items,
-      is_last;
+  int merge, run_sums, row_sums, q, items, batch, merge_pairs, ids, full, empty, announced,
+      item_full, item_empty, written, opened, is_last;
   int total;  // with room for a start at a multiple of 1024 bytes
 };
 constexpr SmemPlan smem_plan(int dim, int rows) {
   SmemPlan s{};
   s.block = kBlockKeys * dim * 2;
   s.merge_rows = 2 * kConsumerThreads / dim;
-  s.run_sums_bytes = rows / s.merge_rows > 2 ? rows / s.merge_rows * 2 * kConsumerThreads * 16 : 0;
+  s.run_sums_bytes = rows / s.merge_rows > 2 ? rows / s.merge_rows * kConsumerThreads * 16 : 0;
   s.stages = dim == 64 ? 12 : s.run_sums_bytes > 0 ? 5 : 6;  // 160 to 192 KiB in flight
   s.merge_pitch = (dim + 8) * 4;                             // rows begin 8 banks apart
   s.q_pitch = 2 * dim + 16;                                  // and rows of Q 4
@@ -65,85 +74,140 @@ constexpr SmemPlan smem_plan(int dim, int rows) {
   s.run_sums = s.merge + kConsumerWarps * s.merge_rows * s.merge_pitch;
   s.row_sums = s.run_sums + s.run_sums_bytes;
   s.q = s.row_sums + kConsumerWarps * rows * 8;
-  s.full = s.q + kItemSlots * rows * s.q_pitch;
+  s.items = s.q + kItemSlots * rows * s.q_pitch;
+  s.batch = s.items + kItemSlots * kItemBytes;
+  s.merge_pairs = s.batch + 2 * kBatchEntries * 4 + 64;
+  s.ids = s.merge_pairs + kMergeWarps * kPartsAtOnce * 8;
+  s.full = s.ids + kItemSlots * 4;
   s.empty = s.full + s.stages * kConsumerWarps * 8;
-  s.item_full = s.empty + s.stages * kConsumerWarps * 8;
+  s.announced = s.empty + s.stages * kConsumerWarps * 8;
+  s.item_full = s.announced + kItemSlots * 8;
   s.item_empty = s.item_full + kItemSlots * 8;
   s.written = s.item_empty + kItemSlots * 8;
   s.opened = s.written + kItemSlots * 8;
-  s.items = s.opened + 8;
-  s.is_last = s.items + kItemSlots * 4;
-  s.total = s.is_last + 4 + 1024;
+  s.is_last = s.opened + 8;
+  s.total = s.is_last + 8 + 1024;
   return s;
 }
 
-// ---- Work
+// ---- Keys of a sequence
 
-// The keys [begin, end) that any row of a sequence sees; empty at 0 where no row sees a key.
-constexpr KeyRange union_of_visible_keys(const Problem& p) {
-  KeyRange all{p.seqlen_k, 0};
-  for (std::int64_t q_idx = 0; q_idx < p.seqlen_q; ++q_idx) {
-    const KeyRange keys = visible_keys(p, q_idx, p.seqlen_q, p.seqlen_k);
-    if (keys.begin == keys.end) continue;
-    all = {keys.begin < all.begin ? keys.begin : all.begin,
-           keys.end > all.end ? keys.end : all.end};
-  }
-  return all.begin < all.end ? all : KeyRange{0, 0};
+// Keys that a query sees on either side of its diagonal.
+inline constexpr int kOpen = 1 << 30;
+struct Window {
+  int left, right;
+  bool is_top_left;
+};
+constexpr Window window_of(const Problem& p) {
+  const auto side = [](std::int64_t size) {
+    return static_cast<int>(size < 0 || size > kOpen ? kOpen : size);
+  };
+  return {side(p.window_left), has_causal(p) ? 0 : side(p.window_right),
+          p.causal == HEADRACE_CAUSAL_TOP_LEFT};
 }
 
-enum class ItemKind { split, run };
-enum class PartialKind { split, group, chunk };
-constexpr int keys_of(PartialKind kind) {
-  if (kind == PartialKind::split) return kSplitKeys;
-  return kind == PartialKind::group ? kGroupKeys : kGroupKeys * kChunkGroups;
+// Query q sees keys from left + q to before min(right + q, seqlen_k); [first_key, end_key) are
+// those that any query sees, empty at 0 where none does.
+struct SequenceKeys {
+  int left, right, first_key, end_key;
+};
+constexpr SequenceKeys keys_of_sequence(const Window& window, int seqlen_q, int seqlen_k) {
+  const int shift = window.is_top_left ? 0 : seqlen_k - seqlen_q;
+  SequenceKeys s{shift - window.left, shift + window.right + 1, 0, 0};
+  // The first and the last query that see a key.
+  const int first = std::max(0, 1 - s.right);
+  const int last = std::min(seqlen_q - 1, seqlen_k - 1 - s.left);
+  if (first > last || seqlen_k == 0) return s;
+  s.first_key = std::max(0, s.left + first);
+  s.end_key = std::min(seqlen_k, s.right + last);
+  return s;
 }
 
-// What a CTA takes at a time of one (sequence, KV head), and what it leaves in the workspace.
-// Numbers of splits, groups and chunks count from key 0.
-struct WorkPlan {
-  int first_key, end_key;  // that any row sees
-  int num_groups;          // first_key / kGroupKeys and the next
-  ItemKind item_kind;
-  int run_groups;                  // groups of a run
-  int first_item, items_per_head;  // splits, or runs at multiples of run_groups
-  PartialKind partial_kind;
-  int first_partial, partials_per_head;  // 0: an item is a whole head, nothing is left
-  std::int64_t num_items;
+// Groups, counted from key 0; at least one, since an item writes the rows.
+struct GroupRange {
+  int first, count;
+};
+constexpr GroupRange groups_of(const SequenceKeys& s) {
+  const int first = s.first_key / kGroupKeys;
+  return {first, std::max(s.end_key - 1, s.first_key) / kGroupKeys - first + 1};
+}
+
+// ---- Work: what a CTA takes at a time of one (sequence, KV head)
+
+enum class ItemKind {
+  split,  // one split; its partial result goes to the workspace
+  run  // up to 1, 2, 4, 8 or 16 groups that begin at a multiple of that. Where the head has other
+       // items, partial results are groups, or chunks where an item is one
 };
 
-// Items as small as single splits where one for each half of a multiprocessor does not come about
-// otherwise; else runs as long as leave some for each multiprocessor.
-constexpr WorkPlan plan_work(KeyRange keys, std::int64_t batch_heads, int num_units) {
-  constexpr int kMaxRun = 16, kRunsPerUnit = 3;
-  WorkPlan w{};
-  w.first_key = static_cast<int>(keys.begin);
-  w.end_key = static_cast<int>(keys.end);
-  const auto units = [&](int size) {  // that hold a key; at least one
-    return (w.end_key > w.first_key ? w.end_key - 1 : w.first_key) / size - w.first_key / size + 1;
-  };
-  w.num_groups = units(kGroupKeys);
-  const std::int64_t total = w.num_groups * batch_heads;
-  const auto leave = [&](PartialKind kind) {
-    w.partial_kind = kind;
-    w.first_partial = w.first_key / keys_of(kind);
-    w.partials_per_head = units(keys_of(kind));
-  };
-  if (2 * total <= num_units) {
-    w.item_kind = ItemKind::split;
-    w.first_item = w.first_key / kSplitKeys;
-    w.items_per_head = units(kSplitKeys);
-    leave(PartialKind::split);
-  } else {
-    w.item_kind = ItemKind::run;
-    w.run_groups = 1;
-    while (w.run_groups < kMaxRun && total >= std::int64_t{kRunsPerUnit} * w.run_groups * num_units)
-      w.run_groups *= 2;
-    w.first_item = w.first_key / (kGroupKeys * w.run_groups);
-    w.items_per_head = units(kGroupKeys * w.run_groups);
-    if (w.items_per_head > 1)
-      leave(w.run_groups < kChunkGroups ? PartialKind::group : PartialKind::chunk);
+// Log2 of the groups of a run: as long as leaves one for each multiprocessor. An item costs about 2
+// us that loads do not hide; with three for each, 1 x 131072 takes 141 us instead of 131.
+inline constexpr int kChunkLog2 = 4, kRunsPerUnit = 1;
+static_assert(1 << kChunkLog2 == kChunkGroups);
+constexpr int choose_run(std::int64_t total_groups, int num_units) {
+  int log2 = 0;
+  while (log2 < kChunkLog2 && total_groups >= (std::int64_t{kRunsPerUnit} * num_units) << log2)
+    ++log2;
+  return log2;
+}
+// The most groups of a batch whose runs are shorter than chunks.
+constexpr std::int64_t max_short_run_groups(int num_units) {
+  return (std::int64_t{kRunsPerUnit} * num_units) << (kChunkLog2 - 1);
+}
+
+// Items of a head, and its partial results: none where an item is the whole head.
+struct HeadWork {
+  int num_items, num_slots;
+};
+constexpr HeadWork head_work(ItemKind kind, const SequenceKeys& s, int run_log2) {
+  const GroupRange groups = groups_of(s);
+  if (kind == ItemKind::split) {
+    const int splits =
+        std::max(s.end_key - 1, s.first_key) / kSplitKeys - s.first_key / kSplitKeys + 1;
+    return {splits, splits};
   }
-  w.num_items = w.items_per_head * batch_heads;
+  const int items =
+      ((groups.first + groups.count - 1) >> run_log2) - (groups.first >> run_log2) + 1;
+  if (items == 1) return {1, 0};
+  return {items, run_log2 == kChunkLog2 ? items : groups.count};
+}
+
+struct WorkPlan {
+  ItemKind kind;
+  // The lengths are known: all sequences have the same keys. Otherwise the kernel reads lengths,
+  // chooses the run and counts items, of which these are upper bounds.
+  bool is_uniform;
+  int run_log2;
+  HeadWork head;  // uniform only
+  std::int64_t num_items, num_slots;
+};
+
+// `longest`: keys of the longest sequence that there may be. A shorter one with a window may begin
+// elsewhere in a unit, and so touch one more.
+constexpr int most_units(const SequenceKeys& longest, int size) {
+  const int keys = longest.end_key - longest.first_key;
+  return std::max(1, std::min(ceil_div(longest.end_key, size), (keys + size - 2) / size + 1));
+}
+constexpr WorkPlan plan_work(const SequenceKeys& longest, bool is_uniform, std::int64_t batch_heads,
+                             int num_units) {
+  // The last item of a head merges all of its splits: few.
+  constexpr int kMaxSplitGroups = 8;
+  const int groups = is_uniform ? groups_of(longest).count : most_units(longest, kGroupKeys);
+  const std::int64_t total = groups * batch_heads;
+  WorkPlan w{};
+  w.is_uniform = is_uniform;
+  w.kind = groups <= kMaxSplitGroups && 2 * total <= num_units ? ItemKind::split : ItemKind::run;
+  w.run_log2 = choose_run(total, num_units);
+  w.head = head_work(w.kind, longest, w.run_log2);
+  w.num_items = w.head.num_items * batch_heads;
+  w.num_slots = w.head.num_slots * batch_heads;
+  if (is_uniform) return w;
+  const auto most = [&](int size) { return most_units(longest, size) * batch_heads; };
+  w.num_items = most(w.kind == ItemKind::split ? kSplitKeys : kGroupKeys);
+  w.num_slots = w.num_items;
+  if (w.kind == ItemKind::run)
+    w.num_slots =
+        std::max(std::min(total, max_short_run_groups(num_units)), most(kGroupKeys * kChunkGroups));
   return w;
 }
 
@@ -158,19 +222,19 @@ struct CounterWords {
 };
 
 // Offsets in bytes. Where items are splits each 16 columns of a row have a counter, and a copy of
-// the row's (maximum, sum), of their own.
+// the row's (maximum, sum), of their own. Heads are counted, and chunks by their first slot.
 struct WorkspacePlan {
-  std::int64_t arrived, num_arrived, row_sums, o, total;
+  std::int64_t arrived, row_sums, o, total;
   int copies;
 };
 constexpr WorkspacePlan workspace_plan(const WorkPlan& w, std::int64_t batch_heads,
                                        std::int64_t rows, int dim) {
   WorkspacePlan x{};
-  x.copies = w.item_kind == ItemKind::split ? dim / 16 : 1;
-  x.num_arrived = w.partials_per_head > 0 ? batch_heads * x.copies : 0;
-  const std::int64_t partial_rows = saturating_product({batch_heads, w.partials_per_head, rows});
+  x.copies = w.kind == ItemKind::split ? dim / 16 : 1;
+  const std::int64_t partial_rows = saturating_product({w.num_slots, rows});
+  const std::int64_t counters = batch_heads * x.copies + w.num_slots;
   x.arrived = sizeof(CounterWords);
-  x.row_sums = x.arrived + round_up<std::int64_t>(x.num_arrived * 4, kWorkspaceAlignment);
+  x.row_sums = x.arrived + round_up<std::int64_t>(counters * 4, kWorkspaceAlignment);
   x.o = x.row_sums + round_up<std::int64_t>(saturating_product({partial_rows, x.copies, 8}),
                                             kWorkspaceAlignment);
   x.total = x.o + saturating_product({partial_rows, dim, 4});

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <vector>
 
 namespace headrace::cuda::sm90::decode {
 namespace {
@@ -17,13 +18,15 @@ TEST(DecodeSmem, FitsAndDoesNotOverlap) {
     for (const int rows : kRowBuckets) {
       const SmemPlan s = smem_plan(dim, rows);
       EXPECT_LE(s.total, kSmemLimitSm90) << dim << " " << rows;
-      const int begins[] = {0,        s.merge, s.run_sums,  s.row_sums,   s.q,
-                            s.full,   s.empty, s.item_full, s.item_empty, s.written,
-                            s.opened, s.items, s.is_last};
+      const int begins[] = {0,        s.merge,  s.run_sums, s.row_sums,  s.q,          s.items,
+                            s.batch,  s.full,   s.empty,    s.item_full, s.item_empty, s.written,
+                            s.opened, s.is_last};
       for (std::size_t i = 1; i < std::size(begins); ++i) EXPECT_LE(begins[i - 1], begins[i]) << i;
       EXPECT_EQ(s.merge, s.stages * kConsumerWarps * s.block);
       EXPECT_GE(s.run_sums - s.merge, kConsumerWarps * s.merge_rows * s.merge_pitch);
       EXPECT_GE(s.q - s.row_sums, kConsumerWarps * rows * 8);
+      EXPECT_GE(s.batch - s.items, kItemSlots * kItemBytes);
+      EXPECT_GE(s.full - s.batch, 4 * (2 * kBatchEntries + kThreads / 32));
       EXPECT_GE(s.empty - s.full, s.stages * kConsumerWarps * 8);
     }
 }
@@ -34,7 +37,8 @@ TEST(DecodeSmem, IsAligned) {
     for (const int rows : kRowBuckets) {
       const SmemPlan s = smem_plan(dim, rows);
       EXPECT_EQ(s.block % 1024, 0);
-      for (const int at : {s.merge, s.run_sums, s.row_sums, s.q, s.q_pitch, s.merge_pitch})
+      for (const int at :
+           {s.merge, s.run_sums, s.row_sums, s.q, s.q_pitch, s.merge_pitch, s.items, s.batch})
         EXPECT_EQ(at % 16, 0) << dim << " " << rows;
       EXPECT_EQ(s.full % 8, 0);
       EXPECT_EQ(rows % s.merge_rows, 0);
@@ -49,93 +53,134 @@ Problem problem(std::int64_t seqlen_q, std::int64_t seqlen_k) {
   return p;
 }
 
-TEST(DecodeKeys, AreThoseThatAnyRowSees) {
-  Problem p = problem(3, 1000);
-  EXPECT_EQ(union_of_visible_keys(p).begin, 0);
-  EXPECT_EQ(union_of_visible_keys(p).end, 1000);
-  p.window_left = 10;
-  EXPECT_EQ(union_of_visible_keys(p).begin, 987);
-  p.causal = HEADRACE_CAUSAL_TOP_LEFT;
-  EXPECT_EQ(union_of_visible_keys(p).end, 3);
-  p = problem(4, 2);  // the first two rows see nothing
-  p.causal = HEADRACE_CAUSAL_BOTTOM_RIGHT;
-  EXPECT_EQ(union_of_visible_keys(p).begin, 0);
-  EXPECT_EQ(union_of_visible_keys(p).end, 2);
-  p.seqlen_k = 0;
-  EXPECT_EQ(union_of_visible_keys(p).end, 0);
+// The union of visible_keys(), query by query.
+KeyRange union_of_visible_keys(const Problem& p) {
+  KeyRange all{p.seqlen_k, 0};
+  for (std::int64_t q_idx = 0; q_idx < p.seqlen_q; ++q_idx) {
+    const KeyRange keys = visible_keys(p, q_idx, p.seqlen_q, p.seqlen_k);
+    if (keys.begin == keys.end) continue;
+    all = {std::min(all.begin, keys.begin), std::max(all.end, keys.end)};
+  }
+  return all.begin < all.end ? all : KeyRange{0, 0};
 }
 
-constexpr KeyRange kRanges[] = {
-    {0, 0},       {0, 1},       {0, 64},       {0, 65},     {0, 512},    {0, 513},
-    {0, 2048},    {0, 2049},    {63, 64},      {64, 65},    {511, 513},  {700, 701},
-    {1500, 2100}, {2047, 2049}, {5000, 70001}, {0, 131072}, {0, 131073}, {16383, 16385}};
+TEST(DecodeKeys, AreThoseThatTheQueriesSee) {
+  for (const std::int64_t seqlen_q : {0, 1, 2, 5, 16})
+    for (const std::int64_t seqlen_k : {0, 1, 3, 5, 6, 40, 1000})
+      for (const std::int64_t left : {-1, 0, 1, 4, 30, 5000})
+        for (const std::int64_t right : {-1, 0, 2, 5000})
+          for (const int causal : {0, 1, 2}) {
+            Problem p = problem(seqlen_q, seqlen_k);
+            p.window_left = left;
+            p.window_right = right;
+            p.causal = causal;
+            const SequenceKeys keys = keys_of_sequence(window_of(p), static_cast<int>(seqlen_q),
+                                                       static_cast<int>(seqlen_k));
+            const KeyRange expected = union_of_visible_keys(p);
+            ASSERT_EQ(keys.first_key, expected.begin) << seqlen_q << " " << seqlen_k << " " << left;
+            ASSERT_EQ(keys.end_key, expected.end) << seqlen_q << " " << seqlen_k << " " << left;
+            for (std::int64_t q = 0; q < seqlen_q; ++q) {
+              const KeyRange of_query = visible_keys(p, q, seqlen_q, seqlen_k);
+              if (of_query.begin == of_query.end) continue;
+              ASSERT_EQ(std::max<std::int64_t>(keys.left + q, 0), of_query.begin);
+              ASSERT_EQ(std::min(keys.right + q, seqlen_k), of_query.end);
+            }
+          }
+}
+
+constexpr SequenceKeys range(int begin, int end) { return {0, end, begin, end}; }
+constexpr SequenceKeys kRanges[] = {
+    range(0, 0),      range(0, 1),      range(0, 64),       range(0, 65),      range(0, 512),
+    range(0, 513),    range(0, 8192),   range(0, 8193),     range(63, 64),     range(64, 65),
+    range(511, 513),  range(700, 701),  range(1500, 2100),  range(8191, 8193), range(5000, 70001),
+    range(0, 131072), range(0, 131073), range(16383, 16385)};
 constexpr int kUnits[] = {1, 2, 7, 66, 132, 5000};
 constexpr std::int64_t kBatchHeads[] = {1, 3, 8, 512, 4096};
 
-template <class Fn>
-void for_each_plan(const Fn& fn) {
-  for (const KeyRange& keys : kRanges)
-    for (const int units : kUnits)
-      for (const std::int64_t heads : kBatchHeads)
-        fn(keys, units, heads, plan_work(keys, heads, units));
-}
-
-// Keys of an item: a split, or run_groups groups at a multiple of that.
-int item_keys(const WorkPlan& w) {
-  return w.item_kind == ItemKind::split ? kSplitKeys : w.run_groups * kGroupKeys;
+// Items of a head: as the kernel finds them.
+struct Span {
+  int begin, end;  // keys
+};
+std::vector<Span> items_of(const WorkPlan& w, const SequenceKeys& keys) {
+  std::vector<Span> items;
+  const HeadWork work = head_work(w.kind, keys, w.run_log2);
+  const int size = w.kind == ItemKind::split ? kSplitKeys : kGroupKeys << w.run_log2;
+  for (int i = 0; i < work.num_items; ++i) {
+    const int first = (keys.first_key / size + i) * size;
+    items.push_back({first, first + size});
+  }
+  return items;
 }
 
 TEST(DecodeWork, ItemsCoverTheKeysOnce) {
-  for_each_plan([](const KeyRange& keys, int, std::int64_t heads, const WorkPlan& w) {
-    EXPECT_EQ(w.num_items, w.items_per_head * heads);
-    const std::int64_t begin = std::int64_t{w.first_item} * item_keys(w);
-    const std::int64_t end = begin + std::int64_t{w.items_per_head} * item_keys(w);
-    EXPECT_LE(begin, keys.begin);
-    EXPECT_GT(begin + item_keys(w), keys.begin);
-    EXPECT_GE(end, keys.end);
-    EXPECT_LT(end - item_keys(w), std::max(keys.end, keys.begin + 1));
-  });
+  for (const SequenceKeys& keys : kRanges)
+    for (const int units : kUnits)
+      for (const std::int64_t heads : kBatchHeads) {
+        const WorkPlan w = plan_work(keys, true, heads, units);
+        const std::vector<Span> items = items_of(w, keys);
+        EXPECT_EQ(w.num_items, static_cast<std::int64_t>(items.size()) * heads);
+        EXPECT_LE(items.front().begin, keys.first_key);
+        EXPECT_GT(items.front().end, keys.first_key);
+        EXPECT_GE(items.back().end, keys.end_key);
+        EXPECT_LT(items.back().begin, std::max(keys.end_key, keys.first_key + 1));
+        // An item lies in one chunk, so that it leaves groups or one chunk.
+        constexpr int kChunkKeys = kGroupKeys * kChunkGroups;
+        for (const Span& item : items)
+          EXPECT_EQ(item.begin / kChunkKeys, (item.end - 1) / kChunkKeys);
+      }
 }
 
-// An item writes whole partial results, so no two items share one.
-TEST(DecodeWork, PartialResultsBelongToOneItem) {
-  for_each_plan([](const KeyRange& keys, int, std::int64_t, const WorkPlan& w) {
-    if (w.partials_per_head == 0) {
-      EXPECT_EQ(w.items_per_head, 1);
-      return;
-    }
-    const int size = keys_of(w.partial_kind);
-    EXPECT_EQ(w.item_kind == ItemKind::split, w.partial_kind == PartialKind::split);
-    EXPECT_EQ(item_keys(w) % size, 0);
-    EXPECT_LE(std::int64_t{w.first_partial} * size, keys.begin);
-    EXPECT_GE(std::int64_t{w.first_partial + w.partials_per_head} * size, keys.end);
-    EXPECT_GE(w.partials_per_head, w.items_per_head);
-  });
+// Where lengths are read on the device, the plan's numbers are upper bounds for every length.
+TEST(DecodeWork, BoundsHoldForShorterSequences) {
+  for (const int longest : {1, 64, 513, 8192, 20000})
+    for (const int window : {-1, 0, 100, 512, 9000})
+      for (const int units : {2, 132})
+        for (const std::int64_t heads : {1, 8, 4096}) {
+          Problem p = problem(1, longest);
+          p.window_left = window;
+          p.causal = HEADRACE_CAUSAL_BOTTOM_RIGHT;
+          const WorkPlan bound =
+              plan_work(keys_of_sequence(window_of(p), 1, longest), false, heads, units);
+          for (int length = 0; length <= longest; length += 1 + length / 7) {
+            const SequenceKeys keys = keys_of_sequence(window_of(p), 1, length);
+            const int run = choose_run(groups_of(keys).count * heads, units);
+            const HeadWork work = head_work(bound.kind, keys, run);
+            EXPECT_LE(work.num_items * heads, bound.num_items) << longest << " " << length;
+            EXPECT_LE(work.num_slots * heads, bound.num_slots) << longest << " " << length;
+          }
+        }
 }
 
 TEST(DecodeWork, TakesSplitsWhereGroupsLeaveMultiprocessorsIdle) {
-  EXPECT_EQ(plan_work({0, 1024}, 8, 132).item_kind, ItemKind::split);
-  EXPECT_EQ(plan_work({0, 1024}, 8, 132).num_items, 128);
-  EXPECT_EQ(plan_work({0, 8192}, 8, 132).item_kind, ItemKind::run);
-  EXPECT_EQ(plan_work({0, 8192}, 8, 132).run_groups, 1);
-  EXPECT_EQ(plan_work({0, 8192}, 512, 132).run_groups, 16);
-  EXPECT_EQ(plan_work({0, 8192}, 512, 132).partials_per_head, 0);
+  const auto plan = [](int seqlen_k, std::int64_t heads) {
+    return plan_work(range(0, seqlen_k), true, heads, 132);
+  };
+  EXPECT_EQ(plan(1024, 8).kind, ItemKind::split);
+  EXPECT_EQ(plan(1024, 8).num_items, 128);
+  EXPECT_EQ(plan(8192, 8).kind, ItemKind::run);
+  EXPECT_EQ(plan(8192, 8).run_log2, 0);
+  EXPECT_EQ(plan(8192, 8).num_slots, 128);
+  EXPECT_EQ(plan(8192, 512).run_log2, 4);
+  EXPECT_EQ(plan(8192, 512).num_slots, 0);
+  EXPECT_EQ(plan(8192, 1).kind, ItemKind::run);  // one item would merge 128 splits
 }
 
 TEST(DecodeWorkspace, HoldsEveryPartialResult) {
-  for_each_plan([](const KeyRange&, int, std::int64_t heads, const WorkPlan& w) {
-    for (const int dim : kDims)
-      for (const std::int64_t rows : {1, 7, 16}) {
-        const WorkspacePlan x = workspace_plan(w, heads, rows, dim);
-        const std::int64_t partial_rows = heads * w.partials_per_head * rows;
-        EXPECT_GE(x.arrived, static_cast<std::int64_t>(sizeof(CounterWords)));
-        EXPECT_GE(x.row_sums - x.arrived, 4 * x.num_arrived);
-        EXPECT_GE(x.o - x.row_sums, 8 * partial_rows * x.copies);
-        EXPECT_GE(x.total - x.o, 4 * partial_rows * dim);
-        for (const std::int64_t at : {x.arrived, x.row_sums, x.o})
-          EXPECT_EQ(at % kWorkspaceAlignment, 0);
-      }
-  });
+  for (const SequenceKeys& keys : kRanges)
+    for (const bool is_uniform : {true, false})
+      for (const std::int64_t heads : kBatchHeads)
+        for (const int dim : kDims)
+          for (const std::int64_t rows : {1, 7, 16}) {
+            const WorkPlan w = plan_work(keys, is_uniform, heads, 132);
+            const WorkspacePlan x = workspace_plan(w, heads, rows, dim);
+            const std::int64_t partial_rows = w.num_slots * rows;
+            EXPECT_GE(x.arrived, static_cast<std::int64_t>(sizeof(CounterWords)));
+            EXPECT_GE(x.row_sums - x.arrived, 4 * (heads * x.copies + w.num_slots));
+            EXPECT_GE(x.o - x.row_sums, 8 * partial_rows * x.copies);
+            EXPECT_GE(x.total - x.o, 4 * partial_rows * dim);
+            for (const std::int64_t at : {x.arrived, x.row_sums, x.o})
+              EXPECT_EQ(at % kWorkspaceAlignment, 0);
+          }
 }
 
 }  // namespace

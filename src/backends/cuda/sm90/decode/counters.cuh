@@ -11,7 +11,7 @@ namespace headrace::cuda::sm90::decode {
 // By one warp of each CTA. `mark` is 2 token while one CTA clears, 2 token + 1 when it has. No
 // other call of the process has this token, so memory holds neither by chance (2^-62).
 // close_counters() takes the mark away, since a graph brings the same token again.
-__device__ __forceinline__ void open_counters(const Params& p, int lane) {
+__device__ __forceinline__ void open_counters(const Params& p, int num_arrived, int lane) {
   CounterWords* words = p.counters;
   const u64 busy = 2 * p.token, ready = busy + 1;
   bool is_mine = false;
@@ -28,7 +28,7 @@ __device__ __forceinline__ void open_counters(const Params& p, int lane) {
     }
   }
   if (__shfl_sync(0xffffffffu, static_cast<int>(is_mine), 0) != 0) {
-    for (int i = lane; i < p.num_arrived; i += 32) __stcg(p.arrived + i, 0);
+    for (int i = lane; i < num_arrived; i += 32) __stcg(p.arrived + i, 0);
     if (lane == 0) {
       atomicExch(&words->next_item, 0);
       atomicExch(&words->num_closed, 0);

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "backends/cuda/runtime/call_token.h"
+#include "backends/cuda/runtime/error_word.cuh"
 #include "backends/cuda/runtime/tensor_map.cuh"
 #include "backends/cuda/sm90/decode/launch.h"
 #include "backends/cuda/sm90/operand_map.h"
@@ -19,14 +20,13 @@ std::string refused_shape(const Problem& p) {
   if (p.head_dim > kMaxHeadDim || p.head_dim_v > kMaxHeadDim)
     return format_text("head_dim {} with head_dim_v {}: takes up to {}", p.head_dim, p.head_dim_v,
                        kMaxHeadDim);
-  if (has_pages(p) || p.has_seqused_k) return "takes neither pages nor seqused_k";
-  if (p.is_ragged) return "takes dense batches, not cu_seqlens";
   if (rows > kMaxRows || p.seqlen_q > kMaxRows)
     return format_text("takes up to {} rows (queries x heads of a group), not {} x {}", kMaxRows,
                        p.seqlen_q, group_size(p));
   if (rows == 0) return "there are no queries";
   if (p.seqlen_k == 0) return "there are no keys";
   if (p.seqlen_k >= kMaxSeqlen) return format_text("sequences must be shorter than {}", kMaxSeqlen);
+  if (has_pages(p) && p.num_pages == 0) return "there are no pages";
   if (saturating_product({p.batch, p.num_kv_heads, p.seqlen_k / kGroupKeys + 1}) > kMaxItems)
     return "there are more than 2^30 groups of 512 keys";
   return refused_operands(p, true);
@@ -51,43 +51,62 @@ std::string refuses(const Problem& p, const DeviceInfo& device) {
 
 // ---- the plan
 
-WorkPlan work_of(const Problem& p, const DeviceInfo& device) {
-  return plan_work(union_of_visible_keys(p), p.batch * p.num_kv_heads, device.num_units);
+SequenceKeys longest_keys(const Problem& p) {
+  return keys_of_sequence(window_of(p), static_cast<int>(p.seqlen_q), static_cast<int>(p.seqlen_k));
 }
 WorkspacePlan workspace_of(const Problem& p, const WorkPlan& work) {
   return workspace_plan(work, p.batch * p.num_kv_heads, p.seqlen_q * group_size(p),
                         head_dim_bucket(p.head_dim, p.head_dim_v));
 }
+std::string work_text(const WorkPlan& work) {
+  const char* at_most = work.is_uniform ? "" : "at most ";
+  if (work.kind == ItemKind::split)
+    return format_text("{}{} items of {} keys", at_most, work.num_items, kSplitKeys);
+  if (work.is_uniform)
+    return format_text("{} items of up to {} keys", work.num_items, kGroupKeys << work.run_log2);
+  return format_text("at most {} items of {} keys or more, counted on the device", work.num_items,
+                     kGroupKeys);
+}
 
 Schedule plan(const Problem& p, const DeviceInfo& device) {
-  const WorkPlan work = work_of(p, device);
+  const WorkPlan work = plan_work(longest_keys(p), !has_device_lengths(p), p.batch * p.num_kv_heads,
+                                  device.num_units);
   const std::int64_t num_units = std::max<std::int64_t>(device.num_units, 1);
   Schedule schedule;
   schedule.tile_m = row_bucket(p.seqlen_q * group_size(p));
   schedule.tile_n = kBlockKeys;
-  if (work.partials_per_head > 0) {
-    schedule.split_keys = keys_of(work.partial_kind);
-    schedule.max_splits = work.partials_per_head;
+  if (work.num_slots > 0) {
+    schedule.split_keys = work.kind == ItemKind::split ? kSplitKeys
+                          : work.run_log2 < kChunkLog2 ? kGroupKeys
+                                                       : kGroupKeys * kChunkGroups;
+    schedule.max_splits = ceil_div(p.seqlen_k, schedule.split_keys);
   }
   schedule.prob_dtype = dtype_of(p);
   schedule.num_ctas = std::clamp<std::int64_t>(work.num_items, 1, num_units);
-  if (work.partials_per_head > 0 || work.num_items > schedule.num_ctas)
+  if (work.num_slots > 0 || work.num_items > schedule.num_ctas)
     schedule.workspace_bytes =
         static_cast<std::size_t>(workspace_of(p, work).total + kWorkspaceAlignment);
-  schedule.note = format_text(
-      "persistent, {} items of up to {} keys; keys split every {}; TMA and mma.sync, keys as M",
-      work.num_items, work.item_kind == ItemKind::split ? kSplitKeys : work.run_groups * kGroupKeys,
-      kSplitKeys);
+  schedule.note = format_text("persistent, {}; keys split every {}; TMA and mma.sync, keys as M",
+                              work_text(work), kSplitKeys);
+  schedule.kernel_plan.set(work);
   return schedule;
 }
 
 // ---- the launch
 
-// Axes (column, slot, half, head, page). Rows of 128 columns come as one box of two halves, others
-// as boxes of 64 columns, of which those beyond the last column arrive as zeros.
+// Keys of a TMA box: it lies in one page.
+int box_keys_of(const Problem& p) {
+  if (!has_pages(p)) return kBlockKeys;
+  return static_cast<int>(std::min<std::int64_t>(p.page_size & -p.page_size, kBlockKeys));
+}
+
+// Axes (column, slot, half, head, page). Rows of 128 columns come as one box of two halves where a
+// box has all keys of a block, others as boxes of 64 columns, of which those beyond the last column
+// arrive as zeros. A contiguous tensor has a page for each sequence; a ragged one is one page.
 Status encode_pages(const Problem& p, const Operand& x, std::int64_t columns, int dim,
                     TensorMap& map, int& boxes) {
-  const bool is_whole = columns == 2 * kSwizzleAtomCols;
+  const int box_keys = box_keys_of(p);
+  const bool is_whole = columns == 2 * kSwizzleAtomCols && box_keys == kBlockKeys;
   boxes = is_whole ? 1 : dim / kSwizzleAtomCols;
   TensorMapSpec spec{.dtype = dtype_of(p), .rank = 0, .l2_promotion = L2Promotion::bytes_128};
   std::int64_t strides[5] = {};
@@ -99,10 +118,10 @@ Status encode_pages(const Problem& p, const Operand& x, std::int64_t columns, in
     ++spec.rank;
   };
   add(is_whole ? kSwizzleAtomCols : columns, 1, kSwizzleAtomCols);
-  add(p.seqlen_k, x.stride_seq, kBlockKeys);
+  add(has_pages(p) ? p.page_size : p.is_ragged ? p.total_k : p.seqlen_k, x.stride_seq, box_keys);
   add(is_whole ? 2 : 1, kSwizzleAtomCols, is_whole ? 2 : 1);
   add(p.num_kv_heads, x.stride_head, 1);
-  add(p.batch, x.stride_batch, 1);
+  add(has_pages(p) ? p.num_pages : p.is_ragged ? 1 : p.batch, x.stride_batch, 1);
   if (std::string reason = tensor_map_refusal(spec, x.data, strides); !reason.empty())
     return unsupported(
         "a tensor of the call does not suit TMA: {}; make the plan with problem.alignment={} for "
@@ -111,15 +130,12 @@ Status encode_pages(const Problem& p, const Operand& x, std::int64_t columns, in
   return encode_tensor_map(spec, x.data, strides, map);
 }
 
-// Limits of the visible keys relative to the query index; without a limit they lie beyond all keys.
-void set_limits(const Problem& p, Params& params) {
-  constexpr std::int64_t kOpen = std::int64_t{1} << 30;
-  const std::int64_t shift = diagonal_shift(p, p.seqlen_q, p.seqlen_k);
-  const std::int64_t left = p.window_left < 0 ? kOpen : std::min(p.window_left, kOpen);
-  const std::int64_t window_right = p.window_right < 0 ? kOpen : std::min(p.window_right, kOpen);
-  const std::int64_t right = has_causal(p) ? 0 : window_right;
-  params.left = static_cast<int>(std::max(shift - left, -kOpen));
-  params.right = static_cast<int>(std::min(shift + right + 1, kOpen));
+PageTable page_table_of(const Problem& p, const AttentionArgs& args) {
+  return {.block_table = args.paged.block_table,
+          .stride_batch = args.paged.stride_batch,
+          .page_size = static_cast<int>(p.page_size),
+          .num_pages = static_cast<int>(p.num_pages),
+          .by_page_size = Divisor::of(std::max<std::int64_t>(p.page_size, 1))};
 }
 
 void set_workspace(const Plan& plan, Workspace workspace, Params& params) {
@@ -131,7 +147,6 @@ void set_workspace(const Plan& plan, Workspace workspace, Params& params) {
   params.arrived = reinterpret_cast<int*>(base + x.arrived);
   params.row_sums = reinterpret_cast<RowSums*>(base + x.row_sums);
   params.o_partial = reinterpret_cast<float*>(base + x.o);
-  params.num_arrived = static_cast<int>(x.num_arrived);
   params.copies = x.copies;
   params.token = next_call_token();
 }
@@ -142,20 +157,31 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   params.problem = p;
   params.args = args;
   params.score_params = make_score_params(p);
-  params.work = work_of(p, plan.device);
+  params.work = plan.schedule.kernel_plan.get<WorkPlan>();
+  params.window = window_of(p);
+  params.keys = longest_keys(p);
+  params.pages = page_table_of(p, args);
   params.rows = static_cast<int>(p.seqlen_q * group_size(p));
   params.group = static_cast<int>(group_size(p));
+  params.by_group = Divisor::of(group_size(p));
+  params.by_kv_heads = Divisor::of(p.num_kv_heads);
+  params.by_items = Divisor::of(params.work.head.num_items);
+  params.batch = static_cast<int>(p.batch);
   params.num_kv_heads = static_cast<int>(p.num_kv_heads);
-  params.seqlen_q = static_cast<int>(p.seqlen_q);
-  params.seqlen_k = static_cast<int>(p.seqlen_k);
+  params.num_units = plan.device.num_units;
   params.scale_log2 = static_cast<float>(p.softmax_scale * M_LOG2E);
+  params.box_keys = box_keys_of(p);
+  if (has_device_lengths(p)) {
+    Result<std::uint32_t*> word = error_word(plan.device.device_id);
+    if (!word.ok()) return std::move(word.failure());
+    params.error_word = word.value();
+  }
   if (params.work.num_items == 0) return std::nullopt;
-  set_limits(p, params);
   set_workspace(plan, workspace, params);
   const int dim = head_dim_bucket(p.head_dim, p.head_dim_v);
   Maps maps;
-  if (Status bad = encode_pages(p, args.k, p.head_dim, dim, maps.k, params.boxes_k)) return bad;
-  if (Status bad = encode_pages(p, args.v, p.head_dim_v, dim, maps.v, params.boxes_v)) return bad;
+  HEADRACE_TRY(encode_pages(p, args.k, p.head_dim, dim, maps.k, params.boxes_k));
+  HEADRACE_TRY(encode_pages(p, args.v, p.head_dim_v, dim, maps.v, params.boxes_v));
   const Launch* run = dim == 64 ? launch_hd64 : launch_hd128;
   return run({params, maps, static_cast<int>(plan.schedule.num_ctas), stream});
 }
@@ -165,8 +191,8 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
 const Kernel kDecodeKernel = {
     .name = "cuda_sm90_decode",
     .summary =
-        "few query rows over many keys on Hopper, bf16 and f16, head_dim in eights up to 128, "
-        "causal, window and sinks",
+        "few query rows over many keys on Hopper, contiguous or in pages, bf16 and f16, head_dim "
+        "in eights up to 128, causal, window and sinks",
     .refuses = refuses,
     .plan = plan,
     .launch = launch,

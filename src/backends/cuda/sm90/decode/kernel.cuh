@@ -8,21 +8,24 @@
 
 namespace headrace::cuda::sm90::decode {
 
+// Each thread initialises one pair: one thread would need half a microsecond for all.
 template <int kDim, int kRows>
-__device__ __forceinline__ void init_barriers(const Smem<kDim, kRows>& smem, ItemKind kind) {
-  // Blocks of a split are read by all consumer warps, those of a run by one.
-  const u32 readers = kind == ItemKind::split ? kConsumerWarps : 1;
-  for (int stage = 0; stage < smem_plan(kDim, kRows).stages; ++stage)
-    for (int warp = 0; warp < kConsumerWarps; ++warp) {
-      mbarrier_init(smem.full(stage, warp), 1);
-      mbarrier_init(smem.empty(stage, warp), readers);
-    }
-  for (int slot = 0; slot < kItemSlots; ++slot) {
+__device__ __forceinline__ void init_barriers(const Smem<kDim, kRows>& smem, ItemKind kind,
+                                              int tid) {
+  constexpr int kPairs = smem_plan(kDim, kRows).stages * kConsumerWarps;
+  static_assert(kPairs + kItemSlots < kThreads);
+  if (tid < kPairs) {
+    // Blocks of a split are read by all consumer warps, those of a run by one.
+    mbarrier_init(smem.full(tid / kConsumerWarps, tid % kConsumerWarps), 1);
+    mbarrier_init(smem.empty(tid / kConsumerWarps, tid % kConsumerWarps),
+                  kind == ItemKind::split ? kConsumerWarps : 1);
+  } else if (const int slot = tid - kPairs; slot < kItemSlots) {
+    mbarrier_init(smem.announced(slot), 1);
     mbarrier_init(smem.item_full(slot), 1);
-    mbarrier_init(smem.item_empty(slot), kConsumerWarps + 1);
+    mbarrier_init(smem.item_empty(slot), kConsumerWarps + kProducerWarps - 1 + 1);
     mbarrier_init(smem.written(slot), kConsumerWarps);
+    if (slot == 0) mbarrier_init(smem.opened(), 1);
   }
-  mbarrier_init(smem.opened(), 1);
   fence_mbarrier_init();
 }
 
@@ -50,7 +53,7 @@ __global__ void __launch_bounds__(kThreads, 1)
        i += kThreads)
     store_shared(smem.q(0) + 4 * static_cast<u32>(i), 0);
   fence_proxy_async();
-  if (threadIdx.x == 0) init_barriers(smem, V::kKind);
+  init_barriers(smem, V::kKind, static_cast<int>(threadIdx.x));
   if (threadIdx.x == 32 * kProducerWarp) {
     prefetch_tensormap(&maps.k);
     prefetch_tensormap(&maps.v);
@@ -58,16 +61,19 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   griddep_launch_dependents();
   griddep_wait();
+  const Batch<V::kKind> batch(params, smem.batch());
   if (warp < kConsumerWarps) {
-    Consumer<V>(params, smem, warp, lane).run();
-  } else if (warp == kProducerWarp) {
-    Producer<V>(params, maps, smem, lane).run();
+    Consumer<V>(params, smem, batch.run_log2(), warp, lane).run();
+  } else if (warp < kMergeWarp) {
+    Producer<V>(params, maps, smem, batch, warp - kProducerWarp, lane).run();
   } else {
-    if (warp == kProducerWarp + 1 && params.counters != nullptr) {
-      open_counters(params, lane);
+    if (warp == kMergeWarp && params.counters != nullptr) {
+      open_counters(params, params.batch * params.num_kv_heads * params.copies + batch.num_slots(),
+                    lane);
       if (lane == 0) mbarrier_arrive(smem.opened());
     }
-    merge_items<V>(params, smem, base, static_cast<int>(threadIdx.x) - 32 * (kProducerWarp + 1));
+    Merger<V>(params, smem, base, batch.run_log2(), static_cast<int>(threadIdx.x) - 32 * kMergeWarp)
+        .run();
   }
   if (params.counters == nullptr) return;
   __syncthreads();
@@ -91,7 +97,7 @@ Status launch_variant(const char* name, const Call& call) {
 
 template <class Element, int kDim, int kRows>
 Status launch_rows(const char* name, const Call& call) {
-  if (call.params.work.item_kind == ItemKind::split)
+  if (call.params.work.kind == ItemKind::split)
     return launch_variant<Variant<Element, kDim, kRows, ItemKind::split>>(name, call);
   return launch_variant<Variant<Element, kDim, kRows, ItemKind::run>>(name, call);
 }

@@ -1,6 +1,7 @@
 // Partial results of a row and their sums, always in the order of keys: eight splits are a group,
-// four groups a chunk, and chunks follow each other. A part without a visible key changes nothing,
-// to the bit, so parts that no row sees may as well be absent.
+// groups are appended to a chunk and chunks to the row. A part without a visible key changes
+// nothing, to the bit, so parts that no row sees may as well be absent. Products and sums that
+// several code paths compute are rounded explicitly, or one path would get a fused one.
 #pragma once
 
 #include "backends/cuda/common/row_epilogue.cuh"
@@ -8,41 +9,48 @@
 
 namespace headrace::cuda::sm90::decode {
 
-// Two neighbouring columns of a row.
+// Neighbouring columns of a row.
+template <int kColumns>
 struct Partial {
   float row_max = -HUGE_VALF;  // before the scale
   float sum = 0.0f;            // of P, in units of kPShift
-  float2 o = {0.0f, 0.0f};     // mean of the values
+  float o[kColumns] = {};      // mean of the values
 };
 
+__device__ __forceinline__ float rescale_factor(float row_max, float top, float scale_log2) {
+  return row_max == -HUGE_VALF ? 0.0f : ex2_approx_ftz((row_max - top) * scale_log2);
+}
 __device__ __forceinline__ float weight_of(float row_max, float sum, float top, float scale_log2) {
-  return sum * (row_max == -HUGE_VALF ? 0.0f : ex2_approx_ftz((row_max - top) * scale_log2));
+  return __fmul_rn(sum, rescale_factor(row_max, top, scale_log2));
 }
 
-// `sums`: of the splits; o_of(i): split i's two columns, read one after the other for few
+// sums_of(i): (maximum, sum) of split i; o_of(i): its two columns, read one after the other for few
 // registers.
-template <class ReadO>
-__device__ __forceinline__ Partial merge_group(const float2 (&sums)[kGroupSplits], float scale_log2,
-                                               const ReadO& o_of) {
-  Partial all;
+template <class ReadSums, class ReadO>
+__device__ __forceinline__ Partial<2> merge_group(float scale_log2, const ReadSums& sums_of,
+                                                  const ReadO& o_of) {
+  Partial<2> all;
 #pragma unroll
-  for (int i = 0; i < kGroupSplits; ++i) all.row_max = fmaxf(all.row_max, sums[i].x);
+  for (int i = 0; i < kGroupSplits; ++i) all.row_max = fmaxf(all.row_max, sums_of(i).x);
   float weights[kGroupSplits];
 #pragma unroll
-  for (int i = 0; i < kGroupSplits; ++i)
-    all.sum += weights[i] = weight_of(sums[i].x, sums[i].y, all.row_max, scale_log2);
+  for (int i = 0; i < kGroupSplits; ++i) {
+    weights[i] = weight_of(sums_of(i).x, sums_of(i).y, all.row_max, scale_log2);
+    all.sum = __fadd_rn(all.sum, weights[i]);
+  }
   const float factor = all.sum == 0.0f ? 0.0f : rcp_approx(all.sum);
 #pragma unroll
   for (int i = 0; i < kGroupSplits; ++i) {
     const float2 o = o_of(i);
-    all.o.x = fmaf(o.x, weights[i] * factor, all.o.x);
-    all.o.y = fmaf(o.y, weights[i] * factor, all.o.y);
+    const float weight = __fmul_rn(weights[i], factor);
+    all.o[0] = fmaf(o.x, weight, all.o[0]);
+    all.o[1] = fmaf(o.y, weight, all.o[1]);
   }
   return all;
 }
 
-// `next` follows `all`.
-__device__ __forceinline__ void append(Partial& all, const Partial& next, float scale_log2) {
+// `next` follows `all`. append_parts() does the same for many.
+__device__ __forceinline__ void append(Partial<2>& all, const Partial<2>& next, float scale_log2) {
   if (next.sum == 0.0f) return;  // NaN is not
   if (all.sum == 0.0f) {
     all = next;
@@ -51,41 +59,88 @@ __device__ __forceinline__ void append(Partial& all, const Partial& next, float 
   const float top = fmaxf(all.row_max, next.row_max);
   const float before = weight_of(all.row_max, all.sum, top, scale_log2);
   const float after = weight_of(next.row_max, next.sum, top, scale_log2);
-  const float sum = before + after, factor = rcp_approx(sum);
+  const float sum = __fadd_rn(before, after), factor = rcp_approx(sum);
+  const float keep = __fmul_rn(before, factor), add = __fmul_rn(after, factor);
   all.row_max = top;
   all.sum = sum;
-  all.o.x = fmaf(next.o.x, after * factor, all.o.x * (before * factor));
-  all.o.y = fmaf(next.o.y, after * factor, all.o.y * (before * factor));
+#pragma unroll
+  for (int i = 0; i < 2; ++i) all.o[i] = fmaf(next.o[i], add, __fmul_rn(all.o[i], keep));
 }
 
-// Which part of the problem an item is.
-struct Item {
-  int batch_idx, kv_head;
-  int first;  // split or run, counted from key 0
-  __device__ int head_idx(const Params& p) const { return batch_idx * p.num_kv_heads + kv_head; }
-};
-__device__ __forceinline__ Item item_of(const Params& p, int id) {
-  const int rest = id / p.num_kv_heads, batch_idx = rest / p.work.items_per_head;
-  return {batch_idx, id - rest * p.num_kv_heads,
-          p.work.first_item + rest - batch_idx * p.work.items_per_head};
+// Appends kPartsAtOnce partial results: lane i has (maximum, sum) of result i, and all
+// lanes have some columns of every result. The maxima and factors of all are computed at once; only
+// the sums follow one after the other. `smem`: kPartsAtOnce pairs of the warp.
+template <int kColumns>
+__device__ __forceinline__ void append_parts(Partial<kColumns>& all, float2 sums,
+                                             const float (&o)[kPartsAtOnce][kColumns],
+                                             float scale_log2, u32 smem, int lane) {
+  constexpr unsigned kAll = 0xffffffffu;
+  const auto share = [&](float x, float y) {  // each lane sees the pairs of all
+    __syncwarp();
+    if (lane < kPartsAtOnce) {
+      store_shared(smem + 8 * static_cast<u32>(lane), __float_as_uint(x));
+      store_shared(smem + 8 * static_cast<u32>(lane) + 4, __float_as_uint(y));
+    }
+    __syncwarp();
+  };
+  const auto shared = [&](int i) { return load_shared2(smem + 8 * static_cast<u32>(i)); };
+  float top = sums.x;
+#pragma unroll
+  for (int step = 1; step < kPartsAtOnce; step *= 2) {
+    const float below = __shfl_up_sync(kAll, top, step);
+    top = lane >= step ? fmaxf(top, below) : top;
+  }
+  top = fmaxf(top, all.row_max);
+  const float above = __shfl_up_sync(kAll, top, 1);
+  const float top_before = lane == 0 ? all.row_max : above;
+  const float after = weight_of(sums.x, sums.y, top, scale_log2);
+  share(rescale_factor(top_before, top, scale_log2), after);
+  float sum_before = 0.0f, before = 0.0f, sum = 0.0f;  // of the lane's result
+#pragma unroll
+  for (int i = 0; i < kPartsAtOnce; ++i) {
+    const float2 factors = shared(i);
+    const float rescaled = __fmul_rn(all.sum, factors.x), next = __fadd_rn(rescaled, factors.y);
+    sum_before = lane == i ? all.sum : sum_before;
+    before = lane == i ? rescaled : before;
+    sum = lane == i ? next : sum;
+    all.sum = next;
+  }
+  all.row_max = __shfl_sync(kAll, top, kPartsAtOnce - 1);
+  const float factor = rcp_approx(sum);
+  const bool is_empty = sums.y == 0.0f, is_first = sum_before == 0.0f;  // NaN is neither
+  share(is_empty   ? 1.0f
+        : is_first ? 0.0f
+                   : __fmul_rn(before, factor),
+        is_empty   ? 0.0f
+        : is_first ? 1.0f
+                   : __fmul_rn(after, factor));
+#pragma unroll
+  for (int i = 0; i < kPartsAtOnce; ++i) {
+    const float2 factors = shared(i);
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j)
+      all.o[j] = fmaf(o[i][j], factors.y, __fmul_rn(all.o[j], factors.x));
+  }
 }
 
-// Writes columns d and d + 1 of a row that is complete.
-template <class Element>
+// Writes columns from d on of a row that is complete.
+template <class Element, int kColumns>
 __device__ __forceinline__ void write_row(const Params& p, const Item& item, int row, int d,
-                                          const Partial& x) {
-  const int q_idx = row / p.group, head = item.kv_head * p.group + row - q_idx * p.group;
+                                          const Partial<kColumns>& x) {
+  const int q_idx = p.by_group.divide(row), head = item.kv_head * p.group + row - q_idx * p.group;
   const RowEpilogue end = row_epilogue(p.problem, p.args, p.score_params, head,
                                        fmaf(x.row_max, p.scale_log2, -kPShift<Element>), x.sum,
                                        x.row_max * p.score_params.scale);
-  if (d == 0) store_lse(p.args.lse, item.batch_idx, head, q_idx, end.lse);
+  if (d == 0) store_lse(p.args.lse, item.batch_idx, head, item.row_q + q_idx, end.lse);
   if (d >= p.problem.head_dim_v) return;
   const float factor = end.factor * x.sum;  // 1, but beside a sink
   auto* out = static_cast<typename Element::Stored*>(p.args.out.data) +
-              row_offset(p.args.out, item.batch_idx, q_idx, head) + d;
+              row_offset(p.args.out, item.batch_idx, item.row_q + q_idx, head) + d;
   // Adding +0 gives an exact zero one sign.
-  *reinterpret_cast<u32*>(out) =
-      Element::pack(fmaf(x.o.x, factor, 0.0f), fmaf(x.o.y, factor, 0.0f));
+#pragma unroll
+  for (int i = 0; i < kColumns; i += 2)
+    reinterpret_cast<u32*>(out)[i / 2] =
+        Element::pack(fmaf(x.o[i], factor, 0.0f), fmaf(x.o[i + 1], factor, 0.0f));
 }
 
 // ---- in the workspace
@@ -94,79 +149,94 @@ struct PartialRow {
   float* o;
   RowSums* sums;
 };
-// Of partial result `idx`, counted from key 0; `copy` is that of (maximum, sum).
+// `copy` is that of (maximum, sum).
 template <int kDim>
-__device__ __forceinline__ PartialRow partial_row(const Params& p, const Item& item, int idx,
-                                                  int row, int copy) {
-  const std::int64_t at = (static_cast<std::int64_t>(item.head_idx(p)) * p.work.partials_per_head +
-                           idx - p.work.first_partial) *
-                              p.rows +
-                          row;
+__device__ __forceinline__ PartialRow partial_row(const Params& p, int slot, int row, int copy) {
+  const std::int64_t at = static_cast<std::int64_t>(slot) * p.rows + row;
   return {p.o_partial + at * kDim, p.row_sums + at * p.copies + copy};
 }
 __device__ __forceinline__ void store_row_sums(RowSums* to, float row_max, float sum) {
   __stcg(reinterpret_cast<float2*>(to), float2{row_max, sum});
 }
-template <int kDim>
-__device__ __forceinline__ void store_partial(const Params& p, const Item& item, int idx, int row,
-                                              int d, const Partial& x) {
-  const PartialRow to = partial_row<kDim>(p, item, idx, row, 0);
-  __stcg(reinterpret_cast<float2*>(to.o + d), x.o);
+template <int kDim, int kColumns>
+__device__ __forceinline__ void store_partial(const Params& p, int slot, int row, int d,
+                                              const Partial<kColumns>& x) {
+  const PartialRow to = partial_row<kDim>(p, slot, row, 0);
+#pragma unroll
+  for (int i = 0; i < kColumns; i += 2)
+    __stcg(reinterpret_cast<float2*>(to.o + d + i), float2{x.o[i], x.o[i + 1]});
   if (d == 0) store_row_sums(to.sums, x.row_max, x.sum);
 }
 
-// Eight partial results from `first` on: loads of all are in flight together. Those outside of the
-// head's are empty.
+// Partial results of a head that are appended: result i is in slot first + max(offset + step * i,
+// 0).
+struct Parts {
+  int first, offset, step, count;
+  __device__ int slot(int i) const { return first + max(offset + step * i, 0); }
+};
+
+// A row of them, by a warp: a lane has kDim / 32 columns.
 template <int kDim>
-__device__ __forceinline__ void load_partials(const Params& p, const Item& item, int first, int row,
-                                              int d, int copy, float2 (&sums)[kGroupSplits],
-                                              float2 (&o)[kGroupSplits]) {
-  const int begin = p.work.first_partial, end = begin + p.work.partials_per_head;
+__device__ __forceinline__ Partial<kDim / 32> append_slots(const Params& p, const Parts& parts,
+                                                           int row, u32 smem, int lane) {
+  constexpr int kColumns = kDim / 32;
+  Partial<kColumns> all;
+#pragma unroll 1
+  for (int first = 0; first < parts.count; first += kPartsAtOnce) {
+    float2 sums = {-HUGE_VALF, 0.0f};
+    if (lane < min(kPartsAtOnce, parts.count - first))
+      sums = __ldcg(reinterpret_cast<const float2*>(
+          partial_row<kDim>(p, parts.slot(first + lane), row, 0).sums));
+    float o[kPartsAtOnce][kColumns] = {};
 #pragma unroll
-  for (int i = 0; i < kGroupSplits; ++i) {
-    const int idx = first + i;
-    if (idx < begin || idx >= end) {
-      sums[i] = {-HUGE_VALF, 0.0f};
-      o[i] = {0.0f, 0.0f};
-      continue;
+    for (int i = 0; i < kPartsAtOnce; ++i) {
+      if (first + i >= parts.count) continue;
+      const float* from = partial_row<kDim>(p, parts.slot(first + i), row, 0).o + kColumns * lane;
+      if constexpr (kColumns == 4) {
+        const float4 x = __ldcg(reinterpret_cast<const float4*>(from));
+        o[i][0] = x.x, o[i][1] = x.y, o[i][2] = x.z, o[i][3] = x.w;
+      } else {
+        const float2 x = __ldcg(reinterpret_cast<const float2*>(from));
+        o[i][0] = x.x, o[i][1] = x.y;
+      }
     }
-    const PartialRow from = partial_row<kDim>(p, item, idx, row, copy);
-    o[i] = __ldcg(reinterpret_cast<const float2*>(from.o + d));
-    sums[i] = __ldcg(reinterpret_cast<const float2*>(from.sums));
+    append_parts(all, sums, o, p.scale_log2, smem, lane);
   }
+  return all;
 }
 
-// All partial results of a head become rows: the same sums, in the same order, whatever the kind.
+// The splits of a head become a row: two of its columns, from a copy of (maximum, sum). Loads of
+// two groups are in flight together.
 template <class V>
-__device__ __forceinline__ void merge_partials(const Params& p, const Item& item, int row, int d,
-                                               int copy) {
-  const WorkPlan& work = p.work;
-  const int end = work.first_partial + work.partials_per_head;
-  float2 sums[kGroupSplits] = {}, o[kGroupSplits] = {};
-  Partial chunk, all;
-  const auto part = [&](int i) { return Partial{sums[i].x, sums[i].y, o[i]}; };
-  const auto end_chunk = [&] {
-    append(all, chunk, p.scale_log2);
-    chunk = {};
-  };
-  for (int first = work.first_partial / kGroupSplits * kGroupSplits; first < end;
-       first += kGroupSplits) {
-    load_partials<V::kDim>(p, item, first, row, d, copy, sums, o);
-    if constexpr (V::kKind == ItemKind::split) {
-      append(chunk, merge_group(sums, p.scale_log2, [&](int i) { return o[i]; }), p.scale_log2);
-      if (first / kGroupSplits % kChunkGroups == kChunkGroups - 1) end_chunk();
-    } else if (work.partial_kind == PartialKind::group) {
+__device__ __forceinline__ void merge_head_splits(const Params& p, const Item& item, int row, int d,
+                                                  int copy) {
+  constexpr int kSplits = 2 * kGroupSplits;
+  const int begin = item.first_key / kSplitKeys, end = begin + item.num_items;
+  Partial<2> chunk, all;
+  for (int first = begin / kGroupSplits * kGroupSplits; first < end; first += kSplits) {
+    float2 sums[kSplits], o[kSplits];
 #pragma unroll
-      for (int i = 0; i < kGroupSplits; ++i) {
-        append(chunk, part(i), p.scale_log2);
-        if (i % kChunkGroups == kChunkGroups - 1) end_chunk();
-      }
-    } else {
+    for (int i = 0; i < kSplits; ++i) {
+      sums[i] = {-HUGE_VALF, 0.0f};
+      o[i] = {0.0f, 0.0f};
+      if (first + i < begin || first + i >= end) continue;
+      const PartialRow from = partial_row<V::kDim>(p, item.slot + first + i - begin, row, copy);
+      o[i] = __ldcg(reinterpret_cast<const float2*>(from.o + d));
+      sums[i] = __ldcg(reinterpret_cast<const float2*>(from.sums));
+    }
 #pragma unroll
-      for (int i = 0; i < kGroupSplits; ++i) append(all, part(i), p.scale_log2);
+    for (int half = 0; half < kSplits; half += kGroupSplits) {
+      append(chunk,
+             merge_group(
+                 p.scale_log2, [&](int i) { return sums[half + i]; },
+                 [&](int i) { return o[half + i]; }),
+             p.scale_log2);
+      if ((first + half) / kGroupSplits % kChunkGroups != kChunkGroups - 1) continue;
+      append(all, chunk, p.scale_log2);
+      chunk = {};
     }
   }
-  end_chunk();
+  append(all, chunk, p.scale_log2);
   write_row<typename V::Element>(p, item, row, d, all);
 }
 

@@ -13,29 +13,59 @@ struct alignas(8) RowSums {
   float row_max, sum;  // the largest score before the scale; the sum of P
 };
 
+// Division of non-negative ints by a value that the host knows, without the device's 25
+// instructions: n / d = n * m >> 31 + s with m = 2^(31 + s) / d + 1 and 2^s >= d, exact for n <
+// 2^31 (Granlund and Montgomery, 1994).
+struct Divisor {
+  unsigned multiplier;  // m: below 2^32
+  int shift;
+
+  static Divisor of(std::int64_t d) {
+    int s = 0;
+    while (std::int64_t{1} << s < d) ++s;
+    return {static_cast<unsigned>((1ull << (31 + s)) / static_cast<unsigned long long>(d) + 1),
+            31 + s};
+  }
+  constexpr int divide(int n) const {
+    return static_cast<int>(static_cast<unsigned long long>(n) * multiplier >> shift);
+  }
+};
+
+// Pages of K and V, as the producer reads them. A contiguous tensor has none: all keys of a
+// sequence are slots of page batch_idx, or of page 0 in a ragged batch.
+struct PageTable {
+  const int* block_table;  // null: contiguous
+  std::int64_t stride_batch;
+  int page_size, num_pages;
+  Divisor by_page_size;
+};
+
 struct Params {
   Problem problem;
   AttentionArgs args;
   ScoreParams score_params;
   WorkPlan work;
-  int rows;   // of a (sequence, KV head): row r is query r / group, head r % group of the group
-  int group;  // query heads of a KV head
-  int num_kv_heads;
-  int seqlen_q, seqlen_k;
-  int left, right;       // query q sees keys from left + q to before min(right + q, seqlen_k)
+  Window window;
+  PageTable pages;
+  SequenceKeys keys;  // where all sequences have the same
+  int rows;           // of a (sequence, KV head), at most: row r is query r / group, head r % group
+  int group;          // query heads of a KV head
+  Divisor by_group, by_kv_heads, by_items;  // items of a head, where all sequences have the same
+  int batch, num_kv_heads, num_units;
   float scale_log2;      // softmax_scale * log2(e), positive
   int boxes_k, boxes_v;  // TMA boxes of a block: 1 where a box holds all columns
+  int box_keys;          // of a box: kBlockKeys, or a divisor of it and of the page size
   // In the workspace; null without.
   CounterWords* counters;
-  int* arrived;              // [batch * num_kv_heads][copies]
-  RowSums* row_sums;         // [batch * num_kv_heads][partials_per_head][rows][copies]
-  float* o_partial;          // [batch * num_kv_heads][partials_per_head][rows][dim]
+  int* arrived;              // [batch * num_kv_heads][copies], then [num_slots]
+  RowSums* row_sums;         // [num_slots][rows][copies]
+  float* o_partial;          // [num_slots][rows][dim]
   unsigned long long token;  // that no other call of the process has
-  int num_arrived, copies;
+  int copies;
+  std::uint32_t* error_word;  // for lengths and pages on the device
 };
 
-// Axes (column, slot, half, head, page). A contiguous tensor has a page for each sequence, with all
-// of its keys as slots.
+// Axes (column, slot, half, head, page).
 struct Maps {
   TensorMap k, v;
 };

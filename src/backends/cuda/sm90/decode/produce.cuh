@@ -1,8 +1,8 @@
-// The producer warp: items for the CTA, their query rows, and K and V by TMA.
+// The producer warps: items for the CTA, their query rows, and K and V by TMA.
 #pragma once
 
-#include "backends/cuda/device/barrier.cuh"
-#include "backends/cuda/sm90/decode/merge.cuh"
+#include "backends/cuda/sm90/decode/batch.cuh"
+#include "backends/cuda/sm90/decode/fragments.cuh"
 
 namespace headrace::cuda::sm90::decode {
 
@@ -20,11 +20,17 @@ struct Smem {
   __device__ u32 q(int slot) const {
     return base + static_cast<u32>(kPlan.q + slot * kRows * kPlan.q_pitch);
   }
-  __device__ u32 item(int slot) const { return base + static_cast<u32>(kPlan.items + 4 * slot); }
+  __device__ u32 item(int slot) const {
+    return base + static_cast<u32>(kPlan.items + kItemBytes * slot);
+  }
+  __device__ u32 batch() const { return base + static_cast<u32>(kPlan.batch); }
+  __device__ u32 id(int slot) const { return base + static_cast<u32>(kPlan.ids + 4 * slot); }
+  __device__ u32 announced(int slot) const { return word(kPlan.announced, slot); }
   __device__ u32 item_full(int slot) const { return word(kPlan.item_full, slot); }
   __device__ u32 item_empty(int slot) const { return word(kPlan.item_empty, slot); }
   __device__ u32 written(int slot) const { return word(kPlan.written, slot); }
   __device__ u32 opened() const { return word(kPlan.opened, 0); }
+  __device__ u32 merge_pairs() const { return base + static_cast<u32>(kPlan.merge_pairs); }
 
  private:
   __device__ u32 word(int offset, int i) const { return base + static_cast<u32>(offset + 8 * i); }
@@ -43,122 +49,234 @@ struct ItemSlot {
   }
 };
 
-// Whether any row sees a key of the block.
-__device__ __forceinline__ bool is_visible_block(const Params& p, int first_key) {
-  return first_key < p.work.end_key && first_key + kBlockKeys > p.work.first_key;
-}
-
-// Where a key lies: axes slot and page of the tensor maps.
-struct KeyCoord {
-  int slot, page;
-};
-__device__ __forceinline__ KeyCoord key_coord(const Item& item, int key) {
-  return {key, item.batch_idx};
-}
-
-template <class V>
-class Producer {
-  static constexpr int kDim = V::kDim, kRows = V::kRows;
-
+// Where keys lie: axes page and slot of the tensor maps.
+class KeyPlace {
  public:
-  __device__ Producer(const Params& p, const Maps& maps, Smem<kDim, kRows> smem, int lane)
-      : p_(p), maps_(maps), smem_(smem), lane_(lane) {}
+  __device__ explicit KeyPlace(const Params& p) : p_(p), table_(p.pages) {}
 
-  __device__ void run() {
-    for (int id = static_cast<int>(blockIdx.x); id < p_.work.num_items; id = next_item(id)) {
-      const Item item = item_of(p_, id);
-      announce(id);
-      load_queries(item);
-      if constexpr (V::kKind == ItemKind::split)
-        load_split(item);
-      else
-        load_run(item);
-      __syncwarp();
-      slot_.next();
-    }
-    announce(-1);
+  // TMA fills zeros for a page that does not exist.
+  __device__ __forceinline__ int page(const Item& item, int key) {
+    if (table_.block_table == nullptr) return has_ragged_keys(p_.problem) ? 0 : item.batch_idx;
+    const int page =
+        table_.block_table[item.batch_idx * table_.stride_batch + table_.by_page_size.divide(key)];
+    if (static_cast<unsigned>(page) >= static_cast<unsigned>(table_.num_pages))
+      bad_entry_ = item.batch_idx;
+    return page;
+  }
+  __device__ __forceinline__ int slot(const Item& item, int key) const {
+    if (table_.block_table == nullptr) return item.row_k + key;
+    return key - table_.by_page_size.divide(key) * table_.page_size;
+  }
+  __device__ void report() const {
+    if (bad_entry_ >= 0) report_length_error(p_.error_word, LengthError::block_table, bad_entry_);
   }
 
  private:
-  __device__ __forceinline__ int next_item(int id) {
-    if (p_.work.num_items <= gridDim.x) return id + static_cast<int>(gridDim.x);
-    int next = 0;
-    if (lane_ == 0) {
-      mbarrier_wait(smem_.opened(), 0);
-      next = static_cast<int>(gridDim.x) + atomicAdd(&p_.counters->next_item, 1);
+  const Params& p_;
+  const PageTable& table_;
+  int bad_entry_ = -1;  // a sequence with such a page
+};
+
+// The first producer warp takes items and announces them, the others learn their numbers from it.
+// Each feeds its share of the consumer warps, a lane for a warp.
+template <class V>
+class Producer {
+  static constexpr int kDim = V::kDim, kRows = V::kRows;
+  static constexpr SmemPlan kPlan = smem_plan(kDim, kRows);
+
+ public:
+  __device__ Producer(const Params& p, const Maps& maps, Smem<kDim, kRows> smem,
+                      const Batch<V::kKind>& batch, int producer, int lane)
+      : p_(p),
+        maps_(maps),
+        smem_(smem),
+        batch_(batch),
+        is_first_(producer == 0),
+        lane_(lane),
+        warp_(producer * kFedWarps + lane),
+        place_(p) {}
+
+  // The first item of a CTA is its own number. An item is taken before the last loads of the one
+  // before are issued, and arrives behind them: earlier, the last items would wait for CTAs that
+  // still have work. The first does not wait for the counters.
+  __device__ void run() {
+    int id = static_cast<int>(blockIdx.x);
+    bool is_later = false;
+    for (; id < batch_.num_items(); id = next_item(id), is_later = true) {
+      const Item item = batch_.find(id, lane_);
+      if (is_first_) {
+        announce(id, item);
+        load_queries(item);
+      }
+      if (lane_ < kFedWarps) {
+        if constexpr (V::kKind == ItemKind::split)
+          load_split(item);
+        else
+          load_run(item, is_later);
+      }
+      if (V::kKind == ItemKind::split || !is_later) take_item();
+      __syncwarp();
+      if (!is_first_ && lane_ == 0) mbarrier_arrive(smem_.item_empty(slot_.slot));
+      slot_.next();
     }
-    return __shfl_sync(0xffffffffu, next, 0);
+    if (is_first_) announce(id, {.batch_idx = -1});
+    place_.report();
   }
 
-  __device__ __forceinline__ void announce(int id) {
+ private:
+  __device__ __forceinline__ bool takes_items() const {
+    return is_first_ && batch_.num_items() > static_cast<int>(gridDim.x);
+  }
+  __device__ __forceinline__ void take_item() {
+    if (lane_ != 0 || !takes_items()) return;
+    mbarrier_wait(smem_.opened(), 0);
+    taken_ = atomicAdd(&p_.counters->next_item, 1);
+  }
+  __device__ __forceinline__ int next_item(int id) const {
+    if (!is_first_) {
+      mbarrier_wait(smem_.announced(slot_.slot), slot_.parity);
+      return static_cast<int>(load_shared(smem_.id(slot_.slot)));
+    }
+    if (!takes_items()) return id + static_cast<int>(gridDim.x);
+    return static_cast<int>(gridDim.x) + __shfl_sync(0xffffffffu, taken_, 0);
+  }
+
+  __device__ __forceinline__ void announce(int id, const Item& item) const {
     mbarrier_wait(smem_.item_empty(slot_.slot), slot_.parity ^ 1);
     if (lane_ == 0) {
-      store_shared(smem_.item(slot_.slot), static_cast<u32>(id));
-      const u32 bytes = id < 0 ? 0 : static_cast<u32>(p_.rows * p_.problem.head_dim * 2);
-      mbarrier_arrive_expect_tx(smem_.item_full(slot_.slot), bytes);
+      store_shared(smem_.id(slot_.slot), static_cast<u32>(id));
+      store_item(smem_.item(slot_.slot), item);
+      mbarrier_arrive(smem_.announced(slot_.slot));
+      const int rows = item.batch_idx < 0 ? 0 : item.rows(p_);
+      mbarrier_arrive_expect_tx(smem_.item_full(slot_.slot),
+                                static_cast<u32>(rows * p_.problem.head_dim * 2));
     }
     __syncwarp();
   }
 
   __device__ __forceinline__ void load_queries(const Item& item) {
-    if (lane_ >= p_.rows) return;
-    const int q_idx = lane_ / p_.group, head = item.kv_head * p_.group + lane_ - q_idx * p_.group;
+    if (lane_ >= item.rows(p_)) return;
+    const int q_idx = p_.by_group.divide(lane_),
+              head = item.kv_head * p_.group + lane_ - q_idx * p_.group;
     const auto* q = static_cast<const typename V::Element::Stored*>(p_.args.q.data) +
-                    row_offset(p_.args.q, item.batch_idx, q_idx, head);
-    cp_async_bulk_load(
-        smem_.q(slot_.slot) + static_cast<u32>(lane_ * smem_plan(kDim, kRows).q_pitch), q,
-        static_cast<u32>(p_.problem.head_dim * 2), smem_.item_full(slot_.slot));
+                    row_offset(p_.args.q, item.batch_idx, item.row_q + q_idx, head);
+    cp_async_bulk_load(smem_.q(slot_.slot) + static_cast<u32>(lane_ * kPlan.q_pitch), q,
+                       static_cast<u32>(p_.problem.head_dim * 2), smem_.item_full(slot_.slot));
   }
 
-  // Lane i feeds the ring of consumer warp i: its splits of the run's groups.
-  __device__ __forceinline__ void load_run(const Item& item) {
-    if (lane_ >= kConsumerWarps) return;
-    const int first = item.first * p_.work.run_groups * kGroupKeys + lane_ * kSplitKeys;
-    for (int group = 0; group < p_.work.run_groups; ++group)
-      for (int block = 0; block < kSplitBlocks; ++block) {
-        const int key = first + group * kGroupKeys + block * kBlockKeys;
-        if (!is_visible_block(p_, key)) continue;
-        load_block(maps_.k, p_.boxes_k, item, key);
-        load_block(maps_.v, p_.boxes_v, item, key);
+  // A lane feeds the ring of a consumer warp: its splits of the run's groups. Pages of a split are
+  // read while the one before it is loaded.
+  __device__ __forceinline__ void load_run(const Item& item, bool takes) {
+    const int first = item.first * kGroupKeys + warp_ * kSplitKeys;
+    const int num_groups = item.end - item.first;
+    if (p_.box_keys < kBlockKeys) {
+      if (takes) take_item();
+#pragma unroll 1
+      for (int i = 0; i < num_groups * kSplitBlocks; ++i) {
+        const int key = first + i / kSplitBlocks * kGroupKeys + i % kSplitBlocks * kBlockKeys;
+        if (!item.sees_block(key)) continue;
+        load_small_boxes(maps_.k, item, key);
+        load_small_boxes(maps_.v, item, key);
       }
+      return;
+    }
+    int next[kSplitBlocks];
+    read_pages(item, first, next);
+#pragma unroll 1
+    for (int group = 0; group < num_groups; ++group) {
+      int pages[kSplitBlocks];
+#pragma unroll
+      for (int block = 0; block < kSplitBlocks; ++block) pages[block] = next[block];
+      const int split = first + group * kGroupKeys;
+      if (group + 1 < num_groups)
+        read_pages(item, split + kGroupKeys, next);
+      else if (takes)
+        take_item();
+#pragma unroll
+      for (int block = 0; block < kSplitBlocks; ++block) {
+        const int key = split + block * kBlockKeys;
+        if (!item.sees_block(key)) continue;
+        load_block(maps_.k, p_.boxes_k, item, key, pages[block]);
+        load_block(maps_.v, p_.boxes_v, item, key, pages[block]);
+      }
+    }
+  }
+  // Of a split's blocks. Entries for blocks that no row sees are not read.
+  __device__ __forceinline__ void read_pages(const Item& item, int first_key,
+                                             int (&pages)[kSplitBlocks]) {
+#pragma unroll
+    for (int i = 0; i < kSplitBlocks; ++i) {
+      const int key = first_key + i * kBlockKeys;
+      pages[i] = item.sees_block(key) ? place_.page(item, key) : 0;
+    }
   }
   // All warps read all blocks: those of K lie in the rings of the first warps, those of V behind.
   __device__ __forceinline__ void load_split(const Item& item) {
-    if (lane_ >= 2 * kSplitBlocks) return;
-    const int key = item.first * kSplitKeys + lane_ % kSplitBlocks * kBlockKeys;
-    const bool is_v = lane_ >= kSplitBlocks;
-    if (is_visible_block(p_, key)) {
-      load_block(is_v ? maps_.v : maps_.k, is_v ? p_.boxes_v : p_.boxes_k, item, key);
-    } else {
+    static_assert(2 * kSplitBlocks == kConsumerWarps);
+    const int key = item.first * kSplitKeys + warp_ % kSplitBlocks * kBlockKeys;
+    const bool is_v = warp_ >= kSplitBlocks;
+    const TensorMap& map = is_v ? maps_.v : maps_.k;
+    if (!item.sees_block(key)) {
       wait_for_space();
-      mbarrier_arrive(smem_.full(ring_.stage, lane_));
+      mbarrier_arrive(smem_.full(ring_.stage, warp_));
       ring_.next();
+    } else if (p_.box_keys < kBlockKeys) {
+      load_small_boxes(map, item, key);
+    } else {
+      load_block(map, is_v ? p_.boxes_v : p_.boxes_k, item, key, place_.page(item, key));
     }
   }
 
   __device__ __forceinline__ void wait_for_space() const {
-    mbarrier_wait(smem_.empty(ring_.stage, lane_), ring_.parity ^ 1);
+    mbarrier_wait(smem_.empty(ring_.stage, warp_), ring_.parity ^ 1);
   }
   // Slots beyond the tensor arrive as zeros; the bytes of the whole box count.
   __device__ __forceinline__ void load_block(const TensorMap& map, int boxes, const Item& item,
-                                             int key) {
-    const KeyCoord at = key_coord(item, key);
-    const u32 full = smem_.full(ring_.stage, lane_), to = smem_.block(ring_.stage, lane_);
+                                             int key, int page) {
+    const u32 full = smem_.full(ring_.stage, warp_), to = smem_.block(ring_.stage, warp_);
     wait_for_space();
-    mbarrier_arrive_expect_tx(full, smem_plan(kDim, kRows).block);
-    for (int box = 0; box < boxes; ++box)
-      cp_async_bulk_tensor_load(to + static_cast<u32>(box * kBlockKeys * kSwizzleRowBytes), &map,
-                                full, kEvictNormal, box * kSwizzleAtomCols, at.slot, 0,
-                                item.kv_head, at.page);
+    mbarrier_arrive_expect_tx(full, kPlan.block);
+    const int slot = place_.slot(item, key);
+    load_box(map, full, to, 0, slot, item.kv_head, page);
+    if (boxes > 1)
+      load_box(map, full, to + kBlockKeys * kSwizzleRowBytes, 1, slot, item.kv_head, page);
     ring_.next();
+  }
+  // Pages that are no multiple of 16 keys: a block has keys of several. Keys beyond the sequence
+  // have no page, and arrive as zeros.
+  __device__ __forceinline__ void load_small_boxes(const TensorMap& map, const Item& item,
+                                                   int first_key) {
+    const u32 full = smem_.full(ring_.stage, warp_), to = smem_.block(ring_.stage, warp_);
+    wait_for_space();
+    mbarrier_arrive_expect_tx(full, kPlan.block);
+#pragma unroll 1
+    for (int i = 0; i < kBlockKeys; i += p_.box_keys) {
+      const int key = first_key + i;
+      const int page = key < item.end_key ? place_.page(item, key) : p_.pages.num_pages;
+#pragma unroll 1
+      for (int half = 0; half < kDim / kSwizzleAtomCols; ++half)
+        load_box(map, full, to + static_cast<u32>((half * kBlockKeys + i) * kSwizzleRowBytes), half,
+                 place_.slot(item, key), item.kv_head, page);
+    }
+    ring_.next();
+  }
+  __device__ __forceinline__ static void load_box(const TensorMap& map, u32 full, u32 to, int box,
+                                                  int slot, int kv_head, int page) {
+    cp_async_bulk_tensor_load(to, &map, full, kEvictNormal, box * kSwizzleAtomCols, slot, 0,
+                              kv_head, page);
   }
 
   const Params& p_;
   const Maps& maps_;
   const Smem<kDim, kRows> smem_;
+  const Batch<V::kKind>& batch_;
+  const bool is_first_;  // of the producer warps
   const int lane_;
+  const int warp_;  // that the lane feeds
+  int taken_ = 0;   // lane 0's
+  KeyPlace place_;
   ItemSlot slot_;
-  Ring<smem_plan(kDim, kRows).stages> ring_;  // the lane's
+  Ring<kPlan.stages> ring_;  // the lane's
 };
 
 }  // namespace headrace::cuda::sm90::decode

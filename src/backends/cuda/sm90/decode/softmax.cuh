@@ -1,8 +1,8 @@
 // The online softmax (Milakov and Gimelshein, 2018) of a split, on fragments with keys as M.
 #pragma once
 
+#include "backends/cuda/sm90/decode/batch.cuh"
 #include "backends/cuda/sm90/decode/fragments.cuh"
-#include "backends/cuda/sm90/decode/params.h"
 
 namespace headrace::cuda::sm90::decode {
 
@@ -17,31 +17,32 @@ __device__ __forceinline__ float finite_row_max(float row_max) {
   return row_max == -HUGE_VALF ? 0.0f : row_max;
 }
 
-// Visible keys of the lane's query rows.
+// Queries of the lane's rows, a byte each, for masks.
 template <int kRowBlocks>
-class RowLimits {
- public:
-  __device__ RowLimits(const Params& p, int lane) {
+__device__ __forceinline__ u32 query_bytes(const Params& p, int lane) {
+  static_assert(kRowBlocks <= 2 && kMaxRows < 256);
+  u32 bytes = 0;
 #pragma unroll
-    for (int i = 0; i < 2 * kRowBlocks; ++i) {
-      const int row = 8 * (i / 2) + 2 * (lane & 3) + i % 2;
-      const int q_idx = min(row, p.rows - 1) / p.group;  // rows that do not exist: the last one
-      begin_[i / 2][i % 2] = p.left + q_idx;
-      end_[i / 2][i % 2] = min(p.right + q_idx, p.seqlen_k);
-    }
+  for (int i = 0; i < 2 * kRowBlocks; ++i) {
+    const int row = 8 * (i / 2) + 2 * (lane & 3) + i % 2;
+    bytes |= static_cast<u32>(p.by_group.divide(row)) << 8 * i;
   }
-  // Keys of the lane in a block: first_key + g and + g + 8.
-  __device__ __forceinline__ void mask(float (&s)[kRowBlocks][4], int first_key, int lane) const {
+  return bytes;
+}
+// Keys of the lane in a block: first_key + g and + g + 8. Rows that do not exist take the limits of
+// the last query.
+template <int kRowBlocks>
+__device__ __forceinline__ void mask_scores(const Item& item, u32 queries,
+                                            float (&s)[kRowBlocks][4], int first_key, int lane) {
 #pragma unroll
-    for (int i = 0; i < 4 * kRowBlocks; ++i) {
-      const int n = i / 4, h = i % 2, key = first_key + (lane >> 2) + i % 4 / 2 * 8;
-      if (key < begin_[n][h] || key >= end_[n][h]) s[n][i % 4] = -HUGE_VALF;
-    }
+  for (int i = 0; i < 4 * kRowBlocks; ++i) {
+    const int n = i / 4, h = i % 2;
+    const int q_idx = min(static_cast<int>(queries >> 8 * (2 * n + h) & 0xffu), item.seqlen_q - 1);
+    const int key = first_key + (lane >> 2) + i % 4 / 2 * 8;
+    if (key < item.left + q_idx || key >= min(item.right + q_idx, item.seqlen_k))
+      s[n][i % 4] = -HUGE_VALF;
   }
-
- private:
-  int begin_[kRowBlocks][2], end_[kRowBlocks][2];
-};
+}
 
 template <int kRowBlocks>
 __device__ __forceinline__ void block_max(const float (&s)[kRowBlocks][4],

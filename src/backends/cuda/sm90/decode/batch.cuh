@@ -1,0 +1,267 @@
+// The work of a batch: which part of which sequence an item is. Lengths that the host does not know
+// are read here, so that a captured graph serves other lengths.
+#pragma once
+
+#include "backends/cuda/common/lengths.cuh"
+#include "backends/cuda/device/barrier.cuh"
+#include "backends/cuda/sm90/decode/params.h"
+#include "backends/cuda/sm90/element.cuh"
+#include "backends/cuda/sm90/shared.cuh"
+
+namespace headrace::cuda::sm90::decode {
+
+// Which part of the problem an item is; batch_idx -1: there are no further items.
+struct alignas(16) Item {
+  int batch_idx, kv_head;
+  int first, end;  // a split and the next, or groups; counted from key 0
+  int seqlen_q, seqlen_k, row_q, row_k;
+  int left, right, first_key, end_key;     // SequenceKeys
+  int first_group, num_groups, num_items;  // of the head
+  int slot;                                // of the head's first partial result
+
+  __device__ int head_idx(const Params& p) const { return batch_idx * p.num_kv_heads + kv_head; }
+  // Consumes all of its words, for released_behind().
+  __device__ u32 loaded() const { return loaded_head() ^ xor_of(left, right, first_key, end_key); }
+  __device__ u32 loaded_head() const {
+    return xor_of(batch_idx, kv_head, first, end) ^ xor_of(seqlen_q, seqlen_k, row_q, row_k) ^
+           xor_of(first_group, num_groups, num_items, slot);
+  }
+  __device__ int rows(const Params& p) const { return seqlen_q * p.group; }
+  // Whether any row sees a key of the block.
+  __device__ bool sees_block(int key) const {
+    return key < end_key && key + kBlockKeys > first_key;
+  }
+
+ private:
+  __device__ static u32 xor_of(int a, int b, int c, int d) {
+    return static_cast<u32>(a ^ b ^ c ^ d);
+  }
+};
+static_assert(sizeof(Item) == kItemBytes);
+
+__device__ __forceinline__ void store_item(u32 address, const Item& x) {
+  const auto store = [&](int i, int a, int b, int c, int d) {
+    store_chunk(address + 16 * i, {{static_cast<u32>(a), static_cast<u32>(b), static_cast<u32>(c),
+                                    static_cast<u32>(d)}});
+  };
+  store(0, x.batch_idx, x.kv_head, x.first, x.end);
+  store(1, x.seqlen_q, x.seqlen_k, x.row_q, x.row_k);
+  store(2, x.left, x.right, x.first_key, x.end_key);
+  store(3, x.first_group, x.num_groups, x.num_items, x.slot);
+}
+__device__ __forceinline__ void load_keys(u32 address, Item& x) {
+  const Chunk c = load_chunk(address + 32);
+  x.left = static_cast<int>(c.words[0]);
+  x.right = static_cast<int>(c.words[1]);
+  x.first_key = static_cast<int>(c.words[2]);
+  x.end_key = static_cast<int>(c.words[3]);
+}
+// All but its keys.
+__device__ __forceinline__ Item load_head(u32 address) {
+  const Chunk place = load_chunk(address), rows = load_chunk(address + 16);
+  const Chunk head = load_chunk(address + 48);
+  const auto word = [](const Chunk& c, int i) { return static_cast<int>(c.words[i]); };
+  return {.batch_idx = word(place, 0),
+          .kv_head = word(place, 1),
+          .first = word(place, 2),
+          .end = word(place, 3),
+          .seqlen_q = word(rows, 0),
+          .seqlen_k = word(rows, 1),
+          .row_q = word(rows, 2),
+          .row_k = word(rows, 3),
+          .first_group = word(head, 0),
+          .num_groups = word(head, 1),
+          .num_items = word(head, 2),
+          .slot = word(head, 3)};
+}
+__device__ __forceinline__ Item load_item(u32 address) {
+  Item x = load_head(address);
+  load_keys(address, x);
+  return x;
+}
+
+struct SequenceRows {
+  int seqlen_q, seqlen_k, row_q, row_k;
+};
+
+template <ItemKind kKind>
+class Batch {
+ public:
+  // `smem`: of 2 * kBatchEntries words and 16 more. All threads of the CTA call it; it synchronises
+  // them where lengths are on the device.
+  __device__ Batch(const Params& p, u32 smem) : p_(p), smem_(smem) {
+    if (p.work.is_uniform) {
+      run_log2_ = p.work.run_log2;
+      num_items_ = static_cast<int>(p.work.num_items);
+      num_slots_ = static_cast<int>(p.work.num_slots);
+    } else {
+      count();
+    }
+  }
+
+  __device__ int run_log2() const { return run_log2_; }
+  __device__ int num_items() const { return num_items_; }
+  __device__ int num_slots() const { return num_slots_; }
+
+  // By one warp. The heads of the same keys are consecutive items: with heads side by side in
+  // memory, CTAs read neighbouring rows at the same time.
+  __device__ Item find(int id, int lane) const {
+    const int rest = p_.by_kv_heads.divide(id), kv_head = id - rest * p_.num_kv_heads;
+    Place at;
+    SequenceRows rows;
+    SequenceKeys keys;
+    HeadWork work;
+    if (p_.work.is_uniform) {
+      work = p_.work.head;
+      at.batch_idx = p_.by_items.divide(rest);
+      at.items_before = at.batch_idx * work.num_items;
+      at.slots_before = at.batch_idx * work.num_slots;
+      rows = {static_cast<int>(p_.problem.seqlen_q), static_cast<int>(p_.problem.seqlen_k), 0, 0};
+      keys = p_.keys;
+    } else {
+      at = search(rest, lane);
+      rows = rows_of(at.batch_idx, false);
+      keys = keys_of_sequence(p_.window, rows.seqlen_q, rows.seqlen_k);
+      work = head_work(kKind, keys, run_log2_);
+    }
+    const GroupRange groups = groups_of(keys);
+    Item item{.batch_idx = at.batch_idx,
+              .kv_head = kv_head,
+              .seqlen_q = rows.seqlen_q,
+              .seqlen_k = rows.seqlen_k,
+              .row_q = rows.row_q,
+              .row_k = rows.row_k,
+              .left = keys.left,
+              .right = keys.right,
+              .first_key = keys.first_key,
+              .end_key = keys.end_key,
+              .first_group = groups.first,
+              .num_groups = groups.count,
+              .num_items = work.num_items,
+              .slot = at.slots_before * p_.num_kv_heads + kv_head * work.num_slots};
+    const int idx = rest - at.items_before;
+    if constexpr (kKind == ItemKind::split) {
+      item.first = keys.first_key / kSplitKeys + idx;
+      item.end = item.first + 1;
+    } else {
+      const int begin = ((groups.first >> run_log2_) + idx) << run_log2_;
+      item.first = max(begin, groups.first);
+      item.end = min(begin + (1 << run_log2_), groups.first + groups.count);
+    }
+    return item;
+  }
+
+ private:
+  static constexpr int kWarps = kThreads / 32;
+  struct Place {
+    int batch_idx, items_before, slots_before;  // of one head each
+  };
+
+  __device__ SequenceRows rows_of(int batch_idx, bool reports) const {
+    const Sequence s =
+        sequence_with_used_keys(p_.problem, p_.args, batch_idx, reports, p_.error_word);
+    return {static_cast<int>(s.seqlen_q), static_cast<int>(s.seqlen_k), static_cast<int>(s.row_q),
+            static_cast<int>(s.row_k)};
+  }
+  __device__ SequenceKeys keys_of(int batch_idx, bool reports) const {
+    const SequenceRows rows = rows_of(batch_idx, reports);
+    return keys_of_sequence(p_.window, rows.seqlen_q, rows.seqlen_k);
+  }
+  __device__ u32 items_word(int entry) const { return smem_ + 4 * static_cast<u32>(entry); }
+  __device__ u32 slots_word(int entry) const { return items_word(kBatchEntries + entry); }
+  __device__ u32 warp_word(int warp) const { return items_word(2 * kBatchEntries + warp); }
+
+  // Sequences of an entry of the prefix sums.
+  __device__ int entry_size() const { return (p_.batch + kBatchEntries - 1) / kBatchEntries; }
+
+  __device__ static int warp_inclusive_sum(int x, int lane) {
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int below = __shfl_up_sync(0xffffffffu, x, step);
+      if (lane >= step) x += below;
+    }
+    return x;
+  }
+  // Of all threads; `before` becomes the sum of those before this one.
+  __device__ int block_sum(int x, int* before) const {
+    const int warp = static_cast<int>(threadIdx.x) >> 5, lane = static_cast<int>(threadIdx.x) & 31;
+    const int inclusive = warp_inclusive_sum(x, lane);
+    __syncthreads();  // the sums before have been read
+    if (lane == 31) store_shared(warp_word(warp), static_cast<u32>(inclusive));
+    __syncthreads();
+    int total = 0;
+    *before = inclusive - x;
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) {
+      const int sum = static_cast<int>(load_shared(warp_word(i)));
+      if (i < warp) *before += sum;
+      total += sum;
+    }
+    return total;
+  }
+
+  // A sequence is reported by one thread of the grid.
+  __device__ void count() {
+    const int size = entry_size(), begin = static_cast<int>(threadIdx.x) * size;
+    const int end = min(begin + size, p_.batch);
+    int groups = 0, items = 0, slots = 0, before = 0;
+#pragma unroll 1
+    for (int pass = 0; pass < 2; ++pass) {
+#pragma unroll 1
+      for (int b = begin; b < end; ++b) {
+        const SequenceKeys keys = keys_of(b, pass == 0 && blockIdx.x == 0);
+        const HeadWork work = head_work(kKind, keys, run_log2_);
+        groups += groups_of(keys).count;
+        items += work.num_items;
+        slots += work.num_slots;
+      }
+      if (pass == 1) break;
+      const std::int64_t all_groups = block_sum(groups, &before);
+      run_log2_ = choose_run(all_groups * p_.num_kv_heads, p_.num_units);
+      items = slots = 0;
+    }
+    num_items_ = block_sum(items, &before) * p_.num_kv_heads;
+    store_shared(items_word(static_cast<int>(threadIdx.x)), static_cast<u32>(before));
+    num_slots_ = block_sum(slots, &before) * p_.num_kv_heads;
+    store_shared(slots_word(static_cast<int>(threadIdx.x)), static_cast<u32>(before));
+    __syncthreads();
+  }
+
+  // The sequence that item `rest` of the batch belongs to, where each sequence has one head.
+  __device__ Place search(int rest, int lane) const {
+    constexpr int kStep = kBatchEntries / 32;
+    static_assert(kBatchEntries % 32 == 0 && kStep <= 32);
+    const auto num_up_to = [&](int entry, bool exists) {
+      const bool is_before = exists && static_cast<int>(load_shared(items_word(entry))) <= rest;
+      return __popc(__ballot_sync(0xffffffffu, is_before));
+    };
+    const int block = num_up_to(lane * kStep, true) - 1;
+    const int entry = block * kStep + num_up_to(block * kStep + lane % kStep, lane < kStep) - 1;
+    Place at{entry * entry_size(), static_cast<int>(load_shared(items_word(entry))),
+             static_cast<int>(load_shared(slots_word(entry)))};
+    if (entry_size() == 1) return at;
+#pragma unroll 1
+    for (const int end = min(at.batch_idx + entry_size(), p_.batch);; at.batch_idx += 32) {
+      const int b = at.batch_idx + lane;
+      const HeadWork work = b < end ? head_work(kKind, keys_of(b, false), run_log2_) : HeadWork{};
+      const int items = at.items_before + warp_inclusive_sum(work.num_items, lane);
+      const int slots = at.slots_before + warp_inclusive_sum(work.num_slots, lane);
+      const unsigned is_later = __ballot_sync(0xffffffffu, items > rest);
+      const int found = is_later == 0 ? 31 : __ffs(static_cast<int>(is_later)) - 1;
+      if (is_later != 0) {
+        at.batch_idx += found;
+        at.items_before = __shfl_sync(0xffffffffu, items - work.num_items, found);
+        at.slots_before = __shfl_sync(0xffffffffu, slots - work.num_slots, found);
+        return at;
+      }
+      at.items_before = __shfl_sync(0xffffffffu, items, 31);
+      at.slots_before = __shfl_sync(0xffffffffu, slots, 31);
+    }
+  }
+
+  const Params& p_;
+  const u32 smem_;
+  int run_log2_ = 0, num_items_, num_slots_;
+};
+
+}  // namespace headrace::cuda::sm90::decode
