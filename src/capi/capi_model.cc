@@ -112,10 +112,10 @@ headrace_status headrace_tokenize(const headrace_model* model, const char* text,
     if ((flags & ~kKnown) != 0)
       return fail(headrace::invalid_argument(
           "flags={}: unknown bits; pass headrace_tokenize_flags values", flags));
-    using headrace::text::Recognise;
+    using headrace::text::ParseSpecial;
     auto encoded = model->model.tokenizer.encode(
         {text, num_bytes},
-        (flags & HEADRACE_TOKENIZE_SPECIAL) != 0 ? Recognise::control_too : Recognise::user_defined,
+        (flags & HEADRACE_TOKENIZE_SPECIAL) != 0 ? ParseSpecial::all : ParseSpecial::user_defined,
         (flags & HEADRACE_TOKENIZE_BOS) != 0);
     if (!encoded.ok()) return fail(std::move(encoded.failure()));
     return give_list(encoded.value(), "tokens", tokens, capacity, count);

@@ -13,9 +13,9 @@ constexpr std::int64_t kMaxSize = std::int64_t{1} << 20, kMaxVocab = std::int64_
 constexpr std::int64_t kMaxHeads = 4096, kMaxHeadDim = 576;
 
 // Reads keys of one architecture one after the other; the first that is wrong stays.
-class Keys {
+class MetadataReader {
  public:
-  Keys(const ModelFile& file, std::string_view architecture)
+  MetadataReader(const ModelFile& file, std::string_view architecture)
       : file_(file), prefix_(std::string(architecture) + ".") {}
 
   std::int64_t integer(const char* key, std::int64_t high) {
@@ -56,37 +56,38 @@ class Keys {
   Status failure_;
 };
 
-void read_sizes(Keys& keys, Config& config) {
-  config.num_layers = keys.integer("block_count", kMaxLayers);
-  config.hidden_size = keys.integer("embedding_length", kMaxSize);
-  config.ffn_size = keys.integer("feed_forward_length", kMaxSize);
-  config.context_length = keys.integer("context_length", kMaxContext);
-  config.num_heads = keys.integer("attention.head_count", kMaxHeads);
-  config.num_kv_heads = keys.integer_or("attention.head_count_kv", 1, kMaxHeads, config.num_heads);
-  keys.require(config.num_heads % config.num_kv_heads == 0,
-               format_text("{} heads are no multiple of {} kv heads", config.num_heads,
-                           config.num_kv_heads));
+void read_sizes(MetadataReader& reader, Config& config) {
+  config.num_layers = reader.integer("block_count", kMaxLayers);
+  config.hidden_size = reader.integer("embedding_length", kMaxSize);
+  config.ffn_size = reader.integer("feed_forward_length", kMaxSize);
+  config.context_length = reader.integer("context_length", kMaxContext);
+  config.num_heads = reader.integer("attention.head_count", kMaxHeads);
+  config.num_kv_heads =
+      reader.integer_or("attention.head_count_kv", 1, kMaxHeads, config.num_heads);
+  reader.require(config.num_heads % config.num_kv_heads == 0,
+                 format_text("{} heads are no multiple of {} kv heads", config.num_heads,
+                             config.num_kv_heads));
   const std::int64_t per_head = config.hidden_size / config.num_heads;
-  config.head_dim = keys.integer_or("attention.key_length", 1, kMaxHeadDim, per_head);
-  config.head_dim_v = keys.integer_or("attention.value_length", 1, kMaxHeadDim, per_head);
-  keys.require(config.head_dim >= 1 && config.head_dim <= kMaxHeadDim && config.head_dim_v >= 1 &&
-                   config.head_dim_v <= kMaxHeadDim,
-               format_text("a head_dim of {}, expected 1 to {}", config.head_dim, kMaxHeadDim));
-  config.rms_eps = keys.number("attention.layer_norm_rms_epsilon", 0, 1);
-  config.window = keys.integer_or("attention.sliding_window", 0, kMaxContext, 0);
+  config.head_dim = reader.integer_or("attention.key_length", 1, kMaxHeadDim, per_head);
+  config.head_dim_v = reader.integer_or("attention.value_length", 1, kMaxHeadDim, per_head);
+  reader.require(config.head_dim >= 1 && config.head_dim <= kMaxHeadDim && config.head_dim_v >= 1 &&
+                     config.head_dim_v <= kMaxHeadDim,
+                 format_text("a head_dim of {}, expected 1 to {}", config.head_dim, kMaxHeadDim));
+  config.rms_eps = reader.number("attention.layer_norm_rms_epsilon", 0, 1);
+  config.window = reader.integer_or("attention.sliding_window", 0, kMaxContext, 0);
 }
 
-void read_rope(Keys& keys, Config& config) {
-  config.rope_dim = keys.integer_or("rope.dimension_count", 2, kMaxHeadDim, config.head_dim);
-  keys.require(config.rope_dim % 2 == 0 && config.rope_dim <= config.head_dim,
-               format_text("a rope dimension of {}, expected an even one up to head_dim {}",
-                           config.rope_dim, config.head_dim));
-  config.rope_base = keys.number_or("rope.freq_base", 1, 1e12, 10000);
-  const std::string scaling = keys.text_or("rope.scaling.type", "none");
+void read_rope(MetadataReader& reader, Config& config) {
+  config.rope_dim = reader.integer_or("rope.dimension_count", 2, kMaxHeadDim, config.head_dim);
+  reader.require(config.rope_dim % 2 == 0 && config.rope_dim <= config.head_dim,
+                 format_text("a rope dimension of {}, expected an even one up to head_dim {}",
+                             config.rope_dim, config.head_dim));
+  config.rope_base = reader.number_or("rope.freq_base", 1, 1e12, 10000);
+  const std::string scaling = reader.text_or("rope.scaling.type", "none");
   if (scaling == "linear")
-    config.rope_linear_factor = keys.number_or("rope.scaling.factor", 1, 1e6, 1);
+    config.rope_linear_factor = reader.number_or("rope.scaling.factor", 1, 1e6, 1);
   else if (scaling != "none")
-    keys.refuse(format_text(
+    reader.refuse(format_text(
         "rope scaling '{}', known are none, linear and llama3 (a tensor rope_freqs.weight)",
         scaling));
 }
@@ -101,19 +102,19 @@ Result<Config> read_common_config(const ModelFile& file, std::string_view archit
   Result<std::string> name = file.text_or("general.name", "");
   if (!name.ok()) return std::move(name.failure());
   config.name = std::move(name.value());
-  Keys keys(file, architecture);
-  read_sizes(keys, config);
-  read_rope(keys, config);
-  if (keys.integer_or("expert_count", 0, kMaxSize, 0) != 0)
-    keys.refuse("a mixture of experts, which no family here is");
+  MetadataReader reader(file, architecture);
+  read_sizes(reader, config);
+  read_rope(reader, config);
+  if (reader.integer_or("expert_count", 0, kMaxSize, 0) != 0)
+    reader.refuse("a mixture of experts, which no family here is");
   const TensorInfo* embedding = file.find_tensor("token_embd.weight");
-  keys.require(embedding != nullptr, "has no tensor 'token_embd.weight'");
+  reader.require(embedding != nullptr, "has no tensor 'token_embd.weight'");
   if (embedding != nullptr) {
-    keys.require(embedding->shape.size() == 2 && embedding->shape[0] <= kMaxVocab,
-                 "'token_embd.weight' is no matrix of at most 2^24 rows");
+    reader.require(embedding->shape.size() == 2 && embedding->shape[0] <= kMaxVocab,
+                   "'token_embd.weight' is no matrix of at most 2^24 rows");
     config.vocab_size = embedding->shape[0];
   }
-  if (keys.failure()) return std::move(*keys.failure());
+  if (reader.failure()) return std::move(*reader.failure());
   return config;
 }
 

@@ -13,7 +13,7 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr std::int32_t kLastToken = std::numeric_limits<std::int32_t>::max();
 
-bool is_before(const Candidate& a, const Candidate& b) {
+bool ranks_before(const Candidate& a, const Candidate& b) {
   return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
 }
 
@@ -97,9 +97,9 @@ bool LogitFilter::gather_largest(std::int64_t count) {
   const auto size = static_cast<std::int64_t>(candidates_.size());
   if (size < count) return false;
   const auto begin = candidates_.begin();
-  if (size > count) std::nth_element(begin, begin + (count - 1), candidates_.end(), is_before);
+  if (size > count) std::nth_element(begin, begin + (count - 1), candidates_.end(), ranks_before);
   if (size == count)
-    std::iter_swap(std::max_element(begin, begin + count, is_before), begin + (count - 1));
+    std::iter_swap(std::max_element(begin, begin + count, ranks_before), begin + (count - 1));
   return true;
 }
 
@@ -118,11 +118,11 @@ void LogitFilter::keep_min_p(double min_p, double temperature) {
 
 void LogitFilter::keep_top_p(double top_p, double temperature) {
   if (top_p >= 1) return;
-  const bool is_whole = is_open();
-  if (!is_whole) gather(-kInfinity);
-  const std::size_t num_kept = is_whole ? logits_.size() : candidates_.size();
+  const bool is_unfiltered = keeps_all();
+  if (!is_unfiltered) gather(-kInfinity);
+  const std::size_t num_kept = is_unfiltered ? logits_.size() : candidates_.size();
   const double total =
-      is_whole ? weigh(logits_.data(), num_kept, temperature) : weigh_candidates(temperature);
+      is_unfiltered ? weigh(logits_.data(), num_kept, temperature) : weigh_candidates(temperature);
   // Weights below (1 - top_p) * total / num_kept sum to less than (1 - top_p) * total: the others
   // reach top_p without them. 0.99: room for rounding.
   const double unneeded = 0.99 * (1 - top_p) * total / static_cast<double>(num_kept);
@@ -132,27 +132,28 @@ void LogitFilter::keep_top_p(double top_p, double temperature) {
 }
 
 // Raises the bound to the candidate with which the sum of weights, in falling order, reaches the
-// goal. Only a slice of them is sorted: slices of equal width in the logit are summed first.
+// goal. Only a bucket of them is sorted: slices of equal width in the logit are summed first.
 void LogitFilter::raise_to_mass(double goal, double temperature) {
   const std::size_t size = candidates_.size();
   float smallest = max_;
   for (const Candidate& candidate : candidates_) smallest = std::min(smallest, candidate.logit);
   const double range = static_cast<double>(max_) - static_cast<double>(smallest);
-  const double scale = range > 0 ? (kNumSlices - 1) / range : 0;
-  const auto slice_of = [&](float logit) {  // not rising in the logit
+  const double scale = range > 0 ? (kNumBuckets - 1) / range : 0;
+  const auto bucket_of = [&](float logit) {  // not rising in the logit
     return static_cast<std::size_t>((static_cast<double>(max_) - static_cast<double>(logit)) *
                                     scale);
   };
   weigh_candidates(temperature);
-  slice_sums_.fill(0);
+  bucket_sums_.fill(0);
   for (std::size_t i = 0; i < size; ++i)
-    slice_sums_[slice_of(candidates_[i].logit)] += static_cast<double>(weights_[i]);
+    bucket_sums_[bucket_of(candidates_[i].logit)] += static_cast<double>(weights_[i]);
   double reached = 0;
-  std::size_t slice = 0;
-  while (slice < kNumSlices && reached + slice_sums_[slice] < goal) reached += slice_sums_[slice++];
-  if (slice == kNumSlices) return;  // by rounding: all of them
-  std::erase_if(candidates_, [&](const Candidate& c) { return slice_of(c.logit) != slice; });
-  std::sort(candidates_.begin(), candidates_.end(), is_before);
+  std::size_t bucket = 0;
+  while (bucket < kNumBuckets && reached + bucket_sums_[bucket] < goal)
+    reached += bucket_sums_[bucket++];
+  if (bucket == kNumBuckets) return;  // by rounding: all of them
+  std::erase_if(candidates_, [&](const Candidate& c) { return bucket_of(c.logit) != bucket; });
+  std::sort(candidates_.begin(), candidates_.end(), ranks_before);
   weigh_candidates(temperature);
   std::size_t last = 0;
   for (; last + 1 < candidates_.size(); ++last) {
@@ -166,7 +167,7 @@ std::span<const Candidate> LogitFilter::largest(std::int64_t count) {
   count = std::min(count, static_cast<std::int64_t>(logits_.size()));
   if (count == 0) return {};
   if (gather_largest(count)) candidates_.resize(static_cast<std::size_t>(count));
-  std::sort(candidates_.begin(), candidates_.end(), is_before);
+  std::sort(candidates_.begin(), candidates_.end(), ranks_before);
   return candidates_;
 }
 
@@ -183,7 +184,7 @@ double LogitFilter::weigh_candidates(double temperature) {
 }
 
 Distribution LogitFilter::distribution(double temperature) {
-  if (is_open()) {
+  if (keeps_all()) {
     weigh(logits_.data(), logits_.size(), temperature);
     return {{all_tokens_.data(), num_weights_}, {weights_.data(), num_weights_}, sum_};
   }

@@ -49,9 +49,9 @@ class LogitFilter {
   std::size_t pick(double u) const;
 
  private:
-  static constexpr std::size_t kNumSlices = 1024;
+  static constexpr std::size_t kNumBuckets = 1024;
 
-  bool is_open() const { return bound_.last_token < 0; }
+  bool keeps_all() const { return bound_.last_token < 0; }
   void reserve(std::size_t vocab_size);
   void raise(LogitBound bound);
   void gather(float at_least);
@@ -69,7 +69,7 @@ class LogitFilter {
   std::vector<std::int32_t> tokens_, all_tokens_;
   std::vector<float> values_, weights_;
   std::vector<double> block_sums_;  // of blocks of kWeightBlock weights
-  std::array<double, kNumSlices> slice_sums_;
+  std::array<double, kNumBuckets> bucket_sums_;
   std::size_t num_weights_ = 0;
   double sum_ = 0;
 };

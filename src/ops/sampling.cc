@@ -48,7 +48,7 @@ class Sampler::State {
   void add_logprobs(const SamplingInput& input, const SamplingOptions& options, Sample& sample);
 
   LogitFilter filter_;
-  std::vector<float> changed_;        // [vocab_size] logits after biases and penalties
+  std::vector<float> processed_;      // [vocab_size] logits after biases and penalties
   std::span<const float> logits_;     // these, or those of the input
   std::vector<std::int32_t> counts_;  // [vocab_size] zero between calls
   std::vector<TokenLogprob> top_;
@@ -66,7 +66,7 @@ bool changes_logits(const SamplingOptions& o) {
 }
 
 // What a logit is not, be it of the model or what biases and penalties made of it.
-std::optional<std::size_t> wrong_logit(std::span<const float> logits) {
+std::optional<std::size_t> find_bad_logit(std::span<const float> logits) {
   const auto found = std::find_if(logits.begin(), logits.end(), [](float logit) {
     return !(logit < std::numeric_limits<float>::infinity());
   });
@@ -75,13 +75,13 @@ std::optional<std::size_t> wrong_logit(std::span<const float> logits) {
 }
 
 // No argument of the caller is wrong where the model's own logits are.
-Failure wrong_logits(std::span<const float> of_model, std::span<const float> logits) {
-  if (const auto i = wrong_logit(of_model))
+Failure bad_logits(std::span<const float> of_model, std::span<const float> logits) {
+  if (const auto i = find_bad_logit(of_model))
     return {ErrorCode::io_error,
             format_text("logits[{}]={}, as the model computed it: must be a number or -infinity; "
                         "the weights are damaged or overflow: check the model file",
                         *i, of_model[*i])};
-  if (const auto i = wrong_logit(logits))
+  if (const auto i = find_bad_logit(logits))
     return invalid_argument(
         "logits[{}]={} after biases and penalties, {} before: must be a number or -infinity; make "
         "logit_bias and the penalties smaller",
@@ -106,13 +106,13 @@ Status Sampler::State::prepare(const SamplingInput& input, const SamplingOptions
   if (input.logits.empty())
     return invalid_argument("logits is empty: give one logit for every token of the vocabulary");
   logits_ = input.logits;
-  if (changed_.size() < input.logits.size()) {
-    changed_.resize(input.logits.size());
+  if (processed_.size() < input.logits.size()) {
+    processed_.resize(input.logits.size());
     counts_.assign(input.logits.size(), 0);
   }
   if (changes_logits(options))
     if (Status wrong = penalise(input, options)) return wrong;
-  if (!filter_.begin(logits_)) return wrong_logits(input.logits, logits_);
+  if (!filter_.begin(logits_)) return bad_logits(input.logits, logits_);
   if (std::isinf(filter_.max()))
     return invalid_argument(
         "logits: all {} are -infinity, so there is no token to draw: a mask or logit_bias forbids "
@@ -124,13 +124,13 @@ Status Sampler::State::prepare(const SamplingInput& input, const SamplingOptions
 
 Status Sampler::State::penalise(const SamplingInput& input, const SamplingOptions& options) {
   const std::size_t vocab_size = input.logits.size();
-  std::copy(input.logits.begin(), input.logits.end(), changed_.begin());
-  logits_ = {changed_.data(), vocab_size};
+  std::copy(input.logits.begin(), input.logits.end(), processed_.begin());
+  logits_ = {processed_.data(), vocab_size};
   for (const LogitBias& bias : options.logit_bias) {
     if (bias.token < 0 || static_cast<std::size_t>(bias.token) >= vocab_size)
       return invalid_argument("logit_bias of token {}: there are {} logits", bias.token,
                               vocab_size);
-    changed_[static_cast<std::size_t>(bias.token)] += bias.value;
+    processed_[static_cast<std::size_t>(bias.token)] += bias.value;
   }
   const auto all = static_cast<std::int64_t>(input.prompt.size() + input.output.size());
   const auto window =
@@ -152,8 +152,8 @@ Status Sampler::State::penalise_repetition(Tokens prompt, Tokens output, double 
     for (const std::int32_t token : tokens) {
       const auto i = static_cast<std::size_t>(token);
       if (counts_[i]++ > 0) continue;
-      const double logit = changed_[i];
-      changed_[i] = static_cast<float>(logit > 0 ? logit / penalty : logit * penalty);
+      const double logit = processed_[i];
+      processed_[i] = static_cast<float>(logit > 0 ? logit / penalty : logit * penalty);
     }
   }
   for (const Tokens tokens : {prompt, output})
@@ -172,8 +172,9 @@ Status Sampler::State::penalise_counts(Tokens prompt, Tokens output,
       const auto i = static_cast<std::size_t>(token);
       const double count = std::exchange(counts_[i], 0);
       if (count == 0) continue;
-      changed_[i] = static_cast<float>(static_cast<double>(changed_[i]) - options.presence_penalty -
-                                       options.frequency_penalty * count);
+      processed_[i] =
+          static_cast<float>(static_cast<double>(processed_[i]) - options.presence_penalty -
+                             options.frequency_penalty * count);
     }
   }
   return {};
@@ -199,7 +200,7 @@ void Sampler::State::apply_filters(const SamplingOptions& o) {
 void Sampler::State::add_logprobs(const SamplingInput& input, const SamplingOptions& options,
                                   Sample& sample) {
   top_.clear();
-  const bool is_raw = options.logprobs_of == LogprobsOf::raw;
+  const bool is_raw = options.logprobs_mode == LogprobsMode::raw;
   const std::span<const float> logits = is_raw ? input.logits : logits_;
   const auto count = static_cast<std::int64_t>(*options.num_logprobs);
   if (!is_raw && options.temperature == 0) {

@@ -40,9 +40,9 @@ namespace headrace {
 enum class SamplingOrder { vllm, transformers, llama_cpp };
 
 // Whose logarithms are reported.
-enum class LogprobsOf {
-  raw,    // softmax of the logits as the model gave them
-  drawn,  // the probabilities of the draw: tokens that a filter dropped have none; greedy: 1
+enum class LogprobsMode {
+  raw,        // softmax of the logits as the model gave them
+  processed,  // the probabilities of the draw: tokens that a filter dropped have none; greedy: 1
 };
 
 struct LogitBias {
@@ -66,7 +66,7 @@ struct SamplingOptions {
   std::uint64_t seed = 0;
   SamplingOrder order = SamplingOrder::vllm;
   std::optional<int> num_logprobs = {};  // absent: no logprob; n: the token's and the n largest
-  LogprobsOf logprobs_of = LogprobsOf::raw;
+  LogprobsMode logprobs_mode = LogprobsMode::raw;
 };
 
 // invalid_argument where an option has no meaning. Once a request; sample() relies on it.

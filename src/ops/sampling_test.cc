@@ -199,7 +199,7 @@ TEST(SamplingOrders, LlamaCppKeepsExactlyK) {
 std::vector<double> changed(const Logits& logits, SamplingOptions o, const Tokens& prompt,
                             const Tokens& output) {
   o.num_logprobs = static_cast<int>(logits.size());
-  o.logprobs_of = LogprobsOf::drawn;
+  o.logprobs_mode = LogprobsMode::processed;
   Sampler sampler(cpu());
   const Sample sample =
       sampler.sample({.logits = logits, .prompt = prompt, .output = output}, o).value();
@@ -341,7 +341,7 @@ TEST(SamplingLogprobs, AreThoseOfTheRawLogits) {
     EXPECT_NEAR(raw.top_logprobs[i].logprob, std::log(p[i]), 1e-6);
   }
   // Of the draw: tokens 2 and 3 are left, as 0.09 to 0.04.
-  o.logprobs_of = LogprobsOf::drawn;
+  o.logprobs_mode = LogprobsMode::processed;
   const Sample drawn = sampler.sample(input, o).value();
   EXPECT_EQ(drawn.token, raw.token);
   ASSERT_EQ(drawn.top_logprobs.size(), 2u);

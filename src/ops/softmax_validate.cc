@@ -11,14 +11,14 @@
 namespace headrace {
 namespace {
 
-struct Named {
+struct NamedTensor {
   const char* name;
   const headrace_tensor* view;
 };
 
 constexpr const char* kShapeHint = "a tensor of rank 1 to 6";
 
-Status check_first(const Named& first) {
+Status check_first(const NamedTensor& first) {
   const auto& [name, view] = first;
   if (!is_given(*view))
     return invalid_argument("{}: not given; it is required; pass {}", name, kShapeHint);
@@ -32,7 +32,7 @@ Status check_first(const Named& first) {
                           dtype_name(dtype), name);
 }
 
-Status check_same_device(const Named& other, const Named& first) {
+Status check_same_device(const NamedTensor& other, const NamedTensor& first) {
   const headrace_tensor &a = *other.view, &b = *first.view;
   if (a.device_type == b.device_type &&
       (a.device_type == HEADRACE_CPU || a.device_id == b.device_id))
@@ -44,7 +44,7 @@ Status check_same_device(const Named& other, const Named& first) {
       b.device_id, other.name);
 }
 
-Status check_like(const Named& other, const Named& first) {
+Status check_like(const NamedTensor& other, const NamedTensor& first) {
   const auto& [name, view] = other;
   if (!is_given(*view))
     return invalid_argument("{}: not given; it is required; pass the shape and dtype of {}", name,
@@ -84,7 +84,7 @@ Status check_options(const headrace_softmax_options& options) {
   return std::nullopt;
 }
 
-Status check_lse(const headrace_tensor& lse, const Named& x, int axis) {
+Status check_lse(const headrace_tensor& lse, const NamedTensor& x, int axis) {
   if (!is_given(lse)) return std::nullopt;
   HEADRACE_TRY(check_view("lse", lse, x.view->rank - 1, "f32, the shape of x without the axis"));
   if (static_cast<DType>(lse.dtype) != DType::f32)
@@ -108,7 +108,7 @@ bool is_same_view(const headrace_tensor& a, const headrace_tensor& b) {
 
 // `may_be_same`: of the shape and dtype of the output, so that an element is read before it is
 // written where the two are one view.
-Status check_overlap(const Named& output, const Named& other, bool may_be_same) {
+Status check_overlap(const NamedTensor& output, const NamedTensor& other, bool may_be_same) {
   if (!is_given(*other.view) || (may_be_same && is_same_view(*output.view, *other.view)))
     return std::nullopt;
   const Overlap found = overlap_between(*output.view, address_range(*output.view), *other.view,
@@ -121,7 +121,7 @@ Status check_overlap(const Named& output, const Named& other, bool may_be_same) 
       may_be_same ? " (but it may be the same view)" : "", output.name);
 }
 
-Status check_within(const Named& output) {
+Status check_within(const NamedTensor& output) {
   const Overlap found = overlap_within(*output.view);
   if (found == Overlap::none) return std::nullopt;
   return invalid_argument(
@@ -134,9 +134,9 @@ Status check_within(const Named& output) {
 
 // Turns the axes of the tensors into rows. The row that runs along the smallest strides of the
 // output comes last, so that neighbouring rows are neighbours in memory.
-class RowMaker {
+class RowBuilder {
  public:
-  RowMaker(const headrace_tensor& like, int axis) : like_(like), axis_(axis) {
+  RowBuilder(const headrace_tensor& like, int axis) : like_(like), axis_(axis) {
     for (int i = 0; i < like.rank; ++i)
       if (i != axis && like.shape[i] != 1) order_[num_axes_++] = i;
     // Strides of a tensor without elements may be anything: they are neither compared nor used.
@@ -190,10 +190,10 @@ class RowMaker {
 void merge_axes(RowSpace& rows, std::span<RowOperand* const> operands) {
   int last = 0;
   for (int i = 1; i < rows.num_axes; ++i) {
-    const bool is_one_walk = std::all_of(operands.begin(), operands.end(), [&](RowOperand* x) {
+    const bool is_mergeable = std::all_of(operands.begin(), operands.end(), [&](RowOperand* x) {
       return x->strides[last] == x->strides[i] * rows.sizes[i];
     });
-    if (is_one_walk) {
+    if (is_mergeable) {
       rows.sizes[last] *= rows.sizes[i];
     } else {
       rows.sizes[++last] = rows.sizes[i];
@@ -225,7 +225,7 @@ headrace_softmax_options default_softmax_options() {
 
 Result<SoftmaxForwardArgs> validate_softmax(const headrace_softmax_tensors& tensors,
                                             const headrace_softmax_options& options) {
-  const Named x{"x", &tensors.x}, y{"y", &tensors.y}, lse{"lse", &tensors.lse};
+  const NamedTensor x{"x", &tensors.x}, y{"y", &tensors.y}, lse{"lse", &tensors.lse};
   if (auto bad = check_first(x)) return std::move(*bad);
   if (auto bad = check_like(y, x)) return std::move(*bad);
   Result<int> found = axis_of(options, tensors.x.rank);
@@ -241,15 +241,15 @@ Result<SoftmaxForwardArgs> validate_softmax(const headrace_softmax_tensors& tens
     if (auto bad = check_overlap(lse, x, false)) return std::move(*bad);
     if (auto bad = check_overlap(lse, y, false)) return std::move(*bad);
   }
-  const RowMaker maker(tensors.y, axis);
+  const RowBuilder builder(tensors.y, axis);
   SoftmaxForwardArgs args{.dtype = static_cast<DType>(tensors.x.dtype),
                           .algorithm = static_cast<SoftmaxAlgorithm>(options.algorithm),
                           .scale = static_cast<float>(options.scale),
-                          .rows = maker.space(),
-                          .x = maker.operand(tensors.x),
-                          .y = maker.operand(tensors.y),
+                          .rows = builder.space(),
+                          .x = builder.operand(tensors.x),
+                          .y = builder.operand(tensors.y),
                           .lse = {}};
-  if (is_given(tensors.lse)) args.lse = maker.operand_without_axis(tensors.lse);
+  if (is_given(tensors.lse)) args.lse = builder.operand_without_axis(tensors.lse);
   RowOperand* const operands[] = {&args.x, &args.y, &args.lse};
   merge_axes(args.rows, std::span(operands).first(is_given(tensors.lse) ? 3 : 2));
   return args;
@@ -257,7 +257,7 @@ Result<SoftmaxForwardArgs> validate_softmax(const headrace_softmax_tensors& tens
 
 Result<SoftmaxBackwardArgs> validate_softmax_backward(
     const headrace_softmax_backward_tensors& tensors, const headrace_softmax_options& options) {
-  const Named y{"y", &tensors.y}, dy{"dy", &tensors.dy}, dx{"dx", &tensors.dx};
+  const NamedTensor y{"y", &tensors.y}, dy{"dy", &tensors.dy}, dx{"dx", &tensors.dx};
   if (auto bad = check_first(y)) return std::move(*bad);
   if (auto bad = check_like(dy, y)) return std::move(*bad);
   if (auto bad = check_like(dx, y)) return std::move(*bad);
@@ -268,13 +268,13 @@ Result<SoftmaxBackwardArgs> validate_softmax_backward(
   if (auto bad = check_within(dx)) return std::move(*bad);
   if (auto bad = check_overlap(dx, y, true)) return std::move(*bad);
   if (auto bad = check_overlap(dx, dy, true)) return std::move(*bad);
-  const RowMaker maker(tensors.dx, axis.value());
+  const RowBuilder builder(tensors.dx, axis.value());
   SoftmaxBackwardArgs args{.dtype = static_cast<DType>(tensors.y.dtype),
                            .scale = static_cast<float>(options.scale),
-                           .rows = maker.space(),
-                           .y = maker.operand(tensors.y),
-                           .dy = maker.operand(tensors.dy),
-                           .dx = maker.operand(tensors.dx)};
+                           .rows = builder.space(),
+                           .y = builder.operand(tensors.y),
+                           .dy = builder.operand(tensors.dy),
+                           .dx = builder.operand(tensors.dx)};
   RowOperand* const operands[] = {&args.y, &args.dy, &args.dx};
   merge_axes(args.rows, operands);
   return args;

@@ -11,9 +11,9 @@ constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
 }  // namespace
 
 bool Bpe::find_candidate(std::uint32_t at, Candidate& candidate) const {
-  const std::uint32_t after = symbols_[at].after;
-  if (after == kNone) return false;
-  const Merge* merge = merges_.find(symbols_[at].token, symbols_[after].token);
+  const std::uint32_t next = symbols_[at].next;
+  if (next == kNone) return false;
+  const Merge* merge = merges_.find(symbols_[at].token, symbols_[next].token);
   if (merge == nullptr) return false;
   candidate = {merge->rank, at, merge->left, merge->right};
   return true;
@@ -29,14 +29,14 @@ void Bpe::push_candidate(std::uint32_t at) {
 void Bpe::apply(const Candidate& candidate) {
   Symbol& left = symbols_[candidate.at];
   // A symbol only grows, so equal tokens at its place are the same symbols as when it was queued.
-  if (left.token != candidate.left || left.after == kNone) return;
-  Symbol& right = symbols_[left.after];
+  if (left.token != candidate.left || left.next == kNone) return;
+  Symbol& right = symbols_[left.next];
   if (right.token != candidate.right) return;
   left.token = merges_.find(candidate.left, candidate.right)->result;
   right.token = -1;
-  left.after = right.after;
-  if (left.after != kNone) symbols_[left.after].before = candidate.at;
-  push_candidate(left.before);
+  left.next = right.next;
+  if (left.next != kNone) symbols_[left.next].prev = candidate.at;
+  push_candidate(left.prev);
   push_candidate(candidate.at);
 }
 
@@ -57,7 +57,7 @@ void Bpe::merge(std::span<const TokenId> tokens, std::vector<TokenId>& merged) {
     queue_.pop_back();
     apply(candidate);
   }
-  for (std::uint32_t i = 0; count != 0 && i != kNone; i = symbols_[i].after)
+  for (std::uint32_t i = 0; count != 0 && i != kNone; i = symbols_[i].next)
     merged.push_back(symbols_[i].token);
 }
 

@@ -20,7 +20,7 @@ class Bpe {
  private:
   struct Symbol {
     TokenId token;  // -1: part of a symbol before it
-    std::uint32_t before, after;
+    std::uint32_t prev, next;
   };
   struct Candidate {
     std::int32_t rank;

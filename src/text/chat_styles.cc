@@ -51,11 +51,11 @@ constexpr TemplateStyle kStyles[] = {
 };
 
 // Short templates are known by all of their text (its form) ...
-struct Whole {
+struct ExactTemplate {
   const char* name;
   const char* jinja;
 };
-constexpr Whole kWhole[] = {
+constexpr ExactTemplate kExactTemplates[] = {
     {"chatml", R"({% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + )"
                R"(message['content'])"
                R"( + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %})"
@@ -133,12 +133,12 @@ constexpr Whole kWhole[] = {
 };
 
 // ... long ones, most of which is about tools, by texts that they have and others that they lack.
-struct Marks {
+struct TemplateMarkers {
   const char* name;
-  const char* has[4];
+  const char* contains[4];
   const char* lacks[4];
 };
-constexpr Marks kMarks[] = {
+constexpr TemplateMarkers kTemplateMarkers[] = {
     {"qwen2.5",
      {"{{- '<|im_start|>system\\nYou are Qwen, created by Alibaba Cloud. You are a helpful "
       "assistant.<|im_end|>\\n' }}",
@@ -164,10 +164,10 @@ constexpr Marks kMarks[] = {
      {"think", "image", "strftime", "[SYSTEM_PROMPT]"}},
 };
 
-bool is_marked(const Marks& marks, std::string_view jinja) {
-  for (const char* text : marks.has)
+bool has_markers(const TemplateMarkers& markers, std::string_view jinja) {
+  for (const char* text : markers.contains)
     if (text != nullptr && jinja.find(text) == jinja.npos) return false;
-  for (const char* text : marks.lacks)
+  for (const char* text : markers.lacks)
     if (text != nullptr && jinja.find(text) != jinja.npos) return false;
   return true;
 }
@@ -179,7 +179,7 @@ const TemplateStyle* style_by_name(std::string_view name) {
 }
 
 // Bytes of the white-space character that `text` begins with; 0: none.
-std::size_t python_space(std::string_view text) {
+std::size_t leading_space_bytes(std::string_view text) {
   constexpr std::string_view kAscii("\t\n\v\f\r\x1c\x1d\x1e\x1f ");
   if (text.empty()) return 0;
   if (kAscii.find(text.front()) != kAscii.npos) return 1;
@@ -199,21 +199,22 @@ std::span<const TemplateStyle> template_styles() { return kStyles; }
 
 const TemplateStyle* recognise_template(std::string_view jinja) {
   static const auto known_forms = [] {
-    std::array<std::string, std::size(kWhole)> forms;
-    for (std::size_t i = 0; i < forms.size(); ++i) forms[i] = template_form(kWhole[i].jinja);
+    std::array<std::string, std::size(kExactTemplates)> forms;
+    for (std::size_t i = 0; i < forms.size(); ++i)
+      forms[i] = template_form(kExactTemplates[i].jinja);
     return forms;
   }();
   const std::string form = template_form(jinja);
   for (std::size_t i = 0; i < known_forms.size(); ++i)
-    if (form == known_forms[i]) return style_by_name(kWhole[i].name);
-  for (const Marks& marks : kMarks)
-    if (is_marked(marks, jinja)) return style_by_name(marks.name);
+    if (form == known_forms[i]) return style_by_name(kExactTemplates[i].name);
+  for (const TemplateMarkers& markers : kTemplateMarkers)
+    if (has_markers(markers, jinja)) return style_by_name(markers.name);
   return nullptr;
 }
 
-std::string_view python_strip_end(std::string_view text) {
+std::string_view python_rstrip(std::string_view text) {
   for (std::size_t bytes = 1; bytes <= text.size() && bytes <= 3;) {
-    if (python_space(text.substr(text.size() - bytes)) == bytes) {
+    if (leading_space_bytes(text.substr(text.size() - bytes)) == bytes) {
       text.remove_suffix(bytes);
       bytes = 1;
     } else {
@@ -224,8 +225,8 @@ std::string_view python_strip_end(std::string_view text) {
 }
 
 std::string_view python_strip(std::string_view text) {
-  while (const std::size_t bytes = python_space(text)) text.remove_prefix(bytes);
-  return python_strip_end(text);
+  while (const std::size_t bytes = leading_space_bytes(text)) text.remove_prefix(bytes);
+  return python_rstrip(text);
 }
 
 }  // namespace headrace::text

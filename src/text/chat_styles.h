@@ -34,6 +34,6 @@ std::string template_form(std::string_view jinja);
 
 // Without white space at both ends, as Python's str.strip() has it.
 std::string_view python_strip(std::string_view text);
-std::string_view python_strip_end(std::string_view text);
+std::string_view python_rstrip(std::string_view text);
 
 }  // namespace headrace::text

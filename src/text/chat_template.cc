@@ -60,7 +60,7 @@ void render_llama2(std::span<const Message> messages, const Message* system, Pro
       prompt.add_content(system->content);
       // The joined text begins with "<<SYS>>": only its end can be white space.
       prompt.add_template(content.empty() ? "\n<</SYS>>" : "\n<</SYS>>\n\n");
-      prompt.add_content(python_strip_end(messages[i].content));
+      prompt.add_content(python_rstrip(messages[i].content));
     } else {
       prompt.add_content(content);
     }
@@ -168,8 +168,7 @@ std::string Prompt::text() const {
 std::vector<TextPart> Prompt::tokenizer_parts() const {
   std::vector<TextPart> parts;
   for (const Part& part : parts_)
-    parts.push_back(
-        {part.text, part.is_template ? Recognise::control_too : Recognise::user_defined});
+    parts.push_back({part.text, part.is_template ? ParseSpecial::all : ParseSpecial::user_defined});
   return parts;
 }
 

@@ -27,7 +27,7 @@ Tokenizer::Tokenizer(PreTokenizer pre_tokenizer, std::size_t num_tokens, std::si
 }
 
 void Tokenizer::encode_piece(std::string_view piece, Scratch& scratch) const {
-  if (whole_pieces_) {
+  if (ignore_merges_) {
     const TokenId token = normal_.find(piece, text_of());
     if (token >= 0) {
       scratch.tokens.push_back(token);
@@ -66,9 +66,9 @@ Status Tokenizer::encode_parts(std::string_view text, std::span<const TextPart> 
   std::size_t part_begin = 0, done = 0;
   for (const TextPart& part : parts) {
     const std::size_t part_end = part_begin + part.text.size();
-    if (part.recognise != Recognise::nothing) {
+    if (part.parse_special != ParseSpecial::none) {
       const SpecialTokens& tokens =
-          part.recognise == Recognise::control_too ? control_too_ : user_defined_;
+          part.parse_special == ParseSpecial::all ? all_special_ : user_defined_;
       const std::string_view until = text.substr(0, part_end);
       for (std::size_t at = tokens.next_start(until, part_begin); at < part_end;) {
         const SpecialTokens::Match match = tokens.match(until.substr(at));
@@ -85,14 +85,14 @@ Status Tokenizer::encode_parts(std::string_view text, std::span<const TextPart> 
   return encode_text(text.substr(done), scratch);
 }
 
-Result<std::vector<TokenId>> Tokenizer::encode(std::string_view text, Recognise recognise,
+Result<std::vector<TokenId>> Tokenizer::encode(std::string_view text, ParseSpecial parse_special,
                                                bool with_bos_eos) const {
   if (text.size() > kMaxText)
     return invalid_argument("text of {} bytes, at most {} are encoded at once", text.size(),
                             kMaxText);
   Scratch scratch(merges_);
   if (with_bos_eos && adds_bos_) scratch.tokens.push_back(*bos_);
-  const TextPart part{text, recognise};
+  const TextPart part{text, parse_special};
   if (Status failed = encode_parts(text, {&part, 1}, scratch)) return *std::move(failed);
   if (with_bos_eos && adds_eos_) scratch.tokens.push_back(*eos_);
   return std::move(scratch.tokens);
@@ -111,7 +111,7 @@ Result<std::vector<TokenId>> Tokenizer::encode(std::span<const TextPart> parts) 
   return std::move(scratch.tokens);
 }
 
-std::size_t Tokenizer::lost_bytes(std::string_view text) const {
+std::size_t Tokenizer::num_dropped_bytes(std::string_view text) const {
   return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [this](char byte) {
     return byte_tokens_[static_cast<unsigned char>(byte)] < 0;
   }));
@@ -130,7 +130,7 @@ std::string_view Tokenizer::bytes_of(TokenId token) const {
 }
 
 std::optional<TokenId> Tokenizer::find(std::string_view text) const {
-  TokenId token = control_too_.find(text);
+  TokenId token = all_special_.find(text);
   if (token < 0) token = normal_.find(text, text_of());
   return token < 0 ? std::nullopt : std::optional(token);
 }
@@ -147,13 +147,13 @@ Result<std::string> Tokenizer::decode(std::span<const TokenId> tokens, bool with
 Result<std::string> StreamDecoder::push(TokenId token) {
   if (Status failed = tokenizer_.check(token)) return *std::move(failed);
   if (with_control_ || tokenizer_.kind_of(token) != TokenKind::control)
-    waiting_ += tokenizer_.bytes_of(token);
-  const std::size_t ready = waiting_.size() - utf8_unfinished_tail(waiting_);
-  std::string text = waiting_.substr(0, ready);
-  waiting_.erase(0, ready);
+    pending_ += tokenizer_.bytes_of(token);
+  const std::size_t ready = pending_.size() - utf8_unfinished_tail(pending_);
+  std::string text = pending_.substr(0, ready);
+  pending_.erase(0, ready);
   return text;
 }
 
-std::string StreamDecoder::flush() { return std::exchange(waiting_, {}); }
+std::string StreamDecoder::flush() { return std::exchange(pending_, {}); }
 
 }  // namespace headrace::text

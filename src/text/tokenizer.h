@@ -4,7 +4,7 @@
 // longest run of bytes that belong to no character is a piece of its own, and its bytes are taken
 // as they are. So decode(encode(x)) == x for every x, with one exception that lies in the
 // vocabulary: a byte that no token stands for is left out, as the models' own tokenizers do
-// (lost_bytes() counts them; SmolLM2 has no token for 21 of the 256).
+// (num_dropped_bytes() counts them; SmolLM2 has no token for 21 of the 256).
 //
 // Texts are not normalised: Qwen2's own tokenizer composes characters (NFC) first, this one does
 // not, so that what comes out is what went in.
@@ -31,11 +31,11 @@ enum class TokenKind { normal = 1, unknown, control, user_defined, unused };
 
 // Which tokens are found where the text has them as they are written. Text from outside must not
 // bring control tokens; user-defined ones (runs of spaces, say) are part of ordinary text.
-enum class Recognise { nothing, user_defined, control_too };
+enum class ParseSpecial { none, user_defined, all };
 
 struct TextPart {
   std::string_view text;
-  Recognise recognise = Recognise::user_defined;
+  ParseSpecial parse_special = ParseSpecial::user_defined;
 };
 
 class Tokenizer {
@@ -55,12 +55,12 @@ class Tokenizer {
 
   // bos and eos are put around it where the file asks for them and `with_bos_eos` allows it.
   Result<std::vector<TokenId>> encode(std::string_view text,
-                                      Recognise recognise = Recognise::user_defined,
+                                      ParseSpecial parse_special = ParseSpecial::user_defined,
                                       bool with_bos_eos = false) const;
   // One text in parts. Pieces may cross from part to part; tokens that are recognised do not.
   Result<std::vector<TokenId>> encode(std::span<const TextPart> parts) const;
   // How many bytes of the text have no token and are left out.
-  std::size_t lost_bytes(std::string_view text) const;
+  std::size_t num_dropped_bytes(std::string_view text) const;
 
   // Control tokens come out as they are written, unless `with_control` is false.
   Result<std::string> decode(std::span<const TokenId> tokens, bool with_control = true) const;
@@ -86,13 +86,13 @@ class Tokenizer {
   }
 
   PreTokenizer pre_tokenizer_;
-  bool whole_pieces_ = false;  // a piece that is a token is that token, whatever the merges say
+  bool ignore_merges_ = false;  // a piece that is a token is that token, whatever the merges say
   // Bytes of token i: bytes_[ends_[i - 1]] to bytes_[ends_[i]].
   std::string bytes_;
   std::vector<std::size_t> ends_;
   std::vector<TokenKind> kinds_;
   TextIndex normal_;  // by bytes
-  SpecialTokens user_defined_, control_too_;
+  SpecialTokens user_defined_, all_special_;
   MergeIndex merges_;
   std::array<TokenId, 256> byte_tokens_;  // -1: none
   std::optional<TokenId> bos_, eos_;
@@ -115,7 +115,7 @@ class StreamDecoder {
  private:
   const Tokenizer& tokenizer_;
   bool with_control_;
-  std::string waiting_;
+  std::string pending_;
 };
 
 }  // namespace headrace::text

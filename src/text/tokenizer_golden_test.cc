@@ -29,12 +29,12 @@ TEST(TokenizerGolden, IdsAreThoseOfThePeer) {
     for (const auto& row : golden.at("rows")) {
       const auto text = row.at(0).get<std::string>();
       const auto expected = row.at(row.at(kind).is_null() ? 1 : kind).get<Tokens>();
-      auto tokens = tokenizer.value().encode(text, Recognise::control_too);
+      auto tokens = tokenizer.value().encode(text, ParseSpecial::all);
       ASSERT_TRUE(tokens.ok()) << tokens.failure().message;
       ASSERT_EQ(tokens.value(), expected) << columns[kind] << ": " << row.at(0);
       std::string kept;
       for (const char byte : text)
-        if (tokenizer.value().lost_bytes({&byte, 1}) == 0) kept += byte;
+        if (tokenizer.value().num_dropped_bytes({&byte, 1}) == 0) kept += byte;
       ASSERT_EQ(tokenizer.value().decode(tokens.value()).value(), kept);
     }
   }
@@ -142,7 +142,7 @@ TEST(TokenizerMetadata, UnusedTokensMayBeEmptyOrAnything) {
   Result<Tokenizer> made = Tokenizer::make(file);
   ASSERT_TRUE(made.ok()) << made.failure().message;
   EXPECT_EQ(made.value().decode(Tokens{258, 260}).value(), "[PAD]");
-  EXPECT_EQ(made.value().encode("[PAD]", Recognise::control_too).value().size(), 5u);
+  EXPECT_EQ(made.value().encode("[PAD]", ParseSpecial::all).value().size(), 5u);
 }
 
 }  // namespace

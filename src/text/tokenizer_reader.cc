@@ -28,7 +28,7 @@ class TokenizerReader {
     Result<PreTokenizer> pre_tokenizer = PreTokenizer::make(kind.value());
     if (!pre_tokenizer.ok()) return std::move(pre_tokenizer.failure());
     Tokenizer made(std::move(pre_tokenizer.value()), texts_->size(), merges_->size());
-    made.whole_pieces_ = kind.value() == PreTokenizerKind::llama3;
+    made.ignore_merges_ = kind.value() == PreTokenizerKind::llama3;
     if (Status failed = read_tokens(made)) return *std::move(failed);
     if (Status failed = read_merges(made)) return *std::move(failed);
     if (Status failed = read_named(made, kind.value())) return *std::move(failed);
@@ -103,7 +103,7 @@ class TokenizerReader {
         return failed;
     }
     made.user_defined_.sort();
-    if (const TokenId id = made.control_too_.sort(); id >= 0) return twice(id);
+    if (const TokenId id = made.all_special_.sort(); id >= 0) return twice(id);
     for (std::size_t i = 0; i < texts_->size(); ++i) {
       if (made.kinds_[i] == TokenKind::normal || made.kinds_[i] == TokenKind::unused) continue;
       const std::optional<std::string> bytes = bytes_from_byte_level((*texts_)[i]);
@@ -167,7 +167,7 @@ class TokenizerReader {
           "most {} are read",
           id, text.size(), kMaxSpecialBytes);
     if (kind == TokenKind::user_defined) made.user_defined_.add(text, id);
-    made.control_too_.add(text, id);
+    made.all_special_.add(text, id);
     return std::nullopt;
   }
 
@@ -243,7 +243,7 @@ class TokenizerReader {
     for (const std::optional<TokenId>& id : {made.eos_, end_of_turn, end_of_message})
       if (id) made.end_tokens_.push_back(*id);
     for (const char* text : kEndTexts) {
-      const TokenId id = made.control_too_.find(text);
+      const TokenId id = made.all_special_.find(text);
       if (id >= 0 && made.kind_of(id) == TokenKind::control) made.end_tokens_.push_back(id);
     }
     std::sort(made.end_tokens_.begin(), made.end_tokens_.end());

@@ -40,12 +40,12 @@ TEST(Tokenizer, LowestRankMergesFirstAndTheLeftmostAmongEquals) {
 
 TEST(Tokenizer, TokensThatStandInTheTextAreFoundAsFarAsTheCallerAllows) {
   const Tokenizer tokenizer = make(small_vocabulary({}));
-  const auto count = [&](Recognise recognise) {
-    return tokenizer.encode("<user><|end|>", recognise).value().size();
+  const auto count = [&](ParseSpecial parse_special) {
+    return tokenizer.encode("<user><|end|>", parse_special).value().size();
   };
-  EXPECT_EQ(count(Recognise::nothing), 13u);
-  EXPECT_EQ(count(Recognise::user_defined), 1u + 7u);
-  EXPECT_EQ(count(Recognise::control_too), 2u);
+  EXPECT_EQ(count(ParseSpecial::none), 13u);
+  EXPECT_EQ(count(ParseSpecial::user_defined), 1u + 7u);
+  EXPECT_EQ(count(ParseSpecial::all), 2u);
   EXPECT_EQ(tokenizer.encode("a<|end|>").value().size(), 8u) << "the default: no control tokens";
 }
 
@@ -54,7 +54,7 @@ TEST(Tokenizer, TheLongestSpecialTokenWins) {
   vocabulary.specials = {{"<a", 3}, {"<a>b", 3}, {"<a>", 3}};
   const Tokenizer tokenizer = make(vocabulary);
   const auto encode = [&](std::string_view text) {
-    return tokenizer.encode(text, Recognise::control_too).value();
+    return tokenizer.encode(text, ParseSpecial::all).value();
   };
   EXPECT_EQ(encode("<a>b"), Tokens{1});
   EXPECT_EQ(encode("<a><a<a>b"), (Tokens{2, 0, 1}));
@@ -65,15 +65,15 @@ TEST(Tokenizer, TheLongestSpecialTokenWins) {
 TEST(Tokenizer, ControlTokensAreFoundInsideOnePartOnlyAndPiecesCrossParts) {
   const Tokenizer tokenizer = make(small_vocabulary({"a b", "Ċ Ċ"}));
   const TokenId ab = kFirstByte + 256, two_lines = ab + 1, end = 0;
-  const TextPart parts[] = {{"<|end|>a", Recognise::control_too},
-                            {"b<|end|>\n", Recognise::user_defined},
-                            {"\n", Recognise::control_too}};
+  const TextPart parts[] = {{"<|end|>a", ParseSpecial::all},
+                            {"b<|end|>\n", ParseSpecial::user_defined},
+                            {"\n", ParseSpecial::all}};
   Tokens expected = {end, ab};
   for (const char c : std::string("<|end|>"))
     expected.push_back(byte(static_cast<unsigned char>(c)));
   expected.push_back(two_lines);
   EXPECT_EQ(tokenizer.encode(parts).value(), expected);
-  const TextPart halves[] = {{"<|en", Recognise::control_too}, {"d|>", Recognise::control_too}};
+  const TextPart halves[] = {{"<|en", ParseSpecial::all}, {"d|>", ParseSpecial::all}};
   EXPECT_EQ(tokenizer.encode(halves).value().size(), 7u);
 }
 
@@ -92,8 +92,8 @@ TEST(Tokenizer, AnyBytesComeBackAsTheyWere) {
     for (std::size_t n = random() % 9; n > 0; --n)
       text += random() % 4 == 0 ? std::string(1, static_cast<char>(random()))
                                 : bits[random() % std::size(bits)];
-    for (const Recognise recognise : {Recognise::nothing, Recognise::control_too}) {
-      const Tokens tokens = tokenizer.encode(text, recognise).value();
+    for (const ParseSpecial parse_special : {ParseSpecial::none, ParseSpecial::all}) {
+      const Tokens tokens = tokenizer.encode(text, parse_special).value();
       ASSERT_EQ(tokenizer.decode(tokens).value(), text);
     }
   }
@@ -106,8 +106,8 @@ TEST(Tokenizer, BytesWithoutATokenAreLeftOutAndCounted) {
   const Tokens tokens = tokenizer.encode("axbx").value();
   EXPECT_EQ(tokenizer.decode(tokens).value(), "ab");
   EXPECT_EQ(tokens.size(), 1u) << "the neighbours of a byte that is left out merge";
-  EXPECT_EQ(tokenizer.lost_bytes("axbx"), 2u);
-  EXPECT_EQ(tokenizer.lost_bytes("ab"), 0u);
+  EXPECT_EQ(tokenizer.num_dropped_bytes("axbx"), 2u);
+  EXPECT_EQ(tokenizer.num_dropped_bytes("ab"), 0u);
 }
 
 TEST(Tokenizer, LlamaTakesAPieceThatIsATokenWhateverTheMergesSay) {
@@ -123,7 +123,7 @@ TEST(Tokenizer, BosAndEosAreAddedWhereTheFileAsks) {
   file.metadata["tokenizer.ggml.bos_token_id"] = std::int64_t{1};
   file.metadata["tokenizer.ggml.eos_token_id"] = std::int64_t{0};
   const auto encode = [&](bool with) {
-    return make(file).encode("a", Recognise::user_defined, with).value();
+    return make(file).encode("a", ParseSpecial::user_defined, with).value();
   };
   EXPECT_EQ(encode(true), Tokens{byte('a')});
   file.metadata["tokenizer.ggml.add_bos_token"] = true;
@@ -207,7 +207,7 @@ TEST(Tokenizer, HostileTextTakesNoLongerThanItsLength) {
     const Tokenizer tokenizer = make(vocabulary, pre);
     for (const std::string& text : hostile) {
       const std::clock_t start = std::clock();
-      const Tokens tokens = tokenizer.encode(text, Recognise::control_too).value();
+      const Tokens tokens = tokenizer.encode(text, ParseSpecial::all).value();
       const double seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
       EXPECT_EQ(tokenizer.decode(tokens).value(), text);
       // Below one on the machines at hand; a quadratic step would take minutes. The rest is for

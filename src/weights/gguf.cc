@@ -16,7 +16,7 @@ static_assert(std::endian::native == std::endian::little, "GGUF is read as it li
 
 // Far above real files, far below what would hurt: counts of the head, bytes of one text.
 constexpr std::uint64_t kMaxRecords = 65536, kMaxElements = std::uint64_t{1} << 26;
-constexpr std::uint64_t kMaxHead = std::uint64_t{256} << 20;
+constexpr std::uint64_t kMaxHeader = std::uint64_t{256} << 20;
 constexpr std::uint64_t kMaxName = 256, kMaxText = 16 << 20, kMaxListedText = 64 << 10;
 constexpr std::uint64_t kMaxAlignment = 65536;
 constexpr std::uint64_t kMaxDimension = (std::uint64_t{1} << 31) - 1;
@@ -44,13 +44,13 @@ constexpr const char* kTypeNames[] = {"u8",   "i8",     "u16",   "i16", "u32", "
                                       "bool", "string", "array", "u64", "i64", "f64"};
 
 // Thrown inside this file only, and caught in parse_gguf: a head has a hundred places to end early.
-struct Broken {
+struct ParseError {
   Failure failure;
 };
 
-class HeadReader {
+class HeaderReader {
  public:
-  HeadReader(std::span<const std::byte> begin, std::uint64_t file_bytes, const std::string& path)
+  HeaderReader(std::span<const std::byte> begin, std::uint64_t file_bytes, const std::string& path)
       : begin_(begin), file_bytes_(file_bytes) {
     file_.path = path;
     file_.format = "GGUF";
@@ -67,13 +67,13 @@ class HeadReader {
  private:
   template <class... Args>
   [[noreturn]] void fail(std::string_view pattern, const Args&... args) const {
-    throw Broken{{ErrorCode::io_error, format_text("{}: at byte {}: {}", file_.path, at_,
-                                                   format_text(pattern, args...))}};
+    throw ParseError{{ErrorCode::io_error, format_text("{}: at byte {}: {}", file_.path, at_,
+                                                       format_text(pattern, args...))}};
   }
   template <class... Args>
-  [[noreturn]] void refuse(std::string_view pattern, const Args&... args) const {
-    throw Broken{{ErrorCode::unsupported, format_text("{}: at byte {}: {}", file_.path, at_,
-                                                      format_text(pattern, args...))}};
+  [[noreturn]] void fail_unsupported(std::string_view pattern, const Args&... args) const {
+    throw ParseError{{ErrorCode::unsupported, format_text("{}: at byte {}: {}", file_.path, at_,
+                                                          format_text(pattern, args...))}};
   }
 
   std::uint64_t left() const { return file_bytes_ - at_; }
@@ -115,8 +115,10 @@ class HeadReader {
     if (std::memcmp(take(4), "GGUF", 4) != 0) fail("not a GGUF file: it does not begin with GGUF");
     const auto version = number<std::uint32_t>();
     if (version != 0 && version % 65536 == 0)
-      refuse("version {} reads like a big-endian file; convert it to little-endian", version);
-    if (version != 2 && version != 3) refuse("GGUF version {}, versions 2 and 3 are read", version);
+      fail_unsupported("version {} reads like a big-endian file; convert it to little-endian",
+                       version);
+    if (version != 2 && version != 3)
+      fail_unsupported("GGUF version {}, versions 2 and 3 are read", version);
     num_tensors_ = count("tensors", kMaxRecords, kMinTensor);
     num_pairs_ = count("metadata pairs", kMaxRecords, kMinPair);
   }
@@ -177,9 +179,9 @@ class HeadReader {
       case GgufType::text:
         return body([this, max_text] { return text("text", 0, max_text); }, 8);
       case GgufType::list:
-        refuse("a list of lists, which no model needs");
+        fail_unsupported("a list of lists, which no model needs");
     }
-    refuse("value type {}, types 0 to 12 are known", type);
+    fail_unsupported("value type {}, types 0 to 12 are known", type);
   }
 
   MetadataValue scalar(std::uint32_t type) {
@@ -209,7 +211,7 @@ class HeadReader {
     }
     const auto type = number<std::uint32_t>();
     const auto known = weight_type_from_gguf(type);
-    if (!known) refuse("tensor '{}' has type {}, {}", tensor.name, type, known_types());
+    if (!known) fail_unsupported("tensor '{}' has type {}, {}", tensor.name, type, known_types());
     tensor.type = *known;
     tensor.offset = number<std::uint64_t>();
     tensor.bytes = bytes_of(tensor);
@@ -266,13 +268,13 @@ class HeadReader {
     std::vector<std::string_view> names;
     for (const TensorInfo& tensor : file_.tensors) names.push_back(tensor.name);
     std::sort(names.begin(), names.end());
-    const auto twice = std::adjacent_find(names.begin(), names.end());
-    if (twice != names.end()) fail("tensor '{}' appears twice", *twice);
+    const auto duplicate = std::adjacent_find(names.begin(), names.end());
+    if (duplicate != names.end()) fail("tensor '{}' appears twice", *duplicate);
   }
 
   std::uint64_t read_alignment() const {
     Result<std::int64_t> alignment = file_.integer_or("general.alignment", 8, kMaxAlignment, 32);
-    if (!alignment.ok()) throw Broken{std::move(alignment.failure())};
+    if (!alignment.ok()) throw ParseError{std::move(alignment.failure())};
     const auto value = static_cast<std::uint64_t>(alignment.value());
     if (!std::has_single_bit(value)) fail("general.alignment {} is no power of two", value);
     return value;
@@ -290,10 +292,10 @@ std::variant<ModelFile, NeedsMore, Failure> parse_gguf(std::span<const std::byte
                                                        std::uint64_t file_bytes,
                                                        const std::string& path) {
   try {
-    return HeadReader(begin, file_bytes, path).read();
+    return HeaderReader(begin, file_bytes, path).read();
   } catch (const NeedsMore& needs_more) {
     return needs_more;
-  } catch (Broken& broken) {
+  } catch (ParseError& broken) {
     return std::move(broken.failure);
   }
 }
@@ -307,16 +309,17 @@ Result<ModelFile> read_gguf(const std::string& path) {
   const std::streamoff size = file.tellg();
   if (size < 0) return io_error("is not a file that can be read from any place");
   const auto file_bytes = static_cast<std::uint64_t>(size);
-  std::vector<std::byte> head;
+  std::vector<std::byte> header;
   for (std::uint64_t bytes = std::uint64_t{4} << 20;; bytes *= 2) {
-    head.resize(static_cast<std::size_t>(std::min({bytes, file_bytes, kMaxHead})));
+    header.resize(static_cast<std::size_t>(std::min({bytes, file_bytes, kMaxHeader})));
     file.seekg(0);
-    if (!file.read(reinterpret_cast<char*>(head.data()), static_cast<std::streamsize>(head.size())))
-      return io_error(format_text("{} bytes could not be read", head.size()));
-    auto parsed = parse_gguf(head, file_bytes, path);
+    if (!file.read(reinterpret_cast<char*>(header.data()),
+                   static_cast<std::streamsize>(header.size())))
+      return io_error(format_text("{} bytes could not be read", header.size()));
+    auto parsed = parse_gguf(header, file_bytes, path);
     if (auto* model = std::get_if<ModelFile>(&parsed)) return std::move(*model);
     if (auto* failure = std::get_if<Failure>(&parsed)) return std::move(*failure);
-    if (bytes >= kMaxHead) return io_error(format_text("its head is above {} bytes", kMaxHead));
+    if (bytes >= kMaxHeader) return io_error(format_text("its head is above {} bytes", kMaxHeader));
   }
 }
 

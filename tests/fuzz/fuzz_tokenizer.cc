@@ -12,27 +12,28 @@ using testing::require;
 namespace {
 
 constexpr const char* kPre[] = {"gpt-2", "smollm", "llama-bpe", "qwen2"};
-constexpr text::Recognise kRecognise[] = {text::Recognise::nothing, text::Recognise::user_defined,
-                                          text::Recognise::control_too,
-                                          text::Recognise::control_too};
+constexpr text::ParseSpecial kParseSpecial[] = {text::ParseSpecial::none,
+                                                text::ParseSpecial::user_defined,
+                                                text::ParseSpecial::all, text::ParseSpecial::all};
 
 void check_text(const text::Tokenizer& tokenizer, std::string_view text,
-                text::Recognise recognise) {
-  auto tokens = tokenizer.encode(text, recognise);
+                text::ParseSpecial parse_special) {
+  auto tokens = tokenizer.encode(text, parse_special);
   require(tokens.ok(), "any text is encoded");
   auto decoded = tokenizer.decode(tokens.value());
   require(decoded.ok(), "tokens of a text are in the vocabulary");
-  if (tokenizer.lost_bytes(text) == 0) require(decoded.value() == text, "decode(encode(x)) == x");
+  if (tokenizer.num_dropped_bytes(text) == 0)
+    require(decoded.value() == text, "decode(encode(x)) == x");
   text::StreamDecoder stream(tokenizer, true);
   std::string streamed;
   for (const text::TokenId token : tokens.value()) streamed += stream.push(token).value();
   require(streamed + stream.flush() == decoded.value(), "the stream is the text");
   const std::size_t half = text.size() / 2;
-  const text::TextPart parts[] = {{text.substr(0, half), recognise},
-                                  {text.substr(half), recognise}};
+  const text::TextPart parts[] = {{text.substr(0, half), parse_special},
+                                  {text.substr(half), parse_special}};
   auto in_parts = tokenizer.encode(parts);
   require(in_parts.ok(), "any text in parts is encoded");
-  if (recognise == text::Recognise::nothing)
+  if (parse_special == text::ParseSpecial::none)
     require(in_parts.value() == tokens.value(), "where a text is cut into parts does not matter");
 }
 
@@ -92,16 +93,16 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
   std::string_view input = testing::as_text(data + 1, size - 1);
   const std::size_t pre = data[0] & 3U;
-  const text::Recognise recognise = kRecognise[data[0] >> 2 & 3U];
+  const text::ParseSpecial parse_special = kParseSpecial[data[0] >> 2 & 3U];
   if ((data[0] & 16U) == 0) {
-    check_text(small_tokenizer(pre), input, recognise);
+    check_text(small_tokenizer(pre), input, parse_special);
     return 0;
   }
   ModelFile file = read_lines(input);
   file.metadata["tokenizer.ggml.pre"] = std::string(kPre[pre]);
   auto tokenizer = text::Tokenizer::make(file);
   if (tokenizer.ok())
-    check_text(tokenizer.value(), input, recognise);
+    check_text(tokenizer.value(), input, parse_special);
   else
     require(tokenizer.failure().message.starts_with("m.gguf: "), "a failure names the file");
   return 0;

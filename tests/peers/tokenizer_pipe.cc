@@ -56,7 +56,7 @@ int tokens(const std::string& path, const char* pre) {
   Result<text::Tokenizer> tokenizer = text::Tokenizer::make(file.value());
   if (!tokenizer.ok()) return fail(tokenizer.failure().message);
   return filter([&](const std::string& text) -> Result<Numbers> {
-    auto ids = tokenizer.value().encode(text, text::Recognise::control_too);
+    auto ids = tokenizer.value().encode(text, text::ParseSpecial::all);
     if (!ids.ok()) return std::move(ids.failure());
     return Numbers(ids.value().begin(), ids.value().end());
   });

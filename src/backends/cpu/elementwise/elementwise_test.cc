@@ -47,12 +47,12 @@ void expect_same_bits(const Floats& a, const Floats& b) {
     ASSERT_TRUE(same_bits(a[i], b[i])) << "element " << i << ": " << a[i] << ", " << b[i];
 }
 
-class Rows : public ::testing::TestWithParam<const ElementwiseOps*> {
+class Elementwise : public ::testing::TestWithParam<const ElementwiseOps*> {
  protected:
   const ElementwiseOps& ops = *GetParam();
   const ElementwiseOps& scalar = *all_elementwise_ops().back();
 };
-INSTANTIATE_TEST_SUITE_P(Isa, Rows, ::testing::ValuesIn(runnable()),
+INSTANTIATE_TEST_SUITE_P(Isa, Elementwise, ::testing::ValuesIn(runnable()),
                          [](const auto& param) { return std::string(param.param->name); });
 
 const std::int64_t kWidths[] = {1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100, 255, 257, 576, 1001};
@@ -68,7 +68,7 @@ Floats norm(const ElementwiseOps& ops, const Floats& x, const Floats* weight, st
   return out;
 }
 
-TEST_P(Rows, RmsNormIsWithinAMillionthOfDouble) {
+TEST_P(Elementwise, RmsNormIsWithinAMillionthOfDouble) {
   for (const std::int64_t width : {1, 3, 17, 255, 576, 4096, 8192, 8193}) {
     // With a mean far from 0 all squares are similar: the worst case for long sums.
     auto x = random_floats(width, 1);
@@ -86,7 +86,7 @@ TEST_P(Rows, RmsNormIsWithinAMillionthOfDouble) {
   }
 }
 
-TEST_P(Rows, RmsNormOfARowIsTheSameAlone) {
+TEST_P(Elementwise, RmsNormOfARowIsTheSameAlone) {
   const std::int64_t width = 577, n = 5;
   const auto x = random_floats(n * width, 3), weight = random_floats(width, 4);
   const auto together = norm(ops, x, &weight, width, 1e-6f);
@@ -98,7 +98,7 @@ TEST_P(Rows, RmsNormOfARowIsTheSameAlone) {
   }
 }
 
-TEST_P(Rows, RmsNormHasTheSameBitsOnEveryInstructionSet) {
+TEST_P(Elementwise, RmsNormHasTheSameBitsOnEveryInstructionSet) {
   for (const std::int64_t width : kWidths) {
     const auto x = random_floats(3 * width, 5), weight = random_floats(width, 6);
     expect_same_bits(norm(ops, x, &weight, width, 1e-5f), norm(scalar, x, &weight, width, 1e-5f));
@@ -106,7 +106,7 @@ TEST_P(Rows, RmsNormHasTheSameBitsOnEveryInstructionSet) {
   }
 }
 
-TEST_P(Rows, RmsNormTakesStridesAndRangesAndWorksInPlace) {
+TEST_P(Elementwise, RmsNormTakesStridesAndRangesAndWorksInPlace) {
   const std::int64_t width = 37, stride = 41, n = 4;
   auto x = random_floats(n * stride, 7);
   const auto weight = random_floats(width, 8);
@@ -129,7 +129,7 @@ TEST_P(Rows, RmsNormTakesStridesAndRangesAndWorksInPlace) {
     ASSERT_EQ(x[static_cast<std::size_t>(i)], before[static_cast<std::size_t>(i)]);
 }
 
-TEST_P(Rows, RmsNormKeepsNanWithinItsRow) {
+TEST_P(Elementwise, RmsNormKeepsNanWithinItsRow) {
   Floats x(3 * 20, 2.0f);
   x[25] = kNan;
   const auto out = norm(ops, x, nullptr, 20, 0.0f);
@@ -186,10 +186,10 @@ double worst_silu_error(const ElementwiseOps& ops, std::uint64_t stride) {
 // half and those of exp 6 % more: 4.6 * 2^-24 relative, 4.6 ulp where an ulp is smallest.
 constexpr double kSiluUlp = 4.6;
 
-TEST_P(Rows, SiluIsWithinItsRoundings) { EXPECT_LE(worst_silu_error(ops, 65521), kSiluUlp); }
+TEST_P(Elementwise, SiluIsWithinItsRoundings) { EXPECT_LE(worst_silu_error(ops, 65521), kSiluUlp); }
 
 // Run by the ctest entry "exp_sweep" (label slow): all 2^32 floats.
-TEST_P(Rows, DISABLED_SiluOfAllFloats) {
+TEST_P(Elementwise, DISABLED_SiluOfAllFloats) {
   if (&ops == &scalar && runnable().size() > 1)
     GTEST_SKIP() << "bit-identical to the other instruction sets";
   const double worst = worst_silu_error(ops, 1);
@@ -197,7 +197,7 @@ TEST_P(Rows, DISABLED_SiluOfAllFloats) {
   EXPECT_LE(worst, 3.35);
 }
 
-TEST_P(Rows, SwigluAtItsEdges) {
+TEST_P(Elementwise, SwigluAtItsEdges) {
   const Floats gate = {0.0f, -0.0f, kInf, -kInf, kNan,   -1e30f, 1e30f,
                        2.0f, 2.0f,  2.0f, 2.0f,  -91.0f, -110.0f};
   const Floats up = {3.0f, 3.0f,  2.0f, 2.0f, 2.0f, 1e30f, 1.0f,
@@ -217,7 +217,7 @@ TEST_P(Rows, SwigluAtItsEdges) {
   EXPECT_TRUE(same_bits(out[12], -0.0f));
 }
 
-TEST_P(Rows, SwigluHasTheSameBitsWhereverAnElementLies) {
+TEST_P(Elementwise, SwigluHasTheSameBitsWhereverAnElementLies) {
   for (const std::int64_t width : kWidths) {
     const auto gate = random_floats(width, 9, 20), up = random_floats(width, 10);
     const auto out = swiglu(ops, gate, up);
@@ -227,7 +227,7 @@ TEST_P(Rows, SwigluHasTheSameBitsWhereverAnElementLies) {
   }
 }
 
-TEST_P(Rows, SwigluTakesStridesAndWorksInPlace) {
+TEST_P(Elementwise, SwigluTakesStridesAndWorksInPlace) {
   const std::int64_t width = 45;
   auto gate_up = random_floats(3 * 2 * width, 11);  // output of one matmul: gate and up adjacent
   const auto before = gate_up;
@@ -267,7 +267,7 @@ void widen_test(const ElementwiseOps& ops, DType dtype, float (*widen)(std::uint
   }
 }
 
-TEST_P(Rows, WidensRows) {
+TEST_P(Elementwise, WidensRows) {
   widen_test<F16>(ops, DType::f16, float_from_f16);
   widen_test<Bf16>(ops, DType::bf16, float_from_bf16);
   const auto x = random_floats(99, 15);
@@ -278,7 +278,7 @@ TEST_P(Rows, WidensRows) {
 
 // ---- logits ----
 
-TEST_P(Rows, BlockMaximaAndWeightsOfLogits) {
+TEST_P(Elementwise, BlockMaximaAndWeightsOfLogits) {
   for (const std::int64_t n : {1, 7, 15, 63, 64, 65, 255, 256, 257, 1000}) {
     const auto x = random_floats(n, 16, 5);
     const auto size = static_cast<std::size_t>(n);
@@ -309,7 +309,7 @@ TEST_P(Rows, BlockMaximaAndWeightsOfLogits) {
   }
 }
 
-TEST_P(Rows, BlockMaximaSeeNanAndInfinity) {
+TEST_P(Elementwise, BlockMaximaSeeNanAndInfinity) {
   for (const std::size_t n : {1, 9, 64, 100}) {
     Floats maxima(2);
     for (std::size_t i = 0; i < n; ++i) {

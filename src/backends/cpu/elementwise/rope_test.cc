@@ -35,7 +35,7 @@ struct Angles {
   std::vector<float> cos, sin;  // [positions, rot_dim / 2]
 };
 
-class RopeRows : public ::testing::TestWithParam<const ElementwiseOps*> {
+class RopeKernel : public ::testing::TestWithParam<const ElementwiseOps*> {
  protected:
   const ElementwiseOps& ops = *GetParam();
   const std::vector<std::int32_t> positions = {5, 0, 99, 1};
@@ -63,7 +63,7 @@ class RopeRows : public ::testing::TestWithParam<const ElementwiseOps*> {
             angles.sin.data()};
   }
 };
-INSTANTIATE_TEST_SUITE_P(Isa, RopeRows, ::testing::ValuesIn(runnable()),
+INSTANTIATE_TEST_SUITE_P(Isa, RopeKernel, ::testing::ValuesIn(runnable()),
                          [](const auto& param) { return std::string(param.param->name); });
 
 // The element paired with element i of a head, and whether i is the first of the pair.
@@ -78,7 +78,7 @@ Partner partner_of(std::int64_t i, std::int64_t rot_dim, RopeLayout layout) {
   return i % 2 == 0 ? Partner{i + 1, i / 2, true} : Partner{i - 1, i / 2, false};
 }
 
-TEST_P(RopeRows, TurnsEveryPairByItsAngle) {
+TEST_P(RopeKernel, TurnsEveryPairByItsAngle) {
   for (const Shape& s : kShapes) {
     const auto angles = angles_of(s.rot_dim);
     const auto x = input(s);
@@ -107,7 +107,7 @@ TEST_P(RopeRows, TurnsEveryPairByItsAngle) {
   }
 }
 
-TEST_P(RopeRows, HasTheSameBitsOnEveryInstructionSet) {
+TEST_P(RopeKernel, HasTheSameBitsOnEveryInstructionSet) {
   for (const Shape& s : kShapes) {
     const auto angles = angles_of(s.rot_dim);
     const auto x = input(s);
@@ -120,7 +120,7 @@ TEST_P(RopeRows, HasTheSameBitsOnEveryInstructionSet) {
   }
 }
 
-TEST_P(RopeRows, InPlaceAndIntoSixteenBits) {
+TEST_P(RopeKernel, InPlaceAndIntoSixteenBits) {
   for (const Shape& s : kShapes) {
     const auto angles = angles_of(s.rot_dim);
     const auto x = input(s);
@@ -142,7 +142,7 @@ TEST_P(RopeRows, InPlaceAndIntoSixteenBits) {
 }
 
 // Writes to a cache [head, position, head_dim]: source and destination strides differ.
-TEST_P(RopeRows, WritesIntoACacheAndNothingElse) {
+TEST_P(RopeKernel, WritesIntoACacheAndNothingElse) {
   const Shape s{2, 10, 6};
   const auto angles = angles_of(s.rot_dim);
   const auto x = input(s);
@@ -164,7 +164,7 @@ TEST_P(RopeRows, WritesIntoACacheAndNothingElse) {
   }
 }
 
-TEST_P(RopeRows, WithoutRotationItCopies) {
+TEST_P(RopeKernel, WithoutRotationItCopies) {
   const Shape s{3, 21, 0};
   const auto x = input(s);
   for (const RopeLayout layout : {RopeLayout::interleaved, RopeLayout::halves}) {
@@ -176,7 +176,7 @@ TEST_P(RopeRows, WithoutRotationItCopies) {
   }
 }
 
-TEST_P(RopeRows, NanReachesItsPairOnly) {
+TEST_P(RopeKernel, NanReachesItsPairOnly) {
   const Shape s{1, 64, 64};
   const auto angles = angles_of(s.rot_dim);
   for (const RopeLayout layout : {RopeLayout::interleaved, RopeLayout::halves}) {
