@@ -5,7 +5,9 @@
 #include <functional>
 #include <numeric>
 
+#include "backends/cpu/sampling/sampling.h"
 #include "base/math.h"
+#include "core/sampling_args.h"
 
 namespace headrace {
 namespace {
@@ -32,9 +34,9 @@ void LogitFilter::reserve(std::size_t vocab_size) {
   const auto num_blocks = [&](std::int64_t block) {
     return static_cast<std::size_t>(ceil_div(static_cast<std::int64_t>(vocab_size), block));
   };
-  maxima_.resize(num_blocks(cpu::kLogitBlock));
+  maxima_.resize(num_blocks(kLogitBlock));
   selection_.resize(maxima_.size());
-  block_sums_.resize(num_blocks(cpu::kWeightBlock));
+  block_sums_.resize(num_blocks(kWeightBlock));
   tokens_.resize(vocab_size);
   values_.resize(vocab_size);
   weights_.resize(vocab_size);
@@ -45,15 +47,15 @@ bool LogitFilter::begin(std::span<const float> logits) {
   logits_ = logits;
   bound_ = {};
   const auto size = static_cast<std::int64_t>(logits.size());
-  if (!ops_->block_maxima(logits.data(), size, maxima_.data())) return false;
-  const auto num_blocks = ceil_div(size, cpu::kLogitBlock);
+  if (!cpu::block_maxima({logits.data(), size, maxima_.data()}, device_)) return false;
+  const auto num_blocks = ceil_div(size, kLogitBlock);
   max_ = *std::max_element(maxima_.begin(), maxima_.begin() + num_blocks);
   return true;
 }
 
 std::int32_t LogitFilter::argmax() const {
   const auto block = std::find(maxima_.begin(), maxima_.end(), max_) - maxima_.begin();
-  const auto found = std::find(logits_.begin() + block * cpu::kLogitBlock, logits_.end(), max_);
+  const auto found = std::find(logits_.begin() + block * kLogitBlock, logits_.end(), max_);
   return static_cast<std::int32_t>(found - logits_.begin());
 }
 
@@ -68,10 +70,10 @@ void LogitFilter::gather(float at_least) {
   candidates_.clear();
   const float lowest = std::max(at_least, bound_.logit);
   const auto size = static_cast<std::int64_t>(logits_.size());
-  for (std::int64_t first = 0; first < size; first += cpu::kLogitBlock) {
-    if (maxima_[static_cast<std::size_t>(first / cpu::kLogitBlock)] < lowest) continue;
-    const std::int64_t last = std::min(first + cpu::kLogitBlock, size);
-    Candidate block[cpu::kLogitBlock];
+  for (std::int64_t first = 0; first < size; first += kLogitBlock) {
+    if (maxima_[static_cast<std::size_t>(first / kLogitBlock)] < lowest) continue;
+    const std::int64_t last = std::min(first + kLogitBlock, size);
+    Candidate block[kLogitBlock];
     std::size_t count = 0;  // no branch: a flat distribution would mispredict every other one
     for (std::int64_t i = first; i < last; ++i) {
       block[count] = {logits_[static_cast<std::size_t>(i)], static_cast<std::int32_t>(i)};
@@ -85,7 +87,7 @@ void LogitFilter::gather(float at_least) {
 // candidates_: the count largest come first, in no order, the smallest of them last. False where no
 // more than these are kept: then they are all there.
 bool LogitFilter::gather_largest(std::int64_t count) {
-  const auto num_blocks = ceil_div(static_cast<std::int64_t>(logits_.size()), cpu::kLogitBlock);
+  const auto num_blocks = ceil_div(static_cast<std::int64_t>(logits_.size()), kLogitBlock);
   float at_least = -kInfinity;
   if (count <= num_blocks) {  // that many blocks have a logit of this or more
     const auto begin = selection_.begin(), end = begin + num_blocks;
@@ -173,8 +175,13 @@ std::span<const Candidate> LogitFilter::largest(std::int64_t count) {
 
 double LogitFilter::weigh(const float* values, std::size_t n, double temperature) {
   num_weights_ = n;
-  sum_ = ops_->exp_weights(values, static_cast<std::int64_t>(n), max_,
-                           static_cast<float>(temperature), weights_.data(), block_sums_.data());
+  sum_ = cpu::exp_weights({.logits = values,
+                           .num_logits = static_cast<std::int64_t>(n),
+                           .max = max_,
+                           .temperature = static_cast<float>(temperature),
+                           .weights = weights_.data(),
+                           .block_sums = block_sums_.data()},
+                          device_);
   return sum_;
 }
 
@@ -198,7 +205,7 @@ Distribution LogitFilter::distribution(double temperature) {
 // rounding may let the one within a block fall short: then it is the last weight of the block.
 std::size_t LogitFilter::pick(double u) const {
   const double target = u * sum_;
-  const auto block_size = static_cast<std::size_t>(cpu::kWeightBlock);
+  const auto block_size = static_cast<std::size_t>(kWeightBlock);
   double before = 0;
   std::size_t picked = 0;
   for (std::size_t first = 0; first < num_weights_; first += block_size) {

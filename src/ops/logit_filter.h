@@ -8,7 +8,6 @@
 #include <span>
 #include <vector>
 
-#include "backends/cpu/elementwise/elementwise.h"
 #include "ops/sampling.h"
 
 namespace headrace {
@@ -29,7 +28,7 @@ struct LogitBound {
 
 class LogitFilter {
  public:
-  explicit LogitFilter(const DeviceInfo& device) : ops_(&cpu::elementwise_ops(device)) {}
+  explicit LogitFilter(const DeviceInfo& device) : device_(device) {}
 
   // All tokens above -infinity. The logits stay where they are. False: NaN or +infinity among them.
   bool begin(std::span<const float> logits);
@@ -60,7 +59,7 @@ class LogitFilter {
   double weigh(const float* values, std::size_t n, double temperature);
   double weigh_candidates(double temperature);
 
-  const cpu::ElementwiseOps* ops_;
+  DeviceInfo device_;
   std::span<const float> logits_;
   float max_ = 0;
   LogitBound bound_;

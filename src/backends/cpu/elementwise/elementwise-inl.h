@@ -7,7 +7,6 @@
 #include <cmath>
 
 #include "backends/cpu/elementwise/elementwise.h"
-#include "backends/cpu/elementwise/logits-inl.h"
 #include "backends/cpu/elementwise/silu-inl.h"
 #include "backends/cpu/simd/element.h"
 
@@ -192,9 +191,7 @@ struct ElementwiseKernels {
   }
 
   static constexpr ElementwiseOps make(const char* name, uint32_t cpu_isa) {
-    using Logits = LogitKernels<Vec>;
-    return {
-        name, cpu_isa, rms_norm, rope, swiglu, widen, Logits::block_maxima, Logits::exp_weights};
+    return {name, cpu_isa, rms_norm, rope, swiglu, widen};
   }
 };
 

@@ -66,10 +66,6 @@ struct WidenRows {
   std::int64_t out_stride;
 };
 
-// For sampling: logits per block maximum, and weights per block sum.
-inline constexpr std::int64_t kLogitBlock = 64;
-inline constexpr std::int64_t kWeightBlock = 256;
-
 // The operators, compiled for one instruction set.
 struct ElementwiseOps {
   const char* name;
@@ -78,14 +74,6 @@ struct ElementwiseOps {
   void (*rope)(const Rope& call, RowRange rows);
   void (*swiglu)(const Swiglu& call, RowRange rows);
   void (*widen)(const WidenRows& call, RowRange rows);
-  // maxima[i] = maximum of the i-th kLogitBlock of x [n]. False if a value is NaN or +infinity; the
-  // maxima ignore NaN.
-  bool (*block_maxima)(const float* x, std::int64_t n, float* maxima);
-  // out[i] = exp((x[i] - max) / temperature), flushed to 0 below 2^-126; max is the maximum of x
-  // and finite. block_sums receives the sum of every kWeightBlock of out in double; returns their
-  // sum.
-  double (*exp_weights)(const float* x, std::int64_t n, float max, float temperature, float* out,
-                        double* block_sums);
 };
 
 // The fastest operators that the device supports.

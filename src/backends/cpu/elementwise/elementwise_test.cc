@@ -276,53 +276,6 @@ TEST_P(Elementwise, WidensRows) {
   EXPECT_EQ(copy, x);
 }
 
-// ---- logits ----
-
-TEST_P(Elementwise, BlockMaximaAndWeightsOfLogits) {
-  for (const std::int64_t n : {1, 7, 15, 63, 64, 65, 255, 256, 257, 1000}) {
-    const auto x = random_floats(n, 16, 5);
-    const auto size = static_cast<std::size_t>(n);
-    Floats maxima((size + 63) / 64, kUntouched);
-    ASSERT_TRUE(ops.block_maxima(x.data(), n, maxima.data()));
-    for (std::size_t block = 0; block < maxima.size(); ++block) {
-      const auto first = x.begin() + static_cast<std::ptrdiff_t>(64 * block);
-      const auto last = block + 1 == maxima.size() ? x.end() : first + 64;
-      ASSERT_EQ(maxima[block], *std::max_element(first, last));
-    }
-    const float max = *std::max_element(maxima.begin(), maxima.end());
-    Floats weights(size), expected(size);
-    std::vector<double> sums((size + 255) / 256), expected_sums(sums.size());
-    const double sum = ops.exp_weights(x.data(), n, max, 0.7f, weights.data(), sums.data());
-    const double same =
-        scalar.exp_weights(x.data(), n, max, 0.7f, expected.data(), expected_sums.data());
-    expect_same_bits(weights, expected);
-    ASSERT_EQ(sum, same);
-    ASSERT_EQ(sums, expected_sums);
-    double exact_sum = 0;
-    for (std::size_t i = 0; i < size; ++i) {
-      const double exact =
-          std::exp((static_cast<double>(x[i]) - static_cast<double>(max)) / double{0.7f});
-      ASSERT_NEAR(weights[i], exact, 1.1e-5 * exact);
-      exact_sum += static_cast<double>(weights[i]);
-    }
-    ASSERT_NEAR(sum, exact_sum, 1e-12 * exact_sum);
-  }
-}
-
-TEST_P(Elementwise, BlockMaximaSeeNanAndInfinity) {
-  for (const std::size_t n : {1, 9, 64, 100}) {
-    Floats maxima(2);
-    for (std::size_t i = 0; i < n; ++i) {
-      Floats x(n, -kInf);
-      EXPECT_TRUE(ops.block_maxima(x.data(), static_cast<std::int64_t>(n), maxima.data()));
-      for (const float wrong : {kNan, -kNan, kInf}) {
-        x[i] = wrong;
-        EXPECT_FALSE(ops.block_maxima(x.data(), static_cast<std::int64_t>(n), maxima.data()));
-      }
-    }
-  }
-}
-
 TEST(ElementwiseOps, TheFastestOfTheDeviceIsChosen) {
   const auto name = [](const char* device) {
     return std::string(elementwise_ops(device_from_text(device).value()).name);

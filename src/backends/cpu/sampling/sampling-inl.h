@@ -1,27 +1,27 @@
-// Operators on logits for sampling, compiled for every instruction set (Vec); all give the same
-// bits.
+// The passes over logits, compiled for every instruction set (Vec); all give the same bits.
 #pragma once
 
 #include <algorithm>
 #include <limits>
 
-#include "backends/cpu/elementwise/elementwise.h"
+#include "backends/cpu/sampling/sampling.h"
 #include "backends/cpu/simd/exp-inl.h"
 
 namespace headrace::cpu {
 
 template <class Vec>
-struct LogitKernels {
+struct SamplingKernels {
   using F = typename Vec::F;
   static constexpr int kWidth = Vec::kWidth;
   static constexpr int kSumLanes = 16;
 
-  static bool block_maxima(const float* x, int64_t n, float* maxima) {
+  static bool block_maxima(const BlockMaximaArgs& args) {
+    const int64_t n = args.num_logits;
     const F infinity = Vec::set1(std::numeric_limits<float>::infinity());
     const F one = Vec::set1(1.0f), zero = Vec::zero();
     F wrong = zero;
     for (int64_t block = 0; block * kLogitBlock < n; ++block) {
-      const float* p = x + block * kLogitBlock;
+      const float* p = args.logits + block * kLogitBlock;
       const int64_t rest = std::min(kLogitBlock, n - block * kLogitBlock);
       F max = Vec::set1(-std::numeric_limits<float>::infinity());
       int64_t i = 0;
@@ -36,7 +36,7 @@ struct LogitKernels {
         const F y = Vec::set1(p[i]);
         wrong = Vec::max(wrong, Vec::select_less(y, infinity, zero, one));
       }
-      maxima[block] = block_max;
+      args.maxima[block] = block_max;
     }
     return Vec::max_lane(wrong) == 0.0f;
   }
@@ -61,9 +61,11 @@ struct LogitKernels {
     for (int v = 0; v < kN; ++v) Vec::store(out + v * kWidth, y[v]);
   }
 
-  static double exp_weights(const float* x, int64_t n, float max, float temperature, float* out,
-                            double* block_sums) {
-    const F m = Vec::set1(max), t = Vec::set1(temperature);
+  static double exp_weights(const ExpWeightsArgs& args) {
+    const float* x = args.logits;
+    float* out = args.weights;
+    const int64_t n = args.num_logits;
+    const F m = Vec::set1(args.max), t = Vec::set1(args.temperature);
     constexpr int kUnroll = 4;
     int64_t i = 0;
     for (; i + kUnroll * kWidth <= n; i += kUnroll * kWidth) weights<kUnroll>(x + i, m, t, out + i);
@@ -78,10 +80,14 @@ struct LogitKernels {
     double total = 0;
     for (int64_t block = 0; block * kWeightBlock < n; ++block) {
       const int64_t first = block * kWeightBlock;
-      block_sums[block] = sum(out + first, std::min(kWeightBlock, n - first));
-      total += block_sums[block];
+      args.block_sums[block] = sum(out + first, std::min(kWeightBlock, n - first));
+      total += args.block_sums[block];
     }
     return total;
+  }
+
+  static constexpr SamplingOps make(const char* name, uint32_t cpu_isa) {
+    return {name, cpu_isa, block_maxima, exp_weights};
   }
 };
 

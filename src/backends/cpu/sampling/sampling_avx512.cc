@@ -1,0 +1,24 @@
+#include <immintrin.h>
+#include <string.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "backends/cpu/sampling/sampling.h"
+#include "backends/cpu/simd/element.h"
+
+// Nothing above this line is compiled for the instruction set, everything below is.
+// clang-format off
+#include "backends/cpu/simd/target_avx512.h"
+#define HEADRACE_AVX512_NAMESPACE avx512
+#include "backends/cpu/simd/vec_avx512.h"
+#include "backends/cpu/sampling/sampling-inl.h"
+// clang-format on
+
+namespace headrace::cpu::avx512 {
+extern const SamplingOps kSamplingOps;
+const SamplingOps kSamplingOps = SamplingKernels<Vec>::make("avx512", HEADRACE_ISA_AVX512);
+}  // namespace headrace::cpu::avx512
+
+#include "backends/cpu/simd/target_end.h"
