@@ -19,7 +19,7 @@ gpu_build() {
   ls build/gpu-binaries
 }
 
-# The door first: one of its tests wants to be the first call of a process on the device.
+# The C API first: one of its tests must be the first call of a process on the device.
 gpu_test() {
   local file suite arguments count=0 failed=0
   for file in capi_tests cuda_capi_tests cuda_tests; do

@@ -51,7 +51,7 @@ def units(pattern="*"):
 
 
 GRID, BACKWARD, BITS, CATALOGUE = (small(suite, "cpu") for suite in ("grid", "backward", "bits", "catalogue"))
-DOOR = gtest("door", "tests/headrace_capi_tests")
+CAPI = gtest("capi", "tests/headrace_capi_tests")
 ON_CPU = {
     "cpu_reference": (units("Reference*:Backward.*:*BackwardCase*"), GRID, BACKWARD),
     "cpu_flash_fwd": (GRID, CATALOGUE, BITS),
@@ -70,7 +70,7 @@ ON_CPU = {
     "thread_pool": (units("ThreadPool*"), GRID),
     "session": (units("Session*:*Tiny*"),),
     "masks": (units("VisibleKeys*"),),
-    "door": (DOOR,),
+    "capi": (CAPI,),
     "cuda_arithmetic": (units("Hopper*:Sm80*:BwdPreprocess*"),),
 }
 ALL_ON_CPU = (
@@ -79,14 +79,14 @@ ALL_ON_CPU = (
     BACKWARD,
     BITS,
     CATALOGUE,
-    DOOR,
+    CAPI,
     gtest("rules", "tests/conformance/headrace_rules_tests"),
 )
 CUDA_ORACLE, CUDA_GRID, CUDA_BACKWARD, CUDA_BITS, CUDA_CATALOGUE = (
     small(suite, "cuda") for suite in ("oracle", "grid", "backward", "bits", "catalogue")
 )
 CUDA_UNITS = gtest("CUDA units", "tests/cuda/headrace_cuda_tests")
-CUDA_DOOR = gtest("CUDA door", "tests/cuda/headrace_cuda_capi_tests")
+CUDA_CAPI = gtest("CUDA capi", "tests/cuda/headrace_cuda_capi_tests")
 CUDA_REPEATS, CUDA_BACKWARD_REPEATS = (
     gtest(f"CUDA {pattern}", "tests/cuda/headrace_cuda_capi_tests", pattern)
     for pattern in ("Kernels/Repeats.*", "Kernels/BackwardRepeats.*")
@@ -120,7 +120,7 @@ ON_CUDA = {
     "cuda_release_sm80": (stress("cuda_sm80_fwd bf16"),),
     "cuda_softmax": (gtest("CUDA softmax", "tests/cuda/headrace_cuda_tests", "*Softmax*"),),
 }
-ALL_ON_CUDA = (CUDA_ORACLE, CUDA_GRID, CUDA_BACKWARD, CUDA_BITS, CUDA_CATALOGUE, CUDA_UNITS, CUDA_DOOR)
+ALL_ON_CUDA = (CUDA_ORACLE, CUDA_GRID, CUDA_BACKWARD, CUDA_BITS, CUDA_CATALOGUE, CUDA_UNITS, CUDA_CAPI)
 DEVICES = {"cpu": (ON_CPU, ALL_ON_CPU), "cuda": (ON_CUDA, ALL_ON_CUDA)}
 
 
