@@ -64,7 +64,8 @@ TEST(ModelFile, NullHandlesAreEmpty) {
 
 TEST(Model, NamesTheMissingFile) {
   const std::string text = error_of([] { Model model("/nowhere/m.gguf"); }, HEADRACE_IO_ERROR);
-  EXPECT_EQ(text, "/nowhere/m.gguf: cannot be opened for reading");
+  EXPECT_EQ(text,
+            "/nowhere/m.gguf: cannot be opened for reading; check the path and its permissions");
 }
 
 TEST(Model, InfoAndProgress) {

@@ -5,33 +5,34 @@
 namespace headrace::engine {
 namespace {
 
-// Where the text goes: characters are made whole, stop strings found.
+// Detokenizes incrementally, matches stop strings and emits text.
 class Writer {
  public:
   Writer(const text::Tokenizer& tokenizer, text::StopMatcher stops,
          const std::function<Result<bool>(std::string_view)>& on_text)
       : decoder_(tokenizer), stops_(std::move(stops)), on_text_(on_text) {}
 
-  // False: the generation is over, finish() says why.
+  // False: generation ends, finish() gives the reason.
   Result<bool> push(std::int32_t token) {
     Result<std::string> text = decoder_.push(token);
     if (!text.ok()) return std::move(text.failure());
     return write(stops_.push(text.value()));
   }
-  // What still waits.
+  // Emits pending text.
   Status flush() {
-    Result<bool> goes_on = write(stops_.push(decoder_.flush()));
-    if (goes_on.ok() && goes_on.value() && on_text_) goes_on = on_text_(stops_.finish());
-    return goes_on.ok() ? Status() : std::move(goes_on.failure());
+    Result<bool> may_continue = write(stops_.push(decoder_.flush()));
+    if (may_continue.ok() && may_continue.value() && on_text_)
+      may_continue = on_text_(stops_.finish());
+    return may_continue.ok() ? Status() : std::move(may_continue.failure());
   }
   Finish finish() const { return is_stopped_ ? Finish::stop : Finish::cancelled; }
 
  private:
   Result<bool> write(const text::StopMatcher::Output& output) {
     is_stopped_ = output.stop_idx.has_value();
-    Result<bool> goes_on = on_text_ ? on_text_(output.text) : Result<bool>(true);
-    if (is_stopped_ && goes_on.ok()) return false;
-    return goes_on;
+    Result<bool> may_continue = on_text_ ? on_text_(output.text) : Result<bool>(true);
+    if (is_stopped_ && may_continue.ok()) return false;
+    return may_continue;
   }
 
   text::StreamDecoder decoder_;
@@ -81,9 +82,9 @@ Result<Generation> generate(Session& session, const text::Tokenizer& tokenizer,
       result.finish = Finish::end;
       break;
     }
-    Result<bool> goes_on = writer.push(token);
-    if (!goes_on.ok()) return std::move(goes_on.failure());
-    if (!goes_on.value()) {
+    Result<bool> may_continue = writer.push(token);
+    if (!may_continue.ok()) return std::move(may_continue.failure());
+    if (!may_continue.value()) {
       result.finish = writer.finish();
       return result;
     }

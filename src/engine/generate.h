@@ -1,4 +1,4 @@
-// Text out of a session: sample, append, put out, until something ends it.
+// The generation loop of a session: sample, append, emit text, until a stop condition.
 #pragma once
 
 #include <functional>
@@ -19,10 +19,10 @@ enum class Finish { end, stop, length, cancelled };
 struct GenerationOptions {
   SamplingOptions sampling;
   std::uint64_t sequence_id = 0;    // keys the random numbers, beside seed and position
-  std::int64_t max_new_tokens = 0;  // 0: until the end or the session is full
-  std::vector<std::string> stop;    // texts that end it and are not put out
+  std::int64_t max_new_tokens = 0;  // 0: no limit but the context
+  std::vector<std::string> stop;    // stop strings; not emitted
   bool ignore_end = false;
-  std::function<Result<bool>(std::string_view)> on_text;  // false ends it; may be empty
+  std::function<Result<bool>(std::string_view)> on_text;  // returns false to stop; may be empty
 };
 
 struct Generation {
@@ -30,9 +30,8 @@ struct Generation {
   Finish finish = Finish::end;
 };
 
-// Draws from the logits behind the session's last token. Tokens of the sequence from
-// num_prompt_tokens on are output. invalid_argument: there are no logits, or the options have no
-// meaning.
+// Samples from the logits of the session's last token. The first num_prompt_tokens tokens count as
+// prompt, the others as output. invalid_argument: no logits, or an option is out of range.
 Result<Sample> sample_next(const Session& session, const SamplingOptions& options,
                            std::uint64_t sequence_id, std::int64_t num_prompt_tokens,
                            Sampler& sampler);

@@ -33,8 +33,8 @@ std::int64_t parameters_of(const ModelFile& file) {
 Status check_vocabulary(const ModelFile& file, const LanguageModel& model) {
   const std::int64_t rows = model.decoder->config.vocab_size;
   if (rows == model.tokenizer.vocab_size()) return std::nullopt;
-  return file.wrong(format_text("{} tokens in the vocabulary, {} rows in 'token_embd.weight'",
-                                model.tokenizer.vocab_size(), rows));
+  return file.wrong(format_text("'token_embd.weight' has {} rows, expected {}, one per token", rows,
+                                model.tokenizer.vocab_size()));
 }
 
 }  // namespace
@@ -49,7 +49,7 @@ Result<LanguageModel> load_language_model(const std::string& path, const LoadOpt
     if (!text.ok()) return std::move(text.failure());
   Result<text::Tokenizer> tokenizer = text::Tokenizer::make(file);
   if (!tokenizer.ok()) return std::move(tokenizer.failure());
-  // Its lists are the bulk of the metadata and are not read again.
+  // These arrays are most of the metadata and are no longer needed.
   std::erase_if(file.metadata,
                 [](const auto& pair) { return pair.first.starts_with("tokenizer.ggml."); });
   LanguageModel model{.path = path,

@@ -14,14 +14,14 @@ namespace headrace::engine {
 struct LanguageModel {
   std::string path;
   std::string architecture, name;
-  // The file's own template; failed: there is none, or it is not known.
+  // The file's template; a failure if it has none or it is not supported.
   Result<text::ChatTemplate> chat_template;
   std::string weight_types;  // "Q4_1 210, F32 61": tensors of each type, the most frequent first
   std::int64_t num_parameters = 0;
   text::Tokenizer tokenizer;
   MatmulMode mode = MatmulMode::normal;
   std::unique_ptr<Device> device;
-  std::optional<model::Decoder> decoder;  // empty: vocab_only
+  std::optional<model::Decoder> decoder;  // empty with vocab_only
 };
 
 struct LoadOptions {
@@ -31,8 +31,8 @@ struct LoadOptions {
   model::LoadOptions weights;
 };
 
-// io_error, unsupported: file, place and rule. The vocabulary has as many tokens as the embedding
-// has rows.
+// io_error, unsupported: the message names the file. On success the vocabulary has as many tokens
+// as the embedding has rows.
 Result<LanguageModel> load_language_model(const std::string& path, const LoadOptions& options);
 
 }  // namespace headrace::engine

@@ -33,11 +33,13 @@ Result<Session> Session::make(const LanguageModel& model, const SessionOptions& 
     return std::move(*failure);
   session.logits_ = model.device->allocate(static_cast<std::size_t>(c.vocab_size) * sizeof(float));
   if (session.logits_.data() == nullptr)
-    return Failure{ErrorCode::out_of_memory, "no memory for the logits of one token"};
+    return Failure{
+        ErrorCode::out_of_memory,
+        "no memory for the logits of one token; close other programs or use a smaller model"};
   return session;
 }
 
-// The count first: with a wrong one no token may be read.
+// Checks the count first: with a wrong count no token may be read.
 Status Session::check(std::span<const std::int32_t> tokens) const {
   const std::size_t have = tokens_.size(), room = static_cast<std::size_t>(max_tokens_) - have;
   if (tokens.size() > room)
@@ -48,7 +50,9 @@ Status Session::check(std::span<const std::int32_t> tokens) const {
   const std::int64_t vocab_size = decoder_->config.vocab_size;
   for (std::size_t i = 0; i < tokens.size(); ++i)
     if (tokens[i] < 0 || tokens[i] >= vocab_size)
-      return invalid_argument("tokens[{}]={}: must be 0 to {}", i, tokens[i], vocab_size - 1);
+      return invalid_argument(
+          "tokens[{}]={}: must be 0 to {}; pass tokens of this model's vocabulary", i, tokens[i],
+          vocab_size - 1);
   return std::nullopt;
 }
 
@@ -82,7 +86,7 @@ Status Session::append_all(std::span<const std::int32_t> tokens, float* logits) 
   return std::nullopt;
 }
 
-// Computes tokens at positions from `first` on, and the logits of the last num_logits of them.
+// Computes tokens at positions from `first` on, and the logits of the last num_logits tokens.
 Status Session::step(std::span<const std::int32_t> tokens, std::int64_t first,
                      std::int64_t num_logits, float* logits) {
   const auto num_tokens = static_cast<std::int32_t>(tokens.size());

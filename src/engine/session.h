@@ -1,4 +1,4 @@
-// One sequence: an executor, a cache, the tokens in it and the logits behind the last one.
+// One sequence: an executor, a KV cache, the cached tokens and the logits of the last one.
 #pragma once
 
 #include <memory>
@@ -11,26 +11,26 @@
 namespace headrace::engine {
 
 struct SessionOptions {
-  std::int64_t max_tokens = 0;      // of the sequence; 0: the model's context length
-  std::int64_t batch_tokens = 512;  // of one step
+  std::int64_t max_tokens = 0;      // context length; 0: the model's
+  std::int64_t batch_tokens = 512;  // prompt tokens per step (chunked prefill)
   DType cache_dtype = DType::f16;
 };
 
-// The model has weights and outlives the session.
+// The model must have weights and outlive the session.
 class Session {
  public:
   static Result<Session> make(const LanguageModel& model, const SessionOptions& options);
 
-  // Appends tokens and computes the logits behind the last; with `logits`
-  // [tokens.size(), vocab_size], those behind each of them. Nothing is appended on an error.
+  // Appends tokens and computes the logits of the last one; with `logits`
+  // [tokens.size(), vocab_size], the logits of each of them. On an error nothing is appended.
   Status append(std::span<const std::int32_t> tokens, float* logits);
-  // Keeps the first `length` tokens, whose last one's logits are gone.
+  // Keeps the first `length` tokens. Afterwards there are no logits.
   Status truncate(std::int64_t length);
 
   const model::Decoder& decoder() const { return *decoder_; }
   std::span<const std::int32_t> tokens() const { return tokens_; }
   std::int64_t max_tokens() const { return max_tokens_; }
-  // Behind the last token, [vocab_size]; null where there are none.
+  // Of the last token, [vocab_size]; null: none.
   const float* logits() const { return has_logits_ ? logits_.as<float>() : nullptr; }
 
  private:
@@ -48,7 +48,7 @@ class Session {
   ContiguousCache cache_;
   std::vector<std::int32_t> tokens_;
   std::int64_t max_tokens_ = 0, batch_tokens_ = 0;
-  std::vector<std::int32_t> positions_, logits_rows_;  // of a step
+  std::vector<std::int32_t> positions_, logits_rows_;  // of the current step
   Buffer logits_;                                      // float [vocab_size]
   bool has_logits_ = false;
 };

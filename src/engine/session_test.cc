@@ -1,4 +1,4 @@
-// Sessions over tiny models of every family, whose logits transformers computed
+// Sessions on tiny models of every family, compared with logits of transformers
 // (tests/golden/README.md).
 #include "engine/session.h"
 
@@ -86,7 +86,7 @@ class Tiny : public ::testing::TestWithParam<Golden> {};
 
 // Two sums of floats in different orders: 64 units in the last place of the largest logit
 // (measured: up to 20).
-TEST_P(Tiny, ExactLogitsAreThoseOfTransformers) {
+TEST_P(Tiny, ExactLogitsMatchTransformers) {
   const Golden& golden = GetParam();
   const double bound = 64 * 0x1p-23 * golden.largest_logit;
   const LanguageModel model = load(golden.file, MatmulMode::exact);
@@ -96,9 +96,9 @@ TEST_P(Tiny, ExactLogitsAreThoseOfTransformers) {
   EXPECT_LE(largest_difference(logits_of(one_by_one, golden), golden.logits), bound);
 }
 
-// Activations of 8 bits and a cache of 16: no farther off than twice what llama.cpp is on the same
-// file (whose cache was f32), and the rounding of the cache.
-TEST_P(Tiny, NormalLogitsAreAsNearAsTheFormatAllows) {
+// 8-bit activations and a 16-bit cache: the error is at most twice that of llama.cpp on the same
+// file (with an f32 cache) plus the rounding of the cache.
+TEST_P(Tiny, NormalLogitsAreWithinTheErrorOfTheFormat) {
   const Golden& golden = GetParam();
   const LanguageModel model = load(golden.file, MatmulMode::normal);
   Session session = session_of(model, DType::f16);
@@ -106,7 +106,7 @@ TEST_P(Tiny, NormalLogitsAreAsNearAsTheFormatAllows) {
             2 * golden.llama_cpp_difference + 0x1p-9 * golden.largest_logit);
 }
 
-TEST_P(Tiny, BitsDependNeitherOnThreadsNorOnTheWayTheFileWasRead) {
+TEST_P(Tiny, BitsDependNeitherOnThreadsNorOnMmap) {
   const Golden& golden = GetParam();
   for (const auto mode : {MatmulMode::normal, MatmulMode::exact}) {
     const LanguageModel one = load(golden.file, mode, 1);
@@ -116,7 +116,7 @@ TEST_P(Tiny, BitsDependNeitherOnThreadsNorOnTheWayTheFileWasRead) {
   }
 }
 
-TEST_P(Tiny, WhatWasTruncatedLeavesNoTrace) {
+TEST_P(Tiny, TruncatedTokensLeaveNoTrace) {
   const Golden& golden = GetParam();
   const LanguageModel model = load(golden.file, MatmulMode::normal);
   Session session = session_of(model, DType::f16);
@@ -141,7 +141,8 @@ TEST(Session, BadTokensAreRefusedAndNothingIsAppended) {
   ASSERT_FALSE(session.append(golden.tokens, nullptr));
   const Status outside = session.append(std::vector<std::int32_t>{1, 288}, nullptr);
   ASSERT_TRUE(outside);
-  EXPECT_EQ(outside->message, "tokens[1]=288: must be 0 to 287");
+  EXPECT_EQ(outside->message,
+            "tokens[1]=288: must be 0 to 287; pass tokens of this model's vocabulary");
   const Status full = session.append(std::vector<std::int32_t>(33, 1), nullptr);
   ASSERT_TRUE(full);
   EXPECT_EQ(full->code, ErrorCode::invalid_argument);
@@ -165,8 +166,8 @@ TEST(Session, SizesAreChecked) {
   }
 }
 
-// A wrong count is refused before a token is read: there are none here.
-TEST(Session, ReadsNoTokenOfMoreThanFit) {
+// The pointer is invalid: a read of any token would crash.
+TEST(Session, TooManyTokensAreRejectedBeforeAnyIsRead) {
   const Golden golden = read_goldens().front();
   const LanguageModel model = load(golden.file, MatmulMode::normal);
   Session session = session_of(model, DType::f16);
@@ -184,9 +185,9 @@ TEST(Session, ReadsNoTokenOfMoreThanFit) {
   EXPECT_FALSE(session.append(std::vector<std::int32_t>(64 - have, 1), nullptr));
 }
 
-// What the logits of a token depend on: with windows of w keys, over n layers, the last
-// n * (w - 1) + 1 tokens and no other, prompt and single tokens alike.
-TEST(Session, WindowsHideWhatIsOlderAndNothingElse) {
+// With windows of w keys and n layers, the logits of a token depend on exactly the last
+// n * (w - 1) + 1 tokens, in prefill and in decode.
+TEST(Session, SlidingWindowsHideExactlyTheOlderTokens) {
   const Golden golden = read_goldens().front();
   LanguageModel model = load(golden.file, MatmulMode::exact);
   model::Config& config = model.decoder->config;

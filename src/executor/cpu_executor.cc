@@ -1,5 +1,4 @@
-// The CPU executor: activations are floats; queries and attention outputs have the dtype of the
-// cache.
+// The CPU executor. Activations are f32; queries and attention outputs have the dtype of the cache.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -46,7 +45,7 @@ class CpuExecutor final : public Executor {
   Status swiglu(const Rows& gate_up, const Rows& out) override;
 
  private:
-  // Rotated head rows are in floats; a copy is a rotation of no element.
+  // Input and output of RoPE; rot_dim 0 copies.
   struct HeadRows {
     const float* x;  // of the first token
     Operand out;
@@ -80,22 +79,22 @@ class CpuExecutor final : public Executor {
   const MatmulMode mode_;
   const cpu::ElementwiseOps& ops_;
 
-  std::vector<Buffer> activations_;  // of alloc(), by the order of its calls
+  std::vector<Buffer> activations_;  // of alloc(), in call order
   std::size_t num_allocs_ = 0;       // in this step
   Buffer cos_, sin_;                 // float [num_tokens, rot_dim / 2]
   Buffer attn_out_;                  // [num_tokens, num_heads * head_dim_v] in the cache's dtype
   Buffer activation_groups_;         // scratch of cpu::multiply
-  Buffer workspace_;                 // of the plans
+  Buffer workspace_;                 // of the attention plans
 
-  // The step.
+  // The current step.
   const Batch* batch_ = nullptr;
   const AttentionSpec* spec_ = nullptr;
   KvView kv_{};
   std::vector<Plan> plans_;  // [num_seqs]
 };
 
-// body(rows) for chunks of rows on all threads. A chunk is small enough for both of two threads to
-// get some of a short prompt; a single token stays on the calling thread.
+// Calls body(rows) for chunks of rows on all threads. Chunks are small enough that two threads
+// share a short prompt; a single token stays on the calling thread.
 template <class Body>
 Status CpuExecutor::for_rows(std::int64_t num_rows, Body body) {
   constexpr std::int64_t kChunk = 16;
@@ -114,7 +113,7 @@ Status CpuExecutor::for_rows(std::int64_t num_rows, Body body) {
 
 Status CpuExecutor::grow(Buffer& buffer, std::size_t bytes) {
   if (bytes <= buffer.bytes() && buffer.data() != nullptr) return std::nullopt;
-  buffer = {};  // the old memory first
+  buffer = {};  // free the old memory first
   buffer = device_.allocate(bytes);
   if (buffer.data() != nullptr) return std::nullopt;
   return Failure{ErrorCode::out_of_memory,
@@ -238,7 +237,7 @@ void CpuExecutor::rotate(const HeadRows& heads, std::int64_t x_stride, std::int6
             {0, num_tokens});
 }
 
-// K and V of tokens of one sequence.
+// Appends K and V of tokens of one sequence.
 void CpuExecutor::append(const Rows& qkv, std::int64_t layer, std::int64_t seq_idx,
                          cpu::RowRange tokens) {
   const KvShape& shape = kv_.shape;

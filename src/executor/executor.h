@@ -1,8 +1,8 @@
-// The operators of a decoder on one device. A call is one operator on all rows of a step, which a
-// virtual call does not slow down; nothing below it is virtual.
+// The operators of a decoder on one device. A call is one operator on all rows of a step, so the
+// cost of a virtual call is negligible; nothing below it is virtual.
 //
-// An executor runs one step at a time. Weights that one has prepared are immutable and may be used
-// by every executor of the device.
+// An executor runs one step at a time. The weights that it prepares are immutable and shared by all
+// executors of the device.
 #pragma once
 
 #include <cstddef>
@@ -20,24 +20,24 @@
 
 namespace headrace {
 
-// Activations in the memory of the device, [num_rows, width], contiguous.
+// Activations in device memory, [num_rows, width], contiguous.
 struct Rows {
   void* data = nullptr;
   DType dtype = DType::f32;
   std::int64_t num_rows = 0, width = 0;
 };
 
-// What attention has in common in all layers of a model, beside the shape of the cache.
+// The parameters of attention that all layers share, beside the shape of the cache.
 struct AttentionSpec {
   std::int64_t num_heads = 0;
-  std::int64_t window = 0;  // keys visible to a query, its own included; 0: all
+  std::int64_t window = 0;  // visible keys per query, including its own; 0: all
   RopeLayout rope_layout = RopeLayout::interleaved;
-  Buffer rope_frequencies;  // double [rotated elements of a head / 2]
+  Buffer rope_frequencies;  // double [rot_dim / 2]
 };
 
-// out = x * transpose(weights, stacked by their rows) + bias.
+// out = x * transpose(weights stacked along rows) + bias.
 struct Linear {
-  std::span<const Weight> weights;  // of the same number of columns
+  std::span<const Weight> weights;  // with equal numbers of columns
   const Buffer* bias = nullptr;     // float [rows of all weights], or null
   Rows x;
   Rows out;
@@ -51,37 +51,37 @@ class Executor {
   virtual Device& device() = 0;
   virtual DType activation_dtype() const = 0;
 
-  // A matrix [rows, columns] of a model file, in host memory, packed for the device. unsupported,
+  // Packs a matrix [rows, columns] of a model file, in host memory, for the device. unsupported,
   // out_of_memory.
   virtual Result<Weight> prepare(WeightType format, std::int64_t rows, std::int64_t columns,
                                  const std::byte* blocks) = 0;
 
-  // Activations that are valid until the next begin_step. The n-th call of a step reuses the memory
-  // of the n-th call of the steps before, so that steps allocate nothing once the largest has run.
+  // Allocates activations, valid until the next begin_step. The n-th call of a step reuses the
+  // memory of the n-th call of earlier steps, so that no step after the largest one allocates.
   // out_of_memory.
   virtual Result<Rows> alloc(std::int64_t num_rows, std::int64_t width, DType dtype) = 0;
 
-  // Plans attention for all layers. `batch`, the sequences of `kv` and `spec` must outlive the
-  // step.
+  // Plans attention for all layers. `batch`, `kv.sequences` and `spec` must outlive the step.
   virtual Status begin_step(const Batch& batch, const KvView& kv, const AttentionSpec& spec) = 0;
 
-  // Rows of the embedding matrix: out[i] = embedding[batch.tokens[i]].
+  // out[i] = embedding[batch.tokens[i]].
   virtual Status embed(const Weight& embedding, const Rows& out) = 0;
   // out[i] = x[rows[i]].
   virtual Status gather(const Rows& x, std::span<const std::int32_t> rows, const Rows& out) = 0;
-  // out = x * weight / sqrt(mean(x^2) + eps); weight: float [width]. In place where out is x.
+  // out = x * weight / sqrt(mean(x^2) + eps); weight: float [width]. In place if out is x.
   virtual Status rms_norm(const Rows& x, const Buffer& weight, float eps, const Rows& out) = 0;
   virtual Status linear(const Linear& call) = 0;
-  // qkv: the heads of Q, then of K, then of V. Rotates Q into q, in the dtype of the cache, and
-  // appends rotated K, and V, to a layer of the cache.
+  // qkv: the heads of Q, K and V. Applies RoPE to Q, writes it to q in the dtype of the cache, and
+  // appends K with RoPE, and V, to a layer of the cache.
   virtual Status rope_append(const Rows& qkv, std::int64_t layer, const Rows& q) = 0;
-  // Causal attention of q to the tokens of its sequence; out: [num_tokens, num_heads * head_dim_v].
+  // Causal attention of q over the cached tokens of its sequence; out: [num_tokens, num_heads *
+  // head_dim_v].
   virtual Status attention(const Rows& q, std::int64_t layer, const Rows& out) = 0;
-  // gate_up: gate, then up. out = silu(gate) * up.
+  // gate_up: [gate, up]. out = silu(gate) * up.
   virtual Status swiglu(const Rows& gate_up, const Rows& out) = 0;
 };
 
-// An executor for the device, which must outlive it. `mode` applies to the weights that it
+// Makes an executor for the device, which must outlive it. `mode` applies to the weights that it
 // prepares.
 std::unique_ptr<Executor> make_executor(Device& device, MatmulMode mode);
 

@@ -1,6 +1,6 @@
-// Keys and values of one sequence of up to `capacity` tokens in one block of memory:
-// [layer][K, then V][head][token][dim]. The rows of a head are contiguous, which is the fastest
-// layout for decode. A large capacity costs memory only where rows are written.
+// Keys and values of one sequence of up to `capacity` tokens in one allocation:
+// [layer][K, then V][head][token][dim]. The rows of a head are contiguous, the fastest layout for
+// decode. Pages are backed when they are written, so unused capacity costs no memory.
 #pragma once
 
 #include <cstdint>

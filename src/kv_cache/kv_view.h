@@ -1,4 +1,4 @@
-// Where a step reads and writes keys and values, in the memory of the device.
+// The keys and values that a step reads and writes, in device memory.
 #pragma once
 
 #include <cstddef>
@@ -15,20 +15,20 @@ struct KvShape {
   DType dtype;
 };
 
-// Keys and values of one sequence. Token t and head h of a layer begin stride_layer * layer +
-// t * stride_seq + h * stride_head elements after `data`.
+// Keys and values of one sequence. Element offset of (layer, token, head): layer * stride_layer +
+// token * stride_seq + head * stride_head.
 struct KvSequence {
   Operand k, v;
   std::int64_t stride_layer;  // of k and of v
 };
 
-// Of the sequences of a batch, in its order.
+// The sequences of a batch, in batch order.
 struct KvView {
   KvShape shape;
   std::span<const KvSequence> sequences;
 };
 
-// K or V of a layer, from token `first` on.
+// K or V of a layer, starting at token `first`.
 inline Operand layer_of(const KvView& kv, const KvSequence& sequence, const Operand& k_or_v,
                         std::int64_t layer, std::int64_t first = 0) {
   const std::int64_t elements = layer * sequence.stride_layer + first * k_or_v.stride_seq;

@@ -1,4 +1,4 @@
-// The numbers of a decoder-only transformer: what a family reads from a model file.
+// The hyperparameters of a decoder-only transformer, read from a model file.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,16 @@ namespace headrace::model {
 
 struct Config {
   std::string architecture;  // "llama"
-  std::string name;          // what the file calls itself; may be empty
+  std::string name;          // the model's name in the file; may be empty
   std::int64_t num_layers = 0, hidden_size = 0, ffn_size = 0, vocab_size = 0;
   std::int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0, head_dim_v = 0;
-  std::int64_t context_length = 0;  // tokens it was trained for
-  std::int64_t window = 0;          // keys visible to a query, its own included; 0: all
+  std::int64_t context_length = 0;  // maximum sequence length
+  std::int64_t window = 0;  // sliding window: visible keys per query, including its own; 0: all
   double rms_eps = 0;
   RopeLayout rope_layout = RopeLayout::interleaved;
-  std::int64_t rope_dim = 0;  // leading elements of a head that rotate
+  std::int64_t rope_dim = 0;  // leading elements of a head that RoPE rotates
   double rope_base = 0;
-  double rope_linear_factor = 1;  // positions are divided by it
+  double rope_linear_factor = 1;  // divides positions
   bool has_qkv_bias = false;
 };
 

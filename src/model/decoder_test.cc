@@ -1,4 +1,4 @@
-// Steps of several sequences at once.
+// Batched steps of several sequences.
 #include "model/decoder.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ struct Sequence {
   std::int64_t length = 0;
 };
 
-// The tokens of a step of one sequence and which of them have logits.
+// The tokens of one sequence in a step, and the rows whose logits are computed.
 struct Part {
   Sequence* sequence;
   Tokens tokens;
@@ -92,7 +92,7 @@ Tokens tokens_from(std::int32_t first, std::size_t count) {
   return tokens;
 }
 
-// A prompt, a chunk behind earlier tokens and single tokens, alone and in one batch.
+// A prompt, a later chunk of a prompt and decode tokens: alone and in one batch.
 TEST_P(Steps, BitsOfASequenceDoNotDependOnItsBatch) {
   const std::vector<Tokens> before = {
       {}, tokens_from(3, 19), tokens_from(70, 30), tokens_from(9, 1)};
@@ -117,12 +117,12 @@ TEST_P(Steps, BitsOfASequenceDoNotDependOnItsBatch) {
   }
   EXPECT_EQ(run(parts), expected);
 
-  // What the batch left in each cache.
+  // The batch wrote the same bits to each cache.
   for (std::size_t s = 0; s < tokens.size(); ++s)
     EXPECT_EQ(run({{&together[s], {1}, {0}}}), run({{&one_by_one[s], {1}, {0}}})) << s;
 }
 
-// Logits are a function of the row, whichever others are computed.
+// The logits of a row do not depend on which other rows are computed.
 TEST_P(Steps, LogitsRowsMayBeAnyRows) {
   const Tokens prompt = tokens_from(21, 12);
   Tokens every_row(prompt.size());

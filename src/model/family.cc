@@ -7,12 +7,12 @@ namespace {
 
 constexpr const Family* kFamilies[] = {&kLlama, &kQwen2};
 
-// Bounds far above real models: no product of two of them leaves 64 bits.
+// Limits far above real models: no product of two of them overflows 64 bits.
 constexpr std::int64_t kMaxLayers = 1024, kMaxContext = std::int64_t{1} << 24;
 constexpr std::int64_t kMaxSize = std::int64_t{1} << 20, kMaxVocab = std::int64_t{1} << 24;
 constexpr std::int64_t kMaxHeads = 4096, kMaxHeadDim = 576;
 
-// Reads keys of one architecture one after the other; the first that is wrong stays.
+// Reads keys of one architecture in sequence and keeps the first failure.
 class MetadataReader {
  public:
   MetadataReader(const ModelFile& file, std::string_view architecture)
@@ -39,8 +39,7 @@ class MetadataReader {
   }
   void refuse(std::string_view what) {
     if (failure_) return;
-    failure_ = file_.wrong(what);
-    failure_->code = ErrorCode::unsupported;
+    failure_ = file_.failure(ErrorCode::unsupported, what);
   }
   Status& failure() { return failure_; }
 
@@ -65,31 +64,34 @@ void read_sizes(MetadataReader& reader, Config& config) {
   config.num_kv_heads =
       reader.integer_or("attention.head_count_kv", 1, kMaxHeads, config.num_heads);
   reader.require(config.num_heads % config.num_kv_heads == 0,
-                 format_text("{} heads are no multiple of {} kv heads", config.num_heads,
-                             config.num_kv_heads));
+                 format_text("'attention.head_count' is {}, expected a multiple of "
+                             "'attention.head_count_kv', {}",
+                             config.num_heads, config.num_kv_heads));
   const std::int64_t per_head = config.hidden_size / config.num_heads;
   config.head_dim = reader.integer_or("attention.key_length", 1, kMaxHeadDim, per_head);
   config.head_dim_v = reader.integer_or("attention.value_length", 1, kMaxHeadDim, per_head);
   reader.require(config.head_dim >= 1 && config.head_dim <= kMaxHeadDim && config.head_dim_v >= 1 &&
                      config.head_dim_v <= kMaxHeadDim,
-                 format_text("a head_dim of {}, expected 1 to {}", config.head_dim, kMaxHeadDim));
+                 format_text("head_dim is {}, expected 1 to {}", config.head_dim, kMaxHeadDim));
   config.rms_eps = reader.number("attention.layer_norm_rms_epsilon", 0, 1);
   config.window = reader.integer_or("attention.sliding_window", 0, kMaxContext, 0);
 }
 
 void read_rope(MetadataReader& reader, Config& config) {
   config.rope_dim = reader.integer_or("rope.dimension_count", 2, kMaxHeadDim, config.head_dim);
-  reader.require(config.rope_dim % 2 == 0 && config.rope_dim <= config.head_dim,
-                 format_text("a rope dimension of {}, expected an even one up to head_dim {}",
-                             config.rope_dim, config.head_dim));
+  reader.require(
+      config.rope_dim % 2 == 0 && config.rope_dim <= config.head_dim,
+      format_text("'rope.dimension_count' is {}, expected an even number up to head_dim {}",
+                  config.rope_dim, config.head_dim));
   config.rope_base = reader.number_or("rope.freq_base", 1, 1e12, 10000);
   const std::string scaling = reader.text_or("rope.scaling.type", "none");
   if (scaling == "linear")
     config.rope_linear_factor = reader.number_or("rope.scaling.factor", 1, 1e6, 1);
   else if (scaling != "none")
-    reader.refuse(format_text(
-        "rope scaling '{}', known are none, linear and llama3 (a tensor rope_freqs.weight)",
-        scaling));
+    reader.refuse(
+        format_text("'rope.scaling.type' is '{}', supported: none, linear, and llama3 by a tensor "
+                    "'rope_freqs.weight'; use another model",
+                    scaling));
 }
 
 }  // namespace
@@ -106,12 +108,12 @@ Result<Config> read_common_config(const ModelFile& file, std::string_view archit
   read_sizes(reader, config);
   read_rope(reader, config);
   if (reader.integer_or("expert_count", 0, kMaxSize, 0) != 0)
-    reader.refuse("a mixture of experts, which no family here is");
+    reader.refuse("'expert_count' is not 0, supported: dense models; use another model");
   const TensorInfo* embedding = file.find_tensor("token_embd.weight");
-  reader.require(embedding != nullptr, "has no tensor 'token_embd.weight'");
+  reader.require(embedding != nullptr, "tensor 'token_embd.weight' is missing");
   if (embedding != nullptr) {
     reader.require(embedding->shape.size() == 2 && embedding->shape[0] <= kMaxVocab,
-                   "'token_embd.weight' is no matrix of at most 2^24 rows");
+                   "tensor 'token_embd.weight' is not a matrix of at most 2^24 rows");
     config.vocab_size = embedding->shape[0];
   }
   if (reader.failure()) return std::move(*reader.failure());
@@ -126,10 +128,10 @@ Result<Config> read_config(const ModelFile& file) {
     if (architecture.value() == family->architecture) return family->read_config(file);
     known += format_text("{}{}", known.empty() ? "" : ", ", family->architecture);
   }
-  Failure failure = file.wrong(
-      format_text("architecture '{}' is not known; known are {}", architecture.value(), known));
-  failure.code = ErrorCode::unsupported;
-  return failure;
+  return file.failure(
+      ErrorCode::unsupported,
+      format_text("'general.architecture' is '{}', supported: {}; use a model of one of these",
+                  architecture.value(), known));
 }
 
 }  // namespace headrace::model

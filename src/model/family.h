@@ -1,5 +1,5 @@
-// The list of architectures. A family is one file: it reads its numbers from a model file; the
-// weights' names and the block they are put together in are those of decoder.h.
+// The supported architectures. A family is one file that reads the hyperparameters; all families
+// share the tensor names and the layers of decoder.h.
 #pragma once
 
 #include <span>
@@ -20,10 +20,10 @@ extern const Family kQwen2;
 
 std::span<const Family* const> families();
 
-// By the architecture of the file; unsupported names the known ones.
+// By the architecture of the file. unsupported: the message lists the supported ones.
 Result<Config> read_config(const ModelFile& file);
 
-// The keys that all families share, "ARCHITECTURE.context_length" and so on.
+// Reads the keys that all families share, such as "ARCHITECTURE.context_length".
 Result<Config> read_common_config(const ModelFile& file, std::string_view architecture);
 
 }  // namespace headrace::model

@@ -5,6 +5,8 @@
 namespace headrace::model {
 namespace {
 
+const std::string kRemedy = "; download or convert the file again";
+
 ModelFile file_of(const std::string& architecture) {
   ModelFile file;
   file.path = "m.gguf";
@@ -32,7 +34,7 @@ std::string failure_of(const ModelFile& file) {
   return config.ok() ? "" : config.failure().message;
 }
 
-TEST(Family, ReadsTheNumbersOfEachArchitecture) {
+TEST(Family, ReadsTheHyperparametersOfEachArchitecture) {
   Result<Config> llama = read_config(file_of("llama")), qwen2 = read_config(file_of("qwen2"));
   ASSERT_TRUE(llama.ok()) << llama.failure().message;
   ASSERT_TRUE(qwen2.ok()) << qwen2.failure().message;
@@ -50,7 +52,7 @@ TEST(Family, ReadsTheNumbersOfEachArchitecture) {
   EXPECT_TRUE(qwen2.value().has_qkv_bias);
 }
 
-TEST(Family, HeadsMayBeOfAnotherSizeThanTheStreamMakesThem) {
+TEST(Family, HeadDimMayDifferFromHiddenSizePerHead) {
   ModelFile file = file_of("llama");
   file.metadata["llama.attention.key_length"] = std::int64_t{32};
   file.metadata["llama.attention.value_length"] = std::int64_t{24};
@@ -64,12 +66,15 @@ TEST(Family, HeadsMayBeOfAnotherSizeThanTheStreamMakesThem) {
   EXPECT_EQ(config.value().rope_linear_factor, 4.0);
 }
 
-TEST(Family, RefusesWhatItDoesNotKnow) {
-  EXPECT_EQ(failure_of(file_of("mamba")),
-            "m.gguf: architecture 'mamba' is not known; known are llama, qwen2");
+TEST(Family, RejectsUnknownArchitecturesAndFeatures) {
+  EXPECT_EQ(
+      failure_of(file_of("mamba")),
+      "m.gguf: 'general.architecture' is 'mamba', supported: llama, qwen2; use a model of one of "
+      "these");
   ModelFile experts = file_of("llama");
   experts.metadata["llama.expert_count"] = std::int64_t{8};
-  EXPECT_EQ(failure_of(experts), "m.gguf: a mixture of experts, which no family here is");
+  EXPECT_EQ(failure_of(experts),
+            "m.gguf: 'expert_count' is not 0, supported: dense models; use another model");
   ModelFile yarn = file_of("qwen2");
   yarn.metadata["qwen2.rope.scaling.type"] = std::string("yarn");
   Result<Config> refused = read_config(yarn);
@@ -77,27 +82,33 @@ TEST(Family, RefusesWhatItDoesNotKnow) {
   EXPECT_EQ(refused.failure().code, ErrorCode::unsupported);
 }
 
-TEST(Family, RefusesNumbersThatContradictEachOther) {
+TEST(Family, RejectsInconsistentHyperparameters) {
   ModelFile file = file_of("llama");
   file.metadata["llama.attention.head_count_kv"] = std::int64_t{4};
-  EXPECT_EQ(failure_of(file), "m.gguf: 6 heads are no multiple of 4 kv heads");
+  EXPECT_EQ(failure_of(file),
+            "m.gguf: 'attention.head_count' is 6, expected a multiple of "
+            "'attention.head_count_kv', 4" +
+                kRemedy);
   file = file_of("llama");
   file.metadata["llama.attention.head_count"] = std::int64_t{0};
-  EXPECT_EQ(failure_of(file), "m.gguf: 'llama.attention.head_count' is 0, expected 1 to 4096");
+  EXPECT_EQ(failure_of(file),
+            "m.gguf: 'llama.attention.head_count' is 0, expected 1 to 4096" + kRemedy);
   file = file_of("llama");
   file.metadata["llama.rope.dimension_count"] = std::int64_t{18};
-  EXPECT_EQ(failure_of(file),
-            "m.gguf: a rope dimension of 18, expected an even one up to head_dim 16");
+  EXPECT_EQ(
+      failure_of(file),
+      "m.gguf: 'rope.dimension_count' is 18, expected an even number up to head_dim 16" + kRemedy);
   file = file_of("llama");
   file.metadata["llama.attention.head_count"] = std::int64_t{128};  // 96 / 128 elements a head
   file.metadata["llama.attention.head_count_kv"] = std::int64_t{128};
-  EXPECT_EQ(failure_of(file), "m.gguf: a head_dim of 0, expected 1 to 576");
+  EXPECT_EQ(failure_of(file), "m.gguf: head_dim is 0, expected 1 to 576" + kRemedy);
   file = file_of("llama");
   file.tensors.clear();
-  EXPECT_EQ(failure_of(file), "m.gguf: has no tensor 'token_embd.weight'");
+  EXPECT_EQ(failure_of(file), "m.gguf: tensor 'token_embd.weight' is missing" + kRemedy);
   file = file_of("llama");
   file.metadata["llama.block_count"] = std::string("two");
-  EXPECT_EQ(failure_of(file), "m.gguf: 'llama.block_count' is a text, expected an integer");
+  EXPECT_EQ(failure_of(file),
+            "m.gguf: 'llama.block_count' is a string, expected an integer" + kRemedy);
 }
 
 }  // namespace

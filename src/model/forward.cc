@@ -6,11 +6,11 @@ namespace {
 
 struct Activations {
   Rows x;        // the residual stream
-  Rows normed;   // input of qkv, of gate and up, and of the output matrix
+  Rows normed;   // input of the linear layers behind a norm
   Rows qkv;      // heads of Q, K, V
-  Rows q;        // rotated, in the dtype of the cache
-  Rows attn;     // heads of the attention output
-  Rows gate_up;  // gate, then up
+  Rows q;        // after RoPE, in the dtype of the cache
+  Rows attn;     // attention output
+  Rows gate_up;  // [gate, up]
   Rows ffn;      // silu(gate) * up
 
   static Result<Activations> make(Executor& executor, const Config& config, std::int64_t num_tokens,

@@ -1,5 +1,5 @@
-// Llama 2 and 3, Mistral, SmolLM2: no biases. GGUF files hold the rows of Q and K in the order in
-// which pairs (2i, 2i + 1) turn together.
+// Llama 2 and 3, Mistral, SmolLM2: no biases. GGUF files permute the rows of Q and K so that RoPE
+// rotates pairs (2i, 2i + 1).
 #include "model/family.h"
 
 namespace headrace::model {

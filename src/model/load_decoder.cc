@@ -1,5 +1,5 @@
-// Weights of a decoder from a model file. Names of tensors: GGUF's, which every reader of another
-// format translates to.
+// Loads the weights of a decoder from a model file. Tensor names are GGUF's; readers of other
+// formats translate theirs.
 #include <set>
 
 #include "model/decoder.h"
@@ -18,7 +18,7 @@ std::string shape_text(const Shape& shape) {
   return text + "]";
 }
 
-// Reads tensors one by one. The first failure stays; later calls do nothing.
+// Reads tensors one by one. After the first failure, calls do nothing.
 class Loader {
  public:
   Loader(const ModelFile& file, Executor& executor, const LoadOptions& options, WeightSource source)
@@ -49,7 +49,7 @@ class Loader {
     });
   }
 
-  // Vectors, one after the other, in the memory of the device.
+  // Uploads the concatenated vectors to the device.
   void vectors(std::initializer_list<std::pair<std::string, std::int64_t>> parts, Buffer& out) {
     std::vector<float> values;
     for (const auto& [name, elements] : parts) vector(name, elements, values);
@@ -73,16 +73,17 @@ class Loader {
   bool has_failed() const { return failure_.has_value(); }
   void fail(Failure failure) { failure_ = std::move(failure); }
 
-  // Fails where a tensor of the file was not read: the results would not be the model's.
+  // Fails if a tensor of the file was not read: the results would not be the model's.
   Status finish() {
     if (failure_) return std::move(failure_);
     for (const TensorInfo& tensor : file_.tensors) {
       if (taken_.contains(tensor.name)) continue;
-      Failure failure = file_.wrong(format_text(
-          "tensor '{}' has no place in this architecture; the file needs another reader",
-          tensor.name));
-      failure.code = ErrorCode::unsupported;
-      return failure;
+      return file_.failure(
+          ErrorCode::unsupported,
+          format_text(
+              "tensor '{}' is not part of this architecture, so the results would be wrong; "
+              "use another model",
+              tensor.name));
     }
     return std::nullopt;
   }
@@ -93,9 +94,9 @@ class Loader {
     if (failure_) return;
     const TensorInfo* tensor = file_.find_tensor(name);
     if (tensor == nullptr) {
-      failure_ = file_.wrong(format_text("has no tensor '{}'", name));
+      failure_ = file_.wrong(format_text("tensor '{}' is missing", name));
     } else if (tensor->shape != shape) {
-      failure_ = file_.wrong(format_text("tensor '{}' is {}, the model's numbers ask for {}", name,
+      failure_ = file_.wrong(format_text("tensor '{}' has shape {}, expected {}", name,
                                          shape_text(tensor->shape), shape_text(shape)));
     } else {
       taken_.insert(name);
@@ -137,7 +138,7 @@ void load_layer(Loader& loader, const Config& config, std::int64_t layer, LayerW
   loader.matrix(prefix + "ffn_down.weight", hidden, ffn, out.down);
 }
 
-// Damaged factors are the file's fault.
+// Invalid factors are errors of the file.
 void load_rope(Loader& loader, const ModelFile& file, const Config& config, Buffer& out) {
   std::vector<float> factors;
   if (loader.has("rope_freqs.weight"))
@@ -170,7 +171,7 @@ Result<Decoder> load_decoder(const ModelFile& file, Executor& executor,
   if (loader.has("output.weight"))
     loader.matrix("output.weight", c.vocab_size, c.hidden_size, decoder.output.emplace());
   load_rope(loader, file, c, decoder.rope_frequencies);
-  // num_layers is not trusted: a layer's tensors are found before memory for the next is reserved.
+  // num_layers is not trusted: a layer's tensors are read before memory for the next is reserved.
   for (std::int64_t layer = 0; layer < c.num_layers; ++layer)
     load_layer(loader, c, layer, decoder.layers.emplace_back());
   if (auto failure = loader.finish()) return std::move(*failure);

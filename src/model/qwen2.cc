@@ -1,4 +1,4 @@
-// Qwen2 and Qwen2.5: biases of Q, K and V; the halves of a head turn together.
+// Qwen2 and Qwen2.5: biases of Q, K and V; RoPE rotates pairs (i, i + rope_dim / 2).
 #include "model/family.h"
 
 namespace headrace::model {

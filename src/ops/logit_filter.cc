@@ -65,7 +65,7 @@ void LogitFilter::raise(LogitBound bound) {
   if (is_higher) bound_ = bound;
 }
 
-// candidates_: what is kept and at_least this, by id.
+// Sets candidates_ to the kept tokens with a logit of at least `at_least`, ascending by id.
 void LogitFilter::gather(float at_least) {
   candidates_.clear();
   const float lowest = std::max(at_least, bound_.logit);
@@ -74,7 +74,8 @@ void LogitFilter::gather(float at_least) {
     if (maxima_[static_cast<std::size_t>(first / kLogitBlock)] < lowest) continue;
     const std::int64_t last = std::min(first + kLogitBlock, size);
     Candidate block[kLogitBlock];
-    std::size_t count = 0;  // no branch: a flat distribution would mispredict every other one
+    // Branch-free: with a flat distribution half of the branches would be mispredicted.
+    std::size_t count = 0;
     for (std::int64_t i = first; i < last; ++i) {
       block[count] = {logits_[static_cast<std::size_t>(i)], static_cast<std::int32_t>(i)};
       const bool is_large = block[count].logit >= at_least;
@@ -84,12 +85,13 @@ void LogitFilter::gather(float at_least) {
   }
 }
 
-// candidates_: the count largest come first, in no order, the smallest of them last. False where no
-// more than these are kept: then they are all there.
+// Moves the `count` largest to the front of candidates_, unordered but with the smallest of them
+// last. False if fewer than `count` are kept; candidates_ then holds all of them.
 bool LogitFilter::gather_largest(std::int64_t count) {
   const auto num_blocks = ceil_div(static_cast<std::int64_t>(logits_.size()), kLogitBlock);
   float at_least = -kInfinity;
-  if (count <= num_blocks) {  // that many blocks have a logit of this or more
+  if (count <= num_blocks) {
+    // At least `count` logits are as large as the count-th largest maximum.
     const auto begin = selection_.begin(), end = begin + num_blocks;
     std::copy_n(maxima_.begin(), num_blocks, begin);
     std::nth_element(begin, begin + (count - 1), end, std::greater<>());
@@ -125,23 +127,24 @@ void LogitFilter::keep_top_p(double top_p, double temperature) {
   const std::size_t num_kept = is_unfiltered ? logits_.size() : candidates_.size();
   const double total =
       is_unfiltered ? weigh(logits_.data(), num_kept, temperature) : weigh_candidates(temperature);
-  // Weights below (1 - top_p) * total / num_kept sum to less than (1 - top_p) * total: the others
-  // reach top_p without them. 0.99: room for rounding.
+  // Weights below (1 - top_p) * total / num_kept sum to less than (1 - top_p) * total, so the
+  // others reach top_p without them. 0.99: margin for rounding.
   const double unneeded = 0.99 * (1 - top_p) * total / static_cast<double>(num_kept);
   const double lowest = static_cast<double>(max_) + temperature * std::log(unneeded);
   gather(static_cast<float>(lowest));
   raise_to_mass(top_p * total, temperature);
 }
 
-// Raises the bound to the candidate with which the sum of weights, in falling order, reaches the
-// goal. Only a bucket of them is sorted: slices of equal width in the logit are summed first.
+// Raises the bound to the candidate at which the sum of the weights, in descending order, reaches
+// the goal. Sums buckets of equal width in the logit first and sorts only the bucket that reaches
+// it.
 void LogitFilter::raise_to_mass(double goal, double temperature) {
   const std::size_t size = candidates_.size();
   float smallest = max_;
   for (const Candidate& candidate : candidates_) smallest = std::min(smallest, candidate.logit);
   const double range = static_cast<double>(max_) - static_cast<double>(smallest);
   const double scale = range > 0 ? (kNumBuckets - 1) / range : 0;
-  const auto bucket_of = [&](float logit) {  // not rising in the logit
+  const auto bucket_of = [&](float logit) {  // does not increase with the logit
     return static_cast<std::size_t>((static_cast<double>(max_) - static_cast<double>(logit)) *
                                     scale);
   };
@@ -153,7 +156,7 @@ void LogitFilter::raise_to_mass(double goal, double temperature) {
   std::size_t bucket = 0;
   while (bucket < kNumBuckets && reached + bucket_sums_[bucket] < goal)
     reached += bucket_sums_[bucket++];
-  if (bucket == kNumBuckets) return;  // by rounding: all of them
+  if (bucket == kNumBuckets) return;  // the sum misses the goal by rounding: keep all
   std::erase_if(candidates_, [&](const Candidate& c) { return bucket_of(c.logit) != bucket; });
   std::sort(candidates_.begin(), candidates_.end(), ranks_before);
   weigh_candidates(temperature);
@@ -201,8 +204,9 @@ Distribution LogitFilter::distribution(double temperature) {
   return {{tokens_.data(), num_weights_}, {weights_.data(), num_weights_}, sum_};
 }
 
-// The first index whose weights up to it sum to more than u * sum. Sums run over blocks first, so
-// rounding may let the one within a block fall short: then it is the last weight of the block.
+// The first index at which the cumulative weight exceeds u * sum. Block sums are compared first.
+// The sum within a block may round to less than the block sum; then the last nonzero weight is
+// picked.
 std::size_t LogitFilter::pick(double u) const {
   const double target = u * sum_;
   const auto block_size = static_cast<std::size_t>(kWeightBlock);

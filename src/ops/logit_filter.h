@@ -1,5 +1,5 @@
-// The tokens that sampling may still draw, as one bound on (logit, id): every filter of
-// sampling.h only raises it. Nothing is sorted but a few candidates.
+// The tokens that the filters of sampling.h keep, as one lower bound on (logit, id) that each
+// filter raises. Only a few candidates are sorted.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@ struct Candidate {
   std::int32_t token;
 };
 
-// Above `logit`, or equal to it with an id up to `last_token`.
+// Keeps logits above `logit`, and those equal to it with an id up to `last_token`.
 struct LogitBound {
   float logit = -std::numeric_limits<float>::infinity();
   std::int32_t last_token = -1;
@@ -30,20 +30,20 @@ class LogitFilter {
  public:
   explicit LogitFilter(const DeviceInfo& device) : device_(device) {}
 
-  // All tokens above -infinity. The logits stay where they are. False: NaN or +infinity among them.
+  // Keeps all tokens above -infinity. Does not copy the logits. False: one is NaN or +infinity.
   bool begin(std::span<const float> logits);
 
   float max() const { return max_; }
-  std::int32_t argmax() const;  // the lowest id of the largest
+  std::int32_t argmax() const;  // the lowest id of the largest logit
 
   void keep_top_k(std::int64_t k, bool with_ties);
   void keep_top_p(double top_p, double temperature);
   void keep_min_p(double min_p, double temperature);
 
-  // The count largest that are kept, falling, ties by id.
+  // The `count` most likely tokens of those kept, descending, ties by id.
   std::span<const Candidate> largest(std::int64_t count);
 
-  // Weights of what is kept; pick() chooses an index of it by u in [0, 1).
+  // The distribution of the kept tokens; pick() draws one of its indices by u in [0, 1).
   Distribution distribution(double temperature);
   std::size_t pick(double u) const;
 

@@ -49,7 +49,7 @@ class Sampler::State {
 
   LogitFilter filter_;
   std::vector<float> processed_;      // [vocab_size] logits after biases and penalties
-  std::span<const float> logits_;     // these, or those of the input
+  std::span<const float> logits_;     // processed_, or the input's logits
   std::vector<std::int32_t> counts_;  // [vocab_size] zero between calls
   std::vector<TokenLogprob> top_;
   std::int32_t greedy_token_ = 0;
@@ -65,7 +65,7 @@ bool changes_logits(const SamplingOptions& o) {
   return !o.logit_bias.empty() || o.repetition_penalty != 1 || has_counts(o);
 }
 
-// What a logit is not, be it of the model or what biases and penalties made of it.
+// The index of a logit that is NaN or +infinity.
 std::optional<std::size_t> find_bad_logit(std::span<const float> logits) {
   const auto found = std::find_if(logits.begin(), logits.end(), [](float logit) {
     return !(logit < std::numeric_limits<float>::infinity());
@@ -74,19 +74,19 @@ std::optional<std::size_t> find_bad_logit(std::span<const float> logits) {
   return static_cast<std::size_t>(found - logits.begin());
 }
 
-// No argument of the caller is wrong where the model's own logits are.
+// Bad logits of the model are not an error of the caller.
 Failure bad_logits(std::span<const float> of_model, std::span<const float> logits) {
   if (const auto i = find_bad_logit(of_model))
     return {ErrorCode::io_error,
             format_text("logits[{}]={}, as the model computed it: must be a number or -infinity; "
-                        "the weights are damaged or overflow: check the model file",
+                        "the weights are damaged or overflow; check the model file",
                         *i, of_model[*i])};
   if (const auto i = find_bad_logit(logits))
     return invalid_argument(
         "logits[{}]={} after biases and penalties, {} before: must be a number or -infinity; make "
         "logit_bias and the penalties smaller",
         *i, logits[*i], of_model[*i]);
-  return {ErrorCode::internal, "logits: a wrong value was seen and is not there"};
+  return {ErrorCode::internal, "logits: a NaN or infinity was reported, but is not found"};
 }
 
 Status check_history(std::span<const std::int32_t> tokens, const char* name,
@@ -94,9 +94,8 @@ Status check_history(std::span<const std::int32_t> tokens, const char* name,
   for (std::size_t i = 0; i < tokens.size(); ++i)
     if (tokens[i] < 0 || static_cast<std::size_t>(tokens[i]) >= vocab_size)
       return invalid_argument(
-          "{}[{}]={} of {} considered is no token of a vocabulary of {}: give the history of this "
-          "model",
-          name, i, tokens[i], tokens.size(), vocab_size);
+          "{}[{}]={} (of the last {}): must be 0 to {}; pass the history of this model", name, i,
+          tokens[i], tokens.size(), vocab_size - 1);
   return {};
 }
 
@@ -104,7 +103,7 @@ Status check_history(std::span<const std::int32_t> tokens, const char* name,
 
 Status Sampler::State::prepare(const SamplingInput& input, const SamplingOptions& options) {
   if (input.logits.empty())
-    return invalid_argument("logits is empty: give one logit for every token of the vocabulary");
+    return invalid_argument("logits: empty; pass one logit per token of the vocabulary");
   logits_ = input.logits;
   if (processed_.size() < input.logits.size()) {
     processed_.resize(input.logits.size());
@@ -115,8 +114,8 @@ Status Sampler::State::prepare(const SamplingInput& input, const SamplingOptions
   if (!filter_.begin(logits_)) return bad_logits(input.logits, logits_);
   if (std::isinf(filter_.max()))
     return invalid_argument(
-        "logits: all {} are -infinity, so there is no token to draw: a mask or logit_bias forbids "
-        "every one",
+        "logits: all {} are -infinity, so no token can be drawn; allow one in the mask and in "
+        "logit_bias",
         logits_.size());
   if (options.temperature != 0) apply_filters(options);
   return {};
@@ -128,8 +127,9 @@ Status Sampler::State::penalise(const SamplingInput& input, const SamplingOption
   logits_ = {processed_.data(), vocab_size};
   for (const LogitBias& bias : options.logit_bias) {
     if (bias.token < 0 || static_cast<std::size_t>(bias.token) >= vocab_size)
-      return invalid_argument("logit_bias of token {}: there are {} logits", bias.token,
-                              vocab_size);
+      return invalid_argument(
+          "logit_bias: token {} must be 0 to {}; pass tokens of this vocabulary", bias.token,
+          vocab_size - 1);
     processed_[static_cast<std::size_t>(bias.token)] += bias.value;
   }
   const auto all = static_cast<std::int64_t>(input.prompt.size() + input.output.size());

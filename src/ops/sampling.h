@@ -1,29 +1,29 @@
-// The next token from logits: biases, penalties, temperature, filters, one draw.
+// Samples the next token from logits: biases, penalties, temperature, filters, draw.
 //
 //   order           1     2          3            4            5      6      7
 //   vllm (default)  bias  penalties  temperature  min_p        top_k  top_p  draw
 //   transformers    bias  penalties  temperature  top_k        top_p  min_p  draw
 //   llama_cpp       bias  penalties  top_k        top_p        min_p  temperature  draw
 //
-// So top_p sees what min_p left (vllm) or everything (the others), and with llama_cpp both judge
-// probabilities at temperature 1. Each filter judges probabilities that sum to 1 over what the
-// filters before it left. Besides the order, the presets differ in these:
+// So top_p sees the tokens that min_p and top_k kept (vllm) or those that top_k kept (the others),
+// and llama_cpp filters at temperature 1. Each filter renormalises the probabilities of the tokens
+// that the filters before it kept. The orders also differ in:
 //
-//                                vllm, transformers                  llama_cpp
-//   top_k, ties of the k-th      all kept                            exactly k, the lowest ids
-//   presence, frequency count    the output                          repetition_window
+//                                   vllm, transformers           llama_cpp
+//   top_k, ties with the k-th       all kept                     exactly k, the lowest ids
+//   presence and frequency count    the output                   repetition_window
 //
-// The filters, in all of them:
-//   top_k  the k largest.
-//   top_p  in falling order (ties: the lowest id first) all up to the one with which their sum
-//          reaches top_p: at least one.
-//   min_p  at least min_p times the largest probability.
-// A token of -infinity is never drawn. Temperature 0 takes the largest logit after penalties, the
-// lowest id of equal ones, and no filter.
+// The filters:
+//   top_k  keeps the k largest.
+//   top_p  keeps tokens in descending order (ties: the lowest id first) until their probabilities
+//          reach top_p: at least one.
+//   min_p  keeps tokens with at least min_p times the largest probability.
+// A token with logit -infinity is never drawn. Temperature 0 takes the largest logit after
+// penalties, the lowest id among equals, and applies no filter.
 //
-// Penalties: a token of the window has its logit divided by repetition_penalty where positive,
-// else multiplied by it, once however often it is there; then presence_penalty and count *
-// frequency_penalty are subtracted.
+// Penalties: the logit of a token in the window is divided by repetition_penalty if positive, else
+// multiplied by it, once per token; then presence_penalty and count * frequency_penalty are
+// subtracted.
 #pragma once
 
 #include <cstdint>
@@ -39,10 +39,10 @@ namespace headrace {
 
 enum class SamplingOrder { vllm, transformers, llama_cpp };
 
-// Whose logarithms are reported.
+// Which logarithms are reported (vLLM's logprobs_mode).
 enum class LogprobsMode {
-  raw,        // softmax of the logits as the model gave them
-  processed,  // the probabilities of the draw: tokens that a filter dropped have none; greedy: 1
+  raw,        // of the softmax of the model's logits
+  processed,  // of the probabilities of the draw: filtered tokens have none; greedy: 0
 };
 
 struct LogitBias {
@@ -58,25 +58,25 @@ struct SamplingOptions {
   double top_p = 1;
   double min_p = 0;
   double repetition_penalty = 1;
-  std::optional<std::int64_t> repetition_window =
-      {};  // last tokens of prompt + output; absent: all
+  // Last tokens of prompt + output; absent: all.
+  std::optional<std::int64_t> repetition_window = {};
   double presence_penalty = 0;
   double frequency_penalty = 0;
   std::vector<LogitBias> logit_bias = {};
   std::uint64_t seed = 0;
   SamplingOrder order = SamplingOrder::vllm;
-  std::optional<int> num_logprobs = {};  // absent: no logprob; n: the token's and the n largest
+  std::optional<int> num_logprobs = {};  // n: of the token and of the n most likely; absent: none
   LogprobsMode logprobs_mode = LogprobsMode::raw;
 };
 
-// invalid_argument where an option has no meaning. Once a request; sample() relies on it.
+// invalid_argument: an option is out of range. Call once per request; sample() does not repeat it.
 Status check_sampling_options(const SamplingOptions& options, std::int64_t vocab_size);
 
 struct SamplingInput {
   std::span<const float> logits = {};         // [vocab_size]
   std::span<const std::int32_t> prompt = {};  // tokens before the output
   std::span<const std::int32_t> output = {};  // tokens generated so far
-  std::uint64_t sequence_id = 0;              // with the seed and the position the key of the draw
+  std::uint64_t sequence_id = 0;              // keys the draw, with seed and position
   std::int64_t position = 0;                  // of the token to draw, below 2^32
 };
 
@@ -88,17 +88,17 @@ struct TokenLogprob {
 struct Sample {
   std::int32_t token = 0;
   float logprob = 0;                           // with num_logprobs
-  std::span<const TokenLogprob> top_logprobs;  // falling, ties by id; until the next call
+  std::span<const TokenLogprob> top_logprobs;  // descending, ties by id; valid until the next call
 };
 
-// What is left to draw from: probability of tokens[i] = weights[i] / sum. Until the next call.
+// The filtered distribution: tokens[i] has probability weights[i] / sum. Valid until the next call.
 struct Distribution {
-  std::span<const std::int32_t> tokens;  // ascending; without any filter every token
+  std::span<const std::int32_t> tokens;  // ascending; without filters every token
   std::span<const float> weights;
   double sum;
 };
 
-// Memory for sampling, so that only the first call of a vocabulary size allocates. One a thread.
+// A sampler and its buffers; only the first call with a vocabulary size allocates. One per thread.
 class Sampler {
  public:
   explicit Sampler(const DeviceInfo& device);
@@ -106,12 +106,12 @@ class Sampler {
   Sampler(Sampler&&) noexcept;
   Sampler& operator=(Sampler&&) noexcept;
 
-  // invalid_argument: no logits, every token forbidden, a token of the history that is not of the
-  // vocabulary, biases and penalties that make a logit infinite. io_error: a NaN or +infinity among
-  // the logits.
+  // invalid_argument: no logits, every token forbidden, a token of the history outside the
+  // vocabulary, biases and penalties that make a logit infinite. io_error: the model's logits
+  // contain NaN or +infinity.
   Result<Sample> sample(const SamplingInput& input, const SamplingOptions& options);
 
-  // The same without the draw. Temperature 0: the one token.
+  // The same without the draw. Temperature 0: one token.
   Result<Distribution> distribution(const SamplingInput& input, const SamplingOptions& options);
 
  private:

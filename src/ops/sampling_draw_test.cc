@@ -1,4 +1,4 @@
-// The draw: its distribution, what it depends on, and what is refused.
+// The draw: its distribution, its dependences, and errors.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -74,7 +74,7 @@ TEST(SamplingDraw, ALargeVocabularyFollowsTheDistribution) {
   EXPECT_LT(chi_square(counts, expected.probability), chi_square_limit(2999));
 }
 
-// Pairs of draws, of four equally likely tokens, fall on all 16 combinations alike.
+// Pairs of draws from four equally likely tokens: all 16 combinations are equally likely.
 template <class Pair>
 double pair_chi_square(Pair pair) {
   const Logits equal(4, 0.0f);
@@ -102,13 +102,14 @@ TEST(SamplingDraw, PositionsSequencesAndSeedsAreIndependent) {
   EXPECT_LT(
       pair_chi_square([](std::int64_t i, auto draw) { return draw(1, i, 5) * 4 + draw(1, i, 6); }),
       limit);
-  EXPECT_LT(pair_chi_square([](std::int64_t i, auto draw) {  // high words count as well
-              return draw(1, i, 5) * 4 + draw(1 | std::uint64_t{1} << 40, i, 5);
-            }),
+  EXPECT_LT(pair_chi_square(
+                [](std::int64_t i, auto draw) {  // the high word of the sequence id matters, too
+                  return draw(1, i, 5) * 4 + draw(1 | std::uint64_t{1} << 40, i, 5);
+                }),
             limit);
 }
 
-TEST(SamplingDraw, IsTheSameWhateverElseTheSamplerDid) {
+TEST(SamplingDraw, DoesNotDependOnEarlierCalls) {
   testing::Random random(5);
   Sampler busy(cpu()), fresh(cpu());
   const SamplingOptions o{.temperature = 0.9, .top_p = 0.95, .seed = 77};
@@ -191,7 +192,7 @@ TEST(SamplingErrors, LogitsAndHistory) {
         expect_error(failure(logits, o, {}), name + "nan", ErrorCode::io_error);
         logits[i] = kInf;
         expect_error(failure(logits, o, {}), name + "inf", ErrorCode::io_error);
-        // Options make it worse, but the model began.
+        // The error blames the model even if options change the logits.
         SamplingOptions all = o;
         all.repetition_penalty = 2;
         expect_error(failure(logits, all, {0}), name + "inf", ErrorCode::io_error);
@@ -203,9 +204,10 @@ TEST(SamplingErrors, LogitsAndHistory) {
   const float huge = std::numeric_limits<float>::max();
   expect_error(failure({0.0f, huge}, {.repetition_penalty = 0.001}, {1}),
                "logits[1]=inf after biases and penalties, 3.40282e+38 before");
-  expect_error(failure({}, {}, {}), "logits is empty");
+  expect_error(failure({}, {}, {}), "logits: empty");
   expect_error(failure({1.0f}, {.logit_bias = {{0, -kInf}}}, {}), "are -infinity");
-  expect_error(failure({1.0f}, {.logit_bias = {{1, 1.0f}}}, {}), "logit_bias of token 1");
+  expect_error(failure({1.0f}, {.logit_bias = {{1, 1.0f}}}, {}),
+               "logit_bias: token 1 must be 0 to 0");
   expect_error(failure({1.0f}, {.repetition_penalty = 2}, {0, 1}), "output[1]=1");
   expect_error(failure({1.0f}, {.frequency_penalty = 2}, {-1}), "output[0]=-1");
 }
@@ -255,7 +257,10 @@ TEST(SamplingErrors, OptionsSayWhatArrivedAndWhatToDo) {
   for (const auto& test_case : cases) {
     SamplingOptions options;
     test_case.change(options);
-    expect_error(check_sampling_options(options, 10), test_case.text);
+    const auto failure = check_sampling_options(options, 10);
+    expect_error(failure, test_case.text);
+    expect_error(failure, ": must ");  // the rule
+    expect_error(failure, "; ");       // the remedy
   }
 }
 

@@ -1,4 +1,4 @@
-// What `transformers` keeps and how likely it finds it (tests/golden/make_sampling.py).
+// The tokens that transformers keeps, and their probabilities (tests/golden/make_sampling.py).
 #include <gtest/gtest.h>
 
 #include <fstream>

@@ -1,4 +1,5 @@
-// What is kept, against a reference in double and by hand.
+// Filters, penalties and log-probabilities, compared with a reference in double and with values
+// computed by hand.
 #include "ops/sampling.h"
 
 #include <gtest/gtest.h>
@@ -87,7 +88,7 @@ TEST(Sampling, KeepsWhatTheReferenceKeeps) {
   }
 }
 
-TEST(Sampling, KeptSetsOfTheUsualEdges) {
+TEST(Sampling, EdgeCasesOfTheFilters) {
   Logits one_hot(50, -kInf), equal(100, 3.0f), rising(100);
   one_hot[7] = -1e30f;
   for (std::size_t i = 0; i < rising.size(); ++i) rising[i] = static_cast<float>(i) * 0.1f;
@@ -121,7 +122,7 @@ TEST(Sampling, KeptSetsOfTheUsualEdges) {
   }
 }
 
-TEST(Sampling, MinPJudgesAFloatAtTheBorderExactly) {
+TEST(Sampling, MinPIsExactAtTheBoundary) {
   int num_kept = 0;
   for (int percent = 1; percent < 100; ++percent) {
     SamplingOptions o;
@@ -135,7 +136,7 @@ TEST(Sampling, MinPJudgesAFloatAtTheBorderExactly) {
   EXPECT_LT(num_kept, 80);
 }
 
-TEST(Sampling, TopPOfAFlatVocabulary) {
+TEST(Sampling, TopPOfAFlatDistribution) {
   testing::Random random(2);
   Logits logits(20000);
   for (float& logit : logits) logit = static_cast<float>(random.uniform() * 0.01);
@@ -195,7 +196,7 @@ TEST(SamplingOrders, LlamaCppKeepsExactlyK) {
 
 // ---- biases and penalties ----
 
-// Logits after biases and penalties, less the first one's.
+// Logits after biases and penalties, relative to the first one.
 std::vector<double> changed(const Logits& logits, SamplingOptions o, const Tokens& prompt,
                             const Tokens& output) {
   o.num_logprobs = static_cast<int>(logits.size());
@@ -238,9 +239,8 @@ TEST(SamplingPenalties, ByHand) {
   expect_near(changed(logits, o, prompt, output), {0, 2, -4.75, 0.5, -0.5});
 }
 
-// Bias, repetition, then presence and frequency, one definition after the other, in double. What
-// they count: repetition the window of prompt and output; presence and frequency the output, and in
-// llama.cpp that window as well.
+// Bias, then repetition, then presence and frequency penalties, in double. Repetition counts the
+// window of prompt and output; presence and frequency count the output, with llama.cpp that window.
 std::vector<double> penalised(const Logits& logits, const SamplingOptions& o, const Tokens& prompt,
                               const Tokens& output) {
   std::vector<double> values(logits.begin(), logits.end());
@@ -264,7 +264,7 @@ std::vector<double> penalised(const Logits& logits, const SamplingOptions& o, co
   return values;
 }
 
-TEST(SamplingPenalties, AreThoseOfTheDefinitionInEveryOrder) {
+TEST(SamplingPenalties, MatchTheDefinitionInEveryOrder) {
   testing::Random random(4);
   constexpr std::int64_t kVocabulary = 9;
   const auto tokens = [&](std::int64_t count) {
@@ -306,7 +306,7 @@ TEST(SamplingPenalties, BiasComesBeforePenalties) {
   EXPECT_EQ(sampler.sample({.logits = logits}, o).value().token, 0);
 }
 
-TEST(SamplingPenalties, LeaveNothingBehind) {
+TEST(SamplingPenalties, LeaveNoState) {
   const Logits logits = {0.0f, 2.0f, -2.0f, 0.5f, 1.0f};
   const Tokens history = {1, 2, 4, 4};
   Sampler sampler(cpu());

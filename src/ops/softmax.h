@@ -1,5 +1,5 @@
-// Softmax along one axis, forward and backward: what the caller handed in becomes the arguments of
-// a backend, or an error that names the argument, what arrived, the rule it broke and what to do.
+// Softmax along one axis, forward and backward: validation of the caller's tensors and dispatch to
+// the backend of their device.
 #pragma once
 
 #include "base/error.h"
@@ -10,8 +10,8 @@ namespace headrace {
 
 headrace_softmax_options default_softmax_options();
 
-// Shapes, strides, dtypes, devices, overlaps, options. Reads no element, allocates nothing where
-// nothing is wrong.
+// Check shapes, strides, dtypes, devices, overlaps and options. They read no element and allocate
+// only for error messages.
 Result<SoftmaxForwardArgs> validate_softmax(const headrace_softmax_tensors& tensors,
                                             const headrace_softmax_options& options);
 Result<SoftmaxBackwardArgs> validate_softmax_backward(

@@ -1,5 +1,4 @@
-// Every rule of the arguments of softmax: its error names the argument, what arrived, the rule and
-// the remedy.
+// Every error of softmax names the argument, what arrived, the rule and the remedy.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -51,7 +50,7 @@ TEST(SoftmaxErrors, AGoodCallRuns) {
   EXPECT_FALSE(softmax_backward(call.b, call.o, nullptr));
 }
 
-TEST(SoftmaxErrors, OfTheForwardSayWhatIsWrong) {
+TEST(SoftmaxErrors, ForwardErrorsNameArgumentRuleAndRemedy) {
   const Bad cases[] = {
       {"no x", [](Call& c) { c.t.x = TensorView(); }, {"x: not given", "required"}},
       {"no y", [](Call& c) { c.t.y = TensorView(); }, {"y: not given", "shape and dtype of x"}},
@@ -91,7 +90,7 @@ TEST(SoftmaxErrors, OfTheForwardSayWhatIsWrong) {
                  softmax_forward(call.t, call.o, &call));
 }
 
-TEST(SoftmaxErrors, OfTheBackwardSayWhatIsWrong) {
+TEST(SoftmaxErrors, BackwardErrorsNameArgumentRuleAndRemedy) {
   const Bad cases[] = {
       {"no y", [](Call& c) { c.b.y = TensorView(); }, {"y: not given"}},
       {"no dy", [](Call& c) { c.b.dy = TensorView(); }, {"dy: not given", "shape and dtype of y"}},

@@ -1,5 +1,5 @@
-// Softmax of every instruction set that this machine has, over dtypes, axes, layouts and lengths,
-// against double; and the door in front of it.
+// Softmax of every instruction set of this machine, over dtypes, axes, layouts and lengths, against
+// double; and calls of the operator.
 #include "ops/softmax.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Tensors of any layout for the tests of softmax, and softmax in double.
+// Tensors of any layout for the softmax tests, and softmax in double.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,7 @@ namespace headrace::testing {
 using Shape = std::vector<std::int64_t>;
 using Doubles = std::vector<double>;
 
-// How the elements of a tensor lie: the order of its axes in memory, the distance of neighbours
-// along the innermost of them, and whether the axes run backwards.
+// Memory layouts: order of the axes, gaps between elements, negative strides.
 enum class Layout { contiguous, transposed, gapped, backwards };
 inline constexpr Layout kLayouts[] = {Layout::contiguous, Layout::transposed, Layout::gapped,
                                       Layout::backwards};
@@ -40,7 +39,7 @@ void for_elements(const TensorView& view, Body body) {
   }
 }
 
-// Memory of its own, all bits set (NaN) where no element lies.
+// Owns its memory; bytes between the elements have all bits set (NaN).
 class Tensor {
  public:
   Tensor(DType dtype, const Shape& shape, Layout layout) {
@@ -68,7 +67,7 @@ class Tensor {
   Tensor(const Tensor&) = delete;
 
   const TensorView& view() const { return view_; }
-  // The same view of a copy of the memory, somewhere else.
+  // The same view of a copy of the memory.
   TensorView view_at(void* copy) const {
     TensorView view = view_;
     const auto offset = static_cast<unsigned char*>(view_.data) - bytes_.data();
@@ -83,7 +82,7 @@ class Tensor {
     });
     return all;
   }
-  // Whether the bytes between and behind the elements are as they were.
+  // Whether the bytes between and after the elements are unchanged.
   bool has_kept_gaps() const {
     std::vector<unsigned char> copy = bytes_;
     const std::size_t size = dtype_bytes(view_.type());
@@ -120,15 +119,14 @@ inline double rounding_of(DType dtype, double value) {
   return std::max(size * 0x1p-24, 0x1p-150);
 }
 
-// Roundings of a float on the way of one term to the result (the difference to the maximum aside),
-// and of the sum.
+// Float roundings of one term (without the difference to the maximum) and of the sum.
 struct Roundings {
   double of_term = 5;  // the exponential two, the quotient two, one to spare
   double of_sum = 17;  // 13 of a block, the exponential two, the conversion one
 };
 
-// What a row should be and how far a result in float may be from it. An exponent loses half an ulp
-// of its distance to the maximum; terms below 2^-126 may be zero.
+// The expected row and its error bound in float. An exponent loses half an ulp of its distance to
+// the maximum; terms below 2^-126 may be flushed to zero.
 struct ExpectedRow {
   Doubles y, tolerance;
   double lse, lse_tolerance;

@@ -1,4 +1,4 @@
-// The front door of softmax: from tensors and options to the arguments of a backend.
+// Validates softmax tensors and options and turns them into backend arguments.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -67,8 +67,7 @@ Result<int> axis_of(const headrace_softmax_options& options, int rank) {
   if (axis >= 0 && axis < rank) return axis;
   return invalid_argument(
       "axis={}: must be {} to {} for a tensor of rank {}; pass one of its axes (negative ones "
-      "count "
-      "from the end)",
+      "count from the end)",
       options.axis, -rank, rank - 1, rank);
 }
 
@@ -106,8 +105,8 @@ bool is_same_view(const headrace_tensor& a, const headrace_tensor& b) {
   return a.data == b.data;
 }
 
-// `may_be_same`: of the shape and dtype of the output, so that an element is read before it is
-// written where the two are one view.
+// `may_be_same`: in-place calls are allowed; `other` has the shape and dtype of the output, and
+// each element is read before it is written.
 Status check_overlap(const NamedTensor& output, const NamedTensor& other, bool may_be_same) {
   if (!is_given(*other.view) || (may_be_same && is_same_view(*output.view, *other.view)))
     return std::nullopt;
@@ -126,20 +125,19 @@ Status check_within(const NamedTensor& output) {
   if (found == Overlap::none) return std::nullopt;
   return invalid_argument(
       "{} {} itself: two indices must not lie on one element of an output; write {} to memory of "
-      "its "
-      "own",
+      "its own",
       output.name, found == Overlap::certain ? "overlaps" : "cannot be told apart from",
       output.name);
 }
 
-// Turns the axes of the tensors into rows. The row that runs along the smallest strides of the
-// output comes last, so that neighbouring rows are neighbours in memory.
+// Turns tensor axes into row axes, ordered by descending output stride, so that consecutive rows
+// are close in memory.
 class RowBuilder {
  public:
   RowBuilder(const headrace_tensor& like, int axis) : like_(like), axis_(axis) {
     for (int i = 0; i < like.rank; ++i)
       if (i != axis && like.shape[i] != 1) order_[num_axes_++] = i;
-    // Strides of a tensor without elements may be anything: they are neither compared nor used.
+    // Strides of an empty tensor are arbitrary: they are neither compared nor used.
     is_empty_ = !has_elements(like);
     if (is_empty_) return;
     std::sort(order_, order_ + num_axes_, [&](int a, int b) {
@@ -170,7 +168,7 @@ class RowBuilder {
     return operand;
   }
 
-  // Has all axes but the one that the rows run along.
+  // For a tensor without the softmax axis (lse).
   RowOperand operand_without_axis(const headrace_tensor& view) const {
     RowOperand operand{.data = view.data, .stride = 0, .strides = {}};
     for (int i = 0; i < num_axes_; ++i)
@@ -186,7 +184,7 @@ class RowBuilder {
   int order_[kMaxRowAxes] = {};
 };
 
-// Joins neighbouring axes that every operand walks through in one stride.
+// Merges adjacent row axes that are contiguous in every operand.
 void merge_axes(RowSpace& rows, std::span<RowOperand* const> operands) {
   int last = 0;
   for (int i = 1; i < rows.num_axes; ++i) {

@@ -1,5 +1,5 @@
-// Uniform random numbers of generation: a pure function of the seed, the sequence and the position
-// in it, whatever else is in the batch, however often it is computed.
+// Uniform random numbers for sampling: a pure function of the seed, the sequence and the position,
+// independent of the rest of the batch.
 //
 //   key     = (seed low, seed high)
 //   counter = (position, purpose, sequence low, sequence high), through Philox4x32-10
@@ -11,7 +11,7 @@
 
 namespace headrace {
 
-// Numbers of different purposes at one position are independent.
+// Different purposes at one position give independent numbers.
 enum class UniformPurpose : std::uint32_t { sampling = 0 };
 
 // In [0, 1), a multiple of 2^-53. position: the index of the token to draw, below 2^32.

@@ -1,4 +1,4 @@
-// Bytes in the memory of a device.
+// Device memory.
 #pragma once
 
 #include <cstddef>
@@ -7,14 +7,14 @@
 
 namespace headrace {
 
-// Copies share the bytes. The last one frees them, in the way of the device that allocated them.
+// Copies share the memory; the last one frees it with the deleter of its device.
 class Buffer {
  public:
   Buffer() = default;
   Buffer(std::shared_ptr<std::byte> data, std::size_t bytes)
       : data_(std::move(data)), bytes_(data_ == nullptr ? 0 : bytes) {}
 
-  std::byte* data() const { return data_.get(); }  // null: no memory
+  std::byte* data() const { return data_.get(); }  // null: empty, or the allocation failed
   std::size_t bytes() const { return bytes_; }
   template <class T>
   T* as() const {

@@ -1,4 +1,4 @@
-// Where a model lives: memory of a device and copies into it.
+// Memory of a device and copies into it.
 #pragma once
 
 #include <cstddef>
@@ -19,11 +19,10 @@ class Device {
 
   const DeviceInfo& info() const { return info_; }
 
-  // Uninitialised, aligned to 64 bytes. Buffer::data() is null where the memory is exhausted, so
-  // that the caller's message can say what the memory is for. Pages are backed when they are
-  // written.
+  // Uninitialised, aligned to 64 bytes. Buffer::data() is null if the allocation fails, so that the
+  // caller's message can name the purpose of the memory. Pages are backed when they are written.
   virtual Buffer allocate(std::size_t bytes) = 0;
-  // A copy of bytes of the host; null like allocate().
+  // A copy of host memory; null as in allocate().
   virtual Buffer upload(const void* data, std::size_t bytes) = 0;
 
  private:

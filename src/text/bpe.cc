@@ -28,7 +28,7 @@ void Bpe::push_candidate(std::uint32_t at) {
 
 void Bpe::apply(const Candidate& candidate) {
   Symbol& left = symbols_[candidate.at];
-  // A symbol only grows, so equal tokens at its place are the same symbols as when it was queued.
+  // A stale candidate: every merge changes the token of its left symbol.
   if (left.token != candidate.left || left.next == kNone) return;
   Symbol& right = symbols_[left.next];
   if (right.token != candidate.right) return;

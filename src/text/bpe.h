@@ -1,5 +1,5 @@
-// Byte-pair encoding of one piece of text (Sennrich, Haddow, Birch 2016; over bytes: GPT-2, 2019):
-// of all neighbours that merge, the pair of the lowest rank does first, the leftmost among equals.
+// Byte-pair encoding of one piece of text (Sennrich, Haddow, Birch 2016; over bytes: GPT-2, 2019).
+// The adjacent pair with the lowest merge rank merges first, ties from left to right.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,12 @@ class Bpe {
  public:
   explicit Bpe(const MergeIndex& merges) : merges_(merges) {}
 
-  // Appends what `tokens`, one a byte, merge into. n tokens take O(n log n).
+  // Merges `tokens`, one per byte, and appends the result. O(n log n).
   void merge(std::span<const TokenId> tokens, std::vector<TokenId>& merged);
 
  private:
   struct Symbol {
-    TokenId token;  // -1: part of a symbol before it
+    TokenId token;  // -1: merged into an earlier symbol
     std::uint32_t prev, next;
   };
   struct Candidate {
@@ -35,7 +35,7 @@ class Bpe {
   void apply(const Candidate& candidate);
 
   const MergeIndex& merges_;
-  // Kept for the next piece.
+  // Reused across calls.
   std::vector<Symbol> symbols_;
   std::vector<Candidate> queue_;  // a heap
 };

@@ -40,7 +40,7 @@ std::optional<std::string> bytes_from_byte_level(std::string_view text) {
   bytes.reserve(text.size());
   for (std::size_t i = 0; i < text.size(); ++i) {
     unsigned code_point = static_cast<unsigned char>(text[i]);
-    if (code_point >= 0x80) {  // all letters have one or two bytes in UTF-8
+    if (code_point >= 0x80) {  // all characters of the table have one or two bytes in UTF-8
       if (code_point < 0xC2 || code_point > 0xDF || ++i == text.size()) return std::nullopt;
       const unsigned second = static_cast<unsigned char>(text[i]);
       if ((second & 0xC0) != 0x80) return std::nullopt;

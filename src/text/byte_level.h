@@ -1,6 +1,6 @@
-// The alphabet in which byte-level BPE files write bytes (GPT-2, 2019): 33-126, 161-172 and 174-255
-// as the character of that number, the other 68 bytes in their order as U+0100 and up. A token
-// " the" stands in the file as "\u0120the".
+// The byte-to-character table of byte-level BPE files (GPT-2's bytes_to_unicode, 2019). Bytes
+// 33-126, 161-172 and 174-255 are written as the character with that code point, the other 68
+// bytes as U+0100 and up, in order: the file holds the token " the" as "\u0120the".
 #pragma once
 
 #include <optional>
@@ -9,10 +9,10 @@
 
 namespace headrace::text {
 
-// The bytes that a token's text stands for; nothing where a character is not of the alphabet.
+// The bytes of a token's text; empty if a character is not in the table.
 std::optional<std::string> bytes_from_byte_level(std::string_view text);
 
-// The other way round.
+// The inverse.
 std::string byte_level_from_bytes(std::string_view bytes);
 
 }  // namespace headrace::text

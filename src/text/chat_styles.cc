@@ -31,7 +31,7 @@ constexpr TemplateStyle kStyles[] = {
      .user_begin = "[INST] ",
      .user_end = " [/INST]",
      .assistant_end = "</s>"},
-    // Of October 2024, for v0.1 and v0.2.
+    // The template of October 2024 for v0.1 and v0.2.
     {.name = "mistral-system",
      .family = TemplateFamily::mistral,
      .user_begin = " [INST] ",
@@ -50,7 +50,7 @@ constexpr TemplateStyle kStyles[] = {
      .system_is_last = true},
 };
 
-// Short templates are known by all of their text (its form) ...
+// Short templates are recognised by their whole canonical form.
 struct ExactTemplate {
   const char* name;
   const char* jinja;
@@ -132,7 +132,8 @@ constexpr ExactTemplate kExactTemplates[] = {
      R"(exception of an initial optional system message!") }}{%- endif %}{%- endfor %})"},
 };
 
-// ... long ones, most of which is about tools, by texts that they have and others that they lack.
+// Long templates, which are mostly tool handling, are recognised by substrings that they contain
+// and substrings that they lack.
 struct TemplateMarkers {
   const char* name;
   const char* contains[4];
@@ -178,7 +179,7 @@ const TemplateStyle* style_by_name(std::string_view name) {
   return nullptr;
 }
 
-// Bytes of the white-space character that `text` begins with; 0: none.
+// Length of the whitespace character at the start of `text`; 0: none.
 std::size_t leading_space_bytes(std::string_view text) {
   constexpr std::string_view kAscii("\t\n\v\f\r\x1c\x1d\x1e\x1f ");
   if (text.empty()) return 0;

@@ -1,4 +1,4 @@
-// The chat templates that are known: how each is recognised and what its text consists of.
+// The supported chat templates: how each is recognised and rendered.
 #pragma once
 
 #include <span>
@@ -14,9 +14,9 @@ enum class TemplateFamily { chatml, llama3, llama2, mistral };
 struct TemplateStyle {
   const char* name;
   TemplateFamily family;
-  // chatml: the system message where the first message is none; empty: no such message.
+  // chatml: system message inserted unless the first message is one; empty: not inserted.
   const char* default_system = "";
-  // llama3: the system message is always there and begins with two dates.
+  // llama3: a system message is always rendered and begins with two dates.
   bool has_dates = false;
   // mistral
   const char *user_begin = "", *user_end = "", *assistant_begin = "", *assistant_end = "";
@@ -25,14 +25,14 @@ struct TemplateStyle {
 
 std::span<const TemplateStyle> template_styles();
 
-// Null: not known.
+// Null: not supported.
 const TemplateStyle* recognise_template(std::string_view jinja);
 
-// A template without what does not change its result: layout of the tags, kind of quotes, "\n" as
-// an escape or as it is. Two templates of the same form render the same.
+// The canonical form of a Jinja template, without differences that do not change its output: layout
+// of the tags, kind of quotes, escaped or literal newlines. Equal forms render equally.
 std::string template_form(std::string_view jinja);
 
-// Without white space at both ends, as Python's str.strip() has it.
+// Python's str.strip() and str.rstrip().
 std::string_view python_strip(std::string_view text);
 std::string_view python_rstrip(std::string_view text);
 

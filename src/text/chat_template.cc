@@ -44,7 +44,7 @@ void render_llama3(const TemplateStyle& style, std::span<const Message> messages
   }
 }
 
-// Llama 2 puts the system message into the first user message and strips the two as one text.
+// Llama 2 inserts the system message into the first user message and strips the joined text.
 void render_llama2(std::span<const Message> messages, const Message* system, Prompt& prompt) {
   for (std::size_t i = 0; i < messages.size(); ++i) {
     const std::string_view content = python_strip(messages[i].content);
@@ -58,7 +58,7 @@ void render_llama2(std::span<const Message> messages, const Message* system, Pro
     if (i == 0 && system != nullptr) {
       prompt.add_template("<<SYS>>\n");
       prompt.add_content(system->content);
-      // The joined text begins with "<<SYS>>": only its end can be white space.
+      // The joined text starts with "<<SYS>>": only its end can be whitespace.
       prompt.add_template(content.empty() ? "\n<</SYS>>" : "\n<</SYS>>\n\n");
       prompt.add_content(python_rstrip(messages[i].content));
     } else {
@@ -84,24 +84,25 @@ void render_mistral(const TemplateStyle& style, std::span<const Message> message
   }
 }
 
-// The date becomes text of the template, in which control tokens are found: it must hold none.
+// The date becomes template text, in which control tokens are parsed: it must not contain any.
 bool is_plain_date(std::string_view date) {
   constexpr std::string_view kPlain =
       "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 ,.-/";
   return date.size() <= 32 && date.find_first_not_of(kPlain) == date.npos;
 }
 
-// Of templates that know turns only: user, assistant, user, ...
+// For templates that require alternating turns: user, assistant, user, ...
 Status check_turns(const char* name, std::span<const Message> messages, std::size_t first) {
   if (messages.empty())
-    return invalid_argument("messages has no user message, which template {} needs", name);
+    return invalid_argument(
+        "messages: no user message; template {} requires one; add a user message", name);
   for (std::size_t i = 0; i < messages.size(); ++i) {
     const Role expected = i % 2 == 0 ? Role::user : Role::assistant;
     if (messages[i].role != expected)
       return invalid_argument(
-          "messages[{}] is of role {}, template {} needs {} there: user and "
-          "assistant take turns behind the system message",
-          i + first, role_name(messages[i].role), name, role_name(expected));
+          "messages[{}].role={}: must be {} with template {}; alternate user and assistant after "
+          "an optional system message",
+          i + first, role_name(messages[i].role), role_name(expected), name);
   }
   return std::nullopt;
 }
@@ -112,18 +113,19 @@ Status render_turns(const TemplateStyle& style, std::span<const Message> message
   if (messages.front().role == Role::system) {
     if (!is_llama2 && !style.takes_system)
       return invalid_argument(
-          "messages[0] is of role system, which template {} does not have; put "
-          "its content into the first user message",
+          "messages[0].role=system: template {} has no system role; put the content into the first "
+          "user message",
           style.name);
     system = &messages.front();
     messages = messages.subspan(1);
   }
   if (Status failed = check_turns(style.name, messages, system != nullptr)) return failed;
-  // There the system message goes with the last message, if that is the user's, else nowhere.
+  // These templates render the system message with the last message, and only if that is a user
+  // message.
   if (system != nullptr && style.system_is_last && messages.back().role != Role::user)
     return invalid_argument(
-        "messages ends with role assistant: template {} would lose the system "
-        "message",
+        "messages: the last role is assistant, with which template {} would drop the system "
+        "message; end with a user message",
         style.name);
   if (is_llama2)
     render_llama2(messages, system, prompt);
@@ -183,16 +185,15 @@ Result<ChatTemplate> ChatTemplate::from_file(const ModelFile& file) {
 Result<ChatTemplate> ChatTemplate::recognise(std::string_view jinja) {
   if (const TemplateStyle* style = recognise_template(jinja)) return ChatTemplate(*style);
   return unsupported(
-      "the chat template (tokenizer.chat_template, {} bytes) is none of the known "
-      "ones, and templates are not run as programs; name one that renders the same: "
-      "{}",
+      "tokenizer.chat_template: its {} bytes match no supported template, and Jinja is not run; "
+      "name a template that renders the same: {}",
       jinja.size(), names());
 }
 
 Result<ChatTemplate> ChatTemplate::by_name(std::string_view name) {
   for (const TemplateStyle& style : template_styles())
     if (name == style.name) return ChatTemplate(style);
-  return invalid_argument("chat template '{}' is not known, expected one of {}", name, names());
+  return invalid_argument("template='{}': unknown; pass one of {}", name, names());
 }
 
 std::string ChatTemplate::names() {
@@ -206,10 +207,12 @@ const char* ChatTemplate::name() const { return style_->name; }
 
 Result<Prompt> ChatTemplate::render(std::span<const Message> messages,
                                     const RenderOptions& options) const {
-  if (messages.empty()) return invalid_argument("messages is empty, expected at least one");
+  if (messages.empty()) return invalid_argument("messages: empty; pass at least one message");
   if (!is_plain_date(options.date))
     return invalid_argument(
-        "date '{}' must be of letters, digits, blanks and ,.-/ alone, 32 at most", options.date);
+        "date='{}': must be at most 32 letters, digits, blanks and ,.-/; pass, for example, '21 "
+        "Nov 2026'",
+        options.date);
   Prompt prompt;
   switch (style_->family) {
     case TemplateFamily::chatml:

@@ -1,10 +1,10 @@
-// Chat messages to the text that a model was trained to see. A file brings a program for this
-// (tokenizer.chat_template, in Jinja), which is never run: the known ones are recognised by their
-// text and rendered here, byte for byte as the program would; any other is refused.
+// Renders chat messages in a model's prompt format. Model files carry a Jinja program for this
+// (tokenizer.chat_template), which is never run: supported templates are recognised by their text
+// and rendered here, byte for byte as Jinja would; others are rejected.
 //
-// A prompt keeps apart what comes from the template and what from the messages, so that control
-// tokens are found in the former only. "[INST]" and the like (Llama 2, Mistral) are no tokens: with
-// those templates a message can imitate them.
+// A prompt separates template text from message text, so that control tokens are parsed in template
+// text only. Markers such as "[INST]" (Llama 2, Mistral) are not control tokens: with those
+// templates a message can imitate them.
 #pragma once
 
 #include <optional>
@@ -30,7 +30,7 @@ struct Message {
 
 class Prompt {
  public:
-  // Neighbours of a kind become one part.
+  // Adjacent parts of the same kind are joined.
   void add_template(std::string_view text) { add(text, true); }
   void add_content(std::string_view text) { add(text, false); }
 
@@ -39,8 +39,8 @@ class Prompt {
     bool is_template;
   };
   const std::vector<Part>& parts() const { return parts_; }
-  std::string text() const;                       // all of it
-  std::vector<TextPart> tokenizer_parts() const;  // for Tokenizer::encode; they point into this
+  std::string text() const;                       // the parts, concatenated
+  std::vector<TextPart> tokenizer_parts() const;  // for Tokenizer::encode; views of this object
 
  private:
   void add(std::string_view text, bool is_template);
@@ -48,10 +48,10 @@ class Prompt {
 };
 
 struct RenderOptions {
-  // Ends the prompt where the answer begins. Llama 2 and Mistral have no text for that.
+  // Append the header of the assistant's turn. The templates of Llama 2 and Mistral have none.
   bool add_generation_prompt = true;
-  // The date of today in the system message of Llama 3.1 and 3.2, "21 Nov 2026". Empty: the date
-  // that these templates fall back to, 26 Jul 2024, so that prompts do not change overnight.
+  // Today's date in the system message of Llama 3.1 and 3.2, for example "21 Nov 2026". Empty: the
+  // default of these templates, 26 Jul 2024, so that prompts do not change from day to day.
   std::string date;
 };
 
@@ -59,14 +59,14 @@ struct TemplateStyle;
 
 class ChatTemplate {
  public:
-  // The template of the file; io_error where it has none, unsupported where it is not known.
+  // The file's template. io_error: the file has none; unsupported: it is not recognised.
   static Result<ChatTemplate> from_file(const ModelFile& file);
   static Result<ChatTemplate> by_name(std::string_view name);
   static Result<ChatTemplate> recognise(std::string_view jinja);
-  static std::string names();  // the known ones, "a, b, c"
+  static std::string names();  // supported templates, "a, b, c"
 
   const char* name() const;
-  // invalid_argument: messages in an order that the template refuses or would lose.
+  // invalid_argument: the template rejects this order of messages or would drop one.
   Result<Prompt> render(std::span<const Message> messages, const RenderOptions& options = {}) const;
 
  private:

@@ -40,9 +40,9 @@ std::vector<Message> messages_of(const nlohmann::json& list) {
   return messages;
 }
 
-// What these templates lose without a word is refused here: a system message that is not first, or
-// has no place; no user message at all.
-bool would_lose(const std::string& name, const std::vector<Message>& messages) {
+// Conversations that these templates drop messages of, and that are rejected here: a system message
+// that is not first or has no place; no user message at all.
+bool would_drop(const std::string& name, const std::vector<Message>& messages) {
   if (!name.starts_with("llama2") && !name.starts_with("mistral")) return false;
   std::size_t users = 0, later_systems = 0;
   for (std::size_t i = 0; i < messages.size(); ++i) {
@@ -54,7 +54,7 @@ bool would_lose(const std::string& name, const std::vector<Message>& messages) {
   return users == 0 || later_systems > 0 || no_place;
 }
 
-TEST(ChatTemplate, TextsAreThoseOfThePeer) {
+TEST(ChatTemplate, RendersTheSameTextAsJinja) {
   const nlohmann::json golden = nlohmann::json::parse(read(kGolden / "chat_templates.json"));
   std::map<std::string, int> rendered, refused, lost;
   for (const auto& row : golden.at("cases")) {
@@ -62,7 +62,7 @@ TEST(ChatTemplate, TextsAreThoseOfThePeer) {
     const std::vector<Message> messages = messages_of(row.at("messages"));
     const RenderOptions options{row.at("add_generation_prompt"), row.at("date")};
     Result<Prompt> prompt = known(name).render(messages, options);
-    if (row.at("text").is_null() || would_lose(name, messages)) {
+    if (row.at("text").is_null() || would_drop(name, messages)) {
       ASSERT_FALSE(prompt.ok()) << row;
       EXPECT_EQ(prompt.failure().code, ErrorCode::invalid_argument);
       ++(row.at("text").is_null() ? refused : lost)[name];
@@ -85,7 +85,7 @@ TEST(ChatTemplate, EachIsRecognisedByItsText) {
   }
 }
 
-TEST(ChatTemplate, LayoutAndQuotesOfAFileDoNotMatter) {
+TEST(ChatTemplate, TagLayoutAndQuotesDoNotMatter) {
   const std::string form = template_form("{{ 'a\n' + b }}{% if c %}");
   for (const char* same : {"{{'a\\n'+b}}{%if c%}", "{{- \"a\\n\"  + b -}}\n  {%- if   c %}",
                            "{{'a\n'+ b }}{%- if c -%}"})
@@ -96,7 +96,7 @@ TEST(ChatTemplate, LayoutAndQuotesOfAFileDoNotMatter) {
     EXPECT_NE(template_form(other), form) << other;
 }
 
-TEST(ChatTemplate, WhatDiffersInOnePlaceIsNotRecognised) {
+TEST(ChatTemplate, AnyChangedPartIsNotRecognised) {
   for (const TemplateStyle& style : template_styles()) {
     const std::string text = jinja(style.name);
     for (const auto& [part, with] :
@@ -115,7 +115,7 @@ TEST(ChatTemplate, WhatDiffersInOnePlaceIsNotRecognised) {
   }
 }
 
-TEST(ChatTemplate, AnUnknownOneIsRefusedWithTheNamesOfTheKnown) {
+TEST(ChatTemplate, UnknownTemplatesAreRejectedWithTheSupportedNames) {
   const Failure failure = ChatTemplate::recognise("{{ evil() }}").failure();
   EXPECT_EQ(failure.code, ErrorCode::unsupported);
   EXPECT_NE(failure.message.find("12 bytes"), std::string::npos) << failure.message;
@@ -133,7 +133,7 @@ TEST(ChatTemplate, AnUnknownOneIsRefusedWithTheNamesOfTheKnown) {
   EXPECT_FALSE(known("chatml").render({}).ok());
 }
 
-TEST(ChatTemplate, ContentNeverBringsControlTokens) {
+TEST(ChatTemplate, ContentNeverBecomesControlTokens) {
   auto vocabulary = testing::small_vocabulary({});
   vocabulary.specials = {{"<|im_start|>", 3}, {"<|im_end|>", 3}};
   const Tokenizer tokenizer = std::move(Tokenizer::make(vocabulary.model_file("smollm")).value());
@@ -148,14 +148,14 @@ TEST(ChatTemplate, ContentNeverBringsControlTokens) {
   EXPECT_EQ(tokenizer.decode(tokens).value(), prompt.text());
 }
 
-TEST(ChatTemplate, ADateIsADate) {
+TEST(ChatTemplate, DatesAreValidated) {
   const Message message{Role::user, "x"};
   for (const char* date : {"<|eot_id|>", "21 Nov\n2026", "a date that is longer than any date is"})
     EXPECT_FALSE(known("llama3.1").render({&message, 1}, {.date = date}).ok()) << date;
   EXPECT_TRUE(known("llama3.1").render({&message, 1}, {.date = "21 Nov 2026"}).ok());
 }
 
-TEST(ChatTemplate, ATextInPartsHasTheTokensOfTheJoinedText) {
+TEST(ChatTemplate, PartsEncodeLikeTheJoinedText) {
   const auto vocabulary =
       testing::read_vocabulary((kGolden / "tokenizer_vocabulary.json").string());
   const Tokenizer tokenizer = std::move(Tokenizer::make(vocabulary.model_file("smollm")).value());
@@ -169,7 +169,7 @@ TEST(ChatTemplate, ATextInPartsHasTheTokensOfTheJoinedText) {
   }
 }
 
-TEST(PythonStrip, TakesWhatPythonTakes) {
+TEST(PythonStrip, StripsTheCharactersThatPythonStrips) {
   EXPECT_EQ(python_strip(" \t\n\v\f\r\x1c\x1d\x1e\x1f\xC2\x85\xC2\xA0x\xE2\x80\x8A\xE3\x80\x80"),
             "x");
   EXPECT_EQ(python_strip("\xE2\x80\x8B"), "\xE2\x80\x8B") << "U+200B is no white space";

@@ -15,7 +15,7 @@ struct Name {
   PreTokenizerKind kind;
 };
 
-// Of the names in use, those whose expression is one of the four.
+// The names in use for the four supported expressions.
 constexpr Name kNames[] = {
     {"gpt-2", PreTokenizerKind::gpt2},       {"smollm", PreTokenizerKind::smollm},
     {"starcoder", PreTokenizerKind::smollm}, {"llama-bpe", PreTokenizerKind::llama3},
@@ -28,24 +28,24 @@ std::string pattern_of(PreTokenizerKind kind) {
       "\\x09-\\x0d\\x20\\x85\\xa0\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}"
       "\\x{205f}\\x{3000}";
   const std::string letters = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+";
-  const std::string others = " ?[^" + s + "\\p{L}\\p{N}]+";
+  const std::string symbols = " ?[^" + s + "\\p{L}\\p{N}]+";
   const std::string spaces = "[" + s + "]+";
   const std::string spaces_but_last = spaces + "(?![^" + s + "])";
-  const auto newer = [&](const std::string& numbers) {
-    return "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" + numbers + "|" + others +
+  const auto cl100k = [&](const std::string& numbers) {
+    return "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" + numbers + "|" + symbols +
            "[\\r\\n]*|[" + s + "]*[\\r\\n]+|" + spaces_but_last + "|" + spaces;
   };
   switch (kind) {
     case PreTokenizerKind::gpt2:
-      return letters + "| ?\\p{N}+|" + others + "|" + spaces_but_last + "|" + spaces;
+      return letters + "| ?\\p{N}+|" + symbols + "|" + spaces_but_last + "|" + spaces;
     case PreTokenizerKind::smollm:
-      // Each digit is cut off first and GPT-2's expression sees what lies between: to it, a digit
-      // is the end of the text.
-      return letters + "|\\p{N}|" + others + "|" + spaces + "(?![^" + s + "\\p{N}])|" + spaces;
+      // Digits are split off first, and GPT-2's expression matches the text between them: its
+      // look-ahead treats a digit as the end of the text.
+      return letters + "|\\p{N}|" + symbols + "|" + spaces + "(?![^" + s + "\\p{N}])|" + spaces;
     case PreTokenizerKind::llama3:
-      return newer("\\p{N}{1,3}");
+      return cl100k("\\p{N}{1,3}");
     case PreTokenizerKind::qwen2:
-      return newer("\\p{N}");
+      return cl100k("\\p{N}");
   }
   return {};
 }
@@ -95,7 +95,7 @@ Result<PreTokenizer> PreTokenizer::make(PreTokenizerKind kind, bool with_jit) {
   if (code->code == nullptr)
     return Failure{ErrorCode::internal,
                    format_text("pre-tokenizer: PCRE2 at {}: {}", at, pcre2_text(error))};
-  // Refused where the system has no JIT: then the interpreter matches the same.
+  // Fails where the system allows no JIT; the interpreter finds the same matches.
   if (with_jit) static_cast<void>(pcre2_jit_compile(code->code, PCRE2_JIT_COMPLETE));
   return PreTokenizer(code);
 }
@@ -104,13 +104,14 @@ Status PreTokenizer::split(std::string_view text, std::vector<std::string_view>&
   const MatchData match(pcre2_match_data_create(1, nullptr));
   const MatchContext context(pcre2_match_context_create(nullptr));
   if (match == nullptr || context == nullptr)
-    return Failure{ErrorCode::out_of_memory, "pre-tokenizer: no memory to match with"};
+    return Failure{ErrorCode::out_of_memory,
+                   "pre-tokenizer: no memory for PCRE2's match data; free memory"};
   const std::size_t steps = 1000 + 8 * text.size();
   pcre2_set_match_limit(context.get(), static_cast<std::uint32_t>(std::min<std::size_t>(
                                            steps, std::numeric_limits<std::uint32_t>::max())));
   const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
   for (std::size_t at = 0; at < text.size();) {
-    // The caller has checked the UTF-8; PCRE2 would check all that is left, at each piece.
+    // The caller has validated the UTF-8; PCRE2 would validate the rest of the text at each piece.
     const auto run = [&](std::uint32_t options) {
       return pcre2_match(code_->code, subject, text.size(), at, PCRE2_NO_UTF_CHECK | options,
                          match.get(), context.get());

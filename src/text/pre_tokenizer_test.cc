@@ -33,12 +33,12 @@ TEST(PreTokenizer, KindsDifferInDigitsContractionsAndLineBreaks) {
             (Pieces{"It", "'S", " ", "1", "2", "3", "4", " x", "\n\n", "y"}));
 }
 
-TEST(PreTokenizer, ADigitIsTheEndOfTheTextBeforeItInSmollm) {
+TEST(PreTokenizer, SmollmTreatsADigitAsTheEndOfText) {
   EXPECT_EQ(split(PreTokenizerKind::smollm, "a  1"), (Pieces{"a", "  ", "1"}));
   EXPECT_EQ(split(PreTokenizerKind::gpt2, "a  1"), (Pieces{"a", " ", " 1"}));
 }
 
-TEST(PreTokenizer, WhiteSpaceIsThatOfUnicode) {
+TEST(PreTokenizer, WhitespaceFollowsUnicode) {
   // U+180E is in PCRE2's \s and not in White_Space; U+0085 is in both.
   for (const PreTokenizerKind kind : kKinds) {
     EXPECT_EQ(split(kind, "!\xE1\xA0\x8E!").size(), 1u);
@@ -46,7 +46,7 @@ TEST(PreTokenizer, WhiteSpaceIsThatOfUnicode) {
   }
 }
 
-TEST(PreTokenizer, TheInterpreterCutsAsTheJitDoes) {
+TEST(PreTokenizer, InterpreterAndJitSplitEqually) {
   std::vector<std::string> texts = {std::string(1 << 18, ' ') + "x",   std::string(1 << 18, 'a'),
                                     std::string(1 << 18, '\n') + " x", std::string(1 << 18, '!'),
                                     std::string(1 << 18, '1'),         ""};
@@ -59,7 +59,7 @@ TEST(PreTokenizer, TheInterpreterCutsAsTheJitDoes) {
       EXPECT_EQ(split(kind, texts[i], false), split(kind, texts[i], true)) << i;
 }
 
-TEST(PreTokenizer, OnlyKnownNamesAreTaken) {
+TEST(PreTokenizer, UnknownNamesAreRejected) {
   EXPECT_EQ(pre_tokenizer_kind("smollm"), PreTokenizerKind::smollm);
   EXPECT_EQ(pre_tokenizer_kind("default"), std::nullopt);
   EXPECT_EQ(pre_tokenizer_kind(""), std::nullopt);

@@ -22,7 +22,7 @@ TokenId SpecialTokens::sort() {
 SpecialTokens::Match SpecialTokens::match(std::string_view text) const {
   Match longest;
   auto begin = entries_.begin(), end = entries_.end();
-  // begin .. end: those whose first `depth` bytes are the text's, so the shortest comes first.
+  // [begin, end): entries that share the first `depth` bytes of `text`, the shortest first.
   for (std::size_t depth = 0; begin != end; ++depth) {
     if (begin->text.size() == depth) {
       longest = {depth, begin->id};

@@ -1,5 +1,5 @@
-// Tokens that stand in text as they are written ("<|im_end|>"), found before anything is cut into
-// pieces: the longest that begins at a place.
+// Tokens that are matched literally ("<|im_end|>"), before the text is split into pieces. The
+// longest match at a position wins.
 #pragma once
 
 #include <array>
@@ -14,15 +14,15 @@ namespace headrace::text {
 class SpecialTokens {
  public:
   void add(std::string text, TokenId id);  // not empty
-  TokenId sort();  // after the last add; -1, or one whose text was added twice
+  TokenId sort();  // after the last add; -1, or a token whose text was added twice
 
   struct Match {
-    std::size_t bytes = 0;  // 0: none begins here
+    std::size_t bytes = 0;  // 0: no match
     TokenId id = -1;
   };
-  // The longest that `text` begins with.
+  // The longest token at the start of `text`.
   Match match(std::string_view text) const;
-  // The place of the next byte at or after `from` with which one begins; text.size(): none.
+  // The next position from `from` on at which a token may start; text.size(): none.
   std::size_t next_start(std::string_view text, std::size_t from) const;
 
   TokenId find(std::string_view text) const;  // -1: none
@@ -32,7 +32,7 @@ class SpecialTokens {
     std::string text;
     TokenId id;
   };
-  std::vector<Entry> entries_;  // by text
+  std::vector<Entry> entries_;  // sorted by text
   std::array<bool, 256> starts_{};
 };
 

@@ -10,7 +10,7 @@ Result<StopMatcher> StopMatcher::make(std::vector<std::string> stops) {
   for (std::size_t i = 0; i < stops.size(); ++i) {
     if (stops[i].empty())
       return invalid_argument(
-          "stop[{}] is empty, which would stop every text at once: leave it out", i);
+          "stop[{}]: empty, which would stop every text immediately; leave it out", i);
     Stop stop{std::move(stops[i]), {}, 0};
     stop.failure.assign(stop.text.size() + 1, 0);
     for (std::size_t n = 1; n < stop.text.size(); ++n) {

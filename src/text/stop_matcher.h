@@ -1,10 +1,10 @@
-// Stop strings in streamed text. The end of the text is held back while it may be the beginning of
-// a stop string, so that no part of one is ever printed.
+// Stop strings in streamed text. A suffix of the text that may begin a stop string is held back, so
+// that no part of a stop string is emitted.
 //
-// Of several matches the one that is complete first counts, of those that end together the
-// longest: the result does not depend on how the text is cut into pieces, and no more text is
-// needed than the stop string itself. (Of "abcd" and "bc" in "abcd" it is "bc": to know whether
-// the longer one follows, the model would have to go on.) Bytes are compared.
+// The match that completes first wins; of matches that end at the same byte, the longest. So the
+// result does not depend on how the text is split, and no text past the stop string is needed.
+// (With the stops "abcd" and "bc", "abcd" stops at "bc": to see whether the longer one follows, the
+// model would have to generate more.) Bytes are compared.
 #pragma once
 
 #include <cstddef>
@@ -19,32 +19,32 @@ namespace headrace::text {
 
 class StopMatcher {
  public:
-  // No stops: all text is safe at once. invalid_argument: an empty stop string.
+  // Without stops nothing is held back. invalid_argument: an empty stop string.
   static Result<StopMatcher> make(std::vector<std::string> stops);
 
   struct Output {
-    std::string text;                     // safe to print
+    std::string text;                     // to emit
     std::optional<std::size_t> stop_idx;  // the stop string that follows this text
   };
 
-  // After a stop there is nothing more: text is dropped.
+  // Text after a stop is dropped.
   Output push(std::string_view piece);
 
-  // The generation ended otherwise: what was held back.
+  // The held-back text, for a generation that ends without a stop string.
   std::string finish();
 
  private:
   struct Stop {
     std::string text;
-    // failure[n]: the longest proper beginning of text that the first n bytes end with (Knuth,
+    // failure[n]: length of the longest proper prefix of text that ends its first n bytes (Knuth,
     // Morris, Pratt 1977).
     std::vector<std::size_t> failure;
-    std::size_t num_matched = 0;  // the longest beginning that the text so far ends with
+    std::size_t num_matched = 0;  // length of the longest prefix that ends the text so far
   };
   static void advance(Stop& stop, char byte);
 
   std::vector<Stop> stops_;
-  std::string held_;  // what the stops have matched so far
+  std::string held_;  // held-back text
   bool is_stopped_ = false;
 };
 

@@ -16,7 +16,7 @@ struct Found {
   std::optional<std::size_t> stop_idx;
 };
 
-// The rule, word for word: the first end of a match, of those that end there the longest.
+// The definition: the match that ends first; of those that end there, the longest.
 Found naive(const std::string& text, const Strings& stops) {
   for (std::size_t end = 1; end <= text.size(); ++end) {
     std::optional<std::size_t> best;
@@ -29,7 +29,7 @@ Found naive(const std::string& text, const Strings& stops) {
   return {text, {}};
 }
 
-// What cannot be printed yet: the longest end of the text that begins a stop string.
+// The text to hold back: its longest suffix that begins a stop string.
 std::size_t naive_held(const std::string& text, const Strings& stops) {
   for (std::size_t n = text.size(); n > 0; --n)
     for (const std::string& stop : stops)
@@ -43,7 +43,7 @@ std::string random_text(testing::Random& random, std::int64_t low, std::int64_t 
   return text;
 }
 
-TEST(StopMatcher, AgreesWithANaiveSearchHoweverTheTextIsCut) {
+TEST(StopMatcher, MatchesANaiveSearchForEverySplit) {
   testing::Random random(1);
   int num_stopped = 0;
   for (int i = 0; i < 20000; ++i) {
@@ -76,7 +76,7 @@ TEST(StopMatcher, AgreesWithANaiveSearchHoweverTheTextIsCut) {
   EXPECT_LT(num_stopped, 15000);
 }
 
-TEST(StopMatcher, HoldsBackWhatMayBecomeAStop) {
+TEST(StopMatcher, HoldsBackPrefixesOfStops) {
   auto matcher = matcher_of({"</s>", "User:"});
   EXPECT_EQ(matcher.push("Hello <").text, "Hello ");
   EXPECT_EQ(matcher.push("/").text, "");
@@ -88,7 +88,7 @@ TEST(StopMatcher, HoldsBackWhatMayBecomeAStop) {
   EXPECT_EQ(matcher.finish(), "");
 }
 
-TEST(StopMatcher, TheMatchThatIsCompleteFirstCountsThenTheLongest) {
+TEST(StopMatcher, TheFirstCompleteMatchWinsThenTheLongest) {
   auto shorter = matcher_of({"abcd", "bc"});
   const auto first = shorter.push("xabcd");
   EXPECT_EQ(first.text, "xa");
@@ -99,7 +99,7 @@ TEST(StopMatcher, TheMatchThatIsCompleteFirstCountsThenTheLongest) {
   EXPECT_EQ(output.stop_idx, 1u);
 }
 
-TEST(StopMatcher, WithoutStopsAllTextIsSafe) {
+TEST(StopMatcher, WithoutStopsNothingIsHeldBack) {
   auto matcher = matcher_of({});
   EXPECT_EQ(matcher.push("abc").text, "abc");
   EXPECT_EQ(matcher.finish(), "");
@@ -112,7 +112,7 @@ TEST(StopMatcher, BytesOfAnyValue) {
   EXPECT_TRUE(matcher.push("\xff").stop_idx);
 }
 
-TEST(StopMatcher, RefusesAnEmptyStop) {
+TEST(StopMatcher, RejectsAnEmptyStop) {
   auto result = StopMatcher::make({"a", ""});
   ASSERT_FALSE(result.ok());
   EXPECT_EQ(result.failure().code, ErrorCode::invalid_argument);

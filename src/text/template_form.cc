@@ -1,4 +1,4 @@
-// The form of a Jinja template: see chat_styles.h.
+// The canonical form of a Jinja template.
 #include "text/chat_styles.h"
 
 namespace headrace::text {
@@ -6,8 +6,8 @@ namespace {
 
 bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 
-// What lies between two tags stays out when the template engine drops it: all of it beside a dash;
-// one line break behind a block, blanks before a block (trim_blocks, lstrip_blocks).
+// The text between two tags. Whitespace alone is trimmed as Jinja does: beside a dash all of it,
+// else the newline after a block and the blanks before one (trim_blocks, lstrip_blocks).
 std::string between(std::string_view text, std::string_view before, std::string_view after) {
   if (text.find_first_not_of(" \t\r\n") != text.npos) return std::string(text);
   if (before.ends_with("-%}") || before.ends_with("-}}") || after.starts_with("{%-") ||
@@ -19,7 +19,7 @@ std::string between(std::string_view text, std::string_view before, std::string_
   return std::string(text);
 }
 
-// A string literal that begins at `at`, in one kind of quotes; moves `at` behind it.
+// The string literal at `at`, in single quotes; advances `at` past it.
 std::string literal(std::string_view jinja, std::size_t& at) {
   const char quote = jinja[at++];
   std::string form = "'";
@@ -38,7 +38,7 @@ std::string literal(std::string_view jinja, std::size_t& at) {
   return form + '\'';
 }
 
-// A tag that begins at `at`, without its blanks and dashes; moves `at` behind it.
+// The tag at `at`, without dashes and repeated blanks; advances `at` past it.
 std::string tag(std::string_view jinja, std::size_t& at) {
   std::string form(jinja.substr(at, 2));
   at += 2;
@@ -67,7 +67,7 @@ std::string tag(std::string_view jinja, std::size_t& at) {
   return form;
 }
 
-// Blanks inside a tag count between two names only.
+// Removes the blanks of a tag, except between two names and in string literals.
 std::string without_blanks(std::string_view form) {
   const auto is_name = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';

@@ -6,7 +6,7 @@
 namespace headrace::text {
 namespace {
 
-// At most half full.
+// The load factor is at most 1/2.
 std::size_t slots_for(std::size_t count) { return std::bit_ceil(2 * count + 16); }
 
 std::uint64_t mix(std::uint64_t value) {  // the finaliser of MurmurHash3

@@ -1,5 +1,5 @@
-// Hash tables of a vocabulary. They are filled from a file that is not trusted: an entry that
-// collides with hundreds of others is refused, so that no choice of tokens makes the tables slow.
+// Hash tables of a vocabulary. The file that fills them is not trusted: an entry that collides with
+// hundreds of others is rejected, so that no crafted file makes lookups slow.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,11 @@ using TokenId = std::int32_t;
 
 enum class Inserted { yes, exists, collides };
 
-// Ids by text. The texts stay where they are: whoever holds the table hands them in.
+// Ids by text. Stores no text: the owner passes a function that returns it.
 class TextIndex {
  public:
   explicit TextIndex(std::size_t num_texts);
-  // text_of(id) is the text of an id that was inserted before.
+  // text_of(id) returns the text of an id in the table.
   template <class TextOf>
   Inserted insert(std::string_view text, TokenId id, const TextOf& text_of) {
     const std::uint64_t hash = hash_of(text);
@@ -60,7 +60,7 @@ class TextIndex {
   std::size_t mask_;
 };
 
-// What two neighbouring tokens become, and how early.
+// A merge rule of BPE: left, right -> result.
 struct Merge {
   TokenId left, right;
   std::int32_t rank;  // lower merges first
@@ -71,7 +71,7 @@ class MergeIndex {
  public:
   explicit MergeIndex(std::size_t num_merges);
   Inserted insert(const Merge& merge);
-  const Merge* find(TokenId left, TokenId right) const;  // null: they do not merge
+  const Merge* find(TokenId left, TokenId right) const;  // null: no rule
 
  private:
   static constexpr std::size_t kMaxProbes = 512;

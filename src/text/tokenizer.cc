@@ -9,7 +9,7 @@
 namespace headrace::text {
 namespace {
 
-// Places in a text are 32-bit inside BPE, with room to spare.
+// BPE has 32-bit positions.
 constexpr std::size_t kMaxText = std::size_t{1} << 30;
 
 }  // namespace
@@ -42,7 +42,7 @@ void Tokenizer::encode_piece(std::string_view piece, Scratch& scratch) const {
   scratch.bpe.merge(scratch.piece_tokens, scratch.tokens);
 }
 
-// Text without tokens that stand in it as they are written.
+// Encodes text without special tokens.
 Status Tokenizer::encode_text(std::string_view text, Scratch& scratch) const {
   scratch.pieces.clear();
   for (std::size_t at = 0; at < text.size();) {
@@ -60,7 +60,7 @@ Status Tokenizer::encode_text(std::string_view text, Scratch& scratch) const {
   return std::nullopt;
 }
 
-// `text` is that of the parts, one behind the other.
+// `text` is the concatenation of the parts.
 Status Tokenizer::encode_parts(std::string_view text, std::span<const TextPart> parts,
                                Scratch& scratch) const {
   std::size_t part_begin = 0, done = 0;
@@ -88,7 +88,7 @@ Status Tokenizer::encode_parts(std::string_view text, std::span<const TextPart> 
 Result<std::vector<TokenId>> Tokenizer::encode(std::string_view text, ParseSpecial parse_special,
                                                bool with_bos_eos) const {
   if (text.size() > kMaxText)
-    return invalid_argument("text of {} bytes, at most {} are encoded at once", text.size(),
+    return invalid_argument("text: {} bytes; must be at most {}; encode it in parts", text.size(),
                             kMaxText);
   Scratch scratch(merges_);
   if (with_bos_eos && adds_bos_) scratch.tokens.push_back(*bos_);
@@ -102,8 +102,8 @@ Result<std::vector<TokenId>> Tokenizer::encode(std::span<const TextPart> parts) 
   std::string text;
   for (const TextPart& part : parts) {
     if (part.text.size() > kMaxText - text.size())
-      return invalid_argument("text of more than {} bytes, at most that many are encoded at once",
-                              kMaxText);
+      return invalid_argument(
+          "text: more than {} bytes; must be at most that; encode fewer messages", kMaxText);
     text += part.text;
   }
   Scratch scratch(merges_);
@@ -119,8 +119,8 @@ std::size_t Tokenizer::num_dropped_bytes(std::string_view text) const {
 
 Status Tokenizer::check(TokenId token) const {
   if (token >= 0 && token < vocab_size()) return std::nullopt;
-  return invalid_argument("token {} is not in the vocabulary: expected 0 to {}", token,
-                          vocab_size() - 1);
+  return invalid_argument("token={}: must be 0 to {}; pass a token of this model's vocabulary",
+                          token, vocab_size() - 1);
 }
 
 std::string_view Tokenizer::bytes_of(TokenId token) const {

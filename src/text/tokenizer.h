@@ -1,13 +1,12 @@
-// Text to tokens and back: byte-level BPE as a model file describes it (tokenizer.ggml.*).
+// Byte-level BPE as a model file describes it (tokenizer.ggml.*): text to tokens and back.
 //
-// Any bytes can be encoded. What is not well-formed UTF-8 is no text to a pre-tokenizer: each
-// longest run of bytes that belong to no character is a piece of its own, and its bytes are taken
-// as they are. So decode(encode(x)) == x for every x, with one exception that lies in the
-// vocabulary: a byte that no token stands for is left out, as the models' own tokenizers do
+// Any bytes can be encoded. Invalid UTF-8 bypasses the pre-tokenizer: each maximal run of bytes
+// that belong to no character is one piece. So decode(encode(x)) == x for every x, with one
+// exception: a byte without a token in the vocabulary is dropped, as the models' own tokenizers do
 // (num_dropped_bytes() counts them; SmolLM2 has no token for 21 of the 256).
 //
-// Texts are not normalised: Qwen2's own tokenizer composes characters (NFC) first, this one does
-// not, so that what comes out is what went in.
+// Text is not normalised. Qwen2's own tokenizer composes characters (NFC) first; this one does not,
+// so that decoding returns the input.
 #pragma once
 
 #include <array>
@@ -26,11 +25,11 @@
 
 namespace headrace::text {
 
-// As tokenizer.ggml.token_type counts them.
+// The values of tokenizer.ggml.token_type.
 enum class TokenKind { normal = 1, unknown, control, user_defined, unused };
 
-// Which tokens are found where the text has them as they are written. Text from outside must not
-// bring control tokens; user-defined ones (runs of spaces, say) are part of ordinary text.
+// Which special tokens are parsed in a text. Untrusted text must not produce control tokens;
+// user-defined tokens, such as runs of spaces, are part of ordinary text.
 enum class ParseSpecial { none, user_defined, all };
 
 struct TextPart {
@@ -40,37 +39,38 @@ struct TextPart {
 
 class Tokenizer {
  public:
-  // io_error: the metadata breaks a rule; unsupported: another kind of tokenizer.
+  // io_error: invalid metadata; unsupported: another kind of tokenizer.
   static Result<Tokenizer> make(const ModelFile& file);
 
   TokenId vocab_size() const { return static_cast<TokenId>(kinds_.size()); }
   std::optional<TokenId> bos() const { return bos_; }
   std::optional<TokenId> eos() const { return eos_; }
-  // Whether the file asks for these around a text that no chat template has made.
+  // Whether the file requests these around text without a chat template.
   bool adds_bos() const { return adds_bos_; }
   bool adds_eos() const { return adds_eos_; }
-  // Ends an answer: eos, the file's end of turn and end of message, and the control tokens that
-  // models use for these whatever the file says (<|im_end|>, <|eot_id|>, ...). Ascending.
+  // Tokens that end generation: eos, the file's end of turn and end of message, and the control
+  // tokens that models use for these (<|im_end|>, <|eot_id|>, ...), even if the file does not name
+  // them. Ascending.
   const std::vector<TokenId>& end_tokens() const { return end_tokens_; }
 
-  // bos and eos are put around it where the file asks for them and `with_bos_eos` allows it.
+  // `with_bos_eos`: add bos and eos if the file requests them.
   Result<std::vector<TokenId>> encode(std::string_view text,
                                       ParseSpecial parse_special = ParseSpecial::user_defined,
                                       bool with_bos_eos = false) const;
-  // One text in parts. Pieces may cross from part to part; tokens that are recognised do not.
+  // Encodes the concatenated parts. Pieces may cross from part to part, special tokens may not.
   Result<std::vector<TokenId>> encode(std::span<const TextPart> parts) const;
-  // How many bytes of the text have no token and are left out.
+  // The number of bytes of the text that have no token and are dropped.
   std::size_t num_dropped_bytes(std::string_view text) const;
 
-  // Control tokens come out as they are written, unless `with_control` is false.
+  // `with_control`: include the text of control tokens.
   Result<std::string> decode(std::span<const TokenId> tokens, bool with_control = true) const;
 
-  // invalid_argument: no token of this vocabulary.
+  // invalid_argument: outside the vocabulary.
   Status check(TokenId token) const;
-  // For tokens that passed check(). The bytes are empty for an unused token without a text.
+  // For tokens that passed check(). Empty for an unused token without a text.
   std::string_view bytes_of(TokenId token) const;
   TokenKind kind_of(TokenId token) const { return kinds_[static_cast<std::size_t>(token)]; }
-  // A control or user-defined token by its text, any other by its bytes.
+  // A control or user-defined token by its text, a normal token by its bytes.
   std::optional<TokenId> find(std::string_view text) const;
 
  private:
@@ -86,7 +86,7 @@ class Tokenizer {
   }
 
   PreTokenizer pre_tokenizer_;
-  bool ignore_merges_ = false;  // a piece that is a token is that token, whatever the merges say
+  bool ignore_merges_ = false;  // a piece that is a token is encoded as that token
   // Bytes of token i: bytes_[ends_[i - 1]] to bytes_[ends_[i]].
   std::string bytes_;
   std::vector<std::size_t> ends_;
@@ -100,16 +100,16 @@ class Tokenizer {
   std::vector<TokenId> end_tokens_;
 };
 
-// Turns tokens into text as they come and never cuts a character: bytes that may still become one
-// wait for the next token. Bytes that cannot are passed on as they are.
+// Incremental detokenizer that never splits a character: an incomplete character waits for the next
+// token, invalid bytes pass through.
 class StreamDecoder {
  public:
   explicit StreamDecoder(const Tokenizer& tokenizer, bool with_control = false)
       : tokenizer_(tokenizer), with_control_(with_control) {}
 
-  // The text that this token completes, often all of it, perhaps nothing.
+  // The text that this token completes; may be empty.
   Result<std::string> push(TokenId token);
-  // What still waits, an unfinished character; empty after a well-formed text.
+  // The incomplete character at the end; empty after valid UTF-8.
   std::string flush();
 
  private:

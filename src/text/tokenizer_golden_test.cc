@@ -1,5 +1,5 @@
-// Token ids of 2000 texts for every pre-tokenizer, as Hugging Face's tokenizers gives them
-// (tests/peers/tokenizer.py --write-golden made the files), and what a file must not say.
+// Token ids of 2000 texts for every pre-tokenizer, compared with Hugging Face's tokenizers
+// (tests/peers/tokenizer.py --write-golden writes the files), and errors of invalid metadata.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -16,7 +16,7 @@ using Tokens = std::vector<TokenId>;
 
 const std::string kGolden = HEADRACE_GOLDEN_DIR;
 
-TEST(TokenizerGolden, IdsAreThoseOfThePeer) {
+TEST(TokenizerGolden, IdsMatchHuggingFaceTokenizers) {
   std::ifstream in(kGolden + "/tokenizer_cases.json");
   const nlohmann::json golden = nlohmann::json::parse(in);
   const auto columns = golden.at("columns").get<std::vector<std::string>>();
@@ -56,29 +56,28 @@ constexpr auto kIo = ErrorCode::io_error, kUnsupported = ErrorCode::unsupported;
 
 // Applied to small_vocabulary({"a b", "ab c"}): tokens 0 and 1 special, 2 to 257 bytes, ab, abc.
 const Change kChanges[] = {
-    {"has no 'tokenizer.ggml.model'", kIo,
+    {"'tokenizer.ggml.model' is missing", kIo,
      [](ModelFile& file) { file.metadata.erase("tokenizer.ggml.model"); }},
-    {"tokenizer.ggml.model 'llama', supported: gpt2", kUnsupported,
+    {"tokenizer.ggml.model is 'llama', supported: gpt2", kUnsupported,
      [](ModelFile& file) { file.metadata["tokenizer.ggml.model"] = std::string("llama"); }},
-    {"'tokenizer.ggml.model' is an integer, expected a text", kIo,
+    {"'tokenizer.ggml.model' is an integer, expected a string", kIo,
      [](ModelFile& file) { file.metadata["tokenizer.ggml.model"] = std::int64_t{2}; }},
-    {"tokenizer.ggml.pre 'default' (how text is cut into pieces), supported: gpt-2, smollm",
-     kUnsupported,
+    {"tokenizer.ggml.pre (the pre-tokenizer) is 'default', supported: gpt-2, smollm", kUnsupported,
      [](ModelFile& file) { file.metadata["tokenizer.ggml.pre"] = std::string("default"); }},
-    {"tokenizer.ggml.pre ''", kUnsupported,
+    {"tokenizer.ggml.pre (the pre-tokenizer) is ''", kUnsupported,
      [](ModelFile& file) { file.metadata.erase("tokenizer.ggml.pre"); }},
-    {"add_space_prefix is set", kUnsupported,
+    {"add_space_prefix is true", kUnsupported,
      [](ModelFile& file) { file.metadata["tokenizer.ggml.add_space_prefix"] = true; }},
-    {"has no 'tokenizer.ggml.tokens'", kIo,
+    {"'tokenizer.ggml.tokens' is missing", kIo,
      [](ModelFile& file) { file.metadata.erase("tokenizer.ggml.tokens"); }},
-    {"'tokenizer.ggml.tokens' is a list of integers, expected a list of texts", kIo,
+    {"'tokenizer.ggml.tokens' is an array of integers, expected an array of strings", kIo,
      [](ModelFile& file) {
        file.metadata["tokenizer.ggml.tokens"] = std::vector<std::int64_t>{1};
      }},
     {"has 0 tokens", kIo, [](ModelFile& file) { texts(file, "tokenizer.ggml.tokens").clear(); }},
-    {"has no 'tokenizer.ggml.merges'", kIo,
+    {"'tokenizer.ggml.merges' is missing", kIo,
      [](ModelFile& file) { file.metadata.erase("tokenizer.ggml.merges"); }},
-    {"token_type has 259 elements, tokenizer.ggml.tokens 260", kIo,
+    {"token_type has 259 elements, expected 260", kIo,
      [](ModelFile& file) { types(file).pop_back(); }},
     {"token_type[5] is 6, expected 1 to 5", kIo, [](ModelFile& file) { types(file)[5] = 6; }},
     {"token_type[5] is 0, expected 1 to 5", kIo, [](ModelFile& file) { types(file)[5] = 0; }},
@@ -90,21 +89,21 @@ const Change kChanges[] = {
      [](ModelFile& file) { texts(file, "tokenizer.ggml.tokens")[1] = "<|end|>"; }},
     {"tokens[0] appears twice", kIo,
      [](ModelFile& file) { texts(file, "tokenizer.ggml.tokens")[0] = "ab"; }},
-    {"tokens[259] is a normal token with a character that stands for no byte", kIo,
+    {"tokens[259] is a normal token with a character outside the byte-level alphabet", kIo,
      [](ModelFile& file) { texts(file, "tokenizer.ggml.tokens")[259] = "a b"; }},
     {"tokens[0] is a control or user-defined token of 1025 bytes", kIo,
      [](ModelFile& file) { texts(file, "tokenizer.ggml.tokens")[0] = std::string(1025, 'a'); }},
-    {"merges[1] is not two tokens", kIo,
+    {"merges[1] has no space between two tokens", kIo,
      [](ModelFile& file) { texts(file, "tokenizer.ggml.merges")[1] = "abc"; }},
-    {"merges[1] has a character that stands for no byte", kIo,
+    {"merges[1] has a character outside the byte-level alphabet", kIo,
      [](ModelFile& file) { texts(file, "tokenizer.ggml.merges")[1] = "a b c"; }},
-    {"merges[1]: its left side is no normal token", kIo,
+    {"merges[1]: its left side is not a normal token", kIo,
      [](ModelFile& file) { texts(file, "tokenizer.ggml.merges")[1] = "<|end|> c"; }},
-    {"merges[1]: its right side is no normal token", kIo,
+    {"merges[1]: its right side is not a normal token", kIo,
      [](ModelFile& file) { texts(file, "tokenizer.ggml.merges")[1] = "a bb"; }},
-    {"merges[1]: its result is no normal token", kIo,
+    {"merges[1]: its result is not a normal token", kIo,
      [](ModelFile& file) { texts(file, "tokenizer.ggml.merges")[1] = "a c"; }},
-    {"merges[1]: its left side is no normal token", kIo,
+    {"merges[1]: its left side is not a normal token", kIo,
      [](ModelFile& file) { texts(file, "tokenizer.ggml.merges")[1] = " c"; }},
     {"merges[1] appears twice", kIo,
      [](ModelFile& file) { texts(file, "tokenizer.ggml.merges")[1] = "a b"; }},
@@ -112,13 +111,13 @@ const Change kChanges[] = {
      [](ModelFile& file) { file.metadata["tokenizer.ggml.eos_token_id"] = std::int64_t{260}; }},
     {"'tokenizer.ggml.eot_token_id' is -1, expected 0 to 259", kIo,
      [](ModelFile& file) { file.metadata["tokenizer.ggml.eot_token_id"] = std::int64_t{-1}; }},
-    {"'tokenizer.ggml.add_bos_token' is set and there is no 'tokenizer.ggml.bos_token_id'", kIo,
+    {"'tokenizer.ggml.add_bos_token' is true, but 'tokenizer.ggml.bos_token_id' is missing", kIo,
      [](ModelFile& file) { file.metadata["tokenizer.ggml.add_bos_token"] = true; }},
-    {"'tokenizer.ggml.add_eos_token' is a text, expected a flag", kIo,
+    {"'tokenizer.ggml.add_eos_token' is a string, expected a boolean", kIo,
      [](ModelFile& file) { file.metadata["tokenizer.ggml.add_eos_token"] = std::string("yes"); }},
 };
 
-TEST(TokenizerMetadata, EachRuleIsNamedWhenItIsBroken) {
+TEST(TokenizerMetadata, ErrorsNameTheBrokenRule) {
   const auto good = small_vocabulary({"a b", "ab c"}).model_file("gpt-2");
   ASSERT_TRUE(Tokenizer::make(good).ok());
   for (const Change& change : kChanges) {
@@ -130,6 +129,9 @@ TEST(TokenizerMetadata, EachRuleIsNamedWhenItIsBroken) {
         << "expected: " << change.rule << "\narrived: " << made.failure().message;
     EXPECT_EQ(made.failure().message.substr(0, 8), "m.gguf: ");
     EXPECT_EQ(made.failure().code, change.code) << change.rule;
+    const char* remedy =
+        change.code == kIo ? "; download or convert the file again" : "use another";
+    EXPECT_NE(made.failure().message.find(remedy), std::string::npos) << made.failure().message;
   }
 }
 

@@ -1,4 +1,4 @@
-// Makes a Tokenizer from the metadata of a model file, none of which is trusted.
+// Builds a Tokenizer from a model file's metadata, which is not trusted.
 #include <algorithm>
 #include <utility>
 
@@ -11,7 +11,7 @@ namespace {
 constexpr std::size_t kMaxTokens = std::size_t{1} << 21, kMaxMerges = std::size_t{1} << 22;
 constexpr std::size_t kMaxSpecialBytes = 1024;
 
-// What ends a turn in the models at hand, should the file not say so.
+// Control tokens that end a turn of known models, even if the file does not say so.
 constexpr const char* kEndTexts[] = {"<|im_end|>",    "<|eot_id|>",      "<|eom_id|>",   "<|end|>",
                                      "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"};
 
@@ -48,20 +48,22 @@ class TokenizerReader {
     Result<std::string> model = file_.text("tokenizer.ggml.model");
     if (!model.ok()) return std::move(model.failure());
     if (model.value() != "gpt2")
-      return refuse(format_text("tokenizer.ggml.model '{}', supported: gpt2 (byte-level BPE)",
-                                model.value()));
+      return refuse(format_text(
+          "tokenizer.ggml.model is '{}', supported: gpt2 (byte-level BPE); use another model",
+          model.value()));
     Result<std::string> name = file_.text_or("tokenizer.ggml.pre", "");
     if (!name.ok()) return std::move(name.failure());
     const std::optional<PreTokenizerKind> kind = pre_tokenizer_kind(name.value());
     if (!kind)
-      return refuse(
-          format_text("tokenizer.ggml.pre '{}' (how text is cut into pieces), supported: "
-                      "{}; a file without a name needs a newer conversion",
-                      name.value(), pre_tokenizer_names()));
+      return refuse(format_text(
+          "tokenizer.ggml.pre (the pre-tokenizer) is '{}', supported: {}; convert the model "
+          "again if the name is missing or 'default', else use another model",
+          name.value(), pre_tokenizer_names()));
     Result<bool> prefix = file_.flag_or("tokenizer.ggml.add_space_prefix", false);
     if (!prefix.ok()) return std::move(prefix.failure());
     if (prefix.value())
-      return refuse("tokenizer.ggml.add_space_prefix is set, supported for gpt2: not set");
+      return refuse(
+          "tokenizer.ggml.add_space_prefix is true, supported with gpt2: false; use another model");
     return *kind;
   }
 
@@ -76,19 +78,19 @@ class TokenizerReader {
       return wrong("tokenizer.ggml.tokens has {} tokens, expected 1 to {}", texts_->size(),
                    kMaxTokens);
     if (merges_->size() > kMaxMerges)
-      return wrong("tokenizer.ggml.merges has {} merges, at most {} are read", merges_->size(),
+      return wrong("tokenizer.ggml.merges has {} merges, expected at most {}", merges_->size(),
                    kMaxMerges);
     if (!file_.metadata.contains("tokenizer.ggml.token_type")) return std::nullopt;
     Result<const std::vector<std::int64_t>*> types = file_.integers("tokenizer.ggml.token_type");
     if (!types.ok()) return std::move(types.failure());
     types_ = types.value();
     if (types_->size() != texts_->size())
-      return wrong("tokenizer.ggml.token_type has {} elements, tokenizer.ggml.tokens {}",
+      return wrong("tokenizer.ggml.token_type has {} elements, expected {}, one per token",
                    types_->size(), texts_->size());
     return std::nullopt;
   }
 
-  // Tokens that are written in the byte alphabet are kept as bytes, the others as they are.
+  // Normal tokens are stored as bytes, the others as the text in the file.
   Status read_tokens(Tokenizer& made) const {
     made.ends_.reserve(texts_->size());
     made.kinds_.reserve(texts_->size());
@@ -96,8 +98,8 @@ class TokenizerReader {
       const std::int64_t type = types_ == nullptr ? 1 : (*types_)[i];
       if (type < 1 || type > 5)
         return wrong(
-            "tokenizer.ggml.token_type[{}] is {}, expected 1 to 5 (6, a byte, belongs to "
-            "another kind of tokenizer)",
+            "tokenizer.ggml.token_type[{}] is {}, expected 1 to 5 (6, a byte token, exists in "
+            "other kinds of tokenizers only)",
             i, type);
       if (Status failed = read_token(made, static_cast<TokenId>(i), static_cast<TokenKind>(type)))
         return failed;
@@ -130,8 +132,8 @@ class TokenizerReader {
     const std::optional<std::string> bytes = bytes_from_byte_level(text);
     if (!bytes)
       return wrong(
-          "tokenizer.ggml.tokens[{}] is a normal token with a character that stands for "
-          "no byte",
+          "tokenizer.ggml.tokens[{}] is a normal token with a character outside the byte-level "
+          "alphabet",
           id);
     append(made, *bytes, TokenKind::normal);
     switch (made.normal_.insert(*bytes, id, made.text_of())) {
@@ -143,8 +145,8 @@ class TokenizerReader {
         break;
     }
     return wrong(
-        "tokenizer.ggml.tokens[{}] has the hash of hundreds of others: the file is made "
-        "to be slow",
+        "tokenizer.ggml.tokens[{}] collides with hundreds of hashes: the file was crafted to slow "
+        "down lookups",
         id);
   }
 
@@ -163,8 +165,8 @@ class TokenizerReader {
     if (kind == TokenKind::unused) return std::nullopt;
     if (text.size() > kMaxSpecialBytes)
       return wrong(
-          "tokenizer.ggml.tokens[{}] is a control or user-defined token of {} bytes, at "
-          "most {} are read",
+          "tokenizer.ggml.tokens[{}] is a control or user-defined token of {} bytes, expected at "
+          "most {}",
           id, text.size(), kMaxSpecialBytes);
     if (kind == TokenKind::user_defined) made.user_defined_.add(text, id);
     made.all_special_.add(text, id);
@@ -177,18 +179,19 @@ class TokenizerReader {
       const std::string& merge = (*merges_)[i];
       const std::size_t space = merge.find(' ');
       if (space == std::string::npos)
-        return wrong("tokenizer.ggml.merges[{}] is not two tokens with a space between them", i);
+        return wrong("tokenizer.ggml.merges[{}] has no space between two tokens", i);
       const auto left = bytes_from_byte_level(std::string_view(merge).substr(0, space));
       const auto right = bytes_from_byte_level(std::string_view(merge).substr(space + 1));
       if (!left || !right)
-        return wrong("tokenizer.ggml.merges[{}] has a character that stands for no byte", i);
+        return wrong("tokenizer.ggml.merges[{}] has a character outside the byte-level alphabet",
+                     i);
       both.assign(*left).append(*right);
       const auto id = [&](std::string_view bytes) {
         return made.normal_.find(bytes, made.text_of());
       };
       const Merge entry{id(*left), id(*right), static_cast<std::int32_t>(i), id(both)};
       if (entry.left < 0 || entry.right < 0 || entry.result < 0)
-        return wrong("tokenizer.ggml.merges[{}]: its {} is no normal token", i,
+        return wrong("tokenizer.ggml.merges[{}]: its {} is not a normal token", i,
                      entry.left < 0    ? "left side"
                      : entry.right < 0 ? "right side"
                                        : "result");
@@ -197,8 +200,8 @@ class TokenizerReader {
         return wrong("tokenizer.ggml.merges[{}] appears twice in the list", i);
       if (inserted == Inserted::collides)
         return wrong(
-            "tokenizer.ggml.merges[{}] has the hash of hundreds of others: the file is "
-            "made to be slow",
+            "tokenizer.ggml.merges[{}] collides with hundreds of hashes: the file was crafted to "
+            "slow down lookups",
             i);
     }
     return std::nullopt;
@@ -217,7 +220,7 @@ class TokenizerReader {
     Result<bool> value = file_.flag_or(key, fallback);
     if (!value.ok()) return std::move(value.failure());
     flag = value.value();
-    if (flag && !token) return wrong("'{}' is set and there is no '{}'", key, id_key);
+    if (flag && !token) return wrong("'{}' is true, but '{}' is missing", key, id_key);
     return std::nullopt;
   }
 
@@ -231,7 +234,7 @@ class TokenizerReader {
     if (Status failed = read_id("tokenizer.ggml.eom_token_id", made, end_of_message)) return failed;
     for (const char* key : {"tokenizer.ggml.unknown_token_id", "tokenizer.ggml.padding_token_id"})
       if (Status failed = read_id(key, made, other)) return failed;
-    // Files of Llama 3 were written without the flag at first; the model wants its bos.
+    // Early files of Llama 3 lack the flag, but the model needs its bos.
     const bool is_llama3 = kind == PreTokenizerKind::llama3;
     if (Status failed =
             read_flag("tokenizer.ggml.add_bos_token", is_llama3 && made.bos_.has_value(), made.bos_,

@@ -38,7 +38,7 @@ TEST(Tokenizer, LowestRankMergesFirstAndTheLeftmostAmongEquals) {
   EXPECT_EQ(tokenizer.encode("").value(), Tokens{});
 }
 
-TEST(Tokenizer, TokensThatStandInTheTextAreFoundAsFarAsTheCallerAllows) {
+TEST(Tokenizer, SpecialTokensAreParsedAsTheCallerAllows) {
   const Tokenizer tokenizer = make(small_vocabulary({}));
   const auto count = [&](ParseSpecial parse_special) {
     return tokenizer.encode("<user><|end|>", parse_special).value().size();
@@ -62,7 +62,7 @@ TEST(Tokenizer, TheLongestSpecialTokenWins) {
   EXPECT_EQ(encode("<a>c<"), (Tokens{2, 3 + 'c', 3 + '<'}));
 }
 
-TEST(Tokenizer, ControlTokensAreFoundInsideOnePartOnlyAndPiecesCrossParts) {
+TEST(Tokenizer, SpecialTokensStayInAPartAndPiecesCrossParts) {
   const Tokenizer tokenizer = make(small_vocabulary({"a b", "Ċ Ċ"}));
   const TokenId ab = kFirstByte + 256, two_lines = ab + 1, end = 0;
   const TextPart parts[] = {{"<|end|>a", ParseSpecial::all},
@@ -77,7 +77,7 @@ TEST(Tokenizer, ControlTokensAreFoundInsideOnePartOnlyAndPiecesCrossParts) {
   EXPECT_EQ(tokenizer.encode(halves).value().size(), 7u);
 }
 
-TEST(Tokenizer, AnyBytesComeBackAsTheyWere) {
+TEST(Tokenizer, AnyBytesRoundTrip) {
   std::mt19937 random(7);
   const Tokenizer tokenizer = make(small_vocabulary({"a a", "aa aa", "Ã ©", "Ġ a"}));
   const char* const bits[] = {"a",        "aa",
@@ -99,7 +99,7 @@ TEST(Tokenizer, AnyBytesComeBackAsTheyWere) {
   }
 }
 
-TEST(Tokenizer, BytesWithoutATokenAreLeftOutAndCounted) {
+TEST(Tokenizer, BytesWithoutATokenAreDroppedAndCounted) {
   Vocabulary vocabulary = small_vocabulary({"a b"});
   std::erase(vocabulary.bytes, "x");
   const Tokenizer tokenizer = make(vocabulary);
@@ -110,7 +110,7 @@ TEST(Tokenizer, BytesWithoutATokenAreLeftOutAndCounted) {
   EXPECT_EQ(tokenizer.num_dropped_bytes("ab"), 0u);
 }
 
-TEST(Tokenizer, LlamaTakesAPieceThatIsATokenWhateverTheMergesSay) {
+TEST(Tokenizer, Llama3IgnoresMergesForPiecesOfTheVocabulary) {
   Vocabulary vocabulary = small_vocabulary({"a b"});
   vocabulary.extra = {"Ġabc"};
   const auto token = static_cast<TokenId>(vocabulary.first_extra());
@@ -118,7 +118,7 @@ TEST(Tokenizer, LlamaTakesAPieceThatIsATokenWhateverTheMergesSay) {
   EXPECT_EQ(make(vocabulary, "gpt-2").encode(" abc").value().size(), 3u);
 }
 
-TEST(Tokenizer, BosAndEosAreAddedWhereTheFileAsks) {
+TEST(Tokenizer, BosAndEosAreAddedIfTheFileRequestsThem) {
   ModelFile file = small_vocabulary({}).model_file("gpt-2");
   file.metadata["tokenizer.ggml.bos_token_id"] = std::int64_t{1};
   file.metadata["tokenizer.ggml.eos_token_id"] = std::int64_t{0};
@@ -144,7 +144,8 @@ TEST(Tokenizer, TokensOutsideTheVocabularyAreRefused) {
     ASSERT_FALSE(decoded.ok());
     EXPECT_EQ(decoded.failure().code, ErrorCode::invalid_argument);
     EXPECT_EQ(decoded.failure().message,
-              "token " + std::to_string(token) + " is not in the vocabulary: expected 0 to 257");
+              "token=" + std::to_string(token) +
+                  ": must be 0 to 257; pass a token of this model's vocabulary");
     StreamDecoder stream(tokenizer);
     EXPECT_FALSE(stream.push(token).ok());
   }
@@ -158,7 +159,7 @@ TEST(Tokenizer, TokensAreFoundByTextOrBytes) {
   EXPECT_EQ(tokenizer.find("nothing"), std::nullopt);
 }
 
-TEST(StreamDecoder, NeverCutsACharacterAndLosesNoByte) {
+TEST(StreamDecoder, NeverSplitsACharacterAndLosesNoByte) {
   std::mt19937 random(11);
   const Tokenizer tokenizer = make(small_vocabulary({}));
   const char* const bits[] = {"a", "\xC3\xA9", "\xF0\x9F\x98\x80", "\xE2\x82\xAC"};
@@ -188,7 +189,7 @@ TEST(StreamDecoder, NeverCutsACharacterAndLosesNoByte) {
   }
 }
 
-TEST(StreamDecoder, ControlTokensComeOutOnRequest) {
+TEST(StreamDecoder, ControlTokensAreEmittedOnRequest) {
   const Tokenizer tokenizer = make(small_vocabulary({}));
   StreamDecoder quiet(tokenizer), loud(tokenizer, true);
   EXPECT_EQ(quiet.push(0).value(), "");
@@ -197,7 +198,7 @@ TEST(StreamDecoder, ControlTokensComeOutOnRequest) {
   EXPECT_EQ(tokenizer.decode(Tokens{0, 1}, false).value(), "<user>");
 }
 
-TEST(Tokenizer, HostileTextTakesNoLongerThanItsLength) {
+TEST(Tokenizer, HostileTextTakesLinearTime) {
   Vocabulary vocabulary = small_vocabulary({"a a", "aa aa", "aaaa aaaa", "Ġ Ġ"});
   const std::string hostile[] = {
       std::string(1 << 20, 'a'), std::string(1 << 18, ' ') + 'x', std::string(1 << 18, '\x80'),

@@ -12,15 +12,15 @@
 namespace headrace {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "GGUF is read as it lies in the file");
+static_assert(std::endian::native == std::endian::little, "GGUF is read without byte swaps");
 
-// Far above real files, far below what would hurt: counts of the head, bytes of one text.
+// Limits far above real files: counts in the header, bytes of one string.
 constexpr std::uint64_t kMaxRecords = 65536, kMaxElements = std::uint64_t{1} << 26;
 constexpr std::uint64_t kMaxHeader = std::uint64_t{256} << 20;
 constexpr std::uint64_t kMaxName = 256, kMaxText = 16 << 20, kMaxListedText = 64 << 10;
 constexpr std::uint64_t kMaxAlignment = 65536;
 constexpr std::uint64_t kMaxDimension = (std::uint64_t{1} << 31) - 1;
-// Smallest records: key of one byte and a one-byte value; name of one byte and one dimension.
+// The smallest records: a one-byte key with a one-byte value; a one-byte name with one dimension.
 constexpr std::uint64_t kMinPair = 8 + 1 + 4 + 1, kMinTensor = 8 + 1 + 4 + 8 + 4 + 8;
 
 enum class GgufType : std::uint32_t {
@@ -39,11 +39,11 @@ enum class GgufType : std::uint32_t {
   f64
 };
 
-// By GgufType, as GGUF's tools print them.
+// By GgufType, named as GGUF's tools name them.
 constexpr const char* kTypeNames[] = {"u8",   "i8",     "u16",   "i16", "u32", "i32", "f32",
                                       "bool", "string", "array", "u64", "i64", "f64"};
 
-// Thrown inside this file only, and caught in parse_gguf: a head has a hundred places to end early.
+// Thrown and caught in this file only: a header may end early in a hundred places.
 struct ParseError {
   Failure failure;
 };
@@ -67,8 +67,8 @@ class HeaderReader {
  private:
   template <class... Args>
   [[noreturn]] void fail(std::string_view pattern, const Args&... args) const {
-    throw ParseError{{ErrorCode::io_error, format_text("{}: at byte {}: {}", file_.path, at_,
-                                                       format_text(pattern, args...))}};
+    throw ParseError{
+        file_.wrong(format_text("at byte {}: {}", at_, format_text(pattern, args...)))};
   }
   template <class... Args>
   [[noreturn]] void fail_unsupported(std::string_view pattern, const Args&... args) const {
@@ -79,8 +79,7 @@ class HeaderReader {
   std::uint64_t left() const { return file_bytes_ - at_; }
 
   const std::byte* take(std::uint64_t bytes) {
-    if (bytes > left())
-      fail("{} bytes expected, {} left in the file: it is cut off", bytes, left());
+    if (bytes > left()) fail("{} bytes expected, {} left: the file is truncated", bytes, left());
     if (bytes > begin_.size() - at_) throw NeedsMore{};
     const std::byte* data = begin_.data() + at_;
     at_ += bytes;
@@ -104,21 +103,22 @@ class HeaderReader {
 
   std::uint64_t count(const char* what, std::uint64_t max_count, std::uint64_t min_bytes) {
     const auto n = number<std::uint64_t>();
-    if (n > max_count) fail("{} {}, at most {} are read", n, what, max_count);
+    if (n > max_count) fail("{} {}, expected at most {}", n, what, max_count);
     if (n * min_bytes > left())  // max_count * min_bytes is far below 2^64
-      fail("{} {} of at least {} bytes, {} bytes are left", n, what, min_bytes, left());
+      fail("{} {} of at least {} bytes each, {} bytes left", n, what, min_bytes, left());
     return n;
   }
 
   void read_header() {
-    if (file_bytes_ < 24) fail("a file of {} bytes, a GGUF header has 24", file_bytes_);
-    if (std::memcmp(take(4), "GGUF", 4) != 0) fail("not a GGUF file: it does not begin with GGUF");
+    if (file_bytes_ < 24) fail("{} bytes, expected at least the 24 of a GGUF header", file_bytes_);
+    if (std::memcmp(take(4), "GGUF", 4) != 0) fail("not a GGUF file");
     const auto version = number<std::uint32_t>();
     if (version != 0 && version % 65536 == 0)
-      fail_unsupported("version {} reads like a big-endian file; convert it to little-endian",
-                       version);
+      fail_unsupported(
+          "GGUF version {}: the file is big-endian, supported: little-endian; convert it again",
+          version);
     if (version != 2 && version != 3)
-      fail_unsupported("GGUF version {}, versions 2 and 3 are read", version);
+      fail_unsupported("GGUF version {}, supported: 2 and 3; convert the model again", version);
     num_tensors_ = count("tensors", kMaxRecords, kMinTensor);
     num_pairs_ = count("metadata pairs", kMaxRecords, kMinPair);
   }
@@ -146,11 +146,11 @@ class HeaderReader {
 
   bool boolean() {
     const auto value = number<std::uint8_t>();
-    if (value > 1) fail("flag {}, expected 0 or 1", static_cast<int>(value));
+    if (value > 1) fail("boolean {}, expected 0 or 1", static_cast<int>(value));
     return value != 0;
   }
 
-  // Calls body(a function that reads one element) for the element type of a file.
+  // Calls body(read_element, min_bytes) for an element type of the file.
   template <class Body>
   auto with_element(std::uint32_t type, std::uint64_t max_text, Body body) {
     switch (static_cast<GgufType>(type)) {
@@ -177,11 +177,12 @@ class HeaderReader {
       case GgufType::boolean:
         return body([this] { return boolean(); }, 1);
       case GgufType::text:
-        return body([this, max_text] { return text("text", 0, max_text); }, 8);
+        return body([this, max_text] { return text("string", 0, max_text); }, 8);
       case GgufType::list:
-        fail_unsupported("a list of lists, which no model needs");
+        fail_unsupported(
+            "an array of arrays, supported: arrays of scalars and strings; use another file");
     }
-    fail_unsupported("value type {}, types 0 to 12 are known", type);
+    fail_unsupported("value type {}, supported: 0 to 12; use another file", type);
   }
 
   MetadataValue scalar(std::uint32_t type) {
@@ -211,7 +212,9 @@ class HeaderReader {
     }
     const auto type = number<std::uint32_t>();
     const auto known = weight_type_from_gguf(type);
-    if (!known) fail_unsupported("tensor '{}' has type {}, {}", tensor.name, type, known_types());
+    if (!known)
+      fail_unsupported("tensor '{}' has type {}, supported:{}; use another quantization",
+                       tensor.name, type, known_types());
     tensor.type = *known;
     tensor.offset = number<std::uint64_t>();
     tensor.bytes = bytes_of(tensor);
@@ -219,7 +222,7 @@ class HeaderReader {
   }
 
   static std::string known_types() {
-    std::string names = "known are";
+    std::string names;
     for (const WeightTypeInfo& info : weight_types())
       names += format_text(" {} ({})", info.name, info.gguf_id);
     return names;
@@ -228,7 +231,7 @@ class HeaderReader {
   std::uint64_t bytes_of(const TensorInfo& tensor) const {
     const WeightTypeInfo& info = info_of(tensor.type);
     if (tensor.shape.back() % info.block_elements != 0)
-      fail("tensor '{}' has rows of {} elements, {} needs a multiple of {}", tensor.name,
+      fail("tensor '{}' has rows of {} elements, {} requires a multiple of {}", tensor.name,
            tensor.shape.back(), info.name, info.block_elements);
     auto bytes =
         static_cast<std::uint64_t>(tensor.shape.back() / info.block_elements * info.block_bytes);
@@ -241,8 +244,8 @@ class HeaderReader {
     return bytes;
   }
 
-  // Offsets count from the data section. Tensors must be aligned, inside the file, apart from each
-  // other, with nothing but padding between them.
+  // Offsets are relative to the data section. Tensors must be aligned, inside the file and
+  // disjoint, with only padding between them.
   void place_tensors() {
     const std::uint64_t alignment = read_alignment();
     const std::uint64_t data = round_up(at_, alignment);
@@ -250,21 +253,23 @@ class HeaderReader {
     for (TensorInfo& tensor : file_.tensors) in_order.push_back(&tensor);
     std::sort(in_order.begin(), in_order.end(),
               [](const TensorInfo* a, const TensorInfo* b) { return a->offset < b->offset; });
-    if (!in_order.empty() && data > file_bytes_) fail("the file ends before its tensors begin");
+    if (!in_order.empty() && data > file_bytes_) fail("the file ends before its first tensor");
     std::uint64_t end = 0;
     for (TensorInfo* tensor : in_order) {
       if (tensor->offset != round_up(end, alignment))
-        fail("tensor '{}' has offset {}, the one before it ends at {} (alignment {})", tensor->name,
-             tensor->offset, end, alignment);
+        fail(
+            "tensor '{}' has offset {}, expected the end of the tensor before it, {}, aligned to "
+            "{}",
+            tensor->name, tensor->offset, end, alignment);
       const std::uint64_t room = file_bytes_ - data;
       if (tensor->offset > room || tensor->bytes > room - tensor->offset)
-        fail("tensor '{}' of {} bytes at offset {} ends behind the file", tensor->name,
+        fail("tensor '{}' of {} bytes at offset {} extends past the end of the file", tensor->name,
              tensor->bytes, tensor->offset);
       end = tensor->offset + tensor->bytes;
       tensor->offset += data;
     }
     if (!in_order.empty() && file_bytes_ - data > round_up(end, alignment))
-      fail("{} bytes behind the last tensor belong to none", file_bytes_ - data - end);
+      fail("{} bytes follow the last tensor, expected padding only", file_bytes_ - data - end);
     std::vector<std::string_view> names;
     for (const TensorInfo& tensor : file_.tensors) names.push_back(tensor.name);
     std::sort(names.begin(), names.end());
@@ -276,7 +281,8 @@ class HeaderReader {
     Result<std::int64_t> alignment = file_.integer_or("general.alignment", 8, kMaxAlignment, 32);
     if (!alignment.ok()) throw ParseError{std::move(alignment.failure())};
     const auto value = static_cast<std::uint64_t>(alignment.value());
-    if (!std::has_single_bit(value)) fail("general.alignment {} is no power of two", value);
+    if (!std::has_single_bit(value))
+      fail("general.alignment is {}, expected a power of two", value);
     return value;
   }
 
@@ -305,9 +311,10 @@ Result<ModelFile> read_gguf(const std::string& path) {
     return Failure{ErrorCode::io_error, format_text("{}: {}", path, text)};
   };
   std::ifstream file(path, std::ios::binary | std::ios::ate);
-  if (!file) return io_error("cannot be opened for reading");
+  if (!file) return io_error("cannot be opened for reading; check the path and its permissions");
   const std::streamoff size = file.tellg();
-  if (size < 0) return io_error("is not a file that can be read from any place");
+  if (size < 0)
+    return io_error("not a regular file, which random access requires; name a model file");
   const auto file_bytes = static_cast<std::uint64_t>(size);
   std::vector<std::byte> header;
   for (std::uint64_t bytes = std::uint64_t{4} << 20;; bytes *= 2) {
@@ -319,7 +326,9 @@ Result<ModelFile> read_gguf(const std::string& path) {
     auto parsed = parse_gguf(header, file_bytes, path);
     if (auto* model = std::get_if<ModelFile>(&parsed)) return std::move(*model);
     if (auto* failure = std::get_if<Failure>(&parsed)) return std::move(*failure);
-    if (bytes >= kMaxHeader) return io_error(format_text("its head is above {} bytes", kMaxHeader));
+    if (bytes >= kMaxHeader)
+      return io_error(
+          format_text("the header is longer than {} bytes; use another file", kMaxHeader));
   }
 }
 

@@ -1,7 +1,6 @@
-// GGUF files, versions 2 and 3, little-endian (the format's specification:
-// github.com/ggml-org/ggml, docs/gguf.md). The bytes are not trusted: every count is compared with
-// the bytes that are left before anything is reserved for it, and every tensor must lie inside the
-// file.
+// GGUF files, versions 2 and 3, little-endian (specification: github.com/ggml-org/ggml,
+// docs/gguf.md). The file is not trusted: every count is compared with the remaining bytes before
+// memory is reserved for it, and every tensor must lie inside the file.
 #pragma once
 
 #include <cstddef>
@@ -11,15 +10,15 @@
 
 namespace headrace {
 
-// The head of the file (metadata and list of tensors) needs more bytes than these.
+// The header (metadata and tensor list) is longer than the given bytes.
 struct NeedsMore {};
 
-// Reads a head from the first bytes of a file of `file_bytes` bytes. A pure function.
+// Parses the header from the first bytes of a file of `file_bytes` bytes. A pure function.
 std::variant<ModelFile, NeedsMore, Failure> parse_gguf(std::span<const std::byte> begin,
                                                        std::uint64_t file_bytes,
                                                        const std::string& path);
 
-// Opens the file and reads its head, not its weights.
+// Opens the file and reads its header, not its weights.
 Result<ModelFile> read_gguf(const std::string& path);
 
 }  // namespace headrace

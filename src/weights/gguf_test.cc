@@ -20,7 +20,7 @@ using testing::GuardedBuffer;
 
 constexpr std::uint32_t kU8 = 0, kU32 = 4, kI32 = 5, kF32 = 6, kBool = 7, kText = 8, kU64 = 10;
 
-// The bytes end at a page that nobody may touch.
+// The bytes end at a guard page.
 std::variant<ModelFile, NeedsMore, Failure> parse(std::string_view bytes,
                                                   std::uint64_t file_bytes) {
   const GuardedBuffer memory(bytes.size(), Guard::after, 0);
@@ -44,7 +44,7 @@ GgufBytes small_model(std::uint32_t version = 3) {
   return file;
 }
 
-// Type numbers of the format beside their names, bytes of a value each.
+// Type ids of the format, their names and the bytes of a value.
 struct NamedType {
   std::uint32_t type;
   const char* name;
@@ -93,18 +93,21 @@ TEST(Gguf, ReadsMetadataAndTensors) {
 TEST(Gguf, ValuesHaveKindsAndRanges) {
   auto parsed = parse(small_model());
   const ModelFile& file = std::get<ModelFile>(parsed);
-  EXPECT_EQ(file.integer("llama.block_count", 1, 8).failure().message,
-            "m.gguf: 'llama.block_count' is 30, expected 1 to 8");
+  EXPECT_EQ(
+      file.integer("llama.block_count", 1, 8).failure().message,
+      "m.gguf: 'llama.block_count' is 30, expected 1 to 8; download or convert the file again");
   EXPECT_EQ(file.integer("tokens", 1, 8).failure().message,
-            "m.gguf: 'tokens' is a list of texts, expected an integer");
-  EXPECT_EQ(file.text("none").failure().message, "m.gguf: has no 'none', which this model needs");
+            "m.gguf: 'tokens' is an array of strings, expected an integer; "
+            "download or convert the file again");
+  EXPECT_EQ(file.text("none").failure().message,
+            "m.gguf: 'none' is missing; download or convert the file again");
   EXPECT_EQ(file.integer_or("none", 1, 8, 7).value(), 7);
   EXPECT_EQ(file.text_or("none", "x").value(), "x");
 }
 
-// Every beginning of a good file is refused (or asks for more), none is accepted. (The padding
-// behind the last tensor, 12 bytes here, may be missing.)
-TEST(Gguf, NoPrefixIsAModel) {
+// Every proper prefix of a good file is rejected, or needs more bytes. (The padding after the last
+// tensor, 12 bytes here, may be missing.)
+TEST(Gguf, TruncatedFilesAreRejected) {
   const std::string padded = small_model().bytes();
   const std::string_view bytes = std::string_view(padded).substr(0, padded.size() - 12);
   for (std::size_t n = 0; n < bytes.size(); ++n) {
@@ -114,7 +117,7 @@ TEST(Gguf, NoPrefixIsAModel) {
   }
 }
 
-TEST(Gguf, NoFlippedByteDoesHarm) {
+TEST(Gguf, FlippedBytesAreHarmless) {
   const std::string good = small_model().bytes();
   std::mt19937 random(7);
   for (int i = 0; i < 20000; ++i) {
@@ -145,31 +148,31 @@ std::vector<Hostile> hostile_files() {
   };
   const auto with_pairs = [](std::uint64_t n) { return GgufBytes().header(0, n); };
   return {
-      {"a GGUF header has 24", GgufBytes().put_bytes("GGUF")},
+      {"4 bytes, expected at least the 24", GgufBytes().put_bytes("GGUF")},
       {"not a GGUF file", GgufBytes().put_bytes("GGML").zeros(60)},
       {"GGUF version 1", GgufBytes().header(0, 0, 1)},
       {"GGUF version 4", GgufBytes().header(0, 0, 4)},
       {"big-endian", GgufBytes().header(0, 0, 3u << 24)},
-      {"tensors, at most", GgufBytes().header(kHuge, 0)},
-      {"tensors, at most", GgufBytes().header(std::uint64_t{1} << 63, 0)},
-      {"metadata pairs, at most", GgufBytes().header(0, kHuge)},
+      {"tensors, expected at most", GgufBytes().header(kHuge, 0)},
+      {"tensors, expected at most", GgufBytes().header(std::uint64_t{1} << 63, 0)},
+      {"metadata pairs, expected at most", GgufBytes().header(0, kHuge)},
       {"tensors of at least", GgufBytes().header(60000, 0).zeros(40)},
       {"key of 0 bytes", with_pairs(1).key("", kU8).zeros(20)},
       {"key of 18446744073709551615 bytes", with_pairs(1).put(kHuge).zeros(40)},
       {"key of 257 bytes", with_pairs(1).key(std::string(257, 'k'), kU8).zeros(20)},
       {"value type 13", with_pairs(1).key("k", 13).zeros(20)},
-      {"a list of lists", with_pairs(1).put_text("k").list(9, 1).zeros(20)},
-      {"elements, at most", with_pairs(1).put_text("k").list(kU8, kHuge).zeros(20)},
+      {"an array of arrays", with_pairs(1).put_text("k").list(9, 1).zeros(20)},
+      {"elements, expected at most", with_pairs(1).put_text("k").list(kU8, kHuge).zeros(20)},
       {"elements of at least 8", with_pairs(1).put_text("k").list(kText, 1 << 20).zeros(20)},
-      {"text of 1073741824 bytes", with_pairs(1).key("k", kText).put(1ull << 30).zeros(20)},
-      {"flag 2", with_pairs(1).key("k", kBool).put(std::uint8_t{2}).zeros(20)},
+      {"string of 1073741824 bytes", with_pairs(1).key("k", kText).put(1ull << 30).zeros(20)},
+      {"boolean 2", with_pairs(1).key("k", kBool).put(std::uint8_t{2}).zeros(20)},
       {"above 2^63 - 1", with_pairs(1).key("k", kU64).put(kHuge).zeros(20)},
       {"a key appears twice", with_pairs(2).key("k", kU8).zeros(1).key("k", kU8).zeros(20)},
       {"'general.alignment' is 4",
        with_pairs(1).key("general.alignment", kU32).put(std::uint32_t{4}).zeros(40)},
-      {"no power of two",
+      {"expected a power of two",
        with_pairs(1).key("general.alignment", kU32).put(std::uint32_t{24}).zeros(40)},
-      {"'general.alignment' is a text",
+      {"'general.alignment' is a string",
        with_pairs(1).key("general.alignment", kText).put_text("32")},
       {"'general.alignment' is 1073741824",
        with_pairs(1).key("general.alignment", kI32).put(std::int32_t{1 << 30}).zeros(40)},
@@ -181,20 +184,20 @@ std::vector<Hostile> hostile_files() {
       {"larger than the file", with_tensor({1, 1u << 30, 1u << 30, 1u << 30}, 0, 0)},
       {"has type 4,", with_tensor({32}, 4, 0)},
       {"has type 4294967295,", with_tensor({32}, 4294967295u, 0)},
-      {"needs a multiple of 32", with_tensor({33}, 2, 0)},
-      {"ends behind the file", with_tensor({17}, 0, 0)},
-      {"has offset 32, the one before", with_tensor({4}, 0, 32)},
-      {"has offset 1, the one before", with_tensor({4}, 0, 1)},
-      {"belong to none", with_tensor({4}, 0, 0)},
+      {"requires a multiple of 32", with_tensor({33}, 2, 0)},
+      {"extends past the end of the file", with_tensor({17}, 0, 0)},
+      {"has offset 32, expected the end", with_tensor({4}, 0, 32)},
+      {"has offset 1, expected the end", with_tensor({4}, 0, 1)},
+      {"expected padding only", with_tensor({4}, 0, 0)},
       {"tensor 'a' appears twice",
        GgufBytes().header(2, 0).tensor("a", {8}, 0, 0).tensor("a", {8}, 0, 32).pad().zeros(64)},
-      {"has offset 0, the one before",
+      {"has offset 0, expected the end",
        GgufBytes().header(2, 0).tensor("a", {8}, 0, 0).tensor("b", {8}, 0, 0).pad().zeros(64)},
-      {"ends before its tensors begin", GgufBytes().header(1, 0).tensor("t", {1}, 0, 0)},
+      {"ends before its first tensor", GgufBytes().header(1, 0).tensor("t", {1}, 0, 0)},
   };
 }
 
-TEST(Gguf, HostileFilesAreRefusedByRule) {
+TEST(Gguf, HostileFilesAreRejectedWithRuleAndRemedy) {
   for (const Hostile& hostile : hostile_files()) {
     auto parsed = parse(hostile.file);
     const auto* failure = std::get_if<Failure>(&parsed);
@@ -203,6 +206,9 @@ TEST(Gguf, HostileFilesAreRefusedByRule) {
         << "expected: " << hostile.rule << "\narrived: " << failure->message;
     EXPECT_EQ(failure->message.substr(0, 8), "m.gguf: ");
     EXPECT_TRUE(failure->code == ErrorCode::io_error || failure->code == ErrorCode::unsupported);
+    const char* remedy =
+        failure->code == ErrorCode::io_error ? "; download or convert the file again" : "; ";
+    EXPECT_NE(failure->message.find(remedy), std::string::npos) << failure->message;
   }
 }
 
@@ -212,7 +218,8 @@ TEST(Gguf, FilesAreReadFromDisk) {
   EXPECT_TRUE(read_gguf(path.string()).ok());
   std::filesystem::remove(path);
   const Failure missing = read_gguf(path.string()).failure();
-  EXPECT_EQ(missing.message, path.string() + ": cannot be opened for reading");
+  EXPECT_EQ(missing.message,
+            path.string() + ": cannot be opened for reading; check the path and its permissions");
   EXPECT_FALSE(read_gguf(std::filesystem::temp_directory_path().string()).ok());
 }
 

@@ -5,12 +5,17 @@
 namespace headrace {
 namespace {
 
-constexpr const char* kKinds[] = {"an integer",      "a number",           "a flag",
-                                  "a text",          "a list of integers", "a list of numbers",
-                                  "a list of flags", "a list of texts"};
+constexpr const char* kKinds[] = {"an integer",
+                                  "a number",
+                                  "a boolean",
+                                  "a string",
+                                  "an array of integers",
+                                  "an array of numbers",
+                                  "an array of booleans",
+                                  "an array of strings"};
 static_assert(std::variant_size_v<MetadataValue> == std::size(kKinds));
 
-// The value of a key as T, null when it is missing.
+// The value of a key as T; null: the key is missing.
 template <class T>
 Result<const T*> find(const ModelFile& file, std::string_view key) {
   const auto it = file.metadata.find(key);
@@ -24,7 +29,7 @@ template <class T>
 Result<const T*> find_required(const ModelFile& file, std::string_view key) {
   Result<const T*> found = find<T>(file, key);
   if (found.ok() && found.value() == nullptr)
-    return file.wrong(format_text("has no '{}', which this model needs", key));
+    return file.wrong(format_text("'{}' is missing", key));
   return found;
 }
 
@@ -63,8 +68,12 @@ const TensorInfo* ModelFile::find_tensor(std::string_view name) const {
   return it == tensors.end() ? nullptr : &*it;
 }
 
+Failure ModelFile::failure(ErrorCode code, std::string_view text) const {
+  return {code, format_text("{}: {}", path, text)};
+}
+
 Failure ModelFile::wrong(std::string_view rule) const {
-  return {ErrorCode::io_error, format_text("{}: {}", path, rule)};
+  return failure(ErrorCode::io_error, format_text("{}; download or convert the file again", rule));
 }
 
 Result<std::int64_t> ModelFile::integer(std::string_view key, std::int64_t low,

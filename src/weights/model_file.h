@@ -1,5 +1,5 @@
-// What a model file says about itself: metadata and the tensors it holds, whatever its format. One
-// reader a format makes it (gguf.h); nothing here has touched the weights yet.
+// The header of a model file of any format: metadata and tensor list, without the weights. Each
+// format has a reader (gguf.h).
 #pragma once
 
 #include <cstdint>
@@ -14,18 +14,18 @@
 
 namespace headrace {
 
-// A value of the metadata. Integers of every width are int64 (uint64 above its range is refused by
-// the reader); floats are double.
+// A metadata value. Integers of every width are int64 (the reader rejects larger uint64 values);
+// floats are double.
 using MetadataValue =
     std::variant<std::int64_t, double, bool, std::string, std::vector<std::int64_t>,
                  std::vector<double>, std::vector<bool>, std::vector<std::string>>;
 
-// A tensor of the file: where its blocks lie.
+// A tensor and the position of its blocks in the file.
 struct TensorInfo {
   std::string name;
   WeightType type;
-  std::vector<std::int64_t> shape;  // rows first: [.., rows, columns]; columns are contiguous
-  std::uint64_t offset;             // of the first byte, in the file
+  std::vector<std::int64_t> shape;  // [.., rows, columns]; columns are contiguous
+  std::uint64_t offset;             // of the first byte from the start of the file
   std::uint64_t bytes;
 };
 
@@ -34,12 +34,12 @@ struct ModelFile {
   std::string format;
   std::map<std::string, MetadataValue, std::less<>> metadata;
   std::map<std::string, std::string, std::less<>> types;  // of each value, as the format names it
-  std::vector<TensorInfo> tensors;                        // in the order of the file
+  std::vector<TensorInfo> tensors;                        // in file order
 
-  const TensorInfo* find_tensor(std::string_view name) const;  // null: none of that name
+  const TensorInfo* find_tensor(std::string_view name) const;  // null: not found
 
-  // Values by key. io_error naming file and key where the key is missing (without a fallback), is
-  // of another kind or outside [low, high].
+  // Values by key. io_error if the key is missing (and there is no fallback), has another type or
+  // is outside [low, high]; the message names file and key.
   Result<std::int64_t> integer(std::string_view key, std::int64_t low, std::int64_t high) const;
   Result<std::int64_t> integer_or(std::string_view key, std::int64_t low, std::int64_t high,
                                   std::int64_t fallback) const;
@@ -48,11 +48,14 @@ struct ModelFile {
   Result<bool> flag_or(std::string_view key, bool fallback) const;
   Result<std::string> text(std::string_view key) const;
   Result<std::string> text_or(std::string_view key, std::string_view fallback) const;
-  // Lists: pointers into `metadata`.
+  // Arrays: pointers into `metadata`.
   Result<const std::vector<std::string>*> texts(std::string_view key) const;
   Result<const std::vector<std::int64_t>*> integers(std::string_view key) const;
 
-  Failure wrong(std::string_view rule) const;  // "FILE: rule"
+  // "FILE: text".
+  Failure failure(ErrorCode code, std::string_view text) const;
+  // io_error for a file that breaks a rule, with the remedy.
+  Failure wrong(std::string_view rule) const;
 };
 
 }  // namespace headrace

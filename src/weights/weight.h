@@ -1,4 +1,4 @@
-// A matrix of weights as an executor prepared it for its device.
+// A weight matrix that an executor packed for its device.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ enum class MatmulMode {
 struct Weight {
   WeightType format = WeightType::f32;  // of the model file
   std::int64_t rows = 0, columns = 0;
-  std::uint32_t layout = 0;  // of data; its meaning belongs to the backend that packed it
+  std::uint32_t layout = 0;  // of data; defined by the backend that packed it
   Buffer data;
 };
 

@@ -13,8 +13,8 @@ namespace headrace {
 
 class WeightSource {
  public:
-  // use_mmap: a file that is cut off by somebody else while it is mapped ends the process (SIGBUS),
-  // which reads cannot do to it.
+  // use_mmap: if another process truncates the file while it is mapped, an access ends this process
+  // (SIGBUS). Reads have no such hazard.
   static Result<WeightSource> open(const ModelFile& file, bool use_mmap);
 
   // tensor.bytes bytes, valid until the next call.

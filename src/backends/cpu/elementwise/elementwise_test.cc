@@ -197,7 +197,7 @@ TEST_P(Elementwise, DISABLED_SiluOfAllFloats) {
   EXPECT_LE(worst, 3.35);
 }
 
-TEST_P(Elementwise, SwigluAtItsEdges) {
+TEST_P(Elementwise, SwigluOfExtremeValues) {
   const Floats gate = {0.0f, -0.0f, kInf, -kInf, kNan,   -1e30f, 1e30f,
                        2.0f, 2.0f,  2.0f, 2.0f,  -91.0f, -110.0f};
   const Floats up = {3.0f, 3.0f,  2.0f, 2.0f, 2.0f, 1e30f, 1.0f,
@@ -217,7 +217,7 @@ TEST_P(Elementwise, SwigluAtItsEdges) {
   EXPECT_TRUE(same_bits(out[12], -0.0f));
 }
 
-TEST_P(Elementwise, SwigluHasTheSameBitsWhereverAnElementLies) {
+TEST_P(Elementwise, SwigluBitsDoNotDependOnThePosition) {
   for (const std::int64_t width : kWidths) {
     const auto gate = random_floats(width, 9, 20), up = random_floats(width, 10);
     const auto out = swiglu(ops, gate, up);

@@ -78,7 +78,7 @@ Partner partner_of(std::int64_t i, std::int64_t rot_dim, RopeLayout layout) {
   return i % 2 == 0 ? Partner{i + 1, i / 2, true} : Partner{i - 1, i / 2, false};
 }
 
-TEST_P(RopeKernel, TurnsEveryPairByItsAngle) {
+TEST_P(RopeKernel, RotatesEveryPairByItsAngle) {
   for (const Shape& s : kShapes) {
     const auto angles = angles_of(s.rot_dim);
     const auto x = input(s);
@@ -142,7 +142,7 @@ TEST_P(RopeKernel, InPlaceAndIntoSixteenBits) {
 }
 
 // Writes to a cache [head, position, head_dim]: source and destination strides differ.
-TEST_P(RopeKernel, WritesIntoACacheAndNothingElse) {
+TEST_P(RopeKernel, WritesOnlyItsRowsOfACache) {
   const Shape s{2, 10, 6};
   const auto angles = angles_of(s.rot_dim);
   const auto x = input(s);
@@ -164,7 +164,7 @@ TEST_P(RopeKernel, WritesIntoACacheAndNothingElse) {
   }
 }
 
-TEST_P(RopeKernel, WithoutRotationItCopies) {
+TEST_P(RopeKernel, RotDimZeroCopies) {
   const Shape s{3, 21, 0};
   const auto x = input(s);
   for (const RopeLayout layout : {RopeLayout::interleaved, RopeLayout::halves}) {
