@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "ops/sampling.h"
@@ -61,7 +62,7 @@ int run(std::size_t vocab_size, double spread) {
   std::vector<std::int32_t> history(1000);
   for (auto& token : history)
     token = static_cast<std::int32_t>(random.between(0, static_cast<std::int64_t>(vocab_size) - 1));
-  Sampler sampler(cpu_info().value());
+  Sampler sampler = std::move(Sampler::make(cpu_info().value()).value());
   SamplingInput input{.logits = logits, .prompt = history, .output = history};
   if (!sampler.sample(input, {}).ok()) return 1;
   std::printf("%zu logits, standard deviation %g\n", vocab_size, spread);

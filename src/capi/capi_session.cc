@@ -1,6 +1,7 @@
 // Sessions: one sequence and its continuation.
 #include <cmath>
 #include <memory>
+#include <utility>
 
 #include "base/callback.h"
 #include "capi/model_common.h"
@@ -163,9 +164,10 @@ headrace_status headrace_session_create(const headrace_model* model,
     if (!wanted.ok()) return fail(std::move(wanted.failure()));
     auto made = headrace::engine::Session::make(model->model, wanted.value());
     if (!made.ok()) return fail(std::move(made.failure()));
-    *session = new headrace_session{.model = model,
-                                    .session = std::move(made.value()),
-                                    .sampler = headrace::Sampler(model->model.device->info())};
+    auto sampler = headrace::Sampler::make(model->model.device->info());
+    if (!sampler.ok()) return fail(std::move(sampler.failure()));
+    *session = new headrace_session{
+        .model = model, .session = std::move(made.value()), .sampler = std::move(sampler.value())};
     return HEADRACE_OK;
   });
 }

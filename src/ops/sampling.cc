@@ -221,7 +221,15 @@ void Sampler::State::add_logprobs(const SamplingInput& input, const SamplingOpti
   sample.top_logprobs = top_;
 }
 
-Sampler::Sampler(const DeviceInfo& device) : state_(std::make_unique<State>(device)) {}
+Result<Sampler> Sampler::make(const DeviceInfo& device) {
+  if (device.device_type != HEADRACE_CPU)
+    return unsupported(
+        "sampling on [{}]: must be a CPU; copy the logits to the host and sample them there",
+        device_text(device));
+  return Sampler(std::make_unique<State>(device));
+}
+
+Sampler::Sampler(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Sampler::~Sampler() = default;
 Sampler::Sampler(Sampler&&) noexcept = default;
 Sampler& Sampler::operator=(Sampler&&) noexcept = default;

@@ -101,7 +101,8 @@ struct Distribution {
 // A sampler and its buffers; only the first call with a vocabulary size allocates. One per thread.
 class Sampler {
  public:
-  explicit Sampler(const DeviceInfo& device);
+  // unsupported: not a CPU.
+  static Result<Sampler> make(const DeviceInfo& device);
   ~Sampler();
   Sampler(Sampler&&) noexcept;
   Sampler& operator=(Sampler&&) noexcept;
@@ -116,6 +117,7 @@ class Sampler {
 
  private:
   class State;
+  explicit Sampler(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
 };
 

@@ -6,6 +6,7 @@
 #include <limits>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ops/sampling.h"
@@ -20,7 +21,9 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 using Logits = std::vector<float>;
 
-DeviceInfo cpu() { return cpu_info().value(); }
+Sampler make_sampler(const char* device = "cpu") {
+  return std::move(Sampler::make(device_from_text(device).value()).value());
+}
 
 // The value of chi-square with n degrees of freedom that chance exceeds once in 3.5 million
 // (Wilson and Hilferty 1931; 5 is that quantile of the normal distribution).
@@ -45,7 +48,7 @@ double chi_square(const std::vector<std::int64_t>& counts, const std::vector<dou
 const Logits kTen = {0.0f, 1.0f, -1.0f, 2.0f, 0.5f, -kInf, 1.5f, 0.2f, -2.0f, 1.0f};
 
 TEST(SamplingDraw, AMillionDrawsFollowTheDistribution) {
-  Sampler sampler(cpu());
+  Sampler sampler = make_sampler();
   for (const SamplingOptions& o :
        {SamplingOptions{}, SamplingOptions{.temperature = 0.7, .top_k = 6, .top_p = 0.9, .seed = 9},
         SamplingOptions{.temperature = 2, .min_p = 0.2, .seed = 10}}) {
@@ -66,7 +69,7 @@ TEST(SamplingDraw, ALargeVocabularyFollowsTheDistribution) {
   Logits logits(3000);
   for (float& logit : logits) logit = static_cast<float>(random.normal());
   const auto expected = testing::reference_distribution(logits, {});
-  Sampler sampler(cpu());
+  Sampler sampler = make_sampler();
   std::vector<std::int64_t> counts(logits.size());
   for (std::int64_t position = 0; position < 200'000; ++position)
     ++counts[static_cast<std::size_t>(
@@ -78,7 +81,7 @@ TEST(SamplingDraw, ALargeVocabularyFollowsTheDistribution) {
 template <class Pair>
 double pair_chi_square(Pair pair) {
   const Logits equal(4, 0.0f);
-  Sampler sampler(cpu());
+  Sampler sampler = make_sampler();
   const auto draw = [&](std::uint64_t sequence, std::int64_t position, std::uint64_t seed) {
     const SamplingInput input{.logits = equal, .sequence_id = sequence, .position = position};
     return static_cast<std::size_t>(sampler.sample(input, {.seed = seed}).value().token);
@@ -111,7 +114,7 @@ TEST(SamplingDraw, PositionsSequencesAndSeedsAreIndependent) {
 
 TEST(SamplingDraw, DoesNotDependOnEarlierCalls) {
   testing::Random random(5);
-  Sampler busy(cpu()), fresh(cpu());
+  Sampler busy = make_sampler(), fresh = make_sampler();
   const SamplingOptions o{.temperature = 0.9, .top_p = 0.95, .seed = 77};
   for (std::int64_t position = 0; position < 100; ++position) {
     Logits logits(500), other(static_cast<std::size_t>(random.between(1, 2000)));
@@ -125,7 +128,7 @@ TEST(SamplingDraw, DoesNotDependOnEarlierCalls) {
 
 TEST(SamplingDraw, IsTheSameOnEveryInstructionSet) {
   testing::Random random(6);
-  Sampler scalar(device_from_text("cpu:scalar").value()), native(cpu());
+  Sampler scalar = make_sampler("cpu:scalar"), native = make_sampler();
   for (std::int64_t position = 0; position < 100; ++position) {
     Logits logits(static_cast<std::size_t>(random.between(1, 1500)));
     for (float& logit : logits) logit = static_cast<float>(random.normal() * 4);
@@ -149,7 +152,7 @@ TEST(SamplingDraw, UniformIsThatOfPhilox) {
 }
 
 TEST(SamplingDraw, GreedyTakesTheLowestIdOfTheLargest) {
-  Sampler sampler(cpu());
+  Sampler sampler = make_sampler();
   const SamplingOptions greedy{.temperature = 0, .top_k = 1, .top_p = 0.1};
   for (const std::size_t size : {1, 5, 64, 65, 200, 1001}) {
     for (std::size_t i = 0; i < size; ++i) {
@@ -175,7 +178,7 @@ void expect_error(const std::optional<Failure>& failure, const std::string& text
 }
 
 TEST(SamplingErrors, LogitsAndHistory) {
-  Sampler sampler(cpu());
+  Sampler sampler = make_sampler();
   const auto failure = [&](const Logits& logits, const SamplingOptions& o,
                            const std::vector<std::int32_t>& output) -> std::optional<Failure> {
     auto result = sampler.sample({.logits = logits, .prompt = {}, .output = output}, o);
@@ -210,6 +213,15 @@ TEST(SamplingErrors, LogitsAndHistory) {
                "logit_bias: token 1 must be 0 to 0");
   expect_error(failure({1.0f}, {.repetition_penalty = 2}, {0, 1}), "output[1]=1");
   expect_error(failure({1.0f}, {.frequency_penalty = 2}, {-1}), "output[0]=-1");
+}
+
+TEST(SamplingErrors, DevicesWithoutKernelsAreRejected) {
+  const Result<Sampler> sampler = Sampler::make(device_from_text("sm90:132").value());
+  ASSERT_FALSE(sampler.ok());
+  expect_error(sampler.failure(), "sampling on [cuda sm90, 132 multiprocessors",
+               ErrorCode::unsupported);
+  expect_error(sampler.failure(), "must be a CPU; copy the logits to the host",
+               ErrorCode::unsupported);
 }
 
 TEST(SamplingErrors, OptionsSayWhatArrivedAndWhatToDo) {

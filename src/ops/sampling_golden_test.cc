@@ -4,6 +4,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ops/sampling.h"
@@ -14,7 +15,7 @@ namespace {
 TEST(SamplingGolden, KeepsWhatTransformersKeeps) {
   std::ifstream file(HEADRACE_GOLDEN_DIR "/sampling.json");
   const auto golden = nlohmann::json::parse(file);
-  Sampler sampler(cpu_info().value());
+  Sampler sampler = std::move(Sampler::make(cpu_info().value()).value());
   ASSERT_GE(golden["cases"].size(), 150u);
   for (const auto& test_case : golden["cases"]) {
     auto logits = test_case["logits"].get<std::vector<float>>();

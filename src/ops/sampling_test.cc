@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/support/random.h"
@@ -20,7 +21,9 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 using Logits = std::vector<float>;
 using Tokens = std::vector<std::int32_t>;
 
-DeviceInfo cpu() { return cpu_info().value(); }
+Sampler make_sampler(const char* device = "cpu") {
+  return std::move(Sampler::make(device_from_text(device).value()).value());
+}
 
 Tokens kept(Sampler& sampler, const Logits& logits, const SamplingOptions& options) {
   const Distribution left = sampler.distribution({.logits = logits}, options).value();
@@ -30,7 +33,7 @@ Tokens kept(Sampler& sampler, const Logits& logits, const SamplingOptions& optio
   return tokens;
 }
 Tokens kept(const Logits& logits, const SamplingOptions& options) {
-  Sampler sampler(cpu());
+  Sampler sampler = make_sampler();
   return kept(sampler, logits, options);
 }
 
@@ -70,7 +73,7 @@ Logits random_logits(testing::Random& random) {
 
 TEST(Sampling, KeepsWhatTheReferenceKeeps) {
   testing::Random random(1);
-  Sampler sampler(cpu());
+  Sampler sampler = make_sampler();
   for (int i = 0; i < 3000; ++i) {
     const Logits logits = random_logits(random);
     SamplingOptions o;
@@ -140,7 +143,7 @@ TEST(Sampling, TopPOfAFlatDistribution) {
   testing::Random random(2);
   Logits logits(20000);
   for (float& logit : logits) logit = static_cast<float>(random.uniform() * 0.01);
-  Sampler sampler(cpu());
+  Sampler sampler = make_sampler();
   for (const double top_p : {0.001, 0.0128, 0.1, 0.5, 0.999}) {
     SamplingOptions o;
     o.top_p = top_p;
@@ -201,7 +204,7 @@ std::vector<double> changed(const Logits& logits, SamplingOptions o, const Token
                             const Tokens& output) {
   o.num_logprobs = static_cast<int>(logits.size());
   o.logprobs_mode = LogprobsMode::processed;
-  Sampler sampler(cpu());
+  Sampler sampler = make_sampler();
   const Sample sample =
       sampler.sample({.logits = logits, .prompt = prompt, .output = output}, o).value();
   std::vector<double> values(logits.size());
@@ -300,7 +303,7 @@ TEST(SamplingPenalties, BiasComesBeforePenalties) {
   expect_near(changed(logits, o, {1, 2}, {}), {0, 0.25, 1});
   o.logit_bias = {{1, -kInf}};
   EXPECT_EQ(kept({0.0f, 0.5f}, {.logit_bias = {{0, 1.0f}}}), (Tokens{0, 1}));
-  Sampler sampler(cpu());
+  Sampler sampler = make_sampler();
   o.temperature = 0;
   o.repetition_penalty = 1;
   EXPECT_EQ(sampler.sample({.logits = logits}, o).value().token, 0);
@@ -309,7 +312,7 @@ TEST(SamplingPenalties, BiasComesBeforePenalties) {
 TEST(SamplingPenalties, LeaveNoState) {
   const Logits logits = {0.0f, 2.0f, -2.0f, 0.5f, 1.0f};
   const Tokens history = {1, 2, 4, 4};
-  Sampler sampler(cpu());
+  Sampler sampler = make_sampler();
   const SamplingOptions o{.presence_penalty = 0.5, .frequency_penalty = 0.25, .num_logprobs = 5};
   const SamplingInput input{.logits = logits, .prompt = {}, .output = history};
   const Sample first = sampler.sample(input, o).value();
@@ -327,7 +330,7 @@ TEST(SamplingPenalties, LeaveNoState) {
 TEST(SamplingLogprobs, AreThoseOfTheRawLogits) {
   const auto logits = log_of({0.1, 0.4, 0.3, 0.2});
   const Tokens history = {1, 1};
-  Sampler sampler(cpu());
+  Sampler sampler = make_sampler();
   SamplingOptions o{.temperature = 0.5, .top_k = 2, .frequency_penalty = 2, .num_logprobs = 3};
   const SamplingInput input{.logits = logits, .prompt = {}, .output = history};
   const Sample raw = sampler.sample(input, o).value();
