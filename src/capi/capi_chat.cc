@@ -14,8 +14,9 @@ Result<std::vector<text::Message>> read_messages(const headrace_message* message
       return invalid_argument("messages[{}]: role and content must not be NULL; pass strings", i);
     const auto role = text::role_by_name(messages[i].role);
     if (!role)
-      return invalid_argument("messages[{}].role='{}': must be system, user or assistant", i,
-                              messages[i].role);
+      return invalid_argument(
+          "messages[{}].role='{}': must be system, user or assistant; pass one of these", i,
+          messages[i].role);
     read.push_back({*role, messages[i].content});
   }
   return read;

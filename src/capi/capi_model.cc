@@ -15,7 +15,7 @@ Result<engine::LoadOptions> load_options(const headrace_model_options& options) 
   Result<DeviceInfo> device = cpu_info();
   if (!device.ok()) return std::move(device.failure());
   if (options.num_threads < 0 || options.num_threads > kMaxThreads)
-    return invalid_argument("num_threads={}: must be 1 to {}, or 0 for all available",
+    return invalid_argument("num_threads={}: must be 1 to {}; pass 0 for all available",
                             options.num_threads, kMaxThreads);
   if (options.num_threads > 0) device.value().num_units = options.num_threads;
   engine::LoadOptions load;
@@ -111,7 +111,7 @@ headrace_status headrace_tokenize(const headrace_model* model, const char* text,
     constexpr uint32_t kKnown = HEADRACE_TOKENIZE_SPECIAL | HEADRACE_TOKENIZE_BOS;
     if ((flags & ~kKnown) != 0)
       return fail(headrace::invalid_argument(
-          "flags={}: unknown bits; pass headrace_tokenize_flags values", flags));
+          "flags={}: must have no unknown bits; pass headrace_tokenize_flags values", flags));
     using headrace::text::ParseSpecial;
     auto encoded = model->model.tokenizer.encode(
         {text, num_bytes},

@@ -33,8 +33,10 @@ headrace_sampling_options default_sampling_options() {
 Result<engine::SessionOptions> session_options(const headrace_session_options& c) {
   if (c.cache_dtype != HEADRACE_F32 && c.cache_dtype != HEADRACE_F16 &&
       c.cache_dtype != HEADRACE_BF16)
-    return invalid_argument("cache_dtype={}: must be HEADRACE_F16, HEADRACE_BF16 or HEADRACE_F32",
-                            c.cache_dtype);
+    return invalid_argument(
+        "cache_dtype={}: must be f16, bf16 or f32; pass HEADRACE_F16, HEADRACE_BF16 or "
+        "HEADRACE_F32",
+        c.cache_dtype);
   engine::SessionOptions options;
   options.max_tokens = c.max_tokens;
   if (c.batch_tokens != 0) options.batch_tokens = c.batch_tokens;
@@ -79,7 +81,8 @@ Result<engine::GenerationOptions> generation_options(const headrace_generation_o
   headrace_generation_options c{};
   if (auto bad = read_struct("options", theirs, c)) return std::move(*bad);
   if (c.max_new_tokens < 0)
-    return invalid_argument("max_new_tokens={}: must be 0 (no limit) or more", c.max_new_tokens);
+    return invalid_argument("max_new_tokens={}: must not be negative; pass 0 for no limit",
+                            c.max_new_tokens);
   if (c.stop == nullptr && c.num_stop > 0)
     return null_argument("stop", "pass an array of num_stop strings");
   Result<SamplingOptions> sampling = sampling_options(c.sampling);
@@ -96,11 +99,11 @@ Result<engine::GenerationOptions> generation_options(const headrace_generation_o
   }
   if (c.on_text != nullptr)
     options.on_text = [fn = c.on_text, user = c.user](std::string_view text) -> Result<bool> {
-      bool goes_on = false;
+      bool may_continue = false;
       if (auto bad =
-              call_back("on_text", [&] { goes_on = fn(user, text.data(), text.size()) == 0; }))
+              call_back("on_text", [&] { may_continue = fn(user, text.data(), text.size()) == 0; }))
         return std::move(*bad);
-      return goes_on;
+      return may_continue;
     };
   return options;
 }

@@ -10,17 +10,17 @@ bool is_positive(double value) { return value > 0 && std::isfinite(value); }
 
 Status check_llama3(const RopeLlama3Scaling& scaling) {
   if (!is_positive(scaling.factor))
-    return invalid_argument("llama3.factor={} must be finite and positive: 8 for Llama 3.1",
+    return invalid_argument("llama3.factor={}: must be finite and positive; Llama 3.1 has 8",
                             scaling.factor);
   if (!is_positive(scaling.low_freq_factor) || !is_positive(scaling.high_freq_factor) ||
       scaling.high_freq_factor <= scaling.low_freq_factor)
     return invalid_argument(
-        "llama3.low_freq_factor={}, high_freq_factor={}: both must be finite and positive, and "
+        "llama3.low_freq_factor={}, high_freq_factor={}: must be finite and positive, and "
         "high_freq_factor must be larger; Llama 3.1 has 1 and 4",
         scaling.low_freq_factor, scaling.high_freq_factor);
   if (!is_positive(scaling.original_context_length))
     return invalid_argument(
-        "llama3.original_context_length={} must be finite and positive: 8192 for Llama 3.1",
+        "llama3.original_context_length={}: must be finite and positive; Llama 3.1 has 8192",
         scaling.original_context_length);
   return {};
 }
@@ -29,27 +29,29 @@ Status check_factors(const RopeOptions& o) {
   if (o.freq_factors.empty()) return {};
   if (o.llama3)
     return invalid_argument(
-        "freq_factors and llama3 are both given: freq_factors already contain the llama3 scaling; "
-        "leave llama3 out");
+        "freq_factors and llama3: both given, but factors contain the llama3 scaling and must be "
+        "given alone; omit llama3");
   if (static_cast<std::int64_t>(o.freq_factors.size()) != o.rot_dim / 2)
-    return invalid_argument("freq_factors has {} entries: must have rot_dim / 2 = {}",
-                            o.freq_factors.size(), o.rot_dim / 2);
+    return invalid_argument(
+        "freq_factors has {} entries: must be {}, rot_dim / 2; pass one per pair",
+        o.freq_factors.size(), o.rot_dim / 2);
   for (std::size_t i = 0; i < o.freq_factors.size(); ++i)
     if (!is_positive(static_cast<double>(o.freq_factors[i])))
       return invalid_argument(
-          "freq_factors[{}]={} must be finite and positive: the file may be damaged", i,
+          "freq_factors[{}]={}: must be finite and positive; pass 1 for no scaling", i,
           o.freq_factors[i]);
   return {};
 }
 
 Status check_options(const RopeOptions& o) {
   if (o.rot_dim < 2 || o.rot_dim % 2 != 0 || o.rot_dim > 1 << 16)
-    return invalid_argument("rot_dim={} must be even and 2 to 65536", o.rot_dim);
+    return invalid_argument("rot_dim={}: must be even and 2 to 65536; pass at most head_dim",
+                            o.rot_dim);
   if (!is_positive(o.base))
-    return invalid_argument("base={} must be finite and positive: 10000 is the usual value",
+    return invalid_argument("base={}: must be finite and positive; pass 10000, the usual value",
                             o.base);
   if (!is_positive(o.linear_factor))
-    return invalid_argument("linear_factor={} must be finite and positive: pass 1 for no scaling",
+    return invalid_argument("linear_factor={}: must be finite and positive; pass 1 for no scaling",
                             o.linear_factor);
   if (o.llama3)
     if (Status wrong = check_llama3(*o.llama3)) return wrong;
