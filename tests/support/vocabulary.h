@@ -13,7 +13,7 @@ namespace headrace::testing {
 // Ids in this order: specials, bytes, results of the merges, extra.
 struct Vocabulary {
   std::vector<std::pair<std::string, std::int64_t>> specials;  // text, type
-  std::vector<std::string> bytes;                              // in the byte alphabet
+  std::vector<std::string> bytes;                              // in byte-level characters
   std::vector<std::string> merges;                             // "left right"
   std::vector<std::string> extra;                              // normal tokens without a merge
 
