@@ -59,7 +59,7 @@ Answer stream_answer(const Model& model, Session& session, std::span<const std::
       return may_continue();
     });
   } catch (const Error&) {
-    // The library reports non-finite logits as an invalid argument; the cause here is the file.
+    // Non-finite logits: report the damaged file in the words of the other commands.
     if (has_bad_logits(model, session)) fail_of_damaged_weights();
     throw;
   }

@@ -50,7 +50,7 @@ Tokens greedy(const Model& model, const Tokens& prompt, std::size_t count, headr
   return answer;
 }
 
-TEST_F(SmolLm2, PromptsAreTheTokensThatItWasTrainedToSee) {
+TEST_F(SmolLm2, PromptTokensMatchTransformers) {
   const Model model(path_, {.vocab_only = true});
   const auto golden = json_of("smollm2_greedy.json");
   for (const auto& answer : golden.at("answers")) {
@@ -64,7 +64,7 @@ TEST_F(SmolLm2, PromptsAreTheTokensThatItWasTrainedToSee) {
             Tokens(json_of("smollm2_logits.json").at("tokens")));
 }
 
-TEST_F(SmolLm2, ExactAnswersAreThoseOfTransformers) {
+TEST_F(SmolLm2, ExactAnswersMatchTransformers) {
   const Model model(path_, {.exact = true});
   const auto golden = json_of("smollm2_greedy.json");
   for (std::size_t i = 0; i < 5; ++i) {
@@ -79,7 +79,7 @@ TEST_F(SmolLm2, ExactAnswersAreThoseOfTransformers) {
 // 8-bit activations change logits by some tenths. The errors depend on the order of sums, so on the
 // instruction set: of 1280 steps after the reference's own tokens AVX2 picks another token in one
 // (gap 0.15), AVX-512 in three (gaps up to 0.38).
-TEST_F(SmolLm2, NormalAnswersLeaveTheReferenceOnlyWhereTwoTokensAreNear) {
+TEST_F(SmolLm2, NormalAnswersDifferOnlyWhereTwoTokensAreClose) {
   constexpr double kNear = 0.75;
   const Model model(path_);
   const auto golden = json_of("smollm2_greedy.json");
@@ -135,7 +135,7 @@ Distance distance_of(const Model& model, headrace::DType cache) {
   return distance;
 }
 
-TEST_F(SmolLm2, ExactLogprobsAreThoseOfTransformers) {
+TEST_F(SmolLm2, ExactLogprobsMatchTransformers) {
   const Distance distance = distance_of(Model(path_, {.exact = true}), headrace::DType::f32);
   EXPECT_LE(distance.largest, 2e-4);  // of up to 20; measured: 3.2e-5
   EXPECT_NEAR(distance.perplexity / distance.golden_perplexity, 1, 1e-5);

@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""What each fast path of the Python package buys: host time per call with it and without it, on the CPU.
+"""The gain of each fast path of the Python package: host time per call with it and without it, on the CPU.
 
-An ablation is a text of one function that is replaced by what would stand there without the fast path. Rounds with
-and without it alternate in one process. Time is that of the thread, which stops while other
-processes have the core, and the fastest round counts: what disturbs a round only adds to it. "nothing" is no ablation:
-its gain is the noise.
+An ablation replaces the source of one function by a version without the fast path. Rounds with and without it
+alternate in one process. The clock is the thread's CPU time, which stops while other processes have the core, and the
+fastest round counts, because disturbances only add time. "nothing" replaces nothing: its gain is the noise.
 """
 
 import argparse
