@@ -126,7 +126,7 @@ HEADRACE_API headrace_status headrace_model_get_info(const headrace_model* model
 /** Bits of the flags of headrace_tokenize(). */
 typedef enum headrace_tokenize_flags {
   HEADRACE_TOKENIZE_SPECIAL = 1, /**< parse special tokens in the text */
-  HEADRACE_TOKENIZE_BOS = 2      /**< add the BOS token if the file asks for it */
+  HEADRACE_TOKENIZE_BOS = 2      /**< add the BOS token if the file requests it */
 } headrace_tokenize_flags;
 
 /** text: num_bytes arbitrary bytes; invalid UTF-8 becomes byte tokens. */
