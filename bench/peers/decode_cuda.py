@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Decode on the GPU: one query per sequence over a contiguous cache, next to cuDNN in the same process. Times are of
-calls in a CUDA graph. Rounds alternate; before each, a stream through 192 MB flushes the L2, unless --warm."""
+"""Decode on the GPU: one query per sequence over a contiguous cache and over shuffled pages of it, next to cuDNN (contiguous)
+in the same process. Times are of calls in a CUDA graph. Rounds alternate; before each, a stream through 192 MB flushes
+the L2, unless --warm."""
 
 import argparse
 import dataclasses
@@ -22,9 +23,12 @@ LARGEST_DIFFERENCE = 4e-3
 COLUMNS = (
     ("case", "case", "{}"),
     ("headrace_us", "headrace us", "{:.1f}"),
+    ("paged_us", "paged us", "{:.1f}"),
     ("cudnn_us", "cudnn us", "{:.1f}"),
     ("ratio", "cudnn/headrace", "{:.2f}"),
+    ("paged_ratio", "cudnn/paged", "{:.2f}"),
     ("gbytes", "GB/s", "{:.0f}"),
+    ("paged_gbytes", "paged", "{:.0f}"),
     ("difference", "difference", "{:.1e}"),
     ("is_correct", "correct", "{}"),
     ("kernel", "kernel", "{}"),
@@ -50,7 +54,7 @@ class Case:
 CASES = (
     [Case(1, seqlen, 32, 8) for seqlen in (256, 512, 1024, 8192, 32768, 131072)]
     + [Case(8, 8192, 32, 8), Case(64, 4096, 32, 8), Case(64, 8192, 32, 8), Case(256, 1024, 32, 8)]
-    + [Case(128, 2048, 64, 8), Case(64, 4096, 32, 32)]
+    + [Case(128, 2048, 64, 8), Case(64, 4096, 32, 32), Case(4, 65536, 64, 8)]
 )
 
 
@@ -77,37 +81,66 @@ def microseconds(graph, count, evict):
     return begin.elapsed_time(end) * 1e3 / count
 
 
+def int32_view(tensor):
+    return headrace_abi.tensor(tensor.data_ptr(), headrace_abi.I32, tensor.shape, tensor.stride(), headrace_abi.CUDA)
+
+
+def shuffled_pages(case, k, v, page_size):
+    """k and v as pages [num_pages, page_size, kv_heads, dim] in random order, block_table and seqused_k."""
+    columns = case.seqlen // page_size
+    order = torch.randperm(case.batch * columns, device="cuda")
+    pages = []
+    for x in (k, v):  # [batch, seqlen, kv_heads, dim]
+        rows = x.reshape(case.batch * columns, page_size, case.kv_heads, HEAD_DIM)
+        pages.append(torch.empty_like(rows))
+        pages[-1][order] = rows
+    table = order.int().view(case.batch, columns)
+    return *pages, table, torch.full((case.batch,), case.seqlen, dtype=torch.int32, device="cuda")
+
+
+class Calls:
+    """Calls of one side. A graph is captured on a stream of its own, so a plan is made for each stream."""
+
+    def __init__(self, library, tensors, others=None):
+        self._library, self._tensors, self._others, self._made = library, tensors, others or {}, {}
+
+    def __call__(self):
+        stream = torch.cuda.current_stream().cuda_stream
+        if stream not in self._made:
+            views = [attention_cuda.headrace_view(t.transpose(1, 2), "bf16") for t in self._tensors]
+            self._made[stream] = headrace_abi.Attention(
+                self._library, *views, headrace_abi.CAUSAL_NONE, self._library.cuda_info(), keeps=self._tensors,
+                stream=stream, allocate=attention_cuda.allocate,
+                others={name: int32_view(t) for name, t in self._others.items()},
+            )  # fmt: skip
+        self._made[stream]()
+
+    @property
+    def kernel(self):
+        return next(iter(self._made.values())).kernel
+
+
 def run_case(library, case, options, evict):
     torch.manual_seed(0)
     shape = lambda seqlen, heads: (case.batch, seqlen, heads, HEAD_DIM)
-    q = torch.randn(shape(1, case.heads), device="cuda").bfloat16().transpose(1, 2)
-    k, v = (torch.randn(shape(case.seqlen, case.kv_heads), device="cuda").bfloat16().transpose(1, 2) for _ in "kv")
-    out = torch.empty_like(q)
-
-    # A graph is captured on a stream of its own, so the plan's stream is that of the capture.
-    def ours():
-        views = [attention_cuda.headrace_view(t, "bf16") for t in (q, k, v, out)]
-        return headrace_abi.Attention(
-            library, *views, headrace_abi.CAUSAL_NONE, library.cuda_info(), keeps=(q, k, v, out),
-            stream=torch.cuda.current_stream().cuda_stream, allocate=attention_cuda.allocate,
-        )  # fmt: skip
-
+    q = torch.randn(shape(1, case.heads), device="cuda").bfloat16()
+    k, v = (torch.randn(shape(case.seqlen, case.kv_heads), device="cuda").bfloat16() for _ in "kv")
+    k_pages, v_pages, table, used = shuffled_pages(case, k, v, options.page_size)
+    out, paged_out = torch.empty_like(q), torch.empty_like(q)
+    headrace = Calls(library, (q, k, v, out))
+    paged = Calls(library, (q, k_pages, v_pages, paged_out), {"block_table": table, "seqused_k": used})
     sdpa, gqa = torch.nn.functional.scaled_dot_product_attention, case.heads != case.kv_heads
-    kept = []
-
-    def headrace():
-        if not kept or kept[-1][0] != torch.cuda.current_stream():
-            kept.append((torch.cuda.current_stream(), ours()))
-        kept[-1][1]()
 
     def cudnn():
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            return sdpa(q, k, v, enable_gqa=gqa)
+            return sdpa(*(x.transpose(1, 2) for x in (q, k, v)), enable_gqa=gqa)
 
-    headrace()
-    difference = (out.float() - cudnn().float()).abs().max().item()
+    sides = {"headrace": headrace, "paged": paged, "cudnn": cudnn}
+    headrace(), paged()
+    difference = (out.float() - cudnn().transpose(1, 2).float()).abs().max().item()
+    has_equal_bits = torch.equal(out, paged_out)
     count = CALLS if options.warm else 1
-    graphs = {"headrace": graph_of(headrace, count), "cudnn": graph_of(cudnn, count)}
+    graphs = {name: graph_of(side, count) for name, side in sides.items()}
     times = {name: [] for name in graphs}
     for _ in range(options.rounds + 1):  # the first warms up
         for name, graph in graphs.items():
@@ -116,10 +149,13 @@ def run_case(library, case, options, evict):
     return {
         "case": case.name, "group": "one sequence" if case.batch == 1 else "batch", "batch": case.batch,
         "seqlen_k": case.seqlen, "num_heads": case.heads, "num_kv_heads": case.kv_heads, "head_dim": HEAD_DIM,
-        "caches": "warm" if options.warm else "cold", "kernel": kept[0][1].kernel, "headrace_us": us["headrace"],
-        "cudnn_us": us["cudnn"], "ratio": us["cudnn"] / us["headrace"],
-        "gbytes": case.bytes() / us["headrace"] * 1e-3, "difference": difference,
-        "is_correct": bool(torch.isfinite(out).all()) and difference <= LARGEST_DIFFERENCE, "rounds_us": times,
+        "caches": "warm" if options.warm else "cold", "kernel": headrace.kernel, "page_size": options.page_size,
+        "headrace_us": us["headrace"], "paged_us": us["paged"], "cudnn_us": us["cudnn"],
+        "ratio": us["cudnn"] / us["headrace"], "paged_ratio": us["cudnn"] / us["paged"],
+        "gbytes": case.bytes() / us["headrace"] * 1e-3, "paged_gbytes": case.bytes() / us["paged"] * 1e-3,
+        "difference": difference, "has_equal_bits": has_equal_bits,
+        "is_correct": bool(torch.isfinite(out).all()) and difference <= LARGEST_DIFFERENCE and has_equal_bits,
+        "rounds_us": times,
     }  # fmt: skip
 
 
@@ -128,6 +164,7 @@ def main():
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--filter", type=re.compile, default="", help="regex on case names")
+    parser.add_argument("--page-size", type=int, default=16, help="keys of a page")
     parser.add_argument("--warm", action="store_true", help="replays graphs of many calls without a flush of L2")
     parser.add_argument("--rounds", type=int, default=15, help="alternating rounds of each side")
     parser.add_argument("--format", choices=sorted(FORMATS), default="text")
