@@ -42,27 +42,47 @@ constexpr bool is_triangular(const Problem& p) {
   return p.window_left < 0 && (has_causal(p) || p.window_right >= 0);
 }
 
+// Causal mask and window: which keys a query may see.
+struct Window {
+  std::int64_t left, right;  // in keys, inclusive; -1: open
+  std::int32_t causal;       // headrace_causal
+};
+constexpr Window window_of(const Problem& p) { return {p.window_left, p.window_right, p.causal}; }
+constexpr bool has_causal(const Window& w) { return w.causal != HEADRACE_CAUSAL_NONE; }
+
 // Offset from a query's index to its diagonal key, query i to key i + shift. Causal masks, windows
 // and ALiBi all use it. Bottom-right alignment unless the mask is top-left.
+constexpr std::int64_t diagonal_shift(bool is_top_left, std::int64_t seqlen_q,
+                                      std::int64_t seqlen_k) {
+  return is_top_left ? 0 : seqlen_k - seqlen_q;
+}
+constexpr std::int64_t diagonal_shift(const Window& w, std::int64_t seqlen_q,
+                                      std::int64_t seqlen_k) {
+  return diagonal_shift(w.causal == HEADRACE_CAUSAL_TOP_LEFT, seqlen_q, seqlen_k);
+}
 constexpr std::int64_t diagonal_shift(const Problem& p, std::int64_t seqlen_q,
                                       std::int64_t seqlen_k) {
-  return p.causal == HEADRACE_CAUSAL_TOP_LEFT ? 0 : seqlen_k - seqlen_q;
+  return diagonal_shift(window_of(p), seqlen_q, seqlen_k);
 }
 
 // The keys [begin, end) visible to query `q_idx` under causal mask and window; may be empty.
 struct KeyRange {
   std::int64_t begin, end;
 };
-constexpr KeyRange visible_keys(const Problem& p, std::int64_t q_idx, std::int64_t seqlen_q,
+constexpr KeyRange visible_keys(const Window& w, std::int64_t q_idx, std::int64_t seqlen_q,
                                 std::int64_t seqlen_k) {
-  const std::int64_t diagonal = q_idx + diagonal_shift(p, seqlen_q, seqlen_k);
+  const std::int64_t diagonal = q_idx + diagonal_shift(w, seqlen_q, seqlen_k);
   KeyRange keys{0, seqlen_k};
-  if (has_causal(p)) keys.end = std::min(keys.end, diagonal + 1);
-  if (p.window_right >= 0) keys.end = std::min(keys.end, diagonal + p.window_right + 1);
-  if (p.window_left >= 0) keys.begin = std::max<std::int64_t>(0, diagonal - p.window_left);
+  if (has_causal(w)) keys.end = std::min(keys.end, diagonal + 1);
+  if (w.right >= 0) keys.end = std::min(keys.end, diagonal + w.right + 1);
+  if (w.left >= 0) keys.begin = std::max<std::int64_t>(0, diagonal - w.left);
   keys.end = std::max<std::int64_t>(keys.end, 0);
   keys.begin = std::min(keys.begin, keys.end);
   return keys;
+}
+constexpr KeyRange visible_keys(const Problem& p, std::int64_t q_idx, std::int64_t seqlen_q,
+                                std::int64_t seqlen_k) {
+  return visible_keys(window_of(p), q_idx, seqlen_q, seqlen_k);
 }
 
 }  // namespace headrace

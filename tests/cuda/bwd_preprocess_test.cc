@@ -41,7 +41,8 @@ std::vector<Bits> scales_of(std::int64_t seqlen_k, std::int64_t key, float of_k,
   const OnDevice<float> lse(std::vector<float>(count(kHeads * kQueries))), d(lse.read()),
       scaled_lse(lse.read());
   const OnDevice<Bits> scale(std::vector<Bits>(count(kHeads * kQueries)));
-  const OnDevice<KvAbsMax> kv_abs_max(std::vector<KvAbsMax>(count(num_kv_abs_max(p)), {NAN, NAN}));
+  const OnDevice<KvAbsMax> kv_abs_max(
+      std::vector<KvAbsMax>(count(num_kv_abs_max(sizes_of(p))), {NAN, NAN}));
   const OnDevice<std::uint32_t> error_word(std::vector<std::uint32_t>(1));
   AttentionArgs args{};
   const auto operand = [](const OnDevice<Bits>& x) {
@@ -52,16 +53,16 @@ std::vector<Bits> scales_of(std::int64_t seqlen_k, std::int64_t key, float of_k,
   args.out = operand(out);
   args.gradients.dout = operand(dout);
   args.lse = {.data = lse.data(), .stride_head = kQueries, .stride_q = 1};
-  const BwdPreprocessParams c{.problem = p,
-                              .args = args,
-                              .delta = d.data(),
-                              .lse = scaled_lse.data(),
-                              .lse_scale = 1,
-                              .dq_accum = nullptr,
-                              .dq_accum_cols = kDim,
-                              .dq_scale = scale.data(),
-                              .kv_abs_max = kv_abs_max.data(),
-                              .error_word = error_word.data()};
+  const BwdCall c{.problem = p,
+                  .args = args,
+                  .rows = {.delta = d.data(),
+                           .lse = scaled_lse.data(),
+                           .dq_accum = nullptr,
+                           .dq_accum_cols = kDim,
+                           .dq_scale = scale.data()},
+                  .lse_scale = 1,
+                  .kv_abs_max = kv_abs_max.data(),
+                  .error_word = error_word.data()};
   EXPECT_FALSE(launch_kv_abs_max(c, nullptr));
   EXPECT_FALSE(launch_bwd_preprocess(c, nullptr));
   HEADRACE_EXPECT_CUDA(cudaDeviceSynchronize());

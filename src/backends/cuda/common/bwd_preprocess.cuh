@@ -26,6 +26,40 @@ __device__ inline std::int64_t lse_offset(const LseOperand& x, const PaddedBlock
          (block.sequence.row_q + block.first_row + row) * x.stride_q;
 }
 
+struct BwdPreprocessParams {
+  Sizes sizes;
+  Lengths lengths;
+  Operand out, dout;
+  LseOperand lse, dlse;
+  SinkArgs sinks;
+  BwdRows rows;
+  float lse_scale, delta_scale;
+  const KvAbsMax* kv_abs_max;
+};
+struct KvAbsMaxParams {
+  Sizes sizes;
+  Lengths lengths;
+  Operand k, v;
+  KvAbsMax* kv_abs_max;
+};
+struct ConvertDqParams {
+  Sizes sizes;
+  Lengths lengths;
+  Operand dq;
+  const float* dq_accum;
+  std::int64_t dq_accum_cols;
+  float scale;
+  bool is_aligned;  // to 16 bytes
+};
+struct DsinksParams {
+  Sizes sizes;
+  SinkArgs sinks;
+  const float *delta, *lse;
+  float lse_scale, delta_scale;
+  float* dsinks;  // [num_heads]
+  std::int64_t dsinks_stride;
+};
+
 // 16 bytes of a row, as words: with 16-bit elements the compiler would use one register each.
 template <class T>
 struct alignas(16) Chunk {
@@ -70,7 +104,7 @@ class KvAbsMaxLoader {
     // one CTA reaches this wait; a kernel that waits for this one therefore also waits for that
     // one.
     griddep_wait();
-    const Problem& p = c.problem;
+    const Sizes& p = c.sizes;
     const unsigned group =
         static_cast<unsigned>(p.num_heads) / static_cast<unsigned>(p.num_kv_heads);
     const unsigned kv_head = static_cast<unsigned>(block.head) / group;
@@ -108,15 +142,15 @@ template <class T, bool kIsWholeChunks, bool kIsFixedPoint, int kRows, class Mea
 __device__ __forceinline__ void compute_delta(const BwdPreprocessParams& c,
                                               const PaddedBlock& block, int first, int lane,
                                               RowSums* sums, Meanwhile meanwhile) {
-  const Problem& p = c.problem;
   const auto row_of = [&](const Operand& x) {
     const std::int64_t packed = block.sequence.row_q + block.first_row;
     return static_cast<const T*>(x.data) + row_offset(x, block.batch_idx, packed, block.head) +
            first * x.stride_seq;
   };
-  const Operand &out = c.args.out, &dout = c.args.gradients.dout;
+  const Operand &out = c.out, &dout = c.dout;
+  const std::int64_t dim = c.sizes.head_dim_v;
   const T *out_row = row_of(out), *dout_row = row_of(dout);
-  const int chunks = static_cast<int>(ceil_div<std::int64_t>(p.head_dim_v, Chunk<T>::kElements));
+  const int chunks = static_cast<int>(ceil_div<std::int64_t>(dim, Chunk<T>::kElements));
   for (int first_chunk = 0; first_chunk < chunks; first_chunk += kLanesPerRow) {
     const int chunk = first_chunk + lane;
     Chunk<T> x[kRows]{}, y[kRows]{};
@@ -124,8 +158,8 @@ __device__ __forceinline__ void compute_delta(const BwdPreprocessParams& c,
     for (int i = 0; i < kRows; ++i) {
       if (chunk >= chunks || first + i * kRowStride >= block.num_rows) continue;
       const std::int64_t row = i * kRowStride;
-      x[i] = load_chunk<T, kIsWholeChunks>(dout_row + row * dout.stride_seq, p.head_dim_v, chunk);
-      y[i] = load_chunk<T, kIsWholeChunks>(out_row + row * out.stride_seq, p.head_dim_v, chunk);
+      x[i] = load_chunk<T, kIsWholeChunks>(dout_row + row * dout.stride_seq, dim, chunk);
+      y[i] = load_chunk<T, kIsWholeChunks>(out_row + row * out.stride_seq, dim, chunk);
     }
     if (first_chunk == 0) meanwhile();
 #pragma unroll
@@ -157,8 +191,8 @@ __device__ __forceinline__ float row_sum(const float (&x)[kRowsPerLane], int lan
 // Upper bound of the sum of P in a row; a sink takes the rest of 1.
 __device__ __forceinline__ float max_p_sum(const BwdPreprocessParams& c, const PaddedBlock& block,
                                            float lse) {
-  if (!c.problem.has_sinks) return 1.0f;
-  const float sink = c.args.sinks[block.head * c.args.sinks_stride];
+  if (!c.sinks.has_sinks) return 1.0f;
+  const float sink = c.sinks.sinks[block.head * c.sinks.stride];
   constexpr float kRoundings = 0x1p-18f;  // rounding errors of an lse of 1 and of the exponentials
   return fminf(1.0f, 1.0f - expf(sink - lse) + kRoundings * (1.0f + fabsf(lse)));
 }
@@ -180,9 +214,8 @@ __device__ __forceinline__ float dq_fixed_point_scale(const BwdPreprocessParams&
 // -inf past the last row.
 __device__ __forceinline__ float load_lse(const BwdPreprocessParams& c, const PaddedBlock& block,
                                           int row) {
-  const LseOperand& lse = c.args.lse;
   if (row >= block.num_rows) return -HUGE_VALF;
-  return static_cast<const float*>(lse.data)[lse_offset(lse, block, row)];
+  return static_cast<const float*>(c.lse.data)[lse_offset(c.lse, block, row)];
 }
 // Stores delta and lse of a row, in the lane that has its sums.
 template <bool kIsFixedPoint>
@@ -190,27 +223,27 @@ __device__ __forceinline__ void store_row(const BwdPreprocessParams& c, const Pa
                                           int row, const KvAbsMax& keys, const RowSums& sums,
                                           float lse) {
   float delta = sums.delta;
-  const LseOperand& dlse = c.args.gradients.dlse;
+  const LseOperand& dlse = c.dlse;
   const bool is_empty = lse == -HUGE_VALF;
   if (!is_empty && dlse.data != nullptr)
     delta -= static_cast<const float*>(dlse.data)[lse_offset(dlse, block, row)];
-  const std::int64_t to = padded_offset(c.problem, block.head, block.padded_row) + row;
-  c.delta[to] = is_empty ? 0.0f : delta * c.delta_scale;
+  const std::int64_t to = padded_offset(c.sizes, block.head, block.padded_row) + row;
+  c.rows.delta[to] = is_empty ? 0.0f : delta * c.delta_scale;
   // Clamped, so that a finite lse stays finite.
-  c.lse[to] = is_empty ? copysignf(HUGE_VALF, c.lse_scale)
-                       : fminf(fmaxf(lse * c.lse_scale, -FLT_MAX), FLT_MAX);
+  c.rows.lse[to] = is_empty ? copysignf(HUGE_VALF, c.lse_scale)
+                            : fminf(fmaxf(lse * c.lse_scale, -FLT_MAX), FLT_MAX);
   if constexpr (kIsFixedPoint) {
     const bool has_weight = fabsf(lse) != HUGE_VALF;  // +inf: the sink takes all of P
     const float scale = has_weight ? dq_fixed_point_scale(c, block, keys, sums, delta, lse) : 1.0f;
-    c.dq_scale[dq_scale_index(to)] = static_cast<std::uint16_t>(__float_as_uint(scale) >> 16);
+    c.rows.dq_scale[dq_scale_index(to)] = static_cast<std::uint16_t>(__float_as_uint(scale) >> 16);
   }
 }
 
 __device__ __forceinline__ void clear_dq(const BwdPreprocessParams& c, const PaddedBlock& block) {
-  if (c.dq_accum == nullptr) return;
-  const std::int64_t row = padded_offset(c.problem, block.head, block.padded_row);
-  auto* dq = reinterpret_cast<float4*>(c.dq_accum + row * c.dq_accum_cols);
-  const int count = static_cast<int>(kRowPadding * c.dq_accum_cols / 4);
+  if (c.rows.dq_accum == nullptr) return;
+  const std::int64_t row = padded_offset(c.sizes, block.head, block.padded_row);
+  auto* dq = reinterpret_cast<float4*>(c.rows.dq_accum + row * c.rows.dq_accum_cols);
+  const int count = static_cast<int>(kRowPadding * c.rows.dq_accum_cols / 4);
   for (int i = static_cast<int>(threadIdx.x); i < count; i += kPreprocessThreads)
     dq[i] = {0.0f, 0.0f, 0.0f, 0.0f};
 }
@@ -223,7 +256,7 @@ __global__ void __launch_bounds__(kPreprocessThreads, kPreprocessCtas)
   const int first = static_cast<int>(threadIdx.x) / kLanesPerRow,
             own_row = first + lane * kRowStride;
   for (std::int64_t idx = blockIdx.x; idx < num_blocks; idx += gridDim.x) {
-    const PaddedBlock block = padded_block(c, idx, threadIdx.x == 0);
+    const PaddedBlock block = padded_block(c.sizes, c.lengths, idx, threadIdx.x == 0);
     if (!block.is_filled) continue;
     KvAbsMaxLoader bounds;
     float lse = 0.0f;
@@ -290,19 +323,19 @@ __device__ __forceinline__ KvAbsMax cta_abs_max(unsigned k, unsigned v) {
 // One CTA per chunk of keys: the grid is (num_kv_heads, num_key_chunks, batch).
 template <class T>
 __global__ void __launch_bounds__(kPreprocessThreads)
-    kv_abs_max_kernel(const __grid_constant__ BwdPreprocessParams c) {
+    kv_abs_max_kernel(const __grid_constant__ KvAbsMaxParams c) {
   griddep_launch_dependents();
-  const Problem& p = c.problem;
+  const Sizes& p = c.sizes;
   const std::int64_t kv_head = blockIdx.x, b = blockIdx.z;
   const int lane = static_cast<int>(threadIdx.x) % kLanesPerRow;
   const int chunks_k = static_cast<int>(p.head_dim) / Chunk<T>::kElements;
   const int chunks_v = static_cast<int>(p.head_dim_v) / Chunk<T>::kElements;
-  const Sequence sequence = device_sequence(p, c.args.ragged, b, false, nullptr);
+  const Sequence sequence = device_sequence(p, c.lengths, b, false);
   const std::int64_t first = blockIdx.y * kRowPadding + threadIdx.x / kLanesPerRow;
   const auto row_of = [&](const Operand& x) {
     return static_cast<const T*>(x.data) + row_offset(x, b, sequence.row_k + first, kv_head);
   };
-  const T *k = row_of(c.args.k), *v = row_of(c.args.v);
+  const T *k = row_of(c.k), *v = row_of(c.v);
   unsigned largest_k = 0, largest_v = 0;
   for (int chunk = lane; chunk < max(chunks_k, chunks_v); chunk += kLanesPerRow) {
     // All rows are loaded before the first is used.
@@ -311,8 +344,8 @@ __global__ void __launch_bounds__(kPreprocessThreads)
     for (int i = 0; i < kRowsPerLane; ++i) {
       if (first + i * kRowStride >= sequence.seqlen_k) continue;
       const std::int64_t row = i * kRowStride;
-      if (chunk < chunks_k) x[i] = load_chunk<T, true>(k + row * c.args.k.stride_seq, 0, chunk);
-      if (chunk < chunks_v) y[i] = load_chunk<T, true>(v + row * c.args.v.stride_seq, 0, chunk);
+      if (chunk < chunks_k) x[i] = load_chunk<T, true>(k + row * c.k.stride_seq, 0, chunk);
+      if (chunk < chunks_v) y[i] = load_chunk<T, true>(v + row * c.v.stride_seq, 0, chunk);
     }
 #pragma unroll
     for (int i = 0; i < kRowsPerLane; ++i) {
@@ -326,16 +359,16 @@ __global__ void __launch_bounds__(kPreprocessThreads)
 }
 
 // Offset of the four sums of a chunk in a block of rows.
-__device__ __forceinline__ std::int64_t dq_accum_offset(const BwdPreprocessParams& c, int row,
+__device__ __forceinline__ std::int64_t dq_accum_offset(const ConvertDqParams& c, int row,
                                                         int chunk) {
-  if (c.dq_accum_layout == DqAccumLayout::row_major) return row * c.dq_accum_cols + 4 * chunk;
   return row / 8 * 8 * c.dq_accum_cols + chunk / 4 * 128 + row % 8 * 16 + chunk % 4 * 4;
 }
 
-// Stores kCount columns of a row.
-template <int kCount, class T>
+// Stores two columns of a row.
+template <class T>
 __device__ inline void store_columns(T* to, std::int64_t dim, int column, const float* from,
                                      bool is_aligned) {
+  constexpr int kCount = 2;
   if (is_aligned && column + kCount <= dim) {
     struct alignas(kCount * sizeof(T)) Whole {
       T x[kCount];
@@ -352,18 +385,15 @@ __device__ inline void store_columns(T* to, std::int64_t dim, int column, const 
 
 template <class T>
 __global__ void __launch_bounds__(kPreprocessThreads)
-    convert_dq_kernel(const __grid_constant__ BwdPreprocessParams c, std::int64_t num_blocks) {
-  const Problem& p = c.problem;
-  const auto scale = static_cast<float>(p.softmax_scale);
-  const bool is_row_major = c.dq_accum_layout == DqAccumLayout::row_major;
-  const bool is_aligned = p.alignment >= kWholeAlignment;
+    convert_dq_kernel(const __grid_constant__ ConvertDqParams c, std::int64_t num_blocks) {
+  const float scale = c.scale;
   const int chunks = static_cast<int>(c.dq_accum_cols / 4);
   for (std::int64_t idx = blockIdx.x; idx < num_blocks; idx += gridDim.x) {
-    const PaddedBlock block = padded_block(c, idx, false);
+    const PaddedBlock block = padded_block(c.sizes, c.lengths, idx, false);
     if (block.num_rows <= 0) continue;
     const float* from =
-        c.dq_accum + padded_offset(p, block.head, block.padded_row) * c.dq_accum_cols;
-    const Operand& dq = c.args.gradients.dq;
+        c.dq_accum + padded_offset(c.sizes, block.head, block.padded_row) * c.dq_accum_cols;
+    const Operand& dq = c.dq;
     T* to = static_cast<T*>(dq.data) +
             row_offset(dq, block.batch_idx, block.sequence.row_q + block.first_row, block.head);
     for (int i = static_cast<int>(threadIdx.x); i < block.num_rows * chunks;
@@ -374,24 +404,20 @@ __global__ void __launch_bounds__(kPreprocessThreads)
       const float x[4] = {fmaf(sums.x, scale, 0.0f), fmaf(sums.y, scale, 0.0f),
                           fmaf(sums.z, scale, 0.0f), fmaf(sums.w, scale, 0.0f)};
       T* row_to = to + row * dq.stride_seq;
-      if (is_row_major) {
-        store_columns<4>(row_to, p.head_dim, 4 * chunk, x, is_aligned);
-      } else {
-        const int column = chunk / 4 * 16 + chunk % 4 * 2;
-        store_columns<2>(row_to, p.head_dim, column, x, is_aligned);
-        store_columns<2>(row_to, p.head_dim, column + 8, x + 2, is_aligned);
-      }
+      const int column = chunk / 4 * 16 + chunk % 4 * 2;
+      store_columns(row_to, c.sizes.head_dim, column, x, c.is_aligned);
+      store_columns(row_to, c.sizes.head_dim, column + 8, x + 2, c.is_aligned);
     }
   }
 }
 
 // One CTA per head. A sink is one more score of every row, with V = 0.
 __global__ void __launch_bounds__(kDsinksThreads)
-    dsinks_kernel(const __grid_constant__ BwdPreprocessParams c) {
+    dsinks_kernel(const __grid_constant__ DsinksParams c) {
   __shared__ double partial[kDsinksThreads / 32];
-  const Problem& p = c.problem;
+  const Sizes& p = c.sizes;
   const std::int64_t head = blockIdx.x;
-  const float sink = c.args.sinks[head * c.args.sinks_stride];
+  const float sink = c.sinks.sinks[head * c.sinks.stride];
   const float to_log2 = c.lse_scale == kLog2E ? 1.0f : kLog2E / c.lse_scale;
   const float* delta = c.delta + padded_offset(p, head, 0);
   const float* lse = c.lse + padded_offset(p, head, 0);
@@ -406,7 +432,7 @@ __global__ void __launch_bounds__(kDsinksThreads)
   __syncthreads();
   if (threadIdx.x != 0) return;
   for (int warp = 1; warp < kDsinksThreads / 32; ++warp) sum += partial[warp];
-  c.args.gradients.dsinks[head * c.args.gradients.dsinks_stride] = static_cast<float>(sum + 0.0);
+  c.dsinks[head * c.dsinks_stride] = static_cast<float>(sum + 0.0);
 }
 
 }  // namespace headrace::cuda

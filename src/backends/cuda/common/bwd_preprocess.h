@@ -6,6 +6,7 @@
 #pragma once
 
 #include "backends/cuda/common/constants.h"
+#include "backends/cuda/common/kernel_args.h"
 #include "base/math.h"
 #include "core/kernel.h"
 
@@ -14,7 +15,7 @@ namespace headrace::cuda {
 inline constexpr std::int64_t kRowPadding = 128;
 
 // Padded rows of one head.
-constexpr std::int64_t padded_rows(const Problem& p) {
+constexpr std::int64_t padded_rows(const Sizes& p) {
   if (p.is_ragged) return round_up(p.total_q + kRowPadding * p.batch, kRowPadding);
   return p.batch * round_up(p.seqlen_q, kRowPadding);
 }
@@ -22,20 +23,20 @@ constexpr std::int64_t padded_rows(const Problem& p) {
 // First padded row of a sequence. `row_q` is its first packed row (dense: 0). With batch_idx =
 // batch and row_q = total_q it is the end of all filled rows. Whatever the lengths, consecutive
 // sequences begin at least the first one's length, rounded up, apart.
-constexpr std::int64_t first_padded_row(const Problem& p, std::int64_t batch_idx,
+constexpr std::int64_t first_padded_row(const Sizes& p, std::int64_t batch_idx,
                                         std::int64_t row_q) {
   if (p.is_ragged) return (row_q + kRowPadding * batch_idx) / kRowPadding * kRowPadding;
   return batch_idx * round_up(p.seqlen_q, kRowPadding);
 }
 
 // Upper bound of the blocks of 128 rows between the beginnings of two sequences.
-constexpr std::int64_t padded_blocks_per_seq(const Problem& p) {
+constexpr std::int64_t padded_blocks_per_seq(const Sizes& p) {
   return ceil_div(p.seqlen_q, kRowPadding) + (p.is_ragged ? 1 : 0);
 }
 
 // Blocks of all heads: up to kMaxPaddedBlocks, because the kernels divide in 32 bits.
 inline constexpr std::int64_t kMaxPaddedBlocks = (std::int64_t{1} << 32) - 1;
-constexpr std::int64_t num_padded_blocks(const Problem& p) {
+constexpr std::int64_t num_padded_blocks(const Sizes& p) {
   return p.batch * p.num_heads * padded_blocks_per_seq(p);
 }
 // Coordinates of a block of 128 rows. Heads vary fastest: in a contiguous BSHD layout CTAs that run
@@ -43,7 +44,7 @@ constexpr std::int64_t num_padded_blocks(const Problem& p) {
 struct BlockCoord {
   std::int64_t batch_idx, block, head;
 };
-constexpr BlockCoord block_coord(const Problem& p, std::int64_t block_idx) {
+constexpr BlockCoord block_coord(const Sizes& p, std::int64_t block_idx) {
   const auto heads = static_cast<std::uint32_t>(p.num_heads);
   const auto partial = static_cast<std::uint32_t>(padded_blocks_per_seq(p));
   const auto idx = static_cast<std::uint32_t>(block_idx), row_of_blocks = idx / heads;
@@ -52,26 +53,19 @@ constexpr BlockCoord block_coord(const Problem& p, std::int64_t block_idx) {
 }
 
 // Index in delta and lse; in dq_accum the index of a row of dq_accum_cols floats.
-constexpr std::int64_t padded_offset(const Problem& p, std::int64_t head, std::int64_t padded_row) {
+constexpr std::int64_t padded_offset(const Sizes& p, std::int64_t head, std::int64_t padded_row) {
   return head * padded_rows(p) + padded_row;
 }
 // Floats of delta, and of lse.
-constexpr std::int64_t padded_elements(const Problem& p) { return p.num_heads * padded_rows(p); }
-
-// Layout of the dQ accumulator. row_major; or fragments: blocks of 8 rows x 16 columns, row by row,
-// each in the lane order of two mma.sync accumulators: lane 4 g + t holds row g, columns 2 t,
-// 2 t + 1, 2 t + 8 and 2 t + 9.
-enum class DqAccumLayout { row_major, fragments };
+constexpr std::int64_t padded_elements(const Sizes& p) { return p.num_heads * padded_rows(p); }
 
 // max |K| and max |V| over some keys of a KV head; NaN if one is NaN.
 struct KvAbsMax {
   float k, v;
 };
 // Chunks of kRowPadding keys of the longest sequence.
-constexpr std::int64_t num_key_chunks(const Problem& p) {
-  return ceil_div(p.seqlen_k, kRowPadding);
-}
-constexpr std::int64_t num_kv_abs_max(const Problem& p) {
+constexpr std::int64_t num_key_chunks(const Sizes& p) { return ceil_div(p.seqlen_k, kRowPadding); }
+constexpr std::int64_t num_kv_abs_max(const Sizes& p) {
   return p.batch * p.num_kv_heads * num_key_chunks(p);
 }
 
@@ -86,36 +80,44 @@ constexpr std::int64_t dq_scale_index(std::int64_t row) {
   return row / 16 * 16 + row % 8 * 2 + row / 8 % 2;
 }
 
-struct BwdPreprocessParams {
-  Problem problem;
-  AttentionArgs args;
-  float* delta;  // [num_heads, padded_rows]: (rowsum(dO * O) - dlse) * delta_scale; 0 in padding
-  float* lse;    // [num_heads, padded_rows]: lse * lse_scale; lse_scale * +inf in padding and in
-                 // empty rows, so that P = exp(S - lse) is 0
-  // 1; kLog2E: P = 2^(S log2 e - lse); -1 / scale: initial value of the accumulators of Q K^T.
-  float lse_scale;
-  float delta_scale = 1.0f;    // 1; -1: initial value of the accumulators of dO V^T
-  float* dq_accum;             // [num_heads, padded_rows, dq_accum_cols]: sums of dS K; may be null
-  std::int64_t dq_accum_cols;  // a multiple of 4; with fragments a multiple of 16
-  DqAccumLayout dq_accum_layout = DqAccumLayout::row_major;
+// The rows of a backward in the workspace.
+struct BwdRows {
+  float* delta;     // [num_heads, padded_rows]: (rowsum(dO * O) - dlse) * delta_scale; 0 in padding
+  float* lse;       // [num_heads, padded_rows]: lse * lse_scale; lse_scale * +inf in padding and in
+                    // empty rows, so that P = exp(S - lse) is 0
+  float* dq_accum;  // [num_heads, padded_rows, dq_accum_cols]: sums of dS K; may be null
+  std::int64_t dq_accum_cols;  // a multiple of 4
   // Fixed-point dQ (deterministic): integer sums do not depend on the order of the additions. Null:
   // float sums.
   // [num_heads, padded_rows] by dq_scale_index: fixed-point units per 1.0 of dq, a power of 2,
   // stored as the upper half of a float. NaN if a NaN or an infinity may reach the row's dq.
   std::uint16_t* dq_scale = nullptr;
-  KvAbsMax* kv_abs_max = nullptr;  // [batch, num_kv_heads, num_key_chunks]
+};
+
+// A call on the host, of which each kernel gets what it reads.
+struct BwdCall {
+  const Problem& problem;
+  const AttentionArgs& args;
+  BwdRows rows;
+  // 1; kLog2E: P = 2^(S log2 e - lse); -1 / scale: initial value of the accumulators of Q K^T.
+  float lse_scale;
+  float delta_scale = 1.0f;        // 1; -1: initial value of the accumulators of dO V^T
+  KvAbsMax* kv_abs_max = nullptr;  // [batch, num_kv_heads, num_key_chunks]; with dq_scale
   std::uint32_t* error_word;
 };
 
-// Fills delta and lse of all rows up to first_padded_row(p, batch, total_q), and clears dq_accum.
-Status launch_bwd_preprocess(const BwdPreprocessParams& rows, Stream stream);
+// Fills delta and lse of all rows up to first_padded_row(sizes, batch, total_q), and clears
+// dq_accum.
+Status launch_bwd_preprocess(const BwdCall& call, Stream stream);
 // Fills kv_abs_max; runs before launch_bwd_preprocess for fixed-point dQ. Needs f16 or bf16 rows of
 // whole 16-byte chunks, and at most 65535 batch entries and num_key_chunks(), the limit of grid y,
 // z.
-Status launch_kv_abs_max(const BwdPreprocessParams& rows, Stream stream);
-// dq = dq_accum * softmax_scale, rounded once.
-Status launch_convert_dq(const BwdPreprocessParams& rows, Stream stream);
+Status launch_kv_abs_max(const BwdCall& call, Stream stream);
+// dq = dq_accum * softmax_scale, rounded once. dq_accum is in fragments: blocks of 8 rows x 16
+// columns, row by row, each in the lane order of two mma.sync accumulators: lane 4 g + t holds row
+// g, columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. dq_accum_cols is a multiple of 16.
+Status launch_convert_dq(const BwdCall& call, Stream stream);
 // dsinks, from delta and lse. The order of the sums is fixed.
-Status launch_dsinks(const BwdPreprocessParams& rows, Stream stream);
+Status launch_dsinks(const BwdCall& call, Stream stream);
 
 }  // namespace headrace::cuda

@@ -7,8 +7,8 @@
 namespace headrace::cuda {
 namespace {
 
-Problem ragged_problem(const std::vector<std::int64_t>& lengths) {
-  Problem p{};
+Sizes ragged_sizes(const std::vector<std::int64_t>& lengths) {
+  Sizes p{};
   p.is_ragged = 1;
   p.num_heads = 3;
   p.batch = static_cast<std::int64_t>(lengths.size());
@@ -21,7 +21,7 @@ Problem ragged_problem(const std::vector<std::int64_t>& lengths) {
 
 TEST(BwdPreprocess, DenseSequencesFollowEachOtherInPartsOf128) {
   for (const std::int64_t seqlen_q : {0, 1, 127, 128, 129, 1000}) {
-    Problem p{};
+    Sizes p{};
     p.batch = 5;
     p.num_heads = 2;
     p.seqlen_q = seqlen_q;
@@ -53,7 +53,7 @@ TEST(BwdPreprocess, RaggedSequencesHaveRoomOfTheirOwn) {
       {0},         {1},           {128},         {0, 0, 0},        {1, 1, 1, 1},
       {127, 1, 2}, {128, 128, 5}, {129, 0, 255}, {300, 7, 0, 513}, {3, 126, 127, 129, 1}};
   for (const auto& lengths : all) {
-    const Problem p = ragged_problem(lengths);
+    const Sizes p = ragged_sizes(lengths);
     std::int64_t row_q = 0;
     for (std::size_t b = 0; b < lengths.size(); ++b) {
       const auto batch_idx = static_cast<std::int64_t>(b);
@@ -69,7 +69,7 @@ TEST(BwdPreprocess, RaggedSequencesHaveRoomOfTheirOwn) {
 }
 
 TEST(BwdPreprocess, PlacesOfPartsAreTheirOwnUpTo2To32) {
-  Problem p{};
+  Sizes p{};
   p.is_ragged = 1;
   p.batch = 1 << 15;
   p.num_heads = 15;
@@ -89,7 +89,7 @@ TEST(BwdPreprocess, PlacesOfPartsAreTheirOwnUpTo2To32) {
 
 // Lengths on the device are clamped to the buffer; nothing else is known about them.
 TEST(BwdPreprocess, AnyRowsWithinTheBufferStayWithinTheWorkspace) {
-  const Problem p = ragged_problem({300, 7, 0, 513});
+  const Sizes p = ragged_sizes({300, 7, 0, 513});
   for (std::int64_t b = 0; b < p.batch; ++b)
     for (std::int64_t row_q = 0; row_q <= p.total_q; ++row_q) {
       const std::int64_t length = std::min(p.total_q - row_q, p.seqlen_q);

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
+#include "backends/cuda/common/kernel_args.h"
 #include "backends/cuda/runtime/error_word.cuh"
-#include "core/args.h"
 
 namespace headrace::cuda {
 
@@ -33,46 +33,45 @@ __device__ inline RowRange rows_of_sequence(const std::int32_t* cu_seqlens, std:
 
 // `reports`: set in one thread per sequence of the grid; that thread sets the error word if a rule
 // is broken.
-__device__ inline Sequence device_sequence(const Problem& p, const Ragged& ragged,
-                                           std::int64_t batch_idx, bool reports,
-                                           std::uint32_t* error_word) {
-  if (!p.is_ragged) return {.seqlen_q = p.seqlen_q, .seqlen_k = p.seqlen_k};
-  const RowRange q =
-      rows_of_sequence(ragged.cu_seqlens_q, batch_idx, p.batch, p.total_q, p.seqlen_q);
-  const RowRange k =
-      rows_of_sequence(ragged.cu_seqlens_k, batch_idx, p.batch, p.total_k, p.seqlen_k);
+__device__ inline Sequence device_sequence(const Sizes& sizes, const Lengths& lengths,
+                                           std::int64_t batch_idx, bool reports) {
+  if (!sizes.is_ragged) return {.seqlen_q = sizes.seqlen_q, .seqlen_k = sizes.seqlen_k};
+  const RowRange q = rows_of_sequence(lengths.ragged.cu_seqlens_q, batch_idx, sizes.batch,
+                                      sizes.total_q, sizes.seqlen_q);
+  const RowRange k = rows_of_sequence(lengths.ragged.cu_seqlens_k, batch_idx, sizes.batch,
+                                      sizes.total_k, sizes.seqlen_k);
   if (reports) {
-    if (!q.is_valid) report_length_error(error_word, LengthError::cu_seqlens_q, batch_idx);
-    if (!k.is_valid) report_length_error(error_word, LengthError::cu_seqlens_k, batch_idx);
-    if (p.has_tree_mask && q.length > k.length)
-      report_length_error(error_word, LengthError::tree_mask, batch_idx);
+    if (!q.is_valid) report_length_error(lengths.error_word, LengthError::cu_seqlens_q, batch_idx);
+    if (!k.is_valid) report_length_error(lengths.error_word, LengthError::cu_seqlens_k, batch_idx);
+    if (lengths.has_tree_mask && q.length > k.length)
+      report_length_error(lengths.error_word, LengthError::tree_mask, batch_idx);
   }
   return {.row_q = q.begin, .row_k = k.begin, .seqlen_q = q.length, .seqlen_k = k.length};
 }
 
 // The same with seqused_k and pages, which only some kernels take.
-__device__ inline Sequence sequence_with_used_keys(const Problem& p, const AttentionArgs& args,
-                                                   std::int64_t batch_idx, bool reports,
-                                                   std::uint32_t* error_word) {
-  Sequence sequence{.seqlen_q = p.seqlen_q, .seqlen_k = p.seqlen_k};
-  if (has_ragged_keys(p)) {
-    sequence = device_sequence(p, args.ragged, batch_idx, reports, error_word);
-  } else if (p.is_ragged) {
-    const RowRange q =
-        rows_of_sequence(args.ragged.cu_seqlens_q, batch_idx, p.batch, p.total_q, p.seqlen_q);
+__device__ inline Sequence sequence_with_used_keys(const Sizes& sizes, const Lengths& lengths,
+                                                   const UsedKeys& keys, std::int64_t batch_idx,
+                                                   bool reports) {
+  Sequence sequence{.seqlen_q = sizes.seqlen_q, .seqlen_k = sizes.seqlen_k};
+  if (keys.has_ragged_keys) {
+    sequence = device_sequence(sizes, lengths, batch_idx, reports);
+  } else if (sizes.is_ragged) {
+    const RowRange q = rows_of_sequence(lengths.ragged.cu_seqlens_q, batch_idx, sizes.batch,
+                                        sizes.total_q, sizes.seqlen_q);
     if (reports && !q.is_valid)
-      report_length_error(error_word, LengthError::cu_seqlens_q, batch_idx);
+      report_length_error(lengths.error_word, LengthError::cu_seqlens_q, batch_idx);
     sequence.row_q = q.begin;
     sequence.seqlen_q = q.length;
   }
-  if (!p.has_seqused_k) return sequence;
-  const std::int64_t used = args.paged.seqused_k[batch_idx * args.paged.seqused_stride];
+  if (keys.seqused_k == nullptr) return sequence;
+  const std::int64_t used = keys.seqused_k[batch_idx * keys.stride];
   const std::int64_t clamped = min(max(used, std::int64_t{0}), sequence.seqlen_k);
   if (reports && used != clamped)
-    report_length_error(error_word, LengthError::seqused_k, batch_idx);
+    report_length_error(lengths.error_word, LengthError::seqused_k, batch_idx);
   sequence.seqlen_k = clamped;
-  if (reports && p.has_tree_mask && sequence.seqlen_q > clamped)
-    report_length_error(error_word, LengthError::tree_mask, batch_idx);
+  if (reports && lengths.has_tree_mask && sequence.seqlen_q > clamped)
+    report_length_error(lengths.error_word, LengthError::tree_mask, batch_idx);
   return sequence;
 }
 

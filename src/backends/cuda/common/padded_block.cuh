@@ -16,19 +16,18 @@ struct PaddedBlock {
   bool is_filled;           // false: past the rows that the sequence owns
 };
 
-__device__ inline PaddedBlock padded_block(const BwdPreprocessParams& c, std::int64_t block_idx,
-                                           bool reports) {
-  const Problem& p = c.problem;
-  const BlockCoord place = block_coord(p, block_idx);
+__device__ inline PaddedBlock padded_block(const Sizes& sizes, const Lengths& lengths,
+                                           std::int64_t block_idx, bool reports) {
+  const BlockCoord place = block_coord(sizes, block_idx);
   PaddedBlock x;
   x.batch_idx = place.batch_idx;
   x.head = place.head;
-  x.sequence = device_sequence(p, c.args.ragged, x.batch_idx,
-                               reports && place.head == 0 && place.block == 0, c.error_word);
+  x.sequence =
+      device_sequence(sizes, lengths, x.batch_idx, reports && place.head == 0 && place.block == 0);
   x.first_row = place.block * kRowPadding;
-  x.padded_row = first_padded_row(p, x.batch_idx, x.sequence.row_q) + x.first_row;
+  x.padded_row = first_padded_row(sizes, x.batch_idx, x.sequence.row_q) + x.first_row;
   const std::int64_t end =
-      first_padded_row(p, x.batch_idx + 1, x.sequence.row_q + x.sequence.seqlen_q);
+      first_padded_row(sizes, x.batch_idx + 1, x.sequence.row_q + x.sequence.seqlen_q);
   x.num_rows = static_cast<int>(min(x.sequence.seqlen_q - x.first_row, kRowPadding));
   x.is_filled = x.padded_row < end;
   return x;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "backends/cuda/common/constants.h"
-#include "backends/cuda/common/scores.cuh"
+#include "backends/cuda/common/kernel_args.h"
 
 namespace headrace::cuda {
 
@@ -22,14 +22,14 @@ __device__ __forceinline__ float rcp_approx(float x) {
 // visible key, or with scores of -inf only, is empty: O = 0 and lse = -inf, also with a sink. A
 // bias near -FLT_MAX overflows `reference`: the lse is then `max_score`, the largest s, which
 // log(sum) does not change.
-__device__ inline RowEpilogue row_epilogue(const Problem& p, const AttentionArgs& args,
-                                           const ScoreParams& score_params, std::int64_t head,
-                                           float reference, float sum, float max_score) {
+__device__ inline RowEpilogue row_epilogue(const SinkArgs& sinks, float keep_factor,
+                                           std::int64_t head, float reference, float sum,
+                                           float max_score) {
   if (sum == 0.0f) return {0.0f, -HUGE_VALF};
-  RowEpilogue end = {score_params.keep_factor * rcp_approx(sum), fmaf(reference, kLn2, logf(sum))};
+  RowEpilogue end = {keep_factor * rcp_approx(sum), fmaf(reference, kLn2, logf(sum))};
   if (reference == -HUGE_VALF && max_score > -HUGE_VALF) end.lse = max_score;  // not beside NaN
-  if (p.has_sinks) [[unlikely]] {
-    const float sink = args.sinks[head * args.sinks_stride];
+  if (sinks.has_sinks) [[unlikely]] {
+    const float sink = sinks.sinks[head * sinks.stride];
     const float top = fmaxf(sink, end.lse);
     const float keys = end.lse == top ? 1.0f : expf(end.lse - top);
     const float both = keys + (sink == top ? 1.0f : expf(sink - top));

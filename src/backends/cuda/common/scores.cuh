@@ -8,8 +8,7 @@
 #pragma once
 
 #include "backends/cuda/common/element.cuh"
-#include "backends/cuda/common/score_params.h"
-#include "core/args.h"
+#include "backends/cuda/common/kernel_args.h"
 #include "core/philox.h"
 
 namespace headrace::cuda {
@@ -29,9 +28,14 @@ __device__ inline std::int64_t score_row_offset(const ScoreOperand& x, std::int6
   return batch_idx * x.stride_batch + head * x.stride_head + row * x.stride_q;
 }
 
-__device__ inline ScoreRow make_score_row(const Problem& p, const AttentionArgs& args,
-                                          const Sequence& sequence, std::int64_t batch_idx,
-                                          std::int64_t head, std::int64_t q_idx) {
+__device__ inline float alibi_slope(const AlibiArgs& args, std::int64_t batch_idx,
+                                    std::int64_t head) {
+  return args.slopes[batch_idx * args.stride_batch + head * args.stride_head];
+}
+
+__device__ inline ScoreRow make_score_row(const ScoreArgs& args, const Sequence& sequence,
+                                          std::int64_t batch_idx, std::int64_t head,
+                                          std::int64_t q_idx) {
   const std::int64_t row =
       sequence.row_q + q_idx;  // ragged: bias and mask are indexed by packed rows
   ScoreRow x;
@@ -39,11 +43,8 @@ __device__ inline ScoreRow make_score_row(const Problem& p, const AttentionArgs&
   x.bias = score_row_offset(args.bias, batch_idx, head, row);
   x.mask = score_row_offset(args.mask, batch_idx, head, row);
   x.tree = batch_idx * args.tree_stride_batch + row * args.tree_stride_q;
-  x.alibi_slope =
-      p.has_alibi
-          ? args.alibi_slopes[batch_idx * args.alibi_stride_batch + head * args.alibi_stride_head]
-          : 0.0f;
-  x.batch_head = static_cast<std::uint32_t>(batch_idx * p.num_heads + head);
+  x.alibi_slope = args.params.has_alibi ? alibi_slope(args.alibi, batch_idx, head) : 0.0f;
+  x.batch_head = static_cast<std::uint32_t>(batch_idx * args.params.num_heads + head);
   return x;
 }
 
@@ -190,18 +191,18 @@ __device__ __forceinline__ void apply_tree_mask(const std::uint32_t* words, std:
 
 // Softcap and ALiBi. Returns the scale that is still to be applied: softmax_scale or 1.
 template <int kHalf, int kBlocks>
-__device__ __forceinline__ float apply_softcap_and_alibi(const Problem& p,
-                                                         const ScoreParams& score_params,
+__device__ __forceinline__ float apply_softcap_and_alibi(const ScoreParams& score_params,
                                                          const Sequence& sequence,
                                                          const ScoreRow& row, ScoreColumns columns,
                                                          float (&s)[kBlocks][4]) {
   float scale = score_params.scale;
-  if (score_params.softcap != 0) {
+  if (score_params.has_softcap()) {
     apply_softcap<kHalf>(score_params, s);
     scale = 1;
   }
-  if (p.has_alibi == 0) return scale;
-  const std::int64_t diagonal = row.q_idx + diagonal_shift(p, sequence.seqlen_q, sequence.seqlen_k);
+  if (score_params.has_alibi == 0) return scale;
+  const std::int64_t diagonal = row.q_idx + diagonal_shift(score_params.is_top_left != 0,
+                                                           sequence.seqlen_q, sequence.seqlen_k);
   const auto distance = static_cast<float>(columns.key - diagonal);
 #pragma unroll
   for (int j = 0; j < kBlocks; ++j) {
@@ -242,35 +243,33 @@ __device__ __forceinline__ float apply_bias(const ScoreOperand& bias, const Scor
 }
 
 template <int kHalf, int kBlocks>
-__device__ __forceinline__ void apply_masks(const Problem& p, const AttentionArgs& args,
-                                            const Sequence& sequence, const ScoreRow& row,
-                                            ScoreColumns columns, float (&s)[kBlocks][4]) {
+__device__ __forceinline__ void apply_masks(const ScoreArgs& args, const Sequence& sequence,
+                                            const ScoreRow& row, ScoreColumns columns,
+                                            float (&s)[kBlocks][4]) {
   if (args.mask.data != nullptr)
     apply_mask<kHalf>(static_cast<const std::uint8_t*>(args.mask.data) + row.mask +
                           columns.key * args.mask.stride_k,
                       args.mask.stride_k, columns.count, s);
-  if (p.has_tree_mask)
+  if (args.params.has_tree_mask)
     apply_tree_mask<kHalf>(args.tree_mask + row.tree,
                            columns.key - (sequence.seqlen_k - sequence.seqlen_q), columns.count, s);
 }
 
 // Turns q.k into scores in natural units: scale, softcap, ALiBi, bias, masks.
 template <class T, int kHalf, int kBlocks>
-__device__ __forceinline__ void apply_score_mods(const Problem& p, const AttentionArgs& args,
-                                                 const ScoreParams& score_params,
-                                                 const Sequence& sequence, const ScoreRow& row,
-                                                 ScoreColumns columns, float (&s)[kBlocks][4]) {
-  float scale = apply_softcap_and_alibi<kHalf>(p, score_params, sequence, row, columns, s);
+__device__ __forceinline__ void apply_score_mods(const ScoreArgs& args, const Sequence& sequence,
+                                                 const ScoreRow& row, ScoreColumns columns,
+                                                 float (&s)[kBlocks][4]) {
+  float scale = apply_softcap_and_alibi<kHalf>(args.params, sequence, row, columns, s);
   scale = apply_bias<T, kHalf>(args.bias, row, columns, scale, s);
   if (scale != 1) scale_scores<kHalf>(scale, s);
-  apply_masks<kHalf>(p, args, sequence, row, columns, s);
+  apply_masks<kHalf>(args, sequence, row, columns, s);
 }
 
 // Zeroes dropped probabilities. `first_key` is that of the tile, a multiple of 16. The scale of the
 // kept ones is applied in the row epilogue.
 template <int kHalf, int kBlocks>
-__device__ __forceinline__ void apply_dropout(const AttentionArgs& args,
-                                              const ScoreParams& score_params, const ScoreRow& row,
+__device__ __forceinline__ void apply_dropout(const ScoreArgs& args, const ScoreRow& row,
                                               std::int64_t first_key, int lane_in_quad,
                                               float (&p)[kBlocks][4]) {
   const DropoutRow random{.seed = args.dropout_seed,
@@ -287,8 +286,8 @@ __device__ __forceinline__ void apply_dropout(const AttentionArgs& args,
       words = random.group(key / 64, static_cast<int>(key % 64 / 32), lane_in_quad);
     const std::uint32_t word =
         kBlocks % 4 != 0 && begins_at_16 ? words.word[(j + 2) % 4] : words.word[j % 4];
-    if ((word & 0xFFFFu) >= score_params.keep_threshold) p[j][2 * kHalf] = 0.0f;
-    if (word >> 16 >= score_params.keep_threshold) p[j][2 * kHalf + 1] = 0.0f;
+    if ((word & 0xFFFFu) >= args.params.keep_threshold) p[j][2 * kHalf] = 0.0f;
+    if (word >> 16 >= args.params.keep_threshold) p[j][2 * kHalf + 1] = 0.0f;
   }
 }
 

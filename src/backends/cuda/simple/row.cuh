@@ -21,11 +21,11 @@ __device__ inline Sequence sequence_at(const Params& c, const RowPlace& place, i
   const Problem& p = c.problem;
   const bool reports = place.q_idx == 0 && place.head == 0 && lane == 0;
   const Sequence sequence =
-      sequence_with_used_keys(p, c.args, place.batch_idx, reports, c.error_word);
+      sequence_with_used_keys(sizes_of(p), c.lengths, c.used_keys, place.batch_idx, reports);
   if (reports && has_pages(p)) {
     for (std::int64_t key = 0; key < sequence.seqlen_k; key += p.page_size)
       if (!has_page(p, c.args.paged, place.batch_idx, key))
-        report_length_error(c.error_word, LengthError::block_table, place.batch_idx);
+        report_length_error(c.lengths.error_word, LengthError::block_table, place.batch_idx);
   }
   return sequence;
 }

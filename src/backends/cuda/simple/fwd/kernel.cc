@@ -31,7 +31,8 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace, Stream str
   const Params params{.problem = plan.problem,
                       .args = args,
                       .num_rows = num_rows_of(plan.problem),
-                      .error_word = word.value()};
+                      .lengths = lengths_of(plan.problem, args, word.value()),
+                      .used_keys = used_keys_of(plan.problem, args)};
   switch (dtype_of(plan.problem)) {
     case DType::f32:
       return launch_f32(params, plan.schedule.num_ctas, stream);

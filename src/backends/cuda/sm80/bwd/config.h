@@ -102,15 +102,15 @@ inline constexpr std::int64_t kMaxCount = (std::int64_t{1} << 30) - (1 << 16);
 struct Band {
   int begin, end;
 };
-constexpr Band band_of(const Problem& p, std::int64_t seqlen_q, std::int64_t seqlen_k) {
+constexpr Band band_of(const Window& w, std::int64_t seqlen_q, std::int64_t seqlen_k) {
   const auto clamped = [](std::int64_t x) {
     return static_cast<int>(x < -kMaxCount ? -kMaxCount : x > kMaxCount ? kMaxCount : x);
   };
-  const std::int64_t shift = diagonal_shift(p, seqlen_q, seqlen_k);
-  const bool is_causal = p.causal != HEADRACE_CAUSAL_NONE;
-  const bool has_right = is_causal || p.window_right >= 0;
-  const std::int64_t right = is_causal ? 0 : clamped(p.window_right);
-  return {clamped(p.window_left < 0 ? -kMaxCount : shift - clamped(p.window_left)),
+  const std::int64_t shift = diagonal_shift(w, seqlen_q, seqlen_k);
+  const bool is_causal = has_causal(w);
+  const bool has_right = is_causal || w.right >= 0;
+  const std::int64_t right = is_causal ? 0 : clamped(w.right);
+  return {clamped(w.left < 0 ? -kMaxCount : shift - clamped(w.left)),
           clamped(has_right ? shift + right + 1 : kMaxCount)};
 }
 
@@ -165,9 +165,10 @@ struct WorkspacePlan {
 };
 constexpr WorkspacePlan workspace_plan(const Problem& p, Tile tile) {
   WorkspacePlan x{};
-  const auto rows = static_cast<std::size_t>(padded_elements(p));
+  const auto rows = static_cast<std::size_t>(padded_elements(sizes_of(p)));
   x.dq_accum_cols = round_up<std::int64_t>(p.head_dim, 16);
-  x.num_dq_semaphores = p.deterministic ? padded_elements(p) / tile.rows * tile.warps + 1 : 0;
+  x.num_dq_semaphores =
+      p.deterministic ? padded_elements(sizes_of(p)) / tile.rows * tile.warps + 1 : 0;
   x.delta = 0;
   x.lse = x.delta + rows * sizeof(float);
   x.dq_accum = x.lse + rows * sizeof(float);

@@ -145,7 +145,7 @@ void for_each_mask(Check check) {
 
 TEST(Sm80BackwardConfig, BandMatchesVisibleKeys) {
   for_each_mask([](const Problem& p, int seqlen_q, int seqlen_k) {
-    const Band band = band_of(p, seqlen_q, seqlen_k);
+    const Band band = band_of(window_of(p), seqlen_q, seqlen_k);
     for (int i = 0; i < seqlen_q; ++i) {
       const KeyRange keys = visible_keys(p, i, seqlen_q, seqlen_k);
       for (int j = 0; j < seqlen_k; ++j)
@@ -157,7 +157,7 @@ TEST(Sm80BackwardConfig, BandMatchesVisibleKeys) {
 TEST(Sm80BackwardConfig, QueryRangeIsTheRowsThatSeeAKeyTile) {
   constexpr int kKeys = 16;
   for_each_mask([](const Problem& p, int seqlen_q, int seqlen_k) {
-    const Band band = band_of(p, seqlen_q, seqlen_k);
+    const Band band = band_of(window_of(p), seqlen_q, seqlen_k);
     for (int key = 0; key < seqlen_k; key += kKeys) {
       const QueryRange rows = query_range(band, key, kKeys, seqlen_q, seqlen_k);
       for (int i = 0; i < seqlen_q; ++i) {
@@ -182,7 +182,7 @@ TEST(Sm80BackwardConfig, TurnsOfAQBlockHaveNoGaps) {
   tile.rows = kRows;
   tile.keys = kKeys;
   for_each_mask([&tile](const Problem& p, int seqlen_q, int seqlen_k) {
-    const Band band = band_of(p, seqlen_q, seqlen_k);
+    const Band band = band_of(window_of(p), seqlen_q, seqlen_k);
     for (int row = 0; row < seqlen_q; row += kRows) {
       int turn = 0;
       for (int key = (seqlen_k - 1) / kKeys * kKeys; key >= 0; key -= kKeys) {
@@ -232,13 +232,14 @@ TEST(Sm80BackwardConfig, PartsOfTheWorkspaceAreAlignedAndDoNotOverlap) {
       const Tile tile = tile_of(p, 0);
       const WorkspacePlan x = workspace_plan(p, tile);
       EXPECT_EQ(x.dq_accum_cols, 112);
-      EXPECT_EQ(x.lse - x.delta, static_cast<std::size_t>(4 * padded_elements(p)));
-      EXPECT_EQ(x.dq_accum - x.lse, static_cast<std::size_t>(4 * padded_elements(p)));
+      EXPECT_EQ(x.lse - x.delta, static_cast<std::size_t>(4 * padded_elements(sizes_of(p))));
+      EXPECT_EQ(x.dq_accum - x.lse, static_cast<std::size_t>(4 * padded_elements(sizes_of(p))));
       EXPECT_EQ(x.dq_semaphores - x.dq_accum,
-                static_cast<std::size_t>(4 * padded_elements(p) * x.dq_accum_cols));
+                static_cast<std::size_t>(4 * padded_elements(sizes_of(p)) * x.dq_accum_cols));
       for (const std::size_t at : {x.delta, x.lse, x.dq_accum, x.dq_semaphores})
         EXPECT_EQ(at % 16, 0u);
-      const std::int64_t num_dq_semaphores = padded_elements(p) / tile.rows * tile.warps + 1;
+      const std::int64_t num_dq_semaphores =
+          padded_elements(sizes_of(p)) / tile.rows * tile.warps + 1;
       EXPECT_EQ(x.num_dq_semaphores, is_deterministic ? num_dq_semaphores : 0);
       EXPECT_EQ(x.total, x.dq_semaphores + static_cast<std::size_t>(4 * x.num_dq_semaphores));
     }

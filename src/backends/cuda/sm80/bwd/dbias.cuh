@@ -16,10 +16,9 @@ class DBias : ScoreGrads<T, true, Shape> {
   static constexpr int kRows = Base::kRows, kKeys = Base::kKeys, kThreads = Base::kThreads;
   static constexpr int kLine = kKeys + 1;  // row stride in shared memory, in floats
   static_assert(kRows * kLine * 4 <= Base::kSmem.p, "the sums lie where Q, K, V and dO were");
-  using Base::args_;
-  using Base::c_;
+  using Base::grads_;
   using Base::lane;
-  using Base::p_;
+  using Base::sizes_;
   using Base::work;
 
   struct Range {
@@ -31,11 +30,11 @@ class DBias : ScoreGrads<T, true, Shape> {
   };
 
  public:
-  using Base::Base;
+  __device__ explicit DBias(const DBiasParams& c) : Base(c.grads), c_(c) {}
 
   __device__ void run(std::int64_t idx) {
-    const DBiasTiles& tiles = c_.dbias_tiles;
-    const ScoreOperand& to = args_.gradients.dbias;
+    const DBiasTiles& tiles = c_.tiles;
+    const ScoreOperand& to = c_.dbias;
     const Place place{idx / tiles.keys / tiles.rows / tiles.heads,
                       idx / tiles.keys / tiles.rows % tiles.heads,
                       static_cast<int>(idx / tiles.keys % tiles.rows) * kRows,
@@ -43,14 +42,14 @@ class DBias : ScoreGrads<T, true, Shape> {
 #pragma unroll
     for (int n = 0; n < 4 * Base::kRowBlocks * Base::kKeyBlocks; ++n)
       sums_[n / 4 / Base::kKeyBlocks][n / 4 % Base::kKeyBlocks][n % 4] = 0.0f;
-    const bool by_sequence = (p_.is_ragged ? to.stride_q : to.stride_batch) != 0;
+    const bool by_sequence = (sizes_.is_ragged ? to.stride_q : to.stride_batch) != 0;
     const Range batches =
-        by_sequence ? Range{place.batch_idx, place.batch_idx + 1} : Range{0, p_.batch};
+        by_sequence ? Range{place.batch_idx, place.batch_idx + 1} : Range{0, sizes_.batch};
     const Range heads =
-        to.stride_head != 0 ? Range{place.head, place.head + 1} : Range{0, p_.num_heads};
+        to.stride_head != 0 ? Range{place.head, place.head + 1} : Range{0, sizes_.num_heads};
     for (std::int64_t b = batches.begin; b < batches.end; ++b) {
       __syncthreads();
-      if (threadIdx.x == 0) set_sequence(c_, b, work());
+      if (threadIdx.x == 0) set_sequence(grads_, b, work());
       __syncthreads();
       for (std::int64_t head = heads.begin; head < heads.end; ++head) add_head(place, head);
     }
@@ -60,12 +59,12 @@ class DBias : ScoreGrads<T, true, Shape> {
 
  private:
   __device__ void add_head(const Place& place, std::int64_t head) {
-    const ScoreOperand& to = args_.gradients.dbias;
+    const ScoreOperand& to = c_.dbias;
     const int end_key = to.stride_k != 0 ? min(place.key + 1, work().seqlen_k) : work().seqlen_k;
     for (int key = place.key; key < end_key; key += kKeys) {
       __syncthreads();
       if (threadIdx.x == 0) {
-        work().kv_head = head / group_size(p_);
+        work().kv_head = head / grads_.group;
         set_key_tile(Base::kTile, key / kKeys, work());
       }
       __syncthreads();
@@ -111,26 +110,26 @@ class DBias : ScoreGrads<T, true, Shape> {
     });
     __syncthreads();
     const int idx = static_cast<int>(threadIdx.x);
-    if (args_.gradients.dbias.stride_q == 0 && idx < kKeys)
+    if (c_.dbias.stride_q == 0 && idx < kKeys)
       for (int row = 1; row < kRows; ++row) sum_at(0, idx) += sum_at(row, idx);
     __syncthreads();
-    if (args_.gradients.dbias.stride_k == 0 && idx < kRows)
+    if (c_.dbias.stride_k == 0 && idx < kRows)
       for (int key = 1; key < kKeys; ++key) sum_at(idx, 0) += sum_at(idx, key);
     __syncthreads();
   }
 
   __device__ void store(const Place& place) const {
-    const ScoreOperand& to = args_.gradients.dbias;
+    const ScoreOperand& to = c_.dbias;
     const auto within = [](std::int64_t count, int tile) {
       return static_cast<int>(min(count, std::int64_t{tile}));
     };
     int num_rows = 1, num_keys = 1;
     std::int64_t first_row = place.row;  // packed row
     if (to.stride_q != 0) {              // an empty batch still gets rows of zeros
-      num_rows = within((p_.is_ragged ? work().seqlen_q : p_.seqlen_q) - place.row, kRows);
-      if (p_.is_ragged) first_row += work().sequence.row_q;
+      num_rows = within((sizes_.is_ragged ? work().seqlen_q : sizes_.seqlen_q) - place.row, kRows);
+      if (sizes_.is_ragged) first_row += work().sequence.row_q;
     }
-    if (to.stride_k != 0) num_keys = within(p_.seqlen_k - place.key, kKeys);
+    if (to.stride_k != 0) num_keys = within(sizes_.seqlen_k - place.key, kKeys);
     const std::int64_t first = place.batch_idx * to.stride_batch + place.head * to.stride_head +
                                first_row * to.stride_q + place.key * to.stride_k;
     void* data = const_cast<void*>(to.data);
@@ -146,14 +145,14 @@ class DBias : ScoreGrads<T, true, Shape> {
     }
   }
 
+  const DBiasParams& c_;
   Scores sums_;
 };
 
 template <class T, class Shape>
 __global__ void __launch_bounds__(Shape::kTile.threads(), Shape::kTile.min_ctas)
-    dbias(const __grid_constant__ Params params) {
-  for (std::int64_t work_idx = blockIdx.x; work_idx < params.num_dbias_tiles;
-       work_idx += gridDim.x) {
+    dbias(const __grid_constant__ DBiasParams params) {
+  for (std::int64_t work_idx = blockIdx.x; work_idx < params.tiles.count(); work_idx += gridDim.x) {
     DBias<T, Shape>(params).run(work_idx);
     __syncthreads();
   }

@@ -45,7 +45,7 @@ std::string refuses(const Problem& p, const DeviceInfo& device) {
     return format_text("supports at most {} queries and keys per sequence", kMaxCount);
   if (group_size(p) * ceil_div<std::int64_t>(p.seqlen_q, 16) > kMaxCount)
     return format_text("supports at most {} queries x heads of a group", 16 * kMaxCount);
-  if (num_padded_blocks(p) > kMaxPaddedBlocks)
+  if (num_padded_blocks(sizes_of(p)) > kMaxPaddedBlocks)
     return "supports at most 2^32 - 1 blocks of 128 query rows";
   const int smem_bytes = smem_of(p, tile_of(p, device.smem_bytes));
   if (device.smem_bytes != 0 && static_cast<std::int64_t>(device.smem_bytes) < smem_bytes)
@@ -78,50 +78,77 @@ Schedule plan(const Problem& p, const DeviceInfo& device) {
   return schedule;
 }
 
-Params make_params(const Problem& p, const DeviceInfo& device, const AttentionArgs& args,
-                   unsigned char* memory, std::uint32_t* error_word) {
+GradParams grad_params(const BwdCall& call) {
+  const Problem& p = call.problem;
+  const AttentionArgs& args = call.args;
+  return {.sizes = sizes_of(p),
+          .lengths = lengths_of(p, args, call.error_word),
+          .q = args.q,
+          .k = args.k,
+          .v = args.v,
+          .dout = args.gradients.dout,
+          .window = window_of(p),
+          .scores = score_args_of(make_score_params(p), args),
+          .delta = call.rows.delta,
+          .lse = call.rows.lse,
+          .group = static_cast<std::int32_t>(group_size(p)),
+          .element_bytes = dtype_of(p) == DType::f32 ? 4 : 2,
+          .is_aligned = p.alignment >= kWholeAlignment,
+          .is_even_k = is_even(p, p.head_dim),
+          .is_even_v = is_even(p, p.head_dim_v)};
+}
+
+// `memory`: the workspace, aligned.
+Status launch_kernels(const Problem& p, const DeviceInfo& device, const AttentionArgs& args,
+                      unsigned char* memory, std::uint32_t* error_word, bool only_dbias,
+                      Stream stream) {
   const Tile tile = tile_of(p, device.smem_bytes);
   const WorkspacePlan x = workspace_plan(p, tile);
-  Params params{.rows = {.problem = p,
-                         .args = args,
-                         .delta = reinterpret_cast<float*>(memory + x.delta),
-                         .lse = reinterpret_cast<float*>(memory + x.lse),
-                         .lse_scale = dtype_of(p) == DType::f32 ? 1.0f : kLog2E,
-                         .dq_accum = reinterpret_cast<float*>(memory + x.dq_accum),
-                         .dq_accum_cols = x.dq_accum_cols,
-                         .dq_accum_layout = DqAccumLayout::fragments,
-                         .error_word = error_word},
-                .score_params = make_score_params(p),
+  const BwdCall call{
+      .problem = p,
+      .args = args,
+      .rows = {.delta = reinterpret_cast<float*>(memory + x.delta),
+               .lse = reinterpret_cast<float*>(memory + x.lse),
+               .dq_accum = only_dbias ? nullptr : reinterpret_cast<float*>(memory + x.dq_accum),
+               .dq_accum_cols = x.dq_accum_cols},
+      .lse_scale = dtype_of(p) == DType::f32 ? 1.0f : kLog2E,
+      .error_word = error_word};
+  Params params{.grads = grad_params(call),
+                .dk = args.gradients.dk,
+                .dv = args.gradients.dv,
                 .order = work_order(p, tiles_per_head(p, tile),
                                     std::int64_t{device.num_units} * tile.min_ctas),
-                .dbias_tiles = dbias_tiles_of(p, args.gradients.dbias, tile),
-                .use_large_tile = takes_large_tile(p, device.smem_bytes),
-                .is_aligned = p.alignment >= kWholeAlignment,
-                .is_even_k = is_even(p, p.head_dim),
-                .is_even_v = is_even(p, p.head_dim_v)};
-  params.num_dbias_tiles = params.dbias_tiles.count();
-  if (x.num_dq_semaphores > 0) {
+                .dq_accum = call.rows.dq_accum,
+                .dq_accum_cols = call.rows.dq_accum_cols,
+                .dq_semaphores = nullptr,
+                .tile_counter = nullptr};
+  if (x.num_dq_semaphores > 0 && !only_dbias) {
+    const auto bytes = static_cast<std::size_t>(x.num_dq_semaphores) * sizeof(std::uint32_t);
     params.dq_semaphores = reinterpret_cast<std::uint32_t*>(memory + x.dq_semaphores);
     params.tile_counter = params.dq_semaphores + x.num_dq_semaphores - 1;
+    HEADRACE_TRY(cuda_status(
+        cudaMemsetAsync(params.dq_semaphores, 0, bytes, static_cast<cudaStream_t>(stream)),
+        "clearing {} bytes of the workspace", bytes));
   }
-  return params;
+  const DBiasParams dbias{.grads = params.grads,
+                          .dbias = args.gradients.dbias,
+                          .tiles = dbias_tiles_of(p, args.gradients.dbias, tile)};
+  return instance_of(p)->launch({.backward = call,
+                                 .main = params,
+                                 .dbias = dbias,
+                                 .is_general = needs_general_scores(p),
+                                 .use_large_tile = takes_large_tile(p, device.smem_bytes),
+                                 .only_dbias = only_dbias,
+                                 .stream = stream});
 }
 
 Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
-  const Problem& p = plan.problem;
   Result<std::uint32_t*> word = error_word(plan.device.device_id);
   if (!word.ok()) return std::move(word.failure());
   const auto address = reinterpret_cast<std::uintptr_t>(workspace.data);
   auto* memory =
       reinterpret_cast<unsigned char*>(round_up<std::uintptr_t>(address, kWorkspaceAlignment));
-  const Params params = make_params(p, plan.device, args, memory, word.value());
-  if (params.dq_semaphores != nullptr) {
-    const auto bytes = static_cast<std::size_t>(params.tile_counter + 1 - params.dq_semaphores) * 4;
-    HEADRACE_TRY(cuda_status(
-        cudaMemsetAsync(params.dq_semaphores, 0, bytes, static_cast<cudaStream_t>(stream)),
-        "clearing {} bytes of the workspace", bytes));
-  }
-  return instance_of(p)->launch(params, stream);
+  return launch_kernels(plan.problem, plan.device, args, memory, word.value(), false, stream);
 }
 
 }  // namespace
@@ -148,12 +175,7 @@ std::size_t dbias_workspace_bytes(const Problem& p) {
 
 Status launch_dbias(const Problem& p, const AttentionArgs& args, unsigned char* memory,
                     std::uint32_t* error_word, Stream stream) {
-  sm80::bwd::Params params = sm80::bwd::make_params(p, DeviceInfo{}, args, memory, error_word);
-  params.order.num_heads = 0;
-  params.rows.dq_accum = nullptr;
-  params.dq_semaphores = nullptr;
-  params.rows.problem.has_dsinks = 0;
-  return sm80::bwd::instance_of(p)->launch(params, stream);
+  return sm80::bwd::launch_kernels(p, DeviceInfo{}, args, memory, error_word, true, stream);
 }
 
 }  // namespace headrace::cuda

@@ -38,16 +38,15 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
   static constexpr int kElementBytes = static_cast<int>(sizeof(T));
   using DkDvAccum = float[kKeyBlocks][kKeyColumnBlocks][4];
   using DqAccum = float[kRowBlocks][kColumns / 8][4];
-  using Base::args_;
-  using Base::c_;
+  using Base::grads_;
   using Base::lane;
-  using Base::p_;
+  using Base::sizes_;
   using Base::smem;
   using Base::warp;
   using Base::work;
 
  public:
-  using Base::Base;
+  __device__ explicit Backward(const Params& c) : Base(c.grads), c_(c) {}
 
   __device__ void run(std::int64_t work_idx) {
     // With dq_semaphores a CTA waits only for CTAs that have started: tile_counter hands out work
@@ -68,10 +67,9 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
       mainloop();
     }
     __syncthreads();
-    store(dk_, static_cast<float>(p_.softmax_scale), kSmem.k, args_.gradients.dk, p_.head_dim,
-          c_.is_even_k);
-    store(dv_, 1.0f, kTile.v_in_registers ? kSmem.q : kSmem.v, args_.gradients.dv, p_.head_dim_v,
-          c_.is_even_v);
+    store(dk_, grads_.scores.params.scale, kSmem.k, c_.dk, sizes_.head_dim, grads_.is_even_k);
+    store(dv_, 1.0f, kTile.v_in_registers ? kSmem.q : kSmem.v, c_.dv, sizes_.head_dim_v,
+          grads_.is_even_v);
   }
 
  private:
@@ -79,7 +77,7 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
   __device__ __forceinline__ void mainloop() {
     const QueryRange rows = work().rows;
     if (rows.begin >= rows.end) return;
-    const int begin = rows.begin / kRows * kRows, group = static_cast<int>(group_size(p_));
+    const int begin = rows.begin / kRows * kRows, group = grads_.group;
     int num_q_blocks = group * ((rows.end - begin + kRows - 1) / kRows);
     QBlock at{work().kv_head * group, begin, 0};
     this->load_keys_and_values();
@@ -143,7 +141,7 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
     constexpr int kGroup = kTile.warps / kGroups;  // warps per group
     const QueryRange rows = work().rows;
     if (rows.begin >= rows.end) return;
-    const int begin = rows.begin / kRows * kRows, group = static_cast<int>(group_size(p_));
+    const int begin = rows.begin / kRows * kRows, group = grads_.group;
     const int num_q_blocks = group * ((rows.end - begin + kRows - 1) / kRows);
     QBlock at{work().kv_head * group, begin, 0};
     const u32 full = smem(kSmem.barriers), scores_full = full + 16, scores_empty = full + 24;
@@ -193,7 +191,7 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
   __device__ __forceinline__ void issue_loads(const QBlock& at, u32 barrier) const {
     this->load_q(at);
     this->load_dout(at);
-    if (c_.is_aligned) {
+    if (grads_.is_aligned) {
       cp_async_mbarrier_arrive_noinc(barrier);
     } else {
       cp_async_wait_group<0>();
@@ -249,7 +247,7 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
       DqAccum sums = {};
       multiply_keys(row, first_column + column, sums);
       if (column == 0 && c_.dq_semaphores != nullptr) dq_semaphore_wait(at);
-      if (c_.rows.dq_accum_cols == kDim) {
+      if (c_.dq_accum_cols == kDim) {
         reduce<true>(at, row, first_column + column, sums);
       } else {
         reduce<false>(at, row, first_column + column, sums);
@@ -271,8 +269,8 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
   template <bool kIsFullWidth>
   __device__ __forceinline__ void reduce(const QBlock& at, int row, int column,
                                          const DqAccum& sums) const {
-    const std::int64_t blocks = kIsFullWidth ? kDim / 16 : c_.rows.dq_accum_cols / 16;  // of a row
-    float* to = c_.rows.dq_accum +
+    const std::int64_t blocks = kIsFullWidth ? kDim / 16 : c_.dq_accum_cols / 16;  // of a row
+    float* to = c_.dq_accum +
                 ((this->padded_offset_of(at) + row) / 8 * blocks + column / 16) * 128 + 4 * lane();
 #pragma unroll
     for (int n = 0; n < 2 * kRowBlocks; ++n) {
@@ -281,7 +279,7 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
       for (int j = 0; j < kColumns / 8; j += 2) {
         const float(&x)[4] = sums[n / 2][j];
         const float(&y)[4] = sums[n / 2][j + 1];
-        if (kIsFullWidth || column + 8 * j < c_.rows.dq_accum_cols)
+        if (kIsFullWidth || column + 8 * j < c_.dq_accum_cols)
           red_add_v4_f32(block + 64 * j, x[n % 2 * 2], x[n % 2 * 2 + 1], y[n % 2 * 2],
                          y[n % 2 * 2 + 1]);
       }
@@ -351,6 +349,7 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
     }
   }
 
+  const Params& c_;
   DkDvAccum dk_, dv_;
 };
 

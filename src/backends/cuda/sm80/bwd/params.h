@@ -1,35 +1,63 @@
 // Parameters of the backward kernels.
 #pragma once
 
-#include "backends/cuda/common/score_params.h"
+#include "backends/cuda/common/kernel_args.h"
 #include "backends/cuda/sm80/bwd/config.h"
 
 namespace headrace::cuda::sm80::bwd {
 
+// P and dS, of the main kernel and of dbias.
+struct GradParams {
+  Sizes sizes;
+  Lengths lengths;
+  Operand q, k, v, dout;
+  Window window;
+  ScoreArgs scores;
+  const float *delta, *lse;    // of BwdRows
+  std::int32_t group;          // query heads of a KV head
+  std::int32_t element_bytes;  // of q and dout
+  bool is_aligned;             // to 16 bytes
+  bool is_even_k, is_even_v;   // aligned, and a row of K, of V, is whole 16-byte chunks
+};
+
 struct Params {
-  BwdPreprocessParams rows;
-  ScoreParams score_params;
+  GradParams grads;
+  Operand dk, dv;
   WorkOrder order;  // of key tiles
-  DBiasTiles dbias_tiles;
-  std::int64_t num_dbias_tiles = 0;
+  float* dq_accum;
+  std::int64_t dq_accum_cols;
   // deterministic: one per head, q-block and warp, and the dynamic tile counter; null: any order.
-  std::uint32_t* dq_semaphores = nullptr;
-  std::uint32_t* tile_counter = nullptr;
-  bool use_large_tile;
-  bool is_aligned;            // to 16 bytes
-  bool is_even_k, is_even_v;  // aligned, and a row of K, of V, is whole 16-byte chunks
+  std::uint32_t* dq_semaphores;
+  std::uint32_t* tile_counter;
+};
+static_assert(sizeof(Params) <= 640);
+
+struct DBiasParams {
+  GradParams grads;
+  ScoreOperand dbias;
+  DBiasTiles tiles;
+};
+static_assert(sizeof(DBiasParams) <= 592);
+
+struct Call {
+  const BwdCall& backward;
+  const Params& main;
+  const DBiasParams& dbias;
+  bool is_general, use_large_tile;
+  bool only_dbias;  // dbias and what it reads
+  Stream stream;
 };
 
 // Each in its own translation unit.
-using LaunchFn = Status (*)(const Params& params, Stream stream);
-Status launch_f32_hd64(const Params& params, Stream stream);
-Status launch_f32_hd128(const Params& params, Stream stream);
-Status launch_f32_hd256(const Params& params, Stream stream);
-Status launch_f16_hd64(const Params& params, Stream stream);
-Status launch_f16_hd128(const Params& params, Stream stream);
-Status launch_f16_hd256(const Params& params, Stream stream);
-Status launch_bf16_hd64(const Params& params, Stream stream);
-Status launch_bf16_hd128(const Params& params, Stream stream);
-Status launch_bf16_hd256(const Params& params, Stream stream);
+using LaunchFn = Status (*)(const Call& call);
+Status launch_f32_hd64(const Call& call);
+Status launch_f32_hd128(const Call& call);
+Status launch_f32_hd256(const Call& call);
+Status launch_f16_hd64(const Call& call);
+Status launch_f16_hd128(const Call& call);
+Status launch_f16_hd256(const Call& call);
+Status launch_bf16_hd64(const Call& call);
+Status launch_bf16_hd128(const Call& call);
+Status launch_bf16_hd256(const Call& call);
 
 }  // namespace headrace::cuda::sm80::bwd

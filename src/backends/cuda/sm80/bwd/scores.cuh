@@ -16,7 +16,7 @@ extern __shared__ __align__(1024) unsigned char dynamic_smem[];
 template <class T, bool kIsGeneral, class Shape>
 class ScoreGrads {
  public:
-  __device__ explicit ScoreGrads(const Params& c) : c_(c), p_(c.rows.problem), args_(c.rows.args) {}
+  __device__ explicit ScoreGrads(const GradParams& grads) : grads_(grads), sizes_(grads.sizes) {}
 
  protected:
   static constexpr Tile kTile = Shape::kTile;
@@ -72,7 +72,7 @@ class ScoreGrads {
                                        bool is_even, int num_rows, u32 to) const {
     from += Copy::first() * stride + Copy::chunk() * Copy::kElements;
     load_tile<T, kDim, kRows, kThreads, SwizzleRows>(to, from, stride, dim, min(num_rows, kRows),
-                                                     c_.is_aligned, is_even);
+                                                     grads_.is_aligned, is_even);
   }
   // Loads a q-block of Q or dO. `first`: the sequence's first row, head 0.
   __device__ __forceinline__ void load_rows(const void* first, const Operand& x, const QBlock& at,
@@ -94,8 +94,8 @@ class ScoreGrads {
   }
   // Loads K and V. With v_in_registers V passes through the shared memory of Q.
   __device__ void load_keys_and_values() {
-    load_keys(args_.k, p_.head_dim, smem(kSmem.k));
-    load_keys(args_.v, p_.head_dim_v, smem(kTile.v_in_registers ? kSmem.q : kSmem.v));
+    load_keys(grads_.k, sizes_.head_dim, smem(kSmem.k));
+    load_keys(grads_.v, sizes_.head_dim_v, smem(kTile.v_in_registers ? kSmem.q : kSmem.v));
     cp_async_commit_group();
     if constexpr (kTile.v_in_registers) {
       cp_async_wait_group<0>();
@@ -110,38 +110,37 @@ class ScoreGrads {
   }
   // Zeroes the padding columns of Q and dO, which the loads never write.
   __device__ void clear_pad_columns() const {
-    if (c_.is_even_k && p_.head_dim < kDim)
+    if (grads_.is_even_k && sizes_.head_dim < kDim)
       clear_chunks<T, kDim, kRows * kTile.q_stages, kThreads, SwizzleRows>(smem(kSmem.q),
-                                                                           p_.head_dim);
-    if (c_.is_even_v && p_.head_dim_v < kDim)
+                                                                           sizes_.head_dim);
+    if (grads_.is_even_v && sizes_.head_dim_v < kDim)
       clear_chunks<T, kDim, kRows*(kTile.async_warps ? 2 : 1), kThreads, SwizzleRows>(
-          smem(kSmem.dout), p_.head_dim_v);
+          smem(kSmem.dout), sizes_.head_dim_v);
   }
   __device__ __forceinline__ std::int64_t padded_offset_of(const QBlock& at) const {
     return at.head * work().head_rows + work().padded_row + at.first_row;
   }
   // Q, lse and delta.
   __device__ __forceinline__ void load_q(const QBlock& at) const {
-    load_rows(work().q, args_.q, at, p_.head_dim, c_.is_even_k, q_of(at.stage));
+    load_rows(work().q, grads_.q, at, sizes_.head_dim, grads_.is_even_k, q_of(at.stage));
     constexpr int kChunks = kRows / 4;
     const int idx = static_cast<int>(threadIdx.x) % kChunks;
     if (threadIdx.x < 2 * kChunks) {
       const bool is_delta = threadIdx.x >= kChunks;
       cp_async_cg_16(smem(kSmem.lse_delta) +
                          static_cast<u32>(((2 * at.stage + is_delta) * kChunks + idx) * 16),
-                     (is_delta ? c_.rows.delta : c_.rows.lse) + padded_offset_of(at) + 4 * idx);
+                     (is_delta ? grads_.delta : grads_.lse) + padded_offset_of(at) + 4 * idx);
     }
   }
   __device__ __forceinline__ void load_dout(const QBlock& at) const {
-    load_rows(work().dout, args_.gradients.dout, at, p_.head_dim_v, c_.is_even_v,
-              dout_of(at.stage));
+    load_rows(work().dout, grads_.dout, at, sizes_.head_dim_v, grads_.is_even_v, dout_of(at.stage));
   }
   // Rows past the end take the ScoreRow of the last row.
   __device__ void write_score_rows(const QBlock& at) const {
     if constexpr (kIsGeneral) {
       const int row = static_cast<int>(threadIdx.x);
       if (row < kRows)
-        score_row(row) = make_score_row(p_, args_, work().sequence, work().batch_idx, at.head,
+        score_row(row) = make_score_row(grads_.scores, work().sequence, work().batch_idx, at.head,
                                         min(at.first_row + row, work().seqlen_q - 1));
     }
   }
@@ -212,8 +211,7 @@ class ScoreGrads {
         dropout_scales<h>(row, dropout_scale);
         const ScoreColumns columns =
             score_columns(work().first_key + warp_key(), lane() & 3, work().seqlen_k);
-        apply_score_mods<T, h>(p_, args_, c_.score_params, work().sequence, score_row(row), columns,
-                               s[b()]);
+        apply_score_mods<T, h>(grads_.scores, work().sequence, score_row(row), columns, s[b()]);
       }
       if (!is_unmasked) mask_keys<h>(at.first_row + row, s[b()]);
 #pragma unroll
@@ -232,15 +230,14 @@ class ScoreGrads {
     });
   }
 
-  const Params& c_;
-  const Problem& p_;
-  const AttentionArgs& args_;
+  const GradParams& grads_;
+  const Sizes& sizes_;
 
  private:
   // With float the lse stays in natural units: the rounding error of a conversion to log2 would be
   // as large as all other errors together.
   __device__ __forceinline__ float probability(float s, float lse) const {
-    const float scale = kIsGeneral ? 1.0f : c_.score_params.scale;
+    const float scale = kIsGeneral ? 1.0f : grads_.scores.params.scale;
     if constexpr (kIsFloat) return ex2_approx_ftz(fmaf(s, scale, -lse) * kLog2E);
     return ex2_approx_ftz(fmaf(s, scale * kLog2E, -lse));
   }
@@ -250,8 +247,8 @@ class ScoreGrads {
   template <int kHalf>
   __device__ __forceinline__ void softcap_grads(const float (&s)[kKeyBlocks][4],
                                                 float (&softcap_grad)[kKeyBlocks][2]) const {
-    const bool has_cap = has_softcap(p_);
-    const float factor = -2.0f * kLog2E * c_.score_params.scale_over_softcap;
+    const bool has_cap = grads_.scores.params.has_softcap();
+    const float factor = -2.0f * kLog2E * grads_.scores.params.scale_over_softcap;
 #pragma unroll
     for (int n = 0; n < 2 * kKeyBlocks; ++n) {
       float& x = softcap_grad[n / 2][n % 2];
@@ -270,12 +267,12 @@ class ScoreGrads {
     constexpr int kBlocks = kKeyBlocks < 4 ? 4 : kKeyBlocks;
     const int first_key = work().first_key + warp_key();
     u32 bits = kFullMask;
-    if (has_dropout(p_)) {
+    if (grads_.scores.params.has_dropout()) {
       float all[kBlocks][4];
 #pragma unroll
       for (int n = 0; n < 2 * kBlocks; ++n) all[n / 2][2 * kHalf + n % 2] = 1.0f;
-      apply_dropout<kHalf>(args_, c_.score_params, score_row(row), first_key - first_key % 32,
-                           lane() & 3, all);
+      apply_dropout<kHalf>(grads_.scores, score_row(row), first_key - first_key % 32, lane() & 3,
+                           all);
       bits = 0;
 #pragma unroll
       for (int n = 0; n < 2 * kBlocks; ++n)
@@ -284,7 +281,7 @@ class ScoreGrads {
     }
 #pragma unroll
     for (int n = 0; n < 2 * kKeyBlocks; ++n)
-      dropout_scale[n / 2][n % 2] = (bits >> n & 1u) != 0 ? c_.score_params.keep_factor : 0.0f;
+      dropout_scale[n / 2][n % 2] = (bits >> n & 1u) != 0 ? grads_.scores.params.keep_factor : 0.0f;
   }
 
   template <int kHalf>

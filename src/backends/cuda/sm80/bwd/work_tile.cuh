@@ -27,22 +27,21 @@ __device__ inline void set_key_tile(Tile tile, int key_tile, WorkTile& x) {
   x.rows = query_range(x.band, x.first_key, tile.keys, x.seqlen_q, x.seqlen_k);
 }
 
-__device__ inline void set_sequence(const Params& c, std::int64_t batch_idx, WorkTile& x) {
-  const Problem& p = c.rows.problem;
+__device__ inline void set_sequence(const GradParams& c, std::int64_t batch_idx, WorkTile& x) {
+  const Sizes& p = c.sizes;
   x.batch_idx = batch_idx;
-  x.sequence = device_sequence(p, c.rows.args.ragged, batch_idx, false, c.rows.error_word);
+  x.sequence = device_sequence(p, c.lengths, batch_idx, false);
   x.padded_row = first_padded_row(p, batch_idx, x.sequence.row_q);
   x.head_rows = padded_rows(p);
   const auto first_of = [&](const Operand& from) -> const void* {
-    const int element_bytes = dtype_of(p) == DType::f32 ? 4 : 2;
     return static_cast<const char*>(from.data) +
-           row_offset(from, batch_idx, x.sequence.row_q, 0) * element_bytes;
+           row_offset(from, batch_idx, x.sequence.row_q, 0) * c.element_bytes;
   };
-  x.q = first_of(c.rows.args.q);
-  x.dout = first_of(c.rows.args.gradients.dout);
+  x.q = first_of(c.q);
+  x.dout = first_of(c.dout);
   x.seqlen_q = static_cast<int>(x.sequence.seqlen_q);
   x.seqlen_k = static_cast<int>(x.sequence.seqlen_k);
-  x.band = band_of(p, x.sequence.seqlen_q, x.sequence.seqlen_k);
+  x.band = band_of(c.window, x.sequence.seqlen_q, x.sequence.seqlen_k);
 }
 
 // With a causal mask the first keys are seen by the most rows: their tile is the longest and comes
@@ -50,9 +49,9 @@ __device__ inline void set_sequence(const Params& c, std::int64_t batch_idx, Wor
 __device__ inline void decode_work_tile(const Params& c, Tile tile, std::int64_t work_idx,
                                         WorkTile& x) {
   const auto [head_idx, idx] = work_coord(c.order, work_idx);
-  const std::int64_t batch_idx = quotient(head_idx, c.rows.problem.num_kv_heads);
-  set_sequence(c, batch_idx, x);
-  x.kv_head = head_idx - batch_idx * c.rows.problem.num_kv_heads;
+  const std::int64_t batch_idx = quotient(head_idx, c.grads.sizes.num_kv_heads);
+  set_sequence(c.grads, batch_idx, x);
+  x.kv_head = head_idx - batch_idx * c.grads.sizes.num_kv_heads;
   const int num_tiles = (x.seqlen_k + tile.keys - 1) / tile.keys;
   set_key_tile(tile, c.dq_semaphores != nullptr && idx < num_tiles ? num_tiles - 1 - idx : idx, x);
 }

@@ -2,6 +2,7 @@
 // order of their keys.
 #pragma once
 
+#include "backends/cuda/common/element.cuh"
 #include "backends/cuda/common/lengths.cuh"
 #include "backends/cuda/common/row_epilogue.cuh"
 #include "backends/cuda/device/mma.cuh"
@@ -13,18 +14,19 @@ inline constexpr int kCombineWarps = 4;
 
 template <class T>
 __global__ void __launch_bounds__(32 * kCombineWarps)
-    combine(const __grid_constant__ Params c, Tile tile) {
-  const Problem& p = c.problem;
-  const SplitLayout& x = c.split_layout;
+    combine(const __grid_constant__ CombineParams params) {
+  const SplitParams& c = params.split;
+  const Sizes& p = c.sizes;
+  const SplitLayout& x = c.layout;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const std::int64_t warp = static_cast<int>(threadIdx.x) / 32;
   const std::int64_t num_rows = p.batch * p.num_kv_heads * x.rows;
   const std::int64_t step = std::int64_t{kCombineWarps} * gridDim.x;
   for (std::int64_t i = kCombineWarps * std::int64_t{blockIdx.x} + warp; i < num_rows; i += step) {
     const std::int64_t head_idx = i / x.rows, row = i % x.rows;
-    const std::int64_t batch_idx = head_idx / p.num_kv_heads, group = group_size(p);
-    const Sequence sequence = device_sequence(p, c.args.ragged, batch_idx, false, c.error_word);
-    const SplitPlan plan = plan_splits(p, tile, sequence.seqlen_q, sequence.seqlen_k);
+    const std::int64_t batch_idx = head_idx / p.num_kv_heads, group = c.rule.group;
+    const Sequence sequence = device_sequence(p, c.lengths, batch_idx, false);
+    const SplitPlan plan = plan_splits(c.rule, params.tile, sequence.seqlen_q, sequence.seqlen_k);
     if (plan.num_splits < 2 || row >= sequence.seqlen_q * group) continue;
     const int dim = static_cast<int>(x.row_floats) - 4;
     const float* first = c.o_partial + (head_idx * x.max_splits * x.rows + row) * x.row_floats;
@@ -51,9 +53,10 @@ __global__ void __launch_bounds__(32 * kCombineWarps)
     for (std::int64_t s = 0; s < plan.num_splits; ++s) sum += weight_of(s);
     const std::int64_t head = head_idx % p.num_kv_heads * group + row % group;
     const std::int64_t q_row = sequence.row_q + row / group;
-    const RowEpilogue end = row_epilogue(p, c.args, c.score_params, head, top, sum, max_score);
-    if (lane == 0) store_lse(c.args.lse, batch_idx, head, q_row, end.lse);
-    T* out = static_cast<T*>(c.args.out.data) + row_offset(c.args.out, batch_idx, q_row, head);
+    const RowEpilogue end =
+        row_epilogue(c.rows.sinks, params.keep_factor, head, top, sum, max_score);
+    if (lane == 0) store_lse(c.rows.lse, batch_idx, head, q_row, end.lse);
+    T* out = static_cast<T*>(c.out.data) + row_offset(c.out, batch_idx, q_row, head);
     for (int column = lane; column < p.head_dim_v; column += 32) {
       float value = 0.0f;
       for (std::int64_t s = 0; s < plan.num_splits; ++s)

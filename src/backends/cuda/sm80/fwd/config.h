@@ -87,18 +87,27 @@ inline constexpr std::int64_t kMaxSplitRows = 64;
 inline constexpr std::int64_t kMinSplitKeys = 256;
 inline constexpr std::int64_t kMaxSplits = 64;
 
+// What the splits of a sequence depend on beside its lengths.
+struct SplitRule {
+  std::int64_t group;  // group_size(problem)
+  std::int32_t strict_rows, num_splits;
+};
+constexpr SplitRule split_rule(const Problem& p) {
+  return {group_size(p), p.strict_rows, p.num_splits};
+}
+
 // Splits of one sequence. A function of its own lengths, the head dims and the options, so that a
 // row has the same bits in every batch.
 struct SplitPlan {
   std::int64_t num_splits, split_keys;
 };
-constexpr SplitPlan plan_splits(const Problem& p, Tile tile, std::int64_t seqlen_q,
+constexpr SplitPlan plan_splits(const SplitRule& rule, Tile tile, std::int64_t seqlen_q,
                                 std::int64_t seqlen_k) {
   const auto largest = [](std::int64_t a, std::int64_t b) { return a > b ? a : b; };
   const std::int64_t keys = largest(seqlen_k, 1);
-  if (p.strict_rows || seqlen_q * group_size(p) > kMaxSplitRows) return {1, keys};
+  if (rule.strict_rows || seqlen_q * rule.group > kMaxSplitRows) return {1, keys};
   std::int64_t split = largest(kMinSplitKeys, (keys + kMaxSplits - 1) / kMaxSplits);
-  if (p.num_splits > 0) split = (keys + p.num_splits - 1) / p.num_splits;
+  if (rule.num_splits > 0) split = (keys + rule.num_splits - 1) / rule.num_splits;
   split = (split + tile.keys - 1) / tile.keys * tile.keys;
   return {(keys + split - 1) / split, split};
 }
@@ -116,7 +125,7 @@ constexpr SplitLayout split_layout(const Problem& p, Tile tile) {
   const std::int64_t rows = p.seqlen_q * group_size(p);
   SplitLayout x{1, rows < kMaxSplitRows ? rows : kMaxSplitRows, (p.head_dim_v + 3) / 4 * 4 + 4};
   if (!p.is_ragged) {
-    x.max_splits = plan_splits(p, tile, p.seqlen_q, p.seqlen_k).num_splits;
+    x.max_splits = plan_splits(split_rule(p), tile, p.seqlen_q, p.seqlen_k).num_splits;
     return x;
   }
   // A ragged batch may hold any shorter sequence, which may have more splits.

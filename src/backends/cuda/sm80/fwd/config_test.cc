@@ -113,7 +113,7 @@ TEST(Sm80Config, SplitsCoverTheKeysInWholeTiles) {
       Problem p = problem(1, seqlen_k, 4, 128);
       p.num_splits = num_splits;
       const Tile tile = tile_of(p, 0);
-      const SplitPlan plan = plan_splits(p, tile, 1, seqlen_k);
+      const SplitPlan plan = plan_splits(split_rule(p), tile, 1, seqlen_k);
       EXPECT_GE(plan.num_splits, 1);
       EXPECT_GE(plan.num_splits * plan.split_keys, seqlen_k);
       EXPECT_LT((plan.num_splits - 1) * plan.split_keys, std::max<std::int64_t>(seqlen_k, 1));
@@ -125,10 +125,10 @@ TEST(Sm80Config, SplitsCoverTheKeysInWholeTiles) {
 TEST(Sm80Config, StrictRowsAndLongQueriesAreNotSplit) {
   Problem p = problem(1, 100000, 4, 128);
   p.strict_rows = 1;
-  EXPECT_EQ(plan_splits(p, tile_of(p, 0), 1, 100000).num_splits, 1);
+  EXPECT_EQ(plan_splits(split_rule(p), tile_of(p, 0), 1, 100000).num_splits, 1);
   p.strict_rows = 0;
-  EXPECT_GT(plan_splits(p, tile_of(p, 0), 16, 100000).num_splits, 1);
-  EXPECT_EQ(plan_splits(p, tile_of(p, 0), 17, 100000).num_splits, 1);
+  EXPECT_GT(plan_splits(split_rule(p), tile_of(p, 0), 16, 100000).num_splits, 1);
+  EXPECT_EQ(plan_splits(split_rule(p), tile_of(p, 0), 17, 100000).num_splits, 1);
 }
 
 // A shorter sequence of a ragged batch may have more splits than the longest.
@@ -141,7 +141,7 @@ TEST(Sm80Config, WorkspaceHoldsEverySequenceOfARaggedBatch) {
     const SplitLayout partials = split_layout(p, tile);
     for (std::int64_t seqlen_k = 0; seqlen_k <= p.seqlen_k; seqlen_k += 61)
       for (const std::int64_t seqlen_q : {1, 7, 16}) {
-        const SplitPlan plan = plan_splits(p, tile, seqlen_q, seqlen_k);
+        const SplitPlan plan = plan_splits(split_rule(p), tile, seqlen_q, seqlen_k);
         EXPECT_LE(plan.num_splits, partials.max_splits) << seqlen_q << ' ' << seqlen_k;
         EXPECT_TRUE(plan.num_splits == 1 || seqlen_q * 4 <= partials.rows);
       }

@@ -2,8 +2,8 @@
 
 namespace headrace::cuda::sm80::fwd {
 
-Status launch_f16_hd64(const Params& params, Stream stream) {
-  return launch_all<__half, 64>("cuda_sm80_fwd<f16, 64>", params, stream);
+Status launch_f16_hd64(const Call& call) {
+  return launch_all<__half, 64>("cuda_sm80_fwd<f16, 64>", call);
 }
 
 }  // namespace headrace::cuda::sm80::fwd

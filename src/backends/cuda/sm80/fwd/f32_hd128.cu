@@ -2,8 +2,8 @@
 
 namespace headrace::cuda::sm80::fwd {
 
-Status launch_f32_hd128(const Params& params, Stream stream) {
-  return launch_all<float, 128>("cuda_sm80_fwd<f32, 128>", params, stream);
+Status launch_f32_hd128(const Call& call) {
+  return launch_all<float, 128>("cuda_sm80_fwd<f32, 128>", call);
 }
 
 }  // namespace headrace::cuda::sm80::fwd

@@ -62,7 +62,7 @@ std::int64_t tiles_per_head(const Problem& p, Tile tile) {
 Schedule plan(const Problem& p, const DeviceInfo& device) {
   const Tile tile = tile_of(p, device.smem_bytes);
   const SplitLayout partials = split_layout(p, tile);
-  const SplitPlan sequence = plan_splits(p, tile, p.seqlen_q, p.seqlen_k);
+  const SplitPlan sequence = plan_splits(split_rule(p), tile, p.seqlen_q, p.seqlen_k);
   Schedule schedule;
   schedule.tile_m = tile.rows();
   schedule.tile_n = tile.keys;
@@ -90,18 +90,22 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   const Tile tile = tile_of(p, plan.device.smem_bytes);
   Result<std::uint32_t*> word = error_word(plan.device.device_id);
   if (!word.ok()) return std::move(word.failure());
-  Params params{.problem = p,
-                .args = args,
-                .score_params = make_score_params(p),
-                .tile = tile,
-                .use_large_tile = takes_large_tile(p, plan.device.smem_bytes),
+  Params params{.split = {.sizes = sizes_of(p),
+                          .lengths = lengths_of(p, args, word.value()),
+                          .out = args.out,
+                          .rows = row_args_of(p, args),
+                          .rule = split_rule(p),
+                          .layout = split_layout(p, tile),
+                          .o_partial = nullptr},
+                .q = args.q,
+                .k = args.k,
+                .v = args.v,
+                .window = window_of(p),
+                .scores = score_args_of(make_score_params(p), args),
                 .order = work_order(p, tiles_per_head(p, tile),
                                     std::int64_t{plan.device.num_units} * tile.min_ctas),
                 .group = static_cast<std::uint32_t>(group_size(p)),
                 .group_inverse = group_inverse_of(group_size(p)),
-                .split_layout = split_layout(p, tile),
-                .o_partial = nullptr,
-                .error_word = word.value(),
                 .is_aligned = p.alignment >= kWholeAlignment,
                 .is_even_k = is_even(p, p.head_dim),
                 .is_even_v = is_even(p, p.head_dim_v)};
@@ -109,9 +113,13 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   if (plan.schedule.workspace_bytes > 0) {
     const auto address = reinterpret_cast<std::uintptr_t>(workspace.data);
     const auto aligned = round_up<std::uintptr_t>(address, kWorkspaceAlignment);
-    params.o_partial = reinterpret_cast<float*>(aligned);
+    params.split.o_partial = reinterpret_cast<float*>(aligned);
   }
-  return instance_of(p)->launch(params, stream);
+  return instance_of(p)->launch({.params = params,
+                                 .tile = tile,
+                                 .is_general = needs_general_scores(p),
+                                 .use_large_tile = takes_large_tile(p, plan.device.smem_bytes),
+                                 .stream = stream});
 }
 
 }  // namespace

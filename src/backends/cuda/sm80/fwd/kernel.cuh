@@ -10,6 +10,7 @@
 
 #include "backends/cuda/common/constants.h"
 #include "backends/cuda/common/row_epilogue.cuh"
+#include "backends/cuda/common/scores.cuh"
 #include "backends/cuda/sm80/fwd/softmax.cuh"
 #include "backends/cuda/sm80/fwd/work_tile.cuh"
 #include "backends/cuda/sm80/load.cuh"
@@ -45,7 +46,7 @@ class Forward {
   static constexpr bool kMayOverflow = !std::is_same_v<T, __half>;
 
  public:
-  __device__ explicit Forward(const Params& c) : c_(c), p_(c.problem), args_(c.args) {}
+  __device__ explicit Forward(const Params& c) : c_(c), sizes_(c.split.sizes) {}
 
   __device__ void run(std::int64_t work_idx) {
     if (threadIdx.x == 0) decode_work_tile(c_, kTile, work_idx, work());
@@ -87,18 +88,16 @@ class Forward {
     return work().kv_head * c_.group + row.head;
   }
   __device__ __forceinline__ KeySpan visible_span(int q_idx) const {
-    const KeyRange x = visible_keys(p_, q_idx, work().seqlen_q, work().seqlen_k);
+    const KeyRange x = visible_keys(c_.window, q_idx, work().seqlen_q, work().seqlen_k);
     return {max(static_cast<int>(x.begin), work().split_begin),
             min(static_cast<int>(x.end), work().split_end)};
   }
-  // Lane l handles row l of the warp in per-row work; past the end it takes the last row of the
-  // tile.
+  // Lane l handles row l of the warp; past the end it takes the last row of the tile.
   __device__ __forceinline__ RowCoord lane_row_coord() const {
     return row_coord(min(warp() * kWarpRows + lane(), work().num_rows - 1));
   }
 
-  // Bounds of visible keys never decrease from row to row: four rows, one per lane, give all
-  // bounds.
+  // Bounds of visible keys never decrease from row to row: four rows, one per lane, give all.
   __device__ void find_k_blocks() {
     const int num_rows = work().num_rows, first_row = warp() * kWarpRows;
     const int last_row = min(first_row + kWarpRows, num_rows) - 1;
@@ -127,7 +126,7 @@ class Forward {
     const RowCoord row = lane_row_coord();
     if (lane() < kWarpRows)
       score_row(warp() * kWarpRows + lane()) =
-          make_score_row(p_, args_, work().sequence, work().batch_idx, head_of(row), row.q_idx);
+          make_score_row(c_.scores, work().sequence, work().batch_idx, head_of(row), row.q_idx);
     __syncwarp();
   }
 
@@ -137,16 +136,16 @@ class Forward {
     constexpr int kChunks = Copy::kChunks;
     const RowCoord mine = lane_row_coord();
     const std::int64_t offset =
-        row_offset(args_.q, work().batch_idx, work().sequence.row_q + mine.q_idx, head_of(mine));
+        row_offset(c_.q, work().batch_idx, work().sequence.row_q + mine.q_idx, head_of(mine));
     const int num_rows = work().num_rows - warp() * kWarpRows;
     const u32 q_tile = smem(kSmem.q) + static_cast<u32>(warp() * kWarpRows * kRowBytes);
     // body(shared address, global address, valid elements)
     const auto for_chunk = [&](int round, auto body) {
       const int i = 32 * round + lane(), row = i / kChunks, chunk = i % kChunks;
       body(q_tile + static_cast<u32>(row * kRowBytes + (chunk ^ SwizzleRows::of(row)) * 16),
-           static_cast<const T*>(args_.q.data) + __shfl_sync(kFullMask, offset, row) +
+           static_cast<const T*>(c_.q.data) + __shfl_sync(kFullMask, offset, row) +
                chunk * Copy::kElements,
-           row < num_rows ? Copy::count_of(p_.head_dim, chunk) : 0);
+           row < num_rows ? Copy::count_of(sizes_.head_dim, chunk) : 0);
     };
     constexpr int kRounds = kWarpRows * kChunks / 32;
     if (c_.is_aligned) {
@@ -186,19 +185,19 @@ class Forward {
                                                  c_.is_aligned, is_even);
   }
   __device__ __forceinline__ void load_k(int k_block) const {
-    load_kv<SwizzleRows>(args_.k, work().k_offset, p_.head_dim, c_.is_even_k, kSmem.k, k_block);
+    load_kv<SwizzleRows>(c_.k, work().k_offset, sizes_.head_dim, c_.is_even_k, kSmem.k, k_block);
   }
   __device__ __forceinline__ void load_v(int k_block) const {
-    load_kv<typename Mma::SwizzleV>(args_.v, work().v_offset, p_.head_dim_v, c_.is_even_v, kSmem.v,
+    load_kv<typename Mma::SwizzleV>(c_.v, work().v_offset, sizes_.head_dim_v, c_.is_even_v, kSmem.v,
                                     k_block);
   }
   __device__ void clear_pad_columns() const {
     constexpr int kAllKeys = kKeys * kTile.stages;
-    if (c_.is_even_k && p_.head_dim < kDim)
-      clear_chunks<T, kDim, kAllKeys, kThreads, SwizzleRows>(smem(kSmem.k), p_.head_dim);
-    if (c_.is_even_v && p_.head_dim_v < kDim)
+    if (c_.is_even_k && sizes_.head_dim < kDim)
+      clear_chunks<T, kDim, kAllKeys, kThreads, SwizzleRows>(smem(kSmem.k), sizes_.head_dim);
+    if (c_.is_even_v && sizes_.head_dim_v < kDim)
       clear_chunks<T, kDim, kAllKeys, kThreads, typename Mma::SwizzleV>(smem(kSmem.v),
-                                                                        p_.head_dim_v);
+                                                                        sizes_.head_dim_v);
   }
 
   // ---- the main loop
@@ -332,7 +331,7 @@ class Forward {
   }
 
   __device__ __forceinline__ float scale_log2() const {
-    return kIsGeneral ? kLog2E : kLog2E * c_.score_params.scale;
+    return kIsGeneral ? kLog2E : kLog2E * c_.scores.params.scale;
   }
   __device__ __forceinline__ float p_shift() const {
     return std::is_same_v<T, __nv_bfloat16> && is_recompute_ ? kRecomputePShift : kPShift;
@@ -358,16 +357,16 @@ class Forward {
                                              float (&s)[kRowBlocks][kKeyBlocks][4]) const {
     const ScoreColumns columns = score_columns(first_key, lane() & 3, work().seqlen_k);
     for_rows<kRowBlocks>([&](auto b, auto half) {
-      apply_score_mods<T, half()>(p_, args_, c_.score_params, work().sequence,
-                                  score_row(local_row(b(), half())), columns, s[b()]);
+      apply_score_mods<T, half()>(c_.scores, work().sequence, score_row(local_row(b(), half())),
+                                  columns, s[b()]);
     });
   }
   __device__ __forceinline__ void drop_probs(std::int64_t first_key,
                                              float (&s)[kRowBlocks][kKeyBlocks][4]) const {
-    if (!has_dropout(p_)) return;
+    if (!c_.scores.params.has_dropout()) return;
     for_rows<kRowBlocks>([&](auto b, auto half) {
-      apply_dropout<half()>(args_, c_.score_params, score_row(local_row(b(), half())), first_key,
-                            lane() & 3, s[b()]);
+      apply_dropout<half()>(c_.scores, score_row(local_row(b(), half())), first_key, lane() & 3,
+                            s[b()]);
     });
   }
 
@@ -413,7 +412,7 @@ class Forward {
     needs_recompute_ = exists && !is_recompute_ && !mine.is_finite;
     const unsigned done = __ballot_sync(kFullMask, is_done);
     const float row_max_ref = fmaf(mine.max, scale_log2(), -p_shift());
-    const float max_score = kIsGeneral ? mine.max : mine.max * c_.score_params.scale;
+    const float max_score = kIsGeneral ? mine.max : mine.max * c_.scores.params.scale;
     const float v_factor = kIsFloat && is_recompute_ ? 1.0f / kRecomputeVScale : 1.0f;
     if (work().is_split) {
       store_o_partial(mine.sum == 0.0f ? 0.0f : v_factor / mine.sum,
@@ -421,10 +420,11 @@ class Forward {
     } else {
       const RowCoord at = lane_row_coord();
       const std::int64_t head = head_of(at), q_row = work().sequence.row_q + at.q_idx;
-      const RowEpilogue end =
-          row_epilogue(p_, args_, c_.score_params, head, row_max_ref, mine.sum, max_score);
-      if (is_done) store_lse(args_.lse, work().batch_idx, head, q_row, end.lse);
-      store_rows(end.factor * v_factor, row_offset(args_.out, work().batch_idx, q_row, head), done);
+      const RowEpilogue end = row_epilogue(c_.split.rows.sinks, c_.scores.params.keep_factor, head,
+                                           row_max_ref, mine.sum, max_score);
+      if (is_done) store_lse(c_.split.rows.lse, work().batch_idx, head, q_row, end.lse);
+      store_rows(end.factor * v_factor, row_offset(c_.split.out, work().batch_idx, q_row, head),
+                 done);
     }
     return !kMayOverflow || is_recompute_ || __syncthreads_or(needs_recompute_) == 0;
   }
@@ -433,7 +433,7 @@ class Forward {
   // 16-bit rows are staged in the warp's own rows of Q and stored in whole 16-byte chunks.
   __device__ __forceinline__ void store_rows(float factor, std::int64_t offset,
                                              unsigned done) const {
-    T* out = static_cast<T*>(args_.out.data);
+    T* out = static_cast<T*>(c_.split.out.data);
     for_rows<kRowBlocks>([&](auto b, auto half) {
       const int row = 16 * b() + 8 * half() + (lane() >> 2), t = lane() & 3;
       const float row_factor = __shfl_sync(kFullMask, factor, row);
@@ -445,7 +445,8 @@ class Forward {
         const float x = fmaf(o_[b()][c][2 * half()], row_factor, 0.0f);
         const float y = fmaf(o_[b()][c][2 * half() + 1], row_factor, 0.0f);
         if constexpr (kIsFloat) {
-          if (done >> row & 1u) store_floats(to, p_.head_dim_v, 8 * c + 2 * t, x, y, c_.is_even_v);
+          if (done >> row & 1u)
+            store_floats(to, sizes_.head_dim_v, 8 * c + 2 * t, x, y, c_.is_even_v);
         } else {
           const int at = kSmem.q + (warp() * kWarpRows + row) * kRowBytes + 4 * t;
           *reinterpret_cast<u32*>(dynamic_smem + at + (c ^ (row & 7)) * 16) = MmaOps<T>::pack(x, y);
@@ -454,15 +455,15 @@ class Forward {
     });
     if constexpr (!kIsFloat)
       copy_rows<T, kDim, kWarpRows>(dynamic_smem + kSmem.q + warp() * kWarpRows * kRowBytes, out,
-                                    offset, done, p_.head_dim_v, c_.is_even_v);
+                                    offset, done, sizes_.head_dim_v, c_.is_even_v);
   }
 
   // The normalised row of this split, its row_max_ref, sum and largest score.
   __device__ __forceinline__ void store_o_partial(float factor, float4 stats, unsigned done) const {
-    const SplitLayout& x = c_.split_layout;
-    const std::int64_t head_idx = work().batch_idx * p_.num_kv_heads + work().kv_head;
+    const SplitLayout& x = c_.split.layout;
+    const std::int64_t head_idx = work().batch_idx * sizes_.num_kv_heads + work().kv_head;
     float* split =
-        c_.o_partial + (head_idx * x.max_splits + work().split_idx) * x.rows * x.row_floats;
+        c_.split.o_partial + (head_idx * x.max_splits + work().split_idx) * x.rows * x.row_floats;
     const int dim = static_cast<int>(x.row_floats) - 4, mine = warp() * kWarpRows + lane();
     if (done >> lane() & 1u) *reinterpret_cast<float4*>(split + mine * x.row_floats + dim) = stats;
     for_rows<kRowBlocks>([&](auto b, auto half) {
@@ -479,8 +480,7 @@ class Forward {
   }
 
   const Params& c_;
-  const Problem& p_;
-  const AttentionArgs& args_;
+  const Sizes& sizes_;
   u32 q_[kTile.q_in_registers ? kMmaSteps : 1][kRowBlocks][4];
   float o_[kRowBlocks][kOutBlocks][4];
   float max_[kRowBlocks][2], sum_[kRowBlocks][2];

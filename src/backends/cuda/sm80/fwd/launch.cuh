@@ -8,7 +8,7 @@
 namespace headrace::cuda::sm80::fwd {
 
 template <class T, bool kIsGeneral, int kDim, bool kIsLarge = false>
-Status launch_forward(const char* name, const Params& params, cudaStream_t stream) {
+Status launch_forward(const char* name, const Params& params, Stream stream) {
   using Shape = TileOf<std::is_same_v<T, float>, kDim, kIsGeneral, kIsLarge>;
   constexpr Tile tile = Shape::kTile;
   constexpr SmemPlan smem = smem_plan(tile, sizeof(T), kIsGeneral);
@@ -21,36 +21,37 @@ Status launch_forward(const char* name, const Params& params, cudaStream_t strea
                           .smem_bytes = static_cast<unsigned>(smem.total)};
   static AllowedSmem allowed;
   HEADRACE_TRY(allow_smem(shape, forward<T, kIsGeneral, Shape>, allowed));
-  return launch(shape, stream, forward<T, kIsGeneral, Shape>, params);
+  return launch(shape, static_cast<cudaStream_t>(stream), forward<T, kIsGeneral, Shape>, params);
 }
 
 template <class T>
-Status launch_combine(const char* name, const Params& params, Tile tile, cudaStream_t stream) {
-  const Problem& p = params.problem;
-  const std::int64_t rows = p.batch * p.num_kv_heads * params.split_layout.rows;
+Status launch_combine(const char* name, const Call& call) {
+  const SplitParams& split = call.params.split;
+  const std::int64_t rows = split.sizes.batch * split.sizes.num_kv_heads * split.layout.rows;
   const std::int64_t num_ctas = ceil_div<std::int64_t>(rows, kCombineWarps);
   const LaunchShape shape{
       .name = name,
       .grid = dim3(static_cast<unsigned>(num_ctas < kMaxGridX ? num_ctas : kMaxGridX)),
       .block = dim3(32 * kCombineWarps)};
-  return launch(shape, stream, combine<T>, params, tile);
+  const CombineParams params{
+      .split = split, .tile = call.tile, .keep_factor = call.params.scores.params.keep_factor};
+  return launch(shape, static_cast<cudaStream_t>(call.stream), combine<T>, params);
 }
 
 template <class T, int kDim>
-Status launch_scores(const char* name, const Params& params, cudaStream_t stream) {
-  if (needs_general_scores(params.problem))
-    return launch_forward<T, true, kDim>(name, params, stream);
+Status launch_scores(const char* name, const Call& call) {
+  if (call.is_general) return launch_forward<T, true, kDim>(name, call.params, call.stream);
   if constexpr (std::is_same_v<T, float> && kDim == kLargeTile.dim)
-    if (params.use_large_tile) return launch_forward<T, false, kDim, true>(name, params, stream);
-  return launch_forward<T, false, kDim>(name, params, stream);
+    if (call.use_large_tile)
+      return launch_forward<T, false, kDim, true>(name, call.params, call.stream);
+  return launch_forward<T, false, kDim>(name, call.params, call.stream);
 }
 
 template <class T, int kDim>
-Status launch_all(const char* name, const Params& params, Stream stream) {
-  auto* cuda_stream = static_cast<cudaStream_t>(stream);
-  Status bad = launch_scores<T, kDim>(name, params, cuda_stream);
-  if (bad || params.o_partial == nullptr) return bad;
-  return launch_combine<T>(name, params, params.tile, cuda_stream);
+Status launch_all(const char* name, const Call& call) {
+  HEADRACE_TRY(launch_scores<T, kDim>(name, call));
+  if (call.params.split.o_partial == nullptr) return std::nullopt;
+  return launch_combine<T>(name, call);
 }
 
 }  // namespace headrace::cuda::sm80::fwd

@@ -1,37 +1,60 @@
 // Parameters of the forward kernels.
 #pragma once
 
-#include "backends/cuda/common/score_params.h"
+#include "backends/cuda/common/kernel_args.h"
 #include "backends/cuda/sm80/fwd/config.h"
 #include "core/kernel.h"
 
 namespace headrace::cuda::sm80::fwd {
 
+// What the kernels of a call share.
+struct SplitParams {
+  Sizes sizes;
+  Lengths lengths;
+  Operand out;
+  RowArgs rows;
+  SplitRule rule;
+  SplitLayout layout;
+  float* o_partial;  // null: no split KV
+};
+
 struct Params {
-  Problem problem;
-  AttentionArgs args;
-  ScoreParams score_params;
-  Tile tile;
-  bool use_large_tile;
+  SplitParams split;
+  Operand q, k, v;
+  Window window;
+  ScoreArgs scores;
   WorkOrder order;                     // of row tiles or splits
   std::uint32_t group, group_inverse;  // group_size(problem)
-  SplitLayout split_layout;
-  float* o_partial;           // null: no split KV
-  std::uint32_t* error_word;  // for lengths on the device
-  bool is_aligned;            // to 16 bytes
-  bool is_even_k, is_even_v;  // aligned, and a row of K, of V, is whole 16-byte chunks
+  bool is_aligned;                     // to 16 bytes
+  bool is_even_k, is_even_v;           // aligned, and a row of K, of V, is whole 16-byte chunks
+};
+static_assert(sizeof(Params) <= 640);
+
+// Of the kernel that combines the splits of a row.
+struct CombineParams {
+  SplitParams split;
+  Tile tile;
+  float keep_factor;
+};
+static_assert(sizeof(CombineParams) <= 288);
+
+struct Call {
+  const Params& params;
+  Tile tile;
+  bool is_general, use_large_tile;
+  Stream stream;
 };
 
 // Each in its own translation unit.
-using LaunchFn = Status (*)(const Params& params, Stream stream);
-Status launch_f32_hd64(const Params& params, Stream stream);
-Status launch_f32_hd128(const Params& params, Stream stream);
-Status launch_f32_hd256(const Params& params, Stream stream);
-Status launch_f16_hd64(const Params& params, Stream stream);
-Status launch_f16_hd128(const Params& params, Stream stream);
-Status launch_f16_hd256(const Params& params, Stream stream);
-Status launch_bf16_hd64(const Params& params, Stream stream);
-Status launch_bf16_hd128(const Params& params, Stream stream);
-Status launch_bf16_hd256(const Params& params, Stream stream);
+using LaunchFn = Status (*)(const Call& call);
+Status launch_f32_hd64(const Call& call);
+Status launch_f32_hd128(const Call& call);
+Status launch_f32_hd256(const Call& call);
+Status launch_f16_hd64(const Call& call);
+Status launch_f16_hd128(const Call& call);
+Status launch_f16_hd256(const Call& call);
+Status launch_bf16_hd64(const Call& call);
+Status launch_bf16_hd128(const Call& call);
+Status launch_bf16_hd256(const Call& call);
 
 }  // namespace headrace::cuda::sm80::fwd

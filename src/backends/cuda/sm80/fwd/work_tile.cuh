@@ -43,19 +43,20 @@ static_assert(sizeof(WorkTile) <= kWorkTileBytes);
 // Finds the rows of a work tile and its split of the keys.
 __device__ inline void decode_work_tile(const Params& c, Tile tile, std::int64_t work_idx,
                                         WorkTile& x) {
-  const Problem& p = c.problem;
+  const Sizes& p = c.split.sizes;
   const auto [head_idx, idx] = work_coord(c.order, work_idx);
   x.batch_idx = quotient(head_idx, p.num_kv_heads);
   x.kv_head = head_idx - x.batch_idx * p.num_kv_heads;
   const bool reports = x.kv_head == 0 && idx == 0;
-  const Sequence sequence = device_sequence(p, c.args.ragged, x.batch_idx, reports, c.error_word);
+  const Sequence sequence = device_sequence(p, c.split.lengths, x.batch_idx, reports);
   x.sequence = sequence;
-  x.k_offset = row_offset(c.args.k, x.batch_idx, sequence.row_k, x.kv_head);
-  x.v_offset = row_offset(c.args.v, x.batch_idx, sequence.row_k, x.kv_head);
+  x.k_offset = row_offset(c.k, x.batch_idx, sequence.row_k, x.kv_head);
+  x.v_offset = row_offset(c.v, x.batch_idx, sequence.row_k, x.kv_head);
   x.seqlen_q = static_cast<int>(sequence.seqlen_q);
   x.seqlen_k = static_cast<int>(sequence.seqlen_k);
   SplitPlan plan{1, sequence.seqlen_k};
-  if (c.o_partial != nullptr) plan = plan_splits(p, tile, sequence.seqlen_q, sequence.seqlen_k);
+  if (c.split.o_partial != nullptr)
+    plan = plan_splits(c.split.rule, tile, sequence.seqlen_q, sequence.seqlen_k);
   x.is_split = plan.num_splits > 1;
   const int all_rows = x.seqlen_q * static_cast<int>(c.group);
   const int num_tiles = (all_rows + tile.rows() - 1) / tile.rows();

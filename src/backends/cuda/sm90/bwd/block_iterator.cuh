@@ -17,8 +17,8 @@ struct KeyBlock {
 
 // Block `block` of the keys of a sequence.
 template <Tile kTile>
-__device__ __forceinline__ KeyBlock key_block_of(const Params& p, const Sequence& s, int batch_idx,
-                                                 int kv_head, int block) {
+__device__ __forceinline__ KeyBlock key_block_of(const BlockParams& p, const Sequence& s,
+                                                 int batch_idx, int kv_head, int block) {
   KeyBlock b;
   b.batch_idx = batch_idx;
   b.kv_head = kv_head;
@@ -35,16 +35,15 @@ __device__ __forceinline__ KeyBlock key_block_of(const Params& p, const Sequence
 }
 // The block of this CTA. May lie outside of the sequence: see exists().
 template <Tile kTile>
-__device__ __forceinline__ KeyBlock key_block(const Params& p) {
-  const Problem& problem = p.rows.problem;
+__device__ __forceinline__ KeyBlock key_block(const BlockParams& p) {
   const auto x = static_cast<int>(blockIdx.x), y = static_cast<int>(blockIdx.y),
              z = static_cast<int>(blockIdx.z);
-  const int kv_heads = static_cast<int>(problem.num_kv_heads), head = z * p.section + x;
+  const int kv_heads = static_cast<int>(p.sizes.num_kv_heads), head = z * p.section + x;
   const int batch_idx = p.section > 0 ? head / kv_heads : z;
   const int kv_head = p.section > 0 ? head - batch_idx * kv_heads : y;
   // bwd_preprocess has reported lengths out of bounds.
-  const Sequence s = batch_idx < problem.batch
-                         ? device_sequence(problem, p.rows.args.ragged, batch_idx, false, nullptr)
+  const Sequence s = batch_idx < p.sizes.batch
+                         ? device_sequence(p.sizes, p.lengths, batch_idx, false)
                          : Sequence{};
   return key_block_of<kTile>(p, s, batch_idx, kv_head, p.section > 0 ? y : x);
 }
@@ -65,7 +64,8 @@ struct QueryBlock {
 template <Tile kTile>
 class BlockIterator {
  public:
-  __device__ __forceinline__ BlockIterator(const Params& p, const KeyBlock& b) : heads_(p.group) {
+  __device__ __forceinline__ BlockIterator(const BlockParams& p, const KeyBlock& b)
+      : heads_(p.group) {
     const int last_key = min(b.first_key + kTile.keys, b.seqlen_k) - 1;
     const int first_query = max(b.first_key - b.right, 0);
     const int end_query = min(last_key - b.left + 1, b.seqlen_q);
@@ -77,11 +77,10 @@ class BlockIterator {
     const bool is_square = b.first_key <= b.right && last_key - b.left >= b.seqlen_q - 1;
     const int rotation = is_square && count_ > 0 ? b.first_key / kTile.queries % count_ : 0;
     start_ = first + rotation;
-    const Problem& problem = p.rows.problem;
-    const std::int64_t row = padded_offset(problem, std::int64_t{b.kv_head} * p.group,
-                                           first_padded_row(problem, b.batch_idx, b.row_q));
+    const std::int64_t row = padded_offset(p.sizes, std::int64_t{b.kv_head} * p.group,
+                                           first_padded_row(p.sizes, b.batch_idx, b.row_q));
     padded_ = static_cast<int>(row / kTile.queries) + start_;
-    blocks_per_head_ = static_cast<int>(padded_rows(problem) / kTile.queries);
+    blocks_per_head_ = static_cast<int>(padded_rows(p.sizes) / kTile.queries);
   }
   __device__ __forceinline__ int num_iterations() const { return heads_ * count_; }
   __device__ __forceinline__ QueryBlock first() const { return {0, start_, padded_}; }

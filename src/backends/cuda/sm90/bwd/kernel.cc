@@ -94,7 +94,8 @@ struct Layout {
   std::size_t bytes() const { return static_cast<std::size_t>(end) * 4 + kWorkspaceAlignment; }
 };
 Layout layout_of(const Problem& p) {
-  const std::int64_t rows = padded_elements(p);
+  const Sizes sizes = sizes_of(p);
+  const std::int64_t rows = padded_elements(sizes);
   Layout layout{};
   const auto take = [&layout](std::int64_t floats) {
     const std::int64_t first = layout.end;
@@ -105,7 +106,7 @@ Layout layout_of(const Problem& p) {
   layout.lse = take(rows);
   layout.scale = take(p.deterministic ? rows / 2 : 0);
   layout.dq = take(rows * variant_of(p)->tile.head_dim);
-  layout.bounds = take(p.deterministic ? num_kv_abs_max(p) * 2 : 0);
+  layout.bounds = take(p.deterministic ? num_kv_abs_max(sizes) * 2 : 0);
   layout.end = round_up<std::int64_t>(layout.end, kWorkspaceAlignment / 4);
   layout.bias = take(p.has_dbias ? static_cast<std::int64_t>(dbias_workspace_bytes(p) / 4) : 0);
   return layout;
@@ -184,38 +185,52 @@ dim3 grid_of(const Problem& p, int section) {
           size(ceil_div<std::int64_t>(p.batch * p.num_kv_heads, section))};
 }
 
-Params make_params(const Problem& p, const BackwardPlan& own, const AttentionArgs& args,
-                   float* floats) {
+BwdCall call_of(const Problem& p, const BackwardPlan& own, const AttentionArgs& args, float* floats,
+                std::uint32_t* error_word) {
   const Layout& layout = own.layout;
-  Params params{};
-  params.rows = {.problem = p,
-                 .args = args,
-                 .delta = floats + layout.d,
-                 .lse = floats + layout.lse,
-                 .lse_scale = static_cast<float>(-1 / p.softmax_scale),
-                 .delta_scale = -1.0f,
-                 .dq_accum = floats + layout.dq,
-                 .dq_accum_cols = own.variant->tile.head_dim,
-                 .error_word = nullptr};
+  BwdCall call{
+      .problem = p,
+      .args = args,
+      .rows = {.delta = floats + layout.d,
+               .lse = floats + layout.lse,
+               .dq_accum = floats + layout.dq,
+               .dq_accum_cols = own.variant->tile.head_dim},
+      .lse_scale = has_general_scores(p) ? -1.0f : static_cast<float>(-1 / p.softmax_scale),
+      .delta_scale = -1.0f,
+      .error_word = error_word};
   if (p.deterministic) {
-    params.rows.dq_scale = reinterpret_cast<std::uint16_t*>(floats + layout.scale);
-    params.rows.kv_abs_max = reinterpret_cast<KvAbsMax*>(floats + layout.bounds);
+    call.rows.dq_scale = reinterpret_cast<std::uint16_t*>(floats + layout.scale);
+    call.kv_abs_max = reinterpret_cast<KvAbsMax*>(floats + layout.bounds);
   }
-  params.group = static_cast<int>(group_size(p));
+  return call;
+}
+
+BlockParams block_params(const Problem& p, const BackwardPlan& own, const BwdCall& call) {
   const auto window = [](std::int64_t w) {
     return w < 0 ? kOpenWindow : static_cast<int>(std::min<std::int64_t>(w, kOpenWindow - 1));
   };
-  params.window_left = window(p.window_left);
-  params.window_right = has_causal(p) ? 0 : window(p.window_right);
-  params.is_top_left = p.causal == HEADRACE_CAUSAL_TOP_LEFT;
-  params.section = own.section;
-  if (has_general_scores(p)) params.rows.lse_scale = -1.0f;
-  params.score_params = make_score_params(p);
-  params.inverse_scale = static_cast<float>(1 / p.softmax_scale);
-  params.inverse_softcap = has_softcap(p) ? static_cast<float>(1 / p.softcap) : 0.0f;
-  params.scale = static_cast<float>(p.softmax_scale);
-  params.scale_log2 = static_cast<float>(p.softmax_scale * M_LOG2E);
-  return params;
+  return {.sizes = sizes_of(p),
+          .lengths = lengths_of(p, call.args, call.error_word),
+          .group = static_cast<int>(group_size(p)),
+          .window_left = window(p.window_left),
+          .window_right = has_causal(p) ? 0 : window(p.window_right),
+          .is_top_left = p.causal == HEADRACE_CAUSAL_TOP_LEFT,
+          .section = own.section};
+}
+
+Params main_params(const BlockParams& blocks, const BwdCall& call) {
+  const Problem& p = call.problem;
+  return {.blocks = blocks,
+          .rows = call.rows,
+          .dk = call.args.gradients.dk,
+          .dv = call.args.gradients.dv,
+          .bias = call.args.bias,
+          .alibi = alibi_args_of(call.args),
+          .scale_log2 = static_cast<float>(p.softmax_scale * M_LOG2E),
+          .scale = static_cast<float>(p.softmax_scale),
+          .inverse_scale = static_cast<float>(1 / p.softmax_scale),
+          .inverse_softcap = has_softcap(p) ? static_cast<float>(1 / p.softcap) : 0.0f,
+          .score_params = make_score_params(p)};
 }
 
 Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
@@ -224,20 +239,21 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   const Variant& variant = *own.variant;
   auto* const floats = reinterpret_cast<float*>(round_up<std::uintptr_t>(
       reinterpret_cast<std::uintptr_t>(workspace.data), kWorkspaceAlignment));
-  Params params = make_params(p, own, args, floats);
   Maps maps;
-  if (Status bad = encode_maps(p, args, variant.tile, maps)) return bad;
+  HEADRACE_TRY(encode_maps(p, args, variant.tile, maps));
   Result<std::uint32_t*> word = error_word(plan.device.device_id);
   if (!word.ok()) return std::move(word.failure());
-  params.rows.error_word = word.value();
-  if (p.deterministic)
-    if (Status bad = launch_kv_abs_max(params.rows, stream)) return bad;
-  if (Status bad = launch_bwd_preprocess(params.rows, stream)) return bad;
-  if (p.has_dsinks)
-    if (Status bad = launch_dsinks(params.rows, stream)) return bad;
+  const BwdCall call = call_of(p, own, args, floats, word.value());
+  const BlockParams blocks = block_params(p, own, call);
+  const Params params = main_params(blocks, call);
+  if (p.deterministic) HEADRACE_TRY(launch_kv_abs_max(call, stream));
+  HEADRACE_TRY(launch_bwd_preprocess(call, stream));
+  if (p.has_dsinks) HEADRACE_TRY(launch_dsinks(call, stream));
   Launch* const launch_main = p.deterministic ? variant.launch_fixed : variant.launch;
-  if (Status bad = launch_main({params, maps, grid_of(p, params.section), stream})) return bad;
-  if (Status bad = variant.postprocess(params, stream)) return bad;
+  HEADRACE_TRY(launch_main({params, maps, dtype_of(p), grid_of(p, own.section), stream}));
+  const PostprocessParams postprocess{
+      .blocks = blocks, .rows = call.rows, .dq = args.gradients.dq, .scale = params.scale};
+  HEADRACE_TRY(variant.postprocess(postprocess, dtype_of(p), stream));
   if (!p.has_dbias) return std::nullopt;
   return launch_dbias(p, args, reinterpret_cast<unsigned char*>(floats + own.layout.bias),
                       word.value(), stream);

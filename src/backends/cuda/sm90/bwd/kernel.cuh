@@ -50,9 +50,9 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
   constexpr Tile kTile = Variant::kTile;
   extern __shared__ unsigned char smem_raw[];
   const u32 smem = (smem_address(smem_raw) + 1023) & ~1023u;
-  const KeyBlock keys = key_block<kTile>(params);
+  const KeyBlock keys = key_block<kTile>(params.blocks);
   if (!exists(keys)) return;
-  const BlockIterator<kTile> blocks(params, keys);
+  const BlockIterator<kTile> blocks(params.blocks, keys);
   if (threadIdx.x == 0) {
     prefetch_tensormap(&maps.q);
     prefetch_tensormap(&maps.k);
@@ -84,7 +84,7 @@ Status launch_variant(const char* name, const Call& call) {
 // Both dtypes of a tile.
 template <Tile kTile, Kind kKind>
 Status launch_tile(const char* name_bf16, const char* name_f16, const Call& call) {
-  if (dtype_of(call.params.rows.problem) == DType::bf16)
+  if (call.dtype == DType::bf16)
     return launch_variant<Variant<kTile, Bf16Element, kKind>>(name_bf16, call);
   return launch_variant<Variant<kTile, F16Element, kKind>>(name_f16, call);
 }

@@ -96,7 +96,7 @@ struct KeyRows {
   // NaN. Each warpgroup does it for itself.
   template <int kAtoms>
   __device__ __forceinline__ void clear_tail(int offset, int rows, int count) const {
-    if (!p.rows.problem.is_ragged || count >= rows) [[likely]]
+    if (!p.blocks.sizes.is_ragged || count >= rows) [[likely]]
       return;
     const int thread = static_cast<int>(threadIdx.x) & 127;
 #pragma unroll 1
@@ -179,7 +179,7 @@ struct KeyRows {
     }
   }
   __device__ __forceinline__ int query_head(const QueryBlock& at) const {
-    return block.kv_head * p.group + at.head;
+    return block.kv_head * p.blocks.group + at.head;
   }
   __device__ __forceinline__ int first_query(const QueryBlock& at) const {
     return at.block * kQueries + 2 * (lane & 3);
@@ -198,7 +198,7 @@ struct KeyRows {
     }
   }
   __device__ __forceinline__ void load_bias(Elements& s, const QueryBlock& at) const {
-    const ScoreOperand& bias = p.rows.args.bias;
+    const ScoreOperand& bias = p.bias;
     clear(s);
     if (bias.data == nullptr) return;
     const std::int64_t first =
@@ -226,11 +226,9 @@ struct KeyRows {
     }
   }
   __device__ __forceinline__ void add_alibi(Elements& s, const QueryBlock& at) const {
-    const AttentionArgs& args = p.rows.args;
-    if (args.alibi_slopes == nullptr) return;
-    const float slope = args.alibi_slopes[block.batch_idx * args.alibi_stride_batch +
-                                          query_head(at) * args.alibi_stride_head];
-    const int diagonal = block.right - p.window_right;
+    if (p.alibi.slopes == nullptr) return;
+    const float slope = alibi_slope(p.alibi, block.batch_idx, query_head(at));
+    const int diagonal = block.right - p.blocks.window_right;
     const auto distance = static_cast<float>(first_key - diagonal - first_query(at));
 #pragma unroll
     for (int i = 0; i < kQueries / 2; ++i) {
@@ -396,7 +394,7 @@ struct KeyRows {
   __device__ __forceinline__ void store(const Operand& to, std::int64_t dim,
                                         const float (&x)[kColumns / 2], float factor) const {
     const int mine = lane & 1, chunks = static_cast<int>(dim) / 8;
-    const std::int64_t batch = p.rows.problem.is_ragged ? 0 : block.batch_idx;
+    const std::int64_t batch = p.blocks.sizes.is_ragged ? 0 : block.batch_idx;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int key = first_key + 8 * r;
@@ -418,10 +416,10 @@ struct KeyRows {
     }
   }
   __device__ __forceinline__ void store_dk(const float (&dk)[kDim / 2]) const {
-    store<kDim>(p.rows.args.gradients.dk, p.rows.problem.head_dim, dk, p.scale);
+    store<kDim>(p.dk, p.blocks.sizes.head_dim, dk, p.scale);
   }
   __device__ __forceinline__ void store_dv(const float (&dv)[kDimV / 2]) const {
-    store<kDimV>(p.rows.args.gradients.dv, p.rows.problem.head_dim_v, dv, kPUnit);
+    store<kDimV>(p.dv, p.blocks.sizes.head_dim_v, dv, kPUnit);
   }
   template <int kCount>
   static __device__ __forceinline__ void clear(float (&x)[kCount]) {

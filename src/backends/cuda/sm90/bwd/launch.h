@@ -15,6 +15,7 @@ struct Kind {
 struct Call {
   const Params& params;
   const Maps& maps;
+  DType dtype;
   dim3 grid;
   Stream stream;
 };
@@ -27,7 +28,7 @@ Launch launch_hd64_general, launch_hd128_general, launch_hd256_general;
 Launch launch_hd64_general_fixed, launch_hd128_general_fixed, launch_hd256_general_fixed;
 
 // After the main kernel: dq from its accumulator, for tiles with this many columns of Q.
-using Postprocess = Status(const Params& params, Stream stream);
+using Postprocess = Status(const PostprocessParams& params, DType dtype, Stream stream);
 Postprocess launch_postprocess_hd64, launch_postprocess_hd128, launch_postprocess_hd192,
     launch_postprocess_hd256;
 

@@ -47,7 +47,7 @@ class Loader {
     return smem_ + kSmem.offset_barriers + 8 * i;
   }
   __device__ __forceinline__ int tensor_batch() const {
-    return p_.rows.problem.is_ragged ? 0 : keys_.batch_idx;
+    return p_.blocks.sizes.is_ragged ? 0 : keys_.batch_idx;
   }
 
   template <int kAtoms>
@@ -71,7 +71,7 @@ class Loader {
     for (int s = 0; s < kAtoms; ++s)
       cp_async_bulk_tensor_load(smem_ + to + s * kAtom, &map, barrier(full), kEvictLast,
                                 s * kSwizzleAtomCols, keys_.row_q + at.block * kTile.queries,
-                                keys_.kv_head * p_.group + at.head, tensor_batch());
+                                keys_.kv_head * p_.blocks.group + at.head, tensor_batch());
     cp_async_bulk_load(smem_ + stat_to, stats + std::int64_t{at.padded} * kTile.queries, kSmem.stat,
                        barrier(full));
   }

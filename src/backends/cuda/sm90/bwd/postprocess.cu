@@ -44,7 +44,7 @@ __device__ __forceinline__ float4 sums_of(const uint4& x, u32 count) {
 
 // Number of contributions to a dQ block, over the CTAs of all key blocks. Computed by a warp.
 template <Tile kTile>
-__device__ __forceinline__ u32 count_of_block(const Params& params, const PaddedBlock& rows,
+__device__ __forceinline__ u32 count_of_block(const BlockParams& params, const PaddedBlock& rows,
                                               int block) {
   const int kv_head = static_cast<int>(rows.head) / params.group;
   const auto batch_idx = static_cast<int>(rows.batch_idx);
@@ -60,26 +60,24 @@ __device__ __forceinline__ u32 count_of_block(const Params& params, const Padded
 // Part `part` of the block that starts `first_row` rows into `rows`: a thread has the elements that
 // the thread with its index adds in the main kernel.
 template <Tile kTile, class Element, bool kIsFixed>
-__device__ void postprocess_part(const Params& params, const PaddedBlock& rows, int first_row,
-                                 int part) {
-  const BwdPreprocessParams& c = params.rows;
-  const Problem& p = c.problem;
+__device__ void postprocess_part(const PostprocessParams& params, const PaddedBlock& rows,
+                                 int first_row, int part) {
   const int thread = static_cast<int>(threadIdx.x) & 127, lane = thread & 31, mine = lane & 1;
   const DqPlace place = dq_place(kTile, part, thread);
-  const std::int64_t padded = padded_offset(p, rows.head, rows.padded_row + first_row);
+  const std::int64_t padded =
+      padded_offset(params.blocks.sizes, rows.head, rows.padded_row + first_row);
   const Sums sums =
-      load_sums<kIsFixed>(c.dq_accum + padded * kTile.head_dim + part * kDqPart, thread);
-  const auto scale = static_cast<float>(p.softmax_scale);
-  const Operand& dq = c.args.gradients.dq;
-  const int chunks = static_cast<int>(p.head_dim) / 8;
+      load_sums<kIsFixed>(params.rows.dq_accum + padded * kTile.head_dim + part * kDqPart, thread);
+  const Operand& dq = params.dq;
+  const int chunks = static_cast<int>(params.blocks.sizes.head_dim) / 8;
   HalfChunk* to[2];
-  float factor[2] = {scale, scale};
+  float factor[2] = {params.scale, params.scale};
   u32 count = 0;
   if constexpr (kIsFixed) {
     const u32 scales =
-        *reinterpret_cast<const u32*>(c.dq_scale + dq_scale_index(padded + place.row));
+        *reinterpret_cast<const u32*>(params.rows.dq_scale + dq_scale_index(padded + place.row));
     const auto first_block = static_cast<int>(rows.first_row) / kTile.queries;
-    count = count_of_block<kTile>(params, rows, first_block + first_row / kTile.queries);
+    count = count_of_block<kTile>(params.blocks, rows, first_block + first_row / kTile.queries);
     factor[0] /= Bf16Element::unpack(scales).x;
     factor[1] /= Bf16Element::unpack(scales).y;
   }
@@ -127,10 +125,10 @@ struct PostprocessVariant {
 
 template <class Variant>
 __global__ void __launch_bounds__(128 * postprocess_groups(Variant::kTile), kPostprocessCtas)
-    postprocess_dq(const __grid_constant__ Params params, std::int64_t num_parts) {
+    postprocess_dq(const __grid_constant__ PostprocessParams params, std::int64_t num_parts) {
   constexpr Tile kTile = Variant::kTile;
   for (std::int64_t idx = blockIdx.x; idx < num_parts; idx += gridDim.x) {
-    const PaddedBlock rows = padded_block(params.rows, idx, false);
+    const PaddedBlock rows = padded_block(params.blocks.sizes, params.blocks.lengths, idx, false);
     const int query_blocks = (rows.num_rows + kTile.queries - 1) / kTile.queries;
     for (int i = static_cast<int>(threadIdx.x) / 128; i < query_blocks * dq_parts(kTile);
          i += postprocess_groups(kTile))
@@ -140,15 +138,14 @@ __global__ void __launch_bounds__(128 * postprocess_groups(Variant::kTile), kPos
 }
 
 template <Tile kTile, bool kIsFixed>
-Status launch_postprocess_of(const Params& params, Stream stream) {
-  const Problem& p = params.rows.problem;
-  const std::int64_t num_parts = num_padded_blocks(p);
+Status launch_postprocess_of(const PostprocessParams& params, DType dtype, Stream stream) {
+  const std::int64_t num_parts = num_padded_blocks(params.blocks.sizes);
   const LaunchShape shape{
       .name = "cuda_sm90_bwd's postprocess of dq",
       .grid = dim3(static_cast<unsigned>(num_parts < kMaxGridX ? num_parts : kMaxGridX)),
       .block = dim3(128 * postprocess_groups(kTile))};
   auto* s = static_cast<cudaStream_t>(stream);
-  if (dtype_of(p) == DType::bf16)
+  if (dtype == DType::bf16)
     return launch(shape, s, postprocess_dq<PostprocessVariant<kTile, Bf16Element, kIsFixed>>,
                   params, num_parts);
   return launch(shape, s, postprocess_dq<PostprocessVariant<kTile, F16Element, kIsFixed>>, params,
@@ -156,28 +153,29 @@ Status launch_postprocess_of(const Params& params, Stream stream) {
 }
 
 template <Tile kTile>
-Status launch_postprocess(const Params& params, Stream stream) {
-  return params.rows.dq_scale != nullptr ? launch_postprocess_of<kTile, true>(params, stream)
-                                         : launch_postprocess_of<kTile, false>(params, stream);
+Status launch_postprocess(const PostprocessParams& params, DType dtype, Stream stream) {
+  return params.rows.dq_scale != nullptr
+             ? launch_postprocess_of<kTile, true>(params, dtype, stream)
+             : launch_postprocess_of<kTile, false>(params, dtype, stream);
 }
 
 }  // namespace
 
-Status launch_postprocess_hd64(const Params& params, Stream stream) {
-  return launch_postprocess<kTile64>(params, stream);
+Status launch_postprocess_hd64(const PostprocessParams& params, DType dtype, Stream stream) {
+  return launch_postprocess<kTile64>(params, dtype, stream);
 }
-Status launch_postprocess_hd128(const Params& params, Stream stream) {
-  return launch_postprocess<kTile128>(params, stream);
+Status launch_postprocess_hd128(const PostprocessParams& params, DType dtype, Stream stream) {
+  return launch_postprocess<kTile128>(params, dtype, stream);
 }
 // The query blocks of both are the same.
 static_assert(kTile192v128.head_dim == kTile192.head_dim && kTile192v128.keys == kTile192.keys &&
               kTile192v128.queries == kTile192.queries &&
               kTile192v128.is_specialized == kTile192.is_specialized);
-Status launch_postprocess_hd192(const Params& params, Stream stream) {
-  return launch_postprocess<kTile192>(params, stream);
+Status launch_postprocess_hd192(const PostprocessParams& params, DType dtype, Stream stream) {
+  return launch_postprocess<kTile192>(params, dtype, stream);
 }
-Status launch_postprocess_hd256(const Params& params, Stream stream) {
-  return launch_postprocess<kTile256>(params, stream);
+Status launch_postprocess_hd256(const PostprocessParams& params, DType dtype, Stream stream) {
+  return launch_postprocess<kTile256>(params, dtype, stream);
 }
 
 }  // namespace headrace::cuda::sm90::bwd

@@ -116,7 +116,7 @@ class Batch {
       at.batch_idx = p_.by_items.divide(rest);
       at.items_before = at.batch_idx * work.num_items;
       at.slots_before = at.batch_idx * work.num_slots;
-      rows = {static_cast<int>(p_.problem.seqlen_q), static_cast<int>(p_.problem.seqlen_k), 0, 0};
+      rows = {static_cast<int>(p_.sizes.seqlen_q), static_cast<int>(p_.sizes.seqlen_k), 0, 0};
       keys = p_.keys;
     } else {
       at = search(rest, lane);
@@ -159,7 +159,7 @@ class Batch {
 
   __device__ SequenceRows rows_of(int batch_idx, bool reports) const {
     const Sequence s =
-        sequence_with_used_keys(p_.problem, p_.args, batch_idx, reports, p_.error_word);
+        sequence_with_used_keys(p_.sizes, p_.lengths, p_.used_keys, batch_idx, reports);
     return {static_cast<int>(s.seqlen_q), static_cast<int>(s.seqlen_k), static_cast<int>(s.row_q),
             static_cast<int>(s.row_k)};
   }

@@ -154,9 +154,18 @@ void set_workspace(const Plan& plan, Workspace workspace, Params& params) {
 Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
   const Problem& p = plan.problem;
   Params params{};
-  params.problem = p;
-  params.args = args;
-  params.score_params = make_score_params(p);
+  std::uint32_t* length_errors = nullptr;
+  if (has_device_lengths(p)) {
+    Result<std::uint32_t*> word = error_word(plan.device.device_id);
+    if (!word.ok()) return std::move(word.failure());
+    length_errors = word.value();
+  }
+  params.sizes = sizes_of(p);
+  params.lengths = lengths_of(p, args, length_errors);
+  params.used_keys = used_keys_of(p, args);
+  params.q = args.q;
+  params.out = args.out;
+  params.row_args = row_args_of(p, args);
   params.work = plan.schedule.kernel_plan.get<WorkPlan>();
   params.window = window_of(p);
   params.keys = longest_keys(p);
@@ -169,13 +178,9 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   params.batch = static_cast<int>(p.batch);
   params.num_kv_heads = static_cast<int>(p.num_kv_heads);
   params.num_units = plan.device.num_units;
+  params.scale = static_cast<float>(p.softmax_scale);
   params.scale_log2 = static_cast<float>(p.softmax_scale * M_LOG2E);
   params.box_keys = box_keys_of(p);
-  if (has_device_lengths(p)) {
-    Result<std::uint32_t*> word = error_word(plan.device.device_id);
-    if (!word.ok()) return std::move(word.failure());
-    params.error_word = word.value();
-  }
   if (params.work.num_items == 0) return std::nullopt;
   set_workspace(plan, workspace, params);
   const int dim = head_dim_bucket(p.head_dim, p.head_dim_v);
@@ -183,7 +188,7 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   HEADRACE_TRY(encode_pages(p, args.k, p.head_dim, dim, maps.k, params.boxes_k));
   HEADRACE_TRY(encode_pages(p, args.v, p.head_dim_v, dim, maps.v, params.boxes_v));
   const Launch* run = dim == 64 ? launch_hd64 : launch_hd128;
-  return run({params, maps, static_cast<int>(plan.schedule.num_ctas), stream});
+  return run({params, maps, dtype_of(p), static_cast<int>(plan.schedule.num_ctas), stream});
 }
 
 }  // namespace

@@ -110,8 +110,7 @@ Status launch_element(const char* name, const Call& call) {
 
 template <int kDim>
 Status launch_dim(const char* name_bf16, const char* name_f16, const Call& call) {
-  if (dtype_of(call.params.problem) == DType::bf16)
-    return launch_element<Bf16Element, kDim>(name_bf16, call);
+  if (call.dtype == DType::bf16) return launch_element<Bf16Element, kDim>(name_bf16, call);
   return launch_element<F16Element, kDim>(name_f16, call);
 }
 

@@ -9,6 +9,7 @@ namespace headrace::cuda::sm90::decode {
 struct Call {
   const Params& params;
   const Maps& maps;
+  DType dtype;
   int num_ctas;
   Stream stream;
 };

@@ -128,14 +128,14 @@ template <class Element, int kColumns>
 __device__ __forceinline__ void write_row(const Params& p, const Item& item, int row, int d,
                                           const Partial<kColumns>& x) {
   const int q_idx = p.by_group.divide(row), head = item.kv_head * p.group + row - q_idx * p.group;
-  const RowEpilogue end = row_epilogue(p.problem, p.args, p.score_params, head,
-                                       fmaf(x.row_max, p.scale_log2, -kPShift<Element>), x.sum,
-                                       x.row_max * p.score_params.scale);
-  if (d == 0) store_lse(p.args.lse, item.batch_idx, head, item.row_q + q_idx, end.lse);
-  if (d >= p.problem.head_dim_v) return;
+  const RowEpilogue end =
+      row_epilogue(p.row_args.sinks, 1.0f, head, fmaf(x.row_max, p.scale_log2, -kPShift<Element>),
+                   x.sum, x.row_max * p.scale);
+  if (d == 0) store_lse(p.row_args.lse, item.batch_idx, head, item.row_q + q_idx, end.lse);
+  if (d >= p.sizes.head_dim_v) return;
   const float factor = end.factor * x.sum;  // 1, but beside a sink
-  auto* out = static_cast<typename Element::Stored*>(p.args.out.data) +
-              row_offset(p.args.out, item.batch_idx, item.row_q + q_idx, head) + d;
+  auto* out = static_cast<typename Element::Stored*>(p.out.data) +
+              row_offset(p.out, item.batch_idx, item.row_q + q_idx, head) + d;
   // Adding +0 gives an exact zero one sign.
 #pragma unroll
   for (int i = 0; i < kColumns; i += 2)

@@ -1,10 +1,9 @@
 // What the host hands to the Hopper decode kernel.
 #pragma once
 
-#include "backends/cuda/common/score_params.h"
+#include "backends/cuda/common/kernel_args.h"
 #include "backends/cuda/device/types.cuh"
 #include "backends/cuda/sm90/decode/config.h"
-#include "core/args.h"
 
 namespace headrace::cuda::sm90::decode {
 
@@ -41,9 +40,11 @@ struct PageTable {
 };
 
 struct Params {
-  Problem problem;
-  AttentionArgs args;
-  ScoreParams score_params;
+  Sizes sizes;
+  Lengths lengths;
+  UsedKeys used_keys;
+  Operand q, out;
+  RowArgs row_args;
   WorkPlan work;
   Window window;
   PageTable pages;
@@ -52,9 +53,9 @@ struct Params {
   int group;          // query heads of a KV head
   Divisor by_group, by_kv_heads, by_items;  // items of a head, where all sequences have the same
   int batch, num_kv_heads, num_units;
-  float scale_log2;      // softmax_scale * log2(e), positive
-  int boxes_k, boxes_v;  // TMA boxes of a block: 1 where a box holds all columns
-  int box_keys;          // of a box: kBlockKeys, or a divisor of it and of the page size
+  float scale, scale_log2;  // softmax_scale, positive, and times log2(e)
+  int boxes_k, boxes_v;     // TMA boxes of a block: 1 where a box holds all columns
+  int box_keys;             // of a box: kBlockKeys, or a divisor of it and of the page size
   // In the workspace; null without.
   CounterWords* counters;
   int* arrived;              // [batch * num_kv_heads][copies], then [num_slots]
@@ -62,8 +63,8 @@ struct Params {
   float* o_partial;          // [num_slots][rows][dim]
   unsigned long long token;  // that no other call of the process has
   int copies;
-  std::uint32_t* error_word;  // for lengths and pages on the device
 };
+static_assert(sizeof(Params) <= 544);
 
 // Axes (column, slot, half, head, page).
 struct Maps {

@@ -56,7 +56,7 @@ class KeyPlace {
 
   // TMA fills zeros for a page that does not exist.
   __device__ __forceinline__ int page(const Item& item, int key) {
-    if (table_.block_table == nullptr) return has_ragged_keys(p_.problem) ? 0 : item.batch_idx;
+    if (table_.block_table == nullptr) return p_.used_keys.has_ragged_keys ? 0 : item.batch_idx;
     const int page =
         table_.block_table[item.batch_idx * table_.stride_batch + table_.by_page_size.divide(key)];
     if (static_cast<unsigned>(page) >= static_cast<unsigned>(table_.num_pages))
@@ -68,7 +68,8 @@ class KeyPlace {
     return key - table_.by_page_size.divide(key) * table_.page_size;
   }
   __device__ void report() const {
-    if (bad_entry_ >= 0) report_length_error(p_.error_word, LengthError::block_table, bad_entry_);
+    if (bad_entry_ >= 0)
+      report_length_error(p_.lengths.error_word, LengthError::block_table, bad_entry_);
   }
 
  private:
@@ -149,7 +150,7 @@ class Producer {
       mbarrier_arrive(smem_.announced(slot_.slot));
       const int rows = item.batch_idx < 0 ? 0 : item.rows(p_);
       mbarrier_arrive_expect_tx(smem_.item_full(slot_.slot),
-                                static_cast<u32>(rows * p_.problem.head_dim * 2));
+                                static_cast<u32>(rows * p_.sizes.head_dim * 2));
     }
     __syncwarp();
   }
@@ -158,10 +159,10 @@ class Producer {
     if (lane_ >= item.rows(p_)) return;
     const int q_idx = p_.by_group.divide(lane_),
               head = item.kv_head * p_.group + lane_ - q_idx * p_.group;
-    const auto* q = static_cast<const typename V::Element::Stored*>(p_.args.q.data) +
-                    row_offset(p_.args.q, item.batch_idx, item.row_q + q_idx, head);
+    const auto* q = static_cast<const typename V::Element::Stored*>(p_.q.data) +
+                    row_offset(p_.q, item.batch_idx, item.row_q + q_idx, head);
     cp_async_bulk_load(smem_.q(slot_.slot) + static_cast<u32>(lane_ * kPlan.q_pitch), q,
-                       static_cast<u32>(p_.problem.head_dim * 2), smem_.item_full(slot_.slot));
+                       static_cast<u32>(p_.sizes.head_dim * 2), smem_.item_full(slot_.slot));
   }
 
   // A lane feeds the ring of a consumer warp: its splits of the run's groups. Pages of a split are

@@ -28,14 +28,14 @@ __device__ __forceinline__ u64 wide_product(u32 x, u32 y) {
 __device__ __forceinline__ u32 low_word(u64 x) { return static_cast<u32>(x); }
 __device__ __forceinline__ u32 high_word(u64 x) { return static_cast<u32>(x >> 32); }
 
-__device__ __forceinline__ PhiloxKeys philox_keys(const AttentionArgs& args) {
+__device__ __forceinline__ PhiloxKeys philox_keys(const ScoreArgs& args) {
   PhiloxKeys x;
   x.key0 = low_word(args.dropout_seed);
   x.key1 = high_word(args.dropout_seed) ^ high_word(args.dropout_offset);
   x.first = high_word(wide_product(kPhiloxFactor0, low_word(args.dropout_offset))) ^ x.key1;
   return x;
 }
-__device__ __forceinline__ PhiloxRow philox_row(const AttentionArgs& args, const PhiloxKeys& keys,
+__device__ __forceinline__ PhiloxRow philox_row(const ScoreArgs& args, const PhiloxKeys& keys,
                                                 u32 batch_head, u32 query) {
   const u64 of_offset = wide_product(kPhiloxFactor0, low_word(args.dropout_offset));
   const u64 of_query = wide_product(kPhiloxFactor1, query);
@@ -97,8 +97,8 @@ class DropoutMaskProducer {
  public:
   __device__ __forceinline__ DropoutMaskProducer(const Params& p, u32 smem)
       : p_(p), smem_(smem), lane_(static_cast<int>(threadIdx.x) & 31) {
-    keys_ = philox_keys(p.args);
-    limit_ = (p.score_params.keep_threshold - 1) * 0x00010001u;
+    keys_ = philox_keys(p.scores);
+    limit_ = (p.scores.params.keep_threshold - 1) * 0x00010001u;
   }
 
   // For every k-block, in the order of the consumers.
@@ -145,8 +145,8 @@ class DropoutMaskProducer {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int row = consumer.group_row(r);
-        const std::int64_t head = at.batch * p_.problem.num_heads + consumer.head_of(at, row);
-        rows_[2 * g + r] = philox_row(p_.args, keys_, static_cast<u32>(head),
+        const std::int64_t head = at.batch * p_.sizes.num_heads + consumer.head_of(at, row);
+        rows_[2 * g + r] = philox_row(p_.scores, keys_, static_cast<u32>(head),
                                       static_cast<u32>(at.query + consumer.query_of(row)));
       }
     }

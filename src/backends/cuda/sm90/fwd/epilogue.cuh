@@ -47,8 +47,8 @@ class Epilogue {
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
       const float row_max_ref = state.row_max_ref[r];
       const int row = ctx_.group_row(r), query = ctx_.query_of(row), head = ctx_.head_of(at, row);
-      const RowEpilogue end = row_epilogue(ctx_.p.problem, ctx_.p.args, ctx_.p.score_params, head,
-                                           row_max_ref, sum, state.max_score[r]);
+      const RowEpilogue end = row_epilogue(ctx_.p.rows.sinks, ctx_.p.scores.params.keep_factor,
+                                           head, row_max_ref, sum, state.max_score[r]);
       results.factor[r] = end.factor;
       results.exists[r] = ctx_.row_exists(at, row, query);
       results.needs_recompute[r] =
@@ -66,7 +66,7 @@ class Epilogue {
   __device__ __forceinline__ void store(const WorkTile& work, RowResults results, const O& o,
                                         bool is_recompute) {
     if constexpr (kHasBias)
-      if (ctx_.p.args.bias.data != nullptr) find_overflowed_bias(work, results);
+      if (ctx_.p.scores.bias.data != nullptr) find_overflowed_bias(work, results);
     if constexpr (kTile.has_tma_store) {
       store_by_tma(work, results, o, is_recompute);
     } else {
@@ -77,7 +77,7 @@ class Epilogue {
 
   // No row of the tile sees a key: O is 0, the lse -inf.
   __device__ __forceinline__ void store_empty(const WorkTile& work) {
-    const int chunks = static_cast<int>(ctx_.p.problem.head_dim_v) / 8;
+    const int chunks = static_cast<int>(ctx_.p.sizes.head_dim_v) / 8;
     const TileOrigin at = ctx_.origin(work);
 #pragma unroll 1
     for (int row = 0; row < 16; ++row) {
@@ -136,14 +136,14 @@ class Epilogue {
                                             int head, float lse) const {
     const std::int64_t row =
         std::int64_t{ctx_.info(work, offsetof(TileInfo, row_q))} + at.query + query;
-    store_lse(ctx_.p.args.lse, at.batch, head, row, lse);
+    store_lse(ctx_.p.rows.lse, at.batch, head, row, lse);
   }
   __device__ __forceinline__ Chunk* out_address(const WorkTile& work, const TileOrigin& at,
                                                 int query, int head) const {
-    const Operand& out = ctx_.p.args.out;
+    const Operand& out = ctx_.p.out;
     const std::int64_t row =
         std::int64_t{ctx_.info(work, offsetof(TileInfo, row_q))} + at.query + query;
-    const std::int64_t batch = ctx_.p.problem.is_ragged != 0 ? 0 : at.batch;
+    const std::int64_t batch = ctx_.p.sizes.is_ragged != 0 ? 0 : at.batch;
     return reinterpret_cast<Chunk*>(static_cast<typename Element::Stored*>(out.data) +
                                     row_offset(out, batch, row, head));
   }
@@ -185,7 +185,7 @@ class Epilogue {
     }
     const TileOrigin at = ctx_.origin(work);
     const int query = at.query + ctx_.group * ctx_.p.tiles.group_queries + ctx_.warp * 16;
-    const bool is_whole = ctx_.p.problem.is_ragged == 0 || query + 16 <= at.seqlen_q;
+    const bool is_whole = ctx_.p.sizes.is_ragged == 0 || query + 16 <= at.seqlen_q;
     if (ctx_.p.tiles.pack == 1 && results.rows == 0xffffu && is_whole) [[likely]] {
       fence_proxy_async();
       __syncwarp();
@@ -195,7 +195,7 @@ class Epilogue {
         for (int atom = 0; atom < num_swizzle_atoms(kDimV); ++atom)
           cp_async_bulk_tensor_store(&maps_.out, from + atom * kGroupRows * 128,
                                      atom * kSwizzleAtomCols, row, at.head,
-                                     ctx_.p.problem.is_ragged != 0 ? 0 : at.batch);
+                                     ctx_.p.sizes.is_ragged != 0 ? 0 : at.batch);
         cp_async_bulk_commit_group();
       }
     } else {
@@ -207,7 +207,7 @@ class Epilogue {
   // Row by row from shared memory, 16 bytes a lane: packed heads, the end of a ragged sequence, or
   // not all rows.
   __device__ __forceinline__ void store_staged_rows(const WorkTile& work, u32 from, u32 rows) {
-    const int chunks = static_cast<int>(ctx_.p.problem.head_dim_v) / 8;
+    const int chunks = static_cast<int>(ctx_.p.sizes.head_dim_v) / 8;
     const TileOrigin at = ctx_.origin(work);
 #pragma unroll 1
     for (int row = 0; row < 16; ++row) {
@@ -226,7 +226,7 @@ class Epilogue {
   __device__ __forceinline__ void store_from_registers(const WorkTile& work, RowResults& results,
                                                        const O& o, bool is_recompute) {
     const TileOrigin at = ctx_.origin(work);
-    const int mine = ctx_.lane & 1, chunks = static_cast<int>(ctx_.p.problem.head_dim_v) / 8;
+    const int mine = ctx_.lane & 1, chunks = static_cast<int>(ctx_.p.sizes.head_dim_v) / 8;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = ctx_.group_row(r);

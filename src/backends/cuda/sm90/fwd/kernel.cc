@@ -290,25 +290,29 @@ TileCounterWords* tile_counter_in(Workspace workspace) {
 
 Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
   const auto own = plan.schedule.kernel_plan.get<ForwardPlan>();
-  const DType dtype = dtype_of(plan.problem);
-  Params params{};
-  params.problem = plan.problem;
-  params.args = args;
-  params.score_params = own.score_params;
-  params.tiles = own.tiles;
-  params.scale_log2 = own.scale_log2;
-  params.has_bias_pairs = has_pairs(args.bias, dtype);
-  params.has_tma_bias = suits_tma(args.bias, dtype, own.tiles);
-  Maps maps;
-  if (Status bad = encode_maps(plan.problem, args, own.variant->tile, own.tiles, maps)) return bad;
+  const Problem& p = plan.problem;
+  const DType dtype = dtype_of(p);
   Result<std::uint32_t*> word = error_word(plan.device.device_id);
   if (!word.ok()) return std::move(word.failure());
-  params.error_word = word.value();
+  Params params{.sizes = sizes_of(p),
+                .lengths = lengths_of(p, args, word.value()),
+                .out = args.out,
+                .rows = row_args_of(p, args),
+                .scores = score_args_of(own.score_params, args),
+                .tiles = own.tiles,
+                .tile_counter = nullptr,
+                .tile_counter_token = 0,
+                .scale_log2 = own.scale_log2,
+                .has_bias_pairs = has_pairs(args.bias, dtype),
+                .has_tma_bias = suits_tma(args.bias, dtype, own.tiles)};
+  Maps maps;
+  if (Status bad = encode_maps(p, args, own.variant->tile, own.tiles, maps)) return bad;
   if (plan.schedule.workspace_bytes > 0) {
     params.tile_counter = tile_counter_in(workspace);
     params.tile_counter_token = next_call_token();
   }
-  return own.variant->launch({params, maps, static_cast<int>(plan.schedule.num_ctas), stream});
+  return own.variant->launch(
+      {params, maps, dtype, static_cast<int>(plan.schedule.num_ctas), stream});
 }
 
 }  // namespace

@@ -162,7 +162,7 @@ struct BiasProducer {
   u32 smem;
 
   __device__ void run() {
-    const ScoreOperand& bias = p.args.bias;
+    const ScoreOperand& bias = p.scores.bias;
     u32 parity = 0;
     for_each_tile<kTile, false>(p, smem, [&](const auto& info, int n_max, int n_min) {
       // Exact scores of a recomputed tile load their bias from global memory.
@@ -510,7 +510,7 @@ class Consumer {
 
   // Rows of V beyond the end of a ragged sequence belong to another: zeros, because 0 * NaN is NaN.
   __device__ __forceinline__ void zero_v_tail(const WorkTile& work, int n) {
-    if (!ctx_.p.problem.is_ragged) [[likely]]
+    if (!ctx_.p.sizes.is_ragged) [[likely]]
       return;
     const int rows = ctx_.info(work, offsetof(TileInfo, seqlen_k)) - n * kKeys;
     if (rows >= kKeys) [[likely]]
@@ -664,7 +664,7 @@ Status launch_variant(const char* name, const Call& call) {
 // Both dtypes of a tile.
 template <Tile kTile, ScoreMod kScoreMod>
 Status launch_tile(const char* name_bf16, const char* name_f16, const Call& call) {
-  if (dtype_of(call.params.problem) == DType::bf16)
+  if (call.dtype == DType::bf16)
     return launch_variant<Variant<kTile, Bf16Element, kScoreMod>>(name_bf16, call);
   return launch_variant<Variant<kTile, F16Element, kScoreMod>>(name_f16, call);
 }

@@ -3,9 +3,8 @@
 
 #include <cstdint>
 
-#include "backends/cuda/common/score_params.h"
+#include "backends/cuda/common/kernel_args.h"
 #include "backends/cuda/device/types.cuh"
-#include "core/args.h"
 
 namespace headrace::cuda::sm90 {
 
@@ -42,17 +41,19 @@ struct TileParams {
 };
 
 struct Params {
-  Problem problem;
-  AttentionArgs args;
-  ScoreParams score_params;
+  Sizes sizes;
+  Lengths lengths;
+  Operand out;
+  RowArgs rows;
+  ScoreArgs scores;
   TileParams tiles;
   TileCounterWords* tile_counter;  // null: CTA i has tiles i, i + gridDim.x, ...
   unsigned long long tile_counter_token;
   float scale_log2;
   int has_bias_pairs;  // a bias in the dtype of q in which pairs of neighbouring keys are aligned
-  std::uint32_t* error_word;
-  int has_tma_bias;  // the bias suits TMA; used by tiles with has_tma_bias
+  int has_tma_bias;    // the bias suits TMA; used by tiles with has_tma_bias
 };
+static_assert(sizeof(Params) <= 512);
 
 struct Maps {
   TensorMap q, k, v, out;  // out: of tiles with has_tma_store

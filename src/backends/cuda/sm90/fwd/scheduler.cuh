@@ -45,7 +45,7 @@ class Scheduler {
       : p_(p), smem_(smem), lane_(lane), counter_(p, lane) {}
 
   __device__ void run() {
-    if (p_.problem.is_ragged != 0) griddep_wait();  // reads cu_seqlens
+    if (p_.sizes.is_ragged != 0) griddep_wait();  // reads cu_seqlens
     tile_ = static_cast<int>(blockIdx.x);
     while (tile_ < p_.tiles.num_tiles && find(tile_)) {
       publish(tile_, 0);
@@ -88,7 +88,7 @@ class Scheduler {
 
   // Sets position_, batch_idx_ and rows_; false beyond the last tile of a ragged batch.
   __device__ bool find(int t) {
-    if (p_.problem.is_ragged) return find_ragged(t);
+    if (p_.sizes.is_ragged) return find_ragged(t);
     position_ = tile_position(p_, t, p_.tiles.m_blocks, p_.tiles.batch_heads, p_.tiles.section,
                               p_.tiles.num_sections);
     batch_idx_ = position_.head / p_.tiles.tile_heads;
@@ -100,7 +100,7 @@ class Scheduler {
   // 32 sequences at a time, starting where the last search ended.
   __device__ bool find_ragged(int t) {
     if (t < tiles_before_) first_ = tiles_before_ = 0;  // a tile is recomputed
-    const int batch = static_cast<int>(p_.problem.batch);
+    const int batch = static_cast<int>(p_.sizes.batch);
     for (; first_ < batch; first_ += 32) {
       const SequenceRows mine =
           first_ + lane_ < batch ? read_sequence(first_ + lane_) : SequenceRows{};
@@ -136,8 +136,7 @@ class Scheduler {
   }
 
   __device__ SequenceRows read_sequence(int batch_idx) const {
-    const Sequence s =
-        device_sequence(p_.problem, p_.args.ragged, batch_idx, blockIdx.x == 0, p_.error_word);
+    const Sequence s = device_sequence(p_.sizes, p_.lengths, batch_idx, blockIdx.x == 0);
     return {.row_q = static_cast<int>(s.row_q),
             .row_k = static_cast<int>(s.row_k),
             .seqlen_q = static_cast<int>(s.seqlen_q),
@@ -219,7 +218,7 @@ class Scheduler {
       case word_of(offsetof(TileInfo, kv_head)):
         return position_.head / p_.tiles.kv_divisor;
       default:  // tensor_batch
-        return p_.problem.is_ragged != 0 ? 0 : batch_idx_;
+        return p_.sizes.is_ragged != 0 ? 0 : batch_idx_;
     }
   }
   static_assert(word_of(offsetof(TileInfo, tensor_batch)) + 1 == kRowsWord);

@@ -36,7 +36,7 @@ class Scores {
 
   __device__ __forceinline__ explicit Scores(const TileContext<kTile>& ctx)
       : ctx_(ctx), scale_log2_(kIsGeneral ? kLog2E : ctx.p.scale_log2) {
-    if constexpr (kHasSoftcap) softcap_ = softcap_params(ctx.p.score_params);
+    if constexpr (kHasSoftcap) softcap_ = softcap_params(ctx.p.scores.params);
   }
 
   // ---- hooks of the main loop, in its order
@@ -52,7 +52,7 @@ class Scores {
   // With a bias S starts as bias / scale; zeros for exact scores.
   __device__ __forceinline__ void init_s(S& s, const WorkTile& work, int n, bool is_exact) {
     if constexpr (!kHasBias) return;
-    const float inverse_scale = __frcp_rn(ctx_.p.score_params.scale);
+    const float inverse_scale = __frcp_rn(ctx_.p.scores.params.scale);
     if (is_exact) {
 #pragma unroll
       for (float& x : s) x = 0.0f;
@@ -83,7 +83,8 @@ class Scores {
     const std::int64_t key = std::int64_t{n} * kKeys + 2 * (ctx_.lane & 3);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const Stored* from = static_cast<const Stored*>(ctx_.p.args.bias.data) + rows_[r].bias + key;
+      const Stored* from =
+          static_cast<const Stored*>(ctx_.p.scores.bias.data) + rows_[r].bias + key;
 #pragma unroll
       for (int j = 0; j < kKeys / 8; ++j)
         bias_pairs_[r][j] = __ldg(reinterpret_cast<const u32*>(from + 8 * j));
@@ -135,11 +136,10 @@ class Scores {
   // loads those: drop_packed() applies them.
   __device__ __forceinline__ void apply_dropout(S& s, int n) {
     if constexpr (kHasDropout) load_dropout_masks();
-    if (!kIsGeneral || ctx_.p.score_params.keep_threshold > 0xFFFFu) return;
-    cuda::apply_dropout<0>(ctx_.p.args, ctx_.p.score_params, rows_[0], std::int64_t{n} * kKeys,
-                           ctx_.lane & 3, blocks(s));
-    cuda::apply_dropout<1>(ctx_.p.args, ctx_.p.score_params, rows_[1], std::int64_t{n} * kKeys,
-                           ctx_.lane & 3, blocks(s));
+    if (!kIsGeneral || !ctx_.p.scores.params.has_dropout()) return;
+    const std::int64_t first_key = std::int64_t{n} * kKeys;
+    cuda::apply_dropout<0>(ctx_.p.scores, rows_[0], first_key, ctx_.lane & 3, blocks(s));
+    cuda::apply_dropout<1>(ctx_.p.scores, rows_[1], first_key, ctx_.lane & 3, blocks(s));
   }
   __device__ __forceinline__ void drop_packed(u32 (&p_frag)[kKeys / 16][4]) const {
     if constexpr (kHasDropout) {
@@ -156,7 +156,7 @@ class Scores {
   // ---- recomputed rows
   // Scores for PreciseSoftmax, in units of 1 / exact_to_log2().
   __device__ __forceinline__ void make_exact_scores(S& s, const WorkTile& work, int n) {
-    const float scale = ctx_.p.score_params.scale;
+    const float scale = ctx_.p.scores.params.scale;
     if constexpr (kHasSoftcap) {
       mask(s, work, n);
       scale_for_softcap(softcap_, s);
@@ -186,7 +186,7 @@ class Scores {
   }
   __device__ __forceinline__ float exact_to_natural() const {
     if constexpr (kHasSoftcap) return kLn2;
-    return kHasExactScores || kIsGeneral ? 1.0f : ctx_.p.score_params.scale;
+    return kHasExactScores || kIsGeneral ? 1.0f : ctx_.p.scores.params.scale;
   }
 
  private:
@@ -259,9 +259,7 @@ class Scores {
       const int diagonal = at.query + query + shift;
       const int left = diagonal - ctx_.keys_begin(work, query),
                 right = ctx_.keys_end(work, query) - 1 - diagonal;
-      const float natural_slope =
-          p.args.alibi_slopes[at.batch * p.args.alibi_stride_batch +
-                              ctx_.head_of(at, row) * p.args.alibi_stride_head];
+      const float natural_slope = alibi_slope(p.scores.alibi, at.batch, ctx_.head_of(at, row));
       const float slope = natural_slope * kLog2E;
       const int distance = slope >= 0 ? max(0, max(-left, -right)) : max(abs(left), abs(right));
       alibi_.slope[r] = slope;
@@ -307,8 +305,8 @@ class Scores {
     for (int r = 0; r < 2; ++r) {
       const int row = ctx_.group_row(r);
       const int query = min(at.query + ctx_.query_of(row), at.seqlen_q - 1);
-      rows_[r] = make_score_row(ctx_.p.problem, ctx_.p.args, ctx_.sequence(work), at.batch,
-                                ctx_.head_of(at, row), query);
+      rows_[r] = make_score_row(ctx_.p.scores, ctx_.sequence(work), at.batch, ctx_.head_of(at, row),
+                                query);
     }
   }
   __device__ __forceinline__ void load_tma_bias(S& s) {
@@ -334,7 +332,7 @@ class Scores {
   // f(index of an element, its bias), from global memory.
   template <class F>
   __device__ __forceinline__ void for_each_bias(const WorkTile& work, int n, F f) {
-    const ScoreOperand& bias = ctx_.p.args.bias;
+    const ScoreOperand& bias = ctx_.p.scores.bias;
     using Stored = typename Element::Stored;
     const int first = n * kKeys + 2 * (ctx_.lane & 3);
     const int count = ctx_.info(work, offsetof(TileInfo, seqlen_k)) - first;
@@ -346,7 +344,7 @@ class Scores {
   }
   template <class E, class F>
   __device__ __forceinline__ void for_each_bias_of(const E* from, int first, int count, F f) {
-    const std::int64_t stride = ctx_.p.args.bias.stride_k;
+    const std::int64_t stride = ctx_.p.scores.bias.stride_k;
     const E* row[2] = {from + rows_[0].bias + first * stride,
                        from + rows_[1].bias + first * stride};
 #pragma unroll
@@ -363,12 +361,11 @@ class Scores {
   // Softcap, ALiBi, bias and masks of row r.
   template <int r>
   __device__ __forceinline__ void apply_general_scores(S& s, const WorkTile& work, int n) {
-    const Params& p = ctx_.p;
+    const ScoreArgs& args = ctx_.p.scores;
     const Sequence sequence = ctx_.sequence(work);
     const ScoreColumns columns =
         score_columns(std::int64_t{n} * kKeys, ctx_.lane & 3, sequence.seqlen_k);
-    float scale = apply_softcap_and_alibi<r>(p.problem, p.score_params, sequence, rows_[r], columns,
-                                             blocks(s));
+    float scale = apply_softcap_and_alibi<r>(args.params, sequence, rows_[r], columns, blocks(s));
     if (has_bias_pairs_) {
 #pragma unroll
       for (int j = 0; j < kKeys / 8; ++j) {
@@ -379,10 +376,10 @@ class Scores {
       scale = 1;
     } else {
       scale =
-          apply_bias<typename Element::Stored, r>(p.args.bias, rows_[r], columns, scale, blocks(s));
+          apply_bias<typename Element::Stored, r>(args.bias, rows_[r], columns, scale, blocks(s));
     }
     if (scale != 1) scale_scores<r>(scale, blocks(s));
-    apply_masks<r>(p.problem, p.args, sequence, rows_[r], columns, blocks(s));
+    apply_masks<r>(args, sequence, rows_[r], columns, blocks(s));
   }
 
   // ---- dropout
