@@ -299,10 +299,10 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
                 .out = args.out,
                 .rows = row_args_of(p, args),
                 .scores = score_args_of(own.score_params, args),
+                .scale_log2 = own.scale_log2,
                 .tiles = own.tiles,
                 .tile_counter = nullptr,
                 .tile_counter_token = 0,
-                .scale_log2 = own.scale_log2,
                 .has_bias_pairs = has_pairs(args.bias, dtype),
                 .has_tma_bias = suits_tma(args.bias, dtype, own.tiles)};
   Maps maps;

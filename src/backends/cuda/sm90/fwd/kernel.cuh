@@ -283,7 +283,7 @@ class Consumer {
       precise_.update(s_, scores_.exact_to_log2(), factor);
     } else {
       if constexpr (kHasExactScores) scores_.make_scores(s_, work, n);
-      scores_.first_softmax(softmax_, s_, n);
+      scores_.first_softmax(softmax_, s_, work, n);
     }
   }
 
@@ -301,8 +301,8 @@ class Consumer {
     // Wait for S, release K. Softmax under P V.
     wgmma_wait_group<1>();
     finish_s(work, n);
-    const bool is_masked = scores_.make_scores(s_, work, n);
-    const bool moves = online_softmax(work, n, is_masked, factor);
+    if constexpr (kIsGeneral) scores_.make_scores(s_, work, n);
+    const bool moves = online_softmax(work, n, factor);
     if constexpr (!TileScores::kIsLazy) softmax_.pin_exponentials();  // lazy updates branch anyway
     scores_.apply_dropout(s_, n);
     // Wait for P V, release V.
@@ -313,13 +313,12 @@ class Consumer {
   }
   // General kernels recompute a tile by the same code, because there is so much of it. If true, O
   // must be multiplied by `factor`.
-  __device__ __forceinline__ bool online_softmax(const WorkTile& work, int n, bool is_masked,
-                                                 float (&factor)[2]) {
+  __device__ __forceinline__ bool online_softmax(const WorkTile& work, int n, float (&factor)[2]) {
     if (kIsGeneral && work.is_recompute()) {
       precise_.update(s_, scores_.exact_to_log2(), factor);
       return true;
     }
-    return scores_.online_softmax(softmax_, s_, n, is_masked, factor);
+    return scores_.online_softmax(softmax_, s_, work, n, factor);
   }
 
   // The last P V of a tile beside the first S and softmax of the next.
@@ -340,7 +339,7 @@ class Consumer {
     wgmma_wait_group<1>();
     finish_s(next, n);
     scores_.make_scores(s_, next, n);
-    scores_.first_softmax(softmax_, s_, n);
+    scores_.first_softmax(softmax_, s_, next, n);
     softmax_.pin_exponentials();
     scores_.apply_dropout(s_, n);
     const WorkTile after = next_tile();

@@ -90,16 +90,19 @@ class Scores {
         bias_pairs_[r][j] = __ldg(reinterpret_cast<const u32*>(from + 8 * j));
     }
   }
-  // S becomes scores. True if some row of the tile does not see some key.
-  __device__ __forceinline__ bool make_scores(S& s, const WorkTile& work, int n) {
+  // S becomes scores. (Those of softcap are masked in the softmax.)
+  __device__ __forceinline__ void make_scores(S& s, const WorkTile& work, int n) {
     if constexpr (kIsGeneral) {
       apply_general_scores<0>(s, work, n);
       apply_general_scores<1>(s, work, n);
     }
-    return mask(s, work, n) || kIsGeneral;
+    if constexpr (!kHasSoftcap)
+      if (!sees_every_key(work, n)) [[unlikely]]
+        mask(s, work, n);
   }
   // Scores become P: the first k-block of a tile.
-  __device__ __forceinline__ void first_softmax(RowSoftmax& softmax, S& s, int n) {
+  __device__ __forceinline__ void first_softmax(RowSoftmax& softmax, S& s, const WorkTile& work,
+                                                int n) {
     if constexpr (kHasAlibi) {
       if constexpr (kIsLazy) {
         with_alibi(n, [&](const auto& alibi) {
@@ -111,6 +114,7 @@ class Scores {
       }
     } else if constexpr (kHasSoftcap) {
       scale_for_softcap(softcap_, s);
+      find_visible_keys(work, n);
       const SoftcapScores<true> score{softcap_, visible_};
       softmax.first_block(s, score, score);
     } else {
@@ -118,18 +122,30 @@ class Scores {
       softmax.first_block(s, score, score);
     }
   }
-  // Scores become P: any other k-block. If true, O must be multiplied by `factor`.
-  __device__ __forceinline__ bool online_softmax(RowSoftmax& softmax, S& s, int n, bool is_masked,
-                                                 float (&factor)[2]) {
+  // S, with general scores what make_scores() made of it, becomes P: any other k-block. If true, O
+  // must be multiplied by `factor`.
+  __device__ __forceinline__ bool online_softmax(RowSoftmax& softmax, S& s, const WorkTile& work,
+                                                 int n, float (&factor)[2]) {
     if constexpr (kHasAlibi) {
-      return alibi_softmax(softmax, s, n, is_masked, factor);
+      mask_and_init(softmax, AlibiMax{scale_log2_, alibi_}, s, work, n);
+      return alibi_softmax(softmax, s, n, factor);
     } else if constexpr (kHasSoftcap) {
       const bool is_large = scale_for_softcap(softcap_, s);
-      if (is_masked || __any_sync(0xffffffffu, is_large)) [[unlikely]]
-        return update(softmax, SoftcapScores<true>{softcap_, visible_}, s, is_masked, factor);
-      return update(softmax, SoftcapScores<false>{softcap_, visible_}, s, false, factor);
+      if (!sees_every_key(work, n) || __any_sync(0xffffffffu, is_large)) [[unlikely]] {
+        find_visible_keys(work, n);
+        const SoftcapScores<true> score{softcap_, visible_};
+        if (kIsLazy && !sees_every_key(work, n)) softmax.init_max(s, score);
+        return update(softmax, score, s, factor);
+      }
+      return update(softmax, SoftcapScores<false>{softcap_, visible_}, s, factor);
     } else {
-      return update(softmax, ScaledScores{scale_log2_}, s, is_masked, factor);
+      const ScaledScores score{scale_log2_};
+      if constexpr (!kIsGeneral) {
+        mask_and_init(softmax, score, s, work, n);
+      } else if constexpr (kIsLazy) {
+        softmax.init_max(s, score);
+      }
+      return update(softmax, score, s, factor);
     }
   }
   // Zeros dropped elements of P; the row sum keeps them. With masks of the mask warpgroup, only
@@ -158,8 +174,8 @@ class Scores {
   __device__ __forceinline__ void make_exact_scores(S& s, const WorkTile& work, int n) {
     const float scale = ctx_.p.scores.params.scale;
     if constexpr (kHasSoftcap) {
-      mask(s, work, n);
       scale_for_softcap(softcap_, s);
+      find_visible_keys(work, n);
       const SoftcapScores<true> score{softcap_, visible_};
 #pragma unroll
       for (int i = 0; i < kKeys / 2; ++i) s[i] = score.exponent(s[i], 0.0f, i);
@@ -195,24 +211,20 @@ class Scores {
 
   // ---- softmax
   template <class Score>
-  __device__ __forceinline__ bool update(RowSoftmax& softmax, Score score, S& s, bool is_masked,
+  __device__ __forceinline__ bool update(RowSoftmax& softmax, Score score, S& s,
                                          float (&factor)[2]) {
     if constexpr (!kIsLazy) return softmax.conditional_update(s, score, factor);
-    if (is_masked) [[unlikely]]
-      softmax.init_max(s, score);
     if (!softmax.lazy_update(s, score, factor)) [[likely]]
       return false;
     rescale(s, factor);
     return true;
   }
-  __device__ __forceinline__ bool alibi_softmax(RowSoftmax& softmax, S& s, int n, bool is_masked,
+  __device__ __forceinline__ bool alibi_softmax(RowSoftmax& softmax, S& s, int n,
                                                 float (&factor)[2]) {
     if constexpr (!kIsLazy) {
       add_alibi(s, n);
       return softmax.conditional_update(s, ScaledScores{1.0f}, factor);
     }
-    if (is_masked) [[unlikely]]
-      softmax.init_max(s, AlibiMax{scale_log2_, alibi_});
     const bool moves =
         with_alibi(n, [&](const auto& alibi) { return softmax.lazy_update(s, alibi, factor); });
     if (!moves) [[likely]]
@@ -222,28 +234,44 @@ class Scores {
   }
 
   // ---- masks: lengths, causal mask and window
-  // False if every row sees every key.
-  __device__ __forceinline__ bool mask(S& s, const WorkTile& work, int n) {
-    if constexpr (kHasSoftcap) visible_[0] = visible_[1] = ~0u;
-    if (n >= work.unmasked_begin && n < work.unmasked_end) [[likely]]
-      return false;
+  // Every row of the tile sees every key of the k-block.
+  static __device__ __forceinline__ bool sees_every_key(const WorkTile& work, int n) {
+    return n >= work.unmasked_begin && n < work.unmasked_end;
+  }
+  // The keys that row r sees: bit bit_of(i).
+  __device__ __forceinline__ u32 visible_keys_of(const WorkTile& work, int n, int r) const {
     const int column = n * kKeys + 2 * (ctx_.lane & 3);
+    const int query = ctx_.query_of(ctx_.group_row(r));
+    return columns_below(ctx_.keys_end(work, query) - column) &
+           ~columns_below(ctx_.keys_begin(work, query) - column);
+  }
+  __device__ __forceinline__ void mask(S& s, const WorkTile& work, int n) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int query = ctx_.query_of(ctx_.group_row(r));
-      const u32 visible = columns_below(ctx_.keys_end(work, query) - column) &
-                          ~columns_below(ctx_.keys_begin(work, query) - column);
-      if constexpr (kHasSoftcap) {  // applied behind the cap, which would turn -inf into -softcap
-        visible_[r] = visible;
-      } else {
+      const u32 visible = visible_keys_of(work, n, r);
 #pragma unroll
-        for (int i = 0; i < kKeys / 4; ++i) {
-          float& x = s[4 * (i / 2) + 2 * r + i % 2];
-          x = (visible >> i & 1) != 0 ? x : -INFINITY;
-        }
+      for (int i = 0; i < kKeys / 4; ++i) {
+        float& x = s[4 * (i / 2) + 2 * r + i % 2];
+        x = (visible >> i & 1) != 0 ? x : -INFINITY;
       }
     }
-    return true;
+  }
+  // Masks, and row_max_ref of rows that see their first key here. One branch for both: nvcc 13.0
+  // keeps the condition of a second one in a register, from before the products.
+  template <class MaxScore>
+  __device__ __forceinline__ void mask_and_init(RowSoftmax& softmax, MaxScore max_score, S& s,
+                                                const WorkTile& work, int n) const {
+    if (sees_every_key(work, n)) [[likely]]
+      return;
+    mask(s, work, n);
+    if constexpr (kIsLazy) softmax.init_max(s, max_score);
+  }
+  // For softcap, whose masks are applied behind the cap: it would turn -inf into -softcap.
+  __device__ __forceinline__ void find_visible_keys(const WorkTile& work, int n) {
+    visible_[0] = visible_[1] = ~0u;
+    if (sees_every_key(work, n)) return;
+    visible_[0] = visible_keys_of(work, n, 0);
+    visible_[1] = visible_keys_of(work, n, 1);
   }
 
   // ---- ALiBi
