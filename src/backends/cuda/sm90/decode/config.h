@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "backends/cuda/common/constants.h"
+#include "backends/cuda/sm90/call_counters.h"
 #include "base/math.h"
 #include "core/problem.h"
 
@@ -214,12 +215,6 @@ constexpr WorkPlan plan_work(const SequenceKeys& longest, bool is_uniform, std::
 // ---- Workspace
 
 inline constexpr std::int64_t kWorkspaceAlignment = 16;
-
-// counters.cuh says how a call makes them its own.
-struct CounterWords {
-  unsigned long long mark;
-  int next_item, num_closed;
-};
 
 // Offsets in bytes. Where items are splits each 16 columns of a row have a counter, and a copy of
 // the row's (maximum, sum), of their own. Heads are counted, and chunks by their first slot.

@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   if (params.counters == nullptr) return;
   __syncthreads();
-  if (threadIdx.x == 0) close_counters(params);
+  if (threadIdx.x == 0) counters_of(params).close();
 #endif
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backends/cuda/sm90/decode/batch.cuh"
+#include "backends/cuda/sm90/decode/counters.cuh"
 #include "backends/cuda/sm90/decode/fragments.cuh"
 
 namespace headrace::cuda::sm90::decode {
@@ -131,7 +132,7 @@ class Producer {
   __device__ __forceinline__ void take_item() {
     if (lane_ != 0 || !takes_items()) return;
     mbarrier_wait(smem_.opened(), 0);
-    taken_ = atomicAdd(&p_.counters->next_item, 1);
+    taken_ = counters_of(p_).take_next();
   }
   __device__ __forceinline__ int next_item(int id) const {
     if (!is_first_) {

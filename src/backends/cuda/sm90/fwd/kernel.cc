@@ -216,7 +216,7 @@ Schedule plan(const Problem& p, const DeviceInfo& device) {
       std::clamp<std::int64_t>(own.tiles.num_tiles, 1, std::max<std::int64_t>(device.num_units, 1));
   if (own.tiles.num_tiles > 0) set_sections(p, device, schedule.num_ctas, own.tiles);
   const bool dynamic = is_dynamic(p, own.tiles, schedule.num_ctas);
-  if (dynamic) schedule.workspace_bytes = sizeof(TileCounterWords) + alignof(TileCounterWords);
+  if (dynamic) schedule.workspace_bytes = sizeof(CounterWords) + alignof(CounterWords);
   schedule.note = format_text(
       "persistent, {} tiles at most, {}{}; TMA and wgmma, {} softmax{}", own.tiles.num_tiles,
       own.tiles.is_triangular != 0 ? "longest first, " : "", dynamic ? "dynamic" : "static",
@@ -282,10 +282,10 @@ bool has_pairs(const ScoreOperand& bias, DType dtype) {
   return bias.data != nullptr && bias.dtype == dtype && bias.stride_k == 1 && is_aligned;
 }
 
-TileCounterWords* tile_counter_in(Workspace workspace) {
-  constexpr std::uintptr_t kAlignment = alignof(TileCounterWords);
+CounterWords* tile_counter_in(Workspace workspace) {
+  constexpr std::uintptr_t kAlignment = alignof(CounterWords);
   const auto address = reinterpret_cast<std::uintptr_t>(workspace.data);
-  return reinterpret_cast<TileCounterWords*>(ceil_div(address, kAlignment) * kAlignment);
+  return reinterpret_cast<CounterWords*>(ceil_div(address, kAlignment) * kAlignment);
 }
 
 Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {

@@ -5,17 +5,12 @@
 
 #include "backends/cuda/common/kernel_args.h"
 #include "backends/cuda/device/types.cuh"
+#include "backends/cuda/sm90/call_counters.h"
 
 namespace headrace::cuda::sm90 {
 
 // Sums of two lengths and a window fit 32 bits.
 inline constexpr int kMaxSeqlen = 1 << 29, kOpenWindow = 1 << 30;
-
-// The dynamic tile counter, in the workspace: see tile_counter.cuh.
-struct alignas(16) TileCounterWords {
-  unsigned long long mark;
-  int next, num_closed;
-};
 
 // The tiles of a problem: everything here is decided by the plan.
 struct TileParams {
@@ -49,7 +44,7 @@ struct Params {
   float scale_log2;  // here, so that `tiles` is 4 modulo 8 bytes: at 0 nvcc 13.0 loads other pairs
                      // of its words, and several kernels spill more
   TileParams tiles;
-  TileCounterWords* tile_counter;  // null: CTA i has tiles i, i + gridDim.x, ...
+  CounterWords* tile_counter;  // null: CTA i has tiles i, i + gridDim.x, ...
   unsigned long long tile_counter_token;
   int has_bias_pairs;  // a bias in the dtype of q in which pairs of neighbouring keys are aligned
   int has_tma_bias;    // the bias suits TMA; used by tiles with has_tma_bias
