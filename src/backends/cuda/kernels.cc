@@ -13,7 +13,7 @@ namespace headrace::cuda {
 std::span<const Kernel> forward_kernels() {
   static const Kernel kernels[] = {
       sm90::decode::kDecodeKernel,
-      sm90::kForwardKernel,
+      sm90::fwd::kForwardKernel,
       sm80::fwd::kForwardKernel,
       simple::fwd::kForwardKernel,
   };

@@ -9,7 +9,7 @@
 
 #include "backends/cuda/common/constants.h"
 
-namespace headrace::cuda::sm90 {
+namespace headrace::cuda::sm90::fwd {
 
 // What a kernel applies to scores beside scale, causal mask, window and sinks: nothing, one feature
 // alone (score_policies.cuh), or any combination.
@@ -203,4 +203,4 @@ inline constexpr Tile kGeneral64 = {64, 64, 128, 2, false, 1, false, true};
 inline constexpr Tile kGeneral128 = {128, 128, 128, 2, false, 1, false, true};
 inline constexpr Tile kGeneral256 = {256, 256, 64, 2, false, 1, false, false};
 
-}  // namespace headrace::cuda::sm90
+}  // namespace headrace::cuda::sm90::fwd

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-namespace headrace::cuda::sm90 {
+namespace headrace::cuda::sm90::fwd {
 namespace {
 
 constexpr Tile kAll[] = {kTile64,     kTile80,     kTile96,     kTile112,   kTile128, kTile192v128,
@@ -58,4 +58,4 @@ TEST(HopperTiles, AreMultiplesOfTheInstruction) {
 }
 
 }  // namespace
-}  // namespace headrace::cuda::sm90
+}  // namespace headrace::cuda::sm90::fwd

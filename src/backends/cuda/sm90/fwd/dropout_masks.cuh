@@ -8,7 +8,7 @@
 #include "backends/cuda/sm90/fwd/tile_context.cuh"
 #include "core/philox.h"
 
-namespace headrace::cuda::sm90 {
+namespace headrace::cuda::sm90::fwd {
 
 // ---- Philox
 // The operands of the first rounds of Philox are mostly the same for all keys of a row.
@@ -189,4 +189,4 @@ class DropoutMaskProducer {
   Ring<kMaskStages> stage_;
 };
 
-}  // namespace headrace::cuda::sm90
+}  // namespace headrace::cuda::sm90::fwd

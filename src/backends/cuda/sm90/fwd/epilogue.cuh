@@ -7,7 +7,7 @@
 #include "backends/cuda/sm90/fwd/softmax.cuh"
 #include "backends/cuda/sm90/fwd/tile_context.cuh"
 
-namespace headrace::cuda::sm90 {
+namespace headrace::cuda::sm90::fwd {
 
 // Of the thread's two rows, when all P are known.
 struct SoftmaxState {
@@ -252,4 +252,4 @@ class Epilogue {
   const Maps& maps_;
 };
 
-}  // namespace headrace::cuda::sm90
+}  // namespace headrace::cuda::sm90::fwd

@@ -1,10 +1,10 @@
 #include "backends/cuda/sm90/fwd/kernel.cuh"
 
-namespace headrace::cuda::sm90 {
+namespace headrace::cuda::sm90::fwd {
 
 Status launch_hd192v128(const Call& call) {
   return launch_tile<kTile192v128, ScoreMod::plain>("cuda_sm90_fwd<bf16, 192/128>",
                                                     "cuda_sm90_fwd<f16, 192/128>", call);
 }
 
-}  // namespace headrace::cuda::sm90
+}  // namespace headrace::cuda::sm90::fwd

@@ -11,7 +11,7 @@
 #include "backends/cuda/sm90/operand_map.h"
 #include "base/math.h"
 
-namespace headrace::cuda::sm90 {
+namespace headrace::cuda::sm90::fwd {
 namespace {
 
 struct Variant {
@@ -327,4 +327,4 @@ const Kernel kForwardKernel = {
     .launch = launch,
 };
 
-}  // namespace headrace::cuda::sm90
+}  // namespace headrace::cuda::sm90::fwd

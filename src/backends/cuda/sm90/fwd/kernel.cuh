@@ -23,7 +23,7 @@
 #include "backends/cuda/sm90/fwd/scores.cuh"
 #include "backends/cuda/sm90/fwd/softmax.cuh"
 
-namespace headrace::cuda::sm90 {
+namespace headrace::cuda::sm90::fwd {
 
 // ---- producers: one thread each
 
@@ -668,4 +668,4 @@ Status launch_tile(const char* name_bf16, const char* name_f16, const Call& call
   return launch_variant<Variant<kTile, F16Element, kScoreMod>>(name_f16, call);
 }
 
-}  // namespace headrace::cuda::sm90
+}  // namespace headrace::cuda::sm90::fwd

@@ -3,8 +3,8 @@
 
 #include "core/kernel.h"
 
-namespace headrace::cuda::sm90 {
+namespace headrace::cuda::sm90::fwd {
 
 extern const Kernel kForwardKernel;
 
-}  // namespace headrace::cuda::sm90
+}  // namespace headrace::cuda::sm90::fwd

@@ -4,7 +4,7 @@
 #include "backends/cuda/sm90/fwd/params.h"
 #include "core/kernel.h"
 
-namespace headrace::cuda::sm90 {
+namespace headrace::cuda::sm90::fwd {
 
 struct Call {
   const Params& params;
@@ -23,4 +23,4 @@ Launch launch_hd64_alibi, launch_hd64_softcap, launch_hd64_bias, launch_hd64_dro
 Launch launch_hd128_alibi, launch_hd128_softcap, launch_hd128_bias, launch_hd128_dropout;
 Launch launch_hd256_alibi, launch_hd256_softcap, launch_hd256_bias;
 
-}  // namespace headrace::cuda::sm90
+}  // namespace headrace::cuda::sm90::fwd

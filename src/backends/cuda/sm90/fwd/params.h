@@ -7,7 +7,7 @@
 #include "backends/cuda/device/types.cuh"
 #include "backends/cuda/sm90/call_counters.h"
 
-namespace headrace::cuda::sm90 {
+namespace headrace::cuda::sm90::fwd {
 
 // Sums of two lengths and a window fit 32 bits.
 inline constexpr int kMaxSeqlen = 1 << 29, kOpenWindow = 1 << 30;
@@ -56,4 +56,4 @@ struct Maps {
   TensorMap bias;          // with has_tma_bias
 };
 
-}  // namespace headrace::cuda::sm90
+}  // namespace headrace::cuda::sm90::fwd

@@ -9,7 +9,7 @@
 #include "backends/cuda/sm90/fwd/tile_counter.cuh"
 #include "backends/cuda/sm90/shared.cuh"
 
-namespace headrace::cuda::sm90 {
+namespace headrace::cuda::sm90::fwd {
 
 // Position of a tile in the order of one sequence (dense: of all): its block of rows and its head.
 // Where later rows see more keys the longest tiles come first, so that all CTAs end at about the
@@ -241,4 +241,4 @@ class Scheduler {
   int first_ = 0, tiles_before_ = 0;
 };
 
-}  // namespace headrace::cuda::sm90
+}  // namespace headrace::cuda::sm90::fwd

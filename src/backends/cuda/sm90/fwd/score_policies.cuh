@@ -13,7 +13,7 @@
 #include "backends/cuda/common/scores.cuh"
 #include "backends/cuda/sm90/fwd/softmax.cuh"
 
-namespace headrace::cuda::sm90 {
+namespace headrace::cuda::sm90::fwd {
 
 // Element i of a thread's accumulators: its row, its column relative to the thread's first, and its
 // bit in a mask of the row's columns.
@@ -138,4 +138,4 @@ __device__ __forceinline__ bool scale_for_softcap(const SoftcapParams& params, f
   return ((bits[0] | bits[1]) & kAtLeastTwo) != 0;
 }
 
-}  // namespace headrace::cuda::sm90
+}  // namespace headrace::cuda::sm90::fwd

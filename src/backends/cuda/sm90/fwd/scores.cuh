@@ -7,7 +7,7 @@
 #include "backends/cuda/sm90/fwd/score_policies.cuh"
 #include "backends/cuda/sm90/fwd/tile_context.cuh"
 
-namespace headrace::cuda::sm90 {
+namespace headrace::cuda::sm90::fwd {
 
 template <int kCount>
 __device__ __forceinline__ void rescale(float (&x)[kCount], const float (&factor)[2]) {
@@ -438,4 +438,4 @@ class Scores {
   u32 bias_parity_ = 0;
 };
 
-}  // namespace headrace::cuda::sm90
+}  // namespace headrace::cuda::sm90::fwd

@@ -20,7 +20,7 @@
 #include "backends/cuda/common/constants.h"
 #include "backends/cuda/device/mma.cuh"
 
-namespace headrace::cuda::sm90 {
+namespace headrace::cuda::sm90::fwd {
 
 inline constexpr float kRescaleAboveSum = 0x1p9f;  // lazy: bf16 has 8 bits
 inline constexpr float kMaxSum = 0x1p96f;          // of a valid row
@@ -234,4 +234,4 @@ struct PreciseSoftmax {
   }
 };
 
-}  // namespace headrace::cuda::sm90
+}  // namespace headrace::cuda::sm90::fwd

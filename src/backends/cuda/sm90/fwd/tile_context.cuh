@@ -8,7 +8,7 @@
 #include "backends/cuda/sm90/fwd/params.h"
 #include "backends/cuda/sm90/shared.cuh"
 
-namespace headrace::cuda::sm90 {
+namespace headrace::cuda::sm90::fwd {
 
 // The loop bounds of a tile, in registers. Other fields of its TileInfo are read when needed.
 struct WorkTile {
@@ -100,4 +100,4 @@ struct TileContext {
   }
 };
 
-}  // namespace headrace::cuda::sm90
+}  // namespace headrace::cuda::sm90::fwd

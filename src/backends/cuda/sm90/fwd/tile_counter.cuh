@@ -5,7 +5,7 @@
 #include "backends/cuda/sm90/call_counters.cuh"
 #include "backends/cuda/sm90/fwd/params.h"
 
-namespace headrace::cuda::sm90 {
+namespace headrace::cuda::sm90::fwd {
 
 // One warp's view.
 class TileCounter {
@@ -45,4 +45,4 @@ class TileCounter {
   bool is_ready_ = false;
 };
 
-}  // namespace headrace::cuda::sm90
+}  // namespace headrace::cuda::sm90::fwd
