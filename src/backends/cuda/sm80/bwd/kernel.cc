@@ -10,24 +10,9 @@
 namespace headrace::cuda::sm80::bwd {
 namespace {
 
-struct Instance {
-  DType dtype;
-  int dim;
-  LaunchFn launch;
-};
-constexpr Instance kInstances[] = {
-    {DType::f32, 64, launch_f32_hd64},     {DType::f32, 128, launch_f32_hd128},
-    {DType::f32, 256, launch_f32_hd256},   {DType::f16, 64, launch_f16_hd64},
-    {DType::f16, 128, launch_f16_hd128},   {DType::f16, 256, launch_f16_hd256},
-    {DType::bf16, 64, launch_bf16_hd64},   {DType::bf16, 128, launch_bf16_hd128},
-    {DType::bf16, 256, launch_bf16_hd256},
-};
-
-const Instance* instance_of(const Problem& p) {
-  for (const Instance& x : kInstances)
-    if (x.dtype == dtype_of(p) && x.dim == head_dim_bucket(p)) return &x;
-  return nullptr;
-}
+constexpr Launchers<Call> kLaunchers = {{{launch_f32_hd64, launch_f32_hd128, launch_f32_hd256},
+                                         {launch_f16_hd64, launch_f16_hd128, launch_f16_hd256},
+                                         {launch_bf16_hd64, launch_bf16_hd128, launch_bf16_hd256}}};
 
 int smem_of(const Problem& p, const Tile& tile) {
   const int element_bytes = dtype_of(p) == DType::f32 ? 4 : 2;
@@ -133,13 +118,13 @@ Status launch_kernels(const Problem& p, const DeviceInfo& device, const Attentio
   const DBiasParams dbias{.grads = params.grads,
                           .dbias = args.gradients.dbias,
                           .tiles = dbias_tiles_of(p, args.gradients.dbias, tile)};
-  return instance_of(p)->launch({.backward = call,
-                                 .main = params,
-                                 .dbias = dbias,
-                                 .is_general = needs_general_scores(p),
-                                 .use_large_tile = takes_large_tile(p, device.smem_bytes),
-                                 .only_dbias = only_dbias,
-                                 .stream = stream});
+  return kLaunchers.of(p)({.backward = call,
+                           .main = params,
+                           .dbias = dbias,
+                           .is_general = needs_general_scores(p),
+                           .use_large_tile = takes_large_tile(p, device.smem_bytes),
+                           .only_dbias = only_dbias,
+                           .stream = stream});
 }
 
 Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {

@@ -3,6 +3,7 @@
 
 #include "backends/cuda/common/kernel_args.h"
 #include "backends/cuda/sm80/bwd/config.h"
+#include "backends/cuda/sm80/launchers.h"
 
 namespace headrace::cuda::sm80::bwd {
 
@@ -48,16 +49,9 @@ struct Call {
   Stream stream;
 };
 
-// Each in its own translation unit.
-using LaunchFn = Status (*)(const Call& call);
-Status launch_f32_hd64(const Call& call);
-Status launch_f32_hd128(const Call& call);
-Status launch_f32_hd256(const Call& call);
-Status launch_f16_hd64(const Call& call);
-Status launch_f16_hd128(const Call& call);
-Status launch_f16_hd256(const Call& call);
-Status launch_bf16_hd64(const Call& call);
-Status launch_bf16_hd128(const Call& call);
-Status launch_bf16_hd256(const Call& call);
+using Launch = Launchers<Call>::Launch;
+Launch launch_f32_hd64, launch_f32_hd128, launch_f32_hd256;
+Launch launch_f16_hd64, launch_f16_hd128, launch_f16_hd256;
+Launch launch_bf16_hd64, launch_bf16_hd128, launch_bf16_hd256;
 
 }  // namespace headrace::cuda::sm80::bwd

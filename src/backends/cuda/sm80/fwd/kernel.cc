@@ -8,24 +8,9 @@ namespace {
 
 constexpr std::size_t kWorkspaceAlignment = 16;
 
-struct Instance {
-  DType dtype;
-  int dim;
-  LaunchFn launch;
-};
-constexpr Instance kInstances[] = {
-    {DType::f32, 64, launch_f32_hd64},     {DType::f32, 128, launch_f32_hd128},
-    {DType::f32, 256, launch_f32_hd256},   {DType::f16, 64, launch_f16_hd64},
-    {DType::f16, 128, launch_f16_hd128},   {DType::f16, 256, launch_f16_hd256},
-    {DType::bf16, 64, launch_bf16_hd64},   {DType::bf16, 128, launch_bf16_hd128},
-    {DType::bf16, 256, launch_bf16_hd256},
-};
-
-const Instance* instance_of(const Problem& p) {
-  for (const Instance& x : kInstances)
-    if (x.dtype == dtype_of(p) && x.dim == head_dim_bucket(p)) return &x;
-  return nullptr;
-}
+constexpr Launchers<Call> kLaunchers = {{{launch_f32_hd64, launch_f32_hd128, launch_f32_hd256},
+                                         {launch_f16_hd64, launch_f16_hd128, launch_f16_hd256},
+                                         {launch_bf16_hd64, launch_bf16_hd128, launch_bf16_hd256}}};
 
 int smem_of(const Problem& p, Tile tile) {
   const int element_bytes = dtype_of(p) == DType::f32 ? 4 : 2;
@@ -115,11 +100,11 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
     const auto aligned = round_up<std::uintptr_t>(address, kWorkspaceAlignment);
     params.split.o_partial = reinterpret_cast<float*>(aligned);
   }
-  return instance_of(p)->launch({.params = params,
-                                 .tile = tile,
-                                 .is_general = needs_general_scores(p),
-                                 .use_large_tile = takes_large_tile(p, plan.device.smem_bytes),
-                                 .stream = stream});
+  return kLaunchers.of(p)({.params = params,
+                           .tile = tile,
+                           .is_general = needs_general_scores(p),
+                           .use_large_tile = takes_large_tile(p, plan.device.smem_bytes),
+                           .stream = stream});
 }
 
 }  // namespace
