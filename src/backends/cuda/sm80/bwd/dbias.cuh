@@ -9,17 +9,13 @@
 namespace headrace::cuda::sm80::bwd {
 
 template <class T, class Shape>
-class DBias : ScoreGrads<T, true, Shape> {
-  using Base = ScoreGrads<T, true, Shape>;
-  using typename Base::QBlock;
-  using typename Base::Scores;
-  static constexpr int kRows = Base::kRows, kKeys = Base::kKeys, kThreads = Base::kThreads;
+class DBias {
+  using Grads = ScoreGrads<T, true, Shape>;
+  using QBlock = typename Grads::QBlock;
+  using Scores = typename Grads::Scores;
+  static constexpr int kRows = Grads::kRows, kKeys = Grads::kKeys, kThreads = Grads::kThreads;
   static constexpr int kLine = kKeys + 1;  // row stride in shared memory, in floats
-  static_assert(kRows * kLine * 4 <= Base::kSmem.p, "the sums lie where Q, K, V and dO were");
-  using Base::grads_;
-  using Base::lane;
-  using Base::sizes_;
-  using Base::work;
+  static_assert(kRows * kLine * 4 <= Grads::kSmem.p, "the sums lie where Q, K, V and dO were");
 
   struct Range {
     std::int64_t begin, end;
@@ -30,7 +26,7 @@ class DBias : ScoreGrads<T, true, Shape> {
   };
 
  public:
-  __device__ explicit DBias(const DBiasParams& c) : Base(c.grads), c_(c) {}
+  __device__ explicit DBias(const DBiasParams& c) : c_(c), grads_(c.grads) {}
 
   __device__ void run(std::int64_t idx) {
     const DBiasTiles& tiles = c_.tiles;
@@ -40,16 +36,16 @@ class DBias : ScoreGrads<T, true, Shape> {
                       static_cast<int>(idx / tiles.keys % tiles.rows) * kRows,
                       static_cast<int>(idx % tiles.keys) * kKeys};
 #pragma unroll
-    for (int n = 0; n < 4 * Base::kRowBlocks * Base::kKeyBlocks; ++n)
-      sums_[n / 4 / Base::kKeyBlocks][n / 4 % Base::kKeyBlocks][n % 4] = 0.0f;
-    const bool by_sequence = (sizes_.is_ragged ? to.stride_q : to.stride_batch) != 0;
+    for (int n = 0; n < 4 * Grads::kRowBlocks * Grads::kKeyBlocks; ++n)
+      sums_[n / 4 / Grads::kKeyBlocks][n / 4 % Grads::kKeyBlocks][n % 4] = 0.0f;
+    const bool by_sequence = (c_.grads.sizes.is_ragged ? to.stride_q : to.stride_batch) != 0;
     const Range batches =
-        by_sequence ? Range{place.batch_idx, place.batch_idx + 1} : Range{0, sizes_.batch};
-    const Range heads =
-        to.stride_head != 0 ? Range{place.head, place.head + 1} : Range{0, sizes_.num_heads};
+        by_sequence ? Range{place.batch_idx, place.batch_idx + 1} : Range{0, c_.grads.sizes.batch};
+    const Range heads = to.stride_head != 0 ? Range{place.head, place.head + 1}
+                                            : Range{0, c_.grads.sizes.num_heads};
     for (std::int64_t b = batches.begin; b < batches.end; ++b) {
       __syncthreads();
-      if (threadIdx.x == 0) set_sequence(grads_, b, work());
+      if (threadIdx.x == 0) set_sequence(c_.grads, b, grads_.work());
       __syncthreads();
       for (std::int64_t head = heads.begin; head < heads.end; ++head) add_head(place, head);
     }
@@ -60,38 +56,39 @@ class DBias : ScoreGrads<T, true, Shape> {
  private:
   __device__ void add_head(const Place& place, std::int64_t head) {
     const ScoreOperand& to = c_.dbias;
-    const int end_key = to.stride_k != 0 ? min(place.key + 1, work().seqlen_k) : work().seqlen_k;
+    const int end_key =
+        to.stride_k != 0 ? min(place.key + 1, grads_.work().seqlen_k) : grads_.work().seqlen_k;
     for (int key = place.key; key < end_key; key += kKeys) {
       __syncthreads();
       if (threadIdx.x == 0) {
-        work().kv_head = head / grads_.group;
-        set_key_tile(Base::kTile, key / kKeys, work());
+        grads_.work().kv_head = head / c_.grads.group;
+        set_key_tile(Grads::kTile, key / kKeys, grads_.work());
       }
       __syncthreads();
-      const QueryRange rows = work().rows;
+      const QueryRange rows = grads_.work().rows;
       const int begin = max(place.row, rows.begin / kRows * kRows);
       const int end = to.stride_q != 0 ? min(place.row + 1, rows.end) : rows.end;
       if (begin >= end) continue;
-      this->load_keys_and_values();
-      this->clear_pad_columns();
+      grads_.load_keys_and_values();
+      grads_.clear_pad_columns();
       for (int row = begin; row < end; row += kRows) add_tile({head, row, 0});
     }
   }
 
   __device__ void add_tile(const QBlock& at) {
-    this->load_q(at);
-    this->load_dout(at);
-    this->write_score_rows(at);
+    grads_.load_q(at);
+    grads_.load_dout(at);
+    grads_.write_score_rows(at);
     cp_async_commit_group();
     cp_async_wait_group<0>();
     __syncthreads();
     Scores s, dp;
-    this->compute_s_dp(at, s, dp);
-    this->template compute_p_ds<false>(at, s, dp);
+    grads_.compute_s_dp(at, s, dp);
+    grads_.template compute_p_ds<false>(at, s, dp);
 #pragma unroll
-    for (int n = 0; n < 4 * Base::kRowBlocks * Base::kKeyBlocks; ++n)
-      sums_[n / 4 / Base::kKeyBlocks][n / 4 % Base::kKeyBlocks][n % 4] +=
-          dp[n / 4 / Base::kKeyBlocks][n / 4 % Base::kKeyBlocks][n % 4];
+    for (int n = 0; n < 4 * Grads::kRowBlocks * Grads::kKeyBlocks; ++n)
+      sums_[n / 4 / Grads::kKeyBlocks][n / 4 % Grads::kKeyBlocks][n % 4] +=
+          dp[n / 4 / Grads::kKeyBlocks][n / 4 % Grads::kKeyBlocks][n % 4];
     __syncthreads();
   }
 
@@ -101,11 +98,11 @@ class DBias : ScoreGrads<T, true, Shape> {
   }
   __device__ void gather() const {
     __syncthreads();
-    for_rows<Base::kRowBlocks>([&](auto b, auto half) {
-      const int row = Base::warp_row() + 16 * b() + 8 * half() + (lane() >> 2);
+    for_rows<Grads::kRowBlocks>([&](auto b, auto half) {
+      const int row = Grads::warp_row() + 16 * b() + 8 * half() + (lane() >> 2);
 #pragma unroll
-      for (int n = 0; n < 2 * Base::kKeyBlocks; ++n)
-        sum_at(row, Base::warp_key() + n / 2 * 8 + 2 * (lane() & 3) + n % 2) =
+      for (int n = 0; n < 2 * Grads::kKeyBlocks; ++n)
+        sum_at(row, Grads::warp_key() + n / 2 * 8 + 2 * (lane() & 3) + n % 2) =
             sums_[b()][n / 2][2 * half() + n % 2];
     });
     __syncthreads();
@@ -126,10 +123,12 @@ class DBias : ScoreGrads<T, true, Shape> {
     int num_rows = 1, num_keys = 1;
     std::int64_t first_row = place.row;  // packed row
     if (to.stride_q != 0) {              // an empty batch still gets rows of zeros
-      num_rows = within((sizes_.is_ragged ? work().seqlen_q : sizes_.seqlen_q) - place.row, kRows);
-      if (sizes_.is_ragged) first_row += work().sequence.row_q;
+      num_rows = within(
+          (c_.grads.sizes.is_ragged ? grads_.work().seqlen_q : c_.grads.sizes.seqlen_q) - place.row,
+          kRows);
+      if (c_.grads.sizes.is_ragged) first_row += grads_.work().sequence.row_q;
     }
-    if (to.stride_k != 0) num_keys = within(sizes_.seqlen_k - place.key, kKeys);
+    if (to.stride_k != 0) num_keys = within(c_.grads.sizes.seqlen_k - place.key, kKeys);
     const std::int64_t first = place.batch_idx * to.stride_batch + place.head * to.stride_head +
                                first_row * to.stride_q + place.key * to.stride_k;
     void* data = const_cast<void*>(to.data);
@@ -146,6 +145,7 @@ class DBias : ScoreGrads<T, true, Shape> {
   }
 
   const DBiasParams& c_;
+  Grads grads_;
   Scores sums_;
 };
 

@@ -17,15 +17,15 @@
 namespace headrace::cuda::sm80::bwd {
 
 template <class T, bool kIsGeneral, class Shape>
-class Backward : ScoreGrads<T, kIsGeneral, Shape> {
-  using Base = ScoreGrads<T, kIsGeneral, Shape>;
-  using typename Base::QBlock;
-  using typename Base::Scores;
-  static constexpr Tile kTile = Base::kTile;
-  static constexpr SmemPlan kSmem = Base::kSmem;
-  static constexpr bool kIsFloat = Base::kIsFloat;
-  static constexpr int kDim = Base::kDim, kRows = Base::kRows, kKeys = Base::kKeys;
-  static constexpr int kRowBytes = Base::kRowBytes, kScoreBytes = Base::kScoreBytes;
+class Backward {
+  using Grads = ScoreGrads<T, kIsGeneral, Shape>;
+  using QBlock = typename Grads::QBlock;
+  using Scores = typename Grads::Scores;
+  static constexpr Tile kTile = Grads::kTile;
+  static constexpr SmemPlan kSmem = Grads::kSmem;
+  static constexpr bool kIsFloat = Grads::kIsFloat;
+  static constexpr int kDim = Grads::kDim, kRows = Grads::kRows, kKeys = Grads::kKeys;
+  static constexpr int kRowBytes = Grads::kRowBytes, kScoreBytes = Grads::kScoreBytes;
   // A warp's part of dK and dV, and of dQ.
   static constexpr int kKeyColumnWarps = kTile.warps / kTile.key_warps;
   static constexpr int kWarpKeys = kKeys / kTile.key_warps, kKeyBlocks = kWarpKeys / 16;
@@ -38,15 +38,9 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
   static constexpr int kElementBytes = static_cast<int>(sizeof(T));
   using DkDvAccum = float[kKeyBlocks][kKeyColumnBlocks][4];
   using DqAccum = float[kRowBlocks][kColumns / 8][4];
-  using Base::grads_;
-  using Base::lane;
-  using Base::sizes_;
-  using Base::smem;
-  using Base::warp;
-  using Base::work;
 
  public:
-  __device__ explicit Backward(const Params& c) : Base(c.grads), c_(c) {}
+  __device__ explicit Backward(const Params& c) : c_(c), grads_(c.grads) {}
 
   __device__ void run(std::int64_t work_idx) {
     // With dq_semaphores a CTA waits only for CTAs that have started: tile_counter hands out work
@@ -54,9 +48,9 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
     if (threadIdx.x == 0)
       decode_work_tile(c_, kTile,
                        c_.dq_semaphores == nullptr ? work_idx : atomicAdd(c_.tile_counter, 1u),
-                       work());
+                       grads_.work());
     __syncthreads();
-    if (work().first_key >= work().seqlen_k) return;
+    if (grads_.work().first_key >= grads_.work().seqlen_k) return;
 #pragma unroll
     for (int n = 0; n < kKeyBlocks * kKeyColumnBlocks * 4; ++n)
       dk_[n / 4 / kKeyColumnBlocks][n / 4 % kKeyColumnBlocks][n % 4] =
@@ -67,51 +61,52 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
       mainloop();
     }
     __syncthreads();
-    store(dk_, grads_.scores.params.scale, kSmem.k, c_.dk, sizes_.head_dim, grads_.is_even_k);
-    store(dv_, 1.0f, kTile.v_in_registers ? kSmem.q : kSmem.v, c_.dv, sizes_.head_dim_v,
-          grads_.is_even_v);
+    store(dk_, c_.grads.scores.params.scale, kSmem.k, c_.dk, c_.grads.sizes.head_dim,
+          c_.grads.is_even_k);
+    store(dv_, 1.0f, kTile.v_in_registers ? kSmem.q : kSmem.v, c_.dv, c_.grads.sizes.head_dim_v,
+          c_.grads.is_even_v);
   }
 
  private:
   // ---- the main loop
   __device__ __forceinline__ void mainloop() {
-    const QueryRange rows = work().rows;
+    const QueryRange rows = grads_.work().rows;
     if (rows.begin >= rows.end) return;
-    const int begin = rows.begin / kRows * kRows, group = grads_.group;
+    const int begin = rows.begin / kRows * kRows, group = c_.grads.group;
     int num_q_blocks = group * ((rows.end - begin + kRows - 1) / kRows);
-    QBlock at{work().kv_head * group, begin, 0};
-    this->load_keys_and_values();
-    this->clear_pad_columns();
-    this->load_q(at);
-    this->load_dout(at);
-    this->write_score_rows(at);
+    QBlock at{grads_.work().kv_head * group, begin, 0};
+    grads_.load_keys_and_values();
+    grads_.clear_pad_columns();
+    grads_.load_q(at);
+    grads_.load_dout(at);
+    grads_.write_score_rows(at);
     cp_async_commit_group();
 #pragma unroll 1
     for (; num_q_blocks > 0; --num_q_blocks) {
       QBlock next{at.head, at.first_row + kRows, (at.stage + 1) % kTile.q_stages};
-      if (next.first_row >= work().rows.end) next = {at.head + 1, begin, next.stage};
+      if (next.first_row >= grads_.work().rows.end) next = {at.head + 1, begin, next.stage};
       const bool has_next = num_q_blocks > 1;
       // Wait for Q, dO, lse and delta of this q-block.
       cp_async_wait_group<0>();
       __syncthreads();
       if (kTile.q_stages == 2 && has_next) {
-        this->load_q(next);
+        grads_.load_q(next);
         cp_async_commit_group();
       }
       // S = Q K^T and dP = dO V^T become P and dS.
       Scores s, dp;
-      this->compute_s_dp(at, s, dp);
-      this->template compute_p_ds<true>(at, s, dp);
+      grads_.compute_s_dp(at, s, dp);
+      grads_.template compute_p_ds<true>(at, s, dp);
       store_scores(s, kSmem.p);
       if constexpr (!kTile.p_ds_alias) store_scores(dp, kSmem.ds);
       // P (and dS) are visible to all warps: dV += P^T dO.
       __syncthreads();
-      if (has_next) this->write_score_rows(next);
+      if (has_next) grads_.write_score_rows(next);
       accumulate_dk_dv(kSmem.p, smem(kSmem.dout), dv_);
       // All warps have read dO and P: load the next dO, and dS may overwrite P.
       __syncthreads();
       if (has_next) {
-        this->load_dout(next);
+        grads_.load_dout(next);
         cp_async_commit_group();
       }
       if constexpr (kTile.p_ds_alias) {
@@ -120,11 +115,11 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
       }
       // dQ += dS K in global memory, dK += dS^T Q.
       accumulate_dq(at);
-      accumulate_dk_dv(kSmem.ds, this->q_of(at.stage), dk_);
+      accumulate_dk_dv(kSmem.ds, grads_.q_of(at.stage), dk_);
       if (c_.dq_semaphores != nullptr) dq_semaphore_release(at);
       if (kTile.q_stages == 1 && has_next) {
         __syncthreads();
-        this->load_q(next);
+        grads_.load_q(next);
         cp_async_commit_group();
       }
       at = next;
@@ -139,32 +134,32 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
     constexpr int kGroups =
         kTile.score_warps < kTile.key_warps ? kTile.score_warps : kTile.key_warps;
     constexpr int kGroup = kTile.warps / kGroups;  // warps per group
-    const QueryRange rows = work().rows;
+    const QueryRange rows = grads_.work().rows;
     if (rows.begin >= rows.end) return;
-    const int begin = rows.begin / kRows * kRows, group = grads_.group;
+    const int begin = rows.begin / kRows * kRows, group = c_.grads.group;
     const int num_q_blocks = group * ((rows.end - begin + kRows - 1) / kRows);
-    QBlock at{work().kv_head * group, begin, 0};
+    QBlock at{grads_.work().kv_head * group, begin, 0};
     const u32 full = smem(kSmem.barriers), scores_full = full + 16, scores_empty = full + 24;
     if (threadIdx.x == 0) {
-      mbarrier_init(full, Base::kThreads);
-      mbarrier_init(full + 8, Base::kThreads);
+      mbarrier_init(full, Grads::kThreads);
+      mbarrier_init(full + 8, Grads::kThreads);
       mbarrier_init(scores_full, kTile.warps);
       mbarrier_init(scores_empty, kTile.warps);
     }
-    this->clear_pad_columns();
+    grads_.clear_pad_columns();
     __syncthreads();
-    this->load_keys_and_values();
+    grads_.load_keys_and_values();
     issue_loads(at, full);
 #pragma unroll 1
     for (int i = 0; i < num_q_blocks; ++i) {
       QBlock next{at.head, at.first_row + kRows, at.stage ^ 1};
-      if (next.first_row >= work().rows.end) next = {at.head + 1, begin, next.stage};
+      if (next.first_row >= grads_.work().rows.end) next = {at.head + 1, begin, next.stage};
       // Wait for Q, dO, lse and delta of this q-block.
       mbarrier_wait(full + 8 * at.stage, i >> 1 & 1);
       // S = Q K^T and dP = dO V^T become P and dS.
       Scores s, dp;
-      this->compute_s_dp(at, s, dp);
-      this->template compute_p_ds<true>(at, s, dp);
+      grads_.compute_s_dp(at, s, dp);
+      grads_.template compute_p_ds<true>(at, s, dp);
       // Wait until all warps have finished the previous q-block: its P and dS are overwritten, and
       // its stage of Q and dO is refilled.
       if (i > 0) mbarrier_wait(scores_empty, (i - 1) & 1);
@@ -174,12 +169,12 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
       if (i + 1 < num_q_blocks) issue_loads(next, full + 8 * next.stage);
       // P and dS of this group's keys are visible: dV += P^T dO and dK += dS^T Q.
       bar_sync(1 + warp() / kGroup, 32 * kGroup);
-      accumulate_dk_dv(kSmem.p, this->dout_of(at.stage), dv_);
-      if constexpr (!kTile.dq_first) accumulate_dk_dv(kSmem.ds, this->q_of(at.stage), dk_);
+      accumulate_dk_dv(kSmem.p, grads_.dout_of(at.stage), dv_);
+      if constexpr (!kTile.dq_first) accumulate_dk_dv(kSmem.ds, grads_.q_of(at.stage), dk_);
       // Wait for dS of the other groups: dQ += dS K in global memory.
       mbarrier_wait(scores_full, i & 1);
       accumulate_dq(at);
-      if constexpr (kTile.dq_first) accumulate_dk_dv(kSmem.ds, this->q_of(at.stage), dk_);
+      if constexpr (kTile.dq_first) accumulate_dk_dv(kSmem.ds, grads_.q_of(at.stage), dk_);
       if (c_.dq_semaphores != nullptr) dq_semaphore_release(at);
       arrive(scores_empty);
       at = next;
@@ -189,9 +184,9 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
       for (int n = 0; n < 4; ++n) mbarrier_inval(full + 8 * n);
   }
   __device__ __forceinline__ void issue_loads(const QBlock& at, u32 barrier) const {
-    this->load_q(at);
-    this->load_dout(at);
-    if (grads_.is_aligned) {
+    grads_.load_q(at);
+    grads_.load_dout(at);
+    if (c_.grads.is_aligned) {
       cp_async_mbarrier_arrive_noinc(barrier);
     } else {
       cp_async_wait_group<0>();
@@ -209,11 +204,11 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
     constexpr int kChunkKeys = 16 / kElementBytes;
     const int t = lane() & 3;
 #pragma unroll
-    for (int n = 0; n < 2 * Base::kRowBlocks; ++n) {
-      const int row = Base::warp_row() + 8 * n + (lane() >> 2);
+    for (int n = 0; n < 2 * Grads::kRowBlocks; ++n) {
+      const int row = Grads::warp_row() + 8 * n + (lane() >> 2);
 #pragma unroll
-      for (int j = 0; j < Base::kKeyBlocks; ++j) {
-        const int key = Base::warp_key() + 8 * j + 2 * t;
+      for (int j = 0; j < Grads::kKeyBlocks; ++j) {
+        const int key = Grads::warp_key() + 8 * j + 2 * t;
         const int chunk = key / kChunkKeys ^ SwizzleRows::of(row);
         unsigned char* at =
             dynamic_smem + to + row * kScoreBytes + chunk * 16 + key % kChunkKeys * kElementBytes;
@@ -271,7 +266,7 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
                                          const DqAccum& sums) const {
     const std::int64_t blocks = kIsFullWidth ? kDim / 16 : c_.dq_accum_cols / 16;  // of a row
     float* to = c_.dq_accum +
-                ((this->padded_offset_of(at) + row) / 8 * blocks + column / 16) * 128 + 4 * lane();
+                ((grads_.padded_offset_of(at) + row) / 8 * blocks + column / 16) * 128 + 4 * lane();
 #pragma unroll
     for (int n = 0; n < 2 * kRowBlocks; ++n) {
       float* block = to + n * blocks * 128;
@@ -292,10 +287,10 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
   // semaphore, and releases it at the end of the iteration, when its additions have completed
   // without a wait.
   __device__ __forceinline__ u32* dq_semaphore_of(const QBlock& at) const {
-    return c_.dq_semaphores + this->padded_offset_of(at) / kRows * kTile.warps + warp();
+    return c_.dq_semaphores + grads_.padded_offset_of(at) / kRows * kTile.warps + warp();
   }
   __device__ __forceinline__ u32 dq_semaphore_turn(const QBlock& at) const {
-    const WorkTile& x = work();
+    const WorkTile& x = grads_.work();
     return static_cast<u32>(last_key_tile(x.band, kTile, at.first_row, x.seqlen_q, x.seqlen_k) -
                             x.key_tile);
   }
@@ -317,10 +312,11 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
                                         const Operand& to, std::int64_t dim, bool is_even) const {
     const int first_row = warp() / kKeyColumnWarps * kWarpKeys + (lane() >> 2);
     const int first_column = warp() % kKeyColumnWarps * kKeyColumns;
-    const int num_keys = work().seqlen_k - work().first_key;
+    const int num_keys = grads_.work().seqlen_k - grads_.work().first_key;
     T* data =
         static_cast<T*>(to.data) +
-        row_offset(to, work().batch_idx, work().sequence.row_k + work().first_key, work().kv_head);
+        row_offset(to, grads_.work().batch_idx,
+                   grads_.work().sequence.row_k + grads_.work().first_key, grads_.work().kv_head);
 #pragma unroll
     for (int n = 0; n < 2 * kKeyBlocks; ++n) {
       const int row = first_row + 8 * n;
@@ -345,11 +341,12 @@ class Backward : ScoreGrads<T, kIsGeneral, Shape> {
       __syncthreads();
       copy_rows<T, kDim, kCopied>(
           dynamic_smem + through + warp() * kCopied * kRowBytes, data, row * to.stride_seq,
-          __ballot_sync(Base::kFullMask, lane() < kCopied && row < num_keys), dim, is_even);
+          __ballot_sync(Grads::kFullMask, lane() < kCopied && row < num_keys), dim, is_even);
     }
   }
 
   const Params& c_;
+  Grads grads_;
   DkDvAccum dk_, dv_;
 };
 

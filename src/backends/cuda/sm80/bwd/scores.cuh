@@ -13,12 +13,18 @@ namespace headrace::cuda::sm80::bwd {
 
 extern __shared__ __align__(1024) unsigned char dynamic_smem[];
 
+__device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
+__device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x) / 32; }
+__device__ __forceinline__ u32 smem(int offset) {
+  return smem_address(dynamic_smem) + static_cast<u32>(offset);
+}
+
 template <class T, bool kIsGeneral, class Shape>
 class ScoreGrads {
  public:
-  __device__ explicit ScoreGrads(const GradParams& grads) : grads_(grads), sizes_(grads.sizes) {}
+  __device__ explicit ScoreGrads(const GradParams& params)
+      : params_(params), sizes_(params.sizes) {}
 
- protected:
   static constexpr Tile kTile = Shape::kTile;
   static constexpr bool kIsFloat = std::is_same_v<T, float>;
   static constexpr int kDim = kTile.dim, kRows = kTile.rows, kKeys = kTile.keys;
@@ -42,16 +48,11 @@ class ScoreGrads {
     int first_row, stage;
   };
 
-  static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
-  static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x) / 32; }
   static __device__ __forceinline__ int warp_row() {
     return warp() % (kTile.warps / kTile.score_warps) * kWarpRows;
   }
   static __device__ __forceinline__ int warp_key() {
     return warp() / (kTile.warps / kTile.score_warps) * kWarpKeys;
-  }
-  static __device__ __forceinline__ u32 smem(int offset) {
-    return smem_address(dynamic_smem) + static_cast<u32>(offset);
   }
   static __device__ __forceinline__ WorkTile& work() {
     return *reinterpret_cast<WorkTile*>(dynamic_smem + kSmem.work_tile);
@@ -72,7 +73,7 @@ class ScoreGrads {
                                        bool is_even, int num_rows, u32 to) const {
     from += Copy::first() * stride + Copy::chunk() * Copy::kElements;
     load_tile<T, kDim, kRows, kThreads, SwizzleRows>(to, from, stride, dim, min(num_rows, kRows),
-                                                     grads_.is_aligned, is_even);
+                                                     params_.is_aligned, is_even);
   }
   // Loads a q-block of Q or dO. `first`: the sequence's first row, head 0.
   __device__ __forceinline__ void load_rows(const void* first, const Operand& x, const QBlock& at,
@@ -94,8 +95,8 @@ class ScoreGrads {
   }
   // Loads K and V. With v_in_registers V passes through the shared memory of Q.
   __device__ void load_keys_and_values() {
-    load_keys(grads_.k, sizes_.head_dim, smem(kSmem.k));
-    load_keys(grads_.v, sizes_.head_dim_v, smem(kTile.v_in_registers ? kSmem.q : kSmem.v));
+    load_keys(params_.k, sizes_.head_dim, smem(kSmem.k));
+    load_keys(params_.v, sizes_.head_dim_v, smem(kTile.v_in_registers ? kSmem.q : kSmem.v));
     cp_async_commit_group();
     if constexpr (kTile.v_in_registers) {
       cp_async_wait_group<0>();
@@ -110,10 +111,10 @@ class ScoreGrads {
   }
   // Zeroes the padding columns of Q and dO, which the loads never write.
   __device__ void clear_pad_columns() const {
-    if (grads_.is_even_k && sizes_.head_dim < kDim)
+    if (params_.is_even_k && sizes_.head_dim < kDim)
       clear_chunks<T, kDim, kRows * kTile.q_stages, kThreads, SwizzleRows>(smem(kSmem.q),
                                                                            sizes_.head_dim);
-    if (grads_.is_even_v && sizes_.head_dim_v < kDim)
+    if (params_.is_even_v && sizes_.head_dim_v < kDim)
       clear_chunks<T, kDim, kRows*(kTile.async_warps ? 2 : 1), kThreads, SwizzleRows>(
           smem(kSmem.dout), sizes_.head_dim_v);
   }
@@ -122,25 +123,26 @@ class ScoreGrads {
   }
   // Q, lse and delta.
   __device__ __forceinline__ void load_q(const QBlock& at) const {
-    load_rows(work().q, grads_.q, at, sizes_.head_dim, grads_.is_even_k, q_of(at.stage));
+    load_rows(work().q, params_.q, at, sizes_.head_dim, params_.is_even_k, q_of(at.stage));
     constexpr int kChunks = kRows / 4;
     const int idx = static_cast<int>(threadIdx.x) % kChunks;
     if (threadIdx.x < 2 * kChunks) {
       const bool is_delta = threadIdx.x >= kChunks;
       cp_async_cg_16(smem(kSmem.lse_delta) +
                          static_cast<u32>(((2 * at.stage + is_delta) * kChunks + idx) * 16),
-                     (is_delta ? grads_.delta : grads_.lse) + padded_offset_of(at) + 4 * idx);
+                     (is_delta ? params_.delta : params_.lse) + padded_offset_of(at) + 4 * idx);
     }
   }
   __device__ __forceinline__ void load_dout(const QBlock& at) const {
-    load_rows(work().dout, grads_.dout, at, sizes_.head_dim_v, grads_.is_even_v, dout_of(at.stage));
+    load_rows(work().dout, params_.dout, at, sizes_.head_dim_v, params_.is_even_v,
+              dout_of(at.stage));
   }
   // Rows past the end take the ScoreRow of the last row.
   __device__ void write_score_rows(const QBlock& at) const {
     if constexpr (kIsGeneral) {
       const int row = static_cast<int>(threadIdx.x);
       if (row < kRows)
-        score_row(row) = make_score_row(grads_.scores, work().sequence, work().batch_idx, at.head,
+        score_row(row) = make_score_row(params_.scores, work().sequence, work().batch_idx, at.head,
                                         min(at.first_row + row, work().seqlen_q - 1));
     }
   }
@@ -211,7 +213,7 @@ class ScoreGrads {
         dropout_scales<h>(row, dropout_scale);
         const ScoreColumns columns =
             score_columns(work().first_key + warp_key(), lane() & 3, work().seqlen_k);
-        apply_score_mods<T, h>(grads_.scores, work().sequence, score_row(row), columns, s[b()]);
+        apply_score_mods<T, h>(params_.scores, work().sequence, score_row(row), columns, s[b()]);
       }
       if (!is_unmasked) mask_keys<h>(at.first_row + row, s[b()]);
 #pragma unroll
@@ -230,14 +232,11 @@ class ScoreGrads {
     });
   }
 
-  const GradParams& grads_;
-  const Sizes& sizes_;
-
  private:
   // With float the lse stays in natural units: the rounding error of a conversion to log2 would be
   // as large as all other errors together.
   __device__ __forceinline__ float probability(float s, float lse) const {
-    const float scale = kIsGeneral ? 1.0f : grads_.scores.params.scale;
+    const float scale = kIsGeneral ? 1.0f : params_.scores.params.scale;
     if constexpr (kIsFloat) return ex2_approx_ftz(fmaf(s, scale, -lse) * kLog2E);
     return ex2_approx_ftz(fmaf(s, scale * kLog2E, -lse));
   }
@@ -247,8 +246,8 @@ class ScoreGrads {
   template <int kHalf>
   __device__ __forceinline__ void softcap_grads(const float (&s)[kKeyBlocks][4],
                                                 float (&softcap_grad)[kKeyBlocks][2]) const {
-    const bool has_cap = grads_.scores.params.has_softcap();
-    const float factor = -2.0f * kLog2E * grads_.scores.params.scale_over_softcap;
+    const bool has_cap = params_.scores.params.has_softcap();
+    const float factor = -2.0f * kLog2E * params_.scores.params.scale_over_softcap;
 #pragma unroll
     for (int n = 0; n < 2 * kKeyBlocks; ++n) {
       float& x = softcap_grad[n / 2][n % 2];
@@ -267,11 +266,11 @@ class ScoreGrads {
     constexpr int kBlocks = kKeyBlocks < 4 ? 4 : kKeyBlocks;
     const int first_key = work().first_key + warp_key();
     u32 bits = kFullMask;
-    if (grads_.scores.params.has_dropout()) {
+    if (params_.scores.params.has_dropout()) {
       float all[kBlocks][4];
 #pragma unroll
       for (int n = 0; n < 2 * kBlocks; ++n) all[n / 2][2 * kHalf + n % 2] = 1.0f;
-      apply_dropout<kHalf>(grads_.scores, score_row(row), first_key - first_key % 32, lane() & 3,
+      apply_dropout<kHalf>(params_.scores, score_row(row), first_key - first_key % 32, lane() & 3,
                            all);
       bits = 0;
 #pragma unroll
@@ -281,7 +280,8 @@ class ScoreGrads {
     }
 #pragma unroll
     for (int n = 0; n < 2 * kKeyBlocks; ++n)
-      dropout_scale[n / 2][n % 2] = (bits >> n & 1u) != 0 ? grads_.scores.params.keep_factor : 0.0f;
+      dropout_scale[n / 2][n % 2] =
+          (bits >> n & 1u) != 0 ? params_.scores.params.keep_factor : 0.0f;
   }
 
   template <int kHalf>
@@ -296,6 +296,8 @@ class ScoreGrads {
         if (8 * j + i < begin || 8 * j + i >= end) s[j][2 * kHalf + i] = -HUGE_VALF;
   }
 
+  const GradParams& params_;
+  const Sizes& sizes_;
   u32 v_[kTile.v_in_registers ? kMmaSteps / 2 : 1][4];
 };
 
