@@ -44,6 +44,16 @@ std::int64_t tiles_per_head(const Problem& p, Tile tile) {
   return tiles > splits ? tiles : splits;
 }
 
+// What a launch needs beside the pointers of the call.
+struct ForwardPlan {
+  Launch* launch;
+  Tile tile;
+  bool is_general, use_large_tile;
+  WorkOrder order;
+  SplitLayout split_layout;
+  ScoreParams score_params;
+};
+
 Schedule plan(const Problem& p, const DeviceInfo& device) {
   const Tile tile = tile_of(p, device.smem_bytes);
   const SplitLayout partials = split_layout(p, tile);
@@ -67,12 +77,22 @@ Schedule plan(const Problem& p, const DeviceInfo& device) {
           : "");
   if (p.is_ragged && partials.max_splits > 1)
     schedule.note += "; number of splits chosen per sequence";
+  schedule.kernel_plan.set(ForwardPlan{
+      .launch = kLaunchers.of(p),
+      .tile = tile,
+      .is_general = needs_general_scores(p),
+      .use_large_tile = takes_large_tile(p, device.smem_bytes),
+      .order =
+          work_order(p, tiles_per_head(p, tile), std::int64_t{device.num_units} * tile.min_ctas),
+      .split_layout = partials,
+      .score_params = make_score_params(p)});
   return schedule;
 }
 
 Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
   const Problem& p = plan.problem;
-  const Tile tile = tile_of(p, plan.device.smem_bytes);
+  const auto own = plan.schedule.kernel_plan.get<ForwardPlan>();
+  if (own.order.num_tiles() == 0) return std::nullopt;
   Result<std::uint32_t*> word = error_word(plan.device.device_id);
   if (!word.ok()) return std::move(word.failure());
   Params params{.split = {.sizes = sizes_of(p),
@@ -80,31 +100,29 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
                           .out = args.out,
                           .rows = row_args_of(p, args),
                           .rule = split_rule(p),
-                          .layout = split_layout(p, tile),
+                          .layout = own.split_layout,
                           .o_partial = nullptr},
                 .q = args.q,
                 .k = args.k,
                 .v = args.v,
                 .window = window_of(p),
-                .scores = score_args_of(make_score_params(p), args),
-                .order = work_order(p, tiles_per_head(p, tile),
-                                    std::int64_t{plan.device.num_units} * tile.min_ctas),
+                .scores = score_args_of(own.score_params, args),
+                .order = own.order,
                 .group = static_cast<std::uint32_t>(group_size(p)),
                 .group_inverse = group_inverse_of(group_size(p)),
                 .is_aligned = p.alignment >= kWholeAlignment,
                 .is_even_k = is_even(p, p.head_dim),
                 .is_even_v = is_even(p, p.head_dim_v)};
-  if (params.order.num_tiles() == 0) return std::nullopt;
   if (plan.schedule.workspace_bytes > 0) {
     const auto address = reinterpret_cast<std::uintptr_t>(workspace.data);
     const auto aligned = round_up<std::uintptr_t>(address, kWorkspaceAlignment);
     params.split.o_partial = reinterpret_cast<float*>(aligned);
   }
-  return kLaunchers.of(p)({.params = params,
-                           .tile = tile,
-                           .is_general = needs_general_scores(p),
-                           .use_large_tile = takes_large_tile(p, plan.device.smem_bytes),
-                           .stream = stream});
+  return own.launch({.params = params,
+                     .tile = own.tile,
+                     .is_general = own.is_general,
+                     .use_large_tile = own.use_large_tile,
+                     .stream = stream});
 }
 
 }  // namespace

@@ -90,7 +90,7 @@ std::string refuses(const Problem& p, const DeviceInfo& device) {
 // accumulator; bounds of K and V; the workspace of the bias gradient.
 constexpr std::size_t kWorkspaceAlignment = 128;
 struct Layout {
-  std::int64_t d, lse, scale, dq, bounds, bias, end;  // in floats
+  std::int64_t lse, scale, dq, bounds, bias, end;  // in floats; D is at 0
   std::size_t bytes() const { return static_cast<std::size_t>(end) * 4 + kWorkspaceAlignment; }
 };
 Layout layout_of(const Problem& p) {
@@ -102,7 +102,7 @@ Layout layout_of(const Problem& p) {
     layout.end += floats;
     return first;
   };
-  layout.d = take(rows);
+  take(rows);
   layout.lse = take(rows);
   layout.scale = take(p.deterministic ? rows / 2 : 0);
   layout.dq = take(rows * variant_of(p)->tile.head_dim);
@@ -134,12 +134,30 @@ int section_of(const Problem& p, const DeviceInfo& device) {
 struct BackwardPlan {
   const Variant* variant;
   Layout layout;
-  int section;
+  int section, window_left, window_right;
+  float lse_scale, scale_log2, inverse_scale, inverse_softcap;
+  ScoreParams score_params;
 };
 
+BackwardPlan own_plan(const Problem& p, const DeviceInfo& device) {
+  const auto window = [](std::int64_t w) {
+    return w < 0 ? kOpenWindow : static_cast<int>(std::min<std::int64_t>(w, kOpenWindow - 1));
+  };
+  const auto inverse_scale = static_cast<float>(1 / p.softmax_scale);
+  return {.variant = variant_of(p),
+          .layout = layout_of(p),
+          .section = section_of(p, device),
+          .window_left = window(p.window_left),
+          .window_right = has_causal(p) ? 0 : window(p.window_right),
+          .lse_scale = has_general_scores(p) ? -1.0f : -inverse_scale,
+          .scale_log2 = static_cast<float>(p.softmax_scale * M_LOG2E),
+          .inverse_scale = inverse_scale,
+          .inverse_softcap = has_softcap(p) ? static_cast<float>(1 / p.softcap) : 0.0f,
+          .score_params = make_score_params(p)};
+}
+
 Schedule plan(const Problem& p, const DeviceInfo& device) {
-  const BackwardPlan own{
-      .variant = variant_of(p), .layout = layout_of(p), .section = section_of(p, device)};
+  const BackwardPlan own = own_plan(p, device);
   const Tile& tile = own.variant->tile;
   Schedule schedule;
   schedule.tile_m = tile.queries;
@@ -188,16 +206,15 @@ dim3 grid_of(const Problem& p, int section) {
 BwdCall call_of(const Problem& p, const BackwardPlan& own, const AttentionArgs& args, float* floats,
                 std::uint32_t* error_word) {
   const Layout& layout = own.layout;
-  BwdCall call{
-      .problem = p,
-      .args = args,
-      .rows = {.delta = floats + layout.d,
-               .lse = floats + layout.lse,
-               .dq_accum = floats + layout.dq,
-               .dq_accum_cols = own.variant->tile.head_dim},
-      .lse_scale = has_general_scores(p) ? -1.0f : static_cast<float>(-1 / p.softmax_scale),
-      .delta_scale = -1.0f,
-      .error_word = error_word};
+  BwdCall call{.problem = p,
+               .args = args,
+               .rows = {.delta = floats,
+                        .lse = floats + layout.lse,
+                        .dq_accum = floats + layout.dq,
+                        .dq_accum_cols = own.variant->tile.head_dim},
+               .lse_scale = own.lse_scale,
+               .delta_scale = -1.0f,
+               .error_word = error_word};
   if (p.deterministic) {
     call.rows.dq_scale = reinterpret_cast<std::uint16_t*>(floats + layout.scale);
     call.kv_abs_max = reinterpret_cast<KvAbsMax*>(floats + layout.bounds);
@@ -206,31 +223,27 @@ BwdCall call_of(const Problem& p, const BackwardPlan& own, const AttentionArgs& 
 }
 
 BlockParams block_params(const Problem& p, const BackwardPlan& own, const BwdCall& call) {
-  const auto window = [](std::int64_t w) {
-    return w < 0 ? kOpenWindow : static_cast<int>(std::min<std::int64_t>(w, kOpenWindow - 1));
-  };
   return {.sizes = sizes_of(p),
           .lengths = lengths_of(p, call.args, call.error_word),
           .group = static_cast<int>(group_size(p)),
-          .window_left = window(p.window_left),
-          .window_right = has_causal(p) ? 0 : window(p.window_right),
-          .is_top_left = p.causal == HEADRACE_CAUSAL_TOP_LEFT,
+          .window_left = own.window_left,
+          .window_right = own.window_right,
+          .is_top_left = own.score_params.is_top_left,
           .section = own.section};
 }
 
-Params main_params(const BlockParams& blocks, const BwdCall& call) {
-  const Problem& p = call.problem;
+Params main_params(const BlockParams& blocks, const BackwardPlan& own, const BwdCall& call) {
   return {.blocks = blocks,
           .rows = call.rows,
           .dk = call.args.gradients.dk,
           .dv = call.args.gradients.dv,
           .bias = call.args.bias,
           .alibi = alibi_args_of(call.args),
-          .scale_log2 = static_cast<float>(p.softmax_scale * M_LOG2E),
-          .scale = static_cast<float>(p.softmax_scale),
-          .inverse_scale = static_cast<float>(1 / p.softmax_scale),
-          .inverse_softcap = has_softcap(p) ? static_cast<float>(1 / p.softcap) : 0.0f,
-          .score_params = make_score_params(p)};
+          .scale_log2 = own.scale_log2,
+          .scale = own.score_params.scale,
+          .inverse_scale = own.inverse_scale,
+          .inverse_softcap = own.inverse_softcap,
+          .score_params = own.score_params};
 }
 
 Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
@@ -245,7 +258,7 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   if (!word.ok()) return std::move(word.failure());
   const BwdCall call = call_of(p, own, args, floats, word.value());
   const BlockParams blocks = block_params(p, own, call);
-  const Params params = main_params(blocks, call);
+  const Params params = main_params(blocks, own, call);
   if (p.deterministic) HEADRACE_TRY(launch_kv_abs_max(call, stream));
   HEADRACE_TRY(launch_bwd_preprocess(call, stream));
   if (p.has_dsinks) HEADRACE_TRY(launch_dsinks(call, stream));
