@@ -61,6 +61,37 @@ Status report_fallback(const Plan& plan) {
                               refusals_text(plan.refused)));
 }
 
+Result<Plan> plan_with(const Problem& checked, const DeviceInfo& device,
+                       std::span<const Kernel> kernels) {
+  if (auto bad = check_device(device)) return std::move(*bad);
+  if (device.device_type == HEADRACE_CUDA && kernels.empty())
+    return unsupported(
+        "device [{}]: this build has no CUDA kernels; build with CUDA or pass tensors in CPU "
+        "memory",
+        device_text(device));
+  Plan plan;
+  plan.problem = checked;
+  plan.device = device;
+  const std::string_view forced = env::value_of(env::Variable::kernel);
+  for (const Kernel& kernel : kernels) {
+    std::string reason = refusal_of(kernel, plan.problem, device, forced);
+    if (!reason.empty()) {
+      plan.refused.push_back({kernel.name, std::move(reason)});
+      continue;
+    }
+    plan.kernel = &kernel;
+    plan.is_fallback = forced.empty() && &kernel == &kernels.back() && !plan.refused.empty();
+    break;
+  }
+  if (plan.kernel == nullptr) return no_kernel(plan, forced);
+  if (plan.is_fallback && plan.problem.strict_fallback) return strict_failure(plan);
+  plan.schedule = plan.kernel->plan(plan.problem, device);
+  if (auto bad = check_workspace_bytes(plan)) return std::move(*bad);
+  if (plan.is_fallback)
+    if (auto bad = report_fallback(plan)) return std::move(*bad);
+  return plan;
+}
+
 }  // namespace
 
 std::span<const Kernel> kernels_of(std::int32_t device_type, std::int32_t phase) {
@@ -81,33 +112,11 @@ Result<Plan> plan_attention(const Problem& problem, const DeviceInfo& device,
                             std::span<const Kernel> kernels) {
   Result<Problem> checked = check_problem(problem);
   if (!checked.ok()) return std::move(checked.failure());
-  if (auto bad = check_device(device)) return std::move(*bad);
-  if (device.device_type == HEADRACE_CUDA && kernels.empty())
-    return unsupported(
-        "device [{}]: this build has no CUDA kernels; build with CUDA or pass tensors in CPU "
-        "memory",
-        device_text(device));
-  Plan plan;
-  plan.problem = checked.value();
-  plan.device = device;
-  const std::string_view forced = env::value_of(env::Variable::kernel);
-  for (const Kernel& kernel : kernels) {
-    std::string reason = refusal_of(kernel, plan.problem, device, forced);
-    if (!reason.empty()) {
-      plan.refused.push_back({kernel.name, std::move(reason)});
-      continue;
-    }
-    plan.kernel = &kernel;
-    plan.is_fallback = forced.empty() && &kernel == &kernels.back() && !plan.refused.empty();
-    break;
-  }
-  if (plan.kernel == nullptr) return no_kernel(plan, forced);
-  if (plan.is_fallback && plan.problem.strict_fallback) return strict_failure(plan);
-  plan.schedule = plan.kernel->plan(plan.problem, device);
-  if (auto bad = check_workspace_bytes(plan)) return std::move(*bad);
-  if (plan.is_fallback)
-    if (auto bad = report_fallback(plan)) return std::move(*bad);
-  return plan;
+  return plan_with(checked.value(), device, kernels);
+}
+
+Result<Plan> plan_checked(const Problem& checked, const DeviceInfo& device) {
+  return plan_with(checked, device, kernels_of(device.device_type, checked.phase));
 }
 
 }  // namespace headrace

@@ -20,6 +20,9 @@ std::span<const Kernel> kernels_of(std::int32_t device_type, std::int32_t phase)
 Result<Plan> plan_attention(const Problem& problem, const DeviceInfo& device);
 Result<Plan> plan_attention(const Problem& problem, const DeviceInfo& device,
                             std::span<const Kernel> kernels);
+// The same for a problem that validate() or check_problem() returned, so that a call checks it
+// once.
+Result<Plan> plan_checked(const Problem& checked, const DeviceInfo& device);
 
 // "bf16 batch 2, seqlen_q 128, seqlen_k 128, 8 heads (2 kv), head_dim 64, causal bottom-right"
 std::string problem_text(const Problem& problem);

@@ -122,7 +122,7 @@ Status attend(const TensorsFromC& from, const headrace_attention_options* option
   const bool is_cuda = q.device_type == HEADRACE_CUDA;
   Result<DeviceInfo> device = is_cuda ? cuda::device_info(q.device_id) : cpu_info();
   if (!device.ok()) return std::move(device.failure());
-  Result<Plan> plan = plan_attention(problem.value(), device.value());
+  Result<Plan> plan = plan_checked(problem.value(), device.value());
   if (!plan.ok()) return std::move(plan.failure());
   const AttentionArgs args = call.args(plan.value().problem);
   if (workspace.data == nullptr && workspace.bytes == 0)

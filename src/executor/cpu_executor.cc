@@ -152,9 +152,7 @@ Status CpuExecutor::plan_sequences() {
     problem.dtype = static_cast<std::int32_t>(kv_.shape.dtype);
     problem.causal = HEADRACE_CAUSAL_BOTTOM_RIGHT;
     if (spec_->window > 0) problem.window_left = spec_->window - 1;
-    Result<Problem> checked = check_problem(problem);
-    if (!checked.ok()) return std::move(checked.failure());
-    Result<Plan> plan = plan_attention(checked.value(), device_.info());
+    Result<Plan> plan = plan_attention(problem, device_.info());
     if (!plan.ok()) return std::move(plan.failure());
     workspace_bytes = std::max(workspace_bytes, plan.value().schedule.workspace_bytes);
     plans_.push_back(std::move(plan.value()));
