@@ -1,6 +1,7 @@
 // Formats a plan as text.
 #include "attention/select.h"
 #include "core/device.h"
+#include "core/features.h"
 
 namespace headrace {
 namespace {
@@ -13,6 +14,35 @@ std::string bytes_text(std::size_t bytes) {
 
 std::string window_text(std::int64_t window) {
   return window < 0 ? "open" : std::to_string(window);
+}
+
+// The value of a feature that has one, behind its name.
+std::string value_text(const Problem& p, Feature feature) {
+  switch (feature) {
+    case Feature::causal:
+      return p.causal == HEADRACE_CAUSAL_TOP_LEFT ? " top-left" : " bottom-right";
+    case Feature::window:
+      return format_text(" {}/{}", window_text(p.window_left), window_text(p.window_right));
+    case Feature::softcap:
+      return format_text(" {}", p.softcap);
+    case Feature::dropout:
+      return format_text(" {}", p.dropout_p);
+    case Feature::bias:
+      return format_text(" {}", dtype_name(static_cast<DType>(p.bias_dtype)));
+    case Feature::num_splits:
+      return format_text(" {}", p.num_splits);
+    default:
+      return {};
+  }
+}
+
+// ", softcap 30, mask"
+std::string features_text(const Problem& p, FeatureKind kind) {
+  std::string text;
+  for (const FeatureInfo& f : kFeatures)
+    if (f.kind == kind && f.is_used(p))
+      text += format_text(", {}{}", f.name, value_text(p, f.feature));
+  return text;
 }
 
 std::string kernels_text(const Plan& plan) {
@@ -105,26 +135,11 @@ std::string problem_text(const Problem& p) {
                         p.max_pages);
   else if (p.has_seqused_k)
     text += ", seqused_k";
-  if (p.causal == HEADRACE_CAUSAL_BOTTOM_RIGHT) text += ", causal bottom-right";
-  if (p.causal == HEADRACE_CAUSAL_TOP_LEFT) text += ", causal top-left";
-  if (p.window_left >= 0 || p.window_right >= 0)
-    text += format_text(", window {}/{}", window_text(p.window_left), window_text(p.window_right));
+  text += features_text(p, FeatureKind::visible_keys);
   text += format_text(", scale {}", p.softmax_scale);
-  if (has_softcap(p)) text += format_text(", softcap {}", p.softcap);
-  if (has_dropout(p)) text += format_text(", dropout {}", p.dropout_p);
-  if (has_bias(p)) text += format_text(", bias {}", dtype_name(static_cast<DType>(p.bias_dtype)));
-  if (p.has_mask) text += ", mask";
-  if (p.has_alibi) text += ", alibi";
-  if (p.has_tree_mask) text += ", tree_mask";
-  if (p.has_sinks) text += ", sinks";
-  if (p.has_lse) text += ", lse";
-  if (p.has_probs) text += ", probs";
+  text += features_text(p, FeatureKind::scores) + features_text(p, FeatureKind::rows);
   if (is_backward(p)) text += ", backward";
-  if (p.has_dlse) text += ", dlse";
-  if (p.has_dbias) text += ", dbias";
-  if (p.has_dsinks) text += ", dsinks";
-  if (p.deterministic) text += ", deterministic";
-  if (p.num_splits > 0) text += format_text(", num_splits {}", p.num_splits);
+  text += features_text(p, FeatureKind::gradients) + features_text(p, FeatureKind::splits);
   if (p.alignment < kWholeAlignment) text += format_text(", aligned to {} bytes", p.alignment);
   if (p.has_negative_strides) text += ", negative strides";
   return text;

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/features.h"
 #include "support/guarded_buffer.h"
 
 namespace headrace::testing {
@@ -63,6 +64,13 @@ constexpr AxisInfo kAxes[] = {
     {Axis::num_splits, "num_splits", kSplits, 70},
 };
 static_assert(sizeof kAxes / sizeof kAxes[0] == kNumAxes);
+
+// The axis of a feature that kernels for plain scores lack; it has the feature's name.
+bool is_of_scores(const AxisInfo& axis) {
+  for (const FeatureInfo& f : kFeatures)
+    if (f.kind == FeatureKind::scores && f.name == axis.name) return true;
+  return false;
+}
 
 bool is_pair(Axis a, Axis b, Axis x, Axis y) { return a == x && b == y; }
 
@@ -141,8 +149,6 @@ CaseName random_case(Random& random) {
 }
 
 CaseName plain_case(Random& random) {
-  constexpr Axis kOff[] = {Axis::head_dim_v, Axis::softcap, Axis::alibi,    Axis::bias,
-                           Axis::mask,       Axis::dropout, Axis::tree_mask};
   constexpr Layout kAligned[] = {Layout::bshd, Layout::bhsd, Layout::packed, Layout::expanded};
   const auto is_taken = [](const AxisValues& values) {
     const auto lengths = values.get<Lengths>(Axis::lengths);
@@ -156,7 +162,9 @@ CaseName plain_case(Random& random) {
     const auto set = [&](Axis axis, int value) {
       name.values.value[static_cast<std::size_t>(axis)] = static_cast<std::uint8_t>(value);
     };
-    for (const Axis axis : kOff) set(axis, 0);
+    set(Axis::head_dim_v, 0);
+    for (const AxisInfo& axis : kAxes)
+      if (is_of_scores(axis)) set(axis.axis, 0);
     set(Axis::dtype, static_cast<int>(random.between(1, 2)));  // f16, bf16
     set(Axis::layout, static_cast<int>(random.pick(kAligned)));
   } while (!is_taken(name.values));

@@ -9,6 +9,7 @@
 #include "backends/cuda/sm90/bwd/config.h"
 #include "backends/cuda/sm90/bwd/launch.h"
 #include "backends/cuda/sm90/operand_map.h"
+#include "core/features.h"
 
 namespace headrace::cuda::sm90::bwd {
 namespace {
@@ -54,9 +55,13 @@ std::string refused_layout(const Problem& p) {
 }
 
 std::string refused_scores(const Problem& p) {
-  if (has_dropout(p) || p.has_mask || p.has_tree_mask) return "takes no dropout, mask or tree mask";
-  if (has_softcap(p) && (has_bias(p) || p.has_alibi))
-    return "takes no bias or ALiBi beside a softcap";
+  if (const std::string names =
+          used_features(p, {Feature::dropout, Feature::mask, Feature::tree_mask});
+      !names.empty())
+    return format_text("takes no {}", names);
+  if (has_softcap(p) && num_used(p, FeatureKind::scores) > 1)
+    return format_text("takes no {} beside a softcap",
+                       used_features(p, {Feature::bias, Feature::alibi}));
   if (!(p.softmax_scale >= kSmallestScale))
     return format_text("needs a softmax_scale of at least {}", kSmallestScale);
   return {};

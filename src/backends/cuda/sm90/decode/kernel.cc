@@ -9,6 +9,7 @@
 #include "backends/cuda/sm90/decode/launch.h"
 #include "backends/cuda/sm90/operand_map.h"
 #include "base/math.h"
+#include "core/features.h"
 
 namespace headrace::cuda::sm90::decode {
 namespace {
@@ -33,8 +34,8 @@ std::string refused_shape(const Problem& p) {
 }
 
 std::string refused_scores(const Problem& p) {
-  if (has_general_scores(p))
-    return "takes plain scores: no softcap, ALiBi, bias, mask, tree mask or dropout";
+  if (const std::string names = used_features(p, FeatureKind::scores); !names.empty())
+    return format_text("takes plain scores: no {}", names);
   if (p.has_probs) return "returns no probs";
   if (p.num_splits > 0) return "splits keys at fixed positions, not into num_splits parts";
   if (p.strict_rows) return "does not compute rows as a prefill does (strict_rows)";

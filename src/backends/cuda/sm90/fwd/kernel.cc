@@ -10,6 +10,7 @@
 #include "backends/cuda/sm90/fwd/launch.h"
 #include "backends/cuda/sm90/operand_map.h"
 #include "base/math.h"
+#include "core/features.h"
 
 namespace headrace::cuda::sm90::fwd {
 namespace {
@@ -57,10 +58,9 @@ constexpr ShortVariant kShortVariants[] = {
 };
 
 ScoreMod score_mod_of(const Problem& p) {
-  if (!has_general_scores(p)) return ScoreMod::plain;
-  const bool is_dropout = has_dropout(p);
-  if (has_softcap(p) + has_bias(p) + is_dropout + (p.has_alibi != 0) > 1) return ScoreMod::general;
-  if (p.has_mask || p.has_tree_mask) return ScoreMod::general;
+  const int num_features = num_used(p, FeatureKind::scores);
+  if (num_features == 0) return ScoreMod::plain;
+  if (num_features > 1 || p.has_mask || p.has_tree_mask) return ScoreMod::general;
   if (has_softcap(p)) return ScoreMod::softcap;
   if (has_bias(p)) return ScoreMod::bias;
   if (p.has_alibi) return ScoreMod::alibi;
