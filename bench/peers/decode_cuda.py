@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Decode on the GPU: one query per sequence over a contiguous cache and over shuffled pages of it, next to cuDNN (contiguous)
-in the same process. Times are of calls in a CUDA graph. Rounds alternate; before each, a stream through 192 MB flushes
-the L2, unless --warm."""
+"""Decode on the GPU: one query per sequence over a contiguous cache and over shuffled pages of it, next to cuDNN
+(contiguous) in the same process. Times are of calls in a CUDA graph. Rounds alternate; before each, a stream through
+192 MB flushes the L2, unless --warm."""
 
 import argparse
 import dataclasses

@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(32 * kCombineWarps)
   for (std::int64_t i = kCombineWarps * std::int64_t{blockIdx.x} + warp; i < num_rows; i += step) {
     const std::int64_t head_idx = i / x.rows, row = i % x.rows;
     const std::int64_t batch_idx = head_idx / p.num_kv_heads, group = c.rule.group;
-    const Sequence sequence = device_sequence(p, c.lengths, batch_idx, false);
+    const Sequence sequence = sequence_with_used_keys(p, c.lengths, c.used_keys, batch_idx, false);
     const SplitPlan plan = plan_splits(c.rule, params.tile, sequence.seqlen_q, sequence.seqlen_k);
     if (plan.num_splits < 2 || row >= sequence.seqlen_q * group) continue;
     const int dim = static_cast<int>(x.row_floats) - 4;

@@ -124,11 +124,11 @@ struct SplitLayout {
 constexpr SplitLayout split_layout(const Problem& p, Tile tile) {
   const std::int64_t rows = p.seqlen_q * group_size(p);
   SplitLayout x{1, rows < kMaxSplitRows ? rows : kMaxSplitRows, (p.head_dim_v + 3) / 4 * 4 + 4};
-  if (!p.is_ragged) {
+  if (!has_device_lengths(p)) {
     x.max_splits = plan_splits(split_rule(p), tile, p.seqlen_q, p.seqlen_k).num_splits;
     return x;
   }
-  // A ragged batch may hold any shorter sequence, which may have more splits.
+  // A batch of other lengths may hold any shorter sequence, which may have more splits.
   if (p.strict_rows || group_size(p) > kMaxSplitRows) return x;
   const std::int64_t shortest = p.num_splits > 0 ? tile.keys : kMinSplitKeys;
   const std::int64_t by_size = (p.seqlen_k + shortest - 1) / shortest;

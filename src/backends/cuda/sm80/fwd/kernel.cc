@@ -21,8 +21,6 @@ std::string refuses(const Problem& p, const DeviceInfo& device) {
   if (device.sm < kMinSm)
     return format_text("needs a GPU of sm{} or newer, not sm{}", kMinSm, device.sm);
   if (dtype_of(p) == DType::f64) return "supports f32, f16 and bf16, not f64";
-  if (has_pages(p)) return "reads keys from whole tensors, not from pages";
-  if (p.has_seqused_k) return "takes all keys of k, not the first seqused_k";
   if (p.has_probs) return "does not materialise P; only cuda_simple writes probs";
   if (head_dim_bucket(p) == 0)
     return format_text("supports head dims up to {}, not {} and {}", kMaxHeadDim, p.head_dim,
@@ -75,7 +73,7 @@ Schedule plan(const Problem& p, const DeviceInfo& device) {
       p.alignment < kWholeAlignment
           ? "; operands are not aligned to 16 bytes: copied element by element"
           : "");
-  if (p.is_ragged && partials.max_splits > 1)
+  if (has_device_lengths(p) && partials.max_splits > 1)
     schedule.note += "; number of splits chosen per sequence";
   schedule.kernel_plan.set(ForwardPlan{
       .launch = kLaunchers.of(p),
@@ -97,6 +95,7 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   if (!word.ok()) return std::move(word.failure());
   Params params{.split = {.sizes = sizes_of(p),
                           .lengths = lengths_of(p, args, word.value()),
+                          .used_keys = used_keys_of(p, args),
                           .out = args.out,
                           .rows = row_args_of(p, args),
                           .rule = split_rule(p),
@@ -105,6 +104,7 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
                 .q = args.q,
                 .k = args.k,
                 .v = args.v,
+                .pages = page_table_of(p, args),
                 .window = window_of(p),
                 .scores = score_args_of(own.score_params, args),
                 .order = own.order,
@@ -130,8 +130,8 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
 const Kernel kForwardKernel = {
     .name = "cuda_sm80_fwd",
     .summary =
-        "tensor cores by mma.sync, f32 (3 x tf32) f16 bf16, head dims to 256, every feature; "
-        "any GPU from sm_80",
+        "tensor cores by mma.sync, f32 (3 x tf32) f16 bf16, head dims to 256, every feature, keys "
+        "in pages; any GPU from sm_80",
     .refuses = refuses,
     .plan = plan,
     .launch = launch,

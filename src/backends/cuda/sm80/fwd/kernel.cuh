@@ -11,9 +11,8 @@
 #include "backends/cuda/common/constants.h"
 #include "backends/cuda/common/row_epilogue.cuh"
 #include "backends/cuda/common/scores.cuh"
+#include "backends/cuda/sm80/fwd/load_pages.cuh"
 #include "backends/cuda/sm80/fwd/softmax.cuh"
-#include "backends/cuda/sm80/fwd/work_tile.cuh"
-#include "backends/cuda/sm80/load.cuh"
 #include "backends/cuda/sm80/mma_tile.cuh"
 #include "backends/cuda/sm80/store.cuh"
 
@@ -33,6 +32,7 @@ class Forward {
   static constexpr SmemPlan kSmem = smem_plan(kTile, sizeof(T), kIsGeneral);
   static constexpr unsigned kFullMask = 0xffffffffu;
   using Mma = TileMma<T, kDim, kRowBlocks, kKeyBlocks>;
+  using SwizzleV = typename Mma::SwizzleV;
   using Copy = CopyPartition<T, kDim, kThreads>;
   static_assert(kWarpRows <= 32 && sizeof(ScoreRow) == kScoreRowBytes);
 
@@ -176,28 +176,28 @@ class Forward {
   }
   template <class Swizzle>
   __device__ __forceinline__ void load_kv(const Operand& x, std::int64_t offset, std::int64_t dim,
-                                          bool is_even, int to, int k_block) const {
-    const int first_key = first_key_of(k_block);
-    const T* from = static_cast<const T*>(x.data) + offset +
-                    (first_key + Copy::first()) * x.stride_seq + Copy::chunk() * Copy::kElements;
-    load_tile<T, kDim, kKeys, kThreads, Swizzle>(smem(to) + stage_of(k_block), from, x.stride_seq,
-                                                 dim, min(work().seqlen_k - first_key, kKeys),
-                                                 c_.is_aligned, is_even);
+                                          bool is_even, int smem_offset, int k_block) const {
+    const int key = first_key_of(k_block);
+    const u32 to = smem(smem_offset) + stage_of(k_block);
+    const T* data = static_cast<const T*>(x.data) + offset + Copy::chunk() * Copy::kElements;
+    if (c_.pages.block_table != nullptr)
+      return load_pages<T, kDim, kKeys, kThreads, Swizzle>(to, {data, x, key, dim}, c_, work());
+    load_tile<T, kDim, kKeys, kThreads, Swizzle>(
+        to, data + (key + Copy::first()) * x.stride_seq, x.stride_seq, dim,
+        min(work().seqlen_k - key, kKeys), c_.is_aligned, is_even);
   }
   __device__ __forceinline__ void load_k(int k_block) const {
     load_kv<SwizzleRows>(c_.k, work().k_offset, sizes_.head_dim, c_.is_even_k, kSmem.k, k_block);
   }
   __device__ __forceinline__ void load_v(int k_block) const {
-    load_kv<typename Mma::SwizzleV>(c_.v, work().v_offset, sizes_.head_dim_v, c_.is_even_v, kSmem.v,
-                                    k_block);
+    load_kv<SwizzleV>(c_.v, work().v_offset, sizes_.head_dim_v, c_.is_even_v, kSmem.v, k_block);
   }
   __device__ void clear_pad_columns() const {
     constexpr int kAllKeys = kKeys * kTile.stages;
     if (c_.is_even_k && sizes_.head_dim < kDim)
       clear_chunks<T, kDim, kAllKeys, kThreads, SwizzleRows>(smem(kSmem.k), sizes_.head_dim);
     if (c_.is_even_v && sizes_.head_dim_v < kDim)
-      clear_chunks<T, kDim, kAllKeys, kThreads, typename Mma::SwizzleV>(smem(kSmem.v),
-                                                                        sizes_.head_dim_v);
+      clear_chunks<T, kDim, kAllKeys, kThreads, SwizzleV>(smem(kSmem.v), sizes_.head_dim_v);
   }
 
   // ---- the main loop

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backends/cuda/common/kernel_args.h"
+#include "backends/cuda/common/page_table.h"
 #include "backends/cuda/sm80/fwd/config.h"
 #include "backends/cuda/sm80/launchers.h"
 #include "core/kernel.h"
@@ -12,6 +13,7 @@ namespace headrace::cuda::sm80::fwd {
 struct SplitParams {
   Sizes sizes;
   Lengths lengths;
+  UsedKeys used_keys;
   Operand out;
   RowArgs rows;
   SplitRule rule;
@@ -22,6 +24,7 @@ struct SplitParams {
 struct Params {
   SplitParams split;
   Operand q, k, v;
+  PageTable pages;  // of k and v
   Window window;
   ScoreArgs scores;
   WorkOrder order;                     // of row tiles or splits
@@ -29,7 +32,7 @@ struct Params {
   bool is_aligned;                     // to 16 bytes
   bool is_even_k, is_even_v;           // aligned, and a row of K, of V, is whole 16-byte chunks
 };
-static_assert(sizeof(Params) <= 640);
+static_assert(sizeof(Params) <= 704);
 
 // Of the kernel that combines the splits of a row.
 struct CombineParams {
@@ -37,7 +40,7 @@ struct CombineParams {
   Tile tile;
   float keep_factor;
 };
-static_assert(sizeof(CombineParams) <= 288);
+static_assert(sizeof(CombineParams) <= 312);
 
 struct Call {
   const Params& params;

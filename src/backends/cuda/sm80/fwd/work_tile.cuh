@@ -30,7 +30,7 @@ struct WorkTile {
   KBlocks warps[kMaxWarps];
   Sequence sequence;
   std::int64_t batch_idx, kv_head;
-  std::int64_t k_offset, v_offset;        // offset of the sequence's first row
+  std::int64_t k_offset, v_offset;        // of the sequence's first row; pages: of page 0's
   int seqlen_q, seqlen_k;                 // of the sequence
   int num_rows;                           // of the tile; 0: no work
   int first_query;                        // query of the first row
@@ -48,10 +48,12 @@ __device__ inline void decode_work_tile(const Params& c, Tile tile, std::int64_t
   x.batch_idx = quotient(head_idx, p.num_kv_heads);
   x.kv_head = head_idx - x.batch_idx * p.num_kv_heads;
   const bool reports = x.kv_head == 0 && idx == 0;
-  const Sequence sequence = device_sequence(p, c.split.lengths, x.batch_idx, reports);
+  const Sequence sequence =
+      sequence_with_used_keys(p, c.split.lengths, c.split.used_keys, x.batch_idx, reports);
   x.sequence = sequence;
-  x.k_offset = row_offset(c.k, x.batch_idx, sequence.row_k, x.kv_head);
-  x.v_offset = row_offset(c.v, x.batch_idx, sequence.row_k, x.kv_head);
+  const std::int64_t entry = c.pages.block_table == nullptr ? x.batch_idx : 0;
+  x.k_offset = row_offset(c.k, entry, sequence.row_k, x.kv_head);
+  x.v_offset = row_offset(c.v, entry, sequence.row_k, x.kv_head);
   x.seqlen_q = static_cast<int>(sequence.seqlen_q);
   x.seqlen_k = static_cast<int>(sequence.seqlen_k);
   SplitPlan plan{1, sequence.seqlen_k};

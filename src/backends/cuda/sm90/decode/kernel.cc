@@ -131,14 +131,6 @@ Status encode_pages(const Problem& p, const Operand& x, std::int64_t columns, in
   return encode_tensor_map(spec, x.data, strides, map);
 }
 
-PageTable page_table_of(const Problem& p, const AttentionArgs& args) {
-  return {.block_table = args.paged.block_table,
-          .stride_batch = args.paged.stride_batch,
-          .page_size = static_cast<int>(p.page_size),
-          .num_pages = static_cast<int>(p.num_pages),
-          .by_page_size = Divisor::of(std::max<std::int64_t>(p.page_size, 1))};
-}
-
 void set_workspace(const Plan& plan, Workspace workspace, Params& params) {
   if (plan.schedule.workspace_bytes == 0) return;
   const WorkspacePlan x = workspace_of(plan.problem, params.work);

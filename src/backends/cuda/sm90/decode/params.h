@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backends/cuda/common/kernel_args.h"
+#include "backends/cuda/common/page_table.h"
 #include "backends/cuda/device/types.cuh"
 #include "backends/cuda/sm90/decode/config.h"
 
@@ -10,33 +11,6 @@ namespace headrace::cuda::sm90::decode {
 // Of a row, in the workspace.
 struct alignas(8) RowSums {
   float row_max, sum;  // the largest score before the scale; the sum of P
-};
-
-// Division of non-negative ints by a value that the host knows, without the device's 25
-// instructions: n / d = n * m >> 31 + s with m = 2^(31 + s) / d + 1 and 2^s >= d, exact for n <
-// 2^31 (Granlund and Montgomery, 1994).
-struct Divisor {
-  unsigned multiplier;  // m: below 2^32
-  int shift;
-
-  static Divisor of(std::int64_t d) {
-    int s = 0;
-    while (std::int64_t{1} << s < d) ++s;
-    return {static_cast<unsigned>((1ull << (31 + s)) / static_cast<unsigned long long>(d) + 1),
-            31 + s};
-  }
-  constexpr int divide(int n) const {
-    return static_cast<int>(static_cast<unsigned long long>(n) * multiplier >> shift);
-  }
-};
-
-// Pages of K and V, as the producer reads them. A contiguous tensor has none: all keys of a
-// sequence are slots of page batch_idx, or of page 0 in a ragged batch.
-struct PageTable {
-  const int* block_table;  // null: contiguous
-  std::int64_t stride_batch;
-  int page_size, num_pages;
-  Divisor by_page_size;
 };
 
 struct Params {
