@@ -6,6 +6,7 @@
 
 #include "conformance/slices.h"
 #include "conformance/suites.h"
+#include "support/pages.h"
 
 namespace headrace::testing {
 namespace {
@@ -72,6 +73,7 @@ class BitsOfKernel {
       compare(threads_, name, whole,
               run_bytes(target_, test_case, test_case.tensors(), test_case.options(), num_threads));
     if (name.values[Axis::dropout] == 0) check_alone(ragged_, test_case, whole);
+    check_pages(test_case, whole);
     if (name.seed % 3 == 0) check_splits(name);
     check_decode(name);
   }
@@ -82,18 +84,14 @@ class BitsOfKernel {
 
   // For a single case, reports only the classes that compared something.
   void finish_one() {
-    for (const EqualBits* c : {&repeat_, &threads_, &batch_, &ragged_, &decode_, &splits_})
+    for (const EqualBits* c : {&repeat_, &threads_, &batch_, &ragged_, &decode_, &splits_, &pages_})
       if (c->num_compared > 0) c->add_to(report_, target_);
   }
   void finish() {
     for (const EqualBits* c : {&repeat_, &threads_, &batch_, &ragged_, &decode_})
       c->add_to(report_, target_);
-    if (splits_.num_compared == 0 && num_splits_refused_ > 0) {
-      report_.checks.push_back(
-          {splits_.id, splits_.title, std::string(target_.kernel->name), "refused"});
-    } else {
-      splits_.add_to(report_, target_);
-    }
+    add_unless_refused(splits_, num_splits_refused_);
+    add_unless_refused(pages_, num_pages_refused_);
   }
 
  private:
@@ -102,6 +100,14 @@ class BitsOfKernel {
               !got.failure.empty() ? got.failure
               : expected == got    ? ""
                                    : "different bits");
+  }
+
+  void add_unless_refused(const EqualBits& c, int num_refused) {
+    if (c.num_compared == 0 && num_refused > 0) {
+      report_.checks.push_back({c.id, c.title, std::string(target_.kernel->name), "refused"});
+    } else {
+      c.add_to(report_, target_);
+    }
   }
 
   void compare_part(EqualBits& c, Case& test_case, const Bytes& whole,
@@ -129,6 +135,26 @@ class BitsOfKernel {
       headrace_attention_options options = test_case.options();
       options.max_seqlen_q = options.max_seqlen_k = 0;
       compare_part(ragged, test_case, whole, sequence_alone(test_case.tensors(), s, b), options);
+    }
+  }
+
+  // The same keys in pages. Kernels without pages are left out.
+  void check_pages(Case& test_case, const Bytes& whole) {
+    const Shape& s = test_case.shape();
+    const CaseName& name = test_case.name();
+    Random random(name.seed);
+    const std::vector<std::int32_t> lengths =
+        s.is_ragged
+            ? s.lengths_k
+            : std::vector(static_cast<std::size_t>(s.batch), static_cast<std::int32_t>(s.seqlen_k));
+    const PagedCall call =
+        in_pages(test_case.tensors(), test_case.options(), lengths, random_page_layout(random),
+                 static_cast<Guard>(name.values[Axis::guard]), random);
+    const Bytes got = run_bytes(target_, test_case, call.tensors, call.options, 2);
+    if (got.refusal.empty()) {
+      compare(pages_, name, whole, got);
+    } else {
+      ++num_pages_refused_;
     }
   }
 
@@ -175,7 +201,8 @@ class BitsOfKernel {
   EqualBits batch_{"batch", "a batch entry alone", "bits"};
   EqualBits ragged_{"ragged", "a ragged sequence alone, as a dense batch of one", "bits"};
   EqualBits splits_{"splits", "the same with split keys", "bits"};
-  int num_splits_refused_ = 0;
+  EqualBits pages_{"pages", "the same keys in pages", "bits"};
+  int num_splits_refused_ = 0, num_pages_refused_ = 0;
   EqualBits decode_{"strict_rows", "a prefill row and its decode step", "bits"};
 };
 

@@ -21,10 +21,12 @@ constexpr std::size_t kBand = 4096;  // guard band of NaNs around every block
 
 using Tensors = headrace_attention_tensors;
 using Gradients = headrace_attention_gradients;
-constexpr headrace_tensor Tensors::*kInputs[] = {
-    &Tensors::q,     &Tensors::k,           &Tensors::v,         &Tensors::cu_seqlens_q,
-    &Tensors::bias,  &Tensors::mask,        &Tensors::tree_mask, &Tensors::cu_seqlens_k,
-    &Tensors::sinks, &Tensors::alibi_slopes};
+constexpr headrace_tensor Tensors::*kInputs[] = {&Tensors::q,           &Tensors::k,
+                                                 &Tensors::v,           &Tensors::cu_seqlens_q,
+                                                 &Tensors::bias,        &Tensors::mask,
+                                                 &Tensors::tree_mask,   &Tensors::cu_seqlens_k,
+                                                 &Tensors::sinks,       &Tensors::alibi_slopes,
+                                                 &Tensors::block_table, &Tensors::seqused_k};
 constexpr headrace_tensor Tensors::*kOutputs[] = {&Tensors::out, &Tensors::lse, &Tensors::probs};
 constexpr headrace_tensor Gradients::*kGradientInputs[] = {&Gradients::dout, &Gradients::dlse};
 constexpr headrace_tensor Gradients::*kGradientOutputs[] = {

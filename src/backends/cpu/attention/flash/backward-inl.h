@@ -133,10 +133,10 @@ class BackwardTask {
   void load_keys(int64_t first_key) {
     first_key_ = first_key;
     num_keys_ = static_cast<int>(std::min(kKeys, sequence_.seqlen_k - first_key));
-    pack_keys<Isa>(first_row_of(args_.k), args_.k.stride_seq, num_keys_, p_.head_dim, k_panels(),
-                   x_.k_panel);
-    pack_keys<Isa>(first_row_of(args_.v), args_.v.stride_seq, num_keys_, p_.head_dim_v, v_panels(),
-                   x_.v_panel);
+    pack_keys<Isa>(StridedRows<E>{first_row_of(args_.k), args_.k.stride_seq}, num_keys_,
+                   p_.head_dim, k_panels(), x_.k_panel);
+    pack_keys<Isa>(StridedRows<E>{first_row_of(args_.v), args_.v.stride_seq}, num_keys_,
+                   p_.head_dim_v, v_panels(), x_.v_panel);
   }
   const E* first_row_of(const Operand& x) const {
     return static_cast<const E*>(x.data) +

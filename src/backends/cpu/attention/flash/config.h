@@ -37,6 +37,8 @@ inline Tile largest_tile(const Problem& p, int64_t l2_bytes = 0) {
   return {times * 64, 64};
 }
 
+inline constexpr int64_t kMaxTileKeys = 128;  // largest Tile::n
+
 // Rows are (query, head of the group) pairs that share a KV head: row = q_idx * group_size +
 // head_in_group.
 enum class Path {

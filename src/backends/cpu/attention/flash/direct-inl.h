@@ -11,17 +11,6 @@
 
 namespace headrace::cpu::flash {
 
-// Rows of K or of V in memory.
-template <class E>
-struct Rows {
-  const E* first;
-  int64_t stride;  // elements
-  int64_t count;
-  int64_t dim;  // elements per row
-
-  const E* operator[](int64_t row) const { return first + row * stride; }
-};
-
 // Prefetches elements of a row into the L1 cache for upcoming products. They are in the L2 cache by
 // then (see Fetch), but prefetches from memory occupy most of the miss buffers of the L1 cache, and
 // products that wait for a buffer stall the prefetches after them.
@@ -34,6 +23,9 @@ inline void fetch_near(const E* row) {
 // Number of rows to prefetch ahead: 2 KiB for head_dim 128.
 template <class E>
 inline constexpr int64_t kNearRows = 16 / sizeof(E);
+// Addresses of a tile's rows that the products and prefetches use.
+template <class E>
+inline constexpr int64_t kDirectAddresses = kDirectKeys + kNearRows<E>;
 
 // Software prefetch of rows while others are being computed: V of a tile during its scores and
 // softmax, the next rows of K during its output.
@@ -43,41 +35,56 @@ inline constexpr int64_t kNearRows = 16 / sizeof(E);
 // - In memory order through the rows of all heads of a task, which hardware prefetchers do follow.
 // - In four streams, each through a quarter of the rows: a core keeps more lines in flight for more
 //   than one stream (64 rows of 256 bytes are four pages, and a prefetcher works on each).
-template <class E>
+template <class Rows>
 class Fetch {
  public:
-  // `count` rows of `width` elements, `stride` apart.
-  Fetch(const E* first, int64_t width, int64_t stride, int64_t count)
-      : at_(first),
-        end_(first + width),
-        apart_(count / kStreams * stride),
-        width_(width),
-        skip_(stride - width) {}
+  // `count` rows of `width` elements.
+  Fetch(Rows rows, int64_t width, int64_t count)
+      : rows_(rows), width_(width), apart_(count / kStreams) {
+    find_row();
+  }
 
   template <int kLines>  // equal in all calls
   void lines() {
     static_assert(kStreams % kLines == 0);
-    const E* at = at_;
-    if constexpr (kLines < kStreams) at += stream_ * apart_;
+    const int first = kLines < kStreams ? stream_ : 0;
 #pragma GCC unroll 4
     for (int i = 0; i < kLines; ++i)
-      __builtin_prefetch(at + i * apart_, 0, 2);  // into the L2 cache
+      __builtin_prefetch(at_[first + i] + column_, 0, 2);  // into the L2 cache
     if constexpr (kLines < kStreams) {
       stream_ = (stream_ + kLines) % kStreams;
       if (stream_ != 0) return;
     }
-    at_ += kLine;
-    if (at_ < end_) return;
-    at_ = end_ + skip_;
-    end_ = at_ + width_;
+    column_ += kLine;
+    if (column_ < width_) return;
+    column_ = 0;
+    if (row_ + 1 < apart_) ++row_;  // at the end, prefetching the last row again costs little
+    find_row();
   }
 
  private:
+  using E = typename Rows::Element;
   static constexpr int kStreams = 4;
   static constexpr int64_t kLine = 64 / sizeof(E);
-  const E *at_, *end_;
-  int64_t apart_, width_, skip_;
-  int64_t stream_ = 0;  // next stream
+
+  void find_row() {
+#pragma GCC unroll 4
+    for (int i = 0; i < kStreams; ++i) at_[i] = rows_[row_ + i * apart_];
+  }
+
+  Rows rows_;
+  int64_t width_, apart_;
+  int64_t row_ = 0, column_ = 0;  // next, of each stream
+  const E* at_[kStreams];
+  int stream_ = 0;  // next stream
+};
+
+// The rows of K or of V in a product.
+template <class Rows>
+struct Operands {
+  Rows rows;
+  int64_t count;
+  int64_t dim;  // elements per row
 };
 
 // A row of Q in units; whole lines are in the order of load_block() for K.
@@ -115,16 +122,17 @@ inline void store_sums(const typename Vec::F* acc, float* s) {
 // s[kRows][kKeys] = Q K^T for rows of Q (units in the order of order_units(), zero padded to whole
 // vectors) and kKeys rows of K from `key`. With kFetch, prefetches as many lines of `next` except
 // one per row, which is left to fetch_rest().
-template <class Isa, int kRows, int kKeys, bool kFetch, class E>
-inline void dot_rows(const typename Isa::Unit* q, int64_t q_stride, const Rows<E>& keys,
-                     Fetch<E>& next, int64_t key, float* s) {
+template <class Isa, int kRows, int kKeys, bool kFetch, class Rows>
+inline void dot_rows(const typename Isa::Unit* q, int64_t q_stride, const Operands<Rows>& keys,
+                     Fetch<Rows>& next, int64_t key, float* s) {
   using Vec = typename Isa::Vec;
+  using E = typename Rows::Element;
   constexpr int64_t kStep = Vec::kWidth * Isa::kPair, kLine = 64 / sizeof(E);
   typename Vec::F acc[kRows * kKeys];  // [row][key]
   const typename Isa::Unit* q_row[kRows];
   const E* row[kKeys];
 #pragma GCC unroll 4
-  for (int k = 0; k < kKeys; ++k) row[k] = keys[key + k];
+  for (int k = 0; k < kKeys; ++k) row[k] = keys.rows[key + k];
 #pragma GCC unroll 4
   for (int i = 0; i < kRows; ++i) {
     q_row[i] = q + i * q_stride;
@@ -159,7 +167,7 @@ inline void dot_rows(const typename Isa::Unit* q, int64_t q_stride, const Rows<E
     if (kFetch && d > 0) next.template lines<kKeys>();
     if constexpr (kFetch) {
 #pragma GCC unroll 4
-      for (int k = 0; k < kKeys; ++k) fetch_near<kLine>(row[k] + kNearRows<E> * keys.stride + d);
+      for (int k = 0; k < kKeys; ++k) fetch_near<kLine>(keys.rows[key + k + kNearRows<E>] + d);
     }
 #pragma GCC unroll 16
     for (int64_t i = 0; i < kLine; i += kStep * block) multiply(d + i, block, load_block);
@@ -189,10 +197,12 @@ inline void load_blocks(const E* at, typename Isa::Vec::F (&row)[kVectors]) {
 
 // Columns [c, c + kVectors vectors) of o[kRows][head_dim_v] = o * row_scale + P V over values
 // [begin, count). With kFetch, prefetches as many lines of `next`.
-template <class Isa, int kRows, int kVectors, bool kFetch, class E>
-inline void weigh_columns(const float* p, const Rows<E>& values, Fetch<E>& next, int64_t begin,
-                          int64_t c, float* o, int64_t o_stride, const float* row_scale) {
+template <class Isa, int kRows, int kVectors, bool kFetch, class Rows>
+inline void weigh_columns(const float* p, const Operands<Rows>& values, Fetch<Rows>& next,
+                          int64_t begin, int64_t c, float* o, int64_t o_stride,
+                          const float* row_scale) {
   using Vec = typename Isa::Vec;
+  using E = typename Rows::Element;
   constexpr int64_t kW = Vec::kWidth, kLine = 64 / sizeof(E), kKeys = Isa::kKeysAtOnce;
   typename Vec::F acc[kRows][kVectors];
 #pragma GCC unroll 4
@@ -203,9 +213,9 @@ inline void weigh_columns(const float* p, const Rows<E>& values, Fetch<E>& next,
   const auto add = [&](auto load) __attribute__((always_inline)) {
     const bool is_new_line = kVectors * kW % kLine == 0 || c % kLine == 0;
     const auto add_key = [&](int64_t key) __attribute__((always_inline)) {
-      if (kFetch && is_new_line) fetch_near<kVectors * kW>(values[key + kNearRows<E>] + c);
+      if (kFetch && is_new_line) fetch_near<kVectors * kW>(values.rows[key + kNearRows<E>] + c);
       typename Vec::F row[kVectors];
-      load(values[key] + c, row);
+      load(values.rows[key] + c, row);
 #pragma GCC unroll 4
       for (int i = 0; i < kRows; ++i) {
         const auto weight = Vec::set1(p[i * kDirectKeys + key]);
@@ -251,9 +261,9 @@ inline void weigh_columns(const float* p, const Rows<E>& values, Fetch<E>& next,
 }
 
 // All columns: as many at once as registers allow, the last ones in blocks of kNv vectors.
-template <class Isa, int kRows, bool kFetch, class E>
-inline void weigh_values(const float* p, const Rows<E>& values, Fetch<E>& next, int64_t begin,
-                         float* o, int64_t o_stride, const float* row_scale) {
+template <class Isa, int kRows, bool kFetch, class Rows>
+inline void weigh_values(const float* p, const Operands<Rows>& values, Fetch<Rows>& next,
+                         int64_t begin, float* o, int64_t o_stride, const float* row_scale) {
   constexpr int kMost = Isa::kValueVectors;
   int64_t c = 0;
   for (; c + kMost * Isa::Vec::kWidth <= values.dim; c += kMost * Isa::Vec::kWidth)
@@ -276,9 +286,9 @@ inline void for_row_blocks(int64_t rows, Body body) {
 
 // s[rows][keys.count] = Q K^T; meanwhile prefetches as many lines of `next`, except those left to
 // fetch_rest().
-template <class Isa, class E>
+template <class Isa, class Rows>
 inline void direct_scores(const typename Isa::Unit* q, int64_t q_stride, int64_t rows,
-                          const Rows<E>& keys, Fetch<E>& next, float* s) {
+                          const Operands<Rows>& keys, Fetch<Rows>& next, float* s) {
   const auto dot = [&](int64_t key, auto num) __attribute__((always_inline)) {
     constexpr int kKeys = decltype(num)::value;
     for_row_blocks(
@@ -301,17 +311,18 @@ inline void direct_scores(const typename Isa::Unit* q, int64_t q_stride, int64_t
 
 // Prefetches the lines of `next` that direct_scores() of `num_keys` keys left, a fraction for each
 // of `rows` rows. Call it before the softmax of each row, to keep memory busy.
-template <class Isa, class E>
-inline void fetch_rest(int64_t num_keys, int64_t rows, Fetch<E>& next) {
+template <class Isa, class Rows>
+inline void fetch_rest(int64_t num_keys, int64_t rows, Fetch<Rows>& next) {
   for (int64_t i = 0; i < num_keys; i += Isa::kKeysAtOnce * rows)
     next.template lines<Isa::kKeysAtOnce>();
 }
 
 // o[rows][head_dim_v] = o * row_scale + P V over values [begin, count); meanwhile prefetches as
 // many lines of `next`.
-template <class Isa, class E>
-inline void direct_output(const float* p, int64_t rows, const Rows<E>& values, Fetch<E>& next,
-                          int64_t begin, float* o, int64_t o_stride, const float* row_scale) {
+template <class Isa, class Rows>
+inline void direct_output(const float* p, int64_t rows, const Operands<Rows>& values,
+                          Fetch<Rows>& next, int64_t begin, float* o, int64_t o_stride,
+                          const float* row_scale) {
   for_row_blocks(
       rows, [&](int64_t i, auto n) __attribute__((always_inline)) {
         constexpr int kRows = decltype(n)::value;

@@ -207,23 +207,40 @@ class Task {
     memset(o(), 0, static_cast<size_t>(rows * x_.o_stride) * sizeof(float));
   }
 
-  const E* key_rows() const {
-    return static_cast<const E*>(args_.k.data) +
-           row_offset(args_.k, batch_idx_, sequence_.row_k + first_key_, kv_head_);
+  // Rows of K or V from `key`, of the current head.
+  StridedRows<E> strided_rows(const Operand& x, int64_t key) const {
+    return {
+        static_cast<const E*>(x.data) + row_offset(x, batch_idx_, sequence_.row_k + key, kv_head_),
+        x.stride_seq};
   }
-  const E* value_rows() const {
-    return static_cast<const E*>(args_.v.data) +
-           row_offset(args_.v, batch_idx_, sequence_.row_k + first_key_, kv_head_);
+  // The same in pages. Fills `addresses` [count]; behind the last key with the last key's.
+  PagedRows<E> paged_rows(const Operand& x, int64_t key, int64_t count, const E** addresses) const {
+    const int32_t* pages = args_.paged.block_table + batch_idx_ * args_.paged.stride_batch;
+    const int64_t num_keys = std::min(count, sequence_.seqlen_k - key);
+    int64_t page_idx = key / p_.page_size, slot = key % p_.page_size;
+    for (int64_t i = 0; i < num_keys; ++page_idx, slot = 0) {
+      const E* first =
+          static_cast<const E*>(x.data) + row_offset(x, pages[page_idx], slot, kv_head_);
+      const int64_t end = std::min(num_keys, i + p_.page_size - slot);
+      for (; i < end; ++i, first += x.stride_seq) addresses[i] = first;
+    }
+    for (int64_t i = num_keys; i < count; ++i) addresses[i] = addresses[num_keys - 1];
+    return {addresses, 0};
   }
 
-  // First key of the task that this worker gets next if all tasks take equally long.
-  const E* keys_of_next_task() {
+  // rows(task, key) for the next key tile: of this task, or the first of the task that this worker
+  // gets next if all tasks take equally long.
+  template <class RowsOf>
+  auto next_tile(bool is_last, RowsOf rows) {
+    if (!is_last) return rows(*this, first_key_ + tile_n_);
     const int64_t index = index_ + call_.num_threads;
-    if (index >= call_.num_tasks) return key_rows();
-    Task next(call_, index, worker_);
-    next.select(next.first_head_);
-    next.first_key_ = next.split_idx_ * next.plan_.split_keys;
-    return next.key_rows();
+    if (index < call_.num_tasks) {
+      Task next(call_, index, worker_);
+      next.select(next.first_head_);
+      const int64_t key = next.split_idx_ * next.plan_.split_keys;
+      if (key < next.sequence_.seqlen_k) return rows(next, key);
+    }
+    return rows(*this, first_key_);
   }
 
   // Visible columns of the current tile for each row, and their union for each block of kMr rows.
@@ -261,15 +278,24 @@ class Task {
   // visible columns.
   template <int kShift>
   void packed_tile() {
-    pack_keys<Isa>(key_rows(), args_.k.stride_seq, num_keys_, p_.head_dim, k(), x_.k_panel);
-    pack_values<FloatIsa>(value_rows(), args_.v.stride_seq, num_keys_, p_.head_dim_v, v(),
-                          x_.v_panel);
+    if (has_pages(p_)) {
+      const E* addresses[kMaxTileKeys];
+      pack_tile([&](const Operand& x) { return paged_rows(x, first_key_, num_keys_, addresses); });
+    } else {
+      pack_tile([&](const Operand& x) { return strided_rows(x, first_key_); });
+    }
     for (int64_t r = 0; r < num_rows_; r += kSweepRows) {
       const int64_t end = std::min(r + kSweepRows, padded_rows());
       packed_scores(r, end);
       softmax_rows<kShift>(r, std::min(end, num_rows_));
       packed_output(r, end);
     }
+  }
+
+  template <class RowsOf>
+  void pack_tile(RowsOf rows) {
+    pack_keys<Isa>(rows(args_.k), num_keys_, p_.head_dim, k(), x_.k_panel);
+    pack_values<FloatIsa>(rows(args_.v), num_keys_, p_.head_dim_v, v(), x_.v_panel);
   }
 
   void packed_scores(int64_t row_begin, int64_t row_end) {
@@ -316,28 +342,45 @@ class Task {
     }
   }
 
-  // Both matmuls of all heads, one after the other: their K are adjacent in memory, and so are
-  // their V.
   template <int kShift>
   void direct_tile(Heads heads) {
-    const int64_t k_stride = args_.k.stride_seq, v_stride = args_.v.stride_seq;
-    const int64_t num_heads = heads.end - heads.begin;
     select(heads.begin);
-    Fetch<E> next_values{value_rows(), num_heads * p_.head_dim_v, v_stride, num_keys_};
     const bool is_last = first_key_ + tile_n_ >= keys_.end;
-    Fetch<E> next_keys{is_last ? keys_of_next_task() : key_rows() + tile_n_ * k_stride,
-                       num_heads * p_.head_dim, k_stride, tile_n_};
+    if (has_pages(p_)) {
+      const E *keys[kDirectAddresses<E>], *values[kDirectAddresses<E>], *next[kDirectKeys];
+      direct_products<kShift>(heads, paged_rows(args_.k, first_key_, kDirectAddresses<E>, keys),
+                              paged_rows(args_.v, first_key_, kDirectAddresses<E>, values),
+                              next_tile(is_last, [&](const Task& task, int64_t key) {
+                                return task.paged_rows(args_.k, key, kDirectKeys, next);
+                              }));
+    } else {
+      direct_products<kShift>(heads, strided_rows(args_.k, first_key_),
+                              strided_rows(args_.v, first_key_),
+                              next_tile(is_last, [&](const Task& task, int64_t key) {
+                                return task.strided_rows(args_.k, key);
+                              }));
+    }
+  }
+
+  // Both matmuls of all heads, one after the other: their K are adjacent in memory, and so are
+  // their V. The rows are those of the first head.
+  template <int kShift, class Rows>
+  void direct_products(Heads heads, Rows keys, Rows values, Rows next) {
+    const int64_t num_heads = heads.end - heads.begin;
+    Fetch<Rows> next_values{values, num_heads * p_.head_dim_v, num_keys_};
+    Fetch<Rows> next_keys{next, num_heads * p_.head_dim, tile_n_};
     for (int64_t head = heads.begin; head < heads.end; ++head) {
       select(head);
       find_spans();
       const Span block = block_span()[0];
       if (block.is_empty()) continue;
-      const Rows<E> keys{key_rows() + block.begin * k_stride, k_stride, block.end - block.begin,
-                         p_.head_dim};
-      direct_scores<Isa>(q(), x_.q_stride, num_rows_, keys, next_values, s(0) + block.begin);
+      const Operands<Rows> operands{
+          keys.from(block.begin).shifted((head - heads.begin) * args_.k.stride_head),
+          block.end - block.begin, p_.head_dim};
+      direct_scores<Isa>(q(), x_.q_stride, num_rows_, operands, next_values, s(0) + block.begin);
       for (int64_t r = 0; r < num_rows_; ++r) {
         old_maximum()[r] = maximum()[r];
-        fetch_rest<Isa>(keys.count, num_rows_, next_values);
+        fetch_rest<Isa>(operands.count, num_rows_, next_values);
         softmax<kShift>(r, block);
       }
       rescale_rows<Vec>(old_maximum(), maximum(), tile_sum(), static_cast<int>(num_rows_),
@@ -347,8 +390,9 @@ class Task {
       select(head);
       const Span block = block_span()[0];
       if (block.is_empty()) continue;
-      const Rows<E> values{value_rows(), v_stride, block.end, p_.head_dim_v};
-      direct_output<FloatIsa>(s(0), num_rows_, values, next_keys, block.begin, o(), x_.o_stride,
+      const Operands<Rows> operands{values.shifted((head - heads.begin) * args_.v.stride_head),
+                                    block.end, p_.head_dim_v};
+      direct_output<FloatIsa>(s(0), num_rows_, operands, next_keys, block.begin, o(), x_.o_stride,
                               row_scale());
     }
   }

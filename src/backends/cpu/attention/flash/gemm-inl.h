@@ -5,6 +5,7 @@
 // loop reads it sequentially.
 #pragma once
 
+#include "backends/cpu/attention/flash/rows.h"
 #include "backends/cpu/simd/element.h"
 
 namespace headrace::cpu::flash {
@@ -82,11 +83,11 @@ inline void store_row(const float* from, int64_t dim, float factor, E* to) {
   }
 }
 
-// K rows [num_keys, head_dim] (row stride in elements) -> panels of kNr keys, [head_dim
-// units][kNr]. Keys beyond num_keys in the last panel are zero.
-template <class Isa, class E>
-inline void pack_keys(const E* keys, int64_t stride, int64_t num_keys, int64_t head_dim,
-                      float* panels, int64_t panel_floats) {
+// K rows [num_keys, head_dim] -> panels of kNr keys, [head_dim units][kNr]. Keys beyond num_keys in
+// the last panel are zero.
+template <class Isa, class Rows>
+inline void pack_keys(Rows keys, int64_t num_keys, int64_t head_dim, float* panels,
+                      int64_t panel_floats) {
   using Vec = typename Isa::Vec;
   constexpr int kW = Vec::kWidth, kStep = kW * Isa::kPair;
   const int64_t units = (head_dim + Isa::kPair - 1) / Isa::kPair;
@@ -99,10 +100,10 @@ inline void pack_keys(const E* keys, int64_t stride, int64_t num_keys, int64_t h
       for (int i = 0; i < kW; ++i) block[i] = Vec::zero();
       if (elements == kStep && rows == kW) {
 #pragma GCC unroll 16
-        for (int i = 0; i < kW; ++i) block[i] = Isa::load_row(keys + (key + i) * stride + d);
+        for (int i = 0; i < kW; ++i) block[i] = Isa::load_row(keys[key + i] + d);
       } else {
         for (int i = 0; i < rows; ++i)
-          block[i] = Isa::load_row_partial(keys + (key + i) * stride + d, elements);
+          block[i] = Isa::load_row_partial(keys[key + i] + d, elements);
       }
       Vec::transpose(block);
       const int64_t first = d / Isa::kPair;
@@ -126,14 +127,14 @@ inline void pack_keys(const E* keys, int64_t stride, int64_t num_keys, int64_t h
 
 // V rows [num_keys, head_dim_v] -> panels of kNr columns, [num_keys][kNr]; columns beyond
 // head_dim_v are zero.
-template <class Isa, class E>
-inline void pack_values(const E* values, int64_t stride, int64_t num_keys, int64_t head_dim_v,
-                        float* panels, int64_t panel_floats) {
+template <class Isa, class Rows>
+inline void pack_values(Rows values, int64_t num_keys, int64_t head_dim_v, float* panels,
+                        int64_t panel_floats) {
   using Vec = typename Isa::Vec;
   constexpr int kW = Vec::kWidth;
   const int64_t padded = (head_dim_v + kNr<Isa> - 1) / kNr<Isa> * kNr<Isa>;
   for (int64_t key = 0; key < num_keys; ++key) {
-    const E* row = values + key * stride;
+    const auto* row = values[key];
     float* step = panels + key * kNr<Isa>;
     int64_t c = 0;
     for (; c + kNr<Isa> <= head_dim_v; c += kNr<Isa>, step += panel_floats) {

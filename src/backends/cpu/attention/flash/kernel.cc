@@ -26,7 +26,6 @@ std::string refuses(const Target& target, const Problem& p, const DeviceInfo& de
     return format_text("supports f32, f16 and bf16, not {}", dtype_name(dtype_of(p)));
   if (target.instance.task_body[p.dtype] == nullptr)
     return format_text("is not compiled for {} in this build", dtype_name(dtype_of(p)));
-  if (has_pages(p)) return "reads keys from whole tensors, not from pages";
   if (p.has_probs) return "never materializes the probabilities; only cpu_reference writes probs";
   return {};
 }
@@ -63,9 +62,8 @@ int64_t choose_heads_per_task(const Plan& plan, const AttentionArgs& args, const
   const bool is_side_by_side = args.k.stride_head == p.head_dim &&
                                args.v.stride_head == p.head_dim_v &&
                                args.k.stride_seq > p.head_dim && args.v.stride_seq > p.head_dim_v;
-  if (has_device_lengths(p) || !is_side_by_side ||
-      plan_sequence(p, p.seqlen_q, p.seqlen_k).path != Path::direct)
-    return 1;
+  // Whether a sequence takes the direct path depends on its queries, and none has more.
+  if (!is_side_by_side || plan_sequence(p, p.seqlen_q, p.seqlen_k).path != Path::direct) return 1;
   const int64_t tile_bytes =
       kDirectKeys * (p.head_dim + p.head_dim_v) * static_cast<int64_t>(dtype_bytes(dtype_of(p)));
   constexpr int64_t kL2Share = 2, kTasksOfThread = 4;
