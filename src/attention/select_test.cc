@@ -271,8 +271,13 @@ double least_workspace(const Plan& plan) {
   if (is_backward(p) || s.max_splits <= 1) return 0;
   const double rows =
       std::min(static_cast<double>(p.seqlen_q) * static_cast<double>(group_size(p)), 64.0);
-  return static_cast<double>(p.batch) * static_cast<double>(p.num_kv_heads) *
-         static_cast<double>(s.max_splits) * rows * static_cast<double>(p.head_dim_v + 2) * 4;
+  // A task of the CPU merges up to four splits, and all of a row tile.
+  const bool is_on_cpu = plan.device.device_type == HEADRACE_CPU;
+  if (is_on_cpu && p.strict_rows && rows >= 64) return 0;
+  const bool has_groups = is_on_cpu && (p.num_splits == 0 || p.strict_rows) && s.max_splits > 64;
+  const double results = static_cast<double>(s.max_splits) / (has_groups ? 4 : 1);
+  return static_cast<double>(p.batch) * static_cast<double>(p.num_kv_heads) * results * rows *
+         static_cast<double>(p.head_dim_v + 2) * 4;
 }
 double most_scratch(const Plan& plan) {
   const double dq = is_backward(plan.problem) ? 64.0 * 1024 * 1024 : 0;

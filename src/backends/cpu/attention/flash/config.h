@@ -57,8 +57,15 @@ inline constexpr int64_t kDirectRows = 16;
 inline constexpr int64_t kDirectKeys = 64;
 // Up to this many rows the keys may be split among threads (decode, short prefill with long cache).
 inline constexpr int64_t kSplitRows = 64;
-inline constexpr int64_t kMinSplitKeys = 512;
-inline constexpr int64_t kMaxSplits = 32;
+// Splits begin at multiples of these many keys, whatever the length of the sequence, so that a
+// row's sums depend on the keys that it sees alone. With more rows a key is more work.
+inline constexpr int64_t kDirectSplitKeys = 512;
+inline constexpr int64_t kPackedSplitKeys = 1024;
+// Partial results merge in the order of their keys: first those of each group of splits, which
+// begins at a multiple of kGroupSplits, then those of the groups. The splits of a long sequence are
+// too many for tasks and partial results of their own: a task computes and merges a whole group.
+inline constexpr int64_t kGroupSplits = 4;
+inline constexpr int64_t kMaxSplitTasks = 64;
 
 // The schedule of one sequence. A pure function of its own lengths, the head dims and the options,
 // so that a row has the same bits in every batch and with any number of threads.
@@ -66,17 +73,27 @@ struct SequencePlan {
   Path path;
   int64_t num_splits;
   int64_t split_keys;
+  int64_t task_splits;  // splits of a task
+
+  // 1: tasks are row tiles, and each computes all splits of its rows.
+  int64_t num_key_tasks() const { return ceil_div(num_splits, task_splits); }
 };
 inline SequencePlan plan_sequence(const Problem& p, int64_t seqlen_q, int64_t seqlen_k) {
   const int64_t rows = seqlen_q * group_size(p);
-  if (p.strict_rows) return {Path::packed, 1, std::max<int64_t>(seqlen_k, 1)};
-  const Path path = rows <= kDirectRows ? Path::direct : Path::packed;
-  const int64_t tile_n = largest_tile(p).n;
-  int64_t split_keys = round_up(std::max(kMinSplitKeys, ceil_div(seqlen_k, kMaxSplits)), tile_n);
-  if (p.num_splits > 0)
-    split_keys = round_up(std::max<int64_t>(ceil_div<int64_t>(seqlen_k, p.num_splits), 1), tile_n);
-  if (rows > kSplitRows) split_keys = std::max<int64_t>(seqlen_k, 1);
-  return {path, std::max<int64_t>(ceil_div(seqlen_k, split_keys), 1), split_keys};
+  const Path path = rows <= kDirectRows && !p.strict_rows ? Path::direct : Path::packed;
+  const bool has_key_tasks = rows <= kSplitRows;
+  int64_t split_keys = path == Path::direct ? kDirectSplitKeys : kPackedSplitKeys;
+  if (!p.strict_rows && !has_key_tasks) split_keys = std::max<int64_t>(seqlen_k, 1);
+  const bool is_explicit = !p.strict_rows && has_key_tasks && p.num_splits > 0;
+  if (is_explicit)
+    split_keys = round_up(std::max<int64_t>(ceil_div<int64_t>(seqlen_k, p.num_splits), 1),
+                          largest_tile(p).n);
+  const int64_t num_splits = std::max<int64_t>(ceil_div(seqlen_k, split_keys), 1);
+  const bool has_groups = num_splits > kMaxSplitTasks && !is_explicit;
+  return {path, num_splits, split_keys,
+          !has_key_tasks ? num_splits
+          : has_groups   ? kGroupSplits
+                         : 1};
 }
 
 // Number of per-row arrays, in floats per row: 6 of floats, key ranges (4 floats each), spans (2),
@@ -85,11 +102,13 @@ inline constexpr int64_t kRowArrays = 13;
 
 // Scratch of one worker, in floats (and 32-bit units), each part on its own cache lines.
 struct Scratch {
-  int64_t q, k, v, s, o, rows;  // offsets
-  int64_t q_stride;             // units per row of Q
-  int64_t k_panel, v_panel;     // floats between panels
-  int64_t o_stride;             // floats per row of O
-  int64_t row_array;            // floats per per-row array
+  int64_t q, k, v, s, o, rows, partials;  // offsets
+  int64_t q_stride;                       // units per row of Q
+  int64_t k_panel, v_panel;               // floats between panels
+  int64_t o_stride;                       // floats per row of O
+  int64_t row_array;                      // floats per per-row array
+  int64_t partial;                        // floats per partial result: O, maximum, sum
+  int64_t partial_rows;  // rows with partial results, of a group of splits and of all groups
   int64_t total;
 };
 inline Scratch scratch_layout(const Problem& p, Tile tile, IsaShape isa) {
@@ -110,29 +129,38 @@ inline Scratch scratch_layout(const Problem& p, Tile tile, IsaShape isa) {
   x.o = x.s + kSweepRows * tile.n;
   x.rows = x.o + m * x.o_stride;
   x.row_array = round_up(m, line);
-  x.total = x.rows + kRowArrays * x.row_array;
+  x.partials = x.rows + kRowArrays * x.row_array;
+  x.partial = x.o_stride + line;
+  x.partial_rows = p.strict_rows ? m : 0;  // only then a row tile has more than one split
+  x.total = x.partials + 2 * x.partial_rows * x.partial;
   return x;
 }
 
-// Partial results of one split: unnormalized O, row maximum and row sum.
+// Partial results of the tasks that share the keys of a sequence: normalized O, row maximum and row
+// sum.
 struct Partials {
-  int64_t max_splits, rows;  // maximum over all sequences
-  int64_t row_floats;        // o_stride, then maximum and sum, padded to a cache line
-  int64_t floats_per_head() const { return saturating_product({max_splits, rows, row_floats}); }
+  int64_t max_splits, max_tasks, rows;  // maximum over all sequences
+  int64_t row_floats;
+  int64_t floats_per_head() const { return saturating_product({max_tasks, rows, row_floats}); }
 };
 inline Partials partials_layout(const Problem& p, const Scratch& scratch) {
-  const int64_t row_floats = scratch.o_stride + 16;
   const int64_t rows = std::min(p.seqlen_q * group_size(p), kSplitRows);
-  if (!has_device_lengths(p))
-    return {plan_sequence(p, p.seqlen_q, p.seqlen_k).num_splits, rows, row_floats};
+  const SequencePlan longest = plan_sequence(p, p.seqlen_q, p.seqlen_k);
+  Partials x{longest.num_splits, longest.num_key_tasks(), rows, scratch.partial};
+  if (!has_device_lengths(p) || group_size(p) > kSplitRows) return x;
   // A batch of different lengths may contain any shorter sequence, and a shorter one may have more
-  // splits (16384 keys: 32 splits of 512; 16385 keys: 26 of 640). So use the upper bound of the
-  // number of splits, not the splits of the longest sequence.
-  if (p.strict_rows || group_size(p) > kSplitRows) return {1, rows, row_floats};
-  const int64_t by_size =
-      ceil_div(p.seqlen_k, p.num_splits > 0 ? largest_tile(p).n : kMinSplitKeys);
-  const int64_t by_count = p.num_splits > 0 ? p.num_splits : kMaxSplits;
-  return {std::clamp<int64_t>(by_size, 1, by_count), rows, row_floats};
+  // tasks (32768 keys: 64 of 512; 32769 keys: 17 of 2048). So use the upper bound of the number of
+  // tasks, not the tasks of the longest sequence.
+  if (!p.strict_rows && p.num_splits > 0) {
+    const int64_t by_size = ceil_div(p.seqlen_k, largest_tile(p).n);
+    x.max_splits = x.max_tasks = std::clamp<int64_t>(by_size, 1, p.num_splits);
+  } else {
+    x.max_splits = std::max<int64_t>(
+        ceil_div(p.seqlen_k, p.strict_rows ? kPackedSplitKeys : kDirectSplitKeys), 1);
+    x.max_tasks =
+        std::max(std::min(x.max_splits, kMaxSplitTasks), ceil_div(x.max_splits, kGroupSplits));
+  }
+  return x;
 }
 
 }  // namespace headrace::cpu::flash

@@ -35,28 +35,51 @@ TEST(FlashConfig, SplitsCoverTheKeysInWholeTiles) {
   }
 }
 
-TEST(FlashConfig, ManyRowsAndStrictRowsAreNeverSplit) {
+TEST(FlashConfig, ManyRowsAreSplitWithStrictRowsAlone) {
   EXPECT_EQ(plan_sequence(problem(65, 100000, 1, 64), 65, 100000).num_splits, 1);
   EXPECT_GT(plan_sequence(problem(64, 100000, 1, 64), 64, 100000).num_splits, 1);
-  Problem strict = problem(1, 100000, 1, 64);
-  strict.strict_rows = 1;
-  EXPECT_EQ(plan_sequence(strict, 1, 100000).num_splits, 1);
-  EXPECT_EQ(plan_sequence(strict, 1, 100000).path, Path::packed);
+  for (const int64_t seqlen_q : {1, 16, 64, 65, 1000}) {
+    Problem strict = problem(seqlen_q, 100000, 1, 64);
+    strict.strict_rows = 1;
+    const SequencePlan plan = plan_sequence(strict, seqlen_q, 100000);
+    EXPECT_EQ(plan.path, Path::packed);
+    EXPECT_EQ(plan.split_keys, kPackedSplitKeys);
+    EXPECT_EQ(plan.num_key_tasks() > 1, seqlen_q <= 64);
+  }
+}
+
+// The boundaries of splits and groups are the same for every length, and there are enough tasks for
+// many threads, but not one for each 512 keys of a long sequence.
+TEST(FlashConfig, SplitsBeginAtFixedKeys) {
+  for (const int64_t head_dim : {64, 256, 576}) {
+    for (const int64_t seqlen_k : {1, 512, 513, 16385, 32768, 32769, 131072, 1000000}) {
+      const Problem p = problem(1, seqlen_k, 4, head_dim);
+      const SequencePlan plan = plan_sequence(p, 1, seqlen_k);
+      EXPECT_EQ(plan.split_keys, kDirectSplitKeys);
+      EXPECT_EQ(plan_sequence(p, 16, seqlen_k).split_keys, kPackedSplitKeys);
+      EXPECT_EQ(kPackedSplitKeys % largest_tile(p).n, 0);
+      EXPECT_EQ(plan.split_keys % largest_tile(p).n, 0);
+      EXPECT_EQ(kGroupSplits % plan.task_splits, 0);
+      EXPECT_GE(plan.num_key_tasks(), std::min<int64_t>(ceil_div<int64_t>(seqlen_k, 512), 16));
+      EXPECT_LE(plan.num_key_tasks(), std::max<int64_t>(64, ceil_div<int64_t>(seqlen_k, 2048)));
+    }
+  }
 }
 
 // In a ragged batch the partial results of every sequence up to the longest must fit.
 TEST(FlashConfig, PartialsHoldEveryShorterSequence) {
-  for (const int64_t max_k : {1, 600, 16385, 40001}) {
+  for (const int64_t max_k : {1, 600, 16385, 40001, 140000}) {
     for (const int num_splits : {0, 7}) {
       Problem p = problem(5, max_k, 4, 64);
       p.is_ragged = 1;
       p.num_splits = num_splits;
       const Partials room = partials_layout(p, scratch_layout(p, largest_tile(p), kShapes[1]));
       for (int64_t seqlen_q = 0; seqlen_q <= 5; ++seqlen_q) {
-        for (int64_t seqlen_k = 0; seqlen_k <= max_k; seqlen_k += seqlen_k < 2000 ? 1 : 13) {
+        for (int64_t seqlen_k = 0; seqlen_k <= max_k; seqlen_k += seqlen_k < 2000 ? 1 : 127) {
           const SequencePlan plan = plan_sequence(p, seqlen_q, seqlen_k);
           ASSERT_LE(plan.num_splits, room.max_splits) << seqlen_q << " " << seqlen_k;
-          ASSERT_TRUE(plan.num_splits == 1 || seqlen_q * 4 <= room.rows);
+          ASSERT_LE(plan.num_key_tasks(), room.max_tasks) << seqlen_q << " " << seqlen_k;
+          ASSERT_TRUE(plan.num_key_tasks() == 1 || seqlen_q * 4 <= room.rows);
         }
       }
     }
@@ -79,8 +102,14 @@ TEST(FlashConfig, ScratchPartsDoNotOverlap) {
       EXPECT_GE(x.o - x.s, kSweepRows * tile.n);
       EXPECT_EQ(kSweepRows % isa.tile_rows, 0);
       EXPECT_GE(x.rows - x.o, m * x.o_stride);
-      EXPECT_GE(x.total - x.rows, kRowArrays * m);
-      for (const int64_t part : {x.q, x.k, x.v, x.s, x.o, x.rows, x.total}) EXPECT_EQ(part % 16, 0);
+      EXPECT_GE(x.partials - x.rows, kRowArrays * m);
+      for (const int64_t part : {x.q, x.k, x.v, x.s, x.o, x.rows, x.partials, x.partial, x.total})
+        EXPECT_EQ(part % 16, 0);
+      EXPECT_EQ(x.total, x.partials);
+      Problem strict = p;
+      strict.strict_rows = 1;
+      const Scratch y = scratch_layout(strict, tile, isa);
+      EXPECT_GE(y.total - y.partials, 2 * tile.m * (y.o_stride + 2));
     }
   }
 }

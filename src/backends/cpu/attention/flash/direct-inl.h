@@ -195,6 +195,15 @@ inline void load_blocks(const E* at, typename Isa::Vec::F (&row)[kVectors]) {
   }
 }
 
+template <class Vec, int kRows, int kVectors>
+inline void set_zero(typename Vec::F (&acc)[kRows][kVectors]) {
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kRows; ++i) acc[i][v] = Vec::zero();
+  }
+}
+
 // Columns [c, c + kVectors vectors) of o[kRows][head_dim_v] = o * row_scale + P V over values
 // [begin, count). With kFetch, prefetches as many lines of `next`.
 template <class Isa, int kRows, int kVectors, bool kFetch, class Rows>
@@ -205,11 +214,7 @@ inline void weigh_columns(const float* p, const Operands<Rows>& values, Fetch<Ro
   using E = typename Rows::Element;
   constexpr int64_t kW = Vec::kWidth, kLine = 64 / sizeof(E), kKeys = Isa::kKeysAtOnce;
   typename Vec::F acc[kRows][kVectors];
-#pragma GCC unroll 4
-  for (int v = 0; v < kVectors; ++v) {
-#pragma GCC unroll 4
-    for (int i = 0; i < kRows; ++i) acc[i][v] = Vec::zero();
-  }
+  set_zero<Vec>(acc);
   const auto add = [&](auto load) __attribute__((always_inline)) {
     const bool is_new_line = kVectors * kW % kLine == 0 || c % kLine == 0;
     const auto add_key = [&](int64_t key) __attribute__((always_inline)) {

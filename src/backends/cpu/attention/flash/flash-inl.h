@@ -12,14 +12,16 @@
 #include <type_traits>
 
 #include "backends/cpu/attention/flash/direct-inl.h"
+#include "backends/cpu/attention/flash/finish-inl.h"
 #include "backends/cpu/attention/flash/flash.h"
 #include "backends/cpu/attention/flash/gemm-inl.h"
 #include "backends/cpu/attention/flash/softmax-inl.h"
 
 namespace headrace::cpu::flash {
 
-// One task: a row tile of one (batch entry, KV head) over all of its keys or one split of them; or
-// of several KV heads that are adjacent in memory, one key tile after the other.
+// One task: a row tile of one (batch entry, KV head) over all of its keys, or all rows over some of
+// the splits (a key task); or of several KV heads that are adjacent in memory, one key tile after
+// the other.
 template <class Isa, class E>
 class Task {
  public:
@@ -42,10 +44,10 @@ class Task {
     batch_idx_ = index / entry_units;
     sequence_ = sequence_of(p_, args_, batch_idx_);
     plan_ = plan_sequence(p_, sequence_.seqlen_q, sequence_.seqlen_k);
-    const bool is_split = plan_.num_splits > 1;
-    // Task order: the tiles of a head are consecutive, because they share its K and V. The splits
-    // of all heads over the same keys are consecutive: in [batch, seqlen, heads, dim] these keys
-    // are adjacent, so hardware prefetches past a row fetch the next head's.
+    const bool is_split = plan_.num_key_tasks() > 1;
+    // Task order: the tiles of a head are consecutive, because they share its K and V. The key
+    // tasks of all heads over the same keys are consecutive: in [batch, seqlen, heads, dim] these
+    // keys are adjacent, so hardware prefetches past a row fetch the next head's.
     const int64_t entry_unit = index % entry_units;
     const int64_t unit = is_split ? entry_unit / head_groups : entry_unit % call.units_per_head;
     const int64_t heads = is_split ? entry_unit % head_groups : entry_unit / call.units_per_head;
@@ -56,9 +58,11 @@ class Task {
     const int64_t num_tiles = ceil_div(all_rows, call.tile.m);
     // Causal tiles differ in length: the longest first, so that no thread starts a long one last.
     const int64_t tile_idx = num_tiles - 1 - unit;
-    split_idx_ = is_split ? unit : 0;
+    key_task_ = is_split ? unit : 0;
+    split_idx_ = key_task_ * plan_.task_splits;
+    end_split_ = std::min(split_idx_ + plan_.task_splits, plan_.num_splits);
     first_row_ = is_split ? 0 : tile_idx * call.tile.m;
-    num_rows_ = unit < (is_split ? plan_.num_splits : num_tiles)
+    num_rows_ = unit < (is_split ? plan_.num_key_tasks() : num_tiles)
                     ? std::min(call.tile.m, all_rows - first_row_)
                     : 0;
   }
@@ -66,8 +70,14 @@ class Task {
   void run() {
     if (num_rows_ <= 0) return;
     const Heads all{first_head_, first_head_ + call_.heads_per_task};
-    run_key_tiles<0>(all);
-    for (int64_t head = all.begin; head < all.end; ++head) finish_head(head);
+    for (int64_t head = all.begin; head < all.end; ++head) start_head(head);
+    if (plan_.num_splits > 1) skip_invisible_splits();
+    for (; split_idx_ < end_split_; ++split_idx_) {
+      run_key_tiles<0>(all);
+      for (int64_t head = all.begin; head < all.end; ++head) finish_split(head);
+    }
+    for (int64_t head = all.begin; plan_.num_splits > 1 && head < all.end; ++head)
+      finish_partials(head);
   }
 
  private:
@@ -82,16 +92,30 @@ class Task {
     base_ = i * call_.rows_per_head;
     scores_ = i * num_rows_ * tile_n_;
   }
-  void finish_head(int64_t head) {
+  void finish_split(int64_t head) {
     select(head);
     // A sum of many values near the largest float can overflow although their mean does not. Such
-    // rows are recomputed with probabilities scaled by 2^-20. (So are rows with a NaN, with the
-    // same result.)
+    // rows are recomputed with probabilities scaled by 2^-20, and so are rows with a NaN.
     if (!finish_rows<0>()) {
       run_key_tiles<kOverflowShift>({head, head + 1});
-      for (int64_t r = 0; r < num_rows_; ++r) finish_row<kOverflowShift>(r);
+      for (int64_t r = 0; r < num_rows_; ++r)
+        if (is_done()[r] == 0.0f) finish_row<kOverflowShift>(r);
     }
-    if (plan_.num_splits > 1) merge_if_last();
+    if (!has_key_tasks() && (split_idx_ + 1) % kGroupSplits == 0) merge_group();
+  }
+
+  bool has_key_tasks() const { return plan_.num_key_tasks() > 1; }
+
+  // Rows see nothing in splits before and after these.
+  void skip_invisible_splits() {
+    KeyRange all{sequence_.seqlen_k, 0};
+    for (int64_t r = 0; r < num_rows_; ++r) {
+      const KeyRange keys = visible_of(r);
+      if (keys.begin < keys.end)
+        all = {std::min(all.begin, keys.begin), std::max(all.end, keys.end)};
+    }
+    split_idx_ = std::max(split_idx_, all.begin / plan_.split_keys);
+    end_split_ = std::min(end_split_, ceil_div(all.end, plan_.split_keys));
   }
 
   // Scratch of this worker. Row arrays have round_up(tile.m) floats each.
@@ -148,41 +172,42 @@ class Task {
   bool finish_rows() {
     bool are_all_done = true;
     for (int64_t r = 0; r < num_rows_; ++r) {
-      is_done()[r] = 0.0f;
-      const float* row = o() + r * x_.o_stride;
-      auto sum = Vec::zero();  // 0 * infinity and 0 * NaN are NaN
-      for (int64_t c = 0; c < x_.o_stride; c += Vec::kWidth)
-        sum = Vec::fma(Vec::load(row + c), Vec::zero(), sum);
-      if (Vec::sum(sum) == 0.0f) {
-        finish_row<kShift>(r);
-        is_done()[r] = 1.0f;
-      } else {
-        are_all_done = false;
-      }
+      const bool is_whole = is_finite<Vec>(o() + r * x_.o_stride, x_.o_stride);
+      if (is_whole) finish_row<kShift>(r);
+      is_done()[r] = is_whole ? 1.0f : 0.0f;
+      are_all_done = are_all_done && is_whole;
     }
     return are_all_done;
   }
 
   template <int kShift>
   void finish_row(int64_t r) {
-    if (is_done()[r] != 0.0f) return;
     const float* row = o() + r * x_.o_stride;
-    const double row_sum = std::ldexp(static_cast<double>(sum()[r]), -kShift);
-    const double normaliser = 1.0 / static_cast<double>(sum()[r]);
-    if (plan_.num_splits > 1) {
-      store_partial(r, row, normaliser, row_sum);
-    } else {
-      store_row(r, row, normaliser, maximum()[r], row_sum);
+    const double row_sum =
+        kShift == 0 ? sum()[r] : std::ldexp(static_cast<double>(sum()[r]), -kShift);
+    const auto normaliser = static_cast<float>(1.0 / static_cast<double>(sum()[r]));
+    if (plan_.num_splits == 1) {
+      store_result<Vec, E>(p_, args_, row_id(r), row, normaliser, maximum()[r], row_sum);
+    } else if (row_sum != 0.0) {
+      split_partials().merge(r, {row, normaliser, maximum()[r], static_cast<float>(row_sum)});
     }
   }
 
-  void start_rows() {
-    const int64_t rows = plan_.path == Path::direct ? num_rows_ : padded_rows();
+  // Rows of scratch memory, with those that pad the last register tile.
+  int64_t scratch_rows() const { return plan_.path == Path::direct ? num_rows_ : padded_rows(); }
+
+  void start_head(int64_t head) {
+    select(head);
+    load_queries();
+    for (int64_t r = 0; plan_.num_splits > 1 && r < num_rows_; ++r) {
+      split_partials().clear(r);
+      if (!has_key_tasks()) tile_partials(1).clear(r);
+    }
+  }
+
+  void load_queries() {
     const int64_t units = x_.q_stride;
-    keys_ = {sequence_.seqlen_k, 0};
-    const int64_t split_begin = split_idx_ * plan_.split_keys;
-    const int64_t split_end = std::min(split_begin + plan_.split_keys, sequence_.seqlen_k);
-    for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t r = 0; r < scratch_rows(); ++r) {
       Unit* row = q() + r * units;
       if (r >= num_rows_) {
         memset(row, 0, static_cast<size_t>(units) * sizeof(Unit));
@@ -193,7 +218,20 @@ class Task {
                       row_offset(args_.q, batch_idx_, sequence_.row_q + id.q_idx, id.head);
       Isa::copy_row(from, p_.head_dim, row, units);
       if (plan_.path == Path::direct) order_units<Isa>(from, p_.head_dim, row);
-      const KeyRange visible = visible_keys(p_, id.q_idx, sequence_.seqlen_q, sequence_.seqlen_k);
+    }
+  }
+
+  KeyRange visible_of(int64_t r) const {
+    return visible_keys(p_, row_id(r).q_idx, sequence_.seqlen_q, sequence_.seqlen_k);
+  }
+
+  void start_rows() {
+    const int64_t rows = scratch_rows();
+    keys_ = {sequence_.seqlen_k, 0};
+    const int64_t split_begin = split_idx_ * plan_.split_keys;
+    const int64_t split_end = std::min(split_begin + plan_.split_keys, sequence_.seqlen_k);
+    for (int64_t r = 0; r < num_rows_; ++r) {
+      const KeyRange visible = visible_of(r);
       row_keys()[r] = {std::max(visible.begin, split_begin), std::min(visible.end, split_end)};
       if (row_keys()[r].begin >= row_keys()[r].end) continue;
       keys_.begin = std::min(keys_.begin, row_keys()[r].begin);
@@ -209,23 +247,13 @@ class Task {
 
   // Rows of K or V from `key`, of the current head.
   StridedRows<E> strided_rows(const Operand& x, int64_t key) const {
-    return {
-        static_cast<const E*>(x.data) + row_offset(x, batch_idx_, sequence_.row_k + key, kv_head_),
-        x.stride_seq};
+    const int64_t first = row_offset(x, batch_idx_, sequence_.row_k + key, kv_head_);
+    return {static_cast<const E*>(x.data) + first, x.stride_seq};
   }
-  // The same in pages. Fills `addresses` [count]; behind the last key with the last key's.
-  PagedRows<E> paged_rows(const Operand& x, int64_t key, int64_t count, const E** addresses) const {
+  PagedRows<E> paged_rows(const Operand& x, int64_t key, int64_t count, const E** to) const {
     const int32_t* pages = args_.paged.block_table + batch_idx_ * args_.paged.stride_batch;
-    const int64_t num_keys = std::min(count, sequence_.seqlen_k - key);
-    int64_t page_idx = key / p_.page_size, slot = key % p_.page_size;
-    for (int64_t i = 0; i < num_keys; ++page_idx, slot = 0) {
-      const E* first =
-          static_cast<const E*>(x.data) + row_offset(x, pages[page_idx], slot, kv_head_);
-      const int64_t end = std::min(num_keys, i + p_.page_size - slot);
-      for (; i < end; ++i, first += x.stride_seq) addresses[i] = first;
-    }
-    for (int64_t i = num_keys; i < count; ++i) addresses[i] = addresses[num_keys - 1];
-    return {addresses, 0};
+    find_addresses(p_.page_size, pages, x, kv_head_, sequence_.seqlen_k, key, count, to);
+    return {to, 0};
   }
 
   // rows(task, key) for the next key tile: of this task, or the first of the task that this worker
@@ -345,7 +373,7 @@ class Task {
   template <int kShift>
   void direct_tile(Heads heads) {
     select(heads.begin);
-    const bool is_last = first_key_ + tile_n_ >= keys_.end;
+    const bool is_last = first_key_ + tile_n_ >= keys_.end && split_idx_ + 1 == end_split_;
     if (has_pages(p_)) {
       const E *keys[kDirectAddresses<E>], *values[kDirectAddresses<E>], *next[kDirectKeys];
       direct_products<kShift>(heads, paged_rows(args_.k, first_key_, kDirectAddresses<E>, keys),
@@ -397,105 +425,56 @@ class Task {
     }
   }
 
-  // Finishes a row: adds the sink, scales, rounds once. o_row * normaliser is softmax times V;
-  // row_sum is the sum of exp(s - row_maximum) over all keys.
-  void store_row(int64_t r, const float* o_row, double normaliser, double row_maximum,
-                 double row_sum) {
-    const RowId id = row_id(r);
-    E* out = static_cast<E*>(args_.out.data) +
-             row_offset(args_.out, batch_idx_, sequence_.row_q + id.q_idx, id.head);
-    double lse = -std::numeric_limits<double>::infinity();
-    if (row_sum == 0.0) {  // no visible key, or every score is -inf: the row is empty
-      store_scaled(nullptr, 0.0f, out);
-    } else {
-      double share = 1.0;  // weight of the keys; the rest is the sink's
-      lse = row_maximum + std::log(row_sum);
-      if (p_.has_sinks) add_sink(args_.sinks[id.head * args_.sinks_stride], lse, share);
-      if (has_dropout(p_)) share *= 65536.0 / dropout_keep_threshold(p_.dropout_p);
-      store_scaled(o_row, static_cast<float>(normaliser * share), out);
-    }
-    if (args_.lse.data != nullptr) {
-      const LseOperand& to = args_.lse;
-      static_cast<float*>(to.data)[batch_idx_ * to.stride_batch + id.head * to.stride_head +
-                                   (sequence_.row_q + id.q_idx) * to.stride_q] =
-          static_cast<float>(lse);
-    }
-  }
-
-  // The sink is an additional term of the denominator: log(exp(lse) + exp(sink)), relative to the
-  // larger of both.
-  static void add_sink(double sink, double& lse, double& share) {
-    const double top = sink > lse ? sink : lse;
-    const double keys = lse == top ? 1.0 : std::exp(lse - top);
-    const double both = keys + (sink == top ? 1.0 : std::exp(sink - top));
-    share = keys / both;
-    lse = top + std::log(both);
-  }
-
-  // out [head_dim_v] = o_row * factor; zeros if o_row is null.
-  void store_scaled(const float* o_row, float factor, E* out) const {
-    const auto scale = Vec::set1(factor);
-    for (int64_t c = 0; c < p_.head_dim_v; c += Vec::kWidth) {
-      // Adding +0 turns -0 into +0, so that the sign does not depend on the order of underflows.
-      const auto x = o_row == nullptr
-                         ? Vec::zero()
-                         : Vec::add(Vec::mul(Vec::load(o_row + c), scale), Vec::zero());
-      const int64_t left = p_.head_dim_v - c;
-      if (left >= Vec::kWidth) {
-        Vec::store(out + c, x);
-      } else {
-        Vec::store_partial(out + c, x, static_cast<int>(left));
-      }
-    }
-  }
-
-  // [splits][rows][row_floats] of this (batch, KV head).
-  float* partial_row(int64_t split, int64_t r) const {
+  // Partial results of a key task of this (batch, KV head).
+  PartialRows<Vec> task_partials(int64_t key_task) const {
+    const Partials& partials = call_.partials;
     const int64_t head_idx = batch_idx_ * p_.num_kv_heads + kv_head_;
-    return call_.partial + head_idx * call_.partials.floats_per_head() +
-           (split * call_.partials.rows + r) * call_.partials.row_floats;
+    return {call_.partial + head_idx * partials.floats_per_head() +
+                key_task * partials.rows * partials.row_floats,
+            partials.row_floats, x_.o_stride};
+  }
+  // Without key tasks: of the current group of splits (0), of all groups so far (1).
+  PartialRows<Vec> tile_partials(int i) const {
+    return {scratch_ + x_.partials + i * x_.partial_rows * x_.partial, x_.partial, x_.o_stride};
+  }
+  PartialRows<Vec> split_partials() const {
+    return has_key_tasks() ? task_partials(key_task_) : tile_partials(0);
   }
 
-  // Stores the normalized row of this split, its maximum and its sum.
-  void store_partial(int64_t r, const float* o_row, double normaliser, double row_sum) {
-    float* to = partial_row(split_idx_, r);
-    const auto factor = Vec::set1(row_sum == 0.0 ? 0.0f : static_cast<float>(normaliser));
-    for (int64_t c = 0; c < x_.o_stride; c += Vec::kWidth)
-      Vec::store(to + c, Vec::mul(Vec::load(o_row + c), factor));
-    to[x_.o_stride] = maximum()[r];
-    to[x_.o_stride + 1] = static_cast<float>(row_sum);
+  // Without key tasks: merges the finished group of splits into those before it.
+  void merge_group() {
+    for (int64_t r = 0; r < num_rows_; ++r) {
+      tile_partials(1).merge(r, tile_partials(0)[r]);
+      tile_partials(0).clear(r);
+    }
   }
 
-  // The task that finishes last merges the splits in the order of the keys, so the result does not
-  // depend on which task it is.
+  void finish_partials(int64_t head) {
+    select(head);
+    if (has_key_tasks()) return merge_if_last();
+    merge_group();
+    for (int64_t r = 0; r < num_rows_; ++r) store_partial(r, tile_partials(1)[r]);
+  }
+  void store_partial(int64_t r, const Partial& all) {
+    store_result<Vec, E>(p_, args_, row_id(r), all.o, 1.0f, all.maximum, all.sum);
+  }
+
+  // The last task merges in the order of the keys: which one it is changes no bit.
   void merge_if_last() {
     std::atomic_ref<uint32_t> finished(call_.num_finished[batch_idx_ * p_.num_kv_heads + kv_head_]);
-    const auto all = static_cast<uint32_t>(plan_.num_splits);
-    if (finished.fetch_add(1, std::memory_order_acq_rel) + 1 < all) return;
+    if (finished.fetch_add(1, std::memory_order_acq_rel) + 1 < plan_.num_key_tasks()) return;
     for (int64_t r = 0; r < num_rows_; ++r) merge_row(r);
   }
 
-  // Each split is weighted by its fraction of the sum over all keys (FlashAttention-2, section 3.1,
-  // on normalized partial results).
+  // In the order of a task that computes all splits: within each group, then the groups.
   void merge_row(int64_t r) {
-    float top = -kInfinity;
-    for (int64_t split = 0; split < plan_.num_splits; ++split)
-      top = std::max(top, partial_row(split, r)[x_.o_stride]);
-    const auto weight_of = [&](int64_t split) {
-      const float* from = partial_row(split, r) + x_.o_stride;
-      return from[1] * (from[0] == top ? 1.0 : std::exp(static_cast<double>(from[0]) - top));
-    };
-    double total = 0.0;
-    for (int64_t split = 0; split < plan_.num_splits; ++split) total += weight_of(split);
-    memset(o(), 0, static_cast<size_t>(x_.o_stride) * sizeof(float));
-    for (int64_t split = 0; split < plan_.num_splits; ++split) {
-      const float* from = partial_row(split, r);
-      const auto share =
-          Vec::set1(total == 0.0 ? 0.0f : static_cast<float>(weight_of(split) / total));
-      for (int64_t c = 0; c < x_.o_stride; c += Vec::kWidth)
-        Vec::store(o() + c, Vec::fma(Vec::load(from + c), share, Vec::load(o() + c)));
+    const int64_t tasks = plan_.num_key_tasks(), group = kGroupSplits / plan_.task_splits;
+    for (int64_t first = 0; first < tasks; first += group) {
+      for (int64_t task = first + 1; task < std::min(first + group, tasks); ++task)
+        task_partials(first).merge(r, task_partials(task)[r]);
+      if (first > 0) task_partials(0).merge(r, task_partials(first)[r]);
     }
-    store_row(r, o(), 1.0, top, total);
+    store_partial(r, task_partials(0)[r]);
   }
 
   const Call& call_;
@@ -505,13 +484,14 @@ class Task {
   int64_t index_;
   int worker_;
   float* scratch_;
-  int64_t batch_idx_, first_head_, split_idx_, group_;
+  int64_t batch_idx_, first_head_, group_;
+  int64_t key_task_, split_idx_, end_split_;     // the current split, and the end of the task's
   int64_t kv_head_ = 0, base_ = 0, scores_ = 0;  // see select()
   int64_t tile_n_;                               // keys per tile
   Sequence sequence_;
   SequencePlan plan_;
   int64_t first_row_, num_rows_;
-  KeyRange keys_{0, 0};    // union of the rows' visible keys within the split
+  KeyRange keys_{0, 0};    // union of the rows' visible keys within the current split
   int64_t first_key_ = 0;  // of the current tile
   int num_keys_ = 0;       // of the current tile that exist in the sequence
 };

@@ -16,12 +16,12 @@ struct Call {
   int64_t num_tasks;
   Scratch scratch;
   Partials partials;
-  int64_t units_per_head;  // tasks per (batch entry, KV heads of a task): row tiles or splits
+  int64_t units_per_head;  // tasks per (batch entry, KV heads of a task): row tiles or key tasks
   int64_t heads_per_task;  // KV heads per task
   int64_t rows_per_head;   // scratch rows for each of them
   float* worker_scratch;   // [num_workers, scratch.total], 64-byte aligned
-  float* partial;          // [batch, num_kv_heads, splits, rows, row_floats]
-  uint32_t* num_finished;  // [batch, num_kv_heads] finished splits, initially zero
+  float* partial;          // [batch, num_kv_heads, key tasks, rows, row_floats]
+  uint32_t* num_finished;  // [batch, num_kv_heads] finished key tasks, initially zero
 };
 
 // An instance: one instruction set. `task` is task_body[dtype] for f32, f16, bf16 (null: not

@@ -88,7 +88,7 @@ Sizes sizes_of(const Problem& p, Tile tile, const IsaShape& isa, int num_threads
   Sizes x{};
   x.scratch = scratch_layout(p, tile, isa);
   x.partials = partials_layout(p, x.scratch);
-  const bool is_split = x.partials.max_splits > 1;
+  const bool is_split = x.partials.max_tasks > 1;
   x.num_counters = is_split ? p.batch * p.num_kv_heads : 0;
   x.scratch_bytes = static_cast<size_t>(num_threads * x.scratch.total) * sizeof(float);
   x.partial_bytes = static_cast<size_t>(
@@ -133,7 +133,7 @@ Status launch(const Target& target, const Plan& plan, const AttentionArgs& args,
       static_cast<char*>(workspace.data) + (kLineBytes - address % kLineBytes) % kLineBytes;
 
   const int64_t units =
-      std::max(ceil_div(p.seqlen_q * group_size(p), tile.m), sizes.partials.max_splits);
+      std::max(ceil_div(p.seqlen_q * group_size(p), tile.m), sizes.partials.max_tasks);
   const int64_t heads = choose_heads_per_task(plan, args, target.instance.shape, units);
 
   Call call{.problem = &p,
