@@ -6,7 +6,6 @@
 
 #include "conformance/slices.h"
 #include "conformance/suites.h"
-#include "support/pages.h"
 
 namespace headrace::testing {
 namespace {
@@ -73,7 +72,7 @@ class BitsOfKernel {
       compare(threads_, name, whole,
               run_bytes(target_, test_case, test_case.tensors(), test_case.options(), num_threads));
     if (name.values[Axis::dropout] == 0) check_alone(ragged_, test_case, whole);
-    check_pages(test_case, whole);
+    check_pages(name, whole);
     if (name.seed % 3 == 0) check_splits(name);
     check_decode(name);
   }
@@ -139,18 +138,10 @@ class BitsOfKernel {
   }
 
   // The same keys in pages. Kernels without pages are left out.
-  void check_pages(Case& test_case, const Bytes& whole) {
-    const Shape& s = test_case.shape();
-    const CaseName& name = test_case.name();
-    Random random(name.seed);
-    const std::vector<std::int32_t> lengths =
-        s.is_ragged
-            ? s.lengths_k
-            : std::vector(static_cast<std::size_t>(s.batch), static_cast<std::int32_t>(s.seqlen_k));
-    const PagedCall call =
-        in_pages(test_case.tensors(), test_case.options(), lengths, random_page_layout(random),
-                 static_cast<Guard>(name.values[Axis::guard]), random);
-    const Bytes got = run_bytes(target_, test_case, call.tensors, call.options, 2);
+  void check_pages(const CaseName& name, const Bytes& whole) {
+    Case test_case(name);
+    test_case.store_keys(KeyStorage::pages);
+    const Bytes got = run_bytes(target_, test_case, test_case.tensors(), test_case.options(), 2);
     if (got.refusal.empty()) {
       compare(pages_, name, whole, got);
     } else {

@@ -26,7 +26,8 @@ bool is_meant_degenerate(const Case& test_case) {
   const AxisValues& values = test_case.name().values;
   const bool hides_keys = values[Axis::causal] != 0 || values[Axis::window] != 0 ||
                           values[Axis::mask] != 0 || values[Axis::tree_mask] != 0 ||
-                          values.get<RaggedKind>(Axis::ragged) == RaggedKind::zeros;
+                          values.get<RaggedKind>(Axis::ragged) == RaggedKind::zeros ||
+                          test_case.tensors().seqused_k.rank != 0;
   const bool has_large_scores = values.get<Data>(Axis::data) == Data::negative ||
                                 values.get<Data>(Axis::data) == Data::scaled ||
                                 values.get<Data>(Axis::data) == Data::integer;
@@ -45,9 +46,10 @@ std::string swap_check(const Target& target, Case& test_case, const Expected& ex
     RowRef ref = row.ref;
     const RowResult before = row_result(test_case, run_kernel(target, test_case, num_threads), ref);
     const Operand& v = expected.call.args.v;
+    const Problem& p = expected.call.problem;
     const std::int64_t offset =
-        row_offset(v, ref.batch_idx, ref.sequence.row_k + (top - row.exact.probs.begin()),
-                   ref.head / group_size(expected.call.problem));
+        key_offset(p, expected.call.args.paged, v, ref.sequence, ref.batch_idx,
+                   top - row.exact.probs.begin(), ref.head / group_size(p));
     const DType dtype = test_case.shape().dtype;
     test_case.unlock_inputs();
     const double kept = load_as_double(dtype, v.data, offset);
@@ -89,8 +91,10 @@ class GridRun {
   }
 
   // All kernels on one case; the slow reference, which is the oracle itself, if `with_reference`.
-  void run_case(int slot, const CaseName& name, bool with_reference) {
+  void run_case(int slot, const CaseName& name, bool with_reference,
+                KeyStorage storage = KeyStorage::whole) {
     Case test_case(name);
+    test_case.store_keys(storage);
     Result<Call> call = make_call(test_case);
     if (!call.ok()) {
       add_failure("all", name, "the case is invalid: " + call.failure().message);
@@ -99,7 +103,7 @@ class GridRun {
     const Expected expected = expect(test_case, call.value(), false);
     for (const Target& target : targets_) {
       if (target.kernel->name == "cpu_reference" && !with_reference) continue;
-      set_current_case(slot, replay_line(std::string(target.kernel->name), name));
+      set_current_case(slot, replay_line(std::string(target.kernel->name), name, storage));
       CaseResult result = judge(target, test_case, expected);
       const bool is_swapped = name.seed % 16 == 0 && result.refusal.empty() &&
                               result.failures.empty() && !expected.rows.empty();
@@ -108,7 +112,11 @@ class GridRun {
           result.failures.push_back(std::move(text));
       if (is_degenerate(result.verdict) && !is_meant_degenerate(test_case))
         result.failures.push_back("R6 degenerate results from non-degenerate data");
-      add(target, name, result, is_swapped);
+      if (storage == KeyStorage::whole) {
+        add(target, name, result, is_swapped);
+      } else {
+        add_stored(target, name, result, storage);
+      }
     }
     set_current_case(slot, "");
   }
@@ -127,10 +135,26 @@ class GridRun {
     report.num_swaps += is_swapped ? 1 : 0;
     report.seen.add(name.values, result.verdict.num_full_rows > 0);
     add_verdict(report, name, result.verdict);
-    if (result.failures.empty()) return;
-    ++report.num_failed;
+    add_failures(report, kernel, name, result, KeyStorage::whole);
+  }
+
+  // Keys in pages or with seqused_k: counted apart from the pairs of axis values.
+  void add_stored(const Target& target, const CaseName& name, const CaseResult& result,
+                  KeyStorage storage) {
+    const std::lock_guard lock(mutex_);
+    const std::string kernel(target.kernel->name);
+    KernelReport& report = report_.kernels[kernel];
+    StoredKeys& stored = report.stored_keys[kKeyStorages[static_cast<int>(storage)]];
+    ++(result.refusal.empty() ? stored.num_cases : stored.num_refused);
+    if (result.refusal.empty()) add_failures(report, kernel, name, result, storage);
+  }
+
+  void add_failures(KernelReport& report, const std::string& kernel, const CaseName& name,
+                    const CaseResult& result, KeyStorage storage) {
+    report.num_failed += result.failures.empty() ? 0 : 1;
     for (const std::string& text : result.failures)
-      report_.failures.push_back({kernel, describe(name.values), text, replay_line(kernel, name)});
+      report_.failures.push_back(
+          {kernel, describe(name.values), text, replay_line(kernel, name, storage)});
   }
 
   void add_failure(const std::string& kernel, const CaseName& name, const std::string& text) {
@@ -208,8 +232,12 @@ Report run_grid(const SuiteOptions& options) {
   }
   // The reference only runs the covering array.
   GridRun run(options, report);
-  for_all(mine.size(), options.num_threads,
-          [&](int slot, std::size_t i) { run.run_case(slot, mine[i], is_array[i]); });
+  for_all(mine.size(), options.num_threads, [&](int slot, std::size_t i) {
+    run.run_case(slot, mine[i], is_array[i]);
+    // The covering array and a quarter of the others again, with their keys stored otherwise.
+    if (is_array[i] || mine[i].seed % 4 == 0)
+      run.run_case(slot, mine[i], false, static_cast<KeyStorage>(1 + mine[i].seed / 4 % 3));
+  });
   report.notes.push_back(format_text(
       "{} cases; over all shards {} in the covering array, {} with a single feature; shard "
       "{} of {}",

@@ -1,5 +1,6 @@
 // headrace_conformance: compares kernels with the double-precision reference over a grid of cases.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 
 #include "conformance/suites.h"
@@ -10,7 +11,7 @@ namespace {
 
 struct CommandLine {
   SuiteOptions options;
-  std::string case_id, tier = "full", shard = "1/1", format = "text";
+  std::string case_id, tier = "full", keys = "whole", shard = "1/1", format = "text";
   bool is_list = false;
 };
 
@@ -22,6 +23,9 @@ void add_options(CLI::App& app, CommandLine& line) {
   app.add_option("--device", o.device, "kernels to run")
       ->check(CLI::IsMember({"cpu", "cuda", "all"}));
   app.add_option("--case", line.case_id, "replay one case and print its details");
+  app.add_option("--keys", line.keys, "with --case: where the keys lie")
+      ->check(CLI::IsMember(
+          std::vector<std::string>(std::begin(kKeyStorages), std::end(kKeyStorages))));
   app.add_option("--count", o.count, "number of cases in the grid");
   app.add_option("--seed", o.seed, "seed of the grid or the fuzzing run");
   app.add_option("--seconds", o.seconds, "duration of fuzzing");
@@ -86,6 +90,8 @@ int run_program(int argc, char** argv) {
     return 2;
   }
   --o.shard;
+  const auto* keys = std::find(std::begin(kKeyStorages), std::end(kKeyStorages), line.keys);
+  o.keys = static_cast<KeyStorage>(keys - std::begin(kKeyStorages));
   if (line.is_list) {
     print_list();
     return 0;

@@ -57,6 +57,7 @@ int replay_case(std::uint64_t id, const SuiteOptions& options) {
   if (options.suite == "backward") return replay_backward_case(*name, options);
   if (options.suite == "bits") return replay_bits_case(*name, options);
   Case test_case(*name);
+  test_case.store_keys(options.keys);
   Result<Call> call = make_call(test_case);
   if (!call.ok()) {
     std::printf("invalid: %s\n", call.failure().message.c_str());
@@ -66,7 +67,7 @@ int replay_case(std::uint64_t id, const SuiteOptions& options) {
   const Expected expected = expect(test_case, call.value(), false);
   bool ok = true;
   for (const Target& target : chosen_targets(options)) {
-    set_current_case(0, replay_line(std::string(target.kernel->name), *name));
+    set_current_case(0, replay_line(std::string(target.kernel->name), *name, options.keys));
     ok = print_result(target, judge(target, test_case, expected)) && ok;
   }
   return ok ? 0 : 1;

@@ -36,6 +36,9 @@ std::string text_report(const Report& report, bool is_markdown) {
         number(k.lse_utilisation)));
     line(format_text("  R6 mostly zero {}, one-hot {}, changed inputs {}", k.num_mostly_zero,
                      k.num_one_hot, k.num_swaps));
+    for (const auto& [keys, stored] : k.stored_keys)
+      line(format_text("  keys {}: {} cases, {} refused", keys, stored.num_cases,
+                       stored.num_refused));
     std::string table;
     for (const auto& row : k.seen.by_axis())
       table +=
@@ -69,6 +72,9 @@ Json kernel_json(const KernelReport& k) {
   Json pairs = Json::object();
   for (const auto& row : k.seen.by_axis())
     pairs[row.axis] = {{"ran", row.covered}, {"required", row.required}};
+  Json stored = Json::object();
+  for (const auto& [keys, counts] : k.stored_keys)
+    stored[keys] = {{"cases", counts.num_cases}, {"refused", counts.num_refused}};
   return {{"cases", k.num_cases},
           {"refused", k.num_refused},
           {"failed", k.num_failed},
@@ -85,7 +91,8 @@ Json kernel_json(const KernelReport& k) {
           {"largest_lse_bound_share", k.lse_utilisation},
           {"mostly_zero", k.num_mostly_zero},
           {"one_hot", k.num_one_hot},
-          {"changed_inputs", k.num_swaps}};
+          {"changed_inputs", k.num_swaps},
+          {"stored_keys", stored}};
 }
 
 std::string json_report(const Report& report) {
@@ -106,11 +113,14 @@ std::string json_report(const Report& report) {
 
 }  // namespace
 
-std::string replay_line(const std::string& kernel, const CaseName& name) {
+std::string replay_line(const std::string& kernel, const CaseName& name, KeyStorage keys) {
   char id[32];
   std::snprintf(id, sizeof id, "0x%016" PRIx64, case_id(name.values, name.seed));
   return std::string("headrace_conformance --case ") + id +
-         (kernel.empty() ? "" : " --kernel " + kernel);
+         (kernel.empty() ? "" : " --kernel " + kernel) +
+         (keys == KeyStorage::whole
+              ? std::string()
+              : std::string(" --keys ") + kKeyStorages[static_cast<int>(keys)]);
 }
 
 std::string format_report(const Report& report, const std::string& format) {

@@ -16,8 +16,9 @@ enum class Tier { small, full, whole };
 
 struct SuiteOptions {
   std::string suite = "grid";
-  std::string kernel;          // empty: all kernels of this machine
-  std::string device = "all";  // or "cpu", "cuda"
+  std::string kernel;                   // empty: all kernels of this machine
+  std::string device = "all";           // or "cpu", "cuda"
+  KeyStorage keys = KeyStorage::whole;  // of a case that is replayed
   std::size_t count = 10000;
   Tier tier = Tier::full;
   std::string only;  // backward: one grid or check, or one case of a grid ("B1/17"); empty: all
@@ -31,6 +32,11 @@ struct FailedCheck {
   std::string kernel, name, text, replay;
 };
 
+// Cases whose keys are in pages or have seqused_k.
+struct StoredKeys {
+  std::int64_t num_cases = 0, num_refused = 0;
+};
+
 // Sums over the cases of one kernel.
 struct KernelReport {
   std::int64_t num_cases = 0, num_refused = 0, num_failed = 0, num_rows = 0;
@@ -42,6 +48,7 @@ struct KernelReport {
   double utilisation = 0, lse_utilisation = 0, mean_ratio = 0, max_ratio = 0;  // largest
   double sum_mean_ratio = 0;                                                   // of num_mean_judged
   std::string calculation_case;
+  std::map<std::string, StoredKeys> stored_keys;  // by the name of the KeyStorage
   PairTable seen, refused;
 };
 
@@ -67,7 +74,8 @@ void check_holes(const std::vector<CaseName>& of_other_shards, Report& report);
 
 std::vector<Target> chosen_targets(const SuiteOptions& options);
 std::vector<Target> chosen_backward_targets(const SuiteOptions& options);
-std::string replay_line(const std::string& kernel, const CaseName& name);
+std::string replay_line(const std::string& kernel, const CaseName& name,
+                        KeyStorage keys = KeyStorage::whole);
 
 Report run_grid(const SuiteOptions& options);
 Report run_fuzz(const SuiteOptions& options);

@@ -22,6 +22,10 @@ struct Shape {
 };
 Shape shape_of(const CaseName& name);
 
+// Where the keys of a case lie. `used`: seqused_k gives each sequence fewer keys than there are.
+enum class KeyStorage { whole, pages, used, used_pages };
+inline constexpr const char* kKeyStorages[] = {"whole", "pages", "used", "used_pages"};
+
 // A guarded allocation and a view of it.
 struct TestTensor {
   GuardedBuffer memory;
@@ -44,6 +48,9 @@ class Case {
   void set_largest_v(double value) { largest_v_ = value; }
   // Standard deviation of dout; 1 unless set before make_gradients().
   void set_dout_scale(double value) { dout_scale_ = value; }
+
+  // Moves the keys; what no sequence sees becomes NaN.
+  void store_keys(KeyStorage storage);
 
   // Turns the case into its backward: out and lse become inputs with the reference's rounded
   // results, dout (and dlse, if the axis lse has it) are added, and the outputs are all gradients
@@ -74,6 +81,7 @@ class Case {
   headrace_tensor add_contiguous(DType dtype, const std::vector<std::int64_t>& shape,
                                  bool is_output = false);
   headrace_tensor add_score_operand(DType dtype, int broadcast_axis);
+  void use_fewer_keys(const std::vector<std::int32_t>& lengths);
   void run_reference();
   void add_dout(Random& random);
 

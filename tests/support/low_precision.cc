@@ -20,7 +20,7 @@ float dot(const RowRef& r, std::int64_t key) {
   const AttentionArgs& a = *r.args;
   const std::int64_t q = row_offset(a.q, r.batch_idx, r.sequence.row_q + r.q_idx, r.head);
   const std::int64_t k =
-      row_offset(a.k, r.batch_idx, r.sequence.row_k + key, r.head / group_size(p));
+      key_offset(p, a.paged, a.k, r.sequence, r.batch_idx, key, r.head / group_size(p));
   float sum = 0;
   for (std::int64_t d = 0; d < p.head_dim; ++d)
     sum += load(dtype_of(p), a.q.data, q + d) * load(dtype_of(p), a.k.data, k + d);
@@ -99,7 +99,7 @@ void low_precision_row(const RowRef& ref, const cpu::reference::Row& exact,
     }
     prob = rounded_to(dtype_of(p), prob);
     const std::int64_t v =
-        row_offset(a.v, ref.batch_idx, ref.sequence.row_k + key, ref.head / group_size(p));
+        key_offset(p, a.paged, a.v, ref.sequence, ref.batch_idx, key, ref.head / group_size(p));
     for (std::size_t d = 0; d < total.size(); ++d)
       total[d] += prob * load(dtype_of(p), a.v.data, v + static_cast<std::int64_t>(d));
   }

@@ -5,6 +5,7 @@
 
 #include "base/math.h"
 #include "core/dtype.h"
+#include "support/case.h"
 
 namespace headrace::testing {
 namespace {
@@ -53,12 +54,12 @@ headrace_tensor add(PagedCall& call, std::int32_t dtype, std::initializer_list<s
 }
 
 // The elements of key `key` of a sequence; ragged rows count from `first_row`.
-const char* key_of(const headrace_tensor& x, std::int64_t batch_idx, std::int64_t first_row,
-                   std::int64_t key, std::int64_t head) {
+char* row_of(const headrace_tensor& x, std::int64_t batch_idx, std::int64_t first_row,
+             std::int64_t key, std::int64_t head) {
   const std::int64_t offset =
       x.rank == 4 ? batch_idx * x.strides[0] + key * x.strides[1] + head * x.strides[2]
                   : (first_row + key) * x.strides[0] + head * x.strides[1];
-  return static_cast<const char*>(x.data) +
+  return static_cast<char*>(x.data) +
          offset * static_cast<std::int64_t>(dtype_bytes(static_cast<DType>(x.dtype)));
 }
 
@@ -81,8 +82,8 @@ headrace_tensor pages_of(PagedCall& call, const headrace_tensor& x, const Table&
     const std::int32_t* row = table.pages.data() + static_cast<std::int64_t>(b) * table.columns;
     for (std::int64_t key = 0; key < lengths[b]; ++key)
       for (std::int64_t head = 0; head < heads; ++head)
-        std::memcpy(const_cast<char*>(key_of(pages, row[key / size], 0, key % size, head)),
-                    key_of(x, static_cast<std::int64_t>(b), first_rows[b], key, head), bytes);
+        std::memcpy(row_of(pages, row[key / size], 0, key % size, head),
+                    row_of(x, static_cast<std::int64_t>(b), first_rows[b], key, head), bytes);
   }
   return pages;
 }
@@ -119,6 +120,53 @@ PagedCall in_pages(const headrace_attention_tensors& tensors,
   if (batch > 0) std::memcpy(call.tensors.seqused_k.data, lengths.data(), lengths.size() * 4);
   for (GuardedBuffer& memory : call.memory) memory.make_read_only();
   return call;
+}
+
+void Case::store_keys(KeyStorage storage) {
+  if (storage == KeyStorage::whole) return;
+  Random random(case_id(name_.values, name_.seed) ^ 0xA9u);
+  const Shape& s = shape_;
+  std::vector<std::int32_t> lengths = s.lengths_k;
+  if (!s.is_ragged)
+    lengths.assign(static_cast<std::size_t>(s.batch), static_cast<std::int32_t>(s.seqlen_k));
+  for (std::size_t b = 0; b < lengths.size() && storage != KeyStorage::pages; ++b) {
+    // A tree mask needs a key for each query.
+    const std::int64_t queries = s.is_ragged ? s.lengths_q[b] : s.seqlen_q;
+    const std::int64_t least = name_.values[Axis::tree_mask] != 0 ? queries : 0;
+    if (random.chance(70))
+      lengths[b] = static_cast<std::int32_t>(random.between(least, lengths[b]));
+  }
+  if (storage == KeyStorage::used) {
+    use_fewer_keys(lengths);
+    return;
+  }
+  PagedCall call =
+      in_pages(tensors_, options_, lengths, random_page_layout(random), guard_, random);
+  tensors_ = call.tensors;
+  options_ = call.options;
+  for (GuardedBuffer& memory : call.memory) inputs_.push_back(std::move(memory));
+}
+
+void Case::use_fewer_keys(const std::vector<std::int32_t>& lengths) {
+  unlock_inputs();
+  tensors_.seqused_k = add_contiguous(DType::i32, {static_cast<std::int64_t>(lengths.size())});
+  std::memcpy(tensors_.seqused_k.data, lengths.data(), lengths.size() * 4);
+  // Entries of an expanded batch share their keys.
+  const bool is_shared = !shape_.is_ragged && tensors_.k.strides[0] == 0;
+  std::int64_t first_row = 0;
+  for (std::size_t b = 0; b < lengths.size() && !is_shared; ++b) {
+    const std::int64_t all = shape_.is_ragged ? shape_.lengths_k[b] : shape_.seqlen_k;
+    for (const headrace_tensor& x : {tensors_.k, tensors_.v}) {
+      const std::size_t bytes =
+          static_cast<std::size_t>(x.shape[x.rank - 1]) * dtype_bytes(static_cast<DType>(x.dtype));
+      for (std::int64_t key = lengths[b]; key < all; ++key)
+        for (std::int64_t head = 0; head < x.shape[x.rank - 2]; ++head)
+          std::memset(row_of(x, static_cast<std::int64_t>(b), first_row, key, head), kNanByte,
+                      bytes);
+    }
+    first_row += all;
+  }
+  lock_inputs();
 }
 
 }  // namespace headrace::testing
