@@ -29,7 +29,9 @@ if TYPE_CHECKING:
         layout: str
 
 # Optional tensors of a call besides q, k and v, in the order in which they are passed around.
-EXTRA_NAMES = ("cu_seqlens_q", "cu_seqlens_k", "alibi_slopes", "bias", "mask", "tree_mask", "sinks")
+EXTRA_NAMES = (
+    "cu_seqlens_q", "cu_seqlens_k", "alibi_slopes", "bias", "mask", "tree_mask", "sinks", "block_table", "seqused_k",
+)  # fmt: skip
 LAYOUTS = ("bshd", "bhsd")
 
 _CAUSAL = {
@@ -128,6 +130,14 @@ def lse_shape(q: tuple[int, ...], is_ragged: bool) -> tuple[int, ...]:
     if is_ragged:
         return (q[1], q[0]) if len(q) == 3 else (0, 0)
     return (q[0], q[2], q[1]) if len(q) == 4 else (0, 0, 0)
+
+
+def refuse_probs_of_pages(block_table: Any) -> None:
+    if block_table is not None:
+        raise ValueError(
+            "return_probs with block_table: must be one or the other, because the probabilities of keys in pages have "
+            "no shape of their own; gather the keys, or leave return_probs out"
+        )
 
 
 def probs_shape(q: tuple[int, ...], k: tuple[int, ...]) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from ._arguments import (
     make_options,
     out_shape,
     probs_shape,
+    refuse_probs_of_pages,
     swapped_heads,
 )
 from ._library import LIBRARY, check as check_status
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
         dropout_seed: int
         cu_seqlens_q: Any
         cu_seqlens_k: Any
+        block_table: Any
+        seqused_k: Any
         out: Any
         stream: int | None
 
@@ -212,6 +215,8 @@ def attention(
     dropout_offset: int = 0,
     cu_seqlens_q: Any = None,
     cu_seqlens_k: Any = None,
+    block_table: Any = None,
+    seqused_k: Any = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     num_splits: int = 0,
@@ -249,6 +254,11 @@ def attention(
         dropout_p, dropout_seed, dropout_offset: equal values give the same dropout mask on every device.
         cu_seqlens_q, cu_seqlens_k: i32 [batch + 1], for a ragged batch. max_seqlen_q, max_seqlen_k: upper bounds of
             its lengths; computed from cu_seqlens if these are in host memory.
+        block_table: i32 [batch, max_pages]: key j of sequence b is slot j % page_size of page
+            block_table[b, j // page_size]. k and v are then [num_pages, page_size, num_kv_heads, dim] (with
+            layout="bhsd" [num_pages, num_kv_heads, page_size, dim]), cu_seqlens_k is absent, and max_seqlen_k is
+            optional. Needs seqused_k.
+        seqused_k: i32 [batch]: the keys of each sequence that are used; those behind them may hold anything.
         num_splits: number of key splits; 0: chosen automatically, from the sequence's own lengths only.
         strict_rows: a row's bits do not depend on seqlen_q.
         strict_fallback: fail (NotImplementedError) rather than use the slow fallback with a FallbackWarning.
@@ -270,9 +280,8 @@ def attention(
         MemoryError, RuntimeError: out of host memory; a device error.
         TypeError: an argument is not an array.
     """
-    extras = dict(
-        zip(EXTRA_NAMES, (cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, tree_mask, sinks), strict=True)
-    )
+    given = (cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, tree_mask, sinks, block_table, seqused_k)
+    extras = dict(zip(EXTRA_NAMES, given, strict=True))
     arguments: dict[str, Any] = {
         "softmax_scale": softmax_scale,
         "causal": causal,
@@ -307,6 +316,8 @@ def attention(
 
 def _new_result(name: str, call: Call, like: Any) -> Any:
     q, k = call.views["q"], call.views["k"]
+    if name == "probs":
+        refuse_probs_of_pages(call.views.get("block_table"))
     if name == "out":
         return new_output(name, like, q, out_shape(call.shape_of("q"), call.shape_of("v")), q.dtype)
     is_ragged = "cu_seqlens_q" in call.views
@@ -375,6 +386,7 @@ def _plan_of(
     if lse or backward:
         outputs["lse"] = TensorSpec(lse_shape(q.shape, "cu_seqlens_q" in views), code)
     if probs and not backward:
+        refuse_probs_of_pages(specs.get("block_table"))
         outputs["probs"] = TensorSpec(probs_shape(q.shape, k.shape), code)
     views.update({name: addresses.view(name, spec) for name, spec in outputs.items()})
     gradients = None

@@ -28,9 +28,14 @@ def arguments():
         "flash_attn_qkvpacked_func": {"qkv": make((2, 17, 3, 4, 16))},
         "flash_attn_kvpacked_func": {"q": q, "kv": torch.stack([k, v], 2)},
         "flash_attn_varlen_func": {**flat, "cu_seqlens_q": lengths, "cu_seqlens_k": lengths},
+        "flash_attn_with_kvcache": {
+            "q": q, "k_cache": make((9, 8, 2, 16), seed=2), "v_cache": make((9, 8, 2, 16), seed=3),
+            "cache_seqlens": lengths[1:], "block_table": torch.tensor([[3, 1, -1, -1, -1], [0, 2, 8, 5, 4]]).int(),
+            "alibi_slopes": of_scores["alibi_slopes"],
+        },
         "scaled_dot_product_attention": {**heads_first, "attn_mask": of_scores["bias"]},
         "attention": {"q": q, "k": k, "v": v, **of_scores},
-    }
+    }  # fmt: skip
 
 
 NAMES = [(function, name) for function, tensors in arguments().items() for name in tensors]
@@ -83,6 +88,7 @@ def test_a_class_with_hooks_that_did_not_unwrap_itself_is_refused(function, name
     if cls is CausalBias and name == "attn_mask":
         pytest.skip("the one place where it belongs")
     inner = {"kv": "packed|k", "qkv": "packed|q", "query": "q", "key": "k", "value": "v", "attn_mask": "bias"}
+    inner.update(k_cache="k", v_cache="v", cache_seqlens="seqused_k")
     for needs_grad in (False, True):
         given = {n: t.requires_grad_(needs_grad and t.is_floating_point()) for n, t in arguments()[function].items()}
         given[name] = of_nothing(tensors[name], cls)

@@ -14,6 +14,7 @@ from ._flash_attn import (
     flash_attn_qkvpacked_func,
     flash_attn_varlen_func,
 )
+from ._kv_cache import flash_attn_with_kvcache
 from ._sdpa import replace_sdpa, scaled_dot_product_attention
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
     "replace_sdpa",
     "scaled_dot_product_attention",
 ]

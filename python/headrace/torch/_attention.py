@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
-from .._arguments import dropout_words, is_heads_first, make_options
+from .._arguments import dropout_words, is_heads_first, make_options, refuse_probs_of_pages
 from . import _ops
 from ._eager import Extras
 from ._tensors import check_tensors
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
         dropout_seed: int | None
         cu_seqlens_q: torch.Tensor | None
         cu_seqlens_k: torch.Tensor | None
+        block_table: torch.Tensor | None
+        seqused_k: torch.Tensor | None
         deterministic: bool
 
 
@@ -97,6 +99,8 @@ def attention(
     dropout_offset: int = 0,
     cu_seqlens_q: torch.Tensor | None = None,
     cu_seqlens_k: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    seqused_k: torch.Tensor | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     num_splits: int = 0,
@@ -116,6 +120,7 @@ def attention(
         tree_mask: uint32 or int32.
         dropout_seed: None: seed and offset are drawn from torch's CPU generator.
         max_seqlen_q, max_seqlen_k: optional on the CPU.
+        block_table, seqused_k: as in headrace.attention; without gradients.
         deterministic: gradients are bit-identical from run to run, as under
             torch.use_deterministic_algorithms(True); always the case on the CPU.
 
@@ -142,7 +147,11 @@ def attention(
         checked=checked,
         deterministic=deterministic,
     )
-    given: Extras = (cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, tree_mask, sinks)
+    given: Extras = (
+        cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, tree_mask, sinks, block_table, seqused_k,
+    )  # fmt: skip
+    if return_probs:
+        refuse_probs_of_pages(block_table)
     extras = None if all(t is None for t in given) else given
     state = None
     if dropout_p:

@@ -34,6 +34,11 @@ _EXTRA_WORDS = tuple(DATA_WORD[name] for name in EXTRA_NAMES)
 Extras = tuple[Optional[torch.Tensor], ...]  # in the order of EXTRA_NAMES
 NO_EXTRAS: Extras = (None,) * len(EXTRA_NAMES)
 
+
+def extras_of(**given: torch.Tensor | None) -> Extras:
+    return tuple([given.get(name) for name in EXTRA_NAMES])
+
+
 _empty, _empty_like = torch.empty, torch.empty_like
 _num_threads = torch.get_num_threads
 _is_compiling = torch.compiler.is_compiling

@@ -11,7 +11,7 @@ from .._structs import CAUSAL_BOTTOM_RIGHT, CAUSAL_NONE
 from . import _ops, _quick
 from ._attention import max_length, random_dropout_state
 from ._backward import Parts, unpacked
-from ._eager import Extras
+from ._eager import Extras, extras_of
 from ._tensors import check_tensors
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def flash_attn_func(
             return out
     if has_fa3:
         _refuse_fa3(qv, (q_descale, k_descale, v_descale), attention_chunk, sm_margin)
-    extras = None if alibi_slopes is None else (None, None, alibi_slopes, None, None, None, None)
+    extras = None if alibi_slopes is None else extras_of(alibi_slopes=alibi_slopes)
     return _run(
         (q, k, v), extras, dropout_p, softmax_scale, causal, window_size, softcap, 0, 0, num_splits, deterministic,
         return_attn_probs, settings,
@@ -212,7 +212,7 @@ def _packed(
             q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
             return_attn_probs,
         )  # fmt: skip
-    extras = None if alibi_slopes is None else (None, None, alibi_slopes, None, None, None, None)
+    extras = None if alibi_slopes is None else extras_of(alibi_slopes=alibi_slopes)
     return _run(
         operands, extras, dropout_p, softmax_scale, causal, window_size, softcap, 0, 0, 0, deterministic,
         return_attn_probs,
@@ -313,7 +313,7 @@ def flash_attn_qkvpacked_func(
 
 @overload
 def flash_attn_varlen_func(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None,
     max_seqlen_q: int | None = ..., max_seqlen_k: int | None = ...,
     dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
     window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
@@ -321,7 +321,7 @@ def flash_attn_varlen_func(
 ) -> Tensor: ...  # fmt: skip
 @overload
 def flash_attn_varlen_func(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None,
     max_seqlen_q: int | None = ..., max_seqlen_k: int | None = ...,
     dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
     window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
@@ -329,7 +329,7 @@ def flash_attn_varlen_func(
 ) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
 @overload
 def flash_attn_varlen_func(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None,
     max_seqlen_q: int | None = ..., max_seqlen_k: int | None = ...,
     dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
     window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
@@ -340,7 +340,7 @@ def flash_attn_varlen_func(
     k: torch.Tensor,
     v: torch.Tensor,
     cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
+    cu_seqlens_k: torch.Tensor | None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     dropout_p: float = 0.0,
@@ -371,21 +371,30 @@ def flash_attn_varlen_func(
         k: [total_k, num_kv_heads, head_dim]. v: [total_k, num_kv_heads, head_dim_v].
         cu_seqlens_q, cu_seqlens_k: int32 [batch + 1], on the device of q, from 0 to total_q and total_k.
         max_seqlen_q, max_seqlen_k: upper bounds of the lengths; optional on the CPU.
-        block_table, seqused_q, seqused_k: NotImplementedError unless left out.
+        block_table: int32 [batch, max_pages]: k and v are then pages, [num_pages, page_size, num_kv_heads, dim], of any
+            page size. cu_seqlens_k then only gives lengths, and may be None with seqused_k. No gradients.
+        seqused_k: int32 [batch], the keys in use of each sequence. No gradients.
+        seqused_q: NotImplementedError unless left out.
         The others and the errors: as flash_attn_func.
 
     Returns:
         out [total_q, num_heads, head_dim_v]; with return_attn_probs (out, softmax_lse, S_dmask): softmax_lse float32
         [num_heads, total_q]; S_dmask is empty (with dropout_p: NotImplementedError).
     """
-    if block_table is not None:
-        raise NotImplementedError("block_table: this version of headrace has no paged KV cache; pass k and v directly")
-    if seqused_q is not None or seqused_k is not None:
-        raise NotImplementedError("seqused_q, seqused_k: not supported; use cu_seqlens to bound the rows in use")
+    if seqused_q is not None:
+        raise NotImplementedError("seqused_q: not supported; use cu_seqlens_q to bound the rows in use")
     _refuse_fa3(qv, (q_descale, k_descale, v_descale), attention_chunk, sm_margin)
-    extras = (cu_seqlens_q, cu_seqlens_k, alibi_slopes, None, None, None, None)
+    max_seqlen_k = max_length("k", max_seqlen_k, cu_seqlens_k)
+    if block_table is not None:
+        if seqused_k is None and cu_seqlens_k is not None:
+            seqused_k = cu_seqlens_k.diff()
+        cu_seqlens_k = None
+    extras = extras_of(
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, alibi_slopes=alibi_slopes, block_table=block_table,
+        seqused_k=seqused_k,
+    )  # fmt: skip
     return _run(
         (q, k, v), extras, dropout_p, softmax_scale, causal, window_size, softcap,
-        max_length("q", max_seqlen_q, cu_seqlens_q) or 0, max_length("k", max_seqlen_k, cu_seqlens_k) or 0,
+        max_length("q", max_seqlen_q, cu_seqlens_q) or 0, max_seqlen_k or 0,
         num_splits, deterministic, return_attn_probs,
     )  # fmt: skip

@@ -8,6 +8,7 @@ import torch
 
 from . import _ops
 from ._attention import random_dropout_state
+from ._eager import extras_of
 
 
 def is_any_nested(*tensors: Any) -> bool:
@@ -59,9 +60,9 @@ def attention(
             f"key and value have {kv_heads[0]} and {kv_heads[1]} heads and query {heads}: must be equal; pass "
             "enable_gqa=True for groups of query heads that share a KV head"
         )
-    cu_seqlens = [t.offsets().to(torch.int32) for t in (q, k)]
+    cu_seqlens_q, cu_seqlens_k = (t.offsets().to(torch.int32) for t in (q, k))
     max_seqlen_q, max_seqlen_k = _longest(q), _longest(k)
-    extras = (*cu_seqlens, None, None, None, None, None)
+    extras = extras_of(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     options = (
         scale, 0.0, dropout_p, -1, -1, max_seqlen_q, max_seqlen_k, causal, 0, False, False, False, False,
     )  # fmt: skip

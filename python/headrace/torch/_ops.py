@@ -25,7 +25,7 @@ _is_compiling = torch.compiler.is_compiling
 
 _EXTRAS = (
     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? alibi_slopes, Tensor? bias, Tensor? mask, "
-    "Tensor? tree_mask, Tensor? sinks"
+    "Tensor? tree_mask, Tensor? sinks, Tensor? block_table, Tensor? seqused_k"
 )
 # In the order of _plans.Options.
 _OPTIONS = (

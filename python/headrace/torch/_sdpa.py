@@ -13,7 +13,7 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 from .._structs import CAUSAL_BOTTOM_RIGHT, CAUSAL_NONE, CAUSAL_TOP_LEFT
 from . import _eager, _nested, _ops, _quick
 from ._attention import random_dropout_state
-from ._eager import Extras
+from ._eager import Extras, extras_of
 from ._tensors import PLAIN, PLAIN_OR_NONE, check_tensors, refuse_opaque
 
 IMPLEMENTATION = "headrace"
@@ -35,8 +35,8 @@ def _mask_extras(attn_mask: torch.Tensor, q_sizes: torch.Size, k_sizes: torch.Si
             "([batch, heads, seqlen_q, seqlen_k]); reshape it"
         ) from None
     if attn_mask.dtype == torch.bool:
-        return (None, None, None, None, attn_mask, None, None)
-    return (None, None, None, attn_mask, None, None, None)
+        return extras_of(mask=attn_mask)
+    return extras_of(bias=attn_mask)
 
 
 def _check_heads(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:

@@ -1,0 +1,223 @@
+"""flash-attn's flash_attn_with_kvcache: attention over a cache of keys and values, after an append."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .._arguments import window_sizes
+from .._structs import CAUSAL_BOTTOM_RIGHT, CAUSAL_NONE
+from . import _ops
+from ._eager import extras_of, prepare
+from ._tensors import check_tensors
+
+
+def _lengths(cache_seqlens: int | torch.Tensor | None, q: torch.Tensor, capacity: int) -> torch.Tensor:
+    """Keys of each sequence in the cache, int32 [batch] on the device of q."""
+    if cache_seqlens is None:
+        cache_seqlens = capacity
+    if isinstance(cache_seqlens, int):
+        return torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
+    check_tensors(("cache_seqlens",), (cache_seqlens,), 1)
+    if cache_seqlens.shape != (q.shape[0],):
+        raise ValueError(
+            f"cache_seqlens.shape={tuple(cache_seqlens.shape)}: must be [batch], ({q.shape[0]},) as in q; pass the "
+            "number of keys of each sequence, or one int for all"
+        )
+    return cache_seqlens.to(torch.int32)
+
+
+def _pages(
+    q: torch.Tensor, k_cache: torch.Tensor, block_table: torch.Tensor | None, batch_idx: torch.Tensor | None
+) -> torch.Tensor | None:
+    """The block_table of the cache. A cache that sequences share by index is one of pages with a page for each."""
+    if block_table is not None and batch_idx is not None:
+        raise ValueError("cache_batch_idx with block_table: must be one or the other; index block_table by it")
+    if batch_idx is not None:
+        check_tensors(("cache_batch_idx",), (batch_idx,), 1)
+        block_table = batch_idx.to(torch.int32)[:, None]
+    if block_table is not None:
+        check_tensors(("block_table",), (block_table,), 1)
+        if block_table.dim() != 2 or block_table.shape[0] != q.shape[0]:
+            raise ValueError(
+                f"{'block_table' if batch_idx is None else 'cache_batch_idx[:, None]'}.shape="
+                f"{tuple(block_table.shape)}: must be [batch, max_pages], with batch={q.shape[0]} of q"
+            )
+    if block_table is None and k_cache.shape[0] != q.shape[0]:
+        raise ValueError(
+            f"k_cache.shape[0]={k_cache.shape[0]}: must be batch={q.shape[0]} of q; pass cache_batch_idx or block_table"
+        )
+    return block_table
+
+
+def _check_append(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    v_cache: torch.Tensor,
+    lengths: torch.Tensor,
+    pages: torch.Tensor | None,
+    capacity: int,
+    rotary: torch.Tensor | None,
+) -> None:
+    """Before anything is written: an index out of bounds would write to another sequence."""
+    for name, new, cache in (("k", k, k_cache), ("v", v, v_cache)):
+        if new.dim() != 4 or new.shape[0] != q.shape[0] or new.shape[2:] != cache.shape[2:] or new.dtype != cache.dtype:
+            raise ValueError(
+                f"{name}: {new.dtype} {tuple(new.shape)}: must be [batch, seqlen_new, heads, dim], with the batch of q "
+                f"and the heads, dim and dtype of {name}_cache ({cache.dtype} {tuple(cache.shape)})"
+            )
+    if k.shape[1] != v.shape[1]:
+        raise ValueError(f"v.shape[1]={v.shape[1]}: must be that of k, {k.shape[1]}; append as many values as keys")
+    seqlen_new, counts = k.shape[1], lengths.tolist()
+    for i, count in enumerate(counts):
+        if count < 0 or count + seqlen_new > capacity:
+            raise ValueError(
+                f"cache_seqlens[{i}]={count}: with {seqlen_new} new keys must be 0 to {capacity}, the room of a "
+                "sequence in the cache; nothing was appended; evict keys or enlarge the cache"
+            )
+    reach = max((count + max(seqlen_new, q.shape[1]) for count in counts), default=0)
+    if rotary is not None and reach > rotary.shape[0]:
+        raise ValueError(
+            f"rotary_cos.shape[0]={rotary.shape[0]}: must be at least {reach}, the position after the last; pass "
+            "cosines and sines of more positions; nothing was appended"
+        )
+    if pages is None or seqlen_new == 0:
+        return
+    page_size = k_cache.shape[1]
+    for i, (row, count) in enumerate(zip(pages.tolist(), counts)):
+        for j in range((count + seqlen_new - 1) // page_size + 1):
+            if not 0 <= row[j] < k_cache.shape[0]:
+                raise ValueError(
+                    f"block_table[{i}, {j}]={row[j]}: must be 0 to {k_cache.shape[0] - 1}, a page of k_cache; "
+                    "nothing was appended"
+                )
+
+
+def _rotated(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor, interleaved: bool
+) -> torch.Tensor:
+    """x [batch, seqlen, heads, dim], its first dims rotated by the angles of `positions` [batch, seqlen]."""
+    half = cos.shape[1]
+    c, s = (table.float()[positions][:, :, None] for table in (cos, sin))
+    head, rest = x[..., : 2 * half].float(), x[..., 2 * half :]
+    if interleaved:
+        a, b = head[..., ::2], head[..., 1::2]
+        turned = torch.stack((a * c - b * s, a * s + b * c), -1).flatten(-2)
+    else:
+        a, b = head[..., :half], head[..., half:]
+        turned = torch.cat((a * c - b * s, a * s + b * c), -1)
+    return torch.cat((turned.to(x.dtype), rest), -1)
+
+
+def _check_rotary(cos: torch.Tensor, sin: torch.Tensor | None, head_dim: int) -> torch.Tensor:
+    if sin is None or cos.dim() != 2 or cos.shape != sin.shape or 2 * cos.shape[1] > head_dim:
+        raise ValueError(
+            f"rotary_cos.shape={tuple(cos.shape)}, rotary_sin.shape={None if sin is None else tuple(sin.shape)}: must "
+            f"both be [seqlen, rotary_dim / 2], with rotary_dim at most head_dim={head_dim}"
+        )
+    return sin
+
+
+def _append(cache: torch.Tensor, new: torch.Tensor, positions: torch.Tensor, pages: torch.Tensor | None) -> None:
+    """Writes new[b, i] as key positions[b, i] of sequence b."""
+    if pages is None:
+        batch = torch.arange(new.shape[0], device=new.device)[:, None]
+        cache[batch, positions] = new
+    else:
+        page_size = cache.shape[1]
+        cache[pages.long().gather(1, positions // page_size), positions % page_size] = new
+
+
+@torch.no_grad()
+def flash_attn_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor | None = None,
+    v: torch.Tensor | None = None,
+    rotary_cos: torch.Tensor | None = None,
+    rotary_sin: torch.Tensor | None = None,
+    cache_seqlens: int | torch.Tensor | None = None,
+    cache_batch_idx: torch.Tensor | None = None,
+    cache_leftpad: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: torch.Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Any:
+    """flash_attn.flash_attn_with_kvcache: attention over a cache of keys and values. No gradients.
+
+    The append of k and v and the rotations are PyTorch operations before the attention. An append reads cache_seqlens
+    and block_table on the host, which waits for a GPU and cannot be captured in a graph; attention without an append
+    does neither.
+
+    Args:
+        q: [batch, seqlen_q, num_heads, head_dim]; float16, bfloat16, float32 or float64.
+        k_cache, v_cache: [batch_cache, seqlen_cache, num_kv_heads, dim]; with block_table pages, [num_pages, page_size,
+            num_kv_heads, dim], of any page size. Read in place, with any strides; copied if the last axis has gaps.
+        k, v: [batch, seqlen_new, num_kv_heads, dim], written in place into the cache from key cache_seqlens[b] on;
+            attention then sees them too. If the cache has no room the call fails and writes nothing.
+        rotary_cos, rotary_sin: [seqlen, rotary_dim / 2], need k. k is rotated by positions from cache_seqlens[b] on,
+            and so is q if causal or with a window; else all queries are rotated by position cache_seqlens[b].
+        cache_seqlens: int or int32 [batch], the keys in the cache before the append; default: all of it.
+        cache_batch_idx: int32 [batch], the entry of the cache of each sequence; not with block_table.
+        cache_leftpad: NotImplementedError unless left out.
+        block_table: int32 [batch, max_pages]; entries behind the keys in use are never read.
+        causal: query i of seqlen_q sees keys j <= i + (keys in use) - seqlen_q.
+        rotary_interleaved: dims 2i and 2i + 1 are a pair; else i and i + rotary_dim / 2.
+        The others: as flash_attn_func.
+
+    Returns:
+        out [batch, seqlen_q, num_heads, head_dim_v]; with return_softmax_lse (out, softmax_lse), softmax_lse float32
+        [batch, num_heads, seqlen_q], -inf for a row without keys.
+
+    Raises:
+        ValueError, NotImplementedError, MemoryError, RuntimeError: as attention().
+    """
+    check_tensors(("q", "k_cache", "v_cache"), (q, k_cache, v_cache), 3)
+    for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
+        if tensor.dim() != 4:
+            raise ValueError(f"{name}.shape={tuple(tensor.shape)}: must have 4 axes, [.., seqlen, heads, dim]")
+    if cache_leftpad is not None:
+        raise NotImplementedError("cache_leftpad: this version of headrace does not support it; start keys at 0")
+    if (k is None) != (v is None):
+        raise ValueError("k and v: one of them is not given; pass both to append them, or neither")
+    if rotary_cos is not None and k is None:
+        raise ValueError("rotary_cos without k: rotations belong to an append; pass k and v, or rotate q before")
+    if k is not None and cache_seqlens is None:
+        raise ValueError("cache_seqlens: not given, but k is; pass the number of keys before those of k")
+    pages = _pages(q, k_cache, block_table, cache_batch_idx)
+    capacity = k_cache.shape[1] * (1 if pages is None else pages.shape[1])
+    lengths = _lengths(cache_seqlens, q, capacity)
+    left, right = window_sizes(window_size)
+    options = (
+        softmax_scale, softcap, 0.0, left, right, 0, 0, CAUSAL_BOTTOM_RIGHT if causal else CAUSAL_NONE, num_splits,
+        False, False, False, False,
+    )  # fmt: skip
+    extras = extras_of(alibi_slopes=alibi_slopes, block_table=pages, seqused_k=lengths)
+    if k is not None and v is not None:
+        check_tensors(("k", "v"), (k, v), 2)
+        if rotary_cos is not None:
+            rotary_sin = _check_rotary(rotary_cos, rotary_sin, q.shape[-1])
+        prepare(q, k_cache, v_cache, extras, options, False, return_softmax_lse, False)  # the library's checks
+        _check_append(q, k_cache, k, v, v_cache, lengths, pages, capacity, rotary_cos)
+        start = lengths.long()[:, None]
+        positions = start + torch.arange(k.shape[1], device=q.device)
+        if rotary_cos is not None and rotary_sin is not None:
+            has_order = causal or left >= 0 or right >= 0
+            steps = torch.arange(q.shape[1], device=q.device) * int(has_order)
+            q = _rotated(q, rotary_cos, rotary_sin, start + steps, rotary_interleaved)
+            k = _rotated(k, rotary_cos, rotary_sin, positions, rotary_interleaved)
+        _append(k_cache, k, positions, pages)
+        _append(v_cache, v, positions, pages)
+        extras = extras_of(alibi_slopes=alibi_slopes, block_table=pages, seqused_k=lengths + k.shape[1])
+    out, lse, _ = _ops.attention(q, k_cache, v_cache, extras, options, None, False, return_softmax_lse, False)
+    return (out, lse) if return_softmax_lse else out
