@@ -62,6 +62,7 @@ ON_CPU = {
     "cpu_elementwise": (units("*Elementwise*:*Rope*:*Tiny*"),),
     "executor": (units("*Steps*:*Tiny*"),),
     "kv_cache": (units("ContiguousCache*"), units("*Tiny*:Session*")),
+    "paged_kv_cache": (units("PageAllocator*:*PrefixCache*:KvPages*:*KvPagesOf*:KvCache*:*RandomOperations*"),),
     "sampler": (units("*Sampling*:StopMatcher*"),),
     "gguf": (units("Gguf*"),),
     "tokenizer": (units("Tokenizer*:StreamDecoder*:Utf8*"),),

@@ -1,13 +1,22 @@
-// Memory of a device and copies into it.
+// Memory of a device, and copies into it and within it.
 #pragma once
 
 #include <cstddef>
 #include <memory>
+#include <span>
 
 #include "core/device.h"
+#include "core/kernel.h"
 #include "runtime/buffer.h"
 
 namespace headrace {
+
+// `bytes` bytes to copy between ranges that do not overlap.
+struct ByteCopy {
+  const std::byte* from;
+  std::byte* to;
+  std::size_t bytes;
+};
 
 // Thread-safe.
 class Device {
@@ -24,6 +33,14 @@ class Device {
   virtual Buffer allocate(std::size_t bytes) = 0;
   // A copy of host memory; null as in allocate().
   virtual Buffer upload(const void* data, std::size_t bytes) = 0;
+
+  // Memory of the host that copy() reaches without a detour: page-locked on a GPU. Null like
+  // allocate().
+  virtual Buffer allocate_host(std::size_t bytes) = 0;
+  // Copies one range after the other, so that a later copy may read what an earlier one wrote.
+  // Every range lies in memory of this device or of allocate_host(). The copies are work of
+  // `stream`: the call returns when they are enqueued. The list may be discarded then.
+  virtual Status copy(std::span<const ByteCopy> copies, Stream stream) = 0;
 
  private:
   const DeviceInfo info_;

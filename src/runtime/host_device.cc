@@ -25,6 +25,13 @@ class HostDevice final : public Device {
     if (buffer.data() != nullptr && bytes > 0) std::memcpy(buffer.data(), data, bytes);
     return buffer;
   }
+
+  Buffer allocate_host(std::size_t bytes) override { return allocate(bytes); }
+
+  Status copy(std::span<const ByteCopy> copies, Stream) override {
+    for (const ByteCopy& c : copies) std::memcpy(c.to, c.from, c.bytes);
+    return std::nullopt;
+  }
 };
 
 }  // namespace
