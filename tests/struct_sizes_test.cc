@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "headrace/headrace.hpp"
+#include "headrace/kv_cache.hpp"
 #include "headrace/model.h"
 
 namespace {
@@ -76,6 +77,8 @@ TEST(StructSizes, OfInitFunctions) {
   HEADRACE_EXPECT_INIT(session_options, "options");
   HEADRACE_EXPECT_INIT(sampling_options, "options");
   HEADRACE_EXPECT_INIT(generation_options, "options");
+  HEADRACE_EXPECT_INIT(kv_cache_options, "options");
+  HEADRACE_EXPECT_INIT(kv_batch, "batch");
 }
 
 // The same for functions that read the size from the struct.
@@ -142,6 +145,16 @@ TEST(StructSizes, OfModelInfos) {
   });
   headrace_session_destroy(session);
   headrace_model_destroy(model);
+}
+
+TEST(StructSizes, OfKvCaches) {
+  headrace::KvCache cache({.num_layers = 1, .num_kv_heads = 1, .head_dim = 8, .num_pages = 2});
+  const std::int64_t sequence = cache.add({}).sequence;
+  expect_reads_the_size<headrace_kv_sequence_info>("sequence", "info", [&](auto* to) {
+    return headrace_kv_cache_get_sequence_info(cache.get(), sequence, to);
+  });
+  expect_reads_the_size<headrace_kv_cache_stats>(
+      "stats", "stats", [&](auto* to) { return headrace_kv_cache_get_stats(cache.get(), to); });
 }
 
 // If a program ignores the status of an init function, the next call fails.

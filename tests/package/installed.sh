@@ -37,7 +37,7 @@ for example in explain errors; do
   LD_LIBRARY_PATH=$(pkg-config --variable=libdir headrace) "$work/$example"
 done
 python3 -B "$source/tests/package/documented_programs.py" "$work/documented" "$source/README.md" \
-  "$source/docs/api.md" "$source/docs/attention.md"
+  "$source/docs/api.md" "$source/docs/attention.md" "$source/docs/kv_cache.md"
 "$prefix/bin/headrace" --version
 for file in man/man1/headrace.1 bash-completion/completions/headrace zsh/site-functions/_headrace \
   fish/vendor_completions.d/headrace.fish; do

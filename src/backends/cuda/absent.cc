@@ -17,6 +17,7 @@ std::span<const Kernel> backward_kernels() { return {}; }
 std::string architectures() { return "none"; }
 Result<int> num_devices() { return absent(); }
 Result<DeviceInfo> device_info(int) { return absent(); }
+Result<std::unique_ptr<Device>> make_device(int) { return absent(); }
 Status run(const Plan&, const AttentionArgs&, Workspace, Stream) { return absent(); }
 void FreeScratch::operator()(void*) const {}
 Result<Scratch> allocate_scratch(std::size_t, int, Stream) { return absent(); }

@@ -8,6 +8,7 @@
 
 #include "core/kernel.h"
 #include "core/softmax_args.h"
+#include "runtime/device.h"
 
 namespace headrace::cuda {
 
@@ -23,6 +24,9 @@ std::string architectures();
 
 Result<int> num_devices();
 Result<DeviceInfo> device_info(int device_id);
+
+// Memory of a CUDA device.
+Result<std::unique_ptr<Device>> make_device(int device_id);
 
 // Checks the device and the pointers, then launches on `stream` with the plan's device current.
 // Afterwards the caller's device is current again.

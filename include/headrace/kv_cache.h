@@ -1,0 +1,197 @@
+/** @file
+ * Headrace: a paged KV cache. The C ABI of the memory that holds keys and values of many sequences
+ * in pages of one pool, shares them between sequences, and finds prefixes that were computed
+ * before. The conventions are those of headrace.h.
+ *
+ * Token t of a sequence lies in page block_table[t / page_size], slot t % page_size, in every
+ * layer. One step of a sequence is
+ *   1. headrace_kv_cache_reserve(): pages for the tokens of the step,
+ *   2. headrace_kv_cache_fill_batch(): block_table, seqused_k and slot_mapping for kernels,
+ *   3. kernels that write keys and values to slot_mapping and read pages through block_table,
+ *   4. headrace_kv_cache_commit(): the token ids.
+ *
+ *   - A call that returns invalid_argument or out_of_memory has changed nothing. out_of_memory from
+ *     reserve and swap_in means that pages are missing: free or swap out another sequence.
+ *   - Thread safety: one thread at a time may use a cache. Different caches are independent.
+ *   - Copies of pages are enqueued on `stream` and not waited for. Kernels that use the pages must
+ *     run in the order of that stream. On the CPU, copies are finished when a call returns.
+ */
+#ifndef HEADRACE_KV_CACHE_H_
+#define HEADRACE_KV_CACHE_H_
+
+#include "headrace/headrace.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Pages, sequences and the prefix cache. */
+typedef struct headrace_kv_cache headrace_kv_cache;
+
+/** Memory order of a page. Attention reads either as strides of the same axes. */
+typedef enum headrace_kv_layout {
+  HEADRACE_KV_NHD = 0, /**< [page_size, num_kv_heads, head_dim]: a token's heads are contiguous */
+  HEADRACE_KV_HND = 1  /**< [num_kv_heads, page_size, head_dim]: a head's tokens are contiguous */
+} headrace_kv_layout;
+
+/** Options of a cache. num_layers, num_kv_heads, head_dim and num_pages have no defaults. */
+typedef struct headrace_kv_cache_options {
+  size_t struct_size;     /**< sizeof this struct, set by the init function */
+  int64_t num_layers;     /**< layers that have keys and values */
+  int64_t num_kv_heads;   /**< KV heads of a layer */
+  int64_t head_dim;       /**< of keys, 1 to 576 */
+  int64_t head_dim_v;     /**< of values; 0: head_dim */
+  int64_t num_pages;      /**< in the pool; a page has page_size tokens of all layers */
+  int64_t num_host_pages; /**< in host memory, for swapped sequences; 0: none */
+  int64_t page_size;      /**< tokens per page, 1 or more; default 16 */
+  int32_t dtype;          /**< headrace_dtype: F16 (default), BF16 or F32 */
+  int32_t layout;         /**< headrace_kv_layout; default NHD */
+  int32_t device_type;    /**< headrace_device_type of the pages; default CPU */
+  int32_t device_id;      /**< CUDA: device number; CPU: 0 */
+} headrace_kv_cache_options;
+
+/** headrace_kv_cache_options_init() for bindings that cannot use this header: struct_size is the
+ * sizeof of their declaration. */
+HEADRACE_API headrace_status
+headrace_kv_cache_options_init_sized(headrace_kv_cache_options* options, size_t struct_size);
+/** Sets the defaults and struct_size. */
+static inline headrace_status headrace_kv_cache_options_init(headrace_kv_cache_options* options) {
+  return headrace_kv_cache_options_init_sized(options, sizeof *options);
+}
+
+/** Allocates all pages, uninitialized. out_of_memory: the message has the bytes. */
+HEADRACE_API headrace_status headrace_kv_cache_create(const headrace_kv_cache_options* options,
+                                                      headrace_kv_cache** cache);
+HEADRACE_API void headrace_kv_cache_destroy(headrace_kv_cache* cache); /**< NULL is allowed */
+
+/** The key pages of a layer: [num_pages, page_size, num_kv_heads, head_dim], valid as long as the
+ * cache. */
+HEADRACE_API headrace_status headrace_kv_cache_k_pages(const headrace_kv_cache* cache,
+                                                       int64_t layer, headrace_tensor* pages);
+/** The value pages of a layer: [num_pages, page_size, num_kv_heads, head_dim_v]. */
+HEADRACE_API headrace_status headrace_kv_cache_v_pages(const headrace_kv_cache* cache,
+                                                       int64_t layer, headrace_tensor* pages);
+
+/* ---- sequences ---- */
+
+/** Adds a sequence that begins with the longest prefix of `tokens` in the prefix cache, in whole
+ * pages and at most num_tokens - 1 tokens (logits come from computing at least one). The sequence
+ * then holds `num_cached` tokens; reserve and commit the others. Only sequences with equal `salt`
+ * share pages: give each tenant, adapter or modality its own. sequence: an id above 0 that is never
+ * used twice. num_cached may be NULL. */
+HEADRACE_API headrace_status headrace_kv_cache_add(headrace_kv_cache* cache, const int32_t* tokens,
+                                                   size_t num_tokens, uint64_t salt,
+                                                   int64_t* sequence, int64_t* num_cached);
+/** Adds a sequence with the tokens of another one, in the same pages. The first write to a partly
+ * filled page that others hold copies it. The other sequence must have no reserved slots. */
+HEADRACE_API headrace_status headrace_kv_cache_fork(headrace_kv_cache* cache, int64_t sequence,
+                                                    int64_t* fork);
+/** Removes a sequence. Its full pages can be found by their tokens until they are reused, least
+ * recently used first. */
+HEADRACE_API headrace_status headrace_kv_cache_free(headrace_kv_cache* cache, int64_t sequence);
+
+/** Makes at least num_tokens slots after the sequence's tokens writable. */
+HEADRACE_API headrace_status headrace_kv_cache_reserve(headrace_kv_cache* cache, int64_t sequence,
+                                                       int64_t num_tokens, void* stream);
+/** Appends token ids, 0 or more each. Their keys and values are in the first reserved slots, or
+ * will be when the work enqueued before is done. Full pages enter the prefix cache. */
+HEADRACE_API headrace_status headrace_kv_cache_commit(headrace_kv_cache* cache, int64_t sequence,
+                                                      const int32_t* tokens, size_t num_tokens);
+/** Keeps the first `length` tokens and no reserved slots. Pages of other sequences are unchanged.
+ */
+HEADRACE_API headrace_status headrace_kv_cache_truncate(headrace_kv_cache* cache, int64_t sequence,
+                                                        int64_t length);
+/** For the accepted nodes of a draft tree: copies the keys and values at `positions`, ascending and
+ * all reserved, to the first reserved slots, and gives up the other reserved slots. Commit the
+ * tokens afterwards. */
+HEADRACE_API headrace_status headrace_kv_cache_move(headrace_kv_cache* cache, int64_t sequence,
+                                                    const int64_t* positions, size_t num_positions,
+                                                    void* stream);
+
+/** Copies a sequence to host pages and frees its pages; gives up its reserved slots. Until it is
+ * swapped in, it can only be swapped in or freed. */
+HEADRACE_API headrace_status headrace_kv_cache_swap_out(headrace_kv_cache* cache, int64_t sequence,
+                                                        void* stream);
+/** Copies a sequence back. Pages that are still in the prefix cache are not copied. */
+HEADRACE_API headrace_status headrace_kv_cache_swap_in(headrace_kv_cache* cache, int64_t sequence,
+                                                       void* stream);
+
+/** State of a sequence. */
+typedef struct headrace_kv_sequence_info {
+  size_t struct_size;   /**< sizeof this struct, set by the caller */
+  int64_t length;       /**< tokens */
+  int64_t num_reserved; /**< slots after them */
+  int64_t num_pages;    /**< in the block table; 0 while swapped out */
+  int32_t is_swapped;   /**< 1: in host pages */
+  int32_t reserved;     /**< 0 */
+} headrace_kv_sequence_info;
+
+/** Fills `info`. */
+HEADRACE_API headrace_status headrace_kv_cache_get_sequence_info(const headrace_kv_cache* cache,
+                                                                 int64_t sequence,
+                                                                 headrace_kv_sequence_info* info);
+
+/* ---- a step ---- */
+
+/** Sequences of a step, and the arrays to fill, in host memory. */
+typedef struct headrace_kv_batch {
+  size_t struct_size;        /**< sizeof this struct, set by the init function */
+  const int64_t* sequences;  /**< [num_sequences] */
+  const int32_t* num_tokens; /**< [num_sequences]: reserved slots that the step writes */
+  int64_t num_sequences;     /**< elements of sequences and num_tokens */
+  int64_t max_pages;         /**< row length of block_table */
+  int32_t* block_table;  /**< written: [num_sequences, max_pages], 0 past a sequence's last page;
+                            NULL: not wanted */
+  int32_t* seqused_k;    /**< written: [num_sequences], length + num_tokens; NULL: not wanted */
+  int64_t* slot_mapping; /**< written: [num_slots], page * page_size + slot of each token that
+                            the step writes; NULL: not wanted */
+  int64_t num_slots;     /**< elements of slot_mapping: the sum of num_tokens */
+} headrace_kv_batch;
+
+/** headrace_kv_batch_init() for bindings that cannot use this header: struct_size is the sizeof of
+ * their declaration. */
+HEADRACE_API headrace_status headrace_kv_batch_init_sized(headrace_kv_batch* batch,
+                                                          size_t struct_size);
+/** Zeroes all fields (nothing given) and sets struct_size. */
+static inline headrace_status headrace_kv_batch_init(headrace_kv_batch* batch) {
+  return headrace_kv_batch_init_sized(batch, sizeof *batch);
+}
+
+/** Fills the arrays of a batch. */
+HEADRACE_API headrace_status headrace_kv_cache_fill_batch(const headrace_kv_cache* cache,
+                                                          const headrace_kv_batch* batch);
+
+/* ---- statistics ---- */
+
+/** Statistics of a cache. The counters begin with its creation. */
+typedef struct headrace_kv_cache_stats {
+  size_t struct_size;            /**< sizeof this struct, set by the caller */
+  int64_t num_pages;             /**< in the pool */
+  int64_t num_free_pages;        /**< no sequence holds them */
+  int64_t num_used_pages;        /**< the others */
+  int64_t num_cached_pages;      /**< in the prefix cache, used or free */
+  int64_t num_shared_pages;      /**< several sequences hold them */
+  int64_t num_host_pages;        /**< in host memory */
+  int64_t num_free_host_pages;   /**< of them, free */
+  int64_t num_sequences;         /**< swapped ones included */
+  int64_t num_swapped_sequences; /**< in host pages */
+  int64_t num_tokens;            /**< in used pages; tokens of a shared page count once */
+  int64_t num_unused_slots;      /**< of used pages: the waste */
+  int64_t num_queried_tokens;    /**< counter: prompt tokens that add looked up */
+  int64_t num_hit_tokens;        /**< counter: of them, found in the prefix cache */
+  int64_t num_evictions;         /**< counter: pages that left the prefix cache */
+  int64_t num_page_copies;       /**< counter: copies on write */
+  int64_t num_moved_tokens;      /**< counter: tokens that move copied */
+  int64_t num_pages_swapped_out; /**< counter: pages copied to the host */
+  int64_t num_pages_swapped_in;  /**< counter: pages copied back */
+} headrace_kv_cache_stats;
+
+/** Fills `stats`. Visits every page. */
+HEADRACE_API headrace_status headrace_kv_cache_get_stats(const headrace_kv_cache* cache,
+                                                         headrace_kv_cache_stats* stats);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* HEADRACE_KV_CACHE_H_ */

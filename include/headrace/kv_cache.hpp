@@ -1,0 +1,207 @@
+/// @file
+/// A paged KV cache for C++20: a header-only wrapper of kv_cache.h.
+///
+///   headrace::KvCache cache({.num_layers = 32, .num_kv_heads = 8, .head_dim = 128,
+///                            .num_pages = 4096});
+///   const auto [sequence, num_cached] = cache.add(prompt);
+///   cache.reserve(sequence, prompt.size() - num_cached);
+///   ...  // fill_batch(), kernels that write keys and values and read pages
+///   cache.commit(sequence, prompt.subspan(num_cached));
+#pragma once
+
+#if __cplusplus < 202002L
+#error \
+    "Headrace's C++ headers need C++20: compile with -std=c++20 (or later), in CMake link \
+headrace::headrace or set CMAKE_CXX_STANDARD to 20; C programs include headrace/headrace.h"
+#endif
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "headrace/headrace.hpp"
+#include "headrace/kv_cache.h"
+
+namespace headrace {
+inline namespace v0 {
+
+/// Memory order of a page.
+enum class KvLayout : std::int32_t {
+  nhd = HEADRACE_KV_NHD,  ///< [page_size, num_kv_heads, head_dim]
+  hnd = HEADRACE_KV_HND,  ///< [num_kv_heads, page_size, head_dim]
+};
+
+/// Options of a cache.
+struct KvCacheOptions {
+  std::int64_t num_layers = 0;              ///< layers that have keys and values
+  std::int64_t num_kv_heads = 0;            ///< KV heads of a layer
+  std::int64_t head_dim = 0;                ///< of keys
+  std::int64_t head_dim_v = 0;              ///< of values; 0: head_dim
+  std::int64_t num_pages = 0;               ///< in the pool
+  std::int64_t num_host_pages = 0;          ///< in host memory, for swapped sequences
+  std::int64_t page_size = 16;              ///< tokens per page
+  DType dtype = DType::f16;                 ///< f16, bf16 or f32
+  KvLayout layout = KvLayout::nhd;          ///< memory order of a page
+  std::int32_t device_type = HEADRACE_CPU;  ///< headrace_device_type of the pages
+  std::int32_t device_id = 0;               ///< CUDA: device number; CPU: 0
+
+  /// Converts to the C struct.
+  headrace_kv_cache_options to_c() const {
+    headrace_kv_cache_options c;
+    check(headrace_kv_cache_options_init(&c));
+    c.num_layers = num_layers;
+    c.num_kv_heads = num_kv_heads;
+    c.head_dim = head_dim;
+    c.head_dim_v = head_dim_v;
+    c.num_pages = num_pages;
+    c.num_host_pages = num_host_pages;
+    c.page_size = page_size;
+    c.dtype = static_cast<std::int32_t>(dtype);
+    c.layout = static_cast<std::int32_t>(layout);
+    c.device_type = device_type;
+    c.device_id = device_id;
+    return c;
+  }
+};
+
+/// Sequences of a step, and the arrays to fill, in host memory. Empty arrays are not wanted.
+struct KvBatch {
+  std::span<const std::int64_t> sequences = {};   ///< [n]
+  std::span<const std::int32_t> num_tokens = {};  ///< [n]: reserved slots that the step writes
+  std::int64_t max_pages = 0;                     ///< row length of block_table
+  std::span<std::int32_t> block_table = {};       ///< written: [n, max_pages], 0 past the last page
+  std::span<std::int32_t> seqused_k = {};         ///< written: [n], length + num_tokens
+  std::span<std::int64_t> slot_mapping =
+      {};  ///< written: [sum of num_tokens], page * page_size + slot
+};
+
+/// Keys and values of many sequences in pages of one pool. Use it on one thread at a time.
+class KvCache {
+ public:
+  /// Allocates all pages. Throws Error.
+  explicit KvCache(const KvCacheOptions& options) {
+    const headrace_kv_cache_options c = options.to_c();
+    headrace_kv_cache* cache = nullptr;
+    check(headrace_kv_cache_create(&c, &cache));
+    cache_.reset(cache);
+  }
+
+  /// Key pages of a layer: [num_pages, page_size, num_kv_heads, head_dim].
+  TensorView k_pages(std::int64_t layer) const {
+    TensorView pages;
+    check(headrace_kv_cache_k_pages(cache_.get(), layer, &pages));
+    return pages;
+  }
+  /// Value pages of a layer: [num_pages, page_size, num_kv_heads, head_dim_v].
+  TensorView v_pages(std::int64_t layer) const {
+    TensorView pages;
+    check(headrace_kv_cache_v_pages(cache_.get(), layer, &pages));
+    return pages;
+  }
+
+  /// A new sequence and the number of its tokens that were found in the prefix cache.
+  struct Added {
+    std::int64_t sequence;    ///< id, never used twice
+    std::int64_t num_cached;  ///< tokens that the sequence holds already
+  };
+  /// Adds a sequence that begins with the longest cached prefix of the prompt, at most all but one
+  /// of its tokens. Only sequences with equal salt share pages.
+  Added add(std::span<const std::int32_t> prompt, std::uint64_t salt = 0) {
+    Added added{};
+    check(headrace_kv_cache_add(cache_.get(), prompt.data(), prompt.size(), salt, &added.sequence,
+                                &added.num_cached));
+    return added;
+  }
+  /// A new sequence with the same tokens, in the same pages until one of the two writes.
+  std::int64_t fork(std::int64_t sequence) {
+    std::int64_t fork = 0;
+    check(headrace_kv_cache_fork(cache_.get(), sequence, &fork));
+    return fork;
+  }
+  /// Removes a sequence.
+  void free(std::int64_t sequence) { check(headrace_kv_cache_free(cache_.get(), sequence)); }
+
+  /// Makes at least num_tokens slots after the sequence's tokens writable. Throws
+  /// Error(HEADRACE_OUT_OF_MEMORY) if pages are missing.
+  void reserve(std::int64_t sequence, std::int64_t num_tokens, void* stream = nullptr) {
+    check(headrace_kv_cache_reserve(cache_.get(), sequence, num_tokens, stream));
+  }
+  /// Appends tokens whose keys and values are in the first reserved slots.
+  void commit(std::int64_t sequence, std::span<const std::int32_t> tokens) {
+    check(headrace_kv_cache_commit(cache_.get(), sequence, tokens.data(), tokens.size()));
+  }
+  /// Keeps the first `length` tokens and no reserved slots.
+  void truncate(std::int64_t sequence, std::int64_t length) {
+    check(headrace_kv_cache_truncate(cache_.get(), sequence, length));
+  }
+  /// Copies the keys and values at `positions`, ascending and all reserved, to the first reserved
+  /// slots, and gives up the other reserved slots.
+  void move(std::int64_t sequence, std::span<const std::int64_t> positions,
+            void* stream = nullptr) {
+    check(
+        headrace_kv_cache_move(cache_.get(), sequence, positions.data(), positions.size(), stream));
+  }
+
+  /// Copies a sequence to host pages and frees its pages. Throws Error(HEADRACE_OUT_OF_MEMORY) if
+  /// host pages are missing.
+  void swap_out(std::int64_t sequence, void* stream = nullptr) {
+    check(headrace_kv_cache_swap_out(cache_.get(), sequence, stream));
+  }
+  /// Copies it back. Throws Error(HEADRACE_OUT_OF_MEMORY) if pages are missing.
+  void swap_in(std::int64_t sequence, void* stream = nullptr) {
+    check(headrace_kv_cache_swap_in(cache_.get(), sequence, stream));
+  }
+
+  /// Fills the arrays of a step.
+  void fill_batch(const KvBatch& batch) const {
+    const std::size_t n = batch.sequences.size();
+    const auto max_pages = static_cast<std::size_t>(batch.max_pages);
+    check_size(batch.num_tokens.size() == n,
+               "num_tokens: must have one entry per sequence; resize it");
+    check_size(batch.block_table.empty() || batch.block_table.size() == n * max_pages,
+               "block_table: must have max_pages entries per sequence; resize it or pass none");
+    check_size(batch.seqused_k.empty() || batch.seqused_k.size() == n,
+               "seqused_k: must have one entry per sequence; resize it or pass none");
+    headrace_kv_batch c;
+    check(headrace_kv_batch_init(&c));
+    c.sequences = batch.sequences.data();
+    c.num_tokens = batch.num_tokens.data();
+    c.num_sequences = static_cast<std::int64_t>(n);
+    c.max_pages = batch.max_pages;
+    c.block_table = batch.block_table.empty() ? nullptr : batch.block_table.data();
+    c.seqused_k = batch.seqused_k.empty() ? nullptr : batch.seqused_k.data();
+    c.slot_mapping = batch.slot_mapping.empty() ? nullptr : batch.slot_mapping.data();
+    c.num_slots = static_cast<std::int64_t>(batch.slot_mapping.size());
+    check(headrace_kv_cache_fill_batch(cache_.get(), &c));
+  }
+
+  /// State of a sequence.
+  headrace_kv_sequence_info info(std::int64_t sequence) const {
+    headrace_kv_sequence_info info{};
+    info.struct_size = sizeof info;
+    check(headrace_kv_cache_get_sequence_info(cache_.get(), sequence, &info));
+    return info;
+  }
+  /// Statistics.
+  headrace_kv_cache_stats stats() const {
+    headrace_kv_cache_stats stats{};
+    stats.struct_size = sizeof stats;
+    check(headrace_kv_cache_get_stats(cache_.get(), &stats));
+    return stats;
+  }
+
+  /// For functions of the C ABI.
+  headrace_kv_cache* get() const { return cache_.get(); }
+
+ private:
+  static void check_size(bool is_right, const char* text) {
+    if (!is_right) throw Error(HEADRACE_INVALID_ARGUMENT, text);
+  }
+  struct Destroy {
+    void operator()(headrace_kv_cache* cache) const noexcept { headrace_kv_cache_destroy(cache); }
+  };
+  std::unique_ptr<headrace_kv_cache, Destroy> cache_;
+};
+
+}  // namespace v0
+}  // namespace headrace

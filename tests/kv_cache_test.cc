@@ -1,0 +1,446 @@
+// The paged KV cache through the public API: the shared library, kv_cache.h and kv_cache.hpp.
+#include "headrace/kv_cache.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "support/random.h"
+
+namespace {
+
+using headrace::DType;
+using headrace::Error;
+using headrace::KvCache;
+using headrace::KvCacheOptions;
+using headrace::KvLayout;
+using headrace::TensorView;
+using headrace::testing::Random;
+using Tokens = std::vector<std::int32_t>;
+
+const KvCacheOptions kSmall = {.num_layers = 2,
+                               .num_kv_heads = 2,
+                               .head_dim = 8,
+                               .num_pages = 8,
+                               .num_host_pages = 4,
+                               .page_size = 4,
+                               .dtype = DType::f32};
+
+template <class Body>
+std::string error_of(Body body, headrace_status code) {
+  try {
+    body();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "no error";
+  return {};
+}
+
+TEST(KvCacheApi, PagesAreViewsOfTheLayout) {
+  for (const KvLayout layout : {KvLayout::nhd, KvLayout::hnd}) {
+    KvCacheOptions options = kSmall;
+    options.head_dim_v = 16;
+    options.layout = layout;
+    const KvCache cache(options);
+    for (const TensorView& pages : {cache.k_pages(1), cache.v_pages(1)}) {
+      const std::int64_t dim = pages.data == cache.k_pages(1).data ? 8 : 16;
+      const std::int64_t shape[] = {8, 4, 2, dim};
+      EXPECT_EQ(pages.rank, 4);
+      EXPECT_TRUE(std::equal(shape, shape + 4, pages.shape));
+      EXPECT_EQ(pages.type(), DType::f32);
+      EXPECT_EQ(pages.device_type, HEADRACE_CPU);
+      EXPECT_EQ(pages.is_contiguous(), layout == KvLayout::nhd);
+      EXPECT_TRUE(layout == KvLayout::nhd || pages.permute({0, 2, 1, 3})->is_contiguous());
+    }
+    EXPECT_EQ(error_of([&] { static_cast<void>(cache.k_pages(2)); }, HEADRACE_INVALID_ARGUMENT),
+              "layer=2: must be 0 to 1; pass the index of a layer of the cache");
+    error_of([&] { static_cast<void>(cache.v_pages(-1)); }, HEADRACE_INVALID_ARGUMENT);
+  }
+}
+
+// A prompt, a fork, a draft and a second request with the same prompt.
+TEST(KvCacheApi, StepsOfSequences) {
+  KvCache cache(kSmall);
+  const Tokens prompt = {1, 2, 3, 4, 5, 6};
+  const auto [sequence, num_cached] = cache.add(prompt, 9);
+  EXPECT_EQ(num_cached, 0);
+  cache.reserve(sequence, 6);
+  Tokens block_table(3), seqused_k(1);
+  std::vector<std::int64_t> slot_mapping(6);
+  const std::int32_t num_tokens = 6;
+  cache.fill_batch({.sequences = {&sequence, 1},
+                    .num_tokens = {&num_tokens, 1},
+                    .max_pages = 3,
+                    .block_table = block_table,
+                    .seqused_k = seqused_k,
+                    .slot_mapping = slot_mapping});
+  EXPECT_EQ(seqused_k, Tokens{6});
+  EXPECT_EQ(block_table[2], 0);
+  for (std::int64_t i = 0; i < 6; ++i)
+    EXPECT_EQ(slot_mapping[static_cast<std::size_t>(i)],
+              block_table[static_cast<std::size_t>(i / 4)] * 4 + i % 4);
+  cache.commit(sequence, prompt);
+
+  const std::int64_t fork = cache.fork(sequence);
+  cache.reserve(fork, 3);
+  EXPECT_EQ(cache.stats().num_page_copies, 1);
+  const std::int64_t accepted[] = {6, 8};
+  cache.move(fork, accepted);
+  cache.commit(fork, Tokens{7, 8});
+  EXPECT_EQ(cache.info(fork).length, 8);
+  EXPECT_EQ(cache.info(fork).num_reserved, 0);
+  EXPECT_EQ(cache.add(Tokens{1, 2, 3, 4, 5, 6, 7, 8, 9}, 9).num_cached, 8);
+  EXPECT_EQ(cache.add(prompt, 8).num_cached, 0);
+
+  cache.swap_out(fork);
+  EXPECT_EQ(cache.info(fork).is_swapped, 1);
+  cache.swap_in(fork);
+  cache.truncate(fork, 1);
+  EXPECT_EQ(cache.info(fork).num_pages, 1);
+  cache.free(fork);
+  error_of([&] { cache.free(fork); }, HEADRACE_INVALID_ARGUMENT);
+  const std::string text = error_of([&] { cache.reserve(sequence, 26); }, HEADRACE_OUT_OF_MEMORY);
+  EXPECT_EQ(text.find("num_tokens=26: sequence 1 needs "), 0u) << text;
+}
+
+// Keys, values and queries of a token are functions of the token alone; any will do.
+float value_of(std::int32_t token, std::int64_t i) {
+  return static_cast<float>((token * 31 + i * 17) % 23) / 8 - 1;
+}
+
+// The outputs of a prompt's last tokens, those that add() did not find.
+std::vector<float> outputs_of(KvCache& cache, const Tokens& prompt) {
+  const auto [sequence, num_cached] = cache.add(prompt);
+  const Tokens rest(prompt.begin() + num_cached, prompt.end());
+  const auto num_new = static_cast<std::int32_t>(rest.size());
+  const std::int64_t max_pages = 32;
+  cache.reserve(sequence, num_new);
+  Tokens block_table(max_pages), seqused_k(1);
+  std::vector<std::int64_t> slot_mapping(rest.size());
+  cache.fill_batch({.sequences = {&sequence, 1},
+                    .num_tokens = {&num_new, 1},
+                    .max_pages = max_pages,
+                    .block_table = block_table,
+                    .seqused_k = seqused_k,
+                    .slot_mapping = slot_mapping});
+  const TensorView k = cache.k_pages(1), v = cache.v_pages(1);
+  std::vector<float> q, out(rest.size() * 2 * 8);
+  for (std::size_t n = 0; n < rest.size(); ++n)
+    for (std::int64_t i = 0; i < 2 * 8; ++i) {
+      const std::int64_t page = slot_mapping[n] / k.shape[1], idx = slot_mapping[n] % k.shape[1];
+      for (const TensorView& pages : {k, v})
+        static_cast<float*>(pages.data)[page * pages.strides[0] + idx * pages.strides[1] +
+                                        i / 8 * pages.strides[2] + i % 8] =
+            value_of(rest[n], pages.data == k.data ? i : i + 5);
+      q.push_back(value_of(rest[n], i + 9));
+    }
+  headrace::attention_forward({.q = {q.data(), DType::f32, {1, num_new, 2, 8}},
+                               .k = k,
+                               .v = v,
+                               .out = {out.data(), DType::f32, {1, num_new, 2, 8}},
+                               .block_table = {block_table.data(), DType::i32, {1, max_pages}},
+                               .seqused_k = {seqused_k.data(), DType::i32, {1}}},
+                              {.causal = headrace::Causal::bottom_right});
+  cache.commit(sequence, rest);
+  return out;
+}
+
+// Attention over a cache has the same bits for every page size and layout, and whether the
+// beginning of the prompt was computed or found.
+TEST(KvCacheApi, AttentionDoesNotDependOnPages) {
+  Tokens prompt(30);
+  for (std::size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<std::int32_t>(i * i % 19);
+  KvCacheOptions options = kSmall;
+  options.num_pages = options.page_size = 64;  // the sequence is contiguous in one page
+  KvCache whole(options);
+  const std::vector<float> expected = outputs_of(whole, prompt);
+  for (const KvLayout layout : {KvLayout::nhd, KvLayout::hnd})
+    for (const std::int64_t page_size : {1, 3, 16}) {
+      options.layout = layout;
+      options.page_size = page_size;
+      KvCache cache(options);
+      EXPECT_EQ(outputs_of(cache, prompt), expected) << page_size;
+      const std::vector<float> again = outputs_of(cache, prompt);
+      EXPECT_LT(again.size(), expected.size());
+      EXPECT_TRUE(std::equal(again.rbegin(), again.rend(), expected.rbegin())) << page_size;
+    }
+}
+
+TEST(KvCacheApi, ArraysOfAnotherSizeAreNotWritten) {
+  KvCache cache(kSmall);
+  const std::int64_t sequences[] = {cache.add({}).sequence, cache.add({}).sequence};
+  const std::int32_t num_tokens[] = {0, 0};
+  Tokens three(3);
+  const auto text = [&](const headrace::KvBatch& batch) {
+    return error_of([&] { cache.fill_batch(batch); }, HEADRACE_INVALID_ARGUMENT);
+  };
+  EXPECT_EQ(text({.sequences = sequences, .num_tokens = {num_tokens, 1}}),
+            "num_tokens: must have one entry per sequence; resize it");
+  EXPECT_EQ(
+      text(
+          {.sequences = sequences, .num_tokens = num_tokens, .max_pages = 2, .block_table = three}),
+      "block_table: must have max_pages entries per sequence; resize it or pass none");
+  EXPECT_EQ(text({.sequences = sequences, .num_tokens = num_tokens, .seqused_k = three}),
+            "seqused_k: must have one entry per sequence; resize it or pass none");
+  std::vector<std::int64_t> slots(1);
+  EXPECT_EQ(text({.sequences = sequences, .num_tokens = num_tokens, .slot_mapping = slots}),
+            "slot_mapping: has 1 elements; pass 0 (the sum of num_tokens), or null");
+}
+
+TEST(KvCacheApi, OptionsAreChecked) {
+  const auto expect = [](auto change, const std::string& text) {
+    KvCacheOptions options = kSmall;
+    change(options);
+    EXPECT_EQ(error_of([&] { KvCache cache(options); }, HEADRACE_INVALID_ARGUMENT), text);
+  };
+  using O = KvCacheOptions;
+  expect([](O& o) { o.num_layers = 0; },
+         "num_layers=0: must be 1 to 2147483647; pass that of the model");
+  expect([](O& o) { o.head_dim_v = -1; },
+         "head_dim_v=-1: must be 1 to 576; pass that of the model");
+  expect([](O& o) { o.dtype = DType::i32; },
+         "dtype=i32: must be f32, f16 or bf16; pass the one that attention reads");
+  expect([](O& o) { o.dtype = static_cast<DType>(7); },
+         "dtype=7: must be HEADRACE_F16, HEADRACE_BF16 or HEADRACE_F32");
+  expect([](O& o) { o.layout = static_cast<KvLayout>(2); },
+         "layout=2: must be 0 (nhd) or 1 (hnd); pass a headrace_kv_layout");
+  expect([](O& o) { o.device_type = 2; },
+         "device_type=2: must be 0 (cpu) or 1 (cuda); pass a headrace_device_type");
+  expect([](O& o) { o.device_id = 1; }, "device_id=1: must be 0 on the CPU; pass 0");
+  headrace_kv_cache_options c = kSmall.to_c();
+  c.struct_size = 8;
+  headrace_kv_cache* cache = nullptr;
+  EXPECT_EQ(headrace_kv_cache_create(&c, &cache), HEADRACE_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(headrace_last_error()).find("options.struct_size=8"), 0u);
+  EXPECT_EQ(cache, nullptr);
+}
+
+// Without CUDA, without a driver, or without such a device: an error, and no memory of the host.
+TEST(KvCacheApi, ADeviceThatIsAbsentIsAnError) {
+  KvCacheOptions options = kSmall;
+  options.device_type = HEADRACE_CUDA;
+  options.device_id = 1000;
+  const headrace_kv_cache_options c = options.to_c();
+  headrace_kv_cache* cache = nullptr;
+  const headrace_status status = headrace_kv_cache_create(&c, &cache);
+  EXPECT_TRUE(status == HEADRACE_UNSUPPORTED || status == HEADRACE_DEVICE_ERROR ||
+              status == HEADRACE_INVALID_ARGUMENT);
+  EXPECT_STRNE(headrace_last_error(), "");
+  EXPECT_EQ(cache, nullptr);
+}
+
+TEST(KvCacheApi, NullPointersAreErrors) {
+  const KvCache owner(kSmall);
+  headrace_kv_cache* const cache = owner.get();
+  headrace_tensor pages;
+  std::int64_t id = 0;
+  const std::int32_t token = 1;
+  const auto expect = [](headrace_status status, const std::string& argument) {
+    EXPECT_EQ(status, HEADRACE_INVALID_ARGUMENT);
+    EXPECT_EQ(std::string(headrace_last_error()).find(argument + "=NULL: must not be null; "), 0u)
+        << headrace_last_error();
+  };
+  const headrace_kv_cache_options options = kSmall.to_c();
+  expect(headrace_kv_cache_create(&options, nullptr), "cache");
+  headrace_kv_batch batch;
+  headrace_kv_batch_init(&batch);
+  headrace_kv_sequence_info info{};
+  headrace_kv_cache_stats stats{};
+  expect(headrace_kv_cache_k_pages(nullptr, 0, &pages), "cache");
+  expect(headrace_kv_cache_v_pages(nullptr, 0, &pages), "cache");
+  expect(headrace_kv_cache_add(nullptr, nullptr, 0, 0, &id, nullptr), "cache");
+  expect(headrace_kv_cache_fork(nullptr, 1, &id), "cache");
+  expect(headrace_kv_cache_free(nullptr, 1), "cache");
+  expect(headrace_kv_cache_reserve(nullptr, 1, 1, nullptr), "cache");
+  expect(headrace_kv_cache_commit(nullptr, 1, nullptr, 0), "cache");
+  expect(headrace_kv_cache_truncate(nullptr, 1, 0), "cache");
+  expect(headrace_kv_cache_move(nullptr, 1, nullptr, 0, nullptr), "cache");
+  expect(headrace_kv_cache_swap_out(nullptr, 1, nullptr), "cache");
+  expect(headrace_kv_cache_swap_in(nullptr, 1, nullptr), "cache");
+  expect(headrace_kv_cache_get_sequence_info(nullptr, 1, &info), "cache");
+  expect(headrace_kv_cache_fill_batch(nullptr, &batch), "cache");
+  expect(headrace_kv_cache_get_stats(nullptr, &stats), "cache");
+  expect(headrace_kv_cache_k_pages(cache, 0, nullptr), "pages");
+  expect(headrace_kv_cache_v_pages(cache, 0, nullptr), "pages");
+  expect(headrace_kv_cache_add(cache, nullptr, 1, 0, &id, nullptr), "tokens");
+  expect(headrace_kv_cache_add(cache, &token, 1, 0, nullptr, nullptr), "sequence");
+  EXPECT_EQ(headrace_kv_cache_add(cache, nullptr, 0, 0, &id, nullptr), HEADRACE_OK);
+  expect(headrace_kv_cache_fork(cache, id, nullptr), "fork");
+  expect(headrace_kv_cache_commit(cache, id, nullptr, 1), "tokens");
+  expect(headrace_kv_cache_move(cache, id, nullptr, 1, nullptr), "positions");
+  batch.num_sequences = 1;
+  expect(headrace_kv_cache_fill_batch(cache, &batch), "sequences");
+  batch.sequences = &id;
+  expect(headrace_kv_cache_fill_batch(cache, &batch), "num_tokens");
+  EXPECT_EQ(owner.stats().num_sequences, 1);
+  headrace_kv_cache_destroy(nullptr);
+}
+
+// Calls whose arguments are drawn by kind: right ones, and every kind of wrong one. A call works,
+// or says why not and changes nothing.
+class RandomCalls : public ::testing::Test {
+ protected:
+  std::int64_t draw_id() {
+    if (ids_.empty() || random_.chance(20)) {
+      const std::int64_t wrong[] = {0, -1, freed_, 1 << 30, INT64_MAX, INT64_MIN};
+      return random_.pick(wrong);
+    }
+    return ids_[static_cast<std::size_t>(random_.between(0, std::ssize(ids_) - 1))];
+  }
+  std::int64_t draw_count() {
+    const std::int64_t small = random_.between(0, 9);
+    const std::int64_t kinds[] = {small, small, small,     small,     20,
+                                  33,    -1,    INT32_MAX, INT64_MAX, INT64_MIN};
+    return random_.pick(kinds);
+  }
+  Tokens draw_tokens() {
+    Tokens tokens(static_cast<std::size_t>(random_.between(0, random_.chance(20) ? 40 : 9)));
+    for (auto& token : tokens) token = static_cast<std::int32_t>(random_.between(0, 1));
+    if (!tokens.empty() && random_.chance(10)) tokens.back() = -1;
+    return tokens;
+  }
+  headrace_status call_once();
+  headrace_status add(std::span<const std::int32_t> tokens);
+  headrace_status fork(std::int64_t id);
+  headrace_status free(std::int64_t id);
+  headrace_status fill_batch();
+  std::string state() const;
+
+  Random random_{7};
+  std::vector<std::int64_t> ids_;
+  std::int64_t freed_ = 0;
+  KvCache cache_{kSmall};
+};
+
+headrace_status RandomCalls::add(std::span<const std::int32_t> tokens) {
+  const auto salt = static_cast<std::uint64_t>(random_.between(0, 1));
+  std::int64_t id = 0;
+  const headrace_status status =
+      headrace_kv_cache_add(cache_.get(), tokens.data(), tokens.size(), salt, &id, nullptr);
+  if (status == HEADRACE_OK) ids_.push_back(id);
+  return status;
+}
+
+headrace_status RandomCalls::fork(std::int64_t id) {
+  std::int64_t fork = 0;
+  const headrace_status status = headrace_kv_cache_fork(cache_.get(), id, &fork);
+  if (status == HEADRACE_OK) ids_.push_back(fork);
+  return status;
+}
+
+headrace_status RandomCalls::free(std::int64_t id) {
+  const headrace_status status = headrace_kv_cache_free(cache_.get(), id);
+  if (status == HEADRACE_OK) freed_ = id;
+  std::erase(ids_, freed_);
+  return status;
+}
+
+headrace_status RandomCalls::call_once() {
+  headrace_kv_cache* const cache = cache_.get();
+  const Tokens tokens = draw_tokens();
+  const std::int64_t id = draw_id();
+  const bool has_room = std::ssize(ids_) < 8;
+  switch (random_.between(0, 9)) {
+    case 0:
+      if (has_room) return add(tokens);
+      [[fallthrough]];
+    case 1:
+      if (has_room) return fork(id);
+      [[fallthrough]];
+    case 2:
+    case 3:
+      return headrace_kv_cache_reserve(cache, id, draw_count(), nullptr);
+    case 4:
+      return headrace_kv_cache_commit(cache, id, tokens.data(), tokens.size());
+    case 5:
+      return headrace_kv_cache_truncate(cache, id, draw_count());
+    case 6: {
+      std::vector<std::int64_t> positions(static_cast<std::size_t>(random_.between(0, 3)));
+      for (auto& position : positions) position = draw_count();
+      return headrace_kv_cache_move(cache, id, positions.data(), positions.size(), nullptr);
+    }
+    case 7:
+      return headrace_kv_cache_swap_out(cache, id, nullptr);
+    case 8:
+      return random_.chance(50) ? headrace_kv_cache_swap_in(cache, id, nullptr) : free(id);
+    default:
+      return fill_batch();
+  }
+}
+
+// The arrays end at the sizes that the call names: the sanitizers look.
+headrace_status RandomCalls::fill_batch() {
+  const auto n = static_cast<std::size_t>(random_.between(0, 3));
+  std::vector<std::int64_t> sequences(n);
+  Tokens num_tokens(n), seqused_k(n);
+  for (auto& sequence : sequences) sequence = draw_id();
+  for (auto& count : num_tokens) count = static_cast<std::int32_t>(random_.between(-1, 3));
+  headrace_kv_batch batch;
+  headrace_kv_batch_init(&batch);
+  batch.sequences = sequences.data();
+  batch.num_tokens = num_tokens.data();
+  const std::int64_t wrong[] = {-1, std::int64_t{1} << 31, INT64_MAX, INT64_MIN};
+  batch.num_sequences = random_.chance(90) ? std::ssize(sequences) : random_.pick(wrong);
+  batch.max_pages = draw_count();
+  const bool has_table = batch.max_pages >= 0 && batch.max_pages <= 1000;
+  Tokens block_table(has_table ? n * static_cast<std::size_t>(batch.max_pages) : 0);
+  std::vector<std::int64_t> slots(static_cast<std::size_t>(random_.between(0, 5)));
+  batch.block_table = has_table ? block_table.data() : nullptr;
+  batch.seqused_k = seqused_k.data();
+  batch.slot_mapping = random_.chance(50) ? slots.data() : nullptr;
+  batch.num_slots = static_cast<std::int64_t>(slots.size());
+  return headrace_kv_cache_fill_batch(cache_.get(), &batch);
+}
+
+// All that can be read about the cache.
+std::string RandomCalls::state() const {
+  const auto bytes_of = [](const auto& x) {
+    return std::string(reinterpret_cast<const char*>(&x), sizeof x);
+  };
+  std::string text = bytes_of(cache_.stats());
+  for (const std::int64_t id : ids_) {
+    const headrace_kv_sequence_info info = cache_.info(id);
+    text += bytes_of(info);
+    Tokens row(8);
+    headrace_kv_batch batch;
+    headrace_kv_batch_init(&batch);
+    const std::int32_t zero = 0;
+    batch.sequences = &id;
+    batch.num_tokens = &zero;
+    batch.num_sequences = 1;
+    batch.max_pages = std::ssize(row);
+    batch.block_table = row.data();
+    EXPECT_EQ(headrace_kv_cache_fill_batch(cache_.get(), &batch) == HEADRACE_OK, !info.is_swapped);
+    for (const std::int32_t page : row) text += bytes_of(page);
+  }
+  return text;
+}
+
+TEST_F(RandomCalls, WorkOrSayWhyNot) {
+  const std::regex form(R"(^[a-z_]+(\[\d+\])?(=-?\d+)?: [^;]+; .+$)");
+  int num_ok = 0, num_invalid = 0, num_exhausted = 0;
+  for (int i = 0; i < 5000 && !HasFailure(); ++i) {
+    const std::string before = state();
+    const headrace_status status = call_once();
+    const std::string text = headrace_last_error();
+    num_ok += status == HEADRACE_OK;
+    num_invalid += status == HEADRACE_INVALID_ARGUMENT;
+    num_exhausted += status == HEADRACE_OUT_OF_MEMORY;
+    if (status == HEADRACE_OK) continue;
+    EXPECT_TRUE(std::regex_match(text, form)) << text;
+    EXPECT_EQ(state(), before) << text;
+  }
+  EXPECT_EQ(num_ok + num_invalid + num_exhausted, 5000);
+  EXPECT_GT(num_ok, 500);
+  EXPECT_GT(num_invalid, 500);
+  EXPECT_GT(num_exhausted, 20);
+}
+
+}  // namespace
