@@ -19,6 +19,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from ._structs import CAUSAL_BOTTOM_RIGHT, CAUSAL_NONE
 from .torch import _ops
 from .torch._attention import random_dropout_state
+from .torch._eager import extras_of
 
 NAME = "headrace"
 
@@ -138,7 +139,7 @@ def headrace_attention(
     if position_bias is not None:
         bias = position_bias if bias is None else bias + position_bias
     sinks = None if s_aux is None else s_aux.float()
-    extras = None if mask is bias is sinks is None else (None, None, None, bias, mask, None, sinks)
+    extras = None if mask is bias is sinks is None else extras_of(bias=bias, mask=mask, sinks=sinks)
     options = (scaling, softcap or 0.0, dropout, left, -1, 0, 0, mode, 0, False, False, False, False)
     state = random_dropout_state() if dropout else None
     out, _, _ = _ops.attention(query, key, value, extras, options, state, True, False, False)
