@@ -1,22 +1,16 @@
 // The program run from a shell: exit codes, streams, parseable output.
-#include "tests/support/program.h"
-
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <nlohmann/json.hpp>
 #include <string>
+
+#include "tests/support/program_json.h"
 
 namespace {
 
 using Result = headrace::testing::ProgramResult;
+using headrace::testing::json_of;
 using headrace::testing::run_program;
-
-nlohmann::json json_of(const std::string& arguments) {
-  const Result result = run_program(arguments + " --format json");
-  EXPECT_EQ(result.exit_code, 0) << arguments;
-  return nlohmann::json::parse(result.out);
-}
 
 TEST(Program, UsageErrorsExitWith2AndLeaveStdoutEmpty) {
   for (const char* arguments :

@@ -1,0 +1,88 @@
+// What inspect and bench model report, on tiny files with random weights.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "headrace/model.hpp"
+#include "tests/support/program_json.h"
+
+namespace {
+
+using headrace::testing::content_of;
+using headrace::testing::json_of;
+using headrace::testing::TemporaryFolder;
+
+const std::string kModel = HEADRACE_GOLDEN_DIR "/tiny/tiny_llama3_f16.gguf";
+
+TEST(ModelReports, InspectShowsTheFile) {
+  const auto json = json_of("inspect " + kModel);
+  EXPECT_EQ(json["meta"]["format"], "GGUF");
+  EXPECT_EQ(json["tensors"].size(), json["meta"]["tensors"].get<std::size_t>());
+  std::map<std::string, std::string> types;
+  for (const auto& row : json["metadata"]) types[row["key"]] = row["type"];
+  EXPECT_EQ(types["general.architecture"], "string");
+  EXPECT_EQ(types["llama.block_count"], "u32");
+  EXPECT_EQ(types["tokenizer.ggml.tokens"], "array[string]");
+}
+
+// Models of other architectures may have a list there, with one number per layer.
+TEST(ModelReports, InspectLeavesOutASizeThatIsNoWholeNumber) {
+  const TemporaryFolder folder;
+  const std::string whole = content_of(kModel), u32("\4\0\0\0", 4);
+  const auto before = json_of("inspect " + kModel)["summary"][0];
+  for (const auto& [key, name] :
+       {std::pair{"block_count", "num_layers"}, std::pair{"context_length", "context_length"},
+        std::pair{"embedding_length", "hidden_size"},
+        std::pair{"attention.head_count", "num_heads"},
+        std::pair{"attention.head_count_kv", "num_kv_heads"}}) {
+    std::string bytes = whole;
+    const std::string entry = std::string("llama.") + key;
+    const std::size_t at = bytes.find(entry + u32);
+    ASSERT_NE(at, std::string::npos) << key;
+    bytes[at + entry.size()] = 6;  // f32
+    const auto summary = json_of("inspect " + folder.file("other.gguf", bytes))["summary"][0];
+    EXPECT_FALSE(before[name].is_null()) << name;
+    EXPECT_TRUE(summary[name].is_null()) << summary;
+    EXPECT_EQ(summary["kv_cache_bytes_per_token"].is_null(), name != std::string("context_length"))
+        << summary;
+  }
+}
+
+// Compared with the loaded model's info.
+TEST(ModelReports, InspectSumsUpWhatTheLoadedModelIs) {
+  for (const char* name :
+       {"tiny_llama3_f16", "tiny_llama_headdim32_q8_0", "tiny_mistral_q4_1", "tiny_qwen2_q5_0"}) {
+    const std::string path = std::string(HEADRACE_GOLDEN_DIR "/tiny/") + name + ".gguf";
+    const auto json = json_of("inspect " + path);
+    ASSERT_EQ(json["summary"].size(), 1u);
+    const auto& summary = json["summary"][0];
+    const headrace::Model model(path);
+    const headrace_model_info info = model.info();
+    EXPECT_EQ(summary["name"], info.name);
+    EXPECT_EQ(summary["architecture"], info.architecture);
+    EXPECT_EQ(summary["num_layers"], info.num_layers);
+    EXPECT_EQ(summary["context_length"], info.context_length);
+    EXPECT_EQ(summary["hidden_size"], info.hidden_size);
+    EXPECT_EQ(summary["num_heads"], info.num_heads);
+    EXPECT_EQ(summary["num_kv_heads"], info.num_kv_heads);
+    EXPECT_EQ(summary["head_dim"], info.head_dim);
+    EXPECT_EQ(summary["num_parameters"], info.num_parameters);
+    EXPECT_EQ(summary["kv_cache_bytes_per_token"],
+              2 * info.num_layers * info.num_kv_heads * (info.head_dim + info.head_dim_v));
+    std::int64_t bytes = 0;
+    for (const auto& tensor : json["tensors"]) bytes += tensor["bytes"].get<std::int64_t>();
+    EXPECT_EQ(summary["weight_bytes"], bytes);
+  }
+}
+
+TEST(ModelReports, BenchModelHasARowForEachTest) {
+  const auto json = json_of("bench model -m " + kModel + " -p 8,16 -n 4 -t 1,2 -r 2 --no-ceilings");
+  ASSERT_EQ(json["rows"].size(), 6u);
+  EXPECT_EQ(json["rows"][0]["test"], "pp8");
+  EXPECT_EQ(json["rows"][2]["test"], "tg4");
+  for (const auto& row : json["rows"]) EXPECT_GT(row["tokens_per_s_mean"], 0);
+}
+
+}  // namespace
