@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 namespace headrace::cli {
 namespace {
 
@@ -33,6 +35,50 @@ TEST(AttentionShape, DefaultsFollowOtherSizes) {
   EXPECT_EQ(p.seqlen_k, 7);
   EXPECT_EQ(p.num_kv_heads, 6);
   EXPECT_EQ(p.head_dim_v, 80);
+}
+
+// Options of one field each: the problem is the default with this field.
+TEST(AttentionShape, EachOptionSetsItsFieldAlone) {
+  using Problem = headrace_problem;
+  const std::pair<std::vector<std::string>, void (*)(Problem&)> options[] = {
+      {{"--batch=3"}, [](Problem& p) { p.batch = 3; }},
+      {{"--seqlen-q=3", "--seqlen-k=7"}, [](Problem& p) { p.seqlen_q = 3, p.seqlen_k = 7; }},
+      {{"--seqlen=5", "--seqlen-k=7"}, [](Problem& p) { p.seqlen_q = 5, p.seqlen_k = 7; }},
+      {{"--seqlen-q=9"}, [](Problem& p) { p.seqlen_q = p.seqlen_k = 9; }},
+      {{"--heads=6", "--kv-heads=2"}, [](Problem& p) { p.num_heads = 6, p.num_kv_heads = 2; }},
+      {{"--head-dim=80", "--head-dim-v=48"},
+       [](Problem& p) { p.head_dim = 80, p.head_dim_v = 48; }},
+      {{"--dtype=f16"}, [](Problem& p) { p.dtype = HEADRACE_F16; }},
+      {{"--dtype=bf16"}, [](Problem& p) { p.dtype = HEADRACE_BF16; }},
+      {{"--dtype=f64"}, [](Problem& p) { p.dtype = HEADRACE_F64; }},
+      {{"--causal=bottom-right"}, [](Problem& p) { p.causal = HEADRACE_CAUSAL_BOTTOM_RIGHT; }},
+      {{"--causal=top-left"}, [](Problem& p) { p.causal = HEADRACE_CAUSAL_TOP_LEFT; }},
+      {{"--window=3,open"}, [](Problem& p) { p.window_left = 3; }},
+      {{"--window=-1,4"}, [](Problem& p) { p.window_right = 4; }},
+      {{"--softcap=30"}, [](Problem& p) { p.softcap = 30; }},
+      {{"--dropout=0.25"}, [](Problem& p) { p.dropout_p = 0.25; }},
+      {{"--alibi"}, [](Problem& p) { p.has_alibi = 1; }},
+      {{"--bias", "--dtype=f16"}, [](Problem& p) { p.dtype = p.bias_dtype = HEADRACE_F16; }},
+      {{"--mask"}, [](Problem& p) { p.has_mask = 1; }},
+      {{"--sinks"}, [](Problem& p) { p.has_sinks = 1; }},
+      {{"--lse"}, [](Problem& p) { p.has_lse = 1; }},
+      {{"--ragged", "--batch=2", "--seqlen=6"},
+       [](Problem& p) {
+         p.is_ragged = 1, p.batch = 2, p.seqlen_q = p.seqlen_k = 6, p.total_q = p.total_k = 6 + 3;
+       }},
+      {{"--backward"}, [](Problem& p) { p.phase = HEADRACE_BACKWARD, p.has_lse = 1; }},
+      {{"--backward", "--deterministic"},
+       [](Problem& p) { p.phase = HEADRACE_BACKWARD, p.has_lse = p.deterministic = 1; }},
+      {{"--backward", "--bias", "--sinks"}, [](Problem& p) {
+         p.phase = HEADRACE_BACKWARD, p.has_lse = p.has_sinks = p.has_dbias = p.has_dsinks = 1;
+         p.bias_dtype = HEADRACE_F32;
+       }}};
+  for (const auto& [arguments, change] : options) {
+    Problem expected = shape_of({}).problem;
+    change(expected);
+    const Problem got = shape_of(arguments).problem;
+    EXPECT_EQ(std::memcmp(&got, &expected, sizeof got), 0) << arguments.front();
+  }
 }
 
 TEST(AttentionShape, WorkOfAFullMatrix) {

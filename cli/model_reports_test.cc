@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <tuple>
 
 #include "headrace/model.hpp"
 #include "tests/support/program_json.h"
@@ -12,6 +13,7 @@ namespace {
 
 using headrace::testing::content_of;
 using headrace::testing::json_of;
+using headrace::testing::run_program;
 using headrace::testing::TemporaryFolder;
 
 const std::string kModel = HEADRACE_GOLDEN_DIR "/tiny/tiny_llama3_f16.gguf";
@@ -77,12 +79,81 @@ TEST(ModelReports, InspectSumsUpWhatTheLoadedModelIs) {
   }
 }
 
+// A u32 in the file's metadata, replaced.
+std::string with_number(std::string bytes, const std::string& key, unsigned char number) {
+  const std::size_t at = bytes.find(key + std::string("\4\0\0\0", 4));
+  EXPECT_NE(at, std::string::npos) << key;
+  if (at != std::string::npos)
+    bytes.replace(at + key.size() + 4, 4, {static_cast<char>(number), '\0', '\0', '\0'});
+  return bytes;
+}
+
+// A distinct number for each, so that a size that is read for another is found.
+TEST(ModelReports, InspectShowsEachSizeAndWhatFollowsFromIt) {
+  const TemporaryFolder folder;
+  std::string bytes = content_of(HEADRACE_GOLDEN_DIR "/tiny/tiny_llama_headdim32_q8_0.gguf");
+  const std::tuple<const char*, const char*, unsigned char> sizes[] = {
+      {"block_count", "num_layers", 2},
+      {"context_length", "context_length", 13},
+      {"embedding_length", "hidden_size", 17},
+      {"attention.head_count", "num_heads", 19},
+      {"attention.head_count_kv", "num_kv_heads", 3},
+      {"attention.key_length", "head_dim", 5},
+      {"attention.value_length", nullptr, 7}};
+  for (const auto& [key, name, number] : sizes)
+    bytes = with_number(bytes, std::string("llama.") + key, number);
+  const auto summary = json_of("inspect " + folder.file("other.gguf", bytes))["summary"][0];
+  for (const auto& [key, name, number] : sizes) {
+    if (name != nullptr) {
+      EXPECT_EQ(summary[name], number) << summary;
+    }
+  }
+  EXPECT_EQ(summary["kv_cache_bytes_per_token"], 2 * 2 * 3 * (5 + 7)) << "f16 of K and of V";
+}
+
 TEST(ModelReports, BenchModelHasARowForEachTest) {
   const auto json = json_of("bench model -m " + kModel + " -p 8,16 -n 4 -t 1,2 -r 2 --no-ceilings");
   ASSERT_EQ(json["rows"].size(), 6u);
   EXPECT_EQ(json["rows"][0]["test"], "pp8");
   EXPECT_EQ(json["rows"][2]["test"], "tg4");
   for (const auto& row : json["rows"]) EXPECT_GT(row["tokens_per_s_mean"], 0);
+}
+
+// The tests that ran, such as "pp8 tg4".
+std::string tests_of(const std::string& options) {
+  std::string tests;
+  const auto json = json_of("bench model -t 1 -r 1 --no-ceilings -m " + kModel + ' ' + options);
+  for (const auto& row : json["rows"])
+    tests += (tests.empty() ? "" : " ") + row["test"].get<std::string>();
+  return tests;
+}
+
+TEST(ModelReports, ALengthOf0IsNoBenchOfAModel) {
+  EXPECT_EQ(tests_of("-p 8 -n 4"), "pp8 tg4");
+  EXPECT_EQ(tests_of("-p 0 -n 4"), "tg4");
+  EXPECT_EQ(tests_of("-p 8 -n 0"), "pp8");
+  EXPECT_EQ(tests_of("-p 0,8 -n 4,0"), "pp8 tg4");
+  EXPECT_EQ(tests_of("-p 0 -n 0"), "");
+}
+
+TEST(ModelReports, BenchModelReportsTheOptionsItRanWith) {
+  const std::string command = "bench model --no-ceilings -m " + kModel + " -p 8 -n 4 ";
+  const auto of = [&](const std::string& options) { return json_of(command + options); };
+  const auto plain = of("-t 1 -r 2");
+  for (const auto& row : plain["rows"]) {
+    EXPECT_EQ(row["threads"], 1);
+    EXPECT_EQ(row["depth"], 0);
+    EXPECT_EQ(row["reps"], 2);
+    EXPECT_TRUE(row["read_gbytes_per_s"].is_null());
+  }
+  EXPECT_EQ(plain["meta"]["exact"], false);
+  for (const auto& row : of("-t 2 -r 3 -d 16")["rows"]) {
+    EXPECT_EQ(row["threads"], 2);
+    EXPECT_EQ(row["depth"], 16);
+    EXPECT_EQ(row["reps"], 3);
+  }
+  EXPECT_EQ(of("-t 1 -r 1 --exact")["meta"]["exact"], true);
+  EXPECT_EQ(run_program(command + "-c 7").exit_code, 2) << "8 tokens do not fit";
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <functional>
 
@@ -201,6 +202,40 @@ void expect_values(const std::string& arguments) {
   EXPECT_EQ(sampling.logit_bias[1].bias, 2.f);
   EXPECT_EQ(options.stop, (std::vector<std::string>{"a", "b"}));
   EXPECT_TRUE(options.ignore_end);
+}
+
+TEST(Options, OnlyListsOfNumbersAndNamesAreSplitAtCommas) {
+  Program program;
+  for_each_command(program.app, "", [&](const std::string& path, const CLI::App& command) {
+    for (const CLI::Option* option : command.get_options()) {
+      const std::string form = option->get_option_text();
+      const bool is_list = form.find(",...") != std::string::npos;
+      EXPECT_EQ(option->get_delimiter() == ',', is_list) << path << option->get_name();
+    }
+  });
+}
+
+TEST(Options, ATextIsTakenAsItIs) {
+  for (const std::string text : {"a, b", "a,", ",", "[a]", "[a,b]", "{a}", "\"a\"", "'a'", "a=b",
+                                 "=", "a;b", "#a", "\\n", "\n", "$a", "%s", " a ", "--", "-a"}) {
+    Program program;
+    for_each_command(program.app, "", [&](const std::string& path, const CLI::App& command) {
+      for (const CLI::Option* option : command.get_options()) {
+        if (option->get_type_name() != "TEXT" || option->get_lnames().empty()) continue;
+        std::vector<std::string> arguments = CLI::detail::split(path, ' ');
+        arguments.push_back("--" + option->get_lnames()[0] + '=' + text);
+        std::reverse(arguments.begin(), arguments.end());  // the parser pops from the back
+        try {
+          program.app.parse(std::move(arguments));
+        } catch (const CLI::ParseError&) {  // another argument is missing, or no such value
+        }
+        EXPECT_EQ(option->results(), std::vector{text}) << path << option->get_name();
+      }
+    });
+    ModelArguments parsed;
+    parsed.app.parse(std::vector<std::string>{"--stop=b,c", "--stop=" + text, "-m=x"});
+    EXPECT_EQ(generation_options(parsed.generation).stop, (std::vector<std::string>{text, "b,c"}));
+  }
 }
 
 TEST(Options, EveryValueSetsItsField) {

@@ -1,6 +1,7 @@
 // The program run from a shell: exit codes, streams, parseable output.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <string>
 
@@ -83,6 +84,41 @@ TEST(Program, ExplainNamesTheKernel) {
   const Result text = run_program("explain attention --device cpu:scalar:3");
   EXPECT_EQ(text.exit_code, 0);
   EXPECT_NE(text.out.find("3 threads"), std::string::npos);
+}
+
+// f64 runs only in the slow fallback of the CPU.
+TEST(Program, StrictRefusesTheSlowFallbackAlone) {
+  for (const char* options :
+       {"", "--backward", "--causal bottom-right", "--ragged --batch 2", "--bias --mask"}) {
+    for (const std::string dtype : {"f32", "f16", "bf16", "f64"}) {
+      const bool is_fallback = dtype == "f64";
+      const std::string command =
+          "explain attention --seqlen 64 --dtype " + dtype + ' ' + options + ' ';
+      EXPECT_EQ(json_of(command)["plans"][0]["is_fallback"], is_fallback) << command;
+      const Result strict = run_program(command + "--strict 2>&1");
+      EXPECT_EQ(strict.exit_code, is_fallback ? 1 : 0) << command << strict.out;
+      EXPECT_EQ(strict.out.find("strict_fallback=1: only the slow fallback") != std::string::npos,
+                is_fallback)
+          << command << strict.out;
+    }
+  }
+}
+
+TEST(Program, KernelsAreThoseOfThePhaseAndTheDevice) {
+  for (const std::string phase : {"", " --backward"}) {
+    const auto all = json_of("kernels" + phase)["kernels"];
+    for (const std::string dtype : {"f32", "f64"}) {
+      const std::string kernel =
+          json_of("explain attention --dtype " + dtype + phase)["plans"][0]["kernel"];
+      EXPECT_EQ(std::count_if(all.begin(), all.end(),
+                              [&](const auto& row) { return row["kernel"] == kernel; }),
+                1)
+          << kernel;
+    }
+    const std::string scalar = phase.empty() ? "cpu_scalar_fwd" : "cpu_scalar_bwd";
+    for (const auto& row : json_of("kernels --device cpu:scalar" + phase)["kernels"])
+      EXPECT_EQ(row["here"], row["kernel"] == scalar || row["f64"] == true) << row;
+  }
 }
 
 TEST(Program, BenchReportsEveryCall) {
