@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <iterator>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -284,31 +286,46 @@ TEST(PlanRun, UsesTheOptionsItWasPlannedWith) {
   }
 }
 
-TEST(PlanRun, EveryRunOptionHasAnEffect) {
-  const struct {
-    const char* name;
-    std::size_t bytes;
-    RunOptions options;
-  } kRuns[] = {{"dropout_seed", sizeof(RunOptions::dropout_seed), {.dropout_seed = 7}},
-               {"dropout_offset", sizeof(RunOptions::dropout_offset), {.dropout_offset = 7}}};
-  std::size_t bytes = sizeof(headrace_run_options::struct_size);
+struct RunOption {
+  const char* name;
+  std::uint64_t RunOptions::*of_run;
+  std::uint64_t AttentionOptions::*of_call;
+};
+constexpr RunOption kRunOptions[] = {
+    {"dropout_seed", &RunOptions::dropout_seed, &AttentionOptions::dropout_seed},
+    {"dropout_offset", &RunOptions::dropout_offset, &AttentionOptions::dropout_offset}};
+
+// Every bit of every option, forward and backward, with enough elements to tell the masks apart.
+TEST(PlanRun, EveryBitOfARunOptionHasItsEffect) {
+  static_assert(sizeof(headrace_run_options) ==
+                sizeof(std::size_t) + std::size(kRunOptions) * sizeof(std::uint64_t));
+  for (const bool is_backward : {false, true}) {
+    const auto call = [is_backward] {
+      Call c = is_backward ? backward("dropout", "") : dense("dropout");
+      c.o.dropout_p = 0.5;
+      return c;
+    };
+    const Plan plan = plan_of(call());
+    for (const RunOption& option : kRunOptions) {
+      std::set<std::vector<std::vector<std::uint64_t>>> results = {call().run()};
+      for (int bit = 0; bit < 64; ++bit) {
+        SCOPED_TRACE(std::string(option.name) + ", bit " + std::to_string(bit));
+        RunOptions options;
+        Call at_once = call(), by_plan = call();
+        options.*option.of_run = at_once.o.*option.of_call = std::uint64_t{1} << bit;
+        ASSERT_EQ(run_of(plan, by_plan, options), "");
+        EXPECT_EQ(by_plan.memory, at_once.run());
+        EXPECT_TRUE(results.insert(by_plan.memory).second) << "as with another bit";
+      }
+    }
+  }
+}
+
+TEST(PlanRun, WithoutRunOptionsTheyAreZero) {
   Call zeros = dense("zeros");
   zeros.o.dropout_p = 0.5;
   const Plan plan = plan_of(zeros);
   ASSERT_EQ(run_of(plan, zeros), "");
-  for (const auto& run : kRuns) {
-    SCOPED_TRACE(run.name);
-    bytes += run.bytes;
-    Call other = dense("other"), at_once = dense("at once");
-    ASSERT_EQ(run_of(plan, other, run.options), "");
-    EXPECT_NE(other.memory, zeros.memory);
-    at_once.o.dropout_p = 0.5;
-    at_once.o.dropout_seed = run.options.dropout_seed;
-    at_once.o.dropout_offset = run.options.dropout_offset;
-    EXPECT_EQ(at_once.run(), other.memory);
-  }
-  EXPECT_EQ(bytes, sizeof(headrace_run_options));
-  // NULL: zeros.
   Call null = dense("null");
   std::vector<char> workspace(plan.workspace_bytes());
   const headrace_attention_tensors tensors = null.t.to_c();

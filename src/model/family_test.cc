@@ -66,6 +66,56 @@ TEST(Family, HeadDimMayDifferFromHiddenSizePerHead) {
   EXPECT_EQ(config.value().rope_linear_factor, 4.0);
 }
 
+// Each number of a file at both ends of its range, alone: it reaches its field, whatever the others
+// are, and beyond its range the file is refused.
+TEST(Family, EachNumberHasARangeOfItsOwn) {
+  const struct {
+    const char* key;
+    std::int64_t Config::*field;
+    std::int64_t least, most;
+    std::vector<std::int64_t> wrong;
+  } numbers[] = {{"block_count", &Config::num_layers, 1, 1024, {0, 1025}},
+                 {"embedding_length", &Config::hidden_size, 1, 1 << 20, {0, (1 << 20) + 1}},
+                 {"feed_forward_length", &Config::ffn_size, 1, 1 << 20, {0, (1 << 20) + 1}},
+                 {"context_length", &Config::context_length, 1, 1 << 24, {0, (1 << 24) + 1}},
+                 {"attention.head_count", &Config::num_heads, 1, 4096, {0, 4097}},
+                 {"attention.head_count_kv", &Config::num_kv_heads, 1, 4096, {0, 4097}},
+                 {"attention.key_length", &Config::head_dim, 2, 576, {0, 577}},
+                 {"attention.value_length", &Config::head_dim_v, 1, 576, {0, 577}},
+                 {"attention.sliding_window", &Config::window, 0, 1 << 24, {-1, (1 << 24) + 1}},
+                 {"rope.dimension_count", &Config::rope_dim, 2, 576, {1, 578}}};
+  for (const std::string architecture : {"llama", "qwen2"}) {
+    for (const auto& number : numbers) {
+      const std::string key = architecture + '.' + number.key;
+      const auto file_with = [&](std::int64_t value) {
+        ModelFile file = file_of(architecture);
+        const auto set = [&](const char* name, std::int64_t x) {
+          file.metadata[architecture + '.' + name] = x;
+        };
+        // Sizes that go with every other one: heads are a multiple of the kv heads, and no larger
+        // part of a head rotates than there is.
+        set("attention.key_length", 576);
+        set("attention.value_length", 16);
+        if (key.ends_with("key_length")) set("rope.dimension_count", 2);
+        set("attention.head_count_kv", 1);
+        if (key.ends_with("head_count_kv")) set("attention.head_count", 4096);
+        file.metadata[key] = value;
+        return file;
+      };
+      for (const std::int64_t value : {number.least, number.most}) {
+        Result<Config> config = read_config(file_with(value));
+        ASSERT_TRUE(config.ok()) << config.failure().message;
+        EXPECT_EQ(config.value().*number.field, value) << key;
+      }
+      for (const std::int64_t value : number.wrong)
+        EXPECT_EQ(failure_of(file_with(value))
+                      .rfind(format_text("m.gguf: '{}' is {}, expected ", key, value), 0),
+                  0u)
+            << key << ' ' << value;
+    }
+  }
+}
+
 TEST(Family, RejectsUnknownArchitecturesAndFeatures) {
   EXPECT_EQ(
       failure_of(file_of("mamba")),
