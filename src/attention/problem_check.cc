@@ -251,6 +251,13 @@ void tighten_bounds(Problem& p) {
     p.seqlen_k = std::min(p.seqlen_k, p.total_k);
 }
 
+Failure other_problem(const char* name, std::int64_t planned, std::int64_t arrived) {
+  return invalid_argument(
+      "tensors: {}={} but the plan was made for {}={}; make a plan for this problem or pass "
+      "tensors of the planned one",
+      name, arrived, name, planned);
+}
+
 std::int64_t open_if_idle(std::int64_t window, const Problem& p) {
   // A window past every key hides nothing, and arithmetic with it could overflow.
   return window >= p.seqlen_q + p.seqlen_k ? -1 : window;
@@ -301,29 +308,35 @@ Result<Problem> check_problem(const Problem& problem) {
 }
 
 Status check_same_problem(const Problem& planned, const Problem& call) {
-  const struct {
-    const char* name;
-    std::int64_t planned, arrived;
-  } fields[] = {
-#define HEADRACE_FIELD(name) {#name, planned.name, call.name}
-      HEADRACE_FIELD(is_ragged),     HEADRACE_FIELD(dtype),      HEADRACE_FIELD(batch),
-      HEADRACE_FIELD(seqlen_q),      HEADRACE_FIELD(seqlen_k),   HEADRACE_FIELD(total_q),
-      HEADRACE_FIELD(total_k),       HEADRACE_FIELD(num_heads),  HEADRACE_FIELD(num_kv_heads),
-      HEADRACE_FIELD(head_dim),      HEADRACE_FIELD(head_dim_v), HEADRACE_FIELD(bias_dtype),
-      HEADRACE_FIELD(has_alibi),     HEADRACE_FIELD(has_mask),   HEADRACE_FIELD(has_sinks),
-      HEADRACE_FIELD(has_tree_mask), HEADRACE_FIELD(has_lse),    HEADRACE_FIELD(has_probs),
-      HEADRACE_FIELD(has_dlse),      HEADRACE_FIELD(has_dbias),  HEADRACE_FIELD(has_dsinks),
-      HEADRACE_FIELD(has_seqused_k), HEADRACE_FIELD(page_size),  HEADRACE_FIELD(num_pages),
-      HEADRACE_FIELD(max_pages),
-#undef HEADRACE_FIELD
-  };
-  for (const auto& [name, expected, arrived] : fields) {
-    if (expected != arrived)
-      return invalid_argument(
-          "tensors: {}={} but the plan was made for {}={}; make a plan for this problem or pass "
-          "tensors of the planned one",
-          name, arrived, name, expected);
-  }
+  // One comparison each: a table of the fields would be built on every run.
+#define HEADRACE_SAME(name) \
+  if (planned.name != call.name) return other_problem(#name, planned.name, call.name)
+  HEADRACE_SAME(is_ragged);
+  HEADRACE_SAME(dtype);
+  HEADRACE_SAME(batch);
+  HEADRACE_SAME(seqlen_q);
+  HEADRACE_SAME(seqlen_k);
+  HEADRACE_SAME(total_q);
+  HEADRACE_SAME(total_k);
+  HEADRACE_SAME(num_heads);
+  HEADRACE_SAME(num_kv_heads);
+  HEADRACE_SAME(head_dim);
+  HEADRACE_SAME(head_dim_v);
+  HEADRACE_SAME(bias_dtype);
+  HEADRACE_SAME(has_alibi);
+  HEADRACE_SAME(has_mask);
+  HEADRACE_SAME(has_sinks);
+  HEADRACE_SAME(has_tree_mask);
+  HEADRACE_SAME(has_lse);
+  HEADRACE_SAME(has_probs);
+  HEADRACE_SAME(has_dlse);
+  HEADRACE_SAME(has_dbias);
+  HEADRACE_SAME(has_dsinks);
+  HEADRACE_SAME(has_seqused_k);
+  HEADRACE_SAME(page_size);
+  HEADRACE_SAME(num_pages);
+  HEADRACE_SAME(max_pages);
+#undef HEADRACE_SAME
   if (call.alignment < planned.alignment)
     return invalid_argument(
         "tensors: an address or stride of q, k, v, out or of their gradients is aligned to only {} "

@@ -40,8 +40,10 @@ using Status = std::optional<Failure>;
 template <class T>
 class Result {
  public:
-  Result(T value) : state_(std::move(value)) {}            // implicit by design
-  Result(Failure failure) : state_(std::move(failure)) {}  // implicit by design
+  // Implicit by design. By reference: a plan is large, and each move of it costs.
+  Result(T&& value) : state_(std::move(value)) {}
+  Result(const T& value) : state_(value) {}
+  Result(Failure failure) : state_(std::move(failure)) {}
   bool ok() const { return state_.index() == 0; }
   T& value() { return std::get<0>(state_); }
   const T& value() const { return std::get<0>(state_); }

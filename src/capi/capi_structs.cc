@@ -8,18 +8,24 @@
 
 namespace headrace::capi {
 
+// Reads a struct whose defaults are zeros. Zeroes only what the caller's struct does not have:
+// tensors are large.
+template <class T>
+static Status read_over_zeros(const char* name, const T* theirs, std::size_t min_bytes, T& ours) {
+  HEADRACE_TRY(copy_versioned(name, theirs, min_bytes, &ours, sizeof ours));
+  const std::size_t known = std::min(theirs->struct_size, sizeof ours);
+  std::memset(reinterpret_cast<unsigned char*>(&ours) + known, 0, sizeof ours - known);
+  return std::nullopt;
+}
+
 Status read_tensors(const headrace_attention_tensors* theirs, headrace_attention_tensors& ours) {
-  ours = {};
   // The oldest accepted struct ends after the four required tensors.
-  return copy_versioned("tensors", theirs, offsetof(headrace_attention_tensors, lse), &ours,
-                        sizeof ours);
+  return read_over_zeros("tensors", theirs, offsetof(headrace_attention_tensors, lse), ours);
 }
 
 Status read_gradients(const headrace_attention_gradients* theirs,
                       headrace_attention_gradients& ours) {
-  ours = {};
-  return copy_versioned("gradients", theirs, offsetof(headrace_attention_gradients, dbias), &ours,
-                        sizeof ours);
+  return read_over_zeros("gradients", theirs, offsetof(headrace_attention_gradients, dbias), ours);
 }
 
 Status read_options(const headrace_attention_options* theirs, headrace_attention_options& ours) {
