@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <set>
 #include <string>
 
 #include "headrace/model.hpp"
@@ -308,6 +309,23 @@ TEST(ModelProgram, PromptSystemPromptAndTemplateAreTokensOfThePrompt) {
   EXPECT_EQ(run_program(command + "--template nonsense Hi").exit_code, 2);
   const TemporaryFolder folder;
   EXPECT_EQ(tokens("--raw -f " + folder.file("prompt", "abc")), 3);
+}
+
+// The first answer of a chat is that of generate with the same options, and each changes it.
+TEST(ModelProgram, AChatTakesTheOptionsOfGenerate) {
+  std::set<std::string> answers;
+  for (const std::string options :
+       {"-n 40", "-n 5", "-n 40 --system abcd", "-n 40 --template llama3", "-n 40 --stop t",
+        "-n 40 --temp 2", "-n 40 --temp 2 --seed 3", "-n 40 --temp 2 --top-k 3",
+        "-n 40 --temp 2 --top-p 0.5", "-n 40 --temp 2 --top-p 0.5 --order llama.cpp",
+        "-n 40 --repeat-penalty 3", "-n 40 --presence-penalty 4", "-n 40 --logit-bias 200=9"}) {
+    const std::string model = " -m " + kModel + " --ignore-end " + options;
+    const std::string answer = run_program("generate Hi" + model).out;
+    EXPECT_EQ(run_program("chat --no-history" + model + " <<END\nHi\nEND\n").out, answer)
+        << options;
+    EXPECT_TRUE(answers.insert(answer).second) << options << " has no effect";
+  }
+  EXPECT_EQ(run_program("chat --template nonsense -m " + kModel + " </dev/null").exit_code, 2);
 }
 
 TEST(ModelProgram, TokenizeTakesTextsInEveryWay) {

@@ -9,6 +9,10 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
 
 namespace {
 
@@ -132,10 +136,32 @@ TEST(Model, UnknownTemplatesAreRejectedWithTheRemedy) {
 }
 
 // generate() is a loop of sample and append.
+// Each option alone, and beside a temperature, without which some have no effect.
+std::vector<headrace::SamplingOptions> sampling_options() {
+  using Options = headrace::SamplingOptions;
+  std::vector<Options> all = {{}};
+  for (void (*set)(Options&) :
+       {+[](Options&) {}, +[](Options& o) { o.top_p = 0.5; }, +[](Options& o) { o.min_p = 0.5; },
+        +[](Options& o) { o.top_k = 3; }, +[](Options& o) { o.repetition_penalty = 3; },
+        +[](Options& o) { o.repetition_penalty = 3, o.repetition_window = 2; },
+        +[](Options& o) { o.presence_penalty = 4; }, +[](Options& o) { o.frequency_penalty = -4; },
+        +[](Options& o) { o.seed = std::uint64_t{1} << 40; },
+        +[](Options& o) { o.sequence = std::uint64_t{1} << 40; },
+        +[](Options& o) {
+          o.logit_bias = {{200, 9.0f}};
+        },
+        +[](Options& o) { o.top_p = 0.5, o.order = HEADRACE_ORDER_LLAMA_CPP; }}) {
+    Options options{.temperature = 5, .seed = 5};
+    set(options);
+    all.push_back(std::move(options));
+  }
+  return all;
+}
+
 TEST(Session, GeneratesWhatSamplingGives) {
   const Model model(kFile);
-  for (const double temperature : {0.0, 0.8}) {
-    const headrace::SamplingOptions sampling{.temperature = temperature, .seed = 5};
+  std::set<std::vector<std::int32_t>> answers;
+  for (const headrace::SamplingOptions& sampling : sampling_options()) {
     Session one(model), other(model);
     one.append(kPrompt);
     std::vector<std::int32_t> drawn;
@@ -144,7 +170,7 @@ TEST(Session, GeneratesWhatSamplingGives) {
       const auto token = one.sample(sampling, static_cast<std::int64_t>(kPrompt.size()), top);
       EXPECT_LE(token.logprob, 0);
       EXPECT_GE(top[0].logprob, top[1].logprob);
-      EXPECT_TRUE(temperature > 0 || top[0].token == token.token);
+      EXPECT_TRUE(sampling.temperature > 0 || top[0].token == token.token);
       drawn.push_back(token.token);
       one.append({&token.token, 1});
     }
@@ -163,7 +189,25 @@ TEST(Session, GeneratesWhatSamplingGives) {
       if (model.info().eos_token != token) wanted += model.detokenize({&token, 1});
     EXPECT_EQ(text, wanted);
     EXPECT_EQ(other.length(), static_cast<std::int64_t>(kPrompt.size()) + 19);
+    EXPECT_TRUE(answers.insert(drawn).second) << "an option without effect";
   }
+}
+
+// Seeds and sequences that differ in any bit draw other tokens.
+TEST(Session, EveryBitOfSeedAndSequenceCounts) {
+  const Model model(kFile);
+  std::map<int, std::vector<std::int32_t>> drawn;  // by bit: of the seed, then of the sequence
+  Session session(model);
+  for (int length = 1; length <= 12; ++length) {
+    session.append({kPrompt.data(), 1});
+    for (int bit = 0; bit < 128; ++bit) {
+      headrace::SamplingOptions sampling{.temperature = 100};
+      (bit < 64 ? sampling.seed : sampling.sequence) = std::uint64_t{1} << bit % 64;
+      drawn[bit].push_back(session.sample(sampling, length).token);
+    }
+  }
+  std::set<std::vector<std::int32_t>> all;
+  for (const auto& [bit, tokens] : drawn) EXPECT_TRUE(all.insert(tokens).second) << "bit " << bit;
 }
 
 TEST(Session, TextEndsAtLimitsCallbacksAndStopStrings) {
