@@ -129,9 +129,11 @@ def test_calls_that_differ_in_an_option(kind, name):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["dropout_seed", "dropout_offset"])
-def test_calls_that_differ_in_the_dropout_words(kind, name):
+@pytest.mark.parametrize("bit", [0, 1, 31, 32, 63])
+def test_calls_that_differ_in_a_bit_of_the_dropout_words(kind, name, bit):
+    words = (5, 5 ^ 1 << bit)
     a, b = check_both_orders(
-        *(attention_call(kind, {"dropout_p": 0.4, "dropout_seed": 3, name: word}) for word in (5, 6))
+        *(attention_call(kind, {"dropout_p": 0.4, "dropout_seed": 3, name: word}) for word in words)
     )
     assert not are_same(a, b)
 
