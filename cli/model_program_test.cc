@@ -59,7 +59,7 @@ TEST(ModelProgram, FilesThatAreNotModelsFailAndAreNamed) {
       {"/dev/null", "is a character device"},
       {folder.file("empty", ""), "0 bytes"},
       {folder.file("text", std::string(100, 'x')), "not a GGUF file"},
-      {folder.file("head", whole.substr(0, 1000)), "bytes are left"},
+      {folder.file("head", whole.substr(0, 1000)), "bytes left"},
       {folder.file("half", whole.substr(0, whole.size() / 2)), "ends "}};
   for (const char* command : kModelCommands) {
     for (const auto& [file, reason] : files) {
