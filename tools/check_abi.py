@@ -113,6 +113,7 @@ def configure(args):
 BEFORE = {
     "include/headrace/kv_cache.h": "",
     "include/headrace/model.h": "",
+    "include/headrace/softmax.h": "",
     "include/headrace/headrace.h": """#include <stddef.h>
 #define HEADRACE_API __attribute__((visibility("default")))
 typedef enum headrace_status { OK = 0 } headrace_status;

@@ -20,7 +20,7 @@ namespace headrace::cuda::sm80::fwd {
 
 extern __shared__ __align__(1024) unsigned char dynamic_smem[];
 
-template <class T, bool kIsGeneral, class Shape>
+template <class T, bool kIsGeneral, bool kReadsPages, class Shape>
 class Forward {
   static constexpr Tile kTile = Shape::kTile;
   static constexpr bool kIsFloat = std::is_same_v<T, float>;
@@ -180,7 +180,7 @@ class Forward {
     const int key = first_key_of(k_block);
     const u32 to = smem(smem_offset) + stage_of(k_block);
     const T* data = static_cast<const T*>(x.data) + offset + Copy::chunk() * Copy::kElements;
-    if (c_.pages.block_table != nullptr)
+    if (kReadsPages && c_.pages.block_table != nullptr)
       return load_pages<T, kDim, kKeys, kThreads, Swizzle>(to, {data, x, key, dim}, c_, work());
     load_tile<T, kDim, kKeys, kThreads, Swizzle>(
         to, data + (key + Copy::first()) * x.stride_seq, x.stride_seq, dim,
@@ -487,12 +487,12 @@ class Forward {
   bool is_recompute_ = false, needs_recompute_ = false;  // needs_recompute_: the lane's row
 };
 
-template <class T, bool kIsGeneral, class Shape>
-__global__ void __launch_bounds__(Shape::kTile.threads(), Shape::kTile.min_ctas)
+template <class T, bool kIsGeneral, bool kReadsPages, class Shape>
+__global__ void __launch_bounds__(Shape::kTile.threads(),
+                                  kReadsPages && !kIsGeneral ? 1 : Shape::kTile.min_ctas)
     forward(const __grid_constant__ Params params) {
-  for (std::int64_t work_idx = blockIdx.x; work_idx < params.order.num_tiles();
-       work_idx += gridDim.x) {
-    Forward<T, kIsGeneral, Shape>(params).run(work_idx);
+  for (std::int64_t i = blockIdx.x; i < params.order.num_tiles(); i += gridDim.x) {
+    Forward<T, kIsGeneral, kReadsPages, Shape>(params).run(i);
     __syncthreads();
   }
 }

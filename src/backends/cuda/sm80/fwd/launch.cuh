@@ -7,7 +7,7 @@
 
 namespace headrace::cuda::sm80::fwd {
 
-template <class T, bool kIsGeneral, int kDim, bool kIsLarge = false>
+template <class T, bool kIsGeneral, bool kReadsPages, int kDim, bool kIsLarge = false>
 Status launch_forward(const char* name, const Params& params, Stream stream) {
   using Shape = TileOf<std::is_same_v<T, float>, kDim, kIsGeneral, kIsLarge>;
   constexpr Tile tile = Shape::kTile;
@@ -19,9 +19,10 @@ Status launch_forward(const char* name, const Params& params, Stream stream) {
                           .grid = dim3(static_cast<unsigned>(num_ctas)),
                           .block = dim3(tile.threads()),
                           .smem_bytes = static_cast<unsigned>(smem.total)};
+  constexpr auto kKernel = forward<T, kIsGeneral, kReadsPages, Shape>;
   static AllowedSmem allowed;
-  HEADRACE_TRY(allow_smem(shape, forward<T, kIsGeneral, Shape>, allowed));
-  return launch(shape, static_cast<cudaStream_t>(stream), forward<T, kIsGeneral, Shape>, params);
+  HEADRACE_TRY(allow_smem(shape, kKernel, allowed));
+  return launch(shape, static_cast<cudaStream_t>(stream), kKernel, params);
 }
 
 template <class T>
@@ -38,13 +39,21 @@ Status launch_combine(const char* name, const Call& call) {
   return launch(shape, static_cast<cudaStream_t>(call.stream), combine<T>, params);
 }
 
-template <class T, int kDim>
-Status launch_scores(const char* name, const Call& call) {
-  if (call.is_general) return launch_forward<T, true, kDim>(name, call.params, call.stream);
+template <class T, bool kReadsPages, int kDim>
+Status launch_plain(const char* name, const Call& call) {
   if constexpr (std::is_same_v<T, float> && kDim == kLargeTile.dim)
     if (call.use_large_tile)
-      return launch_forward<T, false, kDim, true>(name, call.params, call.stream);
-  return launch_forward<T, false, kDim>(name, call.params, call.stream);
+      return launch_forward<T, false, kReadsPages, kDim, true>(name, call.params, call.stream);
+  return launch_forward<T, false, kReadsPages, kDim>(name, call.params, call.stream);
+}
+
+// With plain scores pages have instances of their own: their registers would cost whole tensors 4
+// %.
+template <class T, int kDim>
+Status launch_scores(const char* name, const Call& call) {
+  if (call.is_general) return launch_forward<T, true, true, kDim>(name, call.params, call.stream);
+  if (call.params.pages.block_table != nullptr) return launch_plain<T, true, kDim>(name, call);
+  return launch_plain<T, false, kDim>(name, call);
 }
 
 template <class T, int kDim>
