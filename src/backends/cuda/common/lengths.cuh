@@ -49,7 +49,20 @@ __device__ inline Sequence device_sequence(const Sizes& sizes, const Lengths& le
   return {.row_q = q.begin, .row_k = k.begin, .seqlen_q = q.length, .seqlen_k = k.length};
 }
 
-// The same with seqused_k and pages, which only some kernels take.
+// seqused_k of a sequence, at most its seqlen_k.
+__device__ inline std::int64_t num_used_keys(const Lengths& lengths, const UsedKeys& keys,
+                                             std::int64_t batch_idx, const Sequence& sequence,
+                                             bool reports) {
+  const std::int64_t used = keys.seqused_k[batch_idx * keys.stride];
+  const std::int64_t clamped = min(max(used, std::int64_t{0}), sequence.seqlen_k);
+  if (reports && used != clamped)
+    report_length_error(lengths.error_word, LengthError::seqused_k, batch_idx);
+  if (reports && lengths.has_tree_mask && sequence.seqlen_q > clamped)
+    report_length_error(lengths.error_word, LengthError::tree_mask, batch_idx);
+  return clamped;
+}
+
+// The same as device_sequence() with seqused_k and pages, which only some kernels take.
 __device__ inline Sequence sequence_with_used_keys(const Sizes& sizes, const Lengths& lengths,
                                                    const UsedKeys& keys, std::int64_t batch_idx,
                                                    bool reports) {
@@ -65,13 +78,7 @@ __device__ inline Sequence sequence_with_used_keys(const Sizes& sizes, const Len
     sequence.seqlen_q = q.length;
   }
   if (keys.seqused_k == nullptr) return sequence;
-  const std::int64_t used = keys.seqused_k[batch_idx * keys.stride];
-  const std::int64_t clamped = min(max(used, std::int64_t{0}), sequence.seqlen_k);
-  if (reports && used != clamped)
-    report_length_error(lengths.error_word, LengthError::seqused_k, batch_idx);
-  sequence.seqlen_k = clamped;
-  if (reports && lengths.has_tree_mask && sequence.seqlen_q > clamped)
-    report_length_error(lengths.error_word, LengthError::tree_mask, batch_idx);
+  sequence.seqlen_k = num_used_keys(lengths, keys, batch_idx, sequence, reports);
   return sequence;
 }
 

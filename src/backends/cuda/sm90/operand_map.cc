@@ -22,7 +22,7 @@ Status encode_operand(const Problem& p, const Operand& x, const OperandShape& sh
   if (has_pack) add(pack, x.stride_head, shape.pack);
   add(shape.rows, x.stride_seq, shape.box_rows);
   add(shape.heads / pack, x.stride_head * pack, 1);
-  add(p.is_ragged ? 1 : p.batch, x.stride_batch, 1);
+  add(shape.batch, x.stride_batch, 1);
   if (std::string reason = tensor_map_refusal(spec, x.data, strides); !reason.empty())
     return unsupported(
         "a tensor of the call does not suit TMA: {}; make the plan with "

@@ -11,7 +11,8 @@
 namespace headrace::cuda::sm90 {
 
 struct OperandShape {
-  std::int64_t columns, rows, heads;  // rows of a sequence; ragged: of all
+  std::int64_t columns, rows, heads;  // rows of a sequence or a page; packed sequences: of all
+  std::int64_t batch;                 // sequences or pages; packed sequences: 1
   int pack = 0;                       // above 0: the head axis is (heads / pack, pack), and a box
                                       // has `pack` heads of each row
   int box_rows;

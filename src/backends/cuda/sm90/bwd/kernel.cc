@@ -188,10 +188,12 @@ Status encode_maps(const Problem& p, const AttentionArgs& args, const Tile& tile
   const OperandShape q{.columns = p.head_dim,
                        .rows = p.is_ragged ? p.total_q : p.seqlen_q,
                        .heads = p.num_heads,
+                       .batch = p.is_ragged ? 1 : p.batch,
                        .box_rows = tile.queries};
   const OperandShape k{.columns = p.head_dim,
                        .rows = p.is_ragged ? p.total_k : p.seqlen_k,
                        .heads = p.num_kv_heads,
+                       .batch = q.batch,
                        .box_rows = tile.keys};
   OperandShape dout = q, v = k;
   dout.columns = v.columns = p.head_dim_v;

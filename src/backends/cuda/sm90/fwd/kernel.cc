@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "backends/cuda/runtime/call_token.h"
 #include "backends/cuda/runtime/error_word.cuh"
@@ -85,8 +86,7 @@ const Variant* variant_of(const Problem& p) {
 // ---- refusals
 
 std::string refused_layout(const Problem& p) {
-  if (has_pages(p)) return "reads keys from whole tensors, not from pages";
-  if (p.has_seqused_k) return "takes all keys of k, not the first seqused_k";
+  if (has_pages(p) && p.num_pages == 0) return "there are no pages";
   return refused_operands(p, variant_of(p) != nullptr);
 }
 
@@ -97,12 +97,8 @@ std::string refused_scores(const Problem& p) {
   return {};
 }
 
-std::int64_t total_or(std::int64_t total, std::int64_t dense, const Problem& p) {
-  return p.is_ragged ? total : dense;
-}
-
 std::string refused_size(const Problem& p) {
-  if (p.seqlen_k == 0 || total_or(p.total_k, 1, p) == 0) return "there are no keys";
+  if (p.seqlen_k == 0 || (has_ragged_keys(p) && p.total_k == 0)) return "there are no keys";
   if (std::max(p.seqlen_q, p.seqlen_k) >= kMaxSeqlen)
     return format_text("sequences must be shorter than {}", kMaxSeqlen);
   const std::int64_t blocks = ceil_div<std::int64_t>(p.seqlen_q, kGroupRows);
@@ -191,7 +187,7 @@ void set_sections(const Problem& p, const DeviceInfo& device, std::int64_t num_c
 // Tiles of different length, and more than one a CTA: a dynamic tile counter.
 bool is_dynamic(const Problem& p, const TileParams& tiles, std::int64_t num_ctas) {
   return tiles.num_tiles > num_ctas &&
-         (tiles.is_triangular != 0 || p.is_ragged || p.window_left >= 0);
+         (tiles.is_triangular != 0 || has_device_lengths(p) || p.window_left >= 0);
 }
 
 // What a launch needs beside the pointers of the call.
@@ -236,21 +232,32 @@ bool suits_tma(const ScoreOperand& bias, DType dtype, const TileParams& tiles) {
          bias.stride_batch >= 0 && bias.stride_head >= 0 && bias.stride_q > 0 && tiles.pack == 1;
 }
 
+// Keys of a TMA box: all of a k-block, or as many as lie in one page of every k-block.
+int box_keys(const Problem& p, const Tile& tile) {
+  return static_cast<int>(std::gcd(p.page_size, std::int64_t{tile.keys}));
+}
+
 Status encode_maps(const Problem& p, const AttentionArgs& args, const Tile& tile,
                    const TileParams& tiles, Maps& maps) {
   const std::int64_t rows_q = p.is_ragged ? p.total_q : p.seqlen_q;
-  const std::int64_t rows_k = p.is_ragged ? p.total_k : p.seqlen_k;
+  const std::int64_t batch_q = p.is_ragged ? 1 : p.batch;
   constexpr int kStoredRows = 16;  // of a warp
   if (Status bad = encode_operand(p, args.q,
                                   {.columns = p.head_dim,
                                    .rows = rows_q,
                                    .heads = p.num_heads,
+                                   .batch = batch_q,
                                    .pack = tiles.pack,
                                    .box_rows = tiles.group_queries},
                                   maps.q))
     return bad;
-  const OperandShape k{
-      .columns = p.head_dim, .rows = rows_k, .heads = p.num_kv_heads, .box_rows = tile.keys};
+  const OperandShape k{.columns = p.head_dim,
+                       .rows = has_pages(p)         ? p.page_size
+                               : has_ragged_keys(p) ? p.total_k
+                                                    : p.seqlen_k,
+                       .heads = p.num_kv_heads,
+                       .batch = has_pages(p) ? p.num_pages : batch_q,
+                       .box_rows = box_keys(p, tile)};
   if (Status bad = encode_operand(p, args.k, k, maps.k)) return bad;
   OperandShape v = k;
   v.columns = p.head_dim_v;
@@ -260,20 +267,23 @@ Status encode_maps(const Problem& p, const AttentionArgs& args, const Tile& tile
                        .stride_batch = args.bias.stride_batch,
                        .stride_seq = args.bias.stride_q,
                        .stride_head = args.bias.stride_head};
-    Problem shared = p;  // an axis that broadcasts has size 1 in the tensor map
-    if (bias.stride_batch == 0) shared.batch = 1;
-    if (Status bad = encode_operand(shared, bias,
+    // An axis that broadcasts has size 1 in the tensor map.
+    if (Status bad = encode_operand(p, bias,
                                     {.columns = p.seqlen_k,
                                      .rows = rows_q,
                                      .heads = args.bias.stride_head != 0 ? p.num_heads : 1,
+                                     .batch = bias.stride_batch != 0 ? batch_q : 1,
                                      .box_rows = kGroupRows},
                                     maps.bias))
       return bad;
   }
-  return encode_operand(
-      p, args.out,
-      {.columns = p.head_dim_v, .rows = rows_q, .heads = p.num_heads, .box_rows = kStoredRows},
-      maps.out);
+  return encode_operand(p, args.out,
+                        {.columns = p.head_dim_v,
+                         .rows = rows_q,
+                         .heads = p.num_heads,
+                         .batch = batch_q,
+                         .box_rows = kStoredRows},
+                        maps.out);
 }
 
 bool has_pairs(const ScoreOperand& bias, DType dtype) {
@@ -304,7 +314,11 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
                 .tile_counter = nullptr,
                 .tile_counter_token = 0,
                 .has_bias_pairs = has_pairs(args.bias, dtype),
-                .has_tma_bias = suits_tma(args.bias, dtype, own.tiles)};
+                .has_tma_bias = suits_tma(args.bias, dtype, own.tiles),
+                .has_device_lengths = has_device_lengths(p),
+                .used_keys = used_keys_of(p, args),
+                .pages = page_table_of(p, args),
+                .box_keys = box_keys(p, own.variant->tile)};
   Maps maps;
   if (Status bad = encode_maps(p, args, own.variant->tile, own.tiles, maps)) return bad;
   if (plan.schedule.workspace_bytes > 0) {

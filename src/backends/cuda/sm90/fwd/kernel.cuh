@@ -19,19 +19,20 @@
 #include "backends/cuda/sm90/fwd/dropout_masks.cuh"
 #include "backends/cuda/sm90/fwd/epilogue.cuh"
 #include "backends/cuda/sm90/fwd/launch.h"
+#include "backends/cuda/sm90/fwd/load_stage.cuh"
 #include "backends/cuda/sm90/fwd/scheduler.cuh"
 #include "backends/cuda/sm90/fwd/scores.cuh"
 #include "backends/cuda/sm90/fwd/softmax.cuh"
 
 namespace headrace::cuda::sm90::fwd {
 
-// ---- producers: one thread each
+// ---- producers: one thread each; of keys in pages a warp each, a lane for a page
 
 // Calls load(info, k-block max, k-block min) for every tile with keys; info(offset) reads a field
 // of its TileInfo. Arrives at tile_done when the tile's loads are issued, which have consumed its
 // fields; the consumers wait for these loads, so they are not done with the tile before.
-// kPacesScheduler: in one of the threads, after which the scheduler takes its next tile.
-template <Tile kTile, bool kPacesScheduler, class Load>
+// kPacesScheduler: in one of the producers, after which the scheduler takes its next tile.
+template <Tile kTile, bool kHasPages, bool kPacesScheduler, class Load>
 __device__ void for_each_tile(const Params& p, u32 smem, Load load) {
   constexpr SmemPlan kSmem = smem_plan(kTile);
   constexpr BarrierPlan kBarriers = barrier_plan(kTile);
@@ -44,7 +45,7 @@ __device__ void for_each_tile(const Params& p, u32 smem, Load load) {
       return static_cast<int>(load_shared(address + static_cast<u32>(offset)));
     };
     const int tile = info(offsetof(TileInfo, tile));
-    if (kPacesScheduler && p.tile_counter != nullptr)
+    if (kPacesScheduler && p.tile_counter != nullptr && arrives<kHasPages>())
       mbarrier_arrive(released_behind(static_cast<u32>(tile), barrier(kBarriers.tile_info_read)));
     if (tile == kEnd) return;
     const int n_max = info(offsetof(TileInfo, k_block_max));
@@ -53,42 +54,31 @@ __device__ void for_each_tile(const Params& p, u32 smem, Load load) {
       griddep_wait();
       load(info, n_max, n_min);
     }
-    mbarrier_arrive(released_behind(static_cast<u32>(tile ^ n_max ^ n_min),
-                                    barrier(kBarriers.tile_done + tile_info.stage)));
+    if constexpr (kHasPages) __syncwarp();
+    const u32 done = released_behind(static_cast<u32>(tile ^ n_max ^ n_min),
+                                     barrier(kBarriers.tile_done + tile_info.stage));
+    if (arrives<kHasPages>()) mbarrier_arrive(done);
   }
 }
 
-// Waits until the stage is empty, then issues boxes of `rows` rows, one for each swizzle atom.
-template <int kAtoms>
-__device__ __forceinline__ void load_stage(u32 to, int rows, const TensorMap& map, u64 policy,
-                                           u32 full, u32 empty, u32 parity, int column, int row,
-                                           int head, int batch) {
-  mbarrier_wait(empty, parity ^ 1);
-  mbarrier_arrive_expect_tx(full, kAtoms * rows * 128);
-#pragma unroll
-  for (int s = 0; s < kAtoms; ++s)
-    cp_async_bulk_tensor_load(to + s * rows * 128, &map, full, policy,
-                              column + s * kSwizzleAtomCols, row, head, batch);
-}
-
-template <Tile kTile>
+template <Tile kTile, bool kHasPages>
 class QkProducer {
  public:
   __device__ QkProducer(const Params& p, const Maps& maps, u32 smem)
-      : p_(p), maps_(maps), smem_(smem) {}
+      : p_(p), maps_(maps), smem_(smem), pages_(p) {}
 
   __device__ void run() {
-    for_each_tile<kTile, true>(p_, smem_, [&](const auto& info, int n_max, int n_min) {
+    for_each_tile<kTile, kHasPages, true>(p_, smem_, [&](const auto& info, int n_max, int n_min) {
       const int row_q = info(offsetof(TileInfo, row_q)) + info(offsetof(TileInfo, query));
-      const int head = info(offsetof(TileInfo, head)), row_k = info(offsetof(TileInfo, row_k));
-      const int kv_head = info(offsetof(TileInfo, kv_head));
-      const int batch = info(offsetof(TileInfo, tensor_batch));
+      const int head = info(offsetof(TileInfo, head));
+      const KeyOrigin keys = key_origin(info);
       // A Q with one buffer waits for the last S of the tile before; the first K need not.
       constexpr bool kQWaits = kTile.q_buffers == 1 && !kTile.q_in_registers;
-      if (!kQWaits) load_q(row_q, head, batch);
-      load_k(row_k + (n_max - 1) * kTile.keys, kv_head, batch);
-      if (kQWaits) load_q(row_q, head, batch);
-      for (int n = n_max - 2; n >= n_min; --n) load_k(row_k + n * kTile.keys, kv_head, batch);
+      if (!kQWaits && arrives<kHasPages>()) load_q(row_q, head, keys.batch);
+      for (int n = n_max - 1; n >= n_min; --n) {
+        load_k(info, keys, n);
+        if (kQWaits && arrives<kHasPages>() && n == n_max - 1) load_q(row_q, head, keys.batch);
+      }
     });
   }
 
@@ -115,41 +105,55 @@ class QkProducer {
     }
     q_.next();
   }
-  __device__ __forceinline__ void load_k(int row, int kv_head, int batch) {
-    load_stage<num_swizzle_atoms(kTile.head_dim)>(
-        smem_ + kSmem.offset_k + k_.stage * kSmem.k_stage, kTile.keys, maps_.k, kEvictLast,
-        barrier(kBarriers.k_full + k_.stage), barrier(kBarriers.k_empty + k_.stage), k_.parity, 0,
-        row, kv_head, batch);
+  template <class Info>
+  __device__ __forceinline__ void load_k(const Info& info, const KeyOrigin& keys, int n) {
+    constexpr int kAtoms = num_swizzle_atoms(kTile.head_dim);
+    const u32 to = smem_ + kSmem.offset_k + k_.stage * kSmem.k_stage;
+    const u32 full = barrier(kBarriers.k_full + k_.stage);
+    const u32 empty = barrier(kBarriers.k_empty + k_.stage);
+    if constexpr (kHasPages)
+      load_paged_stage<kAtoms, kTile.keys>(p_, pages_, info, n, to, maps_.k, full, empty,
+                                           k_.parity);
+    else
+      load_stage<kAtoms>(to, kTile.keys, maps_.k, kEvictLast, full, empty, k_.parity, 0,
+                         keys.row + n * kTile.keys, keys.kv_head, keys.batch);
     k_.next();
   }
 
   const Params& p_;
   const Maps& maps_;
   const u32 smem_;
+  KeyPages pages_;
   Ring<kKStages> k_;
   Ring<kTile.q_buffers> q_;
 };
 
-template <Tile kTile>
+template <Tile kTile, bool kHasPages>
 struct VProducer {
   const Params& p;
   const Maps& maps;
   u32 smem;
 
   __device__ void run() {
+    KeyPages pages(p);
     Ring<kTile.v_stages> v;
-    for_each_tile<kTile, false>(p, smem, [&](const auto& info, int n_max, int n_min) {
+    for_each_tile<kTile, kHasPages, false>(p, smem, [&](const auto& info, int n_max, int n_min) {
       constexpr SmemPlan kSmem = smem_plan(kTile);
       constexpr BarrierPlan kBarriers = barrier_plan(kTile);
+      constexpr int kAtoms = num_swizzle_atoms(kTile.head_dim_v);
       const u32 barriers = smem + kSmem.offset_barriers;
-      const int row = info(offsetof(TileInfo, row_k)), kv_head = info(offsetof(TileInfo, kv_head));
-      const int batch = info(offsetof(TileInfo, tensor_batch));
-      for (int n = n_max - 1; n >= n_min; --n, v.next())
-        load_stage<num_swizzle_atoms(kTile.head_dim_v)>(
-            smem + kSmem.offset_v + v.stage * kSmem.v_stage, kTile.keys, maps.v, kEvictLast,
-            barriers + 8 * (kBarriers.v_full + v.stage),
-            barriers + 8 * (kBarriers.v_empty + v.stage), v.parity, 0, row + n * kTile.keys,
-            kv_head, batch);
+      const KeyOrigin keys = key_origin(info);
+      for (int n = n_max - 1; n >= n_min; --n, v.next()) {
+        const u32 to = smem + kSmem.offset_v + v.stage * kSmem.v_stage;
+        const u32 full = barriers + 8 * (kBarriers.v_full + v.stage);
+        const u32 empty = barriers + 8 * (kBarriers.v_empty + v.stage);
+        if constexpr (kHasPages)
+          load_paged_stage<kAtoms, kTile.keys>(p, pages, info, n, to, maps.v, full, empty,
+                                               v.parity);
+        else
+          load_stage<kAtoms>(to, kTile.keys, maps.v, kEvictLast, full, empty, v.parity, 0,
+                             keys.row + n * kTile.keys, keys.kv_head, keys.batch);
+      }
     });
   }
 };
@@ -164,7 +168,7 @@ struct BiasProducer {
   __device__ void run() {
     const ScoreOperand& bias = p.scores.bias;
     u32 parity = 0;
-    for_each_tile<kTile, false>(p, smem, [&](const auto& info, int n_max, int n_min) {
+    for_each_tile<kTile, false, false>(p, smem, [&](const auto& info, int n_max, int n_min) {
       // Exact scores of a recomputed tile load their bias from global memory.
       if ((info(offsetof(TileInfo, tile)) & kRecompute) != 0 || p.has_tma_bias == 0) return;
       const int row = info(offsetof(TileInfo, row_q)) + info(offsetof(TileInfo, query));
@@ -507,9 +511,10 @@ class Consumer {
     scores_.drop_packed(p_frag_);
   }
 
-  // Rows of V beyond the end of a ragged sequence belong to another: zeros, because 0 * NaN is NaN.
+  // Rows of V beyond the end of a sequence may belong to another, or be unused slots of a page:
+  // zeros, because 0 * NaN is NaN.
   __device__ __forceinline__ void zero_v_tail(const WorkTile& work, int n) {
-    if (!ctx_.p.sizes.is_ragged) [[likely]]
+    if (ctx_.p.has_device_lengths == 0) [[likely]]
       return;
     const int rows = ctx_.info(work, offsetof(TileInfo, seqlen_k)) - n * kKeys;
     if (rows >= kKeys) [[likely]]
@@ -636,9 +641,12 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) >> 5, 0);
   if (warp == 1) {
     Scheduler<kTile>(params, smem, static_cast<int>(threadIdx.x) & 31).run();
+  } else if (params.pages.block_table != nullptr && warp != 3) {
+    if (warp == 0) QkProducer<kTile, true>(params, maps, smem).run();
+    if (warp == 2) VProducer<kTile, true>{params, maps, smem}.run();
   } else if (elect_sync()) {
-    if (warp == 0) QkProducer<kTile>(params, maps, smem).run();
-    if (warp == 2) VProducer<kTile>{params, maps, smem}.run();
+    if (warp == 0) QkProducer<kTile, false>(params, maps, smem).run();
+    if (warp == 2) VProducer<kTile, false>{params, maps, smem}.run();
     if constexpr (kTile.has_tma_bias)
       if (warp == 3) BiasProducer<kTile>{params, maps, smem}.run();
   }

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "backends/cuda/common/kernel_args.h"
+#include "backends/cuda/common/page_table.h"
 #include "backends/cuda/device/types.cuh"
 #include "backends/cuda/sm90/call_counters.h"
 
@@ -48,8 +49,12 @@ struct Params {
   unsigned long long tile_counter_token;
   int has_bias_pairs;  // a bias in the dtype of q in which pairs of neighbouring keys are aligned
   int has_tma_bias;    // the bias suits TMA; used by tiles with has_tma_bias
+  int has_device_lengths;  // the tail of a k-block may hold anything
+  UsedKeys used_keys;
+  PageTable pages;
+  int box_keys;  // keys of a TMA box of K and V: they lie in one page
 };
-static_assert(sizeof(Params) <= 512);
+static_assert(sizeof(Params) <= 576);
 
 struct Maps {
   TensorMap q, k, v, out;  // out: of tiles with has_tma_store

@@ -390,7 +390,10 @@ class Scores {
   template <int r>
   __device__ __forceinline__ void apply_general_scores(S& s, const WorkTile& work, int n) {
     const ScoreArgs& args = ctx_.p.scores;
-    const Sequence sequence = ctx_.sequence(work);
+    const bool reads_lengths = args.params.has_alibi != 0 || args.params.has_tree_mask != 0 ||
+                               args.mask.data != nullptr || !has_bias_pairs_;
+    Sequence sequence{};
+    if (reads_lengths) sequence = ctx_.sequence(work);
     const ScoreColumns columns =
         score_columns(std::int64_t{n} * kKeys, ctx_.lane & 3, sequence.seqlen_k);
     float scale = apply_softcap_and_alibi<r>(args.params, sequence, rows_[r], columns, blocks(s));

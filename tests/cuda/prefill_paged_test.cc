@@ -1,0 +1,86 @@
+// The Hopper forward over pages: the bits of a row are those of the contiguous call of its sequence
+// alone, whatever the page size, the layout and the order of the pages, the other sequences of the
+// batch, and what lies in unused slots and table entries.
+#include <string>
+
+#include "cuda/paged_batch.h"
+
+namespace headrace::testing {
+namespace {
+
+constexpr const char* kName = "cuda_sm90_fwd";
+
+// Lengths around pages and k-blocks of 64, 112 and 128 keys; chunks of queries behind longer
+// prefixes; sequences without keys and without queries; every head_dim that has tiles of its own.
+std::vector<Sizes> all_sizes() {
+  std::vector<Sizes> all = {
+      {{300, 129, 0, 16}, {300, 100, 5, 16}, 300, 2, 1, 128},
+      {{127, 128, 1}, {40, 128, 20}, 128, 4, 2, 64},
+      {{111, 113, 225, 500}, {111, 64, 64, 200}, 200, 2, 2, 80},
+      {{112, 1000}, {70, 70}, 70, 4, 1, 96, DType::f16},
+      {{700, 383}, {150, 20}, 150, 2, 2, 112},
+      {{129, 640}, {129, 300}, 300, 2, 1, 192},
+      {{63, 65, 511}, {63, 0, 190}, 190, 2, 2, 256, DType::f16},
+      {{4097, 2000}, {65, 192}, 192, 8, 2, 128},
+  };
+  Sizes many{{}, {}, 20, 4, 2, 64};
+  for (std::int64_t b = 0; b < 200; ++b) {
+    many.lengths.push_back(b * 37 % 250);
+    many.queries.push_back(b % 21);
+  }
+  all.push_back(many);
+  return all;
+}
+
+struct Feature {
+  const char* name;
+  AttentionOptions options;
+};
+// One for each kind of kernel: plain, one feature, general.
+std::vector<Feature> all_features() {
+  return {{"causal", {.causal = Causal::bottom_right}},
+          {"none", {}},
+          {"window", {.causal = Causal::bottom_right, .window_left = 70}},
+          {"softcap", {.softcap = 20, .causal = Causal::bottom_right}},
+          {"softcap_window", {.softcap = 5, .causal = Causal::top_left, .window_left = 200}}};
+}
+
+class PrefillPages : public ::testing::TestWithParam<Sizes> {
+ protected:
+  void SetUp() override { HEADRACE_NEEDS_GPU(90); }
+};
+
+TEST_P(PrefillPages, HaveTheBitsOfTheSequenceAlone) {
+  const Batch batch(GetParam(), kName);
+  const bool is_small = batch.sizes().batch() < 100;
+  for (const auto& [name, options] : all_features())
+    for (const std::int64_t page_size : {1, 3, 8, 16, 24, 64, 256})
+      for (const bool is_ragged : {false, true}) {
+        if (!is_small && page_size != 16) continue;
+        const bool is_hnd = (page_size + (is_ragged ? 1 : 0)) % 2 == 0;
+        SCOPED_TRACE(std::string(name) + " page size " + std::to_string(page_size) +
+                     (is_hnd ? " HND" : " NHD") + (is_ragged ? " ragged" : ""));
+        expect_bits_alone(batch, is_ragged, options,
+                          batch.paged({page_size, is_hnd}, is_ragged, options));
+      }
+}
+
+TEST_P(PrefillPages, DoNotDependOnTheNumberOfCtas) {
+  const Batch batch(GetParam(), kName);
+  const AttentionOptions options{.causal = Causal::bottom_right};
+  const std::vector<Bits> expected = batch.paged({16, false}, true, options);
+  for (const std::uint32_t num_units : {1, 5, 50})
+    EXPECT_EQ(batch.paged({16, false}, true, options, num_units), expected)
+        << num_units << " units";
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, PrefillPages, ::testing::ValuesIn(all_sizes()),
+                         [](const auto& test) { return "Sizes" + std::to_string(test.index); });
+
+TEST(PrefillPagesErrors, AreReportedByTheCheck) {
+  HEADRACE_NEEDS_GPU(90);
+  expect_reported_errors(kName, 70);
+}
+
+}  // namespace
+}  // namespace headrace::testing
