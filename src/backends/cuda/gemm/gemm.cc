@@ -1,0 +1,125 @@
+#include "backends/cuda/gemm/gemm.h"
+
+#include "backends/cuda/gemm/portable.h"
+#include "backends/cuda/gemm/stream.h"
+#include "backends/cuda/gemm/tiles.h"
+#include "backends/cuda/runtime/tensor_map.cuh"
+#include "base/math.h"
+
+namespace headrace::cuda {
+namespace {
+
+constexpr int kHopper = 90;
+
+Status check(const Product& p) {
+  if (p.dtype != DType::bf16 && p.dtype != DType::f16)
+    return unsupported("matrices of a product on a GPU are bf16 or f16, not {}",
+                       dtype_name(p.dtype));
+  if (p.out_dtype != p.dtype && p.out_dtype != DType::f32)
+    return unsupported("the result of a product of {} is {} or f32, not {}", dtype_name(p.dtype),
+                       dtype_name(p.dtype), dtype_name(p.out_dtype));
+  if (p.matrices.empty() || p.matrices.size() > kMaxStackedMatrices)
+    return unsupported("{} stacked matrices, a product takes 1 to {}", p.matrices.size(),
+                       kMaxStackedMatrices);
+  constexpr std::int64_t kLargest = std::int64_t{1} << 30;
+  std::int64_t rows = 0;
+  for (const Matrix& m : p.matrices) {
+    if (m.rows < 1 || m.rows > kLargest - rows)
+      return unsupported("the matrices of a product have 1 to {} rows in all", kLargest);
+    rows += m.rows;
+    if (reinterpret_cast<std::uintptr_t>(m.data) % kWholeAlignment != 0)
+      return unsupported("a matrix at {} is not aligned to {} bytes", m.data, kWholeAlignment);
+  }
+  if (p.columns < 8 || p.columns > kLargest || p.columns % 8 != 0)
+    return unsupported("{} columns; products on a GPU take multiples of 8 up to {}", p.columns,
+                       kLargest);
+  constexpr std::int64_t kMostTokens = 65535 * gemm::kPortableTokens;  // the grid's second axis
+  if (p.num_tokens > kMostTokens)
+    return unsupported("{} tokens of one product, at most {}", p.num_tokens, kMostTokens);
+  if (p.x_stride < p.columns || p.x_stride % 8 != 0 ||
+      reinterpret_cast<std::uintptr_t>(p.x) % kWholeAlignment != 0)
+    return unsupported("x at {} with {} elements from row to row is not aligned to {} bytes", p.x,
+                       p.x_stride, kWholeAlignment);
+  return std::nullopt;
+}
+
+Status encode(const Product& p, const void* data, std::int64_t rows, std::int64_t stride,
+              int box_rows, L2Promotion promotion, TensorMap& map) {
+  TensorMapSpec spec{.dtype = p.dtype, .rank = 2, .l2_promotion = promotion};
+  spec.sizes[0] = p.columns;
+  spec.sizes[1] = rows;
+  spec.box[0] = kSwizzleAtomCols;
+  spec.box[1] = static_cast<std::uint32_t>(box_rows);
+  // The stride of an axis with one element is not used.
+  const std::int64_t strides[5] = {1, rows > 1 ? stride : 8};
+  if (std::string reason = tensor_map_refusal(spec, data, strides); !reason.empty())
+    return unsupported("a matrix of a product does not suit TMA: {}", reason);
+  return encode_tensor_map(spec, data, strides, map);
+}
+
+Status encode(const Product& p, int box_rows, int box_tokens, L2Promotion promotion,
+              gemm::Maps& maps) {
+  for (std::size_t i = 0; i < p.matrices.size(); ++i)
+    HEADRACE_TRY(encode(p, p.matrices[i].data, p.matrices[i].rows, p.columns, box_rows, promotion,
+                        maps.w[i]));
+  return encode(p, p.x, p.num_tokens, p.x_stride, box_tokens, promotion, maps.x);
+}
+
+Status run_stream(const Product& p, const DeviceInfo& device, Stream stream) {
+  const auto tiles = gemm::RowTiles::of(p, gemm::kStreamRows);
+  const gemm::StreamParams params{
+      .tiles = tiles,
+      .out = gemm::Output::of(p),
+      .plan = gemm::StreamPlan::of(tiles.count, p.num_tokens, device.num_units),
+      .num_tokens = static_cast<std::int32_t>(p.num_tokens),
+      .num_stage_loads =
+          static_cast<std::int32_t>(ceil_div<std::int64_t>(p.columns, gemm::kStreamColumns))};
+  gemm::Maps maps;
+  HEADRACE_TRY(encode(p, gemm::kStreamRows, params.plan.tokens, L2Promotion::bytes_128, maps));
+  return gemm::launch_stream({params, maps, p.dtype, stream});
+}
+
+// The largest tiles that give every multiprocessor one.
+int tile_rows(const Product& p, int token_tiles, int num_units) {
+  for (const int rows : {256, 128})
+    if (gemm::RowTiles::of(p, rows).count >= ceil_div(num_units, token_tiles)) return rows;
+  return 64;
+}
+
+Status run_tiles(const Product& p, const DeviceInfo& device, Stream stream) {
+  const int token_tiles = static_cast<int>(ceil_div<std::int64_t>(p.num_tokens, gemm::kTileTokens));
+  const int rows = tile_rows(p, token_tiles, device.num_units);
+  const gemm::TileParams params{.tiles = gemm::RowTiles::of(p, rows),
+                                .out = gemm::Output::of(p),
+                                .num_tokens = static_cast<std::int32_t>(p.num_tokens),
+                                .num_token_tiles = token_tiles,
+                                .num_stage_loads = static_cast<std::int32_t>(
+                                    ceil_div<std::int64_t>(p.columns, gemm::kTileColumns))};
+  gemm::Maps maps;
+  HEADRACE_TRY(encode(p, rows, gemm::kTileTokens, L2Promotion::bytes_256, maps));
+  return gemm::launch_tiles({params, maps, p.dtype, rows, device.num_units, stream});
+}
+
+Status run_portable(const Product& p, Stream stream) {
+  gemm::PortableParams params{.tiles = gemm::RowTiles::of(p, gemm::kPortableRows),
+                              .out = gemm::Output::of(p),
+                              .w = {},
+                              .x = p.x,
+                              .x_stride = p.x_stride,
+                              .num_tokens = static_cast<std::int32_t>(p.num_tokens),
+                              .columns = static_cast<std::int32_t>(p.columns)};
+  for (std::size_t i = 0; i < p.matrices.size(); ++i) params.w[i] = p.matrices[i].data;
+  return gemm::launch_portable({params, p.dtype, stream});
+}
+
+}  // namespace
+
+Status multiply(const Product& product, const DeviceInfo& device, Stream stream) {
+  HEADRACE_TRY(check(product));
+  if (product.num_tokens <= 0) return std::nullopt;
+  if (device.sm != kHopper) return run_portable(product, stream);
+  if (product.num_tokens <= gemm::kStreamMaxTokens) return run_stream(product, device, stream);
+  return run_tiles(product, device, stream);
+}
+
+}  // namespace headrace::cuda

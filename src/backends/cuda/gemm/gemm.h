@@ -1,0 +1,46 @@
+// Products of activations with weight matrices on a GPU: out[t, r] = sum_c w[r, c] x[t, c].
+//
+// A product is summed in float by tensor cores, in steps of 16 columns from the first to the last.
+// On Hopper wgmma and mma.sync give equal bits for equal steps, whichever operand is A, so the bits
+// of out[t, r] depend neither on the number of tokens nor on the kernel that is chosen by it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "base/error.h"
+#include "core/device.h"
+#include "core/dtype.h"
+#include "core/kernel.h"
+
+namespace headrace::cuda {
+
+inline constexpr int kMaxStackedMatrices = 3;
+
+// [rows, columns] in the memory of the device, rows contiguous.
+struct Matrix {
+  const void* data;
+  std::int64_t rows;
+};
+
+struct Product {
+  DType dtype;  // of weights and x: bf16 or f16
+  // With equal columns, as if their rows were stacked: Q, K and V are one product. At most
+  // kMaxStackedMatrices.
+  std::span<const Matrix> matrices;
+  std::int64_t columns;  // a multiple of 8
+  std::int64_t num_tokens;
+  const void* x;          // [num_tokens, columns]
+  std::int64_t x_stride;  // elements between tokens, a multiple of 8
+  const float* bias;      // [rows of all matrices], or null
+  void* out;              // [num_tokens, rows of all matrices]
+  DType out_dtype;        // dtype or f32
+  std::int64_t out_stride;
+  bool adds_to_out;  // out += result, for the residual stream
+};
+
+// Enqueues the product on `stream` of the current device. unsupported: a dtype, an alignment (data
+// and x: 16 bytes) or a size that is not as above.
+Status multiply(const Product& product, const DeviceInfo& device, Stream stream);
+
+}  // namespace headrace::cuda

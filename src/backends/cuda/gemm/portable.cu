@@ -1,0 +1,128 @@
+// Products on any GPU from sm_80. A CTA has 64 tokens and 64 rows, a warp 16 of the tokens and all
+// rows. Tiles of 64 columns come by cp.async, in swizzle atoms.
+#include "backends/cuda/device/barrier.cuh"
+#include "backends/cuda/device/cp_async.cuh"
+#include "backends/cuda/gemm/epilogue.cuh"
+#include "backends/cuda/gemm/portable.h"
+#include "backends/cuda/runtime/launch.cuh"
+
+namespace headrace::cuda::gemm {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kColumns = kSwizzleAtomCols, kStages = 3;
+constexpr int kXBytes = kPortableTokens * kSwizzleRowBytes,
+              kWBytes = kPortableRows * kSwizzleRowBytes;
+constexpr int kStageBytes = kXBytes + kWBytes;
+constexpr unsigned kSmemBytes = kStages * kStageBytes + 128;  // the swizzle needs rows of 128 bytes
+static_assert(kSmemBytes <= kSmemLimitSm86);
+
+__device__ __forceinline__ u32 chunk_address(u32 atom, int row, int chunk) {
+  return atom + static_cast<u32>(row * kSwizzleRowBytes + ((chunk ^ (row & 7)) << 4));
+}
+
+// Rows [first, first + kRows) of a matrix with `rows` rows, columns from `column` on. What does not
+// exist becomes zeros.
+template <int kRows>
+__device__ __forceinline__ void copy_tile(u32 to, const void* matrix, std::int64_t stride,
+                                          int first, int rows, int column, int columns) {
+  constexpr int kChunks = kSwizzleRowBytes / 16;
+#pragma unroll
+  for (int i = static_cast<int>(threadIdx.x); i < kRows * kChunks; i += kThreads) {
+    const int row = first + i / kChunks, chunk = i % kChunks;
+    const bool exists = row < rows && column + 8 * chunk < columns;
+    const auto* from =
+        static_cast<const char*>(matrix) + (exists ? 2 * (row * stride + column + 8 * chunk) : 0);
+    cp_async_cg_16(chunk_address(to, i / kChunks, chunk), from, exists ? 16 : 0);
+  }
+}
+
+template <class Element>
+__device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  if constexpr (Element::kHasFloatRange)
+    mma_m16n8k16_bf16(d, a, b0, b1);
+  else
+    mma_m16n8k16_f16(d, a, b0, b1);
+}
+
+template <class Element>
+__global__ void __launch_bounds__(kThreads) portable(const __grid_constant__ PortableParams p) {
+  extern __shared__ unsigned char smem_raw[];
+  const u32 smem = (smem_address(smem_raw) + 127) & ~127u;
+  const int warp = static_cast<int>(threadIdx.x) >> 5, lane = static_cast<int>(threadIdx.x) & 31;
+  const int matrix = p.tiles.matrix_of(static_cast<int>(blockIdx.x));
+  const int first_row = (static_cast<int>(blockIdx.x) - p.tiles.first_tile[matrix]) * kPortableRows;
+  const int first_token = static_cast<int>(blockIdx.y) * kPortableTokens;
+  const int num_stages = (p.columns + kColumns - 1) / kColumns;
+  griddep_launch_dependents();
+  griddep_wait();
+
+  const auto copy_stage = [&](int i) {
+    if (i < num_stages) {
+      const u32 to = smem + static_cast<u32>(i % kStages * kStageBytes);
+      copy_tile<kPortableTokens>(to, p.x, p.x_stride, first_token, p.num_tokens, i * kColumns,
+                                 p.columns);
+      copy_tile<kPortableRows>(to + kXBytes, p.w[matrix], p.columns, first_row,
+                               p.tiles.rows[matrix], i * kColumns, p.columns);
+    }
+    cp_async_commit_group();
+  };
+  float d[kPortableRows / 8][4] = {};
+  for (int i = 0; i + 1 < kStages; ++i) copy_stage(i);
+  for (int i = 0; i < num_stages; ++i) {
+    cp_async_wait_group<kStages - 2>();
+    __syncthreads();
+    copy_stage(i + kStages - 1);
+    const u32 x = smem + static_cast<u32>(i % kStages * kStageBytes), w = x + kXBytes;
+#pragma unroll
+    for (int step = 0; step < kColumns / 16; ++step) {
+      u32 a[4];
+      ldmatrix_x4(a, chunk_address(x, warp * 16 + (lane & 15), 2 * step + (lane >> 4)));
+#pragma unroll
+      for (int j = 0; j < kPortableRows / 16; ++j) {
+        u32 b[4];
+        ldmatrix_x4(
+            b, chunk_address(w, j * 16 + (lane & 7) + (lane >> 4) * 8, 2 * step + (lane >> 3 & 1)));
+        mma<Element>(d[2 * j], a, b[0], b[1]);
+        mma<Element>(d[2 * j + 1], a, b[2], b[3]);
+      }
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int token = first_token + warp * 16 + lane / 4 + 8 * half;
+    if (token >= p.num_tokens) continue;
+#pragma unroll
+    for (int j = 0; j < kPortableRows / 8; ++j) {
+      const int row = first_row + 8 * j + 2 * (lane & 3);
+      if (row < p.tiles.rows[matrix])
+        store_pair<Element>(p.out, token, p.tiles.first_row[matrix] + row, d[j][2 * half],
+                            d[j][2 * half + 1], row + 1 < p.tiles.rows[matrix]);
+    }
+  }
+}
+
+template <class Element>
+Status launch_variant(const char* name, const PortableCall& call) {
+  const LaunchShape shape{
+      .name = name,
+      .grid = dim3(
+          static_cast<unsigned>(call.params.tiles.count),
+          static_cast<unsigned>((call.params.num_tokens + kPortableTokens - 1) / kPortableTokens)),
+      .block = dim3(kThreads),
+      .smem_bytes = kSmemBytes,
+      .use_pdl = true};
+  static AllowedSmem allowed;
+  HEADRACE_TRY(allow_smem(shape, portable<Element>, allowed));
+  return launch(shape, static_cast<cudaStream_t>(call.stream), portable<Element>, call.params);
+}
+
+}  // namespace
+
+Status launch_portable(const PortableCall& call) {
+  if (call.dtype == DType::bf16)
+    return launch_variant<sm90::Bf16Element>("gemm_portable<bf16>", call);
+  return launch_variant<sm90::F16Element>("gemm_portable<f16>", call);
+}
+
+}  // namespace headrace::cuda::gemm

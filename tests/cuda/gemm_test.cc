@@ -1,0 +1,238 @@
+// Products on a GPU: against double, and the bits of a token, which do not depend on the number of
+// tokens beside it nor on the kernel.
+#include "backends/cuda/gemm/gemm.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <string>
+
+#include "backends/cuda/backend.h"
+#include "core/dtype.h"
+#include "cuda/gpu.h"
+#include "support/random.h"
+
+namespace headrace::testing {
+namespace {
+
+using cuda::Matrix;
+using cuda::Product;
+
+// Numbers of dtype on the host, as doubles and as the bytes that the device gets.
+struct Numbers {
+  std::vector<double> values;
+  std::vector<std::uint16_t> stored;
+
+  Numbers(DType dtype, std::int64_t count, std::uint64_t seed) {
+    Random random(seed);
+    for (std::int64_t i = 0; i < count; ++i) {
+      std::uint16_t element = 0;
+      store_from_double(dtype, &element, 0, random.normal());
+      stored.push_back(element);
+      values.push_back(load_as_double(dtype, &element, 0));
+    }
+  }
+};
+
+struct Shape {
+  std::vector<std::int64_t> rows;  // of the stacked matrices
+  std::int64_t columns;
+};
+
+// Weights on the device and on the host, products with the first tokens of one x.
+class Weights {
+ public:
+  static constexpr std::int64_t kMaxTokens = 300, kPadding = 8;
+
+  Weights(DType dtype, const Shape& shape)
+      : dtype_(dtype), shape_(shape), x_(dtype, kMaxTokens * x_stride(), 1), x_device_(x_.stored) {
+    for (const std::int64_t rows : shape.rows) {
+      w_.emplace_back(dtype, rows * shape.columns, 2 + w_.size());
+      num_rows_ += rows;
+    }
+    Random random(9);
+    for (std::int64_t i = 0; i < num_rows_; ++i)
+      bias_.push_back(static_cast<float>(random.normal()));
+  }
+
+  std::int64_t num_rows() const { return num_rows_; }
+  std::int64_t x_stride() const { return shape_.columns + kPadding; }
+
+  struct Options {
+    bool has_bias = false, adds = false;
+    DType out_dtype = DType::bf16;
+    std::int64_t first_token = 0;
+    std::int32_t sm = 0;  // 0: of the device
+  };
+  // [num_tokens, rows] and a row of what was there before.
+  std::vector<unsigned char> run(std::int64_t num_tokens, const Options& options) const {
+    const std::size_t bytes = options.out_dtype == DType::f32 ? 4 : 2;
+    std::vector<unsigned char> before(static_cast<std::size_t>((num_tokens + 1) * num_rows_) *
+                                      bytes);
+    for (std::size_t i = 0; i < before.size() / bytes; ++i)
+      store_from_double(options.out_dtype, before.data(), static_cast<std::int64_t>(i),
+                        old_value(i));
+    const OnDevice<unsigned char> out(before);
+    const OnDevice<float> bias(bias_);
+    std::vector<std::unique_ptr<OnDevice<std::uint16_t>>> w;
+    std::vector<Matrix> matrices;
+    for (std::size_t i = 0; i < w_.size(); ++i) {
+      w.push_back(std::make_unique<OnDevice<std::uint16_t>>(w_[i].stored));
+      matrices.push_back({w.back()->data(), shape_.rows[i]});
+    }
+    DeviceInfo device = cuda::device_info(0).value();
+    if (options.sm > 0) device.sm = options.sm;
+    const Product product{.dtype = dtype_,
+                          .matrices = matrices,
+                          .columns = shape_.columns,
+                          .num_tokens = num_tokens,
+                          .x = x_device_.data() + options.first_token * x_stride(),
+                          .x_stride = x_stride(),
+                          .bias = options.has_bias ? bias.data() : nullptr,
+                          .out = out.data(),
+                          .out_dtype = options.out_dtype,
+                          .out_stride = num_rows_,
+                          .adds_to_out = options.adds};
+    const Status failed = cuda::multiply(product, device, nullptr);
+    EXPECT_FALSE(failed.has_value()) << failed->message;
+    return out.read();
+  }
+
+  // Of the definition, in double.
+  double expected(std::int64_t token, std::int64_t row, const Options& options) const {
+    double sum = options.has_bias ? bias_[static_cast<std::size_t>(row)] : 0;
+    if (options.adds) sum += old_value(static_cast<std::size_t>(token * num_rows_ + row));
+    std::size_t matrix = 0;
+    std::int64_t r = row;
+    while (r >= shape_.rows[matrix]) r -= shape_.rows[matrix++];
+    for (std::int64_t c = 0; c < shape_.columns; ++c)
+      sum += x_.values[static_cast<std::size_t>((options.first_token + token) * x_stride() + c)] *
+             w_[matrix].values[static_cast<std::size_t>(r * shape_.columns + c)];
+    return sum;
+  }
+  static double old_value(std::size_t i) { return static_cast<double>(i % 7) - 3; }
+
+ private:
+  const DType dtype_;
+  const Shape shape_;
+  const Numbers x_;
+  const OnDevice<std::uint16_t> x_device_;
+  std::vector<Numbers> w_;
+  std::vector<float> bias_;
+  std::int64_t num_rows_ = 0;
+};
+
+// Sizes around tiles of 16, 64, 128 and 256 rows and stages of 64 and 128 columns; one row,
+// matrices of few rows beside large ones, more rows than one round of a CTA's warps.
+const std::vector<Shape>& all_shapes() {
+  static const std::vector<Shape> all = {
+      {{1}, 8},          {{15, 17, 3}, 64},    {{64}, 72},     {{576, 192, 192}, 576},
+      {{257, 127}, 200}, {{130, 1, 65}, 1000}, {{40000}, 128}, {{300}, 4104},
+  };
+  return all;
+}
+constexpr std::int64_t kTokens[] = {1, 2, 7, 8, 9, 15, 16, 17, 63, 64, 65, 127, 128, 129, 257};
+
+class GemmOnGpu : public ::testing::TestWithParam<DType> {
+ protected:
+  void SetUp() override { HEADRACE_NEEDS_GPU(80); }
+};
+
+TEST_P(GemmOnGpu, IsThatOfTheDefinition) {
+  for (const Shape& shape : all_shapes()) {
+    const Weights weights(GetParam(), shape);
+    for (const std::int64_t tokens : {1, 8, 16, 40, 130})
+      for (const bool is_float : {false, true})
+        for (const bool has_bias : {false, true})
+          for (const bool adds : {false, true}) {
+            const Weights::Options options{.has_bias = has_bias,
+                                           .adds = adds,
+                                           .out_dtype = is_float ? DType::f32 : GetParam()};
+            const auto got = weights.run(tokens, options);
+            const std::int64_t rows = weights.num_rows();
+            // Float sums of normal numbers, each k steps of 2^-23 at most, and the rounding of out.
+            const double size = std::sqrt(static_cast<double>(shape.columns));
+            const double rounding =
+                is_float ? 0x1p-22 : (GetParam() == DType::bf16 ? 0x1p-8 : 0x1p-11);
+            for (std::int64_t i = 0; i < tokens * rows;
+                 i += std::max<std::int64_t>(1, tokens * rows / 997)) {
+              const double want = weights.expected(i / rows, i % rows, options);
+              ASSERT_NEAR(load_as_double(options.out_dtype, got.data(), i), want,
+                          size * size * 0x1p-21 + rounding * (std::abs(want) + 1))
+                  << shape.columns << " columns, " << tokens << " tokens, element " << i;
+            }
+            for (std::int64_t i = tokens * rows; i < (tokens + 1) * rows; ++i)
+              ASSERT_EQ(load_as_double(options.out_dtype, got.data(), i),
+                        Weights::old_value(static_cast<std::size_t>(i)))
+                  << "written behind the last token";
+          }
+  }
+}
+
+TEST_P(GemmOnGpu, ATokensBitsDependOnNothingElse) {
+  for (const Shape& shape : all_shapes()) {
+    const Weights weights(GetParam(), shape);
+    const Weights::Options options{.has_bias = true, .out_dtype = DType::f32};
+    const std::size_t row_bytes = static_cast<std::size_t>(weights.num_rows()) * 4;
+    const auto whole = weights.run(Weights::kMaxTokens, options);
+    for (const std::int64_t tokens : kTokens)
+      for (const std::int64_t first : {std::int64_t{0}, Weights::kMaxTokens - tokens}) {
+        Weights::Options part = options;
+        part.first_token = first;
+        const auto got = weights.run(tokens, part);
+        ASSERT_TRUE(std::equal(
+            got.begin(),
+            got.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(tokens) * row_bytes),
+            whole.begin() +
+                static_cast<std::ptrdiff_t>(static_cast<std::size_t>(first) * row_bytes)))
+            << shape.columns << " columns, " << tokens << " tokens from " << first;
+      }
+    if (!has_gpu(90)) continue;
+    Weights::Options portable = options;
+    portable.sm = 80;
+    EXPECT_EQ(weights.run(Weights::kMaxTokens, portable), whole)
+        << "the portable kernel, " << shape.columns << " columns";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, GemmOnGpu, ::testing::Values(DType::bf16, DType::f16),
+                         [](const auto& test) { return dtype_name(test.param); });
+
+TEST(GemmOnGpuArguments, AreRefused) {
+  HEADRACE_NEEDS_GPU(80);
+  const OnDevice<std::uint16_t> memory(std::vector<std::uint16_t>(4096));
+  const Matrix matrix{memory.data(), 16};
+  const Product good{.dtype = DType::bf16,
+                     .matrices = {&matrix, 1},
+                     .columns = 64,
+                     .num_tokens = 1,
+                     .x = memory.data() + 2048,
+                     .x_stride = 64,
+                     .bias = nullptr,
+                     .out = memory.data() + 3072,
+                     .out_dtype = DType::bf16,
+                     .out_stride = 16,
+                     .adds_to_out = false};
+  const DeviceInfo device = cuda::device_info(0).value();
+  EXPECT_FALSE(cuda::multiply(good, device, nullptr).has_value());
+  const Matrix misaligned{memory.data() + 1, 16}, none{memory.data(), 0};
+  const Matrix four[4] = {matrix, matrix, matrix, matrix};
+  std::vector<Product> bad(9, good);
+  bad[0].dtype = DType::f32;
+  bad[1].out_dtype = DType::f16;
+  bad[2].columns = 60;
+  bad[3].x_stride = 68;
+  bad[4].x_stride = 56;
+  bad[5].x = memory.data() + 2049;
+  bad[6].matrices = {&misaligned, 1};
+  bad[7].matrices = {&none, 1};
+  bad[8].matrices = four;
+  for (std::size_t i = 0; i < bad.size(); ++i) {
+    const Status failed = cuda::multiply(bad[i], device, nullptr);
+    ASSERT_TRUE(failed.has_value()) << i;
+    EXPECT_EQ(failed->code, ErrorCode::unsupported) << failed->message;
+  }
+}
+
+}  // namespace
+}  // namespace headrace::testing
