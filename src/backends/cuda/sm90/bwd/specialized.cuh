@@ -35,12 +35,12 @@ class Specialized {
     }
     if (role == kDv) {
       setmaxnreg_inc<kSpecializedRegisters.dv>();
-      compute_dv(blocks);
+      compute_sums<kDv>(blocks);
       return;
     }
     if (role == kDk) {
       setmaxnreg_inc<kSpecializedRegisters.dk>();
-      compute_dk(blocks);
+      compute_sums<kDk>(blocks);
       return;
     }
     setmaxnreg_dec<kSpecializedRegisters.dq>();
@@ -60,6 +60,10 @@ class Specialized {
   static constexpr int kDim = kTile.head_dim, kDimV = kTile.head_dim_v;
   static constexpr int kQueries = kTile.queries, kAtomK = Rows::kAtomK;
   static constexpr float kPUnit = Rows::kPUnit;
+  template <Role kRole>
+  static constexpr int kColumns = kRole == kDv ? kDimV : kDim;
+  template <Role kRole>
+  using Sums = float[kColumns<kRole> / 2];  // dV, dK
   static_assert(kTile.keys == kGroupKeys && kTile.queries == 64);
 
   // ---- mbarriers
@@ -93,83 +97,38 @@ class Specialized {
     }
   }
 
-  __device__ __forceinline__ void compute_dv(const BlockIterator<kTile>& blocks) {
-    float dv[kDimV / 2];
-    Elements s;
-    Packed p_frag;
+  // kDv: P^T from S^T, times rows of dO. kDk: dS^T from dP^T, times rows of Q.
+  template <Role kRole>
+  __device__ __forceinline__ void compute_sums(const BlockIterator<kTile>& blocks) {
+    Sums<kRole> sums;
+    Elements x;
+    Packed frag;
     const int last = blocks.num_iterations() - 1;
     if (last < 0) {
-      rows_.clear(dv);
-      rows_.store_dv(dv);
+      rows_.clear(sums);
+      store<kRole>(sums);
       return;
     }
     QueryBlock now = blocks.first();
-    rows_.wait_k();
-    rows_.wait_q(0, now);
-    issue_s(s, 0, now);
+    kRole == kDv ? rows_.wait_k() : rows_.wait_v();
+    issue_elements<kRole>(x, 0, now);
     wgmma_wait_group<0>();
-    finish_s(s, p_frag, 0, now);
+    finish_elements<kRole>(x, frag, 0, now);
 #pragma unroll 1
     for (int iteration = 0; iteration < last; ++iteration) {
       const QueryBlock next = blocks.after(now);
-      rows_.wait_dout(iteration, now);
-      issue_sums<kDimV>(dv, p_frag, rows_.dout_address(iteration), iteration);
-      rows_.wait_q(iteration + 1, next);
-      issue_s(s, iteration + 1, next);
+      issue_sums<kRole>(sums, frag, iteration, now);
+      issue_elements<kRole>(x, iteration + 1, next);
       wgmma_wait_group<1>();
-      finish_sums(dv, p_frag, kBarriers.dout_empty + StageDout(iteration).index);
+      finish_sums<kRole>(sums, frag, iteration);
       wgmma_wait_group<0>();
-      finish_s(s, p_frag, iteration + 1, next);
+      finish_elements<kRole>(x, frag, iteration + 1, next);
       now = next;
     }
-    rows_.wait_dout(last, now);
-    issue_sums<kDimV>(dv, p_frag, rows_.dout_address(last), last);
+    issue_sums<kRole>(sums, frag, last, now);
     wgmma_wait_group<0>();
-    finish_sums(dv, p_frag, kBarriers.dout_empty + StageDout(last).index);
-    rows_.store_dv(dv);
-  }
-
-  __device__ __forceinline__ void compute_dk(const BlockIterator<kTile>& blocks) {
-    float dk[kDim / 2];
-    Elements dp;
-    Packed ds;
-    const int last = blocks.num_iterations() - 1;
-    if (last < 0) {
-      rows_.clear(dk);
-      rows_.store_dk(dk);
-      return;
-    }
-    QueryBlock now = blocks.first();
-    rows_.wait_v();
-    rows_.wait_dout(0, now);
-    issue_dp(dp, 0);
-    wgmma_wait_group<0>();
-    finish_dp(dp, 0);
-    rows_.pack(ds, dp);
-    write_ds(ds, 0);
-    arrive(kBarriers.p_empty + StageDs(0).index);
-#pragma unroll 1
-    for (int iteration = 0; iteration < last; ++iteration) {
-      const QueryBlock next = blocks.after(now);
-      rows_.wait_q(iteration, now);
-      issue_sums<kDim>(dk, ds, rows_.q_address(iteration), iteration);
-      rows_.wait_dout(iteration + 1, next);
-      issue_dp(dp, iteration + 1);
-      wgmma_wait_group<1>();
-      finish_sums(dk, ds, kBarriers.q_empty + StageQ(iteration).index);
-      wgmma_wait_group<0>();
-      finish_dp(dp, iteration + 1);
-      rows_.pack(ds, dp);
-      wait_empty(kBarriers.ds_empty, StageDs(iteration + 1));
-      write_ds(ds, iteration + 1);
-      arrive(kBarriers.p_empty + StageDs(iteration + 1).index);
-      now = next;
-    }
-    rows_.wait_q(last, now);
-    issue_sums<kDim>(dk, ds, rows_.q_address(last), last);
-    wgmma_wait_group<0>();
-    finish_sums(dk, ds, kBarriers.q_empty + StageQ(last).index);
-    rows_.store_dk(dk);
+    finish_sums<kRole>(sums, frag, last);
+    store<kRole>(sums);
   }
 
   __device__ __forceinline__ void compute_dq(const BlockIterator<kTile>& blocks) {
@@ -190,28 +149,56 @@ class Specialized {
   }
 
   // ---- their parts
-  __device__ __forceinline__ void issue_s(Elements& s, int iteration, const QueryBlock& at) {
-    rows_.init_scores(s, iteration, at);
-    rows_.template issue_scores<kDim>(s, kSmem.offset_k, rows_.q_address(iteration));
+  template <Role kRole>
+  __device__ __forceinline__ void issue_elements(Elements& x, int iteration, const QueryBlock& at) {
+    if constexpr (kRole == kDv) {
+      rows_.wait_q(iteration, at);
+      rows_.init_scores(x, iteration, at);
+      rows_.template issue_scores<kDim>(x, kSmem.offset_k, rows_.q_address(iteration));
+    } else {
+      rows_.wait_dout(iteration, at);
+      rows_.init_columns(x, rows_.d_address(iteration));
+      rows_.template issue_scores<kDimV>(x, kSmem.offset_v, rows_.dout_address(iteration));
+    }
   }
-  __device__ __forceinline__ void issue_dp(Elements& dp, int iteration) {
-    rows_.init_columns(dp, rows_.d_address(iteration));
-    rows_.template issue_scores<kDimV>(dp, kSmem.offset_v, rows_.dout_address(iteration));
+  template <Role kRole>
+  __device__ __forceinline__ void finish_elements(Elements& x, Packed& frag, int iteration,
+                                                  const QueryBlock& at) {
+    if constexpr (kRole == kDv) {
+      finish_s(x, frag, iteration, at);
+    } else {
+      finish_dp(x, iteration);
+      rows_.pack(frag, x);
+      wait_empty(kBarriers.ds_empty, StageDs(iteration));
+      write_ds(frag, iteration);
+      arrive(kBarriers.p_empty + StageDs(iteration).index);
+    }
   }
-  // dV += P^T dO, dK += dS^T Q: `from` is a full stage, which finish_sums() releases.
-  template <int kColumns>
-  static __device__ __forceinline__ void issue_sums(float (&sums)[kColumns / 2],
-                                                    const Packed& p_frag, u32 from, int iteration) {
+  // dV += P^T dO, dK += dS^T Q, from a full stage, which finish_sums() releases.
+  template <Role kRole>
+  __device__ __forceinline__ void issue_sums(Sums<kRole>& sums, const Packed& frag, int iteration,
+                                             const QueryBlock& at) const {
+    kRole == kDv ? rows_.wait_dout(iteration, at) : rows_.wait_q(iteration, at);
+    const u32 from = kRole == kDv ? rows_.dout_address(iteration) : rows_.q_address(iteration);
     wgmma_fence();
-    Rows::template issue_product<kColumns>(sums, p_frag, from, iteration);
+    Rows::template issue_product<kColumns<kRole>>(sums, frag, from, iteration);
     wgmma_commit_group();
   }
-  template <int kCount>
-  __device__ __forceinline__ void finish_sums(float (&sums)[kCount], Packed& p_frag, int empty) {
+  template <Role kRole>
+  __device__ __forceinline__ void finish_sums(Sums<kRole>& sums, Packed& frag, int iteration) {
     wgmma_wait_group<0>();
     warpgroup_fence_operand(sums);
-    warpgroup_fence_operand(p_frag);
-    arrive(empty);
+    warpgroup_fence_operand(frag);
+    arrive(kRole == kDv ? kBarriers.dout_empty + StageDout(iteration).index
+                        : kBarriers.q_empty + StageQ(iteration).index);
+  }
+  template <Role kRole>
+  __device__ __forceinline__ void store(const Sums<kRole>& sums) const {
+    if constexpr (kRole == kDv) {
+      rows_.store_dv(sums);
+    } else {
+      rows_.store_dk(sums);
+    }
   }
   // P for dV; for kDk the factor of (dP - D) in dS: P, or with a softcap P times its derivative.
   __device__ __forceinline__ void finish_s(Elements& s, Packed& p_frag, int iteration,
