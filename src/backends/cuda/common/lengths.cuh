@@ -82,12 +82,4 @@ __device__ inline Sequence sequence_with_used_keys(const Sizes& sizes, const Len
   return sequence;
 }
 
-// Whether the key's page exists; true without pages.
-__device__ inline bool has_page(const Problem& p, const PagedKeys& paged, std::int64_t batch_idx,
-                                std::int64_t key) {
-  if (!has_pages(p)) return true;
-  const std::int64_t page = paged.block_table[batch_idx * paged.stride_batch + key / p.page_size];
-  return page >= 0 && page < p.num_pages;
-}
-
 }  // namespace headrace::cuda

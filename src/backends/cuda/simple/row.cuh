@@ -16,6 +16,14 @@ struct RowPlace {
 __device__ inline RowPlace place_of(const Problem& p, std::int64_t idx) {
   return {idx / p.seqlen_q / p.num_heads, idx / p.seqlen_q % p.num_heads, idx % p.seqlen_q};
 }
+// Whether the key's page exists; true without pages.
+__device__ inline bool has_page(const Problem& p, const PagedKeys& paged, std::int64_t batch_idx,
+                                std::int64_t key) {
+  if (!has_pages(p)) return true;
+  const std::int64_t page = paged.block_table[batch_idx * paged.stride_batch + key / p.page_size];
+  return page >= 0 && page < p.num_pages;
+}
+
 // One thread per sequence reports lengths and pages that break a rule.
 __device__ inline Sequence sequence_at(const Params& c, const RowPlace& place, int lane) {
   const Problem& p = c.problem;
