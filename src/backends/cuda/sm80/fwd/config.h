@@ -76,12 +76,6 @@ constexpr Tile tile_of(const Problem& p, std::size_t smem_bytes) {
   return tile_of(dtype_of(p) == DType::f32, head_dim_bucket(p), needs_general_scores(p));
 }
 
-// 2^32 / group, rounded up: __umulhi(row, inverse) is row / group for row < group + 128.
-constexpr std::uint32_t group_inverse_of(std::int64_t group) {
-  const auto divisor = static_cast<std::uint64_t>(group);
-  return static_cast<std::uint32_t>(((std::uint64_t{1} << 32) + divisor - 1) / divisor);
-}
-
 // Split KV is used up to this many rows (queries x heads of a group).
 inline constexpr std::int64_t kMaxSplitRows = 64;
 inline constexpr std::int64_t kMinSplitKeys = 256;

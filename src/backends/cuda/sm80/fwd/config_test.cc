@@ -148,13 +148,5 @@ TEST(Sm80Config, WorkspaceHoldsEverySequenceOfARaggedBatch) {
   }
 }
 
-TEST(Sm80Config, InverseOfTheGroupDividesTheRowsOfATile) {
-  for (std::uint32_t group = 2; group < 128; ++group)
-    for (std::uint32_t row = 0; row < group + 128; ++row) {
-      const std::uint64_t product = std::uint64_t{row} * group_inverse_of(group);
-      EXPECT_EQ(product >> 32, row / group) << row << " / " << group;
-    }
-}
-
 }  // namespace
 }  // namespace headrace::cuda::sm80::fwd

@@ -78,11 +78,8 @@ class Forward {
 
   // ---- rows and visible keys
   __device__ __forceinline__ RowCoord row_coord(int row) const {
-    const u32 group = c_.group, idx = work().first_head + static_cast<u32>(row);
-    const u32 query = group == 1    ? idx
-                      : group < 128 ? __umulhi(idx, c_.group_inverse)
-                                    : idx / group;
-    return {work().first_query + static_cast<int>(query), static_cast<int>(idx - query * group)};
+    const int idx = work().first_row + row, query = c_.by_group.divide(idx);
+    return {query, idx - query * c_.group};
   }
   __device__ __forceinline__ std::int64_t head_of(const RowCoord& row) const {
     return work().kv_head * c_.group + row.head;

@@ -27,10 +27,11 @@ struct Params {
   PageTable pages;  // of k and v
   Window window;
   ScoreArgs scores;
-  WorkOrder order;                     // of row tiles or splits
-  std::uint32_t group, group_inverse;  // group_size(problem)
-  bool is_aligned;                     // to 16 bytes
-  bool is_even_k, is_even_v;           // aligned, and a row of K, of V, is whole 16-byte chunks
+  WorkOrder order;     // of row tiles or splits
+  std::int32_t group;  // group_size(problem)
+  Divisor by_group;
+  bool is_aligned;            // to 16 bytes
+  bool is_even_k, is_even_v;  // aligned, and a row of K, of V, is whole 16-byte chunks
 };
 static_assert(sizeof(Params) <= 704);
 

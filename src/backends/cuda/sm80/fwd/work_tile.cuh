@@ -32,9 +32,7 @@ struct WorkTile {
   std::int64_t batch_idx, kv_head;
   std::int64_t k_offset, v_offset;        // of the sequence's first row; pages: of page 0's
   int seqlen_q, seqlen_k;                 // of the sequence
-  int num_rows;                           // of the tile; 0: no work
-  int first_query;                        // query of the first row
-  u32 first_head;                         // head in the group of the first row
+  int first_row, num_rows;                // of the tile, in the sequence; 0 rows: no work
   int split_idx, split_begin, split_end;  // keys; all of them without a split
   bool is_split;
 };
@@ -60,18 +58,15 @@ __device__ inline void decode_work_tile(const Params& c, Tile tile, std::int64_t
   if (c.split.o_partial != nullptr)
     plan = plan_splits(c.split.rule, tile, sequence.seqlen_q, sequence.seqlen_k);
   x.is_split = plan.num_splits > 1;
-  const int all_rows = x.seqlen_q * static_cast<int>(c.group);
+  const int all_rows = x.seqlen_q * c.group;
   const int num_tiles = (all_rows + tile.rows() - 1) / tile.rows();
   // The longest causal tile first.
-  const int first_row = x.is_split ? 0 : (num_tiles - 1 - idx) * tile.rows();
+  x.first_row = x.is_split ? 0 : (num_tiles - 1 - idx) * tile.rows();
   const bool exists = idx < (x.is_split ? static_cast<int>(plan.num_splits) : num_tiles);
-  x.num_rows = exists ? min(all_rows - first_row, tile.rows()) : 0;
+  x.num_rows = exists ? min(all_rows - x.first_row, tile.rows()) : 0;
   x.split_idx = x.is_split ? idx : 0;
   x.split_begin = x.split_idx * static_cast<int>(plan.split_keys);
   x.split_end = static_cast<int>(min(x.split_begin + plan.split_keys, sequence.seqlen_k));
-  const u32 query = static_cast<u32>(first_row) / c.group;
-  x.first_query = static_cast<int>(query);
-  x.first_head = static_cast<u32>(first_row) - query * c.group;
 }
 
 }  // namespace headrace::cuda::sm80::fwd
