@@ -37,7 +37,7 @@ class KernelPlan {
   }
 
  private:
-  static constexpr std::size_t kBytes = 128;
+  static constexpr std::size_t kBytes = 192;
   unsigned char bytes_[kBytes];
 };
 

@@ -43,27 +43,51 @@ std::int64_t tiles_per_head(const Problem& p, const Tile& tile) {
   return ceil_div<std::int64_t>(p.seqlen_k, tile.keys);
 }
 
-Schedule plan(const Problem& p, const DeviceInfo& device) {
+// What a launch needs beside the pointers of the call.
+struct BackwardPlan {
+  Launch* launch;
+  Tile tile;
+  bool is_general, use_large_tile;
+  WorkOrder order;
+  WorkspacePlan workspace;
+  ScoreParams score_params;
+};
+
+BackwardPlan own_plan(const Problem& p, const DeviceInfo& device) {
   const Tile tile = tile_of(p, device.smem_bytes);
+  return {.launch = kLaunchers.of(p),
+          .tile = tile,
+          .is_general = needs_general_scores(p),
+          .use_large_tile = takes_large_tile(p, device.smem_bytes),
+          .order = work_order(p, tiles_per_head(p, tile),
+                              std::int64_t{device.num_units} * tile.min_ctas),
+          .workspace = workspace_plan(p, tile),
+          .score_params = make_score_params(p)};
+}
+
+Schedule plan(const Problem& p, const DeviceInfo& device) {
+  const BackwardPlan own = own_plan(p, device);
+  const Tile& tile = own.tile;
   Schedule schedule;
   schedule.tile_m = tile.rows;
   schedule.tile_n = tile.keys;
   schedule.prob_dtype = dtype_of(p);
   schedule.product_error = dtype_of(p) == DType::f32 ? k3xTf32ProductError : 0;
-  schedule.num_ctas = tiles_per_head(p, tile) * p.batch * p.num_kv_heads;
+  schedule.num_ctas = own.order.num_tiles();
   schedule.has_fixed_bits = p.deterministic;
-  schedule.workspace_bytes = workspace_plan(p, tile).total + kWorkspaceAlignment;
+  schedule.workspace_bytes = own.workspace.total + kWorkspaceAlignment;
   schedule.note = format_text(
       "mma.sync, {} warps, {} bytes of shared memory, {} scores; dq accumulated in float {}{}",
-      tile.warps, smem_of(p, tile), needs_general_scores(p) ? "general" : "plain",
+      tile.warps, smem_of(p, tile), own.is_general ? "general" : "plain",
       p.deterministic ? "from the last keys to the first" : "by atomics, in any order",
       p.alignment < kWholeAlignment
           ? "; operands are not aligned to 16 bytes: copied element by element"
           : "");
+  schedule.kernel_plan.set(own);
   return schedule;
 }
 
-GradParams grad_params(const BwdCall& call) {
+GradParams grad_params(const BwdCall& call, const ScoreParams& score_params) {
   const Problem& p = call.problem;
   const AttentionArgs& args = call.args;
   return {.sizes = sizes_of(p),
@@ -73,7 +97,7 @@ GradParams grad_params(const BwdCall& call) {
           .v = args.v,
           .dout = args.gradients.dout,
           .window = window_of(p),
-          .scores = score_args_of(make_score_params(p), args),
+          .scores = score_args_of(score_params, args),
           .delta = call.rows.delta,
           .lse = call.rows.lse,
           .group = static_cast<std::int32_t>(group_size(p)),
@@ -84,11 +108,10 @@ GradParams grad_params(const BwdCall& call) {
 }
 
 // `memory`: the workspace, aligned.
-Status launch_kernels(const Problem& p, const DeviceInfo& device, const AttentionArgs& args,
+Status launch_kernels(const Problem& p, const BackwardPlan& own, const AttentionArgs& args,
                       unsigned char* memory, std::uint32_t* error_word, bool only_dbias,
                       Stream stream) {
-  const Tile tile = tile_of(p, device.smem_bytes);
-  const WorkspacePlan x = workspace_plan(p, tile);
+  const WorkspacePlan& x = own.workspace;
   const BwdCall call{
       .problem = p,
       .args = args,
@@ -98,11 +121,10 @@ Status launch_kernels(const Problem& p, const DeviceInfo& device, const Attentio
                .dq_accum_cols = x.dq_accum_cols},
       .lse_scale = dtype_of(p) == DType::f32 ? 1.0f : kLog2E,
       .error_word = error_word};
-  Params params{.grads = grad_params(call),
+  Params params{.grads = grad_params(call, own.score_params),
                 .dk = args.gradients.dk,
                 .dv = args.gradients.dv,
-                .order = work_order(p, tiles_per_head(p, tile),
-                                    std::int64_t{device.num_units} * tile.min_ctas),
+                .order = own.order,
                 .dq_accum = call.rows.dq_accum,
                 .dq_accum_cols = call.rows.dq_accum_cols,
                 .dq_semaphores = nullptr,
@@ -117,14 +139,14 @@ Status launch_kernels(const Problem& p, const DeviceInfo& device, const Attentio
   }
   const DBiasParams dbias{.grads = params.grads,
                           .dbias = args.gradients.dbias,
-                          .tiles = dbias_tiles_of(p, args.gradients.dbias, tile)};
-  return kLaunchers.of(p)({.backward = call,
-                           .main = params,
-                           .dbias = dbias,
-                           .is_general = needs_general_scores(p),
-                           .use_large_tile = takes_large_tile(p, device.smem_bytes),
-                           .only_dbias = only_dbias,
-                           .stream = stream});
+                          .tiles = dbias_tiles_of(p, args.gradients.dbias, own.tile)};
+  return own.launch({.backward = call,
+                     .main = params,
+                     .dbias = dbias,
+                     .is_general = own.is_general,
+                     .use_large_tile = own.use_large_tile,
+                     .only_dbias = only_dbias,
+                     .stream = stream});
 }
 
 Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
@@ -133,7 +155,8 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   const auto address = reinterpret_cast<std::uintptr_t>(workspace.data);
   auto* memory =
       reinterpret_cast<unsigned char*>(round_up<std::uintptr_t>(address, kWorkspaceAlignment));
-  return launch_kernels(plan.problem, plan.device, args, memory, word.value(), false, stream);
+  return launch_kernels(plan.problem, plan.schedule.kernel_plan.get<BackwardPlan>(), args, memory,
+                        word.value(), false, stream);
 }
 
 }  // namespace
@@ -160,7 +183,8 @@ std::size_t dbias_workspace_bytes(const Problem& p) {
 
 Status launch_dbias(const Problem& p, const AttentionArgs& args, unsigned char* memory,
                     std::uint32_t* error_word, Stream stream) {
-  return sm80::bwd::launch_kernels(p, DeviceInfo{}, args, memory, error_word, true, stream);
+  return sm80::bwd::launch_kernels(p, sm80::bwd::own_plan(p, DeviceInfo{}), args, memory,
+                                   error_word, true, stream);
 }
 
 }  // namespace headrace::cuda
