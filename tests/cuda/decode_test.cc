@@ -174,6 +174,15 @@ TEST(DecodeSelection, TakesFewRowsWhateverTheBatch) {
   EXPECT_EQ(chosen(p, "sm80:108"), "cuda_sm80_fwd");
 }
 
+TEST(DecodeSelection, PlansBatchesOfNothing) {
+  headrace_problem p = decode_problem();
+  p.num_heads = p.num_kv_heads = 0;
+  EXPECT_EQ(chosen(p), kName);
+  p = decode_problem();
+  p.batch = 0;
+  EXPECT_EQ(chosen(p), kName);
+}
+
 TEST(DecodeSelection, LeavesOtherFeaturesToOtherKernels) {
   const auto with = [](auto change) {
     headrace_problem p = decode_problem();

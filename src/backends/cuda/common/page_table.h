@@ -15,12 +15,15 @@ struct PageTable {
   std::int32_t page_size, num_pages;
   Divisor by_page_size;
 };
-inline PageTable page_table_of(const Problem& p, const AttentionArgs& args) {
+constexpr Divisor page_size_divisor(const Problem& p) {
+  return Divisor::of(std::max<std::int64_t>(p.page_size, 1));
+}
+inline PageTable page_table_of(const Problem& p, const AttentionArgs& args, Divisor by_page_size) {
   return {.block_table = args.paged.block_table,
           .stride_batch = args.paged.stride_batch,
           .page_size = static_cast<std::int32_t>(p.page_size),
           .num_pages = static_cast<std::int32_t>(p.num_pages),
-          .by_page_size = Divisor::of(std::max<std::int64_t>(p.page_size, 1))};
+          .by_page_size = by_page_size};
 }
 
 }  // namespace headrace::cuda

@@ -50,6 +50,7 @@ struct ForwardPlan {
   WorkOrder order;
   SplitLayout split_layout;
   ScoreParams score_params;
+  Divisor by_group, by_page_size;
 };
 
 Schedule plan(const Problem& p, const DeviceInfo& device) {
@@ -83,7 +84,9 @@ Schedule plan(const Problem& p, const DeviceInfo& device) {
       .order =
           work_order(p, tiles_per_head(p, tile), std::int64_t{device.num_units} * tile.min_ctas),
       .split_layout = partials,
-      .score_params = make_score_params(p)});
+      .score_params = make_score_params(p),
+      .by_group = Divisor::of(group_size(p)),
+      .by_page_size = page_size_divisor(p)});
   return schedule;
 }
 
@@ -104,12 +107,12 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
                 .q = args.q,
                 .k = args.k,
                 .v = args.v,
-                .pages = page_table_of(p, args),
+                .pages = page_table_of(p, args, own.by_page_size),
                 .window = window_of(p),
                 .scores = score_args_of(own.score_params, args),
                 .order = own.order,
                 .group = static_cast<std::int32_t>(group_size(p)),
-                .by_group = Divisor::of(group_size(p)),
+                .by_group = own.by_group,
                 .is_aligned = p.alignment >= kWholeAlignment,
                 .is_even_k = is_even(p, p.head_dim),
                 .is_even_v = is_even(p, p.head_dim_v)};

@@ -59,6 +59,44 @@ WorkspacePlan workspace_of(const Problem& p, const WorkPlan& work) {
   return workspace_plan(work, p.batch * p.num_kv_heads, p.seqlen_q * group_size(p),
                         head_dim_bucket(p.head_dim, p.head_dim_v));
 }
+// Keys of a TMA box: it lies in one page.
+int box_keys_of(const Problem& p) {
+  if (!has_pages(p)) return kBlockKeys;
+  return static_cast<int>(std::min<std::int64_t>(p.page_size & -p.page_size, kBlockKeys));
+}
+
+// What a launch needs beside the pointers of the call.
+struct DecodePlan {
+  Launch* launch;
+  WorkPlan work;
+  WorkspacePlan workspace;
+  Window window;
+  SequenceKeys keys;
+  int rows, group, box_keys;
+  Divisor by_group, by_kv_heads, by_items, by_page_size;
+  float scale, scale_log2;
+};
+
+DecodePlan own_plan(const Problem& p, const DeviceInfo& device) {
+  const SequenceKeys keys = longest_keys(p);
+  const WorkPlan work =
+      plan_work(keys, !has_device_lengths(p), p.batch * p.num_kv_heads, device.num_units);
+  return {.launch = head_dim_bucket(p.head_dim, p.head_dim_v) == 64 ? launch_hd64 : launch_hd128,
+          .work = work,
+          .workspace = workspace_of(p, work),
+          .window = window_of(p),
+          .keys = keys,
+          .rows = static_cast<int>(p.seqlen_q * group_size(p)),
+          .group = static_cast<int>(group_size(p)),
+          .box_keys = box_keys_of(p),
+          .by_group = Divisor::of(group_size(p)),
+          .by_kv_heads = Divisor::of(std::max<std::int64_t>(p.num_kv_heads, 1)),
+          .by_items = Divisor::of(work.head.num_items),
+          .by_page_size = page_size_divisor(p),
+          .scale = static_cast<float>(p.softmax_scale),
+          .scale_log2 = static_cast<float>(p.softmax_scale * M_LOG2E)};
+}
+
 std::string work_text(const WorkPlan& work) {
   const char* at_most = work.is_uniform ? "" : "at most ";
   if (work.kind == ItemKind::split)
@@ -70,11 +108,11 @@ std::string work_text(const WorkPlan& work) {
 }
 
 Schedule plan(const Problem& p, const DeviceInfo& device) {
-  const WorkPlan work = plan_work(longest_keys(p), !has_device_lengths(p), p.batch * p.num_kv_heads,
-                                  device.num_units);
+  const DecodePlan own = own_plan(p, device);
+  const WorkPlan& work = own.work;
   const std::int64_t num_units = std::max<std::int64_t>(device.num_units, 1);
   Schedule schedule;
-  schedule.tile_m = row_bucket(p.seqlen_q * group_size(p));
+  schedule.tile_m = row_bucket(own.rows);
   schedule.tile_n = kBlockKeys;
   if (work.num_slots > 0) {
     schedule.split_keys = work.kind == ItemKind::split ? kSplitKeys
@@ -85,30 +123,22 @@ Schedule plan(const Problem& p, const DeviceInfo& device) {
   schedule.prob_dtype = dtype_of(p);
   schedule.num_ctas = std::clamp<std::int64_t>(work.num_items, 1, num_units);
   if (work.num_slots > 0 || work.num_items > schedule.num_ctas)
-    schedule.workspace_bytes =
-        static_cast<std::size_t>(workspace_of(p, work).total + kWorkspaceAlignment);
+    schedule.workspace_bytes = static_cast<std::size_t>(own.workspace.total + kWorkspaceAlignment);
   schedule.note = format_text("persistent, {}; keys split every {}; TMA and mma.sync, keys as M",
                               work_text(work), kSplitKeys);
-  schedule.kernel_plan.set(work);
+  schedule.kernel_plan.set(own);
   return schedule;
 }
 
 // ---- the launch
 
-// Keys of a TMA box: it lies in one page.
-int box_keys_of(const Problem& p) {
-  if (!has_pages(p)) return kBlockKeys;
-  return static_cast<int>(std::min<std::int64_t>(p.page_size & -p.page_size, kBlockKeys));
-}
-
 // Axes (column, slot, half, head, page). Rows of 128 columns come as one box of two halves where a
 // box has all keys of a block, others as boxes of 64 columns, of which those beyond the last column
 // arrive as zeros. A contiguous tensor has a page for each sequence; a ragged one is one page.
-Status encode_pages(const Problem& p, const Operand& x, std::int64_t columns, int dim,
+Status encode_pages(const Problem& p, const Operand& x, std::int64_t columns, int box_keys,
                     TensorMap& map, int& boxes) {
-  const int box_keys = box_keys_of(p);
   const bool is_whole = columns == 2 * kSwizzleAtomCols && box_keys == kBlockKeys;
-  boxes = is_whole ? 1 : dim / kSwizzleAtomCols;
+  boxes = is_whole ? 1 : head_dim_bucket(p.head_dim, p.head_dim_v) / kSwizzleAtomCols;
   TensorMapSpec spec{.dtype = dtype_of(p), .rank = 0, .l2_promotion = L2Promotion::bytes_128};
   std::int64_t strides[5] = {};
   const auto add = [&](std::int64_t size, std::int64_t stride, int box_size) {
@@ -131,9 +161,7 @@ Status encode_pages(const Problem& p, const Operand& x, std::int64_t columns, in
   return encode_tensor_map(spec, x.data, strides, map);
 }
 
-void set_workspace(const Plan& plan, Workspace workspace, Params& params) {
-  if (plan.schedule.workspace_bytes == 0) return;
-  const WorkspacePlan x = workspace_of(plan.problem, params.work);
+void set_workspace(const WorkspacePlan& x, Workspace workspace, Params& params) {
   const auto address = reinterpret_cast<std::uintptr_t>(workspace.data);
   auto* base = reinterpret_cast<char*>(round_up<std::uintptr_t>(address, kWorkspaceAlignment));
   params.counters = reinterpret_cast<CounterWords*>(base);
@@ -146,6 +174,8 @@ void set_workspace(const Plan& plan, Workspace workspace, Params& params) {
 
 Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
   const Problem& p = plan.problem;
+  const auto own = plan.schedule.kernel_plan.get<DecodePlan>();
+  if (own.work.num_items == 0) return std::nullopt;
   Params params{};
   std::uint32_t* length_errors = nullptr;
   if (has_device_lengths(p)) {
@@ -159,29 +189,26 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   params.q = args.q;
   params.out = args.out;
   params.row_args = row_args_of(p, args);
-  params.work = plan.schedule.kernel_plan.get<WorkPlan>();
-  params.window = window_of(p);
-  params.keys = longest_keys(p);
-  params.pages = page_table_of(p, args);
-  params.rows = static_cast<int>(p.seqlen_q * group_size(p));
-  params.group = static_cast<int>(group_size(p));
-  params.by_group = Divisor::of(group_size(p));
-  params.by_kv_heads = Divisor::of(p.num_kv_heads);
-  params.by_items = Divisor::of(params.work.head.num_items);
+  params.work = own.work;
+  params.window = own.window;
+  params.keys = own.keys;
+  params.pages = page_table_of(p, args, own.by_page_size);
+  params.rows = own.rows;
+  params.group = own.group;
+  params.by_group = own.by_group;
+  params.by_kv_heads = own.by_kv_heads;
+  params.by_items = own.by_items;
   params.batch = static_cast<int>(p.batch);
   params.num_kv_heads = static_cast<int>(p.num_kv_heads);
   params.num_units = plan.device.num_units;
-  params.scale = static_cast<float>(p.softmax_scale);
-  params.scale_log2 = static_cast<float>(p.softmax_scale * M_LOG2E);
-  params.box_keys = box_keys_of(p);
-  if (params.work.num_items == 0) return std::nullopt;
-  set_workspace(plan, workspace, params);
-  const int dim = head_dim_bucket(p.head_dim, p.head_dim_v);
+  params.scale = own.scale;
+  params.scale_log2 = own.scale_log2;
+  params.box_keys = own.box_keys;
+  if (plan.schedule.workspace_bytes > 0) set_workspace(own.workspace, workspace, params);
   Maps maps;
-  HEADRACE_TRY(encode_pages(p, args.k, p.head_dim, dim, maps.k, params.boxes_k));
-  HEADRACE_TRY(encode_pages(p, args.v, p.head_dim_v, dim, maps.v, params.boxes_v));
-  const Launch* run = dim == 64 ? launch_hd64 : launch_hd128;
-  return run({params, maps, dtype_of(p), static_cast<int>(plan.schedule.num_ctas), stream});
+  HEADRACE_TRY(encode_pages(p, args.k, p.head_dim, own.box_keys, maps.k, params.boxes_k));
+  HEADRACE_TRY(encode_pages(p, args.v, p.head_dim_v, own.box_keys, maps.v, params.boxes_v));
+  return own.launch({params, maps, dtype_of(p), static_cast<int>(plan.schedule.num_ctas), stream});
 }
 
 }  // namespace

@@ -196,13 +196,15 @@ struct ForwardPlan {
   TileParams tiles;
   ScoreParams score_params;
   float scale_log2;
+  Divisor by_page_size;
 };
 
 Schedule plan(const Problem& p, const DeviceInfo& device) {
   ForwardPlan own{.variant = variant_of(p),
                   .tiles = tile_params(p, variant_of(p)->tile),
                   .score_params = make_score_params(p),
-                  .scale_log2 = static_cast<float>(p.softmax_scale * M_LOG2E)};
+                  .scale_log2 = static_cast<float>(p.softmax_scale * M_LOG2E),
+                  .by_page_size = page_size_divisor(p)};
   const Tile& tile = own.variant->tile;
   Schedule schedule;
   schedule.tile_m = rows_of(tile);
@@ -317,7 +319,7 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
                 .has_tma_bias = suits_tma(args.bias, dtype, own.tiles),
                 .has_device_lengths = has_device_lengths(p),
                 .used_keys = used_keys_of(p, args),
-                .pages = page_table_of(p, args),
+                .pages = page_table_of(p, args, own.by_page_size),
                 .box_keys = box_keys(p, own.variant->tile)};
   Maps maps;
   if (Status bad = encode_maps(p, args, own.variant->tile, own.tiles, maps)) return bad;
