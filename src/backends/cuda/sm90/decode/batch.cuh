@@ -200,16 +200,18 @@ class Batch {
     return total;
   }
 
-  // A sequence is reported by one thread of the grid.
+  // A sequence is reported by one thread of the grid. Lengths are read once, unless a thread has
+  // several sequences.
   __device__ void count() {
     const int size = entry_size(), begin = static_cast<int>(threadIdx.x) * size;
     const int end = min(begin + size, p_.batch);
     int groups = 0, items = 0, slots = 0, before = 0;
+    SequenceKeys keys;
 #pragma unroll 1
     for (int pass = 0; pass < 2; ++pass) {
 #pragma unroll 1
       for (int b = begin; b < end; ++b) {
-        const SequenceKeys keys = keys_of(b, pass == 0 && blockIdx.x == 0);
+        if (pass == 0 || size > 1) keys = keys_of(b, pass == 0 && blockIdx.x == 0);
         const HeadWork work = head_work(kKind, keys, run_log2_);
         groups += groups_of(keys).count;
         items += work.num_items;
