@@ -4,10 +4,12 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
+#include <iostream>
 #include <map>
 #include <stdexcept>
 
 #include "backends/cuda/backend.h"
+#include "cli/table.h"
 #include "stress/stress_run.h"
 
 namespace headrace::testing {
@@ -16,7 +18,8 @@ namespace {
 struct CommandLine {
   double seconds = 300;
   std::uint64_t seed = 1;
-  std::string kernel, replay, format = "text";
+  std::string kernel, replay;
+  cli::Format format = cli::Format::text;
   bool is_named_only = false, is_list = false, is_fail_fast = false;
   double case_seconds = 0.25;
 };
@@ -24,6 +27,11 @@ struct CommandLine {
 struct Row {
   std::int64_t num_cases = 0, num_calls = 0, num_wrong = 0;
   std::string refusal;  // reason of a kernel that refused its cases
+};
+
+struct Failure {
+  std::string name, text;  // of a case, or of a row that ran none
+  std::int64_t num_calls, num_wrong;
 };
 
 std::string row_name(const Cell& c) {
@@ -46,22 +54,22 @@ class Stress {
     for (const StressCase& c : named_cases())
       if (is_chosen(c.cell) && !is_over()) run_case(c, "named ");
     if (!line_.is_named_only) run_random();
-    print();
     check_rows();
-    return num_failures_ == 0;
+    print();
+    return failures_.empty();
   }
   // Replays "KERNEL ... seed N" of a report.
   bool replay(const Cell& cell, std::uint64_t seed) {
     run_case(draw_case(cell, seed), "");
     print();
-    return num_failures_ == 0;
+    return failures_.empty();
   }
 
  private:
   bool is_chosen(const Cell& cell) const {
     return row_name(cell).find(line_.kernel) != std::string::npos;
   }
-  bool is_over() const { return line_.is_fail_fast && num_failures_ > 0; }
+  bool is_over() const { return line_.is_fail_fast && !failures_.empty(); }
   double elapsed() const {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   }
@@ -92,37 +100,56 @@ class Stress {
       row->num_calls += result.num_calls;
       row->num_wrong += result.num_wrong;
     }
-    if (result.failure.empty()) return;
-    ++num_failures_;
-    std::printf("\nfailed: %s\n  %s\n  %lld of %lld calls wrong\n", describe(c).c_str(),
-                result.failure.c_str(), static_cast<long long>(result.num_wrong),
-                static_cast<long long>(result.num_calls));
-    std::fflush(stdout);
+    if (!result.failure.empty())
+      add_failure({describe(c), result.failure, result.num_calls, result.num_wrong});
   }
 
   // A kernel that refused all of its cases is a failure.
   void check_rows() {
-    for (const auto& [name, row] : rows_) {
-      if (row.num_cases > 0) continue;
-      ++num_failures_;
-      std::printf("failed: %s: the kernel refused every case: %s\n", name.c_str(),
-                  row.refusal.c_str());
-    }
+    for (const auto& [name, row] : rows_)
+      if (row.num_cases == 0)
+        add_failure({name, "the kernel refused every case: " + row.refusal, 0, 0});
+  }
+
+  // Text has failures as they come, other formats in a table of the report.
+  void add_failure(const Failure& failure) {
+    failures_.push_back(failure);
+    if (line_.format != cli::Format::text) return;
+    std::cout << format_text("\nfailed: {}\n  {}\n  {} of {} calls wrong\n", failure.name,
+                             failure.text, failure.num_wrong, failure.num_calls)
+              << std::flush;
   }
 
   void print() const {
     std::fprintf(stderr, "\n");
-    const bool is_csv = line_.format == "csv";
-    std::printf(is_csv ? "kernel,cases,calls,wrong\n" : "%-56s %7s %9s %9s\n", "kernel", "cases",
-                "calls", "wrong");
-    const auto print_row = [&](const std::string& name, const Row& row) {
-      std::printf(is_csv ? "%s,%lld,%lld,%lld\n" : "%-56s %7lld %9lld %9lld\n", name.c_str(),
-                  static_cast<long long>(row.num_cases), static_cast<long long>(row.num_calls),
-                  static_cast<long long>(row.num_wrong));
+    cli::Table rows{.key = "rows",
+                    .columns = {{.key = "kernel", .title = "kernel"},
+                                {.key = "cases", .title = "cases"},
+                                {.key = "calls", .title = "calls"},
+                                {.key = "wrong", .title = "wrong"}},
+                    .rows = {}};
+    const auto add_row = [&](const std::string& name, const Row& row) {
+      rows.rows.push_back({name, row.num_cases, row.num_calls, row.num_wrong});
     };
-    for (const auto& [name, row] : rows_) print_row(name, row);
-    print_row("total", total_);
-    std::printf("%.0f s, %lld failed cases\n", elapsed(), static_cast<long long>(num_failures_));
+    for (const auto& [name, row] : rows_) add_row(name, row);
+    add_row("total", total_);
+    cli::Report report{.notes = {{"seconds", elapsed()},
+                                 {"failed_cases", static_cast<std::int64_t>(failures_.size())}},
+                       .tables = {rows}};
+    if (line_.format != cli::Format::text) report.tables.push_back(failure_table());
+    cli::print(report, {.format = line_.format, .is_styled = cli::is_stdout_styled()}, std::cout,
+               std::cerr);
+  }
+  cli::Table failure_table() const {
+    cli::Table table{.key = "failures",
+                     .columns = {{.key = "case", .title = "failed case"},
+                                 {.key = "failure", .title = "failure"},
+                                 {.key = "calls", .title = "calls"},
+                                 {.key = "wrong", .title = "wrong"}},
+                     .rows = {}};
+    for (const Failure& x : failures_)
+      table.rows.push_back({x.name, x.text, x.num_calls, x.num_wrong});
+    return table;
   }
 
   const CommandLine& line_;
@@ -130,7 +157,7 @@ class Stress {
   std::chrono::steady_clock::time_point start_;
   std::map<std::string, Row> rows_;
   Row total_;
-  std::int64_t num_failures_ = 0;
+  std::vector<Failure> failures_;
 };
 
 int run_program(int argc, char** argv) {
@@ -144,7 +171,15 @@ int run_program(int argc, char** argv) {
   app.add_flag("--named", line.is_named_only, "only the named cases");
   app.add_flag("--fail-fast", line.is_fail_fast, "stop at the first failure");
   app.add_flag("--list", line.is_list, "list the rows");
-  app.add_option("--format", line.format, "report format")->check(CLI::IsMember({"text", "csv"}));
+  const std::map<std::string, cli::Format> formats = {{"text", cli::Format::text},
+                                                      {"csv", cli::Format::csv},
+                                                      {"json", cli::Format::json},
+                                                      {"md", cli::Format::md}};
+  app.add_option_function<std::string>(
+         "--format", [&](const std::string& name) { line.format = formats.at(name); },
+         "report format")
+      ->check(CLI::IsMember({"text", "csv", "json", "md"}))
+      ->option_text("text|csv|json|md [text]");
   CLI11_PARSE(app, argc, argv);
   if (line.is_list) {
     for (const Cell& cell : all_cells()) std::printf("%s\n", row_name(cell).c_str());
