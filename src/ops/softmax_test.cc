@@ -8,6 +8,7 @@
 
 #include "backends/cpu/softmax/softmax.h"
 #include "ops/softmax_test_tensor.h"
+#include "tests/support/instruction_sets.h"
 #include "tests/support/random.h"
 
 namespace headrace {
@@ -25,12 +26,7 @@ constexpr std::int64_t kLengths[] = {0, 1, 2, 7, 31, 32, 33, 255, 1000, 4096, 40
 constexpr headrace_softmax_algorithm kAlgorithms[] = {HEADRACE_SOFTMAX_SAFE,
                                                       HEADRACE_SOFTMAX_ONLINE};
 
-std::vector<const cpu::SoftmaxOps*> runnable() {
-  std::vector<const cpu::SoftmaxOps*> found;
-  for (const cpu::SoftmaxOps* ops : cpu::all_softmax_ops())
-    if ((detected_cpu_isa() & ops->cpu_isa) == ops->cpu_isa) found.push_back(ops);
-  return found;
-}
+const std::vector<const cpu::SoftmaxOps*> kRunnable = testing::runnable(cpu::all_softmax_ops());
 
 // Values that the dtype holds exactly.
 Doubles random_values(DType dtype, std::int64_t count, std::uint64_t seed, double size) {
@@ -132,7 +128,7 @@ TEST(Softmax, EqualsDoubleWithTheSameBitsFromEveryInstructionSetAndLayout) {
       const Outputs result = forward(*cpu::all_softmax_ops().back(), p, x, Layout::contiguous,
                                      Layout::contiguous, algorithm);
       ASSERT_NO_FATAL_FAILURE(expect_softmax(p, x, result));
-      for (const cpu::SoftmaxOps* ops : runnable())
+      for (const cpu::SoftmaxOps* ops : kRunnable)
         for (const Layout layout : testing::kLayouts) {
           SCOPED_TRACE(ops->name);
           const Layout other = layout == Layout::gapped ? Layout::transposed : layout;
@@ -148,7 +144,7 @@ TEST(Softmax, TakesHugeValuesWithoutOverflow) {
   for (const DType dtype : kDtypes) {
     const double largest = dtype == DType::f16 ? 65504 : 0x1.fep127;
     for (const auto algorithm : kAlgorithms)
-      for (const cpu::SoftmaxOps* ops : runnable()) {
+      for (const cpu::SoftmaxOps* ops : kRunnable) {
         const Setting p{dtype, {1, 300}, 1};
         Doubles x = random_values(dtype, 300, 3, 1);
         x[3] = -largest;
@@ -166,7 +162,7 @@ TEST(Softmax, TakesHugeValuesWithoutOverflow) {
 }
 
 TEST(Softmax, RowsWithInfinityAndNanFollowTheContract) {
-  for (const cpu::SoftmaxOps* ops : runnable())
+  for (const cpu::SoftmaxOps* ops : kRunnable)
     for (const auto algorithm : kAlgorithms)
       for (const std::int64_t length : {1, 5, 40, 300, 5000}) {
         const Setting p{DType::f32, {5, length}, 1};
@@ -199,7 +195,7 @@ TEST(Softmax, AscendingRowsDoNotLosePrecisionOnline) {
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i) * 0x1p-12f;
   const Setting p{DType::f32, {65537}, 0};
   expect_softmax(p, x,
-                 forward(*runnable().front(), p, x, Layout::contiguous, Layout::contiguous,
+                 forward(*kRunnable.front(), p, x, Layout::contiguous, Layout::contiguous,
                          HEADRACE_SOFTMAX_ONLINE));
 }
 
@@ -253,7 +249,7 @@ TEST(SoftmaxBackward, EqualsDoubleWithTheSameBitsFromEveryInstructionSetAndLayou
     const Doubles dy = random_values(p.dtype, count, 2, 3);
     const Doubles dx = backward(scalar, p, y, dy, Layout::contiguous, Layout::contiguous);
     ASSERT_NO_FATAL_FAILURE(expect_gradient(p, y, dy, dx));
-    for (const cpu::SoftmaxOps* ops : runnable())
+    for (const cpu::SoftmaxOps* ops : kRunnable)
       for (const Layout layout : testing::kLayouts) {
         SCOPED_TRACE(ops->name);
         const Layout other = layout == Layout::transposed ? Layout::gapped : layout;
@@ -264,7 +260,7 @@ TEST(SoftmaxBackward, EqualsDoubleWithTheSameBitsFromEveryInstructionSetAndLayou
 
 TEST(SoftmaxBackward, IsTheDerivativeOfTheForward) {
   const Setting p{DType::f32, {3, 20}, 1, 0.5};
-  const cpu::SoftmaxOps& ops = *runnable().front();
+  const cpu::SoftmaxOps& ops = *kRunnable.front();
   const Doubles x = random_values(DType::f32, 60, 1, 1), dy = random_values(DType::f32, 60, 2, 1);
   const auto loss = [&](const Doubles& at) {
     double sum = 0;
@@ -293,7 +289,7 @@ TEST(SoftmaxBackward, IsTheDerivativeOfTheForward) {
 TEST(SoftmaxBackward, OfAnEmptyRowIsZero) {
   const Setting p{DType::f32, {1, 40}, 1};
   const Doubles zeros(40), dy = random_values(DType::f32, 40, 2, 3);
-  expect_same(backward(*runnable().front(), p, zeros, dy, Layout::contiguous, Layout::contiguous),
+  expect_same(backward(*kRunnable.front(), p, zeros, dy, Layout::contiguous, Layout::contiguous),
               zeros);
 }
 
@@ -327,7 +323,7 @@ TEST(Softmax, WorksInPlaceForwardAndBackward) {
     const Doubles x = random_values(DType::f32, testing::count_of(shape), 1, 2);
     const Doubles dy = random_values(DType::f32, testing::count_of(shape), 2, 2);
     const Setting p{DType::f32, shape, 1, 2.0};
-    const cpu::SoftmaxOps& ops = *runnable().front();
+    const cpu::SoftmaxOps& ops = *kRunnable.front();
     const Doubles y = forward(ops, p, x, layout, layout, 0).y;
     const Tensor both(DType::f32, shape, layout, x);
     headrace_softmax_tensors t{
@@ -367,7 +363,7 @@ TEST(Softmax, TakesEveryRankAndEmptyTensors) {
     for (std::size_t axis = 0; axis < shape.size(); ++axis) {
       const Setting p{DType::f32, shape, axis};
       expect_softmax(p, x,
-                     forward(*runnable().front(), p, x, Layout::contiguous, Layout::contiguous, 0));
+                     forward(*kRunnable.front(), p, x, Layout::contiguous, Layout::contiguous, 0));
     }
   }
 }

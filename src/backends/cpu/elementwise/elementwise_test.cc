@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "backends/cpu/simd/element.h"
-#include "core/device.h"
+#include "tests/support/instruction_sets.h"
 #include "tests/support/random.h"
 
 namespace headrace::cpu {
@@ -21,13 +21,6 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kUntouched = -777.0f;
 using Floats = std::vector<float>;
-
-std::vector<const ElementwiseOps*> runnable() {
-  std::vector<const ElementwiseOps*> found;
-  for (const ElementwiseOps* ops : all_elementwise_ops())
-    if ((detected_cpu_isa() & ops->cpu_isa) == ops->cpu_isa) found.push_back(ops);
-  return found;
-}
 
 Floats random_floats(std::int64_t n, std::uint64_t seed, double scale = 1) {
   testing::Random random(seed);
@@ -52,7 +45,8 @@ class Elementwise : public ::testing::TestWithParam<const ElementwiseOps*> {
   const ElementwiseOps& ops = *GetParam();
   const ElementwiseOps& scalar = *all_elementwise_ops().back();
 };
-INSTANTIATE_TEST_SUITE_P(Isa, Elementwise, ::testing::ValuesIn(runnable()),
+INSTANTIATE_TEST_SUITE_P(Isa, Elementwise,
+                         ::testing::ValuesIn(testing::runnable(all_elementwise_ops())),
                          [](const auto& param) { return std::string(param.param->name); });
 
 const std::int64_t kWidths[] = {1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100, 255, 257, 576, 1001};
@@ -190,7 +184,7 @@ TEST_P(Elementwise, SiluIsWithinItsRoundings) { EXPECT_LE(worst_silu_error(ops, 
 
 // Run by the ctest entry "exp_sweep" (label slow): all 2^32 floats.
 TEST_P(Elementwise, DISABLED_SiluOfAllFloats) {
-  if (&ops == &scalar && runnable().size() > 1)
+  if (&ops == &scalar && testing::runnable(all_elementwise_ops()).size() > 1)
     GTEST_SKIP() << "bit-identical to the other instruction sets";
   const double worst = worst_silu_error(ops, 1);
   std::printf("%s: silu is within %.6f ulp of every float\n", ops.name, worst);

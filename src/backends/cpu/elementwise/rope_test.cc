@@ -9,7 +9,7 @@
 
 #include "backends/cpu/elementwise/elementwise.h"
 #include "backends/cpu/simd/element.h"
-#include "core/device.h"
+#include "tests/support/instruction_sets.h"
 #include "tests/support/random.h"
 
 namespace headrace::cpu {
@@ -17,13 +17,6 @@ namespace {
 
 constexpr float kUntouched = -777.0f;
 using Floats = std::vector<float>;
-
-std::vector<const ElementwiseOps*> runnable() {
-  std::vector<const ElementwiseOps*> found;
-  for (const ElementwiseOps* ops : all_elementwise_ops())
-    if ((detected_cpu_isa() & ops->cpu_isa) == ops->cpu_isa) found.push_back(ops);
-  return found;
-}
 
 struct Shape {
   std::int64_t num_heads, head_dim, rot_dim;
@@ -63,7 +56,8 @@ class RopeKernel : public ::testing::TestWithParam<const ElementwiseOps*> {
             angles.sin.data()};
   }
 };
-INSTANTIATE_TEST_SUITE_P(Isa, RopeKernel, ::testing::ValuesIn(runnable()),
+INSTANTIATE_TEST_SUITE_P(Isa, RopeKernel,
+                         ::testing::ValuesIn(testing::runnable(all_elementwise_ops())),
                          [](const auto& param) { return std::string(param.param->name); });
 
 // The element paired with element i of a head, and whether i is the first of the pair.

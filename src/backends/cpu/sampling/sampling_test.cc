@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "core/device.h"
+#include "tests/support/instruction_sets.h"
 #include "tests/support/random.h"
 
 namespace headrace::cpu {
@@ -20,13 +20,6 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kUntouched = -777.0f;
 using Floats = std::vector<float>;
-
-std::vector<const SamplingOps*> runnable() {
-  std::vector<const SamplingOps*> found;
-  for (const SamplingOps* ops : all_sampling_ops())
-    if ((detected_cpu_isa() & ops->cpu_isa) == ops->cpu_isa) found.push_back(ops);
-  return found;
-}
 
 Floats random_logits(std::int64_t n) {
   testing::Random random(16);
@@ -47,7 +40,8 @@ class SamplingPasses : public ::testing::TestWithParam<const SamplingOps*> {
   const SamplingOps& ops = *GetParam();
   const SamplingOps& scalar = *all_sampling_ops().back();
 };
-INSTANTIATE_TEST_SUITE_P(Isa, SamplingPasses, ::testing::ValuesIn(runnable()),
+INSTANTIATE_TEST_SUITE_P(Isa, SamplingPasses,
+                         ::testing::ValuesIn(testing::runnable(all_sampling_ops())),
                          [](const auto& param) { return std::string(param.param->name); });
 
 TEST_P(SamplingPasses, BlockMaximaAndWeightsAreThoseOfDouble) {
