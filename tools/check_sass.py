@@ -23,7 +23,6 @@ import sys
 from sass_loads import instructions_of, loads_at_arrivals
 
 FUNCTION = re.compile(r"Function : (\S+)")
-INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,6})\*/\s+(.*?);")
 PRODUCT = re.compile(r"\b(?:HGMMA|HMMA|QGMMA|IMMA)\b")
 LOCAL = re.compile(r"\b(?:LDL|STL)\b")
 WAIT = re.compile(r"\bWARPGROUP\.DEPBAR\.LE gsb0, 0x([0-9a-f]+)")
@@ -49,19 +48,14 @@ def functions_of(text):
         yield name, lines
 
 
-def body_of(lines):
-    """[(address, instruction)]"""
-    return [(int(found[1], 16), found[2]) for line in lines if (found := INSTRUCTION.match(line))]
-
-
 def product_loops(body):
     """(first, last) of the innermost loops with matrix products, as indices."""
-    index = {address: i for i, (address, _) in enumerate(body)}
+    index = {x.address: i for i, x in enumerate(body)}
     loops = []
-    for last, (address, text) in enumerate(body):
-        found = LATCH.search(text)
+    for last, x in enumerate(body):
+        found = LATCH.search(x.text)
         first = index.get(int(found[1], 16)) if found else None
-        if first is not None and first <= last and any(PRODUCT.search(t) for _, t in body[first : last + 1]):
+        if first is not None and first <= last and any(PRODUCT.search(y.text) for y in body[first : last + 1]):
             loops.append((first, last))
     return [
         (first, last)
@@ -89,13 +83,13 @@ def judge(text):
     """(number of loops, complaints)"""
     count, complaints, writes = 0, [], {}
     for name, lines in functions_of(text):
-        body = body_of(lines)
+        body = instructions_of(lines)
         complaints += [f"{name}: an arrival with loads from shared memory in flight, {text}"
-                       for text in loads_at_arrivals(instructions_of(lines))]
-        writes[name] = writes.get(name, False) or any(STORE.search(t) for _, t in body)
+                       for text in loads_at_arrivals(body)]
+        writes[name] = writes.get(name, False) or any(STORE.search(x.text) for x in body)
         for first, last in product_loops(body):
             count += 1
-            loop = [t for _, t in body[first : last + 1]]
+            loop = [x.text for x in body[first : last + 1]]
             waits = {found[1] for t in loop if (found := WAIT.search(t))}
             spills = [t for t in loop if LOCAL.search(t)]
             if len(spills) > round((FREE_SHARE_IN_TURN if waits == {"0"} else FREE_SHARE) * len(loop)):
@@ -137,8 +131,7 @@ def check(paths):
 
 def self_test():
     def kernel(*texts, end="STG.E desc[UR4][R2.64], R0"):
-        lines = [f"        /*{16 * i:04x}*/                   {text} ;" for i, text in enumerate([*texts, end])]
-        return "\n".join(["\t\tFunction : k", *lines])
+        return encoded(*((text, 7, "") for text in texts), end=end)
 
     outer = ("STL [R1], R0", "HMMA.16816.F32 R4", "@P0 BRA 0x0010", "@P1 BRA 0x0000")
     inner = ("HGMMA.64x128x16.F32.BF16 R24", "LDL R1, [R2]", "@P0 BRA 0x0010")
@@ -148,10 +141,10 @@ def self_test():
         return ("HGMMA.64x128x16.F32 R24", wait.format("0x1"), *early * [exponential], wait.format("0x0"),
                 *late * [exponential], "@P0 BRA 0x0000")
 
-    def encoded(*instructions):
+    def encoded(*instructions, end="STG.E desc[UR4][R2.64], R0"):
         """(instruction, scoreboard that it signals, scoreboards that it waits for)"""
         lines = ["\t\tFunction : k"]
-        for i, (text, signals, waits) in enumerate((*instructions, ("STG.E desc[UR4][R2.64], R0", 7, ""))):
+        for i, (text, signals, waits) in enumerate((*instructions, (end, 7, ""))):
             control = (signals << 5 | 7 << 8 | sum(1 << int(b) for b in waits) << 11) << 41
             lines += [f"        /*{16 * i:04x}*/                   {text} ;  /* 0x{0:016x} */",
                       f"                                        /* 0x{control:016x} */"]
