@@ -25,9 +25,9 @@ constexpr bool has_causal(const Problem& p) { return p.causal != HEADRACE_CAUSAL
 constexpr bool has_softcap(const Problem& p) { return p.softcap > 0; }
 constexpr bool has_dropout(const Problem& p) { return p.dropout_p > 0; }
 constexpr bool has_pages(const Problem& p) { return p.page_size > 0; }
-// Whether the rows of k and v are packed, [total, heads, dim].
 // Whether lengths of sequences are tensors of the call.
 constexpr bool has_device_lengths(const Problem& p) { return p.is_ragged || p.has_seqused_k; }
+// Whether the rows of k and v are packed, [total, heads, dim].
 constexpr bool has_ragged_keys(const Problem& p) { return p.is_ragged && !has_pages(p); }
 
 // "General" scores need more per element than scale, causal, window and sinks.

@@ -41,8 +41,8 @@ __global__ void __launch_bounds__(32 * kCombineWarps)
       top = fmaxf(top, row_max_ref);
       max_score = fmaxf(max_score, split_max);
     }
-    // Weight of a split: its sum relative to the common maximum; 0 if the split is empty. If the
-    // references overflow, scores that differ at all differ by more than exp can represent.
+    // Weight of a split: its sum relative to the common maximum; 0 if the split is empty. If
+    // every row_max_ref is -inf, scores that differ at all differ by more than exp2 can represent.
     const auto weight_of = [&](std::int64_t s) {
       const auto [row_max_ref, sum, split_max, unused] = stats_of(s);
       if (sum == 0.0f) return 0.0f;

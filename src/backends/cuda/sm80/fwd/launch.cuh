@@ -47,8 +47,8 @@ Status launch_plain(const char* name, const Call& call) {
   return launch_forward<T, false, kReadsPages, kDim>(name, call.params, call.stream);
 }
 
-// With plain scores pages have instances of their own: their registers would cost whole tensors 4
-// %.
+// With plain scores pages have instances of their own: in one instance their registers would slow
+// whole tensors by 4 %.
 template <class T, int kDim>
 Status launch_scores(const char* name, const Call& call) {
   if (call.is_general) return launch_forward<T, true, true, kDim>(name, call.params, call.stream);

@@ -9,7 +9,7 @@
 
 namespace headrace::cuda::sm80::fwd {
 
-// If all scores are -inf, any finite reference gives P = 0 and lets a NaN through.
+// If all scores are -inf, any finite maximum gives P = 0. NaN scores still give NaN.
 __device__ __forceinline__ float finite_row_max(float row_max) {
   return row_max == -HUGE_VALF ? 0.0f : row_max;
 }

@@ -1,4 +1,5 @@
-// The consumer warps: blocks of keys become splits, splits become groups and groups items.
+// The consumer warps sum blocks of keys into splits and merge splits into groups and runs. The
+// merge warps merge the partial results of runs into rows.
 #pragma once
 
 #include "backends/cuda/sm90/decode/counters.cuh"
@@ -9,7 +10,7 @@ namespace headrace::cuda::sm90::decode {
 
 inline constexpr int kConsumerBarrier = 1, kMergeBarrier = 2;  // named barriers
 
-// A thread's sums of a run, of two columns of a row in each round of merging.
+// A thread's sums of a run: two columns of a row for each round of merging.
 template <int kDim, int kRows>
 class RunSums {
   static constexpr SmemPlan kPlan = smem_plan(kDim, kRows);
@@ -99,7 +100,7 @@ class Consumer {
 
   // ---- a block
 
-  // Rows whose first or last key lies in the block, or that see none of it.
+  // Whether some row does not see all keys of the block.
   __device__ __forceinline__ static bool needs_mask(const Item& item, int key) {
     const int all_begin = max(item.left + item.seqlen_q - 1, 0);
     return key < all_begin || key + kBlockKeys > min(item.right, item.seqlen_k);
@@ -265,7 +266,7 @@ class Consumer {
     store_split(item, sums);
   }
 
-  // Each warp counts what it stored itself, so it stores (maximum, sum) too.
+  // A warp's count covers its own stores only, so each warp stores a copy of (maximum, sum).
   __device__ __forceinline__ void store_split(const Item& item, const Sums<1>& sums) const {
 #pragma unroll
     for (int i = 0; i < 2 * kRowBlocks; ++i) {
@@ -302,8 +303,9 @@ class Consumer {
   Ring<kPlan.stages> ring_;  // the warp's; of split items all rings advance together
 };
 
-// Warps that wait for the partial results of a run, count its arrival and merge what is complete:
-// the groups of a chunk, then the chunks of a head. The consumers are in the next items meanwhile.
+// The merge warps wait for the partial results of a run, count its arrival and merge what is
+// complete: the groups of a chunk, then the chunks of a head. Meanwhile the consumers compute the
+// next items.
 template <class V>
 class Merger {
   static constexpr int kDim = V::kDim;
@@ -332,8 +334,8 @@ class Merger {
   }
 
  private:
-  // Groups lie in the head's slots, and a chunk replaces its first group; where runs are chunks,
-  // chunks lie side by side.
+  // The head's slots hold its groups, and a merged chunk replaces its first group. Where runs are
+  // chunks, the slots hold chunks.
   __device__ __forceinline__ void arrive(const Item& item) const {
     const int end_group = item.first_group + item.num_groups;
     const int chunk = item.first / kChunkGroups, first_chunk = item.first_group / kChunkGroups;
@@ -361,7 +363,7 @@ class Merger {
     }
   }
 
-  // Rows of the head, or of a partial result that replaces the first of the parts: a warp has a
+  // Writes rows of the head, or a partial result that replaces the first of the parts. One warp per
   // row.
   __device__ __forceinline__ void merge(const Item& item, const Parts& parts, bool is_row) const {
     const int lane = tid_ & 31, warp = tid_ >> 5, d = kDim / 32 * lane;

@@ -25,8 +25,8 @@ __device__ __forceinline__ void open_counters(const Params& p, int num_arrived, 
   __syncwarp();
 }
 
-// What the calling thread saw written before (through barriers too) is visible to the thread that
-// sees the count.
+// Writes that the calling thread has observed, through barriers too, are visible to a thread that
+// reads the new count.
 __device__ __forceinline__ int atom_add_acq_rel(int* to, int value) {
   int before;
   asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], %2;"

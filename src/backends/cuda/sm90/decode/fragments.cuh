@@ -3,10 +3,10 @@
 //   S^T = K Q^T   A: 16 keys x 16 dims of K    B: 16 dims x 8 query rows
 //   O^T = V^T P^T A: 16 dims x 16 keys of V^T  B: 16 keys x 8 query rows
 //
-// Few rows fill 8 columns where they would fill 16 of 64 or 128 rows otherwise. With g = lane / 4
-// and t = lane % 4 a lane has query rows 8 n + 2 t and the next, of S (keys g and g + 8 of the
-// block) and of O (dims g and g + 8 of each 16): a row's maximum reaches its accumulators of O
-// without an exchange.
+// With keys as M up to 8 query rows are the 8 columns of an mma; as M they would be padded to 16
+// rows (mma.sync) or 64 (wgmma). With g = lane / 4 and t = lane % 4 a lane has query rows 8 n + 2 t
+// and the next, of S (keys g and g + 8 of the block) and of O (dims g and g + 8 of each 16): it has
+// the maxima of its columns of O without a shuffle.
 #pragma once
 
 #include "backends/cuda/device/tma.cuh"
@@ -86,7 +86,7 @@ class QueryFragments {
     }
   }
 
-  // An item without a block for this warp has no product that consumes them.
+  // For an item without a block for this warp: no product consumes the fragments.
   __device__ __forceinline__ u32 released_behind_loads(u32 barrier) const {
     if constexpr (!kInRegisters) return barrier;
     u32 all = 0;
@@ -106,11 +106,12 @@ class QueryFragments {
   u32 q_[kInRegisters ? kSteps : 1][2];
 };
 
-// Both products return a word for released_behind() that consumes all that they loaded: ptxas moves
-// an arrival in front of the last products. Of scores it is their own bits, which are needed next
-// anyway; of values it is words of V, since O is not needed before the next block.
+// Both products return a word for released_behind() that depends on all of their loads: otherwise
+// ptxas moves the arrival before the last products. block_scores() returns bits of S, which is
+// needed next anyway; add_values() returns words of V, because O is not needed before the next
+// block.
 
-// S of a block: even and odd steps are summed apart, for two chains of products, then added.
+// S of a block. Even and odd steps accumulate as two independent chains of mma, which are added.
 template <class Element, int kDim, int kRows>
 __device__ __forceinline__ u32 block_scores(const BlockReader& reader,
                                             const QueryFragments<kDim, kRows>& queries, u32 block,

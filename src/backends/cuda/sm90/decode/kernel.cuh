@@ -1,5 +1,5 @@
-// Attention of few query rows over many keys, for Hopper (Flash-Decoding). A CTA stays on its
-// multiprocessor and takes items of work; see README.md for what splits, groups and items are.
+// Attention of few query rows over many keys, for Hopper (Flash-Decoding). Persistent CTAs take
+// items of work; README.md defines splits, groups and items.
 #pragma once
 
 #include "backends/cuda/runtime/launch.cuh"
@@ -29,7 +29,8 @@ __device__ __forceinline__ void init_barriers(const Smem<kDim, kRows>& smem, Ite
   fence_mbarrier_init();
 }
 
-// What is compiled: for single splits and for runs apart, since each wants its own registers.
+// A compiled variant. Single splits and runs have kernels of their own, because they need different
+// registers.
 template <class ElementOfVariant, int kDimOfVariant, int kRowsOfVariant, ItemKind kKindOfVariant>
 struct Variant {
   using Element = ElementOfVariant;

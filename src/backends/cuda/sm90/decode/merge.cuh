@@ -1,7 +1,7 @@
 // Partial results of a row and their sums, always in the order of keys: eight splits are a group,
 // groups are appended to a chunk and chunks to the row. A part without a visible key changes
 // nothing, to the bit, so parts that no row sees may as well be absent. Products and sums that
-// several code paths compute are rounded explicitly, or one path would get a fused one.
+// several code paths compute are rounded explicitly: the compiler would fuse some of them.
 #pragma once
 
 #include "backends/cuda/common/row_epilogue.cuh"
@@ -49,9 +49,9 @@ __device__ __forceinline__ Partial<2> merge_group(float scale_log2, const ReadSu
   return all;
 }
 
-// `next` follows `all`. append_parts() does the same for many.
+// `next` has the keys after those of `all`. append_parts() computes the same for many parts.
 __device__ __forceinline__ void append(Partial<2>& all, const Partial<2>& next, float scale_log2) {
-  if (next.sum == 0.0f) return;  // NaN is not
+  if (next.sum == 0.0f) return;  // not for NaN
   if (all.sum == 0.0f) {
     all = next;
     return;
@@ -67,15 +67,15 @@ __device__ __forceinline__ void append(Partial<2>& all, const Partial<2>& next, 
   for (int i = 0; i < 2; ++i) all.o[i] = fmaf(next.o[i], add, __fmul_rn(all.o[i], keep));
 }
 
-// Appends kPartsAtOnce partial results: lane i has (maximum, sum) of result i, and all
-// lanes have some columns of every result. The maxima and factors of all are computed at once; only
-// the sums follow one after the other. `smem`: kPartsAtOnce pairs of the warp.
+// Appends kPartsAtOnce partial results: lane i has (maximum, sum) of result i, and all lanes have
+// some columns of every result. The maxima and factors are computed in parallel; only the sums are
+// sequential. `smem`: kPartsAtOnce pairs of the warp.
 template <int kColumns>
 __device__ __forceinline__ void append_parts(Partial<kColumns>& all, float2 sums,
                                              const float (&o)[kPartsAtOnce][kColumns],
                                              float scale_log2, u32 smem, int lane) {
   constexpr unsigned kAll = 0xffffffffu;
-  const auto share = [&](float x, float y) {  // each lane sees the pairs of all
+  const auto share = [&](float x, float y) {  // broadcasts the lanes' pairs
     __syncwarp();
     if (lane < kPartsAtOnce) {
       store_shared(smem + 8 * static_cast<u32>(lane), __float_as_uint(x));
@@ -107,7 +107,7 @@ __device__ __forceinline__ void append_parts(Partial<kColumns>& all, float2 sums
   }
   all.row_max = __shfl_sync(kAll, top, kPartsAtOnce - 1);
   const float factor = rcp_approx(sum);
-  const bool is_empty = sums.y == 0.0f, is_first = sum_before == 0.0f;  // NaN is neither
+  const bool is_empty = sums.y == 0.0f, is_first = sum_before == 0.0f;  // false for NaN
   share(is_empty   ? 1.0f
         : is_first ? 0.0f
                    : __fmul_rn(before, factor),
@@ -123,7 +123,7 @@ __device__ __forceinline__ void append_parts(Partial<kColumns>& all, float2 sums
   }
 }
 
-// Writes columns from d on of a row that is complete.
+// Writes columns from d on of a complete row.
 template <class Element, int kColumns>
 __device__ __forceinline__ void write_row(const Params& p, const Item& item, int row, int d,
                                           const Partial<kColumns>& x) {
@@ -133,10 +133,10 @@ __device__ __forceinline__ void write_row(const Params& p, const Item& item, int
                    x.sum, x.row_max * p.scale);
   if (d == 0) store_lse(p.row_args.lse, item.batch_idx, head, item.row_q + q_idx, end.lse);
   if (d >= p.sizes.head_dim_v) return;
-  const float factor = end.factor * x.sum;  // 1, but beside a sink
+  const float factor = end.factor * x.sum;  // 1 without a sink
   auto* out = static_cast<typename Element::Stored*>(p.out.data) +
               row_offset(p.out, item.batch_idx, item.row_q + q_idx, head) + d;
-  // Adding +0 gives an exact zero one sign.
+  // Adding +0 turns -0 into +0.
 #pragma unroll
   for (int i = 0; i < kColumns; i += 2)
     reinterpret_cast<u32*>(out)[i / 2] =
@@ -149,7 +149,7 @@ struct PartialRow {
   float* o;
   RowSums* sums;
 };
-// `copy` is that of (maximum, sum).
+// `copy`: which copy of (maximum, sum).
 template <int kDim>
 __device__ __forceinline__ PartialRow partial_row(const Params& p, int slot, int row, int copy) {
   const std::int64_t at = static_cast<std::int64_t>(slot) * p.rows + row;
@@ -175,7 +175,7 @@ struct Parts {
   __device__ int slot(int i) const { return first + max(offset + step * i, 0); }
 };
 
-// A row of them, by a warp: a lane has kDim / 32 columns.
+// Appends the parts of a row, one warp: each lane has kDim / 32 columns.
 template <int kDim>
 __device__ __forceinline__ Partial<kDim / 32> append_slots(const Params& p, const Parts& parts,
                                                            int row, u32 smem, int lane) {
@@ -205,7 +205,7 @@ __device__ __forceinline__ Partial<kDim / 32> append_slots(const Params& p, cons
   return all;
 }
 
-// The splits of a head become a row: two of its columns, from a copy of (maximum, sum). Loads of
+// Merges the splits of a head into two columns of a row, with a copy of (maximum, sum). Loads of
 // two groups are in flight together.
 template <class V>
 __device__ __forceinline__ void merge_head_splits(const Params& p, const Item& item, int row, int d,

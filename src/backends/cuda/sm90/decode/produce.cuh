@@ -40,7 +40,7 @@ struct Smem {
   }
 };
 
-// An item's place in shared memory: items take turns.
+// The slot of an item in shared memory: items alternate between two.
 struct ItemSlot {
   int slot = 0;
   u32 parity = 0;
@@ -79,8 +79,9 @@ class KeyPlace {
   int bad_entry_ = -1;  // a sequence with such a page
 };
 
-// The first producer warp takes items and announces them, the others learn their numbers from it.
-// Each feeds its share of the consumer warps, a lane for a warp.
+// The first producer warp takes items from the counter and announces them; the other one reads the
+// item's number from shared memory. Each loads K and V for its share of the consumer warps, one
+// lane for each consumer warp.
 template <class V>
 class Producer {
   static constexpr int kDim = V::kDim, kRows = V::kRows;
@@ -98,9 +99,9 @@ class Producer {
         warp_(producer * kFedWarps + lane),
         place_(p) {}
 
-  // The first item of a CTA is its own number. An item is taken before the last loads of the one
-  // before are issued, and arrives behind them: earlier, the last items would wait for CTAs that
-  // still have work. The first does not wait for the counters.
+  // The first item of a CTA is blockIdx.x and needs no counter. The next item is taken before the
+  // last loads of the current one are issued, which hides the latency of the atomic. Taken earlier,
+  // the last items would go to CTAs that still have work.
   __device__ void run() {
     int id = static_cast<int>(blockIdx.x);
     bool is_later = false;
@@ -166,8 +167,8 @@ class Producer {
                        static_cast<u32>(p_.sizes.head_dim * 2), smem_.item_full(slot_.slot));
   }
 
-  // A lane feeds the ring of a consumer warp: its splits of the run's groups. Pages of a split are
-  // read while the one before it is loaded.
+  // A lane loads the splits of a consumer warp, one of each group of the run, into the warp's ring.
+  // The page numbers of a split are read while the split before it is loaded.
   __device__ __forceinline__ void load_run(const Item& item, bool takes) {
     const int first = item.first * kGroupKeys + warp_ * kSplitKeys;
     const int num_groups = item.end - item.first;
@@ -203,7 +204,7 @@ class Producer {
       }
     }
   }
-  // Of a split's blocks. Entries for blocks that no row sees are not read.
+  // The page numbers of a split's blocks. Entries for blocks that no row sees are not read.
   __device__ __forceinline__ void read_pages(const Item& item, int first_key,
                                              int (&pages)[kSplitBlocks]) {
 #pragma unroll
@@ -212,7 +213,8 @@ class Producer {
       pages[i] = item.sees_block(key) ? place_.page(item, key) : 0;
     }
   }
-  // All warps read all blocks: those of K lie in the rings of the first warps, those of V behind.
+  // All consumer warps read all blocks: K is in the rings of the first kSplitBlocks warps, V in
+  // those of the others.
   __device__ __forceinline__ void load_split(const Item& item) {
     static_assert(2 * kSplitBlocks == kConsumerWarps);
     const int key = item.first * kSplitKeys + warp_ % kSplitBlocks * kBlockKeys;
@@ -244,8 +246,8 @@ class Producer {
       load_box(map, full, to + kBlockKeys * kSwizzleRowBytes, 1, slot, item.kv_head, page);
     ring_.next();
   }
-  // Pages that are no multiple of 16 keys: a block has keys of several. Keys beyond the sequence
-  // have no page, and arrive as zeros.
+  // For page sizes that are not a multiple of 16: a block may span several pages. Keys beyond the
+  // sequence have no page and arrive as zeros.
   __device__ __forceinline__ void load_small_boxes(const TensorMap& map, const Item& item,
                                                    int first_key) {
     const u32 full = smem_.full(ring_.stage, warp_), to = smem_.block(ring_.stage, warp_);

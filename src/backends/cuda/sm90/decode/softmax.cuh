@@ -6,13 +6,13 @@
 
 namespace headrace::cuda::sm90::decode {
 
-// Log2 of the largest P. f16 gets its whole range, so that small P keep their digits. bf16 has that
-// of a float: 64 P of at most 2^-6 sum to 1 at most, so that a sum over values that bf16 holds
-// stays finite.
+// Log2 of the largest P. f16 uses its whole range, so that small P keep their digits. bf16 has the
+// exponents of float: 64 P of at most 2^-6 sum to 1 at most, so that a sum over values that bf16
+// holds stays finite.
 template <class Element>
 inline constexpr float kPShift = Element::kHasFloatRange ? -6.0f : 15.0f;
 
-// Scores of -inf alone: any finite reference gives zeros, and lets a NaN through.
+// If all scores are -inf, any finite maximum gives P = 0. NaN scores still give NaN.
 __device__ __forceinline__ float finite_row_max(float row_max) {
   return row_max == -HUGE_VALF ? 0.0f : row_max;
 }
@@ -56,8 +56,8 @@ __device__ __forceinline__ void block_max(const float (&s)[kRowBlocks][4],
   }
 }
 
-// What a split has summed: kTiles times 16 dims of O, the largest score before the scale, and the
-// lane's part of the sum of P.
+// Sums of a split: 16 kTiles dims of O, the largest score before the scale, and the lane's part of
+// the sum of P.
 template <class Element, int kRowBlocks, int kTiles>
 struct SplitSums {
   float o[kTiles][kRowBlocks][4], row_max[kRowBlocks][2], sum[kRowBlocks][2];
@@ -75,8 +75,8 @@ struct SplitSums {
     }
   }
 
-  // S of a block becomes P, packed as the second product takes it. A block that a row does not see
-  // changes nothing of the row: its factor is 1, or 0 for what is 0.
+  // S of a block becomes P, packed as the B operand of V^T P^T. A block that a row does not see
+  // leaves the row unchanged: its rescale factor is 1, or 0 where the sums are still 0.
   __device__ __forceinline__ void add_probs(float (&s)[kRowBlocks][4],
                                             const float (&top)[kRowBlocks][2], float scale_log2,
                                             u32 (&p)[kRowBlocks][2]) {
