@@ -39,10 +39,7 @@ template <class Rows>
 class Fetch {
  public:
   // `count` rows of `width` elements.
-  Fetch(Rows rows, int64_t width, int64_t count)
-      : rows_(rows), width_(width), apart_(count / kStreams) {
-    find_row();
-  }
+  Fetch(const Rows& rows, int64_t width, int64_t count) : lines_(rows, width, count / kStreams) {}
 
   template <int kLines>  // equal in all calls
   void lines() {
@@ -50,32 +47,17 @@ class Fetch {
     const int first = kLines < kStreams ? stream_ : 0;
 #pragma GCC unroll 4
     for (int i = 0; i < kLines; ++i)
-      __builtin_prefetch(at_[first + i] + column_, 0, 2);  // into the L2 cache
+      __builtin_prefetch(lines_[first + i], 0, 2);  // into the L2 cache
     if constexpr (kLines < kStreams) {
       stream_ = (stream_ + kLines) % kStreams;
       if (stream_ != 0) return;
     }
-    column_ += kLine;
-    if (column_ < width_) return;
-    column_ = 0;
-    if (row_ + 1 < apart_) ++row_;  // at the end, prefetching the last row again costs little
-    find_row();
+    lines_.next();
   }
 
  private:
-  using E = typename Rows::Element;
   static constexpr int kStreams = 4;
-  static constexpr int64_t kLine = 64 / sizeof(E);
-
-  void find_row() {
-#pragma GCC unroll 4
-    for (int i = 0; i < kStreams; ++i) at_[i] = rows_[row_ + i * apart_];
-  }
-
-  Rows rows_;
-  int64_t width_, apart_;
-  int64_t row_ = 0, column_ = 0;  // next, of each stream
-  const E* at_[kStreams];
+  typename Rows::Lines lines_;
   int stream_ = 0;  // next stream
 };
 
@@ -167,7 +149,8 @@ inline void dot_rows(const typename Isa::Unit* q, int64_t q_stride, const Operan
     if (kFetch && d > 0) next.template lines<kKeys>();
     if constexpr (kFetch) {
 #pragma GCC unroll 4
-      for (int k = 0; k < kKeys; ++k) fetch_near<kLine>(keys.rows[key + k + kNearRows<E>] + d);
+      for (int k = 0; k < kKeys; ++k)
+        fetch_near<kLine>(keys.rows.ahead(row[k], key + k, kNearRows<E>) + d);
     }
 #pragma GCC unroll 16
     for (int64_t i = 0; i < kLine; i += kStep * block) multiply(d + i, block, load_block);
@@ -218,9 +201,11 @@ inline void weigh_columns(const float* p, const Operands<Rows>& values, Fetch<Ro
   const auto add = [&](auto load) __attribute__((always_inline)) {
     const bool is_new_line = kVectors * kW % kLine == 0 || c % kLine == 0;
     const auto add_key = [&](int64_t key) __attribute__((always_inline)) {
-      if (kFetch && is_new_line) fetch_near<kVectors * kW>(values.rows[key + kNearRows<E>] + c);
+      const E* at = values.rows[key];
+      if (kFetch && is_new_line)
+        fetch_near<kVectors * kW>(values.rows.ahead(at, key, kNearRows<E>) + c);
       typename Vec::F row[kVectors];
-      load(values.rows[key] + c, row);
+      load(at + c, row);
 #pragma GCC unroll 4
       for (int i = 0; i < kRows; ++i) {
         const auto weight = Vec::set1(p[i * kDirectKeys + key]);

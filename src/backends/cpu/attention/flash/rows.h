@@ -7,6 +7,9 @@
 
 namespace headrace::cpu::flash {
 
+template <class E>
+inline constexpr int64_t kLineElements = 64 / sizeof(E);  // of a cache line
+
 // Rows of a tensor.
 template <class E>
 struct StridedRows {
@@ -15,8 +18,36 @@ struct StridedRows {
   int64_t stride;  // elements
 
   const E* operator[](int64_t row) const { return first + row * stride; }
+  // The row `distance` behind `row`, whose address is known.
+  const E* ahead(const E* address, int64_t, int64_t distance) const {
+    return address + distance * stride;
+  }
   StridedRows from(int64_t row) const { return {first + row * stride, stride}; }
   StridedRows shifted(int64_t elements) const { return {first + elements, stride}; }
+
+  // The lines of `width` elements of rows, in several streams whose rows are `apart` from each
+  // other. Behind the last row the addresses are good for prefetches only.
+  class Lines {
+   public:
+    Lines(const StridedRows& rows, int64_t width, int64_t apart)
+        : at_(rows.first),
+          end_(rows.first + width),
+          apart_(apart * rows.stride),
+          width_(width),
+          skip_(rows.stride - width) {}
+    // The current line of a stream.
+    const E* operator[](int stream) const { return at_ + stream * apart_; }
+    void next() {
+      at_ += kLineElements<E>;
+      if (at_ < end_) return;
+      at_ = end_ + skip_;
+      end_ = at_ + width_;
+    }
+
+   private:
+    const E *at_, *end_;
+    int64_t apart_, width_, skip_;
+  };
 };
 
 // Rows in pages, by the address of each.
@@ -27,8 +58,28 @@ struct PagedRows {
   int64_t offset;  // elements, to a row from its address
 
   const E* operator[](int64_t row) const { return addresses[row] + offset; }
+  const E* ahead(const E*, int64_t row, int64_t distance) const { return (*this)[row + distance]; }
   PagedRows from(int64_t row) const { return {addresses + row, offset}; }
   PagedRows shifted(int64_t elements) const { return {addresses, offset + elements}; }
+
+  // As those of StridedRows, but the last row of each stream repeats: no address follows it.
+  class Lines {
+   public:
+    Lines(const PagedRows& rows, int64_t width, int64_t apart)
+        : rows_(rows), width_(width), apart_(apart), rows_left_(apart) {}
+    const E* operator[](int stream) const { return rows_[stream * apart_] + column_; }
+    void next() {
+      column_ += kLineElements<E>;
+      if (column_ < width_) return;
+      column_ = 0;
+      if (--rows_left_ > 0) rows_ = rows_.from(1);
+    }
+
+   private:
+    PagedRows rows_;
+    int64_t width_, apart_, rows_left_;
+    int64_t column_ = 0;
+  };
 };
 
 // Addresses of the rows of `count` keys from `key` < seqlen_k in a sequence's pages. Behind the
