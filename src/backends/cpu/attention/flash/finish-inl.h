@@ -33,11 +33,12 @@ struct PartialRows {
   void merge(int64_t r, const Partial& later) const {
     if (later.sum == 0.0f) return;
     const Partial before = (*this)[r];
-    const float top = before.sum == 0.0f ? later.maximum : std::max(before.maximum, later.maximum);
+    if (before.sum == 0.0f) return set(r, later);
+    const float top = std::max(before.maximum, later.maximum);
     const auto weight = [top](const Partial& x) {
       return x.sum * (x.maximum == top ? 1.0 : std::exp(static_cast<double>(x.maximum) - top));
     };
-    const double kept = before.sum == 0.0f ? 0.0 : weight(before), added = weight(later);
+    const double kept = weight(before), added = weight(later);
     const double total = kept + added;
     const auto factor = Vec::set1(later.factor);
     const auto old_share = Vec::set1(static_cast<float>(kept / total));
@@ -45,11 +46,22 @@ struct PartialRows {
     float* row = first + r * row_floats;
     for (int64_t c = 0; c < o_stride; c += Vec::kWidth) {
       const auto x = Vec::mul(Vec::load(later.o + c), factor);
-      const auto old = before.sum == 0.0f ? Vec::zero() : Vec::mul(Vec::load(row + c), old_share);
-      Vec::store(row + c, Vec::fma(x, share, old));
+      Vec::store(row + c, Vec::fma(x, share, Vec::mul(Vec::load(row + c), old_share)));
     }
     row[o_stride] = top;
     row[o_stride + 1] = static_cast<float>(total);
+  }
+
+ private:
+  // Row r, which is empty, becomes x.
+  void set(int64_t r, const Partial& x) const {
+    float* row = first + r * row_floats;
+    const auto factor = Vec::set1(x.factor);
+    // Adding +0 turns -0 into +0, as merging does.
+    for (int64_t c = 0; c < o_stride; c += Vec::kWidth)
+      Vec::store(row + c, Vec::add(Vec::mul(Vec::load(x.o + c), factor), Vec::zero()));
+    row[o_stride] = x.maximum;
+    row[o_stride + 1] = x.sum;
   }
 };
 
