@@ -331,6 +331,7 @@ Status check_overlaps(std::span<const NamedTensor> inputs, std::span<const Named
       return overlap_failure(name, name, found);
     const AddressRange range = address_range(*output);
     for (std::size_t i = 0; i < inputs.size(); ++i) {
+      if (!is_given(*inputs[i].tensor)) continue;
       const Overlap found = overlap_between(*output, range, *inputs[i].tensor, ranges[i]);
       if (found != Overlap::none) return overlap_failure(name, inputs[i].name, found);
     }
