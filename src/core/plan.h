@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <new>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -24,21 +25,22 @@ class KernelPlan {
   KernelPlan() {}
   template <class T>
   void set(const T& value) {
-    static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= kBytes);
+    static_assert(fits<T>);
     std::memcpy(bytes_, &value, sizeof(T));
   }
   // The T that set() was given.
   template <class T>
-  T get() const {
-    static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= kBytes);
-    T value;
-    std::memcpy(&value, bytes_, sizeof(T));
-    return value;
+  const T& get() const {
+    static_assert(fits<T>);
+    return *std::launder(reinterpret_cast<const T*>(bytes_));
   }
 
  private:
-  static constexpr std::size_t kBytes = 192;
-  unsigned char bytes_[kBytes];
+  static constexpr std::size_t kBytes = 256, kAlignment = 8;
+  template <class T>
+  static constexpr bool fits = std::is_trivially_copyable_v<T> && sizeof(T) <= kBytes &&
+                               alignof(T) <= kAlignment;
+  alignas(kAlignment) unsigned char bytes_[kBytes];
 };
 
 // The result of a kernel's plan(). Fields that do not apply to a kernel are 0.

@@ -73,10 +73,8 @@ struct SequencePlan {
   Path path;
   int64_t num_splits;
   int64_t split_keys;
-  int64_t task_splits;  // splits of a task
-
-  // 1: tasks are row tiles, and each computes all splits of its rows.
-  int64_t num_key_tasks() const { return ceil_div(num_splits, task_splits); }
+  int64_t task_splits;    // splits of a task
+  int64_t num_key_tasks;  // 1: tasks are row tiles, and each computes all splits of its rows
 };
 inline SequencePlan plan_sequence(const Problem& p, int64_t seqlen_q, int64_t seqlen_k) {
   const int64_t rows = seqlen_q * group_size(p);
@@ -89,11 +87,11 @@ inline SequencePlan plan_sequence(const Problem& p, int64_t seqlen_q, int64_t se
     split_keys = round_up(std::max<int64_t>(ceil_div<int64_t>(seqlen_k, p.num_splits), 1),
                           largest_tile(p).n);
   const int64_t num_splits = std::max<int64_t>(ceil_div(seqlen_k, split_keys), 1);
+  if (!has_key_tasks) return {path, num_splits, split_keys, num_splits, 1};
   const bool has_groups = num_splits > kMaxSplitTasks && !is_explicit;
-  return {path, num_splits, split_keys,
-          !has_key_tasks ? num_splits
-          : has_groups   ? kGroupSplits
-                         : 1};
+  const int64_t task_splits = has_groups ? kGroupSplits : 1;
+  return {path, num_splits, split_keys, task_splits,
+          has_groups ? ceil_div(num_splits, kGroupSplits) : num_splits};
 }
 
 // Number of per-row arrays, in floats per row: 6 of floats, key ranges (4 floats each), spans (2),
@@ -140,26 +138,28 @@ inline Scratch scratch_layout(const Problem& p, Tile tile, IsaShape isa) {
 // sum.
 struct Partials {
   int64_t max_splits, max_tasks, rows;  // maximum over all sequences
-  int64_t row_floats;
-  int64_t floats_per_head() const { return saturating_product({max_tasks, rows, row_floats}); }
+  int64_t row_floats, head_floats;      // of a row, and of all tasks and rows of a KV head
 };
-inline Partials partials_layout(const Problem& p, const Scratch& scratch) {
+// `longest`: the plan of a sequence of p.seqlen_q queries and p.seqlen_k keys.
+inline Partials partials_layout(const Problem& p, const Scratch& scratch,
+                                const SequencePlan& longest) {
   const int64_t rows = std::min(p.seqlen_q * group_size(p), kSplitRows);
-  const SequencePlan longest = plan_sequence(p, p.seqlen_q, p.seqlen_k);
-  Partials x{longest.num_splits, longest.num_key_tasks(), rows, scratch.partial};
-  if (!has_device_lengths(p) || group_size(p) > kSplitRows) return x;
+  Partials x{longest.num_splits, longest.num_key_tasks, rows, scratch.partial, 0};
   // A batch of different lengths may contain any shorter sequence, and a shorter one may have more
   // tasks (32768 keys: 64 of 512; 32769 keys: 17 of 2048). So use the upper bound of the number of
   // tasks, not the tasks of the longest sequence.
-  if (!p.strict_rows && p.num_splits > 0) {
-    const int64_t by_size = ceil_div(p.seqlen_k, largest_tile(p).n);
-    x.max_splits = x.max_tasks = std::clamp<int64_t>(by_size, 1, p.num_splits);
-  } else {
-    x.max_splits = std::max<int64_t>(
-        ceil_div(p.seqlen_k, p.strict_rows ? kPackedSplitKeys : kDirectSplitKeys), 1);
-    x.max_tasks =
-        std::max(std::min(x.max_splits, kMaxSplitTasks), ceil_div(x.max_splits, kGroupSplits));
+  if (has_device_lengths(p) && group_size(p) <= kSplitRows) {
+    if (!p.strict_rows && p.num_splits > 0) {
+      const int64_t by_size = ceil_div(p.seqlen_k, largest_tile(p).n);
+      x.max_splits = x.max_tasks = std::clamp<int64_t>(by_size, 1, p.num_splits);
+    } else {
+      x.max_splits = std::max<int64_t>(
+          ceil_div(p.seqlen_k, p.strict_rows ? kPackedSplitKeys : kDirectSplitKeys), 1);
+      x.max_tasks =
+          std::max(std::min(x.max_splits, kMaxSplitTasks), ceil_div(x.max_splits, kGroupSplits));
+    }
   }
+  x.head_floats = saturating_product({x.max_tasks, x.rows, x.row_floats});
   return x;
 }
 

@@ -44,7 +44,7 @@ TEST(FlashConfig, ManyRowsAreSplitWithStrictRowsAlone) {
     const SequencePlan plan = plan_sequence(strict, seqlen_q, 100000);
     EXPECT_EQ(plan.path, Path::packed);
     EXPECT_EQ(plan.split_keys, kPackedSplitKeys);
-    EXPECT_EQ(plan.num_key_tasks() > 1, seqlen_q <= 64);
+    EXPECT_EQ(plan.num_key_tasks > 1, seqlen_q <= 64);
   }
 }
 
@@ -60,8 +60,8 @@ TEST(FlashConfig, SplitsBeginAtFixedKeys) {
       EXPECT_EQ(kPackedSplitKeys % largest_tile(p).n, 0);
       EXPECT_EQ(plan.split_keys % largest_tile(p).n, 0);
       EXPECT_EQ(kGroupSplits % plan.task_splits, 0);
-      EXPECT_GE(plan.num_key_tasks(), std::min<int64_t>(ceil_div<int64_t>(seqlen_k, 512), 16));
-      EXPECT_LE(plan.num_key_tasks(), std::max<int64_t>(64, ceil_div<int64_t>(seqlen_k, 2048)));
+      EXPECT_GE(plan.num_key_tasks, std::min<int64_t>(ceil_div<int64_t>(seqlen_k, 512), 16));
+      EXPECT_LE(plan.num_key_tasks, std::max<int64_t>(64, ceil_div<int64_t>(seqlen_k, 2048)));
     }
   }
 }
@@ -73,13 +73,14 @@ TEST(FlashConfig, PartialsHoldEveryShorterSequence) {
       Problem p = problem(5, max_k, 4, 64);
       p.is_ragged = 1;
       p.num_splits = num_splits;
-      const Partials room = partials_layout(p, scratch_layout(p, largest_tile(p), kShapes[1]));
+      const Partials room = partials_layout(p, scratch_layout(p, largest_tile(p), kShapes[1]),
+                                            plan_sequence(p, p.seqlen_q, p.seqlen_k));
       for (int64_t seqlen_q = 0; seqlen_q <= 5; ++seqlen_q) {
         for (int64_t seqlen_k = 0; seqlen_k <= max_k; seqlen_k += seqlen_k < 2000 ? 1 : 127) {
           const SequencePlan plan = plan_sequence(p, seqlen_q, seqlen_k);
           ASSERT_LE(plan.num_splits, room.max_splits) << seqlen_q << " " << seqlen_k;
-          ASSERT_LE(plan.num_key_tasks(), room.max_tasks) << seqlen_q << " " << seqlen_k;
-          ASSERT_TRUE(plan.num_key_tasks() == 1 || seqlen_q * 4 <= room.rows);
+          ASSERT_LE(plan.num_key_tasks, room.max_tasks) << seqlen_q << " " << seqlen_k;
+          ASSERT_TRUE(plan.num_key_tasks == 1 || seqlen_q * 4 <= room.rows);
         }
       }
     }

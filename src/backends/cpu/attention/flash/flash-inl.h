@@ -35,22 +35,24 @@ class Task {
       : call_(call),
         p_(*call.problem),
         args_(*call.args),
-        x_(call.scratch),
+        x_(call.plan->scratch),
         index_(index),
         worker_(worker),
-        scratch_(call.worker_scratch + worker * call.scratch.total) {
+        scratch_(call.worker_scratch + worker * call.plan->scratch.total) {
+    const int64_t units_per_head = call.plan->units_per_head;
     const int64_t head_groups = p_.num_kv_heads / call.heads_per_task;
-    const int64_t entry_units = call.units_per_head * head_groups;
+    const int64_t entry_units = units_per_head * head_groups;
     batch_idx_ = index / entry_units;
     sequence_ = sequence_of(p_, args_, batch_idx_);
-    plan_ = plan_sequence(p_, sequence_.seqlen_q, sequence_.seqlen_k);
-    const bool is_split = plan_.num_key_tasks() > 1;
+    plan_ = has_device_lengths(p_) ? plan_sequence(p_, sequence_.seqlen_q, sequence_.seqlen_k)
+                                   : call.plan->sequence;
+    const bool is_split = has_key_tasks();
     // Task order: the tiles of a head are consecutive, because they share its K and V. The key
     // tasks of all heads over the same keys are consecutive: in [batch, seqlen, heads, dim] these
     // keys are adjacent, so hardware prefetches past a row fetch the next head's.
     const int64_t entry_unit = index % entry_units;
-    const int64_t unit = is_split ? entry_unit / head_groups : entry_unit % call.units_per_head;
-    const int64_t heads = is_split ? entry_unit % head_groups : entry_unit / call.units_per_head;
+    const int64_t unit = is_split ? entry_unit / head_groups : entry_unit % units_per_head;
+    const int64_t heads = is_split ? entry_unit % head_groups : entry_unit / units_per_head;
     first_head_ = heads * call.heads_per_task;
     tile_n_ = plan_.path == Path::direct ? kDirectKeys : call.tile.n;
     group_ = group_size(p_);
@@ -62,9 +64,8 @@ class Task {
     split_idx_ = key_task_ * plan_.task_splits;
     end_split_ = std::min(split_idx_ + plan_.task_splits, plan_.num_splits);
     first_row_ = is_split ? 0 : tile_idx * call.tile.m;
-    num_rows_ = unit < (is_split ? plan_.num_key_tasks() : num_tiles)
-                    ? std::min(call.tile.m, all_rows - first_row_)
-                    : 0;
+    const int64_t num_units = is_split ? plan_.num_key_tasks : num_tiles;
+    num_rows_ = unit < num_units ? std::min(call.tile.m, all_rows - first_row_) : 0;
   }
 
   void run() {
@@ -89,7 +90,7 @@ class Task {
   void select(int64_t head) {
     kv_head_ = head;
     const int64_t i = head - first_head_;
-    base_ = i * call_.rows_per_head;
+    base_ = i * call_.plan->rows_per_head;
     scores_ = i * num_rows_ * tile_n_;
   }
   void finish_split(int64_t head) {
@@ -104,13 +105,12 @@ class Task {
     if (!has_key_tasks() && (split_idx_ + 1) % kGroupSplits == 0) merge_group();
   }
 
-  bool has_key_tasks() const { return plan_.num_key_tasks() > 1; }
-
   // Rows see nothing in splits before and after these.
   void skip_invisible_splits() {
     KeyRange all{sequence_.seqlen_k, 0};
-    for (int64_t r = 0; r < num_rows_; ++r) {
-      const KeyRange keys = visible_of(r);
+    RowId id = row_id(0);
+    for (int64_t r = 0; r < num_rows_; ++r, advance(id)) {
+      const KeyRange keys = visible_keys(p_, id.q_idx, sequence_.seqlen_q, sequence_.seqlen_k);
       if (keys.begin < keys.end)
         all = {std::min(all.begin, keys.begin), std::max(all.end, keys.end)};
     }
@@ -118,6 +118,7 @@ class Task {
     end_split_ = std::min(end_split_, ceil_div(all.end, plan_.split_keys));
   }
 
+  bool has_key_tasks() const { return plan_.num_key_tasks > 1; }
   // Scratch of this worker. Row arrays have round_up(tile.m) floats each.
   Unit* q() {  // [rows][q_stride] units
     return reinterpret_cast<Unit*>(scratch_ + x_.q) + base_ * x_.q_stride;
@@ -145,6 +146,12 @@ class Task {
   RowId row_id(int64_t r) const {
     const int64_t row = first_row_ + r;
     return {batch_idx_, kv_head_ * group_ + row % group_, row / group_, sequence_};
+  }
+  // To the next row.
+  void advance(RowId& id) const {
+    if (++id.head < (kv_head_ + 1) * group_) return;
+    id.head -= group_;
+    ++id.q_idx;
   }
 
   // Processes all key tiles; computes O, maximum and sum of each row of these heads, with
@@ -206,14 +213,11 @@ class Task {
   }
 
   void load_queries() {
-    const int64_t units = x_.q_stride;
-    for (int64_t r = 0; r < scratch_rows(); ++r) {
+    const int64_t units = x_.q_stride, padding = scratch_rows() - num_rows_;
+    memset(q() + num_rows_ * units, 0, static_cast<size_t>(padding * units) * sizeof(Unit));
+    RowId id = row_id(0);
+    for (int64_t r = 0; r < num_rows_; ++r, advance(id)) {
       Unit* row = q() + r * units;
-      if (r >= num_rows_) {
-        memset(row, 0, static_cast<size_t>(units) * sizeof(Unit));
-        continue;
-      }
-      const RowId id = row_id(r);
       const E* from = static_cast<const E*>(args_.q.data) +
                       row_offset(args_.q, batch_idx_, sequence_.row_q + id.q_idx, id.head);
       Isa::copy_row(from, p_.head_dim, row, units);
@@ -221,17 +225,14 @@ class Task {
     }
   }
 
-  KeyRange visible_of(int64_t r) const {
-    return visible_keys(p_, row_id(r).q_idx, sequence_.seqlen_q, sequence_.seqlen_k);
-  }
-
   void start_rows() {
     const int64_t rows = scratch_rows();
     keys_ = {sequence_.seqlen_k, 0};
     const int64_t split_begin = split_idx_ * plan_.split_keys;
     const int64_t split_end = std::min(split_begin + plan_.split_keys, sequence_.seqlen_k);
-    for (int64_t r = 0; r < num_rows_; ++r) {
-      const KeyRange visible = visible_of(r);
+    RowId id = row_id(0);
+    for (int64_t r = 0; r < num_rows_; ++r, advance(id)) {
+      const KeyRange visible = visible_keys(p_, id.q_idx, sequence_.seqlen_q, sequence_.seqlen_k);
       row_keys()[r] = {std::max(visible.begin, split_begin), std::min(visible.end, split_end)};
       if (row_keys()[r].begin >= row_keys()[r].end) continue;
       keys_.begin = std::min(keys_.begin, row_keys()[r].begin);
@@ -427,9 +428,9 @@ class Task {
 
   // Partial results of a key task of this (batch, KV head).
   PartialRows<Vec> task_partials(int64_t key_task) const {
-    const Partials& partials = call_.partials;
+    const Partials& partials = call_.plan->partials;
     const int64_t head_idx = batch_idx_ * p_.num_kv_heads + kv_head_;
-    return {call_.partial + head_idx * partials.floats_per_head() +
+    return {call_.partial + head_idx * partials.head_floats +
                 key_task * partials.rows * partials.row_floats,
             partials.row_floats, x_.o_stride};
   }
@@ -462,13 +463,13 @@ class Task {
   // The last task merges in the order of the keys: which one it is changes no bit.
   void merge_if_last() {
     std::atomic_ref<uint32_t> finished(call_.num_finished[batch_idx_ * p_.num_kv_heads + kv_head_]);
-    if (finished.fetch_add(1, std::memory_order_acq_rel) + 1 < plan_.num_key_tasks()) return;
+    if (finished.fetch_add(1, std::memory_order_acq_rel) + 1 < plan_.num_key_tasks) return;
     for (int64_t r = 0; r < num_rows_; ++r) merge_row(r);
   }
 
   // In the order of a task that computes all splits: within each group, then the groups.
   void merge_row(int64_t r) {
-    const int64_t tasks = plan_.num_key_tasks(), group = kGroupSplits / plan_.task_splits;
+    const int64_t tasks = plan_.num_key_tasks, group = kGroupSplits / plan_.task_splits;
     for (int64_t first = 0; first < tasks; first += group) {
       for (int64_t task = first + 1; task < std::min(first + group, tasks); ++task)
         task_partials(first).merge(r, task_partials(task)[r]);

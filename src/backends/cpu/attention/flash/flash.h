@@ -7,6 +7,17 @@
 
 namespace headrace::cpu::flash {
 
+// What a call needs of the problem alone.
+struct ForwardPlan {
+  SequencePlan sequence;  // of sequences with the lengths of the problem
+  Scratch scratch;
+  Partials partials;
+  int64_t units_per_head;  // tasks per (batch entry, KV heads of a task): row tiles or key tasks
+  int64_t rows_per_head;   // scratch rows for each KV head of a task
+  int64_t num_counters;    // of finished key tasks
+  size_t scratch_bytes, partial_bytes;
+};
+
 // The data of all tasks; shared by the workers and immutable while they run.
 struct Call {
   const Problem* problem;
@@ -14,11 +25,8 @@ struct Call {
   Tile tile;
   int num_threads;
   int64_t num_tasks;
-  Scratch scratch;
-  Partials partials;
-  int64_t units_per_head;  // tasks per (batch entry, KV heads of a task): row tiles or key tasks
+  const ForwardPlan* plan;
   int64_t heads_per_task;  // KV heads per task
-  int64_t rows_per_head;   // scratch rows for each of them
   float* worker_scratch;   // [num_workers, scratch.total], 64-byte aligned
   float* partial;          // [batch, num_kv_heads, key tasks, rows, row_floats]
   uint32_t* num_finished;  // [batch, num_kv_heads] finished key tasks, initially zero

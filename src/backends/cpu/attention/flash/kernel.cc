@@ -33,14 +33,15 @@ std::string refuses(const Target& target, const Problem& p, const DeviceInfo& de
 // Rows per tile: as many as fit, fewer if threads would be idle otherwise (at least 4 tasks per
 // thread). Tiles are of equal size, or a thread would wait for the last large one: 1024 rows as 3
 // of 288 and 1 of 160, for 4 heads, keep 2 threads busy for 2176 rows instead of 2048.
-Tile choose_tile(const Problem& p, const IsaShape& isa, const DeviceInfo& device, int num_threads) {
+Tile choose_tile(const Problem& p, const IsaShape& isa, const DeviceInfo& device, int num_threads,
+                 Path path) {
   Tile tile = largest_tile(p, device.l2_bytes);
   const int64_t rows = std::max<int64_t>(p.seqlen_q * group_size(p), 1);
   const int64_t heads = std::max<int64_t>(p.batch * p.num_kv_heads, 1);
   const int64_t wanted_tiles = ceil_div<int64_t>(4 * num_threads, heads);
   const int64_t fair = round_up<int64_t>(ceil_div(rows, wanted_tiles), isa.tile_rows);
-  const bool is_direct = plan_sequence(p, p.seqlen_q, p.seqlen_k).path == Path::direct;
-  const int64_t least = std::min(is_direct ? kMaxHeadsPerTask * kDirectRows : kSplitRows, tile.m);
+  const int64_t least =
+      std::min(path == Path::direct ? kMaxHeadsPerTask * kDirectRows : kSplitRows, tile.m);
   tile.m = std::clamp<int64_t>(fair, least, tile.m);
   const int64_t even = round_up<int64_t>(ceil_div(rows, ceil_div(rows, tile.m)), isa.tile_rows);
   tile.m = std::max(even, least);
@@ -55,69 +56,69 @@ int64_t rows_per_head(int64_t rows, const IsaShape& isa) {
 // KV heads per task. Heads with few rows that are adjacent in memory are computed together, one key
 // tile after the other, so that memory is read in order. A tile's data must fit the L2 cache, and
 // all threads must have work.
-int64_t choose_heads_per_task(const Plan& plan, const AttentionArgs& args, const IsaShape& isa,
-                              int64_t units) {
+int64_t choose_heads_per_task(const Plan& plan, const ForwardPlan& own, const AttentionArgs& args) {
   const Problem& p = plan.problem;
   const int64_t rows = p.seqlen_q * group_size(p);
   const bool is_side_by_side = args.k.stride_head == p.head_dim &&
                                args.v.stride_head == p.head_dim_v &&
                                args.k.stride_seq > p.head_dim && args.v.stride_seq > p.head_dim_v;
   // Whether a sequence takes the direct path depends on its queries, and none has more.
-  if (!is_side_by_side || plan_sequence(p, p.seqlen_q, p.seqlen_k).path != Path::direct) return 1;
+  if (!is_side_by_side || own.sequence.path != Path::direct) return 1;
   const int64_t tile_bytes =
       kDirectKeys * (p.head_dim + p.head_dim_v) * static_cast<int64_t>(dtype_bytes(dtype_of(p)));
   constexpr int64_t kL2Share = 2, kTasksOfThread = 4;
   const auto fits = [&](int64_t heads) {
     return p.num_kv_heads % heads == 0 && heads * rows <= kSweepRows &&
-           heads * rows_per_head(rows, isa) <= plan.schedule.tile_m &&
+           heads * own.rows_per_head <= plan.schedule.tile_m &&
            heads * tile_bytes * kL2Share <= plan.device.l2_bytes &&
-           heads * kTasksOfThread * plan.schedule.num_threads <= p.batch * p.num_kv_heads * units;
+           heads * kTasksOfThread * plan.schedule.num_threads <=
+               p.batch * p.num_kv_heads * own.units_per_head;
   };
   int64_t heads = 1;
   while (fits(2 * heads)) heads *= 2;
   return heads;
 }
 
-struct Sizes {
-  Scratch scratch;
-  Partials partials;
-  int64_t num_counters;
-  size_t scratch_bytes, partial_bytes, total_bytes;
-};
-Sizes sizes_of(const Problem& p, Tile tile, const IsaShape& isa, int num_threads) {
-  Sizes x{};
+ForwardPlan plan_forward(const Problem& p, Tile tile, const IsaShape& isa, int num_threads,
+                         const SequencePlan& sequence) {
+  ForwardPlan x{};
+  const int64_t rows = p.seqlen_q * group_size(p);
+  x.sequence = sequence;
   x.scratch = scratch_layout(p, tile, isa);
-  x.partials = partials_layout(p, x.scratch);
+  x.partials = partials_layout(p, x.scratch, sequence);
+  x.units_per_head = std::max(ceil_div(rows, tile.m), x.partials.max_tasks);
+  x.rows_per_head = rows_per_head(rows, isa);
   const bool is_split = x.partials.max_tasks > 1;
   x.num_counters = is_split ? p.batch * p.num_kv_heads : 0;
   x.scratch_bytes = static_cast<size_t>(num_threads * x.scratch.total) * sizeof(float);
   x.partial_bytes = static_cast<size_t>(
-      saturating_product({x.num_counters, x.partials.floats_per_head(), sizeof(float)}));
-  x.total_bytes = x.scratch_bytes + x.partial_bytes +
-                  static_cast<size_t>(x.num_counters) * sizeof(uint32_t) + kLineBytes;
+      saturating_product({x.num_counters, x.partials.head_floats, sizeof(float)}));
   return x;
 }
 
 Schedule plan(const Target& target, const Problem& p, const DeviceInfo& device) {
   const IsaShape& isa = target.instance.shape;
   const int num_threads = std::max(device.num_units, 1);
-  const Tile tile = choose_tile(p, isa, device, num_threads);
-  const Sizes sizes = sizes_of(p, tile, isa, num_threads);
   const SequencePlan sequence = plan_sequence(p, p.seqlen_q, p.seqlen_k);
+  const Tile tile = choose_tile(p, isa, device, num_threads, sequence.path);
+  const ForwardPlan own = plan_forward(p, tile, isa, num_threads, sequence);
   Schedule schedule{.tile_m = tile.m,
                     .tile_n = tile.n,
                     .split_keys = sequence.num_splits > 1 ? sequence.split_keys : 0,
-                    .max_splits = sizes.partials.max_splits,
+                    .max_splits = own.partials.max_splits,
                     .num_threads = num_threads,
-                    .workspace_bytes = sizes.total_bytes,
+                    .workspace_bytes = own.scratch_bytes + own.partial_bytes +
+                                       static_cast<size_t>(own.num_counters) * sizeof(uint32_t) +
+                                       kLineBytes,
                     .note = {}};
-  schedule.note = sequence.path == Path::direct
-                      ? format_text(
-                            "direct: at most {} rows share a KV head, K and V are read once in "
-                            "place",
-                            kDirectRows)
-                      : format_text("packed: {} x {} register tiles over packed panels of K and V",
-                                    isa.tile_rows, isa.tile_cols);
+  schedule.kernel_plan.set(own);
+  if (sequence.path == Path::direct) {
+    static_assert(kDirectRows == 16);  // in the text: formatting it takes a tenth of planning
+    schedule.note = "direct: at most 16 rows share a KV head, K and V are read once in place";
+  } else {
+    schedule.note = format_text("packed: {} x {} register tiles over packed panels of K and V",
+                                isa.tile_rows, isa.tile_cols);
+  }
   if (has_device_lengths(p)) schedule.note += "; chosen per sequence by its own lengths";
   return schedule;
 }
@@ -126,31 +127,24 @@ Status launch(const Target& target, const Plan& plan, const AttentionArgs& args,
               Workspace workspace) {
   const Problem& p = plan.problem;
   const Schedule& schedule = plan.schedule;
-  const Tile tile{schedule.tile_m, schedule.tile_n};
-  const Sizes sizes = sizes_of(p, tile, target.instance.shape, schedule.num_threads);
+  const auto& own = schedule.kernel_plan.get<ForwardPlan>();
   const auto address = reinterpret_cast<uintptr_t>(workspace.data);
   char* base =
       static_cast<char*>(workspace.data) + (kLineBytes - address % kLineBytes) % kLineBytes;
+  const int64_t heads = choose_heads_per_task(plan, own, args);
 
-  const int64_t units =
-      std::max(ceil_div(p.seqlen_q * group_size(p), tile.m), sizes.partials.max_tasks);
-  const int64_t heads = choose_heads_per_task(plan, args, target.instance.shape, units);
-
-  Call call{.problem = &p,
-            .args = &args,
-            .tile = tile,
-            .num_threads = schedule.num_threads,
-            .num_tasks = p.batch * p.num_kv_heads / heads * units,
-            .scratch = sizes.scratch,
-            .partials = sizes.partials,
-            .units_per_head = units,
-            .heads_per_task = heads,
-            .rows_per_head = rows_per_head(p.seqlen_q * group_size(p), target.instance.shape),
-            .worker_scratch = reinterpret_cast<float*>(base),
-            .partial = reinterpret_cast<float*>(base + sizes.scratch_bytes),
-            .num_finished =
-                reinterpret_cast<uint32_t*>(base + sizes.scratch_bytes + sizes.partial_bytes)};
-  std::memset(call.num_finished, 0, static_cast<size_t>(sizes.num_counters) * sizeof(uint32_t));
+  Call call{
+      .problem = &p,
+      .args = &args,
+      .tile = {schedule.tile_m, schedule.tile_n},
+      .num_threads = schedule.num_threads,
+      .num_tasks = p.batch * p.num_kv_heads / heads * own.units_per_head,
+      .plan = &own,
+      .heads_per_task = heads,
+      .worker_scratch = reinterpret_cast<float*>(base),
+      .partial = reinterpret_cast<float*>(base + own.scratch_bytes),
+      .num_finished = reinterpret_cast<uint32_t*>(base + own.scratch_bytes + own.partial_bytes)};
+  std::memset(call.num_finished, 0, static_cast<size_t>(own.num_counters) * sizeof(uint32_t));
   return parallel_for(call.num_tasks, schedule.num_threads, target.instance.task_body[p.dtype],
                       &call);
 }
