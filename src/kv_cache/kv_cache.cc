@@ -161,7 +161,8 @@ void KvCache::append_tokens(Sequence& s, std::span<const std::int32_t> tokens) {
     std::ranges::copy(part, prefix_cache_.tokens(page).begin() + slot);
     tokens = tokens.subspan(part.size());
     s.length += static_cast<std::int64_t>(part.size());
-    if (s.length % page_size == 0) prefix_cache_.insert(page, prefix_before(s, page_idx));
+    if (options_.has_prefix_cache && s.length % page_size == 0)
+      prefix_cache_.insert(page, prefix_before(s, page_idx));
   }
 }
 

@@ -28,6 +28,7 @@ struct KvCacheOptions {
   std::int64_t page_size = 16;
   std::int64_t num_pages = 0;
   std::int64_t num_host_pages = 0;       // for swap_out(); 0: none
+  bool has_prefix_cache = true;          // false: full pages are not found by their tokens
   std::uint64_t hash_mask = UINT64_MAX;  // for tests: bits of the prefix cache's hashes
 };
 

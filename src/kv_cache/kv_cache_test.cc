@@ -2,6 +2,8 @@
 // naive cache.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tests/support/kv_cache_fixture.h"
 
 namespace headrace {
@@ -52,6 +54,20 @@ TEST_F(KvCaches, PagesOfFreedSequencesAreFoundUntilTheyAreReused) {
   EXPECT_EQ(cache_->stats().num_evictions, 2);
   ASSERT_FALSE(cache_->free(large));
   EXPECT_EQ(cache_->add(iota(0, 9), 0).value().num_cached, 0);
+}
+
+TEST_F(KvCaches, WithoutAPrefixCacheNothingIsFoundAndFreedPagesAreTakenFirst) {
+  options_.has_prefix_cache = false;
+  *cache_ = std::move(KvCache::make(*device_, options_).value());
+  const std::int64_t first = add_all(iota(0, 8));
+  Tokens pages = table(first);
+  EXPECT_EQ(cache_->add(iota(0, 9), 0).value().num_cached, 0);
+  EXPECT_EQ(cache_->stats().num_cached_pages, 0);
+  ASSERT_FALSE(cache_->free(first));
+  Tokens again = table(add_all(iota(0, 8)));
+  std::ranges::sort(pages);
+  std::ranges::sort(again);
+  EXPECT_EQ(again, pages);
 }
 
 TEST_F(KvCaches, TheEndOfASequenceIsEvictedBeforeItsBeginning) {
