@@ -61,7 +61,7 @@ ON_CPU = {
     "cpu_gemm": (units("*Gemm*"),),
     "cpu_elementwise": (units("*Elementwise*:*Rope*:*Tiny*"),),
     "executor": (units("*Steps*:*Tiny*"),),
-    "kv_cache": (units("ContiguousCache*"), units("*Tiny*:Session*")),
+    "kv_cache": (units("*Tiny*:Session*"),),
     "paged_kv_cache": (units("PageAllocator*:*PrefixCache*:KvPages*:*KvPagesOf*:KvCache*:*RandomOperations*"),),
     "sampler": (units("*Sampling*:StopMatcher*"),),
     "gguf": (units("Gguf*"),),

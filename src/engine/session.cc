@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
+
+#include "base/math.h"
 
 namespace headrace::engine {
 namespace {
@@ -23,14 +24,19 @@ Result<Session> Session::make(const LanguageModel& model, const SessionOptions& 
     return invalid_argument("batch_tokens={}: must be 1 to {}; pass 0 for the default",
                             options.batch_tokens, kMaxBatchTokens);
   const std::int64_t batch_tokens = std::min(options.batch_tokens, max_tokens);
-  auto cache =
-      ContiguousCache::make(*model.device, decoder.kv_shape(options.cache_dtype), max_tokens);
-  if (!cache.ok()) return std::move(cache.failure());
-  Session session(model, std::move(cache.value()));
+  Result<ModelRunner> runner = ModelRunner::make(
+      model, {.max_batch_tokens = batch_tokens,
+              .page_size = options.page_size,
+              .num_pages =
+                  ceil_div(max_tokens, std::clamp<std::int64_t>(options.page_size, 1, max_tokens)),
+              .cache_dtype = options.cache_dtype});
+  if (!runner.ok()) return std::move(runner.failure());
+  Session session(std::move(runner.value()));
   session.max_tokens_ = max_tokens;
   session.batch_tokens_ = batch_tokens;
-  if (auto failure = decoder.reserve(*session.executor_, batch_tokens, options.cache_dtype))
-    return std::move(*failure);
+  Result<KvCache::Added> added = session.runner_.cache().add({}, 0);
+  if (!added.ok()) return std::move(added.failure());
+  session.sequence_ = added.value().sequence;
   session.logits_ = model.device->allocate(static_cast<std::size_t>(c.vocab_size) * sizeof(float));
   if (session.logits_.data() == nullptr)
     return Failure{
@@ -47,7 +53,7 @@ Status Session::check(std::span<const std::int32_t> tokens) const {
         "num_tokens={}: the session holds {} of max_tokens={} tokens, so at most {} fit; shorten "
         "the text or create a session with a larger max_tokens",
         tokens.size(), have, max_tokens_, room);
-  const std::int64_t vocab_size = decoder_->config.vocab_size;
+  const std::int64_t vocab_size = decoder().config.vocab_size;
   for (std::size_t i = 0; i < tokens.size(); ++i)
     if (tokens[i] < 0 || tokens[i] >= vocab_size)
       return invalid_argument(
@@ -60,6 +66,7 @@ Status Session::append(std::span<const std::int32_t> tokens, float* logits) {
   if (tokens.empty()) return std::nullopt;
   HEADRACE_TRY(check(tokens));
   if (auto failure = append_all(tokens, logits)) {
+    HEADRACE_TRY(runner_.cache().truncate(sequence_, static_cast<std::int64_t>(tokens_.size())));
     has_logits_ = false;
     return failure;
   }
@@ -69,42 +76,26 @@ Status Session::append(std::span<const std::int32_t> tokens, float* logits) {
 }
 
 Status Session::append_all(std::span<const std::int32_t> tokens, float* logits) {
-  const auto vocab_size = static_cast<std::size_t>(decoder_->config.vocab_size);
+  const auto vocab_size = static_cast<std::size_t>(decoder().config.vocab_size);
   const auto batch = static_cast<std::size_t>(batch_tokens_);
+  // All slots first: if pages are missing, nothing is computed.
+  HEADRACE_TRY(
+      runner_.cache().reserve(sequence_, static_cast<std::int64_t>(tokens.size()), nullptr));
   for (std::size_t begin = 0; begin < tokens.size(); begin += batch) {
     const auto part = tokens.subspan(begin, std::min(batch, tokens.size() - begin));
-    const auto first = static_cast<std::int64_t>(tokens_.size() + begin);
     const bool is_last = begin + part.size() == tokens.size();
     const bool wants_all = logits != nullptr;
-    const std::int64_t num_logits = wants_all ? static_cast<std::int64_t>(part.size()) : is_last;
-    HEADRACE_TRY(step(part, first, num_logits,
-                      wants_all ? logits + begin * vocab_size : logits_.as<float>()));
+    const ModelRunner::Part step{
+        .sequence = sequence_,
+        .tokens = part,
+        .num_logits = wants_all ? static_cast<std::int64_t>(part.size()) : is_last};
+    HEADRACE_TRY(
+        runner_.step({&step, 1}, wants_all ? logits + begin * vocab_size : logits_.as<float>()));
   }
   if (logits != nullptr)
     std::memcpy(logits_.data(), logits + (tokens.size() - 1) * vocab_size,
                 vocab_size * sizeof(float));
   return std::nullopt;
-}
-
-// Computes tokens at positions from `first` on, and the logits of the last num_logits tokens.
-Status Session::step(std::span<const std::int32_t> tokens, std::int64_t first,
-                     std::int64_t num_logits, float* logits) {
-  const auto num_tokens = static_cast<std::int32_t>(tokens.size());
-  positions_.resize(tokens.size());
-  std::iota(positions_.begin(), positions_.end(), static_cast<std::int32_t>(first));
-  logits_rows_.resize(static_cast<std::size_t>(num_logits));
-  std::iota(logits_rows_.begin(), logits_rows_.end(),
-            num_tokens - static_cast<std::int32_t>(num_logits));
-  const std::int32_t cu_seqlens_q[] = {0, num_tokens};
-  const std::int32_t seqused_k[] = {static_cast<std::int32_t>(first) + num_tokens};
-  const KvSequence sequence = cache_.sequence();
-  return decoder_->forward(*executor_,
-                           {.tokens = tokens,
-                            .positions = positions_,
-                            .cu_seqlens_q = cu_seqlens_q,
-                            .seqused_k = seqused_k,
-                            .logits_rows = logits_rows_},
-                           {cache_.shape(), {&sequence, 1}}, logits);
 }
 
 Status Session::truncate(std::int64_t length) {
@@ -113,6 +104,7 @@ Status Session::truncate(std::int64_t length) {
     return invalid_argument("length={}: the session holds {} tokens; pass 0 to {}", length, have,
                             have);
   if (length == have) return std::nullopt;
+  HEADRACE_TRY(runner_.cache().truncate(sequence_, length));
   tokens_.resize(static_cast<std::size_t>(length));
   has_logits_ = false;
   return std::nullopt;

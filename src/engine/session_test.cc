@@ -8,6 +8,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "base/math.h"
 #include "engine/language_model.h"
 
 namespace headrace::engine {
@@ -59,9 +60,12 @@ LanguageModel load(const std::string& path, MatmulMode mode, int num_threads = 2
   return std::move(model.value());
 }
 
-Session session_of(const LanguageModel& model, DType dtype, std::int64_t batch_tokens = 512) {
-  Result<Session> session =
-      Session::make(model, {.max_tokens = 64, .batch_tokens = batch_tokens, .cache_dtype = dtype});
+Session session_of(const LanguageModel& model, DType dtype, std::int64_t batch_tokens = 512,
+                   std::int64_t page_size = 16) {
+  Result<Session> session = Session::make(model, {.max_tokens = 64,
+                                                  .batch_tokens = batch_tokens,
+                                                  .cache_dtype = dtype,
+                                                  .page_size = page_size});
   if (!session.ok()) throw std::runtime_error(session.failure().message);
   return std::move(session.value());
 }
@@ -116,6 +120,20 @@ TEST_P(Tiny, BitsDependNeitherOnThreadsNorOnMmap) {
   }
 }
 
+// With prompts in one and in many steps.
+TEST_P(Tiny, BitsDoNotDependOnThePageSize) {
+  const Golden& golden = GetParam();
+  const LanguageModel model = load(golden.file, MatmulMode::normal);
+  for (const std::int64_t batch_tokens : {512, 9, 1}) {
+    Session contiguous = session_of(model, DType::f16, batch_tokens, 64);  // all in one page
+    const std::vector<float> expected = logits_of(contiguous, golden);
+    for (const std::int64_t page_size : {1, 7, 16, 4096}) {
+      Session session = session_of(model, DType::f16, batch_tokens, page_size);
+      EXPECT_EQ(logits_of(session, golden), expected) << page_size << ", " << batch_tokens;
+    }
+  }
+}
+
 TEST_P(Tiny, TruncatedTokensLeaveNoTrace) {
   const Golden& golden = GetParam();
   const LanguageModel model = load(golden.file, MatmulMode::normal);
@@ -155,15 +173,99 @@ TEST(Session, BadTokensAreRefusedAndNothingIsAppended) {
   EXPECT_TRUE(session.truncate(-1));
 }
 
+// A session holds the pages of its tokens and no others.
+TEST(Session, PagesFollowTheTokens) {
+  const Golden golden = read_goldens().front();
+  const LanguageModel model = load(golden.file, MatmulMode::normal);
+  for (const std::int64_t page_size : {1, 7, 64, 4096}) {
+    Session session = session_of(model, DType::f16, 5, page_size);
+    const auto expect_pages = [&](std::int64_t num_tokens) {
+      const KvCacheStats stats = session.cache().stats();
+      EXPECT_EQ(stats.num_pages, ceil_div<std::int64_t>(64, page_size));
+      EXPECT_EQ(stats.num_used_pages, ceil_div(num_tokens, page_size));
+      EXPECT_EQ(stats.num_tokens, num_tokens);
+    };
+    expect_pages(0);
+    ASSERT_FALSE(session.append(golden.tokens, nullptr));
+    expect_pages(32);
+    ASSERT_TRUE(session.append(std::vector<std::int32_t>(33, 1), nullptr));
+    expect_pages(32);
+    ASSERT_FALSE(session.truncate(8));
+    expect_pages(8);
+  }
+}
+
 TEST(Session, SizesAreChecked) {
   const LanguageModel model = load(read_goldens().front().file, MatmulMode::normal);
   for (const SessionOptions& options :
        {SessionOptions{.max_tokens = -1}, SessionOptions{.max_tokens = 1 << 30},
-        SessionOptions{.batch_tokens = 0}, SessionOptions{.batch_tokens = 1 << 30}}) {
+        SessionOptions{.batch_tokens = 0}, SessionOptions{.batch_tokens = 1 << 30},
+        SessionOptions{.page_size = 0}, SessionOptions{.page_size = -16},
+        SessionOptions{.page_size = std::int64_t{1} << 31}}) {
     Result<Session> session = Session::make(model, options);
     ASSERT_FALSE(session.ok());
     EXPECT_EQ(session.failure().code, ErrorCode::invalid_argument);
   }
+}
+
+// The host with a limit for the bytes of one allocation.
+class LimitedDevice final : public Device {
+ public:
+  explicit LimitedDevice(std::unique_ptr<Device> host)
+      : Device(host->info()), host_(std::move(host)) {}
+  Buffer allocate(std::size_t bytes) override {
+    return bytes > limit ? Buffer() : host_->allocate(bytes);
+  }
+  Buffer upload(const void* data, std::size_t bytes) override { return host_->upload(data, bytes); }
+  Buffer allocate_host(std::size_t bytes) override { return allocate(bytes); }
+  Status copy(std::span<const ByteCopy> copies, Stream stream) override {
+    return host_->copy(copies, stream);
+  }
+
+  std::size_t limit = SIZE_MAX;
+
+ private:
+  std::unique_ptr<Device> host_;
+};
+
+LimitedDevice& limit_device_of(LanguageModel& model) {
+  auto limited = std::make_unique<LimitedDevice>(std::move(model.device));
+  LimitedDevice& device = *limited;
+  model.device = std::move(limited);
+  return device;
+}
+
+TEST(Session, SaysWhenThereIsNoMemoryForPages) {
+  LanguageModel model = load(read_goldens().front().file, MatmulMode::normal);
+  limit_device_of(model).limit = 1000;
+  const Result<Session> session = Session::make(model, {.max_tokens = 64, .page_size = 16});
+  ASSERT_FALSE(session.ok());
+  EXPECT_EQ(session.failure().code, ErrorCode::out_of_memory);
+  EXPECT_EQ(session.failure().message,
+            "no memory for keys and values of 4 pages of page_size=16 tokens; pass a smaller "
+            "max_tokens or page_size, or a 16-bit cache_dtype");
+}
+
+// A step that fails keeps no page and no token.
+TEST(Session, FailedStepsLeaveNoTrace) {
+  const Golden golden = read_goldens().front();
+  LanguageModel model = load(golden.file, MatmulMode::normal);
+  LimitedDevice& device = limit_device_of(model);
+  Session other = session_of(model, DType::f16, 3), session = session_of(model, DType::f16, 3);
+  const std::vector<float> expected = logits_of(other, golden);
+  ASSERT_FALSE(session.append({golden.tokens.data(), 1}, nullptr));
+  for (const std::size_t kept : {std::size_t{1}, std::size_t{0}}) {
+    device.limit = 0;  // a step of more tokens than those before has to allocate
+    const Status bad = session.append({golden.tokens.data() + kept, 20}, nullptr);
+    ASSERT_TRUE(bad);
+    EXPECT_EQ(bad->code, ErrorCode::out_of_memory);
+    EXPECT_EQ(session.tokens().size(), kept);
+    EXPECT_EQ(session.logits(), nullptr);
+    EXPECT_EQ(session.cache().stats().num_used_pages, kept);
+    device.limit = SIZE_MAX;
+    ASSERT_FALSE(session.truncate(0));
+  }
+  EXPECT_EQ(logits_of(session, golden), expected);
 }
 
 // The pointer is invalid: a read of any token would crash.

@@ -8,16 +8,24 @@ namespace headrace {
 
 // Flat and ragged: whole prompts, prompt chunks and decode tokens are all rows. Tokens
 // cu_seqlens_q[s] to cu_seqlens_q[s + 1] are the last of the seqused_k[s] tokens of sequence s; the
-// step appends their keys and values to the cache.
+// step writes their keys and values to their slots. The arrays are read by the device alone; what
+// the host needs to know of them are the two maxima.
 struct Batch {
   std::span<const std::int32_t> tokens;        // [num_tokens], ids below vocab_size
   std::span<const std::int32_t> positions;     // [num_tokens]
+  std::span<const std::int64_t> slot_mapping;  // [num_tokens]: page * page_size + slot in the page
   std::span<const std::int32_t> cu_seqlens_q;  // [num_seqs + 1]
   std::span<const std::int32_t> seqused_k;     // [num_seqs], including the tokens of this step
+  std::span<const std::int32_t> block_table;   // [num_seqs, max_pages], page numbers
   std::span<const std::int32_t> logits_rows;   // rows whose logits are computed; may be empty
+  std::int64_t max_seqlen_q = 0;               // most tokens of one sequence in this step
+  std::int64_t max_seqlen_k = 0;               // largest seqused_k
 
   std::int64_t num_tokens() const { return static_cast<std::int64_t>(tokens.size()); }
   std::int64_t num_seqs() const { return static_cast<std::int64_t>(seqused_k.size()); }
+  std::int64_t max_pages() const {
+    return static_cast<std::int64_t>(block_table.size()) / num_seqs();
+  }
 };
 
 }  // namespace headrace

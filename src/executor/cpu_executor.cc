@@ -55,24 +55,21 @@ class CpuExecutor final : public Executor {
   template <class Body>
   Status for_rows(std::int64_t num_rows, Body body);
   Status grow(Buffer& buffer, std::size_t bytes);
-  Status plan_sequences();
+  Status plan_step();
   Status compute_rope_angles();
   void rotate(const HeadRows& heads, std::int64_t x_stride, std::int64_t first_token,
               std::int64_t num_tokens) const;
-  void append(const Rows& qkv, std::int64_t layer, std::int64_t seq_idx, cpu::RowRange tokens);
+  // Tokens [token, end) whose slots follow each other in one page.
+  cpu::RowRange page_run(std::int64_t token, std::int64_t end) const;
+  // `pages` of a layer, with the slot of a token as its first row.
+  Operand at_slot_of(std::int64_t token, const Operand& pages) const;
+  void append(const Rows& qkv, std::int64_t layer, cpu::RowRange tokens) const;
 
   std::int64_t rot_dim() const {
     return 2 * static_cast<std::int64_t>(spec_->rope_frequencies.bytes() / sizeof(double));
   }
-  std::int64_t first_token(std::int64_t seq_idx) const {
-    return batch_->cu_seqlens_q[static_cast<std::size_t>(seq_idx)];
-  }
-  std::int64_t end_token(std::int64_t seq_idx) const { return first_token(seq_idx + 1); }
-  std::int64_t seqused_k(std::int64_t seq_idx) const {
-    return batch_->seqused_k[static_cast<std::size_t>(seq_idx)];
-  }
-  const KvSequence& sequence(std::int64_t seq_idx) const {
-    return kv_.sequences[static_cast<std::size_t>(seq_idx)];
+  std::int64_t slot_of(std::int64_t token) const {
+    return batch_->slot_mapping[static_cast<std::size_t>(token)];
   }
 
   Device& device_;
@@ -84,13 +81,13 @@ class CpuExecutor final : public Executor {
   Buffer cos_, sin_;                 // float [num_tokens, rot_dim / 2]
   Buffer attn_out_;                  // [num_tokens, num_heads * head_dim_v] in the cache's dtype
   Buffer activation_groups_;         // scratch of cpu::multiply
-  Buffer workspace_;                 // of the attention plans
+  Buffer workspace_;                 // of the attention plan
 
   // The current step.
   const Batch* batch_ = nullptr;
   const AttentionSpec* spec_ = nullptr;
   KvView kv_{};
-  std::vector<Plan> plans_;  // [num_seqs]
+  Plan plan_;  // of the attention of every layer
 };
 
 // Calls body(rows) for chunks of rows on all threads. Chunks are small enough that two threads
@@ -132,32 +129,34 @@ Status CpuExecutor::begin_step(const Batch& batch, const KvView& kv, const Atten
   batch_ = &batch;
   spec_ = &spec;
   kv_ = kv;
-  HEADRACE_TRY(plan_sequences());
+  HEADRACE_TRY(plan_step());
   HEADRACE_TRY(grow(attn_out_, bytes_of(batch.num_tokens(), spec.num_heads * kv.shape.head_dim_v,
                                         kv.shape.dtype)));
   return compute_rope_angles();
 }
 
-Status CpuExecutor::plan_sequences() {
-  plans_.clear();
-  std::size_t workspace_bytes = 0;
-  for (std::int64_t s = 0; s < batch_->num_seqs(); ++s) {
-    Problem problem = default_problem();
-    problem.seqlen_q = end_token(s) - first_token(s);
-    problem.seqlen_k = seqused_k(s);
-    problem.num_heads = spec_->num_heads;
-    problem.num_kv_heads = kv_.shape.num_kv_heads;
-    problem.head_dim = kv_.shape.head_dim;
-    problem.head_dim_v = kv_.shape.head_dim_v;
-    problem.dtype = static_cast<std::int32_t>(kv_.shape.dtype);
-    problem.causal = HEADRACE_CAUSAL_BOTTOM_RIGHT;
-    if (spec_->window > 0) problem.window_left = spec_->window - 1;
-    Result<Plan> plan = plan_attention(problem, device_.info());
-    if (!plan.ok()) return std::move(plan.failure());
-    workspace_bytes = std::max(workspace_bytes, plan.value().schedule.workspace_bytes);
-    plans_.push_back(std::move(plan.value()));
-  }
-  return grow(workspace_, workspace_bytes);
+Status CpuExecutor::plan_step() {
+  Problem problem = default_problem();
+  problem.is_ragged = 1;
+  problem.batch = batch_->num_seqs();
+  problem.seqlen_q = batch_->max_seqlen_q;
+  problem.total_q = batch_->num_tokens();
+  problem.has_seqused_k = 1;
+  problem.seqlen_k = batch_->max_seqlen_k;
+  problem.page_size = kv_.page_size;
+  problem.num_pages = kv_.num_pages;
+  problem.max_pages = batch_->max_pages();
+  problem.num_heads = spec_->num_heads;
+  problem.num_kv_heads = kv_.shape.num_kv_heads;
+  problem.head_dim = kv_.shape.head_dim;
+  problem.head_dim_v = kv_.shape.head_dim_v;
+  problem.dtype = static_cast<std::int32_t>(kv_.shape.dtype);
+  problem.causal = HEADRACE_CAUSAL_BOTTOM_RIGHT;
+  if (spec_->window > 0) problem.window_left = spec_->window - 1;
+  Result<Plan> plan = plan_attention(problem, device_.info());
+  if (!plan.ok()) return std::move(plan.failure());
+  plan_ = std::move(plan.value());
+  return grow(workspace_, plan_.schedule.workspace_bytes);
 }
 
 Status CpuExecutor::compute_rope_angles() {
@@ -235,26 +234,41 @@ void CpuExecutor::rotate(const HeadRows& heads, std::int64_t x_stride, std::int6
             {0, num_tokens});
 }
 
-// Appends K and V of tokens of one sequence.
-void CpuExecutor::append(const Rows& qkv, std::int64_t layer, std::int64_t seq_idx,
-                         cpu::RowRange tokens) {
+cpu::RowRange CpuExecutor::page_run(std::int64_t token, std::int64_t end) const {
+  const std::int64_t room = kv_.page_size - slot_of(token) % kv_.page_size;
+  std::int64_t last = token + 1;
+  while (last < std::min(end, token + room) && slot_of(last) == slot_of(last - 1) + 1) ++last;
+  return {token, last};
+}
+
+Operand CpuExecutor::at_slot_of(std::int64_t token, const Operand& pages) const {
+  const std::int64_t slot = slot_of(token);
+  const std::int64_t elements = row_offset(pages, slot / kv_.page_size, slot % kv_.page_size, 0);
+  Operand operand = pages;
+  operand.data = static_cast<std::byte*>(pages.data) + bytes_of(elements, 1, kv_.shape.dtype);
+  return operand;
+}
+
+// Appends K and V of tokens.
+void CpuExecutor::append(const Rows& qkv, std::int64_t layer, cpu::RowRange tokens) const {
   const KvShape& shape = kv_.shape;
-  const KvSequence& to = sequence(seq_idx);
-  const std::int64_t slot = seqused_k(seq_idx) - (end_token(seq_idx) - tokens.first);
-  const std::int64_t num_tokens = tokens.last - tokens.first;
-  const float* k = floats(qkv) + tokens.first * qkv.width + spec_->num_heads * shape.head_dim;
-  rotate({.x = k,
-          .out = layer_of(kv_, to, to.k, layer, slot),
-          .num_heads = shape.num_kv_heads,
-          .head_dim = shape.head_dim,
-          .rot_dim = rot_dim()},
-         qkv.width, tokens.first, num_tokens);
-  rotate({.x = k + shape.num_kv_heads * shape.head_dim,
-          .out = layer_of(kv_, to, to.v, layer, slot),
-          .num_heads = shape.num_kv_heads,
-          .head_dim = shape.head_dim_v,
-          .rot_dim = 0},
-         qkv.width, tokens.first, num_tokens);
+  const Operand k_pages = layer_of(kv_, kv_.k, layer), v_pages = layer_of(kv_, kv_.v, layer);
+  for (cpu::RowRange run{}; tokens.first < tokens.last; tokens.first = run.last) {
+    run = page_run(tokens.first, tokens.last);
+    const float* k = floats(qkv) + run.first * qkv.width + spec_->num_heads * shape.head_dim;
+    rotate({.x = k,
+            .out = at_slot_of(run.first, k_pages),
+            .num_heads = shape.num_kv_heads,
+            .head_dim = shape.head_dim,
+            .rot_dim = rot_dim()},
+           qkv.width, run.first, run.last - run.first);
+    rotate({.x = k + shape.num_kv_heads * shape.head_dim,
+            .out = at_slot_of(run.first, v_pages),
+            .num_heads = shape.num_kv_heads,
+            .head_dim = shape.head_dim_v,
+            .rot_dim = 0},
+           qkv.width, run.first, run.last - run.first);
+  }
 }
 
 Status CpuExecutor::rope_append(const Rows& qkv, std::int64_t layer, const Rows& q) {
@@ -270,33 +284,27 @@ Status CpuExecutor::rope_append(const Rows& qkv, std::int64_t layer, const Rows&
          .head_dim = head_dim,
          .rot_dim = rot_dim()},
         qkv.width, rows.first, rows.last - rows.first);
-    for (std::int64_t s = 0; s < batch_->num_seqs(); ++s) {
-      const cpu::RowRange tokens{std::max(rows.first, first_token(s)),
-                                 std::min(rows.last, end_token(s))};
-      if (tokens.first < tokens.last) append(qkv, layer, s, tokens);
-    }
+    append(qkv, layer, rows);
   });
 }
 
 Status CpuExecutor::attention(const Rows& q, std::int64_t layer, const Rows& out) {
   const KvShape& shape = kv_.shape;
-  for (std::int64_t s = 0; s < batch_->num_seqs(); ++s) {
-    const KvSequence& from = sequence(s);
-    const std::int64_t first = first_token(s);
-    AttentionArgs args;
-    args.q = {.data = static_cast<std::byte*>(q.data) + bytes_of(first, q.width, q.dtype),
+  AttentionArgs args;
+  args.q = {
+      .data = q.data, .stride_batch = 0, .stride_seq = q.width, .stride_head = shape.head_dim};
+  args.k = layer_of(kv_, kv_.k, layer);
+  args.v = layer_of(kv_, kv_.v, layer);
+  args.out = {.data = attn_out_.data(),
               .stride_batch = 0,
-              .stride_seq = q.width,
-              .stride_head = shape.head_dim};
-    args.k = layer_of(kv_, from, from.k, layer);
-    args.v = layer_of(kv_, from, from.v, layer);
-    args.out = {.data = attn_out_.data() + bytes_of(first, out.width, shape.dtype),
-                .stride_batch = 0,
-                .stride_seq = out.width,
-                .stride_head = shape.head_dim_v};
-    HEADRACE_TRY(run(plans_[static_cast<std::size_t>(s)], args,
-                     {workspace_.data(), workspace_.bytes()}, nullptr));
-  }
+              .stride_seq = out.width,
+              .stride_head = shape.head_dim_v};
+  args.ragged.cu_seqlens_q = batch_->cu_seqlens_q.data();
+  args.paged = {.block_table = batch_->block_table.data(),
+                .stride_batch = batch_->max_pages(),
+                .seqused_k = batch_->seqused_k.data(),
+                .seqused_stride = 1};
+  HEADRACE_TRY(run(plan_, args, {workspace_.data(), workspace_.bytes()}, nullptr));
   return for_rows(out.num_rows, [&](cpu::RowRange rows) {
     ops_.widen({.x = attn_out_.data(),
                 .x_dtype = shape.dtype,

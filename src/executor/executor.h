@@ -61,7 +61,7 @@ class Executor {
   // out_of_memory.
   virtual Result<Rows> alloc(std::int64_t num_rows, std::int64_t width, DType dtype) = 0;
 
-  // Plans attention for all layers. `batch`, `kv.sequences` and `spec` must outlive the step.
+  // Plans attention for all layers. `batch` and `spec` must outlive the step.
   virtual Status begin_step(const Batch& batch, const KvView& kv, const AttentionSpec& spec) = 0;
 
   // out[i] = embedding[batch.tokens[i]].
@@ -72,7 +72,7 @@ class Executor {
   virtual Status rms_norm(const Rows& x, const Buffer& weight, float eps, const Rows& out) = 0;
   virtual Status linear(const Linear& call) = 0;
   // qkv: the heads of Q, K and V. Applies RoPE to Q, writes it to q in the dtype of the cache, and
-  // appends K with RoPE, and V, to a layer of the cache.
+  // writes K with RoPE, and V, to the slots of the tokens in a layer of the cache.
   virtual Status rope_append(const Rows& qkv, std::int64_t layer, const Rows& q) = 0;
   // Causal attention of q over the cached tokens of its sequence; out: [num_tokens, num_heads *
   // head_dim_v].

@@ -74,6 +74,8 @@ class KvCache {
   // out_of_memory, invalid_argument. The device must outlive the cache.
   static Result<KvCache> make(Device& device, const KvCacheOptions& options);
 
+  const KvCacheOptions& options() const { return options_; }
+  KvView view() const { return pages_.kv_view(); }
   std::int64_t num_layers() const { return options_.shape.num_layers; }
   // Pages of a layer, [num_pages, page_size, num_kv_heads, head_dim or head_dim_v].
   TensorView k_pages(std::int64_t layer) const { return pages_.k(layer); }

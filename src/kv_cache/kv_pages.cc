@@ -62,6 +62,21 @@ TensorView KvPages::v(std::int64_t layer) const {
   return view(v_plane(layer), shape_.kv.head_dim_v);
 }
 
+KvView KvPages::kv_view() const {
+  const auto operand = [](const TensorView& pages) {
+    return Operand{.data = pages.data,
+                   .stride_batch = pages.strides[0],
+                   .stride_seq = pages.strides[1],
+                   .stride_head = pages.strides[2]};
+  };
+  return {.shape = shape_.kv,
+          .page_size = shape_.page_size,
+          .num_pages = shape_.num_pages,
+          .k = operand(k(0)),
+          .v = operand(v(0)),
+          .stride_layer = layer_bytes(shape_) / element_bytes(shape_)};
+}
+
 void KvPages::add_page_copies(std::int32_t from_page, const KvPages& to, std::int32_t to_page,
                               std::vector<ByteCopy>& copies) const {
   const auto add = [&](const Plane& from_plane, const Plane& to_plane) {

@@ -35,6 +35,8 @@ class KvPages {
   // layout.
   TensorView k(std::int64_t layer) const;
   TensorView v(std::int64_t layer) const;
+  // The same of all layers as plain values, for a step.
+  KvView kv_view() const;
 
   // Appends the copies of a page of all layers to a page of `to`, which has the same shape but for
   // num_pages.

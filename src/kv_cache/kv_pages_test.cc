@@ -85,6 +85,24 @@ void number(const KvPages& pages, std::int32_t page) {
     });
 }
 
+// The plain values of a step name the same elements as the tensors.
+TEST_P(KvPagesOf, TheViewOfAStepHasTheSamePages) {
+  const KvPages pages = make(kPages);
+  const KvView kv = pages.kv_view();
+  EXPECT_EQ(kv.page_size, kPageSize);
+  EXPECT_EQ(kv.num_pages, kPages);
+  const auto expect_same = [](const Operand& operand, const TensorView& view) {
+    EXPECT_EQ(operand.data, view.data);
+    EXPECT_EQ(operand.stride_batch, view.strides[0]);
+    EXPECT_EQ(operand.stride_seq, view.strides[1]);
+    EXPECT_EQ(operand.stride_head, view.strides[2]);
+  };
+  for (std::int64_t layer = 0; layer < kLayers; ++layer) {
+    expect_same(layer_of(kv, kv.k, layer), pages.k(layer));
+    expect_same(layer_of(kv, kv.v, layer), pages.v(layer));
+  }
+}
+
 TEST_P(KvPagesOf, CopiesAPageOfAllLayersAndNothingElse) {
   const KvPages from = make(kPages), to = make(kPages - 1);
   number(from, 3);

@@ -1,9 +1,8 @@
-// The keys and values that a step reads and writes, in device memory.
+// The keys and values that a step reads and writes: the pages of one pool, in device memory.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 
 #include "core/args.h"
 #include "core/dtype.h"
@@ -15,26 +14,19 @@ struct KvShape {
   DType dtype;
 };
 
-// Keys and values of one sequence. Element offset of (layer, token, head): layer * stride_layer +
-// token * stride_seq + head * stride_head.
-struct KvSequence {
-  Operand k, v;
-  std::int64_t stride_layer;  // of k and of v
-};
-
-// The sequences of a batch, in batch order.
+// Which pages belong to which sequence is part of a Batch.
 struct KvView {
   KvShape shape;
-  std::span<const KvSequence> sequences;
+  std::int64_t page_size, num_pages;
+  Operand k, v;               // of the first layer; stride_batch is that of a page
+  std::int64_t stride_layer;  // of k and of v, in elements
 };
 
-// K or V of a layer, starting at token `first`.
-inline Operand layer_of(const KvView& kv, const KvSequence& sequence, const Operand& k_or_v,
-                        std::int64_t layer, std::int64_t first = 0) {
-  const std::int64_t elements = layer * sequence.stride_layer + first * k_or_v.stride_seq;
+// K or V of a layer.
+inline Operand layer_of(const KvView& kv, const Operand& k_or_v, std::int64_t layer) {
   Operand operand = k_or_v;
   operand.data = static_cast<std::byte*>(k_or_v.data) +
-                 elements * static_cast<std::int64_t>(dtype_bytes(kv.shape.dtype));
+                 layer * kv.stride_layer * static_cast<std::int64_t>(dtype_bytes(kv.shape.dtype));
   return operand;
 }
 

@@ -3,10 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 #include <string>
 
-#include "kv_cache/contiguous_cache.h"
+#include "kv_cache/kv_cache.h"
 #include "weights/gguf.h"
 
 namespace headrace::model {
@@ -14,21 +15,17 @@ namespace {
 
 using Tokens = std::vector<std::int32_t>;
 
-constexpr std::int64_t kCapacity = 48;
-
-struct Sequence {
-  ContiguousCache cache;
-  std::int64_t length = 0;
-};
+// Pages of 5 tokens: chunks begin and end within a page.
+constexpr std::int64_t kPageSize = 5, kMaxPages = 10;
 
 // The tokens of one sequence in a step, and the rows whose logits are computed.
 struct Part {
-  Sequence* sequence;
+  std::int64_t sequence;
   Tokens tokens;
   Tokens logits_rows;
 };
 
-class Steps : public ::testing::TestWithParam<std::tuple<const char*, DType>> {
+class Steps : public ::testing::TestWithParam<std::tuple<const char*, DType, KvLayout>> {
  protected:
   Steps() {
     DeviceInfo info = cpu_info().value();
@@ -39,51 +36,71 @@ class Steps : public ::testing::TestWithParam<std::tuple<const char*, DType>> {
     Result<ModelFile> file = read_gguf(path);
     EXPECT_TRUE(file.ok());
     decoder_ = std::move(load_decoder(file.value(), *executor_, {}).value());
+    const KvShape shape = decoder_.kv_shape(std::get<1>(GetParam()));
+    cache_.emplace(std::move(KvCache::make(*device_, {.shape = shape,
+                                                      .layout = std::get<2>(GetParam()),
+                                                      .page_size = kPageSize,
+                                                      .num_pages = 8 * kMaxPages,
+                                                      .has_prefix_cache = false})
+                                 .value()));
   }
 
-  Sequence make_sequence() {
-    return {.cache = std::move(ContiguousCache::make(
-                                   *device_, decoder_.kv_shape(std::get<1>(GetParam())), kCapacity)
-                                   .value())};
-  }
+  std::int64_t make_sequence() { return cache_->add({}, 0).value().sequence; }
 
   // The logits of all parts, in their order.
   std::vector<float> run(const std::vector<Part>& parts) {
-    Tokens tokens, positions, cu_seqlens_q = {0}, seqused_k, logits_rows;
-    std::vector<KvSequence> sequences;
+    Tokens tokens, positions, cu_seqlens_q = {0}, num_tokens, logits_rows;
+    std::vector<std::int64_t> sequences;
     for (const Part& part : parts) {
       const auto first = static_cast<std::int32_t>(tokens.size());
       for (const std::int32_t row : part.logits_rows) logits_rows.push_back(first + row);
+      const auto count = static_cast<std::int32_t>(part.tokens.size());
+      EXPECT_FALSE(cache_->reserve(part.sequence, count, nullptr));
+      auto position = static_cast<std::int32_t>(cache_->info(part.sequence).value().length);
       for (const std::int32_t token : part.tokens) {
         tokens.push_back(token);
-        positions.push_back(static_cast<std::int32_t>(part.sequence->length++));
+        positions.push_back(position++);
       }
       cu_seqlens_q.push_back(static_cast<std::int32_t>(tokens.size()));
-      seqused_k.push_back(static_cast<std::int32_t>(part.sequence->length));
-      sequences.push_back(part.sequence->cache.sequence());
+      num_tokens.push_back(count);
+      sequences.push_back(part.sequence);
     }
+    Tokens block_table(parts.size() * kMaxPages), seqused_k(parts.size());
+    std::vector<std::int64_t> slot_mapping(tokens.size());
+    EXPECT_FALSE(cache_->fill_batch({.sequences = sequences,
+                                     .num_tokens = num_tokens,
+                                     .max_pages = kMaxPages,
+                                     .block_table = block_table,
+                                     .seqused_k = seqused_k,
+                                     .slot_mapping = slot_mapping}));
     std::vector<float> logits(logits_rows.size() *
                               static_cast<std::size_t>(decoder_.config.vocab_size));
-    const Status failure =
-        decoder_.forward(*executor_,
-                         {.tokens = tokens,
-                          .positions = positions,
-                          .cu_seqlens_q = cu_seqlens_q,
-                          .seqused_k = seqused_k,
-                          .logits_rows = logits_rows},
-                         {parts[0].sequence->cache.shape(), sequences}, logits.data());
+    const Status failure = decoder_.forward(*executor_,
+                                            {.tokens = tokens,
+                                             .positions = positions,
+                                             .slot_mapping = slot_mapping,
+                                             .cu_seqlens_q = cu_seqlens_q,
+                                             .seqused_k = seqused_k,
+                                             .block_table = block_table,
+                                             .logits_rows = logits_rows,
+                                             .max_seqlen_q = *std::ranges::max_element(num_tokens),
+                                             .max_seqlen_k = *std::ranges::max_element(seqused_k)},
+                                            cache_->view(), logits.data());
     EXPECT_FALSE(failure) << failure->message;
+    for (const Part& part : parts) EXPECT_FALSE(cache_->commit(part.sequence, part.tokens));
     return logits;
   }
 
   std::unique_ptr<Device> device_;
   std::unique_ptr<Executor> executor_;
   Decoder decoder_;
+  std::optional<KvCache> cache_;
 };
 INSTANTIATE_TEST_SUITE_P(Models, Steps,
                          ::testing::Combine(::testing::Values("tiny_mistral_q4_1.gguf",
                                                               "tiny_qwen2_f32.gguf"),
-                                            ::testing::Values(DType::f32, DType::f16)));
+                                            ::testing::Values(DType::f32, DType::f16),
+                                            ::testing::Values(KvLayout::nhd, KvLayout::hnd)));
 
 Tokens tokens_from(std::int32_t first, std::size_t count) {
   Tokens tokens(count);
@@ -100,26 +117,26 @@ TEST_P(Steps, BitsOfASequenceDoNotDependOnItsBatch) {
                                       tokens_from(8, 1)};
   const std::vector<Tokens> rows = {{0, 32}, {17, 4}, {0}, {}};
   const auto sequences_before = [&] {
-    std::vector<Sequence> sequences;
+    std::vector<std::int64_t> sequences;
     for (const Tokens& prefix : before) {
       sequences.push_back(make_sequence());
-      if (!prefix.empty()) run({{&sequences.back(), prefix, {}}});
+      if (!prefix.empty()) run({{sequences.back(), prefix, {}}});
     }
     return sequences;
   };
-  std::vector<Sequence> one_by_one = sequences_before(), together = sequences_before();
+  const std::vector<std::int64_t> one_by_one = sequences_before(), together = sequences_before();
   std::vector<float> expected;
   std::vector<Part> parts;
   for (std::size_t s = 0; s < tokens.size(); ++s) {
-    const auto logits = run({{&one_by_one[s], tokens[s], rows[s]}});
+    const auto logits = run({{one_by_one[s], tokens[s], rows[s]}});
     expected.insert(expected.end(), logits.begin(), logits.end());
-    parts.push_back({&together[s], tokens[s], rows[s]});
+    parts.push_back({together[s], tokens[s], rows[s]});
   }
   EXPECT_EQ(run(parts), expected);
 
   // The batch wrote the same bits to each cache.
   for (std::size_t s = 0; s < tokens.size(); ++s)
-    EXPECT_EQ(run({{&together[s], {1}, {0}}}), run({{&one_by_one[s], {1}, {0}}})) << s;
+    EXPECT_EQ(run({{together[s], {1}, {0}}}), run({{one_by_one[s], {1}, {0}}})) << s;
 }
 
 // The logits of a row do not depend on which other rows are computed.
@@ -127,9 +144,9 @@ TEST_P(Steps, LogitsRowsMayBeAnyRows) {
   const Tokens prompt = tokens_from(21, 12);
   Tokens every_row(prompt.size());
   std::iota(every_row.begin(), every_row.end(), 0);
-  Sequence a = make_sequence(), b = make_sequence();
-  const auto all = run({{&a, prompt, every_row}});
-  const auto some = run({{&b, prompt, {7, 0, 11}}});
+  const std::int64_t a = make_sequence(), b = make_sequence();
+  const auto all = run({{a, prompt, every_row}});
+  const auto some = run({{b, prompt, {7, 0, 11}}});
   const auto vocab_size = static_cast<std::size_t>(decoder_.config.vocab_size);
   for (std::size_t i = 0; i < 3; ++i) {
     const std::size_t row = std::vector<std::size_t>{7, 0, 11}[i];

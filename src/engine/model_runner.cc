@@ -1,0 +1,102 @@
+#include "engine/model_runner.h"
+
+#include <algorithm>
+
+#include "base/math.h"
+
+namespace headrace::engine {
+namespace {
+
+// Measured on the CPU (docs/kv_cache.md): decode reads both layouts equally fast, and the heads of
+// a token in one piece are one copy.
+constexpr KvLayout kLayout = KvLayout::nhd;
+
+}  // namespace
+
+Result<ModelRunner> ModelRunner::make(const LanguageModel& model, const RunnerOptions& options) {
+  const model::Decoder& decoder = *model.decoder;
+  // Without a prefix cache freed pages are reused at once, while they are in the CPU's caches.
+  Result<KvCache> cache =
+      KvCache::make(*model.device, {.shape = decoder.kv_shape(options.cache_dtype),
+                                    .layout = kLayout,
+                                    .page_size = options.page_size,
+                                    .num_pages = options.num_pages,
+                                    .has_prefix_cache = false});
+  if (!cache.ok() && cache.failure().code == ErrorCode::out_of_memory)
+    return Failure{ErrorCode::out_of_memory,
+                   format_text("no memory for keys and values of {} pages of page_size={} tokens; "
+                               "pass a smaller max_tokens or page_size, or a 16-bit cache_dtype",
+                               options.num_pages, options.page_size)};
+  if (!cache.ok()) return std::move(cache.failure());
+  ModelRunner runner(model, std::move(cache.value()));
+  if (auto bad = decoder.reserve(*runner.executor_, options.max_batch_tokens, options.cache_dtype))
+    return std::move(*bad);
+  return runner;
+}
+
+Status ModelRunner::step(std::span<const Part> parts, float* logits) {
+  if (auto failure = run(parts, logits)) {
+    // Gives up the reserved slots.
+    for (const Part& part : parts)
+      HEADRACE_TRY(cache_.truncate(part.sequence, cache_.info(part.sequence).value().length));
+    return failure;
+  }
+  for (const Part& part : parts) HEADRACE_TRY(cache_.commit(part.sequence, part.tokens));
+  return std::nullopt;
+}
+
+Status ModelRunner::run(std::span<const Part> parts, float* logits) {
+  for (const Part& part : parts)
+    HEADRACE_TRY(
+        cache_.reserve(part.sequence, static_cast<std::int64_t>(part.tokens.size()), nullptr));
+  HEADRACE_TRY(fill(parts));
+  return decoder_->forward(*executor_,
+                           {.tokens = tokens_,
+                            .positions = positions_,
+                            .slot_mapping = slot_mapping_,
+                            .cu_seqlens_q = cu_seqlens_q_,
+                            .seqused_k = seqused_k_,
+                            .block_table = block_table_,
+                            .logits_rows = logits_rows_,
+                            .max_seqlen_q = max_seqlen_q_,
+                            .max_seqlen_k = max_seqlen_k_},
+                           cache_.view(), logits);
+}
+
+// Fills the arrays of a step.
+Status ModelRunner::fill(std::span<const Part> parts) {
+  tokens_.clear();
+  positions_.clear();
+  logits_rows_.clear();
+  sequences_.clear();
+  num_tokens_.clear();
+  cu_seqlens_q_.assign(1, 0);
+  max_seqlen_q_ = max_seqlen_k_ = 0;
+  for (const Part& part : parts) {
+    const std::int64_t first = cache_.info(part.sequence).value().length;
+    const auto num_tokens = static_cast<std::int64_t>(part.tokens.size());
+    tokens_.insert(tokens_.end(), part.tokens.begin(), part.tokens.end());
+    for (std::int64_t i = 0; i < num_tokens; ++i)
+      positions_.push_back(static_cast<std::int32_t>(first + i));
+    const auto end = static_cast<std::int32_t>(tokens_.size());
+    for (std::int64_t i = part.num_logits; i > 0; --i)
+      logits_rows_.push_back(end - static_cast<std::int32_t>(i));
+    cu_seqlens_q_.push_back(end);
+    sequences_.push_back(part.sequence);
+    num_tokens_.push_back(static_cast<std::int32_t>(num_tokens));
+    max_seqlen_q_ = std::max(max_seqlen_q_, num_tokens);
+    max_seqlen_k_ = std::max(max_seqlen_k_, first + num_tokens);
+  }
+  const std::int64_t max_pages = ceil_div(max_seqlen_k_, cache_.options().page_size);
+  seqused_k_.resize(parts.size());
+  slot_mapping_.resize(tokens_.size());
+  block_table_.resize(parts.size() * static_cast<std::size_t>(max_pages));
+  return cache_.fill_batch({.sequences = sequences_,
+                            .num_tokens = num_tokens_,
+                            .max_pages = max_pages,
+                            .block_table = block_table_,
+                            .seqused_k = seqused_k_,
+                            .slot_mapping = slot_mapping_});
+}
+
+}  // namespace headrace::engine

@@ -1,0 +1,64 @@
+// Runs steps of sequences: an executor, a KV cache and the arrays of the current step.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine/language_model.h"
+#include "kv_cache/kv_cache.h"
+
+namespace headrace::engine {
+
+struct RunnerOptions {
+  std::int64_t max_batch_tokens = 512;  // tokens of all sequences in a step
+  std::int64_t page_size = 16;
+  std::int64_t num_pages = 0;
+  DType cache_dtype = DType::f16;
+};
+
+// The model must have weights and outlive the runner.
+class ModelRunner {
+ public:
+  // invalid_argument: page_size, num_pages. out_of_memory.
+  static Result<ModelRunner> make(const LanguageModel& model, const RunnerOptions& options);
+
+  // The tokens that a step appends to a sequence of the cache, and how many of the last ones want
+  // logits.
+  struct Part {
+    std::int64_t sequence;
+    std::span<const std::int32_t> tokens;
+    std::int64_t num_logits = 1;
+  };
+  // One step. Writes logits [sum of num_logits, vocab_size], the parts in their order. On an error
+  // nothing is appended.
+  Status step(std::span<const Part> parts, float* logits);
+
+  const model::Decoder& decoder() const { return *decoder_; }
+  KvCache& cache() { return cache_; }
+  const KvCache& cache() const { return cache_; }
+
+ private:
+  ModelRunner(const LanguageModel& model, KvCache cache)
+      : decoder_(&*model.decoder),
+        executor_(make_executor(*model.device, model.mode)),
+        cache_(std::move(cache)) {}
+  Status fill(std::span<const Part> parts);
+  Status run(std::span<const Part> parts, float* logits);
+
+  const model::Decoder* decoder_;
+  std::unique_ptr<Executor> executor_;
+  KvCache cache_;
+
+  // Of the current step, as in Batch.
+  std::vector<std::int32_t> tokens_, positions_, cu_seqlens_q_, seqused_k_, block_table_,
+      logits_rows_;
+  std::vector<std::int64_t> slot_mapping_;
+  std::int64_t max_seqlen_q_ = 0, max_seqlen_k_ = 0;
+  // Arguments of KvCache::fill_batch.
+  std::vector<std::int64_t> sequences_;
+  std::vector<std::int32_t> num_tokens_;
+};
+
+}  // namespace headrace::engine
