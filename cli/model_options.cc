@@ -150,6 +150,10 @@ void add_session_options(CLI::App& app, SessionChoice& choice) {
       ->transform(whole_number({1, 65536}))
       ->option_text("N [512]")
       ->group(kGroup);
+  app.add_option("--page-size", choice.page_size, "tokens per page of the KV cache")
+      ->transform(whole_number({1, kMaxTokens}))
+      ->option_text("N [16]")
+      ->group(kGroup);
   app.add_option("--cache-type", choice.cache_type, "element type of the KV cache")
       ->check(CLI::IsMember({"f16", "bf16", "f32"}))
       ->option_text("f16|bf16|f32 [f16; f32 with --exact]")
@@ -159,7 +163,9 @@ void add_session_options(CLI::App& app, SessionChoice& choice) {
 Session make_session(const Model& model, const SessionChoice& choice) {
   static const std::map<std::string, DType> kTypes = {
       {"f16", DType::f16}, {"bf16", DType::bf16}, {"f32", DType::f32}};
-  SessionOptions options{.max_tokens = context_of(model, choice), .batch_tokens = choice.batch};
+  SessionOptions options{.max_tokens = context_of(model, choice),
+                         .batch_tokens = choice.batch,
+                         .page_size = choice.page_size};
   options.cache_dtype = model.info().exact != 0 ? DType::f32 : DType::f16;
   if (!choice.cache_type.empty()) options.cache_dtype = kTypes.at(choice.cache_type);
   return blaming_the_file([&] { return Session(model, options); });

@@ -29,6 +29,7 @@ Model load_vocabulary(const std::string& path);
 struct SessionChoice {
   std::int64_t context = 0;  // 0: the model's maximum
   std::int64_t batch = 0;
+  std::int64_t page_size = SessionOptions().page_size;
   std::string cache_type;  // empty: f16, or f32 for an exact model
 };
 

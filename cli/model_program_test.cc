@@ -25,8 +25,8 @@ TEST(ModelProgram, ModelUsageErrorsExitWith2) {
        {std::string("generate Hi"), "generate -m " + kModel, "generate -m " + kModel + " -p x -f y",
         "generate -m " + kModel + " Hi --top-p 2", "generate -m " + kModel + " Hi --order x",
         "generate -m " + kModel + " Hi --logit-bias 5", "generate -m " + kModel + " Hi -c -1",
-        std::string("chat"), "tokenize -m " + kModel, std::string("bench model -t 1"),
-        std::string("inspect"), "perplexity -m " + kModel}) {
+        "generate -m " + kModel + " Hi --page-size 0", std::string("chat"), "tokenize -m " + kModel,
+        std::string("bench model -t 1"), std::string("inspect"), "perplexity -m " + kModel}) {
     const Result result = run_program(arguments);
     EXPECT_EQ(result.exit_code, 2) << arguments;
     EXPECT_EQ(result.out, "") << arguments;
@@ -406,6 +406,29 @@ TEST(ModelProgram, ExactAndTheCacheTypeChangeTheNumbers) {
 std::string chat_of(const std::string& options, const std::string& lines) {
   return run_program("chat --no-history -n 3 -m " + kModel + options + " <<END\n" + lines + "END\n")
       .out;
+}
+
+TEST(ModelProgram, ThePageSizeChangesNoResult) {
+  const TemporaryFolder folder;
+  const auto logits_of = [&](const std::string& options) {
+    const std::string path = folder.file("logits");
+    run_program("perplexity -w 64 -m " + kModel +
+                " -f " HEADRACE_GOLDEN_DIR "/text/prompts.txt --logits-out " + path + options);
+    return content_of(path);
+  };
+  const std::string generate = "generate Hi -n 20 --temp 1 --seed 3 -m " + kModel;
+  const std::string chat = chat_of("", "Hi\nyou\n/undo\nthey\n");
+  const std::string logits = logits_of(""), text = run_program(generate).out;
+  ASSERT_FALSE(logits.empty());
+  for (const std::string size : {"1", "7", "64", "4096"}) {
+    const std::string option = " --page-size " + size;
+    EXPECT_EQ(logits_of(option), logits) << size;
+    EXPECT_EQ(run_program(generate + option).out, text) << size;
+    EXPECT_EQ(chat_of(option, "Hi\nyou\n/undo\nthey\n"), chat) << size;
+  }
+  EXPECT_EQ(
+      json_of("bench model -p 4 -n 4 -r 1 --no-ceilings --page-size 3 -m " + kModel)["rows"].size(),
+      2u);
 }
 
 // Each of them, with and without a system prompt.

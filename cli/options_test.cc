@@ -181,6 +181,7 @@ void expect_values(const std::string& arguments) {
   EXPECT_TRUE(parsed.model.uses_mmap);
   EXPECT_EQ(parsed.session.context, 77);
   EXPECT_EQ(parsed.session.batch, 5);
+  EXPECT_EQ(parsed.session.page_size, 9);
   EXPECT_EQ(parsed.session.cache_type, "bf16");
   const GenerationOptions options = generation_options(parsed.generation);
   const SamplingOptions& sampling = options.sampling;
@@ -240,12 +241,14 @@ TEST(Options, ATextIsTakenAsItIs) {
 
 TEST(Options, EveryValueSetsItsField) {
   expect_values(
-      "-m x.gguf -t 3 --exact --mmap -c 77 -b 5 --cache-type bf16 -n 11 --temp 0.5 --top-k 7 "
+      "-m x.gguf -t 3 --exact --mmap -c 77 -b 5 --page-size 9 --cache-type bf16 -n 11 --temp 0.5 "
+      "--top-k 7 "
       "--top-p 0.75 --min-p 0.125 --repeat-penalty 1.25 --repeat-window 13 --presence-penalty 0.25 "
       "--frequency-penalty 0.375 --seed 17 --order llama.cpp --logit-bias 42=-1.5 --logit-bias 7=2 "
       "--stop a --stop b --ignore-end");
   expect_values(
-      "--model x.gguf --threads 3 --exact --mmap --context 077 --batch 5 --cache-type bf16 "
+      "--model x.gguf --threads 3 --exact --mmap --context 077 --batch 5 --page-size 9 "
+      "--cache-type bf16 "
       "--max-tokens 11 --temp 0.5 --top-k 007 --top-p 0.75 --min-p 0.125 --repeat-penalty 1.25 "
       "--repeat-window 13 --presence-penalty 0.25 --frequency-penalty 0.375 --seed 017 "
       "--order llama.cpp --logit-bias 42=-1.5 --logit-bias 7=2 --stop a --stop b --ignore-end");
@@ -253,7 +256,8 @@ TEST(Options, EveryValueSetsItsField) {
 
 TEST(Options, NamesOfLlamaCppMeanTheSame) {
   expect_values(
-      "--model x.gguf --threads 3 --exact --mmap --ctx-size 77 --batch-size 5 --cache-type bf16 "
+      "--model x.gguf --threads 3 --exact --mmap --ctx-size 77 --batch-size 5 --page-size 9 "
+      "--cache-type bf16 "
       "--n-predict 11 --temperature 0.5 --top-k 7 --top-p 0.75 --min-p 0.125 --repeat-penalty 1.25 "
       "--repeat-last-n 13 --presence-penalty 0.25 --frequency-penalty 0.375 --seed 17 "
       "--order llama.cpp --logit-bias 42-1.5 --logit-bias 7+2 --reverse-prompt a "

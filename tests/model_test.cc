@@ -302,6 +302,11 @@ TEST(Session, BadOptionsAreRefused) {
   }
   error_of([&] { Session session(model, {.cache_dtype = headrace::DType::f64}); },
            HEADRACE_INVALID_ARGUMENT);
+  for (const std::int64_t page_size : {0, -16})
+    EXPECT_EQ(error_of([&] { Session session(model, {.page_size = page_size}); },
+                       HEADRACE_INVALID_ARGUMENT),
+              "page_size=" + std::to_string(page_size) +
+                  ": must be 1 to 2147483647; 16 suits most models");
   Session session(model);
   const auto all = [](std::string_view) { return true; };
   error_of([&] { session.generate({}, all); }, HEADRACE_INVALID_ARGUMENT);  // no logits yet

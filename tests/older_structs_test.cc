@@ -319,6 +319,7 @@ TEST(OlderStructs, OfSessionOptions) {
   full.max_tokens = 9;
   full.batch_tokens = 1;
   full.cache_dtype = HEADRACE_BF16;
+  full.page_size = -1;
   const auto outcome = [&model](const headrace_session_options& options) {
     headrace_session* session = nullptr;
     const headrace_status status = headrace_session_create(model.get(), &options, &session);
@@ -332,7 +333,7 @@ TEST(OlderStructs, OfSessionOptions) {
   };
   // batch_tokens need not change bits.
   expect_older_structs<headrace_session_options>("session_options", full, defaults,
-                                                 sizeof(std::size_t), 2, outcome);
+                                                 sizeof(std::size_t), 3, outcome);
 }
 
 TEST(OlderStructs, OfSamplingOptions) {

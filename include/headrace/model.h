@@ -167,6 +167,7 @@ typedef struct headrace_session_options {
   int64_t batch_tokens; /**< prompt tokens processed at once; 0: 512 */
   int32_t cache_dtype;  /**< headrace_dtype of the KV cache: F16 (default), BF16 or F32 */
   int32_t reserved;     /**< 0 */
+  int64_t page_size;    /**< tokens per page of the KV cache; default 16; changes no bit */
 } headrace_session_options;
 
 /** headrace_session_options_init() for bindings that cannot use this header: struct_size is the

@@ -194,6 +194,7 @@ struct SessionOptions {
   std::int64_t max_tokens = 0;     ///< 0: the model's context_length
   std::int64_t batch_tokens = 0;   ///< 0: 512
   DType cache_dtype = DType::f16;  ///< of the KV cache: f16, bf16 or f32
+  std::int64_t page_size = 16;     ///< tokens per page of the KV cache; changes no bit
 };
 
 /// Sampling parameters.
@@ -256,6 +257,7 @@ class Session {
     c.max_tokens = options.max_tokens;
     c.batch_tokens = options.batch_tokens;
     c.cache_dtype = static_cast<std::int32_t>(options.cache_dtype);
+    c.page_size = options.page_size;
     headrace_session* session = nullptr;
     check(headrace_session_create(model.get(), &c, &session));
     session_.reset(session);

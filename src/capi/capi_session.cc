@@ -20,6 +20,7 @@ namespace {
 headrace_session_options default_session_options() {
   headrace_session_options options{};
   options.cache_dtype = HEADRACE_F16;
+  options.page_size = engine::SessionOptions().page_size;
   return options;
 }
 
@@ -41,6 +42,7 @@ Result<engine::SessionOptions> session_options(const headrace_session_options& c
   options.max_tokens = c.max_tokens;
   if (c.batch_tokens != 0) options.batch_tokens = c.batch_tokens;
   options.cache_dtype = static_cast<DType>(c.cache_dtype);
+  options.page_size = c.page_size;
   return options;
 }
 
