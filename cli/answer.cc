@@ -36,6 +36,27 @@ bool has_bad_logits(const Model& model, const Session& session) {
                                           [](float x) { return std::isnan(x) || x == INFINITY; });
 }
 
+// Processes the prompt, runs generate(answer) and measures both.
+template <class Generate>
+Answer timed_answer(const Model& model, Session& session, std::span<const std::int32_t> prompt,
+                    Generate generate) {
+  Answer answer;
+  answer.num_prompt_tokens = static_cast<std::int64_t>(prompt.size());
+  const Clock::time_point begin = Clock::now();
+  append_prompt(session, prompt);
+  answer.prompt_seconds = seconds_since(begin);
+  const Clock::time_point generation_begin = Clock::now();
+  try {
+    generate(answer);
+  } catch (const Error&) {
+    // Non-finite logits: report the damaged file in the words of the other commands.
+    if (has_bad_logits(model, session)) fail_of_damaged_weights();
+    throw;
+  }
+  answer.generation_seconds = seconds_since(generation_begin);
+  return answer;
+}
+
 }  // namespace
 
 void fail_of_damaged_weights() {
@@ -46,25 +67,24 @@ void fail_of_damaged_weights() {
 
 Answer stream_answer(const Model& model, Session& session, std::span<const std::int32_t> prompt,
                      const GenerationOptions& options, const std::function<bool()>& may_continue) {
-  Answer answer;
-  answer.num_prompt_tokens = static_cast<std::int64_t>(prompt.size());
-  const Clock::time_point begin = Clock::now();
-  append_prompt(session, prompt);
-  answer.prompt_seconds = seconds_since(begin);
-  const Clock::time_point generation_begin = Clock::now();
-  try {
+  return timed_answer(model, session, prompt, [&](Answer& answer) {
     answer.generation = session.generate(options, [&](std::string_view text) {
       answer.text += text;
       std::cout << text << std::flush;
       return may_continue();
     });
-  } catch (const Error&) {
-    // Non-finite logits: report the damaged file in the words of the other commands.
-    if (has_bad_logits(model, session)) fail_of_damaged_weights();
-    throw;
-  }
-  answer.generation_seconds = seconds_since(generation_begin);
-  return answer;
+  });
+}
+
+Answers compute_answers(const Model& model, Session& session, std::span<const std::int32_t> prompt,
+                        const std::function<std::vector<Completion>()>& complete) {
+  Answers answers;
+  answers.speed = timed_answer(model, session, prompt, [&](Answer& answer) {
+    answers.completions = complete();
+    for (const Completion& completion : answers.completions)
+      answer.generation.num_tokens += static_cast<std::int64_t>(completion.tokens.size());
+  });
+  return answers;
 }
 
 std::string speed_text(const Answer& answer) {

@@ -20,6 +20,13 @@ struct Answer {
 // returns false. Throws Error(HEADRACE_IO_ERROR) if the weights are damaged.
 Answer stream_answer(const Model& model, Session& session, std::span<const std::int32_t> prompt,
                      const GenerationOptions& options, const std::function<bool()>& may_continue);
+// Processes the prompt and computes completions of it, without printing them.
+struct Answers {
+  std::vector<Completion> completions;
+  Answer speed;  // of all completions; without text
+};
+Answers compute_answers(const Model& model, Session& session, std::span<const std::int32_t> prompt,
+                        const std::function<std::vector<Completion>()>& complete);
 // "the logits contain NaN ..."
 [[noreturn]] void fail_of_damaged_weights();
 

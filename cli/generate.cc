@@ -1,4 +1,4 @@
-// headrace generate: one prompt, one answer, streamed.
+// headrace generate: one prompt; one answer, streamed, or several.
 #include <iostream>
 #include <memory>
 
@@ -6,6 +6,7 @@
 #include "command.h"
 #include "files.h"
 #include "model_options.h"
+#include "options.h"
 
 namespace headrace::cli {
 namespace {
@@ -15,6 +16,7 @@ struct GenerateOptions {
   SessionChoice session;
   GenerationChoice generation;
   std::string prompt, prompt_file, system, template_name;
+  std::int64_t num_samples = 1;
   bool is_raw = false;
   bool is_quiet = false;
 };
@@ -29,6 +31,36 @@ std::vector<std::int32_t> prompt_tokens(const Model& model, const GenerateOption
   return model.chat_tokens(messages, options.template_name);
 }
 
+// Each under a line that names it.
+void print_samples(const std::vector<Completion>& samples, std::uint64_t seed) {
+  for (std::size_t i = 0; i < samples.size(); ++i)
+    std::cout << "--- sample " << i + 1 << " of " << samples.size() << ", seed " << seed + i
+              << " ---\n"
+              << samples[i].text << '\n';
+  std::cout << std::flush;
+}
+
+Answer answer_once(const Model& model, const GenerateOptions& options,
+                   const GenerationOptions& generation, std::span<const std::int32_t> prompt) {
+  Session session = make_session(model, options.session);
+  Answer answer = stream_answer(model, session, prompt, generation, [] { return true; });
+  std::cout << '\n' << std::flush;
+  return answer;
+}
+
+Answer answer_with_samples(const Model& model, const GenerateOptions& options,
+                           const GenerationOptions& generation,
+                           std::span<const std::int32_t> prompt) {
+  const std::int64_t n = options.num_samples;
+  Session session = make_session(
+      model, with_completions(model, options.session, n, static_cast<std::int64_t>(prompt.size()),
+                              generation.max_new_tokens));
+  const Answers answers =
+      compute_answers(model, session, prompt, [&] { return session.generate_n(generation, n); });
+  print_samples(answers.completions, generation.sampling.seed);
+  return answers.speed;
+}
+
 int run_generate(const GenerateOptions& options) {
   const GenerationOptions generation = generation_options(options.generation);
   const Model model = load_model(options.model);
@@ -36,9 +68,8 @@ int run_generate(const GenerateOptions& options) {
   if (tokens.empty())
     throw Error(HEADRACE_INVALID_ARGUMENT, "the prompt is empty; pass a non-empty text");
   check_fits(model, options.session, static_cast<std::int64_t>(tokens.size()), "prompt");
-  Session session = make_session(model, options.session);
-  const Answer answer = stream_answer(model, session, tokens, generation, [] { return true; });
-  std::cout << '\n' << std::flush;
+  const auto run = options.num_samples > 1 ? answer_with_samples : answer_once;
+  const Answer answer = run(model, options, generation, tokens);
   if (!options.is_quiet) print_note(speed_text(answer));
   return kExitOk;
 }
@@ -62,12 +93,20 @@ void add_generate(CLI::App& app, Action& action) {
                    "chat template to use instead of the file's own")
       ->option_text("NAME");
   generate->add_flag("--raw", options->is_raw, "continue the text as is, without a chat template");
+  generate
+      ->add_option("--samples", options->num_samples,
+                   "answers to the prompt, computed together; answer i is that of --seed + i - 1")
+      ->transform(whole_number({1, 1024}))
+      ->option_text("N [1]");
   generate->add_flag("-q,--quiet", options->is_quiet, "do not print the speed");
   add_generation_options(*generate, options->generation);
   add_session_options(*generate, options->session);
   add_model_options(*generate, options->model);
   generate->callback([&action, prompt, file, options] {
     if (prompt->count() + file->count() == 0) throw CLI::RequiredError("A prompt or --file FILE");
+    if (options->num_samples > 1 && options->generation.options.sampling.temperature == 0)
+      throw CLI::ValidationError("--samples",
+                                 "answers at temperature 0 would be equal; pass --temp above 0");
     action = [options] { return run_generate(*options); };
   });
 }

@@ -165,10 +165,22 @@ Session make_session(const Model& model, const SessionChoice& choice) {
       {"f16", DType::f16}, {"bf16", DType::bf16}, {"f32", DType::f32}};
   SessionOptions options{.max_tokens = context_of(model, choice),
                          .batch_tokens = choice.batch,
-                         .page_size = choice.page_size};
+                         .page_size = choice.page_size,
+                         .num_pages = choice.num_pages};
   options.cache_dtype = model.info().exact != 0 ? DType::f32 : DType::f16;
   if (!choice.cache_type.empty()) options.cache_dtype = kTypes.at(choice.cache_type);
   return blaming_the_file([&] { return Session(model, options); });
+}
+
+SessionChoice with_completions(const Model& model, const SessionChoice& choice,
+                               std::int64_t num_completions, std::int64_t num_prompt_tokens,
+                               std::int64_t max_new_tokens) {
+  SessionChoice wide = choice;
+  wide.context = context_of(model, choice);
+  if (max_new_tokens > 0) wide.context = std::min(wide.context, num_prompt_tokens + max_new_tokens);
+  const std::int64_t pages = (wide.context + choice.page_size - 1) / choice.page_size;
+  wide.num_pages = (num_completions + 1) * pages;
+  return wide;
 }
 
 void check_fits(const Model& model, const SessionChoice& choice, std::int64_t num_tokens,

@@ -30,11 +30,17 @@ struct SessionChoice {
   std::int64_t context = 0;  // 0: the model's maximum
   std::int64_t batch = 0;
   std::int64_t page_size = SessionOptions().page_size;
-  std::string cache_type;  // empty: f16, or f32 for an exact model
+  std::int64_t num_pages = 0;  // not an option; 0: those of one sequence
+  std::string cache_type;      // empty: f16, or f32 for an exact model
 };
 
 void add_session_options(CLI::App& app, SessionChoice& choice);
 Session make_session(const Model& model, const SessionChoice& choice);
+// With pages for several completions of a prompt, and no longer than they can be. max_new_tokens 0:
+// no limit.
+SessionChoice with_completions(const Model& model, const SessionChoice& choice,
+                               std::int64_t num_completions, std::int64_t num_prompt_tokens,
+                               std::int64_t max_new_tokens);
 // Throws Error(HEADRACE_INVALID_ARGUMENT) if `num_tokens` exceed the context. what: "prompt",
 // "conversation".
 void check_fits(const Model& model, const SessionChoice& choice, std::int64_t num_tokens,

@@ -25,7 +25,9 @@ TEST(ModelProgram, ModelUsageErrorsExitWith2) {
        {std::string("generate Hi"), "generate -m " + kModel, "generate -m " + kModel + " -p x -f y",
         "generate -m " + kModel + " Hi --top-p 2", "generate -m " + kModel + " Hi --order x",
         "generate -m " + kModel + " Hi --logit-bias 5", "generate -m " + kModel + " Hi -c -1",
-        "generate -m " + kModel + " Hi --page-size 0", std::string("chat"), "tokenize -m " + kModel,
+        "generate -m " + kModel + " Hi --page-size 0",
+        "generate -m " + kModel + " Hi --temp 1 --samples 0",
+        "generate -m " + kModel + " Hi --samples 2", std::string("chat"), "tokenize -m " + kModel,
         std::string("bench model -t 1"), std::string("inspect"), "perplexity -m " + kModel}) {
     const Result result = run_program(arguments);
     EXPECT_EQ(result.exit_code, 2) << arguments;
@@ -401,6 +403,17 @@ TEST(ModelProgram, ExactAndTheCacheTypeChangeTheNumbers) {
   EXPECT_NE(perplexity("--exact"), usual);
   EXPECT_EQ(perplexity("--exact"), perplexity("--exact --cache-type f32"));
   EXPECT_EQ(perplexity("--mmap"), usual);
+}
+
+TEST(ModelProgram, SamplesAreTheAnswersOfTheirSeeds) {
+  const std::string command = "generate Hi -n 9 --temp 2 --stop e -m " + kModel;
+  std::string expected;
+  for (int i = 0; i < 3; ++i)
+    expected += "--- sample " + std::to_string(i + 1) + " of 3, seed " + std::to_string(40 + i) +
+                " ---\n" + run_program(command + " --seed " + std::to_string(40 + i)).out;
+  for (const char* options : {"", " --page-size 1", " --page-size 100"})
+    EXPECT_EQ(run_program(command + " --seed 40 --samples 3" + options).out, expected) << options;
+  EXPECT_EQ(run_program(command + " --samples 1").out, run_program(command).out);
 }
 
 std::string chat_of(const std::string& options, const std::string& lines) {

@@ -335,6 +335,10 @@ int on_text(void*, const char*, std::size_t) {
   throw_something(kIsException);
 }
 template <bool kIsException>
+int on_sample_text(void*, std::int64_t, const char*, std::size_t) {
+  throw_something(kIsException);
+}
+template <bool kIsException>
 void executor(void*, int, headrace_task_fn, void*) {
   throw_something(kIsException);
 }
@@ -376,6 +380,20 @@ std::vector<ThrowingCallback> throwing_callbacks() {
          LoadedModel model;
          EXPECT_EQ(model.append(3), HEADRACE_OK) << headrace_last_error();
          return model.generate(is_exception ? on_text<true> : on_text<false>);
+       }},
+      {"on_text",
+       [](bool is_exception) {
+         LoadedModel model;
+         EXPECT_EQ(model.append(3), HEADRACE_OK) << headrace_last_error();
+         headrace_generation_options options;
+         headrace_generation_options_init(&options);
+         options.max_new_tokens = 3;
+         headrace_completions* completions = nullptr;
+         const headrace_status status = headrace_session_generate_n(
+             model.session(), &options, 1,
+             is_exception ? on_sample_text<true> : on_sample_text<false>, nullptr, &completions);
+         EXPECT_EQ(completions, nullptr);
+         return status;
        }},
   };
 }

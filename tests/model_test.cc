@@ -238,10 +238,96 @@ TEST(Session, TextEndsAtLimitsCallbacksAndStopStrings) {
   EXPECT_EQ(text, "");
 }
 
+TEST(Session, SamplesAreTheRunsOfTheirSeeds) {
+  const Model model(kFile);
+  Session session(model, {.max_tokens = 32, .page_size = 4, .num_pages = 40});
+  session.append(kPrompt);
+  const headrace::GenerationOptions options{.sampling = {.temperature = 3, .seed = 9},
+                                            .max_new_tokens = 12,
+                                            .stop = {"a", "b"},
+                                            .ignore_end = true};
+  std::vector<std::string> texts(5);
+  const auto samples = session.generate_n(options, 5, [&](std::int64_t i, std::string_view text) {
+    texts[static_cast<std::size_t>(i)] += text;
+    return true;
+  });
+  ASSERT_EQ(samples.size(), 5u);
+  EXPECT_EQ(session.length(), static_cast<std::int64_t>(kPrompt.size()));
+  for (std::size_t i = 0; i < 5; ++i) {
+    Session alone(model);
+    alone.append(kPrompt);
+    headrace::GenerationOptions own = options;
+    own.sampling.seed += i;
+    std::string text;
+    const Generation generation = alone.generate(own, [&](std::string_view piece) {
+      text += piece;
+      return true;
+    });
+    EXPECT_EQ(samples[i].text, text);
+    EXPECT_EQ(texts[i], text);
+    EXPECT_EQ(samples[i].finish, generation.finish);
+    EXPECT_EQ(static_cast<std::int64_t>(samples[i].tokens.size()), generation.num_tokens);
+    EXPECT_LT(samples[i].logprob, 0);
+    EXPECT_EQ(samples[i].score, samples[i].logprob);
+  }
+  EXPECT_EQ(session.generate_n(options, 5).back().tokens, samples.back().tokens);
+}
+
+TEST(Session, BadCallsOfSamplesAreRefused) {
+  const Model model(kFile);
+  Session session(model, {.max_tokens = 32});
+  session.append(kPrompt);
+  const headrace::GenerationOptions warm{.sampling = {.temperature = 1}};
+  EXPECT_EQ(error_of([&] { session.generate_n(warm, 0); }, HEADRACE_INVALID_ARGUMENT),
+            "n=0: must be 1 to 1024; pass fewer, or call again for more");
+  error_of([&] { session.generate_n({}, 2); }, HEADRACE_INVALID_ARGUMENT);
+  const std::string full = error_of([&] { session.generate_n(warm, 3); }, HEADRACE_OUT_OF_MEMORY);
+  EXPECT_NE(full.find("create the session with num_pages=7"), std::string::npos) << full;
+  EXPECT_EQ(error_of([&] { Session small(model, {.max_tokens = 32, .num_pages = 1}); },
+                     HEADRACE_INVALID_ARGUMENT),
+            "num_pages=1: must be at least 2, the pages of max_tokens=32 tokens; pass 0 for as "
+            "many");
+
+  headrace_completions* list = nullptr;
+  const auto generate = [&](headrace_session* to, headrace_completions** completions,
+                            const headrace_generation_options* options = nullptr) {
+    EXPECT_EQ(headrace_session_generate_n(to, options, 1, nullptr, nullptr, completions),
+              HEADRACE_INVALID_ARGUMENT);
+    return std::string(headrace_last_error());
+  };
+  EXPECT_EQ(generate(nullptr, &list), "session=NULL: must not be null; create one first");
+  EXPECT_EQ(generate(session.get(), nullptr),
+            "completions=NULL: must not be null; pass the address of a pointer to completions");
+  headrace_generation_options options;
+  headrace_generation_options_init(&options);
+  options.on_text = [](void*, const char*, std::size_t) { return 0; };
+  EXPECT_EQ(generate(session.get(), &list, &options),
+            "options.on_text: must be NULL, because it does not name the sample; pass on_text of "
+            "headrace_session_generate_n()");
+  options = {};
+  headrace_generation_options_init(&options);
+  options.max_new_tokens = 1;
+  ASSERT_EQ(headrace_session_generate_n(session.get(), &options, 1, nullptr, nullptr, &list),
+            HEADRACE_OK);
+  EXPECT_EQ(headrace_completions_count(list), 1);
+  headrace_completion completion{};
+  completion.struct_size = sizeof completion;
+  for (const std::int64_t index : {-1, 1})
+    EXPECT_EQ(headrace_completions_get(list, index, &completion), HEADRACE_INVALID_ARGUMENT);
+  EXPECT_EQ(headrace_completions_get(nullptr, 0, &completion), HEADRACE_INVALID_ARGUMENT);
+  EXPECT_EQ(headrace_completions_count(nullptr), 0);
+  headrace_completions_destroy(list);
+  headrace_completions_destroy(nullptr);
+}
+
 TEST(Session, CallbackExceptionsPropagate) {
   const Model model(kFile);
   Session session(model);
   session.append(kPrompt);
+  EXPECT_THROW(session.generate_n(
+                   {.max_new_tokens = 4}, 1,
+                   [](std::int64_t, std::string_view) -> bool { throw std::runtime_error("x"); }),
+               std::runtime_error);
   EXPECT_THROW(session.generate({.ignore_end = true},
                                 [](std::string_view) -> bool { throw std::runtime_error("x"); }),
                std::runtime_error);

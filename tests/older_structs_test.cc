@@ -319,7 +319,8 @@ TEST(OlderStructs, OfSessionOptions) {
   full.max_tokens = 9;
   full.batch_tokens = 1;
   full.cache_dtype = HEADRACE_BF16;
-  full.page_size = -1;
+  full.page_size = 5;
+  full.num_pages = 1;
   const auto outcome = [&model](const headrace_session_options& options) {
     headrace_session* session = nullptr;
     const headrace_status status = headrace_session_create(model.get(), &options, &session);
@@ -331,7 +332,7 @@ TEST(OlderStructs, OfSessionOptions) {
     headrace_session_destroy(session);
     return text;
   };
-  // batch_tokens need not change bits.
+  // batch_tokens and page_size need not change bits; num_pages is too small.
   expect_older_structs<headrace_session_options>("session_options", full, defaults,
                                                  sizeof(std::size_t), 3, outcome);
 }

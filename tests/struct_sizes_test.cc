@@ -143,6 +143,15 @@ TEST(StructSizes, OfModelInfos) {
     EXPECT_TRUE(status == HEADRACE_OK || headrace_session_length(session) == 2);
     return status;
   });
+  headrace_session_truncate(session, 0);
+  headrace_session_append(session, prompt, 2, nullptr);
+  headrace_completions* completions = nullptr;
+  ASSERT_EQ(headrace_session_generate_n(session, &options, 1, nullptr, nullptr, &completions),
+            HEADRACE_OK);
+  expect_reads_the_size<headrace_completion>("completion", "completion", [&](auto* to) {
+    return headrace_completions_get(completions, 0, to);
+  });
+  headrace_completions_destroy(completions);
   headrace_session_destroy(session);
   headrace_model_destroy(model);
 }

@@ -69,7 +69,7 @@ ON_CPU = {
     "validate": (units("Validate*:Check*"),),
     "select": (units("Select*:Explain*:Run*"), GRID),
     "thread_pool": (units("ThreadPool*"), GRID),
-    "session": (units("Session*:*Tiny*"),),
+    "session": (units("Session*:*Tiny*:Samples*"),),
     "masks": (units("VisibleKeys*"),),
     "capi": (CAPI,),
     "cuda_arithmetic": (units("Hopper*:Sm80*:BwdPreprocess*"),),

@@ -6,6 +6,7 @@
  *     share it.
  *   - headrace_session: one sequence of tokens, its KV cache and the logits of the last token. Use
  *     it on one thread at a time.
+ *   - headrace_completions: what was generated after such a sequence, several times. Immutable.
  *
  * Lists are returned through (capacity, count): `count` receives the number of elements; they are
  * written if `capacity` suffices, else the call returns invalid_argument. Pass NULL and capacity 0
@@ -168,6 +169,7 @@ typedef struct headrace_session_options {
   int32_t cache_dtype;  /**< headrace_dtype of the KV cache: F16 (default), BF16 or F32 */
   int32_t reserved;     /**< 0 */
   int64_t page_size;    /**< tokens per page of the KV cache; default 16; changes no bit */
+  int64_t num_pages; /**< of the KV cache; 0: those of max_tokens; several completions need more */
 } headrace_session_options;
 
 /** headrace_session_options_init() for bindings that cannot use this header: struct_size is the
@@ -309,6 +311,48 @@ typedef struct headrace_generation {
 HEADRACE_API headrace_status headrace_session_generate(headrace_session* session,
                                                        const headrace_generation_options* options,
                                                        headrace_generation* result);
+
+/* ---- several completions of one sequence ---- */
+
+/** A list of completions; immutable. */
+typedef struct headrace_completions headrace_completions;
+
+/** A completion: what was generated after the sequence of a session. */
+typedef struct headrace_completion {
+  size_t struct_size;    /**< sizeof this struct, set by the caller */
+  const int32_t* tokens; /**< [num_tokens]; the pointers are valid as long as the list */
+  int64_t num_tokens;    /**< generated tokens, including the one that ended it */
+  const char* text;      /**< output text, zero-terminated */
+  size_t num_bytes;      /**< of text, without the terminator */
+  double logprob;        /**< of all tokens: natural log, from the model's unmodified logits */
+  double score;          /**< that beams are ranked by; samples: logprob */
+  int32_t finish;        /**< headrace_finish */
+  int32_t reserved;      /**< 0 */
+} headrace_completion;
+
+/** Number of completions; NULL: 0. */
+HEADRACE_API int64_t headrace_completions_count(const headrace_completions* completions);
+/** Fills `completion`. invalid_argument: bad index or struct_size. */
+HEADRACE_API headrace_status headrace_completions_get(const headrace_completions* completions,
+                                                      int64_t index,
+                                                      headrace_completion* completion);
+HEADRACE_API void headrace_completions_destroy(
+    headrace_completions* completions); /**< NULL is allowed */
+
+/** headrace_text_fn for one of several samples. Nonzero ends that sample alone. */
+typedef int (*headrace_sample_text_fn)(void* user, int64_t sample, const char* text,
+                                       size_t num_bytes);
+
+/** Samples n completions, 1 to 1024, in one batch; they share the pages of the sequence in the KV
+ * cache. Sample i is what headrace_session_generate() gives with seed + i. The session is
+ * unchanged. options->on_text must be NULL; on_text may be NULL and gets `user`. invalid_argument:
+ * n > 1 with temperature 0, as the samples would be equal. out_of_memory: pages are missing
+ * (num_pages of the session); nothing is sampled then. */
+HEADRACE_API headrace_status headrace_session_generate_n(headrace_session* session,
+                                                         const headrace_generation_options* options,
+                                                         int64_t n, headrace_sample_text_fn on_text,
+                                                         void* user,
+                                                         headrace_completions** completions);
 
 #ifdef __cplusplus
 } /* extern "C" */

