@@ -106,64 +106,87 @@ __device__ __forceinline__ u32 chunk_address(u32 atom, int row, int chunk) {
   return atom + static_cast<u32>(row * kSwizzleRowBytes + ((chunk ^ (row & 7)) << 4));
 }
 
-// d += the products of a stage. A: rows first; B of 8 tokens: two steps by one ldmatrix, of 16
-// tokens: both halves of the tokens by one.
+// An atom of a stage in registers: of a tile, and of x. A: rows first; B of 8 tokens: two steps by
+// one ldmatrix, of 16 tokens: both halves of the tokens by one.
 template <class Element, int kTokens>
-__device__ __forceinline__ void multiply_stage(float (&d)[kTokens / 8][4], u32 w, u32 x, int lane) {
-  constexpr int kSteps = kSwizzleAtomCols / 16;
+struct Fragments {
+  static constexpr int kSteps = kSwizzleAtomCols / 16, kStepsOfB = kTokens == 16 ? 1 : 2;
+  u32 a[kSteps][4], b[kSteps / kStepsOfB][4];
+
+  __device__ __forceinline__ void load(u32 w, u32 x, int lane) {
 #pragma unroll
-  for (int atom = 0; atom < kAtoms; ++atom) {
-    const u32 w_atom = w + static_cast<u32>(atom * kStreamRows * kSwizzleRowBytes);
-    const u32 x_atom = x + static_cast<u32>(atom * kTokens * kSwizzleRowBytes);
+    for (int step = 0; step < kSteps; ++step) {
+      const int chunk = 2 * step;
+      ldmatrix_x4(a[step], chunk_address(w, lane & 15, chunk + (lane >> 4)));
+      if constexpr (kTokens == 16)
+        ldmatrix_x4(b[step],
+                    chunk_address(x, (lane & 7) + (lane >> 4) * 8, chunk + (lane >> 3 & 1)));
+      else if (step % kStepsOfB == 0)
+        ldmatrix_x4(b[step / kStepsOfB], chunk_address(x, lane & 7, chunk + (lane >> 3)));
+    }
+  }
+  __device__ __forceinline__ void multiply(float (&d)[kTokens / 8][4]) const {
 #pragma unroll
-    for (int step = 0; step < kSteps; step += 2) {
-      u32 a[2][4], b[2][4];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int chunk = 2 * (step + i);
-        ldmatrix_x4(a[i], chunk_address(w_atom, lane & 15, chunk + (lane >> 4)));
-        if constexpr (kTokens == 16)
-          ldmatrix_x4(b[i],
-                      chunk_address(x_atom, (lane & 7) + (lane >> 4) * 8, chunk + (lane >> 3 & 1)));
-        else if (i == 0)
-          ldmatrix_x4(b[i], chunk_address(x_atom, lane & 7, chunk + (lane >> 3)));
-      }
+    for (int step = 0; step < kSteps; ++step) {
       if constexpr (kTokens == 16) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          mma<Element>(d[0], a[i], b[i][0], b[i][1]);
-          mma<Element>(d[1], a[i], b[i][2], b[i][3]);
-        }
+        mma<Element>(d[0], a[step], b[step][0], b[step][1]);
+        mma<Element>(d[1], a[step], b[step][2], b[step][3]);
       } else {
-        mma<Element>(d[0], a[0], b[0][0], b[0][1]);
-        mma<Element>(d[0], a[1], b[0][2], b[0][3]);
+        mma<Element>(d[0], a[step], b[step / 2][step % 2 * 2], b[step / 2][step % 2 * 2 + 1]);
       }
     }
   }
-}
+};
 
+// Each sum is one chain of products, 33 clocks a step. An atom is loaded before the products of the
+// atom ahead of it, so that the chain does not wait for shared memory. (Two whole stages need too
+// many registers for two CTAs on a multiprocessor.)
 template <class Element, int kTokens>
 __device__ void multiply_tiles(const StreamParams& p, Ring ring, int warp, int lane) {
+  static_assert(kAtoms == 2);
   const Tiles tiles = tiles_of_cta(p);
+  const u32 w = static_cast<u32>(warp * kTileBytes);
+  const u32 x = static_cast<u32>(p.plan.group * kTileBytes);
+  Ring ahead = ring;  // the stage that is loaded
+  const auto load = [&](Fragments<Element, kTokens>& to, int atom) {
+    const auto at = static_cast<u32>(atom * kSwizzleRowBytes);
+    to.load(ahead.data() + w + kStreamRows * at, ahead.data() + x + kTokens * at, lane);
+  };
+  const auto release = [&] {
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(ring.empty());
+    ring.next();
+  };
   for (int tile = tiles.first + warp; tile < tiles.last + warp; tile += p.plan.group) {
-    const bool has_tile = tile < tiles.last;
-    float d[kTokens / 8][4] = {};
-    for (int i = 0; i < p.num_stage_loads; ++i, ring.next()) {
-      mbarrier_wait(ring.full(), ring.parity);
-      if (has_tile)
-        multiply_stage<Element, kTokens>(d, ring.data() + static_cast<u32>(warp * kTileBytes),
-                                         ring.data() + static_cast<u32>(p.plan.group * kTileBytes),
-                                         lane);
-      __syncwarp();
-      if (lane == 0) mbarrier_arrive(ring.empty());
+    if (tile >= tiles.last) {  // the last group of the CTA has fewer tiles than warps
+      for (int i = 0; i < p.num_stage_loads; ++i) {
+        mbarrier_wait(ring.full(), ring.parity);
+        release();
+      }
+      return;
     }
-    if (!has_tile) continue;
+    float d[kTokens / 8][4] = {};
+    Fragments<Element, kTokens> first, second;  // atoms of a stage
+    mbarrier_wait(ahead.full(), ahead.parity);
+    load(first, 0);
+#pragma unroll 1
+    for (int i = 0; i < p.num_stage_loads; ++i) {
+      load(second, 1);
+      ahead.next();
+      first.multiply(d);
+      if (i + 1 < p.num_stage_loads) {
+        mbarrier_wait(ahead.full(), ahead.parity);
+        load(first, 0);
+      }
+      second.multiply(d);
+      release();
+    }
     griddep_wait();  // out may be read by the kernel before, or written
     const int matrix = p.tiles.matrix_of(tile);
-    const int first = (tile - p.tiles.first_tile[matrix]) * kStreamRows + lane / 4;
+    const int row_0 = (tile - p.tiles.first_tile[matrix]) * kStreamRows + lane / 4;
 #pragma unroll
     for (int i = 0; i < kTokens / 2; ++i) {
-      const int row = first + (i & 2) * 4, token = i / 4 * 8 + 2 * (lane & 3) + (i & 1);
+      const int row = row_0 + (i & 2) * 4, token = i / 4 * 8 + 2 * (lane & 3) + (i & 1);
       if (row < p.tiles.rows[matrix] && token < p.num_tokens)
         store<Element>(p.out, token, p.tiles.first_row[matrix] + row, d[i / 4][i % 4]);
     }
@@ -171,7 +194,7 @@ __device__ void multiply_tiles(const StreamParams& p, Ring ring, int warp, int l
 }
 
 template <class Element, int kTokens>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 2)
     stream(const __grid_constant__ StreamParams p, const __grid_constant__ Maps maps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ unsigned char smem_raw[];
