@@ -66,17 +66,19 @@ Status encode(const Product& p, int box_rows, int box_tokens, L2Promotion promot
 }
 
 Status run_stream(const Product& p, const DeviceInfo& device, Stream stream) {
-  const auto tiles = gemm::RowTiles::of(p, gemm::kStreamRows);
+  const bool is_narrow = p.num_tokens <= gemm::kNarrowTokens;
+  const gemm::StreamShape& shape = is_narrow ? gemm::kNarrowStream : gemm::kWideStream;
+  const int tokens = !is_narrow ? gemm::kWideTokens : p.num_tokens <= 8 ? 8 : gemm::kNarrowTokens;
+  const auto tiles = gemm::RowTiles::of(p, shape.tile_rows);
   const gemm::StreamParams params{
       .tiles = tiles,
       .out = gemm::Output::of(p),
-      .plan = gemm::StreamPlan::of(tiles.count, p.num_tokens, device.num_units),
-      .num_tokens = static_cast<std::int32_t>(p.num_tokens),
-      .num_stage_loads =
-          static_cast<std::int32_t>(ceil_div<std::int64_t>(p.columns, gemm::kStreamColumns))};
+      .plan = gemm::StreamPlan::of(shape, tiles.count, p.columns, tokens, device.num_units),
+      .num_tokens = static_cast<std::int32_t>(p.num_tokens)};
   gemm::Maps maps;
-  HEADRACE_TRY(encode(p, gemm::kStreamRows, params.plan.tokens, L2Promotion::bytes_128, maps));
-  return gemm::launch_stream({params, maps, p.dtype, stream});
+  HEADRACE_TRY(encode(p, shape.tile_rows, tokens, L2Promotion::bytes_128, maps));
+  const gemm::StreamCall call{params, maps, p.dtype, stream};
+  return is_narrow ? gemm::launch_narrow_stream(call) : gemm::launch_wide_stream(call);
 }
 
 // The largest tiles that give every multiprocessor one.
@@ -118,7 +120,7 @@ Status multiply(const Product& product, const DeviceInfo& device, Stream stream)
   HEADRACE_TRY(check(product));
   if (product.num_tokens <= 0) return std::nullopt;
   if (device.sm != kHopper) return run_portable(product, stream);
-  if (product.num_tokens <= gemm::kStreamMaxTokens) return run_stream(product, device, stream);
+  if (product.num_tokens <= gemm::kWideTokens) return run_stream(product, device, stream);
   return run_tiles(product, device, stream);
 }
 

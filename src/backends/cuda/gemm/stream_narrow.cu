@@ -1,0 +1,138 @@
+// Products of up to 16 tokens on Hopper, bound by the bandwidth of the weights: a warp multiplies
+// 16 rows of weights with all tokens by mma.sync.
+#include "backends/cuda/gemm/stream.cuh"
+
+namespace headrace::cuda::gemm {
+namespace {
+
+template <class Element>
+__device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  if constexpr (Element::kHasFloatRange)
+    mma_m16n8k16_bf16(d, a, b0, b1);
+  else
+    mma_m16n8k16_f16(d, a, b0, b1);
+}
+
+// Address of a 16-byte chunk of a row in an atom.
+__device__ __forceinline__ u32 chunk_address(u32 atom, int row, int chunk) {
+  return atom + static_cast<u32>(row * kSwizzleRowBytes + ((chunk ^ (row & 7)) << 4));
+}
+
+// An atom of a stage in registers: of a tile, and of x. A: rows first; B of 8 tokens: two steps by
+// one ldmatrix, of 16 tokens: both halves of the tokens by one.
+template <class Element, int kTokens>
+struct Fragments {
+  static constexpr int kSteps = kSwizzleAtomCols / 16, kStepsOfB = kTokens == 16 ? 1 : 2;
+  u32 a[kSteps][4], b[kSteps / kStepsOfB][4];
+
+  __device__ __forceinline__ void load(u32 w, u32 x, int lane) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int chunk = 2 * step;
+      ldmatrix_x4(a[step], chunk_address(w, lane & 15, chunk + (lane >> 4)));
+      if constexpr (kTokens == 16)
+        ldmatrix_x4(b[step],
+                    chunk_address(x, (lane & 7) + (lane >> 4) * 8, chunk + (lane >> 3 & 1)));
+      else if (step % kStepsOfB == 0)
+        ldmatrix_x4(b[step / kStepsOfB], chunk_address(x, lane & 7, chunk + (lane >> 3)));
+    }
+  }
+  __device__ __forceinline__ void multiply(float (&d)[kTokens / 8][4]) const {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      if constexpr (kTokens == 16) {
+        mma<Element>(d[0], a[step], b[step][0], b[step][1]);
+        mma<Element>(d[1], a[step], b[step][2], b[step][3]);
+      } else {
+        mma<Element>(d[0], a[step], b[step / 2][step % 2 * 2], b[step / 2][step % 2 * 2 + 1]);
+      }
+    }
+  }
+};
+
+// Each sum is one chain of products, 33 clocks a step. An atom is loaded before the products of the
+// atom ahead of it, so that the chain does not wait for shared memory. (Two whole stages need too
+// many registers for two CTAs on a multiprocessor.)
+template <class Element, int kTokens>
+__device__ void multiply_tiles(const StreamParams& p, StreamRing ring, int warp, int lane) {
+  static_assert(kNarrowStream.atoms == 2);
+  constexpr int kTileBytes = stream_tile_bytes(kNarrowStream), kRows = kNarrowStream.tile_rows;
+  const u32 w = static_cast<u32>(warp * kTileBytes);
+  const u32 x = static_cast<u32>(p.plan.group * kTileBytes);
+  StreamRing ahead = ring;  // the stage that is loaded
+  const auto load = [&](Fragments<Element, kTokens>& to, int atom) {
+    const auto at = static_cast<u32>(atom * kSwizzleRowBytes);
+    to.load(ahead.data() + w + kRows * at, ahead.data() + x + kTokens * at, lane);
+  };
+  const auto release = [&] {
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(ring.empty());
+    ring.next();
+  };
+  const auto multiply = [&](int tile) {
+    float d[kTokens / 8][4] = {};
+    Fragments<Element, kTokens> first, second;  // atoms of a stage
+    mbarrier_wait(ahead.full(), ahead.parity);
+    load(first, 0);
+#pragma unroll 1
+    for (int i = 0; i < p.plan.num_stage_loads; ++i) {
+      load(second, 1);
+      ahead.next();
+      first.multiply(d);
+      if (i + 1 < p.plan.num_stage_loads) {
+        mbarrier_wait(ahead.full(), ahead.parity);
+        load(first, 0);
+      }
+      second.multiply(d);
+      release();
+    }
+    griddep_wait();  // out may be read by the kernel before, or written
+    const int matrix = p.tiles.matrix_of(tile);
+    const int row_0 = (tile - p.tiles.first_tile[matrix]) * kRows + lane / 4;
+#pragma unroll
+    for (int i = 0; i < kTokens / 2; ++i) {
+      const int row = row_0 + (i & 2) * 4, token = i / 4 * 8 + 2 * (lane & 3) + (i & 1);
+      if (row < p.tiles.rows[matrix] && token < p.num_tokens)
+        store<Element>(p.out, token, p.tiles.first_row[matrix] + row, d[i / 4][i % 4]);
+    }
+  };
+  for_each_tile(p, warp, multiply, [&] {
+    for (int i = 0; i < p.plan.num_stage_loads; ++i) {
+      mbarrier_wait(ring.full(), ring.parity);
+      release();
+    }
+  });
+}
+
+template <class Element, int kTokens>
+__global__ void __launch_bounds__(stream_threads(kNarrowStream), 2)
+    stream_narrow(const __grid_constant__ StreamParams p, const __grid_constant__ Maps maps) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ unsigned char smem_raw[];
+  constexpr StreamShape kShape = kNarrowStream;
+  run_stream<kShape.tile_rows, kShape.atoms, kShape.most_tiles, kShape.unit_warps,
+             kShape.ring_bytes>(p, maps, smem_raw, [&](const StreamRing& ring, int warp) {
+    multiply_tiles<Element, kTokens>(p, ring, warp, static_cast<int>(threadIdx.x) & 31);
+  });
+#endif
+}
+
+template <class Element, int kTokens>
+Status launch_variant(const char* name, const StreamCall& call) {
+  static AllowedSmem allowed;
+  return launch_stream(name, kNarrowStream, stream_narrow<Element, kTokens>, allowed, call);
+}
+
+}  // namespace
+
+Status launch_narrow_stream(const StreamCall& call) {
+  const bool is_bf16 = call.dtype == DType::bf16, is_8 = call.params.plan.tokens == 8;
+  using sm90::Bf16Element, sm90::F16Element;
+  if (is_bf16)
+    return is_8 ? launch_variant<Bf16Element, 8>("gemm_stream<bf16, 8>", call)
+                : launch_variant<Bf16Element, 16>("gemm_stream<bf16, 16>", call);
+  return is_8 ? launch_variant<F16Element, 8>("gemm_stream<f16, 8>", call)
+              : launch_variant<F16Element, 16>("gemm_stream<f16, 16>", call);
+}
+
+}  // namespace headrace::cuda::gemm
