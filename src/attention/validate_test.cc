@@ -77,6 +77,56 @@ TEST(Validate, AcceptsEmptyBatches) {
   expect_valid(c, "ragged batch 0");
 }
 
+// One bit for each query, in whole words.
+TEST(Validate, TreeMasksHaveABitForEveryQuery) {
+  for (std::int64_t seqlen = 1; seqlen <= 129; ++seqlen) {
+    for (const bool is_ragged : {false, true}) {
+      const auto with_words = [&](std::int64_t words) {
+        Call c;
+        c.t.struct_size = sizeof c.t;
+        for (auto* view : {&c.t.q, &c.t.k, &c.t.v, &c.t.out})
+          *view = is_ragged ? c.fresh(DType::f32, {seqlen, 1, 8})
+                            : c.fresh(DType::f32, {1, seqlen, 1, 8});
+        c.t.tree_mask = is_ragged ? c.fresh(DType::u32, {seqlen, words})
+                                  : c.fresh(DType::u32, {1, seqlen, words});
+        if (!is_ragged) return c;
+        for (auto* view : {&c.t.cu_seqlens_q, &c.t.cu_seqlens_k}) {
+          *view = c.fresh(DType::i32, {2});
+          Call::set_lengths(*view, {0, static_cast<std::int32_t>(seqlen)});
+        }
+        c.o.max_seqlen_q = c.o.max_seqlen_k = seqlen;
+        return c;
+      };
+      const std::int64_t needed = (seqlen + 31) / 32;
+      expect_valid(with_words(needed), "enough words");
+      EXPECT_TRUE(with_words(needed - 1).check().has_value())
+          << seqlen << (is_ragged ? " ragged" : "");
+    }
+  }
+}
+
+// max_seqlen bounds each length, whatever its relation to the number of rows.
+TEST(Validate, NoSequenceIsLongerThanMaxSeqlen) {
+  constexpr std::int32_t kTotalQ = 10, kTotalK = 12;  // of Call::ragged()
+  for (const bool is_q : {true, false}) {
+    const std::int32_t total = is_q ? kTotalQ : kTotalK;
+    for (std::int32_t max_seqlen = 1; max_seqlen <= total + 2; ++max_seqlen) {
+      for (std::int32_t first = 0; first <= total; ++first) {
+        for (std::int32_t second = 0; second <= total - first; ++second) {
+          Call c = Call::ragged();
+          (is_q ? c.o.max_seqlen_q : c.o.max_seqlen_k) = max_seqlen;
+          Call::set_lengths(is_q ? c.t.cu_seqlens_q : c.t.cu_seqlens_k,
+                            {0, first, first + second, total});
+          const std::int32_t longest = std::max({first, second, total - first - second});
+          EXPECT_EQ(c.check().has_value(), longest > max_seqlen)
+              << (is_q ? "q" : "k") << ": lengths " << first << ", " << second << " of " << total
+              << ", max_seqlen " << max_seqlen;
+        }
+      }
+    }
+  }
+}
+
 // Strides of axes of size 1 are ignored and must not reach kernels.
 TEST(Validate, IgnoresStridesOfSizeOneAxes) {
   Call c = Call::dense();
