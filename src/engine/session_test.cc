@@ -137,6 +137,28 @@ TEST_P(Tiny, TruncatedTokensLeaveNoTrace) {
       std::vector<float>(session.logits(), session.logits() + golden.vocab_size));
 }
 
+// Also of a text in several batches, and whether the caller gets the logits of every token or not.
+TEST(Session, KeepsTheLogitsOfTheLastToken) {
+  const Golden golden = read_goldens().front();
+  const LanguageModel model = load(golden.file, MatmulMode::normal);
+  const std::size_t vocab_size = golden.vocab_size;
+  const std::span<const std::int32_t> tokens(golden.tokens);
+  for (const std::int64_t batch : {1, 2, 3, 5, 6, 7, 512}) {
+    for (const std::size_t count : {1, 2, 5, 6, 7, 12}) {
+      SCOPED_TRACE(format_text("{} tokens in batches of {}", count, batch));
+      Session all = session_of(model, DType::f16, batch),
+              last = session_of(model, DType::f16, batch);
+      std::vector<float> logits(count * vocab_size);
+      ASSERT_FALSE(all.append(tokens.first(count), logits.data()));
+      ASSERT_FALSE(last.append(tokens.first(count), nullptr));
+      const std::vector<float> expected(logits.end() - static_cast<std::ptrdiff_t>(vocab_size),
+                                        logits.end());
+      for (const Session* session : {&all, &last})
+        EXPECT_EQ(std::vector<float>(session->logits(), session->logits() + vocab_size), expected);
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, Tiny, ::testing::ValuesIn(read_goldens()),
                          [](const auto& suite) { return suite.param.name; });
 
