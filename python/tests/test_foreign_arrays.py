@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from torch_data import DEVICES, DTYPES, make, qkv, same_bits  # noqa: E402
 
 import headrace  # noqa: E402
-from headrace import _views  # noqa: E402
+from headrace import _structs, _views  # noqa: E402
 from headrace import torch as ht  # noqa: E402
 
 GPU = [DEVICES[1]]
@@ -221,6 +221,27 @@ def test_what_dlpack_cannot_say_is_a_value_error():
         assert str(caught.value).startswith("x: its library does not export it: ")
     with pytest.raises(ValueError, match=r"x: its DLPack dtype \(code 5, 64 bits, 1 lanes\) must be float32"):
         headrace.softmax(DLPackArray(torch.zeros(3, dtype=torch.complex64)))
+
+
+@OLD_OR_NEW
+def test_only_the_dtypes_of_the_library_are_read_from_dlpack(is_old):
+    """Type codes from int to float8, all sizes of elements, vectors of elements."""
+    memory = np.zeros(64, np.float64)
+    accepted = set()
+    for code in range(16):
+        for bits in (1, 4, 6, 8, 16, 32, 64, 128):
+            for lanes in (0, 1, 2, 4, 8):
+                array = OffsetArray(memory[:4], 0, is_old)
+                tensor = array.managed.tensor
+                tensor.type_code, tensor.bits, tensor.lanes = code, bits, lanes
+                try:
+                    view = _views.of("x", array).view
+                except ValueError as error:
+                    assert f"x: its DLPack dtype (code {code}, {bits} bits, {lanes} lanes) must be" in str(error)
+                else:
+                    accepted.add((code, bits, lanes))
+                    assert 8 * _structs.DTYPE_BYTES[view.dtype] == bits
+    assert accepted == {(2, 16, 1), (2, 32, 1), (2, 64, 1), (4, 16, 1), (0, 32, 1), (1, 32, 1), (6, 8, 1)}
 
 
 @pytest.mark.parametrize("device", GPU)
