@@ -1,6 +1,7 @@
 """headrace.attention on arrays, against the float64 reference."""
 
 import ctypes
+import itertools
 import threading
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace
+from headrace import _plans
 
 pytestmark = pytest.mark.filterwarnings("ignore::headrace.FallbackWarning")
 
@@ -193,6 +195,47 @@ def test_concurrent_calls_are_independent(rng):
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def forward_call(q, k, v):
+    return lambda: (headrace.attention(q, k, v),)
+
+
+def backward_call(q, k, v):
+    out, lse = headrace.attention(q, k, v, return_lse=True)
+    return lambda: headrace.attention_backward(q, k, v, out, lse, q)[:3]
+
+
+def torch_call(q, k, v):
+    torch = pytest.importorskip("torch")
+    import headrace.torch as ht
+
+    tensors = [torch.from_numpy(x) for x in (q, k, v)]
+
+    def call():
+        torch.manual_seed(1)
+        return (ht.attention(*tensors, dropout_p=0.5).numpy(),)
+
+    return call
+
+
+@pytest.mark.parametrize("make_call", [forward_call, backward_call, torch_call])
+def test_a_call_within_a_call_has_arguments_of_its_own(rng, monkeypatch, make_call):
+    """As from another thread or a finalizer: the outer call has written its addresses and has not run yet."""
+    outer, *others = (make_call(*(make(rng, (1, 33, 2, 16)) for _ in range(3))) for _ in range(5))
+    expected = [call() for call in (outer, *others)]
+    waiting, results = iter(others), []
+    set_dropout = _plans.Block.set_dropout
+
+    def interrupted(block, seed, offset):
+        set_dropout(block, seed, offset)
+        results.extend(call() for call in itertools.islice(waiting, 1))
+
+    monkeypatch.setattr(_plans.Block, "set_dropout", interrupted)
+    results.append(outer())  # the innermost call is the first to end
+    assert len(results) == len(expected)
+    for got, wanted in zip(reversed(results), expected, strict=True):
+        assert all(map(np.array_equal, got, wanted))
 
 
 # ---- other libraries' arrays ----
