@@ -38,6 +38,7 @@ def arguments():
     }  # fmt: skip
 
 
+OPTIONAL = ("alibi_slopes", "attn_mask", "bias", "mask", "sinks", "tree_mask")
 NAMES = [(function, name) for function, tensors in arguments().items() for name in tensors]
 every_argument = pytest.mark.parametrize(("function", "name"), NAMES, ids=["-".join(pair) for pair in NAMES])
 
@@ -133,12 +134,17 @@ def test_what_is_no_tensor_is_named(function, name, convert):
 
 
 @every_argument
-def test_nested_tensors_are_for_scaled_dot_product_attention(function, name):
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=["jagged", "strided"])
+def test_nested_tensors_are_for_scaled_dot_product_attention(function, name, layout):
+    """Also if calls with tensors alone, whose settings the package remembers, came before."""
     tensors = arguments()[function]
-    call(function, tensors)
-    nested = torch.nested.nested_tensor([torch.ones(3, 2, 8), torch.ones(5, 2, 8)], layout=torch.jagged)
-    with pytest.raises((ValueError, NotImplementedError), match=r"nested tensor"):
-        call(function, {**tensors, name: nested})
+    required = {n: t for n, t in tensors.items() if n not in OPTIONAL}
+    nested = torch.nested.nested_tensor([torch.ones(3, 2, 8), torch.ones(5, 2, 8)], layout=layout)
+    for others in (tensors, required):
+        for _ in range(3):
+            call(function, others)
+        with pytest.raises((ValueError, NotImplementedError), match=r"nested tensor"):
+            call(function, {**others, name: nested})
 
 
 # ---- causal biases of PyTorch ----

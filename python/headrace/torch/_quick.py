@@ -33,6 +33,9 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, settings: tuple
     # Half a microsecond matters here. The guard covers the rest of is_watched(), which is is_watched_by_keys().
     if _is_compiling() or _num_function_modes() or forward_ad._current_level >= 0 or profiler._is_profiler_enabled:
         return None
+    # PyTorch's guards end the process on nested tensors without layout=torch.jagged.
+    if not (type(q) is type(k) is type(v) is _Tensor) or q.is_nested or k.is_nested or v.is_nested:
+        return None
     try:
         known = _kept(settings)
     except TypeError:  # a setting is unhashable
@@ -78,7 +81,7 @@ def remember(
 
 
 def _attention_by_key(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, settings: tuple) -> torch.Tensor | None:
-    if is_watched_by_keys() or not _is_plain(q, k, v):
+    if is_watched_by_keys():
         return None
     needs_grad = _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     try:

@@ -178,6 +178,9 @@ def scaled_dot_product_attention(
         or type(value) not in PLAIN
         or type(attn_mask) not in PLAIN_OR_NONE
         or query.is_nested
+        or key.is_nested
+        or value.is_nested
+        or (attn_mask is not None and attn_mask.is_nested)
     ):
         if _nested.is_any_nested(query, key, value):
             return _nested.attention(query, key, value, attn_mask, dropout_p, causal, scale, enable_gqa)
