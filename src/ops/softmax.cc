@@ -3,16 +3,9 @@
 #include "backends/cpu/softmax/softmax.h"
 #include "backends/cuda/backend.h"
 #include "core/device.h"
+#include "ops/operand_checks.h"
 
 namespace headrace {
-namespace {
-
-Status check_no_stream(Stream stream) {
-  if (stream == nullptr) return std::nullopt;
-  return invalid_argument("stream={}: must be NULL on CPU; pass NULL", stream);
-}
-
-}  // namespace
 
 Status softmax_forward(const headrace_softmax_tensors& tensors,
                        const headrace_softmax_options& options, Stream stream) {

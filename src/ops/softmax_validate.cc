@@ -4,17 +4,12 @@
 #include <cstdlib>
 #include <span>
 
-#include "attention/overlap.h"
 #include "attention/tensor_checks.h"
+#include "ops/operand_checks.h"
 #include "ops/softmax.h"
 
 namespace headrace {
 namespace {
-
-struct NamedTensor {
-  const char* name;
-  const headrace_tensor* view;
-};
 
 constexpr const char* kShapeHint = "a tensor of rank 1 to 6";
 
@@ -26,22 +21,7 @@ Status check_first(const NamedTensor& first) {
     return invalid_argument("{}.rank={}: must be 1 to {}; reshape {}", name, view->rank,
                             HEADRACE_MAX_RANK, name);
   HEADRACE_TRY(check_view(name, *view, view->rank, kShapeHint));
-  const auto dtype = static_cast<DType>(view->dtype);
-  if (dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16) return std::nullopt;
-  return invalid_argument("{}.dtype={}: must be f32, f16 or bf16; convert {}", name,
-                          dtype_name(dtype), name);
-}
-
-Status check_same_device(const NamedTensor& other, const NamedTensor& first) {
-  const headrace_tensor &a = *other.view, &b = *first.view;
-  if (a.device_type == b.device_type &&
-      (a.device_type == HEADRACE_CPU || a.device_id == b.device_id))
-    return std::nullopt;
-  return invalid_argument(
-      "{}.device_type={}, {}.device_id={}: must equal {}.device_type={}, {}.device_id={}; copy {} "
-      "to that device",
-      other.name, a.device_type, other.name, a.device_id, first.name, b.device_type, first.name,
-      b.device_id, other.name);
+  return check_activation_dtype(first);
 }
 
 Status check_like(const NamedTensor& other, const NamedTensor& first) {
@@ -97,37 +77,6 @@ Status check_lse(const headrace_tensor& lse, const NamedTensor& x, int axis) {
           lse.shape[i], from, x.view->shape[from], axis);
   }
   return check_same_device({"lse", &lse}, x);
-}
-
-bool is_same_view(const headrace_tensor& a, const headrace_tensor& b) {
-  for (int i = 0; i < a.rank; ++i)
-    if (a.shape[i] > 1 && a.strides[i] != b.strides[i]) return false;
-  return a.data == b.data;
-}
-
-// `may_be_same`: in-place calls are allowed; `other` has the shape and dtype of the output, and
-// each element is read before it is written.
-Status check_overlap(const NamedTensor& output, const NamedTensor& other, bool may_be_same) {
-  if (!is_given(*other.view) || (may_be_same && is_same_view(*output.view, *other.view)))
-    return std::nullopt;
-  const Overlap found = overlap_between(*output.view, address_range(*output.view), *other.view,
-                                        address_range(*other.view));
-  if (found == Overlap::none) return std::nullopt;
-  return invalid_argument(
-      "{} {} {}: an output must share no memory with another tensor{}; write {} to memory of its "
-      "own",
-      output.name, found == Overlap::certain ? "overlaps" : "cannot be told apart from", other.name,
-      may_be_same ? " (but it may be the same view)" : "", output.name);
-}
-
-Status check_within(const NamedTensor& output) {
-  const Overlap found = overlap_within(*output.view);
-  if (found == Overlap::none) return std::nullopt;
-  return invalid_argument(
-      "{} {} itself: two indices must not lie on one element of an output; write {} to memory of "
-      "its own",
-      output.name, found == Overlap::certain ? "overlaps" : "cannot be told apart from",
-      output.name);
 }
 
 // Turns tensor axes into row axes, ordered by descending output stride, so that consecutive rows
