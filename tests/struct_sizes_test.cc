@@ -79,6 +79,7 @@ TEST(StructSizes, OfInitFunctions) {
   HEADRACE_EXPECT_INIT(generation_options, "options");
   HEADRACE_EXPECT_INIT(kv_cache_options, "options");
   HEADRACE_EXPECT_INIT(kv_batch, "batch");
+  HEADRACE_EXPECT_INIT(rope_options, "options");
 }
 
 // The same for functions that read the size from the struct.

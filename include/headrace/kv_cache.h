@@ -161,6 +161,68 @@ static inline headrace_status headrace_kv_batch_init(headrace_kv_batch* batch) {
 HEADRACE_API headrace_status headrace_kv_cache_fill_batch(const headrace_kv_cache* cache,
                                                           const headrace_kv_batch* batch);
 
+/* ---- rotary position embeddings ---- */
+
+/** Which elements of a head form a pair i that RoPE rotates. */
+typedef enum headrace_rope_layout {
+  HEADRACE_ROPE_INTERLEAVED = 0, /**< (2i, 2i + 1): GPT-J, GGUF files of llama */
+  HEADRACE_ROPE_HALVES = 1       /**< (i, i + rot_dim / 2): GPT-NeoX, Hugging Face */
+} headrace_rope_layout;
+
+/** How a model that was trained on few positions reaches more. */
+typedef enum headrace_rope_scaling {
+  HEADRACE_ROPE_SCALING_NONE = 0,   /**< frequency(i) = base^(-2i / rot_dim) */
+  HEADRACE_ROPE_SCALING_LINEAR = 1, /**< positions / factor (Chen et al. 2023) */
+  HEADRACE_ROPE_SCALING_NTK = 2,    /**< base * factor^(rot_dim / (rot_dim - 2)) (bloc97 2023) */
+  HEADRACE_ROPE_SCALING_DYNAMIC_NTK =
+      3,                           /**< NTK by the factor that `seqlen` needs (emozilla 2023):
+                                      factor * seqlen / original_context_length - factor + 1 */
+  HEADRACE_ROPE_SCALING_YARN = 4,  /**< fast pairs unchanged, slow ones / factor, a ramp between
+                                      them, and an attention factor (Peng et al. 2023) */
+  HEADRACE_ROPE_SCALING_LLAMA3 = 5 /**< the same by wavelength (Llama 3.1) */
+} headrace_rope_scaling;
+
+/** Angles of RoPE (Su et al., RoFormer, 2021): pair i of a token turns by position * frequency(i).
+ * A scaling reads the fields that its comment names and no others. */
+typedef struct headrace_rope_options {
+  size_t struct_size; /**< sizeof this struct, set by the init function */
+  int32_t layout;     /**< headrace_rope_layout; default INTERLEAVED */
+  int32_t scaling;    /**< headrace_rope_scaling; default NONE */
+  int64_t rot_dim;    /**< even; the first rot_dim elements of a head are rotated. 0: all of them */
+  double base;        /**< default 10000; "theta" */
+  double factor;      /**< default 1; of every scaling but NONE */
+  int64_t original_context_length; /**< DYNAMIC_NTK, YARN, LLAMA3: positions of the training */
+  int64_t seqlen;          /**< DYNAMIC_NTK: positions in use, those of this call included */
+  double beta_fast;        /**< YARN: default 32 */
+  double beta_slow;        /**< YARN: default 1 */
+  double mscale;           /**< YARN: default 0, none; DeepSeek's models have it */
+  double mscale_all_dim;   /**< YARN: default 0, none */
+  double low_freq_factor;  /**< LLAMA3: default 1 */
+  double high_freq_factor; /**< LLAMA3: default 4 */
+  double attention_factor; /**< multiplies cosines and sines; NaN (default): that of the scaling, 1
+                              but for YARN */
+  const double* frequencies; /**< host memory, [rot_dim / 2], radians per position, or NULL: the
+                                caller's own, then base and scaling are not used */
+  int32_t truncate;          /**< YARN: 1 (default): the ramp begins and ends at whole pairs */
+  int32_t reserved;          /**< 0 */
+} headrace_rope_options;
+
+/** headrace_rope_options_init() for bindings that cannot use this header: struct_size is the sizeof
+ * of their declaration. */
+HEADRACE_API headrace_status headrace_rope_options_init_sized(headrace_rope_options* options,
+                                                              size_t struct_size);
+/** Sets the defaults and struct_size. */
+static inline headrace_status headrace_rope_options_init(headrace_rope_options* options) {
+  return headrace_rope_options_init_sized(options, sizeof *options);
+}
+
+/** The frequencies after all scaling, in radians per position, and the attention factor (NULL: not
+ * wanted). num_frequencies: rot_dim / 2, and rot_dim must not be 0. invalid_argument writes
+ * nothing. */
+HEADRACE_API headrace_status headrace_rope_frequencies(const headrace_rope_options* options,
+                                                       double* frequencies, size_t num_frequencies,
+                                                       double* attention_factor);
+
 /* ---- statistics ---- */
 
 /** Statistics of a cache. The counters begin with its creation. */

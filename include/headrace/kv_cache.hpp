@@ -17,7 +17,9 @@ headrace::headrace or set CMAKE_CXX_STANDARD to 20; C programs include headrace/
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
+#include <vector>
 
 #include "headrace/headrace.hpp"
 #include "headrace/kv_cache.h"
@@ -202,6 +204,88 @@ class KvCache {
   };
   std::unique_ptr<headrace_kv_cache, Destroy> cache_;
 };
+
+/// Which elements of a head form a pair i that RoPE rotates.
+enum class RopeLayout : std::int32_t {
+  interleaved = HEADRACE_ROPE_INTERLEAVED,  ///< (2i, 2i + 1): GPT-J, GGUF files of llama
+  halves = HEADRACE_ROPE_HALVES,            ///< (i, i + rot_dim / 2): GPT-NeoX, Hugging Face
+};
+
+/// How a model that was trained on few positions reaches more.
+enum class RopeScaling : std::int32_t {
+  none = HEADRACE_ROPE_SCALING_NONE,                ///< frequency(i) = base^(-2i / rot_dim)
+  linear = HEADRACE_ROPE_SCALING_LINEAR,            ///< positions / factor
+  ntk = HEADRACE_ROPE_SCALING_NTK,                  ///< a larger base
+  dynamic_ntk = HEADRACE_ROPE_SCALING_DYNAMIC_NTK,  ///< a base for `seqlen` positions
+  yarn = HEADRACE_ROPE_SCALING_YARN,                ///< by the turns of a pair; attention factor
+  llama3 = HEADRACE_ROPE_SCALING_LLAMA3,            ///< by the wavelength of a pair
+};
+
+/// Angles of RoPE: pair i of a token turns by position * frequency(i).
+struct RopeOptions {
+  RopeLayout layout = RopeLayout::interleaved;  ///< pairs of elements
+  RopeScaling scaling = RopeScaling::none;      ///< reads the fields that name it
+  std::int64_t rot_dim = 0;                     ///< even; 0: the whole head
+  double base = 10000;                          ///< "theta"
+  double factor = 1;                            ///< of every scaling but none
+  std::int64_t original_context_length = 0;     ///< dynamic_ntk, yarn, llama3
+  std::int64_t seqlen = 0;                      ///< dynamic_ntk: positions in use
+  double beta_fast = 32;                        ///< yarn
+  double beta_slow = 1;                         ///< yarn
+  double mscale = 0;                            ///< yarn; 0: none
+  double mscale_all_dim = 0;                    ///< yarn; 0: none
+  double low_freq_factor = 1;                   ///< llama3
+  double high_freq_factor = 4;                  ///< llama3
+  std::optional<double> attention_factor = {};  ///< of cosines and sines; unset: by the scaling
+  std::span<const double> frequencies = {};     ///< the caller's own: [rot_dim / 2], or empty
+  bool truncate = true;                         ///< yarn: the ramp begins at a whole pair
+
+  /// Converts to the C struct, which refers to `frequencies`. Throws Error if their number is not
+  /// rot_dim / 2; with rot_dim 0 it becomes that number of pairs.
+  headrace_rope_options to_c() const {
+    headrace_rope_options c;
+    check(headrace_rope_options_init(&c));
+    c.layout = static_cast<std::int32_t>(layout);
+    c.scaling = static_cast<std::int32_t>(scaling);
+    c.rot_dim = rot_dim;
+    c.base = base;
+    c.factor = factor;
+    c.original_context_length = original_context_length;
+    c.seqlen = seqlen;
+    c.beta_fast = beta_fast;
+    c.beta_slow = beta_slow;
+    c.mscale = mscale;
+    c.mscale_all_dim = mscale_all_dim;
+    c.low_freq_factor = low_freq_factor;
+    c.high_freq_factor = high_freq_factor;
+    if (attention_factor) c.attention_factor = *attention_factor;
+    c.truncate = truncate;
+    if (frequencies.empty()) return c;
+    const auto num_dims = static_cast<std::int64_t>(2 * frequencies.size());
+    if (rot_dim != 0 && rot_dim != num_dims)
+      throw Error(HEADRACE_INVALID_ARGUMENT,
+                  "frequencies: must have rot_dim / 2 entries; resize them or set rot_dim to 0");
+    c.rot_dim = num_dims;
+    c.frequencies = frequencies.data();
+    return c;
+  }
+};
+
+/// Frequencies after all scaling, and the factor of cosines and sines.
+struct RopeFrequencies {
+  std::vector<double> frequencies;  ///< [rot_dim / 2], radians per position
+  double attention_factor = 1;      ///< 1 but for YaRN
+};
+
+/// The frequencies of `options`, whose rot_dim must not be 0. Throws Error.
+inline RopeFrequencies rope_frequencies(const RopeOptions& options) {
+  const headrace_rope_options c = options.to_c();
+  RopeFrequencies rope;
+  if (c.rot_dim > 0) rope.frequencies.resize(static_cast<std::size_t>(c.rot_dim / 2));
+  check(headrace_rope_frequencies(&c, rope.frequencies.data(), rope.frequencies.size(),
+                                  &rope.attention_factor));
+  return rope;
+}
 
 }  // namespace v0
 }  // namespace headrace

@@ -96,8 +96,8 @@ TEST(Rope, ErrorsNameTheValueTheRuleAndTheRemedy) {
       {"rot_dim=0", [](RopeOptions& o) { o.rot_dim = 0; }},
       {"base=0", [](RopeOptions& o) { o.base = 0; }},
       {"base=nan", [](RopeOptions& o) { o.base = std::nan(""); }},
-      {"linear_factor=-1", [](RopeOptions& o) { o.linear_factor = -1; }},
-      {"llama3.factor=0",
+      {"factor=-1", [](RopeOptions& o) { o.linear_factor = -1; }},
+      {"factor=0",
        [](RopeOptions& o) {
          o.llama3 = RopeLlama3Scaling{0, 1, 4, 8192};
        }},

@@ -1,0 +1,48 @@
+// RoPE's frequencies.
+#include "capi/capi_common.h"
+#include "ops/rope_options.h"
+
+namespace headrace::capi {
+namespace {
+
+Status read_rope(const headrace_rope_options* theirs, headrace_rope_options& ours) {
+  ours = default_rope_options();
+  return copy_versioned("rope", theirs, sizeof(std::size_t), &ours, sizeof ours);
+}
+
+Status give_frequencies(const headrace_rope_options& options, double* frequencies,
+                        std::size_t num_frequencies, double* attention_factor) {
+  if (frequencies == nullptr && num_frequencies > 0)
+    return null_argument("frequencies", "pass an array of num_frequencies numbers");
+  if (options.rot_dim < 2 || options.rot_dim % 2 != 0 || options.rot_dim > kMaxHeadDim)
+    return invalid_argument("rot_dim={}: must be even and 2 to {}; pass at most head_dim",
+                            options.rot_dim, kMaxHeadDim);
+  if (static_cast<std::size_t>(options.rot_dim / 2) != num_frequencies)
+    return invalid_argument(
+        "num_frequencies={}: must be {}, rot_dim / 2; pass an array of that size", num_frequencies,
+        options.rot_dim / 2);
+  return fill_rope(options, options.rot_dim, frequencies, attention_factor);
+}
+
+}  // namespace
+}  // namespace headrace::capi
+
+using namespace headrace::capi;  // the functions below are the C face of this namespace
+
+extern "C" {
+
+headrace_status headrace_rope_options_init_sized(headrace_rope_options* options,
+                                                 size_t struct_size) {
+  return init("options", headrace::default_rope_options(), options, struct_size);
+}
+
+headrace_status headrace_rope_frequencies(const headrace_rope_options* options, double* frequencies,
+                                          size_t num_frequencies, double* attention_factor) {
+  return guarded([&] {
+    headrace_rope_options ours;
+    if (auto bad = read_rope(options, ours)) return fail(std::move(*bad));
+    return status_of(give_frequencies(ours, frequencies, num_frequencies, attention_factor));
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,76 @@
+// The pointers of one validated append to a paged KV cache: q and k are normalised and rotated, q
+// goes to q_out, k and v go to their slots in the pages. Strides are in elements; the last axis of
+// every operand is contiguous.
+#pragma once
+
+#include <cstdint>
+
+#include "core/rope.h"
+#include "headrace/tensor.hpp"
+
+namespace headrace {
+
+inline constexpr int kMaxAppendDim = 576;  // of head_dim and head_dim_v
+
+// [num_tokens, num_heads, head_dim]; f32, f16 or bf16.
+struct HeadRows {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  std::int64_t stride_token = 0, stride_head = 0;
+};
+
+// [num_pages, page_size, num_kv_heads, head_dim]; f32, f16 or bf16.
+struct PageRows {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  std::int64_t stride_page = 0, stride_slot = 0, stride_head = 0;
+};
+
+// [head_dim]; f32, f16 or bf16. Null: no norm.
+struct NormWeight {
+  const void* data = nullptr;
+  DType dtype = DType::f32;
+};
+
+// Cosines and sines [max_positions, rot_dim / 2]; f32, f16 or bf16.
+struct RopeTables {
+  const void *cos = nullptr, *sin = nullptr;  // null: the angles follow from `frequencies`
+  DType cos_dtype = DType::f32, sin_dtype = DType::f32;
+  std::int64_t cos_stride = 0, sin_stride = 0;  // along positions
+  std::int64_t max_positions = 0;
+};
+
+struct KvAppendArgs {
+  std::int64_t num_tokens = 0;
+  std::int64_t num_heads = 0;     // of q; 0: no q
+  std::int64_t num_kv_heads = 0;  // of k and v; 0: neither
+  std::int64_t head_dim = 0, head_dim_v = 0;
+  std::int64_t page_size = 0, num_pages = 0;
+  HeadRows q, q_out, k, v;
+  PageRows k_pages, v_pages;
+  const std::int64_t* slot_mapping = nullptr;  // [num_tokens]; negative: not stored
+  std::int64_t slot_stride = 0;
+  const std::int32_t* positions = nullptr;  // [num_tokens]; null without rotation
+  std::int64_t position_stride = 0;
+  NormWeight q_norm, k_norm;
+  float norm_eps = 0;
+  RopeLayout layout = RopeLayout::interleaved;
+  std::int64_t rot_dim = 0;  // 0: no rotation
+  RopeTables tables;
+  double attention_factor = 1;                 // of cosines and sines from `frequencies`
+  double frequencies[kMaxAppendDim / 2] = {};  // [rot_dim / 2]
+};
+
+// Whether a position has angles.
+constexpr bool has_angles(const KvAppendArgs& args, std::int64_t position) {
+  return args.tables.cos == nullptr || (position >= 0 && position < args.tables.max_positions);
+}
+
+// Element offset of a slot and head; `slot` is below num_pages * page_size and not negative.
+constexpr std::int64_t slot_offset(const KvAppendArgs& args, const PageRows& pages,
+                                   std::int64_t slot, std::int64_t head) {
+  return slot / args.page_size * pages.stride_page + slot % args.page_size * pages.stride_slot +
+         head * pages.stride_head;
+}
+
+}  // namespace headrace
