@@ -24,6 +24,7 @@ Result<Scratch> allocate_scratch(std::size_t, int, Stream) { return absent(); }
 Result<HostLengths> read_lengths(const Plan&, const AttentionArgs&, Stream) { return absent(); }
 Status softmax_forward(const SoftmaxForwardArgs&, int, Stream) { return absent(); }
 Status softmax_backward(const SoftmaxBackwardArgs&, int, Stream) { return absent(); }
+Status kv_append(const KvAppendArgs&, int, Stream) { return absent(); }
 Status check(int, Stream) { return absent(); }
 
 }  // namespace headrace::cuda

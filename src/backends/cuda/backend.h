@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/kernel.h"
+#include "core/kv_append_args.h"
 #include "core/softmax_args.h"
 #include "runtime/device.h"
 
@@ -54,8 +55,11 @@ Result<HostLengths> read_lengths(const Plan& plan, const AttentionArgs& args, St
 Status softmax_forward(const SoftmaxForwardArgs& args, int device_id, Stream stream);
 Status softmax_backward(const SoftmaxBackwardArgs& args, int device_id, Stream stream);
 
-// Synchronises `stream`, then reads and clears the error word that kernels set if lengths on the
-// device are out of bounds.
+// An append to a paged KV cache: checks the device and the pointers, then launches on `stream`.
+Status kv_append(const KvAppendArgs& args, int device_id, Stream stream);
+
+// Synchronises `stream`, then reads and clears the error word that kernels set if lengths, pages,
+// slots or positions on the device are out of bounds.
 Status check(int device_id, Stream stream);
 
 }  // namespace headrace::cuda

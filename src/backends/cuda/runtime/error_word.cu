@@ -30,6 +30,18 @@ Failure length_failure(std::uint32_t word, int device_id) {
         "of k and v, and its keys were not read: it must be 0 to num_pages - 1; options.checked=1 "
         "names the entry before anything runs",
         device_id, entry);
+  if (kind == LengthError::slot_mapping)
+    return invalid_argument(
+        "slot_mapping on cuda:{}: the slot of token {} (the first that was seen) is none of the "
+        "pages, and the token was not stored: it must be below num_pages * page_size, or negative "
+        "for a token that is not stored; pass page * page_size + slot",
+        device_id, entry);
+  if (kind == LengthError::positions)
+    return invalid_argument(
+        "positions on cuda:{}: the position of token {} (the first that was seen) has no row in "
+        "cos and sin, and nothing was written for the token: it must be 0 to max_positions - 1; "
+        "pass tables of more positions",
+        device_id, entry);
   const char* side = kind == LengthError::cu_seqlens_q ? "q" : "k";
   return invalid_argument(
       "cu_seqlens_{} on cuda:{}: the entries of sequence {} (the first that was seen) break a "

@@ -4,20 +4,12 @@
 #include <cstdlib>
 
 #include "backends/cuda/backend.h"
-#include "backends/cuda/common/constants.h"
 #include "backends/cuda/runtime/device.cuh"
+#include "backends/cuda/runtime/operator_device.cuh"
 #include "backends/cuda/runtime/pointer.cuh"
 
 namespace headrace::cuda {
 namespace {
-
-Status check_device_of(int device_id) {
-  Result<DeviceInfo> device = device_info(device_id);
-  if (!device.ok()) return std::move(device.failure());
-  if (device.value().sm >= kMinSm) return std::nullopt;
-  return unsupported("softmax needs a GPU of sm{} or newer, and cuda:{} is an sm{} ({})", kMinSm,
-                     device_id, device.value().sm, device.value().name);
-}
 
 // Whether every row is contiguous, aligned to 16 bytes and whole 16-byte vectors long.
 bool has_vectors(const RowSpace& rows, DType dtype, const RowOperand& x) {
@@ -39,7 +31,7 @@ bool is_column(const RowSpace& rows, const RowOperand& written) {
 }  // namespace
 
 Status softmax_forward(const SoftmaxForwardArgs& args, int device_id, Stream stream) {
-  HEADRACE_TRY(check_device_of(device_id));
+  HEADRACE_TRY(check_operator_device("softmax", device_id));
   const DeviceScope scope(device_id);
   if (scope.status()) return scope.status();
   HEADRACE_TRY(check_pointer("x", args.x.data, device_id));
@@ -62,7 +54,7 @@ Status softmax_forward(const SoftmaxForwardArgs& args, int device_id, Stream str
 }
 
 Status softmax_backward(const SoftmaxBackwardArgs& args, int device_id, Stream stream) {
-  HEADRACE_TRY(check_device_of(device_id));
+  HEADRACE_TRY(check_operator_device("softmax", device_id));
   const DeviceScope scope(device_id);
   if (scope.status()) return scope.status();
   HEADRACE_TRY(check_pointer("y", args.y.data, device_id));

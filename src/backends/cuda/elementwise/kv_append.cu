@@ -1,0 +1,226 @@
+// The append kernel: a CTA per token, or per group of its heads; a warp per head. A head is staged
+// in shared memory as floats: read, normalised, rotated, written.
+#include "backends/cuda/common/constants.h"
+#include "backends/cuda/common/element.cuh"
+#include "backends/cuda/common/lengths.cuh"
+#include "backends/cuda/elementwise/angle.h"
+#include "backends/cuda/elementwise/kv_append.h"
+#include "backends/cuda/runtime/launch.cuh"
+
+namespace headrace::cuda::append {
+namespace {
+
+struct Params {
+  KvAppendArgs args;
+  Config config;
+  Vectors vectors;
+  std::uint32_t* error_word;
+};
+static_assert(sizeof(Params) <= 4096, "parameters of a kernel");
+
+// kVec elements of T: 16 bytes.
+template <class T>
+struct alignas(kVectorBytes) Pack {
+  static constexpr int kVec = kVectorBytes / static_cast<int>(sizeof(T));
+  T e[kVec];
+};
+
+template <class T>
+__device__ void read_elements(const T* from, int width, bool has_vectors, int lane, float* x) {
+  if (!has_vectors) {
+    for (int i = lane; i < width; i += kWarp) x[i] = load_real(from, i);
+    return;
+  }
+  constexpr int kVec = Pack<T>::kVec;
+  for (int i = lane * kVec; i < width; i += kWarp * kVec) {
+    const Pack<T> pack = *reinterpret_cast<const Pack<T>*>(from + i);
+#pragma unroll
+    for (int e = 0; e < kVec; e += 4)
+      *reinterpret_cast<float4*>(x + i + e) =
+          make_float4(load_real(pack.e, e), load_real(pack.e, e + 1), load_real(pack.e, e + 2),
+                      load_real(pack.e, e + 3));
+  }
+}
+
+template <class T>
+__device__ void write_elements(const float* x, int width, bool has_vectors, int lane, T* to) {
+  if (!has_vectors) {
+    for (int i = lane; i < width; i += kWarp) store_real(to, i, x[i]);
+    return;
+  }
+  constexpr int kVec = Pack<T>::kVec;
+  for (int i = lane * kVec; i < width; i += kWarp * kVec) {
+    Pack<T> pack;
+#pragma unroll
+    for (int e = 0; e < kVec; e += 4) {
+      const float4 y = *reinterpret_cast<const float4*>(x + i + e);
+      store_real(pack.e, e, y.x);
+      store_real(pack.e, e + 1, y.y);
+      store_real(pack.e, e + 2, y.z);
+      store_real(pack.e, e + 3, y.w);
+    }
+    *reinterpret_cast<Pack<T>*>(to + i) = pack;
+  }
+}
+
+__device__ void read_row(DType dtype, const void* data, std::int64_t offset, int width,
+                         bool has_vectors, int lane, float* x) {
+  switch (dtype) {
+    case DType::f16:
+      return read_elements(static_cast<const __half*>(data) + offset, width, has_vectors, lane, x);
+    case DType::bf16:
+      return read_elements(static_cast<const __nv_bfloat16*>(data) + offset, width, has_vectors,
+                           lane, x);
+    default:
+      return read_elements(static_cast<const float*>(data) + offset, width, has_vectors, lane, x);
+  }
+}
+
+// The format of the pages: a quantiser would take its place.
+__device__ void write_row(const float* x, int width, bool has_vectors, int lane, DType dtype,
+                          void* data, std::int64_t offset) {
+  switch (dtype) {
+    case DType::f16:
+      return write_elements(x, width, has_vectors, lane, static_cast<__half*>(data) + offset);
+    case DType::bf16:
+      return write_elements(x, width, has_vectors, lane,
+                            static_cast<__nv_bfloat16*>(data) + offset);
+    default:
+      return write_elements(x, width, has_vectors, lane, static_cast<float*>(data) + offset);
+  }
+}
+
+__device__ float load_element(DType dtype, const void* data, std::int64_t idx) {
+  switch (dtype) {
+    case DType::f16:
+      return load_real(static_cast<const __half*>(data), idx);
+    case DType::bf16:
+      return load_real(static_cast<const __nv_bfloat16*>(data), idx);
+    default:
+      return load_real(static_cast<const float*>(data), idx);
+  }
+}
+
+// x * weight / sqrt(mean(x^2) + eps), by one warp in a fixed order.
+__device__ void norm_row(const KvAppendArgs& args, const NormWeight& weight, int lane, float* x) {
+  const int width = static_cast<int>(args.head_dim);
+  float sum = 0;
+  for (int i = lane; i < width; i += kWarp) sum += x[i] * x[i];
+#pragma unroll
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) sum += __shfl_xor_sync(~0u, sum, mask);
+  const float scale = 1 / sqrtf(sum / static_cast<float>(width) + args.norm_eps);
+  for (int i = lane; i < width; i += kWarp)
+    x[i] = x[i] * scale * load_element(weight.dtype, weight.data, i);
+  __syncwarp();
+}
+
+// A lane owns the pairs lane, lane + 32, ...
+__device__ void rotate_row(const KvAppendArgs& args, const float* cos, const float* sin, int lane,
+                           float* x) {
+  const int half = static_cast<int>(args.rot_dim / 2);
+  const bool is_halves = args.layout == RopeLayout::halves;
+  for (int pair = lane; pair < half; pair += kWarp) {
+    const int i = is_halves ? pair : 2 * pair, j = is_halves ? pair + half : 2 * pair + 1;
+    const float a = x[i], b = x[j], c = cos[pair], s = sin[pair];
+    x[i] = a * c - b * s;
+    x[j] = b * c + a * s;
+  }
+  __syncwarp();
+}
+
+// By all threads of the CTA.
+__device__ void compute_angles(const KvAppendArgs& args, int position, float* cos, float* sin) {
+  const RopeTables& tables = args.tables;
+  const auto factor = static_cast<float>(args.attention_factor);
+  for (int pair = static_cast<int>(threadIdx.x); pair < args.rot_dim / 2; pair += kWarp * kWarps) {
+    if (tables.cos != nullptr) {
+      cos[pair] = load_element(tables.cos_dtype, tables.cos, position * tables.cos_stride + pair);
+      sin[pair] = load_element(tables.sin_dtype, tables.sin, position * tables.sin_stride + pair);
+    } else {
+      const CosSin angle = cos_sin(position, args.frequencies[pair]);
+      cos[pair] = angle.cos * factor;
+      sin[pair] = angle.sin * factor;
+    }
+  }
+}
+
+// One head of a token by one warp; `slot` is negative for a token that is not stored.
+__device__ void append_row(const Params& p, std::int64_t token, std::int64_t row_idx,
+                           std::int64_t slot, const float* cos, const float* sin, int lane,
+                           float* x) {
+  const KvAppendArgs& args = p.args;
+  const bool is_q = row_idx < args.num_heads;
+  if (!is_q && slot < 0) return;
+  const bool is_k = !is_q && row_idx < args.num_heads + args.num_kv_heads;
+  const HeadRows& from = is_q ? args.q : is_k ? args.k : args.v;
+  const bool from_vectors = is_q ? p.vectors.q : is_k ? p.vectors.k : p.vectors.v;
+  const int width = static_cast<int>(is_q || is_k ? args.head_dim : args.head_dim_v);
+  const std::int64_t head = row_idx - (is_q   ? 0
+                                       : is_k ? args.num_heads
+                                              : args.num_heads + args.num_kv_heads);
+  read_row(from.dtype, from.data, token * from.stride_token + head * from.stride_head, width,
+           from_vectors, lane, x);
+  __syncwarp();
+  if (is_q || is_k) {
+    const NormWeight& weight = is_q ? args.q_norm : args.k_norm;
+    if (weight.data != nullptr) norm_row(args, weight, lane, x);
+    if (args.rot_dim > 0) rotate_row(args, cos, sin, lane, x);
+  }
+  if (is_q) {
+    const HeadRows& to = args.q_out;
+    write_row(x, width, p.vectors.q_out, lane, to.dtype, to.data,
+              token * to.stride_token + head * to.stride_head);
+  } else {
+    const PageRows& to = is_k ? args.k_pages : args.v_pages;
+    write_row(x, width, is_k ? p.vectors.k_pages : p.vectors.v_pages, lane, to.dtype, to.data,
+              slot_offset(args, to, slot, head));
+  }
+  __syncwarp();  // the row is written before the next head is read into it
+}
+
+__global__ void __launch_bounds__(kWarp* kWarps) append_tokens(const __grid_constant__ Params p) {
+  extern __shared__ float4 smem[];
+  const KvAppendArgs& args = p.args;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp,
+            lane = static_cast<int>(threadIdx.x) % kWarp;
+  float* cos = reinterpret_cast<float*>(smem);                          // [rot_dim / 2]
+  float* sin = cos + p.config.angle_stride;                             // [rot_dim / 2]
+  float* x = sin + p.config.angle_stride + warp * p.config.row_stride;  // [head_dim]
+  const std::int64_t first_row = blockIdx.y * p.config.rows_of_cta;
+  const std::int64_t last_row = min(first_row + p.config.rows_of_cta, p.config.num_rows);
+  const bool reports = threadIdx.x == 0 && blockIdx.y == 0;
+  for (std::int64_t token = blockIdx.x; token < args.num_tokens; token += gridDim.x) {
+    if (args.rot_dim > 0) {
+      const int position = args.positions[token * args.position_stride];
+      if (!has_angles(args, position)) {
+        if (reports) report_length_error(p.error_word, LengthError::positions, token);
+        continue;
+      }
+      __syncthreads();  // the angles of the previous token have been read
+      compute_angles(args, position, cos, sin);
+      __syncthreads();
+    }
+    std::int64_t slot = args.num_kv_heads == 0 ? -1 : args.slot_mapping[token * args.slot_stride];
+    if (slot >= args.num_pages * args.page_size) {
+      if (reports) report_length_error(p.error_word, LengthError::slot_mapping, token);
+      slot = -1;
+    }
+    for (std::int64_t row_idx = first_row + warp; row_idx < last_row; row_idx += kWarps)
+      append_row(p, token, row_idx, slot, cos, sin, lane, x);
+  }
+}
+
+}  // namespace
+
+Status launch(const KvAppendArgs& args, const Config& config, const Vectors& vectors,
+              std::uint32_t* error_word, Stream stream) {
+  const Params params{args, config, vectors, error_word};
+  const LaunchShape shape{.name = "kv_append",
+                          .grid = dim3(static_cast<unsigned>(std::min(args.num_tokens, kMaxGridX)),
+                                       static_cast<unsigned>(config.num_groups)),
+                          .block = dim3(kWarp * kWarps),
+                          .smem_bytes = static_cast<unsigned>(config.smem_bytes)};
+  return headrace::cuda::launch(shape, static_cast<cudaStream_t>(stream), append_tokens, params);
+}
+
+}  // namespace headrace::cuda::append
