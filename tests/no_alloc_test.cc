@@ -1,5 +1,5 @@
-// headrace_plan_run(), its backward and softmax allocate nothing: counts every malloc of the
-// process. Also prints the cost of planning and of a run's checks.
+// headrace_plan_run(), its backward, softmax and appends allocate nothing: counts every malloc of
+// the process. Also prints the cost of planning and of a run's checks.
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "headrace/headrace.hpp"
+#include "headrace/kv_cache.hpp"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__GLIBC__)
 #define HEADRACE_COUNTS 0
@@ -88,6 +89,33 @@ bool softmax_allocates() {
   return num_allocations != before;
 }
 
+bool append_allocates() {
+  using namespace headrace;
+  std::vector<float> x(4 * 2 * 16), weight(16, 1.0f), q(x.size()), k(8 * 2 * 16), v(k.size());
+  const std::int64_t slots[] = {3, 1, -1, 7};
+  const std::int32_t positions[] = {5, 6, 7, 8};
+  const TensorView in(x.data(), DType::f32, {4, 2, 16});
+  const headrace_kv_append_tensors t = KvAppendTensors{
+      .k = in,
+      .v = in,
+      .k_pages = {k.data(), DType::f32, {2, 4, 2, 16}},
+      .v_pages = {v.data(), DType::f32, {2, 4, 2, 16}},
+      .slot_mapping = {slots, DType::i64, {4}},
+      .q = in,
+      .q_out = {q.data(), DType::f32, {4, 2, 16}},
+      .positions = {positions, DType::i32, {4}},
+      .q_norm_weight = {
+          weight.data(), DType::f32, {16}}}.to_c();
+  const headrace_rope_options rope =
+      RopeOptions{.scaling = RopeScaling::yarn, .factor = 4, .original_context_length = 64}.to_c();
+  headrace_kv_append_options options;
+  check(headrace_kv_append_options_init(&options));
+  options.rope = &rope;
+  const long before = num_allocations;
+  for (int i = 0; i < 1000; ++i) check(headrace_kv_append(&t, &options, nullptr));
+  return num_allocations != before;
+}
+
 }  // namespace
 
 int main() {
@@ -121,6 +149,7 @@ int main() {
 
   if (backward_allocates(tensors, device)) return fail("headrace_plan_run_backward allocated");
   if (softmax_allocates()) return fail("softmax allocated");
+  if (append_allocates()) return fail("headrace_kv_append allocated");
 
   // A valid call with nothing to compute: measures the overhead.
   AttentionTensors empty = tensors;

@@ -61,4 +61,95 @@ TEST(OlderStructs, OfRopeOptions) {
   }
 }
 
+// An append of three tokens with every tensor; `rope` and the options may be older.
+struct Append {
+  Numbers in;
+  std::vector<float> out[3];
+  std::int64_t slots[3] = {5, 0, 3};
+  std::int32_t positions[3] = {3, 1, 7};
+  headrace_kv_append_tensors t{};
+
+  Append() {
+    for (auto& x : out) x.assign(256, 0.25f);
+    headrace_kv_append_tensors_init(&t);
+    const auto view = [](std::vector<float>& x, std::initializer_list<std::int64_t> shape) {
+      return TensorView(x.data(), DType::f32, shape);
+    };
+    t.k = t.v = t.q = view(in.values, {3, 2, 8});
+    t.k_pages = view(out[0], {3, 2, 2, 8});
+    t.v_pages = view(out[1], {3, 2, 2, 8});
+    t.q_out = view(out[2], {3, 2, 8});
+    t.slot_mapping = TensorView(slots, DType::i64, {3});
+    t.positions = TensorView(positions, DType::i32, {3});
+    t.cos = view(in.values, {9, 4});
+    t.sin = TensorView(in.values.data() + 50, DType::f32, {9, 4});
+    t.q_norm_weight = TensorView(in.values.data() + 7, DType::f32, {8});
+    t.k_norm_weight = TensorView(in.values.data() + 30, DType::f32, {8});
+  }
+  Append(const Append&) = delete;
+
+  std::string run(const headrace_kv_append_tensors& tensors,
+                  const headrace_kv_append_options* options) {
+    if (headrace_kv_append(&tensors, options, nullptr) != HEADRACE_OK)
+      return failed(HEADRACE_INVALID_ARGUMENT);
+    std::string bytes;
+    for (const auto& x : out)
+      bytes.append(reinterpret_cast<const char*>(x.data()), x.size() * sizeof(float));
+    return bytes;
+  }
+};
+
+TEST(OlderStructs, OfKvAppendOptions) {
+  headrace_rope_options rope;
+  headrace_rope_options_init(&rope);
+  headrace_kv_append_options full, defaults;
+  headrace_kv_append_options_init(&defaults);
+  full = defaults;
+  full.rope = &rope;
+  full.norm_eps = 0.5;
+  const auto outcome = [](const headrace_kv_append_options& options) {
+    Append call;
+    call.t.cos = call.t.sin = {};
+    return call.run(call.t, &options);
+  };
+  expect_older_structs<headrace_kv_append_options>("kv_append_options", full, defaults,
+                                                   sizeof(std::size_t), 2, outcome);
+  // Its rope may be older, too.
+  const auto with_rope = [&](std::size_t size) {
+    headrace_rope_options older;
+    headrace_rope_options_init(&older);
+    older.layout = HEADRACE_ROPE_HALVES;
+    older.base = 3;
+    headrace_rope_options given = cut(older, size, garbage<headrace_rope_options>());
+    headrace_kv_append_options options = defaults;
+    options.rope = &given;
+    return outcome(options);
+  };
+  EXPECT_EQ(with_rope(offsetof(headrace_rope_options, factor)), with_rope(sizeof rope));
+  EXPECT_NE(with_rope(offsetof(headrace_rope_options, base)), with_rope(sizeof rope));
+  EXPECT_NE(with_rope(4).find("rope.struct_size=4"), std::string::npos);
+}
+
+TEST(OlderStructs, OfKvAppendTensors) {
+  headrace_kv_append_tensors defaults;
+  headrace_kv_append_tensors_init(&defaults);
+  std::string before;
+  // Older headers end between tensors.
+  for (std::size_t size = sizeof(std::size_t); size <= sizeof defaults;
+       size += sizeof(headrace_tensor)) {
+    SCOPED_TRACE(size);
+    const auto outcome = [size](const headrace_kv_append_tensors& rest, bool is_whole) {
+      Append call;
+      headrace_kv_append_tensors t = cut(call.t, size, rest);
+      if (is_whole) t.struct_size = sizeof t;
+      return call.run(t, nullptr);
+    };
+    const std::string got = outcome(garbage<headrace_kv_append_tensors>(), false);
+    EXPECT_EQ(got, outcome(defaults, true));
+    // Without rotation, positions are not read.
+    EXPECT_EQ(got == before, size == offsetof(headrace_kv_append_tensors, cos));
+    before = got;
+  }
+}
+
 }  // namespace

@@ -80,6 +80,8 @@ TEST(StructSizes, OfInitFunctions) {
   HEADRACE_EXPECT_INIT(kv_cache_options, "options");
   HEADRACE_EXPECT_INIT(kv_batch, "batch");
   HEADRACE_EXPECT_INIT(rope_options, "options");
+  HEADRACE_EXPECT_INIT(kv_append_options, "options");
+  HEADRACE_EXPECT_INIT(kv_append_tensors, "tensors");
 }
 
 // The same for functions that read the size from the struct.

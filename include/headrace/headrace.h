@@ -77,7 +77,8 @@ typedef enum headrace_dtype {
   HEADRACE_F64 = 3,  /**< IEEE binary64; reference kernels only */
   HEADRACE_I32 = 4,  /**< for lengths */
   HEADRACE_U32 = 5,  /**< for bit masks */
-  HEADRACE_BOOL = 6  /**< one byte; 0 is false, anything else is true */
+  HEADRACE_BOOL = 6, /**< one byte; 0 is false, anything else is true */
+  HEADRACE_I64 = 7   /**< for slots */
 } headrace_dtype;
 
 /** Device type of a tensor. */
@@ -386,8 +387,9 @@ HEADRACE_API headrace_status headrace_attention_backward(
     const headrace_attention_tensors* tensors, const headrace_attention_gradients* gradients,
     const headrace_attention_options* options, void* workspace, size_t workspace_bytes,
     void* stream);
-/** Synchronizes with `stream`, then reads and clears the sticky error that kernels set if lengths
- * in device memory are out of bounds. Kernels clamp such lengths to the buffers. */
+/** Synchronizes with `stream`, then reads and clears the sticky error that kernels set if lengths,
+ * pages, slots or positions in device memory are out of bounds. Kernels clamp such lengths to the
+ * buffers and leave out such keys and tokens. */
 HEADRACE_API headrace_status headrace_check(int32_t device_type, int32_t device_id, void* stream);
 
 /* ---- the support matrix ---- */

@@ -223,6 +223,74 @@ HEADRACE_API headrace_status headrace_rope_frequencies(const headrace_rope_optio
                                                        double* frequencies, size_t num_frequencies,
                                                        double* attention_factor);
 
+/* ---- writing keys and values ---- */
+
+/** Options of an append. */
+typedef struct headrace_kv_append_options {
+  size_t struct_size;                /**< sizeof this struct, set by the init function */
+  const headrace_rope_options* rope; /**< NULL (default): no rotation; with cos and sin: pairs
+                                        (2i, 2i + 1) */
+  double norm_eps;                   /**< default 1e-6; of q_norm_weight and k_norm_weight */
+} headrace_kv_append_options;
+
+/** headrace_kv_append_options_init() for bindings that cannot use this header: struct_size is the
+ * sizeof of their declaration. */
+HEADRACE_API headrace_status
+headrace_kv_append_options_init_sized(headrace_kv_append_options* options, size_t struct_size);
+/** Sets the defaults and struct_size. */
+static inline headrace_status headrace_kv_append_options_init(headrace_kv_append_options* options) {
+  return headrace_kv_append_options_init_sized(options, sizeof *options);
+}
+
+/** The tensors of an append: q with q_out, or k and v with their pages and slot_mapping, or both.
+ * All are on one device. q, k and v have one dtype, f32, f16 or bf16; q_out and the pages have any
+ * of these each. Strides are free (for inputs also 0 and negative) except the last, which is 1:
+ * q, k and v may be slices of one buffer. Outputs must not overlap any other tensor; q_out may be
+ * the view q itself. */
+typedef struct headrace_kv_append_tensors {
+  size_t struct_size;           /**< sizeof this struct, set by the init function */
+  headrace_tensor k;            /**< [num_tokens, num_kv_heads, head_dim] */
+  headrace_tensor v;            /**< [num_tokens, num_kv_heads, head_dim_v] */
+  headrace_tensor k_pages;      /**< written: [num_pages, page_size, num_kv_heads, head_dim] */
+  headrace_tensor v_pages;      /**< written: [num_pages, page_size, num_kv_heads, head_dim_v] */
+  headrace_tensor slot_mapping; /**< i64 [num_tokens], page * page_size + slot, each at most once;
+                                   negative: the token is not stored (padding) */
+  headrace_tensor q;            /**< [num_tokens, num_heads, head_dim] */
+  headrace_tensor q_out;        /**< written: shape of q */
+  headrace_tensor positions;    /**< i32 [num_tokens]; with rotations */
+  headrace_tensor cos; /**< [max_positions, rot_dim / 2], f32, f16 or bf16, with sin: replace the
+                          angles of the options, whose base, scaling and factors are not used */
+  headrace_tensor sin; /**< shape of cos */
+  headrace_tensor q_norm_weight; /**< [head_dim], f32, f16 or bf16: RMS norm of each head of q */
+  headrace_tensor k_norm_weight; /**< the same of k */
+} headrace_kv_append_tensors;
+
+/** headrace_kv_append_tensors_init() for bindings that cannot use this header: struct_size is the
+ * sizeof of their declaration. */
+HEADRACE_API headrace_status
+headrace_kv_append_tensors_init_sized(headrace_kv_append_tensors* tensors, size_t struct_size);
+/** Zeroes all fields (nothing given) and sets struct_size. */
+static inline headrace_status headrace_kv_append_tensors_init(headrace_kv_append_tensors* tensors) {
+  return headrace_kv_append_tensors_init_sized(tensors, sizeof *tensors);
+}
+
+/** Writes new keys and values to their slots, and q to q_out, in one pass: each head of q and k is
+ * x * weight / sqrt(mean(x^2) + norm_eps) if it has a weight (RMS norm, Qwen3), and its first
+ * rot_dim elements are then rotated: (a, b) -> (a cos - b sin, b cos + a sin) for each pair. v is
+ * copied. The arithmetic is in f32, with one rounding to the output's dtype; angles are products in
+ * double. `options` NULL: the defaults.
+ *
+ * Needs no workspace, allocates nothing, can be captured in a graph. `stream` as in
+ * headrace_plan_run(): NULL on CPU; on CUDA the work is enqueued on it. A token's bits do not
+ * depend on the other tokens of the call.
+ *
+ * A slot that is not in the pages, and a position that is not in cos and sin: invalid_argument on
+ * the CPU, and nothing was written. On CUDA that token is not stored (position: nor is its q
+ * written), all others are, and headrace_check() returns the error. */
+HEADRACE_API headrace_status headrace_kv_append(const headrace_kv_append_tensors* tensors,
+                                                const headrace_kv_append_options* options,
+                                                void* stream);
+
 /* ---- statistics ---- */
 
 /** Statistics of a cache. The counters begin with its creation. */

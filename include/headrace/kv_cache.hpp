@@ -287,5 +287,66 @@ inline RopeFrequencies rope_frequencies(const RopeOptions& options) {
   return rope;
 }
 
+/// Options of an append.
+struct KvAppendOptions {
+  std::optional<RopeOptions> rope = {};  ///< unset: no rotation; with cos and sin: interleaved
+  double norm_eps = 1e-6;                ///< of the norms of q and k
+};
+
+/// The tensors of an append; unset ones are absent: q with q_out, or k and v with their pages and
+/// slot_mapping, or both. Strides are free except the innermost, which is 1.
+struct KvAppendTensors {
+  TensorView k{};        ///< [num_tokens, num_kv_heads, head_dim]; f32, f16 or bf16
+  TensorView v{};        ///< [num_tokens, num_kv_heads, head_dim_v], dtype of k
+  TensorView k_pages{};  ///< written: [num_pages, page_size, num_kv_heads, head_dim]; any of these
+                         ///< dtypes
+  TensorView v_pages{};  ///< written: [num_pages, page_size, num_kv_heads, head_dim_v]
+  TensorView slot_mapping{};   ///< i64 [num_tokens], page * page_size + slot; negative: not stored
+  TensorView q{};              ///< [num_tokens, num_heads, head_dim], dtype of k
+  TensorView q_out{};          ///< written: shape of q, any of these dtypes; may be the view q
+  TensorView positions{};      ///< i32 [num_tokens]; with rotations
+  TensorView cos{};            ///< [max_positions, rot_dim / 2]: replace the angles of the options
+  TensorView sin{};            ///< shape of cos
+  TensorView q_norm_weight{};  ///< [head_dim]: RMS norm of each head of q
+  TensorView k_norm_weight{};  ///< the same of k
+
+  /// Converts to the C struct.
+  headrace_kv_append_tensors to_c() const {
+    headrace_kv_append_tensors c;
+    check(headrace_kv_append_tensors_init(&c));
+    c.k = k;
+    c.v = v;
+    c.k_pages = k_pages;
+    c.v_pages = v_pages;
+    c.slot_mapping = slot_mapping;
+    c.q = q;
+    c.q_out = q_out;
+    c.positions = positions;
+    c.cos = cos;
+    c.sin = sin;
+    c.q_norm_weight = q_norm_weight;
+    c.k_norm_weight = k_norm_weight;
+    return c;
+  }
+};
+
+/// Writes new keys and values to their slots, and q to q_out, in one pass: RMS norm of each head of
+/// q and k (with a weight), rotation of its first rot_dim elements, one rounding. On CUDA enqueued
+/// on `stream`. Sources: Su et al., "RoFormer", 2021; Kwon et al., "PagedAttention", 2023.
+/// Throws Error(HEADRACE_INVALID_ARGUMENT or HEADRACE_UNSUPPORTED); then nothing was written.
+inline void kv_append(const KvAppendTensors& tensors, const KvAppendOptions& options = {},
+                      void* stream = nullptr) {
+  const headrace_kv_append_tensors c_tensors = tensors.to_c();
+  headrace_kv_append_options c_options;
+  check(headrace_kv_append_options_init(&c_options));
+  headrace_rope_options rope;
+  if (options.rope) {
+    rope = options.rope->to_c();
+    c_options.rope = &rope;
+  }
+  c_options.norm_eps = options.norm_eps;
+  check(headrace_kv_append(&c_tensors, &c_options, stream));
+}
+
 }  // namespace v0
 }  // namespace headrace

@@ -27,6 +27,7 @@ enum class DType : std::int32_t {
   i32 = HEADRACE_I32,       ///< for lengths
   u32 = HEADRACE_U32,       ///< for bit masks
   boolean = HEADRACE_BOOL,  ///< one byte
+  i64 = HEADRACE_I64,       ///< for slots
 };
 
 /// Bytes per element; 0 for an invalid dtype.
@@ -46,6 +47,8 @@ constexpr std::size_t dtype_bytes(DType dtype) {
       return 4;
     case DType::boolean:
       return 1;
+    case DType::i64:
+      return 8;
   }
   return 0;
 }
@@ -67,6 +70,8 @@ constexpr const char* dtype_name(DType dtype) {
       return "u32";
     case DType::boolean:
       return "bool";
+    case DType::i64:
+      return "i64";
   }
   return "unknown";
 }

@@ -12,7 +12,7 @@ Status check_enums(const char* name, const headrace_tensor& tensor) {
         tensor.device_type, name);
   if (dtype_bytes(static_cast<DType>(tensor.dtype)) == 0)
     return invalid_argument(
-        "{}.dtype={}: must be a headrace_dtype (0 to 6); set it to the dtype of {}", name,
+        "{}.dtype={}: must be a headrace_dtype (0 to 7); set it to the dtype of {}", name,
         tensor.dtype, name);
   return std::nullopt;
 }

@@ -1,5 +1,6 @@
-// RoPE's frequencies.
+// RoPE's frequencies, and the append to a paged KV cache.
 #include "capi/capi_common.h"
+#include "ops/kv_append.h"
 #include "ops/rope_options.h"
 
 namespace headrace::capi {
@@ -24,6 +25,18 @@ Status give_frequencies(const headrace_rope_options& options, double* frequencie
   return fill_rope(options, options.rot_dim, frequencies, attention_factor);
 }
 
+Status run_append(const headrace_kv_append_tensors* tensors,
+                  const headrace_kv_append_options* options, void* stream) {
+  headrace_kv_append_tensors t{};
+  headrace_kv_append_options o = default_kv_append_options();
+  headrace_rope_options rope;
+  HEADRACE_TRY(copy_versioned("tensors", tensors, sizeof(std::size_t), &t, sizeof t));
+  if (options != nullptr)
+    HEADRACE_TRY(copy_versioned("options", options, sizeof(std::size_t), &o, sizeof o));
+  if (o.rope != nullptr) HEADRACE_TRY(read_rope(o.rope, rope));
+  return kv_append(t, o, o.rope == nullptr ? nullptr : &rope, stream);
+}
+
 }  // namespace
 }  // namespace headrace::capi
 
@@ -43,6 +56,21 @@ headrace_status headrace_rope_frequencies(const headrace_rope_options* options, 
     if (auto bad = read_rope(options, ours)) return fail(std::move(*bad));
     return status_of(give_frequencies(ours, frequencies, num_frequencies, attention_factor));
   });
+}
+
+headrace_status headrace_kv_append_options_init_sized(headrace_kv_append_options* options,
+                                                      size_t struct_size) {
+  return init("options", headrace::default_kv_append_options(), options, struct_size);
+}
+
+headrace_status headrace_kv_append_tensors_init_sized(headrace_kv_append_tensors* tensors,
+                                                      size_t struct_size) {
+  return init("tensors", {}, tensors, struct_size);
+}
+
+headrace_status headrace_kv_append(const headrace_kv_append_tensors* tensors,
+                                   const headrace_kv_append_options* options, void* stream) {
+  return guarded([&] { return status_of(run_append(tensors, options, stream)); });
 }
 
 }  // extern "C"

@@ -1,4 +1,4 @@
-// Tensors of any layout for the softmax tests, and softmax in double.
+// Tensors of any layout for the tests of operators, and softmax in double.
 #pragma once
 
 #include <algorithm>
@@ -60,9 +60,20 @@ class Tensor {
   }
   Tensor(DType dtype, const Shape& shape, Layout layout, const Doubles& values)
       : Tensor(dtype, shape, layout) {
-    for_elements(view_, [&](std::int64_t i, std::int64_t offset) {
-      store_from_double(dtype, view_.data, offset, values[static_cast<std::size_t>(i)]);
-    });
+    set(values);
+  }
+  // The axes in memory order, outermost first, with `gap` elements after each but the last.
+  Tensor(DType dtype, const Shape& shape, const std::vector<int>& order, std::int64_t gap) {
+    view_ = TensorView(nullptr, dtype, {});
+    view_.rank = static_cast<int>(shape.size());
+    std::copy(shape.begin(), shape.end(), view_.shape);
+    std::int64_t stride = 1;
+    for (auto axis = order.rbegin(); axis != order.rend(); ++axis) {
+      view_.strides[*axis] = stride;
+      stride = stride * std::max<std::int64_t>(view_.shape[*axis], 1) + gap;
+    }
+    bytes_.assign(static_cast<std::size_t>(stride) * dtype_bytes(dtype), 0xFF);
+    view_.data = bytes_.data();
   }
   Tensor(const Tensor&) = delete;
 
@@ -75,6 +86,11 @@ class Tensor {
     return view;
   }
   std::vector<unsigned char>& bytes() { return bytes_; }
+  void set(const Doubles& values) {
+    for_elements(view_, [&](std::int64_t i, std::int64_t offset) {
+      store_from_double(view_.type(), view_.data, offset, values[static_cast<std::size_t>(i)]);
+    });
+  }
   Doubles values() const {
     Doubles all(static_cast<std::size_t>(view_.num_elements()));
     for_elements(view_, [&](std::int64_t i, std::int64_t offset) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "backends/cpu/elementwise/elementwise.h"
 #include "backends/cpu/elementwise/silu-inl.h"
@@ -190,8 +191,118 @@ struct ElementwiseKernels {
     }
   }
 
+  // ---- kv_append ----
+
+  // A head on its way from q, k or v to q_out or a page, in float: read, normalised, rotated,
+  // written.
+  struct HeadRow {
+    alignas(64) float x[kMaxAppendDim];
+  };
+  // The angles of a token, and the weights of the norms in float.
+  struct AppendScratch {
+    alignas(64) float cos[kMaxAppendDim / 2], sin[kMaxAppendDim / 2];
+    alignas(64) float q_norm[kMaxAppendDim], k_norm[kMaxAppendDim];
+  };
+
+  // body(p): data + offset as a pointer to its elements.
+  template <class Pointer, class Body>
+  static void with_elements(DType dtype, Pointer data, int64_t offset, Body body) {
+    constexpr bool kIsConst = std::is_const_v<std::remove_pointer_t<Pointer>>;
+    const auto at = [&]<class E>(E*) {
+      body(static_cast<std::conditional_t<kIsConst, const E, E>*>(data) + offset);
+    };
+    switch (dtype) {
+      case DType::f16:
+        return at(static_cast<F16*>(nullptr));
+      case DType::bf16:
+        return at(static_cast<Bf16*>(nullptr));
+      default:
+        return at(static_cast<float*>(nullptr));
+    }
+  }
+
+  static void read_row(DType dtype, const void* data, int64_t offset, int64_t width, float* x) {
+    with_elements(dtype, data, offset, [&](const auto* from) { copy_row(from, x, width); });
+  }
+
+  // The format of the pages: a quantiser would take its place.
+  static void write_row(DType dtype, void* data, int64_t offset, int64_t width, const float* x) {
+    with_elements(dtype, data, offset, [&](auto* to) { copy_row(x, to, width); });
+  }
+
+  static void read_angles(const KvAppendArgs& args, int64_t token, AppendScratch& scratch) {
+    const int64_t half = args.rot_dim / 2;
+    const int32_t position = args.positions[token * args.position_stride];
+    const RopeTables& tables = args.tables;
+    if (tables.cos != nullptr) {
+      read_row(tables.cos_dtype, tables.cos, position * tables.cos_stride, half, scratch.cos);
+      read_row(tables.sin_dtype, tables.sin, position * tables.sin_stride, half, scratch.sin);
+      return;
+    }
+    rope_angles({args.frequencies, static_cast<size_t>(half)}, {&position, 1}, scratch.cos,
+                scratch.sin, args.attention_factor);
+  }
+
+  static void norm_and_rotate(const KvAppendArgs& args, const AppendScratch& scratch,
+                              const float* weight, float* x) {
+    if (weight != nullptr)
+      rms_norm({.x = x,
+                .x_stride = 0,
+                .weight = weight,
+                .width = args.head_dim,
+                .eps = args.norm_eps,
+                .out = x,
+                .out_stride = 0},
+               {0, 1});
+    if (args.layout == RopeLayout::halves) {
+      rotate_halves(x, x, scratch.cos, scratch.sin, args.rot_dim / 2);
+    } else {
+      rotate_pairs(x, x, scratch.cos, scratch.sin, args.rot_dim / 2);
+    }
+  }
+
+  static void append_token(const KvAppendArgs& args, const AppendScratch& scratch, int64_t token) {
+    HeadRow row;
+    const float* q_norm = args.q_norm.data == nullptr ? nullptr : scratch.q_norm;
+    for (int64_t head = 0; head < args.num_heads; ++head) {
+      const HeadRows &from = args.q, &to = args.q_out;
+      read_row(from.dtype, from.data, token * from.stride_token + head * from.stride_head,
+               args.head_dim, row.x);
+      norm_and_rotate(args, scratch, q_norm, row.x);
+      write_row(to.dtype, to.data, token * to.stride_token + head * to.stride_head, args.head_dim,
+                row.x);
+    }
+    const int64_t slot = args.num_kv_heads == 0 ? -1 : args.slot_mapping[token * args.slot_stride];
+    if (slot < 0) return;
+    const float* k_norm = args.k_norm.data == nullptr ? nullptr : scratch.k_norm;
+    for (int64_t head = 0; head < args.num_kv_heads; ++head) {
+      const HeadRows &k = args.k, &v = args.v;
+      read_row(k.dtype, k.data, token * k.stride_token + head * k.stride_head, args.head_dim,
+               row.x);
+      norm_and_rotate(args, scratch, k_norm, row.x);
+      write_row(args.k_pages.dtype, args.k_pages.data, slot_offset(args, args.k_pages, slot, head),
+                args.head_dim, row.x);
+      read_row(v.dtype, v.data, token * v.stride_token + head * v.stride_head, args.head_dim_v,
+               row.x);
+      write_row(args.v_pages.dtype, args.v_pages.data, slot_offset(args, args.v_pages, slot, head),
+                args.head_dim_v, row.x);
+    }
+  }
+
+  static void kv_append(const KvAppendArgs& args, RowRange tokens) {
+    AppendScratch scratch;
+    if (args.q_norm.data != nullptr)
+      read_row(args.q_norm.dtype, args.q_norm.data, 0, args.head_dim, scratch.q_norm);
+    if (args.k_norm.data != nullptr)
+      read_row(args.k_norm.dtype, args.k_norm.data, 0, args.head_dim, scratch.k_norm);
+    for (int64_t token = tokens.first; token < tokens.last; ++token) {
+      if (args.rot_dim > 0) read_angles(args, token, scratch);
+      append_token(args, scratch, token);
+    }
+  }
+
   static constexpr ElementwiseOps make(const char* name, uint32_t cpu_isa) {
-    return {name, cpu_isa, rms_norm, rope, swiglu, widen};
+    return {name, cpu_isa, rms_norm, rope, swiglu, widen, kv_append};
   }
 };
 

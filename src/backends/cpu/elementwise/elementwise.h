@@ -10,6 +10,7 @@
 #include <span>
 
 #include "core/device.h"
+#include "core/kv_append_args.h"
 #include "core/rope.h"
 
 namespace headrace::cpu {
@@ -74,6 +75,9 @@ struct ElementwiseOps {
   void (*rope)(const Rope& call, RowRange rows);
   void (*swiglu)(const Swiglu& call, RowRange rows);
   void (*widen)(const WidenRows& call, RowRange rows);
+  // The rows are the tokens of an append (core/kv_append_args.h), whose positions and slots are
+  // checked.
+  void (*kv_append)(const KvAppendArgs& args, RowRange tokens);
 };
 
 // The fastest operators that the device supports.

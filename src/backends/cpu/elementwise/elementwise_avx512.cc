@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "backends/cpu/elementwise/elementwise.h"
 #include "backends/cpu/simd/element.h"

@@ -1,0 +1,297 @@
+// Validates the tensors and options of an append and turns them into backend arguments.
+#include <cmath>
+#include <span>
+
+#include "attention/tensor_checks.h"
+#include "attention/validate.h"
+#include "ops/kv_append.h"
+#include "ops/operand_checks.h"
+#include "ops/rope_options.h"
+
+namespace headrace {
+namespace {
+
+static_assert(kMaxAppendDim == kMaxHeadDim);
+
+// What the first tensor, q or else k, says of all others.
+struct Call {
+  const headrace_kv_append_tensors& t;
+  NamedTensor first;
+  std::int64_t num_tokens, head_dim;
+};
+
+Status missing(const char* name, const char* given, const char* remedy) {
+  return invalid_argument("{}: not given, but {} is; pass {}", name, given, remedy);
+}
+
+Status stray(const char* name, const char* absent) {
+  return invalid_argument("{}: given without {}; must come with it; pass {} or leave out {}", name,
+                          absent, absent, name);
+}
+
+// Which tensors are given: q with q_out, k with v, pages and slots, norms with their operand.
+Status check_given(const headrace_kv_append_tensors& t) {
+  const bool has_q = is_given(t.q), has_k = is_given(t.k);
+  const struct {
+    const char* name;
+    const headrace_tensor& tensor;
+    bool is_of_q, is_required;
+    const char* shape;
+  } parts[] = {
+      {"q_out", t.q_out, true, true, "a tensor of the shape of q, or q itself"},
+      {"q_norm_weight", t.q_norm_weight, true, false, "[head_dim]"},
+      {"v", t.v, false, true, "[num_tokens, num_kv_heads, head_dim_v]"},
+      {"k_pages", t.k_pages, false, true, "[num_pages, page_size, num_kv_heads, head_dim]"},
+      {"v_pages", t.v_pages, false, true, "[num_pages, page_size, num_kv_heads, head_dim_v]"},
+      {"slot_mapping", t.slot_mapping, false, true, "i64 [num_tokens]"},
+      {"k_norm_weight", t.k_norm_weight, false, false, "[head_dim]"},
+  };
+  for (const auto& part : parts) {
+    const bool has_owner = part.is_of_q ? has_q : has_k;
+    const char* owner = part.is_of_q ? "q" : "k";
+    if (is_given(part.tensor) && !has_owner) return stray(part.name, owner);
+    if (!is_given(part.tensor) && has_owner && part.is_required)
+      return missing(part.name, owner, part.shape);
+  }
+  if (is_given(t.cos) && !is_given(t.sin)) return missing("sin", "cos", "a tensor like cos");
+  if (is_given(t.sin) && !is_given(t.cos)) return missing("cos", "sin", "a tensor like sin");
+  if (has_q || has_k) return std::nullopt;
+  return invalid_argument(
+      "q and k: not given; one of them is required; pass q with q_out, or k and v with their pages "
+      "and slot_mapping");
+}
+
+constexpr const char* kHeads = "[num_tokens, heads, head_dim]";
+constexpr const char* kPages = "[num_pages, page_size, num_kv_heads, head_dim]";
+constexpr const char* kWeight = "[head_dim]";
+constexpr const char* kTable = "[max_positions, rot_dim / 2]";
+
+// `shape`: the layout as text.
+Status check_operand(const Call& call, const NamedTensor& tensor, std::span<const Axis> layout,
+                     const char* shape) {
+  const auto& [name, view] = tensor;
+  HEADRACE_TRY(check_view(name, *view, static_cast<int>(layout.size()), shape));
+  HEADRACE_TRY(check_activation_dtype(tensor));
+  HEADRACE_TRY(check_shape(name, *view, layout));
+  HEADRACE_TRY(check_inner_stride(name, *view, layout.back().name));
+  return check_same_device(tensor, call.first);
+}
+
+Status check_dtype_of(const NamedTensor& tensor, const NamedTensor& like) {
+  if (tensor.view->dtype == like.view->dtype) return std::nullopt;
+  return invalid_argument("{}.dtype={}: must equal {}.dtype={}; convert {}", tensor.name,
+                          dtype_name(static_cast<DType>(tensor.view->dtype)), like.name,
+                          dtype_name(static_cast<DType>(like.view->dtype)), tensor.name);
+}
+
+// A list of [num_tokens] integers.
+Status check_list(const Call& call, const NamedTensor& tensor, DType dtype) {
+  const auto& [name, view] = tensor;
+  const Axis layout[] = {{"num_tokens", call.num_tokens, call.first.name}};
+  HEADRACE_TRY(check_view(name, *view, 1, "[num_tokens]"));
+  if (static_cast<DType>(view->dtype) != dtype)
+    return invalid_argument("{}.dtype={}: must be {}; convert {}", name,
+                            dtype_name(static_cast<DType>(view->dtype)), dtype_name(dtype), name);
+  HEADRACE_TRY(check_shape(name, *view, layout));
+  return check_same_device(tensor, call.first);
+}
+
+Status check_head_dim(const char* name, const headrace_tensor& x) {
+  if (x.shape[2] >= 1 && x.shape[2] <= kMaxHeadDim) return std::nullopt;
+  return invalid_argument(
+      "{}.shape[2]={}: must be 1 to {}, the head dims supported; pass {} as "
+      "[num_tokens, heads, head_dim]",
+      name, x.shape[2], kMaxHeadDim, name);
+}
+
+Status check_q(const Call& call) {
+  const headrace_kv_append_tensors& t = call.t;
+  if (!is_given(t.q)) return std::nullopt;
+  const Axis layout[] = {{"num_tokens", call.num_tokens, "q"},
+                         {"num_heads", t.q.shape[1], "q"},
+                         {"head_dim", call.head_dim, "q"}};
+  return check_operand(call, {"q_out", &t.q_out}, layout, kHeads);
+}
+
+Status check_kv(const Call& call) {
+  const headrace_kv_append_tensors& t = call.t;
+  if (!is_given(t.k)) return std::nullopt;
+  const char* first = call.first.name;
+  HEADRACE_TRY(check_view("k", t.k, 3, kHeads));
+  HEADRACE_TRY(check_view("v", t.v, 3, kHeads));
+  HEADRACE_TRY(check_view("k_pages", t.k_pages, 4, kPages));
+  const std::int64_t num_kv_heads = t.k.shape[1], head_dim_v = t.v.shape[2];
+  const Axis of_k[] = {{"num_tokens", call.num_tokens, first},
+                       {"num_kv_heads", num_kv_heads, "k"},
+                       {"head_dim", call.head_dim, first}};
+  const Axis of_v[] = {of_k[0], of_k[1], {"head_dim_v", head_dim_v, "v"}};
+  const Axis pages[] = {{"num_pages", t.k_pages.shape[0], "k_pages"},
+                        {"page_size", t.k_pages.shape[1], "k_pages"}};
+  const Axis of_k_pages[] = {pages[0], pages[1], of_k[1], of_k[2]};
+  const Axis of_v_pages[] = {pages[0], pages[1], of_v[1], of_v[2]};
+  HEADRACE_TRY(check_operand(call, {"k", &t.k}, of_k, kHeads));
+  HEADRACE_TRY(check_dtype_of({"k", &t.k}, call.first));
+  HEADRACE_TRY(check_head_dim("v", t.v));
+  HEADRACE_TRY(check_operand(call, {"v", &t.v}, of_v, kHeads));
+  HEADRACE_TRY(check_dtype_of({"v", &t.v}, call.first));
+  HEADRACE_TRY(check_operand(call, {"k_pages", &t.k_pages}, of_k_pages, kPages));
+  HEADRACE_TRY(check_operand(call, {"v_pages", &t.v_pages}, of_v_pages, kPages));
+  return check_list(call, {"slot_mapping", &t.slot_mapping}, DType::i64);
+}
+
+Status check_norms(const Call& call, double eps) {
+  const Axis layout[] = {{"head_dim", call.head_dim, call.first.name}};
+  for (const NamedTensor& weight : {NamedTensor{"q_norm_weight", &call.t.q_norm_weight},
+                                    NamedTensor{"k_norm_weight", &call.t.k_norm_weight}})
+    if (is_given(*weight.view)) HEADRACE_TRY(check_operand(call, weight, layout, kWeight));
+  if (eps >= 0 && std::isfinite(static_cast<float>(eps))) return std::nullopt;
+  return invalid_argument(
+      "norm_eps={}: must be finite as f32 and not negative; pass 1e-6, Qwen3's value", eps);
+}
+
+// No output may overlap itself or another tensor; q_out may be q.
+Status check_overlaps(const headrace_kv_append_tensors& t) {
+  const NamedTensor all[] = {{"q_out", &t.q_out},
+                             {"k_pages", &t.k_pages},
+                             {"v_pages", &t.v_pages},
+                             {"q", &t.q},
+                             {"k", &t.k},
+                             {"v", &t.v},
+                             {"slot_mapping", &t.slot_mapping},
+                             {"positions", &t.positions},
+                             {"cos", &t.cos},
+                             {"sin", &t.sin},
+                             {"q_norm_weight", &t.q_norm_weight},
+                             {"k_norm_weight", &t.k_norm_weight}};
+  for (int i = 0; i < 3; ++i) {  // the outputs
+    if (!is_given(*all[i].view)) continue;
+    HEADRACE_TRY(check_within(all[i]));
+    for (std::size_t j = static_cast<std::size_t>(i) + 1; j < std::size(all); ++j)
+      HEADRACE_TRY(check_overlap(
+          all[i], all[j],
+          all[i].view == &t.q_out && all[j].view == &t.q && t.q_out.dtype == t.q.dtype));
+  }
+  return std::nullopt;
+}
+
+// ---- arguments ----
+
+// Axes of size 0 and 1 may have arbitrary strides; kernels get 0.
+std::int64_t stride_of(const headrace_tensor& tensor, int axis) {
+  return tensor.shape[axis] > 1 ? tensor.strides[axis] : 0;
+}
+
+HeadRows head_rows(const headrace_tensor& x) {
+  if (!is_given(x) || !has_elements(x)) return {};
+  return {x.data, static_cast<DType>(x.dtype), stride_of(x, 0), stride_of(x, 1)};
+}
+
+PageRows page_rows(const headrace_tensor& x) {
+  if (!is_given(x) || !has_elements(x)) return {};
+  return {x.data, static_cast<DType>(x.dtype), stride_of(x, 0), stride_of(x, 1), stride_of(x, 2)};
+}
+
+NormWeight norm_weight(const headrace_tensor& x) {
+  return {is_given(x) ? x.data : nullptr, static_cast<DType>(x.dtype)};
+}
+
+// The rotation: that of the tables, that of the options, or none.
+Status add_rope(const Call& call, const headrace_rope_options* rope, KvAppendArgs& args) {
+  const headrace_kv_append_tensors& t = call.t;
+  const bool has_tables = is_given(t.cos);
+  if (!has_tables && rope == nullptr) return std::nullopt;
+  if (has_tables) {
+    HEADRACE_TRY(check_view("cos", t.cos, 2, kTable));
+    const Axis layout[] = {{"max_positions", t.cos.shape[0], "cos"},
+                           {"rot_dim / 2", t.cos.shape[1], "cos"}};
+    HEADRACE_TRY(check_operand(call, {"cos", &t.cos}, layout, kTable));
+    HEADRACE_TRY(check_operand(call, {"sin", &t.sin}, layout, kTable));
+    args.tables = {.cos = t.cos.data,
+                   .sin = t.sin.data,
+                   .cos_dtype = static_cast<DType>(t.cos.dtype),
+                   .sin_dtype = static_cast<DType>(t.sin.dtype),
+                   .cos_stride = stride_of(t.cos, 0),
+                   .sin_stride = stride_of(t.sin, 0),
+                   .max_positions = t.cos.shape[0]};
+  }
+  const std::int64_t wanted = rope == nullptr ? 0 : rope->rot_dim;
+  args.rot_dim = has_tables ? 2 * t.cos.shape[1] : wanted == 0 ? call.head_dim : wanted;
+  if (has_tables && wanted != 0 && wanted != args.rot_dim)
+    return invalid_argument(
+        "rot_dim={}: must be 0 or {}, twice cos.shape[1]; pass 0 with cos and sin", wanted,
+        args.rot_dim);
+  if (args.rot_dim < 2 || args.rot_dim % 2 != 0 || args.rot_dim > call.head_dim)
+    return invalid_argument(
+        "rot_dim={} ({}): must be even, 2 to head_dim={}; pass the number of elements of a head "
+        "that are rotated",
+        args.rot_dim,
+        has_tables    ? "twice cos.shape[1]"
+        : wanted == 0 ? "0 is head_dim"
+                      : "of the options",
+        call.head_dim);
+  if (!is_given(t.positions)) return missing("positions", "a rotation", "i32 [num_tokens]");
+  args.positions = static_cast<const std::int32_t*>(t.positions.data);
+  args.position_stride = stride_of(t.positions, 0);
+  if (rope == nullptr) return std::nullopt;
+  HEADRACE_TRY(check_rope_layout(rope->layout));
+  args.layout = rope->layout == HEADRACE_ROPE_HALVES ? RopeLayout::halves : RopeLayout::interleaved;
+  if (has_tables) return std::nullopt;
+  return fill_rope(*rope, args.rot_dim, args.frequencies, &args.attention_factor);
+}
+
+KvAppendArgs make_append_args(const Call& call, double norm_eps) {
+  const headrace_kv_append_tensors& t = call.t;
+  KvAppendArgs args;
+  args.num_tokens = call.num_tokens;
+  args.head_dim = call.head_dim;
+  args.num_heads = is_given(t.q) ? t.q.shape[1] : 0;
+  args.q = head_rows(t.q);
+  args.q_out = head_rows(t.q_out);
+  args.q_norm = norm_weight(t.q_norm_weight);
+  args.k_norm = norm_weight(t.k_norm_weight);
+  args.norm_eps = static_cast<float>(norm_eps);
+  if (!is_given(t.k)) return args;
+  args.num_kv_heads = t.k.shape[1];
+  args.head_dim_v = t.v.shape[2];
+  args.num_pages = t.k_pages.shape[0];
+  args.page_size = t.k_pages.shape[1];
+  args.k = head_rows(t.k);
+  args.v = head_rows(t.v);
+  args.k_pages = page_rows(t.k_pages);
+  args.v_pages = page_rows(t.v_pages);
+  args.slot_mapping = static_cast<const std::int64_t*>(t.slot_mapping.data);
+  args.slot_stride = stride_of(t.slot_mapping, 0);
+  return args;
+}
+
+}  // namespace
+
+headrace_kv_append_options default_kv_append_options() {
+  return {.struct_size = sizeof(headrace_kv_append_options), .rope = nullptr, .norm_eps = 1e-6};
+}
+
+Result<KvAppendArgs> validate_kv_append(const headrace_kv_append_tensors& tensors,
+                                        const headrace_kv_append_options& options,
+                                        const headrace_rope_options* rope) {
+  if (auto bad = check_given(tensors)) return std::move(*bad);
+  const NamedTensor first =
+      is_given(tensors.q) ? NamedTensor{"q", &tensors.q} : NamedTensor{"k", &tensors.k};
+  const auto& [name, view] = first;
+  if (auto bad = check_view(name, *view, 3, kHeads)) return std::move(*bad);
+  if (auto bad = check_head_dim(name, *view)) return std::move(*bad);
+  const Call call{tensors, first, view->shape[0], view->shape[2]};
+  if (auto bad = check_activation_dtype(first)) return std::move(*bad);
+  if (auto bad = check_inner_stride(name, *view, "head_dim")) return std::move(*bad);
+  if (auto bad = check_q(call)) return std::move(*bad);
+  if (auto bad = check_kv(call)) return std::move(*bad);
+  if (auto bad = check_norms(call, options.norm_eps)) return std::move(*bad);
+  if (is_given(tensors.positions))
+    if (auto bad = check_list(call, {"positions", &tensors.positions}, DType::i32))
+      return std::move(*bad);
+  KvAppendArgs args = make_append_args(call, options.norm_eps);
+  if (auto bad = add_rope(call, rope, args)) return std::move(*bad);
+  if (auto bad = check_overlaps(tensors)) return std::move(*bad);
+  return args;
+}
+
+}  // namespace headrace
