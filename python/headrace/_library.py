@@ -38,6 +38,7 @@ _POINTERS = {
     "attention_supports": 2,
     "softmax_forward": 3,
     "softmax_backward": 3,
+    "kv_append": 3,
 }
 # Versioned structs that the library fills; it refuses unknown sizes.
 _VERSIONED = {
@@ -49,6 +50,9 @@ _VERSIONED = {
     "softmax_backward_tensors": _structs.SoftmaxBackwardTensors,
     "softmax_options": _structs.SoftmaxOptions,
     "problem": _structs.Problem,
+    "rope_options": _structs.RopeOptions,
+    "kv_append_options": _structs.KvAppendOptions,
+    "kv_append_tensors": _structs.KvAppendTensors,
 }
 
 

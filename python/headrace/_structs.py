@@ -1,11 +1,11 @@
-"""ctypes declarations of the structs and constants of include/headrace/headrace.h."""
+"""ctypes declarations of the structs and constants of include/headrace/headrace.h and kv_cache.h."""
 
 from __future__ import annotations
 
 import ctypes
 
 OK, INVALID_ARGUMENT, UNSUPPORTED, OUT_OF_MEMORY, DEVICE_ERROR, IO_ERROR, INTERNAL = range(7)
-F32, F16, BF16, F64, I32, U32, BOOL = range(7)
+F32, F16, BF16, F64, I32, U32, BOOL, I64 = range(8)
 CPU, CUDA = range(2)
 MAX_RANK = 6
 
@@ -100,6 +100,37 @@ GRADIENT_NAMES = ("dout", "dlse", "dq", "dk", "dv", "dbias", "dsinks")
 
 class AttentionGradients(ctypes.Structure):
     _fields_ = [("struct_size", ctypes.c_size_t), *((name, Tensor) for name in GRADIENT_NAMES)]
+
+
+ROPE_INTERLEAVED, ROPE_HALVES = range(2)
+
+
+class RopeOptions(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        *_fields(ctypes.c_int32, "layout scaling"),
+        ("rot_dim", ctypes.c_int64),
+        *_fields(ctypes.c_double, "base factor"),
+        *_fields(ctypes.c_int64, "original_context_length seqlen"),
+        *_fields(ctypes.c_double, "beta_fast beta_slow mscale mscale_all_dim low_freq_factor high_freq_factor"),
+        ("attention_factor", ctypes.c_double),
+        ("frequencies", ctypes.c_void_p),
+        *_fields(ctypes.c_int32, "truncate reserved"),
+    ]
+
+
+class KvAppendOptions(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("rope", ctypes.c_void_p), ("norm_eps", ctypes.c_double)]
+
+
+KV_APPEND_NAMES = ("k", "v", "k_pages", "v_pages", "slot_mapping", "q", "q_out", "positions", "cos", "sin")
+
+
+class KvAppendTensors(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        *((name, Tensor) for name in (*KV_APPEND_NAMES, "q_norm_weight", "k_norm_weight")),
+    ]
 
 
 class Problem(ctypes.Structure):

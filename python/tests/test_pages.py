@@ -131,6 +131,10 @@ CASES = [
     dict(sq=3, new=5, causal=True, page_size=7, rotary=8, interleaved=True),
     dict(sq=2, new=2, page_size=16, rotary=24, interleaved=False),
     dict(sq=3, new=3, window=(9, 1), rotary=12, interleaved=False),
+    dict(sq=2, new=2, causal=True, page_size=5, rotary=24, starts=[3, 100, 0, 7]),
+    dict(sq=1, new=2, page_size=5, rotary=6, starts=[3, 100, 0, 7], dtype=torch.bfloat16),
+    dict(sq=3, new=3, causal=True, page_size=5, rotary=10, interleaved=False, dtype=torch.float64),
+    dict(sq=3, new=3, causal=True, rotary=24, has_gaps=True),
     dict(sq=4, new=1, causal=True, use_index=True),
     dict(sq=20, new=20, causal=True, page_size=256, dtype=torch.bfloat16),
     dict(sq=1, new=0, causal=True, page_size=3, dtype=torch.float16),
@@ -147,6 +151,8 @@ def test_kv_cache_is_appended_to_and_read(case, device):
     room = 130
     q = make((4, sq, 4, 24), dtype, device)
     k_cache, v_cache = (make((4, room, 2, 24), dtype, device, i) for i in (1, 2))
+    if case.get("has_gaps"):  # the last axis of the cache has stride 2
+        k_cache, v_cache = (torch.stack((x, x), -1)[..., 0] for x in (k_cache, v_cache))
     k, v = (None, None) if new is None else (make((4, new, 2, 24), dtype, device, i) for i in (7, 8))
     whole_k, whole_v = k_cache.clone(), v_cache.clone()
     options = {}
@@ -158,19 +164,24 @@ def test_kv_cache_is_appended_to_and_read(case, device):
     angles = torch.rand((room, rotary // 2), generator=torch.Generator().manual_seed(1)).double() * 6
     if rotary:
         options.update(rotary_cos=angles.cos().to(device), rotary_sin=angles.sin().to(device))
+    starts = case.get("starts", before)
+    if "starts" in case:
+        options["rotary_seqlens"] = int32(starts, device)
     out, lse = ht.flash_attn_with_kvcache(
         q, k_cache, v_cache, k, v, cache_seqlens=int32(before, device), causal=causal, window_size=window,
         rotary_interleaved=interleaved, return_softmax_lse=True, **options,
     )  # fmt: skip
-    assert out.dtype == dtype and lse.shape == (4, 4, sq) and lse.dtype == torch.float32
+    assert out.dtype == dtype and lse.shape == (4, 4, sq)
+    assert lse.dtype == (dtype if dtype == torch.float64 else torch.float32)
     unit = oracle.UNIT[str(dtype).removeprefix("torch.")]
     for b, n in enumerate(before):
         q_b, end = q[b].cpu(), n + (new or 0)
         keys, values = whole_k[b, :end].cpu(), whole_v[b, :end].cpu()
         if new:
-            keys[n:], values[n:] = turned(k[b].cpu(), angles[n:end], interleaved), v[b].cpu()
+            first = starts[b]
+            keys[n:], values[n:] = turned(k[b].cpu(), angles[first : first + new], interleaved), v[b].cpu()
             steps = torch.arange(sq) if causal or window != (-1, -1) else torch.zeros(sq, dtype=torch.long)
-            q_b = turned(q_b, angles[n + steps], interleaved)
+            q_b = turned(q_b, angles[first + steps], interleaved)
         want = of_torch(q_b, keys, values, seen_by(sq, end, causal, window))
         assert (out[b].cpu().double() - want).abs().max() < 8 * unit * want.abs().max() + 4e-6
         if page_size:
@@ -217,6 +228,15 @@ BAD = [  # changes of append_arguments()
     ({"rotary_cos": torch.ones(9, 4), "rotary_sin": torch.ones(9, 4)}, "must be at least 10"),
     ({"rotary_cos": torch.ones(20, 5), "rotary_sin": torch.ones(20, 5)}, "rotary_dim at most"),
     ({"rotary_cos": torch.ones(20, 4), "k": None, "v": None}, "rotary_cos without k"),
+    ({"rotary_seqlens": int32([0, 1])}, "rotary_seqlens without rotary_cos"),
+    (
+        {"rotary_cos": torch.ones(9, 4), "rotary_sin": torch.ones(9, 4), "rotary_seqlens": int32([0, 8])},
+        "must be at least 10, the position after the last of sequence 1, which starts at 8",
+    ),
+    (
+        {"rotary_cos": torch.ones(20, 4), "rotary_sin": torch.ones(20, 4), "rotary_seqlens": int32([-1, 8])},
+        "sequence 0, which starts at -1",
+    ),
     ({"q": make((1, 1, 4, 8))}, r"k_cache.shape\[0\]=2: must be batch=1"),
     ({"q": make((2, 1, 3, 8))}, "num_heads"),
     ({"v_cache": make((2, 11, 2, 8))}, r"v.shape\[1\]=11"),
@@ -232,6 +252,63 @@ def test_failed_appends_write_nothing(arguments_of, change, text):
     with pytest.raises((ValueError, NotImplementedError), match=text):
         ht.flash_attn_with_kvcache(**arguments)
     assert all(same_bits(arguments[n], x) for n, x in zip(("k_cache", "v_cache"), caches, strict=True))
+
+
+def test_append_is_a_well_behaved_operator():
+    k_pages, v_pages, x = make((3, 4, 2, 8)), make((3, 4, 2, 8)), make((3, 2, 8), seed=1)
+    slots, positions = torch.tensor([5, -1, 0]), int32([2, 0, 9])
+    tables = make((10, 3), seed=2), make((10, 3), seed=3)
+    arguments = (x, x, k_pages, v_pages, slots, x, torch.empty_like(x), positions, *tables, False)
+    torch.library.opcheck(torch.ops.headrace.kv_append, arguments)
+    torch.library.opcheck(torch.ops.headrace.kv_append, (x, x, k_pages, v_pages, slots, *(None,) * 5, True))
+
+
+def kv_cache_arguments(dtype=torch.bfloat16, device="cuda"):
+    return {
+        "q": make((2, 1, 4, 64), dtype, device), "k_cache": make((8, 16, 2, 64), dtype, device, 1),
+        "v_cache": make((8, 16, 2, 64), dtype, device, 2), "k": make((2, 1, 2, 64), dtype, device, 3),
+        "v": make((2, 1, 2, 64), dtype, device, 4), "cache_seqlens": int32([3, 30], device),
+        "block_table": int32([[2, 5], [0, 7]], device), "causal": True,
+        "rotary_cos": make((64, 32), dtype, device, 5), "rotary_sin": make((64, 32), dtype, device, 6),
+    }  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_appends_replay_in_a_graph():
+    arguments, eager = kv_cache_arguments(), kv_cache_arguments()
+    caches = [arguments[n].clone() for n in ("k_cache", "v_cache")]
+    ht.flash_attn_with_kvcache(**arguments)  # plans are made before the capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = ht.flash_attn_with_kvcache(**arguments)
+    for x, before in zip((arguments["k_cache"], arguments["v_cache"]), caches, strict=True):
+        x.copy_(before)
+    arguments["cache_seqlens"] += 1  # a graph serves changing lengths
+    eager["cache_seqlens"] += 1
+    graph.replay()
+    assert same_bits(out, ht.flash_attn_with_kvcache(**eager))
+    assert all(same_bits(arguments[n], eager[n]) for n in ("k_cache", "v_cache"))
+    headrace.check()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [({"cache_seqlens": [3, 32]}, "slot_mapping|seqused_k"), ({"block_table": [[2, 5], [0, -3]]}, "slot_mapping"),
+     ({"block_table": [[2, 5], [0, 8]]}, "slot_mapping|block_table")],
+)  # fmt: skip
+def test_a_gpu_reports_keys_without_room(change, text):
+    arguments = kv_cache_arguments()
+    arguments.update({n: int32(x, "cuda") for n, x in change.items()})
+    caches = {n: arguments[n].clone() for n in ("k_cache", "v_cache")}
+    ht.flash_attn_with_kvcache(**arguments)
+    with pytest.raises(ValueError, match=text):
+        headrace.check()
+    for n, before in caches.items():
+        changed = (arguments[n] != before).flatten(2).any(-1).nonzero().tolist()
+        assert changed == [[2, 3]], n  # the key of the first sequence alone
 
 
 def test_what_has_no_meaning_with_pages_is_refused():

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from .._arguments import window_sizes
 from .._structs import CAUSAL_BOTTOM_RIGHT, CAUSAL_NONE
+from . import _append as _append_op
 from . import _ops
 from ._eager import extras_of, prepare
 from ._tensors import check_tensors
 
 
-def _lengths(cache_seqlens: int | torch.Tensor | None, q: torch.Tensor, capacity: int) -> torch.Tensor:
+def _lengths(name: str, lengths: int | torch.Tensor | None, q: torch.Tensor, capacity: int) -> torch.Tensor:
     """Keys of each sequence in the cache, int32 [batch] on the device of q."""
-    if cache_seqlens is None:
-        cache_seqlens = capacity
-    if isinstance(cache_seqlens, int):
-        return torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
-    check_tensors(("cache_seqlens",), (cache_seqlens,), 1)
-    if cache_seqlens.shape != (q.shape[0],):
+    if lengths is None:
+        lengths = capacity
+    if isinstance(lengths, int):
+        return torch.full((q.shape[0],), lengths, dtype=torch.int32, device=q.device)
+    check_tensors((name,), (lengths,), 1)
+    if lengths.shape != (q.shape[0],):
         raise ValueError(
-            f"cache_seqlens.shape={tuple(cache_seqlens.shape)}: must be [batch], ({q.shape[0]},) as in q; pass the "
-            "number of keys of each sequence, or one int for all"
+            f"{name}.shape={tuple(lengths.shape)}: must be [batch], ({q.shape[0]},) as in q; pass the number of keys "
+            "of each sequence, or one int for all"
         )
-    return cache_seqlens.to(torch.int32)
+    return lengths.to(torch.int32)
 
 
 def _pages(
@@ -51,18 +52,7 @@ def _pages(
     return block_table
 
 
-def _check_append(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    v_cache: torch.Tensor,
-    lengths: torch.Tensor,
-    pages: torch.Tensor | None,
-    capacity: int,
-    rotary: torch.Tensor | None,
-) -> None:
-    """Before anything is written: an index out of bounds would write to another sequence."""
+def _check_new(q: torch.Tensor, k_cache: torch.Tensor, k: torch.Tensor, v: torch.Tensor, v_cache: torch.Tensor) -> None:
     for name, new, cache in (("k", k, k_cache), ("v", v, v_cache)):
         if new.dim() != 4 or new.shape[0] != q.shape[0] or new.shape[2:] != cache.shape[2:] or new.dtype != cache.dtype:
             raise ValueError(
@@ -71,19 +61,33 @@ def _check_append(
             )
     if k.shape[1] != v.shape[1]:
         raise ValueError(f"v.shape[1]={v.shape[1]}: must be that of k, {k.shape[1]}; append as many values as keys")
-    seqlen_new, counts = k.shape[1], lengths.tolist()
+
+
+def _check_room(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    seqlen_new: int,
+    lengths: torch.Tensor,
+    starts: torch.Tensor,
+    pages: torch.Tensor | None,
+    capacity: int,
+    rotary: torch.Tensor | None,
+) -> None:
+    """Before anything is written, on the CPU; the kernel of a GPU reports such indices when it finds them."""
+    counts = lengths.tolist()
     for i, count in enumerate(counts):
         if count < 0 or count + seqlen_new > capacity:
             raise ValueError(
                 f"cache_seqlens[{i}]={count}: with {seqlen_new} new keys must be 0 to {capacity}, the room of a "
                 "sequence in the cache; nothing was appended; evict keys or enlarge the cache"
             )
-    reach = max((count + max(seqlen_new, q.shape[1]) for count in counts), default=0)
-    if rotary is not None and reach > rotary.shape[0]:
-        raise ValueError(
-            f"rotary_cos.shape[0]={rotary.shape[0]}: must be at least {reach}, the position after the last; pass "
-            "cosines and sines of more positions; nothing was appended"
-        )
+    for i, start in enumerate(starts.tolist()):
+        reach = start + max(seqlen_new, q.shape[1])
+        if rotary is not None and not 0 <= start <= reach <= rotary.shape[0]:
+            raise ValueError(
+                f"rotary_cos.shape[0]={rotary.shape[0]}: must be at least {reach}, the position after the last of "
+                f"sequence {i}, which starts at {start}; pass cosines and sines of more positions; nothing was appended"
+            )
     if pages is None or seqlen_new == 0:
         return
     page_size = k_cache.shape[1]
@@ -99,17 +103,17 @@ def _check_append(
 def _rotated(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor, interleaved: bool
 ) -> torch.Tensor:
-    """x [batch, seqlen, heads, dim], its first dims rotated by the angles of `positions` [batch, seqlen]."""
+    """_append.rotated() for float64."""
     half = cos.shape[1]
-    c, s = (table.float()[positions][:, :, None] for table in (cos, sin))
-    head, rest = x[..., : 2 * half].float(), x[..., 2 * half :]
+    c, s = (table.double()[positions][:, :, None] for table in (cos, sin))
+    head, rest = x[..., : 2 * half], x[..., 2 * half :]
     if interleaved:
         a, b = head[..., ::2], head[..., 1::2]
         turned = torch.stack((a * c - b * s, a * s + b * c), -1).flatten(-2)
     else:
         a, b = head[..., :half], head[..., half:]
         turned = torch.cat((a * c - b * s, a * s + b * c), -1)
-    return torch.cat((turned.to(x.dtype), rest), -1)
+    return torch.cat((turned, rest), -1)
 
 
 def _check_rotary(cos: torch.Tensor, sin: torch.Tensor | None, head_dim: int) -> torch.Tensor:
@@ -121,14 +125,66 @@ def _check_rotary(cos: torch.Tensor, sin: torch.Tensor | None, head_dim: int) ->
     return sin
 
 
-def _append(cache: torch.Tensor, new: torch.Tensor, positions: torch.Tensor, pages: torch.Tensor | None) -> None:
-    """Writes new[b, i] as key positions[b, i] of sequence b."""
+def _slots(
+    cache: torch.Tensor, positions: torch.Tensor, pages: torch.Tensor | None, capacity: int
+) -> torch.Tensor:
+    """page * page_size + slot of the keys `positions` [batch, seqlen], int64. A key without a slot gets one past all
+    pages, which the append refuses; a negative one would be padding."""
+    num_pages, page_size = cache.shape[:2]
     if pages is None:
-        batch = torch.arange(new.shape[0], device=new.device)[:, None]
-        cache[batch, positions] = new
+        page = torch.arange(num_pages, device=cache.device)[:, None]
     else:
-        page_size = cache.shape[1]
-        cache[pages.long().gather(1, positions // page_size), positions % page_size] = new
+        column = (positions // page_size).clamp(0, pages.shape[1] - 1)
+        page = pages.long().gather(1, column)
+    has_slot = (positions >= 0) & (positions < capacity) & (page >= 0) & (page < num_pages)
+    return torch.where(has_slot, page * page_size + positions % page_size, num_pages * page_size)
+
+
+class _Rotary(NamedTuple):
+    """Tables [seqlen, rotary_dim / 2] and the positions of q and k, [batch, seqlen]."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    of_q: torch.Tensor
+    of_k: torch.Tensor
+    interleaved: bool
+
+
+def _has_kernel(k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
+    """False for float64, and for a cache whose last axis has gaps."""
+    return k_cache.dtype in _append_op.DTYPES and k_cache.stride(-1) == v_cache.stride(-1) == 1
+
+
+def _append(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+    rotary: _Rotary | None,
+) -> torch.Tensor:
+    """Rotates q and k, and writes k and v to the slots. Returns the rotated q."""
+    if not _has_kernel(k_cache, v_cache):  # PyTorch operations
+        if rotary is not None:
+            tables = (rotary.cos, rotary.sin)
+            q = _rotated(q, *tables, rotary.of_q, rotary.interleaved).to(q.dtype)
+            k = _rotated(k, *tables, rotary.of_k, rotary.interleaved).to(k.dtype)
+        for cache, new in ((k_cache, k), (v_cache, v)):
+            cache[slots // cache.shape[1], slots % cache.shape[1]] = new
+        return q
+    if rotary is None:
+        _append_op.append(k, v, k_cache, v_cache, slots, None, None, None, True)
+        return q
+    tables = (_as_table(rotary.cos), _as_table(rotary.sin))
+    q = _append_op.rotated(q, rotary.of_q, *tables, rotary.interleaved)
+    _append_op.append(k, v, k_cache, v_cache, slots, rotary.of_k, *tables, rotary.interleaved)
+    return q
+
+
+def _as_table(table: torch.Tensor) -> torch.Tensor:
+    table = table if table.dtype in _append_op.DTYPES else table.float()
+    return table if table.stride(-1) == 1 else table.contiguous()
 
 
 @torch.no_grad()
@@ -152,19 +208,22 @@ def flash_attn_with_kvcache(
     alibi_slopes: torch.Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
+    *,
+    rotary_seqlens: torch.Tensor | None = None,
 ) -> Any:
     """flash_attn.flash_attn_with_kvcache: attention over a cache of keys and values. No gradients.
 
-    The append of k and v and the rotations are PyTorch operations before the attention. An append reads cache_seqlens
-    and block_table on the host, which waits for a GPU and cannot be captured in a graph; attention without an append
-    does neither.
+    One kernel rotates and appends k and v before the attention. Calls can be captured in a graph: nothing is read on
+    the host. On a GPU a key without room in the cache, or a position past the rotary tables, is therefore not written,
+    and headrace.check() raises the error; on the CPU the call fails and writes nothing. float64, and a cache whose last
+    axis has gaps, are appended to by PyTorch operations, after checks on the host.
 
     Args:
         q: [batch, seqlen_q, num_heads, head_dim]; float16, bfloat16, float32 or float64.
         k_cache, v_cache: [batch_cache, seqlen_cache, num_kv_heads, dim]; with block_table pages, [num_pages, page_size,
             num_kv_heads, dim], of any page size. Read in place, with any strides; copied if the last axis has gaps.
         k, v: [batch, seqlen_new, num_kv_heads, dim], written in place into the cache from key cache_seqlens[b] on;
-            attention then sees them too. If the cache has no room the call fails and writes nothing.
+            attention then sees them too.
         rotary_cos, rotary_sin: [seqlen, rotary_dim / 2], need k. k is rotated by positions from cache_seqlens[b] on,
             and so is q if causal or with a window; else all queries are rotated by position cache_seqlens[b].
         cache_seqlens: int or int32 [batch], the keys in the cache before the append; default: all of it.
@@ -172,6 +231,7 @@ def flash_attn_with_kvcache(
         cache_leftpad: NotImplementedError unless left out.
         block_table: int32 [batch, max_pages]; entries behind the keys in use are never read.
         causal: query i of seqlen_q sees keys j <= i + (keys in use) - seqlen_q.
+        rotary_seqlens: int32 [batch], FlashAttention-3's: rotations start there instead of at cache_seqlens.
         rotary_interleaved: dims 2i and 2i + 1 are a pair; else i and i + rotary_dim / 2.
         The others: as flash_attn_func.
 
@@ -192,11 +252,13 @@ def flash_attn_with_kvcache(
         raise ValueError("k and v: one of them is not given; pass both to append them, or neither")
     if rotary_cos is not None and k is None:
         raise ValueError("rotary_cos without k: rotations belong to an append; pass k and v, or rotate q before")
+    if rotary_seqlens is not None and rotary_cos is None:
+        raise ValueError("rotary_seqlens without rotary_cos: they are its positions; pass rotary_cos and rotary_sin")
     if k is not None and cache_seqlens is None:
         raise ValueError("cache_seqlens: not given, but k is; pass the number of keys before those of k")
     pages = _pages(q, k_cache, block_table, cache_batch_idx)
     capacity = k_cache.shape[1] * (1 if pages is None else pages.shape[1])
-    lengths = _lengths(cache_seqlens, q, capacity)
+    lengths = _lengths("cache_seqlens", cache_seqlens, q, capacity)
     left, right = window_sizes(window_size)
     options = (
         softmax_scale, softcap, 0.0, left, right, 0, 0, CAUSAL_BOTTOM_RIGHT if causal else CAUSAL_NONE, num_splits,
@@ -208,16 +270,19 @@ def flash_attn_with_kvcache(
         if rotary_cos is not None:
             rotary_sin = _check_rotary(rotary_cos, rotary_sin, q.shape[-1])
         prepare(q, k_cache, v_cache, extras, options, False, return_softmax_lse, False)  # the library's checks
-        _check_append(q, k_cache, k, v, v_cache, lengths, pages, capacity, rotary_cos)
-        start = lengths.long()[:, None]
-        positions = start + torch.arange(k.shape[1], device=q.device)
+        _check_new(q, k_cache, k, v, v_cache)
+        starts = lengths if rotary_seqlens is None else _lengths("rotary_seqlens", rotary_seqlens, q, capacity)
+        if not (q.is_cuda and _has_kernel(k_cache, v_cache)):
+            _check_room(q, k_cache, k.shape[1], lengths, starts, pages, capacity, rotary_cos)
+        steps = torch.arange(max(q.shape[1], k.shape[1]), device=q.device)
+        rotary = None
         if rotary_cos is not None and rotary_sin is not None:
             has_order = causal or left >= 0 or right >= 0
-            steps = torch.arange(q.shape[1], device=q.device) * int(has_order)
-            q = _rotated(q, rotary_cos, rotary_sin, start + steps, rotary_interleaved)
-            k = _rotated(k, rotary_cos, rotary_sin, positions, rotary_interleaved)
-        _append(k_cache, k, positions, pages)
-        _append(v_cache, v, positions, pages)
+            first = starts.long()[:, None]
+            of_q, of_k = first + steps[: q.shape[1]] * int(has_order), first + steps[: k.shape[1]]
+            rotary = _Rotary(rotary_cos, rotary_sin, of_q, of_k, rotary_interleaved)
+        slots = _slots(k_cache, lengths.long()[:, None] + steps[: k.shape[1]], pages, capacity)
+        q = _append(q, k, v, k_cache, v_cache, slots, rotary)
         extras = extras_of(alibi_slopes=alibi_slopes, block_table=pages, seqused_k=lengths + k.shape[1])
     out, lse, _ = _ops.attention(q, k_cache, v_cache, extras, options, None, False, return_softmax_lse, False)
     return (out, lse) if return_softmax_lse else out
