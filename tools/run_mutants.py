@@ -63,6 +63,7 @@ ON_CPU = {
     "executor": (units("*Steps*:*Tiny*"),),
     "kv_cache": (units("*Tiny*:Session*"),),
     "paged_kv_cache": (units("PageAllocator*:*PrefixCache*:KvPages*:*KvPagesOf*:KvCache*:*RandomOperations*"),),
+    "kv_append": (units("KvAppend*:Rope*"),),
     "sampler": (units("*Sampling*:StopMatcher*"),),
     "gguf": (units("Gguf*"),),
     "tokenizer": (units("Tokenizer*:StreamDecoder*:Utf8*"),),
@@ -120,6 +121,7 @@ ON_CUDA = {
     "cuda_release_bwd": (stress("cuda_sm90_bwd bf16 hd256"), stress("cuda_sm90_bwd bf16 hd128")),
     "cuda_release_sm80": (stress("cuda_sm80_fwd bf16"),),
     "cuda_softmax": (gtest("CUDA softmax", "tests/cuda/headrace_cuda_tests", "*Softmax*"),),
+    "cuda_kv_append": (gtest("CUDA append", "tests/cuda/headrace_cuda_tests", "CudaKvAppend*"),),
 }
 ALL_ON_CUDA = (CUDA_ORACLE, CUDA_GRID, CUDA_BACKWARD, CUDA_BITS, CUDA_CATALOGUE, CUDA_UNITS, CUDA_CAPI)
 DEVICES = {"cpu": (ON_CPU, ALL_ON_CPU), "cuda": (ON_CUDA, ALL_ON_CUDA)}
