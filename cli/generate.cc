@@ -17,6 +17,8 @@ struct GenerateOptions {
   GenerationChoice generation;
   std::string prompt, prompt_file, system, template_name;
   std::int64_t num_samples = 1;
+  std::int64_t beam_width = 0;  // 0: no beam search
+  double length_penalty = 1;
   bool is_raw = false;
   bool is_quiet = false;
 };
@@ -61,6 +63,27 @@ Answer answer_with_samples(const Model& model, const GenerateOptions& options,
   return answers.speed;
 }
 
+Answer answer_with_beams(const Model& model, const GenerateOptions& options,
+                         const GenerationOptions& generation,
+                         std::span<const std::int32_t> prompt) {
+  Session session = make_session(
+      model, with_completions(model, options.session, options.beam_width,
+                              static_cast<std::int64_t>(prompt.size()), generation.max_new_tokens));
+  const Answers answers = compute_answers(model, session, prompt, [&] {
+    return session.beam_search({.beam_width = options.beam_width,
+                                .length_penalty = options.length_penalty,
+                                .max_new_tokens = generation.max_new_tokens,
+                                .ignore_end = generation.ignore_end});
+  });
+  const std::vector<Completion>& beams = answers.completions;
+  for (std::size_t i = 0; i < beams.size(); ++i)
+    std::cout << "--- beam " << i + 1 << " of " << beams.size() << ", score " << beams[i].score
+              << " ---\n"
+              << beams[i].text << '\n';
+  std::cout << std::flush;
+  return answers.speed;
+}
+
 int run_generate(const GenerateOptions& options) {
   const GenerationOptions generation = generation_options(options.generation);
   const Model model = load_model(options.model);
@@ -68,10 +91,33 @@ int run_generate(const GenerateOptions& options) {
   if (tokens.empty())
     throw Error(HEADRACE_INVALID_ARGUMENT, "the prompt is empty; pass a non-empty text");
   check_fits(model, options.session, static_cast<std::int64_t>(tokens.size()), "prompt");
-  const auto run = options.num_samples > 1 ? answer_with_samples : answer_once;
+  const auto run = options.beam_width > 0    ? answer_with_beams
+                   : options.num_samples > 1 ? answer_with_samples
+                                             : answer_once;
   const Answer answer = run(model, options, generation, tokens);
   if (!options.is_quiet) print_note(speed_text(answer));
   return kExitOk;
+}
+
+// Beam search takes the length of the answer, and no option that samples have.
+void add_beam_options(CLI::App& generate, GenerateOptions& options) {
+  CLI::Option* width =
+      generate
+          .add_option("--beam-width", options.beam_width,
+                      "beam search: print the N best answers that a search of N beams finds")
+          ->transform(whole_number({1, 1024}))
+          ->option_text("N");
+  generate
+      .add_option("--length-penalty", options.length_penalty,
+                  "beams are ranked by log-probability / length^X")
+      ->transform(real_number({0, 10}))
+      ->option_text("X [1]")
+      ->needs(width);
+  for (CLI::Option* option : generate.get_options()) {
+    const bool is_of_samples = option->get_group() == "Sampling" || option->check_lname("samples");
+    const bool is_common = option->check_lname("max-tokens") || option->check_lname("ignore-end");
+    if (is_of_samples && !is_common) width->excludes(option);
+  }
 }
 
 }  // namespace
@@ -100,6 +146,7 @@ void add_generate(CLI::App& app, Action& action) {
       ->option_text("N [1]");
   generate->add_flag("-q,--quiet", options->is_quiet, "do not print the speed");
   add_generation_options(*generate, options->generation);
+  add_beam_options(*generate, *options);
   add_session_options(*generate, options->session);
   add_model_options(*generate, options->model);
   generate->callback([&action, prompt, file, options] {

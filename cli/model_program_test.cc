@@ -27,8 +27,12 @@ TEST(ModelProgram, ModelUsageErrorsExitWith2) {
         "generate -m " + kModel + " Hi --logit-bias 5", "generate -m " + kModel + " Hi -c -1",
         "generate -m " + kModel + " Hi --page-size 0",
         "generate -m " + kModel + " Hi --temp 1 --samples 0",
-        "generate -m " + kModel + " Hi --samples 2", std::string("chat"), "tokenize -m " + kModel,
-        std::string("bench model -t 1"), std::string("inspect"), "perplexity -m " + kModel}) {
+        "generate -m " + kModel + " Hi --samples 2", "generate -m " + kModel + " Hi --beam-width 0",
+        "generate -m " + kModel + " Hi --beam-width 2 --samples 2 --temp 1",
+        "generate -m " + kModel + " Hi --beam-width 2 --temp 1",
+        "generate -m " + kModel + " Hi --length-penalty 2", std::string("chat"),
+        "tokenize -m " + kModel, std::string("bench model -t 1"), std::string("inspect"),
+        "perplexity -m " + kModel}) {
     const Result result = run_program(arguments);
     EXPECT_EQ(result.exit_code, 2) << arguments;
     EXPECT_EQ(result.out, "") << arguments;
@@ -414,6 +418,19 @@ TEST(ModelProgram, SamplesAreTheAnswersOfTheirSeeds) {
   for (const char* options : {"", " --page-size 1", " --page-size 100"})
     EXPECT_EQ(run_program(command + " --seed 40 --samples 3" + options).out, expected) << options;
   EXPECT_EQ(run_program(command + " --samples 1").out, run_program(command).out);
+}
+
+TEST(ModelProgram, BeamsDoNotDependOnThePageSize) {
+  const std::string command = "generate Hi -n 9 --length-penalty 0.5 -m " + kModel;
+  const std::string out = run_program(command + " --beam-width 3").out;
+  for (const char* header : {"--- beam 1 of 3, score -", "--- beam 3 of 3, score -"})
+    EXPECT_NE(out.find(header), std::string::npos) << out;
+  EXPECT_EQ(run_program(command + " --beam-width 3 --page-size 1").out, out);
+  const std::string one = run_program(command + " --beam-width 1").out;
+  EXPECT_EQ(one.substr(one.find('\n') + 1), run_program("generate Hi -n 9 -m " + kModel).out);
+  const Result wide = errors_of(command + " --beam-width 300");
+  EXPECT_EQ(wide.exit_code, 2);
+  EXPECT_NE(wide.out.find("beam_width=300: must be 1 to 288"), std::string::npos) << wide.out;
 }
 
 std::string chat_of(const std::string& options, const std::string& lines) {

@@ -320,6 +320,30 @@ TEST(Session, BadCallsOfSamplesAreRefused) {
   headrace_completions_destroy(nullptr);
 }
 
+TEST(Session, BeamsAreRankedAndLeaveTheSessionAsItIs) {
+  const Model model(kFile);
+  Session session(model, {.max_tokens = 32, .page_size = 4, .num_pages = 40});
+  session.append(kPrompt);
+  const auto beams =
+      session.beam_search({.beam_width = 3, .length_penalty = 2, .max_new_tokens = 6});
+  ASSERT_EQ(beams.size(), 3u);
+  for (std::size_t i = 0; i < 3; ++i) {
+    const auto length = static_cast<double>(beams[i].tokens.size());
+    EXPECT_EQ(beams[i].score, beams[i].logprob / (length * length));
+    EXPECT_TRUE(i == 0 || beams[i].score <= beams[i - 1].score);
+    EXPECT_EQ(beams[i].text, model.detokenize(beams[i].tokens));
+  }
+  EXPECT_EQ(session.length(), static_cast<std::int64_t>(kPrompt.size()));
+  EXPECT_EQ(error_of([&] { session.beam_search({.beam_width = 289}); }, HEADRACE_INVALID_ARGUMENT),
+            "beam_width=289: must be 1 to 288 for a vocabulary of 288 tokens; pass a width in that "
+            "range");
+  error_of([&] { session.beam_search({.beam_width = 200}); }, HEADRACE_OUT_OF_MEMORY);
+  headrace_completions* list = nullptr;
+  EXPECT_EQ(headrace_session_beam_search(nullptr, nullptr, &list), HEADRACE_INVALID_ARGUMENT);
+  EXPECT_EQ(headrace_session_beam_search(session.get(), nullptr, nullptr),
+            HEADRACE_INVALID_ARGUMENT);
+}
+
 TEST(Session, CallbackExceptionsPropagate) {
   const Model model(kFile);
   Session session(model);

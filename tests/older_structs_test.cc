@@ -282,6 +282,36 @@ TEST(OlderStructs, OfSessionOptions) {
                                                  sizeof(std::size_t), 3, outcome);
 }
 
+TEST(OlderStructs, OfBeamOptions) {
+  const Model model(kFile);
+  Session session(model, {.max_tokens = 20, .num_pages = 20});
+  session.append(kPrompt);
+  headrace_beam_options full, defaults;
+  headrace_beam_options_init(&defaults);
+  full = defaults;
+  full.beam_width = 3;
+  full.length_penalty = 0.25;
+  full.max_new_tokens = 4;
+  full.ignore_end = 1;
+  const auto outcome = [&session](const headrace_beam_options& options) {
+    headrace_completions* list = nullptr;
+    const headrace_status status = headrace_session_beam_search(session.get(), &options, &list);
+    if (status != HEADRACE_OK) return failed(status);
+    std::string text;
+    for (std::int64_t i = 0; i < headrace_completions_count(list); ++i) {
+      headrace_completion completion{};
+      completion.struct_size = sizeof completion;
+      headrace_completions_get(list, i, &completion);
+      text += std::to_string(completion.num_tokens) + ' ' + std::to_string(completion.score) + ' ';
+    }
+    headrace_completions_destroy(list);
+    return text;
+  };
+  // No end token is likely here, so that ignore_end changes nothing.
+  expect_older_structs<headrace_beam_options>("beam_options", full, defaults, sizeof(std::size_t),
+                                              3, outcome);
+}
+
 TEST(OlderStructs, OfSamplingOptions) {
   const Model model(kFile);
   Session session(model);

@@ -77,6 +77,7 @@ TEST(StructSizes, OfInitFunctions) {
   HEADRACE_EXPECT_INIT(session_options, "options");
   HEADRACE_EXPECT_INIT(sampling_options, "options");
   HEADRACE_EXPECT_INIT(generation_options, "options");
+  HEADRACE_EXPECT_INIT(beam_options, "options");
   HEADRACE_EXPECT_INIT(kv_cache_options, "options");
   HEADRACE_EXPECT_INIT(kv_batch, "batch");
   HEADRACE_EXPECT_INIT(rope_options, "options");

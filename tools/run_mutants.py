@@ -70,7 +70,7 @@ ON_CPU = {
     "validate": (units("Validate*:Check*"),),
     "select": (units("Select*:Explain*:Run*"), GRID),
     "thread_pool": (units("ThreadPool*"), GRID),
-    "session": (units("Session*:*Tiny*:Samples*"),),
+    "session": (units("Session*:*Tiny*:Samples*:BeamSearch*"),),
     "masks": (units("VisibleKeys*"),),
     "capi": (CAPI,),
     "cuda_arithmetic": (units("Hopper*:Sm80*:BwdPreprocess*"),),

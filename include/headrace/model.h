@@ -354,6 +354,33 @@ HEADRACE_API headrace_status headrace_session_generate_n(headrace_session* sessi
                                                          void* user,
                                                          headrace_completions** completions);
 
+/** Options of headrace_session_beam_search(). */
+typedef struct headrace_beam_options {
+  size_t struct_size;     /**< sizeof this struct, set by the init function */
+  int64_t beam_width;     /**< beams and completions, 1 to the size of the vocabulary; default 4 */
+  double length_penalty;  /**< score = logprob / num_tokens^length_penalty; 0 to 10, default 1 */
+  int64_t max_new_tokens; /**< 0: until end of text or the session is full */
+  int32_t ignore_end;     /**< 1: continue past end-of-text tokens */
+  int32_t reserved;       /**< 0 */
+} headrace_beam_options;
+
+/** headrace_beam_options_init() for bindings that cannot use this header: struct_size is the sizeof
+ * of their declaration. */
+HEADRACE_API headrace_status headrace_beam_options_init_sized(headrace_beam_options* options,
+                                                              size_t struct_size);
+/** Sets the defaults and struct_size. */
+static inline headrace_status headrace_beam_options_init(headrace_beam_options* options) {
+  return headrace_beam_options_init_sized(options, sizeof *options);
+}
+
+/** Beam search: up to beam_width completions, the highest score first. All beams are one batch and
+ * share pages of the KV cache. Deterministic; ties: the lowest token, then the lowest beam. The
+ * session is unchanged. options may be NULL. out_of_memory: pages are missing (num_pages of the
+ * session); nothing is computed then. io_error as in headrace_session_sample(). */
+HEADRACE_API headrace_status headrace_session_beam_search(headrace_session* session,
+                                                          const headrace_beam_options* options,
+                                                          headrace_completions** completions);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

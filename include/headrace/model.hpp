@@ -248,6 +248,14 @@ struct Generation {
   headrace_finish finish = HEADRACE_FINISH_END;  ///< finish reason
 };
 
+/// Options of a beam search.
+struct BeamOptions {
+  std::int64_t beam_width = 4;      ///< beams and completions
+  double length_penalty = 1;        ///< score = logprob / num_tokens^length_penalty; 0 to 10
+  std::int64_t max_new_tokens = 0;  ///< 0: until end of text or the session is full
+  bool ignore_end = false;          ///< continue past end-of-text tokens
+};
+
 /// What was generated after the sequence of a session.
 struct Completion {
   std::vector<std::int32_t> tokens;              ///< generated, including the one that ended it
@@ -397,6 +405,19 @@ class Session {
   /// The same without a callback.
   std::vector<Completion> generate_n(const GenerationOptions& options, std::int64_t n) {
     return generate_n(options, n, [](std::int64_t, std::string_view) { return true; });
+  }
+  /// Up to beam_width completions, the highest score first. The session is unchanged.
+  std::vector<Completion> beam_search(const BeamOptions& options = {}) {
+    headrace_beam_options c;
+    check(headrace_beam_options_init(&c));
+    c.beam_width = options.beam_width;
+    c.length_penalty = options.length_penalty;
+    c.max_new_tokens = options.max_new_tokens;
+    c.ignore_end = options.ignore_end;
+    headrace_completions* list = nullptr;
+    check(headrace_session_beam_search(session_.get(), &c, &list));
+    const detail::CompletionList owner(list);
+    return detail::completions_of(list);
   }
 
   /// For functions of the C ABI.

@@ -5,6 +5,7 @@
 
 #include "base/callback.h"
 #include "capi/session_common.h"
+#include "engine/beam_search.h"
 
 struct headrace_completions {
   std::vector<headrace::engine::Completion> list;
@@ -22,6 +23,14 @@ engine::OnSampleText sample_callback(headrace_sample_text_fn fn, void* user) {
       return std::move(*bad);
     return may_continue;
   };
+}
+
+headrace_beam_options default_beam_options() {
+  const engine::BeamOptions defaults;
+  headrace_beam_options options{};
+  options.beam_width = defaults.beam_width;
+  options.length_penalty = defaults.length_penalty;
+  return options;
 }
 
 headrace_completion completion_of(const engine::Completion& from) {
@@ -89,6 +98,32 @@ headrace_status headrace_session_generate_n(headrace_session* session,
                                 session->session, session->model->model.tokenizer, wanted.value(),
                                 n, sample_callback(on_text, user), session->sampler),
                             completions);
+  });
+}
+
+headrace_status headrace_beam_options_init_sized(headrace_beam_options* options,
+                                                 size_t struct_size) {
+  return init("options", default_beam_options(), options, struct_size);
+}
+
+headrace_status headrace_session_beam_search(headrace_session* session,
+                                             const headrace_beam_options* options,
+                                             headrace_completions** completions) {
+  return guarded([&] {
+    if (session == nullptr) return fail(null_argument("session", "create one first"));
+    if (completions == nullptr)
+      return fail(null_argument("completions", "pass the address of a pointer to completions"));
+    *completions = nullptr;
+    headrace_beam_options c = default_beam_options();
+    if (auto bad = read_struct("options", options, c)) return fail(std::move(*bad));
+    return give_completions(
+        headrace::engine::beam_search(session->session, session->model->model.tokenizer,
+                                      {.beam_width = c.beam_width,
+                                       .length_penalty = c.length_penalty,
+                                       .max_new_tokens = c.max_new_tokens,
+                                       .ignore_end = c.ignore_end != 0},
+                                      session->sampler),
+        completions);
   });
 }
 
