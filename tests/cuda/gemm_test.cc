@@ -164,7 +164,7 @@ TEST_P(GemmOnGpu, IsThatOfTheDefinition) {
             for (std::int64_t i = tokens * rows; i < (tokens + 1) * rows; ++i)
               ASSERT_EQ(load_as_double(options.out_dtype, got.data(), i),
                         Weights::old_value(static_cast<std::size_t>(i)))
-                  << "written behind the last token";
+                  << "written after the last token";
           }
   }
 }

@@ -3,6 +3,7 @@
 #include "backends/cuda/device/barrier.cuh"
 #include "backends/cuda/device/cp_async.cuh"
 #include "backends/cuda/gemm/epilogue.cuh"
+#include "backends/cuda/gemm/fragments.cuh"
 #include "backends/cuda/gemm/portable.h"
 #include "backends/cuda/runtime/launch.cuh"
 
@@ -16,10 +17,6 @@ constexpr int kXBytes = kPortableTokens * kSwizzleRowBytes,
 constexpr int kStageBytes = kXBytes + kWBytes;
 constexpr unsigned kSmemBytes = kStages * kStageBytes + 128;  // the swizzle needs rows of 128 bytes
 static_assert(kSmemBytes <= kSmemLimitSm86);
-
-__device__ __forceinline__ u32 chunk_address(u32 atom, int row, int chunk) {
-  return atom + static_cast<u32>(row * kSwizzleRowBytes + ((chunk ^ (row & 7)) << 4));
-}
 
 // Rows [first, first + kRows) of a matrix with `rows` rows, columns from `column` on. What does not
 // exist becomes zeros.
@@ -35,14 +32,6 @@ __device__ __forceinline__ void copy_tile(u32 to, const void* matrix, std::int64
         static_cast<const char*>(matrix) + (exists ? 2 * (row * stride + column + 8 * chunk) : 0);
     cp_async_cg_16(chunk_address(to, i / kChunks, chunk), from, exists ? 16 : 0);
   }
-}
-
-template <class Element>
-__device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  if constexpr (Element::kHasFloatRange)
-    mma_m16n8k16_bf16(d, a, b0, b1);
-  else
-    mma_m16n8k16_f16(d, a, b0, b1);
 }
 
 template <class Element>

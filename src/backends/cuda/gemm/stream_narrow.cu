@@ -1,22 +1,10 @@
 // Products of up to 16 tokens on Hopper, bound by the bandwidth of the weights: a warp multiplies
 // 16 rows of weights with all tokens by mma.sync.
+#include "backends/cuda/gemm/fragments.cuh"
 #include "backends/cuda/gemm/stream.cuh"
 
 namespace headrace::cuda::gemm {
 namespace {
-
-template <class Element>
-__device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  if constexpr (Element::kHasFloatRange)
-    mma_m16n8k16_bf16(d, a, b0, b1);
-  else
-    mma_m16n8k16_f16(d, a, b0, b1);
-}
-
-// Address of a 16-byte chunk of a row in an atom.
-__device__ __forceinline__ u32 chunk_address(u32 atom, int row, int chunk) {
-  return atom + static_cast<u32>(row * kSwizzleRowBytes + ((chunk ^ (row & 7)) << 4));
-}
 
 // An atom of a stage in registers: of a tile, and of x. A: rows first; B of 8 tokens: two steps by
 // one ldmatrix, of 16 tokens: both halves of the tokens by one.

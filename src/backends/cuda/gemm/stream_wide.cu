@@ -47,9 +47,11 @@ __device__ void multiply_tiles(const StreamParams& p, StreamRing ring, int group
     }
   };
   for_each_tile(p, group, multiply, [&] {
+    if (thread >= 32) return;  // a warp that waits in step with no other could miss a phase
     for (int i = 0; i < p.plan.num_stage_loads; ++i, ring.next()) {
       mbarrier_wait(ring.full(), ring.parity);
       if (thread == 0) mbarrier_arrive(ring.empty());
+      __syncwarp();
     }
   });
 }
