@@ -141,7 +141,7 @@ void add_generate(CLI::App& app, Action& action) {
   generate->add_flag("--raw", options->is_raw, "continue the text as is, without a chat template");
   generate
       ->add_option("--samples", options->num_samples,
-                   "answers to the prompt, computed together; answer i is that of --seed + i - 1")
+                   "answers to the prompt; answer i is that of --seed + i - 1")
       ->transform(whole_number({1, 1024}))
       ->option_text("N [1]");
   generate->add_flag("-q,--quiet", options->is_quiet, "do not print the speed");

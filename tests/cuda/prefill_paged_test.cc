@@ -36,13 +36,11 @@ struct Feature {
   const char* name;
   AttentionOptions options;
 };
-// One for each kind of kernel: plain, one feature, general.
 std::vector<Feature> all_features() {
   return {{"causal", {.causal = Causal::bottom_right}},
           {"none", {}},
           {"window", {.causal = Causal::bottom_right, .window_left = 70}},
-          {"softcap", {.softcap = 20, .causal = Causal::bottom_right}},
-          {"softcap_window", {.softcap = 5, .causal = Causal::top_left, .window_left = 200}}};
+          {"top_left", {.causal = Causal::top_left, .window_left = 200}}};
 }
 
 class PrefillPages : public ::testing::TestWithParam<Sizes> {

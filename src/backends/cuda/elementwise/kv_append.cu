@@ -63,8 +63,8 @@ __device__ void write_elements(const float* x, int width, bool has_vectors, int 
   }
 }
 
-__device__ void read_row(DType dtype, const void* data, std::int64_t offset, int width,
-                         bool has_vectors, int lane, float* x) {
+__device__ inline void read_row(DType dtype, const void* data, std::int64_t offset, int width,
+                                bool has_vectors, int lane, float* x) {
   switch (dtype) {
     case DType::f16:
       return read_elements(static_cast<const __half*>(data) + offset, width, has_vectors, lane, x);
@@ -77,8 +77,8 @@ __device__ void read_row(DType dtype, const void* data, std::int64_t offset, int
 }
 
 // The format of the pages: a quantiser would take its place.
-__device__ void write_row(const float* x, int width, bool has_vectors, int lane, DType dtype,
-                          void* data, std::int64_t offset) {
+__device__ inline void write_row(const float* x, int width, bool has_vectors, int lane, DType dtype,
+                                 void* data, std::int64_t offset) {
   switch (dtype) {
     case DType::f16:
       return write_elements(x, width, has_vectors, lane, static_cast<__half*>(data) + offset);
@@ -90,7 +90,7 @@ __device__ void write_row(const float* x, int width, bool has_vectors, int lane,
   }
 }
 
-__device__ float load_element(DType dtype, const void* data, std::int64_t idx) {
+__device__ inline float load_element(DType dtype, const void* data, std::int64_t idx) {
   switch (dtype) {
     case DType::f16:
       return load_real(static_cast<const __half*>(data), idx);
@@ -102,7 +102,8 @@ __device__ float load_element(DType dtype, const void* data, std::int64_t idx) {
 }
 
 // x * weight / sqrt(mean(x^2) + eps), by one warp in a fixed order.
-__device__ void norm_row(const KvAppendArgs& args, const NormWeight& weight, int lane, float* x) {
+__device__ inline void norm_row(const KvAppendArgs& args, const NormWeight& weight, int lane,
+                                float* x) {
   const int width = static_cast<int>(args.head_dim);
   float sum = 0;
   for (int i = lane; i < width; i += kWarp) sum += x[i] * x[i];
@@ -115,8 +116,8 @@ __device__ void norm_row(const KvAppendArgs& args, const NormWeight& weight, int
 }
 
 // A lane owns the pairs lane, lane + 32, ...
-__device__ void rotate_row(const KvAppendArgs& args, const float* cos, const float* sin, int lane,
-                           float* x) {
+__device__ inline void rotate_row(const KvAppendArgs& args, const float* cos, const float* sin,
+                                  int lane, float* x) {
   const int half = static_cast<int>(args.rot_dim / 2);
   const bool is_halves = args.layout == RopeLayout::halves;
   for (int pair = lane; pair < half; pair += kWarp) {
@@ -129,7 +130,8 @@ __device__ void rotate_row(const KvAppendArgs& args, const float* cos, const flo
 }
 
 // By all threads of the CTA.
-__device__ void compute_angles(const KvAppendArgs& args, int position, float* cos, float* sin) {
+__device__ inline void compute_angles(const KvAppendArgs& args, int position, float* cos,
+                                      float* sin) {
   const RopeTables& tables = args.tables;
   const auto factor = static_cast<float>(args.attention_factor);
   for (int pair = static_cast<int>(threadIdx.x); pair < args.rot_dim / 2; pair += kWarp * kWarps) {
@@ -145,9 +147,9 @@ __device__ void compute_angles(const KvAppendArgs& args, int position, float* co
 }
 
 // One head of a token by one warp; `slot` is negative for a token that is not stored.
-__device__ void append_row(const Params& p, std::int64_t token, std::int64_t row_idx,
-                           std::int64_t slot, const float* cos, const float* sin, int lane,
-                           float* x) {
+__device__ inline void append_row(const Params& p, std::int64_t token, std::int64_t row_idx,
+                                  std::int64_t slot, const float* cos, const float* sin, int lane,
+                                  float* x) {
   const KvAppendArgs& args = p.args;
   const bool is_q = row_idx < args.num_heads;
   if (!is_q && slot < 0) return;

@@ -186,6 +186,7 @@ class Specialized {
   }
   template <Role kRole>
   __device__ __forceinline__ void finish_sums(Sums<kRole>& sums, Packed& frag, int iteration) {
+    wgmma_wait_group<0>();
     warpgroup_fence_operand(sums);
     warpgroup_fence_operand(frag);
     arrive(kRole == kDv ? kBarriers.dout_empty + StageDout(iteration).index

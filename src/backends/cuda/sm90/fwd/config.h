@@ -15,6 +15,10 @@ namespace headrace::cuda::sm90::fwd {
 // alone (score_policies.cuh), or any combination.
 enum class ScoreMod { plain, alibi, softcap, bias, dropout, general };
 
+// Keys in pages, and seqused_k. The others have no registers to spare: with the producers of pages
+// in the same kernel ptxas spills up to 28 registers more in an iteration.
+constexpr bool reads_pages(ScoreMod m) { return m != ScoreMod::softcap && m != ScoreMod::general; }
+
 // One compiled shape of the kernel. A CTA is a producer warpgroup, `warpgroups` consumers of 64
 // query rows each and, with dropout, one more warpgroup that draws the masks.
 struct Tile {

@@ -87,6 +87,8 @@ const Variant* variant_of(const Problem& p) {
 
 std::string refused_layout(const Problem& p) {
   if (has_pages(p) && p.num_pages == 0) return "there are no pages";
+  if ((has_pages(p) || p.has_seqused_k) && !reads_pages(score_mod_of(p)))
+    return "takes no pages and no seqused_k with softcap, masks or several features of scores";
   return refused_operands(p, variant_of(p) != nullptr);
 }
 

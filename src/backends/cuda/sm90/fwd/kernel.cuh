@@ -71,13 +71,15 @@ class QkProducer {
     for_each_tile<kTile, kHasPages, true>(p_, smem_, [&](const auto& info, int n_max, int n_min) {
       const int row_q = info(offsetof(TileInfo, row_q)) + info(offsetof(TileInfo, query));
       const int head = info(offsetof(TileInfo, head));
-      const KeyOrigin keys = key_origin(info);
+      KeyOrigin keys{};
+      if constexpr (!kHasPages) keys = key_origin(info);
+      const int batch = kHasPages ? info(offsetof(TileInfo, tensor_batch)) : keys.batch;
       // A Q with one buffer waits for the last S of the tile before; the first K need not.
       constexpr bool kQWaits = kTile.q_buffers == 1 && !kTile.q_in_registers;
-      if (!kQWaits && arrives<kHasPages>()) load_q(row_q, head, keys.batch);
+      if (!kQWaits && arrives<kHasPages>()) load_q(row_q, head, batch);
       for (int n = n_max - 1; n >= n_min; --n) {
         load_k(info, keys, n);
-        if (kQWaits && arrives<kHasPages>() && n == n_max - 1) load_q(row_q, head, keys.batch);
+        if (kQWaits && arrives<kHasPages>() && n == n_max - 1) load_q(row_q, head, batch);
       }
     });
   }
@@ -91,7 +93,8 @@ class QkProducer {
 #pragma unroll 1
     for (int w = 0; w < kTile.warpgroups; ++w) {
       const int i = q_.stage * kTile.warpgroups + w;
-      const u32 full = barrier(kBarriers.q_full + i);
+      u32 full = barrier(kBarriers.q_full + i);
+      if constexpr (kHasPages) full = released_behind(static_cast<u32>(row ^ head ^ batch), full);
       const u32 to = smem_ + kSmem.offset_q + i * kSmem.q_group;
       // A box has group_queries * pack rows, which may be less than 64.
       const int atom_bytes = p_.tiles.group_queries * p_.tiles.pack * 128;
@@ -142,7 +145,8 @@ struct VProducer {
       constexpr BarrierPlan kBarriers = barrier_plan(kTile);
       constexpr int kAtoms = num_swizzle_atoms(kTile.head_dim_v);
       const u32 barriers = smem + kSmem.offset_barriers;
-      const KeyOrigin keys = key_origin(info);
+      KeyOrigin keys{};
+      if constexpr (!kHasPages) keys = key_origin(info);
       for (int n = n_max - 1; n >= n_min; --n, v.next()) {
         const u32 to = smem + kSmem.offset_v + v.stage * kSmem.v_stage;
         const u32 full = barriers + 8 * (kBarriers.v_full + v.stage);
@@ -640,11 +644,19 @@ __global__ void __launch_bounds__(threads_of(Variant::kTile), 1)
   setmaxnreg_dec<producer_registers(kTile)>();
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) >> 5, 0);
   if (warp == 1) {
-    Scheduler<kTile>(params, smem, static_cast<int>(threadIdx.x) & 31).run();
-  } else if (params.pages.block_table != nullptr && warp != 3) {
-    if (warp == 0) QkProducer<kTile, true>(params, maps, smem).run();
-    if (warp == 2) VProducer<kTile, true>{params, maps, smem}.run();
-  } else if (elect_sync()) {
+    Scheduler<kTile, reads_pages(Variant::kScoreMod)>(params, smem,
+                                                      static_cast<int>(threadIdx.x) & 31)
+        .run();
+    return;
+  }
+  if constexpr (reads_pages(Variant::kScoreMod)) {
+    if (params.pages.block_table != nullptr && warp != 3) {
+      if (warp == 0) QkProducer<kTile, true>(params, maps, smem).run();
+      if (warp == 2) VProducer<kTile, true>{params, maps, smem}.run();
+      return;
+    }
+  }
+  if (elect_sync()) {
     if (warp == 0) QkProducer<kTile, false>(params, maps, smem).run();
     if (warp == 2) VProducer<kTile, false>{params, maps, smem}.run();
     if constexpr (kTile.has_tma_bias)

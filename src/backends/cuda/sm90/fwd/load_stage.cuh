@@ -8,6 +8,7 @@
 #include "backends/cuda/device/tma.cuh"
 #include "backends/cuda/sm90/fwd/config.h"
 #include "backends/cuda/sm90/fwd/params.h"
+#include "backends/cuda/sm90/shared.cuh"
 
 namespace headrace::cuda::sm90::fwd {
 
@@ -86,6 +87,7 @@ __device__ __forceinline__ void load_paged_stage(const Params& p, KeyPages& page
   to += i * 128;
   // What is computed behind the wait, the consumers wait for.
   asm volatile("" : "+r"(slot), "+r"(kv_head), "+r"(to));
+  full = released_behind(static_cast<u32>(batch_idx ^ seqlen_k ^ kv_head), full);
   mbarrier_wait(empty, parity ^ 1);
   // Boxes may complete before the arrival, without which the phase does not end.
   if (arrives<true>()) mbarrier_arrive_expect_tx(full, kAtoms * kKeys * 128);

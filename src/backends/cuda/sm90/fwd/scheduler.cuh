@@ -38,14 +38,14 @@ constexpr int word_of(std::size_t offset) { return static_cast<int>(offset) / 4;
 
 // Runs in one warp of the CTA. A ring of kTileInfoStages TileInfos: one being computed, one
 // computed but not yet retired, two ahead.
-template <Tile kTile>
+template <Tile kTile, bool kReadsPages>
 class Scheduler {
  public:
   __device__ Scheduler(const Params& p, u32 smem, int lane)
       : p_(p), smem_(smem), lane_(lane), counter_(p, lane) {}
 
   __device__ void run() {
-    if (p_.has_device_lengths != 0) griddep_wait();  // reads cu_seqlens and seqused_k
+    if (p_.has_device_lengths != 0) griddep_wait();  // reads cu_seqlens, seqused_k
     tile_ = static_cast<int>(blockIdx.x);
     while (tile_ < p_.tiles.num_tiles && find(tile_)) {
       publish(tile_, 0);
@@ -94,7 +94,7 @@ class Scheduler {
     batch_idx_ = position_.head / p_.tiles.tile_heads;
     position_.head -= batch_idx_ * p_.tiles.tile_heads;
     rows_ = {.row_q = 0, .row_k = 0, .seqlen_q = p_.tiles.seqlen_q, .seqlen_k = p_.tiles.seqlen_k};
-    if (p_.used_keys.seqused_k != nullptr) {
+    if (kReadsPages && p_.used_keys.seqused_k != nullptr) {
       const bool is_first = position_.m_block == 0 && position_.head == 0;
       rows_.seqlen_k = static_cast<int>(num_used_keys(
           p_.lengths, p_.used_keys, batch_idx_,
@@ -142,8 +142,11 @@ class Scheduler {
   }
 
   __device__ SequenceRows read_sequence(int batch_idx) const {
-    const Sequence s =
-        sequence_with_used_keys(p_.sizes, p_.lengths, p_.used_keys, batch_idx, blockIdx.x == 0);
+    Sequence s;
+    if constexpr (kReadsPages)
+      s = sequence_with_used_keys(p_.sizes, p_.lengths, p_.used_keys, batch_idx, blockIdx.x == 0);
+    else
+      s = device_sequence(p_.sizes, p_.lengths, batch_idx, blockIdx.x == 0);
     return {.row_q = static_cast<int>(s.row_q),
             .row_k = static_cast<int>(s.row_k),
             .seqlen_q = static_cast<int>(s.seqlen_q),

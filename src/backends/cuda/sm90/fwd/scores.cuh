@@ -390,8 +390,10 @@ class Scores {
   template <int r>
   __device__ __forceinline__ void apply_general_scores(S& s, const WorkTile& work, int n) {
     const ScoreArgs& args = ctx_.p.scores;
-    const bool reads_lengths = args.params.has_alibi != 0 || args.params.has_tree_mask != 0 ||
-                               args.mask.data != nullptr || !has_bias_pairs_;
+    // With 256 columns the branch costs more registers than the loads.
+    const bool reads_lengths = kTile.head_dim > 128 || args.params.has_alibi != 0 ||
+                               args.params.has_tree_mask != 0 || args.mask.data != nullptr ||
+                               !has_bias_pairs_;
     Sequence sequence{};
     if (reads_lengths) sequence = ctx_.sequence(work);
     const ScoreColumns columns =
