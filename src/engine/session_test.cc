@@ -232,6 +232,11 @@ class LimitedDevice final : public Device {
   Status copy(std::span<const ByteCopy> copies, Stream stream) override {
     return host_->copy(copies, stream);
   }
+  Status download(const void* from, void* to, std::size_t bytes, Stream stream) override {
+    return host_->download(from, to, bytes, stream);
+  }
+  Status synchronise(Stream stream) override { return host_->synchronise(stream); }
+  std::size_t free_bytes() override { return host_->free_bytes(); }
 
   std::size_t limit = SIZE_MAX;
 

@@ -1,25 +1,18 @@
 // The CPU executor. Activations are f32; queries and attention outputs have the dtype of the cache.
 #include <algorithm>
 #include <cstring>
-#include <vector>
 
 #include "attention/forward.h"
-#include "attention/select.h"
-#include "attention/validate.h"
 #include "backends/cpu/elementwise/elementwise.h"
 #include "backends/cpu/gemm/gemm.h"
 #include "backends/cpu/thread_pool.h"
 #include "base/math.h"
-#include "executor/executor.h"
+#include "executor/common.h"
 
 namespace headrace {
 namespace {
 
 float* floats(const Rows& rows) { return static_cast<float*>(rows.data); }
-
-std::size_t bytes_of(std::int64_t rows, std::int64_t width, DType dtype) {
-  return static_cast<std::size_t>(rows * width) * dtype_bytes(dtype);
-}
 
 class CpuExecutor final : public Executor {
  public:
@@ -34,10 +27,12 @@ class CpuExecutor final : public Executor {
     return cpu::pack_matrix(format, rows, columns, blocks, mode_, device_.info());
   }
 
-  Result<Rows> alloc(std::int64_t num_rows, std::int64_t width, DType dtype) override;
+  Result<Rows> alloc(std::int64_t num_rows, std::int64_t width, DType dtype) override {
+    return activations_.alloc(device_, num_rows, width, dtype);
+  }
   Status begin_step(const Batch& batch, const KvView& kv, const AttentionSpec& spec) override;
   Status embed(const Weight& embedding, const Rows& out) override;
-  Status gather(const Rows& x, std::span<const std::int32_t> rows, const Rows& out) override;
+  Status gather(const Rows& x, const Rows& out) override;
   Status rms_norm(const Rows& x, const Buffer& weight, float eps, const Rows& out) override;
   Status linear(const Linear& call) override;
   Status rope_append(const Rows& qkv, std::int64_t layer, const Rows& q) override;
@@ -54,8 +49,6 @@ class CpuExecutor final : public Executor {
 
   template <class Body>
   Status for_rows(std::int64_t num_rows, Body body);
-  Status grow(Buffer& buffer, std::size_t bytes);
-  Status plan_step();
   Status compute_rope_angles();
   void rotate(const HeadRows& heads, std::int64_t x_stride, std::int64_t first_token,
               std::int64_t num_tokens) const;
@@ -76,12 +69,11 @@ class CpuExecutor final : public Executor {
   const MatmulMode mode_;
   const cpu::ElementwiseOps& ops_;
 
-  std::vector<Buffer> activations_;  // of alloc(), in call order
-  std::size_t num_allocs_ = 0;       // in this step
-  Buffer cos_, sin_;                 // float [num_tokens, rot_dim / 2]
-  Buffer attn_out_;                  // [num_tokens, num_heads * head_dim_v] in the cache's dtype
-  Buffer activation_groups_;         // scratch of cpu::multiply
-  Buffer workspace_;                 // of the attention plan
+  Activations activations_;
+  Buffer cos_, sin_;          // float [num_tokens, rot_dim / 2]
+  Buffer attn_out_;           // [num_tokens, num_heads * head_dim_v] in the cache's dtype
+  Buffer activation_groups_;  // scratch of cpu::multiply
+  Buffer workspace_;          // of the attention plan
 
   // The current step.
   const Batch* batch_ = nullptr;
@@ -108,61 +100,23 @@ Status CpuExecutor::for_rows(std::int64_t num_rows, Body body) {
       &context);
 }
 
-Status CpuExecutor::grow(Buffer& buffer, std::size_t bytes) {
-  if (bytes <= buffer.bytes() && buffer.data() != nullptr) return std::nullopt;
-  buffer = {};  // free the old memory first
-  buffer = device_.allocate(bytes);
-  if (buffer.data() != nullptr) return std::nullopt;
-  return Failure{ErrorCode::out_of_memory,
-                 format_text("no memory for {} bytes of activations; use smaller batches", bytes)};
-}
-
-Result<Rows> CpuExecutor::alloc(std::int64_t num_rows, std::int64_t width, DType dtype) {
-  if (num_allocs_ == activations_.size()) activations_.emplace_back();
-  Buffer& buffer = activations_[num_allocs_++];
-  if (auto failure = grow(buffer, bytes_of(num_rows, width, dtype))) return std::move(*failure);
-  return Rows{.data = buffer.data(), .dtype = dtype, .num_rows = num_rows, .width = width};
-}
-
 Status CpuExecutor::begin_step(const Batch& batch, const KvView& kv, const AttentionSpec& spec) {
-  num_allocs_ = 0;
+  activations_.begin_step();
   batch_ = &batch;
   spec_ = &spec;
   kv_ = kv;
-  HEADRACE_TRY(plan_step());
-  HEADRACE_TRY(grow(attn_out_, bytes_of(batch.num_tokens(), spec.num_heads * kv.shape.head_dim_v,
-                                        kv.shape.dtype)));
+  HEADRACE_TRY(plan_step(batch, kv, spec, device_.info(), plan_));
+  HEADRACE_TRY(grow(device_, workspace_, plan_.schedule.workspace_bytes));
+  HEADRACE_TRY(
+      grow(device_, attn_out_,
+           bytes_of(batch.num_tokens(), spec.num_heads * kv.shape.head_dim_v, kv.shape.dtype)));
   return compute_rope_angles();
-}
-
-Status CpuExecutor::plan_step() {
-  Problem problem = default_problem();
-  problem.is_ragged = 1;
-  problem.batch = batch_->num_seqs();
-  problem.seqlen_q = batch_->max_seqlen_q;
-  problem.total_q = batch_->num_tokens();
-  problem.has_seqused_k = 1;
-  problem.seqlen_k = batch_->max_seqlen_k;
-  problem.page_size = kv_.page_size;
-  problem.num_pages = kv_.num_pages;
-  problem.max_pages = batch_->max_pages();
-  problem.num_heads = spec_->num_heads;
-  problem.num_kv_heads = kv_.shape.num_kv_heads;
-  problem.head_dim = kv_.shape.head_dim;
-  problem.head_dim_v = kv_.shape.head_dim_v;
-  problem.dtype = static_cast<std::int32_t>(kv_.shape.dtype);
-  problem.causal = HEADRACE_CAUSAL_BOTTOM_RIGHT;
-  if (spec_->window > 0) problem.window_left = spec_->window - 1;
-  Result<Plan> plan = plan_attention(problem, device_.info());
-  if (!plan.ok()) return std::move(plan.failure());
-  plan_ = std::move(plan.value());
-  return grow(workspace_, plan_.schedule.workspace_bytes);
 }
 
 Status CpuExecutor::compute_rope_angles() {
   const std::int64_t half = rot_dim() / 2, num_tokens = batch_->num_tokens();
-  HEADRACE_TRY(grow(cos_, bytes_of(num_tokens, half, DType::f32)));
-  HEADRACE_TRY(grow(sin_, bytes_of(num_tokens, half, DType::f32)));
+  HEADRACE_TRY(grow(device_, cos_, bytes_of(num_tokens, half, DType::f32)));
+  HEADRACE_TRY(grow(device_, sin_, bytes_of(num_tokens, half, DType::f32)));
   const std::span<const double> frequencies(spec_->rope_frequencies.as<const double>(),
                                             static_cast<std::size_t>(half));
   return for_rows(num_tokens, [&](cpu::RowRange rows) {
@@ -181,11 +135,11 @@ Status CpuExecutor::embed(const Weight& embedding, const Rows& out) {
   });
 }
 
-Status CpuExecutor::gather(const Rows& x, std::span<const std::int32_t> rows, const Rows& out) {
+Status CpuExecutor::gather(const Rows& x, const Rows& out) {
   return for_rows(out.num_rows, [&](cpu::RowRange range) {
     for (std::int64_t i = range.first; i < range.last; ++i)
       std::memcpy(floats(out) + i * out.width,
-                  floats(x) + rows[static_cast<std::size_t>(i)] * x.width,
+                  floats(x) + batch_->logits_rows[static_cast<std::size_t>(i)] * x.width,
                   bytes_of(1, x.width, DType::f32));
   });
 }
@@ -202,8 +156,8 @@ Status CpuExecutor::rms_norm(const Rows& x, const Buffer& weight, float eps, con
 }
 
 Status CpuExecutor::linear(const Linear& call) {
-  HEADRACE_TRY(
-      grow(activation_groups_, cpu::multiply_scratch_bytes(call.x.width, call.x.num_rows)));
+  HEADRACE_TRY(grow(device_, activation_groups_,
+                    cpu::multiply_scratch_bytes(call.x.width, call.x.num_rows)));
   return cpu::multiply({.matrices = call.weights,
                         .bias = call.bias == nullptr ? nullptr : call.bias->as<const float>(),
                         .num_tokens = call.x.num_rows,

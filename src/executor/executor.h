@@ -66,8 +66,8 @@ class Executor {
 
   // out[i] = embedding[batch.tokens[i]].
   virtual Status embed(const Weight& embedding, const Rows& out) = 0;
-  // out[i] = x[rows[i]].
-  virtual Status gather(const Rows& x, std::span<const std::int32_t> rows, const Rows& out) = 0;
+  // out[i] = x[batch.logits_rows[i]].
+  virtual Status gather(const Rows& x, const Rows& out) = 0;
   // out = x * weight / sqrt(mean(x^2) + eps); weight: float [width]. In place if out is x.
   virtual Status rms_norm(const Rows& x, const Buffer& weight, float eps, const Rows& out) = 0;
   virtual Status linear(const Linear& call) = 0;

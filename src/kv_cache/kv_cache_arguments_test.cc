@@ -155,6 +155,11 @@ class FailingDevice final : public Device {
     if (is_failing) return Failure{ErrorCode::device_error, "no copies today"};
     return host_->copy(copies, stream);
   }
+  Status download(const void* from, void* to, std::size_t bytes, Stream stream) override {
+    return host_->download(from, to, bytes, stream);
+  }
+  Status synchronise(Stream stream) override { return host_->synchronise(stream); }
+  std::size_t free_bytes() override { return host_->free_bytes(); }
   bool is_failing = false;
 
  private:

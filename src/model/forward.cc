@@ -81,7 +81,7 @@ Status Decoder::forward(Executor& executor, const Batch& batch, const KvView& kv
 
   Rows last = a.normed;
   last.num_rows = static_cast<std::int64_t>(batch.logits_rows.size());
-  HEADRACE_TRY(executor.gather(a.x, batch.logits_rows, last));
+  HEADRACE_TRY(executor.gather(a.x, last));
   HEADRACE_TRY(executor.rms_norm(last, output_norm, static_cast<float>(config.rms_eps), last));
   return executor.linear({.weights = {&output_matrix(), 1},
                           .x = last,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 
@@ -41,6 +42,14 @@ class Device {
   // Every range lies in memory of this device or of allocate_host(). The copies are work of
   // `stream`: the call returns when they are enqueued. The list may be discarded then.
   virtual Status copy(std::span<const ByteCopy> copies, Stream stream) = 0;
+  // Copies memory of this device to any memory of the host, behind the work of `stream`, and
+  // returns when it is there.
+  virtual Status download(const void* from, void* to, std::size_t bytes, Stream stream) = 0;
+  // Returns when the work of `stream` has ended.
+  virtual Status synchronise(Stream stream) = 0;
+
+  // Bytes that allocate() has left; SIZE_MAX if the device does not say.
+  virtual std::size_t free_bytes() = 0;
 
  private:
   const DeviceInfo info_;

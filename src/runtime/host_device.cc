@@ -32,6 +32,15 @@ class HostDevice final : public Device {
     for (const ByteCopy& c : copies) std::memcpy(c.to, c.from, c.bytes);
     return std::nullopt;
   }
+
+  Status download(const void* from, void* to, std::size_t bytes, Stream) override {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+    return std::nullopt;
+  }
+  Status synchronise(Stream) override { return std::nullopt; }
+
+  // Memory that is overcommitted or swapped has no such number.
+  std::size_t free_bytes() override { return SIZE_MAX; }
 };
 
 }  // namespace

@@ -47,6 +47,30 @@ class CudaDevice final : public Device {
     return std::nullopt;
   }
 
+  Status download(const void* from, void* to, std::size_t bytes, Stream stream) override {
+    const DeviceScope scope(info().device_id);
+    if (scope.status()) return scope.status();
+    HEADRACE_TRY(cuda_status(
+        cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, static_cast<cudaStream_t>(stream)),
+        "copying {} bytes from cuda:{} to the host", bytes, info().device_id));
+    return synchronise(stream);
+  }
+
+  Status synchronise(Stream stream) override {
+    const DeviceScope scope(info().device_id);
+    if (scope.status()) return scope.status();
+    return cuda_status(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)),
+                       "waiting for the stream {} of cuda:{}", stream, info().device_id);
+  }
+
+  std::size_t free_bytes() override {
+    const DeviceScope scope(info().device_id);
+    std::size_t free = 0, total = 0;
+    if (!scope.status() && cudaMemGetInfo(&free, &total) == cudaSuccess) return free;
+    (void)cudaGetLastError();
+    return SIZE_MAX;
+  }
+
  private:
   // Empty where CUDA has no memory left.
   template <class Allocate>

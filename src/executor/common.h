@@ -1,0 +1,33 @@
+// What the executors of all devices share.
+#pragma once
+
+#include <vector>
+
+#include "core/plan.h"
+#include "executor/executor.h"
+
+namespace headrace {
+
+inline std::size_t bytes_of(std::int64_t rows, std::int64_t width, DType dtype) {
+  return static_cast<std::size_t>(rows * width) * dtype_bytes(dtype);
+}
+
+// Makes the buffer at least `bytes` large; its contents are lost if it grows. out_of_memory.
+Status grow(Device& device, Buffer& buffer, std::size_t bytes);
+
+// The memory of Executor::alloc().
+class Activations {
+ public:
+  void begin_step() { num_allocs_ = 0; }
+  Result<Rows> alloc(Device& device, std::int64_t num_rows, std::int64_t width, DType dtype);
+
+ private:
+  std::vector<Buffer> buffers_;  // in call order
+  std::size_t num_allocs_ = 0;   // in this step
+};
+
+// The attention of every layer of a step.
+Status plan_step(const Batch& batch, const KvView& kv, const AttentionSpec& spec,
+                 const DeviceInfo& device, Plan& plan);
+
+}  // namespace headrace
