@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "backends/cuda/elementwise/decoder_ops.h"
+#include "backends/cuda/gemm/gemm.h"
 #include "core/kernel.h"
 #include "core/kv_append_args.h"
 #include "core/softmax_args.h"

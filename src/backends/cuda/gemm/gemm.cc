@@ -3,6 +3,7 @@
 #include "backends/cuda/gemm/portable.h"
 #include "backends/cuda/gemm/stream.h"
 #include "backends/cuda/gemm/tiles.h"
+#include "backends/cuda/runtime/device.cuh"
 #include "backends/cuda/runtime/tensor_map.cuh"
 #include "base/math.h"
 
@@ -119,6 +120,8 @@ Status run_portable(const Product& p, Stream stream) {
 Status multiply(const Product& product, const DeviceInfo& device, Stream stream) {
   HEADRACE_TRY(check(product));
   if (product.num_tokens <= 0) return std::nullopt;
+  const DeviceScope scope(device.device_id);
+  if (scope.status()) return scope.status();
   if (device.sm != kHopper) return run_portable(product, stream);
   if (product.num_tokens <= gemm::kWideTokens) return run_stream(product, device, stream);
   return run_tiles(product, device, stream);

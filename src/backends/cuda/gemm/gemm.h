@@ -39,7 +39,7 @@ struct Product {
   bool adds_to_out;  // out += result, for the residual stream
 };
 
-// Enqueues the product on `stream` of the current device. unsupported: a dtype, an alignment (data
+// Enqueues the product on `stream` of the device. unsupported: a dtype, an alignment (data
 // and x: 16 bytes) or a size that is not as above.
 Status multiply(const Product& product, const DeviceInfo& device, Stream stream);
 
