@@ -235,6 +235,8 @@ TEST(OlderStructs, OfModelOptions) {
     if (user != nullptr) ++*static_cast<int*>(user);
   };
   full.progress_user = &num_calls;
+  full.device_type = HEADRACE_CUDA;  // with exact = 1 an error, with and without a GPU
+  full.device_id = 1;
   const auto outcome = [&num_calls](const headrace_model_options& options) {
     num_calls = 0;
     headrace_model* model = nullptr;
@@ -248,10 +250,10 @@ TEST(OlderStructs, OfModelOptions) {
            std::to_string(info.num_layers) + ' ' + std::to_string(num_calls);
   };
   expect_older_structs<headrace_model_options>("model_options", full, defaults, sizeof(std::size_t),
-                                               2, outcome);
+                                               3, outcome);
   full.vocab_only = 1;
   expect_older_structs<headrace_model_options>("model_options without weights", full, defaults,
-                                               sizeof(std::size_t), 2, outcome);
+                                               sizeof(std::size_t), 3, outcome);
 }
 
 const std::vector<std::int32_t> kPrompt = {89, 271, 200, 103, 38, 103, 103};

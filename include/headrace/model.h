@@ -74,6 +74,8 @@ typedef struct headrace_model_options {
   int32_t vocab_only;            /**< 1: no weights: only tokens and chat templates */
   headrace_progress_fn progress; /**< may be NULL */
   void* progress_user;           /**< passed to progress */
+  int32_t device_type;           /**< headrace_device_type that computes: CPU (default) or CUDA */
+  int32_t device_id;             /**< number of the CUDA device; 0 on the CPU */
 } headrace_model_options;
 
 /** headrace_model_options_init() for bindings that cannot use this header: struct_size is the
@@ -85,8 +87,9 @@ static inline headrace_status headrace_model_options_init(headrace_model_options
   return headrace_model_options_init_sized(options, sizeof *options);
 }
 
-/** Loads a GGUF file. unsupported: the architecture, a tensor type, the tokenizer. options may be
- * NULL. */
+/** Loads a GGUF file. unsupported: the architecture, a tensor type, the tokenizer; a CUDA device in
+ * a library without CUDA. invalid_argument: there is no such device. out_of_memory: the weights
+ * exceed the free memory of the CUDA device. options may be NULL. */
 HEADRACE_API headrace_status headrace_model_load(const char* path,
                                                  const headrace_model_options* options,
                                                  headrace_model** model);

@@ -111,6 +111,8 @@ struct ModelOptions {
   bool vocab_only = false;  ///< no weights: only tokens and chat templates
   /// Loading progress in bytes of weights. Must not throw.
   std::function<void(std::uint64_t done, std::uint64_t total)> progress = {};
+  std::int32_t device_type = HEADRACE_CPU;  ///< headrace_device_type that computes
+  std::int32_t device_id = 0;               ///< number of the CUDA device; 0 on the CPU
 };
 
 /// One turn of a conversation.
@@ -130,6 +132,8 @@ class Model {
     c.exact = options.exact;
     c.use_mmap = options.use_mmap;
     c.vocab_only = options.vocab_only;
+    c.device_type = options.device_type;
+    c.device_id = options.device_id;
     if (options.progress) {
       c.progress_user = const_cast<void*>(static_cast<const void*>(&options.progress));
       c.progress = [](void* user, std::uint64_t done, std::uint64_t total) {

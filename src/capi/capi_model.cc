@@ -1,6 +1,7 @@
 // Models: loading, info, tokens.
 #include <cstring>
 
+#include "backends/cuda/backend.h"
 #include "base/callback.h"
 #include "capi/capi_common.h"
 #include "capi/model_common.h"
@@ -11,15 +12,35 @@ namespace {
 
 constexpr int kMaxThreads = 1024;
 
-Result<engine::LoadOptions> load_options(const headrace_model_options& options) {
-  Result<DeviceInfo> device = cpu_info();
+Status choose_device(const headrace_model_options& options, engine::LoadOptions& load) {
+  if (options.device_type != HEADRACE_CPU && options.device_type != HEADRACE_CUDA)
+    return invalid_argument("device_type={}: must be HEADRACE_CPU (0) or HEADRACE_CUDA ({})",
+                            options.device_type, static_cast<int>(HEADRACE_CUDA));
+  if (options.device_type == HEADRACE_CPU) {
+    if (options.device_id == 0) return std::nullopt;
+    return invalid_argument("device_id={}: must be 0 on the CPU; pass 0 or set device_type",
+                            options.device_id);
+  }
+  if (options.exact != 0)
+    return unsupported(
+        "exact=1 on a CUDA device: weights and activations are bf16 there; pass exact=0 or load "
+        "the model on the CPU");
+  Result<DeviceInfo> device = cuda::device_info(options.device_id);
   if (!device.ok()) return std::move(device.failure());
+  load.device = device.value();
+  return std::nullopt;
+}
+
+Result<engine::LoadOptions> load_options(const headrace_model_options& options) {
+  Result<DeviceInfo> host = cpu_info();
+  if (!host.ok()) return std::move(host.failure());
   if (options.num_threads < 0 || options.num_threads > kMaxThreads)
     return invalid_argument("num_threads={}: must be 1 to {}; pass 0 for all available",
                             options.num_threads, kMaxThreads);
-  if (options.num_threads > 0) device.value().num_units = options.num_threads;
+  if (options.num_threads > 0) host.value().num_units = options.num_threads;
   engine::LoadOptions load;
-  load.device = device.value();
+  load.host = host.value();
+  if (auto bad = choose_device(options, load)) return std::move(*bad);
   load.mode = options.exact != 0 ? MatmulMode::exact : MatmulMode::normal;
   load.vocab_only = options.vocab_only != 0;
   load.weights.use_mmap = options.use_mmap != 0;
@@ -46,7 +67,7 @@ void fill_sizes(const engine::LanguageModel& m, headrace_model_info& info) {
   info.token_weight_bytes =
       info.weight_bytes -
       (decoder.output ? static_cast<std::int64_t>(decoder.embedding.data.bytes()) : 0);
-  info.num_threads = m.device->info().num_units;
+  info.num_threads = m.host.num_units;
   info.exact = m.mode == MatmulMode::exact ? 1 : 0;
 }
 

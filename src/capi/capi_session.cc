@@ -166,7 +166,7 @@ headrace_status headrace_session_create(const headrace_model* model,
     if (!wanted.ok()) return fail(std::move(wanted.failure()));
     auto made = headrace::engine::Session::make(model->model, wanted.value());
     if (!made.ok()) return fail(std::move(made.failure()));
-    auto sampler = headrace::Sampler::make(model->model.device->info());
+    auto sampler = headrace::Sampler::make(model->model.host);
     if (!sampler.ok()) return fail(std::move(sampler.failure()));
     *session = new headrace_session{
         .model = model, .session = std::move(made.value()), .sampler = std::move(sampler.value())};

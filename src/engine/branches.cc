@@ -39,8 +39,8 @@ Result<Branches> Branches::make(Session& session, const char* name, std::int64_t
     return invalid_argument("session: there are no logits; append tokens first");
   if (auto bad = check_pages(session, name, num_branches, max_new_tokens)) return std::move(*bad);
   const auto vocab_size = static_cast<std::size_t>(session.decoder().config.vocab_size);
-  Buffer logits = session.runner().device().allocate(static_cast<std::size_t>(num_branches) *
-                                                     vocab_size * sizeof(float));
+  Buffer logits = session.runner().device().allocate_host(static_cast<std::size_t>(num_branches) *
+                                                          vocab_size * sizeof(float));
   if (logits.data() == nullptr)
     return Failure{ErrorCode::out_of_memory,
                    format_text("{}={}: no memory for the logits of as many tokens; pass fewer",

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "core/device.h"
 #include "weights/gguf.h"
 
 namespace headrace::engine {
@@ -37,9 +38,24 @@ Status check_vocabulary(const ModelFile& file, const LanguageModel& model) {
                                 model.tokenizer.vocab_size()));
 }
 
+// A device that knows its free memory has the weights in the dtype of the activations.
+Status check_memory(const ModelFile& file, const LanguageModel& model, const Executor& executor) {
+  const std::size_t free = model.device->free_bytes();
+  const std::size_t weights =
+      static_cast<std::size_t>(model.num_parameters) * dtype_bytes(executor.activation_dtype());
+  if (weights <= free) return std::nullopt;
+  return file.failure(ErrorCode::out_of_memory,
+                      format_text("the weights are {} MiB in {}, and {} MiB are free on device "
+                                  "[{}]; free device memory or load the model on the CPU",
+                                  weights >> 20, dtype_name(executor.activation_dtype()),
+                                  free >> 20, device_text(model.device->info())));
+}
+
 }  // namespace
 
 Result<LanguageModel> load_language_model(const std::string& path, const LoadOptions& options) {
+  Result<std::unique_ptr<Device>> device = make_device(options.device.value_or(options.host));
+  if (!device.ok()) return std::move(device.failure());
   Result<ModelFile> read = read_gguf(path);
   if (!read.ok()) return std::move(read.failure());
   ModelFile& file = read.value();
@@ -60,11 +76,13 @@ Result<LanguageModel> load_language_model(const std::string& path, const LoadOpt
                       .num_parameters = parameters_of(file),
                       .tokenizer = std::move(tokenizer.value()),
                       .mode = options.mode,
-                      .device = make_host_device(options.device),
+                      .host = options.host,
+                      .device = std::move(device.value()),
                       .decoder = {}};
   if (options.vocab_only) return model;
-  Result<model::Decoder> decoder =
-      load_decoder(file, *make_executor(*model.device, model.mode), options.weights);
+  const std::unique_ptr<Executor> executor = make_executor(*model.device, model.mode);
+  if (auto bad = check_memory(file, model, *executor)) return std::move(*bad);
+  Result<model::Decoder> decoder = load_decoder(file, *executor, options.weights);
   if (!decoder.ok()) return std::move(decoder.failure());
   model.decoder = std::move(decoder.value());
   if (auto bad = check_vocabulary(file, model)) return std::move(*bad);

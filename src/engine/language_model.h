@@ -20,18 +20,21 @@ struct LanguageModel {
   std::int64_t num_parameters = 0;
   text::Tokenizer tokenizer;
   MatmulMode mode = MatmulMode::normal;
-  std::unique_ptr<Device> device;
+  DeviceInfo host;                        // samples
+  std::unique_ptr<Device> device;         // computes
   std::optional<model::Decoder> decoder;  // empty with vocab_only
 };
 
 struct LoadOptions {
-  DeviceInfo device;
+  DeviceInfo host;                   // the CPU
+  std::optional<DeviceInfo> device;  // computes; empty: the host
   MatmulMode mode = MatmulMode::normal;
   bool vocab_only = false;
   model::LoadOptions weights;
 };
 
-// io_error, unsupported: the message names the file. On success the vocabulary has as many tokens
+// io_error, unsupported: the message names the file. out_of_memory: the weights exceed the free
+// memory of the device; nothing is allocated then. On success the vocabulary has as many tokens
 // as the embedding has rows.
 Result<LanguageModel> load_language_model(const std::string& path, const LoadOptions& options);
 

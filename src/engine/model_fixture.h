@@ -11,8 +11,8 @@ namespace headrace::engine {
 inline LanguageModel load(const std::string& path, MatmulMode mode, int num_threads = 2,
                           bool use_mmap = false) {
   LoadOptions options;
-  options.device = cpu_info().value();
-  options.device.num_units = num_threads;
+  options.host = cpu_info().value();
+  options.host.num_units = num_threads;
   options.mode = mode;
   options.weights.use_mmap = use_mmap;
   Result<LanguageModel> model = load_language_model(path, options);

@@ -51,17 +51,40 @@ Status ModelRunner::run(std::span<const Part> parts, float* logits) {
     HEADRACE_TRY(
         cache_.reserve(part.sequence, static_cast<std::int64_t>(part.tokens.size()), nullptr));
   HEADRACE_TRY(fill(parts));
-  return decoder_->forward(*executor_,
-                           {.tokens = tokens_,
-                            .positions = positions_,
-                            .slot_mapping = slot_mapping_,
-                            .cu_seqlens_q = cu_seqlens_q_,
-                            .seqused_k = seqused_k_,
-                            .block_table = block_table_,
-                            .logits_rows = logits_rows_,
-                            .max_seqlen_q = max_seqlen_q_,
-                            .max_seqlen_k = max_seqlen_k_},
-                           cache_.view(), logits);
+  Result<float*> to = logits_on_device(logits);
+  if (!to.ok()) return std::move(to.failure());
+  HEADRACE_TRY(decoder_->forward(*executor_,
+                                 {.tokens = tokens_,
+                                  .positions = positions_,
+                                  .slot_mapping = slot_mapping_,
+                                  .cu_seqlens_q = cu_seqlens_q_,
+                                  .seqused_k = seqused_k_,
+                                  .block_table = block_table_,
+                                  .logits_rows = logits_rows_,
+                                  .max_seqlen_q = max_seqlen_q_,
+                                  .max_seqlen_k = max_seqlen_k_},
+                                 cache_.view(), to.value()));
+  if (to.value() == logits) return std::nullopt;
+  return device().download(to.value(), logits, logits_bytes(), nullptr);
+}
+
+std::size_t ModelRunner::logits_bytes() const {
+  return logits_rows_.size() * static_cast<std::size_t>(decoder_->config.vocab_size) *
+         sizeof(float);
+}
+
+Result<float*> ModelRunner::logits_on_device(float* logits) {
+  if (device().info().device_type == HEADRACE_CPU) return logits;
+  if (logits_bytes() > device_logits_.bytes() || device_logits_.data() == nullptr) {
+    device_logits_ = {};  // free the old memory first
+    device_logits_ = device().allocate(logits_bytes());
+    if (device_logits_.data() == nullptr)
+      return Failure{ErrorCode::out_of_memory,
+                     format_text("no memory for the logits of {} tokens; pass a smaller "
+                                 "batch_tokens or ask for fewer logits",
+                                 logits_rows_.size())};
+  }
+  return device_logits_.as<float>();
 }
 
 // Fills the arrays of a step.

@@ -31,8 +31,8 @@ class ModelRunner {
     std::span<const std::int32_t> tokens;
     std::int64_t num_logits = 1;
   };
-  // One step. Writes logits [sum of num_logits, vocab_size], the parts in their order. On an error
-  // nothing is appended.
+  // One step. Writes logits [sum of num_logits, vocab_size], the parts in their order, to memory of
+  // the host. On an error nothing is appended.
   Status step(std::span<const Part> parts, float* logits);
 
   const model::Decoder& decoder() const { return *decoder_; }
@@ -46,11 +46,16 @@ class ModelRunner {
         executor_(make_executor(*model.device, model.mode)),
         cache_(std::move(cache)) {}
   Status fill(std::span<const Part> parts);
+  // Where a step writes its logits: to `logits` on the host, else to memory of the device.
+  Result<float*> logits_on_device(float* logits);
+  std::size_t logits_bytes() const;
   Status run(std::span<const Part> parts, float* logits);
 
   const model::Decoder* decoder_;
   std::unique_ptr<Executor> executor_;
   KvCache cache_;
+
+  Buffer device_logits_;  // float [logits_rows of the largest step, vocab_size]; empty on the host
 
   // Of the current step, as in Batch.
   std::vector<std::int32_t> tokens_, positions_, cu_seqlens_q_, seqused_k_, block_table_,

@@ -42,7 +42,8 @@ Result<Session> Session::make(const LanguageModel& model, const SessionOptions& 
   Result<KvCache::Added> added = session.runner_.cache().add({}, 0);
   if (!added.ok()) return std::move(added.failure());
   session.sequence_ = added.value().sequence;
-  session.logits_ = model.device->allocate(static_cast<std::size_t>(c.vocab_size) * sizeof(float));
+  session.logits_ =
+      model.device->allocate_host(static_cast<std::size_t>(c.vocab_size) * sizeof(float));
   if (session.logits_.data() == nullptr)
     return Failure{
         ErrorCode::out_of_memory,

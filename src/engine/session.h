@@ -46,7 +46,7 @@ class Session {
   std::int64_t sequence_ = 0;
   std::vector<std::int32_t> tokens_;
   std::int64_t max_tokens_ = 0, batch_tokens_ = 0;
-  Buffer logits_;  // float [vocab_size]
+  Buffer logits_;  // float [vocab_size], in memory of the host
   bool has_logits_ = false;
 };
 

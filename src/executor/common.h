@@ -30,4 +30,7 @@ class Activations {
 Status plan_step(const Batch& batch, const KvView& kv, const AttentionSpec& spec,
                  const DeviceInfo& device, Plan& plan);
 
+std::unique_ptr<Executor> make_cpu_executor(Device& device, MatmulMode mode);
+std::unique_ptr<Executor> make_cuda_executor(Device& device);
+
 }  // namespace headrace

@@ -285,7 +285,7 @@ Status CpuExecutor::swiglu(const Rows& gate_up, const Rows& out) {
 
 }  // namespace
 
-std::unique_ptr<Executor> make_executor(Device& device, MatmulMode mode) {
+std::unique_ptr<Executor> make_cpu_executor(Device& device, MatmulMode mode) {
   return std::make_unique<CpuExecutor>(device, mode);
 }
 

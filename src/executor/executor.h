@@ -81,6 +81,9 @@ class Executor {
   virtual Status swiglu(const Rows& gate_up, const Rows& out) = 0;
 };
 
+// The memory of a CPU or CUDA device. invalid_argument, unsupported: the device is absent.
+Result<std::unique_ptr<Device>> make_device(const DeviceInfo& info);
+
 // Makes an executor for the device, which must outlive it. `mode` applies to the weights that it
 // prepares.
 std::unique_ptr<Executor> make_executor(Device& device, MatmulMode mode);
