@@ -22,6 +22,7 @@ struct BenchOptions {
   std::vector<std::int64_t> threads;
   std::int64_t depth = 0;
   int reps = 5;
+  std::string device = "cpu";
   bool is_exact = false;
   bool skips_ceilings = false;
   SessionChoice session;
@@ -89,8 +90,10 @@ class Bench {
 
   // Loads the model once per thread count: a model owns its threads.
   void run_with(int num_threads) {
-    const Model model = load_model(
-        {.path = options_.path, .num_threads = num_threads, .is_exact = options_.is_exact});
+    const Model model = load_model({.path = options_.path,
+                                    .num_threads = num_threads,
+                                    .is_exact = options_.is_exact,
+                                    .device = options_.device});
     info_ = model.info();
     architecture_ = info_.architecture;
     name_ = info_.name;
@@ -121,14 +124,21 @@ class Bench {
                                   {"parameters", info_.num_parameters},
                                   {"weight_bytes", info_.weight_bytes},
                                   {"bytes_per_token", info_.token_weight_bytes},
-                                  {"exact", info_.exact != 0}}});
+                                  {"exact", info_.exact != 0},
+                                  {"device", device_text()}}});
     report.tables.push_back(std::move(table_));
     return report;
   }
 
  private:
+  // "cpu", or "cuda:1 (NVIDIA H200)".
+  std::string device_text() const {
+    if (options_.device == "cpu") return options_.device;
+    return options_.device + " (" + device_from_text(options_.device.c_str()).name + ')';
+  }
+
   double read_bandwidth(int num_threads) const {
-    if (options_.skips_ceilings || options_.answers.empty()) return 0;
+    if (options_.skips_ceilings || options_.answers.empty() || options_.device != "cpu") return 0;
     show_line("measuring the read bandwidth");
     return probes::measure_read_bandwidth(num_threads);
   }
@@ -187,6 +197,7 @@ void add_bench_model(CLI::App& bench, Action& action, const std::string& command
   auto options = std::make_shared<BenchOptions>();
   options->command_line = command_line;
   add_model_path(*app, options->path);
+  add_device_option(*app, options->device);
   constexpr std::int64_t kMost = 1 << 20;
   add_numbers(*app, "-p,--prompt,--n-prompt", options->prompts, {0, kMost},
               "prompt lengths in tokens; 0: none")
@@ -203,7 +214,8 @@ void add_bench_model(CLI::App& bench, Action& action, const std::string& command
       ->transform(whole_number({1, 1000}))
       ->option_text("N [5]");
   app->add_flag("--exact", options->is_exact, "compute with f32 weights");
-  app->add_flag("--no-ceilings", options->skips_ceilings, "do not measure the read bandwidth");
+  app->add_flag("--no-ceilings", options->skips_ceilings,
+                "do not measure the read bandwidth of the CPU");
   add_session_options(*app, options->session);
   add_format_option(*app, options->format);
   app->callback([&action, options] {

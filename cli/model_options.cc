@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 
 #include "command.h"
@@ -72,6 +73,19 @@ Model load(const std::string& path, const ModelOptions& options) {
   return blaming_the_file([&] { return Model(path, options); });
 }
 
+// The number of "cuda" or "cuda:N"; empty for the CPU.
+std::optional<std::int32_t> cuda_device_of(const std::string& device) {
+  if (device == "cpu") return std::nullopt;
+  return device == "cuda" ? 0 : std::atoi(device.c_str() + std::string("cuda:").size());
+}
+
+std::string check_device(const std::string& device) {
+  const bool is_number = device.starts_with("cuda:") && device.size() > 5 && device.size() <= 8 &&
+                         device.find_first_not_of("0123456789", 5) == std::string::npos;
+  if (device == "cpu" || device == "cuda" || is_number) return {};
+  return '"' + device + "\" is not cpu, cuda or cuda:N; pass, for example, cuda:0";
+}
+
 // Help text and value form of an option.
 struct About {
   const char* text;
@@ -105,9 +119,17 @@ void add_model_path(CLI::App& app, std::string& path) {
       ->group("Model");
 }
 
+void add_device_option(CLI::App& app, std::string& device) {
+  app.add_option("--device", device, "device that computes; a GPU computes in bf16")
+      ->check(check_device)
+      ->option_text("cpu|cuda|cuda:N [cpu]")
+      ->group("Model");
+}
+
 void add_model_options(CLI::App& app, ModelChoice& choice) {
   constexpr const char* kGroup = "Model";
   add_model_path(app, choice.path);
+  add_device_option(app, choice.device);
   app.add_option("-t,--threads", choice.num_threads, "threads (default: all allowed)")
       ->transform(whole_number({1, 1024}))
       ->option_text("N")
@@ -124,15 +146,20 @@ void add_model_options(CLI::App& app, ModelChoice& choice) {
 }
 
 Model load_model(const ModelChoice& choice) {
+  const std::optional<std::int32_t> cuda_device = cuda_device_of(choice.device);
+  if (cuda_device) device_from_text(choice.device.c_str());  // throws if it is absent
   const auto progress = std::make_shared<Progress>("loading");
   Model model =
       load(choice.path, {.num_threads = choice.num_threads,
                          .exact = choice.is_exact,
                          .use_mmap = choice.uses_mmap,
-                         .progress = [progress](std::uint64_t done, std::uint64_t total) {
-                           progress->show(done, total,
-                                          mebibytes(done) + '/' + mebibytes(total) + " MiB");
-                         }});
+                         .progress =
+                             [progress](std::uint64_t done, std::uint64_t total) {
+                               progress->show(done, total,
+                                              mebibytes(done) + '/' + mebibytes(total) + " MiB");
+                             },
+                         .device_type = cuda_device ? HEADRACE_CUDA : HEADRACE_CPU,
+                         .device_id = cuda_device.value_or(0)});
   progress->clear();
   return model;
 }

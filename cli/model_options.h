@@ -15,11 +15,13 @@ struct ModelChoice {
   int num_threads = 0;  // 0: all that the process may use
   bool is_exact = false;
   bool uses_mmap = false;
+  std::string device = "cpu";  // or "cuda", "cuda:N"
 };
 
 // Only --model.
 void add_model_path(CLI::App& app, std::string& path);
-// --model, --threads, --exact, --mmap.
+void add_device_option(CLI::App& app, std::string& device);
+// --model, --device, --threads, --exact, --mmap.
 void add_model_options(CLI::App& app, ModelChoice& choice);
 // Shows a progress bar on a terminal.
 Model load_model(const ModelChoice& choice);

@@ -159,6 +159,17 @@ TEST(Options, AMissingValueIsNamed) {
             "headrace generate: --max-tokens: the value is missing");
 }
 
+TEST(Options, DevicesAreNamedByTypeAndNumber) {
+  Program program;
+  for (const std::string bad :
+       {"gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:1x", "cuda:1000", "sm90"})
+    for (const std::string command : {"generate hi -m x", "bench model -m x"})
+      EXPECT_NE(program.error_of(command + " --device " + bad)
+                    .find('"' + bad + "\" is not cpu, cuda or cuda:N; pass, for example, cuda:0"),
+                std::string::npos)
+          << bad;
+}
+
 // A distinct value for each option, so that swapped options are found.
 struct ModelArguments {
   CLI::App app;
@@ -179,6 +190,7 @@ void expect_values(const std::string& arguments) {
   EXPECT_EQ(parsed.model.num_threads, 3);
   EXPECT_TRUE(parsed.model.is_exact);
   EXPECT_TRUE(parsed.model.uses_mmap);
+  EXPECT_EQ(parsed.model.device, "cuda:1");
   EXPECT_EQ(parsed.session.context, 77);
   EXPECT_EQ(parsed.session.batch, 5);
   EXPECT_EQ(parsed.session.page_size, 9);
@@ -241,13 +253,15 @@ TEST(Options, ATextIsTakenAsItIs) {
 
 TEST(Options, EveryValueSetsItsField) {
   expect_values(
-      "-m x.gguf -t 3 --exact --mmap -c 77 -b 5 --page-size 9 --cache-type bf16 -n 11 --temp 0.5 "
+      "-m x.gguf -t 3 --exact --mmap --device cuda:1 -c 77 -b 5 --page-size 9 --cache-type bf16 -n "
+      "11 --temp 0.5 "
       "--top-k 7 "
       "--top-p 0.75 --min-p 0.125 --repeat-penalty 1.25 --repeat-window 13 --presence-penalty 0.25 "
       "--frequency-penalty 0.375 --seed 17 --order llama.cpp --logit-bias 42=-1.5 --logit-bias 7=2 "
       "--stop a --stop b --ignore-end");
   expect_values(
-      "--model x.gguf --threads 3 --exact --mmap --context 077 --batch 5 --page-size 9 "
+      "--model x.gguf --threads 3 --exact --mmap --device cuda:1 --context 077 --batch 5 "
+      "--page-size 9 "
       "--cache-type bf16 "
       "--max-tokens 11 --temp 0.5 --top-k 007 --top-p 0.75 --min-p 0.125 --repeat-penalty 1.25 "
       "--repeat-window 13 --presence-penalty 0.25 --frequency-penalty 0.375 --seed 017 "
@@ -256,7 +270,8 @@ TEST(Options, EveryValueSetsItsField) {
 
 TEST(Options, NamesOfLlamaCppMeanTheSame) {
   expect_values(
-      "--model x.gguf --threads 3 --exact --mmap --ctx-size 77 --batch-size 5 --page-size 9 "
+      "--model x.gguf --threads 3 --exact --mmap --device cuda:1 --ctx-size 77 --batch-size 5 "
+      "--page-size 9 "
       "--cache-type bf16 "
       "--n-predict 11 --temperature 0.5 --top-k 7 --top-p 0.75 --min-p 0.125 --repeat-penalty 1.25 "
       "--repeat-last-n 13 --presence-penalty 0.25 --frequency-penalty 0.375 --seed 17 "

@@ -90,6 +90,29 @@ TEST(Model, InfoAndProgress) {
   error_of([] { Model bad(kFile, {.num_threads = -1}); }, HEADRACE_INVALID_ARGUMENT);
 }
 
+TEST(Model, DevicesAreChecked) {
+  const auto text = [](const headrace::ModelOptions& options, headrace_status code) {
+    return error_of([&] { Model bad(kFile, options); }, code);
+  };
+  EXPECT_EQ(text({.device_type = 7}, HEADRACE_INVALID_ARGUMENT),
+            "device_type=7: must be HEADRACE_CPU (0) or HEADRACE_CUDA (1)");
+  EXPECT_EQ(text({.device_id = 1}, HEADRACE_INVALID_ARGUMENT),
+            "device_id=1: must be 0 on the CPU; pass 0 or set device_type");
+  EXPECT_EQ(text({.exact = true, .device_type = HEADRACE_CUDA}, HEADRACE_UNSUPPORTED),
+            "exact=1 on a CUDA device: weights and activations are bf16 there; pass exact=0 or "
+            "load the model on the CPU");
+  // The same error as from any other call for a device that is absent.
+  std::string absent;
+  headrace_status status = HEADRACE_OK;
+  try {
+    headrace::cuda_info(63);
+  } catch (const Error& error) {
+    absent = error.what();
+    status = error.code();
+  }
+  EXPECT_EQ(text({.device_type = HEADRACE_CUDA, .device_id = 63}, status), absent);
+}
+
 TEST(Model, TokensAreTheText) {
   const Model model(kFile, {.vocab_only = true});
   const std::string text = "Hello, world! caf\xc3\xa9 \xff\n";
