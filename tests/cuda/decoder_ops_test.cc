@@ -17,7 +17,7 @@ constexpr std::int64_t kRows = 5;
 // Below, at and beyond the 2048 elements that a CTA has at a time.
 constexpr std::int64_t kWidths[] = {8, 24, 576, 2048, 2056, 8192};
 // A float result, with sums of up to 32 squares per thread, rounded to bf16.
-constexpr double kRounding = 0x1p-9 + 0x1p-18;
+constexpr double kRounding = 0x1p-8 + 0x1p-16;
 
 Stored random_bf16(std::int64_t count, std::uint64_t seed) {
   Random random(seed);

@@ -71,7 +71,7 @@ class QkProducer {
     for_each_tile<kTile, kHasPages, true>(p_, smem_, [&](const auto& info, int n_max, int n_min) {
       const int row_q = info(offsetof(TileInfo, row_q)) + info(offsetof(TileInfo, query));
       const int head = info(offsetof(TileInfo, head));
-      KeyOrigin keys{};
+      [[maybe_unused]] KeyOrigin keys{};
       if constexpr (!kHasPages) keys = key_origin(info);
       const int batch = kHasPages ? info(offsetof(TileInfo, tensor_batch)) : keys.batch;
       // A Q with one buffer waits for the last S of the tile before; the first K need not.
@@ -145,7 +145,7 @@ struct VProducer {
       constexpr BarrierPlan kBarriers = barrier_plan(kTile);
       constexpr int kAtoms = num_swizzle_atoms(kTile.head_dim_v);
       const u32 barriers = smem + kSmem.offset_barriers;
-      KeyOrigin keys{};
+      [[maybe_unused]] KeyOrigin keys{};
       if constexpr (!kHasPages) keys = key_origin(info);
       for (int n = n_max - 1; n >= n_min; --n, v.next()) {
         const u32 to = smem + kSmem.offset_v + v.stage * kSmem.v_stage;
