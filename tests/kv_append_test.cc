@@ -7,26 +7,15 @@
 #include <vector>
 
 #include "headrace/kv_cache.hpp"
+#include "support/errors.h"
 
 namespace {
 
 using headrace::DType;
-using headrace::Error;
 using headrace::KvCache;
 using headrace::KvLayout;
 using headrace::TensorView;
-
-template <class Body>
-std::string error_of(Body body, headrace_status code) {
-  try {
-    body();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return {};
-}
+using headrace::testing::error_of;
 
 TEST(RopeApi, FrequenciesOfTheOptions) {
   using headrace::RopeOptions;

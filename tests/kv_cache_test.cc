@@ -10,16 +10,17 @@
 #include <string>
 #include <vector>
 
+#include "support/errors.h"
 #include "support/random.h"
 
 namespace {
 
 using headrace::DType;
-using headrace::Error;
 using headrace::KvCache;
 using headrace::KvCacheOptions;
 using headrace::KvLayout;
 using headrace::TensorView;
+using headrace::testing::error_of;
 using headrace::testing::Random;
 using Tokens = std::vector<std::int32_t>;
 
@@ -30,18 +31,6 @@ const KvCacheOptions kSmall = {.num_layers = 2,
                                .num_host_pages = 4,
                                .page_size = 4,
                                .dtype = DType::f32};
-
-template <class Body>
-std::string error_of(Body body, headrace_status code) {
-  try {
-    body();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return {};
-}
 
 TEST(KvCacheApi, PagesAreViewsOfTheLayout) {
   for (const KvLayout layout : {KvLayout::nhd, KvLayout::hnd}) {

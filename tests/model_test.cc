@@ -14,27 +14,18 @@
 #include <utility>
 #include <vector>
 
+#include "support/errors.h"
+
 namespace {
 
 using headrace::Error;
 using headrace::Generation;
 using headrace::Model;
 using headrace::Session;
+using headrace::testing::error_of;
 
 const std::string kFile = std::string(HEADRACE_GOLDEN_DIR) + "/tiny/tiny_llama3_f16.gguf";
 const std::vector<std::int32_t> kPrompt = {89, 271, 200, 103, 38};
-
-template <class Body>
-std::string error_of(Body body, headrace_status code) {
-  try {
-    body();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return {};
-}
 
 TEST(ModelFile, ShowsMetadataAndTensors) {
   const headrace::ModelFile file(kFile);
