@@ -72,8 +72,8 @@ __global__ void __launch_bounds__(kThreads) portable(const __grid_constant__ Por
         u32 b[4];
         ldmatrix_x4(
             b, chunk_address(w, j * 16 + (lane & 7) + (lane >> 4) * 8, 2 * step + (lane >> 3 & 1)));
-        mma<Element>(d[2 * j], a, b[0], b[1]);
-        mma<Element>(d[2 * j + 1], a, b[2], b[3]);
+        Element::mma(d[2 * j], a, b[0], b[1]);
+        Element::mma(d[2 * j + 1], a, b[2], b[3]);
       }
     }
   }

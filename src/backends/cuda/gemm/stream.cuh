@@ -5,9 +5,9 @@
 // it. Another loads x. A stage has some columns of a group of tiles and of x, in swizzle atoms.
 #pragma once
 
-#include "backends/cuda/device/barrier.cuh"
 #include "backends/cuda/device/tma.cuh"
 #include "backends/cuda/gemm/epilogue.cuh"
+#include "backends/cuda/gemm/stages.cuh"
 #include "backends/cuda/gemm/stream.h"
 #include "backends/cuda/runtime/launch.cuh"
 #include "backends/cuda/sm90/shared.cuh"
@@ -25,25 +25,6 @@ constexpr unsigned stream_smem_bytes(const StreamShape& s) {
 static_assert(2 * (stream_smem_bytes(kNarrowStream) + 1024) <= 228 * 1024);
 static_assert(stream_smem_bytes(kWideStream) <= kSmemLimitSm90);
 
-// The ring of stages: `full` has an arrival of each producer, `empty` one of each unit of the
-// group.
-struct StreamRing {
-  u32 base, barriers;
-  int stage_bytes, num_stages;
-  int stage = 0;
-  u32 parity = 0;
-
-  __device__ u32 full() const { return barriers + static_cast<u32>(16 * stage); }
-  __device__ u32 empty() const { return full() + 8; }
-  __device__ u32 data() const { return base + static_cast<u32>(stage * stage_bytes); }
-  __device__ void next() {
-    if (++stage == num_stages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 struct TileRange {
   int first, last;
 };
@@ -57,7 +38,7 @@ __device__ __forceinline__ TileRange tiles_of_cta(const StreamParams& p) {
 // Calls load(first tile, number of tiles, first column) for each stage.
 template <class Load>
 __device__ __forceinline__ void for_each_stage(const StreamParams& p, int stage_columns,
-                                               StreamRing& ring, Load load) {
+                                               StageRing& ring, Load load) {
   const TileRange tiles = tiles_of_cta(p);
   for (int tile = tiles.first; tile < tiles.last; tile += p.plan.group) {
     const int count = min(p.plan.group, tiles.last - tile);
@@ -70,7 +51,7 @@ __device__ __forceinline__ void for_each_stage(const StreamParams& p, int stage_
 
 template <int kRows, int kAtoms>
 __device__ __forceinline__ void load_weights(const StreamParams& p, const Maps& maps,
-                                             StreamRing ring, int lane) {
+                                             StageRing ring, int lane) {
   for_each_stage(p, kAtoms * kSwizzleAtomCols, ring, [&](int tile, int count, int column) {
     constexpr int kAtomBytes = kRows * kSwizzleRowBytes;
     if (lane == 0)
@@ -87,7 +68,7 @@ __device__ __forceinline__ void load_weights(const StreamParams& p, const Maps& 
 }
 
 template <int kRows, int kAtoms>
-__device__ __forceinline__ void load_x(const StreamParams& p, const Maps& maps, StreamRing ring,
+__device__ __forceinline__ void load_x(const StreamParams& p, const Maps& maps, StageRing ring,
                                        int lane) {
   griddep_wait();
   const u32 offset = static_cast<u32>(p.plan.group * kRows * kAtoms * kSwizzleRowBytes);
@@ -105,21 +86,15 @@ __device__ __forceinline__ void load_x(const StreamParams& p, const Maps& maps, 
 template <int kRows, int kAtoms, int kMostTiles, int kUnitWarps, int kRingBytes, class Multiply>
 __device__ __forceinline__ void run_stream(const StreamParams& p, const Maps& maps,
                                            unsigned char* smem_raw, Multiply multiply) {
-  StreamRing ring{.base = (smem_address(smem_raw) + 1023) & ~1023u,
-                  .barriers = 0,
-                  .stage_bytes = p.plan.stage_bytes,
-                  .num_stages = p.plan.num_stages};
+  StageRing ring{.base = (smem_address(smem_raw) + 1023) & ~1023u,
+                 .barriers = 0,
+                 .stage_bytes = p.plan.stage_bytes,
+                 .num_stages = p.plan.num_stages};
   ring.barriers = ring.base + kRingBytes;
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) >> 5, 0);
   const int lane = static_cast<int>(threadIdx.x) & 31;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < ring.num_stages; ++i) {
-      mbarrier_init(ring.barriers + static_cast<u32>(16 * i), 2);
-      mbarrier_init(ring.barriers + static_cast<u32>(16 * i + 8), static_cast<u32>(p.plan.group));
-    }
-    fence_mbarrier_init();
-    fence_proxy_async();
-  }
+  // Arrivals of both producers, and of each unit of a group.
+  if (threadIdx.x == 0) ring.init_barriers(2, static_cast<u32>(p.plan.group));
   __syncthreads();
   griddep_launch_dependents();
   constexpr int kProducer = kMostTiles * kUnitWarps;

@@ -33,10 +33,10 @@ struct Fragments {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       if constexpr (kTokens == 16) {
-        mma<Element>(d[0], a[step], b[step][0], b[step][1]);
-        mma<Element>(d[1], a[step], b[step][2], b[step][3]);
+        Element::mma(d[0], a[step], b[step][0], b[step][1]);
+        Element::mma(d[1], a[step], b[step][2], b[step][3]);
       } else {
-        mma<Element>(d[0], a[step], b[step / 2][step % 2 * 2], b[step / 2][step % 2 * 2 + 1]);
+        Element::mma(d[0], a[step], b[step / 2][step % 2 * 2], b[step / 2][step % 2 * 2 + 1]);
       }
     }
   }
@@ -46,12 +46,12 @@ struct Fragments {
 // atom ahead of it, so that the chain does not wait for shared memory. (Two whole stages need too
 // many registers for two CTAs on a multiprocessor.)
 template <class Element, int kTokens>
-__device__ void multiply_tiles(const StreamParams& p, StreamRing ring, int warp, int lane) {
+__device__ void multiply_tiles(const StreamParams& p, StageRing ring, int warp, int lane) {
   static_assert(kNarrowStream.atoms == 2);
   constexpr int kTileBytes = stream_tile_bytes(kNarrowStream), kRows = kNarrowStream.tile_rows;
   const u32 w = static_cast<u32>(warp * kTileBytes);
   const u32 x = static_cast<u32>(p.plan.group * kTileBytes);
-  StreamRing ahead = ring;  // the stage that is loaded
+  StageRing ahead = ring;  // the stage that is loaded
   const auto load = [&](Fragments<Element, kTokens>& to, int atom) {
     const auto at = static_cast<u32>(atom * kSwizzleRowBytes);
     to.load(ahead.data() + w + kRows * at, ahead.data() + x + kTokens * at, lane);
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(stream_threads(kNarrowStream), 2)
   extern __shared__ unsigned char smem_raw[];
   constexpr StreamShape kShape = kNarrowStream;
   run_stream<kShape.tile_rows, kShape.atoms, kShape.most_tiles, kShape.unit_warps,
-             kShape.ring_bytes>(p, maps, smem_raw, [&](const StreamRing& ring, int warp) {
+             kShape.ring_bytes>(p, maps, smem_raw, [&](const StageRing& ring, int warp) {
     multiply_tiles<Element, kTokens>(p, ring, warp, static_cast<int>(threadIdx.x) & 31);
   });
 #endif

@@ -1,40 +1,19 @@
 // Products of 17 to 64 tokens on Hopper: a warpgroup multiplies 64 rows of weights with all tokens
 // by wgmma.
-#include "backends/cuda/device/wgmma.cuh"
 #include "backends/cuda/gemm/stream.cuh"
 
 namespace headrace::cuda::gemm {
 namespace {
 
 template <class Element>
-__device__ void multiply_tiles(const StreamParams& p, StreamRing ring, int group) {
-  using Mma = WgmmaM64K16<typename Element::Operand, kWideTokens>;
+__device__ void multiply_tiles(const StreamParams& p, StageRing ring, int group) {
   constexpr int kTileBytes = stream_tile_bytes(kWideStream);
   static_assert(kWideStream.atoms == 1);
   const int thread = static_cast<int>(threadIdx.x) & 127;
   const auto multiply = [&](int tile) {
     float d[kWideTokens / 2];
-    u32 before = 0;  // the barrier that releases the stage before
-    for (int i = 0; i < p.plan.num_stage_loads; ++i, ring.next()) {
-      mbarrier_wait(ring.full(), ring.parity);
-      const u64 w = wgmma_descriptor(ring.data() + static_cast<u32>(group * kTileBytes), 16);
-      const u64 x = wgmma_descriptor(ring.data() + static_cast<u32>(p.plan.group * kTileBytes), 16);
-      warpgroup_fence_operand(d);
-      wgmma_fence();
-#pragma unroll
-      for (int step = 0; step < kSwizzleAtomCols / 16; ++step)
-        Mma::template ss<Major::k>(d, wgmma_descriptor_advance(w, step * 32),
-                                   wgmma_descriptor_advance(x, step * 32), i + step > 0);
-      wgmma_commit_group();
-      wgmma_wait_group<1>();
-      warpgroup_fence_operand(d);
-      if (i > 0 && thread == 0) mbarrier_arrive(before);
-      before = ring.empty();
-    }
-    wgmma_wait_group<0>();
-    warpgroup_fence_operand(d);
-    if (thread == 0) mbarrier_arrive(before);
-
+    sum_stages<Element, kWideTokens>(d, ring, p.plan.num_stage_loads, group * kTileBytes,
+                                     p.plan.group * kTileBytes);
     griddep_wait();  // out may be read by the kernel before, or written
     const int matrix = p.tiles.matrix_of(tile), lane = thread & 31;
     const int row_0 =
@@ -63,7 +42,7 @@ __global__ void __launch_bounds__(stream_threads(kWideStream), 1)
   extern __shared__ unsigned char smem_raw[];
   constexpr StreamShape kShape = kWideStream;
   run_stream<kShape.tile_rows, kShape.atoms, kShape.most_tiles, kShape.unit_warps,
-             kShape.ring_bytes>(p, maps, smem_raw, [&](const StreamRing& ring, int group) {
+             kShape.ring_bytes>(p, maps, smem_raw, [&](const StageRing& ring, int group) {
     multiply_tiles<Element>(p, ring, group);
   });
 #endif

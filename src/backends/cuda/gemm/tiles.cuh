@@ -2,13 +2,11 @@
 // of x and weights by TMA, two warpgroups multiply 64 tokens each by all rows of the tile.
 #pragma once
 
-#include "backends/cuda/device/barrier.cuh"
 #include "backends/cuda/device/tma.cuh"
-#include "backends/cuda/device/wgmma.cuh"
 #include "backends/cuda/gemm/epilogue.cuh"
+#include "backends/cuda/gemm/stages.cuh"
 #include "backends/cuda/gemm/tiles.h"
 #include "backends/cuda/runtime/launch.cuh"
-#include "backends/cuda/sm90/shared.cuh"
 
 namespace headrace::cuda::gemm {
 
@@ -38,70 +36,31 @@ __device__ __forceinline__ TilePosition position_of(const TileParams& p, int til
 }
 
 template <int kRows>
-struct TileSmem {
-  using Plan = TilePlan<kRows>;
-  u32 base;
-  sm90::Ring<Plan::kStages> ring;
-
-  __device__ u32 x() const { return base + static_cast<u32>(ring.stage * Plan::kStageBytes); }
-  __device__ u32 w() const { return x() + Plan::kXBytes; }
-  __device__ u32 full() const { return full_of(ring.stage); }
-  __device__ u32 empty() const { return full() + 8; }
-  __device__ u32 full_of(int stage) const {
-    return base + static_cast<u32>(Plan::kStages * Plan::kStageBytes + 16 * stage);
-  }
-};
-
-template <int kRows>
-__device__ void load_tiles(const TileParams& p, const Maps& maps, TileSmem<kRows> smem) {
+__device__ void load_tiles(const TileParams& p, const Maps& maps, StageRing ring) {
   const int count = p.tiles.count * p.num_token_tiles;
   griddep_wait();
   for (int tile = static_cast<int>(blockIdx.x); tile < count; tile += static_cast<int>(gridDim.x)) {
     const TilePosition at = position_of(p, tile);
     const int matrix = p.tiles.matrix_of(at.row_tile);
     const int row = (at.row_tile - p.tiles.first_tile[matrix]) * kRows;
-    for (int i = 0; i < p.num_stage_loads; ++i, smem.ring.next()) {
-      mbarrier_wait(smem.empty(), smem.ring.parity ^ 1);
-      mbarrier_arrive_expect_tx(smem.full(), TilePlan<kRows>::kStageBytes);
-      cp_async_bulk_tensor_load(smem.x(), &maps.x, smem.full(), kEvictNormal, i * kTileColumns,
+    for (int i = 0; i < p.num_stage_loads; ++i, ring.next()) {
+      mbarrier_wait(ring.empty(), ring.parity ^ 1);
+      mbarrier_arrive_expect_tx(ring.full(), TilePlan<kRows>::kStageBytes);
+      cp_async_bulk_tensor_load(ring.data(), &maps.x, ring.full(), kEvictNormal, i * kTileColumns,
                                 at.token_tile * kTileTokens);
-      cp_async_bulk_tensor_load(smem.w(), &maps.w[matrix], smem.full(), kEvictNormal,
-                                i * kTileColumns, row);
+      cp_async_bulk_tensor_load(ring.data() + TilePlan<kRows>::kXBytes, &maps.w[matrix],
+                                ring.full(), kEvictNormal, i * kTileColumns, row);
     }
   }
 }
 
 template <class Element, int kRows>
-__device__ void multiply_tiles(const TileParams& p, TileSmem<kRows> smem, int group) {
-  using Mma = WgmmaM64K16<typename Element::Operand, kRows>;
-  constexpr int kStages = TilePlan<kRows>::kStages;
+__device__ void multiply_tiles(const TileParams& p, StageRing ring, int group) {
   const int count = p.tiles.count * p.num_token_tiles;
-  const bool arrives = (threadIdx.x & 127) == 0;
   for (int tile = static_cast<int>(blockIdx.x); tile < count; tile += static_cast<int>(gridDim.x)) {
     float d[kRows / 2];
-    for (int i = 0; i < p.num_stage_loads; ++i) {
-      mbarrier_wait(smem.full(), smem.ring.parity);
-      const u64 x =
-          wgmma_descriptor(smem.x() + static_cast<u32>(group * 64 * kSwizzleRowBytes), 16);
-      const u64 w = wgmma_descriptor(smem.w(), 16);
-      warpgroup_fence_operand(d);
-      wgmma_fence();
-#pragma unroll
-      for (int step = 0; step < kTileColumns / 16; ++step)
-        Mma::template ss<Major::k>(d, wgmma_descriptor_advance(x, step * 32),
-                                   wgmma_descriptor_advance(w, step * 32), i + step > 0);
-      wgmma_commit_group();
-      // The products of the stage before have completed: it is released.
-      wgmma_wait_group<1>();
-      warpgroup_fence_operand(d);
-      const int before = smem.ring.stage == 0 ? kStages - 1 : smem.ring.stage - 1;
-      if (i > 0 && arrives) mbarrier_arrive(smem.full_of(before) + 8);
-      if (i + 1 < p.num_stage_loads) smem.ring.next();
-    }
-    wgmma_wait_group<0>();
-    warpgroup_fence_operand(d);
-    if (arrives) mbarrier_arrive(smem.empty());
-    smem.ring.next();
+    sum_stages<Element, kRows>(d, ring, p.num_stage_loads, group * 64 * kSwizzleRowBytes,
+                               TilePlan<kRows>::kXBytes);
 
     const TilePosition at = position_of(p, tile);
     const int matrix = p.tiles.matrix_of(at.row_tile);
@@ -129,27 +88,25 @@ __global__ void __launch_bounds__(kTileThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Plan = TilePlan<kRows>;
   extern __shared__ unsigned char smem_raw[];
-  TileSmem<kRows> smem{.base = (smem_address(smem_raw) + 1023) & ~1023u, .ring = {}};
+  StageRing ring{.base = (smem_address(smem_raw) + 1023) & ~1023u,
+                 .barriers = 0,
+                 .stage_bytes = Plan::kStageBytes,
+                 .num_stages = Plan::kStages};
+  ring.barriers = ring.base + Plan::kStages * Plan::kStageBytes;
   const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) >> 7, 0);
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < Plan::kStages; ++i) {
-      mbarrier_init(smem.full_of(i), 1);
-      mbarrier_init(smem.full_of(i) + 8, 2);
-    }
-    fence_mbarrier_init();
-    fence_proxy_async();
-  }
+  // Arrivals of the loading thread, and of both warpgroups that multiply.
+  if (threadIdx.x == 0) ring.init_barriers(1, 2);
   __syncthreads();
   griddep_launch_dependents();
   if (group == 0) {
     setmaxnreg_dec<24>();
     const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) >> 5, 0);
-    if (warp == 0 && elect_sync()) load_tiles<kRows>(p, maps, smem);
+    if (warp == 0 && elect_sync()) load_tiles<kRows>(p, maps, ring);
     return;
   }
   setmaxnreg_inc<240>();
   griddep_wait();
-  multiply_tiles<Element, kRows>(p, smem, group - 1);
+  multiply_tiles<Element, kRows>(p, ring, group - 1);
 #endif
 }
 

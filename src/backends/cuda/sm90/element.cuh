@@ -19,6 +19,9 @@ struct Bf16Element {
   static __device__ __forceinline__ u32 pack(float low, float high) {
     return cvt_rn_bf16x2(low, high);
   }
+  static __device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    mma_m16n8k16_bf16(d, a, b0, b1);
+  }
   static __device__ __forceinline__ float2 unpack(u32 x) {
     return {__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u)};
   }
@@ -35,6 +38,9 @@ struct F16Element {
   static constexpr int kPreciseLog2Scale = 15;
   static __device__ __forceinline__ u32 pack(float low, float high) {
     return cvt_rn_f16x2(low, high);
+  }
+  static __device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    mma_m16n8k16_f16(d, a, b0, b1);
   }
   static __device__ __forceinline__ float2 unpack(u32 x) {
     return __half22float2(*reinterpret_cast<const __half2*>(&x));

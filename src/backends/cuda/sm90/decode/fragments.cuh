@@ -16,14 +16,6 @@
 
 namespace headrace::cuda::sm90::decode {
 
-template <class Element>
-__device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-  if constexpr (Element::kHasFloatRange)
-    mma_m16n8k16_bf16(d, a, b[0], b[1]);
-  else
-    mma_m16n8k16_f16(d, a, b[0], b[1]);
-}
-
 // Transposes an 8 x 8 matrix of 16-bit elements that a warp holds as a fragment.
 __device__ __forceinline__ u32 movmatrix_trans(u32 x) {
   u32 y;
@@ -126,7 +118,7 @@ __device__ __forceinline__ u32 block_scores(const BlockReader& reader,
 #pragma unroll
     for (int n = 0; n < kRows / 8; ++n) {
       queries.get(b, step, n);
-      mma<Element>(step % 2 == 0 ? s[n] : odd[n], a, b);
+      Element::mma(step % 2 == 0 ? s[n] : odd[n], a, b[0], b[1]);
     }
   }
 #pragma unroll
@@ -155,7 +147,7 @@ __device__ __forceinline__ u32 add_values(const BlockReader& reader, u32 block, 
       for (int j = 0; j < 4; ++j) a[j] &= keep[j / 2];
     }
 #pragma unroll
-    for (int n = 0; n < kRowBlocks; ++n) mma<Element>(o[i][n], a, p[n]);
+    for (int n = 0; n < kRowBlocks; ++n) Element::mma(o[i][n], a, p[n][0], p[n][1]);
   }
   return loaded;
 }

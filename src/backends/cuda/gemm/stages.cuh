@@ -1,0 +1,67 @@
+// Stages of both operands in shared memory, as a ring, and a sum over them by wgmma.
+#pragma once
+
+#include "backends/cuda/common/constants.h"
+#include "backends/cuda/device/barrier.cuh"
+#include "backends/cuda/device/wgmma.cuh"
+
+namespace headrace::cuda::gemm {
+
+// `full` completes when a stage has been loaded, `empty` when it has been read.
+struct StageRing {
+  u32 base, barriers;
+  int stage_bytes, num_stages;
+  int stage = 0;
+  u32 parity = 0;
+
+  __device__ u32 full() const { return barriers + static_cast<u32>(16 * stage); }
+  __device__ u32 empty() const { return full() + 8; }
+  __device__ u32 data() const { return base + static_cast<u32>(stage * stage_bytes); }
+  __device__ void next() {
+    if (++stage == num_stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+  // In one thread, before a barrier of the CTA.
+  __device__ void init_barriers(u32 full_arrivals, u32 empty_arrivals) const {
+    for (int i = 0; i < num_stages; ++i) {
+      mbarrier_init(barriers + static_cast<u32>(16 * i), full_arrivals);
+      mbarrier_init(barriers + static_cast<u32>(16 * i + 8), empty_arrivals);
+    }
+    fence_mbarrier_init();
+    fence_proxy_async();
+  }
+};
+
+// d = A B^T over `count` stages of 64 columns, by a warpgroup: 64 rows of A at `a` and kRowsOfB
+// rows of B at `b`, bytes from the beginning of a stage. A stage is released when its products are
+// complete, beside those of the next.
+template <class Element, int kRowsOfB>
+__device__ __forceinline__ void sum_stages(float (&d)[kRowsOfB / 2], StageRing& ring, int count,
+                                           int a, int b) {
+  using Mma = WgmmaM64K16<typename Element::Operand, kRowsOfB>;
+  const bool arrives = (threadIdx.x & 127) == 0;
+  u32 before = 0;  // the barrier that releases the stage before
+  for (int i = 0; i < count; ++i, ring.next()) {
+    mbarrier_wait(ring.full(), ring.parity);
+    const u64 a_stage = wgmma_descriptor(ring.data() + static_cast<u32>(a), 16);
+    const u64 b_stage = wgmma_descriptor(ring.data() + static_cast<u32>(b), 16);
+    warpgroup_fence_operand(d);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kSwizzleAtomCols / 16; ++step)
+      Mma::template ss<Major::k>(d, wgmma_descriptor_advance(a_stage, step * 32),
+                                 wgmma_descriptor_advance(b_stage, step * 32), i + step > 0);
+    wgmma_commit_group();
+    wgmma_wait_group<1>();
+    warpgroup_fence_operand(d);
+    if (i > 0 && arrives) mbarrier_arrive(before);
+    before = ring.empty();
+  }
+  wgmma_wait_group<0>();
+  warpgroup_fence_operand(d);
+  if (arrives) mbarrier_arrive(before);
+}
+
+}  // namespace headrace::cuda::gemm
