@@ -8,6 +8,7 @@
 #include <iterator>
 #include <regex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support/errors.h"
@@ -181,6 +182,70 @@ TEST(KvCacheApi, ArraysOfAnotherSizeAreNotWritten) {
   std::vector<std::int64_t> slots(1);
   EXPECT_EQ(text({.sequences = sequences, .num_tokens = num_tokens, .slot_mapping = slots}),
             "slot_mapping: has 1 elements; pass 0 (the sum of num_tokens), or null");
+}
+
+// Two sequences with a page in common, one of them swapped out, after a hit, a copy and a move.
+TEST(KvCacheApi, EveryNumberOfTheStats) {
+  KvCache cache(kSmall);  // pages of 4 tokens, 8 on the device and 4 on the host
+  const std::int64_t first = cache.add(Tokens{1, 2, 3, 4, 5, 6}).sequence;
+  cache.reserve(first, 6);
+  cache.commit(first, Tokens{1, 2, 3, 4, 5, 6});
+  const std::int64_t fork = cache.fork(first);
+  cache.reserve(fork, 3);  // copies the page of tokens 5 and 6, takes another
+  const std::int64_t accepted[] = {7};
+  cache.move(fork, accepted);
+  cache.commit(fork, Tokens{8});
+  EXPECT_EQ(cache.add(Tokens{1, 2, 3, 4, 9}).num_cached, 4);
+  const std::int64_t third = cache.add(Tokens{10, 11, 12}).sequence;
+  cache.reserve(third, 3);
+  cache.commit(third, Tokens{10, 11, 12});
+  cache.swap_out(third);
+
+  const headrace_kv_cache_stats s = cache.stats();
+  EXPECT_EQ(s.num_pages, 8);
+  EXPECT_EQ(s.num_used_pages, 3);  // tokens 1 to 4, the rest of first, the rest of fork
+  EXPECT_EQ(s.num_free_pages, 5);
+  EXPECT_EQ(s.num_cached_pages, 1);
+  EXPECT_EQ(s.num_shared_pages, 1);
+  EXPECT_EQ(s.num_host_pages, 4);
+  EXPECT_EQ(s.num_free_host_pages, 3);
+  EXPECT_EQ(s.num_sequences, 4);
+  EXPECT_EQ(s.num_swapped_sequences, 1);
+  EXPECT_EQ(s.num_tokens, 4 + 2 + 3);
+  EXPECT_EQ(s.num_unused_slots, 3 * 4 - 9);
+  EXPECT_EQ(s.num_queried_tokens, 6 + 5 + 3);
+  EXPECT_EQ(s.num_hit_tokens, 4);
+  EXPECT_EQ(s.num_evictions, 0);
+  EXPECT_EQ(s.num_page_copies, 1);
+  EXPECT_EQ(s.num_moved_tokens, 1);
+  EXPECT_EQ(s.num_pages_swapped_out, 1);
+  EXPECT_EQ(s.num_pages_swapped_in, 0);
+  cache.swap_in(third);
+  EXPECT_EQ(cache.stats().num_pages_swapped_in, 1);
+  EXPECT_EQ(cache.stats().num_free_host_pages, 4);
+  EXPECT_EQ(cache.stats().num_swapped_sequences, 0);
+}
+
+TEST(KvCacheApi, EachSizeOfABatchIsChecked) {
+  headrace_kv_cache_options options;
+  ASSERT_EQ(headrace_kv_cache_options_init(&options), HEADRACE_OK);
+  options.num_layers = options.num_kv_heads = options.head_dim = options.num_pages = 1;
+  headrace_kv_cache* cache = nullptr;
+  ASSERT_EQ(headrace_kv_cache_create(&options, &cache), HEADRACE_OK) << headrace_last_error();
+  const std::pair<const char*, std::int64_t headrace_kv_batch::*> sizes[] = {
+      {"num_sequences", &headrace_kv_batch::num_sequences},
+      {"max_pages", &headrace_kv_batch::max_pages},
+      {"num_slots", &headrace_kv_batch::num_slots}};
+  for (const auto& [name, field] : sizes)
+    for (const std::int64_t bad : {std::int64_t{-1}, std::int64_t{1} << 31}) {
+      headrace_kv_batch batch{};
+      batch.struct_size = sizeof batch;
+      batch.*field = bad;
+      EXPECT_EQ(headrace_kv_cache_fill_batch(cache, &batch), HEADRACE_INVALID_ARGUMENT);
+      EXPECT_EQ(headrace_last_error(), std::string(name) + "=" + std::to_string(bad) +
+                                           ": must be 0 to 2147483647; pass the size of the array");
+    }
+  headrace_kv_cache_destroy(cache);
 }
 
 TEST(KvCacheApi, OptionsAreChecked) {

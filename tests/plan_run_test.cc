@@ -166,6 +166,52 @@ std::string run_of(const Plan& plan, Call& c, const RunOptions& options = {}) {
   return "";
 }
 
+// The options that a problem has, each with a value that is not its default.
+TEST(Problems, HaveEveryOptionOfTheCall) {
+  float data[16] = {};
+  const TensorView view(data, DType::f32, {1, 4, 1, 4});
+  headrace_attention_tensors tensors;
+  ASSERT_EQ(headrace_attention_tensors_init(&tensors), HEADRACE_OK);
+  tensors.q = tensors.k = tensors.v = view;
+  float out[16] = {};
+  tensors.out = TensorView(out, DType::f32, {1, 4, 1, 4});
+  using Options = headrace_attention_options;
+  const auto problem_of = [&](const Options& options) {
+    headrace_problem p;
+    EXPECT_EQ(headrace_problem_init(&p), HEADRACE_OK);
+    EXPECT_EQ(headrace_attention_problem(&tensors, &options, &p), HEADRACE_OK)
+        << headrace_last_error();
+    return p;
+  };
+  const auto same = [](auto Options::*option, auto headrace_problem::*field, auto value) {
+    return [=](Options& options, headrace_problem& wanted) {
+      options.*option = value;
+      wanted.*field = value;
+    };
+  };
+  using P = headrace_problem;
+  const std::function<void(Options&, P&)> changes[] = {
+      same(&Options::softmax_scale, &P::softmax_scale, 0.75),
+      same(&Options::softcap, &P::softcap, 2.5),
+      same(&Options::dropout_p, &P::dropout_p, 0.25),
+      same(&Options::window_left, &P::window_left, std::int64_t{1}),
+      same(&Options::window_right, &P::window_right, std::int64_t{2}),
+      same(&Options::causal, &P::causal, std::int32_t{HEADRACE_CAUSAL_TOP_LEFT}),
+      same(&Options::num_splits, &P::num_splits, std::int32_t{3}),
+      same(&Options::strict_fallback, &P::strict_fallback, std::int32_t{1}),
+      same(&Options::strict_rows, &P::strict_rows, std::int32_t{1}),
+      same(&Options::checked, &P::checked, std::int32_t{1}),
+      same(&Options::deterministic, &P::deterministic, std::int32_t{1})};
+  for (const auto& change : changes) {
+    Options options;
+    ASSERT_EQ(headrace_attention_options_init(&options), HEADRACE_OK);
+    headrace_problem wanted = problem_of(options);
+    change(options, wanted);
+    const headrace_problem got = problem_of(options);
+    EXPECT_EQ(std::memcmp(&got, &wanted, sizeof got), 0) << "change " << &change - changes;
+  }
+}
+
 TEST(PlanRun, AcceptsOnlyTensorsOfItsProblem) {
   std::vector<Call> all = calls();
   for (Call& planned : all) {
