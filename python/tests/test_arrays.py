@@ -313,12 +313,33 @@ def test_an_output_that_is_exported_as_a_copy_is_refused(rng):
     assert np.array_equal(headrace.attention(Copying(q), k, v), headrace.attention(q, k, v))
 
 
-def test_torch_tensors_go_to_torch(rng):
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"layout": "bhsd"},
+        {"softmax_scale": 0.3},
+        {"causal": "top-left"},
+        {"window": (1, 2)},
+        {"softcap": 2.0},
+        {"dropout_p": 0.5, "dropout_seed": 3, "dropout_offset": 4},
+        {"dropout_p": 0.5, "dropout_seed": 4, "dropout_offset": 3},
+        {"num_splits": 2},
+        {"return_lse": True},
+        {"return_probs": True},
+    ],
+    ids=lambda options: "-".join(options) or "plain",
+)
+def test_torch_tensors_go_to_torch(rng, options):
     torch = pytest.importorskip("torch")
-    q, k, v = (make(rng, (1, 5, 2, 8)) for _ in range(3))
-    out = headrace.attention(*(torch.from_numpy(x) for x in (q, k, v)))
-    assert isinstance(out, torch.Tensor)
-    assert np.array_equal(out.numpy(), headrace.attention(q, k, v))
+    q, k, v = (make(rng, (1, 5, 5, 8)) for _ in range(3))
+    results = headrace.attention(*(torch.from_numpy(x) for x in (q, k, v)), **options)
+    expected = headrace.attention(q, k, v, **options)
+    if not isinstance(expected, tuple):
+        results, expected = (results,), (expected,)
+    for result, array in zip(results, expected, strict=True):
+        assert isinstance(result, torch.Tensor)
+        assert np.array_equal(result.numpy(), array)
 
 
 # ---- explain and supports ----

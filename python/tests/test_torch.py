@@ -75,6 +75,59 @@ def test_varlen_equals_its_sequences(device, dtype):
             ht.flash_attn_varlen_func(q, k, v, *tensors, causal=True)
 
 
+OPTIONS = {
+    "softmax_scale": 0.3,
+    "causal": True,
+    "window_size": (5, 2),
+    "softcap": 3.0,
+    "alibi_slopes": [0.5, 0.25, 0.125, 0.0625],
+}
+
+
+def varlen(q, k, v, **options):
+    """flash_attn_varlen_func of a batch whose sequences all have their full length."""
+    cu_q, cu_k = (
+        torch.arange(0, (x.shape[0] + 1) * x.shape[1], x.shape[1], dtype=torch.int32, device=x.device) for x in (q, k)
+    )
+    flat = [x.reshape(-1, *x.shape[2:]) for x in (q, k, v)]
+    return ht.flash_attn_varlen_func(*flat, cu_q, cu_k, q.shape[1], k.shape[1], **options).view(*q.shape[:3], -1)
+
+
+def of_pages(q, k, v, **options):
+    """flash_attn_varlen_func of keys in pages, one for each sequence."""
+    cu_q = torch.arange(0, (q.shape[0] + 1) * q.shape[1], q.shape[1], dtype=torch.int32, device=q.device)
+    table = torch.arange(q.shape[0], dtype=torch.int32, device=q.device)[:, None]
+    used = torch.full((q.shape[0],), k.shape[1], dtype=torch.int32, device=q.device)
+    out = ht.flash_attn_varlen_func(
+        q.reshape(-1, *q.shape[2:]), k, v, cu_q, None, q.shape[1], k.shape[1], block_table=table, seqused_k=used,
+        **options,
+    )  # fmt: skip
+    return out.view(*q.shape[:3], -1)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize(
+    "function",
+    [
+        ht.flash_attn_func,
+        lambda q, k, v, **options: ht.flash_attn_kvpacked_func(q, torch.stack((k, v), 2), **options),
+        varlen,
+        of_pages,
+        ht.flash_attn_with_kvcache,
+    ],
+    ids=["plain", "kvpacked", "varlen", "pages", "kvcache"],
+)
+def test_every_option_reaches_every_function(function, option):
+    q, k, v = make((2, 19, 4, 16)), make((2, 23, 4, 16), seed=1), make((2, 23, 4, 16), seed=2)
+    value = OPTIONS[option]
+    if option == "alibi_slopes":
+        value = torch.tensor(value)
+    window = {"window": value} if option == "window_size" else {option: value}
+    out = function(q, k, v, **{option: value})
+    check(out, expected(q, k, v, **window)[0], q)
+    assert not same_bits(out, function(q, k, v)), "an option without effect tests nothing"
+
+
 FA2 = (
     "dropout_p=0.0 softmax_scale=None causal=False window_size=(-1,-1) softcap=0.0 alibi_slopes=None "
     "deterministic=False return_attn_probs=False"
