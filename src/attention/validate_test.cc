@@ -211,6 +211,34 @@ TEST(CheckSameProblem, RequiresTheAlignmentOfThePlan) {
   EXPECT_TRUE(check_same_problem(planned, call).has_value());
 }
 
+// Any value but 0 sets a flag; plans compare flags and kernels read them, so all are 1 then.
+TEST(CheckProblem, EveryFlagIsZeroOrOne) {
+  for (std::int32_t Problem::*flag :
+       {&Problem::has_alibi, &Problem::has_mask, &Problem::has_sinks, &Problem::has_lse,
+        &Problem::has_probs, &Problem::has_seqused_k, &Problem::has_dlse, &Problem::has_dbias,
+        &Problem::has_dsinks, &Problem::deterministic, &Problem::strict_fallback,
+        &Problem::strict_rows, &Problem::checked, &Problem::has_negative_strides}) {
+    Problem p = default_problem();
+    const bool is_gradient =
+        flag == &Problem::has_dlse || flag == &Problem::has_dbias || flag == &Problem::has_dsinks;
+    if (is_gradient) p.phase = HEADRACE_BACKWARD;
+    if (is_gradient || flag == &Problem::has_seqused_k) p.has_lse = 1;
+    if (flag == &Problem::has_dbias) p.bias_dtype = HEADRACE_F32;
+    if (flag == &Problem::has_dsinks) p.has_sinks = 1;
+    for (const std::int32_t value : {1, 2, -1}) {
+      p.*flag = value;
+      const Result<Problem> checked = check_problem(p);
+      ASSERT_TRUE(checked.ok()) << checked.failure().message;
+      EXPECT_EQ(checked.value().*flag, 1) << value;
+      p.*flag = 0;
+      const Result<Problem> without = check_problem(p);
+      if (without.ok()) {
+        EXPECT_EQ(without.value().*flag, 0);
+      }
+    }
+  }
+}
+
 // Kernels' work grows with max_seqlen, which the number of rows bounds, too.
 TEST(CheckProblem, ClampsMaxSeqlenToTheNumberOfRows) {
   Call c = Call::ragged();  // 10 rows of q, 12 of k

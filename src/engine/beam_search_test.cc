@@ -201,6 +201,11 @@ TEST_F(BeamSearch, BadValuesAndMissingPagesAreRefusedAndChangeNothing) {
             penalty));
   EXPECT_FALSE(
       beam_search(session, model_.tokenizer, {.length_penalty = std::nan("")}, sampler_).ok());
+  for (const double penalty : {0.0, 10.0})  // the limits are good values
+    EXPECT_TRUE(beam_search(session, model_.tokenizer,
+                            {.beam_width = 1, .length_penalty = penalty, .max_new_tokens = 1},
+                            sampler_)
+                    .ok());
   expect_refused({.max_new_tokens = -1}, ErrorCode::invalid_argument,
                  "max_new_tokens=-1: must not be negative; pass 0 for no limit");
   expect_refused({.beam_width = 3, .max_new_tokens = 5}, ErrorCode::out_of_memory,

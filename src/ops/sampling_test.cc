@@ -325,6 +325,35 @@ TEST(SamplingPenalties, LeaveNoState) {
     EXPECT_EQ(again.top_logprobs[i].logprob, before[i].logprob);
 }
 
+// ---- limits ----
+
+// The limits of a range belong to it, the next number does not.
+TEST(SamplingOptionRanges, IncludeTheirLimits) {
+  const struct {
+    double SamplingOptions::*option;
+    double least, most;
+  } ranges[] = {{&SamplingOptions::temperature, 1e-5, 1e5},
+                {&SamplingOptions::min_p, 0, 1},
+                {&SamplingOptions::repetition_penalty, 1e-3, 1e3}};
+  for (const auto& [option, least, most] : ranges)
+    for (const auto& [limit, beyond] : {std::pair{least, -1.0}, {most, 1e9}}) {
+      SamplingOptions o;
+      o.*option = limit;
+      EXPECT_FALSE(check_sampling_options(o, 10)) << limit;
+      o.*option = std::nextafter(limit, beyond);
+      EXPECT_TRUE(check_sampling_options(o, 10)) << limit << " and a little beyond";
+    }
+  EXPECT_FALSE(check_sampling_options({.temperature = 0}, 10)) << "greedy";
+  EXPECT_FALSE(check_sampling_options({.top_p = 1}, 10));
+  EXPECT_FALSE(check_sampling_options({.top_p = std::nextafter(0.0, 1.0)}, 10));
+  EXPECT_TRUE(check_sampling_options({.top_p = 0}, 10));
+  EXPECT_TRUE(check_sampling_options({.top_p = std::nextafter(1.0, 2.0)}, 10));
+  for (const int count : {0, kMaxLogprobs})
+    EXPECT_FALSE(check_sampling_options({.num_logprobs = count}, 10)) << count;
+  for (const int count : {-1, kMaxLogprobs + 1})
+    EXPECT_TRUE(check_sampling_options({.num_logprobs = count}, 10)) << count;
+}
+
 // ---- logprobs ----
 
 TEST(SamplingLogprobs, AreThoseOfTheRawLogits) {
@@ -352,7 +381,14 @@ TEST(SamplingLogprobs, AreThoseOfTheRawLogits) {
   EXPECT_NEAR(drawn.top_logprobs[0].logprob, std::log(9.0 / 13), 1e-6);
   EXPECT_NEAR(drawn.top_logprobs[1].logprob, std::log(4.0 / 13), 1e-6);
   o.temperature = 0;
-  EXPECT_EQ(sampler.sample(input, o).value().logprob, 0.0f);
+  for (const int count : {1, 2, 4}) {  // greedy: one token has all of the probability
+    o.num_logprobs = count;
+    const Sample greedy = sampler.sample(input, o).value();
+    EXPECT_EQ(greedy.logprob, 0.0f);
+    ASSERT_EQ(greedy.top_logprobs.size(), 1u);
+    EXPECT_EQ(greedy.top_logprobs[0].token, greedy.token);
+    EXPECT_EQ(greedy.top_logprobs[0].logprob, 0.0f);
+  }
   o.num_logprobs = 0;
   EXPECT_TRUE(sampler.sample(input, o).value().top_logprobs.empty());
 }
