@@ -66,7 +66,9 @@ TEST(Defaults, AreThoseOfTheHeaders) {
   ASSERT_EQ(headrace_kv_append_options_init(&append), HEADRACE_OK);
   EXPECT_EQ(append.rope, nullptr);
   EXPECT_EQ(append.norm_eps, 1e-6);
+}
 
+TEST(Defaults, OfAttentionAreThoseOfTheHeader) {
   headrace_attention_options attention;
   ASSERT_EQ(headrace_attention_options_init(&attention), HEADRACE_OK);
   EXPECT_TRUE(std::isnan(attention.softmax_scale));

@@ -141,7 +141,12 @@ TEST_F(BeamSearch, FindsWhatANaiveSearchFinds) {
   // Searches so wide that an end token is among the first candidates behind some prompts.
   for (std::int32_t last = 0; last < 288; last += 24) {
     prompt_.back() = last;
-    expect_naive({.beam_width = 100, .length_penalty = 0.25, .max_new_tokens = 3}, 3);
+    for (const bool ignore_end : {false, true})
+      expect_naive({.beam_width = 100,
+                    .length_penalty = 0.25,
+                    .max_new_tokens = 3,
+                    .ignore_end = ignore_end},
+                   3);
   }
   for (const std::int64_t page_size : {7, 16, 4096})
     expect_naive({.beam_width = 3, .max_new_tokens = 8, .ignore_end = true}, page_size);

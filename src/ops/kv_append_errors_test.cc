@@ -174,6 +174,26 @@ TEST(KvAppendErrors, RotationsAndNorms) {
   for (const Bad& bad : cases) expect_refused(bad);
 }
 
+// Slots and positions have strides of their own: the last entry is the bad one.
+TEST(KvAppendErrors, IndicesAreReadWithTheirStrides) {
+  static std::int64_t slots[] = {0, 0, 1, 0, 10};
+  static std::int32_t positions[] = {0, 0, 1, 0, 10};
+  const Bad cases[] = {
+      {[](Call& c) {
+         c.t.slot_mapping = TensorView(slots, DType::i64, {kTokens});
+         c.t.slot_mapping.strides[0] = 2;
+       },
+       {"slot_mapping[2]=10: must be below 10"}},
+      {[](Call& c) {
+         c.use_tables();
+         c.t.positions = TensorView(positions, DType::i32, {kTokens});
+         c.t.positions.strides[0] = 2;
+       },
+       {"positions[2]=10: must be 0 to 9"}},
+  };
+  for (const Bad& bad : cases) expect_refused(bad);
+}
+
 TEST(KvAppendErrors, OutputsThatOverlap) {
   const Bad cases[] = {
       {[](Call& c) { c.t.q_out.strides[1] = 0; }, {"q_out overlaps itself"}},
@@ -182,6 +202,12 @@ TEST(KvAppendErrors, OutputsThatOverlap) {
       {[](Call& c) { c.t.q_out.data = c.memory[0] + 1; },
        {"q_out overlaps q", "may be the same view"}},
       {[](Call& c) { c.t.q_out = c.t.q, c.t.q_out.dtype = HEADRACE_F16; }, {"q_out overlaps q"}},
+      {[](Call& c) {  // elements of one size and two types
+         c.t.q.dtype = c.t.k.dtype = c.t.v.dtype = HEADRACE_F16;
+         c.t.q_out = c.t.q, c.t.q_out.dtype = HEADRACE_BF16;
+       },
+       {"q_out overlaps q"}},
+      {[](Call& c) { c.t.q.shape[1] = kKvHeads, c.t.q_out = c.t.k; }, {"q_out overlaps k"}},
       {[](Call& c) { c.t.q_out.data = c.memory[2]; }, {"q_out overlaps k", "memory of its own"}},
       {[](Call& c) { c.t.v_pages.data = c.memory[4]; }, {"k_pages overlaps v_pages"}},
       {[](Call& c) { c.t.k_pages.data = c.memory[3] + 4; }, {"k_pages overlaps v:"}},
