@@ -13,7 +13,7 @@ namespace headrace::cuda::sm90::decode {
 // Which part of the problem an item is; batch_idx -1: there are no further items.
 struct alignas(16) Item {
   int batch_idx, kv_head;
-  int first, end;  // a split and the next, or groups; counted from key 0
+  int first, end;  // groups, counted from key 0
   int seqlen_q, seqlen_k, row_q, row_k;
   int left, right, first_key, end_key;     // SequenceKeys
   int first_group, num_groups, num_items;  // of the head
@@ -83,8 +83,13 @@ __device__ __forceinline__ Item load_item(u32 address) {
 struct SequenceRows {
   int seqlen_q, seqlen_k, row_q, row_k;
 };
+__device__ inline SequenceRows rows_of(const Params& p, int batch_idx, bool reports) {
+  const Sequence s = sequence_with_used_keys(p.sizes, p.lengths, p.used_keys, batch_idx, reports);
+  return {static_cast<int>(s.seqlen_q), static_cast<int>(s.seqlen_k), static_cast<int>(s.row_q),
+          static_cast<int>(s.row_k)};
+}
 
-template <ItemKind kKind>
+// The items of a persistent grid.
 class Batch {
  public:
   // `smem`: of 2 * kBatchEntries words and 16 more. All threads of the CTA call it; it synchronises
@@ -120,9 +125,9 @@ class Batch {
       keys = p_.keys;
     } else {
       at = search(rest, lane);
-      rows = rows_of(at.batch_idx, false);
+      rows = rows_of(p_, at.batch_idx, false);
       keys = keys_of_sequence(p_.window, rows.seqlen_q, rows.seqlen_k);
-      work = head_work(kKind, keys, run_log2_);
+      work = head_work(keys, run_log2_);
     }
     const GroupRange groups = groups_of(keys);
     Item item{.batch_idx = at.batch_idx,
@@ -140,14 +145,9 @@ class Batch {
               .num_items = work.num_items,
               .slot = at.slots_before * p_.num_kv_heads + kv_head * work.num_slots};
     const int idx = rest - at.items_before;
-    if constexpr (kKind == ItemKind::split) {
-      item.first = keys.first_key / kSplitKeys + idx;
-      item.end = item.first + 1;
-    } else {
-      const int begin = ((groups.first >> run_log2_) + idx) << run_log2_;
-      item.first = max(begin, groups.first);
-      item.end = min(begin + (1 << run_log2_), groups.first + groups.count);
-    }
+    const int begin = ((groups.first >> run_log2_) + idx) << run_log2_;
+    item.first = max(begin, groups.first);
+    item.end = min(begin + (1 << run_log2_), groups.first + groups.count);
     return item;
   }
 
@@ -157,14 +157,8 @@ class Batch {
     int batch_idx, items_before, slots_before;  // of one head each
   };
 
-  __device__ SequenceRows rows_of(int batch_idx, bool reports) const {
-    const Sequence s =
-        sequence_with_used_keys(p_.sizes, p_.lengths, p_.used_keys, batch_idx, reports);
-    return {static_cast<int>(s.seqlen_q), static_cast<int>(s.seqlen_k), static_cast<int>(s.row_q),
-            static_cast<int>(s.row_k)};
-  }
   __device__ SequenceKeys keys_of(int batch_idx, bool reports) const {
-    const SequenceRows rows = rows_of(batch_idx, reports);
+    const SequenceRows rows = rows_of(p_, batch_idx, reports);
     return keys_of_sequence(p_.window, rows.seqlen_q, rows.seqlen_k);
   }
   __device__ u32 items_word(int entry) const { return smem_ + 4 * static_cast<u32>(entry); }
@@ -212,7 +206,7 @@ class Batch {
 #pragma unroll 1
       for (int b = begin; b < end; ++b) {
         if (pass == 0 || size > 1) keys = keys_of(b, pass == 0 && blockIdx.x == 0);
-        const HeadWork work = head_work(kKind, keys, run_log2_);
+        const HeadWork work = head_work(keys, run_log2_);
         groups += groups_of(keys).count;
         items += work.num_items;
         slots += work.num_slots;
@@ -245,7 +239,7 @@ class Batch {
 #pragma unroll 1
     for (const int end = min(at.batch_idx + entry_size(), p_.batch);; at.batch_idx += 32) {
       const int b = at.batch_idx + lane;
-      const HeadWork work = b < end ? head_work(kKind, keys_of(b, false), run_log2_) : HeadWork{};
+      const HeadWork work = b < end ? head_work(keys_of(b, false), run_log2_) : HeadWork{};
       const int items = at.items_before + warp_inclusive_sum(work.num_items, lane);
       const int slots = at.slots_before + warp_inclusive_sum(work.num_slots, lane);
       const unsigned is_later = __ballot_sync(0xffffffffu, items > rest);

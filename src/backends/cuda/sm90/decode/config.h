@@ -133,13 +133,48 @@ constexpr GroupRange groups_of(const SequenceKeys& s) {
   return {first, std::max(s.end_key - 1, s.first_key) / kGroupKeys - first + 1};
 }
 
-// ---- Work: what a CTA takes at a time of one (sequence, KV head)
-
-enum class ItemKind {
-  split,  // one split; its partial result goes to the workspace
-  run  // up to 1, 2, 4, 8 or 16 groups that begin at a multiple of that. Where the head has other
-       // items, partial results are groups, or chunks where an item is one
+// Splits, counted from key 0; at least one, since somebody writes the rows.
+struct SplitRange {
+  int first, count;
 };
+constexpr SplitRange splits_of(const SequenceKeys& s) {
+  const int first = s.first_key / kSplitKeys;
+  return {first, std::max(s.end_key - 1, s.first_key) / kSplitKeys - first + 1};
+}
+
+// ---- Clusters: where there is little work, a cluster of CTAs has a (sequence, KV head), and
+// partial results stay in its shared memory.
+inline constexpr int kClusterWarps = 4;  // of a CTA
+inline constexpr int kClusterThreads = 32 * kClusterWarps;
+inline constexpr int kMaxClusterSize = 8;  // that every Hopper GPU has
+// Splits of a warp, where the clusters fill most of the GPU and where they do not: then few loads
+// are in flight, and with four splits 1 x 8192 takes 30 us, on a persistent grid 19.
+inline constexpr int kMaxWarpSplits = 4, kMaxWarpSplitsOfFew = 2;
+inline constexpr int kClusterPartialBytes = 40 * 1024;
+
+// A ring of blocks for each warp. A CTA of a product of few tokens (../../gemm/stream.h)
+// fits beside: 228 KiB in all.
+struct ClusterSmemPlan {
+  int block, stages, q_pitch, partial_pitch;
+  int partials, q, full;
+  int total;  // with room for a start at a multiple of 1024 bytes
+};
+constexpr ClusterSmemPlan cluster_smem_plan(int dim, int rows) {
+  ClusterSmemPlan s{};
+  s.block = kBlockKeys * dim * 2;
+  s.stages = dim == 64 ? 8 : 4;  // 64 KiB in flight
+  s.q_pitch = 2 * dim + 16;
+  s.partial_pitch = 4 * dim + 16;  // with (maximum, sum); rows begin 4 banks apart
+  s.partials = s.stages * kClusterWarps * s.block;
+  s.q = s.partials + kClusterPartialBytes;
+  s.full = s.q + rows * s.q_pitch;
+  s.total = s.full + s.stages * kClusterWarps * 8 + 1024;
+  return s;
+}
+
+// ---- Work: what a CTA of the persistent grid takes at a time of one (sequence, KV head): a run of
+// up to 1, 2, 4, 8 or 16 groups that begins at a multiple of that. Where the head has other runs,
+// partial results are groups, or chunks where a run is one.
 
 // Log2 of the groups of a run: as long as leaves one for each multiprocessor. An item costs about 2
 // us that loads do not hide; with three for each, 1 x 131072 takes 141 us instead of 131.
@@ -160,13 +195,8 @@ constexpr std::int64_t max_short_run_groups(int num_units) {
 struct HeadWork {
   int num_items, num_slots;
 };
-constexpr HeadWork head_work(ItemKind kind, const SequenceKeys& s, int run_log2) {
+constexpr HeadWork head_work(const SequenceKeys& s, int run_log2) {
   const GroupRange groups = groups_of(s);
-  if (kind == ItemKind::split) {
-    const int splits =
-        std::max(s.end_key - 1, s.first_key) / kSplitKeys - s.first_key / kSplitKeys + 1;
-    return {splits, splits};
-  }
   const int items =
       ((groups.first + groups.count - 1) >> run_log2) - (groups.first >> run_log2) + 1;
   if (items == 1) return {1, 0};
@@ -174,7 +204,7 @@ constexpr HeadWork head_work(ItemKind kind, const SequenceKeys& s, int run_log2)
 }
 
 struct WorkPlan {
-  ItemKind kind;
+  int cluster_size;  // CTAs of a head; 0: a persistent grid, and the following
   // The lengths are known: all sequences have the same keys. Otherwise the kernel reads lengths,
   // chooses the run and counts items, of which these are upper bounds.
   bool is_uniform;
@@ -189,26 +219,47 @@ constexpr int most_units(const SequenceKeys& longest, int size) {
   const int keys = longest.end_key - longest.first_key;
   return std::max(1, std::min(ceil_div(longest.end_key, size), (keys + size - 2) / size + 1));
 }
-constexpr WorkPlan plan_work(const SequenceKeys& longest, bool is_uniform, std::int64_t batch_heads,
-                             int num_units) {
-  // The last item of a head merges all of its splits: few.
-  constexpr int kMaxSplitGroups = 8;
-  const int groups = is_uniform ? groups_of(longest).count : most_units(longest, kGroupKeys);
-  const std::int64_t total = groups * batch_heads;
+// The call without its tensors.
+struct WorkSize {
+  SequenceKeys longest;
+  bool is_uniform;
+  std::int64_t batch_heads;  // batch * KV heads
+  int rows, dim;             // of a head; head_dim_bucket()
+};
+
+// As many CTAs as there are multiprocessors, none without a split. 0: too many heads, or more
+// partial results than shared memory holds.
+constexpr int choose_cluster(const WorkSize& x, int num_units) {
+  const int splits = most_units(x.longest, kSplitKeys);
+  int size = kMaxClusterSize;
+  while (size > 1 && (x.batch_heads * size > num_units || size / 2 >= splits)) size /= 2;
+  const bool fills_gpu = 4 * x.batch_heads * size >= 3 * num_units;
+  const int row_bytes = cluster_smem_plan(x.dim, row_bucket(x.rows)).partial_pitch;
+  const int most_of_cta =
+      std::min(kClusterWarps * (fills_gpu ? kMaxWarpSplits : kMaxWarpSplitsOfFew),
+               kClusterPartialBytes / (std::max(x.rows, 1) * row_bytes));
+  return x.batch_heads <= num_units && ceil_div(splits, size) <= most_of_cta ? size : 0;
+}
+
+constexpr WorkPlan plan_work(const WorkSize& x, int num_units) {
   WorkPlan w{};
-  w.is_uniform = is_uniform;
-  w.kind = groups <= kMaxSplitGroups && 2 * total <= num_units ? ItemKind::split : ItemKind::run;
+  w.is_uniform = x.is_uniform;
+  w.cluster_size = choose_cluster(x, num_units);
+  if (w.cluster_size > 0) {
+    w.num_items = x.batch_heads * w.cluster_size;
+    return w;
+  }
+  const int groups = x.is_uniform ? groups_of(x.longest).count : most_units(x.longest, kGroupKeys);
+  const std::int64_t total = groups * x.batch_heads;
   w.run_log2 = choose_run(total, num_units);
-  w.head = head_work(w.kind, longest, w.run_log2);
-  w.num_items = w.head.num_items * batch_heads;
-  w.num_slots = w.head.num_slots * batch_heads;
-  if (is_uniform) return w;
-  const auto most = [&](int size) { return most_units(longest, size) * batch_heads; };
-  w.num_items = most(w.kind == ItemKind::split ? kSplitKeys : kGroupKeys);
-  w.num_slots = w.num_items;
-  if (w.kind == ItemKind::run)
-    w.num_slots =
-        std::max(std::min(total, max_short_run_groups(num_units)), most(kGroupKeys * kChunkGroups));
+  w.head = head_work(x.longest, w.run_log2);
+  w.num_items = w.head.num_items * x.batch_heads;
+  w.num_slots = w.head.num_slots * x.batch_heads;
+  if (x.is_uniform) return w;
+  const auto most = [&](int size) { return most_units(x.longest, size) * x.batch_heads; };
+  w.num_items = most(kGroupKeys);
+  w.num_slots =
+      std::max(std::min(total, max_short_run_groups(num_units)), most(kGroupKeys * kChunkGroups));
   return w;
 }
 
@@ -216,22 +267,19 @@ constexpr WorkPlan plan_work(const SequenceKeys& longest, bool is_uniform, std::
 
 inline constexpr std::int64_t kWorkspaceAlignment = 16;
 
-// Offsets in bytes. Where items are splits each 16 columns of a row have a counter, and a copy of
-// the row's (maximum, sum), of their own. Heads are counted, and chunks by their first slot.
+// Offsets in bytes. Heads are counted, and chunks by their first slot.
 struct WorkspacePlan {
   std::int64_t arrived, row_sums, o, total;
-  int copies;
 };
 constexpr WorkspacePlan workspace_plan(const WorkPlan& w, std::int64_t batch_heads,
                                        std::int64_t rows, int dim) {
   WorkspacePlan x{};
-  x.copies = w.kind == ItemKind::split ? dim / 16 : 1;
   const std::int64_t partial_rows = saturating_product({w.num_slots, rows});
-  const std::int64_t counters = batch_heads * x.copies + w.num_slots;
+  const std::int64_t counters = batch_heads + w.num_slots;
   x.arrived = sizeof(CounterWords);
   x.row_sums = x.arrived + round_up<std::int64_t>(counters * 4, kWorkspaceAlignment);
-  x.o = x.row_sums + round_up<std::int64_t>(saturating_product({partial_rows, x.copies, 8}),
-                                            kWorkspaceAlignment);
+  x.o = x.row_sums +
+        round_up<std::int64_t>(saturating_product({partial_rows, 8}), kWorkspaceAlignment);
   x.total = x.o + saturating_product({partial_rows, dim, 4});
   return x;
 }

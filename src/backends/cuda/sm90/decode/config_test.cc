@@ -8,6 +8,8 @@
 #include <iterator>
 #include <vector>
 
+#include "backends/cuda/gemm/stream.h"
+
 namespace headrace::cuda::sm90::decode {
 namespace {
 
@@ -97,14 +99,23 @@ constexpr SequenceKeys kRanges[] = {
 constexpr int kUnits[] = {1, 2, 7, 66, 132, 5000};
 constexpr std::int64_t kBatchHeads[] = {1, 3, 8, 512, 4096};
 
+// Of a persistent grid: partial results of so many rows never fit a cluster.
+WorkSize grid_size(const SequenceKeys& longest, bool is_uniform, std::int64_t heads) {
+  return {.longest = longest,
+          .is_uniform = is_uniform,
+          .batch_heads = heads,
+          .rows = 1 << 20,
+          .dim = 128};
+}
+
 // Items of a head: as the kernel finds them.
 struct Span {
   int begin, end;  // keys
 };
 std::vector<Span> items_of(const WorkPlan& w, const SequenceKeys& keys) {
   std::vector<Span> items;
-  const HeadWork work = head_work(w.kind, keys, w.run_log2);
-  const int size = w.kind == ItemKind::split ? kSplitKeys : kGroupKeys << w.run_log2;
+  const HeadWork work = head_work(keys, w.run_log2);
+  const int size = kGroupKeys << w.run_log2;
   for (int i = 0; i < work.num_items; ++i) {
     const int first = (keys.first_key / size + i) * size;
     items.push_back({first, first + size});
@@ -116,7 +127,7 @@ TEST(DecodeWork, ItemsCoverTheKeysOnce) {
   for (const SequenceKeys& keys : kRanges)
     for (const int units : kUnits)
       for (const std::int64_t heads : kBatchHeads) {
-        const WorkPlan w = plan_work(keys, true, heads, units);
+        const WorkPlan w = plan_work(grid_size(keys, true, heads), units);
         const std::vector<Span> items = items_of(w, keys);
         EXPECT_EQ(w.num_items, static_cast<std::int64_t>(items.size()) * heads);
         EXPECT_LE(items.front().begin, keys.first_key);
@@ -140,29 +151,69 @@ TEST(DecodeWork, BoundsHoldForShorterSequences) {
           p.window_left = window;
           p.causal = HEADRACE_CAUSAL_BOTTOM_RIGHT;
           const WorkPlan bound =
-              plan_work(keys_of_sequence(window_of(p), 1, longest), false, heads, units);
+              plan_work(grid_size(keys_of_sequence(window_of(p), 1, longest), false, heads), units);
           for (int length = 0; length <= longest; length += 1 + length / 7) {
             const SequenceKeys keys = keys_of_sequence(window_of(p), 1, length);
             const int run = choose_run(groups_of(keys).count * heads, units);
-            const HeadWork work = head_work(bound.kind, keys, run);
+            const HeadWork work = head_work(keys, run);
             EXPECT_LE(work.num_items * heads, bound.num_items) << longest << " " << length;
             EXPECT_LE(work.num_slots * heads, bound.num_slots) << longest << " " << length;
           }
         }
 }
 
-TEST(DecodeWork, TakesSplitsWhereGroupsLeaveMultiprocessorsIdle) {
+TEST(DecodeWork, RunsLeaveOneForEachMultiprocessor) {
   const auto plan = [](int seqlen_k, std::int64_t heads) {
-    return plan_work(range(0, seqlen_k), true, heads, 132);
+    return plan_work(grid_size(range(0, seqlen_k), true, heads), 132);
   };
-  EXPECT_EQ(plan(1024, 8).kind, ItemKind::split);
-  EXPECT_EQ(plan(1024, 8).num_items, 128);
-  EXPECT_EQ(plan(8192, 8).kind, ItemKind::run);
   EXPECT_EQ(plan(8192, 8).run_log2, 0);
   EXPECT_EQ(plan(8192, 8).num_slots, 128);
   EXPECT_EQ(plan(8192, 512).run_log2, 4);
   EXPECT_EQ(plan(8192, 512).num_slots, 0);
-  EXPECT_EQ(plan(8192, 1).kind, ItemKind::run);  // one item would merge 128 splits
+}
+
+TEST(DecodeClusters, TakeLittleWork) {
+  const auto cluster = [](int seqlen_k, std::int64_t heads, int rows, int dim) {
+    return plan_work({.longest = range(0, seqlen_k),
+                      .is_uniform = true,
+                      .batch_heads = heads,
+                      .rows = rows,
+                      .dim = dim},
+                     132)
+        .cluster_size;
+  };
+  EXPECT_EQ(cluster(0, 8, 4, 128), 1);
+  EXPECT_EQ(cluster(64, 8, 4, 128), 1);
+  EXPECT_EQ(cluster(65, 8, 4, 128), 2);
+  EXPECT_EQ(cluster(1024, 8, 4, 128), 8);
+  EXPECT_EQ(cluster(1024, 64, 4, 128), 2);
+  EXPECT_EQ(cluster(1024, 132, 4, 128), 1);  // 16 splits in each CTA
+  EXPECT_EQ(cluster(1025, 132, 4, 128), 0);
+  EXPECT_EQ(cluster(512, 133, 4, 128), 0);  // more heads than multiprocessors
+  EXPECT_EQ(cluster(4096, 8, 4, 128), 8);   // 8 splits in each of 8 CTAs
+  EXPECT_EQ(cluster(4097, 8, 4, 128), 0);
+  EXPECT_EQ(cluster(2049, 8, 16, 128), 0);  // 4 splits of 16 * 528 bytes
+  EXPECT_EQ(cluster(4096, 8, 16, 64), 8);
+}
+
+TEST(DecodeClusters, SmemFitsBesideAProductAndDoesNotOverlap) {
+  for (const int dim : kDims)
+    for (const int rows : kRowBuckets) {
+      const ClusterSmemPlan s = cluster_smem_plan(dim, rows);
+      EXPECT_LE(
+          s.total + 1024 + gemm::kNarrowStream.ring_bytes + 16 * gemm::kStreamMaxStages + 2 * 1024,
+          228 * 1024)
+          << dim << " " << rows;
+      EXPECT_EQ(s.block % 1024, 0);
+      EXPECT_EQ(s.partials, s.stages * kClusterWarps * s.block);
+      EXPECT_EQ(s.q - s.partials, kClusterPartialBytes);
+      EXPECT_GE(s.full - s.q, rows * s.q_pitch);
+      EXPECT_GE(s.total - 1024 - s.full, 8 * s.stages * kClusterWarps);
+      for (const int at : {s.partials, s.q, s.q_pitch, s.partial_pitch}) EXPECT_EQ(at % 16, 0);
+      EXPECT_EQ(s.full % 8, 0);
+      // Rows of a lane's four columns begin in other banks.
+      EXPECT_EQ(2 * s.partial_pitch % 128, 32);
+    }
 }
 
 TEST(DecodeWorkspace, HoldsEveryPartialResult) {
@@ -171,12 +222,12 @@ TEST(DecodeWorkspace, HoldsEveryPartialResult) {
       for (const std::int64_t heads : kBatchHeads)
         for (const int dim : kDims)
           for (const std::int64_t rows : {1, 7, 16}) {
-            const WorkPlan w = plan_work(keys, is_uniform, heads, 132);
+            const WorkPlan w = plan_work(grid_size(keys, is_uniform, heads), 132);
             const WorkspacePlan x = workspace_plan(w, heads, rows, dim);
             const std::int64_t partial_rows = w.num_slots * rows;
             EXPECT_GE(x.arrived, static_cast<std::int64_t>(sizeof(CounterWords)));
-            EXPECT_GE(x.row_sums - x.arrived, 4 * (heads * x.copies + w.num_slots));
-            EXPECT_GE(x.o - x.row_sums, 8 * partial_rows * x.copies);
+            EXPECT_GE(x.row_sums - x.arrived, 4 * (heads + w.num_slots));
+            EXPECT_GE(x.o - x.row_sums, 8 * partial_rows);
             EXPECT_GE(x.total - x.o, 4 * partial_rows * dim);
             for (const std::int64_t at : {x.arrived, x.row_sums, x.o})
               EXPECT_EQ(at % kWorkspaceAlignment, 0);

@@ -1,7 +1,8 @@
-// The consumer warps sum blocks of keys into splits and merge splits into groups and runs. The
-// merge warps merge the partial results of runs into rows.
+// The consumer warps of a persistent CTA sum blocks of keys into splits and merge splits into
+// groups and runs. The merge warps merge the partial results of runs into rows.
 #pragma once
 
+#include "backends/cuda/sm90/decode/block.cuh"
 #include "backends/cuda/sm90/decode/counters.cuh"
 #include "backends/cuda/sm90/decode/merge.cuh"
 #include "backends/cuda/sm90/decode/produce.cuh"
@@ -56,8 +57,7 @@ class Consumer {
   static constexpr int kRowBlocks = kRows / 8, kTiles = kDim / 16;
   static constexpr SmemPlan kPlan = smem_plan(kDim, kRows);
   static constexpr int kRounds = kRows / kPlan.merge_rows;  // of merging a group
-  template <int kCount>
-  using Sums = SplitSums<Element, kRowBlocks, kCount>;
+  using Sums = SplitSums<Element, kRowBlocks, kTiles>;
 
  public:
   __device__ Consumer(const Params& p, Smem<kDim, kRows> smem, int run_log2, int warp, int lane)
@@ -66,9 +66,9 @@ class Consumer {
         run_log2_(run_log2),
         warp_(warp),
         lane_(lane),
-        reader_(lane),
+        blocks_(p, lane),
         fragments_(lane),
-        queries_(query_bytes<kRowBlocks>(p, lane)) {}
+        ring_(smem, warp, lane) {}
 
   __device__ void run() {
     for (ItemSlot at;; at.next()) {
@@ -77,68 +77,28 @@ class Consumer {
       if (item.batch_idx < 0) break;
       const u32 loaded = item.loaded();
       fragments_.load(smem_.q(at.slot));
-      if constexpr (V::kKind == ItemKind::split) {
-        split_item(item);
-        release_item(loaded, at);
-        count_split(item);
-      } else {
-        release_item(run_item(item, smem_.item(at.slot), loaded), at);
-        if (lane_ == 0) mbarrier_arrive(smem_.written(at.slot));
-      }
+      release_item(run_item(item, smem_.item(at.slot), loaded), at);
+      if (lane_ == 0) mbarrier_arrive(smem_.written(at.slot));
     }
   }
 
  private:
   __device__ __forceinline__ void release_item(u32 loaded, const ItemSlot& at) const {
-    const u32 empty = released_behind(loaded, smem_.item_empty(at.slot));
-    release(fragments_.released_behind_loads(empty));
-  }
-  __device__ __forceinline__ void release(u32 barrier) const {
+    u32 empty = released_behind(loaded, smem_.item_empty(at.slot));
+    empty = fragments_.released_behind_loads(empty);
     __syncwarp();
-    if (lane_ == 0) mbarrier_arrive(barrier);
+    if (lane_ == 0) mbarrier_arrive(empty);
   }
 
-  // ---- a block
-
-  // Whether some row does not see all keys of the block.
-  __device__ __forceinline__ static bool needs_mask(const Item& item, int key) {
-    const int all_begin = max(item.left + item.seqlen_q - 1, 0);
-    return key < all_begin || key + kBlockKeys > min(item.right, item.seqlen_k);
-  }
-  __device__ __forceinline__ static u32 keep_pair(const Item& item, int key) {
-    const auto is_seen = [&](int x) { return x >= item.first_key && x < item.end_key; };
-    return (is_seen(key) ? 0xffffu : 0u) | (is_seen(key + 1) ? 0xffff0000u : 0u);
-  }
-  __device__ __forceinline__ void mask_and_max(const Item& item, float (&s)[kRowBlocks][4], int key,
-                                               float (&top)[kRowBlocks][2]) const {
-    if (needs_mask(item, key)) mask_scores<kRowBlocks>(item, queries_, s, key, lane_);
-    block_max<kRowBlocks>(s, top);
-  }
-  // Scores to O, with V in `block`.
-  template <int kCount>
-  __device__ __forceinline__ u32 add_block(const Item& item, Sums<kCount>& sums,
-                                           float (&s)[kRowBlocks][4],
-                                           const float (&top)[kRowBlocks][2], int key, u32 block,
-                                           int first_tile) const {
-    u32 p[kRowBlocks][2];
-    sums.add_probs(s, top, p_.scale_log2, p);
-    const int pair = key + 2 * (lane_ & 3);
-    if (needs_mask(item, key))
-      return add_values<Element, true>(reader_, block, first_tile, p,
-                                       {keep_pair(item, pair), keep_pair(item, pair + 8)}, sums.o);
-    return add_values<Element, false>(reader_, block, first_tile, p, {0, 0}, sums.o);
-  }
-
-  // ---- items that are runs of groups: a warp has one split of each group
-
-  // Returns `loaded` with all further words that it loaded of the item.
+  // A warp has one split of each group of a run. Returns `loaded` with all further words that it
+  // loaded of the item.
   __device__ __forceinline__ u32 run_item(const Item& item, u32 smem_item, u32 loaded) {
     RunSums<kDim, kRows> run_sums(smem_.base, warp_ * 32 + lane_);
 #pragma unroll 1
     for (int group = item.first; group < item.end; ++group) {
-      Sums<kTiles> sums;
+      Sums sums;
       sums.clear();
-      sum_split(item, sums, group * kGroupKeys + warp_ * kSplitKeys);
+      sum_split(item, blocks_, fragments_, ring_, group * kGroupKeys + warp_ * kSplitKeys, sums);
       sums.normalise();
       const Item head = load_head(smem_item);
       loaded ^= head.loaded_head();
@@ -147,28 +107,10 @@ class Consumer {
     return loaded;
   }
 
-  __device__ __forceinline__ void sum_split(const Item& item, Sums<kTiles>& sums, int first_key) {
-#pragma unroll 1
-    for (int i = 0; i < kSplitBlocks; ++i) {
-      const int key = first_key + i * kBlockKeys;
-      if (!item.sees_block(key)) continue;
-      float s[kRowBlocks][4], top[kRowBlocks][2];
-      mbarrier_wait(smem_.full(ring_.stage, warp_), ring_.parity);
-      u32 loaded = block_scores<Element>(reader_, fragments_, smem_.block(ring_.stage, warp_), s);
-      release(released_behind(loaded, smem_.empty(ring_.stage, warp_)));
-      ring_.next();
-      mask_and_max(item, s, key, top);
-      mbarrier_wait(smem_.full(ring_.stage, warp_), ring_.parity);
-      loaded = add_block(item, sums, s, top, key, smem_.block(ring_.stage, warp_), 0);
-      release(released_behind(loaded, smem_.empty(ring_.stage, warp_)));
-      ring_.next();
-    }
-  }
-
   // The warps' splits become a group, some rows at a time; a thread then has two columns of a row.
   // `item` is loaded again, without its keys: the loop over blocks has no registers for all of it.
-  __device__ __forceinline__ void merge_splits(const Item& item, const Sums<kTiles>& sums,
-                                               int group, RunSums<kDim, kRows>& run_sums) const {
+  __device__ __forceinline__ void merge_splits(const Item& item, const Sums& sums, int group,
+                                               RunSums<kDim, kRows>& run_sums) const {
     const int tid = warp_ * 32 + lane_, num_rows = item.rows(p_);
     const int own_row = tid / (kDim / 2), d = tid % (kDim / 2) * 2;
 #pragma unroll
@@ -213,7 +155,7 @@ class Consumer {
            static_cast<u32>(kPlan.merge + (split * kPlan.merge_rows + row) * kPlan.merge_pitch +
                             4 * d);
   }
-  __device__ __forceinline__ void store_row_sums(const Sums<kTiles>& sums) const {
+  __device__ __forceinline__ void store_row_sums(const Sums& sums) const {
     if (lane_ >= 4) return;
 #pragma unroll
     for (int i = 0; i < 2 * kRowBlocks; ++i) {
@@ -223,7 +165,7 @@ class Consumer {
     }
   }
   // Rows first_row and the next merge_rows, of which a lane has two or none.
-  __device__ __forceinline__ void store_rows(const Sums<kTiles>& sums, int first_row) const {
+  __device__ __forceinline__ void store_rows(const Sums& sums, int first_row) const {
     const int n = first_row / 8, row = 8 * n + 2 * (lane_ & 3) - first_row;
     if (row < 0 || row >= kPlan.merge_rows) return;
 #pragma unroll
@@ -233,74 +175,12 @@ class Consumer {
     }
   }
 
-  // ---- items that are single splits: every warp computes all of S and 16 dims of O
-
-  __device__ __forceinline__ bool has_tile() const { return warp_ < kTiles; }
-
-  __device__ __forceinline__ void split_item(const Item& item) {
-    Sums<1> sums;
-    sums.clear();
-    const int first_key = item.first * kSplitKeys;
-    float s[kSplitBlocks][kRowBlocks][4], top[kSplitBlocks][kRowBlocks][2];
-    u32 loaded = 0;
-#pragma unroll
-    for (int i = 0; i < kSplitBlocks; ++i) {
-      mbarrier_wait(smem_.full(ring_.stage, i), ring_.parity);
-      if (!has_tile() || !item.sees_block(first_key + i * kBlockKeys)) continue;
-      loaded ^= block_scores<Element>(reader_, fragments_, smem_.block(ring_.stage, i), s[i]);
-      mask_and_max(item, s[i], first_key + i * kBlockKeys, top[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < kSplitBlocks; ++i) {
-      mbarrier_wait(smem_.full(ring_.stage, kSplitBlocks + i), ring_.parity);
-      if (!has_tile() || !item.sees_block(first_key + i * kBlockKeys)) continue;
-      loaded ^= add_block(item, sums, s[i], top[i], first_key + i * kBlockKeys,
-                          smem_.block(ring_.stage, kSplitBlocks + i), warp_);
-    }
-    const u32 empty = released_behind(loaded, smem_.empty(ring_.stage, lane_ % kConsumerWarps));
-    __syncwarp();
-    if (lane_ < kConsumerWarps) mbarrier_arrive(empty);
-    ring_.next();
-    if (!has_tile()) return;
-    sums.normalise();
-    store_split(item, sums);
-  }
-
-  // A warp's count covers its own stores only, so each warp stores a copy of (maximum, sum).
-  __device__ __forceinline__ void store_split(const Item& item, const Sums<1>& sums) const {
-#pragma unroll
-    for (int i = 0; i < 2 * kRowBlocks; ++i) {
-      const int n = i / 2, h = i % 2, row = 8 * n + 2 * (lane_ & 3) + h;
-      if (row >= item.rows(p_)) continue;
-      const int slot = item.slot + item.first - item.first_key / kSplitKeys;
-      const PartialRow to = partial_row<kDim>(p_, slot, row, warp_);
-      __stcg(to.o + 16 * warp_ + (lane_ >> 2), sums.o[0][n][h]);
-      __stcg(to.o + 16 * warp_ + (lane_ >> 2) + 8, sums.o[0][n][2 + h]);
-      if (lane_ < 4) decode::store_row_sums(to.sums, sums.row_max[n][h], sums.sum[n][h]);
-    }
-  }
-
-  __device__ __forceinline__ void count_split(const Item& item) const {
-    if (!has_tile()) return;
-    int before = 0;
-    if (lane_ == 0) {
-      mbarrier_wait(smem_.opened(), 0);
-      before = atom_add_acq_rel(p_.arrived + item.head_idx(p_) * kTiles + warp_, 1);
-    }
-    before = __shfl_sync(0xffffffffu, before, 0);
-    __syncwarp();
-    if (before != item.num_items - 1) return;
-    for (int row = lane_ >> 3; row < item.rows(p_); row += 4)
-      merge_head_splits<V>(p_, item, row, 16 * warp_ + 2 * (lane_ & 7), warp_);
-  }
-
   const Params& p_;
   const Smem<kDim, kRows> smem_;
   const int run_log2_, warp_, lane_;
-  const BlockReader reader_;
+  const BlockSums<Element, kRowBlocks> blocks_;
   QueryFragments<kDim, kRows> fragments_;
-  const u32 queries_;
-  Ring<kPlan.stages> ring_;  // the warp's; of split items all rings advance together
+  WarpRing<Smem<kDim, kRows>, kPlan.stages> ring_;
 };
 
 // The merge warps wait for the partial results of a run, count its arrival and merge what is
@@ -324,7 +204,7 @@ class Merger {
       mbarrier_wait(smem_.item_full(at.slot), at.parity);
       const Item item = load_item(smem_.item(at.slot));
       if (item.batch_idx < 0) break;
-      const bool has_partials = V::kKind == ItemKind::run && item.num_items > 1;
+      const bool has_partials = item.num_items > 1;
       if (has_partials) mbarrier_wait(smem_.written(at.slot), at.parity);
       bar_sync(kMergeBarrier, kMergeThreads);
       const u32 empty = released_behind(item.loaded(), smem_.item_empty(at.slot));

@@ -129,18 +129,17 @@ __device__ __forceinline__ u32 block_scores(const BlockReader& reader,
   return consumed;
 }
 
-// O += V^T P^T of a block, dims 16 first_tile and the next 16 kTiles. Values of keys outside of
-// `keep` (the lane's keys 2 t and 2 t + 1, then + 8: all bits or none) count as zero, since 0 times
-// NaN is NaN.
+// O += V^T P^T of a block. Values of keys outside of `keep` (the lane's keys 2 t and 2 t + 1, then
+// + 8: all bits or none) count as zero, since 0 times NaN is NaN.
 template <class Element, bool kMasked, int kRowBlocks, int kTiles>
-__device__ __forceinline__ u32 add_values(const BlockReader& reader, u32 block, int first_tile,
+__device__ __forceinline__ u32 add_values(const BlockReader& reader, u32 block,
                                           const u32 (&p)[kRowBlocks][2], const u32 (&keep)[2],
                                           float (&o)[kTiles][kRowBlocks][4]) {
   u32 loaded = 0;
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) {
     u32 a[4];
-    reader.load_values(a, block, first_tile + i);
+    reader.load_values(a, block, i);
     loaded ^= a[0];
     if constexpr (kMasked) {
 #pragma unroll

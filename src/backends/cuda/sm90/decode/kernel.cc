@@ -79,32 +79,37 @@ struct DecodePlan {
 
 DecodePlan own_plan(const Problem& p, const DeviceInfo& device) {
   const SequenceKeys keys = longest_keys(p);
-  const WorkPlan work =
-      plan_work(keys, !has_device_lengths(p), p.batch * p.num_kv_heads, device.num_units);
+  const int rows = static_cast<int>(p.seqlen_q * group_size(p));
+  const WorkPlan work = plan_work({.longest = keys,
+                                   .is_uniform = !has_device_lengths(p),
+                                   .batch_heads = p.batch * p.num_kv_heads,
+                                   .rows = rows,
+                                   .dim = head_dim_bucket(p.head_dim, p.head_dim_v)},
+                                  device.num_units);
   return {.launch = head_dim_bucket(p.head_dim, p.head_dim_v) == 64 ? launch_hd64 : launch_hd128,
           .work = work,
           .workspace = workspace_of(p, work),
           .window = window_of(p),
           .keys = keys,
-          .rows = static_cast<int>(p.seqlen_q * group_size(p)),
+          .rows = rows,
           .group = static_cast<int>(group_size(p)),
           .box_keys = box_keys_of(p),
           .by_group = Divisor::of(group_size(p)),
           .by_kv_heads = Divisor::of(std::max<std::int64_t>(p.num_kv_heads, 1)),
-          .by_items = Divisor::of(work.head.num_items),
+          .by_items = Divisor::of(std::max(work.head.num_items, 1)),
           .by_page_size = page_size_divisor(p),
           .scale = static_cast<float>(p.softmax_scale),
           .scale_log2 = static_cast<float>(p.softmax_scale * M_LOG2E)};
 }
 
 std::string work_text(const WorkPlan& work) {
-  const char* at_most = work.is_uniform ? "" : "at most ";
-  if (work.kind == ItemKind::split)
-    return format_text("{}{} items of {} keys", at_most, work.num_items, kSplitKeys);
+  if (work.cluster_size > 0)
+    return format_text("a cluster of {} CTAs for each sequence and KV head", work.cluster_size);
   if (work.is_uniform)
-    return format_text("{} items of up to {} keys", work.num_items, kGroupKeys << work.run_log2);
-  return format_text("at most {} items of {} keys or more, counted on the device", work.num_items,
-                     kGroupKeys);
+    return format_text("persistent, {} items of up to {} keys", work.num_items,
+                       kGroupKeys << work.run_log2);
+  return format_text("persistent, at most {} items of {} keys or more, counted on the device",
+                     work.num_items, kGroupKeys);
 }
 
 Schedule plan(const Problem& p, const DeviceInfo& device) {
@@ -114,17 +119,17 @@ Schedule plan(const Problem& p, const DeviceInfo& device) {
   Schedule schedule;
   schedule.tile_m = row_bucket(own.rows);
   schedule.tile_n = kBlockKeys;
-  if (work.num_slots > 0) {
-    schedule.split_keys = work.kind == ItemKind::split ? kSplitKeys
-                          : work.run_log2 < kChunkLog2 ? kGroupKeys
-                                                       : kGroupKeys * kChunkGroups;
+  const bool has_clusters = work.cluster_size > 0;
+  if (work.num_slots > 0) {  // splits of a cluster do not leave its shared memory
+    schedule.split_keys = work.run_log2 < kChunkLog2 ? kGroupKeys : kGroupKeys * kChunkGroups;
     schedule.max_splits = ceil_div(p.seqlen_k, schedule.split_keys);
   }
   schedule.prob_dtype = dtype_of(p);
-  schedule.num_ctas = std::clamp<std::int64_t>(work.num_items, 1, num_units);
+  schedule.num_ctas =
+      has_clusters ? work.num_items : std::clamp<std::int64_t>(work.num_items, 1, num_units);
   if (work.num_slots > 0 || work.num_items > schedule.num_ctas)
     schedule.workspace_bytes = static_cast<std::size_t>(own.workspace.total + kWorkspaceAlignment);
-  schedule.note = format_text("persistent, {}; keys split every {}; TMA and mma.sync, keys as M",
+  schedule.note = format_text("{}; keys split every {}; TMA and mma.sync, keys as M",
                               work_text(work), kSplitKeys);
   schedule.kernel_plan.set(own);
   return schedule;
@@ -168,7 +173,6 @@ void set_workspace(const WorkspacePlan& x, Workspace workspace, Params& params) 
   params.arrived = reinterpret_cast<int*>(base + x.arrived);
   params.row_sums = reinterpret_cast<RowSums*>(base + x.row_sums);
   params.o_partial = reinterpret_cast<float*>(base + x.o);
-  params.copies = x.copies;
   params.token = next_call_token();
 }
 

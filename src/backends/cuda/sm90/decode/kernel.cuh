@@ -1,8 +1,10 @@
-// Attention of few query rows over many keys, for Hopper (Flash-Decoding). Persistent CTAs take
-// items of work; README.md defines splits, groups and items.
+// Attention of few query rows over many keys, for Hopper (Flash-Decoding): clusters where there is
+// little work (cluster.cuh), else persistent CTAs that take items of it. README.md defines splits,
+// groups and items.
 #pragma once
 
 #include "backends/cuda/runtime/launch.cuh"
+#include "backends/cuda/sm90/decode/cluster.cuh"
 #include "backends/cuda/sm90/decode/consume.cuh"
 #include "backends/cuda/sm90/decode/launch.h"
 
@@ -10,15 +12,12 @@ namespace headrace::cuda::sm90::decode {
 
 // Each thread initialises one pair: one thread would need half a microsecond for all.
 template <int kDim, int kRows>
-__device__ __forceinline__ void init_barriers(const Smem<kDim, kRows>& smem, ItemKind kind,
-                                              int tid) {
+__device__ __forceinline__ void init_barriers(const Smem<kDim, kRows>& smem, int tid) {
   constexpr int kPairs = smem_plan(kDim, kRows).stages * kConsumerWarps;
   static_assert(kPairs + kItemSlots < kThreads);
   if (tid < kPairs) {
-    // Blocks of a split are read by all consumer warps, those of a run by one.
     mbarrier_init(smem.full(tid / kConsumerWarps, tid % kConsumerWarps), 1);
-    mbarrier_init(smem.empty(tid / kConsumerWarps, tid % kConsumerWarps),
-                  kind == ItemKind::split ? kConsumerWarps : 1);
+    mbarrier_init(smem.empty(tid / kConsumerWarps, tid % kConsumerWarps), 1);
   } else if (const int slot = tid - kPairs; slot < kItemSlots) {
     mbarrier_init(smem.announced(slot), 1);
     mbarrier_init(smem.item_full(slot), 1);
@@ -29,13 +28,11 @@ __device__ __forceinline__ void init_barriers(const Smem<kDim, kRows>& smem, Ite
   fence_mbarrier_init();
 }
 
-// A compiled variant. Single splits and runs have kernels of their own, because they need different
-// registers.
-template <class ElementOfVariant, int kDimOfVariant, int kRowsOfVariant, ItemKind kKindOfVariant>
+// A compiled variant.
+template <class ElementOfVariant, int kDimOfVariant, int kRowsOfVariant>
 struct Variant {
   using Element = ElementOfVariant;
   static constexpr int kDim = kDimOfVariant, kRows = kRowsOfVariant;
-  static constexpr ItemKind kKind = kKindOfVariant;
 };
 
 template <class V>
@@ -54,7 +51,7 @@ __global__ void __launch_bounds__(kThreads, 1)
        i += kThreads)
     store_shared(smem.q(0) + 4 * static_cast<u32>(i), 0);
   fence_proxy_async();
-  init_barriers(smem, V::kKind, static_cast<int>(threadIdx.x));
+  init_barriers(smem, static_cast<int>(threadIdx.x));
   if (threadIdx.x == 32 * kProducerWarp) {
     prefetch_tensormap(&maps.k);
     prefetch_tensormap(&maps.v);
@@ -62,15 +59,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   griddep_launch_dependents();
   griddep_wait();
-  const Batch<V::kKind> batch(params, smem.batch());
+  const Batch batch(params, smem.batch());
   if (warp < kConsumerWarps) {
     Consumer<V>(params, smem, batch.run_log2(), warp, lane).run();
   } else if (warp < kMergeWarp) {
     Producer<V>(params, maps, smem, batch, warp - kProducerWarp, lane).run();
   } else {
     if (warp == kMergeWarp && params.counters != nullptr) {
-      open_counters(params, params.batch * params.num_kv_heads * params.copies + batch.num_slots(),
-                    lane);
+      open_counters(params, params.batch * params.num_kv_heads + batch.num_slots(), lane);
       if (lane == 0) mbarrier_arrive(smem.opened());
     }
     Merger<V>(params, smem, base, batch.run_log2(), static_cast<int>(threadIdx.x) - 32 * kMergeWarp)
@@ -83,7 +79,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 template <class V>
-Status launch_variant(const char* name, const Call& call) {
+Status launch_grid(const char* name, const Call& call) {
   constexpr SmemPlan kPlan = smem_plan(V::kDim, V::kRows);
   const LaunchShape shape{.name = name,
                           .grid = dim3(static_cast<unsigned>(call.num_ctas)),
@@ -96,11 +92,27 @@ Status launch_variant(const char* name, const Call& call) {
   return launch(shape, static_cast<cudaStream_t>(call.stream), decode<V>, call.params, call.maps);
 }
 
+template <class V>
+Status launch_clusters(const char* name, const Call& call) {
+  constexpr ClusterSmemPlan kPlan = cluster_smem_plan(V::kDim, V::kRows);
+  const LaunchShape shape{.name = name,
+                          .grid = dim3(static_cast<unsigned>(call.num_ctas)),
+                          .block = dim3(kClusterThreads),
+                          .smem_bytes = static_cast<unsigned>(kPlan.total),
+                          .cluster = static_cast<unsigned>(call.params.work.cluster_size),
+                          .use_pdl = true};
+  static_assert(kPlan.total <= kSmemLimitSm90);
+  static AllowedSmem allowed;
+  if (Status bad = allow_smem(shape, decode_cluster<V>, allowed)) return bad;
+  return launch(shape, static_cast<cudaStream_t>(call.stream), decode_cluster<V>, call.params,
+                call.maps);
+}
+
 template <class Element, int kDim, int kRows>
 Status launch_rows(const char* name, const Call& call) {
-  if (call.params.work.kind == ItemKind::split)
-    return launch_variant<Variant<Element, kDim, kRows, ItemKind::split>>(name, call);
-  return launch_variant<Variant<Element, kDim, kRows, ItemKind::run>>(name, call);
+  using V = Variant<Element, kDim, kRows>;
+  if (call.params.work.cluster_size > 0) return launch_clusters<V>(name, call);
+  return launch_grid<V>(name, call);
 }
 
 template <class Element, int kDim>

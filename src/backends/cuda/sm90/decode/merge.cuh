@@ -149,11 +149,10 @@ struct PartialRow {
   float* o;
   RowSums* sums;
 };
-// `copy`: which copy of (maximum, sum).
 template <int kDim>
-__device__ __forceinline__ PartialRow partial_row(const Params& p, int slot, int row, int copy) {
+__device__ __forceinline__ PartialRow partial_row(const Params& p, int slot, int row) {
   const std::int64_t at = static_cast<std::int64_t>(slot) * p.rows + row;
-  return {p.o_partial + at * kDim, p.row_sums + at * p.copies + copy};
+  return {p.o_partial + at * kDim, p.row_sums + at};
 }
 __device__ __forceinline__ void store_row_sums(RowSums* to, float row_max, float sum) {
   __stcg(reinterpret_cast<float2*>(to), float2{row_max, sum});
@@ -161,7 +160,7 @@ __device__ __forceinline__ void store_row_sums(RowSums* to, float row_max, float
 template <int kDim, int kColumns>
 __device__ __forceinline__ void store_partial(const Params& p, int slot, int row, int d,
                                               const Partial<kColumns>& x) {
-  const PartialRow to = partial_row<kDim>(p, slot, row, 0);
+  const PartialRow to = partial_row<kDim>(p, slot, row);
 #pragma unroll
   for (int i = 0; i < kColumns; i += 2)
     __stcg(reinterpret_cast<float2*>(to.o + d + i), float2{x.o[i], x.o[i + 1]});
@@ -186,12 +185,12 @@ __device__ __forceinline__ Partial<kDim / 32> append_slots(const Params& p, cons
     float2 sums = {-HUGE_VALF, 0.0f};
     if (lane < min(kPartsAtOnce, parts.count - first))
       sums = __ldcg(reinterpret_cast<const float2*>(
-          partial_row<kDim>(p, parts.slot(first + lane), row, 0).sums));
+          partial_row<kDim>(p, parts.slot(first + lane), row).sums));
     float o[kPartsAtOnce][kColumns] = {};
 #pragma unroll
     for (int i = 0; i < kPartsAtOnce; ++i) {
       if (first + i >= parts.count) continue;
-      const float* from = partial_row<kDim>(p, parts.slot(first + i), row, 0).o + kColumns * lane;
+      const float* from = partial_row<kDim>(p, parts.slot(first + i), row).o + kColumns * lane;
       if constexpr (kColumns == 4) {
         const float4 x = __ldcg(reinterpret_cast<const float4*>(from));
         o[i][0] = x.x, o[i][1] = x.y, o[i][2] = x.z, o[i][3] = x.w;
@@ -205,39 +204,32 @@ __device__ __forceinline__ Partial<kDim / 32> append_slots(const Params& p, cons
   return all;
 }
 
-// Merges the splits of a head into two columns of a row, with a copy of (maximum, sum). Loads of
-// two groups are in flight together.
-template <class V>
-__device__ __forceinline__ void merge_head_splits(const Params& p, const Item& item, int row, int d,
-                                                  int copy) {
-  constexpr int kSplits = 2 * kGroupSplits;
-  const int begin = item.first_key / kSplitKeys, end = begin + item.num_items;
+// Merges splits [begin, end) of a row into two columns. sums_of(i) and o_of(i) read those of split
+// i.
+template <class ReadSums, class ReadO>
+__device__ __forceinline__ Partial<2> merge_row_splits(int begin, int end, float scale_log2,
+                                                       const ReadSums& sums_of, const ReadO& o_of) {
   Partial<2> chunk, all;
-  for (int first = begin / kGroupSplits * kGroupSplits; first < end; first += kSplits) {
-    float2 sums[kSplits], o[kSplits];
+#pragma unroll 1
+  for (int group = begin / kGroupSplits; group * kGroupSplits < end; ++group) {
+    float2 sums[kGroupSplits], o[kGroupSplits];
 #pragma unroll
-    for (int i = 0; i < kSplits; ++i) {
-      sums[i] = {-HUGE_VALF, 0.0f};
-      o[i] = {0.0f, 0.0f};
-      if (first + i < begin || first + i >= end) continue;
-      const PartialRow from = partial_row<V::kDim>(p, item.slot + first + i - begin, row, copy);
-      o[i] = __ldcg(reinterpret_cast<const float2*>(from.o + d));
-      sums[i] = __ldcg(reinterpret_cast<const float2*>(from.sums));
+    for (int i = 0; i < kGroupSplits; ++i) {
+      const int split = group * kGroupSplits + i;
+      const bool exists = split >= begin && split < end;
+      sums[i] = exists ? sums_of(split) : float2{-HUGE_VALF, 0.0f};
+      o[i] = exists ? o_of(split) : float2{0.0f, 0.0f};
     }
-#pragma unroll
-    for (int half = 0; half < kSplits; half += kGroupSplits) {
-      append(chunk,
-             merge_group(
-                 p.scale_log2, [&](int i) { return sums[half + i]; },
-                 [&](int i) { return o[half + i]; }),
-             p.scale_log2);
-      if ((first + half) / kGroupSplits % kChunkGroups != kChunkGroups - 1) continue;
-      append(all, chunk, p.scale_log2);
-      chunk = {};
-    }
+    append(chunk,
+           merge_group(
+               scale_log2, [&](int i) { return sums[i]; }, [&](int i) { return o[i]; }),
+           scale_log2);
+    if (group % kChunkGroups != kChunkGroups - 1) continue;
+    append(all, chunk, scale_log2);
+    chunk = {};
   }
-  append(all, chunk, p.scale_log2);
-  write_row<typename V::Element>(p, item, row, d, all);
+  append(all, chunk, scale_log2);
+  return all;
 }
 
 }  // namespace headrace::cuda::sm90::decode

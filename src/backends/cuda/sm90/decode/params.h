@@ -32,11 +32,10 @@ struct Params {
   int box_keys;             // of a box: kBlockKeys, or a divisor of it and of the page size
   // In the workspace; null without.
   CounterWords* counters;
-  int* arrived;              // [batch * num_kv_heads][copies], then [num_slots]
-  RowSums* row_sums;         // [num_slots][rows][copies]
+  int* arrived;              // [batch * num_kv_heads], then [num_slots]
+  RowSums* row_sums;         // [num_slots][rows]
   float* o_partial;          // [num_slots][rows][dim]
   unsigned long long token;  // that no other call of the process has
-  int copies;
 };
 static_assert(sizeof(Params) <= 544);
 

@@ -79,6 +79,57 @@ class KeyPlace {
   int bad_entry_ = -1;  // a sequence with such a page
 };
 
+// Loads blocks of 16 keys by TMA.
+template <int kDim>
+class BlockLoader {
+ public:
+  __device__ BlockLoader(const Params& p, const Maps& maps) : p_(p), maps_(maps), place_(p) {}
+
+  __device__ bool has_small_boxes() const { return p_.box_keys < kBlockKeys; }
+  __device__ int page(const Item& item, int key) { return place_.page(item, key); }
+  __device__ void report() const { place_.report(); }
+
+  // K or V of a block in one page. `full` completes when it has arrived. Slots beyond the tensor
+  // arrive as zeros; the bytes of the whole box count.
+  __device__ __forceinline__ void load(bool is_v, const Item& item, int key, int page, u32 to,
+                                       u32 full) const {
+    const TensorMap& map = is_v ? maps_.v : maps_.k;
+    mbarrier_arrive_expect_tx(full, kBytes);
+    const int slot = place_.slot(item, key);
+    load_box(map, full, to, 0, slot, item.kv_head, page);
+    if ((is_v ? p_.boxes_v : p_.boxes_k) > 1)
+      load_box(map, full, to + kBlockKeys * kSwizzleRowBytes, 1, slot, item.kv_head, page);
+  }
+  // For page sizes that are not a multiple of 16: a block may span several pages. Keys beyond the
+  // sequence have no page and arrive as zeros.
+  __device__ __forceinline__ void load_small_boxes(bool is_v, const Item& item, int first_key,
+                                                   u32 to, u32 full) {
+    const TensorMap& map = is_v ? maps_.v : maps_.k;
+    mbarrier_arrive_expect_tx(full, kBytes);
+#pragma unroll 1
+    for (int i = 0; i < kBlockKeys; i += p_.box_keys) {
+      const int key = first_key + i;
+      const int page = key < item.end_key ? place_.page(item, key) : p_.pages.num_pages;
+#pragma unroll 1
+      for (int half = 0; half < kDim / kSwizzleAtomCols; ++half)
+        load_box(map, full, to + static_cast<u32>((half * kBlockKeys + i) * kSwizzleRowBytes), half,
+                 place_.slot(item, key), item.kv_head, page);
+    }
+  }
+
+ private:
+  static constexpr u32 kBytes = kBlockKeys * kDim * 2;
+  __device__ __forceinline__ static void load_box(const TensorMap& map, u32 full, u32 to, int box,
+                                                  int slot, int kv_head, int page) {
+    cp_async_bulk_tensor_load(to, &map, full, kEvictNormal, box * kSwizzleAtomCols, slot, 0,
+                              kv_head, page);
+  }
+
+  const Params& p_;
+  const Maps& maps_;
+  KeyPlace place_;
+};
+
 // The first producer warp takes items from the counter and announces them; the other one reads the
 // item's number from shared memory. Each loads K and V for its share of the consumer warps, one
 // lane for each consumer warp.
@@ -88,16 +139,15 @@ class Producer {
   static constexpr SmemPlan kPlan = smem_plan(kDim, kRows);
 
  public:
-  __device__ Producer(const Params& p, const Maps& maps, Smem<kDim, kRows> smem,
-                      const Batch<V::kKind>& batch, int producer, int lane)
+  __device__ Producer(const Params& p, const Maps& maps, Smem<kDim, kRows> smem, const Batch& batch,
+                      int producer, int lane)
       : p_(p),
-        maps_(maps),
         smem_(smem),
         batch_(batch),
         is_first_(producer == 0),
         lane_(lane),
         warp_(producer * kFedWarps + lane),
-        place_(p) {}
+        blocks_(p, maps) {}
 
   // The first item of a CTA is blockIdx.x and needs no counter. The next item is taken before the
   // last loads of the current one are issued, which hides the latency of the atomic. Taken earlier,
@@ -111,19 +161,14 @@ class Producer {
         announce(id, item);
         load_queries(item);
       }
-      if (lane_ < kFedWarps) {
-        if constexpr (V::kKind == ItemKind::split)
-          load_split(item);
-        else
-          load_run(item, is_later);
-      }
-      if (V::kKind == ItemKind::split || !is_later) take_item();
+      if (lane_ < kFedWarps) load_run(item, is_later);
+      if (!is_later) take_item();
       __syncwarp();
       if (!is_first_ && lane_ == 0) mbarrier_arrive(smem_.item_empty(slot_.slot));
       slot_.next();
     }
     if (is_first_) announce(id, {.batch_idx = -1});
-    place_.report();
+    blocks_.report();
   }
 
  private:
@@ -172,14 +217,17 @@ class Producer {
   __device__ __forceinline__ void load_run(const Item& item, bool takes) {
     const int first = item.first * kGroupKeys + warp_ * kSplitKeys;
     const int num_groups = item.end - item.first;
-    if (p_.box_keys < kBlockKeys) {
+    if (blocks_.has_small_boxes()) {
       if (takes) take_item();
 #pragma unroll 1
       for (int i = 0; i < num_groups * kSplitBlocks; ++i) {
         const int key = first + i / kSplitBlocks * kGroupKeys + i % kSplitBlocks * kBlockKeys;
         if (!item.sees_block(key)) continue;
-        load_small_boxes(maps_.k, item, key);
-        load_small_boxes(maps_.v, item, key);
+        for (const bool is_v : {false, true}) {
+          wait_for_space();
+          blocks_.load_small_boxes(is_v, item, key, block(), full());
+          ring_.next();
+        }
       }
       return;
     }
@@ -189,18 +237,22 @@ class Producer {
     for (int group = 0; group < num_groups; ++group) {
       int pages[kSplitBlocks];
 #pragma unroll
-      for (int block = 0; block < kSplitBlocks; ++block) pages[block] = next[block];
+      for (int i = 0; i < kSplitBlocks; ++i) pages[i] = next[i];
       const int split = first + group * kGroupKeys;
       if (group + 1 < num_groups)
         read_pages(item, split + kGroupKeys, next);
       else if (takes)
         take_item();
 #pragma unroll
-      for (int block = 0; block < kSplitBlocks; ++block) {
-        const int key = split + block * kBlockKeys;
+      for (int i = 0; i < kSplitBlocks; ++i) {
+        const int key = split + i * kBlockKeys;
         if (!item.sees_block(key)) continue;
-        load_block(maps_.k, p_.boxes_k, item, key, pages[block]);
-        load_block(maps_.v, p_.boxes_v, item, key, pages[block]);
+#pragma unroll
+        for (int is_v = 0; is_v < 2; ++is_v) {
+          wait_for_space();
+          blocks_.load(is_v != 0, item, key, pages[i], block(), full());
+          ring_.next();
+        }
       }
     }
   }
@@ -210,75 +262,23 @@ class Producer {
 #pragma unroll
     for (int i = 0; i < kSplitBlocks; ++i) {
       const int key = first_key + i * kBlockKeys;
-      pages[i] = item.sees_block(key) ? place_.page(item, key) : 0;
+      pages[i] = item.sees_block(key) ? blocks_.page(item, key) : 0;
     }
   }
-  // All consumer warps read all blocks: K is in the rings of the first kSplitBlocks warps, V in
-  // those of the others.
-  __device__ __forceinline__ void load_split(const Item& item) {
-    static_assert(2 * kSplitBlocks == kConsumerWarps);
-    const int key = item.first * kSplitKeys + warp_ % kSplitBlocks * kBlockKeys;
-    const bool is_v = warp_ >= kSplitBlocks;
-    const TensorMap& map = is_v ? maps_.v : maps_.k;
-    if (!item.sees_block(key)) {
-      wait_for_space();
-      mbarrier_arrive(smem_.full(ring_.stage, warp_));
-      ring_.next();
-    } else if (p_.box_keys < kBlockKeys) {
-      load_small_boxes(map, item, key);
-    } else {
-      load_block(map, is_v ? p_.boxes_v : p_.boxes_k, item, key, place_.page(item, key));
-    }
-  }
-
   __device__ __forceinline__ void wait_for_space() const {
     mbarrier_wait(smem_.empty(ring_.stage, warp_), ring_.parity ^ 1);
   }
-  // Slots beyond the tensor arrive as zeros; the bytes of the whole box count.
-  __device__ __forceinline__ void load_block(const TensorMap& map, int boxes, const Item& item,
-                                             int key, int page) {
-    const u32 full = smem_.full(ring_.stage, warp_), to = smem_.block(ring_.stage, warp_);
-    wait_for_space();
-    mbarrier_arrive_expect_tx(full, kPlan.block);
-    const int slot = place_.slot(item, key);
-    load_box(map, full, to, 0, slot, item.kv_head, page);
-    if (boxes > 1)
-      load_box(map, full, to + kBlockKeys * kSwizzleRowBytes, 1, slot, item.kv_head, page);
-    ring_.next();
-  }
-  // For page sizes that are not a multiple of 16: a block may span several pages. Keys beyond the
-  // sequence have no page and arrive as zeros.
-  __device__ __forceinline__ void load_small_boxes(const TensorMap& map, const Item& item,
-                                                   int first_key) {
-    const u32 full = smem_.full(ring_.stage, warp_), to = smem_.block(ring_.stage, warp_);
-    wait_for_space();
-    mbarrier_arrive_expect_tx(full, kPlan.block);
-#pragma unroll 1
-    for (int i = 0; i < kBlockKeys; i += p_.box_keys) {
-      const int key = first_key + i;
-      const int page = key < item.end_key ? place_.page(item, key) : p_.pages.num_pages;
-#pragma unroll 1
-      for (int half = 0; half < kDim / kSwizzleAtomCols; ++half)
-        load_box(map, full, to + static_cast<u32>((half * kBlockKeys + i) * kSwizzleRowBytes), half,
-                 place_.slot(item, key), item.kv_head, page);
-    }
-    ring_.next();
-  }
-  __device__ __forceinline__ static void load_box(const TensorMap& map, u32 full, u32 to, int box,
-                                                  int slot, int kv_head, int page) {
-    cp_async_bulk_tensor_load(to, &map, full, kEvictNormal, box * kSwizzleAtomCols, slot, 0,
-                              kv_head, page);
-  }
+  __device__ __forceinline__ u32 block() const { return smem_.block(ring_.stage, warp_); }
+  __device__ __forceinline__ u32 full() const { return smem_.full(ring_.stage, warp_); }
 
   const Params& p_;
-  const Maps& maps_;
   const Smem<kDim, kRows> smem_;
-  const Batch<V::kKind>& batch_;
+  const Batch& batch_;
   const bool is_first_;  // of the producer warps
   const int lane_;
   const int warp_;  // that the lane feeds
   int taken_ = 0;   // lane 0's
-  KeyPlace place_;
+  BlockLoader<kDim> blocks_;
   ItemSlot slot_;
   Ring<kPlan.stages> ring_;  // the lane's
 };

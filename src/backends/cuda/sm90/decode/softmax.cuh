@@ -1,6 +1,7 @@
 // The online softmax (Milakov and Gimelshein, 2018) of a split, on fragments with keys as M.
 #pragma once
 
+#include "backends/cuda/common/row_epilogue.cuh"
 #include "backends/cuda/sm90/decode/batch.cuh"
 #include "backends/cuda/sm90/decode/fragments.cuh"
 
