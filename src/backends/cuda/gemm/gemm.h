@@ -21,6 +21,7 @@ inline constexpr int kMaxStackedMatrices = 3;
 struct Matrix {
   const void* data;
   std::int64_t rows;
+  bool operator==(const Matrix&) const = default;
 };
 
 struct Product {

@@ -14,14 +14,15 @@ struct StreamShape {
   int most_tiles;  // that are computed at a time, each by a unit
   int unit_warps;
   int ring_bytes;
+  int ctas_per_sm;
 };
 // Up to 16 tokens: a warp a tile, mma.sync. Two CTAs fit a multiprocessor, so that the next product
 // loads its first stages while this one ends. With four tiles the ring has at least five stages;
 // with seven it had three, of which a warp holds one, and large matrices came at 92 % of the
 // bandwidth.
-inline constexpr StreamShape kNarrowStream = {16, 2, 4, 1, 104 * 1024};
+inline constexpr StreamShape kNarrowStream = {16, 2, 4, 1, 104 * 1024, 2};
 // Up to 64 tokens: a warpgroup a tile, wgmma.
-inline constexpr StreamShape kWideStream = {64, 1, 4, 4, 200 * 1024};
+inline constexpr StreamShape kWideStream = {64, 1, 4, 4, 200 * 1024, 1};
 inline constexpr int kNarrowTokens = 16, kWideTokens = 64;
 inline constexpr int kStreamMaxStages = 16;
 
@@ -39,7 +40,7 @@ struct StreamPlan {
   static constexpr StreamPlan of(const StreamShape& shape, int num_tiles, std::int64_t columns,
                                  int tokens, int num_units) {
     StreamPlan s{};
-    s.num_ctas = std::clamp(num_tiles, 1, std::max(num_units, 1));
+    s.num_ctas = std::clamp(num_tiles, 1, std::max(num_units, 1) * shape.ctas_per_sm);
     const int most = (num_tiles + s.num_ctas - 1) / s.num_ctas;  // tiles of a CTA
     const int rounds = (most + shape.most_tiles - 1) / shape.most_tiles;
     s.group = (most + rounds - 1) / rounds;
