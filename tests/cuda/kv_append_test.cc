@@ -99,6 +99,33 @@ TEST(CudaKvAppend, WritesNormalisedAndRotatedHeads) {
   EXPECT_FALSE(cuda::check(0, nullptr));
 }
 
+// Operands of one 16-bit format, whole heads that rotate by tables of floats: a kernel of its own.
+TEST(CudaKvAppend, WholeVectorsOfOneFormat) {
+  HEADRACE_NEEDS_GPU(80);
+  for (const DType dtype : {DType::bf16, DType::f16})
+    for (const RopeLayout layout : {RopeLayout::interleaved, RopeLayout::halves})
+      for (const std::int64_t head_dim : {16, 48, 64, 128, 256})
+        for (const bool is_in_place : {false, true}) {
+          AppendCase c;
+          c.dtype = c.k_page_dtype = c.v_page_dtype = c.q_out_dtype = dtype;
+          c.rotation = Rotation::tables;
+          c.last_position = 40;
+          c.layout = layout;
+          c.num_tokens = 37;
+          c.num_heads = 6;
+          c.head_dim = c.head_dim_v = c.rot_dim = head_dim;
+          c.page_size = 5;
+          c.is_in_place = is_in_place;
+          c.page_order = {0, 2, 1, 3};
+          AppendCall call(c);
+          DeviceCall on_device(call);
+          expect_runs(on_device);
+          on_device.read_back();
+          call.expect_written("");
+        }
+  EXPECT_FALSE(cuda::check(0, nullptr));
+}
+
 // As many tokens as give every division of a token's heads among CTAs.
 TEST(CudaKvAppend, BitsOfATokenDependOnItAlone) {
   HEADRACE_NEEDS_GPU(80);
@@ -124,9 +151,9 @@ TEST(CudaKvAppend, BitsOfATokenDependOnItAlone) {
 }
 
 // The first bad token is reported, the others are stored.
-TEST(CudaKvAppend, TokensOutOfRangeAreReportedAndNotStored) {
-  HEADRACE_NEEDS_GPU(80);
+void expect_bad_tokens_are_reported(DType dtype) {
   AppendCase c;
+  c.dtype = c.k_page_dtype = c.v_page_dtype = c.q_out_dtype = dtype;
   c.rotation = Rotation::tables;
   c.is_fused = false;
   const auto expect_reported = [&](auto change, auto exclude, const std::string& text) {
@@ -165,6 +192,12 @@ TEST(CudaKvAppend, TokensOutOfRangeAreReportedAndNotStored) {
           call.positions()[3] = 0;
         },
         "positions on cuda:0");
+}
+
+TEST(CudaKvAppend, TokensOutOfRangeAreReportedAndNotStored) {
+  HEADRACE_NEEDS_GPU(80);
+  expect_bad_tokens_are_reported(DType::f32);
+  expect_bad_tokens_are_reported(DType::bf16);
 }
 
 TEST(CudaKvAppend, GraphsReplay) {

@@ -27,6 +27,7 @@ Status softmax_backward(const SoftmaxBackwardArgs&, int, Stream) { return absent
 Status kv_append(const KvAppendArgs&, int, Stream) { return absent(); }
 Status multiply(const Product&, const DeviceInfo&, Stream) { return absent(); }
 Status gather_rows(const GatherRows&, int, Stream) { return absent(); }
+Status rope_angles(const RopeAngles&, int, Stream) { return absent(); }
 Status rms_norm(const RmsNorm&, int, Stream) { return absent(); }
 Status swiglu(const SwiGlu&, int, Stream) { return absent(); }
 Status to_bf16(const ToBf16&, int, Stream) { return absent(); }

@@ -19,11 +19,20 @@ struct GatherRows {
 };
 Status gather_rows(const GatherRows& call, int device_id, Stream stream);
 
+// cos[i, pair], sin[i, pair] of the angle positions[i] * frequencies[pair] (core/rope.h).
+struct RopeAngles {
+  const std::int32_t* positions;  // [num_tokens]
+  const double* frequencies;      // [num_pairs]
+  float *cos, *sin;               // [num_tokens, num_pairs]
+  std::int64_t num_tokens, num_pairs;
+};
+Status rope_angles(const RopeAngles& call, int device_id, Stream stream);
+
 // out = x * weight / sqrt(mean(x^2) + eps). In place if out is x. The order of the sum depends on
 // the width alone.
 struct RmsNorm {
-  const void* x;  // [num_rows, width]
-  const float* weight;
+  const void* x;        // [num_rows, width]
+  const float* weight;  // that no kernel before on the stream writes, aligned to 16 bytes
   float eps;
   void* out;
   std::int64_t num_rows, width;

@@ -50,6 +50,73 @@ bool has_vectors(const PageRows& x, std::int64_t width) {
 
 }  // namespace
 
+namespace append {
+
+bool takes_vectors(const KvAppendArgs& args, const Vectors& vectors) {
+  const DType dtype = args.k.dtype;
+  const bool has_q = args.num_heads > 0;
+  const bool is_uniform = (dtype == DType::bf16 || dtype == DType::f16) && args.v.dtype == dtype &&
+                          args.k_pages.dtype == dtype && args.v_pages.dtype == dtype &&
+                          (!has_q || (args.q.dtype == dtype && args.q_out.dtype == dtype));
+  const bool has_vectors = vectors.k && vectors.v && vectors.k_pages && vectors.v_pages &&
+                           (!has_q || (vectors.q && vectors.q_out));
+  // The angles of eight pairs are two vectors of floats.
+  const auto has_floats = [](const void* data, DType type, std::int64_t stride) {
+    return data != nullptr && type == DType::f32 && stride % 4 == 0 &&
+           reinterpret_cast<std::uintptr_t>(data) % kVectorBytes == 0;
+  };
+  const RopeTables& tables = args.tables;
+  const std::int64_t num_rows = args.num_heads + 2 * args.num_kv_heads;
+  constexpr std::int64_t kMost = INT32_MAX / 2;
+  return args.num_kv_heads > 0 && is_uniform && has_vectors && args.q_norm.data == nullptr &&
+         args.k_norm.data == nullptr && args.head_dim % 16 == 0 &&
+         args.head_dim_v == args.head_dim && args.rot_dim == args.head_dim &&
+         has_floats(tables.cos, tables.cos_dtype, tables.cos_stride) &&
+         has_floats(tables.sin, tables.sin_dtype, tables.sin_stride) &&
+         saturating_product({args.num_tokens, num_rows, args.head_dim}) < kMost &&
+         saturating_product({args.num_pages, args.page_size}) < kMost;
+}
+
+VectorParams vector_params(const KvAppendArgs& args, std::uint32_t* error_word) {
+  const auto heads = [](const HeadRows& x) {
+    return HeadRowsOf{x.data, x.stride_token, x.stride_head};
+  };
+  const auto pages = [](const PageRows& x) {
+    return PageRowsOf{x.data, x.stride_page, x.stride_slot, x.stride_head};
+  };
+  const auto num_rows = static_cast<std::int32_t>(args.num_heads + 2 * args.num_kv_heads);
+  const auto num_chunks = static_cast<std::int32_t>(args.head_dim / 16);
+  return {.q = heads(args.q),
+          .q_out = heads(args.q_out),
+          .k = heads(args.k),
+          .v = heads(args.v),
+          .k_pages = pages(args.k_pages),
+          .v_pages = pages(args.v_pages),
+          .slot_mapping = args.slot_mapping,
+          .slot_stride = args.slot_stride,
+          .positions = args.positions,
+          .position_stride = args.position_stride,
+          .cos = static_cast<const float*>(args.tables.cos),
+          .sin = static_cast<const float*>(args.tables.sin),
+          .cos_stride = args.tables.cos_stride,
+          .sin_stride = args.tables.sin_stride,
+          .max_positions = args.tables.max_positions,
+          .num_tokens = static_cast<std::int32_t>(args.num_tokens),
+          .num_rows = num_rows,
+          .num_heads = static_cast<std::int32_t>(args.num_heads),
+          .num_kv_heads = static_cast<std::int32_t>(args.num_kv_heads),
+          .page_size = static_cast<std::int32_t>(args.page_size),
+          .num_slots = static_cast<std::int32_t>(args.num_pages * args.page_size),
+          .num_chunks = num_chunks,
+          .is_halves = args.layout == RopeLayout::halves,
+          .by_chunks = Divisor::of(num_chunks),
+          .by_rows = Divisor::of(num_rows),
+          .by_page_size = Divisor::of(std::max<std::int64_t>(args.page_size, 1)),
+          .error_word = error_word};
+}
+
+}  // namespace append
+
 Status kv_append(const KvAppendArgs& args, int device_id, Stream stream) {
   HEADRACE_TRY(check_operator_device("kv_append", device_id));
   const DeviceScope scope(device_id);
@@ -67,6 +134,8 @@ Status kv_append(const KvAppendArgs& args, int device_id, Stream stream) {
                                 .v = has_vectors(args.v, args.head_dim_v),
                                 .k_pages = has_vectors(args.k_pages, args.head_dim),
                                 .v_pages = has_vectors(args.v_pages, args.head_dim_v)};
+  if (append::takes_vectors(args, vectors))
+    return append::launch_vectors(append::vector_params(args, word.value()), args.k.dtype, stream);
   return append::launch(args, config, vectors, word.value(), stream);
 }
 

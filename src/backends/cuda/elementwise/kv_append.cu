@@ -3,8 +3,10 @@
 #include "backends/cuda/common/constants.h"
 #include "backends/cuda/common/element.cuh"
 #include "backends/cuda/common/lengths.cuh"
+#include "backends/cuda/device/barrier.cuh"
 #include "backends/cuda/elementwise/angle.h"
 #include "backends/cuda/elementwise/kv_append.h"
+#include "backends/cuda/elementwise/rotate.cuh"
 #include "backends/cuda/runtime/launch.cuh"
 
 namespace headrace::cuda::append {
@@ -122,9 +124,7 @@ __device__ inline void rotate_row(const KvAppendArgs& args, const float* cos, co
   const bool is_halves = args.layout == RopeLayout::halves;
   for (int pair = lane; pair < half; pair += kWarp) {
     const int i = is_halves ? pair : 2 * pair, j = is_halves ? pair + half : 2 * pair + 1;
-    const float a = x[i], b = x[j], c = cos[pair], s = sin[pair];
-    x[i] = a * c - b * s;
-    x[j] = b * c + a * s;
+    rotate_pair(x[i], x[j], cos[pair], sin[pair]);
   }
   __syncwarp();
 }
@@ -182,6 +182,8 @@ __device__ inline void append_row(const Params& p, std::int64_t token, std::int6
 
 __global__ void __launch_bounds__(kWarp* kWarps) append_tokens(const __grid_constant__ Params p) {
   extern __shared__ float4 smem[];
+  griddep_launch_dependents();
+  griddep_wait();
   const KvAppendArgs& args = p.args;
   const int warp = static_cast<int>(threadIdx.x) / kWarp,
             lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -221,7 +223,8 @@ Status launch(const KvAppendArgs& args, const Config& config, const Vectors& vec
                           .grid = dim3(static_cast<unsigned>(std::min(args.num_tokens, kMaxGridX)),
                                        static_cast<unsigned>(config.num_groups)),
                           .block = dim3(kWarp * kWarps),
-                          .smem_bytes = static_cast<unsigned>(config.smem_bytes)};
+                          .smem_bytes = static_cast<unsigned>(config.smem_bytes),
+                          .use_pdl = true};
   return headrace::cuda::launch(shape, static_cast<cudaStream_t>(stream), append_tokens, params);
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "backends/cuda/common/divisor.h"
 #include "base/error.h"
 #include "base/math.h"
 #include "core/kernel.h"
@@ -47,8 +48,40 @@ struct Vectors {
   bool q, q_out, k, v, k_pages, v_pages;
 };
 
-// Enqueues the kernel; num_tokens and num_rows are not 0.
+// Enqueues the general kernel; num_tokens and num_rows are not 0.
 Status launch(const KvAppendArgs& args, const Config& config, const Vectors& vectors,
               std::uint32_t* error_word, Stream stream);
+
+// ---- the common case (kv_append_vectors.cu)
+
+struct HeadRowsOf {
+  void* data;
+  std::int64_t stride_token, stride_head;
+};
+struct PageRowsOf {
+  void* data;
+  std::int64_t stride_page, stride_slot, stride_head;
+};
+struct VectorParams {
+  HeadRowsOf q, q_out, k, v;
+  PageRowsOf k_pages, v_pages;
+  const std::int64_t* slot_mapping;
+  std::int64_t slot_stride;
+  const std::int32_t* positions;
+  std::int64_t position_stride;
+  const float *cos, *sin;
+  std::int64_t cos_stride, sin_stride, max_positions;
+  std::int32_t num_tokens, num_rows, num_heads, num_kv_heads, page_size, num_slots;
+  std::int32_t num_chunks;  // threads of a head
+  std::int32_t is_halves;
+  Divisor by_chunks, by_rows, by_page_size;
+  std::uint32_t* error_word;
+};
+
+// Whether the kernel takes the call: one 16-bit format, whole vectors, no norms, heads of q, k and
+// v of a multiple of 16 elements, which rotate as a whole by f32 tables.
+bool takes_vectors(const KvAppendArgs& args, const Vectors& vectors);
+VectorParams vector_params(const KvAppendArgs& args, std::uint32_t* error_word);
+Status launch_vectors(const VectorParams& params, DType dtype, Stream stream);
 
 }  // namespace headrace::cuda::append
