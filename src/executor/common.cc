@@ -34,18 +34,26 @@ std::int32_t alignment_of(const KvShape& shape) {
 
 }  // namespace
 
-Status plan_step(const Batch& batch, const KvView& kv, const AttentionSpec& spec,
+StepSize size_of(const Batch& batch) {
+  return {.num_tokens = batch.num_tokens(),
+          .num_seqs = batch.num_seqs(),
+          .max_seqlen_q = batch.max_seqlen_q,
+          .max_seqlen_k = batch.max_seqlen_k,
+          .max_pages = batch.max_pages()};
+}
+
+Status plan_step(const StepSize& size, const KvView& kv, const AttentionSpec& spec,
                  const DeviceInfo& device, Plan& plan) {
   Problem problem = default_problem();
   problem.is_ragged = 1;
-  problem.batch = batch.num_seqs();
-  problem.seqlen_q = batch.max_seqlen_q;
-  problem.total_q = batch.num_tokens();
+  problem.batch = size.num_seqs;
+  problem.seqlen_q = size.max_seqlen_q;
+  problem.total_q = size.num_tokens;
   problem.has_seqused_k = 1;
-  problem.seqlen_k = batch.max_seqlen_k;
+  problem.seqlen_k = size.max_seqlen_k;
   problem.page_size = kv.page_size;
   problem.num_pages = kv.num_pages;
-  problem.max_pages = batch.max_pages();
+  problem.max_pages = size.max_pages;
   problem.num_heads = spec.num_heads;
   problem.num_kv_heads = kv.shape.num_kv_heads;
   problem.head_dim = kv.shape.head_dim;

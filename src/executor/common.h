@@ -26,8 +26,15 @@ class Activations {
   std::size_t num_allocs_ = 0;   // in this step
 };
 
+// What launches depend on; the lengths are upper bounds.
+struct StepSize {
+  std::int64_t num_tokens, num_seqs, max_seqlen_q, max_seqlen_k, max_pages;
+  bool operator==(const StepSize&) const = default;
+};
+StepSize size_of(const Batch& batch);
+
 // The attention of every layer of a step.
-Status plan_step(const Batch& batch, const KvView& kv, const AttentionSpec& spec,
+Status plan_step(const StepSize& size, const KvView& kv, const AttentionSpec& spec,
                  const DeviceInfo& device, Plan& plan);
 
 std::unique_ptr<Executor> make_cpu_executor(Device& device, MatmulMode mode);

@@ -38,6 +38,7 @@ class CpuExecutor final : public Executor {
   Status rope_append(const Rows& qkv, std::int64_t layer, const Rows& q) override;
   Status attention(const Rows& q, std::int64_t layer, const Rows& out) override;
   Status swiglu(const Rows& gate_up, const Rows& out) override;
+  Status end_step() override { return std::nullopt; }
 
  private:
   // Input and output of RoPE; rot_dim 0 copies.
@@ -105,7 +106,7 @@ Status CpuExecutor::begin_step(const Batch& batch, const KvView& kv, const Atten
   batch_ = &batch;
   spec_ = &spec;
   kv_ = kv;
-  HEADRACE_TRY(plan_step(batch, kv, spec, device_.info(), plan_));
+  HEADRACE_TRY(plan_step(size_of(batch), kv, spec, device_.info(), plan_));
   HEADRACE_TRY(grow(device_, workspace_, plan_.schedule.workspace_bytes));
   HEADRACE_TRY(
       grow(device_, attn_out_,

@@ -1,21 +1,34 @@
-// The CUDA executor: eager launches on the default stream. Activations and weights are bf16;
-// queries and attention outputs have the dtype of the cache.
+// The CUDA executor: a stream of its own, and graphs for decode steps (cuda_step.h). Activations
+// and weights are bf16; queries and attention outputs have the dtype of the cache.
 #include <algorithm>
-#include <cstring>
+#include <bit>
 #include <vector>
 
 #include "attention/forward.h"
 #include "backends/cuda/backend.h"
 #include "base/math.h"
 #include "executor/common.h"
+#include "executor/cuda_step.h"
 #include "weights/dequantise.h"
 
 namespace headrace {
 namespace {
 
-constexpr Stream kStream = nullptr;
 constexpr DType kDType = DType::bf16;
 constexpr std::int64_t kColumnMultiple = 8;  // of a product's columns
+
+// Steps that are launched as graphs: of few tokens, whose launches take longer than their work.
+constexpr std::int64_t kMaxGraphTokens = 256, kMaxGraphSeqlenQ = 16;
+bool is_decode(const Batch& batch) {
+  return batch.max_seqlen_q <= kMaxGraphSeqlenQ && batch.num_tokens() <= kMaxGraphTokens;
+}
+// The lengths that a graph serves: up to an eighth more, so that a sequence that doubles its length
+// needs eight graphs.
+std::int64_t bucket_of_length(std::int64_t length) {
+  constexpr std::int64_t kLeast = 256;
+  const auto power = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(length)));
+  return round_up(length, std::max(kLeast, power / 8));
+}
 
 std::byte* element(void* data, std::int64_t idx, DType dtype) {
   return static_cast<std::byte*>(data) + bytes_of(idx, 1, dtype);
@@ -33,6 +46,15 @@ std::vector<std::uint16_t> bf16_rows(WeightType format, std::int64_t rows, std::
     std::transform(row.begin(), row.end(), elements.begin() + r * columns, bf16_from_float);
   }
   return elements;
+}
+
+// Copies rows of `width` entries to rows of `padded_width`, the rest zeros.
+void pad_rows(std::span<const std::int32_t> rows, std::int64_t width, std::int64_t padded_width,
+              std::int32_t* to) {
+  for (auto row = rows.begin(); row != rows.end(); row += width) {
+    std::fill(std::copy(row, row + width, to), to + padded_width, 0);
+    to += padded_width;
+  }
 }
 
 class CudaExecutor final : public Executor {
@@ -55,13 +77,31 @@ class CudaExecutor final : public Executor {
   Status rope_append(const Rows& qkv, std::int64_t layer, const Rows& q) override;
   Status attention(const Rows& q, std::int64_t layer, const Rows& out) override;
   Status swiglu(const Rows& gate_up, const Rows& out) override;
+  Status end_step() override;
 
  private:
-  Status upload_batch();
-  Status read_frequencies();
+  Status upload_batch(std::int64_t max_pages);
+  // That RoPE rotates.
+  std::int64_t num_pairs() const {
+    return static_cast<std::int64_t>(spec_->rope_frequencies.bytes() / sizeof(double));
+  }
+  Status record(cuda_step::Operator op) {
+    step_.operators.push_back(std::move(op));
+    return std::nullopt;
+  }
+  Status enqueue(const cuda_step::Angles& call);
+  Status enqueue(const cuda_step::Embed& call);
+  Status enqueue(const cuda_step::Gather& call);
+  Status enqueue(const cuda_step::Norm& call);
+  Status enqueue(const cuda_step::Multiply& call);
+  Status enqueue(const cuda_step::Append& call);
+  Status enqueue(const cuda_step::Attend& call);
+  Status enqueue(const cuda_step::Activate& call);
+  Status enqueue_all();
 
   Device& device_;
   const int id_;
+  cuda::OwnedStream stream_;  // made by the first step
 
   Activations activations_;
   Buffer attn_out_;   // [num_tokens, num_heads * head_dim_v] in the cache's dtype
@@ -69,18 +109,22 @@ class CudaExecutor final : public Executor {
   // The arrays of a batch, one after the other.
   Buffer staging_;  // page-locked memory of the host
   Buffer arrays_;
-  const std::byte* frequencies_of_ = nullptr;  // the device memory that append_ was filled from
+  std::vector<std::int32_t> token_indices_;  // 0, 1, ...: positions in angles_
+  Buffer angles_;                            // float [2, num_tokens, num_pairs()]: cosines, sines
 
   // The current step.
   const Batch* batch_ = nullptr;
   const AttentionSpec* spec_ = nullptr;
   KvView kv_{};
-  Plan plan_;            // of the attention of every layer
-  KvAppendArgs append_;  // of every layer, without its pointers
-  struct Arrays {        // of the batch, in device memory
+  cuda_step::Step step_;
+  Plan plan_;      // of the attention of every layer
+  struct Arrays {  // of the batch, in device memory
     const std::int64_t* slot_mapping;
-    const std::int32_t *tokens, *positions, *cu_seqlens_q, *seqused_k, *block_table, *logits_rows;
+    const std::int32_t *tokens, *positions, *cu_seqlens_q, *seqused_k, *block_table, *logits_rows,
+        *token_indices;
   } on_device_{};
+
+  cuda_step::Graphs graphs_;
 };
 
 Result<Weight> CudaExecutor::prepare(WeightType format, std::int64_t rows, std::int64_t columns,
@@ -104,51 +148,66 @@ Result<Weight> CudaExecutor::prepare(WeightType format, std::int64_t rows, std::
 }
 
 Status CudaExecutor::begin_step(const Batch& batch, const KvView& kv, const AttentionSpec& spec) {
+  if (stream_ == nullptr) {
+    Result<cuda::OwnedStream> stream = cuda::make_stream(id_);
+    if (!stream.ok()) return std::move(stream.failure());
+    stream_ = std::move(stream.value());
+  }
   activations_.begin_step();
   batch_ = &batch;
   spec_ = &spec;
   kv_ = kv;
-  HEADRACE_TRY(plan_step(batch, kv, spec, device_.info(), plan_));
+  StepSize size = size_of(batch);
+  if (is_decode(batch)) {
+    size.max_seqlen_k = std::min(bucket_of_length(batch.max_seqlen_k), kv.num_pages * kv.page_size);
+    size.max_pages = ceil_div(size.max_seqlen_k, kv.page_size);
+  }
+  HEADRACE_TRY(plan_step(size, kv, spec, device_.info(), plan_));
   HEADRACE_TRY(grow(device_, workspace_, plan_.schedule.workspace_bytes));
   if (kv.shape.dtype != kDType)
     HEADRACE_TRY(
         grow(device_, attn_out_,
              bytes_of(batch.num_tokens(), spec.num_heads * kv.shape.head_dim_v, kv.shape.dtype)));
-  HEADRACE_TRY(read_frequencies());
-  return upload_batch();
-}
-
-// The append kernel takes the frequencies as parameters: they are read back once per model.
-Status CudaExecutor::read_frequencies() {
-  const Buffer& frequencies = spec_->rope_frequencies;
-  if (frequencies.data() == frequencies_of_) return std::nullopt;
-  if (frequencies.bytes() > sizeof append_.frequencies)
-    return unsupported(
-        "RoPE of {} elements; on a CUDA device at most {}; load the model on the "
-        "CPU",
-        2 * frequencies.bytes() / sizeof(double), kMaxAppendDim);
-  HEADRACE_TRY(
-      device_.download(frequencies.data(), append_.frequencies, frequencies.bytes(), kStream));
-  append_.rot_dim = 2 * static_cast<std::int64_t>(frequencies.bytes() / sizeof(double));
-  frequencies_of_ = frequencies.data();
+  HEADRACE_TRY(grow(device_, angles_, bytes_of(2 * batch.num_tokens(), num_pairs(), DType::f32)));
+  HEADRACE_TRY(upload_batch(size.max_pages));
+  step_.operators.assign(1, cuda_step::Angles{});
+  step_.shape = {.size = size,
+                 .num_logits = static_cast<std::int64_t>(batch.logits_rows.size()),
+                 .num_heads = spec.num_heads,
+                 .window = spec.window,
+                 .page_size = kv.page_size,
+                 .num_pages = kv.num_pages,
+                 .stride_layer = kv.stride_layer,
+                 .cache_dtype = kv.shape.dtype,
+                 .k = kv.k.data,
+                 .v = kv.v.data,
+                 .arrays = arrays_.data(),
+                 .attn_out = attn_out_.data(),
+                 .workspace = workspace_.data(),
+                 .angles = angles_.data(),
+                 .frequencies = spec.rope_frequencies.data()};
   return std::nullopt;
 }
 
-// All arrays in one copy.
-Status CudaExecutor::upload_batch() {
+// All arrays in one copy; rows of the block table with max_pages entries each.
+Status CudaExecutor::upload_batch(std::int64_t max_pages) {
   constexpr std::size_t kAlignment = 256;
+  for (auto i = token_indices_.size(); i < batch_->tokens.size(); ++i)
+    token_indices_.push_back(static_cast<std::int32_t>(i));
+  token_indices_.resize(batch_->tokens.size());
   const std::span<const std::byte> arrays[] = {
-      std::as_bytes(batch_->slot_mapping), std::as_bytes(batch_->tokens),
-      std::as_bytes(batch_->positions),    std::as_bytes(batch_->cu_seqlens_q),
-      std::as_bytes(batch_->seqused_k),    std::as_bytes(batch_->block_table),
-      std::as_bytes(batch_->logits_rows)};
-  constexpr std::size_t kCount = std::size(arrays);
-  std::size_t offsets[kCount], bytes = 0;
-  for (std::size_t i = 0; i < kCount; ++i) {
-    offsets[i] = bytes;
-    bytes += round_up(arrays[i].size(), kAlignment);
-  }
-  HEADRACE_TRY(device_.synchronise(kStream));  // the copy of the step before reads staging_
+      std::as_bytes(batch_->slot_mapping),     std::as_bytes(batch_->tokens),
+      std::as_bytes(batch_->positions),        std::as_bytes(batch_->cu_seqlens_q),
+      std::as_bytes(batch_->seqused_k),        std::as_bytes(batch_->logits_rows),
+      std::as_bytes(std::span(token_indices_))};
+  constexpr std::size_t kCount = std::size(arrays);  // and the block table behind them
+  std::size_t offsets[kCount + 1] = {};
+  for (std::size_t i = 0; i < kCount; ++i)
+    offsets[i + 1] = offsets[i] + round_up(arrays[i].size(), kAlignment);
+  const std::size_t bytes =
+      offsets[kCount] +
+      static_cast<std::size_t>(batch_->num_seqs() * max_pages) * sizeof(std::int32_t);
+  HEADRACE_TRY(device_.synchronise(stream_.get()));  // the copy of the step before reads staging_
   if (bytes > staging_.bytes()) {
     staging_ = {};  // free the old memory first
     staging_ = device_.allocate_host(bytes);
@@ -161,6 +220,8 @@ Status CudaExecutor::upload_batch() {
   HEADRACE_TRY(grow(device_, arrays_, bytes));
   for (std::size_t i = 0; i < kCount; ++i)
     std::copy(arrays[i].begin(), arrays[i].end(), staging_.data() + offsets[i]);
+  pad_rows(batch_->block_table, batch_->max_pages(), max_pages,
+           reinterpret_cast<std::int32_t*>(staging_.data() + offsets[kCount]));
   const auto ints = [&](std::size_t i) {
     return reinterpret_cast<const std::int32_t*>(arrays_.data() + offsets[i]);
   };
@@ -169,11 +230,14 @@ Status CudaExecutor::upload_batch() {
                 .positions = ints(2),
                 .cu_seqlens_q = ints(3),
                 .seqused_k = ints(4),
-                .block_table = ints(5),
-                .logits_rows = ints(6)};
+                .block_table = ints(7),
+                .logits_rows = ints(5),
+                .token_indices = ints(6)};
   const ByteCopy copy{.from = staging_.data(), .to = arrays_.data(), .bytes = bytes};
-  return device_.copy({&copy, 1}, kStream);
+  return device_.copy({&copy, 1}, stream_.get());
 }
+
+// ---- the operators of a step are recorded
 
 Status CudaExecutor::embed(const Weight& embedding, const Rows& out) {
   for (std::size_t i = 0; i < batch_->tokens.size(); ++i)
@@ -182,54 +246,113 @@ Status CudaExecutor::embed(const Weight& embedding, const Rows& out) {
           "tokens[{}]={}: must be 0 to {}; pass tokens of this model's "
           "vocabulary",
           i, batch_->tokens[i], embedding.rows - 1);
-  return cuda::gather_rows({.x = embedding.data.data(),
-                            .rows = on_device_.tokens,
-                            .out = out.data,
-                            .num_rows = out.num_rows,
-                            .width = out.width},
-                           id_, kStream);
+  return record(cuda_step::Embed{.embedding = embedding.data.data(), .out = out});
 }
 
 Status CudaExecutor::gather(const Rows& x, const Rows& out) {
-  return cuda::gather_rows({.x = x.data,
-                            .rows = on_device_.logits_rows,
-                            .out = out.data,
-                            .num_rows = out.num_rows,
-                            .width = out.width},
-                           id_, kStream);
+  return record(cuda_step::Gather{.x = x, .out = out});
 }
 
 Status CudaExecutor::rms_norm(const Rows& x, const Buffer& weight, float eps, const Rows& out) {
-  return cuda::rms_norm({.x = x.data,
-                         .weight = weight.as<const float>(),
-                         .eps = eps,
-                         .out = out.data,
-                         .num_rows = x.num_rows,
-                         .width = x.width},
-                        id_, kStream);
+  return record(
+      cuda_step::Norm{.x = x, .weight = weight.as<const float>(), .eps = eps, .out = out});
 }
 
 Status CudaExecutor::linear(const Linear& call) {
-  cuda::Matrix matrices[cuda::kMaxStackedMatrices];
-  std::size_t count = 0;
-  for (const Weight& weight : call.weights)
-    matrices[count++] = {.data = weight.data.data(), .rows = weight.rows};
+  cuda_step::Multiply product{.matrices = {},
+                              .num_matrices = call.weights.size(),
+                              .bias = call.bias == nullptr ? nullptr : call.bias->as<const float>(),
+                              .x = call.x,
+                              .out = call.out,
+                              .adds_to_out = call.accumulate};
+  std::transform(call.weights.begin(), call.weights.end(), product.matrices.begin(),
+                 [](const Weight& weight) {
+                   return cuda::Matrix{.data = weight.data.data(), .rows = weight.rows};
+                 });
+  return record(product);
+}
+
+Status CudaExecutor::rope_append(const Rows& qkv, std::int64_t layer, const Rows& q) {
+  return record(cuda_step::Append{.qkv = qkv, .layer = layer, .q = q});
+}
+
+Status CudaExecutor::attention(const Rows& q, std::int64_t layer, const Rows& out) {
+  return record(cuda_step::Attend{.q = q, .layer = layer, .out = out});
+}
+
+Status CudaExecutor::swiglu(const Rows& gate_up, const Rows& out) {
+  return record(cuda_step::Activate{.gate_up = gate_up, .out = out});
+}
+
+Status CudaExecutor::end_step() {
+  if (!is_decode(*batch_)) return enqueue_all();
+  return graphs_.run(step_, id_, stream_.get(), [&] { return enqueue_all(); });
+}
+
+// ---- and enqueued at its end
+
+Status CudaExecutor::enqueue_all() {
+  for (const cuda_step::Operator& op : step_.operators)
+    HEADRACE_TRY(std::visit([&](const auto& call) { return enqueue(call); }, op));
+  return std::nullopt;
+}
+
+Status CudaExecutor::enqueue(const cuda_step::Angles&) {
+  return cuda::rope_angles({.positions = on_device_.positions,
+                            .frequencies = spec_->rope_frequencies.as<const double>(),
+                            .cos = angles_.as<float>(),
+                            .sin = angles_.as<float>() + batch_->num_tokens() * num_pairs(),
+                            .num_tokens = batch_->num_tokens(),
+                            .num_pairs = num_pairs()},
+                           id_, stream_.get());
+}
+
+Status CudaExecutor::enqueue(const cuda_step::Embed& call) {
+  return cuda::gather_rows({.x = call.embedding,
+                            .rows = on_device_.tokens,
+                            .out = call.out.data,
+                            .num_rows = call.out.num_rows,
+                            .width = call.out.width},
+                           id_, stream_.get());
+}
+
+Status CudaExecutor::enqueue(const cuda_step::Gather& call) {
+  return cuda::gather_rows({.x = call.x.data,
+                            .rows = on_device_.logits_rows,
+                            .out = call.out.data,
+                            .num_rows = call.out.num_rows,
+                            .width = call.out.width},
+                           id_, stream_.get());
+}
+
+Status CudaExecutor::enqueue(const cuda_step::Norm& call) {
+  return cuda::rms_norm({.x = call.x.data,
+                         .weight = call.weight,
+                         .eps = call.eps,
+                         .out = call.out.data,
+                         .num_rows = call.x.num_rows,
+                         .width = call.x.width},
+                        id_, stream_.get());
+}
+
+Status CudaExecutor::enqueue(const cuda_step::Multiply& call) {
   return cuda::multiply({.dtype = kDType,
-                         .matrices = {matrices, count},
+                         .matrices = {call.matrices.data(), call.num_matrices},
                          .columns = call.x.width,
                          .num_tokens = call.x.num_rows,
                          .x = call.x.data,
                          .x_stride = call.x.width,
-                         .bias = call.bias == nullptr ? nullptr : call.bias->as<const float>(),
+                         .bias = call.bias,
                          .out = call.out.data,
                          .out_dtype = call.out.dtype,
                          .out_stride = call.out.width,
-                         .adds_to_out = call.accumulate},
-                        device_.info(), kStream);
+                         .adds_to_out = call.adds_to_out},
+                        device_.info(), stream_.get());
 }
 
-Status CudaExecutor::rope_append(const Rows& qkv, std::int64_t layer, const Rows& q) {
+Status CudaExecutor::enqueue(const cuda_step::Append& call) {
   const KvShape& shape = kv_.shape;
+  const auto& [qkv, layer, q] = call;
   const auto heads = [&](std::int64_t first, std::int64_t head_dim) {
     return HeadRows{.data = element(qkv.data, first, qkv.dtype),
                     .dtype = qkv.dtype,
@@ -246,30 +369,38 @@ Status CudaExecutor::rope_append(const Rows& qkv, std::int64_t layer, const Rows
   };
   const std::int64_t first_k = spec_->num_heads * shape.head_dim,
                      first_v = first_k + shape.num_kv_heads * shape.head_dim;
-  append_.num_tokens = qkv.num_rows;
-  append_.num_heads = spec_->num_heads;
-  append_.num_kv_heads = shape.num_kv_heads;
-  append_.head_dim = shape.head_dim;
-  append_.head_dim_v = shape.head_dim_v;
-  append_.page_size = kv_.page_size;
-  append_.num_pages = kv_.num_pages;
-  append_.q = heads(0, shape.head_dim);
-  append_.q_out = {
+  KvAppendArgs append;
+  append.num_tokens = qkv.num_rows;
+  append.num_heads = spec_->num_heads;
+  append.num_kv_heads = shape.num_kv_heads;
+  append.head_dim = shape.head_dim;
+  append.head_dim_v = shape.head_dim_v;
+  append.page_size = kv_.page_size;
+  append.num_pages = kv_.num_pages;
+  append.q = heads(0, shape.head_dim);
+  append.q_out = {
       .data = q.data, .dtype = q.dtype, .stride_token = q.width, .stride_head = shape.head_dim};
-  append_.k = heads(first_k, shape.head_dim);
-  append_.v = heads(first_v, shape.head_dim_v);
-  append_.k_pages = pages(kv_.k);
-  append_.v_pages = pages(kv_.v);
-  append_.slot_mapping = on_device_.slot_mapping;
-  append_.slot_stride = 1;
-  append_.positions = on_device_.positions;
-  append_.position_stride = 1;
-  append_.layout = spec_->rope_layout;
-  return cuda::kv_append(append_, id_, kStream);
+  append.k = heads(first_k, shape.head_dim);
+  append.v = heads(first_v, shape.head_dim_v);
+  append.k_pages = pages(kv_.k);
+  append.v_pages = pages(kv_.v);
+  append.slot_mapping = on_device_.slot_mapping;
+  append.slot_stride = 1;
+  append.positions = on_device_.token_indices;
+  append.position_stride = 1;
+  append.layout = spec_->rope_layout;
+  append.rot_dim = 2 * num_pairs();
+  append.tables = {.cos = angles_.data(),
+                   .sin = angles_.as<float>() + qkv.num_rows * num_pairs(),
+                   .cos_stride = num_pairs(),
+                   .sin_stride = num_pairs(),
+                   .max_positions = qkv.num_rows};
+  return cuda::kv_append(append, id_, stream_.get());
 }
 
-Status CudaExecutor::attention(const Rows& q, std::int64_t layer, const Rows& out) {
+Status CudaExecutor::enqueue(const cuda_step::Attend& call) {
   const KvShape& shape = kv_.shape;
+  const auto& [q, layer, out] = call;
   void* attn_out = shape.dtype == kDType ? out.data : attn_out_.data();
   AttentionArgs args;
   args.q = {
@@ -282,22 +413,24 @@ Status CudaExecutor::attention(const Rows& q, std::int64_t layer, const Rows& ou
               .stride_head = shape.head_dim_v};
   args.ragged.cu_seqlens_q = on_device_.cu_seqlens_q;
   args.paged = {.block_table = on_device_.block_table,
-                .stride_batch = batch_->max_pages(),
+                .stride_batch = step_.shape.size.max_pages,
                 .seqused_k = on_device_.seqused_k,
                 .seqused_stride = 1};
-  HEADRACE_TRY(run(plan_, args, {workspace_.data(), workspace_.bytes()}, kStream));
+  HEADRACE_TRY(run(plan_, args, {workspace_.data(), workspace_.bytes()}, stream_.get()));
   if (shape.dtype == kDType) return std::nullopt;
   return cuda::to_bf16({.x = attn_out,
                         .dtype = shape.dtype,
                         .out = out.data,
                         .num_elements = out.num_rows * out.width},
-                       id_, kStream);
+                       id_, stream_.get());
 }
 
-Status CudaExecutor::swiglu(const Rows& gate_up, const Rows& out) {
-  return cuda::swiglu(
-      {.gate_up = gate_up.data, .out = out.data, .num_rows = out.num_rows, .width = out.width}, id_,
-      kStream);
+Status CudaExecutor::enqueue(const cuda_step::Activate& call) {
+  return cuda::swiglu({.gate_up = call.gate_up.data,
+                       .out = call.out.data,
+                       .num_rows = call.out.num_rows,
+                       .width = call.out.width},
+                      id_, stream_.get());
 }
 
 }  // namespace

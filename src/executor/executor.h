@@ -25,6 +25,7 @@ struct Rows {
   void* data = nullptr;
   DType dtype = DType::f32;
   std::int64_t num_rows = 0, width = 0;
+  bool operator==(const Rows&) const = default;
 };
 
 // The parameters of attention that all layers share, beside the shape of the cache.
@@ -61,7 +62,8 @@ class Executor {
   // out_of_memory.
   virtual Result<Rows> alloc(std::int64_t num_rows, std::int64_t width, DType dtype) = 0;
 
-  // Plans attention for all layers. `batch` and `spec` must outlive the step.
+  // Plans attention for all layers. `batch` and `spec` must outlive the step. Operators may wait
+  // for end_step() with their work: no result is there before.
   virtual Status begin_step(const Batch& batch, const KvView& kv, const AttentionSpec& spec) = 0;
 
   // out[i] = embedding[batch.tokens[i]].
@@ -79,6 +81,8 @@ class Executor {
   virtual Status attention(const Rows& q, std::int64_t layer, const Rows& out) = 0;
   // gate_up: [gate, up]. out = silu(gate) * up.
   virtual Status swiglu(const Rows& gate_up, const Rows& out) = 0;
+  // Enqueues what is left of the step. Later work of the device's default stream comes behind it.
+  virtual Status end_step() = 0;
 };
 
 // The memory of a CPU or CUDA device. invalid_argument, unsupported: the device is absent.

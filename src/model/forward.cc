@@ -77,18 +77,19 @@ Status Decoder::forward(Executor& executor, const Batch& batch, const KvView& kv
   HEADRACE_TRY(executor.embed(embedding, a.x));
   for (std::int64_t layer = 0; layer < config.num_layers; ++layer)
     HEADRACE_TRY(run_layer(executor, *this, layer, a));
-  if (batch.logits_rows.empty()) return std::nullopt;
+  if (batch.logits_rows.empty()) return executor.end_step();
 
   Rows last = a.normed;
   last.num_rows = static_cast<std::int64_t>(batch.logits_rows.size());
   HEADRACE_TRY(executor.gather(a.x, last));
   HEADRACE_TRY(executor.rms_norm(last, output_norm, static_cast<float>(config.rms_eps), last));
-  return executor.linear({.weights = {&output_matrix(), 1},
-                          .x = last,
-                          .out = {.data = logits,
-                                  .dtype = DType::f32,
-                                  .num_rows = last.num_rows,
-                                  .width = config.vocab_size}});
+  HEADRACE_TRY(executor.linear({.weights = {&output_matrix(), 1},
+                                .x = last,
+                                .out = {.data = logits,
+                                        .dtype = DType::f32,
+                                        .num_rows = last.num_rows,
+                                        .width = config.vocab_size}}));
+  return executor.end_step();
 }
 
 Status Decoder::reserve(Executor& executor, std::int64_t max_tokens, DType cache_dtype) const {

@@ -188,6 +188,26 @@ TEST_P(DecoderOnGpu, TruncatedTokensLeaveNoTrace) {
   EXPECT_EQ(append(session, prompt), first);
 }
 
+// A decode step runs eagerly, then it is captured, then the graph is launched: with other tokens
+// and lengths in between.
+TEST_P(DecoderOnGpu, GraphsGiveTheBitsOfEagerSteps) {
+  const LanguageModel gpu = load(GetParam(), true);
+  for (const std::int64_t page_size : {16, 7}) {
+    std::vector<Logits> eager;
+    for (std::int32_t length = 40; length < 60; ++length) {
+      Session session = session_of(gpu, DType::bf16, 512, page_size);
+      append(session, tokens_from(2, static_cast<std::size_t>(length)));
+      eager.push_back(append(session, {length}));  // the session's first step of one token
+    }
+    Session session = session_of(gpu, DType::bf16, 512, page_size);
+    for (const std::int32_t length : {40, 59, 40, 47, 51, 41, 59, 40}) {
+      ASSERT_FALSE(session.truncate(0));
+      append(session, tokens_from(2, static_cast<std::size_t>(length)));
+      EXPECT_EQ(append(session, {length}), eager[static_cast<std::size_t>(length - 40)]) << length;
+    }
+  }
+}
+
 class Batches {
  public:
   explicit Batches(const LanguageModel& model)

@@ -31,6 +31,12 @@ Status rope_angles(const RopeAngles&, int, Stream) { return absent(); }
 Status rms_norm(const RmsNorm&, int, Stream) { return absent(); }
 Status swiglu(const SwiGlu&, int, Stream) { return absent(); }
 Status to_bf16(const ToBf16&, int, Stream) { return absent(); }
+void DestroyStream::operator()(void*) const {}
+Result<OwnedStream> make_stream(int) { return absent(); }
+void DestroyGraph::operator()(void*) const {}
+Status begin_capture(int, Stream) { return absent(); }
+Result<Graph> end_capture(int, Stream) { return absent(); }
+Status launch_graph(const Graph&, Stream) { return absent(); }
 Status check(int, Stream) { return absent(); }
 
 }  // namespace headrace::cuda

@@ -8,6 +8,7 @@
 
 #include "backends/cuda/elementwise/decoder_ops.h"
 #include "backends/cuda/gemm/gemm.h"
+#include "backends/cuda/runtime/graph.h"
 #include "core/kernel.h"
 #include "core/kv_append_args.h"
 #include "core/softmax_args.h"

@@ -1,0 +1,46 @@
+#include "executor/cuda_step.h"
+
+#include <algorithm>
+
+namespace headrace::cuda_step {
+namespace {
+
+// A graph of 300 launches takes about 1 MB. Decode steps of one sequence cross a bucket of lengths
+// every few hundred tokens (cuda_executor.cc); an engine also has as many as there are batch sizes.
+constexpr std::size_t kMaxEntries = 64;
+
+}  // namespace
+
+// The entry of the step, new if there is none.
+Graphs::Entry& Graphs::entry_of(const Step& step) {
+  ++num_runs_;
+  const auto found = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) {
+    return entry.step.shape == step.shape && entry.step.operators == step.operators;
+  });
+  if (found != entries_.end()) {
+    found->last_run = num_runs_;
+    return *found;
+  }
+  if (entries_.size() == kMaxEntries)
+    entries_.erase(
+        std::min_element(entries_.begin(), entries_.end(),
+                         [](const Entry& a, const Entry& b) { return a.last_run < b.last_run; }));
+  return entries_.emplace_back(
+      Entry{.step = step, .graph = {}, .num_runs = 0, .last_run = num_runs_});
+}
+
+Status Graphs::run(const Step& step, int device_id, Stream stream,
+                   const std::function<Status()>& enqueue) {
+  Entry& entry = entry_of(step);
+  if (entry.graph != nullptr) return cuda::launch_graph(entry.graph, stream);
+  if (++entry.num_runs == 1) return enqueue();
+  HEADRACE_TRY(cuda::begin_capture(device_id, stream));
+  Status failure = enqueue();
+  Result<cuda::Graph> graph = cuda::end_capture(device_id, stream);
+  if (failure) return failure;
+  if (!graph.ok()) return std::move(graph.failure());
+  entry.graph = std::move(graph.value());
+  return cuda::launch_graph(entry.graph, stream);
+}
+
+}  // namespace headrace::cuda_step

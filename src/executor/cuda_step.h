@@ -1,0 +1,98 @@
+// The operators of a step on a CUDA device, as a list. A step is recorded first and run at its end,
+// so that one that repeats is launched as a graph.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <variant>
+#include <vector>
+
+#include "backends/cuda/backend.h"
+#include "executor/common.h"
+
+namespace headrace::cuda_step {
+
+// The arguments of the operators of Executor.
+struct Embed {
+  const void* embedding;
+  Rows out;
+  bool operator==(const Embed&) const = default;
+};
+struct Gather {
+  Rows x, out;
+  bool operator==(const Gather&) const = default;
+};
+struct Norm {
+  Rows x;
+  const float* weight;
+  float eps;
+  Rows out;
+  bool operator==(const Norm&) const = default;
+};
+struct Multiply {
+  std::array<cuda::Matrix, cuda::kMaxStackedMatrices> matrices;
+  std::size_t num_matrices;
+  const float* bias;
+  Rows x, out;
+  bool adds_to_out;
+  bool operator==(const Multiply&) const = default;
+};
+// The angles of the step's tokens, for all layers.
+struct Angles {
+  bool operator==(const Angles&) const = default;
+};
+struct Append {
+  Rows qkv;
+  std::int64_t layer;
+  Rows q;
+  bool operator==(const Append&) const = default;
+};
+struct Attend {
+  Rows q;
+  std::int64_t layer;
+  Rows out;
+  bool operator==(const Attend&) const = default;
+};
+struct Activate {
+  Rows gate_up, out;
+  bool operator==(const Activate&) const = default;
+};
+using Operator = std::variant<Angles, Embed, Gather, Norm, Multiply, Append, Attend, Activate>;
+
+// What the launches of a step depend on beside its operators.
+struct Shape {
+  StepSize size;
+  std::int64_t num_logits, num_heads, window, page_size, num_pages, stride_layer;
+  DType cache_dtype;
+  const void *k, *v, *arrays, *attn_out, *workspace, *angles, *frequencies;
+  bool operator==(const Shape&) const = default;
+};
+
+struct Step {
+  Shape shape{};
+  std::vector<Operator> operators;
+};
+
+// Graphs of the steps that were run last.
+class Graphs {
+ public:
+  // Runs a step by `enqueue`, which enqueues its operators on `stream`. A step that has been run
+  // before, with equal operators and shape, is captured, and from then on launched as a graph.
+  Status run(const Step& step, int device_id, Stream stream,
+             const std::function<Status()>& enqueue);
+
+ private:
+  struct Entry {
+    Step step;
+    cuda::Graph graph;  // empty until the second run
+    std::uint64_t num_runs = 0;
+    std::uint64_t last_run = 0;  // counted over all steps
+  };
+  Entry& entry_of(const Step& step);
+
+  std::vector<Entry> entries_;
+  std::uint64_t num_runs_ = 0;
+};
+
+}  // namespace headrace::cuda_step
