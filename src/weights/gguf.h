@@ -21,4 +21,9 @@ std::variant<ModelFile, NeedsMore, Failure> parse_gguf(std::span<const std::byte
 // Opens the file and reads its header, not its weights.
 Result<ModelFile> read_gguf(const std::string& path);
 
+// The header of a version 3 file with the metadata and tensors of `file`, padded to its first
+// tensor. Sets the offset and bytes of the tensors, one after the other, and the types. Value
+// types: integers u32 (in arrays i32), floats f32.
+std::string make_gguf_header(ModelFile& file);
+
 }  // namespace headrace
