@@ -122,6 +122,11 @@ TEST(StructSizes, OfDevicesAndProblems) {
   });
 }
 
+TEST(StructSizes, OfModelShapes) {
+  expect_reads_the_size<headrace_model_shape>(
+      "shape", "shape", [](auto* to) { return headrace_model_shape_find("llama-3.1-8b", to); });
+}
+
 TEST(StructSizes, OfModelInfos) {
   const std::string path = std::string(HEADRACE_GOLDEN_DIR) + "/tiny/tiny_llama3_f16.gguf";
   headrace_model_file* file = nullptr;

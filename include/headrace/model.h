@@ -96,6 +96,56 @@ HEADRACE_API headrace_status headrace_model_load(const char* path,
 /** Destroy all sessions first. NULL is allowed. */
 HEADRACE_API void headrace_model_destroy(headrace_model* model);
 
+/** What determines the tensors of a model. */
+typedef struct headrace_model_shape {
+  size_t struct_size;                  /**< sizeof this struct, set by the caller */
+  const char* name;                    /**< becomes the name of the model */
+  const char* architecture;            /**< "llama" or "qwen2" */
+  int64_t num_layers;                  /**< transformer layers */
+  int64_t hidden_size;                 /**< size of the hidden state */
+  int64_t ffn_size;                    /**< intermediate size of the FFN */
+  int64_t vocab_size;                  /**< size of the vocabulary, at least 258 */
+  int64_t num_heads;                   /**< query heads */
+  int64_t num_kv_heads;                /**< KV heads */
+  int64_t head_dim;                    /**< of q, k and v */
+  int64_t context_length;              /**< maximum sequence length */
+  int64_t window;                      /**< sliding window in keys; 0: none */
+  double rms_eps;                      /**< of the norms */
+  double rope_base;                    /**< theta of RoPE */
+  double rope_linear_factor;           /**< divides positions; 1: none */
+  double rope_llama3_factor;           /**< Llama 3 scaling of RoPE's frequencies; 0: none */
+  double rope_low_freq_factor;         /**< of Llama 3 scaling */
+  double rope_high_freq_factor;        /**< of Llama 3 scaling */
+  double rope_original_context_length; /**< of Llama 3 scaling */
+  int64_t bos_token;                   /**< beginning of text; -1: none */
+  int64_t eos_token;                   /**< end of text; -1: none */
+  int32_t tied_embeddings;             /**< 1: the output matrix is the embedding */
+  int32_t reserved;                    /**< 0 */
+} headrace_model_shape;
+
+/** Names of the published models whose shapes are known, from index 0 on; NULL past the last. */
+HEADRACE_API const char* headrace_model_shape_name(int64_t index);
+/** Fills `shape` with that of a published model. invalid_argument: the message lists the names. */
+HEADRACE_API headrace_status headrace_model_shape_find(const char* name,
+                                                       headrace_model_shape* shape);
+
+/** Writes a GGUF file of a model with random normal weights and a vocabulary of filler tokens, for
+ * timing at full size. weight_type: of the matrices, by its name in GGUF ("BF16", "Q4_0", ...); the
+ * vectors are F32. The bytes depend on shape, type and seed alone. The file appears under its name
+ * when it is complete, and replaces one of that name; an error leaves nothing. options: num_threads
+ * and progress (in written bytes); may be NULL. invalid_argument, unsupported: shape or type.
+ * io_error: the reason, such as a full disk. */
+HEADRACE_API headrace_status headrace_random_model_write(const headrace_model_shape* shape,
+                                                         const char* weight_type, uint64_t seed,
+                                                         const headrace_model_options* options,
+                                                         const char* path);
+/** Loads the same model without a file. Until the weights are loaded, the memory of the host holds
+ * the bytes of the file beside them. Errors as in the functions above and headrace_model_load(). */
+HEADRACE_API headrace_status headrace_random_model_load(const headrace_model_shape* shape,
+                                                        const char* weight_type, uint64_t seed,
+                                                        const headrace_model_options* options,
+                                                        headrace_model** model);
+
 /** Properties of a model; sizes in elements, lengths in tokens. */
 typedef struct headrace_model_info {
   size_t struct_size;         /**< sizeof this struct, set by the caller */

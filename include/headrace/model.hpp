@@ -113,7 +113,55 @@ struct ModelOptions {
   std::function<void(std::uint64_t done, std::uint64_t total)> progress = {};
   std::int32_t device_type = HEADRACE_CPU;  ///< headrace_device_type that computes
   std::int32_t device_id = 0;               ///< number of the CUDA device; 0 on the CPU
+
+  /// Points into this object.
+  headrace_model_options to_c() const {
+    headrace_model_options c;
+    check(headrace_model_options_init(&c));
+    c.num_threads = num_threads;
+    c.exact = exact;
+    c.use_mmap = use_mmap;
+    c.vocab_only = vocab_only;
+    c.device_type = device_type;
+    c.device_id = device_id;
+    if (progress) {
+      c.progress_user = const_cast<void*>(static_cast<const void*>(&progress));
+      c.progress = [](void* user, std::uint64_t done, std::uint64_t total) {
+        (*static_cast<std::function<void(std::uint64_t, std::uint64_t)>*>(user))(done, total);
+      };
+    }
+    return c;
+  }
 };
+
+/// A model with random normal weights, for timing at full size.
+struct RandomModel {
+  headrace_model_shape shape;        ///< of find_model_shape(), or filled by the caller
+  std::string weight_type = "BF16";  ///< of the matrices, by its name in GGUF
+  std::uint64_t seed = 0;            ///< equal seeds: equal weights
+
+  /// Writes a GGUF file. Of the options, num_threads and progress (in written bytes) apply. Throws
+  /// Error: shape, type, or the reason why the file cannot be written; then no file is left.
+  void write(const std::string& path, const ModelOptions& options = {}) const {
+    const headrace_model_options c = options.to_c();
+    check(headrace_random_model_write(&shape, weight_type.c_str(), seed, &c, path.c_str()));
+  }
+};
+
+/// Names of the published models whose shapes are known.
+inline std::vector<std::string> model_shape_names() {
+  std::vector<std::string> names;
+  while (const char* name = headrace_model_shape_name(static_cast<std::int64_t>(names.size())))
+    names.emplace_back(name);
+  return names;
+}
+/// The shape of a published model. Throws Error(HEADRACE_INVALID_ARGUMENT): lists the names.
+inline headrace_model_shape find_model_shape(const std::string& name) {
+  headrace_model_shape shape{};
+  shape.struct_size = sizeof shape;
+  check(headrace_model_shape_find(name.c_str(), &shape));
+  return shape;
+}
 
 /// One turn of a conversation.
 struct Message {
@@ -126,22 +174,17 @@ class Model {
  public:
   /// Throws Error: HEADRACE_IO_ERROR or HEADRACE_UNSUPPORTED with file, position and rule.
   explicit Model(const std::string& path, const ModelOptions& options = {}) {
-    headrace_model_options c;
-    check(headrace_model_options_init(&c));
-    c.num_threads = options.num_threads;
-    c.exact = options.exact;
-    c.use_mmap = options.use_mmap;
-    c.vocab_only = options.vocab_only;
-    c.device_type = options.device_type;
-    c.device_id = options.device_id;
-    if (options.progress) {
-      c.progress_user = const_cast<void*>(static_cast<const void*>(&options.progress));
-      c.progress = [](void* user, std::uint64_t done, std::uint64_t total) {
-        (*static_cast<std::function<void(std::uint64_t, std::uint64_t)>*>(user))(done, total);
-      };
-    }
+    const headrace_model_options c = options.to_c();
     headrace_model* model = nullptr;
     check(headrace_model_load(path.c_str(), &c, &model));
+    model_.reset(model);
+  }
+  /// Loads a random model without a file.
+  explicit Model(const RandomModel& random, const ModelOptions& options = {}) {
+    const headrace_model_options c = options.to_c();
+    headrace_model* model = nullptr;
+    check(headrace_random_model_load(&random.shape, random.weight_type.c_str(), random.seed, &c,
+                                     &model));
     model_.reset(model);
   }
 

@@ -31,27 +31,6 @@ Status choose_device(const headrace_model_options& options, engine::LoadOptions&
   return std::nullopt;
 }
 
-Result<engine::LoadOptions> load_options(const headrace_model_options& options) {
-  Result<DeviceInfo> host = cpu_info();
-  if (!host.ok()) return std::move(host.failure());
-  if (options.num_threads < 0 || options.num_threads > kMaxThreads)
-    return invalid_argument("num_threads={}: must be 1 to {}; pass 0 for all available",
-                            options.num_threads, kMaxThreads);
-  if (options.num_threads > 0) host.value().num_units = options.num_threads;
-  engine::LoadOptions load;
-  load.host = host.value();
-  if (auto bad = choose_device(options, load)) return std::move(*bad);
-  load.mode = options.exact != 0 ? MatmulMode::exact : MatmulMode::normal;
-  load.vocab_only = options.vocab_only != 0;
-  load.weights.use_mmap = options.use_mmap != 0;
-  if (options.progress != nullptr)
-    load.weights.progress = [fn = options.progress, user = options.progress_user](
-                                std::uint64_t done, std::uint64_t total) {
-      return call_back("progress", [&] { fn(user, done, total); });
-    };
-  return load;
-}
-
 void fill_sizes(const engine::LanguageModel& m, headrace_model_info& info) {
   const model::Decoder& decoder = *m.decoder;
   const model::Config& c = decoder.config;
@@ -86,6 +65,28 @@ headrace_model_info info_of_model(const engine::LanguageModel& m) {
 }
 
 }  // namespace
+
+Result<engine::LoadOptions> load_options(const headrace_model_options& options) {
+  Result<DeviceInfo> host = cpu_info();
+  if (!host.ok()) return std::move(host.failure());
+  if (options.num_threads < 0 || options.num_threads > kMaxThreads)
+    return invalid_argument("num_threads={}: must be 1 to {}; pass 0 for all available",
+                            options.num_threads, kMaxThreads);
+  if (options.num_threads > 0) host.value().num_units = options.num_threads;
+  engine::LoadOptions load;
+  load.host = host.value();
+  if (auto bad = choose_device(options, load)) return std::move(*bad);
+  load.mode = options.exact != 0 ? MatmulMode::exact : MatmulMode::normal;
+  load.vocab_only = options.vocab_only != 0;
+  load.weights.use_mmap = options.use_mmap != 0;
+  if (options.progress != nullptr)
+    load.weights.progress = [fn = options.progress, user = options.progress_user](
+                                std::uint64_t done, std::uint64_t total) {
+      return call_back("progress", [&] { fn(user, done, total); });
+    };
+  return load;
+}
+
 }  // namespace headrace::capi
 
 using namespace headrace::capi;  // the functions below are the C face of this namespace

@@ -31,6 +31,9 @@ headrace_status give_list(const List& list, const char* name, T* to, std::size_t
   return HEADRACE_OK;
 }
 
+// invalid_argument, unsupported: threads or device.
+Result<engine::LoadOptions> load_options(const headrace_model_options& options);
+
 // Reads a caller's size-prefixed struct over the defaults; null: the defaults.
 template <class T>
 Status read_struct(const char* name, const T* theirs, T& ours) {

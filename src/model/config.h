@@ -9,6 +9,11 @@
 
 namespace headrace::model {
 
+// Limits far above real models: no product of two of them overflows 64 bits.
+inline constexpr std::int64_t kMaxLayers = 1024, kMaxContext = std::int64_t{1} << 24;
+inline constexpr std::int64_t kMaxSize = std::int64_t{1} << 20, kMaxVocab = std::int64_t{1} << 24;
+inline constexpr std::int64_t kMaxHeads = 4096, kMaxHeadDim = 576;
+
 struct Config {
   std::string architecture;  // "llama"
   std::string name;          // the model's name in the file; may be empty

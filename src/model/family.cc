@@ -7,11 +7,6 @@ namespace {
 
 constexpr const Family* kFamilies[] = {&kLlama, &kQwen2};
 
-// Limits far above real models: no product of two of them overflows 64 bits.
-constexpr std::int64_t kMaxLayers = 1024, kMaxContext = std::int64_t{1} << 24;
-constexpr std::int64_t kMaxSize = std::int64_t{1} << 20, kMaxVocab = std::int64_t{1} << 24;
-constexpr std::int64_t kMaxHeads = 4096, kMaxHeadDim = 576;
-
 // Reads keys of one architecture in sequence and keeps the first failure.
 class MetadataReader {
  public:

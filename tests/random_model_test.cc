@@ -1,0 +1,137 @@
+// Models with random weights through the public API.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "headrace/model.hpp"
+#include "support/errors.h"
+#include "support/temporary_folder.h"
+
+namespace {
+
+using headrace::Model;
+using headrace::RandomModel;
+using headrace::Session;
+using headrace::testing::error_of;
+using headrace::testing::TemporaryFolder;
+
+const char* const kTypes[] = {"F32",  "F16",  "BF16", "Q4_0", "Q4_1", "Q5_0",
+                              "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"};
+
+// Rows are whole blocks of every type.
+RandomModel small_model() {
+  RandomModel random{.shape = headrace::find_model_shape("llama-3.2-1b")};
+  random.shape.num_layers = 2;
+  random.shape.hidden_size = 256;
+  random.shape.ffn_size = 512;
+  random.shape.vocab_size = 300;
+  random.shape.num_heads = 4;
+  random.shape.num_kv_heads = 2;
+  random.shape.context_length = 64;
+  random.shape.bos_token = 290;
+  random.shape.eos_token = 3;
+  return random;
+}
+
+std::vector<float> logits_of(const Model& model) {
+  Session session(model, {.cache_dtype = headrace::DType::f32});
+  const std::int32_t tokens[] = {5, 250, 299, 17};
+  std::vector<float> logits(4 * 300);
+  headrace::check(headrace_session_append(session.get(), tokens, 4, logits.data()));
+  return logits;
+}
+
+TEST(RandomModel, OfEveryTypeGivesFiniteLogitsThatDiffer) {
+  for (const char* architecture : {"llama", "qwen2"}) {
+    for (const int is_tied : {0, 1}) {
+      for (const char* type : kTypes) {
+        RandomModel random = small_model();
+        random.shape.architecture = architecture;
+        random.shape.tied_embeddings = is_tied;
+        random.weight_type = type;
+        const std::vector<float> logits = logits_of(Model(random, {.num_threads = 2}));
+        double sum = 0, squares = 0;
+        for (const float logit : logits) {
+          ASSERT_TRUE(std::isfinite(logit)) << architecture << type;
+          sum += logit;
+          squares += double{logit} * logit;
+        }
+        const double n = static_cast<double>(logits.size());
+        const double deviation = std::sqrt(squares / n - sum / n * (sum / n));
+        // Of the order of 1: neither equal nor a single token that takes all.
+        EXPECT_GT(deviation, 0.5) << architecture << type;
+        EXPECT_LT(deviation, 2.0) << architecture << type;
+      }
+    }
+  }
+}
+
+TEST(RandomModel, InMemoryIsTheModelOfTheFile) {
+  const TemporaryFolder folder;
+  const RandomModel random = small_model();
+  std::uint64_t last = 0;
+  random.write(folder.file("m.gguf"),
+               {.num_threads = 2, .progress = [&](std::uint64_t done, std::uint64_t total) {
+                  EXPECT_LE(last, done);
+                  EXPECT_LE(done, total);
+                  last = done;
+                }});
+  EXPECT_GT(last, 0u);
+  const Model from_file(folder.file("m.gguf")), from_memory(random);
+  EXPECT_EQ(logits_of(from_file), logits_of(from_memory));
+  EXPECT_STREQ(from_memory.info().name, "llama-3.2-1b");
+  EXPECT_STREQ(from_memory.info().weight_types, from_file.info().weight_types);
+  RandomModel other = random;
+  other.seed = 1;
+  EXPECT_NE(logits_of(Model(other)), logits_of(from_memory));
+}
+
+TEST(RandomModel, ShapesHaveNames) {
+  const std::vector<std::string> names = headrace::model_shape_names();
+  EXPECT_GE(names.size(), 6u);
+  for (const std::string& name : names) EXPECT_EQ(headrace::find_model_shape(name).name, name);
+  EXPECT_EQ(headrace_model_shape_name(-1), nullptr);
+  EXPECT_EQ(headrace_model_shape_name(static_cast<std::int64_t>(names.size())), nullptr);
+  const std::string text =
+      error_of([] { headrace::find_model_shape("llama"); }, HEADRACE_INVALID_ARGUMENT);
+  for (const std::string& name : names) EXPECT_NE(text.find(name), std::string::npos) << text;
+}
+
+TEST(RandomModel, ErrorsLeaveNoFile) {
+  const TemporaryFolder folder;
+  const auto fails = [&](const RandomModel& random, const std::string& path, headrace_status code,
+                         const std::string& expected) {
+    const std::string text = error_of([&] { random.write(path); }, code);
+    EXPECT_EQ(text.find(expected), 0u) << text;
+  };
+  const std::string path = folder.file("m.gguf");
+  RandomModel random = small_model();
+  random.weight_type = "Q3_K";
+  fails(random, path, HEADRACE_INVALID_ARGUMENT, "weight_type=\"Q3_K\": must be one of F32, ");
+  random = small_model();
+  random.shape.num_kv_heads = 3;
+  fails(random, path, HEADRACE_INVALID_ARGUMENT, "shape.num_heads=4: must be a multiple of ");
+  random.shape.struct_size = 0;
+  fails(random, path, HEADRACE_INVALID_ARGUMENT, "shape.struct_size=0: ");
+  fails(small_model(), folder.file(""), HEADRACE_IO_ERROR, folder.file("") + ": is a directory");
+  fails(small_model(), folder.file("absent/m"), HEADRACE_IO_ERROR, folder.file("absent/m"));
+  EXPECT_TRUE(std::filesystem::is_empty(folder.file("")));
+  headrace_model* model = nullptr;
+  EXPECT_EQ(headrace_random_model_load(nullptr, "F32", 0, nullptr, &model),
+            HEADRACE_INVALID_ARGUMENT);
+  EXPECT_EQ(std::strncmp(headrace_last_error(), "shape=NULL: ", 12), 0);
+  const headrace_model_shape shape = small_model().shape;
+  EXPECT_EQ(headrace_random_model_load(&shape, nullptr, 0, nullptr, &model),
+            HEADRACE_INVALID_ARGUMENT);
+  EXPECT_EQ(headrace_random_model_load(&shape, "F32", 0, nullptr, nullptr),
+            HEADRACE_INVALID_ARGUMENT);
+  EXPECT_EQ(headrace_random_model_write(&shape, "F32", 0, nullptr, nullptr),
+            HEADRACE_INVALID_ARGUMENT);
+  EXPECT_EQ(headrace_model_shape_find(nullptr, nullptr), HEADRACE_INVALID_ARGUMENT);
+}
+
+}  // namespace
