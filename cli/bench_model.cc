@@ -17,7 +17,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 struct BenchOptions {
-  std::string path;
+  std::string path, like;  // one of them
+  RandomModel random = {};
   std::vector<std::int64_t> prompts = {512}, answers = {128};
   std::vector<std::int64_t> threads;
   std::int64_t depth = 0;
@@ -90,10 +91,15 @@ class Bench {
 
   // Loads the model once per thread count: a model owns its threads.
   void run_with(int num_threads) {
-    const Model model = load_model({.path = options_.path,
-                                    .num_threads = num_threads,
-                                    .is_exact = options_.is_exact,
-                                    .device = options_.device});
+    ModelChoice model_choice{.path = options_.path,
+                             .num_threads = num_threads,
+                             .is_exact = options_.is_exact,
+                             .device = options_.device};
+    if (!options_.like.empty()) {
+      model_choice.path = options_.like;
+      model_choice.random = options_.random;
+    }
+    const Model model = load_model(model_choice);
     info_ = model.info();
     architecture_ = info_.architecture;
     name_ = info_.name;
@@ -196,7 +202,7 @@ void add_bench_model(CLI::App& bench, Action& action, const std::string& command
       bench.add_subcommand("model", "Tokens per second of prompt processing and generation");
   auto options = std::make_shared<BenchOptions>();
   options->command_line = command_line;
-  add_model_path(*app, options->path);
+  add_model_or_random(*app, options->path, options->like, options->random);
   add_device_option(*app, options->device);
   constexpr std::int64_t kMost = 1 << 20;
   add_numbers(*app, "-p,--prompt,--n-prompt", options->prompts, {0, kMost},
@@ -219,6 +225,8 @@ void add_bench_model(CLI::App& bench, Action& action, const std::string& command
   add_session_options(*app, options->session);
   add_format_option(*app, options->format);
   app->callback([&action, options] {
+    if (options->path.empty() && options->like.empty())
+      throw CLI::RequiredError("--model or --random");
     std::erase(options->prompts, 0);
     std::erase(options->answers, 0);
     action = [options] { return run_bench(*options); };

@@ -8,6 +8,7 @@
 
 #include "command.h"
 #include "files.h"
+#include "model_shape.h"
 #include "options.h"
 #include "progress.h"
 
@@ -20,8 +21,6 @@ const std::map<std::string, headrace_sampling_order> kOrders = {
     {"llama.cpp", HEADRACE_ORDER_LLAMA_CPP}};
 
 constexpr std::int64_t kMaxTokens = std::int64_t{1} << 24;
-
-std::string mebibytes(std::uint64_t bytes) { return std::to_string(bytes >> 20); }
 
 // "42=-1.5", or "42-1.5" as llama.cpp writes it.
 headrace_logit_bias parse_bias(const std::string& text) {
@@ -68,9 +67,15 @@ auto blaming_the_file(Body body) {
   }
 }
 
-Model load(const std::string& path, const ModelOptions& options) {
-  require_regular_file(path);
-  return blaming_the_file([&] { return Model(path, options); });
+Model load(const ModelChoice& choice, const ModelOptions& options) {
+  if (!choice.random) {
+    require_regular_file(choice.path);
+    return blaming_the_file([&] { return Model(choice.path, options); });
+  }
+  const ModelShape shape(choice.path);
+  RandomModel random = *choice.random;
+  random.shape = shape.get();
+  return shape.blaming_the_file([&] { return Model(random, options); });
 }
 
 // The number of "cuda" or "cuda:N"; empty for the CPU.
@@ -119,6 +124,22 @@ void add_model_path(CLI::App& app, std::string& path) {
       ->group("Model");
 }
 
+void add_model_or_random(CLI::App& app, std::string& path, std::string& like, RandomModel& random) {
+  constexpr const char* kGroup = "Model";
+  CLI::Option* file =
+      app.add_option("-m,--model", path, "model file (GGUF)")->option_text("FILE")->group(kGroup);
+  CLI::Option* shape =
+      app.add_option(
+             "--random", like,
+             "random weights in memory instead of a file; the shape of a published model or "
+             "of a config.json: " +
+                 shape_names())
+          ->option_text("NAME|FILE.json")
+          ->excludes(file)
+          ->group(kGroup);
+  for (CLI::Option* option : add_random_options(app, random, kGroup)) option->needs(shape);
+}
+
 void add_device_option(CLI::App& app, std::string& device) {
   app.add_option("--device", device, "device that computes; a GPU computes in bf16")
       ->check(check_device)
@@ -150,21 +171,21 @@ Model load_model(const ModelChoice& choice) {
   if (cuda_device) device_from_text(choice.device.c_str());  // throws if it is absent
   const auto progress = std::make_shared<Progress>("loading");
   Model model =
-      load(choice.path, {.num_threads = choice.num_threads,
-                         .exact = choice.is_exact,
-                         .use_mmap = choice.uses_mmap,
-                         .progress =
-                             [progress](std::uint64_t done, std::uint64_t total) {
-                               progress->show(done, total,
-                                              mebibytes(done) + '/' + mebibytes(total) + " MiB");
-                             },
-                         .device_type = cuda_device ? HEADRACE_CUDA : HEADRACE_CPU,
-                         .device_id = cuda_device.value_or(0)});
+      load(choice,
+           {.num_threads = choice.num_threads,
+            .exact = choice.is_exact,
+            .use_mmap = choice.uses_mmap,
+            .progress = [progress](std::uint64_t done,
+                                   std::uint64_t total) { show_mebibytes(*progress, done, total); },
+            .device_type = cuda_device ? HEADRACE_CUDA : HEADRACE_CPU,
+            .device_id = cuda_device.value_or(0)});
   progress->clear();
   return model;
 }
 
-Model load_vocabulary(const std::string& path) { return load(path, {.vocab_only = true}); }
+Model load_vocabulary(const std::string& path) {
+  return load({.path = path}, {.vocab_only = true});
+}
 
 void add_session_options(CLI::App& app, SessionChoice& choice) {
   constexpr const char* kGroup = "Session";

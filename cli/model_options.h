@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,8 +12,9 @@
 namespace headrace::cli {
 
 struct ModelChoice {
-  std::string path;
-  int num_threads = 0;  // 0: all that the process may use
+  std::string path;                        // of a file; of random weights: a name or a config.json
+  std::optional<RandomModel> random = {};  // the shape is that of `path`
+  int num_threads = 0;                     // 0: all that the process may use
   bool is_exact = false;
   bool uses_mmap = false;
   std::string device = "cpu";  // or "cuda", "cuda:N"
@@ -20,6 +22,8 @@ struct ModelChoice {
 
 // Only --model.
 void add_model_path(CLI::App& app, std::string& path);
+// --model or --random, with --type and --seed.
+void add_model_or_random(CLI::App& app, std::string& path, std::string& like, RandomModel& random);
 void add_device_option(CLI::App& app, std::string& device);
 // --model, --device, --threads, --exact, --mmap.
 void add_model_options(CLI::App& app, ModelChoice& choice);

@@ -31,4 +31,9 @@ void Progress::clear() {
   if (is_shown_) show_line("");
 }
 
+void show_mebibytes(Progress& progress, std::uint64_t done, std::uint64_t total) {
+  progress.show(done, total,
+                std::to_string(done >> 20) + '/' + std::to_string(total >> 20) + " MiB");
+}
+
 }  // namespace headrace::cli

@@ -22,4 +22,7 @@ class Progress {
   bool is_shown_ = false;
 };
 
+// "42/90 MiB".
+void show_mebibytes(Progress& progress, std::uint64_t done, std::uint64_t total);
+
 }  // namespace headrace::cli
