@@ -7,6 +7,11 @@ On arrays (NumPy, DLPack, CUDA array interface):
     print(headrace.explain(q, k, v, causal=True))
     y = headrace.softmax(x, axis=-1)
 
+Language models from GGUF files:
+
+    llm = headrace.LLM("model.gguf")
+    print(llm.chat([{"role": "user", "content": "Why is the sky blue?"}]).text)
+
 For PyTorch use `headrace.torch`, for Hugging Face models `headrace.transformers`; both are imported on demand.
 """
 
@@ -17,7 +22,9 @@ from ._arrays import Support, attention, check, explain, supports
 from ._backward import Gradients, attention_backward
 from ._devices import Device, devices
 from ._library import VERSION as __version__
+from ._llm import LLM, Completion, Generation, ModelInfo, model_shapes
 from ._plans import FallbackWarning, cache_clear
+from ._sampling import SamplingParams
 from ._softmax import softmax, softmax_backward
 from ._views import TensorSpec
 
@@ -26,9 +33,14 @@ if TYPE_CHECKING:
     from . import transformers as transformers
 
 __all__ = [
+    "LLM",
+    "Completion",
     "Device",
     "FallbackWarning",
+    "Generation",
     "Gradients",
+    "ModelInfo",
+    "SamplingParams",
     "Support",
     "TensorSpec",
     "__version__",
@@ -38,6 +50,7 @@ __all__ = [
     "check",
     "devices",
     "explain",
+    "model_shapes",
     "softmax",
     "softmax_backward",
     "supports",

@@ -24,6 +24,11 @@ _RESULTS = {
     "kernel_summary": ctypes.c_char_p,
     "kernel_refusal": ctypes.c_char_p,
     "plan_destroy": None,
+    "model_destroy": None,
+    "model_shape_name": ctypes.c_char_p,
+    "session_destroy": None,
+    "completions_count": ctypes.c_int64,
+    "completions_destroy": None,
 }
 # Functions whose arguments are all pointers, with their number: ctypes must not truncate Python ints to 32 bits.
 _POINTERS = {
@@ -39,6 +44,15 @@ _POINTERS = {
     "softmax_forward": 3,
     "softmax_backward": 3,
     "kv_append": 3,
+    "model_load": 3,
+    "model_destroy": 1,
+    "model_get_info": 2,
+    "model_shape_find": 2,
+    "session_create": 3,
+    "session_destroy": 1,
+    "session_generate": 3,
+    "completions_count": 1,
+    "completions_destroy": 1,
 }
 # Versioned structs that the library fills; it refuses unknown sizes.
 _VERSIONED = {
@@ -53,6 +67,10 @@ _VERSIONED = {
     "rope_options": _structs.RopeOptions,
     "kv_append_options": _structs.KvAppendOptions,
     "kv_append_tensors": _structs.KvAppendTensors,
+    "model_options": _structs.ModelOptions,
+    "session_options": _structs.SessionOptions,
+    "sampling_options": _structs.SamplingOptions,
+    "generation_options": _structs.GenerationOptions,
 }
 
 
@@ -84,6 +102,20 @@ def _declare(library: ctypes.CDLL) -> None:
     run: list[Any] = [ctypes.c_void_p] * 4 + [ctypes.c_size_t, ctypes.c_void_p]
     library.headrace_attention_forward.argtypes = run[1:]
     library.headrace_attention_backward.argtypes = run
+    _declare_models(library)
+
+
+def _declare_models(library: ctypes.CDLL) -> None:
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    filled: list[Any] = [pointer, size, pointer]  # an array, its capacity, the count
+    library.headrace_random_model_load.argtypes = [pointer, ctypes.c_char_p, ctypes.c_uint64, pointer, pointer]
+    library.headrace_model_shape_name.argtypes = [ctypes.c_int64]
+    library.headrace_tokenize.argtypes = [pointer, ctypes.c_char_p, size, ctypes.c_uint32, *filled]
+    library.headrace_detokenize.argtypes = [pointer, pointer, size, *filled]
+    library.headrace_chat_tokens.argtypes = [pointer, ctypes.c_char_p, pointer, size, ctypes.c_int, *filled]
+    library.headrace_session_append.argtypes = [pointer, pointer, size, pointer]
+    library.headrace_session_generate_n.argtypes = [pointer, pointer, ctypes.c_int64, pointer, pointer, pointer]
+    library.headrace_completions_get.argtypes = [pointer, ctypes.c_int64, pointer]
 
 
 def _check_structs(library: ctypes.CDLL, path: pathlib.Path) -> None:

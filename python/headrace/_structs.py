@@ -1,4 +1,4 @@
-"""ctypes declarations of the structs and constants of include/headrace/headrace.h and kv_cache.h."""
+"""ctypes declarations of the structs and constants of include/headrace/headrace.h, kv_cache.h and model.h."""
 
 from __future__ import annotations
 
@@ -146,6 +146,109 @@ class Problem(ctypes.Structure):
         *_fields(ctypes.c_int64, "page_size num_pages max_pages"),
     ]
 
+
+PROGRESS_FN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64)
+TEXT_FN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_char), ctypes.c_size_t)
+
+
+class ModelOptions(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        *_fields(ctypes.c_int32, "num_threads exact use_mmap vocab_only"),
+        ("progress", PROGRESS_FN),
+        ("progress_user", ctypes.c_void_p),
+        *_fields(ctypes.c_int32, "device_type device_id"),
+    ]
+
+
+class ModelShape(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        *_fields(ctypes.c_char_p, "name architecture"),
+        *_fields(ctypes.c_int64, "num_layers hidden_size ffn_size vocab_size num_heads num_kv_heads head_dim"),
+        *_fields(ctypes.c_int64, "context_length window"),
+        *_fields(ctypes.c_double, "rms_eps rope_base rope_linear_factor rope_llama3_factor rope_low_freq_factor"),
+        *_fields(ctypes.c_double, "rope_high_freq_factor rope_original_context_length"),
+        *_fields(ctypes.c_int64, "bos_token eos_token"),
+        *_fields(ctypes.c_int32, "tied_embeddings reserved"),
+    ]
+
+
+class ModelInfo(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        *_fields(ctypes.c_char_p, "architecture name weight_types chat_template"),
+        *_fields(ctypes.c_int64, "num_layers hidden_size ffn_size vocab_size context_length num_heads num_kv_heads"),
+        *_fields(ctypes.c_int64, "head_dim head_dim_v num_parameters weight_bytes token_weight_bytes"),
+        *_fields(ctypes.c_int32, "bos_token eos_token num_threads exact"),
+    ]
+
+
+class Message(ctypes.Structure):
+    _fields_ = _fields(ctypes.c_char_p, "role content")
+
+
+class SessionOptions(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        *_fields(ctypes.c_int64, "max_tokens batch_tokens"),
+        *_fields(ctypes.c_int32, "cache_dtype reserved"),
+        *_fields(ctypes.c_int64, "page_size num_pages"),
+    ]
+
+
+class LogitBias(ctypes.Structure):
+    _fields_ = [("token", ctypes.c_int32), ("bias", ctypes.c_float)]
+
+
+class SamplingOptions(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        *_fields(ctypes.c_double, "temperature top_p min_p repetition_penalty presence_penalty frequency_penalty"),
+        *_fields(ctypes.c_int64, "top_k repetition_window"),
+        *_fields(ctypes.c_uint64, "seed sequence"),
+        ("logit_bias", ctypes.POINTER(LogitBias)),
+        ("num_logit_bias", ctypes.c_size_t),
+        *_fields(ctypes.c_int32, "order reserved"),
+    ]
+
+
+class GenerationOptions(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("sampling", ctypes.POINTER(SamplingOptions)),
+        ("max_new_tokens", ctypes.c_int64),
+        ("stop", ctypes.POINTER(ctypes.c_char_p)),
+        ("num_stop", ctypes.c_size_t),
+        *_fields(ctypes.c_int32, "ignore_end reserved"),
+        ("on_text", TEXT_FN),
+        ("user", ctypes.c_void_p),
+    ]
+
+
+class Generation(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("num_tokens", ctypes.c_int64),
+        *_fields(ctypes.c_int32, "finish reserved"),
+    ]
+
+
+class Completion(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("tokens", ctypes.POINTER(ctypes.c_int32)),
+        ("num_tokens", ctypes.c_int64),
+        ("text", ctypes.POINTER(ctypes.c_char)),
+        ("num_bytes", ctypes.c_size_t),
+        *_fields(ctypes.c_double, "logprob score"),
+        *_fields(ctypes.c_int32, "finish reserved"),
+    ]
+
+
+TOKENIZE_SPECIAL, TOKENIZE_BOS = 1, 2
+FINISH_NAMES = ("end", "stop", "length", "cancelled")
+ORDER_NAMES = ("vllm", "transformers", "llama.cpp")
 
 # Plans do not distinguish alignments of addresses and strides beyond this.
 WHOLE_ALIGNMENT = 16
