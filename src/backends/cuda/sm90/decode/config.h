@@ -133,7 +133,7 @@ constexpr GroupRange groups_of(const SequenceKeys& s) {
   return {first, std::max(s.end_key - 1, s.first_key) / kGroupKeys - first + 1};
 }
 
-// Splits, counted from key 0; at least one, since somebody writes the rows.
+// Splits, counted from key 0; at least one: a CTA writes the rows without keys, too.
 struct SplitRange {
   int first, count;
 };
