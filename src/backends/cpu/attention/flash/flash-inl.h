@@ -15,7 +15,7 @@
 #include "backends/cpu/attention/flash/finish-inl.h"
 #include "backends/cpu/attention/flash/flash.h"
 #include "backends/cpu/attention/flash/gemm-inl.h"
-#include "backends/cpu/attention/flash/softmax-inl.h"
+#include "backends/cpu/attention/partial_rows-inl.h"
 
 namespace headrace::cpu::flash {
 
