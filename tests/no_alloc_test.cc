@@ -116,6 +116,19 @@ bool append_allocates() {
   return num_allocations != before;
 }
 
+bool merge_allocates() {
+  using namespace headrace;
+  std::vector<float> x(3 * 4 * 2 * 16), lse(3 * 2 * 4);
+  headrace_tensor outs[3], lses[3];
+  for (int i = 0; i < 3; ++i) {
+    outs[i] = TensorView(x.data() + i * 4 * 2 * 16, DType::f32, {4, 2, 16});
+    lses[i] = TensorView(lse.data() + i * 2 * 4, DType::f32, {2, 4});
+  }
+  const long before = num_allocations;
+  for (int i = 0; i < 1000; ++i) merge_states(outs, lses, TensorView(outs[0]), TensorView(lses[0]));
+  return num_allocations != before;
+}
+
 }  // namespace
 
 int main() {
@@ -150,6 +163,7 @@ int main() {
   if (backward_allocates(tensors, device)) return fail("headrace_plan_run_backward allocated");
   if (softmax_allocates()) return fail("softmax allocated");
   if (append_allocates()) return fail("headrace_kv_append allocated");
+  if (merge_allocates()) return fail("headrace_merge_states allocated");
 
   // A valid call with nothing to compute: measures the overhead.
   AttentionTensors empty = tensors;

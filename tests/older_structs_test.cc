@@ -451,6 +451,17 @@ TEST(OlderStructs, WithOneValidSizeRejectAllOthers) {
   expect_one_size<headrace_softmax_backward_tensors>(
       "softmax_backward_tensors", gradients,
       [&](const auto& t) { return headrace_softmax_backward(&t, nullptr, nullptr); });
+  const headrace_tensor state = TensorView(x.data(), DType::f32, {1, 1, 6});
+  const headrace_tensor state_lse = TensorView(y.data(), DType::f32, {1, 1});
+  headrace_merge_states_tensors merge;
+  headrace_merge_states_tensors_init(&merge);
+  merge.num_states = 1;
+  merge.outs = &state;
+  merge.lses = &state_lse;
+  merge.out = TensorView(dx.data(), DType::f32, {1, 1, 6});
+  expect_one_size<headrace_merge_states_tensors>("merge_states_tensors", merge, [&](const auto& t) {
+    return headrace_merge_states(&t, nullptr);
+  });
   const TensorView element(x.data(), DType::f32, {1, 1, 1, 1});
   headrace_attention_tensors call =
       AttentionTensors{

@@ -83,6 +83,7 @@ TEST(StructSizes, OfInitFunctions) {
   HEADRACE_EXPECT_INIT(rope_options, "options");
   HEADRACE_EXPECT_INIT(kv_append_options, "options");
   HEADRACE_EXPECT_INIT(kv_append_tensors, "tensors");
+  HEADRACE_EXPECT_INIT(merge_states_tensors, "tensors");
 }
 
 // The same for functions that read the size from the struct.

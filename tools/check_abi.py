@@ -15,7 +15,9 @@ import tempfile
 
 import checklib
 
-HEADERS = ["headrace/headrace.h", "headrace/softmax.h", "headrace/kv_cache.h", "headrace/model.h"]
+HEADERS = [
+    "headrace/headrace.h", "headrace/softmax.h", "headrace/merge_states.h", "headrace/kv_cache.h", "headrace/model.h",
+]  # fmt: skip
 STORED = "tools/abi/headrace.abi"
 COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 DECLARATION = re.compile(r"(HEADRACE_API[^;{]*\));")
@@ -112,6 +114,7 @@ def configure(args):
 
 BEFORE = {
     "include/headrace/kv_cache.h": "",
+    "include/headrace/merge_states.h": "",
     "include/headrace/model.h": "",
     "include/headrace/softmax.h": "",
     "include/headrace/headrace.h": """#include <stddef.h>

@@ -64,6 +64,7 @@ ON_CPU = {
     "kv_cache": (units("*Tiny*:Session*"),),
     "paged_kv_cache": (units("PageAllocator*:*PrefixCache*:KvPages*:*KvPagesOf*:KvCache*:*RandomOperations*"),),
     "kv_append": (units("KvAppend*:Rope*"),),
+    "merge_states": (units("MergeStates*"),),
     "sampler": (units("*Sampling*:StopMatcher*"),),
     "gguf": (units("Gguf*"),),
     "tokenizer": (units("Tokenizer*:StreamDecoder*:Utf8*"),),
@@ -122,6 +123,7 @@ ON_CUDA = {
     "cuda_release_sm80": (stress("cuda_sm80_fwd bf16"),),
     "cuda_softmax": (gtest("CUDA softmax", "tests/cuda/headrace_cuda_tests", "*Softmax*"),),
     "cuda_kv_append": (gtest("CUDA append", "tests/cuda/headrace_cuda_tests", "CudaKvAppend*"),),
+    "cuda_merge_states": (gtest("CUDA merge", "tests/cuda/headrace_cuda_tests", "CudaMergeStates*"),),
 }
 ALL_ON_CUDA = (CUDA_ORACLE, CUDA_GRID, CUDA_BACKWARD, CUDA_BITS, CUDA_CATALOGUE, CUDA_UNITS, CUDA_CAPI)
 DEVICES = {"cpu": (ON_CPU, ALL_ON_CPU), "cuda": (ON_CUDA, ALL_ON_CUDA)}

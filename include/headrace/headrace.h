@@ -436,6 +436,7 @@ HEADRACE_API void headrace_set_executor(headrace_executor_fn run, void* user);
 } /* extern "C" */
 #endif
 
+#include "headrace/merge_states.h"
 #include "headrace/softmax.h"
 
 #endif /* HEADRACE_HEADRACE_H_ */

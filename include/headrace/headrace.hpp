@@ -21,6 +21,7 @@ headrace::headrace or set CMAKE_CXX_STANDARD to 20; C programs include headrace/
 #include <exception>
 #include <new>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "headrace/headrace.h"
@@ -432,6 +433,26 @@ inline void softmax_backward(const TensorView& y, const TensorView& dy, const Te
   c_tensors.dx = dx;
   const headrace_softmax_options c_options = options.to_c();
   check(headrace_softmax_backward(&c_tensors, &c_options, stream));
+}
+
+/// Merges attention over disjoint keys, outs[i] and lses[i] of the same rows, into out and lse
+/// (optional), in the order of the states: shapes of AttentionTensors::out and lse; f32, f16 or
+/// bf16. out may be the view outs[i], lse the view lses[i]. On CUDA enqueued on `stream`. Throws
+/// Error(HEADRACE_INVALID_ARGUMENT or HEADRACE_UNSUPPORTED).
+inline void merge_states(std::span<const headrace_tensor> outs,
+                         std::span<const headrace_tensor> lses, const TensorView& out,
+                         const TensorView& lse = {}, void* stream = nullptr) {
+  if (outs.size() != lses.size())
+    throw Error(HEADRACE_INVALID_ARGUMENT,
+                "lses: must have one entry per state, as outs; pass the lse of every state");
+  headrace_merge_states_tensors c_tensors;
+  check(headrace_merge_states_tensors_init(&c_tensors));
+  c_tensors.num_states = static_cast<std::int64_t>(outs.size());
+  c_tensors.outs = outs.data();
+  c_tensors.lses = lses.data();
+  c_tensors.out = out;
+  c_tensors.lse = lse;
+  check(headrace_merge_states(&c_tensors, stream));
 }
 
 }  // namespace v0

@@ -23,6 +23,7 @@ from ._backward import Gradients, attention_backward
 from ._devices import Device, devices
 from ._library import VERSION as __version__
 from ._llm import LLM, Completion, Generation, ModelInfo, model_shapes
+from ._merge import merge_states
 from ._plans import FallbackWarning, cache_clear
 from ._sampling import SamplingParams
 from ._softmax import softmax, softmax_backward
@@ -50,6 +51,7 @@ __all__ = [
     "check",
     "devices",
     "explain",
+    "merge_states",
     "model_shapes",
     "softmax",
     "softmax_backward",

@@ -1,4 +1,4 @@
-"""ctypes declarations of the structs and constants of include/headrace/headrace.h, kv_cache.h and model.h."""
+"""ctypes declarations of the structs and constants of headrace.h, merge_states.h, kv_cache.h and model.h."""
 
 from __future__ import annotations
 
@@ -130,6 +130,15 @@ class KvAppendTensors(ctypes.Structure):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
         *((name, Tensor) for name in (*KV_APPEND_NAMES, "q_norm_weight", "k_norm_weight")),
+    ]
+
+
+class MergeStatesTensors(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("num_states", ctypes.c_int64),
+        *_fields(ctypes.c_void_p, "outs lses"),
+        *_fields(Tensor, "out lse"),
     ]
 
 

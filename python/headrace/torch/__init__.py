@@ -8,6 +8,7 @@ q, k, v, bias and sinks have gradients, on the CPU and on CUDA.
 """
 
 from ._attention import attention
+from ._combine import flash_attn_combine
 from ._flash_attn import (
     flash_attn_func,
     flash_attn_kvpacked_func,
@@ -19,6 +20,7 @@ from ._sdpa import replace_sdpa, scaled_dot_product_attention
 
 __all__ = [
     "attention",
+    "flash_attn_combine",
     "flash_attn_func",
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",

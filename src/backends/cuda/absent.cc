@@ -25,6 +25,7 @@ Result<HostLengths> read_lengths(const Plan&, const AttentionArgs&, Stream) { re
 Status softmax_forward(const SoftmaxForwardArgs&, int, Stream) { return absent(); }
 Status softmax_backward(const SoftmaxBackwardArgs&, int, Stream) { return absent(); }
 Status kv_append(const KvAppendArgs&, int, Stream) { return absent(); }
+Status merge_states(const MergeStatesArgs&, int, Stream) { return absent(); }
 Status multiply(const Product&, const DeviceInfo&, Stream) { return absent(); }
 Status gather_rows(const GatherRows&, int, Stream) { return absent(); }
 Status rope_angles(const RopeAngles&, int, Stream) { return absent(); }

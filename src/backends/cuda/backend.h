@@ -11,6 +11,7 @@
 #include "backends/cuda/runtime/graph.h"
 #include "core/kernel.h"
 #include "core/kv_append_args.h"
+#include "core/merge_states_args.h"
 #include "core/softmax_args.h"
 #include "runtime/device.h"
 
@@ -60,6 +61,9 @@ Status softmax_backward(const SoftmaxBackwardArgs& args, int device_id, Stream s
 
 // An append to a paged KV cache: checks the device and the pointers, then launches on `stream`.
 Status kv_append(const KvAppendArgs& args, int device_id, Stream stream);
+
+// A merge of attention states: checks the device and the pointers, then launches on `stream`.
+Status merge_states(const MergeStatesArgs& args, int device_id, Stream stream);
 
 // Synchronises `stream`, then reads and clears the error word that kernels set if lengths, pages,
 // slots or positions on the device are out of bounds.

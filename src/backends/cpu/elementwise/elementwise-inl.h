@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "backends/cpu/elementwise/elementwise.h"
+#include "backends/cpu/elementwise/merge_states-inl.h"
 #include "backends/cpu/elementwise/silu-inl.h"
 #include "backends/cpu/simd/element.h"
 
@@ -302,7 +303,8 @@ struct ElementwiseKernels {
   }
 
   static constexpr ElementwiseOps make(const char* name, uint32_t cpu_isa) {
-    return {name, cpu_isa, rms_norm, rope, swiglu, widen, kv_append};
+    return {name,   cpu_isa, rms_norm,  rope,
+            swiglu, widen,   kv_append, MergeStates<Vec, ElementwiseKernels>::run};
   }
 };
 

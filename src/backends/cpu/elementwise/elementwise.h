@@ -1,5 +1,5 @@
 // A model's operators on rows of activations besides matmuls and attention: norms, RoPE, SwiGLU,
-// conversions.
+// conversions, the merge of attention states.
 //
 // Every operator takes a range of rows, so that the caller can split rows among threads. A row's
 // bits depend only on the row and are the same on every instruction set. Elements of a row are
@@ -11,6 +11,7 @@
 
 #include "core/device.h"
 #include "core/kv_append_args.h"
+#include "core/merge_states_args.h"
 #include "core/rope.h"
 
 namespace headrace::cpu {
@@ -78,6 +79,8 @@ struct ElementwiseOps {
   // The rows are the tokens of an append (core/kv_append_args.h), whose positions and slots are
   // checked.
   void (*kv_append)(const KvAppendArgs& args, RowRange tokens);
+  // The rows of a merge of attention states (core/merge_states_args.h).
+  void (*merge_states)(const MergeStatesArgs& args, RowRange rows);
 };
 
 // The fastest operators that the device supports.

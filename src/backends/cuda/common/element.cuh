@@ -39,4 +39,26 @@ __device__ inline void store_real(__nv_bfloat16* x, std::int64_t idx, float valu
   x[idx] = __float2bfloat16_rn(value);
 }
 
+// The same of a dtype that is known at run time: f32, f16 or bf16.
+__device__ inline float load_real(DType dtype, const void* data, std::int64_t idx) {
+  switch (dtype) {
+    case DType::f16:
+      return load_real(static_cast<const __half*>(data), idx);
+    case DType::bf16:
+      return load_real(static_cast<const __nv_bfloat16*>(data), idx);
+    default:
+      return load_real(static_cast<const float*>(data), idx);
+  }
+}
+__device__ inline void store_real(DType dtype, void* data, std::int64_t idx, float value) {
+  switch (dtype) {
+    case DType::f16:
+      return store_real(static_cast<__half*>(data), idx, value);
+    case DType::bf16:
+      return store_real(static_cast<__nv_bfloat16*>(data), idx, value);
+    default:
+      return store_real(static_cast<float*>(data), idx, value);
+  }
+}
+
 }  // namespace headrace::cuda

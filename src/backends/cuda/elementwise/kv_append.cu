@@ -92,17 +92,6 @@ __device__ inline void write_row(const float* x, int width, bool has_vectors, in
   }
 }
 
-__device__ inline float load_element(DType dtype, const void* data, std::int64_t idx) {
-  switch (dtype) {
-    case DType::f16:
-      return load_real(static_cast<const __half*>(data), idx);
-    case DType::bf16:
-      return load_real(static_cast<const __nv_bfloat16*>(data), idx);
-    default:
-      return load_real(static_cast<const float*>(data), idx);
-  }
-}
-
 // x * weight / sqrt(mean(x^2) + eps), by one warp in a fixed order.
 __device__ inline void norm_row(const KvAppendArgs& args, const NormWeight& weight, int lane,
                                 float* x) {
@@ -113,7 +102,7 @@ __device__ inline void norm_row(const KvAppendArgs& args, const NormWeight& weig
   for (int mask = kWarp / 2; mask > 0; mask /= 2) sum += __shfl_xor_sync(~0u, sum, mask);
   const float scale = 1 / sqrtf(sum / static_cast<float>(width) + args.norm_eps);
   for (int i = lane; i < width; i += kWarp)
-    x[i] = x[i] * scale * load_element(weight.dtype, weight.data, i);
+    x[i] = x[i] * scale * load_real(weight.dtype, weight.data, i);
   __syncwarp();
 }
 
@@ -136,8 +125,8 @@ __device__ inline void compute_angles(const KvAppendArgs& args, int position, fl
   const auto factor = static_cast<float>(args.attention_factor);
   for (int pair = static_cast<int>(threadIdx.x); pair < args.rot_dim / 2; pair += kWarp * kWarps) {
     if (tables.cos != nullptr) {
-      cos[pair] = load_element(tables.cos_dtype, tables.cos, position * tables.cos_stride + pair);
-      sin[pair] = load_element(tables.sin_dtype, tables.sin, position * tables.sin_stride + pair);
+      cos[pair] = load_real(tables.cos_dtype, tables.cos, position * tables.cos_stride + pair);
+      sin[pair] = load_real(tables.sin_dtype, tables.sin, position * tables.sin_stride + pair);
     } else {
       const CosSin angle = cos_sin(position, args.frequencies[pair]);
       cos[pair] = angle.cos * factor;
