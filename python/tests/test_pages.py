@@ -221,6 +221,10 @@ BAD = [  # changes of append_arguments()
     ({"cache_seqlens": int32([3, 8, 1])}, r"cache_seqlens.shape=\(3,\): must be \[batch\]"),
     ({"cache_seqlens": None}, "cache_seqlens: not given, but k is"),
     ({"cache_batch_idx": int32([0, 2])}, r"block_table\[1, 0\]=2: must be 0 to 1"),
+    ({"cache_seqlens": torch.tensor([3.0, 8.0])}, "cache_seqlens.dtype=torch.float32: must be int32 or int64"),
+    ({"cache_seqlens": torch.tensor([3, 8 + 2**32])}, r"cache_seqlens\[1\]=2147483647: with 2 new keys"),
+    ({"cache_batch_idx": torch.tensor([0.0, 1.0])}, "cache_batch_idx.dtype=torch.float32: must be int32 or int64"),
+    ({"cache_batch_idx": torch.tensor([0, 2**32])}, r"block_table\[1, 0\]=2147483647: must be 0 to 1"),
     ({"cache_leftpad": int32([0, 1])}, "cache_leftpad: this version"),
     ({"v": None}, "k and v: one of them is not given"),
     ({"k": make((2, 2, 2, 8), torch.float16)}, r"k: torch.float16 \(2, 2, 2, 8\): must be"),
@@ -237,6 +241,10 @@ BAD = [  # changes of append_arguments()
         {"rotary_cos": torch.ones(20, 4), "rotary_sin": torch.ones(20, 4), "rotary_seqlens": int32([-1, 8])},
         "sequence 0, which starts at -1",
     ),
+    (
+        {"rotary_cos": torch.ones(20, 4), "rotary_sin": torch.ones(20, 4), "rotary_seqlens": torch.ones(2)},
+        "rotary_seqlens.dtype=torch.float32: must be int32 or int64",
+    ),
     ({"q": make((1, 1, 4, 8))}, r"k_cache.shape\[0\]=2: must be batch=1"),
     ({"q": make((2, 1, 3, 8))}, "num_heads"),
     ({"v_cache": make((2, 11, 2, 8))}, r"v.shape\[1\]=11"),
@@ -252,6 +260,17 @@ def test_failed_appends_write_nothing(arguments_of, change, text):
     with pytest.raises((ValueError, NotImplementedError), match=text):
         ht.flash_attn_with_kvcache(**arguments)
     assert all(same_bits(arguments[n], x) for n, x in zip(("k_cache", "v_cache"), caches, strict=True))
+
+
+@pytest.mark.parametrize("name", ["cache_seqlens", "cache_batch_idx", "rotary_seqlens"])
+def test_lengths_may_be_int64(name):
+    arguments = append_arguments()
+    arguments |= {"rotary_cos": torch.ones(20, 4), "rotary_sin": torch.ones(20, 4)}
+    arguments |= {"cache_batch_idx": int32([1, 0]), "rotary_seqlens": int32([2, 5])}
+    others = {**arguments, **{n: arguments[n].clone() for n in ("k_cache", "v_cache")}}
+    others[name] = others[name].long()
+    assert same_bits(*(ht.flash_attn_with_kvcache(**x) for x in (arguments, others)))
+    assert same_bits(arguments["k_cache"], others["k_cache"])
 
 
 def test_append_is_a_well_behaved_operator():

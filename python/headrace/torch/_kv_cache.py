@@ -14,6 +14,14 @@ from ._eager import extras_of, prepare
 from ._tensors import check_tensors
 
 
+def _int32(name: str, numbers: torch.Tensor) -> torch.Tensor:
+    """As the library reads them. int64 beyond int32 stays out of bounds, so that it is refused like other numbers."""
+    if numbers.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"{name}.dtype={numbers.dtype}: must be int32 or int64; pass {name}.to(torch.int32)")
+    limits = torch.iinfo(torch.int32)
+    return numbers if numbers.dtype == torch.int32 else numbers.clamp(limits.min, limits.max).to(torch.int32)
+
+
 def _lengths(name: str, lengths: int | torch.Tensor | None, q: torch.Tensor, capacity: int) -> torch.Tensor:
     """Keys of each sequence in the cache, int32 [batch] on the device of q."""
     if lengths is None:
@@ -26,7 +34,7 @@ def _lengths(name: str, lengths: int | torch.Tensor | None, q: torch.Tensor, cap
             f"{name}.shape={tuple(lengths.shape)}: must be [batch], ({q.shape[0]},) as in q; pass the number of keys "
             "of each sequence, or one int for all"
         )
-    return lengths.to(torch.int32)
+    return _int32(name, lengths)
 
 
 def _pages(
@@ -37,7 +45,7 @@ def _pages(
         raise ValueError("cache_batch_idx with block_table: must be one or the other; index block_table by it")
     if batch_idx is not None:
         check_tensors(("cache_batch_idx",), (batch_idx,), 1)
-        block_table = batch_idx.to(torch.int32)[:, None]
+        block_table = _int32("cache_batch_idx", batch_idx)[:, None]
     if block_table is not None:
         check_tensors(("block_table",), (block_table,), 1)
         if block_table.dim() != 2 or block_table.shape[0] != q.shape[0]:
@@ -226,12 +234,12 @@ def flash_attn_with_kvcache(
             attention then sees them too.
         rotary_cos, rotary_sin: [seqlen, rotary_dim / 2], need k. k is rotated by positions from cache_seqlens[b] on,
             and so is q if causal or with a window; else all queries are rotated by position cache_seqlens[b].
-        cache_seqlens: int or int32 [batch], the keys in the cache before the append; default: all of it.
-        cache_batch_idx: int32 [batch], the entry of the cache of each sequence; not with block_table.
+        cache_seqlens: int, or int32 or int64 [batch], the keys in the cache before the append; default: all of it.
+        cache_batch_idx: int32 or int64 [batch], the entry of the cache of each sequence; not with block_table.
         cache_leftpad: NotImplementedError unless left out.
         block_table: int32 [batch, max_pages]; entries behind the keys in use are never read.
         causal: query i of seqlen_q sees keys j <= i + (keys in use) - seqlen_q.
-        rotary_seqlens: int32 [batch], FlashAttention-3's: rotations start there instead of at cache_seqlens.
+        rotary_seqlens: int32 or int64 [batch], FlashAttention-3's: rotations start there instead of at cache_seqlens.
         rotary_interleaved: dims 2i and 2i + 1 are a pair; else i and i + rotary_dim / 2.
         The others: as flash_attn_func.
 
