@@ -37,6 +37,7 @@ std::vector<Case> cases() {
       {"bench attention", quick + "--dtype f32,bf16,f16 --causal none,bottom-right --batch 1,2 "
                                   "--heads 4,8 --kv-heads 1,4 --head-dim 16,32 --backward"},
       {"bench attention", quick + "--dtype f32,bf16 --softcap 20 --lse --window 3,3 --alibi"},
+      {"bench kv", "--requests 1"},
       {"bench memory", "--seqlen 128"},
       {"bench memory", "--dtype f32,bf16 --causal none,top-left --head-dim 64,128 --batch 1,64"},
       {"bench softmax", "--length 7,64 --elements 1000 --reps 1"},
