@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ._arrays import Support, attention, check, explain, supports
 from ._backward import Gradients, attention_backward
 from ._devices import Device, devices
+from ._kv_cache import KvCache
 from ._library import VERSION as __version__
 from ._llm import LLM, Completion, Generation, ModelInfo, model_shapes
 from ._merge import merge_states
@@ -40,6 +41,7 @@ __all__ = [
     "FallbackWarning",
     "Generation",
     "Gradients",
+    "KvCache",
     "ModelInfo",
     "SamplingParams",
     "Support",

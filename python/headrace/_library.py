@@ -24,6 +24,7 @@ _RESULTS = {
     "kernel_summary": ctypes.c_char_p,
     "kernel_refusal": ctypes.c_char_p,
     "plan_destroy": None,
+    "kv_cache_destroy": None,
     "model_destroy": None,
     "model_shape_name": ctypes.c_char_p,
     "session_destroy": None,
@@ -45,6 +46,10 @@ _POINTERS = {
     "softmax_backward": 3,
     "kv_append": 3,
     "merge_states": 2,
+    "kv_cache_create": 2,
+    "kv_cache_destroy": 1,
+    "kv_cache_fill_batch": 2,
+    "kv_cache_get_stats": 2,
     "model_load": 3,
     "model_destroy": 1,
     "model_get_info": 2,
@@ -55,6 +60,22 @@ _POINTERS = {
     "completions_count": 1,
     "completions_destroy": 1,
 }
+# The others of a cache: p is a pointer, i an int64, u a uint64 or size_t.
+_OF_CACHES = {
+    "k_pages": "pip",
+    "v_pages": "pip",
+    "add": "ppuupp",
+    "fork": "pip",
+    "free": "pi",
+    "reserve": "piip",
+    "commit": "pipu",
+    "truncate": "pii",
+    "move": "pipup",
+    "swap_out": "pip",
+    "swap_in": "pip",
+    "get_sequence_info": "pip",
+}
+_CTYPES: dict[str, Any] = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "u": ctypes.c_uint64}
 # Versioned structs that the library fills; it refuses unknown sizes.
 _VERSIONED = {
     "attention_tensors": _structs.AttentionTensors,
@@ -69,6 +90,8 @@ _VERSIONED = {
     "kv_append_options": _structs.KvAppendOptions,
     "kv_append_tensors": _structs.KvAppendTensors,
     "merge_states_tensors": _structs.MergeStatesTensors,
+    "kv_cache_options": _structs.KvCacheOptions,
+    "kv_batch": _structs.KvBatch,
     "model_options": _structs.ModelOptions,
     "session_options": _structs.SessionOptions,
     "sampling_options": _structs.SamplingOptions,
@@ -96,6 +119,8 @@ def _declare(library: ctypes.CDLL) -> None:
         getattr(library, f"headrace_{name}").restype = result
     for name, count in _POINTERS.items():
         getattr(library, f"headrace_{name}").argtypes = [ctypes.c_void_p] * count
+    for name, letters in _OF_CACHES.items():
+        getattr(library, f"headrace_kv_cache_{name}").argtypes = [_CTYPES[letter] for letter in letters]
     for name in _VERSIONED:
         getattr(library, f"headrace_{name}_init_sized").argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     library.headrace_cuda_info.argtypes = [ctypes.c_int32, ctypes.c_void_p]

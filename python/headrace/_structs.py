@@ -133,6 +133,45 @@ class KvAppendTensors(ctypes.Structure):
     ]
 
 
+KV_NHD, KV_HND = range(2)
+
+
+class KvCacheOptions(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        *_fields(ctypes.c_int64, "num_layers num_kv_heads head_dim head_dim_v num_pages num_host_pages page_size"),
+        *_fields(ctypes.c_int32, "dtype layout device_type device_id"),
+    ]
+
+
+class KvSequenceInfo(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        *_fields(ctypes.c_int64, "length num_reserved num_pages"),
+        *_fields(ctypes.c_int32, "is_swapped reserved"),
+    ]
+
+
+class KvBatch(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        *_fields(ctypes.c_void_p, "sequences num_tokens"),
+        *_fields(ctypes.c_int64, "num_sequences max_pages"),
+        *_fields(ctypes.c_void_p, "block_table seqused_k slot_mapping"),
+        ("num_slots", ctypes.c_int64),
+    ]
+
+
+class KvCacheStats(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        *_fields(ctypes.c_int64, "num_pages num_free_pages num_used_pages num_cached_pages num_shared_pages"),
+        *_fields(ctypes.c_int64, "num_host_pages num_free_host_pages num_sequences num_swapped_sequences"),
+        *_fields(ctypes.c_int64, "num_tokens num_unused_slots num_queried_tokens num_hit_tokens num_evictions"),
+        *_fields(ctypes.c_int64, "num_page_copies num_moved_tokens num_pages_swapped_out num_pages_swapped_in"),
+    ]
+
+
 class MergeStatesTensors(ctypes.Structure):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),

@@ -16,6 +16,7 @@ from ._flash_attn import (
     flash_attn_varlen_func,
 )
 from ._kv_cache import flash_attn_with_kvcache
+from ._kv_pages import kv_pages
 from ._sdpa import replace_sdpa, scaled_dot_product_attention
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
     "flash_attn_with_kvcache",
+    "kv_pages",
     "replace_sdpa",
     "scaled_dot_product_attention",
 ]
