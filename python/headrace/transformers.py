@@ -121,7 +121,10 @@ def headrace_attention(
         ValueError, MemoryError, RuntimeError: as headrace.torch.attention.
     """
     if cache is not None:
-        raise NotImplementedError("headrace has no paged KV cache yet: use generate() without continuous batching")
+        raise NotImplementedError(
+            f"attn_implementation={NAME!r} with continuous batching: must be an implementation that transformers has "
+            "itself ('sdpa', 'paged|eager', flash kernels); pass one, or use generate() without continuous batching"
+        )
     left = -1
     mode = CAUSAL_NONE
     mask = bias = None

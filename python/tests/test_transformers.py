@@ -296,6 +296,6 @@ def test_three_steps_of_fine_tuning_have_eagers_gradients(dtype):
     assert len(set(losses)) == 3, "steps that do not change the model"
 
 
-def test_the_paged_cache_is_refused():
-    with pytest.raises(NotImplementedError, match="no paged KV cache yet"):
+def test_continuous_batching_is_refused():
+    with pytest.raises(NotImplementedError, match="with continuous batching: must be an implementation that"):
         headrace.transformers.headrace_attention(None, *(torch.ones(1, 1, 2, 4),) * 3, None, cache=object())
