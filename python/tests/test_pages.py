@@ -330,6 +330,57 @@ def test_a_gpu_reports_keys_without_room(change, text):
         assert changed == [[2, 3]], n  # the key of the first sequence alone
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("max_pages", [None, 9])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_csr_page_tables(dtype, max_pages, device):
+    k, v, q = make((7, 100, 2, 16), seed=1), make((7, 100, 2, 16), seed=2), make((7, 1, 4, 16))
+    k_pages, v_pages, table = paged(k, v, KEYS, 16)
+    counts = [-(-n // 16) for n in KEYS]
+    indptr = torch.tensor([sum(counts[:i]) for i in range(8)], dtype=dtype, device=device)
+    indices = torch.cat([row[:n] for row, n in zip(table, counts, strict=True)]).to(dtype).to(device)
+    last = torch.tensor([n - 16 * max(c - 1, 0) for n, c in zip(KEYS, counts, strict=True)], dtype=dtype, device=device)
+    got, seqused_k = ht.block_table_from_csr(indptr, indices, last, 16, max_pages)
+    assert got.dtype == seqused_k.dtype == torch.int32
+    assert got.shape == (7, max_pages or max(counts)) and seqused_k.tolist() == KEYS
+    pages = [x.to(device) for x in (k_pages, v_pages)]
+    out, want = (
+        ht.flash_attn_with_kvcache(q.to(device), *pages, cache_seqlens=seqused_k, block_table=t.to(device))
+        for t in (got, table)
+    )
+    assert same_bits(out, want)
+    assert all(bool((row[n:] == 0).all()) for row, n in zip(got.cpu(), counts, strict=True))
+
+
+def test_csr_without_pages():
+    empty = torch.zeros(0, dtype=torch.int32)
+    table, lengths = ht.block_table_from_csr(int32([0, 0, 0]), empty, int32([5, 5]), 4, 3)
+    assert table.tolist() == [[0, 0, 0]] * 2 and lengths.tolist() == [0, 0]
+    table, lengths = ht.block_table_from_csr(int32([0]), empty, empty, 4)
+    assert table.shape == (0, 0) and lengths.shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"kv_indptr": torch.tensor([0.0, 2, 3])}, "kv_indptr.dtype=torch.float32: must be int32 or int64"),
+        ({"kv_indptr": int32([0, 3])}, r"kv_indptr.shape\[0\]=2: must be 3"),
+        ({"kv_indptr": int32([0, 3, 2])}, "kv_indptr: must begin with 0, not descend, and end with 3"),
+        ({"kv_indptr": int32([0, 4, 3])}, "kv_indptr: must begin with 0, not descend"),
+        ({"kv_indptr": int32([1, 2, 3])}, "kv_indptr: must begin with 0"),
+        ({"kv_indices": int32([[1, 2, 3]])}, r"kv_indices: \(1, 3\) on cpu: must have 1 axis"),
+        ({"kv_last_page_len": int32([0, 4])}, r"kv_last_page_len\[0\]=0: must be 1 to page_size=4"),
+        ({"kv_last_page_len": int32([1, 5])}, r"kv_last_page_len\[1\]=5"),
+        ({"max_pages": 1}, "max_pages=1: must be at least 2, the pages of sequence 0"),
+    ],
+)
+def test_bad_csr_is_refused(change, text):
+    good = {"kv_indptr": int32([0, 2, 3]), "kv_indices": int32([5, 1, 2]), "kv_last_page_len": int32([4, 1])}
+    ht.block_table_from_csr(**good, page_size=4, max_pages=2)
+    with pytest.raises(ValueError, match=text):
+        ht.block_table_from_csr(**{**good, "page_size": 4, **change})
+
+
 def test_what_has_no_meaning_with_pages_is_refused():
     q, k, v = tensors()
     k_pages, v_pages, table = paged(k, v, KEYS, 16)

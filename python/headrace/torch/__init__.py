@@ -16,11 +16,12 @@ from ._flash_attn import (
     flash_attn_varlen_func,
 )
 from ._kv_cache import flash_attn_with_kvcache
-from ._kv_pages import kv_pages
+from ._kv_pages import block_table_from_csr, kv_pages
 from ._sdpa import replace_sdpa, scaled_dot_product_attention
 
 __all__ = [
     "attention",
+    "block_table_from_csr",
     "flash_attn_combine",
     "flash_attn_func",
     "flash_attn_kvpacked_func",
