@@ -43,6 +43,17 @@ Result<KvCache::Added> KvCache::add(std::span<const std::int32_t> prompt, std::u
   return Added{id, num_cached};
 }
 
+KvCache::CachedPrefix KvCache::find(std::span<const std::int32_t> tokens,
+                                    std::uint64_t salt) const {
+  const std::vector<std::int32_t> hits = find_prefix(salt, tokens);
+  return {static_cast<std::int64_t>(hits.size()) * options_.page_size, num_free(hits)};
+}
+
+std::int64_t KvCache::num_free(std::span<const std::int32_t> pages) const {
+  return std::ranges::count_if(pages,
+                               [&](std::int32_t page) { return allocator_.num_refs(page) == 0; });
+}
+
 std::vector<std::int32_t> KvCache::find_prefix(std::uint64_t salt,
                                                std::span<const std::int32_t> tokens) const {
   const auto page_size = static_cast<std::size_t>(options_.page_size);

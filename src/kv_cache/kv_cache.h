@@ -88,6 +88,11 @@ class KvCache {
     std::int64_t sequence, num_cached;
   };
   Result<Added> add(std::span<const std::int32_t> prompt, std::uint64_t salt);
+  // The longest cached prefix of `tokens`, in whole pages, and how many of its pages are free.
+  struct CachedPrefix {
+    std::int64_t num_tokens, num_free_pages;
+  };
+  CachedPrefix find(std::span<const std::int32_t> tokens, std::uint64_t salt) const;
 
   // Makes at least num_tokens slots after the sequence's tokens writable. out_of_memory if pages
   // are missing.
@@ -151,6 +156,7 @@ class KvCache {
   // Cached pages of the longest prefix of `tokens`.
   std::vector<std::int32_t> find_prefix(std::uint64_t salt,
                                         std::span<const std::int32_t> tokens) const;
+  std::int64_t num_free(std::span<const std::int32_t> pages) const;
   Prefix prefix_before(const Sequence& s, std::int64_t page_idx) const;
   bool has_shared_tail(const Sequence& s) const;
   Status own_tail(Sequence& s, Stream stream);

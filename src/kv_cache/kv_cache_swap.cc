@@ -50,8 +50,7 @@ Status KvCache::swap_in(std::int64_t sequence, Stream stream) {
   const std::size_t num_pages = s.host_pages.size();
   const std::vector<std::int32_t> hits = find_prefix(s.salt, s.host_tokens);
   // Hits in the free list are pages that the others cannot take.
-  const auto num_free_hits = static_cast<std::size_t>(std::ranges::count_if(
-      hits, [&](std::int32_t page) { return allocator_.num_refs(page) == 0; }));
+  const auto num_free_hits = static_cast<std::size_t>(num_free(hits));
   const std::size_t num_needed = num_pages - hits.size() + num_free_hits;
   if (num_needed > static_cast<std::size_t>(allocator_.num_free()))
     return Failure{

@@ -100,6 +100,17 @@ TEST_F(KvCaches, HitsAreTakenBeforePagesAreAllocated) {
   EXPECT_EQ(cache_->stats().num_evictions, 0);
 }
 
+TEST_F(KvCaches, FindsACachedPrefixWithoutTakingIt) {
+  const std::int64_t sequence = add_all(iota(0, 10));
+  EXPECT_EQ(cache_->find(iota(0, 12), 0).num_tokens, 8);
+  EXPECT_EQ(cache_->find(iota(0, 8), 0).num_tokens, 8);
+  EXPECT_EQ(cache_->find(iota(0, 12), 1).num_tokens, 0);
+  EXPECT_EQ(cache_->find(iota(0, 12), 0).num_free_pages, 0);
+  ASSERT_FALSE(cache_->free(sequence));
+  EXPECT_EQ(cache_->find(iota(0, 12), 0).num_free_pages, 2);
+  EXPECT_EQ(cache_->allocator().num_free(), 8);
+}
+
 TEST_F(KvCaches, EqualPagesOfTwoSequencesBothStay) {
   const std::int64_t a = add({}), b = add({});
   append(a, iota(0, 4));

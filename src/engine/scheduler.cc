@@ -1,0 +1,294 @@
+#include "engine/scheduler.h"
+
+#include <algorithm>
+
+#include "base/math.h"
+
+namespace headrace::engine {
+namespace {
+
+// Added to the key of a generated token: above every id of a vocabulary.
+constexpr std::int32_t kGenerated = 1 << 30;
+
+Status check_at_least(const char* name, std::int64_t value, std::int64_t low, const char* remedy) {
+  if (value >= low) return std::nullopt;
+  return invalid_argument("{}={}: must be at least {}; {}", name, value, low, remedy);
+}
+
+Status check_options(const KvCacheOptions& cache, const SchedulerOptions& o) {
+  HEADRACE_TRY(check_at_least("max_num_seqs", o.max_num_seqs, 1, "pass the sequences of a step"));
+  HEADRACE_TRY(check_at_least("watermark_pages", o.watermark_pages, 0, "pass 0 for none"));
+  HEADRACE_TRY(check_at_least("max_age_steps", o.max_age_steps, 1, "pass a number of steps"));
+  HEADRACE_TRY(check_at_least("min_chunk", o.min_chunk, 1, "pass 1 for chunks of any size"));
+  HEADRACE_TRY(check_at_least("max_length", o.max_length, 1, "pass the context length"));
+  // Beside all other sequences, which decode, a prompt still advances.
+  const std::int64_t least = o.max_num_seqs - 1 + 2 * o.min_chunk - 1;
+  if (o.max_batch_tokens < least)
+    return invalid_argument(
+        "max_batch_tokens={}: must be at least {}: a token of each of max_num_seqs={} sequences "
+        "and a chunk of a prompt; pass more, or a smaller max_num_seqs",
+        o.max_batch_tokens, least, o.max_num_seqs);
+  const std::int64_t num_pages = ceil_div(o.max_length, cache.page_size);
+  if (num_pages > cache.num_pages)
+    return invalid_argument(
+        "num_pages={}: must be at least {}, the pages of a sequence of {} tokens; pass more pages "
+        "or a smaller context",
+        cache.num_pages, num_pages, o.max_length);
+  return std::nullopt;
+}
+
+}  // namespace
+
+Result<Scheduler> Scheduler::make(KvCache& cache, const SchedulerOptions& options) {
+  if (Status bad = check_options(cache.options(), options)) return std::move(*bad);
+  return Scheduler(cache, options);
+}
+
+// ---- sequences ----
+
+Scheduler::Sequence& Scheduler::insert(Sequence sequence) {
+  const std::int64_t id = sequence.id;
+  Sequence& s = sequences_.emplace(id, std::move(sequence)).first->second;
+  (s.state == SequenceState::running ? running_ : waiting_).insert(&s);
+  deadlines_.push_back({id, step_ + options_.max_age_steps});
+  return s;
+}
+
+std::int64_t Scheduler::add(std::vector<std::int32_t> prompt, std::int64_t priority) {
+  const std::int64_t id = ++last_id_;
+  const auto num_prompt = static_cast<std::int64_t>(prompt.size());
+  insert({.id = id,
+          .arrival = id,
+          .priority = priority,
+          .tokens = std::move(prompt),
+          .num_prompt = num_prompt});
+  return id;
+}
+
+Result<std::int64_t> Scheduler::fork(std::int64_t id) {
+  Sequence fork = sequences_.at(id);
+  fork.id = last_id_ + 1;
+  if (std::ssize(running_) < options_.max_num_seqs) {
+    Result<std::int64_t> forked = cache_->fork(fork.cache_sequence);
+    if (!forked.ok()) return forked;
+    fork.cache_sequence = forked.value();
+  } else {
+    fork.state = SequenceState::waiting;
+    fork.num_computed = 0;
+  }
+  last_id_ = fork.id;
+  return insert(std::move(fork)).id;
+}
+
+void Scheduler::append(std::int64_t id, std::int32_t token) {
+  sequences_.at(id).tokens.push_back(token);
+}
+
+Status Scheduler::finish(std::int64_t id) {
+  Sequence& s = sequences_.at(id);
+  const bool has_pages = s.state == SequenceState::running || s.is_swapped;
+  const Status bad = has_pages ? cache_->free(s.cache_sequence) : std::nullopt;
+  (s.state == SequenceState::running ? running_ : waiting_).erase(&s);
+  sequences_.erase(id);
+  return bad;
+}
+
+SequenceState Scheduler::state(std::int64_t id) const {
+  const auto found = sequences_.find(id);
+  return found == sequences_.end() ? SequenceState::finished : found->second.state;
+}
+
+SchedulerStats Scheduler::stats() const {
+  const std::int64_t num_preempted = std::ranges::count_if(
+      waiting_, [](const Sequence* s) { return s->state == SequenceState::preempted; });
+  return {.num_waiting = std::ssize(waiting_) - num_preempted,
+          .num_running = std::ssize(running_),
+          .num_preempted = num_preempted,
+          .num_steps = step_,
+          .num_scheduled_tokens = num_scheduled_tokens_,
+          .num_preemptions = num_preemptions_,
+          .num_prompt_tokens = num_prompt_tokens_,
+          .num_cached_tokens = num_cached_tokens_};
+}
+
+// ---- a step ----
+
+Status Scheduler::schedule() {
+  chunks_.clear();
+  budget_ = options_.max_batch_tokens;
+  has_preempted_ = false;
+  promote_overdue();
+  HEADRACE_TRY(schedule_decodes());
+  schedule_prefills();
+  HEADRACE_TRY(admit());
+  if (!chunks_.empty()) ++step_;
+  num_scheduled_tokens_ += options_.max_batch_tokens - budget_;
+  return std::nullopt;
+}
+
+void Scheduler::promote_overdue() {
+  for (; !deadlines_.empty() && deadlines_.front().step <= step_; deadlines_.pop_front()) {
+    const auto found = sequences_.find(deadlines_.front().id);
+    if (found == sequences_.end()) continue;
+    Sequence& s = found->second;
+    Ranked& ranked = s.state == SequenceState::running ? running_ : waiting_;
+    ranked.erase(&s);
+    s.is_overdue = true;
+    ranked.insert(&s);
+  }
+}
+
+Status Scheduler::schedule_decodes() {
+  const std::vector<Sequence*> order(running_.begin(), running_.end());
+  for (Sequence* s : order) {
+    if (s->num_left() != 1) continue;
+    while (s->state == SequenceState::running) {
+      Status full = cache_->reserve(s->cache_sequence, 1, nullptr);
+      if (!full) {
+        add_chunk(*s, 1);
+        break;
+      }
+      if (full->code != ErrorCode::out_of_memory) return full;
+      HEADRACE_TRY(preempt(**running_.rbegin()));
+    }
+  }
+  return std::nullopt;
+}
+
+// The pages of prompts are reserved since their admission.
+void Scheduler::schedule_prefills() {
+  for (const Sequence* s : running_)
+    if (s->num_left() > 1) add_chunk(*s, chunk_size(*s, s->num_computed));
+}
+
+Status Scheduler::admit() {
+  while (!has_preempted_ && !waiting_.empty() && std::ssize(running_) < options_.max_num_seqs) {
+    Sequence& s = **waiting_.begin();
+    Result<bool> started = s.is_swapped ? swap_in(s) : start(s);
+    if (!started.ok()) return std::move(started.failure());
+    // Others do not overtake it.
+    if (!started.value()) break;
+    waiting_.erase(&s);
+    s.state = SequenceState::running;
+    running_.insert(&s);
+    add_chunk(s, chunk_size(s, s.num_computed));
+  }
+  return std::nullopt;
+}
+
+Status Scheduler::preempt(Sequence& s) {
+  Status swapped = cache_->options().num_host_pages > 0
+                       ? cache_->swap_out(s.cache_sequence, nullptr)
+                       : Failure{ErrorCode::out_of_memory, {}};
+  if (swapped && swapped->code != ErrorCode::out_of_memory) return swapped;
+  s.is_swapped = !swapped;
+  if (!s.is_swapped) {
+    HEADRACE_TRY(cache_->free(s.cache_sequence));
+    s.num_computed = 0;
+  }
+  running_.erase(&s);
+  s.state = SequenceState::preempted;
+  waiting_.insert(&s);
+  has_preempted_ = true;
+  ++num_preemptions_;
+  return std::nullopt;
+}
+
+// ---- admission ----
+
+Result<bool> Scheduler::start(Sequence& s) {
+  const std::int64_t cached = num_cached(s);
+  if (chunk_size(s, cached) == 0) return false;
+  const std::int64_t page_size = cache_->options().page_size;
+  const KvCache::CachedPrefix prefix = cache_->find(keys(s, 0, cached), salt(s));
+  if (!has_room(ceil_div(s.length(), page_size) - cached / page_size + prefix.num_free_pages))
+    return false;
+  // One key more than the prefix: add() leaves the last one.
+  Result<KvCache::Added> added = cache_->add(keys(s, 0, cached + 1), salt(s));
+  if (!added.ok()) return std::move(added.failure());
+  if (Status bad = cache_->reserve(added.value().sequence, s.length() - cached, nullptr))
+    return std::move(*bad);
+  s.cache_sequence = added.value().sequence;
+  s.num_computed = cached;
+  if (s.state == SequenceState::waiting) {
+    num_prompt_tokens_ += s.num_prompt;
+    num_cached_tokens_ += cached;
+  }
+  return true;
+}
+
+Result<bool> Scheduler::swap_in(Sequence& s) {
+  if (chunk_size(s, s.num_computed) == 0) return false;
+  if (!has_room(ceil_div(s.length(), cache_->options().page_size))) return false;
+  if (Status bad = cache_->swap_in(s.cache_sequence, nullptr)) return std::move(*bad);
+  s.is_swapped = false;
+  if (Status bad = cache_->reserve(s.cache_sequence, s.num_left(), nullptr)) return std::move(*bad);
+  return true;
+}
+
+bool Scheduler::has_room(std::int64_t num_pages) const {
+  return running_.empty() || num_pages + options_.watermark_pages <= cache_->allocator().num_free();
+}
+
+// Cached tokens that the sequence can begin with. What is left of the prompt after them is not less
+// than a chunk.
+std::int64_t Scheduler::num_cached(const Sequence& s) const {
+  const std::int64_t found = cache_->find(keys(s, 0, s.length() - 1), salt(s)).num_tokens;
+  const std::int64_t most = std::max<std::int64_t>(0, s.num_prompt - options_.min_chunk);
+  if (found <= most || found >= s.num_prompt) return found;
+  const std::int64_t page_size = cache_->options().page_size;
+  return most / page_size * page_size;
+}
+
+// Keys of the prefix cache.
+std::vector<std::int32_t> Scheduler::keys(const Sequence& s, std::int64_t first,
+                                          std::int64_t last) const {
+  std::vector<std::int32_t> keys(s.tokens.begin() + first, s.tokens.begin() + last);
+  for (std::int64_t i = std::max(first, s.num_prompt); i < last; ++i)
+    keys[static_cast<std::size_t>(i - first)] += kGenerated;
+  return keys;
+}
+
+// Short prompts share pages only with prompts of the same length.
+std::uint64_t Scheduler::salt(const Sequence& s) const {
+  return s.num_prompt < options_.min_chunk ? static_cast<std::uint64_t>(s.num_prompt) : 0;
+}
+
+// ---- chunks ----
+
+// The next tokens of a sequence: all that are left, or as many as the step takes such that neither
+// the chunk nor what is left of the prompt is shorter than min_chunk.
+std::int64_t Scheduler::chunk_size(const Sequence& s, std::int64_t num_computed) const {
+  const std::int64_t most = std::min(budget_, s.length() - num_computed);
+  const std::int64_t num_prompt_left = s.num_prompt - num_computed;
+  if (num_prompt_left <= most) return most;
+  const std::int64_t size = std::min(most, num_prompt_left - options_.min_chunk);
+  return size < options_.min_chunk ? 0 : size;
+}
+
+void Scheduler::add_chunk(const Sequence& s, std::int64_t num_tokens) {
+  if (num_tokens == 0) return;
+  const std::int64_t first = s.num_computed, last = first + num_tokens;
+  chunks_.push_back(
+      {.id = s.id,
+       .cache_sequence = s.cache_sequence,
+       .tokens = std::span(s.tokens).subspan(static_cast<std::size_t>(first),
+                                             static_cast<std::size_t>(num_tokens)),
+       .num_generated = std::max<std::int64_t>(0, last - std::max(first, s.num_prompt)),
+       .is_last = last == s.length()});
+  budget_ -= num_tokens;
+}
+
+Status Scheduler::complete() {
+  for (const Chunk& chunk : chunks_) {
+    const auto found = sequences_.find(chunk.id);
+    if (found == sequences_.end()) continue;
+    Sequence& s = found->second;
+    const std::int64_t last = s.num_computed + static_cast<std::int64_t>(chunk.tokens.size());
+    HEADRACE_TRY(cache_->commit(s.cache_sequence, keys(s, s.num_computed, last)));
+    s.num_computed = last;
+  }
+  return std::nullopt;
+}
+
+}  // namespace headrace::engine

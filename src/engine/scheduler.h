@@ -1,0 +1,149 @@
+// Decides which tokens of which sequences are computed in a step. Host logic over a KvCache: no
+// model.
+//
+// A step takes up to max_batch_tokens tokens: one of every sequence that decodes, then chunks of
+// prompts, then new sequences, as long as pages are free. Order: priority, then arrival; after
+// max_age_steps steps a sequence ranks before all younger ones, so that none starves. If a sequence
+// needs a page and none is free, the last one in this order is preempted: its pages move to the
+// host if the cache has host pages, else it is computed anew later.
+//
+// The bits of a row must not depend on the schedule. Attention kernels choose their path by the
+// rows (tokens x heads of a KV head's group) that a sequence has in a call, so the schedule makes
+// equal calls:
+//   - A chunk of a prompt has at least min_chunk tokens, enough for the path of long prompts. A
+//     shorter prompt is computed at once.
+//   - A generated token is computed alone, when it is computed anew too (Chunk::num_generated).
+//   - Cached pages are reused only where the same path computed them: the keys of the prefix cache
+//     distinguish generated tokens and the lengths of short prompts.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <set>
+#include <span>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/request.h"
+#include "kv_cache/kv_cache.h"
+
+namespace headrace::engine {
+
+struct SchedulerOptions {
+  std::int64_t max_batch_tokens = 512;
+  std::int64_t max_num_seqs = 32;    // running sequences
+  std::int64_t max_length = 0;       // tokens of a sequence; its pages must fit the cache
+  std::int64_t min_chunk = 1;        // tokens of a prompt
+  std::int64_t watermark_pages = 0;  // stay free when a sequence is admitted beside others
+  std::int64_t max_age_steps = 4096;
+};
+
+struct SchedulerStats {
+  std::int64_t num_waiting, num_running, num_preempted;
+  std::int64_t num_steps, num_scheduled_tokens;  // since the beginning
+  std::int64_t num_preemptions;
+  std::int64_t num_prompt_tokens, num_cached_tokens;  // of admitted sequences; found in the cache
+};
+
+// A part of a step: the next tokens of a sequence.
+struct Chunk {
+  std::int64_t id;
+  std::int64_t cache_sequence;           // its slots are reserved
+  std::span<const std::int32_t> tokens;  // valid until the sequence changes
+  std::int64_t num_generated;            // the last of them; attention computes each alone
+  bool is_last;                          // its last token is the last of the sequence
+};
+
+class Scheduler {
+ public:
+  // invalid_argument: the options. The cache must outlive the scheduler and have no other user.
+  static Result<Scheduler> make(KvCache& cache, const SchedulerOptions& options);
+
+  // A new sequence, waiting. The caller has checked that max_length is not exceeded.
+  std::int64_t add(std::vector<std::int32_t> prompt, std::int64_t priority);
+  // Another sequence after the prompt of `id`, whose tokens are computed. It runs, in the same
+  // pages, if max_num_seqs allows, else it waits.
+  Result<std::int64_t> fork(std::int64_t id);
+  // Appends a generated token, which a later step computes.
+  void append(std::int64_t id, std::int32_t token);
+  // Forgets the sequence and frees its pages.
+  Status finish(std::int64_t id);
+
+  // Makes the next step and reserves its slots. The step before must be completed, or its sequences
+  // finished.
+  Status schedule();
+  // Of the current step; empty if nothing is to be computed.
+  std::span<const Chunk> chunks() const { return chunks_; }
+  // The tokens of the chunks are computed. Chunks of finished sequences are ignored.
+  Status complete();
+
+  SequenceState state(std::int64_t id) const;  // finished: also an id that is not in use
+  std::span<const std::int32_t> tokens(std::int64_t id) const { return sequences_.at(id).tokens; }
+  std::int64_t num_prompt_tokens(std::int64_t id) const { return sequences_.at(id).num_prompt; }
+  bool is_idle() const { return sequences_.empty(); }
+  SchedulerStats stats() const;
+
+ private:
+  struct Sequence {
+    std::int64_t id = 0;
+    std::int64_t arrival = 0;  // forks share that of their parent
+    std::int64_t priority = 0;
+    SequenceState state = SequenceState::waiting;
+    bool is_overdue = false;
+    bool is_swapped = false;
+    std::vector<std::int32_t> tokens;  // prompt and output
+    std::int64_t num_prompt = 0;
+    std::int64_t num_computed = 0;  // in the cache
+    std::int64_t cache_sequence = 0;
+
+    std::int64_t length() const { return static_cast<std::int64_t>(tokens.size()); }
+    std::int64_t num_left() const { return length() - num_computed; }
+    // Lower runs first.
+    auto rank() const { return std::tuple(!is_overdue, is_overdue ? 0 : priority, arrival, id); }
+  };
+  struct ByRank {
+    bool operator()(const Sequence* a, const Sequence* b) const { return a->rank() < b->rank(); }
+  };
+  using Ranked = std::set<Sequence*, ByRank>;
+  struct Deadline {
+    std::int64_t id, step;
+  };
+
+  Scheduler(KvCache& cache, const SchedulerOptions& options) : cache_(&cache), options_(options) {}
+
+  Sequence& insert(Sequence sequence);
+  void promote_overdue();
+  Status schedule_decodes();
+  void schedule_prefills();
+  Status admit();
+  Status preempt(Sequence& s);
+  // Takes pages for all tokens of a waiting sequence; false: too few are free.
+  Result<bool> start(Sequence& s);
+  Result<bool> swap_in(Sequence& s);
+  void add_chunk(const Sequence& s, std::int64_t num_tokens);
+
+  std::int64_t chunk_size(const Sequence& s, std::int64_t num_computed) const;
+  std::int64_t num_cached(const Sequence& s) const;
+  std::vector<std::int32_t> keys(const Sequence& s, std::int64_t first, std::int64_t last) const;
+  std::uint64_t salt(const Sequence& s) const;
+  bool has_room(std::int64_t num_pages) const;
+
+  KvCache* cache_;
+  SchedulerOptions options_;
+  std::unordered_map<std::int64_t, Sequence> sequences_;
+  Ranked waiting_, running_;  // waiting: also preempted
+  std::deque<Deadline> deadlines_;
+  std::int64_t last_id_ = 0, step_ = 0;
+
+  // Of the current step.
+  std::vector<Chunk> chunks_;
+  std::int64_t budget_ = 0;  // tokens left
+  bool has_preempted_ = false;
+
+  std::int64_t num_scheduled_tokens_ = 0, num_preemptions_ = 0;
+  std::int64_t num_prompt_tokens_ = 0, num_cached_tokens_ = 0;
+};
+
+}  // namespace headrace::engine
