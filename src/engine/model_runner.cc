@@ -16,13 +16,13 @@ constexpr KvLayout kLayout = KvLayout::nhd;
 
 Result<ModelRunner> ModelRunner::make(const LanguageModel& model, const RunnerOptions& options) {
   const model::Decoder& decoder = *model.decoder;
-  // Without a prefix cache freed pages are reused at once, while they are in the CPU's caches.
   Result<KvCache> cache =
       KvCache::make(*model.device, {.shape = decoder.kv_shape(options.cache_dtype),
                                     .layout = kLayout,
                                     .page_size = options.page_size,
                                     .num_pages = options.num_pages,
-                                    .has_prefix_cache = false});
+                                    .num_host_pages = options.num_host_pages,
+                                    .has_prefix_cache = options.has_prefix_cache});
   if (!cache.ok() && cache.failure().code == ErrorCode::out_of_memory)
     return Failure{ErrorCode::out_of_memory,
                    format_text("no memory for keys and values of {} pages of page_size={} tokens; "
@@ -50,6 +50,10 @@ Status ModelRunner::run(std::span<const Part> parts, float* logits) {
   for (const Part& part : parts)
     HEADRACE_TRY(
         cache_.reserve(part.sequence, static_cast<std::int64_t>(part.tokens.size()), nullptr));
+  return forward(parts, logits);
+}
+
+Status ModelRunner::forward(std::span<const Part> parts, float* logits) {
   HEADRACE_TRY(fill(parts));
   Result<float*> to = logits_on_device(logits);
   if (!to.ok()) return std::move(to.failure());
@@ -92,10 +96,7 @@ Status ModelRunner::fill(std::span<const Part> parts) {
   tokens_.clear();
   positions_.clear();
   logits_rows_.clear();
-  sequences_.clear();
-  num_tokens_.clear();
-  cu_seqlens_q_.assign(1, 0);
-  max_seqlen_q_ = max_seqlen_k_ = 0;
+  max_seqlen_k_ = 0;
   for (const Part& part : parts) {
     const std::int64_t first = cache_.info(part.sequence).value().length;
     const auto num_tokens = static_cast<std::int64_t>(part.tokens.size());
@@ -105,22 +106,52 @@ Status ModelRunner::fill(std::span<const Part> parts) {
     const auto end = static_cast<std::int32_t>(tokens_.size());
     for (std::int64_t i = part.num_logits; i > 0; --i)
       logits_rows_.push_back(end - static_cast<std::int32_t>(i));
-    cu_seqlens_q_.push_back(end);
-    sequences_.push_back(part.sequence);
-    num_tokens_.push_back(static_cast<std::int32_t>(num_tokens));
-    max_seqlen_q_ = std::max(max_seqlen_q_, num_tokens);
     max_seqlen_k_ = std::max(max_seqlen_k_, first + num_tokens);
   }
+  return fill_sequences(parts);
+}
+
+// The sequences of the batch. A generated token is one of its own, which ends with that token; it
+// finds the keys of the tokens before it in the pages, as all keys of a layer are written first.
+Status ModelRunner::fill_sequences(std::span<const Part> parts) {
+  sequences_.clear();
+  num_tokens_.clear();
+  for (const Part& part : parts) {
+    sequences_.push_back(part.sequence);
+    num_tokens_.push_back(static_cast<std::int32_t>(part.tokens.size()));
+  }
   const std::int64_t max_pages = ceil_div(max_seqlen_k_, cache_.options().page_size);
-  seqused_k_.resize(parts.size());
+  const auto row = static_cast<std::size_t>(max_pages);
+  lengths_.resize(parts.size());
   slot_mapping_.resize(tokens_.size());
-  block_table_.resize(parts.size() * static_cast<std::size_t>(max_pages));
-  return cache_.fill_batch({.sequences = sequences_,
-                            .num_tokens = num_tokens_,
-                            .max_pages = max_pages,
-                            .block_table = block_table_,
-                            .seqused_k = seqused_k_,
-                            .slot_mapping = slot_mapping_});
+  part_tables_.resize(parts.size() * row);
+  HEADRACE_TRY(cache_.fill_batch({.sequences = sequences_,
+                                  .num_tokens = num_tokens_,
+                                  .max_pages = max_pages,
+                                  .block_table = part_tables_,
+                                  .seqused_k = lengths_,
+                                  .slot_mapping = slot_mapping_}));
+  cu_seqlens_q_.assign(1, 0);
+  seqused_k_.clear();
+  block_table_.clear();
+  max_seqlen_q_ = 0;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const auto table = part_tables_.begin() + static_cast<std::ptrdiff_t>(i * row);
+    const auto num_generated = static_cast<std::int32_t>(parts[i].num_generated);
+    std::int32_t length = lengths_[i] - num_generated;
+    const auto add = [&](std::int32_t num_tokens) {
+      cu_seqlens_q_.push_back(cu_seqlens_q_.back() + num_tokens);
+      seqused_k_.push_back(length);
+      block_table_.insert(block_table_.end(), table, table + max_pages);
+      max_seqlen_q_ = std::max<std::int64_t>(max_seqlen_q_, num_tokens);
+    };
+    if (num_tokens_[i] > num_generated) add(num_tokens_[i] - num_generated);
+    while (length < lengths_[i]) {
+      ++length;
+      add(1);
+    }
+  }
+  return std::nullopt;
 }
 
 }  // namespace headrace::engine

@@ -15,7 +15,10 @@ struct RunnerOptions {
   std::int64_t max_batch_tokens = 512;  // tokens of all sequences in a step
   std::int64_t page_size = 16;
   std::int64_t num_pages = 0;
+  std::int64_t num_host_pages = 0;
   DType cache_dtype = DType::f16;
+  // Without a prefix cache freed pages are reused at once, while they are in the CPU's caches.
+  bool has_prefix_cache = false;
 };
 
 // The model must have weights and outlive the runner.
@@ -30,10 +33,16 @@ class ModelRunner {
     std::int64_t sequence;
     std::span<const std::int32_t> tokens;
     std::int64_t num_logits = 1;
+    // The last of the tokens, each of which attention computes alone, as if it were the only one in
+    // a step: with the bits of a decode.
+    std::int64_t num_generated = 0;
   };
   // One step. Writes logits [sum of num_logits, vocab_size], the parts in their order, to memory of
   // the host. On an error nothing is appended.
   Status step(std::span<const Part> parts, float* logits);
+  // The same for a caller that has reserved the slots and commits the tokens itself. The parts are
+  // of different sequences.
+  Status forward(std::span<const Part> parts, float* logits);
 
   const model::Decoder& decoder() const { return *decoder_; }
   Device& device() { return executor_->device(); }
@@ -46,6 +55,7 @@ class ModelRunner {
         executor_(make_executor(*model.device, model.mode)),
         cache_(std::move(cache)) {}
   Status fill(std::span<const Part> parts);
+  Status fill_sequences(std::span<const Part> parts);
   // Where a step writes its logits: to `logits` on the host, else to memory of the device.
   Result<float*> logits_on_device(float* logits);
   std::size_t logits_bytes() const;
@@ -62,9 +72,9 @@ class ModelRunner {
       logits_rows_;
   std::vector<std::int64_t> slot_mapping_;
   std::int64_t max_seqlen_q_ = 0, max_seqlen_k_ = 0;
-  // Arguments of KvCache::fill_batch.
+  // Arguments of KvCache::fill_batch: of the parts.
   std::vector<std::int64_t> sequences_;
-  std::vector<std::int32_t> num_tokens_;
+  std::vector<std::int32_t> num_tokens_, lengths_, part_tables_;
 };
 
 }  // namespace headrace::engine

@@ -11,15 +11,15 @@
 namespace headrace::engine {
 
 struct Request {
-  std::vector<std::int32_t> prompt;
-  SamplingOptions sampling;       // sample i of n draws with seed + i
+  std::vector<std::int32_t> prompt = {};
+  SamplingOptions sampling = {};  // sample i of n draws with seed + i
   std::uint64_t sequence_id = 0;  // keys the draws, beside seed and position
   std::int64_t n = 1;             // samples of the prompt
   std::int64_t max_tokens = 0;    // of each sample; 0: until the context is full
-  std::vector<std::int32_t> stop_tokens;
-  std::vector<std::string> stop;  // stop strings; not emitted
-  bool ignore_end = false;        // continue past the end tokens of the vocabulary
-  std::int64_t priority = 0;      // the lowest runs first; equal: first come, first served
+  std::vector<std::int32_t> stop_tokens = {};
+  std::vector<std::string> stop = {};  // stop strings; not emitted
+  bool ignore_end = false;             // continue past the end tokens of the vocabulary
+  std::int64_t priority = 0;           // the lowest runs first; equal: first come, first served
 };
 
 // waiting: not started. preempted: its pages were given to others; it continues as if it had not
@@ -42,10 +42,10 @@ struct OutputToken {
 // What a sample of a request gained since it was polled last. The last one has a finish reason.
 struct Output {
   std::int64_t request = 0, sample = 0;
-  std::vector<OutputToken> tokens;
-  std::string text;  // whole characters; what may begin a stop string is held back
-  std::optional<FinishReason> finish;
-  std::string error;  // with FinishReason::error
+  std::vector<OutputToken> tokens = {};
+  std::string text = {};  // whole characters; what may begin a stop string is held back
+  std::optional<FinishReason> finish = {};
+  std::string error = {};  // with FinishReason::error
 };
 
 }  // namespace headrace::engine

@@ -1,0 +1,387 @@
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/math.h"
+
+namespace headrace::engine {
+namespace {
+
+constexpr std::int64_t kMaxBatchTokens = 1 << 16;
+constexpr std::int64_t kMaxSamples = 1024;  // of a request
+
+// Attention kernels compute a sequence with more rows than this (tokens x heads of a group) as a
+// long prompt, whatever their number.
+constexpr std::int64_t kMaxShortRows = 64;
+
+Status check_range(const char* name, std::int64_t value, std::int64_t low, std::int64_t high,
+                   const char* remedy) {
+  if (value >= low && value <= high) return std::nullopt;
+  return invalid_argument("{}={}: must be {} to {}; {}", name, value, low, high, remedy);
+}
+
+// With the defaults that depend on the model.
+Result<EngineOptions> resolved(const model::Config& config, EngineOptions o) {
+  if (o.max_tokens == 0) o.max_tokens = config.context_length;
+  if (Status bad = check_range("max_tokens", o.max_tokens, 1, config.context_length,
+                               "pass 0 for the model's context_length"))
+    return std::move(*bad);
+  if (Status bad = check_range("max_batch_tokens", o.max_batch_tokens, 1, kMaxBatchTokens,
+                               "512 suits most models"))
+    return std::move(*bad);
+  if (Status bad = check_range("max_requests", o.max_requests, 1, INT32_MAX,
+                               "pass the number of requests that may wait and run"))
+    return std::move(*bad);
+  if (o.num_pages == 0)
+    o.num_pages = 4 * ceil_div(o.max_tokens, std::max<std::int64_t>(o.page_size, 1));
+  return o;
+}
+
+SchedulerOptions scheduler_options(const model::Config& config, const EngineOptions& o) {
+  const std::int64_t group = config.num_heads / config.num_kv_heads;
+  return {.max_batch_tokens = o.max_batch_tokens,
+          .max_num_seqs = o.max_num_seqs,
+          .max_length = o.max_tokens,
+          .min_chunk = kMaxShortRows / group + 1,
+          .watermark_pages = o.num_pages / 100};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> Engine::make(const LanguageModel& model,
+                                             const EngineOptions& options) {
+  const model::Config& config = model.decoder->config;
+  Result<EngineOptions> all = resolved(config, options);
+  if (!all.ok()) return std::move(all.failure());
+  const EngineOptions& o = all.value();
+  Result<ModelRunner> runner = ModelRunner::make(model, {.max_batch_tokens = o.max_batch_tokens,
+                                                         .page_size = o.page_size,
+                                                         .num_pages = o.num_pages,
+                                                         .num_host_pages = o.num_host_pages,
+                                                         .cache_dtype = o.cache_dtype,
+                                                         .has_prefix_cache = o.has_prefix_cache});
+  if (!runner.ok()) return std::move(runner.failure());
+  auto owned = std::make_unique<ModelRunner>(std::move(runner.value()));
+  Result<Scheduler> scheduler = Scheduler::make(owned->cache(), scheduler_options(config, o));
+  if (!scheduler.ok()) return std::move(scheduler.failure());
+  Result<Sampler> sampler = Sampler::make(model.host);
+  if (!sampler.ok()) return std::move(sampler.failure());
+  Buffer logits = model.device->allocate_host(
+      static_cast<std::size_t>(o.max_num_seqs * config.vocab_size) * sizeof(float));
+  if (logits.data() == nullptr)
+    return Failure{ErrorCode::out_of_memory,
+                   format_text("max_num_seqs={}: no memory for the logits of as many tokens; pass "
+                               "a smaller number",
+                               o.max_num_seqs)};
+  return std::unique_ptr<Engine>(new Engine(model, o, std::move(owned),
+                                            std::move(scheduler.value()),
+                                            std::move(sampler.value()), std::move(logits)));
+}
+
+Engine::Engine(const LanguageModel& model, const EngineOptions& options,
+               std::unique_ptr<ModelRunner> runner, Scheduler scheduler, Sampler sampler,
+               Buffer logits)
+    : model_(model),
+      options_(options),
+      runner_(std::move(runner)),
+      scheduler_(std::move(scheduler)),
+      sampler_(std::move(sampler)),
+      logits_(std::move(logits)) {
+  publish();
+}
+
+// ---- any thread ----
+
+Status Engine::check_tokens(const char* name, std::span<const std::int32_t> tokens) const {
+  const std::int64_t vocab_size = model_.decoder->config.vocab_size;
+  for (std::size_t i = 0; i < tokens.size(); ++i)
+    if (tokens[i] < 0 || tokens[i] >= vocab_size)
+      return invalid_argument("{}[{}]={}: must be 0 to {}; pass tokens of this model's vocabulary",
+                              name, i, tokens[i], vocab_size - 1);
+  return std::nullopt;
+}
+
+Status Engine::check(const Request& request) const {
+  if (request.prompt.empty())
+    return invalid_argument("prompt: has no tokens; pass at least one, such as the BOS token");
+  if (std::ssize(request.prompt) > options_.max_tokens)
+    return invalid_argument(
+        "prompt: has {} tokens, the engine's max_tokens is {}; shorten it or create an engine with "
+        "a larger max_tokens",
+        request.prompt.size(), options_.max_tokens);
+  HEADRACE_TRY(check_tokens("prompt", request.prompt));
+  HEADRACE_TRY(check_tokens("stop_tokens", request.stop_tokens));
+  HEADRACE_TRY(check_range("n", request.n, 1, kMaxSamples, "add several requests for more"));
+  if (request.n > 1 && request.sampling.temperature == 0)
+    return invalid_argument(
+        "n={} with temperature=0: greedy samples are equal; pass a temperature above 0, or n=1",
+        request.n);
+  HEADRACE_TRY(check_range("max_tokens", request.max_tokens, 0, INT64_MAX, "pass 0 for no limit"));
+  return check_sampling_options(request.sampling, model_.decoder->config.vocab_size);
+}
+
+Result<std::int64_t> Engine::add(Request request) {
+  if (Status bad = check(request)) return std::move(*bad);
+  const Result<text::StopMatcher> stops = text::StopMatcher::make(request.stop);
+  if (!stops.ok()) return stops.failure();
+  const std::lock_guard lock(mutex_);
+  if (failure_) return Failure(*failure_);
+  if (std::ssize(num_unpolled_) >= options_.max_requests)
+    return Failure{ErrorCode::out_of_memory,
+                   format_text("max_requests={}: as many requests have not ended or were not "
+                               "polled; poll their outputs and add this one later",
+                               options_.max_requests)};
+  num_unpolled_[++last_request_] = request.n;
+  queued_.emplace_back(last_request_, std::move(request));
+  return last_request_;
+}
+
+Status Engine::abort(std::int64_t request) {
+  const std::lock_guard lock(mutex_);
+  HEADRACE_TRY(check_range("request", request, 1, last_request_, "pass an id that add returned"));
+  if (num_unpolled_.contains(request)) aborted_.push_back(request);
+  return std::nullopt;
+}
+
+std::optional<Output> Engine::poll() {
+  const std::lock_guard lock(mutex_);
+  if (polled_next_.empty()) return std::nullopt;
+  const auto found = outputs_.find(polled_next_.front());
+  Output output = std::move(found->second);
+  outputs_.erase(found);
+  polled_next_.pop_front();
+  if (output.finish && --num_unpolled_.at(output.request) == 0) num_unpolled_.erase(output.request);
+  return output;
+}
+
+EngineStats Engine::stats() const {
+  const std::lock_guard lock(mutex_);
+  EngineStats stats = stats_;
+  stats.sequences.num_waiting += std::ssize(queued_);
+  stats.num_requests = std::ssize(num_unpolled_);
+  return stats;
+}
+
+// ---- the thread that steps ----
+
+Status Engine::run() {
+  for (;;) {
+    Result<bool> more = step();
+    if (!more.ok()) return std::move(more.failure());
+    if (!more.value()) return std::nullopt;
+  }
+}
+
+Result<bool> Engine::step() {
+  if (failure_) return Failure(*failure_);  // only this thread writes it
+  take_queued();
+  if (Status bad = scheduler_.schedule())
+    end(*bad);
+  else if (Status failed = compute())
+    failed->code == ErrorCode::device_error ? end(*failed) : fail_step(*failed);
+  const bool has_worked = !step_outputs_.empty() || !scheduler_.chunks().empty();
+  publish();
+  if (failure_) return Failure(*failure_);
+  return has_worked;
+}
+
+void Engine::take_queued() {
+  std::vector<std::pair<std::int64_t, Request>> queued;
+  std::vector<std::int64_t> aborted;
+  {
+    const std::lock_guard lock(mutex_);
+    queued.swap(queued_);
+    aborted.swap(aborted_);
+  }
+  for (auto& [id, request] : queued) start(id, std::move(request));
+  for (const std::int64_t id : aborted) {
+    const auto found = active_.find(id);
+    if (found != active_.end()) finish_all(found->second, FinishReason::aborted, {});
+  }
+}
+
+void Engine::start(std::int64_t id, Request request) {
+  ActiveRequest& active = active_[id];
+  active.id = id;
+  active.num_open = request.n;
+  for (std::int64_t i = 0; i < request.n; ++i) {
+    active.samples.push_back({.idx = i,
+                              .options = request.sampling,
+                              .decoder = text::StreamDecoder(model_.tokenizer),
+                              .stops = std::move(text::StopMatcher::make(request.stop).value())});
+    active.samples.back().options.seed += static_cast<std::uint64_t>(i);
+  }
+  ActiveSample& first = active.samples.front();
+  first.sequence = scheduler_.add(std::move(request.prompt), request.priority);
+  owners_[first.sequence] = {&active, &first};
+  active.request = std::move(request);
+}
+
+Status Engine::compute() {
+  const std::span<const Chunk> chunks = scheduler_.chunks();
+  if (chunks.empty()) return std::nullopt;
+  if (options_.before_step) HEADRACE_TRY(options_.before_step(chunks));
+  parts_.clear();
+  for (const Chunk& chunk : chunks)
+    parts_.push_back({.sequence = chunk.cache_sequence,
+                      .tokens = chunk.tokens,
+                      .num_logits = chunk.is_last,
+                      .num_generated = chunk.num_generated});
+  HEADRACE_TRY(runner_->forward(parts_, logits_.as<float>()));
+  HEADRACE_TRY(scheduler_.complete());
+  draw_all();
+  return std::nullopt;
+}
+
+void Engine::draw_all() {
+  const auto vocab_size = static_cast<std::size_t>(model_.decoder->config.vocab_size);
+  const float* row = logits_.as<float>();
+  for (const Chunk& chunk : scheduler_.chunks()) {
+    if (!chunk.is_last) continue;
+    const std::span logits(row, vocab_size);
+    row += vocab_size;
+    const Owner owner = owners_.at(chunk.id);
+    // Forks share the logits after the prompt.
+    if (owner.sample->idx == 0 && owner.sample->num_tokens == 0) {
+      for (ActiveSample& sample : owner.request->samples)
+        if (sample.sequence == 0) fork(chunk.id, {owner.request, &sample}, logits);
+    }
+    draw(owner, logits);
+  }
+}
+
+void Engine::fork(std::int64_t parent, Owner owner, std::span<const float> logits) {
+  if (owner.sample->has_finished) return;
+  Result<std::int64_t> forked = scheduler_.fork(parent);
+  if (!forked.ok()) return finish(owner, FinishReason::error, forked.failure().message);
+  owner.sample->sequence = forked.value();
+  owners_[forked.value()] = owner;
+  if (scheduler_.state(forked.value()) == SequenceState::running) draw(owner, logits);
+}
+
+void Engine::draw(Owner owner, std::span<const float> logits) {
+  ActiveSample& sample = *owner.sample;
+  const std::span<const std::int32_t> tokens = scheduler_.tokens(sample.sequence);
+  const auto num_prompt = static_cast<std::size_t>(scheduler_.num_prompt_tokens(sample.sequence));
+  if (options_.on_logits)
+    if (Status bad = options_.on_logits(owner.request->id, sample.idx, logits))
+      return finish(owner, FinishReason::error, bad->message);
+  Result<Sample> drawn = sampler_.sample({.logits = logits,
+                                          .prompt = tokens.first(num_prompt),
+                                          .output = tokens.subspan(num_prompt),
+                                          .sequence_id = owner.request->request.sequence_id,
+                                          .position = std::ssize(tokens)},
+                                         sample.options);
+  if (!drawn.ok()) return finish(owner, FinishReason::error, drawn.failure().message);
+  accept(owner, drawn.value());
+}
+
+void Engine::accept(Owner owner, const Sample& drawn) {
+  ActiveSample& sample = *owner.sample;
+  const Request& request = owner.request->request;
+  const std::int32_t token = drawn.token;
+  Output& out = output(owner);
+  out.tokens.push_back(
+      {token, drawn.logprob, {drawn.top_logprobs.begin(), drawn.top_logprobs.end()}});
+  ++sample.num_tokens;
+  ++num_generated_tokens_;
+  const bool is_stop_token =
+      std::ranges::find(request.stop_tokens, token) != request.stop_tokens.end();
+  const bool is_end =
+      !request.ignore_end && std::ranges::binary_search(model_.tokenizer.end_tokens(), token);
+  if (is_stop_token || is_end) return finish(owner, FinishReason::stop, {});
+  Result<std::string> text = sample.decoder.push(token);
+  if (!text.ok()) return finish(owner, FinishReason::error, text.failure().message);
+  const text::StopMatcher::Output matched = sample.stops.push(text.value());
+  out.text += matched.text;
+  if (matched.stop_idx) return finish(owner, FinishReason::stop, {});
+  // A last token that nothing follows needs no room.
+  const std::int64_t length = std::ssize(scheduler_.tokens(sample.sequence));
+  if (sample.num_tokens == request.max_tokens || length == options_.max_tokens)
+    return finish(owner, FinishReason::length, {});
+  scheduler_.append(sample.sequence, token);
+}
+
+// ---- outputs ----
+
+Output& Engine::output(Owner owner) {
+  const OutputKey key{owner.request->id, owner.sample->idx};
+  Output& output = step_outputs_[key];
+  output.request = key.first;
+  output.sample = key.second;
+  return output;
+}
+
+void Engine::finish(Owner owner, FinishReason reason, const std::string& error) {
+  ActiveSample& sample = *owner.sample;
+  Output& out = output(owner);
+  // Text that is held back. Nothing is, after a stop string.
+  out.text += sample.stops.push(sample.decoder.flush()).text;
+  out.text += sample.stops.finish();
+  out.finish = reason;
+  out.error = error;
+  sample.has_finished = true;
+  if (sample.sequence != 0) {
+    owners_.erase(sample.sequence);
+    static_cast<void>(scheduler_.finish(sample.sequence));  // fails for unknown ids alone
+  }
+  if (--owner.request->num_open == 0) ended_.push_back(owner.request->id);
+}
+
+void Engine::finish_all(ActiveRequest& active, FinishReason reason, const std::string& error) {
+  for (ActiveSample& sample : active.samples)
+    if (!sample.has_finished) finish({&active, &sample}, reason, error);
+}
+
+// The requests of the step end. What it wrote to pages is not committed, so no other request finds
+// it.
+void Engine::fail_step(const Failure& failure) {
+  std::vector<ActiveRequest*> failed;
+  for (const Chunk& chunk : scheduler_.chunks()) failed.push_back(owners_.at(chunk.id).request);
+  for (ActiveRequest* active : failed) finish_all(*active, FinishReason::error, failure.message);
+}
+
+void Engine::end(const Failure& failure) {
+  for (auto& [id, active] : active_) finish_all(active, FinishReason::error, failure.message);
+  const std::lock_guard lock(mutex_);
+  failure_ = failure;
+  // Requests that no step has taken.
+  for (auto& [id, request] : queued_)
+    for (std::int64_t i = 0; i < request.n; ++i)
+      step_outputs_[{id, i}] = {
+          .request = id, .sample = i, .finish = FinishReason::error, .error = failure.message};
+  num_finished_requests_ += std::ssize(queued_);
+  queued_.clear();
+}
+
+// Hands the outputs of the step to poll().
+void Engine::publish() {
+  for (const std::int64_t id : ended_) active_.erase(id);
+  const std::lock_guard lock(mutex_);
+  num_finished_requests_ += std::ssize(ended_);
+  ended_.clear();
+  for (auto& [key, from] : step_outputs_) {
+    const auto [found, is_new] = outputs_.try_emplace(key, Output{});
+    if (is_new) {
+      polled_next_.push_back(key);
+      found->second = std::move(from);
+      continue;
+    }
+    Output& to = found->second;
+    std::ranges::move(from.tokens, std::back_inserter(to.tokens));
+    to.text += from.text;
+    to.finish = from.finish;
+    to.error = std::move(from.error);
+  }
+  step_outputs_.clear();
+  const PageAllocator& pages = runner_->cache().allocator();
+  stats_ = {.sequences = scheduler_.stats(),
+            .num_requests = 0,
+            .num_finished_requests = num_finished_requests_,
+            .num_generated_tokens = num_generated_tokens_,
+            .num_pages = pages.num_pages(),
+            .num_free_pages = pages.num_free()};
+}
+
+}  // namespace headrace::engine

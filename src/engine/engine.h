@@ -1,0 +1,143 @@
+// Serves many requests with one model: continuous batching over a paged KV cache.
+//
+// The tokens of a request depend on the request alone: not on others beside it, on chunks, hits in
+// the prefix cache or preemption. A request that fails ends with FinishReason::error and harms no
+// other one; a device error ends all of them and the engine.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "engine/model_runner.h"
+#include "engine/request.h"
+#include "engine/scheduler.h"
+#include "text/stop_matcher.h"
+
+namespace headrace::engine {
+
+struct EngineOptions {
+  std::int64_t max_tokens = 0;          // context of a sequence; 0: the model's
+  std::int64_t max_batch_tokens = 512;  // of a step
+  std::int64_t max_num_seqs = 32;       // running sequences
+  std::int64_t max_requests = 1024;     // that have not ended, or whose outputs were not polled
+  DType cache_dtype = DType::f16;
+  std::int64_t page_size = 16;
+  std::int64_t num_pages = 0;       // 0: those of four sequences of max_tokens
+  std::int64_t num_host_pages = 0;  // for preempted sequences; 0: they are computed anew
+  bool has_prefix_cache = true;
+  // For tests. A failure is that of the step, or of the sample.
+  std::function<Status(std::span<const Chunk>)> before_step = {};
+  std::function<Status(std::int64_t request, std::int64_t sample, std::span<const float>)>
+      on_logits = {};
+};
+
+struct EngineStats {
+  SchedulerStats sequences;
+  std::int64_t num_requests;  // as max_requests counts them
+  std::int64_t num_finished_requests;
+  std::int64_t num_generated_tokens;
+  std::int64_t num_pages, num_free_pages;
+};
+
+// One thread calls step() or run(); any thread calls the other functions.
+class Engine {
+ public:
+  // The model must have weights and outlive the engine. invalid_argument, out_of_memory.
+  static Result<std::unique_ptr<Engine>> make(const LanguageModel& model,
+                                              const EngineOptions& options);
+
+  // Queues a request and returns its id. invalid_argument. out_of_memory: there are max_requests.
+  Result<std::int64_t> add(Request request);
+  // The samples that have not ended end in the next step. Has no effect on a request that has
+  // ended. invalid_argument: add() has not returned the id.
+  Status abort(std::int64_t request);
+  // What samples gained, the earliest first; empty: nothing. What is not polled is collected.
+  std::optional<Output> poll();
+  EngineStats stats() const;
+
+  // Computes one step. False: there was nothing to do. device_error: the engine has ended.
+  Result<bool> step();
+  // Steps until there is nothing to do.
+  Status run();
+
+ private:
+  struct ActiveSample {
+    std::int64_t idx;
+    SamplingOptions options;
+    text::StreamDecoder decoder;
+    text::StopMatcher stops;
+    std::int64_t sequence = 0;  // of the scheduler; 0: the prompt is not computed yet
+    std::int64_t num_tokens = 0;
+    bool has_finished = false;
+  };
+  struct ActiveRequest {
+    std::int64_t id;
+    Request request;
+    std::vector<ActiveSample> samples;
+    std::int64_t num_open = 0;  // samples
+  };
+  // A sample that a sequence of the scheduler belongs to.
+  struct Owner {
+    ActiveRequest* request;
+    ActiveSample* sample;
+  };
+
+  Engine(const LanguageModel& model, const EngineOptions& options,
+         std::unique_ptr<ModelRunner> runner, Scheduler scheduler, Sampler sampler, Buffer logits);
+
+  Status check(const Request& request) const;
+  Status check_tokens(const char* name, std::span<const std::int32_t> tokens) const;
+  // Takes what other threads have queued.
+  void take_queued();
+  void start(std::int64_t id, Request request);
+  Status compute();
+  // Draws the next token of each sequence whose tokens are all computed.
+  void draw_all();
+  void draw(Owner owner, std::span<const float> logits);
+  // Another sample of a prompt that is computed, and its first token if it runs.
+  void fork(std::int64_t parent, Owner owner, std::span<const float> logits);
+  void accept(Owner owner, const Sample& drawn);
+  Output& output(Owner owner);  // of this step
+  void finish(Owner owner, FinishReason reason, const std::string& error);
+  void finish_all(ActiveRequest& active, FinishReason reason, const std::string& error);
+  void fail_step(const Failure& failure);
+  void end(const Failure& failure);  // of the engine
+  void publish();
+
+  const LanguageModel& model_;
+  EngineOptions options_;
+
+  // Of the thread that steps.
+  std::unique_ptr<ModelRunner> runner_;  // the scheduler refers to its cache
+  Scheduler scheduler_;
+  Sampler sampler_;
+  Buffer logits_;  // float [max_num_seqs, vocab_size], in memory of the host
+  std::unordered_map<std::int64_t, ActiveRequest> active_;
+  std::unordered_map<std::int64_t, Owner> owners_;  // by sequence
+  std::vector<ModelRunner::Part> parts_;
+  std::vector<std::int64_t> ended_;                         // requests, in this step
+  using OutputKey = std::pair<std::int64_t, std::int64_t>;  // request, sample
+  std::map<OutputKey, Output> step_outputs_;
+  std::int64_t num_generated_tokens_ = 0;
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::vector<std::pair<std::int64_t, Request>> queued_;
+  std::vector<std::int64_t> aborted_;
+  std::deque<OutputKey> polled_next_;
+  std::map<OutputKey, Output> outputs_;
+  std::unordered_map<std::int64_t, std::int64_t> num_unpolled_;  // samples of each request
+  std::int64_t last_request_ = 0, num_finished_requests_ = 0;
+  Status failure_;  // that has ended the engine
+  EngineStats stats_{};
+};
+
+}  // namespace headrace::engine
