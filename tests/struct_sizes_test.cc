@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "headrace/engine.hpp"
 #include "headrace/headrace.hpp"
 #include "headrace/kv_cache.hpp"
 #include "headrace/model.h"
@@ -78,6 +79,8 @@ TEST(StructSizes, OfInitFunctions) {
   HEADRACE_EXPECT_INIT(sampling_options, "options");
   HEADRACE_EXPECT_INIT(generation_options, "options");
   HEADRACE_EXPECT_INIT(beam_options, "options");
+  HEADRACE_EXPECT_INIT(engine_options, "options");
+  HEADRACE_EXPECT_INIT(request, "request");
   HEADRACE_EXPECT_INIT(kv_cache_options, "options");
   HEADRACE_EXPECT_INIT(kv_batch, "batch");
   HEADRACE_EXPECT_INIT(rope_options, "options");
@@ -165,6 +168,21 @@ TEST(StructSizes, OfModelInfos) {
   headrace_completions_destroy(completions);
   headrace_session_destroy(session);
   headrace_model_destroy(model);
+}
+
+TEST(StructSizes, OfEngines) {
+  const headrace::Model model(std::string(HEADRACE_GOLDEN_DIR) + "/tiny/tiny_llama3_f16.gguf");
+  headrace::Engine engine(model);
+  expect_reads_the_size<headrace_engine_stats>(
+      "stats", "stats", [&](auto* to) { return headrace_engine_get_stats(engine.get(), to); });
+  engine.add({.prompt = {89, 271}, .max_new_tokens = 3, .num_logprobs = 2});
+  engine.run();
+  headrace_output* output = nullptr;
+  ASSERT_EQ(headrace_engine_poll(engine.get(), &output), HEADRACE_OK);
+  ASSERT_NE(output, nullptr);
+  expect_reads_the_size<headrace_output_info>(
+      "output", "info", [&](auto* to) { return headrace_output_get(output, to); });
+  headrace_output_destroy(output);
 }
 
 TEST(StructSizes, OfKvCaches) {

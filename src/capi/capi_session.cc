@@ -24,22 +24,34 @@ headrace_sampling_options default_sampling_options() {
 }
 
 Result<engine::SessionOptions> session_options(const headrace_session_options& c) {
-  if (c.cache_dtype != HEADRACE_F32 && c.cache_dtype != HEADRACE_F16 &&
-      c.cache_dtype != HEADRACE_BF16)
-    return invalid_argument(
-        "cache_dtype={}: must be f16, bf16 or f32; pass HEADRACE_F16, HEADRACE_BF16 or "
-        "HEADRACE_F32",
-        c.cache_dtype);
+  Result<DType> dtype = cache_dtype_of(c.cache_dtype);
+  if (!dtype.ok()) return std::move(dtype.failure());
   engine::SessionOptions options;
   options.max_tokens = c.max_tokens;
   if (c.batch_tokens != 0) options.batch_tokens = c.batch_tokens;
-  options.cache_dtype = static_cast<DType>(c.cache_dtype);
+  options.cache_dtype = dtype.value();
   options.page_size = c.page_size;
   options.num_pages = c.num_pages;
   return options;
 }
 
-// Requires options that sampling_options() accepted.
+}  // namespace
+
+Status check_has_weights(const headrace_model* model) {
+  if (model == nullptr) return null_argument("model", "load one first");
+  if (model->model.decoder) return std::nullopt;
+  return invalid_argument(
+      "model: it was loaded with vocab_only and has no weights; load it without vocab_only");
+}
+
+Result<DType> cache_dtype_of(int32_t dtype) {
+  if (dtype == HEADRACE_F32 || dtype == HEADRACE_F16 || dtype == HEADRACE_BF16)
+    return static_cast<DType>(dtype);
+  return invalid_argument(
+      "cache_dtype={}: must be f16, bf16 or f32; pass HEADRACE_F16, HEADRACE_BF16 or HEADRACE_F32",
+      dtype);
+}
+
 uint64_t sequence_of(const headrace_sampling_options* theirs) {
   headrace_sampling_options c = default_sampling_options();
   static_cast<void>(read_struct("sampling", theirs, c));
@@ -72,7 +84,22 @@ Result<SamplingOptions> sampling_options(const headrace_sampling_options* theirs
   return options;
 }
 
-}  // namespace
+Result<std::vector<std::string>> stop_strings(const char* const* stop, size_t num_stop) {
+  if (stop == nullptr && num_stop > 0)
+    return null_argument("stop", "pass an array of num_stop strings");
+  std::vector<std::string> strings;
+  for (size_t i = 0; i < num_stop; ++i) {
+    if (stop[i] == nullptr || *stop[i] == '\0')
+      return invalid_argument("stop[{}]: must not be NULL or empty; pass a non-empty string", i);
+    strings.emplace_back(stop[i]);
+  }
+  return strings;
+}
+
+headrace_token_logprob top_logprob(std::span<const TokenLogprob> top, size_t i) {
+  if (i >= top.size()) return {-1, -INFINITY};
+  return {top[i].token, top[i].logprob};
+}
 
 Result<engine::GenerationOptions> generation_options(const headrace_generation_options* theirs) {
   headrace_generation_options c{};
@@ -80,8 +107,8 @@ Result<engine::GenerationOptions> generation_options(const headrace_generation_o
   if (c.max_new_tokens < 0)
     return invalid_argument("max_new_tokens={}: must not be negative; pass 0 for no limit",
                             c.max_new_tokens);
-  if (c.stop == nullptr && c.num_stop > 0)
-    return null_argument("stop", "pass an array of num_stop strings");
+  Result<std::vector<std::string>> stop = stop_strings(c.stop, c.num_stop);
+  if (!stop.ok()) return std::move(stop.failure());
   Result<SamplingOptions> sampling = sampling_options(c.sampling);
   if (!sampling.ok()) return std::move(sampling.failure());
   engine::GenerationOptions options;
@@ -89,11 +116,7 @@ Result<engine::GenerationOptions> generation_options(const headrace_generation_o
   options.sequence_id = sequence_of(c.sampling);
   options.max_new_tokens = c.max_new_tokens;
   options.ignore_end = c.ignore_end != 0;
-  for (size_t i = 0; i < c.num_stop; ++i) {
-    if (c.stop[i] == nullptr || *c.stop[i] == '\0')
-      return invalid_argument("stop[{}]: must not be NULL or empty; pass a non-empty string", i);
-    options.stop.emplace_back(c.stop[i]);
-  }
+  options.stop = std::move(stop.value());
   if (c.on_text != nullptr)
     options.on_text = [fn = c.on_text, user = c.user](std::string_view text) -> Result<bool> {
       bool may_continue = false;
@@ -119,11 +142,7 @@ Status sample_next(headrace_session& session, const headrace_sampling_options* t
                                              num_prompt_tokens, session.sampler);
   if (!drawn.ok()) return std::move(drawn.failure());
   token = {drawn.value().token, drawn.value().logprob};
-  for (size_t i = 0; i < num_top; ++i) {
-    const auto& tops = drawn.value().top_logprobs;
-    top[i] = i < tops.size() ? headrace_token_logprob{tops[i].token, tops[i].logprob}
-                             : headrace_token_logprob{-1, -INFINITY};
-  }
+  for (size_t i = 0; i < num_top; ++i) top[i] = top_logprob(drawn.value().top_logprobs, i);
   return std::nullopt;
 }
 
@@ -153,13 +172,10 @@ headrace_status headrace_session_create(const headrace_model* model,
                                         const headrace_session_options* options,
                                         headrace_session** session) {
   return guarded([&] {
-    if (model == nullptr) return fail(null_argument("model", "load one first"));
     if (session == nullptr)
       return fail(null_argument("session", "pass the address of a session pointer"));
     *session = nullptr;
-    if (!model->model.decoder)
-      return fail(headrace::invalid_argument(
-          "model: it was loaded with vocab_only and has no weights; load it without vocab_only"));
+    if (auto bad = check_has_weights(model)) return fail(std::move(*bad));
     headrace_session_options ours = default_session_options();
     if (auto bad = read_struct("options", options, ours)) return fail(std::move(*bad));
     auto wanted = session_options(ours);

@@ -13,6 +13,16 @@ struct headrace_session {
 
 namespace headrace::capi {
 
+// invalid_argument: the model was loaded with vocab_only, or is null.
+Status check_has_weights(const headrace_model* model);
+// Of a KV cache.
+Result<DType> cache_dtype_of(int32_t dtype);
+Result<SamplingOptions> sampling_options(const headrace_sampling_options* theirs);
+// Requires options that sampling_options() accepted.
+uint64_t sequence_of(const headrace_sampling_options* theirs);
+Result<std::vector<std::string>> stop_strings(const char* const* stop, size_t num_stop);
+// The i-th of the most likely tokens; token -1 if there are fewer.
+headrace_token_logprob top_logprob(std::span<const TokenLogprob> top, size_t i);
 Result<engine::GenerationOptions> generation_options(const headrace_generation_options* theirs);
 
 }  // namespace headrace::capi

@@ -117,7 +117,8 @@ Status Engine::check(const Request& request) const {
     return invalid_argument(
         "n={} with temperature=0: greedy samples are equal; pass a temperature above 0, or n=1",
         request.n);
-  HEADRACE_TRY(check_range("max_tokens", request.max_tokens, 0, INT64_MAX, "pass 0 for no limit"));
+  HEADRACE_TRY(
+      check_range("max_new_tokens", request.max_new_tokens, 0, INT64_MAX, "pass 0 for no limit"));
   return check_sampling_options(request.sampling, model_.decoder->config.vocab_size);
 }
 
@@ -137,10 +138,10 @@ Result<std::int64_t> Engine::add(Request request) {
   return last_request_;
 }
 
-Status Engine::abort(std::int64_t request) {
+Status Engine::abort(std::int64_t id) {
   const std::lock_guard lock(mutex_);
-  HEADRACE_TRY(check_range("request", request, 1, last_request_, "pass an id that add returned"));
-  if (num_unpolled_.contains(request)) aborted_.push_back(request);
+  HEADRACE_TRY(check_range("id", id, 1, last_request_, "pass an id that add returned"));
+  if (num_unpolled_.contains(id)) aborted_.push_back(id);
   return std::nullopt;
 }
 
@@ -298,7 +299,7 @@ void Engine::accept(Owner owner, const Sample& drawn) {
   if (matched.stop_idx) return finish(owner, FinishReason::stop, {});
   // A last token that nothing follows needs no room.
   const std::int64_t length = std::ssize(scheduler_.tokens(sample.sequence));
-  if (sample.num_tokens == request.max_tokens || length == options_.max_tokens)
+  if (sample.num_tokens == request.max_new_tokens || length == options_.max_tokens)
     return finish(owner, FinishReason::length, {});
   scheduler_.append(sample.sequence, token);
 }
@@ -310,6 +311,7 @@ Output& Engine::output(Owner owner) {
   Output& output = step_outputs_[key];
   output.request = key.first;
   output.sample = key.second;
+  output.num_logprobs = owner.sample->options.num_logprobs;
   return output;
 }
 

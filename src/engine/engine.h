@@ -59,7 +59,7 @@ class Engine {
   Result<std::int64_t> add(Request request);
   // The samples that have not ended end in the next step. Has no effect on a request that has
   // ended. invalid_argument: add() has not returned the id.
-  Status abort(std::int64_t request);
+  Status abort(std::int64_t id);
   // What samples gained, the earliest first; empty: nothing. What is not polled is collected.
   std::optional<Output> poll();
   EngineStats stats() const;

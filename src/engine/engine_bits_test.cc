@@ -26,7 +26,7 @@ class Bits : public ::testing::TestWithParam<Setup> {
     // Short prompts take another path of attention; 30 to 108 tokens may be computed in chunks.
     for (const std::size_t length : {4, 99, 8, 108, 30, 33, 34, 65, 66, 70, 1, 17}) {
       for (const double temperature : {0.0, 3.0}) {
-        Request request{.prompt = prompt_of(length, 7), .max_tokens = kNewTokens};
+        Request request{.prompt = prompt_of(length, 7), .max_new_tokens = kNewTokens};
         request.sampling = {.temperature = temperature, .seed = length};
         request.ignore_end = true;
         all.push_back(request);
@@ -47,7 +47,7 @@ class Bits : public ::testing::TestWithParam<Setup> {
       answer.logits.emplace_back(session.logits(), session.logits() + vocab_size);
       const Sample sample = sample_next(session, request.sampling, 0, num_prompt, sampler_).value();
       answer.tokens.push_back(sample.token);
-      if (std::ssize(answer.tokens) == request.max_tokens) return answer;
+      if (std::ssize(answer.tokens) == request.max_new_tokens) return answer;
       EXPECT_FALSE(session.append({&sample.token, 1}, nullptr));
     }
   }

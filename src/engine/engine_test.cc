@@ -32,7 +32,7 @@ Answer run_alone(const LanguageModel& model, const EngineOptions& options, const
 class Engines : public ::testing::Test {
  protected:
   Request request(std::size_t length = 11, std::uint64_t seed = 3) const {
-    Request request{.prompt = prompt_of(length, seed), .max_tokens = 12};
+    Request request{.prompt = prompt_of(length, seed), .max_new_tokens = 12};
     request.sampling = {.temperature = 3, .seed = 1000};
     return request;
   }
@@ -49,20 +49,20 @@ class Engines : public ::testing::Test {
 TEST_F(Engines, GiveWhatASessionGenerates) {
   std::vector<Request> requests(6, request());
   requests[1].ignore_end = true;
-  requests[1].max_tokens = 0;  // until the context is full
+  requests[1].max_new_tokens = 0;  // until the context is full
   requests[2].sampling.repetition_penalty = 2;
   requests[2].sampling.frequency_penalty = -3;
   requests[3].stop = {"a", "e", "1"};
   requests[4].sampling.top_p = 0.9;
   requests[4].sequence_id = 5;
-  requests[5].max_tokens = 0;
+  requests[5].max_new_tokens = 0;
   for (const Request& request : requests) {
     Session session = std::move(Session::make(model_, {.max_tokens = 48}).value());
     ASSERT_FALSE(session.append(request.prompt, nullptr));
     std::string text;
     const GenerationOptions options = {.sampling = request.sampling,
                                        .sequence_id = request.sequence_id,
-                                       .max_new_tokens = request.max_tokens,
+                                       .max_new_tokens = request.max_new_tokens,
                                        .stop = request.stop,
                                        .ignore_end = request.ignore_end,
                                        .on_text = [&](std::string_view piece) -> Result<bool> {
@@ -85,7 +85,7 @@ TEST_F(Engines, SampleAPromptSeveralTimes) {
   ASSERT_FALSE(session.append(several.prompt, nullptr));
   GenerationOptions options;
   options.sampling = several.sampling;
-  options.max_new_tokens = several.max_tokens;
+  options.max_new_tokens = several.max_new_tokens;
   const std::vector<Completion> expected =
       generate_n(session, model_.tokenizer, options, several.n, {}, sampler_).value();
   for (const std::int64_t max_num_seqs : {16, 2}) {  // with 2, the other samples wait
@@ -156,8 +156,8 @@ TEST_F(Engines, RefuseBadRequests) {
             "stop_tokens[0]=-1: must be 0 to 287; pass tokens of this model's vocabulary");
   EXPECT_EQ(refused([](Request& r) { r.n = 0; }),
             "n=0: must be 1 to 1024; add several requests for more");
-  EXPECT_EQ(refused([](Request& r) { r.max_tokens = -1; }),
-            "max_tokens=-1: must be 0 to 9223372036854775807; pass 0 for no limit");
+  EXPECT_EQ(refused([](Request& r) { r.max_new_tokens = -1; }),
+            "max_new_tokens=-1: must be 0 to 9223372036854775807; pass 0 for no limit");
   EXPECT_NE(refused([](Request& r) { r.stop = {""}; }), "");
   EXPECT_NE(refused([](Request& r) { r.sampling.top_p = 0; }), "");
   EXPECT_EQ(refused([](Request& r) {
@@ -246,7 +246,7 @@ TEST_F(Engines, AbortRequests) {
   const auto engine = engine_of(model_, {.max_num_seqs = 2});
   Request endless = request(20);
   endless.ignore_end = true;
-  endless.max_tokens = 0;
+  endless.max_new_tokens = 0;
   endless.n = 3;  // of which 1 waits
   ASSERT_TRUE(engine->add(endless).ok());
   ASSERT_TRUE(engine->add(request()).ok());
@@ -264,7 +264,7 @@ TEST_F(Engines, AbortRequests) {
     EXPECT_EQ(answer.finish == FinishReason::aborted, key.first != 2) << key.first;
   EXPECT_EQ(answers.at({2, 0}).tokens, run_alone(model_, {}, request()).tokens);
   EXPECT_EQ(engine->stats().num_free_pages, engine->stats().num_pages);
-  EXPECT_EQ(engine->abort(4)->message, "request=4: must be 1 to 3; pass an id that add returned");
+  EXPECT_EQ(engine->abort(4)->message, "id=4: must be 1 to 3; pass an id that add returned");
 }
 
 // One thread steps, others add, abort and poll.
@@ -315,7 +315,7 @@ TEST_F(Engines, EndEveryRequestOnce) {
     if (random.chance(25)) {
       Request wanted = request(static_cast<std::size_t>(random.between(1, 80)), 9);
       wanted.n = random.chance(20) ? random.between(2, 5) : 1;
-      wanted.max_tokens = random.between(1, 30);
+      wanted.max_new_tokens = random.between(1, 30);
       wanted.priority = random.between(0, 2);
       Result<std::int64_t> added = engine->add(wanted);
       if (added.ok()) {

@@ -12,10 +12,10 @@ namespace headrace::engine {
 
 struct Request {
   std::vector<std::int32_t> prompt = {};
-  SamplingOptions sampling = {};  // sample i of n draws with seed + i
-  std::uint64_t sequence_id = 0;  // keys the draws, beside seed and position
-  std::int64_t n = 1;             // samples of the prompt
-  std::int64_t max_tokens = 0;    // of each sample; 0: until the context is full
+  SamplingOptions sampling = {};    // sample i of n draws with seed + i
+  std::uint64_t sequence_id = 0;    // keys the draws, beside seed and position
+  std::int64_t n = 1;               // samples of the prompt
+  std::int64_t max_new_tokens = 0;  // of each sample; 0: until the context is full
   std::vector<std::int32_t> stop_tokens = {};
   std::vector<std::string> stop = {};  // stop strings; not emitted
   bool ignore_end = false;             // continue past the end tokens of the vocabulary
@@ -42,6 +42,7 @@ struct OutputToken {
 // What a sample of a request gained since it was polled last. The last one has a finish reason.
 struct Output {
   std::int64_t request = 0, sample = 0;
+  std::optional<int> num_logprobs = {};  // of the request's sampling
   std::vector<OutputToken> tokens = {};
   std::string text = {};  // whole characters; what may begin a stop string is held back
   std::optional<FinishReason> finish = {};

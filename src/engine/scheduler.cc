@@ -16,7 +16,11 @@ Status check_at_least(const char* name, std::int64_t value, std::int64_t low, co
 }
 
 Status check_options(const KvCacheOptions& cache, const SchedulerOptions& o) {
-  HEADRACE_TRY(check_at_least("max_num_seqs", o.max_num_seqs, 1, "pass the sequences of a step"));
+  if (o.max_num_seqs < 1 || o.max_num_seqs > o.max_batch_tokens)
+    return invalid_argument(
+        "max_num_seqs={}: must be 1 to max_batch_tokens={}: a step computes a token of each "
+        "sequence; pass fewer",
+        o.max_num_seqs, o.max_batch_tokens);
   HEADRACE_TRY(check_at_least("watermark_pages", o.watermark_pages, 0, "pass 0 for none"));
   HEADRACE_TRY(check_at_least("max_age_steps", o.max_age_steps, 1, "pass a number of steps"));
   HEADRACE_TRY(check_at_least("min_chunk", o.min_chunk, 1, "pass 1 for chunks of any size"));

@@ -334,17 +334,19 @@ TEST(SchedulerOptions, AreChecked) {
     return made.ok() ? std::string() : made.failure().message;
   };
   EXPECT_EQ(message([](auto&) {}), "");
-  EXPECT_EQ(message([](auto& o) { o.max_num_seqs = 0; }),
-            "max_num_seqs=0: must be at least 1; pass the sequences of a step");
-  EXPECT_EQ(message([](auto& o) { o.max_num_seqs = 9; }),
-            "max_batch_tokens=8: must be at least 9: a token of each of max_num_seqs=9 sequences "
+  for (const std::int64_t max_num_seqs : {std::int64_t{0}, std::int64_t{9}, INT64_MAX})
+    EXPECT_EQ(message([&](auto& o) { o.max_num_seqs = max_num_seqs; }),
+              "max_num_seqs=" + std::to_string(max_num_seqs) +
+                  ": must be 1 to max_batch_tokens=8: a step computes a token of each sequence; "
+                  "pass fewer");
+  EXPECT_EQ(message([](auto& o) { o.min_chunk = 5; }),
+            "max_batch_tokens=8: must be at least 10: a token of each of max_num_seqs=2 sequences "
             "and a chunk of a prompt; pass more, or a smaller max_num_seqs");
   EXPECT_EQ(message([](auto& o) { o.max_length = 33; }),
             "num_pages=8: must be at least 9, the pages of a sequence of 33 tokens; pass more "
             "pages or a smaller context");
-  for (const auto field : {&SchedulerOptions::max_num_seqs, &SchedulerOptions::watermark_pages,
-                           &SchedulerOptions::max_age_steps, &SchedulerOptions::min_chunk,
-                           &SchedulerOptions::max_length})
+  for (const auto field : {&SchedulerOptions::watermark_pages, &SchedulerOptions::max_age_steps,
+                           &SchedulerOptions::min_chunk, &SchedulerOptions::max_length})
     EXPECT_NE(message([&](auto& o) { o.*field = -1; }).find("=-1: must be at least "),
               std::string::npos);
 }
