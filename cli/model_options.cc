@@ -56,6 +56,13 @@ std::int64_t context_of(const Model& model, const SessionChoice& choice) {
   return choice.context == 0 ? longest : choice.context;
 }
 
+DType cache_dtype_of(const Model& model, const SessionChoice& choice) {
+  static const std::map<std::string, DType> kTypes = {
+      {"f16", DType::f16}, {"bf16", DType::bf16}, {"f32", DType::f32}};
+  if (!choice.cache_type.empty()) return kTypes.at(choice.cache_type);
+  return model.info().exact != 0 ? DType::f32 : DType::f16;
+}
+
 // The command line is already checked: an invalid argument now means an invalid file.
 template <class Body>
 auto blaming_the_file(Body body) {
@@ -209,15 +216,19 @@ void add_session_options(CLI::App& app, SessionChoice& choice) {
 }
 
 Session make_session(const Model& model, const SessionChoice& choice) {
-  static const std::map<std::string, DType> kTypes = {
-      {"f16", DType::f16}, {"bf16", DType::bf16}, {"f32", DType::f32}};
-  SessionOptions options{.max_tokens = context_of(model, choice),
-                         .batch_tokens = choice.batch,
-                         .page_size = choice.page_size,
-                         .num_pages = choice.num_pages};
-  options.cache_dtype = model.info().exact != 0 ? DType::f32 : DType::f16;
-  if (!choice.cache_type.empty()) options.cache_dtype = kTypes.at(choice.cache_type);
+  const SessionOptions options{.max_tokens = context_of(model, choice),
+                               .batch_tokens = choice.batch,
+                               .cache_dtype = cache_dtype_of(model, choice),
+                               .page_size = choice.page_size,
+                               .num_pages = choice.num_pages};
   return blaming_the_file([&] { return Session(model, options); });
+}
+
+EngineOptions engine_options(const Model& model, const SessionChoice& choice) {
+  EngineOptions options{.max_tokens = context_of(model, choice), .page_size = choice.page_size};
+  if (choice.batch != 0) options.max_batch_tokens = choice.batch;
+  options.cache_dtype = cache_dtype_of(model, choice);
+  return options;
 }
 
 SessionChoice with_completions(const Model& model, const SessionChoice& choice,

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "headrace/engine.hpp"
 #include "headrace/model.hpp"
 
 namespace headrace::cli {
@@ -42,6 +43,7 @@ struct SessionChoice {
 
 void add_session_options(CLI::App& app, SessionChoice& choice);
 Session make_session(const Model& model, const SessionChoice& choice);
+EngineOptions engine_options(const Model& model, const SessionChoice& choice);
 // With pages for several completions of a prompt, and no longer than they can be. max_new_tokens 0:
 // no limit.
 SessionChoice with_completions(const Model& model, const SessionChoice& choice,

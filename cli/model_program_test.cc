@@ -22,16 +22,26 @@ const std::string kModel = HEADRACE_GOLDEN_DIR "/tiny/tiny_llama3_f16.gguf";
 
 TEST(ModelProgram, ModelUsageErrorsExitWith2) {
   for (const std::string& arguments :
-       {std::string("generate Hi"), "generate -m " + kModel, "generate -m " + kModel + " -p x -f y",
-        "generate -m " + kModel + " Hi --top-p 2", "generate -m " + kModel + " Hi --order x",
-        "generate -m " + kModel + " Hi --logit-bias 5", "generate -m " + kModel + " Hi -c -1",
+       {std::string("generate Hi"),
+        "generate -m " + kModel,
+        "generate -m " + kModel + " -p x -f y",
+        "generate -m " + kModel + " Hi --top-p 2",
+        "generate -m " + kModel + " Hi --order x",
+        "generate -m " + kModel + " Hi --logit-bias 5",
+        "generate -m " + kModel + " Hi -c -1",
         "generate -m " + kModel + " Hi --page-size 0",
         "generate -m " + kModel + " Hi --temp 1 --samples 0",
-        "generate -m " + kModel + " Hi --samples 2", "generate -m " + kModel + " Hi --beam-width 0",
+        "generate -m " + kModel + " Hi --samples 2",
+        "generate -m " + kModel + " Hi --beam-width 0",
         "generate -m " + kModel + " Hi --beam-width 2 --samples 2 --temp 1",
         "generate -m " + kModel + " Hi --beam-width 2 --temp 1",
-        "generate -m " + kModel + " Hi --length-penalty 2", std::string("chat"),
-        "tokenize -m " + kModel, std::string("bench model -t 1"), std::string("inspect"),
+        "generate -m " + kModel + " Hi --length-penalty 2",
+        std::string("chat"),
+        "batch -m " + kModel,
+        "batch -m " + kModel + " -f x --streams 0",
+        "tokenize -m " + kModel,
+        std::string("bench model -t 1"),
+        std::string("inspect"),
         "perplexity -m " + kModel}) {
     const Result result = run_program(arguments);
     EXPECT_EQ(result.exit_code, 2) << arguments;
@@ -42,6 +52,7 @@ TEST(ModelProgram, ModelUsageErrorsExitWith2) {
 // Each command that reads a model; %s is the file.
 const char* const kModelCommands[] = {"generate -m %s Hi -n 4",
                                       "chat -m %s -n 4 --no-history <<END\nHi\nEND\n",
+                                      "batch -m %s -f - <<END\n{\"prompt\": \"Hi\"}\nEND\n",
                                       "tokenize -m %s Hi",
                                       "perplexity -m %s -w 8 -f " HEADRACE_GOLDEN_DIR
                                       "/text/prompts.txt",

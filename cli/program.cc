@@ -76,6 +76,7 @@ void add_commands(CLI::App& app, Action& action, const std::string& command_line
       "Data goes to stdout, notes and progress to stderr. Exit codes: 0 ok, 1 failure, 2 usage.");
   add_generate(app, action);
   add_chat(app, action);
+  add_batch(app, action);
   add_bench(app, action, command_line);
   add_explain(app, action);
   add_kernels(app, action);

@@ -1,0 +1,92 @@
+// headrace batch, run from a shell: a tiny file with random weights.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "tests/support/program.h"
+
+namespace {
+
+using headrace::testing::run_program;
+using headrace::testing::TemporaryFolder;
+
+const std::string kModel = HEADRACE_GOLDEN_DIR "/tiny/tiny_llama3_f16.gguf";
+
+std::vector<nlohmann::json> lines_of(const std::string& text) {
+  std::vector<nlohmann::json> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(nlohmann::json::parse(line));
+  return lines;
+}
+
+TEST(BatchProgram, AnswersAsGenerateDoes) {
+  const TemporaryFolder folder;
+  const std::string file = folder.file(
+      "prompts.jsonl",
+      "{\"prompt\": \"ab\", \"max_tokens\": 6}\n"
+      "\n"
+      "{\"prompt\": \"Hello\", \"max_tokens\": 9, \"temperature\": 2, \"seed\": 5, \"id\": \"x\"}\n"
+      "{\"prompt\": \"cd\", \"max_tokens\": 5, \"temperature\": 2, \"n\": 2, \"stop\": \"zzz\"}\n");
+  const auto result = run_program("batch -m " + kModel + " --raw --streams 2,1 -f " + file);
+  ASSERT_EQ(result.exit_code, 0);
+  std::map<std::string, std::string> answers;
+  for (const auto& line : lines_of(result.out))
+    answers[line["id"].dump() + '/' + line["sample"].dump()] = line["text"];
+  ASSERT_EQ(answers.size(), 4u);  // printed for 2 streams alone
+  const auto generated = [](const std::string& arguments) {
+    std::string text = run_program("generate -q --raw -m " + kModel + ' ' + arguments).out;
+    text.pop_back();  // the end of the line
+    // Bytes that are not UTF-8, as JSON has them.
+    using Json = nlohmann::json;
+    return Json::parse(Json(text).dump(-1, ' ', false, Json::error_handler_t::replace))
+        .get<std::string>();
+  };
+  EXPECT_EQ(answers.at("1/0"), generated("ab -n 6"));
+  EXPECT_EQ(answers.at("\"x\"/0"), generated("Hello -n 9 --temp 2 --seed 5"));
+  EXPECT_EQ(answers.at("4/0"), generated("cd -n 5 --temp 2"));
+  EXPECT_EQ(answers.at("4/1"), generated("cd -n 5 --temp 2 --seed 1"));
+}
+
+TEST(BatchProgram, SaysHowFastEachNumberOfStreamsIs) {
+  const auto result = run_program("2>&1 batch -m " + kModel +
+                                  " --raw --streams 1,3 -f - <<END\n"
+                                  "{\"prompt\": \"ab\", \"max_tokens\": 4, \"ignore_end\": true}\n"
+                                  "END\n");
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_NE(result.out.find("headrace: 1 streams: 1 requests in "), std::string::npos);
+  EXPECT_NE(result.out.find("headrace: 3 streams: 1 requests in "), std::string::npos);
+  EXPECT_NE(result.out.find("answers 4 tokens, "), std::string::npos);
+}
+
+// Before anything is computed.
+TEST(BatchProgram, NamesTheBadLine) {
+  const TemporaryFolder folder;
+  const auto error_of = [&](const std::string& line) {
+    const std::string file = folder.file("p", "{\"prompt\": \"ab\"}\n" + line + "\n");
+    const auto result = run_program("2>&1 batch -q --raw -m " + kModel + " -f " + file);
+    EXPECT_EQ(result.exit_code, 2);
+    const std::string name = "headrace: " + file + ":2: ";
+    EXPECT_EQ(result.out.find(name), 0u) << result.out;
+    return result.out.substr(std::min(name.size(), result.out.size()));
+  };
+  EXPECT_EQ(error_of("[1]"), "not a JSON object; write one object per line\n");
+  EXPECT_EQ(error_of("{\"prompt\": "), "not a JSON object; write one object per line\n");
+  EXPECT_EQ(error_of("{}"), "no \"prompt\"; each line needs one\n");
+  EXPECT_EQ(error_of("{\"prompt\": 1}"), "\"prompt\" must be a string\n");
+  EXPECT_EQ(error_of("{\"prompt\": \"a\", \"max_tokens\": 1.5}"),
+            "\"max_tokens\" must be a whole number\n");
+  EXPECT_EQ(error_of("{\"prompt\": \"a\", \"ignore_end\": 1}"),
+            "\"ignore_end\" must be true or false\n");
+  EXPECT_EQ(error_of("{\"prompt\": \"a\", \"max_token\": 1}"),
+            "unknown field \"max_token\"; choose from id, ignore_end, max_tokens, min_p, n, "
+            "priority, prompt, seed, stop, temperature, top_k, top_p\n");
+  EXPECT_EQ(error_of("{\"prompt\": \"a\", \"n\": 2}"),
+            "n=2 with temperature=0: greedy samples are equal; pass a temperature above 0, or "
+            "n=1\n");
+  EXPECT_EQ(error_of("{\"prompt\": \"" + std::string(300, 'a') + "\"}").find("prompt: has "), 0u);
+  EXPECT_EQ(run_program("batch -m " + kModel + " -f /dev/null").exit_code, 2);
+}
+
+}  // namespace
