@@ -72,6 +72,7 @@ ON_CPU = {
     "select": (units("Select*:Explain*:Run*"), GRID),
     "thread_pool": (units("ThreadPool*"), GRID),
     "session": (units("Session*:*Tiny*:Samples*:BeamSearch*"),),
+    "engine": (units("Engines*:Engine*:*RandomSchedules*:Schedules*"),),
     "masks": (units("VisibleKeys*"),),
     "capi": (CAPI,),
     "cuda_arithmetic": (units("Hopper*:Sm80*:BwdPreprocess*"),),
