@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "headrace/engine.h"
 #include "headrace/headrace.hpp"
 #include "headrace/kv_cache.h"
 #include "headrace/model.hpp"
@@ -66,6 +67,29 @@ TEST(Defaults, AreThoseOfTheHeaders) {
   ASSERT_EQ(headrace_kv_append_options_init(&append), HEADRACE_OK);
   EXPECT_EQ(append.rope, nullptr);
   EXPECT_EQ(append.norm_eps, 1e-6);
+}
+
+TEST(Defaults, OfEnginesAreThoseOfTheHeader) {
+  headrace_engine_options engine;
+  ASSERT_EQ(headrace_engine_options_init(&engine), HEADRACE_OK);
+  EXPECT_EQ(engine.max_tokens, 0);
+  EXPECT_EQ(engine.max_batch_tokens, 512);
+  EXPECT_EQ(engine.max_num_seqs, 32);
+  EXPECT_EQ(engine.max_requests, 1024);
+  EXPECT_EQ(engine.page_size, 16);
+  EXPECT_EQ(engine.num_pages, 0);
+  EXPECT_EQ(engine.num_host_pages, 0);
+  EXPECT_EQ(engine.cache_dtype, HEADRACE_F16);
+  EXPECT_EQ(engine.no_prefix_cache, 0);
+
+  headrace_request request;
+  ASSERT_EQ(headrace_request_init(&request), HEADRACE_OK);
+  EXPECT_EQ(request.sampling, nullptr);
+  EXPECT_EQ(request.n, 1);
+  EXPECT_EQ(request.max_new_tokens, 0);
+  EXPECT_EQ(request.priority, 0);
+  EXPECT_EQ(request.num_logprobs, -1);
+  EXPECT_EQ(request.ignore_end, 0);
 }
 
 TEST(Defaults, OfAttentionAreThoseOfTheHeader) {
