@@ -38,6 +38,8 @@ void add_bench_memory(CLI::App& bench, Action& action, const std::string& comman
 void add_bench_model(CLI::App& bench, Action& action, const std::string& command_line);
 void add_bench_softmax(CLI::App& bench, Action& action, const std::string& command_line);
 
+void add_explain_model(CLI::App& explain, Action& action);
+
 // --format text|csv|json|md
 void add_format_option(CLI::App& app, Format& format);
 // Prints to stdout; the notes of CSV go to stderr.

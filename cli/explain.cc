@@ -62,7 +62,7 @@ int run_explain(const ExplainOptions& options) {
 }  // namespace
 
 void add_explain(CLI::App& app, Action& action) {
-  CLI::App* explain = app.add_subcommand("explain", "Show which kernel would run, and why");
+  CLI::App* explain = app.add_subcommand("explain", "Show what a call would run and cost, and why");
   explain->require_subcommand(1);
   CLI::App* attention = explain->add_subcommand(
       "attention", "The kernel for an attention call: refusals, schedule, guarantees");
@@ -75,6 +75,7 @@ void add_explain(CLI::App& app, Action& action) {
   attention->add_flag("--strict", options->is_strict, "fail rather than use the slow fallback");
   add_format_option(*attention, options->format);
   attention->callback([&action, options] { action = [options] { return run_explain(*options); }; });
+  add_explain_model(*explain, action);
 }
 
 }  // namespace headrace::cli

@@ -57,9 +57,7 @@ std::int64_t context_of(const Model& model, const SessionChoice& choice) {
 }
 
 DType cache_dtype_of(const Model& model, const SessionChoice& choice) {
-  static const std::map<std::string, DType> kTypes = {
-      {"f16", DType::f16}, {"bf16", DType::bf16}, {"f32", DType::f32}};
-  if (!choice.cache_type.empty()) return kTypes.at(choice.cache_type);
+  if (!choice.cache_type.empty()) return dtype_of_cache(choice.cache_type);
   return model.info().exact != 0 ? DType::f32 : DType::f16;
 }
 
@@ -213,6 +211,10 @@ void add_session_options(CLI::App& app, SessionChoice& choice) {
       ->check(CLI::IsMember({"f16", "bf16", "f32"}))
       ->option_text("f16|bf16|f32 [f16; f32 with --exact]")
       ->group(kGroup);
+}
+
+DType dtype_of_cache(const std::string& cache_type) {
+  return cache_type == "f16" ? DType::f16 : cache_type == "bf16" ? DType::bf16 : DType::f32;
 }
 
 Session make_session(const Model& model, const SessionChoice& choice) {

@@ -41,6 +41,8 @@ struct SessionChoice {
   std::string cache_type;      // empty: f16, or f32 for an exact model
 };
 
+// Of a --cache-type that the parser accepted.
+DType dtype_of_cache(const std::string& cache_type);
 void add_session_options(CLI::App& app, SessionChoice& choice);
 Session make_session(const Model& model, const SessionChoice& choice);
 EngineOptions engine_options(const Model& model, const SessionChoice& choice);

@@ -187,22 +187,25 @@ std::string shape_names() {
   return text;
 }
 
+CLI::Option* add_weight_type(CLI::App& app, std::string& weight_type) {
+  const auto set = [&weight_type](const std::string& type) {
+    weight_type.clear();
+    for (const char c : type)
+      weight_type += c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
+  };
+  return app
+      .add_option_function<std::string>("--type", set,
+                                        "weight type of the matrices; vectors are F32")
+      ->option_text("F32|F16|BF16|Q8_0|Q6_K|Q5_K|Q4_K|Q4_0|... [BF16]");
+}
+
 std::array<CLI::Option*, 2> add_random_options(CLI::App& app, RandomModel& random,
                                                const char* group) {
-  const auto set_type = [&random](const std::string& type) {
-    random.weight_type.clear();
-    for (const char c : type)
-      random.weight_type += c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
-  };
-  CLI::Option* type = app.add_option_function<std::string>(
-                             "--type", set_type, "weight type of the matrices; vectors are F32")
-                          ->option_text("F32|F16|BF16|Q8_0|Q6_K|Q5_K|Q4_K|Q4_0|... [BF16]")
-                          ->group(group);
   CLI::Option* seed = app.add_option("--seed", random.seed, "random seed of the weights")
                           ->transform(whole_number({0, INT64_MAX}))
                           ->option_text("N [0]")
                           ->group(group);
-  return {type, seed};
+  return {add_weight_type(app, random.weight_type)->group(group), seed};
 }
 
 }  // namespace headrace::cli

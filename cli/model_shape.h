@@ -40,6 +40,8 @@ class ModelShape {
   headrace_model_shape shape_{};
 };
 
+// --type.
+CLI::Option* add_weight_type(CLI::App& app, std::string& weight_type);
 // --type and --seed of random weights.
 std::array<CLI::Option*, 2> add_random_options(CLI::App& app, RandomModel& random,
                                                const char* group);

@@ -131,6 +131,23 @@ TEST(StructSizes, OfModelShapes) {
       "shape", "shape", [](auto* to) { return headrace_model_shape_find("llama-3.1-8b", to); });
 }
 
+TEST(StructSizes, OfStepCosts) {
+  const std::string path = std::string(HEADRACE_GOLDEN_DIR) + "/tiny/tiny_llama3_f16.gguf";
+  headrace_model_file* file = nullptr;
+  ASSERT_EQ(headrace_model_file_open(path.c_str(), &file), HEADRACE_OK);
+  headrace_step_shape shape{};
+  shape.struct_size = sizeof shape;
+  shape.num_seqs = shape.seqlen_q = shape.seqlen_k = 1;
+  shape.cache_dtype = HEADRACE_F16;
+  const headrace_device_info device = headrace::cpu_info();
+  headrace_step* step = nullptr;
+  ASSERT_EQ(headrace_step_explain(file, &shape, &device, &step), HEADRACE_OK);
+  expect_reads_the_size<headrace_operator_cost>(
+      "cost", "cost", [&](auto* to) { return headrace_step_get(step, 0, to); });
+  headrace_step_destroy(step);
+  headrace_model_file_close(file);
+}
+
 TEST(StructSizes, OfModelInfos) {
   const std::string path = std::string(HEADRACE_GOLDEN_DIR) + "/tiny/tiny_llama3_f16.gguf";
   headrace_model_file* file = nullptr;

@@ -79,6 +79,13 @@ class ModelFile {
     file_.reset(file);
   }
 
+  /// The header of the file that RandomModel::write() writes.
+  ModelFile(const headrace_model_shape& shape, const std::string& weight_type) {
+    headrace_model_file* file = nullptr;
+    check(headrace_model_file_describe(&shape, weight_type.c_str(), &file));
+    file_.reset(file);
+  }
+
   /// "GGUF".
   std::string_view format() const { return headrace_model_file_format(file_.get()); }
   /// Number of metadata entries.
@@ -98,6 +105,9 @@ class ModelFile {
     check(headrace_model_file_weight(file_.get(), index, &info));
     return {info.name, info.type, {info.shape, info.shape + info.rank}, info.offset, info.bytes};
   }
+
+  /// For functions of the C ABI.
+  const headrace_model_file* get() const { return file_.get(); }
 
  private:
   std::unique_ptr<headrace_model_file, detail::Destroy<headrace_model_file_close>> file_;

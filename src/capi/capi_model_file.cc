@@ -1,17 +1,8 @@
 // Metadata and tensors of a model file.
 #include <memory>
 
-#include "capi/capi_common.h"
-#include "headrace/model.h"
+#include "capi/model_file_common.h"
 #include "weights/gguf.h"
-
-struct headrace_model_file {
-  struct Entry {
-    std::string key, kind, value;
-  };
-  headrace::ModelFile file;
-  std::vector<Entry> entries;
-};
 
 namespace headrace::capi {
 namespace {
@@ -37,6 +28,17 @@ const headrace_model_file::Entry* entry_of(const headrace_model_file* file, int6
 }
 
 }  // namespace
+
+headrace_model_file* new_model_file(ModelFile file) {
+  auto opened = std::make_unique<headrace_model_file>();
+  opened->file = std::move(file);
+  for (const auto& [key, value] : opened->file.metadata)
+    opened->entries.push_back(
+        {key, opened->file.types.at(key),
+         std::visit([](const auto& content) { return text_of(content); }, value)});
+  return opened.release();
+}
+
 }  // namespace headrace::capi
 
 using namespace headrace::capi;  // the functions below are the C face of this namespace
@@ -50,13 +52,7 @@ headrace_status headrace_model_file_open(const char* path, headrace_model_file**
     *file = nullptr;
     headrace::Result<headrace::ModelFile> read = headrace::read_gguf(path);
     if (!read.ok()) return fail(std::move(read.failure()));
-    auto opened = std::make_unique<headrace_model_file>();
-    opened->file = std::move(read.value());
-    for (const auto& [key, value] : opened->file.metadata)
-      opened->entries.push_back(
-          {key, opened->file.types.at(key),
-           std::visit([](const auto& content) { return text_of(content); }, value)});
-    *file = opened.release();
+    *file = new_model_file(std::move(read.value()));
     return HEADRACE_OK;
   });
 }

@@ -2,6 +2,7 @@
 #include "backends/cpu/thread_pool.h"
 #include "capi/capi_common.h"
 #include "capi/model_common.h"
+#include "capi/model_file_common.h"
 #include "model/random_model.h"
 
 namespace headrace::capi {
@@ -154,6 +155,18 @@ headrace_status headrace_model_shape_find(const char* name, headrace_model_shape
     }
     return fail(headrace::invalid_argument("name=\"{}\": must be one of {}; pass one of them", name,
                                            names));
+  });
+}
+
+headrace_status headrace_model_file_describe(const headrace_model_shape* shape,
+                                             const char* weight_type, headrace_model_file** file) {
+  return guarded([&] {
+    if (file == nullptr) return fail(null_argument("file", "pass the address of a file pointer"));
+    *file = nullptr;
+    headrace::Result<Request> request = read_request(shape, weight_type, 0, nullptr);
+    if (!request.ok()) return fail(std::move(request.failure()));
+    *file = new_model_file(std::move(request.value().random.file));
+    return HEADRACE_OK;
   });
 }
 

@@ -1,0 +1,108 @@
+#include "model/step_cost.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "model/random_model.h"
+
+namespace headrace::model {
+namespace {
+
+ModelShape small_shape() {
+  return {.name = "small",
+          .architecture = "llama",
+          .num_layers = 2,
+          .hidden_size = 256,
+          .ffn_size = 512,
+          .vocab_size = 300,
+          .num_heads = 4,
+          .num_kv_heads = 2,
+          .head_dim = 64,
+          .context_length = 64,
+          .rms_eps = 1e-5,
+          .rope_base = 10000};
+}
+
+std::map<std::string, OperatorCost> costs_of(const ModelShape& shape, const StepShape& step,
+                                             WeightType type = WeightType::q8_0) {
+  const ModelFile file = std::move(make_random_model(shape, type, 0).value().file);
+  Result<std::vector<OperatorCost>> costs = step_cost(file, step, cpu_info().value());
+  EXPECT_TRUE(costs.ok()) << costs.failure().message;
+  std::map<std::string, OperatorCost> by_name;
+  for (OperatorCost& cost : costs.value()) by_name[cost.name] = std::move(cost);
+  return by_name;
+}
+
+// Bytes and FLOP from the sizes, written out: 3 sequences of 40 tokens, activations of 4 bytes, a
+// cache of 2, blocks of 32 weights in 34 bytes.
+TEST(StepCost, CountsADecodeStep) {
+  auto costs = costs_of(small_shape(), {.num_seqs = 3, .seqlen_q = 1, .seqlen_k = 40});
+  const auto expect = [&](const char* name, std::int64_t calls, double bytes, double flops) {
+    const OperatorCost& cost = costs[name];
+    EXPECT_EQ(cost.num_calls, calls) << name;
+    EXPECT_EQ(cost.bytes, static_cast<double>(calls) * bytes) << name;
+    EXPECT_EQ(cost.flops, static_cast<double>(calls) * flops) << name;
+  };
+  const auto linear = [&](const char* name, std::int64_t calls, double rows, double columns,
+                          double outputs) {  // 2: a residual is read and written
+    expect(name, calls, rows * columns * 34 / 32 + 3 * columns * 4 + outputs * 3 * rows * 4,
+           2 * 3 * rows * columns);
+  };
+  linear("linear qkv", 2, 512, 256, 1);
+  linear("linear attn_output", 2, 256, 256, 2);
+  linear("linear gate_up", 2, 1024, 256, 1);
+  linear("linear down", 2, 256, 512, 2);
+  linear("linear logits", 1, 300, 256, 1);
+  expect("attention", 2, 3 * 40 * 2 * 128 * 2 + 3 * 256 * 2 + 3 * 256 * 4, 2 * 128 * 4 * 40 * 3);
+  expect("rope_append", 2, 3 * 512 * 4 + 3 * 256 * 2 + 3 * 2 * 128 * 2, 0);
+  expect("swiglu", 2, 3 * (1024 + 512) * 4, 0);
+  expect("rms_norm", 5, (3 + 3 + 1) * 256 * 4, 0);
+  expect("embed", 1, 3 * 256 * 34 / 32 + 3 * 256 * 4, 0);
+  expect("gather", 1, 2 * 3 * 256 * 4, 0);
+  EXPECT_EQ(costs.size(), 11u);
+  EXPECT_NE(costs["attention"].kernel, "");
+}
+
+TEST(StepCost, APrefillHasTheFlopsOfItsTokens) {
+  for (const std::int64_t window : {0, 5}) {
+    ModelShape shape = small_shape();
+    shape.window = window;
+    double flops = 0;
+    for (std::int64_t k = 1; k <= 40; ++k)
+      flops += costs_of(shape, {.seqlen_q = 1, .seqlen_k = k})["attention"].flops;
+    EXPECT_EQ(costs_of(shape, {.seqlen_q = 40, .seqlen_k = 40})["attention"].flops, flops);
+    EXPECT_EQ(costs_of(shape, {.seqlen_q = 40, .seqlen_k = 40})["linear down"].flops,
+              40 * costs_of(shape, {.seqlen_q = 1, .seqlen_k = 40})["linear down"].flops);
+  }
+}
+
+TEST(StepCost, AWindowLimitsTheKeysThatAreRead) {
+  ModelShape shape = small_shape();
+  const auto bytes = [&](std::int64_t q, std::int64_t k) {
+    return costs_of(shape, {.seqlen_q = q, .seqlen_k = k})["attention"].bytes;
+  };
+  const double ten = bytes(1, 10), thirteen = bytes(4, 13);
+  shape.window = 10;
+  EXPECT_EQ(bytes(1, 60), ten);
+  EXPECT_EQ(bytes(4, 60), thirteen);
+  EXPECT_EQ(bytes(1, 10), ten);
+}
+
+TEST(StepCost, RefusesImpossibleSteps) {
+  const ModelFile file =
+      std::move(make_random_model(small_shape(), WeightType::f32, 0).value().file);
+  const std::pair<StepShape, const char*> cases[] = {
+      {{.num_seqs = 0}, "step.num_seqs=0: must be 1 to "},
+      {{.seqlen_q = 0}, "step.seqlen_q=0: must be 1 to seqlen_k=1"},
+      {{.seqlen_q = 5, .seqlen_k = 4}, "step.seqlen_q=5: must be 1 to seqlen_k=4"},
+      {{.seqlen_k = 65}, "step.seqlen_k=65: must be at most the context_length 64"}};
+  for (const auto& [step, text] : cases) {
+    const auto costs = step_cost(file, step, cpu_info().value());
+    ASSERT_FALSE(costs.ok());
+    EXPECT_EQ(costs.failure().message.find(text), 0u) << costs.failure().message;
+  }
+}
+
+}  // namespace
+}  // namespace headrace::model
