@@ -2,7 +2,9 @@
 // values, graphs.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <list>
+#include <vector>
 
 #include "backends/cuda/backend.h"
 #include "cuda/gpu.h"
@@ -25,7 +27,10 @@ class DeviceMerge {
   Status run(Stream stream = nullptr) { return merge_states(views_.tensors, stream); }
   void read_back() {
     HEADRACE_EXPECT_CUDA(cudaDeviceSynchronize());
-    for (Copy& copy : copies_) copy.tensor.bytes() = copy.device.read();
+    for (Copy& copy : copies_) {  // in place: views point into the memory
+      const std::vector<unsigned char> bytes = copy.device.read();
+      std::copy(bytes.begin(), bytes.end(), copy.tensor.bytes().begin());
+    }
   }
 
  private:

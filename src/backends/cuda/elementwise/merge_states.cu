@@ -17,7 +17,7 @@ static_assert(sizeof(MergeStatesArgs) <= 4096, "parameters of a kernel");
 constexpr float kNoKey = -1;  // the weight of a state with an lse of -inf
 
 // The lse of a row, and in weights[0, num_states) the weight of every state.
-__device__ float state_weights(const MergeStatesArgs& p, const StateRow& at, int lane,
+__device__ inline float state_weights(const MergeStatesArgs& p, const StateRow& at, int lane,
                                float* weights) {
   float top = -HUGE_VALF;
   for (int i = lane; i < p.num_states; i += kWarp) {
