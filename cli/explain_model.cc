@@ -120,7 +120,7 @@ void add_step_options(CLI::App& app, ExplainOptions& options) {
       ->transform(whole_number({1, kMost}))
       ->option_text("N [1024]");
   app.add_option("-p,--prompt", options.prompt,
-                 "prefill: the last N tokens of each context are computed; 0: decode, one token")
+                 "prefill: compute the last N tokens of each context; 0: decode")
       ->transform(whole_number({0, kMost}))
       ->option_text("N [0]");
   app.add_option("--cache-type", options.cache_type, "element type of the KV cache")
@@ -144,13 +144,12 @@ void add_step_options(CLI::App& app, ExplainOptions& options) {
 
 void add_explain_model(CLI::App& explain, Action& action) {
   CLI::App* app = explain.add_subcommand(
-      "model", "Bytes, FLOP and least time of each operator of a model's step, without weights");
+      "model", "Bytes, FLOP and least time of each operator of a model's step");
   auto options = std::make_shared<ExplainOptions>();
   CLI::Option* file =
       app->add_option("-m,--model", options->path, "model file (GGUF)")->option_text("FILE");
   CLI::Option* like =
-      app->add_option("--like", options->like,
-                      "published model, or a config.json, instead of a file: " + shape_names())
+      app->add_option("--like", options->like, "published model (llama-3.1-8b), or a config.json")
           ->option_text("NAME|FILE.json")
           ->excludes(file);
   add_weight_type(*app, options->weight_type)->needs(like);

@@ -41,9 +41,9 @@ int run_make(MakeOptions& options) {
 
 void add_make_model(CLI::App& app, Action& action) {
   CLI::App* make = app.add_subcommand(
-      "make-model", "Write a GGUF file of a model with random weights, for timing at full size");
+      "make-model", "Write a GGUF file with random weights, for timing at full size");
   auto options = std::make_shared<MakeOptions>();
-  make->add_option("--like", options->like, "published model, or a config.json: " + shape_names())
+  make->add_option("--like", options->like, "published model (llama-3.1-8b), or a config.json")
       ->required()
       ->option_text("NAME|FILE.json REQUIRED");
   add_random_options(*make, options->random, "Options");

@@ -134,11 +134,8 @@ void add_model_or_random(CLI::App& app, std::string& path, std::string& like, Ra
   CLI::Option* file =
       app.add_option("-m,--model", path, "model file (GGUF)")->option_text("FILE")->group(kGroup);
   CLI::Option* shape =
-      app.add_option(
-             "--random", like,
-             "random weights in memory instead of a file; the shape of a published model or "
-             "of a config.json: " +
-                 shape_names())
+      app.add_option("--random", like,
+                     "random weights: a published model (llama-3.1-8b), or a config.json")
           ->option_text("NAME|FILE.json")
           ->excludes(file)
           ->group(kGroup);

@@ -181,12 +181,6 @@ ModelShape::ModelShape(const std::string& text) {
   shape_.architecture = architecture_.c_str();
 }
 
-std::string shape_names() {
-  std::string text;
-  for (const std::string& name : model_shape_names()) text += (text.empty() ? "" : ", ") + name;
-  return text;
-}
-
 CLI::Option* add_weight_type(CLI::App& app, std::string& weight_type) {
   const auto set = [&weight_type](const std::string& type) {
     weight_type.clear();

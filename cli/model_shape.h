@@ -46,7 +46,4 @@ CLI::Option* add_weight_type(CLI::App& app, std::string& weight_type);
 std::array<CLI::Option*, 2> add_random_options(CLI::App& app, RandomModel& random,
                                                const char* group);
 
-// "smollm2-135m, qwen2.5-0.5b, ...".
-std::string shape_names();
-
 }  // namespace headrace::cli

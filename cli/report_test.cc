@@ -33,6 +33,9 @@ std::vector<Case> cases() {
       {"kernels", "--backward --verbose"},
       {"explain attention", "--seqlen 64 --alibi --sinks --causal bottom-right --window 3,open"},
       {"explain attention", "--backward --seqlen 64,128 --device cpu:scalar:3 --bias"},
+      {"explain model", "--like llama-3.1-8b"},
+      {"explain model",
+       "--like llama-3.1-8b --batch 64 --device cpu:avx2:4 --bandwidth 4450 --peak 800"},
       {"bench attention", quick},
       {"bench attention", quick + "--dtype f32,bf16,f16 --causal none,bottom-right --batch 1,2 "
                                   "--heads 4,8 --kv-heads 1,4 --head-dim 16,32 --backward"},

@@ -18,7 +18,7 @@ constexpr float kNoKey = -1;  // the weight of a state with an lse of -inf
 
 // The lse of a row, and in weights[0, num_states) the weight of every state.
 __device__ inline float state_weights(const MergeStatesArgs& p, const StateRow& at, int lane,
-                               float* weights) {
+                                      float* weights) {
   float top = -HUGE_VALF;
   for (int i = lane; i < p.num_states; i += kWarp) {
     const float lse = p.lses[i][at.in(p.state_lse)];
