@@ -43,6 +43,19 @@ class BeamSearch : public ::testing::Test {
     return logprobs;
   }
 
+  // Of all tokens but the one that ended it; with ignore_end none did.
+  std::string text_of(const Completion& completion, std::size_t first = 0) const {
+    std::span<const std::int32_t> tokens = completion.tokens;
+    if (completion.finish == Finish::end) tokens = tokens.first(tokens.size() - 1);
+    return model_.tokenizer.decode(tokens.subspan(first), false).value();
+  }
+  bool has_text_past_an_end(const Completion& completion) const {
+    if (completion.finish == Finish::end) return false;
+    const auto& tokens = completion.tokens;
+    const auto end = std::ranges::find_first_of(tokens, model_.tokenizer.end_tokens());
+    return !text_of(completion, static_cast<std::size_t>(end - tokens.begin())).empty();
+  }
+
   std::int64_t vocab_size() const { return model_.decoder->config.vocab_size; }
   std::vector<Completion> naive(const BeamOptions& options);
   void expect_naive(const BeamOptions& options, std::int64_t page_size);
@@ -52,6 +65,7 @@ class BeamSearch : public ::testing::Test {
   Tokens prompt_ = {89, 271, 200, 103, 38, 103, 7};
   std::set<Finish> finishes_;
   std::set<std::size_t> lengths_;
+  int num_continued_ends_ = 0;
 };
 
 std::vector<Completion> BeamSearch::naive(const BeamOptions& options) {
@@ -120,10 +134,12 @@ void BeamSearch::expect_naive(const BeamOptions& options, std::int64_t page_size
     const Completion& completion = found.value()[i];
     EXPECT_EQ(completion.tokens, expected[i].tokens) << i;
     EXPECT_EQ(completion.finish, expected[i].finish);
+    EXPECT_EQ(completion.text, text_of(expected[i]));
     // Each log-probability is a float: up to 2^-24 of it, which is below 16.
     EXPECT_NEAR(completion.logprob, expected[i].logprob, kMaxTokens * 16 * 0x1p-23);
     EXPECT_NEAR(completion.score, expected[i].score, kMaxTokens * 16 * 0x1p-23);
     finishes_.insert(completion.finish);
+    num_continued_ends_ += has_text_past_an_end(completion);
     lengths_.insert(completion.tokens.size());
   }
   EXPECT_TRUE(std::ranges::equal(session.tokens(), prompt_));
@@ -148,6 +164,12 @@ TEST_F(BeamSearch, FindsWhatANaiveSearchFinds) {
                     .ignore_end = ignore_end},
                    3);
   }
+  // So wide that some beams continue past an end token, and so does their text.
+  for (std::int32_t last = 0; last < 288; last += 24) {
+    prompt_.back() = last;
+    expect_naive({.beam_width = 288, .max_new_tokens = 2, .ignore_end = true}, 3);
+  }
+  EXPECT_GT(num_continued_ends_, 0);
   for (const std::int64_t page_size : {7, 16, 4096})
     expect_naive({.beam_width = 3, .max_new_tokens = 8, .ignore_end = true}, page_size);
   EXPECT_EQ(finishes_, (std::set{Finish::end, Finish::length}));
