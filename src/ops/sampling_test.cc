@@ -393,5 +393,46 @@ TEST(SamplingLogprobs, AreThoseOfTheRawLogits) {
   EXPECT_TRUE(sampler.sample(input, o).value().top_logprobs.empty());
 }
 
+// Filters, penalties and the temperature change the draw, and no raw logprob.
+TEST(SamplingLogprobs, RawOnesDoNotDependOnTheOptions) {
+  const double p[] = {0.1, 0.4, 0.3, 0.2};
+  const auto logits = log_of({0.1, 0.4, 0.3, 0.2});
+  const Tokens history = {1, 0}, falling = {1, 2, 3, 0};
+  const SamplingOptions filters[] = {{},
+                                     {.top_k = 1},
+                                     {.top_k = 2},
+                                     {.top_p = 0.5},
+                                     {.min_p = 0.7},
+                                     {.top_k = 3, .top_p = 0.8, .min_p = 0.2}};
+  const SamplingOptions penalties[] = {{},
+                                       {.repetition_penalty = 1.5},
+                                       {.presence_penalty = 0.5},
+                                       {.frequency_penalty = 0.5},
+                                       {.logit_bias = {{2, 0.5f}}}};
+  Sampler sampler = make_sampler();
+  for (const auto order :
+       {SamplingOrder::vllm, SamplingOrder::transformers, SamplingOrder::llama_cpp})
+    for (const double temperature : {0.0, 0.5, 1.0, 3.0})
+      for (const SamplingOptions& filter : filters)
+        for (SamplingOptions o : penalties) {
+          o.order = order;
+          o.temperature = temperature;
+          o.top_k = filter.top_k;
+          o.top_p = filter.top_p;
+          o.min_p = filter.min_p;
+          o.num_logprobs = 4;
+          const Sample sample = sampler.sample({.logits = logits, .output = history}, o).value();
+          SCOPED_TRACE(format_text("order {} T {} top_k {} top_p {} min_p {} penalties {} {} {}",
+                                   static_cast<int>(order), temperature, o.top_k, o.top_p, o.min_p,
+                                   o.repetition_penalty, o.presence_penalty, o.frequency_penalty));
+          EXPECT_NEAR(sample.logprob, std::log(p[sample.token]), 1e-6);
+          ASSERT_EQ(sample.top_logprobs.size(), 4u);
+          for (std::size_t i = 0; i < 4; ++i) {
+            EXPECT_EQ(sample.top_logprobs[i].token, falling[i]);
+            EXPECT_NEAR(sample.top_logprobs[i].logprob, std::log(p[falling[i]]), 1e-6);
+          }
+        }
+}
+
 }  // namespace
 }  // namespace headrace
