@@ -45,6 +45,24 @@ TEST(KvAppend, WritesNormalisedAndRotatedHeads) {
   });
 }
 
+// The norms and the tables of one call may have different dtypes.
+TEST(KvAppend, ReadsEachNormAndTableInItsOwnDtype) {
+  constexpr DType kDtypes[] = {DType::f32, DType::f16, DType::bf16};
+  for (const DType dtype : kDtypes)
+    for (const DType other : kDtypes)
+      for (const RopeLayout layout : {RopeLayout::interleaved, RopeLayout::halves}) {
+        AppendCase c;
+        c.side_dtype = dtype;
+        c.other_side_dtype = other;
+        c.rotation = Rotation::tables;
+        c.layout = layout;
+        c.has_q_norm = c.has_k_norm = true;
+        AppendCall call(c);
+        run(call);
+        call.expect_written(format_text("{} and {} ", dtype_name(dtype), dtype_name(other)));
+      }
+}
+
 TEST(KvAppend, BitsOfATokenDependOnItAlone) {
   for_append_cases([](AppendCase c) {
     c.num_tokens = 7;
@@ -106,6 +124,20 @@ TEST(KvAppend, SlotsAndPositionsOutOfRangeWriteNothing) {
                  "positions[2]=40: must be 0 to 39");
   expect_refused([](AppendCall& call) { call.positions()[3] = -1; },
                  "positions[3]=-1: must be 0 to 39");
+  // Of every token, also of one that is not stored, whether it has q, k and v, or one of them.
+  for (const auto& [has_q, has_kv] : {std::pair{true, true}, {true, false}, {false, true}})
+    for (const bool is_stored : {true, false})
+      for (std::size_t token = 0; token < 5; ++token) {
+        c.has_q = has_q;
+        c.has_kv = has_kv;
+        expect_refused(
+            [&](AppendCall& call) {
+              call.positions()[token] = 40;
+              if (!is_stored) call.slots()[token] = -1;
+            },
+            format_text("positions[{}]=40: must be 0 to 39", token));
+      }
+  c.has_q = c.has_kv = true;
   AppendCall last(c);
   std::fill(last.slots().begin(), last.slots().end(), -5);
   last.slots()[4] = num_slots - 1;

@@ -22,7 +22,9 @@ struct AppendCase {
   std::int64_t num_tokens = 5, num_heads = 4, num_kv_heads = 2;
   std::int64_t head_dim = 16, head_dim_v = 16, page_size = 4;
   DType dtype = DType::f32, q_out_dtype = DType::f32;
-  DType k_page_dtype = DType::f32, v_page_dtype = DType::f32, side_dtype = DType::f32;
+  DType k_page_dtype = DType::f32, v_page_dtype = DType::f32;
+  DType side_dtype = DType::f32;        // of q's norm and cos
+  DType other_side_dtype = DType::f32;  // of k's norm and sin
   Rotation rotation = Rotation::frequencies;
   RopeLayout layout = RopeLayout::interleaved;
   std::int64_t rot_dim = 16;
@@ -65,7 +67,7 @@ inline AppendCase random_case(Random& random, DType dtype, DType page_dtype, Rot
   c.head_dim_v = random.chance(50) ? c.head_dim : random.pick(kDims);
   c.page_size = random.pick({std::int64_t{1}, std::int64_t{3}, std::int64_t{16}});
   c.q_out_dtype = random.pick(kDtypes);
-  c.side_dtype = random.pick(kDtypes);
+  c.side_dtype = c.other_side_dtype = random.pick(kDtypes);
   c.rot_dim = 2 * random.between(1, c.head_dim / 2);
   if (random.chance(50)) c.rot_dim = c.head_dim / 2 * 2;
   c.attention_factor = random.chance(30) ? 1.2 : 1;
@@ -99,13 +101,13 @@ class AppendCall {
     v_pages_ = filled(c.v_page_dtype, {num_pages_, c.page_size, c.num_kv_heads, c.head_dim_v},
                       c.page_order, c.page_gap, 0);
     q_norm_ = filled(c.side_dtype, {c.head_dim}, {0}, 0, 1);
-    k_norm_ = filled(c.side_dtype, {c.head_dim}, {0}, 0, 1);
+    k_norm_ = filled(c.other_side_dtype, {c.head_dim}, {0}, 0, 1);
     const std::int64_t max_positions = c.rotation == Rotation::tables ? 40 : c.last_position + 1;
     for (auto& position : positions_)
       position = static_cast<std::int32_t>(random_.between(0, max_positions - 1));
     if (c.rotation == Rotation::tables) {
       cos_ = filled(c.side_dtype, {max_positions, c.rot_dim / 2}, {0, 1}, c.gap, 1);
-      sin_ = filled(c.side_dtype, {max_positions, c.rot_dim / 2}, {0, 1}, c.gap, 1);
+      sin_ = filled(c.other_side_dtype, {max_positions, c.rot_dim / 2}, {0, 1}, c.gap, 1);
     }
     draw_slots();
   }
