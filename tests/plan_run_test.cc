@@ -19,7 +19,8 @@ using namespace headrace;
 
 // A call with its own memory. Equal shapes have equal values.
 struct Call {
-  std::string name, base;  // differs from the call `base` in the problem's field `name`
+  std::string name, base;  // differs from the call `base` in the problem's field `field`
+  std::string field;       // empty: `name`
   AttentionTensors t;
   AttentionGradients g;
   AttentionOptions o;
@@ -94,6 +95,27 @@ Call ragged(const char* name, const char* base, std::int32_t total_q = 8,
   return c;
 }
 
+struct Pages {
+  std::int64_t page_size = 3, num_pages = 4, max_pages = 2, max_seqlen_k = 0;
+};
+
+// The dense call with its keys in pages, six of each sequence at most.
+Call paged(const char* name, const char* base, const Pages& pages = {}) {
+  Call c = dense(name);
+  c.base = base;
+  c.t.k = c.fresh(DType::f32, {pages.num_pages, pages.page_size, 2, 8});
+  c.t.v = c.fresh(DType::f32, {pages.num_pages, pages.page_size, 2, 8});
+  c.t.block_table = c.fresh(DType::i32, {2, pages.max_pages});
+  for (std::int64_t i = 0; i < 2 * pages.max_pages; ++i)
+    static_cast<std::int32_t*>(c.t.block_table.data)[i] =
+        static_cast<std::int32_t>((3 * i + 1) % pages.num_pages);
+  c.t.seqused_k = c.fresh(DType::i32, {2});
+  static_cast<std::int32_t*>(c.t.seqused_k.data)[0] = 6;
+  static_cast<std::int32_t*>(c.t.seqused_k.data)[1] = 5;
+  c.o.max_seqlen_k = pages.max_seqlen_k;
+  return c;
+}
+
 Call backward(const char* name, const char* base, const std::function<void(Call&)>& add = {}) {
   Call c = dense(name);
   c.base = base;
@@ -136,6 +158,12 @@ std::vector<Call> calls() {
   all.push_back(ragged("is_ragged", "plain"));
   all.push_back(ragged("total_q", "is_ragged", 9));
   all.push_back(ragged("total_k", "is_ragged", 8, 13));
+  with("has_seqused_k", [](Call& c) { c.t.seqused_k = c.fresh(DType::i32, {2}); });
+  all.push_back(paged("paged", "has_seqused_k"));
+  all.back().field = "page_size";
+  all.push_back(paged("page_size", "paged", {.page_size = 6, .max_seqlen_k = 6}));
+  all.push_back(paged("num_pages", "paged", {.num_pages = 5}));
+  all.push_back(paged("max_pages", "paged", {.max_pages = 3, .max_seqlen_k = 6}));
   all.push_back(backward("phase", "plain"));
   const auto with_gradient = [&all](const char* name, const std::function<void(Call&)>& add) {
     all.push_back(backward(name, "phase", add));
@@ -234,7 +262,8 @@ TEST(PlanRun, AcceptsOnlyTensorsOfItsProblem) {
       if (planned.is_backward != given.is_backward) {
         EXPECT_EQ(error.find("plan: it was made for phase="), 0u) << error;
       } else if (given.base == planned.name || planned.base == given.name) {
-        const std::string& field = given.base == planned.name ? given.name : planned.name;
+        const Call& changed = given.base == planned.name ? given : planned;
+        const std::string& field = changed.field.empty() ? changed.name : changed.field;
         EXPECT_NE(error.find(field + "="), std::string::npos) << error;
       }
     }
@@ -314,15 +343,18 @@ TEST(PlanRun, UsesTheOptionsItWasPlannedWith) {
                       sizeof(headrace_run_options) - sizeof(headrace_run_options::struct_size);
   for (const Option& option : kOptions) bytes += option.bytes;
   EXPECT_EQ(bytes, sizeof(headrace_attention_options));
-  for (const bool is_ragged : {false, true}) {
-    const auto call_with = [is_ragged](const Option* option) {
-      Call c = is_ragged ? ragged("ragged", "") : dense("dense");
+  const std::function<Call()> layouts[] = {
+      [] { return dense("dense"); }, [] { return ragged("ragged", ""); },
+      [] { return paged("paged", "", {.num_pages = 10, .max_pages = 5}); }};
+  for (const auto& layout : layouts) {
+    const auto call_with = [&layout](const Option* option) {
+      Call c = layout();
       if (option != nullptr) option->set(c.o);
       return c;
     };
     const auto plain = call_with(nullptr).run();
     for (const Option& option : kOptions) {
-      SCOPED_TRACE(option.name);
+      SCOPED_TRACE(std::string(option.name) + ", " + layout().name);
       Call at_once = call_with(&option), by_plan = call_with(&option);
       const auto expected = at_once.run();
       EXPECT_TRUE(expected != plain || !option.changes_results);
