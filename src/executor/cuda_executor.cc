@@ -17,13 +17,13 @@ namespace {
 constexpr DType kDType = DType::bf16;
 constexpr std::int64_t kColumnMultiple = 8;  // of a product's columns
 
-// Steps that are launched as graphs: of few tokens, whose launches take longer than their work.
+// Steps that are launched as graphs. Steps of more tokens hide the time of their launches.
 constexpr std::int64_t kMaxGraphTokens = 256, kMaxGraphSeqlenQ = 16;
 bool is_decode(const Batch& batch) {
   return batch.max_seqlen_q <= kMaxGraphSeqlenQ && batch.num_tokens() <= kMaxGraphTokens;
 }
-// The lengths that a graph serves: up to an eighth more, so that a sequence that doubles its length
-// needs eight graphs.
+// The longest sequence that a graph serves: at most an eighth longer, or kLeast - 1 tokens, so that
+// a sequence that doubles its length needs up to eight graphs.
 std::int64_t bucket_of_length(std::int64_t length) {
   constexpr std::int64_t kLeast = 256;
   const auto power = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(length)));

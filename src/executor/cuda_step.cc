@@ -5,8 +5,8 @@
 namespace headrace::cuda_step {
 namespace {
 
-// A graph of 300 launches takes about 1 MB. Decode steps of one sequence cross a bucket of lengths
-// every few hundred tokens (cuda_executor.cc); an engine also has as many as there are batch sizes.
+// A bound on the memory of graphs. Decode steps of one sequence need a new graph every few hundred
+// tokens (bucket_of_length() in cuda_executor.cc), and each size of a batch needs its own.
 constexpr std::size_t kMaxEntries = 64;
 
 }  // namespace

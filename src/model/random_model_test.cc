@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "model/family.h"
+#include "model/small_shape.h"
 #include "tests/support/temporary_folder.h"
 #include "text/tokenizer.h"
 #include "weights/dequantise.h"
@@ -19,24 +20,6 @@ namespace {
 
 using testing::content_of;
 using testing::TemporaryFolder;
-
-// Rows are whole blocks of every format.
-ModelShape small_shape() {
-  return {.name = "small",
-          .architecture = "llama",
-          .num_layers = 2,
-          .hidden_size = 256,
-          .ffn_size = 512,
-          .vocab_size = 300,
-          .num_heads = 4,
-          .num_kv_heads = 2,
-          .head_dim = 64,
-          .context_length = 64,
-          .rms_eps = 1e-5,
-          .rope_base = 10000,
-          .bos_token = 290,
-          .eos_token = 3};
-}
 
 RandomFile make(const ModelShape& shape, WeightType type = WeightType::f32,
                 std::uint64_t seed = 1) {

@@ -5,24 +5,10 @@
 #include <map>
 
 #include "model/random_model.h"
+#include "model/small_shape.h"
 
 namespace headrace::model {
 namespace {
-
-ModelShape small_shape() {
-  return {.name = "small",
-          .architecture = "llama",
-          .num_layers = 2,
-          .hidden_size = 256,
-          .ffn_size = 512,
-          .vocab_size = 300,
-          .num_heads = 4,
-          .num_kv_heads = 2,
-          .head_dim = 64,
-          .context_length = 64,
-          .rms_eps = 1e-5,
-          .rope_base = 10000};
-}
 
 std::map<std::string, OperatorCost> costs_of(const ModelShape& shape, const StepShape& step,
                                              WeightType type = WeightType::q8_0) {
