@@ -122,7 +122,7 @@ class Weights {
   std::int64_t num_rows_ = 0;
 };
 
-// Sizes around tiles of 16, 64, 128 and 256 rows and stages of 64 and 128 columns; one row,
+// Sizes around tiles of 16 to 256 rows and stages of 64 and 128 columns; one row,
 // matrices of few rows beside large ones, more rows than one round of a CTA's warps.
 const std::vector<Shape>& all_shapes() {
   static const std::vector<Shape> all = {
@@ -131,7 +131,8 @@ const std::vector<Shape>& all_shapes() {
   };
   return all;
 }
-constexpr std::int64_t kTokens[] = {1, 2, 7, 8, 9, 15, 16, 17, 63, 64, 65, 127, 128, 129, 257};
+constexpr std::int64_t kTokens[] = {1,  2,  7,  8,  9,   15,  16,  17,  24,
+                                    33, 63, 64, 65, 100, 127, 128, 129, 257};
 
 class GemmOnGpu : public ::testing::TestWithParam<DType> {
  protected:

@@ -409,6 +409,8 @@ void check_forms() {
 
 TEST(WgmmaOnGpu, Bf16) {
   HEADRACE_NEEDS_GPU(90);
+  check_forms<Bf16, 32>();
+  check_forms<Bf16, 48>();
   check_forms<Bf16, 64>();
   check_forms<Bf16, 80>();
   check_forms<Bf16, 96>();
@@ -423,6 +425,7 @@ TEST(WgmmaOnGpu, Bf16) {
 
 TEST(WgmmaOnGpu, F16) {
   HEADRACE_NEEDS_GPU(90);
+  check_forms<F16, 32>();
   check_forms<F16, 64>();
   check_forms<F16, 128>();
   check_forms<F16, 256>();

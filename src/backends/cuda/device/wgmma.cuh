@@ -86,8 +86,12 @@ struct WgmmaM64K16;
   "+f"(d[8 * i]), "+f"(d[8 * i + 1]), "+f"(d[8 * i + 2]), "+f"(d[8 * i + 3]), "+f"(d[8 * i + 4]), \
       "+f"(d[8 * i + 5]), "+f"(d[8 * i + 6]), "+f"(d[8 * i + 7])
 // 8 x that many registers.
-#define HEADRACE_N_4 HEADRACE_N0 HEADRACE_N1 HEADRACE_N2 HEADRACE_N3
-#define HEADRACE_D_4 HEADRACE_D(0), HEADRACE_D(1), HEADRACE_D(2), HEADRACE_D(3)
+#define HEADRACE_N_2 HEADRACE_N0 HEADRACE_N1
+#define HEADRACE_D_2 HEADRACE_D(0), HEADRACE_D(1)
+#define HEADRACE_N_3 HEADRACE_N_2 HEADRACE_N2
+#define HEADRACE_D_3 HEADRACE_D_2, HEADRACE_D(2)
+#define HEADRACE_N_4 HEADRACE_N_3 HEADRACE_N3
+#define HEADRACE_D_4 HEADRACE_D_3, HEADRACE_D(3)
 #define HEADRACE_N_5 HEADRACE_N_4 HEADRACE_N4
 #define HEADRACE_D_5 HEADRACE_D_4, HEADRACE_D(4)
 #define HEADRACE_N_6 HEADRACE_N_5 HEADRACE_N5
@@ -134,6 +138,8 @@ struct WgmmaM64K16;
     }                                                                                            \
   }
 #define HEADRACE_WGMMA_WIDTHS(type, ptx)                             \
+  HEADRACE_WGMMA(type, ptx, 32, 2, 16, 17, 18, 19, 20, 21, 22);      \
+  HEADRACE_WGMMA(type, ptx, 48, 3, 24, 25, 26, 27, 28, 29, 30);      \
   HEADRACE_WGMMA(type, ptx, 64, 4, 32, 33, 34, 35, 36, 37, 38);      \
   HEADRACE_WGMMA(type, ptx, 80, 5, 40, 41, 42, 43, 44, 45, 46);      \
   HEADRACE_WGMMA(type, ptx, 96, 6, 48, 49, 50, 51, 52, 53, 54);      \

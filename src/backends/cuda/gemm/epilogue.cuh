@@ -44,4 +44,22 @@ __device__ __forceinline__ void store_pair(const Output& out, int token, int row
   *to = Element::pack(sum0, sum1);
 }
 
+// The accumulators of a warpgroup for 64 tokens by kRows rows (wgmma.cuh), of which `rows` exist.
+// token: of this thread's first accumulator.
+template <class Element, int kRows>
+__device__ __forceinline__ void store_tile(const Output& out, const float (&d)[kRows / 2],
+                                           int token, int num_tokens, int first_row, int rows) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (token + 8 * half >= num_tokens) continue;
+#pragma unroll
+    for (int j = 0; j < kRows / 8; ++j) {
+      const int column = 8 * j + 2 * (static_cast<int>(threadIdx.x) & 3);
+      if (column < rows)
+        store_pair<Element>(out, token + 8 * half, first_row + column, d[4 * j + 2 * half],
+                            d[4 * j + 2 * half + 1], column + 1 < rows);
+    }
+  }
+}
+
 }  // namespace headrace::cuda::gemm

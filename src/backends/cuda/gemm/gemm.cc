@@ -3,6 +3,7 @@
 #include "backends/cuda/gemm/portable.h"
 #include "backends/cuda/gemm/stream.h"
 #include "backends/cuda/gemm/tiles.h"
+#include "backends/cuda/gemm/wide.h"
 #include "backends/cuda/runtime/device.cuh"
 #include "backends/cuda/runtime/tensor_map.cuh"
 #include "base/math.h"
@@ -67,19 +68,28 @@ Status encode(const Product& p, int box_rows, int box_tokens, L2Promotion promot
 }
 
 Status run_stream(const Product& p, const DeviceInfo& device, Stream stream) {
-  const bool is_narrow = p.num_tokens <= gemm::kNarrowTokens;
-  const gemm::StreamShape& shape = is_narrow ? gemm::kNarrowStream : gemm::kWideStream;
-  const int tokens = !is_narrow ? gemm::kWideTokens : p.num_tokens <= 8 ? 8 : gemm::kNarrowTokens;
-  const auto tiles = gemm::RowTiles::of(p, shape.tile_rows);
+  const int tokens = p.num_tokens <= 8 ? 8 : gemm::kStreamTokens;
+  const auto tiles = gemm::RowTiles::of(p, gemm::kStreamTileRows);
   const gemm::StreamParams params{
       .tiles = tiles,
       .out = gemm::Output::of(p),
-      .plan = gemm::StreamPlan::of(shape, tiles.count, p.columns, tokens, device.num_units),
+      .plan = gemm::StreamPlan::of(tiles.count, p.columns, tokens, device.num_units),
       .num_tokens = static_cast<std::int32_t>(p.num_tokens)};
   gemm::Maps maps;
-  HEADRACE_TRY(encode(p, shape.tile_rows, tokens, L2Promotion::bytes_128, maps));
-  const gemm::StreamCall call{params, maps, p.dtype, stream};
-  return is_narrow ? gemm::launch_narrow_stream(call) : gemm::launch_wide_stream(call);
+  HEADRACE_TRY(encode(p, gemm::kStreamTileRows, tokens, L2Promotion::bytes_128, maps));
+  return gemm::launch_stream({params, maps, p.dtype, stream});
+}
+
+Status run_wide(const Product& p, const DeviceInfo& device, Stream stream) {
+  const auto plan = gemm::WidePlan::of(p, device.num_units);
+  const gemm::WideParams params{.tiles = gemm::RowTiles::of(p, plan.rows),
+                                .out = gemm::Output::of(p),
+                                .plan = plan,
+                                .num_tokens = static_cast<std::int32_t>(p.num_tokens)};
+  gemm::Maps maps;
+  HEADRACE_TRY(encode(p, plan.rows, plan.box_tokens, L2Promotion::bytes_128, maps));
+  const gemm::WideCall call{params, maps, stream};
+  return p.dtype == DType::bf16 ? gemm::launch_wide_bf16(call) : gemm::launch_wide_f16(call);
 }
 
 // The largest tiles that give every multiprocessor one.
@@ -123,7 +133,8 @@ Status multiply(const Product& product, const DeviceInfo& device, Stream stream)
   const DeviceScope scope(device.device_id);
   if (scope.status()) return scope.status();
   if (device.sm != kHopper) return run_portable(product, stream);
-  if (product.num_tokens <= gemm::kWideTokens) return run_stream(product, device, stream);
+  if (product.num_tokens <= gemm::kStreamTokens) return run_stream(product, device, stream);
+  if (product.num_tokens <= gemm::kWideTokens) return run_wide(product, device, stream);
   return run_tiles(product, device, stream);
 }
 

@@ -68,17 +68,7 @@ __device__ void multiply_tiles(const TileParams& p, StageRing ring, int group) {
     const int thread = static_cast<int>(threadIdx.x) & 127;
     const int token = at.token_tile * kTileTokens + group * 64 + thread / 32 * 16 + thread % 32 / 4;
     const int rows = p.tiles.rows[matrix] - row, first_row = p.tiles.first_row[matrix] + row;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (token + 8 * half >= p.num_tokens) continue;
-#pragma unroll
-      for (int j = 0; j < kRows / 8; ++j) {
-        const int column = 8 * j + 2 * (thread & 3);
-        if (column < rows)
-          store_pair<Element>(p.out, token + 8 * half, first_row + column, d[4 * j + 2 * half],
-                              d[4 * j + 2 * half + 1], column + 1 < rows);
-      }
-    }
+    store_tile<Element, kRows>(p.out, d, token, p.num_tokens, first_row, rows);
   }
 }
 

@@ -201,7 +201,7 @@ TEST(DecodeClusters, SmemFitsBesideAProductAndDoesNotOverlap) {
     for (const int rows : kRowBuckets) {
       const ClusterSmemPlan s = cluster_smem_plan(dim, rows);
       EXPECT_LE(
-          s.total + 1024 + gemm::kNarrowStream.ring_bytes + 16 * gemm::kStreamMaxStages + 2 * 1024,
+          s.total + 1024 + gemm::kStreamRingBytes + 16 * gemm::kStreamMaxStages + 2 * 1024,
           228 * 1024)
           << dim << " " << rows;
       EXPECT_EQ(s.block % 1024, 0);

@@ -1,0 +1,233 @@
+// Products of up to 16 tokens on Hopper, bound by the bandwidth of the weights: a warp multiplies
+// 16 rows of weights, operand A, with all tokens by mma.sync.
+//
+// One producer warp loads weights by TMA, and begins before the kernel ahead of this one on the
+// stream has ended: the weights do not depend on it. Another loads x. A stage has some columns of a
+// group of tiles and of x, in swizzle atoms.
+#include "backends/cuda/device/tma.cuh"
+#include "backends/cuda/gemm/epilogue.cuh"
+#include "backends/cuda/gemm/fragments.cuh"
+#include "backends/cuda/gemm/stages.cuh"
+#include "backends/cuda/gemm/stream.h"
+#include "backends/cuda/runtime/launch.cuh"
+#include "backends/cuda/sm90/shared.cuh"
+
+namespace headrace::cuda::gemm {
+namespace {
+
+constexpr int kThreads = 32 * (kStreamMaxTiles + 2);
+// The ring is aligned to 1024 bytes, barriers are behind it.
+constexpr unsigned kSmemBytes = kStreamRingBytes + 16 * kStreamMaxStages + 1024;
+static_assert(kStreamCtasPerSm * (kSmemBytes + 1024) <= 228 * 1024);
+
+struct TileRange {
+  int first, last;
+};
+__device__ __forceinline__ TileRange tiles_of_cta(const StreamParams& p) {
+  const auto begin = [&](unsigned cta) {
+    return static_cast<int>(std::int64_t{cta} * p.tiles.count / gridDim.x);
+  };
+  return {begin(blockIdx.x), begin(blockIdx.x + 1)};
+}
+
+// Calls load(first tile, number of tiles, first column) for each stage.
+template <class Load>
+__device__ __forceinline__ void for_each_stage(const StreamParams& p, StageRing& ring, Load load) {
+  const TileRange tiles = tiles_of_cta(p);
+  for (int tile = tiles.first; tile < tiles.last; tile += p.plan.group) {
+    const int count = min(p.plan.group, tiles.last - tile);
+    for (int i = 0; i < p.plan.num_stage_loads; ++i, ring.next()) {
+      mbarrier_wait(ring.empty(), ring.parity ^ 1);
+      load(tile, count, i * kStreamColumns);
+    }
+  }
+}
+
+__device__ __forceinline__ void load_weights(const StreamParams& p, const Maps& maps,
+                                             StageRing ring, int lane) {
+  for_each_stage(p, ring, [&](int tile, int count, int column) {
+    constexpr int kAtomBytes = kStreamTileRows * kSwizzleRowBytes;
+    if (lane == 0)
+      mbarrier_arrive_expect_tx(ring.full(), static_cast<u32>(count * kStreamTileBytes));
+    if (lane < count * kStreamAtoms) {
+      const int mine = tile + lane / kStreamAtoms, atom = lane % kStreamAtoms;
+      const int matrix = p.tiles.matrix_of(mine);
+      cp_async_bulk_tensor_load(ring.data() + static_cast<u32>(lane * kAtomBytes), &maps.w[matrix],
+                                ring.full(), kEvictFirst, column + atom * kSwizzleAtomCols,
+                                (mine - p.tiles.first_tile[matrix]) * kStreamTileRows);
+    }
+    __syncwarp();
+  });
+}
+
+__device__ __forceinline__ void load_x(const StreamParams& p, const Maps& maps, StageRing ring,
+                                       int lane) {
+  griddep_wait();
+  const u32 offset = static_cast<u32>(p.plan.group * kStreamTileBytes);
+  const int atom_bytes = p.plan.tokens * kSwizzleRowBytes;
+  for_each_stage(p, ring, [&](int, int, int column) {
+    if (lane == 0)
+      mbarrier_arrive_expect_tx(ring.full(), static_cast<u32>(kStreamAtoms * atom_bytes));
+    if (lane < kStreamAtoms)
+      cp_async_bulk_tensor_load(ring.data() + offset + static_cast<u32>(lane * atom_bytes), &maps.x,
+                                ring.full(), kEvictLast, column + lane * kSwizzleAtomCols, 0);
+    __syncwarp();
+  });
+}
+
+// For the tile of a warp in each group: multiply(tile), or skip() where the last group of the CTA
+// has no tile for the warp.
+template <class Body, class Skip>
+__device__ __forceinline__ void for_each_tile(const StreamParams& p, int warp, Body body,
+                                              Skip skip) {
+  const TileRange tiles = tiles_of_cta(p);
+  for (int tile = tiles.first + warp; tile < tiles.last + warp; tile += p.plan.group) {
+    if (tile < tiles.last)
+      body(tile);
+    else
+      skip();
+  }
+}
+
+// An atom of a stage in registers: of a tile, and of x. A: rows first; B of 8 tokens: two steps by
+// one ldmatrix, of 16 tokens: both halves of the tokens by one.
+template <class Element, int kTokens>
+struct Fragments {
+  static constexpr int kSteps = kSwizzleAtomCols / 16, kStepsOfB = kTokens == 16 ? 1 : 2;
+  u32 a[kSteps][4], b[kSteps / kStepsOfB][4];
+
+  __device__ __forceinline__ void load(u32 w, u32 x, int lane) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int chunk = 2 * step;
+      ldmatrix_x4(a[step], chunk_address(w, lane & 15, chunk + (lane >> 4)));
+      if constexpr (kTokens == 16)
+        ldmatrix_x4(b[step],
+                    chunk_address(x, (lane & 7) + (lane >> 4) * 8, chunk + (lane >> 3 & 1)));
+      else if (step % kStepsOfB == 0)
+        ldmatrix_x4(b[step / kStepsOfB], chunk_address(x, lane & 7, chunk + (lane >> 3)));
+    }
+  }
+  // Of the last loads, for released_behind(): loads return in order.
+  __device__ __forceinline__ u32 last_words() const {
+    return a[kSteps - 1][3] ^ b[kSteps / kStepsOfB - 1][3];
+  }
+  __device__ __forceinline__ void multiply(float (&d)[kTokens / 8][4]) const {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      if constexpr (kTokens == 16) {
+        Element::mma(d[0], a[step], b[step][0], b[step][1]);
+        Element::mma(d[1], a[step], b[step][2], b[step][3]);
+      } else {
+        Element::mma(d[0], a[step], b[step / 2][step % 2 * 2], b[step / 2][step % 2 * 2 + 1]);
+      }
+    }
+  }
+};
+
+// Each sum is one chain of products, 33 clocks a step. An atom is loaded before the products of the
+// atom ahead of it, so that the chain does not wait for shared memory. (Two whole stages need too
+// many registers for two CTAs on a multiprocessor.)
+template <class Element, int kTokens>
+__device__ void multiply_tiles(const StreamParams& p, StageRing ring, int warp, int lane) {
+  static_assert(kStreamAtoms == 2);
+  const u32 w = static_cast<u32>(warp * kStreamTileBytes);
+  const u32 x = static_cast<u32>(p.plan.group * kStreamTileBytes);
+  StageRing ahead = ring;  // the stage that is loaded
+  const auto load = [&](Fragments<Element, kTokens>& to, int atom) {
+    const auto at = static_cast<u32>(atom * kSwizzleRowBytes);
+    to.load(ahead.data() + w + kStreamTileRows * at, ahead.data() + x + kTokens * at, lane);
+  };
+  // loads: of the next stage, which do not read this one, but check_sass.py cannot know.
+  const auto release = [&](u32 loads) {
+    __syncwarp();
+    const u32 empty = sm90::released_behind(loads, ring.empty());
+    if (lane == 0) mbarrier_arrive(empty);
+    ring.next();
+  };
+  const auto multiply = [&](int tile) {
+    float d[kTokens / 8][4] = {};
+    Fragments<Element, kTokens> first, second;  // atoms of a stage
+    mbarrier_wait(ahead.full(), ahead.parity);
+    load(first, 0);
+#pragma unroll 1
+    for (int i = 0; i < p.plan.num_stage_loads; ++i) {
+      load(second, 1);
+      ahead.next();
+      first.multiply(d);
+      if (i + 1 < p.plan.num_stage_loads) {
+        mbarrier_wait(ahead.full(), ahead.parity);
+        load(first, 0);
+      }
+      second.multiply(d);
+      release(first.last_words());
+    }
+    griddep_wait();  // out may be read by the kernel before, or written
+    const int matrix = p.tiles.matrix_of(tile);
+    const int row_0 = (tile - p.tiles.first_tile[matrix]) * kStreamTileRows + lane / 4;
+#pragma unroll
+    for (int i = 0; i < kTokens / 2; ++i) {
+      const int row = row_0 + (i & 2) * 4, token = i / 4 * 8 + 2 * (lane & 3) + (i & 1);
+      if (row < p.tiles.rows[matrix] && token < p.num_tokens)
+        store<Element>(p.out, token, p.tiles.first_row[matrix] + row, d[i / 4][i % 4]);
+    }
+  };
+  for_each_tile(p, warp, multiply, [&] {
+    for (int i = 0; i < p.plan.num_stage_loads; ++i) {
+      mbarrier_wait(ring.full(), ring.parity);
+      release(0);
+    }
+  });
+}
+
+template <class Element, int kTokens>
+__global__ void __launch_bounds__(kThreads, kStreamCtasPerSm)
+    stream(const __grid_constant__ StreamParams p, const __grid_constant__ Maps maps) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ unsigned char smem_raw[];
+  StageRing ring{.base = (smem_address(smem_raw) + 1023) & ~1023u,
+                 .barriers = 0,
+                 .stage_bytes = p.plan.stage_bytes,
+                 .num_stages = p.plan.num_stages};
+  ring.barriers = ring.base + kStreamRingBytes;
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) >> 5, 0);
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  // Arrivals of both producers, and of each warp of a group.
+  if (threadIdx.x == 0) ring.init_barriers(2, static_cast<u32>(p.plan.group));
+  __syncthreads();
+  griddep_launch_dependents();
+  if (warp == kStreamMaxTiles)
+    load_weights(p, maps, ring, lane);
+  else if (warp == kStreamMaxTiles + 1)
+    load_x(p, maps, ring, lane);
+  else if (warp < p.plan.group)
+    multiply_tiles<Element, kTokens>(p, ring, warp, lane);
+#endif
+}
+
+template <class Element, int kTokens>
+Status launch_variant(const char* name, const StreamCall& call) {
+  const LaunchShape shape{.name = name,
+                          .grid = dim3(static_cast<unsigned>(call.params.plan.num_ctas)),
+                          .block = dim3(kThreads),
+                          .smem_bytes = kSmemBytes,
+                          .use_pdl = true};
+  static AllowedSmem allowed;
+  HEADRACE_TRY(allow_smem(shape, stream<Element, kTokens>, allowed));
+  return launch(shape, static_cast<cudaStream_t>(call.stream), stream<Element, kTokens>,
+                call.params, call.maps);
+}
+
+}  // namespace
+
+Status launch_stream(const StreamCall& call) {
+  const bool is_bf16 = call.dtype == DType::bf16, is_8 = call.params.plan.tokens == 8;
+  using sm90::Bf16Element, sm90::F16Element;
+  if (is_bf16)
+    return is_8 ? launch_variant<Bf16Element, 8>("gemm_stream<bf16, 8>", call)
+                : launch_variant<Bf16Element, 16>("gemm_stream<bf16, 16>", call);
+  return is_8 ? launch_variant<F16Element, 8>("gemm_stream<f16, 8>", call)
+              : launch_variant<F16Element, 16>("gemm_stream<f16, 16>", call);
+}
+
+}  // namespace headrace::cuda::gemm
