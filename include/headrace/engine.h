@@ -11,7 +11,7 @@
  * calls the other functions of an engine at any time. An output belongs to the thread that polled
  * it.
  *
- * On the CPU the tokens and logprobs of a request depend on the request and the model alone: not on
+ * The tokens and logprobs of a request depend on the request, the model and its device alone: not on
  * requests beside it, on the order in which they came, on preemption or the prefix cache.
  */
 #ifndef HEADRACE_ENGINE_H_

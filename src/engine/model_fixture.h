@@ -9,8 +9,9 @@
 namespace headrace::engine {
 
 inline LanguageModel load(const std::string& path, MatmulMode mode, int num_threads = 2,
-                          bool use_mmap = false) {
+                          bool use_mmap = false, std::optional<DeviceInfo> device = {}) {
   LoadOptions options;
+  options.device = device;
   options.host = cpu_info().value();
   options.host.num_units = num_threads;
   options.mode = mode;

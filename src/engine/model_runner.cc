@@ -93,57 +93,69 @@ Result<float*> ModelRunner::logits_on_device(float* logits) {
 
 // Fills the arrays of a step.
 Status ModelRunner::fill(std::span<const Part> parts) {
-  tokens_.clear();
-  positions_.clear();
-  logits_rows_.clear();
-  max_seqlen_k_ = 0;
-  for (const Part& part : parts) {
-    const std::int64_t first = cache_.info(part.sequence).value().length;
-    const auto num_tokens = static_cast<std::int64_t>(part.tokens.size());
-    tokens_.insert(tokens_.end(), part.tokens.begin(), part.tokens.end());
-    for (std::int64_t i = 0; i < num_tokens; ++i)
-      positions_.push_back(static_cast<std::int32_t>(first + i));
-    const auto end = static_cast<std::int32_t>(tokens_.size());
-    for (std::int64_t i = part.num_logits; i > 0; --i)
-      logits_rows_.push_back(end - static_cast<std::int32_t>(i));
-    max_seqlen_k_ = std::max(max_seqlen_k_, first + num_tokens);
-  }
-  return fill_sequences(parts);
-}
-
-// The sequences of the batch. A generated token is one of its own, which ends with that token; it
-// finds the keys of the tokens before it in the pages, as all keys of a layer are written first.
-Status ModelRunner::fill_sequences(std::span<const Part> parts) {
   sequences_.clear();
   num_tokens_.clear();
+  max_seqlen_k_ = 0;
+  std::size_t num_tokens = 0;
   for (const Part& part : parts) {
     sequences_.push_back(part.sequence);
     num_tokens_.push_back(static_cast<std::int32_t>(part.tokens.size()));
+    num_tokens += part.tokens.size();
+    max_seqlen_k_ = std::max(max_seqlen_k_,
+                             cache_.info(part.sequence).value().length + std::ssize(part.tokens));
   }
   const std::int64_t max_pages = ceil_div(max_seqlen_k_, cache_.options().page_size);
   const auto row = static_cast<std::size_t>(max_pages);
   lengths_.resize(parts.size());
-  slot_mapping_.resize(tokens_.size());
+  part_slots_.resize(num_tokens);
   part_tables_.resize(parts.size() * row);
   HEADRACE_TRY(cache_.fill_batch({.sequences = sequences_,
                                   .num_tokens = num_tokens_,
                                   .max_pages = max_pages,
                                   .block_table = part_tables_,
                                   .seqused_k = lengths_,
-                                  .slot_mapping = slot_mapping_}));
+                                  .slot_mapping = part_slots_}));
+  order_rows(parts);
+
+  tokens_.resize(num_tokens);
+  positions_.resize(num_tokens);
+  slot_mapping_.resize(num_tokens);
+  logits_rows_.clear();
+  std::size_t token = 0;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const std::int32_t first_position = lengths_[i] - num_tokens_[i];
+    for (std::int32_t t = 0; t < num_tokens_[i]; ++t, ++token) {
+      const auto to = static_cast<std::size_t>(rows_[token]);
+      tokens_[to] = parts[i].tokens[static_cast<std::size_t>(t)];
+      positions_[to] = first_position + t;
+      slot_mapping_[to] = part_slots_[token];
+      if (num_tokens_[i] - t <= parts[i].num_logits) logits_rows_.push_back(rows_[token]);
+    }
+  }
   cu_seqlens_q_.assign(1, 0);
   seqused_k_.clear();
   block_table_.clear();
-  max_seqlen_q_ = 0;
+  for (const Run& run : runs_) {
+    const auto table = part_tables_.begin() + static_cast<std::ptrdiff_t>(run.part * row);
+    cu_seqlens_q_.push_back(cu_seqlens_q_.back() + run.num_tokens);
+    seqused_k_.push_back(run.length);
+    block_table_.insert(block_table_.end(), table, table + max_pages);
+  }
+  max_seqlen_q_ = runs_.front().num_tokens;
+  return std::nullopt;
+}
+
+// The sequences of the batch. A generated token is one of its own, which ends with that token; it
+// finds the keys of the tokens before it in the pages, as all keys of a layer are written first.
+void ModelRunner::order_rows(std::span<const Part> parts) {
+  runs_.clear();
+  std::int64_t token = 0;
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    const auto table = part_tables_.begin() + static_cast<std::ptrdiff_t>(i * row);
     const auto num_generated = static_cast<std::int32_t>(parts[i].num_generated);
     std::int32_t length = lengths_[i] - num_generated;
     const auto add = [&](std::int32_t num_tokens) {
-      cu_seqlens_q_.push_back(cu_seqlens_q_.back() + num_tokens);
-      seqused_k_.push_back(length);
-      block_table_.insert(block_table_.end(), table, table + max_pages);
-      max_seqlen_q_ = std::max<std::int64_t>(max_seqlen_q_, num_tokens);
+      runs_.push_back({i, token, num_tokens, length});
+      token += num_tokens;
     };
     if (num_tokens_[i] > num_generated) add(num_tokens_[i] - num_generated);
     while (length < lengths_[i]) {
@@ -151,7 +163,15 @@ Status ModelRunner::fill_sequences(std::span<const Part> parts) {
       add(1);
     }
   }
-  return std::nullopt;
+  std::ranges::sort(runs_, [](const Run& a, const Run& b) {
+    return a.num_tokens != b.num_tokens ? a.num_tokens > b.num_tokens
+                                        : a.first_token < b.first_token;
+  });
+  rows_.resize(static_cast<std::size_t>(token));
+  std::int32_t batch_row = 0;
+  for (const Run& run : runs_)
+    for (std::int64_t i = 0; i < run.num_tokens; ++i)
+      rows_[static_cast<std::size_t>(run.first_token + i)] = batch_row++;
 }
 
 }  // namespace headrace::engine

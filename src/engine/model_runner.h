@@ -55,7 +55,7 @@ class ModelRunner {
         executor_(make_executor(*model.device, model.mode)),
         cache_(std::move(cache)) {}
   Status fill(std::span<const Part> parts);
-  Status fill_sequences(std::span<const Part> parts);
+  void order_rows(std::span<const Part> parts);
   // Where a step writes its logits: to `logits` on the host, else to memory of the device.
   Result<float*> logits_on_device(float* logits);
   std::size_t logits_bytes() const;
@@ -67,13 +67,23 @@ class ModelRunner {
 
   Buffer device_logits_;  // float [logits_rows of the largest step, vocab_size]; empty on the host
 
+  // Consecutive tokens of a part, which attention computes together: a sequence of the batch.
+  struct Run {
+    std::size_t part;
+    std::int64_t first_token;  // of the step, part by part
+    std::int32_t num_tokens;
+    std::int32_t length;  // of the sequence, with these tokens
+  };
+  std::vector<Run> runs_;           // in the order of the batch
+  std::vector<std::int32_t> rows_;  // of the batch: of each token, part by part
+
   // Of the current step, as in Batch.
   std::vector<std::int32_t> tokens_, positions_, cu_seqlens_q_, seqused_k_, block_table_,
       logits_rows_;
   std::vector<std::int64_t> slot_mapping_;
   std::int64_t max_seqlen_q_ = 0, max_seqlen_k_ = 0;
   // Arguments of KvCache::fill_batch: of the parts.
-  std::vector<std::int64_t> sequences_;
+  std::vector<std::int64_t> sequences_, part_slots_;
   std::vector<std::int32_t> num_tokens_, lengths_, part_tables_;
 };
 

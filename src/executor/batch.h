@@ -8,8 +8,7 @@ namespace headrace {
 
 // Flat and ragged: whole prompts, prompt chunks and decode tokens are all rows. Tokens
 // cu_seqlens_q[s] to cu_seqlens_q[s + 1] are the last of the seqused_k[s] tokens of sequence s; the
-// step writes their keys and values to their slots. The arrays are read by the device alone; what
-// the host needs to know of them are the two maxima.
+// step writes their keys and values to their slots. Sequences of more tokens come first.
 struct Batch {
   std::span<const std::int32_t> tokens;        // [num_tokens], ids below vocab_size
   std::span<const std::int32_t> positions;     // [num_tokens]

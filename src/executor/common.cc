@@ -42,8 +42,8 @@ StepSize size_of(const Batch& batch) {
           .max_pages = batch.max_pages()};
 }
 
-Status plan_step(const StepSize& size, const KvView& kv, const AttentionSpec& spec,
-                 const DeviceInfo& device, Plan& plan) {
+Status plan_step(const StepSize& size, std::int32_t num_splits, const KvView& kv,
+                 const AttentionSpec& spec, const DeviceInfo& device, Plan& plan) {
   Problem problem = default_problem();
   problem.is_ragged = 1;
   problem.batch = size.num_seqs;
@@ -60,6 +60,7 @@ Status plan_step(const StepSize& size, const KvView& kv, const AttentionSpec& sp
   problem.head_dim_v = kv.shape.head_dim_v;
   problem.dtype = static_cast<std::int32_t>(kv.shape.dtype);
   problem.causal = HEADRACE_CAUSAL_BOTTOM_RIGHT;
+  problem.num_splits = num_splits;
   problem.alignment = alignment_of(kv.shape);
   if (spec.window > 0) problem.window_left = spec.window - 1;
   Result<Plan> planned = plan_attention(problem, device);

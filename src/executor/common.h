@@ -33,9 +33,9 @@ struct StepSize {
 };
 StepSize size_of(const Batch& batch);
 
-// The attention of every layer of a step.
-Status plan_step(const StepSize& size, const KvView& kv, const AttentionSpec& spec,
-                 const DeviceInfo& device, Plan& plan);
+// The attention of every layer of a step. num_splits: as in Problem.
+Status plan_step(const StepSize& size, std::int32_t num_splits, const KvView& kv,
+                 const AttentionSpec& spec, const DeviceInfo& device, Plan& plan);
 
 std::unique_ptr<Executor> make_cpu_executor(Device& device, MatmulMode mode);
 std::unique_ptr<Executor> make_cuda_executor(Device& device);

@@ -106,7 +106,7 @@ Status CpuExecutor::begin_step(const Batch& batch, const KvView& kv, const Atten
   batch_ = &batch;
   spec_ = &spec;
   kv_ = kv;
-  HEADRACE_TRY(plan_step(size_of(batch), kv, spec, device_.info(), plan_));
+  HEADRACE_TRY(plan_step(size_of(batch), 0, kv, spec, device_.info(), plan_));
   HEADRACE_TRY(grow(device_, workspace_, plan_.schedule.workspace_bytes));
   HEADRACE_TRY(
       grow(device_, attn_out_,

@@ -1,6 +1,7 @@
 // The CUDA executor: a stream of its own, and graphs for decode steps (cuda_step.h). Activations
 // and weights are bf16; queries and attention outputs have the dtype of the cache.
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <vector>
 
@@ -16,18 +17,28 @@ namespace {
 
 constexpr DType kDType = DType::bf16;
 constexpr std::int64_t kColumnMultiple = 8;  // of a product's columns
+constexpr std::size_t kAlignment = 256;      // of arrays in a buffer
 
 // Steps that are launched as graphs. Steps of more tokens hide the time of their launches.
-constexpr std::int64_t kMaxGraphTokens = 256, kMaxGraphSeqlenQ = 16;
-bool is_decode(const Batch& batch) {
-  return batch.max_seqlen_q <= kMaxGraphSeqlenQ && batch.num_tokens() <= kMaxGraphTokens;
-}
+constexpr std::int64_t kMaxGraphTokens = 256;
 // The longest sequence that a graph serves: at most an eighth longer, or kLeast - 1 tokens, so that
 // a sequence that doubles its length needs up to eight graphs.
 std::int64_t bucket_of_length(std::int64_t length) {
   constexpr std::int64_t kLeast = 256;
   const auto power = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(length)));
   return round_up(length, std::max(kLeast, power / 8));
+}
+
+// The sequences of a batch whose rows are too many for a decode; they are the first. Each sequence
+// takes one of two paths by its own number of tokens, so its bits do not depend on those beside it.
+std::int64_t num_prefills(const Batch& batch, std::int64_t heads_per_group) {
+  std::int64_t s = 0;
+  while (s < batch.num_seqs() && (batch.cu_seqlens_q[static_cast<std::size_t>(s) + 1] -
+                                  batch.cu_seqlens_q[static_cast<std::size_t>(s)]) *
+                                         heads_per_group >
+                                     cuda::kMaxDecodeRows)
+    ++s;
+  return s;
 }
 
 std::byte* element(void* data, std::int64_t idx, DType dtype) {
@@ -80,6 +91,8 @@ class CudaExecutor final : public Executor {
   Status end_step() override;
 
  private:
+  Status plan_attention(const KvView& kv, const AttentionSpec& spec);
+  bool is_graph() const { return num_prefills_ == 0 && batch_->num_tokens() <= kMaxGraphTokens; }
   Status upload_batch(std::int64_t max_pages);
   // That RoPE rotates.
   std::int64_t num_pairs() const {
@@ -105,7 +118,7 @@ class CudaExecutor final : public Executor {
 
   Activations activations_;
   Buffer attn_out_;   // [num_tokens, num_heads * head_dim_v] in the cache's dtype
-  Buffer workspace_;  // of the attention plan
+  Buffer workspace_;  // of the attention plans
   // The arrays of a batch, one after the other.
   Buffer staging_;  // page-locked memory of the host
   Buffer arrays_;
@@ -117,8 +130,17 @@ class CudaExecutor final : public Executor {
   const AttentionSpec* spec_ = nullptr;
   KvView kv_{};
   cuda_step::Step step_;
-  Plan plan_;      // of the attention of every layer
-  struct Arrays {  // of the batch, in device memory
+  // The attention of some sequences in every layer.
+  struct Attention {
+    std::int64_t first_seq;
+    StepSize size;
+    Plan plan;
+    std::size_t workspace;  // bytes from the beginning of workspace_
+  };
+  std::int64_t num_prefills_ = 0;       // sequences
+  std::array<Attention, 2> attends_{};  // of prefills, of decodes
+  std::int64_t max_pages_ = 0;          // of the block table on the device
+  struct Arrays {                       // of the batch, in device memory
     const std::int64_t* slot_mapping;
     const std::int32_t *tokens, *positions, *cu_seqlens_q, *seqused_k, *block_table, *logits_rows,
         *token_indices;
@@ -157,21 +179,16 @@ Status CudaExecutor::begin_step(const Batch& batch, const KvView& kv, const Atte
   batch_ = &batch;
   spec_ = &spec;
   kv_ = kv;
-  StepSize size = size_of(batch);
-  if (is_decode(batch)) {
-    size.max_seqlen_k = std::min(bucket_of_length(batch.max_seqlen_k), kv.num_pages * kv.page_size);
-    size.max_pages = ceil_div(size.max_seqlen_k, kv.page_size);
-  }
-  HEADRACE_TRY(plan_step(size, kv, spec, device_.info(), plan_));
-  HEADRACE_TRY(grow(device_, workspace_, plan_.schedule.workspace_bytes));
+  HEADRACE_TRY(plan_attention(kv, spec));
   if (kv.shape.dtype != kDType)
     HEADRACE_TRY(
         grow(device_, attn_out_,
              bytes_of(batch.num_tokens(), spec.num_heads * kv.shape.head_dim_v, kv.shape.dtype)));
   HEADRACE_TRY(grow(device_, angles_, bytes_of(2 * batch.num_tokens(), num_pairs(), DType::f32)));
-  HEADRACE_TRY(upload_batch(size.max_pages));
+  HEADRACE_TRY(upload_batch(max_pages_));
   step_.operators.assign(1, cuda_step::Angles{});
-  step_.shape = {.size = size,
+  step_.shape = {.prefill = attends_[0].size,
+                 .decode = attends_[1].size,
                  .num_logits = static_cast<std::int64_t>(batch.logits_rows.size()),
                  .num_heads = spec.num_heads,
                  .window = spec.window,
@@ -189,9 +206,33 @@ Status CudaExecutor::begin_step(const Batch& batch, const KvView& kv, const Atte
   return std::nullopt;
 }
 
+Status CudaExecutor::plan_attention(const KvView& kv, const AttentionSpec& spec) {
+  const Batch& batch = *batch_;
+  num_prefills_ = num_prefills(batch, spec.num_heads / kv.shape.num_kv_heads);
+  StepSize size = size_of(batch);
+  if (is_graph()) {
+    size.max_seqlen_k = std::min(bucket_of_length(batch.max_seqlen_k), kv.num_pages * kv.page_size);
+    size.max_pages = ceil_div(size.max_seqlen_k, kv.page_size);
+  }
+  max_pages_ = size.max_pages;
+  std::size_t bytes = 0;
+  for (const bool is_decode : {false, true}) {
+    Attention& attend = attends_[is_decode];
+    attend = {.first_seq = is_decode ? num_prefills_ : 0, .size = size, .plan = {}, .workspace = 0};
+    attend.size.num_seqs = is_decode ? batch.num_seqs() - num_prefills_ : num_prefills_;
+    if (attend.size.num_seqs == 0) continue;
+    const auto first = static_cast<std::size_t>(attend.first_seq);
+    attend.size.max_seqlen_q = batch.cu_seqlens_q[first + 1] - batch.cu_seqlens_q[first];
+    // A prefill's keys are not split, whatever the sizes: a chunk has the bits of the whole.
+    HEADRACE_TRY(plan_step(attend.size, is_decode ? 0 : 1, kv, spec, device_.info(), attend.plan));
+    attend.workspace = bytes;
+    bytes += round_up<std::size_t>(attend.plan.schedule.workspace_bytes, kAlignment);
+  }
+  return grow(device_, workspace_, bytes);
+}
+
 // All arrays in one copy; rows of the block table with max_pages entries each.
 Status CudaExecutor::upload_batch(std::int64_t max_pages) {
-  constexpr std::size_t kAlignment = 256;
   for (auto i = token_indices_.size(); i < batch_->tokens.size(); ++i)
     token_indices_.push_back(static_cast<std::int32_t>(i));
   token_indices_.resize(batch_->tokens.size());
@@ -285,7 +326,7 @@ Status CudaExecutor::swiglu(const Rows& gate_up, const Rows& out) {
 }
 
 Status CudaExecutor::end_step() {
-  if (!is_decode(*batch_)) return enqueue_all();
+  if (!is_graph()) return enqueue_all();
   return graphs_.run(step_, id_, stream_.get(), [&] { return enqueue_all(); });
 }
 
@@ -411,12 +452,17 @@ Status CudaExecutor::enqueue(const cuda_step::Attend& call) {
               .stride_batch = 0,
               .stride_seq = out.width,
               .stride_head = shape.head_dim_v};
-  args.ragged.cu_seqlens_q = on_device_.cu_seqlens_q;
-  args.paged = {.block_table = on_device_.block_table,
-                .stride_batch = step_.shape.size.max_pages,
-                .seqused_k = on_device_.seqused_k,
-                .seqused_stride = 1};
-  HEADRACE_TRY(run(plan_, args, {workspace_.data(), workspace_.bytes()}, stream_.get()));
+  for (const Attention& attend : attends_) {
+    if (attend.size.num_seqs == 0) continue;
+    args.ragged.cu_seqlens_q = on_device_.cu_seqlens_q + attend.first_seq;
+    args.paged = {.block_table = on_device_.block_table + attend.first_seq * max_pages_,
+                  .stride_batch = max_pages_,
+                  .seqused_k = on_device_.seqused_k + attend.first_seq,
+                  .seqused_stride = 1};
+    HEADRACE_TRY(run(attend.plan, args,
+                     {workspace_.data() + attend.workspace, attend.plan.schedule.workspace_bytes},
+                     stream_.get()));
+  }
   if (shape.dtype == kDType) return std::nullopt;
   return cuda::to_bf16({.x = attn_out,
                         .dtype = shape.dtype,

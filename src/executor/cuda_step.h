@@ -62,7 +62,7 @@ using Operator = std::variant<Angles, Embed, Gather, Norm, Multiply, Append, Att
 
 // What the launches of a step depend on beside its operators.
 struct Shape {
-  StepSize size;
+  StepSize prefill, decode;  // of their sequences
   std::int64_t num_logits, num_heads, window, page_size, num_pages, stride_layer;
   DType cache_dtype;
   const void *k, *v, *arrays, *attn_out, *workspace, *angles, *frequencies;

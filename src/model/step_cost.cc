@@ -36,7 +36,7 @@ class Recorder final : public Executor {
     batch_ = &batch;
     kv_ = kv;
     spec_ = &spec;
-    return plan_step(size_of(batch), kv, spec, info_, plan_);
+    return plan_step(size_of(batch), 0, kv, spec, info_, plan_);
   }
   Status embed(const Weight& embedding, const Rows& out) override {
     const double row = weight_bytes(embedding) / static_cast<double>(embedding.rows);

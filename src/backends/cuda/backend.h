@@ -20,6 +20,9 @@ namespace headrace::cuda {
 // Attention forward kernels in order of preference; the last one takes every problem. Empty without
 // CUDA.
 std::span<const Kernel> forward_kernels();
+// Queries x heads of a group of a sequence, up to which a forward over a KV cache is a decode: the
+// kernel for it splits the keys.
+inline constexpr std::int64_t kMaxDecodeRows = 16;
 
 // The same for the backward.
 std::span<const Kernel> backward_kernels();

@@ -36,7 +36,7 @@ inline constexpr int kMergeThreads = 32 * kMergeWarps;
 inline constexpr int kPartsAtOnce = 16;  // partial results that a merge warp appends at a time
 inline constexpr int kThreads = kConsumerThreads + 32 * kProducerWarps + kMergeThreads;
 
-inline constexpr int kMaxRows = 16;  // queries x heads of a group
+inline constexpr int kMaxRows = 16;  // queries x heads of a group, backend.h's kMaxDecodeRows
 inline constexpr int kMaxHeadDim = 128;
 inline constexpr int kMaxSeqlen = 1 << 29;  // sums of two lengths fit 32 bits
 inline constexpr std::int64_t kMaxItems = std::int64_t{1} << 30;

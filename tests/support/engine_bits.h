@@ -1,0 +1,168 @@
+// The tokens of a request, and the bits of the logits that they are drawn from, are those of a
+// session of its own: whatever else the engine computes, in whatever chunks, preempted or not, with
+// hits in the prefix cache or without, for every page size. On each device.
+#pragma once
+
+#include "engine/generate.h"
+#include "engine/model_fixture.h"
+#include "tests/support/engine_fixture.h"
+
+namespace headrace::engine {
+
+struct Setup {
+  std::string file;
+  MatmulMode mode;
+  DType cache_dtype;  // f32 rounds nothing away
+  // The CPU without; it returns nothing where there is no such device.
+  std::optional<DeviceInfo> (*device)() = nullptr;
+};
+inline void PrintTo(const Setup& setup, std::ostream* out) { *out << setup.file; }
+
+class Bits : public ::testing::TestWithParam<Setup> {
+ protected:
+  static constexpr std::int64_t kNewTokens = 20;
+
+  void SetUp() override {
+    const auto [file, mode, cache_dtype, device_of] = GetParam();
+    const auto device = device_of == nullptr ? std::optional<DeviceInfo>() : device_of();
+    if (device_of != nullptr && !device) GTEST_SKIP() << "no such GPU";
+    model_.emplace(
+        load(std::string(HEADRACE_GOLDEN_DIR) + "/tiny/" + file, mode, 2, false, device));
+  }
+
+  static std::vector<Request> requests() {
+    std::vector<Request> all;
+    // Short prompts take another path of attention; 30 to 108 tokens may be computed in chunks.
+    for (const std::size_t length : {4, 99, 8, 108, 30, 33, 34, 65, 66, 70, 1, 17}) {
+      for (const double temperature : {0.0, 3.0}) {
+        Request request{.prompt = prompt_of(length, 7), .max_new_tokens = kNewTokens};
+        request.sampling = {.temperature = temperature, .seed = length};
+        request.ignore_end = true;
+        all.push_back(request);
+      }
+    }
+    return all;
+  }
+
+  // Of a session of its own.
+  Answer expected(const Request& request) {
+    Session session =
+        std::move(Session::make(*model_, {.cache_dtype = GetParam().cache_dtype}).value());
+    EXPECT_FALSE(session.append(request.prompt, nullptr));
+    Answer answer;
+    const auto num_prompt = static_cast<std::int64_t>(request.prompt.size());
+    for (;;) {
+      const auto vocab_size = static_cast<std::size_t>(model_->decoder->config.vocab_size);
+      answer.logits.emplace_back(session.logits(), session.logits() + vocab_size);
+      const Sample sample = sample_next(session, request.sampling, 0, num_prompt, sampler_).value();
+      answer.tokens.push_back(sample.token);
+      if (std::ssize(answer.tokens) == request.max_new_tokens) return answer;
+      EXPECT_FALSE(session.append({&sample.token, 1}, nullptr));
+    }
+  }
+  void expect_sessions() {
+    // Prompts that go on with the output of another one, which was computed token by token.
+    for (const std::size_t i : {8, 12}) {
+      Request longer = requests_[i];
+      const Answer answer = expected(longer);
+      longer.prompt.insert(longer.prompt.end(), answer.tokens.begin(), answer.tokens.end());
+      requests_.push_back(longer);
+      longer.prompt.resize(longer.prompt.size() + 30, 1);
+      requests_.push_back(longer);
+    }
+    for (const Request& request : requests_) expected_.push_back(expected(request));
+  }
+  void expect_all(const EngineOptions& options, int num_rounds, const char* name);
+
+  std::optional<LanguageModel> model_;
+  Sampler sampler_ = std::move(Sampler::make(cpu_info().value()).value());
+  std::vector<Request> requests_ = requests();
+  std::vector<Answer> expected_;
+  // Of the last engine.
+  EngineStats stats_{};
+  int num_unfinished_chunks_ = 0;
+};
+
+// Adds all requests, several times one after the other.
+inline void Bits::expect_all(const EngineOptions& with, int num_rounds, const char* name) {
+  SCOPED_TRACE(name);
+  if (expected_.empty()) expect_sessions();
+  Answers answers;
+  EngineOptions options = with;
+  options.cache_dtype = GetParam().cache_dtype;
+  options.on_logits = [&](std::int64_t request, std::int64_t sample,
+                          std::span<const float> logits) -> Status {
+    answers[{request, sample}].logits.emplace_back(logits.begin(), logits.end());
+    return std::nullopt;
+  };
+  num_unfinished_chunks_ = 0;
+  options.before_step = [&](std::span<const Chunk> chunks) -> Status {
+    for (const Chunk& chunk : chunks) num_unfinished_chunks_ += !chunk.is_last;
+    return std::nullopt;
+  };
+  const auto engine = engine_of(*model_, options);
+  for (int round = 0; round < num_rounds; ++round) {
+    for (const Request& request : requests_) ASSERT_TRUE(engine->add(request).ok());
+    ASSERT_FALSE(engine->run());
+    poll_all(*engine, answers);
+  }
+  stats_ = engine->stats();
+  EXPECT_EQ(stats_.num_free_pages, stats_.num_pages);
+  ASSERT_EQ(std::ssize(answers), num_rounds * std::ssize(requests_));
+  for (const auto& [key, answer] : answers) {
+    const Answer& good = expected_[static_cast<std::size_t>(key.first - 1) % requests_.size()];
+    EXPECT_EQ(answer.tokens, good.tokens) << "request " << key.first;
+    EXPECT_EQ(answer.logits, good.logits) << "request " << key.first;
+    EXPECT_EQ(answer.finish, FinishReason::length);
+  }
+}
+
+TEST_P(Bits, DoNotDependOnOthers) {
+  expect_all({.max_num_seqs = 1, .num_pages = 8, .has_prefix_cache = false}, 1, "one at a time");
+  expect_all({.max_batch_tokens = 4096, .num_pages = 400, .has_prefix_cache = false}, 1, "crowd");
+}
+
+TEST_P(Bits, DoNotDependOnChunks) {
+  int num_unfinished_chunks = 0;
+  for (const std::int64_t budget : {135, 150, 200, 333}) {
+    expect_all({.max_batch_tokens = budget,
+                .max_num_seqs = 6,
+                .num_pages = 400,
+                .has_prefix_cache = false},
+               1, "chunks");
+    num_unfinished_chunks += num_unfinished_chunks_;
+  }
+  // With a KV head per head a chunk has 65 tokens: two of them exceed the context of 128.
+  const model::Config& config = model_->decoder->config;
+  EXPECT_EQ(num_unfinished_chunks > 0, config.num_heads > config.num_kv_heads);
+}
+
+TEST_P(Bits, DoNotDependOnPreemption) {
+  for (const std::int64_t num_host_pages : {0, 20}) {
+    expect_all({.max_num_seqs = 20,
+                .page_size = 8,
+                .num_pages = 20,
+                .num_host_pages = num_host_pages,
+                .has_prefix_cache = false},
+               1, "preempted");
+    EXPECT_GT(stats_.sequences.num_preemptions, 5);
+  }
+}
+
+TEST_P(Bits, DoNotDependOnThePrefixCache) {
+  expect_all({.max_num_seqs = 1, .page_size = 4, .num_pages = 1000}, 1, "hits, one at a time");
+  EXPECT_GT(stats_.sequences.num_cached_tokens, 0);
+  expect_all({.max_batch_tokens = 200, .max_num_seqs = 8, .page_size = 4, .num_pages = 1000}, 2,
+             "hits");
+  EXPECT_GT(stats_.sequences.num_cached_tokens, 200);
+  expect_all({.max_batch_tokens = 200, .max_num_seqs = 20, .page_size = 4, .num_pages = 40}, 2,
+             "hits of preempted sequences");
+  EXPECT_GT(stats_.sequences.num_preemptions, 5);
+}
+
+TEST_P(Bits, DoNotDependOnThePageSize) {
+  for (const std::int64_t page_size : {1, 7, 16, 128})
+    expect_all({.page_size = page_size, .num_pages = 4096 / page_size}, 1, "pages");
+}
+
+}  // namespace headrace::engine
