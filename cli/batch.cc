@@ -141,8 +141,6 @@ Engine make_batch_engine(const Model& model, const BatchOptions& options,
   const std::int64_t whole_context = (wanted.max_tokens + wanted.page_size - 1) / wanted.page_size;
   wanted.num_pages = std::max(whole_context, pages * std::min(num_samples, num_streams));
   wanted.max_num_seqs = num_streams;
-  if (options.session.batch == 0)
-    wanted.max_batch_tokens = std::max<std::int64_t>(512, 2 * num_streams);
   wanted.max_requests = std::ssize(items);
   return Engine(model, wanted);
 }

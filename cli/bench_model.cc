@@ -131,18 +131,12 @@ class Bench {
                                   {"weight_bytes", info_.weight_bytes},
                                   {"bytes_per_token", info_.token_weight_bytes},
                                   {"exact", info_.exact != 0},
-                                  {"device", device_text()}}});
+                                  {"device", device_note(options_.device)}}});
     report.tables.push_back(std::move(table_));
     return report;
   }
 
  private:
-  // "cpu", or "cuda:1 (NVIDIA H200)".
-  std::string device_text() const {
-    if (options_.device == "cpu") return options_.device;
-    return options_.device + " (" + device_from_text(options_.device.c_str()).name + ')';
-  }
-
   double read_bandwidth(int num_threads) const {
     if (options_.skips_ceilings || options_.answers.empty() || options_.device != "cpu") return 0;
     show_line("measuring the read bandwidth");

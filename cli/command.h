@@ -33,6 +33,7 @@ void add_man(CLI::App& app, Action& action);
 
 // bench attention, bench kv, bench memory, bench model, bench softmax
 void add_bench_attention(CLI::App& bench, Action& action, const std::string& command_line);
+void add_bench_engine(CLI::App& bench, Action& action, const std::string& command_line);
 void add_bench_kv(CLI::App& bench, Action& action, const std::string& command_line);
 void add_bench_memory(CLI::App& bench, Action& action, const std::string& command_line);
 void add_bench_model(CLI::App& bench, Action& action, const std::string& command_line);

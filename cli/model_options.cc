@@ -58,7 +58,8 @@ std::int64_t context_of(const Model& model, const SessionChoice& choice) {
 
 DType cache_dtype_of(const Model& model, const SessionChoice& choice) {
   if (!choice.cache_type.empty()) return dtype_of_cache(choice.cache_type);
-  return model.info().exact != 0 ? DType::f32 : DType::f16;
+  if (model.info().exact != 0) return DType::f32;
+  return model.info().device_type == HEADRACE_CUDA ? DType::bf16 : DType::f16;
 }
 
 // The command line is already checked: an invalid argument now means an invalid file.
@@ -149,6 +150,11 @@ void add_device_option(CLI::App& app, std::string& device) {
       ->group("Model");
 }
 
+std::string device_note(const std::string& device) {
+  if (device == "cpu") return device;
+  return device + " (" + device_from_text(device.c_str()).name + ')';
+}
+
 void add_model_options(CLI::App& app, ModelChoice& choice) {
   constexpr const char* kGroup = "Model";
   add_model_path(app, choice.path);
@@ -198,7 +204,7 @@ void add_session_options(CLI::App& app, SessionChoice& choice) {
       ->group(kGroup);
   app.add_option("-b,--batch,--batch-size", choice.batch, "prompt tokens processed at once")
       ->transform(whole_number({1, 65536}))
-      ->option_text("N [512]")
+      ->option_text("N [512; cuda: 8192, many requests: 2048]")
       ->group(kGroup);
   app.add_option("--page-size", choice.page_size, "tokens per page of the KV cache")
       ->transform(whole_number({1, kMaxTokens}))
@@ -206,7 +212,7 @@ void add_session_options(CLI::App& app, SessionChoice& choice) {
       ->group(kGroup);
   app.add_option("--cache-type", choice.cache_type, "element type of the KV cache")
       ->check(CLI::IsMember({"f16", "bf16", "f32"}))
-      ->option_text("f16|bf16|f32 [f16; f32 with --exact]")
+      ->option_text("f16|bf16|f32 [f16; cuda: bf16; --exact: f32]")
       ->group(kGroup);
 }
 

@@ -26,6 +26,8 @@ void add_model_path(CLI::App& app, std::string& path);
 // --model or --random, with --type and --seed.
 void add_model_or_random(CLI::App& app, std::string& path, std::string& like, RandomModel& random);
 void add_device_option(CLI::App& app, std::string& device);
+// "cpu", or "cuda:1 (NVIDIA H200)".
+std::string device_note(const std::string& device);
 // --model, --device, --threads, --exact, --mmap.
 void add_model_options(CLI::App& app, ModelChoice& choice);
 // Shows a progress bar on a terminal.

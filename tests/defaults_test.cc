@@ -73,8 +73,8 @@ TEST(Defaults, OfEnginesAreThoseOfTheHeader) {
   headrace_engine_options engine;
   ASSERT_EQ(headrace_engine_options_init(&engine), HEADRACE_OK);
   EXPECT_EQ(engine.max_tokens, 0);
-  EXPECT_EQ(engine.max_batch_tokens, 512);
-  EXPECT_EQ(engine.max_num_seqs, 32);
+  EXPECT_EQ(engine.max_batch_tokens, 0);
+  EXPECT_EQ(engine.max_num_seqs, 0);
   EXPECT_EQ(engine.max_requests, 1024);
   EXPECT_EQ(engine.page_size, 16);
   EXPECT_EQ(engine.num_pages, 0);

@@ -144,10 +144,10 @@ TEST(EngineApi, ChecksItsOptions) {
             "num_pages=7: must be at least 8, the pages of a sequence of 128 tokens; pass more "
             "pages or a smaller context");
   for (const auto& options :
-       {headrace::EngineOptions{.max_num_seqs = 0}, headrace::EngineOptions{.max_num_seqs = -1},
-        headrace::EngineOptions{.max_requests = 0}, headrace::EngineOptions{.page_size = 0},
-        headrace::EngineOptions{.page_size = -1}, headrace::EngineOptions{.num_pages = -1},
-        headrace::EngineOptions{.num_host_pages = -1},
+       {headrace::EngineOptions{.max_num_seqs = -1},
+        headrace::EngineOptions{.max_batch_tokens = -1}, headrace::EngineOptions{.max_requests = 0},
+        headrace::EngineOptions{.page_size = 0}, headrace::EngineOptions{.page_size = -1},
+        headrace::EngineOptions{.num_pages = -1}, headrace::EngineOptions{.num_host_pages = -1},
         headrace::EngineOptions{.max_batch_tokens = INT64_MAX},
         headrace::EngineOptions{.max_num_seqs = INT64_MAX},
         headrace::EngineOptions{.cache_dtype = headrace::DType::boolean}})

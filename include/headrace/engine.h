@@ -11,8 +11,8 @@
  * calls the other functions of an engine at any time. An output belongs to the thread that polled
  * it.
  *
- * The tokens and logprobs of a request depend on the request, the model and its device alone: not on
- * requests beside it, on the order in which they came, on preemption or the prefix cache.
+ * The tokens and logprobs of a request depend on the request, the model and its device alone: not
+ * on requests beside it, on the order in which they came, on preemption or the prefix cache.
  */
 #ifndef HEADRACE_ENGINE_H_
 #define HEADRACE_ENGINE_H_
@@ -28,16 +28,17 @@ typedef struct headrace_engine headrace_engine;
 
 /** Options of an engine. */
 typedef struct headrace_engine_options {
-  size_t struct_size;       /**< sizeof this struct, set by the init function */
-  int64_t max_tokens;       /**< of prompt and answer; 0: the model's context_length */
-  int64_t max_batch_tokens; /**< tokens of a step; default 512 */
-  int64_t max_num_seqs;     /**< sequences that are computed at once; default 32 */
-  int64_t max_requests;     /**< that have not ended or were not polled; default 1024 */
-  int64_t page_size;        /**< tokens per page of the KV cache; default 16; changes no bit */
-  int64_t num_pages;        /**< of the KV cache; 0: those of four sequences of max_tokens */
-  int64_t num_host_pages;   /**< for preempted sequences; default 0: they are computed anew */
-  int32_t cache_dtype;      /**< headrace_dtype of the KV cache: F16 (default), BF16 or F32 */
-  int32_t no_prefix_cache;  /**< 1: do not reuse the keys and values of equal prompts */
+  size_t struct_size; /**< sizeof this struct, set by the init function */
+  int64_t max_tokens; /**< of prompt and answer; 0: the model's context_length */
+  int64_t
+      max_batch_tokens;   /**< tokens of a step; 0: 512, on a GPU 2048, or 2 max_num_seqs if more */
+  int64_t max_num_seqs;   /**< that are computed at once; 0: 32 on a CPU, 256 on a GPU */
+  int64_t max_requests;   /**< that have not ended or were not polled; default 1024 */
+  int64_t page_size;      /**< tokens per page of the KV cache; default 16; changes no bit */
+  int64_t num_pages;      /**< of the KV cache; 0: those of four sequences of max_tokens */
+  int64_t num_host_pages; /**< for preempted sequences; default 0: they are computed anew */
+  int32_t cache_dtype;    /**< headrace_dtype of the KV cache: F16 (default), BF16 or F32 */
+  int32_t no_prefix_cache; /**< 1: do not reuse the keys and values of equal prompts */
 } headrace_engine_options;
 
 /** headrace_engine_options_init() for bindings that cannot use this header: struct_size is the

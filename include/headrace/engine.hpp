@@ -24,15 +24,15 @@ inline namespace v0 {
 
 /// Options of an engine.
 struct EngineOptions {
-  std::int64_t max_tokens = 0;          ///< of prompt and answer; 0: the model's context_length
-  std::int64_t max_batch_tokens = 512;  ///< tokens of a step
-  std::int64_t max_num_seqs = 32;       ///< sequences that are computed at once
-  std::int64_t max_requests = 1024;     ///< that have not ended or were not polled
-  std::int64_t page_size = 16;          ///< tokens per page of the KV cache; changes no bit
-  std::int64_t num_pages = 0;           ///< 0: those of four sequences of max_tokens
-  std::int64_t num_host_pages = 0;      ///< for preempted sequences; 0: they are computed anew
-  DType cache_dtype = DType::f16;       ///< of the KV cache: f16, bf16 or f32
-  bool has_prefix_cache = true;         ///< reuse the keys and values of equal prompts
+  std::int64_t max_tokens = 0;        ///< of prompt and answer; 0: the model's context_length
+  std::int64_t max_batch_tokens = 0;  ///< tokens of a step; 0: 512 or more, on a GPU 2048
+  std::int64_t max_num_seqs = 0;      ///< sequences at once; 0: 32 on a CPU, 256 on a GPU
+  std::int64_t max_requests = 1024;   ///< that have not ended or were not polled
+  std::int64_t page_size = 16;        ///< tokens per page of the KV cache; changes no bit
+  std::int64_t num_pages = 0;         ///< 0: those of four sequences of max_tokens
+  std::int64_t num_host_pages = 0;    ///< for preempted sequences; 0: they are computed anew
+  DType cache_dtype = DType::f16;     ///< of the KV cache: f16, bf16 or f32
+  bool has_prefix_cache = true;       ///< reuse the keys and values of equal prompts
 };
 
 /// A prompt and what is wanted after it.

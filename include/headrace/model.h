@@ -169,6 +169,8 @@ typedef struct headrace_model_info {
   int32_t eos_token;          /**< end of text; -1: none */
   int32_t num_threads;        /**< threads per call */
   int32_t exact;              /**< as in headrace_model_options */
+  int32_t device_type;        /**< headrace_device_type that computes */
+  int32_t device_id;          /**< of the CUDA device; 0 on the CPU */
 } headrace_model_info;
 
 /** Fills `info`. */
@@ -262,7 +264,7 @@ typedef struct headrace_session headrace_session;
 typedef struct headrace_session_options {
   size_t struct_size;   /**< sizeof this struct, set by the init function */
   int64_t max_tokens;   /**< capacity of the sequence; 0: the model's context_length */
-  int64_t batch_tokens; /**< prompt tokens processed at once; 0: 512 */
+  int64_t batch_tokens; /**< of a prompt at once; 0: 512 on a CPU, 8192 on a GPU */
   int32_t cache_dtype;  /**< headrace_dtype of the KV cache: F16 (default), BF16 or F32 */
   int32_t reserved;     /**< 0 */
   int64_t page_size;    /**< tokens per page of the KV cache; default 16; changes no bit */

@@ -249,7 +249,7 @@ class Model {
 /// Options of a session.
 struct SessionOptions {
   std::int64_t max_tokens = 0;     ///< 0: the model's context_length
-  std::int64_t batch_tokens = 0;   ///< 0: 512
+  std::int64_t batch_tokens = 0;   ///< of a step; 0: 512 on a CPU, 8192 on a GPU
   DType cache_dtype = DType::f16;  ///< of the KV cache: f16, bf16 or f32
   std::int64_t page_size = 16;     ///< tokens per page of the KV cache; changes no bit
   std::int64_t num_pages = 0;      ///< 0: those of max_tokens; several completions need more

@@ -228,7 +228,7 @@ class ModelInfo(ctypes.Structure):
         *_fields(ctypes.c_char_p, "architecture name weight_types chat_template"),
         *_fields(ctypes.c_int64, "num_layers hidden_size ffn_size vocab_size context_length num_heads num_kv_heads"),
         *_fields(ctypes.c_int64, "head_dim head_dim_v num_parameters weight_bytes token_weight_bytes"),
-        *_fields(ctypes.c_int32, "bos_token eos_token num_threads exact"),
+        *_fields(ctypes.c_int32, "bos_token eos_token num_threads exact device_type device_id"),
     ]
 
 

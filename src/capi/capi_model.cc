@@ -48,6 +48,9 @@ void fill_sizes(const engine::LanguageModel& m, headrace_model_info& info) {
       (decoder.output ? static_cast<std::int64_t>(decoder.embedding.data.bytes()) : 0);
   info.num_threads = m.host.num_units;
   info.exact = m.mode == MatmulMode::exact ? 1 : 0;
+  const DeviceInfo& device = m.device == nullptr ? m.host : m.device->info();
+  info.device_type = device.device_type;
+  info.device_id = device.device_id;
 }
 
 headrace_model_info info_of_model(const engine::LanguageModel& m) {

@@ -28,7 +28,7 @@ Result<engine::SessionOptions> session_options(const headrace_session_options& c
   if (!dtype.ok()) return std::move(dtype.failure());
   engine::SessionOptions options;
   options.max_tokens = c.max_tokens;
-  if (c.batch_tokens != 0) options.batch_tokens = c.batch_tokens;
+  options.batch_tokens = c.batch_tokens;
   options.cache_dtype = dtype.value();
   options.page_size = c.page_size;
   options.num_pages = c.num_pages;

@@ -8,8 +8,8 @@
 namespace headrace::engine {
 namespace {
 
-constexpr std::int64_t kMaxBatchTokens = 1 << 16;
-constexpr std::int64_t kMaxSamples = 1024;  // of a request
+constexpr std::int64_t kMaxSamples = 1024;             // of a request
+constexpr std::int64_t kCpuSeqs = 32, kGpuSeqs = 256;  // that run at once
 
 // Attention kernels compute a sequence with more rows than this (tokens x heads of a group) as a
 // long prompt, whatever their number.
@@ -22,13 +22,19 @@ Status check_range(const char* name, std::int64_t value, std::int64_t low, std::
 }
 
 // With the defaults that depend on the model.
-Result<EngineOptions> resolved(const model::Config& config, EngineOptions o) {
+Result<EngineOptions> resolved(const LanguageModel& model, EngineOptions o) {
+  const model::Config& config = model.decoder->config;
   if (o.max_tokens == 0) o.max_tokens = config.context_length;
+  if (o.max_num_seqs == 0) o.max_num_seqs = is_on_gpu(model) ? kGpuSeqs : kCpuSeqs;
+  // Room for prompts beside the sequences that decode.
+  if (o.max_batch_tokens == 0)
+    o.max_batch_tokens = std::max(is_on_gpu(model) ? kGpuEngineTokens : kCpuBatchTokens,
+                                  2 * std::min(o.max_num_seqs, kMaxBatchTokens));
   if (Status bad = check_range("max_tokens", o.max_tokens, 1, config.context_length,
                                "pass 0 for the model's context_length"))
     return std::move(*bad);
   if (Status bad = check_range("max_batch_tokens", o.max_batch_tokens, 1, kMaxBatchTokens,
-                               "512 suits most models"))
+                               "pass 0 for the default"))
     return std::move(*bad);
   if (Status bad = check_range("max_requests", o.max_requests, 1, INT32_MAX,
                                "pass the number of requests that may wait and run"))
@@ -52,7 +58,7 @@ SchedulerOptions scheduler_options(const model::Config& config, const EngineOpti
 Result<std::unique_ptr<Engine>> Engine::make(const LanguageModel& model,
                                              const EngineOptions& options) {
   const model::Config& config = model.decoder->config;
-  Result<EngineOptions> all = resolved(config, options);
+  Result<EngineOptions> all = resolved(model, options);
   if (!all.ok()) return std::move(all.failure());
   const EngineOptions& o = all.value();
   Result<ModelRunner> runner = ModelRunner::make(model, {.max_batch_tokens = o.max_batch_tokens,

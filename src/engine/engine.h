@@ -25,10 +25,10 @@
 namespace headrace::engine {
 
 struct EngineOptions {
-  std::int64_t max_tokens = 0;          // context of a sequence; 0: the model's
-  std::int64_t max_batch_tokens = 512;  // of a step
-  std::int64_t max_num_seqs = 32;       // running sequences
-  std::int64_t max_requests = 1024;     // that have not ended, or whose outputs were not polled
+  std::int64_t max_tokens = 0;        // context of a sequence; 0: the model's
+  std::int64_t max_batch_tokens = 0;  // of a step; 0: by the device
+  std::int64_t max_num_seqs = 0;      // running sequences; 0: by the device
+  std::int64_t max_requests = 1024;   // that have not ended, or whose outputs were not polled
   DType cache_dtype = DType::f16;
   std::int64_t page_size = 16;
   std::int64_t num_pages = 0;       // 0: those of four sequences of max_tokens

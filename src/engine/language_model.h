@@ -25,6 +25,15 @@ struct LanguageModel {
   std::optional<model::Decoder> decoder;  // empty with vocab_only
 };
 
+// Tokens of a step on a CPU, where more give no speed. On a GPU more do: sessions, and engines,
+// whose requests wait for a step.
+inline constexpr std::int64_t kCpuBatchTokens = 512, kGpuSessionTokens = 8192,
+                              kGpuEngineTokens = 2048;
+inline constexpr std::int64_t kMaxBatchTokens = 1 << 16;
+inline bool is_on_gpu(const LanguageModel& model) {
+  return model.device->info().device_type == HEADRACE_CUDA;
+}
+
 struct LoadOptions {
   DeviceInfo host;                   // the CPU
   std::optional<DeviceInfo> device;  // computes; empty: the host

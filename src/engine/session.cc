@@ -6,12 +6,6 @@
 #include "base/math.h"
 
 namespace headrace::engine {
-namespace {
-
-constexpr std::int64_t kMaxBatchTokens = 1 << 16;
-
-}  // namespace
-
 Result<Session> Session::make(const LanguageModel& model, const SessionOptions& options) {
   const model::Decoder& decoder = *model.decoder;
   const model::Config& c = decoder.config;
@@ -20,10 +14,12 @@ Result<Session> Session::make(const LanguageModel& model, const SessionOptions& 
     return invalid_argument(
         "max_tokens={}: must be 1 to {}, the model's context_length; pass 0 for all of it",
         max_tokens, c.context_length);
-  if (options.batch_tokens < 1 || options.batch_tokens > kMaxBatchTokens)
+  if (options.batch_tokens < 0 || options.batch_tokens > kMaxBatchTokens)
     return invalid_argument("batch_tokens={}: must be 1 to {}; pass 0 for the default",
                             options.batch_tokens, kMaxBatchTokens);
-  const std::int64_t batch_tokens = std::min(options.batch_tokens, max_tokens);
+  const std::int64_t by_device = is_on_gpu(model) ? kGpuSessionTokens : kCpuBatchTokens;
+  const std::int64_t batch_tokens =
+      std::min(options.batch_tokens == 0 ? by_device : options.batch_tokens, max_tokens);
   const std::int64_t own_pages =
       ceil_div(max_tokens, std::clamp<std::int64_t>(options.page_size, 1, max_tokens));
   if (options.num_pages != 0 && options.num_pages < own_pages)

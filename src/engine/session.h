@@ -9,8 +9,8 @@
 namespace headrace::engine {
 
 struct SessionOptions {
-  std::int64_t max_tokens = 0;      // context length; 0: the model's
-  std::int64_t batch_tokens = 512;  // prompt tokens per step (chunked prefill)
+  std::int64_t max_tokens = 0;    // context length; 0: the model's
+  std::int64_t batch_tokens = 0;  // of a prompt per step (chunked prefill); 0: by the device
   DType cache_dtype = DType::f16;
   std::int64_t page_size = 16;  // tokens per page of the KV cache
   std::int64_t num_pages = 0;   // of the KV cache; 0: those of one sequence of max_tokens
