@@ -27,4 +27,50 @@ struct ExpWeightsArgs {
   double* block_sums;  // [ceil(num_logits / kWeightBlock)]
 };
 
+struct Candidate {
+  float logit;
+  std::int32_t token;
+};
+
+// The passes of a GPU, over rows of logits in its memory.
+
+struct LogitQuery {
+  std::int64_t row;   // of the logits
+  float temperature;  // of the weights; 0: no weights
+};
+
+// Maxima of blocks of kLogitBlock logits, NaN where one is NaN or +infinity. Of rows with a
+// temperature also the sums of blocks of kWeightBlock weights, with the bits
+// of the CPU's.
+struct SummariseLogitsArgs {
+  const float* logits;  // [*, vocab_size]
+  std::int64_t vocab_size;
+  const LogitQuery* queries;  // [num_queries]
+  std::int64_t num_queries;
+  float* maxima;       // [num_queries, blocks of kLogitBlock]
+  double* block_sums;  // [num_queries, blocks of kWeightBlock]
+  float* row_maxima;   // [num_queries], NaN if a maximum is
+};
+
+struct LogitRange {
+  std::int64_t row;
+  std::int32_t first_block, last_block;  // of kLogitBlock logits; the last one is not read
+  float at_least;                        // -infinity: all of them
+};
+
+// Of a row that GatherLogitsArgs takes: a counter per block fits 48 KiB of shared memory.
+inline constexpr std::int64_t kMaxGatherLogits = (48 * 1024 / 4 - 1) * kLogitBlock;
+
+// Logits of at least a bound, ascending by token.
+struct GatherLogitsArgs {
+  const float* logits;  // [*, vocab_size]
+  std::int64_t vocab_size;
+  const LogitRange* ranges;  // [num_ranges]
+  std::int64_t num_ranges;
+  const float* maxima;    // [num_ranges, blocks of kLogitBlock], as summarised
+  Candidate* candidates;  // [num_ranges, max_candidates], the first of them
+  std::int64_t max_candidates;
+  std::int32_t* counts;  // [num_ranges], of all
+};
+
 }  // namespace headrace

@@ -73,26 +73,35 @@ Result<std::unique_ptr<Engine>> Engine::make(const LanguageModel& model,
   if (!scheduler.ok()) return std::move(scheduler.failure());
   Result<Sampler> sampler = Sampler::make(model.host);
   if (!sampler.ok()) return std::move(sampler.failure());
+  std::optional<DeviceSampler> device_sampler;
+  if (is_on_gpu(model)) {
+    Result<DeviceSampler> made =
+        DeviceSampler::make(*model.device, model.host, o.max_num_seqs, config.vocab_size);
+    if (!made.ok()) return std::move(made.failure());
+    device_sampler.emplace(std::move(made.value()));
+  }
+  const std::int64_t num_rows = device_sampler ? 1 : o.max_num_seqs;
   Buffer logits = model.device->allocate_host(
-      static_cast<std::size_t>(o.max_num_seqs * config.vocab_size) * sizeof(float));
+      static_cast<std::size_t>(num_rows * config.vocab_size) * sizeof(float));
   if (logits.data() == nullptr)
     return Failure{ErrorCode::out_of_memory,
                    format_text("max_num_seqs={}: no memory for the logits of as many tokens; pass "
                                "a smaller number",
                                o.max_num_seqs)};
-  return std::unique_ptr<Engine>(new Engine(model, o, std::move(owned),
-                                            std::move(scheduler.value()),
-                                            std::move(sampler.value()), std::move(logits)));
+  return std::unique_ptr<Engine>(
+      new Engine(model, o, std::move(owned), std::move(scheduler.value()),
+                 std::move(sampler.value()), std::move(device_sampler), std::move(logits)));
 }
 
 Engine::Engine(const LanguageModel& model, const EngineOptions& options,
                std::unique_ptr<ModelRunner> runner, Scheduler scheduler, Sampler sampler,
-               Buffer logits)
+               std::optional<DeviceSampler> device_sampler, Buffer logits)
     : model_(model),
       options_(options),
       runner_(std::move(runner)),
       scheduler_(std::move(scheduler)),
       sampler_(std::move(sampler)),
+      device_sampler_(std::move(device_sampler)),
       logits_(std::move(logits)) {
   publish();
 }
@@ -235,53 +244,102 @@ Status Engine::compute() {
                       .tokens = chunk.tokens,
                       .num_logits = chunk.is_last,
                       .num_generated = chunk.num_generated});
-  HEADRACE_TRY(runner_->forward(parts_, logits_.as<float>()));
+  HEADRACE_TRY(runner_->forward(parts_, device_sampler_ ? nullptr : logits_.as<float>()));
   HEADRACE_TRY(scheduler_.complete());
-  draw_all();
-  return std::nullopt;
+  return draw_all();
 }
 
-void Engine::draw_all() {
-  const auto vocab_size = static_cast<std::size_t>(model_.decoder->config.vocab_size);
-  const float* row = logits_.as<float>();
+Status Engine::draw_all() {
+  draws_.clear();
+  std::int64_t row = 0;
   for (const Chunk& chunk : scheduler_.chunks()) {
     if (!chunk.is_last) continue;
-    const std::span logits(row, vocab_size);
-    row += vocab_size;
     const Owner owner = owners_.at(chunk.id);
     // Forks share the logits after the prompt.
     if (owner.sample->idx == 0 && owner.sample->num_tokens == 0) {
       for (ActiveSample& sample : owner.request->samples)
-        if (sample.sequence == 0) fork(chunk.id, {owner.request, &sample}, logits);
+        if (sample.sequence == 0 && fork(chunk.id, {owner.request, &sample}))
+          draws_.push_back({{owner.request, &sample}, row});
     }
-    draw(owner, logits);
+    draws_.push_back({owner, row++});
   }
+  read_row_ = -1;
+  if (device_sampler_ && !options_.on_logits) HEADRACE_TRY(draw_on_device());
+  for (const Draw& next : draws_) HEADRACE_TRY(draw(next));
+  return std::nullopt;
 }
 
-void Engine::fork(std::int64_t parent, Owner owner, std::span<const float> logits) {
-  if (owner.sample->has_finished) return;
+bool Engine::fork(std::int64_t parent, Owner owner) {
+  if (owner.sample->has_finished) return false;
   Result<std::int64_t> forked = scheduler_.fork(parent);
-  if (!forked.ok()) return finish(owner, FinishReason::error, forked.failure().message);
+  if (!forked.ok()) {
+    finish(owner, FinishReason::error, forked.failure().message);
+    return false;
+  }
   owner.sample->sequence = forked.value();
   owners_[forked.value()] = owner;
-  if (scheduler_.state(forked.value()) == SequenceState::running) draw(owner, logits);
+  return scheduler_.state(forked.value()) == SequenceState::running;
 }
 
-void Engine::draw(Owner owner, std::span<const float> logits) {
+Status Engine::draw_on_device() {
+  device_draws_.clear();
+  const auto is_taken = [](const Draw& draw) {
+    return DeviceSampler::takes(draw.owner.sample->options);
+  };
+  for (const Draw& draw : draws_)
+    if (is_taken(draw))
+      device_draws_.push_back(
+          {.row = draw.row,
+           .options = &draw.owner.sample->options,
+           .sequence_id = draw.owner.request->request.sequence_id,
+           .position = std::ssize(scheduler_.tokens(draw.owner.sample->sequence))});
+  HEADRACE_TRY(device_sampler_->draw(runner_->logits_on_device(), device_draws_));
+  auto drawn = device_draws_.begin();
+  for (Draw& draw : draws_)
+    if (is_taken(draw)) draw.token = (drawn++)->token;
+  return std::nullopt;
+}
+
+Result<std::span<const float>> Engine::logits_of(std::int64_t row) {
+  const auto vocab_size = static_cast<std::size_t>(model_.decoder->config.vocab_size);
+  const std::size_t first = static_cast<std::size_t>(row) * vocab_size;
+  if (!device_sampler_) return std::span(logits_.as<const float>() + first, vocab_size);
+  if (read_row_ != row)
+    if (Status bad = runner_->device().download(runner_->logits_on_device() + first, logits_.data(),
+                                                vocab_size * sizeof(float), nullptr))
+      return std::move(*bad);
+  read_row_ = row;
+  return std::span(logits_.as<const float>(), vocab_size);
+}
+
+// An error is that of the device.
+Status Engine::draw(const Draw& draw) {
+  const Owner owner = draw.owner;
   ActiveSample& sample = *owner.sample;
+  if (draw.token) {
+    accept(owner, {.token = *draw.token, .top_logprobs = {}});
+    return std::nullopt;
+  }
+  Result<std::span<const float>> logits = logits_of(draw.row);
+  if (!logits.ok()) return std::move(logits.failure());
+  if (options_.on_logits)
+    if (Status bad = options_.on_logits(owner.request->id, sample.idx, logits.value())) {
+      finish(owner, FinishReason::error, bad->message);
+      return std::nullopt;
+    }
   const std::span<const std::int32_t> tokens = scheduler_.tokens(sample.sequence);
   const auto num_prompt = static_cast<std::size_t>(scheduler_.num_prompt_tokens(sample.sequence));
-  if (options_.on_logits)
-    if (Status bad = options_.on_logits(owner.request->id, sample.idx, logits))
-      return finish(owner, FinishReason::error, bad->message);
-  Result<Sample> drawn = sampler_.sample({.logits = logits,
+  Result<Sample> drawn = sampler_.sample({.logits = logits.value(),
                                           .prompt = tokens.first(num_prompt),
                                           .output = tokens.subspan(num_prompt),
                                           .sequence_id = owner.request->request.sequence_id,
                                           .position = std::ssize(tokens)},
                                          sample.options);
-  if (!drawn.ok()) return finish(owner, FinishReason::error, drawn.failure().message);
-  accept(owner, drawn.value());
+  if (drawn.ok())
+    accept(owner, drawn.value());
+  else
+    finish(owner, FinishReason::error, drawn.failure().message);
+  return std::nullopt;
 }
 
 void Engine::accept(Owner owner, const Sample& drawn) {

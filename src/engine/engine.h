@@ -20,6 +20,7 @@
 #include "engine/model_runner.h"
 #include "engine/request.h"
 #include "engine/scheduler.h"
+#include "ops/device_sampler.h"
 #include "text/stop_matcher.h"
 
 namespace headrace::engine {
@@ -91,8 +92,16 @@ class Engine {
     ActiveSample* sample;
   };
 
+  // A token that is to be drawn from a row of the step's logits.
+  struct Draw {
+    Owner owner;
+    std::int64_t row;
+    std::optional<std::int32_t> token = {};  // drawn on the device
+  };
+
   Engine(const LanguageModel& model, const EngineOptions& options,
-         std::unique_ptr<ModelRunner> runner, Scheduler scheduler, Sampler sampler, Buffer logits);
+         std::unique_ptr<ModelRunner> runner, Scheduler scheduler, Sampler sampler,
+         std::optional<DeviceSampler> device_sampler, Buffer logits);
 
   Status check(const Request& request) const;
   Status check_tokens(const char* name, std::span<const std::int32_t> tokens) const;
@@ -101,10 +110,13 @@ class Engine {
   void start(std::int64_t id, Request request);
   Status compute();
   // Draws the next token of each sequence whose tokens are all computed.
-  void draw_all();
-  void draw(Owner owner, std::span<const float> logits);
-  // Another sample of a prompt that is computed, and its first token if it runs.
-  void fork(std::int64_t parent, Owner owner, std::span<const float> logits);
+  Status draw_all();
+  // Another sample of a prompt that is computed. True: its first token is to be drawn.
+  bool fork(std::int64_t parent, Owner owner);
+  Status draw_on_device();
+  Status draw(const Draw& draw);
+  // Of a row, in memory of the host.
+  Result<std::span<const float>> logits_of(std::int64_t row);
   void accept(Owner owner, const Sample& drawn);
   Output& output(Owner owner);  // of this step
   void finish(Owner owner, FinishReason reason, const std::string& error);
@@ -120,7 +132,13 @@ class Engine {
   std::unique_ptr<ModelRunner> runner_;  // the scheduler refers to its cache
   Scheduler scheduler_;
   Sampler sampler_;
-  Buffer logits_;  // float [max_num_seqs, vocab_size], in memory of the host
+  std::optional<DeviceSampler> device_sampler_;  // on a GPU
+  std::vector<Draw> draws_;                      // of the step
+  std::vector<DeviceSampler::Draw> device_draws_;
+  // In memory of the host: float [max_num_seqs, vocab_size]; on a GPU one row that a draw asked
+  // for.
+  Buffer logits_;
+  std::int64_t read_row_ = -1;
   std::unordered_map<std::int64_t, ActiveRequest> active_;
   std::unordered_map<std::int64_t, Owner> owners_;  // by sequence
   std::vector<ModelRunner::Part> parts_;

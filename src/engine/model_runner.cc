@@ -55,7 +55,7 @@ Status ModelRunner::run(std::span<const Part> parts, float* logits) {
 
 Status ModelRunner::forward(std::span<const Part> parts, float* logits) {
   HEADRACE_TRY(fill(parts));
-  Result<float*> to = logits_on_device(logits);
+  Result<float*> to = where_to_write(logits);
   if (!to.ok()) return std::move(to.failure());
   HEADRACE_TRY(decoder_->forward(*executor_,
                                  {.tokens = tokens_,
@@ -68,7 +68,7 @@ Status ModelRunner::forward(std::span<const Part> parts, float* logits) {
                                   .max_seqlen_q = max_seqlen_q_,
                                   .max_seqlen_k = max_seqlen_k_},
                                  cache_.view(), to.value()));
-  if (to.value() == logits) return std::nullopt;
+  if (logits == nullptr || to.value() == logits) return std::nullopt;
   return device().download(to.value(), logits, logits_bytes(), nullptr);
 }
 
@@ -77,7 +77,7 @@ std::size_t ModelRunner::logits_bytes() const {
          sizeof(float);
 }
 
-Result<float*> ModelRunner::logits_on_device(float* logits) {
+Result<float*> ModelRunner::where_to_write(float* logits) {
   if (device().info().device_type == HEADRACE_CPU) return logits;
   if (logits_bytes() > device_logits_.bytes() || device_logits_.data() == nullptr) {
     device_logits_ = {};  // free the old memory first

@@ -38,12 +38,14 @@ class ModelRunner {
     std::int64_t num_generated = 0;
   };
   // One step. Writes logits [sum of num_logits, vocab_size], the parts in their order, to memory of
-  // the host. On an error nothing is appended.
+  // the host; null, on a GPU: leaves them on the device. On an error nothing is appended.
   Status step(std::span<const Part> parts, float* logits);
   // The same for a caller that has reserved the slots and commits the tokens itself. The parts are
   // of different sequences.
   Status forward(std::span<const Part> parts, float* logits);
 
+  // Of the last step that left its logits on the device.
+  const float* logits_on_device() const { return device_logits_.as<const float>(); }
   const model::Decoder& decoder() const { return *decoder_; }
   Device& device() { return executor_->device(); }
   KvCache& cache() { return cache_; }
@@ -57,7 +59,7 @@ class ModelRunner {
   Status fill(std::span<const Part> parts);
   void order_rows(std::span<const Part> parts);
   // Where a step writes its logits: to `logits` on the host, else to memory of the device.
-  Result<float*> logits_on_device(float* logits);
+  Result<float*> where_to_write(float* logits);
   std::size_t logits_bytes() const;
   Status run(std::span<const Part> parts, float* logits);
 

@@ -209,7 +209,7 @@ TEST(Session, SizesAreChecked) {
   const LanguageModel model = load(read_goldens().front().file, MatmulMode::normal);
   for (const SessionOptions& options :
        {SessionOptions{.max_tokens = -1}, SessionOptions{.max_tokens = 1 << 30},
-        SessionOptions{.batch_tokens = 0}, SessionOptions{.batch_tokens = 1 << 30},
+        SessionOptions{.batch_tokens = -1}, SessionOptions{.batch_tokens = 1 << 30},
         SessionOptions{.page_size = 0}, SessionOptions{.page_size = -16},
         SessionOptions{.max_tokens = 64, .num_pages = 3}, SessionOptions{.num_pages = -1},
         SessionOptions{.page_size = std::int64_t{1} << 31}}) {

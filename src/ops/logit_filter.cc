@@ -45,12 +45,24 @@ void LogitFilter::reserve(std::size_t vocab_size) {
 bool LogitFilter::begin(std::span<const float> logits) {
   reserve(logits.size());
   logits_ = logits;
+  known_ = {};
   bound_ = {};
-  const auto size = static_cast<std::int64_t>(logits.size());
-  if (!cpu::block_maxima({logits.data(), size, maxima_.data()}, device_)) return false;
-  const auto num_blocks = ceil_div(size, kLogitBlock);
+  num_logits_ = static_cast<std::int64_t>(logits.size());
+  if (!cpu::block_maxima({logits.data(), num_logits_, maxima_.data()}, device_)) return false;
+  const auto num_blocks = ceil_div(num_logits_, kLogitBlock);
   max_ = *std::max_element(maxima_.begin(), maxima_.begin() + num_blocks);
   return true;
+}
+
+void LogitFilter::begin(const LogitSummary& summary, double sum,
+                        std::span<const Candidate> candidates) {
+  reserve(static_cast<std::size_t>(summary.num_logits));
+  logits_ = {};
+  known_ = candidates;
+  known_sum_ = sum;
+  bound_ = {};
+  num_logits_ = summary.num_logits;
+  max_ = summary.max;
 }
 
 std::int32_t LogitFilter::argmax() const {
@@ -68,8 +80,11 @@ void LogitFilter::raise(LogitBound bound) {
 // Sets candidates_ to the kept tokens with a logit of at least `at_least`, ascending by id.
 void LogitFilter::gather(float at_least) {
   candidates_.clear();
+  for (const Candidate& c : known_)
+    if (c.logit >= at_least && bound_.keeps(c.logit, c.token)) candidates_.push_back(c);
+  if (!has_logits()) return;
   const float lowest = std::max(at_least, bound_.logit);
-  const auto size = static_cast<std::int64_t>(logits_.size());
+  const auto size = num_logits_;
   for (std::int64_t first = 0; first < size; first += kLogitBlock) {
     if (maxima_[static_cast<std::size_t>(first / kLogitBlock)] < lowest) continue;
     const std::int64_t last = std::min(first + kLogitBlock, size);
@@ -85,17 +100,20 @@ void LogitFilter::gather(float at_least) {
   }
 }
 
+float LogitFilter::kth_largest_maximum(std::span<const float> maxima, std::int64_t k) {
+  const auto begin = selection_.begin(), end = std::ranges::copy(maxima, begin).out;
+  std::nth_element(begin, begin + (k - 1), end, std::greater<>());
+  return begin[k - 1];
+}
+
 // Moves the `count` largest to the front of candidates_, unordered but with the smallest of them
 // last. False if fewer than `count` are kept; candidates_ then holds all of them.
 bool LogitFilter::gather_largest(std::int64_t count) {
-  const auto num_blocks = ceil_div(static_cast<std::int64_t>(logits_.size()), kLogitBlock);
+  const auto num_blocks = ceil_div(num_logits_, kLogitBlock);
   float at_least = -kInfinity;
-  if (count <= num_blocks) {
-    // At least `count` logits are as large as the count-th largest maximum.
-    const auto begin = selection_.begin(), end = begin + num_blocks;
-    std::copy_n(maxima_.begin(), num_blocks, begin);
-    std::nth_element(begin, begin + (count - 1), end, std::greater<>());
-    at_least = begin[count - 1];
+  if (has_logits() && count <= num_blocks) {
+    // At least `count` logits are as large.
+    at_least = kth_largest_maximum({maxima_.data(), static_cast<std::size_t>(num_blocks)}, count);
   }
   gather(at_least);
   const auto size = static_cast<std::int64_t>(candidates_.size());
@@ -107,32 +125,74 @@ bool LogitFilter::gather_largest(std::int64_t count) {
   return true;
 }
 
+void LogitFilter::apply(const SamplingOptions& o) {
+  switch (o.order) {
+    case SamplingOrder::vllm:
+      keep_min_p(o.min_p, o.temperature);
+      keep_top_k(o.top_k, true);
+      return keep_top_p(o.top_p, o.temperature);
+    case SamplingOrder::transformers:
+      keep_top_k(o.top_k, true);
+      keep_top_p(o.top_p, o.temperature);
+      return keep_min_p(o.min_p, o.temperature);
+    case SamplingOrder::llama_cpp:
+      keep_top_k(o.top_k, false);
+      keep_top_p(o.top_p, 1);
+      return keep_min_p(o.min_p, 1);
+  }
+}
+
+float LogitFilter::needed(const SamplingOptions& o, const LogitSummary& summary, double sum) {
+  reserve(static_cast<std::size_t>(summary.num_logits));
+  max_ = summary.max;
+  const double temperature = o.order == SamplingOrder::llama_cpp ? 1 : o.temperature;
+  const bool is_min_p_first = o.order == SamplingOrder::vllm;
+  const bool has_top_k = o.top_k != 0 && o.top_k < summary.num_logits;
+  float least = -kInfinity;
+  if (has_top_k && o.top_k <= std::ssize(summary.maxima))
+    least = kth_largest_maximum(summary.maxima, o.top_k);
+  if (o.min_p != 0 && (is_min_p_first || (!has_top_k && o.top_p >= 1)))
+    least = std::max(least, least_for_min_p(o.min_p, temperature));
+  if (o.top_p < 1 && !has_top_k && !(o.min_p != 0 && is_min_p_first))
+    least =
+        least_for_top_p(o.top_p, temperature, sum, static_cast<std::size_t>(summary.num_logits));
+  return least;
+}
+
 void LogitFilter::keep_top_k(std::int64_t k, bool with_ties) {
-  if (k == 0 || k >= static_cast<std::int64_t>(logits_.size()) || !gather_largest(k)) return;
+  if (k == 0 || k >= num_logits_ || !gather_largest(k)) return;
   const Candidate& last = candidates_[static_cast<std::size_t>(k - 1)];
   raise({last.logit, with_ties ? kLastToken : last.token});
 }
 
 void LogitFilter::keep_min_p(double min_p, double temperature) {
-  if (min_p == 0) return;
-  // exp((logit - max) / temperature) >= min_p
-  const double lowest = static_cast<double>(max_) + temperature * std::log(min_p);
-  raise({round_up_to_float(lowest), kLastToken});
+  if (min_p != 0) raise({least_for_min_p(min_p, temperature), kLastToken});
+}
+
+// exp((logit - max) / temperature) >= min_p
+float LogitFilter::least_for_min_p(double min_p, double temperature) const {
+  return round_up_to_float(static_cast<double>(max_) + temperature * std::log(min_p));
 }
 
 void LogitFilter::keep_top_p(double top_p, double temperature) {
   if (top_p >= 1) return;
   const bool is_unfiltered = keeps_all();
   if (!is_unfiltered) gather(-kInfinity);
-  const std::size_t num_kept = is_unfiltered ? logits_.size() : candidates_.size();
-  const double total =
-      is_unfiltered ? weigh(logits_.data(), num_kept, temperature) : weigh_candidates(temperature);
+  const auto num_kept = is_unfiltered ? static_cast<std::size_t>(num_logits_) : candidates_.size();
+  const double total = !is_unfiltered ? weigh_candidates(temperature)
+                       : has_logits() ? weigh(logits_.data(), num_kept, temperature)
+                                      : known_sum_;
+  gather(least_for_top_p(top_p, temperature, total, num_kept));
+  raise_to_mass(top_p * total, temperature);
+}
+
+// A bound that keeps enough for keep_top_p().
+float LogitFilter::least_for_top_p(double top_p, double temperature, double total,
+                                   std::size_t num_kept) const {
   // Weights below (1 - top_p) * total / num_kept sum to less than (1 - top_p) * total, so the
   // others reach top_p without them. 0.99: margin for rounding.
   const double unneeded = 0.99 * (1 - top_p) * total / static_cast<double>(num_kept);
-  const double lowest = static_cast<double>(max_) + temperature * std::log(unneeded);
-  gather(static_cast<float>(lowest));
-  raise_to_mass(top_p * total, temperature);
+  return static_cast<float>(static_cast<double>(max_) + temperature * std::log(unneeded));
 }
 
 // Raises the bound to the candidate at which the sum of the weights, in descending order, reaches
@@ -169,7 +229,7 @@ void LogitFilter::raise_to_mass(double goal, double temperature) {
 }
 
 std::span<const Candidate> LogitFilter::largest(std::int64_t count) {
-  count = std::min(count, static_cast<std::int64_t>(logits_.size()));
+  count = std::min(count, num_logits_);
   if (count == 0) return {};
   if (gather_largest(count)) candidates_.resize(static_cast<std::size_t>(count));
   std::sort(candidates_.begin(), candidates_.end(), ranks_before);

@@ -8,13 +8,17 @@
 #include <span>
 #include <vector>
 
+#include "core/sampling_args.h"
 #include "ops/sampling.h"
 
 namespace headrace {
 
-struct Candidate {
-  float logit;
-  std::int32_t token;
+// What is known of a row of logits without the logits.
+struct LogitSummary {
+  std::int64_t num_logits = 0;
+  float max = 0;
+  std::span<const float> maxima = {};       // of blocks of kLogitBlock logits
+  std::span<const double> block_sums = {};  // of blocks of kWeightBlock weights, at a temperature
 };
 
 // Keeps logits above `logit`, and those equal to it with an id up to `last_token`.
@@ -33,9 +37,20 @@ class LogitFilter {
   // Keeps all tokens above -infinity. Does not copy the logits. False: one is NaN or +infinity.
   bool begin(std::span<const float> logits);
 
+  // The same without the logits: `candidates` are all that the filters may keep, ascending by id.
+  // sum: of the weights of all logits, at the temperature of keep_top_p() if it is the first
+  // filter.
+  void begin(const LogitSummary& summary, double sum, std::span<const Candidate> candidates);
+
   float max() const { return max_; }
+  // No filter has taken a token.
+  bool keeps_all() const { return bound_.last_token < 0; }
   std::int32_t argmax() const;  // the lowest id of the largest logit
 
+  // The filters of the options, in their order.
+  void apply(const SamplingOptions& options);
+  // All that apply() may keep is at least this large. sum: as in begin().
+  float needed(const SamplingOptions& options, const LogitSummary& summary, double sum);
   void keep_top_k(std::int64_t k, bool with_ties);
   void keep_top_p(double top_p, double temperature);
   void keep_min_p(double min_p, double temperature);
@@ -50,8 +65,11 @@ class LogitFilter {
  private:
   static constexpr std::size_t kNumBuckets = 1024;
 
-  bool keeps_all() const { return bound_.last_token < 0; }
+  bool has_logits() const { return !logits_.empty(); }
   void reserve(std::size_t vocab_size);
+  float kth_largest_maximum(std::span<const float> maxima, std::int64_t k);
+  float least_for_min_p(double min_p, double temperature) const;
+  float least_for_top_p(double top_p, double temperature, double total, std::size_t num_kept) const;
   void raise(LogitBound bound);
   void gather(float at_least);
   bool gather_largest(std::int64_t count);
@@ -60,7 +78,10 @@ class LogitFilter {
   double weigh_candidates(double temperature);
 
   DeviceInfo device_;
-  std::span<const float> logits_;
+  std::span<const float> logits_;  // or, without them:
+  std::span<const Candidate> known_;
+  double known_sum_ = 0;
+  std::int64_t num_logits_ = 0;
   float max_ = 0;
   LogitBound bound_;
   std::vector<float> maxima_, selection_;  // of blocks of kLogitBlock logits

@@ -44,7 +44,6 @@ class Sampler::State {
   Status penalise(const SamplingInput& input, const SamplingOptions& options);
   Status penalise_repetition(Tokens prompt, Tokens output, double penalty);
   Status penalise_counts(Tokens prompt, Tokens output, const SamplingOptions& options);
-  void apply_filters(const SamplingOptions& options);
   void add_logprobs(const SamplingInput& input, const SamplingOptions& options, Sample& sample);
 
   LogitFilter filter_;
@@ -117,7 +116,7 @@ Status Sampler::State::prepare(const SamplingInput& input, const SamplingOptions
         "logits: all {} are -infinity, so no token can be drawn; allow one in the mask and in "
         "logit_bias",
         logits_.size());
-  if (options.temperature != 0) apply_filters(options);
+  if (options.temperature != 0) filter_.apply(options);
   return {};
 }
 
@@ -178,23 +177,6 @@ Status Sampler::State::penalise_counts(Tokens prompt, Tokens output,
     }
   }
   return {};
-}
-
-void Sampler::State::apply_filters(const SamplingOptions& o) {
-  switch (o.order) {
-    case SamplingOrder::vllm:
-      filter_.keep_min_p(o.min_p, o.temperature);
-      filter_.keep_top_k(o.top_k, true);
-      return filter_.keep_top_p(o.top_p, o.temperature);
-    case SamplingOrder::transformers:
-      filter_.keep_top_k(o.top_k, true);
-      filter_.keep_top_p(o.top_p, o.temperature);
-      return filter_.keep_min_p(o.min_p, o.temperature);
-    case SamplingOrder::llama_cpp:
-      filter_.keep_top_k(o.top_k, false);
-      filter_.keep_top_p(o.top_p, 1);
-      return filter_.keep_min_p(o.min_p, 1);
-  }
 }
 
 void Sampler::State::add_logprobs(const SamplingInput& input, const SamplingOptions& options,

@@ -122,6 +122,38 @@ TEST_P(Bits, DoNotDependOnOthers) {
   expect_all({.max_batch_tokens = 4096, .num_pages = 400, .has_prefix_cache = false}, 1, "crowd");
 }
 
+// The engine may draw on its device, where nothing asks for logits.
+TEST_P(Bits, TokensAreThoseThatTheHostDraws) {
+  requests_.clear();
+  for (const auto& [top_k, top_p, min_p, order] : {std::tuple(0, 1.0, 0.0, SamplingOrder::vllm),
+                                                   {5, 1.0, 0.0, SamplingOrder::vllm},
+                                                   {0, 0.7, 0.0, SamplingOrder::vllm},
+                                                   {40, 0.9, 0.02, SamplingOrder::transformers},
+                                                   {0, 0.9, 0.1, SamplingOrder::llama_cpp},
+                                                   {30, 0.5, 0.0, SamplingOrder::llama_cpp}})
+    for (const double temperature : {0.0, 0.8, 3.0}) {
+      Request request{.prompt = prompt_of(20, requests_.size()), .max_new_tokens = kNewTokens};
+      request.sampling = {.temperature = temperature,
+                          .top_k = top_k,
+                          .top_p = top_p,
+                          .min_p = min_p,
+                          .seed = requests_.size(),
+                          .order = order};
+      request.ignore_end = true;
+      requests_.push_back(request);
+    }
+  requests_[1].sampling.repetition_penalty = 1.3;
+  requests_[2].sampling.num_logprobs = 2;
+  const auto engine = engine_of(*model_, {.cache_dtype = GetParam().cache_dtype, .num_pages = 400});
+  Answers answers;
+  for (const Request& request : requests_) ASSERT_TRUE(engine->add(request).ok());
+  ASSERT_FALSE(engine->run());
+  poll_all(*engine, answers);
+  for (const auto& [key, answer] : answers)
+    EXPECT_EQ(answer.tokens, expected(requests_[static_cast<std::size_t>(key.first - 1)]).tokens)
+        << "request " << key.first;
+}
+
 TEST_P(Bits, DoNotDependOnChunks) {
   int num_unfinished_chunks = 0;
   for (const std::int64_t budget : {135, 150, 200, 333}) {

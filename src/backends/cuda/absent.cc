@@ -32,6 +32,8 @@ Status rope_angles(const RopeAngles&, int, Stream) { return absent(); }
 Status rms_norm(const RmsNorm&, int, Stream) { return absent(); }
 Status swiglu(const SwiGlu&, int, Stream) { return absent(); }
 Status to_bf16(const ToBf16&, int, Stream) { return absent(); }
+Status summarise_logits(const SummariseLogitsArgs&, int, Stream) { return absent(); }
+Status gather_logits(const GatherLogitsArgs&, int, Stream) { return absent(); }
 void DestroyStream::operator()(void*) const {}
 Result<OwnedStream> make_stream(int) { return absent(); }
 void DestroyGraph::operator()(void*) const {}

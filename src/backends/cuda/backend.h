@@ -12,6 +12,7 @@
 #include "core/kernel.h"
 #include "core/kv_append_args.h"
 #include "core/merge_states_args.h"
+#include "core/sampling_args.h"
 #include "core/softmax_args.h"
 #include "runtime/device.h"
 
@@ -61,6 +62,10 @@ Result<HostLengths> read_lengths(const Plan& plan, const AttentionArgs& args, St
 // Softmax along an axis: checks the device and the pointers, then launches on `stream`.
 Status softmax_forward(const SoftmaxForwardArgs& args, int device_id, Stream stream);
 Status softmax_backward(const SoftmaxBackwardArgs& args, int device_id, Stream stream);
+
+// The passes over logits that sampling makes.
+Status summarise_logits(const SummariseLogitsArgs& args, int device_id, Stream stream);
+Status gather_logits(const GatherLogitsArgs& args, int device_id, Stream stream);
 
 // An append to a paged KV cache: checks the device and the pointers, then launches on `stream`.
 Status kv_append(const KvAppendArgs& args, int device_id, Stream stream);

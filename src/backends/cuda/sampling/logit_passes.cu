@@ -1,0 +1,192 @@
+// Passes over rows of logits, from which the host draws tokens (ops/device_sampler.h).
+#include "backends/cuda/backend.h"
+#include "backends/cuda/common/constants.h"
+#include "backends/cuda/device/types.cuh"
+#include "backends/cuda/runtime/launch.cuh"
+#include "base/math.h"
+#include "core/sampling_args.h"
+
+namespace headrace::cuda {
+namespace {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kSumLanes = 16;  // that add the weights of a block, as on the CPU
+constexpr int kSumsOfCta = kThreads / kSumLanes;
+constexpr u32 kAll = 0xffffffffu;
+static_assert(kLogitBlock == 64 && kWeightBlock == 256);
+
+__device__ __forceinline__ float nan_or_max(float a, float b) {
+  return isnan(a) || isnan(b) ? NAN : fmaxf(a, b);
+}
+__device__ __forceinline__ float warp_nan_or_max(float x) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) x = nan_or_max(x, __shfl_xor_sync(kAll, x, mask));
+  return x;
+}
+
+// A warp per block.
+__global__ void __launch_bounds__(kThreads) maxima_kernel(const SummariseLogitsArgs p) {
+  const std::int64_t num_blocks = (p.vocab_size + kLogitBlock - 1) / kLogitBlock;
+  const std::int64_t block = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  if (block >= num_blocks) return;
+  const float* row = p.logits + p.queries[blockIdx.y].row * p.vocab_size;
+  float max = -INFINITY;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const std::int64_t i = block * kLogitBlock + half * 32 + threadIdx.x % 32;
+    if (i < p.vocab_size) max = nan_or_max(max, row[i] < INFINITY ? row[i] : NAN);
+  }
+  max = warp_nan_or_max(max);
+  if (threadIdx.x % 32 == 0) p.maxima[blockIdx.y * num_blocks + block] = max;
+}
+
+// exp_softmax of backends/cpu/simd/exp-inl.h, operation by operation.
+__device__ __forceinline__ float weight_of(float logit, float max, float temperature) {
+  constexpr float kLog2E = 0x1.715476p+0f, kLn2High = 0x1.62e430p-1f, kLn2Low = -0x1.05c610p-29f;
+  constexpr float kRounder = 0x1.8p23f + 127;  // with the bias of the exponent
+  const float x = __fdiv_rn(logit - max, temperature);
+  float n = fmaf(x, kLog2E, kRounder);
+  const float scale = __uint_as_float(__float_as_uint(n) << 23);
+  n = __fsub_rn(n, kRounder);
+  const float r = fmaf(n, -kLn2Low, fmaf(n, -kLn2High, x));
+  float q = fmaf(0x1.6a2402p-10f, r, 0x1.123a1ep-7f);
+  q = fmaf(q, r, 0x1.5558f2p-5f);
+  q = fmaf(q, r, 0x1.555492p-3f);
+  q = fmaf(q, r, 0x1.fffffcp-2f);
+  q = fmaf(q, r, 1.0f);
+  q = fmaf(q, r, 1.0f);
+  return x < -0x1.5d58a0p+6f ? 0.0f : __fmul_rn(q, scale);
+}
+
+// 16 threads per block of weights.
+__global__ void __launch_bounds__(kThreads) sums_kernel(const SummariseLogitsArgs p) {
+  const std::int64_t num_maxima = (p.vocab_size + kLogitBlock - 1) / kLogitBlock;
+  const std::int64_t num_sums = (p.vocab_size + kWeightBlock - 1) / kWeightBlock;
+  const LogitQuery query = p.queries[blockIdx.y];
+  if (blockIdx.x > 0 && query.temperature == 0) return;
+  __shared__ float maxima[kWarps];
+  float max = -INFINITY;
+  for (std::int64_t i = threadIdx.x; i < num_maxima; i += kThreads)
+    max = nan_or_max(max, p.maxima[blockIdx.y * num_maxima + i]);
+  max = warp_nan_or_max(max);
+  if (threadIdx.x % 32 == 0) maxima[threadIdx.x / 32] = max;
+  __syncthreads();
+  for (const float other : maxima) max = nan_or_max(max, other);
+  if (blockIdx.x == 0 && threadIdx.x == 0) p.row_maxima[blockIdx.y] = max;
+
+  const std::int64_t block = std::int64_t{blockIdx.x} * kSumsOfCta + threadIdx.x / kSumLanes;
+  const float* row = p.logits + query.row * p.vocab_size;
+  double sum = 0;
+  if (block < num_sums && query.temperature != 0) {
+#pragma unroll 4
+    for (std::int64_t i = block * kWeightBlock + threadIdx.x % kSumLanes;
+         i < min((block + 1) * kWeightBlock, p.vocab_size); i += kSumLanes)
+      sum += static_cast<double>(weight_of(row[i], max, query.temperature));
+  }
+#pragma unroll
+  for (int half = kSumLanes / 2; half > 0; half /= 2)
+    sum += __shfl_down_sync(kAll, sum, half, kSumLanes);
+  if (block < num_sums && threadIdx.x % kSumLanes == 0)
+    p.block_sums[blockIdx.y * num_sums + block] = sum;
+}
+
+// A CTA per range; a warp per block of logits. Counts first, so that candidates are in order.
+__global__ void __launch_bounds__(kThreads) gather_kernel(const GatherLogitsArgs p) {
+  extern __shared__ int offsets[];  // [blocks of the range + 1]
+  const LogitRange range = p.ranges[blockIdx.x];
+  const std::int64_t num_maxima = (p.vocab_size + kLogitBlock - 1) / kLogitBlock;
+  const float* row = p.logits + range.row * p.vocab_size;
+  const float* maxima = p.maxima + blockIdx.x * num_maxima;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int num_blocks = range.last_block - range.first_block;
+  const auto for_each_block = [&](auto&& body) {
+    for (int i = warp; i < num_blocks; i += kWarps) {
+      const std::int64_t block = range.first_block + i;
+      if (maxima[block] < range.at_least) continue;
+      bool is_kept[2];
+      float logit[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const std::int64_t token = block * kLogitBlock + half * 32 + lane;
+        logit[half] = token < p.vocab_size ? row[token] : 0.0f;
+        is_kept[half] = token < p.vocab_size && logit[half] >= range.at_least;
+      }
+      body(i, block, logit, is_kept);
+    }
+  };
+  for (int i = static_cast<int>(threadIdx.x); i <= num_blocks; i += kThreads) offsets[i] = 0;
+  __syncthreads();
+  for_each_block([&](int i, std::int64_t, const float(&)[2], const bool(&is_kept)[2]) {
+    const u32 low = __ballot_sync(kAll, is_kept[0]), high = __ballot_sync(kAll, is_kept[1]);
+    if (lane == 0) offsets[i + 1] = __popc(low) + __popc(high);
+  });
+  __syncthreads();
+  if (warp == 0) {  // an inclusive scan, 32 at a time
+    int before = 0;
+    for (int first = 1; first <= num_blocks; first += 32) {
+      int sum = first + lane <= num_blocks ? offsets[first + lane] : 0;
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const int other = __shfl_up_sync(kAll, sum, step);
+        if (lane >= step) sum += other;
+      }
+      sum += before;
+      if (first + lane <= num_blocks) offsets[first + lane] = sum;
+      before = __shfl_sync(kAll, sum, 31);
+    }
+  }
+  __syncthreads();
+  Candidate* to = p.candidates + blockIdx.x * p.max_candidates;
+  for_each_block([&](int i, std::int64_t block, const float(&logit)[2], const bool(&is_kept)[2]) {
+    std::int64_t at = offsets[i];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const u32 kept = __ballot_sync(kAll, is_kept[half]);
+      const std::int64_t mine = at + __popc(kept & ((1u << lane) - 1));
+      if (is_kept[half] && mine < p.max_candidates)
+        to[mine] = {logit[half], static_cast<std::int32_t>(block * kLogitBlock + half * 32 + lane)};
+      at += __popc(kept);
+    }
+  });
+  if (threadIdx.x == 0) p.counts[blockIdx.x] = offsets[num_blocks];
+}
+
+constexpr std::int64_t kMaxRows = 65535;  // the grid's second axis
+
+}  // namespace
+
+Status summarise_logits(const SummariseLogitsArgs& call, int device_id, Stream stream) {
+  if (call.num_queries > kMaxRows)
+    return unsupported("{} rows of logits at once, at most {}", call.num_queries, kMaxRows);
+  const DeviceScope scope(device_id);
+  if (scope.status()) return scope.status();
+  const auto on = static_cast<cudaStream_t>(stream);
+  const auto rows = static_cast<unsigned>(call.num_queries);
+  const auto num_ctas = [&](std::int64_t block, int blocks_of_cta) {
+    return static_cast<unsigned>(
+        ceil_div<std::int64_t>(ceil_div(call.vocab_size, block), blocks_of_cta));
+  };
+  HEADRACE_TRY(launch({.name = "logit_maxima",
+                       .grid = dim3(num_ctas(kLogitBlock, kWarps), rows),
+                       .block = dim3(kThreads)},
+                      on, maxima_kernel, call));
+  return launch({.name = "logit_sums",
+                 .grid = dim3(num_ctas(kWeightBlock, kSumsOfCta), rows),
+                 .block = dim3(kThreads)},
+                on, sums_kernel, call);
+}
+
+Status gather_logits(const GatherLogitsArgs& call, int device_id, Stream stream) {
+  const DeviceScope scope(device_id);
+  if (scope.status()) return scope.status();
+  const std::int64_t bytes = (ceil_div(call.vocab_size, kLogitBlock) + 1) * 4;
+  if (call.vocab_size > kMaxGatherLogits)
+    return unsupported("a vocabulary of {} tokens, at most {}", call.vocab_size, kMaxGatherLogits);
+  return launch({.name = "logit_gather",
+                 .grid = dim3(static_cast<unsigned>(call.num_ranges)),
+                 .block = dim3(kThreads),
+                 .smem_bytes = static_cast<unsigned>(bytes)},
+                static_cast<cudaStream_t>(stream), gather_kernel, call);
+}
+
+}  // namespace headrace::cuda

@@ -1,0 +1,48 @@
+// Draws tokens from logits in the memory of a GPU: those that Sampler draws from the same logits on
+// the host. The device computes maxima and sums of all logits and picks out the few that the
+// filters may keep; the host finishes with the arithmetic of Sampler.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "base/error.h"
+#include "ops/sampling.h"
+#include "runtime/device.h"
+
+namespace headrace {
+
+class DeviceSampler {
+ public:
+  struct Draw {
+    std::int64_t row;  // of the logits
+    const SamplingOptions* options;
+    std::uint64_t sequence_id;
+    std::int64_t position;
+    // Result. Empty: Sampler draws from the row itself, which has NaN or too many tokens that the
+    // filters keep.
+    std::optional<std::int32_t> token = {};
+  };
+  // No penalties, biases or logprobs.
+  static bool takes(const SamplingOptions& options);
+
+  // max_draws: of one call. The device must outlive it. unsupported: not a GPU. out_of_memory.
+  static Result<DeviceSampler> make(Device& device, const DeviceInfo& host, std::int64_t max_draws,
+                                    std::int64_t vocab_size);
+  ~DeviceSampler();
+  DeviceSampler(DeviceSampler&&) noexcept;
+  DeviceSampler& operator=(DeviceSampler&&) noexcept;
+
+  // logits: [*, vocab_size], in device memory, behind earlier work of the default stream. Returns
+  // when the tokens are there. device_error.
+  Status draw(const float* logits, std::span<Draw> draws);
+
+ private:
+  class State;
+  explicit DeviceSampler(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace headrace
