@@ -321,7 +321,15 @@ Status CudaExecutor::attention(const Rows& q, std::int64_t layer, const Rows& ou
   return record(cuda_step::Attend{.q = q, .layer = layer, .out = out});
 }
 
+// Part of the product that it follows, whose result is then not written.
 Status CudaExecutor::swiglu(const Rows& gate_up, const Rows& out) {
+  auto* product = std::get_if<cuda_step::Multiply>(&step_.operators.back());
+  if (product != nullptr && product->out == gate_up && product->num_matrices == 2 &&
+      product->matrices[0].rows == product->matrices[1].rows && !product->adds_to_out) {
+    product->has_swiglu = true;
+    product->out = out;
+    return std::nullopt;
+  }
   return record(cuda_step::Activate{.gate_up = gate_up, .out = out});
 }
 
@@ -387,7 +395,8 @@ Status CudaExecutor::enqueue(const cuda_step::Multiply& call) {
                          .out = call.out.data,
                          .out_dtype = call.out.dtype,
                          .out_stride = call.out.width,
-                         .adds_to_out = call.adds_to_out},
+                         .adds_to_out = call.adds_to_out,
+                         .has_swiglu = call.has_swiglu},
                         device_.info(), stream_.get());
 }
 

@@ -36,6 +36,7 @@ struct Multiply {
   const float* bias;
   Rows x, out;
   bool adds_to_out;
+  bool has_swiglu = false;
   bool operator==(const Multiply&) const = default;
 };
 // The angles of the step's tokens, for all layers.

@@ -63,12 +63,16 @@ class Weights {
     DType out_dtype = DType::bf16;
     std::int64_t first_token = 0;
     std::int32_t sm = 0;  // 0: of the device
+    bool has_swiglu = false;
   };
+  std::int64_t out_rows(const Options& options) const {
+    return options.has_swiglu ? num_rows_ / 2 : num_rows_;
+  }
   // [num_tokens, rows] and a row of what was there before.
   std::vector<unsigned char> run(std::int64_t num_tokens, const Options& options) const {
     const std::size_t bytes = options.out_dtype == DType::f32 ? 4 : 2;
-    std::vector<unsigned char> before(static_cast<std::size_t>((num_tokens + 1) * num_rows_) *
-                                      bytes);
+    const std::int64_t rows = out_rows(options);
+    std::vector<unsigned char> before(static_cast<std::size_t>((num_tokens + 1) * rows) * bytes);
     for (std::size_t i = 0; i < before.size() / bytes; ++i)
       store_from_double(options.out_dtype, before.data(), static_cast<std::int64_t>(i),
                         old_value(i));
@@ -91,8 +95,9 @@ class Weights {
                           .bias = options.has_bias ? bias.data() : nullptr,
                           .out = out.data(),
                           .out_dtype = options.out_dtype,
-                          .out_stride = num_rows_,
-                          .adds_to_out = options.adds};
+                          .out_stride = rows,
+                          .adds_to_out = options.adds,
+                          .has_swiglu = options.has_swiglu};
     const Status failed = cuda::multiply(product, device, nullptr);
     EXPECT_FALSE(failed.has_value()) << failed->message;
     return out.read();
@@ -170,29 +175,74 @@ TEST_P(GemmOnGpu, IsThatOfTheDefinition) {
   }
 }
 
+// Of a whole product, of any of its tokens alone or beside others, of the portable kernel.
+void expect_equal_bits(const Weights& weights, const Weights::Options& options) {
+  const std::size_t row_bytes = static_cast<std::size_t>(weights.out_rows(options)) *
+                                (options.out_dtype == DType::f32 ? 4 : 2);
+  const auto whole = weights.run(Weights::kMaxTokens, options);
+  // What is added to depends on the token's place in out, so only the first tokens compare then.
+  for (const std::int64_t tokens : kTokens)
+    for (const std::int64_t first : {std::int64_t{0}, Weights::kMaxTokens - tokens}) {
+      if (options.adds && first != 0) continue;
+      Weights::Options part = options;
+      part.first_token = first;
+      const auto got = weights.run(tokens, part);
+      ASSERT_TRUE(std::equal(
+          got.begin(),
+          got.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(tokens) * row_bytes),
+          whole.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(first) * row_bytes)))
+          << tokens << " tokens from " << first;
+    }
+  if (!has_gpu(90)) return;
+  Weights::Options portable = options;
+  portable.sm = 80;
+  EXPECT_EQ(weights.run(Weights::kMaxTokens, portable), whole) << "the portable kernel";
+}
+
 TEST_P(GemmOnGpu, ATokensBitsDependOnNothingElse) {
   for (const Shape& shape : all_shapes()) {
+    SCOPED_TRACE(std::to_string(shape.columns) + " columns");
     const Weights weights(GetParam(), shape);
-    const Weights::Options options{.has_bias = true, .out_dtype = DType::f32};
-    const std::size_t row_bytes = static_cast<std::size_t>(weights.num_rows()) * 4;
-    const auto whole = weights.run(Weights::kMaxTokens, options);
-    for (const std::int64_t tokens : kTokens)
-      for (const std::int64_t first : {std::int64_t{0}, Weights::kMaxTokens - tokens}) {
-        Weights::Options part = options;
-        part.first_token = first;
-        const auto got = weights.run(tokens, part);
-        ASSERT_TRUE(std::equal(
-            got.begin(),
-            got.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(tokens) * row_bytes),
-            whole.begin() +
-                static_cast<std::ptrdiff_t>(static_cast<std::size_t>(first) * row_bytes)))
-            << shape.columns << " columns, " << tokens << " tokens from " << first;
+    expect_equal_bits(weights, {.has_bias = true, .out_dtype = DType::f32});
+    expect_equal_bits(weights, {.adds = true, .out_dtype = GetParam()});
+  }
+}
+
+// Of a product of gate and up with SwiGLU in its epilogue. Rows around tiles, and of no whole
+// groups of 8.
+TEST_P(GemmOnGpu, SwiGluIsThatOfTheProductAndItsBitsDependOnNothingElse) {
+  for (const Shape& shape :
+       {Shape{{1, 1}, 8}, Shape{{24, 24}, 64}, Shape{{61, 61}, 72}, Shape{{576, 576}, 576},
+        Shape{{1544, 1544}, 200}, Shape{{15000, 15000}, 64}}) {
+    SCOPED_TRACE(std::to_string(shape.rows[0]) + " rows");
+    const Weights weights(GetParam(), shape);
+    const std::int64_t half = shape.rows[0];
+    for (const bool has_bias : {false, true})
+      for (const DType out_dtype : {DType::f32, GetParam()}) {
+        const Weights::Options fused{
+            .has_bias = has_bias, .out_dtype = out_dtype, .has_swiglu = true};
+        expect_equal_bits(weights, fused);
+        Weights::Options plain{.has_bias = has_bias, .out_dtype = DType::f32};
+        for (const std::int64_t tokens : {1, 9, 33, 130}) {
+          const auto got = weights.run(tokens, fused), parts = weights.run(tokens, plain);
+          for (std::int64_t i = 0; i < tokens * half; i += std::max<std::int64_t>(1, half / 97)) {
+            const std::int64_t at = i / half * 2 * half + i % half;
+            const double gate = load_as_double(DType::f32, parts.data(), at),
+                         up = load_as_double(DType::f32, parts.data(), at + half);
+            const double want = gate / (1 + std::exp(-gate)) * up;
+            const double rounding = out_dtype == DType::f32    ? 0x1p-20
+                                    : out_dtype == DType::bf16 ? 0x1p-8
+                                                               : 0x1p-10;
+            ASSERT_NEAR(load_as_double(out_dtype, got.data(), i), want,
+                        rounding * (std::abs(want) + 0x1p-10))
+                << tokens << " tokens, element " << i;
+          }
+          for (std::int64_t i = tokens * half; i < (tokens + 1) * half; ++i)
+            ASSERT_EQ(load_as_double(out_dtype, got.data(), i),
+                      Weights::old_value(static_cast<std::size_t>(i)))
+                << "written after the last token";
+        }
       }
-    if (!has_gpu(90)) continue;
-    Weights::Options portable = options;
-    portable.sm = 80;
-    EXPECT_EQ(weights.run(Weights::kMaxTokens, portable), whole)
-        << "the portable kernel, " << shape.columns << " columns";
   }
 }
 
@@ -218,7 +268,7 @@ TEST(GemmOnGpuArguments, AreRefused) {
   EXPECT_FALSE(cuda::multiply(good, device, nullptr).has_value());
   const Matrix misaligned{memory.data() + 1, 16}, none{memory.data(), 0};
   const Matrix four[4] = {matrix, matrix, matrix, matrix};
-  std::vector<Product> bad(9, good);
+  std::vector<Product> bad(10, good);
   bad[0].dtype = DType::f32;
   bad[1].out_dtype = DType::f16;
   bad[2].columns = 60;
@@ -228,6 +278,7 @@ TEST(GemmOnGpuArguments, AreRefused) {
   bad[6].matrices = {&misaligned, 1};
   bad[7].matrices = {&none, 1};
   bad[8].matrices = four;
+  bad[9].has_swiglu = true;  // of one matrix
   for (std::size_t i = 0; i < bad.size(); ++i) {
     const Status failed = cuda::multiply(bad[i], device, nullptr);
     ASSERT_TRUE(failed.has_value()) << i;

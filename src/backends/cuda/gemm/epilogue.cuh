@@ -6,12 +6,10 @@
 
 namespace headrace::cuda::gemm {
 
-// sum: of row `row` of all matrices, for a token.
+// Element `i` of out.
 template <class Element>
-__device__ __forceinline__ void store(const Output& out, int token, int row, float sum) {
+__device__ __forceinline__ void store(const Output& out, std::int64_t i, float sum) {
   using Stored = typename Element::Stored;
-  const std::int64_t i = token * out.stride + row;
-  if (out.bias != nullptr) sum += out.bias[row];
   if (out.is_float != 0) {
     float* to = static_cast<float*>(out.data) + i;
     *to = out.adds != 0 ? *to + sum : sum;
@@ -21,43 +19,108 @@ __device__ __forceinline__ void store(const Output& out, int token, int row, flo
   }
 }
 
-// Rows `row` and, if it exists, the next: one access where the pair is aligned.
-template <class Element>
-__device__ __forceinline__ void store_pair(const Output& out, int token, int row, float sum0,
-                                           float sum1, bool has_both) {
-  const std::int64_t i = token * out.stride + row;
-  if (!has_both || i % 2 != 0 || out.is_float != 0) {
-    store<Element>(out, token, row, sum0);
-    if (has_both) store<Element>(out, token, row + 1, sum1);
-    return;
-  }
-  if (out.bias != nullptr) {
-    sum0 += out.bias[row];
-    sum1 += out.bias[row + 1];
-  }
-  u32* to = reinterpret_cast<u32*>(static_cast<typename Element::Stored*>(out.data) + i);
-  if (out.adds != 0) {
-    const float2 old = Element::unpack(*to);
-    sum0 += old.x;
-    sum1 += old.y;
-  }
-  *to = Element::pack(sum0, sum1);
+__device__ __forceinline__ float swiglu(float gate, float up) {
+  return gate / (1 + expf(-gate)) * up;
 }
 
-// The accumulators of a warpgroup for 64 tokens by kRows rows (wgmma.cuh), of which `rows` exist.
-// token: of this thread's first accumulator.
+// Exchanges the first word with the second of the thread whose index differs in `mask`: of the
+// second, where that bit of the own index is set.
+__device__ __forceinline__ void exchange(u32& first, u32& second, unsigned mask) {
+  const bool has_bit = (threadIdx.x & mask) != 0;
+  const u32 got = __shfl_xor_sync(0xffffffffu, has_bit ? first : second, static_cast<int>(mask));
+  first = has_bit ? got : first;
+  second = has_bit ? second : got;
+}
+// Words of the 4 threads of a quad: thread t gets the t-th of each.
+__device__ __forceinline__ void transpose_quad(u32 (&w)[4]) {
+  exchange(w[0], w[1], 1);
+  exchange(w[2], w[3], 1);
+  exchange(w[0], w[2], 2);
+  exchange(w[1], w[3], 2);
+}
+
+// The accumulators of a warp for 16 tokens by a tile of kRows rows, as wgmma and mma.sync leave
+// them (wgmma.cuh). The steps are apart, and their branches outside of the loops: each is unrolled
+// over 128 registers, and an epilogue of 17,000 instructions took 28 us a tile.
+template <int kRows>
+__device__ __forceinline__ void add_bias(const float* bias, float (&d)[kRows / 2], bool is_paired,
+                                         int rows, int rows_of_gate) {
+#pragma unroll
+  for (int j = 0; j < kRows / 8; ++j) {
+    const bool is_up = is_paired && j >= kRows / 16;
+    const int row = 8 * (is_up ? j - kRows / 16 : j) + 2 * (static_cast<int>(threadIdx.x) & 3);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float b = row + i < rows ? bias[row + i + (is_up ? rows_of_gate : 0)] : 0.0f;
+      d[4 * j + i] += b;
+      d[4 * j + 2 + i] += b;
+    }
+  }
+}
+
+// d: of gate in the first half, of up in the second. The result is in the first half.
+template <int kRows>
+__device__ __forceinline__ void apply_swiglu(float (&d)[kRows / 2]) {
+#pragma unroll
+  for (int i = 0; i < kRows / 4; ++i) d[i] = swiglu(d[i], d[i + kRows / 4]);
+}
+
+// Rows that are aligned and whole groups of 8. Four groups are transposed, so that a thread has one
+// of them: 16 bytes.
 template <class Element, int kRows>
-__device__ __forceinline__ void store_tile(const Output& out, const float (&d)[kRows / 2],
+__device__ __forceinline__ void store_groups(const Output& out, const float (&d)[kRows / 2],
+                                             std::int64_t at, bool has_token, int half, int exist,
+                                             int group) {
+  const int t = static_cast<int>(threadIdx.x) & 3;
+  const bool is_mine = has_token && 8 * (group + t) < exist;
+  auto* to = reinterpret_cast<uint4*>(static_cast<typename Element::Stored*>(out.data) + at +
+                                      8 * (group + t));
+  u32 w[4] = {};
+  if (out.adds != 0) {
+    uint4 old{};
+    if (is_mine) old = *to;
+    w[0] = old.x, w[1] = old.y, w[2] = old.z, w[3] = old.w;
+    transpose_quad(w);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int j = 4 * (group + i) + 2 * half;
+    const float2 old = Element::unpack(w[i]);
+    w[i] = out.adds != 0 ? Element::pack(d[j] + old.x, d[j + 1] + old.y)
+                         : Element::pack(d[j], d[j + 1]);
+  }
+  transpose_quad(w);
+  if (is_mine) *to = uint4{w[0], w[1], w[2], w[3]};
+}
+
+// token: of this thread's first accumulator. rows: that exist in out, from first_row on.
+template <class Element, int kRows>
+__device__ __forceinline__ void store_tile(const Output& out, float (&d)[kRows / 2], bool is_paired,
                                            int token, int num_tokens, int first_row, int rows) {
+  const int exist = min(rows, is_paired ? kRows / 2 : kRows);
+  if (out.bias != nullptr)
+    add_bias<kRows>(out.bias + first_row, d, is_paired, exist, out.rows_of_gate);
+  if (is_paired) apply_swiglu<kRows>(d);
+  const bool is_whole = out.is_float == 0 && exist % 8 == 0 && first_row % 8 == 0 &&
+                        out.stride % 8 == 0 && reinterpret_cast<u64>(out.data) % 16 == 0;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    if (token + 8 * half >= num_tokens) continue;
+    const bool has_token = token + 8 * half < num_tokens;
+    const std::int64_t at = (token + 8 * half) * out.stride + first_row;
 #pragma unroll
-    for (int j = 0; j < kRows / 8; ++j) {
-      const int column = 8 * j + 2 * (static_cast<int>(threadIdx.x) & 3);
-      if (column < rows)
-        store_pair<Element>(out, token + 8 * half, first_row + column, d[4 * j + 2 * half],
-                            d[4 * j + 2 * half + 1], column + 1 < rows);
+    for (int group = 0; group < kRows / 8; group += 4) {
+      if (8 * group >= exist) break;  // in all threads
+      if (is_whole && group + 4 <= kRows / 8) {
+        store_groups<Element, kRows>(out, d, at, has_token, half, exist, group);
+        continue;
+      }
+#pragma unroll
+      for (int j = group; j < group + 4 && j < kRows / 8; ++j)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int row = 8 * j + 2 * (static_cast<int>(threadIdx.x) & 3) + i;
+          if (has_token && row < exist) store<Element>(out, at + row, d[4 * j + 2 * half + i]);
+        }
     }
   }
 }

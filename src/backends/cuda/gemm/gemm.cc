@@ -32,6 +32,9 @@ Status check(const Product& p) {
     if (reinterpret_cast<std::uintptr_t>(m.data) % kWholeAlignment != 0)
       return unsupported("a matrix at {} is not aligned to {} bytes", m.data, kWholeAlignment);
   }
+  if (p.has_swiglu &&
+      (p.matrices.size() != 2 || p.matrices[0].rows != p.matrices[1].rows || p.adds_to_out))
+    return unsupported("SwiGLU takes two matrices of equal rows, and adds to nothing");
   if (p.columns < 8 || p.columns > kLargest || p.columns % 8 != 0)
     return unsupported("{} columns; products on a GPU take multiples of 8 up to {}", p.columns,
                        kLargest);
@@ -59,8 +62,10 @@ Status encode(const Product& p, const void* data, std::int64_t rows, std::int64_
   return encode_tensor_map(spec, data, strides, map);
 }
 
-Status encode(const Product& p, int box_rows, int box_tokens, L2Promotion promotion,
+// tile_rows: of a tile, which has as many of gate as of up.
+Status encode(const Product& p, int tile_rows, int box_tokens, L2Promotion promotion,
               gemm::Maps& maps) {
+  const int box_rows = p.has_swiglu ? tile_rows / 2 : tile_rows;
   for (std::size_t i = 0; i < p.matrices.size(); ++i)
     HEADRACE_TRY(encode(p, p.matrices[i].data, p.matrices[i].rows, p.columns, box_rows, promotion,
                         maps.w[i]));

@@ -38,6 +38,8 @@ struct Product {
   DType out_dtype;        // dtype or f32
   std::int64_t out_stride;
   bool adds_to_out;  // out += result, for the residual stream
+  // The matrices are gate and up, of equal rows; out = silu(gate) * up: [num_tokens, rows of one].
+  bool has_swiglu = false;
 };
 
 // Enqueues the product on `stream` of the device. unsupported: a dtype, an alignment (data

@@ -1,5 +1,7 @@
 // Products on any GPU from sm_80. A CTA has 64 tokens and 64 rows, a warp 16 of the tokens and all
 // rows. Tiles of 64 columns come by cp.async, in swizzle atoms.
+#include <type_traits>
+
 #include "backends/cuda/device/barrier.cuh"
 #include "backends/cuda/device/cp_async.cuh"
 #include "backends/cuda/gemm/epilogue.cuh"
@@ -40,7 +42,7 @@ __global__ void __launch_bounds__(kThreads) portable(const __grid_constant__ Por
   const u32 smem = (smem_address(smem_raw) + 127) & ~127u;
   const int warp = static_cast<int>(threadIdx.x) >> 5, lane = static_cast<int>(threadIdx.x) & 31;
   const int matrix = p.tiles.matrix_of(static_cast<int>(blockIdx.x));
-  const int first_row = (static_cast<int>(blockIdx.x) - p.tiles.first_tile[matrix]) * kPortableRows;
+  const int first_row = p.tiles.row_of(static_cast<int>(blockIdx.x), matrix, kPortableRows);
   const int first_token = static_cast<int>(blockIdx.y) * kPortableTokens;
   const int num_stages = (p.columns + kColumns - 1) / kColumns;
   griddep_launch_dependents();
@@ -51,8 +53,17 @@ __global__ void __launch_bounds__(kThreads) portable(const __grid_constant__ Por
       const u32 to = smem + static_cast<u32>(i % kStages * kStageBytes);
       copy_tile<kPortableTokens>(to, p.x, p.x_stride, first_token, p.num_tokens, i * kColumns,
                                  p.columns);
-      copy_tile<kPortableRows>(to + kXBytes, p.w[matrix], p.columns, first_row,
-                               p.tiles.rows[matrix], i * kColumns, p.columns);
+      const auto copy_rows = [&]<int kRows>(std::integral_constant<int, kRows>, u32 at, int m) {
+        copy_tile<kRows>(at, p.w[m], p.columns, first_row, p.tiles.rows[matrix], i * kColumns,
+                         p.columns);
+      };
+      if (p.tiles.is_paired == 0) {
+        copy_rows(std::integral_constant<int, kPortableRows>(), to + kXBytes, matrix);
+      } else {
+        constexpr std::integral_constant<int, kPortableRows / 2> kHalf;
+        copy_rows(kHalf, to + kXBytes, 0);
+        copy_rows(kHalf, to + kXBytes + kHalf * kSwizzleRowBytes, 1);
+      }
     }
     cp_async_commit_group();
   };
@@ -77,18 +88,10 @@ __global__ void __launch_bounds__(kThreads) portable(const __grid_constant__ Por
       }
     }
   }
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int token = first_token + warp * 16 + lane / 4 + 8 * half;
-    if (token >= p.num_tokens) continue;
-#pragma unroll
-    for (int j = 0; j < kPortableRows / 8; ++j) {
-      const int row = first_row + 8 * j + 2 * (lane & 3);
-      if (row < p.tiles.rows[matrix])
-        store_pair<Element>(p.out, token, p.tiles.first_row[matrix] + row, d[j][2 * half],
-                            d[j][2 * half + 1], row + 1 < p.tiles.rows[matrix]);
-    }
-  }
+  store_tile<Element, kPortableRows>(p.out, reinterpret_cast<float(&)[kPortableRows / 2]>(d),
+                                     p.tiles.is_paired != 0, first_token + warp * 16 + lane / 4,
+                                     p.num_tokens, p.tiles.first_row[matrix] + first_row,
+                                     p.tiles.rows[matrix] - first_row);
 }
 
 template <class Element>

@@ -3,7 +3,9 @@
 
 #include "backends/cuda/common/constants.h"
 #include "backends/cuda/device/barrier.cuh"
+#include "backends/cuda/device/tma.cuh"
 #include "backends/cuda/device/wgmma.cuh"
+#include "backends/cuda/gemm/params.h"
 
 namespace headrace::cuda::gemm {
 
@@ -33,6 +35,17 @@ struct StageRing {
     fence_proxy_async();
   }
 };
+
+// Columns of a tile of weights, in one thread: kRows rows of 128 bytes at `to`.
+template <int kRows>
+__device__ __forceinline__ void load_tile(const RowTiles& tiles, const Maps& maps, int tile,
+                                          int column, u32 to, u32 barrier, u64 policy) {
+  const int matrix = tiles.matrix_of(tile), row = tiles.row_of(tile, matrix, kRows);
+  cp_async_bulk_tensor_load(to, &maps.w[matrix], barrier, policy, column, row);
+  if (tiles.is_paired != 0)
+    cp_async_bulk_tensor_load(to + kRows / 2 * kSwizzleRowBytes, &maps.w[1], barrier, policy,
+                              column, row);
+}
 
 // d = A B^T over `count` stages of 64 columns, by a warpgroup: 64 rows of A at `a` and kRowsOfB
 // rows of B at `b`, bytes from the beginning of a stage. A stage is released when its products are

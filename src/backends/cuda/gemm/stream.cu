@@ -51,10 +51,9 @@ __device__ __forceinline__ void load_weights(const StreamParams& p, const Maps& 
       mbarrier_arrive_expect_tx(ring.full(), static_cast<u32>(count * kStreamTileBytes));
     if (lane < count * kStreamAtoms) {
       const int mine = tile + lane / kStreamAtoms, atom = lane % kStreamAtoms;
-      const int matrix = p.tiles.matrix_of(mine);
-      cp_async_bulk_tensor_load(ring.data() + static_cast<u32>(lane * kAtomBytes), &maps.w[matrix],
-                                ring.full(), kEvictFirst, column + atom * kSwizzleAtomCols,
-                                (mine - p.tiles.first_tile[matrix]) * kStreamTileRows);
+      load_tile<kStreamTileRows>(p.tiles, maps, mine, column + atom * kSwizzleAtomCols,
+                                 ring.data() + static_cast<u32>(lane * kAtomBytes), ring.full(),
+                                 kEvictFirst);
     }
     __syncwarp();
   });
@@ -164,12 +163,19 @@ __device__ void multiply_tiles(const StreamParams& p, StageRing ring, int warp, 
     }
     griddep_wait();  // out may be read by the kernel before, or written
     const int matrix = p.tiles.matrix_of(tile);
-    const int row_0 = (tile - p.tiles.first_tile[matrix]) * kStreamTileRows + lane / 4;
+    const int row_0 = p.tiles.row_of(tile, matrix, kStreamTileRows) + lane / 4;
+    const int first_row = p.tiles.first_row[matrix], rows = p.tiles.rows[matrix];
+    const bool is_paired = p.tiles.is_paired != 0;
+    const auto with_bias = [&](float sum, int row) {
+      return p.out.bias == nullptr ? sum : sum + p.out.bias[row];
+    };
 #pragma unroll
     for (int i = 0; i < kTokens / 2; ++i) {
       const int row = row_0 + (i & 2) * 4, token = i / 4 * 8 + 2 * (lane & 3) + (i & 1);
-      if (row < p.tiles.rows[matrix] && token < p.num_tokens)
-        store<Element>(p.out, token, p.tiles.first_row[matrix] + row, d[i / 4][i % 4]);
+      if (row >= rows || token >= p.num_tokens || (is_paired && (i & 2) != 0)) continue;
+      float sum = with_bias(d[i / 4][i % 4], first_row + row);
+      if (is_paired) sum = swiglu(sum, with_bias(d[i / 4][i % 4 | 2], row + p.out.rows_of_gate));
+      store<Element>(p.out, token * p.out.stride + first_row + row, sum);
     }
   };
   for_each_tile(p, warp, multiply, [&] {

@@ -41,15 +41,13 @@ __device__ void load_tiles(const TileParams& p, const Maps& maps, StageRing ring
   griddep_wait();
   for (int tile = static_cast<int>(blockIdx.x); tile < count; tile += static_cast<int>(gridDim.x)) {
     const TilePosition at = position_of(p, tile);
-    const int matrix = p.tiles.matrix_of(at.row_tile);
-    const int row = (at.row_tile - p.tiles.first_tile[matrix]) * kRows;
     for (int i = 0; i < p.num_stage_loads; ++i, ring.next()) {
       mbarrier_wait(ring.empty(), ring.parity ^ 1);
       mbarrier_arrive_expect_tx(ring.full(), TilePlan<kRows>::kStageBytes);
       cp_async_bulk_tensor_load(ring.data(), &maps.x, ring.full(), kEvictNormal, i * kTileColumns,
                                 at.token_tile * kTileTokens);
-      cp_async_bulk_tensor_load(ring.data() + TilePlan<kRows>::kXBytes, &maps.w[matrix],
-                                ring.full(), kEvictNormal, i * kTileColumns, row);
+      load_tile<kRows>(p.tiles, maps, at.row_tile, i * kTileColumns,
+                       ring.data() + TilePlan<kRows>::kXBytes, ring.full(), kEvictNormal);
     }
   }
 }
@@ -64,11 +62,11 @@ __device__ void multiply_tiles(const TileParams& p, StageRing ring, int group) {
 
     const TilePosition at = position_of(p, tile);
     const int matrix = p.tiles.matrix_of(at.row_tile);
-    const int row = (at.row_tile - p.tiles.first_tile[matrix]) * kRows;
+    const int row = p.tiles.row_of(at.row_tile, matrix, kRows);
     const int thread = static_cast<int>(threadIdx.x) & 127;
     const int token = at.token_tile * kTileTokens + group * 64 + thread / 32 * 16 + thread % 32 / 4;
-    const int rows = p.tiles.rows[matrix] - row, first_row = p.tiles.first_row[matrix] + row;
-    store_tile<Element, kRows>(p.out, d, token, p.num_tokens, first_row, rows);
+    store_tile<Element, kRows>(p.out, d, p.tiles.is_paired != 0, token, p.num_tokens,
+                               p.tiles.first_row[matrix] + row, p.tiles.rows[matrix] - row);
   }
 }
 

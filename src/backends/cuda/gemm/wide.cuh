@@ -35,9 +35,7 @@ __device__ __forceinline__ void load_wide_weights(const WideParams& p, const Map
                                                   StageRing ring) {
   for_each_wide_stage(p, ring, [&](int tile, int column) {
     mbarrier_arrive_expect_tx(ring.full(), kRows * kSwizzleRowBytes);
-    const int matrix = p.tiles.matrix_of(tile);
-    cp_async_bulk_tensor_load(ring.data(), &maps.w[matrix], ring.full(), kEvictFirst, column,
-                              (tile - p.tiles.first_tile[matrix]) * kRows);
+    load_tile<kRows>(p.tiles, maps, tile, column, ring.data(), ring.full(), kEvictFirst);
   });
 }
 
@@ -62,9 +60,9 @@ __device__ __forceinline__ void multiply_wide(const WideParams& p, StageRing rin
                                (kRows + group * kWideGroupTokens) * kSwizzleRowBytes, 0);
     griddep_wait();  // out may be read by the kernel before, or written
     const int matrix = p.tiles.matrix_of(tile);
-    const int row = (tile - p.tiles.first_tile[matrix]) * kRows;
-    const int rows = p.tiles.rows[matrix] - row, first_row = p.tiles.first_row[matrix] + row;
-    store_tile<Element, kRows>(p.out, d, token, p.num_tokens, first_row, rows);
+    const int row = p.tiles.row_of(tile, matrix, kRows);
+    store_tile<Element, kRows>(p.out, d, p.tiles.is_paired != 0, token, p.num_tokens,
+                               p.tiles.first_row[matrix] + row, p.tiles.rows[matrix] - row);
   }
 }
 
