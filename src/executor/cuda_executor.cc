@@ -156,12 +156,13 @@ Result<Weight> CudaExecutor::prepare(WeightType format, std::int64_t rows, std::
         "a matrix of {} rows and {} columns: on a CUDA device the columns must be a multiple of "
         "{}; load the model on the CPU",
         rows, columns, kColumnMultiple);
-  const std::vector<std::uint16_t> elements = bf16_rows(format, rows, columns, blocks);
-  const std::size_t bytes = elements.size() * sizeof elements[0];
-  Weight weight{.format = format,
-                .rows = rows,
-                .columns = columns,
-                .data = device_.upload(elements.data(), bytes)};
+  const std::size_t bytes = bytes_of(rows, columns, kDType);
+  std::vector<std::uint16_t> elements;  // of other types
+  if (format != WeightType::bf16) elements = bf16_rows(format, rows, columns, blocks);
+  const void* data = blocks;
+  if (!elements.empty()) data = elements.data();
+  Weight weight{
+      .format = format, .rows = rows, .columns = columns, .data = device_.upload(data, bytes)};
   if (weight.data.data() != nullptr) return weight;
   return Failure{ErrorCode::out_of_memory,
                  format_text("no memory for {} bytes of weights on cuda:{}; free device memory or "
