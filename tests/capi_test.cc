@@ -345,7 +345,8 @@ TEST(Capi, CudaBuildsSupportTheBackward) {
 TEST(Capi, NamesAndLists) {
   EXPECT_STREQ(headrace_version(), "0.1.0");
   EXPECT_STREQ(headrace_status_name(HEADRACE_OUT_OF_MEMORY), "out_of_memory");
-  EXPECT_STREQ(headrace_status_name(static_cast<headrace_status>(7)), "unknown");
+  EXPECT_STREQ(headrace_status_name(HEADRACE_BUSY), "busy");
+  EXPECT_STREQ(headrace_status_name(static_cast<headrace_status>(8)), "unknown");
   const char* variables[] = {"HEADRACE_CPU_ISA", "HEADRACE_NUM_THREADS", "HEADRACE_KERNEL",
                              nullptr};
   for (int i = 0; i < 4; ++i) {

@@ -86,7 +86,7 @@ static inline headrace_status headrace_request_init(headrace_request* request) {
 
 /** Queues a request and writes its id, which counts from 1. The request is copied.
  * invalid_argument: a value is out of range, a token is not in the vocabulary, the prompt exceeds
- * max_tokens. out_of_memory: there are max_requests; poll, and add it later. */
+ * max_tokens. busy: there are max_requests; poll, and add it later. */
 HEADRACE_API headrace_status headrace_engine_add(headrace_engine* engine,
                                                  const headrace_request* request, int64_t* id);
 /** The samples of the request that have not ended end in the next step, aborted. No effect on a

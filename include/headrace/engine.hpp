@@ -82,8 +82,7 @@ class Engine {
     engine_.reset(engine);
   }
 
-  /// Queues a request and returns its id. Throws Error(HEADRACE_OUT_OF_MEMORY): there are
-  /// max_requests.
+  /// Queues a request and returns its id. Throws Error(HEADRACE_BUSY): there are max_requests.
   std::int64_t add(const Request& request) {
     const headrace_sampling_options sampling = request.sampling.to_c();
     std::vector<const char*> stop;

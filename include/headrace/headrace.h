@@ -48,7 +48,8 @@ typedef enum headrace_status {
   HEADRACE_OUT_OF_MEMORY = 3,    /**< on the host or on the device */
   HEADRACE_DEVICE_ERROR = 4,     /**< CUDA or its driver failed; the message has its error */
   HEADRACE_IO_ERROR = 5, /**< a file cannot be read or is damaged; a model's logits are NaN */
-  HEADRACE_INTERNAL = 6  /**< a bug in the library */
+  HEADRACE_INTERNAL = 6, /**< a bug in the library */
+  HEADRACE_BUSY = 7      /**< a queue is full; the same call succeeds later */
 } headrace_status;
 
 /** Message of this thread's last error; "" if none. Valid until the thread's next call. */

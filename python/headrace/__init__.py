@@ -23,6 +23,7 @@ from ._backward import Gradients, attention_backward
 from ._devices import Device, devices
 from ._kv_cache import KvCache
 from ._library import VERSION as __version__
+from ._library import BusyError
 from ._llm import LLM, Completion, Generation, ModelInfo, model_shapes
 from ._merge import merge_states
 from ._plans import FallbackWarning, cache_clear
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "BusyError",
     "Completion",
     "Device",
     "FallbackWarning",

@@ -169,10 +169,16 @@ PATH = find()
 LIBRARY = load(PATH)
 VERSION: str = LIBRARY.headrace_version().decode()
 
+
+class BusyError(RuntimeError):
+    """A queue is full. The same call succeeds later."""
+
+
 _EXCEPTIONS: dict[int, type[Exception]] = {
     _structs.INVALID_ARGUMENT: ValueError,
     _structs.UNSUPPORTED: NotImplementedError,
     _structs.OUT_OF_MEMORY: MemoryError,
+    _structs.BUSY: BusyError,
 }
 
 

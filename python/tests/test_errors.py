@@ -129,6 +129,7 @@ def test_device_errors_are_runtime_errors():
         (_structs.DEVICE_ERROR, RuntimeError),
         (_structs.IO_ERROR, RuntimeError),
         (_structs.INTERNAL, RuntimeError),
+        (_structs.BUSY, headrace.BusyError),
     ],
 )
 def test_every_status_has_its_exception(status, error):

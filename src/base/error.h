@@ -27,6 +27,7 @@ enum class ErrorCode {
   device_error = HEADRACE_DEVICE_ERROR,
   io_error = HEADRACE_IO_ERROR,
   internal = HEADRACE_INTERNAL,
+  busy = HEADRACE_BUSY,
 };
 
 struct Failure {

@@ -57,6 +57,8 @@ const char* headrace_status_name(headrace_status status) {
       return "io_error";
     case HEADRACE_INTERNAL:
       return "internal";
+    case HEADRACE_BUSY:
+      return "busy";
   }
   return "unknown";
 }

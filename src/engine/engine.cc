@@ -144,7 +144,7 @@ Result<std::int64_t> Engine::add(Request request) {
   const std::lock_guard lock(mutex_);
   if (failure_) return Failure(*failure_);
   if (std::ssize(num_unpolled_) >= options_.max_requests)
-    return Failure{ErrorCode::out_of_memory,
+    return Failure{ErrorCode::busy,
                    format_text("max_requests={}: as many requests have not ended or were not "
                                "polled; poll their outputs and add this one later",
                                options_.max_requests)};

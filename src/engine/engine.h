@@ -56,7 +56,7 @@ class Engine {
   static Result<std::unique_ptr<Engine>> make(const LanguageModel& model,
                                               const EngineOptions& options);
 
-  // Queues a request and returns its id. invalid_argument. out_of_memory: there are max_requests.
+  // Queues a request and returns its id. invalid_argument. busy: there are max_requests.
   Result<std::int64_t> add(Request request);
   // The samples that have not ended end in the next step. Has no effect on a request that has
   // ended. invalid_argument: add() has not returned the id.
