@@ -101,6 +101,30 @@ TEST(EngineApi, ReportsLogprobsOfTheTokens) {
   EXPECT_EQ(outputs.at(2).top_logprobs.at(288).token, -1);
 }
 
+TEST(EngineApi, NamesTheStopStringThatEnded) {
+  const Model model(kFile);
+  Engine engine(model);
+  Request request = request_of(1);
+  engine.add(request);
+  engine.run();
+  const Output whole = engine.poll().value();
+  EXPECT_FALSE(whole.stop_string);
+  const std::size_t at = whole.text.find_first_not_of(whole.text[0]);
+  ASSERT_NE(at, std::string::npos);
+  request.stop = {"never", whole.text.substr(at, 1)};
+  engine.add(request);
+  request.stop = {};
+  request.stop_tokens = {whole.tokens[1]};
+  engine.add(request);
+  engine.run();
+  const auto outputs = poll_all(engine);
+  EXPECT_EQ(outputs.at(2).stop_string, 1u);
+  EXPECT_EQ(outputs.at(2).finish, HEADRACE_REQUEST_STOP);
+  EXPECT_EQ(outputs.at(2).text, whole.text.substr(0, at));
+  EXPECT_FALSE(outputs.at(3).stop_string);
+  EXPECT_EQ(outputs.at(3).finish, HEADRACE_REQUEST_STOP);
+}
+
 TEST(EngineApi, AbortsAndRefuses) {
   const Model model(kFile);
   Engine engine(model, {.max_tokens = 16, .max_requests = 2});

@@ -122,12 +122,13 @@ typedef struct headrace_output_info {
   const float* logprobs; /**< [num_tokens], from the model's unmodified logits; or NULL */
   /** [num_tokens, num_top], the most likely first; token -1 beyond the vocabulary; or NULL. */
   const headrace_token_logprob* top_logprobs;
-  int64_t num_top;   /**< num_logprobs of the request, at least 0 */
-  const char* text;  /**< new text in whole UTF-8 characters, zero-terminated */
-  size_t num_bytes;  /**< of text, without the terminator */
-  const char* error; /**< why the sample failed; "" without an error */
-  int32_t finish;    /**< headrace_request_finish; the last output of a sample has not RUNNING */
-  int32_t reserved;  /**< 0 */
+  int64_t num_top;     /**< num_logprobs of the request, at least 0 */
+  const char* text;    /**< new text in whole UTF-8 characters, zero-terminated */
+  size_t num_bytes;    /**< of text, without the terminator */
+  const char* error;   /**< why the sample failed; "" without an error */
+  int32_t finish;      /**< headrace_request_finish; the last output of a sample has not RUNNING */
+  int32_t reserved;    /**< 0 */
+  int64_t stop_string; /**< index of the stop string that ended the sample; -1: none did */
 } headrace_output_info;
 
 /** Takes the output that waits longest, all of its sample since the last poll; NULL: none. */

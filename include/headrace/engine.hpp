@@ -58,6 +58,7 @@ struct Output {
   std::string text = {};                                      ///< whole UTF-8 characters
   headrace_request_finish finish = HEADRACE_REQUEST_RUNNING;  ///< RUNNING: it has not ended
   std::string error = {};                                     ///< with HEADRACE_REQUEST_ERROR
+  std::optional<std::size_t> stop_string = {};                ///< index of the one that ended it
 };
 
 /// Serves many requests with one model, which must outlive it. One thread at a time calls step() or
@@ -132,6 +133,7 @@ class Engine {
                   .text = {info.text, info.num_bytes},
                   .finish = static_cast<headrace_request_finish>(info.finish),
                   .error = info.error};
+    if (info.stop_string >= 0) output.stop_string = static_cast<std::size_t>(info.stop_string);
     if (info.logprobs != nullptr)
       output.logprobs.assign(info.logprobs, info.logprobs + info.num_tokens);
     if (info.top_logprobs != nullptr)

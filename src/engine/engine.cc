@@ -360,6 +360,7 @@ void Engine::accept(Owner owner, const Sample& drawn) {
   if (!text.ok()) return finish(owner, FinishReason::error, text.failure().message);
   const text::StopMatcher::Output matched = sample.stops.push(text.value());
   out.text += matched.text;
+  out.stop_string = matched.stop_idx;
   if (matched.stop_idx) return finish(owner, FinishReason::stop, {});
   // A last token that nothing follows needs no room.
   const std::int64_t length = std::ssize(scheduler_.tokens(sample.sequence));
@@ -438,6 +439,7 @@ void Engine::publish() {
     std::ranges::move(from.tokens, std::back_inserter(to.tokens));
     to.text += from.text;
     to.finish = from.finish;
+    to.stop_string = from.stop_string;
     to.error = std::move(from.error);
   }
   step_outputs_.clear();

@@ -46,7 +46,8 @@ struct Output {
   std::vector<OutputToken> tokens = {};
   std::string text = {};  // whole characters; what may begin a stop string is held back
   std::optional<FinishReason> finish = {};
-  std::string error = {};  // with FinishReason::error
+  std::optional<std::size_t> stop_string = {};  // of Request::stop, which ended the sample
+  std::string error = {};                       // with FinishReason::error
 };
 
 }  // namespace headrace::engine
