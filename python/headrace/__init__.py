@@ -19,13 +19,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ._arrays import Support, attention, check, explain, supports
+from ._async_engine import AsyncEngine
 from ._backward import Gradients, attention_backward
 from ._devices import Device, devices
+from ._engine import Engine
 from ._kv_cache import KvCache
 from ._library import VERSION as __version__
 from ._library import BusyError
-from ._llm import LLM, Completion, Generation, ModelInfo, model_shapes
+from ._llm import LLM, ModelInfo, model_shapes
 from ._merge import merge_states
+from ._outputs import Completion, EngineStats, Generation, Output, TokenLogprob
 from ._plans import FallbackWarning, cache_clear
 from ._sampling import SamplingParams
 from ._softmax import softmax, softmax_backward
@@ -37,17 +40,22 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "AsyncEngine",
     "BusyError",
     "Completion",
     "Device",
+    "Engine",
+    "EngineStats",
     "FallbackWarning",
     "Generation",
     "Gradients",
     "KvCache",
     "ModelInfo",
+    "Output",
     "SamplingParams",
     "Support",
     "TensorSpec",
+    "TokenLogprob",
     "__version__",
     "attention",
     "attention_backward",

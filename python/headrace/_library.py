@@ -30,6 +30,8 @@ _RESULTS = {
     "session_destroy": None,
     "completions_count": ctypes.c_int64,
     "completions_destroy": None,
+    "engine_destroy": None,
+    "output_destroy": None,
 }
 # Functions whose arguments are all pointers, with their number: ctypes must not truncate Python ints to 32 bits.
 _POINTERS = {
@@ -59,6 +61,14 @@ _POINTERS = {
     "session_generate": 3,
     "completions_count": 1,
     "completions_destroy": 1,
+    "engine_create": 3,
+    "engine_destroy": 1,
+    "engine_add": 3,
+    "engine_step": 2,
+    "engine_poll": 2,
+    "engine_get_stats": 2,
+    "output_get": 2,
+    "output_destroy": 1,
 }
 # The others of a cache: p is a pointer, i an int64, u a uint64 or size_t.
 _OF_CACHES = {
@@ -96,6 +106,8 @@ _VERSIONED = {
     "session_options": _structs.SessionOptions,
     "sampling_options": _structs.SamplingOptions,
     "generation_options": _structs.GenerationOptions,
+    "engine_options": _structs.EngineOptions,
+    "request": _structs.Request,
 }
 
 
@@ -142,6 +154,7 @@ def _declare_models(library: ctypes.CDLL) -> None:
     library.headrace_chat_tokens.argtypes = [pointer, ctypes.c_char_p, pointer, size, ctypes.c_int, *filled]
     library.headrace_session_append.argtypes = [pointer, pointer, size, pointer]
     library.headrace_session_generate_n.argtypes = [pointer, pointer, ctypes.c_int64, pointer, pointer, pointer]
+    library.headrace_engine_abort.argtypes = [pointer, ctypes.c_int64]
     library.headrace_completions_get.argtypes = [pointer, ctypes.c_int64, pointer]
 
 

@@ -2,46 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import ctypes
 import os
-import queue
 import re
 import threading
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, overload
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _devices, _plans, _structs
+from ._async_engine import AsyncEngine
+from ._engine import generate_batch
 from ._library import LIBRARY, check
+from ._outputs import Generation
 from ._sampling import Options, SamplingParams, c_text, to_seed
+from ._session import Handle, Session, pieces, read_completion, token_array
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 Prompt = str | Sequence[int]
-FinishReason = Literal["end", "stop", "length", "cancelled"]
 _CACHE_DTYPES = {"f16": _structs.F16, "bf16": _structs.BF16, "f32": _structs.F32}
-
-
-class Completion(NamedTuple):
-    """What was generated after a prompt."""
-
-    text: str
-    tokens: list[int]  # including the one that ended it
-    logprob: float  # of all tokens, from the model's unmodified logits
-    finish_reason: FinishReason  # "end": an end-of-text token; "stop": a stop string; "length": max_tokens or context
-
-
-class Generation(NamedTuple):
-    """The completions of one prompt."""
-
-    prompt_tokens: list[int]
-    completions: list[Completion]
-
-    @property
-    def text(self) -> str:
-        """The text of the first completion."""
-        return self.completions[0].text
 
 
 class ModelInfo(NamedTuple):
@@ -69,11 +54,6 @@ class ModelInfo(NamedTuple):
     exact: bool
 
 
-def _token_array(name: str, tokens: Sequence[int]) -> ctypes.Array[ctypes.c_int32]:
-    values = [_plans.to_integer(f"{name}[{i}]", token, 32) for i, token in enumerate(tokens)]
-    return (ctypes.c_int32 * len(values))(*values)
-
-
 def _filled(ctype: Any, call: Callable[[Any, int, Any], int]) -> Any:
     """Calls a function that fills (array, capacity, count) twice: first for the count."""
     count = ctypes.c_size_t()
@@ -82,28 +62,6 @@ def _filled(ctype: Any, call: Callable[[Any, int, Any], int]) -> Any:
     if count.value:
         check(call(array, count.value, ctypes.byref(count)))
     return array
-
-
-class _Session:
-    """One sequence of tokens."""
-
-    def __init__(self, llm: LLM, num_tokens: int, num_sequences: int) -> None:
-        options = _structs.SessionOptions()
-        check(LIBRARY.headrace_session_options_init_sized(ctypes.byref(options), ctypes.sizeof(options)))
-        options.max_tokens = num_tokens
-        options.cache_dtype = llm._cache_dtype
-        options.num_pages = num_sequences * -(-num_tokens // options.page_size)
-        self.handle = ctypes.c_void_p()
-        self._llm = llm  # the model outlives its sessions
-        check(LIBRARY.headrace_session_create(llm._handle, ctypes.byref(options), ctypes.byref(self.handle)))
-        self._destroy = weakref.finalize(self, LIBRARY.headrace_session_destroy, self.handle)
-        self._destroy.atexit = False
-
-    def __enter__(self) -> ctypes.c_void_p:
-        return self.handle
-
-    def __exit__(self, *_: object) -> None:
-        self._destroy()
 
 
 class LLM:
@@ -211,10 +169,11 @@ class LLM:
             if options.num_threads < 1:
                 raise ValueError(f"num_threads={num_threads}: must be at least 1, or None for all")
         options.exact, options.use_mmap = bool(exact), bool(use_mmap)
-        self._handle = ctypes.c_void_p()
+        self._handle = Handle()
         check(load(ctypes.byref(options), ctypes.byref(self._handle)))
-        # At exit the process frees the memory: a stream's thread may still read the weights.
-        weakref.finalize(self, LIBRARY.headrace_model_destroy, self._handle).atexit = False
+        self._handle.own()
+        self._async_engine: AsyncEngine | None = None
+        self._lock = threading.Lock()  # guards _async_engine
         self._info = self._read_info()
         self._cache_dtype = _CACHE_DTYPES[cache_dtype or ("f32" if self._info.exact else "f16")]
         longest = self._info.context_length
@@ -261,7 +220,7 @@ class LLM:
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of tokens; special tokens give their names, incomplete characters U+FFFD."""
-        array = _token_array("tokens", tokens)
+        array = token_array("tokens", tokens)
         text = _filled(
             ctypes.c_char, lambda *filled: LIBRARY.headrace_detokenize(self._handle, array, len(array), *filled)
         )
@@ -307,9 +266,9 @@ class LLM:
         )
 
     def _prompt_tokens(self, prompt: Prompt) -> list[int]:
-        return self.tokenize(prompt) if isinstance(prompt, str) else list(_token_array("prompt", prompt))
+        return self.tokenize(prompt) if isinstance(prompt, str) else list(token_array("prompt", prompt))
 
-    def _start(self, tokens: list[int], options: Options, num_sequences: int) -> _Session:
+    def _start(self, tokens: list[int], options: Options, num_sequences: int) -> Session:
         """A session with room for the prompt and its completions."""
         most = options.c.max_new_tokens
         length = min(self.max_context, len(tokens) + most) if most else self.max_context
@@ -317,11 +276,11 @@ class LLM:
             raise ValueError("prompt: has no tokens; pass at least one")
         if len(tokens) > self.max_context:
             raise ValueError(f"prompt: {len(tokens)} tokens exceed max_context={self.max_context}; shorten the prompt")
-        return _Session(self, length, num_sequences)
+        return Session(self, length, num_sequences)
 
     def _complete(self, tokens: list[int], options: Options) -> Generation:
         with self._start(tokens, options, options.n + 1) as session:
-            check(LIBRARY.headrace_session_append(session, _token_array("prompt", tokens), len(tokens), None))
+            check(LIBRARY.headrace_session_append(session, token_array("prompt", tokens), len(tokens), None))
             completions = ctypes.c_void_p()
             check(
                 LIBRARY.headrace_session_generate_n(
@@ -330,7 +289,7 @@ class LLM:
             )
         try:
             count = LIBRARY.headrace_completions_count(completions)
-            return Generation(tokens, [_read_completion(completions, i) for i in range(count)])
+            return Generation(tokens, [read_completion(completions, i) for i in range(count)])
         finally:
             LIBRARY.headrace_completions_destroy(completions)
 
@@ -346,21 +305,63 @@ class LLM:
         """Continues a prompt, or each of several, without a chat template.
 
         Args:
-            prompts: a text or a list of tokens, or a list of these. Several are computed one after the other, the n
-                completions of each in one batch.
+            prompts: a text or a list of tokens, or a list of these, which are computed together.
             params: sampling, length and stop strings; None: greedy.
 
         Returns:
-            A Generation, or a list of them for a list of prompts.
+            A Generation, or a list of them in the order of the prompts. A prompt's completions do not depend on the
+            prompts beside it.
 
         Raises:
             ValueError: an argument; a prompt is empty or does not fit max_context.
             MemoryError: the KV cache does not fit.
+            RuntimeError: the logits of a prompt are NaN, which means damaged weights.
         """
         options = Options(params or SamplingParams())
-        if isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], (str, Sequence))):
-            return self._complete(self._prompt_tokens(prompts), options)  # type: ignore[arg-type]
-        return [self._complete(self._prompt_tokens(prompt), options) for prompt in prompts]  # type: ignore[arg-type]
+        if _is_prompt(prompts):
+            return self._complete(self._prompt_tokens(prompts), options)
+        return generate_batch(self, [self._prompt_tokens(prompt) for prompt in prompts], options)
+
+    @overload  # a str is a sequence of str, but the first match wins
+    async def generate_async(  # type: ignore[overload-overlap]
+        self, prompts: Prompt, params: SamplingParams | None = None
+    ) -> Generation: ...
+    @overload
+    async def generate_async(
+        self, prompts: Sequence[Prompt], params: SamplingParams | None = None
+    ) -> list[Generation]: ...
+    async def generate_async(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None
+    ) -> Generation | list[Generation]:
+        """generate() for asyncio: calls of all tasks are computed together, on a thread of their own.
+
+        A task that is cancelled ends its completions. The first call creates an AsyncEngine with its defaults, which
+        lives as long as this object; create one for other options. Errors: generate() and AsyncEngine.generate().
+        """
+        engine = self._engine()
+        if _is_prompt(prompts):
+            return await engine.generate(prompts, params)
+        return await engine.generate_all(prompts, params)
+
+    async def stream_async(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[str]:
+        """stream() for asyncio, on the engine of generate_async(). Closing the iterator ends it."""
+        options = Options(params or SamplingParams())
+        _check_one(options)
+        outputs = self._engine().stream(prompt, params)
+        async with contextlib.aclosing(outputs):
+            async for output in outputs:
+                if output.finish_reason == "error":
+                    raise RuntimeError(output.error)
+                if output.text:
+                    yield output.text
+
+    def _engine(self) -> AsyncEngine:
+        with self._lock:
+            if self._async_engine is None:
+                # The engine's thread refers to a model of its own, so that this object closes the engine.
+                model = copy.copy(self)
+                self._async_engine = AsyncEngine(model)
+            return self._async_engine
 
     def chat(
         self,
@@ -391,9 +392,8 @@ class LLM:
 
     def _stream(self, tokens: list[int], params: SamplingParams | None) -> Iterator[str]:
         options = Options(params or SamplingParams())
-        if options.n != 1:
-            raise ValueError(f"n={options.n}: a stream has one completion; pass n=1 or call generate()")
-        return _pieces(self._start(tokens, options, 1), tokens, options)
+        _check_one(options)
+        return pieces(self._start(tokens, options, 1), tokens, options)
 
     def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """The logits after every token: [len(tokens), vocab_size].
@@ -401,54 +401,23 @@ class LLM:
         Raises:
             ValueError: there are no tokens, more than max_context, or one is not in the vocabulary.
         """
-        array = _token_array("tokens", tokens)
+        array = token_array("tokens", tokens)
         if not 1 <= len(array) <= self.max_context:
             raise ValueError(f"tokens: {len(array)} tokens, expected 1 to max_context={self.max_context}")
         out = np.empty((len(array), self._info.vocab_size), np.float32)
-        with _Session(self, len(array), 1) as session:
+        with Session(self, len(array), 1) as session:
             check(LIBRARY.headrace_session_append(session, array, len(array), out.ctypes.data))
         return out
 
 
-def _read_completion(completions: ctypes.c_void_p, index: int) -> Completion:
-    c = _structs.Completion(struct_size=ctypes.sizeof(_structs.Completion))
-    check(LIBRARY.headrace_completions_get(completions, index, ctypes.byref(c)))
-    text = ctypes.string_at(c.text, c.num_bytes).decode("utf-8", "replace")
-    reason: Any = _structs.FINISH_NAMES[c.finish]
-    return Completion(text, c.tokens[: c.num_tokens], c.logprob, reason)
+def _check_one(options: Options) -> None:
+    if options.n != 1:
+        raise ValueError(f"n={options.n}: a stream has one completion; pass n=1 or call generate()")
 
 
-def _pieces(started: _Session, tokens: list[int], options: Options) -> Iterator[str]:
-    """Generates on another thread; yields what it puts into a queue: texts, then None or an exception."""
-    pieces: queue.SimpleQueue[str | BaseException | None] = queue.SimpleQueue()
-    cancelled = threading.Event()
-
-    def on_text(_: Any, text: Any, num_bytes: int) -> int:
-        if num_bytes:
-            pieces.put(ctypes.string_at(text, num_bytes).decode("utf-8", "replace"))
-        return cancelled.is_set()
-
-    def run() -> None:
-        try:
-            with started as session:
-                check(LIBRARY.headrace_session_append(session, _token_array("prompt", tokens), len(tokens), None))
-                options.c.on_text = _structs.TEXT_FN(on_text)
-                result = _structs.Generation(struct_size=ctypes.sizeof(_structs.Generation))
-                check(LIBRARY.headrace_session_generate(session, ctypes.byref(options.c), ctypes.byref(result)))
-            pieces.put(None)
-        except BaseException as error:  # raised on the caller's thread
-            pieces.put(error)
-
-    thread = threading.Thread(target=run, name="headrace stream", daemon=True)
-    thread.start()
-    try:
-        while (piece := pieces.get()) is not None:
-            if isinstance(piece, BaseException):
-                raise piece
-            yield piece
-    finally:
-        cancelled.set()
-        thread.join()
+def _is_prompt(prompts: Prompt | Sequence[Prompt]) -> TypeIs[Prompt]:
+    """Not a list of prompts; an empty list is one."""
+    return isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], (str, Sequence)))
 
 
 def model_shapes() -> list[str]:

@@ -1,4 +1,4 @@
-"""ctypes declarations of the structs and constants of headrace.h, merge_states.h, kv_cache.h and model.h."""
+"""ctypes declarations of the structs and constants of the C headers."""
 
 from __future__ import annotations
 
@@ -294,8 +294,64 @@ class Completion(ctypes.Structure):
     ]
 
 
+class TokenLogprob(ctypes.Structure):
+    _fields_ = [("token", ctypes.c_int32), ("logprob", ctypes.c_float)]
+
+
+class EngineOptions(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        *_fields(ctypes.c_int64, "max_tokens max_batch_tokens max_num_seqs max_requests"),
+        *_fields(ctypes.c_int64, "page_size num_pages num_host_pages"),
+        *_fields(ctypes.c_int32, "cache_dtype no_prefix_cache"),
+    ]
+
+
+class Request(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("tokens", ctypes.POINTER(ctypes.c_int32)),
+        ("num_tokens", ctypes.c_size_t),
+        ("sampling", ctypes.POINTER(SamplingOptions)),
+        *_fields(ctypes.c_int64, "n max_new_tokens"),
+        ("stop_tokens", ctypes.POINTER(ctypes.c_int32)),
+        ("num_stop_tokens", ctypes.c_size_t),
+        ("stop", ctypes.POINTER(ctypes.c_char_p)),
+        ("num_stop", ctypes.c_size_t),
+        ("priority", ctypes.c_int64),
+        *_fields(ctypes.c_int32, "num_logprobs ignore_end"),
+    ]
+
+
+class OutputInfo(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        *_fields(ctypes.c_int64, "id sample"),
+        ("tokens", ctypes.POINTER(ctypes.c_int32)),
+        ("num_tokens", ctypes.c_int64),
+        ("logprobs", ctypes.POINTER(ctypes.c_float)),
+        ("top_logprobs", ctypes.POINTER(TokenLogprob)),
+        ("num_top", ctypes.c_int64),
+        ("text", ctypes.POINTER(ctypes.c_char)),
+        ("num_bytes", ctypes.c_size_t),
+        ("error", ctypes.c_char_p),
+        *_fields(ctypes.c_int32, "finish reserved"),
+        ("stop_string", ctypes.c_int64),
+    ]
+
+
+class EngineStats(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        *_fields(ctypes.c_int64, "num_requests num_waiting num_running num_preempted num_pages num_free_pages"),
+        *_fields(ctypes.c_int64, "num_finished num_steps num_scheduled_tokens num_generated_tokens"),
+        *_fields(ctypes.c_int64, "num_prompt_tokens num_cached_tokens num_preemptions"),
+    ]
+
+
 TOKENIZE_SPECIAL, TOKENIZE_BOS = 1, 2
 FINISH_NAMES = ("end", "stop", "length", "cancelled")
+REQUEST_FINISH_NAMES = (None, "stop", "length", "aborted", "error")
 ORDER_NAMES = ("vllm", "transformers", "llama.cpp")
 
 # Plans do not distinguish alignments of addresses and strides beyond this.
