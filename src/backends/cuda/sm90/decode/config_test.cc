@@ -200,9 +200,8 @@ TEST(DecodeClusters, SmemFitsBesideAProductAndDoesNotOverlap) {
   for (const int dim : kDims)
     for (const int rows : kRowBuckets) {
       const ClusterSmemPlan s = cluster_smem_plan(dim, rows);
-      EXPECT_LE(
-          s.total + 1024 + gemm::kStreamRingBytes + 16 * gemm::kStreamMaxStages + 2 * 1024,
-          228 * 1024)
+      EXPECT_LE(s.total + 1024 + gemm::kStreamRingBytes + 16 * gemm::kStreamMaxStages + 2 * 1024,
+                228 * 1024)
           << dim << " " << rows;
       EXPECT_EQ(s.block % 1024, 0);
       EXPECT_EQ(s.partials, s.stages * kClusterWarps * s.block);
