@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import queue
 import threading
 import weakref
@@ -98,7 +99,8 @@ class _Worker:
     def _run(self) -> None:
         while self._wait():
             try:
-                self.engine.step()
+                with contextlib.suppress(MemoryError):  # the requests end with this error
+                    self.engine.step()
                 self._hand_out(self.engine.poll_all())
             except BaseException as error:  # raised where the requests are awaited
                 self._end(error)

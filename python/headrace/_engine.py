@@ -144,6 +144,7 @@ class Engine:
         A request that fails ends with an output of finish_reason "error" and is no error of the step.
 
         Raises:
+            MemoryError: an allocation failed. The requests so far end with an error; the engine goes on.
             RuntimeError: the device is lost. All requests have ended; later calls raise the same.
         """
         has_worked = ctypes.c_int()

@@ -15,10 +15,12 @@ struct headrace_engine {
 struct headrace_output {
   headrace::engine::Output output;
   std::int64_t num_top;
-  // Of output.tokens, as callers read them.
-  std::vector<std::int32_t> tokens;
-  std::vector<float> logprobs;                       // empty: none
-  std::vector<headrace_token_logprob> top_logprobs;  // [tokens, num_top]
+  // Of output.tokens, as callers read them. Made by the first headrace_output_get(), so that an
+  // output that was polled is not lost if memory is missing.
+  mutable bool has_arrays = false;
+  mutable std::vector<std::int32_t> tokens;
+  mutable std::vector<float> logprobs;                       // empty: none
+  mutable std::vector<headrace_token_logprob> top_logprobs;  // [tokens, num_top]
 };
 
 namespace headrace::capi {
@@ -89,18 +91,18 @@ Result<engine::Request> request_of(const headrace_request* theirs) {
   return request;
 }
 
-std::unique_ptr<headrace_output> output_of(engine::Output from) {
-  auto output = std::make_unique<headrace_output>();
-  output->num_top = from.num_logprobs.value_or(0);
-  for (const engine::OutputToken& token : from.tokens) {
-    output->tokens.push_back(token.token);
-    if (!from.num_logprobs) continue;
-    output->logprobs.push_back(token.logprob);
-    for (std::size_t i = 0; i < static_cast<std::size_t>(output->num_top); ++i)
-      output->top_logprobs.push_back(top_logprob(token.top_logprobs, i));
+void make_arrays(const headrace_output& output) {
+  output.tokens.clear();
+  output.logprobs.clear();
+  output.top_logprobs.clear();
+  for (const engine::OutputToken& token : output.output.tokens) {
+    output.tokens.push_back(token.token);
+    if (!output.output.num_logprobs) continue;
+    output.logprobs.push_back(token.logprob);
+    for (std::size_t i = 0; i < static_cast<std::size_t>(output.num_top); ++i)
+      output.top_logprobs.push_back(top_logprob(token.top_logprobs, i));
   }
-  output->output = std::move(from);
-  return output;
+  output.has_arrays = true;
 }
 
 headrace_output_info info_of(const headrace_output& output) {
@@ -222,7 +224,12 @@ headrace_status headrace_engine_poll(headrace_engine* engine, headrace_output** 
     if (output == nullptr)
       return fail(null_argument("output", "pass the address of an output pointer"));
     *output = nullptr;
-    if (auto polled = engine->engine->poll()) *output = output_of(std::move(*polled)).release();
+    auto made = std::make_unique<headrace_output>();
+    auto polled = engine->engine->poll();
+    if (!polled) return HEADRACE_OK;
+    made->output = std::move(*polled);
+    made->num_top = made->output.num_logprobs.value_or(0);
+    *output = made.release();
     return HEADRACE_OK;
   });
 }
@@ -230,6 +237,7 @@ headrace_status headrace_engine_poll(headrace_engine* engine, headrace_output** 
 headrace_status headrace_output_get(const headrace_output* output, headrace_output_info* info) {
   return guarded([&] {
     if (output == nullptr) return fail(null_argument("output", "poll one first"));
+    if (!output->has_arrays) make_arrays(*output);
     return give("info", info_of(*output), info);
   });
 }

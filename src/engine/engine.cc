@@ -103,7 +103,7 @@ Engine::Engine(const LanguageModel& model, const EngineOptions& options,
       sampler_(std::move(sampler)),
       device_sampler_(std::move(device_sampler)),
       logits_(std::move(logits)) {
-  publish();
+  update_stats();
 }
 
 // ---- any thread ----
@@ -141,33 +141,51 @@ Result<std::int64_t> Engine::add(Request request) {
   if (Status bad = check(request)) return std::move(*bad);
   const Result<text::StopMatcher> stops = text::StopMatcher::make(request.stop);
   if (!stops.ok()) return stops.failure();
+  Record record{.samples = std::vector<Gain>(static_cast<std::size_t>(request.n)),
+                .num_open = request.n,
+                .num_unpolled = request.n};
+  for (std::size_t i = 0; i < record.samples.size(); ++i) {
+    Output& output = record.samples[i].output;
+    output.sample = static_cast<std::int64_t>(i);
+    output.num_logprobs = request.sampling.num_logprobs;
+  }
   const std::lock_guard lock(mutex_);
   if (failure_) return Failure(*failure_);
-  if (std::ssize(num_unpolled_) >= options_.max_requests)
+  if (std::ssize(records_) >= options_.max_requests)
     return Failure{ErrorCode::busy,
                    format_text("max_requests={}: as many requests have not ended or were not "
                                "polled; poll their outputs and add this one later",
                                options_.max_requests)};
-  num_unpolled_[++last_request_] = request.n;
-  queued_.emplace_back(last_request_, std::move(request));
-  return last_request_;
+  const std::int64_t id = last_request_ + 1;
+  for (Gain& gain : record.samples) gain.output.request = id;
+  std::list<Queued> queued;
+  queued.push_back({id, std::move(request)});
+  records_.emplace(id, std::move(record));
+  queued_.splice(queued_.end(), queued);  // nothing throws from here on
+  return ++last_request_;
 }
 
 Status Engine::abort(std::int64_t id) {
   const std::lock_guard lock(mutex_);
   HEADRACE_TRY(check_range("id", id, 1, last_request_, "pass an id that add returned"));
-  if (num_unpolled_.contains(id)) aborted_.push_back(id);
+  if (records_.contains(id)) aborted_.push_back(id);
   return std::nullopt;
 }
 
 std::optional<Output> Engine::poll() {
   const std::lock_guard lock(mutex_);
-  if (polled_next_.empty()) return std::nullopt;
-  const auto found = outputs_.find(polled_next_.front());
-  Output output = std::move(found->second);
-  outputs_.erase(found);
-  polled_next_.pop_front();
-  if (output.finish && --num_unpolled_.at(output.request) == 0) num_unpolled_.erase(output.request);
+  if (polled_next_ == nullptr) return std::nullopt;
+  Gain& gain = *polled_next_;
+  polled_next_ = gain.next;
+  gain.is_listed = false;
+  const Output rest{.request = gain.output.request,
+                    .sample = gain.output.sample,
+                    .num_logprobs = gain.output.num_logprobs};
+  Output output = std::exchange(gain.output, rest);
+  if (output.finish) {
+    const auto record = records_.find(output.request);
+    if (--record->second.num_unpolled == 0) records_.erase(record);
+  }
   return output;
 }
 
@@ -175,7 +193,8 @@ EngineStats Engine::stats() const {
   const std::lock_guard lock(mutex_);
   EngineStats stats = stats_;
   stats.sequences.num_waiting += std::ssize(queued_);
-  stats.num_requests = std::ssize(num_unpolled_);
+  stats.num_requests = std::ssize(records_);
+  stats.num_finished_requests = num_finished_requests_;
   return stats;
 }
 
@@ -190,25 +209,37 @@ Status Engine::run() {
 }
 
 Result<bool> Engine::step() {
+  try {
+    return compute_step();
+  } catch (...) {
+    drop_taken();
+    throw;
+  }
+}
+
+Result<bool> Engine::compute_step() {
   if (failure_) return Failure(*failure_);  // only this thread writes it
+  has_delivered_ = false;
   take_queued();
   if (Status bad = scheduler_.schedule())
     end(*bad);
   else if (Status failed = compute())
     failed->code == ErrorCode::device_error ? end(*failed) : fail_step(*failed);
-  const bool has_worked = !step_outputs_.empty() || !scheduler_.chunks().empty();
-  publish();
+  for (const std::int64_t id : ended_) active_.erase(id);
+  ended_.clear();
+  update_stats();
   if (failure_) return Failure(*failure_);
-  return has_worked;
+  return has_delivered_ || !scheduler_.chunks().empty();
 }
 
 void Engine::take_queued() {
-  std::vector<std::pair<std::int64_t, Request>> queued;
+  std::list<Queued> queued;
   std::vector<std::int64_t> aborted;
   {
     const std::lock_guard lock(mutex_);
     queued.swap(queued_);
     aborted.swap(aborted_);
+    last_taken_ = last_request_;
   }
   for (auto& [id, request] : queued) start(id, std::move(request));
   for (const std::int64_t id : aborted) {
@@ -273,7 +304,7 @@ bool Engine::fork(std::int64_t parent, Owner owner) {
   if (owner.sample->has_finished) return false;
   Result<std::int64_t> forked = scheduler_.fork(parent);
   if (!forked.ok()) {
-    finish(owner, FinishReason::error, forked.failure().message);
+    finish(owner, {}, FinishReason::error, forked.failure().message);
     return false;
   }
   owner.sample->sequence = forked.value();
@@ -324,7 +355,7 @@ Status Engine::draw(const Draw& draw) {
   if (!logits.ok()) return std::move(logits.failure());
   if (options_.on_logits)
     if (Status bad = options_.on_logits(owner.request->id, sample.idx, logits.value())) {
-      finish(owner, FinishReason::error, bad->message);
+      finish(owner, {}, FinishReason::error, bad->message);
       return std::nullopt;
     }
   const std::span<const std::int32_t> tokens = scheduler_.tokens(sample.sequence);
@@ -338,7 +369,7 @@ Status Engine::draw(const Draw& draw) {
   if (drawn.ok())
     accept(owner, drawn.value());
   else
-    finish(owner, FinishReason::error, drawn.failure().message);
+    finish(owner, {}, FinishReason::error, drawn.failure().message);
   return std::nullopt;
 }
 
@@ -346,8 +377,8 @@ void Engine::accept(Owner owner, const Sample& drawn) {
   ActiveSample& sample = *owner.sample;
   const Request& request = owner.request->request;
   const std::int32_t token = drawn.token;
-  Output& out = output(owner);
-  out.tokens.push_back(
+  Output gained;
+  gained.tokens.push_back(
       {token, drawn.logprob, {drawn.top_logprobs.begin(), drawn.top_logprobs.end()}});
   ++sample.num_tokens;
   ++num_generated_tokens_;
@@ -355,50 +386,69 @@ void Engine::accept(Owner owner, const Sample& drawn) {
       std::ranges::find(request.stop_tokens, token) != request.stop_tokens.end();
   const bool is_end =
       !request.ignore_end && std::ranges::binary_search(model_.tokenizer.end_tokens(), token);
-  if (is_stop_token || is_end) return finish(owner, FinishReason::stop, {});
+  if (is_stop_token || is_end) return finish(owner, std::move(gained), FinishReason::stop);
   Result<std::string> text = sample.decoder.push(token);
-  if (!text.ok()) return finish(owner, FinishReason::error, text.failure().message);
+  if (!text.ok())
+    return finish(owner, std::move(gained), FinishReason::error, text.failure().message);
   const text::StopMatcher::Output matched = sample.stops.push(text.value());
-  out.text += matched.text;
-  out.stop_string = matched.stop_idx;
-  if (matched.stop_idx) return finish(owner, FinishReason::stop, {});
+  gained.text = matched.text;
+  gained.stop_string = matched.stop_idx;
+  if (matched.stop_idx) return finish(owner, std::move(gained), FinishReason::stop);
   // A last token that nothing follows needs no room.
   const std::int64_t length = std::ssize(scheduler_.tokens(sample.sequence));
   if (sample.num_tokens == request.max_new_tokens || length == options_.max_tokens)
-    return finish(owner, FinishReason::length, {});
+    return finish(owner, std::move(gained), FinishReason::length);
   scheduler_.append(sample.sequence, token);
+  deliver(owner, std::move(gained));
 }
 
 // ---- outputs ----
 
-Output& Engine::output(Owner owner) {
-  const OutputKey key{owner.request->id, owner.sample->idx};
-  Output& output = step_outputs_[key];
-  output.request = key.first;
-  output.sample = key.second;
-  output.num_logprobs = owner.sample->options.num_logprobs;
-  return output;
+void Engine::deliver(Owner owner, Output gained) {
+  has_delivered_ = true;
+  const std::lock_guard lock(mutex_);
+  Record& record = records_.at(owner.request->id);
+  Gain& gain = record.samples[static_cast<std::size_t>(owner.sample->idx)];
+  std::ranges::move(gained.tokens, std::back_inserter(gain.output.tokens));
+  gain.output.text += gained.text;
+  gain.output.stop_string = gained.stop_string;
+  if (gained.finish) return close(record, gain, *gained.finish, std::move(gained.error));
+  list(gain);
 }
 
-void Engine::finish(Owner owner, FinishReason reason, const std::string& error) {
+void Engine::close(Record& record, Gain& gain, FinishReason reason, std::string error) noexcept {
+  gain.output.finish = reason;
+  gain.output.error = std::move(error);
+  if (--record.num_open == 0) ++num_finished_requests_;
+  list(gain);
+}
+
+void Engine::list(Gain& gain) noexcept {
+  if (std::exchange(gain.is_listed, true)) return;
+  gain.next = nullptr;
+  (polled_next_ == nullptr ? polled_next_ : polled_last_->next) = &gain;
+  polled_last_ = &gain;
+}
+
+void Engine::finish(Owner owner, Output gained, FinishReason reason, const std::string& error) {
   ActiveSample& sample = *owner.sample;
-  Output& out = output(owner);
   // Text that is held back. Nothing is, after a stop string.
-  out.text += sample.stops.push(sample.decoder.flush()).text;
-  out.text += sample.stops.finish();
-  out.finish = reason;
-  out.error = error;
+  gained.text += sample.stops.push(sample.decoder.flush()).text;
+  gained.text += sample.stops.finish();
+  gained.finish = reason;
+  gained.error = error;
   sample.has_finished = true;
   if (sample.sequence != 0) {
     owners_.erase(sample.sequence);
     static_cast<void>(scheduler_.finish(sample.sequence));  // fails for unknown ids alone
   }
   if (--owner.request->num_open == 0) ended_.push_back(owner.request->id);
+  deliver(owner, std::move(gained));
 }
 
 void Engine::finish_all(ActiveRequest& active, FinishReason reason, const std::string& error) {
   for (ActiveSample& sample : active.samples)
-    if (!sample.has_finished) finish({&active, &sample}, reason, error);
+    if (!sample.has_finished) finish({&active, &sample}, {}, reason, error);
 }
 
 // The requests of the step end. What it wrote to pages is not committed, so no other request finds
@@ -413,40 +463,34 @@ void Engine::end(const Failure& failure) {
   for (auto& [id, active] : active_) finish_all(active, FinishReason::error, failure.message);
   const std::lock_guard lock(mutex_);
   failure_ = failure;
-  // Requests that no step has taken.
-  for (auto& [id, request] : queued_)
-    for (std::int64_t i = 0; i < request.n; ++i)
-      step_outputs_[{id, i}] = {
-          .request = id, .sample = i, .finish = FinishReason::error, .error = failure.message};
-  num_finished_requests_ += std::ssize(queued_);
+  last_taken_ = last_request_;
   queued_.clear();
+  for (auto& [id, record] : records_)  // those that no step has taken
+    for (Gain& gain : record.samples)
+      if (!gain.output.finish) close(record, gain, FinishReason::error, failure.message);
 }
 
-// Hands the outputs of the step to poll().
-void Engine::publish() {
-  for (const std::int64_t id : ended_) active_.erase(id);
-  const std::lock_guard lock(mutex_);
-  num_finished_requests_ += std::ssize(ended_);
+void Engine::drop_taken() noexcept {
+  active_.clear();
+  owners_.clear();
   ended_.clear();
-  for (auto& [key, from] : step_outputs_) {
-    const auto [found, is_new] = outputs_.try_emplace(key, Output{});
-    if (is_new) {
-      polled_next_.push_back(key);
-      found->second = std::move(from);
-      continue;
-    }
-    Output& to = found->second;
-    std::ranges::move(from.tokens, std::back_inserter(to.tokens));
-    to.text += from.text;
-    to.finish = from.finish;
-    to.stop_string = from.stop_string;
-    to.error = std::move(from.error);
+  scheduler_.clear();
+  runner_->cache().clear();
+  const std::lock_guard lock(mutex_);
+  for (auto& [id, record] : records_) {
+    if (id > last_taken_) break;
+    for (Gain& gain : record.samples)
+      if (!gain.output.finish)
+        close(record, gain, FinishReason::error, "out of memory");  // a short string
   }
-  step_outputs_.clear();
+}
+
+void Engine::update_stats() {
   const PageAllocator& pages = runner_->cache().allocator();
+  const std::lock_guard lock(mutex_);
   stats_ = {.sequences = scheduler_.stats(),
             .num_requests = 0,
-            .num_finished_requests = num_finished_requests_,
+            .num_finished_requests = 0,
             .num_generated_tokens = num_generated_tokens_,
             .num_pages = pages.num_pages(),
             .num_free_pages = pages.num_free()};

@@ -2,19 +2,19 @@
 //
 // The tokens of a request depend on the request alone: not on others beside it, on chunks, hits in
 // the prefix cache or preemption. A request that fails ends with FinishReason::error and harms no
-// other one; a device error ends all of them and the engine.
+// other one; a device error ends all of them and the engine. If an allocation throws in a step, the
+// requests that steps have taken end, and the engine goes on.
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "engine/model_runner.h"
@@ -65,7 +65,8 @@ class Engine {
   std::optional<Output> poll();
   EngineStats stats() const;
 
-  // Computes one step. False: there was nothing to do. device_error: the engine has ended.
+  // Computes one step. False: there was nothing to do. device_error: the engine has ended. Throws
+  // std::bad_alloc: the requests that were taken have ended with an error.
   Result<bool> step();
   // Steps until there is nothing to do.
   Status run();
@@ -98,6 +99,21 @@ class Engine {
     std::int64_t row;
     std::optional<std::int32_t> token = {};  // drawn on the device
   };
+  // What a sample gained and was not polled.
+  struct Gain {
+    Output output;
+    bool is_listed = false;
+    Gain* next = nullptr;  // in the order of poll()
+  };
+  // Exists as long as a sample has not ended or was not polled, so that its end needs no memory.
+  struct Record {
+    std::vector<Gain> samples;  // never resized
+    std::int64_t num_open, num_unpolled;
+  };
+  struct Queued {
+    std::int64_t id;
+    Request request;
+  };
 
   Engine(const LanguageModel& model, const EngineOptions& options,
          std::unique_ptr<ModelRunner> runner, Scheduler scheduler, Sampler sampler,
@@ -108,6 +124,7 @@ class Engine {
   // Takes what other threads have queued.
   void take_queued();
   void start(std::int64_t id, Request request);
+  Result<bool> compute_step();
   Status compute();
   // Draws the next token of each sequence whose tokens are all computed.
   Status draw_all();
@@ -118,12 +135,19 @@ class Engine {
   // Of a row, in memory of the host.
   Result<std::span<const float>> logits_of(std::int64_t row);
   void accept(Owner owner, const Sample& drawn);
-  Output& output(Owner owner);  // of this step
-  void finish(Owner owner, FinishReason reason, const std::string& error);
+  void finish(Owner owner, Output gained, FinishReason reason, const std::string& error = {});
   void finish_all(ActiveRequest& active, FinishReason reason, const std::string& error);
   void fail_step(const Failure& failure);
   void end(const Failure& failure);  // of the engine
-  void publish();
+  void update_stats();
+  // Ends all that steps have taken, after an exception that left it incomplete.
+  void drop_taken() noexcept;
+
+  // Adds to what poll() gives.
+  void deliver(Owner owner, Output gained);
+  // With the mutex.
+  void close(Record& record, Gain& gain, FinishReason reason, std::string error) noexcept;
+  void list(Gain& gain) noexcept;
 
   const LanguageModel& model_;
   EngineOptions options_;
@@ -142,18 +166,16 @@ class Engine {
   std::unordered_map<std::int64_t, ActiveRequest> active_;
   std::unordered_map<std::int64_t, Owner> owners_;  // by sequence
   std::vector<ModelRunner::Part> parts_;
-  std::vector<std::int64_t> ended_;                         // requests, in this step
-  using OutputKey = std::pair<std::int64_t, std::int64_t>;  // request, sample
-  std::map<OutputKey, Output> step_outputs_;
+  std::vector<std::int64_t> ended_;  // requests, in this step
+  bool has_delivered_ = false;       // in this step
   std::int64_t num_generated_tokens_ = 0;
 
   mutable std::mutex mutex_;  // guards what follows
-  std::vector<std::pair<std::int64_t, Request>> queued_;
+  std::list<Queued> queued_;
   std::vector<std::int64_t> aborted_;
-  std::deque<OutputKey> polled_next_;
-  std::map<OutputKey, Output> outputs_;
-  std::unordered_map<std::int64_t, std::int64_t> num_unpolled_;  // samples of each request
-  std::int64_t last_request_ = 0, num_finished_requests_ = 0;
+  std::map<std::int64_t, Record> records_;                // by request
+  Gain *polled_next_ = nullptr, *polled_last_ = nullptr;  // a list
+  std::int64_t last_request_ = 0, last_taken_ = 0, num_finished_requests_ = 0;
   Status failure_;  // that has ended the engine
   EngineStats stats_{};
 };

@@ -97,6 +97,14 @@ Status Scheduler::finish(std::int64_t id) {
   return bad;
 }
 
+void Scheduler::clear() noexcept {
+  waiting_.clear();
+  running_.clear();
+  sequences_.clear();
+  deadlines_.clear();
+  chunks_.clear();
+}
+
 SequenceState Scheduler::state(std::int64_t id) const {
   const auto found = sequences_.find(id);
   return found == sequences_.end() ? SequenceState::finished : found->second.state;

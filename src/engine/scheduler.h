@@ -71,6 +71,9 @@ class Scheduler {
   // Forgets the sequence and frees its pages.
   Status finish(std::int64_t id);
 
+  // Forgets all sequences, whose pages the caller frees.
+  void clear() noexcept;
+
   // Makes the next step and reserves its slots. The step before must be completed, or its sequences
   // finished.
   Status schedule();

@@ -232,6 +232,13 @@ Status KvCache::truncate(std::int64_t sequence, std::int64_t length) {
   return std::nullopt;
 }
 
+void KvCache::clear() noexcept {
+  sequences_.clear();
+  allocator_.clear();
+  host_allocator_.clear();
+  prefix_cache_.clear();
+}
+
 Status KvCache::free(std::int64_t sequence) {
   HEADRACE_TRY(check_exists(sequence));
   Sequence& s = sequences_.at(sequence);

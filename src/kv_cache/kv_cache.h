@@ -110,6 +110,9 @@ class KvCache {
   Result<std::int64_t> fork(std::int64_t sequence);
   Status free(std::int64_t sequence);
 
+  // Frees all sequences and forgets all prefixes; also after an exception in another call.
+  void clear() noexcept;
+
   // Moves a sequence to host pages and frees its pages; gives up reserved slots. out_of_memory if
   // host pages are missing.
   Status swap_out(std::int64_t sequence, Stream stream);

@@ -4,8 +4,16 @@ namespace headrace {
 
 PageAllocator::PageAllocator(std::int32_t num_pages)
     : none_(num_pages), pages_(static_cast<std::size_t>(num_pages) + 1, Page{0, 0, 0}) {
+  clear();
+}
+
+void PageAllocator::clear() noexcept {
+  num_free_ = num_shared_ = 0;
   at(none_) = {0, none_, none_};
-  for (std::int32_t page = 0; page < num_pages; ++page) link_before(page, none_);
+  for (std::int32_t page = 0; page < none_; ++page) {
+    at(page).num_refs = 0;
+    link_before(page, none_);
+  }
 }
 
 std::vector<std::int32_t> PageAllocator::free_pages() const {

@@ -20,6 +20,8 @@ class PageAllocator {
   std::int32_t num_free() const { return num_free_; }
   std::int32_t num_shared() const { return num_shared_; }  // pages with more than one reference
   std::int32_t num_refs(std::int32_t page) const { return at(page).num_refs; }
+  // All pages are free again.
+  void clear() noexcept;
   // The free pages in the order in which take() returns them.
   std::vector<std::int32_t> free_pages() const;
 

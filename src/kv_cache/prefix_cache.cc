@@ -22,6 +22,12 @@ PrefixCache::PrefixCache(std::int32_t num_pages, std::int64_t page_size, std::ui
       tokens_(static_cast<std::size_t>(num_pages) * page_size_),
       buckets_(std::bit_ceil(static_cast<std::size_t>(num_pages)), -1) {}
 
+void PrefixCache::clear() noexcept {
+  std::ranges::fill(entries_, Entry{0, 0, 0, 0, -1});
+  std::ranges::fill(buckets_, -1);
+  num_pages_ = 0;
+}
+
 std::span<std::int32_t> PrefixCache::tokens(std::int32_t page) {
   return {tokens_.data() + static_cast<std::size_t>(page) * page_size_, page_size_};
 }

@@ -38,6 +38,9 @@ class PrefixCache {
   // Removes a page. Requires contains(page).
   void erase(std::int32_t page);
 
+  // Removes all pages.
+  void clear() noexcept;
+
   bool contains(std::int32_t page) const { return at(page).id != 0; }
   // The prefix that ends with the page, which the cache contains.
   Prefix prefix_of(std::int32_t page) const;

@@ -27,7 +27,8 @@ float round_up_to_float(double value) {
 }  // namespace
 
 void LogitFilter::reserve(std::size_t vocab_size) {
-  if (all_tokens_.size() >= vocab_size) return;
+  // The last of them, so that an allocation that failed is made again.
+  if (weights_.size() >= vocab_size) return;
   all_tokens_.resize(vocab_size);
   std::iota(all_tokens_.begin(), all_tokens_.end(), 0);
   candidates_.reserve(vocab_size);
