@@ -15,6 +15,7 @@
 namespace {
 
 using headrace::Engine;
+using headrace::Grammar;
 using headrace::Model;
 using headrace::Output;
 using headrace::Request;
@@ -324,8 +325,10 @@ TEST(OlderStructs, OfRequests) {
   full.priority = 1;
   full.num_logprobs = 3;
   full.ignore_end = 1;
+  const Grammar grammar = Grammar::regex(model, "a*");
+  full.grammar = grammar.get();  // refused beside ignore_end
   expect_older_structs<headrace_request>(
-      "request", full, defaults, sizeof(std::size_t), 5,
+      "request", full, defaults, sizeof(std::size_t), 6,
       [&](const headrace_request& request) { return outcome_of(engine.get(), request); });
 }
 

@@ -394,9 +394,12 @@ TEST(OlderStructs, OfGenerationOptions) {
   const char* const stop[] = {second.c_str()};
   full.stop = stop;
   full.num_stop = 1;
-  // Steps: sampling, max_new_tokens, num_stop, user; stop and on_text need their successors.
+  const Grammar grammar = Grammar::regex(model, "a*");
+  full.grammar = grammar.get();  // refused beside ignore_end
+  // Steps: sampling, max_new_tokens, num_stop, user, grammar; stop and on_text need their
+  // successors.
   expect_older_structs<headrace_generation_options>("generation_options", full, defaults,
-                                                    sizeof(std::size_t), 4, outcome);
+                                                    sizeof(std::size_t), 5, outcome);
   // The model ends immediately, so sampling and ignore_end have an effect.
   const headrace_logit_bias end[] = {{model.info().eos_token, 1000.0f}};
   sampling.logit_bias = end;
@@ -405,7 +408,7 @@ TEST(OlderStructs, OfGenerationOptions) {
   full.num_stop = 0;
   full.user = nullptr;
   expect_older_structs<headrace_generation_options>("generation_options at the end", full, defaults,
-                                                    sizeof(std::size_t), 2, outcome);
+                                                    sizeof(std::size_t), 3, outcome);
 }
 
 // ---- structs with a single size so far ----

@@ -17,7 +17,7 @@ import checklib
 
 HEADERS = [
     "headrace/headrace.h", "headrace/softmax.h", "headrace/merge_states.h", "headrace/kv_cache.h", "headrace/model.h",
-    "headrace/engine.h",
+    "headrace/engine.h", "headrace/grammar.h",
 ]  # fmt: skip
 STORED = "tools/abi/headrace.abi"
 COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
@@ -115,6 +115,7 @@ def configure(args):
 
 BEFORE = {
     "include/headrace/engine.h": "",
+    "include/headrace/grammar.h": "",
     "include/headrace/kv_cache.h": "",
     "include/headrace/merge_states.h": "",
     "include/headrace/model.h": "",

@@ -73,6 +73,7 @@ typedef struct headrace_request {
   int64_t priority;     /**< the lowest runs first; equal: first come, first served; default 0 */
   int32_t num_logprobs; /**< most likely tokens beside each token; -1 (default): no logprobs */
   int32_t ignore_end;   /**< 1: continue past end-of-text tokens */
+  const headrace_grammar* grammar; /**< what the text of each sample matches; NULL: any text */
 } headrace_request;
 
 /** headrace_request_init() for bindings that cannot use this header: struct_size is the sizeof of

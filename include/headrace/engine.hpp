@@ -46,6 +46,7 @@ struct Request {
   std::int64_t priority = 0;             ///< the lowest runs first; equal: first come, first served
   std::optional<int> num_logprobs = {};  ///< most likely tokens beside each token; empty: none
   bool ignore_end = false;               ///< continue past end-of-text tokens
+  std::optional<Grammar> grammar = {};   ///< what the text of each sample matches; empty: any
 };
 
 /// What one sample of a request gained since it was polled last.
@@ -102,6 +103,7 @@ class Engine {
     c.priority = request.priority;
     c.num_logprobs = request.num_logprobs.value_or(-1);
     c.ignore_end = request.ignore_end;
+    c.grammar = request.grammar ? request.grammar->get() : nullptr;
     std::int64_t id = 0;
     check(headrace_engine_add(engine_.get(), &c, &id));
     return id;

@@ -361,9 +361,12 @@ HEADRACE_API headrace_status headrace_session_sample(headrace_session* session,
                                                      headrace_token_logprob* token,
                                                      headrace_token_logprob* top, size_t num_top);
 
+/** What a generated text must match (grammar.h). */
+typedef struct headrace_grammar headrace_grammar;
+
 /** Finish reason of a generation. */
 typedef enum headrace_finish {
-  HEADRACE_FINISH_END = 0,      /**< an end-of-text token */
+  HEADRACE_FINISH_END = 0,      /**< an end-of-text token, or the end of the grammar */
   HEADRACE_FINISH_STOP = 1,     /**< a stop string */
   HEADRACE_FINISH_LENGTH = 2,   /**< max_new_tokens, or the session is full */
   HEADRACE_FINISH_CANCELLED = 3 /**< on_text returned nonzero */
@@ -384,6 +387,7 @@ typedef struct headrace_generation_options {
   int32_t reserved;                          /**< 0 */
   headrace_text_fn on_text;                  /**< may be NULL */
   void* user;                                /**< passed to on_text */
+  const headrace_grammar* grammar;           /**< what the text matches; NULL: any text */
 } headrace_generation_options;
 
 /** headrace_generation_options_init() for bindings that cannot use this header: struct_size is the

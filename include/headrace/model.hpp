@@ -10,108 +10,22 @@
 ///   });
 #pragma once
 
-#if __cplusplus < 202002L
-#error \
-    "Headrace's C++ headers need C++20: compile with -std=c++20 (or later), in CMake link \
-headrace::headrace or set CMAKE_CXX_STANDARD to 20; C programs include headrace/headrace.h"
-#endif
-
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "headrace/headrace.hpp"
-#include "headrace/model.h"
+#include "headrace/grammar.h"
+#include "headrace/model_file.hpp"
 
 namespace headrace {
 inline namespace v0 {
-
-namespace detail {
-
-/// Calls a function that fills (data, capacity, &count) twice: first for the count.
-template <class Container, class Fill>
-Container filled(Fill fill) {
-  std::size_t count = 0;
-  check(fill(nullptr, std::size_t{0}, &count));
-  Container container(count, {});
-  if (count > 0) check(fill(container.data(), count, &count));
-  return container;
-}
-
-template <auto destroy>
-struct Destroy {
-  template <class T>
-  void operator()(T* object) const noexcept {
-    destroy(object);
-  }
-};
-
-}  // namespace detail
-
-/// Metadata and tensor list of a model file. Its strings live as long as the object.
-class ModelFile {
- public:
-  /// An entry of the metadata.
-  struct Entry {
-    std::string_view key;    ///< "general.architecture"
-    std::string_view kind;   ///< GGUF type: "u32", "array[string]"
-    std::string_view value;  ///< as text; lists: length and first elements
-  };
-  /// A tensor.
-  struct Weight {
-    std::string_view name;            ///< "output_norm.weight"
-    std::string_view type;            ///< "Q4_1"
-    std::vector<std::int64_t> shape;  ///< rows first; the last axis is contiguous
-    std::uint64_t offset;             ///< of the first byte in the file
-    std::uint64_t bytes;              ///< size in the file
-  };
-
-  /// Throws Error(HEADRACE_IO_ERROR or HEADRACE_UNSUPPORTED): file, position and rule.
-  explicit ModelFile(const std::string& path) {
-    headrace_model_file* file = nullptr;
-    check(headrace_model_file_open(path.c_str(), &file));
-    file_.reset(file);
-  }
-
-  /// The header of the file that RandomModel::write() writes.
-  ModelFile(const headrace_model_shape& shape, const std::string& weight_type) {
-    headrace_model_file* file = nullptr;
-    check(headrace_model_file_describe(&shape, weight_type.c_str(), &file));
-    file_.reset(file);
-  }
-
-  /// "GGUF".
-  std::string_view format() const { return headrace_model_file_format(file_.get()); }
-  /// Number of metadata entries.
-  std::int64_t num_keys() const { return headrace_model_file_num_keys(file_.get()); }
-  /// Number of tensors.
-  std::int64_t num_weights() const { return headrace_model_file_num_weights(file_.get()); }
-  /// index < num_keys(), sorted by key.
-  Entry entry(std::int64_t index) const {
-    return {headrace_model_file_key(file_.get(), index),
-            headrace_model_file_kind(file_.get(), index),
-            headrace_model_file_value(file_.get(), index)};
-  }
-  /// index < num_weights(), in file order.
-  Weight weight(std::int64_t index) const {
-    headrace_weight_info info{};
-    info.struct_size = sizeof info;
-    check(headrace_model_file_weight(file_.get(), index, &info));
-    return {info.name, info.type, {info.shape, info.shape + info.rank}, info.offset, info.bytes};
-  }
-
-  /// For functions of the C ABI.
-  const headrace_model_file* get() const { return file_.get(); }
-
- private:
-  std::unique_ptr<headrace_model_file, detail::Destroy<headrace_model_file_close>> file_;
-};
 
 /// Options for loading a model.
 struct ModelOptions {
@@ -246,6 +160,36 @@ class Model {
   std::unique_ptr<headrace_model, detail::Destroy<headrace_model_destroy>> model_;
 };
 
+/// What a generated text must match, compiled for the vocabulary of a model. Copies share it.
+class Grammar {
+ public:
+  /// Texts that a regular expression matches as a whole. Throws Error with line and column.
+  static Grammar regex(const Model& model, std::string_view regex) {
+    return make(headrace_grammar_create_regex, model, regex);
+  }
+  /// Texts of a grammar in GBNF, the syntax of llama.cpp. Throws Error with line and column.
+  static Grammar gbnf(const Model& model, std::string_view gbnf) {
+    return make(headrace_grammar_create_gbnf, model, gbnf);
+  }
+
+  /// For functions of the C ABI.
+  const headrace_grammar* get() const { return grammar_.get(); }
+
+ private:
+  using Create = headrace_status (*)(const headrace_model*, const char*, std::size_t,
+                                     headrace_grammar**);
+  static Grammar make(Create create, const Model& model, std::string_view text) {
+    headrace_grammar* made = nullptr;
+    check(create(model.get(), text.data(), text.size(), &made));
+    Grammar grammar;
+    grammar.grammar_.reset(made, headrace_grammar_destroy);
+    return grammar;
+  }
+  Grammar() = default;
+
+  std::shared_ptr<headrace_grammar> grammar_;
+};
+
 /// Options of a session.
 struct SessionOptions {
   std::int64_t max_tokens = 0;     ///< 0: the model's context_length
@@ -293,10 +237,11 @@ struct SamplingOptions {
 
 /// Options of a generation.
 struct GenerationOptions {
-  SamplingOptions sampling = {};       ///< sampling parameters
-  std::int64_t max_new_tokens = 0;     ///< 0: until end of text or the session is full
-  std::vector<std::string> stop = {};  ///< stop strings; they are not output
-  bool ignore_end = false;             ///< continue past end-of-text tokens
+  SamplingOptions sampling = {};        ///< sampling parameters
+  std::int64_t max_new_tokens = 0;      ///< 0: until end of text or the session is full
+  std::vector<std::string> stop = {};   ///< stop strings; they are not output
+  bool ignore_end = false;              ///< continue past end-of-text tokens
+  std::optional<Grammar> grammar = {};  ///< what the text matches; empty: any text
 };
 
 /// Result of a generation.
@@ -335,6 +280,7 @@ struct CGenerationOptions {
     c.stop = stop.data();
     c.num_stop = stop.size();
     c.ignore_end = options.ignore_end;
+    c.grammar = options.grammar ? options.grammar->get() : nullptr;
   }
   CGenerationOptions(const CGenerationOptions&) = delete;
   CGenerationOptions& operator=(const CGenerationOptions&) = delete;

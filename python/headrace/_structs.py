@@ -270,7 +270,7 @@ class GenerationOptions(ctypes.Structure):
         ("num_stop", ctypes.c_size_t),
         *_fields(ctypes.c_int32, "ignore_end reserved"),
         ("on_text", TEXT_FN),
-        ("user", ctypes.c_void_p),
+        *_fields(ctypes.c_void_p, "user grammar"),
     ]
 
 

@@ -87,6 +87,7 @@ Result<engine::Request> request_of(const headrace_request* theirs) {
   request.stop_tokens.assign(c.stop_tokens, c.stop_tokens + c.num_stop_tokens);
   request.stop = std::move(stop.value());
   request.ignore_end = c.ignore_end != 0;
+  if (c.grammar != nullptr) request.grammar = c.grammar->grammar;
   request.priority = c.priority;
   return request;
 }

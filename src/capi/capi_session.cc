@@ -116,6 +116,7 @@ Result<engine::GenerationOptions> generation_options(const headrace_generation_o
   options.sequence_id = sequence_of(c.sampling);
   options.max_new_tokens = c.max_new_tokens;
   options.ignore_end = c.ignore_end != 0;
+  if (c.grammar != nullptr) options.grammar = c.grammar->grammar;
   options.stop = std::move(stop.value());
   if (c.on_text != nullptr)
     options.on_text = [fn = c.on_text, user = c.user](std::string_view text) -> Result<bool> {

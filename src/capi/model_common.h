@@ -2,14 +2,24 @@
 #pragma once
 
 #include <cstring>
+#include <memory>
+#include <mutex>
 #include <string>
 
 #include "capi/capi_common.h"
 #include "engine/language_model.h"
 #include "headrace/model.h"
+#include "text/grammar/grammar.h"
 
 struct headrace_model {
   headrace::engine::LanguageModel model;
+  // For grammars: made with the first one.
+  mutable std::once_flag has_vocabulary = {};
+  mutable std::shared_ptr<const headrace::text::VocabularyTrie> vocabulary = {};
+};
+
+struct headrace_grammar {
+  std::shared_ptr<headrace::text::Grammar> grammar;
 };
 
 namespace headrace::capi {

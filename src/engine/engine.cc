@@ -132,6 +132,7 @@ Status Engine::check(const Request& request) const {
     return invalid_argument(
         "n={} with temperature=0: greedy samples are equal; pass a temperature above 0, or n=1",
         request.n);
+  HEADRACE_TRY(check_grammar(request.grammar.get(), model_.tokenizer, request.ignore_end));
   HEADRACE_TRY(
       check_range("max_new_tokens", request.max_new_tokens, 0, INT64_MAX, "pass 0 for no limit"));
   return check_sampling_options(request.sampling, model_.decoder->config.vocab_size);
@@ -256,7 +257,9 @@ void Engine::start(std::int64_t id, Request request) {
     active.samples.push_back({.idx = i,
                               .options = request.sampling,
                               .decoder = text::StreamDecoder(model_.tokenizer),
-                              .stops = std::move(text::StopMatcher::make(request.stop).value())});
+                              .stops = std::move(text::StopMatcher::make(request.stop).value()),
+                              .matcher = {}});
+    if (request.grammar) active.samples.back().matcher.emplace(request.grammar);
     active.samples.back().options.seed += static_cast<std::uint64_t>(i);
   }
   ActiveSample& first = active.samples.front();
@@ -280,99 +283,6 @@ Status Engine::compute() {
   return draw_all();
 }
 
-Status Engine::draw_all() {
-  draws_.clear();
-  std::int64_t row = 0;
-  for (const Chunk& chunk : scheduler_.chunks()) {
-    if (!chunk.is_last) continue;
-    const Owner owner = owners_.at(chunk.id);
-    // Forks share the logits after the prompt.
-    if (owner.sample->idx == 0 && owner.sample->num_tokens == 0) {
-      for (ActiveSample& sample : owner.request->samples)
-        if (sample.sequence == 0 && fork(chunk.id, {owner.request, &sample}))
-          draws_.push_back({{owner.request, &sample}, row});
-    }
-    draws_.push_back({owner, row++});
-  }
-  read_row_ = -1;
-  if (device_sampler_ && !options_.on_logits) HEADRACE_TRY(draw_on_device());
-  for (const Draw& next : draws_) HEADRACE_TRY(draw(next));
-  return std::nullopt;
-}
-
-bool Engine::fork(std::int64_t parent, Owner owner) {
-  if (owner.sample->has_finished) return false;
-  Result<std::int64_t> forked = scheduler_.fork(parent);
-  if (!forked.ok()) {
-    finish(owner, {}, FinishReason::error, forked.failure().message);
-    return false;
-  }
-  owner.sample->sequence = forked.value();
-  owners_[forked.value()] = owner;
-  return scheduler_.state(forked.value()) == SequenceState::running;
-}
-
-Status Engine::draw_on_device() {
-  device_draws_.clear();
-  const auto is_taken = [](const Draw& draw) {
-    return DeviceSampler::takes(draw.owner.sample->options);
-  };
-  for (const Draw& draw : draws_)
-    if (is_taken(draw))
-      device_draws_.push_back(
-          {.row = draw.row,
-           .options = &draw.owner.sample->options,
-           .sequence_id = draw.owner.request->request.sequence_id,
-           .position = std::ssize(scheduler_.tokens(draw.owner.sample->sequence))});
-  HEADRACE_TRY(device_sampler_->draw(runner_->logits_on_device(), device_draws_));
-  auto drawn = device_draws_.begin();
-  for (Draw& draw : draws_)
-    if (is_taken(draw)) draw.token = (drawn++)->token;
-  return std::nullopt;
-}
-
-Result<std::span<const float>> Engine::logits_of(std::int64_t row) {
-  const auto vocab_size = static_cast<std::size_t>(model_.decoder->config.vocab_size);
-  const std::size_t first = static_cast<std::size_t>(row) * vocab_size;
-  if (!device_sampler_) return std::span(logits_.as<const float>() + first, vocab_size);
-  if (read_row_ != row)
-    if (Status bad = runner_->device().download(runner_->logits_on_device() + first, logits_.data(),
-                                                vocab_size * sizeof(float), nullptr))
-      return std::move(*bad);
-  read_row_ = row;
-  return std::span(logits_.as<const float>(), vocab_size);
-}
-
-// An error is that of the device.
-Status Engine::draw(const Draw& draw) {
-  const Owner owner = draw.owner;
-  ActiveSample& sample = *owner.sample;
-  if (draw.token) {
-    accept(owner, {.token = *draw.token, .top_logprobs = {}});
-    return std::nullopt;
-  }
-  Result<std::span<const float>> logits = logits_of(draw.row);
-  if (!logits.ok()) return std::move(logits.failure());
-  if (options_.on_logits)
-    if (Status bad = options_.on_logits(owner.request->id, sample.idx, logits.value())) {
-      finish(owner, {}, FinishReason::error, bad->message);
-      return std::nullopt;
-    }
-  const std::span<const std::int32_t> tokens = scheduler_.tokens(sample.sequence);
-  const auto num_prompt = static_cast<std::size_t>(scheduler_.num_prompt_tokens(sample.sequence));
-  Result<Sample> drawn = sampler_.sample({.logits = logits.value(),
-                                          .prompt = tokens.first(num_prompt),
-                                          .output = tokens.subspan(num_prompt),
-                                          .sequence_id = owner.request->request.sequence_id,
-                                          .position = std::ssize(tokens)},
-                                         sample.options);
-  if (drawn.ok())
-    accept(owner, drawn.value());
-  else
-    finish(owner, {}, FinishReason::error, drawn.failure().message);
-  return std::nullopt;
-}
-
 void Engine::accept(Owner owner, const Sample& drawn) {
   ActiveSample& sample = *owner.sample;
   const Request& request = owner.request->request;
@@ -394,6 +304,11 @@ void Engine::accept(Owner owner, const Sample& drawn) {
   gained.text = matched.text;
   gained.stop_string = matched.stop_idx;
   if (matched.stop_idx) return finish(owner, std::move(gained), FinishReason::stop);
+  if (sample.matcher) {
+    if (Status bad = sample.matcher->accept(token))
+      return finish(owner, std::move(gained), FinishReason::error, bad->message);
+    if (sample.matcher->is_finished()) return finish(owner, std::move(gained), FinishReason::stop);
+  }
   // A last token that nothing follows needs no room.
   const std::int64_t length = std::ssize(scheduler_.tokens(sample.sequence));
   if (sample.num_tokens == request.max_new_tokens || length == options_.max_tokens)

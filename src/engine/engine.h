@@ -77,7 +77,8 @@ class Engine {
     SamplingOptions options;
     text::StreamDecoder decoder;
     text::StopMatcher stops;
-    std::int64_t sequence = 0;  // of the scheduler; 0: the prompt is not computed yet
+    std::optional<text::Matcher> matcher;  // of the request's grammar
+    std::int64_t sequence = 0;             // of the scheduler; 0: the prompt is not computed yet
     std::int64_t num_tokens = 0;
     bool has_finished = false;
   };
@@ -163,6 +164,7 @@ class Engine {
   // for.
   Buffer logits_;
   std::int64_t read_row_ = -1;
+  std::vector<std::uint64_t> mask_;  // of tokens that a grammar allows
   std::unordered_map<std::int64_t, ActiveRequest> active_;
   std::unordered_map<std::int64_t, Owner> owners_;  // by sequence
   std::vector<ModelRunner::Part> parts_;

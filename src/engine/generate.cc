@@ -52,8 +52,17 @@ class Output {
                              const GenerationOptions& options, OnText on_text) {
     Result<text::StopMatcher> stops = text::StopMatcher::make(options.stop);
     if (!stops.ok()) return std::move(stops.failure());
+    if (auto bad = check_grammar(options.grammar.get(), tokenizer, options.ignore_end))
+      return std::move(*bad);
     return Output(session, tokenizer, options,
                   Writer(tokenizer, std::move(stops.value()), std::move(on_text)));
+  }
+
+  // The tokens that may be next; empty: all.
+  Result<std::span<const std::uint64_t>> mask() {
+    if (matcher_)
+      if (auto bad = matcher_->allowed(mask_)) return std::move(*bad);
+    return std::span<const std::uint64_t>(mask_);
   }
 
   // Takes the next token. True: it is to be appended to the sequence.
@@ -66,6 +75,10 @@ class Output {
     if (!may_continue.ok()) return may_continue;
     finish_ = writer_.finish();
     if (!may_continue.value()) return false;
+    if (matcher_) {
+      if (auto bad = matcher_->accept(token)) return std::move(*bad);
+      if (matcher_->is_finished()) return end(Finish::end);
+    }
     const bool is_full = num_tokens == options_.max_new_tokens || num_tokens > room_;
     return is_full ? end(Finish::length) : Result<bool>(true);
   }
@@ -79,7 +92,9 @@ class Output {
       : ends_(tokenizer.end_tokens()),
         options_(options),
         room_(session.max_tokens() - static_cast<std::int64_t>(session.tokens().size())),
-        writer_(std::move(writer)) {}
+        writer_(std::move(writer)) {
+    if (options.grammar) matcher_.emplace(options.grammar);
+  }
   Result<bool> end(Finish finish) {
     finish_ = finish;
     if (auto bad = writer_.flush()) return std::move(*bad);
@@ -90,6 +105,8 @@ class Output {
   const GenerationOptions& options_;
   std::int64_t room_;  // tokens that still fit the sequence
   Writer writer_;
+  std::optional<text::Matcher> matcher_;
+  std::vector<std::uint64_t> mask_;
   std::vector<std::int32_t> tokens_;
   Finish finish_ = Finish::end;
 };
@@ -98,7 +115,7 @@ class Output {
 
 Result<Sample> sample_next(const Session& session, const SamplingOptions& options,
                            std::uint64_t sequence_id, std::int64_t num_prompt_tokens,
-                           Sampler& sampler) {
+                           Sampler& sampler, std::span<const std::uint64_t> mask) {
   if (session.logits() == nullptr)
     return invalid_argument("session: there are no logits; append tokens first");
   const std::span<const std::int32_t> tokens = session.tokens();
@@ -112,6 +129,7 @@ Result<Sample> sample_next(const Session& session, const SamplingOptions& option
   return sampler.sample({.logits = {session.logits(), static_cast<std::size_t>(vocab_size)},
                          .prompt = tokens.first(num_prompt),
                          .output = tokens.subspan(num_prompt),
+                         .mask = mask,
                          .sequence_id = sequence_id,
                          .position = num_tokens},
                         options);
@@ -124,8 +142,10 @@ Result<Generation> generate(Session& session, const text::Tokenizer& tokenizer,
   if (!made.ok()) return std::move(made.failure());
   Output& output = made.value();
   for (;;) {
-    Result<Sample> drawn =
-        sample_next(session, options.sampling, options.sequence_id, num_prompt_tokens, sampler);
+    Result<std::span<const std::uint64_t>> mask = output.mask();
+    if (!mask.ok()) return std::move(mask.failure());
+    Result<Sample> drawn = sample_next(session, options.sampling, options.sequence_id,
+                                       num_prompt_tokens, sampler, mask.value());
     if (!drawn.ok()) return std::move(drawn.failure());
     const std::int32_t token = drawn.value().token;
     Result<bool> may_continue = output.push(token);
@@ -202,10 +222,13 @@ class Samples {
   Result<bool> draw(std::size_t i, std::size_t branch) {
     const std::vector<std::int32_t>& output = outputs_[i].tokens();
     options_.seed = seed_ + i;
+    Result<std::span<const std::uint64_t>> mask = outputs_[i].mask();
+    if (!mask.ok()) return std::move(mask.failure());
     Result<Sample> drawn = sampler_.sample(
         {.logits = branches_.logits(branch),
          .prompt = session_.tokens(),
          .output = output,
+         .mask = mask.value(),
          .sequence_id = sequence_id_,
          .position = static_cast<std::int64_t>(session_.tokens().size() + output.size())},
         options_);

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "engine/session.h"
 #include "ops/sampling.h"
+#include "text/grammar/grammar.h"
 #include "text/stop_matcher.h"
 #include "text/tokenizer.h"
 
@@ -18,9 +20,10 @@ enum class Finish { end, stop, length, cancelled };
 
 struct GenerationOptions {
   SamplingOptions sampling;
-  std::uint64_t sequence_id = 0;    // keys the random numbers, beside seed and position
-  std::int64_t max_new_tokens = 0;  // 0: no limit but the context
-  std::vector<std::string> stop;    // stop strings; not emitted
+  std::uint64_t sequence_id = 0;                // keys the random numbers, beside seed and position
+  std::int64_t max_new_tokens = 0;              // 0: no limit but the context
+  std::vector<std::string> stop = {};           // stop strings; not emitted
+  std::shared_ptr<text::Grammar> grammar = {};  // what the text matches; null: any text
   bool ignore_end = false;
   std::function<Result<bool>(std::string_view)> on_text;  // returns false to stop; may be empty
 };
@@ -32,9 +35,10 @@ struct Generation {
 
 // Samples from the logits of the session's last token. The first num_prompt_tokens tokens count as
 // prompt, the others as output. invalid_argument: no logits, or an option is out of range.
+// mask: as in SamplingInput.
 Result<Sample> sample_next(const Session& session, const SamplingOptions& options,
                            std::uint64_t sequence_id, std::int64_t num_prompt_tokens,
-                           Sampler& sampler);
+                           Sampler& sampler, std::span<const std::uint64_t> mask = {});
 
 Result<Generation> generate(Session& session, const text::Tokenizer& tokenizer,
                             const GenerationOptions& options, Sampler& sampler);

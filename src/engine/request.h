@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "ops/sampling.h"
+#include "text/grammar/grammar.h"
 
 namespace headrace::engine {
 
@@ -19,7 +21,10 @@ struct Request {
   std::vector<std::int32_t> stop_tokens = {};
   std::vector<std::string> stop = {};  // stop strings; not emitted
   bool ignore_end = false;             // continue past the end tokens of the vocabulary
-  std::int64_t priority = 0;           // the lowest runs first; equal: first come, first served
+  // What the text of each sample matches; null: any text. A sample ends with `stop` where nothing
+  // may follow.
+  std::shared_ptr<text::Grammar> grammar = {};
+  std::int64_t priority = 0;  // the lowest runs first; equal: first come, first served
 };
 
 // waiting: not started. preempted: its pages were given to others; it continues as if it had not

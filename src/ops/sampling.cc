@@ -41,6 +41,7 @@ class Sampler::State {
   using Tokens = std::span<const std::int32_t>;
 
   Status prepare(const SamplingInput& input, const SamplingOptions& options);
+  void apply_mask(const SamplingInput& input);
   Status penalise(const SamplingInput& input, const SamplingOptions& options);
   Status penalise_repetition(Tokens prompt, Tokens output, double penalty);
   Status penalise_counts(Tokens prompt, Tokens output, const SamplingOptions& options);
@@ -108,6 +109,11 @@ Status Sampler::State::prepare(const SamplingInput& input, const SamplingOptions
     processed_.resize(input.logits.size());
     counts_.assign(input.logits.size(), 0);
   }
+  if (!input.mask.empty() || changes_logits(options)) {
+    std::copy(input.logits.begin(), input.logits.end(), processed_.begin());
+    logits_ = {processed_.data(), input.logits.size()};
+  }
+  if (!input.mask.empty()) apply_mask(input);
   if (changes_logits(options))
     if (Status wrong = penalise(input, options)) return wrong;
   if (!filter_.begin(logits_)) return bad_logits(input.logits, logits_);
@@ -120,10 +126,20 @@ Status Sampler::State::prepare(const SamplingInput& input, const SamplingOptions
   return {};
 }
 
+// Adds -infinity rather than storing it, so that a NaN of the model is still found.
+void Sampler::State::apply_mask(const SamplingInput& input) {
+  constexpr float kForbidden = -std::numeric_limits<float>::infinity();
+  for (std::size_t i = 0; i < input.logits.size(); i += 64) {
+    const std::uint64_t allowed = input.mask[i / 64];
+    if (allowed == ~std::uint64_t{0}) continue;
+    const std::size_t count = std::min<std::size_t>(64, input.logits.size() - i);
+    for (std::size_t k = 0; k < count; ++k)
+      processed_[i + k] += (allowed >> k & 1) != 0 ? 0.0f : kForbidden;
+  }
+}
+
 Status Sampler::State::penalise(const SamplingInput& input, const SamplingOptions& options) {
   const std::size_t vocab_size = input.logits.size();
-  std::copy(input.logits.begin(), input.logits.end(), processed_.begin());
-  logits_ = {processed_.data(), vocab_size};
   for (const LogitBias& bias : options.logit_bias) {
     if (bias.token < 0 || static_cast<std::size_t>(bias.token) >= vocab_size)
       return invalid_argument(

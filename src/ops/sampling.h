@@ -1,4 +1,4 @@
-// Samples the next token from logits: biases, penalties, temperature, filters, draw.
+// Samples the next token from logits: mask, biases, penalties, temperature, filters, draw.
 //
 //   order           1     2          3            4            5      6      7
 //   vllm (default)  bias  penalties  temperature  min_p        top_k  top_p  draw
@@ -76,8 +76,11 @@ struct SamplingInput {
   std::span<const float> logits = {};         // [vocab_size]
   std::span<const std::int32_t> prompt = {};  // tokens before the output
   std::span<const std::int32_t> output = {};  // tokens generated so far
-  std::uint64_t sequence_id = 0;              // keys the draw, with seed and position
-  std::int64_t position = 0;                  // of the token to draw, below 2^32
+  // Bit i: token i may be drawn. Empty: all; else (vocab_size + 63) / 64 words. It comes before
+  // biases and penalties; raw logprobs do not see it.
+  std::span<const std::uint64_t> mask = {};
+  std::uint64_t sequence_id = 0;  // keys the draw, with seed and position
+  std::int64_t position = 0;      // of the token to draw, below 2^32
 };
 
 struct TokenLogprob {

@@ -43,8 +43,9 @@ __device__ __forceinline__ void for_each_stage(const StreamParams& p, StageRing&
   }
 }
 
-__device__ __forceinline__ void load_weights(const StreamParams& p, const Maps& maps,
-                                             StageRing ring, int lane) {
+[[maybe_unused]] __device__ __forceinline__ void load_weights(const StreamParams& p,
+                                                              const Maps& maps, StageRing ring,
+                                                              int lane) {
   for_each_stage(p, ring, [&](int tile, int count, int column) {
     constexpr int kAtomBytes = kStreamTileRows * kSwizzleRowBytes;
     if (lane == 0)
@@ -59,8 +60,8 @@ __device__ __forceinline__ void load_weights(const StreamParams& p, const Maps& 
   });
 }
 
-__device__ __forceinline__ void load_x(const StreamParams& p, const Maps& maps, StageRing ring,
-                                       int lane) {
+[[maybe_unused]] __device__ __forceinline__ void load_x(const StreamParams& p, const Maps& maps,
+                                                        StageRing ring, int lane) {
   griddep_wait();
   const u32 offset = static_cast<u32>(p.plan.group * kStreamTileBytes);
   const int atom_bytes = p.plan.tokens * kSwizzleRowBytes;

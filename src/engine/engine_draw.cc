@@ -1,0 +1,109 @@
+// Engine: draws the tokens of a step, on the device where it can.
+#include "engine/engine.h"
+
+namespace headrace::engine {
+
+Status Engine::draw_all() {
+  draws_.clear();
+  std::int64_t row = 0;
+  for (const Chunk& chunk : scheduler_.chunks()) {
+    if (!chunk.is_last) continue;
+    const Owner owner = owners_.at(chunk.id);
+    // Forks share the logits after the prompt.
+    if (owner.sample->idx == 0 && owner.sample->num_tokens == 0) {
+      for (ActiveSample& sample : owner.request->samples)
+        if (sample.sequence == 0 && fork(chunk.id, {owner.request, &sample}))
+          draws_.push_back({{owner.request, &sample}, row});
+    }
+    draws_.push_back({owner, row++});
+  }
+  read_row_ = -1;
+  if (device_sampler_ && !options_.on_logits) HEADRACE_TRY(draw_on_device());
+  for (const Draw& next : draws_) HEADRACE_TRY(draw(next));
+  return std::nullopt;
+}
+
+bool Engine::fork(std::int64_t parent, Owner owner) {
+  if (owner.sample->has_finished) return false;
+  Result<std::int64_t> forked = scheduler_.fork(parent);
+  if (!forked.ok()) {
+    finish(owner, {}, FinishReason::error, forked.failure().message);
+    return false;
+  }
+  owner.sample->sequence = forked.value();
+  owners_[forked.value()] = owner;
+  return scheduler_.state(forked.value()) == SequenceState::running;
+}
+
+Status Engine::draw_on_device() {
+  device_draws_.clear();
+  const auto is_taken = [](const Draw& draw) {
+    const ActiveSample& sample = *draw.owner.sample;
+    return !sample.matcher && DeviceSampler::takes(sample.options);
+  };
+  for (const Draw& draw : draws_)
+    if (is_taken(draw))
+      device_draws_.push_back(
+          {.row = draw.row,
+           .options = &draw.owner.sample->options,
+           .sequence_id = draw.owner.request->request.sequence_id,
+           .position = std::ssize(scheduler_.tokens(draw.owner.sample->sequence))});
+  HEADRACE_TRY(device_sampler_->draw(runner_->logits_on_device(), device_draws_));
+  auto drawn = device_draws_.begin();
+  for (Draw& draw : draws_)
+    if (is_taken(draw)) draw.token = (drawn++)->token;
+  return std::nullopt;
+}
+
+Result<std::span<const float>> Engine::logits_of(std::int64_t row) {
+  const auto vocab_size = static_cast<std::size_t>(model_.decoder->config.vocab_size);
+  const std::size_t first = static_cast<std::size_t>(row) * vocab_size;
+  if (!device_sampler_) return std::span(logits_.as<const float>() + first, vocab_size);
+  if (read_row_ != row)
+    if (Status bad = runner_->device().download(runner_->logits_on_device() + first, logits_.data(),
+                                                vocab_size * sizeof(float), nullptr))
+      return std::move(*bad);
+  read_row_ = row;
+  return std::span(logits_.as<const float>(), vocab_size);
+}
+
+// An error is that of the device.
+Status Engine::draw(const Draw& draw) {
+  const Owner owner = draw.owner;
+  ActiveSample& sample = *owner.sample;
+  if (draw.token) {
+    accept(owner, {.token = *draw.token, .top_logprobs = {}});
+    return std::nullopt;
+  }
+  Result<std::span<const float>> logits = logits_of(draw.row);
+  if (!logits.ok()) return std::move(logits.failure());
+  if (options_.on_logits)
+    if (Status bad = options_.on_logits(owner.request->id, sample.idx, logits.value())) {
+      finish(owner, {}, FinishReason::error, bad->message);
+      return std::nullopt;
+    }
+  const std::span<const std::int32_t> tokens = scheduler_.tokens(sample.sequence);
+  const auto num_prompt = static_cast<std::size_t>(scheduler_.num_prompt_tokens(sample.sequence));
+  std::span<const std::uint64_t> mask;
+  if (sample.matcher) {
+    if (Status bad = sample.matcher->allowed(mask_)) {
+      finish(owner, {}, FinishReason::error, bad->message);
+      return std::nullopt;
+    }
+    mask = mask_;
+  }
+  Result<Sample> drawn = sampler_.sample({.logits = logits.value(),
+                                          .prompt = tokens.first(num_prompt),
+                                          .output = tokens.subspan(num_prompt),
+                                          .mask = mask,
+                                          .sequence_id = owner.request->request.sequence_id,
+                                          .position = std::ssize(tokens)},
+                                         sample.options);
+  if (drawn.ok())
+    accept(owner, drawn.value());
+  else
+    finish(owner, {}, FinishReason::error, drawn.failure().message);
+  return std::nullopt;
+}
+
+}  // namespace headrace::engine
