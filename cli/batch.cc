@@ -6,9 +6,11 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <tuple>
 
 #include "command.h"
 #include "files.h"
+#include "grammar_choice.h"
 #include "headrace/engine.hpp"
 #include "model_options.h"
 #include "options.h"
@@ -34,6 +36,7 @@ struct Item {
   std::int64_t line;
   Json id;  // as the file has it, or the line
   std::string prompt;
+  GrammarChoice grammar;
   Request request;
 };
 
@@ -60,13 +63,16 @@ std::vector<std::string> texts(const Json& value) {
 // What a line may say.
 const std::map<std::string, void (*)(const Json&, Item&)>& fields() {
   static const std::map<std::string, void (*)(const Json&, Item&)> kFields = {
+      {"grammar", [](const Json& v, Item& i) { i.grammar.gbnf = text(v); }},
       {"id", [](const Json& v, Item& i) { i.id = v; }},
       {"ignore_end", [](const Json& v, Item& i) { i.request.ignore_end = v.get<bool>(); }},
+      {"json_schema", [](const Json& v, Item& i) { i.grammar.json_schema = v.dump(); }},
       {"max_tokens", [](const Json& v, Item& i) { i.request.max_new_tokens = whole(v); }},
       {"min_p", [](const Json& v, Item& i) { i.request.sampling.min_p = number(v); }},
       {"n", [](const Json& v, Item& i) { i.request.n = whole(v); }},
       {"priority", [](const Json& v, Item& i) { i.request.priority = whole(v); }},
       {"prompt", [](const Json& v, Item& i) { i.prompt = text(v); }},
+      {"regex", [](const Json& v, Item& i) { i.grammar.regex = text(v); }},
       {"seed", [](const Json& v,
                   Item& i) { i.request.sampling.seed = static_cast<std::uint64_t>(whole(v)); }},
       {"stop", [](const Json& v, Item& i) { i.request.stop = texts(v); }},
@@ -83,7 +89,8 @@ const std::map<std::string, void (*)(const Json&, Item&)>& fields() {
 }
 
 Item parse(const BatchOptions& options, const std::string& line, std::int64_t number_of_line) {
-  Item item{.line = number_of_line, .id = number_of_line, .prompt = {}, .request = {}};
+  Item item{
+      .line = number_of_line, .id = number_of_line, .prompt = {}, .grammar = {}, .request = {}};
   item.request.max_new_tokens = kMaxNewTokens;
   const Json json = Json::parse(line, nullptr, false);
   if (!json.is_object())
@@ -105,12 +112,19 @@ Item parse(const BatchOptions& options, const std::string& line, std::int64_t nu
   }
   if (!json.contains("prompt"))
     fail_line(options, number_of_line, "no \"prompt\"; each line needs one");
+  if (json.contains("json_schema") + json.contains("regex") + json.contains("grammar") > 1)
+    fail_line(options, number_of_line,
+              "several of json_schema, regex and grammar; write one of them");
   return item;
 }
 
 std::vector<Item> read_items(const BatchOptions& options, const Model& model) {
   std::istringstream file(read_text(options.path));
   std::vector<Item> items;
+  // Lines with equal grammars share one.
+  using Key = std::tuple<std::optional<std::string>, std::optional<std::string>,
+                         std::optional<std::string>>;
+  std::map<Key, std::optional<Grammar>> grammars;
   std::int64_t number_of_line = 0;
   for (std::string line; std::getline(file, line);) {
     ++number_of_line;
@@ -118,6 +132,13 @@ std::vector<Item> read_items(const BatchOptions& options, const Model& model) {
     Item item = parse(options, line, number_of_line);
     item.request.prompt =
         options.is_raw ? model.tokenize(item.prompt) : model.chat_tokens({{"user", item.prompt}});
+    const Key key = {item.grammar.json_schema, item.grammar.regex, item.grammar.gbnf};
+    try {
+      if (!grammars.contains(key)) grammars[key] = make_grammar(model, item.grammar);
+    } catch (const Error& error) {
+      fail_line(options, number_of_line, error.what());
+    }
+    item.request.grammar = grammars[key];
     items.push_back(std::move(item));
   }
   if (items.empty())
@@ -253,7 +274,9 @@ void add_batch(CLI::App& app, Action& action) {
   batch->footer(
       "A line has a \"prompt\" and may have: id, max_tokens (128), temperature, top_k, top_p, "
       "min_p,\n"
-      "seed, n, stop, priority (the lowest runs first), ignore_end.");
+      "seed, n, stop, priority (the lowest runs first), ignore_end; json_schema (a schema), regex "
+      "or\n"
+      "grammar (GBNF): what the answer must match.");
   batch->callback([&action, options] { action = [options] { return run_batch(*options); }; });
 }
 

@@ -49,6 +49,44 @@ TEST(BatchProgram, AnswersAsGenerateDoes) {
   EXPECT_EQ(answers.at("4/1"), generated("cd -n 5 --temp 2 --seed 1"));
 }
 
+TEST(BatchProgram, AnswersMatchTheirGrammars) {
+  const TemporaryFolder folder;
+  const std::string schema = R"({"type": "object", "properties": {"b": {"type": "boolean"},)"
+                             R"( "a": {"enum": [1, 2]}}, "required": ["b", "a"]})";
+  const std::string file =
+      folder.file("prompts.jsonl",
+                  "{\"prompt\": \"ab\", \"temperature\": 3, \"n\": 5, \"json_schema\": " + schema +
+                      "}\n"
+                      "{\"prompt\": \"ab\", \"regex\": \"[0-9]{3}\"}\n"
+                      "{\"prompt\": \"ab\", \"grammar\": \"root ::= \\\"yes\\\"\"}\n");
+  const auto result = run_program("batch -q --raw -m " + kModel + " -f " + file);
+  ASSERT_EQ(result.exit_code, 0);
+  for (const auto& line : lines_of(result.out)) {
+    EXPECT_EQ(line["finish"], "stop");
+    const std::string text = line["text"];
+    if (line["id"] == 1) {
+      const auto value = nlohmann::ordered_json::parse(text);
+      EXPECT_EQ(value.size(), 2u);
+      EXPECT_EQ(value.begin().key(), "b");
+      EXPECT_TRUE(value["b"].is_boolean() && (value["a"] == 1 || value["a"] == 2)) << text;
+    } else if (line["id"] == 2) {
+      EXPECT_EQ(text.size(), 3u);
+      EXPECT_EQ(text.find_first_not_of("0123456789"), text.npos);
+    } else {
+      EXPECT_EQ(text, "yes");
+    }
+  }
+  // The same through generate.
+  const std::string schema_file = folder.file("schema.json", R"({"const": [1, null]})");
+  const std::string generate = "generate -q --raw -m " + kModel + " ab ";
+  EXPECT_EQ(run_program(generate + "--regex '(ab){2}'").out, "abab\n");
+  const auto value =
+      nlohmann::json::parse(run_program(generate + "--json-schema " + schema_file).out);
+  EXPECT_EQ(value, nlohmann::json::parse("[1, null]"));
+  const std::string gbnf = folder.file("yes.gbnf", "root ::= \"yes\"");
+  EXPECT_EQ(run_program(generate + "--grammar " + gbnf).out, "yes\n");
+}
+
 TEST(BatchProgram, SaysHowFastEachNumberOfStreamsIs) {
   const auto result = run_program("2>&1 batch -m " + kModel +
                                   " --raw --streams 1,3 -f - <<END\n"
@@ -79,9 +117,15 @@ TEST(BatchProgram, NamesTheBadLine) {
             "\"max_tokens\" must be a whole number\n");
   EXPECT_EQ(error_of("{\"prompt\": \"a\", \"ignore_end\": 1}"),
             "\"ignore_end\" must be true or false\n");
-  EXPECT_EQ(error_of("{\"prompt\": \"a\", \"max_token\": 1}"),
-            "unknown field \"max_token\"; choose from id, ignore_end, max_tokens, min_p, n, "
-            "priority, prompt, seed, stop, temperature, top_k, top_p\n");
+  EXPECT_EQ(
+      error_of("{\"prompt\": \"a\", \"max_token\": 1}"),
+      "unknown field \"max_token\"; choose from grammar, id, ignore_end, json_schema, "
+      "max_tokens, min_p, n, priority, prompt, regex, seed, stop, temperature, top_k, top_p\n");
+  EXPECT_EQ(error_of("{\"prompt\": \"a\", \"regex\": \"(\"}"),
+            "regex: line 1, column 2: a group does not end; add ')', or write \\( for the "
+            "character\n");
+  EXPECT_EQ(error_of("{\"prompt\": \"a\", \"regex\": \"a\", \"json_schema\": true}"),
+            "several of json_schema, regex and grammar; write one of them\n");
   EXPECT_EQ(error_of("{\"prompt\": \"a\", \"n\": 2}"),
             "n=2 with temperature=0: greedy samples are equal; pass a temperature above 0, or "
             "n=1\n");

@@ -5,6 +5,7 @@
 #include "answer.h"
 #include "command.h"
 #include "files.h"
+#include "grammar_choice.h"
 #include "model_options.h"
 #include "options.h"
 
@@ -15,6 +16,7 @@ struct GenerateOptions {
   ModelChoice model;
   SessionChoice session;
   GenerationChoice generation;
+  GrammarFiles grammar;
   std::string prompt, prompt_file, system, template_name;
   std::int64_t num_samples = 1;
   std::int64_t beam_width = 0;  // 0: no beam search
@@ -85,8 +87,10 @@ Answer answer_with_beams(const Model& model, const GenerateOptions& options,
 }
 
 int run_generate(const GenerateOptions& options) {
-  const GenerationOptions generation = generation_options(options.generation);
+  GenerationOptions generation = generation_options(options.generation);
+  const GrammarChoice grammar = read_grammar(options.grammar);
   const Model model = load_model(options.model);
+  generation.grammar = make_grammar(model, grammar);
   const std::vector<std::int32_t> tokens = prompt_tokens(model, options);
   if (tokens.empty())
     throw Error(HEADRACE_INVALID_ARGUMENT, "the prompt is empty; pass a non-empty text");
@@ -114,7 +118,9 @@ void add_beam_options(CLI::App& generate, GenerateOptions& options) {
       ->option_text("X [1]")
       ->needs(width);
   for (CLI::Option* option : generate.get_options()) {
-    const bool is_of_samples = option->get_group() == "Sampling" || option->check_lname("samples");
+    const bool is_of_samples = option->get_group() == "Sampling" ||
+                               option->get_group() == "Structured output" ||
+                               option->check_lname("samples");
     const bool is_common = option->check_lname("max-tokens") || option->check_lname("ignore-end");
     if (is_of_samples && !is_common) width->excludes(option);
   }
@@ -146,6 +152,7 @@ void add_generate(CLI::App& app, Action& action) {
       ->option_text("N [1]");
   generate->add_flag("-q,--quiet", options->is_quiet, "do not print the speed");
   add_generation_options(*generate, options->generation);
+  add_grammar_options(*generate, options->grammar);
   add_beam_options(*generate, *options);
   add_session_options(*generate, options->session);
   add_model_options(*generate, options->model);

@@ -36,6 +36,11 @@ TEST_F(Grammars, OfEachFormBindTheText) {
     EXPECT_TRUE(std::regex_match(text, std::regex("(yes|no)[0-9]{3}"))) << text;
   for (const std::string& text : texts(Grammar::gbnf(model_, "root ::= [ab]{4} (\"-\" [c])?"), 8))
     EXPECT_TRUE(std::regex_match(text, std::regex("[ab]{4}(-c)?"))) << text;
+  const Grammar schema = Grammar::json_schema(
+      model_,
+      R"({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]})");
+  for (const std::string& text : texts(schema, 8))
+    EXPECT_TRUE(std::regex_match(text, std::regex(R"(\{\s*"ok"\s*:\s*(true|false)\s*\})"))) << text;
 }
 
 TEST_F(Grammars, BindTheTextOfASession) {

@@ -56,14 +56,15 @@ export_test_model() {
   export HEADRACE_TEST_MODEL
 }
 
-# Tokenizer, chat templates and models beside Hugging Face's and llama.cpp; the fixtures of the models are made again
-# and compared with those of the tree.
+# Tokenizer, grammars, chat templates and models beside Python's, Hugging Face's and llama.cpp; the fixtures of the
+# models are made again and compared with those of the tree.
 peers_models() {
   local python=build/venv-peers/bin/python
   step peers peers_venv requirements-models
   export_test_model
   step tokenizer "$python" -B tests/peers/tokenizer.py --tool build/release/tests/headrace_tokenizer_pipe \
     --model "$HEADRACE_TEST_MODEL"
+  step grammars "$python" -B tests/peers/grammar.py --tool build/release/tests/headrace_grammar_pipe
   step "chat templates" "$python" -B tests/peers/chat_template.py
   step models "$python" tests/peers/check_models.py --model "$HEADRACE_TEST_MODEL" --program "$program"
 }
@@ -120,7 +121,7 @@ fuzz() {
   step "configure fuzz" configure fuzz
   step "build fuzz" cmake --build --preset fuzz -j "$jobs"
   mkdir -p build/fuzz/found
-  for harness in gguf tokenizer template; do
+  for harness in gguf tokenizer template grammar; do
     mkdir -p "build/fuzz/corpus/$harness"
     step "fuzz $harness, $seconds s" "build/fuzz/tests/fuzz/headrace_fuzz_$harness" -max_total_time="$seconds" \
       -max_len=4096 -timeout=60 -rss_limit_mb=1024 -verbosity=0 -print_final_stats=1 \

@@ -19,6 +19,14 @@
 extern "C" {
 #endif
 
+/** JSON that is valid under a JSON Schema: num_bytes of UTF-8. Properties come in the order of the
+ * schema; an object with `properties` has no others unless additionalProperties says so; {"type":
+ * "object"} is any object. invalid_argument: the place in the schema and the rule. unsupported: a
+ * keyword, by its name. docs/structured_output.md lists those that are known. */
+HEADRACE_API headrace_status headrace_grammar_create_json_schema(const headrace_model* model,
+                                                                 const char* schema,
+                                                                 size_t num_bytes,
+                                                                 headrace_grammar** grammar);
 /** Texts that a regular expression matches as a whole, in the syntax that ECMAScript and Python
  * share. regex: num_bytes of UTF-8. invalid_argument: line, column and rule, or too many states.
  * unsupported: the construct, such as lookaround. */

@@ -163,6 +163,10 @@ class Model {
 /// What a generated text must match, compiled for the vocabulary of a model. Copies share it.
 class Grammar {
  public:
+  /// JSON that is valid under a JSON Schema. Throws Error with the place in the schema.
+  static Grammar json_schema(const Model& model, std::string_view schema) {
+    return make(headrace_grammar_create_json_schema, model, schema);
+  }
   /// Texts that a regular expression matches as a whole. Throws Error with line and column.
   static Grammar regex(const Model& model, std::string_view regex) {
     return make(headrace_grammar_create_regex, model, regex);

@@ -34,6 +34,12 @@ using namespace headrace::capi;  // the functions below are the C face of this n
 
 extern "C" {
 
+headrace_status headrace_grammar_create_json_schema(const headrace_model* model, const char* schema,
+                                                    size_t num_bytes, headrace_grammar** grammar) {
+  return create(model, "schema", schema, num_bytes, headrace::text::Grammar::from_json_schema,
+                grammar);
+}
+
 headrace_status headrace_grammar_create_regex(const headrace_model* model, const char* regex,
                                               size_t num_bytes, headrace_grammar** grammar) {
   return create(model, "regex", regex, num_bytes, headrace::text::Grammar::from_regex, grammar);

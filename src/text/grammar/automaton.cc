@@ -70,7 +70,7 @@ Status Automaton::check_left_recursion(const Nfa& nfa, std::span<const NodeId> s
   const auto cyclic = std::ranges::find_if(num_open, [](std::size_t n) { return n != 0; });
   return invalid_argument(
       "grammar: rule '{}' refers to itself, directly or through others, before any text (left "
-      "recursion); write the repetition with * or on the right: list ::= item list?",
+      "recursion); put text before it: list ::= item list?, or a $ref inside an object or array",
       nfa.rules()[static_cast<std::size_t>(cyclic - num_open.begin())].name);
 }
 

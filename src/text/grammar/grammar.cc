@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "text/grammar/gbnf.h"
+#include "text/grammar/json_schema.h"
 #include "text/grammar/regex.h"
 
 namespace headrace::text {
@@ -51,6 +52,14 @@ Result<std::shared_ptr<Grammar>> Grammar::from_regex(std::string_view regex,
 Result<std::shared_ptr<Grammar>> Grammar::from_gbnf(std::string_view gbnf, Vocabulary vocabulary) {
   if (Status bad = check_size(gbnf)) return std::move(*bad);
   Result<Nfa> nfa = parse_gbnf(gbnf);
+  if (!nfa.ok()) return std::move(nfa.failure());
+  return make(nfa.value(), std::move(vocabulary));
+}
+
+Result<std::shared_ptr<Grammar>> Grammar::from_json_schema(std::string_view schema,
+                                                           Vocabulary vocabulary) {
+  if (Status bad = check_size(schema)) return std::move(*bad);
+  Result<Nfa> nfa = parse_json_schema(schema);
   if (!nfa.ok()) return std::move(nfa.failure());
   return make(nfa.value(), std::move(vocabulary));
 }

@@ -33,6 +33,8 @@ class Grammar {
   // invalid_argument: line and column or the place in the schema, the rule, the remedy.
   // unsupported: a keyword or a construct, by its name.
   static Result<std::shared_ptr<Grammar>> from_regex(std::string_view regex, Vocabulary vocabulary);
+  static Result<std::shared_ptr<Grammar>> from_json_schema(std::string_view schema,
+                                                           Vocabulary vocabulary);
   static Result<std::shared_ptr<Grammar>> from_gbnf(std::string_view gbnf, Vocabulary vocabulary);
 
   static Result<std::shared_ptr<Grammar>> make(const Nfa& nfa, Vocabulary vocabulary);
