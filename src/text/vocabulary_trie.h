@@ -31,6 +31,8 @@ class VocabularyTrie {
     return std::span(tokens_).subspan(nodes_[node].first_token,
                                       nodes_[node + 1].first_token - nodes_[node].first_token);
   }
+  // The first token of a node and its descendants.
+  TokenId first_token(NodeId node) const { return tokens_[nodes_[node].first_token]; }
   // The text of a token; empty: it is not in the trie.
   std::string_view bytes_of(TokenId token) const {
     const auto i = static_cast<std::size_t>(token);

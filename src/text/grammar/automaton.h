@@ -43,6 +43,10 @@ class Automaton {
     return std::span(calls_).subspan(nodes_[node].first_call, nodes_[node].num_calls);
   }
   bool is_end(NodeId node) const { return nodes_[node].is_end; }  // of its rule
+  // Nodes of equal classes (hashes) match the same texts of up to kClassBytes bytes, within their
+  // rules.
+  static constexpr std::size_t kClassBytes = 24;
+  std::uint64_t class_of(NodeId node) const { return classes_[node]; }
 
  private:
   friend class Determiniser;
@@ -51,12 +55,15 @@ class Automaton {
     bool is_end = false;
   };
 
-  Status check_left_recursion(const Nfa& nfa, std::span<const NodeId> starts) const;
+  // invalid_argument: left recursion.
+  Status order_starts(const Nfa& nfa, std::vector<NodeId>& starts) const;
+  void find_classes(std::span<const NodeId> starts);
 
   NodeId root_ = 0;
   std::vector<Node> nodes_;
   std::vector<Edge> edges_;
   std::vector<Call> calls_;
+  std::vector<std::uint64_t> classes_;  // by node
 };
 
 }  // namespace headrace::text

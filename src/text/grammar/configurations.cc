@@ -23,8 +23,7 @@ Configurations::StackId Configurations::push(NodeId to, StackId below) {
 
 Configurations::SetId Configurations::intern(std::vector<Configuration> set) {
   std::ranges::sort(set);
-  const auto repeated = std::ranges::unique(set);
-  set.erase(repeated.begin(), repeated.end());
+  set.erase(std::unique(set.begin(), set.end()), set.end());
   if (set.empty()) return kNone;
   if (set.size() > kMaxPerSet || sets_.size() >= kMaxSets) return kTooLarge;
   const auto [found, is_new] = set_ids_.try_emplace(set, static_cast<SetId>(sets_.size()));

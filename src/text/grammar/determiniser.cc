@@ -26,6 +26,34 @@ Determiniser::Determiniser(const Nfa& nfa, const std::bitset<256>& alphabet)
   group(nfa.edges(), nfa.num_states(), edges_of_, edge_order_);
   group(nfa.calls(), nfa.num_states(), calls_of_, call_order_);
   group(nfa.links(), nfa.num_states(), links_of_, link_order_);
+  find_nullable();
+}
+
+void Determiniser::find_nullable() {
+  is_nullable_.resize(nfa_.num_states());
+  // Links and calls that may become nullable with a state.
+  std::vector<std::vector<std::uint32_t>> links_to(nfa_.num_states()), calls_to(nfa_.num_states());
+  for (std::uint32_t i = 0; i < nfa_.links().size(); ++i) links_to[nfa_.links()[i].to].push_back(i);
+  for (std::uint32_t i = 0; i < nfa_.calls().size(); ++i) {
+    calls_to[nfa_.calls()[i].to].push_back(i);
+    calls_to[nfa_.start(nfa_.calls()[i].rule)].push_back(i);
+  }
+  std::vector<StateId> todo;
+  const auto add = [&](StateId state) {
+    if (is_nullable_[state]) return;
+    is_nullable_[state] = true;
+    todo.push_back(state);
+  };
+  for (const Nfa::Rule& rule : nfa_.rules()) add(rule.end);
+  while (!todo.empty()) {
+    const StateId state = todo.back();
+    todo.pop_back();
+    for (const std::uint32_t i : links_to[state]) add(nfa_.links()[i].from);
+    for (const std::uint32_t i : calls_to[state]) {
+      const Nfa::Call& call = nfa_.calls()[i];
+      if (is_nullable_[call.to] && is_nullable_[nfa_.start(call.rule)]) add(call.from);
+    }
+  }
 }
 
 Determiniser::Subset Determiniser::closure(std::vector<StateId> states) {
@@ -37,9 +65,14 @@ Determiniser::Subset Determiniser::closure(std::vector<StateId> states) {
     all.push_back(state);
   };
   for (const StateId state : states) add(state);
-  for (std::size_t i = 0; i < all.size(); ++i)
+  for (std::size_t i = 0; i < all.size(); ++i) {
     for (std::uint32_t k = links_of_[all[i]]; k < links_of_[all[i] + 1]; ++k)
       add(nfa_.links()[link_order_[k]].to);
+    for (std::uint32_t k = calls_of_[all[i]]; k < calls_of_[all[i] + 1]; ++k) {
+      const Nfa::Call& call = nfa_.calls()[call_order_[k]];
+      if (is_nullable_[nfa_.start(call.rule)]) add(call.to);
+    }
+  }
   for (const StateId state : all) is_marked_[state] = false;
   std::ranges::sort(all);
   num_elements_ += all.size();
@@ -73,6 +106,7 @@ void Determiniser::add_edges(NodeId node, const Subset& subset) {
     std::size_t high = low + 1;
     while (high < 256 && !begins[high]) ++high;
     std::vector<StateId> targets;
+    num_steps_ += edges.size();
     if (alphabet_[low])
       for (const Nfa::Edge& edge : edges)
         if (edge.low <= low && low <= edge.high) targets.push_back(edge.to);
@@ -104,10 +138,12 @@ Status Determiniser::add_rule(RuleId rule, NodeId& start) {
   start = intern(closure({nfa_.start(rule)}));
   for (std::size_t i = 0; i < todo_.size(); ++i) {
     const auto& [subset, node] = *todo_[i];
-    drafts_[node].is_end = std::ranges::binary_search(subset, nfa_.end(rule));
+    // The empty text of a rule that is called is that of the bypass.
+    drafts_[node].is_end =
+        (node != start || rule == 0) && std::ranges::binary_search(subset, nfa_.end(rule));
     add_edges(node, subset);
     add_calls(node, subset);
-    if (drafts_.size() > kMaxNodes || num_elements_ > kMaxElements)
+    if (drafts_.size() > kMaxNodes || num_elements_ > kMaxElements || num_steps_ > kMaxSteps)
       return invalid_argument(
           "grammar: rule '{}' needs too many states: at most {} nodes in all; use smaller counts "
           "in repetitions, shorter lists or fewer alternatives that begin alike",

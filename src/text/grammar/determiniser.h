@@ -1,4 +1,7 @@
 // Subset construction: from an Nfa to an Automaton.
+//
+// A rule that matches the empty text is bypassed where it is called, so that a call takes at least
+// one byte.
 #pragma once
 
 #include <bitset>
@@ -12,8 +15,8 @@ namespace headrace::text {
 class Determiniser {
  public:
   static constexpr std::size_t kMaxNodes = 100'000;
-  // Elements of all subsets, which bounds time and memory.
-  static constexpr std::size_t kMaxElements = 4'000'000;
+  // Bound memory and time: elements of all subsets; edges looked at for a range of bytes.
+  static constexpr std::size_t kMaxElements = 2'000'000, kMaxSteps = 200'000'000;
 
   Determiniser(const Nfa& nfa, const std::bitset<256>& alphabet);
 
@@ -34,6 +37,8 @@ class Determiniser {
   Subset closure(std::vector<StateId> states);
   void add_edges(NodeId node, const Subset& subset);
   void add_calls(NodeId node, const Subset& subset);
+  // Finds the states from which the end of the rule can be reached without a byte.
+  void find_nullable();
   // Nodes from which the end of the rule can be reached.
   std::vector<bool> productive(std::span<const NodeId> starts) const;
 
@@ -42,12 +47,13 @@ class Determiniser {
   // Indices into the edges, calls and links of the Nfa, by state.
   std::vector<std::uint32_t> edges_of_, calls_of_, links_of_;
   std::vector<std::uint32_t> edge_order_, call_order_, link_order_;
-  std::vector<bool> is_marked_;  // by state, false between calls of closure()
+  std::vector<bool> is_nullable_;  // by state
+  std::vector<bool> is_marked_;    // by state, false between calls of closure()
 
   std::vector<Draft> drafts_;
   std::map<Subset, NodeId> ids_;                                // of the current rule
   std::vector<std::map<Subset, NodeId>::const_iterator> todo_;  // to expand
-  std::size_t num_elements_ = 0;
+  std::size_t num_elements_ = 0, num_steps_ = 0;
 };
 
 }  // namespace headrace::text

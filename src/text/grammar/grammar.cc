@@ -99,7 +99,7 @@ void Grammar::start_anew_if_large() {
 }
 
 template <class Visit>
-Status Grammar::walk(VocabularyTrie::NodeId root, SetId set, Visit visit) {
+Status Grammar::walk(VocabularyTrie::NodeId root, SetId set, Visit visit, std::size_t max_depth) {
   const std::span<const VocabularyTrie::Node> nodes = vocabulary_->nodes();
   std::array<SetId, VocabularyTrie::kMaxDepth + 1> path;  // by depth
   path[nodes[root].depth] = set;
@@ -113,13 +113,14 @@ Status Grammar::walk(VocabularyTrie::NodeId root, SetId set, Visit visit) {
     }
     path[node.depth] = next;
     visit(i, next);
-    ++i;
+    i = node.depth == max_depth ? node.end : i + 1;
   }
   return std::nullopt;
 }
 
 Result<const Grammar::NodeMask*> Grammar::node_mask(NodeId node) {
-  if (const auto known = node_masks_.find(node); known != node_masks_.end()) return &known->second;
+  const std::uint64_t key = automaton_.class_of(node);
+  if (const auto known = node_masks_.find(key); known != node_masks_.end()) return &known->second;
   const SetId start = configurations_->intern({{node, Configurations::kBottom}});
   if (start < 0) return too_large();
   const std::span<const VocabularyTrie::Node> trie = vocabulary_->nodes();
@@ -127,24 +128,47 @@ Result<const Grammar::NodeMask*> Grammar::node_mask(NodeId node) {
   const auto visit = [&](VocabularyTrie::NodeId i, SetId set) {
     const std::span<const TokenId> tokens = vocabulary_->tokens(i);
     mask.tokens.insert(mask.tokens.end(), tokens.begin(), tokens.end());
-    if (configurations_->can_end(set) && trie[i].end > i + 1) mask.exits.push_back(i);
+    if (trie[i].end == i + 1) return;
+    if (configurations_->can_end(set)) mask.exits.push_back(i);
+    if (trie[i].depth == Automaton::kClassBytes) mask.deep.push_back(i);
   };
   if (configurations_->can_end(start)) mask.exits.push_back(0);
-  if (Status bad = walk(0, start, visit)) return std::move(*bad);
+  if (Status bad = walk(0, start, visit, Automaton::kClassBytes)) return std::move(*bad);
   if (mask.tokens.size() * sizeof(TokenId) > num_words(*vocabulary_) * sizeof(std::uint64_t)) {
     mask.words.resize(num_words(*vocabulary_));
     for (const TokenId token : mask.tokens) set_bit(mask.words, token);
     mask.tokens.clear();
   }
   mask.tokens.shrink_to_fit();
-  node_mask_bytes_ += mask.words.size() * sizeof(std::uint64_t) +
-                      mask.tokens.size() * sizeof(TokenId) +
-                      mask.exits.size() * sizeof(VocabularyTrie::NodeId) + sizeof mask;
+  node_mask_bytes_ +=
+      mask.words.size() * sizeof(std::uint64_t) + mask.tokens.size() * sizeof(TokenId) +
+      (mask.exits.size() + mask.deep.size()) * sizeof(VocabularyTrie::NodeId) + sizeof mask;
   if (node_mask_bytes_ > kMaxNodeMaskBytes) {
     node_masks_.clear();
     node_mask_bytes_ = 0;
   }
-  return &node_masks_.emplace(node, std::move(mask)).first->second;
+  return &node_masks_.emplace(key, std::move(mask)).first->second;
+}
+
+Status Grammar::add_deep(NodeId node, const NodeMask& mask, std::span<std::uint64_t> words,
+                         std::vector<VocabularyTrie::NodeId>& exits) {
+  const std::span<const VocabularyTrie::Node> trie = vocabulary_->nodes();
+  const SetId start = configurations_->intern({{node, Configurations::kBottom}});
+  if (start < 0) return too_large();
+  for (const VocabularyTrie::NodeId deep : mask.deep) {
+    // A token below the place has its bytes.
+    const TokenId below = vocabulary_->first_token(deep);
+    SetId set = start;
+    for (const char byte : vocabulary_->bytes_of(below).substr(0, Automaton::kClassBytes)) {
+      set = configurations_->next(set, static_cast<std::uint8_t>(byte));
+      if (set < 0) return too_large();
+    }
+    HEADRACE_TRY(walk(deep, set, [&](VocabularyTrie::NodeId i, SetId reached) {
+      for (const TokenId token : vocabulary_->tokens(i)) set_bit(words, token);
+      if (configurations_->can_end(reached) && trie[i].end > i + 1) exits.push_back(i);
+    }));
+  }
+  return std::nullopt;
 }
 
 Status Grammar::add_member(Configurations::Configuration member, std::span<std::uint64_t> words) {
@@ -154,12 +178,14 @@ Status Grammar::add_member(Configurations::Configuration member, std::span<std::
     const NodeMask& mask = *found.value();
     for (std::size_t i = 0; i < mask.words.size(); ++i) words[i] |= mask.words[i];
     for (const TokenId token : mask.tokens) set_bit(words, token);
-    if (mask.exits.empty() || member.stack == Configurations::kBottom) return std::nullopt;
+    std::vector<VocabularyTrie::NodeId> exits = mask.exits;
+    HEADRACE_TRY(add_deep(member.node, mask, words, exits));
+    if (exits.empty() || member.stack == Configurations::kBottom) return std::nullopt;
     member = {configurations_->top(member.stack), configurations_->below(member.stack)};
     const SetId after = configurations_->intern({member});
     if (after < 0) return too_large();
     bool is_at_root = false;
-    for (const VocabularyTrie::NodeId exit : mask.exits) {
+    for (const VocabularyTrie::NodeId exit : exits) {
       if (exit == 0)
         is_at_root = true;
       else

@@ -4,7 +4,9 @@
 // The mask of a text's configurations is the union over them. What a node of the automaton allows
 // without returning from its rule does not depend on the stack: it is computed once per node, by a
 // walk of the vocabulary's trie, with the places in the trie where the rule may end. Only the
-// subtrees below these places are walked for each stack. The masks of recent sets of configurations
+// subtrees below these places are walked for each stack. Nodes that differ only after many bytes,
+// such as positions in a string of bounded length, share that walk; longer tokens are walked for
+// each. The masks of recent sets of configurations
 // are kept too: a text in a JSON string has the same one from token to token.
 #pragma once
 
@@ -45,31 +47,37 @@ class Grammar {
   friend class Matcher;
   using SetId = Configurations::SetId;
 
-  // Of a node with an empty stack.
+  // Of a class of nodes with an empty stack: tokens of up to Automaton::kClassBytes bytes.
   struct NodeMask {
     std::vector<std::uint64_t> words;           // bits of the tokens; or empty, with few tokens:
     std::vector<TokenId> tokens;                // their ids
     std::vector<VocabularyTrie::NodeId> exits;  // inner nodes of the trie where the rule may end
+    std::vector<VocabularyTrie::NodeId> deep;   // inner nodes after kClassBytes bytes
   };
 
   Grammar(Automaton automaton, Vocabulary vocabulary);
   // What follows needs the lock.
   void start_anew_if_large();
   Result<const NodeMask*> node_mask(NodeId node);
+  // Longer tokens of a node, and their exits.
+  Status add_deep(NodeId node, const NodeMask& mask, std::span<std::uint64_t> words,
+                  std::vector<VocabularyTrie::NodeId>& exits);
   Status add_member(Configurations::Configuration member, std::span<std::uint64_t> words);
   Status fill_mask(SetId set, std::span<std::uint64_t> words);
   // Calls visit(trie node, set) for the descendants of `root` that match, `set` being that of
   // `root`.
+  // `max_depth`: of the trie's nodes that are visited.
   template <class Visit>
-  Status walk(VocabularyTrie::NodeId root, SetId set, Visit visit);
+  Status walk(VocabularyTrie::NodeId root, SetId set, Visit visit,
+              std::size_t max_depth = VocabularyTrie::kMaxDepth);
 
   Automaton automaton_;
   Vocabulary vocabulary_;
 
   std::mutex mutex_;
   std::unique_ptr<Configurations> configurations_;
-  std::uint64_t generation_ = 0;  // of configurations_
-  std::unordered_map<NodeId, NodeMask> node_masks_;
+  std::uint64_t generation_ = 0;                            // of configurations_
+  std::unordered_map<std::uint64_t, NodeMask> node_masks_;  // by class
   std::size_t node_mask_bytes_ = 0;
   std::unordered_map<SetId, std::vector<std::uint64_t>> set_masks_;
 };

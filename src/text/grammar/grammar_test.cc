@@ -18,6 +18,11 @@ const Tokenizer& tokenizer() {
     headrace::testing::Vocabulary vocabulary = headrace::testing::small_vocabulary(
         {"a b",  "ab a", "aba b", "b a", "b b",   "bb b",  "0 1", "1 2", "12 3", "{ \"", "\" :",
          "\" ,", "\" }", "a \"",  "Ã ©", "a \"}", "a \",", "( (", ") )", ") ,",  "] ]",  "[ ["});
+    // Longer than Automaton::kClassBytes.
+    for (const std::size_t length : {23, 24, 25, 40}) {
+      const std::string run(length, 'a');
+      for (const char* end : {"", "b", ")", "),", "bb"}) vocabulary.extra.push_back(run + end);
+    }
     return std::move(Tokenizer::make(vocabulary.model_file("smollm")).value());
   }();
   return made;
@@ -233,6 +238,18 @@ TEST(GrammarMask, EqualsBruteForceOnRandomGrammars) {
     Result<std::shared_ptr<Grammar>> made = Grammar::from_gbnf(text, vocabulary());
     if (made.ok()) expect_masks_as_by_brute_force(made.value(), random, text);
   }
+}
+
+// Nodes that are equal up to kClassBytes bytes share a mask; longer tokens tell them apart.
+TEST(GrammarMask, EqualsBruteForceWithLongTokens) {
+  Random random(2);
+  for (const std::string text : {"a{60}b", "a{10,70}b{0,2}", "(a|b){24}", "a*b",
+                                 "(a{30}){2}(\\),)?", "a{23}|a{25}\\)|a{40}bb"})
+    for (int i = 0; i < 5; ++i) expect_masks_as_by_brute_force(regex(text), random, text);
+  for (const std::string text :
+       {"root ::= \"a\" root \")\" | \"b\"?",
+        "root ::= x \",\"\nx ::= y \")\"\ny ::= \"a\"{20,50} z\nz ::= \"b\"*"})
+    for (int i = 0; i < 5; ++i) expect_masks_as_by_brute_force(gbnf(text), random, text);
 }
 
 TEST(GrammarMask, ACopyContinuesOnItsOwn) {

@@ -166,6 +166,7 @@ class Compiler {
     build_items(from, to, 0, kUnbounded,
                 [&](StateId begin, StateId end) { static_cast<void>(value(begin, end)); });
   }
+  void build_any_character(StateId from, StateId to) { build_string_character(nfa_, from, to); }
   void build_any_string(StateId from, StateId to) {
     const StateId end = nfa_.add_state();
     nfa_.repeat(literal(from, "\""), end, 0, kUnbounded,
@@ -229,8 +230,9 @@ class Compiler {
     if (r.pattern)
       build(nfa_, begin, end, *r.pattern, build_string_characters);
     else
-      nfa_.repeat(begin, end, r.min, r.max,
-                  [&](StateId b, StateId e) { build_string_character(nfa_, b, e); });
+      nfa_.repeat(begin, end, r.min, r.max, [&](StateId b, StateId e) {
+        nfa_.call(b, e, shared("character", &Compiler::build_any_character));
+      });
     nfa_.literal(end, to, "\"");
     return std::nullopt;
   }
