@@ -22,6 +22,7 @@ void add_kernels(CLI::App& app, Action& action);
 void add_info(CLI::App& app, Action& action);
 void add_generate(CLI::App& app, Action& action);
 void add_batch(CLI::App& app, Action& action);
+void add_serve(CLI::App& app, Action& action);
 void add_chat(CLI::App& app, Action& action);
 void add_tokenize(CLI::App& app, Action& action);
 void add_perplexity(CLI::App& app, Action& action);

@@ -77,6 +77,7 @@ void add_commands(CLI::App& app, Action& action, const std::string& command_line
   add_generate(app, action);
   add_chat(app, action);
   add_batch(app, action);
+  add_serve(app, action);
   add_bench(app, action, command_line);
   add_explain(app, action);
   add_kernels(app, action);

@@ -17,8 +17,9 @@ LAYERS = [
 ]  # fmt: skip
 # These name no device: no file of them includes backends/, nor a header that does.
 DEVICE_NEUTRAL = ["model", "engine"]
-# What programs may include beside headrace/ and their own folder: bench/probes is a library that measures the machine.
-PROGRAM_FOLDERS = {"cli": ["probes/"], "examples": []}
+# What programs may include beside headrace/ and their own folder: bench/probes is a library that measures the machine,
+# server.h is all that cli/ sees of server/.
+PROGRAM_FOLDERS = {"cli": ["probes/", "server.h"], "examples": [], "server": []}
 SOURCES = {".h", ".hpp", ".cc", ".c", ".cpp", ".cu", ".cuh"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
 
@@ -139,6 +140,9 @@ CASES = [
     ("program, src", {"cli/a.cc": '#include "core/b.h"\n', "src/core/b.h": ""}, "only headrace/"),
     ("program, src by <>", {"cli/a.cc": "#include <core/b.h>\n", "src/core/b.h": ""}, "of src/"),
     ("program, way out", {"cli/a.cc": '#include "../src/core/b.h"\n', "src/core/b.h": ""}, "only headrace/"),
+    ("program, server", {"cli/a.cc": '#include "server.h"\n', "server/server.h": ""}, None),
+    ("server, src", {"server/a.cc": '#include "core/b.h"\n', "src/core/b.h": ""}, "only headrace/"),
+    ("server, cli", {"server/a.cc": '#include "b.h"\n', "cli/b.h": ""}, "files of server/"),
     ("example, cli", {"examples/a.cc": '#include "cli/b.h"\n', "cli/b.h": ""}, "only headrace/"),
     ("program, no public header", {"cli/a.cc": '#include "headrace/b.hpp"\n'}, "no public header"),
 ]

@@ -13,6 +13,7 @@ missing_packages() {
   [[ -e /usr/include/gtest/gtest.h ]] || echo libgtest-dev
   [[ -e /usr/include/nlohmann/json.hpp ]] || echo nlohmann-json3-dev
   [[ -e /usr/include/CLI/CLI.hpp ]] || echo libcli11-dev
+  [[ -e /usr/include/boost/beast/http.hpp ]] || echo libboost-dev
   [[ -e /usr/include/pcre2.h ]] || echo libpcre2-dev
   [[ -e /usr/include/histedit.h ]] || echo libedit-dev
   [[ $1 == --aarch64 ]] || return 0

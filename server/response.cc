@@ -1,0 +1,151 @@
+#include "response.h"
+
+namespace headrace::server {
+namespace {
+
+Json finish_json(headrace_request_finish finish) {
+  switch (finish) {
+    case HEADRACE_REQUEST_RUNNING:
+      return nullptr;
+    case HEADRACE_REQUEST_STOP:
+      return "stop";
+    case HEADRACE_REQUEST_LENGTH:
+      return "length";
+    case HEADRACE_REQUEST_ABORTED:
+      return "abort";
+    case HEADRACE_REQUEST_ERROR:
+      break;
+  }
+  return "error";
+}
+
+Json usage_json(const Usage& usage) {
+  return {{"prompt_tokens", usage.num_prompt_tokens},
+          {"completion_tokens", usage.num_answer_tokens},
+          {"total_tokens", usage.num_prompt_tokens + usage.num_answer_tokens}};
+}
+
+Json object_json(const AnswerHead& head, bool is_event) {
+  const char* object = head.form == Form::completion ? "text_completion"
+                       : is_event                    ? "chat.completion.chunk"
+                                                     : "chat.completion";
+  return {{"id", head.id}, {"object", object}, {"created", head.created}, {"model", head.model}};
+}
+
+std::string event(const Json& json) { return "data: " + dump(json) + "\n\n"; }
+
+std::string choices_event(const AnswerHead& head, Json choice) {
+  Json json = object_json(head, true);
+  json["choices"] = Json::array({std::move(choice)});
+  if (head.has_usage) json["usage"] = nullptr;
+  return event(json);
+}
+
+Json token_json(const Model& model, std::int32_t token, float logprob) {
+  const std::string text = model.detokenize({&token, 1});
+  Json bytes = Json::array();
+  for (const char c : text) bytes.push_back(static_cast<unsigned char>(c));
+  return {{"token", text}, {"logprob", logprob}, {"bytes", std::move(bytes)}};
+}
+
+// The most likely tokens beside token i.
+std::span<const headrace_token_logprob> top_of(const Output& output, std::size_t i) {
+  const std::size_t num_top = output.top_logprobs.size() / output.tokens.size();
+  return std::span(output.top_logprobs).subspan(i * num_top, num_top);
+}
+
+Json chat_logprobs(const Model& model, const Output& output) {
+  Json content = Json::array();
+  for (std::size_t i = 0; i < output.tokens.size(); ++i) {
+    Json token = token_json(model, output.tokens[i], output.logprobs[i]);
+    token["top_logprobs"] = Json::array();
+    for (const headrace_token_logprob& top : top_of(output, i))
+      if (top.token >= 0)
+        token["top_logprobs"].push_back(token_json(model, top.token, top.logprob));
+    content.push_back(std::move(token));
+  }
+  return {{"content", std::move(content)}};
+}
+
+Json completion_logprobs(const Model& model, const Output& output, std::int64_t text_offset) {
+  Json json = {{"tokens", Json::array()},
+               {"token_logprobs", output.logprobs},
+               {"top_logprobs", Json::array()},
+               {"text_offset", Json::array()}};
+  for (std::size_t i = 0; i < output.tokens.size(); ++i) {
+    const std::string text = model.detokenize({&output.tokens[i], 1});
+    Json top = Json::object();
+    for (const headrace_token_logprob& likely : top_of(output, i))
+      if (likely.token >= 0) top[model.detokenize({&likely.token, 1})] = likely.logprob;
+    json["tokens"].push_back(text);
+    json["top_logprobs"].push_back(std::move(top));
+    json["text_offset"].push_back(text_offset);
+    text_offset += std::ssize(text);
+  }
+  return json;
+}
+
+}  // namespace
+
+Json logprobs_json(Form form, const Model& model, const Output& output, std::int64_t text_offset) {
+  return form == Form::chat ? chat_logprobs(model, output)
+                            : completion_logprobs(model, output, text_offset);
+}
+
+void append_logprobs(Json& logprobs, const Json& later) {
+  if (logprobs.is_null()) {
+    logprobs = later;
+    return;
+  }
+  for (const auto& [name, values] : later.items())
+    logprobs[name].insert(logprobs[name].end(), values.begin(), values.end());
+}
+
+std::string answer_json(const AnswerHead& head, const std::vector<Choice>& choices,
+                        const Usage& usage) {
+  Json json = object_json(head, false);
+  json["choices"] = Json::array();
+  for (const Choice& choice : choices) {
+    Json one = {{"index", choice.idx},
+                {"logprobs", choice.logprobs},
+                {"finish_reason", finish_json(choice.finish)}};
+    if (head.form == Form::chat)
+      one["message"] = {{"role", "assistant"}, {"content", choice.text}};
+    else
+      one["text"] = choice.text;
+    json["choices"].push_back(std::move(one));
+  }
+  json["usage"] = usage_json(usage);
+  return dump(json);
+}
+
+std::string role_event(const AnswerHead& head, std::int64_t choice) {
+  return choices_event(head, {{"index", choice},
+                              {"delta", {{"role", "assistant"}, {"content", ""}}},
+                              {"logprobs", nullptr},
+                              {"finish_reason", nullptr}});
+}
+
+std::string choice_event(const AnswerHead& head, const Choice& choice) {
+  Json json = {{"index", choice.idx},
+               {"logprobs", choice.logprobs},
+               {"finish_reason", finish_json(choice.finish)}};
+  if (head.form == Form::completion)
+    json["text"] = choice.text;
+  else if (choice.text.empty())
+    json["delta"] = Json::object();
+  else
+    json["delta"] = {{"content", choice.text}};
+  return choices_event(head, std::move(json));
+}
+
+std::string usage_event(const AnswerHead& head, const Usage& usage) {
+  Json json = object_json(head, true);
+  json["choices"] = Json::array();
+  json["usage"] = usage_json(usage);
+  return event(json);
+}
+
+std::string error_event(const ApiError& error) { return "data: " + error_body(error) + "\n\n"; }
+
+}  // namespace headrace::server

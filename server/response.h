@@ -1,0 +1,44 @@
+// Answers to completion requests, as OpenAI writes them.
+#pragma once
+
+#include "request.h"
+
+namespace headrace::server {
+
+// What the answers to a request have in common.
+struct AnswerHead {
+  Form form;
+  std::string id;          // "chatcmpl-..."
+  std::string model;       // the served name
+  std::int64_t created;    // Unix time, s
+  bool has_usage = false;  // in the stream
+};
+
+struct Usage {
+  std::int64_t num_prompt_tokens = 0, num_answer_tokens = 0;
+};
+
+// A sample of a prompt.
+struct Choice {
+  std::int64_t idx = 0;
+  std::string text = {};
+  std::int64_t num_bytes = 0;  // of the text before it, for text_offset
+  Json logprobs = {};          // null: none
+  headrace_request_finish finish = HEADRACE_REQUEST_RUNNING;
+};
+
+// In the form that `form` has.
+Json logprobs_json(Form form, const Model& model, const Output& output, std::int64_t text_offset);
+// Adds what a later output has.
+void append_logprobs(Json& logprobs, const Json& later);
+
+std::string answer_json(const AnswerHead& head, const std::vector<Choice>& choices,
+                        const Usage& usage);
+// Events of a stream: "data: {...}\n\n".
+std::string role_event(const AnswerHead& head, std::int64_t choice);  // a chat's first
+std::string choice_event(const AnswerHead& head, const Choice& choice);
+std::string usage_event(const AnswerHead& head, const Usage& usage);
+std::string error_event(const ApiError& error);
+inline constexpr const char* kDoneEvent = "data: [DONE]\n\n";
+
+}  // namespace headrace::server

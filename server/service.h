@@ -1,0 +1,100 @@
+// What the server answers: routes, requests under way, and the engine. Used on one thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "engine_thread.h"
+#include "exchange.h"
+#include "metrics.h"
+#include "response.h"
+
+namespace headrace::server {
+
+struct ServiceOptions {
+  std::string model_name;                 // that requests and answers name
+  std::vector<std::string> api_keys;      // empty: none is asked for
+  std::vector<std::string> cors_origins;  // other pages that may ask; "*": all
+  std::int64_t max_requests = 1024;       // to the engine at once: of a prompt each
+};
+
+class Service {
+ public:
+  // The engine has the same max_requests.
+  Service(const Model& model, const Engine& engine, std::int64_t max_tokens,
+          const ServiceOptions& options);
+
+  // Comes before handle().
+  void start(EngineThread& engine) { engine_thread_ = &engine; }
+
+  // Returns an id for cancel(); 0: the request is answered.
+  std::int64_t handle(const HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
+  void cancel(std::int64_t job);
+  void deliver(StepOutputs outputs);
+
+  // New completions are refused with 503.
+  void drain() { is_draining_ = true; }
+  bool is_idle() const { return jobs_.empty(); }
+  void abort_all();
+  Metrics& metrics() { return metrics_; }
+
+ private:
+  // A completion request under way.
+  struct Job {
+    AnswerHead head;
+    std::shared_ptr<Exchange> exchange;  // null: cancelled
+    std::string headers;                 // of the reply
+    bool is_stream, has_logprobs;
+    Clock::time_point begin;
+    std::int64_t num_samples;               // of a prompt
+    std::vector<std::int64_t> requests;     // of the engine, by prompt
+    std::vector<Choice> choices;            // [prompts, num_samples]
+    std::vector<Clock::time_point> latest;  // token of each choice
+    std::int64_t num_open;                  // choices
+    Usage usage;
+    std::string error;  // of a choice
+  };
+
+  void route(const HttpRequest& request, const std::shared_ptr<Exchange>& exchange,
+             std::int64_t& job);
+  void check_origin(const HttpRequest& request) const;
+  void check_key(const HttpRequest& request) const;
+  std::string cors_headers(const HttpRequest& request) const;
+  HttpReply get(const std::string& path) const;
+  HttpReply health() const;
+  HttpReply models() const;
+  HttpReply tokenize(const std::string& body) const;
+  HttpReply detokenize(const std::string& body) const;
+
+  std::int64_t complete(Form form, const HttpRequest& request,
+                        const std::shared_ptr<Exchange>& exchange);
+  std::vector<std::vector<std::int32_t>> prompts_of(const CompletionRequest& request) const;
+  void check_capacity(std::int64_t num_prompts);
+  void add_prompts(Job& job, std::int64_t id, Request request,
+                   std::vector<std::vector<std::int32_t>> prompts);
+  void take(Output output, Clock::time_point now);
+  void measure(Job& job, std::size_t choice, const Output& output, Clock::time_point now);
+  void finish(std::int64_t id, Job& job, Clock::time_point now);
+  void abort(const Job& job);
+
+  const Model& model_;
+  const Engine& engine_;
+  std::int64_t max_tokens_;
+  ServiceOptions options_;
+  EngineThread* engine_thread_ = nullptr;
+  std::int64_t started_ = 0;  // Unix time, s
+  std::mt19937_64 random_;
+  bool is_draining_ = false;
+  std::string failure_;  // of the engine
+  std::int64_t last_job_ = 0;
+  std::unordered_map<std::int64_t, Job> jobs_;
+  std::unordered_map<std::int64_t, std::int64_t> job_of_request_;
+  Metrics metrics_;
+};
+
+}  // namespace headrace::server
