@@ -106,7 +106,7 @@ void Connection::on_input() {
 
 void Connection::parse() {
   while (!is_answering_ && !is_ending_ && !is_closed_ && !input_.empty() &&
-         output_bytes() <= shared_.options.max_output_bytes) {
+         output_.size() <= shared_.options.max_output_bytes) {
     if (!parser_) {
       parser_ = std::make_unique<Parser>();
       parser_->http.eager(true);
@@ -173,7 +173,8 @@ void Connection::begin_stream(const std::string& headers) {
 
 bool Connection::write(const std::string& event) {
   if (is_closed_) return false;
-  if (output_bytes() + event.size() > shared_.options.max_output_bytes) {
+  if (output_.size() + event.size() > shared_.options.max_output_bytes) flush();
+  if (output_.size() + event.size() > shared_.options.max_output_bytes) {
     // Not at once: the caller is in the middle of its request.
     asio::post(socket_.get_executor(), [self = shared_from_this()] { self->close(); });
     return false;
@@ -204,35 +205,39 @@ void Connection::end_answer() {
 
 void Connection::send(const std::string& bytes) {
   if (is_closed_) return;
-  pending_ += bytes;
-  if (!in_flight_.empty()) return;
-  in_flight_.swap(pending_);
-  output_deadline_ = Clock::now() + std::chrono::seconds(shared_.options.write_seconds);
-  socket_.async_write_some(
-      asio::buffer(in_flight_),
-      [self = shared_from_this()](const error_code& error, std::size_t num_bytes) {
-        self->on_written(num_bytes, static_cast<bool>(error));
-      });
+  output_ += bytes;
+  if (!is_waiting_for_space_) flush();
 }
 
-void Connection::on_written(std::size_t num_bytes, bool has_failed) {
-  if (is_closed_) return;
-  if (has_failed) return close();
-  in_flight_.erase(0, num_bytes);
+void Connection::flush() {
+  error_code error;
+  std::size_t written = 0;
+  while (!error && written < output_.size())
+    written += socket_.write_some(asio::buffer(output_) + written, error);
+  output_.erase(0, written);
+  if (written > 0)
+    output_deadline_ = Clock::now() + std::chrono::seconds(shared_.options.write_seconds);
+  if (!output_.empty()) return wait_for_space();  // that fails too if the client is gone
   output_deadline_ = Clock::time_point::max();
-  if (has_output()) {
-    std::string rest = std::move(in_flight_);
-    in_flight_.clear();
-    rest += pending_;
-    pending_.clear();
-    return send(rest);
-  }
   // A burst leaves no memory behind in thousands of connections.
-  if (in_flight_.capacity() > 4096) in_flight_ = {};
-  if (pending_.capacity() > 4096) pending_ = {};
-  if (is_ending_) return linger();
-  parse();
-  wait_for_input();
+  if (output_.capacity() > 4096) output_ = {};
+}
+
+void Connection::wait_for_space() {
+  if (is_waiting_for_space_) return;
+  is_waiting_for_space_ = true;
+  if (output_deadline_ == Clock::time_point::max())
+    output_deadline_ = Clock::now() + std::chrono::seconds(shared_.options.write_seconds);
+  socket_.async_wait(Socket::wait_write, [self = shared_from_this()](const error_code& error) {
+    self->is_waiting_for_space_ = false;
+    if (self->is_closed_) return;
+    if (error) return self->close();
+    self->flush();
+    if (self->has_output()) return;
+    if (self->is_ending_) return self->linger();
+    self->parse();
+    self->wait_for_input();
+  });
 }
 
 // A close with unread input would discard the answer on its way.

@@ -33,7 +33,7 @@ class Connection : public Exchange, public std::enable_shared_from_this<Connecti
   void close();
   // Closes what is late, and idle connections of a server that drains.
   void check(Clock::time_point now);
-  bool has_output() const { return !pending_.empty() || !in_flight_.empty(); }
+  bool has_output() const { return !output_.empty(); }
 
   void reply(const HttpReply& reply) override;
   void begin_stream(const std::string& headers) override;
@@ -48,18 +48,20 @@ class Connection : public Exchange, public std::enable_shared_from_this<Connecti
   void parse();
   void dispatch();
   void send(const std::string& bytes);
-  void on_written(std::size_t num_bytes, bool has_failed);
+  // Writes what the socket takes.
+  void flush();
+  void wait_for_space();
   void end_answer();
   void linger();
-  std::size_t output_bytes() const { return pending_.size() + in_flight_.size(); }
 
   Socket socket_;
   Shared& shared_;
   std::unique_ptr<Parser> parser_;  // null: no byte of a request yet
   std::string input_;               // not parsed
-  std::string pending_, in_flight_;
+  std::string output_;              // not written
   std::int64_t job_ = 0;
-  bool is_waiting_ = false;    // for input
+  bool is_waiting_ = false;  // for input
+  bool is_waiting_for_space_ = false;
   bool is_answering_ = false;  // no other request is parsed
   bool is_keep_alive_ = true, is_chunked_ = true, is_head_ = false;
   bool is_ending_ = false;     // closes when the output is written

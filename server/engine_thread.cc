@@ -33,8 +33,19 @@ void EngineThread::wake() {
 }
 
 StepOutputs EngineThread::take() {
-  const std::lock_guard lock(mutex_);
-  return std::exchange(outputs_, {});
+  StepOutputs taken;
+  {
+    const std::lock_guard lock(mutex_);
+    is_announced_ = false;
+    taken = std::exchange(outputs_, {});
+  }
+  while (taken.outputs.size() < StepOutputs::kMaxOutputs) {
+    std::optional<Output> output = engine_.poll();
+    if (!output) return taken;
+    taken.outputs.push_back(std::move(*output));
+  }
+  taken.has_more = true;
+  return taken;
 }
 
 void EngineThread::run() {
@@ -54,35 +65,28 @@ void EngineThread::run() {
 
 bool EngineThread::step() {
   const Clock::time_point begin = Clock::now();
-  bool has_worked = false;
+  bool has_worked = false, is_new;
   std::string failure;
-  std::vector<Output> outputs;
   headrace_engine_stats stats{};
   try {
     has_worked = engine_.step();
-  } catch (const std::exception& error) {
-    failure = error.what();
-  }
-  try {
-    while (std::optional<Output> output = engine_.poll()) outputs.push_back(std::move(*output));
     stats = engine_.stats();
   } catch (const std::exception& error) {
     failure = error.what();
   }
+  if (!has_worked && failure.empty()) return false;
   const Clock::time_point end = Clock::now();
-  if (!has_worked && outputs.empty() && failure.empty()) return false;
-  bool was_empty;
   {
     const std::lock_guard lock(mutex_);
-    was_empty = outputs_.outputs.empty() && outputs_.steps.empty() && outputs_.failure.empty();
     outputs_.failure = failure;
-    for (Output& output : outputs) outputs_.outputs.push_back(std::move(output));
-    if (outputs_.steps.size() == StepOutputs::kMaxSteps)
-      outputs_.steps.erase(outputs_.steps.begin());
-    outputs_.steps.push_back({end, std::chrono::duration<double>(end - begin).count(), stats});
+    if (failure.empty()) {
+      if (outputs_.steps.size() == StepOutputs::kMaxSteps) outputs_.steps.pop_front();
+      outputs_.steps.push_back({end, std::chrono::duration<double>(end - begin).count(), stats});
+    }
+    is_new = !std::exchange(is_announced_, true);
   }
-  if (was_empty) on_outputs_();
-  return has_worked && failure.empty();
+  if (is_new) on_outputs_();
+  return failure.empty();
 }
 
 }  // namespace headrace::server

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -22,11 +23,12 @@ struct StepOutputs {
     double seconds;
     headrace_engine_stats stats;
   };
-  std::vector<Output> outputs;
-  std::vector<Step> steps;  // the latest kMaxSteps
-  std::string failure;      // why the engine has ended; empty: it has not
+  std::vector<Output> outputs;  // at most kMaxOutputs
+  bool has_more = false;        // outputs
+  std::deque<Step> steps;       // the latest kMaxSteps
+  std::string failure;          // why the engine has ended; empty: it has not
 
-  static constexpr std::size_t kMaxSteps = 256;
+  static constexpr std::size_t kMaxSteps = 256, kMaxOutputs = 4096;
 };
 
 class EngineThread {
@@ -41,6 +43,8 @@ class EngineThread {
   std::int64_t add(const Request& request);
   void abort(std::int64_t id);
 
+  // Polls on the caller's thread: of a thread that is behind the engine, the engine merges the
+  // outputs, one per sample, so that what waits is bounded.
   StepOutputs take();
 
  private:
@@ -53,7 +57,7 @@ class EngineThread {
   std::function<void()> on_outputs_;
   std::mutex mutex_;  // guards what follows
   std::condition_variable work_;
-  bool has_work_ = false, is_stopping_ = false;
+  bool has_work_ = false, is_stopping_ = false, is_announced_ = false;
   StepOutputs outputs_;
   std::thread thread_;  // the last member: it uses the others
 };

@@ -34,9 +34,7 @@ class Listener {
       : options_(options),
         service_(model, engine, max_tokens, options.service),
         shared_{options_, service_, [this](Connection* closed) { connections_.erase(closed); }},
-        engine_thread_(engine, [this] {
-          asio::post(io_, [this] { service_.deliver(engine_thread_.take()); });
-        }) {
+        engine_thread_(engine, [this] { deliver_later(); }) {
     service_.start(engine_thread_);
     listen();
   }
@@ -57,6 +55,14 @@ class Listener {
   }
 
  private:
+  void deliver_later() {
+    asio::post(io_, [this] {
+      StepOutputs outputs = engine_thread_.take();
+      if (outputs.has_more) deliver_later();
+      service_.deliver(std::move(outputs));
+    });
+  }
+
   void listen() {
     const std::string where = options_.host + ':' + std::to_string(options_.port);
     error_code error;

@@ -19,7 +19,7 @@ struct ServerOptions {
   std::size_t max_header_bytes = 16 << 10;
   std::size_t max_body_bytes = 4 << 20;
   // That wait for a reader. A stream beyond it is ended.
-  std::size_t max_output_bytes = 1 << 20;
+  std::size_t max_output_bytes = 4 << 20;
   int header_seconds = 10, body_seconds = 60, idle_seconds = 75, write_seconds = 60;
   int drain_seconds = 30;
 };

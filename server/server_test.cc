@@ -1,0 +1,263 @@
+// headrace serve over real sockets, with a tiny file of random weights.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <thread>
+#include <vector>
+
+#include "tests/support/server_process.h"
+
+namespace {
+
+using Json = nlohmann::json;
+using headrace::testing::Client;
+using headrace::testing::HttpAnswer;
+using headrace::testing::ServerProcess;
+
+const std::string kModel = HEADRACE_GOLDEN_DIR "/tiny/tiny_llama3_f16.gguf";
+
+std::string post(const std::string& path, const std::string& body, const std::string& more = {}) {
+  return "POST " + path + " HTTP/1.1\r\nHost: a\r\n" + more +
+         "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
+}
+std::string get(const std::string& path, const std::string& more = {}) {
+  return "GET " + path + " HTTP/1.1\r\nHost: a\r\n" + more + "\r\n";
+}
+std::string completion(const std::string& fields) {
+  return post("/v1/completions", "{\"prompt\": \"ab\", \"temperature\": 0" + fields + '}');
+}
+
+// Data of the events of a stream.
+std::vector<std::string> events_of(const HttpAnswer& answer) {
+  std::vector<std::string> events;
+  for (std::size_t at = 0; (at = answer.body.find("data: ", at)) != std::string::npos;) {
+    const std::size_t end = answer.body.find("\n\n", at);
+    events.push_back(answer.body.substr(at + 6, end - at - 6));
+    at = end;
+  }
+  return events;
+}
+
+double metric(ServerProcess& server, const std::string& name) {
+  const std::string text = Client(server.port()).ask(get("/metrics")).body;
+  const std::size_t at = text.find("\nheadrace:" + name + ' ');
+  return at == std::string::npos ? -1 : std::stod(text.substr(at + name.size() + 11));
+}
+
+bool becomes(const std::function<bool()>& condition) {
+  for (int i = 0; i < 500; ++i) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return false;
+}
+
+class Serve : public ::testing::Test {
+ protected:
+  static std::string options(const std::string& more) {
+    return "-m " + kModel + " --served-model-name tiny " + more;
+  }
+};
+
+TEST_F(Serve, AnswersEveryPath) {
+  ServerProcess server(options(""));
+  Client client(server.port());  // one connection for all
+  EXPECT_EQ(Json::parse(client.ask(get("/health")).body)["status"], "ok");
+  EXPECT_EQ(Json::parse(client.ask(get("/v1/models")).body)["data"][0]["id"], "tiny");
+  EXPECT_NE(client.ask(get("/")).body.find("<title>Headrace</title>"), std::string::npos);
+  EXPECT_EQ(client.ask(get("/app.js")).status, 200);
+  EXPECT_EQ(Json::parse(client.ask(get("/v1/engine")).body)["model"], "tiny");
+  const Json tokens = Json::parse(client.ask(post("/tokenize", "{\"prompt\": \"ab\"}")).body);
+  EXPECT_EQ(tokens["count"], 2);
+  const std::string body = Json({{"tokens", tokens["tokens"]}}).dump();
+  EXPECT_EQ(Json::parse(client.ask(post("/detokenize", body)).body)["prompt"], "ab");
+  const Json chat =
+      Json::parse(client
+                      .ask(post("/v1/chat/completions",
+                                R"({"model": "tiny", "messages": [{"role": "user", "content": "a"}],
+                        "max_tokens": 3, "n": 2, "logprobs": true, "top_logprobs": 2})"))
+                      .body);
+  ASSERT_EQ(chat["choices"].size(), 2u);
+  EXPECT_EQ(chat["choices"][1]["index"], 1);
+  EXPECT_EQ(chat["choices"][0]["message"]["role"], "assistant");
+  EXPECT_EQ(chat["choices"][0]["logprobs"]["content"][0]["top_logprobs"].size(), 2u);
+  EXPECT_EQ(chat["usage"]["completion_tokens"], 6);
+  EXPECT_EQ(metric(server, "generation_tokens_total"), 6);
+}
+
+TEST_F(Serve, AStreamIsTheWholeAnswer) {
+  ServerProcess server(options(""));
+  Client client(server.port());
+  const std::string fields = R"(, "max_tokens": 20, "ignore_eos": true)";
+  const Json whole = Json::parse(client.ask(completion(fields)).body);
+  const HttpAnswer stream = client.ask(
+      completion(fields + R"(, "stream": true, "stream_options": {"include_usage": true})"));
+  EXPECT_NE(stream.head.find("text/event-stream"), std::string::npos);
+  const std::vector<std::string> events = events_of(stream);
+  ASSERT_GE(events.size(), 4u);
+  EXPECT_EQ(events.back(), "[DONE]");
+  EXPECT_EQ(Json::parse(events[events.size() - 2])["usage"], whole["usage"]);
+  std::string text;
+  for (std::size_t i = 0; i + 2 < events.size(); ++i)
+    text += Json::parse(events[i])["choices"][0]["text"];
+  EXPECT_EQ(text, whole["choices"][0]["text"]);
+  EXPECT_EQ(Json::parse(events[events.size() - 3])["choices"][0]["finish_reason"], "length");
+}
+
+TEST_F(Serve, PipelinedRequestsAreAnsweredInOrder) {
+  ServerProcess server(options(""));
+  Client client(server.port());
+  std::string all;
+  for (int i = 1; i <= 20; ++i)
+    all += completion(R"(, "ignore_eos": true, "max_tokens": )" + std::to_string(i));
+  client.send(all);
+  for (int i = 1; i <= 20; ++i)
+    EXPECT_EQ(Json::parse(client.read().body)["usage"]["completion_tokens"], i);
+}
+
+TEST_F(Serve, RefusesWhatItCannotAnswer) {
+  ServerProcess server(options("--max-body-bytes 4096 --max-header-bytes 2048"));
+  const struct {
+    const char* name;
+    std::string request;
+    int status;
+  } cases[] = {
+      {"bad JSON", post("/v1/completions", "{\"prompt\": "), 400},
+      {"no object", post("/v1/completions", "[]"), 400},
+      {"no body", post("/v1/completions", ""), 400},
+      {"deep", post("/v1/completions", std::string(4000, '[')), 400},
+      {"deep, a field", completion(", \"x\": " + std::string(99, '[') + std::string(99, ']')), 400},
+      {"huge number", completion(", \"max_tokens\": 1e999"), 400},
+      {"beyond int64", completion(", \"max_tokens\": 18446744073709551615"), 400},
+      {"negative", completion(", \"max_tokens\": -1"), 400},
+      {"invalid UTF-8", completion(", \"stop\": \"\xff\""), 400},
+      {"zero in a stop", completion(", \"stop\": \"a\\u0000\""), 400},
+      {"wrong type", completion(", \"stream\": 1"), 400},
+      {"penalty", completion(", \"presence_penalty\": 3"), 400},
+      {"logit_bias", completion(", \"logit_bias\": {\"x\": 1}"), 400},
+      {"bias of no token", completion(", \"logit_bias\": {\"999999999\": 1}"), 400},
+      {"echo", completion(", \"echo\": true"), 400},
+      {"json_schema", completion(", \"response_format\": {\"type\": \"json_schema\"}"), 400},
+      {"tools", completion(", \"tools\": [{}]"), 400},
+      {"no such token", post("/v1/completions", "{\"prompt\": [999999]}"), 400},
+      {"no tokens", post("/v1/completions", "{\"prompt\": []}"), 400},
+      {"too long", post("/v1/completions", "{\"prompt\": \"" + std::string(500, 'q') + "\"}"), 400},
+      {"other role", post("/v1/chat/completions", R"({"messages": [{"role": "x"}]})"), 400},
+      {"other model", completion(", \"model\": \"x\""), 404},
+      {"no such path", get("/x"), 404},
+      {"GET", get("/v1/completions"), 405},
+      {"POST", post("/health", ""), 405},
+      {"another site", get("/health", "Origin: http://x.test\r\n"), 403},
+      {"body too large", post("/tokenize", std::string(5000, ' ')), 413},
+      {"header too large", get("/", "X: " + std::string(4000, 'x') + "\r\n"), 431},
+      {"no HTTP", "hello\r\n\r\n", 400},
+      {"target", "GET x HTTP/1.1\r\nHost: a\r\n\r\n", 400},
+      {"bad chunk",
+       "POST /tokenize HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400},
+  };
+  for (const auto& refused : cases) {
+    const HttpAnswer answer = Client(server.port()).ask(refused.request);
+    EXPECT_EQ(answer.status, refused.status) << refused.name << ": " << answer.body;
+    const Json json = Json::parse(answer.body, nullptr, false);
+    EXPECT_TRUE(json.is_object() && json["error"]["message"].is_string()) << refused.name;
+  }
+  EXPECT_EQ(Client(server.port()).ask(completion("")).status, 200);  // it lives
+}
+
+TEST_F(Serve, TakesChunkedBodiesByteByByte) {
+  ServerProcess server(options(""));
+  Client client(server.port());
+  const std::string request =
+      "POST /tokenize HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+      "8\r\n{\"prompt\r\n7\r\n\":\"ab\"}\r\n0\r\n\r\n";
+  for (const char byte : request) client.send(std::string(1, byte));
+  EXPECT_EQ(Json::parse(client.read().body)["count"], 2);
+}
+
+TEST_F(Serve, AsksForAKey) {
+  ServerProcess server(options("--api-key secret"));
+  Client client(server.port());
+  EXPECT_EQ(client.ask(get("/v1/models")).status, 401);
+  EXPECT_EQ(client.ask(get("/v1/models", "Authorization: Bearer secre\r\n")).status, 401);
+  EXPECT_EQ(client.ask(get("/v1/models", "Authorization: Bearer secret\r\n")).status, 200);
+  EXPECT_EQ(client.ask(get("/health")).status, 200);
+}
+
+// num_prompts times 128 samples of 100 tokens.
+std::string many(int num_prompts, const std::string& fields) {
+  const Json prompts(std::vector<std::string>(static_cast<std::size_t>(num_prompts), "ab"));
+  return post("/v1/completions", "{\"prompt\": " + prompts.dump() +
+                                     R"(, "max_tokens": 100, "n": 128, "ignore_eos": true)" +
+                                     fields + '}');
+}
+// With one sequence at once a minute or more: what ends it early is the abort.
+std::string endless() { return many(128, ""); }
+std::string endless_stream() { return many(128, R"(, "stream": true, "logprobs": 20)"); }
+
+TEST_F(Serve, ADisconnectAbortsTheRequest) {
+  ServerProcess server(options("--streams 1"));
+  {
+    Client client(server.port());
+    client.send(endless());
+    ASSERT_TRUE(becomes([&] { return metric(server, "num_requests_running") > 0; }));
+  }
+  EXPECT_TRUE(becomes([&] {
+    const Json state = Json::parse(Client(server.port()).ask(get("/v1/engine")).body);
+    return state["stats"]["requests"] == 0 && state["pages"]["used"] == 0;
+  }));
+  EXPECT_EQ(Client(server.port()).ask(completion("")).status, 200);
+}
+
+// The engine is faster than the thread that writes: a reader that reads is not slow.
+TEST_F(Serve, ALargeStreamReachesItsReader) {
+  ServerProcess server(options(""));
+  const HttpAnswer answer =
+      Client(server.port()).ask(many(2, R"(, "stream": true, "logprobs": 1)"));
+  ASSERT_FALSE(events_of(answer).empty());
+  EXPECT_EQ(events_of(answer).back(), "[DONE]");
+}
+
+TEST_F(Serve, ASlowReaderIsClosedAndOthersGoOn) {
+  ServerProcess server(options("--max-output-bytes 65536 --streams 1"));
+  Client slow(server.port(), 4096);  // a small receive buffer, never read
+  slow.send(endless_stream());
+  ASSERT_TRUE(becomes([&] { return metric(server, "num_requests_running") > 0; }));
+  EXPECT_EQ(Client(server.port()).ask(completion("")).status, 200);
+  const auto num_aborted = [&] {
+    const std::string text = Client(server.port()).ask(get("/metrics")).body;
+    const std::string name = "request_success_total{finished_reason=\"abort\"} ";
+    return std::stol(text.substr(text.find(name) + name.size()));
+  };
+  EXPECT_TRUE(becomes([&] { return num_aborted() > 0; }));
+}
+
+TEST_F(Serve, AFullQueueIs429) {
+  ServerProcess server(options("--max-requests 128 --streams 1"));
+  Client first(server.port());
+  first.send(endless());
+  ASSERT_TRUE(becomes([&] { return metric(server, "num_requests_running") > 0; }));
+  const HttpAnswer answer = Client(server.port()).ask(completion(""));
+  EXPECT_EQ(answer.status, 429);
+  EXPECT_NE(answer.head.find("Retry-After: "), std::string::npos);
+}
+
+TEST_F(Serve, SigtermEndsWhatIsUnderWay) {
+  ServerProcess server(options("--streams 1"));
+  Client client(server.port());
+  client.send(many(4, ""));
+  ASSERT_TRUE(becomes([&] { return metric(server, "num_requests_running") > 0; }));
+  server.terminate();
+  EXPECT_EQ(Json::parse(client.read().body)["usage"]["completion_tokens"], 51200);
+  EXPECT_EQ(server.wait(), 0);
+}
+
+TEST_F(Serve, ADrainThatTakesTooLongAborts) {
+  ServerProcess server(options("--drain-seconds 0 --streams 1"));
+  Client client(server.port());
+  client.send(endless());
+  ASSERT_TRUE(becomes([&] { return metric(server, "num_requests_running") > 0; }));
+  server.terminate();
+  EXPECT_EQ(server.wait(), 0);
+}
+
+}  // namespace
