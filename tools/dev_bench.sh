@@ -1,21 +1,20 @@
 # shellcheck shell=bash
-# ./dev run and ./dev bench: the program, and other implementations beside it; with the functions of dev.
+# ./dev run, ./dev serve and ./dev bench: the program, and other implementations beside it; with the functions of dev.
 
 program=build/release/cli/headrace
 
 build_program() { build_target headrace_program; }
 
 # Models run on the CPU: without the CUDA kernels the first answer on 2 cores is there in 3 minutes instead of 11.
-run() {
-  local prompt="Why is the sky blue?" model="" options=() program=build/cpu-only/cli/headrace
-  if (($#)) && [[ $1 != -* ]]; then
-    prompt=$1
-    shift
-  fi
+cpu_program=build/cpu-only/cli/headrace
+
+# Splits the arguments of run and serve into model and options, fetches SmolLM2 if there is no --model, and builds.
+prepare_model() {
+  model="" options=()
   while (($#)); do
     if [[ $1 == --model || $1 == -m ]]; then
       model=${2:-}
-      [[ -f $model ]] || usage "run: --model takes a GGUF file, and '$model' is not a file"
+      [[ -f $model ]] || usage "$command: --model takes a GGUF file, and '$model' is not a file"
       shift 2
     else
       options+=("$1")
@@ -24,8 +23,24 @@ run() {
   done
   build_target headrace_program cpu-only
   [[ -n $model ]] || model=$(fetch_model)
+}
+
+run() {
+  local prompt="Why is the sky blue?" model options
+  if (($#)) && [[ $1 != -* ]]; then
+    prompt=$1
+    shift
+  fi
+  prepare_model "$@"
   say "headrace generate -m $model '$prompt' ${options[*]}"
-  "$program" generate -m "$model" "$prompt" "${options[@]}"
+  "$cpu_program" generate -m "$model" "$prompt" "${options[@]}"
+}
+
+serve() {
+  local model options
+  prepare_model "$@"
+  say "headrace serve -m $model ${options[*]}"
+  "$cpu_program" serve -m "$model" "${options[@]}"
 }
 
 bench() {
