@@ -175,11 +175,6 @@ void set_prompts(const Json& object, CompletionRequest& parsed) {
 
 // What would change the answer and is not computed is refused, not ignored.
 void refuse_unsupported(const Json& object, Form form) {
-  // A grammar of the request belongs here, once the engine takes one.
-  if (const Json* format = find(object, "response_format")) {
-    if (!format->is_object() || format->value("type", Json()) != "text")
-      refuse("response_format", "only {\"type\": \"text\"} is computed");
-  }
   for (const char* name : {"tools", "functions"}) {
     const Json* value = find(object, name);
     if (value != nullptr && !(value->is_array() && value->empty()))
@@ -193,6 +188,49 @@ void refuse_unsupported(const Json& object, Form form) {
   set_whole(object, "n", 1, kMaxSamples, n);
   set_whole(object, "best_of", 1, kMaxSamples, best_of);
   if (best_of > n) refuse("best_of", "ask for n samples");
+}
+
+// OpenAI's response_format, or vLLM's structured_outputs.
+GrammarText grammar_of(const Json& object, std::string_view body) {
+  using Kind = GrammarText::Kind;
+  GrammarText grammar;
+  // The order of a schema's properties is that of the answer.
+  const auto schema_at = [&](const char* path) {
+    using Ordered = nlohmann::ordered_json;
+    return Ordered::parse(body).at(Ordered::json_pointer(path)).dump();
+  };
+  if (const Json* format = find(object, "response_format")) {
+    const Json type = format->is_object() ? format->value("type", Json()) : Json();
+    grammar.param = "response_format";
+    if (type == "json_object") {
+      grammar.text = R"({"type": "object"})";
+    } else if (type == "json_schema") {
+      const Json* named = find(*format, "json_schema");
+      if (named == nullptr || !named->is_object() || find(*named, "schema") == nullptr)
+        fail("response_format", "{\"type\": \"json_schema\", \"json_schema\": {\"schema\": ...}}");
+      grammar.text = schema_at("/response_format/json_schema/schema");
+    } else if (type != "text") {
+      fail("response_format", "an object whose type is text, json_object or json_schema");
+    }
+  }
+  const Json* structured = find(object, "structured_outputs");
+  if (structured == nullptr) return grammar;
+  if (!structured->is_object() || structured->size() != 1 || !grammar.text.empty())
+    fail("structured_outputs",
+         "an object with one of json, regex and grammar, and no other format");
+  grammar.param = "structured_outputs";
+  const std::string kind = structured->begin().key();
+  if (kind == "json") {
+    const bool is_text = structured->begin()->is_string();
+    grammar.text =
+        is_text ? structured->begin()->get<std::string>() : schema_at("/structured_outputs/json");
+  } else if (kind == "regex" || kind == "grammar") {
+    grammar.kind = kind == "regex" ? Kind::regex : Kind::gbnf;
+    grammar.text = text(*structured->begin(), "structured_outputs");
+  } else {
+    fail("structured_outputs", "an object with one of json, regex and grammar");
+  }
+  return grammar;
 }
 
 void set_length(const Json& object, CompletionRequest& parsed) {
@@ -267,6 +305,7 @@ CompletionRequest parse_completion(Form form, std::string_view body) {
   CompletionRequest parsed{.form = form, .model = {}, .messages = {}, .prompts = {}, .request = {}};
   refuse_unsupported(object, form);
   parsed.model = text_field(object, "model").value_or("");
+  parsed.grammar = grammar_of(object, body);
   if (form == Form::chat)
     set_messages(object, parsed);
   else

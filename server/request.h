@@ -1,6 +1,7 @@
 // The body of a completion request: untrusted JSON, checked field by field.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -31,12 +32,22 @@ enum class Form { chat, completion };
 
 using Prompt = std::variant<std::string, std::vector<std::int32_t>>;
 
+// What the text of an answer matches; empty text: anything.
+struct GrammarText {
+  enum class Kind { json_schema, regex, gbnf };
+  Kind kind = Kind::json_schema;
+  std::string text = {};
+  std::string param = {};  // the field that says so
+  auto operator<=>(const GrammarText&) const = default;
+};
+
 struct CompletionRequest {
   Form form;
   std::string model;              // empty: not said
   std::vector<Message> messages;  // of a chat
   std::vector<Prompt> prompts;    // of a completion
-  Request request;                // without prompt
+  Request request;                // without prompt and grammar
+  GrammarText grammar = {};
   bool has_seed = false;
   bool is_stream = false;
   bool has_usage = false;  // in a last event of the stream

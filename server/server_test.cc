@@ -104,6 +104,32 @@ TEST_F(Serve, AStreamIsTheWholeAnswer) {
   EXPECT_EQ(Json::parse(events[events.size() - 3])["choices"][0]["finish_reason"], "length");
 }
 
+// The model's weights are random: only the format makes its text what is asked for.
+TEST_F(Serve, AnswersInTheFormatThatIsAskedFor) {
+  ServerProcess server(options(""));
+  Client client(server.port());
+  const auto text_of = [&](const std::string& fields) {
+    const Json answer = Json::parse(
+        client.ask(completion(R"(, "max_tokens": 90, "temperature": 1, "seed": 3, )" + fields))
+            .body);
+    EXPECT_EQ(answer["choices"][0]["finish_reason"], "stop") << answer.dump();
+    return answer["choices"][0]["text"].get<std::string>();
+  };
+  for (int i = 0; i < 2; ++i) {  // the second time from the cache
+    const std::string text = text_of(R"("response_format": {"type": "json_schema", "json_schema": {
+        "name": "x", "strict": true, "schema": {"type": "object", "required": ["z", "a"],
+        "properties": {"z": {"type": "boolean"}, "a": {"enum": ["x", "y"]}},
+        "additionalProperties": false}}})");
+    const Json json = Json::parse(text);
+    EXPECT_TRUE(json["z"].is_boolean()) << text;
+    EXPECT_EQ(json.size(), 2u) << text;
+    EXPECT_LT(text.find("\"z\""), text.find("\"a\"")) << text;  // the order of the schema
+  }
+  EXPECT_EQ(text_of(R"("structured_outputs": {"regex": "yes"})"), "yes");
+  EXPECT_EQ(text_of(R"("structured_outputs": {"grammar": "root ::= \"no\""})"), "no");
+  EXPECT_EQ(text_of(R"("structured_outputs": {"json": {"const": 5}})"), "5");
+}
+
 TEST_F(Serve, PipelinedRequestsAreAnsweredInOrder) {
   ServerProcess server(options(""));
   Client client(server.port());
@@ -138,6 +164,14 @@ TEST_F(Serve, RefusesWhatItCannotAnswer) {
       {"bias of no token", completion(", \"logit_bias\": {\"999999999\": 1}"), 400},
       {"echo", completion(", \"echo\": true"), 400},
       {"json_schema", completion(", \"response_format\": {\"type\": \"json_schema\"}"), 400},
+      {"unknown keyword", completion(R"(, "response_format": {"type": "json_schema",
+                     "json_schema": {"schema": {"dependentRequired": {}}}})"),
+       400},
+      {"other format", completion(R"(, "response_format": {"type": "xml"})"), 400},
+      {"bad regex", completion(R"(, "structured_outputs": {"regex": "("})"), 400},
+      {"two formats", completion(R"(, "structured_outputs": {"regex": "a", "grammar": "b"})"), 400},
+      {"a format and ignore_eos",
+       completion(R"(, "structured_outputs": {"regex": "a"}, "ignore_eos": true)"), 400},
       {"tools", completion(", \"tools\": [{}]"), 400},
       {"no such token", post("/v1/completions", "{\"prompt\": [999999]}"), 400},
       {"no tokens", post("/v1/completions", "{\"prompt\": []}"), 400},

@@ -214,6 +214,7 @@ std::int64_t Service::complete(Form form, const HttpRequest& request,
   if (!parsed.model.empty() && parsed.model != options_.model_name)
     throw ApiError{404, "the model is \"" + options_.model_name + '"', "model", "model_not_found"};
   if (!parsed.has_seed) parsed.request.sampling.seed = random_();
+  if (!parsed.grammar.text.empty()) parsed.request.grammar = compiled(parsed.grammar);
   std::vector<std::vector<std::int32_t>> prompts = prompts_of(parsed);
   check_capacity(std::ssize(prompts));
 
@@ -242,6 +243,29 @@ std::int64_t Service::complete(Form form, const HttpRequest& request,
   }
   jobs_.emplace(id, std::move(job));
   return id;
+}
+
+// Applications send the same few schemas again and again.
+Grammar Service::compiled(const GrammarText& text) {
+  constexpr std::size_t kMost = 64;
+  const auto found = std::ranges::find(grammars_, text, &std::pair<GrammarText, Grammar>::first);
+  if (found != grammars_.end()) {
+    grammars_.splice(grammars_.begin(), grammars_, found);
+    return grammars_.front().second;
+  }
+  using Kind = GrammarText::Kind;
+  try {
+    grammars_.emplace_front(text, text.kind == Kind::json_schema
+                                      ? Grammar::json_schema(model_, text.text)
+                                  : text.kind == Kind::regex ? Grammar::regex(model_, text.text)
+                                                             : Grammar::gbnf(model_, text.text));
+  } catch (const Error& error) {
+    ApiError refused = api_error(error);
+    refused.param = text.param;
+    throw refused;
+  }
+  if (grammars_.size() > kMost) grammars_.pop_back();
+  return grammars_.front().second;
 }
 
 void Service::add_prompts(Job& job, std::int64_t id, Request request,

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <memory>
 #include <random>
 #include <string>
@@ -75,6 +76,7 @@ class Service {
                         const std::shared_ptr<Exchange>& exchange);
   std::vector<std::vector<std::int32_t>> prompts_of(const CompletionRequest& request) const;
   void check_capacity(std::int64_t num_prompts);
+  Grammar compiled(const GrammarText& text);
   void add_prompts(Job& job, std::int64_t id, Request request,
                    std::vector<std::vector<std::int32_t>> prompts);
   void take(Output output, Clock::time_point now);
@@ -94,6 +96,8 @@ class Service {
   std::int64_t last_job_ = 0;
   std::unordered_map<std::int64_t, Job> jobs_;
   std::unordered_map<std::int64_t, std::int64_t> job_of_request_;
+  // Compiled last, the latest first.
+  std::list<std::pair<GrammarText, Grammar>> grammars_;
   Metrics metrics_;
 };
 
