@@ -126,6 +126,31 @@ TEST(EngineApi, NamesTheStopStringThatEnded) {
   EXPECT_EQ(outputs.at(3).finish, HEADRACE_REQUEST_STOP);
 }
 
+TEST(EngineApi, RequestsWithOtherSaltsShareNoCachedPrompt) {
+  const Model model(kFile);
+  for (const std::size_t length : {60u, 100u}) {
+    Engine engine(model, {.page_size = 8});
+    Request request = request_of(1);
+    request.prompt.resize(length, 5);
+    std::string text;
+    const auto num_cached = [&](std::int64_t salt) {
+      const std::int64_t before = engine.stats().num_cached_tokens;
+      request.cache_salt = salt;
+      engine.add(request);
+      engine.run();
+      const Output output = engine.poll().value();
+      EXPECT_EQ(output.text, text.empty() ? output.text : text);
+      text = output.text;
+      return engine.stats().num_cached_tokens - before;
+    };
+    for (const std::int64_t salt :
+         {std::int64_t{0}, std::int64_t{1}, (std::int64_t{1} << 56) - 1}) {
+      EXPECT_EQ(num_cached(salt), 0) << salt;
+      EXPECT_GT(num_cached(salt), 0) << salt;
+    }
+  }
+}
+
 TEST(EngineApi, AbortsAndRefuses) {
   const Model model(kFile);
   Engine engine(model, {.max_tokens = 16, .max_requests = 2});
@@ -148,6 +173,9 @@ TEST(EngineApi, AbortsAndRefuses) {
             "prompt[0]=-1: must be 0 to 287; pass tokens of this model's vocabulary");
   EXPECT_EQ(refused([](Request& r) { r.stop = {""}; }),
             "stop[0]: must not be NULL or empty; pass a non-empty string");
+  EXPECT_EQ(refused([](Request& r) { r.cache_salt = -1; }),
+            "cache_salt=-1: must be 0 to 72057594037927935; pass 0 where all requests may share "
+            "cached prompts");
   EXPECT_EQ(refused([](Request& r) { r.num_logprobs = 1025; }),
             "num_logprobs=1025: must be 0 to 1024, or -1 for no logprobs; pass fewer");
   engine.add(request_of(1));
@@ -327,6 +355,7 @@ TEST(OlderStructs, OfRequests) {
   full.ignore_end = 1;
   const Grammar grammar = Grammar::regex(model, "a*");
   full.grammar = grammar.get();  // refused beside ignore_end
+  full.cache_salt = -1;
   expect_older_structs<headrace_request>(
       "request", full, defaults, sizeof(std::size_t), 6,
       [&](const headrace_request& request) { return outcome_of(engine.get(), request); });

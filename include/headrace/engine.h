@@ -74,6 +74,9 @@ typedef struct headrace_request {
   int32_t num_logprobs; /**< most likely tokens beside each token; -1 (default): no logprobs */
   int32_t ignore_end;   /**< 1: continue past end-of-text tokens */
   const headrace_grammar* grammar; /**< what the text of each sample matches; NULL: any text */
+  /** Only requests with the same one, 0 to 2^56 - 1, share cached prompts, so that no time says
+   * what another tenant sent; default 0. */
+  int64_t cache_salt;
 } headrace_request;
 
 /** headrace_request_init() for bindings that cannot use this header: struct_size is the sizeof of

@@ -47,6 +47,7 @@ struct Request {
   std::optional<int> num_logprobs = {};  ///< most likely tokens beside each token; empty: none
   bool ignore_end = false;               ///< continue past end-of-text tokens
   std::optional<Grammar> grammar = {};   ///< what the text of each sample matches; empty: any
+  std::int64_t cache_salt = 0;           ///< only requests with the same one share cached prompts
 };
 
 /// What one sample of a request gained since it was polled last.
@@ -104,6 +105,7 @@ class Engine {
     c.num_logprobs = request.num_logprobs.value_or(-1);
     c.ignore_end = request.ignore_end;
     c.grammar = request.grammar ? request.grammar->get() : nullptr;
+    c.cache_salt = request.cache_salt;
     std::int64_t id = 0;
     check(headrace_engine_add(engine_.get(), &c, &id));
     return id;

@@ -61,14 +61,16 @@ class _Worker:
 
     # ---- any thread ----
 
-    def add(self, tokens: list[int], options: Options, num_logprobs: int, priority: int) -> tuple[int, _Request]:
+    def add(
+        self, tokens: list[int], options: Options, num_logprobs: int, priority: int, cache_salt: int
+    ) -> tuple[int, _Request]:
         request = _Request(asyncio.get_running_loop(), options.n)
         with self._lock:  # the outputs come after the entry in _requests
             if self._is_closed:
                 raise RuntimeError(_CLOSED)
             if self._failure is not None:
                 raise self._failure
-            id = self.engine._add(tokens, options, num_logprobs, priority)
+            id = self.engine._add(tokens, options, num_logprobs, priority, cache_salt)
             self._requests[id] = request
             if len(self._requests) == 1:
                 self._wakeups.put(None)
@@ -193,6 +195,7 @@ class AsyncEngine:
         *,
         num_logprobs: int = 0,
         priority: int = 0,
+        cache_salt: int = 0,
     ) -> AsyncGenerator[Output, None]:
         """Queues a request and yields its outputs; the last one of each sample has a finish_reason.
 
@@ -204,9 +207,16 @@ class AsyncEngine:
             RuntimeError: the device is lost, or the engine was closed.
         """
         tokens = self._llm._prompt_tokens(prompt)
-        return self._outputs(tokens, Options(params or SamplingParams()), num_logprobs, priority)
+        return self._outputs(tokens, Options(params or SamplingParams()), num_logprobs, priority, cache_salt)
 
-    async def generate(self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0) -> Generation:
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: int = 0,
+    ) -> Generation:
         """The completions of a prompt, equal to those of LLM.generate(). Arguments and errors: stream().
 
         RuntimeError also where a completion fails: the message says why.
@@ -214,7 +224,7 @@ class AsyncEngine:
         options = Options(params or SamplingParams())
         tokens = self._llm._prompt_tokens(prompt)
         request = Collector(tokens, options.n)
-        async for output in self._outputs(tokens, options, 0, priority):
+        async for output in self._outputs(tokens, options, 0, priority, cache_salt):
             request.add(output)
         return request.generation()
 
@@ -230,10 +240,10 @@ class AsyncEngine:
                 task.cancel()
 
     async def _outputs(
-        self, tokens: list[int], options: Options, num_logprobs: int, priority: int
+        self, tokens: list[int], options: Options, num_logprobs: int, priority: int, cache_salt: int
     ) -> AsyncGenerator[Output, None]:
         worker = self._worker
-        id, request = worker.add(tokens, options, num_logprobs, priority)
+        id, request = worker.add(tokens, options, num_logprobs, priority, cache_salt)
         try:
             is_last = False
             while not is_last:

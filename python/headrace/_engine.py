@@ -102,6 +102,7 @@ class Engine:
         *,
         num_logprobs: int = 0,
         priority: int = 0,
+        cache_salt: int = 0,
     ) -> int:
         """Queues a request and returns its id.
 
@@ -110,15 +111,23 @@ class Engine:
             params: sampling, length and stop strings; None: greedy.
             num_logprobs: most likely tokens reported beside each token.
             priority: the lowest runs first; equal: first come, first served.
+            cache_salt: 0 to 2**56 - 1; only requests with the same one share cached prompts.
 
         Raises:
             ValueError: an argument; the prompt is empty or does not fit max_context.
             BusyError: there are max_requests; poll, and add it later.
         """
         options = Options(params or SamplingParams())
-        return self._add(self._llm._prompt_tokens(prompt), options, num_logprobs, priority)
+        return self._add(self._llm._prompt_tokens(prompt), options, num_logprobs, priority, cache_salt)
 
-    def _add(self, tokens: Sequence[int], options: Options, num_logprobs: int = 0, priority: int = 0) -> int:
+    def _add(
+        self,
+        tokens: Sequence[int],
+        options: Options,
+        num_logprobs: int = 0,
+        priority: int = 0,
+        cache_salt: int = 0,
+    ) -> int:
         array = (ctypes.c_int32 * len(tokens))(*tokens)
         request = _structs.Request()
         check(LIBRARY.headrace_request_init_sized(ctypes.byref(request), ctypes.sizeof(request)))
@@ -127,6 +136,7 @@ class Engine:
             setattr(request, name, getattr(options.c, name))
         request.n = options.n
         request.priority = _plans.to_integer("priority", priority, 64)
+        request.cache_salt = _plans.to_integer("cache_salt", cache_salt, 64)
         request.num_logprobs = _plans.to_integer("num_logprobs", num_logprobs, 32)
         if request.num_logprobs < 0:
             raise ValueError(f"num_logprobs={num_logprobs}: must not be negative")

@@ -320,6 +320,8 @@ class Request(ctypes.Structure):
         ("num_stop", ctypes.c_size_t),
         ("priority", ctypes.c_int64),
         *_fields(ctypes.c_int32, "num_logprobs ignore_end"),
+        ("grammar", ctypes.c_void_p),
+        ("cache_salt", ctypes.c_int64),
     ]
 
 

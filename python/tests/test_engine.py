@@ -84,6 +84,17 @@ def test_outputs_report_logprobs_and_the_stop_string(llm):
     assert output.text == text[: text.index(stop)]
 
 
+def test_requests_with_another_salt_share_no_cached_prompt(llm):
+    engine = Engine(llm)
+    hits = []
+    for salt in (0, 1, 1):
+        before = engine.stats().num_cached_tokens
+        engine.add("x" * 90, WARM, cache_salt=salt)
+        engine.run()
+        hits.append(engine.stats().num_cached_tokens > before)
+    assert hits == [False, False, True]
+
+
 def test_requests_run_by_priority_and_an_abort_ends_one(llm):
     engine = Engine(llm, max_num_seqs=1)
     first, second, third = (engine.add("Hi", WARM, priority=priority) for priority in (2, 1, 1))

@@ -89,6 +89,7 @@ Result<engine::Request> request_of(const headrace_request* theirs) {
   request.ignore_end = c.ignore_end != 0;
   if (c.grammar != nullptr) request.grammar = c.grammar->grammar;
   request.priority = c.priority;
+  request.cache_salt = c.cache_salt;
   return request;
 }
 

@@ -135,6 +135,8 @@ Status Engine::check(const Request& request) const {
   HEADRACE_TRY(check_grammar(request.grammar.get(), model_.tokenizer, request.ignore_end));
   HEADRACE_TRY(
       check_range("max_new_tokens", request.max_new_tokens, 0, INT64_MAX, "pass 0 for no limit"));
+  HEADRACE_TRY(check_range("cache_salt", request.cache_salt, 0, Scheduler::kMaxCacheSalt,
+                           "pass 0 where all requests may share cached prompts"));
   return check_sampling_options(request.sampling, model_.decoder->config.vocab_size);
 }
 
@@ -263,7 +265,7 @@ void Engine::start(std::int64_t id, Request request) {
     active.samples.back().options.seed += static_cast<std::uint64_t>(i);
   }
   ActiveSample& first = active.samples.front();
-  first.sequence = scheduler_.add(std::move(request.prompt), request.priority);
+  first.sequence = scheduler_.add(std::move(request.prompt), request.priority, request.cache_salt);
   owners_[first.sequence] = {&active, &first};
   active.request = std::move(request);
 }

@@ -24,7 +24,8 @@ struct Request {
   // What the text of each sample matches; null: any text. A sample ends with `stop` where nothing
   // may follow.
   std::shared_ptr<text::Grammar> grammar = {};
-  std::int64_t priority = 0;  // the lowest runs first; equal: first come, first served
+  std::int64_t priority = 0;    // the lowest runs first; equal: first come, first served
+  std::int64_t cache_salt = 0;  // only requests with the same one share cached pages
 };
 
 // waiting: not started. preempted: its pages were given to others; it continues as if it had not

@@ -10,6 +10,8 @@ namespace {
 // Added to the key of a generated token: above every id of a vocabulary.
 constexpr std::int32_t kGenerated = 1 << 30;
 
+constexpr int kLengthBits = 8;  // of a short prompt, in the salt of the cache
+
 Status check_at_least(const char* name, std::int64_t value, std::int64_t low, const char* remedy) {
   if (value >= low) return std::nullopt;
   return invalid_argument("{}={}: must be at least {}; {}", name, value, low, remedy);
@@ -24,6 +26,9 @@ Status check_options(const KvCacheOptions& cache, const SchedulerOptions& o) {
   HEADRACE_TRY(check_at_least("watermark_pages", o.watermark_pages, 0, "pass 0 for none"));
   HEADRACE_TRY(check_at_least("max_age_steps", o.max_age_steps, 1, "pass a number of steps"));
   HEADRACE_TRY(check_at_least("min_chunk", o.min_chunk, 1, "pass 1 for chunks of any size"));
+  if (o.min_chunk > std::int64_t{1} << kLengthBits)
+    return invalid_argument("min_chunk={}: must be at most {}; pass less", o.min_chunk,
+                            std::int64_t{1} << kLengthBits);
   HEADRACE_TRY(check_at_least("max_length", o.max_length, 1, "pass the context length"));
   // Beside all other sequences, which decode, a prompt still advances.
   const std::int64_t least = o.max_num_seqs - 1 + 2 * o.min_chunk - 1;
@@ -58,12 +63,14 @@ Scheduler::Sequence& Scheduler::insert(Sequence sequence) {
   return s;
 }
 
-std::int64_t Scheduler::add(std::vector<std::int32_t> prompt, std::int64_t priority) {
+std::int64_t Scheduler::add(std::vector<std::int32_t> prompt, std::int64_t priority,
+                            std::int64_t cache_salt) {
   const std::int64_t id = ++last_id_;
   const auto num_prompt = static_cast<std::int64_t>(prompt.size());
   insert({.id = id,
           .arrival = id,
           .priority = priority,
+          .cache_salt = cache_salt,
           .tokens = std::move(prompt),
           .num_prompt = num_prompt});
   return id;
@@ -261,9 +268,12 @@ std::vector<std::int32_t> Scheduler::keys(const Sequence& s, std::int64_t first,
   return keys;
 }
 
-// Short prompts share pages only with prompts of the same length.
+// Short prompts share pages only with prompts of the same length. Distinct for every pair of
+// cache_salt and length.
 std::uint64_t Scheduler::salt(const Sequence& s) const {
-  return s.num_prompt < options_.min_chunk ? static_cast<std::uint64_t>(s.num_prompt) : 0;
+  const std::int64_t length = s.num_prompt < options_.min_chunk ? s.num_prompt : 0;
+  return static_cast<std::uint64_t>(s.cache_salt) << kLengthBits |
+         static_cast<std::uint64_t>(length);
 }
 
 // ---- chunks ----

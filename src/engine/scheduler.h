@@ -61,8 +61,11 @@ class Scheduler {
   // invalid_argument: the options. The cache must outlive the scheduler and have no other user.
   static Result<Scheduler> make(KvCache& cache, const SchedulerOptions& options);
 
-  // A new sequence, waiting. The caller has checked that max_length is not exceeded.
-  std::int64_t add(std::vector<std::int32_t> prompt, std::int64_t priority);
+  // A new sequence, waiting. The caller has checked that max_length is not exceeded. Sequences
+  // share cached pages only with those of the same cache_salt, 0 to kMaxCacheSalt.
+  static constexpr std::int64_t kMaxCacheSalt = (std::int64_t{1} << 56) - 1;
+  std::int64_t add(std::vector<std::int32_t> prompt, std::int64_t priority,
+                   std::int64_t cache_salt = 0);
   // Another sequence after the prompt of `id`, whose tokens are computed. It runs, in the same
   // pages, if max_num_seqs allows, else it waits.
   Result<std::int64_t> fork(std::int64_t id);
@@ -93,6 +96,7 @@ class Scheduler {
     std::int64_t id = 0;
     std::int64_t arrival = 0;  // forks share that of their parent
     std::int64_t priority = 0;
+    std::int64_t cache_salt = 0;
     SequenceState state = SequenceState::waiting;
     bool is_overdue = false;
     bool is_swapped = false;
