@@ -297,7 +297,7 @@ HEADRACE_API headrace_status headrace_session_append(headrace_session* session,
 HEADRACE_API const float* headrace_session_logits(const headrace_session* session);
 /** Number of tokens in the sequence. */
 HEADRACE_API int64_t headrace_session_length(const headrace_session* session);
-/** Keeps the first `length` tokens. Discards the logits. */
+/** Keeps the first `length` tokens. Discards the logits, unless it keeps all tokens. */
 HEADRACE_API headrace_status headrace_session_truncate(headrace_session* session, int64_t length);
 
 /* ---- sampling and text ---- */

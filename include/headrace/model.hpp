@@ -33,7 +33,7 @@ struct ModelOptions {
   bool exact = false;       ///< compute with f32 weights: slower, 4 bytes per weight
   bool use_mmap = false;    ///< memory-map the file while loading; it must not change
   bool vocab_only = false;  ///< no weights: only tokens and chat templates
-  /// Loading progress in bytes of weights. Must not throw.
+  /// Loading progress in bytes of weights. If it throws, the call ends with an Error and no result.
   std::function<void(std::uint64_t done, std::uint64_t total)> progress = {};
   std::int32_t device_type = HEADRACE_CPU;  ///< headrace_device_type that computes
   std::int32_t device_id = 0;               ///< number of the CUDA device; 0 on the CPU
@@ -356,7 +356,7 @@ class Session {
   const float* logits() const { return headrace_session_logits(session_.get()); }
   /// Number of tokens in the sequence.
   std::int64_t length() const { return headrace_session_length(session_.get()); }
-  /// Keeps the first `length` tokens. Discards the logits.
+  /// Keeps the first `length` tokens. Discards the logits, unless it keeps all tokens.
   void truncate(std::int64_t length) { check(headrace_session_truncate(session_.get(), length)); }
 
   /// Samples the next token without appending it; fills `top` with the most likely ones. Presence

@@ -24,7 +24,7 @@ class Session {
   // Appends tokens and computes the logits of the last one; with `logits`
   // [tokens.size(), vocab_size], the logits of each of them. On an error nothing is appended.
   Status append(std::span<const std::int32_t> tokens, float* logits);
-  // Keeps the first `length` tokens. Afterwards there are no logits.
+  // Keeps the first `length` tokens. Afterwards there are no logits, unless it keeps all tokens.
   Status truncate(std::int64_t length);
 
   const model::Decoder& decoder() const { return runner_.decoder(); }

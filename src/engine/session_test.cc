@@ -127,6 +127,8 @@ TEST_P(Tiny, TruncatedTokensLeaveNoTrace) {
   const LanguageModel model = load(golden.file, MatmulMode::normal);
   Session session = session_of(model, DType::f16);
   const std::vector<float> first = logits_of(session, golden);
+  ASSERT_FALSE(session.truncate(std::ssize(golden.tokens)));
+  EXPECT_NE(session.logits(), nullptr);
   ASSERT_FALSE(session.truncate(3));
   EXPECT_EQ(session.logits(), nullptr);
   ASSERT_FALSE(session.append(std::vector<std::int32_t>(20, 7), nullptr));
