@@ -94,7 +94,7 @@ TEST_F(Serve, AStreamIsTheWholeAnswer) {
       completion(fields + R"(, "stream": true, "stream_options": {"include_usage": true})"));
   EXPECT_NE(stream.head.find("text/event-stream"), std::string::npos);
   const std::vector<std::string> events = events_of(stream);
-  ASSERT_GE(events.size(), 4u);
+  ASSERT_GE(events.size(), 3u);  // a slow reader may find all text in one
   EXPECT_EQ(events.back(), "[DONE]");
   EXPECT_EQ(Json::parse(events[events.size() - 2])["usage"], whole["usage"]);
   std::string text;
