@@ -109,6 +109,20 @@ test_python() {
   "build/venv-python$end/bin/python" -m pytest "$@"
 }
 
+# The page of headrace serve, against a server that the tests bring along: it needs no build.
+test_web() {
+  local venv=build/venv-web wanted=tests/web/requirements.txt
+  [[ -x /usr/bin/chromium && -x /usr/bin/chromedriver ]] ||
+    fail "the page's tests need a browser (Debian's names): apt-get install chromium chromium-driver"
+  if ! cmp -s "$wanted" "$venv/requirements.txt"; then
+    make_venv "$venv"
+    step "Python's environment" pip_install "$venv" -r "$wanted"
+    cp "$wanted" "$venv/requirements.txt"
+  fi
+  say "test --web"
+  "$venv/bin/python" -B -m pytest tests/web "$@"
+}
+
 # Each harness of tests/fuzz/ for so many seconds. What it learns stays in build/fuzz/corpus, an input that fails in
 # build/fuzz/found.
 fuzz() {
@@ -147,6 +161,10 @@ run_tests() {
   fi
   if [[ $tier == --python ]]; then
     test_python "${@:2}"
+    return
+  fi
+  if [[ $tier == --web ]]; then
+    test_web "${@:2}"
     return
   fi
   if [[ $tier == --mutants ]]; then

@@ -1,51 +1,43 @@
-"use strict";
+// The page of headrace serve: two views, Chat and Engine.
 
-const conversation = [];
+import {getJson} from "./api.js";
+import {startChat} from "./chat.js";
+import {EngineView} from "./engine.js";
 
-function addParagraph(role, text) {
-  const paragraph = document.createElement("p");
-  paragraph.className = role;
-  paragraph.textContent = text;
-  document.getElementById("messages").append(paragraph);
-  return paragraph;
-}
+const tabs = [...document.querySelectorAll("[role=tab]")];
+const engine = new EngineView();
+const chat = startChat(showModel);
 
-// Calls onText with each piece of the answer.
-async function streamAnswer(messages, onText) {
-  const response = await fetch("v1/chat/completions", {
-    method: "POST",
-    headers: {"Content-Type": "application/json"},
-    body: JSON.stringify({messages, stream: true}),
-  });
-  if (!response.ok) throw new Error((await response.json()).error.message);
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let buffer = "";
-  for (;;) {
-    const {done, value} = await reader.read();
-    if (done) return;
-    const lines = (buffer + value).split("\n");
-    buffer = lines.pop();
-    for (const line of lines) {
-      if (!line.startsWith("data: ") || line === "data: [DONE]") continue;
-      const event = JSON.parse(line.slice(6));
-      if (event.error) throw new Error(event.error.message);
-      onText(event.choices[0]?.delta.content ?? "");
-    }
-  }
-}
-
-document.getElementById("form").addEventListener("submit", async (submit) => {
-  submit.preventDefault();
-  const input = document.getElementById("question");
-  conversation.push({role: "user", content: input.value});
-  addParagraph("user", input.value);
-  input.value = "";
-  const paragraph = addParagraph("assistant", "");
+async function showModel() {
+  const line = document.getElementById("model");
   try {
-    await streamAnswer(conversation, (text) => { paragraph.textContent += text; });
-    conversation.push({role: "assistant", content: paragraph.textContent});
+    const [model] = (await getJson("v1/models")).data;
+    chat.model = model.id;
+    line.textContent = model.max_model_len ? `${model.id}, context ${model.max_model_len}` : model.id;
   } catch (error) {
-    conversation.pop();
-    paragraph.textContent = error.message;
+    line.textContent = error.message;
   }
-});
+}
+
+function select(tab) {
+  for (const other of tabs) {
+    const isSelected = other === tab;
+    other.setAttribute("aria-selected", isSelected);
+    other.tabIndex = isSelected ? 0 : -1;
+    document.getElementById(other.getAttribute("aria-controls")).hidden = !isSelected;
+  }
+  engine.draw();
+}
+
+for (const tab of tabs) {
+  tab.addEventListener("click", () => select(tab));
+  tab.addEventListener("keydown", (event) => {
+    if (event.key !== "ArrowRight" && event.key !== "ArrowLeft") return;
+    const other = tabs[1 - tabs.indexOf(tab)];
+    select(other);
+    other.focus();
+  });
+}
+
+showModel();
+engine.run();
