@@ -124,7 +124,7 @@ def test_preemption_changes_no_token(llm, host_pages):
 @pytest.mark.parametrize(
     "call, error, text",
     [
-        (lambda llm: Engine(llm, max_num_seqs=0), ValueError, "max_num_seqs=0"),
+        (lambda llm: Engine(llm, max_num_seqs=-1), ValueError, "max_num_seqs=-1"),
         (lambda llm: Engine(llm, num_pages="x"), TypeError, "num_pages"),
         (lambda llm: Engine(llm, num_pages=1), ValueError, "num_pages=1: must be at least"),
         (lambda llm: Engine(llm).add(""), ValueError, "prompt: has no tokens"),
