@@ -10,6 +10,7 @@
 #include "model_options.h"
 #include "options.h"
 #include "progress.h"
+#include "times.h"
 
 namespace headrace::cli {
 namespace {
@@ -43,13 +44,6 @@ Request request_of(const BenchOptions& options, std::int64_t vocab_size, std::in
   request.max_new_tokens = options.answer;
   request.ignore_end = true;
   return request;
-}
-
-double percentile(std::vector<double>& values, double fraction) {
-  if (values.empty()) return 0;
-  const auto idx = static_cast<std::ptrdiff_t>(fraction * static_cast<double>(values.size() - 1));
-  std::nth_element(values.begin(), values.begin() + idx, values.end());
-  return values[static_cast<std::size_t>(idx)];
 }
 
 Table make_table() {
@@ -104,6 +98,8 @@ std::vector<Cell> run_with(const Model& model, const BenchOptions& options,
   }
   const double seconds = seconds_since(begin);
   show_line("");
+  std::sort(first_tokens.begin(), first_tokens.end());
+  std::sort(between.begin(), between.end());
   const headrace_engine_stats stats = engine.stats();
   const auto answers = static_cast<double>(stats.num_generated_tokens);
   return {num_streams,

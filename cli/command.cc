@@ -13,6 +13,7 @@ void add_bench(CLI::App& app, Action& action, const std::string& command_line) {
   add_bench_kv(*bench, action, command_line);
   add_bench_memory(*bench, action, command_line);
   add_bench_model(*bench, action, command_line);
+  add_bench_serve(*bench, action, command_line);
   add_bench_softmax(*bench, action, command_line);
 }
 
