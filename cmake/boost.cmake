@@ -1,4 +1,5 @@
-# HEADRACE_BOOST: Boost.Beast and Boost.Asio, for `headrace serve` and `headrace bench serve`. Headers alone: nothing of them is shipped.
+# HEADRACE_BOOST: Boost.Beast and Boost.Asio, for `headrace serve` and `headrace bench serve`. Headers alone: nothing of
+# them is shipped.
 set(HEADRACE_BOOST AUTO CACHE STRING "Boost in the program: AUTO where it is found, ON or OFF")
 set_property(CACHE HEADRACE_BOOST PROPERTY STRINGS AUTO ON OFF)
 set(headrace_has_boost FALSE)
