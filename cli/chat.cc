@@ -83,9 +83,10 @@ class Chat {
         print_note("there is no question yet");
         return;
       }
-      const std::string question = messages_[messages_.size() - 2].content;
+      const std::vector<Message> turn(messages_.end() - 2, messages_.end());
       messages_.resize(messages_.size() - 2);
-      if (line == "/again") ask(question);
+      if (line == "/again" && !ask(turn[0].content))
+        messages_.insert(messages_.end(), turn.begin(), turn.end());
     } else {
       print_note(line + ": no such command; /help lists them");
     }
@@ -97,8 +98,9 @@ class Chat {
     return model_.chat_tokens(messages, options_.template_name);
   }
 
-  // Keeps the common prefix with the session's tokens and computes only the rest.
-  void ask(const std::string& question) {
+  // Keeps the common prefix with the session's tokens and computes only the rest. False: the
+  // question was dropped.
+  bool ask(const std::string& question) {
     messages_.push_back({"user", question});
     try {
       const std::vector<std::int32_t> all = tokens();
@@ -116,12 +118,14 @@ class Chat {
       std::cout << '\n' << std::flush;
       print_note(speed_text(answer));
       messages_.push_back({"assistant", answer.text});
+      return true;
     } catch (const Error& error) {
       // Drop the question.
       messages_.pop_back();
       if (error.code() != HEADRACE_INVALID_ARGUMENT) throw;
       has_unanswered_ = true;
       print_note(error.what());
+      return false;
     }
   }
 

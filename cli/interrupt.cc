@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
 
 namespace headrace::cli {
 namespace {
@@ -41,6 +42,12 @@ void clear_interrupt() {
   while (g_is_interrupted && read(g_pipe[0], &byte, 1) != 1) {
   }
   g_is_interrupted = false;
+}
+
+void end_by_interrupt() {
+  std::signal(SIGINT, SIG_DFL);
+  std::raise(SIGINT);
+  std::abort();  // not reached: the signal is not blocked
 }
 
 bool wait_for_input() {

@@ -2,8 +2,10 @@
 #include <sys/stat.h>
 
 #include <memory>
+#include <stdexcept>
 
 #include "command.h"
+#include "interrupt.h"
 #include "model_options.h"
 #include "model_shape.h"
 #include "options.h"
@@ -27,12 +29,20 @@ int run_make(MakeOptions& options) {
     throw Error(HEADRACE_IO_ERROR,
                 options.path + ": exists; name another file or pass --overwrite");
   Progress progress("writing");
-  shape.blaming_the_file([&] {
-    options.random.write(options.path, {.num_threads = options.num_threads,
-                                        .progress = [&](std::uint64_t done, std::uint64_t total) {
-                                          show_mebibytes(progress, done, total);
-                                        }});
-  });
+  const auto show = [&](std::uint64_t done, std::uint64_t total) {
+    if (is_interrupted()) throw std::runtime_error("interrupted");
+    show_mebibytes(progress, done, total);
+  };
+  catch_interrupts();
+  try {
+    shape.blaming_the_file([&] {
+      options.random.write(options.path, {.num_threads = options.num_threads, .progress = show});
+    });
+  } catch (const Error&) {
+    progress.clear();
+    if (is_interrupted()) end_by_interrupt();  // the unfinished file is removed
+    throw;
+  }
   progress.clear();
   return kExitOk;
 }

@@ -187,6 +187,18 @@ TEST(MakeModel, ErrorsLeaveNoFile) {
   EXPECT_EQ(content_of(path), "mine");
 }
 
+TEST(MakeModel, CtrlCLeavesNoFile) {
+  const TemporaryFolder folder;
+  // Of 5 GB, so that the signal arrives while weights are written; the first byte of the file says
+  // so.
+  const std::string command =
+      "trap - INT; '" HEADRACE_PROGRAM "' make-model --like llama-3.2-1b --type f32 -o " +
+      folder.file("m.gguf") + " 2> /dev/null & until [ -s " + folder.file("m.gguf") +
+      ".\\$!.part ]; do sleep 0.01; done; kill -INT \\$!; wait \\$!";
+  EXPECT_EQ(WEXITSTATUS(std::system(("bash -c \"set -m; " + command + "\"").c_str())), 128 + 2);
+  EXPECT_TRUE(std::filesystem::is_empty(folder.file("")));
+}
+
 // A limit on the size of files fails as a full disk does: in the middle of the weights.
 TEST(MakeModel, AFullDiskLeavesNoFile) {
   const TemporaryFolder folder;
