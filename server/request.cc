@@ -191,7 +191,7 @@ void refuse_unsupported(const Json& object, Form form) {
 }
 
 // OpenAI's response_format, or vLLM's structured_outputs.
-GrammarText grammar_of(const Json& object, std::string_view body) {
+std::optional<GrammarText> grammar_of(const Json& object, std::string_view body) {
   using Kind = GrammarText::Kind;
   GrammarText grammar;
   // The order of a schema's properties is that of the answer.
@@ -209,13 +209,16 @@ GrammarText grammar_of(const Json& object, std::string_view body) {
       if (named == nullptr || !named->is_object() || find(*named, "schema") == nullptr)
         fail("response_format", "{\"type\": \"json_schema\", \"json_schema\": {\"schema\": ...}}");
       grammar.text = schema_at("/response_format/json_schema/schema");
-    } else if (type != "text") {
+    } else if (type == "text") {
+      grammar.param.clear();
+    } else {
       fail("response_format", "an object whose type is text, json_object or json_schema");
     }
   }
   const Json* structured = find(object, "structured_outputs");
+  if (structured == nullptr && grammar.param.empty()) return std::nullopt;
   if (structured == nullptr) return grammar;
-  if (!structured->is_object() || structured->size() != 1 || !grammar.text.empty())
+  if (!structured->is_object() || structured->size() != 1 || !grammar.param.empty())
     fail("structured_outputs",
          "an object with one of json, regex and grammar, and no other format");
   grammar.param = "structured_outputs";

@@ -32,7 +32,7 @@ enum class Form { chat, completion };
 
 using Prompt = std::variant<std::string, std::vector<std::int32_t>>;
 
-// What the text of an answer matches; empty text: anything.
+// What the text of an answer matches.
 struct GrammarText {
   enum class Kind { json_schema, regex, gbnf };
   Kind kind = Kind::json_schema;
@@ -43,11 +43,11 @@ struct GrammarText {
 
 struct CompletionRequest {
   Form form;
-  std::string model;              // empty: not said
-  std::vector<Message> messages;  // of a chat
-  std::vector<Prompt> prompts;    // of a completion
-  Request request;                // without prompt and grammar
-  GrammarText grammar = {};
+  std::string model;                        // empty: not said
+  std::vector<Message> messages;            // of a chat
+  std::vector<Prompt> prompts;              // of a completion
+  Request request;                          // without prompt and grammar
+  std::optional<GrammarText> grammar = {};  // empty: any text
   bool has_seed = false;
   bool is_stream = false;
   bool has_usage = false;  // in a last event of the stream

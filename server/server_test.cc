@@ -169,6 +169,7 @@ TEST_F(Serve, RefusesWhatItCannotAnswer) {
        400},
       {"other format", completion(R"(, "response_format": {"type": "xml"})"), 400},
       {"bad regex", completion(R"(, "structured_outputs": {"regex": "("})"), 400},
+      {"an empty schema", completion(R"(, "structured_outputs": {"json": ""})"), 400},
       {"two formats", completion(R"(, "structured_outputs": {"regex": "a", "grammar": "b"})"), 400},
       {"a format and ignore_eos",
        completion(R"(, "structured_outputs": {"regex": "a"}, "ignore_eos": true)"), 400},

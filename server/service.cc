@@ -214,7 +214,7 @@ std::int64_t Service::complete(Form form, const HttpRequest& request,
   if (!parsed.model.empty() && parsed.model != options_.model_name)
     throw ApiError{404, "the model is \"" + options_.model_name + '"', "model", "model_not_found"};
   if (!parsed.has_seed) parsed.request.sampling.seed = random_();
-  if (!parsed.grammar.text.empty()) parsed.request.grammar = compiled(parsed.grammar);
+  if (parsed.grammar) parsed.request.grammar = compiled(*parsed.grammar);
   std::vector<std::vector<std::int32_t>> prompts = prompts_of(parsed);
   check_capacity(std::ssize(prompts));
 
