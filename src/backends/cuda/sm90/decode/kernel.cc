@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backends/cuda/backend.h"
 #include "backends/cuda/runtime/call_token.h"
 #include "backends/cuda/runtime/error_word.cuh"
 #include "backends/cuda/runtime/tensor_map.cuh"
@@ -13,6 +14,8 @@
 
 namespace headrace::cuda::sm90::decode {
 namespace {
+
+static_assert(kMaxRows == kMaxDecodeRows);
 
 // ---- refusals
 
