@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <tuple>
 
 #include "command.h"
 #include "files.h"
@@ -214,6 +215,24 @@ void add_session_options(CLI::App& app, SessionChoice& choice) {
       ->check(CLI::IsMember({"f16", "bf16", "f32"}))
       ->option_text("f16|bf16|f32 [f16; cuda: bf16; --exact: f32]")
       ->group(kGroup);
+  constexpr const char* kStored = "int8|fp8|int4 [as --cache-type]";
+  app.add_option_function<std::string>(
+         "--kv-type", [&choice](const std::string& type) { choice.k_type = choice.v_type = type; },
+         "quantised keys and values, with a scale for each token and head")
+      ->check(CLI::IsMember({"int8", "fp8", "int4"}))
+      ->option_text(kStored)
+      ->group(kGroup);
+  for (const auto& [name, type, what] : {std::tuple("--k-type", &choice.k_type, "quantised keys"),
+                                         {"--v-type", &choice.v_type, "quantised values"}})
+    app.add_option(name, *type, what)
+        ->check(CLI::IsMember({"int8", "fp8", "int4"}))
+        ->option_text(kStored)
+        ->group(kGroup);
+}
+
+std::optional<DType> stored_dtype(const std::string& type) {
+  if (type.empty()) return std::nullopt;
+  return type == "int8" ? DType::i8 : type == "fp8" ? DType::f8e4m3 : DType::i4x2;
 }
 
 DType dtype_of_cache(const std::string& cache_type) {
@@ -225,7 +244,9 @@ Session make_session(const Model& model, const SessionChoice& choice) {
                                .batch_tokens = choice.batch,
                                .cache_dtype = cache_dtype_of(model, choice),
                                .page_size = choice.page_size,
-                               .num_pages = choice.num_pages};
+                               .num_pages = choice.num_pages,
+                               .k_dtype = stored_dtype(choice.k_type),
+                               .v_dtype = stored_dtype(choice.v_type)};
   return blaming_the_file([&] { return Session(model, options); });
 }
 
@@ -233,6 +254,8 @@ EngineOptions engine_options(const Model& model, const SessionChoice& choice) {
   EngineOptions options{.max_tokens = context_of(model, choice), .page_size = choice.page_size};
   if (choice.batch != 0) options.max_batch_tokens = choice.batch;
   options.cache_dtype = cache_dtype_of(model, choice);
+  options.k_dtype = stored_dtype(choice.k_type);
+  options.v_dtype = stored_dtype(choice.v_type);
   return options;
 }
 

@@ -41,6 +41,7 @@ struct SessionChoice {
   std::int64_t page_size = SessionOptions().page_size;
   std::int64_t num_pages = 0;  // not an option; 0: those of one sequence
   std::string cache_type;      // empty: f16, or f32 for an exact model
+  std::string k_type, v_type;  // of codes; empty: as cache_type
 };
 
 // Of a --cache-type that the parser accepted.

@@ -64,6 +64,7 @@ ON_CPU = {
     "kv_cache": (units("*Tiny*:Session*"),),
     "paged_kv_cache": (units("PageAllocator*:*PrefixCache*:KvPages*:*KvPagesOf*:KvCache*:*RandomOperations*"),),
     "kv_append": (units("KvAppend*:Rope*"),),
+    "quantised": (units("Quantis*:Session*:*RandomOperations*"), units("*Bits*")),
     "merge_states": (units("MergeStates*"),),
     "sampler": (units("*Sampling*:StopMatcher*"),),
     "gguf": (units("Gguf*"),),

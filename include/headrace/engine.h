@@ -39,6 +39,8 @@ typedef struct headrace_engine_options {
   int64_t num_host_pages; /**< for preempted sequences; default 0: they are computed anew */
   int32_t cache_dtype;    /**< headrace_dtype of the KV cache: F16 (default), BF16 or F32 */
   int32_t no_prefix_cache; /**< 1: do not reuse the keys and values of equal prompts */
+  int32_t k_dtype; /**< headrace_dtype of stored keys, as in headrace_session_options; default -1 */
+  int32_t v_dtype; /**< the same of stored values */
 } headrace_engine_options;
 
 /** headrace_engine_options_init() for bindings that cannot use this header: struct_size is the

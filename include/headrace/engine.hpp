@@ -33,6 +33,8 @@ struct EngineOptions {
   std::int64_t num_host_pages = 0;    ///< for preempted sequences; 0: they are computed anew
   DType cache_dtype = DType::f16;     ///< of the KV cache: f16, bf16 or f32
   bool has_prefix_cache = true;       ///< reuse the keys and values of equal prompts
+  std::optional<DType> k_dtype{};     ///< of stored keys: i8, f8e4m3, i4x2; empty: cache_dtype
+  std::optional<DType> v_dtype{};     ///< the same of stored values
 };
 
 /// A prompt and what is wanted after it.
@@ -80,6 +82,8 @@ class Engine {
     c.num_host_pages = options.num_host_pages;
     c.cache_dtype = static_cast<std::int32_t>(options.cache_dtype);
     c.no_prefix_cache = !options.has_prefix_cache;
+    if (options.k_dtype) c.k_dtype = static_cast<std::int32_t>(*options.k_dtype);
+    if (options.v_dtype) c.v_dtype = static_cast<std::int32_t>(*options.v_dtype);
     headrace_engine* engine = nullptr;
     check(headrace_engine_create(model.get(), &c, &engine));
     engine_.reset(engine);

@@ -72,14 +72,19 @@ HEADRACE_API const char* headrace_env_text(int index);
 
 /** Element type of a tensor. */
 typedef enum headrace_dtype {
-  HEADRACE_F32 = 0,  /**< IEEE binary32 */
-  HEADRACE_F16 = 1,  /**< IEEE binary16 */
-  HEADRACE_BF16 = 2, /**< bfloat16, the upper half of a binary32 */
-  HEADRACE_F64 = 3,  /**< IEEE binary64; reference kernels only */
-  HEADRACE_I32 = 4,  /**< for lengths */
-  HEADRACE_U32 = 5,  /**< for bit masks */
-  HEADRACE_BOOL = 6, /**< one byte; 0 is false, anything else is true */
-  HEADRACE_I64 = 7   /**< for slots */
+  HEADRACE_F32 = 0,    /**< IEEE binary32 */
+  HEADRACE_F16 = 1,    /**< IEEE binary16 */
+  HEADRACE_BF16 = 2,   /**< bfloat16, the upper half of a binary32 */
+  HEADRACE_F64 = 3,    /**< IEEE binary64; reference kernels only */
+  HEADRACE_I32 = 4,    /**< for lengths */
+  HEADRACE_U32 = 5,    /**< for bit masks */
+  HEADRACE_BOOL = 6,   /**< one byte; 0 is false, anything else is true */
+  HEADRACE_I64 = 7,    /**< for slots */
+  HEADRACE_I8 = 8,     /**< codes of a quantised KV cache, -127 to 127; times a scale */
+  HEADRACE_F8E4M3 = 9, /**< 1 sign, 4 exponent and 3 mantissa bits, to 448, no infinity (OCP OFP8);
+                          codes of a quantised KV cache */
+  HEADRACE_I4X2 = 10   /**< two 4-bit codes in a byte, those of elements 2i (low bits) and 2i + 1: a
+                          code c is (c - 8) times a scale. Shapes and strides count bytes */
 } headrace_dtype;
 
 /** Device type of a tensor. */
@@ -183,6 +188,36 @@ static inline headrace_status headrace_attention_options_init(headrace_attention
   return headrace_attention_options_init_sized(options, sizeof *options);
 }
 
+/** What belongs to quantised k and v: the scales of their codes, and the newest keys unquantised.
+ *
+ * Scales are f32: one for each key and head, in the shape of k without its last axis, or one for
+ * each sequence and head, [batch, num_kv_heads]. An element is its code times the scale. i8 and
+ * i4x2 need a scale; f8e4m3 without one is taken as it is.
+ *
+ * Recent keys are for codes in pages. Keys count in groups of `group`: a query at position i sees
+ * key j as recent if j / group == i / group, and as codes if its group is an earlier one. So a
+ * query's result does not depend on how many tokens a call or an earlier call had. The position of
+ * a query is its diagonal key; causal bottom-right, or seqlen_q 1. Without tree_mask. */
+typedef struct headrace_quantised_kv {
+  size_t struct_size;       /**< sizeof this struct, set by the init function */
+  headrace_tensor k_scale;  /**< of k */
+  headrace_tensor v_scale;  /**< of v */
+  headrace_tensor k_recent; /**< dtype of q, [num_recent_pages, group, num_kv_heads, head_dim]; with
+                               v_recent and recent_table */
+  headrace_tensor v_recent; /**< dtype of q, [num_recent_pages, group, num_kv_heads, head_dim_v] */
+  headrace_tensor recent_table; /**< i32 [batch, max_recent], rows contiguous: entry i of a sequence
+                                   is the page of k_recent that has group first + i; first =
+                                   (seqused_k - seqlen_q) / group is the group of its first query */
+} headrace_quantised_kv;
+
+/** For bindings that cannot use this header: struct_size is the sizeof of their declaration. */
+HEADRACE_API headrace_status headrace_quantised_kv_init_sized(headrace_quantised_kv* quantised,
+                                                              size_t struct_size);
+/** Zeroes all fields (nothing given) and sets struct_size. */
+static inline headrace_status headrace_quantised_kv_init(headrace_quantised_kv* quantised) {
+  return headrace_quantised_kv_init_sized(quantised, sizeof *quantised);
+}
+
 /** The tensors of one call, dense or ragged. Ragged: cu_seqlens_q and cu_seqlens_k are given, and
  * batch and seqlen of q, k, v and out are merged into one axis, [total, heads, dim]. Paged:
  * block_table and seqused_k are given, k and v are pages of keys, and cu_seqlens_k is absent; q is
@@ -191,8 +226,9 @@ static inline headrace_status headrace_attention_options_init(headrace_attention
 typedef struct headrace_attention_tensors {
   size_t struct_size;  /**< sizeof this struct, set by the init function */
   headrace_tensor q;   /**< [batch, seqlen_q, num_heads, head_dim]; f32, f16, bf16 or f64 */
-  headrace_tensor k;   /**< [batch, seqlen_k, num_kv_heads, head_dim], dtype of q */
-  headrace_tensor v;   /**< [batch, seqlen_k, num_kv_heads, head_dim_v], dtype of q */
+  headrace_tensor k;   /**< [batch, seqlen_k, num_kv_heads, head_dim], dtype of q, or codes: i8,
+                          f8e4m3, or i4x2 (head_dim / 2); see `quantised` */
+  headrace_tensor v;   /**< [batch, seqlen_k, num_kv_heads, head_dim_v], as k, chosen apart */
   headrace_tensor out; /**< written: [batch, seqlen_q, num_heads, head_dim_v], dtype of q */
   headrace_tensor lse; /**< f32 out (f64 with f64 inputs), natural log: [batch, num_heads,
                           seqlen_q], ragged [num_heads, total_q] */
@@ -221,6 +257,8 @@ typedef struct headrace_attention_tensors {
                                 to max_pages * page_size; dense: to seqlen_k; ragged: to the rows
                                 of the sequence). Keys behind them may hold anything. Required with
                                 block_table; forward only */
+  const headrace_quantised_kv* quantised; /**< scales and recent keys of quantised k and v; NULL:
+                                             none */
 } headrace_attention_tensors;
 
 /** For bindings that cannot use this header: struct_size is the sizeof of their declaration. */
@@ -262,6 +300,13 @@ typedef enum headrace_phase {
   HEADRACE_BACKWARD = 1 /**< gradients */
 } headrace_phase;
 
+/** What has a scale of its own. */
+typedef enum headrace_scaling {
+  HEADRACE_SCALING_NONE = 0,        /**< no scales */
+  HEADRACE_SCALING_PER_KEY = 1,     /**< each key and head */
+  HEADRACE_SCALING_PER_SEQUENCE = 2 /**< each sequence and head */
+} headrace_scaling;
+
 /** Shapes and features of one call, without pointers. */
 typedef struct headrace_problem {
   size_t struct_size;      /**< sizeof this struct, set by the init function */
@@ -302,10 +347,17 @@ typedef struct headrace_problem {
   int32_t has_dbias;            /**< backward: dbias is written */
   int32_t has_dsinks;           /**< backward: dsinks are written */
   int32_t deterministic;        /**< as in headrace_attention_options */
-  int32_t has_seqused_k; /**< seqused_k is given: seqlen_k is the upper bound of its lengths */
-  int64_t page_size;     /**< keys of a page; 0: k and v are not paged */
-  int64_t num_pages;     /**< pages of k and v; not paged: 0 */
-  int64_t max_pages;     /**< columns of block_table; not paged: 0 */
+  int32_t has_seqused_k;    /**< seqused_k is given: seqlen_k is the upper bound of its lengths */
+  int64_t page_size;        /**< keys of a page; 0: k and v are not paged */
+  int64_t num_pages;        /**< pages of k and v; not paged: 0 */
+  int64_t max_pages;        /**< columns of block_table; not paged: 0 */
+  int32_t k_dtype;          /**< headrace_dtype of k; -1: dtype */
+  int32_t v_dtype;          /**< headrace_dtype of v; -1: dtype */
+  int32_t k_scaling;        /**< headrace_scaling of k */
+  int32_t v_scaling;        /**< headrace_scaling of v */
+  int64_t recent_group;     /**< keys of a page of k_recent; 0: not given */
+  int64_t num_recent_pages; /**< pages of k_recent; 0: not given */
+  int64_t max_recent;       /**< columns of recent_table; 0: not given */
 } headrace_problem;
 
 /** For bindings that cannot use this header: struct_size is the sizeof of their declaration. */

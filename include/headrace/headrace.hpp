@@ -135,8 +135,8 @@ struct AttentionOptions {
 /// negative) except the innermost, which is 1. Outputs must not overlap any other tensor.
 struct AttentionTensors {
   TensorView q{};    ///< [batch, seqlen_q, num_heads, head_dim]; f32, f16, bf16 or f64
-  TensorView k{};    ///< [batch, seqlen_k, num_kv_heads, head_dim], dtype of q
-  TensorView v{};    ///< [batch, seqlen_k, num_kv_heads, head_dim_v], dtype of q
+  TensorView k{};    ///< [batch, seqlen_k, num_kv_heads, head_dim], dtype of q, or codes
+  TensorView v{};    ///< [batch, seqlen_k, num_kv_heads, head_dim_v], dtype of q, or codes
   TensorView out{};  ///< written: [batch, seqlen_q, num_heads, head_dim_v], dtype of q
   TensorView lse{};  ///< written: f32 (f64 for f64), natural log, [batch, num_heads, seqlen_q]
   /// For a ragged batch: i32 [batch + 1], prefix sums of the lengths of q. q, k, v and out then
@@ -154,6 +154,8 @@ struct AttentionTensors {
   /// block_table[b, j / page_size]; k is [num_pages, page_size, num_kv_heads, head_dim], v alike.
   TensorView block_table{};
   TensorView seqused_k{};  ///< i32 [batch]: keys of each sequence; required with block_table
+  /// Scales and recent keys of codes, borrowed: a value that headrace_quantised_kv_init() filled.
+  const headrace_quantised_kv* quantised = nullptr;
 
   /// Converts to the C struct.
   headrace_attention_tensors to_c() const {
@@ -174,6 +176,7 @@ struct AttentionTensors {
     c.probs = probs;
     c.block_table = block_table;
     c.seqused_k = seqused_k;
+    c.quantised = quantised;
     return c;
   }
 };

@@ -244,9 +244,12 @@ static inline headrace_status headrace_kv_append_options_init(headrace_kv_append
 
 /** The tensors of an append: q with q_out, or k and v with their pages and slot_mapping, or both.
  * All are on one device. q, k and v have one dtype, f32, f16 or bf16; q_out and the pages have any
- * of these each. Strides are free (for inputs also 0 and negative) except the last, which is 1:
- * q, k and v may be slices of one buffer. Outputs must not overlap any other tensor; q_out may be
- * the view q itself. */
+ * of these each. Pages may also have codes, i8, f8e4m3 or i4x2 (K and V chosen apart): each head of
+ * a token is then quantised with a scale of its own, which `quantised` receives. The scale is the
+ * largest magnitude / 127 (i8) or / 448 (f8e4m3), or the element of the largest magnitude / -8
+ * (i4x2); NaN if an element is NaN or infinite. Strides are free (for inputs also 0 and negative)
+ * except the last, which is 1: q, k and v may be slices of one buffer. Outputs must not overlap any
+ * other tensor; q_out may be the view q itself. */
 typedef struct headrace_kv_append_tensors {
   size_t struct_size;           /**< sizeof this struct, set by the init function */
   headrace_tensor k;            /**< [num_tokens, num_kv_heads, head_dim] */
@@ -263,6 +266,12 @@ typedef struct headrace_kv_append_tensors {
   headrace_tensor sin; /**< shape of cos */
   headrace_tensor q_norm_weight; /**< [head_dim], f32, f16 or bf16: RMS norm of each head of q */
   headrace_tensor k_norm_weight; /**< the same of k */
+  const headrace_quantised_kv* quantised; /**< with pages of codes: k_scale and v_scale are written,
+                                             f32 [num_pages, page_size, num_kv_heads], and k_recent
+                                             and v_recent, if given, at recent_slots. Its
+                                             recent_table is not used. NULL: none */
+  headrace_tensor recent_slots; /**< i64 [num_tokens], with k_recent: page * group + index of the
+                                   token in its group, each at most once; negative: not stored */
 } headrace_kv_append_tensors;
 
 /** headrace_kv_append_tensors_init() for bindings that cannot use this header: struct_size is the

@@ -269,6 +269,10 @@ typedef struct headrace_session_options {
   int32_t reserved;     /**< 0 */
   int64_t page_size;    /**< tokens per page of the KV cache; default 16; changes no bit */
   int64_t num_pages; /**< of the KV cache; 0: those of max_tokens; several completions need more */
+  int32_t k_dtype;   /**< headrace_dtype of stored keys; -1 (default): cache_dtype; I8, F8E4M3 or
+                        I4X2: quantised, but for the newest up to 16 tokens. page_size is then a
+                        multiple of 16 */
+  int32_t v_dtype;   /**< the same of stored values */
 } headrace_session_options;
 
 /** headrace_session_options_init() for bindings that cannot use this header: struct_size is the

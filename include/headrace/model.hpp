@@ -201,6 +201,8 @@ struct SessionOptions {
   DType cache_dtype = DType::f16;  ///< of the KV cache: f16, bf16 or f32
   std::int64_t page_size = 16;     ///< tokens per page of the KV cache; changes no bit
   std::int64_t num_pages = 0;      ///< 0: those of max_tokens; several completions need more
+  std::optional<DType> k_dtype{};  ///< of stored keys: i8, f8e4m3, i4x2; empty: cache_dtype
+  std::optional<DType> v_dtype{};  ///< the same of stored values
 };
 
 /// Sampling parameters.
@@ -343,6 +345,8 @@ class Session {
     c.cache_dtype = static_cast<std::int32_t>(options.cache_dtype);
     c.page_size = options.page_size;
     c.num_pages = options.num_pages;
+    if (options.k_dtype) c.k_dtype = static_cast<std::int32_t>(*options.k_dtype);
+    if (options.v_dtype) c.v_dtype = static_cast<std::int32_t>(*options.v_dtype);
     headrace_session* session = nullptr;
     check(headrace_session_create(model.get(), &c, &session));
     session_.reset(session);

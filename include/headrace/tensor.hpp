@@ -20,14 +20,17 @@ namespace headrace {
 
 /// headrace_dtype: the type of a tensor's elements.
 enum class DType : std::int32_t {
-  f32 = HEADRACE_F32,       ///< IEEE binary32
-  f16 = HEADRACE_F16,       ///< IEEE binary16
-  bf16 = HEADRACE_BF16,     ///< bfloat16, the upper half of a binary32
-  f64 = HEADRACE_F64,       ///< IEEE binary64
-  i32 = HEADRACE_I32,       ///< for lengths
-  u32 = HEADRACE_U32,       ///< for bit masks
-  boolean = HEADRACE_BOOL,  ///< one byte
-  i64 = HEADRACE_I64,       ///< for slots
+  f32 = HEADRACE_F32,        ///< IEEE binary32
+  f16 = HEADRACE_F16,        ///< IEEE binary16
+  bf16 = HEADRACE_BF16,      ///< bfloat16, the upper half of a binary32
+  f64 = HEADRACE_F64,        ///< IEEE binary64
+  i32 = HEADRACE_I32,        ///< for lengths
+  u32 = HEADRACE_U32,        ///< for bit masks
+  boolean = HEADRACE_BOOL,   ///< one byte
+  i64 = HEADRACE_I64,        ///< for slots
+  i8 = HEADRACE_I8,          ///< codes of a quantised KV cache
+  f8e4m3 = HEADRACE_F8E4M3,  ///< 8-bit float, to 448
+  i4x2 = HEADRACE_I4X2,      ///< two 4-bit codes in a byte; shapes and strides count bytes
 };
 
 /// Bytes per element; 0 for an invalid dtype.
@@ -49,6 +52,10 @@ constexpr std::size_t dtype_bytes(DType dtype) {
       return 1;
     case DType::i64:
       return 8;
+    case DType::i8:
+    case DType::f8e4m3:
+    case DType::i4x2:
+      return 1;
   }
   return 0;
 }
@@ -72,6 +79,12 @@ constexpr const char* dtype_name(DType dtype) {
       return "bool";
     case DType::i64:
       return "i64";
+    case DType::i8:
+      return "i8";
+    case DType::f8e4m3:
+      return "f8e4m3";
+    case DType::i4x2:
+      return "i4x2";
   }
   return "unknown";
 }

@@ -19,6 +19,10 @@ std::string window_text(std::int64_t window) {
 // The value of a feature that has one, behind its name.
 std::string value_text(const Problem& p, Feature feature) {
   switch (feature) {
+    case Feature::codes:
+      return format_text(" {}/{}", dtype_name(k_dtype_of(p)), dtype_name(v_dtype_of(p)));
+    case Feature::recent:
+      return format_text(" in groups of {}", p.recent_group);
     case Feature::causal:
       return p.causal == HEADRACE_CAUSAL_TOP_LEFT ? " top-left" : " bottom-right";
     case Feature::window:
@@ -135,6 +139,7 @@ std::string problem_text(const Problem& p) {
                         p.max_pages);
   else if (p.has_seqused_k)
     text += ", seqused_k";
+  text += features_text(p, FeatureKind::keys);
   text += features_text(p, FeatureKind::visible_keys);
   text += format_text(", scale {}", p.softmax_scale);
   text += features_text(p, FeatureKind::scores) + features_text(p, FeatureKind::rows);

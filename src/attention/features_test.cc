@@ -17,6 +17,8 @@ constexpr struct {
     {Feature::ragged, [](Problem& p) { p.is_ragged = 1; }},
     {Feature::pages, [](Problem& p) { p.page_size = 16; }},
     {Feature::seqused_k, [](Problem& p) { p.has_seqused_k = 1; }},
+    {Feature::codes, [](Problem& p) { p.k_dtype = HEADRACE_I8; }},
+    {Feature::recent, [](Problem& p) { p.recent_group = 16; }},
     {Feature::causal, [](Problem& p) { p.causal = HEADRACE_CAUSAL_TOP_LEFT; }},
     {Feature::window, [](Problem& p) { p.window_right = 3; }},
     {Feature::softcap, [](Problem& p) { p.softcap = 30; }},
@@ -44,7 +46,7 @@ Problem problem_with(Feature feature) {
 }
 
 TEST(Features, EachIsSeenAlone) {
-  EXPECT_EQ(num_used(default_problem(), FeatureKind::scores), 0);
+  for (const FeatureInfo& f : kFeatures) EXPECT_FALSE(f.is_used(default_problem())) << f.name;
   for (const FeatureInfo& with : kFeatures) {
     const Problem p = problem_with(with.feature);
     for (const FeatureInfo& f : kFeatures)

@@ -41,6 +41,20 @@ LseOperand make_lse(const Problem& p, const headrace_tensor& tensor) {
           .stride_q = stride_of(tensor, head + 1)};
 }
 
+ScaleOperand make_scale(const headrace_tensor& tensor, std::int32_t scaling) {
+  if (scaling == HEADRACE_SCALING_NONE) return {};
+  const auto* data = static_cast<const float*>(tensor.data);
+  if (!has_elements(tensor)) return {.data = data};
+  const int last = tensor.rank - 1;
+  if (scaling == HEADRACE_SCALING_PER_SEQUENCE)
+    return {
+        .data = data, .stride_sequence = stride_of(tensor, 0), .stride_head = stride_of(tensor, 1)};
+  return {.data = data,
+          .stride_batch = last == 2 ? stride_of(tensor, 0) : 0,
+          .stride_seq = stride_of(tensor, last - 1),
+          .stride_head = stride_of(tensor, last)};
+}
+
 Status check_lengths(const char* side, const std::int32_t* cu_seqlens, std::int64_t batch,
                      std::int64_t total, std::int64_t max_seqlen) {
   if (cu_seqlens[0] != 0)
@@ -94,6 +108,30 @@ Status check_used_keys(const Problem& p, const AttentionArgs& args) {
   return std::nullopt;
 }
 
+// The entries of recent_table that queries use.
+Status check_recent_pages(const Problem& p, const AttentionArgs& args) {
+  for (std::int64_t i = 0; i < p.batch; ++i) {
+    const Sequence sequence = sequence_of(p, args, i);
+    if (sequence.seqlen_q == 0 || sequence.seqlen_k == 0) continue;
+    const std::int64_t first = first_recent_group(p, sequence);
+    const std::int64_t count = (sequence.seqlen_k - 1) / p.recent_group - first + 1;
+    if (count > p.max_recent)
+      return invalid_argument(
+          "recent_table.shape[1]={}: must be at least {}, the groups of the queries of sequence "
+          "{}; "
+          "pass a wider table",
+          p.max_recent, count, i);
+    const std::int32_t* pages = args.recent.table + i * args.recent.stride_table;
+    for (std::int64_t j = 0; j < count; ++j)
+      if (pages[j] < 0 || pages[j] >= p.num_recent_pages)
+        return invalid_argument(
+            "recent_table[{}, {}]={}: must be 0 to {}, a page of k_recent; pass the page of group "
+            "{}",
+            i, j, pages[j], p.num_recent_pages - 1, first + j);
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 AttentionArgs make_args(const Problem& p, const headrace_attention_tensors& t,
@@ -115,6 +153,16 @@ AttentionArgs make_args(const Problem& p, const headrace_attention_tensors& t,
   if (p.has_seqused_k) {
     args.paged.seqused_k = static_cast<const std::int32_t*>(t.seqused_k.data);
     args.paged.seqused_stride = stride_of(t.seqused_k, 0);
+  }
+  if (t.quantised != nullptr) {
+    const headrace_quantised_kv& x = *t.quantised;
+    args.k_scale = make_scale(x.k_scale, p.k_scaling);
+    args.v_scale = make_scale(x.v_scale, p.v_scaling);
+    if (has_recent(p))
+      args.recent = {.k = make_operand(x.k_recent),
+                     .v = make_operand(x.v_recent),
+                     .table = static_cast<const std::int32_t*>(x.recent_table.data),
+                     .stride_table = stride_of(x.recent_table, 0)};
   }
   args.bias = make_score_operand(p, t.bias);
   args.mask = make_score_operand(p, t.mask);
@@ -165,6 +213,7 @@ Status validate_lengths(const Problem& p, const AttentionArgs& args) {
   if (has_ragged_keys(p))
     HEADRACE_TRY(check_lengths("k", args.ragged.cu_seqlens_k, p.batch, p.total_k, p.seqlen_k));
   if (p.has_seqused_k) HEADRACE_TRY(check_used_keys(p, args));
+  if (has_recent(p)) HEADRACE_TRY(check_recent_pages(p, args));
   if (!p.has_tree_mask) return std::nullopt;
   for (std::int64_t i = 0; i < p.batch; ++i) {
     const Sequence seq = sequence_of(p, args, i);

@@ -17,11 +17,21 @@ Status check_sizes(const Problem& p) {
   const struct {
     const char* name;
     std::int64_t size;
-  } sizes[] = {
-      {"batch", p.batch},         {"seqlen_q", p.seqlen_q},         {"seqlen_k", p.seqlen_k},
-      {"total_q", p.total_q},     {"total_k", p.total_k},           {"num_heads", p.num_heads},
-      {"head_dim", p.head_dim},   {"num_kv_heads", p.num_kv_heads}, {"head_dim_v", p.head_dim_v},
-      {"page_size", p.page_size}, {"num_pages", p.num_pages},       {"max_pages", p.max_pages}};
+  } sizes[] = {{"batch", p.batch},
+               {"seqlen_q", p.seqlen_q},
+               {"seqlen_k", p.seqlen_k},
+               {"total_q", p.total_q},
+               {"total_k", p.total_k},
+               {"num_heads", p.num_heads},
+               {"head_dim", p.head_dim},
+               {"num_kv_heads", p.num_kv_heads},
+               {"head_dim_v", p.head_dim_v},
+               {"page_size", p.page_size},
+               {"num_pages", p.num_pages},
+               {"max_pages", p.max_pages},
+               {"recent_group", p.recent_group},
+               {"num_recent_pages", p.num_recent_pages},
+               {"max_recent", p.max_recent}};
   for (const auto& [name, size] : sizes) {
     if (size < 0 || size > kMaxSize)
       return invalid_argument("problem.{}={}: must be 0 to {}; correct the shape it comes from",
@@ -69,11 +79,60 @@ Status check_heads(const Problem& p) {
   return std::nullopt;
 }
 
+Status check_key_dtype(const char* name, std::int32_t dtype, std::int32_t scaling, std::int64_t dim,
+                       const Problem& p) {
+  const auto type = static_cast<DType>(dtype);
+  const bool is_code = type == DType::i8 || type == DType::f8e4m3 || type == DType::i4x2;
+  if (dtype != p.dtype && !is_code)
+    return invalid_argument(
+        "problem.{}_dtype={}: must be {} (dtype), i8, f8e4m3 or i4x2; set it to -1 for dtype", name,
+        dtype_name(type), dtype_name(dtype_of(p)));
+  if (type == DType::i4x2 && dim % 2 != 0)
+    return invalid_argument(
+        "{}.dtype=i4x2 with a head of {} elements: must be even, two in a byte; "
+        "pass i8",
+        name, dim);
+  const bool needs_scale = type == DType::i8 || type == DType::i4x2;
+  if (scaling < 0 || scaling > HEADRACE_SCALING_PER_SEQUENCE || (scaling != 0 && !is_code) ||
+      (scaling == 0 && needs_scale))
+    return invalid_argument(
+        "problem.{}_scaling={} with {}_dtype={}: must be 1 or 2 for i8 and i4x2, also 0 for "
+        "f8e4m3, and 0 for others; use a headrace_scaling value",
+        name, scaling, name, dtype_name(type));
+  return std::nullopt;
+}
+
+Status check_recent(const Problem& p) {
+  if (!has_recent(p)) {
+    if (p.num_recent_pages == 0 && p.max_recent == 0) return std::nullopt;
+    return invalid_argument(
+        "problem.num_recent_pages={}, problem.max_recent={}: must be 0 without recent_group; set "
+        "recent_group or clear them",
+        p.num_recent_pages, p.max_recent);
+  }
+  if (!has_codes(p) || !has_pages(p))
+    return invalid_argument(
+        "k_recent: given, but k and v are {}; recent keys belong to codes in pages; leave them out",
+        has_codes(p) ? "not paged" : "no codes");
+  if (p.has_tree_mask)
+    return invalid_argument(
+        "k_recent with tree_mask: the nodes of a tree have no positions of their own; leave one "
+        "out");
+  if (p.causal == HEADRACE_CAUSAL_BOTTOM_RIGHT || (p.seqlen_q <= 1 && p.causal == 0))
+    return std::nullopt;
+  return invalid_argument(
+      "k_recent with causal={} and seqlen_q={}: a query needs a position, its diagonal key; set "
+      "causal to 1 (bottom-right)",
+      p.causal, p.seqlen_q);
+}
+
 Status check_dtypes(const Problem& p) {
   const DType dtype = dtype_of(p);
   if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16 && dtype != DType::f64)
     return invalid_argument("q.dtype={}: must be f32, f16, bf16 or f64; convert q, k, v and out",
                             dtype_name(dtype));
+  HEADRACE_TRY(check_key_dtype("k", p.k_dtype, p.k_scaling, p.head_dim, p));
+  HEADRACE_TRY(check_key_dtype("v", p.v_dtype, p.v_scaling, p.head_dim_v, p));
   if (!has_bias(p)) return std::nullopt;
   const auto bias_dtype = static_cast<DType>(p.bias_dtype);
   const bool is_f64_pair = dtype == DType::f64 && bias_dtype == DType::f64;
@@ -199,7 +258,8 @@ Status check_phase(const Problem& p) {
       {"has_dbias", p.has_dbias != 0, is_backward(p) && has_bias(p), "phase 1 and a bias"},
       {"has_dsinks", p.has_dsinks != 0, is_backward(p) && p.has_sinks, "phase 1 and sinks"},
       {"has_probs", p.has_probs != 0, !is_backward(p), "phase 0 (forward)"},
-      {"has_seqused_k", p.has_seqused_k != 0, !is_backward(p), "phase 0 (forward)"}};
+      {"has_seqused_k", p.has_seqused_k != 0, !is_backward(p), "phase 0 (forward)"},
+      {"k_dtype or v_dtype of codes", has_codes(p), !is_backward(p), "phase 0 (forward)"}};
   for (const auto& [name, is_set, is_allowed, rule] : flags) {
     if (is_set && !is_allowed)
       return invalid_argument("problem.{}=1: needs {}; clear it or set that", name, rule);
@@ -282,15 +342,19 @@ Problem default_problem() {
   p.softmax_scale = std::nan("");
   p.dtype = HEADRACE_F32;
   p.bias_dtype = -1;
+  p.k_dtype = p.v_dtype = -1;
   p.alignment = kWholeAlignment;
   return p;
 }
 
 Result<Problem> check_problem(const Problem& problem) {
   Problem p = problem;
+  if (p.k_dtype == -1) p.k_dtype = p.dtype;
+  if (p.v_dtype == -1) p.v_dtype = p.dtype;
   using Check = Status (*)(const Problem&);
-  for (const Check check : {check_phase, check_ragged, check_sizes, check_heads, check_products,
-                            check_dtypes, check_masking, check_layout, check_combinations}) {
+  for (const Check check :
+       {check_phase, check_ragged, check_sizes, check_heads, check_products, check_dtypes,
+        check_masking, check_recent, check_layout, check_combinations}) {
     if (auto bad = check(p)) return std::move(*bad);
   }
   if (std::isnan(p.softmax_scale)) p.softmax_scale = default_scale(p);
@@ -336,6 +400,13 @@ Status check_same_problem(const Problem& planned, const Problem& call) {
   HEADRACE_SAME(page_size);
   HEADRACE_SAME(num_pages);
   HEADRACE_SAME(max_pages);
+  HEADRACE_SAME(k_dtype);
+  HEADRACE_SAME(v_dtype);
+  HEADRACE_SAME(k_scaling);
+  HEADRACE_SAME(v_scaling);
+  HEADRACE_SAME(recent_group);
+  HEADRACE_SAME(num_recent_pages);
+  HEADRACE_SAME(max_recent);
 #undef HEADRACE_SAME
   if (call.alignment < planned.alignment)
     return invalid_argument(

@@ -71,9 +71,16 @@ Status check_operand_view(const NamedTensor& x, RowLayout layout, std::int32_t d
   HEADRACE_TRY(
       check_view(name, *tensor, is_ragged ? 3 : 4, layout == RowLayout::dense ? kDenseHint : text));
   if (tensor->dtype == dtype) return std::nullopt;
-  return invalid_argument("{}.dtype={}: must equal q.dtype={}; convert {}", name,
+  const bool may_be_code = name[1] == '\0' && (name[0] == 'k' || name[0] == 'v');
+  if (may_be_code && is_code(type_of(*tensor))) return std::nullopt;
+  return invalid_argument("{}.dtype={}: must equal q.dtype={}{}; convert {}", name,
                           dtype_name(type_of(*tensor)), dtype_name(static_cast<DType>(dtype)),
-                          name);
+                          may_be_code ? ", or be i8, f8e4m3 or i4x2 (codes)" : "", name);
+}
+
+// The size of the last axis of k or v.
+std::int64_t dim_size(const headrace_tensor& tensor, std::int64_t dim) {
+  return type_of(tensor) == DType::i4x2 ? dim / 2 : dim;
 }
 
 Status check_operand_shape(const NamedTensor& x, const Problem& p, const OperandShape& shape) {
@@ -114,8 +121,10 @@ void read_sizes(const Tensors& t, const Options& options, Problem& p) {
   p.num_heads = t.q.shape[t.q.rank - 2];
   p.num_kv_heads = t.k.shape[t.k.rank - 2];
   p.head_dim = t.q.shape[t.q.rank - 1];
-  p.head_dim_v = t.v.shape[t.v.rank - 1];
+  p.head_dim_v = elements_of(type_of(t.v), t.v.shape[t.v.rank - 1]);
   p.dtype = t.q.dtype;
+  p.k_dtype = t.k.dtype;
+  p.v_dtype = t.v.dtype;
 }
 
 // q, k, v, out. q, k and v define the sizes; the others must match.
@@ -131,10 +140,12 @@ Status check_operands(const Tensors& t, const Options& options, Problem& p) {
   read_sizes(t, options, p);
   const Axis heads{"num_heads", p.num_heads, "q"};
   const Axis kv_heads{"num_kv_heads", p.num_kv_heads, "k"};
-  const Axis dim{"head_dim", p.head_dim, "q"};
   const Axis dim_v{"head_dim_v", p.head_dim_v, "v"};
-  HEADRACE_TRY(check_operand_shape(k, p, {false, kv_heads, dim}));
-  HEADRACE_TRY(check_operand_shape(v, p, {false, kv_heads, dim_v}));
+  const Axis k_dim{k_dtype_of(p) == DType::i4x2 ? "head_dim / 2" : "head_dim",
+                   dim_size(t.k, p.head_dim), "q"};
+  const Axis v_dim{"head_dim_v", dim_size(t.v, p.head_dim_v), "v"};
+  HEADRACE_TRY(check_operand_shape(k, p, {false, kv_heads, k_dim}));
+  HEADRACE_TRY(check_operand_shape(v, p, {false, kv_heads, v_dim}));
   HEADRACE_TRY(check_operand_shape(out, p, {true, heads, dim_v}));
   HEADRACE_TRY(check_inner_stride("q", t.q, "head_dim"));
   HEADRACE_TRY(check_inner_stride("k", t.k, "head_dim"));
@@ -321,7 +332,7 @@ Status check_devices(const headrace_tensor& q, std::span<const NamedTensor> tens
 }
 
 Status check_overlaps(std::span<const NamedTensor> inputs, std::span<const NamedTensor> outputs) {
-  std::array<AddressRange, 16> ranges;
+  std::array<AddressRange, 20> ranges;
   for (std::size_t i = 0; i < inputs.size(); ++i)
     if (is_given(*inputs[i].tensor)) ranges[i] = address_range(*inputs[i].tensor);
   for (std::size_t o = 0; o < outputs.size(); ++o) {
@@ -363,6 +374,7 @@ Status read_problem(const Tensors& t, const Options& options, Problem& p) {
   HEADRACE_TRY(check_cu_seqlens(t, options, p));
   HEADRACE_TRY(check_operands(t, options, p));
   HEADRACE_TRY(check_used_keys(t, p));
+  HEADRACE_TRY(check_quantised(t, p));
   p.has_lse = is_given(t.lse);
   if (p.has_lse) HEADRACE_TRY(check_lse({"lse", &t.lse}, p));
   HEADRACE_TRY(check_bias_and_mask(t, p));
@@ -374,29 +386,36 @@ Status read_problem(const Tensors& t, const Options& options, Problem& p) {
 Result<Problem> validate(const Tensors& t, const Options& options) {
   Problem p = default_problem();
   if (auto bad = read_problem(t, options, p)) return std::move(*bad);
-  const NamedTensor all[] = {{"q", &t.q},
-                             {"k", &t.k},
-                             {"v", &t.v},
-                             {"cu_seqlens_q", &t.cu_seqlens_q},
-                             {"cu_seqlens_k", &t.cu_seqlens_k},
-                             {"block_table", &t.block_table},
-                             {"seqused_k", &t.seqused_k},
-                             {"alibi_slopes", &t.alibi_slopes},
-                             {"bias", &t.bias},
-                             {"mask", &t.mask},
-                             {"tree_mask", &t.tree_mask},
-                             {"sinks", &t.sinks},
-                             {"out", &t.out},
-                             {"lse", &t.lse},
-                             {"probs", &t.probs}};
-  constexpr std::size_t kNumInputs = 12;
-  read_layout(std::array{all[0], all[1], all[2], all[kNumInputs]}, p);
-  if (auto bad = check_devices(t.q, all)) return std::move(*bad);
+  constexpr headrace_quantised_kv kNone{};
+  const headrace_quantised_kv& q = t.quantised == nullptr ? kNone : *t.quantised;
+  const NamedTensor inputs[] = {{"q", &t.q},
+                                {"k", &t.k},
+                                {"v", &t.v},
+                                {"cu_seqlens_q", &t.cu_seqlens_q},
+                                {"cu_seqlens_k", &t.cu_seqlens_k},
+                                {"block_table", &t.block_table},
+                                {"seqused_k", &t.seqused_k},
+                                {"alibi_slopes", &t.alibi_slopes},
+                                {"bias", &t.bias},
+                                {"mask", &t.mask},
+                                {"tree_mask", &t.tree_mask},
+                                {"sinks", &t.sinks},
+                                {"k_scale", &q.k_scale},
+                                {"v_scale", &q.v_scale},
+                                {"k_recent", &q.k_recent},
+                                {"v_recent", &q.v_recent},
+                                {"recent_table", &q.recent_table}};
+  const NamedTensor outputs[] = {{"out", &t.out}, {"lse", &t.lse}, {"probs", &t.probs}};
+  constexpr std::size_t kNumPlain = 12;  // inputs without those of `quantised`
+  const std::span given =
+      std::span(inputs).first(t.quantised == nullptr ? kNumPlain : std::size(inputs));
+  read_layout(std::array{inputs[0], inputs[1], inputs[2], outputs[0]}, p);
+  if (t.quantised != nullptr) read_layout(std::span(inputs).subspan(14, 2), p);
+  if (auto bad = check_devices(t.q, given)) return std::move(*bad);
+  if (auto bad = check_devices(t.q, outputs)) return std::move(*bad);
   Result<Problem> checked = check_problem(p);
   if (!checked.ok()) return checked;
-  if (auto bad =
-          check_overlaps(std::span(all).first(kNumInputs), std::span(all).subspan(kNumInputs)))
-    return std::move(*bad);
+  if (auto bad = check_overlaps(given, outputs)) return std::move(*bad);
   return checked;
 }
 

@@ -31,6 +31,14 @@ struct OperandShape {
 };
 Status check_operand(const NamedTensor& x, const Problem& p, const OperandShape& shape);
 
+// Whether k and v may have the dtype.
+constexpr bool is_code(DType dtype) {
+  return dtype == DType::i8 || dtype == DType::f8e4m3 || dtype == DType::i4x2;
+}
+
+// Scales and recent keys; behind the checks of q, k, v and of their lengths.
+Status check_quantised(const headrace_attention_tensors& t, Problem& p);
+
 // lse or dlse.
 Status check_lse(const NamedTensor& x, const Problem& p);
 
@@ -40,7 +48,7 @@ void read_layout(std::span<const NamedTensor> operands, Problem& p);
 // All given tensors must be on q's device.
 Status check_devices(const headrace_tensor& q, std::span<const NamedTensor> tensors);
 
-// Outputs must not overlap inputs, each other or themselves. At most 16 inputs.
+// Outputs must not overlap inputs, each other or themselves. At most 20 inputs.
 Status check_overlaps(std::span<const NamedTensor> inputs, std::span<const NamedTensor> outputs);
 
 }  // namespace headrace

@@ -34,6 +34,7 @@ headrace_engine_options default_engine_options() {
   options.max_requests = defaults.max_requests;
   options.page_size = defaults.page_size;
   options.cache_dtype = HEADRACE_F16;
+  options.k_dtype = options.v_dtype = -1;
   return options;
 }
 
@@ -49,7 +50,13 @@ Result<engine::EngineOptions> engine_options(const headrace_engine_options* thei
   if (auto bad = read_struct("options", theirs, c)) return std::move(*bad);
   Result<DType> dtype = cache_dtype_of(c.cache_dtype);
   if (!dtype.ok()) return std::move(dtype.failure());
+  Result<std::optional<DType>> k_dtype = stored_dtype_of("k_dtype", c.k_dtype);
+  if (!k_dtype.ok()) return std::move(k_dtype.failure());
+  Result<std::optional<DType>> v_dtype = stored_dtype_of("v_dtype", c.v_dtype);
+  if (!v_dtype.ok()) return std::move(v_dtype.failure());
   engine::EngineOptions options;
+  options.k_dtype = k_dtype.value();
+  options.v_dtype = v_dtype.value();
   options.max_tokens = c.max_tokens;
   options.max_batch_tokens = c.max_batch_tokens;
   options.max_num_seqs = c.max_num_seqs;

@@ -31,6 +31,11 @@ Status run_append(const headrace_kv_append_tensors* tensors,
   headrace_kv_append_options o = default_kv_append_options();
   headrace_rope_options rope;
   HEADRACE_TRY(copy_versioned("tensors", tensors, sizeof(std::size_t), &t, sizeof t));
+  if (t.quantised != nullptr) {
+    // It is used in place: no older version is shorter.
+    headrace_quantised_kv copy;
+    HEADRACE_TRY(copy_versioned("tensors.quantised", t.quantised, sizeof copy, &copy, sizeof copy));
+  }
   if (options != nullptr)
     HEADRACE_TRY(copy_versioned("options", options, sizeof(std::size_t), &o, sizeof o));
   if (o.rope != nullptr) HEADRACE_TRY(read_rope(o.rope, rope));

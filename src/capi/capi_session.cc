@@ -12,6 +12,7 @@ namespace {
 headrace_session_options default_session_options() {
   headrace_session_options options{};
   options.cache_dtype = HEADRACE_F16;
+  options.k_dtype = options.v_dtype = -1;
   options.page_size = engine::SessionOptions().page_size;
   return options;
 }
@@ -26,7 +27,13 @@ headrace_sampling_options default_sampling_options() {
 Result<engine::SessionOptions> session_options(const headrace_session_options& c) {
   Result<DType> dtype = cache_dtype_of(c.cache_dtype);
   if (!dtype.ok()) return std::move(dtype.failure());
+  Result<std::optional<DType>> k_dtype = stored_dtype_of("k_dtype", c.k_dtype);
+  if (!k_dtype.ok()) return std::move(k_dtype.failure());
+  Result<std::optional<DType>> v_dtype = stored_dtype_of("v_dtype", c.v_dtype);
+  if (!v_dtype.ok()) return std::move(v_dtype.failure());
   engine::SessionOptions options;
+  options.k_dtype = k_dtype.value();
+  options.v_dtype = v_dtype.value();
   options.max_tokens = c.max_tokens;
   options.batch_tokens = c.batch_tokens;
   options.cache_dtype = dtype.value();
@@ -50,6 +57,16 @@ Result<DType> cache_dtype_of(int32_t dtype) {
   return invalid_argument(
       "cache_dtype={}: must be f16, bf16 or f32; pass HEADRACE_F16, HEADRACE_BF16 or HEADRACE_F32",
       dtype);
+}
+
+Result<std::optional<DType>> stored_dtype_of(const char* name, int32_t dtype) {
+  if (dtype == -1) return std::optional<DType>();
+  if (dtype == HEADRACE_I8 || dtype == HEADRACE_F8E4M3 || dtype == HEADRACE_I4X2)
+    return std::optional(static_cast<DType>(dtype));
+  return invalid_argument(
+      "{}={}: must be -1 (cache_dtype) or codes; pass HEADRACE_I8, HEADRACE_F8E4M3 or "
+      "HEADRACE_I4X2",
+      name, dtype);
 }
 
 uint64_t sequence_of(const headrace_sampling_options* theirs) {

@@ -20,7 +20,11 @@ static Status read_over_zeros(const char* name, const T* theirs, std::size_t min
 
 Status read_tensors(const headrace_attention_tensors* theirs, headrace_attention_tensors& ours) {
   // The oldest accepted struct ends after the four required tensors.
-  return read_over_zeros("tensors", theirs, offsetof(headrace_attention_tensors, lse), ours);
+  HEADRACE_TRY(read_over_zeros("tensors", theirs, offsetof(headrace_attention_tensors, lse), ours));
+  if (ours.quantised == nullptr) return std::nullopt;
+  // It is used in place: no older version is shorter.
+  headrace_quantised_kv copy;
+  return copy_versioned("tensors.quantised", ours.quantised, sizeof copy, &copy, sizeof copy);
 }
 
 Status read_gradients(const headrace_attention_gradients* theirs,
@@ -83,6 +87,11 @@ headrace_status headrace_run_options_init_sized(headrace_run_options* options, s
 headrace_status headrace_attention_tensors_init_sized(headrace_attention_tensors* tensors,
                                                       size_t struct_size) {
   return init("tensors", {}, tensors, struct_size);
+}
+
+headrace_status headrace_quantised_kv_init_sized(headrace_quantised_kv* quantised,
+                                                 size_t struct_size) {
+  return init("quantised", {}, quantised, struct_size);
 }
 
 headrace_status headrace_attention_gradients_init_sized(headrace_attention_gradients* gradients,

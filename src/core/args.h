@@ -30,6 +30,22 @@ struct PagedKeys {
   std::int64_t seqused_stride = 0;
 };
 
+// Scales of the codes of k or v, f32: one for each key and head (strides as those of k), or one for
+// each sequence and head. `data` is null without.
+struct ScaleOperand {
+  const float* data = nullptr;
+  std::int64_t stride_sequence = 0;                                // of the batch index
+  std::int64_t stride_batch = 0, stride_seq = 0, stride_head = 0;  // of a page or batch entry
+};
+
+// Keys in pages of recent_group keys; the pages of a sequence follow each other from the group of
+// its first query. All null without.
+struct RecentKeys {
+  Operand k, v;  // stride_batch is that of a page
+  const std::int32_t* table = nullptr;
+  std::int64_t stride_table = 0;
+};
+
 // bias, mask, dbias: [batch, num_heads, seqlen_q, seqlen_k]; ragged: [num_heads, total_q,
 // max_seqlen_k], stride_batch 0 and the query index counts from the start of the packed rows
 // (unless the query axis broadcasts).
@@ -57,6 +73,8 @@ struct GradientArgs {
 
 struct AttentionArgs {
   Operand q, k, v, out;
+  ScaleOperand k_scale, v_scale;
+  RecentKeys recent;
   LseOperand lse;
   Ragged ragged;
   PagedKeys paged;
@@ -95,6 +113,11 @@ inline Sequence sequence_of(const Problem& p, const AttentionArgs& args, std::in
   return sequence;
 }
 
+// The group of recent keys that the first entry of a sequence's recent_table has.
+constexpr std::int64_t first_recent_group(const Problem& p, const Sequence& sequence) {
+  return first_recent(p, sequence.seqlen_k - sequence.seqlen_q) / p.recent_group;
+}
+
 // Element offset of a row of a sequence in q, k, v or out.
 constexpr std::int64_t row_offset(const Operand& x, std::int64_t batch_idx, std::int64_t row,
                                   std::int64_t head) {
@@ -108,6 +131,25 @@ constexpr std::int64_t key_offset(const Problem& p, const PagedKeys& paged, cons
   if (!has_pages(p)) return row_offset(x, batch_idx, sequence.row_k + key, kv_head);
   const std::int64_t page = paged.block_table[batch_idx * paged.stride_batch + key / p.page_size];
   return row_offset(x, page, key % p.page_size, kv_head);
+}
+
+// Element offset of a recent key in recent.k or recent.v.
+constexpr std::int64_t recent_offset(const Problem& p, const RecentKeys& recent, const Operand& x,
+                                     const Sequence& sequence, std::int64_t batch_idx,
+                                     std::int64_t key, std::int64_t kv_head) {
+  const std::int64_t entry = key / p.recent_group - first_recent_group(p, sequence);
+  const std::int64_t page = recent.table[batch_idx * recent.stride_table + entry];
+  return row_offset(x, page, key % p.recent_group, kv_head);
+}
+
+// The scale of a key's codes; 1 without scales.
+constexpr float scale_of(const Problem& p, const PagedKeys& paged, const ScaleOperand& scale,
+                         const Sequence& sequence, std::int64_t batch_idx, std::int64_t key,
+                         std::int64_t kv_head) {
+  if (scale.data == nullptr) return 1.0f;
+  const Operand x{nullptr, scale.stride_batch, scale.stride_seq, scale.stride_head};
+  return scale.data[batch_idx * scale.stride_sequence +
+                    key_offset(p, paged, x, sequence, batch_idx, key, kv_head)];
 }
 
 }  // namespace headrace

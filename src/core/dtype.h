@@ -52,7 +52,32 @@ inline std::uint16_t f16_from_float(float value) {
   return static_cast<std::uint16_t>(sign | rounded >> 13);
 }
 
-// Element `idx` of a floating tensor.
+// Codes 0x7f and 0xff are NaN; there is no infinity.
+constexpr float float_from_e4m3(std::uint8_t bits) {
+  const std::uint32_t magnitude = bits & 0x7fu;
+  if (magnitude == 0x7fu) return std::bit_cast<float>(0x7fc00000u);
+  const std::uint32_t exponent = magnitude >> 3, mantissa = magnitude & 7u;
+  const float value = exponent == 0 ? static_cast<float>(mantissa) * 0x1p-9f
+                                    : std::bit_cast<float>((exponent + 120) << 23 | mantissa << 20);
+  return (bits & 0x80u) != 0 ? -value : value;
+}
+
+// Values beyond 448 become 448, as there is no infinity; NaN stays NaN.
+constexpr std::uint8_t e4m3_from_float(float value) {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t sign = bits >> 24 & 0x80u, magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return static_cast<std::uint8_t>(sign | 0x7fu);
+  if (magnitude >= 0x43e00000u) return static_cast<std::uint8_t>(sign | 0x7eu);  // 448
+  if (magnitude < 0x3c800000u) {  // below 2^-6: multiples of 2^-9, in the low bits of 2^14 + x
+    const float shifted = std::bit_cast<float>(magnitude) + 0x1p14f;
+    return static_cast<std::uint8_t>(sign | (std::bit_cast<std::uint32_t>(shifted) - 0x46800000u));
+  }
+  const std::uint32_t rounded = magnitude - 0x3c000000u + 0x7ffffu + (magnitude >> 20 & 1u);
+  const std::uint32_t code = rounded >> 20;
+  return static_cast<std::uint8_t>(sign | (code > 0x7eu ? 0x7eu : code));
+}
+
+// Element `idx` of a floating tensor, or code of a quantised one.
 inline double load_as_double(DType dtype, const void* data, std::int64_t idx) {
   switch (dtype) {
     case DType::f32:
@@ -63,6 +88,14 @@ inline double load_as_double(DType dtype, const void* data, std::int64_t idx) {
       return float_from_bf16(static_cast<const std::uint16_t*>(data)[idx]);
     case DType::f64:
       return static_cast<const double*>(data)[idx];
+    case DType::i8:
+      return static_cast<const std::int8_t*>(data)[idx];
+    case DType::f8e4m3:
+      return float_from_e4m3(static_cast<const std::uint8_t*>(data)[idx]);
+    case DType::i4x2: {
+      const std::uint32_t pair = static_cast<const std::uint8_t*>(data)[idx / 2];
+      return static_cast<double>(idx % 2 == 0 ? pair & 15u : pair >> 4) - 8;
+    }
     default:
       return 0;
   }

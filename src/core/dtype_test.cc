@@ -41,6 +41,36 @@ TEST(DType, Bf16RoundsToNearestEven) {
   EXPECT_TRUE(std::isnan(float_from_bf16(bf16_from_float(std::nanf("")))));
 }
 
+TEST(DType, EveryE4m3SurvivesTheRoundTrip) {
+  for (std::uint32_t bits = 0; bits < 256; ++bits) {
+    const auto code = static_cast<std::uint8_t>(bits);
+    const float value = float_from_e4m3(code);
+    EXPECT_EQ(std::isnan(value), (code & 0x7f) == 0x7f);
+    EXPECT_EQ(e4m3_from_float(value) & 0x7f, code & 0x7f) << value;
+    EXPECT_EQ(std::signbit(value), !std::isnan(value) && code >= 0x80);
+  }
+  EXPECT_EQ(float_from_e4m3(0x7e), 448.0f);
+  EXPECT_EQ(float_from_e4m3(0x01), 0x1p-9f);
+  EXPECT_EQ(float_from_e4m3(0x38), 1.0f);
+  EXPECT_TRUE(std::isnan(float_from_e4m3(e4m3_from_float(std::nanf("")))));
+}
+
+TEST(DType, E4m3RoundsToNearestEvenAndSaturates) {
+  for (std::uint32_t bits = 0; bits < 0x7e; ++bits) {
+    const float low = float_from_e4m3(static_cast<std::uint8_t>(bits));
+    const float high = float_from_e4m3(static_cast<std::uint8_t>(bits + 1));
+    const float middle = low + (high - low) / 2;
+    EXPECT_EQ(e4m3_from_float(middle), bits + (bits & 1));
+    EXPECT_EQ(e4m3_from_float(std::nextafter(middle, 0.0f)), bits);
+    EXPECT_EQ(e4m3_from_float(std::nextafter(middle, 1e9f)), bits + 1);
+    EXPECT_EQ(e4m3_from_float(-middle), 0x80u + bits + (bits & 1));
+  }
+  for (const float large : {449.0f, 464.0f, 1e30f, HUGE_VALF}) {
+    EXPECT_EQ(e4m3_from_float(large), 0x7e);
+    EXPECT_EQ(e4m3_from_float(-large), 0xfe);
+  }
+}
+
 TEST(DType, DoubleIsRoundedOnce) {
   // Above a bf16 midpoint by less than a float ulp: double rounding would round down to even.
   std::uint16_t out = 0;

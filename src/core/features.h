@@ -14,6 +14,8 @@ enum class Feature {
   ragged,
   pages,
   seqused_k,
+  codes,
+  recent,
   causal,
   window,
   softcap,
@@ -33,7 +35,7 @@ enum class Feature {
 };
 
 // What a feature changes. Kernels for plain scores have none of `scores` (has_general_scores()).
-enum class FeatureKind { batch, visible_keys, scores, rows, gradients, splits };
+enum class FeatureKind { batch, keys, visible_keys, scores, rows, gradients, splits };
 
 struct FeatureInfo {
   Feature feature;
@@ -48,6 +50,10 @@ inline constexpr FeatureInfo kFeatures[] = {
     {Feature::pages, FeatureKind::batch, "pages", [](const Problem& p) { return has_pages(p); }},
     {Feature::seqused_k, FeatureKind::batch, "seqused_k",
      [](const Problem& p) { return p.has_seqused_k != 0; }},
+    {Feature::codes, FeatureKind::keys, "quantised k and v",
+     [](const Problem& p) { return has_codes(p); }},
+    {Feature::recent, FeatureKind::keys, "recent keys",
+     [](const Problem& p) { return has_recent(p); }},
     {Feature::causal, FeatureKind::visible_keys, "causal",
      [](const Problem& p) { return has_causal(p); }},
     {Feature::window, FeatureKind::visible_keys, "window",

@@ -19,11 +19,25 @@ struct HeadRows {
   std::int64_t stride_token = 0, stride_head = 0;
 };
 
-// [num_pages, page_size, num_kv_heads, head_dim]; f32, f16 or bf16.
+// [num_pages, page_size, num_kv_heads, head_dim]; f32, f16, bf16 or codes.
 struct PageRows {
   void* data = nullptr;
   DType dtype = DType::f32;
   std::int64_t stride_page = 0, stride_slot = 0, stride_head = 0;
+};
+
+// f32 [num_pages, page_size, num_kv_heads], of pages of codes.
+struct ScaleRows {
+  float* data = nullptr;
+  std::int64_t stride_page = 0, stride_slot = 0, stride_head = 0;
+};
+
+// The second place of keys and values, unquantised.
+struct RecentRows {
+  PageRows k, v;                        // pages of `group` slots; null without
+  const std::int64_t* slots = nullptr;  // [num_tokens]; negative: not stored
+  std::int64_t slot_stride = 0;
+  std::int64_t group = 0, num_pages = 0;
 };
 
 // [head_dim]; f32, f16 or bf16. Null: no norm.
@@ -48,6 +62,8 @@ struct KvAppendArgs {
   std::int64_t page_size = 0, num_pages = 0;
   HeadRows q, q_out, k, v;
   PageRows k_pages, v_pages;
+  ScaleRows k_scale, v_scale;  // of codes
+  RecentRows recent;
   const std::int64_t* slot_mapping = nullptr;  // [num_tokens]; negative: not stored
   std::int64_t slot_stride = 0;
   const std::int32_t* positions = nullptr;  // [num_tokens]; null without rotation
@@ -66,10 +82,11 @@ constexpr bool has_angles(const KvAppendArgs& args, std::int64_t position) {
   return args.tables.cos == nullptr || (position >= 0 && position < args.tables.max_positions);
 }
 
-// Element offset of a slot and head; `slot` is below num_pages * page_size and not negative.
-constexpr std::int64_t slot_offset(const KvAppendArgs& args, const PageRows& pages,
-                                   std::int64_t slot, std::int64_t head) {
-  return slot / args.page_size * pages.stride_page + slot % args.page_size * pages.stride_slot +
+// Offset of a slot and head in pages or scales of `page_size` slots; `slot` is one of them.
+template <class Rows>
+constexpr std::int64_t slot_offset(std::int64_t page_size, const Rows& pages, std::int64_t slot,
+                                   std::int64_t head) {
+  return slot / page_size * pages.stride_page + slot % page_size * pages.stride_slot +
          head * pages.stride_head;
 }
 

@@ -25,6 +25,20 @@ constexpr bool has_causal(const Problem& p) { return p.causal != HEADRACE_CAUSAL
 constexpr bool has_softcap(const Problem& p) { return p.softcap > 0; }
 constexpr bool has_dropout(const Problem& p) { return p.dropout_p > 0; }
 constexpr bool has_pages(const Problem& p) { return p.page_size > 0; }
+constexpr DType k_dtype_of(const Problem& p) {
+  return static_cast<DType>(p.k_dtype < 0 ? p.dtype : p.k_dtype);
+}
+constexpr DType v_dtype_of(const Problem& p) {
+  return static_cast<DType>(p.v_dtype < 0 ? p.dtype : p.v_dtype);
+}
+constexpr bool has_codes(const Problem& p) {
+  return k_dtype_of(p) != dtype_of(p) || v_dtype_of(p) != dtype_of(p);
+}
+constexpr bool has_recent(const Problem& p) { return p.recent_group > 0; }
+// Elements of an axis of bytes.
+constexpr std::int64_t elements_of(DType dtype, std::int64_t size) {
+  return dtype == DType::i4x2 ? 2 * size : size;
+}
 // Whether lengths of sequences are tensors of the call.
 constexpr bool has_device_lengths(const Problem& p) { return p.is_ragged || p.has_seqused_k; }
 // Whether the rows of k and v are packed, [total, heads, dim].
@@ -83,6 +97,24 @@ constexpr KeyRange visible_keys(const Window& w, std::int64_t q_idx, std::int64_
 constexpr KeyRange visible_keys(const Problem& p, std::int64_t q_idx, std::int64_t seqlen_q,
                                 std::int64_t seqlen_k) {
   return visible_keys(window_of(p), q_idx, seqlen_q, seqlen_k);
+}
+
+// The form in which a query sees a key, if k and v are codes with recent keys.
+enum class KeyForm { stored, recent };
+
+// The first key that a query at `position`, its diagonal key, sees as a recent one: keys of its own
+// group. Earlier keys are codes.
+constexpr std::int64_t first_recent(const Problem& p, std::int64_t position) {
+  return position < 0 ? 0 : position / p.recent_group * p.recent_group;
+}
+
+// Those of `keys` that a query at `position` sees in this form.
+constexpr KeyRange keys_in_form(const Problem& p, KeyRange keys, std::int64_t position,
+                                KeyForm form) {
+  if (!has_recent(p)) return keys;
+  const std::int64_t first = first_recent(p, position);
+  return form == KeyForm::stored ? KeyRange{keys.begin, std::min(keys.end, first)}
+                                 : KeyRange{std::max(keys.begin, first), keys.end};
 }
 
 }  // namespace headrace

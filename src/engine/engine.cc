@@ -66,6 +66,9 @@ Result<std::unique_ptr<Engine>> Engine::make(const LanguageModel& model,
                                                          .num_pages = o.num_pages,
                                                          .num_host_pages = o.num_host_pages,
                                                          .cache_dtype = o.cache_dtype,
+                                                         .k_dtype = o.k_dtype,
+                                                         .v_dtype = o.v_dtype,
+                                                         .max_sequences = o.max_num_seqs,
                                                          .has_prefix_cache = o.has_prefix_cache});
   if (!runner.ok()) return std::move(runner.failure());
   auto owned = std::make_unique<ModelRunner>(std::move(runner.value()));

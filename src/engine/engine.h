@@ -31,6 +31,7 @@ struct EngineOptions {
   std::int64_t max_num_seqs = 0;      // running sequences; 0: by the device
   std::int64_t max_requests = 1024;   // that have not ended, or whose outputs were not polled
   DType cache_dtype = DType::f16;
+  std::optional<DType> k_dtype = {}, v_dtype = {};  // of codes; empty: cache_dtype
   std::int64_t page_size = 16;
   std::int64_t num_pages = 0;       // 0: those of four sequences of max_tokens
   std::int64_t num_host_pages = 0;  // for preempted sequences; 0: they are computed anew

@@ -11,17 +11,29 @@ namespace {
 // alternating runs, medians of 12: nhd 1.01x with an empty cache and 0.99x behind 2000 tokens, hnd
 // 0.98x and 0.97x.
 constexpr KvLayout kLayout = KvLayout::nhd;
+// The rows of codes are short; those of a head follow each other.
+constexpr KvLayout kCodeLayout = KvLayout::hnd;
+
+// A step writes whole groups, and two groups of each sequence in part; other sequences have one.
+std::int64_t num_recent_pages(const KvShape& shape, const RunnerOptions& options) {
+  if (!shape.has_codes()) return 0;
+  return ceil_div(options.max_batch_tokens, kRecentGroup) + 2 * options.max_sequences;
+}
 
 }  // namespace
 
 Result<ModelRunner> ModelRunner::make(const LanguageModel& model, const RunnerOptions& options) {
   const model::Decoder& decoder = *model.decoder;
+  KvShape shape = decoder.kv_shape(options.cache_dtype);
+  if (options.k_dtype) shape.k_dtype = *options.k_dtype;
+  if (options.v_dtype) shape.v_dtype = *options.v_dtype;
   Result<KvCache> cache =
-      KvCache::make(*model.device, {.shape = decoder.kv_shape(options.cache_dtype),
-                                    .layout = kLayout,
+      KvCache::make(*model.device, {.shape = shape,
+                                    .layout = shape.has_codes() ? kCodeLayout : kLayout,
                                     .page_size = options.page_size,
                                     .num_pages = options.num_pages,
                                     .num_host_pages = options.num_host_pages,
+                                    .num_recent_pages = num_recent_pages(shape, options),
                                     .has_prefix_cache = options.has_prefix_cache});
   if (!cache.ok() && cache.failure().code == ErrorCode::out_of_memory)
     return Failure{ErrorCode::out_of_memory,
@@ -64,6 +76,8 @@ Status ModelRunner::forward(std::span<const Part> parts, float* logits) {
                                   .cu_seqlens_q = cu_seqlens_q_,
                                   .seqused_k = seqused_k_,
                                   .block_table = block_table_,
+                                  .recent_slots = recent_slots_,
+                                  .recent_table = recent_table_,
                                   .logits_rows = logits_rows_,
                                   .max_seqlen_q = max_seqlen_q_,
                                   .max_seqlen_k = max_seqlen_k_},
@@ -109,12 +123,18 @@ Status ModelRunner::fill(std::span<const Part> parts) {
   lengths_.resize(parts.size());
   part_slots_.resize(num_tokens);
   part_tables_.resize(parts.size() * row);
+  const std::int64_t max_recent = max_recent_of(parts);
+  part_recent_slots_.resize(cache_.has_codes() ? num_tokens : 0);
+  part_recent_.resize(parts.size() * static_cast<std::size_t>(max_recent));
   HEADRACE_TRY(cache_.fill_batch({.sequences = sequences_,
                                   .num_tokens = num_tokens_,
                                   .max_pages = max_pages,
                                   .block_table = part_tables_,
                                   .seqused_k = lengths_,
-                                  .slot_mapping = part_slots_}));
+                                  .slot_mapping = part_slots_,
+                                  .max_recent = max_recent,
+                                  .recent_table = part_recent_,
+                                  .recent_slots = part_recent_slots_}));
   order_rows(parts);
 
   tokens_.resize(num_tokens);
@@ -142,7 +162,43 @@ Status ModelRunner::fill(std::span<const Part> parts) {
     block_table_.insert(block_table_.end(), table, table + max_pages);
   }
   max_seqlen_q_ = runs_.front().num_tokens;
+  fill_recent(max_recent);
   return std::nullopt;
+}
+
+// Of any part, with codes.
+std::int64_t ModelRunner::max_recent_of(std::span<const Part> parts) const {
+  std::int64_t most = 0;
+  for (std::size_t i = 0; cache_.has_codes() && i < parts.size(); ++i) {
+    const std::int64_t length = cache_.info(parts[i].sequence).value().length;
+    most = std::max(most, groups_between(length, length + num_tokens_[i]));
+  }
+  return most;
+}
+
+std::int64_t ModelRunner::groups_between(std::int64_t begin, std::int64_t end) {
+  return ceil_div(end, kRecentGroup) - begin / kRecentGroup;
+}
+
+// A run of a part may begin in a later group than the part.
+void ModelRunner::fill_recent(std::int64_t max_recent) {
+  recent_slots_.resize(part_recent_slots_.size());
+  for (std::size_t i = 0; i < part_recent_slots_.size(); ++i)
+    recent_slots_[static_cast<std::size_t>(rows_[i])] = part_recent_slots_[i];
+  std::int64_t width = 0;
+  for (const Run& run : runs_)
+    width = std::max(width, groups_between(run.length - run.num_tokens, run.length));
+  if (!cache_.has_codes()) width = 0;
+  recent_table_.clear();
+  for (const Run& run : runs_) {
+    const std::int64_t part_begin = lengths_[run.part] - num_tokens_[run.part];
+    const std::int64_t run_begin = run.length - run.num_tokens;
+    const std::int64_t skipped = run_begin / kRecentGroup - part_begin / kRecentGroup;
+    const auto pages =
+        part_recent_.begin() + static_cast<std::ptrdiff_t>(run.part) * max_recent + skipped;
+    for (std::int64_t j = 0; j < width; ++j)
+      recent_table_.push_back(skipped + j < max_recent ? pages[j] : 0);
+  }
 }
 
 // The sequences of the batch. A generated token is one of its own, which ends with that token; it

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -16,7 +17,9 @@ struct RunnerOptions {
   std::int64_t page_size = 16;
   std::int64_t num_pages = 0;
   std::int64_t num_host_pages = 0;
-  DType cache_dtype = DType::f16;
+  DType cache_dtype = DType::f16;  // of queries, and of keys and values that are no codes
+  std::optional<DType> k_dtype = {}, v_dtype = {};  // of codes; empty: cache_dtype
+  std::int64_t max_sequences = 1;                   // with codes: of the cache, at once
   // Without a prefix cache freed pages are reused at once, while they are in the CPU's caches.
   bool has_prefix_cache = false;
 };
@@ -57,6 +60,10 @@ class ModelRunner {
         executor_(make_executor(*model.device, model.mode)),
         cache_(std::move(cache)) {}
   Status fill(std::span<const Part> parts);
+  // The groups of a sequence from the one that holds the token behind `begin` to that of the last.
+  static std::int64_t groups_between(std::int64_t begin, std::int64_t end);
+  std::int64_t max_recent_of(std::span<const Part> parts) const;
+  void fill_recent(std::int64_t max_recent);
   void order_rows(std::span<const Part> parts);
   // Where a step writes its logits: to `logits` on the host, else to memory of the device.
   Result<float*> where_to_write(float* logits);
@@ -82,11 +89,12 @@ class ModelRunner {
   // Of the current step, as in Batch.
   std::vector<std::int32_t> tokens_, positions_, cu_seqlens_q_, seqused_k_, block_table_,
       logits_rows_;
-  std::vector<std::int64_t> slot_mapping_;
+  std::vector<std::int64_t> slot_mapping_, recent_slots_;
+  std::vector<std::int32_t> recent_table_;
   std::int64_t max_seqlen_q_ = 0, max_seqlen_k_ = 0;
   // Arguments of KvCache::fill_batch: of the parts.
-  std::vector<std::int64_t> sequences_, part_slots_;
-  std::vector<std::int32_t> num_tokens_, lengths_, part_tables_;
+  std::vector<std::int64_t> sequences_, part_slots_, part_recent_slots_;
+  std::vector<std::int32_t> num_tokens_, lengths_, part_tables_, part_recent_;
 };
 
 }  // namespace headrace::engine

@@ -6,6 +6,13 @@
 #include "base/math.h"
 
 namespace headrace::engine {
+namespace {
+
+// With codes: a recent page each, in both of two groups.
+constexpr std::int64_t kMaxSessionBranches = 32;
+
+}  // namespace
+
 Result<Session> Session::make(const LanguageModel& model, const SessionOptions& options) {
   const model::Decoder& decoder = *model.decoder;
   const model::Config& c = decoder.config;
@@ -30,7 +37,10 @@ Result<Session> Session::make(const LanguageModel& model, const SessionOptions& 
       ModelRunner::make(model, {.max_batch_tokens = batch_tokens,
                                 .page_size = options.page_size,
                                 .num_pages = options.num_pages == 0 ? own_pages : options.num_pages,
-                                .cache_dtype = options.cache_dtype});
+                                .cache_dtype = options.cache_dtype,
+                                .k_dtype = options.k_dtype,
+                                .v_dtype = options.v_dtype,
+                                .max_sequences = kMaxSessionBranches});
   if (!runner.ok()) return std::move(runner.failure());
   Session session(std::move(runner.value()));
   session.max_tokens_ = max_tokens;
@@ -67,37 +77,67 @@ Status Session::check(std::span<const std::int32_t> tokens) const {
 Status Session::append(std::span<const std::int32_t> tokens, float* logits) {
   if (tokens.empty()) return std::nullopt;
   HEADRACE_TRY(check(tokens));
-  if (auto failure = append_all(tokens, logits)) {
-    HEADRACE_TRY(runner_.cache().truncate(sequence_, static_cast<std::int64_t>(tokens_.size())));
+  const std::size_t have = tokens_.size();
+  tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+  if (auto failure = append_all(tokens.size(), logits)) {
+    tokens_.resize(have);
+    HEADRACE_TRY(truncate_cache());
     has_logits_ = false;
     return failure;
   }
-  tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
   has_logits_ = true;
   return std::nullopt;
 }
 
-Status Session::append_all(std::span<const std::int32_t> tokens, float* logits) {
+// Computes the tokens that the cache lacks: the last num_new, whose logits may be wanted, and
+// others behind a truncation.
+Status Session::append_all(std::size_t num_new, float* logits) {
   const auto vocab_size = static_cast<std::size_t>(decoder().config.vocab_size);
   const auto batch = static_cast<std::size_t>(batch_tokens_);
-  // All slots first: if pages are missing, nothing is computed.
-  HEADRACE_TRY(
-      runner_.cache().reserve(sequence_, static_cast<std::int64_t>(tokens.size()), nullptr));
-  for (std::size_t begin = 0; begin < tokens.size(); begin += batch) {
-    const auto part = tokens.subspan(begin, std::min(batch, tokens.size() - begin));
-    const bool is_last = begin + part.size() == tokens.size();
-    const bool wants_all = logits != nullptr;
+  const std::size_t first_new = tokens_.size() - num_new;
+  const auto cached = static_cast<std::size_t>(runner_.cache().info(sequence_).value().length);
+  HEADRACE_TRY(reserve(static_cast<std::int64_t>(tokens_.size() - cached)));
+  for (std::size_t begin = cached; begin < tokens_.size(); begin += batch) {
+    const std::size_t end = std::min(begin + batch, tokens_.size());
+    const bool is_last = end == tokens_.size();
+    const std::size_t num_wanted = end - std::clamp(first_new, begin, end);
     const ModelRunner::Part step{
         .sequence = sequence_,
-        .tokens = part,
-        .num_logits = wants_all ? static_cast<std::int64_t>(part.size()) : is_last};
-    HEADRACE_TRY(
-        runner_.step({&step, 1}, wants_all ? logits + begin * vocab_size : logits_.as<float>()));
+        .tokens = std::span(tokens_).subspan(begin, end - begin),
+        .num_logits = logits != nullptr ? static_cast<std::int64_t>(num_wanted) : is_last};
+    float* to = logits_.as<float>();
+    if (logits != nullptr && num_wanted > 0)
+      to = logits + (end - num_wanted - first_new) * vocab_size;
+    HEADRACE_TRY(runner_.step({&step, 1}, to));
   }
   if (logits != nullptr)
-    std::memcpy(logits_.data(), logits + (tokens.size() - 1) * vocab_size,
-                vocab_size * sizeof(float));
+    std::memcpy(logits_.data(), logits + (num_new - 1) * vocab_size, vocab_size * sizeof(float));
   return std::nullopt;
+}
+
+// All slots first: if pages are missing, nothing is computed. Recent pages are those of a step.
+Status Session::reserve(std::int64_t num_tokens) {
+  KvCache& cache = runner_.cache();
+  if (!cache.has_codes()) return cache.reserve(sequence_, num_tokens, nullptr);
+  const KvSequenceInfo info = cache.info(sequence_).value();
+  const std::int64_t num_pages =
+      ceil_div(info.length + num_tokens, cache.options().page_size) - info.num_pages;
+  if (num_pages <= cache.allocator().num_free()) return std::nullopt;
+  return Failure{ErrorCode::out_of_memory,
+                 format_text("num_tokens={}: {} pages are needed and {} are free; create the "
+                             "session with more num_pages",
+                             num_tokens, num_pages, cache.allocator().num_free())};
+}
+
+// The cache keeps no more than tokens_. Of codes, the tokens of a group that is no longer there
+// unquantised are computed again by the next append.
+Status Session::truncate_cache() {
+  KvCache& cache = runner_.cache();
+  const auto length = static_cast<std::int64_t>(tokens_.size());
+  const std::int64_t cached = cache.info(sequence_).value().length;
+  if (cached < length) return std::nullopt;
+  const bool is_gone = cache.has_codes() && length / kRecentGroup != cached / kRecentGroup;
+  return cache.truncate(sequence_, is_gone ? length / kRecentGroup * kRecentGroup : length);
 }
 
 Status Session::truncate(std::int64_t length) {
@@ -106,8 +146,8 @@ Status Session::truncate(std::int64_t length) {
     return invalid_argument("length={}: the session holds {} tokens; pass 0 to {}", length, have,
                             have);
   if (length == have) return std::nullopt;
-  HEADRACE_TRY(runner_.cache().truncate(sequence_, length));
   tokens_.resize(static_cast<std::size_t>(length));
+  HEADRACE_TRY(truncate_cache());
   has_logits_ = false;
   return std::nullopt;
 }

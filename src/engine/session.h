@@ -1,6 +1,7 @@
 // One sequence: its cached tokens and the logits of the last one. A facade over a model runner.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -12,8 +13,9 @@ struct SessionOptions {
   std::int64_t max_tokens = 0;    // context length; 0: the model's
   std::int64_t batch_tokens = 0;  // of a prompt per step (chunked prefill); 0: by the device
   DType cache_dtype = DType::f16;
-  std::int64_t page_size = 16;  // tokens per page of the KV cache
-  std::int64_t num_pages = 0;   // of the KV cache; 0: those of one sequence of max_tokens
+  std::optional<DType> k_dtype = {}, v_dtype = {};  // of codes; empty: cache_dtype
+  std::int64_t page_size = 16;                      // tokens per page of the KV cache
+  std::int64_t num_pages = 0;  // of the KV cache; 0: those of one sequence of max_tokens
 };
 
 // The model must have weights and outlive the session.
@@ -40,11 +42,13 @@ class Session {
  private:
   explicit Session(ModelRunner runner) : runner_(std::move(runner)) {}
   Status check(std::span<const std::int32_t> tokens) const;
-  Status append_all(std::span<const std::int32_t> tokens, float* logits);
+  Status append_all(std::size_t num_new, float* logits);
+  Status reserve(std::int64_t num_tokens);
+  Status truncate_cache();
 
   ModelRunner runner_;
   std::int64_t sequence_ = 0;
-  std::vector<std::int32_t> tokens_;
+  std::vector<std::int32_t> tokens_;  // the cache may lack the last ones of them
   std::int64_t max_tokens_ = 0, batch_tokens_ = 0;
   Buffer logits_;  // float [vocab_size], in memory of the host
   bool has_logits_ = false;

@@ -207,6 +207,43 @@ TEST(Session, PagesFollowTheTokens) {
   }
 }
 
+// Of codes, a cut within an older group leaves tokens that the next append computes again.
+TEST(Session, TruncatesCodesAnywhere) {
+  const Golden golden = read_goldens().front();
+  const LanguageModel model = load(golden.file, MatmulMode::normal);
+  const auto logits_of = [&](const Session& session) {
+    return std::vector<float>(session.logits(),
+                              session.logits() + model.decoder->config.vocab_size);
+  };
+  for (const DType codes : {DType::i8, DType::f8e4m3, DType::i4x2}) {
+    const auto make = [&] {
+      return std::move(
+          Session::make(
+              model,
+              {.max_tokens = 64, .cache_dtype = DType::f32, .k_dtype = codes, .v_dtype = codes})
+              .value());
+    };
+    const std::int32_t next = golden.tokens.front();
+    Session session = make();
+    for (const std::int32_t token : golden.tokens)
+      ASSERT_FALSE(session.append({&token, 1}, nullptr));
+    for (const std::int64_t kept : {31, 25, 16, 15, 3, 0}) {
+      ASSERT_FALSE(session.truncate(kept));
+      EXPECT_EQ(std::ssize(session.tokens()), kept);
+      std::vector<float> all(static_cast<std::size_t>(model.decoder->config.vocab_size));
+      ASSERT_FALSE(session.append({&next, 1}, all.data()));
+      Session fresh = make();
+      for (std::int64_t i = 0; i < kept; ++i)
+        ASSERT_FALSE(fresh.append({&golden.tokens[static_cast<std::size_t>(i)], 1}, nullptr));
+      ASSERT_FALSE(fresh.append({&next, 1}, nullptr));
+      const std::vector<float> expected = logits_of(fresh), got = logits_of(session);
+      EXPECT_EQ(all, got);
+      for (std::size_t i = 0; i < got.size(); ++i)
+        ASSERT_NEAR(got[i], expected[i], 1e-4) << dtype_name(codes) << ' ' << kept << ' ' << i;
+    }
+  }
+}
+
 TEST(Session, SizesAreChecked) {
   const LanguageModel model = load(read_goldens().front().file, MatmulMode::normal);
   for (const SessionOptions& options :

@@ -16,14 +16,21 @@ struct Batch {
   std::span<const std::int32_t> cu_seqlens_q;  // [num_seqs + 1]
   std::span<const std::int32_t> seqused_k;     // [num_seqs], including the tokens of this step
   std::span<const std::int32_t> block_table;   // [num_seqs, max_pages], page numbers
-  std::span<const std::int32_t> logits_rows;   // rows whose logits are computed; may be empty
-  std::int64_t max_seqlen_q = 0;               // most tokens of one sequence in this step
-  std::int64_t max_seqlen_k = 0;               // largest seqused_k
+  // Of a cache of codes, in its recent pages: slots of the tokens, and of each sequence the pages
+  // from the group of its first token in this step. Empty without.
+  std::span<const std::int64_t> recent_slots = {};  // [num_tokens]
+  std::span<const std::int32_t> recent_table = {};  // [num_seqs, max_recent]
+  std::span<const std::int32_t> logits_rows;        // rows whose logits are computed; may be empty
+  std::int64_t max_seqlen_q = 0;                    // most tokens of one sequence in this step
+  std::int64_t max_seqlen_k = 0;                    // largest seqused_k
 
   std::int64_t num_tokens() const { return static_cast<std::int64_t>(tokens.size()); }
   std::int64_t num_seqs() const { return static_cast<std::int64_t>(seqused_k.size()); }
   std::int64_t max_pages() const {
     return static_cast<std::int64_t>(block_table.size()) / num_seqs();
+  }
+  std::int64_t max_recent() const {
+    return static_cast<std::int64_t>(recent_table.size()) / num_seqs();
   }
 };
 

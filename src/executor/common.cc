@@ -27,9 +27,34 @@ namespace {
 
 // Strides of q, k, v and out are multiples of the head dims.
 std::int32_t alignment_of(const KvShape& shape) {
-  const auto bytes = static_cast<std::int64_t>(dtype_bytes(shape.dtype));
-  const std::int64_t bits = kWholeAlignment | shape.head_dim * bytes | shape.head_dim_v * bytes;
+  const auto row_bytes = [](DType dtype, std::int64_t dim) {
+    const auto bytes = static_cast<std::int64_t>(dtype_bytes(dtype));
+    return dtype == DType::i4x2 ? dim / 2 : dim * bytes;
+  };
+  const std::int64_t bits = kWholeAlignment | row_bytes(shape.dtype, shape.head_dim) |
+                            row_bytes(shape.dtype, shape.head_dim_v) |
+                            row_bytes(shape.k_dtype, shape.head_dim) |
+                            row_bytes(shape.v_dtype, shape.head_dim_v);
   return static_cast<std::int32_t>(bits & -bits);
+}
+
+constexpr std::int32_t scaling_of(const KvShape& shape, DType dtype) {
+  return dtype == shape.dtype ? HEADRACE_SCALING_NONE : HEADRACE_SCALING_PER_KEY;
+}
+
+PageRows page_rows(const Operand& pages, DType dtype) {
+  return {.data = pages.data,
+          .dtype = dtype,
+          .stride_page = pages.stride_batch,
+          .stride_slot = pages.stride_seq,
+          .stride_head = pages.stride_head};
+}
+
+ScaleRows scale_rows(const ScaleOperand& scale) {
+  return {.data = const_cast<float*>(scale.data),
+          .stride_page = scale.stride_batch,
+          .stride_slot = scale.stride_seq,
+          .stride_head = scale.stride_head};
 }
 
 }  // namespace
@@ -39,7 +64,8 @@ StepSize size_of(const Batch& batch) {
           .num_seqs = batch.num_seqs(),
           .max_seqlen_q = batch.max_seqlen_q,
           .max_seqlen_k = batch.max_seqlen_k,
-          .max_pages = batch.max_pages()};
+          .max_pages = batch.max_pages(),
+          .max_recent = batch.max_recent()};
 }
 
 Status plan_step(const StepSize& size, std::int32_t num_splits, const KvView& kv,
@@ -59,6 +85,13 @@ Status plan_step(const StepSize& size, std::int32_t num_splits, const KvView& kv
   problem.head_dim = kv.shape.head_dim;
   problem.head_dim_v = kv.shape.head_dim_v;
   problem.dtype = static_cast<std::int32_t>(kv.shape.dtype);
+  problem.k_dtype = static_cast<std::int32_t>(kv.shape.k_dtype);
+  problem.v_dtype = static_cast<std::int32_t>(kv.shape.v_dtype);
+  problem.k_scaling = scaling_of(kv.shape, kv.shape.k_dtype);
+  problem.v_scaling = scaling_of(kv.shape, kv.shape.v_dtype);
+  problem.recent_group = kv.recent.page_size;
+  problem.num_recent_pages = kv.recent.num_pages;
+  problem.max_recent = kv.shape.has_codes() ? size.max_recent : 0;
   problem.causal = HEADRACE_CAUSAL_BOTTOM_RIGHT;
   problem.num_splits = num_splits;
   problem.alignment = alignment_of(kv.shape);
@@ -67,6 +100,64 @@ Status plan_step(const StepSize& size, std::int32_t num_splits, const KvView& kv
   if (!planned.ok()) return std::move(planned.failure());
   plan = std::move(planned.value());
   return std::nullopt;
+}
+
+KvAppendArgs append_args(const KvView& kv, const AttentionSpec& spec, std::int64_t layer,
+                         const Rows& qkv, const Rows& q) {
+  const KvShape& shape = kv.shape;
+  const auto heads = [&](std::int64_t first, std::int64_t head_dim) {
+    return HeadRows{.data = static_cast<std::byte*>(qkv.data) + bytes_of(first, 1, qkv.dtype),
+                    .dtype = qkv.dtype,
+                    .stride_token = qkv.width,
+                    .stride_head = head_dim};
+  };
+  const std::int64_t first_k = spec.num_heads * shape.head_dim,
+                     first_v = first_k + shape.num_kv_heads * shape.head_dim;
+  KvAppendArgs append;
+  append.num_tokens = qkv.num_rows;
+  append.num_heads = spec.num_heads;
+  append.num_kv_heads = shape.num_kv_heads;
+  append.head_dim = shape.head_dim;
+  append.head_dim_v = shape.head_dim_v;
+  append.page_size = kv.page_size;
+  append.num_pages = kv.num_pages;
+  append.q = heads(0, shape.head_dim);
+  append.q_out = {
+      .data = q.data, .dtype = q.dtype, .stride_token = q.width, .stride_head = shape.head_dim};
+  append.k = heads(first_k, shape.head_dim);
+  append.v = heads(first_v, shape.head_dim_v);
+  append.k_pages = page_rows(layer_of(kv, kv.k, layer), shape.k_dtype);
+  append.v_pages = page_rows(layer_of(kv, kv.v, layer), shape.v_dtype);
+  append.layout = spec.rope_layout;
+  if (!shape.has_codes()) return append;
+  const KvOperands& recent = kv.recent;
+  append.k_scale = scale_rows(layer_of(kv.k_scale, kv.layer_bytes, layer));
+  append.v_scale = scale_rows(layer_of(kv.v_scale, kv.layer_bytes, layer));
+  append.recent = {.k = page_rows(layer_of(recent.k, recent.layer_bytes, layer), shape.dtype),
+                   .v = page_rows(layer_of(recent.v, recent.layer_bytes, layer), shape.dtype),
+                   .slots = nullptr,
+                   .slot_stride = 1,
+                   .group = recent.page_size,
+                   .num_pages = recent.num_pages};
+  return append;
+}
+
+AttentionArgs attention_args(const KvView& kv, std::int64_t layer, const Rows& q, void* out,
+                             std::int64_t out_width) {
+  const KvShape& shape = kv.shape;
+  AttentionArgs args;
+  args.q = {
+      .data = q.data, .stride_batch = 0, .stride_seq = q.width, .stride_head = shape.head_dim};
+  args.k = layer_of(kv, kv.k, layer);
+  args.v = layer_of(kv, kv.v, layer);
+  args.out = {
+      .data = out, .stride_batch = 0, .stride_seq = out_width, .stride_head = shape.head_dim_v};
+  if (!shape.has_codes()) return args;
+  args.k_scale = layer_of(kv.k_scale, kv.layer_bytes, layer);
+  args.v_scale = layer_of(kv.v_scale, kv.layer_bytes, layer);
+  args.recent.k = layer_of(kv.recent.k, kv.recent.layer_bytes, layer);
+  args.recent.v = layer_of(kv.recent.v, kv.recent.layer_bytes, layer);
+  return args;
 }
 
 }  // namespace headrace

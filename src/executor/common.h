@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "core/kv_append_args.h"
 #include "core/plan.h"
 #include "executor/executor.h"
 
@@ -28,7 +29,7 @@ class Activations {
 
 // What launches depend on; the lengths are upper bounds.
 struct StepSize {
-  std::int64_t num_tokens, num_seqs, max_seqlen_q, max_seqlen_k, max_pages;
+  std::int64_t num_tokens, num_seqs, max_seqlen_q, max_seqlen_k, max_pages, max_recent;
   bool operator==(const StepSize&) const = default;
 };
 StepSize size_of(const Batch& batch);
@@ -36,6 +37,13 @@ StepSize size_of(const Batch& batch);
 // The attention of every layer of a step. num_splits: as in Problem.
 Status plan_step(const StepSize& size, std::int32_t num_splits, const KvView& kv,
                  const AttentionSpec& spec, const DeviceInfo& device, Plan& plan);
+
+// The operands of a layer's append, but for slots, positions and the tables of angles.
+KvAppendArgs append_args(const KvView& kv, const AttentionSpec& spec, std::int64_t layer,
+                         const Rows& qkv, const Rows& q);
+// The operands of a layer's attention, but for the lengths and tables of the sequences.
+AttentionArgs attention_args(const KvView& kv, std::int64_t layer, const Rows& q, void* out,
+                             std::int64_t out_width);
 
 std::unique_ptr<Executor> make_cpu_executor(Device& device, MatmulMode mode);
 std::unique_ptr<Executor> make_cuda_executor(Device& device);

@@ -1,9 +1,11 @@
 // The CPU executor. Activations are f32; queries and attention outputs have the dtype of the cache.
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "attention/forward.h"
 #include "backends/cpu/elementwise/elementwise.h"
+#include "backends/cpu/elementwise/kv_append.h"
 #include "backends/cpu/gemm/gemm.h"
 #include "backends/cpu/thread_pool.h"
 #include "base/math.h"
@@ -41,29 +43,11 @@ class CpuExecutor final : public Executor {
   Status end_step() override { return std::nullopt; }
 
  private:
-  // Input and output of RoPE; rot_dim 0 copies.
-  struct HeadRows {
-    const float* x;  // of the first token
-    Operand out;
-    std::int64_t num_heads, head_dim, rot_dim;
-  };
-
   template <class Body>
   Status for_rows(std::int64_t num_rows, Body body);
   Status compute_rope_angles();
-  void rotate(const HeadRows& heads, std::int64_t x_stride, std::int64_t first_token,
-              std::int64_t num_tokens) const;
-  // Tokens [token, end) whose slots follow each other in one page.
-  cpu::RowRange page_run(std::int64_t token, std::int64_t end) const;
-  // `pages` of a layer, with the slot of a token as its first row.
-  Operand at_slot_of(std::int64_t token, const Operand& pages) const;
-  void append(const Rows& qkv, std::int64_t layer, cpu::RowRange tokens) const;
-
   std::int64_t rot_dim() const {
     return 2 * static_cast<std::int64_t>(spec_->rope_frequencies.bytes() / sizeof(double));
-  }
-  std::int64_t slot_of(std::int64_t token) const {
-    return batch_->slot_mapping[static_cast<std::size_t>(token)];
   }
 
   Device& device_;
@@ -71,7 +55,8 @@ class CpuExecutor final : public Executor {
   const cpu::ElementwiseOps& ops_;
 
   Activations activations_;
-  Buffer cos_, sin_;          // float [num_tokens, rot_dim / 2]
+  Buffer cos_, sin_;                         // float [num_tokens, rot_dim / 2]
+  std::vector<std::int32_t> token_indices_;  // 0, 1, ...: positions in cos_ and sin_
   Buffer attn_out_;           // [num_tokens, num_heads * head_dim_v] in the cache's dtype
   Buffer activation_groups_;  // scratch of cpu::multiply
   Buffer workspace_;          // of the attention plan
@@ -116,6 +101,8 @@ Status CpuExecutor::begin_step(const Batch& batch, const KvView& kv, const Atten
 
 Status CpuExecutor::compute_rope_angles() {
   const std::int64_t half = rot_dim() / 2, num_tokens = batch_->num_tokens();
+  for (auto i = token_indices_.size(); i < batch_->tokens.size(); ++i)
+    token_indices_.push_back(static_cast<std::int32_t>(i));
   HEADRACE_TRY(grow(device_, cos_, bytes_of(num_tokens, half, DType::f32)));
   HEADRACE_TRY(grow(device_, sin_, bytes_of(num_tokens, half, DType::f32)));
   const std::span<const double> frequencies(spec_->rope_frequencies.as<const double>(),
@@ -170,99 +157,35 @@ Status CpuExecutor::linear(const Linear& call) {
                        device_.info().num_units, activation_groups_.data());
 }
 
-void CpuExecutor::rotate(const HeadRows& heads, std::int64_t x_stride, std::int64_t first_token,
-                         std::int64_t num_tokens) const {
-  const std::int64_t offset = first_token * (rot_dim() / 2);
-  ops_.rope({.x = heads.x,
-             .x_stride = x_stride,
-             .x_head_stride = heads.head_dim,
-             .out = heads.out.data,
-             .out_dtype = kv_.shape.dtype,
-             .out_stride = heads.out.stride_seq,
-             .out_head_stride = heads.out.stride_head,
-             .num_heads = heads.num_heads,
-             .head_dim = heads.head_dim,
-             .rot_dim = heads.rot_dim,
-             .layout = spec_->rope_layout,
-             .cos = cos_.as<const float>() + offset,
-             .sin = sin_.as<const float>() + offset},
-            {0, num_tokens});
-}
-
-cpu::RowRange CpuExecutor::page_run(std::int64_t token, std::int64_t end) const {
-  const std::int64_t room = kv_.page_size - slot_of(token) % kv_.page_size;
-  std::int64_t last = token + 1;
-  while (last < std::min(end, token + room) && slot_of(last) == slot_of(last - 1) + 1) ++last;
-  return {token, last};
-}
-
-Operand CpuExecutor::at_slot_of(std::int64_t token, const Operand& pages) const {
-  const std::int64_t slot = slot_of(token);
-  const std::int64_t elements = row_offset(pages, slot / kv_.page_size, slot % kv_.page_size, 0);
-  Operand operand = pages;
-  operand.data = static_cast<std::byte*>(pages.data) + bytes_of(elements, 1, kv_.shape.dtype);
-  return operand;
-}
-
-// Appends K and V of tokens.
-void CpuExecutor::append(const Rows& qkv, std::int64_t layer, cpu::RowRange tokens) const {
-  const KvShape& shape = kv_.shape;
-  const Operand k_pages = layer_of(kv_, kv_.k, layer), v_pages = layer_of(kv_, kv_.v, layer);
-  for (cpu::RowRange run{}; tokens.first < tokens.last; tokens.first = run.last) {
-    run = page_run(tokens.first, tokens.last);
-    const float* k = floats(qkv) + run.first * qkv.width + spec_->num_heads * shape.head_dim;
-    rotate({.x = k,
-            .out = at_slot_of(run.first, k_pages),
-            .num_heads = shape.num_kv_heads,
-            .head_dim = shape.head_dim,
-            .rot_dim = rot_dim()},
-           qkv.width, run.first, run.last - run.first);
-    rotate({.x = k + shape.num_kv_heads * shape.head_dim,
-            .out = at_slot_of(run.first, v_pages),
-            .num_heads = shape.num_kv_heads,
-            .head_dim = shape.head_dim_v,
-            .rot_dim = 0},
-           qkv.width, run.first, run.last - run.first);
-  }
-}
-
 Status CpuExecutor::rope_append(const Rows& qkv, std::int64_t layer, const Rows& q) {
-  const std::int64_t head_dim = kv_.shape.head_dim;
-  return for_rows(qkv.num_rows, [&](cpu::RowRange rows) {
-    rotate(
-        {.x = floats(qkv) + rows.first * qkv.width,
-         .out = {.data = static_cast<std::byte*>(q.data) + bytes_of(rows.first, q.width, q.dtype),
-                 .stride_batch = 0,
-                 .stride_seq = q.width,
-                 .stride_head = head_dim},
-         .num_heads = spec_->num_heads,
-         .head_dim = head_dim,
-         .rot_dim = rot_dim()},
-        qkv.width, rows.first, rows.last - rows.first);
-    append(qkv, layer, rows);
-  });
+  KvAppendArgs append = append_args(kv_, *spec_, layer, qkv, q);
+  append.slot_mapping = batch_->slot_mapping.data();
+  append.slot_stride = 1;
+  if (kv_.shape.has_codes()) append.recent.slots = batch_->recent_slots.data();
+  append.positions = token_indices_.data();  // rows of cos_ and sin_
+  append.position_stride = 1;
+  append.rot_dim = rot_dim();
+  append.tables = {.cos = cos_.data(),
+                   .sin = sin_.data(),
+                   .cos_stride = rot_dim() / 2,
+                   .sin_stride = rot_dim() / 2,
+                   .max_positions = qkv.num_rows};
+  return cpu::kv_append(append, device_.info());
 }
 
 Status CpuExecutor::attention(const Rows& q, std::int64_t layer, const Rows& out) {
-  const KvShape& shape = kv_.shape;
-  AttentionArgs args;
-  args.q = {
-      .data = q.data, .stride_batch = 0, .stride_seq = q.width, .stride_head = shape.head_dim};
-  args.k = layer_of(kv_, kv_.k, layer);
-  args.v = layer_of(kv_, kv_.v, layer);
-  args.out = {.data = attn_out_.data(),
-              .stride_batch = 0,
-              .stride_seq = out.width,
-              .stride_head = shape.head_dim_v};
+  AttentionArgs args = attention_args(kv_, layer, q, attn_out_.data(), out.width);
   args.ragged.cu_seqlens_q = batch_->cu_seqlens_q.data();
   args.paged = {.block_table = batch_->block_table.data(),
                 .stride_batch = batch_->max_pages(),
                 .seqused_k = batch_->seqused_k.data(),
                 .seqused_stride = 1};
+  args.recent.table = batch_->recent_table.data();
+  args.recent.stride_table = batch_->max_recent();
   HEADRACE_TRY(run(plan_, args, {workspace_.data(), workspace_.bytes()}, nullptr));
   return for_rows(out.num_rows, [&](cpu::RowRange rows) {
     ops_.widen({.x = attn_out_.data(),
-                .x_dtype = shape.dtype,
+                .x_dtype = kv_.shape.dtype,
                 .x_stride = out.width,
                 .width = out.width,
                 .out = floats(out),

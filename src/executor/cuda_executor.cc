@@ -41,10 +41,6 @@ std::int64_t num_prefills(const Batch& batch, std::int64_t heads_per_group) {
   return s;
 }
 
-std::byte* element(void* data, std::int64_t idx, DType dtype) {
-  return static_cast<std::byte*>(data) + bytes_of(idx, 1, dtype);
-}
-
 // A weight type's rows as bf16.
 std::vector<std::uint16_t> bf16_rows(WeightType format, std::int64_t rows, std::int64_t columns,
                                      const std::byte* blocks) {
@@ -143,7 +139,8 @@ class CudaExecutor final : public Executor {
   struct Arrays {                       // of the batch, in device memory
     const std::int64_t* slot_mapping;
     const std::int32_t *tokens, *positions, *cu_seqlens_q, *seqused_k, *block_table, *logits_rows,
-        *token_indices;
+        *token_indices, *recent_table;
+    const std::int64_t* recent_slots;
   } on_device_{};
 
   cuda_step::Graphs graphs_;
@@ -195,10 +192,13 @@ Status CudaExecutor::begin_step(const Batch& batch, const KvView& kv, const Atte
                  .window = spec.window,
                  .page_size = kv.page_size,
                  .num_pages = kv.num_pages,
-                 .stride_layer = kv.stride_layer,
+                 .layer_bytes = kv.layer_bytes,
                  .cache_dtype = kv.shape.dtype,
+                 .k_dtype = kv.shape.k_dtype,
+                 .v_dtype = kv.shape.v_dtype,
                  .k = kv.k.data,
                  .v = kv.v.data,
+                 .recent = kv.recent.k.data,
                  .arrays = arrays_.data(),
                  .attn_out = attn_out_.data(),
                  .workspace = workspace_.data(),
@@ -238,10 +238,11 @@ Status CudaExecutor::upload_batch(std::int64_t max_pages) {
     token_indices_.push_back(static_cast<std::int32_t>(i));
   token_indices_.resize(batch_->tokens.size());
   const std::span<const std::byte> arrays[] = {
-      std::as_bytes(batch_->slot_mapping),     std::as_bytes(batch_->tokens),
-      std::as_bytes(batch_->positions),        std::as_bytes(batch_->cu_seqlens_q),
-      std::as_bytes(batch_->seqused_k),        std::as_bytes(batch_->logits_rows),
-      std::as_bytes(std::span(token_indices_))};
+      std::as_bytes(batch_->slot_mapping),      std::as_bytes(batch_->tokens),
+      std::as_bytes(batch_->positions),         std::as_bytes(batch_->cu_seqlens_q),
+      std::as_bytes(batch_->seqused_k),         std::as_bytes(batch_->logits_rows),
+      std::as_bytes(std::span(token_indices_)), std::as_bytes(batch_->recent_slots),
+      std::as_bytes(batch_->recent_table)};
   constexpr std::size_t kCount = std::size(arrays);  // and the block table behind them
   std::size_t offsets[kCount + 1] = {};
   for (std::size_t i = 0; i < kCount; ++i)
@@ -272,9 +273,11 @@ Status CudaExecutor::upload_batch(std::int64_t max_pages) {
                 .positions = ints(2),
                 .cu_seqlens_q = ints(3),
                 .seqused_k = ints(4),
-                .block_table = ints(7),
+                .block_table = ints(kCount),
                 .logits_rows = ints(5),
-                .token_indices = ints(6)};
+                .token_indices = ints(6),
+                .recent_table = ints(8),
+                .recent_slots = reinterpret_cast<const std::int64_t*>(arrays_.data() + offsets[7])};
   const ByteCopy copy{.from = staging_.data(), .to = arrays_.data(), .bytes = bytes};
   return device_.copy({&copy, 1}, stream_.get());
 }
@@ -402,44 +405,13 @@ Status CudaExecutor::enqueue(const cuda_step::Multiply& call) {
 }
 
 Status CudaExecutor::enqueue(const cuda_step::Append& call) {
-  const KvShape& shape = kv_.shape;
   const auto& [qkv, layer, q] = call;
-  const auto heads = [&](std::int64_t first, std::int64_t head_dim) {
-    return HeadRows{.data = element(qkv.data, first, qkv.dtype),
-                    .dtype = qkv.dtype,
-                    .stride_token = qkv.width,
-                    .stride_head = head_dim};
-  };
-  const auto pages = [&](const Operand& k_or_v) {
-    const Operand operand = layer_of(kv_, k_or_v, layer);
-    return PageRows{.data = operand.data,
-                    .dtype = shape.dtype,
-                    .stride_page = operand.stride_batch,
-                    .stride_slot = operand.stride_seq,
-                    .stride_head = operand.stride_head};
-  };
-  const std::int64_t first_k = spec_->num_heads * shape.head_dim,
-                     first_v = first_k + shape.num_kv_heads * shape.head_dim;
-  KvAppendArgs append;
-  append.num_tokens = qkv.num_rows;
-  append.num_heads = spec_->num_heads;
-  append.num_kv_heads = shape.num_kv_heads;
-  append.head_dim = shape.head_dim;
-  append.head_dim_v = shape.head_dim_v;
-  append.page_size = kv_.page_size;
-  append.num_pages = kv_.num_pages;
-  append.q = heads(0, shape.head_dim);
-  append.q_out = {
-      .data = q.data, .dtype = q.dtype, .stride_token = q.width, .stride_head = shape.head_dim};
-  append.k = heads(first_k, shape.head_dim);
-  append.v = heads(first_v, shape.head_dim_v);
-  append.k_pages = pages(kv_.k);
-  append.v_pages = pages(kv_.v);
+  KvAppendArgs append = append_args(kv_, *spec_, layer, qkv, q);
   append.slot_mapping = on_device_.slot_mapping;
   append.slot_stride = 1;
+  if (kv_.shape.has_codes()) append.recent.slots = on_device_.recent_slots;
   append.positions = on_device_.token_indices;
   append.position_stride = 1;
-  append.layout = spec_->rope_layout;
   append.rot_dim = 2 * num_pairs();
   append.tables = {.cos = angles_.data(),
                    .sin = angles_.as<float>() + qkv.num_rows * num_pairs(),
@@ -453,15 +425,7 @@ Status CudaExecutor::enqueue(const cuda_step::Attend& call) {
   const KvShape& shape = kv_.shape;
   const auto& [q, layer, out] = call;
   void* attn_out = shape.dtype == kDType ? out.data : attn_out_.data();
-  AttentionArgs args;
-  args.q = {
-      .data = q.data, .stride_batch = 0, .stride_seq = q.width, .stride_head = shape.head_dim};
-  args.k = layer_of(kv_, kv_.k, layer);
-  args.v = layer_of(kv_, kv_.v, layer);
-  args.out = {.data = attn_out,
-              .stride_batch = 0,
-              .stride_seq = out.width,
-              .stride_head = shape.head_dim_v};
+  AttentionArgs args = attention_args(kv_, layer, q, attn_out, out.width);
   for (const Attention& attend : attends_) {
     if (attend.size.num_seqs == 0) continue;
     args.ragged.cu_seqlens_q = on_device_.cu_seqlens_q + attend.first_seq;
@@ -469,6 +433,8 @@ Status CudaExecutor::enqueue(const cuda_step::Attend& call) {
                   .stride_batch = max_pages_,
                   .seqused_k = on_device_.seqused_k + attend.first_seq,
                   .seqused_stride = 1};
+    args.recent.table = on_device_.recent_table + attend.first_seq * batch_->max_recent();
+    args.recent.stride_table = batch_->max_recent();
     HEADRACE_TRY(run(attend.plan, args,
                      {workspace_.data() + attend.workspace, attend.plan.schedule.workspace_bytes},
                      stream_.get()));

@@ -64,9 +64,9 @@ using Operator = std::variant<Angles, Embed, Gather, Norm, Multiply, Append, Att
 // What the launches of a step depend on beside its operators.
 struct Shape {
   StepSize prefill, decode;  // of their sequences
-  std::int64_t num_logits, num_heads, window, page_size, num_pages, stride_layer;
-  DType cache_dtype;
-  const void *k, *v, *arrays, *attn_out, *workspace, *angles, *frequencies;
+  std::int64_t num_logits, num_heads, window, page_size, num_pages, layer_bytes;
+  DType cache_dtype, k_dtype, v_dtype;
+  const void *k, *v, *recent, *arrays, *attn_out, *workspace, *angles, *frequencies;
   bool operator==(const Shape&) const = default;
 };
 

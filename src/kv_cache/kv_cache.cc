@@ -79,6 +79,7 @@ Result<std::int64_t> KvCache::fork(std::int64_t sequence) {
   const std::int64_t id = last_sequence_ + 1;
   const Sequence& fork = sequences_.emplace(id, Sequence(parent)).first->second;
   for (const std::int32_t page : fork.block_table) allocator_.share(page);
+  for (const std::int32_t page : fork.recent_table) recent_allocator_.share(page);
   last_sequence_ = id;
   return id;
 }
@@ -105,8 +106,10 @@ Status KvCache::reserve(std::int64_t sequence, std::int64_t num_tokens, Stream s
                                "free or swap out a sequence",
                                num_tokens, sequence, num_needed, allocator_.num_free(),
                                allocator_.num_pages())};
+  HEADRACE_TRY(check_recent(sequence, s, num_tokens));
   s.block_table.reserve(static_cast<std::size_t>(num_held + num_new));
   HEADRACE_TRY(own_tail(s, stream));
+  HEADRACE_TRY(reserve_recent(s, num_tokens, stream));
   for (std::int64_t i = 0; i < num_new; ++i) s.block_table.push_back(take_page());
   s.num_reserved = num_tokens;
   return std::nullopt;
@@ -157,8 +160,10 @@ Status KvCache::commit(std::int64_t sequence, std::span<const std::int32_t> toke
         "written",
         tokens.size(), sequence, s.num_reserved);
   HEADRACE_TRY(check_tokens(tokens));
+  const std::int64_t length = s.length;
   append_tokens(s, tokens);
   s.num_reserved -= static_cast<std::int64_t>(tokens.size());
+  drop_recent(s, length);
   return std::nullopt;
 }
 
@@ -202,11 +207,16 @@ Status KvCache::move(std::int64_t sequence, std::span<const std::int64_t> positi
     const auto page_idx = static_cast<std::size_t>(position / options_.page_size);
     return s.block_table[page_idx] * options_.page_size + position % options_.page_size;
   };
+  const auto recent_slot_of = [&](std::int64_t position) {
+    const auto idx = static_cast<std::size_t>(position / kRecentGroup - s.length / kRecentGroup);
+    return s.recent_table[idx] * kRecentGroup + position % kRecentGroup;
+  };
   copies_.clear();
   std::int64_t to = s.length, num_moved = 0;
   for (const std::int64_t from : positions) {
     if (from != to) {
       pages_.add_slot_copies(slot_of(from), slot_of(to), copies_);
+      if (has_codes()) recent_.add_slot_copies(recent_slot_of(from), recent_slot_of(to), copies_);
       ++num_moved;
     }
     ++to;
@@ -215,6 +225,7 @@ Status KvCache::move(std::int64_t sequence, std::span<const std::int64_t> positi
   counters_.moved_tokens += num_moved;
   s.num_reserved = to - s.length;
   release_pages(s, pages_for(to));
+  release_recent(s, recent_pages_for(s.length, s.num_reserved));
   return std::nullopt;
 }
 
@@ -226,6 +237,14 @@ Status KvCache::truncate(std::int64_t sequence, std::int64_t length) {
   if (length < 0 || length > s.length)
     return invalid_argument("length={}: sequence {} holds {} tokens; pass 0 to {}", length,
                             sequence, s.length, s.length);
+  const bool is_same_group = length / kRecentGroup == s.length / kRecentGroup;
+  if (has_codes() && !is_same_group && length % kRecentGroup != 0)
+    return invalid_argument(
+        "length={}: the cache has codes, and the keys of this group of {} tokens are no longer "
+        "there "
+        "unquantised; truncate to {} and append the other tokens again",
+        length, kRecentGroup, length / kRecentGroup * kRecentGroup);
+  release_recent(s, is_same_group ? recent_pages_for(length, 0) : 0);
   s.length = length;
   s.num_reserved = 0;
   release_pages(s, pages_for(length));
@@ -236,6 +255,8 @@ void KvCache::clear() noexcept {
   sequences_.clear();
   allocator_.clear();
   host_allocator_.clear();
+  recent_allocator_.clear();
+  host_recent_allocator_.clear();
   prefix_cache_.clear();
 }
 
@@ -243,7 +264,9 @@ Status KvCache::free(std::int64_t sequence) {
   HEADRACE_TRY(check_exists(sequence));
   Sequence& s = sequences_.at(sequence);
   release_pages(s, 0);
+  release_recent(s, 0);
   for (const std::int32_t page : s.host_pages) host_allocator_.release(page);
+  for (const std::int32_t page : s.host_recent) host_recent_allocator_.release(page);
   sequences_.erase(sequence);
   return std::nullopt;
 }

@@ -7,6 +7,9 @@
 //   - Writers reserve slots first. reserve() copies the partly filled last page if it is shared.
 //   - Pages without references keep their contents until take_page() reuses them, least recently
 //     used first.
+// A cache of codes also has recent pages: the keys of the newest group of kRecentGroup tokens of
+// each sequence, and of the groups that a step writes, unquantised. commit() gives up those of
+// whole groups.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +31,7 @@ struct KvCacheOptions {
   std::int64_t page_size = 16;
   std::int64_t num_pages = 0;
   std::int64_t num_host_pages = 0;       // for swap_out(); 0: none
+  std::int64_t num_recent_pages = 0;     // with codes: of kRecentGroup tokens
   bool has_prefix_cache = true;          // false: full pages are not found by their tokens
   std::uint64_t hash_mask = UINT64_MAX;  // for tests: bits of the prefix cache's hashes
 };
@@ -41,6 +45,11 @@ struct KvBatch {
   std::span<std::int32_t> block_table = {};   // [n, max_pages]; 0 past a sequence's last page
   std::span<std::int32_t> seqused_k = {};     // [n]: length + num_tokens
   std::span<std::int64_t> slot_mapping = {};  // [sum of num_tokens]: page * page_size + slot
+  // Of a cache of codes. recent_table: [n, max_recent], from the group of the sequence's next
+  // token; 0 past the last page. recent_slots: as slot_mapping, in recent pages.
+  std::int64_t max_recent = 0;
+  std::span<std::int32_t> recent_table = {};
+  std::span<std::int64_t> recent_slots = {};
 };
 
 struct KvSequenceInfo {
@@ -75,11 +84,15 @@ class KvCache {
   static Result<KvCache> make(Device& device, const KvCacheOptions& options);
 
   const KvCacheOptions& options() const { return options_; }
-  KvView view() const { return pages_.kv_view(); }
+  KvView view() const;
+  bool has_codes() const { return options_.shape.has_codes(); }
   std::int64_t num_layers() const { return options_.shape.num_layers; }
   // Pages of a layer, [num_pages, page_size, num_kv_heads, head_dim or head_dim_v].
   TensorView k_pages(std::int64_t layer) const { return pages_.k(layer); }
   TensorView v_pages(std::int64_t layer) const { return pages_.v(layer); }
+  // Of codes: scales and recent pages.
+  const KvPages& pages() const { return pages_; }
+  const KvPages& recent_pages() const { return recent_; }
 
   // A new sequence that begins with the longest cached prefix of `prompt`, in whole pages and at
   // most prompt.size() - 1 tokens, so that one is left to compute logits from. The other tokens are
@@ -104,7 +117,8 @@ class KvCache {
   // slots, and gives up the other reserved slots. For the accepted nodes of a draft tree; commit()
   // follows.
   Status move(std::int64_t sequence, std::span<const std::int64_t> positions, Stream stream);
-  // Keeps the first `length` tokens, and no reserved slot.
+  // Keeps the first `length` tokens, and no reserved slot. A cache of codes can end within a group
+  // of tokens only if it is the newest: invalid_argument.
   Status truncate(std::int64_t sequence, std::int64_t length);
   // A new sequence with the same tokens, in the same pages. Requires that no slot is reserved.
   Result<std::int64_t> fork(std::int64_t sequence);
@@ -127,9 +141,13 @@ class KvCache {
   // For tests.
   const PageAllocator& allocator() const { return allocator_; }
   const PageAllocator& host_allocator() const { return host_allocator_; }
+  const PageAllocator& recent_allocator() const { return recent_allocator_; }
   const PrefixCache& prefix_cache() const { return prefix_cache_; }
   std::span<const std::int32_t> block_table(std::int64_t sequence) const {
     return sequences_.at(sequence).block_table;
+  }
+  std::span<const std::int32_t> recent_table(std::int64_t sequence) const {
+    return sequences_.at(sequence).recent_table;
   }
 
  private:
@@ -138,9 +156,12 @@ class KvCache {
     std::int64_t length = 0;
     std::int64_t num_reserved = 0;
     std::vector<std::int32_t> block_table;  // pages of length + num_reserved slots
+    // With codes: recent pages from the group of slot `length` to that of the last slot.
+    std::vector<std::int32_t> recent_table = {};
     // While swapped out: the pages and the tokens.
     bool is_swapped = false;
     std::vector<std::int32_t> host_pages = {};
+    std::vector<std::int32_t> host_recent = {};
     std::vector<std::int32_t> host_tokens = {};
   };
   struct Counters {
@@ -148,7 +169,10 @@ class KvCache {
                  moved_tokens = 0, pages_swapped_out = 0, pages_swapped_in = 0;
   };
 
-  KvCache(Device& device, const KvCacheOptions& options, KvPages pages, KvPages host_pages);
+  struct Memory {
+    KvPages pages, host, recent, host_recent;
+  };
+  KvCache(Device& device, const KvCacheOptions& options, Memory memory);
 
   Status check_exists(std::int64_t sequence) const;
   Status check_on_device(std::int64_t sequence) const;
@@ -167,11 +191,18 @@ class KvCache {
   void uncache(std::int32_t page);
   void append_tokens(Sequence& s, std::span<const std::int32_t> tokens);
   void release_pages(Sequence& s, std::int64_t num_kept);
+  // With codes (kv_cache_recent.cc); without they do nothing.
+  std::int64_t recent_pages_for(std::int64_t length, std::int64_t num_reserved) const;
+  Status check_recent(std::int64_t sequence, const Sequence& s, std::int64_t num_tokens) const;
+  bool has_shared_recent(const Sequence& s) const;
+  Status reserve_recent(Sequence& s, std::int64_t num_tokens, Stream stream);
+  void drop_recent(Sequence& s, std::int64_t from_length);
+  void release_recent(Sequence& s, std::int64_t num_kept);
 
   Device* device_;
   KvCacheOptions options_;
-  KvPages pages_, host_pages_;
-  PageAllocator allocator_, host_allocator_;
+  KvPages pages_, host_pages_, recent_, host_recent_;
+  PageAllocator allocator_, host_allocator_, recent_allocator_, host_recent_allocator_;
   PrefixCache prefix_cache_;
   std::unordered_map<std::int64_t, Sequence> sequences_;
   std::int64_t last_sequence_ = 0;

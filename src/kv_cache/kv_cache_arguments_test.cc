@@ -281,17 +281,17 @@ TEST(KvCache, SaysWhenThereIsNoMemory) {
   };
   expect(
       "num_pages=2147483647: no memory for 11258999063183360 bytes of keys and values; pass "
-      "fewer pages or a 16-bit dtype");
+      "fewer pages or a smaller dtype");
   options.page_size = INT32_MAX;  // more bytes than 64 bits count
   expect(
       "num_pages=2147483647: no memory for 9223372036854775807 bytes of keys and values; pass "
-      "fewer pages or a 16-bit dtype");
+      "fewer pages or a smaller dtype");
   options.page_size = 16;
   options.num_pages = 1;
   options.num_host_pages = INT32_MAX;
   expect(
       "num_host_pages=2147483647: no memory for 11258999063183360 bytes of keys and values; "
-      "pass fewer pages or a 16-bit dtype");
+      "pass fewer pages or a smaller dtype");
 }
 
 }  // namespace

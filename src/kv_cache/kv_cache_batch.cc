@@ -47,6 +47,10 @@ Status KvCache::check_batch(const KvBatch& batch) const {
        saturating_product({n, batch.max_pages}), "num_sequences * max_pages"},
       {"seqused_k", batch.seqused_k.data() != nullptr, batch.seqused_k.size(), n, "num_sequences"},
       {"slot_mapping", batch.slot_mapping.data() != nullptr, batch.slot_mapping.size(), num_slots,
+       "the sum of num_tokens"},
+      {"recent_table", batch.recent_table.data() != nullptr, batch.recent_table.size(),
+       saturating_product({n, batch.max_recent}), "num_sequences * max_recent"},
+      {"recent_slots", batch.recent_slots.data() != nullptr, batch.recent_slots.size(), num_slots,
        "the sum of num_tokens"}};
   for (const auto& [name, is_given, size, expected, shape] : arrays)
     if (is_given && size != static_cast<std::size_t>(expected))
@@ -67,6 +71,15 @@ Status KvCache::check_batch_entry(const KvBatch& batch, std::size_t i) const {
   if (batch.block_table.data() != nullptr && num_pages > batch.max_pages)
     return invalid_argument("max_pages={}: sequence {} has {} pages; pass at least as many",
                             batch.max_pages, batch.sequences[i], num_pages);
+  const bool has_recent =
+      batch.recent_table.data() != nullptr || batch.recent_slots.data() != nullptr;
+  if (has_recent && !has_codes())
+    return invalid_argument(
+        "recent_table and recent_slots: given, but the cache has no codes; pass null");
+  const std::int64_t num_recent = recent_pages_for(s.length, num_tokens);
+  if (batch.recent_table.data() != nullptr && num_recent > batch.max_recent)
+    return invalid_argument("max_recent={}: sequence {} has {} recent pages; pass at least as many",
+                            batch.max_recent, batch.sequences[i], num_recent);
   return std::nullopt;
 }
 
@@ -75,6 +88,8 @@ Status KvCache::fill_batch(const KvBatch& batch) const {
   const std::int64_t page_size = options_.page_size;
   auto row = batch.block_table.begin();
   auto slot = batch.slot_mapping.begin();
+  auto recent_row = batch.recent_table.begin();
+  auto recent_slot = batch.recent_slots.begin();
   for (std::size_t i = 0; i < batch.sequences.size(); ++i) {
     const Sequence& s = sequences_.at(batch.sequences[i]);
     const std::int64_t end = s.length + batch.num_tokens[i];
@@ -84,10 +99,19 @@ Status KvCache::fill_batch(const KvBatch& batch) const {
                   batch.max_pages - pages_for(end), 0);
       row += batch.max_pages;
     }
-    if (batch.slot_mapping.data() == nullptr) continue;
+    if (batch.recent_table.data() != nullptr) {
+      const std::int64_t count = recent_pages_for(s.length, batch.num_tokens[i]);
+      std::fill_n(std::copy_n(s.recent_table.begin(), count, recent_row), batch.max_recent - count,
+                  0);
+      recent_row += batch.max_recent;
+    }
     for (std::int64_t token = s.length; token < end; ++token) {
       const auto page_idx = static_cast<std::size_t>(token / page_size);
-      *slot++ = s.block_table[page_idx] * page_size + token % page_size;
+      if (batch.slot_mapping.data() != nullptr)
+        *slot++ = s.block_table[page_idx] * page_size + token % page_size;
+      if (batch.recent_slots.data() == nullptr) continue;
+      const auto group = static_cast<std::size_t>(token / kRecentGroup - s.length / kRecentGroup);
+      *recent_slot++ = s.recent_table[group] * kRecentGroup + token % kRecentGroup;
     }
   }
   return std::nullopt;

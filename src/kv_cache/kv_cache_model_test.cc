@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "core/device.h"
@@ -23,7 +24,7 @@ using Tokens = std::vector<std::int32_t>;
 struct NaiveSequence {
   std::uint64_t salt = 0;
   Tokens tokens = {};
-  std::vector<Bytes> rows = {};  // of each token
+  std::vector<std::uint64_t> rows = {};  // what those of each token are made of
   bool is_swapped = false;
 };
 
@@ -32,20 +33,26 @@ struct Setting {
   std::uint64_t hash_mask;
   KvLayout layout;
   DType dtype;
+  std::optional<DType> k_dtype = {}, v_dtype = {};  // of codes
 };
 
 class RandomOperations : public ::testing::TestWithParam<Setting> {
  protected:
   RandomOperations() {
     const Setting& setting = GetParam();
-    const KvCacheOptions options = {.shape = {2, 2, 3, 5, setting.dtype},
+    KvShape shape = {2, 2, 4, 6, setting.dtype};
+    if (setting.k_dtype) shape.k_dtype = *setting.k_dtype;
+    if (setting.v_dtype) shape.v_dtype = *setting.v_dtype;
+    const KvCacheOptions options = {.shape = shape,
                                     .layout = setting.layout,
                                     .page_size = setting.page_size,
                                     .num_pages = kPages,
                                     .num_host_pages = kPages / 2,
+                                    .num_recent_pages = shape.has_codes() ? kRecentPages : 0,
                                     .hash_mask = setting.hash_mask};
     cache_ = std::make_unique<KvCache>(std::move(KvCache::make(*device_, options).value()));
     rows_ = std::make_unique<TokenRows>(*cache_);
+    recent_rows_ = std::make_unique<TokenRows>(cache_->recent_pages(), 2);
   }
 
   void step() {
@@ -83,13 +90,23 @@ class RandomOperations : public ::testing::TestWithParam<Setting> {
     for (auto& token : tokens) token = draw_token();
     return tokens;
   }
-  // The tokens of `naive`, and these: the rows that a model computes for the last one.
-  Bytes rows_after(const NaiveSequence& naive, std::span<const std::int32_t> more) const {
+  // The tokens of `naive`, and these: what the rows that a model computes for the last one are made
+  // of.
+  static std::uint64_t rows_after(const NaiveSequence& naive, std::span<const std::int32_t> more) {
     Tokens all = naive.tokens;
     all.insert(all.end(), more.begin(), more.end());
-    return rows_->made(history_of(naive.salt, all));
+    return history_of(naive.salt, all);
   }
-  std::vector<std::int64_t> reserved_slots(std::int64_t id, std::int64_t num_tokens) const;
+  struct Slots {
+    std::vector<std::int64_t> stored, recent;  // recent: with codes
+  };
+  Slots reserved_slots(std::int64_t id, std::int64_t num_tokens) const;
+  void write(const Slots& slots, std::size_t i, std::uint64_t rows) const {
+    rows_->write(slots.stored[i], rows_->made(rows));
+    if (cache_->has_codes()) recent_rows_->write(slots.recent[i], recent_rows_->made(~rows));
+  }
+  void check_recent(std::int64_t id, const NaiveSequence& naive) const;
+  void check_recent_pages() const;
   void commit(std::int64_t id, std::span<const std::int32_t> tokens);
 
   // Everything that a caller can see.
@@ -103,9 +120,10 @@ class RandomOperations : public ::testing::TestWithParam<Setting> {
 
   static constexpr std::int64_t kPages = 24;
   static constexpr std::int64_t kMaxSequences = 8;
+  static constexpr std::int64_t kRecentPages = 14;
   std::unique_ptr<Device> device_ = make_host_device(cpu_info().value());
   std::unique_ptr<KvCache> cache_;
-  std::unique_ptr<TokenRows> rows_;
+  std::unique_ptr<TokenRows> rows_, recent_rows_;
   Random random_{20261124};
   std::map<std::int64_t, NaiveSequence> naive_;
   // Salt and tokens of the prefix that ends with a page, of every page that was ever full.
@@ -144,12 +162,15 @@ bool RandomOperations::reserve(std::int64_t id, std::int64_t num_tokens) {
   return false;
 }
 
-std::vector<std::int64_t> RandomOperations::reserved_slots(std::int64_t id,
-                                                           std::int64_t num_tokens) const {
-  std::vector<std::int64_t> slots(static_cast<std::size_t>(num_tokens));
+RandomOperations::Slots RandomOperations::reserved_slots(std::int64_t id,
+                                                         std::int64_t num_tokens) const {
+  const auto n = static_cast<std::size_t>(num_tokens);
+  Slots slots{std::vector<std::int64_t>(n), std::vector<std::int64_t>(cache_->has_codes() ? n : 0)};
   const auto count = static_cast<std::int32_t>(num_tokens);
-  const Status bad =
-      cache_->fill_batch({.sequences = {&id, 1}, .num_tokens = {&count, 1}, .slot_mapping = slots});
+  const Status bad = cache_->fill_batch({.sequences = {&id, 1},
+                                         .num_tokens = {&count, 1},
+                                         .slot_mapping = slots.stored,
+                                         .recent_slots = slots.recent});
   EXPECT_FALSE(bad) << bad->message;
   return slots;
 }
@@ -157,11 +178,11 @@ std::vector<std::int64_t> RandomOperations::reserved_slots(std::int64_t id,
 // Writes the rows of the tokens into the reserved slots, and commits them.
 void RandomOperations::commit(std::int64_t id, std::span<const std::int32_t> tokens) {
   NaiveSequence& naive = naive_.at(id);
-  const auto slots = reserved_slots(id, std::ssize(tokens));
-  std::vector<Bytes> rows;
+  const Slots slots = reserved_slots(id, std::ssize(tokens));
+  std::vector<std::uint64_t> rows;
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     rows.push_back(rows_after(naive, tokens.first(i + 1)));
-    rows_->write(slots[i], rows.back());
+    write(slots, i, rows.back());
   }
   ASSERT_FALSE(cache_->commit(id, tokens));
   naive.tokens.insert(naive.tokens.end(), tokens.begin(), tokens.end());
@@ -191,7 +212,14 @@ void RandomOperations::truncate(std::int64_t id) {
   const std::int64_t kept = random_.chance(50)
                                 ? random_.between(std::max<std::int64_t>(0, length - 3), length)
                                 : random_.between(0, length);
-  ASSERT_FALSE(cache_->truncate(id, kept));
+  const State before = state();
+  const bool is_whole = kept % kRecentGroup == 0 || kept / kRecentGroup == length / kRecentGroup;
+  if (const Status bad = cache_->truncate(id, kept)) {
+    EXPECT_TRUE(cache_->has_codes() && !is_whole) << bad->message;
+    EXPECT_EQ(state(), before);
+    return;
+  }
+  EXPECT_TRUE(!cache_->has_codes() || is_whole);
   naive.tokens.resize(static_cast<std::size_t>(kept));
   naive.rows.resize(static_cast<std::size_t>(kept));
 }
@@ -201,14 +229,13 @@ void RandomOperations::accept(std::int64_t id) {
   const std::int64_t num_nodes = random_.between(1, 2 * GetParam().page_size + 3);
   if (!reserve(id, num_nodes)) return;
   NaiveSequence& naive = naive_.at(id);
-  const auto slots = reserved_slots(id, num_nodes);
+  const Slots slots = reserved_slots(id, num_nodes);
   std::vector<std::int64_t> positions;
   Tokens accepted;
-  for (std::size_t node = 0; node < slots.size(); ++node) {
+  for (std::size_t node = 0; node < slots.stored.size(); ++node) {
     const bool is_accepted = random_.chance(40);
     accepted.push_back(draw_token());
-    rows_->write(slots[node],
-                 is_accepted ? rows_after(naive, accepted) : rows_->made(random_.next()));
+    write(slots, node, is_accepted ? rows_after(naive, accepted) : random_.next());
     if (!is_accepted) accepted.pop_back();
     if (is_accepted)
       positions.push_back(std::ssize(naive.tokens) + static_cast<std::int64_t>(node));
@@ -257,6 +284,8 @@ RandomOperations::State RandomOperations::state() const {
   for (const auto& [id, naive] : naive_) {
     const auto table = cache_->block_table(id);
     state.first.emplace_back(table.begin(), table.end());
+    const auto recent = cache_->recent_table(id);
+    state.first.emplace_back(recent.begin(), recent.end());
     const KvSequenceInfo info = cache_->info(id).value();
     state.second.insert(state.second.end(), {info.length, info.num_reserved, info.is_swapped});
   }
@@ -325,19 +354,47 @@ void RandomOperations::check_sequences() {
     for (std::int64_t token = 0; token < info.length; ++token) {
       const std::int32_t page = table[static_cast<std::size_t>(token / page_size)];
       ASSERT_EQ(rows_->read(page * page_size + token % page_size),
-                naive.rows[static_cast<std::size_t>(token)])
+                rows_->made(naive.rows[static_cast<std::size_t>(token)]))
           << "sequence " << id << ", token " << token;
       if ((token + 1) % page_size != 0) continue;
       ASSERT_TRUE(cache_->prefix_cache().contains(page));
       const auto end = naive.tokens.begin() + token + 1;
       full_pages_[page] = {.salt = naive.salt, .tokens = Tokens(naive.tokens.begin(), end)};
     }
+    check_recent(id, naive);
     for (std::int64_t token = info.length; token < info.length + info.num_reserved; ++token) {
       const std::int32_t page = table[static_cast<std::size_t>(token / page_size)];
       ASSERT_EQ(cache_->allocator().num_refs(page), 1);
       ASSERT_FALSE(cache_->prefix_cache().contains(page));
     }
   }
+}
+
+// The tokens of the newest group, if it is not whole, are also there unquantised.
+void RandomOperations::check_recent(std::int64_t id, const NaiveSequence& naive) const {
+  if (!cache_->has_codes()) return;
+  const auto table = cache_->recent_table(id);
+  const std::int64_t length = std::ssize(naive.tokens);
+  for (std::int64_t token = length / kRecentGroup * kRecentGroup; token < length; ++token) {
+    ASSERT_FALSE(table.empty());
+    ASSERT_EQ(recent_rows_->read(table[0] * kRecentGroup + token % kRecentGroup),
+              recent_rows_->made(~naive.rows[static_cast<std::size_t>(token)]))
+        << "sequence " << id << ", token " << token;
+  }
+  const KvSequenceInfo info = cache_->info(id).value();
+  EXPECT_EQ(std::ssize(table),
+            (length + info.num_reserved + kRecentGroup - 1) / kRecentGroup - length / kRecentGroup);
+  EXPECT_TRUE(info.num_reserved == 0 || cache_->recent_allocator().num_refs(table[0]) == 1);
+}
+
+// References to recent pages.
+void RandomOperations::check_recent_pages() const {
+  std::map<std::int32_t, std::int32_t> num_refs;
+  for (const auto& [id, naive] : naive_)
+    for (const std::int32_t page : cache_->recent_table(id)) ++num_refs[page];
+  const PageAllocator& pages = cache_->recent_allocator();
+  for (const auto& [page, count] : num_refs) EXPECT_EQ(pages.num_refs(page), count);
+  EXPECT_EQ(pages.num_free() + std::ssize(num_refs), pages.num_pages());
 }
 
 // Also a page that no sequence holds has the tokens and rows of its prefix as long as it is cached.
@@ -384,6 +441,7 @@ TEST_P(RandomOperations, EqualANaiveCache) {
     step();
     check_pages();
     check_sequences();
+    check_recent_pages();
     check_cached_pages();
     check_stats();
   }
@@ -399,19 +457,24 @@ TEST_P(RandomOperations, EqualANaiveCache) {
   while (!naive_.empty()) free(naive_.begin()->first);
   EXPECT_EQ(cache_->stats().num_free_pages, kPages);
   EXPECT_EQ(cache_->stats().num_free_host_pages, kPages / 2);
+  EXPECT_EQ(cache_->recent_allocator().num_free(), cache_->recent_allocator().num_pages());
 }
 
-INSTANTIATE_TEST_SUITE_P(PageSizesAndHashes, RandomOperations,
-                         ::testing::Values(Setting{1, UINT64_MAX, KvLayout::nhd, DType::bf16},
-                                           Setting{3, UINT64_MAX, KvLayout::hnd, DType::f32},
-                                           Setting{3, 1, KvLayout::nhd, DType::f16},
-                                           Setting{16, UINT64_MAX, KvLayout::hnd, DType::bf16},
-                                           Setting{16, 1, KvLayout::nhd, DType::f32},
-                                           Setting{64, 1, KvLayout::nhd, DType::f16}),
-                         [](const auto& setting) {
-                           return "PageSize" + std::to_string(setting.param.page_size) +
-                                  (setting.param.hash_mask == 1 ? "OneBitHash" : "");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    PageSizesAndHashes, RandomOperations,
+    ::testing::Values(
+        Setting{1, UINT64_MAX, KvLayout::nhd, DType::bf16},
+        Setting{3, UINT64_MAX, KvLayout::hnd, DType::f32}, Setting{3, 1, KvLayout::nhd, DType::f16},
+        Setting{16, UINT64_MAX, KvLayout::hnd, DType::bf16},
+        Setting{16, 1, KvLayout::nhd, DType::f32}, Setting{64, 1, KvLayout::nhd, DType::f16},
+        Setting{16, UINT64_MAX, KvLayout::nhd, DType::bf16, DType::i8, DType::f8e4m3},
+        Setting{16, 1, KvLayout::hnd, DType::f16, DType::i4x2},
+        Setting{32, UINT64_MAX, KvLayout::hnd, DType::f16, std::nullopt, DType::i4x2}),
+    [](const auto& setting) {
+      return "PageSize" + std::to_string(setting.param.page_size) +
+             (setting.param.k_dtype ? "Keys" : "") + (setting.param.v_dtype ? "Values" : "") +
+             (setting.param.hash_mask == 1 ? "OneBitHash" : "");
+    });
 
 }  // namespace
 }  // namespace headrace

@@ -13,6 +13,39 @@ Status check_range(const char* name, std::int64_t value, std::int64_t low, std::
   return invalid_argument("{}={}: must be {} to {}; {}", name, value, low, high, remedy);
 }
 
+// The stored form of keys and values, and the pages of the recent ones.
+Status check_codes(const KvCacheOptions& o) {
+  const KvShape& shape = o.shape;
+  const struct {
+    const char* name;
+    DType dtype;
+    std::int64_t dim;
+  } sides[] = {{"k_dtype", shape.k_dtype, shape.head_dim},
+               {"v_dtype", shape.v_dtype, shape.head_dim_v}};
+  for (const auto& [name, dtype, dim] : sides) {
+    const bool is_code = dtype == DType::i8 || dtype == DType::f8e4m3 || dtype == DType::i4x2;
+    if (dtype != shape.dtype && !is_code)
+      return invalid_argument("{}={}: must be {} (dtype), i8, f8e4m3 or i4x2; pass one of them",
+                              name, dtype_name(dtype), dtype_name(shape.dtype));
+    if (dtype == DType::i4x2 && dim % 2 != 0)
+      return invalid_argument("{}=i4x2: heads of {} elements are odd, and a byte has two; pass i8",
+                              name, dim);
+  }
+  if (!shape.has_codes()) {
+    if (o.num_recent_pages == 0) return std::nullopt;
+    return invalid_argument("num_recent_pages={}: must be 0 for a cache without codes; pass 0",
+                            o.num_recent_pages);
+  }
+  if (o.page_size % kRecentGroup != 0)
+    return invalid_argument(
+        "page_size={}: must be a multiple of {} for a cache of codes, whose tokens count in "
+        "groups; "
+        "pass 16, 32 or 64",
+        o.page_size, kRecentGroup);
+  return check_range("num_recent_pages", o.num_recent_pages, 1, INT32_MAX,
+                     "pass one for each sequence and for each 16 tokens of a step");
+}
+
 Status check_options(const KvCacheOptions& o) {
   const KvShape& shape = o.shape;
   const char* const of_model = "pass that of the model";
@@ -27,46 +60,74 @@ Status check_options(const KvCacheOptions& o) {
   if (shape.dtype != DType::f32 && shape.dtype != DType::f16 && shape.dtype != DType::bf16)
     return invalid_argument("dtype={}: must be f32, f16 or bf16; pass the one that attention reads",
                             dtype_name(shape.dtype));
-  return std::nullopt;
+  return check_codes(o);
 }
 
 KvPageShape page_shape(const KvCacheOptions& o, std::int64_t num_pages) {
   return {o.shape, o.layout, o.page_size, num_pages};
 }
 
-Failure no_memory(const char* name, std::int64_t num_pages, std::int64_t bytes) {
-  return {ErrorCode::out_of_memory,
-          format_text("{}={}: no memory for {} bytes of keys and values; pass fewer pages or a "
-                      "16-bit dtype",
-                      name, num_pages, bytes)};
+// Pages of one group, of which every element has the dtype of queries.
+KvPageShape recent_shape(const KvCacheOptions& o, std::int64_t num_pages) {
+  KvShape kv = o.shape;
+  kv.k_dtype = kv.v_dtype = kv.dtype;
+  return {kv, o.layout, kRecentGroup, num_pages};
+}
+
+enum class Place { device, host };
+
+// out_of_memory. `name`: the option that the number of pages is.
+Result<KvPages> allocate(Device& device, const KvPageShape& shape, Place place, const char* name) {
+  const std::int64_t bytes = KvPages::num_bytes(shape);
+  Buffer memory;
+  const auto size = static_cast<std::size_t>(bytes);
+  if (bytes > 0)
+    memory = place == Place::device ? device.allocate(size) : device.allocate_host(size);
+  if (bytes > 0 && memory.data() == nullptr)
+    return Failure{ErrorCode::out_of_memory,
+                   format_text("{}={}: no memory for {} bytes of keys and values; pass fewer pages "
+                               "or a smaller dtype",
+                               name, shape.num_pages, bytes)};
+  return KvPages(shape, device.info(), std::move(memory));
 }
 
 }  // namespace
 
 Result<KvCache> KvCache::make(Device& device, const KvCacheOptions& options) {
   if (Status bad = check_options(options)) return std::move(*bad);
-  const KvPageShape shape = page_shape(options, options.num_pages);
-  const std::int64_t bytes = KvPages::num_bytes(shape);
-  Buffer memory = device.allocate(static_cast<std::size_t>(bytes));
-  if (memory.data() == nullptr) return no_memory("num_pages", options.num_pages, bytes);
-
-  const KvPageShape host_shape = page_shape(options, options.num_host_pages);
-  const std::int64_t host_bytes = KvPages::num_bytes(host_shape);
-  Buffer host_memory;
-  if (host_bytes > 0) host_memory = device.allocate_host(static_cast<std::size_t>(host_bytes));
-  if (host_bytes > 0 && host_memory.data() == nullptr)
-    return no_memory("num_host_pages", options.num_host_pages, host_bytes);
-  return KvCache(device, options, KvPages(shape, device.info(), std::move(memory)),
-                 KvPages(host_shape, device.info(), std::move(host_memory)));
+  const KvCacheOptions& o = options;
+  // A swapped sequence has at most one recent page.
+  const std::int64_t num_host_recent = o.shape.has_codes() ? o.num_host_pages : 0;
+  Result<KvPages> pages = allocate(device, page_shape(o, o.num_pages), Place::device, "num_pages");
+  if (!pages.ok()) return std::move(pages.failure());
+  Result<KvPages> host =
+      allocate(device, page_shape(o, o.num_host_pages), Place::host, "num_host_pages");
+  if (!host.ok()) return std::move(host.failure());
+  Result<KvPages> recent =
+      allocate(device, recent_shape(o, o.num_recent_pages), Place::device, "num_recent_pages");
+  if (!recent.ok()) return std::move(recent.failure());
+  Result<KvPages> host_recent =
+      allocate(device, recent_shape(o, num_host_recent), Place::host, "num_host_pages");
+  if (!host_recent.ok()) return std::move(host_recent.failure());
+  return KvCache(device, options,
+                 {.pages = std::move(pages.value()),
+                  .host = std::move(host.value()),
+                  .recent = std::move(recent.value()),
+                  .host_recent = std::move(host_recent.value())});
 }
 
-KvCache::KvCache(Device& device, const KvCacheOptions& options, KvPages pages, KvPages host_pages)
+KvCache::KvCache(Device& device, const KvCacheOptions& options, Memory memory)
     : device_(&device),
       options_(options),
-      pages_(std::move(pages)),
-      host_pages_(std::move(host_pages)),
+      pages_(std::move(memory.pages)),
+      host_pages_(std::move(memory.host)),
+      recent_(std::move(memory.recent)),
+      host_recent_(std::move(memory.host_recent)),
       allocator_(static_cast<std::int32_t>(options.num_pages)),
       host_allocator_(static_cast<std::int32_t>(options.num_host_pages)),
+      recent_allocator_(static_cast<std::int32_t>(options.num_recent_pages)),
+      host_recent_allocator_(
+          static_cast<std::int32_t>(options.shape.has_codes() ? options.num_host_pages : 0)),
       prefix_cache_(allocator_.num_pages(), options.page_size, options.hash_mask) {}
 
 }  // namespace headrace

@@ -5,30 +5,56 @@
 namespace headrace {
 namespace {
 
-// K and V of each layer begin at a multiple of this, so that vector loads and TMA can read them.
+// Each plane of a layer begins at a multiple of this, so that vector loads and TMA can read it.
 constexpr std::int64_t kAlignment = 256;
 
-std::int64_t element_bytes(const KvPageShape& shape) {
-  return static_cast<std::int64_t>(dtype_bytes(shape.kv.dtype));
+// Of codes only.
+constexpr bool has_scale(const KvShape& kv, DType dtype) { return dtype != kv.dtype; }
+
+// Elements of the dtype that one token and head has; 0: the plane does not exist.
+struct RowFormat {
+  DType dtype;
+  std::int64_t elements;
+};
+RowFormat row_format(const KvShape& kv, int plane) {
+  const auto stored = [](DType dtype, std::int64_t dim) {
+    return RowFormat{dtype, dtype == DType::i4x2 ? dim / 2 : dim};
+  };
+  switch (plane) {
+    case 0:
+      return stored(kv.k_dtype, kv.head_dim);
+    case 1:
+      return stored(kv.v_dtype, kv.head_dim_v);
+    case 2:
+      return {DType::f32, has_scale(kv, kv.k_dtype) ? 1 : 0};
+    default:
+      return {DType::f32, has_scale(kv, kv.v_dtype) ? 1 : 0};
+  }
 }
 
-// K or V of one layer; INT64_MAX on overflow.
-std::int64_t plane_bytes(const KvPageShape& shape, std::int64_t dim) {
-  const std::int64_t bytes = saturating_product(
-      {shape.num_pages, shape.page_size, shape.kv.num_kv_heads, dim, element_bytes(shape)});
+// A plane of one layer; INT64_MAX on overflow.
+std::int64_t plane_bytes(const KvPageShape& shape, int plane) {
+  const RowFormat row = row_format(shape.kv, plane);
+  const std::int64_t bytes =
+      saturating_product({shape.num_pages, shape.page_size, shape.kv.num_kv_heads, row.elements,
+                          static_cast<std::int64_t>(dtype_bytes(row.dtype))});
   return bytes > INT64_MAX - kAlignment ? INT64_MAX : round_up(bytes, kAlignment);
 }
 
-std::int64_t layer_bytes(const KvPageShape& shape) {
-  const std::int64_t k_bytes = plane_bytes(shape, shape.kv.head_dim);
-  const std::int64_t v_bytes = plane_bytes(shape, shape.kv.head_dim_v);
-  return k_bytes > INT64_MAX - v_bytes ? INT64_MAX : k_bytes + v_bytes;
+// The planes before this one.
+std::int64_t bytes_before(const KvPageShape& shape, int plane) {
+  std::int64_t sum = 0;
+  for (int i = 0; i < plane; ++i) {
+    const std::int64_t bytes = plane_bytes(shape, i);
+    sum = sum > INT64_MAX - bytes ? INT64_MAX : sum + bytes;
+  }
+  return sum;
 }
 
 }  // namespace
 
 std::int64_t KvPages::num_bytes(const KvPageShape& shape) {
-  return saturating_product({shape.kv.num_layers, layer_bytes(shape)});
+  return saturating_product({shape.kv.num_layers, bytes_before(shape, kNumPlanes)});
 }
 
 KvPages::KvPages(const KvPageShape& shape, const DeviceInfo& info, Buffer memory)
@@ -37,19 +63,30 @@ KvPages::KvPages(const KvPageShape& shape, const DeviceInfo& info, Buffer memory
       device_id_(info.device_id),
       memory_(std::move(memory)) {}
 
-KvPages::Plane KvPages::k_plane(std::int64_t layer) const {
-  return {memory_.data() + layer * layer_bytes(shape_), shape_.kv.head_dim * element_bytes(shape_)};
+KvPages::Plane KvPages::plane(std::int64_t layer, int index) const {
+  const RowFormat row = row_format(shape_.kv, index);
+  return {memory_.data() + layer * bytes_before(shape_, kNumPlanes) + bytes_before(shape_, index),
+          row.dtype, row.elements};
 }
 
-KvPages::Plane KvPages::v_plane(std::int64_t layer) const {
-  return {k_plane(layer).data + plane_bytes(shape_, shape_.kv.head_dim),
-          shape_.kv.head_dim_v * element_bytes(shape_)};
+std::size_t KvPages::num_planes() const {
+  std::size_t count = 0;
+  for (int i = 0; i < kNumPlanes; ++i) count += row_format(shape_.kv, i).elements > 0 ? 1 : 0;
+  return count;
 }
 
-TensorView KvPages::view(const Plane& plane, std::int64_t dim) const {
+template <class Body>
+void KvPages::for_planes(Body body) const {
+  for (std::int64_t layer = 0; layer < shape_.kv.num_layers; ++layer)
+    for (int i = 0; i < kNumPlanes; ++i)
+      if (row_format(shape_.kv, i).elements > 0) body(layer, i);
+}
+
+TensorView KvPages::view(const Plane& plane) const {
   const std::int64_t page_size = shape_.page_size, num_heads = shape_.kv.num_kv_heads;
+  const std::int64_t dim = plane.row_elements;
   const bool is_nhd = shape_.layout == KvLayout::nhd;
-  TensorView view(plane.data, shape_.kv.dtype, {shape_.num_pages, page_size, num_heads, dim});
+  TensorView view(plane.data, plane.dtype, {shape_.num_pages, page_size, num_heads, dim});
   view.device_type = device_type_;
   view.device_id = device_id_;
   view.strides[1] = is_nhd ? num_heads * dim : dim;
@@ -57,9 +94,16 @@ TensorView KvPages::view(const Plane& plane, std::int64_t dim) const {
   return view;
 }
 
-TensorView KvPages::k(std::int64_t layer) const { return view(k_plane(layer), shape_.kv.head_dim); }
-TensorView KvPages::v(std::int64_t layer) const {
-  return view(v_plane(layer), shape_.kv.head_dim_v);
+TensorView KvPages::k(std::int64_t layer) const { return view(plane(layer, kKeys)); }
+TensorView KvPages::v(std::int64_t layer) const { return view(plane(layer, kValues)); }
+
+TensorView KvPages::k_scale(std::int64_t layer) const {
+  const Plane scales = plane(layer, kKeyScales);
+  return scales.row_elements == 0 ? TensorView{} : *view(scales).select(3, 0);
+}
+TensorView KvPages::v_scale(std::int64_t layer) const {
+  const Plane scales = plane(layer, kValueScales);
+  return scales.row_elements == 0 ? TensorView{} : *view(scales).select(3, 0);
 }
 
 KvView KvPages::kv_view() const {
@@ -69,51 +113,57 @@ KvView KvPages::kv_view() const {
                    .stride_seq = pages.strides[1],
                    .stride_head = pages.strides[2]};
   };
+  const auto scale = [](const TensorView& pages) {
+    return ScaleOperand{.data = static_cast<const float*>(pages.data),
+                        .stride_batch = pages.strides[0],
+                        .stride_seq = pages.strides[1],
+                        .stride_head = pages.strides[2]};
+  };
   return {.shape = shape_.kv,
           .page_size = shape_.page_size,
           .num_pages = shape_.num_pages,
           .k = operand(k(0)),
           .v = operand(v(0)),
-          .stride_layer = layer_bytes(shape_) / element_bytes(shape_)};
+          .layer_bytes = bytes_before(shape_, kNumPlanes),
+          .k_scale = scale(k_scale(0)),
+          .v_scale = scale(v_scale(0)),
+          .recent = {}};
 }
 
 void KvPages::add_page_copies(std::int32_t from_page, const KvPages& to, std::int32_t to_page,
                               std::vector<ByteCopy>& copies) const {
-  const auto add = [&](const Plane& from_plane, const Plane& to_plane) {
-    const std::int64_t bytes = shape_.page_size * shape_.kv.num_kv_heads * from_plane.row_bytes;
+  for_planes([&](std::int64_t layer, int i) {
+    const Plane from_plane = plane(layer, i), to_plane = to.plane(layer, i);
+    const std::int64_t bytes = shape_.page_size * shape_.kv.num_kv_heads * from_plane.row_bytes();
     copies.push_back({from_plane.data + from_page * bytes, to_plane.data + to_page * bytes,
                       static_cast<std::size_t>(bytes)});
-  };
-  for (std::int64_t layer = 0; layer < shape_.kv.num_layers; ++layer) {
-    add(k_plane(layer), to.k_plane(layer));
-    add(v_plane(layer), to.v_plane(layer));
-  }
+  });
 }
 
 void KvPages::add_slot_copies(std::int64_t from_slot, std::int64_t to_slot,
                               std::vector<ByteCopy>& copies) const {
-  for (std::int64_t layer = 0; layer < shape_.kv.num_layers; ++layer) {
-    add_slot_copies(k_plane(layer), from_slot, to_slot, copies);
-    add_slot_copies(v_plane(layer), from_slot, to_slot, copies);
-  }
+  for_planes([&](std::int64_t layer, int i) {
+    add_slot_copies(plane(layer, i), from_slot, to_slot, copies);
+  });
 }
 
 void KvPages::add_slot_copies(const Plane& plane, std::int64_t from_slot, std::int64_t to_slot,
                               std::vector<ByteCopy>& copies) const {
   const std::int64_t page_size = shape_.page_size, num_heads = shape_.kv.num_kv_heads;
+  const std::int64_t row_bytes = plane.row_bytes();
   if (shape_.layout == KvLayout::nhd) {  // the heads of a token are contiguous
-    const std::int64_t bytes = num_heads * plane.row_bytes;
+    const std::int64_t bytes = num_heads * row_bytes;
     copies.push_back({plane.data + from_slot * bytes, plane.data + to_slot * bytes,
                       static_cast<std::size_t>(bytes)});
     return;
   }
   const auto row = [&](std::int64_t slot, std::int64_t head) {
     const std::int64_t page = slot / page_size, idx = slot % page_size;
-    return plane.data + ((page * num_heads + head) * page_size + idx) * plane.row_bytes;
+    return plane.data + ((page * num_heads + head) * page_size + idx) * row_bytes;
   };
   for (std::int64_t head = 0; head < num_heads; ++head)
     copies.push_back(
-        {row(from_slot, head), row(to_slot, head), static_cast<std::size_t>(plane.row_bytes)});
+        {row(from_slot, head), row(to_slot, head), static_cast<std::size_t>(row_bytes)});
 }
 
 std::size_t KvPages::copies_per_slot() const {

@@ -21,8 +21,8 @@ struct KvPageShape {
   std::int64_t page_size, num_pages;
 };
 
-// One allocation: [layer][K, then V][page]. A page number is the same page in every layer. The
-// pages of a layer are neighbours because attention reads one layer at a time.
+// One allocation: [layer][K, V, and for codes their scales][page]. A page number is the same page
+// in every layer. The pages of a layer are neighbours because attention reads one layer at a time.
 class KvPages {
  public:
   // Of the allocation; INT64_MAX if that overflows.
@@ -32,9 +32,12 @@ class KvPages {
   KvPages(const KvPageShape& shape, const DeviceInfo& info, Buffer memory);
 
   // Views [num_pages, page_size, num_kv_heads, head_dim or head_dim_v] with the strides of the
-  // layout.
+  // layout. Of i4x2 the last axis counts bytes.
   TensorView k(std::int64_t layer) const;
   TensorView v(std::int64_t layer) const;
+  // f32 [num_pages, page_size, num_kv_heads]; without codes not given.
+  TensorView k_scale(std::int64_t layer) const;
+  TensorView v_scale(std::int64_t layer) const;
   // The same of all layers as plain values, for a step.
   KvView kv_view() const;
 
@@ -46,18 +49,26 @@ class KvPages {
   void add_slot_copies(std::int64_t from_slot, std::int64_t to_slot,
                        std::vector<ByteCopy>& copies) const;
   // The numbers of copies that one call of these two appends.
-  std::size_t copies_per_page() const { return 2 * num_layers(); }
+  std::size_t copies_per_page() const { return num_planes() * num_layers(); }
   std::size_t copies_per_slot() const;
 
  private:
-  // K or V of one layer.
+  // K, V, or the scales of one of them, in one layer.
   struct Plane {
     std::byte* data;
-    std::int64_t row_bytes;  // of one token and head
+    DType dtype;
+    std::int64_t row_elements;  // of one token and head
+    std::int64_t row_bytes() const {
+      return row_elements * static_cast<std::int64_t>(dtype_bytes(dtype));
+    }
   };
-  Plane k_plane(std::int64_t layer) const;
-  Plane v_plane(std::int64_t layer) const;
-  TensorView view(const Plane& plane, std::int64_t dim) const;
+  enum PlaneIndex { kKeys, kValues, kKeyScales, kValueScales, kNumPlanes };
+  Plane plane(std::int64_t layer, int index) const;
+  // The planes that exist.
+  std::size_t num_planes() const;
+  template <class Body>
+  void for_planes(Body body) const;
+  TensorView view(const Plane& plane) const;
   void add_slot_copies(const Plane& plane, std::int64_t from_slot, std::int64_t to_slot,
                        std::vector<ByteCopy>& copies) const;
   std::size_t num_layers() const { return static_cast<std::size_t>(shape_.kv.num_layers); }

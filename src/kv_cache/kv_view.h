@@ -9,25 +9,50 @@
 
 namespace headrace {
 
+// The positions of quantised keys count in groups: a query sees the keys of its own group
+// unquantised. A constant of the formats, whatever the page size; pages are whole groups.
+inline constexpr std::int64_t kRecentGroup = 16;
+
 struct KvShape {
   std::int64_t num_layers, num_kv_heads, head_dim, head_dim_v;
-  DType dtype;
+  DType dtype;            // of queries and, if keys or values are codes, of recent ones
+  DType k_dtype = dtype;  // of stored keys: dtype or codes
+  DType v_dtype = dtype;
+
+  constexpr bool has_codes() const { return k_dtype != dtype || v_dtype != dtype; }
+};
+
+// K and V of the first layer; those of the next one are layer_bytes further.
+struct KvOperands {
+  Operand k, v;  // stride_batch is that of a page
+  std::int64_t page_size = 0, num_pages = 0;
+  std::int64_t layer_bytes = 0;
 };
 
 // Which pages belong to which sequence is part of a Batch.
 struct KvView {
   KvShape shape;
   std::int64_t page_size, num_pages;
-  Operand k, v;               // of the first layer; stride_batch is that of a page
-  std::int64_t stride_layer;  // of k and of v, in elements
+  Operand k, v;                   // of the first layer; stride_batch is that of a page
+  std::int64_t layer_bytes;       // from one layer to the next, of k, v and the scales
+  ScaleOperand k_scale, v_scale;  // of codes
+  KvOperands recent;              // of pages of kRecentGroup keys; with codes
 };
 
-// K or V of a layer.
-inline Operand layer_of(const KvView& kv, const Operand& k_or_v, std::int64_t layer) {
-  Operand operand = k_or_v;
-  operand.data = static_cast<std::byte*>(k_or_v.data) +
-                 layer * kv.stride_layer * static_cast<std::int64_t>(dtype_bytes(kv.shape.dtype));
+// K, V or their scales of a layer.
+inline Operand layer_of(const Operand& first, std::int64_t layer_bytes, std::int64_t layer) {
+  Operand operand = first;
+  operand.data = static_cast<std::byte*>(first.data) + layer * layer_bytes;
   return operand;
+}
+inline ScaleOperand layer_of(const ScaleOperand& first, std::int64_t layer_bytes,
+                             std::int64_t layer) {
+  ScaleOperand scale = first;
+  if (first.data != nullptr) scale.data = first.data + layer * layer_bytes / 4;
+  return scale;
+}
+inline Operand layer_of(const KvView& kv, const Operand& k_or_v, std::int64_t layer) {
+  return layer_of(k_or_v, kv.layer_bytes, layer);
 }
 
 }  // namespace headrace

@@ -18,6 +18,14 @@ Status check_tokens(const KvAppendArgs& args) {
           "slot_mapping[{}]={}: must be below {}, num_pages * page_size, or negative for a token "
           "that is not stored; pass page * page_size + slot (nothing was written)",
           i, args.slot_mapping[i * args.slot_stride], num_slots);
+    const RecentRows& recent = args.recent;
+    if (recent.slots != nullptr &&
+        recent.slots[i * recent.slot_stride] >= recent.num_pages * recent.group)
+      return invalid_argument(
+          "recent_slots[{}]={}: must be below {}, num_recent_pages * group, or negative for a "
+          "token "
+          "that is not stored; pass page * group + index (nothing was written)",
+          i, recent.slots[i * recent.slot_stride], recent.num_pages * recent.group);
     if (args.rot_dim > 0 && !has_angles(args, args.positions[i * args.position_stride]))
       return invalid_argument(
           "positions[{}]={}: must be 0 to {}, a row of cos and sin; pass tables of more positions "

@@ -1,4 +1,5 @@
 // Validates the tensors and options of an append and turns them into backend arguments.
+#include <array>
 #include <cmath>
 #include <span>
 
@@ -113,6 +114,80 @@ Status check_q(const Call& call) {
   return check_operand(call, {"q_out", &t.q_out}, layout, kHeads);
 }
 
+// Pages of k or v, of codes or not. An axis of i4x2 has two elements in a byte.
+Status check_pages(const Call& call, const NamedTensor& pages, std::span<const Axis, 4> layout) {
+  const auto dtype = static_cast<DType>(pages.view->dtype);
+  if (dtype != DType::i8 && dtype != DType::f8e4m3 && dtype != DType::i4x2)
+    return check_operand(call, pages, layout, kPages);
+  std::array<Axis, 4> of_codes{layout[0], layout[1], layout[2], layout[3]};
+  if (dtype == DType::i4x2) {
+    if (of_codes[3].size % 2 != 0)
+      return invalid_argument(
+          "{}.dtype=i4x2 with a head of {} elements: must be even, two in a byte; use i8 pages",
+          pages.name, of_codes[3].size);
+    of_codes[3].size /= 2;
+  }
+  HEADRACE_TRY(check_shape(pages.name, *pages.view, of_codes));
+  HEADRACE_TRY(check_inner_stride(pages.name, *pages.view, of_codes[3].name));
+  return check_same_device(pages, call.first);
+}
+
+// Scales of pages of codes.
+Status check_scales(const Call& call, const NamedTensor& scale, const NamedTensor& pages) {
+  const auto dtype = static_cast<DType>(pages.view->dtype);
+  const bool has_codes = dtype == DType::i8 || dtype == DType::f8e4m3 || dtype == DType::i4x2;
+  if (!has_codes && is_given(*scale.view))
+    return invalid_argument("{}: given, but {}.dtype={} has no codes; leave {} out", scale.name,
+                            pages.name, dtype_name(dtype), scale.name);
+  if (!has_codes) return std::nullopt;
+  if (!is_given(*scale.view))
+    return missing(scale.name, pages.name, "f32 [num_pages, page_size, num_kv_heads] in quantised");
+  HEADRACE_TRY(check_view(scale.name, *scale.view, 3, "f32 [num_pages, page_size, num_kv_heads]"));
+  if (static_cast<DType>(scale.view->dtype) != DType::f32)
+    return invalid_argument("{}.dtype={}: must be f32; pass f32 scales", scale.name,
+                            dtype_name(static_cast<DType>(scale.view->dtype)));
+  const Axis layout[] = {{"num_pages", pages.view->shape[0], pages.name},
+                         {"page_size", pages.view->shape[1], pages.name},
+                         {"num_kv_heads", pages.view->shape[2], pages.name}};
+  HEADRACE_TRY(check_shape(scale.name, *scale.view, layout));
+  return check_same_device(scale, call.first);
+}
+
+constexpr headrace_quantised_kv kNoQuantised{};
+
+const headrace_quantised_kv& quantised_of(const headrace_kv_append_tensors& t) {
+  return t.quantised == nullptr ? kNoQuantised : *t.quantised;
+}
+
+// Scales and recent pages; of_k and of_v are the layouts of k and v.
+Status check_quantised_pages(const Call& call, std::span<const Axis, 3> of_k,
+                             std::span<const Axis, 3> of_v) {
+  const headrace_kv_append_tensors& t = call.t;
+  const headrace_quantised_kv& x = quantised_of(t);
+  HEADRACE_TRY(check_scales(call, {"k_scale", &x.k_scale}, {"k_pages", &t.k_pages}));
+  HEADRACE_TRY(check_scales(call, {"v_scale", &x.v_scale}, {"v_pages", &t.v_pages}));
+  const NamedTensor recent[] = {
+      {"k_recent", &x.k_recent}, {"v_recent", &x.v_recent}, {"recent_slots", &t.recent_slots}};
+  const int num_given = is_given(x.k_recent) + is_given(x.v_recent) + is_given(t.recent_slots);
+  if (num_given == 0) return std::nullopt;
+  for (const auto& [name, view] : recent)
+    if (!is_given(*view))
+      return invalid_argument(
+          "{}: not given; k_recent, v_recent and recent_slots belong together; pass {} or leave "
+          "all "
+          "three out",
+          name, name);
+  HEADRACE_TRY(check_view("k_recent", x.k_recent, 4, kPages));
+  HEADRACE_TRY(check_view("v_recent", x.v_recent, 4, kPages));
+  const Axis pages[] = {{"num_recent_pages", x.k_recent.shape[0], "k_recent"},
+                        {"group", x.k_recent.shape[1], "k_recent"}};
+  const Axis of_k_recent[] = {pages[0], pages[1], of_k[1], of_k[2]};
+  const Axis of_v_recent[] = {pages[0], pages[1], of_v[1], of_v[2]};
+  HEADRACE_TRY(check_operand(call, recent[0], of_k_recent, kPages));
+  HEADRACE_TRY(check_operand(call, recent[1], of_v_recent, kPages));
+  return check_list(call, recent[2], DType::i64);
+}
+
 Status check_kv(const Call& call) {
   const headrace_kv_append_tensors& t = call.t;
   if (!is_given(t.k)) return std::nullopt;
@@ -134,8 +209,9 @@ Status check_kv(const Call& call) {
   HEADRACE_TRY(check_head_dim("v", t.v));
   HEADRACE_TRY(check_operand(call, {"v", &t.v}, of_v, kHeads));
   HEADRACE_TRY(check_dtype_of({"v", &t.v}, call.first));
-  HEADRACE_TRY(check_operand(call, {"k_pages", &t.k_pages}, of_k_pages, kPages));
-  HEADRACE_TRY(check_operand(call, {"v_pages", &t.v_pages}, of_v_pages, kPages));
+  HEADRACE_TRY(check_pages(call, {"k_pages", &t.k_pages}, of_k_pages));
+  HEADRACE_TRY(check_pages(call, {"v_pages", &t.v_pages}, of_v_pages));
+  HEADRACE_TRY(check_quantised_pages(call, of_k, of_v));
   return check_list(call, {"slot_mapping", &t.slot_mapping}, DType::i64);
 }
 
@@ -154,16 +230,21 @@ Status check_overlaps(const headrace_kv_append_tensors& t) {
   const NamedTensor all[] = {{"q_out", &t.q_out},
                              {"k_pages", &t.k_pages},
                              {"v_pages", &t.v_pages},
+                             {"k_scale", &quantised_of(t).k_scale},
+                             {"v_scale", &quantised_of(t).v_scale},
+                             {"k_recent", &quantised_of(t).k_recent},
+                             {"v_recent", &quantised_of(t).v_recent},
                              {"q", &t.q},
                              {"k", &t.k},
                              {"v", &t.v},
                              {"slot_mapping", &t.slot_mapping},
+                             {"recent_slots", &t.recent_slots},
                              {"positions", &t.positions},
                              {"cos", &t.cos},
                              {"sin", &t.sin},
                              {"q_norm_weight", &t.q_norm_weight},
                              {"k_norm_weight", &t.k_norm_weight}};
-  for (int i = 0; i < 3; ++i) {  // the outputs
+  for (int i = 0; i < 7; ++i) {  // the outputs
     if (!is_given(*all[i].view)) continue;
     HEADRACE_TRY(check_within(all[i]));
     for (std::size_t j = static_cast<std::size_t>(i) + 1; j < std::size(all); ++j)
@@ -189,6 +270,22 @@ HeadRows head_rows(const headrace_tensor& x) {
 PageRows page_rows(const headrace_tensor& x) {
   if (!is_given(x) || !has_elements(x)) return {};
   return {x.data, static_cast<DType>(x.dtype), stride_of(x, 0), stride_of(x, 1), stride_of(x, 2)};
+}
+
+ScaleRows scale_rows(const headrace_tensor& x) {
+  if (!is_given(x) || !has_elements(x)) return {};
+  return {static_cast<float*>(x.data), stride_of(x, 0), stride_of(x, 1), stride_of(x, 2)};
+}
+
+RecentRows recent_rows(const headrace_kv_append_tensors& t) {
+  const headrace_quantised_kv& x = quantised_of(t);
+  if (!is_given(x.k_recent)) return {};
+  return {.k = page_rows(x.k_recent),
+          .v = page_rows(x.v_recent),
+          .slots = static_cast<const std::int64_t*>(t.recent_slots.data),
+          .slot_stride = stride_of(t.recent_slots, 0),
+          .group = x.k_recent.shape[1],
+          .num_pages = x.k_recent.shape[0]};
 }
 
 NormWeight norm_weight(const headrace_tensor& x) {
@@ -259,6 +356,9 @@ KvAppendArgs make_append_args(const Call& call, double norm_eps) {
   args.v = head_rows(t.v);
   args.k_pages = page_rows(t.k_pages);
   args.v_pages = page_rows(t.v_pages);
+  args.k_scale = scale_rows(quantised_of(t).k_scale);
+  args.v_scale = scale_rows(quantised_of(t).v_scale);
+  args.recent = recent_rows(t);
   args.slot_mapping = static_cast<const std::int64_t*>(t.slot_mapping.data);
   args.slot_stride = stride_of(t.slot_mapping, 0);
   return args;

@@ -3,6 +3,7 @@
 // hits in the prefix cache or without, for every page size. On each device.
 #pragma once
 
+#include "base/math.h"
 #include "engine/generate.h"
 #include "engine/model_fixture.h"
 #include "tests/support/engine_fixture.h"
@@ -15,6 +16,7 @@ struct Setup {
   DType cache_dtype;  // f32 rounds nothing away
   // The CPU without; it returns nothing where there is no such device.
   std::optional<DeviceInfo> (*device)() = nullptr;
+  std::optional<DType> codes = {};  // of keys and values
 };
 inline void PrintTo(const Setup& setup, std::ostream* out) { *out << setup.file; }
 
@@ -23,7 +25,7 @@ class Bits : public ::testing::TestWithParam<Setup> {
   static constexpr std::int64_t kNewTokens = 20;
 
   void SetUp() override {
-    const auto [file, mode, cache_dtype, device_of] = GetParam();
+    const auto [file, mode, cache_dtype, device_of, codes] = GetParam();
     const auto device = device_of == nullptr ? std::optional<DeviceInfo>() : device_of();
     if (device_of != nullptr && !device) GTEST_SKIP() << "no such GPU";
     model_.emplace(
@@ -46,8 +48,11 @@ class Bits : public ::testing::TestWithParam<Setup> {
 
   // Of a session of its own.
   Answer expected(const Request& request) {
-    Session session =
-        std::move(Session::make(*model_, {.cache_dtype = GetParam().cache_dtype}).value());
+    const auto& setup = GetParam();
+    Session session = std::move(Session::make(*model_, {.cache_dtype = setup.cache_dtype,
+                                                        .k_dtype = setup.codes,
+                                                        .v_dtype = setup.codes})
+                                    .value());
     EXPECT_FALSE(session.append(request.prompt, nullptr));
     Answer answer;
     const auto num_prompt = static_cast<std::int64_t>(request.prompt.size());
@@ -90,6 +95,13 @@ inline void Bits::expect_all(const EngineOptions& with, int num_rounds, const ch
   Answers answers;
   EngineOptions options = with;
   options.cache_dtype = GetParam().cache_dtype;
+  options.k_dtype = options.v_dtype = GetParam().codes;
+  if (GetParam().codes) {  // pages of whole groups, and as much memory
+    const std::int64_t page_size = round_up(options.page_size, kRecentGroup);
+    options.num_pages =
+        std::max<std::int64_t>(options.num_pages * options.page_size / page_size, 9);
+    options.page_size = page_size;
+  }
   options.on_logits = [&](std::int64_t request, std::int64_t sample,
                           std::span<const float> logits) -> Status {
     answers[{request, sample}].logits.emplace_back(logits.begin(), logits.end());
@@ -144,7 +156,10 @@ TEST_P(Bits, TokensAreThoseThatTheHostDraws) {
     }
   requests_[1].sampling.repetition_penalty = 1.3;
   requests_[2].sampling.num_logprobs = 2;
-  const auto engine = engine_of(*model_, {.cache_dtype = GetParam().cache_dtype, .num_pages = 400});
+  const auto engine = engine_of(*model_, {.cache_dtype = GetParam().cache_dtype,
+                                          .k_dtype = GetParam().codes,
+                                          .v_dtype = GetParam().codes,
+                                          .num_pages = 400});
   Answers answers;
   for (const Request& request : requests_) ASSERT_TRUE(engine->add(request).ok());
   ASSERT_FALSE(engine->run());

@@ -23,14 +23,15 @@ inline std::uint64_t history_of(std::uint64_t salt, std::span<const std::int32_t
   return history;
 }
 
-// The rows of one token in all layers of a cache.
+// The rows of one token in all layers of pages, with the scales of codes.
 class TokenRows {
  public:
-  explicit TokenRows(const KvCache& cache) {
-    for (std::int64_t layer = 0; layer < cache.num_layers(); ++layer) {
-      views_.push_back(cache.k_pages(layer));
-      views_.push_back(cache.v_pages(layer));
-    }
+  explicit TokenRows(const KvCache& cache) : TokenRows(cache.pages(), cache.num_layers()) {}
+  TokenRows(const KvPages& pages, std::int64_t num_layers) {
+    for (std::int64_t layer = 0; layer < num_layers; ++layer)
+      for (const TensorView& view :
+           {pages.k(layer), pages.v(layer), pages.k_scale(layer), pages.v_scale(layer)})
+        if (view.data != nullptr) views_.push_back(view);
   }
 
   // Keys and values after `history`, of all layers and heads.
@@ -58,10 +59,14 @@ class TokenRows {
   }
 
  private:
+  // Of a head.
+  static std::size_t row_bytes(const TensorView& view) {
+    return static_cast<std::size_t>(view.rank == 4 ? view.shape[3] : 1) * dtype_bytes(view.type());
+  }
   std::size_t num_bytes() const {
     std::size_t bytes = 0;
     for (const TensorView& view : views_)
-      bytes += static_cast<std::size_t>(view.shape[2] * view.shape[3]) * dtype_bytes(view.type());
+      bytes += static_cast<std::size_t>(view.shape[2]) * row_bytes(view);
     return bytes;
   }
   template <class Visit>
@@ -73,7 +78,7 @@ class TokenRows {
         visit(
             static_cast<std::byte*>(view.data) +
                 element * (page * view.strides[0] + idx * view.strides[1] + head * view.strides[2]),
-            static_cast<std::size_t>(view.shape[3] * element));
+            row_bytes(view));
     }
   }
 

@@ -31,7 +31,7 @@ struct TinyCase {
     p.head_dim_v = head_dim_v;
     p.window_left = p.window_right = -1;
     p.softmax_scale = 1.0;
-    p.dtype = HEADRACE_F64;
+    p.dtype = p.k_dtype = p.v_dtype = HEADRACE_F64;
     p.bias_dtype = -1;
   }
 

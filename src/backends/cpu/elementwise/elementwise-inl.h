@@ -226,7 +226,6 @@ struct ElementwiseKernels {
     with_elements(dtype, data, offset, [&](const auto* from) { copy_row(from, x, width); });
   }
 
-  // The format of the pages: a quantiser would take its place.
   static void write_row(DType dtype, void* data, int64_t offset, int64_t width, const float* x) {
     with_elements(dtype, data, offset, [&](auto* to) { copy_row(x, to, width); });
   }
@@ -262,6 +261,62 @@ struct ElementwiseKernels {
     }
   }
 
+  // The first element of the largest magnitude; NaN if any is.
+  static float extreme_of(const float* x, int64_t width) {
+    float extreme = 0, top = 0;
+    for (int64_t i = 0; i < width; ++i) {
+      const float magnitude = __builtin_fabsf(x[i]);
+      if (magnitude != magnitude) return x[i];
+      if (magnitude > top) {
+        top = magnitude;
+        extreme = x[i];
+      }
+    }
+    return extreme;
+  }
+
+  // Codes of a head, and its scale.
+  static void write_codes(DType format, void* data, int64_t offset, int64_t width, const float* x,
+                          float& scale) {
+    scale = quantised_scale(format, extreme_of(x, width));
+    const float inverse = inverse_scale(scale);
+    if (format == DType::i8) {
+      auto* to = static_cast<int8_t*>(data) + offset;
+      for (int64_t i = 0; i < width; ++i) to[i] = quantise_i8(x[i], inverse);
+    } else if (format == DType::f8e4m3) {
+      auto* to = static_cast<uint8_t*>(data) + offset;
+      for (int64_t i = 0; i < width; ++i) to[i] = quantise_e4m3(x[i], inverse);
+    } else {
+      auto* to = static_cast<uint8_t*>(data) + offset;
+      for (int64_t i = 0; i < width / 2; ++i)
+        to[i] = static_cast<uint8_t>(quantise_i4(x[2 * i], inverse) |
+                                     quantise_i4(x[2 * i + 1], inverse) << 4);
+    }
+  }
+
+  // A head of K or V, to its slots.
+  struct Slots {
+    int64_t slot, recent;  // negative: not stored
+  };
+  static void store_head(const KvAppendArgs& args, const Slots& slots, int64_t head, bool is_of_k,
+                         const float* x) {
+    const PageRows& pages = is_of_k ? args.k_pages : args.v_pages;
+    const ScaleRows& scales = is_of_k ? args.k_scale : args.v_scale;
+    const PageRows& recent = is_of_k ? args.recent.k : args.recent.v;
+    const int64_t width = is_of_k ? args.head_dim : args.head_dim_v;
+    if (slots.slot >= 0) {
+      const int64_t at = slot_offset(args.page_size, pages, slots.slot, head);
+      if (scales.data != nullptr)
+        write_codes(pages.dtype, pages.data, at, width, x,
+                    scales.data[slot_offset(args.page_size, scales, slots.slot, head)]);
+      else
+        write_row(pages.dtype, pages.data, at, width, x);
+    }
+    if (slots.recent >= 0)
+      write_row(recent.dtype, recent.data,
+                slot_offset(args.recent.group, recent, slots.recent, head), width, x);
+  }
+
   static void append_token(const KvAppendArgs& args, const AppendScratch& scratch, int64_t token) {
     HeadRow row;
     const float* q_norm = args.q_norm.data == nullptr ? nullptr : scratch.q_norm;
@@ -273,20 +328,21 @@ struct ElementwiseKernels {
       write_row(to.dtype, to.data, token * to.stride_token + head * to.stride_head, args.head_dim,
                 row.x);
     }
-    const int64_t slot = args.num_kv_heads == 0 ? -1 : args.slot_mapping[token * args.slot_stride];
-    if (slot < 0) return;
+    if (args.num_kv_heads == 0) return;
+    const Slots slots{
+        args.slot_mapping[token * args.slot_stride],
+        args.recent.slots == nullptr ? -1 : args.recent.slots[token * args.recent.slot_stride]};
+    if (slots.slot < 0 && slots.recent < 0) return;
     const float* k_norm = args.k_norm.data == nullptr ? nullptr : scratch.k_norm;
     for (int64_t head = 0; head < args.num_kv_heads; ++head) {
       const HeadRows &k = args.k, &v = args.v;
       read_row(k.dtype, k.data, token * k.stride_token + head * k.stride_head, args.head_dim,
                row.x);
       norm_and_rotate(args, scratch, k_norm, row.x);
-      write_row(args.k_pages.dtype, args.k_pages.data, slot_offset(args, args.k_pages, slot, head),
-                args.head_dim, row.x);
+      store_head(args, slots, head, true, row.x);
       read_row(v.dtype, v.data, token * v.stride_token + head * v.stride_head, args.head_dim_v,
                row.x);
-      write_row(args.v_pages.dtype, args.v_pages.data, slot_offset(args, args.v_pages, slot, head),
-                args.head_dim_v, row.x);
+      store_head(args, slots, head, false, row.x);
     }
   }
 

@@ -12,6 +12,7 @@
 #include "core/device.h"
 #include "core/kv_append_args.h"
 #include "core/merge_states_args.h"
+#include "core/quantise.h"
 #include "core/rope.h"
 
 namespace headrace::cpu {

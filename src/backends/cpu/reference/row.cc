@@ -16,6 +16,35 @@ double load(const Problem& p, const Operand& x, std::int64_t offset) {
   return load_as_double(dtype_of(p), x.data, offset);
 }
 
+// K or V of one key of a KV head, in the form that the query sees.
+struct KeyRow {
+  DType dtype;
+  const void* data;
+  std::int64_t offset;
+  double scale;
+
+  double operator[](std::int64_t d) const {
+    return scale * load_as_double(dtype, data, elements_of(dtype, offset) + d);
+  }
+};
+
+KeyRow key_row(const Problem& p, const AttentionArgs& args, const Sequence& sequence,
+               std::int64_t batch_idx, std::int64_t head, std::int64_t q_idx, std::int64_t k_idx,
+               bool is_of_k) {
+  const std::int64_t kv_head = head / group_size(p);
+  const std::int64_t position = q_idx + sequence.seqlen_k - sequence.seqlen_q;
+  if (has_recent(p) && k_idx >= first_recent(p, position)) {
+    const Operand& x = is_of_k ? args.recent.k : args.recent.v;
+    return {dtype_of(p), x.data,
+            recent_offset(p, args.recent, x, sequence, batch_idx, k_idx, kv_head), 1.0};
+  }
+  const Operand& x = is_of_k ? args.k : args.v;
+  return {is_of_k ? k_dtype_of(p) : v_dtype_of(p), x.data,
+          key_offset(p, args.paged, x, sequence, batch_idx, k_idx, kv_head),
+          scale_of(p, args.paged, is_of_k ? args.k_scale : args.v_scale, sequence, batch_idx, k_idx,
+                   kv_head)};
+}
+
 // Element offset in an operand shaped like the scores. In a ragged batch the query axis counts
 // packed rows.
 std::int64_t score_offset(const ScoreOperand& x, const Sequence& sequence, std::int64_t batch_idx,
@@ -30,11 +59,10 @@ double score_of(const Problem& p, const AttentionArgs& args, const Sequence& seq
                 std::int64_t batch_idx, std::int64_t head, std::int64_t q_idx, std::int64_t k_idx,
                 double& magnitude) {
   const std::int64_t q = row_offset(args.q, batch_idx, sequence.row_q + q_idx, head);
-  const std::int64_t k =
-      key_offset(p, args.paged, args.k, sequence, batch_idx, k_idx, head / group_size(p));
+  const KeyRow k = key_row(p, args, sequence, batch_idx, head, q_idx, k_idx, true);
   double dot = 0, absolute = 0;
   for (std::int64_t d = 0; d < p.head_dim; ++d) {
-    const double product = load(p, args.q, q + d) * load(p, args.k, k + d);
+    const double product = load(p, args.q, q + d) * k[d];
     dot += product;
     absolute += std::abs(product);
   }
@@ -139,10 +167,9 @@ void attention_row(const Problem& p, const AttentionArgs& args, const Sequence& 
     double& weight = row.probs[static_cast<std::size_t>(j)];
     if (has_dropout(p))
       weight *= is_kept(p, args, batch_idx, head, q_idx, j) ? keep_factor(p) : 0.0;
-    const std::int64_t v =
-        key_offset(p, args.paged, args.v, sequence, batch_idx, j, head / group_size(p));
+    const KeyRow v = key_row(p, args, sequence, batch_idx, head, q_idx, j, false);
     for (std::int64_t d = 0; d < p.head_dim_v; ++d) {
-      const double term = weight * load(p, args.v, v + d);
+      const double term = weight * v[d];
       row.out[static_cast<std::size_t>(d)] += term;
       row.abs_out[static_cast<std::size_t>(d)] += std::abs(term);
     }

@@ -14,9 +14,20 @@ struct F16 {
   uint16_t bits;
 };
 
+// Codes of a quantised KV cache; loads give the code as a float, without a scale.
+struct Int8 {
+  int8_t code;
+};
+struct E4m3 {
+  uint8_t bits;
+};
+
 inline float to_float(float x) { return x; }
 inline float to_float(Bf16 x) { return float_from_bf16(x.bits); }
 inline float to_float(F16 x) { return float_from_f16(x.bits); }
+
+inline float to_float(Int8 x) { return static_cast<float>(x.code); }
+inline float to_float(E4m3 x) { return float_from_e4m3(x.bits); }
 
 inline void from_float(float x, float& out) { out = x; }
 inline void from_float(float x, Bf16& out) { out.bits = bf16_from_float(x); }

@@ -23,6 +23,13 @@ struct Vec {
   static F load(const F16* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   }
+  static F load(const Int8* p) {
+    return _mm512_cvtepi32_ps(
+        _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  }
+  static F load(const E4m3* p) {
+    return e4m3_to_float(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
   static void load_even_odd(const Bf16* p, F& even, F& odd) {
     const I pairs = _mm512_loadu_si512(p);
     even = from_bits(_mm512_slli_epi32(pairs, 16));
@@ -34,6 +41,12 @@ struct Vec {
   }
   static F load_partial(const F16* p, int n) {
     return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(n), p));
+  }
+  static F load_partial(const Int8* p, int n) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(first_lanes(n), p)));
+  }
+  static F load_partial(const E4m3* p, int n) {
+    return e4m3_to_float(_mm_maskz_loadu_epi8(first_lanes(n), p));
   }
 
   static void store(float* p, F x) { _mm512_storeu_ps(p, x); }
@@ -168,6 +181,16 @@ struct Vec {
   }
   static F bf16_to_float(__m256i half) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+  }
+  // As f16 bits the magnitude is 2^-8 of the value, subnormals included. The last code is NaN.
+  static F e4m3_to_float(__m128i codes) {
+    const __m256i wide = _mm256_cvtepu8_epi16(codes);
+    const __m256i magnitude = _mm256_and_si256(wide, _mm256_set1_epi16(0x7f));
+    const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(wide, _mm256_set1_epi16(0x80)), 8);
+    const __mmask16 is_nan = _mm256_cmpeq_epi16_mask(magnitude, _mm256_set1_epi16(0x7f));
+    const __m256i half =
+        _mm256_mask_mov_epi16(_mm256_slli_epi16(magnitude, 7), is_nan, _mm256_set1_epi16(0x7e00));
+    return _mm512_mul_ps(_mm512_cvtph_ps(_mm256_or_si256(half, sign)), _mm512_set1_ps(256.0f));
   }
   static __m256i f16_from(F x) { return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT); }
   static __m256i bf16_from(F x) {

@@ -17,6 +17,14 @@ struct Vec {
   static F load(const float* p) { return vld1q_f32(p); }
   static F load(const Bf16* p) { return from_bits(vshlq_n_u32(vmovl_u16(load_halves(p)), 16)); }
   static F load(const F16* p) { return vcvt_f32_f16(vreinterpret_f16_u16(load_halves(p))); }
+  static F load(const Int8* p) {
+    const int8_t codes[8] = {p[0].code, p[1].code, p[2].code, p[3].code};
+    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vld1_s8(codes)))));
+  }
+  static F load(const E4m3* p) {
+    const float x[4] = {to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])};
+    return vld1q_f32(x);
+  }
   static void load_even_odd(const Bf16* p, F& even, F& odd) {
     const uint32x4_t pairs = vreinterpretq_u32_u16(vld1q_u16(&p->bits));
     even = from_bits(vshlq_n_u32(pairs, 16));

@@ -1,6 +1,7 @@
 // One float at a time, for any machine; also documents the interface of a Vec.
 //
-// Every Vec has: kWidth, F (floats), I (int32 lanes); loads of float, Bf16 and F16 that convert,
+// Every Vec has: kWidth, F (floats), I (int32 lanes); loads of float, Bf16, F16 and of codes (Int8,
+// E4m3) that convert,
 // their partial forms (the first n < kWidth elements, padded with zeros; nothing else is read or
 // written), stores that round to nearest even; arithmetic; max and min return the *second* operand
 // if either is NaN (like the x86 instructions). Vecs with pairs of lanes also have load_twice,

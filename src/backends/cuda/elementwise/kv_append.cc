@@ -22,6 +22,11 @@ Status check_pointers(const KvAppendArgs& args, int device_id) {
                   {"v", args.v.data},
                   {"k_pages", args.k_pages.data},
                   {"v_pages", args.v_pages.data},
+                  {"k_scale", args.k_scale.data},
+                  {"v_scale", args.v_scale.data},
+                  {"k_recent", args.recent.k.data},
+                  {"v_recent", args.recent.v.data},
+                  {"recent_slots", args.recent.slots},
                   {"slot_mapping", args.slot_mapping},
                   {"positions", args.positions},
                   {"cos", args.tables.cos},
@@ -133,7 +138,9 @@ Status kv_append(const KvAppendArgs& args, int device_id, Stream stream) {
                                 .k = has_vectors(args.k, args.head_dim),
                                 .v = has_vectors(args.v, args.head_dim_v),
                                 .k_pages = has_vectors(args.k_pages, args.head_dim),
-                                .v_pages = has_vectors(args.v_pages, args.head_dim_v)};
+                                .v_pages = has_vectors(args.v_pages, args.head_dim_v),
+                                .k_recent = has_vectors(args.recent.k, args.head_dim),
+                                .v_recent = has_vectors(args.recent.v, args.head_dim_v)};
   if (append::takes_vectors(args, vectors))
     return append::launch_vectors(append::vector_params(args, word.value()), args.k.dtype, stream);
   return append::launch(args, config, vectors, word.value(), stream);

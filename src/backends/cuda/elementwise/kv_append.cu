@@ -8,6 +8,7 @@
 #include "backends/cuda/elementwise/kv_append.h"
 #include "backends/cuda/elementwise/rotate.cuh"
 #include "backends/cuda/runtime/launch.cuh"
+#include "core/quantise.h"
 
 namespace headrace::cuda::append {
 namespace {
@@ -78,7 +79,6 @@ __device__ inline void read_row(DType dtype, const void* data, std::int64_t offs
   }
 }
 
-// The format of the pages: a quantiser would take its place.
 __device__ inline void write_row(const float* x, int width, bool has_vectors, int lane, DType dtype,
                                  void* data, std::int64_t offset) {
   switch (dtype) {
@@ -90,6 +90,47 @@ __device__ inline void write_row(const float* x, int width, bool has_vectors, in
     default:
       return write_elements(x, width, has_vectors, lane, static_cast<float*>(data) + offset);
   }
+}
+
+// The first element of the largest magnitude; NaN if any is: its bits are the largest.
+__device__ inline float extreme_of(const float* x, int width, int lane) {
+  const auto bits_of = [](float value) { return __float_as_uint(value) & 0x7fffffffu; };
+  float extreme = 0;
+  int at = width;
+  for (int i = lane; i < width; i += kWarp)
+    if (bits_of(x[i]) > bits_of(extreme)) {
+      extreme = x[i];
+      at = i;
+    }
+#pragma unroll
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) {
+    const float other = __shfl_xor_sync(~0u, extreme, mask);
+    const int other_at = __shfl_xor_sync(~0u, at, mask);
+    const bool is_first = bits_of(other) == bits_of(extreme) && other_at < at;
+    if (bits_of(other) > bits_of(extreme) || is_first) {
+      extreme = other;
+      at = other_at;
+    }
+  }
+  return extreme;
+}
+
+// Codes of a head, and its scale.
+__device__ inline void write_codes(const float* x, int width, int lane, DType format, void* data,
+                                   std::int64_t offset, float* scale) {
+  const float s = quantised_scale(format, extreme_of(x, width, lane));
+  const float inverse = inverse_scale(s);
+  if (lane == 0) *scale = s;
+  auto* to = static_cast<std::uint8_t*>(data) + offset;
+  if (format == DType::i4x2) {
+    for (int i = lane; i < width / 2; i += kWarp)
+      to[i] = static_cast<std::uint8_t>(quantise_i4(x[2 * i], inverse) |
+                                        quantise_i4(x[2 * i + 1], inverse) << 4);
+    return;
+  }
+  for (int i = lane; i < width; i += kWarp)
+    to[i] = format == DType::i8 ? static_cast<std::uint8_t>(quantise_i8(x[i], inverse))
+                                : quantise_e4m3(x[i], inverse);
 }
 
 // x * weight / sqrt(mean(x^2) + eps), by one warp in a fixed order.
@@ -135,13 +176,39 @@ __device__ inline void compute_angles(const KvAppendArgs& args, int position, fl
   }
 }
 
-// One head of a token by one warp; `slot` is negative for a token that is not stored.
+// Where a token is stored; negative: it is not.
+struct Slots {
+  std::int64_t slot, recent;
+};
+
+// A head of K or V, to its slots.
+__device__ inline void store_head(const Params& p, const Slots& slots, std::int64_t head, bool is_k,
+                                  int width, int lane, const float* x) {
+  const KvAppendArgs& args = p.args;
+  const PageRows& pages = is_k ? args.k_pages : args.v_pages;
+  const ScaleRows& scales = is_k ? args.k_scale : args.v_scale;
+  if (slots.slot >= 0) {
+    const std::int64_t at = slot_offset(args.page_size, pages, slots.slot, head);
+    if (scales.data != nullptr)
+      write_codes(x, width, lane, pages.dtype, pages.data, at,
+                  scales.data + slot_offset(args.page_size, scales, slots.slot, head));
+    else
+      write_row(x, width, is_k ? p.vectors.k_pages : p.vectors.v_pages, lane, pages.dtype,
+                pages.data, at);
+  }
+  if (slots.recent < 0) return;
+  const PageRows& recent = is_k ? args.recent.k : args.recent.v;
+  write_row(x, width, is_k ? p.vectors.k_recent : p.vectors.v_recent, lane, recent.dtype,
+            recent.data, slot_offset(args.recent.group, recent, slots.recent, head));
+}
+
+// One head of a token by one warp.
 __device__ inline void append_row(const Params& p, std::int64_t token, std::int64_t row_idx,
-                                  std::int64_t slot, const float* cos, const float* sin, int lane,
+                                  const Slots& slots, const float* cos, const float* sin, int lane,
                                   float* x) {
   const KvAppendArgs& args = p.args;
   const bool is_q = row_idx < args.num_heads;
-  if (!is_q && slot < 0) return;
+  if (!is_q && slots.slot < 0 && slots.recent < 0) return;
   const bool is_k = !is_q && row_idx < args.num_heads + args.num_kv_heads;
   const HeadRows& from = is_q ? args.q : is_k ? args.k : args.v;
   const bool from_vectors = is_q ? p.vectors.q : is_k ? p.vectors.k : p.vectors.v;
@@ -162,9 +229,7 @@ __device__ inline void append_row(const Params& p, std::int64_t token, std::int6
     write_row(x, width, p.vectors.q_out, lane, to.dtype, to.data,
               token * to.stride_token + head * to.stride_head);
   } else {
-    const PageRows& to = is_k ? args.k_pages : args.v_pages;
-    write_row(x, width, is_k ? p.vectors.k_pages : p.vectors.v_pages, lane, to.dtype, to.data,
-              slot_offset(args, to, slot, head));
+    store_head(p, slots, head, is_k, width, lane, x);
   }
   __syncwarp();  // the row is written before the next head is read into it
 }
@@ -193,13 +258,16 @@ __global__ void __launch_bounds__(kWarp* kWarps) append_tokens(const __grid_cons
       compute_angles(args, position, cos, sin);
       __syncthreads();
     }
-    std::int64_t slot = args.num_kv_heads == 0 ? -1 : args.slot_mapping[token * args.slot_stride];
-    if (slot >= args.num_pages * args.page_size) {
+    const RecentRows& recent = args.recent;
+    Slots slots{args.num_kv_heads == 0 ? -1 : args.slot_mapping[token * args.slot_stride],
+                recent.slots == nullptr ? -1 : recent.slots[token * recent.slot_stride]};
+    if (slots.slot >= args.num_pages * args.page_size ||
+        slots.recent >= recent.num_pages * recent.group) {
       if (reports) report_length_error(p.error_word, LengthError::slot_mapping, token);
-      slot = -1;
+      slots = {-1, -1};
     }
     for (std::int64_t row_idx = first_row + warp; row_idx < last_row; row_idx += kWarps)
-      append_row(p, token, row_idx, slot, cos, sin, lane, x);
+      append_row(p, token, row_idx, slots, cos, sin, lane, x);
   }
 }
 

@@ -45,7 +45,7 @@ constexpr Config config_of(const KvAppendArgs& args, std::int64_t num_sms) {
 
 // Which operands allow accesses of 16 bytes: all their heads are aligned and whole vectors long.
 struct Vectors {
-  bool q, q_out, k, v, k_pages, v_pages;
+  bool q, q_out, k, v, k_pages, v_pages, k_recent, v_recent;
 };
 
 // Enqueues the general kernel; num_tokens and num_rows are not 0.

@@ -26,8 +26,9 @@ Failure length_failure(std::uint32_t word, int device_id) {
         device_id, entry);
   if (kind == LengthError::block_table)
     return invalid_argument(
-        "block_table on cuda:{}: a used entry of sequence {} (the first that was seen) is no page "
-        "of k and v, and its keys were not read: it must be 0 to num_pages - 1; options.checked=1 "
+        "block_table or recent_table on cuda:{}: a used entry of sequence {} (the first that was "
+        "seen) is no page, and its keys were not read: it must be 0 to num_pages - 1, or to "
+        "num_recent_pages - 1; options.checked=1 "
         "names the entry before anything runs",
         device_id, entry);
   if (kind == LengthError::slot_mapping)

@@ -5,6 +5,7 @@
 #include "backends/cuda/common/element.cuh"
 #include "backends/cuda/common/lengths.cuh"
 #include "backends/cuda/simple/params.h"
+#include "core/dtype.h"
 #include "core/philox.h"
 
 namespace headrace::cuda::simple {
@@ -24,6 +25,16 @@ __device__ inline bool has_page(const Problem& p, const PagedKeys& paged, std::i
   return page >= 0 && page < p.num_pages;
 }
 
+// The same of a recent key.
+__device__ inline bool has_recent_page(const Problem& p, const RecentKeys& recent,
+                                       const Sequence& sequence, std::int64_t batch_idx,
+                                       std::int64_t key) {
+  const std::int64_t entry = key / p.recent_group - first_recent_group(p, sequence);
+  const std::int64_t page =
+      entry < p.max_recent ? recent.table[batch_idx * recent.stride_table + entry] : -1;
+  return page >= 0 && page < p.num_recent_pages;
+}
+
 // One thread per sequence reports lengths and pages that break a rule.
 __device__ inline Sequence sequence_at(const Params& c, const RowPlace& place, int lane) {
   const Problem& p = c.problem;
@@ -33,6 +44,12 @@ __device__ inline Sequence sequence_at(const Params& c, const RowPlace& place, i
   if (reports && has_pages(p)) {
     for (std::int64_t key = 0; key < sequence.seqlen_k; key += p.page_size)
       if (!has_page(p, c.args.paged, place.batch_idx, key))
+        report_length_error(c.lengths.error_word, LengthError::block_table, place.batch_idx);
+  }
+  if (reports && has_recent(p) && sequence.seqlen_q > 0) {
+    std::int64_t key = first_recent_group(p, sequence) * p.recent_group;
+    for (; key < sequence.seqlen_k; key += p.recent_group)
+      if (!has_recent_page(p, c.args.recent, sequence, place.batch_idx, key))
         report_length_error(c.lengths.error_word, LengthError::block_table, place.batch_idx);
   }
   return sequence;
@@ -92,10 +109,59 @@ class ScoreRow {
     return sum;
   }
 
+  // With codes: K or V of a key in the form that the query sees.
+  struct KeyElements {
+    const void* data;
+    DType dtype;
+    std::int64_t offset;  // of the first element
+    Real scale;
+
+    __device__ Real operator[](int d) const {
+      const std::int64_t i = offset + d;
+      switch (dtype) {
+        case DType::i8:
+          return scale * Real(static_cast<const std::int8_t*>(data)[i]);
+        case DType::f8e4m3:
+          return scale * Real(float_from_e4m3(static_cast<const std::uint8_t*>(data)[i]));
+        case DType::i4x2: {
+          const int pair = static_cast<const std::uint8_t*>(data)[i / 2];
+          return scale * Real((i % 2 == 0 ? pair & 15 : pair >> 4) - 8);
+        }
+        default:
+          return load_real(static_cast<const T*>(data), i);
+      }
+    }
+  };
+  __device__ bool is_recent(std::int64_t j) const {
+    return has_recent(p_) && j >= first_recent(p_, diagonal_);
+  }
+  __device__ KeyElements key_elements(std::int64_t j, bool is_of_k) const {
+    if (is_recent(j)) {
+      const Operand& x = is_of_k ? args_.recent.k : args_.recent.v;
+      return {x.data, dtype_of(p_),
+              recent_offset(p_, args_.recent, x, sequence_, place_.batch_idx, j, kv_head_), 1};
+    }
+    const Operand& x = is_of_k ? args_.k : args_.v;
+    const DType dtype = is_of_k ? k_dtype_of(p_) : v_dtype_of(p_);
+    return {x.data, dtype, elements_of(dtype, key_row(x, j)),
+            Real(scale_of(p_, args_.paged, is_of_k ? args_.k_scale : args_.v_scale, sequence_,
+                          place_.batch_idx, j, kv_head_))};
+  }
+  __device__ Real code_product(std::int64_t j) const {
+    const KeyElements key = key_elements(j, true);
+    Real sum = 0;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i)
+      if (column(i) < p_.head_dim) sum += q_[i] * key[column(i)];
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    return sum;
+  }
+
   __device__ void load_query() { load_columns(args_.q, row_q(), place_.head, p_.head_dim, q_); }
   // scale * q.k of key j.
   __device__ Real scaled_product(std::int64_t j) const {
-    return dot(q_, args_.k, j, p_.head_dim) * Real(p_.softmax_scale);
+    const Real product = has_codes(p_) ? code_product(j) : dot(q_, args_.k, j, p_.head_dim);
+    return product * Real(p_.softmax_scale);
   }
   // Softcap, ALiBi, bias.
   __device__ Real score(std::int64_t j, Real s) const {
@@ -113,7 +179,9 @@ class ScoreRow {
   // Bool mask and tree mask; keys_ already has the causal mask and the window. Keys of a page that
   // does not exist are hidden.
   __device__ bool sees(std::int64_t j) const {
-    if (!has_page(p_, args_.paged, place_.batch_idx, j)) return false;
+    if (is_recent(j) ? !has_recent_page(p_, args_.recent, sequence_, place_.batch_idx, j)
+                     : !has_page(p_, args_.paged, place_.batch_idx, j))
+      return false;
     if (args_.mask.data != nullptr &&
         static_cast<const std::uint8_t*>(args_.mask.data)[score_offset(args_.mask, j)] == 0)
       return false;

@@ -10,6 +10,7 @@ constexpr IsaShape kShapes[] = {{1, 4, 4, 1}, {8, 6, 16, 1}, {16, 12, 32, 1}, {1
 
 Problem problem_of(std::int64_t heads, std::int64_t seqlen, std::int64_t dim) {
   Problem p{};
+  p.k_dtype = p.v_dtype = -1;
   p.batch = 1;
   p.num_heads = p.num_kv_heads = heads;
   p.seqlen_q = p.seqlen_k = seqlen;

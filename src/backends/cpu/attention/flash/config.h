@@ -100,13 +100,14 @@ inline constexpr int64_t kRowArrays = 13;
 
 // Scratch of one worker, in floats (and 32-bit units), each part on its own cache lines.
 struct Scratch {
-  int64_t q, k, v, s, o, rows, partials;  // offsets
-  int64_t q_stride;                       // units per row of Q
-  int64_t k_panel, v_panel;               // floats between panels
-  int64_t o_stride;                       // floats per row of O
-  int64_t row_array;                      // floats per per-row array
-  int64_t partial;                        // floats per partial result: O, maximum, sum
+  int64_t q, k, v, s, o, rows, partials, codes;  // offsets
+  int64_t q_stride;                              // units per row of Q
+  int64_t k_panel, v_panel;                      // floats between panels
+  int64_t o_stride;                              // floats per row of O
+  int64_t row_array;                             // floats per per-row array
+  int64_t partial;                               // floats per partial result: O, maximum, sum
   int64_t partial_rows;  // rows with partial results, of a group of splits and of all groups
+  int64_t code_stride;   // elements per row of unpacked codes, or of floats in their place
   int64_t total;
 };
 inline Scratch scratch_layout(const Problem& p, Tile tile, IsaShape isa) {
@@ -130,7 +131,10 @@ inline Scratch scratch_layout(const Problem& p, Tile tile, IsaShape isa) {
   x.partials = x.rows + kRowArrays * x.row_array;
   x.partial = x.o_stride + line;
   x.partial_rows = p.strict_rows ? m : 0;  // only then a row tile has more than one split
-  x.total = x.partials + 2 * x.partial_rows * x.partial;
+  x.codes = x.partials + 2 * x.partial_rows * x.partial;
+  x.code_stride = round_up<int64_t>(std::max(p.head_dim, p.head_dim_v), 64);
+  // kDirectKeys rows of floats, or tile.n rows of bytes.
+  x.total = x.codes + (has_codes(p) ? std::max(kDirectKeys, tile.n / 4) * x.code_stride : 0);
   return x;
 }
 

@@ -7,6 +7,7 @@ namespace {
 
 Problem problem(int64_t seqlen_q, int64_t seqlen_k, int64_t group, int64_t head_dim) {
   Problem p{};
+  p.k_dtype = p.v_dtype = -1;
   p.batch = 1;
   p.seqlen_q = seqlen_q;
   p.seqlen_k = seqlen_k;

@@ -104,9 +104,9 @@ inline void store_sums(const typename Vec::F* acc, float* s) {
 // s[kRows][kKeys] = Q K^T for rows of Q (units in the order of order_units(), zero padded to whole
 // vectors) and kKeys rows of K from `key`. With kFetch, prefetches as many lines of `next` except
 // one per row, which is left to fetch_rest().
-template <class Isa, int kRows, int kKeys, bool kFetch, class Rows>
+template <class Isa, int kRows, int kKeys, bool kFetch, class Rows, class Next>
 inline void dot_rows(const typename Isa::Unit* q, int64_t q_stride, const Operands<Rows>& keys,
-                     Fetch<Rows>& next, int64_t key, float* s) {
+                     Fetch<Next>& next, int64_t key, float* s) {
   using Vec = typename Isa::Vec;
   using E = typename Rows::Element;
   constexpr int64_t kStep = Vec::kWidth * Isa::kPair, kLine = 64 / sizeof(E);
@@ -189,8 +189,8 @@ inline void set_zero(typename Vec::F (&acc)[kRows][kVectors]) {
 
 // Columns [c, c + kVectors vectors) of o[kRows][head_dim_v] = o * row_scale + P V over values
 // [begin, count). With kFetch, prefetches as many lines of `next`.
-template <class Isa, int kRows, int kVectors, bool kFetch, class Rows>
-inline void weigh_columns(const float* p, const Operands<Rows>& values, Fetch<Rows>& next,
+template <class Isa, int kRows, int kVectors, bool kFetch, class Rows, class Next>
+inline void weigh_columns(const float* p, const Operands<Rows>& values, Fetch<Next>& next,
                           int64_t begin, int64_t c, float* o, int64_t o_stride,
                           const float* row_scale) {
   using Vec = typename Isa::Vec;
@@ -251,8 +251,8 @@ inline void weigh_columns(const float* p, const Operands<Rows>& values, Fetch<Ro
 }
 
 // All columns: as many at once as registers allow, the last ones in blocks of kNv vectors.
-template <class Isa, int kRows, bool kFetch, class Rows>
-inline void weigh_values(const float* p, const Operands<Rows>& values, Fetch<Rows>& next,
+template <class Isa, int kRows, bool kFetch, class Rows, class Next>
+inline void weigh_values(const float* p, const Operands<Rows>& values, Fetch<Next>& next,
                          int64_t begin, float* o, int64_t o_stride, const float* row_scale) {
   constexpr int kMost = Isa::kValueVectors;
   int64_t c = 0;
@@ -276,9 +276,9 @@ inline void for_row_blocks(int64_t rows, Body body) {
 
 // s[rows][keys.count] = Q K^T; meanwhile prefetches as many lines of `next`, except those left to
 // fetch_rest().
-template <class Isa, class Rows>
+template <class Isa, class Rows, class Next>
 inline void direct_scores(const typename Isa::Unit* q, int64_t q_stride, int64_t rows,
-                          const Operands<Rows>& keys, Fetch<Rows>& next, float* s) {
+                          const Operands<Rows>& keys, Fetch<Next>& next, float* s) {
   const auto dot = [&](int64_t key, auto num) __attribute__((always_inline)) {
     constexpr int kKeys = decltype(num)::value;
     for_row_blocks(
@@ -309,9 +309,9 @@ inline void fetch_rest(int64_t num_keys, int64_t rows, Fetch<Rows>& next) {
 
 // o[rows][head_dim_v] = o * row_scale + P V over values [begin, count); meanwhile prefetches as
 // many lines of `next`.
-template <class Isa, class Rows>
+template <class Isa, class Rows, class Next>
 inline void direct_output(const float* p, int64_t rows, const Operands<Rows>& values,
-                          Fetch<Rows>& next, int64_t begin, float* o, int64_t o_stride,
+                          Fetch<Next>& next, int64_t begin, float* o, int64_t o_stride,
                           const float* row_scale) {
   for_row_blocks(
       rows, [&](int64_t i, auto n) __attribute__((always_inline)) {

@@ -26,6 +26,8 @@ std::string refuses(const Target& target, const Problem& p, const DeviceInfo& de
     return format_text("supports f32, f16 and bf16, not {}", dtype_name(dtype_of(p)));
   if (target.instance.task_body[p.dtype] == nullptr)
     return format_text("is not compiled for {} in this build", dtype_name(dtype_of(p)));
+  if (has_codes(p) && target.instance.shape.pair != 1)
+    return "multiplies pairs of bf16, and codes are converted to f32";
   if (p.has_probs) return "never materializes the probabilities; only cpu_reference writes probs";
   return {};
 }
@@ -58,6 +60,7 @@ int64_t rows_per_head(int64_t rows, const IsaShape& isa) {
 // all threads must have work.
 int64_t choose_heads_per_task(const Plan& plan, const ForwardPlan& own, const AttentionArgs& args) {
   const Problem& p = plan.problem;
+  if (has_codes(p)) return 1;
   const int64_t rows = p.seqlen_q * group_size(p);
   const bool is_side_by_side = args.k.stride_head == p.head_dim &&
                                args.v.stride_head == p.head_dim_v &&

@@ -90,6 +90,10 @@ class ForwardRow : ScoreRow<T, kPerLane> {
         weight /= denominator_;
         weight *= this->kept(j);
         if (lane_ == 0) write_prob(j, weight);
+        if (has_codes(p_)) {
+          add_codes(j, weight, tile_out);
+          continue;
+        }
         const std::int64_t from = this->key_row(args_.v, j);
 #pragma unroll
         for (int i = 0; i < kPerLane; ++i)
@@ -101,6 +105,13 @@ class ForwardRow : ScoreRow<T, kPerLane> {
       for (int i = 0; i < kPerLane; ++i) out[i] += tile_out[i];
     }
     write_out(out);
+  }
+
+  __device__ void add_codes(std::int64_t j, Real weight, Real (&out)[kPerLane]) {
+    const auto value = this->key_elements(j, false);
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i)
+      if (column(i) < p_.head_dim_v) out[i] += weight * value[column(i)];
   }
 
   __device__ void write_empty() {

@@ -18,6 +18,7 @@ int smem_of(const Problem& p, Tile tile) {
 }
 
 std::string refuses(const Problem& p, const DeviceInfo& device) {
+  if (has_codes(p)) return "takes no quantised k and v";
   if (device.sm < kMinSm)
     return format_text("needs a GPU of sm{} or newer, not sm{}", kMinSm, device.sm);
   if (dtype_of(p) == DType::f64) return "supports f32, f16 and bf16, not f64";

@@ -47,6 +47,7 @@ std::string refused_scores(const Problem& p) {
 }
 
 std::string refuses(const Problem& p, const DeviceInfo& device) {
+  if (has_codes(p)) return "takes no quantised k and v";
   if (std::string reason = refused_device(p, device); !reason.empty()) return reason;
   for (const auto check : {refused_shape, refused_scores})
     if (std::string reason = check(p); !reason.empty()) return reason;

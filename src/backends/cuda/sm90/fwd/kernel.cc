@@ -110,6 +110,7 @@ std::string refused_size(const Problem& p) {
 }
 
 std::string refuses(const Problem& p, const DeviceInfo& device) {
+  if (has_codes(p)) return "takes no quantised k and v";
   if (std::string reason = refused_device(p, device); !reason.empty()) return reason;
   for (const auto check : {refused_layout, refused_scores, refused_size})
     if (std::string reason = check(p); !reason.empty()) return reason;

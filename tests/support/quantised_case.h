@@ -1,0 +1,414 @@
+// Attention over quantised keys, for the tests of the CPU and of CUDA: a batch whose keys and
+// values an append wrote, and what attention must return, in double.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "attention/validate.h"
+#include "core/dtype.h"
+#include "ops/kv_append.h"
+#include "support/random.h"
+
+namespace headrace::testing {
+
+struct QuantisedCase {
+  DType dtype = DType::f32, k_dtype = DType::i8, v_dtype = DType::i8;
+  std::vector<std::int32_t> queries = {1}, keys = {20};  // of each sequence
+  std::int64_t num_heads = 4, num_kv_heads = 2, head_dim = 16, head_dim_v = 16;
+  std::int64_t page_size = 16, group = 16;  // group 0: no recent keys
+  std::int64_t window_left = -1;
+  bool is_head_major = false, has_per_sequence_scales = false, has_softcap = false;
+  bool strict_rows = false;
+  std::uint64_t seed = 1;
+};
+
+inline std::string text_of(const QuantisedCase& c) {
+  const auto list = [](const std::vector<std::int32_t>& x) {
+    std::string text;
+    for (const std::int32_t i : x) text += std::to_string(i) + ' ';
+    return text;
+  };
+  const auto number = [](auto x) { return std::to_string(static_cast<long long>(x)) + ' '; };
+  return std::string(dtype_name(c.dtype)) + ' ' + dtype_name(c.k_dtype) + ' ' +
+         dtype_name(c.v_dtype) + " queries " + list(c.queries) + "keys " + list(c.keys) + "heads " +
+         number(c.num_heads) + number(c.num_kv_heads) + "dims " + number(c.head_dim) +
+         number(c.head_dim_v) + "page " + number(c.page_size) + "group " + number(c.group) +
+         "window " + number(c.window_left) + "flags " + number(c.is_head_major) +
+         number(c.has_per_sequence_scales) + number(c.has_softcap) + "seed " + number(c.seed);
+}
+
+inline QuantisedCase random_quantised_case(Random& random, DType dtype) {
+  constexpr DType kCodes[] = {DType::i8, DType::f8e4m3, DType::i4x2};
+  constexpr std::int64_t kDims[] = {2, 16, 20, 64, 80, 128, 130};
+  constexpr std::int32_t kKeys[] = {1, 2, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, 200, 513, 1100};
+  QuantisedCase c;
+  c.dtype = dtype;
+  c.k_dtype = random.chance(15) ? dtype : random.pick(kCodes);
+  c.v_dtype = random.chance(15) && c.k_dtype != dtype ? dtype : random.pick(kCodes);
+  c.num_kv_heads = random.between(1, 3);
+  c.num_heads = c.num_kv_heads * random.between(1, 4);
+  c.head_dim = random.pick(kDims);
+  c.head_dim_v = random.chance(70) ? c.head_dim : random.pick(kDims);
+  constexpr std::int64_t kGroups[] = {0, 1, 16, 32, 64};
+  constexpr std::int64_t kPages[] = {1, 5, 16, 64};
+  c.group = random.pick(kGroups);
+  c.page_size = random.pick(kPages);
+  c.queries.clear();
+  c.keys.clear();
+  const std::int64_t batch = random.between(1, 4);
+  for (std::int64_t b = 0; b < batch; ++b) {
+    c.keys.push_back(random.pick(kKeys));
+    const auto most = std::min<std::int64_t>(c.keys.back(), random.chance(30) ? 200 : 5);
+    c.queries.push_back(static_cast<std::int32_t>(random.between(1, most)));
+  }
+  if (random.chance(30)) c.window_left = random.between(0, 100);
+  c.is_head_major = random.chance(50);
+  c.has_per_sequence_scales =
+      c.k_dtype != DType::i4x2 && c.v_dtype != DType::i4x2 && c.group == 0 && random.chance(30);
+  c.has_softcap = random.chance(20);
+  c.strict_rows = random.chance(30);
+  c.seed = random.next() % 1000000;
+  return c;
+}
+
+// The memory of a call, with every key and value in both forms.
+class QuantisedCall {
+ public:
+  explicit QuantisedCall(const QuantisedCase& c) : c_(c), random_(c.seed) {
+    batch_ = static_cast<std::int64_t>(c.keys.size());
+    cu_q_.push_back(0);
+    for (const std::int32_t queries : c.queries) cu_q_.push_back(cu_q_.back() + queries);
+    lay_out_pages();
+    append_keys();
+    if (c.has_per_sequence_scales) draw_scales();
+    const std::int64_t rows = cu_q_.back();
+    q_ = elements(c.dtype, rows * c.num_heads * c.head_dim);
+    for (std::int64_t i = 0; i < rows * c.num_heads * c.head_dim; ++i)
+      store_from_double(c.dtype, q_.data(), i, random_.normal());
+    out_ = elements(c.dtype, rows * c.num_heads * c.head_dim_v);
+    lse_.assign(static_cast<std::size_t>(rows * c.num_heads), 0);
+  }
+  QuantisedCall(const QuantisedCall&) = delete;
+
+  const QuantisedCase& options() const { return c_; }
+  std::int64_t num_rows() const { return cu_q_.back(); }
+  std::vector<unsigned char>& out() { return out_; }
+  std::vector<float>& lse() { return lse_; }
+
+  headrace_attention_tensors tensors() {
+    headrace_attention_tensors t{};
+    t.struct_size = sizeof t;
+    const std::int64_t rows = num_rows();
+    t.q = TensorView(q_.data(), c_.dtype, {rows, c_.num_heads, c_.head_dim});
+    t.k = pages_view(k_, c_.k_dtype, num_pages_, c_.page_size, c_.head_dim);
+    t.v = pages_view(v_, c_.v_dtype, num_pages_, c_.page_size, c_.head_dim_v);
+    t.out = TensorView(out_.data(), c_.dtype, {rows, c_.num_heads, c_.head_dim_v});
+    t.lse = TensorView(lse_.data(), DType::f32, {c_.num_heads, rows});
+    t.cu_seqlens_q = TensorView(cu_q_.data(), DType::i32, {batch_ + 1});
+    t.block_table = TensorView(block_table_.data(), DType::i32, {batch_, max_pages_});
+    t.seqused_k = TensorView(keys_.data(), DType::i32, {batch_});
+    t.quantised = &quantised_;
+    quantised_ = {};
+    quantised_.struct_size = sizeof quantised_;
+    if (c_.has_per_sequence_scales) {
+      if (has_codes(c_.k_dtype))
+        quantised_.k_scale = TensorView(k_scale_.data(), DType::f32, {batch_, c_.num_kv_heads});
+      if (has_codes(c_.v_dtype))
+        quantised_.v_scale = TensorView(v_scale_.data(), DType::f32, {batch_, c_.num_kv_heads});
+    } else {
+      if (has_codes(c_.k_dtype)) quantised_.k_scale = scale_view(k_scale_);
+      if (has_codes(c_.v_dtype)) quantised_.v_scale = scale_view(v_scale_);
+    }
+    if (c_.group > 0) {
+      quantised_.k_recent = pages_view(k_recent_, c_.dtype, num_recent_, c_.group, c_.head_dim);
+      quantised_.v_recent = pages_view(v_recent_, c_.dtype, num_recent_, c_.group, c_.head_dim_v);
+      quantised_.recent_table = TensorView(recent_table_.data(), DType::i32, {batch_, max_recent_});
+    }
+    return t;
+  }
+  headrace_attention_options attention_options() const {
+    headrace_attention_options o = default_options();
+    o.causal = HEADRACE_CAUSAL_BOTTOM_RIGHT;
+    o.max_seqlen_q = *std::ranges::max_element(c_.queries);
+    o.max_seqlen_k = *std::ranges::max_element(c_.keys);
+    o.window_left = c_.window_left;
+    o.softcap = c_.has_softcap ? 3 : 0;
+    o.strict_rows = c_.strict_rows;
+    return o;
+  }
+
+  // Of one sequence: only the last queries. The pages stay.
+  void keep_last_queries(std::int32_t queries) {
+    const std::int64_t dropped = c_.queries[0] - queries;
+    const std::int64_t groups = c_.group == 0 ? 0 : first_group(0);
+    q_.erase(q_.begin(), q_.begin() + static_cast<std::ptrdiff_t>(
+                                          dropped * c_.num_heads * c_.head_dim *
+                                          static_cast<std::int64_t>(dtype_bytes(c_.dtype))));
+    c_.queries[0] = cu_q_[1] = queries;
+    if (c_.group > 0)
+      recent_table_.erase(recent_table_.begin(), recent_table_.begin() + (first_group(0) - groups));
+    max_recent_ = static_cast<std::int64_t>(recent_table_.size());
+  }
+
+  // Everything that tensors() refers to, for copies to a device.
+  struct Memory {
+    void* data;
+    std::size_t bytes;
+  };
+  std::vector<Memory> memory() {
+    std::vector<Memory> all;
+    for (auto* x : {&q_, &k_, &v_, &k_recent_, &v_recent_, &out_})
+      all.push_back({x->data(), x->size()});
+    for (auto* x : {&k_scale_, &v_scale_, &lse_})
+      all.push_back({x->data(), x->size() * sizeof(float)});
+    for (auto* x : {&cu_q_, &keys_, &block_table_, &recent_table_})
+      all.push_back({x->data(), x->size() * sizeof(std::int32_t)});
+    return all;
+  }
+
+  struct Row {
+    std::vector<double> out, magnitude;  // [head_dim_v]; magnitude: sum of |p v|
+    double lse = 0;
+  };
+  Row expected(std::int64_t b, std::int64_t q_idx, std::int64_t head) const {
+    const std::int64_t position = q_idx + c_.keys[at(b)] - c_.queries[at(b)];
+    const std::int64_t first =
+        c_.window_left < 0 ? 0 : std::max<std::int64_t>(0, position - c_.window_left);
+    std::vector<double> scores;
+    for (std::int64_t j = first; j <= position; ++j) {
+      double dot = 0;
+      for (std::int64_t d = 0; d < c_.head_dim; ++d)
+        dot += load_as_double(c_.dtype, q_.data(),
+                              ((cu_q_[at(b)] + q_idx) * c_.num_heads + head) * c_.head_dim + d) *
+               key(true, b, position, j, head, d);
+      dot /= std::sqrt(static_cast<double>(c_.head_dim));
+      scores.push_back(c_.has_softcap ? 3 * std::tanh(dot / 3) : dot);
+    }
+    const double top = *std::ranges::max_element(scores);
+    double sum = 0;
+    for (double& score : scores) sum += score = std::exp(score - top);
+    Row row{std::vector<double>(at(c_.head_dim_v)), std::vector<double>(at(c_.head_dim_v)),
+            top + std::log(sum)};
+    for (std::int64_t j = first; j <= position; ++j)
+      for (std::int64_t d = 0; d < c_.head_dim_v; ++d) {
+        const double term = scores[at(j - first)] / sum * key(false, b, position, j, head, d);
+        row.out[at(d)] += term;
+        row.magnitude[at(d)] += std::abs(term);
+      }
+    return row;
+  }
+  double result(std::int64_t b, std::int64_t q_idx, std::int64_t head, std::int64_t d) const {
+    return load_as_double(c_.dtype, out_.data(),
+                          ((cu_q_[at(b)] + q_idx) * c_.num_heads + head) * c_.head_dim_v + d);
+  }
+  float result_lse(std::int64_t b, std::int64_t q_idx, std::int64_t head) const {
+    return lse_[at(head * num_rows() + cu_q_[at(b)] + q_idx)];
+  }
+
+ private:
+  static std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+  static bool has_codes(DType dtype) { return dtype_bytes(dtype) == 1; }
+  std::vector<unsigned char> elements(DType dtype, std::int64_t count) const {
+    return std::vector<unsigned char>(at(count) * dtype_bytes(dtype), 0xff);  // NaN
+  }
+  std::int64_t stored_dim(DType dtype, std::int64_t dim) const {
+    return dtype == DType::i4x2 ? dim / 2 : dim;
+  }
+  TensorView pages_view(std::vector<unsigned char>& memory, DType dtype, std::int64_t num_pages,
+                        std::int64_t page_size, std::int64_t dim) const {
+    const std::int64_t d = stored_dim(dtype, dim), heads = c_.num_kv_heads;
+    TensorView view(memory.data(), dtype, {num_pages, page_size, heads, d});
+    if (c_.is_head_major) {
+      view.strides[1] = d;
+      view.strides[2] = page_size * d;
+    }
+    return view;
+  }
+  TensorView scale_view(std::vector<float>& memory) const {
+    return TensorView(memory.data(), DType::f32, {num_pages_, c_.page_size, c_.num_kv_heads});
+  }
+
+  // Distinct pages in random order; entries behind the used ones are no pages.
+  void lay_out_pages() {
+    keys_ = c_.keys;
+    const auto ceil = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
+    max_pages_ = 0;
+    std::int64_t used = 0, used_recent = 0;
+    for (std::int64_t b = 0; b < batch_; ++b) {
+      max_pages_ = std::max(max_pages_, ceil(keys_[at(b)], c_.page_size));
+      used += ceil(keys_[at(b)], c_.page_size);
+      if (c_.group == 0) continue;
+      max_recent_ = std::max(max_recent_, num_groups(b));
+      used_recent += num_groups(b);
+    }
+    num_pages_ = used + 2;
+    num_recent_ = used_recent + 2;
+    block_table_.assign(at(batch_ * max_pages_), 2147480000);
+    recent_table_.assign(at(batch_ * max_recent_), -5);
+    std::vector<std::int32_t> pages = shuffled(num_pages_), recent = shuffled(num_recent_);
+    for (std::int64_t b = 0; b < batch_; ++b) {
+      for (std::int64_t i = 0; i < ceil(keys_[at(b)], c_.page_size); ++i) {
+        block_table_[at(b * max_pages_ + i)] = pages.back();
+        pages.pop_back();
+      }
+      for (std::int64_t i = 0; c_.group > 0 && i < num_groups(b); ++i) {
+        recent_table_[at(b * max_recent_ + i)] = recent.back();
+        recent.pop_back();
+      }
+    }
+  }
+  std::int64_t first_group(std::int64_t b) const {
+    return (keys_[at(b)] - c_.queries[at(b)]) / c_.group;
+  }
+  std::int64_t num_groups(std::int64_t b) const {
+    return (keys_[at(b)] - 1) / c_.group - first_group(b) + 1;
+  }
+  std::vector<std::int32_t> shuffled(std::int64_t count) {
+    std::vector<std::int32_t> order(at(count));
+    std::iota(order.begin(), order.end(), 0);
+    for (std::int64_t i = count - 1; i > 0; --i)
+      std::swap(order[at(i)], order[at(random_.between(0, i))]);
+    return order;
+  }
+
+  // All keys of all sequences by one append.
+  void append_keys() {
+    std::vector<std::int64_t> slots, recent_slots;
+    for (std::int64_t b = 0; b < batch_; ++b)
+      for (std::int64_t j = 0; j < keys_[at(b)]; ++j) {
+        slots.push_back(block_table_[at(b * max_pages_ + j / c_.page_size)] * c_.page_size +
+                        j % c_.page_size);
+        const bool is_recent = c_.group > 0 && j / c_.group >= first_group(b);
+        recent_slots.push_back(
+            !is_recent
+                ? -1
+                : recent_table_[at(b * max_recent_ + j / c_.group - first_group(b))] * c_.group +
+                      j % c_.group);
+      }
+    const auto n = static_cast<std::int64_t>(slots.size());
+    std::vector<float> k(at(n * c_.num_kv_heads * c_.head_dim)),
+        v(at(n * c_.num_kv_heads * c_.head_dim_v));
+    for (float& x : k) x = static_cast<float>(random_.normal() * (random_.chance(2) ? 6 : 1));
+    for (float& x : v) x = static_cast<float>(random_.normal());
+    k_ = elements(c_.k_dtype, num_pages_ * c_.page_size * c_.num_kv_heads *
+                                  stored_dim(c_.k_dtype, c_.head_dim));
+    v_ = elements(c_.v_dtype, num_pages_ * c_.page_size * c_.num_kv_heads *
+                                  stored_dim(c_.v_dtype, c_.head_dim_v));
+    k_recent_ = elements(c_.dtype, num_recent_ * c_.group * c_.num_kv_heads * c_.head_dim);
+    v_recent_ = elements(c_.dtype, num_recent_ * c_.group * c_.num_kv_heads * c_.head_dim_v);
+    const auto nan = std::numeric_limits<float>::quiet_NaN();
+    k_scale_.assign(at(num_pages_ * c_.page_size * c_.num_kv_heads), nan);
+    v_scale_ = k_scale_;
+    QuantisedCase per_key = c_;
+    headrace_kv_append_tensors t{};
+    t.struct_size = sizeof t;
+    headrace_quantised_kv x{};
+    x.struct_size = sizeof x;
+    t.quantised = &x;
+    t.k = TensorView(k.data(), DType::f32, {n, c_.num_kv_heads, c_.head_dim});
+    t.v = TensorView(v.data(), DType::f32, {n, c_.num_kv_heads, c_.head_dim_v});
+    t.k_pages = pages_view(k_, c_.k_dtype, num_pages_, c_.page_size, c_.head_dim);
+    t.v_pages = pages_view(v_, c_.v_dtype, num_pages_, c_.page_size, c_.head_dim_v);
+    t.slot_mapping = TensorView(slots.data(), DType::i64, {n});
+    if (has_codes(c_.k_dtype)) x.k_scale = scale_view(k_scale_);
+    if (has_codes(c_.v_dtype)) x.v_scale = scale_view(v_scale_);
+    if (c_.group > 0) {
+      x.k_recent = pages_view(k_recent_, c_.dtype, num_recent_, c_.group, c_.head_dim);
+      x.v_recent = pages_view(v_recent_, c_.dtype, num_recent_, c_.group, c_.head_dim_v);
+      t.recent_slots = TensorView(recent_slots.data(), DType::i64, {n});
+    }
+    append_status_ = kv_append(t, default_kv_append_options(), nullptr, nullptr);
+  }
+
+ public:
+  const Status& append_status() const { return append_status_; }
+
+ private:
+  void draw_scales() {
+    k_scale_.resize(at(batch_ * c_.num_kv_heads));
+    v_scale_.resize(k_scale_.size());
+    for (std::vector<float>* scales : {&k_scale_, &v_scale_})
+      for (float& scale : *scales) scale = static_cast<float>(0.01 + 0.01 * random_.uniform());
+  }
+
+  // An element of the key or value j as a query of sequence b at `position` sees it.
+  double key(bool is_of_k, std::int64_t b, std::int64_t position, std::int64_t j, std::int64_t head,
+             std::int64_t d) const {
+    const std::int64_t kv_head = head / (c_.num_heads / c_.num_kv_heads);
+    const std::int64_t dim = is_of_k ? c_.head_dim : c_.head_dim_v;
+    const auto offset = [&](std::int64_t page, std::int64_t page_size, std::int64_t slot,
+                            std::int64_t width) {
+      const std::int64_t row = c_.is_head_major
+                                   ? (page * c_.num_kv_heads + kv_head) * page_size + slot
+                                   : (page * page_size + slot) * c_.num_kv_heads + kv_head;
+      return row * width;
+    };
+    if (c_.group > 0 && j / c_.group == position / c_.group) {
+      const std::int64_t page = recent_table_[at(b * max_recent_ + j / c_.group - first_group(b))];
+      return load_as_double(c_.dtype, (is_of_k ? k_recent_ : v_recent_).data(),
+                            offset(page, c_.group, j % c_.group, dim) + d);
+    }
+    const DType dtype = is_of_k ? c_.k_dtype : c_.v_dtype;
+    const std::int64_t page = block_table_[at(b * max_pages_ + j / c_.page_size)];
+    const double code = load_as_double(dtype, (is_of_k ? k_ : v_).data(),
+                                       offset(page, c_.page_size, j % c_.page_size, dim) + d);
+    if (!has_codes(dtype)) return code;
+    const std::vector<float>& scales = is_of_k ? k_scale_ : v_scale_;
+    const std::int64_t scale =
+        c_.has_per_sequence_scales
+            ? b * c_.num_kv_heads + kv_head
+            : (page * c_.page_size + j % c_.page_size) * c_.num_kv_heads + kv_head;
+    return code * static_cast<double>(scales[at(scale)]);
+  }
+
+  QuantisedCase c_;
+  Random random_;
+  std::int64_t batch_ = 0, max_pages_ = 0, num_pages_ = 0, max_recent_ = 0, num_recent_ = 0;
+  std::vector<std::int32_t> cu_q_, keys_, block_table_, recent_table_;
+  std::vector<unsigned char> q_, k_, v_, k_recent_, v_recent_, out_;
+  std::vector<float> k_scale_, v_scale_, lse_;
+  headrace_quantised_kv quantised_{};
+  Status append_status_;
+};
+
+// The result is rounded; `error_bound` is relative to the sum of |p v|. Of many rows over many keys
+// some are checked, the first and the last of each sequence among them.
+inline void expect_close(const QuantisedCall& call, double error_bound, double lse_bound,
+                         const std::string& what) {
+  const QuantisedCase& c = call.options();
+  const double rounding = c.dtype == DType::bf16 ? 0x1p-8 : c.dtype == DType::f16 ? 0x1p-11 : 0;
+  double worst = 0, worst_lse = 0;
+  for (std::size_t b = 0; b < c.keys.size(); ++b) {
+    constexpr std::int64_t kMostElements = 4'000'000;
+    const std::int64_t elements =
+        c.queries[b] * c.num_heads * std::int64_t{c.keys[b]} * (c.head_dim + c.head_dim_v);
+    const std::int64_t step = elements / kMostElements + 1;
+    for (std::int64_t i = 0; i < c.queries[b]; ++i)
+      for (std::int64_t head = 0; head < c.num_heads; ++head) {
+        const bool is_edge = i == 0 || i + 1 == c.queries[b];
+        if ((i * c.num_heads + head) % step != 0 && !(is_edge && head + 1 == c.num_heads)) continue;
+        const auto batch_idx = static_cast<std::int64_t>(b);
+        const QuantisedCall::Row row = call.expected(batch_idx, i, head);
+        const auto lse = static_cast<double>(call.result_lse(batch_idx, i, head));
+        worst_lse = std::isnan(lse) ? 1e9 : std::max(worst_lse, std::abs(row.lse - lse));
+        for (std::int64_t d = 0; d < c.head_dim_v; ++d) {
+          const auto at = static_cast<std::size_t>(d);
+          const double error = std::abs(row.out[at] - call.result(batch_idx, i, head, d));
+          const double allowed =
+              rounding * std::abs(row.out[at]) + error_bound * row.magnitude[at] + 1e-6;
+          worst = std::isnan(error) ? 1e9 : std::max(worst, error / allowed);
+        }
+      }
+  }
+  EXPECT_LE(worst, 1.0) << what;
+  EXPECT_LE(worst_lse, lse_bound) << what;
+}
+
+}  // namespace headrace::testing
