@@ -46,6 +46,7 @@ UNITS = {
     "cuda_release_sm80": ["sm80/fwd/bf16_hd64", "sm80/fwd/bf16_hd128"],
     "cuda_softmax": ["softmax/f32"],
     "cuda_kv_append": ["elementwise/kv_append"],
+    "cuda_sm80_codes": ["sm80/codes/bf16_hd64", "sm80/codes/bf16_hd128"],
     "cuda_merge_states": ["elementwise/merge_states"],
     "cuda_backward_rows": ["common/bwd_preprocess"],
     "cuda_fixed_point": ["common/bwd_preprocess", "sm90/bwd/postprocess", "sm90/bwd/hd64_fixed",

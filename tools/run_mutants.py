@@ -125,6 +125,7 @@ ON_CUDA = {
     "cuda_release_sm80": (stress("cuda_sm80_fwd bf16"),),
     "cuda_softmax": (gtest("CUDA softmax", "tests/cuda/headrace_cuda_tests", "*Softmax*"),),
     "cuda_kv_append": (gtest("CUDA append", "tests/cuda/headrace_cuda_tests", "CudaKvAppend*"),),
+    "cuda_sm80_codes": (gtest("CUDA codes", "tests/cuda/headrace_cuda_tests", "CudaCodes*"),),
     "cuda_merge_states": (gtest("CUDA merge", "tests/cuda/headrace_cuda_tests", "CudaMergeStates*"),),
 }
 ALL_ON_CUDA = (CUDA_ORACLE, CUDA_GRID, CUDA_BACKWARD, CUDA_BITS, CUDA_CATALOGUE, CUDA_UNITS, CUDA_CAPI)

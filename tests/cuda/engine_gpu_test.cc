@@ -13,11 +13,14 @@ std::optional<DeviceInfo> gpu() {
 
 INSTANTIATE_TEST_SUITE_P(
     EngineOnGpu, Bits,
-    ::testing::Values(Setup{"tiny_llama3_f16.gguf", MatmulMode::normal, DType::bf16, gpu},
-                      Setup{"tiny_mistral_q4_1.gguf", MatmulMode::normal, DType::f16, gpu},
-                      Setup{"tiny_llama_headdim32_q8_0.gguf", MatmulMode::normal, DType::bf16, gpu},
-                      Setup{"tiny_qwen2_f32.gguf", MatmulMode::normal, DType::bf16, gpu},
-                      Setup{"tiny_llama2_q4_0.gguf", MatmulMode::normal, DType::bf16, gpu}));
+    ::testing::Values(
+        Setup{"tiny_llama3_f16.gguf", MatmulMode::normal, DType::bf16, gpu},
+        Setup{"tiny_mistral_q4_1.gguf", MatmulMode::normal, DType::f16, gpu},
+        Setup{"tiny_llama_headdim32_q8_0.gguf", MatmulMode::normal, DType::bf16, gpu},
+        Setup{"tiny_qwen2_f32.gguf", MatmulMode::normal, DType::bf16, gpu},
+        Setup{"tiny_llama2_q4_0.gguf", MatmulMode::normal, DType::bf16, gpu},
+        Setup{"tiny_llama3_f16.gguf", MatmulMode::normal, DType::bf16, gpu, DType::i8},
+        Setup{"tiny_mistral_q4_1.gguf", MatmulMode::normal, DType::f16, gpu, DType::i4x2}));
 
 }  // namespace
 }  // namespace headrace::engine

@@ -3,6 +3,7 @@
 #include "backends/cuda/simple/bwd/kernel.h"
 #include "backends/cuda/simple/fwd/kernel.h"
 #include "backends/cuda/sm80/bwd/kernel.h"
+#include "backends/cuda/sm80/codes/kernel.h"
 #include "backends/cuda/sm80/fwd/kernel.h"
 #include "backends/cuda/sm90/bwd/kernel.h"
 #include "backends/cuda/sm90/decode/kernel.h"
@@ -12,10 +13,8 @@ namespace headrace::cuda {
 
 std::span<const Kernel> forward_kernels() {
   static const Kernel kernels[] = {
-      sm90::decode::kDecodeKernel,
-      sm90::fwd::kForwardKernel,
-      sm80::fwd::kForwardKernel,
-      simple::fwd::kForwardKernel,
+      sm90::decode::kDecodeKernel, sm90::fwd::kForwardKernel,   sm80::codes::kCodesKernel,
+      sm80::fwd::kForwardKernel,   simple::fwd::kForwardKernel,
   };
   return kernels;
 }

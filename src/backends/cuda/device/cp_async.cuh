@@ -11,6 +11,16 @@ __device__ __forceinline__ void cp_async_cg_16(u32 to, const void* from, int byt
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
 }
+// 4, 8 or 16 bytes, both addresses aligned to them.
+template <int kBytes>
+__device__ __forceinline__ void cp_async(u32 to, const void* from) {
+  if constexpr (kBytes == 16) {
+    cp_async_cg_16(to, from);
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(kBytes)
+                 : "memory");
+  }
+}
 __device__ __forceinline__ void cp_async_commit_group() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }

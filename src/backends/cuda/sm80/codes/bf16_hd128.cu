@@ -1,0 +1,9 @@
+#include "backends/cuda/sm80/codes/kernel.cuh"
+
+namespace headrace::cuda::sm80::codes {
+
+Status launch_bf16_hd128(const Params& params, DType format, Stream stream) {
+  return launch_format<Bf16, 128>("cuda_sm80_codes<bf16, 128>", params, format, stream);
+}
+
+}  // namespace headrace::cuda::sm80::codes

@@ -1,0 +1,56 @@
+// Parameters of the kernel for codes, and how it divides the work.
+#pragma once
+
+#include "backends/cuda/common/kernel_args.h"
+#include "backends/cuda/common/page_table.h"
+#include "base/math.h"
+#include "core/kernel.h"
+
+namespace headrace::cuda::sm80::codes {
+
+// Keys that a CTA sums before they meet others, whatever the length of a sequence: what a row sums
+// and in which order depends on its own position alone.
+inline constexpr int kChunkKeys = 2048;
+inline constexpr int kBlockKeys = 16;  // of a warp at a time; a page has whole blocks
+inline constexpr int kWarps = 8;
+inline constexpr int kTileRows = 8;  // queries times heads of a group, of a CTA
+// Shared memory of a CTA for its rings: two CTAs fit an SM of 228 KiB. Devices with less take rings
+// of two stages.
+inline constexpr std::size_t kLargeRing = 108 * 1024;
+// With more rows a CTA takes all chunks of its rows, one after the other.
+inline constexpr int kMaxSplitRows = 64;
+
+struct ScaleRows {
+  const float* data;
+  std::int64_t stride_page, stride_slot, stride_head;
+};
+
+struct Params {
+  Sizes sizes;
+  Lengths lengths;
+  UsedKeys used_keys;
+  Operand q, out;
+  LseOperand lse;
+  Operand k, v;  // strides in bytes
+  ScaleRows k_scale, v_scale;
+  PageTable pages;
+  Operand k_recent, v_recent;  // data null: no recent keys
+  const std::int32_t* recent_table;
+  std::int64_t stride_recent_table;
+  std::int32_t num_recent_pages, max_recent;
+  std::int32_t window_left;  // -1: open
+  std::int32_t group;        // heads of a KV head
+  Divisor by_group;
+  float scale_log2;  // softmax_scale * log2(e)
+  // Chunk results [total_q rows][num_heads][max_chunks][kDim + 4]: O, the reference, the sum. Null:
+  // a CTA takes all chunks.
+  float* partial;
+  std::int32_t max_chunks;
+  std::int32_t num_tiles;  // row tiles of the longest sequence
+  bool has_large_ring;     // the device has the shared memory
+};
+
+using Launch = Status(const Params& params, DType format, Stream stream);
+Launch launch_bf16_hd64, launch_bf16_hd128, launch_f16_hd64, launch_f16_hd128;
+
+}  // namespace headrace::cuda::sm80::codes

@@ -1,0 +1,180 @@
+// Attention over quantised keys on a GPU: against the dequantised keys in double, and its bits.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <list>
+
+#include "attention/select.h"
+#include "backends/cuda/backend.h"
+#include "cuda/gpu.h"
+#include "support/quantised_case.h"
+
+namespace headrace::testing {
+namespace {
+
+using Bytes = std::vector<unsigned char>;
+
+// A call whose tensors are on the device.
+class DeviceCall {
+ public:
+  explicit DeviceCall(QuantisedCall& call) : call_(call), tensors_(call.tensors()) {
+    for (const QuantisedCall::Memory& memory : call.memory()) copies_.emplace_back(memory);
+    quantised_ = *tensors_.quantised;
+    tensors_.quantised = &quantised_;
+    for (headrace_tensor* x : {&tensors_.q, &tensors_.k, &tensors_.v, &tensors_.out, &tensors_.lse,
+                               &tensors_.cu_seqlens_q, &tensors_.block_table, &tensors_.seqused_k,
+                               &quantised_.k_scale, &quantised_.v_scale, &quantised_.k_recent,
+                               &quantised_.v_recent, &quantised_.recent_table})
+      if (x->rank > 0) to_device(*x);
+  }
+
+  // Empty, or why the kernel did not run.
+  std::string run(const Kernel& kernel) {
+    const headrace_attention_options options = call_.attention_options();
+    Result<Problem> problem = validate(tensors_, options);
+    if (!problem.ok()) return problem.failure().message;
+    Result<DeviceInfo> device = cuda::device_info(0);
+    if (!device.ok()) return device.failure().message;
+    Result<Plan> plan = plan_attention(problem.value(), device.value(), {&kernel, 1});
+    if (!plan.ok()) return plan.failure().message;
+    const OnDevice<unsigned char> workspace(Bytes(plan.value().schedule.workspace_bytes + 1, 0xff));
+    const Status bad =
+        kernel.launch(plan.value(), make_args(problem.value(), tensors_, options),
+                      {workspace.data(), plan.value().schedule.workspace_bytes}, nullptr);
+    HEADRACE_EXPECT_CUDA(cudaDeviceSynchronize());
+    const Status broken = cuda::check(0, nullptr);
+    EXPECT_FALSE(broken) << broken->message;
+    for (Copy& copy : copies_) {
+      const Bytes bytes = copy.device.read();
+      if (copy.host.data == call_.out().data() || copy.host.data == call_.lse().data())
+        std::memcpy(copy.host.data, bytes.data(), copy.host.bytes);
+    }
+    return bad ? bad->message : "";
+  }
+
+ private:
+  struct Copy {
+    explicit Copy(const QuantisedCall::Memory& memory)
+        : host(memory),
+          device(Bytes(static_cast<unsigned char*>(memory.data),
+                       static_cast<unsigned char*>(memory.data) + memory.bytes)) {}
+    QuantisedCall::Memory host;
+    OnDevice<unsigned char> device;
+  };
+  void to_device(headrace_tensor& view) {
+    for (Copy& copy : copies_) {
+      const auto offset =
+          static_cast<unsigned char*>(view.data) - static_cast<unsigned char*>(copy.host.data);
+      if (offset < 0 || offset >= static_cast<std::ptrdiff_t>(copy.host.bytes)) continue;
+      view.data = copy.device.data() + offset;
+      view.device_type = HEADRACE_CUDA;
+      return;
+    }
+    FAIL() << "a view of no tensor";
+  }
+
+  QuantisedCall& call_;
+  headrace_attention_tensors tensors_;
+  headrace_quantised_kv quantised_;
+  std::list<Copy> copies_;
+};
+
+const Kernel& kernel_named(std::string_view name) {
+  for (const Kernel& kernel : kernels_of(HEADRACE_CUDA, HEADRACE_FORWARD))
+    if (kernel.name == name) return kernel;
+  ADD_FAILURE() << name;
+  return kernels_of(HEADRACE_CUDA, HEADRACE_FORWARD).back();
+}
+
+// What the fast kernel takes.
+QuantisedCase fast_case(Random& random) {
+  QuantisedCase c = random_quantised_case(random, random.chance(50) ? DType::bf16 : DType::f16);
+  constexpr DType kCodes[] = {DType::i8, DType::f8e4m3, DType::i4x2};
+  constexpr std::int64_t kPages[] = {16, 32, 64};
+  c.k_dtype = c.v_dtype = random.pick(kCodes);
+  c.head_dim = c.head_dim_v = random.chance(50) ? 64 : 128;
+  c.page_size = random.pick(kPages);
+  c.group = random.chance(70) ? 16 : 0;
+  c.has_per_sequence_scales = c.has_softcap = false;
+  constexpr std::int64_t kGroups[] = {1, 2, 4, 7, 8, 9};
+  c.num_heads = c.num_kv_heads * random.pick(kGroups);
+  if (random.chance(30)) {
+    c.keys[0] = static_cast<std::int32_t>(random.between(1000, 6000));
+    c.queries[0] = std::min(c.queries[0], c.keys[0]);
+  }
+  return c;
+}
+
+TEST(CudaCodes, TheSimpleKernelTakesEveryCase) {
+  HEADRACE_NEEDS_GPU(80);
+  Random random(21);
+  for (int i = 0; i < 90; ++i) {
+    const DType dtypes[] = {DType::f32, DType::f16, DType::bf16};
+    const QuantisedCase c = random_quantised_case(random, dtypes[i % 3]);
+    QuantisedCall call(c);
+    ASSERT_EQ(DeviceCall(call).run(kernel_named("cuda_simple")), "") << text_of(c);
+    expect_close(call, 2e-5, 3e-5, text_of(c));
+  }
+}
+
+// Weights are rounded to f16, those of recent keys to the dtype of q; sums of codes have an offset
+// of 1152, which leaves them 2^-12.
+TEST(CudaCodes, TheFastKernelAgrees) {
+  HEADRACE_NEEDS_GPU(80);
+  Random random(22);
+  for (int i = 0; i < 300; ++i) {
+    const QuantisedCase c = fast_case(random);
+    QuantisedCall call(c);
+    ASSERT_EQ(DeviceCall(call).run(kernel_named("cuda_sm80_codes")), "") << text_of(c);
+    expect_close(call, (c.dtype == DType::bf16 && c.group > 0 ? 0x1p-9 : 0x1p-12) + 0x1p-11, 1e-4,
+                 text_of(c));
+  }
+}
+
+// A row has the bits of the same row alone: in any batch, in a decode of a few tokens and in a
+// prefill, whose CTAs take all chunks of keys.
+TEST(CudaCodes, BitsOfARowDependOnItsPositionAlone) {
+  HEADRACE_NEEDS_GPU(80);
+  for (const DType format : {DType::i8, DType::f8e4m3, DType::i4x2}) {
+    QuantisedCase whole;
+    whole.dtype = DType::bf16;
+    whole.k_dtype = whole.v_dtype = format;
+    whole.num_heads = 8;
+    whole.num_kv_heads = 2;
+    whole.head_dim = whole.head_dim_v = 128;
+    whole.keys = {5000};
+    whole.queries = {300};
+    QuantisedCall prefill(whole);
+    ASSERT_EQ(DeviceCall(prefill).run(kernel_named("cuda_sm80_codes")), "");
+    for (const std::int32_t queries : {1, 3, 17, 60}) {
+      QuantisedCall decode(whole);
+      const Bytes expected = prefill.out();
+      decode.keep_last_queries(queries);
+      ASSERT_EQ(DeviceCall(decode).run(kernel_named("cuda_sm80_codes")), "");
+      const std::size_t bytes = static_cast<std::size_t>(queries) * 8 * 128 * 2;
+      EXPECT_TRUE(std::equal(decode.out().begin(),
+                             decode.out().begin() + static_cast<std::ptrdiff_t>(bytes),
+                             expected.end() - static_cast<std::ptrdiff_t>(bytes)))
+          << dtype_name(format) << ", the last " << queries;
+    }
+  }
+}
+
+TEST(CudaCodes, TheSameBitsUnderLoad) {
+  HEADRACE_NEEDS_GPU(80);
+  Random random(23);
+  for (int i = 0; i < 20; ++i) {
+    const QuantisedCase c = fast_case(random);
+    QuantisedCall call(c);
+    DeviceCall on_device(call);
+    ASSERT_EQ(on_device.run(kernel_named("cuda_sm80_codes")), "") << text_of(c);
+    const Bytes first = call.out();
+    for (int repeat = 0; repeat < 50; ++repeat) {
+      ASSERT_EQ(on_device.run(kernel_named("cuda_sm80_codes")), "");
+      ASSERT_EQ(call.out(), first) << text_of(c);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace headrace::testing
