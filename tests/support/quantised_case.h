@@ -176,6 +176,7 @@ class QuantisedCall {
   struct Row {
     std::vector<double> out, magnitude;  // [head_dim_v]; magnitude: sum of |p v|
     double lse = 0;
+    double scale = 0;  // sum of |p| times the scales of codes of v
   };
   Row expected(std::int64_t b, std::int64_t q_idx, std::int64_t head) const {
     const std::int64_t position = q_idx + c_.keys[at(b)] - c_.queries[at(b)];
@@ -196,12 +197,15 @@ class QuantisedCall {
     for (double& score : scores) sum += score = std::exp(score - top);
     Row row{std::vector<double>(at(c_.head_dim_v)), std::vector<double>(at(c_.head_dim_v)),
             top + std::log(sum)};
-    for (std::int64_t j = first; j <= position; ++j)
+    for (std::int64_t j = first; j <= position; ++j) {
+      if (!is_recent(position, j))
+        row.scale += scores[at(j - first)] / sum * std::abs(scale_of(false, b, j, head));
       for (std::int64_t d = 0; d < c_.head_dim_v; ++d) {
         const double term = scores[at(j - first)] / sum * key(false, b, position, j, head, d);
         row.out[at(d)] += term;
         row.magnitude[at(d)] += std::abs(term);
       }
+    }
     return row;
   }
   double result(std::int64_t b, std::int64_t q_idx, std::int64_t head, std::int64_t d) const {
@@ -350,7 +354,7 @@ class QuantisedCall {
                                    : (page * page_size + slot) * c_.num_kv_heads + kv_head;
       return row * width;
     };
-    if (c_.group > 0 && j / c_.group == position / c_.group) {
+    if (is_recent(position, j)) {
       const std::int64_t page = recent_table_[at(b * max_recent_ + j / c_.group - first_group(b))];
       return load_as_double(c_.dtype, (is_of_k ? k_recent_ : v_recent_).data(),
                             offset(page, c_.group, j % c_.group, dim) + d);
@@ -359,13 +363,21 @@ class QuantisedCall {
     const std::int64_t page = block_table_[at(b * max_pages_ + j / c_.page_size)];
     const double code = load_as_double(dtype, (is_of_k ? k_ : v_).data(),
                                        offset(page, c_.page_size, j % c_.page_size, dim) + d);
-    if (!has_codes(dtype)) return code;
-    const std::vector<float>& scales = is_of_k ? k_scale_ : v_scale_;
-    const std::int64_t scale =
+    return has_codes(dtype) ? code * scale_of(is_of_k, b, j, head) : code;
+  }
+  bool is_recent(std::int64_t position, std::int64_t j) const {
+    return c_.group > 0 && j / c_.group == position / c_.group;
+  }
+  // Of a key's codes; 0 if it has none.
+  double scale_of(bool is_of_k, std::int64_t b, std::int64_t j, std::int64_t head) const {
+    if (!has_codes(is_of_k ? c_.k_dtype : c_.v_dtype)) return 0;
+    const std::int64_t kv_head = head / (c_.num_heads / c_.num_kv_heads);
+    const std::int64_t page = block_table_[at(b * max_pages_ + j / c_.page_size)];
+    const std::int64_t idx =
         c_.has_per_sequence_scales
             ? b * c_.num_kv_heads + kv_head
             : (page * c_.page_size + j % c_.page_size) * c_.num_kv_heads + kv_head;
-    return code * static_cast<double>(scales[at(scale)]);
+    return static_cast<double>((is_of_k ? k_scale_ : v_scale_)[at(idx)]);
   }
 
   QuantisedCase c_;
@@ -378,10 +390,11 @@ class QuantisedCall {
   Status append_status_;
 };
 
-// The result is rounded; `error_bound` is relative to the sum of |p v|. Of many rows over many keys
+// The result is rounded; `error_bound` is relative to the sum of |p v|, `step_bound` to that of
+// |p| times the scale of v, the step of integer codes. Of many rows over many keys
 // some are checked, the first and the last of each sequence among them.
 inline void expect_close(const QuantisedCall& call, double error_bound, double lse_bound,
-                         const std::string& what) {
+                         const std::string& what, double step_bound = 0) {
   const QuantisedCase& c = call.options();
   const double rounding = c.dtype == DType::bf16 ? 0x1p-8 : c.dtype == DType::f16 ? 0x1p-11 : 0;
   double worst = 0, worst_lse = 0;
@@ -401,8 +414,8 @@ inline void expect_close(const QuantisedCall& call, double error_bound, double l
         for (std::int64_t d = 0; d < c.head_dim_v; ++d) {
           const auto at = static_cast<std::size_t>(d);
           const double error = std::abs(row.out[at] - call.result(batch_idx, i, head, d));
-          const double allowed =
-              rounding * std::abs(row.out[at]) + error_bound * row.magnitude[at] + 1e-6;
+          const double allowed = rounding * std::abs(row.out[at]) +
+                                 error_bound * row.magnitude[at] + step_bound * row.scale + 1e-6;
           worst = std::isnan(error) ? 1e9 : std::max(worst, error / allowed);
         }
       }
