@@ -133,6 +133,21 @@ TEST(NewerStructs, OfMergeStates) {
       "tensors", [](const auto* t) { return headrace_merge_states(t, nullptr); });
 }
 
+TEST(NewerStructs, OfSparq) {
+  headrace_sparq_tensors tensors;
+  headrace_sparq_options options;
+  headrace_sparq_tensors_init(&tensors);
+  headrace_sparq_options_init(&options);
+  expect_checked<headrace_sparq_tensors>("tensors", [&](const auto* t) {
+    return headrace_sparq_attention(t, &options, nullptr, 0, nullptr);
+  });
+  expect_checked<headrace_sparq_options>("options", [&](const auto* o) {
+    return headrace_sparq_attention(&tensors, o, nullptr, 0, nullptr);
+  });
+  expect_checked<headrace_sparq_append_tensors>(
+      "tensors", [](const auto* t) { return headrace_sparq_append(t, nullptr); });
+}
+
 TEST(NewerStructs, OfAnEngine) {
   const Model model(kFile);
   expect_checked<headrace_engine_options>("options", [&](const auto* o) {

@@ -8,6 +8,7 @@
 
 #include "headrace/headrace.hpp"
 #include "headrace/kv_cache.hpp"
+#include "headrace/sparq.hpp"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__GLIBC__)
 #define HEADRACE_COUNTS 0
@@ -129,6 +130,24 @@ bool merge_allocates() {
   return num_allocations != before;
 }
 
+// With a workspace.
+bool sparq_allocates() {
+  using namespace headrace;
+  constexpr std::int64_t kSeqlen = 3000, kDim = 16;
+  std::vector<float> q(4 * kDim), keys(kSeqlen * 2 * kDim), out(4 * kDim);
+  const SparqTensors tensors{.q = {q.data(), DType::f32, {1, 4, kDim}},
+                             .k = {keys.data(), DType::f32, {1, kSeqlen, 2, kDim}},
+                             .k_components = {keys.data(), DType::f32, {1, 2, kDim, kSeqlen}},
+                             .v = {keys.data(), DType::f32, {1, kSeqlen, 2, kDim}},
+                             .out = {out.data(), DType::f32, {1, 4, kDim}}};
+  const SparqOptions options{.num_components = 4, .num_keys = 32};
+  std::vector<char> memory(sparq_workspace_bytes(tensors, options));
+  sparq_attention(tensors, options, {memory.data(), memory.size()});  // starts the threads
+  const long before = num_allocations;
+  for (int i = 0; i < 100; ++i) sparq_attention(tensors, options, {memory.data(), memory.size()});
+  return num_allocations != before;
+}
+
 }  // namespace
 
 int main() {
@@ -164,6 +183,7 @@ int main() {
   if (softmax_allocates()) return fail("softmax allocated");
   if (append_allocates()) return fail("headrace_kv_append allocated");
   if (merge_allocates()) return fail("headrace_merge_states allocated");
+  if (sparq_allocates()) return fail("headrace_sparq_attention allocated");
 
   // A valid call with nothing to compute: measures the overhead.
   AttentionTensors empty = tensors;

@@ -413,17 +413,6 @@ TEST(OlderStructs, OfGenerationOptions) {
 
 // ---- structs with a single size so far ----
 
-template <class T>
-void expect_one_size(const char* what, const T& full,
-                     const std::function<headrace_status(const T&)>& run) {
-  SCOPED_TRACE(what);
-  EXPECT_EQ(run(full), HEADRACE_OK) << headrace_last_error();
-  for (std::size_t size = 0; size < sizeof(T); size += 4) {
-    EXPECT_EQ(run(cut(full, std::max(size, sizeof size), full)), HEADRACE_INVALID_ARGUMENT);
-    EXPECT_NE(std::string(headrace_last_error()).find(".struct_size="), std::string::npos);
-  }
-}
-
 TEST(OlderStructs, WithOneValidSizeRejectAllOthers) {
   const DeviceInfo cpu = device_from_text("cpu");
   const Problem problem;

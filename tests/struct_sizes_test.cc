@@ -87,6 +87,9 @@ TEST(StructSizes, OfInitFunctions) {
   HEADRACE_EXPECT_INIT(kv_append_options, "options");
   HEADRACE_EXPECT_INIT(kv_append_tensors, "tensors");
   HEADRACE_EXPECT_INIT(merge_states_tensors, "tensors");
+  HEADRACE_EXPECT_INIT(sparq_options, "options");
+  HEADRACE_EXPECT_INIT(sparq_tensors, "tensors");
+  HEADRACE_EXPECT_INIT(sparq_append_tensors, "tensors");
 }
 
 // The same for functions that read the size from the struct.

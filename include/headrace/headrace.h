@@ -491,5 +491,6 @@ HEADRACE_API void headrace_set_executor(headrace_executor_fn run, void* user);
 
 #include "headrace/merge_states.h"
 #include "headrace/softmax.h"
+#include "headrace/sparq.h"
 
 #endif /* HEADRACE_HEADRACE_H_ */

@@ -32,6 +32,7 @@ from ._outputs import Completion, EngineStats, Generation, Output, TokenLogprob
 from ._plans import FallbackWarning, cache_clear
 from ._sampling import SamplingParams
 from ._softmax import softmax, softmax_backward
+from ._sparq import sparq_append, sparq_attention
 from ._views import TensorSpec
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ __all__ = [
     "model_shapes",
     "softmax",
     "softmax_backward",
+    "sparq_append",
+    "sparq_attention",
     "supports",
 ]
 

@@ -48,6 +48,7 @@ _POINTERS = {
     "softmax_backward": 3,
     "kv_append": 3,
     "merge_states": 2,
+    "sparq_append": 2,
     "kv_cache_create": 2,
     "kv_cache_destroy": 1,
     "kv_cache_fill_batch": 2,
@@ -100,6 +101,9 @@ _VERSIONED = {
     "kv_append_options": _structs.KvAppendOptions,
     "kv_append_tensors": _structs.KvAppendTensors,
     "merge_states_tensors": _structs.MergeStatesTensors,
+    "sparq_options": _structs.SparqOptions,
+    "sparq_tensors": _structs.SparqTensors,
+    "sparq_append_tensors": _structs.SparqAppendTensors,
     "kv_cache_options": _structs.KvCacheOptions,
     "kv_batch": _structs.KvBatch,
     "model_options": _structs.ModelOptions,
@@ -140,6 +144,7 @@ def _declare(library: ctypes.CDLL) -> None:
     library.headrace_check.argtypes = [ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p]
     run: list[Any] = [ctypes.c_void_p] * 4 + [ctypes.c_size_t, ctypes.c_void_p]
     library.headrace_attention_forward.argtypes = run[1:]
+    library.headrace_sparq_attention.argtypes = run[1:]
     library.headrace_attention_backward.argtypes = run
     _declare_models(library)
 

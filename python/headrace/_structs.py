@@ -10,7 +10,7 @@ CPU, CUDA = range(2)
 MAX_RANK = 6
 
 DTYPE_NAMES = ("f32", "f16", "bf16", "f64", "i32", "u32", "bool")
-DTYPE_BYTES = (4, 2, 2, 8, 4, 4, 1)
+DTYPE_BYTES = (4, 2, 2, 8, 4, 4, 1, 8)
 DEVICE_NAMES = ("cpu", "cuda")
 FORWARD, BACKWARD = range(2)
 CAUSAL_NONE, CAUSAL_BOTTOM_RIGHT, CAUSAL_TOP_LEFT = range(3)
@@ -179,6 +179,25 @@ class MergeStatesTensors(ctypes.Structure):
         *_fields(ctypes.c_void_p, "outs lses"),
         *_fields(Tensor, "out lse"),
     ]
+
+
+class SparqOptions(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("softmax_scale", ctypes.c_double),
+        *_fields(ctypes.c_int64, "num_components num_keys local_window max_seqlen_k"),
+    ]
+
+
+class SparqTensors(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        *_fields(Tensor, "q k k_components v out v_sum block_table seqused_k indices alpha"),
+    ]
+
+
+class SparqAppendTensors(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), *_fields(Tensor, "k slot_mapping k_components v v_sum cu_seqlens")]
 
 
 class Problem(ctypes.Structure):

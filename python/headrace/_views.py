@@ -17,6 +17,7 @@ _NUMPY_DTYPES: dict[np.dtype[Any], int] = {
     np.dtype(np.float16): _structs.F16,
     np.dtype(np.float64): _structs.F64,
     np.dtype(np.int32): _structs.I32,
+    np.dtype(np.int64): _structs.I64,
     np.dtype(np.uint32): _structs.U32,
     np.dtype(np.bool_): _structs.BOOL,
 }
@@ -128,6 +129,7 @@ _DL_DTYPES = {  # (type code, bits)
     (2, 64): _structs.F64,
     (4, 16): _structs.BF16,
     (0, 32): _structs.I32,
+    (0, 64): _structs.I64,
     (1, 32): _structs.U32,
     (6, 8): _structs.BOOL,
 }
@@ -238,7 +240,17 @@ def _of_dl_tensor(name: str, tensor: _DLTensor) -> View:
 # ---- any of them ----
 
 
-def of(name: str, array: Any, stream: int | None = None, is_output: bool = False) -> Borrowed:
+def of(
+    name: str, array: Any, stream: int | None = None, is_output: bool = False, is_slots: bool = False
+) -> Borrowed:
+    """Only slots are int64."""
+    borrowed = _borrow(name, array, stream, is_output)
+    if borrowed.view.dtype == _structs.I64 and not is_slots:
+        raise ValueError(f"{name}.dtype=int64: must be {_KNOWN}; convert {name}")
+    return borrowed
+
+
+def _borrow(name: str, array: Any, stream: int | None, is_output: bool) -> Borrowed:
     if isinstance(array, np.ndarray):
         if is_output and not array.flags.writeable:
             raise _read_only(name)

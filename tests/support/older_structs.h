@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -59,6 +60,18 @@ void expect_older_structs(const char* what, const T& full, const T& defaults, st
   }
   EXPECT_EQ(num_changes, num_steps) << "some fields of `full` have no effect";
   EXPECT_EQ(before, outcome(full));
+}
+
+// A struct that has had one size so far: any other is refused.
+template <class T>
+void expect_one_size(const char* what, const T& full,
+                     const std::function<headrace_status(const T&)>& run) {
+  SCOPED_TRACE(what);
+  EXPECT_EQ(run(full), HEADRACE_OK) << headrace_last_error();
+  for (std::size_t size = 0; size < sizeof(T); size += 4) {
+    EXPECT_EQ(run(cut(full, std::max(size, sizeof size), full)), HEADRACE_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(headrace_last_error()).find(".struct_size="), std::string::npos);
+  }
 }
 
 struct Numbers {

@@ -26,6 +26,9 @@ Status softmax_forward(const SoftmaxForwardArgs&, int, Stream) { return absent()
 Status softmax_backward(const SoftmaxBackwardArgs&, int, Stream) { return absent(); }
 Status kv_append(const KvAppendArgs&, int, Stream) { return absent(); }
 Status merge_states(const MergeStatesArgs&, int, Stream) { return absent(); }
+std::size_t sparq_workspace_bytes(const SparqArgs&) { return 0; }
+Status sparq_attention(const SparqArgs&, int, void*, Stream) { return absent(); }
+Status sparq_append(const SparqAppendArgs&, int, Stream) { return absent(); }
 Status multiply(const Product&, const DeviceInfo&, Stream) { return absent(); }
 Status gather_rows(const GatherRows&, int, Stream) { return absent(); }
 Status rope_angles(const RopeAngles&, int, Stream) { return absent(); }

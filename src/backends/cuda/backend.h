@@ -14,6 +14,7 @@
 #include "core/merge_states_args.h"
 #include "core/sampling_args.h"
 #include "core/softmax_args.h"
+#include "core/sparq_args.h"
 #include "runtime/device.h"
 
 namespace headrace::cuda {
@@ -72,6 +73,11 @@ Status kv_append(const KvAppendArgs& args, int device_id, Stream stream);
 
 // A merge of attention states: checks the device and the pointers, then launches on `stream`.
 Status merge_states(const MergeStatesArgs& args, int device_id, Stream stream);
+
+// SparQ attention and its append: check the device and the pointers, then launch on `stream`.
+std::size_t sparq_workspace_bytes(const SparqArgs& args);
+Status sparq_attention(const SparqArgs& args, int device_id, void* workspace, Stream stream);
+Status sparq_append(const SparqAppendArgs& args, int device_id, Stream stream);
 
 // Synchronises `stream`, then reads and clears the error word that kernels set if lengths, pages,
 // slots or positions on the device are out of bounds.

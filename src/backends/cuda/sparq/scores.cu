@@ -1,0 +1,225 @@
+// Step 1 of SparQ attention: a CTA per chunk of keys of a sequence and KV head chooses the
+// components, and writes the estimated scores of the chunk with their maximum and sum of
+// exponentials.
+#include <algorithm>
+
+#include "backends/cuda/runtime/launch.cuh"
+#include "backends/cuda/sparq/common.cuh"
+
+namespace headrace::cuda::sparq {
+namespace {
+
+constexpr int kWarps = kScoreThreads / kWarp;
+
+struct Shared {
+  float magnitudes[kMaxSparqDim];
+  std::int32_t components[kMaxSparqDim];  // chosen, ascending
+  bool is_chosen[kMaxSparqDim];
+  alignas(16) float q[kMaxSparqDim][kHeads];  // of the chosen components, scaled
+  float partials[kWarps][kHeads];
+};
+
+struct Chunk {
+  std::int64_t batch_idx, kv_head, first, seqlen_k;
+};
+
+// The components with the largest sums of |q| over the group, among equals the lowest.
+template <class E>
+__device__ void choose_components(const SparqArgs& a, const Chunk& chunk, Shared& smem) {
+  const int dim = static_cast<int>(a.head_dim), thread = static_cast<int>(threadIdx.x);
+  const std::int64_t g = group_size(a);
+  const E* q = static_cast<const E*>(a.q.data) + chunk.batch_idx * a.q.stride_batch +
+               chunk.kv_head * g * a.q.stride_head;
+  for (int c = thread; c < dim; c += kScoreThreads) {
+    float sum = 0.0f;
+    for (std::int64_t h = 0; h < g; ++h) sum += fabsf(load_real(q + h * a.q.stride_head, c));
+    smem.magnitudes[c] = sum;
+  }
+  __syncthreads();
+  for (int c = thread; c < dim; c += kScoreThreads) {
+    const std::uint32_t mine = rank_of(smem.magnitudes[c]);
+    int num_before = 0;
+    for (int i = 0; i < dim; ++i) {
+      const std::uint32_t other = rank_of(smem.magnitudes[i]);
+      num_before += other > mine || (other == mine && i < c);
+    }
+    smem.is_chosen[c] = num_before < a.num_components;
+  }
+  __syncthreads();
+  for (int c = thread; c < dim; c += kScoreThreads) {
+    if (!smem.is_chosen[c]) continue;
+    int num_before = 0;
+    for (int i = 0; i < c; ++i) num_before += smem.is_chosen[i];
+    smem.components[num_before] = c;
+  }
+  __syncthreads();
+}
+
+// The queries of heads [head, head + kHeads) of the group; those behind the last are 0. A warp per
+// head.
+template <class E>
+__device__ void load_queries(const SparqArgs& a, const Chunk& chunk, std::int64_t head,
+                             Shared& smem) {
+  const int warp = static_cast<int>(threadIdx.x) / kWarp,
+            lane = static_cast<int>(threadIdx.x) % kWarp;
+  const std::int64_t g = group_size(a);
+  static_assert(kWarps == kHeads);
+  const bool is_head = head + warp < g;
+  const E* q = static_cast<const E*>(a.q.data) + chunk.batch_idx * a.q.stride_batch +
+               (chunk.kv_head * g + (is_head ? head + warp : 0)) * a.q.stride_head;
+  float of_all = 0.0f, of_chosen = 0.0f;
+  for (std::int64_t c = lane; c < a.head_dim; c += kWarp) of_all += fabsf(load_real(q, c));
+  for (std::int64_t i = lane; i < a.num_components; i += kWarp)
+    of_chosen += fabsf(load_real(q, smem.components[i]));
+  of_all = warp_sum(of_all);
+  of_chosen = warp_sum(of_chosen);
+  const float share = of_chosen == 0.0f ? 1.0f : of_chosen / of_all;
+  const float scale = is_head ? a.softmax_scale / sqrtf(share) : 0.0f;
+  for (std::int64_t i = lane; i < a.num_components; i += kWarp)
+    smem.q[i][warp] = is_head ? load_real(q, smem.components[i]) * scale : 0.0f;
+  __syncthreads();
+}
+
+// scores[h][i] of four adjacent keys; keys that are not there have -inf.
+template <class E>
+__device__ void score_keys(const Params& p, const Chunk& chunk, std::int64_t key,
+                           const Shared& smem, float (&scores)[kHeads][kKeysOfThread]) {
+  const SparqArgs& a = p.args;
+  const std::int64_t head_offset = chunk.kv_head * a.components.stride_head;
+  const E* k = static_cast<const E*>(a.components.data) + head_offset;
+  const E* row[kKeysOfThread];  // of component 0; null: no key
+#pragma unroll
+  for (int i = 0; i < kKeysOfThread; ++i) {
+    row[i] = nullptr;
+    if (key + i >= chunk.seqlen_k || (p.vectors.components && i > 0)) continue;
+    const std::int64_t page = valid_page(p, chunk.batch_idx, key + i);
+    if (page >= 0) row[i] = k + page * a.components.stride_page + (key + i) % a.page_size;
+  }
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h)
+#pragma unroll
+    for (int i = 0; i < kKeysOfThread; ++i) scores[h][i] = 0.0f;
+  const std::int64_t n = chunk.seqlen_k - key;
+#pragma unroll 4
+  for (int c = 0; c < a.num_components; ++c) {
+    const std::int64_t at = smem.components[c] * a.components.stride_component;
+    float x[kKeysOfThread] = {};
+    if (p.vectors.components) {
+      if (row[0] != nullptr) load4(row[0] + at, n, true, x);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kKeysOfThread; ++i)
+        if (row[i] != nullptr) x[i] = load_real(row[i], at);
+    }
+    const float4 low = *reinterpret_cast<const float4*>(smem.q[c]);
+    const float4 high = *reinterpret_cast<const float4*>(smem.q[c] + 4);
+    const float q[kHeads] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h)
+#pragma unroll
+      for (int i = 0; i < kKeysOfThread; ++i) scores[h][i] = fmaf(x[i], q[h], scores[h][i]);
+  }
+#pragma unroll
+  for (int i = 0; i < kKeysOfThread; ++i) {
+    const bool is_key = p.vectors.components ? row[0] != nullptr && i < n : row[i] != nullptr;
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h)
+      if (!is_key) scores[h][i] = -HUGE_VALF;
+  }
+}
+
+// The maximum and the sum of exponentials of the chunk, by head.
+__device__ void write_partials(const Params& p, const Chunk& chunk, std::int64_t head,
+                               const float (&scores)[kHeads][kKeysOfThread], Shared& smem) {
+  const SparqArgs& a = p.args;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp,
+            lane = static_cast<int>(threadIdx.x) % kWarp;
+  float maximum[kHeads];
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    float most = -HUGE_VALF;
+#pragma unroll
+    for (int i = 0; i < kKeysOfThread; ++i) most = fmaxf(most, scores[h][i]);
+    most = warp_max(most);
+    if (lane == 0) smem.partials[warp][h] = most;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    maximum[h] = smem.partials[0][h];
+#pragma unroll
+    for (int w = 1; w < kWarps; ++w) maximum[h] = fmaxf(maximum[h], smem.partials[w][h]);
+  }
+  __syncthreads();
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kKeysOfThread; ++i)
+      sum += scores[h][i] == -HUGE_VALF ? 0.0f : expf(scores[h][i] - maximum[h]);
+    sum = warp_sum(sum);
+    if (lane == 0) smem.partials[warp][h] = sum;
+  }
+  __syncthreads();
+  const std::int64_t g = group_size(a);
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    if (static_cast<int>(threadIdx.x) != h || head + h >= g) continue;
+    float sum = 0.0f;
+    for (int w = 0; w < kWarps; ++w) sum += smem.partials[w][h];
+    const std::int64_t row = chunk.batch_idx * a.num_heads + chunk.kv_head * g + head + h;
+    p.memory.partials[row * p.memory.num_chunks + chunk.first / kChunkKeys] = {maximum[h], sum};
+  }
+  __syncthreads();
+}
+
+template <class E>
+__device__ void score_chunk(const Params& p, const Chunk& chunk, Shared& smem) {
+  const SparqArgs& a = p.args;
+  const std::int64_t g = group_size(a);
+  const std::int64_t key = chunk.first + std::int64_t{threadIdx.x} * kKeysOfThread;
+  choose_components<E>(a, chunk, smem);
+  for (std::int64_t head = 0; head < g; head += kHeads) {
+    load_queries<E>(a, chunk, head, smem);
+    float scores[kHeads][kKeysOfThread];
+    score_keys<E>(p, chunk, key, smem, scores);
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      if (head + h >= g || key >= p.memory.key_stride) continue;
+      const std::int64_t row = chunk.batch_idx * a.num_heads + chunk.kv_head * g + head + h;
+      *reinterpret_cast<float4*>(p.memory.scores + row * p.memory.key_stride + key) =
+          make_float4(scores[h][0], scores[h][1], scores[h][2], scores[h][3]);
+    }
+    write_partials(p, chunk, head, scores, smem);
+  }
+}
+
+template <class E>
+__global__ void __launch_bounds__(kScoreThreads) score_kernel(const __grid_constant__ Params p) {
+  __shared__ Shared smem;
+  const std::int64_t num_tasks = p.args.batch * p.args.num_kv_heads * p.memory.num_chunks;
+  for (std::int64_t task = blockIdx.x; task < num_tasks; task += gridDim.x) {
+    const std::int64_t unit = task / p.memory.num_chunks;
+    Chunk chunk{unit / p.args.num_kv_heads, unit % p.args.num_kv_heads,
+                task % p.memory.num_chunks * kChunkKeys, 0};
+    chunk.seqlen_k = num_keys_of(p, chunk.batch_idx, false);
+    if (chunk.seqlen_k <= p.args.num_keys || chunk.first >= chunk.seqlen_k) continue;
+    score_chunk<E>(p, chunk, smem);
+  }
+}
+
+}  // namespace
+
+Status launch_scores(const Params& params, Stream stream) {
+  const std::int64_t num_ctas =
+      params.args.batch * params.args.num_kv_heads * params.memory.num_chunks;
+  const LaunchShape shape{.name = "sparq_scores",
+                          .grid = dim3(static_cast<unsigned>(std::min(num_ctas, kMaxGridX))),
+                          .block = dim3(kScoreThreads)};
+  return with_elements(params.args.dtype, [&]<class E>() {
+    return headrace::cuda::launch(shape, static_cast<cudaStream_t>(stream), score_kernel<E>,
+                                  params);
+  });
+}
+
+}  // namespace headrace::cuda::sparq

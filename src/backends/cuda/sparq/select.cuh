@@ -1,0 +1,120 @@
+// The keys of step 2 of SparQ attention, by one CTA: a radix select of the sums of softmaxes.
+#pragma once
+
+#include "backends/cuda/sparq/common.cuh"
+
+namespace headrace::cuda::sparq {
+
+inline constexpr int kAttendWarps = kAttendThreads / kWarp;
+
+struct SelectShared {
+  std::uint32_t histogram[1 << 11];
+  std::uint32_t threshold, num_equal;
+  std::uint32_t warp_sums[kAttendWarps];
+};
+
+// One digit of the rank of the threshold, by the first warp: `threshold` gets it, `num_equal`, the
+// place of the threshold among values with the same higher digits, becomes that with this digit.
+__device__ inline void find_digit(int shift, int num_bits, SelectShared& smem) {
+  if (threadIdx.x < kWarp) {
+    const int lane = static_cast<int>(threadIdx.x), width = (1 << num_bits) / kWarp;
+    const int top = (1 << num_bits) - 1 - lane * width;  // a lane has digits [top - width + 1, top]
+    std::uint32_t sum = 0;
+    for (int i = 0; i < width; ++i) sum += smem.histogram[top - i];
+    std::uint32_t before = sum;  // inclusive scan, then of the lanes before this one
+#pragma unroll
+    for (int step = 1; step < kWarp; step *= 2) {
+      const std::uint32_t other = __shfl_up_sync(~0u, before, step);
+      if (lane >= step) before += other;
+    }
+    before -= sum;
+    const std::uint32_t count = smem.num_equal, threshold = smem.threshold;
+    __syncwarp();
+    if (before < count && count <= before + sum) {
+      std::uint32_t rest = count - before;
+      int digit = top;
+      for (; smem.histogram[digit] < rest; --digit) rest -= smem.histogram[digit];
+      smem.num_equal = rest;
+      smem.threshold = threshold | static_cast<std::uint32_t>(digit) << shift;
+    }
+  }
+  __syncthreads();
+}
+
+// The sum of x over the threads before this one; `total` of all.
+__device__ inline std::uint32_t exclusive_scan(std::uint32_t x, SelectShared& smem,
+                                               std::uint32_t* total) {
+  const int warp = static_cast<int>(threadIdx.x) / kWarp,
+            lane = static_cast<int>(threadIdx.x) % kWarp;
+  std::uint32_t sum = x;
+#pragma unroll
+  for (int step = 1; step < kWarp; step *= 2) {
+    const std::uint32_t other = __shfl_up_sync(~0u, sum, step);
+    if (lane >= step) sum += other;
+  }
+  if (lane == kWarp - 1) smem.warp_sums[warp] = sum;
+  __syncthreads();
+  std::uint32_t before = 0, all = 0;
+#pragma unroll
+  for (int w = 0; w < kAttendWarps; ++w) {
+    if (w < warp) before += smem.warp_sums[w];
+    all += smem.warp_sums[w];
+  }
+  __syncthreads();
+  *total = all;
+  return before + sum - x;
+}
+
+// Writes the indices of the `count` largest of p[0, size), ascending, among equals the lowest.
+// 1 <= count <= size; p is aligned to four floats, and what lies behind `size` is not read as a
+// value.
+__device__ inline void select_largest(const float* p, std::int64_t size, std::int64_t count,
+                                      std::int32_t* keys, SelectShared& smem) {
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread == 0) smem.threshold = 0, smem.num_equal = static_cast<std::uint32_t>(count);
+  constexpr int kShifts[] = {20, 10, 0}, kBits[] = {11, 10, 10};
+#pragma unroll
+  for (int digit = 0; digit < 3; ++digit) {
+    const int shift = kShifts[digit], num_bits = kBits[digit];
+    for (int i = thread; i < 1 << num_bits; i += kAttendThreads) smem.histogram[i] = 0;
+    __syncthreads();
+    const std::uint32_t prefix = smem.threshold >> (shift + num_bits);
+    for (std::int64_t i = thread; i < size; i += kAttendThreads) {
+      const std::uint32_t rank = rank_of(p[i]);
+      if (rank >> (shift + num_bits) == prefix)
+        atomicAdd(&smem.histogram[rank >> shift & ((1u << num_bits) - 1)], 1u);
+    }
+    __syncthreads();
+    find_digit(shift, num_bits, smem);
+  }
+  const std::uint32_t threshold = smem.threshold, num_equal = smem.num_equal;
+  std::uint32_t larger_before = 0, equal_before = 0;
+  for (std::int64_t base = 0; base < size; base += kAttendThreads * kKeysOfThread) {
+    const std::int64_t first = base + thread * kKeysOfThread;
+    std::uint32_t rank[kKeysOfThread], mine = 0;  // counts: equal ones in the upper half
+    if (first < size) {
+      const float4 x = *reinterpret_cast<const float4*>(p + first);
+      rank[0] = rank_of(x.x), rank[1] = rank_of(x.y), rank[2] = rank_of(x.z),
+      rank[3] = rank_of(x.w);
+    }
+#pragma unroll
+    for (int i = 0; i < kKeysOfThread; ++i)
+      if (first + i < size) mine += (rank[i] > threshold) + ((rank[i] == threshold) << 16);
+    std::uint32_t total = 0;
+    const std::uint32_t before = exclusive_scan(mine, smem, &total);
+    std::uint32_t larger = larger_before + (before & 0xffffu),
+                  equal = equal_before + (before >> 16);
+#pragma unroll
+    for (int i = 0; i < kKeysOfThread; ++i) {
+      if (first + i >= size || rank[i] < threshold) continue;
+      if (rank[i] > threshold || equal < num_equal)
+        keys[larger + min(equal, num_equal)] = static_cast<std::int32_t>(first + i);
+      larger += rank[i] > threshold;
+      equal += rank[i] == threshold;
+    }
+    larger_before += total & 0xffffu;
+    equal_before += total >> 16;
+  }
+}
+
+}  // namespace headrace::cuda::sparq
