@@ -15,6 +15,7 @@ void add_bench(CLI::App& app, Action& action, const std::string& command_line) {
   add_bench_model(*bench, action, command_line);
   add_bench_serve(*bench, action, command_line);
   add_bench_softmax(*bench, action, command_line);
+  add_bench_sparq(*bench, action, command_line);
 }
 
 void add_format_option(CLI::App& app, Format& format) {

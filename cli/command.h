@@ -32,7 +32,7 @@ void add_make_model(CLI::App& app, Action& action);
 void add_completion(CLI::App& app, Action& action);
 void add_man(CLI::App& app, Action& action);
 
-// bench attention, engine, kv, memory, model, serve, softmax
+// bench attention, engine, kv, memory, model, serve, softmax, sparq
 void add_bench_attention(CLI::App& bench, Action& action, const std::string& command_line);
 void add_bench_engine(CLI::App& bench, Action& action, const std::string& command_line);
 void add_bench_kv(CLI::App& bench, Action& action, const std::string& command_line);
@@ -40,6 +40,7 @@ void add_bench_memory(CLI::App& bench, Action& action, const std::string& comman
 void add_bench_model(CLI::App& bench, Action& action, const std::string& command_line);
 void add_bench_serve(CLI::App& bench, Action& action, const std::string& command_line);
 void add_bench_softmax(CLI::App& bench, Action& action, const std::string& command_line);
+void add_bench_sparq(CLI::App& bench, Action& action, const std::string& command_line);
 
 void add_explain_model(CLI::App& explain, Action& action);
 

@@ -62,6 +62,8 @@ std::vector<Case> cases() {
       {"bench memory", "--seqlen 128"},
       {"bench memory", "--dtype f32,bf16 --causal none,top-left --head-dim 64,128 --batch 1,64"},
       {"bench softmax", "--length 7,64 --elements 1000 --reps 1"},
+      {"bench sparq",
+       "--seqlen 300 --components 4 --keys 16 --heads 2 --kv-heads 1 --head-dim 8 --reps 1"},
       {"bench engine", "-m " + kModel + " -p 20 -n 4 --requests 3 --streams 1,2"},
       {"bench model", "-m " + kModel + " -p 8,16 -n 4 -t 1,2 -r 1 --no-ceilings"},
       {"tokenize", "-m " + kModel + " 'Hello, world'"},
