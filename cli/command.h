@@ -28,6 +28,7 @@ void add_tokenize(CLI::App& app, Action& action);
 void add_perplexity(CLI::App& app, Action& action);
 void add_inspect(CLI::App& app, Action& action);
 void add_make_model(CLI::App& app, Action& action);
+void add_convert(CLI::App& app, Action& action);
 // These two print descriptions of `app` and all its commands.
 void add_completion(CLI::App& app, Action& action);
 void add_man(CLI::App& app, Action& action);

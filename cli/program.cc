@@ -86,6 +86,7 @@ void add_commands(CLI::App& app, Action& action, const std::string& command_line
   add_perplexity(app, action);
   add_inspect(app, action);
   add_make_model(app, action);
+  add_convert(app, action);
   add_completion(app, action);
   add_man(app, action);
 }

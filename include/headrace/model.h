@@ -146,6 +146,14 @@ HEADRACE_API headrace_status headrace_random_model_load(const headrace_model_sha
                                                         const headrace_model_options* options,
                                                         headrace_model** model);
 
+/** Writes a GGUF file with num_kv_heads KV heads, which divides those of the file `input`: the mean
+ * of adjacent heads (Ainslie et al., "GQA", 2023). weight_type: of the matrices that change,
+ * "BF16", "F16" or "F32". options, output and errors as in headrace_random_model_write(). */
+HEADRACE_API headrace_status headrace_model_convert(const char* input, int64_t num_kv_heads,
+                                                    const char* weight_type,
+                                                    const headrace_model_options* options,
+                                                    const char* output);
+
 /** Properties of a model; sizes in elements, lengths in tokens. */
 typedef struct headrace_model_info {
   size_t struct_size;         /**< sizeof this struct, set by the caller */

@@ -72,6 +72,17 @@ struct RandomModel {
   }
 };
 
+/// Writes the GGUF file `input` with fewer KV heads; see headrace_model_convert(). Of the options,
+/// progress applies. Throws Error: number of heads, type, or the reason why a file cannot be read
+/// or written; then no file is left.
+inline void convert_model(const std::string& input, const std::string& output,
+                          std::int64_t num_kv_heads, const std::string& weight_type = "BF16",
+                          const ModelOptions& options = {}) {
+  const headrace_model_options c = options.to_c();
+  check(
+      headrace_model_convert(input.c_str(), num_kv_heads, weight_type.c_str(), &c, output.c_str()));
+}
+
 /// Names of the published models whose shapes are known.
 inline std::vector<std::string> model_shape_names() {
   std::vector<std::string> names;

@@ -1,8 +1,10 @@
-// Models with random weights: shapes, files, loading without a file.
+// Model files that are written: random weights (shapes, files, loading without a file), fewer KV
+// heads.
 #include "backends/cpu/thread_pool.h"
 #include "capi/capi_common.h"
 #include "capi/model_common.h"
 #include "capi/model_file_common.h"
+#include "model/convert.h"
 #include "model/random_model.h"
 
 namespace headrace::capi {
@@ -132,6 +134,22 @@ Result<engine::LanguageModel> load(Request& request) {
   return loaded;
 }
 
+Status convert(const char* input, std::int64_t num_kv_heads, const char* weight_type,
+               const headrace_model_options* options, const char* output) {
+  if (input == nullptr) return null_argument("input", "pass the path of the file to read");
+  if (output == nullptr) return null_argument("output", "pass the path of the file to write");
+  Result<WeightType> type = read_weight_type(weight_type);
+  if (!type.ok()) return std::move(type.failure());
+  headrace_model_options ours{};
+  HEADRACE_TRY(read_struct("options", options, ours));
+  Result<engine::LoadOptions> load = load_options(ours);
+  if (!load.ok()) return std::move(load.failure());
+  return model::convert_model(input, output,
+                              {.num_kv_heads = num_kv_heads,
+                               .type = type.value(),
+                               .progress = load.value().weights.progress});
+}
+
 }  // namespace
 }  // namespace headrace::capi
 
@@ -197,6 +215,13 @@ headrace_status headrace_random_model_load(const headrace_model_shape* shape,
     *model = new headrace_model{.model = std::move(loaded.value())};
     return HEADRACE_OK;
   });
+}
+
+headrace_status headrace_model_convert(const char* input, int64_t num_kv_heads,
+                                       const char* weight_type,
+                                       const headrace_model_options* options, const char* output) {
+  return guarded(
+      [&] { return status_of(convert(input, num_kv_heads, weight_type, options, output)); });
 }
 
 }  // extern "C"
