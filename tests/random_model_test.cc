@@ -134,4 +134,25 @@ TEST(RandomModel, ErrorsLeaveNoFile) {
   EXPECT_EQ(headrace_model_shape_find(nullptr, nullptr), HEADRACE_INVALID_ARGUMENT);
 }
 
+TEST(ConvertModel, WritesAFileWithFewerHeads) {
+  const TemporaryFolder folder;
+  const std::string in = folder.file("in.gguf"), out = folder.file("out.gguf");
+  small_model().write(in);
+  std::uint64_t last = 0;
+  headrace::convert_model(in, out, 1, "F16",
+                          {.progress = [&](std::uint64_t done, std::uint64_t) { last = done; }});
+  EXPECT_GT(last, 0u);
+  EXPECT_EQ(headrace::Model(out).info().num_kv_heads, 1);
+  EXPECT_EQ(headrace_model_convert(nullptr, 1, "F16", nullptr, out.c_str()),
+            HEADRACE_INVALID_ARGUMENT);
+  EXPECT_EQ(std::strncmp(headrace_last_error(), "input=NULL: ", 12), 0);
+  EXPECT_EQ(headrace_model_convert(in.c_str(), 1, "F16", nullptr, nullptr),
+            HEADRACE_INVALID_ARGUMENT);
+  EXPECT_EQ(headrace_model_convert(in.c_str(), 1, nullptr, nullptr, out.c_str()),
+            HEADRACE_INVALID_ARGUMENT);
+  EXPECT_EQ(headrace_model_convert(in.c_str(), 3, "F16", nullptr, out.c_str()),
+            HEADRACE_INVALID_ARGUMENT);
+  EXPECT_EQ(std::strncmp(headrace_last_error(), "num_kv_heads=3: ", 16), 0);
+}
+
 }  // namespace

@@ -66,6 +66,8 @@ ON_CPU = {
     "kv_append": (units("KvAppend*:Rope*"),),
     "quantised": (units("Quantis*:Session*:*RandomOperations*"), units("*Bits*")),
     "merge_states": (units("MergeStates*"),),
+    "sparq": (units("Sparq*"),),
+    "convert": (units("Convert*"),),
     "sampler": (units("*Sampling*:StopMatcher*"),),
     "gguf": (units("Gguf*"),),
     "tokenizer": (units("Tokenizer*:StreamDecoder*:Utf8*"),),
@@ -127,6 +129,7 @@ ON_CUDA = {
     "cuda_kv_append": (gtest("CUDA append", "tests/cuda/headrace_cuda_tests", "CudaKvAppend*"),),
     "cuda_sm80_codes": (gtest("CUDA codes", "tests/cuda/headrace_cuda_tests", "CudaCodes*"),),
     "cuda_merge_states": (gtest("CUDA merge", "tests/cuda/headrace_cuda_tests", "CudaMergeStates*"),),
+    "cuda_sparq": (gtest("CUDA SparQ", "tests/cuda/headrace_cuda_tests", "CudaSparq*"),),
 }
 ALL_ON_CUDA = (CUDA_ORACLE, CUDA_GRID, CUDA_BACKWARD, CUDA_BITS, CUDA_CATALOGUE, CUDA_UNITS, CUDA_CAPI)
 DEVICES = {"cpu": (ON_CPU, ALL_ON_CPU), "cuda": (ON_CUDA, ALL_ON_CUDA)}
