@@ -18,7 +18,7 @@ struct HeadResult {
 struct Shared {
   SelectShared select;
   union {
-    alignas(16) float q[kHeads][kMaxSparqDim];
+    alignas(16) float q[kAttendHeads][kMaxSparqDim];
     float values[kAttendWarps][kColumns];
   };
 };
@@ -57,15 +57,24 @@ __device__ __forceinline__ float share_of(float score, float lse) {
 
 __device__ void sum_over_group(const Params& p, const Unit& unit, const HeadResult* results,
                                float* sums) {
+  const std::int64_t num_heads = group_size(p.args);
+  const float* scores = p.memory.scores + head_row(p.args, unit, 0) * p.memory.key_stride;
   for (std::int64_t j = std::int64_t{threadIdx.x} * kKeysOfThread; j < unit.seqlen_k;
        j += kAttendThreads * kKeysOfThread) {
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    for (std::int64_t h = 0; h < group_size(p.args); ++h) {
-      const float4 x = *reinterpret_cast<const float4*>(
-          p.memory.scores + head_row(p.args, unit, h) * p.memory.key_stride + j);
-      const float lse = results[h].lse;
-      sum.x += share_of(x.x, lse), sum.y += share_of(x.y, lse);
-      sum.z += share_of(x.z, lse), sum.w += share_of(x.w, lse);
+    for (std::int64_t head = 0; head < num_heads; head += kAttendHeads) {
+      float4 x[kAttendHeads];  // loads in flight
+#pragma unroll
+      for (int h = 0; h < kAttendHeads; ++h)
+        x[h] = *reinterpret_cast<const float4*>(
+            scores + min(head + h, num_heads - 1) * p.memory.key_stride + j);
+#pragma unroll
+      for (int h = 0; h < kAttendHeads; ++h) {
+        if (head + h >= num_heads) continue;
+        const float lse = results[head + h].lse;
+        sum.x += share_of(x[h].x, lse), sum.y += share_of(x[h].y, lse);
+        sum.z += share_of(x[h].z, lse), sum.w += share_of(x[h].w, lse);
+      }
     }
     *reinterpret_cast<float4*>(sums + j) = sum;
   }
@@ -108,7 +117,7 @@ __device__ __forceinline__ const E* row_of(const Params& p, const Unit& unit, co
   return static_cast<const E*>(x.data) + row_offset(x, page, key % p.args.page_size, unit.kv_head);
 }
 
-// Exact scores of heads [head, head + kHeads); a warp per key.
+// Exact scores of heads [head, head + kAttendHeads); a warp per key.
 template <class E>
 __device__ void score_keys(const Params& p, const Unit& unit, std::int64_t head,
                            const std::int32_t* keys, std::int64_t num_keys, Shared& smem) {
@@ -116,7 +125,8 @@ __device__ void score_keys(const Params& p, const Unit& unit, std::int64_t head,
   const int warp = static_cast<int>(threadIdx.x) / kWarp,
             lane = static_cast<int>(threadIdx.x) % kWarp;
   const std::int64_t g = group_size(a);
-  for (int i = static_cast<int>(threadIdx.x); i < kHeads * kMaxSparqDim; i += kAttendThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < kAttendHeads * kMaxSparqDim;
+       i += kAttendThreads) {
     const int h = i / kMaxSparqDim, c = i % kMaxSparqDim;
     const E* q = static_cast<const E*>(a.q.data) + unit.batch_idx * a.q.stride_batch +
                  (unit.kv_head * g + head + h) * a.q.stride_head;
@@ -125,20 +135,20 @@ __device__ void score_keys(const Params& p, const Unit& unit, std::int64_t head,
   __syncthreads();
   for (std::int64_t i = warp; i < num_keys; i += kAttendWarps) {
     const E* k = row_of<E>(p, unit, a.k, keys[i]);
-    float sums[kHeads] = {};
+    float sums[kAttendHeads] = {};
     if (k != nullptr) {
       for (std::int64_t c = lane * kKeysOfThread; c < a.head_dim; c += kColumns) {
         float x[kKeysOfThread];
         load4(k + c, a.head_dim - c, p.vectors.k, x);
 #pragma unroll
-        for (int h = 0; h < kHeads; ++h) {
+        for (int h = 0; h < kAttendHeads; ++h) {
           const float4 q = *reinterpret_cast<const float4*>(smem.q[h] + c);
           sums[h] = fmaf(x[0], q.x, fmaf(x[1], q.y, fmaf(x[2], q.z, fmaf(x[3], q.w, sums[h]))));
         }
       }
     }
 #pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
+    for (int h = 0; h < kAttendHeads; ++h) {
       const float sum = warp_sum(sums[h]);
       if (lane == h && head + h < g)
         p.memory.weights[head_row(a, unit, head + h) * a.num_keys + i] =
@@ -156,7 +166,7 @@ __device__ void finish_weights(const Params& p, const Unit& unit, std::int64_t h
   const int warp = static_cast<int>(threadIdx.x) / kWarp,
             lane = static_cast<int>(threadIdx.x) % kWarp;
   const std::int64_t h = head + warp;
-  if (warp < kHeads && h < group_size(a)) {
+  if (warp < kAttendHeads && h < group_size(a)) {
     float* weights = p.memory.weights + head_row(a, unit, h) * a.num_keys;
     const float* scores = p.memory.scores + head_row(a, unit, h) * p.memory.key_stride;
     float most = -HUGE_VALF, sum = 0.0f, alpha = 0.0f;
@@ -204,7 +214,8 @@ __device__ void write_out(const Params& p, const Unit& unit, std::int64_t h, std
              column + i, y);
 }
 
-// Sums of values of heads [head, head + kHeads): a warp sums some keys, four columns per lane.
+// Sums of values of heads [head, head + kAttendHeads): a warp sums some keys, four columns per
+// lane.
 template <class E>
 __device__ void sum_values(const Params& p, const Unit& unit, std::int64_t head,
                            const std::int32_t* keys, std::int64_t num_keys,
@@ -212,25 +223,25 @@ __device__ void sum_values(const Params& p, const Unit& unit, std::int64_t head,
   const SparqArgs& a = p.args;
   const int warp = static_cast<int>(threadIdx.x) / kWarp,
             lane = static_cast<int>(threadIdx.x) % kWarp;
-  const std::int64_t num_heads = min(group_size(a) - head, std::int64_t{kHeads});
+  const std::int64_t num_heads = min(group_size(a) - head, std::int64_t{kAttendHeads});
   const float* weights = p.memory.weights + head_row(a, unit, head) * a.num_keys;
   for (std::int64_t column = 0; column < a.head_dim_v; column += kColumns) {
     const std::int64_t at = column + lane * kKeysOfThread;
-    float sums[kHeads][kKeysOfThread] = {};
+    float sums[kAttendHeads][kKeysOfThread] = {};
     for (std::int64_t i = warp; i < num_keys; i += kAttendWarps) {
       const E* v = row_of<E>(p, unit, a.v, keys[i]);
       if (v == nullptr) continue;
       float x[kKeysOfThread];
       load4(v + at, a.head_dim_v - at, p.vectors.v, x);
 #pragma unroll
-      for (int h = 0; h < kHeads; ++h) {
+      for (int h = 0; h < kAttendHeads; ++h) {
         const float weight = h < num_heads ? weights[h * a.num_keys + i] : 0.0f;
 #pragma unroll
         for (int c = 0; c < kKeysOfThread; ++c) sums[h][c] = fmaf(weight, x[c], sums[h][c]);
       }
     }
 #pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
+    for (int h = 0; h < kAttendHeads; ++h) {
       if (h >= num_heads) continue;
       __syncthreads();  // the sums of the previous head have been read
 #pragma unroll
@@ -244,7 +255,8 @@ __device__ void sum_values(const Params& p, const Unit& unit, std::int64_t head,
 }
 
 template <class E>
-__global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kAttendThreads, 2)
+    attend_kernel(const __grid_constant__ Params p) {
   __shared__ Shared smem;
   extern __shared__ HeadResult results[];  // [g]
   const SparqArgs& a = p.args;
@@ -254,7 +266,7 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
     unit.seqlen_k = num_keys_of(p, unit.batch_idx, threadIdx.x == 0 && unit.kv_head == 0);
     std::int32_t* keys = p.memory.keys + i * a.num_keys;
     const std::int64_t num_keys = choose_keys(p, unit, results, keys, smem);
-    for (std::int64_t head = 0; head < group_size(a); head += kHeads) {
+    for (std::int64_t head = 0; head < group_size(a); head += kAttendHeads) {
       score_keys<E>(p, unit, head, keys, num_keys, smem);
       finish_weights(p, unit, head, keys, num_keys, results);
       sum_values<E>(p, unit, head, keys, num_keys, results, smem);

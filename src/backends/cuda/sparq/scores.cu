@@ -15,6 +15,7 @@ struct Shared {
   float magnitudes[kMaxSparqDim];
   std::int32_t components[kMaxSparqDim];  // chosen, ascending
   bool is_chosen[kMaxSparqDim];
+  std::int64_t offsets[kMaxSparqDim];         // of the chosen components
   alignas(16) float q[kMaxSparqDim][kHeads];  // of the chosen components, scaled
   float partials[kWarps][kHeads];
 };
@@ -51,19 +52,21 @@ __device__ void choose_components(const SparqArgs& a, const Chunk& chunk, Shared
     int num_before = 0;
     for (int i = 0; i < c; ++i) num_before += smem.is_chosen[i];
     smem.components[num_before] = c;
+    smem.offsets[num_before] = c * a.components.stride_component;
   }
   __syncthreads();
 }
 
-// The queries of heads [head, head + kHeads) of the group; those behind the last are 0. A warp per
+// The queries of heads [head, head + kN) of the group; those behind the last are 0. A warp per
 // head.
-template <class E>
+template <class E, int kN>
 __device__ void load_queries(const SparqArgs& a, const Chunk& chunk, std::int64_t head,
                              Shared& smem) {
   const int warp = static_cast<int>(threadIdx.x) / kWarp,
             lane = static_cast<int>(threadIdx.x) % kWarp;
   const std::int64_t g = group_size(a);
-  static_assert(kWarps == kHeads);
+  static_assert(kN <= kWarps && kN <= kHeads);
+  if (warp >= kN) return;
   const bool is_head = head + warp < g;
   const E* q = static_cast<const E*>(a.q.data) + chunk.batch_idx * a.q.stride_batch +
                (chunk.kv_head * g + (is_head ? head + warp : 0)) * a.q.stride_head;
@@ -77,66 +80,87 @@ __device__ void load_queries(const SparqArgs& a, const Chunk& chunk, std::int64_
   const float scale = is_head ? a.softmax_scale / sqrtf(share) : 0.0f;
   for (std::int64_t i = lane; i < a.num_components; i += kWarp)
     smem.q[i][warp] = is_head ? load_real(q, smem.components[i]) * scale : 0.0f;
-  __syncthreads();
 }
 
-// scores[h][i] of four adjacent keys; keys that are not there have -inf.
-template <class E>
+// scores[h][i] of four adjacent keys; keys that are not there have -inf. Every load has a valid
+// address, so that none is behind a branch and kBatch of them are in flight. kVec: the four keys
+// are in one page and read at once.
+template <class E, int kN, bool kVec>
 __device__ void score_keys(const Params& p, const Chunk& chunk, std::int64_t key,
-                           const Shared& smem, float (&scores)[kHeads][kKeysOfThread]) {
+                           const Shared& smem, float (&scores)[kN][kKeysOfThread]) {
+  constexpr int kBatch = 8, kRows = kVec ? 1 : kKeysOfThread;
   const SparqArgs& a = p.args;
-  const std::int64_t head_offset = chunk.kv_head * a.components.stride_head;
-  const E* k = static_cast<const E*>(a.components.data) + head_offset;
-  const E* row[kKeysOfThread];  // of component 0; null: no key
+  const E* row[kRows];  // of component 0
+  bool is_there[kRows];
 #pragma unroll
-  for (int i = 0; i < kKeysOfThread; ++i) {
-    row[i] = nullptr;
-    if (key + i >= chunk.seqlen_k || (p.vectors.components && i > 0)) continue;
-    const std::int64_t page = valid_page(p, chunk.batch_idx, key + i);
-    if (page >= 0) row[i] = k + page * a.components.stride_page + (key + i) % a.page_size;
+  for (int i = 0; i < kRows; ++i) {
+    const std::int64_t page =
+        key + i < chunk.seqlen_k ? valid_page(p, chunk.batch_idx, key + i) : -1;
+    is_there[i] = page >= 0;
+    row[i] = static_cast<const E*>(a.components.data) + chunk.kv_head * a.components.stride_head +
+             (is_there[i] ? page * a.components.stride_page + (key + i) % a.page_size : 0);
   }
 #pragma unroll
-  for (int h = 0; h < kHeads; ++h)
+  for (int h = 0; h < kN; ++h)
 #pragma unroll
     for (int i = 0; i < kKeysOfThread; ++i) scores[h][i] = 0.0f;
-  const std::int64_t n = chunk.seqlen_k - key;
-#pragma unroll 4
-  for (int c = 0; c < a.num_components; ++c) {
-    const std::int64_t at = smem.components[c] * a.components.stride_component;
-    float x[kKeysOfThread] = {};
-    if (p.vectors.components) {
-      if (row[0] != nullptr) load4(row[0] + at, n, true, x);
+  const auto load = [&](int c, float(&x)[kKeysOfThread]) {
+    const std::int64_t at = smem.offsets[c];
+    if constexpr (kVec) {
+      const Pack<E> pack = *reinterpret_cast<const Pack<E>*>(row[0] + at);
+#pragma unroll
+      for (int i = 0; i < kKeysOfThread; ++i) x[i] = load_real(pack.e, i);
     } else {
 #pragma unroll
-      for (int i = 0; i < kKeysOfThread; ++i)
-        if (row[i] != nullptr) x[i] = load_real(row[i], at);
+      for (int i = 0; i < kKeysOfThread; ++i) x[i] = load_real(row[i], at);
     }
-    const float4 low = *reinterpret_cast<const float4*>(smem.q[c]);
-    const float4 high = *reinterpret_cast<const float4*>(smem.q[c] + 4);
-    const float q[kHeads] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+  };
+  const auto add = [&](int c, const float(&x)[kKeysOfThread]) {
 #pragma unroll
-    for (int h = 0; h < kHeads; ++h)
+    for (int h = 0; h < kN; h += 4) {
+      const float4 q = *reinterpret_cast<const float4*>(smem.q[c] + h);
 #pragma unroll
-      for (int i = 0; i < kKeysOfThread; ++i) scores[h][i] = fmaf(x[i], q[h], scores[h][i]);
+      for (int i = 0; i < kKeysOfThread; ++i) {
+        scores[h][i] = fmaf(x[i], q.x, scores[h][i]);
+        scores[h + 1][i] = fmaf(x[i], q.y, scores[h + 1][i]);
+        scores[h + 2][i] = fmaf(x[i], q.z, scores[h + 2][i]);
+        scores[h + 3][i] = fmaf(x[i], q.w, scores[h + 3][i]);
+      }
+    }
+  };
+  const int r = static_cast<int>(a.num_components);
+  int c = 0;
+  for (; c + kBatch <= r; c += kBatch) {
+    float x[kBatch][kKeysOfThread];
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) load(c + u, x[u]);
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) add(c + u, x[u]);
+  }
+  for (; c < r; ++c) {
+    float x[kKeysOfThread];
+    load(c, x);
+    add(c, x);
   }
 #pragma unroll
   for (int i = 0; i < kKeysOfThread; ++i) {
-    const bool is_key = p.vectors.components ? row[0] != nullptr && i < n : row[i] != nullptr;
+    const bool is_key = is_there[kVec ? 0 : i] && key + i < chunk.seqlen_k;
 #pragma unroll
-    for (int h = 0; h < kHeads; ++h)
+    for (int h = 0; h < kN; ++h)
       if (!is_key) scores[h][i] = -HUGE_VALF;
   }
 }
 
 // The maximum and the sum of exponentials of the chunk, by head.
+template <int kN>
 __device__ void write_partials(const Params& p, const Chunk& chunk, std::int64_t head,
-                               const float (&scores)[kHeads][kKeysOfThread], Shared& smem) {
+                               const float (&scores)[kN][kKeysOfThread], Shared& smem) {
   const SparqArgs& a = p.args;
   const int warp = static_cast<int>(threadIdx.x) / kWarp,
             lane = static_cast<int>(threadIdx.x) % kWarp;
-  float maximum[kHeads];
+  float maximum[kN];
 #pragma unroll
-  for (int h = 0; h < kHeads; ++h) {
+  for (int h = 0; h < kN; ++h) {
     float most = -HUGE_VALF;
 #pragma unroll
     for (int i = 0; i < kKeysOfThread; ++i) most = fmaxf(most, scores[h][i]);
@@ -145,14 +169,14 @@ __device__ void write_partials(const Params& p, const Chunk& chunk, std::int64_t
   }
   __syncthreads();
 #pragma unroll
-  for (int h = 0; h < kHeads; ++h) {
+  for (int h = 0; h < kN; ++h) {
     maximum[h] = smem.partials[0][h];
 #pragma unroll
     for (int w = 1; w < kWarps; ++w) maximum[h] = fmaxf(maximum[h], smem.partials[w][h]);
   }
   __syncthreads();
 #pragma unroll
-  for (int h = 0; h < kHeads; ++h) {
+  for (int h = 0; h < kN; ++h) {
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < kKeysOfThread; ++i)
@@ -163,7 +187,7 @@ __device__ void write_partials(const Params& p, const Chunk& chunk, std::int64_t
   __syncthreads();
   const std::int64_t g = group_size(a);
 #pragma unroll
-  for (int h = 0; h < kHeads; ++h) {
+  for (int h = 0; h < kN; ++h) {
     if (static_cast<int>(threadIdx.x) != h || head + h >= g) continue;
     float sum = 0.0f;
     for (int w = 0; w < kWarps; ++w) sum += smem.partials[w][h];
@@ -173,28 +197,29 @@ __device__ void write_partials(const Params& p, const Chunk& chunk, std::int64_t
   __syncthreads();
 }
 
-template <class E>
+template <class E, int kN, bool kVec>
 __device__ void score_chunk(const Params& p, const Chunk& chunk, Shared& smem) {
   const SparqArgs& a = p.args;
   const std::int64_t g = group_size(a);
   const std::int64_t key = chunk.first + std::int64_t{threadIdx.x} * kKeysOfThread;
   choose_components<E>(a, chunk, smem);
-  for (std::int64_t head = 0; head < g; head += kHeads) {
-    load_queries<E>(a, chunk, head, smem);
-    float scores[kHeads][kKeysOfThread];
-    score_keys<E>(p, chunk, key, smem, scores);
+  for (std::int64_t head = 0; head < g; head += kN) {
+    load_queries<E, kN>(a, chunk, head, smem);
+    __syncthreads();
+    float scores[kN][kKeysOfThread];
+    score_keys<E, kN, kVec>(p, chunk, key, smem, scores);
 #pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
+    for (int h = 0; h < kN; ++h) {
       if (head + h >= g || key >= p.memory.key_stride) continue;
       const std::int64_t row = chunk.batch_idx * a.num_heads + chunk.kv_head * g + head + h;
       *reinterpret_cast<float4*>(p.memory.scores + row * p.memory.key_stride + key) =
           make_float4(scores[h][0], scores[h][1], scores[h][2], scores[h][3]);
     }
-    write_partials(p, chunk, head, scores, smem);
+    write_partials<kN>(p, chunk, head, scores, smem);
   }
 }
 
-template <class E>
+template <class E, int kN, bool kVec>
 __global__ void __launch_bounds__(kScoreThreads) score_kernel(const __grid_constant__ Params p) {
   __shared__ Shared smem;
   const std::int64_t num_tasks = p.args.batch * p.args.num_kv_heads * p.memory.num_chunks;
@@ -204,7 +229,7 @@ __global__ void __launch_bounds__(kScoreThreads) score_kernel(const __grid_const
                 task % p.memory.num_chunks * kChunkKeys, 0};
     chunk.seqlen_k = num_keys_of(p, chunk.batch_idx, false);
     if (chunk.seqlen_k <= p.args.num_keys || chunk.first >= chunk.seqlen_k) continue;
-    score_chunk<E>(p, chunk, smem);
+    score_chunk<E, kN, kVec>(p, chunk, smem);
   }
 }
 
@@ -216,9 +241,13 @@ Status launch_scores(const Params& params, Stream stream) {
   const LaunchShape shape{.name = "sparq_scores",
                           .grid = dim3(static_cast<unsigned>(std::min(num_ctas, kMaxGridX))),
                           .block = dim3(kScoreThreads)};
+  const auto run = [&](auto* kernel) {
+    return headrace::cuda::launch(shape, static_cast<cudaStream_t>(stream), kernel, params);
+  };
+  const bool is_small = group_size(params.args) <= 4, has_vectors = params.vectors.components;
   return with_elements(params.args.dtype, [&]<class E>() {
-    return headrace::cuda::launch(shape, static_cast<cudaStream_t>(stream), score_kernel<E>,
-                                  params);
+    if (is_small) return run(has_vectors ? score_kernel<E, 4, true> : score_kernel<E, 4, false>);
+    return run(has_vectors ? score_kernel<E, 8, true> : score_kernel<E, 8, false>);
   });
 }
 

@@ -79,10 +79,25 @@ __device__ inline void select_largest(const float* p, std::int64_t size, std::in
     for (int i = thread; i < 1 << num_bits; i += kAttendThreads) smem.histogram[i] = 0;
     __syncthreads();
     const std::uint32_t prefix = smem.threshold >> (shift + num_bits);
-    for (std::int64_t i = thread; i < size; i += kAttendThreads) {
-      const std::uint32_t rank = rank_of(p[i]);
-      if (rank >> (shift + num_bits) == prefix)
+    const auto count_value = [&](std::int64_t i, float value) {
+      const std::uint32_t rank = rank_of(value);
+      if (i < size && rank >> (shift + num_bits) == prefix)
         atomicAdd(&smem.histogram[rank >> shift & ((1u << num_bits) - 1)], 1u);
+    };
+    constexpr std::int64_t kStep = kAttendThreads * kKeysOfThread;
+    constexpr int kLoads = 4;  // in flight
+    for (std::int64_t base = thread * kKeysOfThread; base < size; base += kStep * kLoads) {
+      float4 x[kLoads];
+#pragma unroll
+      for (int u = 0; u < kLoads; ++u)
+        x[u] = base + u * kStep < size ? *reinterpret_cast<const float4*>(p + base + u * kStep)
+                                       : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+      for (int u = 0; u < kLoads; ++u) {
+        const std::int64_t i = base + u * kStep;
+        count_value(i, x[u].x), count_value(i + 1, x[u].y);
+        count_value(i + 2, x[u].z), count_value(i + 3, x[u].w);
+      }
     }
     __syncthreads();
     find_digit(shift, num_bits, smem);

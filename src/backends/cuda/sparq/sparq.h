@@ -12,11 +12,12 @@
 namespace headrace::cuda::sparq {
 
 inline constexpr int kWarp = 32;
-inline constexpr int kHeads = 8;           // queries that share a load of a key or value
+inline constexpr int kHeads = 8;           // queries that share a load of a component, at most
+inline constexpr int kAttendHeads = 4;     // queries that share a load of a key or value
 inline constexpr int kKeysOfThread = 4;    // adjacent keys or columns of a thread
 inline constexpr int kScoreThreads = 256;  // of a CTA of step 1
 inline constexpr int kChunkKeys = kScoreThreads * kKeysOfThread;  // of a CTA of step 1
-inline constexpr int kAttendThreads = 512;
+inline constexpr int kAttendThreads = 384;       // two CTAs of an SM without spills
 inline constexpr std::int64_t kMaxGroup = 1024;  // queries of a KV head
 
 // The softmax of a chunk of keys.
