@@ -177,6 +177,42 @@ TEST(JsonSchema, Ranges) {
   expect_matches(R"({"type": "integer", "minimum": 0.5, "maximum": 2.5})", {"1", "2"}, {"0", "3"});
 }
 
+// Two bounds of one side, in any order: the tighter one holds.
+TEST(JsonSchema, EveryBoundHoldsBesideAllOthers) {
+  const char* const keys[] = {"minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"};
+  constexpr int kAbsent = 2, kKinds = 4;  // -1, 0, 1, absent
+  for (int all = 0; all < kKinds * kKinds * kKinds * kKinds; ++all)
+    for (const bool is_reversed : {false, true})
+      for (const std::string type : {"integer", "number"}) {
+        int bounds[4];
+        std::string members;
+        for (int i = 0, rest = all; i < 4; ++i, rest /= kKinds) {
+          bounds[i] = rest % kKinds - 1;
+          if (bounds[i] == kAbsent) continue;
+          const std::string member = format_text(", \"{}\": {}", keys[i], bounds[i]);
+          members = is_reversed ? member + members : members + member;
+        }
+        const std::string text = R"({"type": ")" + type + '"' + members + '}';
+        Result<std::shared_ptr<Grammar>> made = Grammar::from_json_schema(text, vocabulary());
+        bool has_any = false;
+        for (int halves = -5; halves <= 5; ++halves) {
+          if (type == "integer" && halves % 2 != 0) continue;
+          const double x = halves / 2.0;
+          const bool is_valid =
+              (bounds[0] == kAbsent || x >= bounds[0]) && (bounds[1] == kAbsent || x > bounds[1]) &&
+              (bounds[2] == kAbsent || x <= bounds[2]) && (bounds[3] == kAbsent || x < bounds[3]);
+          has_any |= is_valid;
+          if (!made.ok()) continue;
+          const std::string value = std::string(halves < 0 ? "-" : "") +
+                                    std::to_string(std::abs(halves) / 2) +
+                                    (halves % 2 != 0 ? ".5" : "");
+          Matcher matcher(made.value());
+          ASSERT_EQ(!matcher.accept(value) && matcher.can_end(), is_valid) << text << ' ' << value;
+        }
+        ASSERT_EQ(made.ok(), has_any) << text;
+      }
+}
+
 TEST(JsonSchema, ErrorsNameThePlaceAndTheRemedy) {
   const std::pair<std::string_view, std::string_view> cases[] = {
       {"{", "json_schema: line 1, column 2: no key in quotes; pass valid JSON"},
