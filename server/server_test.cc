@@ -104,6 +104,38 @@ TEST_F(Serve, AStreamIsTheWholeAnswer) {
   EXPECT_EQ(Json::parse(events[events.size() - 3])["choices"][0]["finish_reason"], "length");
 }
 
+// Several prompts with several samples each: choice i * n + s is sample s of prompt i.
+TEST_F(Serve, ChoicesAreTheSamplesOfEachPromptInTurn) {
+  ServerProcess server(options(""));
+  Client client(server.port());
+  const std::vector<std::string> prompts = {"ab", "b", "aab"};
+  constexpr std::size_t kNum = 2;
+  const auto ask = [&](const Json& prompt, const std::string& more) {
+    return client.ask(
+        post("/v1/completions", "{\"prompt\": " + prompt.dump() +
+                                    R"(, "n": 2, "seed": 5, "max_tokens": 9, "ignore_eos": true)" +
+                                    more + '}'));
+  };
+  std::vector<std::string> wanted;
+  for (const std::string& prompt : prompts) {
+    const Json answer = Json::parse(ask(prompt, "").body);
+    for (const Json& choice : answer["choices"]) wanted.push_back(choice["text"]);
+  }
+  ASSERT_EQ(wanted.size(), prompts.size() * kNum);
+  const Json whole = Json::parse(ask(prompts, "").body)["choices"];
+  std::vector<std::string> streamed(wanted.size());
+  for (const std::string& event : events_of(ask(prompts, R"(, "stream": true)")))
+    if (event != "[DONE]") {
+      const Json choice = Json::parse(event)["choices"][0];
+      streamed.at(choice["index"]) += choice["text"];
+    }
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    EXPECT_EQ(whole.at(i)["index"], i);
+    EXPECT_EQ(whole.at(i)["text"], wanted[i]) << i;
+    EXPECT_EQ(streamed[i], wanted[i]) << i;
+  }
+}
+
 // The model's weights are random: only the format makes its text what is asked for.
 TEST_F(Serve, AnswersInTheFormatThatIsAskedFor) {
   ServerProcess server(options(""));

@@ -1,0 +1,119 @@
+#include "request.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+
+namespace headrace::server {
+namespace {
+
+std::string error_of(const std::function<void()>& parse) {
+  try {
+    parse();
+    return {};
+  } catch (const ApiError& error) {
+    EXPECT_EQ(error.status, 400);
+    return error.message;
+  }
+}
+
+// `levels` arrays and objects around the text, which is also the key of each object.
+Json nested(int levels, const std::string& text) {
+  Json json = text;
+  for (int i = 0; i < levels; ++i)
+    json = i % 2 == 0 ? Json::object({{text, json}}) : Json::array({text, json});
+  return json;
+}
+
+TEST(ParseObject, ABracketInATextIsNoLevel) {
+  const std::string letters = "\"\\[]{}a\n";
+  std::vector<std::string> texts = {""};
+  for (std::size_t i = 0; texts[i].size() < 3; ++i)
+    for (const char letter : letters) texts.push_back(texts[i] + letter);
+  for (const std::string& text : texts)
+    for (const int levels : {63, 64}) {
+      const Json json = {{"before", text}, {"x", nested(levels, text)}};
+      const bool is_too_deep = levels + 1 > 64;
+      const std::string error =
+          error_of([&] { EXPECT_EQ(parse_object(json.dump()), json) << json.dump(); });
+      EXPECT_EQ(!error.empty(), is_too_deep) << error << " of " << Json(text);
+    }
+}
+
+// A field that is a number, and what it sets.
+struct Field {
+  Form form;
+  const char* name;
+  Json least, most, beyond_least, beyond_most, absent;
+  std::function<Json(const CompletionRequest&)> value;
+};
+
+std::vector<Field> fields() {
+  constexpr std::int64_t kMost = INT32_MAX;
+  const auto sampling = [](auto field) {
+    return [field](const CompletionRequest& r) -> Json { return r.request.sampling.*field; };
+  };
+  const auto request = [](auto field) {
+    return [field](const CompletionRequest& r) -> Json { return r.request.*field; };
+  };
+  using S = SamplingOptions;
+  const auto length = request(&Request::max_new_tokens);
+  const auto logprobs = [](const CompletionRequest& r) -> Json {
+    return r.request.num_logprobs ? Json(*r.request.num_logprobs) : Json();
+  };
+  const Form completion = Form::completion, chat = Form::chat;
+  std::vector<Field> all = {
+      {completion, "logprobs", 0, 20, -1, 21, nullptr, logprobs},
+      {completion, "max_tokens", 1, kMost, 0, kMost + 1, 16, length},
+      {chat, "max_tokens", 1, kMost, 0, kMost + 1, 0, length},
+      {chat, "max_completion_tokens", 1, kMost, 0, kMost + 1, 0, length},
+  };
+  for (const Form form : {completion, chat}) {
+    all.push_back({form, "temperature", 0, 100, -0.1, 100.1, 1.0, sampling(&S::temperature)});
+    all.push_back({form, "top_p", 1e-6, 1, 0, 1.1, 1.0, sampling(&S::top_p)});
+    all.push_back({form, "min_p", 0, 1, -0.1, 1.1, 0.0, sampling(&S::min_p)});
+    all.push_back({form, "top_k", 0, kMost, -2, kMost + 1, 0, sampling(&S::top_k)});
+    all.push_back(
+        {form, "repetition_penalty", 1e-3, 1000, 0, 1000.1, 1.0, sampling(&S::repetition_penalty)});
+    all.push_back(
+        {form, "presence_penalty", -2, 2, -2.1, 2.1, 0.0, sampling(&S::presence_penalty)});
+    all.push_back(
+        {form, "frequency_penalty", -2, 2, -2.1, 2.1, 0.0, sampling(&S::frequency_penalty)});
+    all.push_back({form, "n", 1, 128, 0, 129, 1, request(&Request::n)});
+    all.push_back(
+        {form, "priority", -kMost, kMost, -kMost - 1, kMost + 1, 0, request(&Request::priority)});
+  }
+  return all;
+}
+
+CompletionRequest parsed(const Field& field, const Json& value) {
+  Json body = {{"prompt", "a"}, {"messages", {{{"role", "user"}, {"content", "a"}}}}};
+  body[field.name] = value;
+  return parse_completion(field.form, body.dump());
+}
+
+// Names of one limit.
+bool is_length(const Field& field) { return std::string_view(field.name).starts_with("max_"); }
+
+// One at a time: every other field keeps its default.
+TEST(ParseCompletion, ANumberWithinItsBoundsSetsItsFieldAlone) {
+  for (const Field& field : fields()) {
+    const std::string name = field.name;
+    for (const Json& value : {field.least, field.most, Json()}) {
+      const CompletionRequest request = parsed(field, value);
+      EXPECT_EQ(field.value(request), value.is_null() ? field.absent : value) << name;
+      for (const Field& other : fields()) {
+        const bool is_same = other.name == name || (is_length(other) && is_length(field));
+        if (other.form != field.form || is_same) continue;
+        EXPECT_EQ(other.value(request), other.absent) << name << " sets " << other.name;
+      }
+    }
+    for (const Json& value : {field.beyond_least, field.beyond_most, Json("1"), Json(true)}) {
+      const std::string error = error_of([&] { parsed(field, value); });
+      EXPECT_EQ(error.find('"' + name + "\" must be "), 0u) << value << ": " << error;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace headrace::server
