@@ -102,6 +102,53 @@ TEST(EngineApi, ReportsLogprobsOfTheTokens) {
   EXPECT_EQ(outputs.at(2).top_logprobs.at(288).token, -1);
 }
 
+// Whenever a program polls: what it collects is the same.
+TEST(EngineApi, OutputsOfManyPollsAreThoseOfOne) {
+  const Model model(kFile);
+  for (const std::optional<int> num_logprobs : {std::optional<int>(), {0}, {3}}) {
+    std::map<std::int64_t, std::vector<Output>> by_period;
+    for (const std::int64_t period : {1, 2, 3, 1000}) {
+      Engine engine(model);
+      Request request = request_of(4);
+      request.n = 3;
+      request.num_logprobs = num_logprobs;
+      engine.add(request);
+      std::vector<Output> samples(3);
+      bool has_worked = true;
+      for (std::int64_t step = 1; has_worked; ++step) {
+        has_worked = engine.step();
+        if (has_worked && step % period != 0) continue;
+        while (std::optional<Output> output = engine.poll()) {
+          Output& all = samples.at(static_cast<std::size_t>(output->sample));
+          all.text += output->text;
+          all.tokens.insert(all.tokens.end(), output->tokens.begin(), output->tokens.end());
+          all.logprobs.insert(all.logprobs.end(), output->logprobs.begin(), output->logprobs.end());
+          all.top_logprobs.insert(all.top_logprobs.end(), output->top_logprobs.begin(),
+                                  output->top_logprobs.end());
+          all.finish = output->finish;
+        }
+      }
+      by_period[period] = std::move(samples);
+    }
+    for (const auto& [period, samples] : by_period)
+      for (std::size_t i = 0; i < samples.size(); ++i) {
+        const Output &got = samples[i], &whole = by_period.at(1000)[i];
+        const std::size_t num_tokens = whole.tokens.size();
+        EXPECT_EQ(got.text, whole.text) << period;
+        EXPECT_EQ(got.tokens, whole.tokens) << period;
+        EXPECT_EQ(got.logprobs, whole.logprobs) << period;
+        EXPECT_EQ(got.logprobs.size(), num_logprobs ? num_tokens : 0);
+        ASSERT_EQ(got.top_logprobs.size(),
+                  num_tokens * static_cast<std::size_t>(num_logprobs.value_or(0)));
+        for (std::size_t k = 0; k < got.top_logprobs.size(); ++k) {
+          EXPECT_EQ(got.top_logprobs[k].token, whole.top_logprobs[k].token) << period;
+          EXPECT_EQ(got.top_logprobs[k].logprob, whole.top_logprobs[k].logprob) << period;
+        }
+        EXPECT_EQ(got.finish, whole.finish) << period;
+      }
+  }
+}
+
 TEST(EngineApi, NamesTheStopStringThatEnded) {
   const Model model(kFile);
   Engine engine(model);
