@@ -137,6 +137,47 @@ TEST(AttentionShape, RaggedLengthsFallEvenly) {
   EXPECT_EQ(work_of(shape).visible_pairs, 100 * 100 + 75 * 75 + 50 * 50 + 25 * 25);
 }
 
+// Of equal and of different lengths, whatever is visible.
+TEST(AttentionShape, WorkOfABatchIsTheSumOfItsSequences) {
+  const std::vector<std::string> masks[] = {{},
+                                            {"--causal=top-left"},
+                                            {"--causal=bottom-right"},
+                                            {"--window=2,1"},
+                                            {"--causal=bottom-right", "--window=1,open"}};
+  for (const int seqlen_q : {1, 2, 5, 9})
+    for (const int seqlen_k : {1, 4, 9})
+      for (const int batch : {1, 2, 4})
+        for (const std::string kind : {"--lse", "--backward"})
+          for (const bool is_ragged : {false, true})
+            for (const auto& mask : masks) {
+              const auto work = [&](const std::vector<std::string>& sizes) {
+                std::vector<std::string> all = {"--heads=4", "--kv-heads=2", "--head-dim=8", kind};
+                all.insert(all.end(), mask.begin(), mask.end());
+                all.insert(all.end(), sizes.begin(), sizes.end());
+                return shape_of(all);
+              };
+              std::vector<std::string> sizes = {"--batch=" + std::to_string(batch),
+                                                "--seqlen-q=" + std::to_string(seqlen_q),
+                                                "--seqlen-k=" + std::to_string(seqlen_k)};
+              if (is_ragged) sizes.push_back("--ragged");
+              const AttentionShape shape = work(sizes);
+              Work sum{};
+              for (std::size_t i = 0; i < shape.seqlens_q.size(); ++i) {
+                const Work one =
+                    work_of(work({"--seqlen-q=" + std::to_string(shape.seqlens_q[i]),
+                                  "--seqlen-k=" + std::to_string(shape.seqlens_k[i])}));
+                sum.visible_pairs += one.visible_pairs;
+                sum.flops += one.flops;
+                sum.bytes += one.bytes;
+              }
+              const Work all = work_of(shape);
+              const std::string text = sizes[0] + ' ' + sizes[1] + ' ' + sizes[2] + ' ' + kind;
+              EXPECT_EQ(all.visible_pairs, sum.visible_pairs) << text << is_ragged;
+              EXPECT_DOUBLE_EQ(all.flops, sum.flops) << text << is_ragged;
+              EXPECT_DOUBLE_EQ(all.bytes, sum.bytes) << text << is_ragged;
+            }
+}
+
 TEST(AttentionShape, InvalidValuesAreUsageErrors) {
   EXPECT_THROW(shape_of({"--window=3"}), CLI::ParseError);
   EXPECT_THROW(shape_of({"--window=3,x"}), CLI::ParseError);

@@ -310,6 +310,24 @@ TEST(Options, ABiasIsATokenAndANumber) {
                  CLI::ValidationError)
         << wrong;
   }
+  // Of any length: an accepted token is the one that was written.
+  for (const char first : {'1', '2', '4', '9'})
+    for (std::size_t length = 1; length <= 21; ++length)
+      for (const std::string value : {"=-1.5", "=2", "-1.5", "+2", "=1e-3"}) {
+        const std::string token = first + std::string(length - 1, first == '9' ? '9' : '0');
+        ModelArguments parsed;
+        try {
+          parsed.app.parse(std::vector<std::string>{token + value, "--logit-bias", "x", "-m"});
+        } catch (const CLI::ValidationError&) {
+          EXPECT_GT(length, 8u) << "no vocabulary has as many tokens: " << token;
+          continue;
+        }
+        const auto& bias = generation_options(parsed.generation).sampling.logit_bias;
+        ASSERT_EQ(bias.size(), 1u);
+        EXPECT_EQ(std::to_string(bias[0].token), token);
+        const std::string number = value[0] == '=' ? value.substr(1) : value;
+        EXPECT_EQ(bias[0].bias, std::strtof(number.c_str(), nullptr)) << token << value;
+      }
 }
 
 }  // namespace

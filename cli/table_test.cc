@@ -60,6 +60,44 @@ TEST(Table, CsvQuotesAndKeepsNotesApart) {
   EXPECT_NE(csv.notes.find("threads: 2"), std::string::npos);
 }
 
+// The records of CSV as RFC 4180 has it.
+std::vector<std::vector<std::string>> csv_records(const std::string& csv) {
+  std::vector<std::vector<std::string>> records(1, std::vector<std::string>(1));
+  bool is_quoted = false;
+  for (std::size_t i = 0; i < csv.size(); ++i) {
+    std::string& field = records.back().back();
+    if (is_quoted && csv[i] == '"' && i + 1 < csv.size() && csv[i + 1] == '"')
+      field += csv[++i];
+    else if (csv[i] == '"' && (is_quoted || field.empty()))
+      is_quoted = !is_quoted;
+    else if (is_quoted || (csv[i] != ',' && csv[i] != '\n' && csv[i] != '"'))
+      field += csv[i];
+    else if (csv[i] == ',')
+      records.back().emplace_back();
+    else if (csv[i] == '\n')
+      records.emplace_back(1);
+    else
+      ADD_FAILURE() << "a quote inside a field without quotes: " << csv;
+  }
+  records.pop_back();  // behind the last line end
+  return records;
+}
+
+TEST(Table, CsvOfAnyTextReadsBack) {
+  std::vector<std::string> texts = {""};
+  for (std::size_t i = 0; texts[i].size() < 3; ++i)
+    for (const char c : std::string("a,\"\n\r|")) texts.push_back(texts[i] + c);
+  Report report;
+  Table table{.key = "rows", .columns = {}, .rows = {}};
+  for (const std::string& text : texts) {
+    table.columns = {{text, "t"}, {"b", "b"}};
+    table.rows = {{text, std::string("x")}, {std::string("y"), text}};
+    report.tables = {table};
+    const std::vector<std::vector<std::string>> wanted = {{text, "b"}, {text, "x"}, {"y", text}};
+    EXPECT_EQ(csv_records(printed(report, Format::csv).out), wanted) << text;
+  }
+}
+
 TEST(Table, JsonKeepsTypes) {
   const auto json = nlohmann::json::parse(printed(sample(), Format::json).out);
   EXPECT_EQ(json["meta"]["threads"], 2);
