@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <map>
 #include <numeric>
+#include <utility>
 
 #include "base/math.h"
 #include "tests/support/kv_cache_rows.h"
@@ -60,6 +61,7 @@ class RandomSchedules : public ::testing::TestWithParam<Setting> {
     std::int64_t first_step;  // in which it was added
     bool is_fork = false;
     bool has_started = false;  // was it ever in a step
+    bool is_counted = false;   // among the sequences that were admitted
   };
 
   void operate() {
@@ -128,6 +130,7 @@ class RandomSchedules : public ::testing::TestWithParam<Setting> {
   Random random_{20261124};
   std::map<std::int64_t, Naive> live_;
   std::int64_t step_ = 0, num_finished_ = 0;
+  std::int64_t num_scheduled_tokens_ = 0, num_prompt_tokens_ = 0, num_cached_tokens_ = 0;
 };
 
 void RandomSchedules::step() {
@@ -142,6 +145,7 @@ void RandomSchedules::step() {
     num_tokens += std::ssize(chunk.tokens);
   }
   EXPECT_LE(num_tokens, GetParam().max_batch_tokens);
+  num_scheduled_tokens_ += num_tokens;
   check_order();
   std::vector<std::int64_t> complete;
   for (const Chunk& chunk : copy) {
@@ -162,6 +166,7 @@ void RandomSchedules::extend(std::int64_t id) {
     Naive& copy = live_[fork] = naive;
     copy.num_forks = 0;
     copy.is_fork = true;
+    copy.is_counted = scheduler_.state(fork) == SequenceState::running;
     copy.first_step = step_;
     copy.length = random_.between(naive.num_prompt + 1, kMaxLength);
     if (scheduler_.state(fork) == SequenceState::running) extend(fork);
@@ -185,6 +190,10 @@ void RandomSchedules::check_chunk(const Chunk& chunk, std::set<std::int64_t>& se
   ASSERT_GT(last, first);
   ASSERT_LE(last, total);
   EXPECT_EQ(chunk.is_last, last == total);
+  if (!std::exchange(naive.is_counted, true)) {
+    num_prompt_tokens_ += naive.num_prompt;
+    num_cached_tokens_ += first;
+  }
   EXPECT_EQ(Tokens(chunk.tokens.begin(), chunk.tokens.end()),
             Tokens(naive.tokens.begin() + first, naive.tokens.begin() + last));
   // The path of attention.
@@ -227,6 +236,11 @@ void RandomSchedules::check_counts() const {
   const SchedulerStats stats = scheduler_.stats();
   EXPECT_LE(stats.num_running, kMaxSeqs);
   EXPECT_EQ(stats.num_running + stats.num_waiting + stats.num_preempted, std::ssize(live_));
+  EXPECT_EQ(stats.num_steps, step_);
+  EXPECT_EQ(stats.num_scheduled_tokens, num_scheduled_tokens_);
+  // A sequence that is computed anew counts once.
+  EXPECT_EQ(stats.num_prompt_tokens, num_prompt_tokens_);
+  EXPECT_EQ(stats.num_cached_tokens, num_cached_tokens_);
   const KvCacheStats kv = cache().stats();
   EXPECT_EQ(kv.num_sequences - kv.num_swapped_sequences, stats.num_running);
   EXPECT_LE(kv.num_swapped_sequences, stats.num_preempted);
