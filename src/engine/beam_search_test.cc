@@ -176,6 +176,28 @@ TEST_F(BeamSearch, FindsWhatANaiveSearchFinds) {
   EXPECT_GE(lengths_.size(), 4u);
 }
 
+// Of two end tokens the first makes room for the other one, which ends no beam from the rank
+// beam_width on.
+TEST_F(BeamSearch, AnEndTokenEndsABeamAmongTheFirstCandidatesAlone) {
+  ASSERT_EQ(model_.tokenizer.end_tokens().size(), 2u);
+  int num_prompts = 0;
+  for (std::int32_t last = 0; last < 288 && num_prompts < 4; ++last) {
+    prompt_.back() = last;
+    const std::vector<double> logprobs = logprobs_after({});
+    std::int64_t rank = 0;  // of the less likely end token
+    for (const std::int32_t end : model_.tokenizer.end_tokens())
+      rank = std::max(rank, std::ranges::count_if(logprobs, [&](double logprob) {
+                        return logprob > logprobs[static_cast<std::size_t>(end)];
+                      }));
+    if (rank > 60) continue;
+    ++num_prompts;
+    for (const std::int64_t width : {rank - 1, rank, rank + 1})
+      for (const double penalty : {0.0, 1.0})
+        expect_naive({.beam_width = width, .length_penalty = penalty, .max_new_tokens = 2}, 5);
+  }
+  EXPECT_GT(num_prompts, 0);
+}
+
 // All logits are 0: every candidate of a step is as likely as every other.
 TEST_F(BeamSearch, TiesGoToTheLowestTokenThenTheLowestBeam) {
   Buffer& norm = model_.decoder->output_norm;
