@@ -122,6 +122,27 @@ num  ::= [0-9]{1,3} ("." [0-9]+)?
     EXPECT_FALSE(matches(grammar, text)) << text;
 }
 
+TEST(Gbnf, BlanksLinesAndCommentsMayStandBetweenThePartsOfAGroup) {
+  const std::vector<std::string> parts = {"root ::= (", R"("a")", "*", "[bc]", "{1,2}", "d", "|",
+                                          "(",          R"("x")", "+", "y",    ")",     "?", ")"};
+  const std::string rules = "\nd ::= \"d\"\ny ::= \"y\"";
+  const auto expect_same = [&](std::size_t first, std::size_t last, const std::string& blank) {
+    std::string text = parts[0];
+    for (std::size_t i = 1; i < parts.size(); ++i)
+      text += (first <= i && i <= last ? blank : "") + parts[i];
+    Result<std::shared_ptr<Grammar>> made = Grammar::from_gbnf(text + rules, vocabulary());
+    ASSERT_TRUE(made.ok()) << text << ": " << made.failure().message;
+    for (const std::string_view valid : {"aabd", "bcd", "", "xy", "xxy"})
+      EXPECT_TRUE(matches(made.value(), valid)) << text << " on " << valid;
+    for (const std::string_view other : {"aad", "bcbd", "y", "x", "bcdxy"})
+      EXPECT_FALSE(matches(made.value(), other)) << text << " on " << other;
+  };
+  for (const std::string blank : {"", " ", "\t", "\n", "\r\n", " \n\n ", "# \"(\n", "\n # x\n"}) {
+    for (std::size_t i = 1; i < parts.size(); ++i) expect_same(i, i, blank);
+    expect_same(1, parts.size() - 1, blank);
+  }
+}
+
 TEST(Gbnf, RightRecursionNeedsNoStack) {
   const auto grammar = gbnf("root ::= \"a\" root | \"b\"");
   EXPECT_TRUE(matches(grammar, std::string(100'000, 'a') + "b"));
