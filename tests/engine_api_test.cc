@@ -149,6 +149,37 @@ TEST(EngineApi, OutputsOfManyPollsAreThoseOfOne) {
   }
 }
 
+// Bytes of no character, special tokens and a zero are among them.
+TEST(EngineApi, EveryTokenGivesTheTextOfASession) {
+  const Model model(kFile);
+  Engine engine(model);
+  const auto vocab_size = static_cast<std::int32_t>(model.info().vocab_size);
+  Request request{.prompt = kPrompt, .max_new_tokens = 2, .ignore_end = true};
+  for (std::int32_t token = 0; token < vocab_size; ++token) {
+    request.sampling.logit_bias = {{token, 1e6f}};
+    engine.add(request);
+  }
+  engine.run();
+  const auto outputs = poll_all(engine);
+  bool has_zero = false;
+  for (std::int32_t token = 0; token < vocab_size; ++token) {
+    const Output& output = outputs.at(token + 1);
+    EXPECT_EQ(output.tokens, (std::vector{token, token}));
+    Session session(model);
+    session.append(kPrompt);
+    std::string text;
+    session.generate(
+        {.sampling = {.logit_bias = {{token, 1e6f}}}, .max_new_tokens = 2, .ignore_end = true},
+        [&](std::string_view piece) {
+          text += piece;
+          return true;
+        });
+    EXPECT_EQ(output.text, text) << token;
+    has_zero |= text.find('\0') != std::string::npos;
+  }
+  EXPECT_TRUE(has_zero);
+}
+
 TEST(EngineApi, NamesTheStopStringThatEnded) {
   const Model model(kFile);
   Engine engine(model);
