@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import gc
+import itertools
 import pathlib
 import subprocess
 import sys
@@ -186,17 +187,27 @@ def test_an_async_stream_gives_the_pieces_of_the_text(llm):
     assert "".join(got) == llm.generate("Hi", WARM).text and all(got)
 
 
-def test_a_slow_reader_gets_every_token_once(llm):
+@pytest.mark.parametrize("num_logprobs", [0, 2])
+def test_a_slow_reader_gets_every_token_once(llm, num_logprobs):
     async def read():
         async with AsyncEngine(llm) as engine:
-            tokens = []
-            async for output in engine.stream("Hi", ENDLESS):
-                tokens += output.tokens
-                if len(tokens) < 20:
+            outputs = []
+            async for output in engine.stream("Hi", ENDLESS, num_logprobs=num_logprobs):
+                outputs.append(output)
+                if len(outputs) < 20:
                     await asyncio.sleep(0.02)
-            return tokens
+            return outputs
 
-    assert run(read) == llm.generate("Hi", ENDLESS).completions[0].tokens
+    engine = Engine(llm)
+    engine.add("Hi", ENDLESS, num_logprobs=num_logprobs)
+    engine.run()
+    whole, outputs = engine.poll(), run(read)
+    assert any(len(output.tokens) > 1 for output in outputs), "the reader is slow"
+    for name in ("text", "tokens", "logprobs", "top_logprobs"):
+        pieces = [getattr(output, name) for output in outputs]
+        assert list(itertools.chain(*pieces)) == list(getattr(whole, name)), name
+    last = outputs[-1]
+    assert (last.finish_reason, last.stop_string, last.error) == (whole.finish_reason, whole.stop_string, whole.error)
 
 
 async def until(condition):
