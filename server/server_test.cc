@@ -104,6 +104,36 @@ TEST_F(Serve, AStreamIsTheWholeAnswer) {
   EXPECT_EQ(Json::parse(events[events.size() - 3])["choices"][0]["finish_reason"], "length");
 }
 
+// In a text of one byte per character, whole and in the parts of a stream.
+TEST_F(Serve, LogprobsSayWhereEachTokenBegins) {
+  ServerProcess server(options(""));
+  Client client(server.port());
+  const std::string fields = R"(, "max_tokens": 60, "temperature": 1, "seed": 3, "logprobs": 1,
+      "structured_outputs": {"regex": "[a-z]{40}"})";
+  const Json whole = Json::parse(client.ask(completion(fields)).body)["choices"][0];
+  std::string text;
+  std::vector<std::string> tokens;
+  std::vector<std::size_t> offsets;
+  for (const std::string& event : events_of(client.ask(completion(fields + R"(, "stream": true)"))))
+    if (event != "[DONE]") {
+      const Json part = Json::parse(event)["choices"][0];
+      text += part["text"];
+      if (part["logprobs"].is_null()) continue;
+      for (const Json& token : part["logprobs"]["tokens"]) tokens.push_back(token);
+      for (const Json& offset : part["logprobs"]["text_offset"]) offsets.push_back(offset);
+    }
+  EXPECT_EQ(text.size(), 40u);
+  EXPECT_EQ(whole["text"], text);
+  EXPECT_EQ(whole["logprobs"]["tokens"], Json(tokens));
+  EXPECT_EQ(whole["logprobs"]["text_offset"], Json(offsets));
+  ASSERT_EQ(offsets.size(), tokens.size());
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < tokens.size(); at += tokens[i++].size()) {
+    EXPECT_EQ(offsets[i], at);
+    EXPECT_EQ(text.substr(at, tokens[i].size()), tokens[i]);
+  }
+}
+
 // Several prompts with several samples each: choice i * n + s is sample s of prompt i.
 TEST_F(Serve, ChoicesAreTheSamplesOfEachPromptInTurn) {
   ServerProcess server(options(""));
