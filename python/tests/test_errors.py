@@ -19,6 +19,18 @@ def attend(**changed):
     return headrace.attention(**{"q": q, "k": k, "v": v, **changed})
 
 
+@pytest.mark.parametrize("name", ["dropout_seed", "dropout_offset"])
+def test_a_dropout_word_has_64_bits(name):
+    for word in (0, 1, 2**63 - 1, 2**63, 2**64 - 1, np.uint64(2**64 - 1)):
+        attend(dropout_p=0.5, **{name: word})
+    for word in (-1, -(2**64), 2**64, 2**64 + 1, 2**65):
+        with pytest.raises(ValueError, match=rf"{name}={word}: must be 0 to 2\*\*64 - 1; pass {name} % 2\*\*64"):
+            attend(dropout_p=0.5, **{name: word})
+    for word in (0.5, "1", None):
+        with pytest.raises(TypeError, match=f"{name}={word!r}: must be an integer"):
+            attend(dropout_p=0.5, **{name: word})
+
+
 RULES = [
     ({"k": np.ones((1, 5, 3, 16), "float32")}, r"v.shape\[2\]=2: must equal num_kv_heads=3 of k"),
     ({"k": np.ones((1, 5, 2, 16), "float16")}, r"k.dtype=f16: must equal q.dtype=f32; convert k"),

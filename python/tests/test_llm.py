@@ -1,5 +1,6 @@
 """headrace.LLM on the tiny models of tests/golden, whose weights are random."""
 
+import dataclasses
 import gc
 import json
 import pathlib
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import headrace
-from headrace import LLM, SamplingParams
+from headrace import LLM, SamplingParams, _sampling
 
 GOLDEN = pathlib.Path(__file__).parents[2] / "tests" / "golden" / "tiny"
 pytestmark = pytest.mark.skipif(not GOLDEN.is_dir(), reason="the models are in the tree")
@@ -22,6 +23,34 @@ WARM = SamplingParams(max_tokens=12, ignore_eos=True, temperature=1.0, seed=3)
 @pytest.fixture(scope="module")
 def llm():
     return LLM(FILE, num_threads=2, exact=True)
+
+
+# Another value than the default for every field, and where it arrives.
+SETTINGS = {
+    "n": 3, "max_tokens": 7, "temperature": 0.75, "top_p": 0.5, "top_k": 9, "min_p": 0.25, "repetition_penalty": 1.5,
+    "presence_penalty": 0.125, "frequency_penalty": 0.375, "logit_bias": {4: 2.0, 5: -1.5}, "seed": 11,
+    "stop": ["a", "bc"], "ignore_eos": True, "order": "llama.cpp",
+}  # fmt: skip
+
+
+def arrived(params):
+    """The fields of SamplingParams as the library gets them."""
+    options = _sampling.Options(params)
+    c, sampling = options.c, options.c.sampling.contents
+    of_c = {"n": options.n, "max_tokens": c.max_new_tokens or None, "ignore_eos": bool(c.ignore_end)}
+    of_c["stop"] = [c.stop[i].decode() for i in range(c.num_stop)]
+    of_c["logit_bias"] = {b.token: b.bias for b in sampling.logit_bias[: sampling.num_logit_bias]}
+    of_c["order"] = ("vllm", "transformers", "llama.cpp")[sampling.order]
+    return of_c | {name: getattr(sampling, name) for name in SETTINGS.keys() - of_c.keys()}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_sampling_parameter_sets_its_field_alone(name):
+    assert SETTINGS.keys() == {field.name for field in dataclasses.fields(SamplingParams)}
+    defaults = arrived(SamplingParams())
+    assert defaults == dataclasses.asdict(SamplingParams()) | {"stop": []}
+    assert SETTINGS[name] != defaults[name], "the case says nothing"
+    assert arrived(SamplingParams(**{name: SETTINGS[name]})) == defaults | {name: SETTINGS[name]}
 
 
 @pytest.mark.parametrize("model", MODELS, ids=[m["name"] for m in MODELS])
