@@ -1,4 +1,4 @@
-// The files of server/web, in the program.
+// The files of server/web, and openapi.yaml, in the program.
 #pragma once
 
 #include <string_view>

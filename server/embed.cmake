@@ -2,6 +2,7 @@
 set(types_html "text/html; charset=utf-8")
 set(types_css "text/css; charset=utf-8")
 set(types_js "text/javascript; charset=utf-8")
+set(types_yaml "application/yaml")
 set(arrays "")
 set(cases "")
 foreach(file IN LISTS FILES)

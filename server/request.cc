@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <limits>
 
 namespace headrace::server {
@@ -29,6 +30,12 @@ const Json* find(const Json& object, const char* name) {
 std::int64_t whole(const Json& value, const char* name, std::int64_t least, std::int64_t most) {
   const std::string rule =
       "a whole number from " + std::to_string(least) + " to " + std::to_string(most);
+  if (value.is_number_float()) {  // 2.0 is a whole number
+    const auto number = value.get<double>();
+    constexpr double kExact = 1LL << 53;
+    if (number != std::trunc(number) || !(std::abs(number) <= kExact)) fail(name, rule);
+    return whole(static_cast<std::int64_t>(number), name, least, most);
+  }
   if (!value.is_number_integer()) fail(name, rule);
   // get() would wrap what exceeds int64.
   if (value.is_number_unsigned() && value.get<std::uint64_t>() > static_cast<std::uint64_t>(most))
@@ -130,9 +137,11 @@ std::string content_of(const Json& message, const std::string& name) {
   if (!content->is_array()) return text(*content, name);
   std::string all;
   for (const Json& part : *content) {
-    if (!part.is_object() || part.value("type", Json()) != "text" || !part.contains("text"))
+    const Json* type = part.is_object() ? find(part, "type") : nullptr;
+    const Json* words = part.is_object() ? find(part, "text") : nullptr;
+    if (type == nullptr || *type != "text" || words == nullptr)
       fail(name, "a string or a list of {\"type\": \"text\", \"text\": ...}");
-    all += text(part["text"], name);
+    all += text(*words, name);
   }
   return all;
 }
@@ -146,10 +155,12 @@ void set_messages(const Json& object, CompletionRequest& parsed) {
     const Json& message = (*messages)[i];
     const std::string name = "messages[" + std::to_string(i) + ']';
     if (!message.is_object()) fail(name, "an object");
-    const Json* role = find(message, "role");
-    if (role == nullptr || (*role != "system" && *role != "user" && *role != "assistant"))
-      fail(name + ".role", "\"system\", \"user\" or \"assistant\"");
-    parsed.messages.push_back({role->get<std::string>(), content_of(message, name + ".content")});
+    const Json* said = find(message, "role");
+    std::string role = said != nullptr && said->is_string() ? said->get<std::string>() : "";
+    if (role == "developer") role = "system";  // its name for later models of OpenAI
+    if (role != "system" && role != "user" && role != "assistant")
+      fail(name + ".role", "\"system\", \"developer\", \"user\" or \"assistant\"");
+    parsed.messages.push_back({role, content_of(message, name + ".content")});
   }
 }
 
@@ -175,12 +186,15 @@ void set_prompts(const Json& object, CompletionRequest& parsed) {
 
 // What would change the answer and is not computed is refused, not ignored.
 void refuse_unsupported(const Json& object, Form form) {
-  for (const char* name : {"tools", "functions"}) {
-    const Json* value = find(object, name);
-    if (value != nullptr && !(value->is_array() && value->empty()))
-      refuse(name, "the chat templates take no tools");
+  if (form == Form::chat) {
+    const auto is_given = [](const Json* value) {
+      return value != nullptr && !(value->is_array() && value->empty());
+    };
+    if (is_given(find(object, "tools"))) refuse("tools", "the chat templates take no tools");
+    if (is_given(find(object, "functions")))
+      refuse("functions", "the chat templates take no tools");
+    return;
   }
-  if (form == Form::chat) return;
   if (flag_field(object, "echo").value_or(false))
     refuse("echo", "the prompt is not part of the answer");
   if (find(object, "suffix") != nullptr) refuse("suffix", "nothing is inserted before a text");
@@ -190,50 +204,52 @@ void refuse_unsupported(const Json& object, Form form) {
   if (best_of > n) refuse("best_of", "ask for n samples");
 }
 
-// OpenAI's response_format, or vLLM's structured_outputs.
-std::optional<GrammarText> grammar_of(const Json& object, std::string_view body) {
-  using Kind = GrammarText::Kind;
-  GrammarText grammar;
-  // The order of a schema's properties is that of the answer.
-  const auto schema_at = [&](const char* path) {
-    using Ordered = nlohmann::ordered_json;
-    return Ordered::parse(body).at(Ordered::json_pointer(path)).dump();
-  };
-  if (const Json* format = find(object, "response_format")) {
-    const Json type = format->is_object() ? format->value("type", Json()) : Json();
-    grammar.param = "response_format";
-    if (type == "json_object") {
-      grammar.text = R"({"type": "object"})";
-    } else if (type == "json_schema") {
-      const Json* named = find(*format, "json_schema");
-      if (named == nullptr || !named->is_object() || find(*named, "schema") == nullptr)
-        fail("response_format", "{\"type\": \"json_schema\", \"json_schema\": {\"schema\": ...}}");
-      grammar.text = schema_at("/response_format/json_schema/schema");
-    } else if (type == "text") {
-      grammar.param.clear();
-    } else {
-      fail("response_format", "an object whose type is text, json_object or json_schema");
-    }
-  }
-  const Json* structured = find(object, "structured_outputs");
-  if (structured == nullptr && grammar.param.empty()) return std::nullopt;
-  if (structured == nullptr) return grammar;
-  if (!structured->is_object() || structured->size() != 1 || !grammar.param.empty())
-    fail("structured_outputs",
-         "an object with one of json, regex and grammar, and no other format");
-  grammar.param = "structured_outputs";
-  const std::string kind = structured->begin().key();
-  if (kind == "json") {
-    const bool is_text = structured->begin()->is_string();
-    grammar.text =
-        is_text ? structured->begin()->get<std::string>() : schema_at("/structured_outputs/json");
-  } else if (kind == "regex" || kind == "grammar") {
-    grammar.kind = kind == "regex" ? Kind::regex : Kind::gbnf;
-    grammar.text = text(*structured->begin(), "structured_outputs");
-  } else {
-    fail("structured_outputs", "an object with one of json, regex and grammar");
-  }
+// The JSON Schema at this place of the body: the order of its properties is that of the answer.
+std::string schema_at(std::string_view body, const char* path) {
+  using Ordered = nlohmann::ordered_json;
+  return Ordered::parse(body).at(Ordered::json_pointer(path)).dump();
+}
+
+// OpenAI's.
+std::optional<GrammarText> response_format(const Json& object, std::string_view body) {
+  const Json* format = find(object, "response_format");
+  if (format == nullptr) return std::nullopt;
+  const Json* type = format->is_object() ? find(*format, "type") : nullptr;
+  if (type == nullptr || (*type != "text" && *type != "json_object" && *type != "json_schema"))
+    fail("response_format", "an object whose type is text, json_object or json_schema");
+  if (*type == "text") return std::nullopt;
+  GrammarText grammar{.text = R"({"type": "object"})", .param = "response_format"};
+  if (*type == "json_object") return grammar;
+  const Json* named = find(*format, "json_schema");
+  if (named == nullptr || !named->is_object() || find(*named, "schema") == nullptr)
+    fail("response_format", "{\"type\": \"json_schema\", \"json_schema\": {\"schema\": ...}}");
+  grammar.text = schema_at(body, "/response_format/json_schema/schema");
   return grammar;
+}
+
+// vLLM's.
+std::optional<GrammarText> structured_outputs(const Json& object, std::string_view body) {
+  constexpr const char* kName = "structured_outputs";
+  constexpr const char* kRule = "an object with one of json, regex and grammar";
+  const Json* structured = find(object, "structured_outputs");
+  if (structured == nullptr) return std::nullopt;
+  if (!structured->is_object() || structured->size() != 1) fail(kName, kRule);
+  if (const Json* json = find(*structured, "json"))
+    return GrammarText{.text = json->is_string() ? json->get<std::string>()
+                                                 : schema_at(body, "/structured_outputs/json"),
+                       .param = kName};
+  if (const Json* regex = find(*structured, "regex"))
+    return GrammarText{GrammarText::Kind::regex, text(*regex, kName), kName};
+  if (const Json* gbnf = find(*structured, "grammar"))
+    return GrammarText{GrammarText::Kind::gbnf, text(*gbnf, kName), kName};
+  fail(kName, kRule);
+}
+
+std::optional<GrammarText> grammar_of(const Json& object, std::string_view body) {
+  std::optional<GrammarText> format = response_format(object, body);
+  std::optional<GrammarText> structured = structured_outputs(object, body);
+  if (format && structured) fail("structured_outputs", "absent beside a \"response_format\"");
+  return structured ? structured : format;
 }
 
 void set_length(const Json& object, CompletionRequest& parsed) {

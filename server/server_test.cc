@@ -64,6 +64,7 @@ TEST_F(Serve, AnswersEveryPath) {
   Client client(server.port());  // one connection for all
   EXPECT_EQ(Json::parse(client.ask(get("/health")).body)["status"], "ok");
   EXPECT_EQ(Json::parse(client.ask(get("/v1/models")).body)["data"][0]["id"], "tiny");
+  EXPECT_EQ(Json::parse(client.ask(get("/v1/models/ti%6Ey")).body)["id"], "tiny");
   EXPECT_NE(client.ask(get("/")).body.find("<title>Headrace</title>"), std::string::npos);
   EXPECT_EQ(client.ask(get("/app.js")).status, 200);
   EXPECT_EQ(Json::parse(client.ask(get("/v1/engine")).body)["model"], "tiny");
@@ -235,7 +236,7 @@ TEST_F(Serve, RefusesWhatItCannotAnswer) {
       {"two formats", completion(R"(, "structured_outputs": {"regex": "a", "grammar": "b"})"), 400},
       {"a format and ignore_eos",
        completion(R"(, "structured_outputs": {"regex": "a"}, "ignore_eos": true)"), 400},
-      {"tools", completion(", \"tools\": [{}]"), 400},
+      {"tools", post("/v1/chat/completions", R"({"messages": [], "tools": [{}]})"), 400},
       {"no such token", post("/v1/completions", "{\"prompt\": [999999]}"), 400},
       {"no tokens", post("/v1/completions", "{\"prompt\": []}"), 400},
       {"too long", post("/v1/completions", "{\"prompt\": \"" + std::string(500, 'q') + "\"}"), 400},

@@ -1,6 +1,7 @@
 #include "service.h"
 
 #include <algorithm>
+#include <charconv>
 #include <ctime>
 
 #include "assets.h"
@@ -14,6 +15,20 @@ bool is_equal_in_constant_time(const std::string& a, const std::string& b) {
   for (std::size_t i = 0; i < a.size(); ++i)
     different = static_cast<unsigned char>(different | (a[i] ^ b[i]));
   return different == 0;
+}
+
+// What is no valid escape stays as it is.
+std::string percent_decoded(const std::string& text) {
+  std::string decoded;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    unsigned value = 0;
+    const char* digits = text.data() + i + 1;
+    const bool is_escape = text[i] == '%' && i + 2 < text.size() &&
+                           std::from_chars(digits, digits + 2, value, 16).ptr == digits + 2;
+    decoded += is_escape ? static_cast<char>(value) : text[i];
+    if (is_escape) i += 2;
+  }
+  return decoded;
 }
 
 std::string id_text(const char* prefix, std::uint64_t number) {
@@ -90,7 +105,10 @@ void Service::route(const HttpRequest& request, const std::shared_ptr<Exchange>&
   if (request.method != (is_post ? "POST" : "GET")) {
     // An unknown path is 404 whatever the method is.
     if (!is_post) get(request.path);
-    throw ApiError{405, request.path + " takes " + (is_post ? "POST" : "GET")};
+    const std::string allowed = is_post ? "POST" : "GET";
+    HttpReply refused = error_reply({405, request.path + " takes " + allowed});
+    refused.headers += "Allow: " + allowed + "\r\n";
+    return reply(refused);
   }
   if (!is_post) return reply(get(request.path));
   if (request.path == "/tokenize") return reply(tokenize(request.body));
@@ -129,6 +147,7 @@ HttpReply Service::get(const std::string& path) const {
     return {.type = "text/plain; version=0.0.4; charset=utf-8",
             .body = prometheus_text(metrics_, engine_.stats())};
   if (path == "/v1/models") return models();
+  if (path.starts_with("/v1/models/")) return model(path.substr(11));
   if (path == "/v1/engine") {
     Json state = engine_state(metrics_, engine_.stats());
     state["model"] = options_.model_name;
@@ -148,13 +167,26 @@ HttpReply Service::health() const {
   return {.body = R"({"status":"ok"})"};
 }
 
+Json Service::model_json() const {
+  return {{"id", options_.model_name},
+          {"object", "model"},
+          {"created", started_},
+          {"owned_by", "headrace"},
+          {"max_model_len", max_tokens_}};
+}
+
 HttpReply Service::models() const {
-  const Json model = {{"id", options_.model_name},
-                      {"object", "model"},
-                      {"created", started_},
-                      {"owned_by", "headrace"},
-                      {"max_model_len", max_tokens_}};
-  return {.body = dump({{"object", "list"}, {"data", Json::array({model})}})};
+  return {.body = dump({{"object", "list"}, {"data", Json::array({model_json()})}})};
+}
+
+HttpReply Service::model(const std::string& encoded_name) const {
+  check_model(percent_decoded(encoded_name));
+  return {.body = dump(model_json())};
+}
+
+void Service::check_model(const std::string& name) const {
+  if (name != options_.model_name)
+    throw ApiError{404, "the model is \"" + options_.model_name + '"', "model", "model_not_found"};
 }
 
 HttpReply Service::tokenize(const std::string& body) const {
@@ -211,8 +243,7 @@ std::int64_t Service::complete(Form form, const HttpRequest& request,
   const Clock::time_point begin = Clock::now();
   check_capacity(1);  // before any work
   CompletionRequest parsed = parse_completion(form, request.body);
-  if (!parsed.model.empty() && parsed.model != options_.model_name)
-    throw ApiError{404, "the model is \"" + options_.model_name + '"', "model", "model_not_found"};
+  if (!parsed.model.empty()) check_model(parsed.model);
   if (!parsed.has_seed) parsed.request.sampling.seed = random_();
   if (parsed.grammar) parsed.request.grammar = compiled(*parsed.grammar);
   std::vector<std::vector<std::int32_t>> prompts = prompts_of(parsed);

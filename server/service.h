@@ -68,7 +68,10 @@ class Service {
   std::string cors_headers(const HttpRequest& request) const;
   HttpReply get(const std::string& path) const;
   HttpReply health() const;
+  Json model_json() const;
   HttpReply models() const;
+  HttpReply model(const std::string& encoded_name) const;
+  void check_model(const std::string& name) const;  // throws: it is not served
   HttpReply tokenize(const std::string& body) const;
   HttpReply detokenize(const std::string& body) const;
 

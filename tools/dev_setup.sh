@@ -44,6 +44,7 @@ install_checkers() {
   command -v abidiff >/dev/null || missing+=(abigail-tools)
   command -v codespell >/dev/null || missing+=(codespell)
   command -v doxygen >/dev/null || missing+=(doxygen)
+  python3 -c 'import jsonschema, yaml' 2>/dev/null || missing+=(python3-jsonschema python3-yaml)
   ((${#missing[@]})) || return 0
   ((EUID == 0)) || as_root=(sudo -n)
   { "${as_root[@]}" apt-get update -qq && "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \

@@ -123,6 +123,20 @@ test_web() {
   "$venv/bin/python" -B -m pytest tests/web "$@"
 }
 
+# headrace serve beside its description, and as a fuzzer and a client of OpenAI's API see it.
+test_server() {
+  local venv=build/venv-server wanted=tests/server/requirements.txt model=tests/golden/tiny/tiny_llama3_f16.gguf
+  build_target headrace_program
+  if ! cmp -s "$wanted" "$venv/requirements.txt"; then
+    make_venv "$venv"
+    step "Python's environment" pip_install "$venv" -r "$wanted"
+    cp "$wanted" "$venv/requirements.txt"
+  fi
+  export PYTHONDONTWRITEBYTECODE=1
+  step "openapi.yaml" "$venv/bin/python" tests/server/openapi_test.py "$program" "$model"
+  step schemathesis "$venv/bin/python" tests/server/schemathesis_run.py "$program" "$model" "$@"
+}
+
 # Each harness of tests/fuzz/ for so many seconds. What it learns stays in build/fuzz/corpus, an input that fails in
 # build/fuzz/found.
 fuzz() {
@@ -165,6 +179,10 @@ run_tests() {
   fi
   if [[ $tier == --web ]]; then
     test_web "${@:2}"
+    return
+  fi
+  if [[ $tier == --server ]]; then
+    test_server "${@:2}"
     return
   fi
   if [[ $tier == --mutants ]]; then
