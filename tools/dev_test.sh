@@ -133,7 +133,9 @@ test_server() {
     cp "$wanted" "$venv/requirements.txt"
   fi
   export PYTHONDONTWRITEBYTECODE=1
-  step "openapi.yaml" "$venv/bin/python" tests/server/openapi_test.py "$program" "$model"
+  step "openapi.yaml" "$venv/bin/python" tests/server/check_openapi.py "$program" "$model"
+  step "the openai package" "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/server \
+    --program "$program" --model "$model"
   step schemathesis "$venv/bin/python" tests/server/schemathesis_run.py "$program" "$model" "$@"
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """server/openapi.yaml beside the server: its paths, the fields of requests, and every property of the answers.
 
-    openapi_test.py PROGRAM MODEL
+    check_openapi.py PROGRAM MODEL
 
 Exit codes: 0 equal, 1 different, 77 PyYAML or jsonschema is missing.
 """
