@@ -248,9 +248,12 @@ HEADRACE_API headrace_status headrace_detokenize(const headrace_model* model, co
 /** 1 if the token ends generation (end of turn, end of text). */
 HEADRACE_API int headrace_token_is_end(const headrace_model* model, int32_t token);
 
-/** One turn of a conversation. */
+/** One turn of a conversation. With tools, which some templates have (qwen2.5): the first message
+ * is "tools", a JSON object per line in the form that OpenAI's API has for a tool; each call is a
+ * message "tool_call" after one of the "assistant", a JSON object with name and arguments; each
+ * result is a "tool". Models know JSON with a space after each comma and colon. */
 typedef struct headrace_message {
-  const char* role;    /**< "system", "user", "assistant" */
+  const char* role;    /**< "system", "user", "assistant", "tools", "tool_call", "tool" */
   const char* content; /**< UTF-8, zero-terminated */
 } headrace_message;
 

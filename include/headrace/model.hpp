@@ -100,7 +100,7 @@ inline headrace_model_shape find_model_shape(const std::string& name) {
 
 /// One turn of a conversation.
 struct Message {
-  std::string role;     ///< "system", "user" or "assistant"
+  std::string role;     ///< "system", "user", "assistant", "tools", "tool_call" or "tool"
   std::string content;  ///< UTF-8
 };
 

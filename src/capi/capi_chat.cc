@@ -15,8 +15,9 @@ Result<std::vector<text::Message>> read_messages(const headrace_message* message
     const auto role = text::role_by_name(messages[i].role);
     if (!role)
       return invalid_argument(
-          "messages[{}].role='{}': must be system, user or assistant; pass one of these", i,
-          messages[i].role);
+          "messages[{}].role='{}': must be system, user, assistant, tools, tool_call or tool; "
+          "pass one of these",
+          i, messages[i].role);
     read.push_back({*role, messages[i].content});
   }
   return read;

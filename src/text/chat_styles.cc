@@ -1,5 +1,6 @@
 #include "text/chat_styles.h"
 
+#include <algorithm>
 #include <array>
 #include <iterator>
 
@@ -16,7 +17,8 @@ constexpr TemplateStyle kStyles[] = {
      .default_system = "You are a helpful assistant."},
     {.name = "qwen2.5",
      .family = TemplateFamily::chatml,
-     .default_system = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."},
+     .default_system = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
+     .has_tools = true},
     {.name = "llama2", .family = TemplateFamily::llama2},
     {.name = "llama3", .family = TemplateFamily::llama3},
     {.name = "llama3.1", .family = TemplateFamily::llama3, .has_dates = true},
@@ -165,6 +167,15 @@ constexpr TemplateMarkers kTemplateMarkers[] = {
      {"think", "image", "strftime", "[SYSTEM_PROMPT]"}},
 };
 
+// What Qwen2.5's template writes around tools, calls and results.
+constexpr const char* kToolTexts[] = {
+    R"("\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou )"
+    R"(are provided with function signatures within <tools></tools> XML tags:\n<tools>")",
+    R"("\n</tools>\n\nFor each function call, return a json object with function name and )"
+    R"(arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": )"
+    R"(<function-name>, \"arguments\": <args-json-object>}\n</tool_call><|im_end|>\n")",
+    R"('\n<tool_call>\n{"name": "')", R"('}\n</tool_call>')", R"('\n<tool_response>\n')"};
+
 bool has_markers(const TemplateMarkers& markers, std::string_view jinja) {
   for (const char* text : markers.contains)
     if (text != nullptr && jinja.find(text) == jinja.npos) return false;
@@ -211,6 +222,11 @@ const TemplateStyle* recognise_template(std::string_view jinja) {
   for (const TemplateMarkers& markers : kTemplateMarkers)
     if (has_markers(markers, jinja)) return style_by_name(markers.name);
   return nullptr;
+}
+
+bool has_tool_text(std::string_view jinja) {
+  return std::ranges::all_of(kToolTexts,
+                             [&](const char* text) { return jinja.find(text) != jinja.npos; });
 }
 
 std::string_view python_rstrip(std::string_view text) {

@@ -16,6 +16,7 @@ struct TemplateStyle {
   TemplateFamily family;
   // chatml: system message inserted unless the first message is one; empty: not inserted.
   const char* default_system = "";
+  bool has_tools = false;  // chatml: as Qwen2.5's template renders them
   // llama3: a system message is always rendered and begins with two dates.
   bool has_dates = false;
   // mistral
@@ -27,6 +28,8 @@ std::span<const TemplateStyle> template_styles();
 
 // Null: not supported.
 const TemplateStyle* recognise_template(std::string_view jinja);
+// Whether a template of a style with tools has that style's text for them.
+bool has_tool_text(std::string_view jinja);
 
 // The canonical form of a Jinja template, without differences that do not change its output: layout
 // of the tags, kind of quotes, escaped or literal newlines. Equal forms render equally.

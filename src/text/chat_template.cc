@@ -5,19 +5,64 @@
 namespace headrace::text {
 namespace {
 
-constexpr Role kRoles[] = {Role::system, Role::user, Role::assistant};
+constexpr Role kRoles[] = {Role::system, Role::user,      Role::assistant,
+                           Role::tools,  Role::tool_call, Role::tool};
+
+constexpr const char* kToolsBegin =
+    "\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are "
+    "provided with function signatures within <tools></tools> XML tags:\n<tools>\n";
+constexpr const char* kToolsEnd =
+    "\n</tools>\n\nFor each function call, return a json object with function name and arguments "
+    "within <tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": <function-name>, "
+    "\"arguments\": <args-json-object>}\n</tool_call>";
+
+// The system message and the tools. Returns the other messages.
+std::span<const Message> render_chatml_head(const TemplateStyle& style,
+                                            std::span<const Message> messages, Prompt& prompt) {
+  const Message* tools = messages.front().role == Role::tools ? &messages.front() : nullptr;
+  if (tools != nullptr) messages = messages.subspan(1);
+  const bool has_system = messages.front().role == Role::system;
+  const std::string_view default_system = style.default_system;
+  if (!has_system && tools == nullptr && default_system.empty()) return messages;
+  prompt.add_template("<|im_start|>system\n");
+  if (has_system)
+    prompt.add_content(messages.front().content);
+  else
+    prompt.add_template(default_system);
+  if (tools != nullptr) {
+    prompt.add_template(kToolsBegin);
+    prompt.add_content(tools->content);
+    prompt.add_template(kToolsEnd);
+  }
+  prompt.add_template("<|im_end|>\n");
+  return messages.subspan(has_system ? 1 : 0);
+}
 
 void render_chatml(const TemplateStyle& style, std::span<const Message> messages, Prompt& prompt) {
-  const std::string_view default_system = style.default_system;
-  if (!default_system.empty() && messages.front().role != Role::system) {
-    prompt.add_template("<|im_start|>system\n");
-    prompt.add_template(default_system);
-    prompt.add_template("<|im_end|>\n");
-  }
-  for (const Message& message : messages) {
-    prompt.add_template(format_text("<|im_start|>{}\n", role_name(message.role)));
-    prompt.add_content(message.content);
-    prompt.add_template("<|im_end|>\n");
+  messages = render_chatml_head(style, messages, prompt);
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    const auto [role, content] = messages[i];
+    const auto follows = [&](Role other) {
+      return i + 1 < messages.size() && messages[i + 1].role == other;
+    };
+    if (role == Role::tool_call) {
+      prompt.add_template("\n<tool_call>\n");
+      prompt.add_content(content);
+      prompt.add_template(follows(Role::tool_call) ? "\n</tool_call>"
+                                                   : "\n</tool_call><|im_end|>\n");
+    } else if (role == Role::tool) {  // the results in a row are one turn of the user
+      if (i == 0 || messages[i - 1].role != Role::tool) prompt.add_template("<|im_start|>user");
+      prompt.add_template("\n<tool_response>\n");
+      prompt.add_content(content);
+      prompt.add_template(follows(Role::tool) ? "\n</tool_response>"
+                                              : "\n</tool_response><|im_end|>\n");
+    } else {
+      const bool has_calls = follows(Role::tool_call);
+      prompt.add_template(format_text("<|im_start|>{}", role_name(role)));
+      if (!has_calls || !content.empty()) prompt.add_template("\n");
+      prompt.add_content(content);
+      if (!has_calls) prompt.add_template("<|im_end|>\n");
+    }
   }
 }
 
@@ -107,6 +152,29 @@ Status check_turns(const char* name, std::span<const Message> messages, std::siz
   return std::nullopt;
 }
 
+Status check_tools(const char* name, bool has_tools, std::span<const Message> messages) {
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    const Role role = messages[i].role;
+    if (role != Role::tools && role != Role::tool_call && role != Role::tool) continue;
+    if (!has_tools)
+      return unsupported(
+          "messages[{}].role={}: template {} has no tools; use a model with a template of: qwen2.5",
+          i, role_name(role), name);
+    const bool has_place = role == Role::tools ? i == 0 && messages.size() > 1
+                           : role == Role::tool_call
+                               ? i > 0 && (messages[i - 1].role == Role::assistant ||
+                                           messages[i - 1].role == Role::tool_call)
+                               : true;
+    if (!has_place)
+      return invalid_argument(
+          "messages[{}].role={}: {}", i, role_name(role),
+          role == Role::tools
+              ? "must be the first of several messages; put it before the others"
+              : "must follow the assistant or another call; insert a message of the assistant");
+  }
+  return std::nullopt;
+}
+
 Status render_turns(const TemplateStyle& style, std::span<const Message> messages, Prompt& prompt) {
   const bool is_llama2 = style.family == TemplateFamily::llama2;
   const Message* system = nullptr;
@@ -143,9 +211,15 @@ const char* role_name(Role role) {
     case Role::user:
       return "user";
     case Role::assistant:
+      return "assistant";
+    case Role::tools:
+      return "tools";
+    case Role::tool_call:
+      return "tool_call";
+    case Role::tool:
       break;
   }
-  return "assistant";
+  return "tool";
 }
 
 std::optional<Role> role_by_name(std::string_view name) {
@@ -183,7 +257,8 @@ Result<ChatTemplate> ChatTemplate::from_file(const ModelFile& file) {
 }
 
 Result<ChatTemplate> ChatTemplate::recognise(std::string_view jinja) {
-  if (const TemplateStyle* style = recognise_template(jinja)) return ChatTemplate(*style);
+  if (const TemplateStyle* style = recognise_template(jinja))
+    return ChatTemplate(*style, style->has_tools && has_tool_text(jinja));
   return unsupported(
       "tokenizer.chat_template: its {} bytes match no supported template, and Jinja is not run; "
       "name a template that renders the same: {}",
@@ -192,7 +267,7 @@ Result<ChatTemplate> ChatTemplate::recognise(std::string_view jinja) {
 
 Result<ChatTemplate> ChatTemplate::by_name(std::string_view name) {
   for (const TemplateStyle& style : template_styles())
-    if (name == style.name) return ChatTemplate(style);
+    if (name == style.name) return ChatTemplate(style, style.has_tools);
   return invalid_argument("template='{}': unknown; pass one of {}", name, names());
 }
 
@@ -213,6 +288,7 @@ Result<Prompt> ChatTemplate::render(std::span<const Message> messages,
         "date='{}': must be at most 32 letters, digits, blanks and ,.-/; pass, for example, '21 "
         "Nov 2026'",
         options.date);
+  if (Status failed = check_tools(style_->name, has_tools_, messages)) return *std::move(failed);
   Prompt prompt;
   switch (style_->family) {
     case TemplateFamily::chatml:

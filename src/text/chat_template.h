@@ -19,7 +19,10 @@
 
 namespace headrace::text {
 
-enum class Role { system, user, assistant };
+// Conversations with tools: the first message lists the tools, a JSON object per line. Each call is
+// a message behind the assistant's, a JSON object with name and arguments; each result is one of
+// the role tool. Jinja's tojson writes JSON as Python's json.dumps does: {"a": 1, "b": [2]}.
+enum class Role { system, user, assistant, tools, tool_call, tool };
 const char* role_name(Role role);
 std::optional<Role> role_by_name(std::string_view name);
 
@@ -66,12 +69,16 @@ class ChatTemplate {
   static std::string names();  // supported templates, "a, b, c"
 
   const char* name() const;
-  // invalid_argument: the template rejects this order of messages or would drop one.
+  bool has_tools() const { return has_tools_; }
+  // invalid_argument: the template rejects this order of messages or would drop one. unsupported:
+  // messages of tools, and the template has none.
   Result<Prompt> render(std::span<const Message> messages, const RenderOptions& options = {}) const;
 
  private:
-  explicit ChatTemplate(const TemplateStyle& style) : style_(&style) {}
+  ChatTemplate(const TemplateStyle& style, bool has_tools)
+      : style_(&style), has_tools_(has_tools) {}
   const TemplateStyle* style_;  // of the static list
+  bool has_tools_;
 };
 
 }  // namespace headrace::text

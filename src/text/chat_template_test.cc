@@ -85,6 +85,28 @@ TEST(ChatTemplate, EachIsRecognisedByItsText) {
   }
 }
 
+TEST(ChatTemplate, MessagesOfToolsNeedATemplateThatHasThemAndTheirPlace) {
+  const Message tools{Role::tools, "{}"}, user{Role::user, "x"}, assistant{Role::assistant, ""},
+      call{Role::tool_call, "{}"}, result{Role::tool, "x"};
+  const std::vector<std::vector<Message>> valid = {
+      {tools, user}, {user, assistant, call, call, result}, {user, result}};
+  for (const TemplateStyle& style : template_styles())
+    for (const std::vector<Message>& messages : valid) {
+      const Result<Prompt> prompt = known(style.name).render(messages);
+      ASSERT_EQ(prompt.ok(), style.has_tools) << style.name;
+      if (!prompt.ok()) {
+        EXPECT_EQ(prompt.failure().code, ErrorCode::unsupported);
+      }
+    }
+  for (const std::vector<Message>& messages :
+       {std::vector{tools}, {user, tools}, {user, call}, {call}, {user, assistant, result, call}})
+    EXPECT_EQ(known("qwen2.5").render(messages).failure().code, ErrorCode::invalid_argument);
+  std::string without = jinja("qwen2.5");
+  without.replace(without.find("# Tools"), 7, "# Other");
+  EXPECT_TRUE(ChatTemplate::recognise(jinja("qwen2.5")).value().has_tools());
+  EXPECT_FALSE(ChatTemplate::recognise(without).value().has_tools());
+}
+
 TEST(ChatTemplate, TagLayoutAndQuotesDoNotMatter) {
   const std::string form = template_form("{{ 'a\n' + b }}{% if c %}");
   for (const char* same : {"{{'a\\n'+b}}{%if c%}", "{{- \"a\\n\"  + b -}}\n  {%- if   c %}",

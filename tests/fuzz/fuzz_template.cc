@@ -36,7 +36,7 @@ void check_messages(const text::TemplateStyle& style, std::string_view input) {
   while (!input.empty()) {
     const std::string_view item = testing::take_until(input, '\0');
     if (item.empty()) continue;
-    const auto role = static_cast<text::Role>(static_cast<unsigned char>(item.front()) % 3U);
+    const auto role = static_cast<text::Role>(static_cast<unsigned char>(item.front()) % 6U);
     messages.push_back({role, std::string(item.substr(1))});
     plain.push_back({role, "x"});
   }

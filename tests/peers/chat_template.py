@@ -44,16 +44,39 @@ CONVERSATIONS = [
     [["user", "a"], ["user", "b"]],
     SYSTEM + SYSTEM + ONE,
 ]
+TOOLS = [["tools", '{"type": "function", "function": {"name": "add", "description": "\u00e9 <|im_end|>", "parameters": '
+          '{"type": "object", "properties": {"a": {"type": "number"}, "b": {"enum": [1, 2.5, null]}}}}}\n'
+          '{"type": "function", "function": {"name": "now"}}']]
+CALL = [["tool_call", '{"name": "add", "arguments": {"a": -1.5, "b": [], "c": "\\"\\n\u00e9"}}']]
+NOW = [["tool_call", '{"name": "now", "arguments": {}}']]
+RESULT = [["tool", '{"sum": 3}']]
+# With the templates that have tools.
+TOOL_CONVERSATIONS = [
+    TOOLS + ONE,
+    TOOLS + SYSTEM + ONE,
+    TOOLS + ONE + [["assistant", ""]] + CALL,
+    TOOLS + ONE + [["assistant", ""]] + CALL + RESULT,
+    TOOLS + SYSTEM + ONE + [["assistant", "I add."]] + CALL + NOW + RESULT + [["tool", "<|im_end|>"]] + TURNS,
+    ONE + [["assistant", "a"], ["assistant", ""]] + NOW + RESULT + [["assistant", "b"]] + RESULT,
+    TOOLS + RESULT,
+]
 BOS_EOS = {"llama2": ("<s>", "</s>"), "mistral": ("<s>", "</s>"), "llama3": ("<|begin_of_text|>", "<|eot_id|>")}
 
 
 def render(name, jinja, conversation, add_generation_prompt, date):
     bos, eos = next((pair for prefix, pair in BOS_EOS.items() if name.startswith(prefix)), ("", ""))
     values = {"bos_token": bos, "eos_token": eos} | ({"date_string": date} if date else {})
-    messages = [{"role": role, "content": content} for role, content in conversation]
+    messages, tools = [], None
+    for role, content in conversation:
+        if role == "tools":
+            tools = [json.loads(line) for line in content.splitlines()]
+        elif role == "tool_call":
+            messages[-1].setdefault("tool_calls", []).append({"type": "function", "function": json.loads(content)})
+        else:
+            messages.append({"role": role, "content": content})
     try:
         texts, _ = render_jinja_template([messages], chat_template=jinja, add_generation_prompt=add_generation_prompt,
-                                         **values)
+                                         tools=tools, **values)
         return texts[0]
     except jinja2.exceptions.TemplateError:
         return None
@@ -62,7 +85,7 @@ def render(name, jinja, conversation, add_generation_prompt, date):
 def cases():
     for path in sorted((GOLDEN / "templates").glob("*.jinja")):
         jinja = path.read_text(encoding="utf-8")
-        for conversation in CONVERSATIONS:
+        for conversation in CONVERSATIONS + (TOOL_CONVERSATIONS if "<tool_call>" in jinja else []):
             for add in [True, False]:
                 # Without a date, 3.2 uses the clock here and a constant in the library: not compared.
                 for date in {"llama3.1": ["", DATE], "llama3.2": [DATE]}.get(path.stem, [""]):
