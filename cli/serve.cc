@@ -89,6 +89,10 @@ void add_serve(CLI::App& app, Action& action) {
       ->option_text("NAME");
   add_list(*serve, "--api-key", http.service.api_keys, "that requests must have; repeatable")
       ->option_text("KEY");
+  serve
+      ->add_option("--template,--chat-template", http.service.chat_template,
+                   "chat template to use instead of the file's own")
+      ->option_text("NAME");
   serve->add_option("--api-key-file", options->key_file, "a key per line")->option_text("FILE");
   add_list(*serve, "--cors-origin", http.service.cors_origins,
            "pages that may ask, or *; repeatable")

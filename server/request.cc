@@ -2,80 +2,14 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
-#include <limits>
+
+#include "chat.h"
 
 namespace headrace::server {
 namespace {
 
-constexpr int kMaxDepth = 64;
-constexpr std::size_t kMaxStops = 16, kMaxPrompts = 128, kMaxBias = 1024, kMaxMessages = 4096;
+constexpr std::size_t kMaxStops = 16, kMaxPrompts = 128, kMaxBias = 1024;
 constexpr std::int64_t kMaxSamples = 128, kMaxLogprobs = 20;
-constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
-
-[[noreturn]] void fail(const std::string& name, const std::string& rule) {
-  throw ApiError{400, '"' + name + "\" must be " + rule, name, "invalid_value"};
-}
-[[noreturn]] void refuse(const char* name, const std::string& reason) {
-  throw ApiError{400, '"' + std::string(name) + "\" is unsupported: " + reason, name,
-                 "unsupported"};
-}
-
-// Null: absent or null.
-const Json* find(const Json& object, const char* name) {
-  const auto found = object.find(name);
-  return found == object.end() || found->is_null() ? nullptr : &*found;
-}
-
-std::int64_t whole(const Json& value, const char* name, std::int64_t least, std::int64_t most) {
-  const std::string rule =
-      "a whole number from " + std::to_string(least) + " to " + std::to_string(most);
-  if (value.is_number_float()) {  // 2.0 is a whole number
-    const auto number = value.get<double>();
-    constexpr double kExact = 1LL << 53;
-    if (number != std::trunc(number) || !(std::abs(number) <= kExact)) fail(name, rule);
-    return whole(static_cast<std::int64_t>(number), name, least, most);
-  }
-  if (!value.is_number_integer()) fail(name, rule);
-  // get() would wrap what exceeds int64.
-  if (value.is_number_unsigned() && value.get<std::uint64_t>() > static_cast<std::uint64_t>(most))
-    fail(name, rule);
-  const auto number = value.get<std::int64_t>();
-  if (number < least || number > most) fail(name, rule);
-  return number;
-}
-
-void set_whole(const Json& object, const char* name, std::int64_t least, std::int64_t most,
-               std::int64_t& target) {
-  if (const Json* value = find(object, name)) target = whole(*value, name, least, most);
-}
-
-void set_number(const Json& object, const char* name, double least, double most, double& target) {
-  const Json* value = find(object, name);
-  if (value == nullptr) return;
-  if (!value->is_number() || !(value->get<double>() >= least && value->get<double>() <= most)) {
-    const Json least_json = least, most_json = most;
-    fail(name, "a number from " + least_json.dump() + " to " + most_json.dump());
-  }
-  target = value->get<double>();
-}
-
-// The C API takes texts that end with a zero.
-std::string text(const Json& value, const std::string& name) {
-  if (!value.is_string()) fail(name, "a string");
-  const auto& string = value.get_ref<const std::string&>();
-  if (string.find('\0') != std::string::npos) fail(name, "a string without the character U+0000");
-  return string;
-}
-
-std::vector<std::int32_t> tokens(const Json& value, const char* name) {
-  if (!value.is_array()) fail(name, "a list of tokens");
-  std::vector<std::int32_t> list;
-  list.reserve(value.size());
-  for (const Json& token : value)
-    list.push_back(static_cast<std::int32_t>(whole(token, name, 0, kMost)));
-  return list;
-}
 
 void set_sampling(const Json& object, SamplingOptions& sampling) {
   sampling.temperature = 1;
@@ -130,40 +64,6 @@ void set_logprobs(const Json& object, CompletionRequest& parsed) {
   parsed.request.num_logprobs = static_cast<int>(count);
 }
 
-// A content is a string, or a list of parts of type "text".
-std::string content_of(const Json& message, const std::string& name) {
-  const Json* content = find(message, "content");
-  if (content == nullptr) fail(name, "there");
-  if (!content->is_array()) return text(*content, name);
-  std::string all;
-  for (const Json& part : *content) {
-    const Json* type = part.is_object() ? find(part, "type") : nullptr;
-    const Json* words = part.is_object() ? find(part, "text") : nullptr;
-    if (type == nullptr || *type != "text" || words == nullptr)
-      fail(name, "a string or a list of {\"type\": \"text\", \"text\": ...}");
-    all += text(*words, name);
-  }
-  return all;
-}
-
-void set_messages(const Json& object, CompletionRequest& parsed) {
-  const Json* messages = find(object, "messages");
-  if (messages == nullptr || !messages->is_array() || messages->empty() ||
-      messages->size() > kMaxMessages)
-    fail("messages", "a list of 1 to " + std::to_string(kMaxMessages) + " messages");
-  for (std::size_t i = 0; i < messages->size(); ++i) {
-    const Json& message = (*messages)[i];
-    const std::string name = "messages[" + std::to_string(i) + ']';
-    if (!message.is_object()) fail(name, "an object");
-    const Json* said = find(message, "role");
-    std::string role = said != nullptr && said->is_string() ? said->get<std::string>() : "";
-    if (role == "developer") role = "system";  // its name for later models of OpenAI
-    if (role != "system" && role != "user" && role != "assistant")
-      fail(name + ".role", "\"system\", \"developer\", \"user\" or \"assistant\"");
-    parsed.messages.push_back({role, content_of(message, name + ".content")});
-  }
-}
-
 void set_prompts(const Json& object, CompletionRequest& parsed) {
   const Json* prompt = find(object, "prompt");
   if (prompt == nullptr) fail("prompt", "a string, a list of tokens or a list of these");
@@ -185,16 +85,7 @@ void set_prompts(const Json& object, CompletionRequest& parsed) {
 }
 
 // What would change the answer and is not computed is refused, not ignored.
-void refuse_unsupported(const Json& object, Form form) {
-  if (form == Form::chat) {
-    const auto is_given = [](const Json* value) {
-      return value != nullptr && !(value->is_array() && value->empty());
-    };
-    if (is_given(find(object, "tools"))) refuse("tools", "the chat templates take no tools");
-    if (is_given(find(object, "functions")))
-      refuse("functions", "the chat templates take no tools");
-    return;
-  }
+void refuse_unsupported(const Json& object) {
   if (flag_field(object, "echo").value_or(false))
     refuse("echo", "the prompt is not part of the answer");
   if (find(object, "suffix") != nullptr) refuse("suffix", "nothing is inserted before a text");
@@ -261,79 +152,23 @@ void set_length(const Json& object, CompletionRequest& parsed) {
 
 }  // namespace
 
-std::string dump(const Json& json) {
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
-}
-
-std::string error_body(const ApiError& error) {
-  const char* type = error.status >= 500   ? "server_error"
-                     : error.status == 401 ? "authentication_error"
-                     : error.status == 429 ? "rate_limit_error"
-                                           : "invalid_request_error";
-  const auto text_or_null = [](const std::string& value) {
-    return value.empty() ? Json() : Json(value);
-  };
-  return dump({{"error",
-                {{"message", error.message},
-                 {"type", type},
-                 {"param", text_or_null(error.param)},
-                 {"code", text_or_null(error.code)}}}});
-}
-
-Json parse_object(std::string_view body) {
-  int depth = 0;
-  bool is_string = false, is_escaped = false;
-  for (const char c : body) {
-    if (is_escaped) {
-      is_escaped = false;
-    } else if (is_string) {
-      is_escaped = c == '\\';
-      is_string = c != '"';
-    } else if (c == '"') {
-      is_string = true;
-    } else if (c == '[' || c == '{') {
-      if (++depth > kMaxDepth)
-        throw ApiError{400, "the JSON nests more than " + std::to_string(kMaxDepth) + " levels"};
-    } else if (c == ']' || c == '}') {
-      --depth;
-    }
-  }
-  Json json = Json::parse(body, nullptr, false);
-  if (json.is_discarded()) throw ApiError{400, "the body is not valid JSON in UTF-8"};
-  if (!json.is_object()) throw ApiError{400, "the body must be a JSON object"};
-  return json;
-}
-
-std::optional<std::string> text_field(const Json& object, const char* name) {
-  const Json* value = find(object, name);
-  return value == nullptr ? std::nullopt : std::optional(text(*value, name));
-}
-std::optional<bool> flag_field(const Json& object, const char* name) {
-  const Json* value = find(object, name);
-  if (value == nullptr) return std::nullopt;
-  if (!value->is_boolean()) fail(name, "true or false");
-  return value->get<bool>();
-}
-std::optional<std::vector<std::int32_t>> tokens_field(const Json& object, const char* name) {
-  const Json* value = find(object, name);
-  return value == nullptr ? std::nullopt : std::optional(tokens(*value, name));
-}
-
 CompletionRequest parse_completion(Form form, std::string_view body) {
   const Json object = parse_object(body);
   CompletionRequest parsed{.form = form, .model = {}, .messages = {}, .prompts = {}, .request = {}};
-  refuse_unsupported(object, form);
   parsed.model = text_field(object, "model").value_or("");
   parsed.grammar = grammar_of(object, body);
-  if (form == Form::chat)
-    set_messages(object, parsed);
-  else
-    set_prompts(object, parsed);
   set_sampling(object, parsed.request.sampling);
   set_whole(object, "n", 1, kMaxSamples, parsed.request.n);
   set_length(object, parsed);
   set_stop(object, parsed.request);
   set_logprobs(object, parsed);
+  if (form == Form::chat) {
+    set_tools(object, body, parsed);
+    set_messages(object, parsed);
+  } else {
+    refuse_unsupported(object);
+    set_prompts(object, parsed);
+  }
   set_whole(object, "priority", -kMost, kMost, parsed.request.priority);
   parsed.request.ignore_end = flag_field(object, "ignore_eos").value_or(false);
   if (const Json* seed = find(object, "seed")) {

@@ -3,12 +3,12 @@
 namespace headrace::server {
 namespace {
 
-Json finish_json(headrace_request_finish finish) {
-  switch (finish) {
+Json finish_json(const Choice& choice) {
+  switch (choice.finish) {
     case HEADRACE_REQUEST_RUNNING:
       return nullptr;
     case HEADRACE_REQUEST_STOP:
-      return "stop";
+      return choice.has_calls ? "tool_calls" : "stop";
     case HEADRACE_REQUEST_LENGTH:
       return "length";
     case HEADRACE_REQUEST_ABORTED:
@@ -30,6 +30,31 @@ Json object_json(const AnswerHead& head, bool is_event) {
                        : is_event                    ? "chat.completion.chunk"
                                                      : "chat.completion";
   return {{"id", head.id}, {"object", object}, {"created", head.created}, {"model", head.model}};
+}
+
+// The name is in the first piece of a call.
+Json calls_json(const std::vector<ToolCallDelta>& calls, bool is_event) {
+  Json list = Json::array();
+  for (const ToolCallDelta& call : calls) {
+    Json json = {{"function", {{"arguments", call.arguments}}}};
+    if (is_event) json["index"] = call.idx;
+    if (!call.name.empty()) {
+      json["id"] = call.id;
+      json["type"] = "function";
+      json["function"]["name"] = call.name;
+    }
+    list.push_back(std::move(json));
+  }
+  return list;
+}
+
+// Of a chat.
+Json message_json(const Choice& choice) {
+  Json message = {{"role", "assistant"}, {"content", choice.text}};
+  if (choice.calls.empty()) return message;
+  if (choice.text.empty()) message["content"] = nullptr;
+  message["tool_calls"] = calls_json(choice.calls, false);
+  return message;
 }
 
 std::string event(const Json& json) { return "data: " + dump(json) + "\n\n"; }
@@ -108,9 +133,9 @@ std::string answer_json(const AnswerHead& head, const std::vector<Choice>& choic
   for (const Choice& choice : choices) {
     Json one = {{"index", choice.idx},
                 {"logprobs", choice.logprobs},
-                {"finish_reason", finish_json(choice.finish)}};
+                {"finish_reason", finish_json(choice)}};
     if (head.form == Form::chat)
-      one["message"] = {{"role", "assistant"}, {"content", choice.text}};
+      one["message"] = message_json(choice);
     else
       one["text"] = choice.text;
     json["choices"].push_back(std::move(one));
@@ -127,15 +152,15 @@ std::string role_event(const AnswerHead& head, std::int64_t choice) {
 }
 
 std::string choice_event(const AnswerHead& head, const Choice& choice) {
-  Json json = {{"index", choice.idx},
-               {"logprobs", choice.logprobs},
-               {"finish_reason", finish_json(choice.finish)}};
-  if (head.form == Form::completion)
+  Json json = {
+      {"index", choice.idx}, {"logprobs", choice.logprobs}, {"finish_reason", finish_json(choice)}};
+  if (head.form == Form::completion) {
     json["text"] = choice.text;
-  else if (choice.text.empty())
+  } else {
     json["delta"] = Json::object();
-  else
-    json["delta"] = {{"content", choice.text}};
+    if (!choice.text.empty()) json["delta"]["content"] = choice.text;
+    if (!choice.calls.empty()) json["delta"]["tool_calls"] = calls_json(choice.calls, true);
+  }
   return choices_event(head, std::move(json));
 }
 

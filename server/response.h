@@ -2,6 +2,7 @@
 #pragma once
 
 #include "request.h"
+#include "tool_calls.h"
 
 namespace headrace::server {
 
@@ -22,8 +23,10 @@ struct Usage {
 struct Choice {
   std::int64_t idx = 0;
   std::string text = {};
-  std::int64_t num_bytes = 0;  // of the text before it, for text_offset
-  Json logprobs = {};          // null: none
+  std::vector<ToolCallDelta> calls = {};  // of a whole answer: one for each call
+  bool has_calls = false;                 // here or before
+  std::int64_t num_bytes = 0;             // of the text before it, for text_offset
+  Json logprobs = {};                     // null: none
   headrace_request_finish finish = HEADRACE_REQUEST_RUNNING;
 };
 

@@ -207,9 +207,25 @@ HttpReply Service::detokenize(const std::string& body) const {
   return {.body = dump({{"prompt", model_.detokenize(*tokens)}})};
 }
 
+std::vector<std::int32_t> Service::chat_prompt(const CompletionRequest& request) const {
+  std::vector<std::int32_t> tokens;
+  try {
+    tokens = model_.chat_tokens(request.messages, options_.chat_template);
+  } catch (const Error& error) {
+    ApiError refused = api_error(error);
+    refused.param = request.tool_use == ToolUse::none ? "messages" : "tools";
+    throw refused;
+  }
+  if (request.tool_use != ToolUse::forced) return tokens;
+  const std::vector<std::int32_t> call =
+      model_.tokenize("<tool_call>\n", HEADRACE_TOKENIZE_SPECIAL);
+  tokens.insert(tokens.end(), call.begin(), call.end());
+  return tokens;
+}
+
 std::vector<std::vector<std::int32_t>> Service::prompts_of(const CompletionRequest& request) const {
   std::vector<std::vector<std::int32_t>> prompts;
-  if (request.form == Form::chat) prompts.push_back(model_.chat_tokens(request.messages));
+  if (request.form == Form::chat) prompts.push_back(chat_prompt(request));
   for (const Prompt& prompt : request.prompts) {
     const auto* text = std::get_if<std::string>(&prompt);
     prompts.push_back(text ? model_.tokenize(*text) : std::get<1>(prompt));
@@ -257,6 +273,7 @@ std::int64_t Service::complete(Form form, const HttpRequest& request,
           .headers = cors_headers(request),
           .is_stream = parsed.is_stream,
           .has_logprobs = parsed.request.num_logprobs.has_value(),
+          .readers = {},
           .begin = begin,
           .num_samples = parsed.request.n,
           .requests = {},
@@ -266,6 +283,8 @@ std::int64_t Service::complete(Form form, const HttpRequest& request,
           .usage = {},
           .error = {}};
   for (std::size_t i = 0; i < num_choices; ++i) job.choices[i].idx = static_cast<std::int64_t>(i);
+  if (parsed.tool_use != ToolUse::none)
+    job.readers.assign(num_choices, ToolCallReader(parsed.tool_use == ToolUse::forced));
   add_prompts(job, id, std::move(parsed.request), std::move(prompts));
   if (job.is_stream) {
     exchange->begin_stream(job.headers);
@@ -278,7 +297,7 @@ std::int64_t Service::complete(Form form, const HttpRequest& request,
 
 // Applications send the same few schemas again and again.
 Grammar Service::compiled(const GrammarText& text) {
-  constexpr std::size_t kMost = 64;
+  constexpr std::size_t kMaxGrammars = 64;
   const auto found = std::ranges::find(grammars_, text, &std::pair<GrammarText, Grammar>::first);
   if (found != grammars_.end()) {
     grammars_.splice(grammars_.begin(), grammars_, found);
@@ -295,7 +314,7 @@ Grammar Service::compiled(const GrammarText& text) {
     refused.param = text.param;
     throw refused;
   }
-  if (grammars_.size() > kMost) grammars_.pop_back();
+  if (grammars_.size() > kMaxGrammars) grammars_.pop_back();
   return grammars_.front().second;
 }
 
@@ -359,21 +378,46 @@ void Service::take(Output output, Clock::time_point now) {
   job.usage.num_answer_tokens += std::ssize(output.tokens);
   if (!output.error.empty()) job.error = output.error;
 
-  Choice part{.idx = choice.idx, .text = std::move(output.text), .finish = output.finish};
-  if (job.has_logprobs && !output.tokens.empty())
-    part.logprobs = logprobs_json(job.head.form, model_, output, choice.num_bytes);
+  Choice part = part_of(job, idx, output);
   choice.num_bytes += std::ssize(part.text);
   choice.finish = output.finish;
+  choice.has_calls = part.has_calls;
   const bool has_ended = output.finish != HEADRACE_REQUEST_RUNNING;
   if (job.is_stream) {
-    // Bytes of an unfinished character make no event.
-    const bool is_empty = part.text.empty() && part.logprobs.is_null() && !has_ended;
+    // Bytes of an unfinished character make no event, nor does what may begin a call.
+    const bool is_empty =
+        part.text.empty() && part.calls.empty() && part.logprobs.is_null() && !has_ended;
     if (job.exchange && !is_empty) job.exchange->write(choice_event(job.head, part));
   } else if (job.exchange) {
     choice.text += part.text;
+    for (ToolCallDelta& call : part.calls) {
+      if (!call.name.empty())
+        choice.calls.push_back(std::move(call));
+      else
+        choice.calls.back().arguments += call.arguments;
+    }
     if (!part.logprobs.is_null()) append_logprobs(choice.logprobs, part.logprobs);
   }
   if (has_ended && --job.num_open == 0) finish(id, job, now);
+}
+
+// What the choice gained.
+Choice Service::part_of(Job& job, std::size_t choice, Output& output) {
+  Choice part{.idx = job.choices[choice].idx, .finish = output.finish};
+  if (job.has_logprobs && !output.tokens.empty())
+    part.logprobs = logprobs_json(job.head.form, model_, output, job.choices[choice].num_bytes);
+  if (job.readers.empty()) {
+    part.text = std::move(output.text);
+    return part;
+  }
+  ToolCallReader& reader = job.readers[choice];
+  auto [text, calls] = reader.read(output.text, output.finish != HEADRACE_REQUEST_RUNNING);
+  for (ToolCallDelta& call : calls)
+    if (!call.name.empty()) call.id = id_text("call_", random_());
+  part.text = std::move(text);
+  part.calls = std::move(calls);
+  part.has_calls = reader.has_calls();
+  return part;
 }
 
 void Service::measure(Job& job, std::size_t choice, const Output& output, Clock::time_point now) {

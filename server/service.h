@@ -19,6 +19,7 @@ namespace headrace::server {
 
 struct ServiceOptions {
   std::string model_name;                 // that requests and answers name
+  std::string chat_template = {};         // empty: the model's own
   std::vector<std::string> api_keys;      // empty: none is asked for
   std::vector<std::string> cors_origins;  // other pages that may ask; "*": all
   std::int64_t max_requests = 1024;       // to the engine at once: of a prompt each
@@ -51,6 +52,7 @@ class Service {
     std::shared_ptr<Exchange> exchange;  // null: cancelled
     std::string headers;                 // of the reply
     bool is_stream, has_logprobs;
+    std::vector<ToolCallReader> readers;  // of each choice; empty: calls are text
     Clock::time_point begin;
     std::int64_t num_samples;               // of a prompt
     std::vector<std::int64_t> requests;     // of the engine, by prompt
@@ -77,12 +79,14 @@ class Service {
 
   std::int64_t complete(Form form, const HttpRequest& request,
                         const std::shared_ptr<Exchange>& exchange);
+  std::vector<std::int32_t> chat_prompt(const CompletionRequest& request) const;
   std::vector<std::vector<std::int32_t>> prompts_of(const CompletionRequest& request) const;
   void check_capacity(std::int64_t num_prompts);
   Grammar compiled(const GrammarText& text);
   void add_prompts(Job& job, std::int64_t id, Request request,
                    std::vector<std::vector<std::int32_t>> prompts);
   void take(Output output, Clock::time_point now);
+  Choice part_of(Job& job, std::size_t choice, Output& output);
   void measure(Job& job, std::size_t choice, const Output& output, Clock::time_point now);
   void finish(std::int64_t id, Job& job, Clock::time_point now);
   void abort(const Job& job);

@@ -10,9 +10,10 @@ import json
 import pathlib
 import re
 import sys
+import tempfile
 import unittest
 
-from served import Server
+from served import Server, write_with_context
 
 try:
     import jsonschema
@@ -27,6 +28,7 @@ SCHEMAS = DOCUMENT["components"]["schemas"]
 METHODS = {"get", "post", "put", "delete", "patch"}
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "a"}]
+TOOL = {"type": "function", "function": {"name": "f"}}
 # Any request that is answered.
 VALID = {
     CHAT: {"messages": MESSAGES, "max_tokens": 2},
@@ -41,6 +43,8 @@ EXAMPLES = {
         VALID[CHAT] | {"logprobs": True, "top_logprobs": 2, "n": 2, "stop": "q"},
         VALID[CHAT] | {"structured_outputs": {"regex": "a"}},
         VALID[CHAT] | {"stream": True},
+        VALID[CHAT] | {"tools": [TOOL], "tool_choice": "required", "max_tokens": 100},
+        VALID[CHAT] | {"tools": [TOOL], "tool_choice": "required", "max_tokens": 100, "stream": True},
         VALID[CHAT] | {"stream": True, "logprobs": True, "top_logprobs": 1, "stream_options": {"include_usage": True}},
     ],
     "createCompletion": [
@@ -134,7 +138,10 @@ def fields_of_the_parser():
 class OpenApi(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.server = Server(*ARGUMENTS, "--max-body-bytes", "65536")
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        model = write_with_context(ARGUMENTS[1], 8192, pathlib.Path(folder.name, "long.gguf"))
+        cls.server = Server(ARGUMENTS[0], model, "--template", "qwen2.5", "--max-body-bytes", "65536")
         cls.addClassCleanup(cls.server.__exit__)
 
     def assert_valid(self, schema, value):

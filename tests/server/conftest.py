@@ -1,6 +1,6 @@
 import openai
 import pytest
-from served import Server
+from served import Server, write_with_context
 
 
 def pytest_addoption(parser):
@@ -11,7 +11,15 @@ def pytest_addoption(parser):
 @pytest.fixture(scope="session")
 def start(request):
     """Starts a server with these arguments."""
-    return lambda *arguments: Server(request.config.option.program, request.config.option.model, *arguments)
+    program, model = request.config.option.program, request.config.option.model
+    return lambda *arguments, model=model: Server(program, model, *arguments)
+
+
+@pytest.fixture(scope="session")
+def long_model(request, tmp_path_factory):
+    """The model with a context of 16,384 tokens: its vocabulary has little more than bytes."""
+    path = tmp_path_factory.mktemp("model") / "long.gguf"
+    return write_with_context(request.config.option.model, 16384, path)
 
 
 @pytest.fixture(scope="session")
