@@ -219,7 +219,8 @@ TEST(EngineApi, RequestsWithOtherSaltsShareNoCachedPrompt) {
       const Output output = engine.poll().value();
       EXPECT_EQ(output.text, text.empty() ? output.text : text);
       text = output.text;
-      return engine.stats().num_cached_tokens - before;
+      EXPECT_EQ(output.num_cached_tokens, engine.stats().num_cached_tokens - before);
+      return output.num_cached_tokens;
     };
     for (const std::int64_t salt :
          {std::int64_t{0}, std::int64_t{1}, (std::int64_t{1} << 56) - 1}) {

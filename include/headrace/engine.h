@@ -136,6 +136,9 @@ typedef struct headrace_output_info {
   int32_t finish;      /**< headrace_request_finish; the last output of a sample has not RUNNING */
   int32_t reserved;    /**< 0 */
   int64_t stop_string; /**< index of the stop string that ended the sample; -1: none did */
+  /** Of the prompt, found in the prefix cache when the sample started; 0 for samples that began
+   * with the pages of another one of their request, and for outputs without tokens. */
+  int64_t num_cached_tokens;
 } headrace_output_info;
 
 /** Takes the output that waits longest, all of its sample since the last poll; NULL: none. */

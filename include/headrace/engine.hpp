@@ -63,6 +63,7 @@ struct Output {
   headrace_request_finish finish = HEADRACE_REQUEST_RUNNING;  ///< RUNNING: it has not ended
   std::string error = {};                                     ///< with HEADRACE_REQUEST_ERROR
   std::optional<std::size_t> stop_string = {};                ///< index of the one that ended it
+  std::int64_t num_cached_tokens = 0;  ///< of the prompt, in the prefix cache when it started
 };
 
 /// Serves many requests with one model, which must outlive it. One thread at a time calls step() or
@@ -140,7 +141,8 @@ class Engine {
                   .tokens = {info.tokens, info.tokens + info.num_tokens},
                   .text = {info.text, info.num_bytes},
                   .finish = static_cast<headrace_request_finish>(info.finish),
-                  .error = info.error};
+                  .error = info.error,
+                  .num_cached_tokens = info.num_cached_tokens};
     if (info.stop_string >= 0) output.stop_string = static_cast<std::size_t>(info.stop_string);
     if (info.logprobs != nullptr)
       output.logprobs.assign(info.logprobs, info.logprobs + info.num_tokens);

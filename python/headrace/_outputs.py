@@ -52,6 +52,7 @@ class Output(NamedTuple):
     finish_reason: RequestFinish | None  # None: the sample has not ended
     stop_string: int | None  # with "stop": the index of the stop string; None: a token ended the sample
     error: str  # with "error": why; else ""
+    num_cached_tokens: int  # of the prompt, found in the prefix cache when the sample started
 
 
 class EngineStats(NamedTuple):
@@ -95,6 +96,7 @@ def read_output(handle: ctypes.c_void_p) -> Output:
         finish_reason=cast("RequestFinish | None", _structs.REQUEST_FINISH_NAMES[c.finish]),
         stop_string=c.stop_string if c.stop_string >= 0 else None,
         error=c.error.decode("utf-8", "replace"),
+        num_cached_tokens=c.num_cached_tokens,
     )
 
 

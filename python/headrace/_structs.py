@@ -357,7 +357,7 @@ class OutputInfo(ctypes.Structure):
         ("num_bytes", ctypes.c_size_t),
         ("error", ctypes.c_char_p),
         *_fields(ctypes.c_int32, "finish reserved"),
-        ("stop_string", ctypes.c_int64),
+        *_fields(ctypes.c_int64, "stop_string num_cached_tokens"),
     ]
 
 

@@ -93,6 +93,7 @@ def test_requests_with_another_salt_share_no_cached_prompt(llm):
         engine.add("x" * 90, WARM, cache_salt=salt)
         engine.run()
         hits.append(engine.stats().num_cached_tokens > before)
+        assert engine.poll().num_cached_tokens == engine.stats().num_cached_tokens - before
     assert hits == [False, False, True]
 
 

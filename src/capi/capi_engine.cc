@@ -129,6 +129,7 @@ headrace_output_info info_of(const headrace_output& output) {
   info.error = from.error.c_str();
   info.finish = from.finish ? HEADRACE_REQUEST_STOP + static_cast<std::int32_t>(*from.finish)
                             : HEADRACE_REQUEST_RUNNING;
+  info.num_cached_tokens = from.num_cached_tokens;
   info.stop_string = from.stop_string ? static_cast<std::int64_t>(*from.stop_string) : -1;
   return info;
 }

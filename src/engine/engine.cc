@@ -295,6 +295,7 @@ void Engine::accept(Owner owner, const Sample& drawn) {
   Output gained;
   gained.tokens.push_back(
       {token, drawn.logprob, {drawn.top_logprobs.begin(), drawn.top_logprobs.end()}});
+  gained.num_cached_tokens = scheduler_.num_cached_tokens(sample.sequence);
   ++sample.num_tokens;
   ++num_generated_tokens_;
   const bool is_stop_token =
@@ -330,6 +331,7 @@ void Engine::deliver(Owner owner, Output gained) {
   Record& record = records_.at(owner.request->id);
   Gain& gain = record.samples[static_cast<std::size_t>(owner.sample->idx)];
   std::ranges::move(gained.tokens, std::back_inserter(gain.output.tokens));
+  if (!gained.tokens.empty()) gain.output.num_cached_tokens = gained.num_cached_tokens;
   gain.output.text += gained.text;
   gain.output.stop_string = gained.stop_string;
   if (gained.finish) return close(record, gain, *gained.finish, std::move(gained.error));

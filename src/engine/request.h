@@ -50,6 +50,7 @@ struct Output {
   std::int64_t request = 0, sample = 0;
   std::optional<int> num_logprobs = {};  // of the request's sampling
   std::vector<OutputToken> tokens = {};
+  std::int64_t num_cached_tokens = 0;  // of the prompt, found in the prefix cache at the start
   std::string text = {};  // whole characters; what may begin a stop string is held back
   std::optional<FinishReason> finish = {};
   std::optional<std::size_t> stop_string = {};  // of Request::stop, which ended the sample

@@ -232,6 +232,7 @@ Result<bool> Scheduler::start(Sequence& s) {
   if (s.state == SequenceState::waiting) {
     num_prompt_tokens_ += s.num_prompt;
     num_cached_tokens_ += cached;
+    s.num_cached = cached;
   }
   return true;
 }

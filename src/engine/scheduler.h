@@ -88,6 +88,8 @@ class Scheduler {
   SequenceState state(std::int64_t id) const;  // finished: also an id that is not in use
   std::span<const std::int32_t> tokens(std::int64_t id) const { return sequences_.at(id).tokens; }
   std::int64_t num_prompt_tokens(std::int64_t id) const { return sequences_.at(id).num_prompt; }
+  // Of the prompt, found in the prefix cache when the sequence started.
+  std::int64_t num_cached_tokens(std::int64_t id) const { return sequences_.at(id).num_cached; }
   bool is_idle() const { return sequences_.empty(); }
   SchedulerStats stats() const;
 
@@ -102,6 +104,7 @@ class Scheduler {
     bool is_swapped = false;
     std::vector<std::int32_t> tokens;  // prompt and output
     std::int64_t num_prompt = 0;
+    std::int64_t num_cached = 0;    // of the prompt, when it started
     std::int64_t num_computed = 0;  // in the cache
     std::int64_t cache_sequence = 0;
 
