@@ -1,6 +1,7 @@
 # Writes a .cc with the bytes of files: cmake -DOUTPUT=... -DFILES=a;b -P embed.cmake
 set(types_html "text/html; charset=utf-8")
 set(types_css "text/css; charset=utf-8")
+set(types_svg "image/svg+xml")
 set(types_js "text/javascript; charset=utf-8")
 set(types_yaml "application/yaml")
 set(arrays "")

@@ -86,8 +86,6 @@ void set_prompts(const Json& object, CompletionRequest& parsed) {
 
 // What would change the answer and is not computed is refused, not ignored.
 void refuse_unsupported(const Json& object) {
-  if (flag_field(object, "echo").value_or(false))
-    refuse("echo", "the prompt is not part of the answer");
   if (find(object, "suffix") != nullptr) refuse("suffix", "nothing is inserted before a text");
   std::int64_t best_of = 1, n = 1;
   set_whole(object, "n", 1, kMaxSamples, n);
@@ -167,6 +165,9 @@ CompletionRequest parse_completion(Form form, std::string_view body) {
     set_messages(object, parsed);
   } else {
     refuse_unsupported(object);
+    parsed.has_echo = flag_field(object, "echo").value_or(false);
+    if (parsed.has_echo && parsed.request.num_logprobs)
+      refuse("echo", "tokens of a prompt have no logprobs; send one of the two");
     set_prompts(object, parsed);
   }
   set_whole(object, "priority", -kMost, kMost, parsed.request.priority);
@@ -177,6 +178,7 @@ CompletionRequest parse_completion(Form form, std::string_view body) {
         static_cast<std::uint64_t>(whole(*seed, "seed", std::numeric_limits<std::int64_t>::min(),
                                          std::numeric_limits<std::int64_t>::max()));
   }
+  parsed.has_token_ids = flag_field(object, "return_token_ids").value_or(false);
   parsed.is_stream = flag_field(object, "stream").value_or(false);
   if (const Json* options = find(object, "stream_options")) {
     if (!options->is_object()) fail("stream_options", "an object");

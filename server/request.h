@@ -43,6 +43,8 @@ struct CompletionRequest {
   std::optional<GrammarText> grammar = {};  // empty: any text
   ToolUse tool_use = ToolUse::none;
   bool has_seed = false;
+  bool has_echo = false;       // the text of a completion begins with its prompt
+  bool has_token_ids = false;  // of prompt and answer, beside the text
   bool is_stream = false;
   bool has_usage = false;  // in a last event of the stream
 };

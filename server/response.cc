@@ -21,6 +21,7 @@ Json finish_json(const Choice& choice) {
 
 Json usage_json(const Usage& usage) {
   return {{"prompt_tokens", usage.num_prompt_tokens},
+          {"prompt_tokens_details", {{"cached_tokens", usage.num_cached_tokens}}},
           {"completion_tokens", usage.num_answer_tokens},
           {"total_tokens", usage.num_prompt_tokens + usage.num_answer_tokens}};
 }
@@ -59,11 +60,20 @@ Json message_json(const Choice& choice) {
 
 std::string event(const Json& json) { return "data: " + dump(json) + "\n\n"; }
 
-std::string choices_event(const AnswerHead& head, Json choice) {
+// vLLM's place for them: those of a prompt are in the choice of a completion, and beside the
+// choices of a chat.
+void add_token_ids(const AnswerHead& head, const Choice& choice, Json& json) {
+  if (!head.has_token_ids) return;
+  json["token_ids"] = choice.tokens;
+  if (head.form == Form::completion && !choice.prompt_tokens.empty())
+    json["prompt_token_ids"] = choice.prompt_tokens;
+}
+
+Json choices_json(const AnswerHead& head, Json choice) {
   Json json = object_json(head, true);
   json["choices"] = Json::array({std::move(choice)});
   if (head.has_usage) json["usage"] = nullptr;
-  return event(json);
+  return json;
 }
 
 Json token_json(const Model& model, std::int32_t token, float logprob) {
@@ -138,17 +148,22 @@ std::string answer_json(const AnswerHead& head, const std::vector<Choice>& choic
       one["message"] = message_json(choice);
     else
       one["text"] = choice.text;
+    add_token_ids(head, choice, one);
     json["choices"].push_back(std::move(one));
   }
+  if (head.form == Form::chat && head.has_token_ids)
+    json["prompt_token_ids"] = choices.front().prompt_tokens;
   json["usage"] = usage_json(usage);
   return dump(json);
 }
 
-std::string role_event(const AnswerHead& head, std::int64_t choice) {
-  return choices_event(head, {{"index", choice},
-                              {"delta", {{"role", "assistant"}, {"content", ""}}},
-                              {"logprobs", nullptr},
-                              {"finish_reason", nullptr}});
+std::string role_event(const AnswerHead& head, const Choice& choice) {
+  Json json = choices_json(head, {{"index", choice.idx},
+                                  {"delta", {{"role", "assistant"}, {"content", ""}}},
+                                  {"logprobs", nullptr},
+                                  {"finish_reason", nullptr}});
+  if (head.has_token_ids) json["prompt_token_ids"] = choice.prompt_tokens;
+  return event(json);
 }
 
 std::string choice_event(const AnswerHead& head, const Choice& choice) {
@@ -161,7 +176,8 @@ std::string choice_event(const AnswerHead& head, const Choice& choice) {
     if (!choice.text.empty()) json["delta"]["content"] = choice.text;
     if (!choice.calls.empty()) json["delta"]["tool_calls"] = calls_json(choice.calls, true);
   }
-  return choices_event(head, std::move(json));
+  add_token_ids(head, choice, json);
+  return event(choices_json(head, std::move(json)));
 }
 
 std::string usage_event(const AnswerHead& head, const Usage& usage) {

@@ -13,10 +13,11 @@ struct AnswerHead {
   std::string model;       // the served name
   std::int64_t created;    // Unix time, s
   bool has_usage = false;  // in the stream
+  bool has_token_ids = false;
 };
 
 struct Usage {
-  std::int64_t num_prompt_tokens = 0, num_answer_tokens = 0;
+  std::int64_t num_prompt_tokens = 0, num_cached_tokens = 0, num_answer_tokens = 0;
 };
 
 // A sample of a prompt.
@@ -25,8 +26,9 @@ struct Choice {
   std::string text = {};
   std::vector<ToolCallDelta> calls = {};  // of a whole answer: one for each call
   bool has_calls = false;                 // here or before
-  std::int64_t num_bytes = 0;             // of the text before it, for text_offset
-  Json logprobs = {};                     // null: none
+  std::vector<std::int32_t> prompt_tokens = {}, tokens = {};  // with has_token_ids
+  std::int64_t num_bytes = 0;  // of the text before it, for text_offset
+  Json logprobs = {};          // null: none
   headrace_request_finish finish = HEADRACE_REQUEST_RUNNING;
 };
 
@@ -38,7 +40,7 @@ void append_logprobs(Json& logprobs, const Json& later);
 std::string answer_json(const AnswerHead& head, const std::vector<Choice>& choices,
                         const Usage& usage);
 // Events of a stream: "data: {...}\n\n".
-std::string role_event(const AnswerHead& head, std::int64_t choice);  // a chat's first
+std::string role_event(const AnswerHead& head, const Choice& choice);  // a chat's first
 std::string choice_event(const AnswerHead& head, const Choice& choice);
 std::string usage_event(const AnswerHead& head, const Usage& usage);
 std::string error_event(const ApiError& error);

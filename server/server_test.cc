@@ -225,7 +225,7 @@ TEST_F(Serve, RefusesWhatItCannotAnswer) {
       {"penalty", completion(", \"presence_penalty\": 3"), 400},
       {"logit_bias", completion(", \"logit_bias\": {\"x\": 1}"), 400},
       {"bias of no token", completion(", \"logit_bias\": {\"999999999\": 1}"), 400},
-      {"echo", completion(", \"echo\": true"), 400},
+      {"echo", completion(", \"echo\": true, \"logprobs\": 1"), 400},
       {"json_schema", completion(", \"response_format\": {\"type\": \"json_schema\"}"), 400},
       {"unknown keyword", completion(R"(, "response_format": {"type": "json_schema",
                      "json_schema": {"schema": {"dependentRequired": {}}}})"),

@@ -268,7 +268,7 @@ std::int64_t Service::complete(Form form, const HttpRequest& request,
   const std::int64_t id = ++last_job_;
   const std::size_t num_choices = prompts.size() * static_cast<std::size_t>(parsed.request.n);
   Job job{.head = {form, id_text(form == Form::chat ? "chatcmpl-" : "cmpl-", random_()),
-                   options_.model_name, std::time(nullptr), parsed.has_usage},
+                   options_.model_name, std::time(nullptr), parsed.has_usage, parsed.has_token_ids},
           .exchange = exchange,
           .headers = cors_headers(request),
           .is_stream = parsed.is_stream,
@@ -282,17 +282,34 @@ std::int64_t Service::complete(Form form, const HttpRequest& request,
           .num_open = static_cast<std::int64_t>(num_choices),
           .usage = {},
           .error = {}};
-  for (std::size_t i = 0; i < num_choices; ++i) job.choices[i].idx = static_cast<std::int64_t>(i);
+  begin_choices(job, parsed, prompts);
   if (parsed.tool_use != ToolUse::none)
     job.readers.assign(num_choices, ToolCallReader(parsed.tool_use == ToolUse::forced));
   add_prompts(job, id, std::move(parsed.request), std::move(prompts));
   if (job.is_stream) {
     exchange->begin_stream(job.headers);
-    for (std::size_t i = 0; form == Form::chat && i < num_choices; ++i)
-      exchange->write(role_event(job.head, static_cast<std::int64_t>(i)));
+    for (const Choice& choice : job.choices) {
+      if (form == Form::chat)
+        exchange->write(role_event(job.head, choice));
+      else if (!choice.text.empty() || !choice.prompt_tokens.empty())
+        exchange->write(choice_event(job.head, choice));
+    }
   }
   jobs_.emplace(id, std::move(job));
   return id;
+}
+
+void Service::begin_choices(Job& job, const CompletionRequest& parsed,
+                            const std::vector<std::vector<std::int32_t>>& prompts) {
+  for (std::size_t i = 0; i < job.choices.size(); ++i) {
+    Choice& choice = job.choices[i];
+    choice.idx = static_cast<std::int64_t>(i);
+    const std::size_t prompt = i / static_cast<std::size_t>(job.num_samples);
+    if (parsed.has_token_ids) choice.prompt_tokens = prompts[prompt];
+    if (!parsed.has_echo) continue;
+    const auto* text = std::get_if<std::string>(&parsed.prompts[prompt]);
+    choice.text = text != nullptr ? *text : model_.detokenize(prompts[prompt]);
+  }
 }
 
 // Applications send the same few schemas again and again.
@@ -374,6 +391,8 @@ void Service::take(Output output, Clock::time_point now) {
   const std::size_t idx =
       prompt * static_cast<std::size_t>(job.num_samples) + static_cast<std::size_t>(output.sample);
   Choice& choice = job.choices[idx];
+  const bool is_first = job.latest[idx] == Clock::time_point() && !output.tokens.empty();
+  if (is_first && output.sample == 0) job.usage.num_cached_tokens += output.num_cached_tokens;
   measure(job, idx, output, now);
   job.usage.num_answer_tokens += std::ssize(output.tokens);
   if (!output.error.empty()) job.error = output.error;
@@ -385,11 +404,12 @@ void Service::take(Output output, Clock::time_point now) {
   const bool has_ended = output.finish != HEADRACE_REQUEST_RUNNING;
   if (job.is_stream) {
     // Bytes of an unfinished character make no event, nor does what may begin a call.
-    const bool is_empty =
-        part.text.empty() && part.calls.empty() && part.logprobs.is_null() && !has_ended;
+    const bool is_empty = part.text.empty() && part.calls.empty() && part.logprobs.is_null() &&
+                          part.tokens.empty() && !has_ended;
     if (job.exchange && !is_empty) job.exchange->write(choice_event(job.head, part));
   } else if (job.exchange) {
     choice.text += part.text;
+    choice.tokens.insert(choice.tokens.end(), part.tokens.begin(), part.tokens.end());
     for (ToolCallDelta& call : part.calls) {
       if (!call.name.empty())
         choice.calls.push_back(std::move(call));
@@ -406,6 +426,7 @@ Choice Service::part_of(Job& job, std::size_t choice, Output& output) {
   Choice part{.idx = job.choices[choice].idx, .finish = output.finish};
   if (job.has_logprobs && !output.tokens.empty())
     part.logprobs = logprobs_json(job.head.form, model_, output, job.choices[choice].num_bytes);
+  if (job.head.has_token_ids) part.tokens = output.tokens;
   if (job.readers.empty()) {
     part.text = std::move(output.text);
     return part;

@@ -83,6 +83,9 @@ class Service {
   std::vector<std::vector<std::int32_t>> prompts_of(const CompletionRequest& request) const;
   void check_capacity(std::int64_t num_prompts);
   Grammar compiled(const GrammarText& text);
+  // What comes before the first token of each choice.
+  void begin_choices(Job& job, const CompletionRequest& parsed,
+                     const std::vector<std::vector<std::int32_t>>& prompts);
   void add_prompts(Job& job, std::int64_t id, Request request,
                    std::vector<std::vector<std::int32_t>> prompts);
   void take(Output output, Clock::time_point now);

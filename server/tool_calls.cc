@@ -86,9 +86,10 @@ bool ToolCallReader::read_text(Parts& parts, bool is_last) {
     state_ = State::header;
     return true;
   }
-  // Blanks behind the last call are no text.
-  const bool is_rest = is_last && !(has_calls() && stripped(pending_).empty());
-  const std::size_t known = is_rest ? pending_.size() : undecided_at(pending_);
+  // Blanks at the end of an answer with calls are no text.
+  const std::size_t known = !is_last      ? undecided_at(pending_)
+                            : has_calls() ? stripped(pending_).size()
+                                          : pending_.size();
   parts.content += pending_.substr(0, known);
   pending_.erase(0, known);
   return false;

@@ -48,7 +48,7 @@ TEST(ToolCalls, CallsAndTextAreSeparated) {
   expect(call(f), {"", {{"f", arguments}}});
   expect("I call.\n\n" + call(f) + "\n" + call(R"({"name":"g_1","arguments":{}})") + "\n",
          {"I call.", {{"f", arguments}, {"g_1", "{}"}}});
-  expect(call(f) + " Done.", {" Done.", {{"f", arguments}}});
+  expect(call(f) + " Done. ", {" Done.", {{"f", arguments}}});
   expect(f, {"", {{"f", arguments}}}, true);
 }
 

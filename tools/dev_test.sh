@@ -136,6 +136,7 @@ test_server() {
   step "openapi.yaml" "$venv/bin/python" tests/server/check_openapi.py "$program" "$model"
   step "the openai package" "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/server \
     --program "$program" --model "$model"
+  step "malformed requests" "$venv/bin/python" tests/server/fuzz_socket.py "$program" "$model" 20000
   step schemathesis "$venv/bin/python" tests/server/schemathesis_run.py "$program" "$model" "$@"
 }
 

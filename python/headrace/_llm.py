@@ -237,7 +237,7 @@ class LLM:
 
         Args:
             messages: {"role": "system" | "user" | "assistant", "content": text} each. Special tokens inside are text.
-                With a template that has tools (qwen2.5): a first message "tools" with a JSON object per line; "tool_call"
+                With a template that has tools (qwen2.5): a first message "tools", a JSON object per line; "tool_call"
                 after "assistant", a JSON object with name and arguments; "tool", a result.
             template: name of a chat template; None: the model's own.
             add_generation_prompt: end with the beginning of the assistant's turn.

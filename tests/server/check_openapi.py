@@ -40,18 +40,18 @@ VALID = {
 EXAMPLES = {
     "createChatCompletion": [
         VALID[CHAT],
-        VALID[CHAT] | {"logprobs": True, "top_logprobs": 2, "n": 2, "stop": "q"},
+        VALID[CHAT] | {"logprobs": True, "top_logprobs": 2, "n": 2, "stop": "q", "return_token_ids": True},
         VALID[CHAT] | {"structured_outputs": {"regex": "a"}},
-        VALID[CHAT] | {"stream": True},
+        VALID[CHAT] | {"stream": True, "return_token_ids": True},
         VALID[CHAT] | {"tools": [TOOL], "tool_choice": "required", "max_tokens": 100},
         VALID[CHAT] | {"tools": [TOOL], "tool_choice": "required", "max_tokens": 100, "stream": True},
         VALID[CHAT] | {"stream": True, "logprobs": True, "top_logprobs": 1, "stream_options": {"include_usage": True}},
     ],
     "createCompletion": [
-        VALID[TEXT],
+        VALID[TEXT] | {"echo": True, "return_token_ids": True},
         VALID[TEXT] | {"prompt": ["ab", [65]], "logprobs": 2},
         VALID[TEXT] | {"structured_outputs": {"regex": "a"}},
-        VALID[TEXT] | {"stream": True},
+        VALID[TEXT] | {"stream": True, "return_token_ids": True},
         VALID[TEXT] | {"stream": True, "logprobs": 1, "stream_options": {"include_usage": True}},
     ],
     "tokenize": [VALID["/tokenize"]],

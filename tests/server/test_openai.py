@@ -1,4 +1,4 @@
-"""The openai package as a client of headrace serve. The model has random weights: texts are compared with each other."""
+"""The openai package as a client of headrace serve. The weights are random: texts are compared with each other."""
 
 import asyncio
 import json
@@ -56,8 +56,7 @@ def test_chat(client):
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 8
     same = chat(client, **EXACT, messages=[{"role": "user", "content": [{"type": "text", "text": "a"}]}])
     assert same.choices[0].message.content == choice.message.content
-    turns = [{"role": "developer", "content": "x"}, {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
-             {"role": "user", "content": "c"}]
+    turns = [{"role": role, "content": role} for role in ["developer", "user", "assistant", "user"]]
     assert chat(client, messages=turns, max_tokens=None, max_completion_tokens=3).usage.completion_tokens <= 3
 
 
@@ -100,6 +99,41 @@ def test_async_requests_run_together(server):
 
     whole, streams = asyncio.run(run())
     assert set(streams) == {whole}
+
+
+def test_echo_begins_with_the_prompt(client):
+    plain = complete(client, **EXACT).choices[0].text
+    tokens = client.post("/../tokenize", body={"prompt": "ab"}, cast_to=dict)["tokens"]
+    for prompt in ["ab", tokens]:
+        assert complete(client, prompt=prompt, echo=True, **EXACT).choices[0].text == "ab" + plain
+    chunks = complete(client, echo=True, stream=True, **EXACT)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "ab" + plain
+    with pytest.raises(openai.BadRequestError):
+        complete(client, echo=True, logprobs=1)
+
+
+def test_token_ids_are_those_of_prompt_and_answer(client):
+    ids = {"extra_body": {"return_token_ids": True, "ignore_eos": True}, "temperature": 0}
+    tokens = client.post("/../tokenize", body={"prompt": "ab"}, cast_to=dict)["tokens"]
+    choice = complete(client, **ids).choices[0]
+    assert choice.prompt_token_ids == tokens and len(choice.token_ids) == 8
+    streamed = list(complete(client, stream=True, **ids))
+    assert streamed[0].choices[0].prompt_token_ids == tokens
+    assert sum((chunk.choices[0].token_ids for chunk in streamed), []) == choice.token_ids
+    # The answer goes on after the tokens of its prompt.
+    chat_answer = chat(client, **ids)
+    again = complete(client, prompt=chat_answer.prompt_token_ids, **ids)
+    assert again.choices[0].token_ids == chat_answer.choices[0].token_ids
+    first = next(iter(chat(client, stream=True, **ids)))
+    assert first.prompt_token_ids == chat_answer.prompt_token_ids
+
+
+def test_usage_counts_cached_tokens(start, long_model):
+    with start(model=long_model) as server:
+        ask = {"prompt": "ab" * 400, "max_tokens": 1}
+        usages = [client_of(server).completions.create(**TEXT | ask).usage for _ in range(2)]
+    first, second = [usage.prompt_tokens_details.cached_tokens for usage in usages]
+    assert first == 0 and 0 < second < usages[1].prompt_tokens
 
 
 def test_a_seed_gives_the_same_answer_again(client):

@@ -57,7 +57,8 @@ def test_an_answer_that_is_cut_off_is_an_error(client):
 
 
 def test_json_object(client):
-    answer = client.chat.completions.create(**MORE | {"max_tokens": 400, "n": 4}, response_format={"type": "json_object"})
+    options = MORE | {"max_tokens": 400, "n": 4, "response_format": {"type": "json_object"}}
+    answer = client.chat.completions.create(**options)
     whole = [choice for choice in answer.choices if choice.finish_reason == "stop"]
     for choice in whole:
         assert isinstance(json.loads(choice.message.content), dict)
