@@ -1,38 +1,28 @@
 // headrace bench attention: time, throughput and memory traffic of attention calls, forward or
 // backward, next to the machine's peaks, measured in the same run.
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
-#include <optional>
 
-#include "attention_data.h"
 #include "attention_shape.h"
+#include "attention_timing.h"
 #include "command.h"
-#include "gpu.h"
 #include "headrace/headrace.hpp"
 #include "machine.h"
 #include "options.h"
 #include "probes/probes.h"
 #include "progress.h"
 #include "schedule_text.h"
-#include "times.h"
 
 namespace headrace::cli {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 struct BenchOptions {
   ShapeOptions shape;
   bool is_grid = true;  // no sizes on the command line
-  Layout layout = Layout::bshd;
   int num_threads = 0;  // 0: all that the library finds
   std::string device = "cpu";
-  int reps = 5;
-  double min_time = 0.2;
-  bool is_cold = false;
+  TimingOptions timing;
   bool skips_ceilings = false;
   Format format = Format::text;
   std::string command_line;
@@ -86,92 +76,6 @@ void raise_ceilings(int num_threads, Ceilings& ceilings) {
   ceilings.f32 = better(ceilings.f32, probes::measure_f32_fma(num_threads));
   ceilings.bf16 = better(ceilings.bf16, probes::measure_bf16_dot(num_threads));
   ceilings.gbytes = std::max(ceilings.gbytes, probes::measure_read_bandwidth(num_threads));
-}
-
-// The device that runs the calls, with the cache evictor of --cold.
-struct Machine {
-  DeviceInfo device;
-  std::optional<Gpu> gpu;
-  std::unique_ptr<probes::StreamBuffer> evictor;
-};
-
-Machine machine_of(const BenchOptions& options) {
-  Machine machine{.device = device_from_text(options.device.c_str()), .gpu = {}, .evictor = {}};
-  DeviceInfo& device = machine.device;
-  if (device.device_type == HEADRACE_CUDA) {
-    machine.gpu.emplace(device.device_id);
-    return machine;
-  }
-  if (options.num_threads > 0) device.num_units = options.num_threads;
-  if (!options.is_cold) return machine;
-  const std::size_t bytes = 2 * probes::last_level_cache_bytes();
-  machine.evictor = std::make_unique<probes::StreamBuffer>(
-      device.num_units, bytes / static_cast<std::size_t>(device.num_units));
-  return machine;
-}
-
-// Unsets HEADRACE_KERNEL for its lifetime.
-class AnyKernel {
- public:
-  AnyKernel() {
-    if (const char* value = std::getenv(kVariable)) forced_ = value;
-    unsetenv(kVariable);
-  }
-  AnyKernel(const AnyKernel&) = delete;
-  AnyKernel& operator=(const AnyKernel&) = delete;
-  ~AnyKernel() {
-    if (!forced_.empty()) setenv(kVariable, forced_.c_str(), 1);
-  }
-
- private:
-  static constexpr const char* kVariable = "HEADRACE_KERNEL";
-  std::string forced_;
-};
-
-// Computes the out and lse that a backward reads.
-void run_forward(AttentionData& data, Machine& machine) {
-  const AnyKernel any;  // HEADRACE_KERNEL names the backward kernel
-  const Plan plan = plan_attention(Problem(data.tensors(), data.options()), machine.device);
-  const Workspace workspace = data.workspace(plan.workspace_bytes());
-  const auto run = [&](void* stream) { plan.run(data.tensors(), workspace, {}, stream); };
-  if (machine.gpu)
-    machine.gpu->time(run, false);
-  else
-    run(nullptr);
-}
-
-struct TimedCalls {
-  Times times;
-  double read_gbytes;  // --cold: median of the evicting reads, one before each call; else 0
-};
-
-// Times at least `reps` calls, for at least `min_time` seconds (evictions included).
-TimedCalls time_calls(const Plan& plan, AttentionData& data, const BenchOptions& options,
-                      Machine& machine) {
-  constexpr std::size_t kMostCalls = 100000;
-  const Workspace workspace = data.workspace(plan.workspace_bytes());
-  const auto run = [&](void* stream) {
-    if (options.shape.is_backward)
-      plan.run_backward(data.tensors(), data.gradients(), workspace, {}, stream);
-    else
-      plan.run(data.tensors(), workspace, {}, stream);
-  };
-  std::vector<double> reads;  // GB/s
-  const auto call = [&] {
-    if (machine.gpu) return machine.gpu->time(run, options.is_cold);
-    if (machine.evictor) reads.push_back(machine.evictor->read());
-    const auto begin = Clock::now();
-    run(nullptr);
-    return std::chrono::duration<double>(Clock::now() - begin).count();
-  };
-  call();  // touches workspace and outputs, starts the threads
-  std::vector<double> seconds;
-  const auto begin = Clock::now();
-  const auto elapsed = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
-  while (seconds.size() < kMostCalls &&
-         (seconds.size() < static_cast<std::size_t>(options.reps) || elapsed() < options.min_time))
-    seconds.push_back(call());
-  return {times_of(std::move(seconds)), reads.empty() ? 0 : times_of(std::move(reads)).median};
 }
 
 Table make_table() {
@@ -232,8 +136,8 @@ void add_notes(const BenchOptions& options, const DeviceInfo& device, const Ceil
   report.notes = joined<Note>(
       {run_notes("attention", options.command_line, device),
        {units_note(device),
-        {"caches", std::string(options.is_cold ? "cold: evicted before each call" : "warm")},
-        {"layout", std::string(options.layout == Layout::bhsd ? "bhsd" : "bshd")}}});
+        {"caches", std::string(options.timing.is_cold ? "cold: evicted before each call" : "warm")},
+        {"layout", std::string(options.timing.layout == Layout::bhsd ? "bhsd" : "bshd")}}});
   if (options.skips_ceilings) return;
   if (options.format != Format::json) {
     report.notes.emplace_back("ceilings", ceilings_text(ceilings));
@@ -260,13 +164,7 @@ std::vector<Measured> measure(const std::vector<AttentionShape>& shapes, Machine
     show_line('[' + std::to_string(i + 1) + '/' + std::to_string(shapes.size()) + ']');
     try {
       Plan plan = plan_attention(shapes[i].problem, machine.device);
-      AttentionData data(shapes[i], options.layout);
-      if (machine.gpu) {
-        machine.gpu->release();
-        data.move_to(*machine.gpu, machine.device.device_id);
-      }
-      if (options.shape.is_backward) run_forward(data, machine);
-      const TimedCalls calls = time_calls(plan, data, options, machine);
+      const TimedCalls calls = time_attention(shapes[i], plan, options.timing, machine);
       results.push_back({shapes[i], std::move(plan), calls});
     } catch (const Error& error) {
       if (error.code() != HEADRACE_UNSUPPORTED) throw;
@@ -279,7 +177,7 @@ std::vector<Measured> measure(const std::vector<AttentionShape>& shapes, Machine
 
 int run_bench(const BenchOptions& asked) {
   BenchOptions options = asked;
-  Machine machine = machine_of(options);
+  Machine machine = machine_of(options.device, options.num_threads, options.timing.is_cold);
   const DeviceInfo& device = machine.device;
   options.skips_ceilings = options.skips_ceilings || machine.gpu;  // the probes measure CPUs only
   const auto shapes = shapes_to_run(options);
@@ -309,7 +207,7 @@ void add_bench_attention(CLI::App& bench, Action& action, const std::string& com
   app->add_option_function<std::string>(
          "--layout",
          [options](const std::string& name) {
-           options->layout = name == "bhsd" ? Layout::bhsd : Layout::bshd;
+           options->timing.layout = name == "bhsd" ? Layout::bhsd : Layout::bshd;
          },
          "memory order of batch (b), seqlen (s), heads (h) and dim (d)")
       ->check(CLI::IsMember({"bshd", "bhsd"}))
@@ -322,15 +220,16 @@ void add_bench_attention(CLI::App& bench, Action& action, const std::string& com
       ->transform(whole_number({1, 1024}))
       ->option_text("N")
       ->group(kGroup);
-  app->add_option("--reps", options->reps, "minimum number of calls per row")
+  app->add_option("--reps", options->timing.reps, "minimum number of calls per row")
       ->transform(whole_number({1, 100000}))
       ->option_text("N [5]")
       ->group(kGroup);
-  app->add_option("--min-time", options->min_time, "minimum time per row in seconds")
+  app->add_option("--min-time", options->timing.min_time, "minimum time per row in seconds")
       ->transform(real_number({0, 3600}))
       ->option_text("SECONDS [0.2]")
       ->group(kGroup);
-  app->add_flag("--cold", options->is_cold, "evict the caches before each call, as decoding does")
+  app->add_flag("--cold", options->timing.is_cold,
+                "evict the caches before each call, as decoding does")
       ->group(kGroup);
   app->add_flag("--no-ceilings", options->skips_ceilings, "do not measure the machine's peaks")
       ->group(kGroup);

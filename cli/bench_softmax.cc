@@ -85,11 +85,12 @@ class Data {
       return 0;
     }
     const std::size_t part = (bytes / static_cast<std::size_t>(num_threads) + 63) / 64 * 64;
-    return probes::time_team(num_threads, [&](int index) {
+    const auto copy_part = [&](int index) {
       const std::size_t begin = std::min(bytes, static_cast<std::size_t>(index) * part);
       std::memcpy(static_cast<char*>(data_[2]) + begin, static_cast<char*>(data_[0]) + begin,
                   std::min(part, bytes - begin));
-    });
+    };
+    return probes::time_team(num_threads, copy_part).seconds;
   }
 
  private:

@@ -1,9 +1,13 @@
 #include "files.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -57,6 +61,33 @@ std::string read_text(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) fail_to_open(path, "reading");
   return read_all(file, path);
+}
+
+void write_text(const std::string& path, int flags, const std::string& text) {
+  const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | flags, 0600);
+  if (file < 0) fail_to_open(path, "writing");
+  const ssize_t written = write(file, text.data(), text.size());
+  if (close(file) != 0 || written != static_cast<ssize_t>(text.size()))
+    throw Error(HEADRACE_IO_ERROR, path + ": cannot be written: " + std::strerror(errno));
+}
+
+void replace_file(const std::string& path, const std::string& text) {
+  std::error_code error;
+  std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
+  const std::string draft = path + '.' + std::to_string(getpid());
+  write_text(draft, O_TRUNC, text);
+  if (std::rename(draft.c_str(), path.c_str()) != 0) fail_to_open(path, "writing");
+}
+
+std::string xdg_folder(const char* variable, const char* in_home) {
+  const auto absolute = [](const char* name) {
+    const char* value = std::getenv(name);
+    return value != nullptr && *value == '/' ? std::string(value) : std::string();
+  };
+  const std::string folder = absolute(variable);
+  if (!folder.empty()) return folder;
+  const std::string home = absolute("HOME");
+  return home.empty() ? home : home + in_home;
 }
 
 void require_regular_file(const std::string& path) {

@@ -8,6 +8,15 @@ namespace headrace::cli {
 // The whole content of a file, pipe or device; "-" is standard input.
 std::string read_text(const std::string& path);
 
+// Writes `text` to a file opened with open()'s `flags`, such as O_APPEND; created with mode 0600.
+void write_text(const std::string& path, int flags, const std::string& text);
+// Atomic replacement: a crash or a concurrent reader finds a complete file. Makes the folder.
+void replace_file(const std::string& path, const std::string& text);
+
+// The folder that the variable names, or HOME + `in_home`; variables whose value is no absolute
+// path are ignored. "": neither.
+std::string xdg_folder(const char* variable, const char* in_home);
+
 // Model files need random access, which directories, FIFOs and devices do not offer.
 void require_regular_file(const std::string& path);
 

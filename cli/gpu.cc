@@ -19,6 +19,16 @@ void require(cudaError_t error, const std::string& doing) {
 
 }  // namespace
 
+std::string gpu_versions() {
+  int driver = 0, runtime = 0;
+  require(cudaDriverGetVersion(&driver), "querying the driver's version");
+  require(cudaRuntimeGetVersion(&runtime), "querying the runtime's version");
+  const auto text = [](int version) {
+    return std::to_string(version / 1000) + '.' + std::to_string(version % 1000 / 10);
+  };
+  return "driver " + text(driver) + ", runtime " + text(runtime);
+}
+
 struct Gpu::State {
   cudaStream_t stream = nullptr;
   cudaEvent_t begin = nullptr, end = nullptr;

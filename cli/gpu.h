@@ -4,8 +4,12 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <string>
 
 namespace headrace::cli {
+
+// Versions of the driver and of the runtime, "driver 12.8, runtime 13.0"; "" without CUDA.
+std::string gpu_versions();
 
 class Gpu {
  public:

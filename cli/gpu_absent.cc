@@ -3,6 +3,8 @@
 
 namespace headrace::cli {
 
+std::string gpu_versions() { return {}; }
+
 struct Gpu::State {};
 
 Gpu::Gpu(int) {

@@ -7,9 +7,6 @@
 
 namespace headrace::cli {
 
-namespace {
-
-// UTC: "2025-01-31T12:00:00Z"
 std::string date_text() {
   const std::time_t now = std::time(nullptr);
   std::tm utc{};
@@ -17,8 +14,6 @@ std::string date_text() {
   char text[32];
   return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc)};
 }
-
-}  // namespace
 
 std::string operating_system_text() {
   utsname names{};

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "program.h"
+#include "tests/support/ceilings.h"
 #include "tests/support/fake_server.h"
 #include "tests/support/program.h"
 #include "text_table.h"
@@ -44,6 +45,7 @@ std::string server_url() {
 
 std::vector<Case> cases() {
   const std::string quick = "--no-ceilings --min-time 0 --reps 1 --seqlen 32 ";
+  ceilings_folder();  // roofline measures nothing
   std::vector<Case> all = {
       {"info", ""},
       {"kernels", ""},
@@ -66,6 +68,8 @@ std::vector<Case> cases() {
        "--seqlen 300 --components 4 --keys 16 --heads 2 --kv-heads 1 --head-dim 8 --reps 1"},
       {"bench engine", "-m " + kModel + " -p 20 -n 4 --requests 3 --streams 1,2"},
       {"bench model", "-m " + kModel + " -p 8,16 -n 4 -t 1,2 -r 1 --no-ceilings"},
+      {"roofline", ""},
+      {"roofline", "--call 'attention --seqlen 32,48 --dtype f32,bf16 --causal none,bottom-right'"},
       {"tokenize", "-m " + kModel + " 'Hello, world'"},
       {"perplexity", "-m " + kModel + " -w 64 -f " + kText},
       {"inspect", kModel},

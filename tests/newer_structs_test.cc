@@ -11,6 +11,7 @@
 #include "headrace/kv_cache.hpp"
 #include "headrace/merge_states.h"
 #include "headrace/model.hpp"
+#include "headrace/roofline.h"
 
 namespace {
 
@@ -146,6 +147,13 @@ TEST(NewerStructs, OfSparq) {
   });
   expect_checked<headrace_sparq_append_tensors>(
       "tensors", [](const auto* t) { return headrace_sparq_append(t, nullptr); });
+}
+
+TEST(NewerStructs, OfCeilings) {
+  const DeviceInfo device = cpu_info();
+  headrace_ceilings* ceilings = nullptr;
+  expect_checked<headrace_ceiling_options>(
+      "options", [&](const auto* o) { return headrace_ceilings_measure(&device, o, &ceilings); });
 }
 
 TEST(NewerStructs, OfAnEngine) {

@@ -13,6 +13,7 @@
 #include "headrace/headrace.hpp"
 #include "headrace/kv_cache.hpp"
 #include "headrace/model.h"
+#include "headrace/roofline.h"
 
 namespace {
 
@@ -90,6 +91,7 @@ TEST(StructSizes, OfInitFunctions) {
   HEADRACE_EXPECT_INIT(sparq_options, "options");
   HEADRACE_EXPECT_INIT(sparq_tensors, "tensors");
   HEADRACE_EXPECT_INIT(sparq_append_tensors, "tensors");
+  HEADRACE_EXPECT_INIT(ceiling_options, "options");
 }
 
 // The same for functions that read the size from the struct.
@@ -132,6 +134,19 @@ TEST(StructSizes, OfDevicesAndProblems) {
 TEST(StructSizes, OfModelShapes) {
   expect_reads_the_size<headrace_model_shape>(
       "shape", "shape", [](auto* to) { return headrace_model_shape_find("llama-3.1-8b", to); });
+}
+
+TEST(StructSizes, OfCeilings) {
+  const headrace_device_info device = headrace::cpu_info();
+  headrace_ceiling_options options;
+  headrace_ceiling_options_init(&options);
+  options.num_rounds = 1;
+  options.round_seconds = 0;
+  headrace_ceilings* ceilings = nullptr;
+  ASSERT_EQ(headrace_ceilings_measure(&device, &options, &ceilings), HEADRACE_OK);
+  expect_reads_the_size<headrace_ceiling>(
+      "ceiling", "ceiling", [&](auto* to) { return headrace_ceilings_get(ceilings, 0, to); });
+  headrace_ceilings_destroy(ceilings);
 }
 
 TEST(StructSizes, OfStepCosts) {

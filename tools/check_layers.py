@@ -12,12 +12,12 @@ import checklib
 
 # Lowest first. Folders of src/backends/ are siblings that never see each other.
 LAYERS = [
-    "base", "core", "runtime", "weights", "text", "backends", "attention", "ops", "kv_cache", "executor", "model",
-    "engine", "capi",
+    "base", "core", "runtime", "weights", "text", "backends", "probes", "attention", "ops", "kv_cache", "executor",
+    "model", "engine", "capi",
 ]  # fmt: skip
 # These name no device: no file of them includes backends/, nor a header that does.
 DEVICE_NEUTRAL = ["model", "engine"]
-# What programs may include beside headrace/ and their own folder: bench/probes is a library that measures the machine,
+# What programs may include beside headrace/ and their own folder: probes/ is a library that measures a CPU,
 # server.h is all that cli/ sees of server/.
 PROGRAM_FOLDERS = {"cli": ["probes/", "server.h"], "examples": [], "server": []}
 SOURCES = {".h", ".hpp", ".cc", ".c", ".cpp", ".cu", ".cuh"}

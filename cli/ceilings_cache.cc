@@ -1,0 +1,155 @@
+#include "ceilings_cache.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "call_bound.h"
+#include "files.h"
+#include "gpu.h"
+
+namespace headrace::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Raised when a measurement changes its meaning.
+constexpr int kSchema = 1;
+constexpr std::size_t kMaxBytes = 1 << 20;
+constexpr std::size_t kMaxCeilings = 1000;
+constexpr std::size_t kMaxText = 100;  // characters of a name
+
+// A short printable text.
+bool is_text(const Json& json, const char* name) {
+  if (!json.contains(name) || !json[name].is_string()) return false;
+  const auto& text = json[name].get_ref<const std::string&>();
+  return !text.empty() && text.size() <= kMaxText &&
+         std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; });
+}
+
+bool is_between(const Json& json, const char* name, double least, double most) {
+  if (!json.contains(name) || !json[name].is_number()) return false;
+  const auto value = json[name].get<double>();
+  return std::isfinite(value) && least <= value && value <= most;
+}
+
+bool is_count(const Json& json, const char* name, double least, double most) {
+  return is_between(json, name, least, most) && json[name].is_number_integer();
+}
+
+bool is_ceiling(const Json& json) {
+  constexpr double kMost = 1e18;
+  return json.is_object() && is_count(json, "kind", 0, 2) &&
+         is_count(json, "num_units", 1, 1 << 20) && is_text(json, "resource") &&
+         is_text(json, "operation") && is_between(json, "value", 1e-12, kMost) &&
+         is_between(json, "best", 1e-12, kMost) && is_between(json, "clock_hz", 0, 1e12) &&
+         is_between(json, "watts", 0, 1e6) && is_count(json, "bytes", 0, kMost);
+}
+
+Ceiling ceiling_of(const Json& json) {
+  return {.kind = static_cast<CeilingKind>(json["kind"].get<int>()),
+          .num_units = json["num_units"].get<std::int32_t>(),
+          .resource = json["resource"].get<std::string>(),
+          .operation = json["operation"].get<std::string>(),
+          .value = json["value"].get<double>(),
+          .best = json["best"].get<double>(),
+          .clock_hz = json["clock_hz"].get<double>(),
+          .watts = json["watts"].get<double>(),
+          .bytes = json["bytes"].get<std::int64_t>()};
+}
+
+Json key_json(const CeilingsKey& key) {
+  return {{"device", key.device}, {"num_units", key.num_units}, {"software", key.software}};
+}
+
+// "AMD EPYC 7B13" as a part of a file's name.
+std::string file_part(const std::string& text) {
+  std::string part;
+  for (const char c : text) {
+    const bool is_plain =
+        (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '.';
+    if (is_plain || (!part.empty() && part.back() != '-')) part += is_plain ? c : '-';
+  }
+  while (part.ends_with('-')) part.pop_back();
+  return part;
+}
+
+}  // namespace
+
+CeilingsKey ceilings_key(const DeviceInfo& device) {
+  CeilingsKey key{.device = device.name,
+                  .num_units = device.num_units,
+                  .software = std::string("headrace ") + version()};
+  if (device.device_type == HEADRACE_CUDA) key.software += ", " + gpu_versions();
+  return key;
+}
+
+std::string ceilings_path(const CeilingsKey& key) {
+  const std::string folder = xdg_folder("XDG_CACHE_HOME", "/.cache");
+  if (folder.empty()) return folder;
+  return folder + "/headrace/ceilings-" + file_part(key.device) + '-' +
+         std::to_string(key.num_units) + '-' + file_part(key.software) + ".json";
+}
+
+std::string ceilings_text(const CeilingsKey& key, const MeasuredCeilings& measured) {
+  Json json = {{"schema", kSchema}, {"key", key_json(key)}, {"date", measured.date}};
+  for (const Ceiling& c : measured.ceilings)
+    json["ceilings"].push_back({{"kind", static_cast<int>(c.kind)},
+                                {"num_units", c.num_units},
+                                {"resource", c.resource},
+                                {"operation", c.operation},
+                                {"value", c.value},
+                                {"best", c.best},
+                                {"clock_hz", c.clock_hz},
+                                {"watts", c.watts},
+                                {"bytes", c.bytes}});
+  return json.dump(1) + '\n';
+}
+
+std::optional<MeasuredCeilings> parse_ceilings(const std::string& text, const CeilingsKey& key,
+                                               std::string& reason) {
+  const auto refuse = [&](const char* why) {
+    reason = why;
+    return std::nullopt;
+  };
+  if (text.size() > kMaxBytes) return refuse("it is larger than 1 MiB");
+  const Json json = Json::parse(text, nullptr, false);
+  if (json.is_discarded() || !json.is_object()) return refuse("it is no JSON object");
+  if (!json.contains("schema") || json["schema"] != kSchema)
+    return refuse("another version of Headrace wrote it");
+  if (!json.contains("key") || json["key"] != key_json(key))
+    return refuse("it is that of another device, driver or version");
+  if (!is_text(json, "date")) return refuse("its date is damaged");
+  if (!json.contains("ceilings") || !json["ceilings"].is_array() || json["ceilings"].empty() ||
+      json["ceilings"].size() > kMaxCeilings)
+    return refuse("its list of ceilings is damaged");
+  MeasuredCeilings measured{.date = json["date"].get<std::string>(), .ceilings = {}};
+  for (const Json& one : json["ceilings"]) {
+    if (!is_ceiling(one)) return refuse("one of its ceilings is damaged");
+    measured.ceilings.push_back(ceiling_of(one));
+  }
+  if (memory_roofs(measured.ceilings).empty() || compute_roofs(measured.ceilings).empty())
+    return refuse("its list of ceilings has no memory or no peak");
+  return measured;
+}
+
+std::optional<MeasuredCeilings> read_ceilings(const std::string& path, const CeilingsKey& key,
+                                              std::string& reason) {
+  reason.clear();
+  struct stat facts {};
+  if (stat(path.c_str(), &facts) != 0) return std::nullopt;
+  std::ifstream file(path, std::ios::binary);
+  if (!S_ISREG(facts.st_mode) || !file) {
+    reason = "it cannot be read";
+    return std::nullopt;
+  }
+  std::string text(kMaxBytes + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<std::size_t>(file.gcount()));
+  return parse_ceilings(text, key, reason);
+}
+
+}  // namespace headrace::cli
