@@ -78,8 +78,7 @@ typedef struct headrace_model_options {
   int32_t device_id;             /**< number of the CUDA device; 0 on the CPU */
 } headrace_model_options;
 
-/** headrace_model_options_init() for bindings that cannot use this header: struct_size is the
- * sizeof of their declaration. */
+/** For bindings that cannot use this header: struct_size is the sizeof of their declaration. */
 HEADRACE_API headrace_status headrace_model_options_init_sized(headrace_model_options* options,
                                                                size_t struct_size);
 /** Sets the defaults and struct_size. */
@@ -281,13 +280,11 @@ typedef struct headrace_session_options {
   int64_t page_size;    /**< tokens per page of the KV cache; default 16; changes no bit */
   int64_t num_pages; /**< of the KV cache; 0: those of max_tokens; several completions need more */
   int32_t k_dtype;   /**< headrace_dtype of stored keys; -1 (default): cache_dtype; I8, F8E4M3 or
-                        I4X2: quantised, but for the newest up to 16 tokens. page_size is then a
-                        multiple of 16 */
+                        I4X2: quantised but for the newest 16, pages of a multiple of 16 tokens */
   int32_t v_dtype;   /**< the same of stored values */
 } headrace_session_options;
 
-/** headrace_session_options_init() for bindings that cannot use this header: struct_size is the
- * sizeof of their declaration. */
+/** For bindings that cannot use this header: struct_size is the sizeof of their declaration. */
 HEADRACE_API headrace_status headrace_session_options_init_sized(headrace_session_options* options,
                                                                  size_t struct_size);
 /** Sets the defaults and struct_size. */
@@ -351,8 +348,7 @@ typedef struct headrace_sampling_options {
   int32_t reserved;                      /**< 0 */
 } headrace_sampling_options;
 
-/** headrace_sampling_options_init() for bindings that cannot use this header: struct_size is the
- * sizeof of their declaration. */
+/** For bindings that cannot use this header: struct_size is the sizeof of their declaration. */
 HEADRACE_API headrace_status
 headrace_sampling_options_init_sized(headrace_sampling_options* options, size_t struct_size);
 /** Sets the defaults and struct_size. */
@@ -405,8 +401,7 @@ typedef struct headrace_generation_options {
   const headrace_grammar* grammar;           /**< what the text matches; NULL: any text */
 } headrace_generation_options;
 
-/** headrace_generation_options_init() for bindings that cannot use this header: struct_size is the
- * sizeof of their declaration. */
+/** For bindings that cannot use this header: struct_size is the sizeof of their declaration. */
 HEADRACE_API headrace_status
 headrace_generation_options_init_sized(headrace_generation_options* options, size_t struct_size);
 /** Sets the defaults and struct_size. */
@@ -482,8 +477,7 @@ typedef struct headrace_beam_options {
   int32_t reserved;       /**< 0 */
 } headrace_beam_options;
 
-/** headrace_beam_options_init() for bindings that cannot use this header: struct_size is the sizeof
- * of their declaration. */
+/** For bindings that cannot use this header: struct_size is the sizeof of their declaration. */
 HEADRACE_API headrace_status headrace_beam_options_init_sized(headrace_beam_options* options,
                                                               size_t struct_size);
 /** Sets the defaults and struct_size. */

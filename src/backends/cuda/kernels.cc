@@ -12,10 +12,16 @@
 namespace headrace::cuda {
 
 std::span<const Kernel> forward_kernels() {
+  // One kernel a line.
+  // clang-format off
   static const Kernel kernels[] = {
-      sm90::decode::kDecodeKernel, sm90::fwd::kForwardKernel,   sm80::codes::kCodesKernel,
-      sm80::fwd::kForwardKernel,   simple::fwd::kForwardKernel,
+      sm90::decode::kDecodeKernel,
+      sm90::fwd::kForwardKernel,
+      sm80::codes::kCodesKernel,
+      sm80::fwd::kForwardKernel,
+      simple::fwd::kForwardKernel,
   };
+  // clang-format on
   return kernels;
 }
 

@@ -8,6 +8,10 @@
 
 namespace headrace::cpu::flash {
 
+// Vectors of floats. Scalar code for codes would be a tenth of the library, for CPUs without AVX2.
+template <class Isa>
+inline constexpr bool kTakesCodes = Isa::kPair == 1 && Isa::Vec::kWidth > 1;
+
 // s[span] *= scales[span]. Columns outside may hold anything, NaN included.
 template <class Isa>
 inline void scale_columns(float* s, const float* scales, Span span) {
@@ -97,9 +101,15 @@ struct CodeTile {
     if (form == KeyForm::stored && side.dtype == DType::i4x2) {
       const Int8* pairs[kMaxTileKeys];
       find_stored(side.stored, first_key, num_keys, pairs);
+      // As rows in pages: the products have one form for 8-bit codes.
       auto* codes = reinterpret_cast<Int8*>(memory);
-      for (int i = 0; i < num_keys; ++i) unpack_codes<Isa>(pairs[i], side.dim, codes + i * stride);
-      return body(StridedRows<Int8>{codes, stride});
+      const Int8* addresses[kMaxTileKeys];
+      for (int i = 0; i < num_keys; ++i) {
+        addresses[i] = codes + i * stride;
+        unpack_codes<Isa>(pairs[i], side.dim, codes + i * stride);
+      }
+      for (int64_t i = num_keys; i < kMaxTileKeys; ++i) addresses[i] = codes;
+      return body(PagedRows<Int8>{addresses, 0});
     }
     const E* addresses[kMaxTileKeys];
     if (form == KeyForm::recent)
@@ -126,7 +136,7 @@ struct CodeTile {
   }
 
   // Panels of K and V for many rows.
-  void pack(float* memory, float* k, float* v) const {
+  [[gnu::noinline]] void pack(float* memory, float* k, float* v) const {
     with_rows<false>(k_side(), memory, [&](auto rows) {
       pack_keys<Isa>(rows, num_keys, p.head_dim, k, scratch.k_panel);
     });
@@ -151,7 +161,8 @@ struct DirectCodes {
         next_keys(codes.fetch(codes.k_side(), codes.first_key + kDirectKeys, key_rows)) {}
 
   // s[num_rows][kDirectKeys]
-  void scores(const typename Isa::Unit* q, int64_t num_rows, Span block, float* s) {
+  [[gnu::noinline]] void scores(const typename Isa::Unit* q, int64_t num_rows, Span block,
+                                float* s) {
     tile.template with_rows<true>(tile.k_side(), memory, [&](auto rows) {
       const Operands<decltype(rows)> keys{rows.from(block.begin), block.end - block.begin,
                                           tile.p.head_dim};
@@ -159,7 +170,8 @@ struct DirectCodes {
     });
   }
   // o[num_rows][o_stride] = o * row_scale + P V
-  void output(const float* p, int64_t num_rows, Span block, float* o, const float* row_scale) {
+  [[gnu::noinline]] void output(const float* p, int64_t num_rows, Span block, float* o,
+                                const float* row_scale) {
     tile.template with_rows<true>(tile.v_side(), memory, [&](auto rows) {
       const Operands<decltype(rows)> values{rows, block.end, tile.p.head_dim_v};
       direct_output<typename Isa::FloatIsa>(p, num_rows, values, next_keys, block.begin, o,

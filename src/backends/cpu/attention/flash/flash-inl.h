@@ -315,7 +315,7 @@ class Task {
       const CodeTile<Isa, E> tile = code_tile();
       k_scales_ = tile.find_scales(args_.k_scale, k_scales);
       v_scales_ = tile.find_scales(args_.v_scale, v_scales);
-      if constexpr (Isa::kPair == 1) tile.pack(scratch_ + x_.codes, k(), v());
+      if constexpr (kTakesCodes<Isa>) tile.pack(scratch_ + x_.codes, k(), v());
     } else if (has_pages(p_)) {
       const E* addresses[kMaxTileKeys];
       pack_tile([&](const Operand& x) { return paged_rows(x, first_key_, num_keys_, addresses); });
@@ -403,7 +403,7 @@ class Task {
   // The same of codes, of one head.
   template <int kShift>
   void direct_code_tile(Heads heads) {
-    if constexpr (Isa::kPair == 1) {
+    if constexpr (kTakesCodes<Isa>) {
       select(heads.begin);
       find_spans();
       const Span block = block_span()[0];

@@ -28,6 +28,8 @@ std::string refuses(const Target& target, const Problem& p, const DeviceInfo& de
     return format_text("is not compiled for {} in this build", dtype_name(dtype_of(p)));
   if (has_codes(p) && target.instance.shape.pair != 1)
     return "multiplies pairs of bf16, and codes are converted to f32";
+  if (has_codes(p) && target.instance.shape.width == 1)
+    return "takes no quantised k and v: they need vectors of floats";
   if (p.has_probs) return "never materializes the probabilities; only cpu_reference writes probs";
   return {};
 }
