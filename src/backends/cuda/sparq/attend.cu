@@ -32,7 +32,7 @@ __device__ inline std::int64_t head_row(const SparqArgs& a, const Unit& unit, st
 }
 
 // The logarithm of the sum of exponentials of all chunks of a head; a warp per head.
-__device__ void merge_partials(const Params& p, const Unit& unit, HeadResult* results) {
+__device__ inline void merge_partials(const Params& p, const Unit& unit, HeadResult* results) {
   const int warp = static_cast<int>(threadIdx.x) / kWarp,
             lane = static_cast<int>(threadIdx.x) % kWarp;
   const std::int64_t num_chunks = (unit.seqlen_k + kChunkKeys - 1) / kChunkKeys;
@@ -55,8 +55,8 @@ __device__ __forceinline__ float share_of(float score, float lse) {
   return score == -HUGE_VALF ? 0.0f : expf(score - lse);
 }
 
-__device__ void sum_over_group(const Params& p, const Unit& unit, const HeadResult* results,
-                               float* sums) {
+__device__ inline void sum_over_group(const Params& p, const Unit& unit, const HeadResult* results,
+                                      float* sums) {
   const std::int64_t num_heads = group_size(p.args);
   const float* scores = p.memory.scores + head_row(p.args, unit, 0) * p.memory.key_stride;
   for (std::int64_t j = std::int64_t{threadIdx.x} * kKeysOfThread; j < unit.seqlen_k;
@@ -82,8 +82,8 @@ __device__ void sum_over_group(const Params& p, const Unit& unit, const HeadResu
 }
 
 // Writes the keys of step 2, ascending, and returns their number.
-__device__ std::int64_t choose_keys(const Params& p, const Unit& unit, HeadResult* results,
-                                    std::int32_t* keys, Shared& smem) {
+__device__ inline std::int64_t choose_keys(const Params& p, const Unit& unit, HeadResult* results,
+                                           std::int32_t* keys, Shared& smem) {
   const SparqArgs& a = p.args;
   const std::int64_t n = unit.seqlen_k, thread = threadIdx.x;
   const bool is_dense = n <= a.num_keys;
@@ -159,9 +159,9 @@ __device__ void score_keys(const Params& p, const Unit& unit, std::int64_t head,
 }
 
 // Scores -> exponentials, their sum, alpha; a warp per head.
-__device__ void finish_weights(const Params& p, const Unit& unit, std::int64_t head,
-                               const std::int32_t* keys, std::int64_t num_keys,
-                               HeadResult* results) {
+__device__ inline void finish_weights(const Params& p, const Unit& unit, std::int64_t head,
+                                      const std::int32_t* keys, std::int64_t num_keys,
+                                      HeadResult* results) {
   const SparqArgs& a = p.args;
   const int warp = static_cast<int>(threadIdx.x) / kWarp,
             lane = static_cast<int>(threadIdx.x) % kWarp;
