@@ -76,7 +76,7 @@ struct CodeTile {
   // The scales of the keys; null if there are none in this form.
   const float* find_scales(const ScaleOperand& scale, float* to) const {
     if (scale.data == nullptr || form == KeyForm::recent) return nullptr;
-    const float* addresses[kMaxTileKeys];
+    Addresses<float, kMaxTileKeys> addresses;
     const Operand x{const_cast<float*>(scale.data) + batch_idx * scale.stride_sequence,
                     scale.stride_batch, scale.stride_seq, scale.stride_head};
     find_stored(x, first_key, num_keys, addresses);
@@ -90,7 +90,7 @@ struct CodeTile {
   void with_rows(const Side& side, float* memory, Body body) const {
     const int64_t stride = scratch.code_stride;
     const auto with_codes = [&]<class C>(const C*) {
-      const C* addresses[kMaxTileKeys];  // with kWiden also those that prefetches read
+      Addresses<C, kMaxTileKeys> addresses;  // with kWiden also those that prefetches read
       find_stored(side.stored, first_key, kWiden ? kDirectAddresses<C> : num_keys, addresses);
       body(PagedRows<C>{addresses, 0});
     };
@@ -99,7 +99,7 @@ struct CodeTile {
     if (form == KeyForm::stored && side.dtype == DType::f8e4m3)
       return with_codes(static_cast<const E4m3*>(nullptr));
     if (form == KeyForm::stored && side.dtype == DType::i4x2) {
-      const Int8* pairs[kMaxTileKeys];
+      Addresses<Int8, kMaxTileKeys> pairs;
       find_stored(side.stored, first_key, num_keys, pairs);
       // As rows in pages: the products have one form for 8-bit codes.
       auto* codes = reinterpret_cast<Int8*>(memory);
@@ -111,7 +111,7 @@ struct CodeTile {
       for (int64_t i = num_keys; i < kMaxTileKeys; ++i) addresses[i] = codes;
       return body(PagedRows<Int8>{addresses, 0});
     }
-    const E* addresses[kMaxTileKeys];
+    Addresses<E, kMaxTileKeys> addresses;
     if (form == KeyForm::recent)
       find_recent(side.recent, addresses);
     else
@@ -151,7 +151,7 @@ template <class Isa, class E>
 struct DirectCodes {
   const CodeTile<Isa, E>& tile;
   float* memory;
-  const Int8 *value_rows[kDirectKeys], *key_rows[kDirectKeys];
+  Addresses<Int8, kDirectKeys> value_rows, key_rows;
   Fetch<PagedRows<Int8>> next_values, next_keys;
 
   DirectCodes(const CodeTile<Isa, E>& codes, float* scratch)

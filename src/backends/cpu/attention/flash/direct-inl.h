@@ -41,8 +41,8 @@ class Fetch {
   // `count` rows of `width` elements.
   Fetch(const Rows& rows, int64_t width, int64_t count) : lines_(rows, width, count / kStreams) {}
 
-  template <int kLines>  // equal in all calls
-  void lines() {
+  template <int kLines>  // equal in all calls; a call would spill the sums of the loop around it
+  [[gnu::always_inline]] void lines() {
     static_assert(kStreams % kLines == 0);
     const int first = kLines < kStreams ? stream_ : 0;
 #pragma GCC unroll 4
@@ -83,30 +83,30 @@ inline void order_units(const E* row, int64_t dim, typename Isa::Unit* units) {
   }
 }
 
-// s[kRows][kKeys] = horizontal sums of acc[kRows * kKeys], eight at a time if possible.
+// s[kRows][kKeys] = horizontal sums of acc[kRows * kKeys], eight at a time as far as possible.
 template <class Vec, int kRows, int kKeys>
 inline void store_sums(const typename Vec::F* acc, float* s) {
-  if constexpr (kRows * kKeys % 8 == 0) {
+  constexpr int kEights = kRows * kKeys / 8 * 8;
 #pragma GCC unroll 4
-    for (int first = 0; first < kRows * kKeys; first += 8) {
-      float sums[8];  // whole rows of kKeys
-      Vec::sums(acc + first, sums);
+  for (int first = 0; first < kEights; first += 8) {
+    float sums[8];  // whole rows of kKeys
+    Vec::sums(acc + first, sums);
 #pragma GCC unroll 4
-      for (int i = 0; i < 8; i += kKeys)
-        memcpy(s + (first + i) / kKeys * kDirectKeys, sums + i, sizeof(float[kKeys]));
-    }
-  } else {
-    for (int i = 0; i < kRows * kKeys; ++i)
-      s[i / kKeys * kDirectKeys + i % kKeys] = Vec::sum(acc[i]);
+    for (int i = 0; i < 8; i += kKeys)
+      memcpy(s + (first + i) / kKeys * kDirectKeys, sums + i, sizeof(float[kKeys]));
   }
+#pragma GCC unroll 8
+  for (int i = kEights; i < kRows * kKeys; ++i)
+    s[i / kKeys * kDirectKeys + i % kKeys] = Vec::sum(acc[i]);
 }
 
 // s[kRows][kKeys] = Q K^T for rows of Q (units in the order of order_units(), zero padded to whole
 // vectors) and kKeys rows of K from `key`. With kFetch, prefetches as many lines of `next` except
 // one per row, which is left to fetch_rest().
 template <class Isa, int kRows, int kKeys, bool kFetch, class Rows, class Next>
-inline void dot_rows(const typename Isa::Unit* q, int64_t q_stride, const Operands<Rows>& keys,
-                     Fetch<Next>& next, int64_t key, float* s) {
+[[gnu::noinline]] inline void dot_rows(const typename Isa::Unit* q, int64_t q_stride,
+                                       const Operands<Rows>& keys, Fetch<Next>& next, int64_t key,
+                                       float* s) {
   using Vec = typename Isa::Vec;
   using E = typename Rows::Element;
   constexpr int64_t kStep = Vec::kWidth * Isa::kPair, kLine = 64 / sizeof(E);
@@ -190,9 +190,9 @@ inline void set_zero(typename Vec::F (&acc)[kRows][kVectors]) {
 // Columns [c, c + kVectors vectors) of o[kRows][head_dim_v] = o * row_scale + P V over values
 // [begin, count). With kFetch, prefetches as many lines of `next`.
 template <class Isa, int kRows, int kVectors, bool kFetch, class Rows, class Next>
-inline void weigh_columns(const float* p, const Operands<Rows>& values, Fetch<Next>& next,
-                          int64_t begin, int64_t c, float* o, int64_t o_stride,
-                          const float* row_scale) {
+[[gnu::noinline]] inline void weigh_columns(const float* p, const Operands<Rows>& values,
+                                            Fetch<Next>& next, int64_t begin, int64_t c, float* o,
+                                            int64_t o_stride, const float* row_scale) {
   using Vec = typename Isa::Vec;
   using E = typename Rows::Element;
   constexpr int64_t kW = Vec::kWidth, kLine = 64 / sizeof(E), kKeys = Isa::kKeysAtOnce;
@@ -225,7 +225,7 @@ inline void weigh_columns(const float* p, const Operands<Rows>& values, Fetch<Ne
     for (; key < values.count; ++key) add_key(key);
   };
   const int64_t left = values.dim - c;
-  if (left >= kVectors * kW) {
+  if (kVectors != Isa::kNv || left >= kVectors * kW) {  // only the last columns may be fewer
     add([](const E* at, auto& row)
             __attribute__((always_inline)) { load_blocks<Isa, kVectors>(at, row); });
     if constexpr (Isa::template kBlock<E> == 2) {
@@ -262,16 +262,30 @@ inline void weigh_values(const float* p, const Operands<Rows>& values, Fetch<Nex
     weigh_columns<Isa, kRows, Isa::kNv, kFetch>(p, values, next, begin, c, o, o_stride, row_scale);
 }
 
-// Calls body(first_row, std::integral_constant<int, n>) for blocks of 4, 2 and 1 rows.
+template <int kRows, bool kIsFirst>
+struct RowBlock {
+  static constexpr int rows = kRows;
+  static constexpr bool is_first = kIsFirst;
+};
+// Calls body(first_row, RowBlock) for blocks of rows: the first of 1 to 4, the others of 4.
 template <class Body>
 inline void for_row_blocks(int64_t rows, Body body) {
-  int64_t i = 0;
-  for (; i + 4 <= rows; i += 4) body(i, std::integral_constant<int, 4>{});
-  if (i + 2 <= rows) {
-    body(i, std::integral_constant<int, 2>{});
-    i += 2;
+  int64_t i = 1 + (rows - 1) % 4;
+  switch (i) {
+    case 1:
+      body(0, RowBlock<1, true>{});
+      break;
+    case 2:
+      body(0, RowBlock<2, true>{});
+      break;
+    case 3:
+      body(0, RowBlock<3, true>{});
+      break;
+    default:
+      body(0, RowBlock<4, true>{});
+      break;
   }
-  if (i < rows) body(i, std::integral_constant<int, 1>{});
+  for (; i < rows; i += 4) body(i, RowBlock<4, false>{});
 }
 
 // s[rows][keys.count] = Q K^T; meanwhile prefetches as many lines of `next`, except those left to
@@ -279,24 +293,19 @@ inline void for_row_blocks(int64_t rows, Body body) {
 template <class Isa, class Rows, class Next>
 inline void direct_scores(const typename Isa::Unit* q, int64_t q_stride, int64_t rows,
                           const Operands<Rows>& keys, Fetch<Next>& next, float* s) {
-  const auto dot = [&](int64_t key, auto num) __attribute__((always_inline)) {
-    constexpr int kKeys = decltype(num)::value;
-    for_row_blocks(
-        rows, [&](int64_t i, auto n) __attribute__((always_inline)) {
-          constexpr int kRows = decltype(n)::value;
-          const auto* q_block = q + i * q_stride;
-          float* s_block = s + i * kDirectKeys;
-          if (kKeys > 1 && i == 0) {
-            dot_rows<Isa, kRows, kKeys, true>(q_block, q_stride, keys, next, key, s_block);
-          } else {
-            dot_rows<Isa, kRows, kKeys, false>(q_block, q_stride, keys, next, key, s_block);
-          }
-        });
-  };
   constexpr int kKeys = Isa::kKeysAtOnce;
   int64_t key = 0;
-  for (; key + kKeys <= keys.count; key += kKeys) dot(key, std::integral_constant<int, kKeys>{});
-  for (; key < keys.count; ++key) dot(key, std::integral_constant<int, 1>{});
+  for (; key + kKeys <= keys.count; key += kKeys) {
+    for_row_blocks(
+        rows, [&](int64_t i, auto block) __attribute__((always_inline)) {
+          dot_rows<Isa, block.rows, kKeys, block.is_first>(q + i * q_stride, q_stride, keys, next,
+                                                           key, s + i * kDirectKeys);
+        });
+  }
+  for (; key < keys.count; ++key) {
+    for (int64_t i = 0; i < rows; ++i)
+      dot_rows<Isa, 1, 1, false>(q + i * q_stride, q_stride, keys, next, key, s + i * kDirectKeys);
+  }
 }
 
 // Prefetches the lines of `next` that direct_scores() of `num_keys` keys left, a fraction for each
@@ -314,17 +323,9 @@ inline void direct_output(const float* p, int64_t rows, const Operands<Rows>& va
                           Fetch<Next>& next, int64_t begin, float* o, int64_t o_stride,
                           const float* row_scale) {
   for_row_blocks(
-      rows, [&](int64_t i, auto n) __attribute__((always_inline)) {
-        constexpr int kRows = decltype(n)::value;
-        const auto* p_block = p + i * kDirectKeys;
-        float* o_block = o + i * o_stride;
-        if (i == 0) {
-          weigh_values<Isa, kRows, true>(p_block, values, next, begin, o_block, o_stride,
-                                         row_scale);
-        } else {
-          weigh_values<Isa, kRows, false>(p_block, values, next, begin, o_block, o_stride,
-                                          row_scale + i);
-        }
+      rows, [&](int64_t i, auto block) __attribute__((always_inline)) {
+        weigh_values<Isa, block.rows, block.is_first>(p + i * kDirectKeys, values, next, begin,
+                                                      o + i * o_stride, o_stride, row_scale + i);
       });
 }
 

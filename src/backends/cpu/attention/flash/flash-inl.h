@@ -317,7 +317,7 @@ class Task {
       v_scales_ = tile.find_scales(args_.v_scale, v_scales);
       if constexpr (kTakesCodes<Isa>) tile.pack(scratch_ + x_.codes, k(), v());
     } else if (has_pages(p_)) {
-      const E* addresses[kMaxTileKeys];
+      Addresses<E, kMaxTileKeys> addresses;
       pack_tile([&](const Operand& x) { return paged_rows(x, first_key_, num_keys_, addresses); });
     } else {
       pack_tile([&](const Operand& x) { return strided_rows(x, first_key_); });
@@ -385,7 +385,8 @@ class Task {
     select(heads.begin);
     const bool is_last = first_key_ + tile_n_ >= keys_.end && w_.split_idx + 1 == w_.end_split;
     if (has_pages(p_)) {
-      const E *keys[kDirectAddresses<E>], *values[kDirectAddresses<E>], *next[kDirectKeys];
+      Addresses<E, kDirectAddresses<E>> keys, values;
+      Addresses<E, kDirectKeys> next;
       direct_products<kShift>(heads, paged_rows(args_.k, first_key_, kDirectAddresses<E>, keys),
                               paged_rows(args_.v, first_key_, kDirectAddresses<E>, values),
                               next_tile(is_last, [&](const Task& task, int64_t key) {
