@@ -97,6 +97,18 @@ bool is_empty(const headrace_tensor& tensor) {
                      [](std::int64_t size) { return size == 0; });
 }
 
+// Each axis steps over all that the axes behind it reach: any view of a contiguous buffer whose
+// axes are in memory order. False says nothing.
+bool is_nested(const headrace_tensor& tensor) {
+  std::int64_t reach = 0;
+  for (int i = tensor.rank - 1; i >= 0; --i) {
+    if (tensor.shape[i] <= 1) continue;
+    if (tensor.strides[i] <= reach) return false;
+    reach += (tensor.shape[i] - 1) * tensor.strides[i];
+  }
+  return true;
+}
+
 }  // namespace
 
 AddressRange address_range(const headrace_tensor& tensor) {
@@ -128,7 +140,7 @@ Overlap overlap_between(const headrace_tensor& a, const AddressRange& range_a,
 }
 
 Overlap overlap_within(const headrace_tensor& tensor) {
-  if (is_empty(tensor)) return Overlap::none;
+  if (is_empty(tensor) || is_nested(tensor)) return Overlap::none;
   Equation equation;
   equation.keep_axes_apart();
   for (int i = 0; i < tensor.rank; ++i)

@@ -14,6 +14,12 @@ namespace {
 constexpr std::int64_t kMaxSize = INT32_MAX;
 
 Status check_sizes(const Problem& p) {
+  // Almost always: kMaxSize is all ones, so a negative or larger size has a bit beyond it.
+  const std::int64_t bits = p.batch | p.seqlen_q | p.seqlen_k | p.total_q | p.total_k |
+                            p.num_heads | p.head_dim | p.num_kv_heads | p.head_dim_v | p.page_size |
+                            p.num_pages | p.max_pages | p.recent_group | p.num_recent_pages |
+                            p.max_recent;
+  if ((bits & ~kMaxSize) == 0) return std::nullopt;
   const struct {
     const char* name;
     std::int64_t size;
@@ -349,16 +355,21 @@ Problem default_problem() {
 
 Result<Problem> check_problem(const Problem& problem) {
   Problem p = problem;
+  if (auto bad = complete_problem(p)) return std::move(*bad);
+  return p;
+}
+
+Status complete_problem(Problem& p) {
   if (p.k_dtype == -1) p.k_dtype = p.dtype;
   if (p.v_dtype == -1) p.v_dtype = p.dtype;
   using Check = Status (*)(const Problem&);
   for (const Check check :
        {check_phase, check_ragged, check_sizes, check_heads, check_products, check_dtypes,
         check_masking, check_recent, check_layout, check_combinations}) {
-    if (auto bad = check(p)) return std::move(*bad);
+    HEADRACE_TRY(check(p));
   }
   if (std::isnan(p.softmax_scale)) p.softmax_scale = default_scale(p);
-  if (auto bad = check_scalars(p)) return std::move(*bad);
+  HEADRACE_TRY(check_scalars(p));
   tighten_bounds(p);
   p.window_left = open_if_idle(p.window_left, p);
   p.window_right = open_if_idle(p.window_right, p);
@@ -368,7 +379,7 @@ Result<Problem> check_problem(const Problem& problem) {
         &p.strict_fallback, &p.strict_rows, &p.checked, &p.has_negative_strides})
     *flag = *flag != 0;
   if (p.alignment == 0) p.alignment = kWholeAlignment;
-  return p;
+  return std::nullopt;
 }
 
 Status check_same_problem(const Problem& planned, const Problem& call) {

@@ -61,16 +61,14 @@ Status report_fallback(const Plan& plan) {
                               refusals_text(plan.refused)));
 }
 
-Result<Plan> plan_with(const Problem& checked, const DeviceInfo& device,
-                       std::span<const Kernel> kernels) {
-  if (auto bad = check_device(device)) return std::move(*bad);
+// Chooses the kernel of plan.problem, which is checked, and its schedule.
+Status complete_plan(Plan& plan, const DeviceInfo& device, std::span<const Kernel> kernels) {
+  HEADRACE_TRY(check_device(device));
   if (device.device_type == HEADRACE_CUDA && kernels.empty())
     return unsupported(
         "device [{}]: this build has no CUDA kernels; build with CUDA or pass tensors in CPU "
         "memory",
         device_text(device));
-  Plan plan;
-  plan.problem = checked;
   plan.device = device;
   const std::string_view forced = env::value_of(env::Variable::kernel);
   for (const Kernel& kernel : kernels) {
@@ -86,10 +84,8 @@ Result<Plan> plan_with(const Problem& checked, const DeviceInfo& device,
   if (plan.kernel == nullptr) return no_kernel(plan, forced);
   if (plan.is_fallback && plan.problem.strict_fallback) return strict_failure(plan);
   plan.schedule = plan.kernel->plan(plan.problem, device);
-  if (auto bad = check_workspace_bytes(plan)) return std::move(*bad);
-  if (plan.is_fallback)
-    if (auto bad = report_fallback(plan)) return std::move(*bad);
-  return plan;
+  HEADRACE_TRY(check_workspace_bytes(plan));
+  return plan.is_fallback ? report_fallback(plan) : std::nullopt;
 }
 
 }  // namespace
@@ -110,13 +106,19 @@ Result<Plan> plan_attention(const Problem& problem, const DeviceInfo& device) {
 
 Result<Plan> plan_attention(const Problem& problem, const DeviceInfo& device,
                             std::span<const Kernel> kernels) {
-  Result<Problem> checked = check_problem(problem);
-  if (!checked.ok()) return std::move(checked.failure());
-  return plan_with(checked.value(), device, kernels);
+  Result<Plan> result{std::in_place};
+  result.value().problem = problem;
+  if (auto bad = complete_problem(result.value().problem)) return std::move(*bad);
+  if (auto bad = complete_plan(result.value(), device, kernels)) return std::move(*bad);
+  return result;
 }
 
 Result<Plan> plan_checked(const Problem& checked, const DeviceInfo& device) {
-  return plan_with(checked, device, kernels_of(device.device_type, checked.phase));
+  Result<Plan> result{std::in_place};
+  result.value().problem = checked;
+  const auto kernels = kernels_of(device.device_type, checked.phase);
+  if (auto bad = complete_plan(result.value(), device, kernels)) return std::move(*bad);
+  return result;
 }
 
 }  // namespace headrace

@@ -319,6 +319,11 @@ Status check_lse(const NamedTensor& x, const Problem& p) {
   return check_shape(x.name, *x.tensor, axes);
 }
 
+const headrace_quantised_kv& quantised_of(const Tensors& t) {
+  static constexpr headrace_quantised_kv kNone{};
+  return t.quantised == nullptr ? kNone : *t.quantised;
+}
+
 Status check_devices(const headrace_tensor& q, std::span<const NamedTensor> tensors) {
   const auto name_of = [](std::int32_t type) { return type == HEADRACE_CPU ? "cpu" : "cuda"; };
   for (const auto& [name, tensor] : tensors) {
@@ -384,10 +389,10 @@ Status read_problem(const Tensors& t, const Options& options, Problem& p) {
 }
 
 Result<Problem> validate(const Tensors& t, const Options& options) {
-  Problem p = default_problem();
+  Result<Problem> result = default_problem();
+  Problem& p = result.value();
   if (auto bad = read_problem(t, options, p)) return std::move(*bad);
-  constexpr headrace_quantised_kv kNone{};
-  const headrace_quantised_kv& q = t.quantised == nullptr ? kNone : *t.quantised;
+  const headrace_quantised_kv& q = quantised_of(t);
   const NamedTensor inputs[] = {{"q", &t.q},
                                 {"k", &t.k},
                                 {"v", &t.v},
@@ -413,10 +418,9 @@ Result<Problem> validate(const Tensors& t, const Options& options) {
   if (t.quantised != nullptr) read_layout(std::span(inputs).subspan(14, 2), p);
   if (auto bad = check_devices(t.q, given)) return std::move(*bad);
   if (auto bad = check_devices(t.q, outputs)) return std::move(*bad);
-  Result<Problem> checked = check_problem(p);
-  if (!checked.ok()) return checked;
+  if (auto bad = complete_problem(p)) return std::move(*bad);
   if (auto bad = check_overlaps(given, outputs)) return std::move(*bad);
-  return checked;
+  return result;
 }
 
 }  // namespace headrace

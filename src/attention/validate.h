@@ -24,8 +24,10 @@ Result<Problem> validate_backward(const headrace_attention_tensors& tensors,
                                   const headrace_attention_options& options);
 
 // Checks a Problem from any source: every size, enum and combination that planning and kernels
-// rely on. Resolves the default scale and replaces windows that hide nothing by -1.
-Result<Problem> check_problem(const Problem& problem);
+// rely on. Resolves the default scale and replaces windows that hide nothing by -1. In place: a
+// Problem is 300 bytes, and a copy costs as much as a check.
+Status complete_problem(Problem& problem);
+Result<Problem> check_problem(const Problem& problem);  // a completed copy
 
 // The pointers of a validated call.
 AttentionArgs make_args(const Problem& problem, const headrace_attention_tensors& tensors,

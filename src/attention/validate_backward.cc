@@ -63,7 +63,8 @@ Status check_gradients(const Tensors& t, const Gradients& g, Problem& p) {
 
 Result<Problem> validate_backward(const Tensors& t, const Gradients& g,
                                   const headrace_attention_options& options) {
-  Problem p = default_problem();
+  Result<Problem> result = default_problem();
+  Problem& p = result.value();
   p.phase = HEADRACE_BACKWARD;
   if (auto bad = read_problem(t, options, p)) return std::move(*bad);
   if (auto bad = check_gradients(t, g, p)) return std::move(*bad);
@@ -88,14 +89,13 @@ Result<Problem> validate_backward(const Tensors& t, const Gradients& g,
                              {"dsinks", &g.dsinks}};
   read_layout(std::span(all).first(8), p);
   if (auto bad = check_devices(t.q, all)) return std::move(*bad);
-  Result<Problem> checked = check_problem(p);
-  if (!checked.ok()) return checked;
+  if (auto bad = complete_problem(p)) return std::move(*bad);
   std::array<NamedTensor, 14> inputs;
   std::copy(all, all + 5, inputs.begin());
   std::copy(all + 8, all + 17, inputs.begin() + 5);
   const NamedTensor outputs[] = {all[5], all[6], all[7], all[17], all[18]};
   if (auto bad = check_overlaps(inputs, outputs)) return std::move(*bad);
-  return checked;
+  return result;
 }
 
 }  // namespace headrace

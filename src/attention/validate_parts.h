@@ -38,6 +38,8 @@ constexpr bool is_code(DType dtype) {
 
 // Scales and recent keys; behind the checks of q, k, v and of their lengths.
 Status check_quantised(const headrace_attention_tensors& t, Problem& p);
+// Of nothing if none is given.
+const headrace_quantised_kv& quantised_of(const headrace_attention_tensors& t);
 
 // lse or dlse.
 Status check_lse(const NamedTensor& x, const Problem& p);

@@ -87,10 +87,9 @@ Status check_recent(const headrace_quantised_kv& x, Problem& p) {
 }  // namespace
 
 Status check_quantised(const headrace_attention_tensors& t, Problem& p) {
-  constexpr headrace_quantised_kv kNone{};
-  const headrace_quantised_kv& x = t.quantised == nullptr ? kNone : *t.quantised;
   if (t.quantised == nullptr && !is_code(k_dtype_of(p)) && !is_code(v_dtype_of(p)))
     return std::nullopt;
+  const headrace_quantised_kv& x = quantised_of(t);
   HEADRACE_TRY(check_scale({"k_scale", &x.k_scale}, {"k", t.k}, p, p.k_scaling));
   HEADRACE_TRY(check_scale({"v_scale", &x.v_scale}, {"v", t.v}, p, p.v_scaling));
   return check_recent(x, p);

@@ -45,6 +45,7 @@ class Result {
   Result(T&& value) : state_(std::move(value)) {}
   Result(const T& value) : state_(value) {}
   Result(Failure failure) : state_(std::move(failure)) {}
+  explicit Result(std::in_place_t) {}  // a default T, to be filled where it is
   bool ok() const { return state_.index() == 0; }
   T& value() { return std::get<0>(state_); }
   const T& value() const { return std::get<0>(state_); }

