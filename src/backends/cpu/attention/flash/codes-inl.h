@@ -3,7 +3,7 @@
 // (p * scale) * code. So a code costs no more than a 16-bit element, and no product is rounded.
 #pragma once
 
-#include "backends/cpu/attention/flash/direct-inl.h"
+#include "backends/cpu/attention/flash/integer_products-inl.h"
 #include "backends/cpu/attention/flash/softmax-inl.h"
 
 namespace headrace::cpu::flash {
@@ -15,7 +15,11 @@ inline constexpr bool kTakesCodes = Isa::kPair == 1 && Isa::Vec::kWidth > 1;
 // s[span] *= scales[span]. Columns outside may hold anything, NaN included.
 template <class Isa>
 inline void scale_columns(float* s, const float* scales, Span span) {
-  for (int j = span.begin; j < span.end; ++j) s[j] *= scales[j];
+  using Vec = typename Isa::Vec;
+  int j = span.begin;
+  for (; j + Vec::kWidth <= span.end; j += Vec::kWidth)
+    Vec::store(s + j, Vec::mul(Vec::load(s + j), Vec::load(scales + j)));
+  for (; j < span.end; ++j) s[j] *= scales[j];
 }
 
 // A row of pairs of 4-bit codes -> 8-bit codes.
@@ -73,14 +77,40 @@ struct CodeTile {
     }
   }
 
-  // The scales of the keys; null if there are none in this form.
+  // Calls body(first, address, stride, count) for the scales of the keys [key, key + num), page by
+  // page.
+  template <class Body>
+  void for_scales(const ScaleOperand& scale, int64_t key, int64_t num, Body body) const {
+    const float* data = scale.data + batch_idx * scale.stride_sequence;
+    const Operand x{const_cast<float*>(data), scale.stride_batch, scale.stride_seq,
+                    scale.stride_head};
+    if (!has_pages(p))
+      return body(0, data + row_offset(x, batch_idx, sequence.row_k + key, kv_head), x.stride_seq,
+                  num);
+    const int32_t* pages = args.paged.block_table + batch_idx * args.paged.stride_batch;
+    for (int64_t i = 0; i < num;) {
+      const int64_t slot = (key + i) % p.page_size;
+      const int64_t count = std::min(num - i, p.page_size - slot);
+      body(i, data + row_offset(x, pages[(key + i) / p.page_size], slot, kv_head), x.stride_seq,
+           count);
+      i += count;
+    }
+  }
+  // The scales of the keys; null if there are none in this form. Prefetches those of the next tile.
   const float* find_scales(const ScaleOperand& scale, float* to) const {
     if (scale.data == nullptr || form == KeyForm::recent) return nullptr;
-    Addresses<float, kMaxTileKeys> addresses;
-    const Operand x{const_cast<float*>(scale.data) + batch_idx * scale.stride_sequence,
-                    scale.stride_batch, scale.stride_seq, scale.stride_head};
-    find_stored(x, first_key, num_keys, addresses);
-    for (int i = 0; i < num_keys; ++i) to[i] = *addresses[i];
+    for_scales(scale, first_key, num_keys,
+               [&](int64_t first, const float* from, int64_t stride, int64_t count) {
+                 for (int64_t i = 0; i < count; ++i) to[first + i] = from[i * stride];
+               });
+    const int64_t next = first_key + num_keys;
+    for_scales(scale, next, std::min<int64_t>(num_keys, sequence.seqlen_k - next),
+               [&](int64_t, const float* from, int64_t stride, int64_t count) {
+                 const int64_t step =
+                     std::max<int64_t>(16 / std::max<int64_t>(std::abs(stride), 1), 1);
+                 for (int64_t i = 0; i < count; i += step)
+                   __builtin_prefetch(from + i * stride, 0, 3);
+               });
     return to;
   }
 
@@ -153,6 +183,7 @@ struct DirectCodes {
   float* memory;
   Addresses<Int8, kDirectKeys> value_rows, key_rows;
   Fetch<PagedRows<Int8>> next_values, next_keys;
+  WordRows query_words{};  // null: products of floats
 
   DirectCodes(const CodeTile<Isa, E>& codes, float* scratch)
       : tile(codes),
@@ -163,6 +194,11 @@ struct DirectCodes {
   // s[num_rows][kDirectKeys]
   [[gnu::noinline]] void scores(const typename Isa::Unit* q, int64_t num_rows, Span block,
                                 float* s) {
+    if constexpr (has_integer_products<Isa, E>) {
+      if (has_words(tile.k_side()))
+        return is_4_bit(tile.k_side()) ? integer_scores<true>(num_rows, block, s)
+                                       : integer_scores<false>(num_rows, block, s);
+    }
     tile.template with_rows<true>(tile.k_side(), memory, [&](auto rows) {
       const Operands<decltype(rows)> keys{rows.from(block.begin), block.end - block.begin,
                                           tile.p.head_dim};
@@ -172,11 +208,77 @@ struct DirectCodes {
   // o[num_rows][o_stride] = o * row_scale + P V
   [[gnu::noinline]] void output(const float* p, int64_t num_rows, Span block, float* o,
                                 const float* row_scale) {
+    if constexpr (has_integer_products<Isa, E>) {
+      if (has_words(tile.v_side()))
+        return is_4_bit(tile.v_side()) ? integer_output<true>(p, num_rows, block, o, row_scale)
+                                       : integer_output<false>(p, num_rows, block, o, row_scale);
+    }
     tile.template with_rows<true>(tile.v_side(), memory, [&](auto rows) {
       const Operands<decltype(rows)> values{rows, block.end, tile.p.head_dim_v};
       direct_output<typename Isa::FloatIsa>(p, num_rows, values, next_keys, block.begin, o,
                                             tile.scratch.o_stride, row_scale);
     });
+  }
+
+ private:
+  using Side = typename CodeTile<Isa, E>::Side;
+  using Products = IntegerProducts<Isa>;
+  using Rows = Addresses<Int8, kDirectAddresses<Int8>>;
+
+  static bool is_4_bit(const Side& side) { return side.dtype == DType::i4x2; }
+  bool has_words(const Side& side) const {
+    return query_words.words != nullptr && tile.form == KeyForm::stored &&
+           (side.dtype == DType::i8 || is_4_bit(side));
+  }
+  static int lines_of(const Side& side) {
+    return static_cast<int>(ceil_div<int64_t>(is_4_bit(side) ? side.dim / 2 : side.dim, 64));
+  }
+
+  template <bool kIs4>
+  void integer_scores(int64_t num_rows, Span block, float* s) {
+    const Side side = tile.k_side();
+    Rows keys;
+    tile.find_stored(side.stored, tile.first_key, kDirectAddresses<Int8>, keys);
+    const int lines = lines_of(side), value_lines = lines_of(tile.v_side());
+    for (int key = block.begin / 4 * 4; key < block.end; key += 4) {
+      for (int i = 1; i < value_lines; ++i) next_values.template lines<4>();
+      for (int k = 0; k < 4; ++k)
+        for (int i = 0; i < lines; ++i)
+          __builtin_prefetch(keys[key + k + kNearRows<Int8>] + 64 * i, 0, 3);
+      for_row_blocks(
+          num_rows, [&](int64_t i, auto rows) __attribute__((always_inline)) {
+            Products::template dot_keys<rows.rows, kIs4>(query_words, i, keys + key, side.dim,
+                                                         s + i * kDirectKeys + key);
+          });
+    }
+  }
+
+  template <bool kIs4>
+  void integer_output(const float* p, int64_t num_rows, Span block, float* o,
+                      const float* row_scale) {
+    const Side side = tile.v_side();
+    Rows values;
+    tile.find_stored(side.stored, tile.first_key, kDirectAddresses<Int8>, values);
+    int16_t words[kDirectRows * kDirectKeys];
+    float factors[kDirectRows];
+    int32_t offsets[kDirectRows];
+    const WordRows weights{words, kDirectKeys, factors, offsets};
+    for (int64_t r = 0; r < num_rows; ++r)
+      Products::template load_weights<kIs4>(p + r * kDirectKeys, block, weights, r);
+    const int lines = lines_of(tile.k_side());
+    const int64_t stride = tile.scratch.o_stride;
+    for_row_blocks(
+        num_rows, [&](int64_t r, auto rows) __attribute__((always_inline)) {
+          for (int64_t c = 0; c < side.dim; c += kIs4 ? 128 : 64) {
+            for (int half = 0; half < (kIs4 ? 2 : 1); ++half) {
+              const bool is_near = rows.is_first && half == 0;
+              Fetcher<PagedRows<Int8>> fetcher{next_keys, is_near && c == 0 ? lines : 0, is_near};
+              Products::template weigh_columns<rows.rows, kIs4>(
+                  weights, r, values, block, {c, side.dim, half == 1}, fetcher, o + r * stride,
+                  stride, row_scale + r);
+            }
+          }
+        });
   }
 };
 

@@ -17,6 +17,7 @@ struct IsaShape {
   int tile_rows;  // rows per register tile (Isa::kMr)
   int tile_cols;  // columns per register tile (Isa::kNv vectors)
   int pair;       // elements per 32-bit unit of the operands: 2 for bf16 dot products
+  bool has_integer_products = false;  // of few rows with codes
 };
 
 // Q and O of a row tile, the packed K and V of a key tile and the scores of a sweep stay in a
@@ -98,6 +99,14 @@ inline SequencePlan plan_sequence(const Problem& p, int64_t seqlen_q, int64_t se
 // and spans of row blocks (at most 1).
 inline constexpr int64_t kRowArrays = 13;
 
+// Q as 16-bit words for products with codes: words of a row, in whole groups of 4-bit codes, and
+// the floats of all rows, each with a factor and an offset. They are the last of the scratch
+// memory.
+inline int64_t word_stride(int64_t head_dim) { return round_up<int64_t>(head_dim, 128); }
+inline int64_t word_floats(int64_t head_dim) {
+  return kDirectRows * (2 + word_stride(head_dim) / 2);
+}
+
 // Scratch of one worker, in floats (and 32-bit units), each part on its own cache lines.
 struct Scratch {
   int64_t q, k, v, s, o, rows, partials, codes;  // offsets
@@ -134,7 +143,9 @@ inline Scratch scratch_layout(const Problem& p, Tile tile, IsaShape isa) {
   x.codes = x.partials + 2 * x.partial_rows * x.partial;
   x.code_stride = round_up<int64_t>(std::max(p.head_dim, p.head_dim_v), 64);
   // kDirectKeys rows of floats, or tile.n rows of bytes.
-  x.total = x.codes + (has_codes(p) ? std::max(kDirectKeys, tile.n / 4) * x.code_stride : 0);
+  x.total = x.codes;
+  if (has_codes(p))
+    x.total += std::max(kDirectKeys, tile.n / 4) * x.code_stride + word_floats(p.head_dim);
   return x;
 }
 

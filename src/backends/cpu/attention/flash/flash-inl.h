@@ -7,9 +7,7 @@
 #include <string.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <type_traits>
 
 #include "backends/cpu/attention/flash/codes-inl.h"
 #include "backends/cpu/attention/flash/direct-inl.h"
@@ -103,6 +101,7 @@ class Task {
     return scratch_ + x_.s + scores_ + r % kSweepRows * tile_n_;
   }  // [rows][tile_n] scores, then probabilities
   float* o() { return scratch_ + x_.o + base_ * x_.o_stride; }  // [rows][o_stride]
+  WordRows query_words() { return word_rows(scratch_ + x_.total, p_.head_dim); }
   float* row_array(int i) { return scratch_ + x_.rows + i * x_.row_array; }
   float* maximum() { return row_array(0) + base_; }
   float* old_maximum() { return row_array(1) + base_; }
@@ -212,13 +211,14 @@ class Task {
                       row_offset(args_.q, w_.batch_idx, w_.sequence.row_q + id.q_idx, id.head);
       Isa::copy_row(from, p_.head_dim, row, units);
       if (w_.plan.path == Path::direct && !has_codes(p_)) order_units<Isa>(from, p_.head_dim, row);
+      if (w_.plan.path == Path::direct && call_.plan->has_integer_products)
+        load_query_words<Isa, E>(k_dtype_of(p_), row, p_.head_dim, query_words(), r);
     }
   }
 
   void start_rows() {
     const int64_t rows = scratch_rows();
-    const int64_t padded = round_up<int64_t>(rows, 16);
-    for (int64_t r = 0; r < padded; ++r) {
+    for (int64_t r = 0; r < round_up<int64_t>(rows, 16); ++r) {
       maximum()[r] = old_maximum()[r] = -kInfinity;
       sum()[r] = tile_sum()[r] = 0.0f;
     }
@@ -306,8 +306,7 @@ class Task {
     if (v_scales_ != nullptr) scale_columns<Isa>(scores, v_scales_, span);
   }
 
-  // K and V of the tile are packed into panels; rows are processed in blocks of kMr, each over its
-  // visible columns.
+  // K and V are packed into panels; rows come in blocks of kMr, each over its visible columns.
   template <int kShift>
   void packed_tile() {
     float k_scales[kMaxTileKeys], v_scales[kMaxTileKeys];
@@ -401,7 +400,19 @@ class Task {
     }
   }
 
-  // The same of codes, of one head.
+  // Of the rows of one head; meanwhile prefetches what the scores left of `next`.
+  template <int kShift, class Next>
+  void direct_softmax(Span block, Next& next) {
+    for (int64_t r = 0; r < w_.num_rows; ++r) {
+      old_maximum()[r] = maximum()[r];
+      fetch_rest<Isa>(block.end - block.begin, w_.num_rows, next);
+      softmax<kShift>(r, block);
+    }
+    rescale_rows<Vec>(old_maximum(), maximum(), tile_sum(), static_cast<int>(w_.num_rows),
+                      row_scale(), sum());
+  }
+
+  // Of codes, of one head.
   template <int kShift>
   void direct_code_tile(Heads heads) {
     if constexpr (kTakesCodes<Isa>) {
@@ -414,20 +425,15 @@ class Task {
       k_scales_ = tile.find_scales(args_.k_scale, k_scales);
       v_scales_ = tile.find_scales(args_.v_scale, v_scales);
       DirectCodes<Isa, E> codes(tile, scratch_ + x_.codes);
+      if (call_.plan->has_integer_products) codes.query_words = query_words();
       codes.scores(q(), w_.num_rows, block, s(0));
-      for (int64_t r = 0; r < w_.num_rows; ++r) {
-        old_maximum()[r] = maximum()[r];
-        fetch_rest<Isa>(block.end - block.begin, w_.num_rows, codes.next_values);
-        softmax<kShift>(r, block);
-      }
-      rescale_rows<Vec>(old_maximum(), maximum(), tile_sum(), static_cast<int>(w_.num_rows),
-                        row_scale(), sum());
+      direct_softmax<kShift>(block, codes.next_values);
       codes.output(s(0), w_.num_rows, block, o(), row_scale());
     }
   }
 
-  // Both matmuls of all heads, one after the other: their K are adjacent in memory, and so are
-  // their V. The rows are those of the first head.
+  // Both matmuls of all heads: their K are adjacent in memory, and so are their V. The rows are
+  // those of the first head.
   template <int kShift, class Rows>
   void direct_products(Heads heads, Rows keys, Rows values, Rows next) {
     const int64_t num_heads = heads.end - heads.begin;
@@ -442,13 +448,7 @@ class Task {
           keys.from(block.begin).shifted((head - heads.begin) * args_.k.stride_head),
           block.end - block.begin, p_.head_dim};
       direct_scores<Isa>(q(), x_.q_stride, w_.num_rows, operands, next_values, s(0) + block.begin);
-      for (int64_t r = 0; r < w_.num_rows; ++r) {
-        old_maximum()[r] = maximum()[r];
-        fetch_rest<Isa>(operands.count, w_.num_rows, next_values);
-        softmax<kShift>(r, block);
-      }
-      rescale_rows<Vec>(old_maximum(), maximum(), tile_sum(), static_cast<int>(w_.num_rows),
-                        row_scale(), sum());
+      direct_softmax<kShift>(block, next_values);
     }
     for (int64_t head = heads.begin; head < heads.end; ++head) {
       select(head);

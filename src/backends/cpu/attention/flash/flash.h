@@ -12,9 +12,10 @@ struct ForwardPlan {
   SequencePlan sequence;  // of sequences with the lengths of the problem
   Scratch scratch;
   Partials partials;
-  int64_t units_per_head;  // tasks per (batch entry, KV heads of a task): row tiles or key tasks
-  int64_t rows_per_head;   // scratch rows for each KV head of a task
-  int64_t num_counters;    // of finished key tasks
+  int64_t units_per_head;     // tasks per (batch entry, KV heads of a task): row tiles or key tasks
+  int32_t rows_per_head;      // direct path: scratch rows for each KV head of a task
+  bool has_integer_products;  // direct path: of Q and P with 8-bit and 4-bit codes
+  int64_t num_counters;       // of finished key tasks
   size_t scratch_bytes, partial_bytes;
 };
 

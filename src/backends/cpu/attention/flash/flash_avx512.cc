@@ -16,6 +16,7 @@
 #include "backends/cpu/simd/target_avx512.h"
 #define HEADRACE_AVX512_NAMESPACE avx512
 #include "backends/cpu/simd/vec_avx512.h"
+#include "backends/cpu/attention/flash/codes_avx512-inl.h"
 #include "backends/cpu/attention/flash/flash-inl.h"
 #include "backends/cpu/attention/flash/instance-inl.h"
 // clang-format on

@@ -3,6 +3,7 @@
 
 #include "backends/cpu/attention/flash/flash.h"
 #include "backends/cpu/attention/flash/gemm-inl.h"
+#include "backends/cpu/attention/flash/integer_products-inl.h"
 
 namespace headrace::cpu::flash {
 
@@ -33,7 +34,7 @@ constexpr TaskBody task_body() {
 
 template <class Isa>
 constexpr IsaShape shape_of() {
-  return {Isa::Vec::kWidth, Isa::kMr, kNr<Isa>, Isa::kPair};
+  return {Isa::Vec::kWidth, Isa::kMr, kNr<Isa>, Isa::kPair, IntegerProducts<Isa>::kExists};
 }
 
 // T<Isa, E>: Task, BackwardTask.

@@ -84,15 +84,23 @@ int64_t choose_heads_per_task(const Plan& plan, const ForwardPlan& own, const At
   return heads;
 }
 
-ForwardPlan plan_forward(const Problem& p, Tile tile, const IsaShape& isa, int num_threads,
-                         const SequencePlan& sequence) {
+// Words of 16 bits hold f16 and bf16 as well as products need; sums of more than 256 products of a
+// word and a code do not fit 32 bits.
+bool has_integer_products(const Problem& p, const IsaShape& isa, const DeviceInfo& device) {
+  return isa.has_integer_products && (device.cpu_isa & HEADRACE_ISA_AVX512_VNNI) != 0 &&
+         has_codes(p) && dtype_of(p) != DType::f32 && p.head_dim <= 256;
+}
+
+ForwardPlan plan_forward(const Problem& p, Tile tile, const IsaShape& isa, const DeviceInfo& device,
+                         int num_threads, const SequencePlan& sequence) {
   ForwardPlan x;  // every field is set: zeroing it first costs a twentieth of planning
   const int64_t rows = p.seqlen_q * group_size(p);
   x.sequence = sequence;
   x.scratch = scratch_layout(p, tile, isa);
   x.partials = partials_layout(p, x.scratch, sequence);
   x.units_per_head = std::max(ceil_div(rows, tile.m), x.partials.max_tasks);
-  x.rows_per_head = rows_per_head(rows, isa);
+  x.rows_per_head = static_cast<int32_t>(rows_per_head(std::min(rows, kDirectRows), isa));
+  x.has_integer_products = has_integer_products(p, isa, device);
   const bool is_split = x.partials.max_tasks > 1;
   x.num_counters = is_split ? p.batch * p.num_kv_heads : 0;
   x.scratch_bytes = static_cast<size_t>(num_threads * x.scratch.total) * sizeof(float);
@@ -106,7 +114,7 @@ Schedule plan(const Target& target, const Problem& p, const DeviceInfo& device) 
   const int num_threads = std::max(device.num_units, 1);
   const SequencePlan sequence = plan_sequence(p, p.seqlen_q, p.seqlen_k);
   const Tile tile = choose_tile(p, isa, device, num_threads, sequence.path);
-  const ForwardPlan own = plan_forward(p, tile, isa, num_threads, sequence);
+  const ForwardPlan own = plan_forward(p, tile, isa, device, num_threads, sequence);
   Schedule schedule{.tile_m = tile.m,
                     .tile_n = tile.n,
                     .split_keys = sequence.num_splits > 1 ? sequence.split_keys : 0,
@@ -124,6 +132,8 @@ Schedule plan(const Target& target, const Problem& p, const DeviceInfo& device) 
   } else {
     schedule.note = "packed: register tiles over packed panels of K and V";
   }
+  if (own.has_integer_products)
+    schedule.note += "; products of up to 16 rows with i8 and i4x2 as integers";
   if (has_device_lengths(p)) schedule.note += "; chosen per sequence by its own lengths";
   return schedule;
 }
