@@ -60,8 +60,9 @@ def kind_of(header):
     return "function" if "(" in header and not header.endswith("=") else "data"
 
 
-def functions(text):
-    """(first line, last line, name, most lines) of each function body at namespace or class scope."""
+def bodies(text):
+    """(first line, last line, kind, header, header of the scope around it) of each function body at namespace or class
+    scope. The kind is "function" or "table"."""
     stack, header, header_line, line = [], "", 1, 1
     text = blanked(text)
     for position, char in enumerate(text):
@@ -76,10 +77,8 @@ def functions(text):
             header = "" if kind == "scope" else header
         elif char == "}" and stack:
             kind, opened, first = stack.pop()
-            if kind == "function":
-                name = re.search(r"([~\w:]+|operator\S+)\s*\(", without_template(opened))
-                most = DEVICE_FUNCTION_LINES if DEVICE.search(opened) else FUNCTION_LINES
-                yield first, line, name.group(1) if name else "?", most
+            if kind in ("function", "table"):
+                yield first, line, kind, opened, stack[-1][1] if stack else ""
             if kind in ("function", "table", "scope"):
                 header = ""
         elif inside:
@@ -90,6 +89,18 @@ def functions(text):
             if not header:
                 header_line = line
             header += char
+
+
+def name_of(header):
+    name = re.search(r"([~\w:]+|operator\S+)\s*\(", without_template(header))
+    return name.group(1) if name else "?"
+
+
+def functions(text):
+    """(first line, last line, name, most lines) of each function body that is no table."""
+    for first, last, kind, header, _ in bodies(text):
+        if kind == "function":
+            yield first, last, name_of(header), DEVICE_FUNCTION_LINES if DEVICE.search(header) else FUNCTION_LINES
 
 
 def check_file(path, text):
