@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <set>
 
 namespace headrace::cli {
 namespace {
@@ -128,6 +129,47 @@ TEST(AttentionShape, WindowLimitsPairsAndBytes) {
       shape_of({"--seqlen-q=1", "--seqlen-k=100", "--heads=1", "--head-dim=4", "--window=2,0"}));
   EXPECT_EQ(work.visible_pairs, 3);
   EXPECT_DOUBLE_EQ(work.bytes, 4. * (8 + 3 * 8));
+}
+
+// Pairs and keys counted one by one, by the definition in headrace.h: also of rows behind the last
+// key or before the first, of which a window or a causal mask hides all.
+TEST(AttentionShape, WorkIsThatOfTheVisiblePairs) {
+  const std::pair<const char*, int> causals[] = {{"none", HEADRACE_CAUSAL_NONE},
+                                                 {"bottom-right", HEADRACE_CAUSAL_BOTTOM_RIGHT},
+                                                 {"top-left", HEADRACE_CAUSAL_TOP_LEFT}};
+  for (const auto& [causal, code] : causals)
+    for (const int left : {-1, 0, 1, 3})
+      for (const int right : {-1, 0, 1, 3})
+        for (int seqlen_q = 1; seqlen_q <= 8; ++seqlen_q)
+          for (int seqlen_k = 1; seqlen_k <= 8; ++seqlen_k) {
+            const std::vector<std::string> options = {
+                "--heads=1",
+                "--head-dim=4",
+                "--causal=" + std::string(causal),
+                "--window=" + std::to_string(left) + ',' + std::to_string(right),
+                "--seqlen-q=" + std::to_string(seqlen_q),
+                "--seqlen-k=" + std::to_string(seqlen_k)};
+            int num_pairs = 0;
+            std::set<int> keys;
+            const int shift = code == HEADRACE_CAUSAL_TOP_LEFT ? 0 : seqlen_k - seqlen_q;
+            for (int i = 0; i < seqlen_q; ++i)
+              for (int j = 0; j < seqlen_k; ++j) {
+                const int distance = j - (i + shift);  // to the diagonal key
+                const bool is_hidden = (code != HEADRACE_CAUSAL_NONE && distance > 0) ||
+                                       (left >= 0 && distance < -left) ||
+                                       (right >= 0 && distance > right);
+                if (is_hidden) continue;
+                ++num_pairs;
+                keys.insert(j);
+              }
+            const Work work = work_of(shape_of(options));
+            const std::string text =
+                options[2] + ' ' + options[3] + ' ' + options[4] + ' ' + options[5];
+            EXPECT_EQ(work.visible_pairs, num_pairs) << text;
+            EXPECT_DOUBLE_EQ(work.flops, 2. * 8 * num_pairs) << text;
+            EXPECT_DOUBLE_EQ(work.bytes, 4. * 8 * (seqlen_q + static_cast<double>(keys.size())))
+                << text;
+          }
 }
 
 TEST(AttentionShape, RaggedLengthsFallEvenly) {

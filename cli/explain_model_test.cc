@@ -38,6 +38,21 @@ TEST(ExplainModel, PredictsTheLeastTimeOfEachOperator) {
   EXPECT_NEAR(json["meta"]["at_most_tokens_per_s"].get<double>(), 4 / microseconds * 1e6, 1e-3);
 }
 
+// Of decode, and of prompts of any length.
+TEST(ExplainModel, TokensPerSecondAreThoseOfTheWholeStep) {
+  for (const int batch : {1, 4})
+    for (const int prompt : {0, 1, 2, 100}) {
+      const auto json =
+          json_of("explain model --like smollm2-135m -c 200 --bandwidth 20 --peak 0.5 -b " +
+                  std::to_string(batch) + " -p " + std::to_string(prompt));
+      const int num_tokens = batch * std::max(prompt, 1);
+      const double microseconds = json["operators"].back()["microseconds"];
+      const double expected = num_tokens / microseconds * 1e6;
+      EXPECT_NEAR(json["meta"]["at_most_tokens_per_s"].get<double>(), expected, 1e-6 * expected)
+          << batch << " prompts of " << prompt;
+    }
+}
+
 TEST(ExplainModel, AFileIsExplainedAsItsShape) {
   const TemporaryFolder folder;
   const std::string path = folder.file("m.gguf");
