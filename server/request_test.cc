@@ -115,5 +115,46 @@ TEST(ParseCompletion, ANumberWithinItsBoundsSetsItsFieldAlone) {
   }
 }
 
+// Three functions, each with a definition of its own that its parameters refer to.
+Json tools_with_references() {
+  Json tools = Json::array();
+  for (int i = 0; i < 3; ++i) {
+    const std::string name = "d" + std::to_string(i);
+    const Json parameters = {{"type", "object"},
+                             {"properties", {{"a", {{"$ref", "#/$defs/" + name}}}}},
+                             {"$defs", {{name, {{"const", i}}}}}};
+    tools.push_back(
+        {{"type", "function"},
+         {"function", {{"name", "f" + std::to_string(i)}, {"parameters", parameters}}}});
+  }
+  return tools;
+}
+
+// Whichever of them may be called, what a reference names is found in the schema of the calls.
+TEST(Tools, ReferencesHoldInTheSchemaOfEveryChoice) {
+  Json body = {{"messages", {{{"role", "user"}, {"content", "a"}}}},
+               {"tools", tools_with_references()}};
+  const auto calls_of = [&](const Json& choice) {
+    body["tool_choice"] = choice;
+    const Json schema = Json::parse(parse_completion(Form::chat, body.dump()).grammar.value().text);
+    std::vector<int> calls;
+    for (const Json& call : schema.at("anyOf")) {
+      const Json& parts = call.at("properties");
+      const Json ref = parts.at("arguments").at("properties").at("a").at("$ref");
+      const std::string pointer = ref.get<std::string>().substr(1);
+      EXPECT_TRUE(schema.contains(Json::json_pointer(pointer))) << choice << ": " << pointer;
+      if (!schema.contains(Json::json_pointer(pointer))) continue;
+      calls.push_back(schema.at(Json::json_pointer(pointer)).at("const"));
+      EXPECT_EQ(parts.at("name").at("const"), "f" + std::to_string(calls.back()));
+    }
+    return calls;
+  };
+  EXPECT_EQ(calls_of("required"), (std::vector<int>{0, 1, 2}));
+  for (int i = 0; i < 3; ++i) {
+    const Json one = {{"type", "function"}, {"function", {{"name", "f" + std::to_string(i)}}}};
+    EXPECT_EQ(calls_of(one), std::vector<int>{i});
+  }
+}
+
 }  // namespace
 }  // namespace headrace::server
