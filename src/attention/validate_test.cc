@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 
 #include "attention/validate_fixture.h"
 
@@ -239,21 +240,52 @@ TEST(CheckProblem, EveryFlagIsZeroOrOne) {
   }
 }
 
-// Kernels' work grows with max_seqlen, which the number of rows bounds, too.
+// Kernels' work grows with max_seqlen, which the number of rows bounds, too. max_seqlen_k stays
+// where it is the number of columns of a bias or mask.
 TEST(CheckProblem, ClampsMaxSeqlenToTheNumberOfRows) {
-  Call c = Call::ragged();  // 10 rows of q, 12 of k
-  const auto checked = [&] { return validate(c.t, c.o).value(); };
-  EXPECT_EQ(checked().seqlen_q, 7);
-  EXPECT_EQ(checked().seqlen_k, 7);
-  c.o.max_seqlen_q = c.o.max_seqlen_k = INT32_MAX;
-  EXPECT_EQ(checked().seqlen_q, 10);
-  EXPECT_EQ(checked().seqlen_k, 12);
-  EXPECT_FALSE(c.check().has_value());
-  // max_seqlen_k is the mask's number of columns.
-  c.o.max_seqlen_k = 100;
-  c.t.bias = c.fresh(DType::f32, {1, 10, 100});
-  EXPECT_EQ(checked().seqlen_k, 100);
-  EXPECT_FALSE(c.check().has_value());
+  const auto scores = [](Call& c, DType dtype) {
+    return c.fresh(dtype, {1, 10, c.o.max_seqlen_k});
+  };
+  using Give = std::function<void(Call&)>;
+  const struct {
+    const char* name;
+    bool has_columns;
+    Give give;
+  } features[] = {
+      {"none", false, [](Call&) {}},
+      {"lse", false,
+       [](Call& c) {
+         c.t.lse = c.fresh(DType::f32, {kHeads, 10});
+       }},
+      {"alibi", false, [](Call& c) { c.t.alibi_slopes = c.fresh(DType::f32, {kHeads}); }},
+      {"sinks", false, [](Call& c) { c.t.sinks = c.fresh(DType::f32, {kHeads}); }},
+      {"softcap", false, [](Call& c) { c.o.softcap = 2; }},
+      {"dropout", false, [](Call& c) { c.o.dropout_p = 0.5; }},
+      {"causal", false, [](Call& c) { c.o.causal = HEADRACE_CAUSAL_BOTTOM_RIGHT; }},
+      {"tree_mask", false,
+       [](Call& c) {
+         c.t.tree_mask = c.fresh(DType::u32, {10, 1});
+         c.t.tree_mask.shape[1] = INT32_MAX / 32 + 1;
+       }},
+      {"bias", true, [&](Call& c) { c.t.bias = scores(c, DType::f32); }},
+      {"mask", true, [&](Call& c) { c.t.mask = scores(c, DType::boolean); }},
+      {"bias and mask", true, [&](Call& c) {
+         c.t.bias = scores(c, DType::f32);
+         c.t.mask = scores(c, DType::boolean);
+       }}};
+  for (const auto& [name, has_columns, give] : features)
+    for (const std::int64_t max_q : {7, 9, 10, 11, 100, INT32_MAX})
+      for (const std::int64_t max_k : {7, 11, 12, 13, 100}) {
+        SCOPED_TRACE(format_text("{}, {} and {}", name, max_q, max_k));
+        Call c = Call::ragged();  // 10 rows of q, 12 of k
+        c.o.max_seqlen_q = max_q;
+        c.o.max_seqlen_k = max_k;
+        give(c);
+        expect_valid(c, name);
+        const Problem p = validate(c.t, c.o).value();
+        EXPECT_EQ(p.seqlen_q, std::min<std::int64_t>(max_q, 10));
+        EXPECT_EQ(p.seqlen_k, has_columns ? max_k : std::min<std::int64_t>(max_k, 12));
+      }
 }
 
 // Checking a Problem of arbitrary contents is well defined.
