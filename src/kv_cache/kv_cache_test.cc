@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "base/error.h"
+#include "base/math.h"
 #include "tests/support/kv_cache_fixture.h"
 
 namespace headrace {
@@ -270,6 +272,64 @@ TEST_F(KvCaches, SwapInCountsHitsInTheFreeList) {
                  "sequence");
   ASSERT_FALSE(cache_->truncate(other, 5 * kPageSize));
   EXPECT_FALSE(cache_->swap_in(sequence, nullptr));
+}
+
+// ---- room ----
+
+struct Room {
+  std::int64_t length, num_tokens, num_pages, num_recent_pages;
+  bool has_codes, is_forked;
+};
+
+void expect_exact_room(const Room& room) {
+  constexpr std::int64_t kGroup = kRecentGroup;  // and tokens of a page
+  const std::unique_ptr<Device> device = make_host_device(cpu_info().value());
+  KvShape shape = {1, 1, 2, 2, DType::f16};
+  if (room.has_codes) shape.k_dtype = shape.v_dtype = DType::i8;
+  KvCache cache = std::move(KvCache::make(*device, {.shape = shape,
+                                                    .page_size = kGroup,
+                                                    .num_pages = room.num_pages,
+                                                    .num_recent_pages = room.num_recent_pages})
+                                .value());
+  const std::int64_t sequence = cache.add({}, 0).value().sequence;
+  for (std::int64_t i = 0; i < room.length; ++i) {
+    const std::int32_t token = 7;
+    ASSERT_FALSE(cache.reserve(sequence, 1, nullptr));
+    ASSERT_FALSE(cache.commit(sequence, {&token, 1}));
+  }
+  if (room.is_forked) {
+    ASSERT_TRUE(cache.fork(sequence).ok());
+  }
+  const std::int64_t num_pages = cache.allocator().num_free(),
+                     num_recent = cache.recent_allocator().num_free();
+  const std::int64_t has_partial = room.length % kGroup != 0,
+                     num_copies = has_partial * room.is_forked;
+  const std::int64_t num_groups =
+      ceil_div(room.length + room.num_tokens, kGroup) - room.length / kGroup;
+  const std::int64_t num_new = num_groups - has_partial + num_copies,
+                     num_new_recent = room.has_codes ? num_new : 0;
+  const bool is_missing = num_new > num_pages || num_new_recent > num_recent;
+  EXPECT_EQ(cache.reserve(sequence, room.num_tokens, nullptr).has_value(), is_missing);
+  EXPECT_EQ(num_pages - cache.allocator().num_free(), is_missing ? 0 : num_new);
+  EXPECT_EQ(num_recent - cache.recent_allocator().num_free(), is_missing ? 0 : num_new_recent);
+}
+
+// Pages of codes and recent pages, those of new tokens and those that are copied because a fork
+// shares them: a call fails if one is missing, and only then.
+TEST(KvCacheRoom, ReservesWhatIsFreeAndNoMore) {
+  for (const bool has_codes : {false, true})
+    for (const bool is_forked : {false, true})
+      for (const std::int64_t length : {0, 1, 15, 16, 17, 31, 32})
+        for (const std::int64_t num_tokens : {1, 2, 15, 16, 17, 33})
+          for (const std::int64_t num_pages : {3, 4, 5, 6})
+            for (const std::int64_t num_recent_pages : {1, 2, 3, 4, 5}) {
+              if (!has_codes && num_recent_pages > 1) continue;
+              SCOPED_TRACE(format_text("{} tokens after {}, {} pages, {} recent ones{}", num_tokens,
+                                       length, num_pages, num_recent_pages,
+                                       is_forked ? ", forked" : ""));
+              expect_exact_room({length, num_tokens, num_pages, has_codes ? num_recent_pages : 0,
+                                 has_codes, is_forked});
+            }
 }
 
 }  // namespace
