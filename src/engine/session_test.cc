@@ -244,6 +244,46 @@ TEST(Session, TruncatesCodesAnywhere) {
   }
 }
 
+// Of any number of tokens in batches of any size, and behind a cut of codes, whose tokens are
+// computed again before them: a row each, and nothing beyond.
+TEST(Session, AnAppendGivesTheLogitsOfItsOwnTokens) {
+  constexpr float kUntouched = 12345;
+  const Golden golden = read_goldens().front();
+  const LanguageModel model = load(golden.file, MatmulMode::normal);
+  const std::span<const std::int32_t> tokens(golden.tokens);
+  for (const std::optional<DType> codes :
+       {std::optional<DType>(), {DType::i8}, {DType::f8e4m3}, {DType::i4x2}}) {
+    const auto make = [&](std::int64_t batch) {
+      return std::move(Session::make(model, {.max_tokens = 64,
+                                             .batch_tokens = batch,
+                                             .cache_dtype = DType::f32,
+                                             .k_dtype = codes,
+                                             .v_dtype = codes})
+                           .value());
+    };
+    Session whole = make(512);
+    const std::vector<float> expected = logits_of(whole, golden);
+    for (const std::int64_t batch : {1, 3, 5, 16, 512}) {
+      Session session = make(batch);
+      for (const std::size_t kept : {31, 25, 17, 16, 15, 3, 0})
+        for (const std::size_t count : {1, 4, 9, 20}) {
+          if (kept + count > tokens.size()) continue;
+          SCOPED_TRACE(format_text("{} tokens after {} in batches of {}{}", count, kept, batch,
+                                   codes ? dtype_name(*codes) : ""));
+          ASSERT_FALSE(session.truncate(0));
+          ASSERT_FALSE(session.append(tokens, nullptr));
+          ASSERT_FALSE(session.truncate(static_cast<std::int64_t>(kept)));
+          std::vector<float> rows((count + tokens.size()) * golden.vocab_size, kUntouched);
+          ASSERT_FALSE(session.append(tokens.subspan(kept, count), rows.data()));
+          const std::size_t num_written = count * golden.vocab_size;
+          for (std::size_t i = 0; i < num_written; ++i)
+            ASSERT_NEAR(rows[i], expected[kept * golden.vocab_size + i], 1e-4) << i;
+          EXPECT_EQ(std::count(rows.begin(), rows.end(), kUntouched), rows.size() - num_written);
+        }
+    }
+  }
+}
+
 TEST(Session, SizesAreChecked) {
   const LanguageModel model = load(read_goldens().front().file, MatmulMode::normal);
   for (const SessionOptions& options :
