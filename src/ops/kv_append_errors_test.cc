@@ -219,5 +219,79 @@ TEST(KvAppendErrors, OutputsThatOverlap) {
   for (const Bad& bad : cases) expect_refused(bad);
 }
 
+// Every tensor that an append may have, each in memory of its own. The outputs come first.
+struct FullCall {
+  static constexpr std::size_t kNumOutputs = 7;
+  alignas(16) float memory[17][512] = {};
+  headrace_kv_append_tensors t{};
+  headrace_quantised_kv x{};
+  const std::vector<std::pair<std::string, headrace_tensor*>> all = {
+      {"q_out", &t.q_out},
+      {"k_pages", &t.k_pages},
+      {"v_pages", &t.v_pages},
+      {"k_scale", &x.k_scale},
+      {"v_scale", &x.v_scale},
+      {"k_recent", &x.k_recent},
+      {"v_recent", &x.v_recent},
+      {"q", &t.q},
+      {"k", &t.k},
+      {"v", &t.v},
+      {"slot_mapping", &t.slot_mapping},
+      {"recent_slots", &t.recent_slots},
+      {"positions", &t.positions},
+      {"cos", &t.cos},
+      {"sin", &t.sin},
+      {"q_norm_weight", &t.q_norm_weight},
+      {"k_norm_weight", &t.k_norm_weight}};
+
+  FullCall() {
+    const auto view = [&](int i, DType dtype, std::initializer_list<std::int64_t> shape) {
+      return TensorView(memory[i], dtype, shape);
+    };
+    t.struct_size = sizeof t;
+    x.struct_size = sizeof x;
+    t.quantised = &x;
+    t.q_out = view(0, DType::f32, {kTokens, kHeads, kDim});
+    t.k_pages = view(1, DType::i8, {kPages, kPageSize, kKvHeads, kDim});
+    t.v_pages = view(2, DType::i8, {kPages, kPageSize, kKvHeads, kDimV});
+    x.k_scale = view(3, DType::f32, {kPages, kPageSize, kKvHeads});
+    x.v_scale = view(4, DType::f32, {kPages, kPageSize, kKvHeads});
+    x.k_recent = view(5, DType::f32, {kPages, kPageSize, kKvHeads, kDim});
+    x.v_recent = view(6, DType::f32, {kPages, kPageSize, kKvHeads, kDimV});
+    t.q = view(7, DType::f32, {kTokens, kHeads, kDim});
+    t.k = view(8, DType::f32, {kTokens, kKvHeads, kDim});
+    t.v = view(9, DType::f32, {kTokens, kKvHeads, kDimV});
+    t.slot_mapping = view(10, DType::i64, {kTokens});
+    t.recent_slots = view(11, DType::i64, {kTokens});
+    t.positions = view(12, DType::i32, {kTokens});
+    t.cos = view(13, DType::f32, {10, 2});
+    t.sin = view(14, DType::f32, {10, 2});
+    t.q_norm_weight = view(15, DType::f32, {kDim});
+    t.k_norm_weight = view(16, DType::f32, {kDim});
+  }
+  FullCall(const FullCall&) = delete;
+  Status run() { return kv_append(t, default_kv_append_options(), nullptr, nullptr); }
+};
+
+// An output in the memory of each other tensor, of which it may only be the same view as its input.
+TEST(KvAppendErrors, NoOutputOverlapsAnyOtherTensor) {
+  const Status good = FullCall().run();
+  ASSERT_FALSE(good) << good->message;
+  for (std::size_t i = 0; i < FullCall::kNumOutputs; ++i)
+    for (std::size_t j = 0; j < FullCall().all.size(); ++j) {
+      if (i == j) continue;
+      FullCall call;
+      const auto& [output, moved] = call.all[i];
+      const auto& [other, stays] = call.all[j];
+      moved->data = stays->data;
+      if (output == "q_out" && other == "q") moved->data = call.memory[j] + 4;
+      const std::string expected =
+          i < j ? output + " overlaps " + other : other + " overlaps " + output;
+      const Status bad = call.run();
+      ASSERT_TRUE(bad) << expected;
+      EXPECT_EQ(bad->message.find(expected), 0u) << bad->message << ", not " << expected;
+    }
+}
+
 }  // namespace
 }  // namespace headrace
