@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -99,6 +100,43 @@ TEST(RandomModel, ShapesHaveNames) {
   const std::string text =
       error_of([] { headrace::find_model_shape("llama"); }, HEADRACE_INVALID_ARGUMENT);
   for (const std::string& name : names) EXPECT_NE(text.find(name), std::string::npos) << text;
+}
+
+// All fields in their order.
+std::string text_of(const headrace_model_shape& s) {
+  std::ostringstream text;
+  text << s.name << ' ' << s.architecture;
+  for (const std::int64_t size :
+       {s.num_layers, s.hidden_size, s.ffn_size, s.vocab_size, s.num_heads, s.num_kv_heads,
+        s.head_dim, s.context_length, s.window})
+    text << ' ' << size;
+  for (const double number :
+       {s.rms_eps, s.rope_base, s.rope_linear_factor, s.rope_llama3_factor, s.rope_low_freq_factor,
+        s.rope_high_freq_factor, s.rope_original_context_length})
+    text << ' ' << number;
+  text << ' ' << s.bos_token << ' ' << s.eos_token << ' ' << s.tied_embeddings;
+  return std::move(text).str();
+}
+
+// As the config.json of each model has it.
+TEST(RandomModel, ShapesAreThePublishedOnesInEveryField) {
+  std::vector<std::string> shapes;
+  for (const std::string& name : headrace::model_shape_names())
+    shapes.push_back(text_of(headrace::find_model_shape(name)));
+  const std::vector<std::string> published = {
+      "smollm2-135m llama 30 576 1536 49152 9 3 64 8192 0 1e-05 100000 1 0 0 0 0 0 0 1",
+      "qwen2.5-0.5b qwen2 24 896 4864 151936 14 2 64 32768 0 1e-06 1e+06 1 0 0 0 0 151643 151643 1",
+      "qwen2.5-1.5b qwen2 28 1536 8960 151936 12 2 128 131072 0 1e-06 1e+06 1 0 0 0 0 151643 "
+      "151643 "
+      "1",
+      "qwen2.5-7b qwen2 28 3584 18944 152064 28 4 128 131072 0 1e-06 1e+06 1 0 0 0 0 151643 151643 "
+      "0",
+      "llama-3.2-1b llama 16 2048 8192 128256 32 8 64 131072 0 1e-05 500000 1 32 1 4 8192 128000 "
+      "128001 1",
+      "llama-3.1-8b llama 32 4096 14336 128256 32 8 128 131072 0 1e-05 500000 1 8 1 4 8192 128000 "
+      "128001 0",
+      "mistral-7b llama 32 4096 14336 32000 32 8 128 32768 4096 1e-05 10000 1 0 0 0 0 1 2 0"};
+  EXPECT_EQ(shapes, published);
 }
 
 TEST(RandomModel, ErrorsLeaveNoFile) {
