@@ -1,6 +1,7 @@
 // headrace batch, run from a shell: a tiny file with random weights.
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -96,6 +97,32 @@ TEST(BatchProgram, SaysHowFastEachNumberOfStreamsIs) {
   EXPECT_NE(result.out.find("headrace: 1 streams: 1 requests in "), std::string::npos);
   EXPECT_NE(result.out.find("headrace: 3 streams: 1 requests in "), std::string::npos);
   EXPECT_NE(result.out.find("answers 4 tokens, "), std::string::npos);
+}
+
+// Of one stream: a step for each token of an answer. The last one is not computed with.
+TEST(BatchProgram, TokensPerStepAreThoseThatWereComputed) {
+  for (const int num_prompts : {1, 3})
+    for (const int max_tokens : {1, 4, 9}) {
+      std::string lines;
+      for (int i = 0; i < num_prompts; ++i)
+        lines += "{\"prompt\": \"abcdefgh" + std::to_string(i) +
+                 "\", \"ignore_end\": true, \"max_tokens\": " + std::to_string(max_tokens) + "}\n";
+      const auto result = run_program("2>&1 batch -m " + kModel +
+                                      " --raw --streams 1 -f - <<END\n" + lines + "END\n");
+      ASSERT_EQ(result.exit_code, 0);
+      const std::string text = result.out.substr(result.out.find("answers "));
+      int answers = 0, prompts = 0, cached = 0;
+      double rate = 0, per_step = 0;
+      ASSERT_EQ(std::sscanf(text.c_str(),
+                            "answers %d tokens, %lf tokens/s; prompts %d tokens, %d cached; %lf "
+                            "tokens per step",
+                            &answers, &rate, &prompts, &cached, &per_step),
+                5)
+          << text;
+      EXPECT_EQ(answers, num_prompts * max_tokens);
+      const int computed = prompts - cached + answers - num_prompts;
+      EXPECT_NEAR(per_step, static_cast<double>(computed) / answers, 0.051) << text;
+    }
 }
 
 // Before anything is computed.
