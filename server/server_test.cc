@@ -292,6 +292,21 @@ std::string many(int num_prompts, const std::string& fields) {
 std::string endless() { return many(128, ""); }
 std::string endless_stream() { return many(128, R"(, "stream": true, "logprobs": 20)"); }
 
+// More of them than the list has: one after the other, up to the latest.
+TEST_F(Serve, StepsAreTheLatestOnes) {
+  ServerProcess server(options("--streams 1"));
+  Client client(server.port());
+  for (int i = 0; i < 3; ++i)
+    ASSERT_EQ(client.ask(completion(R"(, "max_tokens": 90, "ignore_eos": true)")).status, 200);
+  const Json state = Json::parse(client.ask(get("/v1/engine")).body);
+  const Json& steps = state["steps"];
+  EXPECT_EQ(steps.size(), 63u);  // between 64 of them
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    EXPECT_EQ(steps[i]["generated"], 1) << i;
+    EXPECT_LE(steps[i]["ms_ago"], steps[i == 0 ? 0 : i - 1]["ms_ago"]) << i;
+  }
+}
+
 TEST_F(Serve, ADisconnectAbortsTheRequest) {
   ServerProcess server(options("--streams 1"));
   {
