@@ -139,6 +139,33 @@ TEST(RandomModel, ShapesAreThePublishedOnesInEveryField) {
   EXPECT_EQ(shapes, published);
 }
 
+// Of a model whose end token is one that its beams come to, so that every option has an effect.
+TEST(RandomModel, EveryOptionOfABeamSearchCounts) {
+  RandomModel random = small_model();
+  const auto beams_of = [&](const headrace::BeamOptions& options) {
+    const Model model(random);
+    Session session(model, {.max_tokens = 32, .page_size = 4, .num_pages = 200});
+    session.append(std::vector<std::int32_t>{5, 250, 17});
+    std::vector<std::pair<std::vector<std::int32_t>, double>> beams;
+    for (const headrace::Completion& beam : session.beam_search(options))
+      beams.emplace_back(beam.tokens, beam.score);
+    return beams;
+  };
+  random.shape.eos_token = -1;
+  const headrace::BeamOptions base = {.beam_width = 2, .max_new_tokens = 6};
+  const auto endless = beams_of(base);
+  random.shape.eos_token = endless[0].first[1];
+  const auto beams = beams_of(base);
+  headrace::BeamOptions wider = base, longer = base, shorter = base, ignoring = base;
+  wider.beam_width = 3;
+  longer.length_penalty = 3;
+  shorter.max_new_tokens = 1;
+  ignoring.ignore_end = true;
+  for (const headrace::BeamOptions& changed : {wider, longer, shorter, ignoring})
+    EXPECT_NE(beams_of(changed), beams);
+  EXPECT_EQ(beams_of(ignoring), endless);
+}
+
 TEST(RandomModel, ErrorsLeaveNoFile) {
   const TemporaryFolder folder;
   const auto fails = [&](const RandomModel& random, const std::string& path, headrace_status code,
