@@ -32,7 +32,7 @@ struct AppendCase {
   bool has_q = true, has_kv = true, has_q_norm = false, has_k_norm = false;
   bool is_in_place = false, is_fused = true;  // q, k and v slices of one buffer
   std::vector<int> order = {0, 1, 2}, page_order = {0, 1, 2, 3};
-  std::int64_t gap = 0, page_gap = 0;
+  std::int64_t gap = 0, page_gap = 0;  // those of k, v, q_out, sin and v_pages are multiples
   std::int64_t last_position = 100000;
   std::uint64_t seed = 1;
 };
@@ -99,7 +99,7 @@ class AppendCall {
     k_pages_ = filled(c.k_page_dtype, {num_pages_, c.page_size, c.num_kv_heads, c.head_dim},
                       c.page_order, c.page_gap, 0);
     v_pages_ = filled(c.v_page_dtype, {num_pages_, c.page_size, c.num_kv_heads, c.head_dim_v},
-                      c.page_order, c.page_gap, 0);
+                      c.page_order, 2 * c.page_gap, 0);
     q_norm_ = filled(c.side_dtype, {c.head_dim}, {0}, 0, 1);
     k_norm_ = filled(c.other_side_dtype, {c.head_dim}, {0}, 0, 1);
     const std::int64_t max_positions = c.rotation == Rotation::tables ? 40 : c.last_position + 1;
@@ -107,7 +107,7 @@ class AppendCall {
       position = static_cast<std::int32_t>(random_.between(0, max_positions - 1));
     if (c.rotation == Rotation::tables) {
       cos_ = filled(c.side_dtype, {max_positions, c.rot_dim / 2}, {0, 1}, c.gap, 1);
-      sin_ = filled(c.other_side_dtype, {max_positions, c.rot_dim / 2}, {0, 1}, c.gap, 1);
+      sin_ = filled(c.other_side_dtype, {max_positions, c.rot_dim / 2}, {0, 1}, 2 * c.gap, 1);
     }
     draw_slots();
   }
@@ -219,11 +219,11 @@ class AppendCall {
       fused_ = filled(c_.dtype, {n, c_.num_heads + 2 * c_.num_kv_heads, dim}, c_.order, c_.gap, 2);
     } else {
       q_ = filled(c_.dtype, {n, c_.num_heads, dim}, c_.order, c_.gap, 2);
-      k_ = filled(c_.dtype, {n, c_.num_kv_heads, dim}, c_.order, c_.gap, 2);
-      v_ = filled(c_.dtype, {n, c_.num_kv_heads, c_.head_dim_v}, c_.order, c_.gap, 2);
+      k_ = filled(c_.dtype, {n, c_.num_kv_heads, dim}, c_.order, 2 * c_.gap, 2);
+      v_ = filled(c_.dtype, {n, c_.num_kv_heads, c_.head_dim_v}, c_.order, 3 * c_.gap, 2);
     }
     if (!c_.is_in_place)
-      q_out_ = filled(c_.q_out_dtype, {n, c_.num_heads, dim}, c_.order, c_.gap, 0);
+      q_out_ = filled(c_.q_out_dtype, {n, c_.num_heads, dim}, c_.order, 4 * c_.gap, 0);
     q_values_ = read(q_view());
     k_values_ = read(k_view());
     v_values_ = read(v_view());
