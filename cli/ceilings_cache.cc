@@ -136,8 +136,46 @@ std::optional<MeasuredCeilings> parse_ceilings(const std::string& text, const Ce
   return measured;
 }
 
-std::optional<MeasuredCeilings> read_ceilings(const std::string& path, const CeilingsKey& key,
-                                              std::string& reason) {
+std::optional<MeasuredCeilings> parse_report(const std::string& text, std::string& reason) {
+  const auto refuse = [&](const char* why) {
+    reason = why;
+    return std::nullopt;
+  };
+  if (text.size() > kMaxBytes) return refuse("it is larger than 1 MiB");
+  const Json json = Json::parse(text, nullptr, false);
+  if (json.is_discarded() || !json.is_object()) return refuse("it is no JSON object");
+  constexpr struct {
+    const char *table, *value;
+    CeilingKind kind;
+  } kTables[] = {{"compute", "gops", CeilingKind::compute},
+                 {"bandwidth", "gbytes", CeilingKind::bandwidth}};
+  MeasuredCeilings measured;
+  for (const auto& t : kTables) {
+    if (!json.contains(t.table) || !json[t.table].is_array() || json[t.table].size() > kMaxCeilings)
+      return refuse("it has no tables of compute and bandwidth");
+    for (const Json& row : json[t.table]) {
+      if (!row.is_object() || !is_text(row, "resource") || !is_text(row, "operation") ||
+          !is_count(row, "num_units", 1, 1 << 20) || !is_between(row, t.value, 1e-12, 1e12) ||
+          (row.contains("bytes") && !row["bytes"].is_null() && !is_between(row, "bytes", 0, 1e18)))
+        return refuse("one of its ceilings is damaged");
+      Ceiling c{.kind = t.kind,
+                .num_units = row["num_units"].get<std::int32_t>(),
+                .resource = row["resource"].get<std::string>(),
+                .operation = row["operation"].get<std::string>(),
+                .value = row[t.value].get<double>() * 1e9};
+      if (row.contains("bytes") && row["bytes"].is_number())
+        c.bytes = static_cast<std::int64_t>(row["bytes"].get<double>());
+      measured.ceilings.push_back(std::move(c));
+    }
+  }
+  return measured;
+}
+
+namespace {
+
+// The start of a regular file, as much as a file of ceilings may have and one byte; no value: there
+// is none, and `reason` is set if it cannot be read.
+std::optional<std::string> read_start(const std::string& path, std::string& reason) {
   reason.clear();
   struct stat facts {};
   if (stat(path.c_str(), &facts) != 0) return std::nullopt;
@@ -149,7 +187,22 @@ std::optional<MeasuredCeilings> read_ceilings(const std::string& path, const Cei
   std::string text(kMaxBytes + 1, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<std::size_t>(file.gcount()));
-  return parse_ceilings(text, key, reason);
+  return text;
+}
+
+}  // namespace
+
+std::optional<MeasuredCeilings> read_ceilings(const std::string& path, const CeilingsKey& key,
+                                              std::string& reason) {
+  const auto text = read_start(path, reason);
+  return text ? parse_ceilings(*text, key, reason) : std::nullopt;
+}
+
+std::optional<MeasuredCeilings> read_report(const std::string& path, std::string& reason) {
+  const auto text = read_start(path, reason);
+  if (text) return parse_report(*text, reason);
+  if (reason.empty()) reason = "there is no such file";
+  return std::nullopt;
 }
 
 }  // namespace headrace::cli

@@ -36,4 +36,9 @@ std::optional<MeasuredCeilings> parse_ceilings(const std::string& text, const Ce
 std::optional<MeasuredCeilings> read_ceilings(const std::string& path, const CeilingsKey& key,
                                               std::string& reason);
 
+// The ceilings in a report of headrace roofline --format json, of any device, which may be damaged.
+// No value: `reason` says why not.
+std::optional<MeasuredCeilings> parse_report(const std::string& text, std::string& reason);
+std::optional<MeasuredCeilings> read_report(const std::string& path, std::string& reason);
+
 }  // namespace headrace::cli

@@ -240,5 +240,87 @@ TEST(Roofline, BadInputIsAUsageError) {
   EXPECT_EQ(run_program("roofline --svg /nonexistent/plot.svg").exit_code, 1);
 }
 
+// ---- explain attention with ceilings
+
+constexpr const char* kReport =
+    R"({
+ "compute": [{"resource": "avx2", "operation": "f32", "num_units": 2, "gops": 200}],
+ "bandwidth": [{"resource": "DRAM", "operation": "read", "num_units": 2,
+                "gbytes": 40, "bytes": 1e9}]})";
+
+TEST(ExplainPredicts, FromAReportOfAnotherMachine) {
+  const testing::TemporaryFolder folder;
+  replace_file(folder.file("report.json"), kReport);
+  const std::string command = "explain attention --device cpu:avx2:2 --seqlen 256,512 --ceilings " +
+                              folder.file("report.json");
+  const auto json = nlohmann::json::parse(run_program(command + " --format json").out);
+  ASSERT_EQ(json["plans"].size(), 2u);
+  std::vector<double> sums(2);
+  for (const auto& part : json["parts"])
+    sums[part["plan"].get<std::size_t>() - 1] += part["us"].get<double>();
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_GT(json["plans"][i]["predicted_us"].get<double>(), 0);
+    EXPECT_NEAR(json["plans"][i]["predicted_us"].get<double>(), sums[i], 1e-6 * sums[i]);
+    EXPECT_EQ(json["plans"][i]["ceilings"], "measured");
+    EXPECT_TRUE(json["plans"][i]["no_prediction"].is_null());
+  }
+  EXPECT_NE(run_program(command).out.find("predicted "), std::string::npos);
+}
+
+TEST(ExplainPredicts, FromTheCacheOfThisMachine) {
+  ceilings_folder();
+  const DeviceInfo device = cpu_info();
+  std::vector<Ceiling> ceilings;
+  for (const char* isa : {"avx2", "avx512"})
+    ceilings.push_back({.kind = CeilingKind::compute,
+                        .num_units = device.num_units,
+                        .resource = isa,
+                        .operation = "f32",
+                        .value = 1e11,
+                        .best = 1e11});
+  ceilings.push_back({.kind = CeilingKind::bandwidth,
+                      .num_units = device.num_units,
+                      .resource = "DRAM",
+                      .operation = "read",
+                      .value = 1e10,
+                      .best = 1e10});
+  const CeilingsKey key = ceilings_key(device);
+  replace_file(ceilings_path(key), ceilings_text(key, {"2026-01-01T00:00:00Z", ceilings}));
+  const std::string command = "explain attention --seqlen 512 --dtype f32 --format json";
+  const auto json = nlohmann::json::parse(run_program(command).out);
+  const std::string kernel = json["plans"][0]["kernel"];
+  if (kernel.starts_with("cpu_avx")) {
+    EXPECT_GT(json["plans"][0]["predicted_us"].get<double>(), 0) << kernel;
+  }
+  replace_file(ceilings_path(key), "{");
+  const auto result = run_program("explain attention --seqlen 512 --dtype f32 2>&1");
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_NE(result.out.find("is ignored: it is no JSON object"), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find("predicted no time: no ceilings"), std::string::npos) << result.out;
+}
+
+TEST(ExplainPredicts, ADamagedReportIsAnErrorWithAReason) {
+  const std::string report = kReport;
+  std::string reason;
+  ASSERT_TRUE(parse_report(report, reason)) << reason;
+  const auto refused = [&](const std::string& from, const std::string& to) {
+    std::string text = report;
+    text.replace(text.find(from), from.size(), to);
+    const bool is_refused = !parse_report(text, reason);
+    return is_refused && !reason.empty();
+  };
+  EXPECT_TRUE(refused("\"compute\"", "\"computes\""));
+  EXPECT_TRUE(refused("\"avx2\"", "7"));
+  EXPECT_TRUE(refused("200", "-200"));
+  EXPECT_TRUE(refused("200", "\"200\""));
+  EXPECT_TRUE(refused("1e9", "-1"));
+  EXPECT_TRUE(refused("}]}", "}]"));
+  EXPECT_TRUE(refused(": [{", ": [7, {"));
+  for (std::size_t i = 0; i < report.size(); ++i) (void)parse_report(report.substr(0, i), reason);
+  const auto missing = run_program("explain attention --ceilings /nonexistent 2>&1");
+  EXPECT_EQ(missing.exit_code, 2);
+  EXPECT_NE(missing.out.find("/nonexistent: there is no such file"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace headrace::cli

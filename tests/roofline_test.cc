@@ -1,4 +1,5 @@
-// Measured ceilings through the public API: which there are, and what is refused.
+// Measured ceilings and predicted times through the public API: which there are, and what is
+// refused.
 #include "headrace/roofline.hpp"
 
 #include <gtest/gtest.h>
@@ -7,6 +8,7 @@
 #include <limits>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "support/errors.h"
 
@@ -81,6 +83,89 @@ TEST(Roofline, AGpuNeedsABuildWithCuda) {
   const std::string error = error_of(
       [] { measure_ceilings(headrace::device_from_text("sm90:132")); }, HEADRACE_UNSUPPORTED);
   EXPECT_NE(error.find("no CUDA"), std::string::npos) << error;
+}
+
+// ---- predictions
+
+headrace_problem problem_of(std::int64_t seqlen) {
+  headrace_problem p;
+  headrace_problem_init(&p);
+  p.dtype = HEADRACE_F32;
+  p.seqlen_q = p.seqlen_k = seqlen;
+  p.num_heads = p.num_kv_heads = 8;
+  p.head_dim = p.head_dim_v = 64;
+  return p;
+}
+
+std::vector<Ceiling> ceilings_of_two_threads() {
+  return {{.kind = CeilingKind::compute,
+           .num_units = 2,
+           .resource = "avx2",
+           .operation = "f32",
+           .value = 200e9},
+          {.kind = CeilingKind::bandwidth,
+           .num_units = 2,
+           .resource = "DRAM",
+           .operation = "read",
+           .value = 40e9}};
+}
+
+TEST(Predictions, AreTheSumOfTheirParts) {
+  const auto plan =
+      headrace::plan_attention(problem_of(1024), headrace::device_from_text("cpu:avx2:2"));
+  const headrace::Prediction p = headrace::predict(plan, ceilings_of_two_threads());
+  double sum = 0;
+  for (const auto& part : p.parts) sum += part.constant * part.unit_seconds;
+  EXPECT_GT(p.seconds, 0);
+  EXPECT_DOUBLE_EQ(p.seconds, sum);
+  EXPECT_EQ(p.flops, 4. * 64 * 8 * 1024 * 1024);
+  EXPECT_EQ(p.exps, 8. * 1024 * 1024);
+  EXPECT_EQ(p.bytes, 4. * 8 * 1024 * 64 * 4);
+  EXPECT_EQ(p.num_slots, 2);
+  EXPECT_EQ(p.ceilings, "measured");
+  EXPECT_EQ(p.reason, "");
+  EXPECT_NE(p.text.find("predicted "), std::string::npos) << p.text;
+}
+
+TEST(Predictions, WithoutCeilingsSayWhy) {
+  const auto plan =
+      headrace::plan_attention(problem_of(64), headrace::device_from_text("cpu:avx2:2"));
+  const headrace::Prediction p = headrace::predict(plan);
+  EXPECT_EQ(p.seconds, 0);
+  EXPECT_TRUE(p.parts.empty());
+  EXPECT_EQ(p.reason, "no ceilings of this device are known; measure them with headrace roofline");
+  EXPECT_GT(p.flops, 0) << "the work is known";
+}
+
+TEST(Predictions, BadArgumentsAreRefused) {
+  const auto plan =
+      headrace::plan_attention(problem_of(64), headrace::device_from_text("cpu:avx2:2"));
+  headrace_prediction* made = nullptr;
+  EXPECT_EQ(headrace_plan_predict(plan.get(), nullptr, 0, nullptr), HEADRACE_INVALID_ARGUMENT);
+  EXPECT_EQ(headrace_plan_predict(nullptr, nullptr, 0, &made), HEADRACE_INVALID_ARGUMENT);
+  EXPECT_EQ(headrace_plan_predict(plan.get(), nullptr, 3, &made), HEADRACE_INVALID_ARGUMENT);
+  EXPECT_EQ(headrace_plan_predict(plan.get(), nullptr, -1, &made), HEADRACE_INVALID_ARGUMENT);
+  const auto error = [&](const Ceiling& ceiling) {
+    return error_of([&] { headrace::predict(plan, {ceiling}); }, HEADRACE_INVALID_ARGUMENT);
+  };
+  const Ceiling good = ceilings_of_two_threads()[0];
+  Ceiling bad = good;
+  bad.value = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_EQ(error(bad).find("ceilings[0]: "), 0u);
+  bad = good;
+  bad.kind = static_cast<CeilingKind>(7);
+  EXPECT_EQ(error(bad).find("ceilings[0]: kind=7"), 0u);
+  bad = good;
+  bad.num_units = 0;
+  EXPECT_EQ(error(bad).find("ceilings[0]: "), 0u);
+  ASSERT_EQ(headrace_plan_predict(plan.get(), nullptr, 0, &made), HEADRACE_OK);
+  headrace_prediction_part part{};
+  part.struct_size = sizeof part;
+  EXPECT_EQ(headrace_prediction_get_part(made, 0, &part), HEADRACE_INVALID_ARGUMENT);
+  EXPECT_EQ(headrace_prediction_get(nullptr, nullptr), HEADRACE_INVALID_ARGUMENT);
+  EXPECT_EQ(headrace_prediction_get(made, nullptr), HEADRACE_INVALID_ARGUMENT);
+  headrace_prediction_destroy(made);
+  headrace_prediction_destroy(nullptr);
 }
 
 }  // namespace

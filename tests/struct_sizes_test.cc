@@ -149,6 +149,34 @@ TEST(StructSizes, OfCeilings) {
   headrace_ceilings_destroy(ceilings);
 }
 
+TEST(StructSizes, OfPredictions) {
+  const headrace_device_info device = headrace::device_from_text("cpu:avx2:2");
+  headrace_problem problem;
+  headrace_problem_init(&problem);
+  problem.seqlen_q = problem.seqlen_k = 64;
+  const headrace::Plan plan = headrace::plan_attention(problem, device);
+  headrace_ceiling ceilings[2] = {};
+  for (headrace_ceiling& c : ceilings) {
+    c.struct_size = sizeof c;
+    c.num_units = 2;
+    c.resource = "avx2";
+    c.operation = "f32";
+    c.value = 1e11;
+  }
+  ceilings[1].kind = HEADRACE_CEILING_BANDWIDTH;
+  ceilings[1].resource = "DRAM";
+  ceilings[1].operation = "read";
+  headrace_prediction* prediction = nullptr;
+  ASSERT_EQ(headrace_plan_predict(plan.get(), ceilings, 2, &prediction), HEADRACE_OK);
+  expect_reads_the_size<headrace_prediction_info>(
+      "info", "info", [&](auto* to) { return headrace_prediction_get(prediction, to); });
+  expect_reads_the_size<headrace_prediction_part>(
+      "part", "part", [&](auto* to) { return headrace_prediction_get_part(prediction, 0, to); });
+  headrace_prediction_destroy(prediction);
+  ceilings[1].struct_size -= 8;
+  EXPECT_EQ(headrace_plan_predict(plan.get(), ceilings, 2, &prediction), HEADRACE_INVALID_ARGUMENT);
+}
+
 TEST(StructSizes, OfStepCosts) {
   const std::string path = std::string(HEADRACE_GOLDEN_DIR) + "/tiny/tiny_llama3_f16.gguf";
   headrace_model_file* file = nullptr;

@@ -141,7 +141,7 @@ HEADRACE_API headrace_status headrace_num_cuda_devices(int32_t* num_devices);
 /** A CUDA device, by number from 0. */
 HEADRACE_API headrace_status headrace_cuda_info(int32_t device_id, headrace_device_info* device);
 /** Parses "cpu", "cpu:avx2", "cpu:avx512:16", "cuda", "cuda:1" (devices of this process) or
- * "sm90:132" (any GPU) into a device description. */
+ * "h100", "h200" (SXM) or "sm90:132" (any GPU) into a device description. */
 HEADRACE_API headrace_status headrace_device_from_text(const char* text,
                                                        headrace_device_info* device);
 

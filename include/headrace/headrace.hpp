@@ -259,7 +259,7 @@ inline DeviceInfo cuda_info(int device_id = 0) {
   return device;
 }
 
-/// "cpu", "cpu:avx2", "cpu:avx512:16", "cuda", "cuda:1", "sm90:132". Throws
+/// "cpu", "cpu:avx2", "cpu:avx512:16", "cuda", "cuda:1", "h200", "sm90:132". Throws
 /// Error(HEADRACE_INVALID_ARGUMENT).
 inline DeviceInfo device_from_text(const char* text) {
   DeviceInfo device{};

@@ -71,6 +71,60 @@ HEADRACE_API headrace_status headrace_ceilings_get(const headrace_ceilings* ceil
                                                    headrace_ceiling* ceiling);
 HEADRACE_API void headrace_ceilings_destroy(headrace_ceilings* ceilings); /**< NULL is allowed */
 
+/* ---- what a plan costs, and how long it will take ---- */
+
+/** The prediction of a plan; immutable. */
+typedef struct headrace_prediction headrace_prediction;
+
+/** Predicts the time of a plan's call by a small model of its kernel, which docs/roofline.md
+ * describes and judges. Sequences count with the lengths of the plan's problem, the longest that a
+ * call may have. `ceilings`: `num_ceilings` ceilings of the plan's device, of equal struct_size;
+ * NULL and 0: those that the library knows of the device, from its name ("h100" and "h200" of
+ * headrace_device_from_text()). Measures nothing and needs no device. invalid_argument: `plan`,
+ * `ceilings` or `prediction`. A kernel or device without a model is no error: seconds is 0 then. */
+HEADRACE_API headrace_status headrace_plan_predict(const headrace_plan* plan,
+                                                   const headrace_ceiling* ceilings,
+                                                   int64_t num_ceilings,
+                                                   headrace_prediction** prediction);
+
+/** What headrace_prediction_get() returns. The strings are valid as long as the prediction. */
+typedef struct headrace_prediction_info {
+  size_t struct_size; /**< sizeof this struct, set by the caller */
+  double seconds;     /**< predicted time; 0: none, `reason` says why */
+  double flops;       /**< FLOP that the call needs */
+  double bytes;       /**< bytes: every input that it needs and every output, once */
+  double exps;        /**< exponentials: one per visible (query, key) pair and head */
+  int64_t num_tiles;  /**< work tiles; 0: not known */
+  int64_t num_slots;  /**< CTAs that are resident at the same time, or threads */
+  double balance;     /**< mean work of a slot over that of the one that ends last, 0 to 1 */
+  int32_t ctas;       /**< resident CTAs of a multiprocessor; 0: CPU, or not known */
+  int32_t num_parts;  /**< parts of `seconds` */
+  const char*
+      limit; /**< what limits `ctas`: "threads", "registers", "shared memory", several; or "" */
+  const char* bound;    /**< the part that takes longest; "": no prediction */
+  const char* ceilings; /**< where the ceilings come from; "": none are known */
+  const char* reason;   /**< why there is no prediction; "": there is one */
+  const char* text;     /**< all of it as lines that continue headrace_plan_explain() */
+} headrace_prediction_info;
+
+/** A part of a predicted time: seconds is constant times unit_seconds. */
+typedef struct headrace_prediction_part {
+  size_t struct_size;  /**< sizeof this struct, set by the caller */
+  const char* name;    /**< "tensor cores", "memory"; valid as long as the prediction */
+  double unit_seconds; /**< the time of its work at a ceiling, or a count of microseconds */
+  double constant;     /**< fitted to measurements */
+} headrace_prediction_part;
+
+/** Fills `info`. invalid_argument: `prediction` or struct_size. */
+HEADRACE_API headrace_status headrace_prediction_get(const headrace_prediction* prediction,
+                                                     headrace_prediction_info* info);
+/** Fills `part`. invalid_argument: `prediction`, a bad index or struct_size. */
+HEADRACE_API headrace_status headrace_prediction_get_part(const headrace_prediction* prediction,
+                                                          int64_t index,
+                                                          headrace_prediction_part* part);
+HEADRACE_API void headrace_prediction_destroy(
+    headrace_prediction* prediction); /**< NULL is allowed */
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

@@ -63,5 +63,57 @@ inline std::vector<Ceiling> measure_ceilings(const DeviceInfo& device,
   return ceilings;
 }
 
+/// headrace_prediction_part.
+struct PredictionPart {
+  std::string name;         ///< "tensor cores", "memory"
+  double unit_seconds = 0;  ///< its work at a ceiling, or a count of microseconds
+  double constant = 0;      ///< fitted to measurements
+};
+
+/// headrace_prediction_info.
+struct Prediction {
+  double seconds = 0;                 ///< 0: no prediction
+  double flops = 0;                   ///< that the call needs
+  double bytes = 0;                   ///< every input and output once
+  double exps = 0;                    ///< exponentials
+  std::int64_t num_tiles = 0;         ///< work tiles
+  std::int64_t num_slots = 0;         ///< resident CTAs, or threads
+  double balance = 0;                 ///< mean work of a slot over the last one's
+  std::int32_t ctas = 0;              ///< of a multiprocessor
+  std::string limit;                  ///< what limits `ctas`
+  std::string bound;                  ///< the longest part
+  std::string ceilings;               ///< where the ceilings come from
+  std::string reason;                 ///< why there is no prediction
+  std::string text;                   ///< lines that continue Plan::explain()
+  std::vector<PredictionPart> parts;  ///< of `seconds`
+};
+
+/// headrace_plan_predict(). `ceilings`: those of the plan's device; empty: those that the library
+/// knows of it.
+inline Prediction predict(const Plan& plan, const std::vector<Ceiling>& ceilings = {}) {
+  std::vector<headrace_ceiling> list;
+  for (const Ceiling& c : ceilings)
+    list.push_back({sizeof(headrace_ceiling), static_cast<std::int32_t>(c.kind), c.num_units,
+                    c.resource.c_str(), c.operation.c_str(), c.value, c.best, c.clock_hz, c.watts,
+                    c.bytes});
+  headrace_prediction* made = nullptr;
+  check(headrace_plan_predict(plan.get(), list.empty() ? nullptr : list.data(),
+                              static_cast<std::int64_t>(list.size()), &made));
+  const std::unique_ptr<headrace_prediction, decltype(&headrace_prediction_destroy)> owner(
+      made, headrace_prediction_destroy);
+  headrace_prediction_info i{};
+  i.struct_size = sizeof i;
+  check(headrace_prediction_get(made, &i));
+  Prediction p{i.seconds, i.flops, i.bytes, i.exps,     i.num_tiles, i.num_slots, i.balance,
+               i.ctas,    i.limit, i.bound, i.ceilings, i.reason,    i.text,      {}};
+  for (std::int64_t index = 0; index < i.num_parts; ++index) {
+    headrace_prediction_part part{};
+    part.struct_size = sizeof part;
+    check(headrace_prediction_get_part(made, index, &part));
+    p.parts.push_back({part.name, part.unit_seconds, part.constant});
+  }
+  return p;
+}
+
 }  // namespace v0
 }  // namespace headrace

@@ -18,7 +18,7 @@ For PyTorch use `headrace.torch`, for Hugging Face models `headrace.transformers
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ._arrays import Support, attention, check, explain, supports
+from ._arrays import Support, attention, check, explain, predict, supports
 from ._async_engine import AsyncEngine
 from ._backward import Gradients, attention_backward
 from ._devices import Device, devices
@@ -29,7 +29,7 @@ from ._library import BusyError
 from ._llm import LLM, ModelInfo, model_shapes
 from ._merge import merge_states
 from ._outputs import Completion, EngineStats, Generation, Output, TokenLogprob
-from ._plans import FallbackWarning, cache_clear
+from ._plans import FallbackWarning, Prediction, cache_clear
 from ._sampling import SamplingParams
 from ._softmax import softmax, softmax_backward
 from ._sparq import sparq_append, sparq_attention
@@ -53,6 +53,7 @@ __all__ = [
     "KvCache",
     "ModelInfo",
     "Output",
+    "Prediction",
     "SamplingParams",
     "Support",
     "TensorSpec",
@@ -66,6 +67,7 @@ __all__ = [
     "explain",
     "merge_states",
     "model_shapes",
+    "predict",
     "softmax",
     "softmax_backward",
     "sparq_append",

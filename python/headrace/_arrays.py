@@ -431,13 +431,15 @@ def _question(q: Any, k: Any, v: Any, device: str | None, backward: bool, argume
 
 
 def explain(q: Any, k: Any, v: Any, *, device: str | None = None, backward: bool = False, **arguments: Any) -> str:
-    """Explains which kernel would run this call: the list of kernels with their reasons, and the schedule.
+    """Explains which kernel would run this call: the list of kernels with their reasons, the schedule, and what the
+    call costs.
 
     Runs nothing and reads no elements.
 
     Args:
         q, k, v: arrays as attention() takes them, or TensorSpec(shape, dtype) without memory.
-        device: "cpu", "cpu:avx512:16", "cuda:1", or a GPU that need not be present, "sm90:132"; default: that of q.
+        device: "cpu", "cpu:avx512:16", "cuda:1", or a GPU that need not be present, "h200", "sm90:132"; default:
+            that of q.
         backward: explain the backward instead: gradients of q, k, v, and of bias and sinks if given; with return_lse
             it also has a dlse.
         **arguments: those of headrace.torch.attention() and of attention(), except out, lse, probs and stream;
@@ -446,7 +448,19 @@ def explain(q: Any, k: Any, v: Any, *, device: str | None = None, backward: bool
     Raises:
         ValueError, NotImplementedError: as attention() would.
     """
-    return _question(q, k, v, device, backward, arguments).text()
+    plan = _question(q, k, v, device, backward, arguments)
+    return plan.text() + plan.prediction().text
+
+
+def predict(
+    q: Any, k: Any, v: Any, *, device: str | None = None, backward: bool = False, **arguments: Any
+) -> _plans.Prediction:
+    """How long this call will take, by a small model of its kernel. Arguments as for explain(); runs nothing.
+
+    The ceilings are those that the library knows, of an H100 or H200, also with device="h200". (The program headrace
+    explain also takes measured ones.) seconds is 0 where there is no model or no ceiling, and reason says why.
+    """
+    return _question(q, k, v, device, backward, arguments).prediction()
 
 
 def supports(

@@ -24,6 +24,7 @@ _RESULTS = {
     "kernel_summary": ctypes.c_char_p,
     "kernel_refusal": ctypes.c_char_p,
     "plan_destroy": None,
+    "prediction_destroy": None,
     "kv_cache_destroy": None,
     "model_destroy": None,
     "model_shape_name": ctypes.c_char_p,
@@ -40,6 +41,8 @@ _POINTERS = {
     "plan_is_fallback": 1,
     "plan_kernel": 1,
     "plan_explain": 1,
+    "prediction_get": 2,
+    "prediction_destroy": 1,
     "attention_problem": 3,
     "attention_backward_problem": 4,
     "plan_attention": 3,
@@ -141,6 +144,8 @@ def _declare(library: ctypes.CDLL) -> None:
         getattr(library, f"headrace_{name}_init_sized").argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     library.headrace_cuda_info.argtypes = [ctypes.c_int32, ctypes.c_void_p]
     library.headrace_device_from_text.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
+    library.headrace_plan_predict.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+    library.headrace_prediction_get_part.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
     library.headrace_check.argtypes = [ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p]
     run: list[Any] = [ctypes.c_void_p] * 4 + [ctypes.c_size_t, ctypes.c_void_p]
     library.headrace_attention_forward.argtypes = run[1:]

@@ -182,6 +182,33 @@ class Block:
             struct.dropout_seed, struct.dropout_offset = seed, offset
 
 
+class Prediction:
+    """What a call costs, and the time that the model of its kernel predicts.
+
+    seconds: 0 where there is no prediction; reason: why. flops, bytes, exps: what the call needs at least.
+    num_tiles, num_slots, balance: work tiles, CTAs that are resident at the same time (or threads), and the mean work
+    of a slot over that of the one that ends last. ctas, limit: resident CTAs of a multiprocessor, and what limits them.
+    parts: seconds of each part; bound: the longest one. ceilings: where the rates of the device come from.
+    text: all of it as lines.
+    """
+
+    def __init__(self, handle: ctypes.c_void_p) -> None:
+        info = _structs.PredictionInfo(ctypes.sizeof(_structs.PredictionInfo))
+        check(LIBRARY.headrace_prediction_get(handle, ctypes.byref(info)))
+        self.seconds, self.flops, self.bytes, self.exps = info.seconds, info.flops, info.bytes, info.exps
+        self.num_tiles, self.num_slots, self.balance = info.num_tiles, info.num_slots, info.balance
+        self.ctas, self.limit, self.bound = info.ctas, info.limit.decode(), info.bound.decode()
+        self.ceilings, self.reason, self.text = info.ceilings.decode(), info.reason.decode(), info.text.decode()
+        self.parts: dict[str, float] = {}
+        for index in range(info.num_parts):
+            part = _structs.PredictionPart(ctypes.sizeof(_structs.PredictionPart))
+            check(LIBRARY.headrace_prediction_get_part(handle, index, ctypes.byref(part)))
+            self.parts[part.name.decode()] = part.constant * part.unit_seconds
+
+    def __repr__(self) -> str:
+        return f"Prediction(seconds={self.seconds:.6g}, bound={self.bound!r}, reason={self.reason!r})"
+
+
 class Plan:
     """A headrace_plan with its free argument blocks. With `gradients` it is a backward plan."""
 
@@ -224,6 +251,14 @@ class Plan:
 
     def text(self) -> str:
         return LIBRARY.headrace_plan_explain(self.handle).decode()
+
+    def prediction(self) -> Prediction:
+        handle = ctypes.c_void_p()
+        check(LIBRARY.headrace_plan_predict(self.handle, None, 0, ctypes.byref(handle)))
+        try:
+            return Prediction(handle)
+        finally:
+            LIBRARY.headrace_prediction_destroy(handle)
 
     def __del__(self) -> None:
         if self.handle is not None:

@@ -200,6 +200,20 @@ class SparqAppendTensors(ctypes.Structure):
     _fields_ = [("struct_size", ctypes.c_size_t), *_fields(Tensor, "k slot_mapping k_components v v_sum cu_seqlens")]
 
 
+class PredictionInfo(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t), *_fields(ctypes.c_double, "seconds flops bytes exps"),
+        *_fields(ctypes.c_int64, "num_tiles num_slots"), ("balance", ctypes.c_double),
+        *_fields(ctypes.c_int32, "ctas num_parts"), *_fields(ctypes.c_char_p, "limit bound ceilings reason text"),
+    ]  # fmt: skip
+
+
+class PredictionPart(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t), ("name", ctypes.c_char_p), *_fields(ctypes.c_double, "unit_seconds constant"),
+    ]  # fmt: skip
+
+
 class Problem(ctypes.Structure):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),

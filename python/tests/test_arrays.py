@@ -359,6 +359,22 @@ def test_explain_describes_absent_machines():
     assert "16 threads" in text
 
 
+def test_predict_counts_work_and_says_why_there_is_no_time():
+    q, k = spec(2, 1024, 8, 64, dtype="f32"), spec(2, 1024, 4, 64, dtype="f32")
+    found = headrace.predict(q, k, k, device="cpu:avx2:2")
+    assert found.flops == 4 * 64 * 2 * 8 * 1024**2 and found.exps == 2 * 8 * 1024**2
+    assert found.bytes == 4 * (2 * 2 * 1024 * 8 * 64 + 2 * 2 * 1024 * 4 * 64)
+    assert found.seconds == 0 and found.parts == {} and "headrace roofline" in found.reason
+    assert found.text in headrace.explain(q, k, k, device="cpu:avx2:2")
+    q = spec(8, 2048, 16, 128)
+    try:
+        found = headrace.predict(q, q, q, device="h200")
+    except NotImplementedError:
+        return  # a build without CUDA
+    assert found.seconds == pytest.approx(sum(found.parts.values())) and found.bound == "tensor cores"
+    assert 0.9 < found.balance <= 1 and found.ctas == 1 and found.num_slots == 132
+
+
 def test_explain_uses_strides_and_extras(rng):
     q = make(rng, (2, 3, 4, 16))
     text = headrace.explain(q, q, q, bias=spec(2, 1, 3, 3, dtype="f32"), sinks=spec(4, dtype="f32"), return_lse=True)

@@ -27,7 +27,7 @@ constexpr std::int64_t kUnknownL2Bytes = 512 * 1024;
 constexpr const char* kForms =
     "\"cpu\", \"cpu:ISA\" or \"cpu:ISA:THREADS\" (ISA: scalar, avx2, avx512, avx512_vnni, "
     "avx512_bf16, avx512_bf16_fast, neon; THREADS: 1 to 1024), \"cuda\" or \"cuda:NUMBER\" (a "
-    "device of this process), \"smNN:UNITS\" (for example sm90:132)";
+    "device of this process), \"h100\", \"h200\", \"smNN:UNITS\" (for example sm90:132)";
 
 struct IsaName {
   std::string_view name;
@@ -167,6 +167,14 @@ Result<DeviceInfo> gpu_from_parts(std::string_view text) {
   return device;
 }
 
+// GPUs whose ceilings the library knows (attention/predict/rates.cc), as the driver names them.
+struct NamedGpu {
+  std::string_view text, name;
+  std::int64_t l2_mib;
+};
+constexpr NamedGpu kNamedGpus[] = {{"h100", "NVIDIA H100 80GB HBM3", 50},
+                                   {"h200", "NVIDIA H200", 60}};
+
 }  // namespace
 
 std::uint32_t detected_cpu_isa() {
@@ -198,6 +206,13 @@ Result<DeviceInfo> device_from_text(std::string_view text) {
   if (text == "cpu") return cpu_info();
   if (text.starts_with("cpu:")) return cpu_from_parts(text, text.substr(4));
   if (text.starts_with("sm")) return gpu_from_parts(text);
+  for (const NamedGpu& gpu : kNamedGpus) {
+    if (text != gpu.text) continue;
+    Result<DeviceInfo> device = gpu_from_parts("sm90:132");
+    device.value().l2_bytes = gpu.l2_mib * 1024 * 1024;
+    set_name(device.value(), gpu.name);
+    return device;
+  }
   return invalid_argument("device \"{}\": unknown; use {}", text, kForms);
 }
 

@@ -43,6 +43,20 @@ class KernelPlan {
   alignas(kAlignment) unsigned char bytes_[kBytes];
 };
 
+// A CTA of a GPU kernel, for its occupancy and the work of its tiles. 0: not a GPU kernel.
+struct CtaShape {
+  int threads = 0;
+  int registers = 0;  // of a thread at the launch, at most
+  int smem_bytes = 0;
+  int head_dim = 0, head_dim_v = 0;  // columns that a tile computes, zero-padded
+};
+// Registers of a thread that ptxas may use under __launch_bounds__(threads, min_ctas).
+constexpr int launch_registers(int threads, int min_ctas) {
+  constexpr int kOfMultiprocessor = 64 * 1024, kStep = 8, kMost = 255;
+  const int most = kOfMultiprocessor / (threads * min_ctas) / kStep * kStep;
+  return most < kMost ? most : kMost;
+}
+
 // The result of a kernel's plan(). Fields that do not apply to a kernel are 0.
 struct Schedule {
   std::int64_t tile_m = 0;      // query rows (queries x heads of a group) per tile
@@ -51,6 +65,8 @@ struct Schedule {
   std::int64_t max_splits = 1;  // splits of the longest possible sequence
   int num_threads = 1;
   std::int64_t num_ctas = 0;
+  int packed_heads = 1;  // query heads of a group whose rows share a tile of tile_m rows
+  CtaShape cta{};
   std::size_t workspace_bytes = 0;
   // For error bounds: the dtype that P is rounded to before P V, and the additional error of a
   // product of two floats in units of 2^-24 (3xTF32).

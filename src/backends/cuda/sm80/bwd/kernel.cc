@@ -71,6 +71,11 @@ Schedule plan(const Problem& p, const DeviceInfo& device) {
   Schedule schedule;
   schedule.tile_m = tile.rows;
   schedule.tile_n = tile.keys;
+  schedule.cta = {.threads = tile.threads(),
+                  .registers = launch_registers(tile.threads(), tile.min_ctas),
+                  .smem_bytes = smem_of(p, tile),
+                  .head_dim = tile.dim,
+                  .head_dim_v = tile.dim};
   schedule.prob_dtype = dtype_of(p);
   schedule.product_error = dtype_of(p) == DType::f32 ? k3xTf32ProductError : 0;
   schedule.num_ctas = own.order.num_tiles();

@@ -61,6 +61,12 @@ Schedule plan(const Problem& p, const DeviceInfo& device) {
   Schedule schedule;
   schedule.tile_m = tile.rows();
   schedule.tile_n = tile.keys;
+  schedule.packed_heads = static_cast<int>(group_size(p));
+  schedule.cta = {.threads = tile.threads(),
+                  .registers = launch_registers(tile.threads(), tile.min_ctas),
+                  .smem_bytes = smem_of(p, tile),
+                  .head_dim = tile.dim,
+                  .head_dim_v = tile.dim};
   schedule.split_keys = sequence.num_splits > 1 ? sequence.split_keys : 0;
   schedule.max_splits = partials.max_splits;
   schedule.prob_dtype = dtype_of(p);

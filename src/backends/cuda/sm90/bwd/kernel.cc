@@ -167,6 +167,11 @@ Schedule plan(const Problem& p, const DeviceInfo& device) {
   Schedule schedule;
   schedule.tile_m = tile.queries;
   schedule.tile_n = tile.keys;
+  schedule.cta = {.threads = threads_of(tile),
+                  .registers = launch_registers(threads_of(tile), 1),
+                  .smem_bytes = smem_bytes(tile),
+                  .head_dim = tile.head_dim,
+                  .head_dim_v = tile.head_dim_v};
   schedule.prob_dtype = dtype_of(p);
   schedule.num_ctas = p.batch * p.num_kv_heads * key_blocks(p);
   schedule.workspace_bytes = own.layout.bytes();

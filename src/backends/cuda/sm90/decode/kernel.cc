@@ -124,6 +124,14 @@ Schedule plan(const Problem& p, const DeviceInfo& device) {
   schedule.tile_m = row_bucket(own.rows);
   schedule.tile_n = kBlockKeys;
   const bool has_clusters = work.cluster_size > 0;
+  const int dim = head_dim_bucket(p.head_dim, p.head_dim_v), rows = row_bucket(own.rows);
+  const int threads = has_clusters ? kClusterThreads : kThreads;
+  schedule.cta = {
+      .threads = threads,
+      .registers = launch_registers(threads, 1),
+      .smem_bytes = has_clusters ? cluster_smem_plan(dim, rows).total : smem_plan(dim, rows).total,
+      .head_dim = dim,
+      .head_dim_v = dim};
   if (work.num_slots > 0) {  // splits of a cluster do not leave its shared memory
     schedule.split_keys = work.run_log2 < kChunkLog2 ? kGroupKeys : kGroupKeys * kChunkGroups;
     schedule.max_splits = ceil_div(p.seqlen_k, schedule.split_keys);

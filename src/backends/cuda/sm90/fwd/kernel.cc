@@ -212,6 +212,12 @@ Schedule plan(const Problem& p, const DeviceInfo& device) {
   Schedule schedule;
   schedule.tile_m = rows_of(tile);
   schedule.tile_n = tile.keys;
+  schedule.packed_heads = own.tiles.pack;
+  schedule.cta = {.threads = threads_of(tile),
+                  .registers = launch_registers(tile),
+                  .smem_bytes = smem_bytes(tile),
+                  .head_dim = tile.head_dim,
+                  .head_dim_v = tile.head_dim_v};
   schedule.prob_dtype = dtype_of(p);
   schedule.num_ctas =
       std::clamp<std::int64_t>(own.tiles.num_tiles, 1, std::max<std::int64_t>(device.num_units, 1));
