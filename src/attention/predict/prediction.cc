@@ -27,12 +27,17 @@ std::string amount_text(double x) {
   return text.data();
 }
 
+// "361 us", "36.96 ms", "25 s".
 std::string time_text(double seconds) {
   std::array<char, 32> text{};
-  const double us = seconds * 1e6;
-  std::snprintf(text.data(), text.size(), us < 1e4 ? "%.3g us" : "%.4g ms",
-                us < 1e4 ? us : us * 1e-3);
-  if (us >= 1000 && us < 1e4) std::snprintf(text.data(), text.size(), "%.0f us", us);
+  if (seconds < 1e-4)
+    std::snprintf(text.data(), text.size(), "%.3g us", seconds * 1e6);
+  else if (seconds < 1e-2)
+    std::snprintf(text.data(), text.size(), "%.0f us", seconds * 1e6);
+  else if (seconds < 10)
+    std::snprintf(text.data(), text.size(), "%.4g ms", seconds * 1e3);
+  else
+    std::snprintf(text.data(), text.size(), "%.0f s", seconds);
   return text.data();
 }
 
@@ -53,7 +58,8 @@ std::string tiles_text(const Plan& plan, const Prediction& x) {
   std::string text;
   if (x.time.waves.num_tiles > 0) {
     std::array<char, 32> waves{};
-    std::snprintf(waves.data(), waves.size(), "%.3g", x.time.waves.waves());
+    const double count = x.time.waves.waves();
+    std::snprintf(waves.data(), waves.size(), count < 100 ? "%.3g" : "%.0f", count);
     text = format_text("tiles     {} on {} {}: {} waves, {} of the device's time used\n",
                        x.time.waves.num_tiles, x.time.waves.num_slots,
                        is_gpu ? "resident CTAs" : "threads", waves.data(),
