@@ -62,6 +62,9 @@ TEST(Defaults, AreThoseOfTheHeaders) {
   EXPECT_EQ(cache.dtype, HEADRACE_F16);
   EXPECT_EQ(cache.layout, HEADRACE_KV_NHD);
   EXPECT_EQ(cache.device_type, HEADRACE_CPU);
+  EXPECT_EQ(cache.k_dtype, -1);
+  EXPECT_EQ(cache.v_dtype, -1);
+  EXPECT_EQ(cache.num_recent_pages, 0);
 
   headrace_kv_append_options append;
   ASSERT_EQ(headrace_kv_append_options_init(&append), HEADRACE_OK);
@@ -165,7 +168,8 @@ TEST(Limits, SizesOfABatch) {
   const std::pair<const char*, std::int64_t headrace_kv_batch::*> sizes[] = {
       {"num_sequences", &headrace_kv_batch::num_sequences},
       {"max_pages", &headrace_kv_batch::max_pages},
-      {"num_slots", &headrace_kv_batch::num_slots}};
+      {"num_slots", &headrace_kv_batch::num_slots},
+      {"max_recent", &headrace_kv_batch::max_recent}};
   for (const auto& [name, field] : sizes)
     for (const std::int64_t bad : {std::int64_t{-1}, std::int64_t{1} << 31}) {
       headrace_kv_batch batch{};

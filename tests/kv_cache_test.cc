@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <iterator>
 #include <regex>
@@ -163,6 +164,102 @@ TEST(KvCacheApi, AttentionDoesNotDependOnPages) {
     }
 }
 
+// The outputs of the prompt's last tokens, those that add() did not find, computed in steps of
+// `chunk` tokens over a cache of codes.
+std::vector<float> outputs_of_codes(KvCache& cache, const Tokens& prompt, std::size_t chunk) {
+  const auto [sequence, num_cached] = cache.add(prompt);
+  const std::int64_t max_pages = 8, max_recent = 8;
+  std::vector<float> outs;
+  for (auto begin = static_cast<std::size_t>(num_cached); begin < prompt.size(); begin += chunk) {
+    const Tokens step(
+        prompt.begin() + static_cast<std::ptrdiff_t>(begin),
+        prompt.begin() + static_cast<std::ptrdiff_t>(std::min(begin + chunk, prompt.size())));
+    const auto num_new = static_cast<std::int32_t>(step.size());
+    cache.reserve(sequence, num_new);
+    Tokens block_table(max_pages), seqused_k(1), recent_table(max_recent);
+    std::vector<std::int64_t> slots(step.size()), recent_slots(step.size());
+    cache.fill_batch({.sequences = {&sequence, 1},
+                      .num_tokens = {&num_new, 1},
+                      .max_pages = max_pages,
+                      .block_table = block_table,
+                      .seqused_k = seqused_k,
+                      .slot_mapping = slots,
+                      .max_recent = max_recent,
+                      .recent_table = recent_table,
+                      .recent_slots = recent_slots});
+    std::vector<float> q, k, v, out(step.size() * 2 * 8);
+    for (const std::int32_t token : step)
+      for (std::int64_t i = 0; i < 2 * 8; ++i) {
+        q.push_back(value_of(token, i + 9));
+        k.push_back(value_of(token, i));
+        v.push_back(value_of(token, i + 5));
+      }
+    const auto rows = [&](std::vector<float>& x) {
+      return TensorView(x.data(), DType::f32, {num_new, 2, 8});
+    };
+    headrace_quantised_kv codes = cache.quantised(1);
+    headrace::kv_append({.k = rows(k),
+                         .v = rows(v),
+                         .k_pages = cache.k_pages(1),
+                         .v_pages = cache.v_pages(1),
+                         .slot_mapping = {slots.data(), DType::i64, {num_new}},
+                         .quantised = &codes,
+                         .recent_slots = {recent_slots.data(), DType::i64, {num_new}}});
+    codes.recent_table = TensorView(recent_table.data(), DType::i32, {1, max_recent});
+    headrace::attention_forward({.q = {q.data(), DType::f32, {1, num_new, 2, 8}},
+                                 .k = cache.k_pages(1),
+                                 .v = cache.v_pages(1),
+                                 .out = {out.data(), DType::f32, {1, num_new, 2, 8}},
+                                 .block_table = {block_table.data(), DType::i32, {1, max_pages}},
+                                 .seqused_k = {seqused_k.data(), DType::i32, {1}},
+                                 .quantised = &codes},
+                                {.causal = headrace::Causal::bottom_right});
+    cache.commit(sequence, step);
+    outs.insert(outs.end(), out.begin(), out.end());
+  }
+  return outs;
+}
+
+// The bits of a query over codes depend neither on the steps nor on a hit; the values are near
+// those of a cache without codes.
+TEST(KvCacheApi, AttentionOverCodesDoesNotDependOnSteps) {
+  Tokens prompt(70);
+  for (std::size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<std::int32_t>(i * i % 19);
+  KvCacheOptions options = kSmall;
+  options.page_size = 16;
+  KvCache plain(options);
+  const std::vector<float> exact = outputs_of(plain, prompt);
+  const struct {
+    DType k, v;
+    float bound;  // of |out - exact|: elements are at most 1.75, codes have 8 or 4 bits
+  } cases[] = {{DType::i8, DType::i8, 0.05f},
+               {DType::f8e4m3, DType::f8e4m3, 0.15f},
+               {DType::i8, DType::i4x2, 0.3f},
+               {DType::f32, DType::i4x2, 0.3f}};
+  for (const auto& c : cases) {
+    if (c.k != DType::f32) options.k_dtype = c.k;
+    options.v_dtype = c.v;
+    options.num_recent_pages = 8;
+    KvCache whole(options);
+    EXPECT_EQ(whole.k_pages(0).type(), c.k);
+    EXPECT_EQ(whole.quantised(0).k_scale.rank, c.k == DType::f32 ? 0 : 3);
+    const std::vector<float> expected = outputs_of_codes(whole, prompt, prompt.size());
+    float largest = 0;
+    for (std::size_t i = 0; i < exact.size(); ++i)
+      largest = std::max(largest, std::abs(expected[i] - exact[i]));
+    EXPECT_GT(largest, 0);
+    EXPECT_LT(largest, c.bound);
+    const std::vector<float> again = outputs_of_codes(whole, prompt, 5);
+    EXPECT_EQ(again.size(), 6u * 2 * 8);  // four pages are found
+    EXPECT_TRUE(std::equal(again.rbegin(), again.rend(), expected.rbegin()));
+    for (const std::size_t chunk : {1, 7, 16, 33}) {
+      KvCache cache(options);
+      EXPECT_EQ(outputs_of_codes(cache, prompt, chunk), expected) << chunk;
+    }
+    options.k_dtype = {};
+  }
+}
+
 TEST(KvCacheApi, ArraysOfAnotherSizeAreNotWritten) {
   KvCache cache(kSmall);
   const std::int64_t sequences[] = {cache.add({}).sequence, cache.add({}).sequence};
@@ -179,7 +276,19 @@ TEST(KvCacheApi, ArraysOfAnotherSizeAreNotWritten) {
       "block_table: must have max_pages entries per sequence; resize it or pass none");
   EXPECT_EQ(text({.sequences = sequences, .num_tokens = num_tokens, .seqused_k = three}),
             "seqused_k: must have one entry per sequence; resize it or pass none");
-  std::vector<std::int64_t> slots(1);
+  EXPECT_EQ(text({.sequences = sequences,
+                  .num_tokens = num_tokens,
+                  .max_recent = 2,
+                  .recent_table = three}),
+            "recent_table: must have max_recent entries per sequence; resize it or pass none");
+  std::vector<std::int64_t> slots(1), two(2);
+  EXPECT_EQ(text({.sequences = sequences,
+                  .num_tokens = num_tokens,
+                  .slot_mapping = slots,
+                  .recent_slots = two}),
+            "recent_slots: must have the size of slot_mapping; resize it or pass none");
+  EXPECT_EQ(text({.sequences = sequences, .num_tokens = num_tokens, .recent_slots = slots}),
+            "recent_table and recent_slots: given, but the cache has no codes; pass null");
   EXPECT_EQ(text({.sequences = sequences, .num_tokens = num_tokens, .slot_mapping = slots}),
             "slot_mapping: has 1 elements; pass 0 (the sum of num_tokens), or null");
 }
@@ -246,6 +355,25 @@ TEST(KvCacheApi, OptionsAreChecked) {
   expect([](O& o) { o.device_type = 2; },
          "device_type=2: must be 0 (cpu) or 1 (cuda); pass a headrace_device_type");
   expect([](O& o) { o.device_id = 1; }, "device_id=1: must be 0 on the CPU; pass 0");
+  expect([](O& o) { o.k_dtype = DType::f16; },
+         "k_dtype=1: must be -1 (dtype) or codes; pass HEADRACE_I8, HEADRACE_F8E4M3 or "
+         "HEADRACE_I4X2");
+  expect(
+      [](O& o) { o.v_dtype = DType::i8; },
+      "page_size=4: must be a multiple of 16 for a cache of codes, whose tokens count in groups; "
+      "pass 16, 32 or 64");
+  expect(
+      [](O& o) {
+        o.v_dtype = DType::i8;
+        o.page_size = 16;
+      },
+      "num_recent_pages=0: must be 1 to 2147483647; pass one for each sequence and for each 16 "
+      "tokens of a step");
+  expect([](O& o) { o.num_recent_pages = 1; },
+         "num_recent_pages=1: must be 0 for a cache without codes; pass 0");
+  EXPECT_EQ(
+      error_of([] { static_cast<void>(KvCache(kSmall).quantised(0)); }, HEADRACE_INVALID_ARGUMENT),
+      "cache: has no codes, so no scales; create it with k_dtype or v_dtype");
   headrace_kv_cache_options c = kSmall.to_c();
   c.struct_size = 8;
   headrace_kv_cache* cache = nullptr;
@@ -287,6 +415,9 @@ TEST(KvCacheApi, NullPointersAreErrors) {
   headrace_kv_cache_stats stats{};
   expect(headrace_kv_cache_k_pages(nullptr, 0, &pages), "cache");
   expect(headrace_kv_cache_v_pages(nullptr, 0, &pages), "cache");
+  headrace_quantised_kv codes;
+  headrace_quantised_kv_init(&codes);
+  expect(headrace_kv_cache_quantised(nullptr, 0, &codes), "cache");
   expect(headrace_kv_cache_add(nullptr, nullptr, 0, 0, &id, nullptr), "cache");
   expect(headrace_kv_cache_fork(nullptr, 1, &id), "cache");
   expect(headrace_kv_cache_free(nullptr, 1), "cache");

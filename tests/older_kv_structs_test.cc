@@ -154,4 +154,75 @@ TEST(OlderStructs, OfKvAppendTensors) {
   }
 }
 
+TEST(OlderStructs, OfKvCacheOptions) {
+  headrace_kv_cache_options full, defaults;
+  headrace_kv_cache_options_init(&defaults);
+  full = defaults;
+  full.num_layers = full.num_kv_heads = full.num_pages = 1;
+  full.head_dim = 8;
+  full.k_dtype = HEADRACE_I8;
+  full.v_dtype = HEADRACE_I4X2;
+  full.num_recent_pages = 2;
+  const auto outcome = [](const headrace_kv_cache_options& options) {
+    headrace_kv_cache* cache = nullptr;
+    if (headrace_kv_cache_create(&options, &cache) != HEADRACE_OK)
+      return failed(HEADRACE_INVALID_ARGUMENT);
+    headrace_tensor k, v;
+    headrace_kv_cache_k_pages(cache, 0, &k);
+    headrace_kv_cache_v_pages(cache, 0, &v);
+    headrace_kv_cache_destroy(cache);
+    return std::to_string(k.dtype) + " " + std::to_string(v.dtype);
+  };
+  expect_older_structs<headrace_kv_cache_options>(
+      "kv_cache_options", full, defaults, offsetof(headrace_kv_cache_options, k_dtype), 2, outcome);
+}
+
+TEST(OlderStructs, OfKvBatch) {
+  KvCache cache({.num_layers = 1,
+                 .num_kv_heads = 1,
+                 .head_dim = 8,
+                 .num_pages = 4,
+                 .k_dtype = DType::i8,
+                 .num_recent_pages = 4});
+  const std::int64_t sequence = cache.add({}).sequence;
+  const std::int32_t num_tokens = 20;
+  cache.reserve(sequence, num_tokens);
+  headrace_kv_batch defaults;
+  headrace_kv_batch_init(&defaults);
+  const auto outcome = [&](const headrace_kv_batch& given) {
+    std::vector<std::int32_t> recent_table(2, -1);
+    std::vector<std::int64_t> recent_slots(20, -1);
+    headrace_kv_batch batch = given;
+    // Only fields that the caller's struct has are set.
+    if (batch.struct_size > offsetof(headrace_kv_batch, recent_table) && batch.max_recent == 2)
+      batch.recent_table = recent_table.data();
+    if (batch.struct_size > offsetof(headrace_kv_batch, recent_slots) && batch.max_recent == 2)
+      batch.recent_slots = recent_slots.data();
+    if (headrace_kv_cache_fill_batch(cache.get(), &batch) != HEADRACE_OK)
+      return failed(HEADRACE_INVALID_ARGUMENT);
+    std::string text;
+    for (const std::int32_t page : recent_table) text += std::to_string(page) + ' ';
+    for (const std::int64_t slot : recent_slots) text += std::to_string(slot) + ' ';
+    return text;
+  };
+  headrace_kv_batch batch = defaults;
+  batch.sequences = &sequence;
+  batch.num_tokens = &num_tokens;
+  batch.num_sequences = 1;
+  batch.num_slots = 20;
+  const std::string none =
+      outcome(cut(batch, offsetof(headrace_kv_batch, max_recent), garbage<headrace_kv_batch>()));
+  batch.max_recent = 2;
+  const std::string table =
+      outcome(cut(batch, offsetof(headrace_kv_batch, recent_slots), garbage<headrace_kv_batch>()));
+  const std::string both = outcome(batch);
+  EXPECT_EQ(none.find("invalid"), std::string::npos) << none;
+  EXPECT_EQ(none.substr(0, 5), "-1 -1");
+  EXPECT_NE(table, none);
+  EXPECT_NE(both, table);
+  EXPECT_NE(
+      outcome(cut(batch, offsetof(headrace_kv_batch, num_slots), batch)).find("batch.struct_size="),
+      std::string::npos);
+}
+
 }  // namespace

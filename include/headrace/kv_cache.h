@@ -36,18 +36,23 @@ typedef enum headrace_kv_layout {
 
 /** Options of a cache. num_layers, num_kv_heads, head_dim and num_pages have no defaults. */
 typedef struct headrace_kv_cache_options {
-  size_t struct_size;     /**< sizeof this struct, set by the init function */
-  int64_t num_layers;     /**< layers that have keys and values */
-  int64_t num_kv_heads;   /**< KV heads of a layer */
-  int64_t head_dim;       /**< of keys, 1 to 576 */
-  int64_t head_dim_v;     /**< of values; 0: head_dim */
-  int64_t num_pages;      /**< in the pool; a page has page_size tokens of all layers */
-  int64_t num_host_pages; /**< in host memory, for swapped sequences; 0: none */
-  int64_t page_size;      /**< tokens per page, 1 or more; default 16 */
-  int32_t dtype;          /**< headrace_dtype: F16 (default), BF16 or F32 */
-  int32_t layout;         /**< headrace_kv_layout; default NHD */
-  int32_t device_type;    /**< headrace_device_type of the pages; default CPU */
-  int32_t device_id;      /**< CUDA: device number; CPU: 0 */
+  size_t struct_size;       /**< sizeof this struct, set by the init function */
+  int64_t num_layers;       /**< layers that have keys and values */
+  int64_t num_kv_heads;     /**< KV heads of a layer */
+  int64_t head_dim;         /**< of keys, 1 to 576 */
+  int64_t head_dim_v;       /**< of values; 0: head_dim */
+  int64_t num_pages;        /**< in the pool; a page has page_size tokens of all layers */
+  int64_t num_host_pages;   /**< in host memory, for swapped sequences; 0: none */
+  int64_t page_size;        /**< tokens per page, 1 or more; default 16 */
+  int32_t dtype;            /**< headrace_dtype: F16 (default), BF16 or F32 */
+  int32_t layout;           /**< headrace_kv_layout; default NHD */
+  int32_t device_type;      /**< headrace_device_type of the pages; default CPU */
+  int32_t device_id;        /**< CUDA: device number; CPU: 0 */
+  int32_t k_dtype;          /**< headrace_dtype of stored keys; -1 (default): dtype. I8, F8E4M3 or
+                               I4X2: codes, pages of a multiple of 16 tokens */
+  int32_t v_dtype;          /**< the same of stored values */
+  int64_t num_recent_pages; /**< with codes, of 16 tokens each, of the dtype: two for each sequence
+                               and one for each 16 tokens that are reserved at once */
 } headrace_kv_cache_options;
 
 /** headrace_kv_cache_options_init() for bindings that cannot use this header: struct_size is the
@@ -71,6 +76,12 @@ HEADRACE_API headrace_status headrace_kv_cache_k_pages(const headrace_kv_cache* 
 /** The value pages of a layer: [num_pages, page_size, num_kv_heads, head_dim_v]. */
 HEADRACE_API headrace_status headrace_kv_cache_v_pages(const headrace_kv_cache* cache,
                                                        int64_t layer, headrace_tensor* pages);
+/** What belongs to the codes of a layer, for headrace_kv_append() and attention: k_scale and
+ * v_scale of sides that have codes, k_recent and v_recent; recent_table is not given. Set
+ * quantised->struct_size before. invalid_argument: the cache has no codes. */
+HEADRACE_API headrace_status headrace_kv_cache_quantised(const headrace_kv_cache* cache,
+                                                         int64_t layer,
+                                                         headrace_quantised_kv* quantised);
 
 /* ---- sequences ---- */
 
@@ -98,7 +109,8 @@ HEADRACE_API headrace_status headrace_kv_cache_reserve(headrace_kv_cache* cache,
 HEADRACE_API headrace_status headrace_kv_cache_commit(headrace_kv_cache* cache, int64_t sequence,
                                                       const int32_t* tokens, size_t num_tokens);
 /** Keeps the first `length` tokens and no reserved slots. Pages of other sequences are unchanged.
- */
+ * A cache of codes has the newest group of 16 tokens alone unquantised: `length` must be in it, or
+ * a multiple of 16. */
 HEADRACE_API headrace_status headrace_kv_cache_truncate(headrace_kv_cache* cache, int64_t sequence,
                                                         int64_t length);
 /** For the accepted nodes of a draft tree: copies the keys and values at `positions`, ascending and
@@ -146,6 +158,12 @@ typedef struct headrace_kv_batch {
   int64_t* slot_mapping; /**< written: [num_slots], page * page_size + slot of each token that
                             the step writes; NULL: not wanted */
   int64_t num_slots;     /**< elements of slot_mapping: the sum of num_tokens */
+  int64_t max_recent;    /**< of a cache of codes: row length of recent_table */
+  int32_t* recent_table; /**< written: [num_sequences, max_recent], the recent pages from the group
+                            of a sequence's first new token on, 0 past its last one; NULL: not
+                            wanted */
+  int64_t* recent_slots; /**< written: [num_slots], recent page * 16 + index in the group, of each
+                            token that the step writes; NULL: not wanted */
 } headrace_kv_batch;
 
 /** headrace_kv_batch_init() for bindings that cannot use this header: struct_size is the sizeof of

@@ -15,6 +15,7 @@
 headrace::headrace or set CMAKE_CXX_STANDARD to 20; C programs include headrace/headrace.h"
 #endif
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -46,6 +47,10 @@ struct KvCacheOptions {
   KvLayout layout = KvLayout::nhd;          ///< memory order of a page
   std::int32_t device_type = HEADRACE_CPU;  ///< headrace_device_type of the pages
   std::int32_t device_id = 0;               ///< CUDA: device number; CPU: 0
+  std::optional<DType> k_dtype = {};        ///< of stored keys: i8, f8e4m3, i4x2; empty: dtype
+  std::optional<DType> v_dtype = {};        ///< the same of stored values
+  std::int64_t num_recent_pages = 0;  ///< with codes, of 16 tokens each: two for each sequence
+                                      ///< and one for each 16 tokens reserved at once
 
   /// Converts to the C struct.
   headrace_kv_cache_options to_c() const {
@@ -62,6 +67,9 @@ struct KvCacheOptions {
     c.layout = static_cast<std::int32_t>(layout);
     c.device_type = device_type;
     c.device_id = device_id;
+    if (k_dtype) c.k_dtype = static_cast<std::int32_t>(*k_dtype);
+    if (v_dtype) c.v_dtype = static_cast<std::int32_t>(*v_dtype);
+    c.num_recent_pages = num_recent_pages;
     return c;
   }
 };
@@ -74,7 +82,11 @@ struct KvBatch {
   std::span<std::int32_t> block_table = {};       ///< written: [n, max_pages], 0 past the last page
   std::span<std::int32_t> seqused_k = {};         ///< written: [n], length + num_tokens
   std::span<std::int64_t> slot_mapping =
-      {};  ///< written: [sum of num_tokens], page * page_size + slot
+      {};                       ///< written: [sum of num_tokens], page * page_size + slot
+  std::int64_t max_recent = 0;  ///< of a cache of codes: row length of recent_table
+  std::span<std::int32_t> recent_table = {};  ///< written: [n, max_recent], 0 past the last page
+  std::span<std::int64_t> recent_slots =
+      {};  ///< written: [sum of num_tokens], recent page * 16 + index in the group
 };
 
 /// Keys and values of many sequences in pages of one pool. Use it on one thread at a time.
@@ -99,6 +111,14 @@ class KvCache {
     TensorView pages;
     check(headrace_kv_cache_v_pages(cache_.get(), layer, &pages));
     return pages;
+  }
+
+  /// Scales and recent pages of a layer of codes, without recent_table.
+  headrace_quantised_kv quantised(std::int64_t layer) const {
+    headrace_quantised_kv quantised;
+    check(headrace_quantised_kv_init(&quantised));
+    check(headrace_kv_cache_quantised(cache_.get(), layer, &quantised));
+    return quantised;
   }
 
   /// A new sequence and the number of its tokens that were found in the prefix cache.
@@ -132,7 +152,8 @@ class KvCache {
   void commit(std::int64_t sequence, std::span<const std::int32_t> tokens) {
     check(headrace_kv_cache_commit(cache_.get(), sequence, tokens.data(), tokens.size()));
   }
-  /// Keeps the first `length` tokens and no reserved slots.
+  /// Keeps the first `length` tokens and no reserved slots. Of codes: `length` is in the newest
+  /// group of 16 tokens, or a multiple of 16.
   void truncate(std::int64_t sequence, std::int64_t length) {
     check(headrace_kv_cache_truncate(cache_.get(), sequence, length));
   }
@@ -164,6 +185,13 @@ class KvCache {
                "block_table: must have max_pages entries per sequence; resize it or pass none");
     check_size(batch.seqused_k.empty() || batch.seqused_k.size() == n,
                "seqused_k: must have one entry per sequence; resize it or pass none");
+    const auto max_recent = static_cast<std::size_t>(batch.max_recent);
+    check_size(batch.recent_table.empty() || batch.recent_table.size() == n * max_recent,
+               "recent_table: must have max_recent entries per sequence; resize it or pass none");
+    const std::size_t num_slots = std::max(batch.slot_mapping.size(), batch.recent_slots.size());
+    check_size(batch.recent_slots.empty() || batch.slot_mapping.empty() ||
+                   batch.recent_slots.size() == batch.slot_mapping.size(),
+               "recent_slots: must have the size of slot_mapping; resize it or pass none");
     headrace_kv_batch c;
     check(headrace_kv_batch_init(&c));
     c.sequences = batch.sequences.data();
@@ -173,7 +201,10 @@ class KvCache {
     c.block_table = batch.block_table.empty() ? nullptr : batch.block_table.data();
     c.seqused_k = batch.seqused_k.empty() ? nullptr : batch.seqused_k.data();
     c.slot_mapping = batch.slot_mapping.empty() ? nullptr : batch.slot_mapping.data();
-    c.num_slots = static_cast<std::int64_t>(batch.slot_mapping.size());
+    c.num_slots = static_cast<std::int64_t>(num_slots);
+    c.max_recent = batch.max_recent;
+    c.recent_table = batch.recent_table.empty() ? nullptr : batch.recent_table.data();
+    c.recent_slots = batch.recent_slots.empty() ? nullptr : batch.recent_slots.data();
     check(headrace_kv_cache_fill_batch(cache_.get(), &c));
   }
 
@@ -309,6 +340,9 @@ struct KvAppendTensors {
   TensorView sin{};            ///< shape of cos
   TensorView q_norm_weight{};  ///< [head_dim]: RMS norm of each head of q
   TensorView k_norm_weight{};  ///< the same of k
+  /// With pages of codes, borrowed: k_scale and v_scale are written, and k_recent and v_recent.
+  const headrace_quantised_kv* quantised = nullptr;
+  TensorView recent_slots{};  ///< i64 [num_tokens], with k_recent; negative: not stored
 
   /// Converts to the C struct.
   headrace_kv_append_tensors to_c() const {
@@ -326,6 +360,8 @@ struct KvAppendTensors {
     c.sin = sin;
     c.q_norm_weight = q_norm_weight;
     c.k_norm_weight = k_norm_weight;
+    c.quantised = quantised;
+    c.recent_slots = recent_slots;
     return c;
   }
 };

@@ -50,9 +50,9 @@ Result<engine::EngineOptions> engine_options(const headrace_engine_options* thei
   if (auto bad = read_struct("options", theirs, c)) return std::move(*bad);
   Result<DType> dtype = cache_dtype_of(c.cache_dtype);
   if (!dtype.ok()) return std::move(dtype.failure());
-  Result<std::optional<DType>> k_dtype = stored_dtype_of("k_dtype", c.k_dtype);
+  Result<std::optional<DType>> k_dtype = stored_dtype_of("k_dtype", c.k_dtype, "cache_dtype");
   if (!k_dtype.ok()) return std::move(k_dtype.failure());
-  Result<std::optional<DType>> v_dtype = stored_dtype_of("v_dtype", c.v_dtype);
+  Result<std::optional<DType>> v_dtype = stored_dtype_of("v_dtype", c.v_dtype, "cache_dtype");
   if (!v_dtype.ok()) return std::move(v_dtype.failure());
   engine::EngineOptions options;
   options.k_dtype = k_dtype.value();

@@ -3,6 +3,7 @@
 
 #include "backends/cuda/backend.h"
 #include "capi/capi_common.h"
+#include "capi/session_common.h"
 #include "core/device.h"
 #include "headrace/kv_cache.h"
 #include "kv_cache/kv_cache.h"
@@ -19,6 +20,7 @@ headrace_kv_cache_options default_kv_cache_options() {
   headrace_kv_cache_options options{};
   options.page_size = KvCacheOptions{}.page_size;
   options.dtype = HEADRACE_F16;
+  options.k_dtype = options.v_dtype = -1;
   return options;
 }
 
@@ -29,16 +31,24 @@ Result<KvCacheOptions> kv_cache_options(const headrace_kv_cache_options& c) {
   if (c.layout != HEADRACE_KV_NHD && c.layout != HEADRACE_KV_HND)
     return invalid_argument("layout={}: must be 0 (nhd) or 1 (hnd); pass a headrace_kv_layout",
                             c.layout);
+  const DType dtype = static_cast<DType>(c.dtype);
+  Result<std::optional<DType>> k_dtype = stored_dtype_of("k_dtype", c.k_dtype, "dtype");
+  if (!k_dtype.ok()) return std::move(k_dtype.failure());
+  Result<std::optional<DType>> v_dtype = stored_dtype_of("v_dtype", c.v_dtype, "dtype");
+  if (!v_dtype.ok()) return std::move(v_dtype.failure());
   KvCacheOptions options;
   options.shape = {.num_layers = c.num_layers,
                    .num_kv_heads = c.num_kv_heads,
                    .head_dim = c.head_dim,
                    .head_dim_v = c.head_dim_v == 0 ? c.head_dim : c.head_dim_v,
-                   .dtype = static_cast<DType>(c.dtype)};
+                   .dtype = dtype,
+                   .k_dtype = k_dtype.value().value_or(dtype),
+                   .v_dtype = v_dtype.value().value_or(dtype)};
   options.layout = c.layout == HEADRACE_KV_NHD ? KvLayout::nhd : KvLayout::hnd;
   options.page_size = c.page_size;
   options.num_pages = c.num_pages;
   options.num_host_pages = c.num_host_pages;
+  options.num_recent_pages = c.num_recent_pages;
   return options;
 }
 
@@ -56,7 +66,10 @@ Result<std::unique_ptr<Device>> device_of(const headrace_kv_cache_options& c) {
 
 Result<headrace_kv_cache*> create(const headrace_kv_cache_options* theirs) {
   headrace_kv_cache_options c = default_kv_cache_options();
-  if (auto bad = copy_versioned("options", theirs, sizeof c, &c, sizeof c)) return std::move(*bad);
+  // The oldest accepted struct ends before the codes.
+  if (auto bad = copy_versioned("options", theirs, offsetof(headrace_kv_cache_options, k_dtype), &c,
+                                sizeof c))
+    return std::move(*bad);
   Result<KvCacheOptions> options = kv_cache_options(c);
   if (!options.ok()) return std::move(options.failure());
   Result<std::unique_ptr<Device>> device = device_of(c);
@@ -77,15 +90,19 @@ headrace_status with_cache(Cache* cache, Call call) {
   });
 }
 
+Status check_layer(const KvCache& kv, int64_t layer) {
+  if (layer >= 0 && layer < kv.num_layers()) return std::nullopt;
+  return invalid_argument("layer={}: must be 0 to {}; pass the index of a layer of the cache",
+                          layer, kv.num_layers() - 1);
+}
+
 enum class KeysOrValues { keys, values };
 
 headrace_status give_pages(const headrace_kv_cache* cache, int64_t layer, KeysOrValues which,
                            headrace_tensor* pages) {
   return with_cache(cache, [&](const KvCache& kv) -> Status {
     if (pages == nullptr) return null_argument("pages", "pass a tensor to fill");
-    if (layer < 0 || layer >= kv.num_layers())
-      return invalid_argument("layer={}: must be 0 to {}; pass the index of a layer of the cache",
-                              layer, kv.num_layers() - 1);
+    HEADRACE_TRY(check_layer(kv, layer));
     *pages = which == KeysOrValues::keys ? kv.k_pages(layer) : kv.v_pages(layer);
     return std::nullopt;
   });
@@ -99,12 +116,17 @@ std::span<T> array_of(T* data, std::int64_t size) {
 
 Result<KvBatch> kv_batch(const headrace_kv_batch* theirs) {
   headrace_kv_batch c{};
-  if (auto bad = copy_versioned("batch", theirs, sizeof c, &c, sizeof c)) return std::move(*bad);
+  // The oldest accepted struct ends before the recent pages.
+  if (auto bad =
+          copy_versioned("batch", theirs, offsetof(headrace_kv_batch, max_recent), &c, sizeof c))
+    return std::move(*bad);
   const struct {
     const char* name;
     std::int64_t size;
-  } sizes[] = {
-      {"num_sequences", c.num_sequences}, {"max_pages", c.max_pages}, {"num_slots", c.num_slots}};
+  } sizes[] = {{"num_sequences", c.num_sequences},
+               {"max_pages", c.max_pages},
+               {"num_slots", c.num_slots},
+               {"max_recent", c.max_recent}};
   for (const auto& [name, size] : sizes)
     if (size < 0 || size > INT32_MAX)
       return invalid_argument("{}={}: must be 0 to {}; pass the size of the array", name, size,
@@ -119,7 +141,10 @@ Result<KvBatch> kv_batch(const headrace_kv_batch* theirs) {
                  .max_pages = c.max_pages,
                  .block_table = array_of(c.block_table, c.num_sequences * c.max_pages),
                  .seqused_k = array_of(c.seqused_k, c.num_sequences),
-                 .slot_mapping = array_of(c.slot_mapping, c.num_slots)};
+                 .slot_mapping = array_of(c.slot_mapping, c.num_slots),
+                 .max_recent = c.max_recent,
+                 .recent_table = array_of(c.recent_table, c.num_sequences * c.max_recent),
+                 .recent_slots = array_of(c.recent_slots, c.num_slots)};
 }
 
 }  // namespace
@@ -161,6 +186,24 @@ headrace_status headrace_kv_cache_k_pages(const headrace_kv_cache* cache, int64_
 headrace_status headrace_kv_cache_v_pages(const headrace_kv_cache* cache, int64_t layer,
                                           headrace_tensor* pages) {
   return give_pages(cache, layer, KeysOrValues::values, pages);
+}
+
+headrace_status headrace_kv_cache_quantised(const headrace_kv_cache* cache, int64_t layer,
+                                            headrace_quantised_kv* quantised) {
+  headrace_quantised_kv ours{};
+  const headrace_status status =
+      with_cache(cache, [&](const headrace::KvCache& kv) -> headrace::Status {
+        HEADRACE_TRY(check_layer(kv, layer));
+        if (!kv.has_codes())
+          return headrace::invalid_argument(
+              "cache: has no codes, so no scales; create it with k_dtype or v_dtype");
+        ours.k_scale = kv.pages().k_scale(layer);
+        ours.v_scale = kv.pages().v_scale(layer);
+        ours.k_recent = kv.recent_pages().k(layer);
+        ours.v_recent = kv.recent_pages().v(layer);
+        return std::nullopt;
+      });
+  return status != HEADRACE_OK ? status : give("quantised", ours, quantised);
 }
 
 headrace_status headrace_kv_cache_add(headrace_kv_cache* cache, const int32_t* tokens,

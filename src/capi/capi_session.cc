@@ -27,9 +27,9 @@ headrace_sampling_options default_sampling_options() {
 Result<engine::SessionOptions> session_options(const headrace_session_options& c) {
   Result<DType> dtype = cache_dtype_of(c.cache_dtype);
   if (!dtype.ok()) return std::move(dtype.failure());
-  Result<std::optional<DType>> k_dtype = stored_dtype_of("k_dtype", c.k_dtype);
+  Result<std::optional<DType>> k_dtype = stored_dtype_of("k_dtype", c.k_dtype, "cache_dtype");
   if (!k_dtype.ok()) return std::move(k_dtype.failure());
-  Result<std::optional<DType>> v_dtype = stored_dtype_of("v_dtype", c.v_dtype);
+  Result<std::optional<DType>> v_dtype = stored_dtype_of("v_dtype", c.v_dtype, "cache_dtype");
   if (!v_dtype.ok()) return std::move(v_dtype.failure());
   engine::SessionOptions options;
   options.k_dtype = k_dtype.value();
@@ -59,14 +59,14 @@ Result<DType> cache_dtype_of(int32_t dtype) {
       dtype);
 }
 
-Result<std::optional<DType>> stored_dtype_of(const char* name, int32_t dtype) {
+Result<std::optional<DType>> stored_dtype_of(const char* name, int32_t dtype,
+                                             const char* of_cache) {
   if (dtype == -1) return std::optional<DType>();
   if (dtype == HEADRACE_I8 || dtype == HEADRACE_F8E4M3 || dtype == HEADRACE_I4X2)
     return std::optional(static_cast<DType>(dtype));
   return invalid_argument(
-      "{}={}: must be -1 (cache_dtype) or codes; pass HEADRACE_I8, HEADRACE_F8E4M3 or "
-      "HEADRACE_I4X2",
-      name, dtype);
+      "{}={}: must be -1 ({}) or codes; pass HEADRACE_I8, HEADRACE_F8E4M3 or HEADRACE_I4X2", name,
+      dtype, of_cache);
 }
 
 uint64_t sequence_of(const headrace_sampling_options* theirs) {

@@ -20,7 +20,7 @@ Status check_has_weights(const headrace_model* model);
 // Of a KV cache.
 Result<DType> cache_dtype_of(int32_t dtype);
 // Stored keys or values; -1: empty, the dtype of the cache.
-Result<std::optional<DType>> stored_dtype_of(const char* name, int32_t dtype);
+Result<std::optional<DType>> stored_dtype_of(const char* name, int32_t dtype, const char* of_cache);
 Result<SamplingOptions> sampling_options(const headrace_sampling_options* theirs);
 // Requires options that sampling_options() accepted.
 uint64_t sequence_of(const headrace_sampling_options* theirs);
