@@ -70,6 +70,7 @@ TEST(Defaults, AreThoseOfTheHeaders) {
   ASSERT_EQ(headrace_kv_append_options_init(&append), HEADRACE_OK);
   EXPECT_EQ(append.rope, nullptr);
   EXPECT_EQ(append.norm_eps, 1e-6);
+  EXPECT_EQ(append.hadamard, 0);
 }
 
 TEST(Defaults, OfEnginesAreThoseOfTheHeader) {

@@ -107,13 +107,14 @@ TEST(OlderStructs, OfKvAppendOptions) {
   full = defaults;
   full.rope = &rope;
   full.norm_eps = 0.5;
+  full.hadamard = 1;
   const auto outcome = [](const headrace_kv_append_options& options) {
     Append call;
     call.t.cos = call.t.sin = {};
     return call.run(call.t, &options);
   };
   expect_older_structs<headrace_kv_append_options>("kv_append_options", full, defaults,
-                                                   sizeof(std::size_t), 2, outcome);
+                                                   sizeof(std::size_t), 3, outcome);
   // Its rope may be older, too.
   const auto with_rope = [&](std::size_t size) {
     headrace_rope_options older;

@@ -107,14 +107,14 @@ TEST_F(SmolLm2, NormalAnswersDifferOnlyWhereTwoTokensAreClose) {
 struct Distance {
   double largest = 0, perplexity = 0, golden_perplexity = 0;
 };
-Distance distance_of(const Model& model, headrace::DType cache) {
+Distance distance_of(const Model& model, const headrace::SessionOptions& options) {
   const auto golden = json_of("smollm2_logits.json");
   const Tokens tokens = golden.at("tokens");
   const auto window = golden.at("window").get<std::size_t>();
   const auto vocab_size = golden.at("vocab_size").get<std::size_t>();
   const std::vector<double> wanted = golden.at("next_logprobs");
   std::vector<float> logits(window * vocab_size);
-  Session session(model, {.max_tokens = 512, .cache_dtype = cache});
+  Session session(model, options);
   session.append(std::span(tokens).first(window), logits.data());
   Distance distance;
   double sum = 0, golden_sum = 0;
@@ -136,15 +136,27 @@ Distance distance_of(const Model& model, headrace::DType cache) {
 }
 
 TEST_F(SmolLm2, ExactLogprobsMatchTransformers) {
-  const Distance distance = distance_of(Model(path_, {.exact = true}), headrace::DType::f32);
+  const Distance distance = distance_of(Model(path_, {.exact = true}),
+                                        {.max_tokens = 512, .cache_dtype = headrace::DType::f32});
   EXPECT_LE(distance.largest, 2e-4);  // of up to 20; measured: 3.2e-5
   EXPECT_NEAR(distance.perplexity / distance.golden_perplexity, 1, 1e-5);
 }
 
 TEST_F(SmolLm2, NormalPerplexityIsWithinHalfAPercent) {
-  const Distance distance = distance_of(Model(path_), headrace::DType::f16);
+  const Distance distance = distance_of(Model(path_), {.max_tokens = 512});
   EXPECT_NEAR(distance.perplexity / distance.golden_perplexity, 1, 0.005);
   EXPECT_GT(distance.largest, 1e-4) << "as close as exact mode: activations were not quantized?";
+}
+
+// Without the Hadamard matrix keys of 4 bits cost 5.3 % here.
+TEST_F(SmolLm2, FourBitKeysAndValuesCostLessThanThreePercent) {
+  const Model model(path_);
+  const double whole = distance_of(model, {.max_tokens = 512}).perplexity;
+  const double codes = distance_of(model, {.max_tokens = 512,
+                                           .k_dtype = headrace::DType::i4x2,
+                                           .v_dtype = headrace::DType::i4x2})
+                           .perplexity;
+  EXPECT_LT(codes / whole, 1.03);
 }
 
 }  // namespace

@@ -249,6 +249,12 @@ typedef struct headrace_kv_append_options {
   const headrace_rope_options* rope; /**< NULL (default): no rotation; with cos and sin: pairs
                                         (2i, 2i + 1) */
   double norm_eps;                   /**< default 1e-6; of q_norm_weight and k_norm_weight */
+  int32_t
+      hadamard;     /**< 1: each head of q and k is multiplied by an orthogonal matrix, the same for
+                       both, so that attention is unchanged and quantised keys lose less: Sylvester's
+                       Hadamard matrix / sqrt(n) in blocks of n, the largest power of two that divides
+                       head_dim. For keys of 4 bits; all keys of a cache alike. Default 0 */
+  int32_t reserved; /**< 0 */
 } headrace_kv_append_options;
 
 /** headrace_kv_append_options_init() for bindings that cannot use this header: struct_size is the
@@ -303,9 +309,9 @@ static inline headrace_status headrace_kv_append_tensors_init(headrace_kv_append
 
 /** Writes new keys and values to their slots, and q to q_out, in one pass: each head of q and k is
  * x * weight / sqrt(mean(x^2) + norm_eps) if it has a weight (RMS norm, Qwen3), and its first
- * rot_dim elements are then rotated: (a, b) -> (a cos - b sin, b cos + a sin) for each pair. v is
- * copied. The arithmetic is in f32, with one rounding to the output's dtype; angles are products in
- * double. `options` NULL: the defaults.
+ * rot_dim elements are then rotated: (a, b) -> (a cos - b sin, b cos + a sin) for each pair; then
+ * the Hadamard matrix, if `hadamard` is 1. v is copied. The arithmetic is in f32, with one rounding
+ * to the output's dtype; angles are products in double. `options` NULL: the defaults.
  *
  * Needs no workspace, allocates nothing, can be captured in a graph. `stream` as in
  * headrace_plan_run(): NULL on CPU; on CUDA the work is enqueued on it. A token's bits do not

@@ -322,6 +322,7 @@ inline RopeFrequencies rope_frequencies(const RopeOptions& options) {
 struct KvAppendOptions {
   std::optional<RopeOptions> rope = {};  ///< unset: no rotation; with cos and sin: interleaved
   double norm_eps = 1e-6;                ///< of the norms of q and k
+  bool hadamard = false;  ///< q and k times a Hadamard matrix: for quantised keys of 4 bits
 };
 
 /// The tensors of an append; unset ones are absent: q with q_out, or k and v with their pages and
@@ -381,6 +382,7 @@ inline void kv_append(const KvAppendTensors& tensors, const KvAppendOptions& opt
     c_options.rope = &rope;
   }
   c_options.norm_eps = options.norm_eps;
+  c_options.hadamard = options.hadamard;
   check(headrace_kv_append(&c_tensors, &c_options, stream));
 }
 

@@ -73,6 +73,8 @@ struct KvAppendArgs {
   RopeLayout layout = RopeLayout::interleaved;
   std::int64_t rot_dim = 0;  // 0: no rotation
   RopeTables tables;
+  std::int64_t hadamard_block = 1;  // core/hadamard.h, of q and k after the rotation; 1: none
+  float hadamard_scale = 1;
   double attention_factor = 1;                 // of cosines and sines from `frequencies`
   double frequencies[kMaxAppendDim / 2] = {};  // [rot_dim / 2]
 };

@@ -2,6 +2,7 @@
 
 #include "attention/select.h"
 #include "attention/validate.h"
+#include "core/hadamard.h"
 
 namespace headrace {
 
@@ -130,6 +131,10 @@ KvAppendArgs append_args(const KvView& kv, const AttentionSpec& spec, std::int64
   append.v_pages = page_rows(layer_of(kv, kv.v, layer), shape.v_dtype);
   append.layout = spec.rope_layout;
   if (!shape.has_codes()) return append;
+  if (shape.has_hadamard()) {
+    append.hadamard_block = hadamard_block(shape.head_dim);
+    append.hadamard_scale = hadamard_scale(append.hadamard_block);
+  }
   const KvOperands& recent = kv.recent;
   append.k_scale = scale_rows(layer_of(kv.k_scale, kv.layer_bytes, layer));
   append.v_scale = scale_rows(layer_of(kv.v_scale, kv.layer_bytes, layer));

@@ -20,6 +20,9 @@ struct KvShape {
   DType v_dtype = dtype;
 
   constexpr bool has_codes() const { return k_dtype != dtype || v_dtype != dtype; }
+  // Whether models multiply queries and keys with the Hadamard matrix: keys of 4 bits need it
+  // (docs/design/0006-int4-keys.md).
+  constexpr bool has_hadamard() const { return k_dtype == DType::i4x2; }
 };
 
 // K and V of the first layer; those of the next one are layer_bytes further.

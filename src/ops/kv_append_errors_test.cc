@@ -170,6 +170,7 @@ TEST(KvAppendErrors, RotationsAndNorms) {
       {[](Call& c) { c.o.norm_eps = -1; }, {"norm_eps=-1", "not negative", "pass 1e-6"}},
       {[](Call& c) { c.o.norm_eps = NAN; }, {"norm_eps=nan", "finite as f32"}},
       {[](Call& c) { c.o.norm_eps = 1e300; }, {"norm_eps=1e+300", "finite as f32"}},
+      {[](Call& c) { c.o.hadamard = 2; }, {"hadamard=2", "0 or 1", "pass 1 for keys of 4 bits"}},
   };
   for (const Bad& bad : cases) expect_refused(bad);
 }

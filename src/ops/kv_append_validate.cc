@@ -5,6 +5,7 @@
 
 #include "attention/tensor_checks.h"
 #include "attention/validate.h"
+#include "core/hadamard.h"
 #include "ops/kv_append.h"
 #include "ops/operand_checks.h"
 #include "ops/rope_options.h"
@@ -336,6 +337,15 @@ Status add_rope(const Call& call, const headrace_rope_options* rope, KvAppendArg
   return fill_rope(*rope, args.rot_dim, args.frequencies, &args.attention_factor);
 }
 
+Status add_hadamard(std::int32_t hadamard, KvAppendArgs& args) {
+  if (hadamard != 0 && hadamard != 1)
+    return invalid_argument("hadamard={}: must be 0 or 1; pass 1 for keys of 4 bits", hadamard);
+  if (hadamard == 0) return std::nullopt;
+  args.hadamard_block = hadamard_block(args.head_dim);
+  args.hadamard_scale = hadamard_scale(args.hadamard_block);
+  return std::nullopt;
+}
+
 KvAppendArgs make_append_args(const Call& call, double norm_eps) {
   const headrace_kv_append_tensors& t = call.t;
   KvAppendArgs args;
@@ -367,7 +377,11 @@ KvAppendArgs make_append_args(const Call& call, double norm_eps) {
 }  // namespace
 
 headrace_kv_append_options default_kv_append_options() {
-  return {.struct_size = sizeof(headrace_kv_append_options), .rope = nullptr, .norm_eps = 1e-6};
+  return {.struct_size = sizeof(headrace_kv_append_options),
+          .rope = nullptr,
+          .norm_eps = 1e-6,
+          .hadamard = 0,
+          .reserved = 0};
 }
 
 Result<KvAppendArgs> validate_kv_append(const headrace_kv_append_tensors& tensors,
@@ -390,6 +404,7 @@ Result<KvAppendArgs> validate_kv_append(const headrace_kv_append_tensors& tensor
       return std::move(*bad);
   KvAppendArgs args = make_append_args(call, options.norm_eps);
   if (auto bad = add_rope(call, rope, args)) return std::move(*bad);
+  if (auto bad = add_hadamard(options.hadamard, args)) return std::move(*bad);
   if (auto bad = check_overlaps(tensors)) return std::move(*bad);
   return args;
 }

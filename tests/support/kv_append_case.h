@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <memory>
 #include <string>
@@ -30,6 +31,7 @@ struct AppendCase {
   std::int64_t rot_dim = 16;
   double attention_factor = 1;
   bool has_q = true, has_kv = true, has_q_norm = false, has_k_norm = false;
+  bool has_hadamard = false;
   bool is_in_place = false, is_fused = true;  // q, k and v slices of one buffer
   std::vector<int> order = {0, 1, 2}, page_order = {0, 1, 2, 3};
   std::int64_t gap = 0, page_gap = 0;  // those of k, v, q_out, sin and v_pages are multiples
@@ -44,7 +46,8 @@ inline std::string text_of(const AppendCase& c) {
          number(c.page_size) + dtype_name(c.dtype) + ' ' + dtype_name(c.q_out_dtype) + ' ' +
          dtype_name(c.k_page_dtype) + ' ' + dtype_name(c.v_page_dtype) + " rotation " +
          number(c.rotation) + "layout " + number(c.layout) + "rot_dim " + number(c.rot_dim) +
-         "norms " + number(c.has_q_norm) + number(c.has_k_norm) + "seed " + number(c.seed);
+         "norms " + number(c.has_q_norm) + number(c.has_k_norm) + "hadamard " +
+         number(c.has_hadamard) + "seed " + number(c.seed);
 }
 
 // Everything that a case does not fix is drawn from `random`.
@@ -73,6 +76,7 @@ inline AppendCase random_case(Random& random, DType dtype, DType page_dtype, Rot
   c.attention_factor = random.chance(30) ? 1.2 : 1;
   c.has_q_norm = random.chance(50);
   c.has_k_norm = random.chance(50);
+  c.has_hadamard = random.chance(30);
   c.has_q = random.chance(80);
   c.has_kv = !c.has_q || random.chance(80);
   c.is_in_place = random.chance(30);
@@ -155,6 +159,7 @@ class AppendCall {
   headrace_kv_append_options append_options() const {
     headrace_kv_append_options o = default_kv_append_options();
     o.norm_eps = kEps;
+    o.hadamard = c_.has_hadamard;
     return o;
   }
   headrace_rope_options rope() const {
@@ -284,8 +289,30 @@ class AppendCall {
       if (has_norm) normalise(weight, y, error);
       if (c_.rotation != Rotation::none)
         rotate(row / static_cast<std::size_t>(num_heads), y, error);
+      if (c_.has_hadamard) multiply_by_hadamard(y, error);
     }
     return rows;
+  }
+  // By its definition: element (i, j) is -1 to the number of bits that i and j share. A float sum
+  // of n elements by log2(n) <= 9 additions, and a product.
+  void multiply_by_hadamard(double* y, double* error) const {
+    std::int64_t n = 1;
+    while (c_.head_dim % (2 * n) == 0) n *= 2;
+    const double scale = 1 / std::sqrt(static_cast<double>(n));
+    for (std::int64_t first = 0; n > 1 && first < c_.head_dim; first += n) {
+      const Doubles x(y + first, y + first + n), e(error + first, error + first + n);
+      for (std::int64_t i = 0; i < n; ++i) {
+        double sum = 0, size = 0, before = 0;
+        for (std::int64_t j = 0; j < n; ++j) {
+          const auto k = static_cast<std::size_t>(j);
+          sum += std::popcount(static_cast<std::uint64_t>(i & j)) % 2 == 0 ? x[k] : -x[k];
+          size += std::abs(x[k]);
+          before += e[k];
+        }
+        y[first + i] = sum * scale;
+        error[first + i] = (before + 11 * kUnit * (size + before)) * scale;
+      }
+    }
   }
   // A sum of squares: at most 18 squares in each of 32 lanes, 5 steps of a reduction, and their
   // products; halved by the square root. Then a square root, a quotient and two products.

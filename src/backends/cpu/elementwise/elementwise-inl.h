@@ -243,6 +243,26 @@ struct ElementwiseKernels {
                 scratch.sin, args.attention_factor);
   }
 
+  // Every block times the Hadamard matrix, by butterflies: the step doubles.
+  static void multiply_by_hadamard(int64_t block, float scale, int64_t width, float* x) {
+    for (int64_t step = 1; step < block; step *= 2)
+      for (int64_t first = 0; first < width; first += 2 * step) {
+        float *low = x + first, *high = low + step;
+        int64_t i = 0;
+        for (; i + kWidth <= step; i += kWidth) {
+          const F a = Vec::load(low + i), b = Vec::load(high + i);
+          Vec::store(low + i, Vec::add(a, b));
+          Vec::store(high + i, Vec::sub(a, b));
+        }
+        for (; i < step; ++i) {
+          const float a = low[i], b = high[i];
+          low[i] = a + b;
+          high[i] = a - b;
+        }
+      }
+    for (int64_t i = 0; i < width; ++i) x[i] *= scale;
+  }
+
   static void norm_and_rotate(const KvAppendArgs& args, const AppendScratch& scratch,
                               const float* weight, float* x) {
     if (weight != nullptr)
@@ -259,6 +279,8 @@ struct ElementwiseKernels {
     } else {
       rotate_pairs(x, x, scratch.cos, scratch.sin, args.rot_dim / 2);
     }
+    if (args.hadamard_block > 1)
+      multiply_by_hadamard(args.hadamard_block, args.hadamard_scale, args.head_dim, x);
   }
 
   // The first element of the largest magnitude; NaN if any is.

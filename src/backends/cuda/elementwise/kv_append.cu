@@ -159,6 +159,23 @@ __device__ inline void rotate_row(const KvAppendArgs& args, const float* cos, co
   __syncwarp();
 }
 
+// Every block times the Hadamard matrix, by butterflies: the step doubles. A lane owns the
+// butterflies lane, lane + 32, ...
+__device__ inline void multiply_by_hadamard(const KvAppendArgs& args, int lane, float* x) {
+  const int width = static_cast<int>(args.head_dim);
+  for (int step = 1; step < args.hadamard_block; step *= 2) {
+    for (int i = lane; i < width / 2; i += kWarp) {
+      const int low = 2 * (i & -step) + (i & (step - 1)), high = low + step;
+      const float a = x[low], b = x[high];
+      x[low] = a + b;
+      x[high] = a - b;
+    }
+    __syncwarp();
+  }
+  for (int i = lane; i < width; i += kWarp) x[i] *= args.hadamard_scale;
+  __syncwarp();
+}
+
 // By all threads of the CTA.
 __device__ inline void compute_angles(const KvAppendArgs& args, int position, float* cos,
                                       float* sin) {
@@ -223,6 +240,7 @@ __device__ inline void append_row(const Params& p, std::int64_t token, std::int6
     const NormWeight& weight = is_q ? args.q_norm : args.k_norm;
     if (weight.data != nullptr) norm_row(args, weight, lane, x);
     if (args.rot_dim > 0) rotate_row(args, cos, sin, lane, x);
+    if (args.hadamard_block > 1) multiply_by_hadamard(args, lane, x);
   }
   if (is_q) {
     const HeadRows& to = args.q_out;
