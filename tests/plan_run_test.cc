@@ -194,6 +194,31 @@ std::string run_of(const Plan& plan, Call& c, const RunOptions& options = {}) {
   return "";
 }
 
+// Recent keys need causal, which a run takes from its plan.
+TEST(Plans, RunQueriesOverCodesAndRecentKeys) {
+  Call c = paged("codes", "plain", {.page_size = 16, .num_pages = 4, .max_pages = 2});
+  static_cast<std::int32_t*>(c.t.seqused_k.data)[0] = 20;
+  static_cast<std::int32_t*>(c.t.seqused_k.data)[1] = 17;
+  c.t.k = c.fresh(DType::i8, {4, 16, 2, 8});
+  std::memset(c.t.k.data, 3, 4 * 16 * 2 * 8);
+  headrace_quantised_kv codes;
+  ASSERT_EQ(headrace_quantised_kv_init(&codes), HEADRACE_OK);
+  codes.k_scale = c.fresh(DType::f32, {4, 16, 2});
+  codes.k_recent = c.fresh(DType::f32, {4, 16, 2, 8});
+  codes.v_recent = c.fresh(DType::f32, {4, 16, 2, 8});
+  const TensorView table = c.fresh(DType::i32, {2, 2});
+  for (std::int32_t i = 0; i < 4; ++i) static_cast<std::int32_t*>(table.data)[i] = 3 - i;
+  codes.recent_table = table;
+  c.t.quantised = &codes;
+  c.o.causal = Causal::bottom_right;
+  const Plan plan = plan_of(c);
+  EXPECT_EQ(run_of(plan, c), "");
+  const auto ran = c.memory;
+  EXPECT_EQ(c.run(), ran);
+  c.t.quantised = nullptr;
+  EXPECT_EQ(run_of(plan, c).find("k_scale: not given"), 0u);
+}
+
 // The options that a problem has, each with a value that is not its default.
 TEST(Problems, HaveEveryOptionOfTheCall) {
   float data[16] = {};

@@ -17,6 +17,7 @@ headrace_attention_options options_of(const Problem& p, const headrace_run_optio
   headrace_attention_options options = default_options();
   options.max_seqlen_q = p.seqlen_q;  // ignored for dense tensors
   options.max_seqlen_k = p.seqlen_k;
+  options.causal = p.causal;  // recent keys need the positions of queries
   options.dropout_seed = run.dropout_seed;
   options.dropout_offset = run.dropout_offset;
   return options;
