@@ -18,6 +18,7 @@ For PyTorch use `headrace.torch`, for Hugging Face models `headrace.transformers
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ._append import kv_append
 from ._arrays import Support, attention, check, explain, predict, supports
 from ._async_engine import AsyncEngine
 from ._backward import Gradients, attention_backward
@@ -65,6 +66,7 @@ __all__ = [
     "check",
     "devices",
     "explain",
+    "kv_append",
     "merge_states",
     "model_shapes",
     "predict",

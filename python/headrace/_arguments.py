@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _structs
 from ._plans import Options
+from ._structs import I4X2, QUANTISED_NAMES
 
 if TYPE_CHECKING:
     from typing_extensions import TypedDict
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 # Optional tensors of a call besides q, k and v, in the order in which they are passed around.
 EXTRA_NAMES = (
     "cu_seqlens_q", "cu_seqlens_k", "alibi_slopes", "bias", "mask", "tree_mask", "sinks", "block_table", "seqused_k",
+    *QUANTISED_NAMES,
 )  # fmt: skip
 LAYOUTS = ("bshd", "bhsd")
 
@@ -120,9 +123,9 @@ def swapped_heads(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return (sizes[0], sizes[2], sizes[1], sizes[3]) if len(sizes) == 4 else sizes
 
 
-def out_shape(q: tuple[int, ...], v: tuple[int, ...]) -> tuple[int, ...]:
+def out_shape(q: tuple[int, ...], v: tuple[int, ...], v_dtype: int) -> tuple[int, ...]:
     """The shape of out for q and v; for invalid ranks the library reports the error."""
-    return (*q[:-1], v[-1]) if q and v else q
+    return (*q[:-1], v[-1] * (2 if v_dtype == I4X2 else 1)) if q and v else q
 
 
 def lse_shape(q: tuple[int, ...], is_ragged: bool) -> tuple[int, ...]:
@@ -137,6 +140,32 @@ def refuse_probs_of_pages(block_table: Any) -> None:
         raise ValueError(
             "return_probs with block_table: must be one or the other, because the probabilities of keys in pages have "
             "no shape of their own; gather the keys, or leave return_probs out"
+        )
+
+
+def check_descales(
+    q_descale: Any, descales: Sequence[tuple[str, Any, bool]], shape: tuple[int, int], has_rotary: bool
+) -> None:
+    """FlashAttention-3's descales of a cache.
+
+    Args:
+        descales: name, tensor or None, and whether its cache has codes, each.
+        shape: [batch, num_kv_heads].
+        has_rotary: new keys are to be rotated.
+    """
+    if q_descale is not None:
+        raise NotImplementedError("q_descale: queries have 16 or 32 bits here; pass q times q_descale, and leave it out")
+    for name, descale, is_code in descales:
+        if descale is not None and not is_code:
+            raise ValueError(f"{name}: given, but its cache has no codes; leave {name} out")
+        if descale is not None and tuple(descale.shape) != shape:
+            raise ValueError(
+                f"{name}.shape={tuple(descale.shape)}: must be [batch, num_kv_heads], {shape}; pass one scale for each "
+                "sequence and head"
+            )
+    if has_rotary and descales[0][2]:
+        raise NotImplementedError(
+            "rotary_cos with a k_cache of codes: codes cannot be rotated; rotate k before it is quantised, and q"
         )
 
 

@@ -39,6 +39,11 @@ if TYPE_CHECKING:
         cu_seqlens_k: Any
         block_table: Any
         seqused_k: Any
+        k_scale: Any
+        v_scale: Any
+        k_recent: Any
+        v_recent: Any
+        recent_table: Any
         out: Any
         stream: int | None
 
@@ -217,6 +222,11 @@ def attention(
     cu_seqlens_k: Any = None,
     block_table: Any = None,
     seqused_k: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    k_recent: Any = None,
+    v_recent: Any = None,
+    recent_table: Any = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     num_splits: int = 0,
@@ -259,6 +269,12 @@ def attention(
             layout="bhsd" [num_pages, num_kv_heads, page_size, dim]), cu_seqlens_k is absent, and max_seqlen_k is
             optional. Needs seqused_k.
         seqused_k: i32 [batch]: the keys of each sequence that are used; those behind them may hold anything.
+        k_scale, v_scale: of quantised k and v, whose arrays are codes: int8, float8_e4m3fn (ml_dtypes), or uint8 with
+            two 4-bit codes of values -8 to 7 in a byte, [.., dim / 2]. f32, one for each key and head (the shape of k
+            without its last axis) or for each sequence and head, [batch, num_kv_heads]. k and v are chosen apart.
+        k_recent, v_recent, recent_table: with codes in pages, the newest keys unquantised, dtype of q,
+            [num_recent_pages, group, num_kv_heads, dim], and i32 [batch, max_recent], their pages from the group of a
+            sequence's first query on: a query sees its own group there and earlier groups as codes. See KvCache.
         num_splits: number of key splits; 0: chosen automatically, from the sequence's own lengths only.
         strict_rows: a row's bits do not depend on seqlen_q.
         strict_fallback: fail (NotImplementedError) rather than use the slow fallback with a FallbackWarning.
@@ -280,7 +296,10 @@ def attention(
         MemoryError, RuntimeError: out of host memory; a device error.
         TypeError: an argument is not an array.
     """
-    given = (cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, tree_mask, sinks, block_table, seqused_k)
+    given = (
+        cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, tree_mask, sinks, block_table, seqused_k, k_scale, v_scale,
+        k_recent, v_recent, recent_table,
+    )  # fmt: skip
     extras = dict(zip(EXTRA_NAMES, given, strict=True))
     arguments: dict[str, Any] = {
         "softmax_scale": softmax_scale,
@@ -319,7 +338,7 @@ def _new_result(name: str, call: Call, like: Any) -> Any:
     if name == "probs":
         refuse_probs_of_pages(call.views.get("block_table"))
     if name == "out":
-        return new_output(name, like, q, out_shape(call.shape_of("q"), call.shape_of("v")), q.dtype)
+        return new_output(name, like, q, out_shape(call.shape_of("q"), call.shape_of("v"), call.views["v"].dtype), q.dtype)
     is_ragged = "cu_seqlens_q" in call.views
     shape = lse_shape(q.shape, is_ragged) if name == "lse" else probs_shape(q.shape, k.shape)
     return new_output(name, like, q, shape, _structs.F64 if q.dtype == _structs.F64 else _structs.F32)
@@ -382,7 +401,7 @@ def _plan_of(
     views = {name: view_of(name, spec, name) for name, spec in specs.items()}
     q, k, v = views["q"], views["k"], views["v"]
     code = _structs.DTYPE_NAMES[_structs.F64 if q.dtype == _structs.F64 else _structs.F32]
-    outputs = {"out": TensorSpec(out_shape(q.shape, v.shape), _structs.DTYPE_NAMES[q.dtype])}
+    outputs = {"out": TensorSpec(out_shape(q.shape, v.shape, v.dtype), _structs.DTYPE_NAMES[q.dtype])}
     if lse or backward:
         outputs["lse"] = TensorSpec(lse_shape(q.shape, "cu_seqlens_q" in views), code)
     if probs and not backward:

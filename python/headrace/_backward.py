@@ -92,8 +92,8 @@ def attention_backward(
         raise TypeError(
             "q is a PyTorch tensor: must be an array; call headrace.torch.attention() and backward() of its result"
         )
-    given = (cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, tree_mask, sinks, None, None)
-    extras = dict(zip(EXTRA_NAMES, given, strict=True))
+    given = (cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, tree_mask, sinks)
+    extras = dict.fromkeys(EXTRA_NAMES) | dict(zip(EXTRA_NAMES, given))
     call = new_call(q, k, v, extras, stream, layout)
     call.add("out", out)
     call.add("lse", lse)

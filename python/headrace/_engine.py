@@ -56,7 +56,7 @@ class Engine:
         num_host_pages: int = 0,
         prefix_cache: bool = True,
     ) -> None:
-        """Allocates the KV cache, of the model's cache_dtype, on the model's device.
+        """Allocates the KV cache, of the model's cache_dtype, k_type and v_type, on the model's device.
 
         Args:
             llm: the model. The most tokens of a prompt and its answer are its max_context.
@@ -87,6 +87,7 @@ class Engine:
             if value is not None:
                 setattr(options, name, _plans.to_integer(name, value, 64))
         options.cache_dtype = llm._cache_dtype
+        options.k_dtype, options.v_dtype = llm._stored_dtypes
         options.no_prefix_cache = not prefix_cache
         self._llm = llm  # the model outlives its engines
         self._handle = ctypes.c_void_p()

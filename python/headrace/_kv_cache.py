@@ -14,6 +14,11 @@ from . import _plans, _structs, _views
 from ._library import LIBRARY, check
 
 _DTYPES = {"f16": _structs.F16, "bf16": _structs.BF16, "f32": _structs.F32}
+_TYPESTRS = {
+    _structs.F32: "<f4", _structs.F16: "<f2", _structs.BF16: "<i2", _structs.I8: "|i1", _structs.F8E4M3: "|u1",
+    _structs.I4X2: "|u1",
+}  # fmt: skip
+_RECENT_GROUP = 16  # tokens of a recent page
 _LAYOUTS = {"nhd": _structs.KV_NHD, "hnd": _structs.KV_HND}
 
 Integers = Sequence[int] | npt.NDArray[np.integer[Any]]
@@ -41,6 +46,18 @@ class Batch(NamedTuple):
     block_table: npt.NDArray[np.int32]  # [num_sequences, max_pages], 0 past a sequence's last page
     seqused_k: npt.NDArray[np.int32]  # [num_sequences]: tokens, those of the step included
     slot_mapping: npt.NDArray[np.int64]  # [sum of num_tokens]: page * page_size + slot
+    # Of a cache of codes, else None: [num_sequences, max_recent], [sum of num_tokens]: recent page * 16 + index.
+    recent_table: npt.NDArray[np.int32] | None = None
+    recent_slots: npt.NDArray[np.int64] | None = None
+
+
+class Quantised(NamedTuple):
+    """What belongs to the codes of a layer, in place, by the names of the arguments of attention() and kv_append()."""
+
+    k_scale: npt.NDArray[np.float32] | None  # [num_pages, page_size, num_kv_heads]; None: keys are not codes
+    v_scale: npt.NDArray[np.float32] | None
+    k_recent: npt.NDArray[Any]  # [num_recent_pages, 16, num_kv_heads, head_dim]
+    v_recent: npt.NDArray[Any]  # [num_recent_pages, 16, num_kv_heads, head_dim_v]
 
 
 class KvCacheStats(NamedTuple):
@@ -70,6 +87,11 @@ def _code(name: str, value: str, codes: dict[str, int]) -> int:
     if value not in codes:
         raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, codes))}")
     return codes[value]
+
+
+def code_dtype(name: str, stored: str | None) -> int:
+    """-1: the dtype of the cache."""
+    return -1 if stored is None else _code(name, stored, _structs.CODES)
 
 
 def _device(device: str) -> tuple[int, int]:
@@ -109,7 +131,7 @@ class _Handle:
 
 
 class _Pages:
-    """Exports pages of a layer through the array interface of NumPy, or that of CUDA; bf16 as int16 bits."""
+    """Exports pages of a layer through the array interface of NumPy, or that of CUDA; bf16 and fp8 as their bits."""
 
     def __init__(self, handle: _Handle, tensor: _structs.Tensor) -> None:
         self._handle = handle
@@ -118,7 +140,7 @@ class _Pages:
         rank, bytes_each = tensor.rank, _structs.DTYPE_BYTES[tensor.dtype]
         interface = {
             "version": 3,
-            "typestr": {_structs.F32: "<f4", _structs.F16: "<f2", _structs.BF16: "<i2"}[tensor.dtype],
+            "typestr": _TYPESTRS[tensor.dtype],
             "data": (tensor.data, False),
             "shape": tuple(tensor.shape[:rank]),
             "strides": tuple(bytes_each * stride for stride in tensor.strides[:rank]),
@@ -130,7 +152,8 @@ class KvCache:
     """Keys and values of many sequences in pages of one pool, shared between sequences until one of them writes.
 
     A step of a sequence is: reserve() slots, fill_batch() for the kernels, write keys and values to the slots and read
-    the pages (`attention(..., block_table=, seqused_k=)`), commit() the tokens. Use a cache on one thread at a time.
+    the pages (`attention(..., block_table=, seqused_k=)`), commit() the tokens. With k_type or v_type pages hold codes,
+    which kv_append() writes and attention() reads with the arrays of quantised() and of the batch. Use a cache on one thread at a time.
     Sources: Kwon et al., "PagedAttention", 2023; Zheng et al., "SGLang", 2023.
 
     A context manager: close() gives the pages back as soon as no array of them is left.
@@ -141,6 +164,10 @@ class KvCache:
         num_pages: in the pool. num_host_pages: in host memory, for swapped sequences.
         page_size: tokens per page.
         dtype: "f16", "bf16" or "f32".
+        k_type, v_type: of stored keys and values, "int8", "fp8" or "int4": codes but for the newest 16 tokens; page_size
+            is then a multiple of 16. None: dtype.
+        num_recent_pages: with codes, pages of 16 tokens of the dtype: two for each sequence and one for each 16 tokens
+            that are reserved at once.
         layout: memory order of a page, "nhd" [page_size, num_kv_heads, head_dim] or "hnd".
         device: "cpu", "cuda" or "cuda:NUMBER".
 
@@ -160,21 +187,27 @@ class KvCache:
         num_host_pages: int = 0,
         page_size: int = 16,
         dtype: str = "f16",
+        k_type: str | None = None,
+        v_type: str | None = None,
+        num_recent_pages: int = 0,
         layout: str = "nhd",
         device: str = "cpu",
     ) -> None:
-        options = _structs.KvCacheOptions(ctypes.sizeof(_structs.KvCacheOptions))
+        options = _structs.KvCacheOptions()
+        check(LIBRARY.headrace_kv_cache_options_init_sized(ctypes.addressof(options), ctypes.sizeof(options)))
         numbers = {
             "num_layers": num_layers, "num_kv_heads": num_kv_heads, "head_dim": head_dim,
             "head_dim_v": 0 if head_dim_v is None else head_dim_v, "num_pages": num_pages,
-            "num_host_pages": num_host_pages, "page_size": page_size,
+            "num_host_pages": num_host_pages, "page_size": page_size, "num_recent_pages": num_recent_pages,
         }  # fmt: skip
         for name, value in numbers.items():
             setattr(options, name, _plans.to_integer(name, value, 64))
         options.dtype, options.layout = _code("dtype", dtype, _DTYPES), _code("layout", layout, _LAYOUTS)
+        options.k_dtype, options.v_dtype = code_dtype("k_type", k_type), code_dtype("v_type", v_type)
         options.device_type, options.device_id = _device(device)
         self._handle: _Handle | None = _Handle(options)
         self._page_size = options.page_size
+        self._has_codes = k_type is not None or v_type is not None
 
     def __enter__(self) -> KvCache:
         return self
@@ -208,24 +241,35 @@ class KvCache:
         self._call(name, _plans.to_integer("layer", layer, 64), ctypes.addressof(tensor))
         return _Pages(self._open(), tensor)
 
-    def _array(self, name: str, layer: int) -> npt.NDArray[Any]:
-        pages = self._pages(name, layer)
+    def _array(self, name: str, pages: _Pages) -> npt.NDArray[Any]:
         if pages.is_cuda:
             raise ValueError(
                 f"{name}: the pages are in device memory, and NumPy's arrays are on the host; "
                 "pass the cache to headrace.torch.kv_pages()"
             )
         array = np.asarray(pages)
-        return array.view(_views.numpy_dtype(_structs.BF16)) if pages.dtype == _structs.BF16 else array
+        has_own_dtype = pages.dtype in (_structs.BF16, _structs.F8E4M3)
+        return array.view(_views.numpy_dtype(pages.dtype)) if has_own_dtype else array
 
     def k_pages(self, layer: int) -> npt.NDArray[Any]:
-        """The key pages of a layer, [num_pages, page_size, num_kv_heads, head_dim], in place (bf16 needs ml_dtypes).
-        For PyTorch, and on a GPU: headrace.torch.kv_pages()."""
-        return self._array("k_pages", layer)
+        """The key pages of a layer, [num_pages, page_size, num_kv_heads, head_dim], in place (bf16 and fp8 need
+        ml_dtypes; int4 is uint8 [.., head_dim / 2]). For PyTorch, and on a GPU: headrace.torch.kv_pages()."""
+        return self._array("k_pages", self._pages("k_pages", layer))
 
     def v_pages(self, layer: int) -> npt.NDArray[Any]:
         """The value pages of a layer, [num_pages, page_size, num_kv_heads, head_dim_v]; as k_pages()."""
-        return self._array("v_pages", layer)
+        return self._array("v_pages", self._pages("v_pages", layer))
+
+    def quantised(self, layer: int) -> Quantised:
+        """Scales and recent pages of a layer of codes, in place. ValueError: the cache has no codes."""
+        struct = _structs.QuantisedKv(ctypes.sizeof(_structs.QuantisedKv))
+        self._call("quantised", _plans.to_integer("layer", layer, 64), ctypes.addressof(struct))
+
+        def array(name: str) -> Any:
+            tensor = getattr(struct, name)
+            return self._array(name, _Pages(self._open(), tensor)) if tensor.rank else None
+
+        return Quantised(*map(array, Quantised._fields))
 
     # ---- sequences
 
@@ -262,7 +306,8 @@ class KvCache:
         self._call("commit", _plans.to_integer("sequence", sequence, 64), ids.ctypes.data, ids.size)
 
     def truncate(self, sequence: int, length: int) -> None:
-        """Keeps the first `length` tokens and no reserved slots."""
+        """Keeps the first `length` tokens and no reserved slots. Of codes: `length` is in the newest group of 16
+        tokens, or a multiple of 16."""
         number = _plans.to_integer("length", length, 64)
         self._call("truncate", _plans.to_integer("sequence", sequence, 64), number)
 
@@ -314,8 +359,16 @@ class KvCache:
             ctypes.sizeof(_structs.KvBatch), ids.ctypes.data, counts.ctypes.data, ids.size, max_pages,
             block_table.ctypes.data, seqused_k.ctypes.data, slot_mapping.ctypes.data, slot_mapping.size,
         )  # fmt: skip
+        if not self._has_codes:
+            self._call("fill_batch", ctypes.addressof(batch))
+            return Batch(block_table, seqused_k, slot_mapping)
+        # The most groups that num_tokens tokens can touch, wherever they begin.
+        batch.max_recent = (int(counts.max(initial=0)) + 2 * (_RECENT_GROUP - 1)) // _RECENT_GROUP
+        recent_table = np.zeros((ids.size, max(batch.max_recent, 0)), np.int32)
+        recent_slots = np.zeros_like(slot_mapping)
+        batch.recent_table, batch.recent_slots = recent_table.ctypes.data, recent_slots.ctypes.data
         self._call("fill_batch", ctypes.addressof(batch))
-        return Batch(block_table, seqused_k, slot_mapping)
+        return Batch(block_table, seqused_k, slot_mapping, recent_table, recent_slots)
 
     def stats(self) -> KvCacheStats:
         """Statistics of the cache. Visits every page."""

@@ -78,6 +78,7 @@ _POINTERS = {
 _OF_CACHES = {
     "k_pages": "pip",
     "v_pages": "pip",
+    "quantised": "pip",
     "add": "ppuupp",
     "fork": "pip",
     "free": "pi",
@@ -93,6 +94,7 @@ _CTYPES: dict[str, Any] = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "u": ctype
 # Versioned structs that the library fills; it refuses unknown sizes.
 _VERSIONED = {
     "attention_tensors": _structs.AttentionTensors,
+    "quantised_kv": _structs.QuantisedKv,
     "attention_gradients": _structs.AttentionGradients,
     "attention_options": _structs.AttentionOptions,
     "run_options": _structs.RunOptions,

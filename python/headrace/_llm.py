@@ -17,6 +17,7 @@ import numpy.typing as npt
 from . import _devices, _plans, _structs
 from ._async_engine import AsyncEngine
 from ._engine import generate_batch
+from ._kv_cache import code_dtype
 from ._library import LIBRARY, check
 from ._outputs import Generation
 from ._sampling import Options, SamplingParams, c_text, to_seed
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 Prompt = str | Sequence[int]
+KvType = Literal["int8", "fp8", "int4"]
 _CACHE_DTYPES = {"f16": _structs.F16, "bf16": _structs.BF16, "f32": _structs.F32}
 
 
@@ -83,6 +85,8 @@ class LLM:
         num_threads: int | None = None,
         max_context: int | None = None,
         cache_dtype: Literal["f16", "bf16", "f32"] | None = None,
+        k_type: KvType | None = None,
+        v_type: KvType | None = None,
         exact: bool = False,
         use_mmap: bool = False,
     ) -> None:
@@ -94,6 +98,8 @@ class LLM:
             num_threads: of the CPU; None: all that the process may use.
             max_context: most tokens of prompt and completion together; None: the model's context_length.
             cache_dtype: of the KV cache; None: "f16", or "f32" with exact.
+            k_type, v_type: of stored keys and values, "int8", "fp8" or "int4": a quarter to a half of the memory, the
+                newest 16 tokens in cache_dtype. None: cache_dtype. int4 keys lose more than int4 values.
             exact: compute with f32 weights and activations: slower, 4 bytes per weight. Not on a GPU.
             use_mmap: map the file into memory while loading; it must not change then.
 
@@ -110,7 +116,7 @@ class LLM:
         def load(options: Any, handle: Any) -> int:
             return int(LIBRARY.headrace_model_load(file, options, handle))
 
-        self._load(load, device, num_threads, max_context, cache_dtype, exact, use_mmap)
+        self._load(load, device, num_threads, max_context, (cache_dtype, k_type, v_type), exact, use_mmap)
 
     @classmethod
     def random(
@@ -123,6 +129,8 @@ class LLM:
         num_threads: int | None = None,
         max_context: int | None = None,
         cache_dtype: Literal["f16", "bf16", "f32"] | None = None,
+        k_type: KvType | None = None,
+        v_type: KvType | None = None,
         exact: bool = False,
     ) -> LLM:
         """A model with random weights, for timing at full size without a file.
@@ -142,7 +150,7 @@ class LLM:
             return int(LIBRARY.headrace_random_model_load(ctypes.byref(shape), type_name, number, options, handle))
 
         llm = cls.__new__(cls)
-        llm._load(load, device, num_threads, max_context, cache_dtype, exact, False)
+        llm._load(load, device, num_threads, max_context, (cache_dtype, k_type, v_type), exact, False)
         return llm
 
     def _load(
@@ -151,12 +159,14 @@ class LLM:
         device: str,
         num_threads: int | None,
         max_context: int | None,
-        cache_dtype: str | None,
+        kv_types: tuple[str | None, str | None, str | None],
         exact: bool,
         use_mmap: bool,
     ) -> None:
+        cache_dtype, k_type, v_type = kv_types
         if cache_dtype is not None and cache_dtype not in _CACHE_DTYPES:
             raise ValueError(f"cache_dtype={cache_dtype!r}: must be one of {', '.join(map(repr, _CACHE_DTYPES))}")
+        self._stored_dtypes = code_dtype("k_type", k_type), code_dtype("v_type", v_type)
         options = _structs.ModelOptions()
         check(LIBRARY.headrace_model_options_init_sized(ctypes.byref(options), ctypes.sizeof(options)))
         if device != "cpu":

@@ -141,8 +141,17 @@ def _pack_views(struct: Any, views: dict[str, View]) -> Any:
     return packed
 
 
-def pack_tensors(views: dict[str, View]) -> _structs.AttentionTensors:
-    return _pack_views(_structs.AttentionTensors, views)
+def pack_tensors(views: dict[str, View]) -> _structs.AttentionCall:
+    call = _structs.AttentionCall()
+    call.tensors.struct_size = ctypes.sizeof(_structs.AttentionTensors)
+    for name, view in views.items():
+        if name in _structs.QUANTISED_NAMES:
+            call.quantised.struct_size = ctypes.sizeof(_structs.QuantisedKv)
+            pack_view(getattr(call.quantised, name), name, view)
+        else:
+            pack_view(getattr(call.tensors, name), name, view)
+    call.point()
+    return call
 
 
 def _new_problem() -> _structs.Problem:
@@ -175,7 +184,9 @@ class Block:
         self.arguments: tuple[Any, ...] = ()
 
     def copy(self) -> Block:
-        return Block(*(type(struct).from_buffer_copy(struct) for struct in self._structs))
+        copies = [type(struct).from_buffer_copy(struct) for struct in self._structs]
+        copies[0].point()
+        return Block(*copies)
 
     def set_dropout(self, seed: int, offset: int) -> None:
         for struct in self._dropout:

@@ -39,6 +39,7 @@ class Session:
         check(LIBRARY.headrace_session_options_init_sized(ctypes.byref(options), ctypes.sizeof(options)))
         options.max_tokens = num_tokens
         options.cache_dtype = llm._cache_dtype
+        options.k_dtype, options.v_dtype = llm._stored_dtypes
         options.num_pages = num_sequences * -(-num_tokens // options.page_size)
         self.handle = ctypes.c_void_p()
         self._model = llm._handle  # the model outlives its sessions

@@ -19,7 +19,7 @@ def _packed(
     for name, array in arrays.items():
         if array is None:
             continue
-        borrowed.append(_views.of(name, array, stream, name in outputs, name == "slot_mapping"))
+        borrowed.append(_views.of(name, array, stream, name in outputs))
         _plans.pack_view(getattr(tensors, name), name, borrowed[-1].view)
     return tensors, borrowed
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 
 OK, INVALID_ARGUMENT, UNSUPPORTED, OUT_OF_MEMORY, DEVICE_ERROR, IO_ERROR, INTERNAL, BUSY = range(8)
-F32, F16, BF16, F64, I32, U32, BOOL, I64 = range(8)
+F32, F16, BF16, F64, I32, U32, BOOL, I64, I8, F8E4M3, I4X2 = range(11)
 CPU, CUDA = range(2)
 MAX_RANK = 6
 
-DTYPE_NAMES = ("f32", "f16", "bf16", "f64", "i32", "u32", "bool")
-DTYPE_BYTES = (4, 2, 2, 8, 4, 4, 1, 8)
+DTYPE_NAMES = ("f32", "f16", "bf16", "f64", "i32", "u32", "bool", "i64", "i8", "f8e4m3", "i4x2")
+DTYPE_BYTES = (4, 2, 2, 8, 4, 4, 1, 8, 1, 1, 1)
+CODES = {"int8": I8, "fp8": F8E4M3, "int4": I4X2}  # stored keys and values, by their names in Python
 DEVICE_NAMES = ("cpu", "cuda")
 FORWARD, BACKWARD = range(2)
 CAUSAL_NONE, CAUSAL_BOTTOM_RIGHT, CAUSAL_TOP_LEFT = range(3)
@@ -91,8 +92,30 @@ TENSOR_NAMES = (
 )
 
 
+QUANTISED_NAMES = ("k_scale", "v_scale", "k_recent", "v_recent", "recent_table")
+
+
+class QuantisedKv(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), *((name, Tensor) for name in QUANTISED_NAMES)]
+
+
 class AttentionTensors(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_size_t), *((name, Tensor) for name in TENSOR_NAMES)]
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        *((name, Tensor) for name in TENSOR_NAMES),
+        ("quantised", ctypes.c_void_p),
+    ]
+
+
+class AttentionCall(ctypes.Structure):
+    """The tensors of a call, and behind them what their `quantised` points to if there are codes."""
+
+    _fields_ = [("tensors", AttentionTensors), ("quantised", QuantisedKv)]
+
+    def point(self) -> None:
+        """Again after a copy."""
+        if self.quantised.struct_size:
+            self.tensors.quantised = ctypes.addressof(self.quantised)
 
 
 GRADIENT_NAMES = ("dout", "dlse", "dq", "dk", "dv", "dbias", "dsinks")
@@ -120,7 +143,12 @@ class RopeOptions(ctypes.Structure):
 
 
 class KvAppendOptions(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_size_t), ("rope", ctypes.c_void_p), ("norm_eps", ctypes.c_double)]
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("rope", ctypes.c_void_p),
+        ("norm_eps", ctypes.c_double),
+        *_fields(ctypes.c_int32, "hadamard reserved"),
+    ]
 
 
 KV_APPEND_NAMES = ("k", "v", "k_pages", "v_pages", "slot_mapping", "q", "q_out", "positions", "cos", "sin")
@@ -130,6 +158,8 @@ class KvAppendTensors(ctypes.Structure):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
         *((name, Tensor) for name in (*KV_APPEND_NAMES, "q_norm_weight", "k_norm_weight")),
+        ("quantised", ctypes.c_void_p),
+        ("recent_slots", Tensor),
     ]
 
 
@@ -140,7 +170,8 @@ class KvCacheOptions(ctypes.Structure):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
         *_fields(ctypes.c_int64, "num_layers num_kv_heads head_dim head_dim_v num_pages num_host_pages page_size"),
-        *_fields(ctypes.c_int32, "dtype layout device_type device_id"),
+        *_fields(ctypes.c_int32, "dtype layout device_type device_id k_dtype v_dtype"),
+        ("num_recent_pages", ctypes.c_int64),
     ]
 
 
@@ -158,7 +189,8 @@ class KvBatch(ctypes.Structure):
         *_fields(ctypes.c_void_p, "sequences num_tokens"),
         *_fields(ctypes.c_int64, "num_sequences max_pages"),
         *_fields(ctypes.c_void_p, "block_table seqused_k slot_mapping"),
-        ("num_slots", ctypes.c_int64),
+        *_fields(ctypes.c_int64, "num_slots max_recent"),
+        *_fields(ctypes.c_void_p, "recent_table recent_slots"),
     ]
 
 
@@ -225,6 +257,8 @@ class Problem(ctypes.Structure):
         *_fields(ctypes.c_int32, "alignment has_negative_strides phase has_dlse has_dbias has_dsinks"),
         *_fields(ctypes.c_int32, "deterministic has_seqused_k"),
         *_fields(ctypes.c_int64, "page_size num_pages max_pages"),
+        *_fields(ctypes.c_int32, "k_dtype v_dtype k_scaling v_scaling"),
+        *_fields(ctypes.c_int64, "recent_group num_recent_pages max_recent"),
     ]
 
 
@@ -275,6 +309,7 @@ class SessionOptions(ctypes.Structure):
         *_fields(ctypes.c_int64, "max_tokens batch_tokens"),
         *_fields(ctypes.c_int32, "cache_dtype reserved"),
         *_fields(ctypes.c_int64, "page_size num_pages"),
+        *_fields(ctypes.c_int32, "k_dtype v_dtype"),
     ]
 
 
@@ -336,7 +371,7 @@ class EngineOptions(ctypes.Structure):
         ("struct_size", ctypes.c_size_t),
         *_fields(ctypes.c_int64, "max_tokens max_batch_tokens max_num_seqs max_requests"),
         *_fields(ctypes.c_int64, "page_size num_pages num_host_pages"),
-        *_fields(ctypes.c_int32, "cache_dtype no_prefix_cache"),
+        *_fields(ctypes.c_int32, "cache_dtype no_prefix_cache k_dtype v_dtype"),
     ]
 
 
@@ -392,6 +427,8 @@ ORDER_NAMES = ("vllm", "transformers", "llama.cpp")
 # Plans do not distinguish alignments of addresses and strides beyond this.
 WHOLE_ALIGNMENT = 16
 
-# The position of each tensor's address, in 8-byte words of AttentionTensors and AttentionGradients.
-DATA_WORD = {name: getattr(AttentionTensors, name).offset // 8 for name in TENSOR_NAMES}
+# The position of each tensor's address, in 8-byte words of AttentionCall and AttentionGradients.
+DATA_WORD = {name: getattr(AttentionTensors, name).offset // 8 for name in TENSOR_NAMES} | {
+    name: (AttentionCall.quantised.offset + getattr(QuantisedKv, name).offset) // 8 for name in QUANTISED_NAMES
+}
 GRADIENT_WORD = {name: getattr(AttentionGradients, name).offset // 8 for name in GRADIENT_NAMES}

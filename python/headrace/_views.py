@@ -17,17 +17,27 @@ _NUMPY_DTYPES: dict[np.dtype[Any], int] = {
     np.dtype(np.float16): _structs.F16,
     np.dtype(np.float64): _structs.F64,
     np.dtype(np.int32): _structs.I32,
-    np.dtype(np.int64): _structs.I64,
     np.dtype(np.uint32): _structs.U32,
     np.dtype(np.bool_): _structs.BOOL,
 }
 _KNOWN = "float32, float16, bfloat16, float64, int32, uint32 or bool"
+# dtypes of few arrays: slots, and codes of keys and values. An array of uint8 has two 4-bit codes in a byte.
+_RARE_DTYPES = {
+    np.dtype(np.int64): _structs.I64,
+    np.dtype(np.int8): _structs.I8,
+    np.dtype(np.uint8): _structs.I4X2,
+}
+_RARE_NAMES = {
+    _structs.I64: "int64", _structs.I8: "int8", _structs.F8E4M3: "float8_e4m3fn", _structs.I4X2: "uint8",
+}  # fmt: skip
+_SLOTS, _CODED = ("slot_mapping", "recent_slots"), ("k", "v", "k_pages", "v_pages")
 
 
 class TensorSpec(NamedTuple):
     """Shape, dtype and strides of a tensor without memory, for explain() and supports().
 
-    shape: of the array it stands for. dtype: "f32", "f16", "bf16", "f64", "i32", "u32" or "bool".
+    shape: of the array it stands for. dtype: "f32", "f16", "bf16", "f64", "i32", "u32" or "bool"; of codes "i8",
+    "f8e4m3" or "i4x2", whose shape counts bytes.
     strides: in elements; None: row-major.
     """
 
@@ -53,19 +63,19 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def numpy_dtype(code: int) -> np.dtype[Any]:
-    """The NumPy dtype of a headrace_dtype; bf16 needs ml_dtypes."""
-    for dtype, known in _NUMPY_DTYPES.items():
+    """The NumPy dtype of a headrace_dtype; bf16 and fp8 need ml_dtypes."""
+    for dtype, known in (_NUMPY_DTYPES | _RARE_DTYPES).items():
         if known == code:
             return dtype
-    import ml_dtypes  # only imported for bf16 arrays, which ml_dtypes created
+    import ml_dtypes  # only imported for its own arrays
 
-    return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(ml_dtypes.float8_e4m3fn if code == _structs.F8E4M3 else ml_dtypes.bfloat16)
 
 
 def _of_numpy_dtype(name: str, dtype: np.dtype[Any]) -> int:
-    code = _NUMPY_DTYPES.get(dtype)
-    if code is None and dtype.name == "bfloat16":
-        code = _structs.BF16
+    code = _NUMPY_DTYPES.get(dtype, _RARE_DTYPES.get(dtype))
+    if code is None:
+        code = {"bfloat16": _structs.BF16, "float8_e4m3fn": _structs.F8E4M3}.get(dtype.name)
     if code is None:
         raise ValueError(f"{name}.dtype={dtype}: must be {_KNOWN}, in the byte order of this machine; convert {name}")
     return code
@@ -130,6 +140,9 @@ _DL_DTYPES = {  # (type code, bits)
     (4, 16): _structs.BF16,
     (0, 32): _structs.I32,
     (0, 64): _structs.I64,
+    (0, 8): _structs.I8,
+    (1, 8): _structs.I4X2,
+    (10, 8): _structs.F8E4M3,
     (1, 32): _structs.U32,
     (6, 8): _structs.BOOL,
 }
@@ -240,13 +253,12 @@ def _of_dl_tensor(name: str, tensor: _DLTensor) -> View:
 # ---- any of them ----
 
 
-def of(
-    name: str, array: Any, stream: int | None = None, is_output: bool = False, is_slots: bool = False
-) -> Borrowed:
-    """Only slots are int64."""
+def of(name: str, array: Any, stream: int | None = None, is_output: bool = False) -> Borrowed:
+    """The name decides which dtypes are possible: slots alone are int64, keys and values alone have codes."""
     borrowed = _borrow(name, array, stream, is_output)
-    if borrowed.view.dtype == _structs.I64 and not is_slots:
-        raise ValueError(f"{name}.dtype=int64: must be {_KNOWN}; convert {name}")
+    code = borrowed.view.dtype
+    if code in _RARE_NAMES and name not in (_SLOTS if code == _structs.I64 else _CODED):
+        raise ValueError(f"{name}.dtype={_RARE_NAMES[code]}: must be {_KNOWN}; convert {name}")
     return borrowed
 
 

@@ -68,6 +68,35 @@ def test_pages_have_the_bits_of_contiguous_keys(page_size, dtype, device):
     assert same_bits(varlen, flat)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("page_size", [0, 16])
+def test_a_cache_of_codes_has_a_descale_for_each_sequence_and_head(page_size, dtype):
+    q, k, v = tensors()
+    scale = torch.rand(2, len(KEYS), 2, generator=torch.Generator().manual_seed(1)) / 20 + 0.05
+    codes = [(x / s[:, None, :, None]).clamp(-100, 100).to(dtype) for x, s in zip((k, v), scale, strict=True)]
+    k, v = (x.float() * s[:, None, :, None] for x, s in zip(codes, scale, strict=True))
+    names = {"k_descale": scale[0], "v_descale": scale[1]}
+    used = int32(KEYS)
+    cache, table = codes, None
+    if page_size:
+        bits = [x.view(torch.uint8) for x in codes]
+        as_floats = paged(bits[0].float().nan_to_num(), bits[1].float().nan_to_num(), KEYS, page_size)
+        cache = [x.nan_to_num().to(torch.uint8).view(dtype) for x in as_floats[:2]]
+        table = as_floats[2]
+    out = ht.flash_attn_with_kvcache(q, *cache, cache_seqlens=used, causal=True, block_table=table, **names)
+    want = ht.flash_attn_with_kvcache(q, k, v, cache_seqlens=used, causal=True)
+    torch.testing.assert_close(out, want, rtol=0, atol=1e-5)
+    # Codes are appended as they are.
+    new = [x[:, :1].clone() for x in codes]
+    dense = [x.clone() for x in codes]
+    ht.flash_attn_with_kvcache(q, *dense, *new, cache_seqlens=int32([0] * len(KEYS)), causal=True, **names)
+    assert all(torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in zip(dense, codes, strict=True))
+    with pytest.raises(NotImplementedError, match="q_descale"):
+        ht.flash_attn_with_kvcache(q, *codes, cache_seqlens=used, q_descale=scale[0])
+    with pytest.raises(ValueError, match=r"k_descale.shape=\(2,\)"):
+        ht.flash_attn_with_kvcache(q, *codes, cache_seqlens=used, k_descale=scale[0, 0], v_descale=scale[1])
+
+
 def test_arrays_take_pages():
     q, k, v = tensors()
     k_pages, v_pages, table = paged(k, v, KEYS, 16)

@@ -27,6 +27,11 @@ if TYPE_CHECKING:
         cu_seqlens_k: torch.Tensor | None
         block_table: torch.Tensor | None
         seqused_k: torch.Tensor | None
+        k_scale: torch.Tensor | None
+        v_scale: torch.Tensor | None
+        k_recent: torch.Tensor | None
+        v_recent: torch.Tensor | None
+        recent_table: torch.Tensor | None
         deterministic: bool
 
 
@@ -101,6 +106,11 @@ def attention(
     cu_seqlens_k: torch.Tensor | None = None,
     block_table: torch.Tensor | None = None,
     seqused_k: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+    k_recent: torch.Tensor | None = None,
+    v_recent: torch.Tensor | None = None,
+    recent_table: torch.Tensor | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     num_splits: int = 0,
@@ -121,6 +131,8 @@ def attention(
         dropout_seed: None: seed and offset are drawn from torch's CPU generator.
         max_seqlen_q, max_seqlen_k: optional on the CPU.
         block_table, seqused_k: as in headrace.attention; without gradients.
+        k_scale, v_scale, k_recent, v_recent, recent_table: of k and v of codes, int8, float8_e4m3fn or uint8 (int4); as
+            in headrace.attention, without gradients.
         deterministic: gradients are bit-identical from run to run, as under
             torch.use_deterministic_algorithms(True); always the case on the CPU.
 
@@ -148,7 +160,8 @@ def attention(
         deterministic=deterministic,
     )
     given: Extras = (
-        cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, tree_mask, sinks, block_table, seqused_k,
+        cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, tree_mask, sinks, block_table, seqused_k, k_scale, v_scale,
+        k_recent, v_recent, recent_table,
     )  # fmt: skip
     if return_probs:
         refuse_probs_of_pages(block_table)

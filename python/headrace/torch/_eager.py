@@ -29,6 +29,11 @@ _DTYPES = {
     torch.uint32: _structs.U32,
     torch.bool: _structs.BOOL,
 }
+CODES = {  # of k and v alone
+    torch.int8: _structs.I8,
+    torch.uint8: _structs.I4X2,  # two codes in a byte
+    torch.float8_e4m3fn: _structs.F8E4M3,
+}
 _Q, _K, _V, _OUT, _LSE, _PROBS = (DATA_WORD[name] for name in ("q", "k", "v", "out", "lse", "probs"))
 _EXTRA_WORDS = tuple(DATA_WORD[name] for name in EXTRA_NAMES)
 Extras = tuple[Optional[torch.Tensor], ...]  # in the order of EXTRA_NAMES
@@ -79,6 +84,8 @@ _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _public_raw_stream)
 def view_of(name: str, tensor: torch.Tensor, heads_first: bool = False) -> View:
     refuse_opaque((name,), (tensor,))
     code = _DTYPES.get(tensor.dtype)
+    if code is None and name in ("k", "v"):
+        code = CODES.get(tensor.dtype)
     if code is None:
         raise ValueError(
             f"{name}.dtype={tensor.dtype}: must be float32, float16, bfloat16 or float64 (int32, uint32 or bool for "
@@ -104,7 +111,7 @@ def out_layout(
     q: torch.Tensor, v: torch.Tensor, heads_first: bool
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shape and strides of out: contiguous; for [batch, heads, seqlen, dim] with the axis order of q in memory."""
-    shape = (*q.shape[:-1], v.shape[-1])
+    shape = (*q.shape[:-1], v.shape[-1] * (2 if v.dtype == torch.uint8 else 1))
     if not heads_first or len(shape) != 4 or q.stride(1) >= q.stride(2):
         return shape, row_major(shape)
     return shape, swapped_heads(row_major(swapped_heads(shape)))

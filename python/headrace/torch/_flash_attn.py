@@ -48,7 +48,9 @@ class _Packed(NamedTuple):
 def _refuse_fa3(qv: Any, descales: tuple[Any, Any, Any], attention_chunk: int, sm_margin: int) -> None:
     for name, descale in zip(("q_descale", "k_descale", "v_descale"), descales, strict=True):
         if descale is not None:
-            raise NotImplementedError(f"{name}: this version of headrace has no fp8 kernels; leave {name} out")
+            raise NotImplementedError(
+                f"{name}: only flash_attn_with_kvcache takes codes; call that, or attention() with k_scale and v_scale"
+            )
     if qv is not None:
         raise NotImplementedError("qv: this version of headrace does not support it; leave qv out")
     if attention_chunk:

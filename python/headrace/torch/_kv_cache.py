@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._arguments import window_sizes
+from .._arguments import check_descales, window_sizes
 from .._structs import CAUSAL_BOTTOM_RIGHT, CAUSAL_NONE
 from . import _append as _append_op
 from . import _ops
-from ._eager import extras_of, prepare
+from ._eager import CODES, extras_of, prepare
 from ._tensors import check_tensors
 
 
@@ -159,7 +159,7 @@ class _Rotary(NamedTuple):
 
 
 def _has_kernel(k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
-    """False for float64, and for a cache whose last axis has gaps."""
+    """False for float64, for codes, which are copied, and for a cache whose last axis has gaps."""
     return k_cache.dtype in _append_op.DTYPES and k_cache.stride(-1) == v_cache.stride(-1) == 1
 
 
@@ -179,6 +179,8 @@ def _append(
             q = _rotated(q, *tables, rotary.of_q, rotary.interleaved).to(q.dtype)
             k = _rotated(k, *tables, rotary.of_k, rotary.interleaved).to(k.dtype)
         for cache, new in ((k_cache, k), (v_cache, v)):
+            if cache.dtype in CODES:  # few operations take fp8
+                cache, new = cache.view(torch.uint8), new.view(torch.uint8)
             cache[slots // cache.shape[1], slots % cache.shape[1]] = new
         return q
     if rotary is None:
@@ -218,6 +220,9 @@ def flash_attn_with_kvcache(
     return_softmax_lse: bool = False,
     *,
     rotary_seqlens: torch.Tensor | None = None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
 ) -> Any:
     """flash_attn.flash_attn_with_kvcache: attention over a cache of keys and values. No gradients.
 
@@ -230,6 +235,7 @@ def flash_attn_with_kvcache(
         q: [batch, seqlen_q, num_heads, head_dim]; float16, bfloat16, float32 or float64.
         k_cache, v_cache: [batch_cache, seqlen_cache, num_kv_heads, dim]; with block_table pages, [num_pages, page_size,
             num_kv_heads, dim], of any page size. Read in place, with any strides; copied if the last axis has gaps.
+            The dtype of q, or codes: int8 or float8_e4m3fn, each with its descale.
         k, v: [batch, seqlen_new, num_kv_heads, dim], written in place into the cache from key cache_seqlens[b] on;
             attention then sees them too.
         rotary_cos, rotary_sin: [seqlen, rotary_dim / 2], need k. k is rotated by positions from cache_seqlens[b] on,
@@ -240,6 +246,9 @@ def flash_attn_with_kvcache(
         block_table: int32 [batch, max_pages]; entries behind the keys in use are never read.
         causal: query i of seqlen_q sees keys j <= i + (keys in use) - seqlen_q.
         rotary_seqlens: int32 or int64 [batch], FlashAttention-3's: rotations start there instead of at cache_seqlens.
+        k_descale, v_descale: float32 [batch, num_kv_heads], FlashAttention-3's: a key or value is its code times that of
+            its sequence and head; float8_e4m3fn without one is taken as it is. k and v are then codes, too, and not
+            rotated. q has 16 or 32 bits: q_descale is refused.
         rotary_interleaved: dims 2i and 2i + 1 are a pair; else i and i + rotary_dim / 2.
         The others: as flash_attn_func.
 
@@ -264,6 +273,13 @@ def flash_attn_with_kvcache(
         raise ValueError("rotary_seqlens without rotary_cos: they are its positions; pass rotary_cos and rotary_sin")
     if k is not None and cache_seqlens is None:
         raise ValueError("cache_seqlens: not given, but k is; pass the number of keys before those of k")
+    check_descales(
+        q_descale,
+        (("k_descale", k_descale, k_cache.dtype in CODES), ("v_descale", v_descale, v_cache.dtype in CODES)),
+        (q.shape[0], k_cache.shape[2]),
+        rotary_cos is not None,
+    )
+    scales = {"k_scale": k_descale, "v_scale": v_descale}
     pages = _pages(q, k_cache, block_table, cache_batch_idx)
     capacity = k_cache.shape[1] * (1 if pages is None else pages.shape[1])
     lengths = _lengths("cache_seqlens", cache_seqlens, q, capacity)
@@ -272,7 +288,7 @@ def flash_attn_with_kvcache(
         softmax_scale, softcap, 0.0, left, right, 0, 0, CAUSAL_BOTTOM_RIGHT if causal else CAUSAL_NONE, num_splits,
         False, False, False, False,
     )  # fmt: skip
-    extras = extras_of(alibi_slopes=alibi_slopes, block_table=pages, seqused_k=lengths)
+    extras = extras_of(alibi_slopes=alibi_slopes, block_table=pages, seqused_k=lengths, **scales)
     if k is not None and v is not None:
         check_tensors(("k", "v"), (k, v), 2)
         if rotary_cos is not None:
@@ -291,6 +307,6 @@ def flash_attn_with_kvcache(
             rotary = _Rotary(rotary_cos, rotary_sin, of_q, of_k, rotary_interleaved)
         slots = _slots(k_cache, lengths.long()[:, None] + steps[: k.shape[1]], pages, capacity)
         q = _append(q, k, v, k_cache, v_cache, slots, rotary)
-        extras = extras_of(alibi_slopes=alibi_slopes, block_table=pages, seqused_k=lengths + k.shape[1])
+        extras = extras_of(alibi_slopes=alibi_slopes, block_table=pages, seqused_k=lengths + k.shape[1], **scales)
     out, lse, _ = _ops.attention(q, k_cache, v_cache, extras, options, None, False, return_softmax_lse, False)
     return (out, lse) if return_softmax_lse else out

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from .. import _structs
-from .._kv_cache import KvCache
+from .._kv_cache import KvCache, _Pages
 from ._kv_cache import _int32
 from ._tensors import check_tensors
 
@@ -15,15 +15,18 @@ def kv_pages(cache: KvCache, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The key and value pages of a layer as tensors, in place: [num_pages, page_size, num_kv_heads, head_dim] and
     [.., head_dim_v], for block_table of flash_attn_with_kvcache() and attention(). The tensors keep the memory alive.
     """
-    tensors = []
-    for name in ("k_pages", "v_pages"):
-        pages = cache._pages(name, layer)
-        if pages.is_cuda:
-            tensor = torch.as_tensor(pages, device=f"cuda:{pages.device_id}")
-        else:
-            tensor = torch.from_numpy(np.asarray(pages))
-        tensors.append(tensor.view(torch.bfloat16) if pages.dtype == _structs.BF16 else tensor)
-    return tensors[0], tensors[1]
+    return _tensor(cache._pages("k_pages", layer)), _tensor(cache._pages("v_pages", layer))
+
+
+_OF_BITS = {_structs.BF16: torch.bfloat16, _structs.F8E4M3: torch.float8_e4m3fn}
+
+
+def _tensor(pages: _Pages) -> torch.Tensor:
+    if pages.is_cuda:
+        tensor = torch.as_tensor(pages, device=f"cuda:{pages.device_id}")
+    else:
+        tensor = torch.from_numpy(np.asarray(pages))
+    return tensor.view(_OF_BITS[pages.dtype]) if pages.dtype in _OF_BITS else tensor
 
 
 def block_table_from_csr(

@@ -25,7 +25,8 @@ _is_compiling = torch.compiler.is_compiling
 
 _EXTRAS = (
     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? alibi_slopes, Tensor? bias, Tensor? mask, "
-    "Tensor? tree_mask, Tensor? sinks, Tensor? block_table, Tensor? seqused_k"
+    "Tensor? tree_mask, Tensor? sinks, Tensor? block_table, Tensor? seqused_k, Tensor? k_scale, Tensor? v_scale, "
+    "Tensor? k_recent, Tensor? v_recent, Tensor? recent_table"
 )
 # In the order of _plans.Options.
 _OPTIONS = (
@@ -34,7 +35,11 @@ _OPTIONS = (
     "bool checked, bool deterministic"
 )
 _NUM_EXTRAS, _NUM_OPTIONS = len(NO_EXTRAS), len(Options._fields)
-_SLOPES, _BIAS, _SINKS = (EXTRA_NAMES.index(name) for name in ("alibi_slopes", "bias", "sinks"))
+_BIAS, _SINKS = (EXTRA_NAMES.index(name) for name in ("bias", "sinks"))
+_FLOATS = tuple(
+    EXTRA_NAMES.index(name)
+    for name in ("alibi_slopes", "bias", "sinks", "k_scale", "v_scale", "k_recent", "v_recent")
+)
 
 _library = torch.library.Library("headrace", "DEF")
 _tags = (torch.Tag.pt2_compliant_tag,)
@@ -188,8 +193,8 @@ def _autocast_kernel(name: str, num_operands: int, device_type: str) -> Any:
     def cast_and_call(*flat: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         dtype = torch.get_autocast_dtype(device_type)
         operands = [
-            t.to(dtype) if t is not None and t.is_floating_point() and t.dtype != torch.float64 else t
-            for t in flat[:num_operands]
+            t.to(dtype) if t is not None and t.is_floating_point() and t.itemsize in (2, 4) else t
+            for t in flat[:num_operands]  # neither float64 nor codes
         ]
         rest = list(flat[num_operands:])
         bias = rest[_BIAS]
@@ -247,12 +252,7 @@ _PACKED_FUNCTIONS = (torch.ops.headrace.attention_packed.default, _transformable
 def _are_memory(extras: Extras) -> bool:
     if not PLAIN_OR_NONE.issuperset(map(type, extras)):
         return False
-    slopes, bias, sinks = extras[_SLOPES], extras[_BIAS], extras[_SINKS]
-    return not (
-        (bias is not None and bias.is_neg())
-        or (slopes is not None and slopes.is_neg())
-        or (sinks is not None and sinks.is_neg())
-    )
+    return not any(t is not None and t.is_neg() for t in map(extras.__getitem__, _FLOATS))
 
 
 def _is_transformed() -> bool:
