@@ -369,41 +369,6 @@ TEST(ModelProgram, TokenizeTakesTextsInEveryWay) {
   EXPECT_GT(count("-m " + kModel + " '<|im_end|>'"), 1u);
 }
 
-TEST(ModelProgram, PerplexityIsThatOfTheLogitsItWrites) {
-  const TemporaryFolder folder;
-  const std::string text = folder.file("text", "The quick brown fox jumps.");
-  const std::string logits_path = folder.file("logits"), tokens_path = folder.file("tokens");
-  const auto json = json_of("perplexity -w 10 -m " + kModel + " -f " + text + " --logits-out " +
-                            logits_path + " --tokens-out " + tokens_path);
-  const auto& row = json["perplexity"][0];
-  const std::string tokens = content_of(tokens_path), logits = content_of(logits_path);
-  const std::size_t num_tokens = tokens.size() / 4, vocab = logits.size() / 4 / num_tokens;
-  ASSERT_EQ(row["tokens"], num_tokens);
-  ASSERT_EQ(static_cast<std::int64_t>(vocab), headrace::Model(kModel).info().vocab_size);
-  std::vector<std::int32_t> ids(num_tokens);
-  std::vector<float> values(num_tokens * vocab);
-  std::copy_n(tokens.data(), tokens.size(), reinterpret_cast<char*>(ids.data()));
-  std::copy_n(logits.data(), logits.size(), reinterpret_cast<char*>(values.data()));
-  std::vector<double> losses;
-  for (std::size_t i = 0; i + 1 < num_tokens; ++i) {
-    if ((i + 1) % 10 == 0) continue;  // the first token of a window is not predicted
-    double sum = 0;
-    for (std::size_t v = 0; v < vocab; ++v)
-      sum += std::exp(static_cast<double>(values[i * vocab + v]));
-    losses.push_back(std::log(sum) -
-                     static_cast<double>(values[i * vocab + static_cast<std::size_t>(ids[i + 1])]));
-  }
-  double mean = 0, variance = 0;
-  const auto n = static_cast<double>(losses.size());
-  for (const double loss : losses) mean += loss / n;
-  for (const double loss : losses) variance += (loss - mean) * (loss - mean) / (n - 1);
-  EXPECT_EQ(row["predicted"], losses.size());
-  EXPECT_NEAR(row["nats_per_token"].get<double>(), mean, 1e-6 * mean);
-  EXPECT_NEAR(row["perplexity"].get<double>(), std::exp(mean), 1e-5 * std::exp(mean));
-  const double error = std::exp(mean) * std::sqrt(variance / n);
-  EXPECT_NEAR(row["standard_error"].get<double>(), error, 1e-5 * error);
-}
-
 TEST(ModelProgram, ExactAndTheCacheTypeChangeTheNumbers) {
   const std::string command =
       "perplexity -w 64 -m " HEADRACE_GOLDEN_DIR

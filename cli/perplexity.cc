@@ -1,8 +1,10 @@
 // headrace perplexity: how well a model predicts a text, token by token.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <memory>
+#include <optional>
 
 #include "answer.h"
 #include "command.h"
@@ -18,16 +20,40 @@ struct PerplexityOptions {
   ModelChoice model;
   SessionChoice session;
   std::string text_path, logits_path, tokens_path;
+  std::string kl_cache_type;  // of the cache to compare with; empty: none
   std::int64_t window = 512;
   Format format = Format::text;
 };
 
-// -log softmax(logits)[token], in double.
-double loss_of(std::span<const float> logits, std::int32_t token) {
+// All in double.
+double log_sum_exp(std::span<const float> logits) {
   double largest = -INFINITY, sum = 0;
   for (const float logit : logits) largest = std::max(largest, static_cast<double>(logit));
   for (const float logit : logits) sum += std::exp(static_cast<double>(logit) - largest);
-  return largest + std::log(sum) - static_cast<double>(logits[static_cast<std::size_t>(token)]);
+  return largest + std::log(sum);
+}
+
+// -log softmax(logits)[token].
+double loss_of(std::span<const float> logits, std::int32_t token) {
+  return log_sum_exp(logits) - static_cast<double>(logits[static_cast<std::size_t>(token)]);
+}
+
+// KL(softmax(reference) || softmax(logits)) in nats.
+double divergence_of(std::span<const float> reference, std::span<const float> logits) {
+  const double of_reference = log_sum_exp(reference), of_logits = log_sum_exp(logits);
+  double sum = 0;
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    const double log_p = static_cast<double>(reference[i]) - of_reference;
+    sum += std::exp(log_p) * (log_p - (static_cast<double>(logits[i]) - of_logits));
+  }
+  return sum;
+}
+
+bool have_one_top(std::span<const float> reference, std::span<const float> logits) {
+  const auto top = [](std::span<const float> x) {
+    return std::max_element(x.begin(), x.end()) - x.begin();
+  };
+  return top(reference) == top(logits);
 }
 
 // Raw little-endian values, row after row.
@@ -51,13 +77,14 @@ class Dump {
   std::ofstream file_;
 };
 
-struct Losses {
+// A mean over the predicted tokens.
+struct Mean {
   double sum = 0, squares = 0;
   std::int64_t count = 0;
 
-  void add(double loss) {
-    sum += loss;
-    squares += loss * loss;
+  void add(double value) {
+    sum += value;
+    squares += value * value;
     ++count;
   }
   double mean() const { return count > 0 ? sum / static_cast<double>(count) : 0; }
@@ -69,18 +96,28 @@ struct Losses {
   }
 };
 
-Losses measure(const Model& model, const std::vector<std::int32_t>& tokens,
-               const PerplexityOptions& options) {
+struct Measured {
+  Mean loss, divergence, same_top;  // the last two of --kl-against
+};
+
+Measured measure(const Model& model, const std::vector<std::int32_t>& tokens,
+                 const PerplexityOptions& options) {
   const auto vocab_size = static_cast<std::size_t>(model.info().vocab_size);
   const auto window = static_cast<std::size_t>(options.window);
   SessionChoice choice = options.session;
   check_fits(model, choice, options.window, "window (--window)");
   if (choice.context == 0) choice.context = options.window;
   Session session = make_session(model, choice);
+  SessionChoice reference_choice = choice;
+  reference_choice.cache_type = options.kl_cache_type;
+  reference_choice.k_type = reference_choice.v_type = "";
+  std::optional<Session> reference;
+  if (!options.kl_cache_type.empty()) reference = make_session(model, reference_choice);
   Dump logits_dump(options.logits_path);
   Dump(options.tokens_path).write(std::span<const std::int32_t>(tokens));
   std::vector<float> logits(window * vocab_size);
-  Losses losses;
+  std::vector<float> of_reference(reference ? logits.size() : 0);
+  Measured measured;
   Progress progress("perplexity");
   for (std::size_t begin = 0; begin < tokens.size(); begin += window) {
     progress.show(begin, tokens.size(),
@@ -88,12 +125,22 @@ Losses measure(const Model& model, const std::vector<std::int32_t>& tokens,
     const auto part = std::span(tokens).subspan(begin, std::min(window, tokens.size() - begin));
     session.truncate(0);
     session.append(part, logits.data());
-    for (std::size_t i = 0; i + 1 < part.size(); ++i)
-      losses.add(loss_of({logits.data() + i * vocab_size, vocab_size}, part[i + 1]));
+    if (reference) {
+      reference->truncate(0);
+      reference->append(part, of_reference.data());
+    }
+    for (std::size_t i = 0; i + 1 < part.size(); ++i) {
+      const std::span row(logits.data() + i * vocab_size, vocab_size);
+      measured.loss.add(loss_of(row, part[i + 1]));
+      if (!reference) continue;
+      const std::span reference_row(of_reference.data() + i * vocab_size, vocab_size);
+      measured.divergence.add(divergence_of(reference_row, row));
+      measured.same_top.add(have_one_top(reference_row, row));
+    }
     logits_dump.write(std::span<const float>(logits.data(), part.size() * vocab_size));
   }
   progress.clear();
-  return losses;
+  return measured;
 }
 
 int run_perplexity(const PerplexityOptions& options) {
@@ -103,9 +150,13 @@ int run_perplexity(const PerplexityOptions& options) {
     throw Error(HEADRACE_INVALID_ARGUMENT, options.text_path + ": " +
                                                std::to_string(tokens.size()) +
                                                " tokens; pass a text of at least 2");
-  const Losses losses = measure(model, tokens, options);
-  if (!std::isfinite(losses.mean())) fail_of_damaged_weights();
-  const double perplexity = std::exp(losses.mean());
+  const Measured measured = measure(model, tokens, options);
+  const Mean &loss = measured.loss, &divergence = measured.divergence;
+  if (!std::isfinite(loss.mean())) fail_of_damaged_weights();
+  const double perplexity = std::exp(loss.mean());
+  const auto if_compared = [&](double value) {
+    return options.kl_cache_type.empty() ? Cell{} : Cell{value};
+  };
   Report report;
   report.tables.push_back(
       {.key = "perplexity",
@@ -114,9 +165,13 @@ int run_perplexity(const PerplexityOptions& options) {
                    {"window", "window"},
                    {"nats_per_token", "nats/token", 5},
                    {"perplexity", "perplexity", 4},
-                   {"standard_error", "+-", 4}},
-       .rows = {{static_cast<std::int64_t>(tokens.size()), losses.count, options.window,
-                 losses.mean(), perplexity, perplexity * losses.error()}}});
+                   {"standard_error", "+-", 4},
+                   {"kl", "KL", 5},
+                   {"kl_standard_error", "KL +-", 5},
+                   {"same_top", "same top", 4}},
+       .rows = {{static_cast<std::int64_t>(tokens.size()), loss.count, options.window, loss.mean(),
+                 perplexity, perplexity * loss.error(), if_compared(divergence.mean()),
+                 if_compared(divergence.error()), if_compared(measured.same_top.mean())}}});
   print_report(report, options.format);
   return kExitOk;
 }
@@ -138,6 +193,11 @@ void add_perplexity(CLI::App& app, Action& action) {
       ->add_option("--logits-out", options->logits_path,
                    "write the logits after each token: f32 [tokens, vocabulary]")
       ->option_text("FILE");
+  perplexity
+      ->add_option("--kl-against", options->kl_cache_type,
+                   "also the KL divergence from an unquantised cache of this type")
+      ->check(CLI::IsMember({"f16", "bf16", "f32"}))
+      ->option_text("f16|bf16|f32");
   perplexity->add_option("--tokens-out", options->tokens_path, "write the tokens: i32 [tokens]")
       ->option_text("FILE");
   add_session_options(*perplexity, options->session);

@@ -72,6 +72,7 @@ std::vector<Case> cases() {
       {"roofline", "--call 'attention --seqlen 32,48 --dtype f32,bf16 --causal none,bottom-right'"},
       {"tokenize", "-m " + kModel + " 'Hello, world'"},
       {"perplexity", "-m " + kModel + " -w 64 -f " + kText},
+      {"perplexity", "-m " + kModel + " -w 64 --kv-type int8 --kl-against f32 -f " + kText},
       {"inspect", kModel},
       {"inspect", kLlama2}};
   if (kHasBoost) all.push_back({"bench serve", "--model a --requests 4 --url " + server_url()});
