@@ -63,6 +63,8 @@ void add_limits(CLI::App& app, ServeOptions& options) {
   add("--max-connections", limits.max_connections, {1, 1 << 20}, "open connections");
   add("--max-body-bytes", limits.max_body_bytes, {1, kMost}, "of a request");
   add("--max-header-bytes", limits.max_header_bytes, {256, kMost}, "of a request");
+  add("--max-queued-bytes", limits.max_queued_bytes, {1, kMost},
+      "of bodies that wait to be tokenized; more are answered with 429");
   add("--max-output-bytes", limits.max_output_bytes, {4096, kMost},
       "that wait for the reader of a stream; more end it");
   add("--header-seconds", limits.header_seconds, {1, 86400}, "until a request's header is there");

@@ -148,7 +148,7 @@ void Connection::dispatch() {
   request.path = request.path.substr(0, request.path.find('?'));
   if (request.path.empty() || request.path.front() != '/')
     return refuse({400, "the target of a request begins with /"});
-  const std::int64_t job = shared_.service.handle(request, shared_from_this());
+  const std::int64_t job = shared_.service.handle(std::move(request), shared_from_this());
   if (is_answering_) job_ = job;
 }
 

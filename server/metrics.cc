@@ -89,6 +89,8 @@ std::string prometheus_text(const Metrics& metrics, const headrace_engine_stats&
         static_cast<double>(stats.num_running));
   gauge("num_requests_waiting", "Sequences that have not started.",
         static_cast<double>(stats.num_waiting));
+  gauge("num_requests_preparing", "Requests that are tokenized, or wait for it.",
+        static_cast<double>(metrics.num_preparing));
   gauge("kv_cache_usage_perc", "Share of the pages in use, 0 to 1.", used_share(stats));
   gauge("num_connections", "Open connections.", static_cast<double>(metrics.num_connections));
   counter("prompt_tokens_total", "Tokens of prompts.", stats.num_prompt_tokens);
@@ -138,6 +140,7 @@ Json engine_state(const Metrics& metrics, const headrace_engine_stats& stats) {
        {{"time_to_first_token", metrics.first_token.last_minute(now)},
         {"inter_token_latency", metrics.between_tokens.last_minute(now)}}},
       {"connections", metrics.num_connections},
+      {"preparing", metrics.num_preparing},
       {"refused", metrics.num_refused}};
 }
 

@@ -36,6 +36,7 @@ struct Metrics {
   std::uint64_t num_refused = 0;                // 429
   std::deque<StepOutputs::Step> steps;          // the latest
   std::uint64_t num_connections = 0;            // now
+  std::uint64_t num_preparing = 0;              // requests, now
 
   static constexpr std::size_t kMaxSteps = 64;
 };

@@ -122,6 +122,33 @@ Json completion_logprobs(const Model& model, const Output& output, std::int64_t 
 
 }  // namespace
 
+ApiError api_error(const Error& error) {
+  const bool is_theirs =
+      error.code() == HEADRACE_INVALID_ARGUMENT || error.code() == HEADRACE_UNSUPPORTED;
+  return {is_theirs ? 400 : 500, error.what()};
+}
+
+HttpReply error_reply(const ApiError& error) {
+  HttpReply reply{.status = error.status, .body = error_body(error)};
+  if (error.status == 429 || error.status == 503) reply.headers = "Retry-After: 1\r\n";
+  if (error.status == 401) reply.headers = "WWW-Authenticate: Bearer\r\n";
+  return reply;
+}
+
+HttpReply reply_of_exception() {
+  try {
+    throw;
+  } catch (const ApiError& error) {
+    return error_reply(error);
+  } catch (const Error& error) {
+    return error_reply(api_error(error));
+  } catch (const std::bad_alloc&) {
+    return error_reply({503, "no memory for the request"});
+  } catch (const std::exception& error) {
+    return error_reply({500, error.what()});
+  }
+}
+
 Json logprobs_json(Form form, const Model& model, const Output& output, std::int64_t text_offset) {
   return form == Form::chat ? chat_logprobs(model, output)
                             : completion_logprobs(model, output, text_offset);

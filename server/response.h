@@ -1,10 +1,16 @@
 // Answers to completion requests, as OpenAI writes them.
 #pragma once
 
+#include "exchange.h"
 #include "request.h"
 #include "tool_calls.h"
 
 namespace headrace::server {
+
+ApiError api_error(const Error& error);
+HttpReply error_reply(const ApiError& error);
+// Of the exception that is being handled.
+HttpReply reply_of_exception();
 
 // What the answers to a request have in common.
 struct AnswerHead {

@@ -34,8 +34,16 @@ class Listener {
       : options_(options),
         service_(model, engine, max_tokens, options.service),
         shared_{options_, service_, [this](Connection* closed) { connections_.erase(closed); }},
+        preparer_(model, max_tokens, options.service.model_name, options.service.chat_template),
+        prepare_thread_([this](const HttpRequest& request) { return preparer_.prepare(request); },
+                        options.max_queued_bytes,
+                        [this](std::int64_t id, Prepared prepared) {
+                          asio::post(io_, [this, id, prepared = std::move(prepared)]() mutable {
+                            service_.take_prepared(id, std::move(prepared));
+                          });
+                        }),
         engine_thread_(engine, [this] { deliver_later(); }) {
-    service_.start(engine_thread_);
+    service_.start(engine_thread_, prepare_thread_);
     listen();
   }
 
@@ -157,16 +165,19 @@ class Listener {
   }
 
   const ServerOptions& options_;
+  asio::io_context io_{1};  // before the service, which may own connections at the end
   Service service_;
   Connection::Shared shared_;
-  asio::io_context io_{1};
   tcp::acceptor acceptor_{io_};
   asio::steady_timer timer_{io_}, retry_{io_};
   asio::signal_set signals_{io_, SIGINT, SIGTERM};
   std::unordered_map<Connection*, std::shared_ptr<Connection>> connections_;
   bool is_draining_ = false, has_aborted_ = false;
   Clock::time_point drain_deadline_;
-  EngineThread engine_thread_;  // the last member: it posts to io_
+  Preparer preparer_;
+  // The last members: they post to io_.
+  PrepareThread prepare_thread_;
+  EngineThread engine_thread_;
 };
 
 }  // namespace

@@ -18,6 +18,8 @@ struct ServerOptions {
   std::size_t max_connections = 8192;
   std::size_t max_header_bytes = 16 << 10;
   std::size_t max_body_bytes = 4 << 20;
+  // Of bodies that wait to be tokenized. More are answered with 429.
+  std::size_t max_queued_bytes = 16 << 20;
   // That wait for a reader. A stream beyond it is ended.
   std::size_t max_output_bytes = 4 << 20;
   int header_seconds = 10, body_seconds = 60, idle_seconds = 75, write_seconds = 60;

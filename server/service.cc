@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <charconv>
 #include <ctime>
+#include <utility>
 
 #include "assets.h"
 
 namespace headrace::server {
 namespace {
+
+constexpr const char* kEnded = "the server has ended the request";
 
 bool is_equal_in_constant_time(const std::string& a, const std::string& b) {
   if (a.size() != b.size()) return false;
@@ -38,17 +41,8 @@ std::string id_text(const char* prefix, std::uint64_t number) {
   return text;
 }
 
-ApiError api_error(const Error& error) {
-  const bool is_theirs =
-      error.code() == HEADRACE_INVALID_ARGUMENT || error.code() == HEADRACE_UNSUPPORTED;
-  return {is_theirs ? 400 : 500, error.what()};
-}
-
-HttpReply error_reply(const ApiError& error) {
-  HttpReply reply{.status = error.status, .body = error_body(error)};
-  if (error.status == 429 || error.status == 503) reply.headers = "Retry-After: 1\r\n";
-  if (error.status == 401) reply.headers = "WWW-Authenticate: Bearer\r\n";
-  return reply;
+bool is_completion(const std::string& path) {
+  return path == "/v1/chat/completions" || path == "/v1/completions";
 }
 
 bool is_public(const std::string& path) {
@@ -67,54 +61,42 @@ Service::Service(const Model& model, const Engine& engine, std::int64_t max_toke
       started_(std::time(nullptr)),
       random_(std::random_device{}()) {}
 
-std::int64_t Service::handle(const HttpRequest& request,
-                             const std::shared_ptr<Exchange>& exchange) {
-  std::int64_t job = 0;
+std::int64_t Service::handle(HttpRequest request, const std::shared_ptr<Exchange>& exchange) {
+  const std::string headers = cors_headers(request);
   HttpReply reply;
   try {
-    route(request, exchange, job);
-    return job;
-  } catch (const ApiError& error) {
-    reply = error_reply(error);
-  } catch (const Error& error) {
-    reply = error_reply(api_error(error));
-  } catch (const std::bad_alloc&) {
-    reply = error_reply({503, "no memory for the request"});
+    std::optional<HttpReply> answer = route(request);
+    if (!answer) return prepare_later(std::move(request), {exchange, headers, Clock::now()});
+    reply = std::move(*answer);
+  } catch (...) {
+    reply = reply_of_exception();
   }
-  reply.headers += cors_headers(request);
+  reply.headers += headers;
   exchange->reply(reply);
   return 0;
 }
 
-void Service::route(const HttpRequest& request, const std::shared_ptr<Exchange>& exchange,
-                    std::int64_t& job) {
+std::optional<HttpReply> Service::route(const HttpRequest& request) {
   check_origin(request);
-  const auto reply = [&](HttpReply answer) {
-    answer.headers += cors_headers(request);
-    exchange->reply(answer);
-  };
   if (request.method == "OPTIONS")
-    return reply({.status = 204,
-                  .type = {},
-                  .headers = "Access-Control-Allow-Methods: GET, POST\r\n"
-                             "Access-Control-Allow-Headers: Authorization, Content-Type\r\n"});
+    return HttpReply{.status = 204,
+                     .type = {},
+                     .headers =
+                         "Access-Control-Allow-Methods: GET, POST\r\n"
+                         "Access-Control-Allow-Headers: Authorization, Content-Type\r\n"};
   if (!is_public(request.path)) check_key(request);
-  const bool is_post = request.path == "/v1/chat/completions" ||
-                       request.path == "/v1/completions" || request.path == "/tokenize" ||
-                       request.path == "/detokenize";
+  const bool is_post =
+      is_completion(request.path) || request.path == "/tokenize" || request.path == "/detokenize";
   if (request.method != (is_post ? "POST" : "GET")) {
     // An unknown path is 404 whatever the method is.
     if (!is_post) get(request.path);
     const std::string allowed = is_post ? "POST" : "GET";
     HttpReply refused = error_reply({405, request.path + " takes " + allowed});
     refused.headers += "Allow: " + allowed + "\r\n";
-    return reply(refused);
+    return refused;
   }
-  if (!is_post) return reply(get(request.path));
-  if (request.path == "/tokenize") return reply(tokenize(request.body));
-  if (request.path == "/detokenize") return reply(detokenize(request.body));
-  const Form form = request.path == "/v1/completions" ? Form::completion : Form::chat;
-  job = complete(form, request, exchange);
+  if (!is_post) return get(request.path);
+  return std::nullopt;
 }
 
 // Without this a page of any site could ask a server that listens on this machine alone.
@@ -141,7 +123,8 @@ void Service::check_key(const HttpRequest& request) const {
     throw ApiError{401, "no valid API key; send Authorization: Bearer KEY", "", "invalid_api_key"};
 }
 
-HttpReply Service::get(const std::string& path) const {
+HttpReply Service::get(const std::string& path) {
+  metrics_.num_preparing = preparing_.size();
   if (path == "/health") return health();
   if (path == "/metrics")
     return {.type = "text/plain; version=0.0.4; charset=utf-8",
@@ -180,101 +163,66 @@ HttpReply Service::models() const {
 }
 
 HttpReply Service::model(const std::string& encoded_name) const {
-  check_model(percent_decoded(encoded_name));
+  check_model(percent_decoded(encoded_name), options_.model_name);
   return {.body = dump(model_json())};
-}
-
-void Service::check_model(const std::string& name) const {
-  if (name != options_.model_name)
-    throw ApiError{404, "the model is \"" + options_.model_name + '"', "model", "model_not_found"};
-}
-
-HttpReply Service::tokenize(const std::string& body) const {
-  const Json object = parse_object(body);
-  const std::optional<std::string> prompt = text_field(object, "prompt");
-  if (!prompt) throw ApiError{400, "\"prompt\" must be a string", "prompt", "invalid_value"};
-  const bool has_bos = flag_field(object, "add_special_tokens").value_or(true);
-  const std::vector<std::int32_t> tokens =
-      model_.tokenize(*prompt, has_bos ? HEADRACE_TOKENIZE_BOS : 0);
-  return {.body =
-              dump({{"count", tokens.size()}, {"max_model_len", max_tokens_}, {"tokens", tokens}})};
-}
-
-HttpReply Service::detokenize(const std::string& body) const {
-  const auto tokens = tokens_field(parse_object(body), "tokens");
-  if (!tokens)
-    throw ApiError{400, "\"tokens\" must be a list of tokens", "tokens", "invalid_value"};
-  return {.body = dump({{"prompt", model_.detokenize(*tokens)}})};
-}
-
-std::vector<std::int32_t> Service::chat_prompt(const CompletionRequest& request) const {
-  std::vector<std::int32_t> tokens;
-  try {
-    tokens = model_.chat_tokens(request.messages, options_.chat_template);
-  } catch (const Error& error) {
-    ApiError refused = api_error(error);
-    refused.param = request.tool_use == ToolUse::none ? "messages" : "tools";
-    throw refused;
-  }
-  if (request.tool_use != ToolUse::forced) return tokens;
-  const std::vector<std::int32_t> call =
-      model_.tokenize("<tool_call>\n", HEADRACE_TOKENIZE_SPECIAL);
-  tokens.insert(tokens.end(), call.begin(), call.end());
-  return tokens;
-}
-
-std::vector<std::vector<std::int32_t>> Service::prompts_of(const CompletionRequest& request) const {
-  std::vector<std::vector<std::int32_t>> prompts;
-  if (request.form == Form::chat) prompts.push_back(chat_prompt(request));
-  for (const Prompt& prompt : request.prompts) {
-    const auto* text = std::get_if<std::string>(&prompt);
-    prompts.push_back(text ? model_.tokenize(*text) : std::get<1>(prompt));
-  }
-  for (const auto& prompt : prompts) {
-    if (prompt.empty()) throw ApiError{400, "\"prompt\" has no tokens", "prompt", "invalid_value"};
-    if (std::ssize(prompt) >= max_tokens_)
-      throw ApiError{400,
-                     "the prompt has " + std::to_string(prompt.size()) +
-                         " tokens, and prompt and answer have at most " +
-                         std::to_string(max_tokens_),
-                     request.form == Form::chat ? "messages" : "prompt", "context_length_exceeded"};
-  }
-  return prompts;
 }
 
 void Service::check_capacity(std::int64_t num_prompts) {
   if (!failure_.empty()) throw ApiError{503, failure_};
-  if (is_draining_) throw ApiError{503, "the server is ending"};
-  const std::int64_t num_now = std::ssize(job_of_request_);
+  // What is being prepared may have one prompt or many.
+  const std::int64_t num_now = std::ssize(job_of_request_) + std::ssize(preparing_);
   if (num_now + num_prompts <= options_.max_requests) return;
   if (num_prompts > options_.max_requests)
     throw ApiError{400, "more prompts than " + std::to_string(options_.max_requests), "prompt"};
-  ++metrics_.num_refused;
-  throw ApiError{429, std::to_string(num_now) + " requests are under way; try again later", "",
-                 "queue_full"};
+  refuse_busy(std::to_string(num_now) + " requests are under way");
 }
 
-std::int64_t Service::complete(Form form, const HttpRequest& request,
-                               const std::shared_ptr<Exchange>& exchange) {
-  const Clock::time_point begin = Clock::now();
-  check_capacity(1);  // before any work
-  CompletionRequest parsed = parse_completion(form, request.body);
-  if (!parsed.model.empty()) check_model(parsed.model);
-  if (!parsed.has_seed) parsed.request.sampling.seed = random_();
-  if (parsed.grammar) parsed.request.grammar = compiled(*parsed.grammar);
-  std::vector<std::vector<std::int32_t>> prompts = prompts_of(parsed);
-  check_capacity(std::ssize(prompts));
+void Service::refuse_busy(const std::string& reason) {
+  ++metrics_.num_refused;
+  throw ApiError{429, reason + "; try again later", "", "queue_full"};
+}
 
+std::int64_t Service::prepare_later(HttpRequest request, Caller caller) {
+  if (is_completion(request.path)) {
+    if (is_draining_) throw ApiError{503, "the server is ending"};
+    check_capacity(1);
+  }
   const std::int64_t id = ++last_job_;
-  const std::size_t num_choices = prompts.size() * static_cast<std::size_t>(parsed.request.n);
+  if (!prepare_thread_->add(id, std::move(request)))
+    refuse_busy("too many bytes wait to be tokenized");
+  preparing_.emplace(id, std::move(caller));
+  return id;
+}
+
+void Service::take_prepared(std::int64_t id, Prepared prepared) {
+  const auto found = preparing_.find(id);
+  if (found == preparing_.end()) return;  // cancelled
+  const Caller caller = std::move(found->second);
+  preparing_.erase(found);
+  HttpReply reply;
+  try {
+    if (prepared.completion) return begin(id, caller, std::move(*prepared.completion));
+    reply = std::move(prepared.reply);
+  } catch (...) {
+    reply = reply_of_exception();
+  }
+  reply.headers += caller.headers;
+  caller.exchange->reply(reply);
+}
+
+void Service::begin(std::int64_t id, const Caller& caller, Completion completion) {
+  check_capacity(std::ssize(completion.prompts));
+  CompletionRequest& parsed = completion.parsed;
+  if (!parsed.has_seed) parsed.request.sampling.seed = random_();
+  const Form form = parsed.form;
+  const std::size_t num_choices =
+      completion.prompts.size() * static_cast<std::size_t>(parsed.request.n);
   Job job{.head = {form, id_text(form == Form::chat ? "chatcmpl-" : "cmpl-", random_()),
                    options_.model_name, std::time(nullptr), parsed.has_usage, parsed.has_token_ids},
-          .exchange = exchange,
-          .headers = cors_headers(request),
+          .caller = caller,
           .is_stream = parsed.is_stream,
           .has_logprobs = parsed.request.num_logprobs.has_value(),
           .readers = {},
-          .begin = begin,
           .num_samples = parsed.request.n,
           .requests = {},
           .choices = std::vector<Choice>(num_choices),
@@ -282,57 +230,30 @@ std::int64_t Service::complete(Form form, const HttpRequest& request,
           .num_open = static_cast<std::int64_t>(num_choices),
           .usage = {},
           .error = {}};
-  begin_choices(job, parsed, prompts);
+  begin_choices(job, completion);
   if (parsed.tool_use != ToolUse::none)
     job.readers.assign(num_choices, ToolCallReader(parsed.tool_use == ToolUse::forced));
-  add_prompts(job, id, std::move(parsed.request), std::move(prompts));
+  add_prompts(job, id, std::move(parsed.request), std::move(completion.prompts));
   if (job.is_stream) {
-    exchange->begin_stream(job.headers);
+    caller.exchange->begin_stream(caller.headers);
     for (const Choice& choice : job.choices) {
       if (form == Form::chat)
-        exchange->write(role_event(job.head, choice));
+        caller.exchange->write(role_event(job.head, choice));
       else if (!choice.text.empty() || !choice.prompt_tokens.empty())
-        exchange->write(choice_event(job.head, choice));
+        caller.exchange->write(choice_event(job.head, choice));
     }
   }
   jobs_.emplace(id, std::move(job));
-  return id;
 }
 
-void Service::begin_choices(Job& job, const CompletionRequest& parsed,
-                            const std::vector<std::vector<std::int32_t>>& prompts) {
+void Service::begin_choices(Job& job, const Completion& completion) {
   for (std::size_t i = 0; i < job.choices.size(); ++i) {
     Choice& choice = job.choices[i];
     choice.idx = static_cast<std::int64_t>(i);
     const std::size_t prompt = i / static_cast<std::size_t>(job.num_samples);
-    if (parsed.has_token_ids) choice.prompt_tokens = prompts[prompt];
-    if (!parsed.has_echo) continue;
-    const auto* text = std::get_if<std::string>(&parsed.prompts[prompt]);
-    choice.text = text != nullptr ? *text : model_.detokenize(prompts[prompt]);
+    if (job.head.has_token_ids) choice.prompt_tokens = completion.prompts[prompt];
+    if (completion.parsed.has_echo) choice.text = completion.prompt_texts[prompt];
   }
-}
-
-// Applications send the same few schemas again and again.
-Grammar Service::compiled(const GrammarText& text) {
-  constexpr std::size_t kMaxGrammars = 64;
-  const auto found = std::ranges::find(grammars_, text, &std::pair<GrammarText, Grammar>::first);
-  if (found != grammars_.end()) {
-    grammars_.splice(grammars_.begin(), grammars_, found);
-    return grammars_.front().second;
-  }
-  using Kind = GrammarText::Kind;
-  try {
-    grammars_.emplace_front(text, text.kind == Kind::json_schema
-                                      ? Grammar::json_schema(model_, text.text)
-                                  : text.kind == Kind::regex ? Grammar::regex(model_, text.text)
-                                                             : Grammar::gbnf(model_, text.text));
-  } catch (const Error& error) {
-    ApiError refused = api_error(error);
-    refused.param = text.param;
-    throw refused;
-  }
-  if (grammars_.size() > kMaxGrammars) grammars_.pop_back();
-  return grammars_.front().second;
 }
 
 void Service::add_prompts(Job& job, std::int64_t id, Request request,
@@ -361,14 +282,19 @@ void Service::abort(const Job& job) {
 }
 
 void Service::cancel(std::int64_t id) {
+  if (preparing_.erase(id) != 0) return prepare_thread_->cancel(id);
   const auto job = jobs_.find(id);
   if (job == jobs_.end()) return;
-  job->second.exchange = nullptr;  // the job ends with the last output of its requests
+  job->second.caller.exchange = nullptr;  // the job ends with the last output of its requests
   abort(job->second);
 }
 
 void Service::abort_all() {
   for (const auto& [id, job] : jobs_) abort(job);
+  for (const auto& [id, caller] : std::exchange(preparing_, {})) {
+    prepare_thread_->cancel(id);
+    caller.exchange->reply(error_reply({503, kEnded}));
+  }
 }
 
 void Service::deliver(StepOutputs outputs) {
@@ -406,8 +332,8 @@ void Service::take(Output output, Clock::time_point now) {
     // Bytes of an unfinished character make no event, nor does what may begin a call.
     const bool is_empty = part.text.empty() && part.calls.empty() && part.logprobs.is_null() &&
                           part.tokens.empty() && !has_ended;
-    if (job.exchange && !is_empty) job.exchange->write(choice_event(job.head, part));
-  } else if (job.exchange) {
+    if (job.caller.exchange && !is_empty) job.caller.exchange->write(choice_event(job.head, part));
+  } else if (job.caller.exchange) {
     choice.text += part.text;
     choice.tokens.insert(choice.tokens.end(), part.tokens.begin(), part.tokens.end());
     for (ToolCallDelta& call : part.calls) {
@@ -450,7 +376,7 @@ void Service::measure(Job& job, std::size_t choice, const Output& output, Clock:
   if (output.tokens.empty()) return;
   Clock::time_point& latest = job.latest[choice];
   if (latest == Clock::time_point())
-    metrics_.first_token.add(now, seconds_since(job.begin));
+    metrics_.first_token.add(now, seconds_since(job.caller.begin));
   else
     metrics_.between_tokens.add(now,
                                 seconds_since(latest) / static_cast<double>(output.tokens.size()));
@@ -458,12 +384,12 @@ void Service::measure(Job& job, std::size_t choice, const Output& output, Clock:
 }
 
 void Service::finish(std::int64_t id, Job& job, Clock::time_point now) {
-  metrics_.whole.add(now, std::chrono::duration<double>(now - job.begin).count());
+  metrics_.whole.add(now, std::chrono::duration<double>(now - job.caller.begin).count());
   const bool has_aborted =
       std::any_of(job.choices.begin(), job.choices.end(),
                   [](const Choice& choice) { return choice.finish == HEADRACE_REQUEST_ABORTED; });
-  if (has_aborted && job.error.empty()) job.error = "the server has ended the request";
-  const std::shared_ptr<Exchange> exchange = job.exchange;
+  if (has_aborted && job.error.empty()) job.error = kEnded;
+  const std::shared_ptr<Exchange> exchange = job.caller.exchange;
   const Job ended = std::move(job);
   for (const std::int64_t request : ended.requests) job_of_request_.erase(request);
   jobs_.erase(id);
@@ -472,7 +398,7 @@ void Service::finish(std::int64_t id, Job& job, Clock::time_point now) {
   if (!ended.is_stream) {
     HttpReply reply = error_reply(error);
     if (ended.error.empty()) reply = {.body = answer_json(ended.head, ended.choices, ended.usage)};
-    reply.headers += ended.headers;
+    reply.headers += ended.caller.headers;
     exchange->reply(reply);
     return;
   }

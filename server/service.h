@@ -3,8 +3,8 @@
 
 #include <cstdint>
 #include <functional>
-#include <list>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <unordered_map>
@@ -13,6 +13,7 @@
 #include "engine_thread.h"
 #include "exchange.h"
 #include "metrics.h"
+#include "prepare_thread.h"
 #include "response.h"
 
 namespace headrace::server {
@@ -32,28 +33,36 @@ class Service {
           const ServiceOptions& options);
 
   // Comes before handle().
-  void start(EngineThread& engine) { engine_thread_ = &engine; }
+  void start(EngineThread& engine, PrepareThread& prepare) {
+    engine_thread_ = &engine;
+    prepare_thread_ = &prepare;
+  }
 
   // Returns an id for cancel(); 0: the request is answered.
-  std::int64_t handle(const HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
-  void cancel(std::int64_t job);
+  std::int64_t handle(HttpRequest request, const std::shared_ptr<Exchange>& exchange);
+  void cancel(std::int64_t id);
+  void take_prepared(std::int64_t id, Prepared prepared);
   void deliver(StepOutputs outputs);
 
   // New completions are refused with 503.
   void drain() { is_draining_ = true; }
-  bool is_idle() const { return jobs_.empty(); }
+  bool is_idle() const { return jobs_.empty() && preparing_.empty(); }
   void abort_all();
   Metrics& metrics() { return metrics_; }
 
  private:
-  // A completion request under way.
-  struct Job {
-    AnswerHead head;
+  // Where the answer goes.
+  struct Caller {
     std::shared_ptr<Exchange> exchange;  // null: cancelled
     std::string headers;                 // of the reply
-    bool is_stream, has_logprobs;
-    std::vector<ToolCallReader> readers;  // of each choice; empty: calls are text
     Clock::time_point begin;
+  };
+  // A completion that the engine computes.
+  struct Job {
+    AnswerHead head;
+    Caller caller;
+    bool is_stream, has_logprobs;
+    std::vector<ToolCallReader> readers;    // of each choice; empty: calls are text
     std::int64_t num_samples;               // of a prompt
     std::vector<std::int64_t> requests;     // of the engine, by prompt
     std::vector<Choice> choices;            // [prompts, num_samples]
@@ -63,29 +72,23 @@ class Service {
     std::string error;  // of a choice
   };
 
-  void route(const HttpRequest& request, const std::shared_ptr<Exchange>& exchange,
-             std::int64_t& job);
+  // Empty: the request has to be prepared.
+  std::optional<HttpReply> route(const HttpRequest& request);
   void check_origin(const HttpRequest& request) const;
   void check_key(const HttpRequest& request) const;
   std::string cors_headers(const HttpRequest& request) const;
-  HttpReply get(const std::string& path) const;
+  HttpReply get(const std::string& path);
   HttpReply health() const;
   Json model_json() const;
   HttpReply models() const;
   HttpReply model(const std::string& encoded_name) const;
-  void check_model(const std::string& name) const;  // throws: it is not served
-  HttpReply tokenize(const std::string& body) const;
-  HttpReply detokenize(const std::string& body) const;
 
-  std::int64_t complete(Form form, const HttpRequest& request,
-                        const std::shared_ptr<Exchange>& exchange);
-  std::vector<std::int32_t> chat_prompt(const CompletionRequest& request) const;
-  std::vector<std::vector<std::int32_t>> prompts_of(const CompletionRequest& request) const;
+  std::int64_t prepare_later(HttpRequest request, Caller caller);
   void check_capacity(std::int64_t num_prompts);
-  Grammar compiled(const GrammarText& text);
+  [[noreturn]] void refuse_busy(const std::string& reason);
+  void begin(std::int64_t id, const Caller& caller, Completion completion);
   // What comes before the first token of each choice.
-  void begin_choices(Job& job, const CompletionRequest& parsed,
-                     const std::vector<std::vector<std::int32_t>>& prompts);
+  void begin_choices(Job& job, const Completion& completion);
   void add_prompts(Job& job, std::int64_t id, Request request,
                    std::vector<std::vector<std::int32_t>> prompts);
   void take(Output output, Clock::time_point now);
@@ -99,15 +102,15 @@ class Service {
   std::int64_t max_tokens_;
   ServiceOptions options_;
   EngineThread* engine_thread_ = nullptr;
+  PrepareThread* prepare_thread_ = nullptr;
   std::int64_t started_ = 0;  // Unix time, s
   std::mt19937_64 random_;
   bool is_draining_ = false;
   std::string failure_;  // of the engine
   std::int64_t last_job_ = 0;
+  std::unordered_map<std::int64_t, Caller> preparing_;
   std::unordered_map<std::int64_t, Job> jobs_;
   std::unordered_map<std::int64_t, std::int64_t> job_of_request_;
-  // Compiled last, the latest first.
-  std::list<std::pair<GrammarText, Grammar>> grammars_;
   Metrics metrics_;
 };
 

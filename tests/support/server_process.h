@@ -3,6 +3,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -102,23 +103,35 @@ class Client {
     }
   }
 
-  HttpAnswer read() {
+  // Without the body.
+  HttpAnswer read_head() {
     HttpAnswer answer;
     if (!take_until("\r\n\r\n", answer.head)) return {};
     answer.status = std::atoi(answer.head.c_str() + 9);
+    return answer;
+  }
+  // Empty: the body's last one, or the connection closed.
+  std::string read_chunk() {
+    std::string line, chunk;
+    if (!take_until("\r\n", line)) return {};
+    const std::size_t size = std::stoul(line, nullptr, 16);
+    if (!take(size + 2, chunk)) return {};
+    return chunk.substr(0, size);
+  }
+  HttpAnswer read() {
+    HttpAnswer answer = read_head();
     if (answer.head.find("chunked") != std::string::npos) {
-      for (std::string line; take_until("\r\n", line);) {
-        const std::size_t size = std::stoul(line, nullptr, 16);
-        std::string chunk;
-        take(size + 2, chunk);
-        answer.body += chunk.substr(0, size);
-        if (size == 0) return answer;
-      }
-      return {};
+      for (std::string chunk; !(chunk = read_chunk()).empty();) answer.body += chunk;
+      return answer;
     }
     const std::size_t at = answer.head.find("Content-Length: ");
     if (at != std::string::npos) take(std::stoul(answer.head.substr(at + 16)), answer.body);
     return answer;
+  }
+  // No byte of an answer has come.
+  bool is_silent() {
+    pollfd now{.fd = socket_, .events = POLLIN, .revents = 0};
+    return input_.empty() && poll(&now, 1, 0) == 0;
   }
   HttpAnswer ask(const std::string& request) {
     send(request);
