@@ -1,10 +1,11 @@
 #include "model_options.h"
 
+#include <unistd.h>
+
 #include <cstdlib>
 #include <map>
 #include <memory>
 #include <optional>
-#include <random>
 #include <tuple>
 
 #include "command.h"
@@ -324,13 +325,20 @@ void add_generation_options(CLI::App& app, GenerationChoice& choice) {
       ->group(kSampling);
 }
 
+std::uint32_t random_seed() {
+  std::uint32_t seed = 0;
+  if (getentropy(&seed, sizeof seed) != 0)
+    throw Error(HEADRACE_INTERNAL, "the system has no random numbers; pass --seed");
+  return seed;
+}
+
 GenerationOptions generation_options(const GenerationChoice& choice) {
   GenerationOptions options = choice.options;
   options.max_new_tokens = std::max<std::int64_t>(choice.max_tokens, 0);
   options.sampling.repetition_window = std::max<std::int64_t>(choice.repeat_window, 0);
   options.sampling.seed = static_cast<std::uint64_t>(choice.seed);
   if (choice.seed < 0) {
-    options.sampling.seed = std::random_device{}();  // 32 bits: short enough to type
+    options.sampling.seed = random_seed();
     const std::string seed = std::to_string(options.sampling.seed);
     print_note("seed " + seed + "; --seed " + seed + " repeats this run");
   }

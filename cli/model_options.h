@@ -67,6 +67,8 @@ struct GenerationChoice {
   std::vector<std::string> logit_bias;
 };
 
+// 32 bits: short enough to type. Not std::random_device, with which a wheel needs a newer glibc.
+std::uint32_t random_seed();
 // Sampling, length and stop strings.
 void add_generation_options(CLI::App& app, GenerationChoice& choice);
 // For seed -1, draws a seed and prints it as a note.

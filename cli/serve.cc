@@ -37,6 +37,7 @@ int run_serve(ServeOptions options) {
     for (std::string& key : keys_of(options.key_file)) service.api_keys.push_back(std::move(key));
   if (service.model_name.empty())
     service.model_name = std::filesystem::path(options.model.path).stem().string();
+  service.seed = random_seed();
   const Model model = load_model(options.model);
   EngineOptions wanted = engine_options(model, options.session);
   wanted.max_requests = service.max_requests;

@@ -59,7 +59,7 @@ Service::Service(const Model& model, const Engine& engine, std::int64_t max_toke
       max_tokens_(max_tokens),
       options_(options),
       started_(std::time(nullptr)),
-      random_(std::random_device{}()) {}
+      random_(options.seed) {}
 
 std::int64_t Service::handle(HttpRequest request, const std::shared_ptr<Exchange>& exchange) {
   const std::string headers = cors_headers(request);

@@ -23,6 +23,7 @@ struct ServiceOptions {
   std::string chat_template = {};         // empty: the model's own
   std::vector<std::string> api_keys;      // empty: none is asked for
   std::vector<std::string> cors_origins;  // other pages that may ask; "*": all
+  std::uint64_t seed = 0;                 // of ids, and of requests without one
   std::int64_t max_requests = 1024;       // to the engine at once: of a prompt each
 };
 

@@ -47,7 +47,7 @@ test_neon() {
 # The path of the model file alone on stdout.
 fetch_model() {
   make_venv build/venv-fetch >&2
-  build/venv-fetch/bin/python tools/fetch_model.py
+  build/venv-fetch/bin/python python/headrace/_fetch_model.py
 }
 
 # SmolLM2 for tests: HEADRACE_TEST_MODEL, or fetched into the cache folder once.
@@ -91,10 +91,11 @@ python_venv() {
   cat "$wanted" bench/peers/requirements.txt >"$installed"
 }
 
-# The library alone, and Python so that it finds the package of this tree with it.
+# The program with the library, and Python so that it finds the package of this tree with them.
 python_ready() {
-  build_target headrace
+  build_target headrace_program
   step "Python's environment" python_venv "${1:-}"
+  export HEADRACE_PROGRAM=$root/$program
   export HEADRACE_LIBRARY=$root/build/release/src/libheadrace.so PYTHONPATH=$root/python PYTHONDONTWRITEBYTECODE=1
 }
 

@@ -2,7 +2,7 @@
 """Records a model's attention inputs: q, k and v (after RoPE) of some layers of a GGUF file, computed by transformers
 on the CPU from this repository's documents. For features_cuda.py --activations.
 
-    python bench/peers/activations.py --model "$(python tools/fetch_model.py)" --out activations.pt
+    python bench/peers/activations.py --model "$(python python/headrace/_fetch_model.py)" --out activations.pt
 
 Writes {layer: (q, k, v)}, [seqlen, heads, head_dim] in bf16. Needs torch, transformers and gguf.
 """

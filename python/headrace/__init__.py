@@ -12,6 +12,9 @@ Language models from GGUF files:
     llm = headrace.LLM("model.gguf")
     print(llm.chat([{"role": "user", "content": "Why is the sky blue?"}]).text)
 
+    with headrace.serve("model.gguf", port=0) as server:  # OpenAI's API and a page to chat
+        print(server.url)
+
 For PyTorch use `headrace.torch`, for Hugging Face models `headrace.transformers`; both are imported on demand.
 """
 
@@ -31,6 +34,7 @@ from ._llm import LLM, ModelInfo, model_shapes
 from ._merge import merge_states
 from ._outputs import Completion, EngineStats, Generation, Output, TokenLogprob
 from ._plans import FallbackWarning, Prediction, cache_clear
+from ._program import Server, serve
 from ._sampling import SamplingParams
 from ._softmax import softmax, softmax_backward
 from ._sparq import sparq_append, sparq_attention
@@ -56,6 +60,7 @@ __all__ = [
     "Output",
     "Prediction",
     "SamplingParams",
+    "Server",
     "Support",
     "TensorSpec",
     "TokenLogprob",
@@ -70,6 +75,7 @@ __all__ = [
     "merge_states",
     "model_shapes",
     "predict",
+    "serve",
     "softmax",
     "softmax_backward",
     "sparq_append",

@@ -1,4 +1,4 @@
-"""python -m headrace info: the build, the machine, the kernels."""
+"""python -m headrace info: the build, the machine, the kernels. Other commands are those of the program."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib.metadata
 import platform
 import sys
 
-from . import __version__, _library, _structs, devices
+from . import __version__, _library, _program, _structs, devices
 from ._devices import num_cuda_devices
 
 _OTHERS = ("numpy", "torch", "transformers", "ml_dtypes")
@@ -61,9 +61,14 @@ def _info() -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments and arguments[0] != "info" and not arguments[0].startswith("-"):
+        return _program.run(arguments)
     parser = argparse.ArgumentParser(prog="python -m headrace", description="Headrace from the shell.")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("info", help="show devices, kernels and versions")
+    commands.add_parser("serve", help="serve a model over HTTP, with a page to chat; without -m SmolLM2-135M")
+    commands.add_parser("...", help="the other commands of the headrace program: python -m headrace help")
     parser.parse_args(arguments)
     return _info()
 
