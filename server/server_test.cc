@@ -1,63 +1,12 @@
 // headrace serve over real sockets, with a tiny file of random weights.
-#include <gtest/gtest.h>
+#include <algorithm>
+#include <optional>
 
-#include <nlohmann/json.hpp>
-#include <thread>
-#include <vector>
+#include "headrace/engine.hpp"
+#include "tests/support/serve_fixture.h"
 
-#include "tests/support/server_process.h"
-
+namespace headrace::testing {
 namespace {
-
-using Json = nlohmann::json;
-using headrace::testing::Client;
-using headrace::testing::HttpAnswer;
-using headrace::testing::ServerProcess;
-
-const std::string kModel = HEADRACE_GOLDEN_DIR "/tiny/tiny_llama3_f16.gguf";
-
-std::string post(const std::string& path, const std::string& body, const std::string& more = {}) {
-  return "POST " + path + " HTTP/1.1\r\nHost: a\r\n" + more +
-         "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
-}
-std::string get(const std::string& path, const std::string& more = {}) {
-  return "GET " + path + " HTTP/1.1\r\nHost: a\r\n" + more + "\r\n";
-}
-std::string completion(const std::string& fields) {
-  return post("/v1/completions", "{\"prompt\": \"ab\", \"temperature\": 0" + fields + '}');
-}
-
-// Data of the events of a stream.
-std::vector<std::string> events_of(const HttpAnswer& answer) {
-  std::vector<std::string> events;
-  for (std::size_t at = 0; (at = answer.body.find("data: ", at)) != std::string::npos;) {
-    const std::size_t end = answer.body.find("\n\n", at);
-    events.push_back(answer.body.substr(at + 6, end - at - 6));
-    at = end;
-  }
-  return events;
-}
-
-double metric(ServerProcess& server, const std::string& name) {
-  const std::string text = Client(server.port()).ask(get("/metrics")).body;
-  const std::size_t at = text.find("\nheadrace:" + name + ' ');
-  return at == std::string::npos ? -1 : std::stod(text.substr(at + name.size() + 11));
-}
-
-bool becomes(const std::function<bool()>& condition) {
-  for (int i = 0; i < 500; ++i) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  return false;
-}
-
-class Serve : public ::testing::Test {
- protected:
-  static std::string options(const std::string& more) {
-    return "-m " + kModel + " --served-model-name tiny " + more;
-  }
-};
 
 TEST_F(Serve, AnswersEveryPath) {
   ServerProcess server(options(""));
@@ -193,6 +142,48 @@ TEST_F(Serve, AnswersInTheFormatThatIsAskedFor) {
   EXPECT_EQ(text_of(R"("structured_outputs": {"json": {"const": 5}})"), "5");
 }
 
+// Logprobs of the greedy answer of an engine with this cache.
+std::vector<float> engine_logprobs(std::optional<DType> k_dtype, std::optional<DType> v_dtype,
+                                   std::int64_t max_new_tokens) {
+  const Model model(kModel);
+  Engine engine(model, {.k_dtype = k_dtype, .v_dtype = v_dtype});
+  engine.add({.prompt = model.tokenize("ab"),
+              .max_new_tokens = max_new_tokens,
+              .num_logprobs = 0,
+              .ignore_end = true});
+  std::vector<float> logprobs;
+  while (engine.step())
+    while (const std::optional<Output> output = engine.poll())
+      logprobs.insert(logprobs.end(), output->logprobs.begin(), output->logprobs.end());
+  return logprobs;
+}
+
+// 40 tokens: more than the newest group, which is not quantised.
+TEST_F(Serve, TheTypesOfKeysAndValuesAreOptions) {
+  const struct {
+    std::string options;
+    std::optional<DType> k, v;
+  } cases[] = {{"", {}, {}},
+               {"--kv-type int8", DType::i8, DType::i8},
+               {"--kv-type fp8", DType::f8e4m3, DType::f8e4m3},
+               {"--kv-type int4", DType::i4x2, DType::i4x2},
+               {"--k-type int8", DType::i8, {}},
+               {"--v-type int8", {}, DType::i8},
+               {"--k-type fp8 --v-type int4", DType::f8e4m3, DType::i4x2}};
+  std::vector<Json> seen;
+  for (const auto& [more, k, v] : cases) {
+    ServerProcess server(options(more));
+    const Json answer =
+        Json::parse(Client(server.port())
+                        .ask(completion(R"(, "max_tokens": 40, "ignore_eos": true, "logprobs": 0)"))
+                        .body);
+    const Json logprobs = answer["choices"][0]["logprobs"]["token_logprobs"];
+    EXPECT_EQ(logprobs, Json(engine_logprobs(k, v, 40))) << more;
+    EXPECT_EQ(std::count(seen.begin(), seen.end(), logprobs), 0) << more << " changes nothing";
+    seen.push_back(logprobs);
+  }
+}
+
 TEST_F(Serve, PipelinedRequestsAreAnsweredInOrder) {
   ServerProcess server(options(""));
   Client client(server.port());
@@ -281,13 +272,6 @@ TEST_F(Serve, AsksForAKey) {
   EXPECT_EQ(client.ask(get("/health")).status, 200);
 }
 
-// num_prompts times 128 samples of 100 tokens.
-std::string many(int num_prompts, const std::string& fields) {
-  const Json prompts(std::vector<std::string>(static_cast<std::size_t>(num_prompts), "ab"));
-  return post("/v1/completions", "{\"prompt\": " + prompts.dump() +
-                                     R"(, "max_tokens": 100, "n": 128, "ignore_eos": true)" +
-                                     fields + '}');
-}
 // With one sequence at once a minute or more: what ends it early is the abort.
 std::string endless() { return many(128, ""); }
 std::string endless_stream() { return many(128, R"(, "stream": true, "logprobs": 20)"); }
@@ -373,109 +357,5 @@ TEST_F(Serve, ADrainThatTakesTooLongAborts) {
   EXPECT_EQ(server.wait(), 0);
 }
 
-std::string words(std::size_t count) {
-  std::string text;
-  while (count-- > 0) text += "ab ";
-  return post("/tokenize", "{\"prompt\": \"" + text + "\"}");
-}
-// As many as the default limit of a body lets in: most of a second.
-std::string long_text() { return words((4 << 20) / 3 - 10); }
-bool becomes_preparing(ServerProcess& server, int count) {
-  return becomes([&] { return metric(server, "num_requests_preparing") == count; });
-}
-
-// By the order of events: what came after the text was taken is there before its tokens are.
-TEST_F(Serve, ALongTextDelaysNeitherStreamsNorAnswers) {
-  ServerProcess server(options("--streams 1"));
-  Client stream(server.port()), slow(server.port());
-  stream.send(many(128, R"(, "stream": true, "return_token_ids": true)"));
-  ASSERT_EQ(stream.read_head().status, 200);
-  slow.send(long_text());
-  ASSERT_TRUE(becomes_preparing(server, 1));  // answered while the text is tokenized
-  const auto generated = static_cast<std::size_t>(metric(server, "generation_tokens_total"));
-  for (std::size_t received = 0; received < generated + 100;) {
-    const std::string chunk = stream.read_chunk();
-    ASSERT_FALSE(chunk.empty());
-    received += Json::parse(chunk.substr(6))["choices"][0].value("token_ids", Json()).size();
-  }
-  EXPECT_TRUE(slow.is_silent());
-  EXPECT_EQ(slow.read().status, 200);
-}
-
-TEST_F(Serve, PreparedRequestsKeepTheOrderOfTheirConnection) {
-  ServerProcess server(options(""));
-  Client client(server.port());
-  client.send(words(100000) + get("/v1/models") + completion("") + words(1) +
-              post("/v1/completions", "{") + post("/detokenize", "{\"tokens\": [65]}"));
-  EXPECT_EQ(Json::parse(client.read().body)["count"], 200001);
-  EXPECT_EQ(Json::parse(client.read().body)["object"], "list");
-  EXPECT_EQ(Json::parse(client.read().body)["object"], "text_completion");
-  EXPECT_EQ(Json::parse(client.read().body)["count"], 3);
-  EXPECT_EQ(client.read().status, 400);
-  EXPECT_TRUE(Json::parse(client.read().body).contains("prompt"));
-}
-
-TEST_F(Serve, BytesThatWaitAreBoundedAndFreeWhenTheirClientLeaves) {
-  ServerProcess server(options("--max-queued-bytes 5000000"));
-  Client slow(server.port());
-  slow.send(long_text());
-  ASSERT_TRUE(becomes_preparing(server, 1));
-  const std::string large = words(250000);
-  {
-    Client leaves(server.port());
-    leaves.send(large);
-    ASSERT_TRUE(becomes_preparing(server, 2));
-    for (const std::string path : {"/tokenize", "/v1/completions", "/v1/chat/completions"}) {
-      const HttpAnswer answer = Client(server.port()).ask(post(path, std::string(900000, ' ')));
-      EXPECT_EQ(answer.status, 429);
-      EXPECT_NE(answer.head.find("Retry-After: "), std::string::npos);
-    }
-  }
-  ASSERT_TRUE(becomes_preparing(server, 1));
-  Client next(server.port());
-  next.send(large);
-  EXPECT_TRUE(becomes_preparing(server, 2));
-  EXPECT_TRUE(slow.is_silent());
-  EXPECT_EQ(slow.read().status, 200);
-  EXPECT_EQ(next.read().status, 200);
-}
-
-TEST_F(Serve, WhatIsPreparedCountsAsUnderWay) {
-  ServerProcess server(options("--max-requests 2"));
-  Client slow(server.port()), second(server.port());
-  slow.send(long_text());
-  ASSERT_TRUE(becomes_preparing(server, 1));
-  second.send(completion(""));
-  ASSERT_TRUE(becomes_preparing(server, 2));
-  EXPECT_EQ(Client(server.port()).ask(completion("")).status, 429);
-  EXPECT_EQ(slow.read().status, 200);
-  EXPECT_EQ(second.read().status, 200);
-  EXPECT_EQ(Client(server.port()).ask(completion("")).status, 200);
-}
-
-TEST_F(Serve, SigtermAnswersWhatIsPrepared) {
-  ServerProcess server(options(""));
-  Client slow(server.port()), second(server.port());
-  slow.send(long_text());
-  ASSERT_TRUE(becomes_preparing(server, 1));
-  second.send(completion(""));
-  ASSERT_TRUE(becomes_preparing(server, 2));
-  server.terminate();
-  EXPECT_EQ(slow.read().status, 200);
-  EXPECT_EQ(second.read().status, 200);
-  EXPECT_EQ(server.wait(), 0);
-}
-
-TEST_F(Serve, ADrainThatTakesTooLongAnswersWhatIsPrepared) {
-  ServerProcess server(options("--drain-seconds 0"));
-  Client slow(server.port()), second(server.port());
-  slow.send(long_text());
-  ASSERT_TRUE(becomes_preparing(server, 1));
-  second.send(completion(""));
-  ASSERT_TRUE(becomes_preparing(server, 2));
-  server.terminate();
-  EXPECT_EQ(second.read().status, 503);
-  EXPECT_EQ(server.wait(), 0);
-}
-
 }  // namespace
+}  // namespace headrace::testing
