@@ -162,6 +162,8 @@ def test_random_models_need_no_file():
     assert (llm.info.num_layers, llm.info.weight_types) == (30, "Q4_0 211, F32 61")
     logits = llm.logits([1, 2, 3])
     assert np.isfinite(logits).all() and 0.5 < logits.std() < 2
+    other = LLM.random("smollm2-135m", weight_type="Q4_0", seed=2, max_context=64)
+    assert not np.array_equal(other.logits([1, 2, 3]), logits)
 
 
 def test_threads_share_a_model(llm):
