@@ -1,4 +1,4 @@
-"""Calls on arrays whose plans may be one and the same: they differ in the address of an array, or in a word of dropout."""
+"""Calls on arrays whose plans may be one: they differ in the address of an array, or in a word of dropout."""
 
 import itertools
 
