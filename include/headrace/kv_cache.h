@@ -249,11 +249,11 @@ typedef struct headrace_kv_append_options {
   const headrace_rope_options* rope; /**< NULL (default): no rotation; with cos and sin: pairs
                                         (2i, 2i + 1) */
   double norm_eps;                   /**< default 1e-6; of q_norm_weight and k_norm_weight */
-  int32_t
-      hadamard;     /**< 1: each head of q and k is multiplied by an orthogonal matrix, the same for
-                       both, so that attention is unchanged and quantised keys lose less: Sylvester's
-                       Hadamard matrix / sqrt(n) in blocks of n, the largest power of two that divides
-                       head_dim. For keys of 4 bits; all keys of a cache alike. Default 0 */
+  int32_t hadamard; /**< 1: each head of q and k is multiplied by an orthogonal matrix, the same
+                       for both, so that attention is unchanged and quantised keys lose less:
+                       Sylvester's Hadamard matrix / sqrt(n) in blocks of n, the largest power of
+                       two that divides head_dim. For keys of 4 bits; all keys of a cache alike.
+                       Default 0 */
   int32_t reserved; /**< 0 */
 } headrace_kv_append_options;
 

@@ -154,7 +154,7 @@ def check_descales(
         has_rotary: new keys are to be rotated.
     """
     if q_descale is not None:
-        raise NotImplementedError("q_descale: queries have 16 or 32 bits here; pass q times q_descale, and leave it out")
+        raise NotImplementedError("q_descale: queries have 16 or 32 bits here; pass q * q_descale, and leave it out")
     for name, descale, is_code in descales:
         if descale is not None and not is_code:
             raise ValueError(f"{name}: given, but its cache has no codes; leave {name} out")

@@ -20,7 +20,7 @@ from ._arguments import (
     swapped_heads,
 )
 from ._library import LIBRARY, check as check_status
-from ._plans import Options, View
+from ._plans import Options, Support, View
 from ._views import TensorSpec, is_torch
 
 if TYPE_CHECKING:
@@ -46,26 +46,6 @@ if TYPE_CHECKING:
         recent_table: Any
         out: Any
         stream: int | None
-
-
-class Support:
-    """Whether a kernel supports a problem. Truth value: supported.
-
-    kernel: its name, "" if unsupported. is_fallback: it is the slow fallback. reason: why no kernel supports the call.
-    """
-
-    __slots__ = ("is_fallback", "kernel", "reason")
-
-    def __init__(self, kernel: str, is_fallback: bool, reason: str) -> None:
-        self.kernel = kernel
-        self.is_fallback = is_fallback
-        self.reason = reason
-
-    def __bool__(self) -> bool:
-        return bool(self.kernel)
-
-    def __repr__(self) -> str:
-        return f"Support(kernel={self.kernel!r}, is_fallback={self.is_fallback}, reason={self.reason!r})"
 
 
 def _cupy_of(array: Any) -> Any:
@@ -297,8 +277,8 @@ def attention(
         TypeError: an argument is not an array.
     """
     given = (
-        cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, tree_mask, sinks, block_table, seqused_k, k_scale, v_scale,
-        k_recent, v_recent, recent_table,
+        cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, tree_mask, sinks, block_table, seqused_k, k_scale,
+        v_scale, k_recent, v_recent, recent_table,
     )  # fmt: skip
     extras = dict(zip(EXTRA_NAMES, given, strict=True))
     arguments: dict[str, Any] = {
@@ -338,7 +318,8 @@ def _new_result(name: str, call: Call, like: Any) -> Any:
     if name == "probs":
         refuse_probs_of_pages(call.views.get("block_table"))
     if name == "out":
-        return new_output(name, like, q, out_shape(call.shape_of("q"), call.shape_of("v"), call.views["v"].dtype), q.dtype)
+        shape = out_shape(call.shape_of("q"), call.shape_of("v"), call.views["v"].dtype)
+        return new_output(name, like, q, shape, q.dtype)
     is_ragged = "cu_seqlens_q" in call.views
     shape = lse_shape(q.shape, is_ragged) if name == "lse" else probs_shape(q.shape, k.shape)
     return new_output(name, like, q, shape, _structs.F64 if q.dtype == _structs.F64 else _structs.F32)

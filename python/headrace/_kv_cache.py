@@ -153,7 +153,8 @@ class KvCache:
 
     A step of a sequence is: reserve() slots, fill_batch() for the kernels, write keys and values to the slots and read
     the pages (`attention(..., block_table=, seqused_k=)`), commit() the tokens. With k_type or v_type pages hold codes,
-    which kv_append() writes and attention() reads with the arrays of quantised() and of the batch. Use a cache on one thread at a time.
+    which kv_append() writes and attention() reads with the arrays of quantised() and of the batch. Use a cache on one
+    thread at a time.
     Sources: Kwon et al., "PagedAttention", 2023; Zheng et al., "SGLang", 2023.
 
     A context manager: close() gives the pages back as soon as no array of them is left.
@@ -164,8 +165,8 @@ class KvCache:
         num_pages: in the pool. num_host_pages: in host memory, for swapped sequences.
         page_size: tokens per page.
         dtype: "f16", "bf16" or "f32".
-        k_type, v_type: of stored keys and values, "int8", "fp8" or "int4": codes but for the newest 16 tokens; page_size
-            is then a multiple of 16. None: dtype.
+        k_type, v_type: of stored keys and values, "int8", "fp8" or "int4": codes but for the newest 16 tokens;
+            page_size is then a multiple of 16. None: dtype.
         num_recent_pages: with codes, pages of 16 tokens of the dtype: two for each sequence and one for each 16 tokens
             that are reserved at once.
         layout: memory order of a page, "nhd" [page_size, num_kv_heads, head_dim] or "hnd".

@@ -21,6 +21,26 @@ from ._library import LIBRARY, check, fail
 _MAX_PLANS = 4096
 
 
+class Support:
+    """Whether a kernel supports a problem. Truth value: supported.
+
+    kernel: its name, "" if unsupported. is_fallback: it is the slow fallback. reason: why no kernel supports the call.
+    """
+
+    __slots__ = ("is_fallback", "kernel", "reason")
+
+    def __init__(self, kernel: str, is_fallback: bool, reason: str) -> None:
+        self.kernel = kernel
+        self.is_fallback = is_fallback
+        self.reason = reason
+
+    def __bool__(self) -> bool:
+        return bool(self.kernel)
+
+    def __repr__(self) -> str:
+        return f"Support(kernel={self.kernel!r}, is_fallback={self.is_fallback}, reason={self.reason!r})"
+
+
 class FallbackWarning(UserWarning):
     """Only the slow fallback kernel supports this kind of problem; the message lists the reasons."""
 

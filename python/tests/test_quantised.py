@@ -64,7 +64,8 @@ def test_attention_reads_what_an_append_wrote(rng, k_type, v_type, layout, hadam
             matrix = np.block([[matrix, matrix], [matrix, -matrix]])
         turned = [x @ matrix / np.float32(DIM**0.5) if hadamard else x for x in (q, k)]
         stored = []
-        for pages, scale, given in ((cache.k_pages(1), scales.k_scale, turned[1]), (cache.v_pages(1), scales.v_scale, v)):
+        keys, values = (cache.k_pages(1), scales.k_scale, turned[1]), (cache.v_pages(1), scales.v_scale, v)
+        for pages, scale, given in (keys, values):
             at = slots // 16, slots % 16
             values = pages[at] if scale is None else decoded(pages[at], scale[at])
             stored.append(values)

@@ -1,7 +1,7 @@
 // The Hadamard matrix that queries and keys are multiplied with before keys are quantised to few
 // bits: it spreads the channels with large elements over a head, and changes no score, because it
-// is orthogonal. Sylvester's order, over sqrt(n): symmetric, its own inverse. After Ashkboos et al.,
-// "QuaRot", 2024, arXiv:2404.00456.
+// is orthogonal. Sylvester's order, over sqrt(n): symmetric, its own inverse. After Ashkboos et
+// al., "QuaRot", 2024, arXiv:2404.00456.
 #pragma once
 
 #include <cmath>

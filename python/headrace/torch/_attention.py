@@ -160,8 +160,8 @@ def attention(
         deterministic=deterministic,
     )
     given: Extras = (
-        cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, tree_mask, sinks, block_table, seqused_k, k_scale, v_scale,
-        k_recent, v_recent, recent_table,
+        cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, tree_mask, sinks, block_table, seqused_k, k_scale,
+        v_scale, k_recent, v_recent, recent_table,
     )  # fmt: skip
     if return_probs:
         refuse_probs_of_pages(block_table)

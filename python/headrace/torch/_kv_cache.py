@@ -246,8 +246,8 @@ def flash_attn_with_kvcache(
         block_table: int32 [batch, max_pages]; entries behind the keys in use are never read.
         causal: query i of seqlen_q sees keys j <= i + (keys in use) - seqlen_q.
         rotary_seqlens: int32 or int64 [batch], FlashAttention-3's: rotations start there instead of at cache_seqlens.
-        k_descale, v_descale: float32 [batch, num_kv_heads], FlashAttention-3's: a key or value is its code times that of
-            its sequence and head; float8_e4m3fn without one is taken as it is. k and v are then codes, too, and not
+        k_descale, v_descale: float32 [batch, num_kv_heads], FlashAttention-3's: a key or value is its code times that
+            of its sequence and head; float8_e4m3fn without one is taken as it is. k and v are then codes, too, and not
             rotated. q has 16 or 32 bits: q_descale is refused.
         rotary_interleaved: dims 2i and 2i + 1 are a pair; else i and i + rotary_dim / 2.
         The others: as flash_attn_func.
