@@ -17,6 +17,7 @@ namespace {
 
 struct ExplainOptions {
   std::string path, like, device = "cpu", cache_type = "f16";
+  std::string k_type, v_type;  // of codes; empty: cache_type
   std::string weight_type = "BF16";
   std::int64_t batch = 1, context = 1024, prompt = 0;
   double gbytes_per_s = 0, tflops = 0;  // 0: not given
@@ -37,7 +38,9 @@ StepShape step_of(const ExplainOptions& options) {
   return {.num_seqs = options.batch,
           .seqlen_q = std::max<std::int64_t>(options.prompt, 1),
           .seqlen_k = options.context,
-          .cache_dtype = dtype_of_cache(options.cache_type)};
+          .cache_dtype = dtype_of_cache(options.cache_type),
+          .k_dtype = stored_dtype(options.k_type),
+          .v_dtype = stored_dtype(options.v_type)};
 }
 
 Table make_table() {
@@ -126,6 +129,7 @@ void add_step_options(CLI::App& app, ExplainOptions& options) {
   app.add_option("--cache-type", options.cache_type, "element type of the KV cache")
       ->check(CLI::IsMember({"f16", "bf16", "f32"}))
       ->option_text("f16|bf16|f32 [f16]");
+  add_stored_types(app, options.k_type, options.v_type, "Options");
   app.add_option("--device", options.device,
                  "cpu, cpu:ISA, cpu:ISA:THREADS or smNN:UNITS; need not be present")
       ->option_text("DEVICE [cpu]");

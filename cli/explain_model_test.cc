@@ -53,6 +53,21 @@ TEST(ExplainModel, TokensPerSecondAreThoseOfTheWholeStep) {
     }
 }
 
+// 32 layers of 8 heads of 128: a token has 2 bytes an element whole, in int8 1 and a scale, in int4
+// half of that. The newest 16 of 65536 are whole.
+TEST(ExplainModel, StoredTypesChangeTheBytesOfAttention) {
+  const auto bytes_of = [](const std::string& types) {
+    const auto json = json_of("explain model --like llama-3.1-8b -c 65536 " + types);
+    for (const auto& row : json["operators"])
+      if (row["operator"] == "attention") return row["bytes"].get<double>();
+    return 0.0;
+  };
+  const double rows = 32.0 * 8 * 65536, whole = bytes_of("");
+  EXPECT_NEAR(whole, rows * 512, 1e-3 * whole);
+  EXPECT_NEAR(bytes_of("--kv-type int8"), rows * (2 * 128 + 8), 1e-3 * whole);
+  EXPECT_NEAR(bytes_of("--k-type fp8 --v-type int4"), rows * (128 + 64 + 8), 1e-3 * whole);
+}
+
 TEST(ExplainModel, AFileIsExplainedAsItsShape) {
   const TemporaryFolder folder;
   const std::string path = folder.file("m.gguf");

@@ -216,19 +216,24 @@ void add_session_options(CLI::App& app, SessionChoice& choice) {
       ->check(CLI::IsMember({"f16", "bf16", "f32"}))
       ->option_text("f16|bf16|f32 [f16; cuda: bf16; --exact: f32]")
       ->group(kGroup);
+  add_stored_types(app, choice.k_type, choice.v_type, kGroup);
+}
+
+void add_stored_types(CLI::App& app, std::string& k_type, std::string& v_type,
+                      const std::string& group) {
   constexpr const char* kStored = "int8|fp8|int4 [as --cache-type]";
   app.add_option_function<std::string>(
-         "--kv-type", [&choice](const std::string& type) { choice.k_type = choice.v_type = type; },
+         "--kv-type", [&](const std::string& type) { k_type = v_type = type; },
          "quantised keys and values, with a scale for each token and head")
       ->check(CLI::IsMember({"int8", "fp8", "int4"}))
       ->option_text(kStored)
-      ->group(kGroup);
-  for (const auto& [name, type, what] : {std::tuple("--k-type", &choice.k_type, "quantised keys"),
-                                         {"--v-type", &choice.v_type, "quantised values"}})
+      ->group(group);
+  for (const auto& [name, type, what] : {std::tuple("--k-type", &k_type, "quantised keys"),
+                                         {"--v-type", &v_type, "quantised values"}})
     app.add_option(name, *type, what)
         ->check(CLI::IsMember({"int8", "fp8", "int4"}))
         ->option_text(kStored)
-        ->group(kGroup);
+        ->group(group);
 }
 
 std::optional<DType> stored_dtype(const std::string& type) {

@@ -46,6 +46,11 @@ struct SessionChoice {
 
 // Of a --cache-type that the parser accepted.
 DType dtype_of_cache(const std::string& cache_type);
+// --kv-type, --k-type, --v-type.
+void add_stored_types(CLI::App& app, std::string& k_type, std::string& v_type,
+                      const std::string& group);
+// Of a type that the parser accepted; empty: none.
+std::optional<DType> stored_dtype(const std::string& type);
 void add_session_options(CLI::App& app, SessionChoice& choice);
 Session make_session(const Model& model, const SessionChoice& choice);
 EngineOptions engine_options(const Model& model, const SessionChoice& choice);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "headrace/kv_cache.hpp"
+#include "headrace/step.hpp"
 #include "support/older_structs.h"
 
 namespace {
@@ -176,6 +177,39 @@ TEST(OlderStructs, OfKvCacheOptions) {
   };
   expect_older_structs<headrace_kv_cache_options>(
       "kv_cache_options", full, defaults, offsetof(headrace_kv_cache_options, k_dtype), 2, outcome);
+}
+
+TEST(OlderStructs, OfStepShape) {
+  const ModelFile file(find_model_shape("smollm2-135m"), "Q8_0");
+  const DeviceInfo device = cpu_info();
+  headrace_step_shape full{}, defaults{};
+  full.struct_size = defaults.struct_size = sizeof full;
+  full.num_seqs = full.seqlen_q = 1;
+  full.seqlen_k = 40;
+  full.cache_dtype = HEADRACE_BF16;
+  full.k_dtype = HEADRACE_I8;
+  full.v_dtype = HEADRACE_I4X2;
+  const auto outcome = [&](const headrace_step_shape& shape) {
+    headrace_step* step = nullptr;
+    if (headrace_step_explain(file.get(), &shape, &device, &step) != HEADRACE_OK)
+      return failed(HEADRACE_INVALID_ARGUMENT);
+    std::string text;
+    for (std::int64_t i = 0; i < headrace_step_count(step); ++i) {
+      headrace_operator_cost cost{};
+      cost.struct_size = sizeof cost;
+      headrace_step_get(step, i, &cost);
+      text += cost.name + (' ' + std::to_string(cost.bytes)) + '\n';
+    }
+    headrace_step_destroy(step);
+    return text;
+  };
+  // k_dtype and v_dtype share a word.
+  expect_older_structs<headrace_step_shape>("step_shape", full, defaults,
+                                            offsetof(headrace_step_shape, k_dtype), 1, outcome);
+  full.k_dtype = HEADRACE_F16;
+  EXPECT_EQ(outcome(full),
+            "invalid_argument: step.k_dtype=1: must be -1 (step.cache_dtype) or codes; pass "
+            "HEADRACE_I8, HEADRACE_F8E4M3 or HEADRACE_I4X2");
 }
 
 TEST(OlderStructs, OfKvBatch) {

@@ -199,6 +199,8 @@ typedef struct headrace_step_shape {
   int64_t seqlen_k;    /**< tokens of each after this step */
   int32_t cache_dtype; /**< headrace_dtype of the KV cache: F16, BF16 or F32 */
   int32_t reserved;    /**< 0 */
+  int32_t k_dtype;     /**< headrace_dtype of stored keys: I8, F8E4M3, I4X2; 0: cache_dtype */
+  int32_t v_dtype;     /**< the same of stored values */
 } headrace_step_shape;
 
 /** All calls of an operator in a step. */
@@ -214,9 +216,8 @@ typedef struct headrace_operator_cost {
 /** The operators of a step; immutable. */
 typedef struct headrace_step headrace_step;
 
-/** Predicts what a step of the model of a file costs on a device, which need not be present: no
- * weight is read. Weights count as the device keeps them: bf16 on CUDA. invalid_argument: a number
- * of the shape. */
+/** What a step of a model file costs on a device, which need not be present; no weight is read.
+ * Weights count as the device keeps them: bf16 on CUDA. invalid_argument: a number of `shape`. */
 HEADRACE_API headrace_status headrace_step_explain(const headrace_model_file* file,
                                                    const headrace_step_shape* shape,
                                                    const headrace_device_info* device,
@@ -328,8 +329,7 @@ typedef struct headrace_logit_bias {
   float bias;    /**< added before temperature; -inf: never sampled */
 } headrace_logit_bias;
 
-/** Sampling parameters. The defaults are greedy. The filters are those of the program that `order`
- * names. */
+/** Sampling parameters. The defaults are greedy; the filters follow the program of `order`. */
 typedef struct headrace_sampling_options {
   size_t struct_size;                    /**< sizeof this struct, set by the init function */
   double temperature;                    /**< 0: greedy (the default) */

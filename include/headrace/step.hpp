@@ -27,6 +27,8 @@ struct StepShape {
   std::int64_t seqlen_q = 1;       ///< tokens of each in this step: 1 in decode
   std::int64_t seqlen_k = 1;       ///< tokens of each after this step
   DType cache_dtype = DType::f16;  ///< of the KV cache: f16, bf16 or f32
+  std::optional<DType> k_dtype{};  ///< of stored keys: i8, f8e4m3, i4x2; empty: cache_dtype
+  std::optional<DType> v_dtype{};  ///< the same of stored values
 };
 
 /// What a step costs on a device, which need not be present. Throws
@@ -39,6 +41,8 @@ inline std::vector<OperatorCost> explain_step(const ModelFile& file, const StepS
   c.seqlen_q = shape.seqlen_q;
   c.seqlen_k = shape.seqlen_k;
   c.cache_dtype = static_cast<std::int32_t>(shape.cache_dtype);
+  if (shape.k_dtype) c.k_dtype = static_cast<std::int32_t>(*shape.k_dtype);
+  if (shape.v_dtype) c.v_dtype = static_cast<std::int32_t>(*shape.v_dtype);
   headrace_step* made = nullptr;
   check(headrace_step_explain(file.get(), &c, &device, &made));
   const std::unique_ptr<headrace_step, detail::Destroy<headrace_step_destroy>> step(made);

@@ -1,6 +1,7 @@
 // What a step of a model costs.
 #include "capi/model_common.h"
 #include "capi/model_file_common.h"
+#include "capi/session_common.h"
 #include "model/step_cost.h"
 
 struct headrace_step {
@@ -13,15 +14,27 @@ namespace {
 Result<model::StepShape> read_step(const headrace_step_shape* theirs) {
   if (theirs == nullptr) return null_argument("step", "pass the lengths of the sequences");
   headrace_step_shape c{};
-  if (auto bad = copy_versioned("step", theirs, sizeof c, &c, sizeof c)) return std::move(*bad);
+  // The oldest accepted struct ends before the codes.
+  if (auto bad =
+          copy_versioned("step", theirs, offsetof(headrace_step_shape, k_dtype), &c, sizeof c))
+    return std::move(*bad);
   if (c.cache_dtype != HEADRACE_F32 && c.cache_dtype != HEADRACE_F16 &&
       c.cache_dtype != HEADRACE_BF16)
     return invalid_argument("step.cache_dtype={}: must be f16, bf16 or f32; pass HEADRACE_F16",
                             c.cache_dtype);
+  const auto stored = [](const char* name, int32_t dtype) {
+    return stored_dtype_of(name, dtype == 0 ? -1 : dtype, "step.cache_dtype");
+  };
+  Result<std::optional<DType>> k_dtype = stored("step.k_dtype", c.k_dtype);
+  if (!k_dtype.ok()) return std::move(k_dtype.failure());
+  Result<std::optional<DType>> v_dtype = stored("step.v_dtype", c.v_dtype);
+  if (!v_dtype.ok()) return std::move(v_dtype.failure());
   return model::StepShape{.num_seqs = c.num_seqs,
                           .seqlen_q = c.seqlen_q,
                           .seqlen_k = c.seqlen_k,
-                          .cache_dtype = static_cast<DType>(c.cache_dtype)};
+                          .cache_dtype = static_cast<DType>(c.cache_dtype),
+                          .k_dtype = k_dtype.value(),
+                          .v_dtype = v_dtype.value()};
 }
 
 }  // namespace

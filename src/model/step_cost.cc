@@ -57,7 +57,9 @@ class Recorder final : public Executor {
     return add("linear " + name_of(call), bytes, flops);
   }
   Status rope_append(const Rows& qkv, std::int64_t, const Rows& q) override {
-    return add("rope_append", bytes_of_rows(qkv) + bytes_of_rows(q) + kv_bytes(qkv.num_rows));
+    const std::int64_t num_recent = kv_.shape.has_codes() ? qkv.num_rows : 0;
+    return add("rope_append", bytes_of_rows(qkv) + bytes_of_rows(q) + stored_bytes(qkv.num_rows) +
+                                  whole_bytes(num_recent));
   }
   Status attention(const Rows& q, std::int64_t, const Rows& out) override;
   Status swiglu(const Rows& gate_up, const Rows& out) override {
@@ -78,10 +80,30 @@ class Recorder final : public Executor {
     return elements / static_cast<double>(type.block_elements) *
            static_cast<double>(type.block_bytes);
   }
-  double kv_bytes(std::int64_t num_tokens) const {  // of one layer
+  // Keys and values of one layer: in the dtype of the cache, and as they are stored.
+  double whole_bytes(std::int64_t num_tokens) const {
     return static_cast<double>(bytes_of(num_tokens * kv_.shape.num_kv_heads,
                                         kv_.shape.head_dim + kv_.shape.head_dim_v,
                                         kv_.shape.dtype));
+  }
+  double stored_bytes(std::int64_t num_tokens) const {
+    const auto row = [&](DType dtype, std::int64_t dim) {
+      const std::int64_t scale = dtype == kv_.shape.dtype ? 0 : std::int64_t{sizeof(float)};
+      return bytes_of(1, dim, dtype) / (dtype == DType::i4x2 ? 2 : 1) +
+             static_cast<std::size_t>(scale);
+    };
+    return static_cast<double>(num_tokens * kv_.shape.num_kv_heads) *
+           static_cast<double>(row(kv_.shape.k_dtype, kv_.shape.head_dim) +
+                               row(kv_.shape.v_dtype, kv_.shape.head_dim_v));
+  }
+  // Of the keys [first, seqlen_k) of a sequence, each form that queries of seqlen_q tokens read.
+  double read_bytes(std::int64_t first, std::int64_t seqlen_q, std::int64_t seqlen_k) const {
+    if (!kv_.shape.has_codes()) return whole_bytes(seqlen_k - first);
+    const auto group_of = [](std::int64_t key) { return key / kRecentGroup * kRecentGroup; };
+    const std::int64_t last_group = group_of(seqlen_k - 1);
+    const std::int64_t first_recent = std::max(first, group_of(seqlen_k - seqlen_q));
+    return stored_bytes(std::max<std::int64_t>(last_group - first, 0)) +
+           whole_bytes(seqlen_k - first_recent);
   }
   std::string name_of(const Linear& call) const;
 
@@ -124,9 +146,10 @@ Status Recorder::attention(const Rows& q, std::int64_t, const Rows& out) {
   const auto num_seqs = static_cast<double>(batch_->num_seqs());
   const double flops = 2 * static_cast<double>(kv_.shape.head_dim + kv_.shape.head_dim_v) *
                        static_cast<double>(spec_->num_heads) * visible * num_seqs;
-  return add("attention",
-             num_seqs * kv_bytes(seqlen_k - first) + bytes_of_rows(q) + bytes_of_rows(out), flops,
-             std::string(plan_.kernel->name));
+  return add(
+      "attention",
+      num_seqs * read_bytes(first, seqlen_q, seqlen_k) + bytes_of_rows(q) + bytes_of_rows(out),
+      flops, std::string(plan_.kernel->name));
 }
 
 Status read_weight(const ModelFile& file, const std::string& name, Weight& weight) {
@@ -187,8 +210,11 @@ struct Arrays {
   explicit Arrays(const StepShape& shape)
       : tokens(static_cast<std::size_t>(shape.num_seqs * shape.seqlen_q)),
         pages(static_cast<std::size_t>(shape.num_seqs * ceil_div(shape.seqlen_k, kPageSize))),
+        recent(static_cast<std::size_t>(shape.num_seqs *
+                                        (ceil_div(shape.seqlen_k, kRecentGroup) -
+                                         (shape.seqlen_k - shape.seqlen_q) / kRecentGroup))),
         seqs(static_cast<std::size_t>(shape.num_seqs)) {}
-  std::vector<std::int32_t> tokens, pages, seqs;
+  std::vector<std::int32_t> tokens, pages, recent, seqs;
 };
 
 }  // namespace
@@ -208,6 +234,13 @@ Result<std::vector<OperatorCost>> step_cost(const ModelFile& file, const StepSha
   batch.max_seqlen_k = shape.seqlen_k;
   KvView kv{};
   kv.shape = decoder.kv_shape(shape.cache_dtype);
+  kv.shape.k_dtype = shape.k_dtype.value_or(shape.cache_dtype);
+  kv.shape.v_dtype = shape.v_dtype.value_or(shape.cache_dtype);
+  if (kv.shape.has_codes()) {
+    batch.recent_table = arrays.recent;
+    kv.recent.page_size = kRecentGroup;
+    kv.recent.num_pages = static_cast<std::int64_t>(arrays.recent.size());
+  }
   kv.page_size = kPageSize;
   kv.num_pages = static_cast<std::int64_t>(arrays.pages.size());
   Result<DeviceInfo> host = cpu_info();

@@ -2,6 +2,7 @@
 // neither weights nor the device.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@ struct StepShape {
   std::int64_t seqlen_q = 1;  // tokens of each sequence in this step
   std::int64_t seqlen_k = 1;  // tokens of each sequence after this step
   DType cache_dtype = DType::f16;
+  std::optional<DType> k_dtype = {}, v_dtype = {};  // of codes; empty: cache_dtype
 };
 
 // All calls of an operator in the step.

@@ -50,6 +50,31 @@ TEST(StepCost, CountsADecodeStep) {
   EXPECT_NE(costs["attention"].kernel, "");
 }
 
+// Codes have a scale of 4 bytes for each token and head, and the newest group of 16 is read whole:
+// of 40 tokens 32 are read as codes; a step of 20 tokens from 20 on reads groups 1 and 2 whole.
+TEST(StepCost, CountsCodesByTheirBytes) {
+  const auto read = [](std::int64_t seqlen_q, std::optional<DType> k, std::optional<DType> v) {
+    auto costs =
+        costs_of(small_shape(),
+                 {.num_seqs = 3, .seqlen_q = seqlen_q, .seqlen_k = 40, .k_dtype = k, .v_dtype = v});
+    const auto tokens = static_cast<double>(3 * seqlen_q);
+    EXPECT_EQ(costs["attention"].num_calls, 2);
+    return std::pair(costs["attention"].bytes / 2 - tokens * 256 * (2 + 4),
+                     costs["rope_append"].bytes / 2 - tokens * (512 * 4 + 256 * 2));
+  };
+  // 2 heads of 64: 64 + 4 bytes in 8 bits, 32 + 4 in 4 bits, 128 whole.
+  const std::pair<DType, double> types[] = {
+      {DType::i8, 68}, {DType::f8e4m3, 68}, {DType::i4x2, 36}};
+  for (const auto& [k, k_bytes] : types) {
+    for (const auto& [v, v_bytes] : types) {
+      EXPECT_EQ(read(1, k, v).first, 3 * 2 * (32 * (k_bytes + v_bytes) + 8 * 2 * 128));
+      EXPECT_EQ(read(20, k, v).first, 3 * 2 * (32 * (k_bytes + v_bytes) + 24 * 2 * 128));
+      EXPECT_EQ(read(20, k, v).second, 3 * 20 * 2 * (k_bytes + v_bytes + 2 * 128));
+    }
+    EXPECT_EQ(read(1, k, {}).first, 3 * 2 * (32 * (k_bytes + 128) + 8 * 2 * 128));
+  }
+}
+
 TEST(StepCost, APrefillHasTheFlopsOfItsTokens) {
   for (const std::int64_t window : {0, 5}) {
     ModelShape shape = small_shape();
