@@ -18,11 +18,13 @@ struct KvShape {
   DType dtype;            // of queries and, if keys or values are codes, of recent ones
   DType k_dtype = dtype;  // of stored keys: dtype or codes
   DType v_dtype = dtype;
+  bool has_key_bias = false;  // of the model
 
   constexpr bool has_codes() const { return k_dtype != dtype || v_dtype != dtype; }
-  // Whether models multiply queries and keys with the Hadamard matrix: keys of 4 bits need it
+  // Whether models multiply queries and keys with the Hadamard matrix: keys of 4 bits need it, but
+  // where a bias makes a few channels large it spreads their error over all
   // (docs/design/0006-int4-keys.md).
-  constexpr bool has_hadamard() const { return k_dtype == DType::i4x2; }
+  constexpr bool has_hadamard() const { return k_dtype == DType::i4x2 && !has_key_bias; }
 };
 
 // K and V of the first layer; those of the next one are layer_bytes further.

@@ -110,6 +110,15 @@ Tokens tokens_from(std::int32_t first, std::size_t count) {
 }
 
 // A prompt, a later chunk of a prompt and decode tokens: alone and in one batch.
+TEST_P(Steps, FourBitKeysAreRotatedWhereTheyHaveNoBias) {
+  KvShape shape = decoder_.kv_shape(DType::f16);
+  EXPECT_FALSE(shape.has_hadamard());
+  shape.k_dtype = DType::i8;
+  EXPECT_FALSE(shape.has_hadamard());
+  shape.k_dtype = DType::i4x2;
+  EXPECT_EQ(shape.has_hadamard(), decoder_.layers[0].qkv_bias.data() == nullptr);
+}
+
 TEST_P(Steps, BitsOfASequenceDoNotDependOnItsBatch) {
   const std::vector<Tokens> before = {
       {}, tokens_from(3, 19), tokens_from(70, 30), tokens_from(9, 1)};

@@ -183,7 +183,8 @@ KvShape Decoder::kv_shape(DType dtype) const {
           .num_kv_heads = config.num_kv_heads,
           .head_dim = config.head_dim,
           .head_dim_v = config.head_dim_v,
-          .dtype = dtype};
+          .dtype = dtype,
+          .has_key_bias = config.has_qkv_bias};
 }
 
 std::size_t Decoder::weight_bytes() const {
