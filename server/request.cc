@@ -50,6 +50,16 @@ void set_stop(const Json& object, Request& request) {
     if (string.empty()) fail("stop", "of strings that are not empty");
 }
 
+// best_of samples are computed, and the n likeliest ones are the answer.
+void set_samples(const Json& object, CompletionRequest& parsed) {
+  std::int64_t& n = parsed.num_choices;
+  std::int64_t& best_of = parsed.request.n;
+  set_whole(object, "n", 1, kMaxSamples, n);
+  best_of = n;
+  if (parsed.form == Form::completion) set_whole(object, "best_of", 1, kMaxSamples, best_of);
+  if (best_of < n) fail("best_of", "at least \"n\"");
+}
+
 void set_logprobs(const Json& object, CompletionRequest& parsed) {
   std::int64_t count = 0;
   if (parsed.form == Form::completion) {
@@ -62,6 +72,7 @@ void set_logprobs(const Json& object, CompletionRequest& parsed) {
     if (!wants) return;
   }
   parsed.request.num_logprobs = static_cast<int>(count);
+  parsed.has_logprobs = true;
 }
 
 void set_prompts(const Json& object, CompletionRequest& parsed) {
@@ -87,10 +98,6 @@ void set_prompts(const Json& object, CompletionRequest& parsed) {
 // What would change the answer and is not computed is refused, not ignored.
 void refuse_unsupported(const Json& object) {
   if (find(object, "suffix") != nullptr) refuse("suffix", "nothing is inserted before a text");
-  std::int64_t best_of = 1, n = 1;
-  set_whole(object, "n", 1, kMaxSamples, n);
-  set_whole(object, "best_of", 1, kMaxSamples, best_of);
-  if (best_of > n) refuse("best_of", "ask for n samples");
 }
 
 // The JSON Schema at this place of the body: the order of its properties is that of the answer.
@@ -156,7 +163,7 @@ CompletionRequest parse_completion(Form form, std::string_view body) {
   parsed.model = text_field(object, "model").value_or("");
   parsed.grammar = grammar_of(object, body);
   set_sampling(object, parsed.request.sampling);
-  set_whole(object, "n", 1, kMaxSamples, parsed.request.n);
+  set_samples(object, parsed);
   set_length(object, parsed);
   set_stop(object, parsed.request);
   set_logprobs(object, parsed);
@@ -166,7 +173,7 @@ CompletionRequest parse_completion(Form form, std::string_view body) {
   } else {
     refuse_unsupported(object);
     parsed.has_echo = flag_field(object, "echo").value_or(false);
-    if (parsed.has_echo && parsed.request.num_logprobs)
+    if (parsed.has_echo && parsed.has_logprobs)
       refuse("echo", "tokens of a prompt have no logprobs; send one of the two");
     set_prompts(object, parsed);
   }
@@ -180,6 +187,11 @@ CompletionRequest parse_completion(Form form, std::string_view body) {
   }
   parsed.has_token_ids = flag_field(object, "return_token_ids").value_or(false);
   parsed.is_stream = flag_field(object, "stream").value_or(false);
+  if (parsed.request.n > parsed.num_choices) {
+    if (parsed.is_stream)
+      fail("best_of", "equal to \"n\" in a stream: the best ones are known last");
+    if (!parsed.has_logprobs) parsed.request.num_logprobs = 0;  // to compare the samples
+  }
   if (const Json* options = find(object, "stream_options")) {
     if (!options->is_object()) fail("stream_options", "an object");
     if (!parsed.is_stream) fail("stream_options", "absent without \"stream\"");

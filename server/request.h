@@ -36,10 +36,12 @@ enum class ToolUse {
 
 struct CompletionRequest {
   Form form;
-  std::string model;                        // empty: not said
-  std::vector<Message> messages;            // of a chat; its tools are the first
-  std::vector<Prompt> prompts;              // of a completion
-  Request request;                          // without prompt and grammar
+  std::string model;              // empty: not said
+  std::vector<Message> messages;  // of a chat; its tools are the first
+  std::vector<Prompt> prompts;    // of a completion
+  Request request;  // without prompt and grammar; its n is the number of samples that are computed
+  std::int64_t num_choices = 1;             // of each prompt: the likeliest samples
+  bool has_logprobs = false;                // in the answer
   std::optional<GrammarText> grammar = {};  // empty: any text
   ToolUse tool_use = ToolUse::none;
   bool has_seed = false;

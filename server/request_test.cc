@@ -59,11 +59,13 @@ std::vector<Field> fields() {
   using S = SamplingOptions;
   const auto length = request(&Request::max_new_tokens);
   const auto logprobs = [](const CompletionRequest& r) -> Json {
-    return r.request.num_logprobs ? Json(*r.request.num_logprobs) : Json();
+    return r.has_logprobs ? Json(*r.request.num_logprobs) : Json();
   };
+  const auto number_of_choices = [](const CompletionRequest& r) -> Json { return r.num_choices; };
   const Form completion = Form::completion, chat = Form::chat;
   std::vector<Field> all = {
       {completion, "logprobs", 0, 20, -1, 21, nullptr, logprobs},
+      {completion, "best_of", 1, 128, 0, 129, 1, request(&Request::n)},
       {completion, "max_tokens", 1, kMost, 0, kMost + 1, 16, length},
       {chat, "max_tokens", 1, kMost, 0, kMost + 1, 0, length},
       {chat, "max_completion_tokens", 1, kMost, 0, kMost + 1, 0, length},
@@ -79,7 +81,7 @@ std::vector<Field> fields() {
         {form, "presence_penalty", -2, 2, -2.1, 2.1, 0.0, sampling(&S::presence_penalty)});
     all.push_back(
         {form, "frequency_penalty", -2, 2, -2.1, 2.1, 0.0, sampling(&S::frequency_penalty)});
-    all.push_back({form, "n", 1, 128, 0, 129, 1, request(&Request::n)});
+    all.push_back({form, "n", 1, 128, 0, 129, 1, number_of_choices});
     all.push_back(
         {form, "priority", -kMost, kMost, -kMost - 1, kMost + 1, 0, request(&Request::priority)});
   }
@@ -94,6 +96,10 @@ CompletionRequest parsed(const Field& field, const Json& value) {
 
 // Names of one limit.
 bool is_length(const Field& field) { return std::string_view(field.name).starts_with("max_"); }
+// Samples are as many as choices where nothing else is said.
+bool is_count(const Field& field) {
+  return std::string_view(field.name) == "n" || std::string_view(field.name) == "best_of";
+}
 
 // One at a time: every other field keeps its default.
 TEST(ParseCompletion, ANumberWithinItsBoundsSetsItsFieldAlone) {
@@ -103,7 +109,8 @@ TEST(ParseCompletion, ANumberWithinItsBoundsSetsItsFieldAlone) {
       const CompletionRequest request = parsed(field, value);
       EXPECT_EQ(field.value(request), value.is_null() ? field.absent : value) << name;
       for (const Field& other : fields()) {
-        const bool is_same = other.name == name || (is_length(other) && is_length(field));
+        const bool is_same = other.name == name || (is_length(other) && is_length(field)) ||
+                             (is_count(other) && is_count(field));
         if (other.form != field.form || is_same) continue;
         EXPECT_EQ(other.value(request), other.absent) << name << " sets " << other.name;
       }

@@ -1,5 +1,7 @@
 #include "response.h"
 
+#include <algorithm>
+
 namespace headrace::server {
 namespace {
 
@@ -102,7 +104,7 @@ Json chat_logprobs(const Model& model, const Output& output) {
   return {{"content", std::move(content)}};
 }
 
-Json completion_logprobs(const Model& model, const Output& output, std::int64_t text_offset) {
+Json completion_logprobs(const Model& model, const Output& output, std::int64_t& text_offset) {
   Json json = {{"tokens", Json::array()},
                {"token_logprobs", output.logprobs},
                {"top_logprobs", Json::array()},
@@ -149,7 +151,7 @@ HttpReply reply_of_exception() {
   }
 }
 
-Json logprobs_json(Form form, const Model& model, const Output& output, std::int64_t text_offset) {
+Json logprobs_json(Form form, const Model& model, const Output& output, std::int64_t& text_offset) {
   return form == Form::chat ? chat_logprobs(model, output)
                             : completion_logprobs(model, output, text_offset);
 }
@@ -161,6 +163,25 @@ void append_logprobs(Json& logprobs, const Json& later) {
   }
   for (const auto& [name, values] : later.items())
     logprobs[name].insert(logprobs[name].end(), values.begin(), values.end());
+}
+
+std::vector<Choice> best_choices(std::vector<Choice> samples, std::size_t num_samples,
+                                 std::size_t num_choices) {
+  const auto mean = [](const Choice& choice) {
+    return choice.sum_logprobs / static_cast<double>(std::max<std::int64_t>(choice.num_tokens, 1));
+  };
+  std::vector<Choice> best;
+  for (auto first = samples.begin(); first != samples.end();) {
+    const auto last = first + static_cast<std::ptrdiff_t>(num_samples);
+    std::stable_sort(first, last,
+                     [&](const Choice& a, const Choice& b) { return mean(a) > mean(b); });
+    for (std::size_t i = 0; i < num_choices; ++i) {
+      first[static_cast<std::ptrdiff_t>(i)].idx = std::ssize(best);
+      best.push_back(std::move(first[static_cast<std::ptrdiff_t>(i)]));
+    }
+    first = last;
+  }
+  return best;
 }
 
 std::string answer_json(const AnswerHead& head, const std::vector<Choice>& choices,

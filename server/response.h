@@ -33,15 +33,21 @@ struct Choice {
   std::vector<ToolCallDelta> calls = {};  // of a whole answer: one for each call
   bool has_calls = false;                 // here or before
   std::vector<std::int32_t> prompt_tokens = {}, tokens = {};  // with has_token_ids
-  std::int64_t num_bytes = 0;  // of the text before it, for text_offset
-  Json logprobs = {};          // null: none
+  std::int64_t text_offset = 0;  // bytes of the tokens before it, with logprobs
+  double sum_logprobs = 0;       // of num_tokens tokens, with logprobs
+  std::int64_t num_tokens = 0;
+  Json logprobs = {};  // null: none
   headrace_request_finish finish = HEADRACE_REQUEST_RUNNING;
 };
 
-// In the form that `form` has.
-Json logprobs_json(Form form, const Model& model, const Output& output, std::int64_t text_offset);
+// In the form that `form` has. text_offset: of the first token; becomes that of the next one.
+Json logprobs_json(Form form, const Model& model, const Output& output, std::int64_t& text_offset);
 // Adds what a later output has.
 void append_logprobs(Json& logprobs, const Json& later);
+
+// The num_choices of each num_samples with the highest mean logprob, best first, counted anew.
+std::vector<Choice> best_choices(std::vector<Choice> samples, std::size_t num_samples,
+                                 std::size_t num_choices);
 
 std::string answer_json(const AnswerHead& head, const std::vector<Choice>& choices,
                         const Usage& usage);

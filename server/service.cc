@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <ctime>
+#include <numeric>
 #include <utility>
 
 #include "assets.h"
@@ -221,9 +222,10 @@ void Service::begin(std::int64_t id, const Caller& caller, Completion completion
                    options_.model_name, std::time(nullptr), parsed.has_usage, parsed.has_token_ids},
           .caller = caller,
           .is_stream = parsed.is_stream,
-          .has_logprobs = parsed.request.num_logprobs.has_value(),
+          .has_logprobs = parsed.has_logprobs,
           .readers = {},
           .num_samples = parsed.request.n,
+          .num_choices = parsed.num_choices,
           .requests = {},
           .choices = std::vector<Choice>(num_choices),
           .latest = std::vector<Clock::time_point>(num_choices),
@@ -321,10 +323,12 @@ void Service::take(Output output, Clock::time_point now) {
   if (is_first && output.sample == 0) job.usage.num_cached_tokens += output.num_cached_tokens;
   measure(job, idx, output, now);
   job.usage.num_answer_tokens += std::ssize(output.tokens);
+  choice.num_tokens += std::ssize(output.tokens);
+  choice.sum_logprobs =
+      std::accumulate(output.logprobs.begin(), output.logprobs.end(), choice.sum_logprobs);
   if (!output.error.empty()) job.error = output.error;
 
   Choice part = part_of(job, idx, output);
-  choice.num_bytes += std::ssize(part.text);
   choice.finish = output.finish;
   choice.has_calls = part.has_calls;
   const bool has_ended = output.finish != HEADRACE_REQUEST_RUNNING;
@@ -351,7 +355,7 @@ void Service::take(Output output, Clock::time_point now) {
 Choice Service::part_of(Job& job, std::size_t choice, Output& output) {
   Choice part{.idx = job.choices[choice].idx, .finish = output.finish};
   if (job.has_logprobs && !output.tokens.empty())
-    part.logprobs = logprobs_json(job.head.form, model_, output, job.choices[choice].num_bytes);
+    part.logprobs = logprobs_json(job.head.form, model_, output, job.choices[choice].text_offset);
   if (job.head.has_token_ids) part.tokens = output.tokens;
   if (job.readers.empty()) {
     part.text = std::move(output.text);
@@ -390,14 +394,20 @@ void Service::finish(std::int64_t id, Job& job, Clock::time_point now) {
                   [](const Choice& choice) { return choice.finish == HEADRACE_REQUEST_ABORTED; });
   if (has_aborted && job.error.empty()) job.error = kEnded;
   const std::shared_ptr<Exchange> exchange = job.caller.exchange;
-  const Job ended = std::move(job);
+  Job ended = std::move(job);
   for (const std::int64_t request : ended.requests) job_of_request_.erase(request);
   jobs_.erase(id);
   if (!exchange) return;
   const ApiError error{has_aborted ? 503 : 500, ended.error};
   if (!ended.is_stream) {
     HttpReply reply = error_reply(error);
-    if (ended.error.empty()) reply = {.body = answer_json(ended.head, ended.choices, ended.usage)};
+    if (ended.error.empty()) {
+      if (ended.num_choices < ended.num_samples)
+        ended.choices =
+            best_choices(std::move(ended.choices), static_cast<std::size_t>(ended.num_samples),
+                         static_cast<std::size_t>(ended.num_choices));
+      reply = {.body = answer_json(ended.head, ended.choices, ended.usage)};
+    }
     reply.headers += ended.caller.headers;
     exchange->reply(reply);
     return;

@@ -65,6 +65,7 @@ class Service {
     bool is_stream, has_logprobs;
     std::vector<ToolCallReader> readers;    // of each choice; empty: calls are text
     std::int64_t num_samples;               // of a prompt
+    std::int64_t num_choices;               // of a prompt, in the answer
     std::vector<std::int64_t> requests;     // of the engine, by prompt
     std::vector<Choice> choices;            // [prompts, num_samples]
     std::vector<Clock::time_point> latest;  // token of each choice

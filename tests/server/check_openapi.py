@@ -214,7 +214,7 @@ class OpenApi(unittest.TestCase):
         for path in [CHAT, TEXT]:
             for name, rule in request_schema(path)["properties"].items():
                 # Beside other fields, or where the model decides, not at the bounds.
-                if "minimum" not in rule or name in ["top_logprobs", "best_of"]:
+                if "minimum" not in rule or name == "top_logprobs":
                     continue
                 step = 1 if "integer" in rule["type"] else abs(rule["minimum"]) / 2 or 1e-3
                 for value, status in [(rule["minimum"], 200), (rule["maximum"], 200), (rule["minimum"] - step, 400),
