@@ -1,7 +1,8 @@
-// Products of few rows with 8-bit and 4-bit codes as integers, by AVX-512 VNNI. Q and P become
-// 16-bit words times a power of two: as precise as f16 and bf16 near the largest of a row, and a
-// product of two words with two codes is one instruction where floats need two conversions and two
-// FMAs. Sums are exact. Included only below target_avx512.h, before flash-inl.h.
+// Products of few rows with 8-bit and 4-bit codes as integers, by AVX-512 VNNI. Q becomes 16-bit
+// words times a power of two, P words times 1 / 32767 of its largest: as precise as f16 and bf16
+// near the largest of a row. A product of two words with two codes is one instruction where floats
+// need two conversions and two FMAs. Sums are exact. Included only below target_avx512.h, before
+// flash-inl.h.
 #pragma once
 
 #include "backends/cpu/attention/flash/integer_products-inl.h"

@@ -6,7 +6,7 @@
 
 namespace headrace::cpu::flash {
 
-// Rows of Q or P: element = word * factor, a power of two or NaN.
+// Rows of Q or P: element = word * factor. A factor is NaN if the row has NaN or infinity.
 struct WordRows {
   int16_t* words;
   int64_t stride;
