@@ -77,6 +77,17 @@ std::string file_part(const std::string& text) {
   return part;
 }
 
+// Discarded, with the reason, if the text is no object of a bounded size.
+Json parse_object(const std::string& text, std::string& reason) {
+  reason = "it is larger than 1 MiB";
+  if (text.size() > kMaxBytes) return Json(Json::value_t::discarded);
+  reason = "it is no JSON object";
+  Json json = Json::parse(text, nullptr, false);
+  if (!json.is_object()) return Json(Json::value_t::discarded);
+  reason.clear();
+  return json;
+}
+
 }  // namespace
 
 CeilingsKey ceilings_key(const DeviceInfo& device) {
@@ -115,9 +126,8 @@ std::optional<MeasuredCeilings> parse_ceilings(const std::string& text, const Ce
     reason = why;
     return std::nullopt;
   };
-  if (text.size() > kMaxBytes) return refuse("it is larger than 1 MiB");
-  const Json json = Json::parse(text, nullptr, false);
-  if (json.is_discarded() || !json.is_object()) return refuse("it is no JSON object");
+  const Json json = parse_object(text, reason);
+  if (json.is_discarded()) return std::nullopt;
   if (!json.contains("schema") || json["schema"] != kSchema)
     return refuse("another version of Headrace wrote it");
   if (!json.contains("key") || json["key"] != key_json(key))
@@ -141,9 +151,8 @@ std::optional<MeasuredCeilings> parse_report(const std::string& text, std::strin
     reason = why;
     return std::nullopt;
   };
-  if (text.size() > kMaxBytes) return refuse("it is larger than 1 MiB");
-  const Json json = Json::parse(text, nullptr, false);
-  if (json.is_discarded() || !json.is_object()) return refuse("it is no JSON object");
+  const Json json = parse_object(text, reason);
+  if (json.is_discarded()) return std::nullopt;
   constexpr struct {
     const char *table, *value;
     CeilingKind kind;
