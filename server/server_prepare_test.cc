@@ -14,6 +14,13 @@ std::string long_text() { return words((4 << 20) / 3 - 10); }
 bool becomes_preparing(ServerProcess& server, int count) {
   return becomes([&] { return metric(server, "num_requests_preparing") == count; });
 }
+// A long text, and a completion that waits for it.
+bool become_preparing(ServerProcess& server, Client& slow, Client& second) {
+  slow.send(long_text());
+  if (!becomes_preparing(server, 1)) return false;
+  second.send(completion(""));
+  return becomes_preparing(server, 2);
+}
 
 // By the order of events: what came after the text was taken is there before its tokens are.
 TEST_F(Serve, ALongTextDelaysNeitherStreamsNorAnswers) {
@@ -74,10 +81,7 @@ TEST_F(Serve, BytesThatWaitAreBoundedAndFreeWhenTheirClientLeaves) {
 TEST_F(Serve, WhatIsPreparedCountsAsUnderWay) {
   ServerProcess server(options("--max-requests 2"));
   Client slow(server.port()), second(server.port());
-  slow.send(long_text());
-  ASSERT_TRUE(becomes_preparing(server, 1));
-  second.send(completion(""));
-  ASSERT_TRUE(becomes_preparing(server, 2));
+  ASSERT_TRUE(become_preparing(server, slow, second));
   EXPECT_EQ(Client(server.port()).ask(completion("")).status, 429);
   EXPECT_EQ(slow.read().status, 200);
   EXPECT_EQ(second.read().status, 200);
@@ -87,10 +91,7 @@ TEST_F(Serve, WhatIsPreparedCountsAsUnderWay) {
 TEST_F(Serve, SigtermAnswersWhatIsPrepared) {
   ServerProcess server(options(""));
   Client slow(server.port()), second(server.port());
-  slow.send(long_text());
-  ASSERT_TRUE(becomes_preparing(server, 1));
-  second.send(completion(""));
-  ASSERT_TRUE(becomes_preparing(server, 2));
+  ASSERT_TRUE(become_preparing(server, slow, second));
   server.terminate();
   EXPECT_EQ(slow.read().status, 200);
   EXPECT_EQ(second.read().status, 200);
@@ -100,10 +101,7 @@ TEST_F(Serve, SigtermAnswersWhatIsPrepared) {
 TEST_F(Serve, ADrainThatTakesTooLongAnswersWhatIsPrepared) {
   ServerProcess server(options("--drain-seconds 0"));
   Client slow(server.port()), second(server.port());
-  slow.send(long_text());
-  ASSERT_TRUE(becomes_preparing(server, 1));
-  second.send(completion(""));
-  ASSERT_TRUE(becomes_preparing(server, 2));
+  ASSERT_TRUE(become_preparing(server, slow, second));
   server.terminate();
   EXPECT_EQ(second.read().status, 503);
   EXPECT_EQ(server.wait(), 0);

@@ -8,22 +8,14 @@
 
 #include "headrace/kv_cache.hpp"
 #include "support/random.h"
+#include "support/small_kv_cache.h"
 
 namespace {
 
-using headrace::DType;
 using headrace::KvCache;
-using headrace::KvCacheOptions;
+using headrace::testing::kSmallKvCache;
 using headrace::testing::Random;
 using Tokens = std::vector<std::int32_t>;
-
-const KvCacheOptions kSmall = {.num_layers = 2,
-                               .num_kv_heads = 2,
-                               .head_dim = 8,
-                               .num_pages = 8,
-                               .num_host_pages = 4,
-                               .page_size = 4,
-                               .dtype = DType::f32};
 
 // Calls whose arguments are drawn by kind: right ones, and every kind of wrong one. A call works,
 // or says why not and changes nothing.
@@ -58,7 +50,7 @@ class RandomCalls : public ::testing::Test {
   Random random_{7};
   std::vector<std::int64_t> ids_;
   std::int64_t freed_ = 0;
-  KvCache cache_{kSmall};
+  KvCache cache_{kSmallKvCache};
 };
 
 headrace_status RandomCalls::add(std::span<const std::int32_t> tokens) {

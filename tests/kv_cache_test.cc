@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "support/errors.h"
+#include "support/small_kv_cache.h"
 
 namespace {
 
@@ -20,19 +21,12 @@ using headrace::KvCacheOptions;
 using headrace::KvLayout;
 using headrace::TensorView;
 using headrace::testing::error_of;
+using headrace::testing::kSmallKvCache;
 using Tokens = std::vector<std::int32_t>;
-
-const KvCacheOptions kSmall = {.num_layers = 2,
-                               .num_kv_heads = 2,
-                               .head_dim = 8,
-                               .num_pages = 8,
-                               .num_host_pages = 4,
-                               .page_size = 4,
-                               .dtype = DType::f32};
 
 TEST(KvCacheApi, PagesAreViewsOfTheLayout) {
   for (const KvLayout layout : {KvLayout::nhd, KvLayout::hnd}) {
-    KvCacheOptions options = kSmall;
+    KvCacheOptions options = kSmallKvCache;
     options.head_dim_v = 16;
     options.layout = layout;
     const KvCache cache(options);
@@ -55,7 +49,7 @@ TEST(KvCacheApi, PagesAreViewsOfTheLayout) {
 
 // A prompt, a fork, a draft and a second request with the same prompt.
 TEST(KvCacheApi, StepsOfSequences) {
-  KvCache cache(kSmall);
+  KvCache cache(kSmallKvCache);
   const Tokens prompt = {1, 2, 3, 4, 5, 6};
   const auto [sequence, num_cached] = cache.add(prompt, 9);
   EXPECT_EQ(num_cached, 0);
@@ -145,7 +139,7 @@ std::vector<float> outputs_of(KvCache& cache, const Tokens& prompt) {
 TEST(KvCacheApi, AttentionDoesNotDependOnPages) {
   Tokens prompt(30);
   for (std::size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<std::int32_t>(i * i % 19);
-  KvCacheOptions options = kSmall;
+  KvCacheOptions options = kSmallKvCache;
   options.num_pages = options.page_size = 64;  // the sequence is contiguous in one page
   KvCache whole(options);
   const std::vector<float> expected = outputs_of(whole, prompt);
@@ -222,7 +216,7 @@ std::vector<float> outputs_of_codes(KvCache& cache, const Tokens& prompt, std::s
 TEST(KvCacheApi, AttentionOverCodesDoesNotDependOnSteps) {
   Tokens prompt(70);
   for (std::size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<std::int32_t>(i * i % 19);
-  KvCacheOptions options = kSmall;
+  KvCacheOptions options = kSmallKvCache;
   options.page_size = 16;
   KvCache plain(options);
   const std::vector<float> exact = outputs_of(plain, prompt);
@@ -258,7 +252,7 @@ TEST(KvCacheApi, AttentionOverCodesDoesNotDependOnSteps) {
 }
 
 TEST(KvCacheApi, ArraysOfAnotherSizeAreNotWritten) {
-  KvCache cache(kSmall);
+  KvCache cache(kSmallKvCache);
   const std::int64_t sequences[] = {cache.add({}).sequence, cache.add({}).sequence};
   const std::int32_t num_tokens[] = {0, 0};
   Tokens three(3);
@@ -292,7 +286,7 @@ TEST(KvCacheApi, ArraysOfAnotherSizeAreNotWritten) {
 
 // Two sequences with a page in common, one of them swapped out, after a hit, a copy and a move.
 TEST(KvCacheApi, EveryNumberOfTheStats) {
-  KvCache cache(kSmall);  // pages of 4 tokens, 8 on the device and 4 on the host
+  KvCache cache(kSmallKvCache);  // pages of 4 tokens, 8 on the device and 4 on the host
   const std::int64_t first = cache.add(Tokens{1, 2, 3, 4, 5, 6}).sequence;
   cache.reserve(first, 6);
   cache.commit(first, Tokens{1, 2, 3, 4, 5, 6});
@@ -334,7 +328,7 @@ TEST(KvCacheApi, EveryNumberOfTheStats) {
 
 TEST(KvCacheApi, OptionsAreChecked) {
   const auto expect = [](auto change, const std::string& text) {
-    KvCacheOptions options = kSmall;
+    KvCacheOptions options = kSmallKvCache;
     change(options);
     EXPECT_EQ(error_of([&] { KvCache cache(options); }, HEADRACE_INVALID_ARGUMENT), text);
   };
@@ -368,10 +362,10 @@ TEST(KvCacheApi, OptionsAreChecked) {
       "tokens of a step");
   expect([](O& o) { o.num_recent_pages = 1; },
          "num_recent_pages=1: must be 0 for a cache without codes; pass 0");
-  EXPECT_EQ(
-      error_of([] { static_cast<void>(KvCache(kSmall).quantised(0)); }, HEADRACE_INVALID_ARGUMENT),
-      "cache: has no codes, so no scales; create it with k_dtype or v_dtype");
-  headrace_kv_cache_options c = kSmall.to_c();
+  EXPECT_EQ(error_of([] { static_cast<void>(KvCache(kSmallKvCache).quantised(0)); },
+                     HEADRACE_INVALID_ARGUMENT),
+            "cache: has no codes, so no scales; create it with k_dtype or v_dtype");
+  headrace_kv_cache_options c = kSmallKvCache.to_c();
   c.struct_size = 8;
   headrace_kv_cache* cache = nullptr;
   EXPECT_EQ(headrace_kv_cache_create(&c, &cache), HEADRACE_INVALID_ARGUMENT);
@@ -381,7 +375,7 @@ TEST(KvCacheApi, OptionsAreChecked) {
 
 // Without CUDA, without a driver, or without such a device: an error, and no memory of the host.
 TEST(KvCacheApi, ADeviceThatIsAbsentIsAnError) {
-  KvCacheOptions options = kSmall;
+  KvCacheOptions options = kSmallKvCache;
   options.device_type = HEADRACE_CUDA;
   options.device_id = 1000;
   const headrace_kv_cache_options c = options.to_c();
@@ -394,7 +388,7 @@ TEST(KvCacheApi, ADeviceThatIsAbsentIsAnError) {
 }
 
 TEST(KvCacheApi, NullPointersAreErrors) {
-  const KvCache owner(kSmall);
+  const KvCache owner(kSmallKvCache);
   headrace_kv_cache* const cache = owner.get();
   headrace_tensor pages;
   std::int64_t id = 0;
@@ -404,7 +398,7 @@ TEST(KvCacheApi, NullPointersAreErrors) {
     EXPECT_EQ(std::string(headrace_last_error()).find(argument + "=NULL: must not be null; "), 0u)
         << headrace_last_error();
   };
-  const headrace_kv_cache_options options = kSmall.to_c();
+  const headrace_kv_cache_options options = kSmallKvCache.to_c();
   expect(headrace_kv_cache_create(&options, nullptr), "cache");
   headrace_kv_batch batch;
   headrace_kv_batch_init(&batch);
