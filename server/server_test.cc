@@ -357,11 +357,12 @@ TEST_F(Serve, ALargeStreamReachesItsReader) {
   EXPECT_EQ(events_of(answer).back(), "[DONE]");
 }
 
+// A fast machine fills the 64 KiB and aborts between two looks at /metrics: whether the request ever
+// counts as running is not asked.
 TEST_F(Serve, ASlowReaderIsClosedAndOthersGoOn) {
   ServerProcess server(options("--max-output-bytes 65536 --streams 1"));
   Client slow(server.port(), 4096);  // a small receive buffer, never read
   slow.send(endless_stream());
-  ASSERT_TRUE(becomes([&] { return metric(server, "num_requests_running") > 0; }));
   EXPECT_EQ(Client(server.port()).ask(completion("")).status, 200);
   const auto num_aborted = [&] {
     const std::string text = Client(server.port()).ask(get("/metrics")).body;
@@ -369,6 +370,7 @@ TEST_F(Serve, ASlowReaderIsClosedAndOthersGoOn) {
     return std::stol(text.substr(text.find(name) + name.size()));
   };
   EXPECT_TRUE(becomes([&] { return num_aborted() > 0; }));
+  EXPECT_EQ(Client(server.port()).ask(completion("")).status, 200);
 }
 
 TEST_F(Serve, AFullQueueIs429) {
