@@ -357,7 +357,7 @@ TEST_F(Serve, ALargeStreamReachesItsReader) {
   EXPECT_EQ(events_of(answer).back(), "[DONE]");
 }
 
-// A fast machine fills the 64 KiB and aborts between two looks at /metrics: whether the request ever
+// A fast machine fills 64 KiB and aborts between two looks at /metrics: whether the request ever
 // counts as running is not asked.
 TEST_F(Serve, ASlowReaderIsClosedAndOthersGoOn) {
   ServerProcess server(options("--max-output-bytes 65536 --streams 1"));
