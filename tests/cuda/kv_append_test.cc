@@ -100,29 +100,34 @@ TEST(CudaKvAppend, WritesNormalisedAndRotatedHeads) {
 }
 
 // Operands of one 16-bit format, whole heads that rotate by tables of floats: a kernel of its own.
+// Also with each option that it lacks, which goes to the general kernel.
 TEST(CudaKvAppend, WholeVectorsOfOneFormat) {
   HEADRACE_NEEDS_GPU(80);
+  bool AppendCase::*const kLacks[] = {nullptr, &AppendCase::has_hadamard, &AppendCase::has_q_norm,
+                                      &AppendCase::has_k_norm};
   for (const DType dtype : {DType::bf16, DType::f16})
     for (const RopeLayout layout : {RopeLayout::interleaved, RopeLayout::halves})
       for (const std::int64_t head_dim : {16, 48, 64, 128, 256})
-        for (const bool is_in_place : {false, true}) {
-          AppendCase c;
-          c.dtype = c.k_page_dtype = c.v_page_dtype = c.q_out_dtype = dtype;
-          c.rotation = Rotation::tables;
-          c.last_position = 40;
-          c.layout = layout;
-          c.num_tokens = 37;
-          c.num_heads = 6;
-          c.head_dim = c.head_dim_v = c.rot_dim = head_dim;
-          c.page_size = 5;
-          c.is_in_place = is_in_place;
-          c.page_order = {0, 2, 1, 3};
-          AppendCall call(c);
-          DeviceCall on_device(call);
-          expect_runs(on_device);
-          on_device.read_back();
-          call.expect_written("");
-        }
+        for (const bool is_in_place : {false, true})
+          for (bool AppendCase::*const lacks : kLacks) {
+            AppendCase c;
+            c.dtype = c.k_page_dtype = c.v_page_dtype = c.q_out_dtype = dtype;
+            c.rotation = Rotation::tables;
+            c.last_position = 40;
+            c.layout = layout;
+            c.num_tokens = 37;
+            c.num_heads = 6;
+            c.head_dim = c.head_dim_v = c.rot_dim = head_dim;
+            c.page_size = 5;
+            c.is_in_place = is_in_place;
+            c.page_order = {0, 2, 1, 3};
+            if (lacks != nullptr) c.*lacks = true;
+            AppendCall call(c);
+            DeviceCall on_device(call);
+            expect_runs(on_device);
+            on_device.read_back();
+            call.expect_written("");
+          }
   EXPECT_FALSE(cuda::check(0, nullptr));
 }
 
