@@ -119,6 +119,7 @@ class CudaExecutor final : public Executor {
   Buffer staging_;  // page-locked memory of the host
   Buffer arrays_;
   std::vector<std::int32_t> token_indices_;  // 0, 1, ...: positions in angles_
+  std::vector<std::int32_t> decode_starts_;  // cu_seqlens_q of the decodes, from 0
   Buffer angles_;                            // float [2, num_tokens, num_pairs()]: cosines, sines
 
   // The current step.
@@ -128,7 +129,7 @@ class CudaExecutor final : public Executor {
   cuda_step::Step step_;
   // The attention of some sequences in every layer.
   struct Attention {
-    std::int64_t first_seq;
+    std::int64_t first_seq, first_token;
     StepSize size;
     Plan plan;
     std::size_t workspace;  // bytes from the beginning of workspace_
@@ -139,7 +140,7 @@ class CudaExecutor final : public Executor {
   struct Arrays {                       // of the batch, in device memory
     const std::int64_t* slot_mapping;
     const std::int32_t *tokens, *positions, *cu_seqlens_q, *seqused_k, *block_table, *logits_rows,
-        *token_indices, *recent_table;
+        *token_indices, *recent_table, *decode_starts;
     const std::int64_t* recent_slots;
   } on_device_{};
 
@@ -219,10 +220,17 @@ Status CudaExecutor::plan_attention(const KvView& kv, const AttentionSpec& spec)
   std::size_t bytes = 0;
   for (const bool is_decode : {false, true}) {
     Attention& attend = attends_[is_decode];
-    attend = {.first_seq = is_decode ? num_prefills_ : 0, .size = size, .plan = {}, .workspace = 0};
+    attend = {.first_seq = is_decode ? num_prefills_ : 0,
+              .first_token = 0,
+              .size = size,
+              .plan = {},
+              .workspace = 0};
     attend.size.num_seqs = is_decode ? batch.num_seqs() - num_prefills_ : num_prefills_;
     if (attend.size.num_seqs == 0) continue;
     const auto first = static_cast<std::size_t>(attend.first_seq);
+    const auto end = first + static_cast<std::size_t>(attend.size.num_seqs);
+    attend.first_token = batch.cu_seqlens_q[first];
+    attend.size.num_tokens = batch.cu_seqlens_q[end] - batch.cu_seqlens_q[first];
     attend.size.max_seqlen_q = batch.cu_seqlens_q[first + 1] - batch.cu_seqlens_q[first];
     // A prefill's keys are not split, whatever the sizes: a chunk has the bits of the whole.
     HEADRACE_TRY(plan_step(attend.size, is_decode ? 0 : 1, kv, spec, device_.info(), attend.plan));
@@ -237,12 +245,15 @@ Status CudaExecutor::upload_batch(std::int64_t max_pages) {
   for (auto i = token_indices_.size(); i < batch_->tokens.size(); ++i)
     token_indices_.push_back(static_cast<std::int32_t>(i));
   token_indices_.resize(batch_->tokens.size());
+  const auto starts = batch_->cu_seqlens_q.subspan(static_cast<std::size_t>(num_prefills_));
+  decode_starts_.clear();
+  for (const std::int32_t start : starts) decode_starts_.push_back(start - starts[0]);
   const std::span<const std::byte> arrays[] = {
       std::as_bytes(batch_->slot_mapping),      std::as_bytes(batch_->tokens),
       std::as_bytes(batch_->positions),         std::as_bytes(batch_->cu_seqlens_q),
       std::as_bytes(batch_->seqused_k),         std::as_bytes(batch_->logits_rows),
       std::as_bytes(std::span(token_indices_)), std::as_bytes(batch_->recent_slots),
-      std::as_bytes(batch_->recent_table)};
+      std::as_bytes(batch_->recent_table),      std::as_bytes(std::span(decode_starts_))};
   constexpr std::size_t kCount = std::size(arrays);  // and the block table behind them
   std::size_t offsets[kCount + 1] = {};
   for (std::size_t i = 0; i < kCount; ++i)
@@ -277,6 +288,7 @@ Status CudaExecutor::upload_batch(std::int64_t max_pages) {
                 .logits_rows = ints(5),
                 .token_indices = ints(6),
                 .recent_table = ints(8),
+                .decode_starts = ints(9),
                 .recent_slots = reinterpret_cast<const std::int64_t*>(arrays_.data() + offsets[7])};
   const ByteCopy copy{.from = staging_.data(), .to = arrays_.data(), .bytes = bytes};
   return device_.copy({&copy, 1}, stream_.get());
@@ -425,10 +437,16 @@ Status CudaExecutor::enqueue(const cuda_step::Attend& call) {
   const KvShape& shape = kv_.shape;
   const auto& [q, layer, out] = call;
   void* attn_out = shape.dtype == kDType ? out.data : attn_out_.data();
-  AttentionArgs args = attention_args(kv_, layer, q, attn_out, out.width);
   for (const Attention& attend : attends_) {
     if (attend.size.num_seqs == 0) continue;
-    args.ragged.cu_seqlens_q = on_device_.cu_seqlens_q + attend.first_seq;
+    const bool is_decode = &attend == &attends_[1];
+    Rows own = q;
+    own.data = static_cast<std::byte*>(q.data) + bytes_of(attend.first_token, q.width, q.dtype);
+    AttentionArgs args = attention_args(
+        kv_, layer, own,
+        static_cast<std::byte*>(attn_out) + bytes_of(attend.first_token, out.width, shape.dtype),
+        out.width);
+    args.ragged.cu_seqlens_q = is_decode ? on_device_.decode_starts : on_device_.cu_seqlens_q;
     args.paged = {.block_table = on_device_.block_table + attend.first_seq * max_pages_,
                   .stride_batch = max_pages_,
                   .seqused_k = on_device_.seqused_k + attend.first_seq,

@@ -11,6 +11,18 @@ std::optional<DeviceInfo> gpu() {
   return cuda::device_info(0).value();
 }
 
+// No step of an engine, and no other call of these tests, leaves an error of lengths on the device.
+class NoErrorIsLeft : public ::testing::Environment {
+ public:
+  void TearDown() override {
+    if (!gpu()) return;
+    const Status left = cuda::check(0, nullptr);
+    EXPECT_FALSE(left) << left->message;
+  }
+};
+const ::testing::Environment* const kNoErrorIsLeft =
+    ::testing::AddGlobalTestEnvironment(new NoErrorIsLeft);
+
 INSTANTIATE_TEST_SUITE_P(
     EngineOnGpu, Bits,
     ::testing::Values(
