@@ -83,6 +83,7 @@ TEST(OlderStructs, OfAttentionOptions) {
   full.causal = HEADRACE_CAUSAL_TOP_LEFT;
   full.num_splits = 2;
   full.strict_fallback = full.strict_rows = full.checked = full.deterministic = 1;
+  full.max_shared_prefix = 512;  // an error without pages
   // A dense batch, and a ragged one, which uses the max_seqlen bounds.
   const auto outcome = [](const headrace_attention_options& options) {
     std::string text;
@@ -112,7 +113,7 @@ TEST(OlderStructs, OfAttentionOptions) {
   // Steps of 8 bytes: the int32 fields at the end are added in pairs.
   expect_older_structs<headrace_attention_options>("attention_options", full, defaults,
                                                    offsetof(headrace_attention_options, softcap),
-                                                   11, outcome);
+                                                   12, outcome);
 }
 
 TEST(OlderStructs, OfAttentionTensors) {
@@ -203,6 +204,7 @@ TEST(OlderStructs, OfProblems) {
   full.alignment = 4;
   full.phase = HEADRACE_BACKWARD;
   full.has_dlse = full.has_dbias = full.has_dsinks = 1;
+  full.max_shared_prefix = 512;  // an error without pages
   const DeviceInfo device = device_from_text("cpu:avx2:2");
   const auto outcome = [&device](const headrace_problem& problem) {
     headrace_plan* plan = nullptr;
@@ -214,11 +216,11 @@ TEST(OlderStructs, OfProblems) {
   // Totals are refused until is_ragged follows, seven steps of 8 bytes later. Of the later ones,
   // has_probs with strict_fallback is unset.
   expect_older_structs<headrace_problem>("problem", full, defaults,
-                                         offsetof(headrace_problem, window_left), 8, outcome);
+                                         offsetof(headrace_problem, window_left), 9, outcome);
   full.total_q = full.total_k = full.is_ragged = 0;
   full.phase = full.has_dlse = full.has_dbias = full.has_dsinks = full.deterministic = 0;
   expect_older_structs<headrace_problem>("problem of a forward", full, defaults,
-                                         offsetof(headrace_problem, window_left), 12, outcome);
+                                         offsetof(headrace_problem, window_left), 13, outcome);
 }
 
 // ---- models ----

@@ -46,6 +46,7 @@ UNITS = {
     "cuda_release_sm80": ["sm80/fwd/bf16_hd64", "sm80/fwd/bf16_hd128"],
     "cuda_softmax": ["softmax/f32"],
     "cuda_kv_append": ["elementwise/kv_append"],
+    "cuda_decode_prefix": ["sm90/decode/prefix", "sm90/decode/hd64", "sm90/decode/hd128"],
     "cuda_sm80_codes": ["sm80/codes/bf16_hd64", "sm80/codes/bf16_hd128"],
     "cuda_merge_states": ["elementwise/merge_states"],
     "cuda_sparq": ["sparq/scores", "sparq/attend", "sparq/append"],

@@ -101,8 +101,9 @@ def shuffled_pages(case, k, v, page_size):
 class Calls:
     """Calls of one side. A graph is captured on a stream of its own, so a plan is made for each stream."""
 
-    def __init__(self, library, tensors, others=None):
-        self._library, self._tensors, self._others, self._made = library, tensors, others or {}, {}
+    def __init__(self, library, tensors, others=None, **options):
+        self._library, self._tensors, self._others, self._options = library, tensors, others or {}, options
+        self._made = {}
 
     def __call__(self):
         stream = torch.cuda.current_stream().cuda_stream
@@ -111,7 +112,7 @@ class Calls:
             self._made[stream] = headrace_abi.Attention(
                 self._library, *views, headrace_abi.CAUSAL_NONE, self._library.cuda_info(), keeps=self._tensors,
                 stream=stream, allocate=attention_cuda.allocate,
-                others={name: int32_view(t) for name, t in self._others.items()},
+                others={name: int32_view(t) for name, t in self._others.items()}, **self._options,
             )  # fmt: skip
         self._made[stream]()
 

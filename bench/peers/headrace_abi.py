@@ -58,6 +58,7 @@ class AttentionOptions(ctypes.Structure):
         ("strict_rows", ctypes.c_int32),
         ("checked", ctypes.c_int32),
         ("deterministic", ctypes.c_int32),
+        ("max_shared_prefix", ctypes.c_int64),
     ]
 
 
@@ -97,6 +98,11 @@ class Problem(ctypes.Structure):
             ).split()
         ]
         + [(name, ctypes.c_int64) for name in "page_size num_pages max_pages".split()]
+        + [(name, ctypes.c_int32) for name in "k_dtype v_dtype k_scaling v_scaling".split()]
+        + [
+            (name, ctypes.c_int64)
+            for name in "recent_group num_recent_pages max_recent max_shared_prefix".split()
+        ]
     )
 
 
@@ -186,12 +192,12 @@ class _HostMemory:
 class Attention:
     """A plan with its tensors and workspace; calling it only runs the plan. `allocate(bytes)` returns the workspace, an
     object with data_ptr(). With `gradients` (dout, dq, dk, dv by name) it is a backward, which needs the forward's lse.
-    `others` are further tensors by name (block_table, seqused_k).
+    `others` are further tensors by name (block_table, seqused_k); max_shared_prefix as in the library.
     `keeps` keeps the tensors' memory alive: views do not own it."""
 
     def __init__(
         self, library, q, k, v, out, causal, device, stream=None, allocate=None, lse=None, gradients=None,
-        deterministic=False, keeps=(), others=None,
+        deterministic=False, keeps=(), others=None, max_shared_prefix=0,
     ):  # fmt: skip
         self._library, self._keeps = library, keeps
         c = library.c
@@ -207,6 +213,7 @@ class Attention:
             setattr(self._gradients, name, view)
         self._options.causal = causal
         self._options.deterministic = deterministic
+        self._options.max_shared_prefix = max_shared_prefix
         structs = [self._tensors, self._options]
         if gradients:
             structs.insert(1, self._gradients)

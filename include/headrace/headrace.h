@@ -178,6 +178,9 @@ typedef struct headrace_attention_options {
   int32_t checked;         /**< 1: lengths in device memory are validated on the host first
                               (synchronizes) */
   int32_t deterministic;   /**< 1: bit-identical gradients in each run; always the case on CPU */
+  int64_t max_shared_prefix; /**< paged: at most so many keys at the start of neighbouring sequences
+                                are looked for in the same pages (equal block_table entries), so
+                                that kernels may read them once; changes no bit. 0: none */
 } headrace_attention_options;
 
 /** For bindings that cannot use this header: struct_size is the sizeof of their declaration. */
@@ -358,6 +361,7 @@ typedef struct headrace_problem {
   int64_t recent_group;     /**< keys of a page of k_recent; 0: not given */
   int64_t num_recent_pages; /**< pages of k_recent; 0: not given */
   int64_t max_recent;       /**< columns of recent_table; 0: not given */
+  int64_t max_shared_prefix; /**< as in headrace_attention_options */
 } headrace_problem;
 
 /** For bindings that cannot use this header: struct_size is the sizeof of their declaration. */

@@ -107,6 +107,9 @@ struct AttentionOptions {
   bool strict_rows = false;          ///< a prefill row equals its decode row bit for bit
   bool checked = false;              ///< validate lengths in device memory on the host first
   bool deterministic = false;        ///< bit-identical gradients in each run (always on CPU)
+  /// Paged: keys at the start of neighbouring sequences that are looked for in the same pages, to
+  /// be read once; changes no bit.
+  std::int64_t max_shared_prefix = 0;
 
   /// Converts to the C struct.
   headrace_attention_options to_c() const {
@@ -127,6 +130,7 @@ struct AttentionOptions {
     c.strict_rows = strict_rows;
     c.checked = checked;
     c.deterministic = deterministic;
+    c.max_shared_prefix = max_shared_prefix;
     return c;
   }
 };

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         strict_rows: bool
         strict_fallback: bool
         checked: bool
+        max_shared_prefix: int
         layout: str
 
 # Optional tensors of a call besides q, k and v, in the order in which they are passed around.
@@ -99,6 +100,7 @@ def make_options(
     strict_fallback: bool,
     checked: bool,
     deterministic: bool = False,
+    max_shared_prefix: int = 0,
 ) -> Options:
     left, right = window_sizes(window)
     return Options(
@@ -115,6 +117,7 @@ def make_options(
         strict_rows,
         checked,
         deterministic,
+        max_shared_prefix,
     )
 
 

@@ -213,6 +213,7 @@ def attention(
     strict_rows: bool = False,
     strict_fallback: bool = False,
     checked: bool = False,
+    max_shared_prefix: int = 0,
     return_lse: bool = False,
     return_probs: bool = False,
     layout: str = "bshd",
@@ -235,12 +236,11 @@ def attention(
         causal: True or "bottom-right": query i sees keys j <= i + seqlen_k - seqlen_q; "top-left": j <= i.
         window: (left, right), keys visible left and right of the diagonal, inclusive; -1 or None: open.
         softcap: c > 0 turns a score s into c * tanh(s / c); 0: none.
-        alibi_slopes: f32 [num_heads] or [batch, num_heads].
+        alibi_slopes: f32 [num_heads] or [batch, num_heads]. sinks: f32 [num_heads], logits that join the denominator.
         bias: added to scores; dtype of q or f32; [batch, num_heads, seqlen_q, seqlen_k], any axis may be 1;
             ragged [num_heads, total_q, max_seqlen_k].
         mask: bool, True = keep; shaped like bias.
         tree_mask: u32 [batch, seqlen_q, words]: bit j of row i: query i sees key seqlen_k - seqlen_q + j.
-        sinks: f32 [num_heads], a logit that joins the denominator only.
         dropout_p, dropout_seed, dropout_offset: equal values give the same dropout mask on every device.
         cu_seqlens_q, cu_seqlens_k: i32 [batch + 1], for a ragged batch. max_seqlen_q, max_seqlen_k: upper bounds of
             its lengths; computed from cu_seqlens if these are in host memory.
@@ -255,10 +255,10 @@ def attention(
         k_recent, v_recent, recent_table: with codes in pages, the newest keys unquantised, dtype of q,
             [num_recent_pages, group, num_kv_heads, dim], and i32 [batch, max_recent], their pages from the group of a
             sequence's first query on: a query sees its own group there and earlier groups as codes. See KvCache.
-        num_splits: number of key splits; 0: chosen automatically, from the sequence's own lengths only.
-        strict_rows: a row's bits do not depend on seqlen_q.
+        num_splits: key splits; 0: by the sequence's own lengths. strict_rows: a row's bits do not depend on seqlen_q.
         strict_fallback: fail (NotImplementedError) rather than use the slow fallback with a FallbackWarning.
         checked: validate lengths on a GPU on the host first (synchronizes).
+        max_shared_prefix: with block_table, keys that neighbouring sequences may share, read once with the same bits.
         return_lse: also return the lse, f32 [batch, num_heads, seqlen_q] (ragged [num_heads, total_q]), natural log.
         return_probs: also return the probabilities, f32 [batch, num_heads, seqlen_q, seqlen_k]; for small shapes.
         out, lse, probs: output arrays, shapes as returned; lse and probs f32 (f64 for f64 inputs). Default: new
@@ -293,6 +293,7 @@ def attention(
         "strict_rows": strict_rows,
         "strict_fallback": strict_fallback,
         "checked": checked,
+        "max_shared_prefix": max_shared_prefix,
     }
     if is_torch(q):
         if not (out is lse is probs is stream is None):
@@ -414,6 +415,7 @@ _QUESTION_DEFAULTS: dict[str, Any] = {
     "strict_fallback": False,
     "checked": False,
     "deterministic": False,
+    "max_shared_prefix": 0,
 }
 
 

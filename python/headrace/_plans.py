@@ -72,6 +72,7 @@ class Options(NamedTuple):
     strict_rows: bool = False
     checked: bool = False
     deterministic: bool = False
+    max_shared_prefix: int = 0
 
 
 _NUMBERS = frozenset((int, float, bool, type(None)))

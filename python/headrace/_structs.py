@@ -47,6 +47,7 @@ class AttentionOptions(ctypes.Structure):
         *_fields(ctypes.c_uint64, "dropout_seed dropout_offset"),
         *_fields(ctypes.c_int64, "window_left window_right max_seqlen_q max_seqlen_k"),
         *_fields(ctypes.c_int32, "causal num_splits strict_fallback strict_rows checked deterministic"),
+        ("max_shared_prefix", ctypes.c_int64),
     ]
 
 
@@ -258,7 +259,7 @@ class Problem(ctypes.Structure):
         *_fields(ctypes.c_int32, "deterministic has_seqused_k"),
         *_fields(ctypes.c_int64, "page_size num_pages max_pages"),
         *_fields(ctypes.c_int32, "k_dtype v_dtype k_scaling v_scaling"),
-        *_fields(ctypes.c_int64, "recent_group num_recent_pages max_recent"),
+        *_fields(ctypes.c_int64, "recent_group num_recent_pages max_recent max_shared_prefix"),
     ]
 
 

@@ -35,9 +35,11 @@ OPTIONS = {
     "strict_rows": ({"strict_rows": True}, {}),
     "checked": ({"checked": True}, {}),
     "deterministic": ({"deterministic": True}, {}),
+    "max_shared_prefix": ({"max_shared_prefix": 512}, {}),  # an error without pages
 }
 # Fields that change no bits on a CPU: only the number of plans shows that they are distinguished.
-SILENT = {"num_splits", "strict_rows", "checked", "deterministic"}
+SILENT = {"num_splits", "strict_rows", "checked", "deterministic", "max_shared_prefix"}
+NOT_OF_GRADIENTS = ("num_splits", "strict_rows", "max_shared_prefix")  # of arrays
 KINDS = ("arrays", "arrays backward", "tensors", "tensors backward")
 
 
@@ -52,7 +54,7 @@ def attention_call(kind, options, is_ragged=False, dtype="float32"):
         options.pop("deterministic", None)
         return lambda: headrace.attention(q, k, v, **options, return_lse=True)
     if kind == "arrays backward":
-        options = {n: x for n, x in options.items() if n not in ("num_splits", "strict_rows")}
+        options = {n: x for n, x in options.items() if n not in NOT_OF_GRADIENTS}
         forward = {n: x for n, x in options.items() if n not in ("deterministic", "strict_fallback")}
 
         def differentiate():
@@ -82,7 +84,7 @@ def test_calls_that_differ_in_an_option(kind, name):
     first, second = attention_call(kind, base, **settings), attention_call(kind, {**base, **changed}, **settings)
     a, b = check_both_orders(first, second)
     is_absent = (kind == "arrays" and name == "deterministic") or (
-        kind == "arrays backward" and name in ("num_splits", "strict_rows")
+        kind == "arrays backward" and name in NOT_OF_GRADIENTS
     )
     if name not in SILENT:
         assert not are_same(a, b), "the case says nothing"

@@ -139,6 +139,8 @@ std::string problem_text(const Problem& p) {
                         p.max_pages);
   else if (p.has_seqused_k)
     text += ", seqused_k";
+  if (p.max_shared_prefix > 0)
+    text += format_text(", up to {} shared by neighbours", p.max_shared_prefix);
   text += features_text(p, FeatureKind::keys);
   text += features_text(p, FeatureKind::visible_keys);
   text += format_text(", scale {}", p.softmax_scale);

@@ -18,7 +18,7 @@ Status check_sizes(const Problem& p) {
   const std::int64_t bits = p.batch | p.seqlen_q | p.seqlen_k | p.total_q | p.total_k |
                             p.num_heads | p.head_dim | p.num_kv_heads | p.head_dim_v | p.page_size |
                             p.num_pages | p.max_pages | p.recent_group | p.num_recent_pages |
-                            p.max_recent;
+                            p.max_recent | p.max_shared_prefix;
   if ((bits & ~kMaxSize) == 0) return std::nullopt;
   const struct {
     const char* name;
@@ -37,7 +37,8 @@ Status check_sizes(const Problem& p) {
                {"max_pages", p.max_pages},
                {"recent_group", p.recent_group},
                {"num_recent_pages", p.num_recent_pages},
-               {"max_recent", p.max_recent}};
+               {"max_recent", p.max_recent},
+               {"max_shared_prefix", p.max_shared_prefix}};
   for (const auto& [name, size] : sizes) {
     if (size < 0 || size > kMaxSize)
       return invalid_argument("problem.{}={}: must be 0 to {}; correct the shape it comes from",
@@ -232,6 +233,11 @@ Status check_combinations(const Problem& p) {
         "problem.num_pages={}, problem.max_pages={}: must be 0 without pages; set page_size or "
         "clear them",
         p.num_pages, p.max_pages);
+  if (!has_pages(p) && p.max_shared_prefix != 0)
+    return invalid_argument(
+        "max_shared_prefix={}: must be 0 without block_table, since equal pages are looked for; "
+        "pass keys in pages or leave it 0",
+        p.max_shared_prefix);
   if (has_pages(p) && (!p.has_seqused_k || p.total_k != 0))
     return invalid_argument(
         "problem.page_size={} with has_seqused_k={} and total_k={}: keys in pages have seqused_k "
@@ -373,6 +379,7 @@ Status complete_problem(Problem& p) {
   tighten_bounds(p);
   p.window_left = open_if_idle(p.window_left, p);
   p.window_right = open_if_idle(p.window_right, p);
+  p.max_shared_prefix = std::min(p.max_shared_prefix, p.seqlen_k);
   for (std::int32_t* flag :
        {&p.is_ragged, &p.has_alibi, &p.has_mask, &p.has_tree_mask, &p.has_sinks, &p.has_lse,
         &p.has_probs, &p.has_seqused_k, &p.has_dlse, &p.has_dbias, &p.has_dsinks, &p.deterministic,

@@ -289,6 +289,7 @@ void read_options(const Options& options, Problem& p) {
   p.strict_rows = options.strict_rows;
   p.checked = options.checked;
   p.deterministic = options.deterministic;
+  p.max_shared_prefix = options.max_shared_prefix;
 }
 
 }  // namespace

@@ -178,6 +178,18 @@ TEST(ValidatePaged, RefusesBadPages) {
   }
 }
 
+// A plan does not depend on what lies beyond the longest sequence.
+TEST(ValidatePaged, ASharedPrefixIsAtMostAllKeys) {
+  for (const std::int64_t max_seqlen_k : {12, 7}) {
+    Call c = paged();
+    c.o.max_seqlen_k = max_seqlen_k;
+    for (const std::int64_t max_shared : {0, 5, 7, 12, 1000}) {
+      c.o.max_shared_prefix = max_shared;
+      EXPECT_EQ(validate(c.t, c.o).value().max_shared_prefix, std::min(max_shared, max_seqlen_k));
+    }
+  }
+}
+
 TEST(ValidatePaged, ProblemsMadeByHand) {
   const Call c = paged();
   const Problem good = validate(c.t, c.o).value();
@@ -189,6 +201,12 @@ TEST(ValidatePaged, ProblemsMadeByHand) {
       {[](Problem& p) { p.total_k = 3; }, "total_k=3"},
       {[](Problem& p) { p.page_size = 0; }, "num_pages=6"},
       {[](Problem& p) { p.page_size = -4; }, "problem.page_size=-4"},
+      {[](Problem& p) { p.max_shared_prefix = -1; }, "problem.max_shared_prefix=-1: must be 0 to"},
+      {[](Problem& p) {
+         p.page_size = p.num_pages = p.max_pages = 0;
+         p.max_shared_prefix = 512;
+       },
+       "max_shared_prefix=512: must be 0 without block_table"},
       {[](Problem& p) { p.seqlen_k = 13; }, "problem.seqlen_k=13: must be at most max_pages=3"},
       {[](Problem& p) {
          p.phase = HEADRACE_BACKWARD;

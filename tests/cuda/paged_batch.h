@@ -15,6 +15,8 @@ struct Sizes {
   std::vector<std::int64_t> queries;  // of the sequences, at most seqlen_q
   std::int64_t seqlen_q, heads, kv_heads, dim;
   DType dtype = DType::bf16;
+  std::vector<std::int64_t> shared =
+      {};  // first keys that a sequence shares with the one before it
 
   std::int64_t batch() const { return static_cast<std::int64_t>(lengths.size()); }
   std::int64_t longest() const { return std::ranges::max(lengths); }
@@ -48,7 +50,14 @@ class Batch {
         row_bytes_(s.dim * static_cast<std::int64_t>(bytes_of(s.dtype))),
         q_(numbers(s.dtype, s.batch() * s.seqlen_q * s.heads * s.dim, 1)),
         k_(numbers(s.dtype, s.batch() * s.longest() * s.kv_heads * s.dim, 2)),
-        v_(numbers(s.dtype, s.batch() * s.longest() * s.kv_heads * s.dim, 3)) {}
+        v_(numbers(s.dtype, s.batch() * s.longest() * s.kv_heads * s.dim, 3)) {
+    for (std::size_t b = 1; b < s.shared.size(); ++b)
+      for (std::vector<unsigned char>* x : {&k_, &v_}) {
+        const std::int64_t sequence = s.longest() * s.kv_heads * row_bytes_;
+        const auto own = x->begin() + static_cast<std::int64_t>(b) * sequence;
+        std::copy_n(own - sequence, s.shared[b] * s.kv_heads * row_bytes_, own);
+      }
+  }
 
   // One sequence, contiguous.
   Bits alone(std::int64_t b, const AttentionOptions& options) const {
@@ -125,8 +134,11 @@ class Batch {
     const std::int64_t step = 1000003;  // a prime beyond every number of pages here
     for (std::int64_t b = 0; b < s_.batch(); ++b) {
       x.used.push_back(static_cast<std::int32_t>(s_.lengths[idx(b)]));
+      const std::int64_t shared = s_.shared.empty() ? 0 : s_.shared[idx(b)] / pages.size;
       for (std::int64_t i = 0; i * pages.size < s_.lengths[idx(b)]; ++i)
-        x.table[idx(b * x.columns + i)] = static_cast<std::int32_t>(next++ * step % x.num_pages);
+        x.table[idx(b * x.columns + i)] =
+            i < shared ? x.table[idx((b - 1) * x.columns + i)]
+                       : static_cast<std::int32_t>(next++ * step % x.num_pages);
     }
     return x;
   }
@@ -191,7 +203,8 @@ class Batch {
   const Sizes s_;
   const char* const kernel_;  // that must be selected
   const std::int64_t row_bytes_;
-  const std::vector<unsigned char> q_, k_, v_;
+  const std::vector<unsigned char> q_;
+  std::vector<unsigned char> k_, v_;
 };
 
 // Without ragged queries, of the sequences that have all of them.

@@ -117,6 +117,7 @@ def attention(
     strict_rows: bool = False,
     strict_fallback: bool = False,
     checked: bool = False,
+    max_shared_prefix: int = 0,
     deterministic: bool = False,
     return_lse: bool = False,
     return_probs: bool = False,
@@ -158,6 +159,7 @@ def attention(
         strict_fallback=strict_fallback,
         checked=checked,
         deterministic=deterministic,
+        max_shared_prefix=max_shared_prefix,
     )
     given: Extras = (
         cu_seqlens_q, cu_seqlens_k, alibi_slopes, bias, mask, tree_mask, sinks, block_table, seqused_k, k_scale,

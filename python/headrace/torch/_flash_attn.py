@@ -80,7 +80,7 @@ def _run(
     mode = CAUSAL_BOTTOM_RIGHT if causal else CAUSAL_NONE
     options = (
         softmax_scale, softcap, dropout_p, left, right, max_seqlen_q, max_seqlen_k, mode, num_splits,
-        False, False, False, deterministic,
+        False, False, False, deterministic, 0,
     )  # fmt: skip
     state = random_dropout_state() if dropout_p else None
     lse: torch.Tensor | None

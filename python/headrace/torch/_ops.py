@@ -32,7 +32,7 @@ _EXTRAS = (
 _OPTIONS = (
     "float? softmax_scale, float softcap, float dropout_p, SymInt window_left, SymInt window_right, "
     "SymInt max_seqlen_q, SymInt max_seqlen_k, int causal, int num_splits, bool strict_fallback, bool strict_rows, "
-    "bool checked, bool deterministic"
+    "bool checked, bool deterministic, SymInt max_shared_prefix"
 )
 _NUM_EXTRAS, _NUM_OPTIONS = len(NO_EXTRAS), len(Options._fields)
 _BIAS, _SINKS = (EXTRA_NAMES.index(name) for name in ("bias", "sinks"))

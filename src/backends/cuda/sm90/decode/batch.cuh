@@ -27,6 +27,11 @@ struct alignas(16) Item {
            xor_of(first_group, num_groups, num_items, slot);
   }
   __device__ int rows(const Params& p) const { return seqlen_q * p.group; }
+  // Whether partial results of the keys before its first group are in the workspace: without a
+  // window, as shared prefixes have none, other heads begin at group 0.
+  __device__ bool has_prefix(const Params& p) const {
+    return p.prefix_groups != nullptr && first_group > 0;
+  }
   // Whether any row sees a key of the block.
   __device__ bool sees_block(int key) const {
     return key < end_key && key + kBlockKeys > first_key;
@@ -89,6 +94,15 @@ __device__ inline SequenceRows rows_of(const Params& p, int batch_idx, bool repo
           static_cast<int>(s.row_k)};
 }
 
+// The keys of a sequence that items have: those behind the groups that attend_prefix computed.
+__device__ __forceinline__ SequenceKeys keys_of_items(const Params& p, int batch_idx,
+                                                      const SequenceRows& rows) {
+  SequenceKeys keys = keys_of_sequence(p.window, rows.seqlen_q, rows.seqlen_k);
+  if (p.prefix_groups != nullptr)
+    keys.first_key = max(keys.first_key, kGroupKeys * __ldcg(p.prefix_groups + batch_idx));
+  return keys;
+}
+
 // The items of a persistent grid.
 class Batch {
  public:
@@ -126,7 +140,7 @@ class Batch {
     } else {
       at = search(rest, lane);
       rows = rows_of(p_, at.batch_idx, false);
-      keys = keys_of_sequence(p_.window, rows.seqlen_q, rows.seqlen_k);
+      keys = keys_of_items(p_, at.batch_idx, rows);
       work = head_work(keys, run_log2_);
     }
     const GroupRange groups = groups_of(keys);
@@ -158,8 +172,7 @@ class Batch {
   };
 
   __device__ SequenceKeys keys_of(int batch_idx, bool reports) const {
-    const SequenceRows rows = rows_of(p_, batch_idx, reports);
-    return keys_of_sequence(p_.window, rows.seqlen_q, rows.seqlen_k);
+    return keys_of_items(p_, batch_idx, rows_of(p_, batch_idx, reports));
   }
   __device__ u32 items_word(int entry) const { return smem_ + 4 * static_cast<u32>(entry); }
   __device__ u32 slots_word(int entry) const { return items_word(kBatchEntries + entry); }

@@ -263,24 +263,84 @@ constexpr WorkPlan plan_work(const WorkSize& x, int num_units) {
   return w;
 }
 
+// ---- Shared prefixes: groups of keys that neighbouring sequences have in the same pages are read
+// once for all of them (prefix.cuh).
+inline constexpr int kMaxPrefixBatch = 1024;  // one CTA looks for them
+inline constexpr int kPrefixWarps = 8;        // of attend_prefix, with 16 rows each
+inline constexpr int kPrefixRows = kPrefixWarps * kMaxRows;
+inline constexpr int kPrefixStates = 2;  // of a row: its whole chunks, the groups behind them
+struct SharedPrefix {
+  int max_groups;  // 0: none are looked for
+  int first_slot;  // partial results of (head, group), then of (head, state)
+
+  constexpr int group_slot(int head_idx, int group) const {
+    return first_slot + head_idx * max_groups + group;
+  }
+  constexpr int state_slot(int num_heads, int head_idx, int state) const {
+    return first_slot + num_heads * max_groups + head_idx * kPrefixStates + state;
+  }
+  constexpr std::int64_t num_slots(std::int64_t num_heads) const {
+    return max_groups == 0 ? 0 : num_heads * (max_groups + kPrefixStates);
+  }
+};
+// Clusters are left alone: three more kernels take longer than all of their work.
+constexpr SharedPrefix plan_prefix(const Problem& p, const Window& window, const WorkPlan& work) {
+  SharedPrefix x{};
+  if (work.cluster_size > 0 || window.left != kOpen || p.batch < 2 || p.batch > kMaxPrefixBatch)
+    return x;
+  const auto groups = static_cast<int>(std::min(p.max_shared_prefix, p.seqlen_k) / kGroupKeys);
+  const std::int64_t heads = p.batch * p.num_kv_heads;
+  if (work.num_slots + saturating_product({heads, groups + kPrefixStates}) > kMaxItems) return x;
+  return {groups, static_cast<int>(work.num_slots)};
+}
+
+// Bytes, and offsets in bytes, of attend_prefix: a ring of blocks of K, then of V, and P of a
+// group.
+inline constexpr int kGroupBlocks = kGroupKeys / kBlockKeys;
+inline constexpr int kProbBytes = kBlockKeys * kMaxRows * 2;  // of a warp and block, as fragments
+inline constexpr int kFactorBytes = kMaxRows * 4;             // of a warp and block
+struct PrefixSmemPlan {
+  int block, stages, q_pitch;
+  int probs, q, row_sums, weights, full, empty;
+  int total;  // with room for a start at a multiple of 1024 bytes
+};
+constexpr PrefixSmemPlan prefix_smem_plan(int dim) {
+  PrefixSmemPlan s{};
+  s.block = kBlockKeys * dim * 2;
+  s.stages = dim == 64 ? 24 : 12;
+  s.q_pitch = 2 * dim + 16;
+  s.probs = s.stages * s.block;
+  s.q = s.probs + kPrefixWarps * kGroupBlocks * kProbBytes;
+  s.row_sums = s.q + kPrefixRows * s.q_pitch;
+  s.weights = s.row_sums + kGroupSplits * kPrefixRows * 8;
+  s.full = s.weights + kGroupSplits * kPrefixRows * 4;
+  s.empty = s.full + s.stages * 8;
+  s.total = s.empty + s.stages * 8 + 1024;
+  return s;
+}
+
 // ---- Workspace
 
 inline constexpr std::int64_t kWorkspaceAlignment = 16;
 
 // Offsets in bytes. Heads are counted, and chunks by their first slot.
 struct WorkspacePlan {
-  std::int64_t arrived, row_sums, o, total;
+  std::int64_t arrived, row_sums, o, slices, prefix_groups, total;
 };
-constexpr WorkspacePlan workspace_plan(const WorkPlan& w, std::int64_t batch_heads,
+constexpr WorkspacePlan workspace_plan(const WorkPlan& w, const SharedPrefix& prefix,
+                                       std::int64_t batch, std::int64_t batch_heads,
                                        std::int64_t rows, int dim) {
   WorkspacePlan x{};
-  const std::int64_t partial_rows = saturating_product({w.num_slots, rows});
+  const std::int64_t partial_rows =
+      saturating_product({w.num_slots + prefix.num_slots(batch_heads), rows});
   const std::int64_t counters = batch_heads + w.num_slots;
   x.arrived = sizeof(CounterWords);
   x.row_sums = x.arrived + round_up<std::int64_t>(counters * 4, kWorkspaceAlignment);
   x.o = x.row_sums +
         round_up<std::int64_t>(saturating_product({partial_rows, 8}), kWorkspaceAlignment);
-  x.total = x.o + saturating_product({partial_rows, dim, 4});
+  x.slices = x.o + saturating_product({partial_rows, dim, 4});
+  x.prefix_groups = x.slices + (prefix.max_groups > 0 ? (batch + 1) * 16 : 0);
+  x.total = x.prefix_groups + (prefix.max_groups > 0 ? batch * 4 : 0);
   return x;
 }
 

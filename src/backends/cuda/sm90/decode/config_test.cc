@@ -215,22 +215,87 @@ TEST(DecodeClusters, SmemFitsBesideAProductAndDoesNotOverlap) {
     }
 }
 
+TEST(DecodePrefixSmem, FitsAndDoesNotOverlap) {
+  for (const int dim : kDims) {
+    const PrefixSmemPlan s = prefix_smem_plan(dim);
+    EXPECT_LE(s.total, kSmemLimitSm90) << dim;
+    EXPECT_EQ(s.block % 1024, 0);
+    EXPECT_EQ(s.probs, s.stages * s.block);
+    EXPECT_GE(s.q - s.probs, kPrefixWarps * kGroupBlocks * kProbBytes);
+    EXPECT_GE(s.row_sums - s.q, kPrefixRows * s.q_pitch);
+    EXPECT_GE(kMaxRows * s.q_pitch, kGroupBlocks * kFactorBytes);  // in the place of Q
+    EXPECT_GE(s.weights - s.row_sums, 8 * kGroupSplits * kPrefixRows);
+    EXPECT_GE(s.full - s.weights, 4 * kGroupSplits * kPrefixRows);
+    EXPECT_GE(s.empty - s.full, 8 * s.stages);
+    EXPECT_GE(s.total - 1024 - s.empty, 8 * s.stages);
+    for (const int at : {s.probs, s.q, s.q_pitch, s.row_sums, s.weights}) EXPECT_EQ(at % 16, 0);
+    EXPECT_EQ(s.full % 8, 0);
+    EXPECT_EQ(s.q_pitch, smem_plan(dim, kMaxRows).q_pitch);  // QueryFragments read it
+  }
+}
+
+// Every partial result of a prefix has a slot of its own, behind those of the other work.
+TEST(DecodePrefix, SlotsAreDistinct) {
+  const SharedPrefix x{.max_groups = 5, .first_slot = 7};
+  std::vector<int> slots;
+  const int num_heads = 6;
+  for (int head = 0; head < num_heads; ++head) {
+    for (int group = 0; group < x.max_groups; ++group) slots.push_back(x.group_slot(head, group));
+    for (int state = 0; state < kPrefixStates; ++state)
+      slots.push_back(x.state_slot(num_heads, head, state));
+  }
+  std::ranges::sort(slots);
+  for (std::size_t i = 0; i < slots.size(); ++i) EXPECT_EQ(slots[i], 7 + static_cast<int>(i));
+  EXPECT_EQ(x.num_slots(num_heads), static_cast<std::int64_t>(slots.size()));
+  EXPECT_EQ(SharedPrefix{}.num_slots(num_heads), 0);
+}
+
+TEST(DecodePrefix, IsLookedForWhereItPays) {
+  Problem p = problem(1, 5000);
+  p.batch = 64;
+  p.num_kv_heads = 8;
+  p.max_shared_prefix = 4500;
+  const Window window = window_of(p);
+  WorkPlan grid{}, clusters{};
+  grid.num_slots = 100;
+  clusters.cluster_size = 2;
+  EXPECT_EQ(plan_prefix(p, window, grid).max_groups, 8);
+  EXPECT_EQ(plan_prefix(p, window, grid).first_slot, 100);
+  EXPECT_EQ(plan_prefix(p, window, clusters).max_groups, 0);
+  EXPECT_EQ(plan_prefix(p, {.left = 4096, .right = 0, .is_top_left = false}, grid).max_groups, 0);
+  for (const std::int64_t batch : {0, 1, kMaxPrefixBatch + 1}) {
+    p.batch = batch;
+    EXPECT_EQ(plan_prefix(p, window, grid).max_groups, 0) << batch;
+  }
+  p.batch = kMaxPrefixBatch;
+  EXPECT_EQ(plan_prefix(p, window, grid).max_groups, 8);
+  p.max_shared_prefix = 511;
+  EXPECT_EQ(plan_prefix(p, window, grid).max_groups, 0);
+  p.max_shared_prefix = p.seqlen_k = 1 << 28;  // more slots than an int counts
+  p.num_kv_heads = 64;
+  EXPECT_EQ(plan_prefix(p, window, grid).max_groups, 0);
+}
+
 TEST(DecodeWorkspace, HoldsEveryPartialResult) {
   for (const SequenceKeys& keys : kRanges)
     for (const bool is_uniform : {true, false})
       for (const std::int64_t heads : kBatchHeads)
         for (const int dim : kDims)
-          for (const std::int64_t rows : {1, 7, 16}) {
-            const WorkPlan w = plan_work(grid_size(keys, is_uniform, heads), 132);
-            const WorkspacePlan x = workspace_plan(w, heads, rows, dim);
-            const std::int64_t partial_rows = w.num_slots * rows;
-            EXPECT_GE(x.arrived, static_cast<std::int64_t>(sizeof(CounterWords)));
-            EXPECT_GE(x.row_sums - x.arrived, 4 * (heads + w.num_slots));
-            EXPECT_GE(x.o - x.row_sums, 8 * partial_rows);
-            EXPECT_GE(x.total - x.o, 4 * partial_rows * dim);
-            for (const std::int64_t at : {x.arrived, x.row_sums, x.o})
-              EXPECT_EQ(at % kWorkspaceAlignment, 0);
-          }
+          for (const std::int64_t rows : {1, 7, 16})
+            for (const int max_groups : {0, 3}) {
+              const WorkPlan w = plan_work(grid_size(keys, is_uniform, heads), 132);
+              const SharedPrefix prefix{.max_groups = max_groups, .first_slot = 0};
+              const WorkspacePlan x = workspace_plan(w, prefix, heads, heads, rows, dim);
+              const std::int64_t partial_rows = (w.num_slots + prefix.num_slots(heads)) * rows;
+              EXPECT_GE(x.arrived, static_cast<std::int64_t>(sizeof(CounterWords)));
+              EXPECT_GE(x.row_sums - x.arrived, 4 * (heads + w.num_slots));
+              EXPECT_GE(x.o - x.row_sums, 8 * partial_rows);
+              EXPECT_GE(x.slices - x.o, 4 * partial_rows * dim);
+              EXPECT_GE(x.prefix_groups - x.slices, max_groups == 0 ? 0 : 16 * (heads + 1));
+              EXPECT_GE(x.total - x.prefix_groups, max_groups == 0 ? 0 : 4 * heads);
+              for (const std::int64_t at : {x.arrived, x.row_sums, x.o, x.slices, x.prefix_groups})
+                EXPECT_EQ(at % kWorkspaceAlignment, 0);
+            }
 }
 
 }  // namespace

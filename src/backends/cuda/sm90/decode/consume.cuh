@@ -129,6 +129,8 @@ class Consumer {
           p_.scale_log2, [&](int i) { return row_sums[i]; },
           [&](int i) { return load_shared2(merge_address(i, own_row, d)); });
       Partial<2> sum = run_sums.get(round);
+      if (group == item.first_group && item.has_prefix(p_))
+        sum = load_state<kDim, 2>(p_, item, kOpenChunk, row, d);
       const bool leaves_groups = item.num_items > 1 && run_log2_ < kChunkLog2;
       if (leaves_groups)
         sum = merged;
@@ -137,6 +139,7 @@ class Consumer {
       run_sums.set(round, sum);
       if (!leaves_groups && group != item.end - 1) continue;
       if (item.num_items == 1) {
+        if (item.has_prefix(p_)) append_to_chunks<kDim>(p_, item, row, d, sum);
         write_row<Element>(p_, item, row, d, sum);
         continue;
       }
@@ -232,25 +235,33 @@ class Merger {
     int counter = has_groups ? p_.batch * p_.num_kv_heads + groups.first : item.head_idx(p_);
     int num_arrivals =
         has_groups ? ((end - 1) >> run_log2_) - (first >> run_log2_) + 1 : num_chunks;
+    int before = !has_groups ? kWholeChunks : chunk == first_chunk ? kOpenChunk : kNoState;
 #pragma unroll 1
     for (bool is_row = !has_groups || num_chunks == 1;; is_row = true) {
       if (!is_last_of(p_.arrived + counter, num_arrivals)) return;
-      merge(item, parts, is_row);
+      merge(item, parts, before, is_row);
       if (is_row) return;
       parts = chunks;
+      before = kWholeChunks;
       counter = item.head_idx(p_);
       num_arrivals = num_chunks;
     }
   }
 
   // Writes rows of the head, or a partial result that replaces the first of the parts. One warp per
-  // row.
-  __device__ __forceinline__ void merge(const Item& item, const Parts& parts, bool is_row) const {
+  // row. `before`: the state of a shared prefix that the parts follow.
+  __device__ __forceinline__ void merge(const Item& item, const Parts& parts, int before,
+                                        bool is_row) const {
     const int lane = tid_ & 31, warp = tid_ >> 5, d = kDim / 32 * lane;
     const u32 smem = smem_.merge_pairs() + static_cast<u32>(8 * kPartsAtOnce * warp);
 #pragma unroll 1
     for (int row = warp; row < item.rows(p_); row += kMergeWarps) {
-      const auto sum = append_slots<kDim>(p_, parts, row, smem, lane);
+      Partial<kDim / 32> sum;
+      const bool has_prefix = before != kNoState && item.has_prefix(p_);
+      if (has_prefix) sum = load_state<kDim, kDim / 32>(p_, item, before, row, d);
+      append_slots<kDim>(p_, parts, row, smem, lane, sum);
+      if (has_prefix && is_row && before == kOpenChunk)
+        append_to_chunks<kDim>(p_, item, row, d, sum);
       if (is_row)
         write_row<typename V::Element>(p_, item, row, d, sum);
       else

@@ -52,12 +52,12 @@ class BlockReader {
   u32 key_row_, key_chunk_, value_row_, value_chunk_;
 };
 
-// The query rows of an item. 8 rows stay in registers, 16 are read again for each block.
-template <int kDim, int kRows>
+// The query rows of an item. Beside sums of values 8 rows stay in registers, and 16 are read again
+// for each block.
+template <int kDim, int kRows, bool kInRegisters = kRows == 8>
 class QueryFragments {
  public:
   static constexpr int kRowBlocks = kRows / 8, kSteps = kDim / 16;
-  static constexpr bool kInRegisters = kRows == 8;
 
   __device__ explicit QueryFragments(int lane)
       : lane_offset_(
@@ -66,13 +66,13 @@ class QueryFragments {
     first_ = smem_q + lane_offset_;
     if constexpr (kInRegisters) {
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) read(q_[step], step, 0);
+      for (int i = 0; i < kSteps * kRowBlocks; ++i) read(q_[i], i / kRowBlocks, i % kRowBlocks);
     }
   }
   __device__ __forceinline__ void get(u32 (&b)[2], int step, int n) const {
     if constexpr (kInRegisters) {
-      b[0] = q_[step][0];
-      b[1] = q_[step][1];
+      b[0] = q_[step * kRowBlocks + n][0];
+      b[1] = q_[step * kRowBlocks + n][1];
     } else {
       read(b, step, n);
     }
@@ -83,7 +83,7 @@ class QueryFragments {
     if constexpr (!kInRegisters) return barrier;
     u32 all = 0;
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) all ^= q_[step][0] ^ q_[step][1];
+    for (int i = 0; i < kSteps * kRowBlocks; ++i) all ^= q_[i][0] ^ q_[i][1];
     return released_behind(all, barrier);
   }
 
@@ -95,7 +95,7 @@ class QueryFragments {
   }
 
   u32 lane_offset_, first_ = 0;
-  u32 q_[kInRegisters ? kSteps : 1][2];
+  u32 q_[kInRegisters ? kSteps * kRowBlocks : 1][2];
 };
 
 // Both products return a word for released_behind() that depends on all of their loads: otherwise
@@ -104,10 +104,10 @@ class QueryFragments {
 // block.
 
 // S of a block. Even and odd steps accumulate as two independent chains of mma, which are added.
-template <class Element, int kDim, int kRows>
-__device__ __forceinline__ u32 block_scores(const BlockReader& reader,
-                                            const QueryFragments<kDim, kRows>& queries, u32 block,
-                                            float (&s)[kRows / 8][4]) {
+template <class Element, int kDim, int kRows, bool kInRegisters>
+__device__ __forceinline__ u32
+block_scores(const BlockReader& reader, const QueryFragments<kDim, kRows, kInRegisters>& queries,
+             u32 block, float (&s)[kRows / 8][4]) {
   float odd[kRows / 8][4];
 #pragma unroll
   for (int i = 0; i < kRows / 2; ++i) s[i / 4][i % 4] = odd[i / 4][i % 4] = 0.0f;

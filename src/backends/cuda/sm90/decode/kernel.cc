@@ -59,8 +59,8 @@ std::string refuses(const Problem& p, const DeviceInfo& device) {
 SequenceKeys longest_keys(const Problem& p) {
   return keys_of_sequence(window_of(p), static_cast<int>(p.seqlen_q), static_cast<int>(p.seqlen_k));
 }
-WorkspacePlan workspace_of(const Problem& p, const WorkPlan& work) {
-  return workspace_plan(work, p.batch * p.num_kv_heads, p.seqlen_q * group_size(p),
+WorkspacePlan workspace_of(const Problem& p, const WorkPlan& work, const SharedPrefix& prefix) {
+  return workspace_plan(work, prefix, p.batch, p.batch * p.num_kv_heads, p.seqlen_q * group_size(p),
                         head_dim_bucket(p.head_dim, p.head_dim_v));
 }
 // Keys of a TMA box: it lies in one page.
@@ -73,6 +73,7 @@ int box_keys_of(const Problem& p) {
 struct DecodePlan {
   Launch* launch;
   WorkPlan work;
+  SharedPrefix prefix;
   WorkspacePlan workspace;
   Window window;
   SequenceKeys keys;
@@ -90,9 +91,11 @@ DecodePlan own_plan(const Problem& p, const DeviceInfo& device) {
                                    .rows = rows,
                                    .dim = head_dim_bucket(p.head_dim, p.head_dim_v)},
                                   device.num_units);
+  const SharedPrefix prefix = plan_prefix(p, window_of(p), work);
   return {.launch = head_dim_bucket(p.head_dim, p.head_dim_v) == 64 ? launch_hd64 : launch_hd128,
           .work = work,
-          .workspace = workspace_of(p, work),
+          .prefix = prefix,
+          .workspace = workspace_of(p, work, prefix),
           .window = window_of(p),
           .keys = keys,
           .rows = rows,
@@ -139,10 +142,14 @@ Schedule plan(const Problem& p, const DeviceInfo& device) {
   schedule.prob_dtype = dtype_of(p);
   schedule.num_ctas =
       has_clusters ? work.num_items : std::clamp<std::int64_t>(work.num_items, 1, num_units);
-  if (work.num_slots > 0 || work.num_items > schedule.num_ctas)
+  const bool has_prefix = own.prefix.max_groups > 0;
+  if (work.num_slots > 0 || work.num_items > schedule.num_ctas || has_prefix)
     schedule.workspace_bytes = static_cast<std::size_t>(own.workspace.total + kWorkspaceAlignment);
   schedule.note = format_text("{}; keys split every {}; TMA and mma.sync, keys as M",
                               work_text(work), kSplitKeys);
+  if (has_prefix)
+    schedule.note += format_text("; up to {} keys that neighbouring sequences share are read once",
+                                 own.prefix.max_groups * kGroupKeys);
   schedule.kernel_plan.set(own);
   return schedule;
 }
@@ -178,7 +185,7 @@ Status encode_pages(const Problem& p, const Operand& x, std::int64_t columns, in
   return encode_tensor_map(spec, x.data, strides, map);
 }
 
-void set_workspace(const WorkspacePlan& x, Workspace workspace, Params& params) {
+void set_workspace(const WorkspacePlan& x, bool has_prefix, Workspace workspace, Params& params) {
   const auto address = reinterpret_cast<std::uintptr_t>(workspace.data);
   auto* base = reinterpret_cast<char*>(round_up<std::uintptr_t>(address, kWorkspaceAlignment));
   params.counters = reinterpret_cast<CounterWords*>(base);
@@ -186,6 +193,10 @@ void set_workspace(const WorkspacePlan& x, Workspace workspace, Params& params) 
   params.row_sums = reinterpret_cast<RowSums*>(base + x.row_sums);
   params.o_partial = reinterpret_cast<float*>(base + x.o);
   params.token = next_call_token();
+  if (!has_prefix) return;
+  params.num_slices = reinterpret_cast<int*>(base + x.slices);
+  params.slices = reinterpret_cast<PrefixSlice*>(base + x.slices) + 1;
+  params.prefix_groups = reinterpret_cast<int*>(base + x.prefix_groups);
 }
 
 Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
@@ -220,11 +231,16 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   params.scale = own.scale;
   params.scale_log2 = own.scale_log2;
   params.box_keys = own.box_keys;
-  if (plan.schedule.workspace_bytes > 0) set_workspace(own.workspace, workspace, params);
+  params.prefix = own.prefix;
+  const bool has_prefix = own.prefix.max_groups > 0;
+  if (plan.schedule.workspace_bytes > 0)
+    set_workspace(own.workspace, has_prefix, workspace, params);
   Maps maps;
   HEADRACE_TRY(encode_pages(p, args.k, p.head_dim, own.box_keys, maps.k, params.boxes_k));
   HEADRACE_TRY(encode_pages(p, args.v, p.head_dim_v, own.box_keys, maps.v, params.boxes_v));
-  return own.launch({params, maps, dtype_of(p), static_cast<int>(plan.schedule.num_ctas), stream});
+  const Call call{params, maps, dtype_of(p), static_cast<int>(plan.schedule.num_ctas), stream};
+  if (has_prefix) HEADRACE_TRY(launch_prefix(call, head_dim_bucket(p.head_dim, p.head_dim_v)));
+  return own.launch(call);
 }
 
 }  // namespace

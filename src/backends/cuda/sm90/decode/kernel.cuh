@@ -28,13 +28,6 @@ __device__ __forceinline__ void init_barriers(const Smem<kDim, kRows>& smem, int
   fence_mbarrier_init();
 }
 
-// A compiled variant.
-template <class ElementOfVariant, int kDimOfVariant, int kRowsOfVariant>
-struct Variant {
-  using Element = ElementOfVariant;
-  static constexpr int kDim = kDimOfVariant, kRows = kRowsOfVariant;
-};
-
 template <class V>
 __global__ void __launch_bounds__(kThreads, 1)
     decode(const __grid_constant__ Params params, const __grid_constant__ Maps maps) {

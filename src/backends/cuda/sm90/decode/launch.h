@@ -16,5 +16,7 @@ struct Call {
 using Launch = Status(const Call& call);
 
 Launch launch_hd64, launch_hd128;
+// The kernels before a launch whose sequences may share a prefix. dim: head_dim_bucket().
+Status launch_prefix(const Call& call, int dim);
 
 }  // namespace headrace::cuda::sm90::decode

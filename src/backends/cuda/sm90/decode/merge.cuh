@@ -24,25 +24,37 @@ __device__ __forceinline__ float weight_of(float row_max, float sum, float top, 
   return __fmul_rn(sum, rescale_factor(row_max, top, scale_log2));
 }
 
-// sums_of(i): (maximum, sum) of split i; o_of(i): its two columns, read one after the other for few
-// registers.
+// What a row of a group takes of each of its splits.
+struct GroupWeights {
+  float row_max = -HUGE_VALF, sum = 0.0f;  // of the group
+  float of_split[kGroupSplits];            // of which sum is the sum
+  float factor;                            // of all weights
+};
+// sums_of(i): (maximum, sum) of split i.
+template <class ReadSums>
+__device__ __forceinline__ GroupWeights group_weights(float scale_log2, const ReadSums& sums_of) {
+  GroupWeights w;
+#pragma unroll
+  for (int i = 0; i < kGroupSplits; ++i) w.row_max = fmaxf(w.row_max, sums_of(i).x);
+#pragma unroll
+  for (int i = 0; i < kGroupSplits; ++i) {
+    w.of_split[i] = weight_of(sums_of(i).x, sums_of(i).y, w.row_max, scale_log2);
+    w.sum = __fadd_rn(w.sum, w.of_split[i]);
+  }
+  w.factor = w.sum == 0.0f ? 0.0f : rcp_approx(w.sum);
+  return w;
+}
+
+// o_of(i): two columns of split i, read one after the other for few registers.
 template <class ReadSums, class ReadO>
 __device__ __forceinline__ Partial<2> merge_group(float scale_log2, const ReadSums& sums_of,
                                                   const ReadO& o_of) {
-  Partial<2> all;
-#pragma unroll
-  for (int i = 0; i < kGroupSplits; ++i) all.row_max = fmaxf(all.row_max, sums_of(i).x);
-  float weights[kGroupSplits];
-#pragma unroll
-  for (int i = 0; i < kGroupSplits; ++i) {
-    weights[i] = weight_of(sums_of(i).x, sums_of(i).y, all.row_max, scale_log2);
-    all.sum = __fadd_rn(all.sum, weights[i]);
-  }
-  const float factor = all.sum == 0.0f ? 0.0f : rcp_approx(all.sum);
+  const GroupWeights w = group_weights(scale_log2, sums_of);
+  Partial<2> all{w.row_max, w.sum};
 #pragma unroll
   for (int i = 0; i < kGroupSplits; ++i) {
     const float2 o = o_of(i);
-    const float weight = __fmul_rn(weights[i], factor);
+    const float weight = __fmul_rn(w.of_split[i], w.factor);
     all.o[0] = fmaf(o.x, weight, all.o[0]);
     all.o[1] = fmaf(o.y, weight, all.o[1]);
   }
@@ -50,7 +62,9 @@ __device__ __forceinline__ Partial<2> merge_group(float scale_log2, const ReadSu
 }
 
 // `next` has the keys after those of `all`. append_parts() computes the same for many parts.
-__device__ __forceinline__ void append(Partial<2>& all, const Partial<2>& next, float scale_log2) {
+template <int kColumns>
+__device__ __forceinline__ void append(Partial<kColumns>& all, const Partial<kColumns>& next,
+                                       float scale_log2) {
   if (next.sum == 0.0f) return;  // not for NaN
   if (all.sum == 0.0f) {
     all = next;
@@ -64,7 +78,7 @@ __device__ __forceinline__ void append(Partial<2>& all, const Partial<2>& next, 
   all.row_max = top;
   all.sum = sum;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) all.o[i] = fmaf(next.o[i], add, __fmul_rn(all.o[i], keep));
+  for (int i = 0; i < kColumns; ++i) all.o[i] = fmaf(next.o[i], add, __fmul_rn(all.o[i], keep));
 }
 
 // Appends kPartsAtOnce partial results: lane i has (maximum, sum) of result i, and all lanes have
@@ -167,6 +181,37 @@ __device__ __forceinline__ void store_partial(const Params& p, int slot, int row
   if (d == 0) store_row_sums(to.sums, x.row_max, x.sum);
 }
 
+template <int kDim, int kColumns>
+__device__ __forceinline__ Partial<kColumns> load_partial(const Params& p, int slot, int row,
+                                                          int d) {
+  const PartialRow from = partial_row<kDim>(p, slot, row);
+  const float2 sums = __ldcg(reinterpret_cast<const float2*>(from.sums));
+  Partial<kColumns> x{sums.x, sums.y};
+#pragma unroll
+  for (int i = 0; i < kColumns; i += 2) {
+    const float2 o = __ldcg(reinterpret_cast<const float2*>(from.o + d + i));
+    x.o[i] = o.x, x.o[i + 1] = o.y;
+  }
+  return x;
+}
+
+// What a head has summed of a shared prefix: its whole chunks, and the groups behind them.
+inline constexpr int kNoState = -1, kWholeChunks = 0, kOpenChunk = 1;
+template <int kDim, int kColumns>
+__device__ __forceinline__ Partial<kColumns> load_state(const Params& p, const Item& item,
+                                                        int state, int row, int d) {
+  const int slot = p.prefix.state_slot(p.batch * p.num_kv_heads, item.head_idx(p), state);
+  return load_partial<kDim, kColumns>(p, slot, row, d);
+}
+// `chunk` becomes the whole chunks of the prefix and itself.
+template <int kDim, int kColumns>
+__device__ __forceinline__ void append_to_chunks(const Params& p, const Item& item, int row, int d,
+                                                 Partial<kColumns>& chunk) {
+  auto all = load_state<kDim, kColumns>(p, item, kWholeChunks, row, d);
+  append(all, chunk, p.scale_log2);
+  chunk = all;
+}
+
 // Partial results of a head that are appended: result i is in slot first + max(offset + step * i,
 // 0).
 struct Parts {
@@ -174,12 +219,11 @@ struct Parts {
   __device__ int slot(int i) const { return first + max(offset + step * i, 0); }
 };
 
-// Appends the parts of a row, one warp: each lane has kDim / 32 columns.
+// Appends the parts of a row to `all`, one warp: each lane has kDim / 32 columns.
 template <int kDim>
-__device__ __forceinline__ Partial<kDim / 32> append_slots(const Params& p, const Parts& parts,
-                                                           int row, u32 smem, int lane) {
+__device__ __forceinline__ void append_slots(const Params& p, const Parts& parts, int row, u32 smem,
+                                             int lane, Partial<kDim / 32>& all) {
   constexpr int kColumns = kDim / 32;
-  Partial<kColumns> all;
 #pragma unroll 1
   for (int first = 0; first < parts.count; first += kPartsAtOnce) {
     float2 sums = {-HUGE_VALF, 0.0f};
@@ -201,7 +245,6 @@ __device__ __forceinline__ Partial<kDim / 32> append_slots(const Params& p, cons
     }
     append_parts(all, sums, o, p.scale_log2, smem, lane);
   }
-  return all;
 }
 
 // Merges splits [begin, end) of a row into two columns. sums_of(i) and o_of(i) read those of split

@@ -13,6 +13,14 @@ struct alignas(8) RowSums {
   float row_max, sum;  // the largest score before the scale; the sum of P
 };
 
+// Consecutive sequences whose first `groups` groups of keys lie in the same pages, and whose rows a
+// CTA of attend_prefix takes together.
+struct alignas(16) PrefixSlice {
+  int first_sequence, num_sequences;
+  int groups;
+  int items_before;  // of one KV head
+};
+
 struct Params {
   Sizes sizes;
   Lengths lengths;
@@ -35,9 +43,13 @@ struct Params {
   int* arrived;              // [batch * num_kv_heads], then [num_slots]
   RowSums* row_sums;         // [num_slots][rows]
   float* o_partial;          // [num_slots][rows][dim]
+  SharedPrefix prefix;       // of which slots behind num_slots are
+  int* prefix_groups;        // [batch]: that attend_prefix has computed; null without
+  PrefixSlice* slices;       // [batch]
+  int* num_slices;           // and the number of items of one KV head
   unsigned long long token;  // that no other call of the process has
 };
-static_assert(sizeof(Params) <= 544);
+static_assert(sizeof(Params) <= 592);
 
 // Axes (column, slot, half, head, page).
 struct Maps {

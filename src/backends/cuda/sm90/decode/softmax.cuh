@@ -7,6 +7,13 @@
 
 namespace headrace::cuda::sm90::decode {
 
+// A compiled variant.
+template <class ElementOfVariant, int kDimOfVariant, int kRowsOfVariant>
+struct Variant {
+  using Element = ElementOfVariant;
+  static constexpr int kDim = kDimOfVariant, kRows = kRowsOfVariant;
+};
+
 // Log2 of the largest P. f16 uses its whole range, so that small P keep their digits. bf16 has the
 // exponents of float: 64 P of at most 2^-6 sum to 1 at most, so that a sum over values that bf16
 // holds stays finite.
@@ -58,10 +65,10 @@ __device__ __forceinline__ void block_max(const float (&s)[kRowBlocks][4],
 }
 
 // Sums of a split: 16 kTiles dims of O, the largest score before the scale, and the lane's part of
-// the sum of P.
+// the sum of P. Without tiles only the last two.
 template <class Element, int kRowBlocks, int kTiles>
 struct SplitSums {
-  float o[kTiles][kRowBlocks][4], row_max[kRowBlocks][2], sum[kRowBlocks][2];
+  float o[kTiles > 0 ? kTiles : 1][kRowBlocks][4], row_max[kRowBlocks][2], sum[kRowBlocks][2];
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -81,10 +88,37 @@ struct SplitSums {
   __device__ __forceinline__ void add_probs(float (&s)[kRowBlocks][4],
                                             const float (&top)[kRowBlocks][2], float scale_log2,
                                             u32 (&p)[kRowBlocks][2]) {
+    if (grows(top)) {
+      float factors[2 * kRowBlocks];
+      rescale(top, scale_log2, factors);
+#pragma unroll
+      for (int r = 0; r < 2 * kRowBlocks; ++r) scale_values(r, factors[r]);
+    }
+    add_weights(s, scale_log2, p);
+  }
+
+  // Whether a maximum of any row of the warp grows.
+  __device__ __forceinline__ bool grows(const float (&top)[kRowBlocks][2]) const {
     bool grows = false;
 #pragma unroll
     for (int i = 0; i < 2 * kRowBlocks; ++i) grows |= top[i / 2][i % 2] > row_max[i / 2][i % 2];
-    if (__any_sync(0xffffffffu, grows)) rescale(top, scale_log2);
+    return __any_sync(0xffffffffu, grows);
+  }
+  // All but the values, which scale_values() multiplies by the factors.
+  __device__ __forceinline__ void rescale(const float (&top)[kRowBlocks][2], float scale_log2,
+                                          float (&factors)[2 * kRowBlocks]) {
+#pragma unroll
+    for (int r = 0; r < 2 * kRowBlocks; ++r) {
+      float& max = row_max[r / 2][r % 2];
+      const float before = max;
+      max = fmaxf(before, top[r / 2][r % 2]);
+      factors[r] = ex2_approx_ftz((before - finite_row_max(max)) * scale_log2);
+      // Rounded: add_weights() adds to it, and the compiler would fuse where no branch is between.
+      sum[r / 2][r % 2] = __fmul_rn(sum[r / 2][r % 2], factors[r]);
+    }
+  }
+  __device__ __forceinline__ void add_weights(float (&s)[kRowBlocks][4], float scale_log2,
+                                              u32 (&p)[kRowBlocks][2]) {
 #pragma unroll
     for (int n = 0; n < kRowBlocks; ++n) {
       const float ref[2] = {finite_row_max(row_max[n][0]), finite_row_max(row_max[n][1])};
@@ -98,36 +132,30 @@ struct SplitSums {
     }
   }
 
-  // O becomes the mean of the values, so that merging cannot overflow. Rows that saw no key get 0,
-  // also where a NaN that other rows see reached their sums.
-  __device__ __forceinline__ void normalise() {
+  // The values of the lane's row r: row 2 (lane % 4) + r % 2 of row block r / 2.
+  __device__ __forceinline__ void scale_values(int r, float factor) {
 #pragma unroll
-    for (int i = 0; i < 2 * kRowBlocks; ++i) {
-      const int n = i / 2, h = i % 2;
+    for (int j = 0; j < 2 * kTiles; ++j) o[j / 2][r / 2][j % 2 * 2 + r % 2] *= factor;
+  }
+  // They become the mean of the values, so that merging cannot overflow. Rows that saw no key get
+  // 0, also where a NaN that other rows see reached their sums.
+  __device__ __forceinline__ void normalise_values(int r, float row_sum) {
+    const bool is_empty = row_sum == 0.0f;
+    const float factor = rcp_approx(row_sum);
 #pragma unroll
-      for (int step = 4; step < 32; step *= 2)
-        sum[n][h] += __shfl_xor_sync(0xffffffffu, sum[n][h], step);
-      const bool is_empty = sum[n][h] == 0.0f;
-      const float factor = rcp_approx(sum[n][h]);
-#pragma unroll
-      for (int j = 0; j < 2 * kTiles; ++j) {
-        float& x = o[j / 2][n][j % 2 * 2 + h];
-        x = is_empty ? 0.0f : x * factor;
-      }
+    for (int j = 0; j < 2 * kTiles; ++j) {
+      float& x = o[j / 2][r / 2][j % 2 * 2 + r % 2];
+      x = is_empty ? 0.0f : x * factor;
     }
   }
-
- private:
-  __device__ __forceinline__ void rescale(const float (&top)[kRowBlocks][2], float scale_log2) {
+  // The sums of all lanes.
+  __device__ __forceinline__ void normalise() {
 #pragma unroll
-    for (int i = 0; i < 2 * kRowBlocks; ++i) {
-      const int n = i / 2, h = i % 2;
-      const float before = row_max[n][h];
-      row_max[n][h] = fmaxf(before, top[n][h]);
-      const float factor = ex2_approx_ftz((before - finite_row_max(row_max[n][h])) * scale_log2);
-      sum[n][h] *= factor;
+    for (int r = 0; r < 2 * kRowBlocks; ++r) {
+      float& all = sum[r / 2][r % 2];
 #pragma unroll
-      for (int j = 0; j < 2 * kTiles; ++j) o[j / 2][n][j % 2 * 2 + h] *= factor;
+      for (int step = 4; step < 32; step *= 2) all += __shfl_xor_sync(0xffffffffu, all, step);
+      normalise_values(r, all);
     }
   }
 };
