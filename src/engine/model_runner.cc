@@ -201,6 +201,21 @@ void ModelRunner::fill_recent(std::int64_t max_recent) {
   }
 }
 
+// Lexicographic, of the pages that hold every kPrefixStep-th key: sequences with a page in common
+// have all pages before it in common.
+int ModelRunner::compare_prefixes(const Run& a, const Run& b) const {
+  const std::int64_t page_size = cache_.options().page_size;
+  const std::size_t row = part_tables_.size() / lengths_.size();
+  const std::int32_t *of_a = part_tables_.data() + a.part * row,
+                     *of_b = part_tables_.data() + b.part * row;
+  const std::int64_t steps_a = a.length / kPrefixStep, steps_b = b.length / kPrefixStep;
+  for (std::int64_t i = 1; i <= std::min(steps_a, steps_b); ++i) {
+    const std::int64_t page = (i * kPrefixStep - 1) / page_size;
+    if (of_a[page] != of_b[page]) return of_a[page] < of_b[page] ? -1 : 1;
+  }
+  return steps_a < steps_b ? -1 : steps_a > steps_b ? 1 : 0;
+}
+
 // The sequences of the batch. A generated token is one of its own, which ends with that token; it
 // finds the keys of the tokens before it in the pages, as all keys of a layer are written first.
 void ModelRunner::order_rows(std::span<const Part> parts) {
@@ -219,9 +234,10 @@ void ModelRunner::order_rows(std::span<const Part> parts) {
       add(1);
     }
   }
-  std::ranges::sort(runs_, [](const Run& a, const Run& b) {
-    return a.num_tokens != b.num_tokens ? a.num_tokens > b.num_tokens
-                                        : a.first_token < b.first_token;
+  std::ranges::sort(runs_, [&](const Run& a, const Run& b) {
+    if (a.num_tokens != b.num_tokens) return a.num_tokens > b.num_tokens;
+    if (const int order = compare_prefixes(a, b); order != 0) return order < 0;
+    return a.first_token < b.first_token;
   });
   rows_.resize(static_cast<std::size_t>(token));
   std::int32_t batch_row = 0;

@@ -83,6 +83,8 @@ class ModelRunner {
     std::int32_t num_tokens;
     std::int32_t length;  // of the sequence, with these tokens
   };
+  // Below 0 where the pages of a's first keys come before those of b's; 0 where neither does.
+  int compare_prefixes(const Run& a, const Run& b) const;
   std::vector<Run> runs_;           // in the order of the batch
   std::vector<std::int32_t> rows_;  // of the batch: of each token, part by part
 

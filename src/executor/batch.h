@@ -6,6 +6,9 @@
 
 namespace headrace {
 
+// Sequences whose first keys are in the same pages are neighbours where these are so many or more.
+inline constexpr std::int64_t kPrefixStep = 512;
+
 // Flat and ragged: whole prompts, prompt chunks and decode tokens are all rows. Tokens
 // cu_seqlens_q[s] to cu_seqlens_q[s + 1] are the last of the seqused_k[s] tokens of sequence s; the
 // step writes their keys and values to their slots. Sequences of more tokens come first.

@@ -1,5 +1,7 @@
 #include "executor/common.h"
 
+#include <bit>
+
 #include "attention/select.h"
 #include "attention/validate.h"
 #include "core/hadamard.h"
@@ -66,7 +68,35 @@ StepSize size_of(const Batch& batch) {
           .max_seqlen_q = batch.max_seqlen_q,
           .max_seqlen_k = batch.max_seqlen_k,
           .max_pages = batch.max_pages(),
-          .max_recent = batch.max_recent()};
+          .max_recent = batch.max_recent(),
+          .max_shared_prefix = 0};
+}
+
+std::int64_t shared_prefix_of(const Batch& batch, std::int64_t first_seq, const KvView& kv) {
+  // Shared pages come from the L2 cache, which gives this in the 50 us that three more kernels
+  // take.
+  constexpr std::int64_t kLeastBytes = std::int64_t{512} << 20;
+  const std::int64_t columns = batch.max_pages();
+  std::int64_t most = 0, sum = 0;
+  for (std::int64_t s = first_seq + 1; s < batch.num_seqs(); ++s) {
+    const auto i = static_cast<std::size_t>(s);
+    const std::int64_t length = std::min(batch.seqused_k[i - 1], batch.seqused_k[i]);
+    const auto* table = batch.block_table.data() + s * columns;
+    // Sequences with a page in common have all pages before it in common.
+    std::int64_t shared = 0;
+    while (shared + kPrefixStep <= length) {
+      const std::int64_t last = (shared + kPrefixStep - 1) / kv.page_size;
+      if (table[last] != table[last - columns]) break;
+      shared += kPrefixStep;
+    }
+    most = std::max(most, shared);
+    sum += shared;
+  }
+  const auto key_bytes = static_cast<std::int64_t>(
+      bytes_of(kv.shape.num_kv_heads, kv.shape.head_dim, kv.shape.k_dtype) +
+      bytes_of(kv.shape.num_kv_heads, kv.shape.head_dim_v, kv.shape.v_dtype));
+  if (sum * key_bytes < kLeastBytes) return 0;
+  return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(most)));
 }
 
 Status plan_step(const StepSize& size, std::int32_t num_splits, const KvView& kv,
@@ -97,6 +127,7 @@ Status plan_step(const StepSize& size, std::int32_t num_splits, const KvView& kv
   problem.num_splits = num_splits;
   problem.alignment = alignment_of(kv.shape);
   if (spec.window > 0) problem.window_left = spec.window - 1;
+  problem.max_shared_prefix = size.max_shared_prefix;
   Result<Plan> planned = plan_attention(problem, device);
   if (!planned.ok()) return std::move(planned.failure());
   plan = std::move(planned.value());

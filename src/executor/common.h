@@ -30,9 +30,14 @@ class Activations {
 // What launches depend on; the lengths are upper bounds.
 struct StepSize {
   std::int64_t num_tokens, num_seqs, max_seqlen_q, max_seqlen_k, max_pages, max_recent;
+  std::int64_t max_shared_prefix;  // as in Problem
   bool operator==(const StepSize&) const = default;
 };
 StepSize size_of(const Batch& batch);
+
+// Keys that sequences from `first_seq` on have in the same pages as the one before them, at most,
+// as a power of two; 0 where reading those keys once saves less than looking for them costs.
+std::int64_t shared_prefix_of(const Batch& batch, std::int64_t first_seq, const KvView& kv);
 
 // The attention of every layer of a step. num_splits: as in Problem.
 Status plan_step(const StepSize& size, std::int32_t num_splits, const KvView& kv,

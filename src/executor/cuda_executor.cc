@@ -232,6 +232,7 @@ Status CudaExecutor::plan_attention(const KvView& kv, const AttentionSpec& spec)
     attend.first_token = batch.cu_seqlens_q[first];
     attend.size.num_tokens = batch.cu_seqlens_q[end] - batch.cu_seqlens_q[first];
     attend.size.max_seqlen_q = batch.cu_seqlens_q[first + 1] - batch.cu_seqlens_q[first];
+    if (is_decode) attend.size.max_shared_prefix = shared_prefix_of(batch, num_prefills_, kv);
     // A prefill's keys are not split, whatever the sizes: a chunk has the bits of the whole.
     HEADRACE_TRY(plan_step(attend.size, is_decode ? 0 : 1, kv, spec, device_.info(), attend.plan));
     attend.workspace = bytes;

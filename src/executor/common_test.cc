@@ -1,0 +1,75 @@
+// What a step may share: the prefixes of neighbouring sequences.
+#include "executor/common.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "executor/batch.h"
+
+namespace headrace {
+namespace {
+
+constexpr std::int64_t kColumns = 300, kPageSize = 16;
+
+// Block tables whose rows have `shared` keys in common with the row before them.
+struct Tables {
+  std::vector<std::int32_t> lengths, entries;
+
+  void add(std::int32_t length, std::int64_t shared) {
+    const std::size_t before = entries.size() - (entries.empty() ? 0 : kColumns);
+    for (std::int64_t i = 0; i < kColumns; ++i)
+      entries.push_back(i < shared / kPageSize ? entries[before + static_cast<std::size_t>(i)]
+                                               : static_cast<std::int32_t>(entries.size()));
+    lengths.push_back(length);
+  }
+  std::int64_t shared_prefix(std::int64_t first_seq = 0, std::int64_t num_kv_heads = 8,
+                             DType dtype = DType::bf16) const {
+    Batch batch;
+    batch.seqused_k = lengths;
+    batch.block_table = entries;
+    KvView kv{};
+    kv.shape.num_kv_heads = num_kv_heads;
+    kv.shape.head_dim = kv.shape.head_dim_v = 128;
+    kv.shape.dtype = kv.shape.k_dtype = kv.shape.v_dtype = dtype;
+    kv.page_size = kPageSize;
+    return shared_prefix_of(batch, first_seq, kv);
+  }
+};
+
+Tables repeated(int count, std::int32_t length, std::int64_t shared) {
+  Tables tables;
+  for (int i = 0; i < count; ++i) tables.add(length, i == 0 ? 0 : shared);
+  return tables;
+}
+
+// 8 KV heads of 128 + 128 bf16 numbers are 4 KiB a key: 512 MiB are 2^17 keys.
+TEST(SharedPrefix, IsLookedForWhereItSavesEnough) {
+  EXPECT_EQ(repeated(129, 2000, 1024).shared_prefix(), 1024);
+  EXPECT_EQ(repeated(128, 2000, 1024).shared_prefix(), 0);  // 127 x 1024 keys
+  EXPECT_EQ(repeated(129, 2000, 1024).shared_prefix(0, 7), 0);
+  EXPECT_EQ(repeated(129, 2000, 1024).shared_prefix(0, 8, DType::i8), 0);
+  EXPECT_EQ(repeated(257, 2000, 1024).shared_prefix(0, 8, DType::i8), 1024);
+  EXPECT_EQ(repeated(129, 2000, 1024).shared_prefix(1), 0);  // the first is no decode
+  EXPECT_EQ(repeated(130, 2000, 1024).shared_prefix(1), 1024);
+}
+
+TEST(SharedPrefix, IsAPowerOfTwoThatHoldsTheLongest) {
+  EXPECT_EQ(repeated(300, 1535, 1520).shared_prefix(), 1024);  // whole steps of 512
+  EXPECT_EQ(repeated(300, 1600, 1536).shared_prefix(), 2048);
+  EXPECT_EQ(repeated(300, 1600, 511).shared_prefix(), 0);
+  EXPECT_EQ(repeated(300, 511, 511).shared_prefix(), 0);
+  EXPECT_EQ(repeated(300, 600, 4000).shared_prefix(), 512);  // entries behind the keys
+  Tables mixed = repeated(300, 600, 512);
+  mixed.add(4000, 0);
+  mixed.add(4000, 3000);
+  EXPECT_EQ(mixed.shared_prefix(), 4096);
+}
+
+TEST(SharedPrefix, OfOneSequenceIsNone) {
+  EXPECT_EQ(repeated(1, 4000, 0).shared_prefix(), 0);
+  EXPECT_EQ(repeated(2, 4000, 4000).shared_prefix(2), 0);
+}
+
+}  // namespace
+}  // namespace headrace
