@@ -41,6 +41,7 @@ std::string row_name(const Cell& c) {
                   dtype_name(c.dtype), c.head_dim);
   if (c.head_dim_v != c.head_dim) name += format_text("/{}", c.head_dim_v);
   if (c.feature != Feature::plain) name += format_text(" {}", name_of(c.feature));
+  if (c.keys != Keys::contiguous) name += c.keys == Keys::paged ? " paged" : " shared";
   return c.is_deterministic ? name + " deterministic" : name;
 }
 

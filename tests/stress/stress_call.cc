@@ -92,6 +92,12 @@ Inputs::Inputs(const StressCase& c, DType dtype) : tensors{}, case_(c), dtype_(d
             "cudaMemcpy");
     return on_device(TensorView(data, type, {static_cast<std::int64_t>(list.size())}));
   };
+  if (c.page_size > 0) {
+    tensors.seqused_k = add_list(DType::i32, c.lengths);
+    const headrace_tensor entries = add_list(DType::i32, c.block_table);
+    tensors.block_table =
+        on_device(TensorView(entries.data, DType::i32, {c.batch, entries.shape[0] / c.batch}));
+  }
   if (c.is_ragged()) {
     tensors.cu_seqlens_q = add_list(DType::i32, c.cu_seqlens_q);
     tensors.cu_seqlens_k = add_list(DType::i32, c.cu_seqlens_k);
@@ -130,6 +136,8 @@ void Inputs::add_scores_operands() {
 headrace_tensor Inputs::view(void* data, DType dtype, std::int64_t heads, int dim,
                              bool is_query) const {
   const StressCase& c = case_;
+  if (c.page_size > 0 && !is_query)
+    return on_device(TensorView(data, dtype, {c.num_pages, c.page_size, heads, dim}));
   if (c.is_ragged())
     return on_device(
         TensorView(data, dtype, {(is_query ? c.cu_seqlens_q : c.cu_seqlens_k).back(), heads, dim}));

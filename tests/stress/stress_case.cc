@@ -27,6 +27,15 @@ void add_sm90_cells(std::vector<Cell>& cells) {
                               {192, 192}, {200, 200}, {256, 256}};
   for (const auto& [dim, dim_v] : kDims)
     add_cells(cells, {"cuda_sm90_fwd", false, DType::bf16, dim, dim_v}, kDtypes);
+  for (const int dim : {64, 128, 256})
+    add_cells(cells,
+              {"cuda_sm90_fwd", false, DType::bf16, dim, dim, Feature::plain, false, Keys::paged},
+              kDtypes);
+  for (const Keys keys : {Keys::contiguous, Keys::paged, Keys::shared})
+    for (const int dim : {64, 96, 128})
+      add_cells(cells,
+                {"cuda_sm90_decode", false, DType::bf16, dim, dim, Feature::plain, false, keys},
+                kDtypes);
   for (const Feature feature :
        {Feature::alibi, Feature::softcap, Feature::bias, Feature::dropout, Feature::several})
     for (const int dim : {64, 128, 256})
@@ -54,6 +63,9 @@ void add_portable_cells(std::vector<Cell>& cells) {
                   kDtypes);
     }
   }
+  add_cells(cells,
+            {"cuda_sm80_fwd", false, DType::f32, 128, 128, Feature::plain, false, Keys::paged},
+            kDtypes);
   add_cells(cells, {"cuda_simple", false, DType::f32, 320, 320}, kDtypes);
   add_cells(cells, {"cuda_simple", true, DType::f32, 320, 320}, kDtypes);
 }
@@ -115,6 +127,65 @@ void draw_mask(Random& random, StressCase& c) {
   c.has_sinks = !c.cell.is_backward && random.chance(12);
 }
 
+bool is_decode(const Cell& cell) { return std::string_view(cell.kernel) == "cuda_sm90_decode"; }
+
+// Blocks, splits, groups and chunks of the decode kernel.
+std::int64_t draw_decode_length(Random& random) {
+  constexpr std::int64_t kUnits[] = {16, 64, 512, 512, 512, 8192};
+  constexpr std::int64_t kOffsets[] = {0, 1, -1, 5, 100};
+  const std::int64_t unit = random.pick(kUnits);
+  return std::max<std::int64_t>(
+      1, unit * random.between(1, unit < 512 ? 5 : 2) + random.pick(kOffsets));
+}
+
+// Up to 16 rows of a KV head, from a single sequence to more heads than a GPU has multiprocessors.
+void draw_decode(Random& random, StressCase& c) {
+  c.num_kv_heads = random.pick({std::int64_t{1}, std::int64_t{2}, std::int64_t{8}});
+  c.num_heads = c.num_kv_heads << random.between(0, 2);
+  c.seqlen_q = random.chance(60) ? 1 : random.between(1, 4);
+  c.seqlen_k = draw_decode_length(random);
+  c.batch = random.pick({std::int64_t{1}, std::int64_t{3}, std::int64_t{20}, std::int64_t{64}});
+  if (c.cell.keys == Keys::shared) {
+    c.batch = random.between(160 / c.num_kv_heads, 200);
+    c.seqlen_k =
+        std::max<std::int64_t>(c.seqlen_k, 512 * random.between(1, 5) + random.between(0, 90));
+  }
+  // Keys that the oracle in double reads in a fraction of a second.
+  c.batch = std::clamp<std::int64_t>(800'000 / (c.seqlen_k * c.num_kv_heads), 1, c.batch);
+}
+
+// Lengths up to seqlen_k, and pages in a mixed order. A sequence may begin with pages of the one
+// before it.
+void draw_pages(Random& random, StressCase& c) {
+  constexpr std::int64_t kPageSizes[] = {1, 8, 16, 16, 16, 24, 64, 256};
+  c.page_size = random.pick(kPageSizes);
+  const std::int64_t columns = ceil_div(c.seqlen_k, c.page_size);
+  const bool is_shared = c.cell.keys == Keys::shared;
+  std::vector<std::int32_t> unused;
+  c.num_pages = c.batch * columns;
+  for (std::int32_t page = 0; page < c.num_pages; ++page) unused.push_back(page);
+  for (std::int64_t b = 0; b < c.batch; ++b) {
+    const std::int64_t length =
+        is_shared || random.chance(50) ? c.seqlen_k : random.between(0, c.seqlen_k);
+    c.lengths.push_back(static_cast<std::int32_t>(length));
+    const std::int64_t shared = !is_shared || b == 0 ? 0
+                                : random.chance(80)  ? columns - random.between(0, 2)
+                                                     : random.between(0, columns);
+    for (std::int64_t i = 0; i < columns; ++i) {
+      if (i < shared) {
+        c.block_table.push_back(
+            c.block_table[c.block_table.size() - static_cast<std::size_t>(columns)]);
+        continue;
+      }
+      std::swap(unused.back(), unused[static_cast<std::size_t>(random.between(
+                                   0, static_cast<std::int64_t>(unused.size()) - 1))]);
+      c.block_table.push_back(unused.back());
+      unused.pop_back();
+    }
+  }
+  if (is_shared) c.options.max_shared_prefix = c.seqlen_k;
+}
+
 void set_feature(StressCase& c) {
   const Feature feature = c.cell.feature;
   if (feature == Feature::softcap || feature == Feature::several) c.options.softcap = 20;
@@ -149,7 +220,15 @@ StressCase draw_case(const Cell& cell, std::uint64_t seed) {
   if (random.chance(25)) c.seqlen_k = draw_length(random, kLongest);
   draw_mask(random, c);
   set_feature(c);
-  draw_batch(random, c);
+  if (is_decode(cell))
+    draw_decode(random, c);
+  else
+    draw_batch(random, c);
+  if (cell.keys != Keys::contiguous) {
+    if (cell.keys == Keys::shared) c.options.window_left = -1;
+    draw_pages(random, c);
+    return c;
+  }
   // A ragged bias or mask would have max_seqlen_k columns for each query of all sequences.
   const bool is_dense = cell.feature == Feature::bias || cell.feature == Feature::several;
   if (!is_dense && c.batch > 1 && random.chance(33)) {
@@ -212,6 +291,8 @@ std::string describe(const StressCase& c) {
   if (c.options.window_left >= 0 || c.options.window_right >= 0)
     text += format_text(", window {} {}", c.options.window_left, c.options.window_right);
   if (c.has_sinks) text += ", sinks";
+  if (c.page_size > 0) text += format_text(", pages of {}", c.page_size);
+  if (cell.keys == Keys::shared) text += ", shared prefixes";
   if (cell.feature != Feature::plain) text += format_text(", {}", name_of(cell.feature));
   if (cell.is_deterministic) text += ", deterministic";
   return text + format_text(", seed {}", c.seed);

@@ -14,6 +14,9 @@ namespace headrace::testing {
 enum class Feature { plain, alibi, softcap, bias, dropout, several };
 const char* name_of(Feature feature);
 
+// Where the keys lie; `shared`: in pages, of which neighbouring sequences have some in common.
+enum class Keys { contiguous, paged, shared };
+
 // A row of the report. Every compiled tile of a kernel has at least one cell.
 struct Cell {
   const char* kernel;
@@ -22,6 +25,7 @@ struct Cell {
   int head_dim, head_dim_v;
   Feature feature = Feature::plain;
   bool is_deterministic = false;  // backward: dq is bit-identical from run to run
+  Keys keys = Keys::contiguous;
 };
 std::vector<Cell> all_cells();
 
@@ -31,6 +35,8 @@ struct StressCase {
   std::int64_t batch = 1, seqlen_q = 1, seqlen_k = 1;  // ragged: the longest
   std::int64_t num_heads = 1, num_kv_heads = 1;
   std::vector<std::int32_t> cu_seqlens_q{}, cu_seqlens_k{};  // ragged: [batch + 1], else empty
+  std::int64_t page_size = 0, num_pages = 0;                 // 0: contiguous
+  std::vector<std::int32_t> block_table{}, lengths{};        // paged: [batch, max_pages], [batch]
   headrace_attention_options options = default_options();
   bool has_sinks = false;
   int num_calls = 0;  // named case: calls per mode; 0: limited by time
