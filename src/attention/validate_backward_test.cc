@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "attention/validate_fixture.h"
+#include "tests/support/golden_texts.h"
 
 namespace headrace {
 namespace {
@@ -160,6 +161,7 @@ const BadCase kBadCases[] = {
 };
 
 TEST(ValidateBackward, RejectsInvalidCalls) {
+  testing::GoldenTexts texts("attention.txt");
   for (const BadCase& test : kBadCases) {
     SCOPED_TRACE(test.name);
     BackwardCall call(Call::dense());
@@ -167,6 +169,7 @@ TEST(ValidateBackward, RejectsInvalidCalls) {
     Result<Problem> problem = call.validated();
     ASSERT_FALSE(problem.ok());
     EXPECT_EQ(problem.failure().code, ErrorCode::invalid_argument);
+    texts.add(problem.failure().message);
     for (const char* substring : test.substrings)
       EXPECT_NE(problem.failure().message.find(substring), std::string::npos)
           << "no \"" << substring << "\" in: " << problem.failure().message;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "attention/validate_fixture.h"
+#include "tests/support/golden_texts.h"
 
 namespace headrace {
 namespace {
@@ -387,13 +388,14 @@ std::vector<BadCase> bad_ragged_cases() {
   };
 }
 
-void expect_failure(const BadCase& test) {
+void expect_failure(const BadCase& test, testing::GoldenTexts& texts) {
   SCOPED_TRACE(test.name);
   Call call = test.make();
   const auto before = call.memory;
   const Status status = call.check();
   ASSERT_TRUE(status.has_value());
   EXPECT_EQ(status->code, test.code) << status->message;
+  texts.add(static_cast<int>(status->code), status->message);
   for (const char* substring : test.substrings)
     EXPECT_NE(status->message.find(substring), std::string::npos)
         << "no \"" << substring << "\" in: " << status->message;
@@ -452,19 +454,24 @@ TEST(Validate, ErrorsListEverySupportedDtypeAndRank) {
 }
 
 TEST(Validate, RefusesBadShapes) {
-  for (const auto& test : bad_shapes()) expect_failure(test);
+  testing::GoldenTexts texts("attention.txt");
+  for (const auto& test : bad_shapes()) expect_failure(test, texts);
 }
 TEST(Validate, RefusesBadMemory) {
-  for (const auto& test : bad_memory()) expect_failure(test);
+  testing::GoldenTexts texts("attention.txt");
+  for (const auto& test : bad_memory()) expect_failure(test, texts);
 }
 TEST(Validate, RefusesBadOptions) {
-  for (const auto& test : bad_options()) expect_failure(test);
+  testing::GoldenTexts texts("attention.txt");
+  for (const auto& test : bad_options()) expect_failure(test, texts);
 }
 TEST(Validate, RefusesBadFeatures) {
-  for (const auto& test : bad_features()) expect_failure(test);
+  testing::GoldenTexts texts("attention.txt");
+  for (const auto& test : bad_features()) expect_failure(test, texts);
 }
 TEST(Validate, RefusesBadRaggedBatches) {
-  for (const auto& test : bad_ragged_cases()) expect_failure(test);
+  testing::GoldenTexts texts("attention.txt");
+  for (const auto& test : bad_ragged_cases()) expect_failure(test, texts);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "attention/validate_fixture.h"
+#include "tests/support/golden_texts.h"
 
 namespace headrace {
 namespace {
@@ -163,6 +164,7 @@ std::vector<BadPages> bad_pages() {
 }
 
 TEST(ValidatePaged, RefusesBadPages) {
+  testing::GoldenTexts texts("attention.txt");
   int index = 0;
   for (const BadPages& test : bad_pages()) {
     SCOPED_TRACE(index++);
@@ -172,6 +174,7 @@ TEST(ValidatePaged, RefusesBadPages) {
     const Status status = c.check();
     ASSERT_TRUE(status.has_value());
     EXPECT_EQ(status->code, ErrorCode::invalid_argument);
+    texts.add(status->message);
     for (const char* substring : test.substrings)
       EXPECT_NE(status->message.find(substring), std::string::npos)
           << "no \"" << substring << "\" in: " << status->message;
@@ -191,6 +194,7 @@ TEST(ValidatePaged, ASharedPrefixIsAtMostAllKeys) {
 }
 
 TEST(ValidatePaged, ProblemsMadeByHand) {
+  testing::GoldenTexts texts("attention.txt");
   const Call c = paged();
   const Problem good = validate(c.t, c.o).value();
   const struct {
@@ -219,6 +223,7 @@ TEST(ValidatePaged, ProblemsMadeByHand) {
     mutate(p);
     const Result<Problem> checked = check_problem(p);
     ASSERT_FALSE(checked.ok()) << text;
+    texts.add(static_cast<int>(checked.failure().code), checked.failure().message);
     EXPECT_NE(checked.failure().message.find(text), std::string::npos) << checked.failure().message;
   }
 }

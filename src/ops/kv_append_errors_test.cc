@@ -8,6 +8,7 @@
 
 #include "ops/kv_append.h"
 #include "ops/rope_options.h"
+#include "tests/support/golden_texts.h"
 
 namespace headrace {
 namespace {
@@ -55,12 +56,13 @@ struct Bad {
   std::vector<std::string> parts;
 };
 
-void expect_refused(const Bad& bad) {
+void expect_refused(const Bad& bad, testing::GoldenTexts& texts) {
   Call call;
   bad.break_it(call);
   const Status status = call.run();
   ASSERT_TRUE(status.has_value()) << bad.parts[0];
   EXPECT_EQ(status->code, ErrorCode::invalid_argument) << status->message;
+  texts.add(status->message);
   EXPECT_EQ(status->message.find(bad.parts[0]), 0u) << status->message;
   for (const std::string& part : bad.parts)
     EXPECT_NE(status->message.find(part), std::string::npos)
@@ -83,6 +85,7 @@ TEST(KvAppendErrors, GoodCallsRun) {
 }
 
 TEST(KvAppendErrors, WhatIsMissingOrStray) {
+  testing::GoldenTexts texts("ops.txt");
   using T = headrace_kv_append_tensors;
   const auto without = [](headrace_tensor T::*member) {
     return [member](Call& c) { c.t.*member = TensorView(); };
@@ -101,10 +104,11 @@ TEST(KvAppendErrors, WhatIsMissingOrStray) {
       {[](Call& c) { c.use_tables(), c.t.sin = TensorView(); }, {"sin: not given, but cos is"}},
       {[](Call& c) { c.use_tables(), c.t.cos = TensorView(); }, {"cos: not given, but sin is"}},
   };
-  for (const Bad& bad : cases) expect_refused(bad);
+  for (const Bad& bad : cases) expect_refused(bad, texts);
 }
 
 TEST(KvAppendErrors, ShapesDtypesStridesAndDevices) {
+  testing::GoldenTexts texts("ops.txt");
   const Bad cases[] = {
       {[](Call& c) { c.t.q.rank = 4; }, {"q.rank=4", "must be 3", "[num_tokens, heads"}},
       {[](Call& c) { c.t.q.data = nullptr; }, {"q.data=NULL", "must point"}},
@@ -141,10 +145,11 @@ TEST(KvAppendErrors, ShapesDtypesStridesAndDevices) {
       {[](Call& c) { c.t.positions.device_type = HEADRACE_CUDA; }, {"positions.device_type=1"}},
       {[](Call& c) { c.stream = &c; }, {"stream=", "NULL on CPU"}},
   };
-  for (const Bad& bad : cases) expect_refused(bad);
+  for (const Bad& bad : cases) expect_refused(bad, texts);
 }
 
 TEST(KvAppendErrors, RotationsAndNorms) {
+  testing::GoldenTexts texts("ops.txt");
   const Bad cases[] = {
       {[](Call& c) { c.rope.rot_dim = 3; }, {"rot_dim=3 (of the options)", "must be even"}},
       {[](Call& c) { c.rope.rot_dim = 10; }, {"rot_dim=10", "2 to head_dim=8"}},
@@ -172,11 +177,12 @@ TEST(KvAppendErrors, RotationsAndNorms) {
       {[](Call& c) { c.o.norm_eps = 1e300; }, {"norm_eps=1e+300", "finite as f32"}},
       {[](Call& c) { c.o.hadamard = 2; }, {"hadamard=2", "0 or 1", "pass 1 for keys of 4 bits"}},
   };
-  for (const Bad& bad : cases) expect_refused(bad);
+  for (const Bad& bad : cases) expect_refused(bad, texts);
 }
 
 // Slots and positions have strides of their own: the last entry is the bad one.
 TEST(KvAppendErrors, IndicesAreReadWithTheirStrides) {
+  testing::GoldenTexts texts("ops.txt");
   static std::int64_t slots[] = {0, 0, 1, 0, 10};
   static std::int32_t positions[] = {0, 0, 1, 0, 10};
   const Bad cases[] = {
@@ -192,10 +198,11 @@ TEST(KvAppendErrors, IndicesAreReadWithTheirStrides) {
        },
        {"positions[2]=10: must be 0 to 9"}},
   };
-  for (const Bad& bad : cases) expect_refused(bad);
+  for (const Bad& bad : cases) expect_refused(bad, texts);
 }
 
 TEST(KvAppendErrors, OutputsThatOverlap) {
+  testing::GoldenTexts texts("ops.txt");
   const Bad cases[] = {
       {[](Call& c) { c.t.q_out.strides[1] = 0; }, {"q_out overlaps itself"}},
       {[](Call& c) { c.t.k_pages.strides[0] = 0; }, {"k_pages overlaps itself"}},
@@ -217,7 +224,7 @@ TEST(KvAppendErrors, OutputsThatOverlap) {
       {[](Call& c) { c.use_tables(), c.t.q_out.data = c.memory[9]; }, {"q_out overlaps sin"}},
       {[](Call& c) { c.t.q_out.data = c.memory[7]; }, {"q_out overlaps k_norm_weight"}},
   };
-  for (const Bad& bad : cases) expect_refused(bad);
+  for (const Bad& bad : cases) expect_refused(bad, texts);
 }
 
 // Every tensor that an append may have, each in memory of its own. The outputs come first.

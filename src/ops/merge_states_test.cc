@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "backends/cpu/elementwise/elementwise.h"
+#include "tests/support/golden_texts.h"
 #include "tests/support/instruction_sets.h"
 #include "tests/support/merge_case.h"
 
@@ -148,13 +149,14 @@ struct Bad {
   std::vector<std::string> parts;
 };
 
-void expect_refused(const Bad& bad) {
+void expect_refused(const Bad& bad, testing::GoldenTexts& texts) {
   Call c;
   const auto out = c.call.out().bytes(), lse = c.call.lse().bytes();
   bad.break_it(c);
   const Status status = merge_states(c.t, c.stream);
   ASSERT_TRUE(status.has_value()) << bad.parts[0];
   EXPECT_EQ(status->code, ErrorCode::invalid_argument) << status->message;
+  texts.add(status->message);
   EXPECT_EQ(status->message.find(bad.parts[0]), 0u) << status->message;
   for (const std::string& part : bad.parts)
     EXPECT_NE(status->message.find(part), std::string::npos)
@@ -164,6 +166,7 @@ void expect_refused(const Bad& bad) {
 }
 
 TEST(MergeStatesErrors, NumbersShapesDtypesAndStrides) {
+  testing::GoldenTexts texts("ops.txt");
   const Bad cases[] = {
       {[](Call& c) { c.t.num_states = 0; }, {"num_states=0", "1 to 128"}},
       {[](Call& c) { c.t.num_states = 129; }, {"num_states=129", "in several calls"}},
@@ -193,10 +196,11 @@ TEST(MergeStatesErrors, NumbersShapesDtypesAndStrides) {
       {[](Call& c) { c.t.lse.device_type = HEADRACE_CUDA; }, {"lse.device_type=1"}},
       {[](Call& c) { c.stream = &c; }, {"stream=", "NULL on CPU"}},
   };
-  for (const Bad& bad : cases) expect_refused(bad);
+  for (const Bad& bad : cases) expect_refused(bad, texts);
 }
 
 TEST(MergeStatesErrors, ResultsThatOverlap) {
+  testing::GoldenTexts texts("ops.txt");
   const Bad cases[] = {
       {[](Call& c) { c.t.out.strides[1] = 0; }, {"out overlaps itself"}},
       {[](Call& c) { c.t.lse.strides[2] = 0; }, {"lse overlaps itself"}},
@@ -211,7 +215,7 @@ TEST(MergeStatesErrors, ResultsThatOverlap) {
        },
        {"lse overlaps lses[0]"}},
   };
-  for (const Bad& bad : cases) expect_refused(bad);
+  for (const Bad& bad : cases) expect_refused(bad, texts);
 }
 
 TEST(MergeStatesErrors, EmptyRowsAreNoError) {

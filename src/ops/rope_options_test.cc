@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/golden_texts.h"
+
 namespace headrace {
 namespace {
 
@@ -175,17 +177,19 @@ auto scaled(std::int32_t scaling) {
 const auto yarn_of = scaled(HEADRACE_ROPE_SCALING_YARN);
 const auto llama3_of = scaled(HEADRACE_ROPE_SCALING_LLAMA3);
 
-void expect_refused(const char* text, const Options& options) {
+void expect_refused(const char* text, const Options& options, testing::GoldenTexts& texts) {
   double frequencies[2] = {7, 7}, factor = 7;
   const Status bad = fill_rope(options, options.rot_dim, frequencies, &factor);
   ASSERT_TRUE(bad.has_value()) << text;
   EXPECT_EQ(bad->code, ErrorCode::invalid_argument);
+  texts.add(bad->message);
   for (const char* part : {text, "must", "; "})  // what arrived, rule, remedy
     EXPECT_NE(bad->message.find(part), std::string::npos) << bad->message;
   EXPECT_TRUE(frequencies[0] == 7 && frequencies[1] == 7 && factor == 7) << text;
 }
 
 TEST(RopeOptions, ErrorsNameTheValueTheRuleAndTheRemedy) {
+  testing::GoldenTexts texts("ops.txt");
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
   static const double infinite[] = {1, std::numeric_limits<double>::infinity()};
   const struct {
@@ -228,7 +232,7 @@ TEST(RopeOptions, ErrorsNameTheValueTheRuleAndTheRemedy) {
     Options options = default_rope_options();
     options.rot_dim = 4;
     test_case.change(options);
-    expect_refused(test_case.text, options);
+    expect_refused(test_case.text, options, texts);
   }
 }
 

@@ -11,6 +11,7 @@
 
 #include "ops/sampling.h"
 #include "ops/uniform.h"
+#include "tests/support/golden_texts.h"
 #include "tests/support/random.h"
 #include "tests/support/sampling_reference.h"
 
@@ -178,11 +179,14 @@ void expect_error(const std::optional<Failure>& failure, const std::string& text
 }
 
 TEST(SamplingErrors, LogitsAndHistory) {
+  testing::GoldenTexts texts("ops.txt");
   Sampler sampler = make_sampler();
   const auto failure = [&](const Logits& logits, const SamplingOptions& o,
                            const std::vector<std::int32_t>& output) -> std::optional<Failure> {
     auto result = sampler.sample({.logits = logits, .prompt = {}, .output = output}, o);
     if (result.ok()) return {};
+    if (logits.size() < 3)
+      texts.add(static_cast<int>(result.failure().code), result.failure().message);
     return result.failure();
   };
   for (const std::size_t size : {1, 8, 64, 77, 130}) {
@@ -225,6 +229,7 @@ TEST(SamplingErrors, DevicesWithoutKernelsAreRejected) {
 }
 
 TEST(SamplingErrors, OptionsSayWhatArrivedAndWhatToDo) {
+  testing::GoldenTexts texts("ops.txt");
   const double nan = std::nan("");
   const struct {
     const char* text;
@@ -271,6 +276,7 @@ TEST(SamplingErrors, OptionsSayWhatArrivedAndWhatToDo) {
     test_case.change(options);
     const auto failure = check_sampling_options(options, 10);
     expect_error(failure, test_case.text);
+    texts.add(failure->message);
     expect_error(failure, ": must ");  // the rule
     expect_error(failure, "; ");       // the remedy
   }

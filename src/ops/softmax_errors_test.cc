@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ops/softmax.h"
+#include "tests/support/golden_texts.h"
 
 namespace headrace {
 namespace {
@@ -36,9 +37,10 @@ struct Bad {
   std::vector<std::string> parts;
 };
 
-void expect_refused(const Bad& bad, const Status& status) {
+void expect_refused(const Bad& bad, const Status& status, testing::GoldenTexts& texts) {
   ASSERT_TRUE(status.has_value()) << bad.name;
   EXPECT_EQ(status->code, ErrorCode::invalid_argument) << bad.name;
+  texts.add(status->message);
   for (const std::string& part : bad.parts)
     EXPECT_NE(status->message.find(part), std::string::npos)
         << bad.name << ": \"" << part << "\" is not in: " << status->message;
@@ -51,6 +53,7 @@ TEST(SoftmaxErrors, AGoodCallRuns) {
 }
 
 TEST(SoftmaxErrors, ForwardErrorsNameArgumentRuleAndRemedy) {
+  testing::GoldenTexts texts("ops.txt");
   const Bad cases[] = {
       {"no x", [](Call& c) { c.t.x = TensorView(); }, {"x: not given", "required"}},
       {"no y", [](Call& c) { c.t.y = TensorView(); }, {"y: not given", "shape and dtype of x"}},
@@ -83,14 +86,15 @@ TEST(SoftmaxErrors, ForwardErrorsNameArgumentRuleAndRemedy) {
   for (const Bad& bad : cases) {
     Call call;
     bad.break_it(call);
-    expect_refused(bad, softmax_forward(call.t, call.o, nullptr));
+    expect_refused(bad, softmax_forward(call.t, call.o, nullptr), texts);
   }
   Call call;
   expect_refused({"stream", nullptr, {"stream=", "NULL on CPU"}},
-                 softmax_forward(call.t, call.o, &call));
+                 softmax_forward(call.t, call.o, &call), texts);
 }
 
 TEST(SoftmaxErrors, BackwardErrorsNameArgumentRuleAndRemedy) {
+  testing::GoldenTexts texts("ops.txt");
   const Bad cases[] = {
       {"no y", [](Call& c) { c.b.y = TensorView(); }, {"y: not given"}},
       {"no dy", [](Call& c) { c.b.dy = TensorView(); }, {"dy: not given", "shape and dtype of y"}},
@@ -105,7 +109,7 @@ TEST(SoftmaxErrors, BackwardErrorsNameArgumentRuleAndRemedy) {
   for (const Bad& bad : cases) {
     Call call;
     bad.break_it(call);
-    expect_refused(bad, softmax_backward(call.b, call.o, nullptr));
+    expect_refused(bad, softmax_backward(call.b, call.o, nullptr), texts);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <functional>
 
+#include "tests/support/golden_texts.h"
 #include "tests/support/sparq_case.h"
 
 namespace headrace {
@@ -12,9 +13,11 @@ namespace {
 using testing::SparqCall;
 using testing::SparqCase;
 
-void expect_error(const Status& status, const std::vector<std::string>& parts) {
+void expect_error(const Status& status, const std::vector<std::string>& parts,
+                  testing::GoldenTexts& texts) {
   ASSERT_TRUE(status.has_value()) << parts[0];
   EXPECT_EQ(status->code, ErrorCode::invalid_argument) << status->message;
+  texts.add(status->message);
   EXPECT_EQ(status->message.find(parts[0]), 0u) << status->message;
   for (const std::string& part : parts)
     EXPECT_NE(status->message.find(part), std::string::npos)
@@ -35,15 +38,16 @@ struct Bad {
   std::vector<std::string> parts;
 };
 
-void expect_refused(const Bad& bad, std::int64_t page_size) {
+void expect_refused(const Bad& bad, std::int64_t page_size, testing::GoldenTexts& texts) {
   Call c(page_size);
   const auto out = c.call.out().bytes();
   bad.break_it(c);
-  expect_error(sparq_attention(c.t, c.o, c.workspace, c.stream), bad.parts);
+  expect_error(sparq_attention(c.t, c.o, c.workspace, c.stream), bad.parts, texts);
   EXPECT_EQ(c.call.out().bytes(), out) << bad.parts[0] << ": something was written";
 }
 
 TEST(SparqErrors, TensorsAndOptions) {
+  testing::GoldenTexts texts("ops.txt");
   const Bad cases[] = {
       {[](Call& c) { c.t.q = TensorView(); }, {"q: not given", "are required"}},
       {[](Call& c) { c.t.k_components = TensorView(); }, {"k_components: not given", "seqlen_k]"}},
@@ -89,10 +93,11 @@ TEST(SparqErrors, TensorsAndOptions) {
        },
        {"workspace of 1073741824 bytes at NULL"}},
   };
-  for (const Bad& bad : cases) expect_refused(bad, 0);
+  for (const Bad& bad : cases) expect_refused(bad, 0, texts);
 }
 
 TEST(SparqErrors, Pages) {
+  testing::GoldenTexts texts("ops.txt");
   const Bad cases[] = {
       {[](Call& c) { c.t.seqused_k = TensorView(); }, {"seqused_k: not given", "block_table is"}},
       {[](Call& c) { c.t.k_components.shape[3] = 7; }, {"k_components.shape[3]=7", "page_size=8"}},
@@ -105,7 +110,7 @@ TEST(SparqErrors, Pages) {
       {[](Call& c) { c.o.max_seqlen_k = 39; }, {"seqused_k[0]=40", "0 to 39"}},
       {[](Call& c) { c.o.max_seqlen_k = -1; }, {"max_seqlen_k=-1"}},
   };
-  for (const Bad& bad : cases) expect_refused(bad, 8);
+  for (const Bad& bad : cases) expect_refused(bad, 8, texts);
 }
 
 // ---- the append
@@ -128,6 +133,7 @@ struct Append {
 };
 
 TEST(SparqErrors, Append) {
+  testing::GoldenTexts texts("ops.txt");
   const struct {
     std::function<void(Append&)> break_it;
     std::vector<std::string> parts;
@@ -162,7 +168,7 @@ TEST(SparqErrors, Append) {
     const auto components = a.call.components().bytes(), sums = a.call.v_sum().bytes();
     break_it(a);
     if (a.t.cu_seqlens.rank > 0) a.t.cu_seqlens.data = a.cu_seqlens.data();
-    expect_error(sparq_append(a.t, a.stream), parts);
+    expect_error(sparq_append(a.t, a.stream), parts, texts);
     EXPECT_EQ(a.call.components().bytes(), components) << parts[0];
     EXPECT_EQ(a.call.v_sum().bytes(), sums) << parts[0];
   }
