@@ -212,3 +212,9 @@ def test_descales_of_flash_attention_3_are_checked():
 def test_a_type_that_is_unknown_is_refused():
     with pytest.raises(ValueError, match="v_type='int2': must be one of 'int8', 'fp8', 'int4'"):
         headrace.LLM("any.gguf", v_type="int2")
+
+
+@pytest.mark.parametrize("k_type", [None, *TYPES])
+def test_a_step_of_no_sequences_has_empty_arrays(k_type):
+    with new_cache(k_type, k_type, num_recent_pages=12 if k_type else 0) as cache:
+        assert all(array.size == 0 for array in cache.fill_batch([], 0) if array is not None)
