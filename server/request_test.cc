@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <set>
+
+#include "tests/support/golden_texts.h"
 
 namespace headrace::server {
 namespace {
@@ -160,6 +163,118 @@ TEST(Tools, ReferencesHoldInTheSchemaOfEveryChoice) {
   for (int i = 0; i < 3; ++i) {
     const Json one = {{"type", "function"}, {"function", {{"name", "f" + std::to_string(i)}}}};
     EXPECT_EQ(calls_of(one), std::vector<int>{i});
+  }
+}
+
+// Bodies with every field.
+Json full_body(Form form) {
+  const Json schema = {{"type", "object"}};
+  const Json tool = {{"type", "function"}, {"function", {{"name", "f"}, {"parameters", schema}}}};
+  const Json call = {{"type", "function"}, {"function", {{"name", "f"}, {"arguments", "{}"}}}};
+  Json body = {{"model", "m"},       {"n", 2},
+               {"max_tokens", 5},    {"temperature", 0.5},
+               {"top_p", 0.25},      {"min_p", 0.125},
+               {"top_k", 3},         {"repetition_penalty", 1.5},
+               {"priority", 4},      {"presence_penalty", 0.75},
+               {"seed", 6},          {"frequency_penalty", 0.625},
+               {"stop", {"x", "y"}}, {"logit_bias", {{"7", 8}}},
+               {"stream", true},     {"stream_options", {{"include_usage", true}}},
+               {"ignore_eos", true}, {"return_token_ids", true}};
+  if (form == Form::completion) {
+    body["prompt"] = {"a", {1, 2}};
+    body["best_of"] = 2;
+    body["logprobs"] = 3;
+    body["echo"] = false;
+    body["structured_outputs"] = {{"regex", "a"}};
+    return body;
+  }
+  body["messages"] = {{{"role", "user"}, {"content", {{{"type", "text"}, {"text", "a"}}}}},
+                      {{"role", "assistant"}, {"tool_calls", {call}}}};
+  body["max_completion_tokens"] = 9;
+  body["logprobs"] = true;
+  body["top_logprobs"] = 3;
+  body["tools"] = {tool};
+  body["tool_choice"] = {{"type", "function"}, {"function", {{"name", "f"}}}};
+  body["parallel_tool_calls"] = false;
+  return body;
+}
+
+// Every member of the error; empty: none.
+std::string full_error(Form form, const std::string& body) {
+  try {
+    parse_completion(form, body);
+    return {};
+  } catch (const ApiError& e) {
+    return std::to_string(e.status) + " | " + e.message + " | " + e.param + " | " + e.code;
+  }
+}
+
+// Each value within a full body becomes one of another type or size, or is left out.
+TEST(ParseCompletion, ErrorsInFull) {
+  testing::GoldenTexts texts("server.txt");
+  std::vector<Json> values = {nullptr, true, -5, 1.5, 1e300, "", "z", Json::array(), {1.5}, {""}};
+  values.push_back(Json::object());
+  values.push_back(Json(std::vector<int>(5000, 1)));
+  values.push_back(Json(std::string("a\0b", 3)));
+  for (const Form form : {Form::completion, Form::chat}) {
+    const Json body = full_body(form);
+    EXPECT_EQ(full_error(form, body.dump()), "");
+    const Json flat = body.flatten();
+    std::set<std::string> errors;
+    for (const auto& [place, old] : flat.items())
+      for (Json::json_pointer at(place); !at.empty(); at = at.parent_pointer())
+        for (const Json& value : values) {
+          Json changed = body;
+          changed[at] = value;
+          const std::string error = full_error(form, changed.dump());
+          if (!error.empty()) errors.insert(at.to_string() + " | " + error);
+        }
+    for (const std::string& error : errors) texts.add(error);
+  }
+  for (const char* other :
+       {R"({"functions": [1]})", R"({"function_call": "f"})", "[]", "{",
+        R"({"prompt": "a", "suffix": "b"})", R"({"tool_choice": "required"})",
+        R"({"prompt": "a", "echo": true, "logprobs": 1})",
+        R"({"prompt": "a", "stream": true, "best_of": 2})",
+        R"({"prompt": "a", "n": 3, "best_of": 2})", R"({"prompt": "a", "stream_options": {}})",
+        R"({"response_format": {"type": "json_schema"}})"})
+    for (const Form form : {Form::completion, Form::chat}) texts.add(full_error(form, other));
+}
+
+// What a full body sets.
+TEST(ParseCompletion, SetsEveryField) {
+  for (const Form form : {Form::completion, Form::chat}) {
+    const bool is_chat = form == Form::chat;
+    const CompletionRequest parsed = parse_completion(form, full_body(form).dump());
+    const Request& request = parsed.request;
+    const SamplingOptions& sampling = request.sampling;
+    EXPECT_EQ(parsed.form, form);
+    EXPECT_EQ(parsed.model, "m");
+    EXPECT_EQ(parsed.num_choices, 2);
+    EXPECT_EQ(request.n, 2);
+    EXPECT_EQ(request.max_new_tokens, is_chat ? 9 : 5);
+    EXPECT_EQ(sampling.temperature, 0.5);
+    EXPECT_EQ(sampling.top_p, 0.25);
+    EXPECT_EQ(sampling.min_p, 0.125);
+    EXPECT_EQ(sampling.top_k, 3);
+    EXPECT_EQ(sampling.repetition_penalty, 1.5);
+    EXPECT_EQ(sampling.presence_penalty, 0.75);
+    EXPECT_EQ(sampling.frequency_penalty, 0.625);
+    EXPECT_EQ(sampling.seed, 6u);
+    ASSERT_EQ(sampling.logit_bias.size(), 1u);
+    EXPECT_EQ(sampling.logit_bias[0].token, 7);
+    EXPECT_EQ(sampling.logit_bias[0].bias, 8.0f);
+    EXPECT_EQ(request.stop, (std::vector<std::string>{"x", "y"}));
+    EXPECT_EQ(request.priority, 4);
+    EXPECT_EQ(request.num_logprobs, 3);
+    EXPECT_TRUE(request.ignore_end && parsed.has_logprobs && parsed.has_seed);
+    EXPECT_TRUE(parsed.has_token_ids && parsed.is_stream && parsed.has_usage);
+    EXPECT_FALSE(parsed.has_echo);
+    ASSERT_TRUE(parsed.grammar);
+    EXPECT_EQ(parsed.grammar->param, is_chat ? "tools" : "structured_outputs");
+    EXPECT_EQ(parsed.tool_use, is_chat ? ToolUse::forced : ToolUse::none);
+    EXPECT_EQ(parsed.prompts.size(), is_chat ? 0u : 2u);
+    EXPECT_EQ(parsed.messages.size(), is_chat ? 4u : 0u);
   }
 }
 
