@@ -208,7 +208,7 @@ TEST(OlderStructs, OfStepShape) {
                                             offsetof(headrace_step_shape, k_dtype), 1, outcome);
   full.k_dtype = HEADRACE_F16;
   EXPECT_EQ(outcome(full),
-            "invalid_argument: step.k_dtype=1: must be -1 (step.cache_dtype) or codes; pass "
+            "invalid_argument: shape.k_dtype=1: must be -1 (shape.cache_dtype) or codes; pass "
             "HEADRACE_I8, HEADRACE_F8E4M3 or HEADRACE_I4X2");
 }
 

@@ -6,9 +6,11 @@
 namespace headrace::capi {
 namespace {
 
-Status read_rope(const headrace_rope_options* theirs, headrace_rope_options& ours) {
+// `name`: of the caller's argument.
+Status read_rope(const char* name, const headrace_rope_options* theirs,
+                 headrace_rope_options& ours) {
   ours = default_rope_options();
-  return copy_versioned("rope", theirs, sizeof(std::size_t), &ours, sizeof ours);
+  return copy_versioned(name, theirs, sizeof(std::size_t), &ours, sizeof ours);
 }
 
 Status give_frequencies(const headrace_rope_options& options, double* frequencies,
@@ -38,7 +40,7 @@ Status run_append(const headrace_kv_append_tensors* tensors,
   }
   if (options != nullptr)
     HEADRACE_TRY(copy_versioned("options", options, sizeof(std::size_t), &o, sizeof o));
-  if (o.rope != nullptr) HEADRACE_TRY(read_rope(o.rope, rope));
+  if (o.rope != nullptr) HEADRACE_TRY(read_rope("rope", o.rope, rope));
   return kv_append(t, o, o.rope == nullptr ? nullptr : &rope, stream);
 }
 
@@ -58,7 +60,7 @@ headrace_status headrace_rope_frequencies(const headrace_rope_options* options, 
                                           size_t num_frequencies, double* attention_factor) {
   return guarded([&] {
     headrace_rope_options ours;
-    if (auto bad = read_rope(options, ours)) return fail(std::move(*bad));
+    if (auto bad = read_rope("options", options, ours)) return fail(std::move(*bad));
     return status_of(give_frequencies(ours, frequencies, num_frequencies, attention_factor));
   });
 }

@@ -12,22 +12,22 @@ namespace headrace::capi {
 namespace {
 
 Result<model::StepShape> read_step(const headrace_step_shape* theirs) {
-  if (theirs == nullptr) return null_argument("step", "pass the lengths of the sequences");
+  if (theirs == nullptr) return null_argument("shape", "pass the lengths of the sequences");
   headrace_step_shape c{};
   // The oldest accepted struct ends before the codes.
   if (auto bad =
-          copy_versioned("step", theirs, offsetof(headrace_step_shape, k_dtype), &c, sizeof c))
+          copy_versioned("shape", theirs, offsetof(headrace_step_shape, k_dtype), &c, sizeof c))
     return std::move(*bad);
   if (c.cache_dtype != HEADRACE_F32 && c.cache_dtype != HEADRACE_F16 &&
       c.cache_dtype != HEADRACE_BF16)
-    return invalid_argument("step.cache_dtype={}: must be f16, bf16 or f32; pass HEADRACE_F16",
+    return invalid_argument("shape.cache_dtype={}: must be f16, bf16 or f32; pass HEADRACE_F16",
                             c.cache_dtype);
   const auto stored = [](const char* name, int32_t dtype) {
-    return stored_dtype_of(name, dtype == 0 ? -1 : dtype, "step.cache_dtype");
+    return stored_dtype_of(name, dtype == 0 ? -1 : dtype, "shape.cache_dtype");
   };
-  Result<std::optional<DType>> k_dtype = stored("step.k_dtype", c.k_dtype);
+  Result<std::optional<DType>> k_dtype = stored("shape.k_dtype", c.k_dtype);
   if (!k_dtype.ok()) return std::move(k_dtype.failure());
-  Result<std::optional<DType>> v_dtype = stored("step.v_dtype", c.v_dtype);
+  Result<std::optional<DType>> v_dtype = stored("shape.v_dtype", c.v_dtype);
   if (!v_dtype.ok()) return std::move(v_dtype.failure());
   return model::StepShape{.num_seqs = c.num_seqs,
                           .seqlen_q = c.seqlen_q,

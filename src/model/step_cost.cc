@@ -189,19 +189,20 @@ Status read_decoder(const ModelFile& file, Decoder& decoder) {
 
 Status check_shape(const StepShape& shape, const Config& config) {
   if (shape.num_seqs < 1 || shape.num_seqs > kMaxSeqs)
-    return invalid_argument("step.num_seqs={}: must be 1 to {}; pass fewer sequences",
+    return invalid_argument("shape.num_seqs={}: must be 1 to {}; pass fewer sequences",
                             shape.num_seqs, kMaxSeqs);
   if (shape.seqlen_q < 1 || shape.seqlen_q > shape.seqlen_k)
     return invalid_argument(
-        "step.seqlen_q={}: must be 1 to seqlen_k={}, which counts the tokens of the step; change "
+        "shape.seqlen_q={}: must be 1 to seqlen_k={}, which counts the tokens of the step; change "
         "one of them",
         shape.seqlen_q, shape.seqlen_k);
   if (shape.seqlen_k > config.context_length)
-    return invalid_argument("step.seqlen_k={}: must be at most the context_length {}; pass less",
+    return invalid_argument("shape.seqlen_k={}: must be at most the context_length {}; pass less",
                             shape.seqlen_k, config.context_length);
   if (shape.num_seqs * shape.seqlen_k > kMaxTokens)
-    return invalid_argument("step.num_seqs={} of seqlen_k={}: must be at most {} tokens; pass less",
-                            shape.num_seqs, shape.seqlen_k, kMaxTokens);
+    return invalid_argument(
+        "shape.num_seqs={} of seqlen_k={}: must be at most {} tokens; pass less", shape.num_seqs,
+        shape.seqlen_k, kMaxTokens);
   return std::nullopt;
 }
 

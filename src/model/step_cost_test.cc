@@ -104,10 +104,10 @@ TEST(StepCost, RefusesImpossibleSteps) {
   const ModelFile file =
       std::move(make_random_model(small_shape(), WeightType::f32, 0).value().file);
   const std::pair<StepShape, const char*> cases[] = {
-      {{.num_seqs = 0}, "step.num_seqs=0: must be 1 to "},
-      {{.seqlen_q = 0}, "step.seqlen_q=0: must be 1 to seqlen_k=1"},
-      {{.seqlen_q = 5, .seqlen_k = 4}, "step.seqlen_q=5: must be 1 to seqlen_k=4"},
-      {{.seqlen_k = 65}, "step.seqlen_k=65: must be at most the context_length 64"}};
+      {{.num_seqs = 0}, "shape.num_seqs=0: must be 1 to "},
+      {{.seqlen_q = 0}, "shape.seqlen_q=0: must be 1 to seqlen_k=1"},
+      {{.seqlen_q = 5, .seqlen_k = 4}, "shape.seqlen_q=5: must be 1 to seqlen_k=4"},
+      {{.seqlen_k = 65}, "shape.seqlen_k=65: must be at most the context_length 64"}};
   for (const auto& [step, text] : cases) {
     const auto costs = step_cost(file, step, cpu_info().value());
     ASSERT_FALSE(costs.ok());
