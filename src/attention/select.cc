@@ -83,8 +83,7 @@ Status complete_plan(Plan& plan, const DeviceInfo& device, std::span<const Kerne
   }
   if (plan.kernel == nullptr) return no_kernel(plan, forced);
   if (plan.is_fallback && plan.problem.strict_fallback) return strict_failure(plan);
-  plan.schedule = plan.kernel->plan(plan.problem, device);
-  HEADRACE_TRY(check_workspace_bytes(plan));
+  HEADRACE_TRY(choose_config(plan.config, plan));
   return plan.is_fallback ? report_fallback(plan) : std::nullopt;
 }
 
@@ -98,6 +97,12 @@ std::span<const Kernel> kernels_of(std::int32_t device_type, std::int32_t phase)
   if (device_type == HEADRACE_CUDA)
     return is_forward ? cuda::forward_kernels() : cuda::backward_kernels();
   return {};
+}
+
+Status choose_config(const TuningConfig& config, Plan& plan) {
+  plan.config = config;
+  plan.schedule = plan.kernel->plan(plan.problem, plan.device, config);
+  return check_workspace_bytes(plan);
 }
 
 Result<Plan> plan_attention(const Problem& problem, const DeviceInfo& device) {

@@ -23,6 +23,9 @@ Result<Plan> plan_attention(const Problem& problem, const DeviceInfo& device,
 // The same for a problem that validate() or check_problem() returned, so that a call checks it
 // once.
 Result<Plan> plan_checked(const Problem& checked, const DeviceInfo& device);
+// The same plan with other choices of its kernel, which offers them. Fails if the workspace does
+// not fit 64 bits.
+Status choose_config(const TuningConfig& config, Plan& plan);
 
 // "bf16 batch 2, seqlen_q 128, seqlen_k 128, 8 heads (2 kv), head_dim 64, causal bottom-right"
 std::string problem_text(const Problem& problem);

@@ -20,7 +20,7 @@ std::string accepts(const Problem&, const DeviceInfo&) { return {}; }
 std::string refuses_large(const Problem& p, const DeviceInfo&) {
   return p.head_dim > 64 ? format_text("takes head_dim up to 64, not {}", p.head_dim) : "";
 }
-Schedule small_schedule(const Problem&, const DeviceInfo& device) {
+Schedule small_schedule(const Problem&, const DeviceInfo& device, const TuningConfig&) {
   Schedule schedule;
   schedule.tile_m = 48;
   schedule.tile_n = 96;
@@ -31,7 +31,7 @@ Schedule small_schedule(const Problem&, const DeviceInfo& device) {
   schedule.note = "made for this test";
   return schedule;
 }
-Schedule no_schedule(const Problem&, const DeviceInfo&) { return {}; }
+Schedule no_schedule(const Problem&, const DeviceInfo&, const TuningConfig&) { return {}; }
 int num_launches = 0;
 Status count_launch(const Plan&, const AttentionArgs&, Workspace, Stream) {
   ++num_launches;

@@ -1,5 +1,5 @@
-// A plan: the selected kernel and its schedule. A pure function of (Problem, DeviceInfo);
-// immutable; explain() prints it.
+// A plan: the selected kernel and its schedule. A pure function of (Problem, DeviceInfo) and the
+// tuned choices; immutable; explain() prints it.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/problem.h"
+#include "core/tuning.h"
 
 namespace headrace {
 
@@ -91,6 +92,8 @@ struct Plan {
   DeviceInfo device;
   const Kernel* kernel = nullptr;
   Schedule schedule;
+  TuningConfig config;                 // that the schedule was made with
+  std::string tuning;                  // one line for explain() about tuned choices; empty: none
   std::vector<RefusedKernel> refused;  // refused before the selected one, in order
   bool is_fallback = false;  // the slow fallback at the end of the list, which supports everything
 };

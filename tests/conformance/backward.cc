@@ -137,7 +137,7 @@ class BackwardRun {
   bool rounds_weights(const Problem& p) const {
     return std::any_of(targets_.begin(), targets_.end(), [&](const Target& target) {
       if (!target.kernel->refuses(p, target.device).empty()) return false;
-      const Schedule schedule = target.kernel->plan(p, target.device);
+      const Schedule schedule = target.kernel->plan(p, target.device, {});
       return schedule.prob_dtype != DType::f32 || schedule.product_error > 0;
     });
   }

@@ -39,7 +39,7 @@ struct GradientOutput {
 };
 // Outputs are in the memory of `test_case`, after make_gradients().
 GradientOutput run_gradients(const Target& target, Case& test_case, const BackwardCall& call,
-                             int num_threads);
+                             int num_threads, const TuningConfig& config = {});
 std::vector<double> doubles_of(const headrace_tensor& view,
                                const std::vector<unsigned char>& bytes);
 // The name of the first gradient whose bits differ; null: none.

@@ -10,7 +10,7 @@ BackwardCall backward_call(const Case& test_case) {
 }
 
 GradientOutput run_gradients(const Target& target, Case& test_case, const BackwardCall& call,
-                             int num_threads) {
+                             int num_threads, const TuningConfig& config) {
   GradientOutput output;
   Result<Problem> problem = validate_backward(call.tensors, call.gradients, call.options);
   if (!problem.ok()) {
@@ -25,7 +25,8 @@ GradientOutput run_gradients(const Target& target, Case& test_case, const Backwa
   plan.kernel = target.kernel;
   output.refusal = target.kernel->refuses(plan.problem, plan.device);
   if (!output.refusal.empty()) return output;
-  output.schedule = plan.schedule = target.kernel->plan(plan.problem, plan.device);
+  plan.config = config;
+  output.schedule = plan.schedule = target.kernel->plan(plan.problem, plan.device, config);
   test_case.reset_outputs();
   if (Status bad = run_backward_plan(plan, call.tensors, call.gradients, call.options))
     output.failures.push_back("run failed: " + bad->message);

@@ -36,7 +36,8 @@ struct Bytes {
 
 // Runs tensors whose outputs are in the case's memory; reads and resets them.
 Bytes run_bytes(const Target& target, Case& test_case, const headrace_attention_tensors& tensors,
-                const headrace_attention_options& options, int num_threads) {
+                const headrace_attention_options& options, int num_threads,
+                const TuningConfig& config = {}) {
   Bytes bytes;
   const Result<Problem> problem = validate(tensors, options);
   if (!problem.ok()) {
@@ -50,7 +51,8 @@ Bytes run_bytes(const Target& target, Case& test_case, const headrace_attention_
   plan.device = target.device;
   plan.device.num_units = num_threads;
   plan.kernel = target.kernel;
-  plan.schedule = target.kernel->plan(plan.problem, plan.device);
+  plan.config = config;
+  plan.schedule = target.kernel->plan(plan.problem, plan.device, config);
   test_case.reset_outputs();
   if (Status bad = run_plan(plan, tensors, options)) bytes.failure = bad->message;
   bytes.out = take_written(tensors.out).bytes;
@@ -71,6 +73,7 @@ class BitsOfKernel {
     for (const int num_threads : kThreadCounts)
       compare(threads_, name, whole,
               run_bytes(target_, test_case, test_case.tensors(), test_case.options(), num_threads));
+    check_configs(test_case, whole);
     if (name.values[Axis::dropout] == 0) check_alone(ragged_, test_case, whole);
     check_pages(name, whole);
     if (name.seed % 3 == 0) check_splits(name);
@@ -83,12 +86,14 @@ class BitsOfKernel {
 
   // For a single case, reports only the classes that compared something.
   void finish_one() {
-    for (const EqualBits* c : {&repeat_, &threads_, &batch_, &ragged_, &decode_, &splits_, &pages_})
+    for (const EqualBits* c :
+         {&repeat_, &threads_, &configs_, &batch_, &ragged_, &decode_, &splits_, &pages_})
       if (c->num_compared > 0) c->add_to(report_, target_);
   }
   void finish() {
     for (const EqualBits* c : {&repeat_, &threads_, &batch_, &ragged_, &decode_})
       c->add_to(report_, target_);
+    add_unless_refused(configs_, num_without_configs_);
     add_unless_refused(splits_, num_splits_refused_);
     add_unless_refused(pages_, num_pages_refused_);
   }
@@ -118,6 +123,19 @@ class BitsOfKernel {
     const Bytes got = run_bytes(target_, test_case, part, options, 2);
     if (got.refusal.empty())
       compare(c, test_case.name(), expected, got);  // for example without keys
+  }
+
+  // The choices that headrace tune measures.
+  void check_configs(Case& test_case, const Bytes& whole) {
+    constexpr int kThreads = 5;
+    DeviceInfo device = target_.device;
+    if (!is_on_gpu(target_)) device.num_units = kThreads;
+    const auto configs = configs_of(*target_.kernel, make_call(test_case).value().problem, device);
+    if (configs.empty()) ++num_without_configs_;
+    for (const TuningConfig& config : configs)
+      compare(configs_, test_case.name(), whole,
+              run_bytes(target_, test_case, test_case.tensors(), test_case.options(),
+                        device.num_units, config));
   }
 
   // One sequence of the batch on its own.
@@ -189,11 +207,12 @@ class BitsOfKernel {
   Report& report_;
   EqualBits repeat_{"repeat", "the same call twice", "bits"};
   EqualBits threads_{"threads", "1, 2, 3, 5 and 16 threads", "bits"};
+  EqualBits configs_{"configs", "every tuned choice that the kernel offers", "bits"};
   EqualBits batch_{"batch", "a batch entry alone", "bits"};
   EqualBits ragged_{"ragged", "a ragged sequence alone, as a dense batch of one", "bits"};
   EqualBits splits_{"splits", "the same with split keys", "bits"};
   EqualBits pages_{"pages", "the same keys in pages", "bits"};
-  int num_splits_refused_ = 0, num_pages_refused_ = 0;
+  int num_splits_refused_ = 0, num_pages_refused_ = 0, num_without_configs_ = 0;
   EqualBits decode_{"strict_rows", "a prefill row and its decode step", "bits"};
 };
 

@@ -60,12 +60,15 @@ class BitsOfGradients {
     compare(repeat_, name, whole, run_gradients(target_, test_case, call, 1));
     for (const int num_threads : kThreadCounts)
       compare(threads_, name, whole, run_gradients(target_, test_case, call, num_threads));
+    check_configs(test_case, call, whole);
     if (name.values[Axis::dropout] == 0) check_alone(test_case, call, whole);
     return true;
   }
 
   void finish() {
     for (const EqualBits* c : {&repeat_, &threads_, &batch_, &ragged_}) c->add_to(report_, target_);
+    if (configs_.num_compared > 0 || target_.kernel->configs != nullptr)
+      configs_.add_to(report_, target_);
   }
 
  private:
@@ -76,6 +79,17 @@ class BitsOfGradients {
       text = format_text("{} has different bits", name_of);
     if (!got.failures.empty()) text = got.failures.front();
     c.compare(report_, target_, name, text);
+  }
+
+  // The choices that headrace tune measures.
+  void check_configs(Case& test_case, const BackwardCall& call, const GradientOutput& whole) {
+    constexpr int kThreads = 5;
+    DeviceInfo device = target_.device;
+    if (!is_on_gpu(target_)) device.num_units = kThreads;
+    const Problem p = validate_backward(call.tensors, call.gradients, call.options).value();
+    for (const TuningConfig& config : configs_of(*target_.kernel, p, device))
+      compare(configs_, test_case.name(), whole,
+              run_gradients(target_, test_case, call, kThreads, config));
   }
 
   // One sequence of the batch on its own.
@@ -99,6 +113,8 @@ class BitsOfGradients {
   Report& report_;
   EqualBits repeat_{"repeat", "gradients of the same call twice", "backward"};
   EqualBits threads_{"threads", "gradients with 1, 2, 3, 5 and 16 threads", "backward"};
+  EqualBits configs_{"configs", "gradients with every tuned choice that the kernel offers",
+                     "backward"};
   EqualBits batch_{"batch", "gradients of a batch entry alone", "backward"};
   EqualBits ragged_{"ragged", "gradients of a ragged sequence alone, as a dense batch of one",
                     "backward"};

@@ -73,7 +73,7 @@ void short_workspace(Check& check) {
   plan.problem = call.problem;
   plan.device = check.target.device;
   plan.kernel = check.target.kernel;
-  plan.schedule = plan.kernel->plan(plan.problem, plan.device);
+  plan.schedule = plan.kernel->plan(plan.problem, plan.device, {});
   if (plan.schedule.workspace_bytes == 0) return;
   std::vector<char> memory(plan.schedule.workspace_bytes);
   lab.test_case.reset_outputs();
@@ -136,7 +136,7 @@ void beyond_32_bits(Check& check) {
     plan.problem = problem.value();
     plan.device = check.target.device;
     plan.kernel = check.target.kernel;
-    plan.schedule = plan.kernel->plan(plan.problem, plan.device);
+    plan.schedule = plan.kernel->plan(plan.problem, plan.device, {});
     std::vector<char> workspace(plan.schedule.workspace_bytes);
     if (headrace::run(plan, make_args(plan.problem, far, near.test_case.options()),
                       {workspace.data(), workspace.size()}, nullptr))

@@ -173,7 +173,7 @@ Status run_call(const Target& target, const Call& call, int num_threads, std::st
   plan.kernel = target.kernel;
   *refusal = target.kernel->refuses(plan.problem, plan.device);
   if (!refusal->empty()) return std::nullopt;
-  plan.schedule = target.kernel->plan(plan.problem, plan.device);
+  plan.schedule = target.kernel->plan(plan.problem, plan.device, {});
   if (schedule != nullptr) *schedule = plan.schedule;
   return run_plan(plan, call.tensors, call.options);
 }

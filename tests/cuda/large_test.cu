@@ -120,7 +120,7 @@ Status run_kernel(const Kernel& kernel, const headrace_attention_tensors& tensor
   plan.kernel = &kernel;
   if (std::string text = kernel.refuses(plan.problem, plan.device); !text.empty())
     return unsupported("{}", text);
-  plan.schedule = kernel.plan(plan.problem, plan.device);
+  plan.schedule = kernel.plan(plan.problem, plan.device, {});
   const Memory<char> workspace(static_cast<std::int64_t>(plan.schedule.workspace_bytes) + 1);
   HEADRACE_EXPECT_CUDA(cudaMemset(workspace.data(), 0xFF, plan.schedule.workspace_bytes));
   const AttentionArgs args = gradients == nullptr
@@ -141,7 +141,7 @@ double num_tiles(const Kernel& kernel, const Large& x, DType dtype) {
   p.num_heads = x.num_heads;
   p.num_kv_heads = x.num_kv_heads;
   p.head_dim = p.head_dim_v = x.dim;
-  const std::int64_t tile = kernel.plan(p, device_info(0).value()).tile_n;
+  const std::int64_t tile = kernel.plan(p, device_info(0).value(), {}).tile_n;
   return static_cast<double>(x.seqlen_k) / static_cast<double>(tile > 0 ? tile : 1);
 }
 

@@ -1,5 +1,6 @@
 #include "stress/stress_call.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <stdexcept>
@@ -40,12 +41,14 @@ Result<Problem> problem_of(const StressCase& c, const headrace_attention_tensors
                             : validate(tensors, c.options);
 }
 
-Plan make_plan(const Problem& problem, const Kernel& kernel, const DeviceInfo& device) {
+Plan make_plan(const Problem& problem, const Kernel& kernel, const DeviceInfo& device,
+               const TuningConfig& config = {}) {
   Plan plan;
   plan.problem = problem;
   plan.device = device;
   plan.kernel = &kernel;
-  plan.schedule = kernel.plan(problem, device);
+  plan.config = config;
+  plan.schedule = kernel.plan(problem, device, config);
   return plan;
 }
 
@@ -208,10 +211,14 @@ StressCall::StressCall(const StressCase& c, const Inputs& inputs, const Kernel& 
   refusal_ = kernel.refuses(problem.value(), device);
   if (!refusal_.empty()) return;
   if (cell.is_backward) run_forward_once(device);
-  plan_ = make_plan(problem.value(), kernel, device);
-  args_ = cell.is_backward ? make_backward_args(plan_.problem, tensors_, gradients_, c.options)
-                           : make_args(plan_.problem, tensors_, c.options);
-  workspace_ = allocate(static_cast<std::int64_t>(plan_.schedule.workspace_bytes));
+  plans_ = {make_plan(problem.value(), kernel, device)};
+  for (const TuningConfig& config : configs_of(kernel, problem.value(), device))
+    plans_.push_back(make_plan(problem.value(), kernel, device, config));
+  args_ = cell.is_backward ? make_backward_args(problem.value(), tensors_, gradients_, c.options)
+                           : make_args(problem.value(), tensors_, c.options);
+  for (const Plan& plan : plans_)
+    workspace_bytes_ = std::max(workspace_bytes_, plan.schedule.workspace_bytes);
+  workspace_ = allocate(static_cast<std::int64_t>(workspace_bytes_));
   for (const Output& x : outputs_)
     require(cudaMemset(x.got.get(), 0xFF, static_cast<std::size_t>(x.bytes)), "cudaMemset");
   run(nullptr);
@@ -252,8 +259,8 @@ void StressCall::add_output(const char* name, headrace_tensor view, int dim, boo
 }
 
 void StressCall::run(cudaStream_t stream) {
-  require(headrace::run(plan_, args_, {workspace_.get(), plan_.schedule.workspace_bytes}, stream),
-          "the call");
+  const Plan& plan = plans_[num_runs_++ % plans_.size()];
+  require(headrace::run(plan, args_, {workspace_.get(), workspace_bytes_}, stream), "the call");
 }
 
 void StressCall::compare(Difference* differences, bool poisons_workspace, cudaStream_t stream) {
@@ -272,8 +279,7 @@ void StressCall::compare(Difference* differences, bool poisons_workspace, cudaSt
                             0x1p-12f * x.largest, difference, stream);
   }
   if (poisons_workspace)
-    require(cudaMemsetAsync(workspace_.get(), 0xFF, plan_.schedule.workspace_bytes, stream),
-            "cudaMemsetAsync");
+    require(cudaMemsetAsync(workspace_.get(), 0xFF, workspace_bytes_, stream), "cudaMemsetAsync");
 }
 
 std::string StressCall::describe(const Difference* differences) const {

@@ -66,6 +66,7 @@ class StressCall {
              const DeviceInfo& device);
 
   const std::string& refusal() const { return refusal_; }
+  // With the kernel's own choices or tuned ones, in turn: the bits are the same.
   void run(cudaStream_t stream);
   // Compares all outputs, then poisons them and optionally the workspace. differences: one per
   // output.
@@ -83,11 +84,13 @@ class StressCall {
 
   const StressCase& case_;
   std::string refusal_;
-  Plan plan_;
+  std::vector<Plan> plans_;  // the first with the kernel's own choices
+  std::size_t num_runs_ = 0;
   headrace_attention_tensors tensors_;
   headrace_attention_gradients gradients_{};
   AttentionArgs args_;
   DeviceMemory workspace_;
+  std::size_t workspace_bytes_ = 0;
   std::vector<Output> outputs_;
   DeviceMemory out_, lse_;  // backward: inputs
 };

@@ -28,6 +28,8 @@ struct Input {
 };
 
 double units_of(const Input& in) { return in.plan.device.num_units; }
+// A CPU's rates are those of all its threads, of which a tuned plan may use fewer.
+double idle_threads_factor(const Input& in) { return units_of(in) / in.schedule.num_threads; }
 double element_bytes(const Problem& p) { return static_cast<double>(dtype_bytes(dtype_of(p))); }
 
 // Seconds of an amount that the busiest slot computes, at the rate of its share of the device.
@@ -136,6 +138,7 @@ ModelTime sm80_backward(const Input& in) { return gpu_backward(in, false); }
 ModelTime sm90_decode(const Input& in) {
   namespace decode = cuda::sm90::decode;
   const Problem& p = in.p;
+  const TuningConfig& config = in.plan.config;
   const std::int64_t heads = p.batch * p.num_kv_heads;
   const auto keys = decode::keys_of_sequence(decode::window_of(p), static_cast<int>(p.seqlen_q),
                                              static_cast<int>(p.seqlen_k));
@@ -143,7 +146,9 @@ ModelTime sm90_decode(const Input& in) {
                                        .is_uniform = true,
                                        .batch_heads = heads,
                                        .rows = static_cast<int>(p.seqlen_q * group_size(p)),
-                                       .dim = decode::head_dim_bucket(p.head_dim, p.head_dim_v)},
+                                       .dim = decode::head_dim_bucket(p.head_dim, p.head_dim_v),
+                                       .cluster_size = config.cluster_size,
+                                       .run_groups = config.run_groups},
                                       in.plan.device.num_units);
   const bool is_grid = work.cluster_size == 0;
   // Partial results are merged as groups, then as chunks.
@@ -174,7 +179,7 @@ ModelTime cpu_forward(const Input& in) {
   ModelTime t;
   if (flash::plan_sequence(p, p.seqlen_q, p.seqlen_k).path == flash::Path::direct) {
     t.waves = share_tiles({{1, p.batch * p.num_kv_heads * in.schedule.max_splits}},
-                          in.plan.device.num_units, 0);
+                          in.schedule.num_threads, 0);
     // Between half of the last cache and one and a half of it ever more bytes come from memory.
     const double of_cache =
         in.rates.last_cache_bytes > 0 ? in.work.bytes / in.rates.last_cache_bytes : 2;
@@ -182,7 +187,7 @@ ModelTime cpu_forward(const Input& in) {
     const double cached = (1 - from_memory) * in.work.bytes;
     t.parts = {{"products", 0},
                {"softmax", 0},
-               {"few rows", all_pairs * dims / in.rates.f32},
+               {"few rows", idle_threads_factor(in) * all_pairs * dims / in.rates.f32},
                {"last cache", cached > 0 ? cached / in.rates.last_cache : 0},
                {"memory", from_memory * in.work.bytes / in.rates.dram},
                {"call", 0}};
@@ -191,8 +196,8 @@ ModelTime cpu_forward(const Input& in) {
   Schedule rows = in.schedule;
   rows.packed_heads = static_cast<int>(group_size(p));
   rows.tile_n = 16;  // a part of a tile beyond the diagonal is skipped
-  t.waves = share_tiles(row_tiles(p, rows), in.plan.device.num_units, 0);
-  const double pairs = all_pairs / t.waves.balance();
+  t.waves = share_tiles(row_tiles(p, rows), in.schedule.num_threads, 0);
+  const double pairs = idle_threads_factor(in) * all_pairs / t.waves.balance();
   t.parts = {{"products", pairs * dims / in.rates.products},
              {"softmax", pairs / in.rates.f32},
              {"few rows", 0},
@@ -205,16 +210,16 @@ ModelTime cpu_forward(const Input& in) {
 ModelTime cpu_backward(const Input& in) {
   namespace flash = cpu::flash;
   const Problem& p = in.p;
-  const int threads = in.plan.device.num_units;
-  const flash::IsaShape isa{.width = 16, .tile_rows = 12, .tile_cols = 32, .pair = 1};
-  const bool is_fused = flash::backward_layout(p, isa, threads).path == flash::BackwardPath::fused;
+  const int threads = in.schedule.num_threads;
+  const bool is_fused =
+      in.schedule.kernel_plan.get<flash::BackwardLayout>().path == flash::BackwardPath::fused;
   ModelTime t;
   constexpr double kSeparate = 7. / 5;  // S and dP are computed twice
   if (is_fused)
     t.waves = share_tiles({{1, p.batch * p.num_kv_heads}}, threads, 0);
   else
     t.waves = share_tiles(key_tiles(p, in.schedule), threads, 0);
-  const double more = (is_fused ? 1 : kSeparate) / t.waves.balance();
+  const double more = idle_threads_factor(in) * (is_fused ? 1 : kSeparate) / t.waves.balance();
   t.parts = {{"products", more * in.work.flops / in.rates.products},
              {"softmax", more * in.work.exps / in.rates.f32},
              {"call", kMicrosecond}};

@@ -199,7 +199,7 @@ const Kernel kBackwardKernel = {
         "row by row in double, every feature and dtype, exact NaN propagation; reference, slow",
     .refuses = [](const Problem&, const DeviceInfo&) { return std::string(); },
     .plan =
-        [](const Problem&, const DeviceInfo&) {
+        [](const Problem&, const DeviceInfo&, const TuningConfig&) {
           Schedule schedule;
           schedule.note =
               "one thread, double, recomputes out and lse and allocates all gradients: for "

@@ -52,7 +52,7 @@ const Kernel kForwardKernel = {
         "row by row in double, every feature and dtype, exact NaN propagation; reference, slow",
     .refuses = [](const Problem&, const DeviceInfo&) { return std::string(); },
     .plan =
-        [](const Problem&, const DeviceInfo&) {
+        [](const Problem&, const DeviceInfo&, const TuningConfig&) {
           Schedule schedule;
           schedule.note =
               "one thread, double, allocates one row of scores: for checking, not for speed";

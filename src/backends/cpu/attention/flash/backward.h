@@ -4,6 +4,7 @@
 #include "backends/cpu/attention/flash/backward_config.h"
 #include "backends/cpu/attention/flash/flash.h"
 #include "base/error.h"
+#include "core/kernel.h"
 
 namespace headrace::cpu::flash {
 
@@ -18,7 +19,11 @@ struct BackwardCall {
   float* worker_scratch;  // [num_workers, scratch.total], 64-byte aligned
 };
 
-Schedule plan_backward(const IsaShape& isa, const Problem& p, const DeviceInfo& device);
+// Its KernelPlan is a BackwardLayout.
+Schedule plan_backward(const IsaShape& isa, const Problem& p, const DeviceInfo& device,
+                       const TuningConfig& config);
+std::vector<TuningConfig> backward_configs(const IsaShape& isa, const Problem& p,
+                                           const DeviceInfo& device);
 [[nodiscard]] Status launch_backward(const Instance& instance, const Plan& plan,
                                      const AttentionArgs& args, void* workspace);
 

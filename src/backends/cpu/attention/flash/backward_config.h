@@ -4,6 +4,7 @@
 
 #include "backends/cpu/attention/flash/config.h"
 #include "core/args.h"
+#include "core/tuning.h"
 
 namespace headrace::cpu::flash {
 
@@ -79,14 +80,21 @@ inline BackwardScratch backward_scratch(const Problem& p, const IsaShape& isa, i
   return x;
 }
 
-inline BackwardLayout backward_layout(const Problem& p, const IsaShape& isa, int num_threads) {
+inline bool fits_fused(const Problem& p, const IsaShape& isa) {
+  const int64_t rows = round_up(p.seqlen_q * group_size(p), kBackwardRows);
+  return saturating_product({rows, backward_stride(p.head_dim, isa.tile_cols), sizeof(float)}) <=
+         kMaxDqBytes;
+}
+
+// `backward_tasks`: that of a TuningConfig.
+inline BackwardLayout backward_layout(const Problem& p, const IsaShape& isa, int num_threads,
+                                      int32_t backward_tasks = 0) {
   const int64_t rows = round_up(p.seqlen_q * group_size(p), kBackwardRows);
   const int64_t heads = p.batch * p.num_kv_heads;
   // Every thread takes as long as the one with the most heads.
   const int64_t busy = round_up<int64_t>(heads, num_threads);
-  const int64_t dq_bytes =
-      saturating_product({rows, backward_stride(p.head_dim, isa.tile_cols), sizeof(float)});
-  const bool is_fused = 5 * busy <= 7 * heads && dq_bytes <= kMaxDqBytes;
+  const int32_t own = 5 * busy <= 7 * heads && fits_fused(p, isa) ? kFusedTasks : kSeparateTasks;
+  const bool is_fused = chosen(backward_tasks, own) == kFusedTasks;
   return {is_fused ? BackwardPath::fused : BackwardPath::separate,
           ceil_div(p.seqlen_k, kBackwardKeys), ceil_div(rows, kBackwardTaskRows),
           backward_scratch(p, isa, is_fused ? rows : std::min(rows, kBackwardTaskRows))};

@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 #include <algorithm>
+#include <array>
 
 #include "base/math.h"
 #include "core/problem.h"
@@ -176,6 +177,13 @@ inline Partials partials_layout(const Problem& p, const Scratch& scratch,
   }
   x.head_floats = saturating_product({x.max_tasks, x.rows, x.row_floats});
   return x;
+}
+
+// Values of TuningConfig::num_threads: all of the device, half, one. Waking threads costs more than
+// a small call.
+inline std::array<int32_t, 3> tuned_threads(const DeviceInfo& device) {
+  const int32_t half = device.num_units / 2;
+  return {0, std::max(half, 0), device.num_units > 1 ? 1 : 0};
 }
 
 }  // namespace headrace::cpu::flash

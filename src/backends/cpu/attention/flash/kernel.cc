@@ -1,5 +1,6 @@
 #include "backends/cpu/attention/flash/kernel.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "backends/cpu/attention/flash/backward.h"
@@ -34,6 +35,11 @@ std::string refuses(const Target& target, const Problem& p, const DeviceInfo& de
   return {};
 }
 
+// Rows of a tile of up to `most` rows, so that the tiles of a head are of equal size.
+int64_t even_rows(int64_t rows, int64_t most, const IsaShape& isa) {
+  return round_up<int64_t>(ceil_div(rows, ceil_div(rows, most)), isa.tile_rows);
+}
+
 // Rows per tile: as many as fit, fewer if threads would be idle otherwise (at least 4 tasks per
 // thread). Tiles are of equal size, or a thread would wait for the last large one: 1024 rows as 3
 // of 288 and 1 of 160, for 4 heads, keep 2 threads busy for 2176 rows instead of 2048.
@@ -47,8 +53,7 @@ Tile choose_tile(const Problem& p, const IsaShape& isa, const DeviceInfo& device
   const int64_t least =
       std::min(path == Path::direct ? kMaxHeadsPerTask * kDirectRows : kSplitRows, tile.m);
   tile.m = std::clamp<int64_t>(fair, least, tile.m);
-  const int64_t even = round_up<int64_t>(ceil_div(rows, ceil_div(rows, tile.m)), isa.tile_rows);
-  tile.m = std::max(even, least);
+  tile.m = std::max(even_rows(rows, tile.m, isa), least);
   return tile;
 }
 
@@ -58,8 +63,8 @@ int64_t rows_per_head(int64_t rows, const IsaShape& isa) {
 }
 
 // KV heads per task. Heads with few rows that are adjacent in memory are computed together, one key
-// tile after the other, so that memory is read in order. A tile's data must fit the L2 cache, and
-// all threads must have work.
+// tile after the other, so that memory is read in order. By the kernel's own rule a tile's data
+// must fit the L2 cache, and all threads must have work.
 int64_t choose_heads_per_task(const Plan& plan, const ForwardPlan& own, const AttentionArgs& args) {
   const Problem& p = plan.problem;
   if (has_codes(p)) return 1;
@@ -72,10 +77,13 @@ int64_t choose_heads_per_task(const Plan& plan, const ForwardPlan& own, const At
   const int64_t tile_bytes =
       kDirectKeys * (p.head_dim + p.head_dim_v) * static_cast<int64_t>(dtype_bytes(dtype_of(p)));
   constexpr int64_t kL2Share = 2, kTasksOfThread = 4;
+  const int64_t tuned = plan.config.heads_per_task;
   const auto fits = [&](int64_t heads) {
-    return p.num_kv_heads % heads == 0 && heads * rows <= kSweepRows &&
-           heads * own.rows_per_head <= plan.schedule.tile_m &&
-           heads * tile_bytes * kL2Share <= plan.device.l2_bytes &&
+    if (p.num_kv_heads % heads != 0 || heads * rows > kSweepRows ||
+        heads * own.rows_per_head > plan.schedule.tile_m)
+      return false;
+    if (tuned > 0) return heads <= tuned;
+    return heads * tile_bytes * kL2Share <= plan.device.l2_bytes &&
            heads * kTasksOfThread * plan.schedule.num_threads <=
                p.batch * p.num_kv_heads * own.units_per_head;
   };
@@ -109,11 +117,48 @@ ForwardPlan plan_forward(const Problem& p, Tile tile, const IsaShape& isa, const
   return x;
 }
 
-Schedule plan(const Target& target, const Problem& p, const DeviceInfo& device) {
+// Tiles up to twice as large as by the kernel's own rule.
+constexpr int64_t kTileRows[] = {96, 144, 192, 288, 384, 576, 768};
+constexpr int32_t kHeadsPerTask[] = {1, 2, 4, 8};
+
+std::vector<TuningConfig> configs(const Target& target, const Problem& p,
+                                  const DeviceInfo& device) {
   const IsaShape& isa = target.instance.shape;
-  const int num_threads = std::max(device.num_units, 1);
+  const int64_t rows = p.seqlen_q * group_size(p), most = 2 * largest_tile(p, device.l2_bytes).m;
+  const Path path = plan_sequence(p, p.seqlen_q, p.seqlen_k).path;
+  std::vector<TuningConfig> all;
+  const auto add = [&all](const TuningConfig& config) {
+    if (config != TuningConfig{} && std::find(all.begin(), all.end(), config) == all.end())
+      all.push_back(config);
+  };
+  for (const int32_t num_threads : tuned_threads(device)) {
+    TuningConfig config{.num_threads = num_threads};
+    add(config);
+    const int64_t own = choose_tile(p, isa, device, chosen(num_threads, device.num_units), path).m;
+    for (const int64_t target_rows : kTileRows) {
+      if (rows <= kSplitRows || target_rows > most) continue;
+      const int64_t tile_m = std::max(even_rows(rows, target_rows, isa), kSplitRows);
+      config.tile_m = static_cast<int32_t>(tile_m == own ? 0 : tile_m);
+      add(config);
+    }
+    for (const int32_t heads : kHeadsPerTask) {
+      if (path != Path::direct || has_codes(p) || p.num_kv_heads % heads != 0 ||
+          heads * rows > kSweepRows)
+        continue;
+      config.heads_per_task = heads;
+      add(config);
+    }
+  }
+  return all;
+}
+
+Schedule plan(const Target& target, const Problem& p, const DeviceInfo& device,
+              const TuningConfig& config) {
+  const IsaShape& isa = target.instance.shape;
+  const int num_threads = chosen(config.num_threads, std::max(device.num_units, 1));
   const SequencePlan sequence = plan_sequence(p, p.seqlen_q, p.seqlen_k);
-  const Tile tile = choose_tile(p, isa, device, num_threads, sequence.path);
+  Tile tile = choose_tile(p, isa, device, num_threads, sequence.path);
+  tile.m = chosen(config.tile_m, tile.m);
   const ForwardPlan own = plan_forward(p, tile, isa, device, num_threads, sequence);
   Schedule schedule{.tile_m = tile.m,
                     .tile_n = tile.n,
@@ -171,9 +216,11 @@ constexpr Kernel make_kernel(std::string_view name, std::string_view summary) {
   return {.name = name,
           .summary = summary,
           .refuses = [](const Problem& p, const DeviceInfo& d) { return refuses(kTarget, p, d); },
-          .plan = [](const Problem& p, const DeviceInfo& d) { return plan(kTarget, p, d); },
+          .plan = [](const Problem& p, const DeviceInfo& d,
+                     const TuningConfig& config) { return plan(kTarget, p, d, config); },
           .launch = [](const Plan& plan, const AttentionArgs& args, Workspace workspace,
-                       Stream) { return launch(kTarget, plan, args, workspace); }};
+                       Stream) { return launch(kTarget, plan, args, workspace); },
+          .configs = [](const Problem& p, const DeviceInfo& d) { return configs(kTarget, p, d); }};
 }
 
 template <const Target& kTarget>
@@ -181,11 +228,17 @@ constexpr Kernel make_backward_kernel(std::string_view name, std::string_view su
   return {.name = name,
           .summary = summary,
           .refuses = [](const Problem& p, const DeviceInfo& d) { return refuses(kTarget, p, d); },
-          .plan = [](const Problem& p,
-                     const DeviceInfo& d) { return plan_backward(kTarget.instance.shape, p, d); },
+          .plan =
+              [](const Problem& p, const DeviceInfo& d, const TuningConfig& config) {
+                return plan_backward(kTarget.instance.shape, p, d, config);
+              },
           .launch =
               [](const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream) {
                 return launch_backward(kTarget.instance, plan, args, workspace.data);
+              },
+          .configs =
+              [](const Problem& p, const DeviceInfo& d) {
+                return backward_configs(kTarget.instance.shape, p, d);
               }};
 }
 

@@ -15,7 +15,7 @@ std::size_t real_bytes(const Problem& p) {
 }
 std::int64_t num_rows_of(const Problem& p) { return p.batch * p.num_heads * p.seqlen_q; }
 
-Schedule plan(const Problem& p, const DeviceInfo& device) {
+Schedule plan(const Problem& p, const DeviceInfo& device, const TuningConfig&) {
   constexpr std::int64_t kCtasPerUnit = 64;  // several waves, to balance rows of different length
   Schedule schedule;
   schedule.tile_m = 1;

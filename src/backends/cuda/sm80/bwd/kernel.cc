@@ -65,7 +65,7 @@ BackwardPlan own_plan(const Problem& p, const DeviceInfo& device) {
           .score_params = make_score_params(p)};
 }
 
-Schedule plan(const Problem& p, const DeviceInfo& device) {
+Schedule plan(const Problem& p, const DeviceInfo& device, const TuningConfig&) {
   const BackwardPlan own = own_plan(p, device);
   const Tile& tile = own.tile;
   Schedule schedule;

@@ -60,7 +60,7 @@ std::int64_t num_query_rows(const Problem& p) {
   return p.is_ragged ? p.total_q : p.batch * p.seqlen_q;
 }
 
-Schedule plan(const Problem& p, const DeviceInfo& device) {
+Schedule plan(const Problem& p, const DeviceInfo& device, const TuningConfig&) {
   const std::int64_t rows = p.seqlen_q * group_size(p);
   CodesPlan own{};
   own.num_tiles = static_cast<std::int32_t>(ceil_div<std::int64_t>(rows, kTileRows));

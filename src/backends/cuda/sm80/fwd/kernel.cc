@@ -54,7 +54,25 @@ struct ForwardPlan {
   Divisor by_group, by_page_size;
 };
 
-Schedule plan(const Problem& p, const DeviceInfo& device) {
+WorkOrder order_of(const Problem& p, const DeviceInfo& device, Tile tile,
+                   std::int32_t section_heads) {
+  WorkOrder order =
+      work_order(p, tiles_per_head(p, tile), std::int64_t{device.num_units} * tile.min_ctas);
+  order.last_heads = chosen(section_heads, order.last_heads);
+  return order;
+}
+
+// Heads whose work tiles are interleaved at the end.
+std::vector<TuningConfig> configs(const Problem& p, const DeviceInfo& device) {
+  std::vector<TuningConfig> all;
+  const WorkOrder own = order_of(p, device, tile_of(p, device.smem_bytes), 0);
+  for (const std::int64_t heads : {own.last_heads / 2, own.last_heads * 2, own.last_heads * 4})
+    if (heads > 0 && heads <= own.num_heads)
+      all.push_back({.section_heads = static_cast<std::int32_t>(heads)});
+  return all;
+}
+
+Schedule plan(const Problem& p, const DeviceInfo& device, const TuningConfig& config) {
   const Tile tile = tile_of(p, device.smem_bytes);
   const SplitLayout partials = split_layout(p, tile);
   const SplitPlan sequence = plan_splits(split_rule(p), tile, p.seqlen_q, p.seqlen_k);
@@ -83,17 +101,15 @@ Schedule plan(const Problem& p, const DeviceInfo& device) {
           : "");
   if (has_device_lengths(p) && partials.max_splits > 1)
     schedule.note += "; number of splits chosen per sequence";
-  schedule.kernel_plan.set(ForwardPlan{
-      .launch = kLaunchers.of(p),
-      .tile = tile,
-      .is_general = needs_general_scores(p),
-      .use_large_tile = takes_large_tile(p, device.smem_bytes),
-      .order =
-          work_order(p, tiles_per_head(p, tile), std::int64_t{device.num_units} * tile.min_ctas),
-      .split_layout = partials,
-      .score_params = make_score_params(p),
-      .by_group = Divisor::of(group_size(p)),
-      .by_page_size = page_size_divisor(p)});
+  schedule.kernel_plan.set(ForwardPlan{.launch = kLaunchers.of(p),
+                                       .tile = tile,
+                                       .is_general = needs_general_scores(p),
+                                       .use_large_tile = takes_large_tile(p, device.smem_bytes),
+                                       .order = order_of(p, device, tile, config.section_heads),
+                                       .split_layout = partials,
+                                       .score_params = make_score_params(p),
+                                       .by_group = Divisor::of(group_size(p)),
+                                       .by_page_size = page_size_divisor(p)});
   return schedule;
 }
 
@@ -145,6 +161,7 @@ const Kernel kForwardKernel = {
     .refuses = refuses,
     .plan = plan,
     .launch = launch,
+    .configs = configs,
 };
 
 }  // namespace headrace::cuda::sm80::fwd

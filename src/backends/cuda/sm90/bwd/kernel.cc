@@ -124,15 +124,30 @@ Layout layout_of(const Problem& p) {
 // sequences would leave the cache before their second key blocks.
 constexpr std::int64_t kSectionShare = 2;  // 1 / 2
 
+std::int64_t most_section_heads(const Problem& p) {
+  return p.is_ragged ? p.num_kv_heads : p.batch * p.num_kv_heads;
+}
+std::int64_t least_section_heads(const Problem& p) {
+  return ceil_div(p.batch * p.num_kv_heads, kMaxGrid);
+}
 int section_of(const Problem& p, const DeviceInfo& device) {
   if (!is_triangular(p)) return 0;
   const std::int64_t head_bytes =
       p.seqlen_q * group_size(p) * (2 * (p.head_dim + p.head_dim_v) + 4 * p.head_dim);
   const std::int64_t cached = device.l2_bytes / kSectionShare / head_bytes;
   const std::int64_t busy = ceil_div<std::int64_t>(2 * device.num_units, key_blocks(p));
-  const std::int64_t all = p.batch * p.num_kv_heads;
-  const std::int64_t most = p.is_ragged ? p.num_kv_heads : all;
-  return static_cast<int>(std::min(std::max({cached, busy, ceil_div(all, kMaxGrid)}), most));
+  return static_cast<int>(
+      std::min(std::max({cached, busy, least_section_heads(p)}), most_section_heads(p)));
+}
+
+// With a float dq accumulator the order of the sums is that of the atomics anyway.
+std::vector<TuningConfig> configs(const Problem& p, const DeviceInfo& device) {
+  std::vector<TuningConfig> all;
+  const std::int32_t own = section_of(p, device);
+  for (const std::int32_t section : {own / 4, own / 2, own * 2, own * 4})
+    if (section > 0 && section >= least_section_heads(p) && section <= most_section_heads(p))
+      all.push_back({.section_heads = section});
+  return all;
 }
 
 // What a launch needs beside the pointers of the call.
@@ -144,14 +159,14 @@ struct BackwardPlan {
   ScoreParams score_params;
 };
 
-BackwardPlan own_plan(const Problem& p, const DeviceInfo& device) {
+BackwardPlan own_plan(const Problem& p, const DeviceInfo& device, const TuningConfig& config) {
   const auto window = [](std::int64_t w) {
     return w < 0 ? kOpenWindow : static_cast<int>(std::min<std::int64_t>(w, kOpenWindow - 1));
   };
   const auto inverse_scale = static_cast<float>(1 / p.softmax_scale);
   return {.variant = variant_of(p),
           .layout = layout_of(p),
-          .section = section_of(p, device),
+          .section = chosen(config.section_heads, section_of(p, device)),
           .window_left = window(p.window_left),
           .window_right = has_causal(p) ? 0 : window(p.window_right),
           .lse_scale = has_general_scores(p) ? -1.0f : -inverse_scale,
@@ -161,8 +176,8 @@ BackwardPlan own_plan(const Problem& p, const DeviceInfo& device) {
           .score_params = make_score_params(p)};
 }
 
-Schedule plan(const Problem& p, const DeviceInfo& device) {
-  const BackwardPlan own = own_plan(p, device);
+Schedule plan(const Problem& p, const DeviceInfo& device, const TuningConfig& config) {
+  const BackwardPlan own = own_plan(p, device, config);
   const Tile& tile = own.variant->tile;
   Schedule schedule;
   schedule.tile_m = tile.queries;
@@ -294,6 +309,7 @@ const Kernel kBackwardKernel = {
     .refuses = refuses,
     .plan = plan,
     .launch = launch,
+    .configs = configs,
 };
 
 }  // namespace headrace::cuda::sm90::bwd

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -225,7 +226,19 @@ struct WorkSize {
   bool is_uniform;
   std::int64_t batch_heads;  // batch * KV heads
   int rows, dim;             // of a head; head_dim_bucket()
+  // Of a TuningConfig: a cluster, or a persistent grid with runs of this length. 0: chosen here.
+  int cluster_size = 0, run_groups = 0;
 };
+
+// Splits of a CTA whose partial results fit its shared memory.
+constexpr int most_cluster_splits(const WorkSize& x) {
+  const int row_bytes = cluster_smem_plan(x.dim, row_bucket(x.rows)).partial_pitch;
+  return kClusterPartialBytes / (std::max(x.rows, 1) * row_bytes);
+}
+// Whether a cluster of this size can have a head's keys.
+constexpr bool fits_cluster(const WorkSize& x, int size) {
+  return ceil_div(most_units(x.longest, kSplitKeys), size) <= most_cluster_splits(x);
+}
 
 // As many CTAs as there are multiprocessors, none without a split. 0: too many heads, or more
 // partial results than shared memory holds.
@@ -234,24 +247,25 @@ constexpr int choose_cluster(const WorkSize& x, int num_units) {
   int size = kMaxClusterSize;
   while (size > 1 && (x.batch_heads * size > num_units || size / 2 >= splits)) size /= 2;
   const bool fills_gpu = 4 * x.batch_heads * size >= 3 * num_units;
-  const int row_bytes = cluster_smem_plan(x.dim, row_bucket(x.rows)).partial_pitch;
-  const int most_of_cta =
-      std::min(kClusterWarps * (fills_gpu ? kMaxWarpSplits : kMaxWarpSplitsOfFew),
-               kClusterPartialBytes / (std::max(x.rows, 1) * row_bytes));
+  const int most_of_cta = std::min(
+      kClusterWarps * (fills_gpu ? kMaxWarpSplits : kMaxWarpSplitsOfFew), most_cluster_splits(x));
   return x.batch_heads <= num_units && ceil_div(splits, size) <= most_of_cta ? size : 0;
 }
 
 constexpr WorkPlan plan_work(const WorkSize& x, int num_units) {
   WorkPlan w{};
   w.is_uniform = x.is_uniform;
-  w.cluster_size = choose_cluster(x, num_units);
+  w.cluster_size = x.cluster_size > 0 ? x.cluster_size
+                   : x.run_groups > 0 ? 0
+                                      : choose_cluster(x, num_units);
   if (w.cluster_size > 0) {
     w.num_items = x.batch_heads * w.cluster_size;
     return w;
   }
   const int groups = x.is_uniform ? groups_of(x.longest).count : most_units(x.longest, kGroupKeys);
   const std::int64_t total = groups * x.batch_heads;
-  w.run_log2 = choose_run(total, num_units);
+  w.run_log2 = x.run_groups > 0 ? std::bit_width(static_cast<unsigned>(x.run_groups)) - 1
+                                : choose_run(total, num_units);
   w.head = head_work(x.longest, w.run_log2);
   w.num_items = w.head.num_items * x.batch_heads;
   w.num_slots = w.head.num_slots * x.batch_heads;

@@ -196,6 +196,44 @@ TEST(DecodeClusters, TakeLittleWork) {
   EXPECT_EQ(cluster(4096, 8, 16, 64), 8);
 }
 
+// Choices of a TuningConfig: every offered one has room, covers the keys and keeps its order.
+TEST(DecodeWork, TunedRunsCoverTheKeysOnce) {
+  for (const SequenceKeys& keys : kRanges)
+    for (const int run_groups : {1, 2, 4, 8, 16}) {
+      WorkSize size{.longest = keys, .is_uniform = true, .batch_heads = 8, .rows = 4, .dim = 128};
+      size.run_groups = run_groups;
+      const WorkPlan w = plan_work(size, 132);
+      EXPECT_EQ(w.cluster_size, 0);
+      EXPECT_EQ(1 << w.run_log2, run_groups);
+      const std::vector<Span> items = items_of(w, keys);
+      EXPECT_EQ(w.num_items, static_cast<std::int64_t>(items.size()) * 8);
+      EXPECT_LE(items.front().begin, keys.first_key);
+      EXPECT_GE(items.back().end, keys.end_key);
+    }
+}
+
+TEST(DecodeClusters, TunedSizesHoldTheirPartialResults) {
+  int num_offered = 0;
+  for (const SequenceKeys& keys : kRanges)
+    for (const int dim : kDims)
+      for (const int rows : {1, 4, 8, 9, 16})
+        for (int cluster = 1; cluster <= kMaxClusterSize; cluster *= 2) {
+          WorkSize size{
+              .longest = keys, .is_uniform = true, .batch_heads = 8, .rows = rows, .dim = dim};
+          size.cluster_size = cluster;
+          if (!fits_cluster(size, cluster)) continue;
+          ++num_offered;
+          const int splits_of_cta = ceil_div(splits_of(keys).count, cluster);
+          const int pitch = cluster_smem_plan(dim, row_bucket(rows)).partial_pitch;
+          EXPECT_LE(splits_of_cta * rows * pitch, kClusterPartialBytes);
+          const WorkPlan w = plan_work(size, 132);
+          EXPECT_EQ(w.cluster_size, cluster);
+          EXPECT_EQ(w.num_items, 8 * cluster);
+          EXPECT_EQ(w.num_slots, 0);
+        }
+  EXPECT_GT(num_offered, 100);
+}
+
 TEST(DecodeClusters, SmemFitsBesideAProductAndDoesNotOverlap) {
   for (const int dim : kDims)
     for (const int rows : kRowBuckets) {

@@ -82,15 +82,34 @@ struct DecodePlan {
   float scale, scale_log2;
 };
 
-DecodePlan own_plan(const Problem& p, const DeviceInfo& device) {
+WorkSize work_size(const Problem& p, const TuningConfig& config) {
+  return {.longest = longest_keys(p),
+          .is_uniform = !has_device_lengths(p),
+          .batch_heads = p.batch * p.num_kv_heads,
+          .rows = static_cast<int>(p.seqlen_q * group_size(p)),
+          .dim = head_dim_bucket(p.head_dim, p.head_dim_v),
+          .cluster_size = config.cluster_size,
+          .run_groups = config.run_groups};
+}
+
+// The kernel computes the runs of a batch whose lengths are on the device.
+std::vector<TuningConfig> configs(const Problem& p, const DeviceInfo& device) {
+  const WorkSize size = work_size(p, {});
+  const WorkPlan own = plan_work(size, device.num_units);
+  std::vector<TuningConfig> all;
+  for (int cluster_size = 1; cluster_size <= kMaxClusterSize; cluster_size *= 2)
+    if (fits_cluster(size, cluster_size) && cluster_size != own.cluster_size)
+      all.push_back({.cluster_size = cluster_size});
+  for (int run_log2 = 0; run_log2 <= kChunkLog2 && size.is_uniform; ++run_log2)
+    if (own.cluster_size > 0 || run_log2 != own.run_log2)
+      all.push_back({.run_groups = 1 << run_log2});
+  return all;
+}
+
+DecodePlan own_plan(const Problem& p, const DeviceInfo& device, const TuningConfig& config) {
   const SequenceKeys keys = longest_keys(p);
-  const int rows = static_cast<int>(p.seqlen_q * group_size(p));
-  const WorkPlan work = plan_work({.longest = keys,
-                                   .is_uniform = !has_device_lengths(p),
-                                   .batch_heads = p.batch * p.num_kv_heads,
-                                   .rows = rows,
-                                   .dim = head_dim_bucket(p.head_dim, p.head_dim_v)},
-                                  device.num_units);
+  const WorkSize size = work_size(p, config);
+  const WorkPlan work = plan_work(size, device.num_units);
   const SharedPrefix prefix = plan_prefix(p, window_of(p), work);
   return {.launch = head_dim_bucket(p.head_dim, p.head_dim_v) == 64 ? launch_hd64 : launch_hd128,
           .work = work,
@@ -98,7 +117,7 @@ DecodePlan own_plan(const Problem& p, const DeviceInfo& device) {
           .workspace = workspace_of(p, work, prefix),
           .window = window_of(p),
           .keys = keys,
-          .rows = rows,
+          .rows = size.rows,
           .group = static_cast<int>(group_size(p)),
           .box_keys = box_keys_of(p),
           .by_group = Divisor::of(group_size(p)),
@@ -119,8 +138,8 @@ std::string work_text(const WorkPlan& work) {
                      work.num_items, kGroupKeys);
 }
 
-Schedule plan(const Problem& p, const DeviceInfo& device) {
-  const DecodePlan own = own_plan(p, device);
+Schedule plan(const Problem& p, const DeviceInfo& device, const TuningConfig& config) {
+  const DecodePlan own = own_plan(p, device, config);
   const WorkPlan& work = own.work;
   const std::int64_t num_units = std::max<std::int64_t>(device.num_units, 1);
   Schedule schedule;
@@ -253,6 +272,7 @@ const Kernel kDecodeKernel = {
     .refuses = refuses,
     .plan = plan,
     .launch = launch,
+    .configs = configs,
 };
 
 }  // namespace headrace::cuda::sm90::decode

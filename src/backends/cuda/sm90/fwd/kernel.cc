@@ -68,19 +68,30 @@ ScoreMod score_mod_of(const Problem& p) {
   return dropout_keep_threshold(p.dropout_p) <= 0xffffu ? ScoreMod::dropout : ScoreMod::general;
 }
 
-// Null above 256.
-const Variant* variant_of(const Problem& p) {
+// That of long sequences; null above 256.
+const Variant* long_variant_of(const Problem& p) {
   const ScoreMod scores = score_mod_of(p);
   for (const Variant& v : kVariants) {
     if (v.scores != scores && v.scores != ScoreMod::general) continue;
-    if (p.head_dim > v.tile.head_dim || p.head_dim_v > v.tile.head_dim_v) continue;
-    for (const ShortVariant& s : kShortVariants)
-      if (s.instead_of == v.launch &&
-          p.seqlen_q <= (has_causal(p) ? s.most_queries_causal : s.most_queries))
-        return &s.variant;
-    return &v;
+    if (p.head_dim <= v.tile.head_dim && p.head_dim_v <= v.tile.head_dim_v) return &v;
   }
   return nullptr;
+}
+// Null: there is none.
+const ShortVariant* short_variant_of(const Variant* v) {
+  for (const ShortVariant& s : kShortVariants)
+    if (v != nullptr && s.instead_of == v->launch) return &s;
+  return nullptr;
+}
+// Null above 256. `tile_m`: that of a TuningConfig.
+const Variant* variant_of(const Problem& p, std::int32_t tile_m = 0) {
+  const Variant* v = long_variant_of(p);
+  const ShortVariant* s = short_variant_of(v);
+  if (s == nullptr) return v;
+  const bool is_short = p.seqlen_q <= (has_causal(p) ? s->most_queries_causal : s->most_queries);
+  return chosen(tile_m, rows_of(is_short ? s->variant.tile : v->tile)) == rows_of(v->tile)
+             ? v
+             : &s->variant;
 }
 
 // ---- refusals
@@ -121,9 +132,10 @@ std::string refuses(const Problem& p, const DeviceInfo& device) {
 
 // Packed GQA: the rows of a tile are (query, head of a group) pairs, where that fills tiles
 // noticeably better: sequences much shorter than a tile. It changes no bits.
+bool can_pack(const Problem& p) { return group_size(p) > 1 && group_size(p) <= kGroupRows; }
 bool is_packed(const Problem& p, const Tile& tile) {
   const std::int64_t group = group_size(p);
-  if (group == 1 || group > kGroupRows) return false;
+  if (!can_pack(p)) return false;
   const std::int64_t rows = rows_of(tile);
   const std::int64_t packed_queries = kGroupRows / group * tile.warpgroups;
   const std::int64_t plain_tiles = ceil_div(p.seqlen_q, rows) * group;
@@ -139,9 +151,9 @@ std::int64_t num_tiles_of(const Problem& p, const TileParams& tiles) {
          tiles.tile_heads;
 }
 
-TileParams tile_params(const Problem& p, const Tile& tile) {
+TileParams tile_params(const Problem& p, const Tile& tile, std::int32_t packed_heads) {
   TileParams t{};
-  t.pack = is_packed(p, tile) ? static_cast<int>(group_size(p)) : 1;
+  t.pack = chosen(packed_heads, is_packed(p, tile) ? static_cast<int>(group_size(p)) : 1);
   t.pack_inverse = ceil_div(1 << 16, t.pack);
   t.group_queries = kGroupRows / t.pack;
   t.tile_queries = t.group_queries * tile.warpgroups;
@@ -172,7 +184,7 @@ constexpr std::int64_t kLengthsAtOnce = 4;
 constexpr std::int64_t kTilesPerCtaAtTheEnd = 3;
 
 void set_sections(const Problem& p, const DeviceInfo& device, std::int64_t num_ctas,
-                  TileParams& tiles) {
+                  std::int32_t section_heads, TileParams& tiles) {
   const std::int64_t key_bytes = (p.head_dim + p.head_dim_v) * 2;
   const std::int64_t keys = std::max<std::int64_t>(device.l2_bytes / kSectionShare / key_bytes, 1);
   tiles.section_keys = static_cast<int>(std::min<std::int64_t>(keys, INT32_MAX));
@@ -180,7 +192,8 @@ void set_sections(const Problem& p, const DeviceInfo& device, std::int64_t num_c
   while (kv_heads * 2 * p.seqlen_k <= keys) kv_heads *= 2;
   const std::int64_t mixed = std::max<std::int64_t>(num_ctas / kLengthsAtOnce, 1);
   const std::int64_t section =
-      std::min<std::int64_t>({kv_heads * tiles.kv_divisor, mixed, tiles.batch_heads});
+      chosen(section_heads,
+             std::min<std::int64_t>({kv_heads * tiles.kv_divisor, mixed, tiles.batch_heads}));
   const std::int64_t tail = ceil_div<std::int64_t>(kTilesPerCtaAtTheEnd * num_ctas, tiles.m_blocks);
   tiles.section = static_cast<int>(section);
   tiles.num_sections =
@@ -202,9 +215,63 @@ struct ForwardPlan {
   Divisor by_page_size;
 };
 
-Schedule plan(const Problem& p, const DeviceInfo& device) {
-  ForwardPlan own{.variant = variant_of(p),
-                  .tiles = tile_params(p, variant_of(p)->tile),
+std::int64_t num_ctas_of(const TileParams& tiles, const DeviceInfo& device) {
+  return std::clamp<std::int64_t>(tiles.num_tiles, 1, std::max<std::int64_t>(device.num_units, 1));
+}
+
+// The tiles, their order, and whether a counter hands them out.
+struct TileChoice {
+  TileParams tiles;
+  bool is_dynamic;
+};
+TileChoice choose_tiles(const Problem& p, const DeviceInfo& device, const TuningConfig& config) {
+  TileParams tiles = tile_params(p, variant_of(p, config.tile_m)->tile, config.packed_heads);
+  const std::int64_t num_ctas = num_ctas_of(tiles, device);
+  if (tiles.num_tiles > 0) set_sections(p, device, num_ctas, config.section_heads, tiles);
+  const std::int32_t own = is_dynamic(p, tiles, num_ctas) ? kDynamicTiles : kStaticTiles;
+  return {tiles, chosen(config.tile_order, own) == kDynamicTiles};
+}
+
+std::vector<TuningConfig> configs(const Problem& p, const DeviceInfo& device) {
+  const Variant* v = long_variant_of(p);
+  const ShortVariant* s = short_variant_of(v);
+  const std::int32_t own_rows = rows_of(variant_of(p)->tile);
+  std::vector<std::int32_t> rows{0}, packs{0};
+  if (s != nullptr)
+    rows.push_back(rows_of(v->tile) == own_rows ? rows_of(s->variant.tile) : rows_of(v->tile));
+  std::vector<TuningConfig> all;
+  for (const std::int32_t tile_m : rows) {
+    packs.resize(1);
+    if (can_pack(p))
+      packs.push_back(
+          is_packed(p, variant_of(p, tile_m)->tile) ? 1 : static_cast<std::int32_t>(group_size(p)));
+    for (const std::int32_t pack : packs) {
+      const TuningConfig tile{.tile_m = tile_m, .packed_heads = pack};
+      const TileChoice own = choose_tiles(p, device, tile);
+      if (own.tiles.num_tiles == 0) continue;
+      std::vector<std::int32_t> sections{0};
+      if (own.tiles.is_triangular != 0 && !p.is_ragged)
+        for (const int section : {own.tiles.section / 2, own.tiles.section * 2})
+          if (section > 0 && section <= own.tiles.batch_heads) sections.push_back(section);
+      std::vector<std::int32_t> orders{0};
+      if (own.tiles.num_tiles > num_ctas_of(own.tiles, device))
+        orders.push_back(own.is_dynamic ? kStaticTiles : kDynamicTiles);
+      for (const std::int32_t section : sections)
+        for (const std::int32_t order : orders) {
+          TuningConfig config = tile;
+          config.section_heads = section;
+          config.tile_order = order;
+          if (config != TuningConfig{}) all.push_back(config);
+        }
+    }
+  }
+  return all;
+}
+
+Schedule plan(const Problem& p, const DeviceInfo& device, const TuningConfig& config) {
+  const TileChoice choice = choose_tiles(p, device, config);
+  ForwardPlan own{.variant = variant_of(p, config.tile_m),
+                  .tiles = choice.tiles,
                   .score_params = make_score_params(p),
                   .scale_log2 = static_cast<float>(p.softmax_scale * M_LOG2E),
                   .by_page_size = page_size_divisor(p)};
@@ -219,10 +286,8 @@ Schedule plan(const Problem& p, const DeviceInfo& device) {
                   .head_dim = tile.head_dim,
                   .head_dim_v = tile.head_dim_v};
   schedule.prob_dtype = dtype_of(p);
-  schedule.num_ctas =
-      std::clamp<std::int64_t>(own.tiles.num_tiles, 1, std::max<std::int64_t>(device.num_units, 1));
-  if (own.tiles.num_tiles > 0) set_sections(p, device, schedule.num_ctas, own.tiles);
-  const bool dynamic = is_dynamic(p, own.tiles, schedule.num_ctas);
+  schedule.num_ctas = num_ctas_of(own.tiles, device);
+  const bool dynamic = choice.is_dynamic;
   if (dynamic) schedule.workspace_bytes = sizeof(CounterWords) + alignof(CounterWords);
   schedule.note = format_text(
       "persistent, {} tiles at most, {}{}; TMA and wgmma, {} softmax{}", own.tiles.num_tiles,
@@ -350,6 +415,7 @@ const Kernel kForwardKernel = {
     .refuses = refuses,
     .plan = plan,
     .launch = launch,
+    .configs = configs,
 };
 
 }  // namespace headrace::cuda::sm90::fwd
