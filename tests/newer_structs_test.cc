@@ -12,6 +12,7 @@
 #include "headrace/merge_states.h"
 #include "headrace/model.hpp"
 #include "headrace/roofline.h"
+#include "headrace/tuning.h"
 
 namespace {
 
@@ -154,6 +155,22 @@ TEST(NewerStructs, OfCeilings) {
   headrace_ceilings* ceilings = nullptr;
   expect_checked<headrace_ceiling_options>(
       "options", [&](const auto* o) { return headrace_ceilings_measure(&device, o, &ceilings); });
+}
+
+TEST(NewerStructs, OfTuning) {
+  float x = 1, out = 0;
+  const auto view = [](float& of) { return TensorView(&of, DType::f32, {1, 1, 1, 1}); };
+  const AttentionTensors tensors{.q = view(x), .k = view(x), .v = view(x), .out = view(out)};
+  const headrace_attention_tensors c_tensors = tensors.to_c();
+  const Plan plan = plan_attention(Problem(tensors), cpu_info());
+  const DeviceInfo device = cpu_info();
+  headrace_tuning* tuning = nullptr;
+  ASSERT_EQ(headrace_tuning_create(&device, &tuning), HEADRACE_OK);
+  expect_checked<headrace_tune_options>("tune_options", [&](const auto* o) {
+    return headrace_plan_tune(plan.get(), &c_tensors, nullptr, nullptr, o, nullptr, tuning,
+                              nullptr);
+  });
+  headrace_tuning_destroy(tuning);
 }
 
 TEST(NewerStructs, OfAnEngine) {

@@ -14,6 +14,7 @@
 #include "headrace/kv_cache.hpp"
 #include "headrace/model.h"
 #include "headrace/roofline.h"
+#include "headrace/tuning.hpp"
 
 namespace {
 
@@ -92,6 +93,7 @@ TEST(StructSizes, OfInitFunctions) {
   HEADRACE_EXPECT_INIT(sparq_tensors, "tensors");
   HEADRACE_EXPECT_INIT(sparq_append_tensors, "tensors");
   HEADRACE_EXPECT_INIT(ceiling_options, "options");
+  HEADRACE_EXPECT_INIT(tune_options, "options");
 }
 
 // The same for functions that read the size from the struct.
@@ -175,6 +177,30 @@ TEST(StructSizes, OfPredictions) {
   headrace_prediction_destroy(prediction);
   ceilings[1].struct_size -= 8;
   EXPECT_EQ(headrace_plan_predict(plan.get(), ceilings, 2, &prediction), HEADRACE_INVALID_ARGUMENT);
+}
+
+TEST(StructSizes, OfTunedCalls) {
+  float x = 1, out = 0;
+  const auto view = [](float& of) {
+    return headrace::TensorView(&of, headrace::DType::f32, {1, 1, 1, 1});
+  };
+  const headrace::AttentionTensors tensors{
+      .q = view(x), .k = view(x), .v = view(x), .out = view(out)};
+  const headrace_device_info device = headrace::cpu_info();
+  const headrace::Plan plan = headrace::plan_attention(headrace::Problem(tensors), device);
+  const headrace_attention_tensors c_tensors = tensors.to_c();
+  headrace_tune_options options;
+  ASSERT_EQ(headrace_tune_options_init(&options), HEADRACE_OK);
+  options.num_rounds = 1;
+  options.round_seconds = 0;
+  headrace_tuning* tuning = nullptr;
+  ASSERT_EQ(headrace_tuning_create(&device, &tuning), HEADRACE_OK);
+  ASSERT_EQ(headrace_plan_tune(plan.get(), &c_tensors, nullptr, nullptr, &options, nullptr, tuning,
+                               nullptr),
+            HEADRACE_OK);
+  expect_reads_the_size<headrace_tuned_call>(
+      "call", "call", [&](auto* to) { return headrace_tuning_get(tuning, 0, to); });
+  headrace_tuning_destroy(tuning);
 }
 
 TEST(StructSizes, OfStepCosts) {

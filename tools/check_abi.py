@@ -18,6 +18,7 @@ import checklib
 HEADERS = [
     "headrace/headrace.h", "headrace/softmax.h", "headrace/merge_states.h", "headrace/kv_cache.h", "headrace/model.h",
     "headrace/engine.h", "headrace/grammar.h", "headrace/roofline.h", "headrace/sparq.h",
+    "headrace/tuning.h",
 ]  # fmt: skip
 STORED = "tools/abi/headrace.abi"
 COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
@@ -122,6 +123,7 @@ BEFORE = {
     "include/headrace/roofline.h": "",
     "include/headrace/softmax.h": "",
     "include/headrace/sparq.h": "",
+    "include/headrace/tuning.h": "",
     "include/headrace/headrace.h": """#include <stddef.h>
 #define HEADRACE_API __attribute__((visibility("default")))
 typedef enum headrace_status { OK = 0 } headrace_status;

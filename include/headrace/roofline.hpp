@@ -88,14 +88,20 @@ struct Prediction {
   std::vector<PredictionPart> parts;  ///< of `seconds`
 };
 
-/// headrace_plan_predict(). `ceilings`: those of the plan's device; empty: those that the library
-/// knows of it.
-inline Prediction predict(const Plan& plan, const std::vector<Ceiling>& ceilings = {}) {
+/// For functions of the C ABI. The strings are those of `ceilings`.
+inline std::vector<headrace_ceiling> ceilings_to_c(const std::vector<Ceiling>& ceilings) {
   std::vector<headrace_ceiling> list;
   for (const Ceiling& c : ceilings)
     list.push_back({sizeof(headrace_ceiling), static_cast<std::int32_t>(c.kind), c.num_units,
                     c.resource.c_str(), c.operation.c_str(), c.value, c.best, c.clock_hz, c.watts,
                     c.bytes});
+  return list;
+}
+
+/// headrace_plan_predict(). `ceilings`: those of the plan's device; empty: those that the library
+/// knows of it.
+inline Prediction predict(const Plan& plan, const std::vector<Ceiling>& ceilings = {}) {
+  const std::vector<headrace_ceiling> list = ceilings_to_c(ceilings);
   headrace_prediction* made = nullptr;
   check(headrace_plan_predict(plan.get(), list.empty() ? nullptr : list.data(),
                               static_cast<std::int64_t>(list.size()), &made));

@@ -38,6 +38,7 @@ from ._program import Server, serve
 from ._sampling import SamplingParams
 from ._softmax import softmax, softmax_backward
 from ._sparq import sparq_append, sparq_attention
+from ._tuning import use_tuning
 from ._views import TensorSpec
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ __all__ = [
     "sparq_append",
     "sparq_attention",
     "supports",
+    "use_tuning",
 ]
 
 

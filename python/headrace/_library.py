@@ -25,6 +25,7 @@ _RESULTS = {
     "kernel_refusal": ctypes.c_char_p,
     "plan_destroy": None,
     "prediction_destroy": None,
+    "tuning_destroy": None,
     "kv_cache_destroy": None,
     "model_destroy": None,
     "model_shape_name": ctypes.c_char_p,
@@ -43,6 +44,8 @@ _POINTERS = {
     "plan_explain": 1,
     "prediction_get": 2,
     "prediction_destroy": 1,
+    "tuning_use": 1,
+    "tuning_destroy": 1,
     "attention_problem": 3,
     "attention_backward_problem": 4,
     "plan_attention": 3,
@@ -148,6 +151,9 @@ def _declare(library: ctypes.CDLL) -> None:
     library.headrace_device_from_text.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
     library.headrace_plan_predict.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
     library.headrace_prediction_get_part.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+    library.headrace_tuning_parse.argtypes = [
+        ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_void_p
+    ]  # fmt: skip
     library.headrace_check.argtypes = [ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p]
     run: list[Any] = [ctypes.c_void_p] * 4 + [ctypes.c_size_t, ctypes.c_void_p]
     library.headrace_attention_forward.argtypes = run[1:]

@@ -85,6 +85,10 @@ std::string schedule_text(const Schedule& s) {
   return text;
 }
 
+std::string tuning_text(const Plan& plan) {
+  return plan.tuning.empty() ? std::string() : format_text("tuning    {}\n", plan.tuning);
+}
+
 bool is_exact_about_nans(std::string_view kernel) {
   return kernel.ends_with("reference") || kernel.ends_with("simple");
 }
@@ -155,7 +159,8 @@ std::string problem_text(const Problem& p) {
 std::string explain(const Plan& plan) {
   return format_text("problem   {}\ndevice    {}\n", problem_text(plan.problem),
                      device_text(plan.device)) +
-         kernels_text(plan) + schedule_text(plan.schedule) + promises_text(plan);
+         kernels_text(plan) + schedule_text(plan.schedule) + tuning_text(plan) +
+         promises_text(plan);
 }
 
 }  // namespace headrace

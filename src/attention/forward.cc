@@ -1,7 +1,8 @@
 #include "attention/forward.h"
 
+#include <new>
+
 #include "attention/validate.h"
-#include "backends/cuda/backend.h"
 #include "core/device.h"
 
 namespace headrace {
@@ -61,6 +62,29 @@ Status run(const Plan& plan, const AttentionArgs& args, Workspace workspace, Str
   if (has_nothing_to_write(plan.problem)) return std::nullopt;
   if (plan.device.device_type == HEADRACE_CUDA) return cuda::run(plan, args, workspace, stream);
   return plan.kernel->launch(plan, args, workspace, stream);
+}
+
+Status OwnWorkspace::reserve(const Plan& plan, Stream stream) {
+  constexpr std::size_t kAlignment = 64;
+  const std::size_t needed = plan.schedule.workspace_bytes;
+  if (needed <= bytes_) return std::nullopt;
+  bytes_ = 0;
+  if (plan.device.device_type == HEADRACE_CUDA) {
+    Result<cuda::Scratch> scratch = cuda::allocate_scratch(needed, plan.device.device_id, stream);
+    if (!scratch.ok()) return std::move(scratch.failure());
+    device_ = std::move(scratch.value());
+  } else {
+    if (needed > PTRDIFF_MAX - kAlignment) throw std::bad_alloc();
+    const std::size_t bytes = (needed + kAlignment - 1) / kAlignment * kAlignment;
+    host_.reset(std::aligned_alloc(kAlignment, bytes));
+    if (host_ == nullptr)
+      return Failure{ErrorCode::out_of_memory,
+                     format_text("workspace: {} bytes could not be allocated; pass a workspace or "
+                                 "split the call",
+                                 needed)};
+  }
+  bytes_ = needed;
+  return std::nullopt;
 }
 
 }  // namespace headrace

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "attention/tune/table.h"
 #include "attention/validate.h"
 #include "backends/cpu/kernels.h"
 #include "backends/cuda/backend.h"
@@ -62,7 +63,8 @@ Status report_fallback(const Plan& plan) {
 }
 
 // Chooses the kernel of plan.problem, which is checked, and its schedule.
-Status complete_plan(Plan& plan, const DeviceInfo& device, std::span<const Kernel> kernels) {
+Status complete_plan(Plan& plan, const DeviceInfo& device, std::span<const Kernel> kernels,
+                     const tune::Table* table) {
   HEADRACE_TRY(check_device(device));
   if (device.device_type == HEADRACE_CUDA && kernels.empty())
     return unsupported(
@@ -83,6 +85,7 @@ Status complete_plan(Plan& plan, const DeviceInfo& device, std::span<const Kerne
   }
   if (plan.kernel == nullptr) return no_kernel(plan, forced);
   if (plan.is_fallback && plan.problem.strict_fallback) return strict_failure(plan);
+  if (table != nullptr) table->choose(plan);
   HEADRACE_TRY(choose_config(plan.config, plan));
   return plan.is_fallback ? report_fallback(plan) : std::nullopt;
 }
@@ -106,15 +109,16 @@ Status choose_config(const TuningConfig& config, Plan& plan) {
 }
 
 Result<Plan> plan_attention(const Problem& problem, const DeviceInfo& device) {
-  return plan_attention(problem, device, kernels_of(device.device_type, problem.phase));
+  return plan_attention(problem, device, kernels_of(device.device_type, problem.phase),
+                        tune::table_of(device).get());
 }
 
 Result<Plan> plan_attention(const Problem& problem, const DeviceInfo& device,
-                            std::span<const Kernel> kernels) {
+                            std::span<const Kernel> kernels, const tune::Table* table) {
   Result<Plan> result{std::in_place};
   result.value().problem = problem;
   if (auto bad = complete_problem(result.value().problem)) return std::move(*bad);
-  if (auto bad = complete_plan(result.value(), device, kernels)) return std::move(*bad);
+  if (auto bad = complete_plan(result.value(), device, kernels, table)) return std::move(*bad);
   return result;
 }
 
@@ -122,7 +126,9 @@ Result<Plan> plan_checked(const Problem& checked, const DeviceInfo& device) {
   Result<Plan> result{std::in_place};
   result.value().problem = checked;
   const auto kernels = kernels_of(device.device_type, checked.phase);
-  if (auto bad = complete_plan(result.value(), device, kernels)) return std::move(*bad);
+  const auto table = tune::table_of(device);
+  if (auto bad = complete_plan(result.value(), device, kernels, table.get()))
+    return std::move(*bad);
   return result;
 }
 

@@ -8,6 +8,10 @@
 #include "core/kernel.h"
 #include "core/plan.h"
 
+namespace headrace::tune {
+class Table;
+}
+
 namespace headrace {
 
 // The kernels of a device type (headrace_device_type) and phase (headrace_phase), in order of
@@ -17,10 +21,12 @@ std::span<const Kernel> kernels_of(std::int32_t device_type, std::int32_t phase)
 // Selects the first kernel that supports the problem. Fails with `unsupported` and each kernel's
 // reason if none does, or if only the fallback does and strict_fallback is set. HEADRACE_KERNEL
 // forces a kernel by name; a forced kernel is never a fallback.
+// The kernel's choices are those of the table of the device that the process uses, if any.
 Result<Plan> plan_attention(const Problem& problem, const DeviceInfo& device);
+// `table`: tuned choices of the device; null: none.
 Result<Plan> plan_attention(const Problem& problem, const DeviceInfo& device,
-                            std::span<const Kernel> kernels);
-// The same for a problem that validate() or check_problem() returned, so that a call checks it
+                            std::span<const Kernel> kernels, const tune::Table* table = nullptr);
+// The first one for a problem that validate() or check_problem() returned, so that a call checks it
 // once.
 Result<Plan> plan_checked(const Problem& checked, const DeviceInfo& device);
 // The same plan with other choices of its kernel, which offers them. Fails if the workspace does

@@ -1,5 +1,4 @@
 // Problems, plans, runs.
-#include <cstdlib>
 #include <memory>
 
 #include "attention/forward.h"
@@ -23,14 +22,7 @@ headrace_attention_options options_of(const Problem& p, const headrace_run_optio
   return options;
 }
 
-// The caller's structs. gradients is null for a forward.
-struct TensorsFromC {
-  const headrace_attention_tensors* tensors;
-  const headrace_attention_gradients* gradients;
-  headrace_phase phase;
-};
-
-// The same, converted to this version's structs.
+// The caller's tensors and options, converted to this version's structs.
 struct Call {
   headrace_attention_tensors tensors;
   headrace_attention_gradients gradients;
@@ -69,8 +61,10 @@ Status check_device_of(const Plan& plan, const headrace_attention_tensors& tenso
       tensors.q.device_type, tensors.q.device_id, device_text(plan.device));
 }
 
-Status run_plan(const Plan& plan, const TensorsFromC& from, const headrace_run_options* options,
-                Workspace workspace, Stream stream) {
+}  // namespace
+
+Result<AttentionArgs> args_of_run(const Plan& plan, const TensorsFromC& from,
+                                  const headrace_run_options* options) {
   if (plan.problem.phase != from.phase)
     return invalid_argument(
         "plan: it was made for phase={} ({}); run it with {}", plan.problem.phase,
@@ -78,38 +72,29 @@ Status run_plan(const Plan& plan, const TensorsFromC& from, const headrace_run_o
         is_backward(plan.problem) ? "headrace_plan_run_backward" : "headrace_plan_run");
   Call call;
   headrace_run_options run_options;
-  HEADRACE_TRY(read_call(from, call));
-  HEADRACE_TRY(read_run_options(options, run_options));
+  if (auto bad = read_call(from, call)) return std::move(*bad);
+  if (auto bad = read_run_options(options, run_options)) return std::move(*bad);
   call.options = options_of(plan.problem, run_options);
   Result<Problem> problem = call.validate();
   if (!problem.ok()) return std::move(problem.failure());
-  HEADRACE_TRY(check_same_problem(plan.problem, problem.value()));
-  HEADRACE_TRY(check_device_of(plan, call.tensors));
-  return run(plan, call.args(plan.problem), workspace, stream);
+  if (auto bad = check_same_problem(plan.problem, problem.value())) return std::move(*bad);
+  if (auto bad = check_device_of(plan, call.tensors)) return std::move(*bad);
+  return call.args(plan.problem);
 }
 
-struct Free {
-  void operator()(void* data) const { std::free(data); }  // from std::aligned_alloc
-};
+namespace {
+
+Status run_plan(const Plan& plan, const TensorsFromC& from, const headrace_run_options* options,
+                Workspace workspace, Stream stream) {
+  Result<AttentionArgs> args = args_of_run(plan, from, options);
+  if (!args.ok()) return std::move(args.failure());
+  return run(plan, args.value(), workspace, stream);
+}
 
 Status run_with_own_workspace(const Plan& plan, const AttentionArgs& args, Stream stream) {
-  constexpr std::size_t kAlignment = 64;
-  const std::size_t needed = plan.schedule.workspace_bytes;
-  if (needed == 0) return run(plan, args, {}, stream);
-  if (plan.device.device_type == HEADRACE_CUDA) {
-    Result<cuda::Scratch> scratch = cuda::allocate_scratch(needed, plan.device.device_id, stream);
-    if (!scratch.ok()) return std::move(scratch.failure());
-    return run(plan, args, {scratch.value().get(), needed}, stream);
-  }
-  if (needed > PTRDIFF_MAX - kAlignment) throw std::bad_alloc();
-  const std::size_t bytes = (needed + kAlignment - 1) / kAlignment * kAlignment;
-  const std::unique_ptr<void, Free> data(std::aligned_alloc(kAlignment, bytes));
-  if (data == nullptr)
-    return Failure{ErrorCode::out_of_memory,
-                   format_text("workspace: {} bytes could not be allocated; pass a workspace or "
-                               "split the call",
-                               needed)};
-  return run(plan, args, {data.get(), bytes}, stream);
+  OwnWorkspace workspace;
+  HEADRACE_TRY(workspace.reserve(plan, stream));
+  return run(plan, args, workspace.get(), stream);
 }
 
 // Validates, plans and runs.

@@ -8,10 +8,14 @@
 #include <mutex>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "attention/validate.h"
 #include "base/error.h"
+#include "core/args.h"
 #include "core/plan.h"
+#include "headrace/roofline.h"
+#include "probes/ceiling.h"
 
 struct headrace_plan {
   headrace::Plan plan;
@@ -83,5 +87,18 @@ Status read_options(const headrace_attention_options* theirs, headrace_attention
 Status read_run_options(const headrace_run_options* theirs, headrace_run_options& ours);
 Status read_problem(const headrace_problem* theirs, headrace_problem& ours);
 Status read_device(const headrace_device_info* theirs, headrace_device_info& ours);
+// The caller's ceilings, an array of structs of one version.
+Result<std::vector<probes::Ceiling>> read_ceilings(const headrace_ceiling* theirs,
+                                                   std::int64_t num_ceilings);
+
+// The caller's tensors. gradients is null for a forward.
+struct TensorsFromC {
+  const headrace_attention_tensors* tensors;
+  const headrace_attention_gradients* gradients;
+  headrace_phase phase;
+};
+// Validates the tensors of a run of the plan.
+Result<AttentionArgs> args_of_run(const Plan& plan, const TensorsFromC& from,
+                                  const headrace_run_options* options);
 
 }  // namespace headrace::capi

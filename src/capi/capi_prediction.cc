@@ -13,9 +13,7 @@ struct headrace_prediction {
 };
 
 namespace headrace::capi {
-namespace {
 
-// The caller's ceilings, an array of structs of one version.
 Result<std::vector<probes::Ceiling>> read_ceilings(const headrace_ceiling* theirs,
                                                    int64_t num_ceilings) {
   constexpr int64_t kMostCeilings = 10000;
@@ -55,7 +53,6 @@ Result<std::vector<probes::Ceiling>> read_ceilings(const headrace_ceiling* their
   return ours;
 }
 
-}  // namespace
 }  // namespace headrace::capi
 
 using namespace headrace::capi;  // the functions below are the C face of this namespace

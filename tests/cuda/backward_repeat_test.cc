@@ -61,14 +61,20 @@ class Call {
   }
 
   const Plan& plan() const { return plan_; }
-  void run(cudaStream_t stream) {
+  void poison(cudaStream_t stream) {
     const OnDevice<unsigned char>* const written[] = {&dq_, &dk_, &dv_, &workspace_};
     const std::size_t sizes[] = {bytes(shape_.heads), bytes(shape_.kv_heads),
                                  bytes(shape_.kv_heads), plan_.workspace_bytes()};
     for (int i = 0; i < 4; ++i)
       HEADRACE_EXPECT_CUDA(cudaMemsetAsync(written[i]->data(), 0xFF, sizes[i], stream));
+  }
+  void run(cudaStream_t stream) {
+    poison(stream);
     plan_.run_backward(tensors(), gradients(), {workspace_.data(), plan_.workspace_bytes()}, {},
                        stream);
+  }
+  TunedCall tune(const TuneOptions& options) const {
+    return Tuning(cuda_info(0)).tune(plan_, tensors(), gradients(), options);
   }
   // dk and dv; dq only if it is deterministic.
   std::vector<unsigned char> result(cudaStream_t stream) const {
@@ -133,6 +139,11 @@ TEST_P(BackwardRepeats, AThousandRunsGiveTheSameBits) {
 TEST_P(BackwardRepeats, AGraphReplaysTheSameBits) {
   Call call(GetParam());
   expect_graph_replays(call);
+}
+
+TEST_P(BackwardRepeats, TunedChoicesGiveTheSameBits) {
+  Call call(GetParam());
+  expect_tuning_keeps_bits(call);
 }
 
 TEST_P(BackwardRepeats, TwoStreamsDoNotDisturbEachOther) {

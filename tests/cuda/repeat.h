@@ -1,9 +1,11 @@
-// Repeats a call in every way that a program may. A call has run(stream), which poisons its outputs
-// first, and result(stream), which synchronizes and returns their bytes.
+// Repeats a call in every way that a program may. A call has poison(stream) of its outputs,
+// run(stream), which poisons them first, result(stream), which synchronizes and returns their
+// bytes, and tune(options).
 #pragma once
 
 #include <cstring>
 #include <headrace/headrace.hpp>
+#include <headrace/tuning.hpp>
 
 #include "cuda/gpu.h"
 
@@ -77,6 +79,24 @@ void expect_streams_apart(Call& one, Call& other) {
     ASSERT_EQ(other.result(streams[1]), alone) << "round " << round;
   }
   for (cudaStream_t stream : streams) cudaStreamDestroy(stream);
+}
+
+// Every choice that the kernel offers writes the same bits.
+template <class Call>
+void expect_tuning_keeps_bits(Call& call) {
+  call.run(nullptr);
+  const std::vector<unsigned char> own = call.result(nullptr);
+  int num_calls = 0;
+  const TunedCall tuned =
+      call.tune({.num_rounds = 1, .round_seconds = 0, .before_call = [&](void* stream) {
+                   EXPECT_EQ(call.result(nullptr), own) << num_calls;
+                   call.poison(static_cast<cudaStream_t>(stream));
+                   ++num_calls;
+                 }});
+  EXPECT_EQ(call.result(nullptr), own) << "the last call";
+  EXPECT_GE(num_calls, tuned.num_timed);
+  EXPECT_GT(tuned.seconds, 0);
+  EXPECT_GE(tuned.own_seconds, tuned.seconds);
 }
 
 }  // namespace headrace::testing

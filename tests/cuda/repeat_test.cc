@@ -65,13 +65,19 @@ class Call {
         workspace_(std::vector<unsigned char>(plan_.workspace_bytes() + 1)) {}
 
   const Plan& plan() const { return plan_; }
-  void run(cudaStream_t stream) {
+  void poison(cudaStream_t stream) {
     HEADRACE_EXPECT_CUDA(cudaMemsetAsync(out_.data(), 0xFF, num_bytes(), stream));
+  }
+  void run(cudaStream_t stream) {
+    poison(stream);
     plan_.run(tensors(), {workspace_.data(), plan_.workspace_bytes()}, {}, stream);
   }
   std::vector<unsigned char> result(cudaStream_t stream) const {
     HEADRACE_EXPECT_CUDA(cudaStreamSynchronize(stream));
     return out_.read();
+  }
+  TunedCall tune(const TuneOptions& options) const {
+    return Tuning(cuda_info(0)).tune(plan_, tensors(), options);
   }
 
  private:
@@ -112,6 +118,11 @@ TEST_P(Repeats, AThousandRunsGiveTheSameBits) {
 TEST_P(Repeats, AGraphReplaysTheSameBits) {
   Call call(GetParam());
   expect_graph_replays(call);
+}
+
+TEST_P(Repeats, TunedChoicesGiveTheSameBits) {
+  Call call(GetParam());
+  expect_tuning_keeps_bits(call);
 }
 
 TEST_P(Repeats, TwoStreamsDoNotDisturbEachOther) {

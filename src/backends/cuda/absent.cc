@@ -43,6 +43,10 @@ void DestroyGraph::operator()(void*) const {}
 Status begin_capture(int, Stream) { return absent(); }
 Result<Graph> end_capture(int, Stream) { return absent(); }
 Status launch_graph(const Graph&, Stream) { return absent(); }
+void DestroyTimer::operator()(void*) const {}
+Result<Timer> make_timer(int) { return absent(); }
+Status start_timer(const Timer&, Stream) { return absent(); }
+Result<double> stop_timer(const Timer&, Stream) { return absent(); }
 Status check(int, Stream) { return absent(); }
 
 }  // namespace headrace::cuda

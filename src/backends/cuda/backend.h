@@ -9,6 +9,7 @@
 #include "backends/cuda/elementwise/decoder_ops.h"
 #include "backends/cuda/gemm/gemm.h"
 #include "backends/cuda/runtime/graph.h"
+#include "backends/cuda/runtime/timer.h"
 #include "core/kernel.h"
 #include "core/kv_append_args.h"
 #include "core/merge_states_args.h"
