@@ -218,6 +218,30 @@ bool has_dims(const CLI::App& app) {
                      [&](const char* name) { return app.count(name) > 0; });
 }
 
+std::vector<AttentionShape> shapes_of_call(const std::string& text) {
+  constexpr std::string_view kOperator = "attention";
+  const std::size_t end = std::min(text.find(' '), text.size());
+  if (std::string_view(text).substr(0, end) != kOperator)
+    throw CLI::ValidationError("--call", "\"" + text.substr(0, end) +
+                                             "\" is no operator; write \"attention\" and the "
+                                             "options of headrace explain attention");
+  CLI::App app;
+  app.set_help_flag();
+  ShapeOptions options;
+  add_shape_options(app, options);
+  app.parse(text.substr(end), false);
+  return shapes_of(dims_of(options), options);
+}
+
+std::string check_call(const std::string& text) {
+  try {
+    (void)shapes_of_call(text);
+    return {};
+  } catch (const CLI::ParseError& error) {
+    return "\"" + text + "\": " + error.what();
+  }
+}
+
 std::vector<Dims> dims_of(const ShapeOptions& o) {
   std::vector<Dims> all;
   const auto& seqlens_q = o.seqlen_q.empty() ? o.seqlen : o.seqlen_q;

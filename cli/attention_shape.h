@@ -57,6 +57,12 @@ std::vector<Dims> dims_of(const ShapeOptions& options);
 // All combinations of `dims` with the options' dtypes and causal masks.
 std::vector<AttentionShape> shapes_of(const std::vector<Dims>& dims, const ShapeOptions& options);
 
+// The calls of a text "attention --seqlen 1024 --dtype bf16,f16", with the options of headrace
+// explain attention. Throws CLI::ParseError.
+std::vector<AttentionShape> shapes_of_call(const std::string& text);
+// For Option::check(): why the text is no call; "" if it is one.
+std::string check_call(const std::string& text);
+
 // Turns a forward problem into its backward problem, with every gradient it can have.
 void make_backward(headrace_problem& problem);
 

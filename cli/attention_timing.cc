@@ -83,16 +83,46 @@ Machine machine_of(const std::string& name, int num_threads, bool is_cold) {
   return machine;
 }
 
-TimedCalls time_attention(const AttentionShape& shape, const Plan& plan,
-                          const TimingOptions& options, Machine& machine) {
-  AttentionData data(shape, options.layout);
+std::string check_machine(const std::string& text) {
+  if (text == "cpu" || text == "cuda" || text.starts_with("cuda:")) return {};
+  return "\"" + text + "\" is no device of this machine; pass cpu, cuda or cuda:NUMBER";
+}
+
+namespace {
+
+// Random inputs on the machine, for a backward with the results of a forward.
+AttentionData data_of(const AttentionShape& shape, Layout layout, Machine& machine) {
+  AttentionData data(shape, layout);
   if (machine.gpu) {
     machine.gpu->release();
     data.move_to(*machine.gpu, machine.device.device_id);
   }
-  const bool is_backward = shape.problem.phase == HEADRACE_BACKWARD;
-  if (is_backward) run_forward(data, machine);
-  return time_calls(plan, is_backward, data, options, machine);
+  if (shape.problem.phase == HEADRACE_BACKWARD) run_forward(data, machine);
+  return data;
+}
+
+}  // namespace
+
+TimedCalls time_attention(const AttentionShape& shape, const Plan& plan,
+                          const TimingOptions& options, Machine& machine) {
+  AttentionData data = data_of(shape, options.layout, machine);
+  return time_calls(plan, shape.problem.phase == HEADRACE_BACKWARD, data, options, machine);
+}
+
+TunedCall tune_attention(const AttentionShape& shape, const Plan& plan, bool is_cold,
+                         TuneOptions options, Machine& machine, Tuning& tuning) {
+  const AttentionData data = data_of(shape, Layout::bshd, machine);
+  if (is_cold)
+    options.before_call = [&machine](void*) {
+      if (machine.gpu)
+        machine.gpu->evict();
+      else
+        machine.evictor->read();
+    };
+  void* const stream = machine.gpu ? machine.gpu->stream() : nullptr;
+  if (shape.problem.phase == HEADRACE_BACKWARD)
+    return tuning.tune(plan, data.tensors(), data.gradients(), options, stream);
+  return tuning.tune(plan, data.tensors(), options, stream);
 }
 
 }  // namespace headrace::cli

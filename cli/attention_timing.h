@@ -9,6 +9,7 @@
 #include "attention_shape.h"
 #include "gpu.h"
 #include "headrace/headrace.hpp"
+#include "headrace/tuning.hpp"
 #include "probes/probes.h"
 #include "times.h"
 
@@ -23,6 +24,9 @@ struct Machine {
 
 // `device`: "cpu", "cuda" or "cuda:NUMBER". `num_threads`: of a CPU; 0: all that the library finds.
 Machine machine_of(const std::string& device, int num_threads, bool is_cold);
+
+// For Option::check(): why the text is no device of a machine; "" if it is one.
+std::string check_machine(const std::string& text);
 
 struct TimingOptions {
   Layout layout = Layout::bshd;
@@ -39,5 +43,9 @@ struct TimedCalls {
 // Times at least `reps` calls, for at least `min_time` seconds (evictions included).
 TimedCalls time_attention(const AttentionShape& shape, const Plan& plan,
                           const TimingOptions& options, Machine& machine);
+
+// Tunes the call of `plan` on random inputs. TuneOptions::before_call is set here.
+TunedCall tune_attention(const AttentionShape& shape, const Plan& plan, bool is_cold,
+                         TuneOptions options, Machine& machine, Tuning& tuning);
 
 }  // namespace headrace::cli

@@ -13,6 +13,7 @@
 #include "probes/probes.h"
 #include "progress.h"
 #include "schedule_text.h"
+#include "tuning_file.h"
 
 namespace headrace::cli {
 namespace {
@@ -24,6 +25,7 @@ struct BenchOptions {
   std::string device = "cpu";
   TimingOptions timing;
   bool skips_ceilings = false;
+  bool skips_tuning = false;
   Format format = Format::text;
   std::string command_line;
 };
@@ -181,6 +183,7 @@ int run_bench(const BenchOptions& asked) {
   const DeviceInfo& device = machine.device;
   options.skips_ceilings = options.skips_ceilings || machine.gpu;  // the probes measure CPUs only
   const auto shapes = shapes_to_run(options);
+  const std::string tuning = options.skips_tuning ? "" : use_tuning(device);
   Ceilings ceilings;
   if (!options.skips_ceilings) raise_ceilings(device.num_units, ceilings);
   const auto results = measure(shapes, machine, options);
@@ -188,6 +191,7 @@ int run_bench(const BenchOptions& asked) {
   show_line("");
   Report report;
   add_notes(options, device, ceilings, report);
+  report.notes.emplace_back("tuning", tuning.empty() ? Cell() : Cell(tuning));
   report.tables.push_back(make_table());
   for (const Measured& result : results)
     report.tables[0].rows.push_back(row_of(result.shape, result.plan, result.calls, ceilings));
@@ -232,6 +236,8 @@ void add_bench_attention(CLI::App& bench, Action& action, const std::string& com
                 "evict the caches before each call, as decoding does")
       ->group(kGroup);
   app->add_flag("--no-ceilings", options->skips_ceilings, "do not measure the machine's peaks")
+      ->group(kGroup);
+  app->add_flag("--no-tuning", options->skips_tuning, "ignore what headrace tune found")
       ->group(kGroup);
   add_format_option(*app, options->format);
   app->callback([&action, app, options] {

@@ -1,13 +1,11 @@
 #include "ceilings_cache.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "call_bound.h"
+#include "command.h"
 #include "files.h"
 #include "gpu.h"
 
@@ -65,18 +63,6 @@ Json key_json(const CeilingsKey& key) {
   return {{"device", key.device}, {"num_units", key.num_units}, {"software", key.software}};
 }
 
-// "AMD EPYC 7B13" as a part of a file's name.
-std::string file_part(const std::string& text) {
-  std::string part;
-  for (const char c : text) {
-    const bool is_plain =
-        (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '.';
-    if (is_plain || (!part.empty() && part.back() != '-')) part += is_plain ? c : '-';
-  }
-  while (part.ends_with('-')) part.pop_back();
-  return part;
-}
-
 // Discarded, with the reason, if the text is no object of a bounded size.
 Json parse_object(const std::string& text, std::string& reason) {
   reason = "it is larger than 1 MiB";
@@ -99,10 +85,7 @@ CeilingsKey ceilings_key(const DeviceInfo& device) {
 }
 
 std::string ceilings_path(const CeilingsKey& key) {
-  const std::string folder = xdg_folder("XDG_CACHE_HOME", "/.cache");
-  if (folder.empty()) return folder;
-  return folder + "/headrace/ceilings-" + file_part(key.device) + '-' +
-         std::to_string(key.num_units) + '-' + file_part(key.software) + ".json";
+  return cache_path("ceilings", key.device, key.num_units, key.software, ".json");
 }
 
 std::string ceilings_text(const CeilingsKey& key, const MeasuredCeilings& measured) {
@@ -180,35 +163,23 @@ std::optional<MeasuredCeilings> parse_report(const std::string& text, std::strin
   return measured;
 }
 
-namespace {
-
-// The start of a regular file, as much as a file of ceilings may have and one byte; no value: there
-// is none, and `reason` is set if it cannot be read.
-std::optional<std::string> read_start(const std::string& path, std::string& reason) {
-  reason.clear();
-  struct stat facts {};
-  if (stat(path.c_str(), &facts) != 0) return std::nullopt;
-  std::ifstream file(path, std::ios::binary);
-  if (!S_ISREG(facts.st_mode) || !file) {
-    reason = "it cannot be read";
-    return std::nullopt;
-  }
-  std::string text(kMaxBytes + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<std::size_t>(file.gcount()));
-  return text;
-}
-
-}  // namespace
-
 std::optional<MeasuredCeilings> read_ceilings(const std::string& path, const CeilingsKey& key,
                                               std::string& reason) {
-  const auto text = read_start(path, reason);
+  const auto text = read_start(path, kMaxBytes + 1, reason);
   return text ? parse_ceilings(*text, key, reason) : std::nullopt;
 }
 
+std::vector<Ceiling> cached_ceilings(const DeviceInfo& device) {
+  const CeilingsKey key = ceilings_key(device);
+  const std::string path = ceilings_path(key);
+  std::string reason;
+  auto cached = read_ceilings(path, key, reason);
+  if (!reason.empty()) print_note(path + " is ignored: " + reason);
+  return cached ? std::move(cached->ceilings) : std::vector<Ceiling>();
+}
+
 std::optional<MeasuredCeilings> read_report(const std::string& path, std::string& reason) {
-  const auto text = read_start(path, reason);
+  const auto text = read_start(path, kMaxBytes + 1, reason);
   if (text) return parse_report(*text, reason);
   if (reason.empty()) reason = "there is no such file";
   return std::nullopt;

@@ -36,6 +36,10 @@ std::optional<MeasuredCeilings> parse_ceilings(const std::string& text, const Ce
 std::optional<MeasuredCeilings> read_ceilings(const std::string& path, const CeilingsKey& key,
                                               std::string& reason);
 
+// Those in the cache of a device of this machine; none if there is no such file, or it is ignored
+// with a note.
+std::vector<Ceiling> cached_ceilings(const DeviceInfo& device);
+
 // The ceilings in a report of headrace roofline --format json, of any device, which may be damaged.
 // No value: `reason` says why not.
 std::optional<MeasuredCeilings> parse_report(const std::string& text, std::string& reason);

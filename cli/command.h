@@ -19,6 +19,7 @@ using Action = std::function<int()>;  // returns the exit code
 void add_bench(CLI::App& app, Action& action, const std::string& command_line);
 void add_explain(CLI::App& app, Action& action);
 void add_roofline(CLI::App& app, Action& action, const std::string& command_line);
+void add_tune(CLI::App& app, Action& action, const std::string& command_line);
 void add_kernels(CLI::App& app, Action& action);
 void add_info(CLI::App& app, Action& action);
 void add_generate(CLI::App& app, Action& action);

@@ -9,6 +9,7 @@
 #include "headrace/headrace.hpp"
 #include "headrace/roofline.hpp"
 #include "text_table.h"
+#include "tuning_file.h"
 
 namespace headrace::cli {
 namespace {
@@ -19,6 +20,7 @@ struct ExplainOptions {
   std::string ceilings;  // file; empty: the cache of headrace roofline
   Format format = Format::text;
   bool is_strict = false;
+  bool skips_tuning = false;
 };
 
 Table make_table() {
@@ -75,6 +77,10 @@ std::vector<Cell> row_of(const Plan& plan, const Prediction& x) {
           plan.explain() + x.text};
 }
 
+bool is_of_this_machine(const ExplainOptions& options) {
+  return options.device == "cpu" || options.device.starts_with("cuda");
+}
+
 // Those of a file, or the cached ones of a device of this machine. Empty: the library's.
 std::vector<Ceiling> ceilings_for(const DeviceInfo& device, const ExplainOptions& options) {
   std::string reason;
@@ -86,12 +92,7 @@ std::vector<Ceiling> ceilings_for(const DeviceInfo& device, const ExplainOptions
                                                  "printed");
     return std::move(measured->ceilings);
   }
-  if (options.device != "cpu" && !options.device.starts_with("cuda")) return {};
-  const CeilingsKey key = ceilings_key(device);
-  const std::string path = ceilings_path(key);
-  auto cached = read_ceilings(path, key, reason);
-  if (!reason.empty()) print_note(path + " is ignored: " + reason);
-  return cached ? std::move(cached->ceilings) : std::vector<Ceiling>();
+  return is_of_this_machine(options) ? cached_ceilings(device) : std::vector<Ceiling>();
 }
 
 // Wraps each line below its second column ("nan       in q or k: ...").
@@ -111,6 +112,7 @@ int run_explain(const ExplainOptions& options) {
   Report report;
   report.tables = {make_table(), make_parts_table()};
   const std::vector<Ceiling> ceilings = ceilings_for(device, options);
+  if (is_of_this_machine(options) && !options.skips_tuning) use_tuning(device);
   bool is_first = true;
   for (const AttentionShape& shape : shapes_of(dims_of(options.shape), options.shape)) {
     headrace_problem problem = shape.problem;
@@ -149,6 +151,7 @@ void add_explain(CLI::App& app, Action& action) {
                    "predict from this report of headrace roofline --format json")
       ->option_text("FILE");
   attention->add_flag("--strict", options->is_strict, "fail rather than use the slow fallback");
+  attention->add_flag("--no-tuning", options->skips_tuning, "ignore what headrace tune found");
   add_format_option(*attention, options->format);
   attention->callback([&action, options] { action = [options] { return run_explain(*options); }; });
   add_explain_model(*explain, action);

@@ -35,6 +35,18 @@ const char* other_kind(const struct stat& facts) {
   }
 }
 
+// "AMD EPYC 7B13" as a part of a file's name.
+std::string file_part(const std::string& text) {
+  std::string part;
+  for (const char c : text) {
+    const bool is_plain =
+        (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '.';
+    if (is_plain || (!part.empty() && part.back() != '-')) part += is_plain ? c : '-';
+  }
+  while (part.ends_with('-')) part.pop_back();
+  return part;
+}
+
 struct stat facts_of(const std::string& path) {
   struct stat facts {};
   if (stat(path.c_str(), &facts) != 0) fail_to_open(path, "reading");
@@ -77,6 +89,30 @@ void replace_file(const std::string& path, const std::string& text) {
   const std::string draft = path + '.' + std::to_string(getpid());
   write_text(draft, O_TRUNC, text);
   if (std::rename(draft.c_str(), path.c_str()) != 0) fail_to_open(path, "writing");
+}
+
+std::string cache_path(const std::string& kind, const std::string& device, std::int64_t num_units,
+                       const std::string& software, const std::string& ending) {
+  const std::string folder = xdg_folder("XDG_CACHE_HOME", "/.cache");
+  if (folder.empty()) return folder;
+  return folder + "/headrace/" + kind + '-' + file_part(device) + '-' + std::to_string(num_units) +
+         '-' + file_part(software) + ending;
+}
+
+std::optional<std::string> read_start(const std::string& path, std::size_t most_bytes,
+                                      std::string& reason) {
+  reason.clear();
+  struct stat facts {};
+  if (stat(path.c_str(), &facts) != 0) return std::nullopt;
+  std::ifstream file(path, std::ios::binary);
+  if (!S_ISREG(facts.st_mode) || !file) {
+    reason = "it cannot be read";
+    return std::nullopt;
+  }
+  std::string text(most_bytes, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<std::size_t>(file.gcount()));
+  return text;
 }
 
 std::string xdg_folder(const char* variable, const char* in_home) {

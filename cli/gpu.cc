@@ -87,9 +87,16 @@ void Gpu::copy(void* to, const void* from, std::size_t bytes, void* stream) {
       "enqueueing a copy");
 }
 
+void* Gpu::stream() const { return state_->stream; }
+
+void Gpu::evict() {
+  require(cudaMemsetAsync(state_->evictor, 0, state_->evictor_bytes, state_->stream),
+          "flushing the L2");
+}
+
 double Gpu::time(const std::function<void(void*)>& enqueue, bool evicts) {
   State& s = *state_;
-  if (evicts) require(cudaMemsetAsync(s.evictor, 0, s.evictor_bytes, s.stream), "flushing the L2");
+  if (evicts) evict();
   require(cudaEventRecord(s.begin, s.stream), "recording an event");
   enqueue(s.stream);
   require(cudaEventRecord(s.end, s.stream), "recording an event");

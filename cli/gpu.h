@@ -28,6 +28,10 @@ class Gpu {
   // Enqueues a copy between blocks of device memory.
   void copy(void* to, const void* from, std::size_t bytes, void* stream);
 
+  // Its stream, and work on it that flushes the L2.
+  void* stream() const;
+  void evict();
+
   // Seconds from start to end of the work that `enqueue(stream)` enqueues. `evicts`: flushes the L2
   // first.
   double time(const std::function<void(void* stream)>& enqueue, bool evicts);

@@ -18,6 +18,8 @@ void* Gpu::allocate(std::size_t) { return nullptr; }
 void* Gpu::copy_of(const void*, std::size_t) { return nullptr; }
 void Gpu::release() {}
 void Gpu::copy(void*, const void*, std::size_t, void*) {}
+void* Gpu::stream() const { return nullptr; }
+void Gpu::evict() {}
 double Gpu::time(const std::function<void(void*)>&, bool) { return 0; }
 
 }  // namespace headrace::cli

@@ -81,6 +81,7 @@ void add_commands(CLI::App& app, Action& action, const std::string& command_line
   add_bench(app, action, command_line);
   add_explain(app, action);
   add_roofline(app, action, command_line);
+  add_tune(app, action, command_line);
   add_kernels(app, action);
   add_info(app, action);
   add_tokenize(app, action);

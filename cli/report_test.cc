@@ -70,6 +70,7 @@ std::vector<Case> cases() {
       {"bench model", "-m " + kModel + " -p 8,16 -n 4 -t 1,2 -r 1 --no-ceilings"},
       {"roofline", ""},
       {"roofline", "--call 'attention --seqlen 32,48 --dtype f32,bf16 --causal none,bottom-right'"},
+      {"tune", "--rounds 1 --min-time 0 --warm --call 'attention --seqlen 8,16 --dtype f32,bf16'"},
       {"tokenize", "-m " + kModel + " 'Hello, world'"},
       {"perplexity", "-m " + kModel + " -w 64 -f " + kText},
       {"perplexity", "-m " + kModel + " -w 64 --kv-type int8 --kl-against f32 -f " + kText},

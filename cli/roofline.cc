@@ -27,32 +27,6 @@ struct RooflineOptions {
   std::string command_line;
 };
 
-// ---- calls: "attention --seqlen 1024 --dtype bf16", the options of `headrace explain attention`
-
-std::vector<AttentionShape> shapes_of_call(const std::string& text) {
-  constexpr std::string_view kOperator = "attention";
-  const std::size_t end = std::min(text.find(' '), text.size());
-  if (std::string_view(text).substr(0, end) != kOperator)
-    throw CLI::ValidationError("--call", "\"" + text.substr(0, end) +
-                                             "\" is no operator; write \"attention\" and the "
-                                             "options of headrace explain attention");
-  CLI::App app;
-  app.set_help_flag();
-  ShapeOptions options;
-  add_shape_options(app, options);
-  app.parse(text.substr(end), false);
-  return shapes_of(dims_of(options), options);
-}
-
-std::string check_call(const std::string& text) {
-  try {
-    (void)shapes_of_call(text);
-    return {};
-  } catch (const CLI::ParseError& error) {
-    return "\"" + text + "\": " + error.what();
-  }
-}
-
 // ---- ceilings
 
 struct Source {
@@ -245,11 +219,6 @@ int run_roofline(const RooflineOptions& options) {
   return kExitOk;
 }
 
-std::string check_device(const std::string& text) {
-  if (text == "cpu" || text == "cuda" || text.starts_with("cuda:")) return {};
-  return "\"" + text + "\" is no device of this machine; pass cpu, cuda or cuda:NUMBER";
-}
-
 }  // namespace
 
 void add_roofline(CLI::App& app, Action& action, const std::string& command_line) {
@@ -258,7 +227,7 @@ void add_roofline(CLI::App& app, Action& action, const std::string& command_line
   auto options = std::make_shared<RooflineOptions>();
   options->command_line = command_line;
   roofline->add_option("--device", options->device, "cpu, cuda or cuda:NUMBER")
-      ->check(check_device)
+      ->check(check_machine)
       ->option_text("DEVICE [cpu]");
   add_list(*roofline, "--call", options->calls,
            "also time \"attention OPTIONS\" (of explain attention); repeatable")
