@@ -248,12 +248,12 @@ HEADRACE_API headrace_status headrace_detokenize(const headrace_model* model, co
 /** 1 if the token ends generation (end of turn, end of text). */
 HEADRACE_API int headrace_token_is_end(const headrace_model* model, int32_t token);
 
-/** One turn of a conversation. With tools, which some templates have (qwen2.5): the first message
- * is "tools", a JSON object per line in the form that OpenAI's API has for a tool; each call is a
- * message "tool_call" after one of the "assistant", a JSON object with name and arguments; each
- * result is a "tool". Models know JSON with a space after each comma and colon. */
+/** One turn. Templates with tools (qwen2.5, llama3.1, llama3.2, mistral-v0.3, mistral-nemo) also
+ * have "tools", the first message, a JSON object per line as in OpenAI's API; "tool_call" after an
+ * "assistant", a JSON object with name and arguments; "tool", a result; before a call or a result
+ * its "tool_call_id", which Mistral's templates require: 9 letters or digits. */
 typedef struct headrace_message {
-  const char* role;    /**< "system", "user", "assistant", "tools", "tool_call", "tool" */
+  const char* role;    /**< "system", "user", "assistant", or a role of tools */
   const char* content; /**< UTF-8, zero-terminated */
 } headrace_message;
 

@@ -100,7 +100,8 @@ inline headrace_model_shape find_model_shape(const std::string& name) {
 
 /// One turn of a conversation.
 struct Message {
-  std::string role;     ///< "system", "user", "assistant", "tools", "tool_call" or "tool"
+  std::string role;     ///< "system", "user", "assistant", "tools", "tool_call", "tool" or
+                        ///< "tool_call_id"
   std::string content;  ///< UTF-8
 };
 

@@ -15,8 +15,8 @@ Result<std::vector<text::Message>> read_messages(const headrace_message* message
     const auto role = text::role_by_name(messages[i].role);
     if (!role)
       return invalid_argument(
-          "messages[{}].role='{}': must be system, user, assistant, tools, tool_call or tool; "
-          "pass one of these",
+          "messages[{}].role='{}': must be system, user, assistant, tools, tool_call, tool or "
+          "tool_call_id; pass one of these",
           i, messages[i].role);
     read.push_back({*role, messages[i].content});
   }

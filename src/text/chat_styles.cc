@@ -21,8 +21,8 @@ constexpr TemplateStyle kStyles[] = {
      .has_tools = true},
     {.name = "llama2", .family = TemplateFamily::llama2},
     {.name = "llama3", .family = TemplateFamily::llama3},
-    {.name = "llama3.1", .family = TemplateFamily::llama3, .has_dates = true},
-    {.name = "llama3.2", .family = TemplateFamily::llama3, .has_dates = true},
+    {.name = "llama3.1", .family = TemplateFamily::llama3, .has_tools = true, .has_dates = true},
+    {.name = "llama3.2", .family = TemplateFamily::llama3, .has_tools = true, .has_dates = true},
     {.name = "mistral-v0.1",
      .family = TemplateFamily::mistral,
      .user_begin = "[INST] ",
@@ -43,11 +43,21 @@ constexpr TemplateStyle kStyles[] = {
      .takes_system = true},
     {.name = "mistral-v0.3",
      .family = TemplateFamily::mistral,
+     .has_tools = true,
      .user_begin = "[INST] ",
      .user_end = "[/INST]",
      .assistant_begin = " ",
      .assistant_end = "</s>",
      .trims_assistant = true,
+     .takes_system = true,
+     .system_is_last = true,
+     .tool_space = " "},
+    {.name = "mistral-nemo",
+     .family = TemplateFamily::mistral,
+     .has_tools = true,
+     .user_begin = "[INST]",
+     .user_end = "[/INST]",
+     .assistant_end = "</s>",
      .takes_system = true,
      .system_is_last = true},
 };
@@ -165,16 +175,49 @@ constexpr TemplateMarkers kTemplateMarkers[] = {
       "{{- \"[INST] \" + message[\"content\"] + \"[/INST]\" }}", "loop.last and system_message",
       "{{- \" \" + message[\"content\"]|trim + eos_token}}"},
      {"think", "image", "strftime", "[SYSTEM_PROMPT]"}},
+    {"mistral-nemo",
+     {"{{- \"[INST]\" + system_message + \"\\n\\n\" + message[\"content\"] + \"[/INST]\" }}",
+      "{{- \"[INST]\" + message[\"content\"] + \"[/INST]\" }}", "loop.last and system_message",
+      "{{- message[\"content\"] + eos_token}}"},
+     {"think", "image", "strftime", "[SYSTEM_PROMPT]"}},
 };
 
-// What Qwen2.5's template writes around tools, calls and results.
-constexpr const char* kToolTexts[] = {
-    R"("\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou )"
-    R"(are provided with function signatures within <tools></tools> XML tags:\n<tools>")",
-    R"("\n</tools>\n\nFor each function call, return a json object with function name and )"
-    R"(arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": )"
-    R"(<function-name>, \"arguments\": <args-json-object>}\n</tool_call><|im_end|>\n")",
-    R"('\n<tool_call>\n{"name": "')", R"('}\n</tool_call>')", R"('\n<tool_response>\n')"};
+// What templates write around tools, calls and results.
+struct ToolTexts {
+  TemplateFamily family;
+  std::string_view tool_space;
+  const char* texts[8];
+};
+constexpr ToolTexts kToolTexts[] = {
+    {TemplateFamily::chatml,
+     "",
+     {R"("\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou )"
+      R"(are provided with function signatures within <tools></tools> XML tags:\n<tools>")",
+      R"("\n</tools>\n\nFor each function call, return a json object with function name and )"
+      R"(arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": )"
+      R"(<function-name>, \"arguments\": <args-json-object>}\n</tool_call><|im_end|>\n")",
+      R"('\n<tool_call>\n{"name": "')", R"('}\n</tool_call>')", R"('\n<tool_response>\n')"}},
+    {TemplateFamily::llama3,
+     "",
+     {R"("Environment: ipython\n")",
+      R"("Given the following functions, please respond with a JSON )"
+      R"(for a function call ")",
+      R"("with its proper arguments that best answers the given prompt.\n\n")",
+      R"('Respond in the format {"name": function name, "parameters": dictionary of argument name )"
+      R"(and its value}.')",
+      R"("Do not use variables.\n\n")", R"(tojson(indent=4))", R"('"parameters": ')",
+      R"("<|start_header_id|>ipython<|end_header_id|>\n\n")"}},
+    {TemplateFamily::mistral,
+     " ",
+     {R"("[AVAILABLE_TOOLS] [")", R"("[/AVAILABLE_TOOLS]")", R"("[TOOL_CALLS] [")",
+      R"('[TOOL_RESULTS] {"content": ')", R"('"call_id": "')", R"('"}[/TOOL_RESULTS]')",
+      R"((message == user_messages[-1]))", R"(if key != "return")"}},
+    {TemplateFamily::mistral,
+     "",
+     {R"("[AVAILABLE_TOOLS][")", R"("[/AVAILABLE_TOOLS]")", R"("[TOOL_CALLS][")",
+      R"('[TOOL_RESULTS]{"content": ')", R"('"call_id": "')", R"('"}[/TOOL_RESULTS]')",
+      R"((message == user_messages[-1]))", R"(if key != "return")"}},
+};
 
 bool has_markers(const TemplateMarkers& markers, std::string_view jinja) {
   for (const char* text : markers.contains)
@@ -224,9 +267,13 @@ const TemplateStyle* recognise_template(std::string_view jinja) {
   return nullptr;
 }
 
-bool has_tool_text(std::string_view jinja) {
-  return std::ranges::all_of(kToolTexts,
-                             [&](const char* text) { return jinja.find(text) != jinja.npos; });
+bool has_tool_text(const TemplateStyle& style, std::string_view jinja) {
+  for (const ToolTexts& known : kToolTexts)
+    if (known.family == style.family && known.tool_space == style.tool_space)
+      return std::ranges::all_of(known.texts, [&](const char* text) {
+        return text == nullptr || jinja.find(text) != jinja.npos;
+      });
+  return false;
 }
 
 std::string_view python_rstrip(std::string_view text) {

@@ -16,12 +16,14 @@ struct TemplateStyle {
   TemplateFamily family;
   // chatml: system message inserted unless the first message is one; empty: not inserted.
   const char* default_system = "";
-  bool has_tools = false;  // chatml: as Qwen2.5's template renders them
+  // chatml: as Qwen2.5's template renders them; llama3: as that of 3.1; mistral: as that of v0.3.
+  bool has_tools = false;
   // llama3: a system message is always rendered and begins with two dates.
   bool has_dates = false;
   // mistral
   const char *user_begin = "", *user_end = "", *assistant_begin = "", *assistant_end = "";
   bool trims_assistant = false, takes_system = false, system_is_last = false;
+  const char* tool_space = "";  // behind "[AVAILABLE_TOOLS]" and other markers of tools
 };
 
 std::span<const TemplateStyle> template_styles();
@@ -29,7 +31,7 @@ std::span<const TemplateStyle> template_styles();
 // Null: not supported.
 const TemplateStyle* recognise_template(std::string_view jinja);
 // Whether a template of a style with tools has that style's text for them.
-bool has_tool_text(std::string_view jinja);
+bool has_tool_text(const TemplateStyle& style, std::string_view jinja);
 
 // The canonical form of a Jinja template, without differences that do not change its output: layout
 // of the tags, kind of quotes, escaped or literal newlines. Equal forms render equally.

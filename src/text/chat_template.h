@@ -21,8 +21,9 @@ namespace headrace::text {
 
 // Conversations with tools: the first message lists the tools, a JSON object per line. Each call is
 // a message behind the assistant's, a JSON object with name and arguments; each result is one of
-// the role tool. Jinja's tojson writes JSON as Python's json.dumps does: {"a": 1, "b": [2]}.
-enum class Role { system, user, assistant, tools, tool_call, tool };
+// the role tool. A tool_call_id before one of these has its id, which Mistral's templates render.
+// Jinja's tojson writes JSON as Python's json.dumps does: {"a": 1, "b": [2]}.
+enum class Role { system, user, assistant, tools, tool_call, tool, tool_call_id };
 const char* role_name(Role role);
 std::optional<Role> role_by_name(std::string_view name);
 
@@ -71,7 +72,9 @@ class ChatTemplate {
   const char* name() const;
   bool has_tools() const { return has_tools_; }
   // invalid_argument: the template rejects this order of messages or would drop one. unsupported:
-  // messages of tools, and the template has none.
+  // messages of tools, and the template has none. As in the templates of Llama 3 and Mistral, what
+  // the assistant says beside a call is not rendered, nor is Mistral's system message behind a
+  // result.
   Result<Prompt> render(std::span<const Message> messages, const RenderOptions& options = {}) const;
 
  private:

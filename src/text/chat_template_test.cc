@@ -41,16 +41,24 @@ std::vector<Message> messages_of(const nlohmann::json& list) {
 }
 
 // Conversations that these templates drop messages of, and that are rejected here: a system message
-// that is not first or has no place; no user message at all.
+// that is not first or has no place; no user message at all; tools whose first message is not the
+// user's.
 bool would_drop(const std::string& name, const std::vector<Message>& messages) {
+  const bool has_tools = messages.front().role == Role::tools;
+  if (name == "llama3.1" || name == "llama3.2") {
+    const std::size_t first = 1U + (messages[1 % messages.size()].role == Role::system);
+    return has_tools && (first == messages.size() || messages[first].role != Role::user);
+  }
   if (!name.starts_with("llama2") && !name.starts_with("mistral")) return false;
   std::size_t users = 0, later_systems = 0;
   for (std::size_t i = 0; i < messages.size(); ++i) {
     users += messages[i].role == Role::user;
-    later_systems += i > 0 && messages[i].role == Role::system;
+    later_systems += i > has_tools && messages[i].role == Role::system;
   }
-  const bool no_place = name == "mistral-v0.3" && messages.front().role == Role::system &&
-                        messages.back().role == Role::assistant;
+  const Role last = messages.back().role;
+  const bool no_place = (name == "mistral-v0.3" || name == "mistral-nemo") &&
+                        messages[has_tools].role == Role::system &&
+                        (last == Role::assistant || last == Role::tool_call);
   return users == 0 || later_systems > 0 || no_place;
 }
 
@@ -85,26 +93,85 @@ TEST(ChatTemplate, EachIsRecognisedByItsText) {
   }
 }
 
+const Message kTools{Role::tools, R"({"function": {"name": "f"}})"}, kUser{Role::user, "x"},
+    kAssistant{Role::assistant, ""}, kId{Role::tool_call_id, "abcdefgh1"},
+    kCall{Role::tool_call, R"({"name": "f", "arguments": {}})"}, kResult{Role::tool, "x"};
+
 TEST(ChatTemplate, MessagesOfToolsNeedATemplateThatHasThemAndTheirPlace) {
-  const Message tools{Role::tools, "{}"}, user{Role::user, "x"}, assistant{Role::assistant, ""},
-      call{Role::tool_call, "{}"}, result{Role::tool, "x"};
   const std::vector<std::vector<Message>> valid = {
-      {tools, user}, {user, assistant, call, call, result}, {user, result}};
+      {kTools, kUser}, {kUser, kAssistant, kId, kCall, kId, kResult}, {kUser, kId, kResult}};
   for (const TemplateStyle& style : template_styles())
     for (const std::vector<Message>& messages : valid) {
       const Result<Prompt> prompt = known(style.name).render(messages);
       ASSERT_EQ(prompt.ok(), style.has_tools) << style.name;
       if (!prompt.ok()) {
         EXPECT_EQ(prompt.failure().code, ErrorCode::unsupported);
+        EXPECT_NE(prompt.failure().message.find("qwen2.5, llama3.1, llama3.2, mistral-v0.3"),
+                  std::string::npos);
       }
     }
-  for (const std::vector<Message>& messages :
-       {std::vector{tools}, {user, tools}, {user, call}, {call}, {user, assistant, result, call}})
-    EXPECT_EQ(known("qwen2.5").render(messages).failure().code, ErrorCode::invalid_argument);
-  std::string without = jinja("qwen2.5");
-  without.replace(without.find("# Tools"), 7, "# Other");
-  EXPECT_TRUE(ChatTemplate::recognise(jinja("qwen2.5")).value().has_tools());
-  EXPECT_FALSE(ChatTemplate::recognise(without).value().has_tools());
+  for (const char* name : {"qwen2.5", "llama3.1", "mistral-nemo"})
+    for (const std::vector<Message>& messages : {std::vector{kTools},
+                                                 {kUser, kTools},
+                                                 {kUser, kId, kCall},
+                                                 {kId, kCall},
+                                                 {kUser, kAssistant, kId, kResult, kId, kCall},
+                                                 {kUser, kAssistant, kId, kUser},
+                                                 {kUser, kAssistant, kId, kId, kCall},
+                                                 {kUser, kId}})
+      EXPECT_EQ(known(name).render(messages).failure().code, ErrorCode::invalid_argument) << name;
+}
+
+TEST(ChatTemplate, ATemplateWithoutTheTextOfToolsHasNone) {
+  for (const TemplateStyle& style : template_styles()) {
+    const std::string text = jinja(style.name);
+    EXPECT_EQ(ChatTemplate::recognise(text).value().has_tools(), style.has_tools) << style.name;
+    if (!style.has_tools) continue;
+    for (const char* part : {"# Tools", "Environment: ipython", "tojson(indent=4)",
+                             "[AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "key != "}) {
+      std::string without = text;
+      if (const std::size_t at = without.find(part); at != without.npos) {
+        without.insert(at + 2, "-");
+        EXPECT_FALSE(ChatTemplate::recognise(without).value().has_tools()) << part;
+      }
+    }
+  }
+}
+
+TEST(ChatTemplate, JsonOfToolsIsChecked) {
+  const auto error_of = [](const char* name, const std::vector<Message>& messages) {
+    const Result<Prompt> prompt = known(name).render(messages);
+    return prompt.ok() ? "" : prompt.failure().message;
+  };
+  const auto with_tools = [](const std::string& json) {
+    return std::vector<Message>{{Role::tools, json}, kUser};
+  };
+  for (const char* name : {"llama3.1", "mistral-v0.3"}) {
+    for (const std::string& json :
+         {std::string(), std::string("[]"), std::string("{"), std::string("{}x"),
+          kTools.content + "\n", std::string("{\"a\": 1, \"a\": 2}")})
+      EXPECT_NE(error_of(name, with_tools(json)).find("is no JSON object"), std::string::npos)
+          << name << json;
+    for (const char* json : {"", "{}", R"({"name": "f"})", R"({"name": 1, "arguments": {}})"})
+      EXPECT_NE(error_of(name, {kUser, kAssistant, kId, {Role::tool_call, json}})
+                    .find("messages[3].content"),
+                std::string::npos)
+          << name << json;
+  }
+  EXPECT_NE(error_of("mistral-v0.3", with_tools("{}")).find("has no \"function\""),
+            std::string::npos);
+  for (const char* id : {"", "short", "longer than 9", "a_c-e#g.i"})
+    EXPECT_NE(
+        error_of("mistral-v0.3", {kUser, {Role::tool_call_id, id}, kResult}).find("9 letters"),
+        std::string::npos)
+        << id;
+  EXPECT_NE(error_of("llama3.1", {kUser, kAssistant, kCall, kCall}).find("one call in a message"),
+            std::string::npos);
+  // A megabyte of commas in deep brackets would become a gigabyte of blanks.
+  std::string deep = "{\"a\": " + std::string(150, '[');
+  for (int i = 0; i < 1 << 15; ++i) deep += "1,";
+  deep += '1' + std::string(150, ']') + '}';
+  EXPECT_NE(error_of("llama3.1", with_tools(deep)).find("16777216 bytes"), std::string::npos);
 }
 
 TEST(ChatTemplate, TagLayoutAndQuotesDoNotMatter) {

@@ -50,6 +50,7 @@ TOOLS = [["tools", '{"type": "function", "function": {"name": "add", "descriptio
 CALL = [["tool_call", '{"name": "add", "arguments": {"a": -1.5, "b": [], "c": "\\"\\n\u00e9"}}']]
 NOW = [["tool_call", '{"name": "now", "arguments": {}}']]
 RESULT = [["tool", '{"sum": 3}']]
+ID, OTHER_ID = [["tool_call_id", "a1B2c3D4e"]], [["tool_call_id", "000000000"]]
 # With the templates that have tools.
 TOOL_CONVERSATIONS = [
     TOOLS + ONE,
@@ -59,6 +60,17 @@ TOOL_CONVERSATIONS = [
     TOOLS + SYSTEM + ONE + [["assistant", "I add."]] + CALL + NOW + RESULT + [["tool", "<|im_end|>"]] + TURNS,
     ONE + [["assistant", "a"], ["assistant", ""]] + NOW + RESULT + [["assistant", "b"]] + RESULT,
     TOOLS + RESULT,
+    TOOLS + ONE + [["assistant", ""]] + ID + CALL,
+    TOOLS + SYSTEM + ONE + [["assistant", ""]] + ID + CALL + ID + RESULT,
+    TOOLS + SYSTEM + ONE + [["assistant", "x"]] + ID + CALL + ID + RESULT + [["assistant", " 3 "]] + TURNS,
+    TOOLS + ONE + [["assistant", ""]] + ID + CALL + OTHER_ID + NOW + OTHER_ID + [["tool", "\u00e9\"\n\x7f</s>"]] + ID
+    + RESULT,
+    TOOLS + ONE + [["assistant", ""]] + ID + CALL + [["tool_call_id", "short"]] + RESULT + [["assistant", "3"]] + ONE,
+    TOOLS + ONE + [["assistant", "a"]] + ONE,
+    TOOLS + SYSTEM + [["user", "  <|eot_id|> \n"]],
+    TOOLS + [["assistant", "a"]] + ONE,
+    TOOLS + SYSTEM,
+    ONE + [["assistant", ""]] + ID + NOW + ID + [["tool", ""]] + [["assistant", "b"]] + ONE,
 ]
 BOS_EOS = {"llama2": ("<s>", "</s>"), "mistral": ("<s>", "</s>"), "llama3": ("<|begin_of_text|>", "<|eot_id|>")}
 
@@ -66,14 +78,20 @@ BOS_EOS = {"llama2": ("<s>", "</s>"), "mistral": ("<s>", "</s>"), "llama3": ("<|
 def render(name, jinja, conversation, add_generation_prompt, date):
     bos, eos = next((pair for prefix, pair in BOS_EOS.items() if name.startswith(prefix)), ("", ""))
     values = {"bos_token": bos, "eos_token": eos} | ({"date_string": date} if date else {})
-    messages, tools = [], None
+    messages, tools, call_id = [], None, {}
     for role, content in conversation:
         if role == "tools":
             tools = [json.loads(line) for line in content.splitlines()]
+        elif role == "tool_call_id":
+            call_id = {"id": content}
         elif role == "tool_call":
-            messages[-1].setdefault("tool_calls", []).append({"type": "function", "function": json.loads(content)})
+            call = {"type": "function", "function": json.loads(content)}
+            messages[-1].setdefault("tool_calls", []).append(call | call_id)
+            call_id = {}
         else:
-            messages.append({"role": role, "content": content})
+            ids = {f"tool_call_{key}": value for key, value in call_id.items()}
+            messages.append({"role": role, "content": content} | ids)
+            call_id = {}
     try:
         texts, _ = render_jinja_template([messages], chat_template=jinja, add_generation_prompt=add_generation_prompt,
                                          tools=tools, **values)
@@ -85,7 +103,7 @@ def render(name, jinja, conversation, add_generation_prompt, date):
 def cases():
     for path in sorted((GOLDEN / "templates").glob("*.jinja")):
         jinja = path.read_text(encoding="utf-8")
-        for conversation in CONVERSATIONS + (TOOL_CONVERSATIONS if "<tool_call>" in jinja else []):
+        for conversation in CONVERSATIONS + (TOOL_CONVERSATIONS if "tool_calls" in jinja else []):
             for add in [True, False]:
                 # Without a date, 3.2 uses the clock here and a constant in the library: not compared.
                 for date in {"llama3.1": ["", DATE], "llama3.2": [DATE]}.get(path.stem, [""]):
