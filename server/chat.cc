@@ -60,6 +60,13 @@ std::string function_name(const Json& function, const std::string& place) {
   return name;
 }
 
+// The id of a call, which some templates render; empty: none.
+std::optional<Message> id_of(const Json& object, const char* field, const std::string& place) {
+  const Json* id = find(object, field);
+  if (id == nullptr) return std::nullopt;
+  return Message{"tool_call_id", text(*id, place + '.' + field)};
+}
+
 // A message tool_call of the prompt.
 std::string call_text(const Json& call, const std::string& place) {
   const Json& function = function_of(call, place);
@@ -78,9 +85,12 @@ void add_calls(const Json& message, const std::string& place, std::vector<Messag
   if (calls == nullptr) return;
   if (!calls->is_array() || calls->size() > kMaxTools)
     fail(place + ".tool_calls", "a list of at most " + std::to_string(kMaxTools) + " calls");
-  for (std::size_t i = 0; i < calls->size(); ++i)
-    messages.push_back(
-        {"tool_call", call_text((*calls)[i], place + ".tool_calls[" + std::to_string(i) + ']')});
+  for (std::size_t i = 0; i < calls->size(); ++i) {
+    const std::string call_place = place + ".tool_calls[" + std::to_string(i) + ']';
+    std::string call = call_text((*calls)[i], call_place);
+    if (auto id = id_of((*calls)[i], "id", call_place)) messages.push_back(std::move(*id));
+    messages.push_back({"tool_call", std::move(call)});
+  }
 }
 
 // References into a schema, after it was put at `place` of another one.
@@ -99,7 +109,7 @@ void move_references(Ordered& schema, const std::string& place) {
 }
 
 // Of a call of this function, at `place` of the whole schema.
-Ordered call_schema(const Ordered& function, const std::string& place) {
+Ordered call_schema(const Ordered& function, const std::string& place, const std::string& key) {
   Ordered arguments = {{"type", "object"}, {"properties", Ordered::object()}};
   const auto parameters = function.find("parameters");
   if (parameters == function.end() || parameters->is_null()) {
@@ -107,11 +117,11 @@ Ordered call_schema(const Ordered& function, const std::string& place) {
   } else {
     arguments = *parameters;
     if (!arguments.contains("type")) arguments["type"] = "object";
-    move_references(arguments, place + "/properties/arguments");
+    move_references(arguments, place + "/properties/" + key);
   }
   return {{"type", "object"},
-          {"properties", {{"name", {{"const", function["name"]}}}, {"arguments", arguments}}},
-          {"required", {"name", "arguments"}},
+          {"properties", {{"name", {{"const", function["name"]}}}, {key, arguments}}},
+          {"required", {"name", key}},
           {"additionalProperties", false}};
 }
 
@@ -130,15 +140,20 @@ ToolChoice tool_choice(const Json& object) {
 }
 
 // What the rest of a forced call matches.
-GrammarText call_grammar(const Ordered& tools, const std::string& name) {
+GrammarText call_grammar(const Ordered& tools, const std::string& name, CallFormat format) {
+  const bool is_list = format == CallFormat::list;
   Ordered any = Ordered::array();
   for (const Ordered& tool : tools) {
     const Ordered& function = tool["function"];
     if (!name.empty() && function["name"] != name) continue;
-    any.push_back(call_schema(function, "/anyOf/" + std::to_string(any.size())));
+    const std::string place = (is_list ? "/items/anyOf/" : "/anyOf/") + std::to_string(any.size());
+    any.push_back(call_schema(function, place, arguments_key(format)));
   }
   if (any.empty()) fail("tool_choice", "one of \"tools\"");
-  return {.text = Ordered{{"anyOf", std::move(any)}}.dump(), .param = "tools"};
+  Ordered schema = {{"anyOf", std::move(any)}};
+  if (is_list)
+    schema = {{"type", "array"}, {"items", std::move(schema)}, {"minItems", 1}, {"maxItems", 1}};
+  return {.text = schema.dump(), .param = "tools"};
 }
 
 }  // namespace
@@ -171,9 +186,11 @@ void set_tools(const Json& object, std::string_view body, CompletionRequest& par
   }
   if (choice.use == ToolUse::none) return;
   if (parsed.grammar) fail(parsed.grammar->param, "absent beside \"tools\"");
-  if (choice.use == ToolUse::forced) parsed.grammar = call_grammar(ordered, choice.name);
+  parsed.has_one_call = !is_parallel;
+  if (choice.use == ToolUse::forced)
+    parsed.grammar = call_grammar(ordered, choice.name, parsed.call_format);
   // What follows the first call is not asked for.
-  else if (!is_parallel)
+  else if (!is_parallel && parsed.call_format == CallFormat::tagged)
     parsed.request.stop.push_back("</tool_call>");
   parsed.tool_use = choice.use;
   parsed.messages.push_back({"tools", std::move(lines)});
@@ -195,7 +212,10 @@ void set_messages(const Json& object, CompletionRequest& parsed) {
       fail(place + ".role", "system, developer, user, assistant or tool");
     const bool has_calls = role == "assistant" && find(message, "tool_calls") != nullptr;
     const bool is_empty = has_calls && find(message, "content") == nullptr;
-    parsed.messages.push_back({role, is_empty ? "" : content_of(message, place + ".content")});
+    std::string content = is_empty ? "" : content_of(message, place + ".content");
+    if (auto id = id_of(message, "tool_call_id", place); id && role == "tool")
+      parsed.messages.push_back(std::move(*id));
+    parsed.messages.push_back({role, std::move(content)});
     if (has_calls) add_calls(message, place, parsed.messages);
   }
 }

@@ -16,7 +16,9 @@ Preparer::Preparer(const Model& model, std::int64_t max_tokens, std::string mode
     : model_(model),
       max_tokens_(max_tokens),
       model_name_(std::move(model_name)),
-      chat_template_(std::move(chat_template)) {}
+      chat_template_(std::move(chat_template)),
+      call_format_(
+          call_format(chat_template_.empty() ? model.info().chat_template : chat_template_)) {}
 
 Prepared Preparer::prepare(const HttpRequest& request) {
   Prepared prepared;
@@ -54,7 +56,8 @@ HttpReply Preparer::detokenize(const std::string& body) const {
 }
 
 Completion Preparer::complete(Form form, const std::string& body) {
-  Completion completion{.parsed = parse_completion(form, body), .prompts = {}, .prompt_texts = {}};
+  Completion completion{
+      .parsed = parse_completion(form, body, call_format_), .prompts = {}, .prompt_texts = {}};
   CompletionRequest& parsed = completion.parsed;
   if (!parsed.model.empty()) check_model(parsed.model, model_name_);
   if (parsed.grammar) parsed.request.grammar = compiled(*parsed.grammar);
@@ -77,7 +80,7 @@ std::vector<std::int32_t> Preparer::chat_prompt(const CompletionRequest& request
   }
   if (request.tool_use != ToolUse::forced) return tokens;
   const std::vector<std::int32_t> call =
-      model_.tokenize("<tool_call>\n", HEADRACE_TOKENIZE_SPECIAL);
+      model_.tokenize(call_beginning(call_format_), HEADRACE_TOKENIZE_SPECIAL);
   tokens.insert(tokens.end(), call.begin(), call.end());
   return tokens;
 }

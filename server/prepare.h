@@ -47,6 +47,7 @@ class Preparer {
   const Model& model_;
   std::int64_t max_tokens_;
   std::string model_name_, chat_template_;
+  CallFormat call_format_;
   // Compiled last, the latest first.
   std::list<std::pair<GrammarText, Grammar>> grammars_;
 };

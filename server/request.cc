@@ -157,9 +157,10 @@ void set_length(const Json& object, CompletionRequest& parsed) {
 
 }  // namespace
 
-CompletionRequest parse_completion(Form form, std::string_view body) {
+CompletionRequest parse_completion(Form form, std::string_view body, CallFormat call_format) {
   const Json object = parse_object(body);
   CompletionRequest parsed{.form = form, .model = {}, .messages = {}, .prompts = {}, .request = {}};
+  parsed.call_format = call_format;
   parsed.model = text_field(object, "model").value_or("");
   parsed.grammar = grammar_of(object, body);
   set_sampling(object, parsed.request.sampling);

@@ -11,6 +11,7 @@
 
 #include "fields.h"
 #include "headrace/engine.hpp"
+#include "tool_calls.h"
 
 namespace headrace::server {
 
@@ -44,6 +45,8 @@ struct CompletionRequest {
   bool has_logprobs = false;                // in the answer
   std::optional<GrammarText> grammar = {};  // empty: any text
   ToolUse tool_use = ToolUse::none;
+  CallFormat call_format = CallFormat::tagged;
+  bool has_one_call = false;  // at most
   bool has_seed = false;
   bool has_echo = false;       // the text of a completion begins with its prompt
   bool has_token_ids = false;  // of prompt and answer, beside the text
@@ -52,6 +55,6 @@ struct CompletionRequest {
 };
 
 // Unknown fields are ignored. Throws ApiError.
-CompletionRequest parse_completion(Form form, std::string_view body);
+CompletionRequest parse_completion(Form form, std::string_view body, CallFormat call_format);
 
 }  // namespace headrace::server

@@ -94,7 +94,7 @@ std::vector<Field> fields() {
 CompletionRequest parsed(const Field& field, const Json& value) {
   Json body = {{"prompt", "a"}, {"messages", {{{"role", "user"}, {"content", "a"}}}}};
   body[field.name] = value;
-  return parse_completion(field.form, body.dump());
+  return parse_completion(field.form, body.dump(), CallFormat::tagged);
 }
 
 // Names of one limit.
@@ -144,13 +144,15 @@ Json tools_with_references() {
 TEST(Tools, ReferencesHoldInTheSchemaOfEveryChoice) {
   Json body = {{"messages", {{{"role", "user"}, {"content", "a"}}}},
                {"tools", tools_with_references()}};
-  const auto calls_of = [&](const Json& choice) {
+  const auto calls_of = [&](const Json& choice, CallFormat format) {
     body["tool_choice"] = choice;
-    const Json schema = Json::parse(parse_completion(Form::chat, body.dump()).grammar.value().text);
+    const auto parsed = parse_completion(Form::chat, body.dump(), format);
+    const Json schema = Json::parse(parsed.grammar.value().text);
     std::vector<int> calls;
-    for (const Json& call : schema.at("anyOf")) {
+    for (const Json& call :
+         (format == CallFormat::list ? schema.at("items") : schema).at("anyOf")) {
       const Json& parts = call.at("properties");
-      const Json ref = parts.at("arguments").at("properties").at("a").at("$ref");
+      const Json ref = parts.at(arguments_key(format)).at("properties").at("a").at("$ref");
       const std::string pointer = ref.get<std::string>().substr(1);
       EXPECT_TRUE(schema.contains(Json::json_pointer(pointer))) << choice << ": " << pointer;
       if (!schema.contains(Json::json_pointer(pointer))) continue;
@@ -159,10 +161,12 @@ TEST(Tools, ReferencesHoldInTheSchemaOfEveryChoice) {
     }
     return calls;
   };
-  EXPECT_EQ(calls_of("required"), (std::vector<int>{0, 1, 2}));
-  for (int i = 0; i < 3; ++i) {
-    const Json one = {{"type", "function"}, {"function", {{"name", "f" + std::to_string(i)}}}};
-    EXPECT_EQ(calls_of(one), std::vector<int>{i});
+  for (const CallFormat format : {CallFormat::tagged, CallFormat::object, CallFormat::list}) {
+    EXPECT_EQ(calls_of("required", format), (std::vector<int>{0, 1, 2}));
+    for (int i = 0; i < 3; ++i) {
+      const Json one = {{"type", "function"}, {"function", {{"name", "f" + std::to_string(i)}}}};
+      EXPECT_EQ(calls_of(one, format), std::vector<int>{i});
+    }
   }
 }
 
@@ -276,6 +280,29 @@ TEST(ParseCompletion, SetsEveryField) {
     EXPECT_EQ(parsed.prompts.size(), is_chat ? 0u : 2u);
     EXPECT_EQ(parsed.messages.size(), is_chat ? 4u : 0u);
   }
+}
+
+TEST(Tools, IdsOfCallsAndResultsStandBeforeThem) {
+  const Json call = {{"type", "function"},
+                     {"id", "abcdefgh1"},
+                     {"function", {{"name", "f"}, {"arguments", "{}"}}}};
+  Json body = {{"messages",
+                {{{"role", "user"}, {"content", "a"}},
+                 {{"role", "assistant"}, {"tool_calls", {call}}},
+                 {{"role", "tool"}, {"content", "r"}, {"tool_call_id", "abcdefgh1"}}}}};
+  const auto parse = [&] { return parse_completion(Form::chat, body.dump(), CallFormat::list); };
+  std::string roles;
+  for (const Message& message : parse().messages) {
+    roles += message.role + ' ';
+    if (message.role == "tool_call_id") {
+      EXPECT_EQ(message.content, "abcdefgh1");
+    }
+  }
+  EXPECT_EQ(roles, "user assistant tool_call_id tool_call tool_call_id tool ");
+  body["messages"][2]["tool_call_id"] = 5;
+  EXPECT_NE(error_of(parse).find("messages[2].tool_call_id"), std::string::npos);
+  body["messages"][1]["tool_calls"][0]["id"] = 5;
+  EXPECT_NE(error_of(parse).find("messages[1].tool_calls[0].id"), std::string::npos);
 }
 
 }  // namespace

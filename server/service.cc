@@ -42,6 +42,12 @@ std::string id_text(const char* prefix, std::uint64_t number) {
   return text;
 }
 
+// Mistral's templates render ids of 9 letters and digits alone.
+std::string call_id(CallFormat format, std::uint64_t number) {
+  const std::string id = id_text("call_", number);
+  return format == CallFormat::list ? id.substr(id.size() - 9) : id;
+}
+
 bool is_completion(const std::string& path) {
   return path == "/v1/chat/completions" || path == "/v1/completions";
 }
@@ -234,7 +240,9 @@ void Service::begin(std::int64_t id, const Caller& caller, Completion completion
           .error = {}};
   begin_choices(job, completion);
   if (parsed.tool_use != ToolUse::none)
-    job.readers.assign(num_choices, ToolCallReader(parsed.tool_use == ToolUse::forced));
+    job.readers.assign(num_choices,
+                       ToolCallReader(parsed.call_format, parsed.tool_use == ToolUse::forced,
+                                      parsed.has_one_call));
   add_prompts(job, id, std::move(parsed.request), std::move(completion.prompts));
   if (job.is_stream) {
     caller.exchange->begin_stream(caller.headers);
@@ -364,7 +372,7 @@ Choice Service::part_of(Job& job, std::size_t choice, Output& output) {
   ToolCallReader& reader = job.readers[choice];
   auto [text, calls] = reader.read(output.text, output.finish != HEADRACE_REQUEST_RUNNING);
   for (ToolCallDelta& call : calls)
-    if (!call.name.empty()) call.id = id_text("call_", random_());
+    if (!call.name.empty()) call.id = call_id(reader.format(), random_());
   part.text = std::move(text);
   part.calls = std::move(calls);
   part.has_calls = reader.has_calls();

@@ -9,9 +9,9 @@ using testing::require;
 namespace {
 
 // Cut into pieces anywhere, the text gives the same calls.
-void check_calls(std::string_view text, bool is_in_call) {
+void check_calls(std::string_view text, server::CallFormat format, bool is_in_call) {
   const auto all = [&](std::size_t split) {
-    server::ToolCallReader reader(is_in_call);
+    server::ToolCallReader reader(format, is_in_call);
     std::string content;
     std::vector<std::string> calls;
     for (const bool is_last : {false, true}) {
@@ -34,10 +34,11 @@ void check_calls(std::string_view text, bool is_in_call) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
   const auto form = (data[0] & 1) == 0 ? server::Form::chat : server::Form::completion;
-  check_calls(testing::as_text(data + 1, size - 1), (data[0] & 2) != 0);
+  const auto format = static_cast<server::CallFormat>((data[0] >> 2) % 3);
+  check_calls(testing::as_text(data + 1, size - 1), format, (data[0] & 2) != 0);
   try {
     const server::CompletionRequest parsed =
-        server::parse_completion(form, testing::as_text(data + 1, size - 1));
+        server::parse_completion(form, testing::as_text(data + 1, size - 1), format);
     require(form == server::Form::chat ? !parsed.messages.empty() : !parsed.prompts.empty(),
             "an accepted request has a prompt");
     require(parsed.request.n >= 1 && parsed.request.n <= 128, "n is bounded");
