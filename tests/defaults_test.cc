@@ -94,6 +94,8 @@ TEST(Defaults, OfEnginesAreThoseOfTheHeader) {
   EXPECT_EQ(request.priority, 0);
   EXPECT_EQ(request.num_logprobs, -1);
   EXPECT_EQ(request.ignore_end, 0);
+  EXPECT_EQ(request.beam_width, 0);
+  EXPECT_EQ(request.length_penalty, 1);
 }
 
 TEST(Defaults, OfAttentionAreThoseOfTheHeader) {

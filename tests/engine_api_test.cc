@@ -77,6 +77,28 @@ TEST(EngineApi, AnswersAsSessionsDo) {
   EXPECT_GT(stats.num_steps, 12);
 }
 
+TEST(EngineApi, SearchesAsSessionsDo) {
+  const Model model(kFile);
+  Engine engine(model);
+  Session session(model, {.num_pages = 64});
+  session.append(kPrompt);
+  const auto expected = session.beam_search(
+      {.beam_width = 3, .length_penalty = 0.5, .max_new_tokens = 8, .ignore_end = true});
+  engine.add({.prompt = kPrompt,
+              .max_new_tokens = 8,
+              .ignore_end = true,
+              .beam_width = 3,
+              .length_penalty = 0.5});
+  engine.run();
+  for (const headrace::Completion& completion : expected) {
+    const Output output = engine.poll().value();
+    EXPECT_EQ(output.tokens, completion.tokens);
+    EXPECT_EQ(output.text, completion.text);
+    EXPECT_EQ(output.logprobs.size(), 8u);
+  }
+  EXPECT_FALSE(engine.poll());
+}
+
 TEST(EngineApi, ReportsLogprobsOfTheTokens) {
   const Model model(kFile);
   Engine engine(model);
@@ -435,8 +457,10 @@ TEST(OlderStructs, OfRequests) {
   const Grammar grammar = Grammar::regex(model, "a*");
   full.grammar = grammar.get();  // refused beside ignore_end
   full.cache_salt = -1;
+  full.beam_width = 2;  // refused beside n
+  full.length_penalty = -1;
   expect_older_structs<headrace_request>(
-      "request", full, defaults, sizeof(std::size_t), 6,
+      "request", full, defaults, sizeof(std::size_t), 8,
       [&](const headrace_request& request) { return outcome_of(engine.get(), request); });
 }
 

@@ -79,6 +79,12 @@ typedef struct headrace_request {
   /** Only requests with the same one, 0 to 2^56 - 1, share cached prompts, so that no time says
    * what another tenant sent; default 0. */
   int64_t cache_salt;
+  /** Not 0: a beam search, as headrace_session_beam_search() makes it, with that many beams, at
+   * most max_num_seqs. Sample i is the completion with the i-th highest score, output whole when
+   * the search has ended, with logprobs. n, stop, stop_tokens, num_logprobs and grammar keep their
+   * defaults, and sampling has no effect. */
+  int64_t beam_width;
+  double length_penalty; /**< score = logprob / tokens^length_penalty; 0 to 10; default 1 */
 } headrace_request;
 
 /** headrace_request_init() for bindings that cannot use this header: struct_size is the sizeof of

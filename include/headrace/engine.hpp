@@ -50,6 +50,8 @@ struct Request {
   bool ignore_end = false;               ///< continue past end-of-text tokens
   std::optional<Grammar> grammar = {};   ///< what the text of each sample matches; empty: any
   std::int64_t cache_salt = 0;           ///< only requests with the same one share cached prompts
+  std::int64_t beam_width = 0;           ///< not 0: the completions of a beam search, best first
+  double length_penalty = 1;             ///< of the search: score = logprob / tokens^length_penalty
 };
 
 /// What one sample of a request gained since it was polled last.
@@ -111,6 +113,8 @@ class Engine {
     c.ignore_end = request.ignore_end;
     c.grammar = request.grammar ? request.grammar->get() : nullptr;
     c.cache_salt = request.cache_salt;
+    c.beam_width = request.beam_width;
+    c.length_penalty = request.length_penalty;
     std::int64_t id = 0;
     check(headrace_engine_add(engine_.get(), &c, &id));
     return id;

@@ -104,6 +104,8 @@ class Engine:
         num_logprobs: int = 0,
         priority: int = 0,
         cache_salt: int = 0,
+        beam_width: int = 0,
+        length_penalty: float = 1.0,
     ) -> int:
         """Queues a request and returns its id.
 
@@ -113,13 +115,17 @@ class Engine:
             num_logprobs: most likely tokens reported beside each token.
             priority: the lowest runs first; equal: first come, first served.
             cache_salt: 0 to 2**56 - 1; only requests with the same one share cached prompts.
+            beam_width: not 0: a beam search with that many beams, at most max_num_seqs. Sample i is the completion
+                with the i-th highest score, output whole at the end. Of params, max_tokens and ignore_eos count.
+            length_penalty: of the search, 0 to 10: score = logprob / len(tokens) ** length_penalty.
 
         Raises:
             ValueError: an argument; the prompt is empty or does not fit max_context.
             BusyError: there are max_requests; poll, and add it later.
         """
         options = Options(params or SamplingParams())
-        return self._add(self._llm._prompt_tokens(prompt), options, num_logprobs, priority, cache_salt)
+        tokens = self._llm._prompt_tokens(prompt)
+        return self._add(tokens, options, num_logprobs, priority, cache_salt, beam_width, length_penalty)
 
     def _add(
         self,
@@ -128,6 +134,8 @@ class Engine:
         num_logprobs: int = 0,
         priority: int = 0,
         cache_salt: int = 0,
+        beam_width: int = 0,
+        length_penalty: float = 1.0,
     ) -> int:
         array = (ctypes.c_int32 * len(tokens))(*tokens)
         request = _structs.Request()
@@ -138,6 +146,8 @@ class Engine:
         request.n = options.n
         request.priority = _plans.to_integer("priority", priority, 64)
         request.cache_salt = _plans.to_integer("cache_salt", cache_salt, 64)
+        request.beam_width = _plans.to_integer("beam_width", beam_width, 64)
+        request.length_penalty = _plans.to_number("length_penalty", length_penalty)
         request.num_logprobs = _plans.to_integer("num_logprobs", num_logprobs, 32)
         if request.num_logprobs < 0:
             raise ValueError(f"num_logprobs={num_logprobs}: must not be negative")

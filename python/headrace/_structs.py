@@ -390,7 +390,8 @@ class Request(ctypes.Structure):
         ("priority", ctypes.c_int64),
         *_fields(ctypes.c_int32, "num_logprobs ignore_end"),
         ("grammar", ctypes.c_void_p),
-        ("cache_salt", ctypes.c_int64),
+        *_fields(ctypes.c_int64, "cache_salt beam_width"),
+        ("length_penalty", ctypes.c_double),
     ]
 
 

@@ -85,6 +85,21 @@ def test_outputs_report_logprobs_and_the_stop_string(llm):
     assert output.text == text[: text.index(stop)]
 
 
+def test_a_beam_search_gives_its_completions_best_first(llm):
+    engine = Engine(llm)
+    engine.add("Hi", SamplingParams(max_tokens=6, ignore_eos=True), beam_width=3)
+    engine.run()
+    outputs = engine.poll_all()
+    assert [output.sample for output in outputs] == [0, 1, 2]
+    sums = [sum(output.logprobs) for output in outputs]
+    assert sums == sorted(sums, reverse=True) and len({tuple(output.tokens) for output in outputs}) == 3
+    assert all(len(output.tokens) == 6 and output.finish_reason == "length" for output in outputs)
+    greedy = llm.generate("Hi", SamplingParams(max_tokens=6, ignore_eos=True)).completions[0]
+    assert sums[0] >= greedy.logprob - 1e-6
+    with pytest.raises(ValueError, match="beam_width=3 with n"):
+        engine.add("Hi", dataclasses.replace(WARM, n=2), beam_width=3)
+
+
 def test_requests_with_another_salt_share_no_cached_prompt(llm):
     engine = Engine(llm)
     hits = []

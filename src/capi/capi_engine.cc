@@ -42,6 +42,7 @@ headrace_request default_request() {
   headrace_request request{};
   request.n = 1;
   request.num_logprobs = -1;
+  request.length_penalty = 1;
   return request;
 }
 
@@ -97,6 +98,8 @@ Result<engine::Request> request_of(const headrace_request* theirs) {
   if (c.grammar != nullptr) request.grammar = c.grammar->grammar;
   request.priority = c.priority;
   request.cache_salt = c.cache_salt;
+  request.beam_width = c.beam_width;
+  request.length_penalty = c.length_penalty;
   return request;
 }
 

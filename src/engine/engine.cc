@@ -130,6 +130,7 @@ Status Engine::check(const Request& request) const {
         request.prompt.size(), options_.max_tokens);
   HEADRACE_TRY(check_tokens("prompt", request.prompt));
   HEADRACE_TRY(check_tokens("stop_tokens", request.stop_tokens));
+  if (request.beam_width != 0) HEADRACE_TRY(check_beams(request));
   HEADRACE_TRY(check_range("n", request.n, 1, kMaxSamples, "add several requests for more"));
   if (request.n > 1 && request.sampling.temperature == 0)
     return invalid_argument(
@@ -147,6 +148,10 @@ Result<std::int64_t> Engine::add(Request request) {
   if (Status bad = check(request)) return std::move(*bad);
   const Result<text::StopMatcher> stops = text::StopMatcher::make(request.stop);
   if (!stops.ok()) return stops.failure();
+  if (request.beam_width != 0) {
+    request.n = request.beam_width;
+    request.sampling.num_logprobs = 0;  // of the tokens
+  }
   Record record{.samples = std::vector<Gain>(static_cast<std::size_t>(request.n)),
                 .num_open = request.n,
                 .num_unpolled = request.n};
@@ -268,9 +273,11 @@ void Engine::start(std::int64_t id, Request request) {
     active.samples.back().options.seed += static_cast<std::uint64_t>(i);
   }
   ActiveSample& first = active.samples.front();
-  first.sequence = scheduler_.add(std::move(request.prompt), request.priority, request.cache_salt);
+  first.sequence = scheduler_.add(std::move(request.prompt), request.priority, request.cache_salt,
+                                  request.beam_width != 0);
   owners_[first.sequence] = {&active, &first};
   active.request = std::move(request);
+  if (active.request.beam_width != 0) start_beams(active);
 }
 
 Status Engine::compute() {
@@ -373,6 +380,11 @@ void Engine::finish_all(ActiveRequest& active, FinishReason reason, const std::s
     if (!sample.has_finished) finish({&active, &sample}, {}, reason, error);
 }
 
+void Engine::fail(Owner owner, const std::string& error) {
+  if (owner.request->beams) return finish_all(*owner.request, FinishReason::error, error);
+  finish(owner, {}, FinishReason::error, error);
+}
+
 // The requests of the step end. What it wrote to pages is not committed, so no other request finds
 // it.
 void Engine::fail_step(const Failure& failure) {
@@ -396,6 +408,7 @@ void Engine::drop_taken() noexcept {
   active_.clear();
   owners_.clear();
   ended_.clear();
+  ranked_.clear();
   scheduler_.clear();
   runner_->cache().clear();
   const std::lock_guard lock(mutex_);

@@ -17,6 +17,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "engine/beam_ranking.h"
 #include "engine/model_runner.h"
 #include "engine/request.h"
 #include "engine/scheduler.h"
@@ -86,8 +87,9 @@ class Engine {
   struct ActiveRequest {
     std::int64_t id;
     Request request;
-    std::vector<ActiveSample> samples;
-    std::int64_t num_open = 0;  // samples
+    std::vector<ActiveSample> samples;        // of a search: its beams, then its completions
+    std::int64_t num_open = 0;                // samples
+    std::unique_ptr<BeamRanking> beams = {};  // null: no beam search
   };
   // A sample that a sequence of the scheduler belongs to.
   struct Owner {
@@ -133,12 +135,23 @@ class Engine {
   // Another sample of a prompt that is computed. True: its first token is to be drawn.
   bool fork(std::int64_t parent, Owner owner);
   Status draw_on_device();
+  // Of beam searches (engine_beams.cc).
+  Status check_beams(const Request& request) const;
+  void start_beams(ActiveRequest& active);
+  Status rank(Owner owner, std::span<const float> logits);
+  // Of the requests that have ranked in this step, where all beams are computed.
+  void advance_beams();
+  Status continue_beams(ActiveRequest& active);
+  void release_beam(std::int64_t sequence);
+  void finish_beams(ActiveRequest& active);
   Status draw(const Draw& draw);
   // Of a row, in memory of the host.
   Result<std::span<const float>> logits_of(std::int64_t row);
   void accept(Owner owner, const Sample& drawn);
   void finish(Owner owner, Output gained, FinishReason reason, const std::string& error = {});
   void finish_all(ActiveRequest& active, FinishReason reason, const std::string& error);
+  // The sample, or the search that the beam is part of.
+  void fail(Owner owner, const std::string& error);
   void fail_step(const Failure& failure);
   void end(const Failure& failure);  // of the engine
   void update_stats();
@@ -170,7 +183,8 @@ class Engine {
   std::unordered_map<std::int64_t, Owner> owners_;  // by sequence
   std::vector<ModelRunner::Part> parts_;
   std::vector<std::int64_t> ended_;  // requests, in this step
-  bool has_delivered_ = false;       // in this step
+  std::vector<ActiveRequest*> ranked_;
+  bool has_delivered_ = false;  // in this step
   std::int64_t num_generated_tokens_ = 0;
 
   mutable std::mutex mutex_;  // guards what follows

@@ -10,7 +10,7 @@ Status Engine::draw_all() {
     if (!chunk.is_last) continue;
     const Owner owner = owners_.at(chunk.id);
     // Forks share the logits after the prompt.
-    if (owner.sample->idx == 0 && owner.sample->num_tokens == 0) {
+    if (owner.sample->idx == 0 && owner.sample->num_tokens == 0 && !owner.request->beams) {
       for (ActiveSample& sample : owner.request->samples)
         if (sample.sequence == 0 && fork(chunk.id, {owner.request, &sample}))
           draws_.push_back({{owner.request, &sample}, row});
@@ -20,6 +20,7 @@ Status Engine::draw_all() {
   read_row_ = -1;
   if (device_sampler_ && !options_.on_logits) HEADRACE_TRY(draw_on_device());
   for (const Draw& next : draws_) HEADRACE_TRY(draw(next));
+  advance_beams();
   return std::nullopt;
 }
 
@@ -39,7 +40,7 @@ Status Engine::draw_on_device() {
   device_draws_.clear();
   const auto is_taken = [](const Draw& draw) {
     const ActiveSample& sample = *draw.owner.sample;
-    return !sample.matcher && DeviceSampler::takes(sample.options);
+    return !sample.matcher && !draw.owner.request->beams && DeviceSampler::takes(sample.options);
   };
   for (const Draw& draw : draws_)
     if (is_taken(draw))
@@ -71,6 +72,7 @@ Result<std::span<const float>> Engine::logits_of(std::int64_t row) {
 Status Engine::draw(const Draw& draw) {
   const Owner owner = draw.owner;
   ActiveSample& sample = *owner.sample;
+  if (sample.has_finished) return std::nullopt;  // with another beam of its search
   if (draw.token) {
     accept(owner, {.token = *draw.token, .top_logprobs = {}});
     return std::nullopt;
@@ -79,9 +81,13 @@ Status Engine::draw(const Draw& draw) {
   if (!logits.ok()) return std::move(logits.failure());
   if (options_.on_logits)
     if (Status bad = options_.on_logits(owner.request->id, sample.idx, logits.value())) {
-      finish(owner, {}, FinishReason::error, bad->message);
+      fail(owner, bad->message);
       return std::nullopt;
     }
+  if (owner.request->beams) {
+    if (Status bad = rank(owner, logits.value())) fail(owner, bad->message);
+    return std::nullopt;
+  }
   const std::span<const std::int32_t> tokens = scheduler_.tokens(sample.sequence);
   const auto num_prompt = static_cast<std::size_t>(scheduler_.num_prompt_tokens(sample.sequence));
   std::span<const std::uint64_t> mask;

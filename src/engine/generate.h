@@ -50,6 +50,7 @@ struct Completion {
   double logprob = 0;  // of the tokens, from the unmodified logits
   double score = 0;    // what completions are ranked by; samples: logprob
   Finish finish = Finish::end;
+  std::vector<float> logprobs = {};  // of each token; of beams alone
 };
 
 // Of sample `idx`; false ends the sample. May be empty.

@@ -14,9 +14,13 @@ namespace headrace::engine {
 
 struct Request {
   std::vector<std::int32_t> prompt = {};
-  SamplingOptions sampling = {};    // sample i of n draws with seed + i
-  std::uint64_t sequence_id = 0;    // keys the draws, beside seed and position
-  std::int64_t n = 1;               // samples of the prompt
+  SamplingOptions sampling = {};  // sample i of n draws with seed + i
+  std::uint64_t sequence_id = 0;  // keys the draws, beside seed and position
+  std::int64_t n = 1;             // samples of the prompt
+  // Not 0: the completions of a beam search (beam_ranking.h), best first, instead of samples. They
+  // are output when it has ended.
+  std::int64_t beam_width = 0;
+  double length_penalty = 1;        // of the search
   std::int64_t max_new_tokens = 0;  // of each sample; 0: until the context is full
   std::vector<std::int32_t> stop_tokens = {};
   std::vector<std::string> stop = {};  // stop strings; not emitted

@@ -64,13 +64,14 @@ Scheduler::Sequence& Scheduler::insert(Sequence sequence) {
 }
 
 std::int64_t Scheduler::add(std::vector<std::int32_t> prompt, std::int64_t priority,
-                            std::int64_t cache_salt) {
+                            std::int64_t cache_salt, bool has_gang) {
   const std::int64_t id = ++last_id_;
   const auto num_prompt = static_cast<std::int64_t>(prompt.size());
   insert({.id = id,
           .arrival = id,
           .priority = priority,
           .cache_salt = cache_salt,
+          .gang = has_gang ? id : 0,
           .tokens = std::move(prompt),
           .num_prompt = num_prompt});
   return id;
@@ -84,8 +85,10 @@ Result<std::int64_t> Scheduler::fork(std::int64_t id) {
     if (!forked.ok()) return forked;
     fork.cache_sequence = forked.value();
   } else {
-    fork.state = SequenceState::waiting;
+    // A member of a gang has started with the others.
+    fork.state = fork.gang == 0 ? SequenceState::waiting : SequenceState::preempted;
     fork.num_computed = 0;
+    if (fork.gang != 0) split_.push_back(fork.id);
   }
   last_id_ = fork.id;
   return insert(std::move(fork)).id;
@@ -110,6 +113,7 @@ void Scheduler::clear() noexcept {
   sequences_.clear();
   deadlines_.clear();
   chunks_.clear();
+  split_.clear();
 }
 
 SequenceState Scheduler::state(std::int64_t id) const {
@@ -137,6 +141,7 @@ Status Scheduler::schedule() {
   budget_ = options_.max_batch_tokens;
   has_preempted_ = false;
   promote_overdue();
+  HEADRACE_TRY(preempt_split_gangs());
   HEADRACE_TRY(schedule_decodes());
   schedule_prefills();
   HEADRACE_TRY(admit());
@@ -155,6 +160,25 @@ void Scheduler::promote_overdue() {
     s.is_overdue = true;
     ranked.insert(&s);
   }
+}
+
+Status Scheduler::preempt_split_gangs() {
+  for (const std::int64_t id : split_) {
+    const auto found = sequences_.find(id);
+    if (found == sequences_.end()) continue;
+    for (Sequence* s : gang_of(running_, found->second)) HEADRACE_TRY(preempt_alone(*s));
+  }
+  split_.clear();
+  return std::nullopt;
+}
+
+// In their order.
+std::vector<Scheduler::Sequence*> Scheduler::gang_of(const Ranked& ranked, Sequence& s) const {
+  if (s.gang == 0) return {&s};
+  std::vector<Sequence*> gang;
+  for (Sequence* other : ranked)
+    if (other->gang == s.gang) gang.push_back(other);
+  return gang;
 }
 
 Status Scheduler::schedule_decodes() {
@@ -181,22 +205,40 @@ void Scheduler::schedule_prefills() {
 }
 
 Status Scheduler::admit() {
-  while (!has_preempted_ && !waiting_.empty() && std::ssize(running_) < options_.max_num_seqs) {
-    Sequence& s = **waiting_.begin();
-    Result<bool> started = s.is_swapped ? swap_in(s) : start(s);
+  // What was preempted waits at least a step, unless nothing else runs.
+  while ((!has_preempted_ || chunks_.empty()) && !waiting_.empty() &&
+         std::ssize(running_) < options_.max_num_seqs) {
+    const std::vector<Sequence*> next = gang_of(waiting_, **waiting_.begin());
+    Result<bool> started = start_all(next);
     if (!started.ok()) return std::move(started.failure());
     // Others do not overtake it.
     if (!started.value()) break;
-    waiting_.erase(&s);
-    s.state = SequenceState::running;
-    running_.insert(&s);
-    add_chunk(s, chunk_size(s, s.num_computed));
+    for (Sequence* s : next) {
+      waiting_.erase(s);
+      s->state = SequenceState::running;
+      running_.insert(s);
+      add_chunk(*s, chunk_size(*s, s->num_computed));
+    }
   }
   return std::nullopt;
 }
 
 Status Scheduler::preempt(Sequence& s) {
-  Status swapped = cache_->options().num_host_pages > 0
+  for (Sequence* member : gang_of(running_, s)) {
+    // It may have a chunk of this step, which the step does not compute then.
+    std::erase_if(chunks_, [&](const Chunk& chunk) {
+      if (chunk.id != member->id) return false;
+      budget_ += std::ssize(chunk.tokens);
+      return true;
+    });
+    HEADRACE_TRY(preempt_alone(*member));
+  }
+  return std::nullopt;
+}
+
+Status Scheduler::preempt_alone(Sequence& s) {
+  // Only sequences that need no other one are swapped.
+  Status swapped = cache_->options().num_host_pages > 0 && s.gang == 0
                        ? cache_->swap_out(s.cache_sequence, nullptr)
                        : Failure{ErrorCode::out_of_memory, {}};
   if (swapped && swapped->code != ErrorCode::out_of_memory) return swapped;
@@ -215,9 +257,24 @@ Status Scheduler::preempt(Sequence& s) {
 
 // ---- admission ----
 
-Result<bool> Scheduler::start(Sequence& s) {
+Result<bool> Scheduler::start_all(std::span<Sequence* const> sequences) {
+  if (std::ssize(running_) + std::ssize(sequences) > options_.max_num_seqs) return false;
+  for (std::size_t i = 0; i < sequences.size(); ++i) {
+    Sequence& s = *sequences[i];
+    Result<bool> started = s.is_swapped ? swap_in(s) : start(s, i == 0);
+    if (started.ok() && started.value()) continue;
+    for (Sequence* other : sequences.first(i)) {
+      if (Status bad = cache_->free(other->cache_sequence)) return std::move(*bad);
+      other->num_computed = 0;
+    }
+    return started;
+  }
+  return true;
+}
+
+Result<bool> Scheduler::start(Sequence& s, bool needs_chunk) {
   const std::int64_t cached = num_cached(s);
-  if (chunk_size(s, cached) == 0) return false;
+  if (needs_chunk && chunk_size(s, cached) == 0) return false;
   const std::int64_t page_size = cache_->options().page_size;
   const KvCache::CachedPrefix prefix = cache_->find(keys(s, 0, cached), salt(s));
   if (!has_room(ceil_div(s.length(), page_size) - cached / page_size + prefix.num_free_pages))

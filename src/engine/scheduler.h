@@ -7,6 +7,9 @@
 // needs a page and none is free, the last one in this order is preempted: its pages move to the
 // host if the cache has host pages, else it is computed anew later.
 //
+// Sequences of a gang (the beams of a search) run together: if one is preempted, all are, and they
+// start again together. So none holds pages while it waits for another one that has none.
+//
 // The bits of a row must not depend on the schedule. Attention kernels choose their path by the
 // rows (tokens x heads of a KV head's group) that a sequence has in a call, so the schedule makes
 // equal calls:
@@ -64,10 +67,12 @@ class Scheduler {
   // A new sequence, waiting. The caller has checked that max_length is not exceeded. Sequences
   // share cached pages only with those of the same cache_salt, 0 to kMaxCacheSalt.
   static constexpr std::int64_t kMaxCacheSalt = (std::int64_t{1} << 56) - 1;
+  // has_gang: its forks and theirs are a gang. The caller has checked that it has at most
+  // max_num_seqs sequences, whose pages fit the cache together if they share none.
   std::int64_t add(std::vector<std::int32_t> prompt, std::int64_t priority,
-                   std::int64_t cache_salt = 0);
-  // Another sequence after the prompt of `id`, whose tokens are computed. It runs, in the same
-  // pages, if max_num_seqs allows, else it waits.
+                   std::int64_t cache_salt = 0, bool has_gang = false);
+  // Another sequence after the tokens of `id`, which are computed. It runs, in the same pages, if
+  // max_num_seqs allows, else it waits; its gang waits with it.
   Result<std::int64_t> fork(std::int64_t id);
   // Appends a generated token, which a later step computes.
   void append(std::int64_t id, std::int32_t token);
@@ -87,6 +92,7 @@ class Scheduler {
 
   SequenceState state(std::int64_t id) const;  // finished: also an id that is not in use
   std::span<const std::int32_t> tokens(std::int64_t id) const { return sequences_.at(id).tokens; }
+  bool is_computed(std::int64_t id) const { return sequences_.at(id).num_left() == 0; }
   std::int64_t num_prompt_tokens(std::int64_t id) const { return sequences_.at(id).num_prompt; }
   // Of the prompt, found in the prefix cache when the sequence started.
   std::int64_t num_cached_tokens(std::int64_t id) const { return sequences_.at(id).num_cached; }
@@ -99,6 +105,7 @@ class Scheduler {
     std::int64_t arrival = 0;  // forks share that of their parent
     std::int64_t priority = 0;
     std::int64_t cache_salt = 0;
+    std::int64_t gang = 0;  // the id of its first sequence; 0: none
     SequenceState state = SequenceState::waiting;
     bool is_overdue = false;
     bool is_swapped = false;
@@ -125,13 +132,20 @@ class Scheduler {
 
   Sequence& insert(Sequence sequence);
   void promote_overdue();
+  Status preempt_split_gangs();
   Status schedule_decodes();
   void schedule_prefills();
   Status admit();
+  // With its gang.
   Status preempt(Sequence& s);
-  // Takes pages for all tokens of a waiting sequence; false: too few are free.
-  Result<bool> start(Sequence& s);
+  Status preempt_alone(Sequence& s);
+  // Takes pages for all tokens of a waiting sequence; false: too few are free, or the step has no
+  // room for a chunk that is needed.
+  Result<bool> start(Sequence& s, bool needs_chunk);
   Result<bool> swap_in(Sequence& s);
+  // Starts the sequences, a waiting one or a gang, or none of them.
+  Result<bool> start_all(std::span<Sequence* const> sequences);
+  std::vector<Sequence*> gang_of(const Ranked& ranked, Sequence& s) const;
   void add_chunk(const Sequence& s, std::int64_t num_tokens);
 
   std::int64_t chunk_size(const Sequence& s, std::int64_t num_computed) const;
@@ -145,6 +159,7 @@ class Scheduler {
   std::unordered_map<std::int64_t, Sequence> sequences_;
   Ranked waiting_, running_;  // waiting: also preempted
   std::deque<Deadline> deadlines_;
+  std::vector<std::int64_t> split_;  // forks of gangs that wait
   std::int64_t last_id_ = 0, step_ = 0;
 
   // Of the current step.

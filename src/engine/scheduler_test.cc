@@ -338,6 +338,92 @@ TEST_F(Schedules, PreemptTheLastToCome) {
   EXPECT_EQ(scheduler_.stats().num_preemptions, 1);
 }
 
+// ---- gangs ----
+
+class Gangs : public ::testing::Test {
+ protected:
+  static constexpr std::int64_t kMaxLength = 20, kMaxWidth = 3;
+  struct Gang {
+    std::vector<std::int64_t> members;
+    std::int64_t width, length;  // at the end
+  };
+
+  void add() {
+    const std::int64_t width = random_.between(1, kMaxWidth), prompt = random_.between(1, 9);
+    const std::int64_t id =
+        scheduler_.add(Tokens(static_cast<std::size_t>(prompt), random_.chance(50)),
+                       random_.between(0, 1), 0, width > 1);
+    gangs_.push_back({{id}, width, random_.between(prompt + 1, kMaxLength)});
+  }
+
+  void step() {
+    ASSERT_FALSE(scheduler_.schedule());
+    std::int64_t num_tokens = 0;
+    for (const Chunk& chunk : scheduler_.chunks()) {
+      num_tokens += std::ssize(chunk.tokens);
+      EXPECT_EQ(scheduler_.state(chunk.id), SequenceState::running);
+    }
+    EXPECT_GT(num_tokens, 0) << "there is work";
+    EXPECT_LE(num_tokens, 12);
+    for (const Gang& gang : gangs_) {
+      const auto is_running = [&](std::int64_t id) {
+        return scheduler_.state(id) == SequenceState::running;
+      };
+      const std::int64_t num_running = std::ranges::count_if(gang.members, is_running);
+      EXPECT_TRUE(num_running == 0 || num_running == std::ssize(gang.members));
+    }
+    ASSERT_FALSE(scheduler_.complete());
+    for (Gang& gang : gangs_)
+      if (std::ranges::all_of(gang.members, [&](auto id) { return scheduler_.is_computed(id); }))
+        extend(gang);
+    num_ended_ += static_cast<std::int64_t>(
+        std::erase_if(gangs_, [](const Gang& gang) { return gang.members.empty(); }));
+  }
+
+  // Each of the next members continues one of these.
+  void extend(Gang& gang) {
+    if (std::ssize(scheduler_.tokens(gang.members[0])) == gang.length) {
+      for (const std::int64_t id : std::exchange(gang.members, {}))
+        EXPECT_FALSE(scheduler_.finish(id));
+      return;
+    }
+    std::vector<std::int64_t> next;
+    for (std::int64_t i = random_.between(1, gang.width); i > 0; --i)
+      next.push_back(
+          gang.members[static_cast<std::size_t>(random_.between(0, std::ssize(gang.members) - 1))]);
+    for (const std::int64_t id : gang.members)
+      if (std::ranges::find(next, id) == next.end()) {
+        EXPECT_FALSE(scheduler_.finish(id));
+      }
+    for (auto id = next.begin(); id != next.end(); ++id)
+      if (std::find(next.begin(), id, *id) != id) *id = scheduler_.fork(*id).value();
+    for (const std::int64_t id : next) scheduler_.append(id, random_.chance(50));
+    gang.members = next;
+  }
+
+  Caches caches_{{4, 16, 6, 1, 0, 0, true}};
+  Scheduler scheduler_ = std::move(Scheduler::make(caches_.cache, {.max_batch_tokens = 12,
+                                                                   .max_num_seqs = 4,
+                                                                   .max_length = kMaxLength,
+                                                                   .max_age_steps = 40})
+                                       .value());
+  Random random_{20261125};
+  std::vector<Gang> gangs_;
+  std::int64_t num_ended_ = 0;
+};
+
+TEST_F(Gangs, RunTogetherAndEnd) {
+  for (std::int64_t i = 0; i < num_steps() && !HasFailure(); ++i) {
+    if (gangs_.size() < 6 && random_.chance(40)) add();
+    if (!gangs_.empty()) step();
+  }
+  for (std::int64_t i = 0; i < 1000 && !gangs_.empty() && !HasFailure(); ++i) step();
+  EXPECT_TRUE(scheduler_.is_idle());
+  EXPECT_EQ(caches_.cache.allocator().num_free(), 16);
+  EXPECT_GT(num_ended_, num_steps() / 50);
+  EXPECT_GT(scheduler_.stats().num_preemptions, num_steps() / 50);
+}
+
 TEST(SchedulerOptions, AreChecked) {
   Caches caches({4, 8, 0, 1, 0, 0, false});
   const SchedulerOptions good = {.max_batch_tokens = 8, .max_num_seqs = 2, .max_length = 32};
