@@ -92,25 +92,36 @@ class Listener {
     check();
     acceptor_.listen(4096, error);
     check();
+    acceptor_.non_blocking(true, error);
+    check();
   }
 
+  // Takes all that wait, up to a bound: one at a time each would wait for a step's outputs.
   void accept() {
-    acceptor_.async_accept([this](const error_code& error, tcp::socket socket) {
-      if (is_draining_) return;
-      if (error) {  // too many files are open: those of ended connections become free
-        retry_.expires_after(std::chrono::milliseconds(50));
-        retry_.async_wait([this](const error_code& ended) {
-          if (!ended && !is_draining_) accept();
-        });
-        return;
+    constexpr int kMaxAccepted = 64;
+    acceptor_.async_wait(tcp::acceptor::wait_read, [this](error_code error) {
+      for (int i = 0; i < kMaxAccepted && !error; ++i) {
+        if (is_draining_) return;
+        tcp::socket socket = acceptor_.accept(error);
+        if (!error) start(std::move(socket));
       }
-      const auto connection = std::make_shared<Connection>(std::move(socket), shared_);
-      const bool is_full = connections_.size() >= options_.max_connections;
-      connections_.emplace(connection.get(), connection);
-      connection->start();
-      if (is_full) connection->refuse({503, "too many connections"});
-      accept();
+      if (is_draining_) return;
+      if (!error || error == asio::error::would_block || error == asio::error::connection_aborted)
+        return accept();
+      // Too many files are open: those of ended connections become free.
+      retry_.expires_after(std::chrono::milliseconds(50));
+      retry_.async_wait([this](const error_code& ended) {
+        if (!ended && !is_draining_) accept();
+      });
     });
+  }
+
+  void start(tcp::socket socket) {
+    const auto connection = std::make_shared<Connection>(std::move(socket), shared_);
+    const bool is_full = connections_.size() >= options_.max_connections;
+    connections_.emplace(connection.get(), connection);
+    connection->start();
+    if (is_full) connection->refuse({503, "too many connections"});
   }
 
   // The callbacks may close connections, so they run on a copy.
