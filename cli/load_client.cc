@@ -82,7 +82,9 @@ class LoadRun {
     for (std::size_t idx = 0; idx < results_.size(); ++idx) {
       const std::chrono::duration<double> due(load_.arrivals[idx]);
       timer.expires_at(begin_ + std::chrono::duration_cast<Clock::duration>(due));
-      co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+      // Each wait lets all streams that have events go first, so that a due request does not wait.
+      if (timer.expiry() > Clock::now())
+        co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
       while (num_running_ >= load_.concurrency) {
         free_slot_.expires_at(Clock::time_point::max());
         co_await free_slot_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
