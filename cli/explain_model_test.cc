@@ -66,6 +66,7 @@ TEST(ExplainModel, StoredTypesChangeTheBytesOfAttention) {
   EXPECT_NEAR(whole, rows * 512, 1e-3 * whole);
   EXPECT_NEAR(bytes_of("--kv-type int8"), rows * (2 * 128 + 8), 1e-3 * whole);
   EXPECT_NEAR(bytes_of("--k-type fp8 --v-type int4"), rows * (128 + 64 + 8), 1e-3 * whole);
+  EXPECT_NEAR(bytes_of("--k-type kivi2 --v-type kivi4"), rows * (32 + 64 + 2 * 16), 1e-3 * whole);
 }
 
 TEST(ExplainModel, AFileIsExplainedAsItsShape) {

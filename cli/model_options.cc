@@ -221,24 +221,27 @@ void add_session_options(CLI::App& app, SessionChoice& choice) {
 
 void add_stored_types(CLI::App& app, std::string& k_type, std::string& v_type,
                       const std::string& group) {
-  constexpr const char* kStored = "int8|fp8|int4 [as --cache-type]";
+  constexpr const char* kStored = "int8|fp8|int4|kivi4|kivi2 [as --cache-type]";
+  const CLI::IsMember is_stored_type({"int8", "fp8", "int4", "kivi4", "kivi2"});
   app.add_option_function<std::string>(
          "--kv-type", [&](const std::string& type) { k_type = v_type = type; },
-         "quantised keys and values, with a scale for each token and head")
-      ->check(CLI::IsMember({"int8", "fp8", "int4"}))
+         "quantised keys and values: with a scale for each token and head, or as in KIVI, keys by "
+         "channel and values by token, with zero points, in 4 or 2 bits")
+      ->check(is_stored_type)
       ->option_text(kStored)
       ->group(group);
   for (const auto& [name, type, what] : {std::tuple("--k-type", &k_type, "quantised keys"),
                                          {"--v-type", &v_type, "quantised values"}})
-    app.add_option(name, *type, what)
-        ->check(CLI::IsMember({"int8", "fp8", "int4"}))
-        ->option_text(kStored)
-        ->group(group);
+    app.add_option(name, *type, what)->check(is_stored_type)->option_text(kStored)->group(group);
 }
 
 std::optional<DType> stored_dtype(const std::string& type) {
   if (type.empty()) return std::nullopt;
-  return type == "int8" ? DType::i8 : type == "fp8" ? DType::f8e4m3 : DType::i4x2;
+  return type == "int8"    ? DType::i8
+         : type == "fp8"   ? DType::f8e4m3
+         : type == "int4"  ? DType::i4x2
+         : type == "kivi4" ? DType::u4x2
+                           : DType::u2x4;
 }
 
 DType dtype_of_cache(const std::string& cache_type) {

@@ -210,7 +210,9 @@ TEST_F(Serve, TheTypesOfKeysAndValuesAreOptions) {
                {"--kv-type int4", DType::i4x2, DType::i4x2},
                {"--k-type int8", DType::i8, {}},
                {"--v-type int8", {}, DType::i8},
-               {"--k-type fp8 --v-type int4", DType::f8e4m3, DType::i4x2}};
+               {"--k-type fp8 --v-type int4", DType::f8e4m3, DType::i4x2},
+               {"--kv-type kivi4", DType::u4x2, DType::u4x2},
+               {"--k-type kivi2 --v-type int8", DType::u2x4, DType::i8}};
   std::vector<Json> seen;
   for (const auto& [more, k, v] : cases) {
     ServerProcess server(options(more));

@@ -223,17 +223,19 @@ TEST(KvCacheApi, AttentionOverCodesDoesNotDependOnSteps) {
   const struct {
     DType k, v;
     float bound;  // of |out - exact|: elements are at most 1.75, codes have 8 or 4 bits
-  } cases[] = {{DType::i8, DType::i8, 0.05f},
-               {DType::f8e4m3, DType::f8e4m3, 0.15f},
-               {DType::i8, DType::i4x2, 0.3f},
-               {DType::f32, DType::i4x2, 0.3f}};
+  } cases[] = {{DType::i8, DType::i8, 0.05f},    {DType::f8e4m3, DType::f8e4m3, 0.15f},
+               {DType::i8, DType::i4x2, 0.3f},   {DType::f32, DType::i4x2, 0.3f},
+               {DType::u4x2, DType::u4x2, 0.3f}, {DType::u2x4, DType::u2x4, 1.0f},
+               {DType::u2x4, DType::f32, 1.0f},  {DType::f32, DType::u2x4, 1.0f}};
   for (const auto& c : cases) {
     if (c.k != DType::f32) options.k_dtype = c.k;
-    options.v_dtype = c.v;
+    if (c.v != DType::f32) options.v_dtype = c.v;
     options.num_recent_pages = 8;
+    const bool has_words = c.k == DType::u4x2 || c.k == DType::u2x4;
+    options.page_size = has_words ? 32 : 16;
     KvCache whole(options);
     EXPECT_EQ(whole.k_pages(0).type(), c.k);
-    EXPECT_EQ(whole.quantised(0).k_scale.rank, c.k == DType::f32 ? 0 : 3);
+    EXPECT_EQ(whole.quantised(0).k_scale.rank, c.k == DType::f32 ? 0 : has_words ? 4 : 3);
     const std::vector<float> expected = outputs_of_codes(whole, prompt, prompt.size());
     float largest = 0;
     for (std::size_t i = 0; i < exact.size(); ++i)
@@ -247,7 +249,7 @@ TEST(KvCacheApi, AttentionOverCodesDoesNotDependOnSteps) {
       KvCache cache(options);
       EXPECT_EQ(outputs_of_codes(cache, prompt, chunk), expected) << chunk;
     }
-    options.k_dtype = {};
+    options.k_dtype = options.v_dtype = {};
   }
 }
 
@@ -347,19 +349,19 @@ TEST(KvCacheApi, OptionsAreChecked) {
          "device_type=2: must be 0 (cpu) or 1 (cuda); pass a headrace_device_type");
   expect([](O& o) { o.device_id = 1; }, "device_id=1: must be 0 on the CPU; pass 0");
   expect([](O& o) { o.k_dtype = DType::f16; },
-         "k_dtype=1: must be -1 (dtype) or codes; pass HEADRACE_I8, HEADRACE_F8E4M3 or "
-         "HEADRACE_I4X2");
+         "k_dtype=1: must be -1 (dtype) or codes; pass HEADRACE_I8, HEADRACE_F8E4M3, "
+         "HEADRACE_I4X2, HEADRACE_U4X2 or HEADRACE_U2X4");
   expect(
       [](O& o) { o.v_dtype = DType::i8; },
-      "page_size=4: must be a multiple of 16 for a cache of codes, whose tokens count in groups; "
-      "pass 16, 32 or 64");
+      "page_size=4: must be a multiple of 16 with k_dtype=f32 and v_dtype=i8, as tokens count in "
+      "groups; pass 32 or 64");
   expect(
       [](O& o) {
         o.v_dtype = DType::i8;
         o.page_size = 16;
       },
-      "num_recent_pages=0: must be 1 to 2147483647; pass one for each sequence and for each 16 "
-      "tokens of a step");
+      "num_recent_pages=0: must be 1 to 2147483647; pass two for each sequence and one for each "
+      "group of tokens of a step");
   expect([](O& o) { o.num_recent_pages = 1; },
          "num_recent_pages=1: must be 0 for a cache without codes; pass 0");
   EXPECT_EQ(error_of([] { static_cast<void>(KvCache(kSmallKvCache).quantised(0)); },

@@ -209,7 +209,7 @@ TEST(OlderStructs, OfStepShape) {
   full.k_dtype = HEADRACE_F16;
   EXPECT_EQ(outcome(full),
             "invalid_argument: shape.k_dtype=1: must be -1 (shape.cache_dtype) or codes; pass "
-            "HEADRACE_I8, HEADRACE_F8E4M3 or HEADRACE_I4X2");
+            "HEADRACE_I8, HEADRACE_F8E4M3, HEADRACE_I4X2, HEADRACE_U4X2 or HEADRACE_U2X4");
 }
 
 TEST(OlderStructs, OfKvBatch) {

@@ -33,7 +33,7 @@ struct EngineOptions {
   std::int64_t num_host_pages = 0;    ///< for preempted sequences; 0: they are computed anew
   DType cache_dtype = DType::f16;     ///< of the KV cache: f16, bf16 or f32
   bool has_prefix_cache = true;       ///< reuse the keys and values of equal prompts
-  std::optional<DType> k_dtype{};     ///< of stored keys: i8, f8e4m3, i4x2; empty: cache_dtype
+  std::optional<DType> k_dtype{};     ///< of stored keys: codes; empty: cache_dtype
   std::optional<DType> v_dtype{};     ///< the same of stored values
 };
 

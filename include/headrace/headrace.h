@@ -83,8 +83,10 @@ typedef enum headrace_dtype {
   HEADRACE_I8 = 8,     /**< codes of a quantised KV cache, -127 to 127; times a scale */
   HEADRACE_F8E4M3 = 9, /**< 1 sign, 4 exponent and 3 mantissa bits, to 448, no infinity (OCP OFP8);
                           codes of a quantised KV cache */
-  HEADRACE_I4X2 = 10   /**< two 4-bit codes in a byte, those of elements 2i (low bits) and 2i + 1: a
+  HEADRACE_I4X2 = 10,  /**< two 4-bit codes in a byte, those of elements 2i (low bits) and 2i + 1: a
                           code c is (c - 8) times a scale. Shapes and strides count bytes */
+  HEADRACE_U4X2 = 11,  /**< the same of KIVI's form: a code c is a zero point + c times a scale */
+  HEADRACE_U2X4 = 12   /**< four 2-bit codes in a byte, elements 4i (low bits) to 4i + 3, as U4X2 */
 } headrace_dtype;
 
 /** Device type of a tensor. */
@@ -195,8 +197,10 @@ static inline headrace_status headrace_attention_options_init(headrace_attention
  *
  * Scales are f32: one for each key and head, in the shape of k without its last axis, or one for
  * each sequence and head, [batch, num_kv_heads]. An element is its code times the scale. i8 and
- * i4x2 need a scale; f8e4m3 without one is taken as it is.
- *
+ * i4x2 need a scale; f8e4m3 without one is taken as it is. u4x2 and u2x4 are for pages: u32 words
+ * have an f16 scale (the low half) and an f16 zero point, in k_scale [num_pages, page_size / 32,
+ * num_kv_heads, head_dim] of each channel of 32 keys, in v_scale [num_pages, page_size,
+ * num_kv_heads, ceil(head_dim_v / 32)] of each 32 channels of a value.
  * Recent keys are for codes in pages. Keys count in groups of `group`: a query at position i sees
  * key j as recent if j / group == i / group, and as codes if its group is an earlier one. So a
  * query's result does not depend on how many tokens a call or an earlier call had. The position of
@@ -205,8 +209,7 @@ typedef struct headrace_quantised_kv {
   size_t struct_size;       /**< sizeof this struct, set by the init function */
   headrace_tensor k_scale;  /**< of k */
   headrace_tensor v_scale;  /**< of v */
-  headrace_tensor k_recent; /**< dtype of q, [num_recent_pages, group, num_kv_heads, head_dim]; with
-                               v_recent and recent_table */
+  headrace_tensor k_recent; /**< dtype of q, [num_recent_pages, group, num_kv_heads, head_dim] */
   headrace_tensor v_recent; /**< dtype of q, [num_recent_pages, group, num_kv_heads, head_dim_v] */
   headrace_tensor recent_table; /**< i32 [batch, max_recent], rows contiguous: entry i of a sequence
                                    is the page of k_recent that has group first + i; first =
@@ -229,8 +232,8 @@ static inline headrace_status headrace_quantised_kv_init(headrace_quantised_kv* 
 typedef struct headrace_attention_tensors {
   size_t struct_size;  /**< sizeof this struct, set by the init function */
   headrace_tensor q;   /**< [batch, seqlen_q, num_heads, head_dim]; f32, f16, bf16 or f64 */
-  headrace_tensor k;   /**< [batch, seqlen_k, num_kv_heads, head_dim], dtype of q, or codes: i8,
-                          f8e4m3, or i4x2 (head_dim / 2); see `quantised` */
+  headrace_tensor k;   /**< [batch, seqlen_k, num_kv_heads, head_dim], dtype of q, or codes
+                          (packed ones: bytes of head_dim elements); see `quantised` */
   headrace_tensor v;   /**< [batch, seqlen_k, num_kv_heads, head_dim_v], as k, chosen apart */
   headrace_tensor out; /**< written: [batch, seqlen_q, num_heads, head_dim_v], dtype of q */
   headrace_tensor lse; /**< f32 out (f64 with f64 inputs), natural log: [batch, num_heads,
@@ -305,9 +308,10 @@ typedef enum headrace_phase {
 
 /** What has a scale of its own. */
 typedef enum headrace_scaling {
-  HEADRACE_SCALING_NONE = 0,        /**< no scales */
-  HEADRACE_SCALING_PER_KEY = 1,     /**< each key and head */
-  HEADRACE_SCALING_PER_SEQUENCE = 2 /**< each sequence and head */
+  HEADRACE_SCALING_NONE = 0,         /**< no scales */
+  HEADRACE_SCALING_PER_KEY = 1,      /**< each key and head */
+  HEADRACE_SCALING_PER_SEQUENCE = 2, /**< each sequence and head */
+  HEADRACE_SCALING_ZERO_POINTS = 3   /**< as u4x2 and u2x4 have them */
 } headrace_scaling;
 
 /** Shapes and features of one call, without pointers. */

@@ -48,11 +48,12 @@ typedef struct headrace_kv_cache_options {
   int32_t layout;           /**< headrace_kv_layout; default NHD */
   int32_t device_type;      /**< headrace_device_type of the pages; default CPU */
   int32_t device_id;        /**< CUDA: device number; CPU: 0 */
-  int32_t k_dtype;          /**< headrace_dtype of stored keys; -1 (default): dtype. I8, F8E4M3 or
-                               I4X2: codes, pages of a multiple of 16 tokens */
+  int32_t k_dtype;          /**< headrace_dtype of stored keys; -1 (default): dtype. I8, F8E4M3,
+                               I4X2, U4X2 or U2X4: codes. Tokens then count in groups of 16, with
+                               keys of U4X2 or U2X4 of 32, and pages hold whole groups */
   int32_t v_dtype;          /**< the same of stored values */
-  int64_t num_recent_pages; /**< with codes, of 16 tokens each, of the dtype: two for each sequence
-                               and one for each 16 tokens that are reserved at once */
+  int64_t num_recent_pages; /**< with codes, of a group each, of the dtype: two for each sequence
+                               and one for each group of tokens that is reserved at once */
 } headrace_kv_cache_options;
 
 /** headrace_kv_cache_options_init() for bindings that cannot use this header: struct_size is the
@@ -109,13 +110,14 @@ HEADRACE_API headrace_status headrace_kv_cache_reserve(headrace_kv_cache* cache,
 HEADRACE_API headrace_status headrace_kv_cache_commit(headrace_kv_cache* cache, int64_t sequence,
                                                       const int32_t* tokens, size_t num_tokens);
 /** Keeps the first `length` tokens and no reserved slots. Pages of other sequences are unchanged.
- * A cache of codes has the newest group of 16 tokens alone unquantised: `length` must be in it, or
- * a multiple of 16. */
+ * A cache of codes has the newest group of tokens alone unquantised: `length` must be in it, or be
+ * whole groups. */
 HEADRACE_API headrace_status headrace_kv_cache_truncate(headrace_kv_cache* cache, int64_t sequence,
                                                         int64_t length);
 /** For the accepted nodes of a draft tree: copies the keys and values at `positions`, ascending and
  * all reserved, to the first reserved slots, and gives up the other reserved slots. Commit the
- * tokens afterwards. */
+ * tokens afterwards. Keys of U4X2 and U2X4 are quantised by the append that completes their group:
+ * a move must not complete one. */
 HEADRACE_API headrace_status headrace_kv_cache_move(headrace_kv_cache* cache, int64_t sequence,
                                                     const int64_t* positions, size_t num_positions,
                                                     void* stream);
@@ -162,7 +164,7 @@ typedef struct headrace_kv_batch {
   int32_t* recent_table; /**< written: [num_sequences, max_recent], the recent pages from the group
                             of a sequence's first new token on, 0 past its last one; NULL: not
                             wanted */
-  int64_t* recent_slots; /**< written: [num_slots], recent page * 16 + index in the group, of each
+  int64_t* recent_slots; /**< written: [num_slots], recent page * group + index in it, of each
                             token that the step writes; NULL: not wanted */
 } headrace_kv_batch;
 
@@ -268,12 +270,15 @@ static inline headrace_status headrace_kv_append_options_init(headrace_kv_append
 
 /** The tensors of an append: q with q_out, or k and v with their pages and slot_mapping, or both.
  * All are on one device. q, k and v have one dtype, f32, f16 or bf16; q_out and the pages have any
- * of these each. Pages may also have codes, i8, f8e4m3 or i4x2 (K and V chosen apart): each head of
- * a token is then quantised with a scale of its own, which `quantised` receives. The scale is the
- * largest magnitude / 127 (i8) or / 448 (f8e4m3), or the element of the largest magnitude / -8
- * (i4x2); NaN if an element is NaN or infinite. Strides are free (for inputs also 0 and negative)
- * except the last, which is 1: q, k and v may be slices of one buffer. Outputs must not overlap any
- * other tensor; q_out may be the view q itself. */
+ * of these each. Pages may also have codes (K and V chosen apart), whose scales `quantised`
+ * receives. i8, f8e4m3 and i4x2: each head of a token has a scale of its own, the largest magnitude
+ * / 127 (i8) or / 448 (f8e4m3), or the element of the largest magnitude / -8 (i4x2). u4x2 and u2x4:
+ * 32 channels of a value have a scale, their range / 15 or / 3, and a zero point, their least
+ * element, as f16. So have 32 keys in each channel: the call that writes the last of them quantises
+ * all from k_recent, which it needs. Scales are NaN if an element is NaN or infinite (or, as f16,
+ * beyond 65504). Strides are free (for inputs also 0 and negative) except the last, which is 1: q,
+ * k and v may be slices of one buffer. Outputs must not overlap any other tensor; q_out may be the
+ * view q itself. */
 typedef struct headrace_kv_append_tensors {
   size_t struct_size;           /**< sizeof this struct, set by the init function */
   headrace_tensor k;            /**< [num_tokens, num_kv_heads, head_dim] */
@@ -291,9 +296,8 @@ typedef struct headrace_kv_append_tensors {
   headrace_tensor q_norm_weight; /**< [head_dim], f32, f16 or bf16: RMS norm of each head of q */
   headrace_tensor k_norm_weight; /**< the same of k */
   const headrace_quantised_kv* quantised; /**< with pages of codes: k_scale and v_scale are written,
-                                             f32 [num_pages, page_size, num_kv_heads], and k_recent
-                                             and v_recent, if given, at recent_slots. Its
-                                             recent_table is not used. NULL: none */
+                                             and k_recent and v_recent, if given, at recent_slots.
+                                             Its recent_table is not used. NULL: none */
   headrace_tensor recent_slots; /**< i64 [num_tokens], with k_recent: page * group + index of the
                                    token in its group, each at most once; negative: not stored */
 } headrace_kv_append_tensors;

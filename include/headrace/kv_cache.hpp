@@ -47,10 +47,10 @@ struct KvCacheOptions {
   KvLayout layout = KvLayout::nhd;          ///< memory order of a page
   std::int32_t device_type = HEADRACE_CPU;  ///< headrace_device_type of the pages
   std::int32_t device_id = 0;               ///< CUDA: device number; CPU: 0
-  std::optional<DType> k_dtype = {};        ///< of stored keys: i8, f8e4m3, i4x2; empty: dtype
+  std::optional<DType> k_dtype = {};        ///< of stored keys: codes; empty: dtype
   std::optional<DType> v_dtype = {};        ///< the same of stored values
-  std::int64_t num_recent_pages = 0;  ///< with codes, of 16 tokens each: two for each sequence
-                                      ///< and one for each 16 tokens reserved at once
+  std::int64_t num_recent_pages = 0;  ///< with codes, of a group each: two for each sequence and
+                                      ///< one for each group of tokens reserved at once
 
   /// Converts to the C struct.
   headrace_kv_cache_options to_c() const {
@@ -86,7 +86,7 @@ struct KvBatch {
   std::int64_t max_recent = 0;  ///< of a cache of codes: row length of recent_table
   std::span<std::int32_t> recent_table = {};  ///< written: [n, max_recent], 0 past the last page
   std::span<std::int64_t> recent_slots =
-      {};  ///< written: [sum of num_tokens], recent page * 16 + index in the group
+      {};  ///< written: [sum of num_tokens], recent page * group + index in it
 };
 
 /// Keys and values of many sequences in pages of one pool. Use it on one thread at a time.
@@ -153,7 +153,7 @@ class KvCache {
     check(headrace_kv_cache_commit(cache_.get(), sequence, tokens.data(), tokens.size()));
   }
   /// Keeps the first `length` tokens and no reserved slots. Of codes: `length` is in the newest
-  /// group of 16 tokens, or a multiple of 16.
+  /// group of tokens, or whole groups.
   void truncate(std::int64_t sequence, std::int64_t length) {
     check(headrace_kv_cache_truncate(cache_.get(), sequence, length));
   }

@@ -199,7 +199,7 @@ typedef struct headrace_step_shape {
   int64_t seqlen_k;    /**< tokens of each after this step */
   int32_t cache_dtype; /**< headrace_dtype of the KV cache: F16, BF16 or F32 */
   int32_t reserved;    /**< 0 */
-  int32_t k_dtype;     /**< headrace_dtype of stored keys: I8, F8E4M3, I4X2; 0: cache_dtype */
+  int32_t k_dtype;     /**< headrace_dtype of stored keys: codes; 0: cache_dtype */
   int32_t v_dtype;     /**< the same of stored values */
 } headrace_step_shape;
 
@@ -280,8 +280,8 @@ typedef struct headrace_session_options {
   int32_t reserved;     /**< 0 */
   int64_t page_size;    /**< tokens per page of the KV cache; default 16; changes no bit */
   int64_t num_pages; /**< of the KV cache; 0: those of max_tokens; several completions need more */
-  int32_t k_dtype;   /**< headrace_dtype of stored keys; -1 (default): cache_dtype; I8, F8E4M3 or
-                        I4X2: quantised but for the newest 16, pages of a multiple of 16 tokens */
+  int32_t k_dtype;   /**< headrace_dtype of stored keys; -1 (default): cache_dtype; codes but for
+                        the newest group of 16 or 32 tokens. Pages are rounded up to groups */
   int32_t v_dtype;   /**< the same of stored values */
 } headrace_session_options;
 

@@ -213,7 +213,7 @@ struct SessionOptions {
   DType cache_dtype = DType::f16;  ///< of the KV cache: f16, bf16 or f32
   std::int64_t page_size = 16;     ///< tokens per page of the KV cache; changes no bit
   std::int64_t num_pages = 0;      ///< 0: those of max_tokens; several completions need more
-  std::optional<DType> k_dtype{};  ///< of stored keys: i8, f8e4m3, i4x2; empty: cache_dtype
+  std::optional<DType> k_dtype{};  ///< of stored keys: codes; empty: cache_dtype
   std::optional<DType> v_dtype{};  ///< the same of stored values
 };
 

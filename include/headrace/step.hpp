@@ -27,7 +27,7 @@ struct StepShape {
   std::int64_t seqlen_q = 1;       ///< tokens of each in this step: 1 in decode
   std::int64_t seqlen_k = 1;       ///< tokens of each after this step
   DType cache_dtype = DType::f16;  ///< of the KV cache: f16, bf16 or f32
-  std::optional<DType> k_dtype{};  ///< of stored keys: i8, f8e4m3, i4x2; empty: cache_dtype
+  std::optional<DType> k_dtype{};  ///< of stored keys: codes; empty: cache_dtype
   std::optional<DType> v_dtype{};  ///< the same of stored values
 };
 

@@ -31,6 +31,8 @@ enum class DType : std::int32_t {
   i8 = HEADRACE_I8,          ///< codes of a quantised KV cache
   f8e4m3 = HEADRACE_F8E4M3,  ///< 8-bit float, to 448
   i4x2 = HEADRACE_I4X2,      ///< two 4-bit codes in a byte; shapes and strides count bytes
+  u4x2 = HEADRACE_U4X2,      ///< the same with zero points
+  u2x4 = HEADRACE_U2X4,      ///< four 2-bit codes in a byte, with zero points
 };
 
 /// Bytes per element; 0 for an invalid dtype.
@@ -55,6 +57,8 @@ constexpr std::size_t dtype_bytes(DType dtype) {
     case DType::i8:
     case DType::f8e4m3:
     case DType::i4x2:
+    case DType::u4x2:
+    case DType::u2x4:
       return 1;
   }
   return 0;
@@ -85,6 +89,10 @@ constexpr const char* dtype_name(DType dtype) {
       return "f8e4m3";
     case DType::i4x2:
       return "i4x2";
+    case DType::u4x2:
+      return "u4x2";
+    case DType::u2x4:
+      return "u2x4";
   }
   return "unknown";
 }

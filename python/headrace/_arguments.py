@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _structs
 from ._plans import Options
-from ._structs import I4X2, QUANTISED_NAMES
+from ._structs import CODES_PER_BYTE, QUANTISED_NAMES
 
 if TYPE_CHECKING:
     from typing_extensions import TypedDict
@@ -128,7 +128,7 @@ def swapped_heads(sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 def out_shape(q: tuple[int, ...], v: tuple[int, ...], v_dtype: int) -> tuple[int, ...]:
     """The shape of out for q and v; for invalid ranks the library reports the error."""
-    return (*q[:-1], v[-1] * (2 if v_dtype == I4X2 else 1)) if q and v else q
+    return (*q[:-1], v[-1] * CODES_PER_BYTE.get(v_dtype, 1)) if q and v else q
 
 
 def lse_shape(q: tuple[int, ...], is_ragged: bool) -> tuple[int, ...]:

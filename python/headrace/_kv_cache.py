@@ -16,9 +16,8 @@ from ._library import LIBRARY, check
 _DTYPES = {"f16": _structs.F16, "bf16": _structs.BF16, "f32": _structs.F32}
 _TYPESTRS = {
     _structs.F32: "<f4", _structs.F16: "<f2", _structs.BF16: "<i2", _structs.I8: "|i1", _structs.F8E4M3: "|u1",
-    _structs.I4X2: "|u1",
+    _structs.I4X2: "|u1", _structs.U4X2: "|u1", _structs.U2X4: "|u1", _structs.U32: "<u4",
 }  # fmt: skip
-_RECENT_GROUP = 16  # tokens of a recent page
 _LAYOUTS = {"nhd": _structs.KV_NHD, "hnd": _structs.KV_HND}
 
 Integers = Sequence[int] | npt.NDArray[np.integer[Any]]
@@ -46,7 +45,7 @@ class Batch(NamedTuple):
     block_table: npt.NDArray[np.int32]  # [num_sequences, max_pages], 0 past a sequence's last page
     seqused_k: npt.NDArray[np.int32]  # [num_sequences]: tokens, those of the step included
     slot_mapping: npt.NDArray[np.int64]  # [sum of num_tokens]: page * page_size + slot
-    # Of a cache of codes, else None: [num_sequences, max_recent], [sum of num_tokens]: recent page * 16 + index.
+    # Of a cache of codes, else None: [num_sequences, max_recent], [sum of num_tokens]: recent page * group + index.
     recent_table: npt.NDArray[np.int32] | None = None
     recent_slots: npt.NDArray[np.int64] | None = None
 
@@ -54,10 +53,12 @@ class Batch(NamedTuple):
 class Quantised(NamedTuple):
     """What belongs to the codes of a layer, in place, by the names of the arguments of attention() and kv_append()."""
 
-    k_scale: npt.NDArray[np.float32] | None  # [num_pages, page_size, num_kv_heads]; None: keys are not codes
-    v_scale: npt.NDArray[np.float32] | None
-    k_recent: npt.NDArray[Any]  # [num_recent_pages, 16, num_kv_heads, head_dim]
-    v_recent: npt.NDArray[Any]  # [num_recent_pages, 16, num_kv_heads, head_dim_v]
+    # float32 [num_pages, page_size, num_kv_heads]; kivi4 and kivi2: uint32, whose view as float16 has scales and zero
+    # points, [num_pages, page_size / 32, num_kv_heads, head_dim]. None: keys are not codes.
+    k_scale: npt.NDArray[Any] | None
+    v_scale: npt.NDArray[Any] | None  # kivi4 and kivi2: [num_pages, page_size, num_kv_heads, ceil(head_dim_v / 32)]
+    k_recent: npt.NDArray[Any]  # [num_recent_pages, group, num_kv_heads, head_dim]
+    v_recent: npt.NDArray[Any]  # [num_recent_pages, group, num_kv_heads, head_dim_v]
 
 
 class KvCacheStats(NamedTuple):
@@ -165,10 +166,10 @@ class KvCache:
         num_pages: in the pool. num_host_pages: in host memory, for swapped sequences.
         page_size: tokens per page.
         dtype: "f16", "bf16" or "f32".
-        k_type, v_type: of stored keys and values, "int8", "fp8" or "int4": codes but for the newest 16 tokens;
-            page_size is then a multiple of 16. None: dtype.
-        num_recent_pages: with codes, pages of 16 tokens of the dtype: two for each sequence and one for each 16 tokens
-            that are reserved at once.
+        k_type, v_type: of stored keys and values, "int8", "fp8", "int4", "kivi4" or "kivi2": codes but for the newest
+            group of 16 tokens, of 32 with keys of KIVI's form; page_size is a multiple of the group. None: dtype.
+        num_recent_pages: with codes, pages of one group of the dtype: two for each sequence and one for each group of
+            tokens that are reserved at once.
         layout: memory order of a page, "nhd" [page_size, num_kv_heads, head_dim] or "hnd".
         device: "cpu", "cuda" or "cuda:NUMBER".
 
@@ -209,6 +210,7 @@ class KvCache:
         self._handle: _Handle | None = _Handle(options)
         self._page_size = options.page_size
         self._has_codes = k_type is not None or v_type is not None
+        self._recent_group = 32 if k_type in ("kivi4", "kivi2") else 16
 
     def __enter__(self) -> KvCache:
         return self
@@ -249,12 +251,13 @@ class KvCache:
                 "pass the cache to headrace.torch.kv_pages()"
             )
         array = np.asarray(pages)
-        has_own_dtype = pages.dtype in (_structs.BF16, _structs.F8E4M3)
+        has_own_dtype = pages.dtype in (_structs.BF16, _structs.F8E4M3, _structs.U4X2, _structs.U2X4)
         return array.view(_views.numpy_dtype(pages.dtype)) if has_own_dtype else array
 
     def k_pages(self, layer: int) -> npt.NDArray[Any]:
         """The key pages of a layer, [num_pages, page_size, num_kv_heads, head_dim], in place (bf16 and fp8 need
-        ml_dtypes; int4 is uint8 [.., head_dim / 2]). For PyTorch, and on a GPU: headrace.torch.kv_pages()."""
+        ml_dtypes; int4 is uint8 [.., head_dim / 2]; kivi4 and kivi2 are structures of one byte, [.., head_dim / 2] and
+        [.., head_dim / 4], which view(numpy.uint8) reads). For PyTorch, and on a GPU: headrace.torch.kv_pages()."""
         return self._array("k_pages", self._pages("k_pages", layer))
 
     def v_pages(self, layer: int) -> npt.NDArray[Any]:
@@ -364,7 +367,7 @@ class KvCache:
             self._call("fill_batch", ctypes.addressof(batch))
             return Batch(block_table, seqused_k, slot_mapping)
         # The most groups that num_tokens tokens can touch, wherever they begin.
-        batch.max_recent = (int(counts.max(initial=0)) + 2 * (_RECENT_GROUP - 1)) // _RECENT_GROUP
+        batch.max_recent = (int(counts.max(initial=0)) + 2 * (self._recent_group - 1)) // self._recent_group
         recent_table = np.zeros((ids.size, max(batch.max_recent, 0)), np.int32)
         recent_slots = np.zeros_like(slot_mapping)
         batch.recent_table, batch.recent_slots = recent_table.ctypes.data, recent_slots.ctypes.data

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 Prompt = str | Sequence[int]
-KvType = Literal["int8", "fp8", "int4"]
+KvType = Literal["int8", "fp8", "int4", "kivi4", "kivi2"]
 _CACHE_DTYPES = {"f16": _structs.F16, "bf16": _structs.BF16, "f32": _structs.F32}
 
 
@@ -98,8 +98,9 @@ class LLM:
             num_threads: of the CPU; None: all that the process may use.
             max_context: most tokens of prompt and completion together; None: the model's context_length.
             cache_dtype: of the KV cache; None: "f16", or "f32" with exact.
-            k_type, v_type: of stored keys and values, "int8", "fp8" or "int4": a quarter to a half of the memory, the
-                newest 16 tokens in cache_dtype. None: cache_dtype. int4 keys lose more than int4 values.
+            k_type, v_type: of stored keys and values, "int8", "fp8", "int4", "kivi4" or "kivi2": a fifth to a half of
+                the memory, the newest 16 tokens (with keys of kivi4 and kivi2: 32) in cache_dtype. None: cache_dtype.
+                kivi4 loses less than int4.
             exact: compute with f32 weights and activations: slower, 4 bytes per weight. Not on a GPU.
             use_mmap: map the file into memory while loading; it must not change then.
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import ctypes
 
 OK, INVALID_ARGUMENT, UNSUPPORTED, OUT_OF_MEMORY, DEVICE_ERROR, IO_ERROR, INTERNAL, BUSY = range(8)
-F32, F16, BF16, F64, I32, U32, BOOL, I64, I8, F8E4M3, I4X2 = range(11)
+F32, F16, BF16, F64, I32, U32, BOOL, I64, I8, F8E4M3, I4X2, U4X2, U2X4 = range(13)
 CPU, CUDA = range(2)
 MAX_RANK = 6
 
-DTYPE_NAMES = ("f32", "f16", "bf16", "f64", "i32", "u32", "bool", "i64", "i8", "f8e4m3", "i4x2")
-DTYPE_BYTES = (4, 2, 2, 8, 4, 4, 1, 8, 1, 1, 1)
-CODES = {"int8": I8, "fp8": F8E4M3, "int4": I4X2}  # stored keys and values, by their names in Python
+DTYPE_NAMES = ("f32", "f16", "bf16", "f64", "i32", "u32", "bool", "i64", "i8", "f8e4m3", "i4x2", "u4x2", "u2x4")
+DTYPE_BYTES = (4, 2, 2, 8, 4, 4, 1, 8, 1, 1, 1, 1, 1)
+CODES_PER_BYTE = {I4X2: 2, U4X2: 2, U2X4: 4}
+# Stored keys and values, by their names in Python.
+CODES = {"int8": I8, "fp8": F8E4M3, "int4": I4X2, "kivi4": U4X2, "kivi2": U2X4}
 DEVICE_NAMES = ("cpu", "cuda")
 FORWARD, BACKWARD = range(2)
 CAUSAL_NONE, CAUSAL_BOTTOM_RIGHT, CAUSAL_TOP_LEFT = range(3)

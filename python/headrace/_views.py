@@ -21,14 +21,19 @@ _NUMPY_DTYPES: dict[np.dtype[Any], int] = {
     np.dtype(np.bool_): _structs.BOOL,
 }
 _KNOWN = "float32, float16, bfloat16, float64, int32, uint32 or bool"
-# dtypes of few arrays: slots, and codes of keys and values. An array of uint8 has two 4-bit codes in a byte.
+# dtypes of few arrays: slots, and codes of keys and values. An array of uint8 has two 4-bit codes in a byte; codes with
+# zero points have dtypes of their own, structures of one byte.
+U4X2, U2X4 = np.dtype([("u4x2", np.uint8)]), np.dtype([("u2x4", np.uint8)])
 _RARE_DTYPES = {
     np.dtype(np.int64): _structs.I64,
     np.dtype(np.int8): _structs.I8,
     np.dtype(np.uint8): _structs.I4X2,
+    U4X2: _structs.U4X2,
+    U2X4: _structs.U2X4,
 }
 _RARE_NAMES = {
     _structs.I64: "int64", _structs.I8: "int8", _structs.F8E4M3: "float8_e4m3fn", _structs.I4X2: "uint8",
+    _structs.U4X2: "u4x2", _structs.U2X4: "u2x4",
 }  # fmt: skip
 _SLOTS, _CODED = ("slot_mapping", "recent_slots"), ("k", "v", "k_pages", "v_pages")
 
@@ -37,7 +42,7 @@ class TensorSpec(NamedTuple):
     """Shape, dtype and strides of a tensor without memory, for explain() and supports().
 
     shape: of the array it stands for. dtype: "f32", "f16", "bf16", "f64", "i32", "u32" or "bool"; of codes "i8",
-    "f8e4m3" or "i4x2", whose shape counts bytes.
+    "f8e4m3", "i4x2", "u4x2" or "u2x4", of which the last three count bytes.
     strides: in elements; None: row-major.
     """
 

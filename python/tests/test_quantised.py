@@ -12,7 +12,11 @@ from headrace import _arguments
 GOLDEN = pathlib.Path(__file__).parents[2] / "tests" / "golden" / "tiny"
 HEADS, KV_HEADS, DIM = 4, 2, 16
 needs_fp8 = pytest.mark.skipif(oracle.BF16 is None, reason="ml_dtypes has fp8")
-TYPES = ["int8", pytest.param("fp8", marks=needs_fp8), "int4"]
+TYPES = ["int8", pytest.param("fp8", marks=needs_fp8), "int4", "kivi4", "kivi2"]
+
+
+def group_of(k_type):
+    return 32 if k_type in ("kivi4", "kivi2") else 16
 
 
 def new_cache(k_type, v_type, **changes):
@@ -21,7 +25,16 @@ def new_cache(k_type, v_type, **changes):
 
 
 def decoded(codes, scales):
-    """The values of codes [.., heads, dim] with scales [.., heads]."""
+    """The values of codes [.., heads, dim] with scales [.., heads]; kivi4 and kivi2: with words [.., heads, words]."""
+    if codes.dtype.names is not None:
+        bits = 4 if codes.dtype.names == ("u4x2",) else 2
+        bytes_ = codes.view(np.uint8)
+        codes = np.stack([bytes_ >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)], -1)
+        codes = codes.reshape(*bytes_.shape[:-1], -1).astype(np.float32)
+        pairs = scales.view(np.float16).reshape(*scales.shape, 2).astype(np.float32)
+        pairs = np.repeat(pairs, codes.shape[-1] // pairs.shape[-2], -2)
+        with np.errstate(invalid="ignore"):  # of slots that were not written
+            return codes * pairs[..., 0] + pairs[..., 1]
     if codes.dtype == np.uint8:
         codes = np.stack((codes & 15, codes >> 4), -1).reshape(*codes.shape[:-1], -1).astype(np.float32) - 8
     return codes.astype(np.float32) * scales[..., None]
@@ -52,13 +65,13 @@ def step(cache, sequence, q, k, v, **options):
 @pytest.mark.parametrize("k_type", [None, *TYPES])
 @pytest.mark.parametrize("layout", ["nhd", "hnd"])
 def test_attention_reads_what_an_append_wrote(rng, k_type, v_type, layout, hadamard):
-    n = 41
+    n, group = 41, group_of(k_type)
     q, k, v = (rng.standard_normal((n, heads, DIM), np.float32) for heads in (HEADS, KV_HEADS, KV_HEADS))
-    with new_cache(k_type, v_type, layout=layout) as cache:
+    with new_cache(k_type, v_type, layout=layout, page_size=group) as cache:
         whole, batch = step(cache, cache.add([]).sequence, q, k, v, hadamard=hadamard)
-        # What each query saw: its own group of 16 as given, earlier groups as codes.
+        # What each query saw: its own group as given, earlier groups as codes.
         scales, slots = cache.quantised(1), batch.slot_mapping
-        assert (scales.k_scale is None) == (k_type is None) and scales.k_recent.shape == (12, 16, KV_HEADS, DIM)
+        assert (scales.k_scale is None) == (k_type is None) and scales.k_recent.shape == (12, group, KV_HEADS, DIM)
         matrix = np.ones((1, 1), np.float32)
         while hadamard and len(matrix) < DIM:
             matrix = np.block([[matrix, matrix], [matrix, -matrix]])
@@ -66,13 +79,18 @@ def test_attention_reads_what_an_append_wrote(rng, k_type, v_type, layout, hadam
         stored = []
         keys, values = (cache.k_pages(1), scales.k_scale, turned[1]), (cache.v_pages(1), scales.v_scale, v)
         for pages, scale, given in (keys, values):
-            at = slots // 16, slots % 16
-            values = pages[at] if scale is None else decoded(pages[at], scale[at])
+            at = slots // group, slots % group
+            is_by_group = scale is not None and scale.shape[1] < group  # keys of kivi4 and kivi2
+            scale_at = (at[0], at[1] // 32) if is_by_group else at
+            values = pages[at] if scale is None else decoded(pages[at], scale[scale_at])
             stored.append(values)
-            # An int4 code is 1/8 of the largest element, half of it is the rounding; 7 is the largest code.
-            assert np.abs(values - given).max() <= np.abs(given).max() / 8 + 1e-6
+            # An int4 code is 1/8 of the largest element, half of it is the rounding; 7 is the largest code. A 2-bit one
+            # is at most 2/3 of it.
+            num_stored = n // group * group if is_by_group else n
+            error = np.abs(values - given)[:num_stored].max()
+            assert error <= np.abs(given).max() / (3 if pages.dtype.names == ("u2x4",) else 8) + 1e-6
         for i in range(n):
-            first = i // 16 * 16
+            first = i // group * group
             seen = [
                 np.concatenate((codes[:first], given[first : i + 1]))[None]
                 for codes, given in zip(stored, (turned[1], v))
@@ -81,7 +99,7 @@ def test_attention_reads_what_an_append_wrote(rng, k_type, v_type, layout, hadam
             np.testing.assert_allclose(whole[i], want[0, 0], rtol=0, atol=2e-5)
     # Steps of any size give the same bits.
     for chunk in (1, 7, 16):
-        with new_cache(k_type, v_type, layout=layout) as cache:
+        with new_cache(k_type, v_type, layout=layout, page_size=group) as cache:
             one = cache.add([]).sequence
             parts = [
                 step(cache, one, *(x[i : i + chunk] for x in (q, k, v)), hadamard=hadamard)[0]
@@ -137,10 +155,12 @@ def test_rope_and_norm_of_an_append(rng):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"k_type": "int2"}, r"k_type='int2': must be one of 'int8', 'fp8', 'int4'"),
+        ({"k_type": "int2"}, r"k_type='int2': must be one of 'int8', 'fp8', 'int4', 'kivi4', 'kivi2'"),
+        ({"k_type": "kivi2"}, r"page_size=16: must be a multiple of 32 with k_dtype=u2x4"),
         ({"page_size": 8}, r"page_size=8: must be a multiple of 16"),
         ({"num_recent_pages": 0}, r"num_recent_pages=0: must be 1 to"),
-        ({"head_dim": 15, "k_type": "int4"}, r"k_dtype=i4x2: heads of 15 elements are odd"),
+        ({"head_dim": 15, "k_type": "int4"}, r"k_dtype=i4x2 with heads of 15 elements: must be a multiple of 2"),
+        ({"head_dim": 18, "v_type": "kivi2"}, r"v_dtype=u2x4 with heads of 18 elements: must be a multiple of 4"),
     ],
 )
 def test_errors_of_a_cache_of_codes(change, message):
@@ -170,16 +190,20 @@ def test_errors_name_the_argument(rng):
 
 
 @pytest.mark.skipif(not GOLDEN.is_dir(), reason="the models are in the tree")
-@pytest.mark.parametrize(("k_type", "v_type"), [("int8", "int8"), ("int4", "int4"), ("int8", None), (None, "int4")])
+@pytest.mark.parametrize(
+    ("k_type", "v_type"),
+    [("int8", "int8"), ("int4", "int4"), ("int8", None), (None, "int4"), ("kivi4", "kivi4"), (None, "kivi4")],
+)
 def test_models_take_the_types_of_keys_and_values(k_type, v_type):
     file = GOLDEN / "tiny_llama3_f16.gguf"
     plain = headrace.LLM(file, num_threads=1, exact=True)
     llm = headrace.LLM(file, num_threads=1, exact=True, k_type=k_type, v_type=v_type)
     tokens = [3 + 5 * i % 200 for i in range(60)]
     near, exact = llm.logits(tokens), plain.logits(tokens)
-    # The first 16 tokens see each other alone, unquantised; with int4 keys times the Hadamard matrix.
-    np.testing.assert_allclose(near[:16], exact[:16], rtol=0, atol=1e-4 if k_type == "int4" else 0)
-    difference = np.abs(near[16:] - exact[16:]).max()
+    # The first group of tokens see each other alone, unquantised; with int4 keys times the Hadamard matrix.
+    group = group_of(k_type)
+    np.testing.assert_allclose(near[:group], exact[:group], rtol=0, atol=1e-4 if k_type == "int4" else 0)
+    difference = np.abs(near[group:] - exact[group:]).max()
     assert 0 < difference < np.abs(exact).max() / 2
     # An engine has the same cache: the tokens of a session.
     params = headrace.SamplingParams(max_tokens=12, ignore_eos=True)
@@ -210,7 +234,7 @@ def test_descales_of_flash_attention_3_are_checked():
 
 
 def test_a_type_that_is_unknown_is_refused():
-    with pytest.raises(ValueError, match="v_type='int2': must be one of 'int8', 'fp8', 'int4'"):
+    with pytest.raises(ValueError, match="v_type='int2': must be one of 'int8', 'fp8', 'int4', 'kivi4', 'kivi2'"):
         headrace.LLM("any.gguf", v_type="int2")
 
 

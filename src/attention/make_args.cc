@@ -43,9 +43,10 @@ LseOperand make_lse(const Problem& p, const headrace_tensor& tensor) {
 
 ScaleOperand make_scale(const headrace_tensor& tensor, std::int32_t scaling) {
   if (scaling == HEADRACE_SCALING_NONE) return {};
-  const auto* data = static_cast<const float*>(tensor.data);
+  const void* data = tensor.data;
   if (!has_elements(tensor)) return {.data = data};
-  const int last = tensor.rank - 1;
+  // Of the heads; with zero points an axis of words follows.
+  const int last = tensor.rank - (scaling == HEADRACE_SCALING_ZERO_POINTS ? 2 : 1);
   if (scaling == HEADRACE_SCALING_PER_SEQUENCE)
     return {
         .data = data, .stride_sequence = stride_of(tensor, 0), .stride_head = stride_of(tensor, 1)};

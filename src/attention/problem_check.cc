@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "attention/tensor_checks.h"
 #include "attention/validate.h"
 #include "base/math.h"
 
@@ -89,24 +90,38 @@ Status check_heads(const Problem& p) {
 Status check_key_dtype(const char* name, std::int32_t dtype, std::int32_t scaling, std::int64_t dim,
                        const Problem& p) {
   const auto type = static_cast<DType>(dtype);
-  const bool is_code = type == DType::i8 || type == DType::f8e4m3 || type == DType::i4x2;
-  if (dtype != p.dtype && !is_code)
-    return invalid_argument(
-        "problem.{}_dtype={}: must be {} (dtype), i8, f8e4m3 or i4x2; set it to -1 for dtype", name,
-        dtype_name(type), dtype_name(dtype_of(p)));
-  if (type == DType::i4x2 && dim % 2 != 0)
-    return invalid_argument(
-        "{}.dtype=i4x2 with a head of {} elements: must be even, two in a byte; "
-        "pass i8",
-        name, dim);
-  const bool needs_scale = type == DType::i8 || type == DType::i4x2;
-  if (scaling < 0 || scaling > HEADRACE_SCALING_PER_SEQUENCE || (scaling != 0 && !is_code) ||
-      (scaling == 0 && needs_scale))
+  if (dtype != p.dtype && !is_code(type))
+    return invalid_argument("problem.{}_dtype={}: must be {} (dtype), {}; set it to -1 for dtype",
+                            name, dtype_name(type), dtype_name(dtype_of(p)), kCodeNames);
+  HEADRACE_TRY(check_whole_bytes(name[0] == 'k' ? "k.dtype" : "v.dtype", type, dim));
+  const bool is_scaled =
+      scaling == HEADRACE_SCALING_PER_KEY || scaling == HEADRACE_SCALING_PER_SEQUENCE;
+  const bool is_possible = has_zero_points(type)   ? scaling == HEADRACE_SCALING_ZERO_POINTS
+                           : type == DType::f8e4m3 ? is_scaled || scaling == 0
+                           : is_code(type)         ? is_scaled
+                                                   : scaling == 0;
+  if (!is_possible)
     return invalid_argument(
         "problem.{}_scaling={} with {}_dtype={}: must be 1 or 2 for i8 and i4x2, also 0 for "
-        "f8e4m3, and 0 for others; use a headrace_scaling value",
+        "f8e4m3, 3 for u4x2 and u2x4, and 0 for others; use a headrace_scaling value",
         name, scaling, name, dtype_name(type));
+  if (has_zero_points(type) && !has_pages(p))
+    return invalid_argument("{}.dtype={}: codes with zero points are for pages; pass block_table",
+                            name, dtype_name(type));
   return std::nullopt;
+}
+
+// Keys with zero points count in groups, of which pages and the groups of recent keys are
+// multiples.
+Status check_key_groups(const Problem& p) {
+  if (!has_zero_points(k_dtype_of(p))) return std::nullopt;
+  if (p.page_size % kZeroPointGroup == 0 && p.recent_group % kZeroPointGroup == 0)
+    return std::nullopt;
+  return invalid_argument(
+      "k.dtype={} with page_size={} and groups of {} recent keys: both must be multiples of {}, "
+      "the "
+      "keys of a scale; use pages of 32 or 64 and groups of 32",
+      dtype_name(k_dtype_of(p)), p.page_size, p.recent_group, kZeroPointGroup);
 }
 
 Status check_recent(const Problem& p) {
@@ -140,6 +155,7 @@ Status check_dtypes(const Problem& p) {
                             dtype_name(dtype));
   HEADRACE_TRY(check_key_dtype("k", p.k_dtype, p.k_scaling, p.head_dim, p));
   HEADRACE_TRY(check_key_dtype("v", p.v_dtype, p.v_scaling, p.head_dim_v, p));
+  HEADRACE_TRY(check_key_groups(p));
   if (!has_bias(p)) return std::nullopt;
   const auto bias_dtype = static_cast<DType>(p.bias_dtype);
   const bool is_f64_pair = dtype == DType::f64 && bias_dtype == DType::f64;

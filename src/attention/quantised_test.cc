@@ -69,5 +69,40 @@ TEST(Quantised, EveryKernelAgreesWithTheDequantisedKeys) {
   EXPECT_GE(num_run, 120);  // the reference and one more
 }
 
+TEST(Quantised, ErrorsOfZeroPointsNameTheArgument) {
+  const struct {
+    void (*break_it)(headrace_attention_tensors&, headrace_quantised_kv&);
+    const char* text;
+  } cases[] = {
+      {[](auto&, auto& x) { x.k_scale = {}; },
+       "k_scale: not given, but k has codes of dtype u2x4; pass words of scales and zero points, "
+       "u32 [num_pages, page_size / 32, num_kv_heads, head_dim]"},
+      {[](auto&, auto& x) { x.v_scale.dtype = HEADRACE_F32; },
+       "v_scale.dtype=f32: must be u32 (a scale and a zero point)"},
+      {[](auto&, auto& x) { x.k_scale.shape[1] = 1; }, "k_scale.shape[1]=1"},
+      {[](auto&, auto& x) { x.k_scale.strides[3] = 2; }, "k_scale.strides[3]=2"},
+      {[](auto& t, auto& x) { t.k.shape[1] = t.v.shape[1] = x.v_scale.shape[1] = 80; },
+       "k.dtype=u2x4 with page_size=80 and groups of 32 recent keys: both must be multiples of 32"},
+      {[](auto&, auto& x) { x.k_recent.shape[1] = x.v_recent.shape[1] = 16; },
+       "k.dtype=u2x4 with page_size=64 and groups of 16 recent keys: both must be multiples of "
+       "32"}};
+  QuantisedCase c;
+  c.k_dtype = DType::u2x4;
+  c.v_dtype = DType::u4x2;
+  c.page_size = 64;
+  c.group = 32;
+  QuantisedCall call(c);
+  for (const auto& [break_it, text] : cases) {
+    headrace_attention_tensors tensors = call.tensors();
+    headrace_quantised_kv quantised = *tensors.quantised;
+    tensors.quantised = &quantised;
+    ASSERT_TRUE(validate(tensors, call.attention_options()).ok());
+    break_it(tensors, quantised);
+    const Result<Problem> bad = validate(tensors, call.attention_options());
+    ASSERT_FALSE(bad.ok()) << text;
+    EXPECT_EQ(bad.failure().message.find(text), 0u) << bad.failure().message << ", not " << text;
+  }
+}
+
 }  // namespace
 }  // namespace headrace

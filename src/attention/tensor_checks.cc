@@ -12,7 +12,7 @@ Status check_enums(const char* name, const headrace_tensor& tensor) {
         tensor.device_type, name);
   if (dtype_bytes(static_cast<DType>(tensor.dtype)) == 0)
     return invalid_argument(
-        "{}.dtype={}: must be a headrace_dtype (0 to 7); set it to the dtype of {}", name,
+        "{}.dtype={}: must be a headrace_dtype (0 to 12); set it to the dtype of {}", name,
         tensor.dtype, name);
   return std::nullopt;
 }
@@ -73,6 +73,13 @@ std::string layout_text(std::span<const Axis> layout) {
   std::string text = "[";
   for (const Axis& axis : layout) text += (text.size() == 1 ? "" : ", ") + std::string(axis.name);
   return text + "]";
+}
+
+Status check_whole_bytes(const char* name, DType dtype, std::int64_t head_dim) {
+  if (head_dim % codes_per_byte(dtype) == 0) return std::nullopt;
+  return invalid_argument(
+      "{}={} with heads of {} elements: must be a multiple of {}, the codes of a byte; use i8",
+      name, dtype_name(dtype), head_dim, codes_per_byte(dtype));
 }
 
 bool has_elements(const headrace_tensor& tensor) {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "core/codes.h"
 #include "headrace/tensor.hpp"
 
 namespace headrace {
@@ -32,6 +33,11 @@ bool has_elements(const headrace_tensor& tensor);
 Status check_view(const char* name, const headrace_tensor& tensor, int rank, const char* layout);
 
 Status check_shape(const char* name, const headrace_tensor& tensor, std::span<const Axis> layout);
+
+// The dtypes of codes, as messages name them.
+inline constexpr const char* kCodeNames = "i8, f8e4m3, i4x2, u4x2 or u2x4";
+// The codes of a head must be whole bytes. `name`: of the dtype.
+Status check_whole_bytes(const char* name, DType dtype, std::int64_t head_dim);
 
 // The last axis must be contiguous.
 Status check_inner_stride(const char* name, const headrace_tensor& tensor, const char* axis);

@@ -75,12 +75,7 @@ Status check_operand_view(const NamedTensor& x, RowLayout layout, std::int32_t d
   if (may_be_code && is_code(type_of(*tensor))) return std::nullopt;
   return invalid_argument("{}.dtype={}: must equal q.dtype={}{}; convert {}", name,
                           dtype_name(type_of(*tensor)), dtype_name(static_cast<DType>(dtype)),
-                          may_be_code ? ", or be i8, f8e4m3 or i4x2 (codes)" : "", name);
-}
-
-// The size of the last axis of k or v.
-std::int64_t dim_size(const headrace_tensor& tensor, std::int64_t dim) {
-  return type_of(tensor) == DType::i4x2 ? dim / 2 : dim;
+                          may_be_code ? format_text(", or {} (codes)", kCodeNames) : "", name);
 }
 
 Status check_operand_shape(const NamedTensor& x, const Problem& p, const OperandShape& shape) {
@@ -141,9 +136,12 @@ Status check_operands(const Tensors& t, const Options& options, Problem& p) {
   const Axis heads{"num_heads", p.num_heads, "q"};
   const Axis kv_heads{"num_kv_heads", p.num_kv_heads, "k"};
   const Axis dim_v{"head_dim_v", p.head_dim_v, "v"};
-  const Axis k_dim{k_dtype_of(p) == DType::i4x2 ? "head_dim / 2" : "head_dim",
-                   dim_size(t.k, p.head_dim), "q"};
-  const Axis v_dim{"head_dim_v", dim_size(t.v, p.head_dim_v), "v"};
+  const std::int64_t per_byte = codes_per_byte(k_dtype_of(p));
+  const Axis k_dim{per_byte == 1   ? "head_dim"
+                   : per_byte == 2 ? "head_dim / 2"
+                                   : "head_dim / 4",
+                   stored_size(k_dtype_of(p), p.head_dim), "q"};
+  const Axis v_dim{"head_dim_v", t.v.shape[t.v.rank - 1], "v"};
   HEADRACE_TRY(check_operand_shape(k, p, {false, kv_heads, k_dim}));
   HEADRACE_TRY(check_operand_shape(v, p, {false, kv_heads, v_dim}));
   HEADRACE_TRY(check_operand_shape(out, p, {true, heads, dim_v}));

@@ -31,11 +31,6 @@ struct OperandShape {
 };
 Status check_operand(const NamedTensor& x, const Problem& p, const OperandShape& shape);
 
-// Whether k and v may have the dtype.
-constexpr bool is_code(DType dtype) {
-  return dtype == DType::i8 || dtype == DType::f8e4m3 || dtype == DType::i4x2;
-}
-
 // Scales and recent keys; behind the checks of q, k, v and of their lengths.
 Status check_quantised(const headrace_attention_tensors& t, Problem& p);
 // Of nothing if none is given.

@@ -10,11 +10,44 @@ struct Codes {
   const headrace_tensor& tensor;
 };
 
+// Words of u4x2 and u2x4, whose pages are checked with the Problem.
+Status check_scale_words(const NamedTensor& scale, const Codes& codes, const Problem& p) {
+  const auto& [name, tensor] = scale;
+  const DType dtype = type_of(codes.tensor);
+  const bool is_of_k = codes.name[0] == 'k';
+  const char* const text = is_of_k
+                               ? "u32 [num_pages, page_size / 32, num_kv_heads, head_dim]"
+                               : "u32 [num_pages, page_size, num_kv_heads, ceil(head_dim_v / 32)]";
+  if (!is_given(*tensor))
+    return invalid_argument(
+        "{}: not given, but {} has codes of dtype {}; pass words of scales and zero points, {}",
+        name, codes.name, dtype_name(dtype), text);
+  HEADRACE_TRY(check_view(name, *tensor, 4, text));
+  HEADRACE_TRY(check_dtype(name, *tensor, DType::u32, " (a scale and a zero point)"));
+  const Axis num_pages{"num_pages", p.num_pages, "k"};
+  const Axis heads{"num_kv_heads", p.num_kv_heads, "k"};
+  const Axis of_k[] = {num_pages,
+                       {"page_size / 32", p.page_size / kZeroPointGroup, "k"},
+                       heads,
+                       {"head_dim", scales_of_key(dtype, p.head_dim), "q"}};
+  const Axis of_v[] = {num_pages,
+                       {"page_size", p.page_size, "k"},
+                       heads,
+                       {"ceil(head_dim_v / 32)", scales_of_value(dtype, p.head_dim_v), "v"}};
+  HEADRACE_TRY(check_shape(name, *tensor, is_of_k ? of_k : of_v));
+  return check_inner_stride(name, *tensor, is_of_k ? "head_dim" : "ceil(head_dim_v / 32)");
+}
+
 Status check_scale(const NamedTensor& scale, const Codes& codes, const Problem& p,
                    std::int32_t& scaling) {
   const auto& [name, tensor] = scale;
   const DType dtype = type_of(codes.tensor);
-  scaling = HEADRACE_SCALING_NONE;
+  scaling = has_zero_points(dtype) ? HEADRACE_SCALING_ZERO_POINTS : HEADRACE_SCALING_NONE;
+  if (has_zero_points(dtype)) {
+    // Other pages are refused with the Problem.
+    const bool has_groups = codes.name[0] == 'v' || p.page_size % kZeroPointGroup == 0;
+    return has_pages(p) && has_groups ? check_scale_words(scale, codes, p) : std::nullopt;
+  }
   if (!is_given(*tensor)) {
     if (dtype != DType::i8 && dtype != DType::i4x2) return std::nullopt;
     return invalid_argument(

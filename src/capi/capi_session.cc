@@ -62,11 +62,11 @@ Result<DType> cache_dtype_of(int32_t dtype) {
 Result<std::optional<DType>> stored_dtype_of(const char* name, int32_t dtype,
                                              const char* of_cache) {
   if (dtype == -1) return std::optional<DType>();
-  if (dtype == HEADRACE_I8 || dtype == HEADRACE_F8E4M3 || dtype == HEADRACE_I4X2)
-    return std::optional(static_cast<DType>(dtype));
+  if (is_code(static_cast<DType>(dtype))) return std::optional(static_cast<DType>(dtype));
   return invalid_argument(
-      "{}={}: must be -1 ({}) or codes; pass HEADRACE_I8, HEADRACE_F8E4M3 or HEADRACE_I4X2", name,
-      dtype, of_cache);
+      "{}={}: must be -1 ({}) or codes; pass HEADRACE_I8, HEADRACE_F8E4M3, HEADRACE_I4X2, "
+      "HEADRACE_U4X2 or HEADRACE_U2X4",
+      name, dtype, of_cache);
 }
 
 uint64_t sequence_of(const headrace_sampling_options* theirs) {

@@ -31,9 +31,10 @@ struct PagedKeys {
 };
 
 // Scales of the codes of k or v, f32: one for each key and head (strides as those of k), or one for
-// each sequence and head. `data` is null without.
+// each sequence and head. With zero points words (core/quantise.h), contiguous for each head of a
+// value or of kZeroPointGroup keys, which stride_seq counts. `data` is null without.
 struct ScaleOperand {
-  const float* data = nullptr;
+  const void* data = nullptr;
   std::int64_t stride_sequence = 0;                                // of the batch index
   std::int64_t stride_batch = 0, stride_seq = 0, stride_head = 0;  // of a page or batch entry
 };
@@ -142,14 +143,32 @@ constexpr std::int64_t recent_offset(const Problem& p, const RecentKeys& recent,
   return row_offset(x, page, key % p.recent_group, kv_head);
 }
 
-// The scale of a key's codes; 1 without scales.
+// The scale of a key's codes without zero points; 1 without scales.
 constexpr float scale_of(const Problem& p, const PagedKeys& paged, const ScaleOperand& scale,
                          const Sequence& sequence, std::int64_t batch_idx, std::int64_t key,
                          std::int64_t kv_head) {
   if (scale.data == nullptr) return 1.0f;
   const Operand x{nullptr, scale.stride_batch, scale.stride_seq, scale.stride_head};
-  return scale.data[batch_idx * scale.stride_sequence +
-                    key_offset(p, paged, x, sequence, batch_idx, key, kv_head)];
+  return static_cast<const float*>(
+      scale.data)[batch_idx * scale.stride_sequence +
+                  key_offset(p, paged, x, sequence, batch_idx, key, kv_head)];
+}
+
+// The scales and zero points of a key's codes, by channel: word d / `channels`.
+struct ScaleWords {
+  const std::uint32_t* words = nullptr;
+  std::int64_t channels = 1;
+};
+constexpr ScaleWords scale_words(const Problem& p, const AttentionArgs& args,
+                                 std::int64_t batch_idx, std::int64_t key, std::int64_t kv_head,
+                                 bool is_of_k) {
+  const ScaleOperand& scale = is_of_k ? args.k_scale : args.v_scale;
+  const std::int64_t page =
+      args.paged.block_table[batch_idx * args.paged.stride_batch + key / p.page_size];
+  const std::int64_t row = key % p.page_size / (is_of_k ? kZeroPointGroup : 1);
+  return {static_cast<const std::uint32_t*>(scale.data) + page * scale.stride_batch +
+              row * scale.stride_seq + kv_head * scale.stride_head,
+          is_of_k ? 1 : kZeroPointGroup};
 }
 
 }  // namespace headrace

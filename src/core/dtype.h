@@ -20,7 +20,7 @@ inline std::uint16_t bf16_from_float(float value) {
   return static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
-inline float float_from_f16(std::uint16_t bits) {
+constexpr float float_from_f16(std::uint16_t bits) {
   const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
   const std::uint32_t exponent = bits >> 10 & 0x1fu;
   const std::uint32_t mantissa = bits & 0x3ffu;
@@ -35,7 +35,7 @@ inline float float_from_f16(std::uint16_t bits) {
   return std::bit_cast<float>(sign | (exponent + 112) << 23 | mantissa << 13);
 }
 
-inline std::uint16_t f16_from_float(float value) {
+constexpr std::uint16_t f16_from_float(float value) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t sign = bits >> 16 & 0x8000u;
   const std::uint32_t magnitude = bits & 0x7fffffffu;
@@ -77,6 +77,12 @@ constexpr std::uint8_t e4m3_from_float(float value) {
   return static_cast<std::uint8_t>(sign | (code > 0x7eu ? 0x7eu : code));
 }
 
+// Code `idx` of codes of `bits` bits without a sign.
+constexpr int unsigned_code(int bits, const std::uint8_t* bytes, std::int64_t idx) {
+  const std::int64_t per_byte = 8 / bits;
+  return bytes[idx / per_byte] >> idx % per_byte * bits & ((1 << bits) - 1);
+}
+
 // Element `idx` of a floating tensor, or code of a quantised one.
 inline double load_as_double(DType dtype, const void* data, std::int64_t idx) {
   switch (dtype) {
@@ -96,6 +102,10 @@ inline double load_as_double(DType dtype, const void* data, std::int64_t idx) {
       const std::uint32_t pair = static_cast<const std::uint8_t*>(data)[idx / 2];
       return static_cast<double>(idx % 2 == 0 ? pair & 15u : pair >> 4) - 8;
     }
+    case DType::u4x2:
+      return unsigned_code(4, static_cast<const std::uint8_t*>(data), idx);
+    case DType::u2x4:
+      return unsigned_code(2, static_cast<const std::uint8_t*>(data), idx);
     default:
       return 0;
   }

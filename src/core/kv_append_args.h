@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "core/codes.h"
 #include "core/rope.h"
 #include "headrace/tensor.hpp"
 
@@ -26,9 +27,11 @@ struct PageRows {
   std::int64_t stride_page = 0, stride_slot = 0, stride_head = 0;
 };
 
-// f32 [num_pages, page_size, num_kv_heads], of pages of codes.
+// Of pages of codes: f32 [num_pages, page_size, num_kv_heads], or words of scales and zero points
+// (core/quantise.h): of k [num_pages, page_size / kZeroPointGroup, num_kv_heads, head_dim], of v
+// [num_pages, page_size, num_kv_heads, a word for each kZeroPointGroup channels].
 struct ScaleRows {
-  float* data = nullptr;
+  void* data = nullptr;
   std::int64_t stride_page = 0, stride_slot = 0, stride_head = 0;
 };
 
@@ -82,6 +85,11 @@ struct KvAppendArgs {
 // Whether a position has angles.
 constexpr bool has_angles(const KvAppendArgs& args, std::int64_t position) {
   return args.tables.cos == nullptr || (position >= 0 && position < args.tables.max_positions);
+}
+
+// Whether the keys of a slot and of those before it are a whole group of keys with zero points.
+constexpr bool ends_zero_point_group(std::int64_t slot) {
+  return slot >= 0 && slot % kZeroPointGroup == kZeroPointGroup - 1;
 }
 
 // Offset of a slot and head in pages or scales of `page_size` slots; `slot` is one of them.

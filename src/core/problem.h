@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/codes.h"
 #include "headrace/tensor.hpp"
 
 namespace headrace {
@@ -35,10 +36,6 @@ constexpr bool has_codes(const Problem& p) {
   return k_dtype_of(p) != dtype_of(p) || v_dtype_of(p) != dtype_of(p);
 }
 constexpr bool has_recent(const Problem& p) { return p.recent_group > 0; }
-// Elements of an axis of bytes.
-constexpr std::int64_t elements_of(DType dtype, std::int64_t size) {
-  return dtype == DType::i4x2 ? 2 * size : size;
-}
 // Whether lengths of sequences are tensors of the call.
 constexpr bool has_device_lengths(const Problem& p) { return p.is_ragged || p.has_seqused_k; }
 // Whether the rows of k and v are packed, [total, heads, dim].

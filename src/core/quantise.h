@@ -5,6 +5,10 @@
 // magnitude / -8 (i4x2, as GGUF's Q4_0: the full range of codes is used). A head with a NaN or an
 // infinity has scale NaN. One whose largest magnitude is below kSmallestQuantised is stored as
 // zeros, because the inverse of its scale could overflow.
+//
+// Codes with zero points (has_zero_points()) spread over the range of a group of elements: a code
+// is (x - zero) / scale, with the least element as zero. Both are f16, of which elements beyond
+// 65504 make NaN.
 #pragma once
 
 #include <cmath>
@@ -48,6 +52,39 @@ constexpr std::uint8_t quantise_e4m3(float x, float inverse) {
 constexpr std::uint8_t quantise_i4(float x, float inverse) {
   const float code = round_to_integer(x * inverse);
   return static_cast<std::uint8_t>((code > 7 ? 7 : code < -8 ? -8 : code == code ? code : 0) + 8);
+}
+
+struct ScaleAndZero {
+  float scale, zero;
+};
+// Both as f16, the scale in the low half.
+constexpr ScaleAndZero unpack_scale(std::uint32_t word) {
+  return {float_from_f16(static_cast<std::uint16_t>(word)),
+          float_from_f16(static_cast<std::uint16_t>(word >> 16))};
+}
+// The range of a group of elements.
+struct Extent {
+  float least = std::numeric_limits<float>::infinity(),
+        most = -std::numeric_limits<float>::infinity();
+  float invalid = 0;  // NaN if an element is NaN or infinite
+
+  constexpr void add(float x) {
+    least = x < least ? x : least;
+    most = x > most ? x : most;
+    invalid += x * 0;
+  }
+};
+constexpr float largest_code(DType format) { return format == DType::u2x4 ? 3 : 15; }
+constexpr std::uint32_t scale_word(DType format, const Extent& x) {
+  const std::uint32_t scale = f16_from_float((x.most - x.least) / largest_code(format)),
+                      zero = f16_from_float(x.least + x.invalid);
+  constexpr std::uint32_t kExponent = 0x7c00u, kNaN = 0x7e007e00u;
+  if ((scale & kExponent) == kExponent || (zero & kExponent) == kExponent) return kNaN;
+  return scale | zero << 16;
+}
+constexpr std::uint8_t quantise_unsigned(float x, float zero, float inverse, float largest) {
+  const float code = round_to_integer((x - zero) * inverse);
+  return static_cast<std::uint8_t>(code > largest ? largest : code > 0 ? code : 0);
 }
 
 }  // namespace headrace

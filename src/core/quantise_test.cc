@@ -57,6 +57,52 @@ TEST(Quantise, HeadsWithoutAScale) {
   }
 }
 
+// Half a step, and what the zero point and 15 steps of an f16 are rounded by.
+TEST(Quantise, ErrorWithAZeroPointIsHalfAStep) {
+  testing::Random random(4);
+  for (const DType format : {DType::u4x2, DType::u2x4})
+    for (const float size : {1e-3f, 1.0f, 3e3f})
+      for (const float shift : {0.0f, 20.0f, -3e4f}) {
+        std::vector<float> group(32);
+        Extent extent;
+        for (float& x : group) {
+          x = shift + size * static_cast<float>(random.normal());
+          extent.add(x);
+        }
+        const ScaleAndZero by = unpack_scale(scale_word(format, extent));
+        for (const float x : group) {
+          const auto code = static_cast<float>(
+              quantise_unsigned(x, by.zero, inverse_scale(by.scale), largest_code(format)));
+          const float rounding = 0x1p-11f * (std::abs(by.zero) + 16 * by.scale) + 16 * 0x1p-25f;
+          EXPECT_LE(std::abs(by.zero + code * by.scale - x), 0.5f * by.scale + rounding)
+              << dtype_name(format) << ' ' << x << ' ' << by.scale << ' ' << by.zero;
+        }
+      }
+}
+
+TEST(Quantise, GroupsWithoutARangeAndWithoutANumber) {
+  for (const DType format : {DType::u4x2, DType::u2x4}) {
+    Extent equal;
+    for (int i = 0; i < 32; ++i) equal.add(-2.5f);
+    const ScaleAndZero by = unpack_scale(scale_word(format, equal));
+    EXPECT_EQ(by.scale, 0);
+    EXPECT_EQ(by.zero, -2.5f);
+    EXPECT_EQ(quantise_unsigned(-2.5f, by.zero, inverse_scale(by.scale), 3), 0);
+    for (const float bad : {HUGE_VALF, -HUGE_VALF, std::nanf(""), 7e4f, -7e4f}) {
+      Extent extent;
+      for (const float x : {1.0f, bad, 2.0f}) extent.add(x);
+      const ScaleAndZero none = unpack_scale(scale_word(format, extent));
+      // The range of 7e4 fits, if it is divided by the codes.
+      EXPECT_EQ(std::isnan(none.zero), bad != 7e4f) << bad;
+      EXPECT_EQ(std::isnan(none.scale), bad != 7e4f) << bad;
+      if (bad == 7e4f) {
+        EXPECT_NEAR(none.scale * largest_code(format), 7e4f, 40);
+      }
+      EXPECT_EQ(quantise_unsigned(1.0f, none.zero, std::isnan(none.scale) ? 0 : 1, 3), 0);
+    }
+  }
+}
+
 TEST(Quantise, CodesStayInTheirRange) {
   for (const float x : {-1e9f, -200.0f, -128.0f, 128.0f, 1e6f, HUGE_VALF, -HUGE_VALF}) {
     EXPECT_EQ(std::abs(quantise_i8(x, 1.0f)), 127);

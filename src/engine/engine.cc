@@ -39,6 +39,7 @@ Result<EngineOptions> resolved(const LanguageModel& model, EngineOptions o) {
   if (Status bad = check_range("max_requests", o.max_requests, 1, INT32_MAX,
                                "pass the number of requests that may wait and run"))
     return std::move(*bad);
+  o.page_size = whole_page_size(o.page_size, o.k_dtype, o.v_dtype);
   if (o.num_pages == 0)
     o.num_pages = 4 * ceil_div(o.max_tokens, std::max<std::int64_t>(o.page_size, 1));
   return o;

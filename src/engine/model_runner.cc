@@ -17,7 +17,7 @@ constexpr KvLayout kCodeLayout = KvLayout::hnd;
 // A step writes whole groups, and two groups of each sequence in part; other sequences have one.
 std::int64_t num_recent_pages(const KvShape& shape, const RunnerOptions& options) {
   if (!shape.has_codes()) return 0;
-  return ceil_div(options.max_batch_tokens, kRecentGroup) + 2 * options.max_sequences;
+  return ceil_div(options.max_batch_tokens, shape.recent_group()) + 2 * options.max_sequences;
 }
 
 }  // namespace
@@ -176,8 +176,8 @@ std::int64_t ModelRunner::max_recent_of(std::span<const Part> parts) const {
   return most;
 }
 
-std::int64_t ModelRunner::groups_between(std::int64_t begin, std::int64_t end) {
-  return ceil_div(end, kRecentGroup) - begin / kRecentGroup;
+std::int64_t ModelRunner::groups_between(std::int64_t begin, std::int64_t end) const {
+  return ceil_div(end, cache_.recent_group()) - begin / cache_.recent_group();
 }
 
 // A run of a part may begin in a later group than the part.
@@ -190,10 +190,11 @@ void ModelRunner::fill_recent(std::int64_t max_recent) {
     width = std::max(width, groups_between(run.length - run.num_tokens, run.length));
   if (!cache_.has_codes()) width = 0;
   recent_table_.clear();
+  const std::int64_t group = cache_.recent_group();
   for (const Run& run : runs_) {
     const std::int64_t part_begin = lengths_[run.part] - num_tokens_[run.part];
     const std::int64_t run_begin = run.length - run.num_tokens;
-    const std::int64_t skipped = run_begin / kRecentGroup - part_begin / kRecentGroup;
+    const std::int64_t skipped = run_begin / group - part_begin / group;
     const auto pages =
         part_recent_.begin() + static_cast<std::ptrdiff_t>(run.part) * max_recent + skipped;
     for (std::int64_t j = 0; j < width; ++j)

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "base/math.h"
 #include "engine/language_model.h"
 #include "kv_cache/kv_cache.h"
 
@@ -23,6 +24,13 @@ struct RunnerOptions {
   // Without a prefix cache freed pages are reused at once, while they are in the CPU's caches.
   bool has_prefix_cache = false;
 };
+
+// Pages hold whole groups of tokens if keys or values are codes: page_size, rounded up.
+constexpr std::int64_t whole_page_size(std::int64_t page_size, std::optional<DType> k_dtype,
+                                       std::optional<DType> v_dtype) {
+  if (!k_dtype && !v_dtype) return page_size;
+  return round_up(page_size, recent_group_of(k_dtype.value_or(DType::f16)));
+}
 
 // The model must have weights and outlive the runner.
 class ModelRunner {
@@ -61,7 +69,7 @@ class ModelRunner {
         cache_(std::move(cache)) {}
   Status fill(std::span<const Part> parts);
   // The groups of a sequence from the one that holds the token behind `begin` to that of the last.
-  static std::int64_t groups_between(std::int64_t begin, std::int64_t end);
+  std::int64_t groups_between(std::int64_t begin, std::int64_t end) const;
   std::int64_t max_recent_of(std::span<const Part> parts) const;
   void fill_recent(std::int64_t max_recent);
   void order_rows(std::span<const Part> parts);

@@ -27,15 +27,17 @@ Result<Session> Session::make(const LanguageModel& model, const SessionOptions& 
   const std::int64_t by_device = is_on_gpu(model) ? kGpuSessionTokens : kCpuBatchTokens;
   const std::int64_t batch_tokens =
       std::min(options.batch_tokens == 0 ? by_device : options.batch_tokens, max_tokens);
+  const std::int64_t page_size =
+      whole_page_size(options.page_size, options.k_dtype, options.v_dtype);
   const std::int64_t own_pages =
-      ceil_div(max_tokens, std::clamp<std::int64_t>(options.page_size, 1, max_tokens));
+      ceil_div(max_tokens, std::clamp<std::int64_t>(page_size, 1, max_tokens));
   if (options.num_pages != 0 && options.num_pages < own_pages)
     return invalid_argument(
         "num_pages={}: must be at least {}, the pages of max_tokens={} tokens; pass 0 for as many",
         options.num_pages, own_pages, max_tokens);
   Result<ModelRunner> runner =
       ModelRunner::make(model, {.max_batch_tokens = batch_tokens,
-                                .page_size = options.page_size,
+                                .page_size = page_size,
                                 .num_pages = options.num_pages == 0 ? own_pages : options.num_pages,
                                 .cache_dtype = options.cache_dtype,
                                 .k_dtype = options.k_dtype,
@@ -136,8 +138,9 @@ Status Session::truncate_cache() {
   const auto length = static_cast<std::int64_t>(tokens_.size());
   const std::int64_t cached = cache.info(sequence_).value().length;
   if (cached < length) return std::nullopt;
-  const bool is_gone = cache.has_codes() && length / kRecentGroup != cached / kRecentGroup;
-  return cache.truncate(sequence_, is_gone ? length / kRecentGroup * kRecentGroup : length);
+  const std::int64_t group = cache.recent_group();
+  const bool is_gone = cache.has_codes() && length / group != cached / group;
+  return cache.truncate(sequence_, is_gone ? length / group * group : length);
 }
 
 Status Session::truncate(std::int64_t length) {

@@ -215,7 +215,7 @@ TEST(Session, TruncatesCodesAnywhere) {
     return std::vector<float>(session.logits(),
                               session.logits() + model.decoder->config.vocab_size);
   };
-  for (const DType codes : {DType::i8, DType::f8e4m3, DType::i4x2}) {
+  for (const DType codes : {DType::i8, DType::f8e4m3, DType::i4x2, DType::u4x2, DType::u2x4}) {
     const auto make = [&] {
       return std::move(
           Session::make(
@@ -252,7 +252,7 @@ TEST(Session, AnAppendGivesTheLogitsOfItsOwnTokens) {
   const LanguageModel model = load(golden.file, MatmulMode::normal);
   const std::span<const std::int32_t> tokens(golden.tokens);
   for (const std::optional<DType> codes :
-       {std::optional<DType>(), {DType::i8}, {DType::f8e4m3}, {DType::i4x2}}) {
+       {std::optional<DType>(), {DType::i8}, {DType::f8e4m3}, {DType::i4x2}, {DType::u2x4}}) {
     const auto make = [&](std::int64_t batch) {
       return std::move(Session::make(model, {.max_tokens = 64,
                                              .batch_tokens = batch,

@@ -31,8 +31,7 @@ namespace {
 // Strides of q, k, v and out are multiples of the head dims.
 std::int32_t alignment_of(const KvShape& shape) {
   const auto row_bytes = [](DType dtype, std::int64_t dim) {
-    const auto bytes = static_cast<std::int64_t>(dtype_bytes(dtype));
-    return dtype == DType::i4x2 ? dim / 2 : dim * bytes;
+    return stored_size(dtype, dim) * static_cast<std::int64_t>(dtype_bytes(dtype));
   };
   const std::int64_t bits = kWholeAlignment | row_bytes(shape.dtype, shape.head_dim) |
                             row_bytes(shape.dtype, shape.head_dim_v) |
@@ -42,6 +41,7 @@ std::int32_t alignment_of(const KvShape& shape) {
 }
 
 constexpr std::int32_t scaling_of(const KvShape& shape, DType dtype) {
+  if (has_zero_points(dtype)) return HEADRACE_SCALING_ZERO_POINTS;
   return dtype == shape.dtype ? HEADRACE_SCALING_NONE : HEADRACE_SCALING_PER_KEY;
 }
 
@@ -54,7 +54,7 @@ PageRows page_rows(const Operand& pages, DType dtype) {
 }
 
 ScaleRows scale_rows(const ScaleOperand& scale) {
-  return {.data = const_cast<float*>(scale.data),
+  return {.data = const_cast<void*>(scale.data),
           .stride_page = scale.stride_batch,
           .stride_slot = scale.stride_seq,
           .stride_head = scale.stride_head};

@@ -203,13 +203,22 @@ Status KvCache::move(std::int64_t sequence, std::span<const std::int64_t> positi
           i, positions[i], s.length, end - 1, sequence);
     previous = positions[i];
   }
+  const auto num_kept = static_cast<std::int64_t>(positions.size());
+  const bool is_in_place = num_kept == 0 || positions.back() == s.length + num_kept - 1;
+  const std::int64_t group_end = (s.length / recent_group() + 1) * recent_group();
+  if (has_zero_points(options_.shape.k_dtype) && !is_in_place && s.length + num_kept >= group_end)
+    return invalid_argument(
+        "num_positions={}: would complete a group of {} keys, which the append of its last token "
+        "quantises; move at most {} positions and compute the tokens behind them anew",
+        num_kept, recent_group(), group_end - s.length - 1);
   const auto slot_of = [&](std::int64_t position) {
     const auto page_idx = static_cast<std::size_t>(position / options_.page_size);
     return s.block_table[page_idx] * options_.page_size + position % options_.page_size;
   };
   const auto recent_slot_of = [&](std::int64_t position) {
-    const auto idx = static_cast<std::size_t>(position / kRecentGroup - s.length / kRecentGroup);
-    return s.recent_table[idx] * kRecentGroup + position % kRecentGroup;
+    const auto idx =
+        static_cast<std::size_t>(position / recent_group() - s.length / recent_group());
+    return s.recent_table[idx] * recent_group() + position % recent_group();
   };
   copies_.clear();
   std::int64_t to = s.length, num_moved = 0;
@@ -237,13 +246,13 @@ Status KvCache::truncate(std::int64_t sequence, std::int64_t length) {
   if (length < 0 || length > s.length)
     return invalid_argument("length={}: sequence {} holds {} tokens; pass 0 to {}", length,
                             sequence, s.length, s.length);
-  const bool is_same_group = length / kRecentGroup == s.length / kRecentGroup;
-  if (has_codes() && !is_same_group && length % kRecentGroup != 0)
+  const bool is_same_group = length / recent_group() == s.length / recent_group();
+  if (has_codes() && !is_same_group && length % recent_group() != 0)
     return invalid_argument(
         "length={}: the cache has codes, and the keys of this group of {} tokens are no longer "
         "there "
         "unquantised; truncate to {} and append the other tokens again",
-        length, kRecentGroup, length / kRecentGroup * kRecentGroup);
+        length, recent_group(), length / recent_group() * recent_group());
   release_recent(s, is_same_group ? recent_pages_for(length, 0) : 0);
   s.length = length;
   s.num_reserved = 0;

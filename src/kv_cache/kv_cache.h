@@ -7,7 +7,7 @@
 //   - Writers reserve slots first. reserve() copies the partly filled last page if it is shared.
 //   - Pages without references keep their contents until take_page() reuses them, least recently
 //     used first.
-// A cache of codes also has recent pages: the keys of the newest group of kRecentGroup tokens of
+// A cache of codes also has recent pages: the keys of the newest group of recent_group() tokens of
 // each sequence, and of the groups that a step writes, unquantised. commit() gives up those of
 // whole groups.
 #pragma once
@@ -31,7 +31,7 @@ struct KvCacheOptions {
   std::int64_t page_size = 16;
   std::int64_t num_pages = 0;
   std::int64_t num_host_pages = 0;       // for swap_out(); 0: none
-  std::int64_t num_recent_pages = 0;     // with codes: of kRecentGroup tokens
+  std::int64_t num_recent_pages = 0;     // with codes: of recent_group() tokens
   bool has_prefix_cache = true;          // false: full pages are not found by their tokens
   std::uint64_t hash_mask = UINT64_MAX;  // for tests: bits of the prefix cache's hashes
 };
@@ -86,6 +86,7 @@ class KvCache {
   const KvCacheOptions& options() const { return options_; }
   KvView view() const;
   bool has_codes() const { return options_.shape.has_codes(); }
+  std::int64_t recent_group() const { return options_.shape.recent_group(); }
   std::int64_t num_layers() const { return options_.shape.num_layers; }
   // Pages of a layer, [num_pages, page_size, num_kv_heads, head_dim or head_dim_v].
   TensorView k_pages(std::int64_t layer) const { return pages_.k(layer); }
@@ -115,7 +116,8 @@ class KvCache {
   Status commit(std::int64_t sequence, std::span<const std::int32_t> tokens);
   // Copies the keys and values at `positions`, ascending and all reserved, to the first reserved
   // slots, and gives up the other reserved slots. For the accepted nodes of a draft tree; commit()
-  // follows.
+  // follows. Keys with zero points are quantised by the append that completes their group, so such
+  // a move must not complete one: invalid_argument.
   Status move(std::int64_t sequence, std::span<const std::int64_t> positions, Stream stream);
   // Keeps the first `length` tokens, and no reserved slot. A cache of codes can end within a group
   // of tokens only if it is the newest: invalid_argument.

@@ -110,8 +110,9 @@ Status KvCache::fill_batch(const KvBatch& batch) const {
       if (batch.slot_mapping.data() != nullptr)
         *slot++ = s.block_table[page_idx] * page_size + token % page_size;
       if (batch.recent_slots.data() == nullptr) continue;
-      const auto group = static_cast<std::size_t>(token / kRecentGroup - s.length / kRecentGroup);
-      *recent_slot++ = s.recent_table[group] * kRecentGroup + token % kRecentGroup;
+      const auto group =
+          static_cast<std::size_t>(token / recent_group() - s.length / recent_group());
+      *recent_slot++ = s.recent_table[group] * recent_group() + token % recent_group();
     }
   }
   return std::nullopt;

@@ -53,6 +53,8 @@ class RandomOperations : public ::testing::TestWithParam<Setting> {
     cache_ = std::make_unique<KvCache>(std::move(KvCache::make(*device_, options).value()));
     rows_ = std::make_unique<TokenRows>(*cache_);
     recent_rows_ = std::make_unique<TokenRows>(cache_->recent_pages(), 2);
+    if (has_zero_points(shape.k_dtype))
+      group_rows_ = std::make_unique<TokenRows>(cache_->pages(), 2, kZeroPointGroup);
   }
 
   void step() {
@@ -79,6 +81,7 @@ class RandomOperations : public ::testing::TestWithParam<Setting> {
   void free(std::int64_t id);
   bool reserve(std::int64_t id, std::int64_t num_tokens);
 
+  std::int64_t group() const { return cache_->recent_group(); }
   std::int64_t pick() {
     const auto n = random_.between(0, static_cast<std::int64_t>(naive_.size()) - 1);
     return std::next(naive_.begin(), n)->first;
@@ -104,6 +107,8 @@ class RandomOperations : public ::testing::TestWithParam<Setting> {
   void write(const Slots& slots, std::size_t i, std::uint64_t rows) const {
     rows_->write(slots.stored[i], rows_->made(rows));
     if (cache_->has_codes()) recent_rows_->write(slots.recent[i], recent_rows_->made(~rows));
+    if (group_rows_ != nullptr && (slots.stored[i] + 1) % kZeroPointGroup == 0)
+      group_rows_->write(slots.stored[i] / kZeroPointGroup, group_rows_->made(rows + 1));
   }
   void check_recent(std::int64_t id, const NaiveSequence& naive) const;
   void check_recent_pages() const;
@@ -123,7 +128,7 @@ class RandomOperations : public ::testing::TestWithParam<Setting> {
   static constexpr std::int64_t kRecentPages = 14;
   std::unique_ptr<Device> device_ = make_host_device(cpu_info().value());
   std::unique_ptr<KvCache> cache_;
-  std::unique_ptr<TokenRows> rows_, recent_rows_;
+  std::unique_ptr<TokenRows> rows_, recent_rows_, group_rows_;  // group_rows_: with zero points
   Random random_{20261124};
   std::map<std::int64_t, NaiveSequence> naive_;
   // Salt and tokens of the prefix that ends with a page, of every page that was ever full.
@@ -213,7 +218,7 @@ void RandomOperations::truncate(std::int64_t id) {
                                 ? random_.between(std::max<std::int64_t>(0, length - 3), length)
                                 : random_.between(0, length);
   const State before = state();
-  const bool is_whole = kept % kRecentGroup == 0 || kept / kRecentGroup == length / kRecentGroup;
+  const bool is_whole = kept % group() == 0 || kept / group() == length / group();
   if (const Status bad = cache_->truncate(id, kept)) {
     EXPECT_TRUE(cache_->has_codes() && !is_whole) << bad->message;
     EXPECT_EQ(state(), before);
@@ -240,7 +245,15 @@ void RandomOperations::accept(std::int64_t id) {
     if (is_accepted)
       positions.push_back(std::ssize(naive.tokens) + static_cast<std::int64_t>(node));
   }
-  ASSERT_FALSE(cache_->move(id, positions, nullptr));
+  const State before = state();
+  if (const Status bad = cache_->move(id, positions, nullptr)) {
+    const std::int64_t end = std::ssize(naive.tokens) + std::ssize(positions);
+    EXPECT_TRUE(group_rows_ && positions.back() >= end) << bad->message;
+    EXPECT_EQ(state(), before);
+    positions.clear();
+    accepted.clear();
+    ASSERT_FALSE(cache_->move(id, positions, nullptr));
+  }
   EXPECT_EQ(cache_->info(id).value().num_reserved, std::ssize(accepted));
   ASSERT_FALSE(cache_->commit(id, accepted));
   for (const std::int32_t token : accepted) {
@@ -356,6 +369,10 @@ void RandomOperations::check_sequences() {
       ASSERT_EQ(rows_->read(page * page_size + token % page_size),
                 rows_->made(naive.rows[static_cast<std::size_t>(token)]))
           << "sequence " << id << ", token " << token;
+      if (group_rows_ != nullptr && (token + 1) % kZeroPointGroup == 0) {
+        ASSERT_EQ(group_rows_->read((page * page_size + token % page_size) / kZeroPointGroup),
+                  group_rows_->made(naive.rows[static_cast<std::size_t>(token)] + 1));
+      }
       if ((token + 1) % page_size != 0) continue;
       ASSERT_TRUE(cache_->prefix_cache().contains(page));
       const auto end = naive.tokens.begin() + token + 1;
@@ -375,15 +392,15 @@ void RandomOperations::check_recent(std::int64_t id, const NaiveSequence& naive)
   if (!cache_->has_codes()) return;
   const auto table = cache_->recent_table(id);
   const std::int64_t length = std::ssize(naive.tokens);
-  for (std::int64_t token = length / kRecentGroup * kRecentGroup; token < length; ++token) {
+  for (std::int64_t token = length / group() * group(); token < length; ++token) {
     ASSERT_FALSE(table.empty());
-    ASSERT_EQ(recent_rows_->read(table[0] * kRecentGroup + token % kRecentGroup),
+    ASSERT_EQ(recent_rows_->read(table[0] * group() + token % group()),
               recent_rows_->made(~naive.rows[static_cast<std::size_t>(token)]))
         << "sequence " << id << ", token " << token;
   }
   const KvSequenceInfo info = cache_->info(id).value();
   EXPECT_EQ(std::ssize(table),
-            (length + info.num_reserved + kRecentGroup - 1) / kRecentGroup - length / kRecentGroup);
+            (length + info.num_reserved + group() - 1) / group() - length / group());
   EXPECT_TRUE(info.num_reserved == 0 || cache_->recent_allocator().num_refs(table[0]) == 1);
 }
 
@@ -462,14 +479,17 @@ TEST_P(RandomOperations, EqualANaiveCache) {
 
 INSTANTIATE_TEST_SUITE_P(
     PageSizesAndHashes, RandomOperations,
-    ::testing::Values(
-        Setting{1, UINT64_MAX, KvLayout::nhd, DType::bf16},
-        Setting{3, UINT64_MAX, KvLayout::hnd, DType::f32}, Setting{3, 1, KvLayout::nhd, DType::f16},
-        Setting{16, UINT64_MAX, KvLayout::hnd, DType::bf16},
-        Setting{16, 1, KvLayout::nhd, DType::f32}, Setting{64, 1, KvLayout::nhd, DType::f16},
-        Setting{16, UINT64_MAX, KvLayout::nhd, DType::bf16, DType::i8, DType::f8e4m3},
-        Setting{16, 1, KvLayout::hnd, DType::f16, DType::i4x2},
-        Setting{32, UINT64_MAX, KvLayout::hnd, DType::f16, std::nullopt, DType::i4x2}),
+    ::testing::Values(Setting{1, UINT64_MAX, KvLayout::nhd, DType::bf16},
+                      Setting{3, UINT64_MAX, KvLayout::hnd, DType::f32},
+                      Setting{3, 1, KvLayout::nhd, DType::f16},
+                      Setting{16, UINT64_MAX, KvLayout::hnd, DType::bf16},
+                      Setting{16, 1, KvLayout::nhd, DType::f32},
+                      Setting{64, 1, KvLayout::nhd, DType::f16},
+                      Setting{16, UINT64_MAX, KvLayout::nhd, DType::bf16, DType::i8, DType::f8e4m3},
+                      Setting{16, 1, KvLayout::hnd, DType::f16, DType::i4x2},
+                      Setting{32, UINT64_MAX, KvLayout::hnd, DType::f16, std::nullopt, DType::i4x2},
+                      Setting{96, UINT64_MAX, KvLayout::hnd, DType::f16, DType::u2x4, DType::u4x2},
+                      Setting{32, 1, KvLayout::nhd, DType::f16, DType::u4x2}),
     [](const auto& setting) {
       return "PageSize" + std::to_string(setting.param.page_size) +
              (setting.param.k_dtype ? "Keys" : "") + (setting.param.v_dtype ? "Values" : "") +

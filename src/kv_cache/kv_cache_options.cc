@@ -1,6 +1,7 @@
 // Checks the options of a cache and allocates its memory.
 #include <algorithm>
 
+#include "attention/tensor_checks.h"
 #include "attention/validate.h"
 #include "kv_cache/kv_cache.h"
 
@@ -23,27 +24,23 @@ Status check_codes(const KvCacheOptions& o) {
   } sides[] = {{"k_dtype", shape.k_dtype, shape.head_dim},
                {"v_dtype", shape.v_dtype, shape.head_dim_v}};
   for (const auto& [name, dtype, dim] : sides) {
-    const bool is_code = dtype == DType::i8 || dtype == DType::f8e4m3 || dtype == DType::i4x2;
-    if (dtype != shape.dtype && !is_code)
-      return invalid_argument("{}={}: must be {} (dtype), i8, f8e4m3 or i4x2; pass one of them",
-                              name, dtype_name(dtype), dtype_name(shape.dtype));
-    if (dtype == DType::i4x2 && dim % 2 != 0)
-      return invalid_argument("{}=i4x2: heads of {} elements are odd, and a byte has two; pass i8",
-                              name, dim);
+    if (dtype != shape.dtype && !is_code(dtype))
+      return invalid_argument("{}={}: must be {} (dtype), {}; pass one of them", name,
+                              dtype_name(dtype), dtype_name(shape.dtype), kCodeNames);
+    HEADRACE_TRY(check_whole_bytes(name, dtype, dim));
   }
   if (!shape.has_codes()) {
     if (o.num_recent_pages == 0) return std::nullopt;
     return invalid_argument("num_recent_pages={}: must be 0 for a cache without codes; pass 0",
                             o.num_recent_pages);
   }
-  if (o.page_size % kRecentGroup != 0)
+  if (o.page_size % shape.recent_group() != 0)
     return invalid_argument(
-        "page_size={}: must be a multiple of {} for a cache of codes, whose tokens count in "
-        "groups; "
-        "pass 16, 32 or 64",
-        o.page_size, kRecentGroup);
+        "page_size={}: must be a multiple of {} with k_dtype={} and v_dtype={}, as tokens count in "
+        "groups; pass 32 or 64",
+        o.page_size, shape.recent_group(), dtype_name(shape.k_dtype), dtype_name(shape.v_dtype));
   return check_range("num_recent_pages", o.num_recent_pages, 1, INT32_MAX,
-                     "pass one for each sequence and for each 16 tokens of a step");
+                     "pass two for each sequence and one for each group of tokens of a step");
 }
 
 Status check_options(const KvCacheOptions& o) {
@@ -71,7 +68,7 @@ KvPageShape page_shape(const KvCacheOptions& o, std::int64_t num_pages) {
 KvPageShape recent_shape(const KvCacheOptions& o, std::int64_t num_pages) {
   KvShape kv = o.shape;
   kv.k_dtype = kv.v_dtype = kv.dtype;
-  return {kv, o.layout, kRecentGroup, num_pages};
+  return {kv, o.layout, o.shape.recent_group(), num_pages};
 }
 
 enum class Place { device, host };

@@ -10,7 +10,7 @@ KvView KvCache::view() const {
   const KvView recent = recent_.kv_view();
   view.recent = {.k = recent.k,
                  .v = recent.v,
-                 .page_size = kRecentGroup,
+                 .page_size = recent_group(),
                  .num_pages = recent.num_pages,
                  .layer_bytes = recent.layer_bytes};
   return view;
@@ -19,7 +19,7 @@ KvView KvCache::view() const {
 // Groups from that of slot `length`, if a token is in it, to that of the last reserved slot.
 std::int64_t KvCache::recent_pages_for(std::int64_t length, std::int64_t num_reserved) const {
   if (!has_codes()) return 0;
-  return ceil_div(length + num_reserved, kRecentGroup) - length / kRecentGroup;
+  return ceil_div(length + num_reserved, recent_group()) - length / recent_group();
 }
 
 // Whether the group of the next token is shared. Reserved slots are not.
@@ -39,7 +39,7 @@ Status KvCache::check_recent(std::int64_t sequence, const Sequence& s,
       format_text("num_tokens={}: sequence {} needs {} recent pages of {} tokens, and {} of "
                   "num_recent_pages={} are free; commit fewer tokens at a time, free a sequence or "
                   "create the cache with more recent pages",
-                  num_tokens, sequence, num_needed, kRecentGroup, recent_allocator_.num_free(),
+                  num_tokens, sequence, num_needed, recent_group(), recent_allocator_.num_free(),
                   recent_allocator_.num_pages())};
 }
 
@@ -65,7 +65,7 @@ Status KvCache::reserve_recent(Sequence& s, std::int64_t num_tokens, Stream stre
 // After the sequence has grown from `from_length`: whole groups are read as codes from now on.
 void KvCache::drop_recent(Sequence& s, std::int64_t from_length) {
   if (!has_codes()) return;
-  const std::int64_t num_whole = s.length / kRecentGroup - from_length / kRecentGroup;
+  const std::int64_t num_whole = s.length / recent_group() - from_length / recent_group();
   const auto begin = s.recent_table.begin();
   for (std::int64_t i = 0; i < num_whole; ++i) recent_allocator_.release(begin[i]);
   s.recent_table.erase(begin, begin + num_whole);

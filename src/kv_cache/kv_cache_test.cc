@@ -282,7 +282,7 @@ struct Room {
 };
 
 void expect_exact_room(const Room& room) {
-  constexpr std::int64_t kGroup = kRecentGroup;  // and tokens of a page
+  constexpr std::int64_t kGroup = recent_group_of(DType::i8);  // and tokens of a page
   const std::unique_ptr<Device> device = make_host_device(cpu_info().value());
   KvShape shape = {1, 1, 2, 2, DType::f16};
   if (room.has_codes) shape.k_dtype = shape.v_dtype = DType::i8;

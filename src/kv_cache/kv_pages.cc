@@ -11,24 +11,30 @@ constexpr std::int64_t kAlignment = 256;
 // Of codes only.
 constexpr bool has_scale(const KvShape& kv, DType dtype) { return dtype != kv.dtype; }
 
-// Elements of the dtype that one token and head has; 0: the plane does not exist.
+constexpr DType scale_dtype(DType codes) {
+  return has_zero_points(codes) ? DType::u32 : DType::f32;
+}
+
+// Elements of the dtype that one head has of a row, which is `tokens` tokens; 0 elements: the plane
+// does not exist.
 struct RowFormat {
   DType dtype;
   std::int64_t elements;
+  std::int64_t tokens = 1;
 };
 RowFormat row_format(const KvShape& kv, int plane) {
-  const auto stored = [](DType dtype, std::int64_t dim) {
-    return RowFormat{dtype, dtype == DType::i4x2 ? dim / 2 : dim};
-  };
   switch (plane) {
     case 0:
-      return stored(kv.k_dtype, kv.head_dim);
+      return {kv.k_dtype, stored_size(kv.k_dtype, kv.head_dim)};
     case 1:
-      return stored(kv.v_dtype, kv.head_dim_v);
+      return {kv.v_dtype, stored_size(kv.v_dtype, kv.head_dim_v)};
     case 2:
-      return {DType::f32, has_scale(kv, kv.k_dtype) ? 1 : 0};
+      return {scale_dtype(kv.k_dtype),
+              has_scale(kv, kv.k_dtype) ? scales_of_key(kv.k_dtype, kv.head_dim) : 0,
+              has_zero_points(kv.k_dtype) ? kZeroPointGroup : 1};
     default:
-      return {DType::f32, has_scale(kv, kv.v_dtype) ? 1 : 0};
+      return {scale_dtype(kv.v_dtype),
+              has_scale(kv, kv.v_dtype) ? scales_of_value(kv.v_dtype, kv.head_dim_v) : 0};
   }
 }
 
@@ -36,8 +42,8 @@ RowFormat row_format(const KvShape& kv, int plane) {
 std::int64_t plane_bytes(const KvPageShape& shape, int plane) {
   const RowFormat row = row_format(shape.kv, plane);
   const std::int64_t bytes =
-      saturating_product({shape.num_pages, shape.page_size, shape.kv.num_kv_heads, row.elements,
-                          static_cast<std::int64_t>(dtype_bytes(row.dtype))});
+      saturating_product({shape.num_pages, shape.page_size / row.tokens, shape.kv.num_kv_heads,
+                          row.elements, static_cast<std::int64_t>(dtype_bytes(row.dtype))});
   return bytes > INT64_MAX - kAlignment ? INT64_MAX : round_up(bytes, kAlignment);
 }
 
@@ -66,7 +72,7 @@ KvPages::KvPages(const KvPageShape& shape, const DeviceInfo& info, Buffer memory
 KvPages::Plane KvPages::plane(std::int64_t layer, int index) const {
   const RowFormat row = row_format(shape_.kv, index);
   return {memory_.data() + layer * bytes_before(shape_, kNumPlanes) + bytes_before(shape_, index),
-          row.dtype, row.elements};
+          row.dtype, row.elements, shape_.page_size / row.tokens};
 }
 
 std::size_t KvPages::num_planes() const {
@@ -83,27 +89,29 @@ void KvPages::for_planes(Body body) const {
 }
 
 TensorView KvPages::view(const Plane& plane) const {
-  const std::int64_t page_size = shape_.page_size, num_heads = shape_.kv.num_kv_heads;
+  const std::int64_t num_rows = plane.page_rows, num_heads = shape_.kv.num_kv_heads;
   const std::int64_t dim = plane.row_elements;
   const bool is_nhd = shape_.layout == KvLayout::nhd;
-  TensorView view(plane.data, plane.dtype, {shape_.num_pages, page_size, num_heads, dim});
+  TensorView view(plane.data, plane.dtype, {shape_.num_pages, num_rows, num_heads, dim});
   view.device_type = device_type_;
   view.device_id = device_id_;
   view.strides[1] = is_nhd ? num_heads * dim : dim;
-  view.strides[2] = is_nhd ? dim : page_size * dim;
+  view.strides[2] = is_nhd ? dim : num_rows * dim;
   return view;
 }
 
 TensorView KvPages::k(std::int64_t layer) const { return view(plane(layer, kKeys)); }
 TensorView KvPages::v(std::int64_t layer) const { return view(plane(layer, kValues)); }
 
+TensorView KvPages::scale_view(const Plane& scales) const {
+  if (scales.row_elements == 0) return {};
+  return scales.dtype == DType::u32 ? view(scales) : *view(scales).select(3, 0);
+}
 TensorView KvPages::k_scale(std::int64_t layer) const {
-  const Plane scales = plane(layer, kKeyScales);
-  return scales.row_elements == 0 ? TensorView{} : *view(scales).select(3, 0);
+  return scale_view(plane(layer, kKeyScales));
 }
 TensorView KvPages::v_scale(std::int64_t layer) const {
-  const Plane scales = plane(layer, kValueScales);
-  return scales.row_elements == 0 ? TensorView{} : *view(scales).select(3, 0);
+  return scale_view(plane(layer, kValueScales));
 }
 
 KvView KvPages::kv_view() const {
@@ -114,7 +122,7 @@ KvView KvPages::kv_view() const {
                    .stride_head = pages.strides[2]};
   };
   const auto scale = [](const TensorView& pages) {
-    return ScaleOperand{.data = static_cast<const float*>(pages.data),
+    return ScaleOperand{.data = pages.data,
                         .stride_batch = pages.strides[0],
                         .stride_seq = pages.strides[1],
                         .stride_head = pages.strides[2]};
@@ -134,7 +142,8 @@ void KvPages::add_page_copies(std::int32_t from_page, const KvPages& to, std::in
                               std::vector<ByteCopy>& copies) const {
   for_planes([&](std::int64_t layer, int i) {
     const Plane from_plane = plane(layer, i), to_plane = to.plane(layer, i);
-    const std::int64_t bytes = shape_.page_size * shape_.kv.num_kv_heads * from_plane.row_bytes();
+    const std::int64_t bytes =
+        from_plane.page_rows * shape_.kv.num_kv_heads * from_plane.row_bytes();
     copies.push_back({from_plane.data + from_page * bytes, to_plane.data + to_page * bytes,
                       static_cast<std::size_t>(bytes)});
   });
@@ -143,7 +152,9 @@ void KvPages::add_page_copies(std::int32_t from_page, const KvPages& to, std::in
 void KvPages::add_slot_copies(std::int64_t from_slot, std::int64_t to_slot,
                               std::vector<ByteCopy>& copies) const {
   for_planes([&](std::int64_t layer, int i) {
-    add_slot_copies(plane(layer, i), from_slot, to_slot, copies);
+    const Plane of_layer = plane(layer, i);
+    if (of_layer.page_rows == shape_.page_size)
+      add_slot_copies(of_layer, from_slot, to_slot, copies);
   });
 }
 

@@ -32,10 +32,11 @@ class KvPages {
   KvPages(const KvPageShape& shape, const DeviceInfo& info, Buffer memory);
 
   // Views [num_pages, page_size, num_kv_heads, head_dim or head_dim_v] with the strides of the
-  // layout. Of i4x2 the last axis counts bytes.
+  // layout. Of packed codes the last axis counts bytes.
   TensorView k(std::int64_t layer) const;
   TensorView v(std::int64_t layer) const;
-  // f32 [num_pages, page_size, num_kv_heads]; without codes not given.
+  // f32 [num_pages, page_size, num_kv_heads]; with zero points u32, as headrace_quantised_kv has
+  // them; without codes not given.
   TensorView k_scale(std::int64_t layer) const;
   TensorView v_scale(std::int64_t layer) const;
   // The same of all layers as plain values, for a step.
@@ -45,7 +46,8 @@ class KvPages {
   // num_pages.
   void add_page_copies(std::int32_t from_page, const KvPages& to, std::int32_t to_page,
                        std::vector<ByteCopy>& copies) const;
-  // The same for one token; a slot is page * page_size + index in the page.
+  // The same for one token; a slot is page * page_size + index in the page. Scales of groups of
+  // tokens are not copied.
   void add_slot_copies(std::int64_t from_slot, std::int64_t to_slot,
                        std::vector<ByteCopy>& copies) const;
   // The numbers of copies that one call of these two appends.
@@ -57,7 +59,8 @@ class KvPages {
   struct Plane {
     std::byte* data;
     DType dtype;
-    std::int64_t row_elements;  // of one token and head
+    std::int64_t row_elements;  // of one row and head
+    std::int64_t page_rows;     // of a page: a row for each token, or each group of tokens
     std::int64_t row_bytes() const {
       return row_elements * static_cast<std::int64_t>(dtype_bytes(dtype));
     }
@@ -69,6 +72,7 @@ class KvPages {
   template <class Body>
   void for_planes(Body body) const;
   TensorView view(const Plane& plane) const;
+  TensorView scale_view(const Plane& scales) const;
   void add_slot_copies(const Plane& plane, std::int64_t from_slot, std::int64_t to_slot,
                        std::vector<ByteCopy>& copies) const;
   std::size_t num_layers() const { return static_cast<std::size_t>(shape_.kv.num_layers); }

@@ -5,13 +5,10 @@
 #include <cstdint>
 
 #include "core/args.h"
+#include "core/codes.h"
 #include "core/dtype.h"
 
 namespace headrace {
-
-// The positions of quantised keys count in groups: a query sees the keys of its own group
-// unquantised. A constant of the formats, whatever the page size; pages are whole groups.
-inline constexpr std::int64_t kRecentGroup = 16;
 
 struct KvShape {
   std::int64_t num_layers, num_kv_heads, head_dim, head_dim_v;
@@ -21,6 +18,7 @@ struct KvShape {
   bool has_key_bias = false;  // of the model
 
   constexpr bool has_codes() const { return k_dtype != dtype || v_dtype != dtype; }
+  constexpr std::int64_t recent_group() const { return recent_group_of(k_dtype); }
   // Whether models multiply queries and keys with the Hadamard matrix: keys of 4 bits need it, but
   // where a bias makes a few channels large it spreads their error over all
   // (docs/design/0006-int4-keys.md).
@@ -41,7 +39,7 @@ struct KvView {
   Operand k, v;                   // of the first layer; stride_batch is that of a page
   std::int64_t layer_bytes;       // from one layer to the next, of k, v and the scales
   ScaleOperand k_scale, v_scale;  // of codes
-  KvOperands recent;              // of pages of kRecentGroup keys; with codes
+  KvOperands recent;              // of pages of recent_group() keys; with codes
 };
 
 // K, V or their scales of a layer.
@@ -53,7 +51,8 @@ inline Operand layer_of(const Operand& first, std::int64_t layer_bytes, std::int
 inline ScaleOperand layer_of(const ScaleOperand& first, std::int64_t layer_bytes,
                              std::int64_t layer) {
   ScaleOperand scale = first;
-  if (first.data != nullptr) scale.data = first.data + layer * layer_bytes / 4;
+  if (first.data != nullptr)
+    scale.data = static_cast<const std::byte*>(first.data) + layer * layer_bytes;
   return scale;
 }
 inline Operand layer_of(const KvView& kv, const Operand& k_or_v, std::int64_t layer) {

@@ -12,7 +12,6 @@
 namespace headrace::model {
 namespace {
 
-constexpr std::int64_t kPageSize = 16;
 constexpr std::int64_t kMaxSeqs = 65536, kMaxTokens = std::int64_t{1} << 28;
 
 // An executor that computes nothing and lists its calls, so that the list is that of
@@ -88,18 +87,24 @@ class Recorder final : public Executor {
   }
   double stored_bytes(std::int64_t num_tokens) const {
     const auto row = [&](DType dtype, std::int64_t dim) {
-      const std::int64_t scale = dtype == kv_.shape.dtype ? 0 : std::int64_t{sizeof(float)};
-      return bytes_of(1, dim, dtype) / (dtype == DType::i4x2 ? 2 : 1) +
-             static_cast<std::size_t>(scale);
+      return bytes_of(1, stored_size(dtype, dim), dtype);
     };
-    return static_cast<double>(num_tokens * kv_.shape.num_kv_heads) *
-           static_cast<double>(row(kv_.shape.k_dtype, kv_.shape.head_dim) +
-                               row(kv_.shape.v_dtype, kv_.shape.head_dim_v));
+    const KvShape& kv = kv_.shape;
+    std::int64_t scales = 0;  // and words of scales and zero points, of kZeroPointGroup tokens
+    if (kv.k_dtype != kv.dtype)
+      scales += scales_of_key(kv.k_dtype, kv.head_dim) *
+                (has_zero_points(kv.k_dtype) ? 1 : kZeroPointGroup);
+    if (kv.v_dtype != kv.dtype)
+      scales += scales_of_value(kv.v_dtype, kv.head_dim_v) * kZeroPointGroup;
+    return static_cast<double>(num_tokens * kv.num_kv_heads) *
+           (static_cast<double>(row(kv.k_dtype, kv.head_dim) + row(kv.v_dtype, kv.head_dim_v)) +
+            static_cast<double>(scales * 4) / kZeroPointGroup);
   }
   // Of the keys [first, seqlen_k) of a sequence, each form that queries of seqlen_q tokens read.
   double read_bytes(std::int64_t first, std::int64_t seqlen_q, std::int64_t seqlen_k) const {
     if (!kv_.shape.has_codes()) return whole_bytes(seqlen_k - first);
-    const auto group_of = [](std::int64_t key) { return key / kRecentGroup * kRecentGroup; };
+    const std::int64_t group = kv_.shape.recent_group();
+    const auto group_of = [group](std::int64_t key) { return key / group * group; };
     const std::int64_t last_group = group_of(seqlen_k - 1);
     const std::int64_t first_recent = std::max(first, group_of(seqlen_k - seqlen_q));
     return stored_bytes(std::max<std::int64_t>(last_group - first, 0)) +
@@ -208,12 +213,12 @@ Status check_shape(const StepShape& shape, const Config& config) {
 
 // The arrays of a batch of equal sequences. Their values do not matter.
 struct Arrays {
-  explicit Arrays(const StepShape& shape)
+  Arrays(const StepShape& shape, std::int64_t recent_group)
       : tokens(static_cast<std::size_t>(shape.num_seqs * shape.seqlen_q)),
-        pages(static_cast<std::size_t>(shape.num_seqs * ceil_div(shape.seqlen_k, kPageSize))),
+        pages(static_cast<std::size_t>(shape.num_seqs * ceil_div(shape.seqlen_k, recent_group))),
         recent(static_cast<std::size_t>(shape.num_seqs *
-                                        (ceil_div(shape.seqlen_k, kRecentGroup) -
-                                         (shape.seqlen_k - shape.seqlen_q) / kRecentGroup))),
+                                        (ceil_div(shape.seqlen_k, recent_group) -
+                                         (shape.seqlen_k - shape.seqlen_q) / recent_group))),
         seqs(static_cast<std::size_t>(shape.num_seqs)) {}
   std::vector<std::int32_t> tokens, pages, recent, seqs;
 };
@@ -225,7 +230,11 @@ Result<std::vector<OperatorCost>> step_cost(const ModelFile& file, const StepSha
   Decoder decoder;
   if (auto bad = read_decoder(file, decoder)) return std::move(*bad);
   if (auto bad = check_shape(shape, decoder.config)) return std::move(*bad);
-  const Arrays arrays(shape);
+  KvView kv{};
+  kv.shape = decoder.kv_shape(shape.cache_dtype);
+  kv.shape.k_dtype = shape.k_dtype.value_or(shape.cache_dtype);
+  kv.shape.v_dtype = shape.v_dtype.value_or(shape.cache_dtype);
+  const Arrays arrays(shape, kv.shape.recent_group());
   Batch batch;
   batch.tokens = arrays.tokens;
   batch.seqused_k = arrays.seqs;
@@ -233,16 +242,12 @@ Result<std::vector<OperatorCost>> step_cost(const ModelFile& file, const StepSha
   batch.logits_rows = arrays.seqs;
   batch.max_seqlen_q = shape.seqlen_q;
   batch.max_seqlen_k = shape.seqlen_k;
-  KvView kv{};
-  kv.shape = decoder.kv_shape(shape.cache_dtype);
-  kv.shape.k_dtype = shape.k_dtype.value_or(shape.cache_dtype);
-  kv.shape.v_dtype = shape.v_dtype.value_or(shape.cache_dtype);
   if (kv.shape.has_codes()) {
     batch.recent_table = arrays.recent;
-    kv.recent.page_size = kRecentGroup;
+    kv.recent.page_size = kv.shape.recent_group();
     kv.recent.num_pages = static_cast<std::int64_t>(arrays.recent.size());
   }
-  kv.page_size = kPageSize;
+  kv.page_size = kv.shape.recent_group();
   kv.num_pages = static_cast<std::int64_t>(arrays.pages.size());
   Result<DeviceInfo> host = cpu_info();
   if (!host.ok()) return std::move(host.failure());

@@ -73,6 +73,11 @@ TEST(StepCost, CountsCodesByTheirBytes) {
     }
     EXPECT_EQ(read(1, k, {}).first, 3 * 2 * (32 * (k_bytes + 128) + 8 * 2 * 128));
   }
+  // With zero points 32 + 8 and 16 + 8: a word of 4 bytes for each 32 elements.
+  EXPECT_EQ(read(1, DType::u4x2, DType::u2x4).first, 3 * 2 * (32 * (40 + 24) + 8 * 2 * 128));
+  EXPECT_EQ(read(1, DType::u2x4, DType::i8).first, 3 * 2 * (32 * (24 + 68) + 8 * 2 * 128));
+  EXPECT_EQ(read(8, DType::u2x4, {}).first, 3 * 2 * (32 * (24 + 128) + 8 * 2 * 128));
+  EXPECT_EQ(read(9, DType::u2x4, {}).first, 3 * 2 * (32 * (24 + 128) + 40 * 2 * 128));
 }
 
 TEST(StepCost, APrefillHasTheFlopsOfItsTokens) {

@@ -281,6 +281,46 @@ struct FullCall {
   Status run() { return kv_append(t, default_kv_append_options(), nullptr, nullptr); }
 };
 
+TEST(KvAppendErrors, CodesWithZeroPoints) {
+  const struct {
+    std::function<void(FullCall&)> break_it;
+    const char* text;
+  } cases[] = {
+      {[](FullCall& c) {
+         c.t.k_pages = TensorView(c.memory[1], DType::u2x4, {5, 2, kKvHeads, 2});
+       },
+       "k_pages.dtype=u2x4 with pages of 2 and groups of 2 recent keys: both must be multiples of "
+       "32"},
+      {[](FullCall& c) {
+         c.t.k_pages = TensorView(c.memory[1], DType::u4x2, {1, 32, kKvHeads, 4});
+         c.t.v_pages = TensorView(c.memory[2], DType::i8, {1, 32, kKvHeads, kDimV});
+         c.x.k_recent = c.x.v_recent = c.t.recent_slots = TensorView();
+       },
+       "k_recent: not given, but k_pages of codes with zero points is; pass k_recent, v_recent and "
+       "recent_slots"},
+      {[](FullCall& c) {
+         c.t.v_pages = TensorView(c.memory[2], DType::u2x4, {5, 2, kKvHeads, 2});
+       },
+       "v_pages.dtype=u2x4 with heads of 6 elements: must be a multiple of 4"},
+      {[](FullCall& c) {
+         c.t.v_pages = TensorView(c.memory[2], DType::u4x2, {5, 2, kKvHeads, 3});
+       },
+       "v_scale.rank=3: must be 4"},
+      {[](FullCall& c) {
+         c.t.v_pages = TensorView(c.memory[2], DType::u4x2, {5, 2, kKvHeads, 3});
+         c.x.v_scale = TensorView(c.memory[4], DType::f32, {5, 2, kKvHeads, 1});
+       },
+       "v_scale.dtype=f32: must be u32"},
+  };
+  for (const auto& [break_it, text] : cases) {
+    FullCall call;
+    break_it(call);
+    const Status bad = call.run();
+    ASSERT_TRUE(bad) << text;
+    EXPECT_EQ(bad->message.find(text), 0u) << bad->message << ", not " << text;
+  }
+}
+
 // An output in the memory of each other tensor, of which it may only be the same view as its input.
 TEST(KvAppendErrors, NoOutputOverlapsAnyOtherTensor) {
   const Status good = FullCall().run();

@@ -66,6 +66,7 @@ Status check_given(const headrace_kv_append_tensors& t) {
 constexpr const char* kHeads = "[num_tokens, heads, head_dim]";
 constexpr const char* kPages = "[num_pages, page_size, num_kv_heads, head_dim]";
 constexpr const char* kWeight = "[head_dim]";
+constexpr const char* kScales = "f32 [num_pages, page_size, num_kv_heads] in quantised";
 constexpr const char* kTable = "[max_positions, rot_dim / 2]";
 
 // `shape`: the layout as text.
@@ -115,43 +116,78 @@ Status check_q(const Call& call) {
   return check_operand(call, {"q_out", &t.q_out}, layout, kHeads);
 }
 
-// Pages of k or v, of codes or not. An axis of i4x2 has two elements in a byte.
+// Pages of k or v, of codes or not. An axis of packed codes counts bytes.
 Status check_pages(const Call& call, const NamedTensor& pages, std::span<const Axis, 4> layout) {
   const auto dtype = static_cast<DType>(pages.view->dtype);
-  if (dtype != DType::i8 && dtype != DType::f8e4m3 && dtype != DType::i4x2)
-    return check_operand(call, pages, layout, kPages);
+  if (!is_code(dtype)) return check_operand(call, pages, layout, kPages);
   std::array<Axis, 4> of_codes{layout[0], layout[1], layout[2], layout[3]};
-  if (dtype == DType::i4x2) {
-    if (of_codes[3].size % 2 != 0)
-      return invalid_argument(
-          "{}.dtype=i4x2 with a head of {} elements: must be even, two in a byte; use i8 pages",
-          pages.name, of_codes[3].size);
-    of_codes[3].size /= 2;
-  }
+  HEADRACE_TRY(check_whole_bytes(pages.name[0] == 'k' ? "k_pages.dtype" : "v_pages.dtype", dtype,
+                                 of_codes[3].size));
+  of_codes[3].size = stored_size(dtype, of_codes[3].size);
   HEADRACE_TRY(check_shape(pages.name, *pages.view, of_codes));
   HEADRACE_TRY(check_inner_stride(pages.name, *pages.view, of_codes[3].name));
   return check_same_device(pages, call.first);
 }
 
-// Scales of pages of codes.
-Status check_scales(const Call& call, const NamedTensor& scale, const NamedTensor& pages) {
+// Scales of pages of codes: f32, or words with zero points. `rows`: of a page; `words`: of a row
+// and head.
+struct ScaleShape {
+  Axis rows, words;
+  const char* text;
+};
+Status check_scales(const Call& call, const NamedTensor& scale, const NamedTensor& pages,
+                    const ScaleShape& shape) {
   const auto dtype = static_cast<DType>(pages.view->dtype);
-  const bool has_codes = dtype == DType::i8 || dtype == DType::f8e4m3 || dtype == DType::i4x2;
-  if (!has_codes && is_given(*scale.view))
+  if (!is_code(dtype) && is_given(*scale.view))
     return invalid_argument("{}: given, but {}.dtype={} has no codes; leave {} out", scale.name,
                             pages.name, dtype_name(dtype), scale.name);
-  if (!has_codes) return std::nullopt;
-  if (!is_given(*scale.view))
-    return missing(scale.name, pages.name, "f32 [num_pages, page_size, num_kv_heads] in quantised");
-  HEADRACE_TRY(check_view(scale.name, *scale.view, 3, "f32 [num_pages, page_size, num_kv_heads]"));
-  if (static_cast<DType>(scale.view->dtype) != DType::f32)
-    return invalid_argument("{}.dtype={}: must be f32; pass f32 scales", scale.name,
-                            dtype_name(static_cast<DType>(scale.view->dtype)));
+  if (!is_code(dtype)) return std::nullopt;
+  const DType wanted = has_zero_points(dtype) ? DType::u32 : DType::f32;
   const Axis layout[] = {{"num_pages", pages.view->shape[0], pages.name},
-                         {"page_size", pages.view->shape[1], pages.name},
-                         {"num_kv_heads", pages.view->shape[2], pages.name}};
-  HEADRACE_TRY(check_shape(scale.name, *scale.view, layout));
+                         shape.rows,
+                         {"num_kv_heads", pages.view->shape[2], pages.name},
+                         shape.words};
+  const int rank = has_zero_points(dtype) ? 4 : 3;
+  if (!is_given(*scale.view)) return missing(scale.name, pages.name, shape.text);
+  HEADRACE_TRY(check_view(scale.name, *scale.view, rank, shape.text));
+  if (static_cast<DType>(scale.view->dtype) != wanted)
+    return invalid_argument("{}.dtype={}: must be {}; pass {} scales", scale.name,
+                            dtype_name(static_cast<DType>(scale.view->dtype)), dtype_name(wanted),
+                            dtype_name(wanted));
+  HEADRACE_TRY(check_shape(scale.name, *scale.view,
+                           std::span(layout).first(static_cast<std::size_t>(rank))));
+  if (rank == 4) HEADRACE_TRY(check_inner_stride(scale.name, *scale.view, shape.words.name));
   return check_same_device(scale, call.first);
+}
+ScaleShape scales_of_k(DType dtype, const headrace_tensor& pages, std::int64_t head_dim) {
+  if (!has_zero_points(dtype)) return {{"page_size", pages.shape[1], "k_pages"}, {}, kScales};
+  return {{"page_size / 32", pages.shape[1] / kZeroPointGroup, "k_pages"},
+          {"head_dim", scales_of_key(dtype, head_dim), "k"},
+          "u32 [num_pages, page_size / 32, num_kv_heads, head_dim] in quantised"};
+}
+ScaleShape scales_of_v(DType dtype, const headrace_tensor& pages, std::int64_t head_dim_v) {
+  const Axis rows{"page_size", pages.shape[1], "v_pages"};
+  if (!has_zero_points(dtype)) return {rows, {}, kScales};
+  return {rows,
+          {"ceil(head_dim_v / 32)", scales_of_value(dtype, head_dim_v), "v"},
+          "u32 [num_pages, page_size, num_kv_heads, ceil(head_dim_v / 32)] in quantised"};
+}
+
+// Keys with zero points are quantised in groups, from the recent pages.
+Status check_key_groups(const headrace_kv_append_tensors& t, const headrace_quantised_kv& x) {
+  const auto dtype = static_cast<DType>(t.k_pages.dtype);
+  if (!has_zero_points(dtype)) return std::nullopt;
+  if (!is_given(x.k_recent))
+    return missing("k_recent", "k_pages of codes with zero points",
+                   "k_recent, v_recent and recent_slots: the append that completes 32 keys "
+                   "quantises them from there");
+  HEADRACE_TRY(check_view("k_recent", x.k_recent, 4, kPages));
+  if (t.k_pages.shape[1] % kZeroPointGroup == 0 && x.k_recent.shape[1] % kZeroPointGroup == 0)
+    return std::nullopt;
+  return invalid_argument(
+      "k_pages.dtype={} with pages of {} and groups of {} recent keys: both must be multiples of "
+      "{}, the keys of a scale; use pages of 32 or 64 and groups of 32",
+      dtype_name(dtype), t.k_pages.shape[1], x.k_recent.shape[1], kZeroPointGroup);
 }
 
 constexpr headrace_quantised_kv kNoQuantised{};
@@ -165,8 +201,13 @@ Status check_quantised_pages(const Call& call, std::span<const Axis, 3> of_k,
                              std::span<const Axis, 3> of_v) {
   const headrace_kv_append_tensors& t = call.t;
   const headrace_quantised_kv& x = quantised_of(t);
-  HEADRACE_TRY(check_scales(call, {"k_scale", &x.k_scale}, {"k_pages", &t.k_pages}));
-  HEADRACE_TRY(check_scales(call, {"v_scale", &x.v_scale}, {"v_pages", &t.v_pages}));
+  HEADRACE_TRY(check_key_groups(t, x));
+  const auto k_dtype = static_cast<DType>(t.k_pages.dtype);
+  const auto v_dtype = static_cast<DType>(t.v_pages.dtype);
+  HEADRACE_TRY(check_scales(call, {"k_scale", &x.k_scale}, {"k_pages", &t.k_pages},
+                            scales_of_k(k_dtype, t.k_pages, of_k[2].size)));
+  HEADRACE_TRY(check_scales(call, {"v_scale", &x.v_scale}, {"v_pages", &t.v_pages},
+                            scales_of_v(v_dtype, t.v_pages, of_v[2].size)));
   const NamedTensor recent[] = {
       {"k_recent", &x.k_recent}, {"v_recent", &x.v_recent}, {"recent_slots", &t.recent_slots}};
   const int num_given = is_given(x.k_recent) + is_given(x.v_recent) + is_given(t.recent_slots);
@@ -275,7 +316,7 @@ PageRows page_rows(const headrace_tensor& x) {
 
 ScaleRows scale_rows(const headrace_tensor& x) {
   if (!is_given(x) || !has_elements(x)) return {};
-  return {static_cast<float*>(x.data), stride_of(x, 0), stride_of(x, 1), stride_of(x, 2)};
+  return {x.data, stride_of(x, 0), stride_of(x, 1), stride_of(x, 2)};
 }
 
 RecentRows recent_rows(const headrace_kv_append_tensors& t) {

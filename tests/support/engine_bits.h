@@ -97,7 +97,7 @@ inline void Bits::expect_all(const EngineOptions& with, int num_rounds, const ch
   options.cache_dtype = GetParam().cache_dtype;
   options.k_dtype = options.v_dtype = GetParam().codes;
   if (GetParam().codes) {  // pages of whole groups, and as much memory
-    const std::int64_t page_size = round_up(options.page_size, kRecentGroup);
+    const std::int64_t page_size = whole_page_size(options.page_size, GetParam().codes, {});
     options.num_pages =
         std::max<std::int64_t>(options.num_pages * options.page_size / page_size, 9);
     options.page_size = page_size;
@@ -192,7 +192,7 @@ TEST_P(Bits, DoNotDependOnPreemption) {
                 .num_host_pages = num_host_pages,
                 .has_prefix_cache = false},
                1, "preempted");
-    EXPECT_GT(stats_.sequences.num_preemptions, 5);
+    EXPECT_GT(stats_.sequences.num_preemptions, 4);  // fewer with large pages
   }
 }
 

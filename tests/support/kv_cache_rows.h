@@ -23,15 +23,18 @@ inline std::uint64_t history_of(std::uint64_t salt, std::span<const std::int32_t
   return history;
 }
 
-// The rows of one token in all layers of pages, with the scales of codes.
+// The rows of one token in all layers of pages, with the scales of codes, or of one group of
+// tokens.
 class TokenRows {
  public:
   explicit TokenRows(const KvCache& cache) : TokenRows(cache.pages(), cache.num_layers()) {}
-  TokenRows(const KvPages& pages, std::int64_t num_layers) {
+  // `tokens`: of a row. Slots count rows.
+  TokenRows(const KvPages& pages, std::int64_t num_layers, std::int64_t tokens = 1) {
     for (std::int64_t layer = 0; layer < num_layers; ++layer)
       for (const TensorView& view :
            {pages.k(layer), pages.v(layer), pages.k_scale(layer), pages.v_scale(layer)})
-        if (view.data != nullptr) views_.push_back(view);
+        if (view.data != nullptr && view.shape[1] * tokens == pages.k(layer).shape[1])
+          views_.push_back(view);
   }
 
   // Keys and values after `history`, of all layers and heads.

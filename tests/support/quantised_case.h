@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -13,6 +14,7 @@
 
 #include "attention/validate.h"
 #include "core/dtype.h"
+#include "core/quantise.h"
 #include "ops/kv_append.h"
 #include "support/random.h"
 
@@ -45,7 +47,7 @@ inline std::string text_of(const QuantisedCase& c) {
 }
 
 inline QuantisedCase random_quantised_case(Random& random, DType dtype) {
-  constexpr DType kCodes[] = {DType::i8, DType::f8e4m3, DType::i4x2};
+  constexpr DType kCodes[] = {DType::i8, DType::f8e4m3, DType::i4x2, DType::u4x2, DType::u2x4};
   constexpr std::int64_t kDims[] = {2, 16, 20, 64, 80, 128, 130};
   constexpr std::int32_t kKeys[] = {1, 2, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, 200, 513, 1100};
   QuantisedCase c;
@@ -56,10 +58,16 @@ inline QuantisedCase random_quantised_case(Random& random, DType dtype) {
   c.num_heads = c.num_kv_heads * random.between(1, 4);
   c.head_dim = random.pick(kDims);
   c.head_dim_v = random.chance(70) ? c.head_dim : random.pick(kDims);
+  if (c.head_dim % codes_per_byte(c.k_dtype) != 0) c.head_dim = 20;
+  if (c.head_dim_v % codes_per_byte(c.v_dtype) != 0) c.head_dim_v = 20;
   constexpr std::int64_t kGroups[] = {0, 1, 16, 32, 64};
   constexpr std::int64_t kPages[] = {1, 5, 16, 64};
   c.group = random.pick(kGroups);
   c.page_size = random.pick(kPages);
+  if (has_zero_points(c.k_dtype)) {
+    c.group = random.chance(70) ? 32 : 64;
+    c.page_size = random.chance(70) ? 32 : 96;
+  }
   c.queries.clear();
   c.keys.clear();
   const std::int64_t batch = random.between(1, 4);
@@ -70,8 +78,8 @@ inline QuantisedCase random_quantised_case(Random& random, DType dtype) {
   }
   if (random.chance(30)) c.window_left = random.between(0, 100);
   c.is_head_major = random.chance(50);
-  c.has_per_sequence_scales =
-      c.k_dtype != DType::i4x2 && c.v_dtype != DType::i4x2 && c.group == 0 && random.chance(30);
+  c.has_per_sequence_scales = c.k_dtype != DType::i4x2 && c.v_dtype != DType::i4x2 &&
+                              !has_zero_points(c.v_dtype) && c.group == 0 && random.chance(30);
   c.has_softcap = random.chance(20);
   c.strict_rows = random.chance(30);
   c.seed = random.next() % 1000000;
@@ -123,8 +131,8 @@ class QuantisedCall {
       if (has_codes(c_.v_dtype))
         quantised_.v_scale = TensorView(v_scale_.data(), DType::f32, {batch_, c_.num_kv_heads});
     } else {
-      if (has_codes(c_.k_dtype)) quantised_.k_scale = scale_view(k_scale_);
-      if (has_codes(c_.v_dtype)) quantised_.v_scale = scale_view(v_scale_);
+      if (has_codes(c_.k_dtype)) quantised_.k_scale = k_scale_view();
+      if (has_codes(c_.v_dtype)) quantised_.v_scale = v_scale_view();
     }
     if (c_.group > 0) {
       quantised_.k_recent = pages_view(k_recent_, c_.dtype, num_recent_, c_.group, c_.head_dim);
@@ -166,8 +174,9 @@ class QuantisedCall {
     std::vector<Memory> all;
     for (auto* x : {&q_, &k_, &v_, &k_recent_, &v_recent_, &out_})
       all.push_back({x->data(), x->size()});
-    for (auto* x : {&k_scale_, &v_scale_, &lse_})
-      all.push_back({x->data(), x->size() * sizeof(float)});
+    for (auto* x : {&k_scale_, &v_scale_})
+      all.push_back({x->data(), x->size() * sizeof(std::uint32_t)});
+    all.push_back({lse_.data(), lse_.size() * sizeof(float)});
     for (auto* x : {&cu_q_, &keys_, &block_table_, &recent_table_})
       all.push_back({x->data(), x->size() * sizeof(std::int32_t)});
     return all;
@@ -176,7 +185,7 @@ class QuantisedCall {
   struct Row {
     std::vector<double> out, magnitude;  // [head_dim_v]; magnitude: sum of |p v|
     double lse = 0;
-    double scale = 0;  // sum of |p| times the scales of codes of v
+    double scale = 0;  // sum of |p| times the scales of codes of v without zero points
   };
   Row expected(std::int64_t b, std::int64_t q_idx, std::int64_t head) const {
     const std::int64_t position = q_idx + c_.keys[at(b)] - c_.queries[at(b)];
@@ -222,12 +231,9 @@ class QuantisedCall {
   std::vector<unsigned char> elements(DType dtype, std::int64_t count) const {
     return std::vector<unsigned char>(at(count) * dtype_bytes(dtype), 0xff);  // NaN
   }
-  std::int64_t stored_dim(DType dtype, std::int64_t dim) const {
-    return dtype == DType::i4x2 ? dim / 2 : dim;
-  }
   TensorView pages_view(std::vector<unsigned char>& memory, DType dtype, std::int64_t num_pages,
                         std::int64_t page_size, std::int64_t dim) const {
-    const std::int64_t d = stored_dim(dtype, dim), heads = c_.num_kv_heads;
+    const std::int64_t d = stored_size(dtype, dim), heads = c_.num_kv_heads;
     TensorView view(memory.data(), dtype, {num_pages, page_size, heads, d});
     if (c_.is_head_major) {
       view.strides[1] = d;
@@ -235,9 +241,20 @@ class QuantisedCall {
     }
     return view;
   }
-  TensorView scale_view(std::vector<float>& memory) const {
-    return TensorView(memory.data(), DType::f32, {num_pages_, c_.page_size, c_.num_kv_heads});
+  TensorView k_scale_view() {
+    if (!has_zero_points(c_.k_dtype))
+      return TensorView(k_scale_.data(), DType::f32, {num_pages_, c_.page_size, c_.num_kv_heads});
+    return TensorView(k_scale_.data(), DType::u32,
+                      {num_pages_, c_.page_size / kZeroPointGroup, c_.num_kv_heads, k_words()});
   }
+  TensorView v_scale_view() {
+    if (!has_zero_points(c_.v_dtype))
+      return TensorView(v_scale_.data(), DType::f32, {num_pages_, c_.page_size, c_.num_kv_heads});
+    return TensorView(v_scale_.data(), DType::u32,
+                      {num_pages_, c_.page_size, c_.num_kv_heads, v_words()});
+  }
+  std::int64_t k_words() const { return scales_of_key(c_.k_dtype, c_.head_dim); }
+  std::int64_t v_words() const { return scales_of_value(c_.v_dtype, c_.head_dim_v); }
 
   // Distinct pages in random order; entries behind the used ones are no pages.
   void lay_out_pages() {
@@ -282,19 +299,24 @@ class QuantisedCall {
     return order;
   }
 
-  // All keys of all sequences by one append.
+  // All keys of all sequences by one append. Recent pages of groups that no query sees are there
+  // for keys with zero points, which are quantised from them.
   void append_keys() {
     std::vector<std::int64_t> slots, recent_slots;
+    std::int64_t num_recent = num_recent_;
     for (std::int64_t b = 0; b < batch_; ++b)
       for (std::int64_t j = 0; j < keys_[at(b)]; ++j) {
         slots.push_back(block_table_[at(b * max_pages_ + j / c_.page_size)] * c_.page_size +
                         j % c_.page_size);
-        const bool is_recent = c_.group > 0 && j / c_.group >= first_group(b);
-        recent_slots.push_back(
-            !is_recent
-                ? -1
-                : recent_table_[at(b * max_recent_ + j / c_.group - first_group(b))] * c_.group +
-                      j % c_.group);
+        if (c_.group > 0 && j / c_.group >= first_group(b)) {
+          const std::int64_t entry = b * max_recent_ + j / c_.group - first_group(b);
+          recent_slots.push_back(recent_table_[at(entry)] * c_.group + j % c_.group);
+        } else if (has_zero_points(c_.k_dtype)) {
+          if (j % c_.group == 0) ++num_recent;
+          recent_slots.push_back((num_recent - 1) * c_.group + j % c_.group);
+        } else {
+          recent_slots.push_back(-1);
+        }
       }
     const auto n = static_cast<std::int64_t>(slots.size());
     std::vector<float> k(at(n * c_.num_kv_heads * c_.head_dim)),
@@ -302,14 +324,14 @@ class QuantisedCall {
     for (float& x : k) x = static_cast<float>(random_.normal() * (random_.chance(2) ? 6 : 1));
     for (float& x : v) x = static_cast<float>(random_.normal());
     k_ = elements(c_.k_dtype, num_pages_ * c_.page_size * c_.num_kv_heads *
-                                  stored_dim(c_.k_dtype, c_.head_dim));
+                                  stored_size(c_.k_dtype, c_.head_dim));
     v_ = elements(c_.v_dtype, num_pages_ * c_.page_size * c_.num_kv_heads *
-                                  stored_dim(c_.v_dtype, c_.head_dim_v));
-    k_recent_ = elements(c_.dtype, num_recent_ * c_.group * c_.num_kv_heads * c_.head_dim);
-    v_recent_ = elements(c_.dtype, num_recent_ * c_.group * c_.num_kv_heads * c_.head_dim_v);
-    const auto nan = std::numeric_limits<float>::quiet_NaN();
-    k_scale_.assign(at(num_pages_ * c_.page_size * c_.num_kv_heads), nan);
-    v_scale_ = k_scale_;
+                                  stored_size(c_.v_dtype, c_.head_dim_v));
+    k_recent_ = elements(c_.dtype, num_recent * c_.group * c_.num_kv_heads * c_.head_dim);
+    v_recent_ = elements(c_.dtype, num_recent * c_.group * c_.num_kv_heads * c_.head_dim_v);
+    constexpr std::uint32_t kNaN = 0xffffffffu;  // as one f32 or two f16
+    k_scale_.assign(at(num_pages_ * c_.page_size * c_.num_kv_heads * k_words()), kNaN);
+    v_scale_.assign(at(num_pages_ * c_.page_size * c_.num_kv_heads * v_words()), kNaN);
     QuantisedCase per_key = c_;
     headrace_kv_append_tensors t{};
     t.struct_size = sizeof t;
@@ -321,14 +343,20 @@ class QuantisedCall {
     t.k_pages = pages_view(k_, c_.k_dtype, num_pages_, c_.page_size, c_.head_dim);
     t.v_pages = pages_view(v_, c_.v_dtype, num_pages_, c_.page_size, c_.head_dim_v);
     t.slot_mapping = TensorView(slots.data(), DType::i64, {n});
-    if (has_codes(c_.k_dtype)) x.k_scale = scale_view(k_scale_);
-    if (has_codes(c_.v_dtype)) x.v_scale = scale_view(v_scale_);
+    if (has_codes(c_.k_dtype)) x.k_scale = k_scale_view();
+    if (has_codes(c_.v_dtype)) x.v_scale = v_scale_view();
     if (c_.group > 0) {
-      x.k_recent = pages_view(k_recent_, c_.dtype, num_recent_, c_.group, c_.head_dim);
-      x.v_recent = pages_view(v_recent_, c_.dtype, num_recent_, c_.group, c_.head_dim_v);
+      x.k_recent = pages_view(k_recent_, c_.dtype, num_recent, c_.group, c_.head_dim);
+      x.v_recent = pages_view(v_recent_, c_.dtype, num_recent, c_.group, c_.head_dim_v);
       t.recent_slots = TensorView(recent_slots.data(), DType::i64, {n});
     }
     append_status_ = kv_append(t, default_kv_append_options(), nullptr, nullptr);
+    const auto first_unseen = [&](std::int64_t dim) {
+      return static_cast<std::ptrdiff_t>(at(num_recent_ * c_.group * c_.num_kv_heads * dim) *
+                                         dtype_bytes(c_.dtype));
+    };
+    std::fill(k_recent_.begin() + first_unseen(c_.head_dim), k_recent_.end(), 0xff);
+    std::fill(v_recent_.begin() + first_unseen(c_.head_dim_v), v_recent_.end(), 0xff);
   }
 
  public:
@@ -338,8 +366,9 @@ class QuantisedCall {
   void draw_scales() {
     k_scale_.resize(at(batch_ * c_.num_kv_heads));
     v_scale_.resize(k_scale_.size());
-    for (std::vector<float>* scales : {&k_scale_, &v_scale_})
-      for (float& scale : *scales) scale = static_cast<float>(0.01 + 0.01 * random_.uniform());
+    for (std::vector<std::uint32_t>* scales : {&k_scale_, &v_scale_})
+      for (std::uint32_t& scale : *scales)
+        scale = std::bit_cast<std::uint32_t>(static_cast<float>(0.01 + 0.01 * random_.uniform()));
   }
 
   // An element of the key or value j as a query of sequence b at `position` sees it.
@@ -363,6 +392,17 @@ class QuantisedCall {
     const std::int64_t page = block_table_[at(b * max_pages_ + j / c_.page_size)];
     const double code = load_as_double(dtype, (is_of_k ? k_ : v_).data(),
                                        offset(page, c_.page_size, j % c_.page_size, dim) + d);
+    if (has_zero_points(dtype)) {
+      const std::int64_t slot = j % c_.page_size;
+      const std::int64_t row =
+          is_of_k ? page * (c_.page_size / kZeroPointGroup) + slot / kZeroPointGroup
+                  : page * c_.page_size + slot;
+      const std::int64_t first = row * c_.num_kv_heads + kv_head;
+      const std::uint32_t word = is_of_k ? k_scale_[at(first * k_words() + d)]
+                                         : v_scale_[at(first * v_words() + d / kZeroPointGroup)];
+      const double scale = load_as_double(DType::f16, &word, 0);
+      return load_as_double(DType::f16, &word, 1) + scale * code;
+    }
     return has_codes(dtype) ? code * scale_of(is_of_k, b, j, head) : code;
   }
   bool is_recent(std::int64_t position, std::int64_t j) const {
@@ -370,14 +410,15 @@ class QuantisedCall {
   }
   // Of a key's codes; 0 if it has none.
   double scale_of(bool is_of_k, std::int64_t b, std::int64_t j, std::int64_t head) const {
-    if (!has_codes(is_of_k ? c_.k_dtype : c_.v_dtype)) return 0;
+    const DType dtype = is_of_k ? c_.k_dtype : c_.v_dtype;
+    if (!has_codes(dtype) || has_zero_points(dtype)) return 0;
     const std::int64_t kv_head = head / (c_.num_heads / c_.num_kv_heads);
     const std::int64_t page = block_table_[at(b * max_pages_ + j / c_.page_size)];
     const std::int64_t idx =
         c_.has_per_sequence_scales
             ? b * c_.num_kv_heads + kv_head
             : (page * c_.page_size + j % c_.page_size) * c_.num_kv_heads + kv_head;
-    return static_cast<double>((is_of_k ? k_scale_ : v_scale_)[at(idx)]);
+    return load_as_double(DType::f32, (is_of_k ? k_scale_ : v_scale_).data(), idx);
   }
 
   QuantisedCase c_;
@@ -385,7 +426,8 @@ class QuantisedCall {
   std::int64_t batch_ = 0, max_pages_ = 0, num_pages_ = 0, max_recent_ = 0, num_recent_ = 0;
   std::vector<std::int32_t> cu_q_, keys_, block_table_, recent_table_;
   std::vector<unsigned char> q_, k_, v_, k_recent_, v_recent_, out_;
-  std::vector<float> k_scale_, v_scale_, lse_;
+  std::vector<std::uint32_t> k_scale_, v_scale_;
+  std::vector<float> lse_;
   headrace_quantised_kv quantised_{};
   Status append_status_;
 };

@@ -271,7 +271,7 @@ std::string not_covered(const Plan& plan, const ModelConstants* constants) {
 Work work_of(const Problem& p) {
   const double bytes = element_bytes(p);
   const auto stored = [](DType dtype) {
-    return dtype == DType::i4x2 ? 0.5 : static_cast<double>(dtype_bytes(dtype));
+    return static_cast<double>(dtype_bytes(dtype)) / static_cast<double>(codes_per_byte(dtype));
   };
   const auto heads = static_cast<double>(p.batch * p.num_heads);
   const double pairs = heads * visible_pairs(p);

@@ -316,6 +316,86 @@ struct ElementwiseKernels {
     }
   }
 
+  // Scales and zero points of the channels of a head.
+  struct ChannelScales {
+    alignas(64) float zero[kMaxAppendDim], inverse[kMaxAppendDim];
+
+    [[gnu::noinline]] void set(int64_t channel, uint32_t word) {
+      const ScaleAndZero x = unpack_scale(word);
+      zero[channel] = x.zero;
+      inverse[channel] = inverse_scale(x.scale);
+    }
+  };
+  [[gnu::noinline]] static void write_packed(DType format, const float* x, int64_t width,
+                                             const ChannelScales& by, uint8_t* to) {
+    uint8_t codes[kMaxAppendDim];
+    const float largest = largest_code(format);
+    for (int64_t i = 0; i < width; ++i)
+      codes[i] = quantise_unsigned(x[i], by.zero[i], by.inverse[i], largest);
+    if (format == DType::u2x4) {
+      for (int64_t i = 0; i < width / 4; ++i)
+        to[i] = static_cast<uint8_t>(codes[4 * i] | codes[4 * i + 1] << 2 | codes[4 * i + 2] << 4 |
+                                     codes[4 * i + 3] << 6);
+    } else {
+      for (int64_t i = 0; i < width / 2; ++i)
+        to[i] = static_cast<uint8_t>(codes[2 * i] | codes[2 * i + 1] << 4);
+    }
+  }
+
+  // The codes of a value, with a word for each kZeroPointGroup channels.
+  [[gnu::noinline]] static void write_value(DType format, const float* x, int64_t width,
+                                            uint8_t* to, uint32_t* words) {
+    ChannelScales scales;
+    for (int64_t first = 0; first < width; first += kZeroPointGroup) {
+      const int64_t last = std::min(first + kZeroPointGroup, width);
+      Extent extent;
+      for (int64_t i = first; i < last; ++i) extent.add(x[i]);
+      const uint32_t word = words[first / kZeroPointGroup] = scale_word(format, extent);
+      for (int64_t i = first; i < last; ++i) scales.set(i, word);
+    }
+    write_packed(format, x, width, scales, to);
+  }
+
+  // The codes of the group of keys that ends with a token, from their recent rows.
+  static void quantise_keys(const KvAppendArgs& args, int64_t slot, int64_t recent_slot,
+                            int64_t head) {
+    const PageRows &pages = args.k_pages, &recent = args.recent.k;
+    HeadRow row;
+    const auto read = [&](int64_t i) __attribute__((noinline)) {
+      const int64_t from = recent_slot - (kZeroPointGroup - 1) + i;
+      read_row(recent.dtype, recent.data, slot_offset(args.recent.group, recent, from, head),
+               args.head_dim, row.x);
+    };
+    Extent extents[kMaxAppendDim];
+    for (int64_t i = 0; i < kZeroPointGroup; ++i) {
+      read(i);
+      for (int64_t d = 0; d < args.head_dim; ++d) extents[d].add(row.x[d]);
+    }
+    auto* words =
+        static_cast<uint32_t*>(args.k_scale.data) +
+        slot_offset(args.page_size / kZeroPointGroup, args.k_scale, slot / kZeroPointGroup, head);
+    ChannelScales scales;
+    for (int64_t d = 0; d < args.head_dim; ++d)
+      scales.set(d, words[d] = scale_word(pages.dtype, extents[d]));
+    for (int64_t i = 0; i < kZeroPointGroup; ++i) {
+      read(i);
+      const int64_t to = slot_offset(args.page_size, pages, slot - (kZeroPointGroup - 1) + i, head);
+      write_packed(pages.dtype, row.x, args.head_dim, scales,
+                   static_cast<uint8_t*>(pages.data) + to);
+    }
+  }
+
+  // The groups of keys that end with these tokens, after all tokens were appended.
+  static void quantise_groups(const KvAppendArgs& args, RowRange tokens) {
+    for (int64_t token = tokens.first; token < tokens.last; ++token) {
+      const int64_t slot = args.slot_mapping[token * args.slot_stride];
+      const int64_t recent = args.recent.slots[token * args.recent.slot_stride];
+      if (recent < 0 || !ends_zero_point_group(slot)) continue;
+      for (int64_t head = 0; head < args.num_kv_heads; ++head)
+        quantise_keys(args, slot, recent, head);
+    }
+  }
+
   // A head of K or V, to its slots.
   struct Slots {
     int64_t slot, recent;  // negative: not stored
@@ -328,11 +408,17 @@ struct ElementwiseKernels {
     const int64_t width = is_of_k ? args.head_dim : args.head_dim_v;
     if (slots.slot >= 0) {
       const int64_t at = slot_offset(args.page_size, pages, slots.slot, head);
-      if (scales.data != nullptr)
+      const int64_t scale_at = slot_offset(args.page_size, scales, slots.slot, head);
+      if (has_zero_points(pages.dtype)) {
+        if (!is_of_k)  // keys: quantise_groups()
+          write_value(pages.dtype, x, width, static_cast<uint8_t*>(pages.data) + at,
+                      static_cast<uint32_t*>(scales.data) + scale_at);
+      } else if (scales.data != nullptr) {
         write_codes(pages.dtype, pages.data, at, width, x,
-                    scales.data[slot_offset(args.page_size, scales, slots.slot, head)]);
-      else
+                    static_cast<float*>(scales.data)[scale_at]);
+      } else {
         write_row(pages.dtype, pages.data, at, width, x);
+      }
     }
     if (slots.recent >= 0)
       write_row(recent.dtype, recent.data,
@@ -381,8 +467,9 @@ struct ElementwiseKernels {
   }
 
   static constexpr ElementwiseOps make(const char* name, uint32_t cpu_isa) {
-    return {name,   cpu_isa, rms_norm,  rope,
-            swiglu, widen,   kv_append, MergeStates<Vec, ElementwiseKernels>::run};
+    return {name,      cpu_isa,         rms_norm,
+            rope,      swiglu,          widen,
+            kv_append, quantise_groups, MergeStates<Vec, ElementwiseKernels>::run};
   }
 };
 

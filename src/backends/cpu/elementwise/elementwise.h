@@ -80,6 +80,8 @@ struct ElementwiseOps {
   // The rows are the tokens of an append (core/kv_append_args.h), whose positions and slots are
   // checked.
   void (*kv_append)(const KvAppendArgs& args, RowRange tokens);
+  // The groups of keys with zero points that end with these tokens, after all were appended.
+  void (*quantise_groups)(const KvAppendArgs& args, RowRange tokens);
   // The rows of a merge of attention states (core/merge_states_args.h).
   void (*merge_states)(const MergeStatesArgs& args, RowRange rows);
 };

@@ -11,9 +11,20 @@ namespace {
 
 struct Job {
   const KvAppendArgs& args;
-  const ElementwiseOps& ops;
+  void (*op)(const KvAppendArgs&, RowRange tokens);
   std::int64_t task_tokens;
 };
+
+Status run(Job job, const DeviceInfo& device) {
+  return parallel_for(
+      ceil_div(job.args.num_tokens, job.task_tokens), device.num_units,
+      [](void* context, std::int64_t task, int) {
+        const auto& j = *static_cast<const Job*>(context);
+        const std::int64_t first = task * j.task_tokens;
+        j.op(j.args, {first, std::min(first + j.task_tokens, j.args.num_tokens)});
+      },
+      &job);
+}
 
 // Large compared with the cost of scheduling a task; a single token stays on the calling thread.
 std::int64_t tokens_of_task(const KvAppendArgs& args) {
@@ -27,15 +38,10 @@ std::int64_t tokens_of_task(const KvAppendArgs& args) {
 
 Status kv_append(const KvAppendArgs& args, const DeviceInfo& device) {
   if (args.num_tokens == 0) return std::nullopt;
-  Job job{args, elementwise_ops(device), tokens_of_task(args)};
-  return parallel_for(
-      ceil_div(args.num_tokens, job.task_tokens), device.num_units,
-      [](void* context, std::int64_t task, int) {
-        const auto& j = *static_cast<const Job*>(context);
-        const std::int64_t first = task * j.task_tokens;
-        j.ops.kv_append(j.args, {first, std::min(first + j.task_tokens, j.args.num_tokens)});
-      },
-      &job);
+  const ElementwiseOps& ops = elementwise_ops(device);
+  HEADRACE_TRY(run({args, ops.kv_append, tokens_of_task(args)}, device));
+  if (!has_zero_points(args.k_pages.dtype)) return std::nullopt;
+  return run({args, ops.quantise_groups, tokens_of_task(args)}, device);
 }
 
 }  // namespace headrace::cpu

@@ -6,6 +6,7 @@
 
 #include "core/dtype.h"
 #include "core/philox.h"
+#include "core/quantise.h"
 
 namespace headrace::cpu::reference {
 namespace {
@@ -22,9 +23,13 @@ struct KeyRow {
   const void* data;
   std::int64_t offset;
   double scale;
+  ScaleWords scales = {};  // of codes with zero points
 
   double operator[](std::int64_t d) const {
-    return scale * load_as_double(dtype, data, elements_of(dtype, offset) + d);
+    const double element = load_as_double(dtype, data, elements_of(dtype, offset) + d);
+    if (scales.words == nullptr) return scale * element;
+    const auto [step, zero] = unpack_scale(scales.words[d / scales.channels]);
+    return static_cast<double>(zero) + static_cast<double>(step) * element;
   }
 };
 
@@ -39,8 +44,11 @@ KeyRow key_row(const Problem& p, const AttentionArgs& args, const Sequence& sequ
             recent_offset(p, args.recent, x, sequence, batch_idx, k_idx, kv_head), 1.0};
   }
   const Operand& x = is_of_k ? args.k : args.v;
-  return {is_of_k ? k_dtype_of(p) : v_dtype_of(p), x.data,
-          key_offset(p, args.paged, x, sequence, batch_idx, k_idx, kv_head),
+  const DType dtype = is_of_k ? k_dtype_of(p) : v_dtype_of(p);
+  const std::int64_t offset = key_offset(p, args.paged, x, sequence, batch_idx, k_idx, kv_head);
+  if (has_zero_points(dtype))
+    return {dtype, x.data, offset, 1.0, scale_words(p, args, batch_idx, k_idx, kv_head, is_of_k)};
+  return {dtype, x.data, offset,
           scale_of(p, args.paged, is_of_k ? args.k_scale : args.v_scale, sequence, batch_idx, k_idx,
                    kv_head)};
 }

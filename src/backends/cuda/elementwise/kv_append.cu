@@ -133,6 +133,42 @@ __device__ inline void write_codes(const float* x, int width, int lane, DType fo
                                 : quantise_e4m3(x[i], inverse);
 }
 
+// One byte of codes; element j of it is x(j), with the scale and zero point `by`(j).
+template <class Element, class Scale>
+__device__ inline std::uint8_t pack_byte(DType format, Element x, Scale by) {
+  const int per_byte = static_cast<int>(codes_per_byte(format));
+  int byte = 0;
+  for (int j = 0; j < per_byte; ++j) {
+    const ScaleAndZero scale = by(j);
+    byte |= quantise_unsigned(x(j), scale.zero, inverse_scale(scale.scale), largest_code(format))
+            << 8 / per_byte * j;
+  }
+  return static_cast<std::uint8_t>(byte);
+}
+
+// Codes of a value, and a word for each kZeroPointGroup channels.
+__device__ inline void write_value(const float* x, int width, int lane, DType format,
+                                   std::uint8_t* to, std::uint32_t* words) {
+  static_assert(kZeroPointGroup == kWarp);
+  const int per_byte = static_cast<int>(codes_per_byte(format));
+  for (int first = 0; first < width; first += kWarp) {
+    Extent extent;
+    if (first + lane < width) extent.add(x[first + lane]);
+#pragma unroll
+    for (int mask = kWarp / 2; mask > 0; mask /= 2) {
+      extent.least = fminf(extent.least, __shfl_xor_sync(~0u, extent.least, mask));
+      extent.most = fmaxf(extent.most, __shfl_xor_sync(~0u, extent.most, mask));
+      extent.invalid += __shfl_xor_sync(~0u, extent.invalid, mask);
+    }
+    const std::uint32_t word = scale_word(format, extent);
+    if (lane == 0) words[first / kWarp] = word;
+    const int i = first + per_byte * lane;
+    if (per_byte * lane >= kWarp || i >= width) continue;
+    to[i / per_byte] = pack_byte(
+        format, [&](int j) { return x[i + j]; }, [&](int) { return unpack_scale(word); });
+  }
+}
+
 // x * weight / sqrt(mean(x^2) + eps), by one warp in a fixed order.
 __device__ inline void norm_row(const KvAppendArgs& args, const NormWeight& weight, int lane,
                                 float* x) {
@@ -198,6 +234,16 @@ struct Slots {
   std::int64_t slot, recent;
 };
 
+__device__ inline Slots slots_of(const KvAppendArgs& args, std::int64_t token) {
+  const RecentRows& recent = args.recent;
+  return {args.num_kv_heads == 0 ? -1 : args.slot_mapping[token * args.slot_stride],
+          recent.slots == nullptr ? -1 : recent.slots[token * recent.slot_stride]};
+}
+__device__ inline bool are_within(const KvAppendArgs& args, const Slots& slots) {
+  return slots.slot < args.num_pages * args.page_size &&
+         slots.recent < args.recent.num_pages * args.recent.group;
+}
+
 // A head of K or V, to its slots.
 __device__ inline void store_head(const Params& p, const Slots& slots, std::int64_t head, bool is_k,
                                   int width, int lane, const float* x) {
@@ -206,12 +252,18 @@ __device__ inline void store_head(const Params& p, const Slots& slots, std::int6
   const ScaleRows& scales = is_k ? args.k_scale : args.v_scale;
   if (slots.slot >= 0) {
     const std::int64_t at = slot_offset(args.page_size, pages, slots.slot, head);
-    if (scales.data != nullptr)
+    const std::int64_t scale_at = slot_offset(args.page_size, scales, slots.slot, head);
+    if (has_zero_points(pages.dtype)) {
+      if (!is_k)  // keys: quantise_keys
+        write_value(x, width, lane, pages.dtype, static_cast<std::uint8_t*>(pages.data) + at,
+                    static_cast<std::uint32_t*>(scales.data) + scale_at);
+    } else if (scales.data != nullptr) {
       write_codes(x, width, lane, pages.dtype, pages.data, at,
-                  scales.data + slot_offset(args.page_size, scales, slots.slot, head));
-    else
+                  static_cast<float*>(scales.data) + scale_at);
+    } else {
       write_row(x, width, is_k ? p.vectors.k_pages : p.vectors.v_pages, lane, pages.dtype,
                 pages.data, at);
+    }
   }
   if (slots.recent < 0) return;
   const PageRows& recent = is_k ? args.recent.k : args.recent.v;
@@ -276,16 +328,51 @@ __global__ void __launch_bounds__(kWarp* kWarps) append_tokens(const __grid_cons
       compute_angles(args, position, cos, sin);
       __syncthreads();
     }
-    const RecentRows& recent = args.recent;
-    Slots slots{args.num_kv_heads == 0 ? -1 : args.slot_mapping[token * args.slot_stride],
-                recent.slots == nullptr ? -1 : recent.slots[token * recent.slot_stride]};
-    if (slots.slot >= args.num_pages * args.page_size ||
-        slots.recent >= recent.num_pages * recent.group) {
+    Slots slots = slots_of(args, token);
+    if (!are_within(args, slots)) {
       if (reports) report_length_error(p.error_word, LengthError::slot_mapping, token);
       slots = {-1, -1};
     }
     for (std::int64_t row_idx = first_row + warp; row_idx < last_row; row_idx += kWarps)
       append_row(p, token, row_idx, slots, cos, sin, lane, x);
+  }
+}
+
+// Keys with zero points, after all tokens were appended: a CTA per token quantises the group that
+// it ends from the recent rows. A thread owns the channels of a byte.
+__global__ void __launch_bounds__(kWarp* kWarps) quantise_keys(const __grid_constant__ Params p) {
+  griddep_launch_dependents();
+  griddep_wait();
+  const KvAppendArgs& args = p.args;
+  const PageRows &pages = args.k_pages, &recent = args.recent.k;
+  const std::int64_t per_byte = codes_per_byte(pages.dtype), bytes = args.head_dim / per_byte;
+  for (std::int64_t token = blockIdx.x; token < args.num_tokens; token += gridDim.x) {
+    const Slots slots = slots_of(args, token);
+    if (slots.recent < 0 || !ends_zero_point_group(slots.slot) || !are_within(args, slots))
+      continue;
+    for (std::int64_t i = threadIdx.x; i < args.num_kv_heads * bytes; i += kWarp * kWarps) {
+      const std::int64_t head = i / bytes, channel = i % bytes * per_byte;
+      auto* words = static_cast<std::uint32_t*>(args.k_scale.data) + channel +
+                    slot_offset(args.page_size / kZeroPointGroup, args.k_scale,
+                                slots.slot / kZeroPointGroup, head);
+      const auto element = [&](int key, int j) {
+        const std::int64_t slot = slots.recent - (kZeroPointGroup - 1) + key;
+        return load_real(recent.dtype, recent.data,
+                         slot_offset(args.recent.group, recent, slot, head) + channel + j);
+      };
+      Extent extents[4];
+      for (int key = 0; key < kZeroPointGroup; ++key)
+        for (int j = 0; j < per_byte; ++j) extents[j].add(element(key, j));
+      for (int j = 0; j < per_byte; ++j) words[j] = scale_word(pages.dtype, extents[j]);
+      for (int key = 0; key < kZeroPointGroup; ++key) {
+        const std::int64_t slot = slots.slot - (kZeroPointGroup - 1) + key;
+        static_cast<std::uint8_t*>(
+            pages.data)[slot_offset(args.page_size, pages, slot, head) + i % bytes] =
+            pack_byte(
+                pages.dtype, [&](int j) { return element(key, j); },
+                [&](int j) { return unpack_scale(words[j]); });
+      }
+    }
   }
 }
 
@@ -300,7 +387,15 @@ Status launch(const KvAppendArgs& args, const Config& config, const Vectors& vec
                           .block = dim3(kWarp * kWarps),
                           .smem_bytes = static_cast<unsigned>(config.smem_bytes),
                           .use_pdl = true};
-  return headrace::cuda::launch(shape, static_cast<cudaStream_t>(stream), append_tokens, params);
+  const auto cuda_stream = static_cast<cudaStream_t>(stream);
+  HEADRACE_TRY(headrace::cuda::launch(shape, cuda_stream, append_tokens, params));
+  if (!has_zero_points(args.k_pages.dtype)) return std::nullopt;
+  const LaunchShape of_keys{.name = "kv_append_keys",
+                            .grid = dim3(shape.grid.x),
+                            .block = shape.block,
+                            .smem_bytes = 0,
+                            .use_pdl = true};
+  return headrace::cuda::launch(of_keys, cuda_stream, quantise_keys, params);
 }
 
 }  // namespace headrace::cuda::append

@@ -7,6 +7,7 @@
 #include "backends/cuda/simple/params.h"
 #include "core/dtype.h"
 #include "core/philox.h"
+#include "core/quantise.h"
 
 namespace headrace::cuda::simple {
 
@@ -115,7 +116,12 @@ class ScoreRow {
     DType dtype;
     std::int64_t offset;  // of the first element
     Real scale;
+    ScaleWords scales = {};  // of codes with zero points
 
+    __device__ Real with_zero_point(int d, int code) const {
+      const ScaleAndZero x = unpack_scale(scales.words[d / scales.channels]);
+      return Real(x.zero) + Real(x.scale) * Real(code);
+    }
     __device__ Real operator[](int d) const {
       const std::int64_t i = offset + d;
       switch (dtype) {
@@ -127,6 +133,10 @@ class ScoreRow {
           const int pair = static_cast<const std::uint8_t*>(data)[i / 2];
           return scale * Real((i % 2 == 0 ? pair & 15 : pair >> 4) - 8);
         }
+        case DType::u4x2:
+          return with_zero_point(d, unsigned_code(4, static_cast<const std::uint8_t*>(data), i));
+        case DType::u2x4:
+          return with_zero_point(d, unsigned_code(2, static_cast<const std::uint8_t*>(data), i));
         default:
           return load_real(static_cast<const T*>(data), i);
       }
@@ -143,6 +153,9 @@ class ScoreRow {
     }
     const Operand& x = is_of_k ? args_.k : args_.v;
     const DType dtype = is_of_k ? k_dtype_of(p_) : v_dtype_of(p_);
+    if (has_zero_points(dtype))
+      return {x.data, dtype, elements_of(dtype, key_row(x, j)), 1,
+              scale_words(p_, args_, place_.batch_idx, j, kv_head_, is_of_k)};
     return {x.data, dtype, elements_of(dtype, key_row(x, j)),
             Real(scale_of(p_, args_.paged, is_of_k ? args_.k_scale : args_.v_scale, sequence_,
                           place_.batch_idx, j, kv_head_))};

@@ -1,10 +1,12 @@
 // Quantised K and V. The products take codes as numbers, converted in registers, and their scales
 // multiply scores and probabilities: a score is (q . code) * scale, a row of O the sum of
 // (p * scale) * code. So a code costs no more than a 16-bit element, and no product is rounded.
+// Codes with zero points become floats first.
 #pragma once
 
 #include "backends/cpu/attention/flash/integer_products-inl.h"
 #include "backends/cpu/attention/flash/softmax-inl.h"
+#include "core/quantise.h"
 
 namespace headrace::cpu::flash {
 
@@ -33,6 +35,20 @@ inline void unpack_codes(const Int8* from, int64_t dim, Int8* to) {
   }
 }
 
+// codes[dim], of a row of codes with zero points.
+template <class Isa>
+inline void unpack_unsigned(DType format, const uint8_t* bytes, int64_t dim, uint8_t* codes) {
+  if (format == DType::u2x4) {
+    for (int64_t i = 0; i < dim / 4; ++i)
+      for (int j = 0; j < 4; ++j) codes[4 * i + j] = bytes[i] >> 2 * j & 3;
+  } else {
+    for (int64_t i = 0; i < dim / 2; ++i) {
+      codes[2 * i] = bytes[i] & 15;
+      codes[2 * i + 1] = bytes[i] >> 4;
+    }
+  }
+}
+
 // The keys of one tile and KV head, in one form. E: the dtype of q and of recent keys.
 template <class Isa, class E>
 struct CodeTile {
@@ -51,9 +67,10 @@ struct CodeTile {
     const Operand &stored, &recent;
     DType dtype;  // of `stored`
     int64_t dim;
+    bool is_of_k;
   };
-  Side k_side() const { return {args.k, args.recent.k, k_dtype_of(p), p.head_dim}; }
-  Side v_side() const { return {args.v, args.recent.v, v_dtype_of(p), p.head_dim_v}; }
+  Side k_side() const { return {args.k, args.recent.k, k_dtype_of(p), p.head_dim, true}; }
+  Side v_side() const { return {args.v, args.recent.v, v_dtype_of(p), p.head_dim_v, false}; }
 
   // Addresses of the stored rows of `count` keys; behind the last key those of the last one.
   template <class C>
@@ -81,7 +98,7 @@ struct CodeTile {
   // page.
   template <class Body>
   void for_scales(const ScaleOperand& scale, int64_t key, int64_t num, Body body) const {
-    const float* data = scale.data + batch_idx * scale.stride_sequence;
+    const float* data = static_cast<const float*>(scale.data) + batch_idx * scale.stride_sequence;
     const Operand x{const_cast<float*>(data), scale.stride_batch, scale.stride_seq,
                     scale.stride_head};
     if (!has_pages(p))
@@ -96,9 +113,12 @@ struct CodeTile {
       i += count;
     }
   }
-  // The scales of the keys; null if there are none in this form. Prefetches those of the next tile.
-  const float* find_scales(const ScaleOperand& scale, float* to) const {
-    if (scale.data == nullptr || form == KeyForm::recent) return nullptr;
+  // The scales of the keys, for scores and probabilities; null if there are none in this form.
+  // Prefetches those of the next tile.
+  const float* find_scales(const Side& side, float* to) const {
+    const ScaleOperand& scale = side.is_of_k ? args.k_scale : args.v_scale;
+    if (scale.data == nullptr || form == KeyForm::recent || has_zero_points(side.dtype))
+      return nullptr;
     for_scales(scale, first_key, num_keys,
                [&](int64_t first, const float* from, int64_t stride, int64_t count) {
                  for (int64_t i = 0; i < count; ++i) to[first + i] = from[i * stride];
@@ -112,6 +132,29 @@ struct CodeTile {
                    __builtin_prefetch(from + i * stride, 0, 3);
                });
     return to;
+  }
+
+  // Rows of floats of codes with zero points, in `to`, with kZeroPointRows more rows of scratch
+  // memory behind them; of keys that no row sees, those of one that is seen.
+  void dequantise(const Side& side, float* to) const {
+    float* scale = to + num_keys * scratch.code_stride;
+    float* zero = scale + scratch.code_stride;
+    auto* codes = reinterpret_cast<uint8_t*>(zero + scratch.code_stride);
+    const uint32_t* previous = nullptr;
+    for (int i = 0; i < num_keys; ++i, to += scratch.code_stride) {
+      const int64_t key = std::clamp(first_key + i, seen.begin, seen.end - 1);
+      const ScaleWords x = scale_words(p, args, batch_idx, key, kv_head, side.is_of_k);
+      for (int64_t d = 0; x.words != previous && d < side.dim; ++d) {
+        const ScaleAndZero channel = unpack_scale(x.words[d / x.channels]);
+        scale[d] = channel.scale;
+        zero[d] = channel.zero;
+      }
+      previous = x.words;
+      const auto* row = static_cast<const uint8_t*>(side.stored.data) +
+                        key_offset(p, args.paged, side.stored, sequence, batch_idx, key, kv_head);
+      unpack_unsigned<Isa>(side.dtype, row, side.dim, codes);
+      for (int64_t d = 0; d < side.dim; ++d) to[d] = zero[d] + scale[d] * codes[d];
+    }
   }
 
   // Calls body(rows) with rows of codes, of E, or with kWiden of floats instead of E. Unpacked
@@ -141,6 +184,10 @@ struct CodeTile {
       for (int64_t i = num_keys; i < kMaxTileKeys; ++i) addresses[i] = codes;
       return body(PagedRows<Int8>{addresses, 0});
     }
+    if (form == KeyForm::stored && has_zero_points(side.dtype)) {
+      dequantise(side, memory);
+      return body(StridedRows<float>{memory, stride});
+    }
     Addresses<E, kMaxTileKeys> addresses;
     if (form == KeyForm::recent)
       find_recent(side.recent, addresses);
@@ -161,7 +208,7 @@ struct CodeTile {
     const Operand x{side.stored.data, side.stored.stride_batch * bytes,
                     side.stored.stride_seq * bytes, side.stored.stride_head * bytes};
     find_stored(x, key < sequence.seqlen_k ? key : first_key, kDirectKeys, rows);
-    const int64_t width = side.dtype == DType::i4x2 ? side.dim / 2 : side.dim * bytes;
+    const int64_t width = stored_size(side.dtype, side.dim) * bytes;
     return {PagedRows<Int8>{rows, 0}, width, kDirectKeys};
   }
 

@@ -108,6 +108,15 @@ inline int64_t word_floats(int64_t head_dim) {
   return kDirectRows * (2 + word_stride(head_dim) / 2);
 }
 
+// Behind the dequantised rows of codes with zero points: scales, zero points and codes of a row.
+inline constexpr int64_t kZeroPointRows = 3;
+// Rows of floats for codes: kDirectKeys of floats, tile.n of bytes, or tile.n of floats.
+inline int64_t code_rows(const Problem& p, Tile tile) {
+  if (has_zero_points(k_dtype_of(p)) || has_zero_points(v_dtype_of(p)))
+    return std::max(kDirectKeys, tile.n) + kZeroPointRows;
+  return std::max(kDirectKeys, tile.n / 4);
+}
+
 // Scratch of one worker, in floats (and 32-bit units), each part on its own cache lines.
 struct Scratch {
   int64_t q, k, v, s, o, rows, partials, codes;  // offsets
@@ -143,10 +152,8 @@ inline Scratch scratch_layout(const Problem& p, Tile tile, IsaShape isa) {
   x.partial_rows = p.strict_rows ? m : 0;  // only then a row tile has more than one split
   x.codes = x.partials + 2 * x.partial_rows * x.partial;
   x.code_stride = round_up<int64_t>(std::max(p.head_dim, p.head_dim_v), 64);
-  // kDirectKeys rows of floats, or tile.n rows of bytes.
   x.total = x.codes;
-  if (has_codes(p))
-    x.total += std::max(kDirectKeys, tile.n / 4) * x.code_stride + word_floats(p.head_dim);
+  if (has_codes(p)) x.total += code_rows(p, tile) * x.code_stride + word_floats(p.head_dim);
   return x;
 }
 

@@ -312,8 +312,8 @@ class Task {
     float k_scales[kMaxTileKeys], v_scales[kMaxTileKeys];
     if (has_codes(p_)) {
       const CodeTile<Isa, E> tile = code_tile();
-      k_scales_ = tile.find_scales(args_.k_scale, k_scales);
-      v_scales_ = tile.find_scales(args_.v_scale, v_scales);
+      k_scales_ = tile.find_scales(tile.k_side(), k_scales);
+      v_scales_ = tile.find_scales(tile.v_side(), v_scales);
       if constexpr (kTakesCodes<Isa>) tile.pack(scratch_ + x_.codes, k(), v());
     } else if (has_pages(p_)) {
       Addresses<E, kMaxTileKeys> addresses;
@@ -422,8 +422,8 @@ class Task {
       if (block.is_empty()) return;
       const CodeTile<Isa, E> tile = code_tile();
       float k_scales[kDirectKeys], v_scales[kDirectKeys];
-      k_scales_ = tile.find_scales(args_.k_scale, k_scales);
-      v_scales_ = tile.find_scales(args_.v_scale, v_scales);
+      k_scales_ = tile.find_scales(tile.k_side(), k_scales);
+      v_scales_ = tile.find_scales(tile.v_side(), v_scales);
       DirectCodes<Isa, E> codes(tile, scratch_ + x_.codes);
       if (call_.plan->has_integer_products) codes.query_words = query_words();
       codes.scores(q(), w_.num_rows, block, s(0));

@@ -95,7 +95,7 @@ Schedule plan(const Problem& p, const DeviceInfo& device, const TuningConfig&) {
 }
 
 ScaleRows scale_rows(const ScaleOperand& x) {
-  return {x.data, x.stride_batch, x.stride_seq, x.stride_head};
+  return {static_cast<const float*>(x.data), x.stride_batch, x.stride_seq, x.stride_head};
 }
 
 Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, Stream stream) {
