@@ -5,6 +5,8 @@ bench/peers/attention_cuda.py, attention_cuda_backward.py
                                 one panel per head_dim and mask, one group of bars per sequence length: TFLOP/s of
                                 Headrace and the peers that ran in the same rounds
 headrace bench memory           one panel per dtype and shape: bytes by sequence length, next to standard attention
+bench/results/quantised_kv_divergence.json
+                                one panel per model: KL and perplexity by the types of keys and values
 
 usage: bench/plot.py RESULT.json --out PLOT.svg
 """
@@ -121,8 +123,30 @@ def draw_memory(result):
     return figure
 
 
+def draw_kv_types(result):
+    models = result["models"]
+    figure, grid = plt.subplots(1, len(models), figsize=(6 * len(models), 4.5), squeeze=False, layout="constrained")
+    for axes, model in zip(grid.flat, models, strict=True):
+        rows = sorted((row for row in model["rows"] if row["kl"] > 0), key=lambda row: row["kl"])
+        names = [row["k"] if row["k"] == row["v"] else f"{row['k']} / {row['v']}" for row in rows]
+        colours = ["#0072B2" if "kivi" in name else "#999999" for name in names]
+        bars = axes.barh(names, [row["kl"] for row in rows], color=colours)
+        axes.bar_label(bars, [f"{row['perplexity']:.2f}" for row in rows], padding=3, fontsize=8)
+        axes.set_xscale("log")
+        axes.margins(x=0.15)
+        axes.invert_yaxis()
+        exact = next(row["perplexity"] for row in model["rows"] if row["kl"] == 0)
+        axes.set_title(f"{model['model'].split('.Q')[0].split(' (')[0]}; 16 bits: {exact:.2f}", fontsize=9)
+        axes.set_xlabel("KL from a cache of 16 bits, nats; beside the bars: perplexity")
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle("Types of keys / values", fontsize=10)
+    return figure
+
+
 def draw(result):
     """Draws the plot for the result's benchmark."""
+    if "models" in result:
+        return draw_kv_types(result)
     return draw_memory(result) if result["meta"]["benchmark"] == "memory" else draw_speed(result)
 
 
