@@ -160,29 +160,26 @@ typedef enum headrace_causal {
 /** Options of softmax(q k^T * softmax_scale) v. Order of the score terms: scale, softcap, ALiBi and
  * bias, mask; sinks are added to the denominator only. headrace.hpp lists the sources. */
 typedef struct headrace_attention_options {
-  size_t struct_size;      /**< sizeof this struct, set by the init function */
-  double softmax_scale;    /**< NaN: head_dim^-0.5 (head_dim of q and k) */
-  double softcap;          /**< 0: none; else c: score = c * tanh(score / c) */
-  double dropout_p;        /**< probability of dropping, 0 <= p < 1 */
-  uint64_t dropout_seed;   /**< with dropout_offset the key of Philox4x32-7: equal values give equal
-                              masks */
-  uint64_t dropout_offset; /**< distinguishes calls with the same seed */
-  int64_t window_left;     /**< keys visible left of the diagonal, inclusive; -1: open */
-  int64_t window_right;    /**< keys visible right of the diagonal, inclusive; -1: open */
-  int64_t max_seqlen_q;    /**< ragged batches only: upper bound of the lengths of q */
-  int64_t max_seqlen_k;    /**< ragged batches: upper bound of the lengths of k; paged: the same,
-                              0: max_pages * page_size */
-  int32_t causal;          /**< headrace_causal; also aligns window and ALiBi (top-left with
-                              HEADRACE_CAUSAL_TOP_LEFT, else bottom-right) */
-  int32_t num_splits;      /**< key splits; 0: chosen automatically from the sequence's lengths */
-  int32_t strict_fallback; /**< 1: fail (unsupported) rather than use the slow fallback */
-  int32_t strict_rows;     /**< 1: a row's bits do not depend on seqlen_q (prefill = decode) */
-  int32_t checked;         /**< 1: lengths in device memory are validated on the host first
-                              (synchronizes) */
-  int32_t deterministic;   /**< 1: bit-identical gradients in each run; always the case on CPU */
-  int64_t max_shared_prefix; /**< paged: at most so many keys at the start of neighbouring sequences
-                                are looked for in the same pages (equal block_table entries), so
-                                that kernels may read them once; changes no bit. 0: none */
+  size_t struct_size;        /**< sizeof this struct, set by the init function */
+  double softmax_scale;      /**< NaN: head_dim^-0.5 (head_dim of q and k) */
+  double softcap;            /**< 0: none; else c: score = c * tanh(score / c) */
+  double dropout_p;          /**< probability of dropping, 0 <= p < 1 */
+  uint64_t dropout_seed;     /**< with dropout_offset the key of Philox4x32-7; equal: equal masks */
+  uint64_t dropout_offset;   /**< distinguishes calls with the same seed */
+  int64_t window_left;       /**< keys visible left of the diagonal, inclusive; -1: open */
+  int64_t window_right;      /**< keys visible right of the diagonal, inclusive; -1: open */
+  int64_t max_seqlen_q;      /**< ragged batches only: upper bound of the lengths of q */
+  int64_t max_seqlen_k;      /**< ragged batches: upper bound of the lengths of k; paged: the same,
+                                0: max_pages * page_size */
+  int32_t causal;            /**< headrace_causal; also aligns window and ALiBi (top-left with
+                                HEADRACE_CAUSAL_TOP_LEFT, else bottom-right) */
+  int32_t num_splits;        /**< key splits; 0: chosen automatically from the sequence's lengths */
+  int32_t strict_fallback;   /**< 1: fail (unsupported) rather than use the slow fallback */
+  int32_t strict_rows;       /**< 1: a row's bits do not depend on seqlen_q (prefill = decode) */
+  int32_t checked;           /**< 1: the host waits for device lengths and validates them first */
+  int32_t deterministic;     /**< 1: bit-identical gradients in each run; always the case on CPU */
+  int64_t max_shared_prefix; /**< paged: keys that neighbouring sequences may have in the same pages
+                                at their start, to be read once; changes no bit. 0: none */
 } headrace_attention_options;
 
 /** For bindings that cannot use this header: struct_size is the sizeof of their declaration. */
@@ -203,8 +200,8 @@ static inline headrace_status headrace_attention_options_init(headrace_attention
  * num_kv_heads, ceil(head_dim_v / 32)] of each 32 channels of a value.
  * Recent keys are for codes in pages. Keys count in groups of `group`: a query at position i sees
  * key j as recent if j / group == i / group, and as codes if its group is an earlier one. So a
- * query's result does not depend on how many tokens a call or an earlier call had. The position of
- * a query is its diagonal key; causal bottom-right, or seqlen_q 1. Without tree_mask. */
+ * query's result does not depend on how many tokens calls had. The position of a query is its
+ * diagonal key; causal bottom-right, or seqlen_q 1. Without tree_mask. */
 typedef struct headrace_quantised_kv {
   size_t struct_size;       /**< sizeof this struct, set by the init function */
   headrace_tensor k_scale;  /**< of k */
@@ -345,26 +342,25 @@ typedef struct headrace_problem {
   int32_t strict_fallback; /**< as in headrace_attention_options */
   int32_t strict_rows;     /**< as in headrace_attention_options */
   int32_t checked;         /**< as in headrace_attention_options */
-  int32_t alignment; /**< of q, k, v and out (backward: also dout, dq, dk and dv): the largest power
-                        of two, at most 16, that divides their addresses and strides in bytes; 0
-                        means 16 */
+  int32_t alignment; /**< of q, k, v, out and gradients of them: the largest power of two up to 16
+                        that divides their addresses and strides in bytes; 0 means 16 */
   int32_t has_negative_strides; /**< one of them has a negative stride */
   int32_t phase;                /**< headrace_phase */
   int32_t has_dlse;             /**< backward: dlse is given */
   int32_t has_dbias;            /**< backward: dbias is written */
   int32_t has_dsinks;           /**< backward: dsinks are written */
   int32_t deterministic;        /**< as in headrace_attention_options */
-  int32_t has_seqused_k;    /**< seqused_k is given: seqlen_k is the upper bound of its lengths */
-  int64_t page_size;        /**< keys of a page; 0: k and v are not paged */
-  int64_t num_pages;        /**< pages of k and v; not paged: 0 */
-  int64_t max_pages;        /**< columns of block_table; not paged: 0 */
-  int32_t k_dtype;          /**< headrace_dtype of k; -1: dtype */
-  int32_t v_dtype;          /**< headrace_dtype of v; -1: dtype */
-  int32_t k_scaling;        /**< headrace_scaling of k */
-  int32_t v_scaling;        /**< headrace_scaling of v */
-  int64_t recent_group;     /**< keys of a page of k_recent; 0: not given */
-  int64_t num_recent_pages; /**< pages of k_recent; 0: not given */
-  int64_t max_recent;       /**< columns of recent_table; 0: not given */
+  int32_t has_seqused_k;     /**< seqused_k is given: seqlen_k is the upper bound of its lengths */
+  int64_t page_size;         /**< keys of a page; 0: k and v are not paged */
+  int64_t num_pages;         /**< pages of k and v; not paged: 0 */
+  int64_t max_pages;         /**< columns of block_table; not paged: 0 */
+  int32_t k_dtype;           /**< headrace_dtype of k; -1: dtype */
+  int32_t v_dtype;           /**< headrace_dtype of v; -1: dtype */
+  int32_t k_scaling;         /**< headrace_scaling of k */
+  int32_t v_scaling;         /**< headrace_scaling of v */
+  int64_t recent_group;      /**< keys of a page of k_recent; 0: not given */
+  int64_t num_recent_pages;  /**< pages of k_recent; 0: not given */
+  int64_t max_recent;        /**< columns of recent_table; 0: not given */
   int64_t max_shared_prefix; /**< as in headrace_attention_options */
 } headrace_problem;
 
