@@ -61,10 +61,9 @@ std::string function_name(const Json& function, const std::string& place) {
 }
 
 // The id of a call, which some templates render; empty: none.
-std::optional<Message> id_of(const Json& object, const char* field, const std::string& place) {
-  const Json* id = find(object, field);
+std::optional<Message> id_of(const Json* id, const std::string& place) {
   if (id == nullptr) return std::nullopt;
-  return Message{"tool_call_id", text(*id, place + '.' + field)};
+  return Message{"tool_call_id", text(*id, place)};
 }
 
 // A message tool_call of the prompt.
@@ -88,7 +87,8 @@ void add_calls(const Json& message, const std::string& place, std::vector<Messag
   for (std::size_t i = 0; i < calls->size(); ++i) {
     const std::string call_place = place + ".tool_calls[" + std::to_string(i) + ']';
     std::string call = call_text((*calls)[i], call_place);
-    if (auto id = id_of((*calls)[i], "id", call_place)) messages.push_back(std::move(*id));
+    if (auto id = id_of(find((*calls)[i], "id"), call_place + ".id"))
+      messages.push_back(std::move(*id));
     messages.push_back({"tool_call", std::move(call)});
   }
 }
@@ -213,7 +213,8 @@ void set_messages(const Json& object, CompletionRequest& parsed) {
     const bool has_calls = role == "assistant" && find(message, "tool_calls") != nullptr;
     const bool is_empty = has_calls && find(message, "content") == nullptr;
     std::string content = is_empty ? "" : content_of(message, place + ".content");
-    if (auto id = id_of(message, "tool_call_id", place); id && role == "tool")
+    if (auto id = id_of(find(message, "tool_call_id"), place + ".tool_call_id");
+        id && role == "tool")
       parsed.messages.push_back(std::move(*id));
     parsed.messages.push_back({role, std::move(content)});
     if (has_calls) add_calls(message, place, parsed.messages);
