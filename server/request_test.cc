@@ -206,7 +206,7 @@ Json full_body(Form form) {
 // Every member of the error; empty: none.
 std::string full_error(Form form, const std::string& body) {
   try {
-    parse_completion(form, body);
+    parse_completion(form, body, CallFormat::tagged);
     return {};
   } catch (const ApiError& e) {
     return std::to_string(e.status) + " | " + e.message + " | " + e.param + " | " + e.code;
@@ -249,7 +249,8 @@ TEST(ParseCompletion, ErrorsInFull) {
 TEST(ParseCompletion, SetsEveryField) {
   for (const Form form : {Form::completion, Form::chat}) {
     const bool is_chat = form == Form::chat;
-    const CompletionRequest parsed = parse_completion(form, full_body(form).dump());
+    const CompletionRequest parsed =
+        parse_completion(form, full_body(form).dump(), CallFormat::tagged);
     const Request& request = parsed.request;
     const SamplingOptions& sampling = request.sampling;
     EXPECT_EQ(parsed.form, form);

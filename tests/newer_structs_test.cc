@@ -121,7 +121,7 @@ TEST(NewerStructs, OfTheKvCache) {
   expect_checked<headrace_kv_batch>(
       "batch", [&](const auto* b) { return headrace_kv_cache_fill_batch(cache.get(), b); });
   expect_checked<headrace_rope_options>(
-      "rope", [](const auto* o) { return headrace_rope_frequencies(o, nullptr, 0, nullptr); });
+      "options", [](const auto* o) { return headrace_rope_frequencies(o, nullptr, 0, nullptr); });
   headrace_kv_append_tensors tensors;
   headrace_kv_append_tensors_init(&tensors);
   expect_checked<headrace_kv_append_tensors>(
@@ -195,7 +195,7 @@ TEST(NewerStructs, OfShapes) {
       "shape", [&](const auto* s) { return headrace_model_file_describe(s, "BF16", &file); });
   ASSERT_EQ(headrace_model_file_open(kFile.c_str(), &file), HEADRACE_OK);
   const DeviceInfo device = cpu_info();
-  expect_checked<headrace_step_shape>("step", [&](const auto* s) {
+  expect_checked<headrace_step_shape>("shape", [&](const auto* s) {
     headrace_step* step = nullptr;
     const headrace_status status = headrace_step_explain(file, s, &device, &step);
     headrace_step_destroy(step);

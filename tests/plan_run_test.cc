@@ -360,6 +360,7 @@ const std::vector<Option> kOptions = {
     HEADRACE_SILENT_OPTION(strict_rows, true),
     HEADRACE_SILENT_OPTION(checked, true),
     HEADRACE_SILENT_OPTION(deterministic, true),
+    HEADRACE_SILENT_OPTION(max_shared_prefix, 8),
 };
 
 TEST(PlanRun, UsesTheOptionsItWasPlannedWith) {
@@ -379,7 +380,9 @@ TEST(PlanRun, UsesTheOptionsItWasPlannedWith) {
     };
     const auto plain = call_with(nullptr).run();
     for (const Option& option : kOptions) {
-      SCOPED_TRACE(std::string(option.name) + ", " + layout().name);
+      const std::string name = option.name, of_layout = layout().name;
+      if (name == "max_shared_prefix" && of_layout != "paged") continue;  // refused
+      SCOPED_TRACE(name + ", " + of_layout);
       Call at_once = call_with(&option), by_plan = call_with(&option);
       const auto expected = at_once.run();
       EXPECT_TRUE(expected != plain || !option.changes_results);
