@@ -225,8 +225,7 @@ void add_stored_types(CLI::App& app, std::string& k_type, std::string& v_type,
   const CLI::IsMember is_stored_type({"int8", "fp8", "int4", "kivi4", "kivi2"});
   app.add_option_function<std::string>(
          "--kv-type", [&](const std::string& type) { k_type = v_type = type; },
-         "quantised keys and values: with a scale for each token and head, or as in KIVI, keys by "
-         "channel and values by token, with zero points, in 4 or 2 bits")
+         "quantised keys and values; kivi4 and kivi2 as in KIVI")
       ->check(is_stored_type)
       ->option_text(kStored)
       ->group(group);

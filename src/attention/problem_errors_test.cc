@@ -45,6 +45,7 @@ std::vector<Kind> kinds() {
   paged.page_size = 16;
   paged.num_pages = 6;
   paged.max_pages = 3;
+  paged.max_shared_prefix = 2;
   Problem& codes = add("codes");
   codes.k_dtype = HEADRACE_I8;
   codes.v_dtype = HEADRACE_I4X2;
@@ -66,16 +67,17 @@ using Field = std::variant<std::int64_t Problem::*, std::int32_t Problem::*, dou
 std::vector<std::pair<std::string, Field>> fields() {
 #define FIELD(name) \
   { #name, &Problem::name }
-  return {FIELD(batch),         FIELD(seqlen_q),         FIELD(seqlen_k),     FIELD(total_q),
-          FIELD(total_k),       FIELD(num_heads),        FIELD(num_kv_heads), FIELD(head_dim),
-          FIELD(head_dim_v),    FIELD(window_left),      FIELD(window_right), FIELD(softmax_scale),
-          FIELD(softcap),       FIELD(dropout_p),        FIELD(dtype),        FIELD(bias_dtype),
-          FIELD(causal),        FIELD(num_splits),       FIELD(is_ragged),    FIELD(has_tree_mask),
-          FIELD(has_sinks),     FIELD(has_lse),          FIELD(has_probs),    FIELD(alignment),
-          FIELD(phase),         FIELD(has_dlse),         FIELD(has_dbias),    FIELD(has_dsinks),
-          FIELD(has_seqused_k), FIELD(page_size),        FIELD(num_pages),    FIELD(max_pages),
-          FIELD(k_dtype),       FIELD(v_dtype),          FIELD(k_scaling),    FIELD(v_scaling),
-          FIELD(recent_group),  FIELD(num_recent_pages), FIELD(max_recent)};
+  return {
+      FIELD(batch),         FIELD(seqlen_q),         FIELD(seqlen_k),     FIELD(total_q),
+      FIELD(total_k),       FIELD(num_heads),        FIELD(num_kv_heads), FIELD(head_dim),
+      FIELD(head_dim_v),    FIELD(window_left),      FIELD(window_right), FIELD(softmax_scale),
+      FIELD(softcap),       FIELD(dropout_p),        FIELD(dtype),        FIELD(bias_dtype),
+      FIELD(causal),        FIELD(num_splits),       FIELD(is_ragged),    FIELD(has_tree_mask),
+      FIELD(has_sinks),     FIELD(has_lse),          FIELD(has_probs),    FIELD(alignment),
+      FIELD(phase),         FIELD(has_dlse),         FIELD(has_dbias),    FIELD(has_dsinks),
+      FIELD(has_seqused_k), FIELD(page_size),        FIELD(num_pages),    FIELD(max_pages),
+      FIELD(k_dtype),       FIELD(v_dtype),          FIELD(k_scaling),    FIELD(v_scaling),
+      FIELD(recent_group),  FIELD(num_recent_pages), FIELD(max_recent),   FIELD(max_shared_prefix)};
 #undef FIELD
 }
 
