@@ -240,5 +240,6 @@ def test_a_type_that_is_unknown_is_refused():
 
 @pytest.mark.parametrize("k_type", [None, *TYPES])
 def test_a_step_of_no_sequences_has_empty_arrays(k_type):
-    with new_cache(k_type, k_type, num_recent_pages=12 if k_type else 0) as cache:
+    recent = 12 if k_type else 0
+    with new_cache(k_type, k_type, page_size=group_of(k_type), num_recent_pages=recent) as cache:
         assert all(array.size == 0 for array in cache.fill_batch([], 0) if array is not None)

@@ -75,7 +75,7 @@ Status check_operand_view(const NamedTensor& x, RowLayout layout, std::int32_t d
   if (may_be_code && is_code(type_of(*tensor))) return std::nullopt;
   return invalid_argument("{}.dtype={}: must equal q.dtype={}{}; convert {}", name,
                           dtype_name(type_of(*tensor)), dtype_name(static_cast<DType>(dtype)),
-                          may_be_code ? format_text(", or {} (codes)", kCodeNames) : "", name);
+                          may_be_code ? format_text(", or be {} (codes)", kCodeNames) : "", name);
 }
 
 Status check_operand_shape(const NamedTensor& x, const Problem& p, const OperandShape& shape) {
