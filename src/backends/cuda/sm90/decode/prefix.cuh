@@ -74,10 +74,10 @@ struct PrefixSmem {
   __device__ u32 word(int offset, int i) const { return base + static_cast<u32>(offset + 8 * i); }
 };
 
-// Loads all K of a group, then all V, block after block. One lane of each producer warp: a block
-// takes some 600 cycles of it, as long as two of the consumers. A warp is less than a ring of
-// blocks ahead of one that must load before it, so the parity of a barrier is that of the phase
-// before.
+// Loads all K of a group, then all V, block after block, by one lane of each producer warp. Blocks
+// over pages of one key are 16 boxes, which one warp does not issue fast enough. A warp is less
+// than a ring of blocks ahead of one that must load before it, so the parity of a barrier is that
+// of the phase before.
 template <class V>
 class PrefixProducer {
   static constexpr int kDim = V::kDim, kStages = prefix_smem_plan(kDim).stages;
