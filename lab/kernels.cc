@@ -29,7 +29,7 @@ std::string teaching_refuses(const Problem& p, const DeviceInfo& device) {
   return refuses_all_but_plain(p, device);
 }
 
-Schedule teaching_plan(const Problem&, const DeviceInfo&) {
+Schedule teaching_plan(const Problem&, const DeviceInfo&, const TuningConfig&) {
   Schedule schedule;
   schedule.tile_m = 128;
   schedule.tile_n = 32;
@@ -37,7 +37,7 @@ Schedule teaching_plan(const Problem&, const DeviceInfo&) {
   return schedule;
 }
 
-Schedule materialised_plan(const Problem& p, const DeviceInfo&) {
+Schedule materialised_plan(const Problem& p, const DeviceInfo&, const TuningConfig&) {
   constexpr std::size_t kAlignment = 4;
   Schedule schedule;
   schedule.workspace_bytes =
