@@ -113,7 +113,7 @@ TEST(CudaCodes, TheSimpleKernelTakesEveryCase) {
     const QuantisedCase c = random_quantised_case(random, dtypes[i % 3]);
     QuantisedCall call(c);
     ASSERT_EQ(DeviceCall(call).run(kernel_named("cuda_simple")), "") << text_of(c);
-    expect_close(call, 2e-5, 3e-5, text_of(c));
+    expect_close(call, {.out = 2e-5, .lse = 3e-5}, text_of(c));
   }
 }
 
@@ -128,7 +128,7 @@ TEST(CudaCodes, TheFastKernelAgrees) {
     ASSERT_EQ(DeviceCall(call).run(kernel_named("cuda_sm80_codes")), "") << text_of(c);
     const double weights = c.dtype == DType::bf16 && c.group > 0 ? 0x1p-9 : 0x1p-12;
     const double step = c.v_dtype == DType::f8e4m3 ? 0 : 0x1p-11;
-    expect_close(call, weights + 0x1p-11, 1e-4, text_of(c), step);
+    expect_close(call, {.out = weights + 0x1p-11, .lse = 1e-4, .of_step = step}, text_of(c));
   }
 }
 

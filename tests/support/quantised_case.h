@@ -185,7 +185,8 @@ class QuantisedCall {
   struct Row {
     std::vector<double> out, magnitude;  // [head_dim_v]; magnitude: sum of |p v|
     double lse = 0;
-    double scale = 0;  // sum of |p| times the scales of codes of v without zero points
+    std::vector<double> step;  // [head_dim_v]: sum of |p| times the |scales| of codes of v
+    double key_step = 0;  // of keys with zero points: the largest |q scale| sqrt(head_dim), scaled
   };
   Row expected(std::int64_t b, std::int64_t q_idx, std::int64_t head) const {
     const std::int64_t position = q_idx + c_.keys[at(b)] - c_.queries[at(b)];
@@ -195,9 +196,7 @@ class QuantisedCall {
     for (std::int64_t j = first; j <= position; ++j) {
       double dot = 0;
       for (std::int64_t d = 0; d < c_.head_dim; ++d)
-        dot += load_as_double(c_.dtype, q_.data(),
-                              ((cu_q_[at(b)] + q_idx) * c_.num_heads + head) * c_.head_dim + d) *
-               key(true, b, position, j, head, d);
+        dot += query(b, q_idx, head, d) * key(true, b, position, j, head, d);
       dot /= std::sqrt(static_cast<double>(c_.head_dim));
       scores.push_back(c_.has_softcap ? 3 * std::tanh(dot / 3) : dot);
     }
@@ -205,16 +204,21 @@ class QuantisedCall {
     double sum = 0;
     for (double& score : scores) sum += score = std::exp(score - top);
     Row row{std::vector<double>(at(c_.head_dim_v)), std::vector<double>(at(c_.head_dim_v)),
-            top + std::log(sum)};
+            top + std::log(sum), std::vector<double>(at(c_.head_dim_v))};
     for (std::int64_t j = first; j <= position; ++j) {
-      if (!is_recent(position, j))
-        row.scale += scores[at(j - first)] / sum * std::abs(scale_of(false, b, j, head));
+      const double weight = scores[at(j - first)] / sum;
       for (std::int64_t d = 0; d < c_.head_dim_v; ++d) {
-        const double term = scores[at(j - first)] / sum * key(false, b, position, j, head, d);
+        const double term = weight * key(false, b, position, j, head, d);
         row.out[at(d)] += term;
         row.magnitude[at(d)] += std::abs(term);
+        if (!is_recent(position, j))
+          row.step[at(d)] += weight * std::abs(scale_of(false, b, j, head, d));
       }
-    }
+      for (std::int64_t d = 0; has_zero_points(c_.k_dtype) && d < c_.head_dim; ++d)
+        if (!is_recent(position, j))
+          row.key_step = std::max(
+              row.key_step, std::abs(query(b, q_idx, head, d)) * scale_of(true, b, j, head, d));
+    }  // times sqrt(head_dim) and the softmax scale: 1
     return row;
   }
   double result(std::int64_t b, std::int64_t q_idx, std::int64_t head, std::int64_t d) const {
@@ -371,6 +375,11 @@ class QuantisedCall {
         scale = std::bit_cast<std::uint32_t>(static_cast<float>(0.01 + 0.01 * random_.uniform()));
   }
 
+  double query(std::int64_t b, std::int64_t q_idx, std::int64_t head, std::int64_t d) const {
+    return load_as_double(c_.dtype, q_.data(),
+                          ((cu_q_[at(b)] + q_idx) * c_.num_heads + head) * c_.head_dim + d);
+  }
+
   // An element of the key or value j as a query of sequence b at `position` sees it.
   double key(bool is_of_k, std::int64_t b, std::int64_t position, std::int64_t j, std::int64_t head,
              std::int64_t d) const {
@@ -393,25 +402,35 @@ class QuantisedCall {
     const double code = load_as_double(dtype, (is_of_k ? k_ : v_).data(),
                                        offset(page, c_.page_size, j % c_.page_size, dim) + d);
     if (has_zero_points(dtype)) {
-      const std::int64_t slot = j % c_.page_size;
-      const std::int64_t row =
-          is_of_k ? page * (c_.page_size / kZeroPointGroup) + slot / kZeroPointGroup
-                  : page * c_.page_size + slot;
-      const std::int64_t first = row * c_.num_kv_heads + kv_head;
-      const std::uint32_t word = is_of_k ? k_scale_[at(first * k_words() + d)]
-                                         : v_scale_[at(first * v_words() + d / kZeroPointGroup)];
-      const double scale = load_as_double(DType::f16, &word, 0);
-      return load_as_double(DType::f16, &word, 1) + scale * code;
+      const std::uint32_t word = word_of(is_of_k, b, j, head, d);
+      return load_as_double(DType::f16, &word, 1) + load_as_double(DType::f16, &word, 0) * code;
     }
-    return has_codes(dtype) ? code * scale_of(is_of_k, b, j, head) : code;
+    return has_codes(dtype) ? code * scale_of(is_of_k, b, j, head, d) : code;
+  }
+  // The scale and the zero point of a code.
+  std::uint32_t word_of(bool is_of_k, std::int64_t b, std::int64_t j, std::int64_t head,
+                        std::int64_t d) const {
+    const std::int64_t page = block_table_[at(b * max_pages_ + j / c_.page_size)];
+    const std::int64_t slot = j % c_.page_size;
+    const std::int64_t row = is_of_k
+                                 ? page * (c_.page_size / kZeroPointGroup) + slot / kZeroPointGroup
+                                 : page * c_.page_size + slot;
+    const std::int64_t first = row * c_.num_kv_heads + head / (c_.num_heads / c_.num_kv_heads);
+    return is_of_k ? k_scale_[at(first * k_words() + d)]
+                   : v_scale_[at(first * v_words() + d / kZeroPointGroup)];
   }
   bool is_recent(std::int64_t position, std::int64_t j) const {
     return c_.group > 0 && j / c_.group == position / c_.group;
   }
-  // Of a key's codes; 0 if it has none.
-  double scale_of(bool is_of_k, std::int64_t b, std::int64_t j, std::int64_t head) const {
+  // Of an element's code; 0 if it has none.
+  double scale_of(bool is_of_k, std::int64_t b, std::int64_t j, std::int64_t head,
+                  std::int64_t d) const {
     const DType dtype = is_of_k ? c_.k_dtype : c_.v_dtype;
-    if (!has_codes(dtype) || has_zero_points(dtype)) return 0;
+    if (!has_codes(dtype)) return 0;
+    if (has_zero_points(dtype)) {
+      const std::uint32_t word = word_of(is_of_k, b, j, head, d);
+      return load_as_double(DType::f16, &word, 0);
+    }
     const std::int64_t kv_head = head / (c_.num_heads / c_.num_kv_heads);
     const std::int64_t page = block_table_[at(b * max_pages_ + j / c_.page_size)];
     const std::int64_t idx =
@@ -432,14 +451,24 @@ class QuantisedCall {
   Status append_status_;
 };
 
-// The result is rounded; `error_bound` is relative to the sum of |p v|, `step_bound` to that of
-// |p| times the scale of v, the step of integer codes. Of many rows over many keys
-// some are checked, the first and the last of each sequence among them.
-inline void expect_close(const QuantisedCall& call, double error_bound, double lse_bound,
-                         const std::string& what, double step_bound = 0) {
+// Errors of a kernel relative to what a row sums; `of_step` and `of_key_step` are for kernels that
+// round P and Q to words.
+struct ErrorBounds {
+  double out = 0;          // relative to the sum of |p v|, beside the rounding of the result
+  double lse = 0;          // absolute
+  double of_step = 0;      // relative to Row::step
+  double of_key_step = 0;  // of lse, relative to Row::key_step; out: twice that
+};
+
+// Of many rows over many keys some are checked, the first and the last of each sequence among them.
+inline void expect_close(const QuantisedCall& call, const ErrorBounds& bounds,
+                         const std::string& what) {
   const QuantisedCase& c = call.options();
   const double rounding = c.dtype == DType::bf16 ? 0x1p-8 : c.dtype == DType::f16 ? 0x1p-11 : 0;
   double worst = 0, worst_lse = 0;
+  const auto add = [](double& most, double error, double allowed) {
+    most = std::isnan(error) ? 1e9 : std::max(most, error / allowed);
+  };
   for (std::size_t b = 0; b < c.keys.size(); ++b) {
     constexpr std::int64_t kMostElements = 4'000'000;
     const std::int64_t elements =
@@ -451,19 +480,20 @@ inline void expect_close(const QuantisedCall& call, double error_bound, double l
         if ((i * c.num_heads + head) % step != 0 && !(is_edge && head + 1 == c.num_heads)) continue;
         const auto batch_idx = static_cast<std::int64_t>(b);
         const QuantisedCall::Row row = call.expected(batch_idx, i, head);
+        const double of_scores = bounds.of_key_step * row.key_step;
         const auto lse = static_cast<double>(call.result_lse(batch_idx, i, head));
-        worst_lse = std::isnan(lse) ? 1e9 : std::max(worst_lse, std::abs(row.lse - lse));
+        add(worst_lse, std::abs(row.lse - lse), bounds.lse + of_scores);
         for (std::int64_t d = 0; d < c.head_dim_v; ++d) {
           const auto at = static_cast<std::size_t>(d);
           const double error = std::abs(row.out[at] - call.result(batch_idx, i, head, d));
-          const double allowed = rounding * std::abs(row.out[at]) +
-                                 error_bound * row.magnitude[at] + step_bound * row.scale + 1e-6;
-          worst = std::isnan(error) ? 1e9 : std::max(worst, error / allowed);
+          add(worst, error,
+              rounding * std::abs(row.out[at]) + (bounds.out + 2 * of_scores) * row.magnitude[at] +
+                  bounds.of_step * row.step[at] + 1e-6);
         }
       }
   }
   EXPECT_LE(worst, 1.0) << what;
-  EXPECT_LE(worst_lse, lse_bound) << what;
+  EXPECT_LE(worst_lse, 1.0) << what;
 }
 
 }  // namespace headrace::testing

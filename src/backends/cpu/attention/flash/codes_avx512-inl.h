@@ -1,82 +1,39 @@
-// Products of few rows with 8-bit and 4-bit codes as integers, by AVX-512 VNNI. Q becomes 16-bit
-// words times a power of two, P words times 1 / 32767 of its largest: as precise as f16 and bf16
-// near the largest of a row. A product of two words with two codes is one instruction where floats
-// need two conversions and two FMAs. Sums are exact. Included only below target_avx512.h, before
-// flash-inl.h.
+// Products of few rows with 8-bit and 4-bit codes as integers, by AVX-512 VNNI: a product of two
+// words with two codes is one instruction where floats need two conversions and two FMAs. Included
+// only below target_avx512.h, before flash-inl.h.
 #pragma once
 
-#include "backends/cpu/attention/flash/integer_products-inl.h"
+#include "backends/cpu/attention/flash/integer_products_256-inl.h"
 
 namespace headrace::cpu::flash {
 
 template <>
+struct Words<cpu::avx512::Isa> {
+  static __m512i round(__m512 x) { return _mm512_cvtps_epi32(x); }
+  static void store(int16_t* to, __m512i x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(x));
+  }
+  // f16 in the low and in the high half of each word.
+  static void unpack_halves(const uint32_t* words, __m512& low, __m512& high) {
+    const __m512i x = _mm512_loadu_si512(words);
+    low = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(x));
+    high = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(x, 16)));
+  }
+};
+
+template <>
 struct IntegerProducts<cpu::avx512::Isa> {
-  static constexpr bool kExists = true;
+  static constexpr uint32_t kIsa = HEADRACE_ISA_AVX512_VNNI;
+  static constexpr int kGroup = 128;
+  template <int kBits>
+  static constexpr int kColumns = kBits == 4 ? 128 : 64;
   using Vec = cpu::avx512::Vec;
 
-  // Words of a row of `dim` floats, zeros behind it. 4-bit codes: of each group of 128 elements
-  // first 4i, then 4i + 1, 4i + 2 and 4i + 3, as the shifted words of their pairs come.
-  template <bool kIs4>
-  static void load_row(const float* row, int64_t dim, WordRows rows, int64_t r) {
-    constexpr int64_t kW = Vec::kWidth;
-    const auto load = [&](int64_t i) {
-      return i + kW <= dim
-                 ? Vec::load(row + i)
-                 : Vec::load_partial(row + i, static_cast<int>(std::max(dim - i, int64_t{0})));
-    };
-    __m512 largest = Vec::zero(), invalid = Vec::zero();  // `invalid`: NaN for NaN and infinity
-    for (int64_t i = 0; i < dim; i += kW) {
-      largest = _mm512_max_ps(largest, Vec::abs(load(i)));
-      invalid = _mm512_fmadd_ps(load(i), Vec::zero(), invalid);
-    }
-    const WordScale scale = scale_of(Vec::max_lane(largest), Vec::sum(invalid));
-    int16_t* words = rows.words + r * rows.stride;
-    __m512i sum = _mm512_setzero_si512();
-    for (int64_t i = 0; i < rows.stride; i += kW) {
-      const __m512i n = _mm512_cvtps_epi32(_mm512_mul_ps(load(i), Vec::set1(scale.inverse)));
-      sum = _mm512_add_epi32(sum, n);
-      const __m256i packed = _mm512_cvtepi32_epi16(n);
-      if constexpr (kIs4) {
-        alignas(32) int16_t part[kW];
-        _mm256_store_si256(reinterpret_cast<__m256i*>(part), packed);
-        int16_t* group = words + i / 128 * 128 + i % 128 / 4;
-        for (int64_t j = 0; j < kW; ++j) group[j % 4 * 32 + j / 4] = part[j];
-      } else {
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(words + i), packed);
-      }
-    }
-    rows.factors[r] = scale.factor;
-    rows.offsets[r] = kIs4 ? 8 * sum_of(sum) : 0;
-  }
-
-  // The probabilities [begin, end) of a tile of kDirectKeys, zeros around them.
-  template <bool kIs4>
-  static void load_weights(const float* p, Span span, WordRows rows, int64_t r) {
-    __m512 part[4], largest = Vec::zero(), invalid = Vec::zero();
-    for (int i = 0; i < 4; ++i) {
-      const uint64_t keys = (~uint64_t{0} << span.begin) & (~uint64_t{0} >> (64 - span.end));
-      part[i] = _mm512_maskz_loadu_ps(static_cast<__mmask16>(keys >> (16 * i)), p + 16 * i);
-      largest = _mm512_max_ps(largest, Vec::abs(part[i]));
-      invalid = _mm512_fmadd_ps(part[i], Vec::zero(), invalid);
-    }
-    // The largest becomes 2^15 - 1. Weights below 2^-100 lose bits: a row that has no others is 0.
-    const float most = std::max(Vec::max_lane(largest), 0x1p-100f) + Vec::sum(invalid);
-    const WordScale scale{32767.0f / most, most / 32767.0f};
-    __m512i sum = _mm512_setzero_si512();
-    int16_t* words = rows.words + r * rows.stride;
-    for (int i = 0; i < 4; ++i) {
-      const __m512i n = _mm512_cvtps_epi32(_mm512_mul_ps(part[i], Vec::set1(scale.inverse)));
-      sum = _mm512_add_epi32(sum, n);
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(words + 16 * i), _mm512_cvtepi32_epi16(n));
-    }
-    rows.factors[r] = scale.factor;
-    rows.offsets[r] = kIs4 ? 8 * sum_of(sum) : 0;
-  }
-
   // s[kRows][4] = Q K^T of 4 keys.
-  template <int kRows, bool kIs4>
-  [[gnu::noinline]] static void dot_keys(WordRows q, int64_t first_row, const Int8* const* keys,
-                                         int64_t dim, float* s) {
+  template <int kRows, int kBits>
+  [[gnu::noinline]] static void dot_keys(const WordRows& q, int64_t first_row,
+                                         const PagedRows<Int8>& keys, int64_t dim, float* s) {
+    constexpr bool kIs4 = kBits == 4;
     constexpr int64_t kStep = kIs4 ? 128 : 32;  // elements
     __m512i acc[16];                            // [row][key]
 #pragma GCC unroll 16
@@ -113,25 +70,39 @@ struct IntegerProducts<cpu::avx512::Isa> {
     }
   }
 
-  // o[kRows] = o * row_scale + P V for 64 columns of 8-bit codes from `first_column`, or for one
-  // half of each 32 of 128 columns of 4-bit codes, over keys [begin, end) in pairs.
+  // o[kRows] = o * row_scale + P V for 64 columns of 8-bit codes from `first_column`, or 128 of
+  // 4-bit codes, over keys [begin, end) in pairs.
+  template <int kRows, int kBits, class Next>
+  static void weigh(const WordRows& p, int64_t first_row, const StridedRows<Int8>& values,
+                    Span keys, int64_t first_column, int64_t dim, Fetcher<Next> fetcher, float* o,
+                    int64_t o_stride, const float* row_scale) {
+    for (int half = 0; half < (kBits == 4 ? 2 : 1); ++half) {
+      weigh_columns<kRows, kBits == 4>(p, first_row, values, keys, {first_column, dim, half == 1},
+                                       fetcher, o, o_stride, row_scale);
+      fetcher.lines = 0;
+    }
+  }
+
+ private:
+  struct Columns {
+    int64_t first, dim;
+    bool is_upper_half;  // 4-bit codes: columns 16 to 31 of each 32
+  };
+
   template <int kRows, bool kIs4, class Next>
-  [[gnu::noinline]] static void weigh_columns(WordRows p, int64_t first_row,
-                                              const Int8* const* values, Span keys,
+  [[gnu::noinline]] static void weigh_columns(const WordRows& p, int64_t first_row,
+                                              const StridedRows<Int8>& values, Span keys,
                                               const Columns& columns, Fetcher<Next> next, float* o,
                                               int64_t o_stride, const float* row_scale) {
     __m512i acc[4 * kRows];
 #pragma GCC unroll 16
     for (int i = 0; i < 4 * kRows; ++i) acc[i] = _mm512_setzero_si512();
     const int64_t first_byte = kIs4 ? columns.first / 2 : columns.first;
-    const int64_t bytes = (kIs4 ? columns.dim / 2 : columns.dim) - first_byte;
     const int16_t* words = p.words + first_row * p.stride;
     for (int key = keys.begin / 2 * 2; key < keys.end; key += 2) {
       if (key % 4 == 0) next.fetch_keys();
-      next.fetch_near(values[key + kNearKeys] + first_byte);
-      next.fetch_near(values[key + kNearKeys + 1] + first_byte);
-      const __m512i a = load_bytes(values[key] + first_byte, bytes);
-      const __m512i b = load_bytes(values[key + 1] + first_byte, bytes);
+      const __m512i a = _mm512_loadu_si512(values[key] + first_byte);
+      const __m512i b = _mm512_loadu_si512(values[key + 1] + first_byte);
       __m512i pair[4];
       if constexpr (kIs4) {
         const __m512i both =
@@ -175,27 +146,10 @@ struct IntegerProducts<cpu::avx512::Isa> {
     }
   }
 
- private:
-  static constexpr int kNearKeys = kDirectAddresses<Int8> - kDirectKeys;
-
   // In each lane: sum += the products of both words. As text: g++ 12 copies the sums around its
   // intrinsic, which is also not to be had without compiling all of this for VNNI.
   static void add_products(__m512i& sum, __m512i a, __m512i b) {
     asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
-  }
-  // The largest power of two that keeps |x| below 2^15, but none above 2^115: what is smaller
-  // than 2^-115 of anything loses bits.
-  static WordScale scale_of(float largest, float invalid) {
-    if (!(largest + invalid < std::numeric_limits<float>::infinity()))
-      return {0.0f, std::numeric_limits<float>::quiet_NaN()};
-    int exponent = 0;
-    std::frexp(largest, &exponent);  // largest < 2^exponent
-    const int shift = 15 - std::max(exponent, -100);
-    const float factor = std::ldexp(1.0f, -shift);
-    // 2^15 - 1/2 and more would round to 2^15, which no word holds.
-    const bool fits = largest * std::ldexp(1.0f, shift) < 32767.5f;
-    return fits ? WordScale{std::ldexp(1.0f, shift), factor}
-                : WordScale{std::ldexp(1.0f, shift - 1), 2.0f * factor};
   }
   [[gnu::always_inline]] static __m512i load_bytes(const Int8* from, int64_t left) {
     if (left >= 64) return _mm512_loadu_si512(from);
@@ -210,13 +164,6 @@ struct IntegerProducts<cpu::avx512::Isa> {
   [[gnu::always_inline]] static __m512i nibbles(__m512i words, int i) {
     const __m512i shifted = _mm512_srli_epi16(words, static_cast<unsigned>(4 * i));
     return i == 3 ? shifted : _mm512_and_si512(shifted, _mm512_set1_epi16(15));
-  }
-  static int32_t sum_of(__m512i x) {
-    alignas(64) int32_t lanes[16];
-    _mm512_store_si512(lanes, x);
-    int32_t sum = 0;
-    for (const int32_t lane : lanes) sum += lane;
-    return sum;
   }
   // Lane i: the sum of the lanes of acc[i].
   [[gnu::always_inline]] static __m512i sums_of(const __m512i* acc) {
@@ -259,5 +206,8 @@ struct IntegerProducts<cpu::avx512::Isa> {
     x[3] = _mm512_shuffle_i32x4(f, h, 0xDD);
   }
 };
+
+template <>
+struct ZeroPointProducts<cpu::avx512::Isa> : Products256<cpu::avx512::Isa> {};
 
 }  // namespace headrace::cpu::flash

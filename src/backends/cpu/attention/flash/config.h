@@ -18,7 +18,7 @@ struct IsaShape {
   int tile_rows;  // rows per register tile (Isa::kMr)
   int tile_cols;  // columns per register tile (Isa::kNv vectors)
   int pair;       // elements per 32-bit unit of the operands: 2 for bf16 dot products
-  bool has_integer_products = false;  // of few rows with codes
+  uint32_t integer_products_isa = 0;  // of few rows with codes: bits of headrace_isa; 0: none
 };
 
 // Q and O of a row tile, the packed K and V of a key tile and the scores of a sweep stay in a
@@ -100,12 +100,16 @@ inline SequencePlan plan_sequence(const Problem& p, int64_t seqlen_q, int64_t se
 // and spans of row blocks (at most 1).
 inline constexpr int64_t kRowArrays = 13;
 
-// Q as 16-bit words for products with codes: words of a row, in whole groups of 4-bit codes, and
-// the floats of all rows, each with a factor and an offset. They are the last of the scratch
-// memory.
-inline int64_t word_stride(int64_t head_dim) { return round_up<int64_t>(head_dim, 128); }
+// Sums of more products of a 16-bit word and an 8-bit code do not fit 32 bits.
+inline constexpr int64_t kMaxIntegerDim = 256;
+// Q of products with codes as integers: for each row a factor, an offset and 16-bit words, in whole
+// groups of the narrowest codes; with zero points also its floats in the order of the codes.
+constexpr int64_t word_stride(int64_t head_dim) { return round_up<int64_t>(head_dim, 128); }
 inline int64_t word_floats(int64_t head_dim) {
-  return kDirectRows * (2 + word_stride(head_dim) / 2);
+  return kSweepRows * (2 + word_stride(head_dim) / 2);
+}
+inline int64_t ordered_floats(const Problem& p) {
+  return has_zero_points(k_dtype_of(p)) ? kSweepRows * word_stride(p.head_dim) : 0;
 }
 
 // Behind the dequantised rows of codes with zero points: scales, zero points and codes of a row.
@@ -153,7 +157,8 @@ inline Scratch scratch_layout(const Problem& p, Tile tile, IsaShape isa) {
   x.codes = x.partials + 2 * x.partial_rows * x.partial;
   x.code_stride = round_up<int64_t>(std::max(p.head_dim, p.head_dim_v), 64);
   x.total = x.codes;
-  if (has_codes(p)) x.total += code_rows(p, tile) * x.code_stride + word_floats(p.head_dim);
+  if (has_codes(p))
+    x.total += code_rows(p, tile) * x.code_stride + word_floats(p.head_dim) + ordered_floats(p);
   return x;
 }
 

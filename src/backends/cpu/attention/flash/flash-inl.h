@@ -101,7 +101,15 @@ class Task {
     return scratch_ + x_.s + scores_ + r % kSweepRows * tile_n_;
   }  // [rows][tile_n] scores, then probabilities
   float* o() { return scratch_ + x_.o + base_ * x_.o_stride; }  // [rows][o_stride]
-  WordRows query_words() { return word_rows(scratch_ + x_.total, p_.head_dim); }
+  // Q for products with codes; the last of the scratch memory.
+  float* ordered_queries() {  // [rows][word_stride]
+    return scratch_ + x_.total - ordered_floats(p_) + head_row() * word_stride(p_.head_dim);
+  }
+  WordRows query_words() {
+    float* first = scratch_ + x_.total - ordered_floats(p_) - word_floats(p_.head_dim);
+    return word_rows(first, p_.head_dim, head_row());
+  }
+  int64_t head_row() const { return (kv_head_ - w_.first_head) * w_.num_rows; }
   float* row_array(int i) { return scratch_ + x_.rows + i * x_.row_array; }
   float* maximum() { return row_array(0) + base_; }
   float* old_maximum() { return row_array(1) + base_; }
@@ -211,8 +219,10 @@ class Task {
                       row_offset(args_.q, w_.batch_idx, w_.sequence.row_q + id.q_idx, id.head);
       Isa::copy_row(from, p_.head_dim, row, units);
       if (w_.plan.path == Path::direct && !has_codes(p_)) order_units<Isa>(from, p_.head_dim, row);
-      if (w_.plan.path == Path::direct && call_.plan->has_integer_products)
-        load_query_words<Isa, E>(k_dtype_of(p_), row, p_.head_dim, query_words(), r);
+      if constexpr (has_integer_products<Isa, E>) {
+        if (w_.plan.path == Path::direct && call_.plan->has_integer_products)
+          load_code_queries<Isa>(p_, row, query_words(), ordered_queries(), r);
+      }
     }
   }
 
@@ -312,8 +322,8 @@ class Task {
     float k_scales[kMaxTileKeys], v_scales[kMaxTileKeys];
     if (has_codes(p_)) {
       const CodeTile<Isa, E> tile = code_tile();
-      k_scales_ = tile.find_scales(tile.k_side(), k_scales);
-      v_scales_ = tile.find_scales(tile.v_side(), v_scales);
+      k_scales_ = tile.find_scales(tile.k_side(), 1, 0, k_scales);
+      v_scales_ = tile.find_scales(tile.v_side(), 1, 0, v_scales);
       if constexpr (kTakesCodes<Isa>) tile.pack(scratch_ + x_.codes, k(), v());
     } else if (has_pages(p_)) {
       Addresses<E, kMaxTileKeys> addresses;
@@ -412,23 +422,42 @@ class Task {
                       row_scale(), sum());
   }
 
-  // Of codes, of one head.
+  // Of codes: the scores of all heads, then their outputs, as direct_products().
   template <int kShift>
   void direct_code_tile(Heads heads) {
     if constexpr (kTakesCodes<Isa>) {
       select(heads.begin);
-      find_spans();
-      const Span block = block_span()[0];
-      if (block.is_empty()) return;
       const CodeTile<Isa, E> tile = code_tile();
-      float k_scales[kDirectKeys], v_scales[kDirectKeys];
-      k_scales_ = tile.find_scales(tile.k_side(), k_scales);
-      v_scales_ = tile.find_scales(tile.v_side(), v_scales);
-      DirectCodes<Isa, E> codes(tile, scratch_ + x_.codes);
-      if (call_.plan->has_integer_products) codes.query_words = query_words();
-      codes.scores(q(), w_.num_rows, block, s(0));
-      direct_softmax<kShift>(block, codes.next_values);
-      codes.output(s(0), w_.num_rows, block, o(), row_scale());
+      const bool is_last = first_key_ + tile_n_ >= keys_.end && w_.split_idx + 1 == w_.end_split;
+      Addresses<Int8, kDirectKeys> rows;
+      const auto next = next_tile(is_last, [&](const Task& task, int64_t key) {
+        return task.code_tile().find_bytes(task.code_tile().k_side(), key, kDirectKeys, rows);
+      });
+      const int64_t num_heads = heads.end - heads.begin;
+      DirectCodes<Isa, E> codes(tile, num_heads, call_.plan->has_integer_products, next,
+                                scratch_ + x_.codes);
+      float scales[2][kSweepRows * kDirectKeys];  // a head has a row at least
+      const float* k_scales = tile.find_scales(tile.k_side(), num_heads, kDirectKeys, scales[0]);
+      const float* v_scales = tile.find_scales(tile.v_side(), num_heads, kDirectKeys, scales[1]);
+      for (int64_t head = heads.begin; head < heads.end; ++head) {
+        select(head);
+        find_spans();
+        const Span block = block_span()[0];
+        if (block.is_empty()) continue;
+        codes.select(head, {query_words(), ordered_queries()});
+        const int64_t first = (head - heads.begin) * kDirectKeys;
+        k_scales_ = k_scales == nullptr ? nullptr : k_scales + first;
+        v_scales_ = v_scales == nullptr ? nullptr : v_scales + first;
+        codes.scores(q(), w_.num_rows, block, s(0));
+        direct_softmax<kShift>(block, codes.next_values());
+      }
+      for (int64_t head = heads.begin; head < heads.end; ++head) {
+        select(head);
+        const Span block = block_span()[0];
+        if (block.is_empty()) continue;
+        codes.select(head, {});
+        codes.output(s(0), w_.num_rows, block, row_span(), o(), row_scale());
+      }
     }
   }
 

@@ -15,6 +15,7 @@
 // clang-format off
 #include "backends/cpu/simd/target_avx2.h"
 #include "backends/cpu/simd/vec_avx2.h"
+#include "backends/cpu/attention/flash/codes_avx2-inl.h"
 #include "backends/cpu/attention/flash/flash-inl.h"
 #include "backends/cpu/attention/flash/instance-inl.h"
 // clang-format on
@@ -22,7 +23,7 @@
 namespace headrace::cpu::flash::avx2 {
 
 using Isa = cpu::avx2::Isa;
-const Instance kInstance = make_instance<Isa, Task>();
+const Instance kInstance = make_instance<Isa, Task>(IntegerProducts<Isa>::kIsa);
 
 }  // namespace headrace::cpu::flash::avx2
 

@@ -24,7 +24,7 @@
 namespace headrace::cpu::flash::avx512 {
 
 using Isa = cpu::avx512::Isa;
-const Instance kInstance = make_instance<Isa, Task>();
+const Instance kInstance = make_instance<Isa, Task>(IntegerProducts<Isa>::kIsa);
 
 }  // namespace headrace::cpu::flash::avx512
 

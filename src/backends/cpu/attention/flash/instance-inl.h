@@ -3,7 +3,6 @@
 
 #include "backends/cpu/attention/flash/flash.h"
 #include "backends/cpu/attention/flash/gemm-inl.h"
-#include "backends/cpu/attention/flash/integer_products-inl.h"
 
 namespace headrace::cpu::flash {
 
@@ -32,16 +31,17 @@ constexpr TaskBody task_body() {
   }
 }
 
+// integer_products_isa: see IsaShape.
 template <class Isa>
-constexpr IsaShape shape_of() {
-  return {Isa::Vec::kWidth, Isa::kMr, kNr<Isa>, Isa::kPair, IntegerProducts<Isa>::kExists};
+constexpr IsaShape shape_of(uint32_t integer_products_isa = 0) {
+  return {Isa::Vec::kWidth, Isa::kMr, kNr<Isa>, Isa::kPair, integer_products_isa};
 }
 
 // T<Isa, E>: Task, BackwardTask.
 template <class Isa, template <class, class> class T>
-constexpr Instance make_instance() {
+constexpr Instance make_instance(uint32_t integer_products_isa = 0) {
   return {
-      shape_of<Isa>(),
+      shape_of<Isa>(integer_products_isa),
       {task_body<T<Isa, float>, HEADRACE_DTYPE_F32>(), task_body<T<Isa, F16>, HEADRACE_DTYPE_F16>(),
        task_body<T<Isa, Bf16>, HEADRACE_DTYPE_BF16>()}};
 }

@@ -67,15 +67,16 @@ int64_t rows_per_head(int64_t rows, const IsaShape& isa) {
 // must fit the L2 cache, and all threads must have work.
 int64_t choose_heads_per_task(const Plan& plan, const ForwardPlan& own, const AttentionArgs& args) {
   const Problem& p = plan.problem;
-  if (has_codes(p)) return 1;
   const int64_t rows = p.seqlen_q * group_size(p);
-  const bool is_side_by_side = args.k.stride_head == p.head_dim &&
-                               args.v.stride_head == p.head_dim_v &&
-                               args.k.stride_seq > p.head_dim && args.v.stride_seq > p.head_dim_v;
+  const int64_t k_size = stored_size(k_dtype_of(p), p.head_dim);
+  const int64_t v_size = stored_size(v_dtype_of(p), p.head_dim_v);
+  const bool is_side_by_side = args.k.stride_head == k_size && args.v.stride_head == v_size &&
+                               args.k.stride_seq > k_size && args.v.stride_seq > v_size;
   // Whether a sequence takes the direct path depends on its queries, and none has more.
   if (!is_side_by_side || own.sequence.path != Path::direct) return 1;
   const int64_t tile_bytes =
-      kDirectKeys * (p.head_dim + p.head_dim_v) * static_cast<int64_t>(dtype_bytes(dtype_of(p)));
+      kDirectKeys * (k_size * static_cast<int64_t>(dtype_bytes(k_dtype_of(p))) +
+                     v_size * static_cast<int64_t>(dtype_bytes(v_dtype_of(p))));
   constexpr int64_t kL2Share = 2, kTasksOfThread = 4;
   const int64_t tuned = plan.config.heads_per_task;
   const auto fits = [&](int64_t heads) {
@@ -92,11 +93,10 @@ int64_t choose_heads_per_task(const Plan& plan, const ForwardPlan& own, const At
   return heads;
 }
 
-// Words of 16 bits hold f16 and bf16 as well as products need; sums of more than 256 products of a
-// word and a code do not fit 32 bits.
+// Words of 16 bits hold f16 and bf16 as well as products need, but not f32.
 bool has_integer_products(const Problem& p, const IsaShape& isa, const DeviceInfo& device) {
-  return isa.has_integer_products && (device.cpu_isa & HEADRACE_ISA_AVX512_VNNI) != 0 &&
-         has_codes(p) && dtype_of(p) != DType::f32 && p.head_dim <= 256;
+  return (isa.integer_products_isa & device.cpu_isa) != 0 && has_codes(p) &&
+         dtype_of(p) != DType::f32 && p.head_dim <= kMaxIntegerDim;
 }
 
 ForwardPlan plan_forward(const Problem& p, Tile tile, const IsaShape& isa, const DeviceInfo& device,
@@ -178,7 +178,7 @@ Schedule plan(const Target& target, const Problem& p, const DeviceInfo& device,
     schedule.note = "packed: register tiles over packed panels of K and V";
   }
   if (own.has_integer_products)
-    schedule.note += "; products of up to 16 rows with i8 and i4x2 as integers";
+    schedule.note += "; products of up to 16 rows with integer codes as integers";
   if (has_device_lengths(p)) schedule.note += "; chosen per sequence by its own lengths";
   return schedule;
 }

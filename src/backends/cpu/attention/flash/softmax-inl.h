@@ -34,6 +34,16 @@ inline void fill(float* x, int begin, int end, float value) {
   for (int i = begin; i < end; ++i) x[i] = value;
 }
 
+// s[span] *= scales[span]. Columns outside may hold anything, NaN included.
+template <class Isa>
+inline void scale_columns(float* s, const float* scales, Span span) {
+  using Vec = typename Isa::Vec;
+  int j = span.begin;
+  for (; j + Vec::kWidth <= span.end; j += Vec::kWidth)
+    Vec::store(s + j, Vec::mul(Vec::load(s + j), Vec::load(scales + j)));
+  for (; j < span.end; ++j) s[j] *= scales[j];
+}
+
 // Calls body(j, std::integral_constant<int, n>) for n vectors at a time from `begin` to `end`,
 // multiples of the width.
 template <class Vec, class Body>
