@@ -116,7 +116,8 @@ TEST(Program, KernelsAreThoseOfThePhaseAndTheDevice) {
           << kernel;
     }
     const std::string scalar = phase.empty() ? "cpu_scalar_fwd" : "cpu_scalar_bwd";
-    for (const auto& row : json_of("kernels --device cpu:scalar" + phase)["kernels"])
+    const auto kernels = json_of("kernels --device cpu:scalar" + phase);
+    for (const auto& row : kernels["kernels"])
       EXPECT_EQ(row["here"], row["kernel"] == scalar || row["f64"] == true) << row;
   }
 }
