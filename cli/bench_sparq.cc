@@ -1,12 +1,9 @@
 // headrace bench sparq: a decode by SparQ attention beside the dense one, in alternating rounds:
 // what it reads, the time, and the error of out that it costs.
 #include <algorithm>
-#include <bit>
-#include <chrono>
 #include <cmath>
 #include <memory>
 #include <optional>
-#include <random>
 #include <vector>
 
 #include "command.h"
@@ -15,6 +12,8 @@
 #include "machine.h"
 #include "options.h"
 #include "progress.h"
+#include "random_inputs.h"
+#include "rounds.h"
 #include "times.h"
 
 namespace headrace::cli {
@@ -33,35 +32,6 @@ struct BenchOptions {
 
 using Bf16s = std::vector<std::uint16_t>;
 
-std::uint16_t bf16_of(float x) {
-  const auto bits = std::bit_cast<std::uint32_t>(x);
-  return static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
-}
-float float_of(std::uint16_t bits) {
-  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
-}
-
-// Nearly normal numbers that are identical on every machine: sums of four uniform ones.
-class Random {
- public:
-  float normal() {
-    const std::uint64_t word = engine_();
-    std::uint32_t sum = 0;
-    for (int i = 0; i < 4; ++i) sum += static_cast<std::uint32_t>(word >> (16 * i) & 0xffffu);
-    return (static_cast<float>(sum) / 65536.0f - 2.0f) * 1.7320508f;
-  }
-
- private:
-  std::mt19937_64 engine_{1};
-};
-
-// The standard deviation of the scores of a query: the softmax is in few keys, as in models.
-constexpr double kScoreDeviation = 4;
-constexpr const char* kDataText =
-    "k: normal; q: normal times a log-normal scale per component (sigma 1) that the queries of a "
-    "KV head share, scaled so that the scores of a query have a standard deviation of 4; v: normal "
-    "with mean 0.5";
-
 // A cache of equal sequences on the CPU or on a GPU, in pages if page_size > 0.
 class Data {
  public:
@@ -72,7 +42,8 @@ class Data {
     k_.resize(count(num_keys)), v_.resize(count(num_keys)), components_.resize(count(num_keys));
     for (std::uint16_t& x : k_) x = bf16_of(random.normal());
     for (std::uint16_t& x : v_) x = bf16_of(random.normal() + 0.5f);
-    fill_queries(random);
+    const auto queries = peaked_queries(random, o_.num_heads, o_.num_kv_heads, o_.head_dim);
+    for (std::size_t i = 0; i < queries.size(); ++i) q_[i] = bf16_of(queries[i]);
     for (std::int64_t page = 0; page < num_pages(); ++page)
       for (std::int64_t i = 0; i < num_slots() * o_.num_kv_heads * o_.head_dim; ++i) {
         const std::int64_t c = i % o_.head_dim, head = i / o_.head_dim % o_.num_kv_heads;
@@ -82,7 +53,7 @@ class Data {
                                              slot)] = k_[static_cast<std::size_t>(first + i)];
       }
     sums_.resize(static_cast<std::size_t>(o_.num_kv_heads * o_.head_dim));
-    for (std::size_t i = 0; i < v_.size(); ++i) sums_[i % sums_.size()] += float_of(v_[i]);
+    for (std::size_t i = 0; i < v_.size(); ++i) sums_[i % sums_.size()] += float_of_bf16(v_[i]);
     for (std::int64_t i = 0; i < num_pages(); ++i) pages_.push_back(static_cast<std::int32_t>(i));
     seqused_k_ = static_cast<std::int32_t>(seqlen);
   }
@@ -112,22 +83,6 @@ class Data {
   }
   std::int64_t num_slots() const { return o_.page_size > 0 ? o_.page_size : seqlen_; }
   std::int64_t num_pages() const { return o_.page_size > 0 ? seqlen_ / o_.page_size : 1; }
-  void fill_queries(Random& random) {
-    std::vector<float> scales(static_cast<std::size_t>(o_.head_dim)), x(scales.size());
-    for (std::int64_t head = 0; head < o_.num_heads; ++head) {
-      if (head % (o_.num_heads / o_.num_kv_heads) == 0)
-        for (float& scale : scales) scale = std::exp(random.normal());
-      double squares = 0;
-      for (std::size_t c = 0; c < x.size(); ++c) {
-        x[c] = random.normal() * scales[c];
-        squares += double{x[c]} * double{x[c]};
-      }
-      const double deviation = std::sqrt(squares / static_cast<double>(o_.head_dim));
-      for (std::size_t c = 0; c < x.size(); ++c)
-        q_[count(head) + c] =
-            bf16_of(static_cast<float>(double{x[c]} * kScoreDeviation / deviation));
-    }
-  }
 
   const BenchOptions& o_;
   std::int64_t seqlen_;
@@ -200,28 +155,17 @@ AttentionTensors dense_tensors(const SparqTensors& t) {
   return dense;
 }
 
-// One timed call.
+// A call to time.
 struct Candidate {
   SparqOptions options;
-  std::function<void(void* stream)> run;
-  std::vector<double> seconds = {};
+  TimedCall run;
 };
 
-// Alternating rounds: all candidates see the same clock frequencies. The first round is warm-up.
-void time_rounds(std::vector<Candidate>& candidates, int reps, std::optional<Gpu>& gpu) {
-  using Clock = std::chrono::steady_clock;
-  for (int round = -1; round < reps; ++round)
-    for (Candidate& c : candidates) {
-      const auto begin = Clock::now();
-      double seconds = 0;
-      if (gpu) {
-        seconds = gpu->time(c.run, true);
-      } else {
-        c.run(nullptr);
-        seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-      }
-      if (round >= 0) c.seconds.push_back(seconds);
-    }
+std::vector<std::vector<double>> time_candidates(const std::vector<Candidate>& candidates, int reps,
+                                                 std::optional<Gpu>& gpu) {
+  std::vector<TimedCall> calls;
+  for (const Candidate& candidate : candidates) calls.push_back(candidate.run);
+  return time_in_rounds(calls, {.reps = reps}, gpu ? &*gpu : nullptr);
 }
 
 // |out - dense| / |dense| of one sequence, and the mean of alpha.
@@ -240,7 +184,7 @@ Quality quality_of(Data& data, const SparqOptions& options) {
   sparq_attention(call, options);
   double difference = 0, norm = 0, share = 0;
   for (std::size_t i = 0; i < num; ++i) {
-    const double want = double{float_of(dense[i])}, got = double{float_of(out[i])};
+    const double want = double{float_of_bf16(dense[i])}, got = double{float_of_bf16(out[i])};
     difference += (got - want) * (got - want);
     norm += want * want;
   }
@@ -285,14 +229,14 @@ std::vector<Candidate> candidates_of(const BenchOptions& o, std::int64_t seqlen,
 }
 
 void add_rows(const BenchOptions& o, std::int64_t seqlen, const std::vector<Candidate>& candidates,
-              Data& data, Table& table) {
+              const std::vector<std::vector<double>>& seconds, Data& data, Table& table) {
   const auto bytes = [&](std::int64_t r, std::int64_t k) {
     return static_cast<double>(headrace_sparq_bytes(seqlen, o.head_dim, o.head_dim, r, k, 2));
   };
-  const double dense = times_of(candidates[0].seconds).median;
+  const double dense = times_of(seconds[0]).median;
   for (std::size_t i = 1; i < candidates.size(); ++i) {
     const SparqOptions& options = candidates[i].options;
-    const double sparq = times_of(candidates[i].seconds).median;
+    const double sparq = times_of(seconds[i]).median;
     const Quality quality = quality_of(data, options);
     table.rows.push_back({seqlen, options.num_components, options.num_keys,
                           bytes(options.num_components, options.num_keys) / bytes(0, seqlen),
@@ -318,7 +262,7 @@ int run_bench(const BenchOptions& options) {
                       std::to_string(options.head_dim) + ", bf16, " +
                       (options.page_size > 0 ? "pages of " + std::to_string(options.page_size)
                                              : std::string("no pages"))},
-        {"data", std::string(kDataText)},
+        {"data", std::string(kPeakedDataText)},
         {"columns", std::string("transfer: bytes of keys and values over dense; error: |out - "
                                 "dense| / |dense| of one sequence on the CPU; share: mean alpha; "
                                 "local window: k / 4")}}});
@@ -332,9 +276,9 @@ int run_bench(const BenchOptions& options) {
     Data data(options, seqlen);
     Bf16s out(static_cast<std::size_t>(options.num_heads * options.head_dim));
     Batch batch(data.tensors(out.data()), options.batch, gpu ? &*gpu : nullptr, device.device_id);
-    auto candidates = candidates_of(options, seqlen, batch);
-    time_rounds(candidates, options.reps, gpu);
-    add_rows(options, seqlen, candidates, data, report.tables[0]);
+    const auto candidates = candidates_of(options, seqlen, batch);
+    const auto seconds = time_candidates(candidates, options.reps, gpu);
+    add_rows(options, seqlen, candidates, seconds, data, report.tables[0]);
   }
   show_line("");
   print_report(report, options.format);
