@@ -9,6 +9,7 @@ void add_bench(CLI::App& app, Action& action, const std::string& command_line) {
   CLI::App* bench = app.add_subcommand("bench", "Measure speed and memory");
   bench->require_subcommand(1);
   add_bench_attention(*bench, action, command_line);
+  add_bench_decode(*bench, action, command_line);
   add_bench_engine(*bench, action, command_line);
   add_bench_kv(*bench, action, command_line);
   add_bench_memory(*bench, action, command_line);

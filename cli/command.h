@@ -35,8 +35,9 @@ void add_convert(CLI::App& app, Action& action);
 void add_completion(CLI::App& app, Action& action);
 void add_man(CLI::App& app, Action& action);
 
-// bench attention, engine, kv, memory, model, serve, softmax, sparq
+// bench attention, decode, engine, kv, memory, model, serve, softmax, sparq
 void add_bench_attention(CLI::App& bench, Action& action, const std::string& command_line);
+void add_bench_decode(CLI::App& bench, Action& action, const std::string& command_line);
 void add_bench_engine(CLI::App& bench, Action& action, const std::string& command_line);
 void add_bench_kv(CLI::App& bench, Action& action, const std::string& command_line);
 void add_bench_memory(CLI::App& bench, Action& action, const std::string& command_line);

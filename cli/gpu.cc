@@ -76,6 +76,18 @@ void* Gpu::copy_of(const void* host, std::size_t bytes) {
   return data;
 }
 
+void Gpu::write(void* to, const void* host, std::size_t bytes) {
+  require(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, state_->stream),
+          "enqueueing a copy to the device");
+  require(cudaStreamSynchronize(state_->stream), "copying to the device");
+}
+
+void Gpu::read(void* host, const void* from, std::size_t bytes) {
+  require(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, state_->stream),
+          "enqueueing a copy from the device");
+  require(cudaStreamSynchronize(state_->stream), "copying from the device");
+}
+
 void Gpu::release() {
   for (void* data : state_->blocks) cudaFree(data);
   state_->blocks.clear();

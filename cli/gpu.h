@@ -25,6 +25,10 @@ class Gpu {
   void* copy_of(const void* host, std::size_t bytes);
   void release();
 
+  // Copies to and from device memory behind the work on the stream; done on return.
+  void write(void* to, const void* host, std::size_t bytes);
+  void read(void* host, const void* from, std::size_t bytes);
+
   // Enqueues a copy between blocks of device memory.
   void copy(void* to, const void* from, std::size_t bytes, void* stream);
 

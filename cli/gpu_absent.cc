@@ -16,6 +16,8 @@ Gpu& Gpu::operator=(Gpu&&) noexcept = default;
 Gpu::~Gpu() = default;
 void* Gpu::allocate(std::size_t) { return nullptr; }
 void* Gpu::copy_of(const void*, std::size_t) { return nullptr; }
+void Gpu::write(void*, const void*, std::size_t) {}
+void Gpu::read(void*, const void*, std::size_t) {}
 void Gpu::release() {}
 void Gpu::copy(void*, const void*, std::size_t, void*) {}
 void* Gpu::stream() const { return nullptr; }

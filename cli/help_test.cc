@@ -121,6 +121,7 @@ TEST(Help, DefaultsAreThoseOfTheCommand) {
       {"explain attention", ""},
       {"explain model", "--like llama-3.1-8b"},
       {"bench attention", quick + "--seqlen 32 --batch 1"},
+      {"bench decode", "--seqlen-k 64 --heads 2 --kv-heads 1 --head-dim 32 --reps 1 --min-time 0"},
       {"bench memory", "--device cpu:scalar:3"},
       {"bench softmax", "--length 7 --elements 1000 --reps 1"},
       {"bench model", kModel + "-p 8 -n 4 -r 1 -t 1 --no-ceilings"},

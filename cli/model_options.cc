@@ -219,10 +219,15 @@ void add_session_options(CLI::App& app, SessionChoice& choice) {
   add_stored_types(app, choice.k_type, choice.v_type, kGroup);
 }
 
+const std::vector<std::string>& stored_types() {
+  static const std::vector<std::string> kTypes = {"int8", "fp8", "int4", "kivi4", "kivi2"};
+  return kTypes;
+}
+
 void add_stored_types(CLI::App& app, std::string& k_type, std::string& v_type,
                       const std::string& group) {
   constexpr const char* kStored = "int8|fp8|int4|kivi4|kivi2 [as --cache-type]";
-  const CLI::IsMember is_stored_type({"int8", "fp8", "int4", "kivi4", "kivi2"});
+  const CLI::IsMember is_stored_type(stored_types());
   app.add_option_function<std::string>(
          "--kv-type", [&](const std::string& type) { k_type = v_type = type; },
          "quantised keys and values; kivi4 and kivi2 as in KIVI")

@@ -46,6 +46,8 @@ struct SessionChoice {
 
 // Of a --cache-type that the parser accepted.
 DType dtype_of_cache(const std::string& cache_type);
+// What they and other options of stored keys and values take: "int8", ...
+const std::vector<std::string>& stored_types();
 // --kv-type, --k-type, --v-type.
 void add_stored_types(CLI::App& app, std::string& k_type, std::string& v_type,
                       const std::string& group);

@@ -60,6 +60,8 @@ std::vector<Case> cases() {
       {"bench attention", quick + "--dtype f32,bf16,f16 --causal none,bottom-right --batch 1,2 "
                                   "--heads 4,8 --kv-heads 1,4 --head-dim 16,32 --backward"},
       {"bench attention", quick + "--dtype f32,bf16 --softcap 20 --lse --window 3,3 --alibi"},
+      {"bench decode",
+       "--seqlen-k 100,70 --batch 1,2 --heads 2 --kv-heads 1 --head-dim 32 --reps 1 --min-time 0"},
       {"bench kv", "--requests 1"},
       {"bench memory", "--seqlen 128"},
       {"bench memory", "--dtype f32,bf16 --causal none,top-left --head-dim 64,128 --batch 1,64"},

@@ -85,6 +85,8 @@ TEST(ReportTexts, ColumnsOfEveryTable) {
   for (const std::string& command :
        {std::string("info"), std::string("kernels --backward"),
         "bench attention --seqlen 32 " + quick,
+        std::string("bench decode --seqlen-k 64 --heads 2 --kv-heads 1 --head-dim 32 --reps 1 "
+                    "--min-time 0"),
         std::string("bench softmax --length 7 --elements 1000 --reps 1"),
         std::string("bench sparq --seqlen 300 --components 4 --keys 16 --heads 2 --kv-heads 1 "
                     "--head-dim 8 --reps 1"),

@@ -45,7 +45,7 @@ serve() {
 
 bench() {
   case ${1:-} in
-    attention | memory | model | softmax)
+    attention | decode | memory | model | softmax)
       build_program >&2
       "$program" bench "$@"
       ;;
@@ -64,7 +64,7 @@ bench() {
       build_target "headrace_bench_host${2:+_$2}" >&2
       "build/release/bench/host/headrace_bench_host${2:+_$2}"
       ;;
-    *) usage "bench: name what to measure, attention, memory, model, softmax, host, peers or python, not '${1:-}'" ;;
+    *) usage "bench: name attention, decode, memory, model, softmax, host, peers or python, not '${1:-}'" ;;
   esac
 }
 
