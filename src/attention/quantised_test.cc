@@ -80,6 +80,79 @@ TEST(Quantised, EveryKernelAgreesWithTheDequantisedKeys) {
   EXPECT_GE(num_run, 120);  // the reference and one more
 }
 
+constexpr DType kCodes[] = {DType::i8, DType::f8e4m3, DType::i4x2, DType::u4x2, DType::u2x4};
+
+// Lengths around tiles, splits and groups of splits, in one ragged batch.
+TEST(Quantised, EveryLengthAroundATile) {
+  for (const Kernel* kernel : kernels())
+    for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
+      for (const DType codes : kCodes) {
+        QuantisedCase c;
+        c.dtype = dtype;
+        c.k_dtype = c.v_dtype = codes;
+        c.keys = {31, 32, 33, 63, 64, 65, 127, 128, 129, 511, 512, 513, 1023, 1024, 1025, 2049};
+        c.queries.assign(c.keys.size(), 1);
+        c.page_size = c.group = 32;
+        c.head_dim = c.head_dim_v = 64;
+        const std::string what = std::string(kernel->name) + ": " + text_of(c);
+        QuantisedCall call(c);
+        const std::string reason = run_on(*kernel, call, 2);
+        if (reason.find("needs a CPU with") != std::string::npos) continue;
+        ASSERT_EQ(reason, "") << what;
+        testing::expect_close(call, bounds_of(*kernel, c), what);
+      }
+}
+
+// The KV heads of a task depend on the number of threads.
+TEST(Quantised, BitsDependNeitherOnThreadsNorOnHeadsPerTask) {
+  for (const Kernel* kernel : kernels())
+    for (const DType codes : kCodes) {
+      QuantisedCase c;
+      c.dtype = DType::bf16;
+      c.k_dtype = c.v_dtype = codes;
+      c.keys = {700, 90};
+      c.queries = {2, 1};
+      c.num_heads = 16;
+      c.num_kv_heads = 8;
+      c.page_size = c.group = 32;
+      QuantisedCall call(c);
+      const std::string reason = run_on(*kernel, call, 1);
+      if (reason.find("needs a CPU with") != std::string::npos) continue;
+      ASSERT_EQ(reason, "") << kernel->name;
+      const std::vector<unsigned char> out = call.out();
+      const std::vector<float> lse = call.lse();
+      for (const int num_threads : {2, 3, 16}) {
+        std::ranges::fill(call.out(), 0xff);
+        ASSERT_EQ(run_on(*kernel, call, num_threads), "") << kernel->name;
+        EXPECT_EQ(call.out(), out) << kernel->name << ' ' << text_of(c) << num_threads;
+        EXPECT_EQ(call.lse(), lse) << kernel->name << ' ' << text_of(c) << num_threads;
+      }
+    }
+}
+
+TEST(Quantised, ScalesOfASequenceOfAnySize) {
+  const double sizes[][2] = {{0x1p-8, 0x1p-8}, {0x1p-8, 0x1p8}, {2, 0x1p8}, {1, 0x1p-100}};
+  for (const Kernel* kernel : kernels())
+    for (const DType codes : {DType::i8, DType::f8e4m3})
+      for (const auto& [k_scale, v_scale] : sizes) {
+        QuantisedCase c;
+        c.dtype = DType::bf16;
+        c.k_dtype = c.v_dtype = codes;
+        c.keys = {129, 40};
+        c.queries = {1, 3};
+        c.group = 0;
+        c.has_per_sequence_scales = true;
+        c.k_scale = codes == DType::f8e4m3 ? k_scale / 4 : k_scale;
+        c.v_scale = v_scale;
+        QuantisedCall call(c);
+        const std::string reason = run_on(*kernel, call, 2);
+        if (reason.find("needs a CPU with") != std::string::npos) continue;
+        ASSERT_EQ(reason, "") << kernel->name;
+        testing::expect_close(call, bounds_of(*kernel, c),
+                              std::string(kernel->name) + ": " + text_of(c));
+      }
+}
+
 TEST(Quantised, ErrorsOfZeroPointsNameTheArgument) {
   const struct {
     void (*break_it)(headrace_attention_tensors&, headrace_quantised_kv&);

@@ -28,6 +28,7 @@ struct QuantisedCase {
   std::int64_t window_left = -1;
   bool is_head_major = false, has_per_sequence_scales = false, has_softcap = false;
   bool strict_rows = false;
+  double k_scale = 1, v_scale = 1;  // times the scales of each sequence
   std::uint64_t seed = 1;
 };
 
@@ -54,7 +55,8 @@ inline QuantisedCase random_quantised_case(Random& random, DType dtype) {
   c.dtype = dtype;
   c.k_dtype = random.chance(15) ? dtype : random.pick(kCodes);
   c.v_dtype = random.chance(15) && c.k_dtype != dtype ? dtype : random.pick(kCodes);
-  c.num_kv_heads = random.between(1, 3);
+  constexpr std::int64_t kKvHeads[] = {1, 2, 3, 4, 8};
+  c.num_kv_heads = random.pick(kKvHeads);
   c.num_heads = c.num_kv_heads * random.between(1, 4);
   c.head_dim = random.pick(kDims);
   c.head_dim_v = random.chance(70) ? c.head_dim : random.pick(kDims);
@@ -370,9 +372,12 @@ class QuantisedCall {
   void draw_scales() {
     k_scale_.resize(at(batch_ * c_.num_kv_heads));
     v_scale_.resize(k_scale_.size());
-    for (std::vector<std::uint32_t>* scales : {&k_scale_, &v_scale_})
-      for (std::uint32_t& scale : *scales)
-        scale = std::bit_cast<std::uint32_t>(static_cast<float>(0.01 + 0.01 * random_.uniform()));
+    const auto draw = [this](double times) {
+      return std::bit_cast<std::uint32_t>(
+          static_cast<float>(times * (0.01 + 0.01 * random_.uniform())));
+    };
+    for (std::uint32_t& scale : k_scale_) scale = draw(c_.k_scale);
+    for (std::uint32_t& scale : v_scale_) scale = draw(c_.v_scale);
   }
 
   double query(std::int64_t b, std::int64_t q_idx, std::int64_t head, std::int64_t d) const {
