@@ -35,8 +35,9 @@ def check(nm, objdump, paths):
         for symbol in shared_symbols(nm, path):
             found = vector_instructions(objdump, path, symbol)
             if found:
-                findings.append(f"{pathlib.Path(path).name}: {symbol} has {', '.join(found[:4])}: give it the Isa or Vec "
-                                "as a template parameter, or a place in the namespace of the instruction set")
+                where, what = pathlib.Path(path).name, ", ".join(found[:4])
+                findings.append(f"{where}: {symbol} has {what}: give it the Isa or Vec as a template parameter, or a "
+                                "place in the namespace of the instruction set")
     for finding in findings:
         print(finding)
     print(f"check_isa_symbols.py: {len(files)} files of kernels, {len(findings)} findings")
@@ -53,7 +54,7 @@ ASSEMBLY = """.text
 
 
 def self_test(compiler, nm, objdump):
-    """A weak function with a vector instruction, one without, one of the instruction set, and a file of another name."""
+    """A weak function with a vector instruction, one without, one of the set, and a file of another name."""
     cases = (("_Z5sharedv", "vaddps %ymm0, %ymm0, %ymm0", "k_avx2.cc.o", 1),
              ("_Z5sharedv", "addps %xmm0, %xmm0", "k_avx2.cc.o", 0),
              ("_Z3dotIN4cpu4avx23VecEEvv", "vaddps %ymm0, %ymm0, %ymm0", "k_avx2.cc.o", 0),

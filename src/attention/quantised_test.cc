@@ -4,6 +4,7 @@
 #include "attention/select.h"
 #include "core/device.h"
 #include "tests/support/quantised_case.h"
+#include "tests/support/quantised_close.h"
 
 namespace headrace {
 namespace {

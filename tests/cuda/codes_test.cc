@@ -8,6 +8,7 @@
 #include "backends/cuda/backend.h"
 #include "cuda/gpu.h"
 #include "support/quantised_case.h"
+#include "support/quantised_close.h"
 
 namespace headrace::testing {
 namespace {

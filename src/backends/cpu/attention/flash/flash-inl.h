@@ -11,6 +11,7 @@
 
 #include "backends/cpu/attention/flash/codes-inl.h"
 #include "backends/cpu/attention/flash/direct-inl.h"
+#include "backends/cpu/attention/flash/direct_codes-inl.h"
 #include "backends/cpu/attention/flash/finish-inl.h"
 #include "backends/cpu/attention/flash/flash.h"
 #include "backends/cpu/attention/flash/gemm-inl.h"
@@ -44,7 +45,7 @@ class Task {
     if (w_.num_rows <= 0) return;
     const Heads all{w_.first_head, w_.first_head + call_.heads_per_task};
     for (int64_t head = all.begin; head < all.end; ++head) start_head(head);
-    if (w_.plan.num_splits > 1) skip_invisible_splits();
+    if (w_.plan.num_splits > 1) skip_invisible_splits(p_, w_);
     for (; w_.split_idx < w_.end_split; ++w_.split_idx) {
       run_key_tiles<0>(all);
       for (int64_t head = all.begin; head < all.end; ++head) finish_split(head);
@@ -78,38 +79,18 @@ class Task {
       partials().merge_group(w_.num_rows);
   }
 
-  // Rows see nothing in splits before and after these.
-  void skip_invisible_splits() {
-    KeyRange all{w_.sequence.seqlen_k, 0};
-    RowId id = row_id(0);
-    for (int64_t r = 0; r < w_.num_rows; ++r, advance(id)) {
-      const KeyRange keys = visible_keys(p_, id.q_idx, w_.sequence.seqlen_q, w_.sequence.seqlen_k);
-      if (keys.begin < keys.end)
-        all = {std::min(all.begin, keys.begin), std::max(all.end, keys.end)};
-    }
-    w_.split_idx = std::max(w_.split_idx, all.begin / w_.plan.split_keys);
-    w_.end_split = std::min(w_.end_split, ceil_div(all.end, w_.plan.split_keys));
-  }
-
   // Scratch of this worker. Row arrays have round_up(tile.m) floats each.
   Unit* q() {  // [rows][q_stride] units
     return reinterpret_cast<Unit*>(scratch_ + x_.q) + base_ * x_.q_stride;
   }
   float* k() { return scratch_ + x_.k; }  // panels of K
   float* v() { return scratch_ + x_.v; }  // panels of V
-  float* s(int64_t r) {
-    return scratch_ + x_.s + scores_ + r % kSweepRows * tile_n_;
-  }  // [rows][tile_n] scores, then probabilities
+  // [rows][tile_n] scores, then probabilities
+  float* s(int64_t r) { return scratch_ + x_.s + scores_ + r % kSweepRows * tile_n_; }
   float* o() { return scratch_ + x_.o + base_ * x_.o_stride; }  // [rows][o_stride]
-  // Q for products with codes; the last of the scratch memory.
-  float* ordered_queries() {  // [rows][word_stride]
-    return scratch_ + x_.total - ordered_floats(p_) + head_row() * word_stride(p_.head_dim);
+  CodeQueries code_queries() const {                            // the last of the scratch memory
+    return code_queries_at(p_, scratch_ + x_.total, (kv_head_ - w_.first_head) * w_.num_rows);
   }
-  WordRows query_words() {
-    float* first = scratch_ + x_.total - ordered_floats(p_) - word_floats(p_.head_dim);
-    return word_rows(first, p_.head_dim, head_row());
-  }
-  int64_t head_row() const { return (kv_head_ - w_.first_head) * w_.num_rows; }
   float* row_array(int i) { return scratch_ + x_.rows + i * x_.row_array; }
   float* maximum() { return row_array(0) + base_; }
   float* old_maximum() { return row_array(1) + base_; }
@@ -119,9 +100,8 @@ class Task {
   float* is_done() { return row_array(12) + base_; }
   KeyRange* row_keys() { return reinterpret_cast<KeyRange*>(row_array(5)) + base_; }
   Span* row_span() { return reinterpret_cast<Span*>(row_array(9)) + base_; }
-  Span* block_span() {  // kMr >= 2 rows per block
-    return reinterpret_cast<Span*>(row_array(11)) + base_ / 2;
-  }
+  // kMr >= 2 rows per block
+  Span* block_span() { return reinterpret_cast<Span*>(row_array(11)) + base_ / 2; }
 
   int64_t padded_rows() const { return round_up<int64_t>(w_.num_rows, Isa::kMr); }
   RowId row_id(int64_t r) const {
@@ -221,7 +201,7 @@ class Task {
       if (w_.plan.path == Path::direct && !has_codes(p_)) order_units<Isa>(from, p_.head_dim, row);
       if constexpr (has_integer_products<Isa, E>) {
         if (w_.plan.path == Path::direct && call_.plan->has_integer_products)
-          load_code_queries<Isa>(p_, row, query_words(), ordered_queries(), r);
+          load_code_queries<Isa>(p_, row, code_queries(), r);
       }
     }
   }
@@ -271,10 +251,10 @@ class Task {
   // rows(task, key) for the next key tile: of this task, or the first of the task that this worker
   // gets next if all tasks take equally long.
   template <class RowsOf>
-  auto next_tile(bool is_last, RowsOf rows) {
-    if (!is_last) return rows(*this, first_key_ + tile_n_);
-    const int64_t index = index_ + call_.num_threads;
-    if (index < call_.num_tasks) {
+  auto next_tile(RowsOf rows) {
+    if (first_key_ + tile_n_ < keys_.end || w_.split_idx + 1 < w_.end_split)
+      return rows(*this, first_key_ + tile_n_);
+    if (const int64_t index = index_ + call_.num_threads; index < call_.num_tasks) {
       Task next(call_, index, worker_);
       next.select(next.w_.first_head);
       const int64_t key = next.w_.split_idx * next.w_.plan.split_keys;
@@ -392,19 +372,18 @@ class Task {
   template <int kShift>
   void direct_tile(Heads heads) {
     select(heads.begin);
-    const bool is_last = first_key_ + tile_n_ >= keys_.end && w_.split_idx + 1 == w_.end_split;
     if (has_pages(p_)) {
       Addresses<E, kDirectAddresses<E>> keys, values;
       Addresses<E, kDirectKeys> next;
       direct_products<kShift>(heads, paged_rows(args_.k, first_key_, kDirectAddresses<E>, keys),
                               paged_rows(args_.v, first_key_, kDirectAddresses<E>, values),
-                              next_tile(is_last, [&](const Task& task, int64_t key) {
+                              next_tile([&](const Task& task, int64_t key) {
                                 return task.paged_rows(args_.k, key, kDirectKeys, next);
                               }));
     } else {
       direct_products<kShift>(heads, strided_rows(args_.k, first_key_),
                               strided_rows(args_.v, first_key_),
-                              next_tile(is_last, [&](const Task& task, int64_t key) {
+                              next_tile([&](const Task& task, int64_t key) {
                                 return task.strided_rows(args_.k, key);
                               }));
     }
@@ -427,36 +406,28 @@ class Task {
   void direct_code_tile(Heads heads) {
     if constexpr (kTakesCodes<Isa>) {
       select(heads.begin);
-      const CodeTile<Isa, E> tile = code_tile();
-      const bool is_last = first_key_ + tile_n_ >= keys_.end && w_.split_idx + 1 == w_.end_split;
       Addresses<Int8, kDirectKeys> rows;
-      const auto next = next_tile(is_last, [&](const Task& task, int64_t key) {
+      const auto next = next_tile([&](const Task& task, int64_t key) {
         return task.code_tile().find_bytes(task.code_tile().k_side(), key, kDirectKeys, rows);
       });
-      const int64_t num_heads = heads.end - heads.begin;
-      DirectCodes<Isa, E> codes(tile, num_heads, call_.plan->has_integer_products, next,
-                                scratch_ + x_.codes);
-      float scales[2][kSweepRows * kDirectKeys];  // a head has a row at least
-      const float* k_scales = tile.find_scales(tile.k_side(), num_heads, kDirectKeys, scales[0]);
-      const float* v_scales = tile.find_scales(tile.v_side(), num_heads, kDirectKeys, scales[1]);
+      DirectCodes<Isa, E> codes(code_tile(), heads.end - heads.begin,
+                                call_.plan->has_integer_products, next, scratch_ + x_.codes);
       for (int64_t head = heads.begin; head < heads.end; ++head) {
         select(head);
         find_spans();
         const Span block = block_span()[0];
         if (block.is_empty()) continue;
-        codes.select(head, {query_words(), ordered_queries()});
-        const int64_t first = (head - heads.begin) * kDirectKeys;
-        k_scales_ = k_scales == nullptr ? nullptr : k_scales + first;
-        v_scales_ = v_scales == nullptr ? nullptr : v_scales + first;
+        codes.select(head, code_queries());
+        k_scales_ = codes.k_scales();
+        v_scales_ = codes.v_scales();
         codes.scores(q(), w_.num_rows, block, s(0));
         direct_softmax<kShift>(block, codes.next_values());
       }
       for (int64_t head = heads.begin; head < heads.end; ++head) {
         select(head);
-        const Span block = block_span()[0];
-        if (block.is_empty()) continue;
-        codes.select(head, {});
-        codes.output(s(0), w_.num_rows, block, row_span(), o(), row_scale());
+        if (block_span()[0].is_empty()) continue;
+        codes.select(head, code_queries());
+        codes.output(s(0), w_.num_rows, block_span()[0], row_span(), o(), row_scale());
       }
     }
   }

@@ -76,6 +76,19 @@ inline Work work_of(const Call& call, int64_t index) {
   return work;
 }
 
+// Rows see nothing in splits before and after these.
+inline void skip_invisible_splits(const Problem& p, Work& work) {
+  const int64_t seqlen_q = work.sequence.seqlen_q, seqlen_k = work.sequence.seqlen_k;
+  const int64_t group = group_size(p), last_row = work.first_row + work.num_rows - 1;
+  KeyRange all{seqlen_k, 0};
+  for (int64_t q_idx = work.first_row / group; q_idx <= last_row / group; ++q_idx) {
+    const KeyRange keys = visible_keys(p, q_idx, seqlen_q, seqlen_k);
+    if (keys.begin < keys.end) all = {std::min(all.begin, keys.begin), std::max(all.end, keys.end)};
+  }
+  work.split_idx = std::max(work.split_idx, all.begin / work.plan.split_keys);
+  work.end_split = std::min(work.end_split, ceil_div(all.end, work.plan.split_keys));
+}
+
 // An instance: one instruction set. `task` is task_body[dtype] for f32, f16, bf16 (null: not
 // compiled).
 using TaskBody = void (*)(void* call, int64_t task, int worker);
