@@ -14,9 +14,8 @@ using testing::QuantisedCase;
 using testing::Random;
 
 // Runs a call on a kernel; empty, or why it did not run.
-std::string run_on(const Kernel& kernel, QuantisedCall& call, int num_threads) {
-  const headrace_attention_tensors tensors = call.tensors();
-  const headrace_attention_options options = call.attention_options();
+std::string run_on(const Kernel& kernel, const headrace_attention_tensors& tensors,
+                   const headrace_attention_options& options, int num_threads) {
   Result<Problem> problem = validate(tensors, options);
   if (!problem.ok()) return problem.failure().message;
   const AttentionArgs args = make_args(problem.value(), tensors, options);
@@ -29,6 +28,10 @@ std::string run_on(const Kernel& kernel, QuantisedCall& call, int num_threads) {
   const Status bad =
       kernel.launch(plan.value(), args, {workspace.data(), workspace.size()}, nullptr);
   return bad ? bad->message : "";
+}
+
+std::string run_on(const Kernel& kernel, QuantisedCall& call, int num_threads) {
+  return run_on(kernel, call.tensors(), call.attention_options(), num_threads);
 }
 
 bool has_integer_products(const Kernel& kernel, const QuantisedCase& c) {
@@ -129,6 +132,82 @@ TEST(Quantised, BitsDependNeitherOnThreadsNorOnHeadsPerTask) {
         EXPECT_EQ(call.lse(), lse) << kernel->name << ' ' << text_of(c) << num_threads;
       }
     }
+}
+
+// A contiguous copy of codes, or of their scales, in the pages of `t`: [sum of keys, num_kv_heads,
+// ..].
+std::vector<unsigned char> without_pages(const headrace_attention_tensors& t,
+                                         const headrace_tensor& pages,
+                                         const std::vector<std::int32_t>& keys) {
+  const std::size_t bytes = dtype_bytes(static_cast<DType>(pages.dtype));
+  const std::int64_t page_size = pages.shape[1], heads = pages.shape[2];
+  const std::int64_t width = pages.rank == 4 ? pages.shape[3] : 1;
+  const auto* table = static_cast<const std::int32_t*>(t.block_table.data);
+  std::vector<unsigned char> all;
+  for (std::size_t b = 0; b < keys.size(); ++b)
+    for (std::int64_t j = 0; j < keys[b]; ++j)
+      for (std::int64_t head = 0; head < heads; ++head) {
+        const std::int64_t entry = static_cast<std::int64_t>(b) * t.block_table.shape[1];
+        const std::int64_t first = table[entry + j / page_size] * pages.strides[0] +
+                                   j % page_size * pages.strides[1] + head * pages.strides[2];
+        const auto* from =
+            static_cast<const unsigned char*>(pages.data) + static_cast<std::size_t>(first) * bytes;
+        all.insert(all.end(), from, from + static_cast<std::size_t>(width) * bytes);
+      }
+  return all;
+}
+
+// Ragged, and dense where all sequences are equally long.
+TEST(Quantised, ContiguousKeysHaveTheBitsOfPages) {
+  const std::vector<std::int32_t> lengths[] = {{5, 70, 600, 33}, {129, 129, 129}};
+  for (const Kernel* kernel : kernels())
+    for (const DType codes : {DType::i8, DType::f8e4m3, DType::i4x2})
+      for (const std::vector<std::int32_t>& keys : lengths) {
+        QuantisedCase c;
+        c.dtype = DType::bf16;
+        c.k_dtype = c.v_dtype = codes;
+        c.keys = keys;
+        c.queries.assign(keys.size(), 2);
+        c.group = 0;
+        const std::string what = std::string(kernel->name) + ": " + text_of(c);
+        QuantisedCall call(c);
+        const std::string reason = run_on(*kernel, call, 2);
+        if (reason.find("needs a CPU with") != std::string::npos) continue;
+        ASSERT_EQ(reason, "") << what;
+        const std::vector<unsigned char> out = call.out();
+        headrace_attention_tensors t = call.tensors();
+        headrace_quantised_kv quantised = *t.quantised;
+        std::vector<unsigned char> copies[] = {
+            without_pages(t, t.k, keys), without_pages(t, t.v, keys),
+            without_pages(t, quantised.k_scale, keys), without_pages(t, quantised.v_scale, keys)};
+        std::vector<std::int32_t> cu_seqlens_k = {0};
+        for (const std::int32_t count : keys) cu_seqlens_k.push_back(cu_seqlens_k.back() + count);
+        const std::int64_t batch = static_cast<std::int64_t>(keys.size()),
+                           all = cu_seqlens_k.back();
+        const std::int64_t heads = c.num_kv_heads, width = t.k.shape[3];
+        t.k = TensorView(copies[0].data(), codes, {all, heads, width});
+        t.v = TensorView(copies[1].data(), codes, {all, heads, width});
+        quantised.k_scale = TensorView(copies[2].data(), DType::f32, {all, heads});
+        quantised.v_scale = TensorView(copies[3].data(), DType::f32, {all, heads});
+        t.quantised = &quantised;
+        t.block_table = t.seqused_k = {};
+        t.cu_seqlens_k = TensorView(cu_seqlens_k.data(), DType::i32, {batch + 1});
+        std::ranges::fill(call.out(), 0xff);
+        ASSERT_EQ(run_on(*kernel, t, call.attention_options(), 2), "") << what;
+        EXPECT_EQ(call.out(), out) << what << "ragged";
+        if (keys.front() != keys.back()) continue;
+        const std::int64_t each = keys.front();
+        t.q = TensorView(t.q.data, c.dtype, {batch, 2, c.num_heads, c.head_dim});
+        t.k = TensorView(copies[0].data(), codes, {batch, each, heads, width});
+        t.v = TensorView(copies[1].data(), codes, {batch, each, heads, width});
+        quantised.k_scale = TensorView(copies[2].data(), DType::f32, {batch, each, heads});
+        quantised.v_scale = TensorView(copies[3].data(), DType::f32, {batch, each, heads});
+        t.out = TensorView(t.out.data, c.dtype, {batch, 2, c.num_heads, c.head_dim_v});
+        t.cu_seqlens_q = t.cu_seqlens_k = t.lse = {};
+        std::ranges::fill(call.out(), 0xff);
+        ASSERT_EQ(run_on(*kernel, t, call.attention_options(), 2), "") << what;
+        EXPECT_EQ(call.out(), out) << what << "dense";
+      }
 }
 
 TEST(Quantised, ScalesOfASequenceOfAnySize) {
