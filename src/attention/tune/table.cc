@@ -93,6 +93,7 @@ constexpr KeyField kKeyFields[] = {
     HEADRACE_FIELD(k_scaling),
     HEADRACE_FIELD(v_scaling),
     HEADRACE_FIELD(recent_group),
+    {"has_shared_prefix", [](const Problem& p) { return std::int64_t{p.max_shared_prefix > 0}; }},
     HEADRACE_FIELD(alignment),
     HEADRACE_FIELD(has_negative_strides),
 };

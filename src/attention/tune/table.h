@@ -15,7 +15,7 @@
 namespace headrace::tune {
 
 // What a call's time depends on, except the values of its numbers: sizes, dtypes, features.
-inline constexpr std::size_t kNumKeyFields = 39;
+inline constexpr std::size_t kNumKeyFields = 40;
 using CallKey = std::array<std::int64_t, kNumKeyFields>;
 // `checked`: a problem that validate() or check_problem() returned.
 CallKey key_of(const Problem& checked);

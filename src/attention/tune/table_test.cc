@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "attention/select.h"
 #include "attention/validate.h"
 #include "core/device.h"
@@ -77,6 +79,69 @@ TEST(TuningTable, PlansTakeItsChoicesAndSayWhereTheyAreFrom) {
     EXPECT_EQ(explain(own).find("tuning"), std::string::npos);
     EXPECT_EQ(plan_of(problem_of(301, phase), &table).config, TuningConfig{}) << "another shape";
   }
+}
+
+// Each of these changes one field of the key, and together they change all.
+constexpr void (*kChanges[])(Problem&) = {
+    [](Problem& p) { p.phase = HEADRACE_BACKWARD; },
+    [](Problem& p) { p.dtype = p.k_dtype = p.v_dtype = HEADRACE_F16; },
+    [](Problem& p) { p.batch = 2; },
+    [](Problem& p) { p.seqlen_q = 299; },
+    [](Problem& p) { p.seqlen_k = 299; },
+    [](Problem& p) { p.num_heads = 16; },
+    [](Problem& p) { p.num_kv_heads = 4; },
+    [](Problem& p) { p.head_dim = 32; },
+    [](Problem& p) { p.head_dim_v = 32; },
+    [](Problem& p) { p.causal = HEADRACE_CAUSAL_TOP_LEFT; },
+    [](Problem& p) { p.window_left = 7; },
+    [](Problem& p) { p.window_right = 7; },
+    [](Problem& p) { p.softmax_scale = -1; },
+    [](Problem& p) { p.softcap = 30; },
+    [](Problem& p) { p.dropout_p = 0.1; },
+    [](Problem& p) { p.bias_dtype = HEADRACE_BF16; },
+    [](Problem& p) { p.has_alibi = 1; },
+    [](Problem& p) { p.has_mask = 1; },
+    [](Problem& p) { p.has_tree_mask = 1; },
+    [](Problem& p) { p.has_sinks = 1; },
+    [](Problem& p) { p.has_lse = 1; },
+    [](Problem& p) { p.has_dlse = 1; },
+    [](Problem& p) { p.has_dbias = 1; },
+    [](Problem& p) { p.has_dsinks = 1; },
+    [](Problem& p) { p.deterministic = 1; },
+    [](Problem& p) { p.num_splits = 3; },
+    [](Problem& p) { p.strict_rows = 1; },
+    [](Problem& p) { p.is_ragged = 1; },
+    [](Problem& p) { p.total_q = 100; },
+    [](Problem& p) { p.total_k = 100; },
+    [](Problem& p) { p.has_seqused_k = 1; },
+    [](Problem& p) { p.page_size = 16; },
+    [](Problem& p) { p.k_dtype = HEADRACE_I8; },
+    [](Problem& p) { p.v_dtype = HEADRACE_I8; },
+    [](Problem& p) { p.k_scaling = HEADRACE_SCALING_PER_KEY; },
+    [](Problem& p) { p.v_scaling = HEADRACE_SCALING_PER_KEY; },
+    [](Problem& p) { p.recent_group = 16; },
+    [](Problem& p) { p.max_shared_prefix = 4096; },
+    [](Problem& p) { p.alignment = 2; },
+    [](Problem& p) { p.has_negative_strides = 1; },
+};
+
+TEST(TuningTable, EveryFieldOfACallIsPartOfItsKey) {
+  Problem p = problem_of(300);
+  p.softmax_scale = 1;
+  const CallKey key = key_of(p);
+  std::array<int, kNumKeyFields> num_changes{};
+  for (std::size_t c = 0; c < std::size(kChanges); ++c) {
+    Problem other = p;
+    kChanges[c](other);
+    const CallKey changed = key_of(other);
+    int num = 0;
+    for (std::size_t i = 0; i < kNumKeyFields; ++i) {
+      num += changed[i] != key[i];
+      num_changes[i] += changed[i] != key[i];
+    }
+    EXPECT_EQ(num, 1) << "change " << c;
+  }
+  for (std::size_t i = 0; i < kNumKeyFields; ++i) EXPECT_EQ(num_changes[i], 1) << "field " << i;
 }
 
 // The values of numbers do not count, their presence does.
