@@ -34,6 +34,8 @@ TEST(Defaults, AreThoseOfTheHeaders) {
   EXPECT_EQ(session.cache_dtype, HEADRACE_F16);
   EXPECT_EQ(session.page_size, 16);
   EXPECT_EQ(session.num_pages, 0);
+  EXPECT_EQ(session.sparq_components, 0);
+  EXPECT_EQ(session.sparq_keys, 0);
 
   headrace_sampling_options sampling;
   ASSERT_EQ(headrace_sampling_options_init(&sampling), HEADRACE_OK);

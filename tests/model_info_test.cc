@@ -139,7 +139,9 @@ TEST(SessionOptions, EachBadValueIsNamed) {
              {"cache_dtype=99", [](headrace_session_options& o) { o.cache_dtype = 99; }},
              {"page_size=0", [](headrace_session_options& o) { o.page_size = 0; }},
              {"num_pages=-1", [](headrace_session_options& o) { o.num_pages = -1; }},
-             {"num_pages=1", [](headrace_session_options& o) { o.num_pages = 1; }}};
+             {"num_pages=1", [](headrace_session_options& o) { o.num_pages = 1; }},
+             {"sparq_components=0", [](headrace_session_options& o) { o.sparq_keys = 8; }},
+             {"sparq_keys=0", [](headrace_session_options& o) { o.sparq_components = 8; }}};
   for (const auto& [name, spoil] : bad) {
     headrace_session_options options;
     ASSERT_EQ(headrace_session_options_init(&options), HEADRACE_OK);
@@ -163,7 +165,9 @@ TEST(SessionOptions, EachLimitIsAccepted) {
         headrace::SessionOptions{.cache_dtype = headrace::DType::f32},
         headrace::SessionOptions{.cache_dtype = headrace::DType::f16},
         headrace::SessionOptions{.cache_dtype = headrace::DType::bf16},
-        headrace::SessionOptions{.max_tokens = 8, .page_size = 4, .num_pages = 2}})
+        headrace::SessionOptions{.max_tokens = 8, .page_size = 4, .num_pages = 2},
+        headrace::SessionOptions{.sparq_components = model.info().head_dim,
+        .sparq_keys = INT64_MAX}})
     EXPECT_NO_THROW(headrace::Session(model, options));
 }
 

@@ -270,6 +270,8 @@ TEST(OlderStructs, OfSessionOptions) {
   full.cache_dtype = HEADRACE_BF16;
   full.page_size = 5;
   full.num_pages = 1;
+  full.sparq_components = 2;
+  full.sparq_keys = 3;
   const auto outcome = [&model](const headrace_session_options& options) {
     headrace_session* session = nullptr;
     const headrace_status status = headrace_session_create(model.get(), &options, &session);
@@ -281,9 +283,10 @@ TEST(OlderStructs, OfSessionOptions) {
     headrace_session_destroy(session);
     return text;
   };
-  // batch_tokens and page_size need not change bits; num_pages is too small.
+  // batch_tokens and page_size need not change bits; num_pages is too small; sparq_components
+  // without sparq_keys is an error of its own.
   expect_older_structs<headrace_session_options>("session_options", full, defaults,
-                                                 sizeof(std::size_t), 3, outcome);
+                                                 sizeof(std::size_t), 5, outcome);
 }
 
 TEST(OlderStructs, OfBeamOptions) {

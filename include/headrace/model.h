@@ -4,8 +4,7 @@
  *
  *   - headrace_model: weights and vocabulary. Immutable: any number of sessions and threads may
  *     share it.
- *   - headrace_session: one sequence of tokens, its KV cache and the logits of the last token. Use
- *     it on one thread at a time.
+ *   - headrace_session: one sequence of tokens, its KV cache, the last logits. For one thread.
  *   - headrace_completions: what was generated after such a sequence, several times. Immutable.
  *
  * Lists are returned through (capacity, count): `count` receives the number of elements; they are
@@ -283,6 +282,8 @@ typedef struct headrace_session_options {
   int32_t k_dtype;   /**< headrace_dtype of stored keys; -1 (default): cache_dtype; codes but for
                         the newest group of 16 or 32 tokens. Pages are rounded up to groups */
   int32_t v_dtype;   /**< the same of stored values */
+  int64_t sparq_components; /**< SparQ attention (sparq.h) of tokens appended one at a time */
+  int64_t sparq_keys;       /**< its num_components, num_keys; 0 and 0 (default): dense */
 } headrace_session_options;
 
 /** For bindings that cannot use this header: struct_size is the sizeof of their declaration. */
@@ -305,8 +306,7 @@ HEADRACE_API void headrace_session_destroy(headrace_session* session); /**< NULL
 HEADRACE_API headrace_status headrace_session_append(headrace_session* session,
                                                      const int32_t* tokens, size_t num_tokens,
                                                      float* logits);
-/** Logits after the last token, [vocab_size], valid until the next append; NULL before the first.
- */
+/** Logits after the last token, [vocab_size], until the next append; NULL before the first. */
 HEADRACE_API const float* headrace_session_logits(const headrace_session* session);
 /** Number of tokens in the sequence. */
 HEADRACE_API int64_t headrace_session_length(const headrace_session* session);

@@ -215,6 +215,9 @@ struct SessionOptions {
   std::int64_t num_pages = 0;      ///< 0: those of max_tokens; several completions need more
   std::optional<DType> k_dtype{};  ///< of stored keys: codes; empty: cache_dtype
   std::optional<DType> v_dtype{};  ///< the same of stored values
+  /// SparQ attention of tokens that are appended one at a time, on a CPU: its num_components.
+  std::int64_t sparq_components = 0;
+  std::int64_t sparq_keys = 0;  ///< its num_keys; both 0: dense attention
 };
 
 /// Sampling parameters.
@@ -359,6 +362,8 @@ class Session {
     c.num_pages = options.num_pages;
     if (options.k_dtype) c.k_dtype = static_cast<std::int32_t>(*options.k_dtype);
     if (options.v_dtype) c.v_dtype = static_cast<std::int32_t>(*options.v_dtype);
+    c.sparq_components = options.sparq_components;
+    c.sparq_keys = options.sparq_keys;
     headrace_session* session = nullptr;
     check(headrace_session_create(model.get(), &c, &session));
     session_.reset(session);

@@ -313,6 +313,7 @@ class SessionOptions(ctypes.Structure):
         *_fields(ctypes.c_int32, "cache_dtype reserved"),
         *_fields(ctypes.c_int64, "page_size num_pages"),
         *_fields(ctypes.c_int32, "k_dtype v_dtype"),
+        *_fields(ctypes.c_int64, "sparq_components sparq_keys"),
     ]
 
 

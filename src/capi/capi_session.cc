@@ -39,6 +39,7 @@ Result<engine::SessionOptions> session_options(const headrace_session_options& c
   options.cache_dtype = dtype.value();
   options.page_size = c.page_size;
   options.num_pages = c.num_pages;
+  options.sparq = {.num_components = c.sparq_components, .num_keys = c.sparq_keys};
   return options;
 }
 

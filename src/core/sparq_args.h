@@ -11,6 +11,11 @@ namespace headrace {
 
 inline constexpr int kMaxSparqDim = 576;  // of head_dim and head_dim_v
 
+// Of every layer of a model; num_keys 0: dense attention.
+struct SparqSizes {
+  std::int64_t num_components = 0, num_keys = 0;
+};
+
 // [batch, num_heads, dim]
 struct SparqRows {
   void* data = nullptr;
@@ -54,7 +59,8 @@ constexpr std::int64_t page_of(const SparqArgs& args, std::int64_t batch_idx,
 }
 
 struct SparqAppendArgs {
-  std::int64_t num_tokens = 0, batch = 0, num_kv_heads = 0, head_dim = 0, head_dim_v = 0;
+  std::int64_t num_tokens = 0;  // whose keys are copied; values are those of cu_seqlens
+  std::int64_t batch = 0, num_kv_heads = 0, head_dim = 0, head_dim_v = 0;
   std::int64_t page_size = 1, num_pages = 0;
   DType dtype = DType::f32;
   Operand k, v;  // stride_batch is that of a page; v.data may be null

@@ -53,7 +53,8 @@ Status Branches::advance(std::span<const std::size_t> parents,
   HEADRACE_TRY(fork(parents));
   std::vector<ModelRunner::Part> parts;
   for (std::size_t i = 0; i < tokens.size(); ++i)
-    parts.push_back({.sequence = sequences_[i], .tokens = tokens.subspan(i, 1)});
+    parts.push_back(
+        {.sequence = sequences_[i], .tokens = tokens.subspan(i, 1), .num_generated = 1});
   return session_->runner().step(parts, logits_.as<float>());
 }
 

@@ -27,6 +27,11 @@ Result<ModelRunner> ModelRunner::make(const LanguageModel& model, const RunnerOp
   KvShape shape = decoder.kv_shape(options.cache_dtype);
   if (options.k_dtype) shape.k_dtype = *options.k_dtype;
   if (options.v_dtype) shape.v_dtype = *options.v_dtype;
+  // Windows hide what SparQ attention would leave out.
+  const bool has_sparq = options.sparq.num_keys > 0 && decoder.config.window == 0;
+  shape.has_components = has_sparq;
+  // The paper leaves the mean value out for grouped heads.
+  shape.has_value_sums = has_sparq && decoder.config.num_heads == decoder.config.num_kv_heads;
   Result<KvCache> cache =
       KvCache::make(*model.device, {.shape = shape,
                                     .layout = shape.has_codes() ? kCodeLayout : kLayout,
@@ -41,7 +46,7 @@ Result<ModelRunner> ModelRunner::make(const LanguageModel& model, const RunnerOp
                                "pass a smaller max_tokens or page_size, or a 16-bit cache_dtype",
                                options.num_pages, options.page_size)};
   if (!cache.ok()) return std::move(cache.failure());
-  ModelRunner runner(model, std::move(cache.value()));
+  ModelRunner runner(model, std::move(cache.value()), has_sparq ? options.sparq : SparqSizes());
   if (auto bad = decoder.reserve(*runner.executor_, options.max_batch_tokens, options.cache_dtype))
     return std::move(*bad);
   return runner;
@@ -80,10 +85,23 @@ Status ModelRunner::forward(std::span<const Part> parts, float* logits) {
                                   .recent_table = recent_table_,
                                   .logits_rows = logits_rows_,
                                   .max_seqlen_q = max_seqlen_q_,
-                                  .max_seqlen_k = max_seqlen_k_},
+                                  .max_seqlen_k = max_seqlen_k_,
+                                  .sparq = sparq_of(parts)},
                                  cache_.view(), to.value()));
   if (logits == nullptr || to.value() == logits) return std::nullopt;
   return device().download(to.value(), logits, logits_bytes(), nullptr);
+}
+
+// Dense where a sequence has no more keys than would be read: the sequences that a session decodes
+// together are equally long.
+SparqSizes ModelRunner::sparq_of(std::span<const Part> parts) const {
+  const auto is_generated = [](const Part& part) {
+    return part.num_generated == std::ssize(part.tokens);
+  };
+  const bool has_sparq =
+      sparq_.num_keys > 0 && std::ranges::all_of(parts, is_generated) &&
+      std::ranges::all_of(runs_, [&](const Run& run) { return run.length > sparq_.num_keys; });
+  return has_sparq ? sparq_ : SparqSizes();
 }
 
 std::size_t ModelRunner::logits_bytes() const {

@@ -21,6 +21,7 @@ struct RunnerOptions {
   DType cache_dtype = DType::f16;  // of queries, and of keys and values that are no codes
   std::optional<DType> k_dtype = {}, v_dtype = {};  // of codes; empty: cache_dtype
   std::int64_t max_sequences = 1;                   // with codes: of the cache, at once
+  SparqSizes sparq = {};  // of steps of generated tokens; CPU, without codes
   // Without a prefix cache freed pages are reused at once, while they are in the CPU's caches.
   bool has_prefix_cache = false;
 };
@@ -63,11 +64,13 @@ class ModelRunner {
   const KvCache& cache() const { return cache_; }
 
  private:
-  ModelRunner(const LanguageModel& model, KvCache cache)
+  ModelRunner(const LanguageModel& model, KvCache cache, const SparqSizes& sparq)
       : decoder_(&*model.decoder),
         executor_(make_executor(*model.device, model.mode)),
-        cache_(std::move(cache)) {}
+        cache_(std::move(cache)),
+        sparq_(sparq) {}
   Status fill(std::span<const Part> parts);
+  SparqSizes sparq_of(std::span<const Part> parts) const;
   // The groups of a sequence from the one that holds the token behind `begin` to that of the last.
   std::int64_t groups_between(std::int64_t begin, std::int64_t end) const;
   std::int64_t max_recent_of(std::span<const Part> parts) const;
@@ -81,6 +84,7 @@ class ModelRunner {
   const model::Decoder* decoder_;
   std::unique_ptr<Executor> executor_;
   KvCache cache_;
+  SparqSizes sparq_;
 
   Buffer device_logits_;  // float [logits_rows of the largest step, vocab_size]; empty on the host
 

@@ -11,6 +11,34 @@ namespace {
 // With codes: a recent page each, in both of two groups.
 constexpr std::int64_t kMaxSessionBranches = 32;
 
+Status check_sparq(const LanguageModel& model, const SessionOptions& options) {
+  const auto [num_components, num_keys] = options.sparq;
+  if (num_components == 0 && num_keys == 0) return std::nullopt;
+  const std::int64_t head_dim = model.decoder->config.head_dim;
+  if (num_components < 1 || num_components > head_dim)
+    return invalid_argument(
+        "sparq_components={}: must be 1 to {}, the head_dim of the model, with sparq_keys={}; pass "
+        "such a number, or 0 for both",
+        num_components, head_dim, num_keys);
+  if (num_keys < 1)
+    return invalid_argument(
+        "sparq_keys={}: must be 1 or more with sparq_components={}; pass such a number, or 0 for "
+        "both",
+        num_keys, num_components);
+  if (is_on_gpu(model))
+    return Failure{ErrorCode::unsupported,
+                   format_text("sparq_keys={}: the model is on a GPU, where sessions have dense "
+                               "attention only; load it on the CPU, or pass 0 for both",
+                               num_keys)};
+  if (!options.k_dtype && !options.v_dtype) return std::nullopt;
+  return Failure{
+      ErrorCode::unsupported,
+      format_text("sparq_keys={}: k_dtype={} and v_dtype={}, and SparQ attention reads no codes; "
+                  "pass no k_dtype and v_dtype, or 0 for sparq_components and sparq_keys",
+                  num_keys, dtype_name(options.k_dtype.value_or(options.cache_dtype)),
+                  dtype_name(options.v_dtype.value_or(options.cache_dtype)))};
+}
+
 }  // namespace
 
 Result<Session> Session::make(const LanguageModel& model, const SessionOptions& options) {
@@ -27,6 +55,7 @@ Result<Session> Session::make(const LanguageModel& model, const SessionOptions& 
   const std::int64_t by_device = is_on_gpu(model) ? kGpuSessionTokens : kCpuBatchTokens;
   const std::int64_t batch_tokens =
       std::min(options.batch_tokens == 0 ? by_device : options.batch_tokens, max_tokens);
+  if (auto bad = check_sparq(model, options)) return std::move(*bad);
   const std::int64_t page_size =
       whole_page_size(options.page_size, options.k_dtype, options.v_dtype);
   const std::int64_t own_pages =
@@ -42,7 +71,8 @@ Result<Session> Session::make(const LanguageModel& model, const SessionOptions& 
                                 .cache_dtype = options.cache_dtype,
                                 .k_dtype = options.k_dtype,
                                 .v_dtype = options.v_dtype,
-                                .max_sequences = kMaxSessionBranches});
+                                .max_sequences = kMaxSessionBranches,
+                                .sparq = options.sparq});
   if (!runner.ok()) return std::move(runner.failure());
   Session session(std::move(runner.value()));
   session.max_tokens_ = max_tokens;
@@ -106,7 +136,8 @@ Status Session::append_all(std::size_t num_new, float* logits) {
     const ModelRunner::Part step{
         .sequence = sequence_,
         .tokens = std::span(tokens_).subspan(begin, end - begin),
-        .num_logits = logits != nullptr ? static_cast<std::int64_t>(num_wanted) : is_last};
+        .num_logits = logits != nullptr ? static_cast<std::int64_t>(num_wanted) : is_last,
+        .num_generated = num_new == 1 && end - begin == 1};
     float* to = logits_.as<float>();
     if (logits != nullptr && num_wanted > 0)
       to = logits + (end - num_wanted - first_new) * vocab_size;

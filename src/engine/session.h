@@ -16,6 +16,7 @@ struct SessionOptions {
   std::optional<DType> k_dtype = {}, v_dtype = {};  // of codes; empty: cache_dtype
   std::int64_t page_size = 16;                      // tokens per page of the KV cache
   std::int64_t num_pages = 0;  // of the KV cache; 0: those of one sequence of max_tokens
+  SparqSizes sparq = {};       // of tokens that are appended alone
 };
 
 // The model must have weights and outlive the session.

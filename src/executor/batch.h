@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <span>
 
+#include "core/sparq_args.h"
+
 namespace headrace {
 
 // Sequences whose first keys are in the same pages are neighbours where these are so many or more.
@@ -26,6 +28,8 @@ struct Batch {
   std::span<const std::int32_t> logits_rows;        // rows whose logits are computed; may be empty
   std::int64_t max_seqlen_q = 0;                    // most tokens of one sequence in this step
   std::int64_t max_seqlen_k = 0;                    // largest seqused_k
+  // Given: SparQ attention, of one token of each sequence. The cache has components.
+  SparqSizes sparq = {};
 
   std::int64_t num_tokens() const { return static_cast<std::int64_t>(tokens.size()); }
   std::int64_t num_seqs() const { return static_cast<std::int64_t>(seqused_k.size()); }

@@ -10,6 +10,7 @@
 #include "backends/cpu/thread_pool.h"
 #include "base/math.h"
 #include "executor/common.h"
+#include "executor/cpu_sparq.h"
 
 namespace headrace {
 namespace {
@@ -19,7 +20,7 @@ float* floats(const Rows& rows) { return static_cast<float*>(rows.data); }
 class CpuExecutor final : public Executor {
  public:
   CpuExecutor(Device& device, MatmulMode mode)
-      : device_(device), mode_(mode), ops_(cpu::elementwise_ops(device.info())) {}
+      : device_(device), mode_(mode), ops_(cpu::elementwise_ops(device.info())), sparq_(device) {}
 
   Device& device() override { return device_; }
   DType activation_dtype() const override { return DType::f32; }
@@ -46,6 +47,7 @@ class CpuExecutor final : public Executor {
   template <class Body>
   Status for_rows(std::int64_t num_rows, Body body);
   Status compute_rope_angles();
+  Status attend(const Rows& q, std::int64_t layer, std::int64_t out_width);
   std::int64_t rot_dim() const {
     return 2 * static_cast<std::int64_t>(spec_->rope_frequencies.bytes() / sizeof(double));
   }
@@ -53,6 +55,7 @@ class CpuExecutor final : public Executor {
   Device& device_;
   const MatmulMode mode_;
   const cpu::ElementwiseOps& ops_;
+  CpuSparq sparq_;
 
   Activations activations_;
   Buffer cos_, sin_;                         // float [num_tokens, rot_dim / 2]
@@ -65,7 +68,8 @@ class CpuExecutor final : public Executor {
   const Batch* batch_ = nullptr;
   const AttentionSpec* spec_ = nullptr;
   KvView kv_{};
-  Plan plan_;  // of the attention of every layer
+  bool has_sparq_ = false;  // instead of a plan
+  Plan plan_;               // of the attention of every layer
 };
 
 // Calls body(rows) for chunks of rows on all threads. Chunks are small enough that two threads
@@ -91,8 +95,13 @@ Status CpuExecutor::begin_step(const Batch& batch, const KvView& kv, const Atten
   batch_ = &batch;
   spec_ = &spec;
   kv_ = kv;
-  HEADRACE_TRY(plan_step(size_of(batch), 0, kv, spec, device_.info(), plan_));
-  HEADRACE_TRY(grow(device_, workspace_, plan_.schedule.workspace_bytes));
+  has_sparq_ = batch.sparq.num_keys > 0;
+  if (has_sparq_) {
+    HEADRACE_TRY(sparq_.begin_step(batch, kv, spec));
+  } else {
+    HEADRACE_TRY(plan_step(size_of(batch), 0, kv, spec, device_.info(), plan_));
+    HEADRACE_TRY(grow(device_, workspace_, plan_.schedule.workspace_bytes));
+  }
   HEADRACE_TRY(
       grow(device_, attn_out_,
            bytes_of(batch.num_tokens(), spec.num_heads * kv.shape.head_dim_v, kv.shape.dtype)));
@@ -170,11 +179,14 @@ Status CpuExecutor::rope_append(const Rows& qkv, std::int64_t layer, const Rows&
                    .cos_stride = rot_dim() / 2,
                    .sin_stride = rot_dim() / 2,
                    .max_positions = qkv.num_rows};
-  return cpu::kv_append(append, device_.info());
+  HEADRACE_TRY(cpu::kv_append(append, device_.info()));
+  if (!kv_.shape.has_components) return std::nullopt;
+  return sparq_.append(*batch_, kv_, layer);
 }
 
-Status CpuExecutor::attention(const Rows& q, std::int64_t layer, const Rows& out) {
-  AttentionArgs args = attention_args(kv_, layer, q, attn_out_.data(), out.width);
+Status CpuExecutor::attend(const Rows& q, std::int64_t layer, std::int64_t out_width) {
+  if (has_sparq_) return sparq_.attention(*batch_, kv_, layer, q, attn_out_.data());
+  AttentionArgs args = attention_args(kv_, layer, q, attn_out_.data(), out_width);
   args.ragged.cu_seqlens_q = batch_->cu_seqlens_q.data();
   args.paged = {.block_table = batch_->block_table.data(),
                 .stride_batch = batch_->max_pages(),
@@ -182,7 +194,11 @@ Status CpuExecutor::attention(const Rows& q, std::int64_t layer, const Rows& out
                 .seqused_stride = 1};
   args.recent.table = batch_->recent_table.data();
   args.recent.stride_table = batch_->max_recent();
-  HEADRACE_TRY(run(plan_, args, {workspace_.data(), workspace_.bytes()}, nullptr));
+  return run(plan_, args, {workspace_.data(), workspace_.bytes()}, nullptr);
+}
+
+Status CpuExecutor::attention(const Rows& q, std::int64_t layer, const Rows& out) {
+  HEADRACE_TRY(attend(q, layer, out.width));
   return for_rows(out.num_rows, [&](cpu::RowRange rows) {
     ops_.widen({.x = attn_out_.data(),
                 .x_dtype = kv_.shape.dtype,

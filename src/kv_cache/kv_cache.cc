@@ -205,6 +205,11 @@ Status KvCache::move(std::int64_t sequence, std::span<const std::int64_t> positi
   }
   const auto num_kept = static_cast<std::int64_t>(positions.size());
   const bool is_in_place = num_kept == 0 || positions.back() == s.length + num_kept - 1;
+  if (options_.shape.has_components && !is_in_place)
+    return invalid_argument(
+        "num_positions={}: the cache has keys by component, of which single tokens are not moved; "
+        "truncate the sequence and compute the tokens anew",
+        num_kept);
   const std::int64_t group_end = (s.length / recent_group() + 1) * recent_group();
   if (has_zero_points(options_.shape.k_dtype) && !is_in_place && s.length + num_kept >= group_end)
     return invalid_argument(

@@ -68,6 +68,7 @@ KvPageShape page_shape(const KvCacheOptions& o, std::int64_t num_pages) {
 KvPageShape recent_shape(const KvCacheOptions& o, std::int64_t num_pages) {
   KvShape kv = o.shape;
   kv.k_dtype = kv.v_dtype = kv.dtype;
+  kv.has_components = kv.has_value_sums = false;
   return {kv, o.layout, o.shape.recent_group(), num_pages};
 }
 

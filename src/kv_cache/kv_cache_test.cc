@@ -215,6 +215,20 @@ TEST_F(KvCaches, MovesReservedPositionsInOrderOnly) {
   EXPECT_EQ(cache_->info(sequence).value().num_reserved, 0);
 }
 
+TEST_F(KvCaches, KeysByComponentAreNotMoved) {
+  options_.shape.has_components = true;
+  cache_ = std::make_unique<KvCache>(std::move(KvCache::make(*device_, options_).value()));
+  const std::int64_t sequence = add_all(iota(0, 3));
+  ASSERT_FALSE(cache_->reserve(sequence, 3, nullptr));
+  const std::int64_t accepted[] = {3, 5};
+  expect_failure(cache_->move(sequence, accepted, nullptr), ErrorCode::invalid_argument,
+                 "num_positions=2: the cache has keys by component, of which single tokens are not "
+                 "moved; truncate the sequence and compute the tokens anew");
+  const std::int64_t in_place[] = {3, 4};
+  ASSERT_FALSE(cache_->move(sequence, in_place, nullptr));
+  EXPECT_EQ(cache_->info(sequence).value().num_reserved, 2);
+}
+
 // ---- swapping ----
 
 TEST_F(KvCaches, SwapsPagesOutAndIn) {

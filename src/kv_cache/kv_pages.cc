@@ -22,7 +22,8 @@ struct RowFormat {
   std::int64_t elements;
   std::int64_t tokens = 1;
 };
-RowFormat row_format(const KvShape& kv, int plane) {
+RowFormat row_format(const KvPageShape& shape, int plane) {
+  const KvShape& kv = shape.kv;
   switch (plane) {
     case 0:
       return {kv.k_dtype, stored_size(kv.k_dtype, kv.head_dim)};
@@ -32,15 +33,19 @@ RowFormat row_format(const KvShape& kv, int plane) {
       return {scale_dtype(kv.k_dtype),
               has_scale(kv, kv.k_dtype) ? scales_of_key(kv.k_dtype, kv.head_dim) : 0,
               has_zero_points(kv.k_dtype) ? kZeroPointGroup : 1};
-    default:
+    case 3:
       return {scale_dtype(kv.v_dtype),
               has_scale(kv, kv.v_dtype) ? scales_of_value(kv.v_dtype, kv.head_dim_v) : 0};
+    case 4:  // as many elements as the keys have
+      return {kv.dtype, kv.has_components ? kv.head_dim : 0};
+    default:
+      return {DType::f32, kv.has_value_sums ? kv.head_dim_v : 0, shape.page_size};
   }
 }
 
 // A plane of one layer; INT64_MAX on overflow.
 std::int64_t plane_bytes(const KvPageShape& shape, int plane) {
-  const RowFormat row = row_format(shape.kv, plane);
+  const RowFormat row = row_format(shape, plane);
   const std::int64_t bytes =
       saturating_product({shape.num_pages, shape.page_size / row.tokens, shape.kv.num_kv_heads,
                           row.elements, static_cast<std::int64_t>(dtype_bytes(row.dtype))});
@@ -70,14 +75,14 @@ KvPages::KvPages(const KvPageShape& shape, const DeviceInfo& info, Buffer memory
       memory_(std::move(memory)) {}
 
 KvPages::Plane KvPages::plane(std::int64_t layer, int index) const {
-  const RowFormat row = row_format(shape_.kv, index);
+  const RowFormat row = row_format(shape_, index);
   return {memory_.data() + layer * bytes_before(shape_, kNumPlanes) + bytes_before(shape_, index),
           row.dtype, row.elements, shape_.page_size / row.tokens};
 }
 
 std::size_t KvPages::num_planes() const {
   std::size_t count = 0;
-  for (int i = 0; i < kNumPlanes; ++i) count += row_format(shape_.kv, i).elements > 0 ? 1 : 0;
+  for (int i = 0; i < kNumPlanes; ++i) count += row_format(shape_, i).elements > 0 ? 1 : 0;
   return count;
 }
 
@@ -85,7 +90,7 @@ template <class Body>
 void KvPages::for_planes(Body body) const {
   for (std::int64_t layer = 0; layer < shape_.kv.num_layers; ++layer)
     for (int i = 0; i < kNumPlanes; ++i)
-      if (row_format(shape_.kv, i).elements > 0) body(layer, i);
+      if (row_format(shape_, i).elements > 0) body(layer, i);
 }
 
 TensorView KvPages::view(const Plane& plane) const {
@@ -114,6 +119,22 @@ TensorView KvPages::v_scale(std::int64_t layer) const {
   return scale_view(plane(layer, kValueScales));
 }
 
+KeyComponents KvPages::components() const {
+  if (!shape_.kv.has_components) return {};
+  const std::int64_t of_head = shape_.kv.head_dim * shape_.page_size;
+  return {.data = plane(0, kComponents).data,
+          .stride_page = shape_.kv.num_kv_heads * of_head,
+          .stride_head = of_head,
+          .stride_component = shape_.page_size};
+}
+
+SparqRows KvPages::value_sums() const {
+  if (!shape_.kv.has_value_sums) return {};
+  return {.data = plane(0, kValueSums).data,
+          .stride_batch = shape_.kv.num_kv_heads * shape_.kv.head_dim_v,
+          .stride_head = shape_.kv.head_dim_v};
+}
+
 KvView KvPages::kv_view() const {
   const auto operand = [](const TensorView& pages) {
     return Operand{.data = pages.data,
@@ -135,7 +156,8 @@ KvView KvPages::kv_view() const {
           .layer_bytes = bytes_before(shape_, kNumPlanes),
           .k_scale = scale(k_scale(0)),
           .v_scale = scale(v_scale(0)),
-          .recent = {}};
+          .components = components(),
+          .value_sums = value_sums()};
 }
 
 void KvPages::add_page_copies(std::int32_t from_page, const KvPages& to, std::int32_t to_page,

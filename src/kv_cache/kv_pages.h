@@ -21,8 +21,9 @@ struct KvPageShape {
   std::int64_t page_size, num_pages;
 };
 
-// One allocation: [layer][K, V, and for codes their scales][page]. A page number is the same page
-// in every layer. The pages of a layer are neighbours because attention reads one layer at a time.
+// One allocation: [layer][K, V, for codes their scales, for SparQ attention K by component and sums
+// of V][page]. A page number is the same page in every layer. The pages of a layer are neighbours
+// because attention reads one layer at a time.
 class KvPages {
  public:
   // Of the allocation; INT64_MAX if that overflows.
@@ -47,7 +48,7 @@ class KvPages {
   void add_page_copies(std::int32_t from_page, const KvPages& to, std::int32_t to_page,
                        std::vector<ByteCopy>& copies) const;
   // The same for one token; a slot is page * page_size + index in the page. Scales of groups of
-  // tokens are not copied.
+  // tokens are not copied, and pages with components have no such copies.
   void add_slot_copies(std::int64_t from_slot, std::int64_t to_slot,
                        std::vector<ByteCopy>& copies) const;
   // The numbers of copies that one call of these two appends.
@@ -55,17 +56,18 @@ class KvPages {
   std::size_t copies_per_slot() const;
 
  private:
-  // K, V, or the scales of one of them, in one layer.
+  // K, V, the scales of one of them, K by component, or the sum of V in the pages of a sequence
+  // before this one, in one layer.
   struct Plane {
     std::byte* data;
     DType dtype;
     std::int64_t row_elements;  // of one row and head
-    std::int64_t page_rows;     // of a page: a row for each token, or each group of tokens
+    std::int64_t page_rows;     // of a page: a row for each token, or each group of tokens, or one
     std::int64_t row_bytes() const {
       return row_elements * static_cast<std::int64_t>(dtype_bytes(dtype));
     }
   };
-  enum PlaneIndex { kKeys, kValues, kKeyScales, kValueScales, kNumPlanes };
+  enum PlaneIndex { kKeys, kValues, kKeyScales, kValueScales, kComponents, kValueSums, kNumPlanes };
   Plane plane(std::int64_t layer, int index) const;
   // The planes that exist.
   std::size_t num_planes() const;
@@ -73,6 +75,9 @@ class KvPages {
   void for_planes(Body body) const;
   TensorView view(const Plane& plane) const;
   TensorView scale_view(const Plane& scales) const;
+  // Of the first layer; null without.
+  KeyComponents components() const;
+  SparqRows value_sums() const;
   void add_slot_copies(const Plane& plane, std::int64_t from_slot, std::int64_t to_slot,
                        std::vector<ByteCopy>& copies) const;
   std::size_t num_layers() const { return static_cast<std::size_t>(shape_.kv.num_layers); }

@@ -7,6 +7,7 @@
 #include "core/args.h"
 #include "core/codes.h"
 #include "core/dtype.h"
+#include "core/sparq_args.h"
 
 namespace headrace {
 
@@ -16,6 +17,8 @@ struct KvShape {
   DType k_dtype = dtype;  // of stored keys: dtype or codes
   DType v_dtype = dtype;
   bool has_key_bias = false;  // of the model
+  // For SparQ attention: keys by component too, and sums of values.
+  bool has_components = false, has_value_sums = false;
 
   constexpr bool has_codes() const { return k_dtype != dtype || v_dtype != dtype; }
   constexpr std::int64_t recent_group() const { return recent_group_of(k_dtype); }
@@ -39,7 +42,9 @@ struct KvView {
   Operand k, v;                   // of the first layer; stride_batch is that of a page
   std::int64_t layer_bytes;       // from one layer to the next, of k, v and the scales
   ScaleOperand k_scale, v_scale;  // of codes
-  KvOperands recent;              // of pages of recent_group() keys; with codes
+  KvOperands recent = {};         // of pages of recent_group() keys; with codes
+  KeyComponents components = {};  // of the first layer; null without
+  SparqRows value_sums = {};      // float [num_pages, num_kv_heads, head_dim_v], as components
 };
 
 // K, V or their scales of a layer.
