@@ -155,6 +155,7 @@ void add_chat(CLI::App& app, Action& action) {
                  "neither read nor write the history of typed lines");
   add_generation_options(*chat, options->generation);
   add_session_options(*chat, options->session);
+  add_sparq_options(*chat, options->session);
   add_model_options(*chat, options->model);
   chat->callback([&action, options] {
     action = [options] {

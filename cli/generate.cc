@@ -155,6 +155,7 @@ void add_generate(CLI::App& app, Action& action) {
   add_grammar_options(*generate, options->grammar);
   add_beam_options(*generate, *options);
   add_session_options(*generate, options->session);
+  add_sparq_options(*generate, options->session);
   add_model_options(*generate, options->model);
   generate->callback([&action, prompt, file, options] {
     if (prompt->count() + file->count() == 0) throw CLI::RequiredError("A prompt or --file FILE");

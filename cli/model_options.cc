@@ -219,6 +219,25 @@ void add_session_options(CLI::App& app, SessionChoice& choice) {
   add_stored_types(app, choice.k_type, choice.v_type, kGroup);
 }
 
+void add_sparq_options(CLI::App& app, SessionChoice& choice) {
+  constexpr const char* kGroup = "Session";
+  CLI::Option* components =
+      app.add_option("--sparq-r", choice.sparq_components,
+                     "SparQ attention in decode: components of keys to choose keys by")
+          ->transform(whole_number({1, kMaxTokens}))
+          ->option_text("N")
+          ->group(kGroup);
+  CLI::Option* keys =
+      app.add_option("--sparq-k", choice.sparq_keys, "SparQ attention in decode: keys to attend to")
+          ->transform(whole_number({1, kMaxTokens}))
+          ->option_text("N")
+          ->group(kGroup);
+  components->needs(keys);
+  keys->needs(components);
+  for (const char* type : {"--kv-type", "--k-type", "--v-type"})
+    components->excludes(app.get_option(type));
+}
+
 const std::vector<std::string>& stored_types() {
   static const std::vector<std::string> kTypes = {"int8", "fp8", "int4", "kivi4", "kivi2"};
   return kTypes;
@@ -259,7 +278,14 @@ Session make_session(const Model& model, const SessionChoice& choice) {
                                .page_size = choice.page_size,
                                .num_pages = choice.num_pages,
                                .k_dtype = stored_dtype(choice.k_type),
-                               .v_dtype = stored_dtype(choice.v_type)};
+                               .v_dtype = stored_dtype(choice.v_type),
+                               .sparq_components = choice.sparq_components,
+                               .sparq_keys = choice.sparq_keys};
+  if (choice.sparq_components > model.info().head_dim)
+    throw Error(HEADRACE_INVALID_ARGUMENT, "--sparq-r " + std::to_string(choice.sparq_components) +
+                                               " exceeds this model's " +
+                                               std::to_string(model.info().head_dim) +
+                                               " components of a key; lower --sparq-r");
   return blaming_the_file([&] { return Session(model, options); });
 }
 

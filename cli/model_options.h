@@ -39,9 +39,10 @@ struct SessionChoice {
   std::int64_t context = 0;  // 0: the model's maximum
   std::int64_t batch = 0;
   std::int64_t page_size = SessionOptions().page_size;
-  std::int64_t num_pages = 0;  // not an option; 0: those of one sequence
-  std::string cache_type;      // empty: f16, or f32 for an exact model
-  std::string k_type, v_type;  // of codes; empty: as cache_type
+  std::int64_t num_pages = 0;                         // not an option; 0: those of one sequence
+  std::string cache_type;                             // empty: f16, or f32 for an exact model
+  std::string k_type, v_type;                         // of codes; empty: as cache_type
+  std::int64_t sparq_components = 0, sparq_keys = 0;  // both 0: dense attention
 };
 
 // Of a --cache-type that the parser accepted.
@@ -54,6 +55,8 @@ void add_stored_types(CLI::App& app, std::string& k_type, std::string& v_type,
 // Of a type that the parser accepted; empty: none.
 std::optional<DType> stored_dtype(const std::string& type);
 void add_session_options(CLI::App& app, SessionChoice& choice);
+// --sparq-r, --sparq-k: of commands that decode with a session.
+void add_sparq_options(CLI::App& app, SessionChoice& choice);
 Session make_session(const Model& model, const SessionChoice& choice);
 EngineOptions engine_options(const Model& model, const SessionChoice& choice);
 // With pages for several completions of a prompt, and no longer than they can be. max_new_tokens 0:

@@ -36,6 +36,10 @@ TEST(ModelProgram, ModelUsageErrorsExitWith2) {
         "generate -m " + kModel + " Hi --beam-width 2 --samples 2 --temp 1",
         "generate -m " + kModel + " Hi --beam-width 2 --temp 1",
         "generate -m " + kModel + " Hi --length-penalty 2",
+        "generate -m " + kModel + " Hi --sparq-r 4",
+        "generate -m " + kModel + " Hi --sparq-k 4",
+        "generate -m " + kModel + " Hi --sparq-r 4 --sparq-k 0",
+        "generate -m " + kModel + " Hi --sparq-r 4 --sparq-k 8 --k-type int8",
         std::string("chat"),
         "batch -m " + kModel,
         "batch -m " + kModel + " -f x --streams 0",
@@ -184,6 +188,14 @@ TEST(ModelProgram, ATextBeyondTheContextReportsBothSizesAndTheRemedy) {
   }
   const Result fits = run_program("generate --raw -c 6 -n 1 -m " + kModel + " abcdef");
   EXPECT_EQ(fits.exit_code, 0) << "6 tokens fit a context of 6";
+}
+
+TEST(ModelProgram, SparqAttentionReadsNoMoreComponentsThanThereAre) {
+  const Result result = errors_of("generate -n 1 --sparq-r 17 --sparq-k 8 -m " + kModel + " x");
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_NE(result.out.find("--sparq-r 17 exceeds this model's 16 components of a key; lower"),
+            std::string::npos)
+      << result.out;
 }
 
 TEST(ModelProgram, AnUnansweredQuestionOfAScriptFails) {
@@ -335,7 +347,8 @@ TEST(ModelProgram, AChatTakesTheOptionsOfGenerate) {
        {"-n 40", "-n 5", "-n 40 --system abcd", "-n 40 --template llama3", "-n 40 --stop t",
         "-n 40 --temp 2", "-n 40 --temp 2 --seed 3", "-n 40 --temp 2 --top-k 3",
         "-n 40 --temp 2 --top-p 0.5", "-n 40 --temp 2 --top-p 0.5 --order llama.cpp",
-        "-n 40 --repeat-penalty 3", "-n 40 --presence-penalty 4", "-n 40 --logit-bias 200=9"}) {
+        "-n 40 --repeat-penalty 3", "-n 40 --presence-penalty 4", "-n 40 --logit-bias 200=9",
+        "-n 40 --sparq-r 2 --sparq-k 4"}) {
     const std::string model = " -m " + kModel + " --ignore-end " + options;
     const std::string answer = run_program("generate Hi" + model).out;
     EXPECT_EQ(run_program("chat --no-history" + model + " <<END\nHi\nEND\n").out, answer)

@@ -20,7 +20,7 @@ struct PerplexityOptions {
   ModelChoice model;
   SessionChoice session;
   std::string text_path, logits_path, tokens_path;
-  std::string kl_cache_type;  // of the cache to compare with; empty: none
+  std::string kl_cache_type;  // of the dense cache to compare with; empty: none
   std::int64_t window = 512;
   Format format = Format::text;
 };
@@ -100,6 +100,18 @@ struct Measured {
   Mean loss, divergence, same_top;  // the last two of --kl-against
 };
 
+// Writes the logits of every token. With SparQ attention tokens are appended one at a time where it
+// computes them: as a decode would see them.
+void append(Session& session, const SessionChoice& choice, std::span<const std::int32_t> tokens,
+            std::size_t vocab_size, float* logits) {
+  std::size_t num_dense = tokens.size();
+  if (choice.sparq_keys > 0)
+    num_dense = std::min(num_dense, static_cast<std::size_t>(choice.sparq_keys));
+  session.append(tokens.first(num_dense), logits);
+  for (std::size_t i = num_dense; i < tokens.size(); ++i)
+    session.append(tokens.subspan(i, 1), logits + i * vocab_size);
+}
+
 Measured measure(const Model& model, const std::vector<std::int32_t>& tokens,
                  const PerplexityOptions& options) {
   const auto vocab_size = static_cast<std::size_t>(model.info().vocab_size);
@@ -111,6 +123,7 @@ Measured measure(const Model& model, const std::vector<std::int32_t>& tokens,
   SessionChoice reference_choice = choice;
   reference_choice.cache_type = options.kl_cache_type;
   reference_choice.k_type = reference_choice.v_type = "";
+  reference_choice.sparq_components = reference_choice.sparq_keys = 0;
   std::optional<Session> reference;
   if (!options.kl_cache_type.empty()) reference = make_session(model, reference_choice);
   Dump logits_dump(options.logits_path);
@@ -124,10 +137,10 @@ Measured measure(const Model& model, const std::vector<std::int32_t>& tokens,
                   std::to_string(begin) + '/' + std::to_string(tokens.size()) + " tokens");
     const auto part = std::span(tokens).subspan(begin, std::min(window, tokens.size() - begin));
     session.truncate(0);
-    session.append(part, logits.data());
+    append(session, choice, part, vocab_size, logits.data());
     if (reference) {
       reference->truncate(0);
-      reference->append(part, of_reference.data());
+      append(*reference, reference_choice, part, vocab_size, of_reference.data());
     }
     for (std::size_t i = 0; i + 1 < part.size(); ++i) {
       const std::span row(logits.data() + i * vocab_size, vocab_size);
@@ -195,12 +208,13 @@ void add_perplexity(CLI::App& app, Action& action) {
       ->option_text("FILE");
   perplexity
       ->add_option("--kl-against", options->kl_cache_type,
-                   "also the KL divergence from an unquantised cache of this type")
+                   "also the KL divergence from dense attention and a cache of this type")
       ->check(CLI::IsMember({"f16", "bf16", "f32"}))
       ->option_text("f16|bf16|f32");
   perplexity->add_option("--tokens-out", options->tokens_path, "write the tokens: i32 [tokens]")
       ->option_text("FILE");
   add_session_options(*perplexity, options->session);
+  add_sparq_options(*perplexity, options->session);
   add_model_options(*perplexity, options->model);
   add_format_option(*perplexity, options->format);
   perplexity->callback(

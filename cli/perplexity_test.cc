@@ -52,20 +52,25 @@ TEST(Perplexity, IsThatOfTheLogitsItWrites) {
   EXPECT_NEAR(row["standard_error"].get<double>(), error, 1e-5 * error);
 }
 
+nlohmann::json row_of(const std::string& options) {
+  return json_of("perplexity -w 64 -f " HEADRACE_GOLDEN_DIR "/text/prompts.txt -m " + kModel +
+                 options)["perplexity"][0];
+}
+
+template <class T>
+std::vector<T> values_of(const std::string& path) {
+  const std::string bytes = content_of(path);
+  std::vector<T> values(bytes.size() / sizeof(T));
+  std::copy_n(bytes.data(), bytes.size(), reinterpret_cast<char*>(values.data()));
+  return values;
+}
+
 TEST(Perplexity, ReportsTheDivergenceFromAnUnquantisedCache) {
   const TemporaryFolder folder;
-  const std::string command =
-      "perplexity -w 64 -f " HEADRACE_GOLDEN_DIR "/text/prompts.txt -m " + kModel;
-  const auto row_of = [&](const std::string& options) {
-    return json_of(command + options)["perplexity"][0];
-  };
   const auto logits_of = [&](const std::string& options) {
     const std::string path = folder.file("logits");
     row_of(options + " --logits-out " + path);
-    const std::string bytes = content_of(path);
-    std::vector<float> logits(bytes.size() / 4);
-    std::copy_n(bytes.data(), bytes.size(), reinterpret_cast<char*>(logits.data()));
-    return logits;
+    return values_of<float>(path);
   };
   EXPECT_TRUE(row_of("")["kl"].is_null());
   const auto same = row_of(" --kl-against f16");
@@ -95,6 +100,27 @@ TEST(Perplexity, ReportsTheDivergenceFromAnUnquantisedCache) {
   EXPECT_GT(mean, 0);
   EXPECT_NEAR(row["kl"].get<double>(), mean, 1e-6 * mean);
   EXPECT_NEAR(row["same_top"].get<double>(), num_same / num_predicted, 1e-9);
+}
+
+TEST(Perplexity, OfSparqAttentionIsThatOfADecode) {
+  const TemporaryFolder folder;
+  const std::string logits_path = folder.file("logits"), tokens_path = folder.file("tokens");
+  const auto row = row_of(" --sparq-r 2 --sparq-k 8 --kl-against f16 --logits-out " + logits_path +
+                          " --tokens-out " + tokens_path);
+  EXPECT_GT(row["kl"].get<double>(), 0);
+  EXPECT_LT(row["same_top"].get<double>(), 1);
+  const std::vector<float> logits = values_of<float>(logits_path);
+  const std::vector<std::int32_t> tokens = values_of<std::int32_t>(tokens_path);
+  const headrace::Model model(kModel);
+  const auto vocab = static_cast<std::size_t>(model.info().vocab_size);
+  headrace::Session session(model, {.sparq_components = 2, .sparq_keys = 8});
+  session.append(std::span(tokens).first(8));
+  for (std::size_t i = 8; i < 64; ++i) {
+    session.append(std::span(tokens).subspan(i, 1));
+    ASSERT_TRUE(std::equal(session.logits(), session.logits() + vocab, &logits[i * vocab])) << i;
+  }
+  // A window has no more keys than these: dense.
+  EXPECT_EQ(row_of(" --sparq-r 2 --sparq-k 64 --kl-against f16")["kl"], 0);
 }
 
 }  // namespace
