@@ -108,15 +108,31 @@ TEST_F(Engines, SampleAPromptSeveralTimes) {
   }
 }
 
-TEST_F(Engines, StopAtStopTokens) {
+// ignore_end is about the end tokens of the model alone.
+TEST_F(Engines, StopAtStopTokensStringsAndLengthsAlsoIfTheEndIsIgnored) {
   const Answer whole = run_alone(model_, {}, request());
   ASSERT_GT(whole.tokens.size(), 4u);
-  Request stopped = request();
-  stopped.stop_tokens = {whole.tokens[3]};
-  const Answer answer = run_alone(model_, {}, stopped);
-  EXPECT_EQ(answer.tokens, Tokens(whole.tokens.begin(), whole.tokens.begin() + 4));
-  EXPECT_EQ(answer.finish, FinishReason::stop);
-  EXPECT_TRUE(whole.text.starts_with(answer.text));
+  for (const bool ignore_end : {false, true}) {
+    Request stopped = request();
+    stopped.ignore_end = ignore_end;
+    stopped.stop_tokens = {whole.tokens[3]};
+    const Answer by_token = run_alone(model_, {}, stopped);
+    EXPECT_EQ(by_token.tokens, Tokens(whole.tokens.begin(), whole.tokens.begin() + 4));
+    EXPECT_EQ(by_token.finish, FinishReason::stop);
+    EXPECT_TRUE(whole.text.starts_with(by_token.text));
+
+    stopped.stop_tokens = {};
+    stopped.stop = {whole.text.substr(whole.text.size() / 2, 2)};
+    const Answer by_string = run_alone(model_, {}, stopped);
+    EXPECT_EQ(by_string.text, whole.text.substr(0, whole.text.find(stopped.stop[0])));
+    EXPECT_EQ(by_string.finish, FinishReason::stop);
+
+    stopped.stop = {};
+    stopped.max_new_tokens = 3;
+    const Answer by_length = run_alone(model_, {}, stopped);
+    EXPECT_EQ(by_length.tokens, Tokens(whole.tokens.begin(), whole.tokens.begin() + 3));
+    EXPECT_EQ(by_length.finish, FinishReason::length);
+  }
 }
 
 TEST_F(Engines, ReportLogprobs) {
