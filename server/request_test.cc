@@ -91,10 +91,13 @@ std::vector<Field> fields() {
   return all;
 }
 
-CompletionRequest parsed(const Field& field, const Json& value) {
+CompletionRequest parsed(const Json& given, Form form) {
   Json body = {{"prompt", "a"}, {"messages", {{{"role", "user"}, {"content", "a"}}}}};
-  body[field.name] = value;
-  return parse_completion(field.form, body.dump(), CallFormat::tagged);
+  body.update(given);
+  return parse_completion(form, body.dump(), CallFormat::tagged);
+}
+CompletionRequest parsed(const Field& field, const Json& value) {
+  return parsed({{field.name, value}}, field.form);
 }
 
 // Names of one limit.
@@ -123,6 +126,20 @@ TEST(ParseCompletion, ANumberWithinItsBoundsSetsItsFieldAlone) {
       EXPECT_EQ(error.find('"' + name + "\" must be "), 0u) << value << ": " << error;
     }
   }
+}
+
+// In pairs: neither field changes what the other one sets.
+TEST(ParseCompletion, TwoFieldsBothCount) {
+  const std::vector<Field> all = fields();
+  for (const Field& a : all)
+    for (const Field& b : all) {
+      const bool is_same = std::string_view(a.name) == b.name || (is_length(a) && is_length(b)) ||
+                           (is_count(a) && is_count(b));
+      if (a.form != b.form || is_same) continue;
+      const CompletionRequest request = parsed({{a.name, a.most}, {b.name, b.least}}, a.form);
+      EXPECT_EQ(a.value(request), a.most) << a.name << " beside " << b.name;
+      EXPECT_EQ(b.value(request), b.least) << b.name << " beside " << a.name;
+    }
 }
 
 // Three functions, each with a definition of its own that its parameters refer to.

@@ -116,6 +116,30 @@ TEST_F(Serve, ChoicesAreTheSamplesOfEachPromptInTurn) {
   }
 }
 
+// A prompt is counted once, however many samples it has; its answers are counted each.
+TEST_F(Serve, UsageCountsAPromptOnceForAllItsSamples) {
+  ServerProcess server(options(""));
+  Client client(server.port());
+  const std::string prompt(100, 'b');
+  const auto usage = [&](int n) {
+    return Json::parse(
+        client
+            .ask(post("/v1/completions", R"({"max_tokens": 2, "ignore_eos": true, "prompt": ")" +
+                                             prompt + R"(", "n": )" + std::to_string(n) + '}'))
+            .body)["usage"];
+  };
+  usage(1);  // fills the prefix cache
+  const Json one = usage(1);
+  EXPECT_GT(one["prompt_tokens_details"]["cached_tokens"], 0);
+  for (const int n : {2, 5}) {
+    const Json several = usage(n);
+    EXPECT_EQ(several["prompt_tokens"], one["prompt_tokens"]);
+    EXPECT_EQ(several["prompt_tokens_details"], one["prompt_tokens_details"]);
+    EXPECT_EQ(several["completion_tokens"], 2 * n);
+    EXPECT_EQ(several["total_tokens"].get<int>(), one["prompt_tokens"].get<int>() + 2 * n);
+  }
+}
+
 // Beside the request that gives all samples with their logprobs.
 TEST_F(Serve, BestOfGivesTheSamplesWithTheHighestMeanLogprob) {
   ServerProcess server(options(""));
