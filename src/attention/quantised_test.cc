@@ -107,6 +107,26 @@ TEST(Quantised, EveryLengthAroundATile) {
       }
 }
 
+// Of 6 queries the window of the first begins before the keys of a split, that of the last in it.
+TEST(Quantised, WindowsThatBeginOnBothSidesOfASplit) {
+  for (const Kernel* kernel : kernels())
+    for (const DType codes : {DType::i8, DType::u4x2}) {
+      QuantisedCase c;
+      c.dtype = DType::bf16;
+      c.k_dtype = c.v_dtype = codes;
+      c.keys = {574, 1086, 573};
+      c.queries = {6, 6, 6};
+      c.window_left = 60;
+      c.page_size = c.group = 32;
+      QuantisedCall call(c);
+      const std::string reason = run_on(*kernel, call, 2);
+      if (reason.find("needs a CPU with") != std::string::npos) continue;
+      ASSERT_EQ(reason, "") << kernel->name;
+      testing::expect_close(call, bounds_of(*kernel, c),
+                            std::string(kernel->name) + ": " + text_of(c));
+    }
+}
+
 // The KV heads of a task depend on the number of threads.
 TEST(Quantised, BitsDependNeitherOnThreadsNorOnHeadsPerTask) {
   for (const Kernel* kernel : kernels())
