@@ -87,15 +87,20 @@ const Kernel& kernel_named(std::string_view name) {
   return kernels_of(HEADRACE_CUDA, HEADRACE_FORWARD).back();
 }
 
+constexpr DType kCodes[] = {DType::i8, DType::f8e4m3, DType::i4x2, DType::u4x2, DType::u2x4};
+
 // What the fast kernel takes.
 QuantisedCase fast_case(Random& random) {
   QuantisedCase c = random_quantised_case(random, random.chance(50) ? DType::bf16 : DType::f16);
-  constexpr DType kCodes[] = {DType::i8, DType::f8e4m3, DType::i4x2};
-  constexpr std::int64_t kPages[] = {16, 32, 64};
+  constexpr std::int64_t kPages[] = {16, 32, 48, 64};
   c.k_dtype = c.v_dtype = random.pick(kCodes);
   c.head_dim = c.head_dim_v = random.chance(50) ? 64 : 128;
   c.page_size = random.pick(kPages);
   c.group = random.chance(70) ? 16 : 0;
+  if (has_zero_points(c.k_dtype)) {
+    c.page_size = random.chance(50) ? 32 : 96;
+    c.group = 32;
+  }
   c.has_per_sequence_scales = c.has_softcap = false;
   constexpr std::int64_t kGroups[] = {1, 2, 4, 7, 8, 9};
   c.num_heads = c.num_kv_heads * random.pick(kGroups);
@@ -118,8 +123,8 @@ TEST(CudaCodes, TheSimpleKernelTakesEveryCase) {
   }
 }
 
-// Weights are rounded to f16, those of recent keys to the dtype of q. Sums of integer codes have an
-// offset of up to 1152 in float: 2^-11 of a code.
+// Weights are rounded to f16, those of recent keys to the dtype of q: by up to 2^-11 and 2^-8. With
+// zero points they are rounded again with the scales of V, and Q with those of K.
 TEST(CudaCodes, TheFastKernelAgrees) {
   HEADRACE_NEEDS_GPU(80);
   Random random(22);
@@ -127,9 +132,15 @@ TEST(CudaCodes, TheFastKernelAgrees) {
     const QuantisedCase c = fast_case(random);
     QuantisedCall call(c);
     ASSERT_EQ(DeviceCall(call).run(kernel_named("cuda_sm80_codes")), "") << text_of(c);
-    const double weights = c.dtype == DType::bf16 && c.group > 0 ? 0x1p-9 : 0x1p-12;
-    const double step = c.v_dtype == DType::f8e4m3 ? 0 : 0x1p-11;
-    expect_close(call, {.out = weights + 0x1p-11, .lse = 1e-4, .of_step = step}, text_of(c));
+    const double most = has_zero_points(c.k_dtype) ? largest_code(c.k_dtype) : 0;
+    const double step = c.k_dtype == DType::f8e4m3 ? 0 : 0x1p-12;  // formats.cuh
+    const double weights = c.dtype == DType::bf16 && c.group > 0 ? 0x1p-8 : 0x1p-11;
+    expect_close(call,
+                 {.out = weights + 0x1p-12,
+                  .lse = 1e-4,
+                  .of_step = step + most * 0x1p-11,
+                  .of_key_step = most * 0x1p-11},
+                 text_of(c));
   }
 }
 
@@ -137,10 +148,11 @@ TEST(CudaCodes, TheFastKernelAgrees) {
 // prefill, whose CTAs take all chunks of keys.
 TEST(CudaCodes, BitsOfARowDependOnItsPositionAlone) {
   HEADRACE_NEEDS_GPU(80);
-  for (const DType format : {DType::i8, DType::f8e4m3, DType::i4x2}) {
+  for (const DType format : kCodes) {
     QuantisedCase whole;
     whole.dtype = DType::bf16;
     whole.k_dtype = whole.v_dtype = format;
+    whole.group = whole.page_size = recent_group_of(format);
     whole.num_heads = 8;
     whole.num_kv_heads = 2;
     whole.head_dim = whole.head_dim_v = 128;

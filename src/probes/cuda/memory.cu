@@ -54,12 +54,11 @@ __global__ void __launch_bounds__(kThreads, kCtasPerSm)
 }
 
 template <Access kAccess>
-void add_stream(Bench& bench, const char* resource, const char* operation, void* data,
-                std::size_t bytes) {
+void add_l2_stream(Bench& bench, const char* operation, void* data, std::size_t bytes) {
   auto* sink = static_cast<u32*>(bench.allocate(sizeof(u32)));
   const int num_sms = bench.device().num_units;
   const auto num_vecs = static_cast<i64>(bytes / sizeof(uint4));
-  bench.add({CeilingKind::bandwidth, resource, operation},
+  bench.add({CeilingKind::bandwidth, "L2", operation},
             static_cast<double>(num_vecs * static_cast<i64>(sizeof(uint4))), num_sms,
             static_cast<i64>(bytes), [=](i64 passes, KernelSpan* span, cudaStream_t stream) {
               return launch({.name = "the bandwidth probe",
@@ -67,6 +66,57 @@ void add_stream(Bench& bench, const char* resource, const char* operation, void*
                              .block = dim3(kThreads)},
                             stream, stream_kernel<kAccess>, passes, static_cast<uint4*>(data),
                             num_vecs, sink, span);
+            });
+}
+
+// The same with a vector for each thread and CTAs of 4 KiB in the order of addresses, once in every
+// row of the grid: an H200 writes 4.65 TB/s so and copies 4.24, with resident CTAs 4.32 and 3.93.
+// In an L2 the launches of the CTAs would count.
+constexpr int kTileThreads = 256;
+constexpr u64 kClockNanoseconds = 50000;
+
+template <Access kAccess>
+__global__ void __launch_bounds__(kTileThreads)
+    tile_kernel(uint4* data, i64 num_vecs, u32* sink, KernelSpan* span) {
+  const SpanTimer timer;
+  const i64 i = static_cast<i64>(blockIdx.x) * kTileThreads + threadIdx.x;
+  const i64 end = kAccess == Access::copy ? num_vecs / 2 : num_vecs;
+  if (i < end) {
+    uint4 x;
+    if constexpr (kAccess == Access::write) {
+      const u32 word = hash(blockIdx.y) ^ static_cast<u32>(i);
+      x = make_uint4(word, word + 1, word + 2, word + 3);
+    } else {
+      x = __ldcg(data + i);
+    }
+    if constexpr (kAccess == Access::read)
+      keep(x.x ^ x.y ^ x.z ^ x.w, 0x12345678u, sink);
+    else
+      __stcg(data + i + (kAccess == Access::copy ? end : 0), x);
+  }
+  // A CTA is too short for its clock: one thread waits.
+  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
+    for (const u64 start = globaltimer(); globaltimer() - start < kClockNanoseconds;) {
+    }
+    timer.write(span);
+  }
+}
+
+template <Access kAccess>
+void add_tiles(Bench& bench, const char* operation, void* data, std::size_t bytes) {
+  auto* sink = static_cast<u32*>(bench.allocate(sizeof(u32)));
+  const auto num_vecs = static_cast<i64>(bytes / sizeof(uint4));
+  const i64 threads = kAccess == Access::copy ? num_vecs / 2 : num_vecs;
+  const auto num_tiles = static_cast<unsigned>((threads + kTileThreads - 1) / kTileThreads);
+  bench.add({CeilingKind::bandwidth, "DRAM", operation},
+            static_cast<double>(num_vecs * static_cast<i64>(sizeof(uint4))),
+            bench.device().num_units, static_cast<i64>(bytes),
+            [=](i64 passes, KernelSpan* span, cudaStream_t stream) {
+              return launch({.name = "the bandwidth probe",
+                             .grid = dim3(num_tiles, static_cast<unsigned>(passes)),
+                             .block = dim3(kTileThreads)},
+                            stream, tile_kernel<kAccess>, static_cast<uint4*>(data), num_vecs, sink,
+                            span);
             });
 }
 
@@ -182,12 +232,12 @@ void add_memory(Bench& bench) {
   void* data = bench.allocate(bytes);
   // A quarter: L2 caches have two halves, and a line may lie in both.
   const std::size_t l2_part = l2_bytes / 4 / kLineBytes * kLineBytes;
-  add_stream<Access::read>(bench, "L2", "read", data, l2_part);
-  add_stream<Access::write>(bench, "L2", "write", data, l2_part);
-  add_stream<Access::copy>(bench, "L2", "copy", data, l2_part);
-  add_stream<Access::read>(bench, "DRAM", "read", data, bytes);
-  add_stream<Access::write>(bench, "DRAM", "write", data, bytes);
-  add_stream<Access::copy>(bench, "DRAM", "copy", data, bytes);
+  add_l2_stream<Access::read>(bench, "read", data, l2_part);
+  add_l2_stream<Access::write>(bench, "write", data, l2_part);
+  add_l2_stream<Access::copy>(bench, "copy", data, l2_part);
+  add_tiles<Access::read>(bench, "read", data, bytes);
+  add_tiles<Access::write>(bench, "write", data, bytes);
+  add_tiles<Access::copy>(bench, "copy", data, bytes);
   add_latency<true>(bench, "L1", data, 16 * 1024);
   add_latency<false>(bench, "L2", data, l2_part);
   add_latency<false>(bench, "DRAM", data, std::min(bytes, 8 * l2_bytes));

@@ -1,10 +1,14 @@
 // The formats of codes as operands of mma.sync: pairs of f16, exact.
 //
+// An integer code is the low digits of an f16, where it is the subnormal number code * 2^-24: a
+// mask makes the operand of two codes. A tensor core aligns a product by the exponents of its
+// operands, that of a subnormal number being -14, so sums are off by up to 2^-13 of a code. Signed
+// codes are stored with an offset that makes them unsigned; sums of q, and of weights, which the
+// same instructions make, take it back.
+//
 // A lane (g = lane / 4, c = lane % 4) reads rows of K for the A operand of S^T = K Q^T: kDim / 4
 // elements of a key, and of V for that of O^T = V^T P^T: kDim / 8 elements of four keys. Within a
-// row the order of the elements in the reduction is free, as Q follows it. Elements of V are larger
-// than their codes by kValueOffset: a sum of weights, which the same instructions make of ones,
-// takes that back from O.
+// row the order of the elements in the reduction is free, as Q follows it.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -17,36 +21,38 @@
 
 namespace headrace::cuda::sm80::codes {
 
-__device__ __forceinline__ u32 sub_f16x2(u32 x, u32 y) {
-  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(x) : "r"(x), "r"(y));
+// (x & mask) ^ y, which ptxas makes two instructions of when both are immediate numbers.
+template <u32 kMask>
+__device__ __forceinline__ u32 lop3_and_xor(u32 x, u32 y) {
+  asm("lop3.b32 %0, %0, %1, %2, 0x6a;" : "+r"(x) : "n"(kMask), "r"(y));
   return x;
 }
 
-// 8-bit integers: as unsigned numbers plus 128, in the low digits of 1024.
+// 8-bit integers: as unsigned numbers plus 128.
 struct Int8Format {
-  static constexpr int kBits = 8;
-  static constexpr float kValueOffset = 1152;
-  static constexpr u32 kOffset = 0x64806480;  // 1152, 1152
-  static __device__ __forceinline__ u32 of_bytes(u32 bytes) { return sub_f16x2(bytes, kOffset); }
+  static constexpr int kBits = 8, kUnitLog2 = -24;
+  static constexpr bool kIsInteger = true;
+  static constexpr float kOffset = 128;
 
   // Elements (0, 1) and (2, 3) of a word of K.
   static __device__ __forceinline__ void key_pairs(u32 word, u32 (&pairs)[2]) {
     word ^= 0x80808080u;
-    pairs[0] = of_bytes(__byte_perm(word, 0x64646464u, 0x4140));
-    pairs[1] = of_bytes(__byte_perm(word, 0x64646464u, 0x4342));
+    pairs[0] = __byte_perm(word, 0, 0x4140);
+    pairs[1] = __byte_perm(word, 0, 0x4342);
   }
   // Elements i of the words of two keys.
   template <int kIndex>
   static __device__ __forceinline__ u32 value_pair(u32 a, u32 b) {
     const u32 both = __byte_perm(a, b, kIndex | (4 + kIndex) << 8);
-    return (both & 0x00ff00ffu) ^ 0x64806480u;  // 1024 + (code ^ 128)
+    return lop3_and_xor<0x00ff00ffu>(both, 0x00800080u);
   }
 };
 
 // 8-bit floats: a conversion instruction from sm_89 on.
 struct E4m3Format {
-  static constexpr int kBits = 8;
-  static constexpr float kValueOffset = 0;
+  static constexpr int kBits = 8, kUnitLog2 = 0;
+  static constexpr bool kIsInteger = false;
+  static constexpr float kOffset = 0;
   static __device__ __forceinline__ u32 of_bytes(u32 low_half) {
 #if __CUDA_ARCH__ >= 890
     u32 pair;
@@ -70,20 +76,17 @@ struct E4m3Format {
   }
 };
 
-// Pairs of 4-bit integers plus 8: a word has eight elements.
+// 4-bit integers plus 8: a word has eight elements. Of two pairs in a byte the second is 16 times
+// as large.
 struct Int4Format {
-  static constexpr int kBits = 4;
-  static constexpr float kValueOffset = 1032;
-  static __device__ __forceinline__ u32 with_offset(u32 nibbles) {
-    return (nibbles & 0x000f000fu) | 0x64006400u;
-  }
-  static __device__ __forceinline__ u32 of_nibbles(u32 nibbles) {
-    return sub_f16x2(with_offset(nibbles), 0x64086408u);  // 1032, 1032
-  }
+  static constexpr int kBits = 4, kUnitLog2 = -24;
+  static constexpr bool kIsInteger = true;
+  static constexpr float kOffset = 8;
 };
 
 // The pairs of elements of a key that a lane multiplies in step `s` of the reduction, as A operand
-// words 0 and 2 of its row, and which elements of its part of a row they are.
+// words 0 and 2 of its row, and which elements of its part of a row they are. key_factor(i): how
+// many times too large pair i is; that of V as well.
 template <class Format>
 struct KeySteps;
 
@@ -93,16 +96,24 @@ requires(Format::kBits == 8) struct KeySteps<Format> {
     Format::key_pairs(words[s], to);
   }
   static constexpr int element(int s, int i) { return 4 * s + i; }
+  static constexpr float key_factor(int) { return 1; }
+  // Codes of 0.
+  static __device__ __forceinline__ void offset_pairs(u32 (&to)[2]) { Format::key_pairs(0, to); }
 };
 template <>
 struct KeySteps<Int4Format> {
   // Elements (0, 4), (1, 5) of a word, then (2, 6), (3, 7).
   static __device__ __forceinline__ void pairs(const u32* words, int s, u32 (&to)[2]) {
     const u32 word = words[s / 2] >> (s % 2 * 8);
-    to[0] = Int4Format::of_nibbles(word);
-    to[1] = Int4Format::of_nibbles(word >> 4);
+    to[0] = word & 0x000f000fu;
+    to[1] = word & 0x00f000f0u;
   }
   static constexpr int element(int s, int i) { return s / 2 * 8 + s % 2 * 2 + i / 2 + i % 2 * 4; }
+  static constexpr float key_factor(int pair) { return pair == 0 ? 1 : 16; }
+  static __device__ __forceinline__ void offset_pairs(u32 (&to)[2]) {
+    to[0] = 0x00080008u;
+    to[1] = 0x00800080u;
+  }
 };
 
 // Element `kIndex` of the rows of V of two keys, as a pair.
@@ -112,7 +123,7 @@ __device__ __forceinline__ u32 value_pair(const u32* a, const u32* b) {
     return Format::template value_pair<kIndex % 4>(a[kIndex / 4], b[kIndex / 4]);
   } else {
     const u32 both = __byte_perm(a[kIndex / 8], b[kIndex / 8], kIndex % 8 < 4 ? 0x5410 : 0x7632);
-    return Int4Format::with_offset(both >> (kIndex % 4 * 4));
+    return both >> (kIndex % 4 / 2 * 8) & (kIndex % 2 == 0 ? 0x000f000fu : 0x00f000f0u);
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include "backends/cuda/runtime/launch.cuh"
 #include "backends/cuda/sm80/codes/warp.cuh"
+#include "backends/cuda/sm80/codes/zero_points.cuh"
 
 namespace headrace::cuda::sm80::codes {
 
@@ -71,79 +72,77 @@ __device__ inline Tile tile_of(const Params& p, int idx, bool reports) {
   tile.batch_idx = rest / static_cast<int>(p.sizes.num_kv_heads);
   tile.sequence = sequence_with_used_keys(p.sizes, p.lengths, p.used_keys, tile.batch_idx,
                                           reports && tile_idx == 0 && tile.kv_head == 0);
-  tile.first_row = tile_idx * kTileRows;
+  tile.first_row = tile_idx * p.tile_rows;
   const int rows = static_cast<int>(tile.sequence.seqlen_q) * p.group - tile.first_row;
-  tile.num_rows = min(max(rows, 0), kTileRows);
+  tile.num_rows = min(max(rows, 0), p.tile_rows);
   return tile;
 }
 __device__ inline int num_chunks_of(const Tile& tile) {
   return max((static_cast<int>(tile.sequence.seqlen_k) + kChunkKeys - 1) / kChunkKeys, 1);
 }
 
-// The ring of a warp, and its results when the ring is empty.
-template <int kDim, class Format, int kStages>
-union WarpMemory {
-  Stage<kDim, Format> ring[kStages];
-  struct {
-    float o[kTileRows][kDim];
-    float reference[kTileRows], sum[kTileRows];
-  } result;
-};
-
-template <class Element, int kDim, class Format, int kStages>
+template <class Warp>
 __global__ void __launch_bounds__(32 * kWarps, 2) attend(const __grid_constant__ Params p) {
+  constexpr int kDim = Warp::kDim;
+  using Ring = typename Warp::RingOf;
   extern __shared__ uint4 smem[];
-  auto* memory = reinterpret_cast<WarpMemory<kDim, Format, kStages>*>(smem);
+  __shared__ int free_stage[kWarps];
+  // Of the chunks so far, not in registers: a warp needs all of those for its blocks.
+  __shared__ Result<kDim> so_far[32 * kWarps];
+  auto* const stages = reinterpret_cast<typename Warp::Stage_*>(smem);
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
-  const bool is_split = p.partial != nullptr;
-  const int idx = static_cast<int>(blockIdx.x);
-  const int split = is_split ? idx % p.max_chunks : 0;
-  const Tile tile = tile_of(p, is_split ? idx / p.max_chunks : idx, thread == 0 && split == 0);
-  const int num_chunks = num_chunks_of(tile);
-  if (tile.num_rows == 0 || split >= num_chunks) return;
-  const int last_chunk = is_split ? split + 1 : num_chunks;
-  Warp<Element, kDim, Format, kStages> mine(p, tile, memory[warp].ring);
-  const int shift = static_cast<int>(tile.sequence.seqlen_k - tile.sequence.seqlen_q);
-  const int first_position = p.by_group.divide(tile.first_row) + shift;
-  const int last_position = p.by_group.divide(tile.first_row + tile.num_rows - 1) + shift;
-  const int begin = p.window_left < 0 ? 0 : max(first_position - p.window_left, 0);
+  const int idx = static_cast<int>(blockIdx.x), split = idx % p.num_splits;
+  const Tile tile = tile_of(p, idx / p.num_splits, thread == 0 && split == 0);
+  const int num_chunks = num_chunks_of(tile), first_chunk = split * p.split_chunks;
+  if (tile.num_rows == 0 || first_chunk >= num_chunks) return;
+  const int last_chunk = min(first_chunk + p.split_chunks, num_chunks);
+  const bool has_parts = p.partial != nullptr && num_chunks > 1;
+  Warp mine(p, tile, stages + warp * Ring::kStages);
+  auto& rows = mine.rows;
   // The last row sees the most keys.
-  const int end = max(
-      p.k_recent.data == nullptr ? last_position + 1 : last_position / kBlockKeys * kBlockKeys, 0);
+  mine.start(max(rows.begin_of(rows.position_of(0)), first_chunk * kChunkKeys),
+             min(rows.end_of(rows.position_of(tile.num_rows - 1)), last_chunk * kChunkKeys));
   const int row = thread / 32, column = thread % 32 * Result<kDim>::kElements;
-  Result<kDim> all;
-  all.clear();
-  for (int chunk = split; chunk < last_chunk; ++chunk) {
+  so_far[thread].clear();
+  for (int chunk = first_chunk; chunk < last_chunk; ++chunk) {
     const int first = chunk * kChunkKeys, last = first + kChunkKeys;
-    mine.add_blocks(max(first, begin), min(last, end), warp);
-    mine.add_recent(first, last, warp);
-    auto& result = memory[warp].result;
-    mine.store(&result.o[0][0], result.reference, result.sum);
+    mine.add_until(last);
+    rows.add_recent(first, last, warp);
+    __syncwarp();  // every lane has read what the results replace
+    const int free = mine.ring.tail;
+    if (thread % 32 == 0) free_stage[warp] = free;
+    rows.template store<Ring::kPieceRows>([&](int i) -> auto& {
+      return Ring::piece(mine.ring.stages, free, i);
+    });
     __syncthreads();
     Result<kDim> of_chunk;
     of_chunk.clear();
-    for (int w = 0; w < kWarps; ++w) {
-      Result<kDim> part;
-      const auto& of_warp = memory[w].result;
-      for (int i = 0; i < Result<kDim>::kElements; ++i) part.o[i] = of_warp.o[row][column + i];
-      part.reference = of_warp.reference[row];
-      part.sum = of_warp.sum[row];
-      of_chunk.merge(part);
+    if (row < tile.num_rows) {
+      for (int w = 0; w < kWarps; ++w) {
+        const auto& from =
+            Ring::piece(stages + w * Ring::kStages, free_stage[w], row / Ring::kPieceRows);
+        const int at = row % Ring::kPieceRows;
+        Result<kDim> part;
+        for (int i = 0; i < Result<kDim>::kElements; ++i) part.o[i] = from.o[at][column + i];
+        part.reference = from.reference[at];
+        part.sum = from.sum[at];
+        of_chunk.merge(part);
+      }
     }
     __syncthreads();
-    if (is_split && num_chunks > 1) {
-      if (row >= tile.num_rows) return;
+    if (!has_parts) {
+      so_far[thread].merge(of_chunk);
+    } else if (row < tile.num_rows) {
       float* to = partial_of<kDim>(p, tile, row, chunk);
       for (int i = 0; i < Result<kDim>::kElements; ++i) to[column + i] = of_chunk.o[i];
       if (column == 0) {
         to[kDim] = of_chunk.reference;
         to[kDim + 1] = of_chunk.sum;
       }
-      return;
     }
-    all.merge(of_chunk);
   }
-  if (row < tile.num_rows) store_row<Element>(p, tile, row, column, all);
+  if (row < tile.num_rows && !has_parts)
+    store_row<typename Warp::Element>(p, tile, row, column, so_far[thread]);
 }
 
 // Merges the chunks of a row in the order of their keys.
@@ -167,36 +166,46 @@ __global__ void __launch_bounds__(32 * kWarps) merge_chunks(const __grid_constan
   store_row<Element>(p, tile, row, column, all);
 }
 
+// As many stages, up to five, as fit kLargeRing.
+template <class Stage>
+inline constexpr int kLargeStages = [] {
+  constexpr int kFitting = static_cast<int>(kLargeRing / (kWarps * sizeof(Stage)));
+  return kFitting < 5 ? kFitting : 5;
+}();
+
+template <class Warp>
+Status launch_warp(LaunchShape shape, const Params& p, Stream stream) {
+  static AllowedSmem allowed;
+  shape.smem_bytes = kWarps * Warp::RingOf::kStages * sizeof(typename Warp::Stage_);
+  HEADRACE_TRY(allow_smem(shape, attend<Warp>, allowed));
+  return headrace::cuda::launch(shape, static_cast<cudaStream_t>(stream), attend<Warp>, p);
+}
 template <class Element, int kDim, class Format>
-Status launch_attend(LaunchShape shape, const Params& p, Stream stream) {
-  // As many stages, up to five, as fit kLargeRing.
-  constexpr int kFitting = static_cast<int>(kLargeRing / (kWarps * sizeof(Stage<kDim, Format>)));
-  constexpr int kStages = kFitting < 5 ? kFitting : 5;
-  using Memory = WarpMemory<kDim, Format, kStages>;
-  using Small = WarpMemory<kDim, Format, 2>;
-  static AllowedSmem allowed, allowed_small;
-  auto* cuda_stream = static_cast<cudaStream_t>(stream);
-  if (p.has_large_ring) {
-    shape.smem_bytes = kWarps * sizeof(Memory);
-    HEADRACE_TRY(allow_smem(shape, attend<Element, kDim, Format, kStages>, allowed));
-    return headrace::cuda::launch(shape, cuda_stream, attend<Element, kDim, Format, kStages>, p);
-  }
-  shape.smem_bytes = kWarps * sizeof(Small);
-  HEADRACE_TRY(allow_smem(shape, attend<Element, kDim, Format, 2>, allowed_small));
-  return headrace::cuda::launch(shape, cuda_stream, attend<Element, kDim, Format, 2>, p);
+Status launch_attend(const LaunchShape& shape, const Params& p, Stream stream) {
+  constexpr int kStages = kLargeStages<Stage<kDim, Format>>;
+  return p.has_large_ring ? launch_warp<Warp<Element, kDim, Format, kStages>>(shape, p, stream)
+                          : launch_warp<Warp<Element, kDim, Format, 2>>(shape, p, stream);
+}
+template <class Element, int kDim, int kBits>
+Status launch_zero_points(const LaunchShape& shape, const Params& p, Stream stream) {
+  constexpr int kStages = kLargeStages<ZeroPointStage<kDim, kBits>>;
+  return p.has_large_ring
+             ? launch_warp<ZeroPointWarp<Element, kDim, kBits, kStages>>(shape, p, stream)
+             : launch_warp<ZeroPointWarp<Element, kDim, kBits, 2>>(shape, p, stream);
 }
 
 template <class Element, int kDim>
 Status launch_format(const char* name, const Params& p, DType format, Stream stream) {
   const std::int64_t num_tiles = p.sizes.batch * p.sizes.num_kv_heads * p.num_tiles;
   const bool is_split = p.partial != nullptr;
-  const LaunchShape shape{
-      .name = name,
-      .grid = dim3(static_cast<unsigned>(num_tiles * (is_split ? p.max_chunks : 1))),
-      .block = dim3(32 * kWarps)};
+  const LaunchShape shape{.name = name,
+                          .grid = dim3(static_cast<unsigned>(num_tiles * p.num_splits)),
+                          .block = dim3(32 * kWarps)};
   const auto attend_format = format == DType::i8       ? launch_attend<Element, kDim, Int8Format>
                              : format == DType::f8e4m3 ? launch_attend<Element, kDim, E4m3Format>
-                                                       : launch_attend<Element, kDim, Int4Format>;
+                             : format == DType::i4x2   ? launch_attend<Element, kDim, Int4Format>
+                             : format == DType::u4x2   ? launch_zero_points<Element, kDim, 4>
+                                                       : launch_zero_points<Element, kDim, 2>;
   HEADRACE_TRY(attend_format(shape, p, stream));
   if (!is_split) return std::nullopt;
   const LaunchShape merge{

@@ -1,6 +1,8 @@
 // Parameters of the kernel for codes, and how it divides the work.
 #pragma once
 
+#include <cstddef>
+
 #include "backends/cuda/common/kernel_args.h"
 #include "backends/cuda/common/page_table.h"
 #include "base/math.h"
@@ -13,16 +15,18 @@ namespace headrace::cuda::sm80::codes {
 inline constexpr int kChunkKeys = 2048;
 inline constexpr int kBlockKeys = 16;  // of a warp at a time; a page has whole blocks
 inline constexpr int kWarps = 8;
-inline constexpr int kTileRows = 8;  // queries times heads of a group, of a CTA
-// Shared memory of a CTA for its rings: two CTAs fit an SM of 228 KiB. Devices with less take rings
-// of two stages.
-inline constexpr std::size_t kLargeRing = 108 * 1024;
+inline constexpr int kTileRows = 8;  // most queries times heads of a group of a CTA
+// Shared memory of a CTA for its rings: with results of 6 KiB two CTAs fit an SM of 228 KiB. Devices
+// with less take rings of two stages.
+inline constexpr std::size_t kLargeRing = 104 * 1024;
 // With more rows a CTA takes all chunks of its rows, one after the other.
 inline constexpr int kMaxSplitRows = 64;
 
-struct ScaleRows {
-  const float* data;
-  std::int64_t stride_page, stride_slot, stride_head;
+// K, V or their scales in pages, in bytes. A page ends within 2 GiB.
+struct PageRows {
+  const std::byte* data;
+  std::int64_t stride_page;
+  std::int32_t stride_slot, stride_head;
 };
 
 struct Params {
@@ -31,8 +35,9 @@ struct Params {
   UsedKeys used_keys;
   Operand q, out;
   LseOperand lse;
-  Operand k, v;  // strides in bytes
-  ScaleRows k_scale, v_scale;
+  // Scales are floats; with zero points words (core/quantise.h), of K a slot for each group of
+  // keys.
+  PageRows k, v, k_scale, v_scale;
   PageTable pages;
   Operand k_recent, v_recent;  // data null: no recent keys
   const std::int32_t* recent_table;
@@ -46,8 +51,10 @@ struct Params {
   // a CTA takes all chunks.
   float* partial;
   std::int32_t max_chunks;
-  std::int32_t num_tiles;  // row tiles of the longest sequence
-  bool has_large_ring;     // the device has the shared memory
+  std::int32_t num_splits, split_chunks;  // CTAs of a tile, chunks of each
+  std::int32_t num_tiles;                 // row tiles of the longest sequence
+  std::int32_t tile_rows;                 // rows of a tile: kTileRows, or half of them
+  bool has_large_ring;                    // the device has the shared memory
 };
 
 using Launch = Status(const Params& params, DType format, Stream stream);

@@ -1,0 +1,340 @@
+// A warp of the kernel for codes with zero points (kernel.cuh): it streams groups of 32 keys, whose
+// channels have a scale and a zero point each, as every 32 elements of a value have.
+//
+//   q . k = sum of q_c zero_c + sum of (q_c scale_c) code_c      Q times the scales once for a
+//   group out_d = sum of p_j zero_jg + sum of (p_j scale_jg) code_jd   weights for each group g of
+//   V
+//
+// A row of K or V is 16-byte pieces, of which an 8 x 8 matrix of ldmatrix takes one: 16-bit units
+// of codes, transposed for V. A mask of the same digits of two units is an operand (formats.cuh).
+// The units of a matrix of V are of two groups with 2 bits: lanes g < 4 of the first, the others of
+// the second. So each row has two columns, one with the weights of either.
+#pragma once
+
+#include "backends/cuda/sm80/codes/ring.cuh"
+
+namespace headrace::cuda::sm80::codes {
+
+inline constexpr int kGroupKeys = 32;  // with the same scales of K; a warp's block
+
+__device__ __forceinline__ u32 mul_f16x2(u32 x, u32 y) {
+  asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(x) : "r"(y));
+  return x;
+}
+__device__ __forceinline__ u32 max_f16x2(u32 x, u32 y) {
+  asm("max.f16x2 %0, %0, %1;" : "+r"(x) : "r"(y));
+  return x;
+}
+
+// The copy of a group of keys.
+template <int kDim, int kBits>
+struct ZeroPointStage {
+  static constexpr int kPieces = kDim * kBits / 128;  // of a row
+  // [key][swizzled()]
+  alignas(16) std::uint8_t k[kGroupKeys][kPieces][16], v[kGroupKeys][kPieces][16];
+  alignas(16) u32 k_scale[kDim], v_scale[kGroupKeys][4];  // of V: kDim / 32 are used
+
+  // The eight pieces of a matrix, rows of keys that follow each other, meet all banks.
+  static __device__ __forceinline__ int swizzled(int key, int piece) {
+    return piece ^ (key / (8 / kPieces) % kPieces);
+  }
+};
+
+template <class Element_, int kDim_, int kBits, int kStages_>
+class ZeroPointWarp {
+ public:
+  using Element = Element_;
+  static constexpr int kDim = kDim_;
+  using Stage_ = ZeroPointStage<kDim, kBits>;
+  static constexpr int kUnit = 16 / kBits;   // codes of a unit
+  static constexpr int kInByte = 8 / kBits;  // of them in its lower byte
+  static constexpr int kPieces = Stage_::kPieces;
+  static constexpr int kGroups = kDim / 32;  // of a value
+  static constexpr int kCopies = kGroups / kPieces;
+  using RowsOf = Rows<Element, kDim, kUnit, kCopies, kGroupKeys>;
+  using RingOf = BlockRing<Stage_, kStages_, kGroupKeys, kDim, kTileRows / kCopies>;
+  static constexpr int kOwn = RowsOf::kOwn, kUnitTiles = RowsOf::kUnitTiles;
+
+  __device__ ZeroPointWarp(const Params& p, const Tile& tile, Stage_* stages)
+      : rows(p, tile),
+        ring{.stages = stages},
+        at_k_(rows.offset_of(p.k, rows.lane / kPieces) + rows.lane % kPieces * 16),
+        at_v_(rows.offset_of(p.v, rows.lane / kPieces) + rows.lane % kPieces * 16),
+        at_k_scale_(rows.offset_of(p.k_scale, 0) + rows.lane * 4),
+        at_v_scale_(rows.offset_of(p.v_scale, rows.lane / kGroups) + rows.lane % kGroups * 4) {}
+
+  // Before add_until(): the groups of codes of keys [begin, end).
+  __device__ void start(int begin, int end) {
+    ring.start(rows.p, rows.tile, begin, end, copy());
+    load_queries();  // while the first copies are under way
+  }
+  // Sums this warp's groups of keys below `limit` that it has not summed yet.
+  __device__ void add_until(int limit) {
+    rows.clear();
+    for (float& x : zeros_) x = 0;
+    ring.add_until(rows.p, rows.tile, limit / kGroupKeys, copy(),
+                   [this](Stage_& from, int block, bool is_readable) {
+                     __syncwarp();
+                     const int first_key = block * kGroupKeys;
+                     const bool is_whole = is_readable && rows.all_see(first_key, kGroupKeys);
+                     if (!is_whole) hide(from, first_key, is_readable);
+                     float s[2][4];
+                     multiply_keys(from, s);
+                     u32 weights[2][2];  // of 16 keys each: of keys g and g + 8
+                     if (is_whole)
+                       weigh<true>(from, s, first_key, true, weights);
+                     else
+                       weigh<false>(from, s, first_key, is_readable, weights);
+                     multiply_values(from, weights);
+                     __syncwarp();  // every lane has read the stage
+                   });
+    finish();
+  }
+
+  RowsOf rows;
+  RingOf ring;
+
+ private:
+  // Code i of both units.
+  template <int kIndex>
+  static __device__ __forceinline__ u32 pair(u32 units) {
+    constexpr u32 kMask = ((1u << kBits) - 1) << kIndex % kInByte * kBits;
+    return (kIndex < kInByte ? units : units >> 8) & (kMask | kMask << 16);
+  }
+  // How many times too large a pair is, in units of 2^-24.
+  static constexpr float factor(int index) {
+    return static_cast<float>(1 << index % kInByte * kBits);
+  }
+
+  // A lane's channels of a piece of K: two units, codes i of them a pair.
+  __device__ int first_channel(int piece) const { return piece * 8 * kUnit + rows.c * 2 * kUnit; }
+
+  // Q as B operand, divided by a power of two so that its largest element is in [1/2, 1): times any
+  // scale it stays a number of f16.
+  __device__ void load_queries() {
+    float x[kDim / 4];
+    float top = 0;
+    const auto* row = rows.column_row();
+#pragma unroll
+    for (int i = 0; i < kDim / 4; i += 8) {
+      alignas(16) typename Element::Stored elements[8];
+      load_words<4>(row + first_channel(i / (2 * kUnit)) + i % (2 * kUnit),
+                    reinterpret_cast<u32*>(elements));
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        x[i + j] = rows.has_column() ? load_real(elements, j) : 0.0f;
+        top = fmaxf(top, fabsf(x[i + j]));
+      }
+    }
+    const int exponent = rows.exponent_of_column(top) + 1;
+    const float scale = ldexpf(1.0f, -exponent);
+#pragma unroll
+    for (int i = 0; i < kDim / 8; ++i) {
+      const int first = i / kUnit * 2 * kUnit + i % kUnit;
+      q_[i] = cvt_rn_f16x2(x[first] * scale, x[first + kUnit] * scale);
+    }
+    rows.score_factors(exponent + 24, score_factor_);
+  }
+
+  __device__ auto copy() {
+    return [this](const Place& place, Stage_& to) {
+      const Params& p = rows.p;
+      const std::byte* k = place.in(p.k, at_k_);
+      const std::byte* v = place.in(p.v, at_v_);
+      const std::byte* k_scale = place.in_groups(p.k_scale, at_k_scale_, kGroupKeys);
+      const std::byte* v_scale = place.in(p.v_scale, at_v_scale_);
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        const int key = (32 * i + rows.lane) / kPieces, piece = rows.lane % kPieces;
+        const int at = Stage_::swizzled(key, piece), keys = 32 / kPieces * i;
+        cp_async<16>(smem_address(to.k[key][at]), k + keys * p.k.stride_slot);
+        cp_async<16>(smem_address(to.v[key][at]), v + keys * p.v.stride_slot);
+      }
+      // Words may lie at any address of four bytes.
+#pragma unroll
+      for (int i = 0; i < kDim / 32; ++i) {
+        cp_async<4>(smem_address(&to.k_scale[32 * i + rows.lane]), k_scale + 128 * i);
+        const int keys = 32 / kGroups * i;
+        cp_async<4>(smem_address(&to.v_scale[keys + rows.lane / kGroups][rows.lane % kGroups]),
+                    v_scale + keys * p.v_scale.stride_slot);
+      }
+    };
+  }
+
+  // Keys that no row sees may have any scale, NaN too: 0 * NaN is NaN.
+  __device__ void hide(Stage_& from, int first_key, bool is_readable) {
+    if (!is_readable || first_key + rows.lane < rows.begin_of(rows.position_of(0)))
+      *reinterpret_cast<uint4*>(from.v_scale[rows.lane]) = make_uint4(0, 0, 0, 0);
+    __syncwarp();
+  }
+
+  // s[b]: rows of keys 16 b + g and + 8, columns 2 c and 2 c + 1.
+  __device__ void multiply_keys(const Stage_& from, float (&s)[2][4]) {
+    u32 q[kDim / 8];  // times the scales
+    // Two sums, as an mma.sync waits some thirty cycles for the one whose sum it adds to.
+    float of_zeros[2][4] = {};
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) scale_queries(from, piece, q, of_zeros);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[0][i] = s[1][i] = (of_zeros[0][i] + of_zeros[1][i]) * 0x1p-24f;
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+      u32 units[4];  // of eight keys each
+      ldmatrix_x4(units, smem_address(from.k[rows.lane][Stage_::swizzled(rows.lane, piece)]));
+      multiply_key_pairs<0>(units, q + piece * kUnit, s);
+    }
+  }
+  template <int kIndex>
+  __device__ __forceinline__ void multiply_key_pairs(const u32 (&units)[4], const u32* q,
+                                                     float (&s)[2][4]) {
+    if constexpr (kIndex < kUnit) {
+#pragma unroll
+      for (int b = 0; b < 2; ++b) {
+        const u32 a[4] = {pair<kIndex>(units[2 * b]), pair<kIndex>(units[2 * b + 1]),
+                          pair<kIndex + 1>(units[2 * b]), pair<kIndex + 1>(units[2 * b + 1])};
+        mma_m16n8k16_f16(s[b], a, q[kIndex], q[kIndex + 1]);
+      }
+      multiply_key_pairs<kIndex + 2>(units, q, s);
+    }
+  }
+  __device__ __forceinline__ void scale_queries(const Stage_& from, int piece, u32* q,
+                                                float (&of_zeros)[2][4]) {
+    u32 words[2 * kUnit];
+#pragma unroll
+    for (int i = 0; i < 2 * kUnit; i += 4)
+      load_words<4>(from.k_scale + first_channel(piece) + i, words + i);
+#pragma unroll
+    for (int i = 0; i < kUnit; i += 2) {
+      u32 zero[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const u32 scale = __byte_perm(words[i + j], words[i + j + kUnit], 0x5410);
+        zero[j] = __byte_perm(words[i + j], words[i + j + kUnit], 0x7632);
+        const int at = piece * kUnit + i + j;
+        q[at] = mul_f16x2(q_[at], scale);
+        if (factor(i + j) != 1) {
+          const float less = 1 / factor(i + j);
+          q[at] = mul_f16x2(q[at], cvt_rn_f16x2(less, less));
+        }
+      }
+      const u32 a[4] = {zero[0], zero[0], zero[1], zero[1]};
+      const int at = piece * kUnit + i;
+      mma_m16n8k16_f16(of_zeros[i / 2 % 2], a, q_[at], q_[at + 1]);
+    }
+  }
+
+  // Weights as pairs of columns, without the scales of V. kIsWhole: every row sees every key.
+  template <bool kIsWhole>
+  __device__ __forceinline__ void weigh(const Stage_& from, const float (&s)[2][4], int first_key,
+                                        bool is_readable, u32 (&weights)[2][2]) {
+    float score[2][2][kOwn], top[kOwn];
+#pragma unroll
+    for (float& x : top) x = -HUGE_VALF;
+    u32 most = 0x00003c00;  // at least 1: weights without scales must fit f16 as well
+#pragma unroll
+    for (int b = 0; b < 2; ++b)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int key = 16 * b + 8 * r + rows.g;
+        most = max_f16x2(most, most_of(from.v_scale[key]));
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) {
+          const bool is_seen = kIsWhole || (is_readable && rows.sees(i, first_key + key));
+          score[b][r][i] = is_seen ? s[b][2 * r + i * kCopies] * score_factor_[i] : -HUGE_VALF;
+          top[i] = fmaxf(top[i], score[b][r][i]);
+        }
+      }
+    const float log2_scale = lg2_approx_ftz(__half2float(__ushort_as_half(most & 0xffffu)));
+#pragma unroll
+    for (float& x : top) x += log2_scale;
+    rows.follow(top, [this](int i, float factor) {
+#pragma unroll
+      for (int column = i; column < 2; column += kOwn) zeros_[column] *= factor;
+    });
+#pragma unroll
+    for (int b = 0; b < 2; ++b)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float w[kOwn];
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) w[i] = rows.weight(i, score[b][r][i]);
+        weights[b][r] = cvt_rn_f16x2(w[0], w[kOwn - 1]);
+      }
+  }
+  // The largest scale of the groups of a value, in the lower half.
+  static __device__ __forceinline__ u32 most_of(const u32 (&words)[4]) {
+    u32 x[kGroups];
+    load_words<kGroups>(words, x);
+    u32 most = x[0];
+#pragma unroll
+    for (int i = 1; i < kGroups; ++i) most = max_f16x2(most, x[i]);
+    return most;
+  }
+
+  __device__ void multiply_values(const Stage_& from, const u32 (&weights)[2][2]) {
+    u32 words[4];  // of eight keys each: units g are a scale and a zero point of a group in turn
+    ldmatrix_x4_trans(words, smem_address(from.v_scale[rows.lane]));
+    u32 scales[2][2][kGroups];
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      const u32 a[4] = {words[2 * b], 0, words[2 * b + 1], 0};
+      mma_m16n8k16_f16(zeros_, a, movmatrix_trans(weights[b][0]), movmatrix_trans(weights[b][1]));
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        load_words<kGroups>(from.v_scale[16 * b + 8 * r + rows.g], scales[b][r]);
+    }
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+      u32 units[4];  // of eight keys each
+      ldmatrix_x4_trans(units, smem_address(from.v[rows.lane][Stage_::swizzled(rows.lane, piece)]));
+#pragma unroll
+      for (int b = 0; b < 2; ++b) {
+        u32 w[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const u32 first = scales[b][r][piece * kCopies];
+          const u32 second = scales[b][r][piece * kCopies + kCopies - 1];
+          w[r] = movmatrix_trans(mul_f16x2(weights[b][r], __byte_perm(first, second, 0x5410)));
+        }
+        multiply_value_pairs<0>(units[2 * b], units[2 * b + 1], {w[0], w[1]},
+                                rows.o + piece * kUnitTiles);
+      }
+    }
+  }
+  template <int kIndex>
+  static __device__ __forceinline__ void multiply_value_pairs(u32 low_keys, u32 high_keys,
+                                                              const Weights& w, float (*o)[4]) {
+    if constexpr (kIndex < kUnit) {
+      const u32 a[4] = {pair<kIndex>(low_keys), pair<kIndex + 1>(low_keys), pair<kIndex>(high_keys),
+                        pair<kIndex + 1>(high_keys)};
+      mma_m16n8k16_f16(o[kIndex / 2], a, w.b0, w.b1);
+      multiply_value_pairs<kIndex + 2>(low_keys, high_keys, w, o);
+    }
+  }
+
+  // O of sums of codes as O of values. Lane 4 (2 group + 1) + c has the sum of a group's zero
+  // points.
+  __device__ void finish() {
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+      const int group = piece * kCopies + (kCopies == 2 ? rows.g / 4 : 0);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float zero = __shfl_sync(0xffffffffu, zeros_[i], 4 * (2 * group + 1) + rows.c);
+#pragma unroll
+        for (int j = 0; j < kUnitTiles; ++j) {
+          float(&o)[4] = rows.o[piece * kUnitTiles + j];
+          o[i] = o[i] * (0x1p24f / factor(2 * j)) + zero;
+          o[i + 2] = o[i + 2] * (0x1p24f / factor(2 * j + 1)) + zero;
+        }
+      }
+    }
+  }
+
+  const int at_k_, at_v_, at_k_scale_, at_v_scale_;  // of a lane in a page
+  u32 q_[kDim / 8];
+  float score_factor_[kOwn];
+  float zeros_[4];  // sums of weights times zero points, see finish()
+};
+
+}  // namespace headrace::cuda::sm80::codes
