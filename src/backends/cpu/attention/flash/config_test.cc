@@ -121,7 +121,7 @@ TEST(FlashConfig, ScratchFitsTheL2Cache) {
   static_assert(kDirectRows <= kSweepRows);
   for (const int64_t head_dim : {64, 128, 256}) {
     const Problem p = problem(1000, 1000, 1, head_dim);
-    for (const int64_t l2_bytes : {512 * 1024, 1024 * 1024})
+    for (const int64_t l2_bytes : {512 * 1024, 1024 * 1024, 2048 * 1024})
       EXPECT_LE(scratch_layout(p, largest_tile(p, l2_bytes), kShapes[1]).total * 4, l2_bytes)
           << head_dim;
   }
