@@ -321,10 +321,16 @@ TEST_F(Engines, AreSharedByThreads) {
 
 // ---- everything at random ----
 
-TEST_F(Engines, EndEveryRequestOnce) {
+class RandomRequests : public Engines, public ::testing::WithParamInterface<EngineOptions> {};
+
+TEST_P(RandomRequests, EndOnce) {
   Random random(20261124);
-  const auto engine = engine_of(
-      model_, {.max_tokens = 100, .max_num_seqs = 6, .max_requests = 20, .num_pages = 14});
+  EngineOptions options = GetParam();
+  options.max_tokens = 100;
+  options.max_num_seqs = 6;
+  options.max_requests = 20;
+  options.num_pages = 14;
+  const auto engine = engine_of(model_, options);
   Answers answers;
   std::int64_t num_samples = 0, last = 0;
   for (int i = 0; i < 1500; ++i) {
@@ -349,10 +355,59 @@ TEST_F(Engines, EndEveryRequestOnce) {
   poll_all(*engine, answers);
   EXPECT_GT(last, 50);
   EXPECT_EQ(std::ssize(answers), num_samples);
-  for (const auto& [key, answer] : answers) EXPECT_TRUE(answer.finish) << key.first;
+  for (const auto& [key, answer] : answers) {
+    EXPECT_TRUE(answer.finish) << key.first;
+    EXPECT_EQ(answer.error, "") << key.first;
+  }
   EXPECT_GT(engine->stats().sequences.num_preemptions, 0);
   EXPECT_EQ(engine->stats().num_free_pages, 14);
   EXPECT_EQ(engine->stats().num_requests, 0);
+}
+
+// With codes a step of 70 tokens has recent pages for itself, not for a whole prompt.
+INSTANTIATE_TEST_SUITE_P(
+    Caches, RandomRequests,
+    ::testing::Values(EngineOptions{}, EngineOptions{.max_batch_tokens = 70},
+                      EngineOptions{.k_dtype = DType::i8, .v_dtype = DType::i8},
+                      EngineOptions{.max_batch_tokens = 70, .k_dtype = DType::i8},
+                      EngineOptions{.max_batch_tokens = 70,
+                                    .k_dtype = DType::i8,
+                                    .v_dtype = DType::i4x2,
+                                    .num_host_pages = 6}));
+
+// Tokens with codes do not depend on the size of a step, nor on a restart after a preemption.
+TEST_F(Engines, AnswerLongPromptsWithCodes) {
+  const EngineOptions alone = {.max_num_seqs = 1, .k_dtype = DType::i8, .v_dtype = DType::i8};
+  EngineOptions steps = alone;
+  steps.max_batch_tokens = 65;
+  for (const std::size_t length : {std::size_t{30}, std::size_t{60}, std::size_t{115}}) {
+    const Answer answer = run_alone(model_, steps, request(length));
+    EXPECT_EQ(answer.error, "") << length;
+    EXPECT_EQ(answer.tokens, run_alone(model_, alone, request(length)).tokens) << length;
+  }
+  EngineOptions crowded = steps;
+  crowded.max_num_seqs = 2;
+  crowded.max_batch_tokens = 66;
+  crowded.num_pages = 9;
+  crowded.has_prefix_cache = false;
+  const auto engine = engine_of(model_, crowded);
+  for (const std::uint64_t seed : {1, 2}) {
+    Request wanted = request(30, seed);
+    wanted.max_new_tokens = 90;
+    wanted.ignore_end = true;
+    ASSERT_TRUE(engine->add(wanted).ok());
+  }
+  ASSERT_FALSE(engine->run());
+  Answers answers;
+  poll_all(*engine, answers);
+  EXPECT_GT(engine->stats().sequences.num_preemptions, 0);
+  ASSERT_EQ(answers.size(), 2u);
+  for (const auto& [key, answer] : answers) {
+    Request wanted = request(30, static_cast<std::uint64_t>(key.first));
+    wanted.max_new_tokens = 90;
+    wanted.ignore_end = true;
+    EXPECT_EQ(answer.tokens, run_alone(model_, alone, wanted).tokens) << key.first;
+  }
 }
 
 }  // namespace

@@ -143,7 +143,7 @@ Status Scheduler::schedule() {
   promote_overdue();
   HEADRACE_TRY(preempt_split_gangs());
   HEADRACE_TRY(schedule_decodes());
-  schedule_prefills();
+  HEADRACE_TRY(schedule_prefills());
   HEADRACE_TRY(admit());
   if (!chunks_.empty()) ++step_;
   num_scheduled_tokens_ += options_.max_batch_tokens - budget_;
@@ -184,24 +184,39 @@ std::vector<Scheduler::Sequence*> Scheduler::gang_of(const Ranked& ranked, Seque
 Status Scheduler::schedule_decodes() {
   const std::vector<Sequence*> order(running_.begin(), running_.end());
   for (Sequence* s : order) {
-    if (s->num_left() != 1) continue;
-    while (s->state == SequenceState::running) {
-      Status full = cache_->reserve(s->cache_sequence, 1, nullptr);
-      if (!full) {
-        add_chunk(*s, 1);
-        break;
-      }
-      if (full->code != ErrorCode::out_of_memory) return full;
-      HEADRACE_TRY(preempt(**running_.rbegin()));
-    }
+    if (s->num_left() == 1 && s->state == SequenceState::running)
+      HEADRACE_TRY(reserve_chunk(*s, 1));
   }
   return std::nullopt;
 }
 
-// The pages of prompts are reserved since their admission.
-void Scheduler::schedule_prefills() {
-  for (const Sequence* s : running_)
-    if (s->num_left() > 1) add_chunk(*s, chunk_size(*s, s->num_computed));
+Status Scheduler::schedule_prefills() {
+  const std::vector<Sequence*> order(running_.begin(), running_.end());
+  for (Sequence* s : order)
+    if (s->num_left() > 1 && s->state == SequenceState::running) HEADRACE_TRY(add_prefill(*s));
+  return std::nullopt;
+}
+
+// The pages of prompts are reserved since their admission, those of codes for each chunk.
+Status Scheduler::add_prefill(Sequence& s) {
+  const std::int64_t num_tokens = chunk_size(s, s.num_computed);
+  if (cache_->has_codes() && num_tokens > 0) return reserve_chunk(s, num_tokens);
+  add_chunk(s, num_tokens);
+  return std::nullopt;
+}
+
+// If pages are missing, those that run last give theirs, at the end the sequence its own.
+Status Scheduler::reserve_chunk(Sequence& s, std::int64_t num_tokens) {
+  while (s.state == SequenceState::running) {
+    Status full = cache_->reserve(s.cache_sequence, num_tokens, nullptr);
+    if (!full) {
+      add_chunk(s, num_tokens);
+      break;
+    }
+    if (full->code != ErrorCode::out_of_memory) return full;
+    HEADRACE_TRY(preempt(**running_.rbegin()));
+  }
+  return std::nullopt;
 }
 
 Status Scheduler::admit() {
@@ -217,8 +232,9 @@ Status Scheduler::admit() {
       waiting_.erase(s);
       s->state = SequenceState::running;
       running_.insert(s);
-      add_chunk(*s, chunk_size(*s, s->num_computed));
     }
+    for (Sequence* s : next)
+      if (s->state == SequenceState::running) HEADRACE_TRY(add_prefill(*s));
   }
   return std::nullopt;
 }
@@ -259,6 +275,7 @@ Status Scheduler::preempt_alone(Sequence& s) {
 
 Result<bool> Scheduler::start_all(std::span<Sequence* const> sequences) {
   if (std::ssize(running_) + std::ssize(sequences) > options_.max_num_seqs) return false;
+  num_started_pages_ = 0;
   for (std::size_t i = 0; i < sequences.size(); ++i) {
     Sequence& s = *sequences[i];
     Result<bool> started = s.is_swapped ? swap_in(s) : start(s, i == 0);
@@ -277,15 +294,15 @@ Result<bool> Scheduler::start(Sequence& s, bool needs_chunk) {
   if (needs_chunk && chunk_size(s, cached) == 0) return false;
   const std::int64_t page_size = cache_->options().page_size;
   const KvCache::CachedPrefix prefix = cache_->find(keys(s, 0, cached), salt(s));
-  if (!has_room(ceil_div(s.length(), page_size) - cached / page_size + prefix.num_free_pages))
-    return false;
+  const std::int64_t num_pages = ceil_div(s.length(), page_size) - cached / page_size;
+  if (!has_room(num_pages + prefix.num_free_pages)) return false;
   // One key more than the prefix: add() leaves the last one.
   Result<KvCache::Added> added = cache_->add(keys(s, 0, cached + 1), salt(s));
   if (!added.ok()) return std::move(added.failure());
-  if (Status bad = cache_->reserve(added.value().sequence, s.length() - cached, nullptr))
-    return std::move(*bad);
   s.cache_sequence = added.value().sequence;
   s.num_computed = cached;
+  if (Status bad = reserve_all(s)) return std::move(*bad);
+  num_started_pages_ += num_pages;
   if (s.state == SequenceState::waiting) {
     num_prompt_tokens_ += s.num_prompt;
     num_cached_tokens_ += cached;
@@ -299,12 +316,29 @@ Result<bool> Scheduler::swap_in(Sequence& s) {
   if (!has_room(ceil_div(s.length(), cache_->options().page_size))) return false;
   if (Status bad = cache_->swap_in(s.cache_sequence, nullptr)) return std::move(*bad);
   s.is_swapped = false;
-  if (Status bad = cache_->reserve(s.cache_sequence, s.num_left(), nullptr)) return std::move(*bad);
+  if (Status bad = reserve_all(s)) return std::move(*bad);
   return true;
 }
 
+// Recent pages are there for the tokens of a step alone, so a cache of codes reserves those.
+Status Scheduler::reserve_all(const Sequence& s) {
+  return cache_->has_codes() ? std::nullopt
+                             : cache_->reserve(s.cache_sequence, s.num_left(), nullptr);
+}
+
 bool Scheduler::has_room(std::int64_t num_pages) const {
-  return running_.empty() || num_pages + options_.watermark_pages <= cache_->allocator().num_free();
+  return running_.empty() || num_pages + options_.watermark_pages + num_promised_pages() <=
+                                 cache_->allocator().num_free();
+}
+
+// Of running sequences and of those that are started with them, which have not taken them yet.
+std::int64_t Scheduler::num_promised_pages() const {
+  if (!cache_->has_codes()) return 0;
+  std::int64_t num_pages = num_started_pages_;
+  for (const Sequence* s : running_)
+    num_pages += ceil_div(s->length(), cache_->options().page_size) -
+                 std::ssize(cache_->block_table(s->cache_sequence));
+  return num_pages;
 }
 
 // Cached tokens that the sequence can begin with. What is left of the prompt after them is not less

@@ -134,13 +134,15 @@ class Scheduler {
   void promote_overdue();
   Status preempt_split_gangs();
   Status schedule_decodes();
-  void schedule_prefills();
+  Status schedule_prefills();
+  Status add_prefill(Sequence& s);
+  Status reserve_chunk(Sequence& s, std::int64_t num_tokens);
   Status admit();
   // With its gang.
   Status preempt(Sequence& s);
   Status preempt_alone(Sequence& s);
-  // Takes pages for all tokens of a waiting sequence; false: too few are free, or the step has no
-  // room for a chunk that is needed.
+  // Takes pages for all tokens of a waiting sequence, or promises them; false: too few are free, or
+  // the step has no room for a chunk that is needed.
   Result<bool> start(Sequence& s, bool needs_chunk);
   Result<bool> swap_in(Sequence& s);
   // Starts the sequences, a waiting one or a gang, or none of them.
@@ -152,7 +154,9 @@ class Scheduler {
   std::int64_t num_cached(const Sequence& s) const;
   std::vector<std::int32_t> keys(const Sequence& s, std::int64_t first, std::int64_t last) const;
   std::uint64_t salt(const Sequence& s) const;
+  Status reserve_all(const Sequence& s);
   bool has_room(std::int64_t num_pages) const;
+  std::int64_t num_promised_pages() const;
 
   KvCache* cache_;
   SchedulerOptions options_;
@@ -166,6 +170,7 @@ class Scheduler {
   std::vector<Chunk> chunks_;
   std::int64_t budget_ = 0;  // tokens left
   bool has_preempted_ = false;
+  std::int64_t num_started_pages_ = 0;  // by start_all()
 
   std::int64_t num_scheduled_tokens_ = 0, num_preemptions_ = 0;
   std::int64_t num_prompt_tokens_ = 0, num_cached_tokens_ = 0;
