@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "conformance/plain_call.h"
@@ -132,6 +133,75 @@ TEST(Splits, StrictRowsEqualChunksAndDecode) {
         }
       }
     }
+  }
+}
+
+// Of the values of some keys, within a split, one column is `poison`, and 0 for all other keys.
+struct Column {
+  std::int64_t begin, end;
+  double poison;
+};
+constexpr std::int64_t kColumn = 3;
+
+struct Rows {
+  std::vector<double> out, lse;  // out: [rows, kDim]
+};
+Rows rows_with(const Target& target, DType dtype, std::int64_t queries, bool is_strict,
+               const Column& column) {
+  constexpr std::int64_t kKeys = 2600;
+  Random random(12);
+  PlainTensor q(dtype, {1, queries, 2, kDim}, &random), k(dtype, {1, kKeys, 1, kDim}, &random),
+      v(dtype, {1, kKeys, 1, kDim}, &random);
+  PlainTensor out(dtype, {1, queries, 2, kDim}), lse(DType::f32, {1, queries, 2});
+  for (std::int64_t key = 0; key < kKeys; ++key)
+    store_from_double(dtype, v.bytes.data(), key * kDim + kColumn,
+                      key >= column.begin && key < column.end ? column.poison : 0);
+  headrace_attention_tensors tensors{};
+  tensors.struct_size = sizeof tensors;
+  tensors.q = q.view;
+  tensors.k = k.view;
+  tensors.v = v.view;
+  tensors.out = out.view;
+  tensors.lse = *TensorView(lse.view).permute({0, 2, 1});
+  headrace_attention_options options = default_options();
+  options.strict_rows = is_strict;
+  EXPECT_EQ(run_on(target, tensors, options), "");
+  Rows rows;
+  for (std::int64_t i = 0; i < queries * 2 * kDim; ++i)
+    rows.out.push_back(load_as_double(dtype, out.bytes.data(), i));
+  for (std::int64_t i = 0; i < queries * 2; ++i)
+    rows.lse.push_back(load_as_double(DType::f32, lse.bytes.data(), i));
+  return rows;
+}
+
+// A sum that overflows although its mean does not, and a NaN: they change no bit of other columns
+// and of the lse, whichever split they are in.
+TEST(Splits, AnOverflowOrANanStaysInItsColumn) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const double largest = dtype == DType::bf16 ? 0x1.FEp127 : 0x1.FFFFFEp127;
+    for (const Target& target : flash_targets(dtype))
+      for (const std::int64_t queries : {1, 4, 20, 100})  // direct, packed with key tasks, without
+        for (const bool is_strict : {false, true})
+          for (const std::int64_t begin : {0, 600, 2100}) {
+            SCOPED_TRACE(format_text("{} {} of {} queries, strict {}, from {}", target.kernel->name,
+                                     dtype_name(dtype), queries, is_strict, begin));
+            const auto rows = [&](double poison) {
+              return rows_with(target, dtype, queries, is_strict, {begin, begin + 400, poison});
+            };
+            const Rows plain = rows(1), overflow = rows(largest), nan = rows(std::nan(""));
+            EXPECT_EQ(overflow.lse, plain.lse);
+            EXPECT_EQ(nan.lse, plain.lse);
+            for (std::size_t i = 0; i < plain.out.size(); ++i) {
+              if (i % kDim != kColumn) {
+                ASSERT_EQ(overflow.out[i], plain.out[i]) << i;
+                ASSERT_EQ(nan.out[i], plain.out[i]) << i;
+                continue;
+              }
+              const double weight = plain.out[i];
+              ASSERT_NEAR(overflow.out[i] / largest, weight, weight * 0x1p-7) << i;
+              ASSERT_TRUE(std::isnan(nan.out[i])) << i;
+            }
+          }
   }
 }
 
