@@ -82,6 +82,37 @@ TEST(ValidatePaged, UsedKeysOfDenseAndRaggedBatches) {
       << c.check()->message;
 }
 
+// Moves a list, or the rows of a table, apart; what lies between them is no length and no page.
+void spread(Call& c, headrace_tensor& x) {
+  const bool is_table = x.rank == 2;
+  const std::int64_t width = is_table ? x.shape[1] : 1, stride = width + 2;
+  const TensorView wide = c.fresh(DType::i32, {x.shape[0] * stride});
+  auto* to = static_cast<std::int32_t*>(wide.data);
+  std::fill_n(to, x.shape[0] * stride, -9);
+  for (std::int64_t i = 0; i < x.shape[0]; ++i)
+    std::copy_n(static_cast<const std::int32_t*>(x.data) + i * width, width, to + i * stride);
+  x.data = wide.data;
+  x.strides[0] = stride;
+}
+
+TEST(ValidatePaged, LengthsAndTablesMayHaveStrides) {
+  for (Call (*make)() : {paged, paged_ragged, with_used}) {
+    Call c = make();
+    spread(c, c.t.seqused_k);
+    if (c.t.block_table.rank != 0) spread(c, c.t.block_table);
+    ASSERT_FALSE(c.check()) << c.check()->message;
+    auto* used = static_cast<std::int32_t*>(c.t.seqused_k.data);
+    used[c.t.seqused_k.strides[0]] = 13;
+    ASSERT_TRUE(c.check());
+    EXPECT_EQ(c.check()->message.find("seqused_k[1]=13: must be 0 to "), 0u) << c.check()->message;
+    if (c.t.block_table.rank == 0) continue;
+    used[c.t.seqused_k.strides[0]] = 5;
+    ASSERT_TRUE(c.check());
+    EXPECT_EQ(c.check()->message.find("block_table[1, 1]=2147483647: must be 0 to 5"), 0u)
+        << c.check()->message;
+  }
+}
+
 struct BadPages {
   std::function<Call()> make;
   std::function<void(Call&)> mutate;
