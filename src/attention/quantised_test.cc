@@ -111,6 +111,31 @@ TEST(Quantised, EveryLengthAroundATile) {
       }
 }
 
+// Of a batch whose other sequences have some: what no query reads needs no page.
+TEST(Quantised, SequencesWithoutQueriesNeedNoRecentPages) {
+  for (const Kernel* kernel : kernels()) {
+    QuantisedCase c;
+    c.dtype = DType::bf16;
+    c.keys = {40, 33, 17, 16, 1, 0};
+    c.queries = {2, 0, 1, 0, 0, 0};
+    const std::string what = std::string(kernel->name) + ": " + text_of(c);
+    QuantisedCall call(c);
+    headrace_attention_tensors t = call.tensors();
+    headrace_quantised_kv quantised = *t.quantised;
+    t.quantised = &quantised;
+    headrace_tensor& table = quantised.recent_table;
+    const auto* pages = static_cast<const std::int32_t*>(table.data);
+    std::vector<std::int32_t> read(pages, pages + table.shape[0] * table.shape[1]);
+    for (std::size_t b = 0; b < c.queries.size(); ++b)
+      if (c.queries[b] == 0)
+        std::fill_n(read.begin() + static_cast<std::ptrdiff_t>(b) * table.shape[1], table.shape[1],
+                    -1);
+    table.data = read.data();
+    ASSERT_EQ(run_on(*kernel, t, call.attention_options(), 2), "") << what;
+    testing::expect_close(call, bounds_of(*kernel, c), what);
+  }
+}
+
 // Of 6 queries the window of the first begins before the keys of a split, that of the last in it.
 TEST(Quantised, WindowsThatBeginOnBothSidesOfASplit) {
   for (const Kernel* kernel : kernels())
