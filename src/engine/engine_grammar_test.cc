@@ -73,6 +73,40 @@ TEST_F(GrammarRequests, ATextThatNothingCanFollowStopsWithoutAnEndToken) {
   EXPECT_EQ(answer.finish, FinishReason::stop);
 }
 
+// Where the last token that is allowed ends an answer, the answer has ended; and in a session.
+TEST_F(GrammarRequests, AnAnswerThatEndsAtItsLengthHasEnded) {
+  const Answer letters = run({request("[a-z]{20}")}).at({1, 0});
+  Request by_grammar = request("[a-z]{3} is (true|false)"), by_stop = request("[a-z]{20}"),
+          by_token = by_stop;
+  by_stop.stop = {letters.text.substr(8, 3)};
+  by_token.stop_tokens = {letters.tokens[5]};
+  for (const Request& whole : {by_grammar, by_stop, by_token}) {
+    const auto num_tokens = std::ssize(run({whole}).at({1, 0}).tokens);
+    ASSERT_GT(num_tokens, 1);
+    for (std::int64_t limit = 1; limit <= num_tokens + 1; ++limit) {
+      SCOPED_TRACE(format_text("{} of {} tokens", limit, num_tokens));
+      Request limited = whole;
+      limited.max_new_tokens = limit;
+      const bool has_ended = limit >= num_tokens;
+      const Answer answer = run({limited}).at({1, 0});
+      EXPECT_EQ(answer.finish, has_ended ? FinishReason::stop : FinishReason::length);
+      EXPECT_EQ(std::ssize(answer.tokens), std::min<std::int64_t>(limit, num_tokens));
+      if (!whole.stop_tokens.empty()) continue;
+      Session session =
+          std::move(Session::make(model_, {.max_tokens = 64, .num_pages = 16}).value());
+      ASSERT_FALSE(session.append(whole.prompt, nullptr));
+      Sampler sampler = std::move(Sampler::make(model_.host).value());
+      const GenerationOptions options{.sampling = whole.sampling,
+                                      .max_new_tokens = limit,
+                                      .stop = whole.stop,
+                                      .grammar = whole.grammar,
+                                      .on_text = {}};
+      const Generation same = generate(session, model_.tokenizer, options, sampler).value();
+      EXPECT_EQ(same.finish == Finish::length, !has_ended);
+    }
+  }
+}
+
 TEST_F(GrammarRequests, LeaveOthersAndTheirLogprobsAlone) {
   Request plain = request("x");
   plain.grammar = nullptr;
