@@ -213,6 +213,31 @@ TEST(JsonSchema, EveryBoundHoldsBesideAllOthers) {
       }
 }
 
+// Bounds of an integer may lie between integers, of both kinds of bounds and both signs.
+TEST(JsonSchema, IntegersLieBetweenFractions) {
+  for (const bool is_exclusive_low : {false, true})
+    for (const bool is_exclusive_high : {false, true})
+      for (int low = -7; low <= 7; ++low)
+        for (int high = low; high <= 8; ++high) {  // in halves
+          const std::string text =
+              format_text(R"({"type": "integer", "{}": {}, "{}": {}})",
+                          is_exclusive_low ? "exclusiveMinimum" : "minimum", low / 2.0,
+                          is_exclusive_high ? "exclusiveMaximum" : "maximum", high / 2.0);
+          Result<std::shared_ptr<Grammar>> made = Grammar::from_json_schema(text, vocabulary());
+          bool has_any = false;
+          for (int value = -5; value <= 5; ++value) {
+            const bool is_valid = (is_exclusive_low ? 2 * value > low : 2 * value >= low) &&
+                                  (is_exclusive_high ? 2 * value < high : 2 * value <= high);
+            has_any |= is_valid;
+            if (!made.ok()) continue;
+            Matcher matcher(made.value());
+            ASSERT_EQ(!matcher.accept(std::to_string(value)) && matcher.can_end(), is_valid)
+                << text << ' ' << value;
+          }
+          ASSERT_EQ(made.ok(), has_any) << text;
+        }
+}
+
 TEST(JsonSchema, ErrorsNameThePlaceAndTheRemedy) {
   const std::pair<std::string_view, std::string_view> cases[] = {
       {"{", "json_schema: line 1, column 2: no key in quotes; pass valid JSON"},
