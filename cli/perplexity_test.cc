@@ -65,19 +65,9 @@ std::vector<T> values_of(const std::string& path) {
   return values;
 }
 
-TEST(Perplexity, ReportsTheDivergenceFromAnUnquantisedCache) {
-  const TemporaryFolder folder;
-  const auto logits_of = [&](const std::string& options) {
-    const std::string path = folder.file("logits");
-    row_of(options + " --logits-out " + path);
-    return values_of<float>(path);
-  };
-  EXPECT_TRUE(row_of("")["kl"].is_null());
-  const auto same = row_of(" --kl-against f16");
-  EXPECT_EQ(same["kl"], 0);
-  EXPECT_EQ(same["same_top"], 1);
-  const auto row = row_of(" --k-type int4 --kl-against f32");
-  const std::vector<float> p = logits_of(" --cache-type f32"), q = logits_of(" --k-type int4");
+// A row of the report beside the logits `p` of the reference and `q` of the model.
+void expect_divergence(const nlohmann::json& row, const std::vector<float>& p,
+                       const std::vector<float>& q) {
   const auto vocab = static_cast<std::size_t>(headrace::Model(kModel).info().vocab_size);
   const auto num_tokens = p.size() / vocab;
   double mean = 0, num_same = 0, num_predicted = 0;
@@ -100,6 +90,26 @@ TEST(Perplexity, ReportsTheDivergenceFromAnUnquantisedCache) {
   EXPECT_GT(mean, 0);
   EXPECT_NEAR(row["kl"].get<double>(), mean, 1e-6 * mean);
   EXPECT_NEAR(row["same_top"].get<double>(), num_same / num_predicted, 1e-9);
+}
+
+TEST(Perplexity, ReportsTheDivergenceFromAnUnquantisedCache) {
+  const TemporaryFolder folder;
+  const auto logits_of = [&](const std::string& options) {
+    const std::string path = folder.file("logits");
+    row_of(options + " --logits-out " + path);
+    return values_of<float>(path);
+  };
+  EXPECT_TRUE(row_of("")["kl"].is_null());
+  const auto same = row_of(" --kl-against f16");
+  EXPECT_EQ(same["kl"], 0);
+  EXPECT_EQ(same["same_top"], 1);
+  const std::vector<float> p = logits_of(" --cache-type f32");
+  for (const std::string types :
+       {" --k-type int4", " --v-type int4", " --kv-type int4", " --k-type int8 --v-type kivi2",
+        " --cache-type bf16 --v-type int8"}) {
+    SCOPED_TRACE(types);
+    expect_divergence(row_of(types + " --kl-against f32"), p, logits_of(types));
+  }
 }
 
 TEST(Perplexity, OfSparqAttentionIsThatOfADecode) {
