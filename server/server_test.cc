@@ -54,6 +54,25 @@ TEST_F(Serve, AStreamIsTheWholeAnswer) {
   EXPECT_EQ(Json::parse(events[events.size() - 3])["choices"][0]["finish_reason"], "length");
 }
 
+TEST_F(Serve, AnyCharacterOfAModelsNameMayBeEscaped) {
+  ServerProcess server(options(""));
+  Client client(server.port());
+  const std::string name = "tiny";
+  const auto escaped = [](char c) {
+    constexpr const char* kDigits = "0123456789abcdef";
+    return std::string("%") + kDigits[c / 16] + kDigits[c % 16];
+  };
+  for (int which = 0; which < 16; ++which) {
+    std::string path = "/v1/models/";
+    for (int i = 0; i < 4; ++i)
+      path += which >> i & 1 ? escaped(name[static_cast<std::size_t>(i)])
+                             : std::string(1, name[static_cast<std::size_t>(i)]);
+    EXPECT_EQ(client.ask(get(path)).status, 200) << path;
+  }
+  for (const char* path : {"tin%7", "tin%", "tin%zz", "%74in%", "tiny%00", "tiny%"})
+    EXPECT_EQ(client.ask(get("/v1/models/" + std::string(path))).status, 404) << path;
+}
+
 // In a text of one byte per character, whole and in the parts of a stream.
 TEST_F(Serve, LogprobsSayWhereEachTokenBegins) {
   ServerProcess server(options(""));
