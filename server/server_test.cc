@@ -73,6 +73,40 @@ TEST_F(Serve, AnyCharacterOfAModelsNameMayBeEscaped) {
     EXPECT_EQ(client.ask(get("/v1/models/" + std::string(path))).status, 404) << path;
 }
 
+// Of characters of four bytes: three of four tokens have no text yet.
+TEST_F(Serve, AStreamHasTheLogprobsOfTheWholeAnswer) {
+  ServerProcess server(options(""));
+  Client client(server.port());
+  const auto ask = [&](bool is_chat, const std::string& more) {
+    const std::string fields =
+        R"(, "max_tokens": 90, "temperature": 1, "seed": 7, "n": 4,
+            "structured_outputs": {"regex": "\ud83d\ude00{20}"})" +
+        more;
+    return client.ask(is_chat ? post("/v1/chat/completions",
+                                     R"({"messages": [{"role": "user", "content": "a"}],
+                                        "logprobs": true, "top_logprobs": 2)" +
+                                         fields + '}')
+                              : completion(R"(, "logprobs": 2)" + fields));
+  };
+  for (const bool is_chat : {false, true}) {
+    std::vector<Json> whole, streamed;
+    const Json answer = Json::parse(ask(is_chat, "").body);
+    for (const Json& choice : answer["choices"]) {
+      whole.push_back(choice["logprobs"]);
+      EXPECT_EQ(whole.back()[is_chat ? "content" : "tokens"].size(), 80u);
+      streamed.emplace_back();
+      for (const auto& [name, values] : whole.back().items()) streamed.back()[name] = Json::array();
+    }
+    for (const std::string& event : events_of(ask(is_chat, R"(, "stream": true)"))) {
+      if (event == "[DONE]") continue;
+      const Json choice = Json::parse(event)["choices"][0];
+      for (const auto& [name, values] : choice["logprobs"].items())
+        for (const Json& value : values) streamed.at(choice["index"])[name].push_back(value);
+    }
+    EXPECT_EQ(streamed, whole) << is_chat;
+  }
+}
+
 // In a text of one byte per character, whole and in the parts of a stream.
 TEST_F(Serve, LogprobsSayWhereEachTokenBegins) {
   ServerProcess server(options(""));
