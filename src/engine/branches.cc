@@ -32,9 +32,11 @@ Status check_pages(const Session& session, const char* name, std::int64_t num_br
 
 Result<Branches> Branches::make(Session& session, const char* name, std::int64_t num_branches,
                                 std::int64_t max_new_tokens) {
-  if (num_branches < 1 || num_branches > kMaxBranches)
-    return invalid_argument("{}={}: must be 1 to {}; pass fewer, or call again for more", name,
-                            num_branches, kMaxBranches);
+  const bool has_codes = session.cache().has_codes();
+  const std::int64_t most = has_codes ? kMaxBranchesWithCodes : kMaxBranches;
+  if (num_branches < 1 || num_branches > most)
+    return invalid_argument("{}={}: must be 1 to {}{}; pass fewer, or call again for more", name,
+                            num_branches, most, has_codes ? " with quantised keys or values" : "");
   if (session.logits() == nullptr)
     return invalid_argument("session: there are no logits; append tokens first");
   if (auto bad = check_pages(session, name, num_branches, max_new_tokens)) return std::move(*bad);

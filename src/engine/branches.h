@@ -11,6 +11,8 @@
 namespace headrace::engine {
 
 inline constexpr std::int64_t kMaxBranches = 1024;
+// A session of codes has a recent page for each of them, in both of two groups.
+inline constexpr std::int64_t kMaxBranchesWithCodes = 32;
 
 // The session must outlive the branches and is unchanged by them.
 class Branches {

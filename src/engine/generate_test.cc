@@ -208,5 +208,22 @@ TEST_F(Samples, BadValuesAndMissingPagesAreRefusedAndChangeNothing) {
   EXPECT_EQ(samples.failure().message, "session: there are no logits; append tokens first");
 }
 
+// As many as a session of codes has recent pages for; more are refused before the first token.
+TEST_F(Samples, WithCodesAreFewer) {
+  GenerationOptions options = generation_options()[0];
+  options.ignore_end = true;
+  options.max_new_tokens = 30;
+  for (const DType codes : {DType::i8, DType::u2x4}) {
+    Session session = make_session({.k_dtype = codes, .v_dtype = codes, .num_pages = 200});
+    const auto samples = generate_n(session, model_.tokenizer, options, 32, {}, sampler_);
+    EXPECT_TRUE(samples.ok()) << samples.failure().message;
+    const auto more = generate_n(session, model_.tokenizer, options, 33, {}, sampler_);
+    ASSERT_FALSE(more.ok());
+    EXPECT_EQ(more.failure().message,
+              "n=33: must be 1 to 32 with quantised keys or values; pass fewer, or call again for "
+              "more");
+  }
+}
+
 }  // namespace
 }  // namespace headrace::engine

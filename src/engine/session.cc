@@ -4,12 +4,10 @@
 #include <cstring>
 
 #include "base/math.h"
+#include "engine/branches.h"
 
 namespace headrace::engine {
 namespace {
-
-// With codes: a recent page each, in both of two groups.
-constexpr std::int64_t kMaxSessionBranches = 32;
 
 Status check_sparq(const LanguageModel& model, const SessionOptions& options) {
   const auto [num_components, num_keys] = options.sparq;
@@ -71,7 +69,7 @@ Result<Session> Session::make(const LanguageModel& model, const SessionOptions& 
                                 .cache_dtype = options.cache_dtype,
                                 .k_dtype = options.k_dtype,
                                 .v_dtype = options.v_dtype,
-                                .max_sequences = kMaxSessionBranches,
+                                .max_sequences = kMaxBranchesWithCodes,
                                 .sparq = options.sparq});
   if (!runner.ok()) return std::move(runner.failure());
   Session session(std::move(runner.value()));

@@ -98,7 +98,7 @@ struct PagesOfWarp {
 template <class Element, int kDim, int kUnit, int kCopies, int kGroup>
 struct Rows {
   static constexpr int kValueTiles = kDim / 16;
-  static constexpr int kOwn = 2 / kCopies;  // rows of a lane
+  static constexpr int kLaneRows = 2 / kCopies;  // rows of a lane
   static constexpr int kUnitTiles = kUnit / 2;
   // The largest weight so far is 2^7 when a reference moves, and 2^15 before it must, so that most
   // blocks move none. Weights down to 2^-21 of the largest are normal numbers of f16.
@@ -107,14 +107,14 @@ struct Rows {
   const Params& p;
   const Tile& tile;
   const int lane, g, c;
-  int position[kOwn];                // diagonal keys
-  int all_see_from, all_see_before;  // codes that every row sees
-  float reference[kOwn], sum[kOwn];  // sums of this lane's keys
+  int position[kLaneRows];                     // diagonal keys
+  int all_see_from, all_see_before;            // codes that every row sees
+  float reference[kLaneRows], sum[kLaneRows];  // sums of this lane's keys
   float o[kValueTiles][4];
 
   __device__ Rows(const Params& params, const Tile& of)
       : p(params), tile(of), lane(static_cast<int>(threadIdx.x) % 32), g(lane / 4), c(lane % 4) {
-    for (int i = 0; i < kOwn; ++i) position[i] = position_of(c * kOwn + i);
+    for (int i = 0; i < kLaneRows; ++i) position[i] = position_of(c * kLaneRows + i);
     all_see_from = begin_of(position_of(tile.num_rows - 1));
     all_see_before = end_of(position_of(0));
   }
@@ -149,10 +149,10 @@ struct Rows {
     return top > 0 && top < HUGE_VALF ? ilogbf(top) : 0;
   }
   // Scores in the log2 domain are products times 2^exponent, that of column g, times the scale.
-  __device__ void score_factors(int exponent, float (&to)[kOwn]) const {
+  __device__ void score_factors(int exponent, float (&to)[kLaneRows]) const {
     const float factor = ldexpf(p.scale_log2, min(exponent, 127));
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i)
+    for (int i = 0; i < kLaneRows; ++i)
       to[i] = __shfl_sync(0xffffffffu, factor, 4 * (2 * c + i * kCopies));
   }
 
@@ -172,7 +172,7 @@ struct Rows {
 
   __device__ void clear() {
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
+    for (int i = 0; i < kLaneRows; ++i) {
       reference[i] = -HUGE_VALF;
       sum[i] = 0;
     }
@@ -184,13 +184,13 @@ struct Rows {
   // Moves the references of rows whose weights times scales of V could exceed f16: log2 of the
   // largest is `top`. Each row by its own alone. `rescale` multiplies what else depends on one.
   template <class Rescale>
-  __device__ __forceinline__ void follow(const float (&top)[kOwn], const Rescale& rescale) {
+  __device__ __forceinline__ void follow(const float (&top)[kLaneRows], const Rescale& rescale) {
     bool is_larger = false;
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) is_larger |= top[i] > reference[i] + kMostLog2;
+    for (int i = 0; i < kLaneRows; ++i) is_larger |= top[i] > reference[i] + kMostLog2;
     if (!__any_sync(0xffffffffu, is_larger)) return;
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
+    for (int i = 0; i < kLaneRows; ++i) {
       float most = top[i];
 #pragma unroll
       for (int mask = 4; mask < 32; mask *= 2)
@@ -204,7 +204,7 @@ struct Rows {
 #pragma unroll
       for (auto& of_tile : o) {
 #pragma unroll
-        for (int column = i; column < 2; column += kOwn) {
+        for (int column = i; column < 2; column += kLaneRows) {
           of_tile[column] *= factor;
           of_tile[column + 2] *= factor;
         }
@@ -230,10 +230,10 @@ struct Rows {
   template <int kPieceRows, class Piece>
   __device__ void store(const Piece& piece) {
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
+    for (int i = 0; i < kLaneRows; ++i) {
 #pragma unroll
       for (int mask = 4; mask < 32; mask *= 2) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], mask);
-      const int own = c * kOwn + i;
+      const int own = c * kLaneRows + i;
       auto& to = piece(own / kPieceRows);
       const int row = own % kPieceRows;
       if (g == 0) {
@@ -278,9 +278,9 @@ struct Rows {
       const u32 a[4] = {low[0], high[0], low[1], high[1]};
       Element::mma(s, a, has_column() ? b[0] : 0, has_column() ? b[1] : 0);
     }
-    float score[2][kOwn], top[kOwn];
+    float score[2][kLaneRows], top[kLaneRows];
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
+    for (int i = 0; i < kLaneRows; ++i) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int key = first_key + g + 8 * r, at = position[i];
@@ -293,10 +293,10 @@ struct Rows {
     u32 packed[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float w[kOwn];
+      float w[kLaneRows];
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) w[i] = weight(i, score[r][i]);
-      packed[r] = movmatrix_trans(Element::pack(w[0], w[kOwn - 1]));
+      for (int i = 0; i < kLaneRows; ++i) w[i] = weight(i, score[r][i]);
+      packed[r] = movmatrix_trans(Element::pack(w[0], w[kLaneRows - 1]));
     }
     add_recent_values(rows(p.v_recent), first_key, {packed[0], packed[1]});
   }

@@ -53,7 +53,7 @@ class ZeroPointWarp {
   static constexpr int kCopies = kGroups / kPieces;
   using RowsOf = Rows<Element, kDim, kUnit, kCopies, kGroupKeys>;
   using RingOf = BlockRing<Stage_, kStages_, kGroupKeys, kDim, kTileRows / kCopies>;
-  static constexpr int kOwn = RowsOf::kOwn, kUnitTiles = RowsOf::kUnitTiles;
+  static constexpr int kLaneRows = RowsOf::kLaneRows, kUnitTiles = RowsOf::kUnitTiles;
 
   __device__ ZeroPointWarp(const Params& p, const Tile& tile, Stage_* stages)
       : rows(p, tile),
@@ -227,7 +227,7 @@ class ZeroPointWarp {
   template <bool kIsWhole>
   __device__ __forceinline__ void weigh(const Stage_& from, const float (&s)[2][4], int first_key,
                                         bool is_readable, u32 (&weights)[2][2]) {
-    float score[2][2][kOwn], top[kOwn];
+    float score[2][2][kLaneRows], top[kLaneRows];
 #pragma unroll
     for (float& x : top) x = -HUGE_VALF;
     u32 most = 0x00003c00;  // at least 1: weights without scales must fit f16 as well
@@ -238,7 +238,7 @@ class ZeroPointWarp {
         const int key = 16 * b + 8 * r + rows.g;
         most = max_f16x2(most, most_of(from.v_scale[key]));
 #pragma unroll
-        for (int i = 0; i < kOwn; ++i) {
+        for (int i = 0; i < kLaneRows; ++i) {
           const bool is_seen = kIsWhole || (is_readable && rows.sees(i, first_key + key));
           score[b][r][i] = is_seen ? s[b][2 * r + i * kCopies] * score_factor_[i] : -HUGE_VALF;
           top[i] = fmaxf(top[i], score[b][r][i]);
@@ -249,16 +249,16 @@ class ZeroPointWarp {
     for (float& x : top) x += log2_scale;
     rows.follow(top, [this](int i, float factor) {
 #pragma unroll
-      for (int column = i; column < 2; column += kOwn) zeros_[column] *= factor;
+      for (int column = i; column < 2; column += kLaneRows) zeros_[column] *= factor;
     });
 #pragma unroll
     for (int b = 0; b < 2; ++b)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        float w[kOwn];
+        float w[kLaneRows];
 #pragma unroll
-        for (int i = 0; i < kOwn; ++i) w[i] = rows.weight(i, score[b][r][i]);
-        weights[b][r] = cvt_rn_f16x2(w[0], w[kOwn - 1]);
+        for (int i = 0; i < kLaneRows; ++i) w[i] = rows.weight(i, score[b][r][i]);
+        weights[b][r] = cvt_rn_f16x2(w[0], w[kLaneRows - 1]);
       }
   }
   // The largest scale of the groups of a value, in the lower half.
@@ -333,7 +333,7 @@ class ZeroPointWarp {
 
   const int at_k_, at_v_, at_k_scale_, at_v_scale_;  // of a lane in a page
   u32 q_[kDim / 8];
-  float score_factor_[kOwn];
+  float score_factor_[kLaneRows];
   float zeros_[4];  // sums of weights times zero points, see finish()
 };
 
