@@ -33,8 +33,8 @@ int run_tokenize(const TokenizeOptions& options) {
     return kExitOk;
   }
   Table table{.key = "tokens", .columns = {{"id", "id"}, {"text", "text"}}, .rows = {}};
-  for (const std::int32_t& token : tokens)
-    table.rows.push_back({std::int64_t{token}, printable(model.detokenize({&token, 1}))});
+  for (const std::int32_t token : tokens)
+    table.rows.push_back({std::int64_t{token}, printable(model.token_text(token))});
   Report report;
   report.notes = {{"bytes", static_cast<std::int64_t>(text.size())},
                   {"tokens", static_cast<std::int64_t>(tokens.size())}};

@@ -79,7 +79,7 @@ Json choices_json(const AnswerHead& head, Json choice) {
 }
 
 Json token_json(const Model& model, std::int32_t token, float logprob) {
-  const std::string text = model.detokenize({&token, 1});
+  const std::string text = model.token_text(token);
   Json bytes = Json::array();
   for (const char c : text) bytes.push_back(static_cast<unsigned char>(c));
   return {{"token", text}, {"logprob", logprob}, {"bytes", std::move(bytes)}};
@@ -110,10 +110,10 @@ Json completion_logprobs(const Model& model, const Output& output, std::int64_t&
                {"top_logprobs", Json::array()},
                {"text_offset", Json::array()}};
   for (std::size_t i = 0; i < output.tokens.size(); ++i) {
-    const std::string text = model.detokenize({&output.tokens[i], 1});
+    const std::string text = model.token_text(output.tokens[i]);
     Json top = Json::object();
     for (const headrace_token_logprob& likely : top_of(output, i))
-      if (likely.token >= 0) top[model.detokenize({&likely.token, 1})] = likely.logprob;
+      if (likely.token >= 0) top[model.token_text(likely.token)] = likely.logprob;
     json["tokens"].push_back(text);
     json["top_logprobs"].push_back(std::move(top));
     json["text_offset"].push_back(text_offset);

@@ -109,6 +109,10 @@ TEST(Model, TokensAreTheText) {
   const std::string text = "Hello, world! caf\xc3\xa9 \xff\n";
   EXPECT_EQ(model.detokenize(model.tokenize(text, 0)), text);
   EXPECT_TRUE(model.tokenize("", 0).empty());
+  std::string joined;
+  for (const std::int32_t token : model.tokenize(text, 0)) joined += model.token_text(token);
+  EXPECT_EQ(joined, text);
+  error_of([&] { static_cast<void>(model.token_text(288)); }, HEADRACE_INVALID_ARGUMENT);
   const std::vector<std::int32_t> bad = {288};
   error_of([&] { static_cast<void>(model.detokenize(bad)); }, HEADRACE_INVALID_ARGUMENT);
   error_of([&] { static_cast<void>(model.tokenize("x", 64)); }, HEADRACE_INVALID_ARGUMENT);

@@ -205,6 +205,7 @@ TEST(NullPointers, OfModelsAndSessions) {
   REFUSE_NULLS(headrace_model_get_info, model, &info);
   REFUSE_NULLS(headrace_tokenize, model, "a", 1, 0, tokens, 64, &count);
   REFUSE_NULLS(headrace_detokenize, model, tokens, 1, text, 64, &count);
+  REFUSE_NULLS(headrace_token_text, model, 0, text, 64, &count);
   REFUSE_NULLS(headrace_chat_tokens, model, nullptr, &message, 1, 1, tokens, 64, &count);
   REFUSE_NULLS(headrace_session_create, model, nullptr, &made);
   REFUSE_NULLS(headrace_session_append, session, tokens, 1, nullptr);

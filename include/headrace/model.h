@@ -91,8 +91,7 @@ static inline headrace_status headrace_model_options_init(headrace_model_options
 HEADRACE_API headrace_status headrace_model_load(const char* path,
                                                  const headrace_model_options* options,
                                                  headrace_model** model);
-/** Destroy all sessions first. NULL is allowed. */
-HEADRACE_API void headrace_model_destroy(headrace_model* model);
+HEADRACE_API void headrace_model_destroy(headrace_model* model); /**< after its sessions; or NULL */
 
 /** What determines the tensors of a model. */
 typedef struct headrace_model_shape {
@@ -240,10 +239,14 @@ typedef enum headrace_tokenize_flags {
 HEADRACE_API headrace_status headrace_tokenize(const headrace_model* model, const char* text,
                                                size_t num_bytes, uint32_t flags, int32_t* tokens,
                                                size_t capacity, size_t* count);
-/** The text of tokens; special tokens give their names. */
+/** The text of tokens; special tokens give their names. A space at the start that
+ * headrace_tokenize() puts before every text (SentencePiece) is left out. */
 HEADRACE_API headrace_status headrace_detokenize(const headrace_model* model, const int32_t* tokens,
                                                  size_t num_tokens, char* text, size_t capacity,
                                                  size_t* count);
+/** The text that a token adds to that of others before it: a space at its start is kept. */
+HEADRACE_API headrace_status headrace_token_text(const headrace_model* model, int32_t token,
+                                                 char* text, size_t capacity, size_t* count);
 /** 1 if the token ends generation (end of turn, end of text). */
 HEADRACE_API int headrace_token_is_end(const headrace_model* model, int32_t token);
 
@@ -256,9 +259,8 @@ typedef struct headrace_message {
   const char* content; /**< UTF-8, zero-terminated */
 } headrace_message;
 
-/** The tokens of a conversation. template_name NULL: the file's own template, which is recognized
- * by its text and never evaluated; the message of `unsupported` lists the known names. Special
- * tokens inside messages are not parsed. */
+/** The tokens of a conversation; special tokens inside messages are not parsed. template_name NULL:
+ * the file's own, recognized by its text and never evaluated; `unsupported` lists all names. */
 HEADRACE_API headrace_status headrace_chat_tokens(const headrace_model* model,
                                                   const char* template_name,
                                                   const headrace_message* messages,
@@ -299,10 +301,9 @@ HEADRACE_API headrace_status headrace_session_create(const headrace_model* model
                                                      headrace_session** session);
 HEADRACE_API void headrace_session_destroy(headrace_session* session); /**< NULL is allowed */
 
-/** Appends tokens and computes the logits after the last one. logits: NULL, or
- * [num_tokens, vocab_size] for the logits after every token. On an error nothing is appended.
- * invalid_argument: the tokens exceed the session's capacity (then none is read), or a token is not
- * in the vocabulary. */
+/** Appends tokens and computes the logits after the last one. logits: NULL, or [num_tokens,
+ * vocab_size] for the logits after every token. invalid_argument: the tokens exceed the session's
+ * capacity (none is read), or one is not in the vocabulary. On an error nothing is appended. */
 HEADRACE_API headrace_status headrace_session_append(headrace_session* session,
                                                      const int32_t* tokens, size_t num_tokens,
                                                      float* logits);
@@ -315,8 +316,7 @@ HEADRACE_API headrace_status headrace_session_truncate(headrace_session* session
 
 /* ---- sampling and text ---- */
 
-/** Order of filters and temperature, as in the named program. Biases and penalties are applied
- * before them. */
+/** Order of filters and temperature, after biases and penalties, as in the named program. */
 typedef enum headrace_sampling_order {
   HEADRACE_ORDER_VLLM = 0,         /**< temperature, min-p, top-k, top-p (the default) */
   HEADRACE_ORDER_TRANSFORMERS = 1, /**< temperature, top-k, top-p, min-p */

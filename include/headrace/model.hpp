@@ -147,6 +147,12 @@ class Model {
       return headrace_detokenize(model_.get(), tokens.data(), tokens.size(), text, capacity, count);
     });
   }
+  /// The text that a token adds to that of others before it.
+  std::string token_text(std::int32_t token) const {
+    return detail::filled<std::string>([&](char* text, std::size_t capacity, std::size_t* count) {
+      return headrace_token_text(model_.get(), token, text, capacity, count);
+    });
+  }
   /// Whether a token ends generation (end of turn, end of text).
   bool is_end(std::int32_t token) const { return headrace_token_is_end(model_.get(), token) != 0; }
 

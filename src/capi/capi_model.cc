@@ -159,6 +159,16 @@ headrace_status headrace_detokenize(const headrace_model* model, const int32_t* 
   });
 }
 
+headrace_status headrace_token_text(const headrace_model* model, int32_t token, char* text,
+                                    size_t capacity, size_t* count) {
+  return guarded([&] {
+    if (model == nullptr) return fail(null_argument("model", "load one first"));
+    const auto& tokenizer = model->model.tokenizer;
+    if (headrace::Status bad = tokenizer.check(token)) return fail(std::move(*bad));
+    return give_list(tokenizer.bytes_of(token), "text", text, capacity, count);
+  });
+}
+
 int headrace_token_is_end(const headrace_model* model, int32_t token) {
   if (model == nullptr) return 0;
   const auto& ends = model->model.tokenizer.end_tokens();
