@@ -64,6 +64,8 @@ peers_models() {
   export_test_model
   step tokenizer "$python" -B tests/peers/tokenizer.py --tool build/release/tests/headrace_tokenizer_pipe \
     --model "$HEADRACE_TEST_MODEL"
+  step SentencePiece "$python" -B tests/peers/sentencepiece_peer.py --llama-cpp \
+    --tool build/release/tests/headrace_tokenizer_pipe
   step grammars "$python" -B tests/peers/grammar.py --tool build/release/tests/headrace_grammar_pipe
   step "chat templates" "$python" -B tests/peers/chat_template.py
   step models "$python" tests/peers/check_models.py --model "$HEADRACE_TEST_MODEL" --program "$program"

@@ -5,6 +5,7 @@
 
 #include "base/utf8.h"
 #include "text/bpe.h"
+#include "text/sentencepiece.h"
 
 namespace headrace::text {
 namespace {
@@ -19,11 +20,20 @@ struct Tokenizer::Scratch {
   Bpe bpe;
   std::vector<std::string_view> pieces;
   std::vector<TokenId> piece_tokens, tokens;
+  bool has_own_spaces = false;  // a space behind a special token is the space prefix
 };
 
-Tokenizer::Tokenizer(PreTokenizer pre_tokenizer, std::size_t num_tokens, std::size_t num_merges)
-    : pre_tokenizer_(std::move(pre_tokenizer)), normal_(num_tokens), merges_(num_merges) {
+Tokenizer::Tokenizer(std::optional<PreTokenizer> pre_tokenizer, std::size_t num_tokens)
+    : pre_tokenizer_(std::move(pre_tokenizer)), normal_(num_tokens), merges_(0) {
   byte_tokens_.fill(-1);
+}
+
+TokenId Tokenizer::token_of(std::string_view character) const {
+  return normal_.find(character == kSpaceMark ? " " : character, text_of());
+}
+
+bool Tokenizer::is_hidden(TokenId token) const {
+  return kind_of(token) == TokenKind::control || kind_of(token) == TokenKind::unknown;
 }
 
 void Tokenizer::encode_piece(std::string_view piece, Scratch& scratch) const {
@@ -42,14 +52,47 @@ void Tokenizer::encode_piece(std::string_view piece, Scratch& scratch) const {
   scratch.bpe.merge(scratch.piece_tokens, scratch.tokens);
 }
 
-// Encodes text without special tokens.
+void Tokenizer::encode_characters(std::string_view text, Scratch& scratch) const {
+  std::vector<TokenId>& symbols = scratch.piece_tokens;
+  symbols.clear();
+  bool follows_space = true;
+  while (!text.empty()) {
+    const std::string_view one = text.substr(0, std::max<std::size_t>(utf8_first_char(text), 1));
+    text.remove_prefix(one.size());
+    const bool is_space = one == " " || one == kSpaceMark;
+    if (splits_at_spaces_ && is_space && !follows_space) {
+      scratch.bpe.merge(symbols, scratch.tokens);
+      symbols.clear();
+    }
+    follows_space = is_space;
+    const TokenId token = token_of(one);
+    if (token >= 0) {
+      symbols.push_back(token);
+    } else if (byte_tokens_[0] >= 0) {
+      for (const char byte : one) symbols.push_back(byte_tokens_[static_cast<unsigned char>(byte)]);
+    } else if (symbols.empty() || symbols.back() != unknown_) {
+      symbols.push_back(unknown_);
+    }
+  }
+  scratch.bpe.merge(symbols, scratch.tokens);
+}
+
+// Encodes text without special tokens, at the start or after a special token.
 Status Tokenizer::encode_text(std::string_view text, Scratch& scratch) const {
+  if (text.empty()) return std::nullopt;
+  if (!pre_tokenizer_) {
+    const bool adds_space =
+        adds_space_prefix_ &&
+        !(scratch.has_own_spaces && !scratch.tokens.empty() && text.starts_with(' '));
+    encode_characters(adds_space ? ' ' + std::string(text) : text, scratch);
+    return std::nullopt;
+  }
   scratch.pieces.clear();
   for (std::size_t at = 0; at < text.size();) {
     std::size_t end = at;
     while (const std::size_t bytes = utf8_first_char(text.substr(end))) end += bytes;
     if (end != at)
-      if (Status failed = pre_tokenizer_.split(text.substr(at, end - at), scratch.pieces))
+      if (Status failed = pre_tokenizer_->split(text.substr(at, end - at), scratch.pieces))
         return failed;
     at = end;
     while (end < text.size() && utf8_first_char(text.substr(end)) == 0) ++end;
@@ -107,14 +150,21 @@ Result<std::vector<TokenId>> Tokenizer::encode(std::span<const TextPart> parts) 
     text += part.text;
   }
   Scratch scratch(merges_);
+  scratch.has_own_spaces = true;
   if (Status failed = encode_parts(text, parts, scratch)) return *std::move(failed);
   return std::move(scratch.tokens);
 }
 
 std::size_t Tokenizer::num_dropped_bytes(std::string_view text) const {
-  return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [this](char byte) {
-    return byte_tokens_[static_cast<unsigned char>(byte)] < 0;
-  }));
+  std::size_t dropped = 0;
+  while (!text.empty()) {
+    std::size_t bytes = pre_tokenizer_ ? 1 : std::max<std::size_t>(utf8_first_char(text), 1);
+    if (byte_tokens_[static_cast<unsigned char>(text.front())] < 0 &&
+        (pre_tokenizer_ || token_of(text.substr(0, bytes)) < 0))
+      dropped += bytes;
+    text.remove_prefix(bytes);
+  }
+  return dropped;
 }
 
 Status Tokenizer::check(TokenId token) const {
@@ -137,17 +187,21 @@ std::optional<TokenId> Tokenizer::find(std::string_view text) const {
 
 Result<std::string> Tokenizer::decode(std::span<const TokenId> tokens, bool with_control) const {
   std::string text;
+  bool has_prefix = adds_space_prefix_;  // of the next token
   for (const TokenId token : tokens) {
     if (Status failed = check(token)) return *std::move(failed);
-    if (with_control || kind_of(token) != TokenKind::control) text += bytes_of(token);
+    std::string_view bytes = bytes_of(token);
+    const bool is_piece = kind_of(token) == TokenKind::normal || kind_of(token) == TokenKind::byte;
+    if (has_prefix && is_piece && bytes.starts_with(' ')) bytes.remove_prefix(1);
+    has_prefix = adds_space_prefix_ && !is_piece;
+    if (with_control || !is_hidden(token)) text += bytes;
   }
   return text;
 }
 
 Result<std::string> StreamDecoder::push(TokenId token) {
   if (Status failed = tokenizer_.check(token)) return *std::move(failed);
-  if (with_control_ || tokenizer_.kind_of(token) != TokenKind::control)
-    pending_ += tokenizer_.bytes_of(token);
+  if (with_control_ || !tokenizer_.is_hidden(token)) pending_ += tokenizer_.bytes_of(token);
   const std::size_t ready = pending_.size() - utf8_unfinished_tail(pending_);
   std::string text = pending_.substr(0, ready);
   pending_.erase(0, ready);

@@ -1,4 +1,5 @@
-// Byte-level BPE as a model file describes it (tokenizer.ggml.*): text to tokens and back.
+// The tokenizer of a model file (tokenizer.ggml.*), text to tokens and back: byte-level BPE
+// ("gpt2") or SentencePiece's BPE ("llama").
 //
 // Any bytes can be encoded. Invalid UTF-8 bypasses the pre-tokenizer: each maximal run of bytes
 // that belong to no character is one piece. So decode(encode(x)) == x for every x, with one
@@ -7,6 +8,12 @@
 //
 // Text is not normalised. Qwen2's own tokenizer composes characters (NFC) first; this one does not,
 // so that decoding returns the input.
+//
+// SentencePiece merges characters, the pair with the highest score of the joined piece first. A
+// character without a token becomes the tokens of its bytes; in a vocabulary without byte tokens a
+// run of them becomes the unknown token. U+2581 is encoded as the space that it stands for in the
+// vocabulary. If the file requests it (add_space_prefix, the default), text at the start and after
+// a special token begins with one more space, as in llama.cpp; decode() removes that space.
 #pragma once
 
 #include <array>
@@ -26,7 +33,7 @@
 namespace headrace::text {
 
 // The values of tokenizer.ggml.token_type.
-enum class TokenKind { normal = 1, unknown, control, user_defined, unused };
+enum class TokenKind { normal = 1, unknown, control, user_defined, unused, byte };
 
 // Which special tokens are parsed in a text. Untrusted text must not produce control tokens;
 // user-defined tokens, such as runs of spaces, are part of ordinary text.
@@ -58,35 +65,45 @@ class Tokenizer {
                                       ParseSpecial parse_special = ParseSpecial::user_defined,
                                       bool with_bos_eos = false) const;
   // Encodes the concatenated parts. Pieces may cross from part to part, special tokens may not.
+  // Chat templates write a space prefix themselves ("[INST] "): text after a special token gets
+  // none if it begins with a space.
   Result<std::vector<TokenId>> encode(std::span<const TextPart> parts) const;
   // The number of bytes of the text that have no token and are dropped.
   std::size_t num_dropped_bytes(std::string_view text) const;
 
-  // `with_control`: include the text of control tokens.
+  // `with_control`: include the text of control tokens and of the unknown token.
   Result<std::string> decode(std::span<const TokenId> tokens, bool with_control = true) const;
 
   // invalid_argument: outside the vocabulary.
   Status check(TokenId token) const;
-  // For tokens that passed check(). Empty for an unused token without a text.
+  // For tokens that passed check(): the bytes inside a text, where no space is removed. Empty for
+  // an unused token without a text.
   std::string_view bytes_of(TokenId token) const;
   TokenKind kind_of(TokenId token) const { return kinds_[static_cast<std::size_t>(token)]; }
+  // Control and unknown tokens, which are no text.
+  bool is_hidden(TokenId token) const;
   // A control or user-defined token by its text, a normal token by its bytes.
   std::optional<TokenId> find(std::string_view text) const;
 
  private:
   friend class TokenizerReader;
   struct Scratch;
-  Tokenizer(PreTokenizer pre_tokenizer, std::size_t num_tokens, std::size_t num_merges);
+  Tokenizer(std::optional<PreTokenizer> pre_tokenizer, std::size_t num_tokens);
   void encode_piece(std::string_view piece, Scratch& scratch) const;
+  void encode_characters(std::string_view text, Scratch& scratch) const;
   Status encode_text(std::string_view text, Scratch& scratch) const;
   Status encode_parts(std::string_view text, std::span<const TextPart> parts,
                       Scratch& scratch) const;
+  TokenId token_of(std::string_view character) const;  // -1: none
   auto text_of() const {
     return [this](TokenId token) { return bytes_of(token); };
   }
 
-  PreTokenizer pre_tokenizer_;
-  bool ignore_merges_ = false;  // a piece that is a token is encoded as that token
+  std::optional<PreTokenizer> pre_tokenizer_;  // empty: SentencePiece
+  bool ignore_merges_ = false;                 // a piece that is a token is encoded as that token
+  bool adds_space_prefix_ = false;
+  // No token has a space behind another character, so that no merge crosses the start of a word.
+  bool splits_at_spaces_ = false;
   // Bytes of token i: bytes_[ends_[i - 1]] to bytes_[ends_[i]].
   std::string bytes_;
   std::vector<std::size_t> ends_;
@@ -95,13 +112,15 @@ class Tokenizer {
   SpecialTokens user_defined_, all_special_;
   MergeIndex merges_;
   std::array<TokenId, 256> byte_tokens_;  // -1: none
+  TokenId unknown_ = -1;
   std::optional<TokenId> bos_, eos_;
   bool adds_bos_ = false, adds_eos_ = false;
   std::vector<TokenId> end_tokens_;
 };
 
 // Incremental detokenizer that never splits a character: an incomplete character waits for the next
-// token, invalid bytes pass through.
+// token, invalid bytes pass through. The tokens continue a text: no space at their start is
+// removed.
 class StreamDecoder {
  public:
   explicit StreamDecoder(const Tokenizer& tokenizer, bool with_control = false)

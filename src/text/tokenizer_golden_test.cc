@@ -58,8 +58,8 @@ constexpr auto kIo = ErrorCode::io_error, kUnsupported = ErrorCode::unsupported;
 const Change kChanges[] = {
     {"'tokenizer.ggml.model' is missing", kIo,
      [](ModelFile& file) { file.metadata.erase("tokenizer.ggml.model"); }},
-    {"tokenizer.ggml.model is 'llama', supported: gpt2", kUnsupported,
-     [](ModelFile& file) { file.metadata["tokenizer.ggml.model"] = std::string("llama"); }},
+    {"tokenizer.ggml.model is 'bert', supported: gpt2", kUnsupported,
+     [](ModelFile& file) { file.metadata["tokenizer.ggml.model"] = std::string("bert"); }},
     {"'tokenizer.ggml.model' is an integer, expected a string", kIo,
      [](ModelFile& file) { file.metadata["tokenizer.ggml.model"] = std::int64_t{2}; }},
     {"tokenizer.ggml.pre (the pre-tokenizer) is 'default', supported: gpt-2, smollm", kUnsupported,

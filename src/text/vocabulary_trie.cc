@@ -9,7 +9,7 @@ VocabularyTrie::VocabularyTrie(const Tokenizer& tokenizer) : end_tokens_(tokeniz
   for (TokenId token = 0; token < tokenizer.vocab_size(); ++token) {
     const TokenKind kind = tokenizer.kind_of(token);
     const std::string_view text = tokenizer.bytes_of(token);
-    const bool is_text = (kind == TokenKind::normal || kind == TokenKind::user_defined) &&
+    const bool is_text = !tokenizer.is_hidden(token) && kind != TokenKind::unused &&
                          text.size() <= kMaxDepth &&
                          !std::ranges::binary_search(end_tokens_, token);
     if (is_text) bytes_ += text;

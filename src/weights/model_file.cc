@@ -117,4 +117,8 @@ Result<const std::vector<std::int64_t>*> ModelFile::integers(std::string_view ke
   return find_required<std::vector<std::int64_t>>(*this, key);
 }
 
+Result<const std::vector<double>*> ModelFile::numbers(std::string_view key) const {
+  return find_required<std::vector<double>>(*this, key);
+}
+
 }  // namespace headrace

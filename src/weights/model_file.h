@@ -51,6 +51,7 @@ struct ModelFile {
   // Arrays: pointers into `metadata`.
   Result<const std::vector<std::string>*> texts(std::string_view key) const;
   Result<const std::vector<std::int64_t>*> integers(std::string_view key) const;
+  Result<const std::vector<double>*> numbers(std::string_view key) const;
 
   // "FILE: text".
   Failure failure(ErrorCode code, std::string_view text) const;

@@ -1,9 +1,13 @@
-// First byte: which pre-tokenizer (2 bits), what is recognised (2 bits), mode (bit 4).
+// First byte: which tokenizer (bits 0, 1 and 5), what is recognised (bits 2, 3), mode (bit 4).
 // Mode 0: the rest is a text for a small vocabulary.
 // Mode 1: lines of a vocabulary, "m<merge>" or "<type digit><token>", up to an empty line; then a
-//         text for it.
+//         text for it. SentencePiece has no merges: such a line is the score of the next token.
+#include <cstdlib>
+#include <iterator>
+
 #include "tests/fuzz/fuzz.h"
 #include "tests/support/vocabulary.h"
+#include "text/sentencepiece.h"
 #include "text/tokenizer.h"
 
 using namespace headrace;
@@ -12,6 +16,7 @@ using testing::require;
 namespace {
 
 constexpr const char* kPre[] = {"gpt-2", "smollm", "llama-bpe", "qwen2"};
+constexpr std::size_t kSentencePiece = std::size(kPre);
 constexpr text::ParseSpecial kParseSpecial[] = {text::ParseSpecial::none,
                                                 text::ParseSpecial::user_defined,
                                                 text::ParseSpecial::all, text::ParseSpecial::all};
@@ -22,12 +27,16 @@ void check_text(const text::Tokenizer& tokenizer, std::string_view text,
   require(tokens.ok(), "any text is encoded");
   auto decoded = tokenizer.decode(tokens.value());
   require(decoded.ok(), "tokens of a text are in the vocabulary");
-  if (tokenizer.num_dropped_bytes(text) == 0)
+  const bool has_mark = text.find(text::kSpaceMark) != text.npos;  // a space for SentencePiece
+  if (tokenizer.num_dropped_bytes(text) == 0 && !has_mark)
     require(decoded.value() == text, "decode(encode(x)) == x");
   text::StreamDecoder stream(tokenizer, true);
-  std::string streamed;
-  for (const text::TokenId token : tokens.value()) streamed += stream.push(token).value();
-  require(streamed + stream.flush() == decoded.value(), "the stream is the text");
+  std::string streamed, pieces;
+  for (const text::TokenId token : tokens.value()) {
+    streamed += stream.push(token).value();
+    pieces += tokenizer.bytes_of(token);
+  }
+  require(streamed + stream.flush() == pieces, "the stream is the text of the tokens");
   const std::size_t half = text.size() / 2;
   const text::TextPart parts[] = {{text.substr(0, half), parse_special},
                                   {text.substr(half), parse_special}};
@@ -35,6 +44,21 @@ void check_text(const text::Tokenizer& tokenizer, std::string_view text,
   require(in_parts.ok(), "any text in parts is encoded");
   if (parse_special == text::ParseSpecial::none)
     require(in_parts.value() == tokens.value(), "where a text is cut into parts does not matter");
+}
+
+ModelFile read_pieces(std::string_view& input) {
+  std::vector<testing::Piece> pieces;
+  if (!input.starts_with('2')) pieces = testing::small_pieces({});  // without bytes: unknown first
+  double score = 0;
+  while (!input.empty()) {
+    const std::string_view line = testing::take_until(input, '\n');
+    if (line.empty()) break;
+    if (line.front() == 'm')
+      score = std::strtod(std::string(line.substr(1)).c_str(), nullptr);
+    else
+      pieces.push_back({std::string(line.substr(1)), score, line.front() - '0'});
+  }
+  return testing::sentencepiece_file(pieces);
 }
 
 ModelFile read_lines(std::string_view& input) {
@@ -82,6 +106,11 @@ const text::Tokenizer& small_tokenizer(std::size_t pre) {
       file.metadata["tokenizer.ggml.pre"] = std::string(name);
       all.push_back(std::move(text::Tokenizer::make(file).value()));
     }
+    all.push_back(
+        std::move(text::Tokenizer::make(testing::sentencepiece_file(testing::small_pieces(
+                                            {"a", "aa", "t", "h", "th", "\u2581th", "\u2581\u2581",
+                                             "\u00e9", "\n", "\n\n", "<", "<s", "0x"})))
+                      .value()));
     return all;
   }();
   return made[pre];
@@ -92,14 +121,15 @@ const text::Tokenizer& small_tokenizer(std::size_t pre) {
 int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
   std::string_view input = testing::as_text(data + 1, size - 1);
-  const std::size_t pre = data[0] & 3U;
+  const std::size_t pre =
+      std::min<std::size_t>((data[0] & 3U) | (data[0] >> 5 & 1U) << 2, kSentencePiece);
   const text::ParseSpecial parse_special = kParseSpecial[data[0] >> 2 & 3U];
   if ((data[0] & 16U) == 0) {
     check_text(small_tokenizer(pre), input, parse_special);
     return 0;
   }
-  ModelFile file = read_lines(input);
-  file.metadata["tokenizer.ggml.pre"] = std::string(kPre[pre]);
+  ModelFile file = pre == kSentencePiece ? read_pieces(input) : read_lines(input);
+  if (pre != kSentencePiece) file.metadata["tokenizer.ggml.pre"] = std::string(kPre[pre]);
   auto tokenizer = text::Tokenizer::make(file);
   if (tokenizer.ok())
     check_text(tokenizer.value(), input, parse_special);

@@ -55,4 +55,36 @@ Vocabulary read_vocabulary(const std::string& path) {
   return vocabulary;
 }
 
+ModelFile sentencepiece_file(const std::vector<Piece>& pieces) {
+  std::vector<std::string> tokens;
+  std::vector<double> scores;
+  std::vector<std::int64_t> types;
+  for (const Piece& piece : pieces) {
+    tokens.push_back(piece.text);
+    scores.push_back(piece.score);
+    types.push_back(piece.type);
+  }
+  ModelFile file;
+  file.path = "m.gguf";
+  file.format = "GGUF";
+  file.metadata["tokenizer.ggml.model"] = std::string("llama");
+  file.metadata["tokenizer.ggml.tokens"] = tokens;
+  file.metadata["tokenizer.ggml.scores"] = scores;
+  file.metadata["tokenizer.ggml.token_type"] = types;
+  file.metadata["tokenizer.ggml.bos_token_id"] = std::int64_t{1};
+  file.metadata["tokenizer.ggml.eos_token_id"] = std::int64_t{2};
+  return file;
+}
+
+std::vector<Piece> small_pieces(const std::vector<std::string>& normal) {
+  std::vector<Piece> pieces = {{"<unk>", 0, 2}, {"<s>", 0, 3}, {"</s>", 0, 3}, {"<user>", 0, 4}};
+  constexpr const char* kHex = "0123456789ABCDEF";
+  for (int byte = 0; byte < 256; ++byte)
+    pieces.push_back({std::string("<0x") + kHex[byte / 16] + kHex[byte % 16] + '>', 0, 6});
+  pieces.push_back({"\u2581", 0});
+  for (const std::string& text : normal)
+    pieces.push_back({text, static_cast<double>(pieces.size()) * -1 + 260});
+  return pieces;
+}
+
 }  // namespace headrace::testing

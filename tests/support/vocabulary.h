@@ -29,4 +29,18 @@ Vocabulary small_vocabulary(std::vector<std::string> merges);
 // tests/golden/tokenizer_vocabulary.json; throws if it cannot be read.
 Vocabulary read_vocabulary(const std::string& path);
 
+// A token of a SentencePiece vocabulary.
+struct Piece {
+  std::string text;
+  double score;
+  std::int64_t type = 1;
+};
+
+// bos 1, eos 2.
+ModelFile sentencepiece_file(const std::vector<Piece>& pieces);
+
+// <unk> (0), <s> (1), </s> (2), the user-defined token <user> (3), 256 bytes (from 4), the space
+// (260), then `normal` with scores -1, -2, ...
+std::vector<Piece> small_pieces(const std::vector<std::string>& normal);
+
 }  // namespace headrace::testing
