@@ -66,6 +66,7 @@ peers_models() {
     --model "$HEADRACE_TEST_MODEL"
   step SentencePiece "$python" -B tests/peers/sentencepiece_peer.py --llama-cpp \
     --tool build/release/tests/headrace_tokenizer_pipe
+  step "Mistral's tokenizers" "$python" -B tests/peers/mistral.py --tool build/release/tests/headrace_tokenizer_pipe
   step grammars "$python" -B tests/peers/grammar.py --tool build/release/tests/headrace_grammar_pipe
   step "chat templates" "$python" -B tests/peers/chat_template.py
   step models "$python" tests/peers/check_models.py --model "$HEADRACE_TEST_MODEL" --program "$program"

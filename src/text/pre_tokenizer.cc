@@ -15,39 +15,42 @@ struct Name {
   PreTokenizerKind kind;
 };
 
-// The names in use for the four supported expressions.
+// The names in use for the supported expressions.
 constexpr Name kNames[] = {
     {"gpt-2", PreTokenizerKind::gpt2},       {"smollm", PreTokenizerKind::smollm},
     {"starcoder", PreTokenizerKind::smollm}, {"llama-bpe", PreTokenizerKind::llama3},
     {"llama3", PreTokenizerKind::llama3},    {"llama-v3", PreTokenizerKind::llama3},
-    {"qwen2", PreTokenizerKind::qwen2},
+    {"qwen2", PreTokenizerKind::qwen2},      {"tekken", PreTokenizerKind::tekken},
 };
 
-std::string pattern_of(PreTokenizerKind kind) {
-  const std::string s =
-      "\\x09-\\x0d\\x20\\x85\\xa0\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}"
-      "\\x{205f}\\x{3000}";
-  const std::string letters = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+";
-  const std::string symbols = " ?[^" + s + "\\p{L}\\p{N}]+";
-  const std::string spaces = "[" + s + "]+";
-  const std::string spaces_but_last = spaces + "(?![^" + s + "])";
-  const auto cl100k = [&](const std::string& numbers) {
-    return "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" + numbers + "|" + symbols +
-           "[\\r\\n]*|[" + s + "]*[\\r\\n]+|" + spaces_but_last + "|" + spaces;
-  };
+constexpr std::string_view kSpaces =
+    "\\x09-\\x0d\\x20\\x85\\xa0\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}"
+    "\\x{3000}";
+
+// "~" stands for kSpaces.
+const char* pattern_of(PreTokenizerKind kind) {
   switch (kind) {
     case PreTokenizerKind::gpt2:
-      return letters + "| ?\\p{N}+|" + symbols + "|" + spaces_but_last + "|" + spaces;
+      return "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^~\\p{L}\\p{N}]+|[~]+(?![^~])|[~]+";
     case PreTokenizerKind::smollm:
       // Digits are split off first, and GPT-2's expression matches the text between them: its
       // look-ahead treats a digit as the end of the text.
-      return letters + "|\\p{N}|" + symbols + "|" + spaces + "(?![^" + s + "\\p{N}])|" + spaces;
+      return "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+|\\p{N}| ?[^~\\p{L}\\p{N}]+|[~]+(?![^~\\p{N}])|[~]+";
     case PreTokenizerKind::llama3:
-      return cl100k("\\p{N}{1,3}");
+      return "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}|"
+             " ?[^~\\p{L}\\p{N}]+[\\r\\n]*|[~]*[\\r\\n]+|[~]+(?![^~])|[~]+";
     case PreTokenizerKind::qwen2:
-      return cl100k("\\p{N}");
+      return "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}|"
+             " ?[^~\\p{L}\\p{N}]+[\\r\\n]*|[~]*[\\r\\n]+|[~]+(?![^~])|[~]+";
+    case PreTokenizerKind::tekken:
+      // A word ends before an upper-case letter; letters without case are on both sides.
+      return "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*"
+             "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+|"
+             "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+"
+             "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*|\\p{N}|"
+             " ?[^~\\p{L}\\p{N}]+[\\r\\n/]*|[~]*[\\r\\n]+|[~]+(?![^~])|[~]+";
   }
-  return {};
+  return "";
 }
 
 std::string pcre2_text(int code) {
@@ -86,7 +89,13 @@ std::string pre_tokenizer_names() {
 }
 
 Result<PreTokenizer> PreTokenizer::make(PreTokenizerKind kind, bool with_jit) {
-  const std::string pattern = pattern_of(kind);
+  std::string pattern;
+  for (const char c : std::string_view(pattern_of(kind))) {
+    if (c == '~')
+      pattern += kSpaces;
+    else
+      pattern += c;
+  }
   int error = 0;
   PCRE2_SIZE at = 0;
   const auto code = std::make_shared<Code>();

@@ -17,7 +17,7 @@
 
 namespace headrace::text {
 
-enum class PreTokenizerKind { gpt2, smollm, llama3, qwen2 };
+enum class PreTokenizerKind { gpt2, smollm, llama3, qwen2, tekken };
 
 // By the name in a model file; empty: not supported.
 std::optional<PreTokenizerKind> pre_tokenizer_kind(std::string_view name);

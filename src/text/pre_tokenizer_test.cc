@@ -19,7 +19,8 @@ Pieces split(PreTokenizerKind kind, std::string_view text, bool with_jit = true)
 }
 
 constexpr PreTokenizerKind kKinds[] = {PreTokenizerKind::gpt2, PreTokenizerKind::smollm,
-                                       PreTokenizerKind::llama3, PreTokenizerKind::qwen2};
+                                       PreTokenizerKind::llama3, PreTokenizerKind::qwen2,
+                                       PreTokenizerKind::tekken};
 
 TEST(PreTokenizer, KindsDifferInDigitsContractionsAndLineBreaks) {
   const std::string_view text = "It'S 1234 x\n\ny";
@@ -36,6 +37,14 @@ TEST(PreTokenizer, KindsDifferInDigitsContractionsAndLineBreaks) {
 TEST(PreTokenizer, SmollmTreatsADigitAsTheEndOfText) {
   EXPECT_EQ(split(PreTokenizerKind::smollm, "a  1"), (Pieces{"a", "  ", "1"}));
   EXPECT_EQ(split(PreTokenizerKind::gpt2, "a  1"), (Pieces{"a", " ", " 1"}));
+}
+
+TEST(PreTokenizer, TekkenSplitsBeforeUpperCase) {
+  const std::string_view text = "HelloWORLD aB don't \u4e2dA\u4e2da //\n/x";
+  EXPECT_EQ(split(PreTokenizerKind::tekken, text),
+            (Pieces{"Hello", "WORLD", " a", "B", " don", "'t", " \u4e2dA\u4e2da", " //\n/", "x"}));
+  EXPECT_EQ(split(PreTokenizerKind::qwen2, text),
+            (Pieces{"HelloWORLD", " aB", " don", "'t", " \u4e2dA\u4e2da", " //\n", "/x"}));
 }
 
 TEST(PreTokenizer, WhitespaceFollowsUnicode) {

@@ -22,7 +22,7 @@ TEST(TokenizerGolden, IdsMatchHuggingFaceTokenizers) {
   const auto columns = golden.at("columns").get<std::vector<std::string>>();
   const auto vocabulary = testing::read_vocabulary(kGolden + "/tokenizer_vocabulary.json");
   ASSERT_EQ(golden.at("rows").size(), 2000u);
-  ASSERT_EQ(columns.size(), 5u);
+  ASSERT_EQ(columns.size(), 6u);
   for (std::size_t kind = 1; kind < columns.size(); ++kind) {
     Result<Tokenizer> tokenizer = Tokenizer::make(vocabulary.model_file(columns[kind]));
     ASSERT_TRUE(tokenizer.ok()) << tokenizer.failure().message;

@@ -36,7 +36,7 @@ class TokenizerReader {
       pre_tokenizer = std::move(compiled.value());
     }
     Tokenizer made(std::move(pre_tokenizer), texts_->size());
-    made.ignore_merges_ = kind_ == PreTokenizerKind::llama3;
+    made.ignore_merges_ = kind_ == PreTokenizerKind::llama3 || kind_ == PreTokenizerKind::tekken;
     made.adds_space_prefix_ = adds_space_prefix_;
     if (Status failed = read_tokens(made)) return *std::move(failed);
     if (Status failed = kind_ ? read_merges(made) : read_scores(made)) return *std::move(failed);

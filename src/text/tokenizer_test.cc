@@ -110,11 +110,12 @@ TEST(Tokenizer, BytesWithoutATokenAreDroppedAndCounted) {
   EXPECT_EQ(tokenizer.num_dropped_bytes("ab"), 0u);
 }
 
-TEST(Tokenizer, Llama3IgnoresMergesForPiecesOfTheVocabulary) {
+TEST(Tokenizer, SomeModelsIgnoreMergesForPiecesOfTheVocabulary) {
   Vocabulary vocabulary = small_vocabulary({"a b"});
   vocabulary.extra = {"Ġabc"};
   const auto token = static_cast<TokenId>(vocabulary.first_extra());
   EXPECT_EQ(make(vocabulary, "llama-bpe").encode(" abc").value(), Tokens{token});
+  EXPECT_EQ(make(vocabulary, "tekken").encode(" abc").value(), Tokens{token});
   EXPECT_EQ(make(vocabulary, "gpt-2").encode(" abc").value().size(), 3u);
 }
 
@@ -203,8 +204,9 @@ TEST(Tokenizer, HostileTextTakesLinearTime) {
   const std::string hostile[] = {
       std::string(1 << 20, 'a'), std::string(1 << 18, ' ') + 'x', std::string(1 << 18, '\x80'),
       std::string(1 << 18, '<'), std::string(1 << 18, '1'),       std::string(1 << 18, '\n') + ' ',
+      std::string(1 << 18, 'A'),
   };
-  for (const char* pre : {"gpt-2", "smollm", "llama-bpe", "qwen2"}) {
+  for (const char* pre : {"gpt-2", "smollm", "llama-bpe", "qwen2", "tekken"}) {
     const Tokenizer tokenizer = make(vocabulary, pre);
     for (const std::string& text : hostile) {
       const std::clock_t start = std::clock();

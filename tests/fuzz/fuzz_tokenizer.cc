@@ -15,7 +15,7 @@ using testing::require;
 
 namespace {
 
-constexpr const char* kPre[] = {"gpt-2", "smollm", "llama-bpe", "qwen2"};
+constexpr const char* kPre[] = {"gpt-2", "smollm", "llama-bpe", "qwen2", "tekken"};
 constexpr std::size_t kSentencePiece = std::size(kPre);
 constexpr text::ParseSpecial kParseSpecial[] = {text::ParseSpecial::none,
                                                 text::ParseSpecial::user_defined,

@@ -23,7 +23,7 @@ import texts
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests/golden"
-KINDS = ["gpt-2", "smollm", "llama-bpe", "qwen2"]
+KINDS = ["gpt-2", "smollm", "llama-bpe", "qwen2", "tekken"]
 GOLDEN_MERGES = 6000
 GOLDEN_CASES = 2000
 
@@ -31,6 +31,9 @@ GOLDEN_CASES = 2000
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
           r"|\s+(?!\S)|\s+")
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+TEKKEN = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+          r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+          r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 
 # Published ids of texts, for SmolLM2's own vocabulary.
 SMOLLM2 = {
@@ -50,7 +53,7 @@ def pre_tokenizer(kind):
         return gpt2
     if kind == "smollm":
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2])
-    pattern = Regex({"llama-bpe": LLAMA3, "qwen2": QWEN2}[kind])
+    pattern = Regex({"llama-bpe": LLAMA3, "qwen2": QWEN2, "tekken": TEKKEN}[kind])
     return pre_tokenizers.Sequence([pre_tokenizers.Split(pattern, behavior="isolated"), plain])
 
 
@@ -76,7 +79,7 @@ class Vocabulary:
     def hugging_face(self, kind):
         ids = {text: i for i, text in enumerate(self.tokens)}
         model = models.BPE(vocab=ids, merges=[tuple(merge.split(" ")) for merge in self.merges],
-                           ignore_merges=kind == "llama-bpe")
+                           ignore_merges=kind in ("llama-bpe", "tekken"))
         tokenizer = tokenizers.Tokenizer(model)
         tokenizer.pre_tokenizer = pre_tokenizer(kind)
         for text, token_type in self.specials:
@@ -117,7 +120,7 @@ def other_unicode(tool):
     """Code points that the two sides classify differently, because their Unicode versions differ."""
     points = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
     differ = set()
-    for kind in ["smollm", "llama-bpe"]:
+    for kind in ["smollm", "llama-bpe", "tekken"]:
         cases = [f"a{c}a {c}{c}1{c}1\n{c}\n" for c in points]
         pre = pre_tokenizer(kind)
         ours = headrace(tool, ["pieces", kind], cases)
