@@ -60,6 +60,7 @@ constexpr TemplateStyle kStyles[] = {
      .assistant_end = "</s>",
      .takes_system = true,
      .system_is_last = true},
+    {.name = "zephyr", .family = TemplateFamily::zephyr},
 };
 
 // Short templates are recognised by their whole canonical form.
@@ -142,6 +143,16 @@ constexpr ExactTemplate kExactTemplates[] = {
      R"({%- elif message["role"] == "assistant" %}{{- " " + message["content"] + eos_token}})"
      R"({%- else %}{{- raise_exception("Only user and assistant roles are supported, with the )"
      R"(exception of an initial optional system message!") }}{%- endif %}{%- endfor %})"},
+    // Zephyr, TinyLlama.
+    {"zephyr",
+     "{% for message in messages %}\n{% if message['role'] == 'user' %}\n"
+     R"({{ '<|user|>\n' + message['content'] + eos_token }})"
+     "\n{% elif message['role'] == 'system' %}\n"
+     R"({{ '<|system|>\n' + message['content'] + eos_token }})"
+     "\n{% elif message['role'] == 'assistant' %}\n"
+     R"({{ '<|assistant|>\n'  + message['content'] + eos_token }})"
+     "\n{% endif %}\n{% if loop.last and add_generation_prompt %}\n{{ '<|assistant|>' }}\n"
+     "{% endif %}\n{% endfor %}"},
 };
 
 // Long templates, which are mostly tool handling, are recognised by substrings that they contain

@@ -9,7 +9,7 @@
 
 namespace headrace::text {
 
-enum class TemplateFamily { chatml, llama3, llama2, mistral };
+enum class TemplateFamily { chatml, llama3, llama2, mistral, zephyr };
 
 struct TemplateStyle {
   const char* name;

@@ -198,6 +198,14 @@ void render_llama2(std::span<const Turn> messages, const Turn* system, Prompt& p
   }
 }
 
+void render_zephyr(std::span<const Turn> messages, Prompt& prompt) {
+  for (const Turn& message : messages) {
+    prompt.add_template(format_text("<|{}|>\n", role_name(message.role)));
+    prompt.add_content(message.content);
+    prompt.add_template("</s>\n");
+  }
+}
+
 // What Mistral's templates render with the messages.
 struct MistralHead {
   const Turn* system;
@@ -467,6 +475,10 @@ Result<Prompt> ChatTemplate::render(std::span<const Message> messages,
     case TemplateFamily::llama2:
     case TemplateFamily::mistral:
       if (Status failed = render_turns(*style_, turns, prompt)) return *std::move(failed);
+      break;
+    case TemplateFamily::zephyr:
+      render_zephyr(turns, prompt);
+      if (options.add_generation_prompt) prompt.add_template("<|assistant|>\n");
       break;
   }
   return prompt;

@@ -3,8 +3,8 @@
 // and rendered here, byte for byte as Jinja would; others are rejected.
 //
 // A prompt separates template text from message text, so that control tokens are parsed in template
-// text only. Markers such as "[INST]" (Llama 2, Mistral) are not control tokens: with those
-// templates a message can imitate them.
+// text only. Some markers are not control tokens, "[INST]" of Llama 2 and Mistral v0.1 or
+// "<|user|>" of Zephyr: with those templates a message can imitate them.
 #pragma once
 
 #include <optional>

@@ -72,7 +72,8 @@ TOOL_CONVERSATIONS = [
     TOOLS + SYSTEM,
     ONE + [["assistant", ""]] + ID + NOW + ID + [["tool", ""]] + [["assistant", "b"]] + ONE,
 ]
-BOS_EOS = {"llama2": ("<s>", "</s>"), "mistral": ("<s>", "</s>"), "llama3": ("<|begin_of_text|>", "<|eot_id|>")}
+BOS_EOS = {"llama2": ("<s>", "</s>"), "mistral": ("<s>", "</s>"), "llama3": ("<|begin_of_text|>", "<|eot_id|>"),
+           "zephyr": ("<s>", "</s>")}
 
 
 def render(name, jinja, conversation, add_generation_prompt, date):
