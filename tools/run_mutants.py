@@ -70,7 +70,7 @@ ON_CPU = {
     "convert": (units("Convert*"),),
     "sampler": (units("*Sampling*:StopMatcher*"),),
     "gguf": (units("Gguf*"),),
-    "tokenizer": (units("Tokenizer*:StreamDecoder*:Utf8*"),),
+    "tokenizer": (units("Tokenizer*:SentencePiece*:StreamDecoder*:Utf8*"),),
     "validate": (units("Validate*:Check*"),),
     "select": (units("Select*:Explain*:Run*"), GRID),
     "thread_pool": (units("ThreadPool*"), GRID),
