@@ -279,7 +279,7 @@ std::vector<GridCase> lse_and_sinks() {
 }
 
 constexpr NamedGrid kGrids[] = {
-    {"B1", "10 shapes to 2048 x 2048, 11 head dims, plain scores", plain_output_shapes, 14, 30},
+    {"B1", "10 shapes to 2048 x 2048, 11 head dims, plain scores", plain_output_shapes, 14, 20},
     {"B1s", "the same with softcap, ALiBi and dropout", general_output_shapes, 8, 30},
     {"B1d", "every head_dim in steps of 8, and a different head_dim_v", dims_in_eights, 16, 0},
     {"B1g", "groups of 1 to 16 heads", groups, 12, 0},
