@@ -102,6 +102,8 @@ QuantisedCase fast_case(Random& random) {
     c.group = 32;
   }
   c.has_per_sequence_scales = c.has_softcap = false;
+  // Scores far apart: the references of rows move after the first keys.
+  if (random.chance(30)) c.q_scale = 6;
   constexpr std::int64_t kGroups[] = {1, 2, 4, 7, 8, 9};
   c.num_heads = c.num_kv_heads * random.pick(kGroups);
   if (random.chance(30)) {
@@ -125,23 +127,44 @@ TEST(CudaCodes, TheSimpleKernelTakesEveryCase) {
 
 // Weights are rounded to f16, those of recent keys to the dtype of q: by up to 2^-11 and 2^-8. With
 // zero points they are rounded again with the scales of V, and Q with those of K.
+void expect_agreement(const QuantisedCase& c) {
+  QuantisedCall call(c);
+  ASSERT_EQ(DeviceCall(call).run(kernel_named("cuda_sm80_codes")), "") << text_of(c);
+  const double most = has_zero_points(c.k_dtype) ? largest_code(c.k_dtype) : 0;
+  const double step = c.k_dtype == DType::f8e4m3 ? 0 : 0x1p-12;  // formats.cuh
+  const double weights = c.dtype == DType::bf16 && c.group > 0 ? 0x1p-8 : 0x1p-11;
+  expect_close(call,
+               {.out = weights + c.q_scale * 0x1p-12,
+                .lse = c.q_scale * 1e-4,
+                .of_step = step + most * 0x1p-11,
+                .of_key_step = most * 0x1p-11},
+               text_of(c));
+}
+
 TEST(CudaCodes, TheFastKernelAgrees) {
   HEADRACE_NEEDS_GPU(80);
   Random random(22);
   for (int i = 0; i < 300; ++i) {
-    const QuantisedCase c = fast_case(random);
-    QuantisedCall call(c);
-    ASSERT_EQ(DeviceCall(call).run(kernel_named("cuda_sm80_codes")), "") << text_of(c);
-    const double most = has_zero_points(c.k_dtype) ? largest_code(c.k_dtype) : 0;
-    const double step = c.k_dtype == DType::f8e4m3 ? 0 : 0x1p-12;  // formats.cuh
-    const double weights = c.dtype == DType::bf16 && c.group > 0 ? 0x1p-8 : 0x1p-11;
-    expect_close(call,
-                 {.out = weights + 0x1p-12,
-                  .lse = 1e-4,
-                  .of_step = step + most * 0x1p-11,
-                  .of_key_step = most * 0x1p-11},
-                 text_of(c));
+    expect_agreement(fast_case(random));
   }
+}
+
+// Later keys of a warp have far larger scores, so that all sums so far follow.
+TEST(CudaCodes, TheReferencesOfRowsMove) {
+  HEADRACE_NEEDS_GPU(80);
+  for (const DType format : kCodes)
+    for (const DType dtype : {DType::bf16, DType::f16})
+      for (const std::int64_t head_dim : {64, 128}) {
+        QuantisedCase c;
+        c.dtype = dtype;
+        c.k_dtype = c.v_dtype = format;
+        c.group = c.page_size = recent_group_of(format);
+        c.head_dim = c.head_dim_v = head_dim;
+        c.keys = {3000};
+        c.queries = {4};
+        c.q_scale = 6;
+        expect_agreement(c);
+      }
 }
 
 // A row has the bits of the same row alone: in any batch, in a decode of a few tokens and in a

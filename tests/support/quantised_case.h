@@ -29,6 +29,7 @@ struct QuantisedCase {
   bool is_head_major = false, has_per_sequence_scales = false, has_softcap = false;
   bool strict_rows = false;
   double k_scale = 1, v_scale = 1;  // times the scales of each sequence
+  double q_scale = 1;               // standard deviation of elements of q
   std::uint64_t seed = 1;
 };
 
@@ -44,7 +45,8 @@ inline std::string text_of(const QuantisedCase& c) {
          number(c.num_heads) + number(c.num_kv_heads) + "dims " + number(c.head_dim) +
          number(c.head_dim_v) + "page " + number(c.page_size) + "group " + number(c.group) +
          "window " + number(c.window_left) + "flags " + number(c.is_head_major) +
-         number(c.has_per_sequence_scales) + number(c.has_softcap) + "seed " + number(c.seed);
+         number(c.has_per_sequence_scales) + number(c.has_softcap) + "q " + number(c.q_scale) +
+         "seed " + number(c.seed);
 }
 
 inline QuantisedCase random_quantised_case(Random& random, DType dtype) {
@@ -101,7 +103,7 @@ class QuantisedCall {
     const std::int64_t rows = cu_q_.back();
     q_ = elements(c.dtype, rows * c.num_heads * c.head_dim);
     for (std::int64_t i = 0; i < rows * c.num_heads * c.head_dim; ++i)
-      store_from_double(c.dtype, q_.data(), i, random_.normal());
+      store_from_double(c.dtype, q_.data(), i, c.q_scale * random_.normal());
     out_ = elements(c.dtype, rows * c.num_heads * c.head_dim_v);
     lse_.assign(static_cast<std::size_t>(rows * c.num_heads), 0);
   }
