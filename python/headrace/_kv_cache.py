@@ -310,8 +310,8 @@ class KvCache:
         self._call("commit", _plans.to_integer("sequence", sequence, 64), ids.ctypes.data, ids.size)
 
     def truncate(self, sequence: int, length: int) -> None:
-        """Keeps the first `length` tokens and no reserved slots. Of codes: `length` is in the newest group of 16
-        tokens, or a multiple of 16."""
+        """Keeps the first `length` tokens and no reserved slots. Of codes: `length` is in the newest group of
+        tokens, 16 or with keys of KIVI's form 32, or a multiple of the group."""
         number = _plans.to_integer("length", length, 64)
         self._call("truncate", _plans.to_integer("sequence", sequence, 64), number)
 

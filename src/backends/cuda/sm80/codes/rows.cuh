@@ -25,6 +25,14 @@ __device__ __forceinline__ float lg2_approx_ftz(float x) {
   return x;
 }
 
+// The lane, read anew: what follows from it is computed again where it is needed, instead of kept
+// in registers, which the sums of a warp fill.
+__device__ __forceinline__ int lane_again() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
 template <int kWords>
 __device__ __forceinline__ void load_words(const void* from, u32* to) {
   if constexpr (kWords == 1) {
@@ -120,7 +128,7 @@ struct Rows {
   }
 
   // The element of V or O in row g of a tile; that of row g + 8 follows.
-  __device__ int element_of(int tile_idx) const {
+  static __device__ int element_of(int tile_idx, int g) {
     return tile_idx / kUnitTiles * 8 * kUnit + g * kUnit + 2 * (tile_idx % kUnitTiles);
   }
   __device__ int query_of(int row) const { return p.by_group.divide(tile.first_row + row); }
@@ -244,7 +252,7 @@ struct Rows {
       for (int j = 0; j < kValueTiles; ++j) {
         // Of two copies the one of this lane's groups of V (zero_points.cuh).
         const bool is_second = kCopies == 2 ? g >= 4 : i == 1;
-        *reinterpret_cast<float2*>(to.o[row] + element_of(j)) =
+        *reinterpret_cast<float2*>(to.o[row] + element_of(j, g)) =
             is_second ? make_float2(o[j][1], o[j][3]) : make_float2(o[j][0], o[j][2]);
       }
     }
@@ -267,9 +275,10 @@ struct Rows {
              tile.kv_head * x.stride_head + first_key % kGroup * x.stride_seq;
     };
     float s[4] = {};
-    const Stored* k = rows(p.k_recent) + g * p.k_recent.stride_seq + c * (kDim / 4);
-    const Stored* q = column_row() + c * (kDim / 4);
-#pragma unroll
+    const int again = lane_again();
+    const Stored* k = rows(p.k_recent) + again / 4 * p.k_recent.stride_seq + again % 4 * (kDim / 4);
+    const Stored* q = column_row() + again % 4 * (kDim / 4);
+#pragma unroll 4  // all eight would take more registers than there are
     for (int step = 0; step < kDim / 16; ++step) {
       u32 low[2], high[2], b[2];
       load_words<2>(k + 4 * step, low);
@@ -283,7 +292,7 @@ struct Rows {
     for (int i = 0; i < kLaneRows; ++i) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int key = first_key + g + 8 * r, at = position[i];
+        const int key = first_key + again / 4 + 8 * r, at = position[i];
         const bool is_seen = key >= begin_of(at) && key <= at && at / kGroup == key / kGroup;
         score[r][i] = is_seen ? s[2 * r + i * kCopies] * p.scale_log2 : -HUGE_VALF;
       }
@@ -304,27 +313,28 @@ struct Rows {
                                     const Weights& w) {
     // Slots behind the last key may hold anything: 0 * NaN is NaN.
     const int num_keys = static_cast<int>(tile.sequence.seqlen_k) - first_key;
-    u32 v[4][kDim / 16];
+    const int again = lane_again();
+    constexpr int kLoaded = kUnitTiles < 4 ? kUnitTiles : 4;  // tiles, by one load of each key
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int key = key_of_column(i);
-      const auto* row = rows + key * p.v_recent.stride_seq;
+    for (int first = 0; first < kValueTiles; first += kLoaded) {
+      u32 v[4][kLoaded];
 #pragma unroll
-      for (int j = 0; j < kValueTiles; j += 4 < kUnitTiles ? 4 : kUnitTiles)
-        load_words<(4 < kUnitTiles ? 4 : kUnitTiles)>(row + element_of(j), v[i] + j);
+      for (int i = 0; i < 4; ++i) {
+        const int key = 2 * (again % 4) + i % 2 + i / 2 * 8;  // a weight of the B operand
+        load_words<kLoaded>(rows + key * p.v_recent.stride_seq + element_of(first, again / 4),
+                            v[i]);
 #pragma unroll
-      for (u32& word : v[i]) word = key < num_keys ? word : 0;
-    }
+        for (u32& word : v[i]) word = key < num_keys ? word : 0;
+      }
 #pragma unroll
-    for (int j = 0; j < kValueTiles; ++j) {
-      const u32 a[4] = {
-          __byte_perm(v[0][j], v[1][j], 0x5410), __byte_perm(v[0][j], v[1][j], 0x7632),
-          __byte_perm(v[2][j], v[3][j], 0x5410), __byte_perm(v[2][j], v[3][j], 0x7632)};
-      Element::mma(o[j], a, w.b0, w.b1);
+      for (int j = 0; j < kLoaded; ++j) {
+        const u32 a[4] = {
+            __byte_perm(v[0][j], v[1][j], 0x5410), __byte_perm(v[0][j], v[1][j], 0x7632),
+            __byte_perm(v[2][j], v[3][j], 0x5410), __byte_perm(v[2][j], v[3][j], 0x7632)};
+        Element::mma(o[first + j], a, w.b0, w.b1);
+      }
     }
   }
-  // Of the four keys whose weights a lane has in a B operand.
-  __device__ int key_of_column(int i) const { return 2 * c + i % 2 + i / 2 * 8; }
   __device__ int position_of_query(int query) const {
     return query + static_cast<int>(tile.sequence.seqlen_k - tile.sequence.seqlen_q);
   }

@@ -48,13 +48,7 @@ class Warp {
   static constexpr int kPieceElements = kKeyElements / kPieces;
 
   __device__ Warp(const Params& p, const Tile& tile, Stage_* stages)
-      : rows(p, tile),
-        ring{.stages = stages},
-        value_slot_(Stage_::value_slot(rows.g, rows.c)),
-        at_k_(rows.offset_of(p.k, key_of_lane()) + rows.c * Stage_::kPieceBytes),
-        at_v_(rows.offset_of(p.v, 4 * rows.c) + rows.g * Stage_::kValueBytes),
-        at_k_scale_(rows.offset_of(p.k_scale, rows.lane % kBlockKeys)),
-        at_v_scale_(rows.offset_of(p.v_scale, rows.lane % kBlockKeys)) {}
+      : rows(p, tile), ring{.stages = stages}, value_slot_(Stage_::value_slot(rows.g, rows.c)) {}
 
   // Before add_until(): the blocks of codes of keys [begin, end).
   __device__ void start(int begin, int end) {
@@ -88,7 +82,7 @@ class Warp {
 
   // The key of row `g` of an A operand of K; that of row g + 8 is two later. A lane's four keys of
   // V, 4 c to 4 c + 3, are then its columns of P.
-  __device__ int key_of_lane() const { return 4 * (rows.g >> 1) + (rows.g & 1); }
+  static __device__ int key_of(int g) { return 4 * (g >> 1) + (g & 1); }
 
   // Q as B operand, divided by a power of two so that its largest element is in [2^14, 2^15): a
   // code is a subnormal number of f16, and so is none of its products with Q that matters.
@@ -134,10 +128,11 @@ class Warp {
   __device__ auto copy() {
     return [this](const Place& place, Stage_& to) {
       const Params& p = rows.p;
-      const std::byte* k = place.in(p.k, at_k_);
-      const std::byte* v = place.in(p.v, at_v_);
-      const std::byte* k_scale = place.in(p.k_scale, at_k_scale_);
-      const std::byte* v_scale = place.in(p.v_scale, at_v_scale_);
+      const int lane = lane_again(), g = lane / 4, c = lane % 4;
+      const std::byte* k = place.in(p.k, rows.offset_of(p.k, key_of(g)) + c * Stage_::kPieceBytes);
+      const std::byte* v = place.in(p.v, rows.offset_of(p.v, 4 * c) + g * Stage_::kValueBytes);
+      const std::byte* k_scale = place.in(p.k_scale, rows.offset_of(p.k_scale, lane % kBlockKeys));
+      const std::byte* v_scale = place.in(p.v_scale, rows.offset_of(p.v_scale, lane % kBlockKeys));
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -154,7 +149,7 @@ class Warp {
     };
   }
 
-  // s: rows of keys key_of_lane() and + 2, columns 2 c and 2 c + 1.
+  // s: rows of keys key_of(rows.g) and + 2, columns 2 c and 2 c + 1.
   __device__ void multiply_keys(const Stage_& from, float (&s)[4]) {
     u32 k[2][kKeyWords];
 #pragma unroll
@@ -183,7 +178,7 @@ class Warp {
     float v_scale[2], score[2][2], top[2] = {-HUGE_VALF, -HUGE_VALF};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int in_block = key_of_lane() + 2 * r, key = first_key + in_block;
+      const int in_block = key_of(rows.g) + 2 * r, key = first_key + in_block;
       v_scale[r] = from.v_scale[in_block];
       const float log2_scale = lg2_approx_ftz(fmaxf(fabsf(v_scale[r]), 0x1p-100f));
       const float k_scale = from.k_scale[in_block];
@@ -251,7 +246,7 @@ class Warp {
         tile[i] = tile[i] * (kUnit / Steps::key_factor(i / 2)) - Format::kOffset * weights_[i % 2];
   }
 
-  const int value_slot_, at_k_, at_v_, at_k_scale_, at_v_scale_;  // of a lane in a page
+  const int value_slot_;
   u32 q_[kSteps][2];
   float score_factor_[2], key_offset_[2];
   float weights_[4];  // their sums, as O would have them for V of ones

@@ -56,12 +56,7 @@ class ZeroPointWarp {
   static constexpr int kLaneRows = RowsOf::kLaneRows, kUnitTiles = RowsOf::kUnitTiles;
 
   __device__ ZeroPointWarp(const Params& p, const Tile& tile, Stage_* stages)
-      : rows(p, tile),
-        ring{.stages = stages},
-        at_k_(rows.offset_of(p.k, rows.lane / kPieces) + rows.lane % kPieces * 16),
-        at_v_(rows.offset_of(p.v, rows.lane / kPieces) + rows.lane % kPieces * 16),
-        at_k_scale_(rows.offset_of(p.k_scale, 0) + rows.lane * 4),
-        at_v_scale_(rows.offset_of(p.v_scale, rows.lane / kGroups) + rows.lane % kGroups * 4) {}
+      : rows(p, tile), ring{.stages = stages} {}
 
   // Before add_until(): the groups of codes of keys [begin, end).
   __device__ void start(int begin, int end) {
@@ -139,23 +134,27 @@ class ZeroPointWarp {
   __device__ auto copy() {
     return [this](const Place& place, Stage_& to) {
       const Params& p = rows.p;
-      const std::byte* k = place.in(p.k, at_k_);
-      const std::byte* v = place.in(p.v, at_v_);
-      const std::byte* k_scale = place.in_groups(p.k_scale, at_k_scale_, kGroupKeys);
-      const std::byte* v_scale = place.in(p.v_scale, at_v_scale_);
+      const int lane = lane_again();
+      const int first_key = lane / kPieces, piece = lane % kPieces;
+      const std::byte* k = place.in(p.k, rows.offset_of(p.k, first_key) + piece * 16);
+      const std::byte* v = place.in(p.v, rows.offset_of(p.v, first_key) + piece * 16);
+      const std::byte* k_scale =
+          place.in_groups(p.k_scale, rows.offset_of(p.k_scale, 0) + lane * 4, kGroupKeys);
+      const std::byte* v_scale =
+          place.in(p.v_scale, rows.offset_of(p.v_scale, lane / kGroups) + lane % kGroups * 4);
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
-        const int key = (32 * i + rows.lane) / kPieces, piece = rows.lane % kPieces;
-        const int at = Stage_::swizzled(key, piece), keys = 32 / kPieces * i;
+        const int keys = 32 / kPieces * i, key = keys + first_key;
+        const int at = Stage_::swizzled(key, piece);
         cp_async<16>(smem_address(to.k[key][at]), k + keys * p.k.stride_slot);
         cp_async<16>(smem_address(to.v[key][at]), v + keys * p.v.stride_slot);
       }
       // Words may lie at any address of four bytes.
 #pragma unroll
       for (int i = 0; i < kDim / 32; ++i) {
-        cp_async<4>(smem_address(&to.k_scale[32 * i + rows.lane]), k_scale + 128 * i);
+        cp_async<4>(smem_address(&to.k_scale[32 * i + lane]), k_scale + 128 * i);
         const int keys = 32 / kGroups * i;
-        cp_async<4>(smem_address(&to.v_scale[keys + rows.lane / kGroups][rows.lane % kGroups]),
+        cp_async<4>(smem_address(&to.v_scale[keys + lane / kGroups][lane % kGroups]),
                     v_scale + keys * p.v_scale.stride_slot);
       }
     };
@@ -274,14 +273,10 @@ class ZeroPointWarp {
   __device__ void multiply_values(const Stage_& from, const u32 (&weights)[2][2]) {
     u32 words[4];  // of eight keys each: units g are a scale and a zero point of a group in turn
     ldmatrix_x4_trans(words, smem_address(from.v_scale[rows.lane]));
-    u32 scales[2][2][kGroups];
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
       const u32 a[4] = {words[2 * b], 0, words[2 * b + 1], 0};
       mma_m16n8k16_f16(zeros_, a, movmatrix_trans(weights[b][0]), movmatrix_trans(weights[b][1]));
-#pragma unroll
-      for (int r = 0; r < 2; ++r)
-        load_words<kGroups>(from.v_scale[16 * b + 8 * r + rows.g], scales[b][r]);
     }
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
@@ -292,9 +287,10 @@ class ZeroPointWarp {
         u32 w[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          const u32 first = scales[b][r][piece * kCopies];
-          const u32 second = scales[b][r][piece * kCopies + kCopies - 1];
-          w[r] = movmatrix_trans(mul_f16x2(weights[b][r], __byte_perm(first, second, 0x5410)));
+          u32 scales[kCopies];
+          load_words<kCopies>(from.v_scale[16 * b + 8 * r + rows.g] + piece * kCopies, scales);
+          const u32 both = __byte_perm(scales[0], scales[kCopies - 1], 0x5410);
+          w[r] = movmatrix_trans(mul_f16x2(weights[b][r], both));
         }
         multiply_value_pairs<0>(units[2 * b], units[2 * b + 1], {w[0], w[1]},
                                 rows.o + piece * kUnitTiles);
@@ -331,7 +327,6 @@ class ZeroPointWarp {
     }
   }
 
-  const int at_k_, at_v_, at_k_scale_, at_v_scale_;  // of a lane in a page
   u32 q_[kDim / 8];
   float score_factor_[kLaneRows];
   float zeros_[4];  // sums of weights times zero points, see finish()
