@@ -104,7 +104,7 @@ Schedule plan(const Problem& p, const DeviceInfo& device, const TuningConfig&) {
   Schedule schedule;
   schedule.tile_m = own.tile_rows;
   schedule.tile_n = has_zero_points(k_dtype_of(p)) ? kZeroPointGroup : kBlockKeys;
-  schedule.split_keys = own.is_split ? kChunkKeys : 0;
+  schedule.split_keys = own.is_split ? own.split_chunks * kChunkKeys : 0;
   schedule.max_splits = own.num_splits;
   schedule.prob_dtype = DType::f16;
   schedule.num_ctas = p.batch * p.num_kv_heads * own.num_tiles * schedule.max_splits;

@@ -84,8 +84,8 @@ class Warp {
   // V, 4 c to 4 c + 3, are then its columns of P.
   static __device__ int key_of(int g) { return 4 * (g >> 1) + (g & 1); }
 
-  // Q as B operand, divided by a power of two so that its largest element is in [2^14, 2^15): a
-  // code is a subnormal number of f16, and so is none of its products with Q that matters.
+  // Q as B operand, divided by a power of two so that its largest element is in [2^14, 2^15): then
+  // elements that are divided by key_factor() stay normal numbers of f16.
   __device__ void load_queries() {
     float x[kKeyElements];
     float top = 0;

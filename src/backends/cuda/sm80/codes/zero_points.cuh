@@ -1,9 +1,10 @@
 // A warp of the kernel for codes with zero points (kernel.cuh): it streams groups of 32 keys, whose
 // channels have a scale and a zero point each, as every 32 elements of a value have.
 //
-//   q . k = sum of q_c zero_c + sum of (q_c scale_c) code_c      Q times the scales once for a
-//   group out_d = sum of p_j zero_jg + sum of (p_j scale_jg) code_jd   weights for each group g of
-//   V
+//   q . k = sum of q_c zero_c + sum of (q_c scale_c) code_c
+//   out_d = sum of p_j zero_jg + sum of (p_j scale_jg) code_jd
+//
+// Q is multiplied by the scales once for a group of keys. P is, for each group g of elements of V.
 //
 // A row of K or V is 16-byte pieces, of which an 8 x 8 matrix of ldmatrix takes one: 16-bit units
 // of codes, transposed for V. A mask of the same digits of two units is an operand (formats.cuh).
