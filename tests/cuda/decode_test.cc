@@ -90,6 +90,7 @@ const Sizes kSizes[] = {
     {1, 1, 512, 32, 8, 128},  {3, 2, 513, 6, 2, 96},   {1, 16, 2047, 2, 2, 128},
     {2, 1, 2048, 8, 1, 64},   {1, 4, 2049, 4, 1, 128}, {5, 1, 4097, 4, 2, 128},
     {1, 3, 16385, 4, 1, 128}, {1, 1, 40000, 8, 2, 64}, {7, 8, 1300, 2, 1, 120, DType::f16},
+    {1, 1, 16000, 4, 1, 128}, {1, 4, 9000, 8, 2, 64},
 };
 
 class DecodeBits : public ::testing::TestWithParam<Sizes> {
@@ -100,7 +101,7 @@ class DecodeBits : public ::testing::TestWithParam<Sizes> {
 TEST_P(DecodeBits, DoNotDependOnTheItemsOfWork) {
   const Inputs inputs(GetParam());
   for (const Causal causal : {Causal::none, Causal::bottom_right, Causal::top_left})
-    for (const std::int64_t window : {-1, 0, 70, 600}) {
+    for (const std::int64_t window : {-1, 0, 70, 600, 9000}) {  // the last: parts of two chunks
       const AttentionOptions options{.causal = causal, .window_left = window};
       const Bits expected = run(inputs.all(), options);
       for (const std::uint32_t num_units : {1, 2, 5, 16, 50, 1024})

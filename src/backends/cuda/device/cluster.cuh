@@ -16,13 +16,36 @@ __device__ __forceinline__ u32 cluster_size() {
   return size;
 }
 
-// All threads of the cluster, converged warps. What they wrote before to shared memory is visible
-// behind it.
-__device__ __forceinline__ void cluster_sync() {
+// A barrier of all threads of the cluster, converged warps. It orders no memory: for that its
+// release would wait for all of the GPU's. Barriers that fence_mbarrier_init() published are
+// visible behind it.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Stores to the shared memory of a CTA of the cluster, and counts its bytes for an mbarrier there.
+__device__ __forceinline__ void st_async(u32 address, float x, u32 barrier) {
   asm volatile(
-      "barrier.cluster.arrive.release.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;" ::
-          : "memory");
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(address),
+      "f"(x), "r"(barrier)
+      : "memory");
+}
+// mbarrier_wait() for what other CTAs of the cluster stored.
+__device__ __forceinline__ void mbarrier_wait_cluster(u32 barrier, u32 parity) {
+  u32 done = 0;
+  while (done == 0)
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
 }
 
 // An address of this CTA's shared memory in that of CTA `rank`.
@@ -30,14 +53,6 @@ __device__ __forceinline__ u32 cluster_address(u32 address, u32 rank) {
   u32 remote;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
   return remote;
-}
-__device__ __forceinline__ float2 load_cluster2(u32 address) {
-  float2 x;
-  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
-               : "=f"(x.x), "=f"(x.y)
-               : "r"(address)
-               : "memory");
-  return x;
 }
 
 }  // namespace headrace::cuda

@@ -70,7 +70,8 @@ class WarpRing {
     mbarrier_wait(smem_.full(ring_.stage, warp_), ring_.parity);
     return smem_.block(ring_.stage, warp_);
   }
-  // `loaded` depends on all loads of the block.
+  // `loaded` depends on all loads of the block, K or V.
+  template <bool kIsV>
   __device__ __forceinline__ void release(u32 loaded) {
     const u32 empty = released_behind(loaded, smem_.empty(ring_.stage, warp_));
     __syncwarp();
@@ -96,9 +97,9 @@ __device__ __forceinline__ void sum_split(const Item& item,
     const int key = first_key + i * kBlockKeys;
     if (!item.sees_block(key)) continue;
     float s[kRows / 8][4], top[kRows / 8][2];
-    ring.release(blocks.scores(queries, ring.wait(), s));
+    ring.template release<false>(blocks.scores(queries, ring.wait(), s));
     blocks.mask_and_max(item, s, key, top);
-    ring.release(blocks.add(item, sums, s, top, key, ring.wait()));
+    ring.template release<true>(blocks.add(item, sums, s, top, key, ring.wait()));
   }
 }
 

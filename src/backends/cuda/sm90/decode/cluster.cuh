@@ -1,10 +1,10 @@
 // Decode where there is little work: a cluster of CTAs has a (sequence, KV head), and merges its
-// splits through shared memory. Nothing is counted and nothing goes through global memory, and the
-// CTAs leave room for those of the kernels before and behind. The code is small, because between
-// other kernels it comes from memory each time.
+// splits through shared memory. Nothing is counted and nothing goes through global memory. The code
+// is small, because between other kernels it comes from memory each time.
 #pragma once
 
 #include "backends/cuda/device/cluster.cuh"
+#include "backends/cuda/device/cp_async.cuh"
 #include "backends/cuda/sm90/decode/block.cuh"
 #include "backends/cuda/sm90/decode/merge.cuh"
 #include "backends/cuda/sm90/decode/produce.cuh"
@@ -13,19 +13,20 @@ namespace headrace::cuda::sm90::decode {
 
 template <int kDim, int kRows>
 struct ClusterSmem {
-  static constexpr ClusterSmemPlan kPlan = cluster_smem_plan(kDim, kRows);
+  static constexpr ClusterSmemPlan kPlan = cluster_smem_plan(kDim, kRows, 0, 0);
   u32 base;  // a multiple of 1024
+  int ring_log2;
 
-  __device__ u32 block(int stage, int warp) const {
-    return base + static_cast<u32>((stage * kClusterWarps + warp) * kPlan.block);
-  }
-  __device__ u32 full(int stage, int warp) const {
-    return base + static_cast<u32>(kPlan.full + 8 * (stage * kClusterWarps + warp));
-  }
-  __device__ u32 q() const { return base + static_cast<u32>(kPlan.q); }
-  // Row `i` of all partial results of the CTA: the columns, then (maximum, sum).
-  __device__ u32 partial(int i) const {
-    return base + static_cast<u32>(kPlan.partials + i * kPlan.partial_pitch);
+  // Of the ring that the warps share.
+  __device__ u32 block(int i) const { return base + static_cast<u32>(i * kPlan.block); }
+  __device__ u32 q() const { return behind_ring(kPlan.q); }
+  // All partial results are in the CTA's shared memory.
+  __device__ u32 arrived() const { return behind_ring(kPlan.arrived); }
+  __device__ u32 partials() const { return behind_ring(kPlan.partials); }
+
+ private:
+  __device__ u32 behind_ring(int offset) const {
+    return block(1 << ring_log2) + static_cast<u32>(offset - kPlan.block);
   }
 };
 
@@ -37,100 +38,177 @@ struct WarpSplits {
   }
 };
 
-// The ring of a warp that loads its own blocks, those that a row sees: when a block has been read,
-// the one kStages later takes its place. K and V of a block follow each other. A lane issues the
-// loads; with one producer warp for all, issuing took longer than memory.
+// The ring of a warp that copies its own blocks, those that a row sees, with cp.async: little work
+// waits for latency, of which TMA has more. K and V of a block follow each other; when a block has
+// been read, the one a ring later takes its place. A block lies as TMA would leave it: see
+// BlockReader.
 template <int kDim, int kRows>
 class SelfLoadingRing {
-  static constexpr int kStages = ClusterSmem<kDim, kRows>::kPlan.stages;
+  static constexpr int kChunks = kDim / 8;  // of 16 bytes, of a key
+  static constexpr int kKeysOfCopy = 32 / kChunks, kCopies = kBlockKeys / kKeysOfCopy;
 
  public:
-  __device__ SelfLoadingRing(const Params& p, const Maps& maps, const Item& item,
+  __device__ SelfLoadingRing(const Params& p, const Item& item,
                              const ClusterSmem<kDim, kRows>& smem, const WarpSplits& splits,
-                             int warp, int lane)
-      : loader_(p, maps), item_(item), smem_(smem), splits_(splits), warp_(warp), lane_(lane) {
+                             int first_stage, int num_stages_log2, int lane)
+      : p_(p),
+        place_(p),
+        item_(item),
+        smem_(smem),
+        splits_(splits),
+        first_stage_(first_stage),
+        num_stages_log2_(num_stages_log2),
+        lane_(lane) {
+    const int key = lane / kChunks, chunk = lane % kChunks;
+    to_ = static_cast<u32>((chunk / 8 * kBlockKeys + key) * kSwizzleRowBytes);
+    swizzle_ = static_cast<u32>((chunk % 8) ^ key) << 4;
     end_ = splits.count * kSplitBlocks;
     while (next_ < end_ && !item.sees_block(splits.key(next_))) ++next_;
     while (end_ > next_ && !item.sees_block(splits.key(end_ - 1))) --end_;
     read_pages(next_ - next_ % 32);
 #pragma unroll 1
-    for (int stage = 0; stage < kStages; ++stage)
-      load_next(smem_.block(stage, warp), smem_.full(stage, warp));
+    for (int i = 0; i < 1 << num_stages_log2; ++i)
+      load_next(smem_.block(first_stage + i), i % 2 != 0);
   }
 
   // The next block, when it has arrived.
   __device__ __forceinline__ u32 wait() const {
-    mbarrier_wait(smem_.full(ring_.stage, warp_), ring_.parity);
-    return smem_.block(ring_.stage, warp_);
+    if (num_stages_log2_ == 3)
+      cp_async_wait_group<7>();
+    else
+      cp_async_wait_group<3>();
+    __syncwarp();
+    return smem_.block(first_stage_ + stage_);
   }
   // `loaded` depends on all loads of the block.
+  template <bool kIsV>
   __device__ __forceinline__ void release(u32 loaded) {
-    const u32 to = released_behind(loaded, smem_.block(ring_.stage, warp_));
+    const u32 to = released_behind(loaded, smem_.block(first_stage_ + stage_));
     __syncwarp();
-    load_next(to, smem_.full(ring_.stage, warp_));
-    ring_.next();
+    load_next(to, kIsV);
+    stage_ = (stage_ + 1) & ((1 << num_stages_log2_) - 1);
   }
-  __device__ void report() const { loader_.report(); }
+  __device__ void report() const { place_.report(); }
 
  private:
+  __device__ bool has_small_pages() const {
+    return p_.pages.block_table != nullptr && p_.pages.page_size % kBlockKeys != 0;
+  }
   // Lane i has the page of block first + i; entries for blocks that no row sees are not read.
   __device__ __forceinline__ void read_pages(int first) {
     const int block = first + lane_;
-    if (block >= next_ && block < end_ && !loader_.has_small_boxes())
-      page_ = loader_.page(item_, splits_.key(block));
+    if (block >= next_ && block < end_ && !has_small_pages())
+      page_ = place_.page(item_, splits_.key(block));
   }
-  __device__ __forceinline__ void load_next(u32 to, u32 full) {
-    if (next_ >= end_) return;
-    const int key = splits_.key(next_), page = __shfl_sync(0xffffffffu, page_, next_ % 32);
-    if (lane_ == 0) {
-      if (loader_.has_small_boxes())
-        loader_.load_small_boxes(is_v_, item_, key, to, full);
+  // A group of copies for each call, so that wait() can count them. Rings are even: K takes the
+  // place of K.
+  __device__ __forceinline__ void load_next(u32 to, bool is_v) {
+    if (next_ < end_) {
+      const int key = splits_.key(next_), page = __shfl_sync(0xffffffffu, page_, next_ % 32);
+      if (has_small_pages())
+        load_small_pages(is_v, key, to);
       else
-        loader_.load(is_v_, item_, key, page, to, full);
+        load(is_v, key, page, to);
+      if (is_v && ++next_ % 32 == 0) read_pages(next_);
     }
-    if (is_v_ && ++next_ % 32 == 0) read_pages(next_);
-    is_v_ = !is_v_;
+    cp_async_commit_group();
+  }
+  // Keys behind the last that a row sees, columns and pages that do not exist become zeros.
+  __device__ __forceinline__ void load(bool is_v, int key, int page, u32 to) const {
+    const int lane_key = key + lane_ / kChunks;
+    const char* from = row(is_v, page, place_.slot(item_, key) + lane_ / kChunks);
+    const std::int64_t step = kKeysOfCopy * stride_seq(is_v) * 2;
+    const int end = exists(page) && has_column(is_v) ? item_.end_key : 0;
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i, from += step)
+      copy(to, i, from, lane_key + i * kKeysOfCopy < end);
+  }
+  // A block may span several pages.
+  __device__ __forceinline__ void load_small_pages(bool is_v, int first_key, u32 to) {
+#pragma unroll 1
+    for (int i = 0; i < kCopies; ++i) {
+      const int key = first_key + i * kKeysOfCopy + lane_ / kChunks;
+      bool is_read = key < item_.end_key;
+      const int page = is_read ? place_.page(item_, key) : 0;
+      is_read = is_read && exists(page) && has_column(is_v);
+      copy(to, i, row(is_v, is_read ? page : 0, place_.slot(item_, key)), is_read);
+    }
+  }
+  __device__ __forceinline__ void copy(u32 to, int i, const char* from, bool is_read) const {
+    const u32 row = to_ + static_cast<u32>(i * kKeysOfCopy * kSwizzleRowBytes);
+    const u32 chunk = swizzle_ ^ (static_cast<u32>(i * kKeysOfCopy % 8) << 4);
+    cp_async_cg_16(to + row + chunk, from, is_read ? 16 : 0);
+  }
+  __device__ __forceinline__ bool exists(int page) const {
+    return p_.pages.block_table == nullptr ||
+           static_cast<unsigned>(page) < static_cast<unsigned>(p_.pages.num_pages);
+  }
+  __device__ __forceinline__ bool has_column(bool is_v) const {
+    return lane_ % kChunks * 8 < (is_v ? p_.sizes.head_dim_v : p_.sizes.head_dim);
+  }
+  __device__ __forceinline__ std::int64_t stride_seq(bool is_v) const {
+    return is_v ? p_.v.stride_seq : p_.k.stride_seq;
+  }
+  // The lane's chunk.
+  __device__ __forceinline__ const char* row(bool is_v, int page, int slot) const {
+    const void* data = is_v ? p_.v.data : p_.k.data;
+    const std::int64_t head = is_v ? p_.v.stride_head : p_.k.stride_head;
+    const std::int64_t batch = is_v ? p_.v.stride_batch : p_.k.stride_batch;
+    return static_cast<const char*>(data) + 2 * (page * batch + slot * stride_seq(is_v) +
+                                                 item_.kv_head * head + lane_ % kChunks * 8);
   }
 
-  BlockLoader<kDim> loader_;
+  const Params& p_;
+  KeyPlace place_;
   const Item& item_;
   const ClusterSmem<kDim, kRows> smem_;
   const WarpSplits splits_;
-  const int warp_, lane_;
+  const int first_stage_, num_stages_log2_, lane_;
+  u32 to_, swizzle_;        // of the lane's chunk in a block
   int next_ = 0, end_ = 0;  // blocks: the next to load
   int page_ = 0;
-  bool is_v_ = false;
-  Ring<kStages> ring_;  // the next to read
+  int stage_ = 0;  // the next to read
 };
 
-// Split i of those that the head's queries see belongs to CTA i % C of the C of the cluster. It is
-// that CTA's partial result i / C, of warp i / C % kClusterWarps.
+// Split i of those that the head's queries see belongs to CTA i % C of the C of the cluster, to its
+// warp i / C % kClusterWarps. CTA c has columns [c * kDim / C, (c + 1) * kDim / C) of all splits'
+// partial results, which arrive in its shared memory by st.async, as bytes of a transaction: a CTA
+// leaves when it has all. Releases of a cluster's scope (barrier.cluster, mbarrier.arrive) would
+// wait for all of the GPU's memory (MEMBAR.ALL.GPU).
 template <class V>
 class ClusterCta {
   using Element = typename V::Element;
   static constexpr int kDim = V::kDim, kRows = V::kRows, kRowBlocks = kRows / 8;
-  static constexpr ClusterSmemPlan kPlan = cluster_smem_plan(kDim, kRows);
+  static constexpr int kDimLog2 = kDim == 64 ? 6 : 7;
+  static constexpr ClusterSmemPlan kPlan = ClusterSmem<kDim, kRows>::kPlan;
   using Sums = SplitSums<Element, kRowBlocks, kDim / 16>;
 
  public:
-  __device__ ClusterCta(const Params& p, u32 smem_base) : p_(p), smem_{smem_base} {}
+  __device__ ClusterCta(const Params& p, u32 smem_base)
+      : p_(p), smem_{smem_base, p.work.cluster_ring_log2} {}
 
   // By all threads, before a barrier of the CTA.
   __device__ void init_barriers() const {
-    static_assert(kPlan.stages * kClusterWarps <= kClusterThreads);
-    if (threadIdx.x < kPlan.stages * kClusterWarps)
-      mbarrier_init(smem_.full(0, static_cast<int>(threadIdx.x)), 1);
-    fence_mbarrier_init();
+    if (threadIdx.x == 0) {
+      mbarrier_init(smem_.arrived(), 1);
+      fence_mbarrier_init();
+    }
   }
 
-  __device__ void run(const Maps& maps) {
+  __device__ void run() {
     const int tid = static_cast<int>(threadIdx.x);
+    cluster_arrive();
     find_item();
-    sum(maps, __shfl_sync(0xffffffffu, tid >> 5, 0), tid & 31);
+    if (tid == 0 && size_log2_ > 0)
+      mbarrier_arrive_expect_tx(smem_.arrived(),
+                                static_cast<u32>(splits_.count * item_.rows(p_) * partial_pitch()));
+    sum(__shfl_sync(0xffffffffu, tid >> 5, 0), tid & 31);
     __syncwarp();
-    cluster_sync();
+    if (size_log2_ == 0)
+      __syncthreads();
+    else
+      mbarrier_wait_cluster(smem_.arrived(), 0);
     merge(tid);
-    cluster_sync();  // the others have read this CTA's partial results
   }
 
  private:
@@ -160,7 +238,7 @@ class ClusterCta {
     splits_ = splits_of(keys);
   }
 
-  // Partial results warp, warp + kClusterWarps, ... of the CTA.
+  // A cluster of kClusterWarps warps a CTA has them; launches with fewer have fewer splits.
   __device__ WarpSplits splits_of_warp(int warp) const {
     const int first = (warp << size_log2_) + rank_, step = kClusterWarps << size_log2_;
     return {.first_key = (splits_.first + first) * kSplitKeys,
@@ -180,25 +258,28 @@ class ClusterCta {
     return *reinterpret_cast<const Chunk*>(from + column);
   }
 
-  // The warp's splits become partial results.
-  __device__ void sum(const Maps& maps, int warp, int lane) const {
+  // The warp's splits become partial results of all CTAs.
+  __device__ void sum(int warp, int lane) const {
     // Queries are on their way while the first blocks are asked for.
     constexpr int kChunks = kRows * kDim / 8,
-                  kShare = (kChunks + kClusterThreads - 1) / kClusterThreads;
-    const int tid = 32 * warp + lane;
+                  kShare = (kChunks + kMinClusterThreads - 1) / kMinClusterThreads;
+    const int tid = 32 * warp + lane, num_threads = static_cast<int>(blockDim.x);
     Chunk chunks[kShare];
 #pragma unroll
     for (int i = 0; i < kShare; ++i)
-      if (const int at = i * kClusterThreads + tid; at < kChunks) chunks[i] = read_query(at);
+      if (const int at = i * num_threads + tid; at < kChunks) chunks[i] = read_query(at);
     const WarpSplits splits = splits_of_warp(warp);
-    SelfLoadingRing<kDim, kRows> ring(p_, maps, item_, smem_, splits, warp, lane);
+    const int stages_log2 = stages_of_warp_log2();
+    SelfLoadingRing<kDim, kRows> ring(p_, item_, smem_, splits, warp << stages_log2, stages_log2,
+                                      lane);
 #pragma unroll
     for (int i = 0; i < kShare; ++i)
-      if (const int at = i * kClusterThreads + tid; at < kChunks)
+      if (const int at = i * num_threads + tid; at < kChunks)
         store_chunk(
             smem_.q() + static_cast<u32>(at / (kDim / 8) * kPlan.q_pitch + at % (kDim / 8) * 16),
             chunks[i]);
     __syncthreads();
+    cluster_wait();  // the barriers of the other CTAs exist
     const BlockSums<Element, kRowBlocks> blocks(p_, lane);
     QueryFragments<kDim, kRows> queries(lane);
     queries.load(smem_.q());
@@ -208,47 +289,140 @@ class ClusterCta {
       sums.clear();
       sum_split(item_, blocks, queries, ring, splits.first_key + i * splits.step, sums);
       sums.normalise();
-      store(sums, warp + i * kClusterWarps, lane);
+      send(sums, (i * kClusterWarps + warp << size_log2_) + rank_, lane);
     }
     ring.report();
   }
 
-  __device__ __forceinline__ void store(const Sums& sums, int i, int lane) const {
+  // Of the ring, which the warps with splits share: 2 or 3.
+  __device__ int stages_of_warp_log2() const {
+    const int splits_of_cta = (splits_.count + (1 << size_log2_) - 1) >> size_log2_;
+    const int warps_log2 =
+        splits_of_cta >= kClusterWarps ? 31 - __clz(kClusterWarps) : 32 - __clz(splits_of_cta - 1);
+    return min(3, p_.work.cluster_ring_log2 - warps_log2);
+  }
+
+  // Row `row` of split i: the CTA's columns, then (maximum, sum).
+  __device__ __forceinline__ int partial_pitch() const { return (4 * kDim >> size_log2_) + 8; }
+  __device__ __forceinline__ u32 partial(int i, int row) const {
+    return smem_.partials() + static_cast<u32>((i * item_.rows(p_) + row) * partial_pitch());
+  }
+
+  // The sums of split i go to the CTAs that have their columns.
+  __device__ __forceinline__ void send(const Sums& sums, int i, int lane) const {
+    const int columns_log2 = kDimLog2 - size_log2_;
 #pragma unroll
     for (int r = 0; r < 2 * kRowBlocks; ++r) {
       const int n = r / 2, h = r % 2, row = 8 * n + 2 * (lane & 3) + h;
-      if (row >= p_.rows) continue;
-      const u32 to = smem_.partial(i * p_.rows + row);
+      if (row >= item_.rows(p_)) continue;
+      const u32 to = partial(i, row);
 #pragma unroll
-      for (int j = 0; j < kDim / 8; ++j)
-        store_shared(to + static_cast<u32>(4 * (8 * j + (lane >> 2))),
-                     __float_as_uint(sums.o[j / 2][n][j % 2 * 2 + h]));
-      if (lane >= 4) continue;
-      store_shared(to + 4 * kDim, __float_as_uint(sums.row_max[n][h]));
-      store_shared(to + 4 * kDim + 4, __float_as_uint(sums.sum[n][h]));
+      for (int j = 0; j < kDim / 8; ++j) {
+        const u32 rank = static_cast<u32>(8 * j >> columns_log2);
+        const int column = 8 * j + (lane >> 2) - static_cast<int>(rank << columns_log2);
+        put(to + static_cast<u32>(4 * column), rank, sums.o[j / 2][n][j % 2 * 2 + h]);
+      }
+      // All lanes of a row have its sums.
+#pragma unroll 1
+      for (int rank = lane >> 2; rank < 1 << size_log2_; rank += 8) {
+        const u32 end = to + static_cast<u32>(partial_pitch() - 8);
+        put(end, static_cast<u32>(rank), sums.row_max[n][h]);
+        put(end + 4, static_cast<u32>(rank), sums.sum[n][h]);
+      }
     }
   }
+  // Launches without a cluster have no st.async.
+  __device__ __forceinline__ void put(u32 to, u32 rank, float x) const {
+    if (size_log2_ == 0)
+      store_shared(to, __float_as_uint(x));
+    else
+      st_async(cluster_address(to, rank), x, cluster_address(smem_.arrived(), rank));
+  }
 
-  // A thread merges two columns of a row; the CTAs share the rows' columns.
+  // A thread merges the splits of a group for two columns of a row, then appends the groups.
   __device__ void merge(int tid) const {
-    constexpr int kPairs = kDim / 2;
-    const int num_pairs = item_.rows(p_) * kPairs, mask = (1 << size_log2_) - 1;
-    const int share = (num_pairs + mask) >> size_log2_;
-    const int end = min((rank_ + 1) * share, num_pairs);
+    const int pairs_log2 = kDimLog2 - 1 - size_log2_, pairs = 1 << pairs_log2;
+    const int rows = item_.rows(p_), first_group = splits_.first / kGroupSplits;
+    const int num_groups = (splits_.first + splits_.count - 1) / kGroupSplits - first_group + 1;
 #pragma unroll 1
-    for (int pair = rank_ * share + tid; pair < end; pair += 32 * kClusterWarps) {
-      const int row = pair / kPairs, d = pair % kPairs * 2;
-      const auto address = [&](int split) {
-        const int i = split - splits_.first;
-        return cluster_address(smem_.partial((i >> size_log2_) * p_.rows + row),
-                               static_cast<u32>(i & mask));
-      };
-      const Partial<2> sum = merge_row_splits(
-          splits_.first, splits_.first + splits_.count, p_.scale_log2,
-          [&](int split) { return load_cluster2(address(split) + 4 * kDim); },
-          [&](int split) { return load_cluster2(address(split) + static_cast<u32>(4 * d)); });
-      decode::write_row<Element>(p_, item_, row, d, sum);
+    for (int i = tid; i < rows * num_groups << pairs_log2; i += static_cast<int>(blockDim.x)) {
+      const int group = (i >> pairs_log2) / rows, row = (i >> pairs_log2) - group * rows;
+      store_merged(i, merge_group_of(first_group + group, row, i & (pairs - 1)));
     }
+    __syncthreads();
+    if (num_groups > kGroupsOfThread)
+      return append_all(tid, rows, pairs_log2, first_group, num_groups);
+#pragma unroll 1
+    for (int i = tid; i < rows << pairs_log2; i += static_cast<int>(blockDim.x)) {
+      const Partial<2> sum = append_groups(first_group, num_groups, p_.scale_log2, [&](int group) {
+        return load_merged(i + (group * rows << pairs_log2));
+      });
+      decode::write_row<Element>(p_, item_, i >> pairs_log2,
+                                 2 * ((rank_ << pairs_log2) + (i & (pairs - 1))), sum);
+    }
+  }
+  // The same with a warp for each row, 16 groups at a time.
+  __device__ __forceinline__ void append_all(int tid, int rows, int pairs_log2, int first_group,
+                                             int num_groups) const {
+    const int lane = tid & 31, pairs = 1 << pairs_log2, warps_of_row = (pairs + 31) / 32;
+    const u32 smem_pairs = smem_.q() + static_cast<u32>(8 * kPartsAtOnce * (tid >> 5));
+#pragma unroll 1
+    for (int i = tid >> 5; i < rows * warps_of_row; i += static_cast<int>(blockDim.x) >> 5) {
+      const int row = i / warps_of_row, pair = (i - row * warps_of_row) * 32 + lane;
+      Partial<2> all;
+#pragma unroll 1
+      for (int first = 0; first < num_groups;) {
+        const int count =
+            min(kChunkGroups - (first_group + first) % kChunkGroups, num_groups - first);
+        const auto at = [&](int group, int column) {
+          return ((first + group) * rows + row << pairs_log2) + column;
+        };
+        float2 row_sums = {-HUGE_VALF, 0.0f};
+        if (lane < count) row_sums = load_shared2(smem_.base + static_cast<u32>(16 * at(lane, 0)));
+        float o[kPartsAtOnce][2] = {};
+#pragma unroll
+        for (int j = 0; j < kPartsAtOnce; ++j) {
+          if (j >= count || pair >= pairs) continue;
+          const float2 x = load_shared2(smem_.base + static_cast<u32>(16 * at(j, pair) + 8));
+          o[j][0] = x.x, o[j][1] = x.y;
+        }
+        Partial<2> chunk;
+        append_parts(chunk, row_sums, o, p_.scale_log2, smem_pairs, lane);
+        append(all, chunk, p_.scale_log2);
+        first += count;
+      }
+      if (pair < pairs)
+        decode::write_row<Element>(p_, item_, row, 2 * ((rank_ << pairs_log2) + pair), all);
+    }
+  }
+  __device__ __forceinline__ Partial<2> merge_group_of(int group, int row, int pair) const {
+    const int first = group * kGroupSplits - splits_.first;
+    const u32 from = partial(first, row), step = static_cast<u32>(item_.rows(p_) * partial_pitch());
+    const auto read = [&](int i, int offset, float2 absent) {
+      const bool exists = first + i >= 0 && first + i < splits_.count;
+      return exists ? load_shared2(from + step * static_cast<u32>(i) + static_cast<u32>(offset))
+                    : absent;
+    };
+    return merge_group(
+        p_.scale_log2,
+        [&](int i) {
+          return read(i, partial_pitch() - 8, {-HUGE_VALF, 0.0f});
+        },
+        [&](int i) {
+          return read(i, 8 * pair, {0.0f, 0.0f});
+        });
+  }
+  // Merged groups take the place of the ring, whose blocks have been read.
+  __device__ __forceinline__ void store_merged(int i, const Partial<2>& x) const {
+    store_chunk(smem_.base + static_cast<u32>(16 * i),
+                {{__float_as_uint(x.row_max), __float_as_uint(x.sum), __float_as_uint(x.o[0]),
+                  __float_as_uint(x.o[1])}});
+  }
+  __device__ __forceinline__ Partial<2> load_merged(int i) const {
+    const Chunk c = load_chunk(smem_.base + static_cast<u32>(16 * i));
+    return {__uint_as_float(c.words[0]),
+            __uint_as_float(c.words[1]),
+            {__uint_as_float(c.words[2]), __uint_as_float(c.words[3])}};
   }
 
   const Params& p_;
@@ -259,20 +433,16 @@ class ClusterCta {
 };
 
 template <class V>
-__global__ void __launch_bounds__(kClusterThreads)
-    decode_cluster(const __grid_constant__ Params params, const __grid_constant__ Maps maps) {
+__global__ void __launch_bounds__(kMaxClusterThreads, 1)
+    decode_cluster(const __grid_constant__ Params params) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ unsigned char smem_raw[];
   ClusterCta<V> cta(params, (smem_address(smem_raw) + 1023) & ~1023u);
   cta.init_barriers();
-  if (threadIdx.x == 0) {
-    prefetch_tensormap(&maps.k);
-    prefetch_tensormap(&maps.v);
-  }
   __syncthreads();
   griddep_launch_dependents();
   griddep_wait();
-  cta.run(maps);
+  cta.run();
 #endif
 }
 

@@ -143,33 +143,40 @@ constexpr SplitRange splits_of(const SequenceKeys& s) {
   return {first, std::max(s.end_key - 1, s.first_key) / kSplitKeys - first + 1};
 }
 
-// ---- Clusters: where there is little work, a cluster of CTAs has a (sequence, KV head), and
-// partial results stay in its shared memory.
-inline constexpr int kClusterWarps = 4;  // of a CTA
-inline constexpr int kClusterThreads = 32 * kClusterWarps;
+// ---- Clusters: where there is little work, a cluster of CTAs has a (sequence, KV head). A warp
+// sends the sums of a split to the CTAs of the cluster, each of which merges a share of the
+// columns.
+inline constexpr int kClusterWarps = 8;  // of a CTA
+inline constexpr int kMinClusterThreads = 128, kMaxClusterThreads = 32 * kClusterWarps;
 inline constexpr int kMaxClusterSize = 8;  // that every Hopper GPU has
-// Splits of a warp, where the clusters fill most of the GPU and where they do not: then few loads
-// are in flight, and with four splits 1 x 8192 takes 30 us, on a persistent grid 19.
-inline constexpr int kMaxWarpSplits = 4, kMaxWarpSplitsOfFew = 2;
-inline constexpr int kClusterPartialBytes = 40 * 1024;
+// With more the persistent grid is faster: 4 x 8192 with 8 KV heads takes 66 us, on the grid 62.
+inline constexpr int kMaxWarpSplits = 4;
+inline constexpr int kGroupsOfThread = 4;  // that a thread appends; a warp appends more at once
+inline constexpr int kMaxRingBytes = 128 * 1024;      // of the blocks in flight
+inline constexpr int kSplitLoads = 2 * kSplitBlocks;  // K and V of a split's blocks
 
-// A ring of blocks for each warp. A CTA of a product of few tokens (../../gemm/stream.h)
-// fits beside: 228 KiB in all.
+// The warps with splits share a ring of blocks: the fewer they are, the more has each in flight.
 struct ClusterSmemPlan {
-  int block, stages, q_pitch, partial_pitch;
-  int partials, q, full;
+  int block, q_pitch;
+  int q, arrived, partials;
   int total;  // with room for a start at a multiple of 1024 bytes
 };
-constexpr ClusterSmemPlan cluster_smem_plan(int dim, int rows) {
+// Log2 of the blocks of the ring: at least four for each warp.
+constexpr int cluster_ring_log2(int dim, int splits_of_cta) {
+  const int most = kMaxRingBytes / (kBlockKeys * dim * 2);
+  const int blocks = std::min(most, kSplitLoads * std::max(splits_of_cta, 1));
+  return std::bit_width(static_cast<unsigned>(blocks)) - 1;
+}
+// Bytes of a row of a split in a CTA of the cluster: its columns, and (maximum, sum).
+constexpr int partial_pitch(int dim, int cluster_size) { return 4 * dim / cluster_size + 8; }
+constexpr ClusterSmemPlan cluster_smem_plan(int dim, int rows, int ring_log2, int partial_bytes) {
   ClusterSmemPlan s{};
   s.block = kBlockKeys * dim * 2;
-  s.stages = dim == 64 ? 8 : 4;  // 64 KiB in flight
   s.q_pitch = 2 * dim + 16;
-  s.partial_pitch = 4 * dim + 16;  // with (maximum, sum); rows begin 4 banks apart
-  s.partials = s.stages * kClusterWarps * s.block;
-  s.q = s.partials + kClusterPartialBytes;
-  s.full = s.q + rows * s.q_pitch;
-  s.total = s.full + s.stages * kClusterWarps * 8 + 1024;
+  s.q = s.block << ring_log2;
+  s.arrived = s.q + rows * s.q_pitch;
+  s.partials = s.arrived + 16;
+  s.total = s.partials + partial_bytes + 1024;
   return s;
 }
 
@@ -205,7 +212,8 @@ constexpr HeadWork head_work(const SequenceKeys& s, int run_log2) {
 }
 
 struct WorkPlan {
-  int cluster_size;  // CTAs of a head; 0: a persistent grid, and the following
+  int cluster_size;  // CTAs of a head; 0: a persistent grid, and what is behind cluster_smem_bytes
+  int cluster_threads, cluster_ring_log2, cluster_smem_bytes;
   // The lengths are known: all sequences have the same keys. Otherwise the kernel reads lengths,
   // chooses the run and counts items, of which these are upper bounds.
   bool is_uniform;
@@ -230,26 +238,32 @@ struct WorkSize {
   int cluster_size = 0, run_groups = 0;
 };
 
-// Splits of a CTA whose partial results fit its shared memory.
-constexpr int most_cluster_splits(const WorkSize& x) {
-  const int row_bytes = cluster_smem_plan(x.dim, row_bucket(x.rows)).partial_pitch;
-  return kClusterPartialBytes / (std::max(x.rows, 1) * row_bytes);
+// Shared memory of a CTA of such a cluster, which holds its columns of all partial results.
+constexpr std::int64_t cluster_smem_bytes(const WorkSize& x, int size) {
+  const std::int64_t splits = most_units(x.longest, kSplitKeys);
+  const std::int64_t partials = splits * x.rows * partial_pitch(x.dim, size);
+  const int ring_log2 = cluster_ring_log2(x.dim, ceil_div(static_cast<int>(splits), size));
+  return cluster_smem_plan(x.dim, row_bucket(x.rows), ring_log2, 0).total + partials;
 }
-// Whether a cluster of this size can have a head's keys.
 constexpr bool fits_cluster(const WorkSize& x, int size) {
-  return ceil_div(most_units(x.longest, kSplitKeys), size) <= most_cluster_splits(x);
+  return cluster_smem_bytes(x, size) <= kSmemLimitSm90;
 }
 
-// As many CTAs as there are multiprocessors, none without a split. 0: too many heads, or more
-// partial results than shared memory holds.
+// CTAs of clusters of this size that run at the same time, one on each multiprocessor: a cluster
+// lies in one GPC, and 132 multiprocessors hold 66, 30 and 15 clusters of 2, 4 and 8.
+constexpr std::int64_t cluster_units(int size, int num_units) {
+  return size <= 2 ? num_units : std::int64_t{num_units} * 10 / 11;
+}
+// As many CTAs as run at the same time, none without a split. 0: too much work.
 constexpr int choose_cluster(const WorkSize& x, int num_units) {
   const int splits = most_units(x.longest, kSplitKeys);
   int size = kMaxClusterSize;
-  while (size > 1 && (x.batch_heads * size > num_units || size / 2 >= splits)) size /= 2;
-  const bool fills_gpu = 4 * x.batch_heads * size >= 3 * num_units;
-  const int most_of_cta = std::min(
-      kClusterWarps * (fills_gpu ? kMaxWarpSplits : kMaxWarpSplitsOfFew), most_cluster_splits(x));
-  return x.batch_heads <= num_units && ceil_div(splits, size) <= most_of_cta ? size : 0;
+  while (size > 1 && (x.batch_heads * size > cluster_units(size, num_units) || size / 2 >= splits))
+    size /= 2;
+  const bool takes = x.batch_heads <= num_units &&
+                     ceil_div(splits, size) <= kClusterWarps * kMaxWarpSplits &&
+                     fits_cluster(x, size);
+  return takes ? size : 0;
 }
 
 constexpr WorkPlan plan_work(const WorkSize& x, int num_units) {
@@ -260,6 +274,11 @@ constexpr WorkPlan plan_work(const WorkSize& x, int num_units) {
                                       : choose_cluster(x, num_units);
   if (w.cluster_size > 0) {
     w.num_items = x.batch_heads * w.cluster_size;
+    const int splits_of_cta = ceil_div(most_units(x.longest, kSplitKeys), w.cluster_size);
+    w.cluster_threads =
+        32 * splits_of_cta <= kMinClusterThreads ? kMinClusterThreads : kMaxClusterThreads;
+    w.cluster_ring_log2 = cluster_ring_log2(x.dim, splits_of_cta);
+    w.cluster_smem_bytes = static_cast<int>(cluster_smem_bytes(x, w.cluster_size));
     return w;
   }
   const int groups = x.is_uniform ? groups_of(x.longest).count : most_units(x.longest, kGroupKeys);

@@ -8,8 +8,6 @@
 #include <iterator>
 #include <vector>
 
-#include "backends/cuda/gemm/stream.h"
-
 namespace headrace::cuda::sm90::decode {
 namespace {
 
@@ -187,13 +185,19 @@ TEST(DecodeClusters, TakeLittleWork) {
   EXPECT_EQ(cluster(65, 8, 4, 128), 2);
   EXPECT_EQ(cluster(1024, 8, 4, 128), 8);
   EXPECT_EQ(cluster(1024, 64, 4, 128), 2);
-  EXPECT_EQ(cluster(1024, 132, 4, 128), 1);  // 16 splits in each CTA
-  EXPECT_EQ(cluster(1025, 132, 4, 128), 0);
+  EXPECT_EQ(cluster(2048, 132, 4, 128), 1);  // 32 splits in each CTA
+  EXPECT_EQ(cluster(2049, 132, 4, 128), 0);
   EXPECT_EQ(cluster(512, 133, 4, 128), 0);  // more heads than multiprocessors
-  EXPECT_EQ(cluster(4096, 8, 4, 128), 8);   // 8 splits in each of 8 CTAs
-  EXPECT_EQ(cluster(4097, 8, 4, 128), 0);
-  EXPECT_EQ(cluster(2049, 8, 16, 128), 0);  // 4 splits of 16 * 528 bytes
-  EXPECT_EQ(cluster(4096, 8, 16, 64), 8);
+  EXPECT_EQ(cluster(4096, 15, 4, 128), 8);  // 15 clusters of 8 and 30 of 4 run at the same time
+  EXPECT_EQ(cluster(4096, 16, 4, 128), 4);
+  EXPECT_EQ(cluster(4096, 30, 4, 128), 4);
+  EXPECT_EQ(cluster(4096, 31, 4, 128), 2);
+  EXPECT_EQ(cluster(4096, 66, 4, 128), 2);
+  EXPECT_EQ(cluster(16384, 8, 4, 128), 8);  // 32 splits in each of 8 CTAs
+  EXPECT_EQ(cluster(16385, 8, 4, 128), 0);
+  EXPECT_EQ(cluster(5120, 8, 16, 128), 8);  // 80 splits of 16 * 72 bytes, beside 128 KiB
+  EXPECT_EQ(cluster(8192, 8, 16, 128), 0);
+  EXPECT_EQ(cluster(8192, 8, 16, 64), 8);
 }
 
 // Choices of a TuningConfig: every offered one has room, covers the keys and keeps its order.
@@ -223,34 +227,44 @@ TEST(DecodeClusters, TunedSizesHoldTheirPartialResults) {
           size.cluster_size = cluster;
           if (!fits_cluster(size, cluster)) continue;
           ++num_offered;
-          const int splits_of_cta = ceil_div(splits_of(keys).count, cluster);
-          const int pitch = cluster_smem_plan(dim, row_bucket(rows)).partial_pitch;
-          EXPECT_LE(splits_of_cta * rows * pitch, kClusterPartialBytes);
           const WorkPlan w = plan_work(size, 132);
           EXPECT_EQ(w.cluster_size, cluster);
+          EXPECT_LE(w.cluster_smem_bytes, kSmemLimitSm90);
+          const int splits = splits_of(keys).count, splits_of_cta = ceil_div(splits, cluster);
+          const ClusterSmemPlan s = cluster_smem_plan(dim, row_bucket(rows), w.cluster_ring_log2,
+                                                      splits * rows * partial_pitch(dim, cluster));
+          EXPECT_GE(w.cluster_smem_bytes, s.total);
+          EXPECT_GE(w.cluster_threads, 32 * std::min(kClusterWarps, splits_of_cta));
+          // Each warp with splits has at least four blocks of the ring.
+          const auto warps =
+              std::bit_ceil(static_cast<unsigned>(std::min(kClusterWarps, splits_of_cta)));
+          EXPECT_GE(1 << w.cluster_ring_log2, 4 * static_cast<int>(warps));
+          // Merged groups take the place of the ring.
+          const int groups = splits / kGroupSplits + 2;
+          EXPECT_LE(16 * rows * groups * dim / 2 / cluster, s.block << w.cluster_ring_log2)
+              << splits << " " << rows << " " << dim << " " << cluster;
           EXPECT_EQ(w.num_items, 8 * cluster);
           EXPECT_EQ(w.num_slots, 0);
         }
   EXPECT_GT(num_offered, 100);
 }
 
-TEST(DecodeClusters, SmemFitsBesideAProductAndDoesNotOverlap) {
+TEST(DecodeClusters, SmemDoesNotOverlap) {
   for (const int dim : kDims)
-    for (const int rows : kRowBuckets) {
-      const ClusterSmemPlan s = cluster_smem_plan(dim, rows);
-      EXPECT_LE(s.total + 1024 + gemm::kStreamRingBytes + 16 * gemm::kStreamMaxStages + 2 * 1024,
-                228 * 1024)
-          << dim << " " << rows;
-      EXPECT_EQ(s.block % 1024, 0);
-      EXPECT_EQ(s.partials, s.stages * kClusterWarps * s.block);
-      EXPECT_EQ(s.q - s.partials, kClusterPartialBytes);
-      EXPECT_GE(s.full - s.q, rows * s.q_pitch);
-      EXPECT_GE(s.total - 1024 - s.full, 8 * s.stages * kClusterWarps);
-      for (const int at : {s.partials, s.q, s.q_pitch, s.partial_pitch}) EXPECT_EQ(at % 16, 0);
-      EXPECT_EQ(s.full % 8, 0);
-      // Rows of a lane's four columns begin in other banks.
-      EXPECT_EQ(2 * s.partial_pitch % 128, 32);
-    }
+    for (const int rows : kRowBuckets)
+      for (int splits = 1; splits <= kClusterWarps * kMaxWarpSplits; ++splits) {
+        const int ring_log2 = cluster_ring_log2(dim, splits);
+        const ClusterSmemPlan s = cluster_smem_plan(dim, rows, ring_log2, 1000);
+        EXPECT_EQ(s.block % 1024, 0);
+        EXPECT_LE(s.block << ring_log2, kMaxRingBytes);
+        EXPECT_GE(s.q, s.block << ring_log2);
+        EXPECT_GE(s.arrived - s.q, rows * s.q_pitch);
+        // In the place of Q.
+        EXPECT_GE(s.arrived - s.q, kClusterWarps * kPartsAtOnce * 8);
+        EXPECT_GE(s.partials - s.arrived, 8);
+        EXPECT_GE(s.total - 1024 - s.partials, 1000);
+        for (const int at : {s.q, s.q_pitch, s.arrived, s.partials}) EXPECT_EQ(at % 16, 0);
+      }
 }
 
 TEST(DecodePrefixSmem, FitsAndDoesNotOverlap) {

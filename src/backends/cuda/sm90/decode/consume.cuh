@@ -129,8 +129,9 @@ class Consumer {
           p_.scale_log2, [&](int i) { return row_sums[i]; },
           [&](int i) { return load_shared2(merge_address(i, own_row, d)); });
       Partial<2> sum = run_sums.get(round);
-      if (group == item.first_group && item.has_prefix(p_))
-        sum = load_state<kDim, 2>(p_, item, kOpenChunk, row, d);
+      if constexpr (V::kHasPrefix)
+        if (group == item.first_group && item.has_prefix(p_))
+          sum = load_state<kDim, 2>(p_, item, kOpenChunk, row, d);
       const bool leaves_groups = item.num_items > 1 && run_log2_ < kChunkLog2;
       if (leaves_groups)
         sum = merged;
@@ -139,7 +140,8 @@ class Consumer {
       run_sums.set(round, sum);
       if (!leaves_groups && group != item.end - 1) continue;
       if (item.num_items == 1) {
-        if (item.has_prefix(p_)) append_to_chunks<kDim>(p_, item, row, d, sum);
+        if constexpr (V::kHasPrefix)
+          if (item.has_prefix(p_)) append_to_chunks<kDim>(p_, item, row, d, sum);
         write_row<Element>(p_, item, row, d, sum);
         continue;
       }
@@ -257,7 +259,7 @@ class Merger {
 #pragma unroll 1
     for (int row = warp; row < item.rows(p_); row += kMergeWarps) {
       Partial<kDim / 32> sum;
-      const bool has_prefix = before != kNoState && item.has_prefix(p_);
+      const bool has_prefix = V::kHasPrefix && before != kNoState && item.has_prefix(p_);
       if (has_prefix) sum = load_state<kDim, kDim / 32>(p_, item, before, row, d);
       append_slots<kDim>(p_, parts, row, smem, lane, sum);
       if (has_prefix && is_row && before == kOpenChunk)

@@ -111,7 +111,10 @@ DecodePlan own_plan(const Problem& p, const DeviceInfo& device, const TuningConf
   const WorkSize size = work_size(p, config);
   const WorkPlan work = plan_work(size, device.num_units);
   const SharedPrefix prefix = plan_prefix(p, window_of(p), work);
-  return {.launch = head_dim_bucket(p.head_dim, p.head_dim_v) == 64 ? launch_hd64 : launch_hd128,
+  const bool is_hd64 = head_dim_bucket(p.head_dim, p.head_dim_v) == 64;
+  return {.launch = prefix.max_groups > 0 ? (is_hd64 ? launch_hd64_prefix : launch_hd128_prefix)
+                    : is_hd64             ? launch_hd64
+                                          : launch_hd128,
           .work = work,
           .prefix = prefix,
           .workspace = workspace_of(p, work, prefix),
@@ -147,13 +150,12 @@ Schedule plan(const Problem& p, const DeviceInfo& device, const TuningConfig& co
   schedule.tile_n = kBlockKeys;
   const bool has_clusters = work.cluster_size > 0;
   const int dim = head_dim_bucket(p.head_dim, p.head_dim_v), rows = row_bucket(own.rows);
-  const int threads = has_clusters ? kClusterThreads : kThreads;
-  schedule.cta = {
-      .threads = threads,
-      .registers = launch_registers(threads, 1),
-      .smem_bytes = has_clusters ? cluster_smem_plan(dim, rows).total : smem_plan(dim, rows).total,
-      .head_dim = dim,
-      .head_dim_v = dim};
+  const int threads = has_clusters ? work.cluster_threads : kThreads;
+  schedule.cta = {.threads = threads,
+                  .registers = launch_registers(threads, 1),
+                  .smem_bytes = has_clusters ? work.cluster_smem_bytes : smem_plan(dim, rows).total,
+                  .head_dim = dim,
+                  .head_dim_v = dim};
   if (work.num_slots > 0) {  // splits of a cluster do not leave its shared memory
     schedule.split_keys = work.run_log2 < kChunkLog2 ? kGroupKeys : kGroupKeys * kChunkGroups;
     schedule.max_splits = ceil_div(p.seqlen_k, schedule.split_keys);
@@ -233,6 +235,8 @@ Status launch(const Plan& plan, const AttentionArgs& args, Workspace workspace, 
   params.lengths = lengths_of(p, args, length_errors);
   params.used_keys = used_keys_of(p, args);
   params.q = args.q;
+  params.k = args.k;
+  params.v = args.v;
   params.out = args.out;
   params.row_args = row_args_of(p, args);
   params.work = own.work;

@@ -87,37 +87,38 @@ Status launch_grid(const char* name, const Call& call) {
 
 template <class V>
 Status launch_clusters(const char* name, const Call& call) {
-  constexpr ClusterSmemPlan kPlan = cluster_smem_plan(V::kDim, V::kRows);
-  const LaunchShape shape{.name = name,
-                          .grid = dim3(static_cast<unsigned>(call.num_ctas)),
-                          .block = dim3(kClusterThreads),
-                          .smem_bytes = static_cast<unsigned>(kPlan.total),
-                          .cluster = static_cast<unsigned>(call.params.work.cluster_size),
-                          .use_pdl = true};
-  static_assert(kPlan.total <= kSmemLimitSm90);
+  const WorkPlan& work = call.params.work;
+  LaunchShape shape{.name = name,
+                    .grid = dim3(static_cast<unsigned>(call.num_ctas)),
+                    .block = dim3(static_cast<unsigned>(work.cluster_threads)),
+                    .smem_bytes = kSmemLimitSm90,
+                    .cluster = static_cast<unsigned>(work.cluster_size),
+                    .use_pdl = true};
   static AllowedSmem allowed;
   if (Status bad = allow_smem(shape, decode_cluster<V>, allowed)) return bad;
-  return launch(shape, static_cast<cudaStream_t>(call.stream), decode_cluster<V>, call.params,
-                call.maps);
+  shape.smem_bytes = static_cast<unsigned>(work.cluster_smem_bytes);
+  return launch(shape, static_cast<cudaStream_t>(call.stream), decode_cluster<V>, call.params);
 }
 
-template <class Element, int kDim, int kRows>
-Status launch_rows(const char* name, const Call& call) {
-  using V = Variant<Element, kDim, kRows>;
-  if (call.params.work.cluster_size > 0) return launch_clusters<V>(name, call);
+template <class V>
+Status launch_variant(const char* name, const Call& call) {
+  if constexpr (!V::kHasPrefix)
+    if (call.params.work.cluster_size > 0) return launch_clusters<V>(name, call);
   return launch_grid<V>(name, call);
 }
 
-template <class Element, int kDim>
+template <class Element, int kDim, bool kHasPrefix>
 Status launch_element(const char* name, const Call& call) {
-  if (row_bucket(call.params.rows) == 8) return launch_rows<Element, kDim, 8>(name, call);
-  return launch_rows<Element, kDim, 16>(name, call);
+  if (row_bucket(call.params.rows) == 8)
+    return launch_variant<Variant<Element, kDim, 8, kHasPrefix>>(name, call);
+  return launch_variant<Variant<Element, kDim, 16, kHasPrefix>>(name, call);
 }
 
-template <int kDim>
+template <int kDim, bool kHasPrefix>
 Status launch_dim(const char* name_bf16, const char* name_f16, const Call& call) {
-  if (call.dtype == DType::bf16) return launch_element<Bf16Element, kDim>(name_bf16, call);
-  return launch_element<F16Element, kDim>(name_f16, call);
+  if (call.dtype == DType::bf16)
+    return launch_element<Bf16Element, kDim, kHasPrefix>(name_bf16, call);
+  return launch_element<F16Element, kDim, kHasPrefix>(name_f16, call);
 }
 
 }  // namespace headrace::cuda::sm90::decode

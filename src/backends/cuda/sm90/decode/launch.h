@@ -1,4 +1,5 @@
-// The compiled kernels: a file for a head dim, with both formats and both numbers of rows.
+// The compiled kernels: a file for a head dim, with both formats and both numbers of rows, and one
+// for calls whose sequences may share a prefix.
 #pragma once
 
 #include "backends/cuda/sm90/decode/params.h"
@@ -15,7 +16,7 @@ struct Call {
 };
 using Launch = Status(const Call& call);
 
-Launch launch_hd64, launch_hd128;
+Launch launch_hd64, launch_hd128, launch_hd64_prefix, launch_hd128_prefix;
 // The kernels before a launch whose sequences may share a prefix. dim: head_dim_bucket().
 Status launch_prefix(const Call& call, int dim);
 

@@ -247,27 +247,15 @@ __device__ __forceinline__ void append_slots(const Params& p, const Parts& parts
   }
 }
 
-// Merges splits [begin, end) of a row into two columns. sums_of(i) and o_of(i) read those of split
-// i.
-template <class ReadSums, class ReadO>
-__device__ __forceinline__ Partial<2> merge_row_splits(int begin, int end, float scale_log2,
-                                                       const ReadSums& sums_of, const ReadO& o_of) {
+// Appends `count` groups of a row, as chunks.
+template <class Read>
+__device__ __forceinline__ Partial<2> append_groups(int first_group, int count, float scale_log2,
+                                                    const Read& read) {
   Partial<2> chunk, all;
 #pragma unroll 1
-  for (int group = begin / kGroupSplits; group * kGroupSplits < end; ++group) {
-    float2 sums[kGroupSplits], o[kGroupSplits];
-#pragma unroll
-    for (int i = 0; i < kGroupSplits; ++i) {
-      const int split = group * kGroupSplits + i;
-      const bool exists = split >= begin && split < end;
-      sums[i] = exists ? sums_of(split) : float2{-HUGE_VALF, 0.0f};
-      o[i] = exists ? o_of(split) : float2{0.0f, 0.0f};
-    }
-    append(chunk,
-           merge_group(
-               scale_log2, [&](int i) { return sums[i]; }, [&](int i) { return o[i]; }),
-           scale_log2);
-    if (group % kChunkGroups != kChunkGroups - 1) continue;
+  for (int i = 0; i < count; ++i) {
+    append(chunk, read(i), scale_log2);
+    if ((first_group + i) % kChunkGroups != kChunkGroups - 1) continue;
     append(all, chunk, scale_log2);
     chunk = {};
   }

@@ -25,7 +25,7 @@ struct Params {
   Sizes sizes;
   Lengths lengths;
   UsedKeys used_keys;
-  Operand q, out;
+  Operand q, k, v, out;
   RowArgs row_args;
   WorkPlan work;
   Window window;
@@ -49,7 +49,7 @@ struct Params {
   int* num_slices;           // and the number of items of one KV head
   unsigned long long token;  // that no other call of the process has
 };
-static_assert(sizeof(Params) <= 592);
+static_assert(sizeof(Params) <= 672);
 
 // Axes (column, slot, half, head, page).
 struct Maps {

@@ -7,11 +7,14 @@
 
 namespace headrace::cuda::sm90::decode {
 
-// A compiled variant.
-template <class ElementOfVariant, int kDimOfVariant, int kRowsOfVariant>
+// A compiled variant. Shared prefixes have their own: code that a call does not need costs
+// instruction fetches.
+template <class ElementOfVariant, int kDimOfVariant, int kRowsOfVariant,
+          bool kHasPrefixOfVariant = false>
 struct Variant {
   using Element = ElementOfVariant;
   static constexpr int kDim = kDimOfVariant, kRows = kRowsOfVariant;
+  static constexpr bool kHasPrefix = kHasPrefixOfVariant;
 };
 
 // Log2 of the largest P. f16 uses its whole range, so that small P keep their digits. bf16 has the

@@ -1,0 +1,9 @@
+#include "backends/cuda/sm90/decode/kernel.cuh"
+
+namespace headrace::cuda::sm90::decode {
+
+Status launch_hd128_prefix(const Call& call) {
+  return launch_dim<128, true>("cuda_sm90_decode<bf16, 128>", "cuda_sm90_decode<f16, 128>", call);
+}
+
+}  // namespace headrace::cuda::sm90::decode

@@ -1,0 +1,9 @@
+#include "backends/cuda/sm90/decode/kernel.cuh"
+
+namespace headrace::cuda::sm90::decode {
+
+Status launch_hd64_prefix(const Call& call) {
+  return launch_dim<64, true>("cuda_sm90_decode<bf16, 64>", "cuda_sm90_decode<f16, 64>", call);
+}
+
+}  // namespace headrace::cuda::sm90::decode
