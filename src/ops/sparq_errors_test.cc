@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <memory>
 
+#include "tests/support/every_rule.h"
 #include "tests/support/golden_texts.h"
 #include "tests/support/sparq_case.h"
 
@@ -113,6 +115,28 @@ TEST(SparqErrors, Pages) {
   for (const Bad& bad : cases) expect_refused(bad, 8, texts);
 }
 
+struct WholeCall : Call {
+  WholeCall() : Call(8) {}
+  std::vector<testing::Role> roles() {
+    return {{"q", &t.q, true, false, true},
+            {"k", &t.k, true, false, true},
+            {"k_components", &t.k_components, true},
+            {"v", &t.v, true, false, true},
+            {"out", &t.out, true, true},
+            {"v_sum", &t.v_sum, true},
+            {"indices", &t.indices, false, true},
+            {"alpha", &t.alpha, false, true},
+            {"seqused_k", &t.seqused_k},
+            {"block_table", &t.block_table, true, false, false, 1}};
+  }
+  Status run() { return sparq_attention(t, o, workspace, stream); }
+  auto results() { return call.out().bytes(); }
+};
+
+TEST(SparqErrors, EveryRuleOfEveryTensor) {
+  testing::expect_every_rule([] { return std::make_unique<WholeCall>(); });
+}
+
 // ---- the append
 
 struct Append {
@@ -131,6 +155,20 @@ struct Append {
   headrace_sparq_append_tensors t{};
   Stream stream = nullptr;
 };
+
+struct WholeAppend : Append {
+  std::vector<testing::Role> roles() {
+    return {{"k", &t.k, true, false, true},        {"k_components", &t.k_components, true, true},
+            {"slot_mapping", &t.slot_mapping},     {"v", &t.v, true, false, true},
+            {"v_sum", &t.v_sum, true, true, true}, {"cu_seqlens", &t.cu_seqlens, true}};
+  }
+  Status run() { return sparq_append(t, stream); }
+  auto results() { return std::pair(call.components().bytes(), call.v_sum().bytes()); }
+};
+
+TEST(SparqErrors, EveryRuleOfEveryTensorOfAnAppend) {
+  testing::expect_every_rule([] { return std::make_unique<WholeAppend>(); });
+}
 
 TEST(SparqErrors, Append) {
   testing::GoldenTexts texts("ops.txt");
