@@ -170,6 +170,29 @@ TEST(SparqErrors, EveryRuleOfEveryTensorOfAnAppend) {
   testing::expect_every_rule([] { return std::make_unique<WholeAppend>(); });
 }
 
+// What the tensors agree on must be possible, too.
+TEST(SparqErrors, DtypesAndHeadsThatNoAppendHas) {
+  for (const auto dtype : {HEADRACE_F64, HEADRACE_I32, HEADRACE_I8}) {
+    Append a;
+    a.t.k.dtype = a.t.k_components.dtype = a.t.v.dtype = dtype;
+    const Status bad = sparq_append(a.t, nullptr);
+    ASSERT_TRUE(bad);
+    EXPECT_EQ(bad->message.find("k.dtype="), 0u) << bad->message;
+  }
+  for (const std::int64_t dim : {0, 577}) {
+    Append a;
+    a.t.k.shape[3] = a.t.k_components.shape[2] = dim;
+    Status bad = sparq_append(a.t, nullptr);
+    ASSERT_TRUE(bad);
+    EXPECT_EQ(bad->message.find("k.shape[3]="), 0u) << bad->message;
+    Append b;
+    b.t.v.shape[3] = b.t.v_sum.shape[2] = dim;
+    bad = sparq_append(b.t, nullptr);
+    ASSERT_TRUE(bad);
+    EXPECT_EQ(bad->message.find("v.shape[3]="), 0u) << bad->message;
+  }
+}
+
 TEST(SparqErrors, Append) {
   testing::GoldenTexts texts("ops.txt");
   const struct {
