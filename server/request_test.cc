@@ -5,6 +5,7 @@
 #include <functional>
 #include <set>
 
+#include "response.h"
 #include "tests/support/golden_texts.h"
 
 namespace headrace::server {
@@ -186,6 +187,58 @@ TEST(Tools, ReferencesHoldInTheSchemaOfEveryChoice) {
       const Json one = {{"type", "function"}, {"function", {{"name", "f" + std::to_string(i)}}}};
       EXPECT_EQ(calls_of(one, format), std::vector<int>{i});
     }
+  }
+}
+
+// Wherever a schema may stand in the parameters, its references move with it, also below properties
+// and definitions that have the names of keywords. Values that only look like one stay.
+TEST(Tools, ReferencesOfEveryPlaceMove) {
+  const Json ref = {{"$ref", "#/$defs/d"}}, kept = {{"$ref", "#/kept"}};
+  const Json parameters = {
+      {"type", "object"},
+      {"properties", {{"a", ref}, {"enum", ref}, {"default", {{"type", "array"}, {"items", ref}}}}},
+      {"anyOf", {ref, {{"additionalProperties", ref}}}},
+      {"$defs", {{"d", {{"type", "integer"}}}, {"const", ref}, {"examples", {{"not", ref}}}}},
+      {"definitions", {{"enum", ref}, {"e", ref}}},
+      {"enum", {kept}},
+      {"const", kept},
+      {"default", kept},
+      {"examples", {kept}}};
+  Json body = {{"messages", {{{"role", "user"}, {"content", "a"}}}},
+               {"tools", tools_with_references()},
+               {"tool_choice", "required"}};
+  body["tools"][1]["function"]["parameters"] = parameters;
+  const auto parsed = parse_completion(Form::chat, body.dump(), CallFormat::object);
+  const Json schema = Json::parse(parsed.grammar.value().text);
+  const std::string place = std::string("/anyOf/1/properties/") + arguments_key(CallFormat::object);
+  std::string moved = parameters.dump();
+  for (std::size_t at = 0; (at = moved.find("#/$defs", at)) != std::string::npos; at += 2)
+    moved.insert(at + 1, place);
+  EXPECT_EQ(schema.at(Json::json_pointer(place)), Json::parse(moved));
+}
+
+TEST(ParseCompletion, TakesAsManyStopStringsAsDocumented) {
+  for (std::size_t count = 0; count <= 17; ++count) {
+    std::vector<std::string> stops;
+    for (std::size_t i = 0; i < count; ++i) stops.push_back("s" + std::to_string(i));
+    const Json body = {{"prompt", "a"}, {"stop", stops}};
+    std::vector<std::string> read;
+    const std::string error = error_of([&] {
+      read = parse_completion(Form::completion, body.dump(), CallFormat::tagged).request.stop;
+    });
+    EXPECT_EQ(error.empty(), count <= 16) << error;
+    EXPECT_EQ(read, count <= 16 ? stops : std::vector<std::string>());
+  }
+}
+
+TEST(ErrorReply, HeadersFollowTheStatus) {
+  for (int status = 400; status < 600; ++status) {
+    const HttpReply reply = error_reply({status, "x"});
+    const bool is_later = status == 429 || status == 503;
+    EXPECT_EQ(reply.status, status);
+    EXPECT_EQ(reply.headers, is_later        ? "Retry-After: 1\r\n"
+                             : status == 401 ? "WWW-Authenticate: Bearer\r\n"
+                                             : "");
   }
 }
 

@@ -325,6 +325,12 @@ TEST(Names, OfDevicesWithANumberThatIsNoneAreRefused) {
                                          "\": the device number is invalid; pass, for example, "
                                          "\"cuda:0\"");
   }
+  // Device 0 has two names.
+  const auto outcome = [&](const char* text) {
+    const headrace_status status = headrace_device_from_text(text, &device);
+    return status == HEADRACE_OK ? std::string(device.name) : headrace_last_error();
+  };
+  EXPECT_EQ(outcome("cuda:0"), outcome("cuda"));
 }
 
 TEST(Names, TheBuildListsEveryKernelByItsDevice) {

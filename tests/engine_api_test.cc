@@ -125,6 +125,38 @@ TEST(EngineApi, ReportsLogprobsOfTheTokens) {
 }
 
 // Whenever a program polls: what it collects is the same.
+// headrace_output_get() reads and does not consume.
+TEST(EngineApi, OutputsMayBeReadTwice) {
+  const Model model(kFile);
+  for (const std::int64_t num_logprobs : {-1, 0, 3}) {
+    Engine engine(model);
+    Request request = request_of(1);
+    if (num_logprobs >= 0) request.num_logprobs = num_logprobs;
+    engine.add(request);
+    engine.run();
+    headrace_output* output = nullptr;
+    ASSERT_EQ(headrace_engine_poll(engine.get(), &output), HEADRACE_OK);
+    ASSERT_NE(output, nullptr);
+    std::vector<std::vector<float>> read;
+    std::vector<std::vector<const void*>> pointers;  // valid as long as the output
+    for (int i = 0; i < 2; ++i) {
+      headrace_output_info info{};
+      info.struct_size = sizeof info;
+      ASSERT_EQ(headrace_output_get(output, &info), HEADRACE_OK);
+      EXPECT_EQ(info.num_top, std::max<std::int64_t>(num_logprobs, 0));
+      ASSERT_GT(info.num_tokens, 0);
+      pointers.push_back({info.tokens, info.logprobs, info.top_logprobs, info.text});
+      std::vector<float>& all = read.emplace_back(info.tokens, info.tokens + info.num_tokens);
+      for (std::int64_t t = 0; info.top_logprobs != nullptr && t < info.num_tokens * info.num_top;
+           ++t)
+        all.push_back(info.top_logprobs[t].logprob);
+    }
+    EXPECT_EQ(read[0], read[1]);
+    EXPECT_EQ(pointers[0], pointers[1]);
+    headrace_output_destroy(output);
+  }
+}
+
 TEST(EngineApi, OutputsOfManyPollsAreThoseOfOne) {
   const Model model(kFile);
   for (const std::optional<int> num_logprobs : {std::optional<int>(), {0}, {3}}) {

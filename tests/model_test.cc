@@ -10,6 +10,7 @@
 #include <iterator>
 #include <limits>
 #include <map>
+#include <memory>
 #include <set>
 #include <utility>
 #include <vector>
@@ -453,6 +454,37 @@ TEST(Session, BadOptionsAreRefused) {
   headrace_session_destroy(nullptr);
   headrace_model_destroy(nullptr);
   headrace_model_file_close(nullptr);
+}
+
+// A generation that ends by itself ends with one of them.
+TEST(Model, SomeTokensEndATurn) {
+  const Model model(kFile);
+  std::set<std::int32_t> ends;
+  for (std::int32_t token = -1; token <= 288; ++token)
+    if (model.is_end(token)) ends.insert(token);
+  EXPECT_EQ(ends.size(), 2u);
+  EXPECT_FALSE(ends.contains(-1));
+  EXPECT_FALSE(ends.contains(288));
+}
+
+TEST(Model, ChatTokensEndWithTheBeginOfAnAnswerWhereItIsAskedFor) {
+  headrace_model* made = nullptr;
+  ASSERT_EQ(headrace_model_load(kFile.c_str(), nullptr, &made), HEADRACE_OK);
+  const std::unique_ptr<headrace_model, decltype(&headrace_model_destroy)> model(
+      made, headrace_model_destroy);
+  const headrace_message message{"user", "Hi"};
+  const auto tokens = [&](int add_generation_prompt) {
+    std::vector<std::int32_t> all(256);
+    std::size_t count = 0;
+    EXPECT_EQ(headrace_chat_tokens(made, "chatml", &message, 1, add_generation_prompt, all.data(),
+                                   all.size(), &count),
+              HEADRACE_OK);
+    all.resize(count);
+    return all;
+  };
+  const auto without = tokens(0), with = tokens(1);
+  ASSERT_LT(without.size(), with.size());
+  EXPECT_TRUE(std::equal(without.begin(), without.end(), with.begin()));
 }
 
 }  // namespace

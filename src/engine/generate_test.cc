@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <climits>
 #include <set>
 
 #include "base/math.h"
@@ -129,6 +130,34 @@ TEST_F(Samples, EndOneByOne) {
     EXPECT_EQ(samples[i].tokens,
               std::vector<std::int32_t>(alone.tokens.begin(),
                                         alone.tokens.begin() + static_cast<std::ptrdiff_t>(2 + i)));
+  }
+}
+
+// Whichever call of the callback ends the generation, it is the last one: also the one that gives
+// what a stop string could have begun with.
+TEST_F(Samples, NothingFollowsACallThatEndsThem) {
+  GenerationOptions options = generation_options()[0];
+  options.ignore_end = true;
+  options.max_new_tokens = 6;
+  std::string whole;
+  int num_calls = 0, last = INT_MAX;
+  options.on_text = [&](std::string_view text) -> Result<bool> {
+    whole += text;
+    return ++num_calls < last;
+  };
+  const auto run = [&] {
+    Session session = make_session({});
+    num_calls = 0;
+    return generate(session, model_.tokenizer, options, sampler_).value().finish;
+  };
+  EXPECT_EQ(run(), Finish::length);
+  // The end of the text begins this stop string, so it is given when the generation has ended.
+  options.stop = {whole.substr(whole.size() - 1) + "#"};
+  EXPECT_EQ(run(), Finish::length);
+  const int all = num_calls;
+  for (last = 1; last < all; ++last) {
+    run();
+    EXPECT_EQ(num_calls, last);
   }
 }
 

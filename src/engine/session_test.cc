@@ -413,5 +413,14 @@ TEST(Session, SlidingWindowsHideExactlyTheOlderTokens) {
   }
 }
 
+TEST(SessionOptions, OfBatchesEndAtTheirLimits) {
+  const LanguageModel model =
+      load(std::string(HEADRACE_GOLDEN_DIR) + "/tiny/tiny_llama3_f16.gguf", MatmulMode::normal);
+  for (const std::int64_t good : {std::int64_t{0}, std::int64_t{1}, kMaxBatchTokens})
+    EXPECT_TRUE(Session::make(model, {.batch_tokens = good}).ok()) << good;
+  for (const std::int64_t bad : {std::int64_t{-1}, kMaxBatchTokens + 1})
+    EXPECT_FALSE(Session::make(model, {.batch_tokens = bad}).ok()) << bad;
+}
+
 }  // namespace
 }  // namespace headrace::engine

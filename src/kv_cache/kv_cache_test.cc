@@ -229,6 +229,32 @@ TEST_F(KvCaches, KeysByComponentAreNotMoved) {
   EXPECT_EQ(cache_->info(sequence).value().num_reserved, 2);
 }
 
+// Single tokens of codes with zero points are moved within a group alone; the message says how
+// many.
+TEST_F(KvCaches, MovesOfCodesEndBeforeAGroup) {
+  options_.shape.head_dim = options_.shape.head_dim_v = 32;
+  options_.shape.dtype = DType::f32;
+  options_.shape.k_dtype = options_.shape.v_dtype = DType::u4x2;
+  options_.page_size = 32;
+  options_.num_recent_pages = 8;
+  cache_ = std::make_unique<KvCache>(std::move(KvCache::make(*device_, options_).value()));
+  for (const std::int64_t length : {3, 28}) {
+    const std::int64_t sequence = add_all(iota(0, length));
+    const std::int64_t most = 32 - length - 1;
+    ASSERT_FALSE(cache_->reserve(sequence, most + 2, nullptr));
+    std::vector<std::int64_t> positions;
+    for (std::int64_t i = 0; i <= most; ++i) positions.push_back(length + 1 + i);
+    expect_failure(cache_->move(sequence, positions, nullptr), ErrorCode::invalid_argument,
+                   format_text("num_positions={}: would complete a group of 32 keys, which the "
+                               "append of its last token quantises; move at most {} positions and "
+                               "compute the tokens behind them anew",
+                               most + 1, most));
+    positions.pop_back();
+    EXPECT_FALSE(cache_->move(sequence, positions, nullptr));
+    ASSERT_FALSE(cache_->free(sequence));
+  }
+}
+
 // ---- swapping ----
 
 TEST_F(KvCaches, SwapsPagesOutAndIn) {

@@ -141,5 +141,49 @@ TEST(Convert, ErrorsLeaveNoFile) {
                "stopped");
 }
 
+// Integers of a file are written with 32 bits.
+TEST(Convert, NumbersThatAreNotOf32BitsAreRefused) {
+  const TemporaryFolder folder;
+  Result<RandomFile> random = make_random_model(four_heads("llama"), WeightType::f32, 1);
+  ASSERT_TRUE(random.ok());
+  const auto outcome = [&](std::int64_t value, char type) {
+    RandomFile file = random.value();
+    file.file.metadata["general.number"] = value;
+    file.header = make_gguf_header(file.file);
+    const std::string key = "general.number";
+    file.header[file.header.find(key) + key.size()] = type;
+    const std::string in = folder.file("in.gguf"), path = folder.file("out.gguf");
+    Result<OutputFile> out = OutputFile::create(in);
+    EXPECT_FALSE(write_random_file(file, out.value(), run_all, {}).has_value());
+    EXPECT_FALSE(out.value().commit().has_value());
+    const Status bad = convert_model(in, path, {.num_kv_heads = 2});
+    return bad ? bad->message : "";
+  };
+  constexpr char kUint32 = 4, kInt32 = 5;
+  for (const std::int64_t good : {std::int64_t{0}, std::int64_t{UINT32_MAX}})
+    EXPECT_EQ(outcome(good, kUint32), "") << good;
+  EXPECT_NE(outcome(UINT32_MAX, kInt32)
+                .find("'general.number' is -1, supported: 0 to 2^32 - 1; use another model"),
+            std::string::npos);
+}
+
+TEST(Convert, ProgressEndsAtTheBytesOfTheOutput) {
+  const TemporaryFolder folder;
+  const std::string in = write_model(folder, four_heads("llama"), WeightType::f32);
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> calls;
+  const Status bad = convert_model(in, folder.file("out.gguf"),
+                                   {.num_kv_heads = 2, .progress = [&](auto done, auto total) {
+                                      calls.emplace_back(done, total);
+                                      return Status();
+                                    }});
+  ASSERT_FALSE(bad) << bad->message;
+  const Result<ModelFile> written = read_gguf(folder.file("out.gguf"));
+  std::uint64_t bytes = 0;
+  for (const TensorInfo& tensor : written.value().tensors) bytes += tensor.bytes;
+  ASSERT_EQ(calls.size(), written.value().tensors.size());
+  for (const auto& [done, total] : calls) EXPECT_EQ(total, bytes);
+  EXPECT_EQ(calls.back().first, bytes);
+}
+
 }  // namespace
 }  // namespace headrace::model

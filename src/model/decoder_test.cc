@@ -166,5 +166,38 @@ TEST_P(Steps, LogitsRowsMayBeAnyRows) {
   }
 }
 
+// A tensor that is missing, of another shape, or unknown: the file is refused with its name. Some
+// are optional: a model without them is another model.
+TEST(LoadDecoder, EveryTensorIsNeededAsItIs) {
+  DeviceInfo info = cpu_info().value();
+  const std::unique_ptr<Device> device = make_host_device(info);
+  const std::unique_ptr<Executor> executor = make_executor(*device, MatmulMode::normal);
+  for (const char* name : {"tiny_llama3_f16.gguf", "tiny_qwen2_f32.gguf"}) {
+    Result<ModelFile> read = read_gguf(std::string(HEADRACE_GOLDEN_DIR) + "/tiny/" + name);
+    ASSERT_TRUE(read.ok());
+    const ModelFile& good = read.value();
+    const auto refuse = [&](const ModelFile& file, const std::string& text) {
+      Result<Decoder> made = load_decoder(file, *executor, {});
+      ASSERT_FALSE(made.ok()) << name << ": " << text;
+      EXPECT_NE(made.failure().message.find(text), std::string::npos) << made.failure().message;
+    };
+    for (std::size_t i = 0; i < good.tensors.size(); ++i) {
+      const std::string tensor = "tensor '" + good.tensors[i].name + "'";
+      ModelFile file = good;
+      file.tensors[i].shape.back() += 1;
+      refuse(file, tensor);
+      file = good;
+      const bool is_optional =
+          good.tensors[i].name == "output.weight" || good.tensors[i].name == "rope_freqs.weight";
+      file.tensors[i].name = "another.weight";
+      refuse(file, is_optional ? "tensor 'another.weight' is not part" : tensor + " is missing");
+      file = good;
+      file.tensors.push_back(good.tensors[i]);
+      file.tensors.back().name = "another.weight";
+      refuse(file, "tensor 'another.weight' is not part");
+    }
+  }
+}
+
 }  // namespace
 }  // namespace headrace::model

@@ -161,5 +161,16 @@ TEST(Family, RejectsInconsistentHyperparameters) {
             "m.gguf: 'llama.block_count' is a string, expected an integer" + kRemedy);
 }
 
+TEST(Family, TextsAreTexts) {
+  for (const char* key : {"general.name", "general.architecture"})
+    for (const MetadataValue& value :
+         {MetadataValue(std::int64_t{3}), MetadataValue(0.5), MetadataValue(true)}) {
+      ModelFile file = file_of("llama");
+      file.metadata[key] = value;
+      EXPECT_EQ(failure_of(file).find("m.gguf: '" + std::string(key) + "' is a"), 0u)
+          << failure_of(file);
+    }
+}
+
 }  // namespace
 }  // namespace headrace::model

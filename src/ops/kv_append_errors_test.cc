@@ -3,11 +3,13 @@
 
 #include <cmath>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "ops/kv_append.h"
 #include "ops/rope_options.h"
+#include "tests/support/every_rule.h"
 #include "tests/support/golden_texts.h"
 
 namespace headrace {
@@ -319,6 +321,32 @@ TEST(KvAppendErrors, CodesWithZeroPoints) {
     ASSERT_TRUE(bad) << text;
     EXPECT_EQ(bad->message.find(text), 0u) << bad->message << ", not " << text;
   }
+}
+
+TEST(KvAppendErrors, EveryRuleOfEveryTensor) {
+  struct Whole : FullCall {
+    std::vector<testing::Role> roles() {
+      return {{"q_out", &t.q_out, true},
+              {"k_pages", &t.k_pages, true, false, true},
+              {"v_pages", &t.v_pages, true, false, true},
+              {"k_scale", &x.k_scale},
+              {"v_scale", &x.v_scale},
+              {"k_recent", &x.k_recent, true, false, true},
+              {"v_recent", &x.v_recent, true},
+              {"q", &t.q, true, false, true},
+              {"k", &t.k, true, false, true},
+              {"v", &t.v, true, false, true},
+              {"slot_mapping", &t.slot_mapping},
+              {"recent_slots", &t.recent_slots},
+              {"positions", &t.positions},
+              {"cos", &t.cos, true, false, true, 0},
+              {"sin", &t.sin, true},
+              {"q_norm_weight", &t.q_norm_weight, true},
+              {"k_norm_weight", &t.k_norm_weight, true}};
+    }
+    std::vector<float> results() { return {&memory[0][0], &memory[7][0]}; }
+  };
+  testing::expect_every_rule([] { return std::make_unique<Whole>(); });
 }
 
 // An output in the memory of each other tensor, of which it may only be the same view as its input.

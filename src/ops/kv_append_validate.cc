@@ -120,6 +120,7 @@ Status check_q(const Call& call) {
 Status check_pages(const Call& call, const NamedTensor& pages, std::span<const Axis, 4> layout) {
   const auto dtype = static_cast<DType>(pages.view->dtype);
   if (!is_code(dtype)) return check_operand(call, pages, layout, kPages);
+  HEADRACE_TRY(check_view(pages.name, *pages.view, 4, kPages));
   std::array<Axis, 4> of_codes{layout[0], layout[1], layout[2], layout[3]};
   HEADRACE_TRY(check_whole_bytes(pages.name[0] == 'k' ? "k_pages.dtype" : "v_pages.dtype", dtype,
                                  of_codes[3].size));

@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <memory>
 
 #include "backends/cpu/elementwise/elementwise.h"
+#include "tests/support/every_rule.h"
 #include "tests/support/golden_texts.h"
 #include "tests/support/instruction_sets.h"
 #include "tests/support/merge_case.h"
@@ -163,6 +165,23 @@ void expect_refused(const Bad& bad, testing::GoldenTexts& texts) {
         << '"' << part << "\" is not in: " << status->message;
   EXPECT_EQ(c.call.out().bytes(), out) << bad.parts[0] << ": something was written";
   EXPECT_EQ(c.call.lse().bytes(), lse) << bad.parts[0] << ": something was written";
+}
+
+TEST(MergeStatesErrors, EveryRuleOfEveryTensor) {
+  struct Whole : Call {
+    std::vector<testing::Role> roles() {
+      std::vector<testing::Role> all = {{"out", &t.out, true, true}, {"lse", &t.lse, false, true}};
+      for (std::size_t i = 0; i < v.outs.size(); ++i) {
+        const std::string idx = '[' + std::to_string(i) + ']';
+        all.push_back({"outs" + idx, &v.outs[i], true, false, i == 0});
+        all.push_back({"lses" + idx, &v.lses[i], false, false, i == 0});
+      }
+      return all;
+    }
+    Status run() { return merge_states(t, stream); }
+    auto results() { return std::pair(call.out().bytes(), call.lse().bytes()); }
+  };
+  testing::expect_every_rule([] { return std::make_unique<Whole>(); });
 }
 
 TEST(MergeStatesErrors, NumbersShapesDtypesAndStrides) {

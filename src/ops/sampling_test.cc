@@ -393,6 +393,19 @@ TEST(SamplingLogprobs, AreThoseOfTheRawLogits) {
   EXPECT_TRUE(sampler.sample(input, o).value().top_logprobs.empty());
 }
 
+TEST(SamplingOptions, BiasesEndAtTheirLimits) {
+  const auto is_good = [](std::int32_t token, float value) {
+    return !check_sampling_options({.logit_bias = {{token, value}}}, 4);
+  };
+  for (const float good : {-1e6f, 0.0f, 1e6f, -kInf}) EXPECT_TRUE(is_good(3, good)) << good;
+  for (const float bad : {std::nextafter(-1e6f, -kInf), std::nextafter(1e6f, kInf), kInf,
+                          std::numeric_limits<float>::quiet_NaN()})
+    EXPECT_FALSE(is_good(3, bad)) << bad;
+  EXPECT_TRUE(is_good(0, 1));
+  EXPECT_FALSE(is_good(-1, 1));
+  EXPECT_FALSE(is_good(4, 1));
+}
+
 // Filters, penalties and the temperature change the draw, and no raw logprob.
 TEST(SamplingLogprobs, RawOnesDoNotDependOnTheOptions) {
   const double p[] = {0.1, 0.4, 0.3, 0.2};

@@ -3,10 +3,12 @@
 
 #include <cmath>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "ops/softmax.h"
+#include "tests/support/every_rule.h"
 #include "tests/support/golden_texts.h"
 
 namespace headrace {
@@ -50,6 +52,26 @@ TEST(SoftmaxErrors, AGoodCallRuns) {
   Call call;
   EXPECT_FALSE(softmax_forward(call.t, call.o, nullptr));
   EXPECT_FALSE(softmax_backward(call.b, call.o, nullptr));
+}
+
+TEST(SoftmaxErrors, EveryRuleOfEveryTensor) {
+  struct Forward : Call {
+    std::vector<testing::Role> roles() {
+      return {
+          {"x", &t.x, false, false, true}, {"y", &t.y, false, true}, {"lse", &t.lse, false, true}};
+    }
+    Status run() { return softmax_forward(t, o, nullptr); }
+    std::vector<float> results() { return {&memory[1][0], &memory[3][0]}; }
+  };
+  testing::expect_every_rule([] { return std::make_unique<Forward>(); });
+  struct Backward : Call {
+    std::vector<testing::Role> roles() {
+      return {{"y", &b.y, false, false, true}, {"dy", &b.dy}, {"dx", &b.dx, false, true}};
+    }
+    Status run() { return softmax_backward(b, o, nullptr); }
+    std::vector<float> results() { return {&memory[2][0], &memory[3][0]}; }
+  };
+  testing::expect_every_rule([] { return std::make_unique<Backward>(); });
 }
 
 TEST(SoftmaxErrors, ForwardErrorsNameArgumentRuleAndRemedy) {

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <memory>
 
+#include "tests/support/every_rule.h"
 #include "tests/support/golden_texts.h"
 #include "tests/support/sparq_case.h"
 
@@ -113,6 +115,28 @@ TEST(SparqErrors, Pages) {
   for (const Bad& bad : cases) expect_refused(bad, 8, texts);
 }
 
+struct WholeCall : Call {
+  WholeCall() : Call(8) {}
+  std::vector<testing::Role> roles() {
+    return {{"q", &t.q, true, false, true},
+            {"k", &t.k, true, false, true},
+            {"k_components", &t.k_components, true},
+            {"v", &t.v, true, false, true},
+            {"out", &t.out, true, true},
+            {"v_sum", &t.v_sum, true},
+            {"indices", &t.indices, false, true},
+            {"alpha", &t.alpha, false, true},
+            {"seqused_k", &t.seqused_k},
+            {"block_table", &t.block_table, true, false, false, 1}};
+  }
+  Status run() { return sparq_attention(t, o, workspace, stream); }
+  auto results() { return call.out().bytes(); }
+};
+
+TEST(SparqErrors, EveryRuleOfEveryTensor) {
+  testing::expect_every_rule([] { return std::make_unique<WholeCall>(); });
+}
+
 // ---- the append
 
 struct Append {
@@ -131,6 +155,43 @@ struct Append {
   headrace_sparq_append_tensors t{};
   Stream stream = nullptr;
 };
+
+struct WholeAppend : Append {
+  std::vector<testing::Role> roles() {
+    return {{"k", &t.k, true, false, true},        {"k_components", &t.k_components, true, true},
+            {"slot_mapping", &t.slot_mapping},     {"v", &t.v, true, false, true},
+            {"v_sum", &t.v_sum, true, true, true}, {"cu_seqlens", &t.cu_seqlens, true}};
+  }
+  Status run() { return sparq_append(t, stream); }
+  auto results() { return std::pair(call.components().bytes(), call.v_sum().bytes()); }
+};
+
+TEST(SparqErrors, EveryRuleOfEveryTensorOfAnAppend) {
+  testing::expect_every_rule([] { return std::make_unique<WholeAppend>(); });
+}
+
+// What the tensors agree on must be possible, too.
+TEST(SparqErrors, DtypesAndHeadsThatNoAppendHas) {
+  for (const auto dtype : {HEADRACE_F64, HEADRACE_I32, HEADRACE_I8}) {
+    Append a;
+    a.t.k.dtype = a.t.k_components.dtype = a.t.v.dtype = dtype;
+    const Status bad = sparq_append(a.t, nullptr);
+    ASSERT_TRUE(bad);
+    EXPECT_EQ(bad->message.find("k.dtype="), 0u) << bad->message;
+  }
+  for (const std::int64_t dim : {0, 577}) {
+    Append a;
+    a.t.k.shape[3] = a.t.k_components.shape[2] = dim;
+    Status bad = sparq_append(a.t, nullptr);
+    ASSERT_TRUE(bad);
+    EXPECT_EQ(bad->message.find("k.shape[3]="), 0u) << bad->message;
+    Append b;
+    b.t.v.shape[3] = b.t.v_sum.shape[2] = dim;
+    bad = sparq_append(b.t, nullptr);
+    ASSERT_TRUE(bad);
+    EXPECT_EQ(bad->message.find("v.shape[3]="), 0u) << bad->message;
+  }
+}
 
 TEST(SparqErrors, Append) {
   testing::GoldenTexts texts("ops.txt");
