@@ -203,11 +203,8 @@ class ClusterCta {
       mbarrier_arrive_expect_tx(smem_.arrived(),
                                 static_cast<u32>(splits_.count * item_.rows(p_) * partial_pitch()));
     sum(__shfl_sync(0xffffffffu, tid >> 5, 0), tid & 31);
-    __syncwarp();
-    if (size_log2_ == 0)
-      __syncthreads();
-    else
-      mbarrier_wait_cluster(smem_.arrived(), 0);
+    __syncthreads();  // the ring and the queries have been read; merging writes in their place
+    if (size_log2_ > 0) mbarrier_wait_cluster(smem_.arrived(), 0);
     merge(tid);
   }
 
