@@ -2,6 +2,7 @@
 // file.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <map>
 #include <string>
@@ -124,7 +125,6 @@ TEST(EngineApi, ReportsLogprobsOfTheTokens) {
   EXPECT_EQ(outputs.at(2).top_logprobs.at(288).token, -1);
 }
 
-// Whenever a program polls: what it collects is the same.
 // headrace_output_get() reads and does not consume.
 TEST(EngineApi, OutputsMayBeReadTwice) {
   const Model model(kFile);
@@ -157,6 +157,35 @@ TEST(EngineApi, OutputsMayBeReadTwice) {
   }
 }
 
+// The first call makes the arrays: threads that read an output together get the same ones.
+TEST(EngineApi, AnOutputMayBeReadByManyThreads) {
+  const Model model(kFile);
+  for (int round = 0; round < 100; ++round) {
+    Engine engine(model);
+    Request request = request_of(static_cast<std::uint64_t>(round));
+    request.num_logprobs = 20;
+    engine.add(request);
+    engine.run();
+    headrace_output* output = nullptr;
+    ASSERT_EQ(headrace_engine_poll(engine.get(), &output), HEADRACE_OK);
+    std::atomic<int> num_waiting = 4;
+    std::vector<std::array<const void*, 2>> pointers(4);
+    std::vector<std::thread> threads;
+    for (auto& own : pointers)
+      threads.emplace_back([&] {
+        headrace_output_info info{};
+        info.struct_size = sizeof info;
+        for (--num_waiting; num_waiting > 0;) std::this_thread::yield();
+        EXPECT_EQ(headrace_output_get(output, &info), HEADRACE_OK);
+        own = {info.tokens, info.top_logprobs};
+      });
+    for (std::thread& thread : threads) thread.join();
+    for (const auto& own : pointers) EXPECT_EQ(own, pointers[0]);
+    headrace_output_destroy(output);
+  }
+}
+
+// Whenever a program polls: what it collects is the same.
 TEST(EngineApi, OutputsOfManyPollsAreThoseOfOne) {
   const Model model(kFile);
   for (const std::optional<int> num_logprobs : {std::optional<int>(), {0}, {3}}) {

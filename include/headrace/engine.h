@@ -122,7 +122,7 @@ typedef enum headrace_request_finish {
   HEADRACE_REQUEST_ERROR = 4    /**< see error */
 } headrace_request_finish;
 
-/** What one sample of a request gained; immutable. */
+/** What one sample of a request gained; immutable: any thread may read it. */
 typedef struct headrace_output headrace_output;
 
 /** The contents of an output. The pointers are valid as long as the output. */

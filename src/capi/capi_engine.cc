@@ -1,6 +1,8 @@
 // The engine: many requests with one model.
 #include <cmath>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -16,8 +18,8 @@ struct headrace_output {
   headrace::engine::Output output;
   std::int64_t num_top;
   // Of output.tokens, as callers read them. Made by the first headrace_output_get(), so that an
-  // output that was polled is not lost if memory is missing.
-  mutable bool has_arrays = false;
+  // output that was polled is not lost if memory is missing; several threads may read one output.
+  mutable std::once_flag has_arrays;
   mutable std::vector<std::int32_t> tokens;
   mutable std::vector<float> logprobs;                       // empty: none
   mutable std::vector<headrace_token_logprob> top_logprobs;  // [tokens, num_top]
@@ -114,7 +116,6 @@ void make_arrays(const headrace_output& output) {
     for (std::size_t i = 0; i < static_cast<std::size_t>(output.num_top); ++i)
       output.top_logprobs.push_back(top_logprob(token.top_logprobs, i));
   }
-  output.has_arrays = true;
 }
 
 headrace_output_info info_of(const headrace_output& output) {
@@ -250,7 +251,7 @@ headrace_status headrace_engine_poll(headrace_engine* engine, headrace_output** 
 headrace_status headrace_output_get(const headrace_output* output, headrace_output_info* info) {
   return guarded([&] {
     if (output == nullptr) return fail(null_argument("output", "poll one first"));
-    if (!output->has_arrays) make_arrays(*output);
+    std::call_once(output->has_arrays, make_arrays, std::cref(*output));
     return give("info", info_of(*output), info);
   });
 }
