@@ -127,6 +127,9 @@ ON_CUDA = {
     "cuda_release_sm80": (stress("cuda_sm80_fwd bf16"),),
     "cuda_softmax": (gtest("CUDA softmax", "tests/cuda/headrace_cuda_tests", "*Softmax*"),),
     "cuda_kv_append": (gtest("CUDA append", "tests/cuda/headrace_cuda_tests", "CudaKvAppend*"),),
+    "cuda_sm90_decode": (
+        gtest("CUDA decode", "tests/cuda/headrace_cuda_capi_tests", "*DecodeBits*:*DecodePages*"),
+    ),
     "cuda_decode_prefix": (gtest("CUDA prefixes", "tests/cuda/headrace_cuda_capi_tests", "*DecodePrefix*"),),
     "cuda_sm80_codes": (gtest("CUDA codes", "tests/cuda/headrace_cuda_tests", "CudaCodes*"),),
     "cuda_merge_states": (gtest("CUDA merge", "tests/cuda/headrace_cuda_tests", "CudaMergeStates*"),),
