@@ -32,21 +32,7 @@ struct WholeCall : Call {
     }
     t.alibi_slopes = fresh(DType::f32, {kHeads});
     t.sinks = fresh(DType::f32, {kHeads});
-    if (!is_backward) return;
-    const auto like = [this](const headrace_tensor& x) {
-      headrace_tensor y = x;
-      y.data = memory.data() + used;
-      used += static_cast<std::size_t>(TensorView(x).num_elements() + 8) / 8 * 8;
-      return y;
-    };
-    g.struct_size = sizeof g;
-    g.dout = like(t.out);
-    g.dq = like(t.q);
-    g.dk = like(t.k);
-    g.dv = like(t.v);
-    g.dlse = like(t.lse);
-    g.dbias = like(t.bias);
-    g.dsinks = like(t.sinks);
+    if (is_backward) g = gradients();
   }
   WholeCall(const WholeCall&) = delete;
 

@@ -14,26 +14,13 @@ struct BackwardCall : Call {
   headrace_attention_gradients g{};
 
   explicit BackwardCall(Call call) : Call(std::move(call)) {
-    const auto like = [this](const headrace_tensor& x) {
-      headrace_tensor y = x;
-      y.data = memory.data() + used;
-      used += static_cast<std::size_t>(TensorView(x).num_elements() + 8) / 8 * 8;
-      return y;
-    };
     const bool is_ragged = t.cu_seqlens_q.rank != 0;
     t.lse =
         is_ragged ? fresh(DType::f32, {kHeads, 10}) : fresh(DType::f32, {kBatch, kHeads, kSeqlenQ});
     t.bias = is_ragged ? fresh(DType::f32, {kHeads, 10, 7})
                        : fresh(DType::f32, {1, kHeads, kSeqlenQ, kSeqlenK});
     t.sinks = fresh(DType::f32, {kHeads});
-    g.struct_size = sizeof g;
-    g.dout = like(t.out);
-    g.dq = like(t.q);
-    g.dk = like(t.k);
-    g.dv = like(t.v);
-    g.dlse = like(t.lse);
-    g.dbias = like(t.bias);
-    g.dsinks = like(t.sinks);
+    g = gradients();
   }
 
   Result<Problem> validated() const { return validate_backward(t, g, o); }

@@ -51,6 +51,26 @@ struct Call {
     return call;
   }
 
+  // Of fresh memory, for the tensors of `t`.
+  headrace_attention_gradients gradients() {
+    const auto like = [this](const headrace_tensor& x) {
+      headrace_tensor y = x;
+      y.data = memory.data() + used;
+      used += static_cast<std::size_t>(TensorView(x).num_elements() + 8) / 8 * 8;
+      return y;
+    };
+    headrace_attention_gradients g{};
+    g.struct_size = sizeof g;
+    g.dout = like(t.out);
+    g.dq = like(t.q);
+    g.dk = like(t.k);
+    g.dv = like(t.v);
+    g.dlse = like(t.lse);
+    g.dbias = like(t.bias);
+    g.dsinks = like(t.sinks);
+    return g;
+  }
+
   static void set_lengths(const headrace_tensor& view, std::initializer_list<std::int32_t> values) {
     std::copy(values.begin(), values.end(), static_cast<std::int32_t*>(view.data));
   }

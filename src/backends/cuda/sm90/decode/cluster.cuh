@@ -235,7 +235,7 @@ class ClusterCta {
     splits_ = splits_of(keys);
   }
 
-  // A cluster of kClusterWarps warps a CTA has them; launches with fewer have fewer splits.
+  // A launch with fewer than kClusterWarps warps has no splits for the others.
   __device__ WarpSplits splits_of_warp(int warp) const {
     const int first = (warp << size_log2_) + rank_, step = kClusterWarps << size_log2_;
     return {.first_key = (splits_.first + first) * kSplitKeys,

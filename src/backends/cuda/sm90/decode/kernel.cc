@@ -166,8 +166,8 @@ Schedule plan(const Problem& p, const DeviceInfo& device, const TuningConfig& co
   const bool has_prefix = own.prefix.max_groups > 0;
   if (work.num_slots > 0 || work.num_items > schedule.num_ctas || has_prefix)
     schedule.workspace_bytes = static_cast<std::size_t>(own.workspace.total + kWorkspaceAlignment);
-  schedule.note = format_text("{}; keys split every {}; TMA and mma.sync, keys as M",
-                              work_text(work), kSplitKeys);
+  schedule.note = format_text("{}; keys split every {}; {} and mma.sync, keys as M",
+                              work_text(work), kSplitKeys, has_clusters ? "cp.async" : "TMA");
   if (has_prefix)
     schedule.note += format_text("; up to {} keys that neighbouring sequences share are read once",
                                  own.prefix.max_groups * kGroupKeys);
