@@ -140,19 +140,23 @@ ModelTime sm90_decode(const Input& in) {
   const Problem& p = in.p;
   const TuningConfig& config = in.plan.config;
   const std::int64_t heads = p.batch * p.num_kv_heads;
-  const auto keys = decode::keys_of_sequence(decode::window_of(p), static_cast<int>(p.seqlen_q),
-                                             static_cast<int>(p.seqlen_k));
+  const decode::Window window = decode::window_of(p);
+  const auto keys =
+      decode::keys_of_sequence(window, static_cast<int>(p.seqlen_q), static_cast<int>(p.seqlen_k));
   const auto work = decode::plan_work({.longest = keys,
                                        .is_uniform = true,
                                        .batch_heads = heads,
                                        .rows = static_cast<int>(p.seqlen_q * group_size(p)),
                                        .dim = decode::head_dim_bucket(p.head_dim, p.head_dim_v),
+                                       .batch = p.batch,
+                                       .may_share_prefix = decode::max_prefix_groups(p, window) > 0,
                                        .cluster_size = config.cluster_size,
                                        .run_groups = config.run_groups},
                                       in.plan.device.num_units);
-  const bool is_grid = work.cluster_size == 0;
-  // Partial results are merged as groups, then as chunks.
-  int levels = 0;
+  const bool has_shares = work.share_slots > 0;
+  const bool is_grid = work.cluster_size == 0 && !has_shares;
+  // Partial results are merged as groups, then as chunks; those of equal shares by a second kernel.
+  int levels = has_shares ? 1 : 0;
   if (is_grid && work.head.num_items > 1)
     levels =
         work.run_log2 == decode::kChunkLog2 || work.head.num_slots <= decode::kChunkGroups ? 1 : 2;
@@ -160,8 +164,8 @@ ModelTime sm90_decode(const Input& in) {
   t.waves =
       share_tiles({{1, std::max<std::int64_t>(work.num_items, 1)}}, in.plan.device.num_units, 0);
   // Items of later waves come from a counter, so only a first wave that is not full has idle CTAs.
-  // Those of clusters ask for twice their share of the bandwidth: on an H100 64 of them read 1 x
-  // 8192 keys as fast as 132 would.
+  // Those of clusters and of equal shares ask for twice their part of the bandwidth: on an H100 64
+  // of them read 1 x 8192 keys as fast as 132 would.
   const double busy = std::min(1., (is_grid ? 1 : 2) * t.waves.waves());
   t.parts = {{"memory", in.work.bytes / in.rates.dram / busy},
              {"start", kMicrosecond},

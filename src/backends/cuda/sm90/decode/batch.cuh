@@ -27,6 +27,7 @@ struct alignas(16) Item {
            xor_of(first_group, num_groups, num_items, slot);
   }
   __device__ int rows(const Params& p) const { return seqlen_q * p.group; }
+  __device__ SequenceKeys keys() const { return {left, right, first_key, end_key}; }
   // Whether partial results of the keys before its first group are in the workspace: without a
   // window, as shared prefixes have none, other heads begin at group 0.
   __device__ bool has_prefix(const Params& p) const {
@@ -101,6 +102,33 @@ __device__ __forceinline__ SequenceKeys keys_of_items(const Params& p, int batch
   if (p.prefix_groups != nullptr)
     keys.first_key = max(keys.first_key, kGroupKeys * __ldcg(p.prefix_groups + batch_idx));
   return keys;
+}
+
+// A (sequence, KV head) with its rows and keys, and no groups.
+__device__ __forceinline__ Item item_of_head(const Params& p, int batch_idx, int kv_head,
+                                             const SequenceRows& rows) {
+  const SequenceKeys keys =
+      p.work.is_uniform ? p.keys : keys_of_sequence(p.window, rows.seqlen_q, rows.seqlen_k);
+  return {.batch_idx = batch_idx,
+          .kv_head = kv_head,
+          .seqlen_q = rows.seqlen_q,
+          .seqlen_k = rows.seqlen_k,
+          .row_q = rows.row_q,
+          .row_k = rows.row_k,
+          .left = keys.left,
+          .right = keys.right,
+          .first_key = keys.first_key,
+          .end_key = keys.end_key};
+}
+__device__ __forceinline__ SequenceRows rows_of_item(const Params& p, int batch_idx, bool reports) {
+  if (!p.work.is_uniform) return rows_of(p, batch_idx, reports);
+  return {static_cast<int>(p.sizes.seqlen_q), static_cast<int>(p.sizes.seqlen_k), 0, 0};
+}
+// Head `head_idx` of all; the first of a sequence reports its lengths.
+__device__ __forceinline__ Item item_of_head(const Params& p, int head_idx, bool reports) {
+  const int batch_idx = p.by_kv_heads.divide(head_idx);
+  const int kv_head = head_idx - batch_idx * p.num_kv_heads;
+  return item_of_head(p, batch_idx, kv_head, rows_of_item(p, batch_idx, reports && kv_head == 0));
 }
 
 // The items of a persistent grid.

@@ -4,10 +4,8 @@
 #pragma once
 
 #include "backends/cuda/device/cluster.cuh"
-#include "backends/cuda/device/cp_async.cuh"
-#include "backends/cuda/sm90/decode/block.cuh"
 #include "backends/cuda/sm90/decode/merge.cuh"
-#include "backends/cuda/sm90/decode/produce.cuh"
+#include "backends/cuda/sm90/decode/self_loading.cuh"
 
 namespace headrace::cuda::sm90::decode {
 
@@ -28,146 +26,6 @@ struct ClusterSmem {
   __device__ u32 behind_ring(int offset) const {
     return block(1 << ring_log2) + static_cast<u32>(offset - kPlan.block);
   }
-};
-
-// Splits of a warp: split i begins at key first_key + i * step.
-struct WarpSplits {
-  int first_key, step, count;
-  __device__ int key(int block) const {
-    return first_key + block / kSplitBlocks * step + block % kSplitBlocks * kBlockKeys;
-  }
-};
-
-// The ring of a warp that copies its own blocks, those that a row sees, with cp.async: little work
-// waits for latency, of which TMA has more. K and V of a block follow each other; when a block has
-// been read, the one a ring later takes its place. A block lies as TMA would leave it: see
-// BlockReader.
-template <int kDim, int kRows>
-class SelfLoadingRing {
-  static constexpr int kChunks = kDim / 8;  // of 16 bytes, of a key
-  static constexpr int kKeysOfCopy = 32 / kChunks, kCopies = kBlockKeys / kKeysOfCopy;
-
- public:
-  __device__ SelfLoadingRing(const Params& p, const Item& item,
-                             const ClusterSmem<kDim, kRows>& smem, const WarpSplits& splits,
-                             int first_stage, int num_stages_log2, int lane)
-      : p_(p),
-        place_(p),
-        item_(item),
-        smem_(smem),
-        splits_(splits),
-        first_stage_(first_stage),
-        num_stages_log2_(num_stages_log2),
-        lane_(lane) {
-    const int key = lane / kChunks, chunk = lane % kChunks;
-    to_ = static_cast<u32>((chunk / 8 * kBlockKeys + key) * kSwizzleRowBytes);
-    swizzle_ = static_cast<u32>((chunk % 8) ^ key) << 4;
-    end_ = splits.count * kSplitBlocks;
-    while (next_ < end_ && !item.sees_block(splits.key(next_))) ++next_;
-    while (end_ > next_ && !item.sees_block(splits.key(end_ - 1))) --end_;
-    read_pages(next_ - next_ % 32);
-#pragma unroll 1
-    for (int i = 0; i < 1 << num_stages_log2; ++i)
-      load_next(smem_.block(first_stage + i), i % 2 != 0);
-  }
-
-  // The next block, when it has arrived.
-  __device__ __forceinline__ u32 wait() const {
-    if (num_stages_log2_ == 3)
-      cp_async_wait_group<7>();
-    else
-      cp_async_wait_group<3>();
-    __syncwarp();
-    return smem_.block(first_stage_ + stage_);
-  }
-  // `loaded` depends on all loads of the block.
-  template <bool kIsV>
-  __device__ __forceinline__ void release(u32 loaded) {
-    const u32 to = released_behind(loaded, smem_.block(first_stage_ + stage_));
-    __syncwarp();
-    load_next(to, kIsV);
-    stage_ = (stage_ + 1) & ((1 << num_stages_log2_) - 1);
-  }
-  __device__ void report() const { place_.report(); }
-
- private:
-  __device__ bool has_small_pages() const {
-    return p_.pages.block_table != nullptr && p_.pages.page_size % kBlockKeys != 0;
-  }
-  // Lane i has the page of block first + i; entries for blocks that no row sees are not read.
-  __device__ __forceinline__ void read_pages(int first) {
-    const int block = first + lane_;
-    if (block >= next_ && block < end_ && !has_small_pages())
-      page_ = place_.page(item_, splits_.key(block));
-  }
-  // A group of copies for each call, so that wait() can count them. Rings are even: K takes the
-  // place of K.
-  __device__ __forceinline__ void load_next(u32 to, bool is_v) {
-    if (next_ < end_) {
-      const int key = splits_.key(next_), page = __shfl_sync(0xffffffffu, page_, next_ % 32);
-      if (has_small_pages())
-        load_small_pages(is_v, key, to);
-      else
-        load(is_v, key, page, to);
-      if (is_v && ++next_ % 32 == 0) read_pages(next_);
-    }
-    cp_async_commit_group();
-  }
-  // Keys behind the last that a row sees, columns and pages that do not exist become zeros.
-  __device__ __forceinline__ void load(bool is_v, int key, int page, u32 to) const {
-    const int lane_key = key + lane_ / kChunks;
-    const char* from = row(is_v, page, place_.slot(item_, key) + lane_ / kChunks);
-    const std::int64_t step = kKeysOfCopy * stride_seq(is_v) * 2;
-    const int end = exists(page) && has_column(is_v) ? item_.end_key : 0;
-#pragma unroll
-    for (int i = 0; i < kCopies; ++i, from += step)
-      copy(to, i, from, lane_key + i * kKeysOfCopy < end);
-  }
-  // A block may span several pages.
-  __device__ __forceinline__ void load_small_pages(bool is_v, int first_key, u32 to) {
-#pragma unroll 1
-    for (int i = 0; i < kCopies; ++i) {
-      const int key = first_key + i * kKeysOfCopy + lane_ / kChunks;
-      bool is_read = key < item_.end_key;
-      const int page = is_read ? place_.page(item_, key) : 0;
-      is_read = is_read && exists(page) && has_column(is_v);
-      copy(to, i, row(is_v, is_read ? page : 0, place_.slot(item_, key)), is_read);
-    }
-  }
-  __device__ __forceinline__ void copy(u32 to, int i, const char* from, bool is_read) const {
-    const u32 row = to_ + static_cast<u32>(i * kKeysOfCopy * kSwizzleRowBytes);
-    const u32 chunk = swizzle_ ^ (static_cast<u32>(i * kKeysOfCopy % 8) << 4);
-    cp_async_cg_16(to + row + chunk, from, is_read ? 16 : 0);
-  }
-  __device__ __forceinline__ bool exists(int page) const {
-    return p_.pages.block_table == nullptr ||
-           static_cast<unsigned>(page) < static_cast<unsigned>(p_.pages.num_pages);
-  }
-  __device__ __forceinline__ bool has_column(bool is_v) const {
-    return lane_ % kChunks * 8 < (is_v ? p_.sizes.head_dim_v : p_.sizes.head_dim);
-  }
-  __device__ __forceinline__ std::int64_t stride_seq(bool is_v) const {
-    return is_v ? p_.v.stride_seq : p_.k.stride_seq;
-  }
-  // The lane's chunk.
-  __device__ __forceinline__ const char* row(bool is_v, int page, int slot) const {
-    const void* data = is_v ? p_.v.data : p_.k.data;
-    const std::int64_t head = is_v ? p_.v.stride_head : p_.k.stride_head;
-    const std::int64_t batch = is_v ? p_.v.stride_batch : p_.k.stride_batch;
-    return static_cast<const char*>(data) + 2 * (page * batch + slot * stride_seq(is_v) +
-                                                 item_.kv_head * head + lane_ % kChunks * 8);
-  }
-
-  const Params& p_;
-  KeyPlace place_;
-  const Item& item_;
-  const ClusterSmem<kDim, kRows> smem_;
-  const WarpSplits splits_;
-  const int first_stage_, num_stages_log2_, lane_;
-  u32 to_, swizzle_;        // of the lane's chunk in a block
-  int next_ = 0, end_ = 0;  // blocks: the next to load
-  int page_ = 0;
-  int stage_ = 0;  // the next to read
 };
 
 // Split i of those that the head's queries see belongs to CTA i % C of the C of the cluster, to its
@@ -213,68 +71,30 @@ class ClusterCta {
     size_log2_ = 31 - __clz(static_cast<int>(cluster_size()));
     rank_ = static_cast<int>(cluster_rank());
     const int head = static_cast<int>(blockIdx.x) >> size_log2_;
-    item_.batch_idx = p_.by_kv_heads.divide(head);
-    item_.kv_head = head - item_.batch_idx * p_.num_kv_heads;
-    SequenceKeys keys = p_.keys;
-    if (p_.work.is_uniform) {
-      item_.seqlen_q = static_cast<int>(p_.sizes.seqlen_q);
-      item_.seqlen_k = static_cast<int>(p_.sizes.seqlen_k);
-    } else {
-      const bool reports = item_.kv_head == 0 && rank_ == 0 && threadIdx.x == 0;
-      const SequenceRows rows = rows_of(p_, item_.batch_idx, reports);
-      item_.seqlen_q = rows.seqlen_q;
-      item_.seqlen_k = rows.seqlen_k;
-      item_.row_q = rows.row_q;
-      item_.row_k = rows.row_k;
-      keys = keys_of_sequence(p_.window, rows.seqlen_q, rows.seqlen_k);
-    }
-    item_.left = keys.left;
-    item_.right = keys.right;
-    item_.first_key = keys.first_key;
-    item_.end_key = keys.end_key;
-    splits_ = splits_of(keys);
+    const bool reports = rank_ == 0 && threadIdx.x == 0;
+    item_ = item_of_head(p_, head, reports);
+    splits_ = splits_of(item_.keys());
   }
 
   // A launch with fewer than kClusterWarps warps has no splits for the others.
   __device__ WarpSplits splits_of_warp(int warp) const {
-    const int first = (warp << size_log2_) + rank_, step = kClusterWarps << size_log2_;
+    const int first = (warp << size_log2_) + rank_, step_log2 = kClusterWarpsLog2 + size_log2_;
+    const int behind_last = splits_.count - first + (1 << step_log2) - 1;
     return {.first_key = (splits_.first + first) * kSplitKeys,
-            .step = step * kSplitKeys,
-            .count = max(0, (splits_.count - first + step - 1) / step)};
-  }
-
-  // Chunk i of the query rows. Rows and columns that do not exist count as zeros.
-  __device__ __forceinline__ Chunk read_query(int i) const {
-    constexpr int kChunksOfRow = kDim / 8;
-    const int row = i / kChunksOfRow, column = i % kChunksOfRow * 8;
-    if (row >= item_.rows(p_) || column >= p_.sizes.head_dim) return {};
-    const int q_idx = p_.by_group.divide(row);
-    const auto* from = static_cast<const typename Element::Stored*>(p_.q.data) +
-                       row_offset(p_.q, item_.batch_idx, item_.row_q + q_idx,
-                                  item_.kv_head * p_.group + row - q_idx * p_.group);
-    return *reinterpret_cast<const Chunk*>(from + column);
+            .step = kSplitKeys << step_log2,
+            .count = max(0, behind_last >> step_log2)};
   }
 
   // The warp's splits become partial results of all CTAs.
   __device__ void sum(int warp, int lane) const {
     // Queries are on their way while the first blocks are asked for.
-    constexpr int kChunks = kRows * kDim / 8,
-                  kShare = (kChunks + kMinClusterThreads - 1) / kMinClusterThreads;
-    const int tid = 32 * warp + lane, num_threads = static_cast<int>(blockDim.x);
-    Chunk chunks[kShare];
-#pragma unroll
-    for (int i = 0; i < kShare; ++i)
-      if (const int at = i * num_threads + tid; at < kChunks) chunks[i] = read_query(at);
+    Chunk chunks[kQueryChunks<V, kMinClusterThreads>];
+    read_queries<V>(p_, item_, 32 * warp + lane, chunks);
     const WarpSplits splits = splits_of_warp(warp);
     const int stages_log2 = stages_of_warp_log2();
-    SelfLoadingRing<kDim, kRows> ring(p_, item_, smem_, splits, warp << stages_log2, stages_log2,
-                                      lane);
-#pragma unroll
-    for (int i = 0; i < kShare; ++i)
-      if (const int at = i * num_threads + tid; at < kChunks)
-        store_chunk(
-            smem_.q() + static_cast<u32>(at / (kDim / 8) * kPlan.q_pitch + at % (kDim / 8) * 16),
-            chunks[i]);
+    SelfLoadingRing<kDim> ring(p_, item_, splits, smem_.block(warp << stages_log2), stages_log2,
+                               lane);
+    store_queries<V>(chunks, smem_.q(), kPlan.q_pitch);
     __syncthreads();
     cluster_wait();  // the barriers of the other CTAs exist
     const BlockSums<Element, kRowBlocks> blocks(p_, lane);
@@ -295,7 +115,7 @@ class ClusterCta {
   __device__ int stages_of_warp_log2() const {
     const int splits_of_cta = (splits_.count + (1 << size_log2_) - 1) >> size_log2_;
     const int warps_log2 =
-        splits_of_cta >= kClusterWarps ? 31 - __clz(kClusterWarps) : 32 - __clz(splits_of_cta - 1);
+        splits_of_cta >= kClusterWarps ? kClusterWarpsLog2 : 32 - __clz(splits_of_cta - 1);
     return min(3, p_.work.cluster_ring_log2 - warps_log2);
   }
 

@@ -146,7 +146,7 @@ constexpr SplitRange splits_of(const SequenceKeys& s) {
 // ---- Clusters: where there is little work, a cluster of CTAs has a (sequence, KV head). A warp
 // sends the sums of a split to the CTAs of the cluster, each of which merges a share of the
 // columns.
-inline constexpr int kClusterWarps = 8;  // of a CTA
+inline constexpr int kClusterWarpsLog2 = 3, kClusterWarps = 1 << kClusterWarpsLog2;  // of a CTA
 inline constexpr int kMinClusterThreads = 128, kMaxClusterThreads = 32 * kClusterWarps;
 inline constexpr int kMaxClusterSize = 8;  // that every Hopper GPU has
 // With 6 the partial results of 4 rows, 8 x 48 splits x 4 x 72 bytes = 108 KiB, do not fit beside
@@ -181,6 +181,41 @@ constexpr ClusterSmemPlan cluster_smem_plan(int dim, int rows, int ring_log2, in
   return s;
 }
 
+// ---- Equal shares: where there are few sequences with many keys, all groups of the call stand in
+// a line, of which each CTA has an equal share.
+inline constexpr int kShareWarps = kGroupSplits;  // with a split of a group each
+inline constexpr int kShareThreads = 32 * kShareWarps;
+inline constexpr int kMaxShareBatch = 32;  // a lane has a sequence
+// Longer shares take longer than the items of a persistent grid, of which fast multiprocessors take
+// more.
+inline constexpr int kMaxShareGroups = 8;
+
+// A ring of blocks for each warp; O, maxima and sums of the splits of a group.
+struct ShareSmemPlan {
+  int block, stages_log2, q_pitch, o_pitch;
+  int q, o, row_sums;
+  int total;  // with room for a start at a multiple of 1024 bytes
+};
+constexpr ShareSmemPlan share_smem_plan(int dim, int rows) {
+  ShareSmemPlan s{};
+  s.block = kBlockKeys * dim * 2;
+  s.stages_log2 = std::bit_width(static_cast<unsigned>(kMaxRingBytes / kShareWarps / s.block)) - 1;
+  s.q_pitch = 2 * dim + 16;
+  s.o_pitch = 4 * dim + 16;  // rows begin 4 banks apart
+  s.q = (kShareWarps * s.block) << s.stages_log2;
+  s.o = s.q + rows * s.q_pitch;
+  s.row_sums = s.o + kGroupSplits * rows * s.o_pitch;
+  s.total = s.row_sums + kGroupSplits * rows * 8 + 1024;
+  return s;
+}
+// Threads of a CTA that appends the groups of a row: two warps of a head_dim of 128, or one, for
+// each chunk, up to eight.
+inline constexpr int kMaxAppendThreads = 512;
+constexpr int append_threads(int dim, int share_slots) {
+  const int chunks = ceil_div(share_slots, kChunkGroups) + 1;  // a window may begin in a chunk
+  return dim / 2 * std::min(chunks, kMaxAppendThreads / (dim / 2));
+}
+
 // ---- Work: what a CTA of the persistent grid takes at a time of one (sequence, KV head): a run of
 // up to 1, 2, 4, 8 or 16 groups that begins at a multiple of that. Where the head has other runs,
 // partial results are groups, or chunks where a run is one.
@@ -213,8 +248,10 @@ constexpr HeadWork head_work(const SequenceKeys& s, int run_log2) {
 }
 
 struct WorkPlan {
-  int cluster_size;  // CTAs of a head; 0: a persistent grid, and what is behind cluster_smem_bytes
+  int cluster_size;  // CTAs of a head; 0: no clusters
   int cluster_threads, cluster_ring_log2, cluster_smem_bytes;
+  int share_slots;  // partial results of a head, at most; 0: no equal shares
+  // A persistent grid, where there is neither:
   // The lengths are known: all sequences have the same keys. Otherwise the kernel reads lengths,
   // chooses the run and counts items, of which these are upper bounds.
   bool is_uniform;
@@ -235,9 +272,12 @@ struct WorkSize {
   bool is_uniform;
   std::int64_t batch_heads;  // batch * KV heads
   int rows, dim;             // of a head; head_dim_bucket()
+  std::int64_t batch = 1;
+  bool may_share_prefix = false;  // of which the persistent grid has the rest
   // Of a TuningConfig: a cluster, or a persistent grid with runs of this length. 0: chosen here.
   int cluster_size = 0, run_groups = 0;
 };
+inline constexpr int kEqualShares = 2 * kChunkGroups;  // as run_groups: no run is as long
 
 // Shared memory of a CTA of such a cluster, which holds its columns of all partial results.
 constexpr std::int64_t cluster_smem_bytes(const WorkSize& x, int size) {
@@ -267,12 +307,31 @@ constexpr int choose_cluster(const WorkSize& x, int num_units) {
   return takes ? size : 0;
 }
 
+// Groups of the call, at most.
+constexpr std::int64_t most_groups(const WorkSize& x) {
+  return x.batch_heads *
+         (x.is_uniform ? groups_of(x.longest).count : most_units(x.longest, kGroupKeys));
+}
+constexpr bool fits_shares(const WorkSize& x, int num_units) {
+  return x.batch <= kMaxShareBatch && !x.may_share_prefix &&
+         most_groups(x) <= std::int64_t{kMaxShareGroups} * num_units;
+}
+// A cluster needs no second kernel, but may leave multiprocessors idle.
+constexpr bool chooses_shares(const WorkSize& x, int cluster_size, int num_units) {
+  if (!fits_shares(x, num_units)) return false;
+  return cluster_size == 0 ||
+         ceil_div<std::int64_t>(most_groups(x), num_units) <
+             ceil_div(most_units(x.longest, kSplitKeys), cluster_size * kClusterWarps);
+}
+
 constexpr WorkPlan plan_work(const WorkSize& x, int num_units) {
   WorkPlan w{};
   w.is_uniform = x.is_uniform;
-  w.cluster_size = x.cluster_size > 0 ? x.cluster_size
-                   : x.run_groups > 0 ? 0
-                                      : choose_cluster(x, num_units);
+  const bool is_chosen = x.cluster_size + x.run_groups > 0;
+  const int cluster_size = is_chosen ? x.cluster_size : choose_cluster(x, num_units);
+  const bool has_shares =
+      is_chosen ? x.run_groups == kEqualShares : chooses_shares(x, cluster_size, num_units);
+  w.cluster_size = has_shares ? 0 : cluster_size;
   if (w.cluster_size > 0) {
     w.num_items = x.batch_heads * w.cluster_size;
     const int splits_of_cta = ceil_div(most_units(x.longest, kSplitKeys), w.cluster_size);
@@ -282,8 +341,13 @@ constexpr WorkPlan plan_work(const WorkSize& x, int num_units) {
     w.cluster_smem_bytes = static_cast<int>(cluster_smem_bytes(x, w.cluster_size));
     return w;
   }
-  const int groups = x.is_uniform ? groups_of(x.longest).count : most_units(x.longest, kGroupKeys);
-  const std::int64_t total = groups * x.batch_heads;
+  const std::int64_t total = most_groups(x);
+  if (has_shares) {
+    w.share_slots = static_cast<int>(total / x.batch_heads);
+    w.num_items = std::min<std::int64_t>(total, num_units);
+    w.num_slots = total;
+    return w;
+  }
   w.run_log2 = x.run_groups > 0 ? std::bit_width(static_cast<unsigned>(x.run_groups)) - 1
                                 : choose_run(total, num_units);
   w.head = head_work(x.longest, w.run_log2);
@@ -317,12 +381,15 @@ struct SharedPrefix {
     return max_groups == 0 ? 0 : num_heads * (max_groups + kPrefixStates);
   }
 };
+constexpr int max_prefix_groups(const Problem& p, const Window& window) {
+  if (window.left != kOpen || p.batch < 2 || p.batch > kMaxPrefixBatch) return 0;
+  return static_cast<int>(std::min(p.max_shared_prefix, p.seqlen_k) / kGroupKeys);
+}
 // Clusters are left alone: three more kernels take longer than all of their work.
 constexpr SharedPrefix plan_prefix(const Problem& p, const Window& window, const WorkPlan& work) {
   SharedPrefix x{};
-  if (work.cluster_size > 0 || window.left != kOpen || p.batch < 2 || p.batch > kMaxPrefixBatch)
-    return x;
-  const auto groups = static_cast<int>(std::min(p.max_shared_prefix, p.seqlen_k) / kGroupKeys);
+  const int groups = max_prefix_groups(p, window);
+  if (work.cluster_size > 0 || work.share_slots > 0 || groups == 0) return x;
   const std::int64_t heads = p.batch * p.num_kv_heads;
   if (work.num_slots + saturating_product({heads, groups + kPrefixStates}) > kMaxItems) return x;
   return {groups, static_cast<int>(work.num_slots)};

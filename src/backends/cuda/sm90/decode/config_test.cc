@@ -97,13 +97,15 @@ constexpr SequenceKeys kRanges[] = {
 constexpr int kUnits[] = {1, 2, 7, 66, 132, 5000};
 constexpr std::int64_t kBatchHeads[] = {1, 3, 8, 512, 4096};
 
-// Of a persistent grid: partial results of so many rows never fit a cluster.
+// Of a persistent grid: partial results of so many rows never fit a cluster, and a shared prefix
+// leaves no equal shares.
 WorkSize grid_size(const SequenceKeys& longest, bool is_uniform, std::int64_t heads) {
   return {.longest = longest,
           .is_uniform = is_uniform,
           .batch_heads = heads,
           .rows = 1 << 20,
-          .dim = 128};
+          .dim = 128,
+          .may_share_prefix = true};
 }
 
 // Items of a head: as the kernel finds them.
@@ -172,13 +174,12 @@ TEST(DecodeWork, RunsLeaveOneForEachMultiprocessor) {
 
 TEST(DecodeClusters, TakeLittleWork) {
   const auto cluster = [](int seqlen_k, std::int64_t heads, int rows, int dim) {
-    return plan_work({.longest = range(0, seqlen_k),
-                      .is_uniform = true,
-                      .batch_heads = heads,
-                      .rows = rows,
-                      .dim = dim},
-                     132)
-        .cluster_size;
+    return choose_cluster({.longest = range(0, seqlen_k),
+                           .is_uniform = true,
+                           .batch_heads = heads,
+                           .rows = rows,
+                           .dim = dim},
+                          132);
   };
   EXPECT_EQ(cluster(0, 8, 4, 128), 1);
   EXPECT_EQ(cluster(64, 8, 4, 128), 1);
@@ -198,6 +199,70 @@ TEST(DecodeClusters, TakeLittleWork) {
   EXPECT_EQ(cluster(5120, 8, 16, 128), 8);  // 80 splits of 16 * 72 bytes, beside 128 KiB
   EXPECT_EQ(cluster(8192, 8, 16, 128), 0);
   EXPECT_EQ(cluster(8192, 8, 16, 64), 8);
+}
+
+WorkSize few_sequences(int keys, std::int64_t batch, std::int64_t kv_heads) {
+  return {.longest = range(0, keys),
+          .is_uniform = true,
+          .batch_heads = batch * kv_heads,
+          .rows = 4,
+          .dim = 128,
+          .batch = batch};
+}
+
+TEST(DecodeShares, AreTakenWhereClustersLeaveMultiprocessorsIdle) {
+  const auto has_shares = [](const WorkSize& x, int num_units = 132) {
+    const WorkPlan w = plan_work(x, num_units);
+    EXPECT_EQ(w.share_slots > 0 && w.cluster_size > 0, false);
+    return w.share_slots > 0;
+  };
+  EXPECT_FALSE(has_shares(few_sequences(4096, 1, 8)));  // a group for a CTA in either case
+  EXPECT_TRUE(
+      has_shares(few_sequences(8192, 1, 8)));  // 8 x 8 CTAs with two groups, or 128 with one
+  EXPECT_FALSE(has_shares(few_sequences(4096, 8, 8)));  // 128 CTAs with four groups in either case
+  EXPECT_TRUE(has_shares(few_sequences(8192, 8, 8)));
+  EXPECT_FALSE(has_shares(few_sequences(8192, 33, 1)));  // a lane has a sequence
+  EXPECT_TRUE(has_shares(few_sequences(8192, 32, 1)));
+  EXPECT_TRUE(has_shares(few_sequences(132 * 8 * kGroupKeys, 1, 1)));  // eight groups for a CTA
+  EXPECT_FALSE(has_shares(few_sequences(132 * 8 * kGroupKeys + 1, 1, 1)));
+  WorkSize prefixes = few_sequences(8192, 8, 8);
+  prefixes.may_share_prefix = true;
+  EXPECT_FALSE(has_shares(prefixes));
+}
+
+TEST(DecodeShares, HaveASlotForEachGroupOfAHead) {
+  for (const SequenceKeys& keys : kRanges)
+    for (const bool is_uniform : {true, false}) {
+      WorkSize size{
+          .longest = keys, .is_uniform = is_uniform, .batch_heads = 6, .rows = 4, .dim = 64};
+      size.run_groups = kEqualShares;
+      const WorkPlan w = plan_work(size, 132);
+      // A shorter sequence with a window may begin anywhere.
+      int most = groups_of(keys).count;
+      for (int shift = 0; shift < kGroupKeys && shift <= keys.first_key && !is_uniform; ++shift)
+        most =
+            std::max(most, groups_of({0, 0, keys.first_key - shift, keys.end_key - shift}).count);
+      EXPECT_GE(w.share_slots, most);
+      EXPECT_EQ(w.num_slots, std::int64_t{6} * w.share_slots);
+      EXPECT_EQ(w.cluster_size, 0);
+      EXPECT_GE(w.num_items, 1);
+      EXPECT_LE(w.num_items, std::min<std::int64_t>(w.num_slots, 132));
+    }
+}
+
+TEST(DecodeShares, FitSharedMemory) {
+  for (const int dim : kDims)
+    for (const int rows : {8, 16}) {
+      const ShareSmemPlan s = share_smem_plan(dim, rows);
+      EXPECT_LE(s.total, kSmemLimitSm90);
+      EXPECT_EQ((kShareWarps * s.block) << s.stages_log2, kMaxRingBytes);
+      EXPECT_EQ(s.o_pitch % 8, 0);  // pairs of columns
+    }
+  // A warp for each 64 columns of a chunk, whole ones, and a chunk more for a window.
+  EXPECT_EQ(append_threads(128, 1), 128);
+  EXPECT_EQ(append_threads(128, 64), 5 * 64);
+  EXPECT_EQ(append_threads(128, 1000), kMaxAppendThreads);
+  EXPECT_EQ(append_threads(64, 1000), kMaxAppendThreads);
 }
 
 // Choices of a TuningConfig: every offered one has room, covers the keys and keeps its order.

@@ -261,7 +261,7 @@ class Merger {
       Partial<kDim / 32> sum;
       const bool has_prefix = V::kHasPrefix && before != kNoState && item.has_prefix(p_);
       if (has_prefix) sum = load_state<kDim, kDim / 32>(p_, item, before, row, d);
-      append_slots<kDim>(p_, parts, row, smem, lane, sum);
+      append_slots<kDim>(p_, parts, row, d, smem, lane, sum);
       if (has_prefix && is_row && before == kOpenChunk)
         append_to_chunks<kDim>(p_, item, row, d, sum);
       if (is_row)

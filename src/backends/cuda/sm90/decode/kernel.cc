@@ -88,6 +88,8 @@ WorkSize work_size(const Problem& p, const TuningConfig& config) {
           .batch_heads = p.batch * p.num_kv_heads,
           .rows = static_cast<int>(p.seqlen_q * group_size(p)),
           .dim = head_dim_bucket(p.head_dim, p.head_dim_v),
+          .batch = p.batch,
+          .may_share_prefix = max_prefix_groups(p, window_of(p)) > 0,
           .cluster_size = config.cluster_size,
           .run_groups = config.run_groups};
 }
@@ -100,9 +102,11 @@ std::vector<TuningConfig> configs(const Problem& p, const DeviceInfo& device) {
   for (int cluster_size = 1; cluster_size <= kMaxClusterSize; cluster_size *= 2)
     if (fits_cluster(size, cluster_size) && cluster_size != own.cluster_size)
       all.push_back({.cluster_size = cluster_size});
+  if (fits_shares(size, device.num_units) && own.share_slots == 0)
+    all.push_back({.run_groups = kEqualShares});
+  const bool is_grid = own.cluster_size == 0 && own.share_slots == 0;
   for (int run_log2 = 0; run_log2 <= kChunkLog2 && size.is_uniform; ++run_log2)
-    if (own.cluster_size > 0 || run_log2 != own.run_log2)
-      all.push_back({.run_groups = 1 << run_log2});
+    if (!is_grid || run_log2 != own.run_log2) all.push_back({.run_groups = 1 << run_log2});
   return all;
 }
 
@@ -134,6 +138,9 @@ DecodePlan own_plan(const Problem& p, const DeviceInfo& device, const TuningConf
 std::string work_text(const WorkPlan& work) {
   if (work.cluster_size > 0)
     return format_text("a cluster of {} CTAs for each sequence and KV head", work.cluster_size);
+  if (work.share_slots > 0)
+    return format_text("each CTA has an equal share of {} groups of {} keys", work.num_slots,
+                       kGroupKeys);
   if (work.is_uniform)
     return format_text("persistent, {} items of up to {} keys", work.num_items,
                        kGroupKeys << work.run_log2);
@@ -148,16 +155,20 @@ Schedule plan(const Problem& p, const DeviceInfo& device, const TuningConfig& co
   Schedule schedule;
   schedule.tile_m = row_bucket(own.rows);
   schedule.tile_n = kBlockKeys;
-  const bool has_clusters = work.cluster_size > 0;
+  const bool has_clusters = work.cluster_size > 0, has_shares = work.share_slots > 0;
   const int dim = head_dim_bucket(p.head_dim, p.head_dim_v), rows = row_bucket(own.rows);
-  const int threads = has_clusters ? work.cluster_threads : kThreads;
+  const int threads = has_clusters ? work.cluster_threads : has_shares ? kShareThreads : kThreads;
+  const int smem_bytes = has_clusters ? work.cluster_smem_bytes
+                         : has_shares ? share_smem_plan(dim, rows).total
+                                      : smem_plan(dim, rows).total;
   schedule.cta = {.threads = threads,
                   .registers = launch_registers(threads, 1),
-                  .smem_bytes = has_clusters ? work.cluster_smem_bytes : smem_plan(dim, rows).total,
+                  .smem_bytes = smem_bytes,
                   .head_dim = dim,
                   .head_dim_v = dim};
   if (work.num_slots > 0) {  // splits of a cluster do not leave its shared memory
-    schedule.split_keys = work.run_log2 < kChunkLog2 ? kGroupKeys : kGroupKeys * kChunkGroups;
+    const bool has_groups = has_shares || work.run_log2 < kChunkLog2;
+    schedule.split_keys = has_groups ? kGroupKeys : kGroupKeys * kChunkGroups;
     schedule.max_splits = ceil_div(p.seqlen_k, schedule.split_keys);
   }
   schedule.prob_dtype = dtype_of(p);
@@ -166,8 +177,9 @@ Schedule plan(const Problem& p, const DeviceInfo& device, const TuningConfig& co
   const bool has_prefix = own.prefix.max_groups > 0;
   if (work.num_slots > 0 || work.num_items > schedule.num_ctas || has_prefix)
     schedule.workspace_bytes = static_cast<std::size_t>(own.workspace.total + kWorkspaceAlignment);
-  schedule.note = format_text("{}; keys split every {}; {} and mma.sync, keys as M",
-                              work_text(work), kSplitKeys, has_clusters ? "cp.async" : "TMA");
+  schedule.note =
+      format_text("{}; keys split every {}; {} and mma.sync, keys as M", work_text(work),
+                  kSplitKeys, has_clusters || has_shares ? "cp.async" : "TMA");
   if (has_prefix)
     schedule.note += format_text("; up to {} keys that neighbouring sequences share are read once",
                                  own.prefix.max_groups * kGroupKeys);

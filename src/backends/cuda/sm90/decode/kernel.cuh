@@ -7,6 +7,7 @@
 #include "backends/cuda/sm90/decode/cluster.cuh"
 #include "backends/cuda/sm90/decode/consume.cuh"
 #include "backends/cuda/sm90/decode/launch.h"
+#include "backends/cuda/sm90/decode/shares.cuh"
 
 namespace headrace::cuda::sm90::decode {
 
@@ -101,9 +102,31 @@ Status launch_clusters(const char* name, const Call& call) {
 }
 
 template <class V>
+Status launch_shares(const char* name, const Call& call) {
+  constexpr ShareSmemPlan kPlan = share_smem_plan(V::kDim, V::kRows);
+  const Params& p = call.params;
+  const auto stream = static_cast<cudaStream_t>(call.stream);
+  LaunchShape shape{.name = name,
+                    .grid = dim3(static_cast<unsigned>(call.num_ctas)),
+                    .block = dim3(kShareThreads),
+                    .smem_bytes = static_cast<unsigned>(kPlan.total),
+                    .use_pdl = true};
+  static_assert(kPlan.total <= kSmemLimitSm90);
+  static AllowedSmem allowed;
+  if (Status bad = allow_smem(shape, decode_shares<V>, allowed)) return bad;
+  HEADRACE_TRY(launch(shape, stream, decode_shares<V>, p));
+  shape.grid = dim3(static_cast<unsigned>(p.batch * p.num_kv_heads * p.rows));
+  shape.block = dim3(static_cast<unsigned>(append_threads(V::kDim, p.work.share_slots)));
+  shape.smem_bytes = 0;
+  return launch(shape, stream, append_groups_of_rows<typename V::Element, V::kDim>, p);
+}
+
+template <class V>
 Status launch_variant(const char* name, const Call& call) {
-  if constexpr (!V::kHasPrefix)
+  if constexpr (!V::kHasPrefix) {
     if (call.params.work.cluster_size > 0) return launch_clusters<V>(name, call);
+    if (call.params.work.share_slots > 0) return launch_shares<V>(name, call);
+  }
   return launch_grid<V>(name, call);
 }
 

@@ -219,11 +219,10 @@ struct Parts {
   __device__ int slot(int i) const { return first + max(offset + step * i, 0); }
 };
 
-// Appends the parts of a row to `all`, one warp: each lane has kDim / 32 columns.
-template <int kDim>
-__device__ __forceinline__ void append_slots(const Params& p, const Parts& parts, int row, u32 smem,
-                                             int lane, Partial<kDim / 32>& all) {
-  constexpr int kColumns = kDim / 32;
+// Appends the parts of a row to `all`, one warp: each lane has the columns from d on.
+template <int kDim, int kColumns>
+__device__ __forceinline__ void append_slots(const Params& p, const Parts& parts, int row, int d,
+                                             u32 smem, int lane, Partial<kColumns>& all) {
 #pragma unroll 1
   for (int first = 0; first < parts.count; first += kPartsAtOnce) {
     float2 sums = {-HUGE_VALF, 0.0f};
@@ -234,7 +233,7 @@ __device__ __forceinline__ void append_slots(const Params& p, const Parts& parts
 #pragma unroll
     for (int i = 0; i < kPartsAtOnce; ++i) {
       if (first + i >= parts.count) continue;
-      const float* from = partial_row<kDim>(p, parts.slot(first + i), row).o + kColumns * lane;
+      const float* from = partial_row<kDim>(p, parts.slot(first + i), row).o + d;
       if constexpr (kColumns == 4) {
         const float4 x = __ldcg(reinterpret_cast<const float4*>(from));
         o[i][0] = x.x, o[i][1] = x.y, o[i][2] = x.z, o[i][3] = x.w;

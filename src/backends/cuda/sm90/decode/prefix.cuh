@@ -404,7 +404,7 @@ __global__ void __launch_bounds__(kFoldThreads) fold_prefix(const __grid_constan
     if (first > 0) append(all, chunk, p.scale_log2);
     chunk = {};
     const int count = min(kChunkGroups, groups - first);
-    append_slots<kDim>(p, {p.prefix.group_slot(head_idx, first), 0, 1, count}, row,
+    append_slots<kDim>(p, {p.prefix.group_slot(head_idx, first), 0, 1, count}, row, d,
                        smem_address(pairs[warp]), lane, chunk);
   }
   if (groups % kChunkGroups == 0) {
