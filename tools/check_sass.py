@@ -31,7 +31,8 @@ EXPONENTIAL = re.compile(r"\bMUFU\.EX2\b")
 # Loops of thousands of instructions hold the ways of many features; plain ones have 800. Where every product is waited
 # for before anything else is done, as for rows that are computed again, a spill is not what takes time.
 FREE_SHARE, FREE_SHARE_IN_TURN = 1 / 200, 1 / 100
-# Loops of the portable forward that spill more when compiled for sm_80, and how much. Nobody has timed them on such a GPU.
+# Loops of the portable forward that spill more when compiled for sm_80, and how much. Nobody has timed them on such a
+# GPU.
 KNOWN_SPILLS = (
     (re.compile(r"sm803fwd7forwardI(?:13__nv_bfloat16|6__half)Lb0ELb[01]ENS2_6TileOfILb0ELi128ELb0ELb0E"), 30),
     (re.compile(r"sm803fwd7forwardIfLb1ELb1ENS2_6TileOfILb1ELi64ELb1ELb0E"), 28),

@@ -78,7 +78,7 @@ struct ElementwiseKernels {
     }
   }
 
-  // ---- rope ----
+  // ---- rope: the first rot_dim elements of a head, (a, b) -> (a cos - b sin, b cos + a sin) ----
 
   template <class From, class To>
   static void copy_row(const From* x, To* out, int64_t width) {
@@ -116,36 +116,6 @@ struct ElementwiseKernels {
       const float a = x[2 * i], b = x[2 * i + 1];
       from_float(a * cos[i] - b * sin[i], out[2 * i]);
       from_float(b * cos[i] + a * sin[i], out[2 * i + 1]);
-    }
-  }
-
-  template <class E>
-  static void rope_as(const Rope& call, RowRange rows) {
-    const int64_t half = call.rot_dim / 2;
-    for (int64_t row = rows.first; row < rows.last; ++row) {
-      const float* cos = call.cos + row * half;
-      const float* sin = call.sin + row * half;
-      for (int64_t head = 0; head < call.num_heads; ++head) {
-        const float* x = call.x + row * call.x_stride + head * call.x_head_stride;
-        E* out = static_cast<E*>(call.out) + row * call.out_stride + head * call.out_head_stride;
-        if (call.layout == RopeLayout::halves) {
-          rotate_halves(x, out, cos, sin, half);
-        } else {
-          rotate_pairs(x, out, cos, sin, half);
-        }
-        copy_row(x + 2 * half, out + 2 * half, call.head_dim - 2 * half);
-      }
-    }
-  }
-
-  static void rope(const Rope& call, RowRange rows) {
-    switch (call.out_dtype) {
-      case DType::f16:
-        return rope_as<F16>(call, rows);
-      case DType::bf16:
-        return rope_as<Bf16>(call, rows);
-      default:
-        return rope_as<float>(call, rows);
     }
   }
 
@@ -467,9 +437,8 @@ struct ElementwiseKernels {
   }
 
   static constexpr ElementwiseOps make(const char* name, uint32_t cpu_isa) {
-    return {name,      cpu_isa,         rms_norm,
-            rope,      swiglu,          widen,
-            kv_append, quantise_groups, MergeStates<Vec, ElementwiseKernels>::run};
+    return {name,  cpu_isa,   rms_norm,        swiglu,
+            widen, kv_append, quantise_groups, MergeStates<Vec, ElementwiseKernels>::run};
   }
 };
 

@@ -13,7 +13,6 @@
 #include "core/kv_append_args.h"
 #include "core/merge_states_args.h"
 #include "core/quantise.h"
-#include "core/rope.h"
 
 namespace headrace::cpu {
 
@@ -31,20 +30,6 @@ struct RmsNorm {
   float eps;
   float* out;
   std::int64_t out_stride;
-};
-
-// x [rows, num_heads, head_dim] -> out, the same shape. Rotates the first rot_dim elements of a
-// head, (a, b) -> (a cos - b sin, b cos + a sin), and copies the rest. rot_dim 0 copies everything
-// and reads neither cos nor sin. In place if out == x, both f32, and the strides agree.
-struct Rope {
-  const float* x;
-  std::int64_t x_stride, x_head_stride;
-  void* out;
-  DType out_dtype = DType::f32;  // f32, f16, bf16
-  std::int64_t out_stride, out_head_stride;
-  std::int64_t num_heads, head_dim, rot_dim;
-  RopeLayout layout = RopeLayout::interleaved;
-  const float *cos = nullptr, *sin = nullptr;  // [rows, rot_dim / 2]
 };
 
 // out = silu(gate) * up, silu(g) = g / (1 + exp(-g)) in float, including denormals: the error is at
@@ -74,7 +59,6 @@ struct ElementwiseOps {
   const char* name;
   std::uint32_t cpu_isa;  // required headrace_cpu_isa bits
   void (*rms_norm)(const RmsNorm& call, RowRange rows);
-  void (*rope)(const Rope& call, RowRange rows);
   void (*swiglu)(const Swiglu& call, RowRange rows);
   void (*widen)(const WidenRows& call, RowRange rows);
   // The rows are the tokens of an append (core/kv_append_args.h), whose positions and slots are

@@ -1,6 +1,9 @@
-// RoPE of every instruction set of this machine, against double.
+// RoPE as appends to a cache apply it, of every instruction set of this machine, against double.
+#include "core/rope.h"
+
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -24,36 +27,37 @@ struct Shape {
 const Shape kShapes[] = {{1, 2, 2},   {2, 3, 2},    {3, 64, 64},  {2, 80, 80}, {2, 80, 32},
                          {1, 96, 96}, {2, 128, 64}, {1, 130, 90}, {2, 17, 14}, {1, 256, 256}};
 
-struct Angles {
-  std::vector<float> cos, sin;  // [positions, rot_dim / 2]
-};
-
 class RopeKernel : public ::testing::TestWithParam<const ElementwiseOps*> {
  protected:
   const ElementwiseOps& ops = *GetParam();
   const std::vector<std::int32_t> positions = {5, 0, 99, 1};
   const std::int64_t n = 4;
 
-  Angles angles_of(std::int64_t rot_dim) {
-    RopeOptions options;
-    options.rot_dim = rot_dim;
-    const auto size = static_cast<std::size_t>(n * rot_dim / 2);
-    Angles angles{std::vector<float>(size), std::vector<float>(size)};
-    rope_angles(rope_frequencies(options).value(), positions, angles.cos.data(), angles.sin.data());
-    return angles;
-  }
   Floats input(const Shape& s) {
     testing::Random random(1);
     Floats x(static_cast<std::size_t>(n * s.num_heads * s.head_dim));
     for (float& value : x) value = static_cast<float>(random.normal());
     return x;
   }
-  Rope call_of(const Shape& s, const Angles& angles, RopeLayout layout, const Floats& x, void* out,
-               DType dtype = DType::f32) {
+  // Of queries [n, num_heads, head_dim], which go to `out`.
+  KvAppendArgs call_of(const Shape& s, RopeLayout layout, const Floats& x, void* out,
+                       DType dtype = DType::f32) {
+    KvAppendArgs args;
+    args.num_tokens = n;
+    args.num_heads = s.num_heads;
+    args.head_dim = s.head_dim;
+    args.rot_dim = s.rot_dim;
+    args.layout = layout;
     const std::int64_t stride = s.num_heads * s.head_dim;
-    return {x.data(),         stride,      s.head_dim, out,       dtype,  stride,
-            s.head_dim,       s.num_heads, s.head_dim, s.rot_dim, layout, angles.cos.data(),
-            angles.sin.data()};
+    args.q = {const_cast<float*>(x.data()), DType::f32, stride, s.head_dim};
+    args.q_out = {out, dtype, stride, s.head_dim};
+    if (s.rot_dim == 0) return args;
+    args.positions = positions.data();
+    args.position_stride = 1;
+    RopeOptions options;
+    options.rot_dim = s.rot_dim;
+    std::ranges::copy(rope_frequencies(options).value(), args.frequencies);
+    return args;
   }
 };
 INSTANTIATE_TEST_SUITE_P(Isa, RopeKernel,
@@ -74,11 +78,10 @@ Partner partner_of(std::int64_t i, std::int64_t rot_dim, RopeLayout layout) {
 
 TEST_P(RopeKernel, RotatesEveryPairByItsAngle) {
   for (const Shape& s : kShapes) {
-    const auto angles = angles_of(s.rot_dim);
     const auto x = input(s);
     for (const RopeLayout layout : {RopeLayout::interleaved, RopeLayout::halves}) {
       Floats out(x.size());
-      ops.rope(call_of(s, angles, layout, x, out.data()), {0, n});
+      ops.kv_append(call_of(s, layout, x, out.data()), {0, n});
       for (std::size_t at = 0; at < x.size(); ++at) {
         const auto i = static_cast<std::int64_t>(at) % s.head_dim;
         if (i >= s.rot_dim) {
@@ -103,12 +106,11 @@ TEST_P(RopeKernel, RotatesEveryPairByItsAngle) {
 
 TEST_P(RopeKernel, HasTheSameBitsOnEveryInstructionSet) {
   for (const Shape& s : kShapes) {
-    const auto angles = angles_of(s.rot_dim);
     const auto x = input(s);
     for (const RopeLayout layout : {RopeLayout::interleaved, RopeLayout::halves}) {
       Floats out(x.size()), expected(x.size());
-      ops.rope(call_of(s, angles, layout, x, out.data()), {0, n});
-      all_elementwise_ops().back()->rope(call_of(s, angles, layout, x, expected.data()), {0, n});
+      ops.kv_append(call_of(s, layout, x, out.data()), {0, n});
+      all_elementwise_ops().back()->kv_append(call_of(s, layout, x, expected.data()), {0, n});
       ASSERT_EQ(out, expected);
     }
   }
@@ -116,16 +118,15 @@ TEST_P(RopeKernel, HasTheSameBitsOnEveryInstructionSet) {
 
 TEST_P(RopeKernel, InPlaceAndIntoSixteenBits) {
   for (const Shape& s : kShapes) {
-    const auto angles = angles_of(s.rot_dim);
     const auto x = input(s);
     for (const RopeLayout layout : {RopeLayout::interleaved, RopeLayout::halves}) {
       Floats out(x.size());
-      ops.rope(call_of(s, angles, layout, x, out.data()), {0, n});
+      ops.kv_append(call_of(s, layout, x, out.data()), {0, n});
       std::vector<std::uint16_t> half(x.size()), brain(x.size());
-      ops.rope(call_of(s, angles, layout, x, half.data(), DType::f16), {0, n});
-      ops.rope(call_of(s, angles, layout, x, brain.data(), DType::bf16), {0, n});
+      ops.kv_append(call_of(s, layout, x, half.data(), DType::f16), {0, n});
+      ops.kv_append(call_of(s, layout, x, brain.data(), DType::bf16), {0, n});
       auto in_place = x;
-      ops.rope(call_of(s, angles, layout, in_place, in_place.data()), {0, n});
+      ops.kv_append(call_of(s, layout, in_place, in_place.data()), {0, n});
       ASSERT_EQ(in_place, out);
       for (std::size_t i = 0; i < x.size(); ++i) {
         ASSERT_EQ(half[i], f16_from_float(out[i]));
@@ -138,15 +139,12 @@ TEST_P(RopeKernel, InPlaceAndIntoSixteenBits) {
 // Writes to a cache [head, position, head_dim]: source and destination strides differ.
 TEST_P(RopeKernel, WritesOnlyItsRowsOfACache) {
   const Shape s{2, 10, 6};
-  const auto angles = angles_of(s.rot_dim);
   const auto x = input(s);
   Floats dense(x.size()), cache(2 * 8 * 12, kUntouched);
-  auto call = call_of(s, angles, RopeLayout::halves, x, dense.data());
-  ops.rope(call, {0, n});
-  call.out = cache.data() + 3 * 12;
-  call.out_stride = 12;
-  call.out_head_stride = 8 * 12;
-  ops.rope(call, {1, 3});
+  auto call = call_of(s, RopeLayout::halves, x, dense.data());
+  ops.kv_append(call, {0, n});
+  call.q_out = {cache.data() + 3 * 12, DType::f32, 12, 8 * 12};
+  ops.kv_append(call, {1, 3});
   for (std::size_t head = 0; head < 2; ++head) {
     for (std::size_t position = 0; position < 8; ++position) {
       for (std::size_t i = 0; i < 12; ++i) {
@@ -163,21 +161,18 @@ TEST_P(RopeKernel, RotDimZeroCopies) {
   const auto x = input(s);
   for (const RopeLayout layout : {RopeLayout::interleaved, RopeLayout::halves}) {
     Floats out(x.size());
-    Rope call = call_of(s, Angles{}, layout, x, out.data());
-    call.cos = call.sin = nullptr;
-    ops.rope(call, {0, n});
+    ops.kv_append(call_of(s, layout, x, out.data()), {0, n});
     EXPECT_EQ(out, x);
   }
 }
 
 TEST_P(RopeKernel, NanReachesItsPairOnly) {
   const Shape s{1, 64, 64};
-  const auto angles = angles_of(s.rot_dim);
   for (const RopeLayout layout : {RopeLayout::interleaved, RopeLayout::halves}) {
     auto x = input(s);
     x[64 + 6] = std::numeric_limits<float>::quiet_NaN();
     Floats out(x.size());
-    ops.rope(call_of(s, angles, layout, x, out.data()), {0, n});
+    ops.kv_append(call_of(s, layout, x, out.data()), {0, n});
     const auto other = static_cast<std::size_t>(64 + partner_of(6, 64, layout).idx);
     for (std::size_t i = 0; i < x.size(); ++i)
       EXPECT_EQ(std::isnan(out[i]), i == 64 + 6 || i == other) << i;
