@@ -1,6 +1,6 @@
 // An engine whose n-th allocation fails, for every n: the call or requests fail with out_of_memory,
-// each sample that was added ends once, and the engine answers the next request. Replaces operator
-// new.
+// each sample that was added ends once, and the engine answers the next request. And requests that
+// have ended leave nothing in memory. Replaces operator new.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -8,22 +8,30 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "headrace/engine.hpp"
 
 static std::atomic<long> num_until_failure{-1};  // negative: none fails
+static std::atomic<long> num_allocated{0};       // now
 
 // Not inlined: g++ 12 takes the pair for a mismatch where it inlines one of both.
 [[gnu::noinline]] void* operator new(std::size_t bytes) {
   if (num_until_failure >= 0 && num_until_failure-- == 0) throw std::bad_alloc();
   void* const memory = std::malloc(bytes > 0 ? bytes : 1);
   if (memory == nullptr) throw std::bad_alloc();
+  ++num_allocated;
   return memory;
 }
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
+  if (memory != nullptr) --num_allocated;
+  std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
+  operator delete(memory);
+}
 
 namespace {
 
@@ -160,10 +168,93 @@ bool run(const Model& model, long n, const std::vector<headrace::Request>& wante
   return was_reached;
 }
 
+using Arrays = std::tuple<std::vector<std::int32_t>, std::vector<float>,
+                          std::vector<std::pair<std::int32_t, float>>>;
+
+Arrays arrays_of(const headrace_output_info& info) {
+  Arrays arrays{{info.tokens, info.tokens + info.num_tokens},
+                {info.logprobs, info.logprobs + info.num_tokens},
+                {}};
+  for (std::int64_t i = 0; i < info.num_tokens * info.num_top; ++i)
+    std::get<2>(arrays).emplace_back(info.top_logprobs[i].token, info.top_logprobs[i].logprob);
+  return arrays;
+}
+
+// headrace_output_get() makes the arrays of an output. Called again after its n-th allocation has
+// failed, it gives those that a call without a failure gives: nothing is left of the first one.
+void expect_whole_arrays(const Model& model) {
+  headrace::Request request = requests()[2];
+  request.num_logprobs = 3;
+  Arrays expected;
+  for (long n = -1;; ++n) {
+    Engine engine(model);
+    engine.add(request);
+    engine.run();
+    headrace_output* output = nullptr;
+    if (headrace_engine_poll(engine.get(), &output) != HEADRACE_OK || output == nullptr)
+      fail(n, "no output");
+    headrace_output_info info{};
+    info.struct_size = sizeof info;
+    num_until_failure = n;
+    headrace_status status = headrace_output_get(output, &info);
+    const bool was_reached = num_until_failure.exchange(-1) < 0 && n >= 0;
+    if (status != (was_reached ? HEADRACE_OUT_OF_MEMORY : HEADRACE_OK)) fail(n, "another status");
+    status = headrace_output_get(output, &info);
+    if (status != HEADRACE_OK) fail(n, headrace_last_error());
+    const Arrays arrays = arrays_of(info);
+    if (n < 0) expected = arrays;
+    if (std::get<0>(arrays).size() != 8) fail(n, "another number of tokens");
+    if (arrays != expected) fail(n, "other arrays than without a failure");
+    headrace_output_destroy(output);
+    if (n >= 0 && !was_reached) {
+      if (n < 3) fail(n, "the arrays are made elsewhere than this test looks");
+      return;
+    }
+  }
+}
+
+// After many requests of each kind the engine holds about as many allocations as after a few: one
+// that each request left would be kRounds more. Deadlines of the scheduler stay for some thousand
+// steps, 32 of them in an allocation.
+void expect_nothing_left(const Model& model) {
+  constexpr long kRounds = 64;
+  std::vector<headrace::Request> kinds = requests();
+  for (headrace::Request& kind : kinds) kind.max_new_tokens = 2;
+  headrace::Request search = kinds[3];
+  search.beam_width = 3;
+  search.max_new_tokens = 4;
+  search.sampling = {};
+  kinds.push_back(search);
+  headrace::Request constrained = kinds[3];
+  constrained.grammar = headrace::Grammar::regex(model, "[ab]{1,9}");
+  constrained.ignore_end = false;
+  kinds.push_back(constrained);
+  kinds.push_back(kinds[3]);  // is aborted
+  for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
+    Engine engine(model, {.max_tokens = 100, .max_num_seqs = 4, .page_size = 8, .num_pages = 64});
+    const auto round = [&] {
+      const std::int64_t id = engine.add(kinds[kind]);
+      engine.step();
+      if (kind + 1 == kinds.size()) engine.abort(id);
+      engine.run();
+      while (engine.poll()) {
+      }
+    };
+    for (int i = 0; i < 8; ++i) round();
+    const long before = num_allocated;
+    for (long i = 0; i < kRounds; ++i) round();
+    const long more = num_allocated - before;
+    std::printf("%ld requests of kind %zu left %ld allocations\n", kRounds, kind, more);
+    if (more > kRounds / 2) fail(more, "allocations of ended requests are left");
+  }
+}
+
 }  // namespace
 
 int main() {
   const Model model(kFile, {.num_threads = 2});
+  expect_nothing_left(model);
+  expect_whole_arrays(model);
   const std::vector<headrace::Request> wanted = requests();
   Engine engine(model);
   const std::string expected = answer(engine, wanted[3]);
