@@ -258,6 +258,50 @@ TEST_F(Engines, EndWithTheDevice) {
   EXPECT_EQ(refusal(*engine, request()), "the device is lost");
 }
 
+// Any part of the text as a stop string: it ends the text before it, in whatever tokens it lies.
+TEST_F(Engines, EndTheTextBeforeAStopStringWhereverItLies) {
+  const std::string whole = run_alone(model_, {}, request()).text;
+  ASSERT_GT(whole.size(), 8u);
+  for (std::size_t begin = 0; begin < whole.size(); ++begin)
+    for (const std::size_t length : {1, 2, 5}) {
+      Request stopped = request();
+      stopped.stop = {"#never#", whole.substr(begin, length)};
+      const Answer answer = run_alone(model_, {}, stopped);
+      EXPECT_EQ(answer.text, whole.substr(0, whole.find(stopped.stop[1]))) << begin;
+      EXPECT_EQ(answer.finish, FinishReason::stop);
+    }
+}
+
+// Text that a stop string could have begun with is held back, and given at the end: of the length,
+// a stop token, and an abort.
+TEST_F(Engines, GiveTheTextThatAStopStringCouldHaveBegunWith) {
+  Request plain = request();
+  plain.ignore_end = true;
+  const Answer whole = run_alone(model_, {}, plain);
+  for (const bool has_stop_token : {false, true})
+    for (std::size_t length = 1; length <= whole.text.size(); ++length) {
+      Request held = plain;
+      if (has_stop_token) held.stop_tokens = {whole.tokens[7]};
+      const std::string text = run_alone(model_, {}, held).text;
+      held.stop = {text.substr(text.size() - std::min(length, text.size())) + "#"};
+      const Answer answer = run_alone(model_, {}, held);
+      EXPECT_EQ(answer.text, text) << held.stop[0];
+      EXPECT_EQ(answer.finish, has_stop_token ? FinishReason::stop : FinishReason::length);
+    }
+  Request endless = plain;
+  endless.stop = {whole.text + "#"};
+  endless.max_new_tokens = 0;
+  const auto engine = engine_of(model_, {});
+  ASSERT_TRUE(engine->add(endless).ok());
+  for (int i = 0; i < 12; ++i) ASSERT_TRUE(engine->step().value());
+  ASSERT_FALSE(engine->abort(1));
+  ASSERT_FALSE(engine->run());
+  Answers answers;
+  poll_all(*engine, answers);
+  EXPECT_EQ(answers.at({1, 0}).text, whole.text);
+  EXPECT_EQ(answers.at({1, 0}).finish, FinishReason::aborted);
+}
+
 TEST_F(Engines, AbortRequests) {
   const auto engine = engine_of(model_, {.max_num_seqs = 2});
   Request endless = request(20);
