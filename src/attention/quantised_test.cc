@@ -309,5 +309,27 @@ TEST(Quantised, ErrorsOfZeroPointsNameTheArgument) {
   }
 }
 
+// Codes of one side alone: only that one has scales, for pages of keys and for whole sequences.
+TEST(Quantised, ScalesOfWhatHasNoCodesAreRefused) {
+  for (const bool is_of_k : {false, true})
+    for (const bool has_per_sequence_scales : {false, true}) {
+      QuantisedCase c;
+      (is_of_k ? c.k_dtype : c.v_dtype) = c.dtype;
+      c.has_per_sequence_scales = has_per_sequence_scales;
+      QuantisedCall call(c);
+      headrace_attention_tensors tensors = call.tensors();
+      headrace_quantised_kv x = *tensors.quantised;
+      tensors.quantised = &x;
+      (is_of_k ? x.k_scale : x.v_scale) = {};
+      ASSERT_TRUE(validate(tensors, call.attention_options()).ok());
+      (is_of_k ? x.k_scale : x.v_scale) = is_of_k ? x.v_scale : x.k_scale;
+      const Result<Problem> bad = validate(tensors, call.attention_options());
+      ASSERT_FALSE(bad.ok());
+      EXPECT_EQ(bad.failure().message,
+                is_of_k ? "k_scale: given, but k.dtype=f32 has no codes; leave k_scale out"
+                        : "v_scale: given, but v.dtype=f32 has no codes; leave v_scale out");
+    }
+}
+
 }  // namespace
 }  // namespace headrace

@@ -313,6 +313,16 @@ TEST(KvAppendErrors, CodesWithZeroPoints) {
          c.x.v_scale = TensorView(c.memory[4], DType::f32, {5, 2, kKvHeads, 1});
        },
        "v_scale.dtype=f32: must be u32"},
+      {[](FullCall& c) {
+         c.t.k_pages = TensorView(c.memory[1], DType::u4x2, {1, 32, kKvHeads, kDim / 2});
+         c.t.v_pages = TensorView(c.memory[2], DType::i8, {1, 32, kKvHeads, kDimV});
+         c.x.k_scale = TensorView(c.memory[3], DType::u32, {1, 1, kKvHeads, kDim});
+         c.x.v_scale = TensorView(c.memory[4], DType::f32, {1, 32, kKvHeads});
+         c.x.k_recent = TensorView(c.memory[5], DType::f32, {1, 32, kKvHeads, kDim});
+         c.x.v_recent = TensorView(c.memory[6], DType::f32, {1, 32, kKvHeads, kDimV});
+         c.x.k_scale.strides[3] = 2;
+       },
+       "k_scale.strides[3]=2"},
   };
   for (const auto& [break_it, text] : cases) {
     FullCall call;
@@ -320,6 +330,21 @@ TEST(KvAppendErrors, CodesWithZeroPoints) {
     const Status bad = call.run();
     ASSERT_TRUE(bad) << text;
     EXPECT_EQ(bad->message.find(text), 0u) << bad->message << ", not " << text;
+  }
+}
+
+TEST(KvAppendErrors, ScalesOfWhatHasNoCodes) {
+  for (const bool is_of_k : {false, true}) {
+    FullCall call;
+    if (is_of_k)
+      call.t.k_pages = TensorView(call.memory[1], DType::f32, {kPages, kPageSize, kKvHeads, kDim});
+    else
+      call.t.v_pages = TensorView(call.memory[2], DType::f32, {kPages, kPageSize, kKvHeads, kDimV});
+    const Status bad = call.run();
+    ASSERT_TRUE(bad);
+    EXPECT_EQ(bad->message,
+              is_of_k ? "k_scale: given, but k_pages.dtype=f32 has no codes; leave k_scale out"
+                      : "v_scale: given, but v_pages.dtype=f32 has no codes; leave v_scale out");
   }
 }
 

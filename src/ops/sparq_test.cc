@@ -241,19 +241,22 @@ void expect_append(const SparqCase& c, std::int64_t piece) {
   EXPECT_EQ(call.v_sum().bytes(), want.v_sum().bytes()) << testing::text_of(c);
 }
 
+// Slots that follow each other go on in the next page, where pages are in order.
 TEST(SparqAppend, KeepsComponentsAndSumsUpToDate) {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
     for (const std::int64_t page_size : {0, 1, 16, 100})
-      for (const std::int64_t piece : {1, 7, 200}) {
-        SparqCase c;
-        c.dtype = dtype;
-        c.page_size = page_size;
-        c.is_head_major = piece == 7;
-        c.gap = piece == 7 ? 3 : 0;
-        c.seqlen_k = 150;
-        c.lengths = {150, 0, 33};
-        expect_append(c, piece);
-      }
+      for (const std::int64_t piece : {1, 7, 200})
+        for (const bool has_pages_in_order : {false, true}) {
+          SparqCase c;
+          c.dtype = dtype;
+          c.page_size = page_size;
+          c.has_pages_in_order = has_pages_in_order;
+          c.is_head_major = piece == 7;
+          c.gap = piece == 7 ? 3 : 0;
+          c.seqlen_k = 150;
+          c.lengths = {150, 0, 33};
+          expect_append(c, piece);
+        }
 }
 
 }  // namespace

@@ -22,8 +22,9 @@ struct SparqCase {
   std::int64_t seqlen_k = 40;                    // of the buffers
   std::vector<std::int32_t> lengths = {40, 17};  // of the sequences
   std::int64_t num_components = 4, num_keys = 8, local_window = 2;
-  std::int64_t page_size = 0;  // 0: not paged
-  bool is_head_major = false;  // heads before slots in memory
+  std::int64_t page_size = 0;       // 0: not paged
+  bool has_pages_in_order = false;  // each is followed by the next one; else shuffled
+  bool is_head_major = false;       // heads before slots in memory
   std::int64_t gap = 0;
   bool has_mean = true;
   double scale = std::numeric_limits<double>::quiet_NaN();
@@ -38,7 +39,8 @@ inline std::string text_of(const SparqCase& c) {
   add("kv_heads", c.num_kv_heads), add("group", c.group), add("dim", c.head_dim);
   add("dim_v", c.head_dim_v), add("seqlen_k", c.seqlen_k), add("r", c.num_components);
   add("k", c.num_keys), add("l", c.local_window), add("page", c.page_size);
-  add("head_major", c.is_head_major), add("gap", c.gap), add("mean", c.has_mean);
+  add("in_order", c.has_pages_in_order), add("head_major", c.is_head_major), add("gap", c.gap),
+      add("mean", c.has_mean);
   text += " lengths";
   for (const std::int32_t length : c.lengths) text += ' ' + std::to_string(length);
   return text + " seed " + std::to_string(c.seed);
@@ -223,7 +225,7 @@ class SparqCall {
     num_pages_ = batch() * max_pages_ + 3;
     std::vector<std::int32_t> pages(static_cast<std::size_t>(num_pages_));
     for (std::size_t i = 0; i < pages.size(); ++i) pages[i] = static_cast<std::int32_t>(i);
-    for (std::size_t i = pages.size(); i > 1; --i)
+    for (std::size_t i = pages.size(); i > 1 && !c_.has_pages_in_order; --i)
       std::swap(
           pages[i - 1],
           pages[static_cast<std::size_t>(random_.between(0, static_cast<std::int64_t>(i) - 1))]);
