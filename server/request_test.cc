@@ -217,6 +217,58 @@ TEST(Tools, ReferencesOfEveryPlaceMove) {
   EXPECT_EQ(schema.at(Json::json_pointer(place)), Json::parse(moved));
 }
 
+// What a forced call matches: for every format, and every way to give parameters or none.
+TEST(Tools, SchemasOfCallsInFull) {
+  const std::string none = R"({"type":"object","properties":{},"additionalProperties":false})";
+  const std::pair<std::string, std::string> cases[] = {
+      {"", none},
+      {R"(, "parameters": null)", none},
+      {R"(, "parameters": {})", R"({"type":"object"})"},
+      {R"(, "parameters": {"properties": {"z": {}, "a": {}}})",
+       R"({"properties":{"z":{},"a":{}},"type":"object"})"},
+      {R"(, "parameters": {"type": "object", "required": ["z"]})",
+       R"({"type":"object","required":["z"]})"}};
+  for (const CallFormat format : {CallFormat::tagged, CallFormat::object, CallFormat::list})
+    for (const auto& [parameters, arguments] : cases) {
+      const std::string body =
+          R"({"messages": [{"role": "user", "content": "a"}], "tool_choice": "required",
+              "tools": [{"type": "function", "function": {"name": "f")" +
+          parameters + "}}]}";
+      const std::string key = format == CallFormat::object ? "parameters" : "arguments";
+      const std::string calls =
+          R"({"anyOf":[{"type":"object","properties":{"name":{"const":"f"},")" + key +
+          "\":" + arguments + R"(},"required":["name",")" + key +
+          R"("],"additionalProperties":false}]})";
+      const std::string schema =
+          format == CallFormat::list
+              ? R"({"type":"array","items":)" + calls + R"(,"minItems":1,"maxItems":1})"
+              : calls;
+      EXPECT_EQ(parse_completion(Form::chat, body, format).grammar,
+                (GrammarText{GrammarText::Kind::json_schema, schema, "tools"}));
+    }
+}
+
+// What follows the first call is not computed where only one is wanted, and a text ends it.
+TEST(Tools, OneCallIsAStopStringWhereCallsEndWithAText) {
+  for (const CallFormat format : {CallFormat::tagged, CallFormat::object, CallFormat::list})
+    for (const std::string choice : {"auto", "none", "required"})
+      for (const std::string parallel : {"true", "false", "null"}) {
+        const std::string body = R"({"messages": [{"role": "user", "content": "a"}], "stop": "x",
+            "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": ")" +
+                                 choice + R"(", "parallel_tool_calls": )" + parallel + '}';
+        const CompletionRequest parsed = parse_completion(Form::chat, body, format);
+        std::vector<std::string> stop = {"x"};
+        if (format == CallFormat::tagged && choice == "auto" && parallel == "false")
+          stop.push_back("</tool_call>");
+        EXPECT_EQ(parsed.request.stop, stop) << choice << parallel;
+        EXPECT_EQ(parsed.has_one_call, parallel == "false" && choice != "none") << choice;
+        EXPECT_EQ(parsed.tool_use, choice == "none"       ? ToolUse::none
+                                   : choice == "required" ? ToolUse::forced
+                                                          : ToolUse::automatic);
+        EXPECT_EQ(parsed.messages.size(), choice == "none" ? 1u : 2u);
+      }
+}
+
 TEST(ParseCompletion, TakesAsManyStopStringsAsDocumented) {
   for (std::size_t count = 0; count <= 17; ++count) {
     std::vector<std::string> stops;
@@ -353,6 +405,52 @@ TEST(ParseCompletion, SetsEveryField) {
     EXPECT_EQ(parsed.prompts.size(), is_chat ? 0u : 2u);
     EXPECT_EQ(parsed.messages.size(), is_chat ? 4u : 0u);
   }
+}
+
+// Each format, for texts and chats, and the grammar that it gives.
+TEST(ParseCompletion, FormatsGiveTheirGrammars) {
+  using Kind = GrammarText::Kind;
+  const std::string schema = R"({"z":{"const":1},"a":[true]})";  // not in the order of names
+  const GrammarText any_object = {Kind::json_schema, R"({"type": "object"})", "response_format"};
+  const struct {
+    std::string field;
+    std::optional<GrammarText> grammar;
+  } cases[] = {
+      {R"("response_format": null)", {}},
+      {R"("response_format": {"type": "text"})", {}},
+      {R"("response_format": {"type": "text", "json_schema": 5})", {}},
+      {R"("response_format": {"type": "json_object"})", any_object},
+      {R"("response_format": {"type": "json_object", "json_schema": 5})", any_object},
+      {R"("response_format": {"type": "json_schema", "json_schema": {"schema": )" + schema + "}}",
+       GrammarText{Kind::json_schema, schema, "response_format"}},
+      {R"("structured_outputs": null)", {}},
+      {R"("structured_outputs": {"json": )" + schema + '}',
+       GrammarText{Kind::json_schema, schema, "structured_outputs"}},
+      {R"("structured_outputs": {"json": "{ }"})",
+       GrammarText{Kind::json_schema, "{ }", "structured_outputs"}},
+      {R"("structured_outputs": {"regex": "a+"})",
+       GrammarText{Kind::regex, "a+", "structured_outputs"}},
+      {R"("structured_outputs": {"grammar": "root ::= \"a\""})",
+       GrammarText{Kind::gbnf, "root ::= \"a\"", "structured_outputs"}},
+  };
+  for (const auto& [field, grammar] : cases)
+    for (const Form form : {Form::completion, Form::chat}) {
+      const std::string body =
+          R"({"prompt": "a", "messages": [{"role": "user", "content": "a"}], )" + field + '}';
+      EXPECT_EQ(parse_completion(form, body, CallFormat::tagged).grammar, grammar) << field;
+    }
+  const std::string rule =
+      "\"response_format\" must be an object whose type is text, json_object or json_schema";
+  for (const char* wrong : {"{}", "[]", "5", "\"text\"", R"({"type": null})", R"({"type": "json"})",
+                            R"({"type": "grammar"})", R"({"type": ["text"]})"})
+    EXPECT_EQ(error_of([&] {
+                parse_completion(
+                    Form::completion,
+                    R"({"prompt": "a", "response_format": )" + std::string(wrong) + '}',
+                    CallFormat::tagged);
+              }),
+              rule)
+        << wrong;
 }
 
 TEST(Tools, IdsOfCallsAndResultsStandBeforeThem) {
