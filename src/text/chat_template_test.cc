@@ -174,6 +174,55 @@ TEST(ChatTemplate, JsonOfToolsIsChecked) {
   EXPECT_NE(error_of("llama3.1", with_tools(deep)).find("16777216 bytes"), std::string::npos);
 }
 
+// Every key of a function in its order, but "return", which Mistral's templates leave out wherever
+// it stands. Strings are written as they are, other values as JSON.
+TEST(ChatTemplate, ToolsOfMistralHaveNoReturn) {
+  const std::vector<std::pair<std::string, std::string>> members = {
+      {R"("name": "f")", R"("name": "f")"},
+      {R"("description": "a \"b\"")", R"("description": "a "b"")"},
+      {R"("parameters": {"return": {"a": [1, true]}})",
+       R"("parameters": {"return": {"a": [1, true]}})"},
+      {R"("returns": null)", R"("returns": null)"}};
+  for (const std::string result : {R"({"type": "string"})", R"("a text")", "null"})
+    for (std::size_t place = 0; place <= members.size(); ++place) {
+      std::string given, expected;
+      for (std::size_t i = 0; i <= members.size(); ++i) {
+        if (i == place) given += (given.empty() ? "" : ", ") + ("\"return\": " + result);
+        if (i == members.size()) break;
+        given += (given.empty() ? "" : ", ") + members[i].first;
+        expected += (expected.empty() ? "" : ", ") + members[i].second;
+      }
+      const std::string tool = R"({"type": "function", "function": {)" + given + "}}";
+      const std::string shown = R"({"type": "function", "function": {)" + expected + "}}";
+      for (const auto& [name, space] : {std::pair("mistral-v0.3", " "), {"mistral-nemo", ""}}) {
+        const Result<Prompt> prompt =
+            known(name).render(std::vector{Message{Role::tools, tool + '\n' + tool}, kUser});
+        ASSERT_TRUE(prompt.ok()) << prompt.failure().message;
+        const std::string text = prompt.value().text();
+        const std::string begin = "[AVAILABLE_TOOLS]" + std::string(space) + '[';
+        const std::size_t at = text.find(begin), end = text.find("[/AVAILABLE_TOOLS]");
+        ASSERT_LT(at, end) << text;
+        EXPECT_EQ(text.substr(at + begin.size(), end - at - begin.size()),
+                  shown + ", " + shown + ']');
+      }
+    }
+}
+
+// The result of a tool as it was given, with the id before it.
+TEST(ChatTemplate, ResultsOfMistralHaveTheirIdAndContent) {
+  for (const std::string content : {"", "22.0", R"({"a": "b"})", "a \"text\""})
+    for (const auto& [name, space] : {std::pair("mistral-v0.3", " "), {"mistral-nemo", ""}})
+      for (const std::string id : {"abcdefgh1", "000000000"}) {
+        const Result<Prompt> prompt = known(name).render(std::vector{
+            kUser, kAssistant, kId, kCall, {Role::tool_call_id, id}, {Role::tool, content}});
+        ASSERT_TRUE(prompt.ok()) << prompt.failure().message;
+        const std::string expected = "[TOOL_RESULTS]" + std::string(space) + R"({"content": )" +
+                                     content + R"(, "call_id": ")" + id + "\"}[/TOOL_RESULTS]";
+        EXPECT_TRUE(prompt.value().text().ends_with(expected)) << prompt.value().text();
+        EXPECT_NE(prompt.value().text().find(R"("id": "abcdefgh1"}]</s>)"), std::string::npos);
+      }
+}
+
 TEST(ChatTemplate, TagLayoutAndQuotesDoNotMatter) {
   const std::string form = template_form("{{ 'a\n' + b }}{% if c %}");
   for (const char* same : {"{{'a\\n'+b}}{%if c%}", "{{- \"a\\n\"  + b -}}\n  {%- if   c %}",

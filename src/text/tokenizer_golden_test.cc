@@ -147,5 +147,29 @@ TEST(TokenizerMetadata, UnusedTokensMayBeEmptyOrAnything) {
   EXPECT_EQ(made.value().encode("[PAD]", ParseSpecial::all).value().size(), 5u);
 }
 
+// Old files of byte-level tokenizers have no token_type: all tokens are normal ones.
+TEST(TokenizerMetadata, WithoutTypesEveryTokenIsNormal) {
+  for (const char* pre : {"gpt-2", "smollm"}) {
+    ModelFile file = small_vocabulary({"a b", "ab c"}).model_file(pre);
+    const Tokenizer typed = std::move(Tokenizer::make(file).value());
+    file.metadata.erase("tokenizer.ggml.token_type");
+    Result<Tokenizer> made = Tokenizer::make(file);
+    ASSERT_TRUE(made.ok()) << made.failure().message;
+    const Tokenizer& untyped = made.value();
+    const auto num_tokens = static_cast<TokenId>(texts(file, "tokenizer.ggml.tokens").size());
+    ASSERT_EQ(num_tokens, 260);
+    for (TokenId id = 0; id < num_tokens; ++id)
+      EXPECT_EQ(untyped.decode(Tokens{id}).value(), typed.decode(Tokens{id}).value()) << id;
+    for (const ParseSpecial parse : {ParseSpecial::none, ParseSpecial::all})
+      for (const std::string text : {"", "abc ab c", "x\ny", "<|end|>a<user>b"}) {
+        const Tokens tokens = untyped.encode(text, parse).value();
+        EXPECT_EQ(tokens, typed.encode(text, ParseSpecial::none).value()) << text;
+        EXPECT_EQ(untyped.decode(tokens).value(), text);
+      }
+    EXPECT_EQ(typed.encode("<|end|>", ParseSpecial::all).value(), Tokens{0});
+    EXPECT_EQ(untyped.encode("<|end|>", ParseSpecial::all).value().size(), 7u);
+  }
+}
+
 }  // namespace
 }  // namespace headrace::text
