@@ -65,11 +65,61 @@ TEST(BenchServe, LatenciesAreThoseOfTheServer) {
   near("ITL", 18, kGap);
   near("TPOT", 6, 3 * kGap / 6);
   near("request", 6, kTtft + 3 * kGap);
-  const Json row = report["rows"][0];
-  EXPECT_EQ(row["complete"], 6);
-  EXPECT_EQ(row["prompt_tokens"], 30);
-  EXPECT_EQ(row["answer_tokens"], 42);
-  EXPECT_NEAR(row["answer_tokens_per_s"].get<double>(), 42 / row["seconds"].get<double>(), 1e-3);
+  near("client queue", 6, 0);
+}
+
+// Answers with 1, 2, 3, ... tokens of prompts with 10, 20, 30, ... tokens; every fourth one fails.
+TEST(BenchServe, CountsAreTheSumsOfTheCompleteRequests) {
+  FakeServer server([](FakeExchange& exchange) {
+    if (exchange.idx % 4 == 3) return;
+    exchange.send_head();
+    for (int i = 0; i <= exchange.idx; ++i) exchange.send_token();
+    exchange.send_last(10 * (exchange.idx + 1), exchange.idx + 1);
+  });
+  int before = 0;
+  for (const int num_requests : {1, 3, 9, 14}) {
+    const Json report =
+        json_of(arguments(server, "--concurrency 1 --requests " + std::to_string(num_requests)));
+    int complete = 0, tokens = 0, num_tpot = 0;
+    for (int idx = before; idx < before + num_requests; ++idx) {
+      if (idx % 4 == 3) continue;
+      ++complete;
+      tokens += idx + 1;
+      num_tpot += idx > 0;
+    }
+    before += num_requests;
+    const Json row = report["rows"][0];
+    const double seconds = row["seconds"];
+    EXPECT_GT(seconds, 0);
+    EXPECT_EQ(row["requests"], num_requests);
+    EXPECT_EQ(row["complete"], complete);
+    EXPECT_EQ(row["failed"], num_requests - complete);
+    EXPECT_EQ(row["prompt_tokens"], 10 * tokens);
+    EXPECT_EQ(row["answer_tokens"], tokens);
+    const std::map<std::string, int> rates = {{"requests_per_s", complete},
+                                              {"answer_tokens_per_s", tokens},
+                                              {"total_tokens_per_s", 11 * tokens}};
+    for (const auto& [name, count] : rates)
+      EXPECT_NEAR(row[name].get<double>(), count / seconds, 1e-6 * count / seconds) << name;
+    std::map<std::string, int> counts, expected = {{"TTFT", complete},
+                                                   {"TPOT", num_tpot},
+                                                   {"ITL", tokens - complete},
+                                                   {"request", complete},
+                                                   {"client queue", complete}};
+    std::erase_if(expected, [](const auto& one) { return one.second == 0; });
+    for (const Json& latencies : report["latencies"]) {
+      counts[latencies["latency"]] = latencies["count"];
+      EXPECT_LE(latencies["ms_median"], latencies["ms_p90"]);
+      EXPECT_LE(latencies["ms_p90"], latencies["ms_p99"]);
+      EXPECT_LE(latencies["ms_p99"], latencies["ms_max"]);
+      EXPECT_LE(latencies["ms_mean"], latencies["ms_max"]);
+      if (latencies["count"] == 1) {
+        EXPECT_EQ(latencies["ms_mean"], latencies["ms_max"]);
+        EXPECT_EQ(latencies["ms_mean"], latencies["ms_median"]);
+      }
+    }
+    EXPECT_EQ(counts, expected);
+  }
 }
 
 TEST(BenchServe, GoodputCountsRequestsWithinTheirLimits) {

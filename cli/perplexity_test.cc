@@ -45,6 +45,7 @@ TEST(Perplexity, IsThatOfTheLogitsItWrites) {
   const auto n = static_cast<double>(losses.size());
   for (const double loss : losses) mean += loss / n;
   for (const double loss : losses) variance += (loss - mean) * (loss - mean) / (n - 1);
+  EXPECT_EQ(row["window"], 10);
   EXPECT_EQ(row["predicted"], losses.size());
   EXPECT_NEAR(row["nats_per_token"].get<double>(), mean, 1e-6 * mean);
   EXPECT_NEAR(row["perplexity"].get<double>(), std::exp(mean), 1e-5 * std::exp(mean));
@@ -70,7 +71,8 @@ void expect_divergence(const nlohmann::json& row, const std::vector<float>& p,
                        const std::vector<float>& q) {
   const auto vocab = static_cast<std::size_t>(headrace::Model(kModel).info().vocab_size);
   const auto num_tokens = p.size() / vocab;
-  double mean = 0, num_same = 0, num_predicted = 0;
+  double num_same = 0;
+  std::vector<double> divergences;
   for (std::size_t i = 0; i + 1 < num_tokens; ++i) {
     if ((i + 1) % 64 == 0) continue;  // the first token of a window is not predicted
     const float *a = &p[i * vocab], *b = &q[i * vocab];
@@ -79,16 +81,26 @@ void expect_divergence(const nlohmann::json& row, const std::vector<float>& p,
       sum_a += std::exp(static_cast<double>(a[v]));
       sum_b += std::exp(static_cast<double>(b[v]));
     }
+    double divergence = 0;
     for (std::size_t v = 0; v < vocab; ++v) {
       const double pa = std::exp(static_cast<double>(a[v])) / sum_a;
-      mean += pa * std::log(pa / (std::exp(static_cast<double>(b[v])) / sum_b));
+      divergence += pa * std::log(pa / (std::exp(static_cast<double>(b[v])) / sum_b));
     }
+    divergences.push_back(divergence);
     num_same += std::max_element(a, a + vocab) - a == std::max_element(b, b + vocab) - b;
-    ++num_predicted;
   }
-  mean /= num_predicted;
+  const auto num_predicted = static_cast<double>(divergences.size());
+  double mean = 0, variance = 0;
+  for (const double one : divergences) mean += one / num_predicted;
+  for (const double one : divergences) variance += (one - mean) * (one - mean);
+  variance /= num_predicted - 1;
+  const double error = std::sqrt(variance / num_predicted);
   EXPECT_GT(mean, 0);
   EXPECT_NEAR(row["kl"].get<double>(), mean, 1e-6 * mean);
+  EXPECT_NEAR(row["kl_standard_error"].get<double>(), error, 1e-5 * error);
+  EXPECT_EQ(row["tokens"], num_tokens);
+  EXPECT_EQ(row["window"], 64);
+  EXPECT_EQ(row["predicted"], divergences.size());
   EXPECT_NEAR(row["same_top"].get<double>(), num_same / num_predicted, 1e-9);
 }
 
@@ -99,7 +111,9 @@ TEST(Perplexity, ReportsTheDivergenceFromAnUnquantisedCache) {
     row_of(options + " --logits-out " + path);
     return values_of<float>(path);
   };
-  EXPECT_TRUE(row_of("")["kl"].is_null());
+  const auto without = row_of("");
+  for (const char* name : {"kl", "kl_standard_error", "same_top"})
+    EXPECT_TRUE(without[name].is_null()) << name;
   const auto same = row_of(" --kl-against f16");
   EXPECT_EQ(same["kl"], 0);
   EXPECT_EQ(same["same_top"], 1);
