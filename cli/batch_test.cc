@@ -2,10 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
 
+#include "headrace/engine.hpp"
 #include "tests/support/program.h"
 
 namespace {
@@ -123,6 +126,106 @@ TEST(BatchProgram, TokensPerStepAreThoseThatWereComputed) {
       const int computed = prompts - cached + answers - num_prompts;
       EXPECT_NEAR(per_step, static_cast<double>(computed) / answers, 0.051) << text;
     }
+}
+
+// As the program prints a text: bytes that are no UTF-8 are replaced.
+std::string printed(const std::string& text) {
+  using Json = nlohmann::json;
+  return Json::parse(Json(text).dump(-1, ' ', false, Json::error_handler_t::replace));
+}
+
+// A field of a line, and what it sets of a request.
+struct Field {
+  std::string name, value;
+  std::function<void(headrace::Request&)> set;
+};
+
+std::vector<Field> fields_of(const headrace::Model& model, const std::string& stop) {
+  using headrace::Request;
+  const std::string quoted = nlohmann::json(stop).dump();
+  return {{"max_tokens", "7", [](Request& r) { r.max_new_tokens = 7; }},
+          {"min_p", "0.3", [](Request& r) { r.sampling.min_p = 0.3; }},
+          {"n", "3", [](Request& r) { r.n = 3; }},
+          {"prompt", "\"cd\"", [&](Request& r) { r.prompt = model.tokenize("cd"); }},
+          {"seed", "4", [](Request& r) { r.sampling.seed = 4; }},
+          {"stop", quoted, [=](Request& r) { r.stop = {stop}; }},
+          {"stop", "[\"never\", " + quoted + ']',
+           [=](Request& r) {
+             r.stop = {"never", stop};
+           }},
+          {"temperature", "0.25", [](Request& r) { r.sampling.temperature = 0.25; }},
+          {"temperature", "0", [](Request& r) { r.sampling.temperature = 0; }},
+          {"top_k", "2", [](Request& r) { r.sampling.top_k = 2; }},
+          {"top_p", "0.1", [](Request& r) { r.sampling.top_p = 0.1; }}};
+}
+
+using Samples = std::map<std::int64_t, nlohmann::json>;
+
+Samples answers_of(headrace::Engine& engine, const headrace::Request& request) {
+  engine.add(request);
+  engine.run();
+  Samples answers;
+  while (const std::optional<headrace::Output> output = engine.poll())
+    answers[output->sample] = {
+        {"text", printed(output->text)},
+        {"num_tokens", output->tokens.size()},
+        {"finish", output->finish == HEADRACE_REQUEST_LENGTH ? "length" : "stop"}};
+  return answers;
+}
+
+// Each field alone: the answer is that of a request with the same value, and not the one without.
+TEST(BatchProgram, EveryFieldChangesTheAnswerAsItsRequest) {
+  const headrace::Model model(kModel);
+  headrace::Engine engine(model);
+  headrace::Request plain{.prompt = model.tokenize("ab"), .max_new_tokens = 40};
+  plain.sampling.temperature = 1.5;
+  plain.sampling.seed = 3;
+  plain.ignore_end = true;
+  const Samples without = answers_of(engine, plain);
+  const std::string text = without.at(0).at("text");
+  const std::vector<Field> fields =
+      fields_of(model, std::string(1, text[text.find_first_of("aeiostn")]));
+  std::string lines;
+  for (const Field& field : fields) {
+    std::map<std::string, std::string> all = {{"prompt", "\"ab\""},
+                                              {"max_tokens", "40"},
+                                              {"temperature", "1.5"},
+                                              {"seed", "3"},
+                                              {"ignore_end", "true"}};
+    all[field.name] = field.value;
+    std::string line;
+    for (const auto& [name, value] : all)
+      line += (line.empty() ? "{\"" : ", \"") + name + "\": " + value;
+    lines += line + "}\n";
+  }
+  const TemporaryFolder folder;
+  const auto result = run_program("batch -q --raw -m " + kModel + " -f " + folder.file("p", lines));
+  ASSERT_EQ(result.exit_code, 0);
+  std::map<std::size_t, Samples> answers;
+  for (const auto& line : lines_of(result.out))
+    answers[line["id"]][line["sample"]] = {
+        {"text", line["text"]}, {"num_tokens", line["num_tokens"]}, {"finish", line["finish"]}};
+  for (std::size_t i = 0; i < fields.size(); ++i) {
+    headrace::Request request = plain;
+    fields[i].set(request);
+    const Samples expected = answers_of(engine, request);
+    EXPECT_EQ(answers[i + 1], expected) << fields[i].name;
+    EXPECT_NE(expected, without) << fields[i].name << " changes nothing";
+  }
+}
+
+// The lowest runs first; one at a time, so that the answers are printed in that order.
+TEST(BatchProgram, PrioritiesOrderTheRequests) {
+  const TemporaryFolder folder;
+  std::string lines;
+  for (const int priority : {0, 3, -2, 1})
+    lines += "{\"prompt\": \"ab\", \"max_tokens\": 2, \"ignore_end\": true, \"id\": " +
+             std::to_string(priority) + ", \"priority\": " + std::to_string(priority) + "}\n";
+  const auto result =
+      run_program("batch -q --raw --streams 1 -m " + kModel + " -f " + folder.file("p", lines));
+  std::vector<int> order;
+  for (const auto& line : lines_of(result.out)) order.push_back(line["id"]);
+  EXPECT_EQ(order, (std::vector<int>{-2, 0, 1, 3}));
 }
 
 // Before anything is computed.

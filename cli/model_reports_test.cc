@@ -147,13 +147,59 @@ TEST(ModelReports, BenchModelReportsTheOptionsItRanWith) {
     EXPECT_TRUE(row["read_gbytes_per_s"].is_null());
   }
   EXPECT_EQ(plain["meta"]["exact"], false);
-  for (const auto& row : of("-t 2 -r 3 -d 16")["rows"]) {
+  const auto deep = of("-t 2 -r 3 -d 16");
+  ASSERT_EQ(deep["rows"].size(), 2u);
+  for (const auto& row : deep["rows"]) {
     EXPECT_EQ(row["threads"], 2);
     EXPECT_EQ(row["depth"], 16);
     EXPECT_EQ(row["reps"], 3);
   }
   EXPECT_EQ(of("-t 1 -r 1 --exact")["meta"]["exact"], true);
   EXPECT_EQ(run_program(command + "-c 7").exit_code, 2) << "8 tokens do not fit";
+}
+
+// Beside the loaded model.
+TEST(ModelReports, BenchModelNamesTheModel) {
+  for (const std::string exact : {"", " --exact"}) {
+    const auto meta =
+        json_of("bench model --no-ceilings -p 2 -n 0 -t 1 -r 1 -m " + kModel + exact)["meta"];
+    const headrace::Model model(kModel, {.num_threads = 1, .exact = !exact.empty()});
+    const headrace_model_info info = model.info();
+    EXPECT_EQ(meta["model"], info.name);
+    EXPECT_EQ(meta["architecture"], info.architecture);
+    EXPECT_EQ(meta["weights"], info.weight_types);
+    EXPECT_EQ(meta["parameters"], info.num_parameters);
+    EXPECT_EQ(meta["weight_bytes"], info.weight_bytes);
+    EXPECT_EQ(meta["bytes_per_token"], info.token_weight_bytes);
+    EXPECT_EQ(meta["exact"], info.exact != 0);
+    EXPECT_EQ(meta["device"], "cpu");
+  }
+}
+
+// The weights are read for each token of an answer; a prompt reads them once for many.
+TEST(ModelReports, BenchModelReadsTheWeightsForEachTokenOfAnAnswer) {
+  const auto json = json_of("bench model -p 8 -n 4 -t 1 -r 3 --no-ceilings -m " + kModel);
+  const double bytes = json["meta"]["bytes_per_token"];
+  for (const auto& row : json["rows"]) {
+    const double mean = row["tokens_per_s_mean"], best = row["tokens_per_s_best"];
+    const double deviation = row["tokens_per_s_stddev"];
+    EXPECT_GE(best, mean);
+    EXPECT_GE(deviation, 0);
+    // Of three values no other one is further from the mean than sqrt(4 / 3) deviations.
+    EXPECT_LE(best - mean, 1.1548 * deviation + 1e-9 * mean);
+    if (row["test"] == "pp8") {
+      EXPECT_TRUE(row["weight_gbytes_per_s"].is_null());
+      continue;
+    }
+    EXPECT_EQ(row["test"], "tg4");
+    EXPECT_NEAR(row["weight_gbytes_per_s"].get<double>(), mean * bytes * 1e-9,
+                1e-6 * mean * bytes * 1e-9);
+  }
+  const auto once = json_of("bench model -p 8 -n 4 -t 1 -r 1 --no-ceilings -m " + kModel);
+  for (const auto& row : once["rows"]) {
+    EXPECT_EQ(row["tokens_per_s_stddev"], 0);
+    EXPECT_EQ(row["tokens_per_s_best"], row["tokens_per_s_mean"]);
+  }
 }
 
 }  // namespace
