@@ -16,6 +16,15 @@ TEST(BenchSparq, MoreComponentsAreMoreBytesAndLessError) {
         "--head-dim 32 --batch 2 --reps 1 --page-size " +
         pages);
     ASSERT_EQ(report["rows"].size(), 6u);
+    const int components[] = {4, 16, 32};
+    for (std::size_t i = 0; i < 6; ++i) {
+      const auto& row = report["rows"][i];
+      EXPECT_EQ(row["seqlen_k"], i < 3 ? 512 : 1024);
+      EXPECT_EQ(row["num_components"], components[i % 3]);
+      EXPECT_EQ(row["num_keys"], 64);
+      EXPECT_NEAR(row["speedup"].get<double>() * row["sparq_us"].get<double>(),
+                  row["dense_us"].get<double>(), 1e-6 * row["dense_us"].get<double>());
+    }
     double error = 0;
     for (const auto& row : report["rows"]) {
       const double seqlen = row["seqlen_k"], r = row["num_components"];

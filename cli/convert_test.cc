@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <map>
+#include <utility>
 
 #include "tests/support/program_json.h"
 
@@ -29,6 +31,32 @@ TEST(ConvertProgram, WritesAFileThatGenerates) {
     const auto again = run_program("2>&1 convert " + kModel + ' ' + path + " --kv-heads 1");
     EXPECT_EQ(again.exit_code, 1);
     EXPECT_NE(again.out.find("exists; name another file or pass --overwrite"), std::string::npos);
+  }
+}
+
+// The K and V matrices alone have the type that is asked for, bf16 without; --overwrite replaces.
+TEST(ConvertProgram, TheTypeIsThatOfTheKeysAndValues) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("m.gguf");
+  std::map<std::string, std::string> before;
+  const auto whole = json_of("inspect " + kModel);
+  for (const auto& row : whole["tensors"]) before[row["name"]] = row["type"];
+  for (const auto& [option, type] : {std::pair<std::string, std::string>{"", "BF16"},
+                                     {" --type f16", "F16"},
+                                     {" --type bf16", "BF16"}}) {
+    const auto made =
+        run_program("2>&1 convert " + kModel + ' ' + path + " --kv-heads 1 --overwrite" + option);
+    ASSERT_EQ(made.exit_code, 0) << made.out;
+    int num_changed = 0;
+    const auto json = json_of("inspect " + path);
+    for (const auto& row : json["tensors"]) {
+      const std::string name = row["name"];
+      const bool is_changed = name.find("attn_k.weight") != std::string::npos ||
+                              name.find("attn_v.weight") != std::string::npos;
+      EXPECT_EQ(row["type"], is_changed ? type : before.at(name)) << name;
+      num_changed += is_changed;
+    }
+    EXPECT_GT(num_changed, 0);
   }
 }
 

@@ -280,4 +280,40 @@ TEST(Program, BenchSoftmaxHasRowsForEachAlgorithmAndTheCopy) {
   EXPECT_EQ(run_program("bench softmax --dtype i32").exit_code, 2);
 }
 
+// For every dtype, length and axis: what a row counts, and its rates of the time that it shows.
+TEST(Program, BenchSoftmaxCountsTheBytesOfItsTensors) {
+  const struct {
+    const char *direction, *algorithm;
+    int passes, tensors;
+  } kinds[] = {{"copy", "", 1, 2},
+               {"forward", "safe", 3, 2},
+               {"forward", "online", 2, 2},
+               {"backward", "", 2, 3}};
+  for (const std::string axis : {"last", "first"}) {
+    const auto rows = json_of("bench softmax --dtype f32,bf16 --length 7,64 --axis " + axis +
+                              " --elements 5000 --reps 3")["rows"];
+    ASSERT_EQ(rows.size(), 16u);
+    double copied = 0;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const auto& row = rows[i];
+      const auto& kind = kinds[i % 4];
+      const std::int64_t length = i / 4 % 2 == 0 ? 7 : 64, num_rows = 5000 / length;
+      EXPECT_EQ(row["dtype"], i < 8 ? "f32" : "bf16");
+      EXPECT_EQ(row["length"], length);
+      EXPECT_EQ(row["num_rows"], num_rows);
+      EXPECT_EQ(row["axis"], axis);
+      EXPECT_EQ(row["direction"], kind.direction);
+      EXPECT_EQ(row["algorithm"], kind.algorithm);
+      EXPECT_EQ(row["passes"], kind.passes);
+      EXPECT_EQ(row["reps"], 3);
+      EXPECT_EQ(row["bytes"], kind.tensors * num_rows * length * (i < 8 ? 4 : 2));
+      const double bytes = row["bytes"], gbytes = row["gbytes"];
+      EXPECT_NEAR(gbytes * row["ms_median"].get<double>() * 1e6, bytes, 1e-6 * bytes);
+      if (i % 4 == 0) copied = gbytes;
+      const double percent = gbytes / copied * 100;
+      EXPECT_NEAR(row["percent_of_copy"].get<double>(), percent, 1e-6 * percent);
+    }
+  }
+}
+
 }  // namespace
