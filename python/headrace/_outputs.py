@@ -107,6 +107,8 @@ def merged(first: Output, then: Output) -> Output:
         tokens=first.tokens + then.tokens,
         logprobs=first.logprobs + then.logprobs,
         top_logprobs=first.top_logprobs + then.top_logprobs,
+        # An output without tokens has none.
+        num_cached_tokens=then.num_cached_tokens if then.tokens else first.num_cached_tokens,
     )
 
 

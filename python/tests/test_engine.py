@@ -12,7 +12,8 @@ import weakref
 
 import pytest
 
-from headrace import LLM, AsyncEngine, BusyError, Engine, SamplingParams
+from headrace import LLM, AsyncEngine, BusyError, Engine, Output, SamplingParams, TokenLogprob
+from headrace._outputs import merged
 
 FILE = pathlib.Path(__file__).parents[2] / "tests" / "golden" / "tiny" / "tiny_llama3_f16.gguf"
 pytestmark = pytest.mark.skipif(not FILE.is_file(), reason="the models are in the tree")
@@ -66,6 +67,24 @@ def test_an_engine_gives_what_the_model_generates(llm):
     assert (stats.num_requests, stats.num_finished, stats.num_running) == (0, len(PROMPTS), 0)
     assert stats.num_generated_tokens == 12 * len(PROMPTS) and stats.num_free_pages == stats.num_pages
     assert engine.poll() is None and not engine.step()
+
+
+def test_outputs_that_wait_together_are_one_output():
+    """Each field, of outputs with tokens and of a last one without: an aborted sample ends so."""
+
+    def output(tokens, finish_reason=None, stop_string=None, error="", num_cached=0):
+        pairs = [[TokenLogprob(token, -token / 2)] for token in tokens]
+        logprobs = [-float(token) for token in tokens]
+        text = "".join(map(chr, tokens))
+        return Output(1, 2, text, tokens, logprobs, pairs, finish_reason, stop_string, error, num_cached)
+
+    first = output([65, 66], num_cached=16)
+    for tokens in ([], [67], [67, 68]):
+        num_cached = 16 if tokens else 0  # as the engine has it
+        for end in ((None,), ("stop", 0), ("stop", 3), ("length",), ("aborted",), ("error", None, "why")):
+            then = output(tokens, *end, num_cached=num_cached)
+            assert merged(first, then) == output([65, 66, *tokens], *end, num_cached=16)
+            assert merged(output([]), then) == then
 
 
 def test_outputs_report_logprobs_and_the_stop_string(llm):
