@@ -331,5 +331,61 @@ TEST(Quantised, ScalesOfWhatHasNoCodesAreRefused) {
     }
 }
 
+// Of keys that lie in no pages: a scale for each key, or, where sequences have one length, one for
+// each of them. Each size is checked.
+TEST(Quantised, ScalesOfContiguousKeysHaveTheirShape) {
+  std::vector<float> memory(2048);
+  std::int32_t cu_seqlens_q[] = {0, 1, 3}, cu_seqlens_k[] = {0, 4, 10};
+  for (const bool is_ragged : {false, true})
+    for (const bool is_per_sequence : {false, true}) {
+      if (is_ragged && is_per_sequence) continue;
+      headrace_attention_tensors t{};
+      headrace_quantised_kv x{};
+      t.struct_size = sizeof t;
+      x.struct_size = sizeof x;
+      t.quantised = &x;
+      const auto view = [&](std::size_t at, DType dtype, std::int64_t length, std::int64_t heads) {
+        float* data = memory.data() + at;
+        return is_ragged ? TensorView(data, dtype, {2 * length, heads, 16})
+                         : TensorView(data, dtype, {2, length, heads, 16});
+      };
+      t.q = view(0, DType::f32, 1, 4);
+      t.out = view(512, DType::f32, 1, 4);
+      if (is_ragged) {
+        t.q.shape[0] = t.out.shape[0] = 3;
+        t.cu_seqlens_q = TensorView(cu_seqlens_q, DType::i32, {3});
+        t.cu_seqlens_k = TensorView(cu_seqlens_k, DType::i32, {3});
+      }
+      t.k = view(1024, DType::i8, 5, 2);
+      t.v = view(1124, DType::i8, 5, 2);
+      const auto scale = [&](std::size_t at) {
+        float* data = memory.data() + at;
+        return is_per_sequence ? TensorView(data, DType::f32, {2, 2})
+               : is_ragged     ? TensorView(data, DType::f32, {10, 2})
+                               : TensorView(data, DType::f32, {2, 5, 2});
+      };
+      x.k_scale = scale(1300);
+      x.v_scale = scale(1400);
+      headrace_attention_options options = default_options();
+      options.max_seqlen_q = 2;
+      options.max_seqlen_k = 6;
+      ASSERT_TRUE(validate(t, options).ok()) << validate(t, options).failure().message;
+      for (const bool is_of_k : {false, true}) {
+        headrace_tensor& wrong = is_of_k ? x.k_scale : x.v_scale;
+        for (std::int32_t axis = 0; axis < wrong.rank; ++axis)
+          for (const int step : {-1, 1}) {
+            wrong.shape[axis] += step;
+            const Result<Problem> bad = validate(t, options);
+            ASSERT_FALSE(bad.ok()) << axis;
+            const std::string text = std::string(is_of_k ? "k" : "v") + "_scale.shape[" +
+                                     std::to_string(axis) +
+                                     "]=" + std::to_string(wrong.shape[axis]) + ": must equal ";
+            EXPECT_EQ(bad.failure().message.find(text), 0u) << bad.failure().message;
+            wrong.shape[axis] -= step;
+          }
+      }
+    }
+}
+
 }  // namespace
 }  // namespace headrace
