@@ -105,10 +105,8 @@ __device__ __forceinline__ SequenceKeys keys_of_items(const Params& p, int batch
 }
 
 // A (sequence, KV head) with its rows and keys, and no groups.
-__device__ __forceinline__ Item item_of_head(const Params& p, int batch_idx, int kv_head,
-                                             const SequenceRows& rows) {
-  const SequenceKeys keys =
-      p.work.is_uniform ? p.keys : keys_of_sequence(p.window, rows.seqlen_q, rows.seqlen_k);
+__device__ __forceinline__ Item item_of_head(int batch_idx, int kv_head, const SequenceRows& rows,
+                                             const SequenceKeys& keys) {
   return {.batch_idx = batch_idx,
           .kv_head = kv_head,
           .seqlen_q = rows.seqlen_q,
@@ -119,6 +117,12 @@ __device__ __forceinline__ Item item_of_head(const Params& p, int batch_idx, int
           .right = keys.right,
           .first_key = keys.first_key,
           .end_key = keys.end_key};
+}
+__device__ __forceinline__ Item item_of_head(const Params& p, int batch_idx, int kv_head,
+                                             const SequenceRows& rows) {
+  return item_of_head(
+      batch_idx, kv_head, rows,
+      p.work.is_uniform ? p.keys : keys_of_sequence(p.window, rows.seqlen_q, rows.seqlen_k));
 }
 __device__ __forceinline__ SequenceRows rows_of_item(const Params& p, int batch_idx, bool reports) {
   if (!p.work.is_uniform) return rows_of(p, batch_idx, reports);
@@ -172,20 +176,11 @@ class Batch {
       work = head_work(keys, run_log2_);
     }
     const GroupRange groups = groups_of(keys);
-    Item item{.batch_idx = at.batch_idx,
-              .kv_head = kv_head,
-              .seqlen_q = rows.seqlen_q,
-              .seqlen_k = rows.seqlen_k,
-              .row_q = rows.row_q,
-              .row_k = rows.row_k,
-              .left = keys.left,
-              .right = keys.right,
-              .first_key = keys.first_key,
-              .end_key = keys.end_key,
-              .first_group = groups.first,
-              .num_groups = groups.count,
-              .num_items = work.num_items,
-              .slot = at.slots_before * p_.num_kv_heads + kv_head * work.num_slots};
+    Item item = item_of_head(at.batch_idx, kv_head, rows, keys);
+    item.first_group = groups.first;
+    item.num_groups = groups.count;
+    item.num_items = work.num_items;
+    item.slot = at.slots_before * p_.num_kv_heads + kv_head * work.num_slots;
     const int idx = rest - at.items_before;
     const int begin = ((groups.first >> run_log2_) + idx) << run_log2_;
     item.first = max(begin, groups.first);

@@ -173,9 +173,8 @@ __device__ __forceinline__ void read_queries(const Params& p, const Item& item, 
     if (const int at = i * static_cast<int>(blockDim.x) + tid; at < V::kRows * V::kDim / 8)
       chunks[i] = read_query<V>(p, item, at);
 }
-// Rows are `pitch` bytes apart. The thread is not what read_queries() took, so that no predicate
-// lives while the first blocks are asked for. Their copies took 0.4 us longer with one predicate
-// less.
+// Rows are `pitch` bytes apart. The thread's number is read again: the compiler kept a predicate of
+// read_queries() while the first blocks were copied, and their copies took 0.4 us longer.
 template <class V, int kChunks>
 __device__ __forceinline__ void store_queries(const Chunk (&chunks)[kChunks], u32 to, int pitch) {
   const int tid = static_cast<int>(threadIdx.x);
