@@ -4,9 +4,11 @@
 #include <cmath>
 #include <memory>
 
+#include "ceilings_cache.h"
 #include "command.h"
 #include "machine.h"
 #include "model_options.h"
+#include "operator_times.h"
 #include "options.h"
 #include "probes/probes.h"
 #include "progress.h"
@@ -26,6 +28,7 @@ struct BenchOptions {
   std::string device = "cpu";
   bool is_exact = false;
   bool skips_ceilings = false;
+  bool is_by_operator = false;
   SessionChoice session;
   Format format = Format::text;
   std::string command_line;
@@ -64,11 +67,6 @@ double run_once(Session& session, const std::vector<std::int32_t>& tokens, Kind 
     for (const std::int32_t& token : tokens) session.append({&token, 1});
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
-
-struct Ceiling {
-  int num_threads;
-  double gbytes;
-};
 
 Table make_table() {
   return {.key = "rows",
@@ -115,6 +113,7 @@ class Bench {
     check_fits(model, choice, num_tokens, "test");
     Session session = make_session(model, choice);
     if (options_.depth > 0) session.append(tokens_of(info_, options_.depth));
+    if (options_.is_by_operator) ceilings_ = cached_ceilings(device_of(num_threads));
     for (const std::int64_t n : options_.prompts) measure(session, Kind::prompt, n, num_threads);
     const double before = read_bandwidth(num_threads);
     for (const std::int64_t n : options_.answers) measure(session, Kind::answer, n, num_threads);
@@ -132,7 +131,13 @@ class Bench {
                                   {"bytes_per_token", info_.token_weight_bytes},
                                   {"exact", info_.exact != 0},
                                   {"device", device_note(options_.device)}}});
+    if (options_.is_by_operator)
+      report.notes.push_back(
+          {"bounds", std::string(ceilings_.empty() ? "none: headrace roofline --device " +
+                                                         options_.device + " measures the ceilings"
+                                                   : "from measured ceilings")});
     report.tables.push_back(std::move(table_));
+    if (options_.is_by_operator) report.tables.push_back(std::move(operators_));
     return report;
   }
 
@@ -141,6 +146,23 @@ class Bench {
     if (options_.skips_ceilings || options_.answers.empty() || options_.device != "cpu") return 0;
     show_line("measuring the read bandwidth");
     return probes::measure_read_bandwidth(num_threads);
+  }
+
+  DeviceInfo device_of(int num_threads) const {
+    DeviceInfo device = device_from_text(options_.device.c_str());
+    if (options_.device == "cpu") device.num_units = num_threads;
+    return device;
+  }
+
+  // An answer's steps are those of one token.
+  void time_operators(Session& session, const std::string& test, std::int64_t num_tokens,
+                      int num_threads) {
+    show_line(test + " by operator");
+    session.truncate(options_.depth);
+    const std::int64_t rounds = std::max(options_.reps, num_tokens == 1 ? 30 : 3);
+    add_operator_times(test, time_step(session, num_tokens, rounds), device_of(num_threads),
+                       ceilings_, operators_);
+    show_line("");
   }
 
   void measure(Session& session, Kind kind, std::int64_t count, int num_threads) {
@@ -160,6 +182,8 @@ class Bench {
                            *std::max_element(rates.begin(), rates.end()),
                            std::int64_t{options_.reps},
                            kind == Kind::answer ? Cell(gbytes) : Cell(), Cell(), Cell()});
+    if (options_.is_by_operator)
+      time_operators(session, test, kind == Kind::prompt ? count : 1, num_threads);
   }
 
   // Fills the bandwidth columns of this thread count's generation rows.
@@ -175,7 +199,8 @@ class Bench {
   }
 
   const BenchOptions& options_;
-  Table table_;
+  Table table_, operators_ = operator_times_table();
+  std::vector<Ceiling> ceilings_;
   headrace_model_info info_{};
   std::string architecture_, name_, types_;  // copies: info_ points into the model
 };
@@ -216,6 +241,8 @@ void add_bench_model(CLI::App& bench, Action& action, const std::string& command
   app->add_flag("--exact", options->is_exact, "compute with f32 weights");
   app->add_flag("--no-ceilings", options->skips_ceilings,
                 "do not measure the read bandwidth of the CPU");
+  app->add_flag("--by-operator", options->is_by_operator,
+                "also the time of each operator of a step, beside its bound");
   add_session_options(*app, options->session);
   add_format_option(*app, options->format);
   app->callback([&action, options] {

@@ -70,24 +70,53 @@ std::vector<Roof> compute_roofs(const std::vector<Ceiling>& ceilings) {
   return roofs;
 }
 
+namespace {
+
+// The ceiling that an amount of work needs most of its time for, so far.
+struct Least {
+  const std::vector<Ceiling>& ceilings;
+  double seconds = 0;
+  std::string bound = {};
+
+  void raise(CeilingKind kind, std::string_view resource, std::string_view operation,
+             double amount) {
+    const Ceiling* c = fastest(ceilings, kind, resource, operation);
+    if (c == nullptr || amount / c->value <= seconds) return;
+    seconds = amount / c->value;
+    bound = c->resource + ' ' + c->operation;
+  }
+};
+
+}  // namespace
+
 CallBound bound_of(const AttentionShape& shape, std::string_view kernel,
                    const std::vector<Ceiling>& ceilings) {
   const headrace_problem& p = shape.problem;
   CallBound bound{.work = work_of(shape), .bound = {}};
   bound.exps = static_cast<double>(bound.work.visible_pairs) * static_cast<double>(p.num_heads);
-  const auto raise = [&](CeilingKind kind, std::string_view resource, std::string_view operation,
-                         double amount) {
-    const Ceiling* c = fastest(ceilings, kind, resource, operation);
-    if (c == nullptr || amount / c->value <= bound.seconds) return;
-    bound.seconds = amount / c->value;
-    bound.bound = c->resource + ' ' + c->operation;
-  };
   const Products products = products_of(p, kernel);
-  raise(CeilingKind::bandwidth, "DRAM", "read", bound.work.bytes);
-  raise(CeilingKind::compute, products.resource, products.operation,
-        products.each * bound.work.flops);
-  raise(CeilingKind::compute, "MUFU", "exp2", bound.exps);
+  Least least{ceilings};
+  least.raise(CeilingKind::bandwidth, "DRAM", "read", bound.work.bytes);
+  least.raise(CeilingKind::compute, products.resource, products.operation,
+              products.each * bound.work.flops);
+  least.raise(CeilingKind::compute, "MUFU", "exp2", bound.exps);
+  bound.seconds = least.seconds;
+  bound.bound = least.bound;
   return bound;
+}
+
+// Products are bf16 on a GPU. Those of a CPU with quantised weights multiply 8-bit integers, for
+// which no ceiling is measured: their bytes bound them alone.
+double bound_seconds(const OperatorCost& cost, const DeviceInfo& device,
+                     const std::vector<Ceiling>& ceilings) {
+  Least least{ceilings};
+  least.raise(CeilingKind::bandwidth, "DRAM", "read", cost.bytes);
+  if (device.device_type == HEADRACE_CUDA)
+    least.raise(CeilingKind::compute, "tensor core", "bf16", cost.flops);
+  else if (cost.name == "attention")
+    least.raise(CeilingKind::compute, "",
+                cost.kernel.find("bf16") != cost.kernel.npos ? "bf16" : "f32", cost.flops);
+  return least.seconds;
 }
 
 }  // namespace headrace::cli

@@ -8,6 +8,7 @@
 
 #include "attention_shape.h"
 #include "headrace/roofline.hpp"
+#include "headrace/step.hpp"
 
 namespace headrace::cli {
 
@@ -35,5 +36,9 @@ struct CallBound {
 // `kernel`: the one that the plan selected; it decides which units multiply.
 CallBound bound_of(const AttentionShape& shape, std::string_view kernel,
                    const std::vector<Ceiling>& ceilings);
+
+// The least seconds of an operator of a model's step; 0: no ceiling is known.
+double bound_seconds(const OperatorCost& cost, const DeviceInfo& device,
+                     const std::vector<Ceiling>& ceilings);
 
 }  // namespace headrace::cli

@@ -177,6 +177,12 @@ headrace_status headrace_step_explain(const headrace_model_file*, const headrace
   *step = nullptr;
   return HEADRACE_OK;
 }
+headrace_status headrace_session_time_step(headrace_session*, int64_t num_tokens,
+                                           int64_t num_rounds, headrace_step** step) {
+  arrived = {{"num_tokens", show(num_tokens)}, {"num_rounds", show(num_rounds)}};
+  *step = nullptr;
+  return HEADRACE_OK;
+}
 
 }  // extern "C"
 
@@ -374,6 +380,12 @@ TEST(CppOptions, OfRequests) {
        CHANGE(T, cache_salt, 8),
        CHANGE(T, beam_width, 9),
        CHANGE(T, length_penalty, 0.5)});
+}
+
+TEST(CppOptions, OfTimedSteps) {
+  Session session(no_model());
+  time_step(session, 3, 4);
+  EXPECT_EQ(arrived, (Shown{{"num_tokens", "3"}, {"num_rounds", "4"}}));
 }
 
 TEST(CppOptions, OfSteps) {

@@ -93,9 +93,15 @@ headrace_status headrace_step_explain(const headrace_model_file*, const headrace
 void headrace_step_destroy(headrace_step*) {}
 int64_t headrace_step_count(const headrace_step*) { return 1; }
 headrace_status headrace_step_get(const headrace_step*, int64_t, headrace_operator_cost* cost) {
-  fill(cost, {0, "a name", "a kernel", 3, 4, 5});
+  fill(cost, {0, "a name", "a kernel", 3, 4, 5, 6});
   return HEADRACE_OK;
 }
+headrace_status headrace_session_time_step(headrace_session*, int64_t, int64_t,
+                                           headrace_step** step) {
+  *step = handle<headrace_step>();
+  return HEADRACE_OK;
+}
+double headrace_step_seconds(const headrace_step*) { return 7; }
 
 headrace_status headrace_ceilings_measure(const headrace_device_info*,
                                           const headrace_ceiling_options*,
@@ -268,15 +274,21 @@ TEST(CppResults, OfFilesAndSteps) {
   EXPECT_EQ(weight.shape, (std::vector<std::int64_t>{3, 4}));
   EXPECT_EQ(weight.offset, 7u);
   EXPECT_EQ(weight.bytes, 8u);
-  const std::vector<OperatorCost> costs = explain_step(file, {}, {});
-  ASSERT_EQ(costs.size(), 1u);
-  const OperatorCost& c = costs[0];
-  expect_shown<OperatorCost>({SHOW(name), SHOW(kernel), SHOW(num_calls), SHOW(bytes), SHOW(flops)},
-                             {{"name", "a name"},
-                              {"kernel", "a kernel"},
-                              {"num_calls", "3"},
-                              {"bytes", "4"},
-                              {"flops", "5"}});
+  Session session(no_model());
+  const StepTimes times = time_step(session);
+  EXPECT_EQ(times.seconds, 7);
+  for (const std::vector<OperatorCost>& costs : {explain_step(file, {}, {}), times.operators}) {
+    ASSERT_EQ(costs.size(), 1u);
+    const OperatorCost& c = costs[0];
+    expect_shown<OperatorCost>(
+        {SHOW(name), SHOW(kernel), SHOW(num_calls), SHOW(bytes), SHOW(flops), SHOW(seconds)},
+        {{"name", "a name"},
+         {"kernel", "a kernel"},
+         {"num_calls", "3"},
+         {"bytes", "4"},
+         {"flops", "5"},
+         {"seconds", "6"}});
+  }
 }
 
 TEST(CppResults, OfCeilingsAndPredictions) {

@@ -210,6 +210,9 @@ TEST(NullPointers, OfModelsAndSessions) {
   REFUSE_NULLS(headrace_session_create, model, nullptr, &made);
   REFUSE_NULLS(headrace_session_append, session, tokens, 1, nullptr);
   REFUSE_NULLS(headrace_session_truncate, session, 0);
+  headrace_step* step = nullptr;
+  REFUSE_NULLS(headrace_session_time_step, session, 1, 1, &step);
+  EXPECT_EQ(step, nullptr);
   REFUSE_NULLS(headrace_session_sample, session, nullptr, 0, &token, top, 1);
   REFUSE_NULLS(headrace_session_generate, session, nullptr, &generation);
   REFUSE_NULLS(headrace_session_generate_n, session, nullptr, 1, nullptr, nullptr, &completions);

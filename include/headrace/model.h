@@ -187,46 +187,6 @@ HEADRACE_API headrace_status headrace_model_file_describe(const headrace_model_s
                                                           const char* weight_type,
                                                           headrace_model_file** file);
 
-/* ---- what a step costs ---- */
-
-/** A step of a model on sequences of equal lengths. */
-typedef struct headrace_step_shape {
-  size_t struct_size;  /**< sizeof this struct, set by the caller */
-  int64_t num_seqs;    /**< sequences */
-  int64_t seqlen_q;    /**< tokens of each in this step: 1 in decode, the prompt in prefill */
-  int64_t seqlen_k;    /**< tokens of each after this step */
-  int32_t cache_dtype; /**< headrace_dtype of the KV cache: F16, BF16 or F32 */
-  int32_t reserved;    /**< 0 */
-  int32_t k_dtype;     /**< headrace_dtype of stored keys: codes; 0: cache_dtype */
-  int32_t v_dtype;     /**< the same of stored values */
-} headrace_step_shape;
-
-/** All calls of an operator in a step. */
-typedef struct headrace_operator_cost {
-  size_t struct_size; /**< sizeof this struct, set by the caller */
-  const char* name;   /**< "linear qkv"; the strings are valid as long as the step */
-  const char* kernel; /**< of attention; "": one kernel, or chosen by the number of tokens */
-  int64_t num_calls;  /**< calls in the step */
-  double bytes;       /**< of inputs and outputs, each once: weights, activations, cached K and V */
-  double flops;       /**< of products and attention */
-} headrace_operator_cost;
-
-/** The operators of a step; immutable. */
-typedef struct headrace_step headrace_step;
-
-/** What a step of a model file costs on a device, which need not be present; no weight is read.
- * Weights count as the device keeps them: bf16 on CUDA. invalid_argument: a number of `shape`. */
-HEADRACE_API headrace_status headrace_step_explain(const headrace_model_file* file,
-                                                   const headrace_step_shape* shape,
-                                                   const headrace_device_info* device,
-                                                   headrace_step** step);
-/** Number of operators, in the order of their first calls; NULL: 0. */
-HEADRACE_API int64_t headrace_step_count(const headrace_step* step);
-/** Fills `cost`. invalid_argument: bad index or struct_size. */
-HEADRACE_API headrace_status headrace_step_get(const headrace_step* step, int64_t index,
-                                               headrace_operator_cost* cost);
-HEADRACE_API void headrace_step_destroy(headrace_step* step); /**< NULL is allowed */
-
 /* ---- tokens ---- */
 
 /** Bits of the flags of headrace_tokenize(). */
@@ -496,5 +456,7 @@ HEADRACE_API headrace_status headrace_session_beam_search(headrace_session* sess
 #ifdef __cplusplus
 } /* extern "C" */
 #endif
+
+#include "headrace/step.h" /* was a part of this header */
 
 #endif /* HEADRACE_MODEL_H_ */

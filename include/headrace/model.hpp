@@ -385,6 +385,8 @@ class Session {
   std::int64_t length() const { return headrace_session_length(session_.get()); }
   /// Keeps the first `length` tokens. Discards the logits, unless it keeps all tokens.
   void truncate(std::int64_t length) { check(headrace_session_truncate(session_.get(), length)); }
+  /// The C handle; valid as long as the session.
+  headrace_session* get() { return session_.get(); }
 
   /// Samples the next token without appending it; fills `top` with the most likely ones. Presence
   /// and frequency penalties do not count the first num_prompt_tokens tokens.

@@ -1,11 +1,14 @@
-// What a step of a model costs.
+// What a step of a model costs, predicted or measured.
 #include "capi/model_common.h"
 #include "capi/model_file_common.h"
 #include "capi/session_common.h"
+#include "engine/step_times.h"
+#include "headrace/step.h"
 #include "model/step_cost.h"
 
 struct headrace_step {
   std::vector<headrace::model::OperatorCost> costs;
+  double seconds = 0;
 };
 
 namespace headrace::capi {
@@ -62,6 +65,24 @@ headrace_status headrace_step_explain(const headrace_model_file* file,
   });
 }
 
+headrace_status headrace_session_time_step(headrace_session* session, int64_t num_tokens,
+                                           int64_t num_rounds, headrace_step** step) {
+  return guarded([&] {
+    if (session == nullptr) return fail(null_argument("session", "create one first"));
+    if (step == nullptr) return fail(null_argument("step", "pass the address of a step pointer"));
+    *step = nullptr;
+    auto times = headrace::engine::time_step(session->session, num_tokens, num_rounds);
+    if (!times.ok()) return fail(std::move(times.failure()));
+    *step = new headrace_step{.costs = std::move(times.value().operators),
+                              .seconds = times.value().seconds};
+    return HEADRACE_OK;
+  });
+}
+
+double headrace_step_seconds(const headrace_step* step) {
+  return step == nullptr ? 0 : step->seconds;
+}
+
 int64_t headrace_step_count(const headrace_step* step) {
   return step == nullptr ? 0 : static_cast<int64_t>(step->costs.size());
 }
@@ -81,6 +102,7 @@ headrace_status headrace_step_get(const headrace_step* step, int64_t index,
     c.num_calls = ours.num_calls;
     c.bytes = ours.bytes;
     c.flops = ours.flops;
+    c.seconds = ours.seconds;
     return give("cost", c, cost);
   });
 }

@@ -72,11 +72,11 @@ Status ModelRunner::run(std::span<const Part> parts, float* logits) {
   return forward(parts, logits);
 }
 
-Status ModelRunner::forward(std::span<const Part> parts, float* logits) {
+Status ModelRunner::forward_on(Executor& executor, std::span<const Part> parts, float* logits) {
   HEADRACE_TRY(fill(parts));
   Result<float*> to = where_to_write(logits);
   if (!to.ok()) return std::move(to.failure());
-  HEADRACE_TRY(decoder_->forward(*executor_,
+  HEADRACE_TRY(decoder_->forward(executor,
                                  {.tokens = tokens_,
                                   .positions = positions_,
                                   .slot_mapping = slot_mapping_,

@@ -54,8 +54,14 @@ class ModelRunner {
   Status step(std::span<const Part> parts, float* logits);
   // The same for a caller that has reserved the slots and commits the tokens itself. The parts are
   // of different sequences.
-  Status forward(std::span<const Part> parts, float* logits);
+  Status forward(std::span<const Part> parts, float* logits) {
+    return forward_on(*executor_, parts, logits);
+  }
+  // The same on an executor that passes operators on to executor().
+  Status forward_on(Executor& executor, std::span<const Part> parts, float* logits);
+  Executor& executor() { return *executor_; }
 
+  bool has_sparq() const { return sparq_.num_keys > 0; }
   // Of the last step that left its logits on the device.
   const float* logits_on_device() const { return device_logits_.as<const float>(); }
   const model::Decoder& decoder() const { return *decoder_; }

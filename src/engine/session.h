@@ -37,6 +37,7 @@ class Session {
   const KvCache& cache() const { return runner_.cache(); }
   std::span<const std::int32_t> tokens() const { return tokens_; }
   std::int64_t max_tokens() const { return max_tokens_; }
+  std::int64_t batch_tokens() const { return batch_tokens_; }
   // Of the last token, [vocab_size]; null: none.
   const float* logits() const { return has_logits_ ? logits_.as<float>() : nullptr; }
 

@@ -4,6 +4,7 @@
 
 #include "attention/select.h"
 #include "attention/validate.h"
+#include "backends/cuda/backend.h"
 #include "core/hadamard.h"
 
 namespace headrace {
@@ -70,6 +71,10 @@ StepSize size_of(const Batch& batch) {
           .max_pages = batch.max_pages(),
           .max_recent = batch.max_recent(),
           .max_shared_prefix = 0};
+}
+
+std::int32_t num_splits_of(const DeviceInfo& device, std::int64_t rows) {
+  return device.device_type == HEADRACE_CUDA && rows > cuda::kMaxDecodeRows ? 1 : 0;
 }
 
 std::int64_t shared_prefix_of(const Batch& batch, std::int64_t first_seq, const KvView& kv) {

@@ -39,6 +39,11 @@ StepSize size_of(const Batch& batch);
 // as a power of two; 0 where reading those keys once saves less than looking for them costs.
 std::int64_t shared_prefix_of(const Batch& batch, std::int64_t first_seq, const KvView& kv);
 
+// Of a plan for sequences of so many rows (tokens x heads of a group), as in Problem. On a GPU few
+// rows are a decode; others are a prefill, whose keys are not split, whatever the sizes: a chunk
+// has the bits of the whole.
+std::int32_t num_splits_of(const DeviceInfo& device, std::int64_t rows);
+
 // The attention of every layer of a step. num_splits: as in Problem.
 Status plan_step(const StepSize& size, std::int32_t num_splits, const KvView& kv,
                  const AttentionSpec& spec, const DeviceInfo& device, Plan& plan);

@@ -29,16 +29,18 @@ std::int64_t bucket_of_length(std::int64_t length) {
   return round_up(length, std::max(kLeast, power / 8));
 }
 
-// The sequences of a batch whose rows are too many for a decode; they are the first. Each sequence
-// takes one of two paths by its own number of tokens, so its bits do not depend on those beside it.
-std::int64_t num_prefills(const Batch& batch, std::int64_t heads_per_group) {
-  std::int64_t s = 0;
-  while (s < batch.num_seqs() && (batch.cu_seqlens_q[static_cast<std::size_t>(s) + 1] -
-                                  batch.cu_seqlens_q[static_cast<std::size_t>(s)]) *
-                                         heads_per_group >
-                                     cuda::kMaxDecodeRows)
-    ++s;
-  return s;
+// The prefills of a batch; they are its first sequences. Each sequence takes one of two paths by
+// its own number of tokens, so its bits do not depend on those beside it.
+std::int64_t num_prefills(const Batch& batch, std::int64_t heads_per_group,
+                          const DeviceInfo& device) {
+  const auto is_prefill = [&](std::int64_t seq) {
+    const auto s = static_cast<std::size_t>(seq);
+    const std::int64_t num_tokens = batch.cu_seqlens_q[s + 1] - batch.cu_seqlens_q[s];
+    return num_splits_of(device, num_tokens * heads_per_group) == 1;
+  };
+  std::int64_t count = 0;
+  while (count < batch.num_seqs() && is_prefill(count)) ++count;
+  return count;
 }
 
 // A weight type's rows as bf16.
@@ -210,7 +212,8 @@ Status CudaExecutor::begin_step(const Batch& batch, const KvView& kv, const Atte
 
 Status CudaExecutor::plan_attention(const KvView& kv, const AttentionSpec& spec) {
   const Batch& batch = *batch_;
-  num_prefills_ = num_prefills(batch, spec.num_heads / kv.shape.num_kv_heads);
+  const std::int64_t heads_per_group = spec.num_heads / kv.shape.num_kv_heads;
+  num_prefills_ = num_prefills(batch, heads_per_group, device_.info());
   StepSize size = size_of(batch);
   if (is_graph()) {
     size.max_seqlen_k = std::min(bucket_of_length(batch.max_seqlen_k), kv.num_pages * kv.page_size);
@@ -233,8 +236,9 @@ Status CudaExecutor::plan_attention(const KvView& kv, const AttentionSpec& spec)
     attend.size.num_tokens = batch.cu_seqlens_q[end] - batch.cu_seqlens_q[first];
     attend.size.max_seqlen_q = batch.cu_seqlens_q[first + 1] - batch.cu_seqlens_q[first];
     if (is_decode) attend.size.max_shared_prefix = shared_prefix_of(batch, num_prefills_, kv);
-    // A prefill's keys are not split, whatever the sizes: a chunk has the bits of the whole.
-    HEADRACE_TRY(plan_step(attend.size, is_decode ? 0 : 1, kv, spec, device_.info(), attend.plan));
+    const auto num_splits =
+        num_splits_of(device_.info(), attend.size.max_seqlen_q * heads_per_group);
+    HEADRACE_TRY(plan_step(attend.size, num_splits, kv, spec, device_.info(), attend.plan));
     attend.workspace = bytes;
     bytes += round_up<std::size_t>(attend.plan.schedule.workspace_bytes, kAlignment);
   }

@@ -24,10 +24,11 @@ struct StepShape {
 // All calls of an operator in the step.
 struct OperatorCost {
   std::string name;    // "linear qkv"
-  std::string kernel;  // of attention; empty: the device has one kernel, or chooses by the tokens
+  std::string kernel;  // "cuda_sm90_decode"
   std::int64_t num_calls = 0;
   double bytes = 0;  // inputs and outputs, each once: weights, activations, cached keys and values
   double flops = 0;  // of products and attention
+  double seconds = 0;  // measured (engine/step_times.h)
 };
 
 // In the order of the first call. `file` is a header; weights count as the device keeps them.

@@ -1,6 +1,7 @@
 #include "backends/cpu/gemm/gemm.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include "backends/cpu/gemm/arena.h"
 #include "backends/cpu/gemm/instance.h"
@@ -22,6 +23,7 @@ using std::int64_t;
 constexpr std::size_t kLineBytes = 64;
 
 struct Target {
+  std::string_view name;
   std::uint32_t isa;
   const Instance& instance;
   const PairProducts* pairs = nullptr;  // null: bf16 is converted to float
@@ -29,14 +31,14 @@ struct Target {
 constexpr Target kTargets[] = {
 // in order of preference
 #if defined(__x86_64__)
-    {HEADRACE_ISA_AVX512 | HEADRACE_ISA_AVX512_VNNI | HEADRACE_ISA_AVX512_BF16,
+    {"avx512vnni", HEADRACE_ISA_AVX512 | HEADRACE_ISA_AVX512_VNNI | HEADRACE_ISA_AVX512_BF16,
      gemm::avx512vnni::kInstance, &gemm::avx512bf16::kPairs},
-    {HEADRACE_ISA_AVX512 | HEADRACE_ISA_AVX512_VNNI, gemm::avx512vnni::kInstance},
-    {HEADRACE_ISA_AVX2, gemm::avx2::kInstance},
+    {"avx512vnni", HEADRACE_ISA_AVX512 | HEADRACE_ISA_AVX512_VNNI, gemm::avx512vnni::kInstance},
+    {"avx2", HEADRACE_ISA_AVX2, gemm::avx2::kInstance},
 #elif defined(__aarch64__)
-    {HEADRACE_ISA_NEON, gemm::neon::kInstance},
+    {"neon", HEADRACE_ISA_NEON, gemm::neon::kInstance},
 #endif
-    {0, gemm::scalar::kInstance},
+    {"scalar", 0, gemm::scalar::kInstance},
 };
 
 const Target& target_of(std::uint32_t cpu_isa) {
@@ -218,6 +220,12 @@ void unpack_row(const Weight& m, int64_t row, float* out) {
   gemm::unpack_panel_row(stored, rows, static_cast<int>(row % rows), m.columns,
                          m.data.data() + row / rows * gemm::panel_bytes(stored, rows, m.columns),
                          out);
+}
+
+std::string product_kernel(std::uint32_t cpu_isa, WeightType type) {
+  const Target& target = target_of(cpu_isa);
+  const bool is_paired = stored_form(type, MatmulMode::normal, target).is_paired;
+  return format_text("cpu_{}_gemm", is_paired ? "avx512bf16" : target.name);
 }
 
 // Quantized activations, then pairs of bf16.

@@ -11,8 +11,6 @@
 namespace headrace::cuda {
 namespace {
 
-constexpr int kHopper = 90;
-
 Status check(const Product& p) {
   if (p.dtype != DType::bf16 && p.dtype != DType::f16)
     return unsupported("matrices of a product on a GPU are bf16 or f16, not {}",
@@ -137,10 +135,17 @@ Status multiply(const Product& product, const DeviceInfo& device, Stream stream)
   if (product.num_tokens <= 0) return std::nullopt;
   const DeviceScope scope(device.device_id);
   if (scope.status()) return scope.status();
-  if (device.sm != kHopper) return run_portable(product, stream);
-  if (product.num_tokens <= gemm::kStreamTokens) return run_stream(product, device, stream);
-  if (product.num_tokens <= gemm::kWideTokens) return run_wide(product, device, stream);
-  return run_tiles(product, device, stream);
+  switch (product_kernel(device.sm, product.num_tokens)) {
+    case ProductKernel::stream:
+      return run_stream(product, device, stream);
+    case ProductKernel::wide:
+      return run_wide(product, device, stream);
+    case ProductKernel::tiles:
+      return run_tiles(product, device, stream);
+    case ProductKernel::portable:
+      break;
+  }
+  return run_portable(product, stream);
 }
 
 }  // namespace headrace::cuda

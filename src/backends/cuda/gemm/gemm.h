@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 
 #include "base/error.h"
 #include "core/device.h"
@@ -16,6 +17,30 @@
 namespace headrace::cuda {
 
 inline constexpr int kMaxStackedMatrices = 3;
+
+namespace gemm {
+inline constexpr int kStreamTokens = 16, kWideTokens = 128;  // the most of the kernels
+}
+
+enum class ProductKernel { stream, wide, tiles, portable };
+constexpr ProductKernel product_kernel(std::int32_t sm, std::int64_t num_tokens) {
+  if (sm != 90) return ProductKernel::portable;
+  if (num_tokens <= gemm::kStreamTokens) return ProductKernel::stream;
+  return num_tokens <= gemm::kWideTokens ? ProductKernel::wide : ProductKernel::tiles;
+}
+constexpr std::string_view name_of(ProductKernel kernel) {
+  switch (kernel) {
+    case ProductKernel::stream:
+      return "cuda_sm90_gemm_stream";
+    case ProductKernel::wide:
+      return "cuda_sm90_gemm_wide";
+    case ProductKernel::tiles:
+      return "cuda_sm90_gemm_tiles";
+    case ProductKernel::portable:
+      return "cuda_gemm_portable";
+  }
+  return {};
+}
 
 // [rows, columns] in the memory of the device, rows contiguous.
 struct Matrix {

@@ -8,7 +8,6 @@
 
 namespace headrace::cuda::gemm {
 
-inline constexpr int kStreamTokens = 16;    // most
 inline constexpr int kStreamTileRows = 16;  // of weights, by a warp
 inline constexpr int kStreamAtoms = 2;      // of a stage, 64 columns each
 inline constexpr int kStreamColumns = kStreamAtoms * kSwizzleAtomCols;

@@ -8,7 +8,6 @@
 
 namespace headrace::cuda::gemm {
 
-inline constexpr int kWideTokens = 128;
 inline constexpr int kWideRows[] = {128, 112, 96, 64, 48, 32};  // of a tile
 inline constexpr int kWideGroupTokens = 64;                     // of a warpgroup
 // One CTA fits a multiprocessor: with half of it, the stages of a small tile hold too few weights

@@ -1,0 +1,48 @@
+#include "executor/kernel_names.h"
+
+#include <gtest/gtest.h>
+
+#include "executor/common.h"
+
+namespace headrace {
+namespace {
+
+DeviceInfo device(const char* text) { return device_from_text(text).value(); }
+
+TEST(KernelNames, OfProductsOnAGpuFollowTheTokens) {
+  const std::pair<std::int64_t, const char*> names[] = {
+      {1, "cuda_sm90_gemm_stream"}, {16, "cuda_sm90_gemm_stream"}, {17, "cuda_sm90_gemm_wide"},
+      {128, "cuda_sm90_gemm_wide"}, {129, "cuda_sm90_gemm_tiles"}, {8192, "cuda_sm90_gemm_tiles"}};
+  for (const auto& [num_tokens, name] : names) {
+    EXPECT_EQ(product_kernel(device("sm90:132"), WeightType::bf16, num_tokens), name);
+    EXPECT_EQ(product_kernel(device("sm80:108"), WeightType::bf16, num_tokens),
+              "cuda_gemm_portable");
+  }
+}
+
+TEST(KernelNames, OfACpuHaveItsInstructionSet) {
+  const auto product = [](const char* text, WeightType type) {
+    return product_kernel(device(text), type, 1);
+  };
+  EXPECT_EQ(product("cpu:scalar", WeightType::q8_0), "cpu_scalar_gemm");
+#if defined(__x86_64__)
+  EXPECT_EQ(product("cpu:avx2", WeightType::q8_0), "cpu_avx2_gemm");
+  EXPECT_EQ(product("cpu:avx512_vnni", WeightType::bf16), "cpu_avx512vnni_gemm");
+  // bf16 dot products take bf16 weights alone.
+  EXPECT_EQ(product("cpu:avx512_bf16", WeightType::bf16), "cpu_avx512bf16_gemm");
+  EXPECT_EQ(product("cpu:avx512_bf16", WeightType::q4_0), "cpu_avx512vnni_gemm");
+  EXPECT_EQ(elementwise_kernel(device("cpu:avx2"), "rms_norm"), "cpu_avx2_rms_norm");
+#endif
+  EXPECT_EQ(elementwise_kernel(device("cpu:scalar"), "swiglu"), "cpu_scalar_swiglu");
+  EXPECT_EQ(elementwise_kernel(device("sm90:132"), "rms_norm"), "cuda_rms_norm");
+}
+
+TEST(KernelNames, AGpuSplitsTheKeysOfFewRows) {
+  for (const std::int64_t rows : {1, 16, 17, 4096}) {
+    EXPECT_EQ(num_splits_of(device("cpu"), rows), 0) << rows;
+    EXPECT_EQ(num_splits_of(device("sm90:132"), rows), rows > 16 ? 1 : 0) << rows;
+  }
+}
+
+}  // namespace
+}  // namespace headrace
