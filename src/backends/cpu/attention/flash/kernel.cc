@@ -40,6 +40,24 @@ int64_t even_rows(int64_t rows, int64_t most, const IsaShape& isa) {
   return round_up<int64_t>(ceil_div(rows, ceil_div(rows, most)), isa.tile_rows);
 }
 
+// Rows whose products take as long as what a task does beside them, the packing of K and V: tiles
+// of 576 rows were 5 % faster than of 384, and (384 + 64) / 384 is 1.05 of (576 + 64) / 576.
+constexpr int64_t kRowsOfPacking = 64;
+
+// The tiles of a head, `least` or a few more, with which the last thread ends first. With many
+// tasks all counts are equally good.
+int64_t balanced_tiles(int64_t rows, int64_t heads, int64_t num_threads, int64_t least) {
+  constexpr int64_t kManyTasks = 16, kMore = 3;  // of a thread; tiles
+  if (heads * least >= kManyTasks * num_threads) return least;
+  const auto end_of = [&](int64_t tiles) {
+    return ceil_div(heads * tiles, num_threads) * (ceil_div(rows, tiles) + kRowsOfPacking);
+  };
+  int64_t best = least;
+  for (int64_t tiles = least + 1; tiles <= least + kMore; ++tiles)
+    if (end_of(tiles) < end_of(best)) best = tiles;
+  return best;
+}
+
 // Rows per tile: as many as fit, fewer if threads would be idle otherwise (at least 4 tasks per
 // thread). Tiles are of equal size, or a thread would wait for the last large one: 1024 rows as 3
 // of 288 and 1 of 160, for 4 heads, keep 2 threads busy for 2176 rows instead of 2048.
@@ -54,6 +72,10 @@ Tile choose_tile(const Problem& p, const IsaShape& isa, const DeviceInfo& device
       std::min(path == Path::direct ? kMaxHeadsPerTask * kDirectRows : kSplitRows, tile.m);
   tile.m = std::clamp<int64_t>(fair, least, tile.m);
   tile.m = std::max(even_rows(rows, tile.m, isa), least);
+  const int64_t tiles = ceil_div(rows, tile.m);
+  if (tiles == 1) return tile;
+  const int64_t balanced = balanced_tiles(rows, heads, num_threads, tiles);
+  tile.m = std::max(round_up<int64_t>(ceil_div(rows, balanced), isa.tile_rows), least);
   return tile;
 }
 
