@@ -26,7 +26,7 @@ struct BenchOptions {
   std::int64_t depth = 0;
   int reps = 5;
   std::string device = "cpu";
-  bool is_exact = false;
+  bool is_exact = false, is_fast = false;
   bool skips_ceilings = false;
   bool is_by_operator = false;
   SessionChoice session;
@@ -92,6 +92,7 @@ class Bench {
     ModelChoice model_choice{.path = options_.path,
                              .num_threads = num_threads,
                              .is_exact = options_.is_exact,
+                             .is_fast = options_.is_fast,
                              .device = options_.device};
     if (!options_.like.empty()) {
       model_choice.path = options_.like;
@@ -130,6 +131,7 @@ class Bench {
                                   {"weight_bytes", info_.weight_bytes},
                                   {"bytes_per_token", info_.token_weight_bytes},
                                   {"exact", info_.exact != 0},
+                                  {"fast", info_.fast != 0},
                                   {"device", device_note(options_.device)}}});
     if (options_.is_by_operator)
       report.notes.push_back(
@@ -239,6 +241,7 @@ void add_bench_model(CLI::App& bench, Action& action, const std::string& command
       ->transform(whole_number({1, 1000}))
       ->option_text("N [5]");
   app->add_flag("--exact", options->is_exact, "compute with f32 weights");
+  add_fast_flag(*app, options->is_fast);
   app->add_flag("--no-ceilings", options->skips_ceilings,
                 "do not measure the read bandwidth of the CPU");
   app->add_flag("--by-operator", options->is_by_operator,

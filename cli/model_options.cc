@@ -157,6 +157,11 @@ std::string device_note(const std::string& device) {
   return device + " (" + device_from_text(device.c_str()).name + ')';
 }
 
+CLI::Option* add_fast_flag(CLI::App& app, bool& is_fast) {
+  return app.add_flag("--fast", is_fast,
+                      "CUDA: large products by cuBLASLt; bits depend on the batch");
+}
+
 void add_model_options(CLI::App& app, ModelChoice& choice) {
   constexpr const char* kGroup = "Model";
   add_model_path(app, choice.path);
@@ -167,6 +172,7 @@ void add_model_options(CLI::App& app, ModelChoice& choice) {
       ->group(kGroup);
   app.add_flag("--exact", choice.is_exact, "compute with f32 weights: slower, 4 bytes per weight")
       ->group(kGroup);
+  add_fast_flag(app, choice.is_fast)->group(kGroup);
   CLI::Option* mmap =
       app.add_flag("--mmap", choice.uses_mmap, "memory-map the file instead of reading it")
           ->group(kGroup);
@@ -188,7 +194,8 @@ Model load_model(const ModelChoice& choice) {
             .progress = [progress](std::uint64_t done,
                                    std::uint64_t total) { show_mebibytes(*progress, done, total); },
             .device_type = cuda_device ? HEADRACE_CUDA : HEADRACE_CPU,
-            .device_id = cuda_device.value_or(0)});
+            .device_id = cuda_device.value_or(0),
+            .fast = choice.is_fast});
   progress->clear();
   return model;
 }

@@ -17,6 +17,7 @@ struct ModelChoice {
   std::optional<RandomModel> random = {};  // the shape is that of `path`
   int num_threads = 0;                     // 0: all that the process may use
   bool is_exact = false;
+  bool is_fast = false;
   bool uses_mmap = false;
   std::string device = "cpu";  // or "cuda", "cuda:N"
 };
@@ -26,6 +27,7 @@ void add_model_path(CLI::App& app, std::string& path);
 // --model or --random, with --type and --seed.
 void add_model_or_random(CLI::App& app, std::string& path, std::string& like, RandomModel& random);
 void add_device_option(CLI::App& app, std::string& device);
+CLI::Option* add_fast_flag(CLI::App& app, bool& is_fast);
 // "cpu", or "cuda:1 (NVIDIA H200)".
 std::string device_note(const std::string& device);
 // --model, --device, --threads, --exact, --mmap.

@@ -41,8 +41,8 @@ Shown shown(const headrace_model_options& c) {
     c.progress(c.progress_user, 3, 4);
     progress = "called";
   }
-  return {SHOW(num_threads), SHOW(exact),     SHOW(use_mmap),        SHOW(vocab_only),
-          SHOW(device_type), SHOW(device_id), {"progress", progress}};
+  return {SHOW(num_threads), SHOW(exact),     SHOW(use_mmap), SHOW(vocab_only),
+          SHOW(device_type), SHOW(device_id), SHOW(fast),     {"progress", progress}};
 }
 
 Shown shown(const headrace_generation_options& c) {
@@ -209,7 +209,8 @@ TEST(CppOptions, OfModels) {
                                            },
                                            "called"},
                                           CHANGE(T, device_type, HEADRACE_CUDA),
-                                          CHANGE(T, device_id, 5)};
+                                          CHANGE(T, device_id, 5),
+                                          CHANGE(T, fast, true)};
   expect_every_field<T>(
       [](const T& options) {
         const Model model("none", options);

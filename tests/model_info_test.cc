@@ -77,6 +77,7 @@ TEST_P(ModelInfo, EveryFieldIsThatOfTheFile) {
     EXPECT_EQ(info.token_weight_bytes < info.weight_bytes, file.shapes.contains("output.weight"));
     EXPECT_EQ(info.num_threads, 3);
     EXPECT_EQ(info.exact, exact ? 1 : 0);
+    EXPECT_EQ(info.fast, 0);
   }
 }
 

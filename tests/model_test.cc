@@ -93,6 +93,8 @@ TEST(Model, DevicesAreChecked) {
   EXPECT_EQ(text({.exact = true, .device_type = HEADRACE_CUDA}, HEADRACE_UNSUPPORTED),
             "exact=1 on a CUDA device: weights and activations are bf16 there; pass exact=0 or "
             "load the model on the CPU");
+  EXPECT_EQ(text({.fast = true}, HEADRACE_UNSUPPORTED),
+            "fast=1 on the CPU: its products have one speed; pass fast=0 or a CUDA device");
   // The same error as from any other call for a device that is absent.
   std::string absent;
   headrace_status status = HEADRACE_OK;

@@ -239,6 +239,7 @@ TEST(OlderStructs, OfModelOptions) {
   full.progress_user = &num_calls;
   full.device_type = HEADRACE_CUDA;  // with exact = 1 an error, with and without a GPU
   full.device_id = 1;
+  full.fast = 1;  // on the CPU an error
   const auto outcome = [&num_calls](const headrace_model_options& options) {
     num_calls = 0;
     headrace_model* model = nullptr;

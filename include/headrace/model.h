@@ -75,6 +75,9 @@ typedef struct headrace_model_options {
   void* progress_user;           /**< passed to progress */
   int32_t device_type;           /**< headrace_device_type that computes: CPU (default) or CUDA */
   int32_t device_id;             /**< number of the CUDA device; 0 on the CPU */
+  int32_t fast; /**< 1, on CUDA: products of more than 128 tokens by cuBLASLt (loaded at run time),
+                     whose bits depend on the tokens beside a row */
+  int32_t reserved; /**< 0 */
 } headrace_model_options;
 
 /** For bindings that cannot use this header: struct_size is the sizeof of their declaration. */
@@ -176,6 +179,8 @@ typedef struct headrace_model_info {
   int32_t exact;              /**< as in headrace_model_options */
   int32_t device_type;        /**< headrace_device_type that computes */
   int32_t device_id;          /**< of the CUDA device; 0 on the CPU */
+  int32_t fast;               /**< as in headrace_model_options */
+  int32_t reserved;           /**< 0 */
 } headrace_model_info;
 
 /** Fills `info`. */

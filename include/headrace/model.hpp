@@ -37,6 +37,7 @@ struct ModelOptions {
   std::function<void(std::uint64_t done, std::uint64_t total)> progress = {};
   std::int32_t device_type = HEADRACE_CPU;  ///< headrace_device_type that computes
   std::int32_t device_id = 0;               ///< number of the CUDA device; 0 on the CPU
+  bool fast = false;  ///< on CUDA: large products by cuBLASLt; a row's bits depend on its batch
 
   /// Points into this object.
   headrace_model_options to_c() const {
@@ -48,6 +49,7 @@ struct ModelOptions {
     c.vocab_only = vocab_only;
     c.device_type = device_type;
     c.device_id = device_id;
+    c.fast = fast;
     if (progress) {
       c.progress_user = const_cast<void*>(static_cast<const void*>(&progress));
       c.progress = [](void* user, std::uint64_t done, std::uint64_t total) {

@@ -54,6 +54,7 @@ class ModelInfo(NamedTuple):
     eos_token: int | None
     num_threads: int
     exact: bool
+    fast: bool
 
 
 def _filled(ctype: Any, call: Callable[[Any, int, Any], int]) -> Any:
@@ -88,6 +89,7 @@ class LLM:
         k_type: KvType | None = None,
         v_type: KvType | None = None,
         exact: bool = False,
+        fast: bool = False,
         use_mmap: bool = False,
     ) -> None:
         """Loads the model.
@@ -102,6 +104,8 @@ class LLM:
                 the memory, the newest 16 tokens (with keys of kivi4 and kivi2: 32) in cache_dtype. None: cache_dtype.
                 kivi4 loses less than int4.
             exact: compute with f32 weights and activations: slower, 4 bytes per weight. Not on a GPU.
+            fast: on a GPU, products of more than 128 tokens by cuBLASLt, which must be installed: faster, but the bits
+                of a row then depend on its batch.
             use_mmap: map the file into memory while loading; it must not change then.
 
         Raises:
@@ -117,7 +121,7 @@ class LLM:
         def load(options: Any, handle: Any) -> int:
             return int(LIBRARY.headrace_model_load(file, options, handle))
 
-        self._load(load, device, num_threads, max_context, (cache_dtype, k_type, v_type), exact, use_mmap)
+        self._load(load, device, num_threads, max_context, (cache_dtype, k_type, v_type), (exact, fast, use_mmap))
 
     @classmethod
     def random(
@@ -133,6 +137,7 @@ class LLM:
         k_type: KvType | None = None,
         v_type: KvType | None = None,
         exact: bool = False,
+        fast: bool = False,
     ) -> LLM:
         """A model with random weights, for timing at full size without a file.
 
@@ -151,7 +156,7 @@ class LLM:
             return int(LIBRARY.headrace_random_model_load(ctypes.byref(shape), type_name, number, options, handle))
 
         llm = cls.__new__(cls)
-        llm._load(load, device, num_threads, max_context, (cache_dtype, k_type, v_type), exact, False)
+        llm._load(load, device, num_threads, max_context, (cache_dtype, k_type, v_type), (exact, fast, False))
         return llm
 
     def _load(
@@ -161,8 +166,7 @@ class LLM:
         num_threads: int | None,
         max_context: int | None,
         kv_types: tuple[str | None, str | None, str | None],
-        exact: bool,
-        use_mmap: bool,
+        modes: tuple[bool, bool, bool],
     ) -> None:
         cache_dtype, k_type, v_type = kv_types
         if cache_dtype is not None and cache_dtype not in _CACHE_DTYPES:
@@ -179,7 +183,7 @@ class LLM:
             options.num_threads = _plans.to_integer("num_threads", num_threads, 32)
             if options.num_threads < 1:
                 raise ValueError(f"num_threads={num_threads}: must be at least 1, or None for all")
-        options.exact, options.use_mmap = bool(exact), bool(use_mmap)
+        options.exact, options.fast, options.use_mmap = map(bool, modes)
         self._handle = Handle()
         check(load(ctypes.byref(options), ctypes.byref(self._handle)))
         self._handle.own()
@@ -202,7 +206,7 @@ class LLM:
         for name in ("bos_token", "eos_token"):
             if values[name] < 0:
                 values[name] = None
-        values["exact"] = bool(c.exact)
+        values["exact"], values["fast"] = bool(c.exact), bool(c.fast)
         return ModelInfo(**values)
 
     @property

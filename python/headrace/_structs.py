@@ -275,7 +275,7 @@ class ModelOptions(ctypes.Structure):
         *_fields(ctypes.c_int32, "num_threads exact use_mmap vocab_only"),
         ("progress", PROGRESS_FN),
         ("progress_user", ctypes.c_void_p),
-        *_fields(ctypes.c_int32, "device_type device_id"),
+        *_fields(ctypes.c_int32, "device_type device_id fast reserved"),
     ]
 
 
@@ -298,7 +298,7 @@ class ModelInfo(ctypes.Structure):
         *_fields(ctypes.c_char_p, "architecture name weight_types chat_template"),
         *_fields(ctypes.c_int64, "num_layers hidden_size ffn_size vocab_size context_length num_heads num_kv_heads"),
         *_fields(ctypes.c_int64, "head_dim head_dim_v num_parameters weight_bytes token_weight_bytes"),
-        *_fields(ctypes.c_int32, "bos_token eos_token num_threads exact device_type device_id"),
+        *_fields(ctypes.c_int32, "bos_token eos_token num_threads exact device_type device_id fast reserved"),
     ]
 
 

@@ -152,6 +152,7 @@ def test_text_survives_tokens(llm):
 def test_info_describes_the_file(llm):
     info = llm.info
     assert (info.architecture, info.vocab_size, info.exact, info.num_threads) == ("llama", 288, True, 2)
+    assert info.fast is False
     assert llm.max_context == info.context_length
     assert LLM(FILE, max_context=20).max_context == 20
 

@@ -17,6 +17,9 @@ Status choose_device(const headrace_model_options& options, engine::LoadOptions&
     return invalid_argument("device_type={}: must be HEADRACE_CPU (0) or HEADRACE_CUDA ({})",
                             options.device_type, static_cast<int>(HEADRACE_CUDA));
   if (options.device_type == HEADRACE_CPU) {
+    if (options.fast != 0)
+      return unsupported(
+          "fast=1 on the CPU: its products have one speed; pass fast=0 or a CUDA device");
     if (options.device_id == 0) return std::nullopt;
     return invalid_argument("device_id={}: must be 0 on the CPU; pass 0 or set device_type",
                             options.device_id);
@@ -28,7 +31,10 @@ Status choose_device(const headrace_model_options& options, engine::LoadOptions&
   Result<DeviceInfo> device = cuda::device_info(options.device_id);
   if (!device.ok()) return std::move(device.failure());
   load.device = device.value();
-  return std::nullopt;
+  if (options.fast == 0) return std::nullopt;
+  // Before the weights take memory; executors load it again.
+  Result<cuda::OwnedCublasLt> cublaslt = cuda::make_cublaslt(options.device_id);
+  return cublaslt.ok() ? Status() : std::move(cublaslt.failure());
 }
 
 void fill_sizes(const engine::LanguageModel& m, headrace_model_info& info) {
@@ -48,6 +54,7 @@ void fill_sizes(const engine::LanguageModel& m, headrace_model_info& info) {
       (decoder.output ? static_cast<std::int64_t>(decoder.embedding.data.bytes()) : 0);
   info.num_threads = m.host.num_units;
   info.exact = m.mode == MatmulMode::exact ? 1 : 0;
+  info.fast = m.mode == MatmulMode::fast ? 1 : 0;
   const DeviceInfo& device = m.device == nullptr ? m.host : m.device->info();
   info.device_type = device.device_type;
   info.device_id = device.device_id;
@@ -79,7 +86,8 @@ Result<engine::LoadOptions> load_options(const headrace_model_options& options) 
   engine::LoadOptions load;
   load.host = host.value();
   if (auto bad = choose_device(options, load)) return std::move(*bad);
-  load.mode = options.exact != 0 ? MatmulMode::exact : MatmulMode::normal;
+  if (options.exact != 0) load.mode = MatmulMode::exact;
+  if (options.fast != 0) load.mode = MatmulMode::fast;
   load.vocab_only = options.vocab_only != 0;
   load.weights.use_mmap = options.use_mmap != 0;
   if (options.progress != nullptr)

@@ -56,6 +56,6 @@ AttentionArgs attention_args(const KvView& kv, std::int64_t layer, const Rows& q
                              std::int64_t out_width);
 
 std::unique_ptr<Executor> make_cpu_executor(Device& device, MatmulMode mode);
-std::unique_ptr<Executor> make_cuda_executor(Device& device);
+std::unique_ptr<Executor> make_cuda_executor(Device& device, MatmulMode mode);
 
 }  // namespace headrace

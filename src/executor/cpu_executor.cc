@@ -24,6 +24,7 @@ class CpuExecutor final : public Executor {
 
   Device& device() override { return device_; }
   DType activation_dtype() const override { return DType::f32; }
+  MatmulMode mode() const override { return mode_; }
 
   Result<Weight> prepare(WeightType format, std::int64_t rows, std::int64_t columns,
                          const std::byte* blocks) override {

@@ -68,10 +68,12 @@ void pad_rows(std::span<const std::int32_t> rows, std::int64_t width, std::int64
 
 class CudaExecutor final : public Executor {
  public:
-  explicit CudaExecutor(Device& device) : device_(device), id_(device.info().device_id) {}
+  CudaExecutor(Device& device, MatmulMode mode)
+      : device_(device), id_(device.info().device_id), mode_(mode) {}
 
   Device& device() override { return device_; }
   DType activation_dtype() const override { return kDType; }
+  MatmulMode mode() const override { return mode_; }
 
   Result<Weight> prepare(WeightType format, std::int64_t rows, std::int64_t columns,
                          const std::byte* blocks) override;
@@ -96,6 +98,10 @@ class CudaExecutor final : public Executor {
   std::int64_t num_pairs() const {
     return static_cast<std::int64_t>(spec_->rope_frequencies.bytes() / sizeof(double));
   }
+  bool is_by_cublaslt(const cuda_step::Multiply& call) const {
+    return mode_ == MatmulMode::fast &&
+           cuda::is_for_cublaslt(call.x.num_rows, call.bias != nullptr);
+  }
   Status record(cuda_step::Operator op) {
     step_.operators.push_back(std::move(op));
     return std::nullopt;
@@ -112,7 +118,10 @@ class CudaExecutor final : public Executor {
 
   Device& device_;
   const int id_;
-  cuda::OwnedStream stream_;  // made by the first step
+  const MatmulMode mode_;
+  // Made by the first step.
+  cuda::OwnedStream stream_;
+  cuda::OwnedCublasLt cublaslt_;  // in the fast mode
 
   Activations activations_;
   Buffer attn_out_;   // [num_tokens, num_heads * head_dim_v] in the cache's dtype
@@ -171,6 +180,11 @@ Result<Weight> CudaExecutor::prepare(WeightType format, std::int64_t rows, std::
 }
 
 Status CudaExecutor::begin_step(const Batch& batch, const KvView& kv, const AttentionSpec& spec) {
+  if (mode_ == MatmulMode::fast && cublaslt_ == nullptr) {
+    Result<cuda::OwnedCublasLt> cublaslt = cuda::make_cublaslt(id_);
+    if (!cublaslt.ok()) return std::move(cublaslt.failure());
+    cublaslt_ = std::move(cublaslt.value());
+  }
   if (stream_ == nullptr) {
     Result<cuda::OwnedStream> stream = cuda::make_stream(id_);
     if (!stream.ok()) return std::move(stream.failure());
@@ -342,11 +356,12 @@ Status CudaExecutor::attention(const Rows& q, std::int64_t layer, const Rows& ou
   return record(cuda_step::Attend{.q = q, .layer = layer, .out = out});
 }
 
-// Part of the product that it follows, whose result is then not written.
+// Part of the product that it follows, whose result is then not written, if that is our own.
 Status CudaExecutor::swiglu(const Rows& gate_up, const Rows& out) {
   auto* product = std::get_if<cuda_step::Multiply>(&step_.operators.back());
-  if (product != nullptr && product->out == gate_up && product->num_matrices == 2 &&
-      product->matrices[0].rows == product->matrices[1].rows && !product->adds_to_out) {
+  if (product != nullptr && !is_by_cublaslt(*product) && product->out == gate_up &&
+      product->num_matrices == 2 && product->matrices[0].rows == product->matrices[1].rows &&
+      !product->adds_to_out) {
     product->has_swiglu = true;
     product->out = out;
     return std::nullopt;
@@ -406,19 +421,20 @@ Status CudaExecutor::enqueue(const cuda_step::Norm& call) {
 }
 
 Status CudaExecutor::enqueue(const cuda_step::Multiply& call) {
-  return cuda::multiply({.dtype = kDType,
-                         .matrices = {call.matrices.data(), call.num_matrices},
-                         .columns = call.x.width,
-                         .num_tokens = call.x.num_rows,
-                         .x = call.x.data,
-                         .x_stride = call.x.width,
-                         .bias = call.bias,
-                         .out = call.out.data,
-                         .out_dtype = call.out.dtype,
-                         .out_stride = call.out.width,
-                         .adds_to_out = call.adds_to_out,
-                         .has_swiglu = call.has_swiglu},
-                        device_.info(), stream_.get());
+  const cuda::Product product{.dtype = kDType,
+                              .matrices = {call.matrices.data(), call.num_matrices},
+                              .columns = call.x.width,
+                              .num_tokens = call.x.num_rows,
+                              .x = call.x.data,
+                              .x_stride = call.x.width,
+                              .bias = call.bias,
+                              .out = call.out.data,
+                              .out_dtype = call.out.dtype,
+                              .out_stride = call.out.width,
+                              .adds_to_out = call.adds_to_out,
+                              .has_swiglu = call.has_swiglu};
+  if (is_by_cublaslt(call)) return cuda::multiply_by_cublaslt(*cublaslt_, product, stream_.get());
+  return cuda::multiply(product, device_.info(), stream_.get());
 }
 
 Status CudaExecutor::enqueue(const cuda_step::Append& call) {
@@ -480,8 +496,8 @@ Status CudaExecutor::enqueue(const cuda_step::Activate& call) {
 
 }  // namespace
 
-std::unique_ptr<Executor> make_cuda_executor(Device& device) {
-  return std::make_unique<CudaExecutor>(device);
+std::unique_ptr<Executor> make_cuda_executor(Device& device, MatmulMode mode) {
+  return std::make_unique<CudaExecutor>(device, mode);
 }
 
 }  // namespace headrace

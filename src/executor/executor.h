@@ -51,6 +51,7 @@ class Executor {
 
   virtual Device& device() = 0;
   virtual DType activation_dtype() const = 0;
+  virtual MatmulMode mode() const = 0;
 
   // Packs a matrix [rows, columns] of a model file, in host memory, for the device. unsupported,
   // out_of_memory.

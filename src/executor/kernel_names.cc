@@ -2,15 +2,29 @@
 
 #include "backends/cpu/elementwise/elementwise.h"
 #include "backends/cpu/gemm/gemm.h"
-#include "backends/cuda/gemm/gemm.h"
+#include "backends/cuda/gemm/cublaslt.h"
 #include "base/error.h"
 
 namespace headrace {
 
-std::string product_kernel(const DeviceInfo& device, WeightType weights, std::int64_t num_tokens) {
-  if (device.device_type == HEADRACE_CUDA)
-    return std::string(cuda::name_of(cuda::product_kernel(device.sm, num_tokens)));
-  return cpu::product_kernel(device.cpu_isa, weights);
+namespace {
+
+bool is_by_cublaslt(MatmulMode mode, std::int64_t num_tokens, bool has_bias) {
+  return mode == MatmulMode::fast && cuda::is_for_cublaslt(num_tokens, has_bias);
+}
+
+}  // namespace
+
+std::string product_kernel(const DeviceInfo& device, MatmulMode mode, WeightType weights,
+                           std::int64_t num_tokens, bool has_bias) {
+  if (device.device_type != HEADRACE_CUDA)
+    return cpu::product_kernel(device.cpu_isa, weights, mode);
+  if (is_by_cublaslt(mode, num_tokens, has_bias)) return std::string(cuda::kCublasLtName);
+  return std::string(cuda::name_of(cuda::product_kernel(device.sm, num_tokens)));
+}
+
+bool has_swiglu(const DeviceInfo& device, MatmulMode mode, std::int64_t num_tokens, bool has_bias) {
+  return device.device_type == HEADRACE_CUDA && !is_by_cublaslt(mode, num_tokens, has_bias);
 }
 
 std::string elementwise_kernel(const DeviceInfo& device, std::string_view name) {

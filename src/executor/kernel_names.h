@@ -7,13 +7,16 @@
 #include <string_view>
 
 #include "core/device.h"
-#include "weights/weight_type.h"
+#include "weights/weight.h"
 
 namespace headrace {
 
-// Of a product of num_tokens rows with weights of a type, which the executor prepared in its normal
-// mode.
-std::string product_kernel(const DeviceInfo& device, WeightType weights, std::int64_t num_tokens);
+// Of a product of num_tokens rows with weights of a type, which an executor prepared in a mode.
+std::string product_kernel(const DeviceInfo& device, MatmulMode mode, WeightType weights,
+                           std::int64_t num_tokens, bool has_bias);
+
+// Whether that product, of gate and up, computes SwiGLU too.
+bool has_swiglu(const DeviceInfo& device, MatmulMode mode, std::int64_t num_tokens, bool has_bias);
 
 // Of an operator on rows: "rms_norm".
 std::string elementwise_kernel(const DeviceInfo& device, std::string_view name);

@@ -14,15 +14,25 @@ TEST(KernelNames, OfProductsOnAGpuFollowTheTokens) {
       {1, "cuda_sm90_gemm_stream"}, {16, "cuda_sm90_gemm_stream"}, {17, "cuda_sm90_gemm_wide"},
       {128, "cuda_sm90_gemm_wide"}, {129, "cuda_sm90_gemm_tiles"}, {8192, "cuda_sm90_gemm_tiles"}};
   for (const auto& [num_tokens, name] : names) {
-    EXPECT_EQ(product_kernel(device("sm90:132"), WeightType::bf16, num_tokens), name);
-    EXPECT_EQ(product_kernel(device("sm80:108"), WeightType::bf16, num_tokens),
-              "cuda_gemm_portable");
+    const auto kernel = [&](const char* gpu, MatmulMode mode, bool has_bias) {
+      return product_kernel(device(gpu), mode, WeightType::bf16, num_tokens, has_bias);
+    };
+    EXPECT_EQ(kernel("sm90:132", MatmulMode::normal, false), name);
+    EXPECT_EQ(kernel("sm80:108", MatmulMode::normal, false), "cuda_gemm_portable");
+    // The fast mode has another kernel for many tokens, which adds no bias and has no SwiGLU.
+    const bool is_other = num_tokens > 128;
+    EXPECT_EQ(kernel("sm90:132", MatmulMode::fast, false), is_other ? "cublaslt" : name);
+    EXPECT_EQ(kernel("sm90:132", MatmulMode::fast, true), name);
+    EXPECT_EQ(has_swiglu(device("sm90:132"), MatmulMode::fast, num_tokens, false), !is_other);
+    EXPECT_TRUE(has_swiglu(device("sm90:132"), MatmulMode::fast, num_tokens, true));
+    EXPECT_TRUE(has_swiglu(device("sm90:132"), MatmulMode::normal, num_tokens, false));
+    EXPECT_FALSE(has_swiglu(device("cpu"), MatmulMode::normal, num_tokens, false));
   }
 }
 
 TEST(KernelNames, OfACpuHaveItsInstructionSet) {
-  const auto product = [](const char* text, WeightType type) {
-    return product_kernel(device(text), type, 1);
+  const auto product = [](const char* text, WeightType type, MatmulMode mode = MatmulMode::normal) {
+    return product_kernel(device(text), mode, type, 1, false);
   };
   EXPECT_EQ(product("cpu:scalar", WeightType::q8_0), "cpu_scalar_gemm");
 #if defined(__x86_64__)
@@ -31,6 +41,7 @@ TEST(KernelNames, OfACpuHaveItsInstructionSet) {
   // bf16 dot products take bf16 weights alone.
   EXPECT_EQ(product("cpu:avx512_bf16", WeightType::bf16), "cpu_avx512bf16_gemm");
   EXPECT_EQ(product("cpu:avx512_bf16", WeightType::q4_0), "cpu_avx512vnni_gemm");
+  EXPECT_EQ(product("cpu:avx512_bf16", WeightType::bf16, MatmulMode::exact), "cpu_avx512vnni_gemm");
   EXPECT_EQ(elementwise_kernel(device("cpu:avx2"), "rms_norm"), "cpu_avx2_rms_norm");
 #endif
   EXPECT_EQ(elementwise_kernel(device("cpu:scalar"), "swiglu"), "cpu_scalar_swiglu");

@@ -9,7 +9,7 @@ Result<std::unique_ptr<Device>> make_device(const DeviceInfo& info) {
 }
 
 std::unique_ptr<Executor> make_executor(Device& device, MatmulMode mode) {
-  if (device.info().device_type == HEADRACE_CUDA) return make_cuda_executor(device);
+  if (device.info().device_type == HEADRACE_CUDA) return make_cuda_executor(device, mode);
   return make_cpu_executor(device, mode);
 }
 

@@ -18,6 +18,10 @@ double bytes_of_rows(const Rows& rows) {
 
 // ---- what is passed on
 
+MatmulMode OperatorRecorder::mode() const {
+  return executor_ == nullptr ? MatmulMode::normal : executor_->mode();
+}
+
 DType OperatorRecorder::activation_dtype() const { return is_cuda() ? DType::bf16 : DType::f32; }
 
 Result<Weight> OperatorRecorder::prepare(WeightType, std::int64_t, std::int64_t, const std::byte*) {
@@ -87,14 +91,15 @@ Status OperatorRecorder::rms_norm(const Rows& x, const Buffer& weight, float eps
               [&](Executor& executor) { return executor.rms_norm(x, weight, eps, out); });
 }
 
-// On CUDA the product of gate and up computes SwiGLU too and writes its result alone.
+// A product of gate and up that computes SwiGLU too writes that result alone.
 Status OperatorRecorder::linear(const Linear& call) {
-  const bool has_swiglu = is_cuda() && call.weights.size() == 2;
+  const bool has_bias = call.bias != nullptr;
+  has_swiglu_ = call.weights.size() == 2 && has_swiglu(info_, mode(), call.x.num_rows, has_bias);
   OperatorCost cost{
       .name = "linear " + name_of(call),
-      .kernel = product_kernel(info_, call.weights[0].format, call.x.num_rows),
+      .kernel = product_kernel(info_, mode(), call.weights[0].format, call.x.num_rows, has_bias),
       .bytes = bytes_of_rows(call.x) +
-               (call.accumulate ? 2 : 1) * bytes_of_rows(call.out) / (has_swiglu ? 2 : 1),
+               (call.accumulate ? 2 : 1) * bytes_of_rows(call.out) / (has_swiglu_ ? 2 : 1),
       .flops = 2 * static_cast<double>(call.x.num_rows) * static_cast<double>(call.x.width) *
                static_cast<double>(call.out.width)};
   for (const Weight& weight : call.weights) cost.bytes += weight_bytes(weight);
@@ -103,14 +108,14 @@ Status OperatorRecorder::linear(const Linear& call) {
 
 std::string OperatorRecorder::name_of(const Linear& call) const {
   if (call.weights.size() == 3) return "qkv";
-  if (call.weights.size() == 2) return is_cuda() ? "gate_up, swiglu" : "gate_up";
+  if (call.weights.size() == 2) return has_swiglu_ ? "gate_up, swiglu" : "gate_up";
   if (call.weights.data() == &decoder_.output_matrix()) return "logits";
   return call.x.width == decoder_.config.ffn_size ? "down" : "attn_output";
 }
 
 Status OperatorRecorder::swiglu(const Rows& gate_up, const Rows& out) {
   const auto run = [&](Executor& executor) { return executor.swiglu(gate_up, out); };
-  if (!is_cuda())
+  if (!has_swiglu_)
     return pass({.name = "swiglu",
                  .kernel = elementwise_kernel(info_, "swiglu"),
                  .bytes = bytes_of_rows(gate_up) + bytes_of_rows(out)},

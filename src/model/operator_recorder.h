@@ -31,6 +31,7 @@ class OperatorRecorder final : public Executor {
 
   Device& device() override { return memory_; }
   DType activation_dtype() const override;
+  MatmulMode mode() const override;
   Result<Weight> prepare(WeightType format, std::int64_t rows, std::int64_t columns,
                          const std::byte* blocks) override;
   Result<Rows> alloc(std::int64_t num_rows, std::int64_t width, DType dtype) override;
@@ -66,6 +67,7 @@ class OperatorRecorder final : public Executor {
   const AttentionSpec* spec_ = nullptr;
   KvView kv_{};
   Plan plan_;
+  bool has_swiglu_ = false;  // the last product of gate and up
 };
 
 }  // namespace headrace::model

@@ -12,6 +12,7 @@ enum class MatmulMode {
   normal,  // quantized weights with 8-bit activations (one scale per 32), bf16 weights with bf16
            // activations if the CPU has bf16 dot products
   exact,   // f32 weights and activations
+  fast,    // on a GPU: the fastest products, also where a row's bits then depend on other rows
 };
 
 struct Weight {

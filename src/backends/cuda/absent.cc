@@ -30,6 +30,9 @@ std::size_t sparq_workspace_bytes(const SparqArgs&) { return 0; }
 Status sparq_attention(const SparqArgs&, int, void*, Stream) { return absent(); }
 Status sparq_append(const SparqAppendArgs&, int, Stream) { return absent(); }
 Status multiply(const Product&, const DeviceInfo&, Stream) { return absent(); }
+void FreeCublasLt::operator()(CublasLt*) const {}
+Result<OwnedCublasLt> make_cublaslt(int) { return absent(); }
+Status multiply_by_cublaslt(CublasLt&, const Product&, Stream) { return absent(); }
 Status gather_rows(const GatherRows&, int, Stream) { return absent(); }
 Status rope_angles(const RopeAngles&, int, Stream) { return absent(); }
 Status rms_norm(const RmsNorm&, int, Stream) { return absent(); }

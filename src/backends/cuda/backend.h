@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backends/cuda/elementwise/decoder_ops.h"
+#include "backends/cuda/gemm/cublaslt.h"
 #include "backends/cuda/gemm/gemm.h"
 #include "backends/cuda/runtime/graph.h"
 #include "backends/cuda/runtime/timer.h"

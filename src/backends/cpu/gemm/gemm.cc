@@ -222,9 +222,9 @@ void unpack_row(const Weight& m, int64_t row, float* out) {
                          out);
 }
 
-std::string product_kernel(std::uint32_t cpu_isa, WeightType type) {
+std::string product_kernel(std::uint32_t cpu_isa, WeightType type, MatmulMode mode) {
   const Target& target = target_of(cpu_isa);
-  const bool is_paired = stored_form(type, MatmulMode::normal, target).is_paired;
+  const bool is_paired = stored_form(type, mode, target).is_paired;
   return format_text("cpu_{}_gemm", is_paired ? "avx512bf16" : target.name);
 }
 

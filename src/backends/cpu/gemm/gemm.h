@@ -41,9 +41,9 @@ struct Product {
 // num_tokens.
 std::size_t multiply_scratch_bytes(std::int64_t columns, std::int64_t num_tokens);
 
-// "cpu_avx2_gemm": of matrices of a type that pack_matrix() packs in its normal mode on a CPU with
-// these instruction sets.
-std::string product_kernel(std::uint32_t cpu_isa, WeightType type);
+// "cpu_avx2_gemm": of matrices of a type that pack_matrix() packs on a CPU with these instruction
+// sets.
+std::string product_kernel(std::uint32_t cpu_isa, WeightType type, MatmulMode mode);
 
 // Allocates nothing. scratch: multiply_scratch_bytes(columns, num_tokens). Fails like parallel_for.
 [[nodiscard]] Status multiply(const Product& product, int num_threads, std::byte* scratch);
