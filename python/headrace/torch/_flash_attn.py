@@ -12,7 +12,6 @@ from . import _ops, _quick
 from ._attention import max_length, random_dropout_state
 from ._backward import Parts, unpacked
 from ._eager import Extras, extras_of
-from ._tensors import check_tensors
 
 if TYPE_CHECKING:
     from typing_extensions import TypedDict, Unpack
@@ -38,7 +37,7 @@ Window = tuple[int | None, int | None]
 _OPEN = (-1, -1)
 
 
-class _Packed(NamedTuple):
+class Packed(NamedTuple):
     """The arguments of unpacked()."""
 
     q: torch.Tensor | None
@@ -61,8 +60,8 @@ def _refuse_fa3(qv: Any, descales: tuple[Any, Any, Any], attention_chunk: int, s
         raise NotImplementedError(f"sm_margin={sm_margin}: kernels here use every multiprocessor; leave sm_margin out")
 
 
-def _run(
-    operands: Parts | _Packed,
+def run(
+    operands: Parts | Packed,
     extras: Extras | None,
     dropout_p: float,
     softmax_scale: float | None,
@@ -84,7 +83,7 @@ def _run(
     )  # fmt: skip
     state = random_dropout_state() if dropout_p else None
     lse: torch.Tensor | None
-    if isinstance(operands, _Packed):
+    if isinstance(operands, Packed):
         out, lse = _ops.attention_packed(*operands, extras, options, state)
         q, k, v = unpacked(*operands)
     else:
@@ -191,125 +190,9 @@ def flash_attn_func(
     if has_fa3:
         _refuse_fa3(qv, (q_descale, k_descale, v_descale), attention_chunk, sm_margin)
     extras = None if alibi_slopes is None else extras_of(alibi_slopes=alibi_slopes)
-    return _run(
+    return run(
         (q, k, v), extras, dropout_p, softmax_scale, causal, window_size, softcap, 0, 0, num_splits, deterministic,
         return_attn_probs, settings,
-    )  # fmt: skip
-
-
-def _packed(
-    operands: _Packed,
-    dropout_p: float,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: tuple[int | None, int | None],
-    softcap: float,
-    alibi_slopes: torch.Tensor | None,
-    deterministic: bool,
-    return_attn_probs: bool,
-) -> Any:
-    if not _ops.needs_gradient(*operands):
-        q, k, v = unpacked(*operands)
-        return flash_attn_func(
-            q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-            return_attn_probs,
-        )  # fmt: skip
-    extras = None if alibi_slopes is None else extras_of(alibi_slopes=alibi_slopes)
-    return _run(
-        operands, extras, dropout_p, softmax_scale, causal, window_size, softcap, 0, 0, 0, deterministic,
-        return_attn_probs,
-    )  # fmt: skip
-
-
-@overload
-def flash_attn_kvpacked_func(
-    q: Tensor, kv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
-    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
-    return_attn_probs: Literal[False] = ...,
-) -> Tensor: ...  # fmt: skip
-@overload
-def flash_attn_kvpacked_func(
-    q: Tensor, kv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
-    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
-    *, return_attn_probs: Literal[True],
-) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
-@overload
-def flash_attn_kvpacked_func(
-    q: Tensor, kv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
-    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
-    return_attn_probs: bool = ...,
-) -> Any: ...  # fmt: skip
-def flash_attn_kvpacked_func(
-    q: torch.Tensor,
-    kv: torch.Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int | None, int | None] = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: torch.Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Any:
-    """flash_attn.flash_attn_kvpacked_func: flash_attn_func with k and v in one tensor, without copies; the gradient of
-    kv is written in place, too.
-
-    Args:
-        q: [batch, seqlen_q, num_heads, head_dim]; float16, bfloat16, float32 or float64, any strides.
-        kv: [batch, seqlen_k, 2, num_kv_heads, head_dim].
-        The others, the result and the errors: as flash_attn_func.
-    """
-    check_tensors(("q", "kv"), (q, kv), 2)
-    if kv.dim() != 5 or kv.shape[2] != 2:
-        raise ValueError(f"kv.shape={tuple(kv.shape)}: must be [batch, seqlen_k, 2, num_kv_heads, head_dim]")
-    return _packed(
-        _Packed(q, kv), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-        return_attn_probs,
-    )  # fmt: skip
-
-
-@overload
-def flash_attn_qkvpacked_func(
-    qkv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
-    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
-    return_attn_probs: Literal[False] = ...,
-) -> Tensor: ...  # fmt: skip
-@overload
-def flash_attn_qkvpacked_func(
-    qkv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
-    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
-    *, return_attn_probs: Literal[True],
-) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
-@overload
-def flash_attn_qkvpacked_func(
-    qkv: Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
-    window_size: Window = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., deterministic: bool = ...,
-    return_attn_probs: bool = ...,
-) -> Any: ...  # fmt: skip
-def flash_attn_qkvpacked_func(
-    qkv: torch.Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int | None, int | None] = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: torch.Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Any:
-    """flash_attn.flash_attn_qkvpacked_func: flash_attn_func with q, k and v in one tensor, without copies; the gradient
-    of qkv is written in place, too, which saves autograd a copy.
-
-    Args:
-        qkv: [batch, seqlen, 3, num_heads, head_dim]; float16, bfloat16, float32 or float64, any strides.
-        The others, the result and the errors: as flash_attn_func.
-    """
-    check_tensors(("qkv",), (qkv,), 1)
-    if qkv.dim() != 5 or qkv.shape[2] != 3:
-        raise ValueError(f"qkv.shape={tuple(qkv.shape)}: must be [batch, seqlen, 3, num_heads, head_dim]")
-    return _packed(
-        _Packed(None, qkv), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-        return_attn_probs,
     )  # fmt: skip
 
 
@@ -395,7 +278,7 @@ def flash_attn_varlen_func(
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, alibi_slopes=alibi_slopes, block_table=block_table,
         seqused_k=seqused_k,
     )  # fmt: skip
-    return _run(
+    return run(
         (q, k, v), extras, dropout_p, softmax_scale, causal, window_size, softcap,
         max_length("q", max_seqlen_q, cu_seqlens_q) or 0, max_seqlen_k or 0,
         num_splits, deterministic, return_attn_probs,
