@@ -195,6 +195,8 @@ assert_type(ht.flash_attn_kvpacked_func(t, t, return_attn_probs=True), tuple[T, 
 assert_type(ht.flash_attn_qkvpacked_func(t), T)
 assert_type(ht.flash_attn_qkvpacked_func(t, return_attn_probs=True), tuple[T, T, T])
 assert_type(ht.flash_attn_varlen_func(t, t, t, t, t, 3, 3), T)
+assert_type(ht.flash_attn_varlen_kvpacked_func(t, t, t, t, 3, 3), T)
+assert_type(ht.flash_attn_varlen_qkvpacked_func(t, t, 3, return_attn_probs=True), tuple[T, T, T])
 assert_type(ht.flash_attn_varlen_func(t, t, t, t, t, 3, 3, return_attn_probs=True), tuple[T, T, T])
 assert_type(ht.scaled_dot_product_attention(t, t, t, t), T)
 assert_type(headrace.torch.attention(t, t, t), T)

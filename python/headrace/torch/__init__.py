@@ -12,7 +12,12 @@ from ._combine import flash_attn_combine
 from ._flash_attn import flash_attn_func, flash_attn_varlen_func
 from ._kv_cache import flash_attn_with_kvcache
 from ._kv_pages import block_table_from_csr, kv_pages
-from ._packed import flash_attn_kvpacked_func, flash_attn_qkvpacked_func
+from ._packed import (
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+)
 from ._sdpa import replace_sdpa, scaled_dot_product_attention
 
 __all__ = [
@@ -23,6 +28,8 @@ __all__ = [
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
     "kv_pages",
     "replace_sdpa",

@@ -12,6 +12,7 @@ from . import _ops, _quick
 from ._attention import max_length, random_dropout_state
 from ._backward import Parts, unpacked
 from ._eager import Extras, extras_of
+from ._probs import signed_probs
 
 if TYPE_CHECKING:
     from typing_extensions import TypedDict, Unpack
@@ -93,26 +94,7 @@ def run(
         )
     if not return_attn_probs:
         return out
-    return out, lse, _signed_probs(q, k, v, extras, options, state)
-
-
-def _signed_probs(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extras: Extras | None, options: tuple, state: torch.Tensor | None
-) -> torch.Tensor:
-    """flash-attn's S_dmask: the probabilities, negative if dropped; empty without dropout."""
-    if state is None:
-        return q.new_empty(0)
-    if extras is not None and extras[0] is not None:
-        raise NotImplementedError(
-            "return_attn_probs with dropout_p and cu_seqlens: probs are supported for dense batches only; "
-            "call without return_attn_probs, or one sequence at a time"
-        )
-    with torch.no_grad():
-        dropped = _ops.attention(q, k, v, extras, options, state, False, False, True)[2]
-        whole = (*options[:2], 0.0, *options[3:])
-        probs = _ops.attention(q, k, v, extras, whole, None, False, False, True)[2]
-    assert dropped is not None and probs is not None
-    return torch.where(dropped == 0, -probs, probs).to(q.dtype)
+    return out, lse, signed_probs(q, k, v, extras, options, state)
 
 
 @overload
@@ -264,7 +246,8 @@ def flash_attn_varlen_func(
 
     Returns:
         out [total_q, num_heads, head_dim_v]; with return_attn_probs (out, softmax_lse, S_dmask): softmax_lse float32
-        [num_heads, total_q]; S_dmask is empty (with dropout_p: NotImplementedError).
+        [num_heads, total_q]; S_dmask [batch, num_heads, max_seqlen_q, max_seqlen_k], 0 past the end of a sequence,
+        empty without dropout; not of keys in pages.
     """
     if seqused_q is not None:
         raise NotImplementedError("seqused_q: not supported; use cu_seqlens_q to bound the rows in use")
