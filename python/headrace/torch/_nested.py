@@ -64,7 +64,7 @@ def attention(
     max_seqlen_q, max_seqlen_k = _longest(q), _longest(k)
     extras = extras_of(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     options = (
-        scale, 0.0, dropout_p, -1, -1, max_seqlen_q, max_seqlen_k, causal, 0, False, False, False, False,
+        scale, 0.0, dropout_p, -1, -1, max_seqlen_q, max_seqlen_k, causal, 0, False, False, False, False, 0,
     )  # fmt: skip
     state = random_dropout_state() if dropout_p else None
     q_values, k_values, v_values = (t.values() for t in (q, k, v))

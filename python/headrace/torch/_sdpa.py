@@ -21,7 +21,7 @@ _OPERANDS = ("query", "key", "value")
 
 
 def _options(dropout_p: float, causal: int, scale: float | None) -> tuple:
-    return (scale, 0.0, dropout_p, -1, -1, 0, 0, causal, 0, False, False, False, False)
+    return (scale, 0.0, dropout_p, -1, -1, 0, 0, causal, 0, False, False, False, False, 0)
 
 
 def _mask_extras(attn_mask: torch.Tensor, q_sizes: torch.Size, k_sizes: torch.Size) -> Extras:
