@@ -272,7 +272,7 @@ def _pass_operator(
     is_transformed = _is_transformed()
     heads_first, with_lse, with_probs = flags
     with_lse = with_lse or is_transformed or _require_grad(tensors)
-    return functions[is_transformed](*tensors, *rest, heads_first, with_lse, with_probs)
+    return functions[1 if is_transformed else 0](*tensors, *rest, heads_first, with_lse, with_probs)
 
 
 def attention(
@@ -322,8 +322,8 @@ def attention(
     return _backward.differentiable_with_extras(q, k, v, call, bias, sinks)
 
 
-def needs_gradient(q: torch.Tensor | None, packed: torch.Tensor) -> bool:
-    return _is_grad_enabled() and (packed.requires_grad or (q is not None and q.requires_grad))
+def needs_gradient(*operands: torch.Tensor | None) -> bool:
+    return _require_grad(operands)
 
 
 def attention_packed(
