@@ -67,8 +67,8 @@ def test_compiled_plain_sdpa_reaches_us(device):
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_operator_passes_pytorchs_own_checks(device):
     q, k, v = qkv(device)
-    nothing = (None,) * 10
-    options = (None, 0.0, 0.0, -1, -1, 0, 0, 1, 0, False, False, False, False)
+    nothing = (None,) * 15
+    options = (None, 0.0, 0.0, -1, -1, 0, 0, 1, 0, False, False, False, False, 0)
     for layout, lse, probs in ((False, True, False), (True, False, False), (False, True, True)):
         tensors = tuple(x.transpose(1, 2) for x in (q, k, v)) if layout else (q, k, v)
         arguments = (*tensors, *nothing, *options, layout, lse, probs)
@@ -159,7 +159,7 @@ def test_calls_that_were_made_before_differentiate_too(monkeypatch):
     seen = []
 
     def doubled(dout, dlse, q, k, v, out, lse, *rest):
-        seen.append((lse.shape, rest[-2:]))  # deterministic, heads_first
+        seen.append((lse.shape, (rest[-3], rest[-1])))  # deterministic, heads_first
         return 2 * dout, k.clone(), v.clone(), q.new_empty(0), q.new_empty(0)
 
     monkeypatch.setattr(_backward, "attention_backward", doubled)
