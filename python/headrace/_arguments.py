@@ -168,7 +168,7 @@ def check_descales(
             )
     if has_rotary and descales[0][2]:
         raise NotImplementedError(
-            "rotary_cos with a k_cache of codes: codes cannot be rotated; rotate k before it is quantised, and q"
+            "rotary_cos with a k_cache of int8 codes: they cannot be rotated; rotate k before it is quantised, and q"
         )
 
 

@@ -175,15 +175,25 @@ def test_arguments_of_flash_attention_3_that_would_change_the_result_are_refused
     from headrace import torch as ht
 
     q = torch.ones(1, 4, 2, 8)
-    for name, value in (
-        ("qv", q), ("q_descale", q), ("k_descale", q), ("v_descale", q), ("attention_chunk", 2), ("sm_margin", 1)
-    ):  # fmt: skip
-        with pytest.raises(NotImplementedError, match=name):
-            ht.flash_attn_func(q, q, q, **{name: value})
+    for name in ("q_descale", "k_descale", "v_descale"):
+        with pytest.raises(ValueError, match=f"{name}: given, but q, k and v are torch.float32, no codes"):
+            ht.flash_attn_func(q, q, q, **{name: torch.ones(1, 2)})
+    codes = q.to(torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match="dtypes of q, k and v: .*: must all be float8_e4m3fn, or none"):
+        ht.flash_attn_func(codes, q, q)
+    with pytest.raises(ValueError, match=r"k_descale.shape=\(2, 2\): must be \[batch, num_kv_heads\], with batch=1"):
+        ht.flash_attn_func(codes, codes, codes, k_descale=torch.ones(2, 2))
+    with pytest.raises(ValueError, match=r"qv.shape=\(1, 4, 2, 7\): must be \(1, 4, 2, 8\)"):
+        ht.flash_attn_func(q, q, q, qv=q[..., :7])
+    with pytest.raises(NotImplementedError, match="sm_margin"):
+        ht.flash_attn_func(q, q, q, sm_margin=1)
+    with pytest.raises(NotImplementedError, match="qv: the cache would be copied"):
+        ht.flash_attn_with_kvcache(q, q, q, qv=q)
     assert ht.flash_attn_func(q, q, q, pack_gqa=True, num_splits=2, sm_margin=0).shape == q.shape
     cu = torch.tensor([0, 4], dtype=torch.int32)
-    with pytest.raises(NotImplementedError, match="seqused_q"):
-        ht.flash_attn_varlen_func(q[0], q[0], q[0], cu, cu, 4, 4, seqused_q=cu)
+    table, used = torch.zeros(1, 1, dtype=torch.int32), torch.tensor([4], dtype=torch.int32)
+    with pytest.raises(NotImplementedError, match="block_table with qv"):
+        ht.flash_attn_varlen_func(q[0], q, q, cu, None, 4, 4, block_table=table, seqused_k=used, qv=q[0])
 
 
 def test_pytorch_errors_are_the_same(recwarn):

@@ -168,3 +168,17 @@ def test_combine_errors(torch):
     ]:
         with pytest.raises(kinds, match=text):
             flash_attn_combine(*arguments)
+
+
+def test_torch_merges_more_splits_than_one_call_takes(rng):
+    torch = pytest.importorskip("torch")
+    from headrace import torch as ht
+
+    outs, lses = states(rng, (2, 5, 3, 8), 300, "float32")
+    lses[:, 0, 1, 2] = -np.inf
+    of_heads_last = torch.from_numpy(np.ascontiguousarray(np.swapaxes(lses, -1, -2)))
+    out, lse = ht.flash_attn_combine(torch.from_numpy(outs), of_heads_last, out_dtype=torch.float32)
+    check_merged(out.numpy(), lse.transpose(-1, -2).numpy(), outs, lses, "float32")
+    given = torch.empty_like(out, dtype=torch.float16)
+    assert ht.flash_attn_combine(torch.from_numpy(outs), of_heads_last, given)[0] is given
+    assert torch.equal(given, out.half())

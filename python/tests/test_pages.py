@@ -242,7 +242,8 @@ BAD_PAGES = [  # changes of in_pages()
     ({"cache_seqlens": int32([4, 8]), "block_table": int32([[2, 4], [0, 3]])}, r"block_table\[0, 1\]=4: must be 0"),
     ({"block_table": int32([[2, 1], [-1, 3]])}, r"block_table\[1, 0\]=-1"),
     ({"block_table": int32([[2, 1]])}, r"block_table.shape=\(1, 2\)"),
-    ({"cache_batch_idx": int32([0, 1])}, "cache_batch_idx with block_table"),
+    ({"cache_batch_idx": int32([0, 2])}, r"block_table\[1, 0\]=-1"),
+    ({"page_table": int32([[2, 1], [0, 3]])}, "page_table with block_table: two names"),
 ]
 BAD = [  # changes of append_arguments()
     ({"cache_seqlens": int32([3, 9])}, r"cache_seqlens\[1\]=9: with 2 new keys must be 0 to 10"),
@@ -254,14 +255,14 @@ BAD = [  # changes of append_arguments()
     ({"cache_seqlens": torch.tensor([3, 8 + 2**32])}, r"cache_seqlens\[1\]=2147483647: with 2 new keys"),
     ({"cache_batch_idx": torch.tensor([0.0, 1.0])}, "cache_batch_idx.dtype=torch.float32: must be int32 or int64"),
     ({"cache_batch_idx": torch.tensor([0, 2**32])}, r"block_table\[1, 0\]=2147483647: must be 0 to 1"),
-    ({"cache_leftpad": int32([0, 1])}, "cache_leftpad: this version"),
+    ({"cache_leftpad": int32([0, 11])}, r"cache_leftpad\[1\]=11: must be 0 to 10, the keys in use"),
+    ({"cache_leftpad": int32([0])}, r"cache_leftpad.shape=\(1,\): must be \[batch\]"),
     ({"v": None}, "k and v: one of them is not given"),
     ({"k": make((2, 2, 2, 8), torch.float16)}, r"k: torch.float16 \(2, 2, 2, 8\): must be"),
     ({"k": make((2, 1, 2, 8))}, r"v.shape\[1\]=2: must be that of k, 1"),
     ({"rotary_cos": torch.ones(9, 4), "rotary_sin": torch.ones(9, 4)}, "must be at least 10"),
     ({"rotary_cos": torch.ones(20, 5), "rotary_sin": torch.ones(20, 5)}, "rotary_dim at most"),
     ({"rotary_cos": torch.ones(20, 4), "k": None, "v": None}, "rotary_cos without k"),
-    ({"rotary_seqlens": int32([0, 1])}, "rotary_seqlens without rotary_cos"),
     (
         {"rotary_cos": torch.ones(9, 4), "rotary_sin": torch.ones(9, 4), "rotary_seqlens": int32([0, 8])},
         "must be at least 10, the position after the last of sequence 1, which starts at 8",

@@ -229,7 +229,7 @@ def test_descales_of_flash_attention_3_are_checked():
         call(is_code=False)
     with pytest.raises(ValueError, match=r"v_descale.shape=\(2, 3\): must be \[batch, num_kv_heads\], \(3, 2\)"):
         call(v=v.T)
-    with pytest.raises(NotImplementedError, match="rotary_cos with a k_cache of codes"):
+    with pytest.raises(NotImplementedError, match="rotary_cos with a k_cache of int8 codes"):
         call(has_rotary=True)
 
 

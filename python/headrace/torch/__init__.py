@@ -18,6 +18,7 @@ from ._packed import (
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
 )
+from ._scheduler import get_scheduler_metadata
 from ._sdpa import replace_sdpa, scaled_dot_product_attention
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
+    "get_scheduler_metadata",
     "kv_pages",
     "replace_sdpa",
     "scaled_dot_product_attention",

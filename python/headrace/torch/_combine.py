@@ -17,6 +17,8 @@ _library.define(
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
+_MAX_STATES = 128  # of one call of the library
+
 
 def _view(tensor: torch.Tensor) -> _plans.View:
     device_type = _structs.CUDA if tensor.is_cuda else _structs.CPU
@@ -48,7 +50,7 @@ def flash_attn_combine(
 
     Args:
         out_partial: [num_splits, batch, seqlen, num_heads, head_dim_v] or [num_splits, total, num_heads, head_dim_v];
-            float32, float16 or bfloat16, any strides; at most 128 splits.
+            float32, float16 or bfloat16, any strides. More than 128 splits are merged in groups of 128.
         lse_partial: float32 [num_splits, batch, seqlen, num_heads] or [num_splits, total, num_heads], natural
             logarithm; a split with -inf saw no key of the row and is not read.
         out: the result goes there; default: a new tensor.
@@ -62,7 +64,7 @@ def flash_attn_combine(
         ValueError, NotImplementedError, MemoryError, RuntimeError: as attention(). There is no backward.
     """
     check_tensors(("out_partial", "lse_partial", "out"), (out_partial, lse_partial, out), 2)
-    shape = tuple(out_partial.shape)
+    shape, dtype = tuple(out_partial.shape), out_partial.dtype
     if len(shape) not in (4, 5):
         raise ValueError(f"out_partial.shape={shape}: must be [num_splits, (batch,) seqlen, num_heads, head_dim_v]")
     if tuple(lse_partial.shape) != shape[:-1]:
@@ -76,6 +78,11 @@ def flash_attn_combine(
             raise ValueError(f"{name}.dtype={tensor.dtype}: must be float32, float16 or bfloat16; convert {name}")
     if out is not None and out_dtype is not None and out.dtype != out_dtype:
         raise ValueError(f"out_dtype={out_dtype}: must be that of out, {out.dtype}; leave it out")
+    if shape[0] > _MAX_STATES:
+        groups = zip(out_partial.split(_MAX_STATES), lse_partial.split(_MAX_STATES))
+        merged = [flash_attn_combine(*group, out_dtype=torch.float32) for group in groups]
+        out_partial, lse_partial = (torch.stack(x) for x in zip(*merged))
+        out_dtype = out_dtype or dtype
     if out is None:
         out = torch.empty(shape[1:], dtype=out_dtype or out_partial.dtype, device=out_partial.device)
     heads_first = (*shape[1:-3], shape[-2], shape[-3])

@@ -8,7 +8,7 @@ import torch
 
 from .._arguments import window_sizes
 from .._structs import CAUSAL_BOTTOM_RIGHT, CAUSAL_NONE
-from . import _ops, _quick
+from . import _fa3, _ops, _quick, _segments
 from ._attention import max_length, random_dropout_state
 from ._backward import Parts, unpacked
 from ._eager import Extras, extras_of
@@ -43,22 +43,6 @@ class Packed(NamedTuple):
 
     q: torch.Tensor | None
     packed: torch.Tensor
-
-
-def _refuse_fa3(qv: Any, descales: tuple[Any, Any, Any], attention_chunk: int, sm_margin: int) -> None:
-    for name, descale in zip(("q_descale", "k_descale", "v_descale"), descales, strict=True):
-        if descale is not None:
-            raise NotImplementedError(
-                f"{name}: only flash_attn_with_kvcache takes codes; call that, or attention() with k_scale and v_scale"
-            )
-    if qv is not None:
-        raise NotImplementedError("qv: this version of headrace does not support it; leave qv out")
-    if attention_chunk:
-        raise NotImplementedError(
-            f"attention_chunk={attention_chunk}: this version of headrace has no chunks; pass a mask to attention()"
-        )
-    if sm_margin:
-        raise NotImplementedError(f"sm_margin={sm_margin}: kernels here use every multiprocessor; leave sm_margin out")
 
 
 def run(
@@ -152,7 +136,11 @@ def flash_attn_func(
         return_attn_probs: for tests.
         num_splits: number of key splits; 0, the default, chooses automatically (FlashAttention-3's default is 1).
         pack_gqa: accepted; query heads of a group are always computed together.
-        qv, q_descale, k_descale, v_descale, attention_chunk, sm_margin: NotImplementedError unless left out.
+        qv: [batch, seqlen_q, num_heads, head_dim_v], of FlashAttention-3: scores are q k^T + qv v^T; k, v are copied.
+        q_descale, k_descale, v_descale: float32 [batch, num_kv_heads], of q, k and v of float8_e4m3fn, which are
+            computed in bfloat16, as is out.
+        attention_chunk: n > 0 lets a query see only keys of its own chunk of n keys; 0: all.
+        sm_margin: NotImplementedError unless left out.
 
     Returns:
         out [batch, seqlen_q, num_heads, head_dim_v]; with return_attn_probs (out, softmax_lse, S_dmask): softmax_lse
@@ -169,8 +157,20 @@ def flash_attn_func(
         out = _quick.attention(q, k, v, settings)
         if out is not None:
             return out
-    if has_fa3:
-        _refuse_fa3(qv, (q_descale, k_descale, v_descale), attention_chunk, sm_margin)
+    if has_fa3 or _fa3.is_fp8(q):
+        _fa3.refuse_margin(sm_margin)
+        (q, k, v), softmax_scale = _fa3.operands(
+            (q, k, v), qv, _fa3.Descales(q_descale, k_descale, v_descale), softmax_scale
+        )
+        settings = None
+    if attention_chunk:
+        batch, seqlen_q, seqlen_k = q.shape[0], q.shape[1], k.shape[1]
+        result = flash_attn_varlen_func(
+            q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), _fa3.equal_offsets(q), _fa3.equal_offsets(k), seqlen_q,
+            seqlen_k, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+            return_attn_probs, attention_chunk=attention_chunk, num_splits=num_splits,
+        )  # fmt: skip
+        return _fa3.dense(result, batch, seqlen_q)
     extras = None if alibi_slopes is None else extras_of(alibi_slopes=alibi_slopes)
     return run(
         (q, k, v), extras, dropout_p, softmax_scale, causal, window_size, softcap, 0, 0, num_splits, deterministic,
@@ -240,8 +240,8 @@ def flash_attn_varlen_func(
         max_seqlen_q, max_seqlen_k: upper bounds of the lengths; optional on the CPU.
         block_table: int32 [batch, max_pages]: k and v are then pages, [num_pages, page_size, num_kv_heads, dim], of any
             page size. cu_seqlens_k then only gives lengths, and may be None with seqused_k. No gradients.
-        seqused_k: int32 [batch], the keys in use of each sequence. No gradients.
-        seqused_q: NotImplementedError unless left out.
+        seqused_q, seqused_k: int32 [batch], the rows and keys in use of each sequence, its first ones. out and the
+            gradients of the others are 0.
         The others and the errors: as flash_attn_func.
 
     Returns:
@@ -249,20 +249,30 @@ def flash_attn_varlen_func(
         [num_heads, total_q]; S_dmask [batch, num_heads, max_seqlen_q, max_seqlen_k], 0 past the end of a sequence,
         empty without dropout; not of keys in pages.
     """
-    if seqused_q is not None:
-        raise NotImplementedError("seqused_q: not supported; use cu_seqlens_q to bound the rows in use")
-    _refuse_fa3(qv, (q_descale, k_descale, v_descale), attention_chunk, sm_margin)
+    _fa3.refuse_margin(sm_margin)
+    descales = _fa3.Descales(q_descale, k_descale, v_descale)
+    if qv is not None or _fa3.is_fp8(q) or descales != (None, None, None):
+        _fa3.refuse_pages(block_table)
+        (q, k, v), softmax_scale = _fa3.operands((q, k, v), qv, descales, softmax_scale, cu_seqlens_q, cu_seqlens_k)
     max_seqlen_k = max_length("k", max_seqlen_k, cu_seqlens_k)
     if block_table is not None:
         if seqused_k is None and cu_seqlens_k is not None:
             seqused_k = cu_seqlens_k.diff()
         cu_seqlens_k = None
+    max_seqlen_q = max_length("q", max_seqlen_q, cu_seqlens_q) or 0
+    needs_cut = seqused_k is not None and block_table is None and _ops.needs_gradient(q, k, v)  # the library has none
+    if attention_chunk or seqused_q is not None or needs_cut:
+        given = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+        of_segments = _segments.ragged if block_table is None else _segments.paged
+        k, v, lengths = of_segments(k, v, block_table, given, attention_chunk, max_seqlen_q, max_seqlen_k or 0)
+        cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, num = lengths
+        if alibi_slopes is not None and alibi_slopes.dim() == 2:
+            alibi_slopes = alibi_slopes.repeat_interleave(num, 0)
     extras = extras_of(
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, alibi_slopes=alibi_slopes, block_table=block_table,
         seqused_k=seqused_k,
     )  # fmt: skip
     return run(
         (q, k, v), extras, dropout_p, softmax_scale, causal, window_size, softcap,
-        max_length("q", max_seqlen_q, cu_seqlens_q) or 0, max_seqlen_k or 0,
-        num_splits, deterministic, return_attn_probs,
+        max_seqlen_q, max_seqlen_k or 0, num_splits, deterministic, return_attn_probs,
     )  # fmt: skip

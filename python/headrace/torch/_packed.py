@@ -222,7 +222,7 @@ def flash_attn_varlen_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """flash_attn.flash_attn_varlen_qkvpacked_func: flash_attn_varlen_func with q, k and v in one tensor, without copies.
+    """flash_attn.flash_attn_varlen_qkvpacked_func: flash_attn_varlen_func with q, k, v in one tensor, without copies.
 
     Args:
         qkv: [total, 3, num_heads, head_dim]; float16, bfloat16, float32 or float64, any strides.
