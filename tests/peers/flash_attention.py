@@ -86,7 +86,7 @@ def is_small(names, case, max_seqlen):
 
 
 def spelled(names, case):
-    return "-".join(f"{n}={str(v).replace('torch.', '')}" for n, v in zip(names, case))
+    return "-".join(f"{n}:{str(v).replace('torch.', '')}" for n, v in zip(names, case))  # as -k reads names
 
 
 class Suite:

@@ -263,8 +263,7 @@ def flash_attn_varlen_func(
     needs_cut = seqused_k is not None and block_table is None and _ops.needs_gradient(q, k, v)  # the library has none
     if attention_chunk or seqused_q is not None or needs_cut:
         given = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
-        of_segments = _segments.ragged if block_table is None else _segments.paged
-        k, v, lengths = of_segments(k, v, block_table, given, attention_chunk, max_seqlen_q, max_seqlen_k or 0)
+        k, v, lengths = _segments.of_call(k, v, block_table, given, attention_chunk, max_seqlen_q, max_seqlen_k or 0)
         cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, num = lengths
         if alibi_slopes is not None and alibi_slopes.dim() == 2:
             alibi_slopes = alibi_slopes.repeat_interleave(num, 0)

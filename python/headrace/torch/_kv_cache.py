@@ -428,14 +428,14 @@ def flash_attn_with_kvcache(
         if rotary_cos is not None and rotary_sin is not None:
             has_order = causal or left >= 0 or right >= 0 or attention_chunk > 0
             first = starts.long()
-            of_q, of_k = first[rows.sequence] + rows.place * int(has_order), first[new.sequence] + new.place
-            rotary = _Rotary(rotary_cos, rotary_sin, of_q, of_k, rotary_interleaved)
+            places = first[rows.sequence] + rows.place * int(has_order), first[new.sequence] + new.place
+            rotary = _Rotary(rotary_cos, rotary_sin, *places, rotary_interleaved)
         after = lengths + new.counts
     skipped = None if cache_leftpad is None else _skipped(cache_leftpad, after)
     if k is not None and v is not None:
         slots = _slots(k_cache, new, lengths, pages, capacity)
-        whole = [x[None] if x.dim() == 3 else x for x in (q, k, v)]
-        q = _append(*whole, k_cache, v_cache, slots, rotary).view(q.shape)
+        of_q, of_k, of_v = (x[None] if x.dim() == 3 else x for x in (q, k, v))
+        q = _append(of_q, of_k, of_v, k_cache, v_cache, slots, rotary).view(q.shape)
     if cache_leftpad is None and not attention_chunk:
         extras = extras_of(seqused_k=after, **named)
         out, lse, _ = _ops.attention(q, k_cache, v_cache, extras, options, None, False, return_softmax_lse, False)

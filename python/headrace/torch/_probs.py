@@ -38,7 +38,8 @@ def _of_ragged(
 ) -> torch.Tensor:
     """One sequence at a time. The mask depends on the place in the batch: one dense call without scores gives it."""
     refuse_probs_of_pages(named["block_table"])
-    ends = [named[name].tolist() for name in ("cu_seqlens_q", "cu_seqlens_k")]
+    offsets = named["cu_seqlens_q"], named["cu_seqlens_k"]
+    ends = [cu.tolist() for cu in offsets if cu is not None]
     batch, heads = len(ends[0]) - 1, q.shape[1]
     zeros = [q.new_zeros(batch, n, heads, 1) for n in (options.max_seqlen_q, options.max_seqlen_k)]
     plain = Options(1.0, 0.0, options.dropout_p, -1, -1, 0, 0, CAUSAL_NONE, 0, False, False, False, False, 0)

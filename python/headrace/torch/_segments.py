@@ -118,8 +118,14 @@ _Optional = Optional[torch.Tensor]
 _Cut = tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, _Optional, _Optional, _Optional, int]]
 
 
-def ragged(
-    k: torch.Tensor, v: torch.Tensor, block_table: None, given: tuple, chunk: int, max_seqlen_q: int, max_seqlen_k: int
+def of_call(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    block_table: torch.Tensor | None,
+    given: tuple,
+    chunk: int,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
 ) -> _Cut:
     """k, v, and of the segments (cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, how many a sequence has).
 
@@ -127,21 +133,15 @@ def ragged(
         given: cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k of the call.
     """
     cu_q, cu_k, used_q, used_k = given
-    of_q, of_k = lengths_of(cu_q, used_q), lengths_of(cu_k, used_k)
-    offsets_q, offsets_k, num = cut(of_q, of_k, chunk, max_seqlen_q, max_seqlen_k)
-    return k, v, (offsets_q, offsets_k, None, None, num)
-
-
-def paged(
-    k: torch.Tensor, v: torch.Tensor, block_table: torch.Tensor, given: tuple, chunk: int, max_seqlen_q: int,
-    max_seqlen_k: int,
-) -> _Cut:  # fmt: skip
-    """As ragged(), of keys in pages."""
-    cu_q, _, used_q, used_k = given
+    of_q = lengths_of(cu_q, used_q)
+    if block_table is None:
+        of_k = lengths_of(cu_k, used_k)
+        offsets_q, offsets_k, num = cut(of_q, of_k, chunk, max_seqlen_q, max_seqlen_k)
+        return k, v, (offsets_q, offsets_k, None, None, num)
     capacity = block_table.shape[1] * k.shape[1]
     if used_k is None:
         used_k = torch.full((len(cu_q) - 1,), capacity, device=cu_q.device)
-    segments = cut_paged(lengths_of(cu_q, used_q), used_k.long(), chunk, max_seqlen_q, capacity)
+    segments = cut_paged(of_q, used_k.long(), chunk, max_seqlen_q, capacity)
     if chunk:
         width = min(chunk, capacity)
         k, v, block_table = single_keys(k, v, block_table, segments.first_key, width, segments.num)
