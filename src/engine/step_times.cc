@@ -32,8 +32,10 @@ class Step {
     for (std::size_t i = 0; i < tokens_.size(); ++i)
       tokens_[i] = static_cast<std::int32_t>(static_cast<std::int64_t>(i) * 7919 % vocab_size);
     part_.tokens = tokens_;
-    logits_.resize(static_cast<std::size_t>(vocab_size));
+    // As a session's, page-locked on a GPU.
+    logits_ = runner_.device().allocate_host(static_cast<std::size_t>(vocab_size) * sizeof(float));
   }
+  bool has_memory() const { return logits_.data() != nullptr; }
 
   // The seconds of the step without an operator; `operators`: all of the step.
   Result<double> time_without(std::string_view skipped,
@@ -41,7 +43,7 @@ class Step {
     model::OperatorRecorder recorder(runner_.decoder(), runner_.executor(), skipped);
     const Clock::time_point begin = Clock::now();
     // Logits on the host, so that the step has ended.
-    if (Status bad = runner_.forward_on(recorder, {&part_, 1}, logits_.data()))
+    if (Status bad = runner_.forward_on(recorder, {&part_, 1}, logits_.as<float>()))
       return std::move(*bad);
     const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     operators = recorder.take();
@@ -52,7 +54,7 @@ class Step {
   ModelRunner& runner_;
   ModelRunner::Part part_;
   std::vector<std::int32_t> tokens_;
-  std::vector<float> logits_;
+  Buffer logits_;
 };
 
 Result<StepTimes> time_operators(Step& step, std::int64_t num_rounds) {
@@ -100,8 +102,11 @@ Result<StepTimes> time_step(Session& session, std::int64_t num_tokens, std::int6
     return unsupported(
         "the session decodes with SparQ attention, whose operators are not timed; use a session "
         "without");
-  if (Status bad = cache.reserve(session.sequence(), num_tokens, nullptr)) return std::move(*bad);
   Step step(session, num_tokens);
+  if (!step.has_memory())
+    return Failure{ErrorCode::out_of_memory,
+                   "no memory for the logits of a token; close other programs"};
+  if (Status bad = cache.reserve(session.sequence(), num_tokens, nullptr)) return std::move(*bad);
   Result<StepTimes> times = time_operators(step, num_rounds);
   // Gives up the reserved slots.
   if (Status bad = cache.truncate(session.sequence(), length)) return std::move(*bad);

@@ -43,20 +43,6 @@ std::int64_t num_prefills(const Batch& batch, std::int64_t heads_per_group,
   return count;
 }
 
-// A weight type's rows as bf16.
-std::vector<std::uint16_t> bf16_rows(WeightType format, std::int64_t rows, std::int64_t columns,
-                                     const std::byte* blocks) {
-  const WeightTypeInfo& type = info_of(format);
-  const std::int64_t row_bytes = columns / type.block_elements * type.block_bytes;
-  std::vector<std::uint16_t> elements(static_cast<std::size_t>(rows * columns));
-  std::vector<float> row(static_cast<std::size_t>(columns));
-  for (std::int64_t r = 0; r < rows; ++r) {
-    dequantise(format, blocks + r * row_bytes, columns, row.data());
-    std::transform(row.begin(), row.end(), elements.begin() + r * columns, bf16_from_float);
-  }
-  return elements;
-}
-
 // Copies rows of `width` entries to rows of `padded_width`, the rest zeros.
 void pad_rows(std::span<const std::int32_t> rows, std::int64_t width, std::int64_t padded_width,
               std::int32_t* to) {
@@ -91,6 +77,7 @@ class CudaExecutor final : public Executor {
   Status end_step() override;
 
  private:
+  Status start();
   Status plan_attention(const KvView& kv, const AttentionSpec& spec);
   bool is_graph() const { return num_prefills_ == 0 && batch_->num_tokens() <= kMaxGraphTokens; }
   Status upload_batch(std::int64_t max_pages);
@@ -179,17 +166,20 @@ Result<Weight> CudaExecutor::prepare(WeightType format, std::int64_t rows, std::
                              bytes, id_)};
 }
 
-Status CudaExecutor::begin_step(const Batch& batch, const KvView& kv, const AttentionSpec& spec) {
-  if (mode_ == MatmulMode::fast && cublaslt_ == nullptr) {
+Status CudaExecutor::start() {
+  if (mode_ == MatmulMode::fast) {
     Result<cuda::OwnedCublasLt> cublaslt = cuda::make_cublaslt(id_);
     if (!cublaslt.ok()) return std::move(cublaslt.failure());
     cublaslt_ = std::move(cublaslt.value());
   }
-  if (stream_ == nullptr) {
-    Result<cuda::OwnedStream> stream = cuda::make_stream(id_);
-    if (!stream.ok()) return std::move(stream.failure());
-    stream_ = std::move(stream.value());
-  }
+  Result<cuda::OwnedStream> stream = cuda::make_stream(id_);
+  if (!stream.ok()) return std::move(stream.failure());
+  stream_ = std::move(stream.value());
+  return std::nullopt;
+}
+
+Status CudaExecutor::begin_step(const Batch& batch, const KvView& kv, const AttentionSpec& spec) {
+  if (stream_ == nullptr) HEADRACE_TRY(start());
   activations_.begin_step();
   batch_ = &batch;
   spec_ = &spec;

@@ -1,5 +1,6 @@
 #include "weights/dequantise.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/dtype.h"
@@ -144,6 +145,19 @@ void dequantise(WeightType type, const std::byte* data, std::int64_t elements, f
         break;
     }
   }
+}
+
+std::vector<std::uint16_t> bf16_rows(WeightType format, std::int64_t rows, std::int64_t columns,
+                                     const std::byte* blocks) {
+  const WeightTypeInfo& type = info_of(format);
+  const std::int64_t row_bytes = columns / type.block_elements * type.block_bytes;
+  std::vector<std::uint16_t> elements(static_cast<std::size_t>(rows * columns));
+  std::vector<float> row(static_cast<std::size_t>(columns));
+  for (std::int64_t r = 0; r < rows; ++r) {
+    dequantise(format, blocks + r * row_bytes, columns, row.data());
+    std::transform(row.begin(), row.end(), elements.begin() + r * columns, bf16_from_float);
+  }
+  return elements;
 }
 
 }  // namespace headrace

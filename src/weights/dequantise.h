@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "weights/weight_type.h"
 
@@ -11,5 +12,9 @@ namespace headrace {
 
 // data: whole blocks of `type` with `elements` values, any alignment. out: [elements].
 void dequantise(WeightType type, const std::byte* data, std::int64_t elements, float* out);
+
+// The rows of a matrix [rows, columns] as bf16; columns are whole blocks.
+std::vector<std::uint16_t> bf16_rows(WeightType format, std::int64_t rows, std::int64_t columns,
+                                     const std::byte* blocks);
 
 }  // namespace headrace

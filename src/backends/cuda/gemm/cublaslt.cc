@@ -215,6 +215,10 @@ Status CublasLt::plan(const Shape& s, Planned& planned) {
       status_of(api_.preference_set(preference.get(), cublaslt::kMaxWorkspaceBytes,
                                     &cublaslt::kWorkspaceBytes, sizeof cublaslt::kWorkspaceBytes),
                 "cublasLtMatmulPreferenceSetAttribute"));
+  HEADRACE_TRY(
+      status_of(api_.preference_set(preference.get(), cublaslt::kReductionSchemes,
+                                    &cublaslt::kFloatReductions, sizeof cublaslt::kFloatReductions),
+                "cublasLtMatmulPreferenceSetAttribute"));
   int attribute = cublaslt::kMinAlignmentOfA;
   for (const std::uint32_t alignment :
        {s.w_alignment, s.x_alignment, s.out_alignment, s.out_alignment})

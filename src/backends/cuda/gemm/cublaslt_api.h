@@ -16,7 +16,10 @@ inline constexpr int kReal32F = 0, kReal16F = 2, kReal16BF = 14;
 inline constexpr int kTransposed = 1;         // CUBLAS_OP_T
 inline constexpr int kTransA = 3;             // CUBLASLT_MATMUL_DESC_TRANSA
 inline constexpr int kMaxWorkspaceBytes = 1;  // CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES
-inline constexpr int kMinAlignmentOfA = 5;    // and of B, C and D the next three
+inline constexpr int kReductionSchemes = 3;   // CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK
+inline constexpr int kMinAlignmentOfA = 5;    // ..._MIN_ALIGNMENT_A_BYTES; B, C and D are the next
+// CUBLASLT_REDUCTION_SCHEME_INPLACE and _COMPUTE_TYPE: sums of split columns are floats.
+inline constexpr std::uint32_t kFloatReductions = 1 | 2;
 inline constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;  // NVIDIA's advice for Hopper
 
 struct Algorithm {
