@@ -111,6 +111,38 @@ TEST(ModelReports, InspectShowsEachSizeAndWhatFollowsFromIt) {
   EXPECT_EQ(summary["kv_cache_bytes_per_token"], 2 * 2 * 3 * (5 + 7)) << "f16 of K and of V";
 }
 
+// The sizes that a file may leave out, each of another number than what stands for it: 10 heads of
+// 40 / 10 numbers.
+TEST(ModelReports, InspectShowsWhatStandsForAMissingSize) {
+  const TemporaryFolder folder;
+  std::string whole = content_of(HEADRACE_GOLDEN_DIR "/tiny/tiny_llama_headdim32_q8_0.gguf");
+  const std::pair<const char*, unsigned char> sizes[] = {
+      {"block_count", 2},           {"embedding_length", 40},
+      {"attention.head_count", 10}, {"attention.head_count_kv", 3},
+      {"attention.key_length", 5},  {"attention.value_length", 7}};
+  for (const auto& [key, number] : sizes)
+    whole = with_number(whole, std::string("llama.") + key, number);
+  const auto summary_without = [&](const std::string& key) {
+    std::string bytes = whole;
+    if (!key.empty()) {
+      const std::size_t at = bytes.find("llama." + key + std::string("\4\0\0\0", 4));
+      EXPECT_NE(at, std::string::npos) << key;
+      bytes[at] = 'x';  // a key of no architecture
+    }
+    return json_of("inspect " + folder.file("other.gguf", bytes))["summary"][0];
+  };
+  const std::tuple<const char*, int, int, int> cases[] = {{"", 3, 5, 5 + 7},
+                                                          {"attention.head_count_kv", 10, 5, 5 + 7},
+                                                          {"attention.key_length", 3, 4, 4 + 7},
+                                                          {"attention.value_length", 3, 5, 5 + 4}};
+  for (const auto& [key, num_kv_heads, head_dim, dims] : cases) {
+    const auto summary = summary_without(key);
+    EXPECT_EQ(summary["num_kv_heads"], num_kv_heads) << key;
+    EXPECT_EQ(summary["head_dim"], head_dim) << key;
+    EXPECT_EQ(summary["kv_cache_bytes_per_token"], 2 * 2 * num_kv_heads * dims) << key;
+  }
+}
+
 TEST(ModelReports, BenchModelHasARowForEachTest) {
   const auto json = json_of("bench model -m " + kModel + " -p 8,16 -n 4 -t 1,2 -r 2 --no-ceilings");
   ASSERT_EQ(json["rows"].size(), 6u);

@@ -209,6 +209,41 @@ TEST(Work, CountsInputsAndOutputsOnce) {
   EXPECT_EQ(work_of(p).flops, 10. * 64 * work_of(p).exps);
 }
 
+// Every mask with fewer, as many and more queries than keys, beside a count of all pairs.
+TEST(Work, CountsTheKeysThatSomeQuerySees) {
+  for (const std::int32_t causal :
+       {HEADRACE_CAUSAL_NONE, HEADRACE_CAUSAL_BOTTOM_RIGHT, HEADRACE_CAUSAL_TOP_LEFT})
+    for (const std::int64_t left : {-1, 0, 3, 30, 1000})
+      for (const std::int64_t right : {-1, 0, 5, 60})
+        for (const auto& [seqlen_q, seqlen_k] : {std::pair{100, 40}, {40, 40}, {40, 100}, {1, 9}}) {
+          Problem p = problem_of(1, 4, 2, 64);
+          p.seqlen_q = seqlen_q;
+          p.seqlen_k = seqlen_k;
+          p.causal = causal;
+          p.window_left = left;
+          p.window_right = right;
+          std::int64_t pairs = 0, first = seqlen_k, end = 0;
+          for (std::int64_t i = 0; i < seqlen_q; ++i)
+            for (std::int64_t j = 0; j < seqlen_k; ++j) {
+              const std::int64_t at =
+                  causal == HEADRACE_CAUSAL_TOP_LEFT ? i : i + seqlen_k - seqlen_q;
+              const bool is_hidden = (causal != HEADRACE_CAUSAL_NONE && j > at) ||
+                                     (left >= 0 && j < at - left) || (right >= 0 && j > at + right);
+              if (is_hidden) continue;
+              ++pairs;
+              first = std::min(first, j);
+              end = std::max(end, j + 1);
+            }
+          const Work work = work_of(p);
+          const auto seen = static_cast<double>(std::max<std::int64_t>(end - first, 0));
+          EXPECT_EQ(work.exps, 4. * static_cast<double>(pairs));
+          EXPECT_EQ(work.flops, 4. * 4 * 64 * static_cast<double>(pairs));
+          EXPECT_EQ(work.bytes, 2. * 2 * 64 * (4. * static_cast<double>(seqlen_q) + 2 * seen))
+              << "causal " << causal << ", window " << left << ' ' << right << ", " << seqlen_q
+              << " queries, " << seqlen_k << " keys";
+        }
+}
+
 TEST(Work, ADecodeReadsTheKeysOfItsWindow) {
   Problem p = problem_of(4096, 8, 8, 128);
   p.seqlen_q = 1;
