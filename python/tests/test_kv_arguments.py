@@ -126,3 +126,21 @@ def test_metadata_and_positions_without_tables_change_nothing():
         for m, r in ((None, None), (metadata, lengths))
     ]
     assert torch.equal(*calls)
+
+
+def test_without_an_order_queries_rotate_at_one_place():
+    """The tables need no positions past the first for them: five queries after two keys, one new key."""
+    cache = [make((1, 16, 2, 8), torch.float32, "cpu", seed) for seed in (1, 2)]
+    q, k, v = make((1, 5, 2, 8)), make((1, 1, 2, 8), seed=3), make((1, 1, 2, 8), seed=4)
+    angles = make((16, 4))
+    outs = [
+        ht.flash_attn_with_kvcache(
+            q, *(x.clone() for x in cache), k, v, torch.cos(angles)[:n], torch.sin(angles)[:n], int32([2])
+        )
+        for n in (16, 3)
+    ]
+    torch.testing.assert_close(outs[1], outs[0], rtol=0, atol=0)
+    with pytest.raises(ValueError, match="must be at least 7, the position after the last of sequence 0"):
+        ht.flash_attn_with_kvcache(
+            q, *cache, k, v, torch.cos(angles)[:3], torch.sin(angles)[:3], int32([2]), causal=True
+        )

@@ -90,7 +90,7 @@ def _check_new(
 def _check_room(
     k_cache: torch.Tensor,
     num_new: torch.Tensor,
-    num_rows: torch.Tensor,
+    num_turned: torch.Tensor,
     lengths: torch.Tensor,
     starts: torch.Tensor,
     pages: torch.Tensor | None,
@@ -98,7 +98,7 @@ def _check_room(
     rotary: torch.Tensor | None,
 ) -> None:
     """Before anything is written, on the CPU; the kernel of a GPU reports such indices when it finds them."""
-    counts, added, rows = lengths.tolist(), num_new.tolist(), num_rows.tolist()
+    counts, added, rows = lengths.tolist(), num_new.tolist(), num_turned.tolist()
     for i, count in enumerate(counts):
         if count < 0 or count + added[i] > capacity:
             raise ValueError(
@@ -422,11 +422,12 @@ def flash_attn_with_kvcache(
         if rotary_seqlens is not None and rotary_cos is not None:
             starts = _lengths("rotary_seqlens", rotary_seqlens, batch, q.device, capacity)
         rows, new = _rows_of(q, batch, cu_seqlens_q), _rows_of(k, batch, cu_seqlens_k_new)
+        has_order = causal or left >= 0 or right >= 0 or attention_chunk > 0
         if not (q.is_cuda and _has_kernel(k_cache, v_cache)):
-            _check_room(k_cache, new.counts, rows.counts, lengths, starts, pages, capacity, rotary_cos)
+            turned = rows.counts if has_order else rows.counts.clamp(max=1)  # without an order all rows have one place
+            _check_room(k_cache, new.counts, turned, lengths, starts, pages, capacity, rotary_cos)
         rotary = None
         if rotary_cos is not None and rotary_sin is not None:
-            has_order = causal or left >= 0 or right >= 0 or attention_chunk > 0
             first = starts.long()
             places = first[rows.sequence] + rows.place * int(has_order), first[new.sequence] + new.place
             rotary = _Rotary(rotary_cos, rotary_sin, *places, rotary_interleaved)
