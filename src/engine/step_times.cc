@@ -37,16 +37,18 @@ class Step {
   }
   bool has_memory() const { return logits_.data() != nullptr; }
 
-  // The seconds of the step without an operator; `operators`: all of the step.
+  // The seconds of the step without an operator. `operators`: if not null, receives all of the
+  // step.
   Result<double> time_without(std::string_view skipped,
-                              std::vector<model::OperatorCost>& operators) {
-    model::OperatorRecorder recorder(runner_.decoder(), runner_.executor(), skipped);
+                              std::vector<model::OperatorCost>* operators) {
+    model::OperatorRecorder recorder(runner_.decoder(), runner_.executor(), skipped,
+                                     operators != nullptr);
     const Clock::time_point begin = Clock::now();
     // Logits on the host, so that the step has ended.
     if (Status bad = runner_.forward_on(recorder, {&part_, 1}, logits_.as<float>()))
       return std::move(*bad);
     const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-    operators = recorder.take();
+    if (operators != nullptr) *operators = recorder.take();
     return seconds;
   }
 
@@ -60,10 +62,7 @@ class Step {
 Result<StepTimes> time_operators(Step& step, std::int64_t num_rounds) {
   StepTimes times;
   const auto time_without = [&](std::string_view name) {
-    std::vector<model::OperatorCost> operators;
-    Result<double> seconds = step.time_without(name, operators);
-    if (times.operators.empty()) times.operators = std::move(operators);
-    return seconds;
+    return step.time_without(name, times.operators.empty() ? &times.operators : nullptr);
   };
   std::vector<double> whole;
   std::vector<std::vector<double>> saved;  // by each operator

@@ -173,7 +173,7 @@ TEST(StepTimes, ASkippedOperatorAloneIsNotRun) {
   const auto calls_without = [&](const std::string& skipped) {
     Listener listener(runner.executor());
     listener.name_products(*model.decoder);
-    model::OperatorRecorder recorder(*model.decoder, listener, skipped);
+    model::OperatorRecorder recorder(*model.decoder, listener, skipped, true);
     EXPECT_FALSE(runner.forward_on(recorder, {&part, 1}, logits.data()));
     operators = recorder.take();
     return listener.calls;

@@ -10,6 +10,8 @@
 namespace headrace::model {
 namespace {
 
+constexpr std::string_view kGateUpSwiglu = "linear gate_up, swiglu";
+
 double bytes_of_rows(const Rows& rows) {
   return static_cast<double>(bytes_of(rows.num_rows, rows.width, rows.dtype));
 }
@@ -39,7 +41,8 @@ Status OperatorRecorder::begin_step(const Batch& batch, const KvView& kv,
   kv_ = kv;
   spec_ = &spec;
   const std::int64_t rows = batch.max_seqlen_q * (spec.num_heads / kv.shape.num_kv_heads);
-  HEADRACE_TRY(plan_step(size_of(batch), num_splits_of(info_, rows), kv, spec, info_, plan_));
+  if (is_listed_)
+    HEADRACE_TRY(plan_step(size_of(batch), num_splits_of(info_, rows), kv, spec, info_, plan_));
   return executor_ == nullptr ? std::nullopt : executor_->begin_step(batch, kv, spec);
 }
 
@@ -49,15 +52,15 @@ Status OperatorRecorder::end_step() {
 
 // ---- the operators
 
-template <class Run>
-Status OperatorRecorder::pass(OperatorCost call, Run run) {
-  const bool is_run = executor_ != nullptr && call.name != skipped_;
-  add(std::move(call));
-  return is_run ? run(*executor_) : std::nullopt;
+template <class Cost, class Run>
+Status OperatorRecorder::pass(std::string_view name, Cost cost, Run run) {
+  if (is_listed_) add(name, cost());
+  return executor_ != nullptr && name != skipped_ ? run(*executor_) : std::nullopt;
 }
 
-void OperatorRecorder::add(OperatorCost call) {
-  const auto at = std::ranges::find(costs_, call.name, &OperatorCost::name);
+void OperatorRecorder::add(std::string_view name, OperatorCost call) {
+  const auto at = std::ranges::find(costs_, name, &OperatorCost::name);
+  call.name = name;
   call.num_calls = 1;
   if (at == costs_.end()) {
     costs_.push_back(std::move(call));
@@ -70,86 +73,106 @@ void OperatorRecorder::add(OperatorCost call) {
 
 Status OperatorRecorder::embed(const Weight& embedding, const Rows& out) {
   const double row = weight_bytes(embedding) / static_cast<double>(embedding.rows);
-  return pass({.name = "embed",
-               .kernel = elementwise_kernel(info_, "gather_rows"),
-               .bytes = row * static_cast<double>(out.num_rows) + bytes_of_rows(out)},
-              [&](Executor& executor) { return executor.embed(embedding, out); });
+  return pass(
+      "embed",
+      [&] {
+        return OperatorCost{.kernel = elementwise_kernel(info_, "gather_rows"),
+                            .bytes = row * static_cast<double>(out.num_rows) + bytes_of_rows(out)};
+      },
+      [&](Executor& executor) { return executor.embed(embedding, out); });
 }
 
 Status OperatorRecorder::gather(const Rows& x, const Rows& out) {
-  return pass({.name = "gather",
-               .kernel = elementwise_kernel(info_, "gather_rows"),
-               .bytes = 2 * bytes_of_rows(out)},
-              [&](Executor& executor) { return executor.gather(x, out); });
+  return pass(
+      "gather",
+      [&] {
+        return OperatorCost{.kernel = elementwise_kernel(info_, "gather_rows"),
+                            .bytes = 2 * bytes_of_rows(out)};
+      },
+      [&](Executor& executor) { return executor.gather(x, out); });
 }
 
 Status OperatorRecorder::rms_norm(const Rows& x, const Buffer& weight, float eps, const Rows& out) {
-  return pass({.name = "rms_norm",
-               .kernel = elementwise_kernel(info_, "rms_norm"),
-               .bytes = bytes_of_rows(x) + bytes_of_rows(out) +
-                        static_cast<double>(x.width) * sizeof(float)},
-              [&](Executor& executor) { return executor.rms_norm(x, weight, eps, out); });
+  return pass(
+      "rms_norm",
+      [&] {
+        return OperatorCost{.kernel = elementwise_kernel(info_, "rms_norm"),
+                            .bytes = bytes_of_rows(x) + bytes_of_rows(out) +
+                                     static_cast<double>(x.width) * sizeof(float)};
+      },
+      [&](Executor& executor) { return executor.rms_norm(x, weight, eps, out); });
 }
 
 // A product of gate and up that computes SwiGLU too writes that result alone.
 Status OperatorRecorder::linear(const Linear& call) {
   const bool has_bias = call.bias != nullptr;
   has_swiglu_ = call.weights.size() == 2 && has_swiglu(info_, mode(), call.x.num_rows, has_bias);
-  OperatorCost cost{
-      .name = "linear " + name_of(call),
-      .kernel = product_kernel(info_, mode(), call.weights[0].format, call.x.num_rows, has_bias),
-      .bytes = bytes_of_rows(call.x) +
-               (call.accumulate ? 2 : 1) * bytes_of_rows(call.out) / (has_swiglu_ ? 2 : 1),
-      .flops = 2 * static_cast<double>(call.x.num_rows) * static_cast<double>(call.x.width) *
-               static_cast<double>(call.out.width)};
-  for (const Weight& weight : call.weights) cost.bytes += weight_bytes(weight);
-  return pass(std::move(cost), [&](Executor& executor) { return executor.linear(call); });
+  const auto cost = [&] {
+    OperatorCost c{
+        .kernel = product_kernel(info_, mode(), call.weights[0].format, call.x.num_rows, has_bias),
+        .bytes = bytes_of_rows(call.x) +
+                 (call.accumulate ? 2 : 1) * bytes_of_rows(call.out) / (has_swiglu_ ? 2 : 1),
+        .flops = 2 * static_cast<double>(call.x.num_rows) * static_cast<double>(call.x.width) *
+                 static_cast<double>(call.out.width)};
+    for (const Weight& weight : call.weights) c.bytes += weight_bytes(weight);
+    return c;
+  };
+  return pass(name_of(call), cost, [&](Executor& executor) { return executor.linear(call); });
 }
 
-std::string OperatorRecorder::name_of(const Linear& call) const {
-  if (call.weights.size() == 3) return "qkv";
-  if (call.weights.size() == 2) return has_swiglu_ ? "gate_up, swiglu" : "gate_up";
-  if (call.weights.data() == &decoder_.output_matrix()) return "logits";
-  return call.x.width == decoder_.config.ffn_size ? "down" : "attn_output";
+std::string_view OperatorRecorder::name_of(const Linear& call) const {
+  if (call.weights.size() == 3) return "linear qkv";
+  if (call.weights.size() == 2) return has_swiglu_ ? kGateUpSwiglu : "linear gate_up";
+  if (call.weights.data() == &decoder_.output_matrix()) return "linear logits";
+  return call.x.width == decoder_.config.ffn_size ? "linear down" : "linear attn_output";
 }
 
 Status OperatorRecorder::swiglu(const Rows& gate_up, const Rows& out) {
   const auto run = [&](Executor& executor) { return executor.swiglu(gate_up, out); };
   if (!has_swiglu_)
-    return pass({.name = "swiglu",
-                 .kernel = elementwise_kernel(info_, "swiglu"),
-                 .bytes = bytes_of_rows(gate_up) + bytes_of_rows(out)},
-                run);
+    return pass(
+        "swiglu",
+        [&] {
+          return OperatorCost{.kernel = elementwise_kernel(info_, "swiglu"),
+                              .bytes = bytes_of_rows(gate_up) + bytes_of_rows(out)};
+        },
+        run);
   // Counted with the product before it.
-  const bool is_run = executor_ != nullptr && skipped_ != "linear gate_up, swiglu";
+  const bool is_run = executor_ != nullptr && skipped_ != kGateUpSwiglu;
   return is_run ? run(*executor_) : std::nullopt;
 }
 
 Status OperatorRecorder::rope_append(const Rows& qkv, std::int64_t layer, const Rows& q) {
   const std::int64_t num_recent = kv_.shape.has_codes() ? qkv.num_rows : 0;
-  return pass({.name = "rope_append",
-               .kernel = elementwise_kernel(info_, "kv_append"),
-               .bytes = bytes_of_rows(qkv) + bytes_of_rows(q) + stored_bytes(qkv.num_rows) +
-                        whole_bytes(num_recent)},
-              [&](Executor& executor) { return executor.rope_append(qkv, layer, q); });
+  return pass(
+      "rope_append",
+      [&] {
+        return OperatorCost{.kernel = elementwise_kernel(info_, "kv_append"),
+                            .bytes = bytes_of_rows(qkv) + bytes_of_rows(q) +
+                                     stored_bytes(qkv.num_rows) + whole_bytes(num_recent)};
+      },
+      [&](Executor& executor) { return executor.rope_append(qkv, layer, q); });
 }
 
 // A query sees the keys up to its own position, at most `window` of them.
 Status OperatorRecorder::attention(const Rows& q, std::int64_t layer, const Rows& out) {
-  const std::int64_t window =
-      spec_->window > 0 ? spec_->window : std::numeric_limits<std::int64_t>::max();
-  const std::int64_t seqlen_q = batch_->max_seqlen_q, seqlen_k = batch_->max_seqlen_k;
-  double visible = 0;
-  for (std::int64_t i = 1; i <= seqlen_q; ++i)
-    visible += static_cast<double>(std::min(window, seqlen_k - seqlen_q + i));
-  const std::int64_t first = std::max<std::int64_t>(seqlen_k - seqlen_q + 1 - window, 0);
-  const auto num_seqs = static_cast<double>(batch_->num_seqs());
-  return pass({.name = "attention",
-               .kernel = std::string(plan_.kernel->name),
-               .bytes = num_seqs * read_bytes(first, seqlen_q, seqlen_k) + bytes_of_rows(q) +
-                        bytes_of_rows(out),
-               .flops = 2 * static_cast<double>(kv_.shape.head_dim + kv_.shape.head_dim_v) *
-                        static_cast<double>(spec_->num_heads) * visible * num_seqs},
+  const auto cost = [&] {
+    const std::int64_t window =
+        spec_->window > 0 ? spec_->window : std::numeric_limits<std::int64_t>::max();
+    const std::int64_t seqlen_q = batch_->max_seqlen_q, seqlen_k = batch_->max_seqlen_k;
+    double visible = 0;
+    for (std::int64_t i = 1; i <= seqlen_q; ++i)
+      visible += static_cast<double>(std::min(window, seqlen_k - seqlen_q + i));
+    const std::int64_t first = std::max<std::int64_t>(seqlen_k - seqlen_q + 1 - window, 0);
+    const auto num_seqs = static_cast<double>(batch_->num_seqs());
+    return OperatorCost{.kernel = std::string(plan_.kernel->name),
+                        .bytes = num_seqs * read_bytes(first, seqlen_q, seqlen_k) +
+                                 bytes_of_rows(q) + bytes_of_rows(out),
+                        .flops = 2 *
+                                 static_cast<double>(kv_.shape.head_dim + kv_.shape.head_dim_v) *
+                                 static_cast<double>(spec_->num_heads) * visible * num_seqs};
+  };
+  return pass("attention", cost,
               [&](Executor& executor) { return executor.attention(q, layer, out); });
 }
 

@@ -13,19 +13,21 @@
 namespace headrace::model {
 
 // The list is that of Decoder::forward(). With an executor the operators are run on it too, but for
-// those named `skipped`, whose outputs keep their contents.
+// those named `skipped`, whose outputs keep their contents; a step that is timed makes no list.
 class OperatorRecorder final : public Executor {
  public:
   // `device` is what the operators are counted for; it need not be present, as long as there is no
   // executor. `memory` is what device() returns.
   OperatorRecorder(const Decoder& decoder, const DeviceInfo& device, Device& memory)
       : decoder_(decoder), info_(device), memory_(memory) {}
-  OperatorRecorder(const Decoder& decoder, Executor& executor, std::string_view skipped)
+  OperatorRecorder(const Decoder& decoder, Executor& executor, std::string_view skipped,
+                   bool is_listed)
       : decoder_(decoder),
         info_(executor.device().info()),
         memory_(executor.device()),
         executor_(&executor),
-        skipped_(skipped) {}
+        skipped_(skipped),
+        is_listed_(is_listed) {}
 
   std::vector<OperatorCost> take() { return std::move(costs_); }
 
@@ -51,17 +53,18 @@ class OperatorRecorder final : public Executor {
   double whole_bytes(std::int64_t num_tokens) const;
   double stored_bytes(std::int64_t num_tokens) const;
   double read_bytes(std::int64_t first, std::int64_t seqlen_q, std::int64_t seqlen_k) const;
-  std::string name_of(const Linear& call) const;
-  void add(OperatorCost call);
-  // Counts a call, and runs it.
-  template <class Run>
-  Status pass(OperatorCost call, Run run);
+  std::string_view name_of(const Linear& call) const;
+  void add(std::string_view name, OperatorCost call);
+  // Lists a call, and runs it.
+  template <class Cost, class Run>
+  Status pass(std::string_view name, Cost cost, Run run);
 
   const Decoder& decoder_;
   const DeviceInfo info_;
   Device& memory_;
   Executor* const executor_ = nullptr;
-  const std::string skipped_;
+  const std::string_view skipped_;  // of the caller
+  const bool is_listed_ = true;
   std::vector<OperatorCost> costs_;
   const Batch* batch_ = nullptr;
   const AttentionSpec* spec_ = nullptr;

@@ -23,8 +23,8 @@ struct StepShape {
 
 // All calls of an operator in the step.
 struct OperatorCost {
-  std::string name;    // "linear qkv"
-  std::string kernel;  // "cuda_sm90_decode"
+  std::string name = {};    // "linear qkv"
+  std::string kernel = {};  // "cuda_sm90_decode"
   std::int64_t num_calls = 0;
   double bytes = 0;  // inputs and outputs, each once: weights, activations, cached keys and values
   double flops = 0;  // of products and attention
