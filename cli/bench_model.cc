@@ -156,7 +156,7 @@ class Bench {
     return device;
   }
 
-  // An answer's steps are those of one token.
+  // An answer's steps are those of one token: short, so the median is of more of them.
   void time_operators(Session& session, const std::string& test, std::int64_t num_tokens,
                       int num_threads) {
     show_line(test + " by operator");

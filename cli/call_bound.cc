@@ -19,6 +19,21 @@ const Ceiling* fastest(const std::vector<Ceiling>& ceilings, CeilingKind kind,
   return best;
 }
 
+// The ceiling that an amount of work needs most of its time for, so far.
+struct Least {
+  const std::vector<Ceiling>& ceilings;
+  double seconds = 0;
+  std::string bound = {};
+
+  void raise(CeilingKind kind, std::string_view resource, std::string_view operation,
+             double amount) {
+    const Ceiling* c = fastest(ceilings, kind, resource, operation);
+    if (c == nullptr || amount / c->value <= seconds) return;
+    seconds = amount / c->value;
+    bound = c->resource + ' ' + c->operation;
+  }
+};
+
 // Products of a call: the operation of the ceiling, and how many of it stand for one.
 struct Products {
   std::string_view resource, operation;
@@ -69,25 +84,6 @@ std::vector<Roof> compute_roofs(const std::vector<Ceiling>& ceilings) {
   }
   return roofs;
 }
-
-namespace {
-
-// The ceiling that an amount of work needs most of its time for, so far.
-struct Least {
-  const std::vector<Ceiling>& ceilings;
-  double seconds = 0;
-  std::string bound = {};
-
-  void raise(CeilingKind kind, std::string_view resource, std::string_view operation,
-             double amount) {
-    const Ceiling* c = fastest(ceilings, kind, resource, operation);
-    if (c == nullptr || amount / c->value <= seconds) return;
-    seconds = amount / c->value;
-    bound = c->resource + ' ' + c->operation;
-  }
-};
-
-}  // namespace
 
 CallBound bound_of(const AttentionShape& shape, std::string_view kernel,
                    const std::vector<Ceiling>& ceilings) {

@@ -462,6 +462,6 @@ HEADRACE_API headrace_status headrace_session_beam_search(headrace_session* sess
 } /* extern "C" */
 #endif
 
-#include "headrace/step.h" /* was a part of this header */
+#include "headrace/step.h" /* for programs that include this header alone */
 
 #endif /* HEADRACE_MODEL_H_ */
