@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include <algorithm>
 #include <type_traits>
 
 #include "backends/cpu/attention/flash/config.h"
@@ -44,12 +45,12 @@ class Fetch {
   template <int kLines>  // equal in all calls; a call would spill the sums of the loop around it
   [[gnu::always_inline]] void lines() {
     static_assert(kStreams % kLines == 0);
-    const int first = kLines < kStreams ? stream_ : 0;
+    const int64_t first = kLines < kStreams ? stream_ : 0;
 #pragma GCC unroll 4
     for (int i = 0; i < kLines; ++i)
       __builtin_prefetch(lines_[first + i], 0, 2);  // into the L2 cache
     if constexpr (kLines < kStreams) {
-      stream_ = (stream_ + kLines) % kStreams;
+      stream_ = (stream_ + kLines) & (kStreams - 1);
       if (stream_ != 0) return;
     }
     lines_.next();
@@ -58,7 +59,7 @@ class Fetch {
  private:
   static constexpr int kStreams = 4;
   typename Rows::Lines lines_;
-  int stream_ = 0;  // next stream
+  int64_t stream_ = 0;  // next stream
 };
 
 // The rows of K or of V in a product.
@@ -104,9 +105,9 @@ inline void store_sums(const typename Vec::F* acc, float* s) {
 // vectors) and kKeys rows of K from `key`. With kFetch, prefetches as many lines of `next` except
 // one per row, which is left to fetch_rest().
 template <class Isa, int kRows, int kKeys, bool kFetch, class Rows, class Next>
-[[gnu::noinline]] inline void dot_rows(const typename Isa::Unit* q, int64_t q_stride,
-                                       const Operands<Rows>& keys, Fetch<Next>& next, int64_t key,
-                                       float* s) {
+[[gnu::always_inline]] inline void dot_keys(const typename Isa::Unit* q, int64_t q_stride,
+                                            const Operands<Rows>& keys, Fetch<Next>& next,
+                                            int64_t key, float* s) {
   using Vec = typename Isa::Vec;
   using E = typename Rows::Element;
   constexpr int64_t kStep = Vec::kWidth * Isa::kPair, kLine = 64 / sizeof(E);
@@ -164,6 +165,18 @@ template <class Isa, int kRows, int kKeys, bool kFetch, class Rows, class Next>
   store_sums<Vec, kRows, kKeys>(acc, s + key);
 }
 
+// dot_keys() of the keys [begin, end), kKeys at a time. A function of its own: in one function the
+// sums of several blocks of rows spill each other's registers.
+template <class Isa, int kRows, int kKeys, bool kFetch, class Rows, class Next>
+[[gnu::noinline]] inline void dot_rows(const typename Isa::Unit* q, int64_t q_stride,
+                                       const Operands<Rows>& keys, Fetch<Next>& next, int64_t begin,
+                                       int64_t end, float* s) {
+  Fetch<Next> fetch = next;  // a copy stays in registers; `next` is stored after each line
+  for (int64_t key = begin; key < end; key += kKeys)
+    dot_keys<Isa, kRows, kKeys, kFetch>(q, q_stride, keys, fetch, key, s);
+  if constexpr (kFetch) next = fetch;
+}
+
 // Loads kVectors vectors of a row, each block in the order of load_block().
 template <class Isa, int kVectors, class E>
 inline void load_blocks(const E* at, typename Isa::Vec::F (&row)[kVectors]) {
@@ -187,6 +200,20 @@ inline void set_zero(typename Vec::F (&acc)[kRows][kVectors]) {
   }
 }
 
+// o[kRows][kVectors vectors] = o * row_scale + acc
+template <class Vec, int kRows, int kVectors>
+[[gnu::always_inline]] inline void add_to_rows(const typename Vec::F (&acc)[kRows][kVectors],
+                                               float* o, int64_t o_stride, const float* row_scale) {
+#pragma GCC unroll 4
+  for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      float* out = o + i * o_stride + v * Vec::kWidth;
+      Vec::store(out, Vec::fma(Vec::load(out), Vec::set1(row_scale[i]), acc[i][v]));
+    }
+  }
+}
+
 // Columns [c, c + kVectors vectors) of o[kRows][head_dim_v] = o * row_scale + P V over values
 // [begin, count). With kFetch, prefetches as many lines of `next`.
 template <class Isa, int kRows, int kVectors, bool kFetch, class Rows, class Next>
@@ -198,6 +225,8 @@ template <class Isa, int kRows, int kVectors, bool kFetch, class Rows, class Nex
   constexpr int64_t kW = Vec::kWidth, kLine = 64 / sizeof(E), kKeys = Isa::kKeysAtOnce;
   typename Vec::F acc[kRows][kVectors];
   set_zero<Vec>(acc);
+  // A copy as in dot_rows() where lines() chooses a stream. Elsewhere (AVX-512) it is not faster.
+  std::conditional_t<(kKeys < 4), Fetch<Next>, Fetch<Next>&> fetch = next;
   const auto add = [&](auto load) __attribute__((always_inline)) {
     const bool is_new_line = kVectors * kW % kLine == 0 || c % kLine == 0;
     const auto add_key = [&](int64_t key) __attribute__((always_inline)) {
@@ -217,7 +246,7 @@ template <class Isa, int kRows, int kVectors, bool kFetch, class Rows, class Nex
     for (; key + kKeys <= values.count; key += kKeys) {
       if (kFetch && is_new_line) {
 #pragma GCC unroll 4
-        for (int64_t line = 0; line < kVectors * kW; line += kLine) next.template lines<kKeys>();
+        for (int64_t line = 0; line < kVectors * kW; line += kLine) fetch.template lines<kKeys>();
       }
 #pragma GCC unroll 4
       for (int k = 0; k < kKeys; ++k) add_key(key + k);
@@ -240,14 +269,8 @@ template <class Isa, int kRows, int kVectors, bool kFetch, class Rows, class Nex
       for (int v = 0; v < kVectors; ++v) row[v] = load_columns<Vec>(at + v * kW, left - v * kW);
     });
   }
-#pragma GCC unroll 4
-  for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      float* out = o + i * o_stride + c + v * kW;
-      Vec::store(out, Vec::fma(Vec::load(out), Vec::set1(row_scale[i]), acc[i][v]));
-    }
-  }
+  add_to_rows<Vec>(acc, o + c, o_stride, row_scale);
+  if constexpr (kFetch) next = fetch;
 }
 
 // All columns: as many at once as registers allow, the last ones in blocks of kNv vectors.
@@ -267,10 +290,15 @@ struct RowBlock {
   static constexpr int rows = kRows;
   static constexpr bool is_first = kIsFirst;
 };
+inline constexpr int64_t kBlockRows = 4;
+// Keys after which the next block of rows takes its turn. Of all 64 keys of a tile the first block
+// would prefetch in bursts: f32 keys from memory 8 % slower. A call for each kKeys keys: 4 to 7 %.
+template <class E>
+inline constexpr int64_t kTurnKeys = 32 / sizeof(E);
 // Calls body(first_row, RowBlock) for blocks of rows: the first of 1 to 4, the others of 4.
 template <class Body>
 inline void for_row_blocks(int64_t rows, Body body) {
-  int64_t i = 1 + (rows - 1) % 4;
+  int64_t i = 1 + (rows - 1) % kBlockRows;
   switch (i) {
     case 1:
       body(0, RowBlock<1, true>{});
@@ -285,7 +313,7 @@ inline void for_row_blocks(int64_t rows, Body body) {
       body(0, RowBlock<4, true>{});
       break;
   }
-  for (; i < rows; i += 4) body(i, RowBlock<4, false>{});
+  for (; i < rows; i += kBlockRows) body(i, RowBlock<4, false>{});
 }
 
 // s[rows][keys.count] = Q K^T; meanwhile prefetches as many lines of `next`, except those left to
@@ -294,18 +322,20 @@ template <class Isa, class Rows, class Next>
 inline void direct_scores(const typename Isa::Unit* q, int64_t q_stride, int64_t rows,
                           const Operands<Rows>& keys, Fetch<Next>& next, float* s) {
   constexpr int kKeys = Isa::kKeysAtOnce;
-  int64_t key = 0;
-  for (; key + kKeys <= keys.count; key += kKeys) {
+  static_assert(kTurnKeys<typename Rows::Element> % kKeys == 0);
+  const int64_t whole = keys.count / kKeys * kKeys;
+  const int64_t step = rows <= kBlockRows ? kDirectKeys : kTurnKeys<typename Rows::Element>;
+  for (int64_t key = 0; key < whole; key += step) {
+    const int64_t end = std::min(key + step, whole);
     for_row_blocks(
         rows, [&](int64_t i, auto block) __attribute__((always_inline)) {
           dot_rows<Isa, block.rows, kKeys, block.is_first>(q + i * q_stride, q_stride, keys, next,
-                                                           key, s + i * kDirectKeys);
+                                                           key, end, s + i * kDirectKeys);
         });
   }
-  for (; key < keys.count; ++key) {
-    for (int64_t i = 0; i < rows; ++i)
-      dot_rows<Isa, 1, 1, false>(q + i * q_stride, q_stride, keys, next, key, s + i * kDirectKeys);
-  }
+  for (int64_t i = 0; whole < keys.count && i < rows; ++i)
+    dot_rows<Isa, 1, 1, false>(q + i * q_stride, q_stride, keys, next, whole, keys.count,
+                               s + i * kDirectKeys);
 }
 
 // Prefetches the lines of `next` that direct_scores() of `num_keys` keys left, a fraction for each

@@ -16,13 +16,12 @@ constexpr int64_t kMaxHeadsPerTask =
 // An instance and its requirements for selection.
 struct Target {
   const Instance& instance;
-  uint32_t isa;          // headrace_cpu_isa bits, 0: any machine
-  const char* isa_text;  // "AVX2 and FMA"
+  uint32_t isa;             // headrace_cpu_isa bits, 0: any machine
+  const char* isa_refusal;  // "needs a CPU with AVX2 and FMA": most plans make one of these
 };
 
 std::string refuses(const Target& target, const Problem& p, const DeviceInfo& device) {
-  if ((device.cpu_isa & target.isa) != target.isa)
-    return format_text("needs a CPU with {}", target.isa_text);
+  if ((device.cpu_isa & target.isa) != target.isa) return target.isa_refusal;
   if (p.dtype < 0 || p.dtype > 2)
     return format_text("supports f32, f16 and bf16, not {}", dtype_name(dtype_of(p)));
   if (target.instance.task_body[p.dtype] == nullptr)
@@ -66,10 +65,14 @@ Tile choose_tile(const Problem& p, const IsaShape& isa, const DeviceInfo& device
   Tile tile = largest_tile(p, device.l2_bytes);
   const int64_t rows = std::max<int64_t>(p.seqlen_q * group_size(p), 1);
   const int64_t heads = std::max<int64_t>(p.batch * p.num_kv_heads, 1);
-  const int64_t wanted_tiles = ceil_div<int64_t>(4 * num_threads, heads);
-  const int64_t fair = round_up<int64_t>(ceil_div(rows, wanted_tiles), isa.tile_rows);
   const int64_t least =
       std::min(path == Path::direct ? kMaxHeadsPerTask * kDirectRows : kSplitRows, tile.m);
+  if (rows <= least) {
+    tile.m = least;
+    return tile;
+  }
+  const int64_t wanted_tiles = ceil_div<int64_t>(4 * num_threads, heads);
+  const int64_t fair = round_up<int64_t>(ceil_div(rows, wanted_tiles), isa.tile_rows);
   tile.m = std::clamp<int64_t>(fair, least, tile.m);
   tile.m = std::max(even_rows(rows, tile.m, isa), least);
   const int64_t tiles = ceil_div(rows, tile.m);
@@ -268,8 +271,8 @@ constexpr Kernel make_backward_kernel(std::string_view name, std::string_view su
 
 // The kernels of each architecture; the scalar ones run everywhere.
 
-constexpr Target kScalar{scalar::kInstance, 0, "any instruction set"};
-constexpr Target kScalarBackward{scalar::kBackwardInstance, kScalar.isa, kScalar.isa_text};
+constexpr Target kScalar{scalar::kInstance, 0, ""};
+constexpr Target kScalarBackward{scalar::kBackwardInstance, kScalar.isa, kScalar.isa_refusal};
 
 const Kernel kScalarKernel = make_kernel<kScalar>(
     "cpu_scalar_fwd", "tiled online softmax, f32 f16 bf16, every feature, any CPU");
@@ -278,16 +281,17 @@ const Kernel kScalarBackwardKernel = make_backward_kernel<kScalarBackward>(
 
 #if defined(__x86_64__)
 
-constexpr Target kAvx2{avx2::kInstance, HEADRACE_ISA_AVX2, "AVX2, FMA and F16C"};
-constexpr Target kAvx512{avx512::kInstance, HEADRACE_ISA_AVX512, "AVX-512 F, BW, DQ and VL"};
+constexpr Target kAvx2{avx2::kInstance, HEADRACE_ISA_AVX2, "needs a CPU with AVX2, FMA and F16C"};
+constexpr Target kAvx512{avx512::kInstance, HEADRACE_ISA_AVX512,
+                         "needs a CPU with AVX-512 F, BW, DQ and VL"};
 // On CPUs whose dot products are not faster, the float kernels are preferred.
-constexpr Target kAvx512Bf16{avx512bf16::kInstance,
-                             HEADRACE_ISA_AVX512_BF16 | HEADRACE_ISA_AVX512_BF16_FAST,
-                             "AVX-512 BF16 with dot products at FMA throughput (AMD)"};
-constexpr Target kAvx2Backward{avx2::kBackwardInstance, kAvx2.isa, kAvx2.isa_text};
-constexpr Target kAvx512Backward{avx512::kBackwardInstance, kAvx512.isa, kAvx512.isa_text};
+constexpr Target kAvx512Bf16{
+    avx512bf16::kInstance, HEADRACE_ISA_AVX512_BF16 | HEADRACE_ISA_AVX512_BF16_FAST,
+    "needs a CPU with AVX-512 BF16 with dot products at FMA throughput (AMD)"};
+constexpr Target kAvx2Backward{avx2::kBackwardInstance, kAvx2.isa, kAvx2.isa_refusal};
+constexpr Target kAvx512Backward{avx512::kBackwardInstance, kAvx512.isa, kAvx512.isa_refusal};
 constexpr Target kAvx512Bf16Backward{avx512bf16::kBackwardInstance, kAvx512Bf16.isa,
-                                     kAvx512Bf16.isa_text};
+                                     kAvx512Bf16.isa_refusal};
 
 const Kernel kAvx2Kernel = make_kernel<kAvx2>(
     "cpu_avx2_fwd", "tiled online softmax, f32 f16 bf16, every feature, 6 x 16 float tiles");
@@ -308,8 +312,8 @@ const Kernel kAvx512Bf16BackwardKernel = make_backward_kernel<kAvx512Bf16Backwar
 
 #elif defined(__aarch64__)
 
-constexpr Target kNeon{neon::kInstance, HEADRACE_ISA_NEON, "NEON"};
-constexpr Target kNeonBackward{neon::kBackwardInstance, kNeon.isa, kNeon.isa_text};
+constexpr Target kNeon{neon::kInstance, HEADRACE_ISA_NEON, "needs a CPU with NEON"};
+constexpr Target kNeonBackward{neon::kBackwardInstance, kNeon.isa, kNeon.isa_refusal};
 
 const Kernel kNeonKernel = make_kernel<kNeon>(
     "cpu_neon_fwd", "tiled online softmax, f32 f16 bf16, every feature, 4 x 16 float tiles");

@@ -43,7 +43,7 @@ struct StridedRows {
           width_(width),
           skip_(rows.stride - width) {}
     // The current line of a stream.
-    const E* operator[](int stream) const { return at_ + stream * apart_; }
+    const E* operator[](int64_t stream) const { return at_ + stream * apart_; }
     [[gnu::always_inline]] void next() {
       at_ += kLineElements<E>;
       if (at_ < end_) return;
@@ -74,7 +74,7 @@ struct PagedRows {
    public:
     Lines(const PagedRows& rows, int64_t width, int64_t apart)
         : rows_(rows), width_(width), apart_(apart), rows_left_(apart) {}
-    const E* operator[](int stream) const { return rows_[stream * apart_] + column_; }
+    const E* operator[](int64_t stream) const { return rows_[stream * apart_] + column_; }
     [[gnu::always_inline]] void next() {
       column_ += kLineElements<E>;
       if (column_ < width_) return;
